@@ -1,0 +1,39 @@
+# Every target works on all modules of the repository: ./... stops at their borders.
+MODULES := $(sort $(dir $(shell git ls-files '*go.mod')))
+FUZZTIME ?= 30s
+BENCH    ?=
+
+.PHONY: help check test race fuzz bench deps
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+check: ## formatting, vet, staticcheck, tidy modules, other platforms
+	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
+	@for m in $(MODULES); do echo "check $$m" && (cd $$m && go mod tidy -diff && go vet ./...) || exit 1; done
+	go tool -modfile=tools/go.mod staticcheck ./...
+	GOOS=windows go build ./...
+	GOOS=darwin go build ./...
+	GOARCH=386 go vet ./...
+
+# What tests need from the system is installed through apt when this is root on
+# Debian, and printed. NO_INSTALL=1 forbids it. A test that lacks something is
+# skipped with its reason; with CI=true that is a failure.
+deps:
+	@sh .ci/deps
+
+test: deps ## all tests, also in FIPS 140-3 mode and against encoding/json/v2
+	@for m in $(MODULES); do (cd $$m && sh $(CURDIR)/.ci/gotest ./...) || exit 1; done
+	@GODEBUG=fips140=only sh .ci/gotest ./...
+	@GOEXPERIMENT=jsonv2 sh .ci/gotest ./httpapi/...
+
+race: deps ## all tests under the race detector
+	@for m in $(MODULES); do (cd $$m && sh $(CURDIR)/.ci/gotest -race ./...) || exit 1; done
+
+fuzz: ## every fuzz target for FUZZTIME (30s)
+	@grep -rlE '^func Fuzz' --include='*_test.go' . | while read -r f; do \
+		grep -oE '^func Fuzz[A-Za-z0-9_]+' $$f | sed 's/^func //' | while read -r name; do \
+			echo "$$name in $$(dirname $$f)"; go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) ./$$(dirname $$f) || exit 1; done || exit 1; done
+
+bench: ## ratios against raw bbolt and bare net/http (BENCH="import get …" selects)
+	go run ./internal/bench $(BENCH)

@@ -1,0 +1,702 @@
+package cardvault
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"math/big"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// An Account owns tokens, merchants and API keys. Nothing of one account is
+// seen by another. What it may do beyond that is the operator's approval:
+// chapters 5.5 and 5.6 of the interface document.
+type Account struct {
+	ID        uuid.UUID
+	CreatedAt time.Time
+	Name      string // for the operator; 1 to 255 characters, or "" for none
+
+	// ImportApproved allows POST /cde-import. It is enforced at the REST
+	// border: a Go program that calls Import is its own operator.
+	ImportApproved bool
+
+	// NetworkTokensActive allows network tokens.
+	NetworkTokensActive bool
+}
+
+// Approvals are what an operator grants an account. In sandbox mode a new
+// account has all of them unless others are given, in live mode none.
+type Approvals struct {
+	Import        bool
+	NetworkTokens bool
+}
+
+func (v *Vault) defaultApprovals() Approvals {
+	sandbox := v.opts.Mode == Sandbox
+	return Approvals{sandbox, sandbox}
+}
+
+// CreateAccount makes an account with a primary merchant. approvals may be nil.
+func (v *Vault) CreateAccount(ctx context.Context, name string, approvals *Approvals) (*Account, error) {
+	if name != "" {
+		if err := checkText("name", []byte(name)); err != nil {
+			return nil, err
+		}
+	}
+	grant := v.defaultApprovals()
+	if approvals != nil {
+		grant = *approvals
+	}
+	a, records, err := v.newAccount(name, grant)
+	if err != nil {
+		return nil, err
+	}
+	err = v.write(ctx, opCreateAccount, a.ID, func(tx store.Tx) error {
+		for _, r := range records {
+			tx.Put(r)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// newAccount returns an account and its records: its own and that of its
+// primary merchant.
+func (v *Vault) newAccount(name string, grant Approvals) (*Account, []*store.Record, error) {
+	whole := v.whole()
+	row := v.rowkeys.New()
+	a := &Account{
+		ID:                  whole.mask(kindAccount, row),
+		CreatedAt:           rowkey.Time(row),
+		Name:                name,
+		ImportApproved:      grant.Import,
+		NetworkTokensActive: grant.NetworkTokens,
+	}
+	account := whole.newRecord(kindAccount, row)
+	m := &Merchant{Name: "primary", Primary: true}
+	merchant, err := v.In(a.ID).newMerchant(m)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := v.box.SealShown(account, a.encode()); err != nil {
+		return nil, nil, wrapped(err)
+	}
+	return a, []*store.Record{account, merchant}, nil
+}
+
+// Account returns the account that this handle works on.
+func (v *Vault) Account(ctx context.Context) (*Account, error) {
+	whole := v.whole()
+	r, err := whole.get(ctx, kindAccount, v.account)
+	if err != nil {
+		return nil, err
+	}
+	return whole.openAccount(ctx, r)
+}
+
+// ListAccounts returns one page of all accounts. opts may be nil.
+func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (*Page[*Account], error) {
+	whole := v.whole()
+	q, o, err := whole.query(kindAccount, opts)
+	if err != nil {
+		return nil, err
+	}
+	return page(ctx, whole, q, o, whole.openAccount)
+}
+
+// Approve sets what the account of this handle may do.
+func (v *Vault) Approve(ctx context.Context, grant Approvals) error {
+	whole := v.whole()
+	for {
+		r, err := whole.get(ctx, kindAccount, v.account)
+		if err != nil {
+			return err
+		}
+		a, err := whole.openAccount(ctx, r)
+		if err != nil {
+			return err
+		}
+		a.ImportApproved, a.NetworkTokensActive = grant.Import, grant.NetworkTokens
+		r.Version++
+		if err := v.box.SealShown(r, a.encode()); err != nil {
+			return wrapped(err)
+		}
+		err = v.put(ctx, opApprove, a.ID, r)
+		if !errors.Is(err, store.ErrConflict) {
+			return err
+		}
+	}
+}
+
+// exists returns ErrNotFound unless the account of this handle exists.
+// Accounts are never deleted, so that one look is enough.
+func (v *Vault) exists(ctx context.Context) error {
+	if v.known.has(v.account) {
+		return nil
+	}
+	if _, err := v.whole().get(ctx, kindAccount, v.account); err != nil {
+		return err
+	}
+	v.known.add(v.account)
+	return nil
+}
+
+const (
+	accountName = iota + 1
+	accountImport
+	accountNetworkTokens
+)
+
+func (a *Account) encode() []byte {
+	b := tlv.Append(nil, accountName, a.Name)
+	b = tlv.AppendUint(b, accountImport, bit(a.ImportApproved))
+	b = tlv.AppendUint(b, accountNetworkTokens, bit(a.NetworkTokensActive))
+	return tlv.Pad(b, 64, 0)
+}
+
+func (v *Vault) openAccount(ctx context.Context, rec *store.Record) (*Account, error) {
+	a := &Account{ID: v.mask(kindAccount, rec.ID), CreatedAt: rowkey.Time(rec.ID)}
+	r, err := v.read(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	for r.Next() {
+		switch r.Tag {
+		case accountName:
+			a.Name = string(r.Value)
+		case accountImport:
+			a.ImportApproved = r.Uint() == 1
+		case accountNetworkTokens:
+			a.NetworkTokensActive = r.Uint() == 1
+		}
+	}
+	return a, readError(r)
+}
+
+// A Merchant is one for whom payment cryptograms are requested. Every account
+// has a primary one.
+type Merchant struct {
+	ID        uuid.UUID
+	CreatedAt time.Time
+	Name      string // 1 to 255 characters
+	Primary   bool
+
+	// Secrets of the merchant, oldest first: at most one that is used now and
+	// one that will be. Their values are shown once, by RotatePaymentSecret.
+	Secrets []PaymentSecret
+}
+
+// A PaymentSecret is a shared secret under which payment data is encrypted.
+type PaymentSecret struct {
+	KeyID      string    // as in the header kid
+	ActivateAt time.Time // used from then on, until the next one is
+
+	value []byte // what the receiver hashes: 43 base64url characters
+}
+
+// CreateMerchant makes a merchant of the account.
+func (v *Vault) CreateMerchant(ctx context.Context, name string) (*Merchant, error) {
+	if err := checkText("name", []byte(name)); err != nil {
+		return nil, err
+	}
+	if err := v.exists(ctx); err != nil {
+		return nil, err
+	}
+	m := &Merchant{Name: name}
+	r, err := v.newMerchant(m)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.put(ctx, opCreateMerchant, m.ID, r); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (v *Vault) newMerchant(m *Merchant) (*store.Record, error) {
+	row := v.rowkeys.New()
+	m.ID = v.mask(kindMerchant, row)
+	m.CreatedAt = rowkey.Time(row)
+	r := v.newRecord(kindMerchant, row)
+	return r, wrapped(v.box.SealShown(r, m.encode()))
+}
+
+// ListMerchants returns one page of the account's merchants. opts may be nil.
+func (v *Vault) ListMerchants(ctx context.Context, opts *ListOptions) (*Page[*Merchant], error) {
+	q, o, err := v.query(kindMerchant, opts)
+	if err != nil {
+		return nil, err
+	}
+	return page(ctx, v, q, o, v.openMerchant)
+}
+
+// PrimaryMerchant returns the account's primary merchant, its first.
+func (v *Vault) PrimaryMerchant(ctx context.Context) (*Merchant, error) {
+	p, err := v.ListMerchants(ctx, &ListOptions{Limit: 1, Ascending: true})
+	switch {
+	case err != nil:
+		return nil, err
+	case len(p.Items) == 0:
+		return nil, ErrNotFound
+	}
+	return p.Items[0], nil
+}
+
+// SecretOverlap is how long a rotated payment secret is not used yet, so that
+// receivers can load it.
+const SecretOverlap = 24 * time.Hour
+
+// RotatePaymentSecret makes a new shared secret for a merchant and returns it:
+// 43 base64url characters, shown only here. The first one is used at once, a
+// later one from activateAt on; zero means after [SecretOverlap]. One that
+// waits to be used is replaced.
+func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, activateAt time.Time) (string, error) {
+	var random [32]byte
+	rand.Read(random[:])
+	secret := base64.RawURLEncoding.EncodeToString(random[:])
+	for {
+		r, err := v.get(ctx, kindMerchant, merchant)
+		if err != nil {
+			return "", err
+		}
+		m, err := v.openMerchant(ctx, r)
+		if err != nil {
+			return "", err
+		}
+		at := now()
+		m.Secrets = slices.DeleteFunc(m.Secrets, func(s PaymentSecret) bool { return s.ActivateAt.After(at) })
+		m.Secrets = m.Secrets[max(0, len(m.Secrets)-1):]
+		next := PaymentSecret{KeyID: uuid.NewString(), ActivateAt: at, value: []byte(secret)}
+		if len(m.Secrets) > 0 {
+			next.ActivateAt = activateAt.UTC().Truncate(time.Microsecond)
+			if activateAt.IsZero() {
+				next.ActivateAt = at.Add(SecretOverlap)
+			}
+		}
+		m.Secrets = append(m.Secrets, next)
+		r.Version++
+		if err := v.box.SealShown(r, m.encode()); err != nil {
+			return "", wrapped(err)
+		}
+		err = v.put(ctx, opRotateSecret, merchant, r)
+		if errors.Is(err, store.ErrConflict) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		return secret, nil
+	}
+}
+
+const (
+	merchantName = iota + 1
+	merchantPrimary
+	merchantSecretID
+	merchantSecretAt
+	merchantSecret // ends one secret
+)
+
+func (m *Merchant) encode() []byte {
+	b := tlv.Append(nil, merchantName, m.Name)
+	b = tlv.AppendUint(b, merchantPrimary, bit(m.Primary))
+	for _, s := range m.Secrets {
+		b = tlv.Append(b, merchantSecretID, s.KeyID)
+		b = appendTime(b, merchantSecretAt, s.ActivateAt)
+		b = tlv.Append(b, merchantSecret, s.value)
+	}
+	return tlv.Pad(b, 64, 0)
+}
+
+func (v *Vault) openMerchant(ctx context.Context, rec *store.Record) (*Merchant, error) {
+	m := &Merchant{ID: v.mask(kindMerchant, rec.ID), CreatedAt: rowkey.Time(rec.ID)}
+	r, err := v.read(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	var s PaymentSecret
+	for r.Next() {
+		switch r.Tag {
+		case merchantName:
+			m.Name = string(r.Value)
+		case merchantPrimary:
+			m.Primary = r.Uint() == 1
+		case merchantSecretID:
+			s.KeyID = string(r.Value)
+		case merchantSecretAt:
+			s.ActivateAt = readTime(r)
+		case merchantSecret:
+			s.value = slices.Clone(r.Value)
+			m.Secrets = append(m.Secrets, s)
+		}
+	}
+	return m, readError(r)
+}
+
+// A Scope is what an API key allows.
+type Scope string
+
+// The scopes: decisions, chapter 14.
+const (
+	ScopeSessionsCreate         Scope = "sessions:create"
+	ScopeTokensImport           Scope = "tokens:import"
+	ScopeTokensRead             Scope = "tokens:read"
+	ScopeTokensUpdate           Scope = "tokens:update"
+	ScopeTokensDelete           Scope = "tokens:delete"
+	ScopeNetworkTokensProvision Scope = "network-tokens:provision"
+	ScopePaymentDataCreate      Scope = "payment-data:create"
+	ScopePaymentDataRead        Scope = "payment-data:read"
+	ScopeSecurityCodeRead       Scope = "security-code:read"
+	ScopeSecurityCodeRefresh    Scope = "security-code:refresh"
+	ScopeSecurityCodeConsume    Scope = "security-code:consume"
+	ScopePPANCreate             Scope = "ppan:create"
+	ScopeForwardCreate          Scope = "forward:create"
+	ScopeWebhooksRead           Scope = "webhooks:read"
+	ScopeWebhooksWrite          Scope = "webhooks:write"
+	ScopeAPIKeysRead            Scope = "api-keys:read"
+	ScopeAPIKeysWrite           Scope = "api-keys:write"
+)
+
+// allScopes is in the order in which keys store their scopes: new ones go last.
+var allScopes = []Scope{
+	ScopeSessionsCreate, ScopeTokensImport, ScopeTokensRead, ScopeTokensUpdate, ScopeTokensDelete,
+	ScopeNetworkTokensProvision, ScopePaymentDataCreate, ScopePaymentDataRead,
+	ScopeSecurityCodeRead, ScopeSecurityCodeRefresh, ScopeSecurityCodeConsume,
+	ScopePPANCreate, ScopeForwardCreate, ScopeWebhooksRead, ScopeWebhooksWrite,
+	ScopeAPIKeysRead, ScopeAPIKeysWrite,
+}
+
+// AllScopes returns every scope.
+func AllScopes() []Scope { return slices.Clone(allScopes) }
+
+// An APIKey authenticates calls of one account at the REST border. Only a hash
+// of its secret is stored.
+type APIKey struct {
+	ID        uuid.UUID
+	Account   uuid.UUID
+	CreatedAt time.Time
+	ExpiresAt time.Time // zero: never
+	Label     string
+	Scopes    []Scope
+
+	digest []byte // SHA-256 of the 43 characters that carry the 256-bit secret
+}
+
+// Has reports whether the key allows scope.
+func (k *APIKey) Has(scope Scope) bool { return slices.Contains(k.Scopes, scope) }
+
+// MaxAPIKeyExpiration is the longest life of an API key that has an end, in seconds.
+const MaxAPIKeyExpiration = 7776000
+
+// APIKeyOptions are the optional parts of an API key.
+type APIKeyOptions struct {
+	// ExpirationTime is the life of the key in seconds, 1 to
+	// [MaxAPIKeyExpiration]. 0: no end.
+	ExpirationTime int
+
+	// Creator is the id of the key that makes this one, if one does. The new
+	// key can hold no scope that its creator lacks, ends with it at the latest,
+	// and is revoked with it.
+	Creator uuid.UUID
+}
+
+// ErrInsufficientScope is returned for an API key whose creator lacks a scope
+// that it should have.
+var ErrInsufficientScope = errors.New("cardvault: creator of the API key lacks a scope")
+
+// CheckAPIKey returns a FieldError for each rule that CreateAPIKey would
+// report before it looks at the creator, or nil.
+func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
+	var errs []error
+	errs = append(errs, checkText("label", []byte(label)))
+	switch {
+	case len(scopes) == 0:
+		errs = append(errs, &FieldError{"scopes", "too_short", "must name at least one scope"})
+	case slices.ContainsFunc(scopes, func(s Scope) bool { return !slices.Contains(allScopes, s) }):
+		errs = append(errs, &FieldError{"scopes", "invalid_enum", "must name scopes that exist"})
+	}
+	if opts != nil && opts.ExpirationTime != 0 {
+		errs = append(errs, checkRange("expiration_time", opts.ExpirationTime, 1, MaxAPIKeyExpiration))
+	}
+	return errors.Join(errs...)
+}
+
+// CreateAPIKey makes an API key of the account and returns it with its text,
+// which is shown only here. opts may be nil.
+func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (*APIKey, string, error) {
+	if err := CheckAPIKey(label, scopes, opts); err != nil {
+		return nil, "", err
+	}
+	if err := v.exists(ctx); err != nil {
+		return nil, "", err
+	}
+	row := v.rowkeys.New()
+	k := &APIKey{ID: v.mask(kindAPIKey, row), Account: v.account, CreatedAt: rowkey.Time(row), Label: label}
+	for _, s := range allScopes {
+		if slices.Contains(scopes, s) {
+			k.Scopes = append(k.Scopes, s)
+		}
+	}
+	r := v.newRecord(kindAPIKey, row)
+	r.Lookup = [][]byte{[]byte(shortID(k.ID))}
+	if opts == nil {
+		opts = new(APIKeyOptions)
+	}
+	if opts.ExpirationTime > 0 {
+		k.ExpiresAt = k.CreatedAt.Add(time.Duration(opts.ExpirationTime) * time.Second)
+	}
+	var creator *store.Record
+	if opts.Creator != uuid.Nil {
+		var err error
+		if creator, err = v.get(ctx, kindAPIKey, opts.Creator); err != nil {
+			return nil, "", err
+		}
+		by, err := v.openAPIKey(ctx, creator)
+		if err != nil {
+			return nil, "", err
+		}
+		if slices.ContainsFunc(k.Scopes, func(s Scope) bool { return !by.Has(s) }) {
+			return nil, "", ErrInsufficientScope
+		}
+		if !by.ExpiresAt.IsZero() && (k.ExpiresAt.IsZero() || k.ExpiresAt.After(by.ExpiresAt)) {
+			k.ExpiresAt = by.ExpiresAt
+		}
+		r.Lookup = append(r.Lookup, createdBy(creator.ID))
+	}
+	r.Due = k.ExpiresAt
+
+	text, secret := v.newKeyText(k.ID)
+	digest := sha256.Sum256([]byte(secret))
+	k.digest = digest[:]
+	if err := v.box.SealShown(r, k.encode()); err != nil {
+		return nil, "", wrapped(err)
+	}
+	err := v.write(ctx, opCreateAPIKey, k.ID, func(tx store.Tx) error {
+		if creator != nil {
+			if _, err := tx.Get(kindAPIKey, creator.ID); err != nil {
+				return err // revoked meanwhile
+			}
+		}
+		tx.Put(r)
+		return nil
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	return k, text, nil
+}
+
+// createdBy is the hash by which the keys that a key made are found.
+func createdBy(row uuid.UUID) []byte { return append([]byte("by"), row[:]...) }
+
+// ListAPIKeys returns one page of the account's API keys. opts may be nil.
+func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (*Page[*APIKey], error) {
+	q, o, err := v.query(kindAPIKey, opts)
+	if err != nil {
+		return nil, err
+	}
+	return page(ctx, v, q, o, v.openAPIKey)
+}
+
+// DeleteAPIKey revokes an API key and all that it made, at once.
+func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) error {
+	return v.removeWith(ctx, opDeleteAPIKey, kindAPIKey, id, func(tx store.Tx, row uuid.UUID) error {
+		// Keys are made by keys that exist, so there is no circle.
+		queue := []uuid.UUID{row}
+		for len(queue) > 0 {
+			made, err := tx.Lookup(kindAPIKey, createdBy(queue[0]), math.MaxInt)
+			if err != nil {
+				return err
+			}
+			for _, r := range made {
+				tx.Delete(kindAPIKey, r.ID)
+				queue = append(queue, r.ID)
+			}
+			queue = queue[1:]
+		}
+		return nil
+	})
+}
+
+// A Principal is who an API key stands for.
+type Principal struct {
+	Key     *APIKey
+	Account *Account
+}
+
+// Authenticate returns who the text of an API key stands for, in any account.
+// The error is ErrUnauthenticated for every text that is no valid key.
+func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, error) {
+	short, secret, ok := v.parseKeyText(text)
+	if !ok {
+		return nil, ErrUnauthenticated
+	}
+	at := now()
+	whole := v.whole()
+	type candidate struct{ key, account *store.Record }
+	var candidates []candidate
+	err := v.view(ctx, func(tx store.ReadTx) error {
+		candidates = nil
+		keys, err := tx.Lookup(kindAPIKey, []byte(short), 16)
+		if err != nil {
+			return err
+		}
+		for _, k := range keys {
+			account, err := tx.Get(kindAccount, whole.unmask(kindAccount, k.Account))
+			if err != nil {
+				return err
+			}
+			candidates = append(candidates, candidate{k, account})
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	digest := sha256.Sum256([]byte(secret))
+	for _, c := range candidates {
+		k, err := v.In(c.key.Account).openAPIKey(ctx, c.key)
+		if err != nil {
+			return nil, err
+		}
+		if subtle.ConstantTimeCompare(k.digest, digest[:]) == 1 && lives(c.key, at) {
+			a, err := whole.openAccount(ctx, c.account)
+			if err != nil {
+				return nil, err
+			}
+			return &Principal{k, a}, nil
+		}
+	}
+	if len(candidates) == 0 {
+		// An unknown id costs what a known one does.
+		r, err := v.decoy()
+		if err != nil {
+			return nil, wrapped(err)
+		}
+		nobody := *r
+		nobody.Shown = slices.Clone(r.Shown)
+		if _, err := whole.openAPIKey(ctx, &nobody); err != nil {
+			return nil, err
+		}
+	}
+	return nil, ErrUnauthenticated
+}
+
+// The text of a key: "vk_test_" or "vk_live_", the first 8 characters of its
+// id, "_", 43 base62 characters of secret, 6 of CRC-32 over all before.
+const (
+	shortIDLen  = 8
+	secretLen   = 43
+	checksumLen = 6
+)
+
+func (v *Vault) keyPrefix() string {
+	if v.opts.Mode == Sandbox {
+		return "vk_test_"
+	}
+	return "vk_live_"
+}
+
+func shortID(id uuid.UUID) string { return id.String()[:shortIDLen] }
+
+func (v *Vault) newKeyText(id uuid.UUID) (text, secret string) {
+	var random [32]byte
+	rand.Read(random[:])
+	secret = base62(new(big.Int).SetBytes(random[:]), secretLen)
+	head := v.keyPrefix() + shortID(id) + "_" + secret
+	return head + checksum(head), secret
+}
+
+func (v *Vault) parseKeyText(text string) (short, secret string, ok bool) {
+	rest, ok := strings.CutPrefix(text, v.keyPrefix())
+	if !ok || len(rest) != shortIDLen+1+secretLen+checksumLen || rest[shortIDLen] != '_' {
+		return "", "", false
+	}
+	if checksum(text[:len(text)-checksumLen]) != text[len(text)-checksumLen:] {
+		return "", "", false
+	}
+	return rest[:shortIDLen], rest[shortIDLen+1 : shortIDLen+1+secretLen], true
+}
+
+func checksum(head string) string {
+	n := crc32.ChecksumIEEE([]byte(head))
+	var c [checksumLen]byte
+	for i := range c {
+		c[len(c)-1-i] = base62Digits[n%62]
+		n /= 62
+	}
+	return string(c[:])
+}
+
+const base62Digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+func base62(n *big.Int, width int) string {
+	text := n.Text(62)
+	return strings.Repeat("0", width-len(text)) + text
+}
+
+const (
+	keyExpiresAt = iota + 1
+	keyLabel
+	keyScopes // bytes that are indexes of allScopes
+	keyDigest
+)
+
+func (k *APIKey) encode() []byte {
+	b := appendTime(nil, keyExpiresAt, k.ExpiresAt)
+	b = tlv.Append(b, keyLabel, k.Label)
+	var scopes []byte
+	for i, s := range allScopes {
+		if k.Has(s) {
+			scopes = append(scopes, byte(i))
+		}
+	}
+	b = tlv.Append(b, keyScopes, scopes)
+	b = tlv.Append(b, keyDigest, k.digest)
+	return tlv.Pad(b, 64, 0)
+}
+
+func (v *Vault) openAPIKey(ctx context.Context, rec *store.Record) (*APIKey, error) {
+	k := &APIKey{ID: v.mask(kindAPIKey, rec.ID), Account: rec.Account, CreatedAt: rowkey.Time(rec.ID)}
+	r, err := v.read(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	for r.Next() {
+		switch r.Tag {
+		case keyExpiresAt:
+			k.ExpiresAt = readTime(r)
+		case keyLabel:
+			k.Label = string(r.Value)
+		case keyScopes:
+			k.Scopes = make([]Scope, 0, len(r.Value))
+			for _, i := range r.Value {
+				if int(i) < len(allScopes) {
+					k.Scopes = append(k.Scopes, allScopes[i])
+				}
+			}
+		case keyDigest:
+			k.digest = slices.Clone(r.Value)
+		}
+	}
+	if len(k.digest) != sha256.Size {
+		return nil, fmt.Errorf("%w: API key cannot be read", ErrDamaged)
+	}
+	return k, readError(r)
+}

@@ -1,0 +1,307 @@
+package cardvault
+
+import (
+	"bytes"
+	"encoding"
+	"fmt"
+	"log/slog"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/cardvault/cardvault/internal/iin"
+)
+
+// hidden keeps bytes where fmt, reflection and encoders cannot reach them: they
+// cannot look into a closure, even in an unexported field, where they would not
+// call a method. It also makes == on what embeds it fail to compile.
+type hidden struct{ bytes func() []byte }
+
+func hide(b []byte) hidden {
+	if len(b) == 0 {
+		return hidden{}
+	}
+	b = bytes.Clone(b)
+	return hidden{func() []byte { return b }}
+}
+
+func (h hidden) get() []byte {
+	if h.bytes == nil {
+		return nil
+	}
+	return h.bytes()
+}
+
+// IsZero reports whether there is no value.
+func (h hidden) IsZero() bool { return h.bytes == nil }
+
+// Expose calls f with the value, the one way to get it. f must not keep or
+// change the slice. It is called with nil if there is no value.
+func (h hidden) Expose(f func(value []byte)) { f(h.get()) }
+
+// Wipe overwrites the value with zeros, here and in every copy.
+func (h hidden) Wipe() { clear(h.get()) }
+
+// A PAN is a card number (primary account number). However it is printed,
+// logged or encoded, only its masked form shows. Two PANs cannot be compared
+// with ==. The zero value is no number.
+type PAN struct{ hidden }
+
+// NewPAN returns a PAN of a copy of digits. Whether it can be the number of a
+// card is checked by the call that it is passed to.
+func NewPAN(digits []byte) PAN { return PAN{hide(digits)} }
+
+// String returns the masked form: first six and last four digits, the rest as
+// asterisks. What has not 12 to 19 digits is masked whole.
+func (p PAN) String() string {
+	d := p.get()
+	if len(d) < minPAN || len(d) > maxPAN || !allDigits(d) {
+		return masked(len(d))
+	}
+	return mask(d)
+}
+
+// A SecurityCode is a card security code. However it is printed, logged or
+// encoded, nothing of it shows. The zero value is no code.
+type SecurityCode struct{ hidden }
+
+// NewSecurityCode returns a SecurityCode of a copy of digits, unchecked like
+// those of NewPAN.
+func NewSecurityCode(digits []byte) SecurityCode { return SecurityCode{hide(digits)} }
+
+// String returns a text of fixed length.
+func (c SecurityCode) String() string { return masked(len(c.get())) }
+
+// A Name is the name of a cardholder, in UTF-8. However it is printed, logged
+// or encoded, nothing of it shows. The zero value is no name.
+type Name struct{ hidden }
+
+// NewName returns a Name of a copy of text, unchecked like those of NewPAN.
+func NewName(text []byte) Name { return Name{hide(text)} }
+
+// String returns a text of fixed length.
+func (n Name) String() string { return masked(len(n.get())) }
+
+// Format, GoString, LogValue and MarshalText exist so that no verb, flag or
+// encoder falls back to reflection.
+
+func (p PAN) Format(s fmt.State, _ rune)          { fmt.Fprint(s, p.String()) }
+func (p PAN) LogValue() slog.Value                { return slog.StringValue(p.String()) }
+func (p PAN) MarshalText() ([]byte, error)        { return []byte(p.String()), nil }
+func (c SecurityCode) Format(s fmt.State, _ rune) { fmt.Fprint(s, c.String()) }
+func (c SecurityCode) LogValue() slog.Value       { return slog.StringValue(c.String()) }
+func (c SecurityCode) MarshalText() ([]byte, error) {
+	return []byte(c.String()), nil
+}
+func (n Name) Format(s fmt.State, _ rune)   { fmt.Fprint(s, n.String()) }
+func (n Name) LogValue() slog.Value         { return slog.StringValue(n.String()) }
+func (n Name) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
+
+var (
+	_ fmt.Formatter          = PAN{}
+	_ fmt.Formatter          = SecurityCode{}
+	_ fmt.Formatter          = Name{}
+	_ encoding.TextMarshaler = PAN{}
+)
+
+// masked shows only whether there is something.
+func masked(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return "***"
+}
+
+// mask returns the masked form of 12 to 19 digits.
+func mask(d []byte) string {
+	var m [maxPAN]byte
+	copy(m[:], d)
+	for i := 6; i < len(d)-4; i++ {
+		m[i] = '*'
+	}
+	return string(m[:len(d)])
+}
+
+// An Expiry is the last month in which a card is valid.
+type Expiry struct {
+	Month int // 1 to 12
+	Year  int // four digits
+}
+
+// Expired reports whether the month is over everywhere on earth: twelve hours
+// after it has ended in UTC.
+func (e Expiry) Expired(now time.Time) bool {
+	return !now.Before(time.Date(e.Year, time.Month(e.Month)+1, 1, 12, 0, 0, 0, time.UTC))
+}
+
+// A Card is what a vault stores in exchange for a token.
+type Card struct {
+	PAN    PAN
+	Expiry Expiry
+
+	// SecurityCode is optional. It is checked, and never stored.
+	SecurityCode SecurityCode
+
+	// Name is optional: 1 to 255 characters.
+	Name Name
+}
+
+// Wipe overwrites number, code and name with zeros.
+func (c Card) Wipe() {
+	c.PAN.Wipe()
+	c.SecurityCode.Wipe()
+	c.Name.Wipe()
+}
+
+// A Scheme is a card scheme.
+type Scheme uint8
+
+// The schemes that the interface document names. Domestic schemes are SchemeUnknown.
+const (
+	SchemeUnknown         = Scheme(iin.Unknown)
+	SchemeVISA            = Scheme(iin.VISA)
+	SchemeMastercard      = Scheme(iin.Mastercard) // with Maestro
+	SchemeAmericanExpress = Scheme(iin.AmericanExpress)
+	SchemeDiscover        = Scheme(iin.Discover)
+	SchemeDinersClub      = Scheme(iin.DinersClub)
+	SchemeJCB             = Scheme(iin.JCB)
+	SchemeUnionPay        = Scheme(iin.UnionPay)
+	schemes               = 8
+)
+
+// String returns the name that the interface document uses, such as "VISA".
+func (s Scheme) String() string { return iin.Scheme(s).String() }
+
+// ParseScheme returns the scheme of a name that String gives.
+func ParseScheme(name string) (Scheme, bool) {
+	for s := range Scheme(schemes) {
+		if s.String() == name {
+			return s, true
+		}
+	}
+	return 0, false
+}
+
+const (
+	minPAN, maxPAN   = 12, 19
+	minYear, maxYear = 2000, 2099 // what a migration may bring and a card may carry
+	maxText          = 255        // characters of names, references and labels
+)
+
+// checkCard returns a FieldError for each rule that c breaks. Rules: decisions
+// on validation, chapter 3.
+func (o *Options) checkCard(c Card) (errs []error) {
+	if err := checkPAN(c.PAN.get(), o.AllowNonLuhn); err != nil {
+		errs = append(errs, err)
+	}
+	errs = append(errs, checkExpiry(c.Expiry)...)
+	if d := c.SecurityCode.get(); d != nil {
+		if err := checkDigits("security_code", d, 3, 4); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := checkName(c.Name); err != nil {
+		errs = append(errs, err)
+	}
+	return errs
+}
+
+func checkPAN(d []byte, allowNonLuhn bool) error {
+	const field = "account_number"
+	if len(d) == 0 {
+		return required(field)
+	}
+	if err := checkDigits(field, d, minPAN, maxPAN); err != nil {
+		return err
+	}
+	if _, lengthOK := iin.Detect(d); !lengthOK {
+		return &FieldError{field, "invalid_format", "has a length that its scheme does not have"}
+	}
+	if !allowNonLuhn && !iin.Luhn(d) {
+		return &FieldError{field, "luhn", "must pass the Luhn check"}
+	}
+	return nil
+}
+
+func checkDigits(field string, d []byte, low, high int) error {
+	switch {
+	case !allDigits(d):
+		return &FieldError{field, "invalid_format", "must contain digits only"}
+	case len(d) < low:
+		return &FieldError{field, "too_short", fmt.Sprintf("must have at least %d digits", low)}
+	case len(d) > high:
+		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d digits", high)}
+	}
+	return nil
+}
+
+func checkExpiry(e Expiry) (errs []error) {
+	if err := checkRange("expiry_month", e.Month, 1, 12); err != nil {
+		errs = append(errs, err)
+	}
+	if err := checkRange("expiry_year", e.Year, minYear, maxYear); err != nil {
+		errs = append(errs, err)
+	}
+	return errs
+}
+
+func checkRange(field string, n, low, high int) error {
+	if n < low || n > high {
+		return &FieldError{field, "out_of_range", fmt.Sprintf("must be between %d and %d", low, high)}
+	}
+	return nil
+}
+
+func checkName(n Name) error {
+	const field = "cardholder_name"
+	if n.IsZero() {
+		return nil
+	}
+	text := n.get()
+	if err := checkText(field, text); err != nil {
+		return err
+	}
+	if looksLikePAN(text) {
+		return &FieldError{field, "looks_like_pan", "must not contain a card number"}
+	}
+	return nil
+}
+
+// checkText applies the rules of free text to one that is not absent.
+func checkText(field string, text []byte) error {
+	blank := len(bytes.TrimSpace(text)) == 0
+	control := bytes.ContainsFunc(text, unicode.IsControl)
+	switch n := utf8.RuneCount(text); {
+	case n == 0:
+		return &FieldError{field, "empty_string", "must not be empty"}
+	case control || !utf8.Valid(text):
+		return &FieldError{field, "invalid_format", "must be text without control characters"}
+	case blank:
+		return &FieldError{field, "blank", "must not be blank"}
+	case n > maxText:
+		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d characters", maxText)}
+	}
+	return nil
+}
+
+// looksLikePAN reports whether text has a run of 12 to 19 digits that passes
+// the Luhn check.
+func looksLikePAN(text []byte) bool {
+	for run := range bytes.FieldsFuncSeq(text, func(r rune) bool { return r < '0' || r > '9' }) {
+		if len(run) >= minPAN && len(run) <= maxPAN && iin.Luhn(run) {
+			return true
+		}
+	}
+	return false
+}
+
+func allDigits(d []byte) bool {
+	for _, c := range d {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	return true
+}
+
+func required(field string) error { return &FieldError{field, "required", "is required"} }

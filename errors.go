@@ -1,0 +1,142 @@
+package cardvault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/store"
+)
+
+// Errors of calls that concern one object.
+var (
+	// ErrNotFound is returned for an id that the account does not have: never
+	// issued, deleted, expired, or of another account. These are not told apart.
+	ErrNotFound = errors.New("cardvault: not found")
+
+	// ErrSessionCompleted is returned by Tokenize for a session that has made
+	// its token.
+	ErrSessionCompleted = errors.New("cardvault: session is completed")
+
+	// ErrIdempotencyKeyReused is returned for an idempotency key that was used
+	// for another request.
+	ErrIdempotencyKeyReused = errors.New("cardvault: idempotency key was used for another request")
+
+	// ErrUnauthenticated is returned by Authenticate for whatever is not a
+	// valid API key: malformed, unknown, revoked or expired.
+	ErrUnauthenticated = errors.New("cardvault: no valid API key")
+)
+
+// Errors that concern the whole vault.
+var (
+	// ErrClosed is returned by every call after Close.
+	ErrClosed = errors.New("cardvault: vault is closed")
+
+	// ErrUnavailable comes with errors of the store or of the key provider that
+	// a later call may not meet. Nothing was changed.
+	ErrUnavailable = errors.New("cardvault: unavailable")
+
+	// ErrOutcomeUnknown comes with the error of a write whose commit failed in
+	// a way that leaves open whether it took place. Repeat it under the same
+	// idempotency key, or look.
+	ErrOutcomeUnknown = errors.New("cardvault: outcome of the write is unknown")
+
+	// ErrDamaged comes with errors about stored data that is not what was
+	// written: a damaged file, or a row that was changed or moved.
+	ErrDamaged = errors.New("cardvault: stored data is damaged")
+
+	// ErrStorageFull comes with the error of a write for which no room was
+	// left. Reads and deletions go on.
+	ErrStorageFull = errors.New("cardvault: storage is full")
+
+	// ErrLocked is returned by Open for a directory that another process has open.
+	ErrLocked = errors.New("cardvault: vault is in use by another process")
+
+	// ErrFormat is returned by Open and New for data written by a later version.
+	ErrFormat = errors.New("cardvault: written by a later version")
+
+	// ErrWrongKey is returned by Open and New for a key that is not the vault's.
+	ErrWrongKey = errors.New("cardvault: wrong key")
+
+	// ErrWrongMode is returned by Open and New for a vault made in the other mode.
+	ErrWrongMode = errors.New("cardvault: vault was made in another mode")
+
+	// ErrKeyFile comes with errors about a key file that cannot be used.
+	ErrKeyFile = errors.New("cardvault: key file")
+
+	// ErrKeyExhausted is returned by writes once the key of the current term
+	// has sealed as much as is safe and no new term could be started.
+	ErrKeyExhausted = errors.New("cardvault: key has sealed as much as it may")
+)
+
+// A FieldError reports that a value breaks a rule. It names the field and
+// never holds the value.
+type FieldError struct {
+	Field string // as in the interface document, such as "expiry_month"
+	Code  string // from a closed list, such as "luhn" or "out_of_range"
+
+	// Message says what the rule is, such as "must be between 1 and 12".
+	Message string
+}
+
+func (e *FieldError) Error() string {
+	return "cardvault: " + e.Field + " " + e.Message
+}
+
+// FieldErrors returns every FieldError in the tree of err, in order.
+// A call that is given several bad values reports all of them.
+func FieldErrors(err error) []*FieldError {
+	switch e := err.(type) {
+	case nil:
+		return nil
+	case *FieldError:
+		return []*FieldError{e}
+	case interface{ Unwrap() []error }:
+		var all []*FieldError
+		for _, err := range e.Unwrap() {
+			all = append(all, FieldErrors(err)...)
+		}
+		return all
+	default:
+		return FieldErrors(errors.Unwrap(err))
+	}
+}
+
+// wrapped turns an error of the store or of internal/seal into one of ours.
+// The cause stays in the text and in the tree.
+func wrapped(err error) error {
+	for _, to := range []struct{ from, to error }{
+		{store.ErrNotFound, ErrNotFound},
+		{store.ErrClosed, ErrClosed},
+		{store.ErrFull, ErrStorageFull},
+		{store.ErrOutcomeUnknown, ErrOutcomeUnknown},
+		{store.ErrUnavailable, ErrUnavailable},
+		{store.ErrDamaged, ErrDamaged},
+		{store.ErrLocked, ErrLocked},
+		{store.ErrFormat, ErrFormat},
+		{seal.ErrIntegrity, ErrDamaged},
+		{seal.ErrUnknownTerm, ErrDamaged},
+		{seal.ErrExhausted, ErrKeyExhausted},
+	} {
+		switch {
+		case !errors.Is(err, to.from):
+		case errors.Is(to.to, ErrNotFound), errors.Is(to.to, ErrClosed):
+			return to.to
+		case errors.Is(err, store.ErrOutcomeUnknown) && to.from == store.ErrFull:
+			return fmt.Errorf("%w: %w: %w", ErrStorageFull, ErrOutcomeUnknown, err)
+		default:
+			return fmt.Errorf("%w: %w", to.to, err)
+		}
+	}
+	return err
+}
+
+// unavailable marks an error of the key provider, unless it is final or the
+// caller's own.
+func unavailable(err error) error {
+	if errors.Is(err, ErrWrongKey) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrUnavailable, err)
+}

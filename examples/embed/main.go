@@ -1,0 +1,69 @@
+// Embed stores a card in a vault inside the program, reads its token, lists
+// and deletes it.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+
+	"github.com/cardvault/cardvault"
+)
+
+func main() {
+	dir, err := os.MkdirTemp("", "cardvault-*")
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = run(context.Background(), dir)
+	os.RemoveAll(dir)
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, dir string) error {
+	keys, err := cardvault.KeyFile(filepath.Join(dir, "keys", "vault.key"), nil) // made on first use
+	if err != nil {
+		return err
+	}
+	v, err := cardvault.Open(ctx, filepath.Join(dir, "vault"), keys, nil)
+	if err != nil {
+		return err
+	}
+	defer v.Close()
+
+	token, err := v.Import(ctx, cardvault.Card{
+		PAN:    cardvault.NewPAN([]byte("4242424242424242")),
+		Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+		Name:   cardvault.NewName([]byte("A Customer")),
+	}, nil)
+	if err != nil {
+		return err
+	}
+	fmt.Println("imported", token.MaskedAccountNumber, token.Scheme)
+
+	token, err = v.Get(ctx, token.ID)
+	if err != nil {
+		return err
+	}
+	fmt.Println("read    ", token.MaskedAccountNumber, token.CardholderName) // a name never prints
+
+	for t, err := range v.All(ctx, nil) {
+		if err != nil {
+			return err
+		}
+		fmt.Println("listed  ", t.MaskedAccountNumber, t.NetworkTokenStatus)
+	}
+	if err := v.Delete(ctx, token.ID); err != nil {
+		return err
+	}
+	page, err := v.List(ctx, nil)
+	if err != nil {
+		return err
+	}
+	fmt.Println("deleted:", page.TotalItems, "left")
+	return nil
+}

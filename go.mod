@@ -1,0 +1,14 @@
+module github.com/cardvault/cardvault
+
+go 1.26.0
+
+require (
+	github.com/google/uuid v1.6.0
+	go.etcd.io/bbolt v1.5.0
+	go.uber.org/goleak v1.3.0
+	golang.org/x/crypto v0.58.0
+	golang.org/x/time v0.16.0
+	pgregory.net/rapid v1.3.0
+)
+
+require golang.org/x/sys v0.49.0 // indirect

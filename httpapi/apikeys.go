@@ -1,0 +1,67 @@
+package httpapi
+
+import (
+	"github.com/cardvault/cardvault"
+)
+
+var createAPIKey = &endpoint{
+	scope:     cardvault.ScopeAPIKeysWrite,
+	needsBody: true,
+	serve: func(c *call) error {
+		var label string
+		var scopes []cardvault.Scope
+		o := cardvault.APIKeyOptions{Creator: c.principal.Key.ID}
+		err := c.read(func(f fields, _ *query) error {
+			text, _ := f.text("label", required, 1, maxText)
+			label = string(text)
+			scopes, _ = literals(f, "scopes", required, cardvault.AllScopes())
+			n, _ := f.integer("expiration_time", optional, 1, cardvault.MaxAPIKeyExpiration)
+			o.ExpirationTime = int(n)
+			return cardvault.CheckAPIKey(label, scopes, &o)
+		})
+		if err != nil {
+			return err
+		}
+		for _, s := range scopes {
+			if !c.principal.Key.Has(s) {
+				return lacksScope(s)
+			}
+		}
+		k, text, err := c.vault.CreateAPIKey(c.ctx, label, scopes, &o)
+		if err != nil {
+			return err
+		}
+		c.answer = appendAPIKey(c.answer, k, text)
+		return nil
+	},
+}
+
+var listAPIKeys = &endpoint{
+	scope: cardvault.ScopeAPIKeysRead,
+	serve: func(c *call) error {
+		var o cardvault.ListOptions
+		err := c.read(func(_ fields, q *query) error {
+			readPage(q, &o)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		page, err := c.vault.ListAPIKeys(c.ctx, &o)
+		if err != nil {
+			return err
+		}
+		c.answer = appendPage(c.answer, page, func(b []byte, k *cardvault.APIKey) []byte { return appendAPIKey(b, k, "") })
+		return nil
+	},
+}
+
+var deleteAPIKey = &endpoint{
+	scope: cardvault.ScopeAPIKeysWrite,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		return c.vault.DeleteAPIKey(c.ctx, c.id)
+	},
+}

@@ -1,0 +1,82 @@
+package httpapi
+
+import (
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+)
+
+// buffers are what one request needs: for its body, and for its answer.
+type buffers struct{ body, answer []byte }
+
+var pool = sync.Pool{New: func() any {
+	return &buffers{make([]byte, 0, 4<<10), make([]byte, 0, 4<<10)}
+}}
+
+// free erases the body, which may hold a card number, and gives the buffers to
+// the next request. An answer as large as a full page is not kept.
+func (b *buffers) free() {
+	clear(b.body[:cap(b.body)])
+	if cap(b.answer) > 64<<10 {
+		b.answer = make([]byte, 0, 4<<10)
+	}
+	pool.Put(b)
+}
+
+// bodyTimeout is how long a client may take to send a body.
+const bodyTimeout = 10 * time.Second
+
+// readBody reads the body of a request. Without one it returns no bytes.
+func readBody(r *http.Request, rc *http.ResponseController, b *buffers) ([]byte, error) {
+	b.body = b.body[:0]
+	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
+		return nil, nil
+	}
+	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout))
+	// A deadline left behind would end the request while it is worked on.
+	defer rc.SetReadDeadline(time.Time{})
+	typed := isJSON(r.Header["Content-Type"])
+	if r.ContentLength > 0 && !typed {
+		return nil, unsupportedMedia
+	}
+	if r.ContentLength > maxBody {
+		return nil, payloadTooLarge
+	}
+	for {
+		if len(b.body) == cap(b.body) {
+			grown := make([]byte, len(b.body), min(2*cap(b.body), maxBody+1))
+			copy(grown, b.body)
+			clear(b.body)
+			b.body = grown
+		}
+		n, err := r.Body.Read(b.body[len(b.body):cap(b.body)])
+		b.body = b.body[:len(b.body)+n]
+		switch {
+		case len(b.body) > 0 && !typed:
+			return nil, unsupportedMedia // of a length that was not announced
+		case len(b.body) > maxBody:
+			return nil, payloadTooLarge
+		case errors.Is(err, io.EOF):
+			return b.body, nil
+		case err != nil:
+			return nil, malformedRequest
+		}
+	}
+}
+
+// isJSON reports whether a body is application/json, in UTF-8 if it says so.
+func isJSON(types []string) bool {
+	if len(types) != 1 {
+		return false
+	}
+	if types[0] == "application/json" {
+		return true
+	}
+	t, params, err := mime.ParseMediaType(types[0])
+	charset, ok := params["charset"]
+	return err == nil && t == "application/json" && (!ok || strings.EqualFold(charset, "utf-8"))
+}

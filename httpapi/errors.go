@@ -1,0 +1,137 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"strconv"
+
+	"github.com/cardvault/cardvault"
+)
+
+// A failure is an answer other than success: chapter 7 of the interface document.
+type failure struct {
+	status     int
+	classifier string
+	message    string
+	violations violations
+
+	header, value string // one more response header, if set
+}
+
+// The table of failures: decisions, chapter 2. Everything that can go wrong is
+// answered by one of these.
+var (
+	malformedRequest    = &failure{status: 400, classifier: "MALFORMED_REQUEST", message: "The request cannot be read."}
+	badIdempotencyKey   = &failure{status: 400, classifier: "MALFORMED_REQUEST", message: "The idempotency key must be 1 to 255 printable ASCII characters, given once."}
+	bodyMissing         = &failure{status: 400, classifier: "MALFORMED_REQUEST", message: "The request needs a JSON body."}
+	unsupportedVersion  = &failure{status: 400, classifier: "UNSUPPORTED_VERSION", message: "The version must be 1.0."}
+	unauthorized        = &failure{status: 401, classifier: "UNAUTHORIZED", message: "A valid API key is needed.", header: "WWW-Authenticate", value: `ApiKey realm="cardvault"`}
+	insufficientScope   = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE"}
+	importNotApproved   = &failure{status: 403, classifier: "IMPORT_NOT_APPROVED", message: "The account is not approved for the import of card numbers."}
+	notFound            = &failure{status: 404, classifier: "NOT_FOUND", message: "There is no such resource."}
+	methodNotAllowed    = &failure{status: 405, classifier: "METHOD_NOT_ALLOWED", message: "The resource does not have this method.", header: "Allow"}
+	sessionCompleted    = &failure{status: 409, classifier: "SESSION_COMPLETED", message: "The session is completed."}
+	payloadTooLarge     = &failure{status: 413, classifier: "PAYLOAD_TOO_LARGE", message: "The body is too large."}
+	unsupportedMedia    = &failure{status: 415, classifier: "UNSUPPORTED_MEDIA_TYPE", message: "The body must be application/json."}
+	validationFailed    = &failure{status: 422, classifier: "VALIDATION_FAILED"}
+	idempotencyReused   = &failure{status: 422, classifier: "IDEMPOTENCY_KEY_REUSED", message: "The idempotency key was used for another request."}
+	rateLimited         = &failure{status: 429, classifier: "RATE_LIMITED", message: "There were too many requests.", header: "Retry-After"}
+	internalError       = &failure{status: 500, classifier: "INTERNAL_ERROR", message: "Something went wrong."}
+	serviceUnavailable  = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service is unavailable.", header: "Retry-After", value: "5"}
+	outcomeUnknown      = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service failed while it wrote: whether the request took effect is unknown.", header: "Retry-After", value: "5"}
+	insufficientStorage = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service has no room to store more.", header: "Retry-After", value: "5"}
+)
+
+// causes maps errors of the vault to failures, the first that fits.
+var causes = []struct {
+	err error
+	*failure
+}{
+	{cardvault.ErrNotFound, notFound},
+	{cardvault.ErrUnauthenticated, unauthorized},
+	{cardvault.ErrSessionCompleted, sessionCompleted},
+	{cardvault.ErrIdempotencyKeyReused, idempotencyReused},
+	{cardvault.ErrStorageFull, insufficientStorage},
+	{cardvault.ErrOutcomeUnknown, outcomeUnknown},
+	{cardvault.ErrUnavailable, serviceUnavailable},
+	{cardvault.ErrClosed, serviceUnavailable},
+	{cardvault.ErrKeyExhausted, serviceUnavailable},
+	{context.DeadlineExceeded, serviceUnavailable},
+	{context.Canceled, serviceUnavailable},
+}
+
+// failed returns how an error of the vault is answered.
+func failed(err error) *failure {
+	var f *failure
+	if errors.As(err, &f) {
+		return f
+	}
+	var v violations
+	v.merge(err)
+	if len(v) > 0 {
+		return invalid(v)
+	}
+	for _, c := range causes {
+		if errors.Is(err, c.err) {
+			return c.failure
+		}
+	}
+	return internalError
+}
+
+// merge notes the rules that the vault found broken, for fields without a
+// violation of their own.
+func (v *violations) merge(err error) {
+	for _, e := range cardvault.FieldErrors(err) {
+		v.note(violation{e.Field, e.Code, e.Message})
+	}
+}
+
+func invalid(v violations) *failure {
+	f := *validationFailed
+	f.violations, f.message = v, v.message()
+	return &f
+}
+
+// lacksScope says which scope a key needs.
+func lacksScope(s cardvault.Scope) *failure {
+	f := *insufficientScope
+	f.message = "The API key needs the scope " + string(s) + "."
+	return &f
+}
+
+// with returns f with the value of its header.
+func (f *failure) with(value string) *failure {
+	g := *f
+	g.value = value
+	return &g
+}
+
+// Error makes a failure an error, so that handlers can return one.
+func (f *failure) Error() string { return "httpapi: " + f.classifier }
+
+func (f *failure) append(b []byte) []byte {
+	b = append(b, `{"status":"`...)
+	b = strconv.AppendInt(b, int64(f.status), 10)
+	b = append(b, `","classifier":"`...)
+	b = append(b, f.classifier...)
+	b = append(b, `","message":`...)
+	b = appendString(b, f.message)
+	if f.violations != nil {
+		b = append(b, `,"validation_errors":[`...)
+		for i, v := range f.violations {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = append(b, `{"field":`...)
+			b = appendString(b, v.Field)
+			b = append(b, `,"code":"`...)
+			b = append(b, v.Code...)
+			b = append(b, `","message":`...)
+			b = appendString(b, v.Message)
+			b = append(b, '}')
+		}
+		b = append(b, ']')
+	}
+	return append(b, '}')
+}

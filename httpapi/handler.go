@@ -1,0 +1,401 @@
+// Package httpapi serves a vault over HTTP: the documented REST surface.
+//
+// [NewHandler] returns an [http.Handler] that is mounted on any mux, under any
+// prefix:
+//
+//	h, err := httpapi.NewHandler(v, nil)
+//	http.Handle("/vault/", http.StripPrefix("/vault", h))
+//
+// It answers every request itself, in JSON, and never redirects. It sets its
+// own deadlines and limits, so that it is safe on a server that sets none;
+// ReadHeaderTimeout and MaxHeaderBytes are the server's all the same. It must be
+// reached over TLS: requests carry card numbers.
+//
+// A request is authenticated by the header x-api-key, with a key of the vault
+// unless [Options.Authenticator] says otherwise, and acts in the account of
+// that key. Answers to errors come from one table and never repeat what was
+// received.
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/google/uuid"
+)
+
+// An Authenticator says who an API key stands for.
+type Authenticator interface {
+	// Authenticate returns the principal of a key as it was received, or an
+	// error that wraps cardvault.ErrUnauthenticated if there is none. Other
+	// errors are answered as failures of the service. It is called
+	// concurrently, before anything else of a request is looked at.
+	Authenticate(ctx context.Context, key string) (*cardvault.Principal, error)
+}
+
+var _ Authenticator = (*cardvault.Vault)(nil)
+
+// Options are the optional parts of a handler.
+type Options struct {
+	// Authenticator checks API keys. Defaults to the vault, with its own keys.
+	Authenticator Authenticator
+
+	// RateLimit bounds the requests of each API key. The zero value is no limit.
+	// It counts for this handler alone, not for others on the same store.
+	RateLimit RateLimit
+
+	// ClientAddr finds the address of the client, for the log. Defaults to the
+	// peer of the connection, which behind a proxy is the proxy.
+	ClientAddr func(*http.Request) netip.Addr
+
+	// Timeout bounds the work on one request, reading and writing included.
+	// Defaults to 30 seconds.
+	Timeout time.Duration
+
+	// Logger is told of failures, and of every request at debug level, without
+	// ids of the path. Defaults to none.
+	Logger *slog.Logger
+}
+
+// maxBody bounds a request body, in bytes.
+const maxBody = 64 << 10
+
+// NewHandler returns the REST surface of a vault, whichever account the handle
+// works on. opts may be nil. It starts nothing and needs no closing: close the
+// vault when the server has stopped.
+func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
+	if v == nil {
+		return nil, errors.New("httpapi: NewHandler needs a vault")
+	}
+	h := &handler{vault: v}
+	if opts != nil {
+		h.opts = *opts
+	}
+	o := &h.opts
+	if o.RateLimit.PerSecond < 0 || o.RateLimit.Burst < 0 || o.Timeout < 0 {
+		return nil, errors.New("httpapi: Options holds a negative limit")
+	}
+	if o.Authenticator == nil {
+		o.Authenticator = v
+	}
+	if o.ClientAddr == nil {
+		o.ClientAddr = peer
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 30 * time.Second
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	h.limiter = newLimiter(o.RateLimit)
+	return h, nil
+}
+
+func peer(r *http.Request) netip.Addr {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return netip.Addr{}
+	}
+	addr, _ := netip.ParseAddr(host)
+	return addr.Unmap()
+}
+
+type handler struct {
+	vault   *cardvault.Vault
+	opts    Options
+	limiter *limiter
+}
+
+// An endpoint is what one method of a path does.
+type endpoint struct {
+	scope cardvault.Scope
+
+	// approved, if set, says whether the account may use the endpoint.
+	approved func(*cardvault.Account) *failure
+
+	// repeatable endpoints honour an idempotency key.
+	repeatable bool
+
+	// needsBody is for those that have a required member. Others take no body
+	// as {}, and those with no member take nothing else.
+	needsBody bool
+
+	serve func(*call) error
+}
+
+// A call is one authenticated request to an endpoint.
+type call struct {
+	ctx       context.Context
+	vault     *cardvault.Vault // in the account of the principal
+	principal *cardvault.Principal
+	request   *http.Request
+	id        uuid.UUID // of the path; zero, which no object has, if it is no UUID
+	body      []byte    // raw; empty if there was none
+	answer    []byte    // appended to by serve; nothing for 204
+	header    http.Header
+}
+
+// routes are the paths, split at "/". "*" stands for an id. Literals come first:
+// they beat an id. http.ServeMux cannot hold all of the documented paths.
+var routes = []struct {
+	path    []string
+	methods map[string]*endpoint
+}{
+	{[]string{"tokens", "session"}, map[string]*endpoint{"POST": createSession}},
+	{[]string{"cde-import"}, map[string]*endpoint{"POST": importCard}},
+	{[]string{"tokens"}, map[string]*endpoint{"GET": listTokens}},
+	{[]string{"tokens", "*"}, map[string]*endpoint{"GET": getToken, "PATCH": updateToken, "DELETE": deleteToken}},
+	{[]string{"api-keys"}, map[string]*endpoint{"GET": listAPIKeys, "POST": createAPIKey}},
+	{[]string{"api-keys", "*"}, map[string]*endpoint{"DELETE": deleteAPIKey}},
+}
+
+// route returns the endpoint of a request, the id in its path and the path as
+// it may be logged.
+func route(r *http.Request) (e *endpoint, id, pattern string, err *failure) {
+	path, ok := strings.CutPrefix(r.URL.Path, "/")
+	// A path that was written with escapes is not one of ours.
+	if !ok || r.URL.RawPath != "" {
+		return nil, "", "", notFound
+	}
+	var segments [4]string
+	n := 0
+	for segment := range strings.SplitSeq(path, "/") {
+		if n == len(segments) {
+			return nil, "", "", notFound
+		}
+		segments[n] = segment
+		n++
+	}
+next:
+	for i := range routes {
+		route := &routes[i]
+		if len(route.path) != n {
+			continue
+		}
+		id := ""
+		for j, want := range route.path {
+			switch {
+			case want == "*" && segments[j] != "":
+				id = segments[j]
+			case want != segments[j]:
+				continue next
+			}
+		}
+		pattern := "/" + strings.Join(route.path, "/")
+		method := r.Method
+		if method == http.MethodHead {
+			method = http.MethodGet
+		}
+		if e := route.methods[method]; e != nil {
+			return e, id, pattern, nil
+		}
+		return nil, "", pattern, methodNotAllowed.with(allow(route.methods))
+	}
+	return nil, "", "", notFound
+}
+
+func allow(methods map[string]*endpoint) string {
+	var allowed []string
+	for _, m := range []string{"GET", "HEAD", "POST", "PATCH", "DELETE"} {
+		if methods[m] != nil || m == "HEAD" && methods["GET"] != nil {
+			allowed = append(allowed, m)
+		}
+	}
+	return strings.Join(allowed, ", ")
+}
+
+// Values of headers that every answer has, shared so that they cost nothing.
+var (
+	jsonType   = []string{"application/json"}
+	noStore    = []string{"no-store"}
+	noSniff    = []string{"nosniff"}
+	apiVersion = []string{"1.0"}
+)
+
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	start := time.Now()
+	deadline := start.Add(h.opts.Timeout)
+	ctx, cancel := context.WithDeadline(r.Context(), deadline)
+	defer cancel()
+	// The embedding server may have no deadlines. An error means that w cannot
+	// have them, as in a test.
+	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(deadline.Add(time.Second))
+	defer rc.SetWriteDeadline(time.Time{})
+
+	requestID := r.Header.Get("X-Request-Id")
+	if !isUUID(requestID) {
+		requestID = uuid.NewString()
+	}
+	header := w.Header()
+	header["Cache-Control"] = noStore
+	header["X-Content-Type-Options"] = noSniff
+	header["X-Request-Id"] = []string{requestID}
+	header["X-Api-Version"] = apiVersion
+
+	buffers := pool.Get().(*buffers)
+	defer buffers.free()
+	c := call{ctx: ctx, request: r, answer: buffers.answer[:0], header: header}
+	pattern, err := h.serve(&c, rc, buffers, requestID)
+
+	status := http.StatusOK
+	if err != nil {
+		f := failed(err)
+		status = f.status
+		c.answer = f.append(c.answer[:0])
+		if f.header != "" {
+			header.Set(f.header, f.value)
+		}
+	}
+	buffers.answer = c.answer
+	switch {
+	case len(c.answer) == 0:
+		status = http.StatusNoContent
+		w.WriteHeader(status)
+	default:
+		header["Content-Type"] = jsonType
+		header["Content-Length"] = []string{strconv.Itoa(len(c.answer))}
+		w.WriteHeader(status)
+		if r.Method != http.MethodHead {
+			// The client is gone if this fails.
+			_, _ = w.Write(c.answer)
+		}
+	}
+	// Written out while the deadline holds.
+	_ = rc.Flush()
+	h.log(&c, pattern, requestID, status, time.Since(start), err)
+}
+
+func (h *handler) log(c *call, pattern, requestID string, status int, took time.Duration, err error) {
+	level := slog.LevelDebug
+	if status >= 500 {
+		level = slog.LevelError
+	}
+	if !h.opts.Logger.Enabled(c.ctx, level) {
+		return
+	}
+	h.opts.Logger.LogAttrs(c.ctx, level, "request",
+		slog.String("method", c.request.Method), slog.String("path", pattern),
+		slog.Int("status", status), slog.Duration("took", took),
+		slog.String("request_id", requestID), slog.Any("error", err))
+}
+
+// serve checks a request in the documented order and lets its endpoint answer:
+// path, method, API key, version, scope, approval, content type and size; the
+// endpoint goes on with syntax, field rules, existence and state.
+func (h *handler) serve(c *call, rc *http.ResponseController, b *buffers, requestID string) (pattern string, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			if p == http.ErrAbortHandler {
+				panic(p)
+			}
+			// The value is not logged: it may hold anything.
+			h.opts.Logger.Error("panic", "path", pattern, "request_id", requestID, "stack", string(debug.Stack()))
+			err = internalError
+		}
+	}()
+	r := c.request
+	e, id, pattern, f := route(r)
+	if f != nil {
+		return pattern, f
+	}
+	keys := r.Header["X-Api-Key"]
+	if len(keys) != 1 || keys[0] == "" {
+		return pattern, unauthorized
+	}
+	if c.principal, err = h.opts.Authenticator.Authenticate(c.ctx, keys[0]); err != nil {
+		return pattern, err
+	}
+	if retry := h.limiter.wait(c.principal.Key.ID); retry > 0 {
+		return pattern, rateLimited.with(strconv.Itoa(retry))
+	}
+	if v := r.Header["X-Api-Version"]; len(v) > 1 || len(v) == 1 && v[0] != "1.0" {
+		return pattern, unsupportedVersion
+	}
+	if !c.principal.Key.Has(e.scope) {
+		return pattern, lacksScope(e.scope)
+	}
+	if e.approved != nil {
+		if f := e.approved(c.principal.Account); f != nil {
+			return pattern, f
+		}
+	}
+	if c.body, err = readBody(r, rc, b); err != nil {
+		return pattern, err
+	}
+	if e.needsBody && len(c.body) == 0 {
+		return pattern, bodyMissing
+	}
+	if id != "" {
+		c.id, _ = parseID(id)
+	}
+	c.vault = h.vault.In(c.principal.Account.ID)
+	c.ctx = cardvault.WithActor(c.ctx, cardvault.Actor{
+		KeyID:     c.principal.Key.ID,
+		Address:   h.opts.ClientAddr(r).String(),
+		RequestID: requestID,
+	})
+	if !e.repeatable {
+		return pattern, e.serve(c)
+	}
+	key, f := idempotencyKey(r.Header)
+	if f != nil {
+		return pattern, f
+	}
+	if key == "" {
+		return pattern, e.serve(c)
+	}
+	// A copy, because strings are unescaped in place.
+	raw := append([]byte(r.Method+" "+pattern+" "+id+"\n"), c.body...)
+	defer clear(raw)
+	once := &cardvault.Idempotency{Key: key, Request: raw}
+	c.ctx = cardvault.WithIdempotency(c.ctx, once)
+	if err := e.serve(c); err != nil {
+		return pattern, err
+	}
+	if once.Replayed() {
+		c.header.Set("Idempotency-Replayed", "true")
+	}
+	return pattern, nil
+}
+
+// idempotencyKey returns the key of a request, or "" if it has none.
+func idempotencyKey(h http.Header) (string, *failure) {
+	keys := h["Idempotency-Key"]
+	if alias := h["X-Idempotency-Key"]; len(alias) > 0 {
+		if len(keys) > 0 && (len(keys) > 1 || len(alias) > 1 || keys[0] != alias[0]) {
+			return "", badIdempotencyKey
+		}
+		keys = alias
+	}
+	if len(keys) == 0 {
+		return "", nil
+	}
+	if len(keys) > 1 || len(keys[0]) < 1 || len(keys[0]) > 255 {
+		return "", badIdempotencyKey
+	}
+	for _, c := range []byte(keys[0]) {
+		if c < ' ' || c > '~' {
+			return "", badIdempotencyKey
+		}
+	}
+	return keys[0], nil
+}
+
+// isUUID reports whether s is a UUID of any version in its canonical form.
+func isUUID(s string) bool {
+	if len(s) != 36 {
+		return false
+	}
+	id, err := uuid.Parse(s)
+	return err == nil && id.String() == s
+}

@@ -1,0 +1,617 @@
+package httpapi
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+)
+
+// errMalformed is all there is to say about a body or query that cannot be
+// read: what it holds may be a card number.
+var errMalformed = errors.New("httpapi: malformed request")
+
+const (
+	maxDepth  = 8   // the outer object counts
+	maxValues = 256 // members and list items of a body, parameters of a query
+)
+
+// A node is a value of a body. In a slice of nodes each is followed by the
+// values inside it. Name and text point into the body, so that clearing the
+// body erases the card everywhere.
+type node struct {
+	kind   byte // what it begins with: { [ " t f n, and 0 for a number
+	asked  bool // by a method of fields
+	opened bool // by fields.object
+	size   int  // in nodes, itself included
+	name   []byte
+	text   []byte // of a string, unescaped; of a number, as it is written
+}
+
+// parseJSON parses one JSON object as RFC 8259 has it, and stricter: UTF-8
+// without a byte order mark, no name twice in an object, no lone surrogate.
+// It unescapes strings in place: take the fingerprint of a body before.
+func parseJSON(body []byte) ([]node, error) {
+	p := parser{data: body, nodes: make([]node, 0, 8)}
+	p.space()
+	if p.peek() != '{' || !p.value(nil, 1) {
+		return nil, errMalformed
+	}
+	p.space()
+	if p.pos < len(body) {
+		return nil, errMalformed
+	}
+	return p.nodes, nil
+}
+
+// The methods of a parser that return a bool report whether they found what
+// they look for; nothing is read after the first that did not.
+type parser struct {
+	data  []byte
+	pos   int
+	nodes []node
+}
+
+// peek returns the next byte. The 0 at the end begins nothing in JSON.
+func (p *parser) peek() byte {
+	if p.pos == len(p.data) {
+		return 0
+	}
+	return p.data[p.pos]
+}
+
+func (p *parser) take(c byte) bool {
+	if p.peek() != c {
+		return false
+	}
+	p.pos++
+	return true
+}
+
+func (p *parser) space() {
+	for p.pos < len(p.data) {
+		switch p.data[p.pos] {
+		case ' ', '\t', '\r', '\n':
+			p.pos++
+		default:
+			return
+		}
+	}
+}
+
+func (p *parser) value(name []byte, depth int) (ok bool) {
+	i := len(p.nodes)
+	if i > maxValues || depth > maxDepth && (p.peek() == '{' || p.peek() == '[') {
+		return false
+	}
+	p.nodes = append(p.nodes, node{kind: p.peek(), size: 1, name: name})
+	switch p.peek() {
+	case '{':
+		ok = p.inside(i, depth, '}')
+	case '[':
+		ok = p.inside(i, depth, ']')
+	case '"':
+		p.nodes[i].text, ok = p.str()
+	case 't':
+		ok = p.literal("true")
+	case 'f':
+		ok = p.literal("false")
+	case 'n':
+		ok = p.literal("null")
+	default:
+		p.nodes[i].kind = '0'
+		p.nodes[i].text, ok = p.number()
+	}
+	p.nodes[i].size = len(p.nodes) - i
+	return ok
+}
+
+// inside reads the object or list of node i up to its end.
+func (p *parser) inside(i, depth int, end byte) bool {
+	p.pos++
+	p.space()
+	if p.take(end) {
+		return true
+	}
+	for {
+		var name []byte
+		if end == '}' {
+			var ok bool
+			if name, ok = p.str(); !ok || find(p.nodes[i+1:], name) >= 0 {
+				return false
+			}
+			p.space()
+			if !p.take(':') {
+				return false
+			}
+			p.space()
+		}
+		if !p.value(name, depth+1) {
+			return false
+		}
+		p.space()
+		if p.take(end) {
+			return true
+		}
+		if !p.take(',') {
+			return false
+		}
+		p.space()
+	}
+}
+
+// find returns the index of a member, or -1. Names are compared unescaped.
+func find[T ~string | ~[]byte](members []node, name T) int {
+	for i := 0; i < len(members); i += members[i].size {
+		if string(members[i].name) == string(name) {
+			return i
+		}
+	}
+	return -1
+}
+
+func (p *parser) literal(s string) bool {
+	if !bytes.HasPrefix(p.data[p.pos:], []byte(s)) {
+		return false
+	}
+	p.pos += len(s)
+	return true
+}
+
+func (p *parser) number() ([]byte, bool) {
+	start := p.pos
+	p.take('-')
+	if !p.take('0') && !p.digits() {
+		return nil, false
+	}
+	if p.take('.') && !p.digits() {
+		return nil, false
+	}
+	if p.take('e') || p.take('E') {
+		_ = p.take('+') || p.take('-')
+		if !p.digits() {
+			return nil, false
+		}
+	}
+	return p.data[start:p.pos:p.pos], true
+}
+
+func (p *parser) digits() bool {
+	start := p.pos
+	for c := p.peek(); '0' <= c && c <= '9'; c = p.peek() {
+		p.pos++
+	}
+	return p.pos > start
+}
+
+// str reads a string and unescapes it in place: no escape is shorter than what
+// it stands for.
+func (p *parser) str() ([]byte, bool) {
+	if !p.take('"') {
+		return nil, false
+	}
+	start := p.pos
+	for i, c := range p.data[start:] {
+		if c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
+			p.pos += i // most strings end here
+			break
+		}
+	}
+	end := p.pos
+	for p.pos < len(p.data) {
+		switch c := p.data[p.pos]; {
+		case c == '"':
+			p.pos++
+			return p.data[start:end:end], true
+		case c < ' ':
+			return nil, false
+		case c == '\\':
+			r, ok := p.escape()
+			if !ok {
+				return nil, false
+			}
+			end = len(utf8.AppendRune(p.data[:end], r))
+		case c < utf8.RuneSelf:
+			p.data[end] = c
+			end++
+			p.pos++
+		default:
+			r, n := utf8.DecodeRune(p.data[p.pos:])
+			if r == utf8.RuneError && n == 1 {
+				return nil, false
+			}
+			end += copy(p.data[end:], p.data[p.pos:p.pos+n])
+			p.pos += n
+		}
+	}
+	return nil, false
+}
+
+func (p *parser) escape() (rune, bool) {
+	p.pos++
+	c := p.peek()
+	if c == 'u' {
+		return p.unicode()
+	}
+	i := strings.IndexByte(`"\/bfnrt`, c)
+	if i < 0 {
+		return 0, false
+	}
+	p.pos++
+	return rune("\"\\/\b\f\n\r\t"[i]), true
+}
+
+func (p *parser) unicode() (rune, bool) {
+	r, ok := p.hex4()
+	switch {
+	case !ok || 0xDC00 <= r && r <= 0xDFFF:
+		return 0, false
+	case 0xD800 <= r && r <= 0xDBFF:
+		if !p.take('\\') {
+			return 0, false
+		}
+		low, ok := p.hex4()
+		if !ok || low < 0xDC00 || low > 0xDFFF {
+			return 0, false
+		}
+		r = 0x10000 + (r-0xD800)<<10 + (low - 0xDC00)
+	}
+	return r, true
+}
+
+func (p *parser) hex4() (r rune, ok bool) {
+	if !p.take('u') {
+		return 0, false
+	}
+	for range 4 {
+		c := p.peek()
+		switch {
+		case '0' <= c && c <= '9':
+			c -= '0'
+		case 'a' <= c|0x20 && c|0x20 <= 'f':
+			c = c | 0x20 - 'a' + 10
+		default:
+			return 0, false
+		}
+		r = r<<4 | rune(c)
+		p.pos++
+	}
+	return r, true
+}
+
+// A violation is a broken field rule as the client sees it.
+type violation struct{ Field, Code, Message string }
+
+// violations are those of one request: at most one a field, the first.
+type violations []violation
+
+// messages has a text for each code that is found here; the vault brings its
+// own with its errors. What is filled in comes from our rules, never from the
+// request.
+var messages = map[string]string{
+	"required":            "is required",
+	"null_not_allowed":    "must not be null",
+	"empty_string":        "must not be empty",
+	"blank":               "must not be blank",
+	"wrong_type":          "must be %s",
+	"not_an_integer":      "must be an integer written in digits only",
+	"out_of_range":        "must be between %d and %d",
+	"too_short":           "must have at least %d characters",
+	"too_long":            "must have at most %d characters",
+	"invalid_format":      "must be %s",
+	"invalid_enum":        "must be one of: %s",
+	"unknown_field":       "is not a known field",
+	"unknown_parameter":   "is not a known parameter",
+	"duplicate_parameter": "must be given only once",
+	"empty_list_item":     "must not have an empty item",
+	"invalid_range":       "must not be after %s",
+	"empty_patch":         "must have at least one member",
+	"depends_on":          "is required with %s",
+}
+
+// note keeps the first violation of a field.
+func (v *violations) note(x violation) {
+	if !slices.ContainsFunc(*v, func(have violation) bool { return have.Field == x.Field }) {
+		*v = append(*v, x)
+	}
+}
+
+// add notes a violation; limits fill in the text of its code.
+func (v *violations) add(field, code string, limits ...any) {
+	v.note(violation{field, code, fmt.Sprintf(messages[code], limits...)})
+}
+
+// message tells all violations in one text for humans.
+func (v violations) message() string {
+	sentences := make([]string, len(v))
+	for i, x := range v {
+		sentences[i] = x.Field + " " + x.Message + "."
+	}
+	return strings.Join(sentences, " ")
+}
+
+// checkText applies the rules of every string; lengths are in characters.
+func (v *violations) checkText(field string, text []byte, min, max int) bool {
+	n, control := 0, false
+	for rest := text; len(rest) > 0; n++ {
+		r, size := utf8.DecodeRune(rest)
+		control = control || unicode.IsControl(r)
+		rest = rest[size:]
+	}
+	switch {
+	case n == 0:
+		v.add(field, "empty_string")
+	case len(bytes.TrimSpace(text)) == 0:
+		v.add(field, "blank")
+	case control:
+		v.add(field, "invalid_format", "free of control characters")
+	case n < min:
+		v.add(field, "too_short", min)
+	case n > max:
+		v.add(field, "too_long", max)
+	default:
+		return true
+	}
+	return false
+}
+
+// shown is how an answer names what nobody asked for: a name may be a card
+// number put in the wrong place.
+func shown(name []byte) string {
+	n, digits := 0, 0
+	for rest := name; len(rest) > 0; n++ {
+		r, size := utf8.DecodeRune(rest)
+		rest = rest[size:]
+		if !unicode.IsPrint(r) {
+			return "?"
+		}
+		if unicode.IsDigit(r) {
+			digits++
+		}
+	}
+	if n == 0 || n > 40 || digits >= 8 {
+		return "?"
+	}
+	return string(name)
+}
+
+// A need says what the absence of a member means.
+type need uint8
+
+const (
+	required need = iota
+	optional      // null is the same as absent; null tells them apart
+	nonNull       // may be absent but not null
+)
+
+// fields reads the members of an object by name and notes what is wrong with
+// them. Its methods report whether there is a value to use.
+type fields struct {
+	members    []node
+	prefix     string // of the names of its members: "result."
+	violations *violations
+}
+
+// readJSON reads a request body. What its methods return points into the body.
+func readJSON(body []byte, v *violations) (fields, error) {
+	nodes, err := parseJSON(body)
+	if err != nil {
+		return fields{}, err
+	}
+	return fields{members: nodes[1:], violations: v}, nil
+}
+
+func (f fields) refuse(name, code string, limits ...any) {
+	f.violations.add(f.prefix+name, code, limits...)
+}
+
+// wanted names the kinds that get is asked for.
+var wanted = map[string]string{
+	`"`:  "a string",
+	"0":  "an integer",
+	"tf": "true or false",
+	"[":  "a list of strings",
+	"{":  "an object",
+}
+
+// get returns the node of a member and those inside it, or nil.
+func (f fields) get(name string, need need, kinds string) []node {
+	i := find(f.members, name)
+	if i < 0 {
+		if need == required {
+			f.refuse(name, "required")
+		}
+		return nil
+	}
+	n := &f.members[i]
+	n.asked = true
+	switch {
+	case n.kind == 'n':
+		if need != optional {
+			f.refuse(name, "null_not_allowed")
+		}
+	case strings.IndexByte(kinds, n.kind) < 0:
+		f.refuse(name, "wrong_type", wanted[kinds])
+	default:
+		return f.members[i : i+n.size]
+	}
+	return nil
+}
+
+// null reports whether a member is given as null.
+func (f fields) null(name string) bool {
+	i := find(f.members, name)
+	return i >= 0 && f.members[i].kind == 'n'
+}
+
+// text reads a string of min to max characters.
+func (f fields) text(name string, need need, min, max int) ([]byte, bool) {
+	n := f.get(name, need, `"`)
+	if n == nil || !f.violations.checkText(f.prefix+name, n[0].text, min, max) {
+		return nil, false
+	}
+	return n[0].text, true
+}
+
+// integer reads a number from min to max.
+func (f fields) integer(name string, need need, min, max int64) (int64, bool) {
+	n := f.get(name, need, "0")
+	if n == nil {
+		return 0, false
+	}
+	if !isDigits(bytes.TrimPrefix(n[0].text, []byte("-"))) {
+		f.refuse(name, "not_an_integer")
+		return 0, false
+	}
+	i, ok := parseInt(n[0].text)
+	if !ok || i < min || i > max {
+		f.refuse(name, "out_of_range", min, max)
+		return 0, false
+	}
+	return i, true
+}
+
+func isDigits[T ~string | ~[]byte](s T) bool {
+	for i := range len(s) {
+		if s[i] < '0' || s[i] > '9' {
+			return false
+		}
+	}
+	return len(s) > 0
+}
+
+// parseInt reads what number found; ok is false past 63 bits. It stands in for
+// strconv, which needs a string and puts it into its error.
+func parseInt(text []byte) (n int64, ok bool) {
+	digits, negative := bytes.CutPrefix(text, []byte("-"))
+	for _, c := range digits {
+		d := int64(c - '0')
+		if n > (math.MaxInt64-d)/10 {
+			return 0, false
+		}
+		n = n*10 + d
+	}
+	if negative {
+		n = -n
+	}
+	return n, true
+}
+
+// boolean reads true or false.
+func (f fields) boolean(name string, need need) (value, ok bool) {
+	n := f.get(name, need, "tf")
+	return n != nil && n[0].kind == 't', n != nil
+}
+
+// id reads a UUID as the vault writes them.
+func (f fields) id(name string, need need) (uuid.UUID, bool) {
+	text, ok := f.text(name, need, 0, math.MaxInt)
+	if !ok {
+		return uuid.Nil, false
+	}
+	id, ok := parseID(text)
+	if !ok {
+		f.refuse(name, "invalid_format", "a UUID of version 4 in lower case")
+	}
+	return id, ok
+}
+
+// parseID takes only the canonical form of a UUIDv4: uuid.Parse takes braces,
+// prefixes, capitals and every version.
+func parseID[T ~string | ~[]byte](s T) (id uuid.UUID, ok bool) {
+	if len(s) != 36 {
+		return uuid.Nil, false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case i == 8 || i == 13 || i == 18 || i == 23:
+			ok = c == '-'
+		case i == 14:
+			ok = c == '4'
+		case i == 19:
+			ok = c == '8' || c == '9' || c == 'a' || c == 'b'
+		default:
+			ok = '0' <= c && c <= '9' || 'a' <= c && c <= 'f'
+		}
+		if !ok {
+			return uuid.Nil, false
+		}
+	}
+	id, err := uuid.ParseBytes([]byte(s))
+	return id, err == nil
+}
+
+// literals reads a list of strings out of a closed set, each once. What it
+// returns comes from the set.
+func literals[T ~string](f fields, name string, need need, set []T) ([]T, bool) {
+	n := f.get(name, need, "[")
+	if n == nil {
+		return nil, false
+	}
+	chosen := make([]T, 0, len(set))
+	for i := 1; i < len(n); i += n[i].size {
+		if n[i].kind != '"' {
+			f.refuse(name, "wrong_type", wanted["["])
+			return nil, false
+		}
+		var ok bool
+		if chosen, ok = choose(f.violations, f.prefix+name, n[i].text, set, chosen); !ok {
+			return nil, false
+		}
+	}
+	return chosen, true
+}
+
+// choose appends a member of a closed set to those chosen before, unless it is
+// among them.
+func choose[T ~string](v *violations, field string, item []byte, set, chosen []T) ([]T, bool) {
+	if len(item) == 0 {
+		v.add(field, "empty_list_item")
+		return nil, false
+	}
+	for _, literal := range set {
+		if string(literal) != string(item) {
+			continue
+		}
+		if !slices.Contains(chosen, literal) {
+			chosen = append(chosen, literal)
+		}
+		return chosen, true
+	}
+	names := make([]string, len(set))
+	for i, literal := range set {
+		names[i] = string(literal)
+	}
+	v.add(field, "invalid_enum", strings.Join(names, ", "))
+	return nil, false
+}
+
+// object reads an object. Without one it returns fields that nothing may be
+// asked of.
+func (f fields) object(name string, need need) (fields, bool) {
+	n := f.get(name, need, "{")
+	if n == nil {
+		return fields{}, false
+	}
+	n[0].opened = true
+	return fields{members: n[1:], prefix: f.prefix + name + ".", violations: f.violations}, true
+}
+
+// done reports every member that was never asked for, in objects that were
+// opened too. It is called once, on the outer object, after all else.
+func (f fields) done() {
+	for i := 0; i < len(f.members); i += f.members[i].size {
+		switch n := f.members[i]; {
+		case !n.asked:
+			f.refuse(shown(n.name), "unknown_field")
+		case n.opened:
+			fields{f.members[i+1 : i+n.size], f.prefix + string(n.name) + ".", f.violations}.done()
+		}
+	}
+}

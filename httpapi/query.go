@@ -1,0 +1,199 @@
+package httpapi
+
+import (
+	"math"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// A query reads the parameters of a request as fields reads a body.
+type query struct {
+	params     []param
+	violations *violations
+}
+
+type param struct {
+	name, value string
+	asked       bool
+}
+
+// readQuery parses a raw query. It takes what url.ParseQuery takes, if it is
+// UTF-8, but keeps the order and bounds the number of parameters.
+func readQuery(raw string, v *violations) (*query, error) {
+	if strings.Contains(raw, ";") || strings.Count(raw, "&") >= maxValues {
+		return nil, errMalformed
+	}
+	q := &query{violations: v}
+	for pair := range strings.SplitSeq(raw, "&") {
+		if pair == "" {
+			continue
+		}
+		name, value, _ := strings.Cut(pair, "=")
+		name, nameErr := url.QueryUnescape(name)
+		value, valueErr := url.QueryUnescape(value)
+		if nameErr != nil || valueErr != nil || !utf8.ValidString(name) || !utf8.ValidString(value) {
+			return nil, errMalformed
+		}
+		q.params = append(q.params, param{name: name, value: value})
+	}
+	return q, nil
+}
+
+func (q *query) refuse(name, code string, limits ...any) {
+	q.violations.add("query."+name, code, limits...)
+}
+
+// all returns the values of a parameter.
+func (q *query) all(name string) (values []string) {
+	for i := range q.params {
+		if p := &q.params[i]; p.name == name {
+			p.asked = true
+			values = append(values, p.value)
+		}
+	}
+	return values
+}
+
+// one returns the value of a parameter that must not be repeated.
+func (q *query) one(name string) (string, bool) {
+	values := q.all(name)
+	if len(values) > 1 {
+		q.refuse(name, "duplicate_parameter")
+	}
+	if len(values) != 1 {
+		return "", false
+	}
+	return values[0], true
+}
+
+// text reads a string of min to max characters.
+func (q *query) text(name string, min, max int) (string, bool) {
+	value, ok := q.one(name)
+	if !ok || !q.violations.checkText("query."+name, []byte(value), min, max) {
+		return "", false
+	}
+	return value, true
+}
+
+// integer reads a number from min to max, or returns def. Leading zeros are
+// digits like any other.
+func (q *query) integer(name string, min, max, def int64) int64 {
+	value, ok := q.one(name)
+	if !ok {
+		return def
+	}
+	if value == "" {
+		q.refuse(name, "empty_string")
+		return def
+	}
+	if !isDigits(value) {
+		q.refuse(name, "not_an_integer")
+		return def
+	}
+	n, err := strconv.ParseInt(value, 10, 64)
+	if err != nil || n < min || n > max {
+		q.refuse(name, "out_of_range", min, max)
+		return def
+	}
+	return n
+}
+
+// page reads which part of a list is wanted.
+func (q *query) page() (limit, page int64) {
+	return q.integer("limit", 1, 500, 50), q.integer("page", 1, math.MaxInt32, 1)
+}
+
+// ascending reads the order of a list; the default is descending. The plus of
+// the documented values arrives as a space unless it is escaped.
+func (q *query) ascending() bool {
+	value, ok := q.one("sort")
+	if !ok {
+		return false
+	}
+	switch value {
+	case "created_at asc", "created_at+asc":
+		return true
+	case "created_at desc", "created_at+desc":
+	default:
+		q.refuse("sort", "invalid_enum", "created_at+asc, created_at+desc")
+	}
+	return false
+}
+
+// span reads from and to: the first and the last microsecond wanted, in UTC.
+// A zero time is no bound. If no microsecond lies between two instants, from
+// is after to.
+func (q *query) span() (from, to time.Time) {
+	from, _, hasFrom := q.instant("from")
+	to, day, hasTo := q.instant("to")
+	if day {
+		to = to.AddDate(0, 0, 1).Add(-time.Nanosecond)
+	}
+	if hasFrom && hasTo && from.After(to) {
+		q.refuse("from", "invalid_range", "query.to")
+	}
+	from = from.Add(time.Microsecond - time.Nanosecond).Truncate(time.Microsecond)
+	to = to.Truncate(time.Microsecond)
+	if hasTo && to.IsZero() {
+		to = to.Add(time.Microsecond) // the year 1, but not "no bound"
+	}
+	return from, to
+}
+
+// rfc3339 is what time.Parse does not insist on: two digits for the hour, a
+// point before the fraction and no more of it than it keeps, an offset below
+// a day. The sign of an offset may have arrived as a space.
+var rfc3339 = regexp.MustCompile(
+	`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[-+ ]([01]\d|2[0-3]):[0-5]\d)$`)
+
+// instant reads a whole day in UTC, as its first instant, or an instant.
+func (q *query) instant(name string) (t time.Time, day, ok bool) {
+	value, ok := q.one(name)
+	if !ok {
+		return t, false, false
+	}
+	if value == "" {
+		q.refuse(name, "empty_string")
+		return t, false, false
+	}
+	t, err := time.Parse(time.DateOnly, value)
+	if err == nil {
+		return t, true, true
+	}
+	if rfc3339.MatchString(value) {
+		t, err = time.Parse(time.RFC3339, strings.Replace(value, " ", "+", 1))
+	}
+	if err != nil {
+		q.refuse(name, "invalid_format", "a date (YYYY-MM-DD) or an RFC 3339 time with an offset")
+		return time.Time{}, false, false
+	}
+	return t.UTC(), false, true
+}
+
+// listOf reads comma-separated literals out of a closed set, each once. The
+// parameter may repeat. Spaces around items do not count.
+func listOf[T ~string](q *query, name string, set []T) []T {
+	var chosen []T
+	for _, value := range q.all(name) {
+		for item := range strings.SplitSeq(value, ",") {
+			var ok bool
+			if chosen, ok = choose(q.violations, "query."+name, []byte(strings.Trim(item, " ")), set, chosen); !ok {
+				return nil
+			}
+		}
+	}
+	return chosen
+}
+
+// done reports every parameter that was never asked for. It is called last.
+func (q *query) done() {
+	for _, p := range q.params {
+		if !p.asked {
+			q.refuse(shown([]byte(p.name)), "unknown_parameter")
+		}
+	}
+}

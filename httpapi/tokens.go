@@ -1,0 +1,238 @@
+package httpapi
+
+import (
+	"math"
+
+	"github.com/cardvault/cardvault"
+)
+
+var createSession = &endpoint{
+	scope:      cardvault.ScopeSessionsCreate,
+	repeatable: true,
+	serve: func(c *call) error {
+		var o cardvault.SessionOptions
+		err := c.read(func(f fields, _ *query) error {
+			o.BypassIdentification, _ = f.boolean("bypass_identification", optional)
+			n, _ := f.integer("expiration_time", optional, 1, cardvault.MaxExpirationTime)
+			o.ExpirationTime = int(n)
+			return o.Check()
+		})
+		if err != nil {
+			return err
+		}
+		id, err := c.vault.CreateSession(c.ctx, &o)
+		if err != nil {
+			return err
+		}
+		answer := object{c.answer}
+		answer.open()
+		answer.id("session_id", id)
+		answer.close()
+		c.answer = answer.b
+		return nil
+	},
+}
+
+var importCard = &endpoint{
+	scope: cardvault.ScopeTokensImport,
+	approved: func(a *cardvault.Account) *failure {
+		if !a.ImportApproved {
+			return importNotApproved
+		}
+		return nil
+	},
+	repeatable: true,
+	needsBody:  true,
+	serve: func(c *call) error {
+		var card cardvault.Card
+		defer func() { card.Wipe() }()
+		var o cardvault.ImportOptions
+		err := c.read(func(f fields, _ *query) error {
+			if name, ok := f.text("cardholder_name", optional, 1, math.MaxInt); ok {
+				card.Name = cardvault.NewName(name)
+			}
+			card.Expiry = readExpiry(f, required)
+			if pan, ok := f.text("account_number", required, 1, math.MaxInt); ok {
+				card.PAN = cardvault.NewPAN(pan)
+			}
+			if code, ok := f.text("security_code", optional, 1, math.MaxInt); ok {
+				card.SecurityCode = cardvault.NewSecurityCode(code)
+			}
+			if key, ok := f.text("business_key", optional, 1, math.MaxInt); ok {
+				o.BusinessKey = string(key)
+			}
+			if provider, ok := f.text("import_provider", optional, 1, math.MaxInt); ok {
+				o.ImportProvider = string(provider)
+			}
+			return c.vault.Check(card, &o)
+		})
+		if err != nil {
+			return err
+		}
+		return c.token(c.vault.Import(c.ctx, card, &o))
+	},
+}
+
+var listTokens = &endpoint{
+	scope: cardvault.ScopeTokensRead,
+	serve: func(c *call) error {
+		var o cardvault.ListOptions
+		err := c.read(func(_ fields, q *query) error {
+			readPage(q, &o)
+			o.From, o.To = q.span()
+			for _, name := range listOf(q, "network_token_status", statusNames) {
+				s, _ := cardvault.ParseNetworkTokenStatus(name)
+				o.NetworkTokenStatus = append(o.NetworkTokenStatus, s)
+			}
+			for _, name := range listOf(q, "scheme", schemeNames) {
+				s, _ := cardvault.ParseScheme(name)
+				o.Scheme = append(o.Scheme, s)
+			}
+			o.BusinessKey, _ = q.text("business_key", 1, maxText)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		page, err := c.vault.List(c.ctx, &o)
+		if err != nil {
+			return err
+		}
+		c.answer = appendPage(c.answer, page, appendToken)
+		return nil
+	},
+}
+
+var getToken = &endpoint{
+	scope: cardvault.ScopeTokensRead,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		return c.token(c.vault.Get(c.ctx, c.id))
+	},
+}
+
+var updateToken = &endpoint{
+	scope:     cardvault.ScopeTokensUpdate,
+	needsBody: true,
+	serve: func(c *call) error {
+		var u cardvault.TokenUpdate
+		err := c.read(func(f fields, _ *query) error {
+			if name, ok := f.text("cardholder_name", optional, 1, math.MaxInt); ok || f.null("cardholder_name") {
+				n := cardvault.NewName(name)
+				u.CardholderName = &n
+			}
+			if key, ok := f.text("business_key", optional, 1, math.MaxInt); ok || f.null("business_key") {
+				text := string(key)
+				u.BusinessKey = &text
+			}
+			if provider, ok := f.text("import_provider", optional, 1, math.MaxInt); ok || f.null("import_provider") {
+				text := string(provider)
+				u.ImportProvider = &text
+			}
+			month, year := find(f.members, "expiry_month") >= 0, find(f.members, "expiry_year") >= 0
+			if month || year {
+				expiry := readExpiry(f, nonNull)
+				u.Expiry = &expiry
+			}
+			if month != year {
+				missing, given := "expiry_year", "expiry_month"
+				if year {
+					missing, given = given, missing
+				}
+				f.refuse(missing, "depends_on", given)
+			}
+			if u == (cardvault.TokenUpdate{}) && len(f.members) > 0 {
+				return nil // what is wrong with them is said
+			}
+			return u.Check()
+		})
+		if err != nil {
+			return err
+		}
+		defer func() {
+			if u.CardholderName != nil {
+				u.CardholderName.Wipe()
+			}
+		}()
+		return c.token(c.vault.Update(c.ctx, c.id, u))
+	},
+}
+
+var deleteToken = &endpoint{
+	scope: cardvault.ScopeTokensDelete,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		return c.vault.Delete(c.ctx, c.id)
+	},
+}
+
+// maxText is the most characters of a text, as in the vault.
+const maxText = 255
+
+var schemeNames, statusNames = names(cardvault.ParseScheme, cardvault.Scheme.String),
+	names(cardvault.ParseNetworkTokenStatus, cardvault.NetworkTokenStatus.String)
+
+// names returns the names of all values of an enumeration from 0 on.
+func names[T ~uint8](parse func(string) (T, bool), name func(T) string) (all []string) {
+	for v := T(0); ; v++ {
+		n := name(v)
+		if w, ok := parse(n); !ok || w != v {
+			return all
+		}
+		all = append(all, n)
+	}
+}
+
+func readExpiry(f fields, need need) cardvault.Expiry {
+	month, _ := f.integer("expiry_month", need, 1, 12)
+	year, _ := f.integer("expiry_year", need, 2000, 2099)
+	return cardvault.Expiry{Month: int(month), Year: int(year)}
+}
+
+// token answers with a token.
+func (c *call) token(t *cardvault.Token, err error) error {
+	if err != nil {
+		return err
+	}
+	c.answer = appendToken(c.answer, t)
+	return nil
+}
+
+// read lets what read the members of the body and the parameters of the query,
+// and check what they mean together. It returns all that is wrong with them.
+func (c *call) read(what func(fields, *query) error) error {
+	var v violations
+	f := fields{violations: &v}
+	if len(c.body) > 0 {
+		var err error
+		if f, err = readJSON(c.body, &v); err != nil {
+			return malformedRequest
+		}
+	}
+	q, err := readQuery(c.request.URL.RawQuery, &v)
+	if err != nil {
+		return malformedRequest
+	}
+	v.merge(what(f, q))
+	f.done()
+	q.done()
+	if len(v) > 0 {
+		return invalid(v)
+	}
+	return nil
+}
+
+// readNothing checks that a request has neither members nor parameters.
+func (c *call) readNothing() error {
+	return c.read(func(fields, *query) error { return nil })
+}
+
+// readPage reads which part of a list is wanted, in which order.
+func readPage(q *query, o *cardvault.ListOptions) {
+	limit, page := q.page()
+	o.Limit, o.Page, o.Ascending = int(limit), int(page), q.ascending()
+}

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+	"go.etcd.io/bbolt"
+)
+
+// rowBytes returns the size of the record of a token.
+func rowBytes(ctx context.Context) (int, error) {
+	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+	if err != nil {
+		return 0, err
+	}
+	r := &recorder{Store: memstore.New()}
+	v, err := cardvault.New(ctx, r, keys, nil)
+	if err != nil {
+		return 0, err
+	}
+	r.size = 0
+	_, err = v.Import(ctx, card(0), nil)
+	return r.size, err
+}
+
+// imports compares durable imports with raw bbolt writing the same bytes.
+func (b *bench) imports(ctx context.Context) error {
+	floor, err := newFloor(filepath.Join(b.dir, "floor.db"), b.rowBytes)
+	if err != nil {
+		return err
+	}
+	defer floor.close()
+	naive, err := bbolt.Open(filepath.Join(b.dir, "naive.db"), 0o600, nil)
+	if err != nil {
+		return err
+	}
+	defer naive.Close()
+	value := make([]byte, b.rowBytes)
+	for _, n := range []int{1, 16, 64, 256} {
+		err := b.compare(n,
+			contender{"vault, one account", func(int) error {
+				_, err := b.vault.Import(ctx, card(0), nil)
+				return err
+			}},
+			contender{"append-only bbolt with group commit", func(int) error { return floor.put() }},
+			contender{"bbolt Batch, random key and three indexes", func(int) error { return batch(naive, value) }},
+		)
+		if err != nil {
+			return err
+		}
+	}
+	accounts := make([]*cardvault.Vault, 1000)
+	for i := range accounts {
+		a, err := b.vault.CreateAccount(ctx, "", nil)
+		if err != nil {
+			return err
+		}
+		accounts[i] = b.vault.In(a.ID)
+	}
+	var turn atomic.Int64
+	return b.compare(64,
+		contender{"vault, one account", func(int) error {
+			_, err := b.vault.Import(ctx, card(0), nil)
+			return err
+		}},
+		contender{"vault, 1000 accounts", func(int) error {
+			_, err := accounts[turn.Add(1)%1000].Import(ctx, card(0), nil)
+			return err
+		}},
+		contender{"vault, business_key on every token", func(int) error {
+			_, err := b.vault.Import(ctx, card(0), &cardvault.ImportOptions{BusinessKey: uuid.NewString()})
+			return err
+		}},
+	)
+}
+
+// batch stores a value under a random key with three random index entries, as
+// a first sketch of a vault would.
+func batch(db *bbolt.DB, value []byte) error {
+	return db.Batch(func(tx *bbolt.Tx) error {
+		rows, err := tx.CreateBucketIfNotExists([]byte("rows"))
+		if err != nil {
+			return err
+		}
+		id := uuid.New()
+		if err := rows.Put(id[:], value); err != nil {
+			return err
+		}
+		for _, name := range []string{"business_key", "fingerprint", "status"} {
+			index, err := tx.CreateBucketIfNotExists([]byte(name))
+			if err != nil {
+				return err
+			}
+			key := uuid.New()
+			if err := index.Put(key[:], id[:]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// A floor appends rows to one bbolt bucket: one goroutine commits whatever is
+// queued. Nothing durable on bbolt can be faster.
+type floor struct {
+	db     *bbolt.DB
+	value  []byte
+	queue  chan chan error
+	closed chan struct{}
+}
+
+func newFloor(path string, size int) (*floor, error) {
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{FreelistType: bbolt.FreelistMapType, InitialMmapSize: 1 << 30})
+	if err != nil {
+		return nil, err
+	}
+	f := &floor{db, make([]byte, size), make(chan chan error, 1024), make(chan struct{})}
+	rand.Read(f.value)
+	go f.write()
+	return f, nil
+}
+
+func (f *floor) put() error {
+	done := make(chan error, 1)
+	f.queue <- done
+	return <-done
+}
+
+func (f *floor) write() {
+	defer close(f.closed)
+	var n uint64
+	for first := range f.queue {
+		group := []chan error{first}
+		for len(group) < 256 && len(f.queue) > 0 {
+			group = append(group, <-f.queue)
+		}
+		err := f.db.Update(func(tx *bbolt.Tx) error {
+			rows, err := tx.CreateBucketIfNotExists([]byte("rows"))
+			if err != nil {
+				return err
+			}
+			rows.FillPercent = 1
+			for range group {
+				n++
+				var key [16]byte
+				binary.BigEndian.PutUint64(key[:], n)
+				if err := rows.Put(key[:], f.value); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		for _, done := range group {
+			done <- err
+		}
+	}
+}
+
+func (f *floor) close() {
+	close(f.queue)
+	<-f.closed
+	f.db.Close()
+}
+
+// importUntilKilled imports, and prints a line for each second.
+func (b *bench) importUntilKilled() error {
+	ctx := context.Background()
+	if err := b.open(ctx); err != nil {
+		return err
+	}
+	go func() {
+		for range time.Tick(time.Second) {
+			fmt.Println("importing")
+		}
+	}()
+	return parallel(64, func(int) error {
+		for {
+			if _, err := b.vault.Import(ctx, card(0), nil); err != nil {
+				return err
+			}
+		}
+	})
+}

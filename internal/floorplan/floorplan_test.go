@@ -1,0 +1,90 @@
+package floorplan_test
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/cardvault/cardvault"
+
+// deps returns what each package of the module imports by itself, tests not
+// counted, and what it depends on.
+func deps(t *testing.T) (direct, all map[string][]string) {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-f", "{{.ImportPath}}|{{join .Imports \" \"}}|{{join .Deps \" \"}}", module+"/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct, all = map[string][]string{}, map[string][]string{}
+	for line := range strings.Lines(string(out)) {
+		f := strings.Split(strings.TrimSpace(line), "|")
+		name := strings.TrimPrefix(f[0], module)
+		direct[name], all[name] = strings.Fields(f[1]), strings.Fields(f[2])
+	}
+	if len(direct) < 10 {
+		t.Fatalf("found %d packages", len(direct))
+	}
+	return direct, all
+}
+
+// Libraries that only the named packages of the module import.
+var owners = map[string][]string{
+	"go.etcd.io/bbolt":                 {"/store/boltstore"},
+	"golang.org/x/crypto/":             {"", "/internal/seal"},
+	"golang.org/x/time/":               {"/httpapi"},
+	"github.com/go-jose/":              {""},
+	"github.com/hashicorp/golang-lru/": {"/internal/codes"},
+}
+
+func TestOwners(t *testing.T) {
+	direct, _ := deps(t)
+	for pkg, imports := range direct {
+		for _, path := range imports {
+			for lib, only := range owners {
+				if strings.HasPrefix(path, lib) && !contains(only, pkg) && !strings.HasPrefix(pkg, "/internal/bench") {
+					t.Errorf("%s imports %s", module+pkg, path)
+				}
+			}
+		}
+	}
+}
+
+func TestRoot(t *testing.T) {
+	_, all := deps(t)
+	for _, path := range all[""] {
+		for _, bad := range []string{"net/http", "testing", module + "/httpapi", module + "/simnet", module + "/webhook"} {
+			if path == bad {
+				t.Errorf("the root package depends on %s", path)
+			}
+		}
+	}
+}
+
+func TestStores(t *testing.T) {
+	direct, all := deps(t)
+	for pkg := range all {
+		if !strings.HasPrefix(pkg, "/store") {
+			continue
+		}
+		for _, path := range all[pkg] {
+			if path == module || strings.HasPrefix(path, module+"/internal/") || path == module+"/httpapi" {
+				t.Errorf("%s depends on %s", pkg, path)
+			}
+		}
+	}
+	for _, path := range direct["/store"] {
+		if strings.Contains(path, ".") && path != "github.com/google/uuid" {
+			t.Errorf("store imports %s: it is a leaf", path)
+		}
+	}
+}
+
+func contains(list []string, s string) bool {
+	for _, x := range list {
+		if x == s {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,127 @@
+// Package rowkey makes the ids of what is listed in the order of its creation:
+// a row key inside, a UUIDv4 outside.
+//
+// A row key is a UUIDv7: 48 bits of milliseconds, 10 bits of microseconds
+// within the millisecond, 2 bits of counter, 62 random bits. Rows are appended
+// in the order of creation, and the time of creation is the key's. The world
+// sees the same 122 bits as a UUIDv4 whose 60 time bits are masked with a
+// pseudorandom function of the record's kind and the 62 random bits, under a
+// key of the account. Nobody without that key can order ids or tell a time, and
+// no index is needed to get back.
+package rowkey
+
+import (
+	"crypto/cipher"
+	"crypto/rand"
+	"encoding/binary"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+const (
+	versionBits = 0xf << 12
+	randomBits  = 1<<62 - 1
+	maxMilli    = 1<<48 - 1
+)
+
+// A Generator makes row keys from the clock of package time. Keys made by one
+// Generator rise strictly while the clock does not step back; a clock that
+// steps back is followed. The zero value is ready; it is safe for concurrent use.
+type Generator struct {
+	mu   sync.Mutex
+	now  int64 // last reading of the clock, in microseconds
+	tick int64 // last key's time, in quarters of a microsecond
+}
+
+// New returns a row key that no other call returns.
+func (g *Generator) New() uuid.UUID {
+	var random [8]byte
+	rand.Read(random[:])
+	return compose(g.next(), binary.BigEndian.Uint64(random[:])&randomBits)
+}
+
+func (g *Generator) next() int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := time.Now().UnixMicro()
+	if tick := now * 4; now < g.now || tick > g.tick {
+		g.tick = tick
+	} else {
+		// More than one key in this microsecond, or a clock that stands still.
+		g.tick++
+	}
+	g.now = now
+	return g.tick
+}
+
+func compose(tick int64, random uint64) uuid.UUID {
+	micro := tick >> 2
+	milli, sub := uint64(micro/1000), uint64(micro%1000)
+	var key uuid.UUID
+	binary.BigEndian.PutUint64(key[:8], milli<<16|7<<12|sub<<2|uint64(tick&3))
+	binary.BigEndian.PutUint64(key[8:], 1<<63|random)
+	return key
+}
+
+// First returns the lowest row key of the microsecond of t, Last the highest.
+// Times that no key can hold give the first or last key of all.
+func First(t time.Time) uuid.UUID { return compose(clamp(t)<<2, 0) }
+
+// Last returns the highest row key of the microsecond of t.
+func Last(t time.Time) uuid.UUID { return compose(clamp(t)<<2|3, randomBits) }
+
+func clamp(t time.Time) int64 {
+	const last = maxMilli*1000 + 999
+	switch { // before UnixMicro, which overflows for times far away
+	case t.Before(time.UnixMicro(0)):
+		return 0
+	case t.After(time.UnixMicro(last)):
+		return last
+	}
+	return t.UnixMicro()
+}
+
+// Time returns when a row key was made, in UTC and whole microseconds.
+func Time(key uuid.UUID) time.Time {
+	head := binary.BigEndian.Uint64(key[:8])
+	return time.UnixMicro(int64(head>>16)*1000 + int64(head>>2&0x3ff)).UTC()
+}
+
+// Mask returns the UUIDv4 under which the world knows a row key of a kind.
+// prf is AES-256 under the id key of the account.
+func Mask(prf cipher.Block, kind uint8, key uuid.UUID) uuid.UUID {
+	return mask(prf, kind, key, 4)
+}
+
+// Unmask returns the row key of an id that Mask made with the same prf and kind.
+// For any other id it returns a key of a random time: see [Plausible]. The
+// version of id is not looked at, so ids that differ in nothing else have the
+// same row key: the caller accepts version 4 alone.
+func Unmask(prf cipher.Block, kind uint8, id uuid.UUID) uuid.UUID {
+	return mask(prf, kind, id, 7)
+}
+
+// mask flips the 60 bits outside version and variant, which undoes itself.
+func mask(prf cipher.Block, kind uint8, id uuid.UUID, version uint64) uuid.UUID {
+	var block [16]byte
+	block[0] = kind
+	copy(block[8:], id[8:])
+	prf.Encrypt(block[:], block[:])
+	head := binary.BigEndian.Uint64(id[:8]) ^ binary.BigEndian.Uint64(block[:8])
+	binary.BigEndian.PutUint64(id[:8], head&^versionBits|version<<12)
+	return id
+}
+
+// Plausible reports whether a row key can have been made between two times. An
+// id that was never issued, or that belongs to another account, unmasks to a
+// key that almost surely is not.
+func Plausible(key uuid.UUID, from, to time.Time) bool {
+	head := binary.BigEndian.Uint64(key[:8])
+	if head>>2&0x3ff > 999 {
+		return false
+	}
+	t := Time(key)
+	return !t.Before(from) && !t.After(to)
+}

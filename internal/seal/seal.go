@@ -1,0 +1,379 @@
+// Package seal encrypts records: key derivation, record format, associated data.
+//
+//	master key of a term
+//	 └ HKDF-SHA256(master key, purpose | vault | account) → AES-256-GCM key
+//
+// A sealed part is
+//
+//	format(1) | algorithm(1) | term(4) | nonce(12) | ciphertext | tag(16)
+//
+// with format 1, and algorithm 1 for AES-256-GCM with a random nonce. Format,
+// algorithm and term say which key opens it; no other is tried. The associated
+// data binds it to its place, and the shown part also to the columns of its
+// row that can change, so that nothing can be moved to another row, part,
+// account or vault, and no column be edited, without the next read failing:
+//
+//	"CV" | format(1) | algorithm(1) | term(4) | schema(2) | part(1)
+//	     | vault(16) | kind(1) | account(16) | id(16) | parent(16)
+//	shown part only:
+//	     | class(1) | due(8) | version(8) | { length(1) | lookup hash }…
+//
+// due is in microseconds since 1970, two's complement; the lowest value stands
+// for none. All integers are big-endian.
+package seal
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"hash"
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+var (
+	// ErrIntegrity is returned for a sealed part that does not belong where it
+	// was found, or that was changed.
+	ErrIntegrity = errors.New("seal: record failed authentication")
+
+	// ErrUnknownTerm is returned for a part sealed under a term that the keys
+	// do not have. Keys loaded anew may have it.
+	ErrUnknownTerm = errors.New("seal: unknown key term")
+
+	// ErrExhausted is returned once the seals granted to a Box are used up.
+	ErrExhausted = errors.New("seal: key has sealed as much as it may")
+)
+
+const (
+	format    = 1
+	aesGCM    = 1
+	schema    = 1
+	header    = 6
+	overhead  = header + 12 + 16
+	partShown = 1
+	// partSecret binds only what never changes, so that a change of state
+	// leaves the card alone.
+	partSecret = 2
+)
+
+// Overhead is what sealing adds to a plaintext, in bytes.
+const Overhead = overhead
+
+// A Box seals and opens the records of one vault. It is safe for concurrent use.
+type Box struct {
+	current atomic.Pointer[current]
+	refill  func() error
+
+	setting   sync.Mutex
+	refilling sync.Mutex
+	mu        sync.RWMutex
+	accounts  map[uuid.UUID]*account
+}
+
+// current is what a Box works with. Its keys never change, so that what was
+// granted for some keys cannot be spent on others.
+type current struct {
+	keys    *Keys
+	granted atomic.Int64 // seals that may still be made under the last term
+}
+
+// maxAccounts bounds the derived keys kept, about 4 KiB an account. Beyond it
+// all are derived anew, which costs some microseconds each.
+const maxAccounts = 4096
+
+// NewBox returns a Box that works with k. It calls refill, never twice at a
+// time, when the seals granted by Grant are used up; refill calls Grant or
+// returns why it cannot.
+func NewBox(k *Keys, refill func() error) *Box {
+	b := &Box{refill: refill, accounts: map[uuid.UUID]*account{}}
+	b.current.Store(&current{keys: k})
+	return b
+}
+
+// Keys returns the keys that b works with. They must not be changed.
+func (b *Box) Keys() *Keys { return b.current.Load().keys }
+
+// SetKeys makes b work with k, if that is a later generation of its keys. What
+// was granted is void then: it was for the former term.
+func (b *Box) SetKeys(k *Keys) {
+	b.setting.Lock()
+	defer b.setting.Unlock()
+	if k.Generation > b.Keys().Generation {
+		b.current.Store(&current{keys: k})
+	}
+}
+
+// Grant allows n more seals with the keys that b works with.
+func (b *Box) Grant(n int64) { b.current.Load().granted.Add(n) }
+
+// take uses up one granted seal and returns the keys that it was granted for.
+func (b *Box) take() (*Keys, error) {
+	for {
+		c := b.current.Load()
+		if c.granted.Add(-1) >= 0 {
+			return c.keys, nil
+		}
+		c.granted.Add(1)
+		if err := b.grantMore(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (b *Box) grantMore() error {
+	b.refilling.Lock()
+	defer b.refilling.Unlock()
+	if b.current.Load().granted.Load() > 0 {
+		return nil
+	}
+	return b.refill()
+}
+
+// SealShown sets r.Shown to plain, sealed. All other columns of r but Secret
+// must be as they will be stored.
+func (b *Box) SealShown(r *store.Record, plain []byte) (err error) {
+	r.Shown, err = b.seal(r, partShown, plain)
+	return err
+}
+
+// SealSecret sets r.Secret to plain, sealed.
+func (b *Box) SealSecret(r *store.Record, plain []byte) (err error) {
+	r.Secret, err = b.seal(r, partSecret, plain)
+	return err
+}
+
+// OpenShown returns the plaintext of r.Shown. It decrypts in place: r.Shown is
+// not sealed any more afterwards.
+func (b *Box) OpenShown(r *store.Record) ([]byte, error) {
+	return b.open(r, partShown, r.Shown)
+}
+
+// OpenSecret returns the plaintext of r.Secret, in place like OpenShown.
+func (b *Box) OpenSecret(r *store.Record) ([]byte, error) {
+	return b.open(r, partSecret, r.Secret)
+}
+
+func (b *Box) seal(r *store.Record, part byte, plain []byte) ([]byte, error) {
+	k, err := b.take()
+	if err != nil {
+		return nil, err
+	}
+	m := &k.Masters[len(k.Masters)-1]
+	aead := b.account(r.Account).aead(k, m, part)
+	dst := make([]byte, header, overhead+len(plain))
+	dst[0], dst[1] = format, aesGCM
+	binary.BigEndian.PutUint32(dst[2:], m.Term)
+	aad := scratch.Get().(*[]byte)
+	defer scratch.Put(aad)
+	*aad = associated((*aad)[:0], k.Vault, r, part, dst[:header])
+	return aead.Seal(dst, nil, plain, *aad), nil
+}
+
+func (b *Box) open(r *store.Record, part byte, sealed []byte) ([]byte, error) {
+	if len(sealed) < overhead || sealed[0] != format || sealed[1] != aesGCM {
+		return nil, ErrIntegrity
+	}
+	k := b.Keys()
+	m := k.master(binary.BigEndian.Uint32(sealed[2:]))
+	if m == nil {
+		return nil, ErrUnknownTerm
+	}
+	aead := b.account(r.Account).aead(k, m, part)
+	aad := scratch.Get().(*[]byte)
+	defer scratch.Put(aad)
+	*aad = associated((*aad)[:0], k.Vault, r, part, sealed[:header])
+	plain, err := aead.Open(sealed[header:header], nil, sealed[header:], *aad)
+	if err != nil {
+		return nil, ErrIntegrity
+	}
+	return plain, nil
+}
+
+var scratch = sync.Pool{New: func() any { return new([]byte) }}
+
+func (k *Keys) master(term uint32) *Master {
+	for i := len(k.Masters) - 1; i >= 0; i-- {
+		if k.Masters[i].Term == term {
+			return &k.Masters[i]
+		}
+	}
+	return nil
+}
+
+func associated(b []byte, vault uuid.UUID, r *store.Record, part byte, header []byte) []byte {
+	b = append(b, 'C', 'V')
+	b = append(b, header...)
+	b = binary.BigEndian.AppendUint16(b, schema)
+	b = append(b, part)
+	b = append(b, vault[:]...)
+	b = append(b, byte(r.Kind))
+	b = append(b, r.Account[:]...)
+	b = append(b, r.ID[:]...)
+	b = append(b, r.Parent[:]...)
+	if part == partSecret {
+		return b
+	}
+	due := int64(math.MinInt64)
+	if !r.Due.IsZero() {
+		due = r.Due.UnixMicro()
+	}
+	b = append(b, r.Class)
+	b = binary.BigEndian.AppendUint64(b, uint64(due))
+	b = binary.BigEndian.AppendUint64(b, r.Version)
+	for _, h := range r.Lookup {
+		b = append(b, byte(len(h)))
+		b = append(b, h...)
+	}
+	return b
+}
+
+// An account holds the keys derived for one account.
+type account struct {
+	id                               uuid.UUID
+	prf                              cipher.Block
+	fingerprint, lookup, idempotency *mac
+
+	mu    sync.RWMutex
+	aeads map[purpose]cipher.AEAD
+}
+
+type purpose struct {
+	term uint32
+	part byte
+}
+
+func (b *Box) account(id uuid.UUID) *account {
+	b.mu.RLock()
+	a := b.accounts[id]
+	b.mu.RUnlock()
+	if a != nil {
+		return a
+	}
+	k := b.Keys()
+	a = &account{
+		id:          id,
+		prf:         newAES(derive(k.ID[:], "id", k.Vault, id)),
+		fingerprint: newMAC(derive(k.Fingerprint[:], "fingerprint", k.Vault, id)),
+		lookup:      newMAC(derive(k.Lookup[:], "lookup", k.Vault, id)),
+		idempotency: newMAC(derive(k.Lookup[:], "idempotency", k.Vault, id)),
+		aeads:       map[purpose]cipher.AEAD{},
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.accounts) >= maxAccounts {
+		clear(b.accounts)
+	}
+	b.accounts[id] = a
+	return a
+}
+
+func (a *account) aead(k *Keys, m *Master, part byte) cipher.AEAD {
+	p := purpose{m.Term, part}
+	a.mu.RLock()
+	aead := a.aeads[p]
+	a.mu.RUnlock()
+	if aead != nil {
+		return aead
+	}
+	return a.derive(k, m, p)
+}
+
+func (a *account) derive(k *Keys, m *Master, p purpose) cipher.AEAD {
+	label := "shown"
+	if p.part == partSecret {
+		label = "secret"
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(newAES(derive(m.Key[:], label, k.Vault, a.id)))
+	if err != nil {
+		panic(err) // only for a block that is not AES
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.aeads[p] = aead
+	return aead
+}
+
+// derive makes the key for one purpose and account from a secret key.
+func derive(secret []byte, purpose string, vault, account uuid.UUID) []byte {
+	info := "cardvault 1 " + purpose + "\x00" + string(vault[:]) + string(account[:])
+	key, err := hkdf.Key(sha256.New, secret, nil, info, KeySize)
+	if err != nil {
+		panic(err) // only for a length that HKDF cannot give
+	}
+	return key
+}
+
+func newAES(key []byte) cipher.Block {
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		panic(err) // only for a key that is not of an AES size
+	}
+	return block
+}
+
+// PRF returns the cipher that masks the row keys of an account.
+func (b *Box) PRF(id uuid.UUID) cipher.Block { return b.account(id).prf }
+
+// Fingerprint returns the keyed hash by which an account recognizes a card
+// number, of 32 bytes.
+func (b *Box) Fingerprint(account uuid.UUID, pan []byte) []byte {
+	return b.account(account).fingerprint.sum(pan)
+}
+
+// LookupSize is the size of what Lookup returns, in bytes.
+const LookupSize = 16
+
+// Lookup returns the keyed hash by which an account finds value.
+func (b *Box) Lookup(account uuid.UUID, purpose string, value []byte) []byte {
+	return b.account(account).lookup.sum([]byte(purpose+"\x00"), value)[:LookupSize]
+}
+
+// Idempotency returns the keyed hash of parts, of 32 bytes. Different
+// sequences of parts have different hashes.
+func (b *Box) Idempotency(account uuid.UUID, parts ...[]byte) []byte {
+	framed := make([][]byte, 0, 2*len(parts))
+	for _, p := range parts {
+		framed = append(framed, binary.AppendUvarint(nil, uint64(len(p))), p)
+	}
+	return b.account(account).idempotency.sum(framed...)
+}
+
+// ValidCount reports whether mac is the CountMAC of a count.
+func (k *Keys) ValidCount(term uint32, count uint64, mac []byte) bool {
+	return hmac.Equal(mac, k.CountMAC(term, count))
+}
+
+// CountMAC authenticates a count of the seals made under a term that k has.
+func (k *Keys) CountMAC(term uint32, count uint64) []byte {
+	m := k.master(term)
+	mac := hmac.New(sha256.New, derive(m.Key[:], "count", k.Vault, uuid.Nil))
+	mac.Write(binary.BigEndian.AppendUint64(nil, count))
+	return mac.Sum(nil)
+}
+
+// A mac computes HMAC-SHA-256 under one key, reusing its key schedule.
+type mac struct{ pool sync.Pool }
+
+func newMAC(key []byte) *mac {
+	return &mac{sync.Pool{New: func() any { return hmac.New(sha256.New, key) }}}
+}
+
+func (m *mac) sum(parts ...[]byte) []byte {
+	h := m.pool.Get().(hash.Hash)
+	defer m.pool.Put(h)
+	h.Reset()
+	for _, p := range parts {
+		h.Write(p)
+	}
+	sum := h.Sum(nil)
+	h.Reset() // leaves no data behind in the pool
+	return sum
+}

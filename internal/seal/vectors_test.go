@@ -1,0 +1,299 @@
+package seal_test
+
+import (
+	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/fips140"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// This file holds a second implementation of the format, written from the
+// package comment on the primitives alone. Neither may change without the other
+// and without the vectors.
+
+type raw []byte
+
+func (b *raw) UnmarshalText(text []byte) (err error) {
+	*b, err = hex.AppendDecode(nil, text)
+	return err
+}
+
+type recordVector struct {
+	Name                       string
+	Kind                       uint8
+	ID, Account, Parent        uuid.UUID
+	Class                      uint8
+	Due                        string
+	Version                    uint64
+	Lookup                     []raw
+	Part                       string
+	Term                       uint32
+	Plaintext, Key, Nonce, AAD raw
+	Sealed                     raw
+}
+
+func (v *recordVector) record(t *testing.T) *store.Record {
+	t.Helper()
+	r := &store.Record{
+		Kind: store.Kind(v.Kind), ID: v.ID, Account: v.Account, Parent: v.Parent, Class: v.Class, Version: v.Version,
+	}
+	if v.Due != "" {
+		due, err := time.Parse(time.RFC3339, v.Due)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Due = due
+	}
+	for _, h := range v.Lookup {
+		r.Lookup = append(r.Lookup, h)
+	}
+	return r
+}
+
+type vectorFile struct {
+	Keys struct {
+		Vault      uuid.UUID
+		Generation uint32
+		Masters    []struct {
+			Term uint32
+			Key  raw
+		}
+		ID, Fingerprint, Lookup, Audit raw
+	}
+	Keyring raw
+	Records []recordVector
+	Hashes  struct {
+		Account     uuid.UUID
+		Fingerprint struct {
+			PAN string
+			Sum raw
+		}
+		Lookup struct {
+			Purpose, Value string
+			Sum            raw
+		}
+		Idempotency struct {
+			Parts []string
+			Sum   raw
+		}
+		Count struct {
+			Term  uint32
+			Count uint64
+			Sum   raw
+		}
+		PRF raw
+	}
+}
+
+func vectors(t *testing.T) (*vectorFile, *seal.Keys) {
+	t.Helper()
+	data, err := os.ReadFile("testdata/vectors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := new(vectorFile)
+	if err := json.Unmarshal(data, f); err != nil {
+		t.Fatal(err)
+	}
+	k := &seal.Keys{
+		Vault:       f.Keys.Vault,
+		Generation:  f.Keys.Generation,
+		ID:          [32]byte(f.Keys.ID),
+		Fingerprint: [32]byte(f.Keys.Fingerprint),
+		Lookup:      [32]byte(f.Keys.Lookup),
+		Audit:       [32]byte(f.Keys.Audit),
+	}
+	for _, m := range f.Keys.Masters {
+		k.Masters = append(k.Masters, seal.Master{Term: m.Term, Key: [32]byte(m.Key)})
+	}
+	return f, k
+}
+
+func rawHMAC(key, data []byte) []byte {
+	h := hmac.New(sha256.New, key)
+	h.Write(data)
+	return h.Sum(nil)
+}
+
+// rawKey is HKDF-SHA-256 of RFC 5869 with the zero salt and one block of output.
+func rawKey(secret []byte, purpose string, vault, account uuid.UUID) []byte {
+	prk := rawHMAC(make([]byte, 32), secret)
+	info := append([]byte("cardvault 1 "+purpose+"\x00"), vault[:]...)
+	info = append(info, account[:]...)
+	return rawHMAC(prk, append(info, 1))
+}
+
+func rawHeader(term uint32) []byte {
+	return binary.BigEndian.AppendUint32([]byte{1, 1}, term)
+}
+
+func rawAAD(vault uuid.UUID, r *store.Record, part string, term uint32) []byte {
+	var b bytes.Buffer
+	b.WriteString("CV")
+	b.Write(rawHeader(term))
+	b.Write([]byte{0, 1})
+	b.WriteByte(map[string]byte{"shown": 1, "secret": 2}[part])
+	b.Write(vault[:])
+	b.WriteByte(byte(r.Kind))
+	b.Write(r.Account[:])
+	b.Write(r.ID[:])
+	b.Write(r.Parent[:])
+	if part == "secret" {
+		return b.Bytes()
+	}
+	b.WriteByte(r.Class)
+	due := uint64(1) << 63
+	if !r.Due.IsZero() {
+		due = uint64(r.Due.UnixMicro())
+	}
+	b.Write(binary.BigEndian.AppendUint64(nil, due))
+	b.Write(binary.BigEndian.AppendUint64(nil, r.Version))
+	for _, h := range r.Lookup {
+		b.WriteByte(byte(len(h)))
+		b.Write(h)
+	}
+	return b.Bytes()
+}
+
+// rawGCM calls f with AES-256-GCM under key. It takes the nonce from its
+// caller, which FIPS mode allows nobody.
+func rawGCM(key []byte, f func(cipher.AEAD)) {
+	fips140.WithoutEnforcement(func() {
+		block, err := aes.NewCipher(key)
+		if err != nil {
+			panic(err)
+		}
+		aead, err := cipher.NewGCM(block)
+		if err != nil {
+			panic(err)
+		}
+		f(aead)
+	})
+}
+
+func rawSeal(key, nonce, plain, aad []byte, term uint32) (sealed []byte) {
+	rawGCM(key, func(aead cipher.AEAD) {
+		sealed = aead.Seal(append(rawHeader(term), nonce...), nonce, plain, aad)
+	})
+	return sealed
+}
+
+func rawOpen(key, sealed, aad []byte) (plain []byte, err error) {
+	rawGCM(key, func(aead cipher.AEAD) {
+		plain, err = aead.Open(nil, sealed[6:18], sealed[18:], aad)
+	})
+	return plain, err
+}
+
+func same(t *testing.T, what string, got, want []byte) {
+	t.Helper()
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s\n is %x\nnot %x", what, got, want)
+	}
+}
+
+func TestRecordVectors(t *testing.T) {
+	f, k := vectors(t)
+	if len(f.Records) == 0 {
+		t.Fatal("no vectors")
+	}
+	for _, v := range f.Records {
+		t.Run(v.Name, func(t *testing.T) {
+			r := v.record(t)
+			key := rawKey(k.Masters[v.Term-1].Key[:], v.Part, k.Vault, r.Account)
+			aad := rawAAD(k.Vault, r, v.Part, v.Term)
+			same(t, "key", key, v.Key)
+			same(t, "associated data", aad, v.AAD)
+			same(t, "sealed", rawSeal(key, v.Nonce, v.Plaintext, aad, v.Term), v.Sealed)
+
+			box := boxOf(k)
+			plain, err := open(box, r, v.Part, v.Sealed)
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, "plaintext of the vector", plain, v.Plaintext)
+
+			// The package seals under its last term only.
+			now := *k
+			now.Masters = k.Masters[:v.Term]
+			sealed := sealPart(t, boxOf(&now), r, v.Part, v.Plaintext)
+			if plain, err = rawOpen(key, sealed, aad); err != nil {
+				t.Fatal(err)
+			}
+			same(t, "plaintext of a new seal", plain, v.Plaintext)
+			if got, want := len(sealed), len(plain)+seal.Overhead; got != want {
+				t.Errorf("%d bytes sealed, want %d", got, want)
+			}
+			if bytes.Equal(sealed[6:18], v.Nonce) {
+				t.Error("the nonce is not random")
+			}
+		})
+	}
+}
+
+func TestHashVectors(t *testing.T) {
+	f, k := vectors(t)
+	box, v := boxOf(k), f.Hashes
+	derived := func(secret [32]byte, purpose string) []byte { return rawKey(secret[:], purpose, k.Vault, v.Account) }
+
+	want := rawHMAC(derived(k.Fingerprint, "fingerprint"), []byte(v.Fingerprint.PAN))
+	same(t, "fingerprint", want, v.Fingerprint.Sum)
+	same(t, "Fingerprint", box.Fingerprint(v.Account, []byte(v.Fingerprint.PAN)), want)
+
+	want = rawHMAC(derived(k.Lookup, "lookup"), []byte(v.Lookup.Purpose+"\x00"+v.Lookup.Value))[:16]
+	same(t, "lookup", want, v.Lookup.Sum)
+	same(t, "Lookup", box.Lookup(v.Account, v.Lookup.Purpose, []byte(v.Lookup.Value)), want)
+
+	var framed []byte
+	var parts [][]byte
+	for _, p := range v.Idempotency.Parts {
+		if len(p) > 127 {
+			t.Fatal("a length of one byte is all that this test knows")
+		}
+		framed = append(append(framed, byte(len(p))), p...)
+		parts = append(parts, []byte(p))
+	}
+	want = rawHMAC(derived(k.Lookup, "idempotency"), framed)
+	same(t, "idempotency", want, v.Idempotency.Sum)
+	same(t, "Idempotency", box.Idempotency(v.Account, parts...), want)
+
+	master := k.Masters[v.Count.Term-1].Key
+	want = rawHMAC(rawKey(master[:], "count", k.Vault, uuid.Nil), binary.BigEndian.AppendUint64(nil, v.Count.Count))
+	same(t, "count", want, v.Count.Sum)
+	same(t, "CountMAC", k.CountMAC(v.Count.Term, v.Count.Count), want)
+
+	block, err := aes.NewCipher(derived(k.ID, "id"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, want := make([]byte, 16), make([]byte, 16)
+	block.Encrypt(want, make([]byte, 16))
+	box.PRF(v.Account).Encrypt(got, make([]byte, 16))
+	same(t, "prf", want, v.PRF)
+	same(t, "PRF", got, want)
+}
+
+func TestKeyringVector(t *testing.T) {
+	f, k := vectors(t)
+	parsed, err := seal.ParseKeys(f.Keyring)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(parsed, k) {
+		t.Errorf("ParseKeys\n is %+v\nnot %+v", parsed, k)
+	}
+	same(t, "Marshal", k.Marshal(), f.Keyring)
+}

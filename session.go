@@ -1,0 +1,191 @@
+package cardvault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// SessionOptions are the optional parts of a token session: chapter 4.1 of the
+// interface document.
+type SessionOptions struct {
+	// BypassIdentification skips identification and verification.
+	BypassIdentification bool
+
+	// ExpirationTime is after how many seconds the token is deleted by itself,
+	// 1 to [MaxExpirationTime]. 0: never. A token with it gets no network token.
+	ExpirationTime int
+}
+
+// MaxExpirationTime is the longest life of an ephemeral token, in seconds.
+const MaxExpirationTime = 2592000
+
+// Check returns a FieldError for each rule that CreateSession would report, or nil.
+func (o *SessionOptions) Check() error {
+	if o == nil || o.ExpirationTime == 0 {
+		return nil
+	}
+	return checkRange("expiration_time", o.ExpirationTime, 1, MaxExpirationTime)
+}
+
+// CreateSession returns the id of a new session, in which one card becomes a
+// token. opts may be nil. The id is a credential: whoever has it can use the
+// session until it ends, after [Options.SessionTTL].
+func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (uuid.UUID, error) {
+	if err := opts.Check(); err != nil {
+		return uuid.Nil, err
+	}
+	s := session{}
+	if opts != nil {
+		s.bypass, s.ttl = opts.BypassIdentification, time.Duration(opts.ExpirationTime)*time.Second
+	}
+	once, answer, err := v.once(ctx, opCreateSession, uuid.Nil, s.encode)
+	switch {
+	case err != nil:
+		return uuid.Nil, err
+	case answer != nil:
+		return uuid.FromBytes(answer)
+	}
+	if err := v.exists(ctx); err != nil {
+		return uuid.Nil, err
+	}
+	// Not a row key: an id that is a credential has no structure.
+	r := &store.Record{
+		Kind:    kindSession,
+		ID:      uuid.New(),
+		Account: v.account,
+		Due:     now().Add(v.opts.SessionTTL),
+		Version: 1,
+	}
+	if err := v.box.SealShown(r, s.encode()); err != nil {
+		return uuid.Nil, wrapped(err)
+	}
+	if once != nil {
+		if err := once.seal(v, r.ID[:], uuid.Nil); err != nil {
+			return uuid.Nil, err
+		}
+	}
+	err = v.write(ctx, opCreateSession, r.ID, func(tx store.Tx) error {
+		tx.Put(r)
+		return once.put(tx)
+	})
+	if errors.Is(err, errRepeated) {
+		return v.CreateSession(ctx, opts)
+	}
+	if err != nil {
+		return uuid.Nil, err
+	}
+	return r.ID, nil
+}
+
+// Tokenize stores a card in a session and returns its token. A session makes
+// one token, whatever races for it.
+//
+// Errors: FieldErrors, with the code card_expired for a card that has expired;
+// ErrNotFound for a session that is unknown, over, or of another account;
+// ErrSessionCompleted.
+func (v *Vault) Tokenize(ctx context.Context, id uuid.UUID, c Card) (*Token, error) {
+	if err := v.checkSessionCard(c); err != nil {
+		return nil, err
+	}
+	for {
+		r, err := v.getRow(ctx, kindSession, id)
+		if err != nil {
+			return nil, err
+		}
+		plain, err := v.openShown(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		s, err := decodeSession(plain)
+		if err != nil {
+			return nil, err
+		}
+		if s.token != uuid.Nil {
+			return nil, ErrSessionCompleted
+		}
+		t := &Token{}
+		if s.bypass {
+			t.Identification = IdentificationSkipped
+		}
+		token, err := v.newToken(ctx, c, t, s.ttl)
+		if err != nil {
+			return nil, err
+		}
+		s.token = token.ID
+		r.Version++
+		if err := v.box.SealShown(r, s.encode()); err != nil {
+			return nil, wrapped(err)
+		}
+		err = v.write(ctx, opTokenize, t.ID, func(tx store.Tx) error {
+			tx.Put(r)
+			tx.Put(token)
+			return nil
+		})
+		if errors.Is(err, store.ErrConflict) {
+			continue // the session has changed: completed, or gone
+		}
+		if err != nil {
+			return nil, err
+		}
+		if s.ttl > 0 {
+			v.workDue(token.Due)
+		}
+		return t, nil
+	}
+}
+
+// checkSessionCard adds to the rules of an Import that the card is valid now.
+func (v *Vault) checkSessionCard(c Card) error {
+	errs := v.opts.checkCard(c)
+	if len(checkExpiry(c.Expiry)) == 0 && c.Expiry.Expired(now()) {
+		errs = append(errs, &FieldError{"expiry_month", "card_expired", "and expiry_year must not be past"})
+	}
+	return errors.Join(errs...)
+}
+
+// A session is the sealed part of a session's record.
+type session struct {
+	bypass bool
+	ttl    time.Duration // of the token; 0: for ever
+	token  uuid.UUID     // row key of the token that was made
+}
+
+const (
+	sessionBypass = iota + 1
+	sessionTTL
+	sessionToken
+)
+
+func (s *session) encode() []byte {
+	b := tlv.AppendUint(nil, sessionBypass, bit(s.bypass))
+	b = tlv.AppendUint(b, sessionTTL, uint64(s.ttl))
+	if s.token != uuid.Nil {
+		b = tlv.Append(b, sessionToken, s.token[:])
+	}
+	return tlv.Pad(b, 64, 0)
+}
+
+func decodeSession(plain []byte) (*session, error) {
+	s := new(session)
+	r := tlv.Read(plain)
+	for r.Next() {
+		switch r.Tag {
+		case sessionBypass:
+			s.bypass = r.Uint() == 1
+		case sessionTTL:
+			s.ttl = time.Duration(r.Uint())
+		case sessionToken:
+			copy(s.token[:], r.Value)
+		}
+	}
+	if r.Err() != nil {
+		return nil, fmt.Errorf("%w: session cannot be read", ErrDamaged)
+	}
+	return s, nil
+}

@@ -1,0 +1,177 @@
+// Package boltstore keeps the records of a vault in one bbolt file: the default
+// backend, for one process at a time.
+//
+// All writes pass one goroutine, which commits together whatever is waiting and
+// waits for nothing else: a lone caller pays for one commit, a hundred callers
+// share one. A commit is two syncs of the file. Lists keep counts beside their
+// entries, so a total or a far page costs what a near page costs.
+//
+// When a commit fails, the file is closed and opened anew before anything else
+// happens, because only a fresh look tells what is in it. A full disk fails
+// writes that need room; reads go on, and so do deletions as long as free pages
+// are left in the file.
+//
+// The file must be on a local file system. Do not copy it while it is open, and
+// never truncate it.
+package boltstore
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// Options are the optional parts of [Open].
+type Options struct {
+	// LockTimeout is how long Open waits while another process has the file
+	// open. Zero: 1 second. Negative: not at all.
+	LockTimeout time.Duration
+
+	// Logger is told what an operator should see: unsafe file permissions, and
+	// failures that close and reopen the file. If nil, nothing is logged.
+	Logger *slog.Logger
+}
+
+const (
+	queueLength = 1024
+	groupCalls  = 256
+	groupBytes  = 4 << 20
+	reopenPause = time.Second // between attempts to open the file again
+)
+
+// config is what tests change.
+type config struct {
+	fanout   fanout
+	mmapSize int // first mapping of the file; more is mapped as it grows
+	maxSize  int // of the file in bytes; 0: no limit
+}
+
+var defaults = config{
+	fanout:   fanout{block: 52, node: 32},
+	mmapSize: initialMmapSize,
+}
+
+// A Store is a [store.Store] in one file. Get one from [Open].
+type Store struct {
+	path   string
+	config config
+	log    *slog.Logger
+
+	queue   chan *call
+	closing chan struct{} // closed by Close
+	stopped chan struct{} // closed when the writing goroutine has ended
+	closed  sync.Once
+
+	mu     sync.RWMutex // held to read while h is used
+	h      *handle      // nil while the file is not open
+	failed error        // why h is nil
+
+	// The rest belongs to the writing goroutine.
+	group   group
+	again   []*call // to run before what is queued, each in a group of its own
+	retryAt time.Time
+}
+
+var _ store.Store = (*Store)(nil)
+
+// View implements [store.Store]. It returns store.ErrDamaged only through the
+// reads of fn, and store.ErrUnavailable after a failure until an Update has
+// opened the file again. A ReadTx used after fn has returned panics.
+func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.h == nil {
+		return s.failed
+	}
+	tx, err := s.h.begin(false)
+	if err != nil {
+		return err
+	}
+	defer s.h.rollback(tx)
+	r := &reader{tx: tx}
+	defer r.end()
+	return fn(r)
+}
+
+// Update implements [store.Store]. It runs fn in another goroutine than the
+// caller's. A Tx used after fn has returned panics.
+func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	c := &call{fn: fn, done: make(chan struct{})}
+	select {
+	case <-s.closing:
+		return store.ErrClosed
+	default:
+	}
+	select {
+	case s.queue <- c:
+	default:
+		select {
+		case s.queue <- c:
+		case <-s.closing:
+			return store.ErrClosed
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	select {
+	case <-c.done:
+	case <-s.stopped:
+		select {
+		case <-c.done:
+		default:
+			return store.ErrClosed
+		}
+	case <-ctx.Done():
+		if c.state.CompareAndSwap(queued, abandoned) {
+			return ctx.Err()
+		}
+		<-c.done
+	}
+	switch {
+	case c.panicked != nil:
+		panic(c.panicked)
+	case c.exited:
+		runtime.Goexit()
+	}
+	return c.err
+}
+
+// Close implements [store.Store]. What waits in the queue gets store.ErrClosed.
+func (s *Store) Close() (err error) {
+	s.closed.Do(func() {
+		close(s.closing)
+		<-s.stopped
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.h != nil {
+			err = s.h.close()
+		}
+		s.h, s.failed = nil, store.ErrClosed
+	})
+	return err
+}
+
+// guarded calls f, which touches the mapped file and no code of a caller.
+func guarded(f func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer guard(&err)
+	return f()
+}
+
+// unavailable is the error of calls while the file is not open.
+func unavailable(cause error) error {
+	return fmt.Errorf("%w: the file was closed after a failure and cannot be opened again yet: %w",
+		store.ErrUnavailable, cause)
+}

@@ -1,0 +1,247 @@
+package boltstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/uuid"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// maxFindings bounds what one Check reports.
+const maxFindings = 20
+
+// Check reads the whole file and reports what is wrong with it: in the pages of
+// bbolt, and where an index does not agree with the rows. Its error wraps
+// store.ErrDamaged for each finding, the first 20. What is in a sealed column is
+// not Check's to know. Updates wait until it has returned.
+func (s *Store) Check(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.h == nil {
+		return s.failed
+	}
+	// bbolt's own check needs that nobody else writes.
+	tx, err := s.h.begin(true)
+	if err != nil {
+		return err
+	}
+	defer s.h.rollback(tx)
+	c := &checker{ctx: ctx, tx: tx, fanout: s.config.fanout}
+	for err := range tx.Check(bolt.WithKVStringer(silent{})) {
+		c.report("%v", err)
+	}
+	if len(c.findings) == 0 { // else what is read below may be anything
+		if err := guarded(c.check); err != nil {
+			return err
+		}
+	}
+	return errors.Join(c.findings...)
+}
+
+// silent keeps keys, which have hashes in them, out of errors.
+type silent struct{}
+
+func (silent) KeyToString([]byte) string   { return "…" }
+func (silent) ValueToString([]byte) string { return "…" }
+
+// A checker counts what the rows ask of each index and looks for it there. If
+// an index has as much in it and all of that was found, it has nothing else.
+type checker struct {
+	ctx      context.Context
+	tx       *bolt.Tx
+	fanout   fanout
+	findings []error
+
+	listed, due, lookups int // that the rows ask for
+	entries              int // in lists
+}
+
+func (c *checker) report(format string, args ...any) {
+	if len(c.findings) < maxFindings {
+		c.findings = append(c.findings, fmt.Errorf("%w: %s", store.ErrDamaged, fmt.Sprintf(format, args...)))
+	}
+}
+
+func (c *checker) check() error {
+	err := c.tx.ForEach(func(name []byte, b *bolt.Bucket) error {
+		if len(name) != len(rowsBucket(0)) || !bytes.HasPrefix(name, []byte("rows")) {
+			return nil
+		}
+		return c.rows(store.Kind(name[4]), b)
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.lists(); err != nil {
+		return err
+	}
+	if c.entries != c.listed {
+		c.report("lists have %d entries, rows ask for %d", c.entries, c.listed)
+	}
+	for _, index := range []struct {
+		name []byte
+		want int
+	}{{dueBucket, c.due}, {lookupBucket, c.lookups}} {
+		n := 0
+		cur := bucket(c.tx, index.name).Cursor()
+		for k, _ := cur.First(); k != nil; k, _ = cur.Next() {
+			n++
+		}
+		if n != index.want {
+			c.report("index %s has %d entries, rows ask for %d", index.name, n, index.want)
+		}
+	}
+	return nil
+}
+
+// rows checks every row of a kind, and that the indexes have it.
+func (c *checker) rows(kind store.Kind, rows *bolt.Bucket) error {
+	due, lookup := bucket(c.tx, dueBucket), bucket(c.tx, lookupBucket)
+	lists := lister{fanout: c.fanout}
+	n := 0
+	cur := rows.Cursor()
+	for k, v := cur.First(); k != nil; k, v = cur.Next() {
+		if n%1024 == 0 {
+			if err := c.ctx.Err(); err != nil {
+				return err
+			}
+			lists.begin(c.tx, c.fanout) // forgets what it has read
+		}
+		n++
+		r, err := decodeRow(v)
+		if err != nil || len(k) != 16 || r.version == 0 {
+			c.report("kind %d, row %d is not in the format of rows", kind, n)
+			continue
+		}
+		id, list := uuid.UUID(k), keyOfList(kind, r.account, r.parent)
+		if r.class != 0 || r.parent != uuid.Nil {
+			c.listed++
+			if path := lists.find(list, id, false); path == nil {
+				c.report("kind %d, row %d is in no list", kind, n)
+			} else if e := path[len(path)-1].entries; true {
+				if i, found := e.search(id); !found || e.class(i) != r.class {
+					c.report("kind %d, row %d is not in its list with its class", kind, n)
+				}
+			}
+		}
+		if r.hasDue {
+			c.due++
+			key := keyOfDue(kind, r.due, id)
+			list[17] = r.class
+			if !bytes.Equal(due.Get(key[:]), list[:]) {
+				c.report("kind %d, row %d is not in the index of what is due", kind, n)
+			}
+		}
+		seen := make([][]byte, 0, r.lookupCount)
+		r.eachLookup(func(hash []byte) {
+			if slices.ContainsFunc(seen, func(h []byte) bool { return bytes.Equal(h, hash) }) {
+				return
+			}
+			seen = append(seen, hash)
+			c.lookups++
+			if lookup.Get(append(appendLookupKey(nil, kind, hash), id[:]...)) == nil {
+				c.report("kind %d, row %d is not found by a lookup", kind, n)
+			}
+		})
+	}
+	return nil
+}
+
+// lists checks that each list is a tree in order, and its counts.
+func (c *checker) lists() error {
+	nodes := 0
+	cur := bucket(c.tx, listsBucket).Cursor()
+	var last listKey
+	for k, v := cur.First(); k != nil; k, v = cur.Next() {
+		if nodes++; nodes%1024 == 0 && c.ctx.Err() != nil {
+			return c.ctx.Err()
+		}
+		if len(k) != len(nodeKey{}) {
+			panic(failed{errLists})
+		}
+		if listKey(k[:18]) == last {
+			continue
+		}
+		last = listKey(k[:18])
+		w := listWalk{checker: c, lists: bucket(c.tx, listsBucket)}
+		w.node(nodeKey(k), v, uuid.Nil, uuid.Nil)
+		nodes -= w.nodes
+	}
+	// Every node below a root was met once there, and once here.
+	if nodes != 0 {
+		c.report("%d nodes of lists belong to no list", nodes)
+	}
+	return nil
+}
+
+// A listWalk goes over one list from its root.
+type listWalk struct {
+	*checker
+	lists *bolt.Bucket
+	nodes int
+}
+
+// node checks what is at and below a node, whose entries must be from begin to
+// before end, if end is set, and returns the counts by class.
+func (w *listWalk) node(key nodeKey, v []byte, begin, end uuid.UUID) (counts [256]int64) {
+	w.nodes++
+	var stored [256]int64
+	level := key.level()
+	n, entries := decodeNode(level, v, func(class uint8, count int64) { stored[class] = count })
+	w.entries += entries.len()
+	at := begin
+	if compareIDs(key.id(), begin) < 0 {
+		w.report("a node of level %d begins before the one above it", level)
+	}
+	for i := range entries.len() {
+		id := entries.id(i)
+		if i > 0 && compareIDs(id, at) <= 0 || compareIDs(id, key.id()) < 0 || end != uuid.Nil && compareIDs(id, end) >= 0 {
+			w.report("entries of a list are out of order")
+		}
+		at = id
+		counts[entries.class(i)]++
+	}
+	open := level == 1 && end == uuid.Nil
+	limit := w.fanout.of(level)
+	if open {
+		limit = w.fanout.open()
+		counts = [256]int64{}
+	}
+	if size := n + entries.len(); size > limit || size == 0 && !open {
+		w.report("a node of level %d has %d below it", level, size)
+	}
+	if level > 1 {
+		from := keyOfNode(key.list(), level-1, key.id())
+		cur := w.lists.Cursor()
+		k, v := cur.Seek(from[:])
+		for i := range n {
+			if !from.sameLevel(k) {
+				panic(failed{errLists})
+			}
+			child, value := nodeKey(k), v
+			childEnd := end
+			if k, v = cur.Next(); i+1 < n && from.sameLevel(k) {
+				childEnd = uuid.UUID(k[19:])
+			}
+			for class, count := range w.node(child, value, key.id(), childEnd) {
+				counts[class] += count
+			}
+		}
+		if from.sameLevel(k) && (end == uuid.Nil || bytes.Compare(k[19:], end[:]) < 0) {
+			w.report("a node of level %d counts too few below it", level)
+		}
+	}
+	if counts != stored {
+		w.report("a node of level %d has wrong counts", level)
+	}
+	return counts
+}

@@ -1,0 +1,331 @@
+package boltstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+var formatKey = []byte("format")
+
+// format is the version of the layout of the file.
+const format = 1
+
+// initialMmapSize is address space, not memory: with it, growth of the file
+// seldom has to wait for readers. On Windows it would be disk space.
+var initialMmapSize = func() int {
+	if runtime.GOOS == "linux" && strconv.IntSize == 64 {
+		return 1 << 30
+	}
+	return 0
+}()
+
+const lockPoll = 20 * time.Millisecond
+
+// Open opens the file at path, or makes it, with mode 0600. Its directory is
+// made, with mode 0700, if only that is missing. ctx counts while Open waits
+// for the file's lock. opts may be nil.
+//
+// path may be a symbolic link to a file; a file that is not a regular one is
+// refused. A file that others may read or write is opened, and logged as a
+// warning: what is in it is sealed, and refusing would keep a vault shut.
+//
+// Errors: store.ErrLocked, store.ErrFormat, store.ErrDamaged, and those of the
+// operating system, wrapped.
+func Open(ctx context.Context, path string, opts *Options) (*Store, error) {
+	return open(ctx, path, opts, defaults)
+}
+
+func open(ctx context.Context, path string, opts *Options, c config) (*Store, error) {
+	if opts == nil {
+		opts = new(Options)
+	}
+	s := &Store{
+		path:    path,
+		config:  c,
+		log:     opts.Logger,
+		queue:   make(chan *call, queueLength),
+		closing: make(chan struct{}),
+		stopped: make(chan struct{}),
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	timeout := opts.LockTimeout
+	if timeout == 0 {
+		timeout = time.Second
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := create(path); err != nil {
+			return nil, fmt.Errorf("boltstore: create: %w", err)
+		}
+	} else if err != nil {
+		return nil, fmt.Errorf("boltstore: open: %w", err)
+	} else if runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
+		s.log.Warn("the store's file is open to other users: set its mode to 0600", "path", path)
+	}
+	if s.h, err = waitForHandle(ctx, path, c, timeout); err != nil {
+		return nil, err
+	}
+	removeLeftovers(path)
+	go s.run()
+	return s, nil
+}
+
+// waitForHandle opens the file once no other process has it open.
+func waitForHandle(ctx context.Context, path string, c config, timeout time.Duration) (*handle, error) {
+	deadline := time.Now().Add(timeout)
+	for {
+		h, err := openHandle(path, c)
+		if !errors.Is(err, store.ErrLocked) || !time.Now().Before(deadline) {
+			return h, err
+		}
+		timer := time.NewTimer(lockPoll)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// A handle is an open bbolt file.
+type handle struct {
+	db   *bolt.DB
+	file *os.File
+
+	beginning sync.Mutex
+	// stuck is set when a panic has left bbolt with locks held: then not even
+	// closing it would return, so the handle is only given up.
+	stuck atomic.Bool
+}
+
+// openHandle opens an existing file without waiting for its lock.
+func openHandle(path string, c config) (*handle, error) {
+	h := new(handle)
+	opened := func(path string, flag int, mode os.FileMode) (*os.File, error) {
+		// bbolt would make a file that is not there and fill an empty one.
+		f, err := os.OpenFile(path, flag&^os.O_CREATE, mode)
+		if err != nil {
+			return nil, err
+		}
+		h.file = f
+		switch info, err := f.Stat(); {
+		case err != nil:
+			return nil, errors.Join(err, f.Close())
+		case !info.Mode().IsRegular():
+			return nil, errors.Join(errors.New("not a regular file"), f.Close())
+		case info.Size() == 0:
+			return nil, errors.Join(fmt.Errorf("%w: the file is empty", store.ErrDamaged), f.Close())
+		}
+		return f, nil
+	}
+	err := guarded(func() (err error) {
+		h.db, err = bolt.Open(path, 0o600, &bolt.Options{
+			Timeout:         time.Nanosecond, // one attempt
+			FreelistType:    bolt.FreelistMapType,
+			InitialMmapSize: c.mmapSize,
+			MaxSize:         c.maxSize,
+			NoStatistics:    true,
+			OpenFile:        opened,
+		})
+		return err
+	})
+	if err == nil {
+		err = h.verify()
+		if err == nil {
+			return h, nil
+		}
+		return nil, errors.Join(err, h.close())
+	}
+	switch {
+	case errors.Is(err, bolterrors.ErrTimeout):
+		err = fmt.Errorf("%w: close the other process, or give this one a file of its own", store.ErrLocked)
+	case errors.Is(err, bolterrors.ErrInvalid), errors.Is(err, bolterrors.ErrVersionMismatch),
+		errors.Is(err, bolterrors.ErrChecksum), strings.HasPrefix(err.Error(), "file size too small"):
+		err = fmt.Errorf("%w: %w", store.ErrDamaged, err)
+	}
+	if errors.Is(err, store.ErrDamaged) {
+		err = fmt.Errorf("%w: restore the file from a backup", err)
+		if h.file != nil {
+			_ = h.file.Close() // bbolt has closed it unless it panicked: then it holds the lock
+		}
+	}
+	return nil, fmt.Errorf("boltstore: open: %w", err)
+}
+
+// verify tells whether the file is one of ours and all there.
+func (h *handle) verify() error {
+	tx, err := h.begin(false)
+	if err != nil {
+		return err
+	}
+	defer h.rollback(tx)
+	return guarded(func() error {
+		info, err := h.file.Stat()
+		if err != nil {
+			return fmt.Errorf("boltstore: open: %w", err)
+		}
+		if info.Size() < tx.Size() {
+			return fmt.Errorf("%w: the file has lost its end: restore it from a backup", store.ErrDamaged)
+		}
+		meta := tx.Bucket(metaBucket)
+		if meta == nil {
+			return fmt.Errorf("%w: a bbolt file that is not a store of this package", store.ErrFormat)
+		}
+		switch v := meta.Get(formatKey); {
+		case len(v) != 1 || v[0] == 0:
+			return fmt.Errorf("%w: no format version: restore the file from a backup", store.ErrDamaged)
+		case v[0] > format:
+			return fmt.Errorf("%w: the file has version %d, this program knows %d: use a newer program",
+				store.ErrFormat, v[0], format)
+		}
+		for _, name := range [][]byte{listsBucket, dueBucket, lookupBucket} {
+			bucket(tx, name)
+		}
+		return nil
+	})
+}
+
+// begin starts a transaction.
+func (h *handle) begin(writable bool) (tx *bolt.Tx, err error) {
+	if !writable {
+		// Whoever starts one while another panics inside bbolt would wait for
+		// a lock that nobody gives back.
+		h.beginning.Lock()
+		defer h.beginning.Unlock()
+	}
+	if h.stuck.Load() {
+		return nil, fmt.Errorf("%w: the file was changed or lost while it was open", store.ErrDamaged)
+	}
+	err = guarded(func() (err error) {
+		defer func() {
+			if tx == nil && err == nil {
+				h.stuck.Store(true)
+			}
+		}()
+		tx, err = h.db.Begin(writable)
+		return err
+	})
+	return tx, err
+}
+
+// rollback ends a transaction. It may have ended before.
+func (h *handle) rollback(tx *bolt.Tx) {
+	err := guarded(tx.Rollback)
+	if err != nil && !errors.Is(err, bolterrors.ErrTxClosed) {
+		h.stuck.Store(true)
+	}
+}
+
+// lastID returns the id of the last transaction in the file.
+func (h *handle) lastID() int {
+	tx, err := h.begin(false)
+	if err != nil {
+		return int(^uint(0) >> 1)
+	}
+	defer h.rollback(tx)
+	return tx.ID()
+}
+
+// close closes the file. All transactions must have ended.
+func (h *handle) close() error {
+	if h.stuck.Load() {
+		return h.file.Close()
+	}
+	return guarded(h.db.Close)
+}
+
+// create makes an empty store and puts it in place whole, so that a crash
+// leaves either a good file or none. If another process does the same, one of
+// the two files stays.
+func create(path string) (err error) {
+	dir := filepath.Dir(path)
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	f, err := os.CreateTemp(dir, leftoverPrefix(path)+"*")
+	if err != nil {
+		return err
+	}
+	temporary := f.Name()
+	defer func() {
+		if e := os.Remove(temporary); e != nil && !errors.Is(e, fs.ErrNotExist) {
+			err = errors.Join(err, e)
+		}
+		err = errors.Join(err, syncDir(dir))
+	}()
+	if err := errors.Join(f.Chmod(0o600), f.Close()); err != nil {
+		return err
+	}
+	db, err := bolt.Open(temporary, 0o600, &bolt.Options{FreelistType: bolt.FreelistMapType})
+	if err != nil {
+		return err
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		for _, name := range [][]byte{listsBucket, dueBucket, lookupBucket} {
+			if _, err := tx.CreateBucket(name); err != nil {
+				return err
+			}
+		}
+		meta, err := tx.CreateBucket(metaBucket)
+		if err != nil {
+			return err
+		}
+		return meta.Put(formatKey, []byte{format})
+	})
+	if err := errors.Join(err, db.Sync(), db.Close()); err != nil {
+		return err
+	}
+	if err := os.Link(temporary, path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+func leftoverPrefix(path string) string { return "." + filepath.Base(path) + ".new-" }
+
+// removeLeftovers removes what a crash in create has left. It is called when
+// path is there, so whoever is in create now needs its file no more.
+func removeLeftovers(path string) {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return // leftovers are empty stores and harm nobody
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), leftoverPrefix(path)) {
+			_ = os.Remove(filepath.Join(filepath.Dir(path), e.Name()))
+		}
+	}
+}
+
+func syncDir(dir string) error {
+	if runtime.GOOS == "windows" {
+		return nil // directories cannot be synced
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,563 @@
+package boltstore
+
+import (
+	"bytes"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// The buckets. Rows have one for each kind.
+var (
+	metaBucket   = []byte("meta")   // formatKey → format
+	listsBucket  = []byte("lists")  // nodeKey → node, for every record with a class or parent
+	dueBucket    = []byte("due")    // dueKey → list without its kind, class
+	lookupBucket = []byte("lookup") // kind, length, hash, id → nothing
+)
+
+func rowsBucket(kind store.Kind) [5]byte { return [5]byte{'r', 'o', 'w', 's', byte(kind)} }
+
+var (
+	errLists   = fmt.Errorf("%w: a list is not in order", store.ErrDamaged)
+	errIndex   = fmt.Errorf("%w: an index names a record that is not there", store.ErrDamaged)
+	errBuckets = fmt.Errorf("%w: a part of the file is missing", store.ErrDamaged)
+)
+
+// failed is the panic value by which the inner functions of this package end
+// an operation on damaged data, as bbolt itself panics there; [guard] turns
+// both into an error.
+type failed struct{ err error }
+
+func check(err error) {
+	if err != nil {
+		panic(failed{err})
+	}
+}
+
+// guard is deferred around everything that touches the mapped file, never
+// around code of a caller. Together with debug.SetPanicOnFault it keeps a
+// damaged or truncated file from ending the process.
+func guard(err *error) {
+	p := recover()
+	if p == nil {
+		return
+	}
+	var f failed
+	switch p := p.(type) {
+	case failed:
+		f = p
+	default:
+		f.err = fmt.Errorf("%w: %v", store.ErrDamaged, p)
+	}
+	*err = f.err
+}
+
+func bucket(tx *bolt.Tx, name []byte) *bolt.Bucket {
+	b := tx.Bucket(name)
+	if b == nil {
+		panic(failed{errBuckets})
+	}
+	return b
+}
+
+// A reader is a store.ReadTx on a bolt transaction.
+type reader struct {
+	tx     *bolt.Tx
+	lister *lister // of an Update: flushed before a list is read
+}
+
+var _ store.ReadTx = (*reader)(nil)
+
+// end makes later use panic.
+func (r *reader) end() { r.tx = nil }
+
+func (r *reader) mustLive() {
+	if r.tx == nil {
+		panic("boltstore: transaction used after its function has returned")
+	}
+}
+
+func (r *reader) Get(kind store.Kind, id uuid.UUID) (rec *store.Record, err error) {
+	r.mustLive()
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer guard(&err)
+	name := rowsBucket(kind)
+	rows := r.tx.Bucket(name[:])
+	if rows == nil {
+		return nil, store.ErrNotFound
+	}
+	raw := rows.Get(id[:])
+	if raw == nil {
+		return nil, store.ErrNotFound
+	}
+	row, err := decodeRow(raw)
+	if err != nil {
+		return nil, err
+	}
+	return row.record(kind, id, true), nil
+}
+
+// mustRow returns a row that an index names.
+func (r *reader) mustRow(kind store.Kind, id []byte) row {
+	name := rowsBucket(kind)
+	raw := bucket(r.tx, name[:]).Get(id)
+	if raw == nil {
+		panic(failed{errIndex})
+	}
+	row, err := decodeRow(raw)
+	check(err)
+	return row
+}
+
+func (r *reader) List(q *store.Query) (list *store.List, err error) {
+	r.mustLive()
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer guard(&err)
+	if q.Lookup != nil {
+		return r.listLookup(q), nil
+	}
+	if r.lister != nil {
+		r.lister.flush()
+	}
+	s := scan{list: keyOfList(q.Kind, q.Account, q.Parent), classes: q.Classes}
+	s.lapsed = r.lapsed(q, s.list)
+	s.init(bucket(r.tx, listsBucket))
+
+	begin, end := int64(0), s.total()
+	if q.Min != uuid.Nil {
+		begin = s.rank(q.Min, false)
+	}
+	if q.Max != uuid.Nil {
+		end = max(begin, s.rank(q.Max, true))
+	}
+	list = new(store.List)
+	if q.Count {
+		list.Total = end - begin
+	}
+	offset := max(0, q.Offset)
+	limit := int(min(int64(q.Limit), end-begin-offset))
+	if limit <= 0 {
+		return list, nil
+	}
+	skip := begin + offset
+	if q.Desc {
+		skip = s.total() - end + offset
+	}
+	name := rowsBucket(q.Kind)
+	rows := bucket(r.tx, name[:]).Cursor()
+	list.Records = make([]*store.Record, 0, min(limit, 1024))
+	s.walk(skip, q.Desc, func(id uuid.UUID) bool {
+		k, raw := rows.Next() // neighbours in a list are often neighbours here
+		if !bytes.Equal(k, id[:]) {
+			if k, raw = rows.Seek(id[:]); !bytes.Equal(k, id[:]) {
+				panic(failed{errIndex})
+			}
+		}
+		row, err := decodeRow(raw)
+		check(err)
+		list.Records = append(list.Records, row.record(q.Kind, id, false))
+		return len(list.Records) < limit
+	})
+	if len(list.Records) < limit {
+		return nil, errLists
+	}
+	return list, nil
+}
+
+// lapsed returns, in order, the ids of a list that q.Live leaves out.
+func (r *reader) lapsed(q *store.Query, list listKey) (ids []uuid.UUID) {
+	if q.Live.IsZero() {
+		return nil
+	}
+	r.eachDue(q.Kind, q.Live, func(k, v []byte) bool {
+		if bytes.Equal(v[:17], list[:17]) && wanted(&q.Classes, v[17]) {
+			ids = append(ids, uuid.UUID(k[9:]))
+		}
+		return true
+	})
+	slices.SortFunc(ids, compareIDs)
+	return ids
+}
+
+// eachDue calls f with what is due at or before until, in order, until it
+// returns false.
+func (r *reader) eachDue(kind store.Kind, until time.Time, f func(k, v []byte) bool) {
+	limit := until.UnixMicro()
+	c := bucket(r.tx, dueBucket).Cursor()
+	for k, v := c.Seek([]byte{byte(kind)}); len(k) > 0 && k[0] == byte(kind); k, v = c.Next() {
+		if len(k) != len(dueKey{}) || len(v) != 18 {
+			panic(failed{errIndex})
+		}
+		if dueOfKey(k) > limit || !f(k, v) {
+			return
+		}
+	}
+}
+
+// eachLookup calls f with the ids of the records that have a hash, in order,
+// until it returns false.
+func (r *reader) eachLookup(kind store.Kind, hash []byte, f func(id []byte) bool) {
+	if len(hash) > store.MaxLookup {
+		return
+	}
+	prefix := appendLookupKey(make([]byte, 0, 2+store.MaxLookup), kind, hash)
+	c := bucket(r.tx, lookupBucket).Cursor()
+	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
+		if len(k) != len(prefix)+16 {
+			panic(failed{errIndex})
+		}
+		if !f(k[len(prefix):]) {
+			return
+		}
+	}
+}
+
+// listLookup answers a query for one hash by looking at all that have it.
+func (r *reader) listLookup(q *store.Query) *store.List {
+	var ids []uuid.UUID
+	r.eachLookup(q.Kind, q.Lookup, func(key []byte) bool {
+		id, row := uuid.UUID(key), r.mustRow(q.Kind, key)
+		switch {
+		case keyOfList(q.Kind, row.account, row.parent) != keyOfList(q.Kind, q.Account, q.Parent),
+			!wanted(&q.Classes, row.class),
+			compareIDs(id, q.Min) < 0,
+			q.Max != uuid.Nil && compareIDs(id, q.Max) > 0,
+			!q.Live.IsZero() && row.hasDue && row.due <= q.Live.UnixMicro():
+		default:
+			ids = append(ids, id)
+		}
+		return true
+	})
+	list := new(store.List)
+	if q.Count {
+		list.Total = int64(len(ids))
+	}
+	if q.Desc {
+		slices.Reverse(ids)
+	}
+	ids = ids[min(max(0, q.Offset), int64(len(ids))):]
+	for _, id := range ids[:max(0, min(q.Limit, len(ids)))] {
+		row := r.mustRow(q.Kind, id[:])
+		list.Records = append(list.Records, row.record(q.Kind, id, false))
+	}
+	return list
+}
+
+func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) (recs []*store.Record, err error) {
+	r.mustLive()
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer guard(&err)
+	if limit <= 0 {
+		return nil, nil
+	}
+	r.eachLookup(kind, hash, func(key []byte) bool {
+		row := r.mustRow(kind, key)
+		recs = append(recs, row.record(kind, uuid.UUID(key), true))
+		return len(recs) < limit
+	})
+	return recs, nil
+}
+
+func (r *reader) Due(kind store.Kind, until time.Time, limit int) (recs []*store.Record, err error) {
+	r.mustLive()
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer guard(&err)
+	if limit <= 0 {
+		return nil, nil
+	}
+	r.eachDue(kind, until, func(k, _ []byte) bool {
+		row := r.mustRow(kind, k[9:])
+		recs = append(recs, row.record(kind, uuid.UUID(k[9:]), true))
+		return len(recs) < limit
+	})
+	return recs, nil
+}
+
+func (r *reader) Next(kind store.Kind) (due time.Time, err error) {
+	r.mustLive()
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer guard(&err)
+	k, _ := bucket(r.tx, dueBucket).Cursor().Seek([]byte{byte(kind)})
+	switch {
+	case len(k) == 0 || k[0] != byte(kind):
+		return time.Time{}, nil
+	case len(k) != len(dueKey{}):
+		return time.Time{}, errIndex
+	}
+	return time.UnixMicro(dueOfKey(k)).UTC(), nil
+}
+
+// An op is one write of a function: a row to put, or none to delete.
+type op struct {
+	kind    store.Kind
+	id      uuid.UUID
+	row     []byte
+	deletes bool
+}
+
+// An updater is a store.Tx: a reader that collects writes.
+type updater struct {
+	reader
+	ops   []op
+	bytes int // of the rows of ops
+	one   [1]op
+}
+
+var _ store.Tx = (*updater)(nil)
+
+func (u *updater) Put(r *store.Record) {
+	u.mustLive()
+	o := op{kind: r.Kind, id: r.ID, row: encodeRow(r)}
+	u.add(o)
+	u.bytes += len(o.row)
+}
+
+func (u *updater) Delete(kind store.Kind, id uuid.UUID) {
+	u.mustLive()
+	u.add(op{kind: kind, id: id, deletes: true})
+}
+
+func (u *updater) add(o op) {
+	if u.ops == nil {
+		u.ops = u.one[:0]
+	}
+	u.ops = append(u.ops, o)
+}
+
+// A writer makes the writes of one bolt transaction, keeping the indexes equal
+// to the rows. Its methods panic on damage, with a failed; the transaction
+// must be dropped then.
+type writer struct {
+	tx          *bolt.Tx
+	due, lookup *bolt.Bucket
+	lister      lister
+	undo        []undo
+	wrote       bool
+	key         []byte // scratch
+
+	tails [256]*tail // by kind; kept from one transaction to the next
+}
+
+// An undo puts back what was at a key.
+type undo struct {
+	kind store.Kind
+	id   uuid.UUID
+	old  row
+}
+
+func (w *writer) begin(tx *bolt.Tx, f fanout) {
+	w.tx, w.wrote = tx, false
+	w.due, w.lookup = bucket(tx, dueBucket), bucket(tx, lookupBucket)
+	w.lister.begin(tx, f)
+	for _, t := range w.tails {
+		if t != nil {
+			t.before = append(t.before[:0], t.bound...)
+		}
+	}
+}
+
+// apply makes the writes of one function, all or none: what breaks a rule is
+// refused and leaves the transaction as it was. After err it must be dropped.
+func (w *writer) apply(ops []op) (refused, err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer guard(&err)
+	w.undo = w.undo[:0]
+	for _, o := range ops {
+		if refused = w.applyOne(o); refused != nil {
+			for _, u := range slices.Backward(slices.Clone(w.undo)) {
+				w.set(u.kind, u.id, w.get(u.kind, u.id), u.old)
+			}
+			break
+		}
+	}
+	return refused, nil
+}
+
+func (w *writer) applyOne(o op) error {
+	if o.deletes {
+		w.delete(o.kind, o.id)
+		return nil
+	}
+	if o.row == nil {
+		return store.ErrInvalid
+	}
+	r, err := decodeRow(o.row)
+	if err != nil {
+		return err
+	}
+	old := w.get(o.kind, o.id)
+	switch {
+	case r.version != old.version+1:
+		return store.ErrConflict
+	case old.raw != nil && (r.account != old.account || r.parent != old.parent):
+		return store.ErrInvalid
+	}
+	w.set(o.kind, o.id, old, r)
+	return nil
+}
+
+// delete removes a record, then what belongs to it.
+func (w *writer) delete(kind store.Kind, id uuid.UUID) {
+	type key struct {
+		kind store.Kind
+		id   uuid.UUID
+	}
+	for doomed := []key{{kind, id}}; len(doomed) > 0; {
+		d := doomed[len(doomed)-1]
+		doomed = doomed[:len(doomed)-1]
+		old := w.get(d.kind, d.id)
+		if old.raw == nil {
+			continue
+		}
+		w.set(d.kind, d.id, old, row{})
+		w.lister.children(d.id, func(kind store.Kind, id uuid.UUID) { doomed = append(doomed, key{kind, id}) })
+	}
+}
+
+func (w *writer) rows(kind store.Kind) *bolt.Bucket {
+	name := rowsBucket(kind)
+	return w.tx.Bucket(name[:])
+}
+
+// get returns a row, or one without raw and with version 0 if there is none.
+func (w *writer) get(kind store.Kind, id uuid.UUID) row {
+	rows := w.rows(kind)
+	if rows == nil || bytes.Compare(id[:], w.tail(kind, rows).bound) > 0 {
+		return row{}
+	}
+	raw := rows.Get(id[:])
+	if raw == nil {
+		return row{}
+	}
+	r, err := decodeRow(raw)
+	check(err)
+	return r
+}
+
+// set replaces a row, and what the indexes say of it. Either may be absent.
+func (w *writer) set(kind store.Kind, id uuid.UUID, old, new row) {
+	w.undo = append(w.undo, undo{kind, id, old})
+	w.wrote = true
+	w.setRow(kind, id, new)
+	w.setList(kind, id, &old, &new)
+	w.setDue(kind, id, &old, &new)
+	w.setLookups(kind, id, &old, &new)
+}
+
+// tail returns the tail of a bucket of rows.
+func (w *writer) tail(kind store.Kind, rows *bolt.Bucket) *tail {
+	t := w.tails[kind]
+	if t == nil {
+		last, _ := rows.Cursor().Last()
+		t = &tail{bound: bytes.Clone(last), before: bytes.Clone(last)}
+		w.tails[kind] = t
+	}
+	return t
+}
+
+func (w *writer) setRow(kind store.Kind, id uuid.UUID, new row) {
+	rows := w.rows(kind)
+	if new.raw == nil {
+		check(rows.Delete(id[:]))
+		return
+	}
+	if rows == nil {
+		name := rowsBucket(kind)
+		var err error
+		rows, err = w.tx.CreateBucket(name[:])
+		check(err)
+	}
+	t := w.tail(kind, rows)
+	if new.version == 1 {
+		// Within a transaction callers come as they like.
+		t.fill.see(bytes.Compare(id[:], t.before) > 0)
+	}
+	if bytes.Compare(id[:], t.bound) > 0 {
+		t.bound = append(t.bound[:0], id[:]...)
+	}
+	rows.FillPercent = t.fill.percent()
+	check(rows.Put(id[:], new.raw))
+}
+
+func (w *writer) setList(kind store.Kind, id uuid.UUID, old, new *row) {
+	listed := func(r *row) bool { return r.raw != nil && (r.class != 0 || r.parent != uuid.Nil) }
+	switch was, is := listed(old), listed(new); {
+	case was && is && old.class != new.class:
+		w.lister.change(keyOfList(kind, new.account, new.parent), id, old.class, new.class)
+	case was && !is:
+		w.lister.remove(keyOfList(kind, old.account, old.parent), id, old.class)
+	case !was && is:
+		w.lister.insert(keyOfList(kind, new.account, new.parent), id, new.class)
+	}
+}
+
+func (w *writer) setDue(kind store.Kind, id uuid.UUID, old, new *row) {
+	if old.hasDue && new.hasDue && old.due == new.due && old.class == new.class {
+		return
+	}
+	if old.hasDue {
+		key := keyOfDue(kind, old.due, id)
+		check(w.due.Delete(key[:]))
+	}
+	if new.hasDue {
+		key := keyOfDue(kind, new.due, id)
+		value := keyOfList(kind, new.account, new.parent)
+		value[17] = new.class
+		check(w.due.Put(key[:], value[:]))
+	}
+}
+
+func (w *writer) setLookups(kind store.Kind, id uuid.UUID, old, new *row) {
+	if bytes.Equal(old.lookups, new.lookups) {
+		return
+	}
+	key := func(hash []byte) []byte {
+		w.key = append(appendLookupKey(w.key[:0], kind, hash), id[:]...)
+		return w.key
+	}
+	old.eachLookup(func(hash []byte) {
+		if !new.hasLookup(hash) {
+			check(w.lookup.Delete(key(hash)))
+		}
+	})
+	new.eachLookup(func(hash []byte) {
+		if !old.hasLookup(hash) {
+			check(w.lookup.Put(key(hash), nil))
+		}
+	})
+}
+
+// A fill watches whether the keys that are put into a bucket follow each other:
+// if most do, its pages are filled, else bbolt leaves each half empty for what
+// will come between. The zero value expects them to.
+type fill struct {
+	stray float64 // moving average of the share of keys that do not follow
+}
+
+func (f *fill) see(follows bool) {
+	stray := 1.0
+	if follows {
+		stray = 0
+	}
+	f.stray += (stray - f.stray) / 64
+}
+
+func (f *fill) percent() float64 {
+	if f.stray < 0.25 {
+		return 1
+	}
+	return bolt.DefaultFillPercent
+}
+
+// A tail knows the end of a bucket of rows.
+type tail struct {
+	bound  []byte // no key is after it
+	before []byte // the bound when the transaction began
+	fill   fill
+}

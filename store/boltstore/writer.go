@@ -1,0 +1,300 @@
+package boltstore
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// A call is one Update.
+type call struct {
+	fn    func(store.Tx) error
+	state atomic.Int32
+	done  chan struct{} // closed when what follows is set
+	err   error
+
+	panicked any  // value of a panic in fn
+	exited   bool // fn called runtime.Goexit
+
+	wrote bool // has writes in the open transaction
+	tx    updater
+}
+
+// States of a call. The first change wins.
+const (
+	queued = iota
+	started
+	abandoned
+)
+
+// A group is the calls that share one bolt transaction.
+type group struct {
+	tx    *bolt.Tx // nil between groups
+	id    int      // of tx
+	w     writer
+	calls []*call // that were run and are not answered
+	bytes int
+	alone bool // takes no further calls
+}
+
+// run is the writing goroutine. A function that calls runtime.Goexit ends the
+// goroutine it is called in; another goes on in its place with the same group.
+func (s *Store) run() {
+	ended := false
+	defer func() {
+		if !ended {
+			go s.run()
+		}
+	}()
+	for s.step() {
+	}
+	ended = true
+	close(s.stopped)
+}
+
+// step runs one call, or commits the group if there is none to add.
+// It returns false when the store is closing and no group is open.
+func (s *Store) step() bool {
+	g := &s.group
+	if g.tx != nil && (g.alone || len(g.calls) >= groupCalls || g.bytes >= groupBytes) {
+		s.commit()
+		return true
+	}
+	c := s.take(g.tx == nil)
+	if c == nil {
+		if g.tx == nil {
+			return false
+		}
+		s.commit()
+		return true
+	}
+	if g.tx == nil {
+		if err := s.begin(); err != nil {
+			c.answer(err)
+			return true
+		}
+	}
+	g.calls = append(g.calls, c)
+	s.runCall(c)
+	return true
+}
+
+// take returns the next call, or nil if none is there. If wait, it waits for
+// one and returns nil only when the store is closing.
+func (s *Store) take(wait bool) *call {
+	if n := len(s.again); n > 0 {
+		if !wait {
+			return nil
+		}
+		c := s.again[0]
+		s.again = s.again[1:]
+		s.group.alone = true
+		return c
+	}
+	for {
+		select {
+		case <-s.closing:
+			return nil
+		default:
+		}
+		var c *call
+		if wait {
+			select {
+			case <-s.closing:
+				return nil
+			case c = <-s.queue:
+			}
+		} else {
+			select {
+			case c = <-s.queue:
+			default:
+				return nil
+			}
+		}
+		if c.state.CompareAndSwap(queued, started) {
+			return c
+		}
+	}
+}
+
+func (c *call) answer(err error) {
+	c.err = err
+	close(c.done)
+}
+
+// begin opens a transaction, and the file if a failure has closed it.
+func (s *Store) begin() error {
+	if s.h != nil && s.h.stuck.Load() {
+		s.reopen()
+	}
+	if s.h == nil {
+		if time.Now().Before(s.retryAt) {
+			return s.failed
+		}
+		s.reopen()
+		if s.h == nil {
+			return s.failed
+		}
+	}
+	tx, err := s.h.begin(true)
+	if err != nil {
+		return err
+	}
+	g := &s.group
+	if err := guarded(func() error { g.w.begin(tx, s.config.fanout); return nil }); err != nil {
+		s.h.rollback(tx)
+		return err
+	}
+	g.tx, g.id, g.bytes = tx, tx.ID(), 0
+	return nil
+}
+
+// runCall runs the function of the last call of the group and applies its writes.
+func (s *Store) runCall(c *call) {
+	g := &s.group
+	c.tx = updater{reader: reader{tx: g.tx, lister: &g.w.lister}}
+	err, ok := c.run()
+	if !ok || err != nil || len(c.tx.ops) == 0 {
+		c.err = err
+		return
+	}
+	refused, err := g.w.apply(c.tx.ops)
+	if err != nil {
+		s.drop(c, err)
+		return
+	}
+	c.err, c.wrote = refused, refused == nil
+	g.bytes += c.tx.bytes
+}
+
+// run calls the function. It reports false if it did not return.
+func (c *call) run() (err error, ok bool) {
+	defer func() {
+		c.tx.end()
+		if ok {
+			return
+		}
+		if c.panicked = recover(); c.panicked == nil {
+			c.exited = true
+		}
+	}()
+	return c.fn(&c.tx), true
+}
+
+// drop gives up the transaction because of a failure before its commit, so
+// nothing was written. The call that met it, if one did, is answered; all others
+// run again.
+func (s *Store) drop(culprit *call, err error) {
+	g := &s.group
+	calls := g.calls
+	g.calls, g.alone = nil, false
+	s.h.rollback(g.tx)
+	g.tx = nil
+	for _, c := range calls {
+		switch {
+		case c == culprit:
+			c.answer(err)
+		case c.panicked != nil || c.exited:
+			c.answer(nil)
+		default:
+			c.err, c.wrote = nil, false
+			s.again = append(s.again, c)
+		}
+	}
+}
+
+// commit makes the writes of the group durable and answers its calls.
+func (s *Store) commit() {
+	g := &s.group
+	if !g.w.wrote {
+		s.h.rollback(g.tx)
+	} else if err := guarded(func() error { g.w.lister.flush(); return g.tx.Commit() }); err != nil {
+		s.commitFailed(err)
+		return
+	}
+	g.tx, g.alone = nil, false
+	for i, c := range g.calls {
+		c.answer(c.err)
+		g.calls[i] = nil
+	}
+	g.calls = g.calls[:0]
+}
+
+// commitFailed answers a group whose commit has failed. What the file holds is
+// found by opening it again: bbolt makes a commit valid by writing one page at
+// its end, and an error after that leaves open whether the page is on the disk.
+func (s *Store) commitFailed(cause error) {
+	g := &s.group
+	tx, id, calls, alone := g.tx, g.id, g.calls, g.alone
+	g.tx, g.calls, g.alone = nil, nil, false
+	s.log.Error("commit failed; the file is closed and opened again", "error", cause)
+	s.h.rollback(tx) // after a panic; a commit that returned an error has ended tx
+	s.reopen()
+
+	full := isFull(cause)
+	unwritten := (full || errors.Is(cause, store.ErrDamaged)) && s.h != nil && s.h.lastID() < id
+	err := fmt.Errorf("boltstore: commit: %w", cause)
+	if full {
+		err = fmt.Errorf("%w: free some, or delete records: %w", store.ErrFull, err)
+	}
+	if !unwritten {
+		err = fmt.Errorf("%w: %w", store.ErrOutcomeUnknown, err)
+	}
+	for _, c := range calls {
+		switch {
+		case c.panicked != nil || c.exited:
+			c.answer(nil)
+		case c.wrote && (alone || len(calls) == 1 || !unwritten):
+			c.answer(err)
+		case s.h == nil:
+			c.answer(s.failed)
+		default:
+			// Nothing of this call was written. Alone it may succeed: one
+			// deletion finds room where a group of imports does not.
+			c.err, c.wrote = nil, false
+			s.again = append(s.again, c)
+		}
+	}
+}
+
+// isFull reports whether an error of bbolt is for want of room. It flattens
+// some errors of the system to their text.
+func isFull(err error) bool {
+	if errors.Is(err, bolterrors.ErrMaxSizeReached) {
+		return true
+	}
+	for _, e := range []syscall.Errno{syscall.ENOSPC, syscall.EFBIG, syscall.EDQUOT} {
+		if errors.Is(err, e) || strings.HasSuffix(err.Error(), e.Error()) {
+			return true
+		}
+	}
+	return false
+}
+
+// reopen closes the file if it is open and opens it again. On failure h is nil.
+// It waits for readers.
+func (s *Store) reopen() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.group.w.tails = [256]*tail{}
+	if s.h != nil {
+		if err := s.h.close(); err != nil {
+			s.log.Warn("closing the file after a failure", "error", err)
+		}
+	}
+	h, err := openHandle(s.path, s.config)
+	if err != nil {
+		s.h, s.failed, s.retryAt = nil, unavailable(err), time.Now().Add(reopenPause)
+		s.log.Error("the file cannot be opened again", "error", err)
+		return
+	}
+	s.h, s.failed = h, nil
+}

@@ -1,0 +1,365 @@
+// Package memstore keeps the records of a vault in memory, for tests and demos.
+//
+// It follows the contract of package store to the letter except that what is
+// "durable" ends with the process. It starts no goroutine, so it works inside a
+// bubble of testing/synctest. Totals, and pages behind a large offset, cost a
+// walk over the list.
+package memstore
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+var _ store.Store = (*Store)(nil)
+
+// A Store is a [store.Store] in memory. Get one from [New].
+type Store struct {
+	turn chan struct{} // holds a value while an Update runs
+
+	// Written with turn and mu held, so either is enough to read.
+	mu    sync.RWMutex
+	state *state // nil once closed
+}
+
+// New returns an empty store. It may be dropped without Close.
+func New() *Store {
+	return &Store{
+		turn:  make(chan struct{}, 1),
+		state: &state{rows: make(map[key]*store.Record), indexes: make(map[index][]entry)},
+	}
+}
+
+// View implements [store.Store]. A ReadTx used after fn has returned panics.
+func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.state == nil {
+		return store.ErrClosed
+	}
+	t := &tx{state: s.state}
+	defer t.end()
+	return fn(t)
+}
+
+// Update implements [store.Store]. It runs fn once, in the caller's goroutine.
+// A Tx used after fn has returned panics.
+func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err := ctx.Err(); err != nil { // both were ready and select took the turn
+		return err
+	}
+	if s.state == nil {
+		return store.ErrClosed
+	}
+	t := &tx{state: s.state}
+	defer t.end()
+	if err := fn(t); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state.apply(t.writes)
+}
+
+// Close implements [store.Store]. The records are gone.
+func (s *Store) Close() error {
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state = nil
+	return nil
+}
+
+type key struct {
+	kind store.Kind
+	id   uuid.UUID
+}
+
+func keyOf(r *store.Record) key { return key{r.Kind, r.ID} }
+
+// A write puts a record, or deletes what is at key if there is none.
+type write struct {
+	key    key
+	record *store.Record
+}
+
+// A state holds every record, and the sorted indexes by which they are found.
+// Records in it are never changed, only replaced.
+type state struct {
+	rows    map[key]*store.Record
+	indexes map[index][]entry
+}
+
+// An index is the name of one sorted slice of entries.
+type index struct {
+	of    byte
+	kind  store.Kind
+	scope uuid.UUID
+	hash  string
+}
+
+// An entry stands for a record in an index and sorts by due, id and kind.
+type entry struct {
+	due int64 // microseconds; 0 in indexes that are not sorted by it
+	key
+}
+
+func (e entry) compare(f entry) int {
+	return cmp.Or(cmp.Compare(e.due, f.due), bytes.Compare(e.id[:], f.id[:]), cmp.Compare(e.kind, f.kind))
+}
+
+func childrenOf(id uuid.UUID) index { return index{of: 'c', scope: id} }
+func dueOf(kind store.Kind) index   { return index{of: 'd', kind: kind} }
+
+func hashOf(kind store.Kind, hash []byte) index {
+	return index{of: 'h', kind: kind, hash: string(hash)}
+}
+
+func listOf(kind store.Kind, account, parent uuid.UUID) index {
+	if parent != uuid.Nil {
+		return index{of: 'p', kind: kind, scope: parent}
+	}
+	return index{of: 'a', kind: kind, scope: account}
+}
+
+// places calls f with every index that holds r and the entry in it.
+func places(r *store.Record, f func(index, entry)) {
+	e := entry{key: keyOf(r)}
+	if r.Parent != uuid.Nil {
+		f(childrenOf(r.Parent), e)
+	}
+	if r.Class != 0 {
+		f(listOf(r.Kind, r.Account, r.Parent), e)
+	}
+	for _, hash := range r.Lookup {
+		f(hashOf(r.Kind, hash), e)
+	}
+	if !r.Due.IsZero() {
+		e.due = r.Due.UnixMicro()
+		f(dueOf(r.Kind), e)
+	}
+}
+
+// apply makes the writes in their order, all or none.
+func (s *state) apply(writes []write) error {
+	var undo []write
+	set := func(k key, r *store.Record) {
+		undo = append(undo, write{k, s.rows[k]})
+		s.set(k, r)
+	}
+	for _, w := range writes {
+		if w.record == nil {
+			s.delete(w.key, set)
+			continue
+		}
+		if err := check(w.record, s.rows[w.key]); err != nil {
+			for _, u := range slices.Backward(undo) {
+				s.set(u.key, u.record)
+			}
+			return err
+		}
+		set(w.key, w.record)
+	}
+	return nil
+}
+
+// check tells whether r may take the place of old, which may be nil.
+func check(r, old *store.Record) error {
+	size := len(r.Shown) + len(r.Secret)
+	for _, hash := range r.Lookup {
+		if len(hash) > store.MaxLookup {
+			return store.ErrInvalid
+		}
+		size += len(hash)
+	}
+	switch {
+	case r.Kind == 0, r.ID == uuid.Nil, len(r.Lookup) > store.MaxLookups, size > store.MaxRecord:
+		return store.ErrInvalid
+	case old == nil && r.Version != 1, old != nil && r.Version != old.Version+1:
+		return store.ErrConflict
+	case old != nil && (r.Account != old.Account || r.Parent != old.Parent):
+		return store.ErrInvalid
+	}
+	return nil
+}
+
+// delete removes a record, then what belongs to it. The last child goes first,
+// which is cheap in a sorted slice.
+func (s *state) delete(k key, set func(key, *store.Record)) {
+	for doomed := []key{k}; len(doomed) > 0; {
+		k := doomed[len(doomed)-1]
+		doomed = doomed[:len(doomed)-1]
+		if s.rows[k] == nil {
+			continue
+		}
+		set(k, nil)
+		for _, child := range s.indexes[childrenOf(k.id)] {
+			doomed = append(doomed, child.key)
+		}
+	}
+}
+
+// set replaces what is at k by r, or removes it if r is nil.
+func (s *state) set(k key, r *store.Record) {
+	if old := s.rows[k]; old != nil {
+		delete(s.rows, k)
+		places(old, s.remove)
+	}
+	if r != nil {
+		s.rows[k] = r
+		places(r, s.insert)
+	}
+}
+
+func (s *state) insert(x index, e entry) {
+	entries := s.indexes[x]
+	i, found := slices.BinarySearchFunc(entries, e, entry.compare)
+	if !found {
+		s.indexes[x] = slices.Insert(entries, i, e)
+	}
+}
+
+func (s *state) remove(x index, e entry) {
+	entries := s.indexes[x]
+	i, found := slices.BinarySearchFunc(entries, e, entry.compare)
+	switch {
+	case found && len(entries) == 1:
+		delete(s.indexes, x)
+	case found:
+		s.indexes[x] = slices.Delete(entries, i, i+1)
+	}
+}
+
+// A tx reads a state and collects writes.
+type tx struct {
+	state  *state
+	writes []write
+}
+
+func (t *tx) end() { t.state = nil }
+
+func (t *tx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	r := t.state.rows[key{kind, id}]
+	if r == nil {
+		return nil, store.ErrNotFound
+	}
+	return clone(r), nil
+}
+
+func (t *tx) List(q *store.Query) (*store.List, error) {
+	entries := t.state.indexes[listOf(q.Kind, q.Account, q.Parent)]
+	from, _ := slices.BinarySearchFunc(entries, q.Min, compareID)
+	to := len(entries)
+	if q.Max != uuid.Nil {
+		i, found := slices.BinarySearchFunc(entries, q.Max, compareID)
+		if found {
+			i++
+		}
+		to = max(from, i)
+	}
+	entries = entries[from:to]
+
+	list, skipped := new(store.List), int64(0)
+	for i := range entries {
+		if !q.Count && len(list.Records) >= q.Limit {
+			break
+		}
+		if q.Desc {
+			i = len(entries) - 1 - i
+		}
+		r := t.state.rows[entries[i].key]
+		if !selects(q, r) {
+			continue
+		}
+		if q.Count {
+			list.Total++
+		}
+		switch {
+		case skipped < q.Offset:
+			skipped++
+		case len(list.Records) < q.Limit:
+			shown := *r
+			shown.Secret = nil
+			list.Records = append(list.Records, clone(&shown))
+		}
+	}
+	return list, nil
+}
+
+func compareID(e entry, id uuid.UUID) int { return bytes.Compare(e.id[:], id[:]) }
+
+// selects reports whether a record of the list and range of q is selected.
+func selects(q *store.Query, r *store.Record) bool {
+	return q.Classes.Has(r.Class) &&
+		(q.Live.IsZero() || r.Due.IsZero() || r.Due.After(q.Live)) &&
+		(q.Lookup == nil || slices.ContainsFunc(r.Lookup, func(h []byte) bool { return bytes.Equal(h, q.Lookup) }))
+}
+
+func (t *tx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+	return t.first(hashOf(kind, hash), math.MaxInt64, limit), nil
+}
+
+func (t *tx) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
+	return t.first(dueOf(kind), until.UnixMicro(), limit), nil
+}
+
+// first returns at most limit records of an index with a due up to until.
+func (t *tx) first(x index, until int64, limit int) []*store.Record {
+	var records []*store.Record
+	for _, e := range t.state.indexes[x] {
+		if e.due > until || len(records) >= limit {
+			break
+		}
+		records = append(records, clone(t.state.rows[e.key]))
+	}
+	return records
+}
+
+func (t *tx) Next(kind store.Kind) (time.Time, error) {
+	entries := t.state.indexes[dueOf(kind)]
+	if len(entries) == 0 {
+		return time.Time{}, nil
+	}
+	return time.UnixMicro(entries[0].due).UTC(), nil
+}
+
+func (t *tx) Put(r *store.Record) {
+	r = clone(r)
+	if !r.Due.IsZero() {
+		r.Due = time.UnixMicro(r.Due.UnixMicro()).UTC()
+	}
+	t.writes = append(t.writes, write{keyOf(r), r})
+}
+
+func (t *tx) Delete(kind store.Kind, id uuid.UUID) {
+	t.writes = append(t.writes, write{key: key{kind, id}})
+}
+
+func clone(r *store.Record) *store.Record {
+	c := *r
+	c.Shown, c.Secret = bytes.Clone(r.Shown), bytes.Clone(r.Secret)
+	c.Lookup = slices.Clone(r.Lookup)
+	for i, hash := range c.Lookup {
+		c.Lookup[i] = bytes.Clone(hash)
+	}
+	return &c
+}

@@ -1,0 +1,212 @@
+// Package store says what a backend of cardvault does.
+//
+// A [Store] keeps sealed records and the few columns by which they are found.
+// It knows nothing of cards: what a record means, who may see it and how it is
+// encrypted is decided above. A new kind of record must not need a new version
+// of a backend.
+//
+// Programs that use a vault need this package only to choose a backend:
+// boltstore (one file, the default), memstore (tests) or another. Authors of a
+// backend implement Store and prove it with storetest.Run.
+package store
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Errors that a backend returns, bare or wrapped.
+var (
+	// ErrNotFound is returned by Get for an absent record.
+	ErrNotFound = errors.New("store: record not found")
+
+	// ErrConflict is returned by Update when a Put did not carry the version
+	// that follows the stored one. Nothing was written. The caller reads again.
+	ErrConflict = errors.New("store: record has changed since it was read")
+
+	// ErrInvalid is returned by Update for a record that breaks a rule of
+	// [Record]. Nothing was written.
+	ErrInvalid = errors.New("store: invalid record")
+
+	// ErrClosed is returned after Close.
+	ErrClosed = errors.New("store: closed")
+
+	// ErrUnavailable is returned while the backend cannot be used.
+	// A later call may succeed.
+	ErrUnavailable = errors.New("store: unavailable")
+
+	// ErrOutcomeUnknown is returned by Update when the write failed in a way
+	// that leaves open whether it is durable. A backend never reports such a
+	// write as undone.
+	ErrOutcomeUnknown = errors.New("store: write failed with unknown outcome")
+
+	// ErrFull comes with the error of an Update for which no room was left.
+	// Reads and deletions go on.
+	ErrFull = errors.New("store: no space left")
+
+	// ErrDamaged is returned when stored data cannot be read as what it
+	// should be.
+	ErrDamaged = errors.New("store: damaged")
+
+	// ErrLocked is returned when opening a store that another process has open.
+	ErrLocked = errors.New("store: in use by another process")
+
+	// ErrFormat is returned when opening a store written by a newer version.
+	ErrFormat = errors.New("store: unknown format")
+)
+
+// Limits of a [Record], the same in every backend.
+const (
+	MaxRecord  = 64 << 10 // bytes of Shown, Secret and Lookup together
+	MaxLookups = 8        // hashes a record
+	MaxLookup  = 64       // bytes a hash
+)
+
+// A Kind tells apart the sorts of records; ids are unique within one.
+// Zero is no kind.
+type Kind uint8
+
+// A Record is one row. Kind, ID, Account and Parent never change while it exists.
+type Record struct {
+	Kind    Kind
+	ID      uuid.UUID // row key; creation order where the kind orders its keys
+	Account uuid.UUID // whose it is; zero for what belongs to the whole vault
+
+	// Parent, if set, is the id of the record that this one belongs to.
+	// Deleting any record deletes those whose Parent is its ID, whatever
+	// their kind, and theirs in turn.
+	Parent uuid.UUID
+
+	// Class, if not zero, puts the record in a list: that of its parent if it
+	// has one, else that of its account. Lists filter and count by class.
+	Class uint8
+
+	// Due is when the record expires or when its work is due, in whole
+	// microseconds. Zero: never.
+	Due time.Time
+
+	// Lookup holds keyed hashes by which the record is found within its kind.
+	// Several records may share one.
+	Lookup [][]byte
+
+	// Version counts the writes of this record: 1 on the first, then one more
+	// each time.
+	Version uint64
+
+	Shown  []byte // sealed: what an answer or a list needs
+	Secret []byte // sealed: the rest
+}
+
+// Classes is a set of classes. The zero value contains every class.
+type Classes [4]uint64
+
+// Add puts class c into the set. The first Add leaves c alone in it.
+func (s *Classes) Add(c uint8) { s[c>>6] |= 1 << (c & 63) }
+
+// Has reports whether class c is in the set.
+func (s *Classes) Has(c uint8) bool {
+	return s[c>>6]&(1<<(c&63)) != 0 || *s == Classes{}
+}
+
+// A Query selects listed records: those with a class.
+type Query struct {
+	Kind    Kind
+	Account uuid.UUID // lists the records of an account that have no parent
+	Parent  uuid.UUID // if set, lists the records of a parent instead
+
+	Classes  Classes   // zero: all
+	Min, Max uuid.UUID // bounds of ID, both inclusive; zero Max: no upper bound
+	Lookup   []byte    // if not nil, only records that have this hash
+
+	// Live leaves out records whose Due is not zero and not after it.
+	// Zero: none is left out.
+	Live time.Time
+
+	Desc   bool  // order by ID, bytewise; ascending unless set
+	Offset int64 // records to pass over, at least 0
+	Limit  int   // most records to return; 0: none, which counts only
+	Count  bool  // also count all that the query selects, whatever Offset and Limit
+}
+
+// A List answers a [Query].
+type List struct {
+	Records []*Record // without Secret
+	Total   int64     // exact, at the same instant as Records; 0 unless Query.Count
+}
+
+// A ReadTx reads one consistent state of the store. It is used by one
+// goroutine at a time and is invalid once its function has returned.
+// Records that it returns belong to the caller and stay valid.
+type ReadTx interface {
+	// Get returns the record, or ErrNotFound.
+	Get(kind Kind, id uuid.UUID) (*Record, error)
+
+	// List answers q. The cost of a page and of a total does not depend on how
+	// many records are listed, but on Limit, on how many lapsed records Live
+	// leaves out and, if set, on how many records share Lookup.
+	List(q *Query) (*List, error)
+
+	// Lookup returns at most limit records of a kind that have the hash,
+	// in the order of their ids. None is not an error.
+	Lookup(kind Kind, hash []byte, limit int) ([]*Record, error)
+
+	// Due returns at most limit records of a kind with a Due at or before
+	// until, in the order of Due. None is not an error. In an Update a store
+	// that several processes share may leave out those that another Update
+	// is working on.
+	Due(kind Kind, until time.Time, limit int) ([]*Record, error)
+
+	// Next returns the earliest Due of a kind, or the zero time if none is set.
+	Next(kind Kind) (time.Time, error)
+}
+
+// A Tx reads the state before an Update and collects its writes. Reads do not
+// see the writes of the same function; these are applied together, in their
+// order, when it returns nil. That is why the writes return nothing: what is
+// wrong with them is the error of Update.
+type Tx interface {
+	ReadTx
+
+	// Put writes a record whole. Version must be 1 for a new record, else one
+	// more than the stored version: otherwise Update returns ErrConflict.
+	// The store keeps no reference to r or its slices after Update returns.
+	Put(r *Record)
+
+	// Delete removes a record and all that belongs to it. Deleting an absent
+	// record does nothing.
+	Delete(kind Kind, id uuid.UUID)
+}
+
+// A Store keeps records. All methods may be called concurrently.
+//
+// Observed behaviour is serializable: there is one order of all Views and
+// Updates that explains every answer, and an Update that has returned comes
+// before whatever starts afterwards.
+type Store interface {
+	// View calls fn with one consistent state. It returns the error of fn, or
+	// one of the package's errors. fn must not call the store and should be
+	// short: no callback, no network and no waiting inside.
+	View(ctx context.Context, fn func(ReadTx) error) error
+
+	// Update calls fn and applies its writes, all or none. When Update returns
+	// nil they are durable and visible to every later View.
+	//
+	// fn may run more than once and must have no effect but its writes: it does
+	// no I/O, no cryptography and does not call the store. The writes of an fn
+	// that returns an error or panics are dropped; Update returns that error
+	// or panics with that value, and other Updates are not disturbed.
+	//
+	// ctx counts while the call waits for its turn. Once fn has started,
+	// Update waits for the outcome whatever becomes of ctx, so an error of ctx
+	// means that nothing was written.
+	//
+	// A store bounds what it queues: a caller that finds the queue full waits.
+	Update(ctx context.Context, fn func(Tx) error) error
+
+	// Close waits for running calls and frees what the store holds. Later
+	// calls return ErrClosed; closing again returns nil.
+	Close() error
+}

@@ -1,0 +1,27 @@
+package storetest
+
+import (
+	"testing"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// Check checks the rule of a name.
+func Check(t testing.TB, name string, s store.Store) {
+	for _, r := range rules {
+		if r.name == name {
+			r.check(t, s)
+			return
+		}
+	}
+	panic("no rule " + name)
+}
+
+// Names returns the names of all rules.
+func Names() []string {
+	var names []string
+	for _, r := range rules {
+		names = append(names, r.name)
+	}
+	return names
+}

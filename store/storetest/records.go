@@ -1,0 +1,435 @@
+package storetest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+var recordRules = []rule{{
+	"RoundTrip",
+	`Get returns every field of a record as it was put. The vault binds all of them to its
+ciphertexts, so a record that comes back changed in one bit can never be opened again.`,
+	roundTrip,
+}, {
+	"NotFound",
+	`Get returns ErrNotFound for an absent record, and ids are unique within a kind only:
+a token and its session may share one.`,
+	notFound,
+}, {
+	"Versions",
+	`Put carries 1 for a new record, else one more than the stored version; otherwise Update
+returns ErrConflict. This is all that keeps two writers from undoing each other's work.`,
+	versions,
+}, {
+	"WritesInOrder",
+	`The writes of an Update are applied in their order: a record may be put, deleted and put
+again in one Update, each Put being checked against what the writes before it left.`,
+	writesInOrder,
+}, {
+	"Invalid",
+	`Update returns ErrInvalid for a record that breaks a rule of Record. Kind, ID, Account and
+Parent never change, and sizes are bounded alike in every backend, so that a vault that
+works on one works on another.`,
+	invalid,
+}, {
+	"AllOrNone",
+	`Update applies its writes, all or none. A token that was stored without the job, event or
+index row that belongs to it would be lost to the vault.`,
+	allOrNone,
+}, {
+	"DeleteAbsent",
+	`Deleting an absent record does nothing. Deletions are repeated after a crash.`,
+	deleteAbsent,
+}, {
+	"Cascade",
+	`Deleting a record deletes those whose Parent is its ID, whatever their kind, and theirs in
+turn, with all by which they could be found. What is left over would be card data that
+its owner believes to be gone.`,
+	cascade,
+}, {
+	"CascadeWithinUpdate",
+	`A deletion also takes what was put before it in the same Update, and nothing that was put
+after it.`,
+	cascadeWithinUpdate,
+}, {
+	"CascadeOfSharedID",
+	`A parent is told by its id alone: deleting a record of any kind takes the children of that
+id, but not the records of other kinds that merely share the id. A circle of parents ends.`,
+	cascadeOfSharedID,
+}, {
+	"CascadeOfMany",
+	`The size of a family is not bounded: one deletion takes thousands.`,
+	cascadeOfMany,
+}, {
+	"PutKeepsNothing",
+	`The store keeps no reference to a record or its slices after Update returns. The vault
+wipes and reuses its buffers.`,
+	putKeepsNothing,
+}, {
+	"ReadsAreCopies",
+	`Records that a ReadTx returns belong to the caller and stay valid after the transaction,
+whatever is written, changed or unmapped later. Callers open and wipe them outside.`,
+	readsAreCopies,
+}}
+
+func roundTrip(t testing.TB, s store.Store) {
+	every := make([]byte, 256)
+	for i := range every {
+		every[i] = byte(i)
+	}
+	largest := row(3, kind(kindC), class(255), func(r *store.Record) {
+		for i := range store.MaxLookups {
+			r.Lookup = append(r.Lookup, []byte(strings.Repeat(string(rune('a'+i)), store.MaxLookup)))
+		}
+		r.Shown = []byte(strings.Repeat("s", 1000))
+		r.Secret = make([]byte, store.MaxRecord-len(r.Shown)-store.MaxLookups*store.MaxLookup)
+	})
+	records := []*store.Record{
+		row(1, parent(id(100)), due(time.UnixMicro(1700000000123456)), hashes("z", "a", "\x00\xff"), func(r *store.Record) {
+			r.Shown, r.Secret = every, every[100:]
+		}),
+		{Kind: kindB, ID: id(2), Version: 1}, // the least that is a record
+		largest,
+		row(4, func(r *store.Record) { r.ID = uuid.Max }),
+		row(5, func(r *store.Record) { r.ID = uuid.UUID{15: 1} }),
+	}
+	put(t, s, records...)
+	holds(t, s, records...)
+	for _, r := range records {
+		r.Version++
+	}
+	put(t, s, records...)
+	holds(t, s, records...)
+
+	bare := row(1, parent(id(100)), class(0), version(3), func(r *store.Record) { r.Shown, r.Secret = nil, nil })
+	put(t, s, bare)
+	holds(t, s, bare)
+}
+
+func notFound(t testing.TB, s store.Store) {
+	absent := func(k store.Kind, u uuid.UUID) {
+		t.Helper()
+		view(t, s, func(tx store.ReadTx) error {
+			if r, err := tx.Get(k, u); r != nil || !errors.Is(err, store.ErrNotFound) {
+				t.Errorf("Get = %v, %v, want nil and ErrNotFound", r, err)
+			}
+			return nil
+		})
+	}
+	absent(kindA, id(1))
+	a, b := row(1, shown("of kind A")), row(1, kind(kindB), shown("of kind B"))
+	put(t, s, a)
+	absent(kindB, id(1))
+	absent(kindA, id(2))
+	put(t, s, b)
+	holds(t, s, a, b)
+	update(t, s, deleting(a))
+	absent(kindA, id(1))
+	holds(t, s, b)
+}
+
+func versions(t testing.TB, s store.Store) {
+	for _, v := range []uint64{0, 2, 7} {
+		refused(t, s, store.ErrConflict, putting(row(1, version(v))))
+		lacks(t, s, row(1))
+	}
+	for v := range uint64(5) {
+		put(t, s, row(1, version(v+1), shown(fmt.Sprint(v+1))))
+	}
+	for _, v := range []uint64{0, 1, 4, 5, 7} {
+		refused(t, s, store.ErrConflict, putting(row(1, version(v), shown("wrong"))))
+		holds(t, s, row(1, version(5), shown("5")))
+	}
+	update(t, s, deleting(row(1)))
+	refused(t, s, store.ErrConflict, putting(row(1, version(6))))
+	put(t, s, row(1))
+	holds(t, s, row(1))
+}
+
+func writesInOrder(t testing.TB, s store.Store) {
+	put(t, s, row(1), row(1, version(2)), row(1, version(3), shown("third")))
+	holds(t, s, row(1, version(3), shown("third")))
+	refused(t, s, store.ErrConflict, putting(row(2), row(2)))
+	lacks(t, s, row(2))
+
+	update(t, s, func(tx store.Tx) error {
+		tx.Delete(kindA, id(1))
+		tx.Put(row(1, shown("again"), account(bob), hashes("h")))
+		tx.Put(row(3, hashes("h")))
+		tx.Delete(kindA, id(3))
+		return nil
+	})
+	holds(t, s, row(1, shown("again"), account(bob), hashes("h")))
+	lacks(t, s, row(3))
+	refused(t, s, store.ErrConflict, func(tx store.Tx) error {
+		tx.Delete(kindA, id(1))
+		tx.Put(row(1, version(2), account(bob)))
+		return nil
+	})
+	holds(t, s, row(1, shown("again"), account(bob), hashes("h")))
+	lists(t, s, "list of the new account", store.Query{Kind: kindA, Account: bob}, 1)
+	lists(t, s, "list of the old account", store.Query{Kind: kindA, Account: alice})
+}
+
+func invalid(t testing.TB, s store.Store) {
+	size := func(shown, secret int) func(*store.Record) {
+		return func(r *store.Record) { r.Shown, r.Secret = make([]byte, shown), make([]byte, secret) }
+	}
+	child := row(2, parent(id(1)))
+	put(t, s, row(1), child)
+	for _, c := range []struct {
+		name string
+		bad  *store.Record
+	}{
+		{"no kind", row(3, kind(0))},
+		{"no id", row(3, func(r *store.Record) { r.ID = uuid.Nil })},
+		{"another account", row(1, version(2), account(bob))},
+		{"no account any more", row(1, version(2), account(uuid.Nil))},
+		{"a parent later", row(1, version(2), parent(id(9)))},
+		{"another parent", row(2, version(2), parent(id(9)))},
+		{"no parent any more", row(2, version(2))},
+		{"a ninth hash", row(3, hashes("1", "2", "3", "4", "5", "6", "7", "8", "9"))},
+		{"a hash too long", row(3, hashes(strings.Repeat("h", store.MaxLookup+1)))},
+		{"Shown too long", row(3, size(store.MaxRecord+1, 0))},
+		{"Secret too long", row(3, size(0, store.MaxRecord+1))},
+		{"together too long", row(3, size(store.MaxRecord/2, store.MaxRecord/2), hashes("h"))},
+		{"new version too long", row(1, version(2), size(1, store.MaxRecord))},
+	} {
+		err := s.Update(ctx, putting(row(10), c.bad, row(11)))
+		if !errors.Is(err, store.ErrInvalid) {
+			t.Errorf("%s: Update = %v, want ErrInvalid", c.name, err)
+		}
+		holds(t, s, row(1), child)
+		lacks(t, s, row(3), row(10), row(11))
+	}
+	lists(t, s, "list after", store.Query{Kind: kindA, Account: alice}, 1)
+}
+
+func allOrNone(t testing.TB, s store.Store) {
+	at := time.UnixMicro(5)
+	kept := row(1, hashes("kept"), due(at))
+	put(t, s, kept, row(2, parent(id(1))), row(3))
+	good := func(tx store.Tx) {
+		tx.Put(row(4, hashes("new"), due(at)))
+		tx.Put(row(3, version(2), hashes("new"), class(9)))
+		tx.Delete(kindA, id(1))
+	}
+	for want, bad := range map[error]*store.Record{
+		store.ErrConflict: row(3, version(9)),
+		store.ErrInvalid:  row(9, kind(0)),
+	} {
+		refused(t, s, want, func(tx store.Tx) error { tx.Put(bad); good(tx); return nil })
+		refused(t, s, want, func(tx store.Tx) error { good(tx); tx.Put(bad); return nil })
+	}
+	holds(t, s, kept, row(2, parent(id(1))), row(3))
+	lacks(t, s, row(4))
+	lists(t, s, "list", store.Query{Kind: kindA, Account: alice}, 1, 3)
+	lists(t, s, "children", store.Query{Kind: kindA, Parent: id(1)}, 2)
+	view(t, s, func(tx store.ReadTx) error {
+		found, err := tx.Lookup(kindA, []byte("new"), 9)
+		is(t, "Lookup of a hash never written", found)
+		if err != nil {
+			return err
+		}
+		overdue, err := tx.Due(kindA, at, 9)
+		is(t, "Due", overdue, 1)
+		return err
+	})
+}
+
+func deleteAbsent(t testing.TB, s store.Store) {
+	orphan := row(2, parent(id(1)))
+	put(t, s, orphan)
+	update(t, s, deleting(row(1)))
+	update(t, s, deleting(row(2, kind(kindB))))
+	holds(t, s, orphan)
+	update(t, s, deleting(orphan))
+	update(t, s, deleting(orphan))
+	lacks(t, s, orphan)
+}
+
+func cascade(t testing.TB, s store.Store) {
+	at := time.UnixMicro(7)
+	of := func(n int) func(*store.Record) { return parent(id(n)) }
+	family := []*store.Record{
+		row(1, hashes("h"), due(at)),
+		row(2, of(1), hashes("h"), due(at)),
+		row(3, of(1), kind(kindB), account(bob), class(0), hashes("h"), due(at)),
+		row(4, of(3), kind(kindC), hashes("h"), due(at)),
+		row(5, of(4), class(7)),
+	}
+	others := []*store.Record{row(6), row(7, of(6), kind(kindB)), row(8, kind(kindB), hashes("h"), due(at))}
+	put(t, s, family...)
+	put(t, s, others...)
+	update(t, s, deleting(family[0]))
+	lacks(t, s, family...)
+	holds(t, s, others...)
+
+	lists(t, s, "list of the account", store.Query{Kind: kindA, Account: alice}, 6)
+	lists(t, s, "list of the deleted parent", store.Query{Kind: kindA, Parent: id(1)})
+	lists(t, s, "list of a deleted grandchild", store.Query{Kind: kindA, Parent: id(4)})
+	lists(t, s, "list of another parent", store.Query{Kind: kindB, Parent: id(6)}, 7)
+	for k, want := range map[store.Kind][]int{kindA: nil, kindB: {8}, kindC: nil} {
+		view(t, s, func(tx store.ReadTx) error {
+			found, err := tx.Lookup(k, []byte("h"), 9)
+			is(t, "Lookup", found, want...)
+			if err != nil {
+				return err
+			}
+			overdue, err := tx.Due(k, at, 9)
+			is(t, "Due", overdue, want...)
+			return err
+		})
+	}
+
+	// The family can come back without a trace of its former life.
+	put(t, s, family...)
+	holds(t, s, family...)
+	update(t, s, deleting(family[2])) // a branch of it only
+	holds(t, s, family[0], family[1])
+	lacks(t, s, family[2:]...)
+}
+
+func cascadeWithinUpdate(t testing.TB, s store.Store) {
+	put(t, s, row(1), row(2, parent(id(1))))
+	update(t, s, func(tx store.Tx) error {
+		tx.Put(row(3, parent(id(1))))
+		tx.Put(row(4, parent(id(3)), kind(kindB)))
+		tx.Put(row(5))
+		tx.Put(row(6, parent(id(5))))
+		tx.Delete(kindA, id(1))
+		tx.Delete(kindA, id(5))
+		tx.Put(row(1, shown("again")))
+		tx.Put(row(7, parent(id(1))))
+		return nil
+	})
+	holds(t, s, row(1, shown("again")), row(7, parent(id(1))))
+	lacks(t, s, row(2), row(3), row(4, kind(kindB)), row(5), row(6))
+	lists(t, s, "children", store.Query{Kind: kindA, Parent: id(1)}, 7)
+
+	refused(t, s, store.ErrConflict, func(tx store.Tx) error {
+		tx.Delete(kindA, id(1))
+		tx.Put(row(7, parent(id(1)), version(2)))
+		return nil
+	})
+	holds(t, s, row(1, shown("again")), row(7, parent(id(1))))
+}
+
+func cascadeOfSharedID(t testing.TB, s store.Store) {
+	token, twin, child := row(1), row(1, kind(kindB)), row(2, parent(id(1)))
+	put(t, s, token, twin, child)
+	update(t, s, deleting(twin))
+	holds(t, s, token)
+	lacks(t, s, twin, child)
+
+	part := row(1, kind(kindB), parent(id(1))) // a child with the id of its parent
+	put(t, s, part, child)
+	update(t, s, deleting(token))
+	lacks(t, s, token, part, child)
+
+	put(t, s, row(3, parent(id(4))), row(4, parent(id(3))))
+	update(t, s, deleting(row(3)))
+	lacks(t, s, row(3), row(4))
+}
+
+func cascadeOfMany(t testing.TB, s store.Store) {
+	const children = 3000
+	put(t, s, row(1))
+	update(t, s, func(tx store.Tx) error {
+		for n := range children {
+			tx.Put(row(10+n, parent(id(1)), class(uint8(1+n%3))))
+		}
+		return nil
+	})
+	if total := list(t, s, store.Query{Kind: kindA, Parent: id(1), Count: true}).Total; total != children {
+		t.Errorf("Total = %d, want %d", total, children)
+	}
+	update(t, s, deleting(row(1)))
+	lacks(t, s, row(10), row(10+children/2), row(10+children-1))
+	lists(t, s, "children", store.Query{Kind: kindA, Parent: id(1)})
+}
+
+func putKeepsNothing(t testing.TB, s store.Store) {
+	r := row(1, hashes("hash"), due(time.UnixMicro(1)))
+	want := clone(r)
+	put(t, s, r)
+	spoil(r)
+	r.Version, r.Class, r.Due = 9, 9, time.Time{}
+	holds(t, s, want)
+	view(t, s, func(tx store.ReadTx) error {
+		found, err := tx.Lookup(kindA, []byte("hash"), 9)
+		is(t, "Lookup", found, 1)
+		return err
+	})
+}
+
+// spoil overwrites what the slices of r hold.
+func spoil(r *store.Record) {
+	for _, b := range append([][]byte{r.Shown, r.Secret}, r.Lookup...) {
+		for i := range b {
+			b[i] = '!'
+		}
+	}
+}
+
+func readsAreCopies(t testing.TB, s store.Store) {
+	at := time.UnixMicro(1)
+	want := row(1, hashes("hash"), due(at), func(r *store.Record) { r.Secret = make([]byte, 3000) })
+	put(t, s, want)
+	read := func() []*store.Record {
+		var all []*store.Record
+		err := s.View(ctx, func(tx store.ReadTx) error {
+			r, err := tx.Get(kindA, id(1))
+			if err != nil {
+				return err
+			}
+			found, err := tx.Lookup(kindA, []byte("hash"), 1)
+			if err != nil {
+				return err
+			}
+			overdue, err := tx.Due(kindA, at, 1)
+			if err != nil {
+				return err
+			}
+			l, err := tx.List(&store.Query{Kind: kindA, Account: alice, Limit: 1})
+			if err != nil {
+				return err
+			}
+			all = slices.Concat([]*store.Record{r}, found, overdue, l.Records)
+			return nil
+		})
+		if err != nil || len(all) != 4 {
+			t.Errorf("read %d records of 4: %v", len(all), err)
+		}
+		return all
+	}
+	parallel(t, 4, func(int) error {
+		for _, r := range read() {
+			spoil(r)
+		}
+		return nil
+	})
+	holds(t, s, want)
+
+	kept := read()
+	for v := range uint64(50) {
+		put(t, s, row(1, version(v+2), shown("other"), func(r *store.Record) { r.Secret = make([]byte, 1000*v) }), row(int(10+v), shown("third")))
+	}
+	update(t, s, deleting(row(1)))
+	for i, r := range kept {
+		if i == len(kept)-1 {
+			r.Secret = want.Secret // a list has none
+		}
+		if field := differs(r, want); field != "" {
+			t.Errorf("record %d, read before later writes, has another %s now", i, field)
+		}
+	}
+}

@@ -1,0 +1,861 @@
+package storetest_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/store/storetest"
+)
+
+var background = context.Background()
+
+// A recorder is a test that may fail without failing the one it is part of.
+type recorder struct {
+	testing.TB
+	mu       sync.Mutex
+	messages []string
+}
+
+func (r *recorder) Helper()                           {}
+func (r *recorder) Logf(string, ...any)               {}
+func (r *recorder) Error(args ...any)                 { r.fail(fmt.Sprint(args...)) }
+func (r *recorder) Errorf(format string, args ...any) { r.fail(fmt.Sprintf(format, args...)) }
+func (r *recorder) Failed() bool                      { return len(r.failures()) > 0 }
+
+func (r *recorder) Fatal(args ...any) {
+	r.fail(fmt.Sprint(args...))
+	runtime.Goexit()
+}
+
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.fail(fmt.Sprintf(format, args...))
+	runtime.Goexit()
+}
+
+func (r *recorder) fail(message string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.messages = append(r.messages, message)
+}
+
+func (r *recorder) failures() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.messages)
+}
+
+// record runs a check and returns how it failed.
+func record(t testing.TB, check func(t testing.TB)) []string {
+	r := &recorder{TB: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if value := recover(); value != nil {
+				r.fail(fmt.Sprintf("panic: %v", value))
+			}
+		}()
+		check(r)
+	}()
+	<-done
+	return r.failures()
+}
+
+// A mutant is a store with a fault in one of its methods. Those that are nil
+// are the store's own.
+type mutant struct {
+	store.Store
+	view   func(ctx context.Context, fn func(store.ReadTx) error) error
+	update func(ctx context.Context, fn func(store.Tx) error) error
+	close  func() error
+	reads
+	put    func(tx store.Tx, r *store.Record)
+	delete func(tx store.Tx, kind store.Kind, id uuid.UUID)
+}
+
+type reads struct {
+	get    func(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error)
+	list   func(tx store.ReadTx, q *store.Query) (*store.List, error)
+	lookup func(tx store.ReadTx, kind store.Kind, hash []byte, limit int) ([]*store.Record, error)
+	due    func(tx store.ReadTx, kind store.Kind, until time.Time, limit int) ([]*store.Record, error)
+	next   func(tx store.ReadTx, kind store.Kind) (time.Time, error)
+}
+
+func (m *mutant) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	view := m.Store.View
+	if m.view != nil {
+		view = m.view
+	}
+	return view(ctx, func(tx store.ReadTx) error { return fn(readTx{tx, &m.reads}) })
+}
+
+func (m *mutant) Update(ctx context.Context, fn func(store.Tx) error) error {
+	update := m.Store.Update
+	if m.update != nil {
+		update = m.update
+	}
+	return update(ctx, func(tx store.Tx) error { return fn(mutantTx{readTx{tx, &m.reads}, tx, m}) })
+}
+
+func (m *mutant) Close() error {
+	if m.close != nil {
+		return m.close()
+	}
+	return m.Store.Close()
+}
+
+type readTx struct {
+	store.ReadTx
+	*reads
+}
+
+func (t readTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	if t.get != nil {
+		return t.get(t.ReadTx, kind, id)
+	}
+	return t.ReadTx.Get(kind, id)
+}
+
+func (t readTx) List(q *store.Query) (*store.List, error) {
+	if t.list != nil {
+		return t.list(t.ReadTx, q)
+	}
+	return t.ReadTx.List(q)
+}
+
+func (t readTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+	if t.lookup != nil {
+		return t.lookup(t.ReadTx, kind, hash, limit)
+	}
+	return t.ReadTx.Lookup(kind, hash, limit)
+}
+
+func (t readTx) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
+	if t.due != nil {
+		return t.due(t.ReadTx, kind, until, limit)
+	}
+	return t.ReadTx.Due(kind, until, limit)
+}
+
+func (t readTx) Next(kind store.Kind) (time.Time, error) {
+	if t.next != nil {
+		return t.next(t.ReadTx, kind)
+	}
+	return t.ReadTx.Next(kind)
+}
+
+type mutantTx struct {
+	readTx
+	tx store.Tx
+	m  *mutant
+}
+
+func (t mutantTx) Put(r *store.Record) {
+	if t.m.put != nil {
+		t.m.put(t.tx, r)
+		return
+	}
+	t.tx.Put(r)
+}
+
+func (t mutantTx) Delete(kind store.Kind, id uuid.UUID) {
+	if t.m.delete != nil {
+		t.m.delete(t.tx, kind, id)
+		return
+	}
+	t.tx.Delete(kind, id)
+}
+
+// altered returns a put of records that edit has changed.
+func altered(edit func(tx store.Tx, r *store.Record)) func(store.Tx, *store.Record) {
+	return func(tx store.Tx, r *store.Record) {
+		c := *r
+		edit(tx, &c)
+		tx.Put(&c)
+	}
+}
+
+// asking returns a list that answers another query than it was asked.
+func asking(edit func(q *store.Query)) func(store.ReadTx, *store.Query) (*store.List, error) {
+	return func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+		c := *q
+		edit(&c)
+		return tx.List(&c)
+	}
+}
+
+// collector keeps the writes of an fn that reads elsewhere.
+type collector struct {
+	store.ReadTx
+	writes []func(store.Tx)
+}
+
+func (c *collector) Put(r *store.Record) {
+	c.writes = append(c.writes, func(tx store.Tx) { tx.Put(r) })
+}
+
+func (c *collector) Delete(kind store.Kind, id uuid.UUID) {
+	c.writes = append(c.writes, func(tx store.Tx) { tx.Delete(kind, id) })
+}
+
+// collect runs fn in a View and returns its writes.
+func collect(s store.Store, ctx context.Context, fn func(store.Tx) error) ([]func(store.Tx), error) {
+	var c *collector
+	err := s.View(ctx, func(tx store.ReadTx) error {
+		c = &collector{ReadTx: tx}
+		return fn(c)
+	})
+	return c.writes, err
+}
+
+func replay(writes ...func(store.Tx)) func(store.Tx) error {
+	return func(tx store.Tx) error {
+		for _, write := range writes {
+			write(tx)
+		}
+		return nil
+	}
+}
+
+// mutants names for each fault a rule that must find it.
+var mutants = []struct {
+	fault string
+	rule  string
+	seed  func(m *mutant)
+}{
+	{"conflicts are ignored", "Versions", func(m *mutant) {
+		m.put = altered(func(tx store.Tx, r *store.Record) {
+			r.Version = 1
+			if old, err := tx.Get(r.Kind, r.ID); err == nil {
+				r.Version = old.Version + 1
+			}
+		})
+	}},
+	{"conflicts are ignored", "CompareAndSwap", func(m *mutant) {
+		m.put = altered(func(tx store.Tx, r *store.Record) {
+			if old, err := tx.Get(r.Kind, r.ID); err == nil {
+				r.Version = old.Version + 1
+			}
+		})
+	}},
+	{"the last byte of Shown is lost", "RoundTrip", func(m *mutant) {
+		m.put = altered(func(_ store.Tx, r *store.Record) { r.Shown = r.Shown[:max(0, len(r.Shown)-1)] })
+	}},
+	{"absent records are nil without an error", "NotFound", func(m *mutant) {
+		m.get = func(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
+			r, _ := tx.Get(kind, id)
+			return r, nil
+		}
+	}},
+	{"writes are sorted: deletions last", "WritesInOrder", func(m *mutant) {
+		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+			return m.Store.Update(ctx, func(tx store.Tx) error {
+				last := &deletionsLast{Tx: tx}
+				if err := fn(last); err != nil {
+					return err
+				}
+				return replay(last.deletions...)(tx)
+			})
+		}
+	}},
+	{"sizes are cut to what is allowed", "Invalid", func(m *mutant) {
+		m.put = altered(func(_ store.Tx, r *store.Record) {
+			r.Lookup = r.Lookup[:min(len(r.Lookup), store.MaxLookups)]
+		})
+	}},
+	{"Account is kept from the first write", "Invalid", func(m *mutant) {
+		m.put = altered(func(tx store.Tx, r *store.Record) {
+			if old, err := tx.Get(r.Kind, r.ID); err == nil {
+				r.Account = old.Account
+			}
+		})
+	}},
+	{"children are not deleted", "Cascade", func(m *mutant) {
+		m.delete = func(tx store.Tx, kind store.Kind, id uuid.UUID) {
+			l, err := tx.List(&store.Query{Kind: kind, Parent: id, Limit: 1000})
+			if err != nil {
+				panic(err)
+			}
+			tx.Delete(kind, id)
+			for _, child := range l.Records {
+				child.Version = 1
+				tx.Put(child)
+			}
+		}
+	}},
+	{"half of the writes are kept when one fails", "AllOrNone", oneByOne},
+	{"half of the writes are visible", "Snapshot", oneByOne},
+	{"children put in the same Update survive", "CascadeWithinUpdate", func(m *mutant) {
+		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+			return m.Store.Update(ctx, func(tx store.Tx) error {
+				first := &deletionsFirst{Tx: tx}
+				if err := fn(first); err != nil {
+					return err
+				}
+				return replay(first.puts...)(tx)
+			})
+		}
+	}},
+	{"records stay in the caller's hands", "PutKeepsNothing", func(m *mutant) {
+		kept := make(map[uuid.UUID]*store.Record)
+		m.put = func(tx store.Tx, r *store.Record) { kept[r.ID] = r; tx.Put(r) }
+		m.get = func(_ store.ReadTx, _ store.Kind, id uuid.UUID) (*store.Record, error) { return kept[id], nil }
+	}},
+	{"memory of an answer is used again", "ReadsAreCopies", func(m *mutant) {
+		var mu sync.Mutex
+		var handed []*store.Record
+		m.get = func(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
+			r, err := tx.Get(kind, id)
+			if err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				handed = append(handed, r)
+			}
+			return r, err
+		}
+		m.put = func(tx store.Tx, r *store.Record) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, old := range handed {
+				copy(old.Shown, r.Shown)
+			}
+			tx.Put(r)
+		}
+	}},
+	{"children are also listed by account", "Listed", func(m *mutant) {
+		m.put = altered(func(_ store.Tx, r *store.Record) { r.Parent = uuid.Nil })
+	}},
+	{"records without a class are listed", "Listed", func(m *mutant) {
+		m.put = altered(func(_ store.Tx, r *store.Record) { r.Class = max(r.Class, 1) })
+	}},
+	{"the class of the first write counts", "ClassChange", func(m *mutant) {
+		m.put = altered(func(tx store.Tx, r *store.Record) {
+			if old, err := tx.Get(r.Kind, r.ID); err == nil {
+				r.Class = old.Class
+			}
+		})
+	}},
+	{"classes above 63 are forgotten", "Classes", func(m *mutant) {
+		m.list = asking(func(q *store.Query) { q.Classes[1], q.Classes[2], q.Classes[3] = 0, 0, 0 })
+	}},
+	{"Min is exclusive", "Range", func(m *mutant) {
+		m.list = asking(func(q *store.Query) {
+			if q.Min != uuid.Nil {
+				q.Min[15]++
+			}
+		})
+	}},
+	{"Max is exclusive", "Range", func(m *mutant) {
+		m.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+			l, err := tx.List(q)
+			l.Records = slices.DeleteFunc(l.Records, func(r *store.Record) bool { return r.ID == q.Max })
+			return l, err
+		}
+	}},
+	{"ids are compared as signed", "Order", func(m *mutant) {
+		m.list = sorting(func(a, b *store.Record) int { return int(int8(a.ID[0])) - int(int8(b.ID[0])) })
+	}},
+	{"descending is ignored", "Order", func(m *mutant) {
+		m.list = asking(func(q *store.Query) { q.Desc = false })
+	}},
+	{"pages overlap", "Pages", func(m *mutant) {
+		m.list = asking(func(q *store.Query) { q.Offset = max(0, q.Offset-1) })
+	}},
+	{"totals are those of the page", "Totals", func(m *mutant) {
+		m.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+			l, err := tx.List(q)
+			if q.Count {
+				l.Total = int64(len(l.Records))
+			}
+			return l, err
+		}
+	}},
+	{"totals count what has lapsed", "Live", func(m *mutant) {
+		m.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+			l, err := tx.List(q)
+			if err != nil {
+				return nil, err
+			}
+			dead := *q
+			dead.Live = time.Time{}
+			all, err := tx.List(&dead)
+			l.Total = all.Total
+			return l, err
+		}
+	}},
+	{"records live to the end of their last microsecond", "Live", func(m *mutant) {
+		m.list = asking(func(q *store.Query) {
+			if !q.Live.IsZero() {
+				q.Live = q.Live.Add(-time.Microsecond)
+			}
+		})
+	}},
+	{"lists carry Secret", "WithoutSecret", func(m *mutant) {
+		m.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+			l, err := tx.List(q)
+			for i, r := range l.Records {
+				l.Records[i], _ = tx.Get(r.Kind, r.ID)
+			}
+			return l, err
+		}
+	}},
+	{"a hash replaces the other conditions", "ListByHash", func(m *mutant) {
+		m.list = asking(func(q *store.Query) {
+			if q.Lookup != nil {
+				q.Classes, q.Min, q.Max = store.Classes{}, uuid.Nil, uuid.Nil
+			}
+		})
+	}},
+	{"Lookup forgets its limit", "Lookup", func(m *mutant) {
+		m.lookup = func(tx store.ReadTx, kind store.Kind, hash []byte, _ int) ([]*store.Record, error) {
+			return tx.Lookup(kind, hash, 1000)
+		}
+	}},
+	{"the hashes of the first write count", "LookupChange", func(m *mutant) {
+		m.put = altered(func(tx store.Tx, r *store.Record) {
+			if old, err := tx.Get(r.Kind, r.ID); err == nil {
+				r.Lookup = old.Lookup
+			}
+		})
+	}},
+	{"a hash is cut at a zero byte", "LookupOfSimilar", func(m *mutant) {
+		m.lookup = func(tx store.ReadTx, kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+			text, _, _ := strings.Cut(string(hash), "\x00")
+			return tx.Lookup(kind, []byte(text), limit)
+		}
+	}},
+	{"Due is exclusive", "Due", func(m *mutant) {
+		m.due = func(tx store.ReadTx, kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
+			return tx.Due(kind, until.Add(-time.Microsecond), limit)
+		}
+	}},
+	{"work put off is forgotten", "DueChange", func(m *mutant) {
+		m.put = altered(func(_ store.Tx, r *store.Record) {
+			if r.Version > 1 {
+				r.Due = time.Time{}
+			}
+		})
+	}},
+	{"1970 is never", "DueEver", func(m *mutant) {
+		m.put = altered(func(_ store.Tx, r *store.Record) {
+			if r.Due.UnixMicro() == 0 {
+				r.Due = time.Time{}
+			}
+		})
+	}},
+	{"times are rounded", "DueMicroseconds", func(m *mutant) {
+		m.put = altered(func(_ store.Tx, r *store.Record) { r.Due = r.Due.Round(time.Microsecond) })
+	}},
+	{"totals are one off above a thousand", "Model", func(m *mutant) {
+		m.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+			l, err := tx.List(q)
+			if l.Total > 1000 {
+				l.Total--
+			}
+			return l, err
+		}
+	}},
+	{"own writes are visible", "ReadsSeeTheStateBefore", func(m *mutant) {
+		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+			return m.Store.Update(ctx, func(tx store.Tx) error { return fn(&ownWrites{Tx: tx}) })
+		}
+	}},
+	{"the error of fn is wrapped", "ErrorOfFn", func(m *mutant) {
+		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+			if err := m.Store.Update(ctx, fn); err != nil {
+				return fmt.Errorf("update: %w", err)
+			}
+			return nil
+		}
+	}},
+	{"writes are kept when fn fails", "ErrorOfFn", func(m *mutant) {
+		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+			var mine error
+			return errors.Join(m.Store.Update(ctx, func(tx store.Tx) error { mine = fn(tx); return nil }), mine)
+		}
+	}},
+	{"panics become errors", "PanicOfFn", func(m *mutant) {
+		m.update = func(ctx context.Context, fn func(store.Tx) error) (err error) {
+			defer func() {
+				if value := recover(); value != nil {
+					err = fmt.Errorf("panic: %v", value)
+				}
+			}()
+			return m.Store.Update(ctx, fn)
+		}
+	}},
+	{"an fn that never returned succeeds", "GoexitOfFn", func(m *mutant) {
+		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+			var err error
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				err = m.Store.Update(ctx, fn)
+			}()
+			<-done
+			return err
+		}
+	}},
+	{"a failing fn fails its group", "FailingNeighbours", func(m *mutant) {
+		var failed atomic.Bool
+		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+			if failed.Swap(false) {
+				return store.ErrConflict
+			}
+			err := m.Store.Update(ctx, fn)
+			failed.Store(err != nil && !errors.Is(err, store.ErrConflict))
+			return err
+		}
+	}},
+	{"Update returns before its writes are made", "VisibleAfterReturn", func(m *mutant) {
+		var group sync.WaitGroup
+		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+			group.Go(func() { runtime.Gosched(); _ = m.Store.Update(ctx, fn) })
+			return nil
+		}
+		m.close = func() error { group.Wait(); return m.Store.Close() }
+	}},
+	{"two Updates read before either writes", "LostUpdate", snapshots},
+	{"two Updates read before either writes", "WriteSkew", snapshots},
+	{"two Updates read before either writes", "Phantom", snapshots},
+	{"ctx is ignored", "CancelledBefore", func(m *mutant) {
+		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+			return m.Store.Update(context.WithoutCancel(ctx), fn)
+		}
+	}},
+	{"an error of ctx hides a write", "CancelledInQueue", func(m *mutant) {
+		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+			done := make(chan error, 1)
+			go func() { done <- m.Store.Update(context.WithoutCancel(ctx), fn) }()
+			select {
+			case err := <-done:
+				return err
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}},
+	{"ctx counts after fn has started", "CancelledAfterStart", func(m *mutant) {
+		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+			return cmp.Or(m.Store.Update(ctx, fn), ctx.Err())
+		}
+	}},
+	{"closing again fails", "Closed", func(m *mutant) {
+		var closed atomic.Bool
+		m.close = func() error {
+			if closed.Swap(true) {
+				return store.ErrClosed
+			}
+			return m.Store.Close()
+		}
+	}},
+	{"Close does not wait", "CloseWaits", func(m *mutant) {
+		m.close = func() error { go m.Store.Close(); return nil }
+	}},
+	{"a closed store is unavailable", "CloseAmidCalls", func(m *mutant) {
+		m.view = func(ctx context.Context, fn func(store.ReadTx) error) error {
+			err := m.Store.View(ctx, fn)
+			if errors.Is(err, store.ErrClosed) {
+				return store.ErrUnavailable
+			}
+			return err
+		}
+	}},
+	{"deleting an absent record fails", "DeleteAbsent", func(m *mutant) {
+		m.delete = func(tx store.Tx, kind store.Kind, id uuid.UUID) {
+			if _, err := tx.Get(kind, id); err != nil {
+				tx.Put(&store.Record{}) // invalid
+			}
+			tx.Delete(kind, id)
+		}
+	}},
+	{"the id alone is the key", "CascadeOfSharedID", func(m *mutant) {
+		m.delete = func(tx store.Tx, _ store.Kind, id uuid.UUID) {
+			tx.Delete(1, id)
+			tx.Delete(2, id)
+		}
+	}},
+	{"a cascade ends after a thousand", "CascadeOfMany", func(m *mutant) {
+		m.delete = func(tx store.Tx, kind store.Kind, id uuid.UUID) {
+			l, err := tx.List(&store.Query{Kind: kind, Parent: id, Offset: 1000, Limit: 10000})
+			if err != nil {
+				panic(err)
+			}
+			tx.Delete(kind, id)
+			for _, child := range l.Records {
+				child.Version = 1
+				tx.Put(child)
+			}
+		}
+	}},
+}
+
+// oneByOne makes every write in an Update of its own.
+func oneByOne(m *mutant) {
+	m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+		writes, err := collect(m.Store, ctx, fn)
+		if err != nil {
+			return err
+		}
+		for _, write := range writes {
+			if err := m.Store.Update(ctx, replay(write)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// snapshots runs fn on a snapshot and checks nothing but versions when it writes.
+func snapshots(m *mutant) {
+	m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+		writes, err := collect(m.Store, ctx, fn)
+		if err != nil {
+			return err
+		}
+		return m.Store.Update(ctx, replay(writes...))
+	}
+}
+
+type deletionsLast struct {
+	store.Tx
+	deletions []func(store.Tx)
+}
+
+func (d *deletionsLast) Delete(kind store.Kind, id uuid.UUID) {
+	d.deletions = append(d.deletions, func(tx store.Tx) { tx.Delete(kind, id) })
+}
+
+type deletionsFirst struct {
+	store.Tx
+	puts []func(store.Tx)
+}
+
+func (d *deletionsFirst) Put(r *store.Record) {
+	d.puts = append(d.puts, func(tx store.Tx) { tx.Put(r) })
+}
+
+// ownWrites shows to Get what was put.
+type ownWrites struct {
+	store.Tx
+	puts []*store.Record
+}
+
+func (o *ownWrites) Put(r *store.Record) {
+	o.puts = append(o.puts, r)
+	o.Tx.Put(r)
+}
+
+func (o *ownWrites) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	for _, r := range slices.Backward(o.puts) {
+		if r.Kind == kind && r.ID == id {
+			return r, nil
+		}
+	}
+	return o.Tx.Get(kind, id)
+}
+
+// sorting returns a list that keeps another order within its pages.
+func sorting(compare func(a, b *store.Record) int) func(store.ReadTx, *store.Query) (*store.List, error) {
+	return func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+		l, err := tx.List(q)
+		slices.SortStableFunc(l.Records, compare)
+		return l, err
+	}
+}
+
+// Every rule must find the fault that is made for it.
+func TestRulesCanFail(t *testing.T) {
+	unproved := storetest.Names()
+	for _, c := range mutants {
+		unproved = slices.DeleteFunc(unproved, func(name string) bool { return name == c.rule })
+		t.Run(c.rule+"/"+c.fault, func(t *testing.T) {
+			m := &mutant{Store: memstore.New()}
+			c.seed(m)
+			failures := record(t, func(t testing.TB) { storetest.Check(t, c.rule, m) })
+			if len(failures) == 0 {
+				t.Errorf("%s did not notice that %s", c.rule, c.fault)
+			}
+			for _, failure := range failures[:min(3, len(failures))] {
+				t.Log(failure)
+			}
+			if err := m.Close(); err != nil && !errors.Is(err, store.ErrClosed) {
+				t.Error(err)
+			}
+		})
+	}
+	if len(unproved) > 0 {
+		t.Errorf("no fault proves that these rules can fail: %v", unproved)
+	}
+}
+
+// A mutant without a fault passes, so it is the fault that is found.
+func TestRulesPassWithoutFault(t *testing.T) {
+	storetest.Run(t, func(testing.TB) store.Store { return &mutant{Store: memstore.New()} })
+}
+
+func putting(ids ...byte) func(store.Tx) error {
+	return func(tx store.Tx) error {
+		for _, n := range ids {
+			tx.Put(&store.Record{Kind: 1, ID: uuid.UUID{n}, Version: 1})
+		}
+		return nil
+	}
+}
+
+func TestTwice(t *testing.T) {
+	inner := memstore.New()
+	s := storetest.Twice(inner)
+	calls := 0
+	err := s.Update(background, func(tx store.Tx) error {
+		calls++
+		if _, err := tx.Get(1, uuid.UUID{1}); !errors.Is(err, store.ErrNotFound) {
+			t.Errorf("call %d sees writes of another: %v", calls, err)
+		}
+		return putting(1)(tx)
+	})
+	if err != nil || calls != 2 {
+		t.Errorf("Update = %v after %d calls, want nil after 2", err, calls)
+	}
+	err = inner.View(background, func(tx store.ReadTx) error {
+		_, err := tx.Get(1, uuid.UUID{1})
+		return err
+	})
+	if err != nil {
+		t.Errorf("Get = %v", err)
+	}
+
+	no := errors.New("no")
+	calls = 0
+	if err := s.Update(background, func(store.Tx) error { calls++; return no }); err != no || calls != 2 {
+		t.Errorf("Update = %v after %d calls, want the error of fn after 2", err, calls)
+	}
+	ctx, cancel := context.WithCancel(background)
+	if err := s.Update(ctx, func(tx store.Tx) error { cancel(); return putting(2)(tx) }); err != nil {
+		t.Errorf("Update, cancelled after its start = %v", err)
+	}
+	if err := s.Update(ctx, putting(3)); !errors.Is(err, context.Canceled) {
+		t.Errorf("Update, cancelled before = %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := s.Update(background, putting(4)); !errors.Is(err, store.ErrClosed) {
+		t.Errorf("Update after Close = %v", err)
+	}
+}
+
+func TestCanary(t *testing.T) {
+	const pan, name = "4111111111111111", "Zoë Exämple"
+	id := uuid.UUID{1}
+	put := func(edit func(r *store.Record)) func(store.Tx) error {
+		return func(tx store.Tx) error {
+			r := &store.Record{Kind: 1, ID: id, Version: 1, Shown: []byte("sealed"), Secret: []byte("sealed too")}
+			edit(r)
+			tx.Put(r)
+			return errors.New("dropped")
+		}
+	}
+	secret := func(b string) func(store.Tx) error {
+		return put(func(r *store.Record) { r.Secret = []byte("some" + b + "thing") })
+	}
+	reading := func(read func(tx store.ReadTx)) func(store.Tx) error {
+		return func(tx store.Tx) error { read(tx); return put(func(*store.Record) {})(tx) }
+	}
+	nibbles := func(s string) string {
+		b, err := hex.DecodeString(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	for _, c := range []struct {
+		name string
+		want int
+		fn   func(store.Tx) error
+	}{
+		{"nothing", 0, put(func(*store.Record) {})},
+		{"other digits", 0, secret("4111111111111112")},
+		{"plain", 1, secret(pan)},
+		{"Shown", 1, put(func(r *store.Record) { r.Shown = []byte(pan) })},
+		{"Lookup", 1, put(func(r *store.Record) { r.Lookup = [][]byte{{1}, []byte(pan)} })},
+		{"id", 1, put(func(r *store.Record) { r.ID = uuid.UUID([]byte(pan)) })},
+		{"account", 1, put(func(r *store.Record) { r.Account = uuid.UUID([]byte(pan)) })},
+		{"parent", 1, put(func(r *store.Record) { r.Parent = uuid.UUID([]byte(pan)) })},
+		{"reversed", 1, secret(reverse(name))},
+		{"name in capitals", 1, secret("ZOë EXäMPLE")},
+		{"hexadecimal", 1, secret(hex.EncodeToString([]byte(name)))},
+		{"hexadecimal in capitals", 1, secret(strings.ToUpper(hex.EncodeToString([]byte(name))))},
+		{"base64", 1, secret(base64.StdEncoding.EncodeToString([]byte(pan)))},
+		{"base64, one on", 1, secret(base64.StdEncoding.EncodeToString([]byte("{" + pan + "}")))},
+		{"base64, two on", 1, secret(base64.URLEncoding.EncodeToString([]byte(`:"` + name + `"`)))},
+		{"packed", 1, secret(nibbles(pan))},
+		{"packed, half a byte on", 1, secret(nibbles("9" + pan + "9"))},
+		{"query", 1, reading(func(tx store.ReadTx) { _, _ = tx.List(&store.Query{Lookup: []byte(name)}) })},
+		{"hash", 1, reading(func(tx store.ReadTx) { _, _ = tx.Lookup(1, []byte(name), 1) })},
+		{"get", 1, reading(func(tx store.ReadTx) { _, _ = tx.Get(1, uuid.UUID([]byte(pan))) })},
+		{"delete", 1, func(tx store.Tx) error {
+			tx.Delete(1, uuid.UUID([]byte(pan)))
+			return put(func(*store.Record) {})(tx)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			failures := record(t, func(rec testing.TB) {
+				s := storetest.Canary(rec, memstore.New(), []byte(pan), []byte(name))
+				_ = s.Update(background, c.fn)
+			})
+			if len(failures) != c.want {
+				t.Errorf("%d finds, want %d: %v", len(failures), c.want, failures)
+			}
+			for _, failure := range failures {
+				if strings.Contains(failure, pan) || strings.Contains(failure, name) {
+					t.Error("the message shows the value")
+				}
+			}
+		})
+	}
+}
+
+func reverse(s string) string {
+	b := []byte(s)
+	slices.Reverse(b)
+	return string(b)
+}
+
+func TestCanaryNeedsSomethingToSee(t *testing.T) {
+	failures := record(t, func(t testing.TB) { storetest.Canary(t, memstore.New(), []byte("123")) })
+	if len(failures) != 1 {
+		t.Errorf("a value that occurs by chance: %v, want a failure", failures)
+	}
+	var cleanup func()
+	failures = record(t, func(t testing.TB) {
+		storetest.Canary(&cleaner{t, &cleanup}, memstore.New(), []byte("1234"))
+		cleanup()
+	})
+	if len(failures) != 1 {
+		t.Errorf("a store that nothing was put in: %v, want a failure", failures)
+	}
+}
+
+// A cleaner hands out what Cleanup would run.
+type cleaner struct {
+	testing.TB
+	f *func()
+}
+
+func (c *cleaner) Cleanup(f func()) { *c.f = f }

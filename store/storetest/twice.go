@@ -1,0 +1,30 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// Twice returns a store that keeps its records in s and runs the fn of every
+// Update twice, as any backend may: first for nothing, then for good. The tests
+// of a vault pass on it only if no fn has an effect but its writes. Other
+// Updates may come between the two runs. Closing it closes s.
+func Twice(s store.Store) store.Store { return twice{s} }
+
+type twice struct{ store.Store }
+
+var errRehearsal = errors.New("storetest: first of two runs")
+
+func (s twice) Update(ctx context.Context, fn func(store.Tx) error) error {
+	err := s.Store.Update(ctx, func(tx store.Tx) error {
+		_ = fn(tx) // the second run's counts
+		return errRehearsal
+	})
+	if err != errRehearsal {
+		return err
+	}
+	// fn has started, so ctx counts no more.
+	return s.Store.Update(context.WithoutCancel(ctx), fn)
+}

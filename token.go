@@ -1,0 +1,802 @@
+package cardvault
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/internal/iso"
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// A Token stands for a stored card: chapter 2.1 of the interface document.
+// Text that is "" and times that are zero are absent.
+type Token struct {
+	ID        uuid.UUID // version 4
+	CreatedAt time.Time // in UTC and whole microseconds, like all times here
+
+	// ExpiresAt is when the token is deleted by itself. Zero unless it was
+	// created with an expiration time.
+	ExpiresAt time.Time
+
+	Status        Status
+	InvalidatedAt time.Time // zero while Status is StatusActive
+
+	CardholderName Name
+	Expiry         Expiry
+
+	IIN                 string // first six digits; eight with Options.IINLength
+	LastFour            string
+	AccountNumberLength int    // digits
+	MaskedAccountNumber string // first six and last four digits, the rest "*"
+	Scheme              Scheme
+
+	// From a BINProvider.
+	BankName    string
+	Segment     string // business, consumer, commercial or other
+	Type        string // credit or debit
+	CountryCode string // ISO 3166-1 alpha-2
+
+	NetworkTokenStatus NetworkTokenStatus
+	// NetworkTokenStatusReason is nil while the network token is active or pending.
+	NetworkTokenStatusReason *Reason
+
+	Identification Identification
+
+	// BusinessKey is the key under which the card was known at ImportProvider.
+	// It need not be unique.
+	BusinessKey    string
+	ImportProvider string
+
+	// Fingerprint is the same for two tokens of an account if their cards have
+	// the same number: 64 hexadecimal digits of a keyed hash.
+	Fingerprint string
+}
+
+// A Status is the state of a token: chapter 3.1 of the interface document.
+type Status uint8
+
+const (
+	StatusActive  Status = iota
+	StatusInvalid        // the scheme invalidated the instrument; final
+)
+
+// String returns the name that the interface document uses.
+func (s Status) String() string {
+	if s == StatusInvalid {
+		return "invalid"
+	}
+	return "active"
+}
+
+// Identification says which identification and verification of the cardholder
+// was submitted when a token was created.
+type Identification uint8
+
+const (
+	IdentificationNone Identification = iota
+	IdentificationChecked
+	IdentificationSkipped
+)
+
+// String returns the name that the interface document uses.
+func (i Identification) String() string {
+	return [...]string{"none", "checked", "skipped"}[i%3]
+}
+
+// A BINProvider knows what an issuer identification number tells about a card.
+type BINProvider interface {
+	// LookupBIN is given the first eight digits of a card number, or six of one
+	// shorter than sixteen. It must not keep the slice. It returns nil for a
+	// number that it does not know. An error is logged and counts as nil: a
+	// card is stored all the same. The deadline is one second.
+	LookupBIN(ctx context.Context, iin []byte) (*BIN, error)
+}
+
+// A BIN is the answer of a BINProvider. What is "" or nil is not known.
+type BIN struct {
+	Scheme      *Scheme // overrides the scheme found by the vault
+	BankName    string
+	Segment     string // business, consumer, commercial or other
+	Type        string // credit, debit, charge (counts as credit) or prepaid (as debit)
+	CountryCode string // ISO 3166-1 alpha-2
+}
+
+// ImportOptions are the optional parts of an Import.
+type ImportOptions struct {
+	// BusinessKey is the key of the card in the system it comes from, 1 to 255
+	// characters; "" for none. Tokens can be listed by it.
+	BusinessKey string
+
+	// ImportProvider names that system: 1 to 40 of a-z, 0-9, "_" and "-",
+	// beginning with a letter or digit. Needs BusinessKey.
+	ImportProvider string
+}
+
+// Check returns a FieldError for each rule that an Import of these values
+// would report, or nil. It needs no store.
+func (v *Vault) Check(c Card, opts *ImportOptions) error {
+	errs := v.opts.checkCard(c)
+	if opts != nil {
+		errs = append(errs, opts.check()...)
+	}
+	return errors.Join(errs...)
+}
+
+func (o *ImportOptions) check() (errs []error) {
+	if o.BusinessKey != "" {
+		if err := checkText("business_key", []byte(o.BusinessKey)); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if o.ImportProvider != "" {
+		if err := checkProvider(o.ImportProvider); err != nil {
+			errs = append(errs, err)
+		} else if o.BusinessKey == "" {
+			errs = append(errs, dependsOnBusinessKey())
+		}
+	}
+	return errs
+}
+
+func checkProvider(slug string) error {
+	for i, c := range []byte(slug) {
+		alphanumeric := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
+		if i >= 40 || !alphanumeric && (i == 0 || c != '_' && c != '-') {
+			return &FieldError{"import_provider", "invalid_format",
+				"must be 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit"}
+		}
+	}
+	return nil
+}
+
+func dependsOnBusinessKey() error {
+	return &FieldError{"business_key", "depends_on", "is required with import_provider"}
+}
+
+// Import stores a card and returns its token. opts may be nil. The card's
+// expiry may be past, as in a migration. Importing a number twice makes two
+// tokens with the same Fingerprint.
+//
+// Errors: FieldErrors, ErrIdempotencyKeyReused, and ErrNotFound for a handle
+// on an account that does not exist.
+func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token, error) {
+	if opts == nil {
+		opts = new(ImportOptions)
+	}
+	if err := v.Check(c, opts); err != nil {
+		return nil, err
+	}
+	once, answer, err := v.once(ctx, opImport, uuid.Nil, func() []byte { return opts.canonical(c) })
+	switch {
+	case err != nil:
+		return nil, err
+	case answer != nil:
+		return v.decodeAnswer(answer)
+	}
+	t := &Token{BusinessKey: opts.BusinessKey, ImportProvider: opts.ImportProvider}
+	r, err := v.newToken(ctx, c, t, 0)
+	if err != nil {
+		return nil, err
+	}
+	if once != nil {
+		if err := once.seal(v, t.encode(r.ID[:]), r.ID); err != nil {
+			return nil, err
+		}
+	}
+	err = v.write(ctx, opImport, t.ID, func(tx store.Tx) error {
+		tx.Put(r)
+		return once.put(tx)
+	})
+	if errors.Is(err, errRepeated) {
+		return v.Import(ctx, c, opts)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// canonical returns what must be the same for an Import to be a repetition.
+func (o *ImportOptions) canonical(c Card) []byte {
+	b := tlv.Append(nil, 1, c.PAN.get())
+	b = tlv.AppendUint(b, 2, uint64(c.Expiry.Month))
+	b = tlv.AppendUint(b, 3, uint64(c.Expiry.Year))
+	b = tlv.Append(b, 4, c.Name.get())
+	b = tlv.Append(b, 5, c.SecurityCode.get())
+	b = tlv.Append(b, 6, o.BusinessKey)
+	return tlv.Append(b, 7, o.ImportProvider)
+}
+
+// newToken completes t, the token of a card that was checked, and returns its
+// record. A ttl of 0 is for ever.
+func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duration) (*store.Record, error) {
+	if err := v.exists(ctx); err != nil {
+		return nil, err
+	}
+	var bin *BIN
+	if v.opts.BIN != nil {
+		bin = v.lookupBIN(ctx, c.PAN)
+	}
+	row := v.rowkeys.New()
+	t.ID = v.mask(kindToken, row)
+	t.CreatedAt = rowkey.Time(row)
+	if ttl > 0 {
+		t.ExpiresAt = t.CreatedAt.Add(ttl)
+	}
+	t.CardholderName, t.Expiry = NewName(c.Name.get()), c.Expiry
+	t.describe(c.PAN.get(), v.opts.IINLength, bin)
+	t.Fingerprint = hex.EncodeToString(v.box.Fingerprint(v.account, c.PAN.get()))
+	t.NetworkTokenStatusReason = unavailableReason(t)
+
+	r := &store.Record{Kind: kindToken, ID: row, Account: v.account}
+	if err := v.sealToken(r, t); err != nil {
+		return nil, err
+	}
+	// The length of what is sealed does not tell that of the number.
+	card := tlv.Pad(tlv.Append(make([]byte, 0, 32), 1, c.PAN.get()), 32, 0)
+	err := v.box.SealSecret(r, card)
+	clear(card)
+	return r, wrapped(err)
+}
+
+// describe sets what a card number tells about a card.
+func (t *Token) describe(pan []byte, iinLength int, bin *BIN) {
+	if iinLength != 8 || len(pan) < 16 {
+		iinLength = 6
+	}
+	scheme, _ := iin.Detect(pan)
+	t.IIN = string(pan[:iinLength])
+	t.LastFour = string(pan[len(pan)-4:])
+	t.AccountNumberLength = len(pan)
+	t.MaskedAccountNumber = mask(pan)
+	t.Scheme = Scheme(scheme)
+	if bin == nil {
+		return
+	}
+	if bin.Scheme != nil && *bin.Scheme < schemes {
+		t.Scheme = *bin.Scheme
+	}
+	t.BankName, t.Segment, t.Type, t.CountryCode = bin.BankName, bin.Segment, bin.Type, bin.CountryCode
+}
+
+func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	prefix := p.get()
+	prefix = append([]byte(nil), prefix[:6+2*min(1, len(prefix)/16)]...)
+	got, err := v.opts.BIN.LookupBIN(ctx, prefix)
+	if err != nil || got == nil {
+		if err != nil {
+			v.log.WarnContext(ctx, "BIN look-up failed", "error", err)
+		}
+		return nil
+	}
+	bin := *got
+	switch bin.Type {
+	case "charge":
+		bin.Type = "credit"
+	case "prepaid":
+		bin.Type = "debit"
+	case "credit", "debit", "":
+	default:
+		bin.Type = ""
+	}
+	switch bin.Segment {
+	case "business", "consumer", "commercial", "other", "":
+	default:
+		bin.Segment = ""
+	}
+	if bin.CountryCode != "" && !iso.Country(bin.CountryCode) {
+		v.log.WarnContext(ctx, "BIN look-up gave a country that is not in ISO 3166-1", "iin", string(prefix[:6]))
+		bin.CountryCode = ""
+	}
+	return &bin
+}
+
+// Get returns a token.
+func (v *Vault) Get(ctx context.Context, id uuid.UUID) (*Token, error) {
+	r, err := v.get(ctx, kindToken, id)
+	if err != nil {
+		return nil, err
+	}
+	return v.openToken(ctx, r)
+}
+
+// ListOptions select and order what a list shows. The zero value selects
+// everything, newest first.
+type ListOptions struct {
+	Limit     int  // items a page, 1 to 500; 0 means 50
+	Page      int  // from 1; 0 means 1
+	Ascending bool // oldest first
+
+	// From and To bound the time of creation, both inclusive. Zero: no bound.
+	From, To time.Time
+
+	// The following are for tokens. Values of one field are alternatives;
+	// fields add up. Empty: any.
+	NetworkTokenStatus []NetworkTokenStatus
+	Scheme             []Scheme
+	BusinessKey        string // exact
+}
+
+// Bounds of ListOptions: chapter 8 of the interface document.
+const (
+	DefaultLimit = 50
+	MaxLimit     = 500
+	MaxPage      = 1<<31 - 1
+)
+
+// A Page is a part of a list.
+type Page[T any] struct {
+	Items      []T
+	Page       int   // its number, from 1
+	Limit      int   // most items on a page
+	TotalItems int64 // in the whole list, exact at the instant of the page
+	TotalPages int64 // 0 for an empty list
+}
+
+func (o *ListOptions) check() error {
+	var errs []error
+	if o.Limit != 0 {
+		errs = append(errs, checkRange("query.limit", o.Limit, 1, MaxLimit))
+	}
+	if o.Page != 0 {
+		errs = append(errs, checkRange("query.page", o.Page, 1, MaxPage))
+	}
+	if !o.From.IsZero() && !o.To.IsZero() && o.From.After(o.To) {
+		errs = append(errs, &FieldError{"query.from", "invalid_range", "must not be after to"})
+	}
+	return errors.Join(errs...)
+}
+
+// query returns the query for a page of records of a kind, and the options
+// with their defaults.
+func (v *Vault) query(kind store.Kind, o *ListOptions) (*store.Query, ListOptions, error) {
+	opts := ListOptions{}
+	if o != nil {
+		opts = *o
+	}
+	if err := opts.check(); err != nil {
+		return nil, opts, err
+	}
+	if opts.Limit == 0 {
+		opts.Limit = DefaultLimit
+	}
+	if opts.Page == 0 {
+		opts.Page = 1
+	}
+	q := &store.Query{
+		Kind:    kind,
+		Account: v.account,
+		Live:    now(),
+		Desc:    !opts.Ascending,
+		Offset:  int64(opts.Page-1) * int64(opts.Limit),
+		Limit:   opts.Limit,
+		Count:   true,
+	}
+	if !opts.From.IsZero() {
+		// Keys hold whole microseconds: the first one that is not before From.
+		q.Min = rowkey.First(opts.From.Add(time.Microsecond - 1))
+	}
+	if !opts.To.IsZero() {
+		q.Max = rowkey.Last(opts.To)
+	}
+	return q, opts, nil
+}
+
+// List returns one page of the account's tokens. opts may be nil.
+func (v *Vault) List(ctx context.Context, opts *ListOptions) (*Page[*Token], error) {
+	q, o, err := v.tokenQuery(opts)
+	if err != nil {
+		return nil, err
+	}
+	return page(ctx, v, q, o, v.openToken)
+}
+
+func (v *Vault) tokenQuery(opts *ListOptions) (*store.Query, ListOptions, error) {
+	q, o, err := v.query(kindToken, opts)
+	if err != nil {
+		return nil, o, err
+	}
+	if len(o.Scheme) > 0 || len(o.NetworkTokenStatus) > 0 {
+		for s := range Scheme(schemes) {
+			for n := range NetworkTokenStatus(networkTokenStatuses) {
+				if in(o.Scheme, s) && in(o.NetworkTokenStatus, n) {
+					q.Classes.Add(class(s, n))
+				}
+			}
+		}
+	}
+	if o.BusinessKey != "" {
+		q.Lookup = v.box.Lookup(v.account, "business_key", []byte(o.BusinessKey))
+	}
+	return q, o, nil
+}
+
+// in reports whether one of values is x, or there are none.
+func in[T comparable](values []T, x T) bool {
+	return len(values) == 0 || slices.Contains(values, x)
+}
+
+// page answers a query with one page of a list.
+func page[T any](ctx context.Context, v *Vault, q *store.Query, o ListOptions, open func(context.Context, *store.Record) (T, error)) (*Page[T], error) {
+	list, err := v.list(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	p := &Page[T]{
+		Items:      make([]T, len(list.Records)),
+		Page:       o.Page,
+		Limit:      o.Limit,
+		TotalItems: list.Total,
+		TotalPages: (list.Total + int64(o.Limit) - 1) / int64(o.Limit),
+	}
+	for i, r := range list.Records {
+		if p.Items[i], err = open(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// All iterates over the account's tokens that opts select; Limit and Page do
+// not count. It reads as it goes, and holds no transaction while the caller
+// works: tokens deleted meanwhile are passed over. It ends after an error.
+func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, error] {
+	return func(yield func(*Token, error) bool) {
+		o := ListOptions{}
+		if opts != nil {
+			o = *opts
+		}
+		o.Limit, o.Page = MaxLimit, 1
+		q, _, err := v.tokenQuery(&o)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		q.Count = false
+		for {
+			q.Live = now()
+			list, err := v.list(ctx, q)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for _, r := range list.Records {
+				t, err := v.openToken(ctx, r)
+				if !yield(t, err) || err != nil {
+					return
+				}
+			}
+			if len(list.Records) < q.Limit {
+				return
+			}
+			last := list.Records[len(list.Records)-1].ID
+			if q.Desc {
+				q.Max = step(last, ^byte(0))
+			} else {
+				q.Min = step(last, 1)
+			}
+		}
+	}
+}
+
+// step returns the id next to id: above it for 1, below it for 255.
+func step(id uuid.UUID, by byte) uuid.UUID {
+	for i := len(id) - 1; i >= 0; i-- {
+		id[i] += by
+		if by == 1 && id[i] != 0 || by != 1 && id[i] != 255 {
+			break
+		}
+	}
+	return id
+}
+
+// A TokenUpdate says what to change. What is nil stays as it is; a pointer to
+// a zero value removes what is there.
+type TokenUpdate struct {
+	CardholderName *Name
+	BusinessKey    *string
+	ImportProvider *string
+	Expiry         *Expiry // cannot be removed; may be past
+}
+
+// Check returns a FieldError for each rule that an Update with u would report
+// before it looks at the token, or nil.
+func (u *TokenUpdate) Check() error {
+	var errs []error
+	if *u == (TokenUpdate{}) {
+		errs = append(errs, &FieldError{"body", "empty_patch", "must name something to change"})
+	}
+	if u.CardholderName != nil {
+		errs = append(errs, checkName(*u.CardholderName))
+	}
+	if u.BusinessKey != nil && *u.BusinessKey != "" {
+		errs = append(errs, checkText("business_key", []byte(*u.BusinessKey)))
+	}
+	if u.ImportProvider != nil && *u.ImportProvider != "" {
+		errs = append(errs, checkProvider(*u.ImportProvider))
+	}
+	if u.Expiry != nil {
+		errs = append(errs, checkExpiry(*u.Expiry)...)
+	}
+	return errors.Join(errs...)
+}
+
+// Update changes what is known about a card, and returns the token. A changed
+// expiry is shown and sent from then on; it starts nothing by itself.
+func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token, error) {
+	if err := u.Check(); err != nil {
+		return nil, err
+	}
+	for {
+		r, err := v.get(ctx, kindToken, id)
+		if err != nil {
+			return nil, err
+		}
+		t, err := v.openToken(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		if err := u.apply(t); err != nil {
+			return nil, err
+		}
+		r.Version++
+		if err := v.sealToken(r, t); err != nil {
+			return nil, err
+		}
+		err = v.write(ctx, opUpdate, id, func(tx store.Tx) error {
+			tx.Put(r)
+			return nil
+		})
+		if errors.Is(err, store.ErrConflict) {
+			continue // somebody else was faster, so there is progress
+		}
+		if err != nil {
+			return nil, err
+		}
+		return t, nil
+	}
+}
+
+func (u *TokenUpdate) apply(t *Token) error {
+	if u.CardholderName != nil {
+		t.CardholderName = NewName(u.CardholderName.get())
+	}
+	if u.BusinessKey != nil {
+		t.BusinessKey = *u.BusinessKey
+	}
+	if u.ImportProvider != nil {
+		t.ImportProvider = *u.ImportProvider
+	}
+	if u.Expiry != nil {
+		t.Expiry = *u.Expiry
+	}
+	if t.ImportProvider != "" && t.BusinessKey == "" {
+		return dependsOnBusinessKey()
+	}
+	return nil
+}
+
+// Delete removes a token with all that belongs to it. It cannot be undone.
+func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
+	return v.remove(ctx, opDelete, kindToken, id)
+}
+
+// class puts a token into a list by what lists filter by. Zero is no class.
+func class(s Scheme, n NetworkTokenStatus) uint8 {
+	return 1 + uint8(s)*networkTokenStatuses + uint8(n)
+}
+
+// sealToken sets every column of r that follows from t.
+func (v *Vault) sealToken(r *store.Record, t *Token) error {
+	if r.Version == 0 {
+		r.Version = 1
+	}
+	r.Class = class(t.Scheme, t.NetworkTokenStatus)
+	r.Due = t.ExpiresAt
+	r.Lookup = nil
+	if t.BusinessKey != "" {
+		r.Lookup = [][]byte{v.box.Lookup(v.account, "business_key", []byte(t.BusinessKey))}
+	}
+	// Steps hide the length of names and keys; room for the state of a network
+	// token keeps the row from growing when that changes.
+	const steps, room = 64, 48
+	plain := t.encode(make([]byte, 0, 320))
+	grown := len(plain) + room
+	if old := len(r.Shown); old >= len(plain) && r.Version > 1 {
+		grown = old // r.Shown is the former plaintext, opened in place
+	}
+	plain = tlv.Pad(plain, steps, grown)
+	return wrapped(v.box.SealShown(r, plain))
+}
+
+// openToken returns the token of a record.
+func (v *Vault) openToken(ctx context.Context, r *store.Record) (*Token, error) {
+	plain, err := v.openShown(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return v.decodeToken(r.ID, plain)
+}
+
+// decodeAnswer returns the token of an idempotent answer: its row key and what
+// encode wrote.
+func (v *Vault) decodeAnswer(answer []byte) (*Token, error) {
+	if len(answer) < len(uuid.UUID{}) {
+		return nil, fmt.Errorf("%w: answer cannot be read", ErrDamaged)
+	}
+	return v.decodeToken(uuid.UUID(answer[:16]), answer[16:])
+}
+
+// Tags of a token's shown part. A number is never given a second meaning.
+const (
+	tokenStatus = iota + 1
+	tokenInvalidatedAt
+	tokenName
+	tokenMonth
+	tokenYear
+	tokenIIN
+	tokenLastFour
+	tokenLength
+	tokenScheme
+	tokenBankName
+	tokenSegment
+	tokenType
+	tokenCountry
+	tokenNetworkStatus
+	tokenReasonSource
+	tokenReasonCode
+	tokenReasonMessage
+	tokenReasonRetryable
+	tokenReasonSchemeCode
+	tokenReasonAt
+	tokenIdentification
+	tokenBusinessKey
+	tokenImportProvider
+	tokenFingerprint
+	tokenExpiresAt
+)
+
+// encode appends what the shown part holds. Id and time of creation are the
+// row key's.
+func (t *Token) encode(b []byte) []byte {
+	b = tlv.AppendUint(b, tokenStatus, uint64(t.Status))
+	b = appendTime(b, tokenInvalidatedAt, t.InvalidatedAt)
+	b = tlv.Append(b, tokenName, t.CardholderName.get())
+	b = tlv.AppendUint(b, tokenMonth, uint64(t.Expiry.Month))
+	b = tlv.AppendUint(b, tokenYear, uint64(t.Expiry.Year))
+	b = tlv.Append(b, tokenIIN, t.IIN)
+	b = tlv.Append(b, tokenLastFour, t.LastFour)
+	b = tlv.AppendUint(b, tokenLength, uint64(t.AccountNumberLength))
+	b = tlv.AppendUint(b, tokenScheme, uint64(t.Scheme))
+	b = tlv.Append(b, tokenBankName, t.BankName)
+	b = tlv.Append(b, tokenSegment, t.Segment)
+	b = tlv.Append(b, tokenType, t.Type)
+	b = tlv.Append(b, tokenCountry, t.CountryCode)
+	b = tlv.AppendUint(b, tokenNetworkStatus, uint64(t.NetworkTokenStatus))
+	if r := t.NetworkTokenStatusReason; r != nil {
+		b = tlv.AppendUint(b, tokenReasonSource, uint64(r.Source))
+		b = tlv.Append(b, tokenReasonCode, r.Code)
+		if r.Message != reasonMessages[r.Code] {
+			b = tlv.Append(b, tokenReasonMessage, r.Message)
+		}
+		b = tlv.AppendUint(b, tokenReasonRetryable, bit(r.Retryable))
+		b = tlv.Append(b, tokenReasonSchemeCode, r.SchemeCode)
+		b = appendTime(b, tokenReasonAt, r.OccurredAt)
+	}
+	b = tlv.AppendUint(b, tokenIdentification, uint64(t.Identification))
+	b = tlv.Append(b, tokenBusinessKey, t.BusinessKey)
+	b = tlv.Append(b, tokenImportProvider, t.ImportProvider)
+	fingerprint, _ := hex.DecodeString(t.Fingerprint)
+	b = tlv.Append(b, tokenFingerprint, fingerprint)
+	return appendTime(b, tokenExpiresAt, t.ExpiresAt)
+}
+
+// decodeToken returns the token that encode wrote.
+func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
+	t := &Token{
+		ID:        v.mask(kindToken, row),
+		CreatedAt: rowkey.Time(row),
+	}
+	var reason Reason
+	var prefix, lastFour []byte
+	r := tlv.Read(plain)
+	for r.Next() {
+		switch r.Tag {
+		case tokenStatus:
+			t.Status = Status(r.Uint())
+		case tokenInvalidatedAt:
+			t.InvalidatedAt = readTime(&r)
+		case tokenName:
+			t.CardholderName = NewName(r.Value)
+		case tokenMonth:
+			t.Expiry.Month = int(r.Uint())
+		case tokenYear:
+			t.Expiry.Year = int(r.Uint())
+		case tokenIIN:
+			prefix = r.Value
+		case tokenLastFour:
+			lastFour = r.Value
+		case tokenLength:
+			t.AccountNumberLength = int(r.Uint())
+		case tokenScheme:
+			t.Scheme = Scheme(r.Uint())
+		case tokenBankName:
+			t.BankName = string(r.Value)
+		case tokenSegment:
+			t.Segment = string(r.Value)
+		case tokenType:
+			t.Type = string(r.Value)
+		case tokenCountry:
+			t.CountryCode = string(r.Value)
+		case tokenNetworkStatus:
+			t.NetworkTokenStatus = NetworkTokenStatus(r.Uint())
+		case tokenReasonSource:
+			reason.Source = Source(r.Uint())
+		case tokenReasonCode:
+			reason.Code = string(r.Value)
+			reason.Message = reasonMessages[reason.Code]
+		case tokenReasonMessage:
+			reason.Message = string(r.Value)
+		case tokenReasonRetryable:
+			reason.Retryable = r.Uint() == 1
+		case tokenReasonSchemeCode:
+			reason.SchemeCode = string(r.Value)
+		case tokenReasonAt:
+			reason.OccurredAt = readTime(&r)
+		case tokenIdentification:
+			t.Identification = Identification(r.Uint())
+		case tokenBusinessKey:
+			t.BusinessKey = string(r.Value)
+		case tokenImportProvider:
+			t.ImportProvider = string(r.Value)
+		case tokenFingerprint:
+			t.Fingerprint = hex.EncodeToString(r.Value)
+		case tokenExpiresAt:
+			t.ExpiresAt = readTime(&r)
+		}
+	}
+	n := t.AccountNumberLength
+	if r.Err() != nil || len(prefix) < 6 || len(lastFour) != 4 || n < minPAN || n > maxPAN {
+		return nil, fmt.Errorf("%w: token cannot be read", ErrDamaged)
+	}
+	var digits [maxPAN]byte
+	copy(digits[:], prefix)
+	copy(digits[n-4:], lastFour)
+	t.MaskedAccountNumber = mask(digits[:n])
+	t.LastFour = t.MaskedAccountNumber[n-4:]
+	t.IIN = t.MaskedAccountNumber[:6]
+	if len(prefix) > 6 {
+		t.IIN = string(prefix)
+	}
+	if reason != (Reason{}) {
+		t.NetworkTokenStatusReason = &reason
+	}
+	return t, nil
+}
+
+func appendTime(b []byte, tag byte, t time.Time) []byte {
+	if t.IsZero() {
+		return b
+	}
+	return tlv.AppendUint(b, tag, uint64(t.UnixMicro()))
+}
+
+func readTime(r *tlv.Reader) time.Time { return time.UnixMicro(int64(r.Uint())).UTC() }
+
+func bit(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
+}

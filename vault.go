@@ -1,0 +1,674 @@
+// Package cardvault is a payment-card vault as a package.
+//
+// A program stores card data in exchange for a [Token] and does not handle the
+// card number again:
+//
+//	keys, err := cardvault.KeyFile("keys/vault.key", nil)
+//	v, err := cardvault.Open(ctx, "vault", keys, nil)
+//	defer v.Close()
+//	t, err := v.Import(ctx, cardvault.Card{
+//		PAN:    cardvault.NewPAN([]byte("4242424242424242")),
+//		Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+//	}, nil)
+//
+// Most programs need [Open], [KeyFile] and the methods of [Vault]. Those that
+// serve the REST surface mount httpapi.NewHandler; tests take the real vault in
+// memory from vaulttest.New; who outgrows one machine calls [New] with another
+// [store.Store].
+//
+// # What is kept where
+//
+// Every record is sealed with AES-256-GCM before it reaches the store. A token
+// has two sealed parts: what a read or a list shows, and the card number. No
+// method returns a card number, and reading and listing never decrypt one. The
+// vault's own keys are stored wrapped by the key-encryption key of a [Keyring],
+// which is never in the store: without it nothing can be read. A security code
+// is checked and not stored.
+//
+// # Accounts
+//
+// Everything belongs to an [Account], and every call works inside one: the
+// default account that is made with the vault, or the one of [Vault.In].
+//
+// # Background work
+//
+// Tokens with an expiration time, sessions, API keys and idempotency keys are
+// invisible from the instant they lapse on. [Vault.Run] erases them; call it in
+// a goroutine of its own, or [Vault.Drain] now and then.
+//
+// # Errors
+//
+// Bad input is a [*FieldError], or several: see [FieldErrors]. All else is one
+// of the package's errors, to be tested with errors.Is. No error holds a value
+// that was passed in.
+//
+// A program that embeds a vault handles card data and is in scope of PCI DSS.
+package cardvault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/boltstore"
+	"github.com/google/uuid"
+)
+
+// A Mode says whether a vault may hold real cards. It is fixed when the vault
+// is made.
+type Mode uint8
+
+const (
+	Live    Mode = iota // real cards
+	Sandbox             // test cards; new accounts have every approval
+)
+
+// String returns "live" or "sandbox".
+func (m Mode) String() string {
+	if m == Sandbox {
+		return "sandbox"
+	}
+	return "live"
+}
+
+// Options are the optional parts of a vault. The zero value is a live vault
+// with the defaults below.
+type Options struct {
+	Mode Mode // Live unless set
+
+	// BIN tells bank, segment, type and country of a card. If nil, only the
+	// scheme is known.
+	BIN BINProvider
+
+	// IINLength is 6 or 8: how many digits Token.IIN has. 8 counts for numbers
+	// of 16 digits and more. Defaults to 6.
+	IINLength int
+
+	// AllowNonLuhn stores numbers that fail the Luhn check, as closed-loop
+	// ranges have them.
+	AllowNonLuhn bool
+
+	// SessionTTL is how long a session lives, 1 minute to 1 hour.
+	// Defaults to 15 minutes.
+	SessionTTL time.Duration
+
+	// IdempotencyTTL is how long a call can be repeated under its idempotency
+	// key, 1 hour to 7 days. Defaults to 24 hours.
+	IdempotencyTTL time.Duration
+
+	// Logger is told of background failures, and of every write at debug level.
+	// Nothing sensitive is logged. Defaults to none.
+	Logger *slog.Logger
+}
+
+func (o *Options) withDefaults() (Options, error) {
+	opts := Options{}
+	if o != nil {
+		opts = *o
+	}
+	if opts.Mode > Sandbox {
+		return opts, errors.New("cardvault: Options.Mode must be Live or Sandbox")
+	}
+	switch opts.IINLength {
+	case 0:
+		opts.IINLength = 6
+	case 6, 8:
+	default:
+		return opts, errors.New("cardvault: Options.IINLength must be 6 or 8")
+	}
+	for _, d := range []struct {
+		name           string
+		value          *time.Duration
+		low, def, high time.Duration
+	}{
+		{"SessionTTL", &opts.SessionTTL, time.Minute, 15 * time.Minute, time.Hour},
+		{"IdempotencyTTL", &opts.IdempotencyTTL, time.Hour, 24 * time.Hour, 7 * 24 * time.Hour},
+	} {
+		if *d.value == 0 {
+			*d.value = d.def
+		}
+		if *d.value < d.low || *d.value > d.high {
+			return opts, fmt.Errorf("cardvault: Options.%s must be between %v and %v", d.name, d.low, d.high)
+		}
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	return opts, nil
+}
+
+// A Vault works on one account, the default one unless it came from In.
+// Authenticate, the calls on accounts, Run, Drain, Close and the care of keys
+// act on the whole vault, whichever handle they are called on. All methods may
+// be called concurrently.
+type Vault struct {
+	*core
+	account uuid.UUID
+}
+
+// core is what all handles of a vault share.
+type core struct {
+	store   store.Store
+	owned   bool // the store is closed with the vault
+	keys    *Keyring
+	opts    Options
+	log     *slog.Logger
+	box     *seal.Box
+	rowkeys rowkey.Generator
+	known   accountSet
+	closed  atomic.Bool
+	work    work
+	decoy   func() (*store.Record, error) // the API key that an unknown one is compared with
+}
+
+// accountSet remembers accounts that were seen to exist.
+type accountSet struct{ m sync.Map }
+
+func (s *accountSet) has(id uuid.UUID) bool { _, ok := s.m.Load(id); return ok }
+func (s *accountSet) add(id uuid.UUID)      { s.m.Store(id, struct{}{}) }
+
+// Kinds of records. A number is never given a second meaning.
+const (
+	kindMeta store.Kind = iota + 1
+	kindAccount
+	kindMerchant
+	kindAPIKey
+	kindToken
+	kindSession
+	kindIdempotency
+	kindAnswer
+)
+
+// Open opens the vault in the folder dir, or makes one there: one bbolt file
+// that a single process uses at a time. The last element of dir is made if it
+// is missing. opts may be nil.
+//
+// Errors: ErrLocked, ErrWrongKey, ErrWrongMode, ErrDamaged, ErrFormat,
+// ErrKeyFile for a key file inside dir, ErrUnavailable for a key provider that
+// does not answer, or one of the file system. Nothing was written then.
+func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault, error) {
+	if _, err := opts.withDefaults(); err != nil {
+		return nil, err
+	}
+	if err := keys.apartFrom(dir); err != nil {
+		return nil, err
+	}
+	var bolt boltstore.Options
+	if opts != nil {
+		bolt.Logger = opts.Logger
+	}
+	s, err := boltstore.Open(ctx, filepath.Join(dir, "cardvault.db"), &bolt)
+	if err != nil {
+		return nil, wrapped(err)
+	}
+	v, err := New(ctx, s, keys, opts)
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	v.owned = true
+	return v, nil
+}
+
+// New returns the vault in s, or makes one there if s is empty. The caller
+// closes s after the vault. Several vaults, also in other processes, may work
+// on one store that allows it. opts may be nil. Errors as of Open.
+func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vault, error) {
+	o, err := opts.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	c := &core{store: s, keys: keys, opts: o, log: o.Logger}
+	c.work.init()
+	v := &Vault{core: c}
+	for {
+		m, err := c.loadMeta(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if m != nil {
+			v.account = m.account
+			break
+		}
+		err = v.initialize(ctx)
+		if err != nil && !errors.Is(err, store.ErrConflict) {
+			return nil, err
+		}
+	}
+	c.decoy = sync.OnceValues(func() (*store.Record, error) {
+		nobody := &APIKey{Scopes: allScopes, digest: make([]byte, 32)}
+		r := v.whole().newRecord(kindAPIKey, uuid.UUID{15: 1})
+		return r, c.box.SealShown(r, nobody.encode())
+	})
+	return v, nil
+}
+
+// In returns a handle that works on an account. If there is no such account,
+// calls return ErrNotFound.
+func (v *Vault) In(account uuid.UUID) *Vault { return &Vault{v.core, account} }
+
+// whole returns a handle on what belongs to no account.
+func (v *Vault) whole() *Vault { return v.In(uuid.Nil) }
+
+// Mode returns the mode of the vault.
+func (v *Vault) Mode() Mode { return v.opts.Mode }
+
+// Close waits for running calls, and closes what Open opened. Later calls
+// return ErrClosed; closing again returns nil.
+func (v *Vault) Close() error {
+	if v.closed.Swap(true) {
+		return nil
+	}
+	v.work.stop()
+	if v.owned {
+		return wrapped(v.store.Close())
+	}
+	return nil
+}
+
+// meta is what a vault knows of itself. It is authenticated as the associated
+// data of the wrapped keys.
+type meta struct {
+	mode       Mode
+	account    uuid.UUID // the default one
+	vault      uuid.UUID
+	generation uint32
+	keyID      string // of the key-encryption key
+	wrapped    []byte // the keys
+	version    uint64 // of the record
+}
+
+var metaID = uuid.UUID{15: 1}
+
+const (
+	metaMode = iota + 1
+	metaAccount
+	metaVault
+	metaGeneration
+	metaKeyID
+	metaWrapped
+)
+
+func (m *meta) associated() []byte {
+	b := []byte("cardvault keyring\x00")
+	b = tlv.Append(b, metaMode, []byte{byte(m.mode)})
+	b = tlv.Append(b, metaAccount, m.account[:])
+	b = tlv.Append(b, metaVault, m.vault[:])
+	b = tlv.AppendUint(b, metaGeneration, uint64(m.generation))
+	return tlv.Append(b, metaKeyID, m.keyID)
+}
+
+func (m *meta) record() *store.Record {
+	b := tlv.AppendUint(nil, metaMode, uint64(m.mode))
+	b = tlv.Append(b, metaAccount, m.account[:])
+	b = tlv.Append(b, metaVault, m.vault[:])
+	b = tlv.AppendUint(b, metaGeneration, uint64(m.generation))
+	b = tlv.Append(b, metaKeyID, m.keyID)
+	b = tlv.Append(b, metaWrapped, m.wrapped)
+	return &store.Record{Kind: kindMeta, ID: metaID, Version: m.version, Shown: b}
+}
+
+func parseMeta(rec *store.Record) (*meta, error) {
+	m := &meta{version: rec.Version}
+	r := tlv.Read(rec.Shown)
+	for r.Next() {
+		switch r.Tag {
+		case metaMode:
+			m.mode = Mode(r.Uint())
+		case metaAccount:
+			copy(m.account[:], r.Value)
+		case metaVault:
+			copy(m.vault[:], r.Value)
+		case metaGeneration:
+			m.generation = uint32(r.Uint())
+		case metaKeyID:
+			m.keyID = string(r.Value)
+		case metaWrapped:
+			m.wrapped = r.Value
+		}
+	}
+	return m, readError(&r)
+}
+
+// wrap sets m.wrapped to keys, wrapped.
+func (c *core) wrap(ctx context.Context, m *meta, keys *seal.Keys) error {
+	m.vault, m.generation, m.keyID = keys.Vault, keys.Generation, c.keys.wrapper.KeyID()
+	plain := keys.Marshal()
+	defer clear(plain)
+	w, err := c.keys.wrapper.Wrap(ctx, plain, m.associated())
+	if err != nil {
+		return unavailable(fmt.Errorf("cardvault: wrapping the keys: %w", err))
+	}
+	m.wrapped = w
+	return nil
+}
+
+// loadMeta reads the vault's keys from the store, and makes or updates the box.
+// It returns nil if the store is empty.
+func (c *core) loadMeta(ctx context.Context) (*meta, error) {
+	var rec *store.Record
+	err := c.view(ctx, func(tx store.ReadTx) (err error) {
+		rec, err = tx.Get(kindMeta, metaID)
+		return err
+	})
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	m, err := parseMeta(rec)
+	if err != nil {
+		return nil, err
+	}
+	if m.mode != c.opts.Mode {
+		return nil, fmt.Errorf("%w: it was made in %v mode and is opened in %v mode", ErrWrongMode, m.mode, c.opts.Mode)
+	}
+	if id := c.keys.wrapper.KeyID(); m.keyID != id {
+		return nil, fmt.Errorf("%w: the vault needs key %q, not %q", ErrWrongKey, m.keyID, id)
+	}
+	plain, err := c.keys.wrapper.Unwrap(ctx, m.wrapped, m.associated())
+	if err != nil {
+		return nil, unavailable(fmt.Errorf("cardvault: unwrapping the keys: %w", err))
+	}
+	defer clear(plain)
+	keys, err := seal.ParseKeys(plain)
+	if err != nil || keys.Vault != m.vault || keys.Generation != m.generation {
+		return nil, fmt.Errorf("%w: keyring cannot be read", ErrDamaged)
+	}
+	if c.box == nil {
+		c.box = seal.NewBox(keys, c.grant)
+	} else {
+		c.box.SetKeys(keys)
+	}
+	return m, nil
+}
+
+// initialize writes a new vault with its default account.
+func (v *Vault) initialize(ctx context.Context) error {
+	keys := seal.NewKeys()
+	v.box = seal.NewBox(keys, v.grant)
+	v.box.Grant(2) // the two records below
+	a, records, err := v.newAccount("default", v.defaultApprovals())
+	if err != nil {
+		return err
+	}
+	m := &meta{mode: v.opts.Mode, account: a.ID, version: 1}
+	if err := v.wrap(ctx, m, keys); err != nil {
+		return err
+	}
+	records = append(records, m.record(), countRecord(keys, 2, 1))
+	err = v.store.Update(ctx, func(tx store.Tx) error {
+		for _, r := range records {
+			tx.Put(r)
+		}
+		return nil
+	})
+	v.box = nil // what is stored counts, whoever wrote it
+	return wrapped(err)
+}
+
+// RotateKeys starts a new term: records are sealed under a new master key from
+// now on. What was sealed before is still read, and is sealed anew when it is
+// next written. Other processes on the same store follow when they meet the
+// new term.
+func (v *Vault) RotateKeys(ctx context.Context) error {
+	for {
+		m, err := v.loadMeta(ctx)
+		if err != nil {
+			return err
+		}
+		next := v.box.Keys().Next()
+		if err := v.wrap(ctx, m, next); err != nil {
+			return err
+		}
+		m.version++
+		rec, count := m.record(), countRecord(next, 0, 1)
+		err = v.write(ctx, opRotateKeys, uuid.Nil, func(tx store.Tx) error {
+			tx.Put(rec)
+			tx.Put(count)
+			return nil
+		})
+		if errors.Is(err, store.ErrConflict) {
+			continue
+		}
+		if err == nil {
+			v.box.SetKeys(next)
+		}
+		return err
+	}
+}
+
+// Seals are granted in blocks, so that counting them costs no write each. A
+// crash loses what is left of a block: never too few are counted. The limits
+// are those of NIST SP 800-38D for random nonces, with half of it as reserve.
+// They count all keys derived from a master key together.
+const (
+	grantBlock  = 1 << 16
+	rotateAfter = 1 << 31
+	sealLimit   = 1 << 32
+)
+
+// grant allows the box more seals, and starts a new term in time.
+func (c *core) grant() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	v := &Vault{core: c}
+	for {
+		keys := c.box.Keys()
+		id := countID(keys)
+		var rec *store.Record
+		err := c.view(ctx, func(tx store.ReadTx) (err error) {
+			rec, err = tx.Get(kindMeta, id)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		used, err := readCount(keys, rec)
+		if err != nil {
+			return err
+		}
+		if used >= rotateAfter {
+			err := v.RotateKeys(ctx)
+			if err == nil {
+				continue
+			}
+			c.log.Error("starting a new key term failed", "error", err)
+		}
+		if used > sealLimit-grantBlock {
+			return seal.ErrExhausted
+		}
+		next := countRecord(keys, used+grantBlock, rec.Version+1)
+		err = c.store.Update(ctx, func(tx store.Tx) error {
+			tx.Put(next)
+			return nil
+		})
+		if errors.Is(err, store.ErrConflict) {
+			continue
+		}
+		if err == nil {
+			c.box.Grant(grantBlock)
+		}
+		return err
+	}
+}
+
+// countID is the id of the record that counts the seals of the last term.
+func countID(k *seal.Keys) uuid.UUID {
+	id := uuid.UUID{0: 1}
+	term := k.Masters[len(k.Masters)-1].Term
+	for i := range 4 {
+		id[15-i] = byte(term >> (8 * i))
+	}
+	return id
+}
+
+func countRecord(k *seal.Keys, count uint64, version uint64) *store.Record {
+	term := k.Masters[len(k.Masters)-1].Term
+	b := tlv.AppendUint(nil, 1, count)
+	b = tlv.Append(b, 2, k.CountMAC(term, count))
+	return &store.Record{Kind: kindMeta, ID: countID(k), Version: version, Shown: b}
+}
+
+func readCount(k *seal.Keys, rec *store.Record) (uint64, error) {
+	var count uint64
+	var mac []byte
+	r := tlv.Read(rec.Shown)
+	for r.Next() {
+		switch r.Tag {
+		case 1:
+			count = r.Uint()
+		case 2:
+			mac = r.Value
+		}
+	}
+	if !k.ValidCount(k.Masters[len(k.Masters)-1].Term, count, mac) {
+		return 0, fmt.Errorf("%w: count of seals cannot be read", ErrDamaged)
+	}
+	return count, nil
+}
+
+// now returns the time in UTC and whole microseconds, as it is stored.
+func now() time.Time { return time.Now().UTC().Truncate(time.Microsecond) }
+
+// lives reports whether a record has not lapsed.
+func lives(r *store.Record, at time.Time) bool { return r.Due.IsZero() || r.Due.After(at) }
+
+// mask returns the id under which the world knows a row of the account.
+func (v *Vault) mask(kind store.Kind, row uuid.UUID) uuid.UUID {
+	return rowkey.Mask(v.box.PRF(v.account), uint8(kind), row)
+}
+
+// unmask returns the row key of an id, or zero for one that this account
+// almost surely never issued.
+func (v *Vault) unmask(kind store.Kind, id uuid.UUID) uuid.UUID {
+	row := rowkey.Unmask(v.box.PRF(v.account), uint8(kind), id)
+	// Wide enough for any clock that was ever off, and still one id in 500.
+	if id.Version() != 4 || id.Variant() != uuid.RFC4122 || !rowkey.Plausible(row, firstRow, now().AddDate(10, 0, 0)) {
+		return uuid.Nil
+	}
+	return row
+}
+
+var firstRow = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// newRecord returns the first version of a listed record of the account.
+func (v *Vault) newRecord(kind store.Kind, row uuid.UUID) *store.Record {
+	return &store.Record{Kind: kind, ID: row, Account: v.account, Class: 1, Version: 1}
+}
+
+// get returns the record of an id, unless it has lapsed.
+func (v *Vault) get(ctx context.Context, kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	return v.getRow(ctx, kind, v.unmask(kind, id))
+}
+
+func (v *Vault) getRow(ctx context.Context, kind store.Kind, row uuid.UUID) (*store.Record, error) {
+	if v.closed.Load() {
+		return nil, ErrClosed
+	}
+	if row == uuid.Nil {
+		return nil, ErrNotFound
+	}
+	var rec *store.Record
+	err := v.view(ctx, func(tx store.ReadTx) (err error) {
+		rec, err = v.find(tx, kind, row)
+		return err
+	})
+	return rec, err
+}
+
+// find returns a record of the account that has not lapsed.
+func (v *Vault) find(tx store.ReadTx, kind store.Kind, row uuid.UUID) (*store.Record, error) {
+	r, err := tx.Get(kind, row)
+	if err != nil {
+		return nil, err
+	}
+	if r.Account != v.account || !lives(r, now()) {
+		return nil, ErrNotFound
+	}
+	return r, nil
+}
+
+// remove deletes the record of an id.
+func (v *Vault) remove(ctx context.Context, op operation, kind store.Kind, id uuid.UUID) error {
+	return v.removeWith(ctx, op, kind, id, func(store.Tx, uuid.UUID) error { return nil })
+}
+
+// removeWith deletes the record of an id in one transaction with what also does.
+func (v *Vault) removeWith(ctx context.Context, op operation, kind store.Kind, id uuid.UUID, also func(store.Tx, uuid.UUID) error) error {
+	row := v.unmask(kind, id)
+	if row == uuid.Nil {
+		v.wrote(ctx, op, v.account, id, ErrNotFound)
+		return ErrNotFound
+	}
+	return v.write(ctx, op, id, func(tx store.Tx) error {
+		if _, err := v.find(tx, kind, row); err != nil {
+			return err
+		}
+		tx.Delete(kind, row)
+		return also(tx, row)
+	})
+}
+
+// put writes one record.
+func (v *Vault) put(ctx context.Context, op operation, object uuid.UUID, r *store.Record) error {
+	return v.write(ctx, op, object, func(tx store.Tx) error {
+		tx.Put(r)
+		return nil
+	})
+}
+
+func (v *Vault) list(ctx context.Context, q *store.Query) (list *store.List, err error) {
+	err = v.view(ctx, func(tx store.ReadTx) (err error) {
+		list, err = tx.List(q)
+		return err
+	})
+	return list, err
+}
+
+func (c *core) view(ctx context.Context, fn func(store.ReadTx) error) error {
+	if c.closed.Load() {
+		return ErrClosed
+	}
+	return wrapped(c.store.View(ctx, fn))
+}
+
+// openShown opens the shown part of a record in place. A term that another
+// process has started is loaded.
+func (c *core) openShown(ctx context.Context, r *store.Record) ([]byte, error) {
+	plain, err := c.box.OpenShown(r)
+	if errors.Is(err, seal.ErrUnknownTerm) {
+		if _, err := c.loadMeta(ctx); err != nil {
+			return nil, err
+		}
+		plain, err = c.box.OpenShown(r)
+	}
+	if err != nil {
+		return nil, wrapped(err)
+	}
+	r.Shown = plain
+	return plain, nil
+}
+
+// read opens the shown part of a record that holds fields.
+func (c *core) read(ctx context.Context, rec *store.Record) (*tlv.Reader, error) {
+	plain, err := c.openShown(ctx, rec)
+	r := tlv.Read(plain)
+	return &r, err
+}
+
+func readError(r *tlv.Reader) error {
+	if r.Err() != nil {
+		return fmt.Errorf("%w: record cannot be read", ErrDamaged)
+	}
+	return nil
+}

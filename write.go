@@ -1,0 +1,73 @@
+package cardvault
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// An Actor says on whose behalf calls are made. What is zero is not known.
+type Actor struct {
+	KeyID     uuid.UUID // of the API key
+	Address   string    // of the client
+	RequestID string
+}
+
+type actorKey struct{}
+
+// WithActor returns a context whose calls are made on behalf of a.
+func WithActor(ctx context.Context, a Actor) context.Context {
+	return context.WithValue(ctx, actorKey{}, a)
+}
+
+// An operation names a write for the log.
+type operation string
+
+const (
+	opImport         operation = "token.import"
+	opTokenize       operation = "token.tokenize"
+	opUpdate         operation = "token.update"
+	opDelete         operation = "token.delete"
+	opCreateSession  operation = "session.create"
+	opCreateAccount  operation = "account.create"
+	opApprove        operation = "account.approve"
+	opCreateMerchant operation = "merchant.create"
+	opRotateSecret   operation = "merchant.rotate_secret"
+	opCreateAPIKey   operation = "api_key.create"
+	opDeleteAPIKey   operation = "api_key.delete"
+	opRotateKeys     operation = "keys.rotate"
+	opExpire         operation = "expire"
+)
+
+// write is the one way in which a call changes the store.
+func (v *Vault) write(ctx context.Context, op operation, object uuid.UUID, fn func(store.Tx) error) error {
+	if v.closed.Load() {
+		return ErrClosed
+	}
+	err := wrapped(v.store.Update(ctx, fn))
+	if errors.Is(err, errRepeated) || errors.Is(err, store.ErrConflict) {
+		return err // the caller looks again: not an outcome yet
+	}
+	v.wrote(ctx, op, v.account, object, err)
+	return err
+}
+
+// wrote is told of every write that was asked for: who, what, to which object,
+// and how it ended.
+func (c *core) wrote(ctx context.Context, op operation, account, object uuid.UUID, err error) {
+	if !c.log.Enabled(ctx, slog.LevelDebug) {
+		return
+	}
+	actor, _ := ctx.Value(actorKey{}).(Actor)
+	c.log.LogAttrs(ctx, slog.LevelDebug, "write",
+		slog.String("operation", string(op)),
+		slog.Any("account", account),
+		slog.Any("object", object),
+		slog.Any("key_id", actor.KeyID),
+		slog.String("address", actor.Address),
+		slog.String("request_id", actor.RequestID),
+		slog.Any("error", err))
+}
