@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/iin"
@@ -104,10 +105,10 @@ type BINProvider interface {
 // A BIN is the answer of a BINProvider. What is "" or nil is not known.
 type BIN struct {
 	Scheme      *Scheme // overrides the scheme found by the vault
-	BankName    string
-	Segment     string // business, consumer, commercial or other
-	Type        string // credit, debit, charge (counts as credit) or prepaid (as debit)
-	CountryCode string // ISO 3166-1 alpha-2
+	BankName    string  // 1 to 255 characters, else not known
+	Segment     string  // business, consumer, commercial or other
+	Type        string  // credit, debit, charge (counts as credit) or prepaid (as debit)
+	CountryCode string  // ISO 3166-1 alpha-2
 }
 
 // ImportOptions are the optional parts of an Import.
@@ -281,6 +282,9 @@ func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
 		return nil
 	}
 	bin := *got
+	if checkText("bank_name", []byte(bin.BankName)) != nil {
+		bin.BankName = ""
+	}
 	switch bin.Type {
 	case "charge":
 		bin.Type = "credit"
@@ -354,6 +358,13 @@ func (o *ListOptions) check() error {
 	}
 	if !o.From.IsZero() && !o.To.IsZero() && o.From.After(o.To) {
 		errs = append(errs, &FieldError{"query.from", "invalid_range", "must not be after to"})
+	}
+	// Classes of none of the schemes would be those of all.
+	if slices.ContainsFunc(o.Scheme, func(s Scheme) bool { return s >= schemes }) {
+		errs = append(errs, &FieldError{"query.scheme", "invalid_enum", "must name schemes that exist"})
+	}
+	if slices.ContainsFunc(o.NetworkTokenStatus, func(s NetworkTokenStatus) bool { return s >= networkTokenStatuses }) {
+		errs = append(errs, &FieldError{"query.network_token_status", "invalid_enum", "must name statuses that exist"})
 	}
 	return errors.Join(errs...)
 }
@@ -449,8 +460,9 @@ func page[T any](ctx context.Context, v *Vault, q *store.Query, o ListOptions, o
 }
 
 // All iterates over the account's tokens that opts select; Limit and Page do
-// not count. It reads as it goes, and holds no transaction while the caller
-// works: tokens deleted meanwhile are passed over. It ends after an error.
+// not count. It reads up to [MaxLimit] tokens at a time, and holds no
+// transaction while the caller works: one that is deleted meanwhile may still
+// be seen, one that lapses is not. It ends after an error.
 func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, error] {
 	return func(yield func(*Token, error) bool) {
 		o := ListOptions{}
@@ -472,6 +484,9 @@ func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, er
 				return
 			}
 			for _, r := range list.Records {
+				if !lives(r, now()) {
+					continue
+				}
 				t, err := v.openToken(ctx, r)
 				if !yield(t, err) || err != nil {
 					return
@@ -611,14 +626,22 @@ func (v *Vault) sealToken(r *store.Record, t *Token) error {
 	// Steps hide the length of names and keys; room for the state of a network
 	// token keeps the row from growing when that changes.
 	const steps, room = 64, 48
-	plain := t.encode(make([]byte, 0, 320))
+	buf := plaintexts.Get().(*[]byte)
+	plain := t.encode((*buf)[:0])
 	grown := len(plain) + room
 	if old := len(r.Shown); old >= len(plain) && r.Version > 1 {
 		grown = old // r.Shown is the former plaintext, opened in place
 	}
 	plain = tlv.Pad(plain, steps, grown)
-	return wrapped(v.box.SealShown(r, plain))
+	err := v.box.SealShown(r, plain)
+	clear(plain)
+	*buf = plain
+	plaintexts.Put(buf)
+	return wrapped(err)
 }
+
+// plaintexts holds buffers that are sealed from, cleared.
+var plaintexts = sync.Pool{New: func() any { b := make([]byte, 0, 512); return &b }}
 
 // openToken returns the token of a record.
 func (v *Vault) openToken(ctx context.Context, r *store.Record) (*Token, error) {

@@ -36,9 +36,6 @@ func readBody(r *http.Request, rc *http.ResponseController, b *buffers) ([]byte,
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
 		return nil, nil
 	}
-	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout))
-	// A deadline left behind would end the request while it is worked on.
-	defer rc.SetReadDeadline(time.Time{})
 	typed := isJSON(r.Header["Content-Type"])
 	if r.ContentLength > 0 && !typed {
 		return nil, unsupportedMedia
@@ -61,6 +58,8 @@ func readBody(r *http.Request, rc *http.ResponseController, b *buffers) ([]byte,
 		case len(b.body) > maxBody:
 			return nil, payloadTooLarge
 		case errors.Is(err, io.EOF):
+			// A deadline left behind would end the request while it is worked on.
+			_ = rc.SetReadDeadline(time.Time{})
 			return b.body, nil
 		case err != nil:
 			return nil, malformedRequest

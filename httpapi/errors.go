@@ -26,7 +26,7 @@ var (
 	bodyMissing         = &failure{status: 400, classifier: "MALFORMED_REQUEST", message: "The request needs a JSON body."}
 	unsupportedVersion  = &failure{status: 400, classifier: "UNSUPPORTED_VERSION", message: "The version must be 1.0."}
 	unauthorized        = &failure{status: 401, classifier: "UNAUTHORIZED", message: "A valid API key is needed.", header: "WWW-Authenticate", value: `ApiKey realm="cardvault"`}
-	insufficientScope   = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE"}
+	insufficientScope   = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE", message: "The API key lacks a scope."}
 	importNotApproved   = &failure{status: 403, classifier: "IMPORT_NOT_APPROVED", message: "The account is not approved for the import of card numbers."}
 	notFound            = &failure{status: 404, classifier: "NOT_FOUND", message: "There is no such resource."}
 	methodNotAllowed    = &failure{status: 405, classifier: "METHOD_NOT_ALLOWED", message: "The resource does not have this method.", header: "Allow"}
@@ -49,6 +49,7 @@ var causes = []struct {
 }{
 	{cardvault.ErrNotFound, notFound},
 	{cardvault.ErrUnauthenticated, unauthorized},
+	{cardvault.ErrInsufficientScope, insufficientScope},
 	{cardvault.ErrSessionCompleted, sessionCompleted},
 	{cardvault.ErrIdempotencyKeyReused, idempotencyReused},
 	{cardvault.ErrStorageFull, insufficientStorage},

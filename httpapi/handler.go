@@ -231,6 +231,11 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rc := http.NewResponseController(w)
 	_ = rc.SetWriteDeadline(deadline.Add(time.Second))
 	defer rc.SetWriteDeadline(time.Time{})
+	if r.ContentLength != 0 {
+		// For a body that nobody reads too: net/http drops it in Flush.
+		_ = rc.SetReadDeadline(earliest(deadline, start.Add(bodyTimeout)))
+		defer rc.SetReadDeadline(time.Time{})
+	}
 
 	requestID := r.Header.Get("X-Request-Id")
 	if !isUUID(requestID) {
@@ -273,6 +278,13 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// Written out while the deadline holds.
 	_ = rc.Flush()
 	h.log(&c, pattern, requestID, status, time.Since(start), err)
+}
+
+func earliest(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 func (h *handler) log(c *call, pattern, requestID string, status int, took time.Duration, err error) {

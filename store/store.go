@@ -72,7 +72,7 @@ type Kind uint8
 // A Record is one row. Kind, ID, Account and Parent never change while it exists.
 type Record struct {
 	Kind    Kind
-	ID      uuid.UUID // row key; creation order where the kind orders its keys
+	ID      uuid.UUID // row key, not zero; creation order where the kind orders its keys
 	Account uuid.UUID // whose it is; zero for what belongs to the whole vault
 
 	// Parent, if set, is the id of the record that this one belongs to.
@@ -84,8 +84,8 @@ type Record struct {
 	// has one, else that of its account. Lists filter and count by class.
 	Class uint8
 
-	// Due is when the record expires or when its work is due, in whole
-	// microseconds. Zero: never.
+	// Due is when the record expires or when its work is due. What is finer
+	// than a microsecond is cut off. Zero: never.
 	Due time.Time
 
 	// Lookup holds keyed hashes by which the record is found within its kind.

@@ -89,11 +89,16 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	}
 	box.BaseURL = "http://" + listener.Addr().String()
 
-	mux := http.NewServeMux()
-	mux.Handle("/", api)
-	mux.HandleFunc("GET /{$}", page(box))
+	people := page(box)
 	server := &http.Server{
-		Handler:           mux,
+		// No ServeMux: it would redirect paths that the REST surface answers.
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/" && r.Method == http.MethodGet {
+				people(w, r)
+				return
+			}
+			api.ServeHTTP(w, r)
+		}),
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,

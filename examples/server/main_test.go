@@ -271,12 +271,9 @@ func TestKilled(t *testing.T) {
 		p.want(t, 404, key, "GET", "/tokens/"+id, "")
 	}
 	for idempotency, id := range repeats {
-		if _, _, err := p.do(key, "GET", "/tokens/"+id, ""); err != nil {
-			t.Fatal(err)
-		}
-		again, err := p.importOnce(key, idempotency)
-		if err == nil && again != id {
-			t.Errorf("repeating an import made another token")
+		// An error is that of a token deleted since.
+		if again, err := p.importOnce(key, idempotency); err == nil && again != id {
+			t.Error("repeating an import made another token")
 		}
 	}
 	total := p.want(t, 200, key, "GET", "/tokens?limit=1", "")["pagination"].(map[string]any)["total_items"].(float64)

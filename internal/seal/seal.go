@@ -369,7 +369,6 @@ func newMAC(key []byte) *mac {
 func (m *mac) sum(parts ...[]byte) []byte {
 	h := m.pool.Get().(hash.Hash)
 	defer m.pool.Put(h)
-	h.Reset()
 	for _, p := range parts {
 		h.Write(p)
 	}

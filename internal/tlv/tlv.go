@@ -38,9 +38,11 @@ func AppendUint(b []byte, tag byte, n uint64) []byte {
 
 // Pad appends zeros until the length is a multiple of step and at least min.
 func Pad(b []byte, step, min int) []byte {
-	n := max(len(b), min)
-	n = (n + step - 1) / step * step
-	return append(b, make([]byte, n-len(b))...)
+	n := (max(len(b), min) + step - 1) / step * step
+	for len(b) < n {
+		b = append(b, 0)
+	}
+	return b
 }
 
 // A Reader walks over fields. The zero value reads nothing.
