@@ -88,7 +88,7 @@ var currencies = [...]Unit{
 }
 
 // countries has, by first letter, the second letters of the 249 codes of
-// ISO 3166-1. Source: iso-codes 4.15 (2023-07), the same as tzdata 2025b; the
+// ISO 3166-1. Source: iso-codes 4.15 (2023-04), the same as tzdata 2025b; the
 // last code was added in 2011 (SS).
 var countries = ['Z' + 1]string{
 	'A': "DEFGILMOQRSTUWXZ",
