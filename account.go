@@ -207,7 +207,7 @@ type PaymentSecret struct {
 	KeyID      string    // as in the header kid
 	ActivateAt time.Time // used from then on, until the next one is
 
-	value []byte // what the receiver hashes: 43 base64url characters
+	value hidden // what the receiver hashes: 43 base64url characters
 }
 
 // CreateMerchant makes a merchant of the account.
@@ -264,8 +264,8 @@ const SecretOverlap = 24 * time.Hour
 
 // RotatePaymentSecret makes a new shared secret for a merchant and returns it:
 // 43 base64url characters, shown only here. The first one is used at once, a
-// later one from activateAt on; zero means after [SecretOverlap]. One that
-// waits to be used is replaced.
+// later one from activateAt on: zero means after [SecretOverlap], a time that
+// is past at once. One that waits to be used is replaced.
 func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, activateAt time.Time) (string, error) {
 	var random [32]byte
 	rand.Read(random[:])
@@ -282,12 +282,15 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, act
 		at := now()
 		m.Secrets = slices.DeleteFunc(m.Secrets, func(s PaymentSecret) bool { return s.ActivateAt.After(at) })
 		m.Secrets = m.Secrets[max(0, len(m.Secrets)-1):]
-		next := PaymentSecret{KeyID: uuid.NewString(), ActivateAt: at, value: []byte(secret)}
-		if len(m.Secrets) > 0 {
+		next := PaymentSecret{KeyID: uuid.NewString(), ActivateAt: at, value: hide([]byte(secret))}
+		switch {
+		case len(m.Secrets) == 0:
+		case activateAt.IsZero():
+			next.ActivateAt = at.Add(SecretOverlap)
+		case activateAt.After(at):
 			next.ActivateAt = activateAt.UTC().Truncate(time.Microsecond)
-			if activateAt.IsZero() {
-				next.ActivateAt = at.Add(SecretOverlap)
-			}
+		default:
+			m.Secrets = nil // replaced at once
 		}
 		m.Secrets = append(m.Secrets, next)
 		r.Version++
@@ -319,7 +322,7 @@ func (m *Merchant) encode() []byte {
 	for _, s := range m.Secrets {
 		b = tlv.Append(b, merchantSecretID, s.KeyID)
 		b = appendTime(b, merchantSecretAt, s.ActivateAt)
-		b = tlv.Append(b, merchantSecret, s.value)
+		b = tlv.Append(b, merchantSecret, s.value.get())
 	}
 	return tlv.Pad(b, 64, 0)
 }
@@ -342,7 +345,7 @@ func (v *Vault) openMerchant(ctx context.Context, rec *store.Record) (*Merchant,
 		case merchantSecretAt:
 			s.ActivateAt = readTime(r)
 		case merchantSecret:
-			s.value = slices.Clone(r.Value)
+			s.value = hide(r.Value)
 			m.Secrets = append(m.Secrets, s)
 		}
 	}

@@ -277,12 +277,15 @@ func writeKeyFile(path string, text []byte) ([]byte, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
-	f, err := os.CreateTemp(dir, ".key-*") // mode 0600
+	f, err := os.CreateTemp(dir, ".key-*")
 	if err != nil {
 		return nil, err
 	}
 	defer os.Remove(f.Name())
-	_, err = f.Write(text)
+	err = f.Chmod(0o600) // a umask may have taken the owner's bits too
+	if err == nil {
+		_, err = f.Write(text)
+	}
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return nil, err
 	}

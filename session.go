@@ -70,7 +70,8 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (uuid.U
 			return uuid.Nil, err
 		}
 	}
-	err = v.write(ctx, opCreateSession, r.ID, func(tx store.Tx) error {
+	// Whoever reads the log must not get to use the session.
+	err = v.write(ctx, opCreateSession, uuid.Nil, func(tx store.Tx) error {
 		tx.Put(r)
 		return once.put(tx)
 	})

@@ -552,14 +552,15 @@ func (v *Vault) mask(kind store.Kind, row uuid.UUID) uuid.UUID {
 // almost surely never issued.
 func (v *Vault) unmask(kind store.Kind, id uuid.UUID) uuid.UUID {
 	row := rowkey.Unmask(v.box.PRF(v.account), uint8(kind), id)
-	// Wide enough for any clock that was ever off, and still one id in 500.
+	// Wide enough for any clock that was ever off, and still one id in 250.
 	if id.Version() != 4 || id.Variant() != uuid.RFC4122 || !rowkey.Plausible(row, firstRow, now().AddDate(10, 0, 0)) {
 		return uuid.Nil
 	}
 	return row
 }
 
-var firstRow = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+// firstRow is also when the clock of testing/synctest starts.
+var firstRow = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // newRecord returns the first version of a listed record of the account.
 func (v *Vault) newRecord(kind store.Kind, row uuid.UUID) *store.Record {
@@ -605,6 +606,9 @@ func (v *Vault) remove(ctx context.Context, op operation, kind store.Kind, id uu
 
 // removeWith deletes the record of an id in one transaction with what also does.
 func (v *Vault) removeWith(ctx context.Context, op operation, kind store.Kind, id uuid.UUID, also func(store.Tx, uuid.UUID) error) error {
+	if v.closed.Load() {
+		return ErrClosed
+	}
 	row := v.unmask(kind, id)
 	if row == uuid.Nil {
 		v.wrote(ctx, op, v.account, id, ErrNotFound)
@@ -628,6 +632,11 @@ func (v *Vault) put(ctx context.Context, op operation, object uuid.UUID, r *stor
 }
 
 func (v *Vault) list(ctx context.Context, q *store.Query) (list *store.List, err error) {
+	if q.Kind != kindAccount { // these belong to none
+		if err := v.exists(ctx); err != nil {
+			return nil, err
+		}
+	}
 	err = v.view(ctx, func(tx store.ReadTx) (err error) {
 		list, err = tx.List(q)
 		return err

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
 )
 
 // lapsing are the kinds whose records are erased when they are due.
@@ -145,7 +146,7 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 		return 0, err
 	}
 	for _, r := range due {
-		object := r.ID
+		var object uuid.UUID // of a session it is a credential
 		if kind == kindToken || kind == kindAPIKey {
 			object = v.In(r.Account).mask(kind, r.ID)
 		}

@@ -1,6 +1,8 @@
 package httpapi
 
 import (
+	"errors"
+
 	"github.com/cardvault/cardvault"
 )
 
@@ -28,7 +30,10 @@ var createAPIKey = &endpoint{
 			}
 		}
 		k, text, err := c.vault.CreateAPIKey(c.ctx, label, scopes, &o)
-		if err != nil {
+		switch {
+		case errors.Is(err, cardvault.ErrNotFound):
+			return unauthorized // its creator was revoked meanwhile, or is no key of the vault
+		case err != nil:
 			return err
 		}
 		c.answer = appendAPIKey(c.answer, k, text)

@@ -31,7 +31,7 @@ func (b *buffers) free() {
 const bodyTimeout = 10 * time.Second
 
 // readBody reads the body of a request. Without one it returns no bytes.
-func readBody(r *http.Request, rc *http.ResponseController, b *buffers) ([]byte, error) {
+func readBody(r *http.Request, b *buffers) ([]byte, error) {
 	b.body = b.body[:0]
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
 		return nil, nil
@@ -58,8 +58,6 @@ func readBody(r *http.Request, rc *http.ResponseController, b *buffers) ([]byte,
 		case len(b.body) > maxBody:
 			return nil, payloadTooLarge
 		case errors.Is(err, io.EOF):
-			// A deadline left behind would end the request while it is worked on.
-			_ = rc.SetReadDeadline(time.Time{})
 			return b.body, nil
 		case err != nil:
 			return nil, malformedRequest

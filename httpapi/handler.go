@@ -25,6 +25,7 @@ import (
 	"net/http"
 	"net/netip"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -53,8 +54,9 @@ type Options struct {
 	// It counts for this handler alone, not for others on the same store.
 	RateLimit RateLimit
 
-	// ClientAddr finds the address of the client, for the log. Defaults to the
-	// peer of the connection, which behind a proxy is the proxy.
+	// ClientAddr finds the address of the client, for the log. The zero Addr is
+	// an unknown one. Defaults to the peer of the connection, which behind a
+	// proxy is the proxy.
 	ClientAddr func(*http.Request) netip.Addr
 
 	// Timeout bounds the work on one request, reading and writing included.
@@ -203,10 +205,13 @@ next:
 	return nil, "", "", notFound
 }
 
-func allow(methods map[string]*endpoint) string {
+// methods are those that some path has.
+var methods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE"}
+
+func allow(endpoints map[string]*endpoint) string {
 	var allowed []string
-	for _, m := range []string{"GET", "HEAD", "POST", "PATCH", "DELETE"} {
-		if methods[m] != nil || m == "HEAD" && methods["GET"] != nil {
+	for _, m := range methods {
+		if endpoints[m] != nil || m == "HEAD" && endpoints["GET"] != nil {
 			allowed = append(allowed, m)
 		}
 	}
@@ -227,14 +232,13 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithDeadline(r.Context(), deadline)
 	defer cancel()
 	// The embedding server may have no deadlines. An error means that w cannot
-	// have them, as in a test.
+	// have them, as in a test. net/http ends them: the one for reading when the
+	// body is read, both before the next request of the connection.
 	rc := http.NewResponseController(w)
 	_ = rc.SetWriteDeadline(deadline.Add(time.Second))
-	defer rc.SetWriteDeadline(time.Time{})
 	if r.ContentLength != 0 {
-		// For a body that nobody reads too: net/http drops it in Flush.
+		// Also for a body that nobody reads: net/http drops it before it answers.
 		_ = rc.SetReadDeadline(earliest(deadline, start.Add(bodyTimeout)))
-		defer rc.SetReadDeadline(time.Time{})
 	}
 
 	requestID := r.Header.Get("X-Request-Id")
@@ -250,7 +254,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	buffers := pool.Get().(*buffers)
 	defer buffers.free()
 	c := call{ctx: ctx, request: r, answer: buffers.answer[:0], header: header}
-	pattern, err := h.serve(&c, rc, buffers, requestID)
+	pattern, err := h.serve(&c, buffers, requestID)
 
 	status := http.StatusOK
 	if err != nil {
@@ -289,14 +293,19 @@ func earliest(a, b time.Time) time.Time {
 
 func (h *handler) log(c *call, pattern, requestID string, status int, took time.Duration, err error) {
 	level := slog.LevelDebug
-	if status >= 500 {
+	clientGone := errors.Is(err, context.Canceled) && c.request.Context().Err() != nil
+	if status >= 500 && !clientGone {
 		level = slog.LevelError
 	}
 	if !h.opts.Logger.Enabled(c.ctx, level) {
 		return
 	}
+	method := c.request.Method
+	if !slices.Contains(methods, method) {
+		method = "?" // any word is a method
+	}
 	h.opts.Logger.LogAttrs(c.ctx, level, "request",
-		slog.String("method", c.request.Method), slog.String("path", pattern),
+		slog.String("method", method), slog.String("path", pattern),
 		slog.Int("status", status), slog.Duration("took", took),
 		slog.String("request_id", requestID), slog.Any("error", err))
 }
@@ -304,7 +313,7 @@ func (h *handler) log(c *call, pattern, requestID string, status int, took time.
 // serve checks a request in the documented order and lets its endpoint answer:
 // path, method, API key, version, scope, approval, content type and size; the
 // endpoint goes on with syntax, field rules, existence and state.
-func (h *handler) serve(c *call, rc *http.ResponseController, b *buffers, requestID string) (pattern string, err error) {
+func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			if p == http.ErrAbortHandler {
@@ -341,7 +350,7 @@ func (h *handler) serve(c *call, rc *http.ResponseController, b *buffers, reques
 			return pattern, f
 		}
 	}
-	if c.body, err = readBody(r, rc, b); err != nil {
+	if c.body, err = readBody(r, b); err != nil {
 		return pattern, err
 	}
 	if e.needsBody && len(c.body) == 0 {
@@ -351,11 +360,11 @@ func (h *handler) serve(c *call, rc *http.ResponseController, b *buffers, reques
 		c.id, _ = parseID(id)
 	}
 	c.vault = h.vault.In(c.principal.Account.ID)
-	c.ctx = cardvault.WithActor(c.ctx, cardvault.Actor{
-		KeyID:     c.principal.Key.ID,
-		Address:   h.opts.ClientAddr(r).String(),
-		RequestID: requestID,
-	})
+	actor := cardvault.Actor{KeyID: c.principal.Key.ID, RequestID: requestID}
+	if addr := h.opts.ClientAddr(r); addr.IsValid() {
+		actor.Address = addr.String()
+	}
+	c.ctx = cardvault.WithActor(c.ctx, actor)
 	if !e.repeatable {
 		return pattern, e.serve(c)
 	}

@@ -3,8 +3,11 @@ package boltstore_test
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -220,18 +223,75 @@ func BenchmarkGet(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	b.ReportAllocs()
+	raw := openRaw(b)
+	if err := raw.db.Update(func(tx *bolt.Tx) error {
+		rows, err := tx.CreateBucket([]byte("rows"))
+		for _, id := range all {
+			err = errors.Join(err, rows.Put(id[:], make([]byte, 328)))
+		}
+		return err
+	}); err != nil {
+		b.Fatal(err)
+	}
 	i := 0
+	b.Run("ours", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			i++
+			err := s.View(b.Context(), func(tx store.ReadTx) error {
+				_, err := tx.Get(benchKind, all[i*7919%len(all)])
+				return err
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("raw", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			i++
+			err := raw.db.View(func(tx *bolt.Tx) error {
+				if tx.Bucket([]byte("rows")).Get(all[i*7919%len(all)][:]) == nil {
+					return store.ErrNotFound
+				}
+				return nil
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// BenchmarkOpen reports how long a store of a million records takes to open,
+// and what each costs on the disk and on the heap.
+func BenchmarkOpen(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "vault.db")
+	s, err := boltstore.Open(b.Context(), path, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	const n = 1_000_000
+	fillStore(b, s, new(keys), n, 1)
+	var before, after runtime.MemStats
 	for b.Loop() {
-		i++
-		err := s.View(b.Context(), func(tx store.ReadTx) error {
-			_, err := tx.Get(benchKind, all[i*7919%len(all)])
-			return err
-		})
-		if err != nil {
+		if err := s.Close(); err != nil {
 			b.Fatal(err)
 		}
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		if s, err = boltstore.Open(b.Context(), path, nil); err != nil {
+			b.Fatal(err)
+		}
+		runtime.ReadMemStats(&after)
 	}
+	info, err := os.Stat(path)
+	if err := errors.Join(err, s.Close()); err != nil {
+		b.Fatal(err)
+	}
+	b.ReportMetric(float64(info.Size())/n, "disk-B/record")
+	b.ReportMetric(float64(after.HeapAlloc)-float64(before.HeapAlloc), "heap-B")
 }
 
 func BenchmarkList(b *testing.B) {

@@ -50,6 +50,7 @@ type config struct {
 	fanout   fanout
 	mmapSize int // first mapping of the file; more is mapped as it grows
 	maxSize  int // of the file in bytes; 0: no limit
+	noSync   bool
 }
 
 var defaults = config{

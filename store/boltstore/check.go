@@ -36,12 +36,17 @@ func (s *Store) Check(ctx context.Context) error {
 	}
 	defer s.h.rollback(tx)
 	c := &checker{ctx: ctx, tx: tx, fanout: s.config.fanout}
-	for err := range tx.Check(bolt.WithKVStringer(silent{})) {
-		c.report("%v", err)
+	// bbolt's check runs in a goroutine that cannot be guarded: it comes last.
+	err = guarded(func() error { return checkPages(s.h.file, tx, true) })
+	if err != nil {
+		return err
 	}
-	if len(c.findings) == 0 { // else what is read below may be anything
-		if err := guarded(c.check); err != nil {
-			return err
+	if err := guarded(c.check); err != nil {
+		return err
+	}
+	if len(c.findings) == 0 {
+		for err := range tx.Check(bolt.WithKVStringer(silent{})) {
+			c.report("%v", err)
 		}
 	}
 	return errors.Join(c.findings...)
@@ -158,27 +163,29 @@ func (c *checker) rows(kind store.Kind, rows *bolt.Bucket) error {
 
 // lists checks that each list is a tree in order, and its counts.
 func (c *checker) lists() error {
-	nodes := 0
-	cur := bucket(c.tx, listsBucket).Cursor()
+	keys, nodes := 0, 0
+	lists := bucket(c.tx, listsBucket)
+	cur := lists.Cursor()
 	var last listKey
 	for k, v := cur.First(); k != nil; k, v = cur.Next() {
-		if nodes++; nodes%1024 == 0 && c.ctx.Err() != nil {
+		if keys++; keys%1024 == 0 && c.ctx.Err() != nil {
 			return c.ctx.Err()
 		}
 		if len(k) != len(nodeKey{}) {
 			panic(failed{errLists})
 		}
-		if listKey(k[:18]) == last {
-			continue
+		if listKey(k[:18]) != last { // the root of the next list
+			last = listKey(k[:18])
+			w := listWalk{checker: c, lists: lists}
+			w.node(nodeKey(k), v, uuid.Nil, uuid.Nil)
+			if w.nodes == 2 {
+				c.report("the root of a list has one node below it")
+			}
+			nodes += w.nodes
 		}
-		last = listKey(k[:18])
-		w := listWalk{checker: c, lists: bucket(c.tx, listsBucket)}
-		w.node(nodeKey(k), v, uuid.Nil, uuid.Nil)
-		nodes -= w.nodes
 	}
-	// Every node below a root was met once there, and once here.
-	if nodes != 0 {
-		c.report("%d nodes of lists belong to no list", nodes)
+	if keys != nodes {
+		c.report("%d nodes of lists are below no root", keys-nodes)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -146,6 +147,7 @@ func openHandle(path string, c config) (*handle, error) {
 			FreelistType:    bolt.FreelistMapType,
 			InitialMmapSize: c.mmapSize,
 			MaxSize:         c.maxSize,
+			NoSync:          c.noSync,
 			NoStatistics:    true,
 			OpenFile:        opened,
 		})
@@ -168,7 +170,7 @@ func openHandle(path string, c config) (*handle, error) {
 	if errors.Is(err, store.ErrDamaged) {
 		err = fmt.Errorf("%w: restore the file from a backup", err)
 		if h.file != nil {
-			_ = h.file.Close() // bbolt has closed it unless it panicked: then it holds the lock
+			_ = h.giveUp() // bbolt has closed it unless it panicked: then it holds the lock
 		}
 	}
 	return nil, fmt.Errorf("boltstore: open: %w", err)
@@ -188,6 +190,9 @@ func (h *handle) verify() error {
 		}
 		if info.Size() < tx.Size() {
 			return fmt.Errorf("%w: the file has lost its end: restore it from a backup", store.ErrDamaged)
+		}
+		if err := checkPages(h.file, tx, false); err != nil {
+			return err
 		}
 		meta := tx.Bucket(metaBucket)
 		if meta == nil {
@@ -218,24 +223,32 @@ func (h *handle) begin(writable bool) (tx *bolt.Tx, err error) {
 	if h.stuck.Load() {
 		return nil, fmt.Errorf("%w: the file was changed or lost while it was open", store.ErrDamaged)
 	}
-	err = guarded(func() (err error) {
-		defer func() {
-			if tx == nil && err == nil {
-				h.stuck.Store(true)
-			}
-		}()
-		tx, err = h.db.Begin(writable)
-		return err
-	})
+	begun := false
+	defer func() {
+		if !begun {
+			h.stuck.Store(true)
+		}
+	}()
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer guard(&err)
+	tx, err = h.db.Begin(writable)
+	begun = true
 	return tx, err
 }
 
 // rollback ends a transaction. It may have ended before.
 func (h *handle) rollback(tx *bolt.Tx) {
-	err := guarded(tx.Rollback)
-	if err != nil && !errors.Is(err, bolterrors.ErrTxClosed) {
-		h.stuck.Store(true)
-	}
+	ended := false
+	defer func() {
+		if !ended {
+			h.stuck.Store(true)
+		}
+	}()
+	var err error // of a panic, which stuck tells
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer guard(&err)
+	_ = tx.Rollback() // fails only if tx has ended
+	ended = true
 }
 
 // lastID returns the id of the last transaction in the file.
@@ -251,10 +264,13 @@ func (h *handle) lastID() int {
 // close closes the file. All transactions must have ended.
 func (h *handle) close() error {
 	if h.stuck.Load() {
-		return h.file.Close()
+		return h.giveUp()
 	}
 	return guarded(h.db.Close)
 }
+
+// giveUp closes the file and leaves it mapped.
+func (h *handle) giveUp() error { return errors.Join(unlock(h.file), h.file.Close()) }
 
 // create makes an empty store and puts it in place whole, so that a crash
 // leaves either a good file or none. If another process does the same, one of
@@ -297,10 +313,11 @@ func create(path string) (err error) {
 	if err := errors.Join(err, db.Sync(), db.Close()); err != nil {
 		return err
 	}
-	if err := os.Link(temporary, path); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
+	err = os.Link(temporary, path)
+	if _, e := os.Lstat(path); e == nil {
+		return nil // ours, or that of whoever was faster
 	}
-	return nil
+	return err
 }
 
 func leftoverPrefix(path string) string { return "." + filepath.Base(path) + ".new-" }

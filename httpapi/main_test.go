@@ -1,0 +1,303 @@
+package httpapi_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	pan  = "4242424242424242"
+	card = `{"account_number":"` + pan + `","expiry_month":4,"expiry_year":2031}`
+)
+
+// A rig is a sandbox vault in memory and the REST surface on it.
+type rig struct {
+	vault   *cardvault.Vault
+	store   *faultyStore
+	opts    cardvault.Options
+	handler http.Handler
+	log     *logBuffer
+
+	key       string            // text of an API key of the default account, with every scope
+	principal *cardvault.APIKey // that key
+}
+
+// newRig returns a rig. Both options may be nil; a missing Logger is the rig's.
+func newRig(t testing.TB, opts *cardvault.Options, http *httpapi.Options) *rig {
+	t.Helper()
+	r := &rig{store: &faultyStore{Store: memstore.New()}, log: new(logBuffer)}
+	if opts != nil {
+		r.opts = *opts
+	}
+	r.opts.Mode = cardvault.Sandbox
+	logger := slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	if r.opts.Logger == nil {
+		r.opts.Logger = logger
+	}
+	r.vault = r.open(t)
+	r.principal, r.key = r.newKey(t, r.vault, 0, cardvault.AllScopes()...)
+	o := httpapi.Options{}
+	if http != nil {
+		o = *http
+	}
+	if o.Logger == nil {
+		o.Logger = logger
+	}
+	r.handler = newHandler(t, r.vault, &o)
+	return r
+}
+
+// open opens the rig's store as one more vault.
+func (r *rig) open(t testing.TB) *cardvault.Vault {
+	t.Helper()
+	return openVault(t, r.store, &r.opts)
+}
+
+func openVault(t testing.TB, s store.Store, opts *cardvault.Options) *cardvault.Vault {
+	t.Helper()
+	keys, err := cardvault.KeyBytes(bytes.Repeat([]byte{7}, cardvault.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := cardvault.New(t.Context(), s, keys, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func newHandler(t testing.TB, v *cardvault.Vault, opts *httpapi.Options) http.Handler {
+	t.Helper()
+	h, err := httpapi.NewHandler(v, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// newKey makes an API key of v's account. A ttl of 0 is for ever.
+func (r *rig) newKey(t testing.TB, v *cardvault.Vault, ttl time.Duration, scopes ...cardvault.Scope) (*cardvault.APIKey, string) {
+	t.Helper()
+	k, text, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{ExpirationTime: int(ttl.Seconds())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k, text
+}
+
+// newAccount makes an account and returns the vault in it.
+func (r *rig) newAccount(t testing.TB, approvals *cardvault.Approvals) *cardvault.Vault {
+	t.Helper()
+	a, err := r.vault.CreateAccount(t.Context(), "", approvals)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.vault.In(a.ID)
+}
+
+// do sends a request with the rig's key to its handler. Headers are names and
+// values in turn.
+func (r *rig) do(t testing.TB, method, target, body string, headers ...string) *answer {
+	t.Helper()
+	return send(t, r.handler, method, target, body, append([]string{"X-Api-Key", r.key}, headers...)...)
+}
+
+// importCard imports a card through the handler and returns the token's id.
+func (r *rig) importCard(t testing.TB) string {
+	t.Helper()
+	a := r.do(t, "POST", "/cde-import", card)
+	a.want(t, 200)
+	return a.member(t, "id")
+}
+
+// send lets h answer a request that was read from the wire. A body has a
+// Content-Type unless one is among the headers.
+func send(t testing.TB, h http.Handler, method, target, body string, headers ...string) *answer {
+	t.Helper()
+	return sendContext(t, t.Context(), h, method, target, body, headers...)
+}
+
+func sendContext(t testing.TB, ctx context.Context, h http.Handler, method, target, body string, headers ...string) *answer {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString(method + " " + target + " HTTP/1.1\r\nHost: vault.example\r\n")
+	typed, chunked := body == "", false
+	for i := 0; i < len(headers); i += 2 {
+		typed = typed || strings.EqualFold(headers[i], "Content-Type")
+		chunked = chunked || strings.EqualFold(headers[i], "Transfer-Encoding")
+		b.WriteString(headers[i] + ": " + headers[i+1] + "\r\n")
+	}
+	if !typed {
+		b.WriteString("Content-Type: application/json\r\n")
+	}
+	switch {
+	case chunked && body == "":
+		body = "0\r\n\r\n"
+	case chunked:
+		body = strconv.FormatInt(int64(len(body)), 16) + "\r\n" + body + "\r\n0\r\n\r\n"
+	case body != "":
+		b.WriteString("Content-Length: " + strconv.Itoa(len(body)) + "\r\n")
+	}
+	b.WriteString("\r\n" + body)
+	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(b.String())))
+	if err != nil {
+		t.Fatalf("%s %s cannot be sent: %v", method, target, err)
+	}
+	r.RemoteAddr = "192.0.2.1:1234"
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r.WithContext(ctx))
+	return &answer{w.Code, w.Header(), w.Body.String()}
+}
+
+// An answer is what came back.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+// want checks the status and, if given, the classifier.
+func (a *answer) want(t testing.TB, status int, classifier ...string) {
+	t.Helper()
+	if a.status != status {
+		t.Fatalf("status is %d, not %d: %s", a.status, status, a.body)
+	}
+	if len(classifier) > 0 && a.member(t, "classifier") != classifier[0] {
+		t.Fatalf("classifier is not %s: %s", classifier[0], a.body)
+	}
+}
+
+// member returns a member of the body that is a string.
+func (a *answer) member(t testing.TB, name string) string {
+	t.Helper()
+	s, ok := a.object(t)[name].(string)
+	if !ok {
+		t.Fatalf("%s is no string in %s", name, a.body)
+	}
+	return s
+}
+
+func (a *answer) object(t testing.TB) map[string]any {
+	t.Helper()
+	var m map[string]any
+	if err := json.Unmarshal([]byte(a.body), &m); err != nil {
+		t.Fatalf("body %q: %v", a.body, err)
+	}
+	return m
+}
+
+// A faultyStore fails while an error is set.
+type faultyStore struct {
+	store.Store
+	view, update atomic.Pointer[error]
+	written      atomic.Bool // an Update that fails has written all the same
+}
+
+func (s *faultyStore) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	if err := s.view.Load(); err != nil {
+		return *err
+	}
+	return s.Store.View(ctx, fn)
+}
+
+func (s *faultyStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+	err := s.update.Load()
+	if err == nil {
+		return s.Store.Update(ctx, fn)
+	}
+	if s.written.Load() {
+		if err := s.Store.Update(ctx, fn); err != nil {
+			return err
+		}
+	}
+	return *err
+}
+
+// A logBuffer is a log that may be read while it is written.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// take returns what was logged, and forgets it.
+func (l *logBuffer) take() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.b.Reset()
+	return l.b.String()
+}
+
+// bubble runs f in a bubble of synctest in which it is 2026-11-21, midnight.
+func bubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	// In FIPS 140 mode the random generator is seeded from the jitter of the
+	// clock when it is first used. In a bubble the clock stands still.
+	rand.Read(make([]byte, 1))
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)))
+		f(t)
+	})
+}
+
+// An authenticator is an httpapi.Authenticator.
+type authenticator func(ctx context.Context, key string) (*cardvault.Principal, error)
+
+func (f authenticator) Authenticate(ctx context.Context, key string) (*cardvault.Principal, error) {
+	return f(ctx, key)
+}
+
+// A binProvider is a cardvault.BINProvider.
+type binProvider func(ctx context.Context, iin []byte) (*cardvault.BIN, error)
+
+func (f binProvider) LookupBIN(ctx context.Context, iin []byte) (*cardvault.BIN, error) {
+	return f(ctx, iin)
+}
+
+func pointer[T any](v T) *T { return &v }
+
+func parseUUID(t testing.TB, s string) uuid.UUID {
+	t.Helper()
+	id, err := uuid.Parse(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// total returns how many tokens the rig's account has.
+func (r *rig) total(t testing.TB) int64 {
+	t.Helper()
+	p, err := r.vault.List(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.TotalItems
+}

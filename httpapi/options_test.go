@@ -1,0 +1,320 @@
+package httpapi_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/httpapi"
+	"github.com/google/uuid"
+)
+
+func TestNewHandlerErrors(t *testing.T) {
+	r := newRig(t, nil, nil)
+	if _, err := httpapi.NewHandler(nil, nil); err == nil {
+		t.Error("no vault is taken")
+	}
+	for _, o := range []httpapi.Options{
+		{Timeout: -1},
+		{RateLimit: httpapi.RateLimit{PerSecond: -1}},
+		{RateLimit: httpapi.RateLimit{PerSecond: 1, Burst: -1}},
+	} {
+		if h, err := httpapi.NewHandler(r.vault, &o); err == nil || h != nil {
+			t.Errorf("%+v is taken", o)
+		}
+	}
+}
+
+// The handler is that of a vault, whichever account the handle works on.
+func TestHandleDoesNotMatter(t *testing.T) {
+	r := newRig(t, nil, nil)
+	id := r.importCard(t)
+	h := newHandler(t, r.newAccount(t, nil), nil)
+	send(t, h, "GET", "/tokens/"+id, "", "X-Api-Key", r.key).want(t, 200)
+}
+
+func TestRateLimit(t *testing.T) {
+	for _, test := range []struct {
+		limit httpapi.RateLimit
+		burst int
+		retry int // seconds
+	}{
+		{httpapi.RateLimit{}, 1000, 0},
+		{httpapi.RateLimit{Burst: 5}, 1000, 0},
+		{httpapi.RateLimit{PerSecond: 2}, 2, 1},
+		{httpapi.RateLimit{PerSecond: 0.5}, 1, 2},
+		{httpapi.RateLimit{PerSecond: 0.3, Burst: 3}, 3, 4},
+		{httpapi.RateLimit{PerSecond: 100, Burst: 7}, 7, 1},
+	} {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t, nil, &httpapi.Options{RateLimit: test.limit})
+			_, second := r.newKey(t, r.vault, 0, cardvault.AllScopes()...)
+			get := func(key string) *answer { return send(t, r.handler, "GET", "/tokens", "", "X-Api-Key", key) }
+			for range test.burst {
+				get(r.key).want(t, 200)
+			}
+			if test.retry == 0 {
+				return
+			}
+			a := get(r.key)
+			a.want(t, 429, "RATE_LIMITED")
+			if got := a.header.Get("Retry-After"); got != strconv.Itoa(test.retry) {
+				t.Errorf("%+v: Retry-After is %s", test.limit, got)
+			}
+			// Keys do not count for each other, and no key does not count.
+			get(second).want(t, 200)
+			get("x").want(t, 401)
+			// Being refused costs nothing.
+			for range 100 {
+				get(r.key).want(t, 429)
+			}
+			time.Sleep(time.Duration(test.retry) * time.Second)
+			get(r.key).want(t, 200)
+			// After a long time there is a whole burst, and no more.
+			time.Sleep(time.Hour)
+			for range test.burst {
+				get(r.key).want(t, 200)
+			}
+			get(r.key).want(t, 429)
+		})
+	}
+}
+
+// The memory for limits is bounded, however many keys there are.
+func TestRateLimitOfManyKeys(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, nil, nil)
+		account, err := r.vault.Account(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A key of any text is one of its own.
+		h := newHandler(t, r.vault, &httpapi.Options{
+			RateLimit: httpapi.RateLimit{PerSecond: 0.001},
+			Authenticator: authenticator(func(_ context.Context, key string) (*cardvault.Principal, error) {
+				var id uuid.UUID
+				copy(id[:], key)
+				return &cardvault.Principal{Key: &cardvault.APIKey{ID: id}, Account: account}, nil
+			}),
+		})
+		get := func(key string) int { return send(t, h, "GET", "/tokens", "", "X-Api-Key", key).status }
+		if get("first") != 403 || get("first") != 429 {
+			t.Fatal("the limit does not work")
+		}
+		time.Sleep(2 * time.Hour) // "first" has its request back: it is forgotten first
+		for i := range 9999 {
+			if get(strconv.Itoa(i)) != 403 {
+				t.Fatal("a fresh key is limited")
+			}
+		}
+		if get("next") != 403 || get("next") != 429 || get("0") != 429 {
+			t.Error("forgetting one that made no request lately forgot others")
+		}
+		// All of them are busy: they are forgotten together.
+		if get("one more") != 403 || get("0") != 403 {
+			t.Error("limits grow without bound")
+		}
+	})
+}
+
+func TestAuthenticator(t *testing.T) {
+	r := newRig(t, nil, nil)
+	account, err := r.vault.Account(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := ""
+	secret := "the key is " + secretPAN
+	h := newHandler(t, r.vault, &httpapi.Options{Authenticator: authenticator(func(ctx context.Context, key string) (*cardvault.Principal, error) {
+		asked = key
+		if _, ok := ctx.Deadline(); !ok {
+			t.Error("no deadline")
+		}
+		switch key {
+		case "reader":
+			return &cardvault.Principal{Key: &cardvault.APIKey{Scopes: []cardvault.Scope{cardvault.ScopeTokensRead}}, Account: account}, nil
+		case "importer":
+			live := *account
+			live.ImportApproved = false
+			return &cardvault.Principal{Key: &cardvault.APIKey{Scopes: cardvault.AllScopes()}, Account: &live}, nil
+		case "down":
+			return nil, errors.Join(cardvault.ErrUnavailable, errors.New(secret))
+		case "broken":
+			return nil, errors.New(secret)
+		case "refused":
+			return nil, errors.Join(errors.New(secret), cardvault.ErrUnauthenticated)
+		}
+		return nil, cardvault.ErrUnauthenticated
+	})})
+	for _, test := range []struct {
+		key, method, path, body string
+		status                  int
+	}{
+		{"reader", "GET", "/tokens", "", 200},
+		{"reader", "POST", "/cde-import", card, 403},
+		{"importer", "POST", "/cde-import", card, 403},
+		{"importer", "POST", "/tokens/session", "", 200},
+		{"down", "GET", "/tokens", "", 503},
+		{"broken", "GET", "/tokens", "", 500},
+		{"refused", "GET", "/tokens", "", 401},
+		{r.key, "GET", "/tokens", "", 401},
+		{strings.Repeat("k", 5000), "GET", "/tokens", "", 401},
+		{"reader", "GET", "/nothing", "", 404},
+		{"reader", "PUT", "/tokens", "", 405},
+	} {
+		asked = "nobody"
+		a := send(t, h, test.method, test.path, test.body, "X-Api-Key", test.key)
+		a.want(t, test.status)
+		checkCommon(t, test.method, a)
+		noEcho(t, test.key, a.body, headerText(a.header))
+		if want := test.key; asked != want && test.status != 404 && test.status != 405 {
+			t.Errorf("asked for %q", asked)
+		}
+	}
+	// Nobody is asked for a key that cannot be one.
+	asked = "nobody"
+	send(t, h, "GET", "/tokens", "").want(t, 401)
+	send(t, h, "GET", "/tokens", "", "X-Api-Key", "").want(t, 401)
+	send(t, h, "GET", "/tokens", "", "X-Api-Key", "reader", "X-Api-Key", "reader").want(t, 401)
+	send(t, h, "GET", "/nothing", "", "X-Api-Key", "reader").want(t, 404)
+	if asked != "nobody" {
+		t.Errorf("asked for %q", asked)
+	}
+}
+
+// A key that is revoked while it makes another makes none, and one that another
+// Authenticator knows can make none with scopes that the vault does not know of.
+func TestCreatorOfAPIKey(t *testing.T) {
+	r := newRig(t, nil, nil)
+	account, err := r.vault.Account(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	narrow, _ := r.newKey(t, r.vault, 0, cardvault.ScopeAPIKeysWrite)
+	revoked, _ := r.newKey(t, r.vault, 0, cardvault.AllScopes()...)
+	for _, test := range []struct {
+		name   string
+		id     uuid.UUID
+		status int
+	}{
+		{"revoked", revoked.ID, 401},
+		{"unknown", uuid.New(), 401},
+		{"narrow", narrow.ID, 403},
+		{"known", r.principal.ID, 200},
+	} {
+		h := newHandler(t, r.vault, &httpapi.Options{Authenticator: authenticator(func(ctx context.Context, _ string) (*cardvault.Principal, error) {
+			if test.name == "revoked" {
+				if err := r.vault.DeleteAPIKey(ctx, revoked.ID); err != nil {
+					t.Error(err)
+				}
+			}
+			return &cardvault.Principal{Key: &cardvault.APIKey{ID: test.id, Scopes: cardvault.AllScopes()}, Account: account}, nil
+		})})
+		a := send(t, h, "POST", "/api-keys", `{"label":"l","scopes":["tokens:read"]}`, "X-Api-Key", "x")
+		if a.status != test.status {
+			t.Errorf("%s: %d %s", test.name, a.status, a.body)
+		}
+	}
+}
+
+// What the log says of who it was.
+func TestClientAddr(t *testing.T) {
+	r := newRig(t, nil, nil)
+	r.log.take()
+	request := "9b2d3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"
+	r.do(t, "POST", "/cde-import", card, "X-Request-Id", request, "X-Forwarded-For", "198.51.100.7")
+	log := r.log.take()
+	for _, want := range []string{"operation=token.import", "address=192.0.2.1", "key_id=" + r.principal.ID.String(), "request_id=" + request} {
+		if !strings.Contains(log, want) {
+			t.Errorf("no %s in %s", want, log)
+		}
+	}
+	for name, test := range map[string]struct {
+		addr netip.Addr
+		want string
+	}{
+		"IPv4": {netip.MustParseAddr("198.51.100.7"), "address=198.51.100.7 "},
+		"IPv6": {netip.MustParseAddr("2001:db8::1"), "address=2001:db8::1 "},
+		"none": {netip.Addr{}, `address="" `},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHandler(t, r.vault, &httpapi.Options{ClientAddr: func(*http.Request) netip.Addr { return test.addr }})
+			r.log.take()
+			send(t, h, "POST", "/cde-import", card, "X-Api-Key", r.key).want(t, 200)
+			if log := r.log.take(); !strings.Contains(log, test.want) {
+				t.Errorf("no %s in %s", test.want, log)
+			}
+		})
+	}
+}
+
+// The log names the path of the endpoint, never the id in it.
+func TestLog(t *testing.T) {
+	r := newRig(t, nil, nil)
+	id := r.importCard(t)
+	for path, want := range map[string]string{
+		"/tokens/" + id: "path=/tokens/* status=200", "/tokens?business_key=secret": "path=/tokens status=200",
+		"/nothing/secret": `path="" status=404`, "/tokens/secret": "path=/tokens/* status=404",
+	} {
+		r.log.take()
+		r.do(t, "GET", path, "")
+		log := r.log.take()
+		if !strings.Contains(log, want) || !strings.Contains(log, "level=DEBUG") || strings.Contains(log, id) || strings.Contains(log, "secret") {
+			t.Errorf("%s is logged as %s", path, log)
+		}
+	}
+}
+
+// Approval is looked up with each request.
+func TestApproval(t *testing.T) {
+	r := newRig(t, nil, nil)
+	for _, approved := range []bool{false, true} {
+		if err := r.vault.Approve(t.Context(), cardvault.Approvals{Import: approved}); err != nil {
+			t.Fatal(err)
+		}
+		a := r.do(t, "POST", "/cde-import", card)
+		if (a.status == 200) != approved || !approved && a.member(t, "classifier") != "IMPORT_NOT_APPROVED" {
+			t.Errorf("approved: %v, answer %d %s", approved, a.status, a.body)
+		}
+		r.do(t, "GET", "/tokens", "").want(t, 200)
+	}
+}
+
+func TestClose(t *testing.T) {
+	r := newRig(t, nil, nil)
+	id := r.importCard(t)
+	if err := r.vault.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []struct{ method, path, body string }{
+		{"GET", "/tokens", ""}, {"GET", "/tokens/" + id, ""}, {"POST", "/cde-import", card}, {"DELETE", "/tokens/" + id, ""}, {"POST", "/tokens/session", ""},
+	} {
+		a := r.do(t, e.method, e.path, e.body)
+		a.want(t, 503, "SERVICE_UNAVAILABLE")
+		if a.header.Get("Retry-After") != "5" {
+			t.Error("no Retry-After")
+		}
+	}
+	r.do(t, "GET", "/nothing", "").want(t, 404)
+}
+
+// A request whose client is gone changes nothing and is no failure of ours.
+func TestCancelled(t *testing.T) {
+	r := newRig(t, nil, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r.log.take()
+	sendContext(t, ctx, r.handler, "POST", "/cde-import", card, "X-Api-Key", r.key).want(t, 503)
+	if n := r.total(t); n != 0 {
+		t.Errorf("%d tokens", n)
+	}
+	if log := r.log.take(); strings.Contains(log, "level=ERROR") {
+		t.Errorf("logged as an error: %s", log)
+	}
+}

@@ -1,0 +1,163 @@
+package httpapi_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/httpapi"
+	"github.com/google/uuid"
+)
+
+// A draft is a request that rules are broken in.
+type draft struct {
+	method, path, query, body string
+	padding                   int // blanks after the body
+	headers                   []string
+	unscoped, unapproved      bool
+	limited                   bool
+}
+
+// A rule is one that a request can break, and the answer to that.
+type rule struct {
+	name       string
+	status     int
+	classifier string
+	violation  string // code, if the classifier does not say it
+	breaks     func(*draft)
+}
+
+// The rules up to the syntax, in the order in which they are checked.
+var borderRules = []rule{
+	{"path", 404, "NOT_FOUND", "", func(d *draft) { d.path += "/x/y" }},
+	{"method", 405, "METHOD_NOT_ALLOWED", "", func(d *draft) { d.method = "PUT" }},
+	{"key", 401, "UNAUTHORIZED", "", func(d *draft) { d.headers = append(d.headers, "X-Api-Key", "no") }},
+	{"rate limit", 429, "RATE_LIMITED", "", func(d *draft) { d.limited = true }},
+	{"version", 400, "UNSUPPORTED_VERSION", "", func(d *draft) { d.headers = append(d.headers, "X-Api-Version", "2.0") }},
+	{"scope", 403, "INSUFFICIENT_SCOPE", "", func(d *draft) { d.unscoped = true }},
+	{"approval", 403, "IMPORT_NOT_APPROVED", "", func(d *draft) { d.unapproved = true }},
+	{"content type", 415, "UNSUPPORTED_MEDIA_TYPE", "", func(d *draft) { d.headers = append(d.headers, "Content-Type", "text/plain") }},
+	{"size", 413, "PAYLOAD_TOO_LARGE", "", func(d *draft) { d.padding = 64 << 10 }},
+}
+
+var syntaxRules = []rule{
+	{"syntax of the body", 400, "MALFORMED_REQUEST", "", func(d *draft) { d.body = strings.TrimSuffix(d.body, "}") }},
+	{"syntax of the query", 400, "MALFORMED_REQUEST", "", func(d *draft) { d.query = "?a=%zz" }},
+}
+
+// The earliest of all rules that a request breaks is what it is told.
+func TestOrderOfChecks(t *testing.T) {
+	r := newRig(t, nil, nil)
+	id := r.importCard(t)
+	unapproved := r.newAccount(t, &cardvault.Approvals{})
+	limited := newHandler(t, r.vault, &httpapi.Options{RateLimit: httpapi.RateLimit{PerSecond: 1e-6}})
+	keys := map[[2]bool]string{} // by unscoped and unapproved
+	for _, unscoped := range []bool{false, true} {
+		scopes := cardvault.AllScopes()
+		if unscoped {
+			scopes = []cardvault.Scope{cardvault.ScopeWebhooksRead}
+		}
+		_, keys[[2]bool{unscoped, false}] = r.newKey(t, r.vault, 0, scopes...)
+		_, keys[[2]bool{unscoped, true}] = r.newKey(t, unapproved, 0, scopes...)
+	}
+	for _, key := range keys {
+		send(t, limited, "GET", "/tokens", "", "X-Api-Key", key)
+		// An idempotency key that another request has used.
+		send(t, r.handler, "POST", "/tokens/session", `{"expiration_time":7}`, "X-Api-Key", key, "Idempotency-Key", "used")
+	}
+
+	field := rule{"field", 422, "VALIDATION_FAILED", "out_of_range", func(d *draft) {
+		d.body = strings.NewReplacer(`"expiration_time":5`, `"expiration_time":0`, `"expiry_month":4`, `"expiry_month":13`).Replace(d.body)
+	}}
+	parameter := rule{"parameter", 422, "VALIDATION_FAILED", "unknown_parameter", func(d *draft) { d.query = "?a=b" }}
+	idempotency := rule{"idempotency header", 400, "MALFORMED_REQUEST", "", func(d *draft) {
+		d.headers = append(d.headers, "Idempotency-Key", "")
+	}}
+	missing := rule{"body", 400, "MALFORMED_REQUEST", "", func(d *draft) { d.body = "" }}
+	for _, test := range []struct {
+		draft draft
+		tiers [][]rule // the rules of one tier are not broken together
+	}{
+		{
+			draft{method: "POST", path: "/cde-import", body: card},
+			[][]rule{{missing, idempotency, syntaxRules[0], syntaxRules[1]}, {field, parameter}},
+		},
+		{
+			draft{method: "POST", path: "/tokens/session", body: `{"expiration_time":5}`},
+			[][]rule{{idempotency, syntaxRules[0], syntaxRules[1]}, {field, parameter}, {
+				{"idempotency key", 422, "IDEMPOTENCY_KEY_REUSED", "", func(d *draft) { d.headers = append(d.headers, "Idempotency-Key", "used") }},
+			}},
+		},
+		{
+			draft{method: "PATCH", path: "/tokens/" + id, body: `{"expiry_month":4,"expiry_year":2031}`},
+			[][]rule{{missing, syntaxRules[0], syntaxRules[1]}, {field, parameter}, {
+				{"existence", 404, "NOT_FOUND", "", func(d *draft) {
+					if strings.HasSuffix(d.path, id) {
+						d.path = "/tokens/" + uuid.NewString()
+					}
+				}},
+			}, {
+				{"state", 422, "VALIDATION_FAILED", "depends_on", func(d *draft) {
+					d.body = strings.Replace(d.body, "{", `{"import_provider":"p",`, 1)
+				}},
+			}},
+		},
+		{
+			draft{method: "GET", path: "/tokens/" + id, body: `{}`},
+			[][]rule{syntaxRules, {
+				{"member", 422, "VALIDATION_FAILED", "unknown_field", func(d *draft) { d.body = strings.Replace(d.body, "{", `{"a":1`, 1) }},
+				parameter,
+			}, {
+				{"existence", 404, "NOT_FOUND", "", func(d *draft) {
+					if strings.HasSuffix(d.path, id) {
+						d.path = "/tokens/x"
+					}
+				}},
+			}},
+		},
+	} {
+		var tiers [][]rule
+		for _, border := range borderRules {
+			if border.name != "approval" || test.draft.path == "/cde-import" {
+				tiers = append(tiers, []rule{border})
+			}
+		}
+		tiers = append(tiers, test.tiers...)
+		for i, tier := range tiers {
+			for _, first := range tier {
+				check := func(name string, second *rule) {
+					t.Run(fmt.Sprintf("%s %s/%s/%s", test.draft.method, test.draft.path[:7], first.name, name), func(t *testing.T) {
+						d := test.draft
+						if second != nil {
+							second.breaks(&d)
+						}
+						first.breaks(&d)
+						h := r.handler
+						if d.limited {
+							h = limited
+						}
+						d.body += strings.Repeat(" ", d.padding)
+						key := keys[[2]bool{d.unscoped, d.unapproved}]
+						a := send(t, h, d.method, d.path+d.query, d.body, append(d.headers, "X-Api-Key", key)...)
+						a.want(t, first.status, first.classifier)
+						if first.violation != "" && !strings.Contains(a.body, `"code":"`+first.violation+`"`) {
+							t.Errorf("no %s in %s", first.violation, a.body)
+						}
+					})
+				}
+				check("alone", nil)
+				for _, later := range tiers[i+1:] {
+					for _, second := range later {
+						if second.name == "body" && (first.status == 413 || first.status == 415) {
+							continue // what is not there has neither size nor type
+						}
+						check(second.name, &second)
+					}
+				}
+			}
+		}
+	}
+	send(t, r.handler, "GET", "/tokens/"+id, "", "X-Api-Key", r.key).want(t, http.StatusOK)
+}

@@ -1,0 +1,186 @@
+package httpapi_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/google/uuid"
+)
+
+// Racing requests under one idempotency key make one token and are all
+// answered with it.
+func TestIdempotencyRace(t *testing.T) {
+	r := newRig(t, nil, nil)
+	s := newServer(t, r.handler, false)
+	const n = 50
+	s.Client().Transport.(*http.Transport).MaxIdleConnsPerHost = n
+	ids, replayed := make([]string, n), make([]string, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			req, err := http.NewRequestWithContext(t.Context(), "POST", s.URL+"/cde-import", strings.NewReader(card))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			req.Header.Set("X-Api-Key", r.key)
+			req.Header.Set("Content-Type", "application/json")
+			req.Header.Set("Idempotency-Key", "race")
+			resp, err := s.Client().Do(req)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer resp.Body.Close()
+			var body strings.Builder
+			if err := resp.Write(&body); err != nil {
+				t.Error(err)
+			}
+			_, rest, _ := strings.Cut(body.String(), `{"id":"`)
+			ids[i], replayed[i] = rest[:min(36, len(rest))], resp.Header.Get("Idempotency-Replayed")
+			if resp.StatusCode != 200 {
+				t.Errorf("status %d", resp.StatusCode)
+			}
+		})
+	}
+	wg.Wait()
+	first := 0
+	for i, id := range ids {
+		if id != ids[0] {
+			t.Errorf("ids %s and %s", id, ids[0])
+		}
+		if replayed[i] == "" {
+			first++
+		}
+	}
+	if total := r.total(t); total != 1 || first != 1 {
+		t.Errorf("%d tokens, %d answers that are no replay", total, first)
+	}
+}
+
+// Who may do what to which id.
+func TestTenants(t *testing.T) {
+	bubble(t, testTenants)
+}
+
+func testTenants(t *testing.T) {
+	r := newRig(t, nil, nil)
+	other := r.newAccount(t, nil)
+	all := cardvault.AllScopes()
+	newKey := func(v *cardvault.Vault, ttl time.Duration, scopes ...cardvault.Scope) (string, string) {
+		k, text := r.newKey(t, v, ttl, scopes...)
+		return k.ID.String(), text
+	}
+	newToken := func(v *cardvault.Vault) string {
+		tok, err := v.Import(t.Context(), cardvault.Card{PAN: cardvault.NewPAN([]byte(pan)), Expiry: cardvault.Expiry{Month: 4, Year: 2031}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tok.ID.String()
+	}
+	revokedID, revoked := newKey(r.vault, 0, all...)
+	if err := r.vault.DeleteAPIKey(t.Context(), parseUUID(t, revokedID)); err != nil {
+		t.Fatal(err)
+	}
+	_, expired := newKey(r.vault, time.Second, all...)
+	_, otherKey := newKey(other, 0, all...)
+	time.Sleep(2 * time.Second)
+	// A checksum that is wrong, and one that is right on a secret that is not.
+	malformed := r.key[:len(r.key)-1] + string('0'+(r.key[len(r.key)-1]-'0'+1)%10)
+	unknown := newRig(t, nil, nil).key
+
+	deletedToken := newToken(r.vault)
+	if err := r.vault.Delete(t.Context(), parseUUID(t, deletedToken)); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []struct {
+		name, method, path, body string
+		scope                    cardvault.Scope
+		object                   func(v *cardvault.Vault) string // makes what {id} names
+		status                   int
+	}{
+		{"session", "POST", "/tokens/session", "{}", cardvault.ScopeSessionsCreate, nil, 200},
+		{"import", "POST", "/cde-import", card, cardvault.ScopeTokensImport, nil, 200},
+		{"list", "GET", "/tokens", "", cardvault.ScopeTokensRead, nil, 200},
+		{"get", "GET", "/tokens/{id}", "", cardvault.ScopeTokensRead, newToken, 200},
+		{"head", "HEAD", "/tokens/{id}", "", cardvault.ScopeTokensRead, newToken, 200},
+		{"update", "PATCH", "/tokens/{id}", `{"cardholder_name":"A"}`, cardvault.ScopeTokensUpdate, newToken, 200},
+		{"delete", "DELETE", "/tokens/{id}", "", cardvault.ScopeTokensDelete, newToken, 204},
+		{"create key", "POST", "/api-keys", `{"label":"l","scopes":["api-keys:write"]}`, cardvault.ScopeAPIKeysWrite, nil, 200},
+		{"list keys", "GET", "/api-keys", "", cardvault.ScopeAPIKeysRead, nil, 200},
+		{"delete key", "DELETE", "/api-keys/{id}", "", cardvault.ScopeAPIKeysWrite, func(v *cardvault.Vault) string {
+			id, _ := newKey(v, 0, all...)
+			return id
+		}, 204},
+	} {
+		var lacking []cardvault.Scope
+		for _, s := range all {
+			if s != e.scope {
+				lacking = append(lacking, s)
+			}
+		}
+		_, wrongScope := newKey(r.vault, 0, lacking...)
+		_, oneScope := newKey(r.vault, 0, e.scope)
+		ids := map[string]string{"": ""}
+		if e.object != nil {
+			own, theirs := e.object(r.vault), e.object(other)
+			ids = map[string]string{
+				"own": own, "theirs": theirs, "random": uuid.NewString(), "deleted": deletedToken, "revoked": revokedID,
+				"nil": uuid.Nil.String(), "account": r.principal.Account.String(),
+				"upper case": strings.ToUpper(own), "braces": "%7B" + own + "%7D", "urn": "urn:uuid:" + own,
+				"no hyphens": strings.ReplaceAll(own, "-", ""), "wrapped": "x" + own + "x", "blank": own + "%20",
+				"version 1": own[:14] + "1" + own[15:], "short": own[:35], "word": "abc",
+			}
+		}
+		var absent *answer
+		for _, key := range []struct {
+			name, text string
+			status     int // 0: by the id
+		}{
+			{"none", "", 401}, {"malformed", malformed, 401}, {"unknown", unknown, 401}, {"revoked", revoked, 401}, {"expired", expired, 401},
+			{"lower case", strings.ToLower(r.key), 401}, {"cut", r.key[:len(r.key)-1], 401}, {"of the live mode", strings.Replace(r.key, "test", "live", 1), 401},
+			{"wrong scope", wrongScope, 403}, {"right", r.key, 0}, {"right and nothing else", oneScope, 0},
+			// The last: what it may do shows that nobody else did it.
+			{"other", otherKey, 0},
+		} {
+			for kind, id := range ids {
+				where := fmt.Sprintf("%s with key %s and id %s", e.name, key.name, kind)
+				if kind == "own" && e.object != nil {
+					id = e.object(r.vault) // a fresh one, as it may be deleted
+				}
+				want := key.status
+				if want == 0 {
+					want = e.status
+					if e.object != nil && kind != "own" && !(key.name == "other" && kind == "theirs") || key.name == "other" && kind == "own" {
+						want = 404
+					}
+				}
+				var headers []string
+				if key.text != "" {
+					headers = []string{"X-Api-Key", key.text}
+				}
+				a := send(t, r.handler, e.method, strings.ReplaceAll(e.path, "{id}", id), e.body, headers...)
+				checkCommon(t, e.method, a)
+				if a.status != want {
+					t.Errorf("%s: status %d, not %d: %s", where, a.status, want, a.body)
+				}
+				if a.status != 404 {
+					continue
+				}
+				// Not there and not yours are the same to the byte.
+				a.header.Del("X-Request-Id")
+				if absent == nil {
+					absent = a
+				}
+				if a.body != absent.body || headerText(a.header) != headerText(absent.header) {
+					t.Errorf("%s tells more than %+v: %+v", where, absent, a)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,424 @@
+package boltstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+func putOne(r *store.Record) func(store.Tx) error {
+	return func(tx store.Tx) error { tx.Put(r); return nil }
+}
+
+func numbered(n int) *store.Record {
+	return &store.Record{
+		Kind: 1, ID: number(n), Class: 1, Version: 1, Due: time.UnixMicro(int64(n)).UTC(),
+		Lookup: [][]byte{{byte(n)}}, Shown: bytes.Repeat([]byte{byte(n)}, 200),
+	}
+}
+
+func has(t testing.TB, s *Store, n int) bool {
+	t.Helper()
+	err := s.View(context.Background(), func(tx store.ReadTx) error {
+		_, err := tx.Get(1, number(n))
+		return err
+	})
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// together runs functions in one group, in their order, and returns their errors.
+func together(t testing.TB, s *Store, fns ...func(store.Tx) error) []error {
+	t.Helper()
+	entered, leave := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := s.Update(context.Background(), func(store.Tx) error {
+			once.Do(func() { close(entered); <-leave })
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+	<-entered
+	errs := make([]error, len(fns))
+	for i, fn := range fns {
+		wg.Go(func() { errs[i] = s.Update(context.Background(), fn) })
+		for len(s.queue) <= i {
+			runtime.Gosched()
+		}
+	}
+	close(leave)
+	wg.Wait()
+	return errs
+}
+
+// TestGroup proves that a function sees what earlier ones of its group have
+// written, in rows and in lists, and that one that is refused leaves nothing.
+func TestGroup(t *testing.T) {
+	s := openSmall(t, small)
+	count := func(want int64) func(store.Tx) error {
+		return func(tx store.Tx) error {
+			l, err := tx.List(&store.Query{Kind: 1, Count: true})
+			if err == nil && l.Total != want {
+				err = fmt.Errorf("total is %d, want %d", l.Total, want)
+			}
+			return err
+		}
+	}
+	fns := []func(store.Tx) error{count(0)}
+	for n := range 20 {
+		fns = append(fns, putOne(numbered(n)), count(int64(n+1)))
+	}
+	conflict := len(fns)
+	fns = append(fns, func(tx store.Tx) error {
+		tx.Delete(1, number(7))
+		tx.Put(numbered(30))
+		tx.Put(numbered(3))
+		return nil
+	}, count(20))
+	for i, err := range together(t, s, fns...) {
+		if i == conflict && !errors.Is(err, store.ErrConflict) || i != conflict && err != nil {
+			t.Errorf("function %d: %v", i, err)
+		}
+	}
+	if !has(t, s, 7) || has(t, s, 30) {
+		t.Error("a refused function has left a trace")
+	}
+}
+
+// TestFull fills a file up to its bound: the write that finds no room is
+// refused and known not to be written, others of its group are not disturbed,
+// reads and deletions go on.
+func TestFull(t *testing.T) {
+	c := small
+	c.maxSize = 1 << 20
+	s := openSmall(t, c)
+	n, err := 0, error(nil)
+	for ; err == nil; n++ {
+		r := numbered(n)
+		r.Secret = make([]byte, 10_000)
+		err = s.Update(context.Background(), putOne(r))
+	}
+	if !errors.Is(err, store.ErrFull) || errors.Is(err, store.ErrOutcomeUnknown) || has(t, s, n-1) {
+		t.Fatalf("write %d: %v", n, err)
+	}
+	large := numbered(n)
+	large.Secret = make([]byte, 60_000)
+	errs := together(t, s, putOne(large), func(tx store.Tx) error { tx.Delete(1, number(0)); return nil })
+	if !errors.Is(errs[0], store.ErrFull) || errs[1] != nil {
+		t.Fatal(errs)
+	}
+	for i := range n {
+		if has(t, s, i) != (i > 0 && i < n-1) {
+			t.Errorf("record %d: %v", i, has(t, s, i))
+		}
+		if err := s.Update(context.Background(), func(tx store.Tx) error { tx.Delete(1, number(i)); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Update(context.Background(), putOne(large)); err != nil {
+		t.Errorf("after deletions: %v", err)
+	}
+}
+
+// TestCommitFails takes the file from under bbolt: the callers of the group
+// learn that the outcome is not known, the store opens the file again, and says
+// so while it cannot.
+func TestCommitFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := openSmall(t, small)
+		if err := s.Update(t.Context(), putOne(numbered(1))); err != nil {
+			t.Fatal(err)
+		}
+		fail := func(n int) {
+			if err := s.h.file.Close(); err != nil {
+				t.Fatal(err)
+			}
+			err := s.Update(t.Context(), putOne(numbered(n)))
+			if !errors.Is(err, store.ErrOutcomeUnknown) || errors.Is(err, store.ErrFull) {
+				t.Fatalf("Update: %v", err)
+			}
+		}
+		fail(2)
+		if !has(t, s, 1) {
+			t.Error("record 1 is lost")
+		}
+		if err := s.Update(t.Context(), putOne(numbered(3))); err != nil {
+			t.Errorf("after a failure: %v", err)
+		}
+
+		if err := os.Rename(s.path, s.path+"x"); err != nil {
+			t.Fatal(err)
+		}
+		fail(4)
+		err := s.View(t.Context(), func(store.ReadTx) error { return nil })
+		if !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("View without the file: %v", err)
+		}
+		if err := os.Rename(s.path+"x", s.path); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Update(t.Context(), putOne(numbered(5))); !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("Update before it is time to look again: %v", err)
+		}
+		time.Sleep(reopenPause)
+		if err := s.Update(t.Context(), putOne(numbered(5))); err != nil {
+			t.Errorf("Update: %v", err)
+		}
+		if !has(t, s, 1) || !has(t, s, 3) || !has(t, s, 5) {
+			t.Error("a record is lost")
+		}
+	})
+}
+
+// TestDamage opens and uses a file after every kind of damage. Nothing may
+// panic, hang or end the process, and what is reported must be one of the
+// errors of package store.
+func TestDamage(t *testing.T) {
+	s := openSmall(t, small)
+	if err := s.Update(t.Context(), func(tx store.Tx) error {
+		for n := range 200 {
+			tx.Put(numbered(n))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	whole, err := os.ReadFile(s.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const page = 4096
+	random := rand.New(rand.NewPCG(1, 2))
+	dir := t.TempDir()
+	found := 0
+	try := func(name string, writes bool, damage func(b []byte) []byte) {
+		path := filepath.Join(dir, "vault.db")
+		if err := os.WriteFile(path, damage(bytes.Clone(whole)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		errs := use(path, writes)
+		for _, err := range errs {
+			if !errors.Is(err, store.ErrDamaged) && !errors.Is(err, store.ErrFormat) && !errors.Is(err, store.ErrNotFound) &&
+				!errors.Is(err, store.ErrOutcomeUnknown) && !errors.Is(err, store.ErrUnavailable) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		found += min(1, len(errs))
+	}
+	for i := range len(whole) / page {
+		at := i * page
+		try(fmt.Sprintf("page %d zeroed", i), true, func(b []byte) []byte { clear(b[at : at+page]); return b })
+		try(fmt.Sprintf("page %d torn", i), true, func(b []byte) []byte { copy(b[at+512:at+page], b[random.IntN(len(b)-page):]); return b })
+		try(fmt.Sprintf("page %d moved", i), true, func(b []byte) []byte { copy(b[at:at+page], b[random.IntN(len(b)/page)*page:]); return b })
+		try(fmt.Sprintf("page %d full of ones", i), true, func(b []byte) []byte {
+			for j := range page {
+				b[at+j] = 0xff
+			}
+			return b
+		})
+		try(fmt.Sprintf("cut at page %d", i), true, func(b []byte) []byte { return b[:at] })
+		try(fmt.Sprintf("cut in page %d", i), true, func(b []byte) []byte { return b[:at+random.IntN(page)] })
+		// Headers and elements are where a flip leads bbolt astray. It believes the
+		// sizes in a leaf that it rewrites and would ask for gigabytes: no writes.
+		for range 40 {
+			bit := at*8 + random.IntN(8*256)
+			try(fmt.Sprintf("bit %d", bit), false, func(b []byte) []byte { b[bit/8] ^= 1 << (bit % 8); return b })
+		}
+	}
+	if found < 100 {
+		t.Errorf("only %d damaged files were noticed", found)
+	}
+	garbage := bytes.Repeat([]byte("garbage"), 10_000)
+	if err := os.WriteFile(filepath.Join(dir, "garbage"), garbage, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if errs := use(filepath.Join(dir, "garbage"), true); len(errs) != 1 || !errors.Is(errs[0], store.ErrDamaged) {
+		t.Error(errs)
+	}
+	if after, err := os.ReadFile(filepath.Join(dir, "garbage")); err != nil || !bytes.Equal(after, garbage) {
+		t.Error("a file that is not a store was written to")
+	}
+}
+
+// use does a little of everything and returns what went wrong.
+func use(path string, writes bool) (errs []error) {
+	ctx := context.Background()
+	note := func(err error) {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	c := small
+	c.noSync = true
+	s, err := open(ctx, path, nil, c)
+	if err != nil {
+		return []error{err}
+	}
+	note(s.View(ctx, func(tx store.ReadTx) error {
+		for n := range 200 {
+			if _, err := tx.Get(1, number(n)); !errors.Is(err, store.ErrNotFound) {
+				note(err)
+			}
+			if n%20 == 0 {
+				_, err := tx.List(&store.Query{Kind: 1, Offset: int64(n), Limit: 20, Count: true, Live: time.UnixMicro(50)})
+				note(err)
+			}
+		}
+		_, err := tx.Lookup(1, []byte{3}, 10)
+		note(err)
+		_, err = tx.Due(1, time.UnixMicro(100), 100)
+		note(err)
+		_, err = tx.Next(1)
+		return err
+	}))
+	note(s.Check(ctx))
+	if writes {
+		note(s.Update(ctx, putOne(numbered(1000))))
+		for n := range 4 {
+			note(s.Update(ctx, func(tx store.Tx) error { tx.Delete(1, number(50*n)); return nil }))
+		}
+		note(s.Check(ctx))
+	}
+	note(s.Close())
+	return errs
+}
+
+// TestTruncated cuts the file while it is open: reads report it and the process lives.
+func TestTruncated(t *testing.T) {
+	for _, keep := range []int64{0, 4096, 2 * 4096} {
+		s, err := open(t.Context(), filepath.Join(t.TempDir(), "vault.db"), nil, small)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Update(t.Context(), putOne(numbered(1))); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(s.path, keep); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			err = s.View(t.Context(), func(tx store.ReadTx) error { _, err := tx.Get(1, number(1)); return err })
+			if !errors.Is(err, store.ErrDamaged) {
+				t.Errorf("View of a file cut to %d: %v", keep, err)
+			}
+		}
+		if err := s.Update(t.Context(), putOne(numbered(2))); err == nil {
+			t.Errorf("Update of a file cut to %d succeeded", keep)
+		}
+		if err := s.Close(); err != nil {
+			t.Log(err)
+		}
+	}
+}
+
+var update = flag.Bool("update", false, "write the golden file of the present format")
+
+// TestFormat reads a file that the first version of this format has written.
+func TestFormat(t *testing.T) {
+	golden := filepath.Join("testdata", "format1.db")
+	records := []*store.Record{
+		{Kind: 1, ID: number(1), Account: uuid.UUID{1}, Class: 3, Version: 1, Shown: []byte("shown"), Secret: []byte("secret")},
+		{Kind: 1, ID: number(2), Account: uuid.UUID{1}, Class: 4, Version: 1, Due: time.UnixMicro(1_700_000_000_000_001).UTC()},
+		{Kind: 2, ID: number(3), Account: uuid.UUID{1}, Parent: number(1), Class: 255, Version: 1, Lookup: [][]byte{[]byte("hash"), {}}},
+		{Kind: 255, ID: number(4), Version: 1, Due: time.UnixMicro(-1).UTC(), Shown: []byte("no class")},
+	}
+	for n := range 60 {
+		records = append(records, &store.Record{Kind: 3, ID: number(n + 10), Class: uint8(n%3 + 1), Version: 1})
+	}
+	path := filepath.Join(t.TempDir(), "vault.db")
+	if *update {
+		s, err := open(t.Context(), path, nil, small)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Update(t.Context(), func(tx store.Tx) error {
+			for _, r := range records {
+				tx.Put(r)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(golden, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := open(t.Context(), path, nil, small)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	err = s.View(t.Context(), func(tx store.ReadTx) error {
+		for _, r := range records {
+			got, err := tx.Get(r.Kind, r.ID)
+			if err != nil {
+				return err
+			}
+			if fmt.Sprintf("%q", fmt.Sprint(*got)) != fmt.Sprintf("%q", fmt.Sprint(*r)) {
+				t.Errorf("%v, want %v", got, r)
+			}
+		}
+		l, err := tx.List(&store.Query{Kind: 3, Offset: 29, Limit: 1, Count: true, Desc: true})
+		if err == nil && (l.Total != 60 || l.Records[0].ID != number(40)) {
+			t.Errorf("list: %d, %v", l.Total, l.Records)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+
+	// A newer format is refused, and the file is left as it is.
+	newer := bytes.ReplaceAll(b, []byte("format\x01"), []byte("format\x02"))
+	if bytes.Equal(newer, b) {
+		t.Fatal("the format version is not where it was")
+	}
+	if err := os.WriteFile(path, newer, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := open(t.Context(), path, nil, small); !errors.Is(err, store.ErrFormat) || !strings.Contains(err.Error(), "newer program") {
+		t.Errorf("newer format: %v", err)
+	}
+}

@@ -1,0 +1,229 @@
+package boltstore
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"pgregory.net/rapid"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// small makes trees of several levels from a few records.
+var small = config{fanout: fanout{block: 4, node: 3}}
+
+func openSmall(t testing.TB, c config) *Store {
+	t.Helper()
+	s, err := open(t.Context(), filepath.Join(t.TempDir(), "vault.db"), nil, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Check(context.Background()); err != nil && !errors.Is(err, store.ErrClosed) {
+			t.Errorf("Check: %v", err)
+		}
+		if err := s.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return s
+}
+
+func number(n int) (id uuid.UUID) {
+	id[0] = 1
+	binary.BigEndian.PutUint32(id[4:], uint32(n))
+	return id
+}
+
+// A model answers queries from a plain map.
+type model map[modelKey]*store.Record
+
+type modelKey struct {
+	kind store.Kind
+	id   uuid.UUID
+}
+
+func (m model) delete(k modelKey) {
+	if m[k] == nil {
+		return
+	}
+	delete(m, k)
+	for child, r := range m {
+		if r.Parent == k.id {
+			m.delete(child)
+		}
+	}
+}
+
+func (m model) list(q *store.Query) (ids []uuid.UUID, total int64) {
+	for k, r := range m {
+		inList := r.Parent == q.Parent && (q.Parent != uuid.Nil || r.Account == q.Account)
+		if k.kind == q.Kind && inList && r.Class != 0 && q.Classes.Has(r.Class) &&
+			bytes.Compare(k.id[:], q.Min[:]) >= 0 &&
+			(q.Max == uuid.Nil || bytes.Compare(k.id[:], q.Max[:]) <= 0) &&
+			(q.Live.IsZero() || r.Due.IsZero() || r.Due.After(q.Live)) &&
+			(q.Lookup == nil || slices.ContainsFunc(r.Lookup, func(h []byte) bool { return bytes.Equal(h, q.Lookup) })) {
+			ids = append(ids, k.id)
+		}
+	}
+	slices.SortFunc(ids, compareIDs)
+	if q.Desc {
+		slices.Reverse(ids)
+	}
+	total = int64(len(ids))
+	ids = ids[min(int(q.Offset), len(ids)):]
+	return ids[:min(q.Limit, len(ids))], total
+}
+
+// TestModel compares a store of tiny nodes with a plain map under random
+// writes: in and out of order, changes of class, lapses, cascades, deletions of
+// whole ranges, several writes in one transaction and refused transactions.
+func TestModel(t *testing.T) {
+	outer := t
+	rapid.Check(t, func(t *rapid.T) {
+		c := config{fanout: fanout{
+			block: rapid.IntRange(2, 24).Draw(t, "block"),
+			node:  rapid.IntRange(2, 20).Draw(t, "node"),
+		}, noSync: true}
+		s, err := open(context.Background(), filepath.Join(outer.TempDir(), "vault.db"), nil, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		m, next := model{}, 1000
+		parents := []uuid.UUID{uuid.Nil, uuid.Nil, uuid.Nil, number(5), number(1100)}
+		accounts := []uuid.UUID{{}, {1}, number(5)}
+		kinds := []store.Kind{1, 2, 255}
+
+		put := func(tx store.Tx, m model, ordered bool) {
+			k := modelKey{rapid.SampledFrom(kinds).Draw(t, "kind"), number(rapid.IntRange(1, 2000).Draw(t, "id"))}
+			if ordered {
+				next++
+				k = modelKey{1, number(next)}
+			}
+			r := &store.Record{
+				Kind: k.kind, ID: k.id, Version: 1,
+				Account: rapid.SampledFrom(accounts).Draw(t, "account"),
+				Parent:  rapid.SampledFrom(parents).Draw(t, "parent"),
+				Class:   uint8(rapid.IntRange(0, 3).Draw(t, "class")),
+				Shown:   []byte("shown"), Secret: []byte("secret"),
+			}
+			if r.Parent == r.ID {
+				r.Parent = uuid.Nil
+			}
+			if old := m[k]; old != nil {
+				r.Version, r.Account, r.Parent = old.Version+1, old.Account, old.Parent
+			}
+			if due := rapid.IntRange(0, 30).Draw(t, "due"); due < 10 {
+				r.Due = time.UnixMicro(int64(due - 5)).UTC()
+			}
+			for range rapid.IntRange(0, 2).Draw(t, "hashes") {
+				r.Lookup = append(r.Lookup, []byte{byte(rapid.IntRange(0, 3).Draw(t, "hash"))})
+			}
+			tx.Put(r)
+			m[k] = r
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"write": func(t *rapid.T) {
+				after := model{}
+				for k, r := range m {
+					after[k] = r
+				}
+				var want error
+				err := s.Update(context.Background(), func(tx store.Tx) error {
+					ordered := rapid.Bool().Draw(t, "ordered")
+					for range rapid.IntRange(1, 30).Draw(t, "writes") {
+						put(tx, after, ordered)
+					}
+					if rapid.IntRange(0, 9).Draw(t, "refuse") == 0 {
+						tx.Put(&store.Record{Kind: 1, ID: number(1), Version: 77})
+						want = store.ErrConflict
+					}
+					return nil
+				})
+				if !errors.Is(err, want) {
+					t.Fatalf("Update: %v, want %v", err, want)
+				}
+				if want == nil {
+					m = after
+				}
+			},
+			"delete": func(t *rapid.T) {
+				from := rapid.IntRange(1, 2000).Draw(t, "from")
+				to := from + rapid.IntRange(0, 400).Draw(t, "length")
+				err := s.Update(context.Background(), func(tx store.Tx) error {
+					for n := from; n <= to; n++ {
+						for _, kind := range kinds {
+							tx.Delete(kind, number(n))
+							m.delete(modelKey{kind, number(n)})
+						}
+					}
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			},
+			"": func(t *rapid.T) {
+				if err := s.Check(context.Background()); err != nil {
+					t.Fatal(err)
+				}
+				q := &store.Query{
+					Kind:    rapid.SampledFrom(kinds).Draw(t, "kind"),
+					Account: rapid.SampledFrom(accounts).Draw(t, "account"),
+					Parent:  rapid.SampledFrom(parents).Draw(t, "parent"),
+					Desc:    rapid.Bool().Draw(t, "desc"),
+					Offset:  int64(rapid.IntRange(0, 100).Draw(t, "offset")),
+					Limit:   rapid.IntRange(0, 40).Draw(t, "limit"),
+					Count:   true,
+				}
+				if rapid.Bool().Draw(t, "filtered") {
+					q.Classes.Add(uint8(rapid.IntRange(0, 3).Draw(t, "class")))
+				}
+				if rapid.Bool().Draw(t, "bounded") {
+					q.Min = number(rapid.IntRange(0, 1500).Draw(t, "min"))
+					q.Max = number(rapid.IntRange(0, 2500).Draw(t, "max"))
+				}
+				if rapid.Bool().Draw(t, "live") {
+					q.Live = time.UnixMicro(int64(rapid.IntRange(-6, 6).Draw(t, "now")))
+				}
+				if rapid.IntRange(0, 4).Draw(t, "by lookup") == 0 {
+					q.Lookup = []byte{byte(rapid.IntRange(0, 3).Draw(t, "hash"))}
+				}
+				ids, total := m.list(q)
+				err := s.View(context.Background(), func(tx store.ReadTx) error {
+					l, err := tx.List(q)
+					if err != nil {
+						return err
+					}
+					var got []uuid.UUID
+					for _, r := range l.Records {
+						got = append(got, r.ID)
+						if w := m[modelKey{q.Kind, r.ID}]; r.Class != w.Class || r.Version != w.Version || !r.Due.Equal(w.Due) {
+							return fmt.Errorf("record %v, want %v", r, w)
+						}
+					}
+					if !slices.Equal(got, ids) || l.Total != total {
+						return fmt.Errorf("query %+v: %d records of %d, want %d of %d", q, len(got), l.Total, len(ids), total)
+					}
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			},
+		})
+	})
+}

@@ -1,0 +1,393 @@
+package vaulttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+var accountBehaviours = []behaviour{
+	{"Accounts", func(t *testing.T, s store.Store) { accounts(t, s, cardvault.Sandbox) }},
+	{"AccountsLive", func(t *testing.T, s store.Store) { accounts(t, s, cardvault.Live) }},
+	{"Isolation", isolation},
+	{"Merchants", merchants},
+	{"APIKeys", apiKeys},
+	{"APIKeyTexts", apiKeyTexts},
+	{"APIKeyCreators", apiKeyCreators},
+	{"NothingInClear", nothingInClear},
+}
+
+func accounts(t *testing.T, s store.Store, mode cardvault.Mode) {
+	v, ctx := vaultOn(t, s, &cardvault.Options{Mode: mode}), t.Context()
+	granted := mode == cardvault.Sandbox
+	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	noError(t, err)
+	if v.Mode() != mode || !strings.HasPrefix(text, map[bool]string{true: "vk_test_", false: "vk_live_"}[granted]) {
+		t.Errorf("mode %v, want %v, or a key of the other", v.Mode(), mode)
+	}
+	own := must(v.Account(ctx))(t)
+	if own.Name != "default" || own.ImportApproved != granted || own.NetworkTokensActive != granted {
+		t.Errorf("default account: %+v", own)
+	}
+	a := must(v.CreateAccount(ctx, canary+"A", nil))(t)
+	b := must(v.CreateAccount(ctx, "", &cardvault.Approvals{Import: true}))(t)
+	if a.ID.Version() != 4 || a.ImportApproved != granted || a.NetworkTokensActive != granted || a.Name != canary+"A" {
+		t.Errorf("account: %+v", a)
+	}
+	if !b.ImportApproved || b.NetworkTokensActive || b.Name != "" {
+		t.Errorf("account with one approval: %+v", b)
+	}
+	if got := must(v.In(a.ID).Account(ctx))(t); *got != *a {
+		t.Errorf("read: %+v, want %+v", got, a)
+	}
+	noError(t, v.In(a.ID).Approve(ctx, cardvault.Approvals{NetworkTokens: true}))
+	if got := must(v.In(a.ID).Account(ctx))(t); got.ImportApproved || !got.NetworkTokensActive || got.Name != a.Name {
+		t.Errorf("after Approve: %+v", got)
+	}
+	p := must(v.In(b.ID).ListAccounts(ctx, &cardvault.ListOptions{Ascending: true, Limit: 2}))(t)
+	if p.TotalItems != 3 || len(p.Items) != 2 || p.Items[0].ID != own.ID || p.Items[1].ID != a.ID {
+		t.Errorf("%d of %d accounts listed", len(p.Items), p.TotalItems)
+	}
+	if p := must(v.ListAccounts(ctx, nil))(t); p.Items[0].ID != b.ID || !p.Items[0].CreatedAt.Equal(b.CreatedAt) {
+		t.Error("the account made last is not listed first")
+	}
+}
+
+// isolation: nothing of one account is seen, used or changed through another,
+// and an account that does not exist is not there for any call.
+func isolation(t *testing.T, s store.Store) {
+	v, ctx := vaultOn(t, s, nil), t.Context()
+	other := must(v.CreateAccount(ctx, canary, nil))(t)
+	a, b := v, v.In(other.ID)
+	opts := &cardvault.ImportOptions{BusinessKey: canary}
+	token, theirs := importCard(t, a, card(1), opts), importCard(t, b, card(1), opts)
+	if token.Fingerprint == theirs.Fingerprint {
+		t.Error("two accounts have one fingerprint for a number")
+	}
+	session := must(a.CreateSession(ctx, nil))(t)
+	key, text, err := a.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	noError(t, err)
+	merchant := must(a.CreateMerchant(ctx, canary))(t)
+	if p := must(b.Authenticate(ctx, text))(t); p.Account.ID == other.ID || p.Key.Account != p.Account.ID || p.Key.ID != key.ID {
+		t.Error("a key authenticates for the account of the handle, not for its own")
+	}
+
+	business := canary + "x"
+	calls := map[string]func(v *cardvault.Vault, id uuid.UUID) error{
+		"Get":    func(v *cardvault.Vault, id uuid.UUID) error { _, err := v.Get(ctx, id); return err },
+		"Delete": func(v *cardvault.Vault, id uuid.UUID) error { return v.Delete(ctx, id) },
+		"Update": func(v *cardvault.Vault, id uuid.UUID) error {
+			_, err := v.Update(ctx, id, cardvault.TokenUpdate{BusinessKey: &business})
+			return err
+		},
+		"Tokenize":     func(v *cardvault.Vault, id uuid.UUID) error { _, err := v.Tokenize(ctx, id, card(2)); return err },
+		"DeleteAPIKey": func(v *cardvault.Vault, id uuid.UUID) error { return v.DeleteAPIKey(ctx, id) },
+		"CreateAPIKey": func(v *cardvault.Vault, id uuid.UUID) error {
+			_, _, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: id})
+			return err
+		},
+		"RotatePaymentSecret": func(v *cardvault.Vault, id uuid.UUID) error {
+			_, err := v.RotatePaymentSecret(ctx, id, time.Time{})
+			return err
+		},
+		"In": func(v *cardvault.Vault, id uuid.UUID) error { _, err := v.In(id).Import(ctx, card(2), nil); return err },
+	}
+	own := map[string][]string{ // the calls for which an id of a kind is right
+		"token": {"Get", "Delete", "Update"}, "session": {"Tokenize"}, "key": {"DeleteAPIKey", "CreateAPIKey"},
+		"merchant": {"RotatePaymentSecret"}, "account": {"In"}, "none": nil, "zero": nil,
+	}
+	for kind, id := range map[string]uuid.UUID{
+		"token": token.ID, "session": session, "key": key.ID, "merchant": merchant.ID,
+		"account": must(v.Account(ctx))(t).ID, "none": uuid.New(), "zero": uuid.Nil,
+	} {
+		for name, call := range calls {
+			if name == "CreateAPIKey" && kind == "zero" {
+				continue // no creator
+			}
+			if !slices.Contains(own[kind], name) {
+				fails(t, fmt.Sprintf("%s of id of %s", name, kind), call(a, id), cardvault.ErrNotFound)
+			}
+			if name != "In" {
+				fails(t, fmt.Sprintf("%s of another account's %s", name, kind), call(b, id), cardvault.ErrNotFound)
+			}
+		}
+	}
+	listed(t, a, token)
+	listed(t, b, theirs)
+	if got := must(collect(ctx, b, nil))(t); len(got) != 1 {
+		t.Errorf("All yields %d tokens, want 1", len(got))
+	}
+	lists(t, b, cardvault.ListOptions{BusinessKey: canary}, []*cardvault.Token{theirs})
+	if keys, merchants := must(b.ListAPIKeys(ctx, nil))(t), must(b.ListMerchants(ctx, nil))(t); keys.TotalItems != 0 || merchants.TotalItems != 1 {
+		t.Errorf("%d keys and %d merchants, want those of the account", keys.TotalItems, merchants.TotalItems)
+	}
+	must(a.Tokenize(ctx, session, card(3)))(t)
+
+	for what, nobody := range map[string]*cardvault.Vault{"unknown": v.In(uuid.New()), "no": v.In(uuid.Nil)} {
+		for name, err := range map[string]error{
+			"Import":          second(nobody.Import(ctx, card(1), nil)),
+			"CreateSession":   second(nobody.CreateSession(ctx, nil)),
+			"Tokenize":        second(nobody.Tokenize(ctx, session, card(1))),
+			"Get":             second(nobody.Get(ctx, token.ID)),
+			"Delete":          nobody.Delete(ctx, token.ID),
+			"List":            second(nobody.List(ctx, nil)),
+			"All":             second(collect(ctx, nobody, nil)),
+			"Account":         second(nobody.Account(ctx)),
+			"Approve":         nobody.Approve(ctx, cardvault.Approvals{}),
+			"CreateMerchant":  second(nobody.CreateMerchant(ctx, canary)),
+			"ListMerchants":   second(nobody.ListMerchants(ctx, nil)),
+			"PrimaryMerchant": second(nobody.PrimaryMerchant(ctx)),
+			"ListAPIKeys":     second(nobody.ListAPIKeys(ctx, nil)),
+			"CreateAPIKey": func() error {
+				_, _, err := nobody.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+				return err
+			}(),
+		} {
+			fails(t, name+" in "+what+" account", err, cardvault.ErrNotFound)
+		}
+	}
+}
+
+func merchants(t *testing.T, s store.Store) {
+	v, ctx := vaultOn(t, s, nil), t.Context()
+	primary := must(v.PrimaryMerchant(ctx))(t)
+	shop := must(v.CreateMerchant(ctx, canary+"shop"))(t)
+	if !primary.Primary || shop.Primary || shop.Name != canary+"shop" || len(shop.Secrets) != 0 || shop.ID.Version() != 4 {
+		t.Errorf("merchants %+v, %+v", primary, shop)
+	}
+	read := func() *cardvault.Merchant {
+		p := must(v.ListMerchants(ctx, nil))(t)
+		if p.TotalItems != 2 || p.Items[0].ID != shop.ID || p.Items[1].ID != primary.ID {
+			t.Fatalf("%d merchants listed", p.TotalItems)
+		}
+		return p.Items[0]
+	}
+	base64url := regexp.MustCompile(`^[0-9A-Za-z_-]{43}$`)
+	var secrets, ids []string
+	rotate := func(at time.Time) {
+		secret := must(v.RotatePaymentSecret(ctx, shop.ID, at))(t)
+		if !base64url.MatchString(secret) || slices.Contains(secrets, secret) {
+			t.Errorf("secret of %d characters is not 43 of base64url, or was given before", len(secret))
+		}
+		secrets = append(secrets, secret)
+	}
+	state := func(what string, want ...time.Duration) { // from now, -1 for: in use
+		t.Helper()
+		got := read().Secrets
+		if len(got) != len(want) {
+			t.Fatalf("%s: %d secrets, want %d", what, len(got), len(want))
+		}
+		for i, secret := range got {
+			in := time.Until(secret.ActivateAt)
+			if used := in <= 0; used != (want[i] < 0) || !used && (in > want[i] || in < want[i]-time.Minute) {
+				t.Errorf("%s: secret %d is used in %v, want %v", what, i, in, want[i])
+			}
+			if !slices.Contains(ids, secret.KeyID) {
+				ids = append(ids, secret.KeyID)
+			}
+		}
+		AssertNoLeak(t, secrets, got, read())
+	}
+	if n := len(read().Secrets); n != 0 {
+		t.Errorf("a new merchant has %d secrets", n)
+	}
+	rotate(time.Now().Add(time.Hour)) // there is none to use until then
+	state("first rotation", -1)
+	rotate(time.Time{})
+	state("second rotation", -1, cardvault.SecretOverlap)
+	rotate(time.Now().Add(time.Hour))
+	state("one that waits is replaced", -1, time.Hour)
+	rotate(time.Now().Add(-time.Hour))
+	state("from a time that is past", -1)
+	if len(ids) != 4 {
+		t.Errorf("%d key ids for 4 secrets", len(ids))
+	}
+	if got := must(v.PrimaryMerchant(ctx))(t); len(got.Secrets) != 0 || got.ID != primary.ID {
+		t.Error("the rotation of one merchant's secret changed another")
+	}
+}
+
+var keyShape = regexp.MustCompile(`^vk_(test|live)_[0-9a-f]{8}_[0-9A-Za-z]{43}[0-9A-Za-z]{6}$`)
+
+// checksum is what a key ends with: CRC-32 of all before, in six digits.
+func checksum(head string) string {
+	const digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	text := make([]byte, 6)
+	n := crc32.ChecksumIEEE([]byte(head))
+	for i := range text {
+		text[5-i] = digits[n%62]
+		n /= 62
+	}
+	return string(text)
+}
+
+func apiKeys(t *testing.T, s store.Store) {
+	v, ctx := vaultOn(t, s, nil), t.Context()
+	scopes := []cardvault.Scope{cardvault.ScopeTokensRead, cardvault.ScopeSessionsCreate, cardvault.ScopeTokensRead}
+	key, text, err := v.CreateAPIKey(ctx, canary, scopes, &cardvault.APIKeyOptions{ExpirationTime: 1000})
+	noError(t, err)
+	account := must(v.Account(ctx))(t)
+	if key.Label != canary || key.ID.Version() != 4 || key.Account != account.ID || len(key.Scopes) != 2 ||
+		!key.Has(cardvault.ScopeTokensRead) || !key.Has(cardvault.ScopeSessionsCreate) || key.Has(cardvault.ScopeTokensImport) ||
+		!key.ExpiresAt.Equal(key.CreatedAt.Add(1000*time.Second)) {
+		t.Errorf("key %+v", key)
+	}
+	if !keyShape.MatchString(text) || !strings.HasPrefix(text, "vk_test_"+key.ID.String()[:8]+"_") || checksum(text[:len(text)-6]) != text[len(text)-6:] {
+		t.Error("the text of the key has another form")
+	}
+	p := must(v.Authenticate(ctx, text))(t)
+	if *p.Account != *account || p.Key.ID != key.ID || p.Key.Label != key.Label || !slices.Equal(p.Key.Scopes, key.Scopes) ||
+		!p.Key.ExpiresAt.Equal(key.ExpiresAt) || !p.Key.CreatedAt.Equal(key.CreatedAt) {
+		t.Errorf("principal %+v, %+v", p.Account, p.Key)
+	}
+	list := must(v.ListAPIKeys(ctx, nil))(t)
+	if list.TotalItems != 1 || list.Items[0].ID != key.ID || !slices.Equal(list.Items[0].Scopes, key.Scopes) {
+		t.Errorf("%d keys listed", list.TotalItems)
+	}
+	AssertNoLeak(t, []string{text, text[17:60]}, key, list.Items[0], p.Key)
+
+	// Approvals are judged at each call.
+	noError(t, v.Approve(ctx, cardvault.Approvals{}))
+	if p := must(v.Authenticate(ctx, text))(t); p.Account.ImportApproved {
+		t.Error("a withdrawn approval is still given")
+	}
+	noError(t, v.DeleteAPIKey(ctx, key.ID))
+	_, err = v.Authenticate(ctx, text)
+	fails(t, "revoked key", err, cardvault.ErrUnauthenticated)
+	fails(t, "revoking again", v.DeleteAPIKey(ctx, key.ID), cardvault.ErrNotFound)
+	if list := must(v.ListAPIKeys(ctx, nil))(t); list.TotalItems != 0 || len(list.Items) != 0 {
+		t.Error("a revoked key is listed")
+	}
+}
+
+func apiKeyTexts(t *testing.T, s store.Store) {
+	v, ctx := vaultOn(t, s, nil), t.Context()
+	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	noError(t, err)
+	must(v.Authenticate(ctx, text))(t)
+	bad := []string{"", " ", text + " ", " " + text, text + "0", text[1:], strings.ToUpper(text), strings.Repeat("x", 1<<20), text + "\x00"}
+	for i := range text {
+		bad = append(bad, text[:i], text[:i]+text[i+1:])
+		for _, c := range "0aZ_" {
+			if altered := text[:i] + string(c) + text[i+1:]; altered != text {
+				bad = append(bad, altered)
+			}
+		}
+		// The same with a checksum that fits: the secret itself must be right.
+		if i < len(text)-6 {
+			c := "b"
+			if text[i] == 'b' {
+				c = "c"
+			}
+			head := text[:i] + c + text[i+1:len(text)-6]
+			bad = append(bad, head+checksum(head))
+		}
+	}
+	live := "vk_live" + text[len("vk_test"):len(text)-6]
+	bad = append(bad, live+checksum(live))
+	for i, altered := range bad {
+		_, err := v.Authenticate(ctx, altered)
+		fails(t, fmt.Sprintf("altered key %d", i), err, cardvault.ErrUnauthenticated)
+		if err != nil && err.Error() != cardvault.ErrUnauthenticated.Error() {
+			t.Errorf("altered key %d: the error tells why", i)
+		}
+	}
+}
+
+func apiKeyCreators(t *testing.T, s store.Store) {
+	v, ctx := vaultOn(t, s, nil), t.Context()
+	type made struct {
+		*cardvault.APIKey
+		text string
+	}
+	create := func(by *made, seconds int, scopes ...cardvault.Scope) (*made, error) {
+		opts := &cardvault.APIKeyOptions{ExpirationTime: seconds}
+		if by != nil {
+			opts.Creator = by.ID
+		}
+		key, text, err := v.CreateAPIKey(ctx, canary, scopes, opts)
+		return &made{key, text}, err
+	}
+	read, write := cardvault.ScopeTokensRead, cardvault.ScopeAPIKeysWrite
+	root := must(create(nil, 1000, read, write))(t)
+	child := must(create(root, 0, read, write))(t)
+	short := must(create(root, 10, read))(t)
+	long := must(create(root, 2000, read))(t)
+	grandchild := must(create(child, 0, read))(t)
+	stranger := must(create(nil, 0, read))(t)
+	for name, key := range map[string]*made{"no expiry": child, "a later expiry": long, "a grandchild": grandchild} {
+		if !key.ExpiresAt.Equal(root.ExpiresAt) {
+			t.Errorf("%s: the key ends at %v, its creator at %v", name, key.ExpiresAt, root.ExpiresAt)
+		}
+	}
+	if !short.ExpiresAt.Equal(short.CreatedAt.Add(10 * time.Second)) {
+		t.Errorf("an earlier expiry became %v", short.ExpiresAt)
+	}
+	_, err := create(child, 0, read, cardvault.ScopeTokensDelete)
+	fails(t, "a scope that the creator lacks", err, cardvault.ErrInsufficientScope)
+
+	noError(t, v.DeleteAPIKey(ctx, root.ID))
+	for name, key := range map[string]*made{"creator": root, "child": child, "second child": short, "third child": long, "grandchild": grandchild} {
+		_, err := v.Authenticate(ctx, key.text)
+		fails(t, name+" of a revoked key", err, cardvault.ErrUnauthenticated)
+	}
+	must(v.Authenticate(ctx, stranger.text))(t)
+	if p := must(v.ListAPIKeys(ctx, nil))(t); p.TotalItems != 1 {
+		t.Errorf("%d keys left, want 1", p.TotalItems)
+	}
+	_, err = create(root, 0, read)
+	fails(t, "a revoked creator", err, cardvault.ErrNotFound)
+}
+
+// A keeper is a store that keeps a copy of every byte that is put.
+type keeper struct {
+	store.Store
+	bytes []byte
+}
+
+func (k *keeper) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return k.Store.Update(ctx, func(tx store.Tx) error {
+		w := &spyTx{Tx: tx}
+		err := fn(w)
+		for _, r := range w.put {
+			for _, part := range append(r.Lookup, r.Shown, r.Secret, r.ID[:], r.Account[:], r.Parent[:]) {
+				k.bytes = append(append(k.bytes, part...), 0)
+			}
+		}
+		return err
+	})
+}
+
+// nothingInClear looks for what is secret and only known once it is made.
+func nothingInClear(t *testing.T, s store.Store) {
+	k := &keeper{Store: s}
+	v, ctx := vaultOn(t, k, nil), t.Context()
+	c := card(1)
+	c.Name, c.SecurityCode = name(canary), cardvault.NewSecurityCode([]byte("737373"[:4]))
+	ctx, _ = keyed(ctx, idemKey)
+	token := must(v.Import(ctx, c, &cardvault.ImportOptions{BusinessKey: canary + "key"}))(t)
+	session := must(v.CreateSession(t.Context(), nil))(t)
+	must(v.Tokenize(t.Context(), session, c))(t)
+	_, text, err := v.CreateAPIKey(t.Context(), canary, cardvault.AllScopes(), nil)
+	noError(t, err)
+	secret := must(v.RotatePaymentSecret(t.Context(), must(v.PrimaryMerchant(t.Context()))(t).ID, time.Time{}))(t)
+	noError(t, v.RotateKeys(t.Context()))
+
+	AssertNoLeak(t, []string{
+		number(canaryNumber, 16, 1), canary, text, text[17:60], secret, idemKey, token.Fingerprint,
+		string(token.ID[:]), string(suiteKey), token.MaskedAccountNumber,
+	}, k.bytes)
+	if !errors.Is(second(v.Get(t.Context(), uuid.New())), cardvault.ErrNotFound) || len(k.bytes) < 1000 {
+		t.Errorf("only %d bytes were put, so nothing is proved", len(k.bytes))
+	}
+}

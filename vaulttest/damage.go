@@ -1,0 +1,207 @@
+package vaulttest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+)
+
+var damageBehaviours = []behaviour{
+	{"DamagedToken", damagedToken},
+	{"Damaged", damaged},
+}
+
+// overwrite puts r in the place of old, as somebody does who can write to the
+// store. Both must be the first version.
+func overwrite(t testing.TB, s store.Store, old, r *store.Record) {
+	t.Helper()
+	noError(t, s.Update(t.Context(), func(tx store.Tx) error {
+		tx.Delete(old.Kind, old.ID)
+		tx.Put(r)
+		return nil
+	}))
+}
+
+// shownDamage returns what can be done to the sealed part of r, given another
+// record of its kind.
+func shownDamage(r, other *store.Record) map[string]func(*store.Record) {
+	damage := map[string]func(*store.Record){
+		"nothing left":        func(r *store.Record) { r.Shown = nil },
+		"cut short":           func(r *store.Record) { r.Shown = r.Shown[:len(r.Shown)-1] },
+		"only the header":     func(r *store.Record) { r.Shown = r.Shown[:6] },
+		"longer":              func(r *store.Record) { r.Shown = append(r.Shown, 0) },
+		"that of another row": func(r *store.Record) { r.Shown = other.Shown },
+	}
+	for i := 0; i < len(r.Shown); i += 1 + i/8 {
+		damage[fmt.Sprintf("byte %d changed", i)] = func(r *store.Record) { r.Shown[i] ^= 0x10 }
+	}
+	return damage
+}
+
+func damagedToken(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	v, ctx := vaultOn(t, spy, nil), t.Context()
+	account := must(v.CreateAccount(ctx, canary, nil))(t)
+	imported := func(v *cardvault.Vault, n int, key string) (*cardvault.Token, *store.Record) {
+		token := importCard(t, v, card(n), &cardvault.ImportOptions{BusinessKey: key})
+		return token, spy.last()[0]
+	}
+	a, row := imported(v, 1, canary+"a")
+	b, other := imported(v, 2, canary+"b")
+	_, foreign := imported(v.In(account.ID), 3, canary+"c")
+
+	damage := shownDamage(row, other)
+	for what, change := range map[string]func(*store.Record){
+		"the part of the card":        func(r *store.Record) { r.Shown = r.Secret },
+		"that of another account":     func(r *store.Record) { r.Shown = foreign.Shown },
+		"another class":               func(r *store.Record) { r.Class += 2 },
+		"an end":                      func(r *store.Record) { r.Due = time.Now().Add(time.Hour).Truncate(time.Microsecond) },
+		"no business key":             func(r *store.Record) { r.Lookup = nil },
+		"the business key of another": func(r *store.Record) { r.Lookup = other.Lookup },
+		"a second business key":       func(r *store.Record) { r.Lookup = append(r.Lookup, other.Lookup...) },
+		"a parent":                    func(r *store.Record) { r.Parent = other.ID },
+		"another account":             func(r *store.Record) { r.Account = foreign.Account },
+		"the row of another":          func(r *store.Record) { r.ID = other.ID },
+	} {
+		damage[what] = change
+	}
+	key := canary + "changed"
+	refused := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, cardvault.ErrDamaged) && !errors.Is(err, cardvault.ErrNotFound) {
+			t.Errorf("%s: %v, want %v or %v", what, err, cardvault.ErrDamaged, cardvault.ErrNotFound)
+		}
+	}
+	for what, change := range damage {
+		spoiled := clone(row)
+		change(spoiled)
+		moved := spoiled.ID != row.ID
+		if moved {
+			overwrite(t, s, other, spoiled)
+		} else {
+			overwrite(t, s, row, spoiled)
+		}
+		victim := a
+		if moved {
+			victim = b
+		}
+		_, err := v.Get(ctx, victim.ID)
+		refused(what+": Get", err)
+		_, err = v.Update(ctx, victim.ID, cardvault.TokenUpdate{BusinessKey: &key})
+		refused(what+": Update", err)
+		for _, v := range []*cardvault.Vault{v, v.In(account.ID)} {
+			for _, o := range []*cardvault.ListOptions{nil, {BusinessKey: canary + "a"}, {BusinessKey: canary + "b"}, {Scheme: []cardvault.Scheme{a.Scheme}}} {
+				p, err := v.List(ctx, o)
+				if err == nil {
+					if slices.Contains(ids(p.Items), victim.ID) {
+						t.Errorf("%s: listed by %+v", what, o)
+					}
+				} else {
+					fails(t, what+": List", err, cardvault.ErrDamaged)
+				}
+				tokens, err := collect(ctx, v, o)
+				if slices.Contains(ids(tokens), victim.ID) {
+					t.Errorf("%s: All yields it, by %+v", what, o)
+				}
+				if err != nil {
+					fails(t, what+": All", err, cardvault.ErrDamaged)
+				}
+			}
+		}
+		if moved {
+			overwrite(t, s, spoiled, other)
+		} else {
+			overwrite(t, s, spoiled, row)
+		}
+	}
+	listed(t, v, a, b) // what was put back is whole
+
+	// A row of the past is not the row of today.
+	must(v.Update(ctx, a.ID, cardvault.TokenUpdate{BusinessKey: &key}))(t)
+	past := clone(row)
+	past.Version = 3
+	noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(past); return nil }))
+	fails(t, "a former row with the next version", second(v.Get(ctx, a.ID)), cardvault.ErrDamaged)
+	noError(t, v.Delete(ctx, a.ID)) // what is damaged can be removed
+	listed(t, v, b)
+}
+
+// damaged does to records of every other kind what damagedToken does to tokens.
+func damaged(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	v, ctx := vaultOn(t, spy, nil), t.Context()
+
+	// Each makes two objects, and returns the row of the first, that of the
+	// second, and how the first is read.
+	pair := func(create func(i int)) (row, other *store.Record) {
+		create(0)
+		row = spy.last()[0]
+		create(1)
+		return row, spy.last()[0]
+	}
+	var key [2]string
+	keyRow, otherKey := pair(func(i int) {
+		var err error
+		_, key[i], err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes()[:1+i], nil)
+		noError(t, err)
+	})
+	merchantRow, otherMerchant := pair(func(i int) { must(v.CreateMerchant(ctx, fmt.Sprint(canary, i)))(t) })
+	var account [2]*cardvault.Account
+	accountRow, otherAccount := pair(func(i int) {
+		account[i] = must(v.CreateAccount(ctx, canary, &cardvault.Approvals{Import: i > 0}))(t)
+	})
+	var session [2]func() error
+	sessionRow, otherSession := pair(func(i int) {
+		id := must(v.CreateSession(ctx, &cardvault.SessionOptions{BypassIdentification: i > 0}))(t)
+		session[i] = func() error { return second(v.Tokenize(ctx, id, card(1))) }
+	})
+	again := func(i int) error {
+		ctx, _ := keyed(ctx, fmt.Sprint(idemKey, i))
+		return second(v.Import(ctx, card(i), nil))
+	}
+	var repeat [2][]*store.Record // key and answer
+	for i := range repeat {
+		noError(t, again(i))
+		repeat[i] = spy.last()[1:]
+	}
+	for _, test := range []struct {
+		what       string
+		row, other *store.Record
+		read       func() error
+	}{
+		{"an API key", keyRow, otherKey, func() error { return second(v.Authenticate(ctx, key[0])) }},
+		{"an API key in a list", keyRow, otherKey, func() error { return second(v.ListAPIKeys(ctx, nil)) }},
+		{"an API key that creates", keyRow, otherKey, func() error {
+			p, err := v.Authenticate(ctx, key[0])
+			if err != nil {
+				return err
+			}
+			_, _, err = v.CreateAPIKey(ctx, canary, p.Key.Scopes, &cardvault.APIKeyOptions{Creator: p.Key.ID})
+			return err
+		}},
+		{"a merchant", merchantRow, otherMerchant, func() error { return second(v.ListMerchants(ctx, nil)) }},
+		{"an account", accountRow, otherAccount, func() error { return second(v.In(account[0].ID).Account(ctx)) }},
+		{"an account to approve", accountRow, otherAccount, func() error {
+			return v.In(account[0].ID).Approve(ctx, cardvault.Approvals{Import: true})
+		}},
+		{"an idempotency key", repeat[0][0], repeat[1][0], func() error { return again(0) }},
+		{"an answer", repeat[0][1], repeat[1][1], func() error { return again(0) }},
+		{"a session", sessionRow, otherSession, session[0]},
+	} {
+		for what, change := range shownDamage(test.row, test.other) {
+			spoiled := clone(test.row)
+			change(spoiled)
+			overwrite(t, s, test.row, spoiled)
+			fails(t, test.what+": "+what, test.read(), cardvault.ErrDamaged)
+			overwrite(t, s, spoiled, test.row)
+		}
+		if err := test.read(); err != nil {
+			t.Errorf("%s that was put back: %v", test.what, err)
+		}
+	}
+}

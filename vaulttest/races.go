@@ -1,0 +1,223 @@
+package vaulttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+)
+
+var raceBehaviours = []behaviour{
+	{"Races", races},
+	{"UpdateRace", updateRace},
+	{"Between", between},
+	{"BetweenNew", betweenNew},
+}
+
+// races changes the same few tokens from two vaults on one store at once.
+func races(t *testing.T, s store.Store) {
+	const n, workers, steps = 12, 8, 40
+	v, ctx := vaultOn(t, s, nil), t.Context()
+	vaults := []*cardvault.Vault{v, vaultOn(t, s, nil)}
+	tokens := make([]*cardvault.Token, n)
+	for i := range tokens {
+		tokens[i] = importCard(t, v, card(i), &cardvault.ImportOptions{BusinessKey: canary + "start"})
+	}
+	var deleted [n]atomic.Int64
+	var imported atomic.Int64
+	expected := func(err error) error {
+		if errors.Is(err, cardvault.ErrNotFound) {
+			return nil
+		}
+		return err
+	}
+	parallel(t, workers, func(worker int) error {
+		r := rand.New(rand.NewPCG(7, uint64(worker)))
+		v := vaults[worker%2]
+		for step := range steps {
+			i := r.IntN(n)
+			id := tokens[i].ID
+			var err error
+			switch r.IntN(8) {
+			case 0:
+				if i%3 == 0 { // the others stay
+					if err = v.Delete(ctx, id); err == nil {
+						deleted[i].Add(1)
+					}
+				}
+			case 1, 2, 3:
+				key := fmt.Sprint(canary, worker, step)
+				var token *cardvault.Token
+				if token, err = v.Update(ctx, id, cardvault.TokenUpdate{BusinessKey: &key}); err == nil && token.BusinessKey != key {
+					return errors.New("Update returns another key than was set")
+				}
+			case 4:
+				named := name(fmt.Sprint(canary, worker))
+				_, err = v.Update(ctx, id, cardvault.TokenUpdate{CardholderName: &named})
+			case 5:
+				if _, err = v.Import(ctx, card(n), nil); err == nil {
+					imported.Add(1)
+				}
+			case 6:
+				_, err = v.List(ctx, &cardvault.ListOptions{BusinessKey: canary + "start"})
+			default:
+				var token *cardvault.Token
+				if token, err = v.Get(ctx, id); err == nil && (token.ID != id || token.Fingerprint != tokens[i].Fingerprint) {
+					return errors.New("Get returns another token")
+				}
+			}
+			if err = expected(err); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	left := imported.Load()
+	for i, token := range tokens {
+		_, err := v.Get(ctx, token.ID)
+		switch times := deleted[i].Load(); {
+		case times > 1:
+			t.Errorf("token %d was deleted %d times", i, times)
+		case times == 1:
+			fails(t, "Get of a deleted token", err, cardvault.ErrNotFound)
+		default:
+			noError(t, err)
+			left++
+		}
+	}
+	all := must(collect(ctx, v, &cardvault.ListOptions{Ascending: true}))(t)
+	if int64(len(all)) != left {
+		t.Errorf("%d tokens, want %d", len(all), left)
+	}
+	for _, v := range vaults {
+		listed(t, v, all...)
+		for _, token := range all {
+			lists(t, v, cardvault.ListOptions{BusinessKey: token.BusinessKey, Ascending: true, Limit: 500}, all)
+		}
+	}
+}
+
+// updateRace: of updates of different fields at the same time, none is lost.
+func updateRace(t *testing.T, s store.Store) {
+	v, ctx := vaultOn(t, s, nil), t.Context()
+	id := importCard(t, v, card(1), nil).ID
+	parallel(t, 3, func(worker int) error {
+		for i := range 20 {
+			var u cardvault.TokenUpdate
+			switch worker {
+			case 0:
+				key := fmt.Sprint(canary, i)
+				u.BusinessKey = &key
+			case 1:
+				named := name(fmt.Sprint(canary, i))
+				u.CardholderName = &named
+			default:
+				u.Expiry = &cardvault.Expiry{Month: 1, Year: 2060 + i}
+			}
+			if _, err := v.Update(ctx, id, u); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	token := must(v.Get(ctx, id))(t)
+	var holder string
+	token.CardholderName.Expose(func(b []byte) { holder = string(b) })
+	if token.BusinessKey != canary+"19" || holder != canary+"19" || token.Expiry.Year != 2079 {
+		t.Errorf("an update was lost: %+v", flat(token))
+	}
+	listed(t, v, token)
+}
+
+// A meddler is a store on which something else happens once, between what the
+// next call reads and what it writes.
+type meddler struct {
+	store.Store
+	meddle func()
+}
+
+func (m *meddler) Update(ctx context.Context, fn func(store.Tx) error) error {
+	if f := m.meddle; f != nil {
+		m.meddle = nil
+		f()
+	}
+	return m.Store.Update(ctx, fn)
+}
+
+// between puts every call that reads first in the way of another.
+func between(t *testing.T, s store.Store) {
+	m := &meddler{Store: s}
+	v, ctx := vaultOn(t, m, nil), t.Context()
+	text := func(s string) *string { return &s }
+	named := name(canary)
+	token := importCard(t, v, card(0), nil)
+	merchant := must(v.PrimaryMerchant(ctx))(t)
+	key := must2(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t)
+	session := must(v.CreateSession(ctx, nil))(t)
+
+	idempotent := func() (*cardvault.Token, error) {
+		ctx, _ := keyed(ctx, idemKey)
+		return v.Import(ctx, card(1), nil)
+	}
+	var first *cardvault.Token
+	m.meddle = func() { first = must(idempotent())(t) }
+	same(t, "Import while the same is imported", must(idempotent())(t), first)
+
+	m.meddle = func() {
+		must(v.Update(ctx, token.ID, cardvault.TokenUpdate{BusinessKey: text(canary)}))(t)
+	}
+	got := must(v.Update(ctx, token.ID, cardvault.TokenUpdate{CardholderName: &named}))(t)
+	if got.BusinessKey != canary || got.CardholderName.IsZero() {
+		t.Error("Update while another field is updated: one of them is lost")
+	}
+	same(t, "read", must(v.Get(ctx, token.ID))(t), got)
+
+	m.meddle = func() { noError(t, v.Delete(ctx, token.ID)) }
+	_, err := v.Update(ctx, token.ID, cardvault.TokenUpdate{BusinessKey: text(canary)})
+	fails(t, "Update while the token is deleted", err, cardvault.ErrNotFound)
+	m.meddle = func() { noError(t, v.Delete(ctx, first.ID)) }
+	fails(t, "Delete while it is deleted", v.Delete(ctx, first.ID), cardvault.ErrNotFound)
+	listed(t, v)
+
+	var tokenized *cardvault.Token
+	m.meddle = func() { tokenized = must(v.Tokenize(ctx, session, card(2)))(t) }
+	_, err = v.Tokenize(ctx, session, card(3))
+	fails(t, "Tokenize while another does", err, cardvault.ErrSessionCompleted)
+	listed(t, v, tokenized)
+
+	m.meddle = func() { noError(t, v.DeleteAPIKey(ctx, key.ID)) }
+	_, _, err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: key.ID})
+	fails(t, "CreateAPIKey while the creator is revoked", err, cardvault.ErrNotFound)
+
+	m.meddle = func() { noError(t, v.Approve(ctx, cardvault.Approvals{})) }
+	noError(t, v.Approve(ctx, cardvault.Approvals{Import: true}))
+	if a := must(v.Account(ctx))(t); !a.ImportApproved || a.NetworkTokensActive {
+		t.Errorf("Approve while another does: %+v", a)
+	}
+	m.meddle = func() { must(v.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))(t) }
+	must(v.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))(t)
+	if n := len(must(v.PrimaryMerchant(ctx))(t).Secrets); n != 2 {
+		t.Errorf("RotatePaymentSecret while another does: %d secrets, want 2", n)
+	}
+	m.meddle = func() { noError(t, v.RotateKeys(ctx)) }
+	noError(t, v.RotateKeys(ctx))
+	listed(t, vaultOn(t, s, nil), tokenized)
+}
+
+func betweenNew(t *testing.T, s store.Store) {
+	m := &meddler{Store: s}
+	var first *cardvault.Vault
+	m.meddle = func() { first = vaultOn(t, s, nil) }
+	second := vaultOn(t, m, nil)
+	token := importCard(t, first, card(1), nil)
+	listed(t, second, token)
+	if p := must(second.ListAccounts(t.Context(), nil))(t); p.TotalItems != 1 {
+		t.Errorf("%d accounts, want one default", p.TotalItems)
+	}
+}

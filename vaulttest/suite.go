@@ -1,0 +1,296 @@
+package vaulttest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/storetest"
+	"github.com/google/uuid"
+)
+
+// Suite checks that a vault behaves on a store as it is documented to. Each call
+// of open returns a new, empty store, which Suite closes.
+//
+// It runs on the store alone and again on storetest.Twice, and watches that
+// nothing sensitive reaches the store in clear. Its subtests run in parallel;
+// together they make some thousand records, and wait some seconds for tokens to
+// lapse.
+func Suite(t *testing.T, open func(t testing.TB) store.Store) {
+	for _, run := range []struct {
+		name string
+		wrap func(store.Store) store.Store
+	}{
+		{"Once", func(s store.Store) store.Store { return s }},
+		{"Twice", storetest.Twice},
+	} {
+		t.Run(run.name, func(t *testing.T) {
+			t.Parallel()
+			for _, b := range behaviours {
+				t.Run(b.name, func(t *testing.T) {
+					t.Parallel()
+					s := open(t)
+					t.Cleanup(func() {
+						if err := s.Close(); err != nil {
+							t.Errorf("closing the store: %v", err)
+						}
+					})
+					b.check(t, storetest.Canary(t, run.wrap(s), inClear...))
+				})
+			}
+		})
+	}
+}
+
+// A behaviour is what a vault does, and a check on an empty store that it does.
+type behaviour struct {
+	name  string
+	check func(t *testing.T, s store.Store)
+}
+
+var behaviours = slices.Concat(
+	tokenBehaviours, validationBehaviours, listBehaviours, sessionBehaviours, idempotencyBehaviours,
+	accountBehaviours, vaultBehaviours, damageBehaviours, raceBehaviours,
+)
+
+// Every number, text and name that the suite stores begins with one of these.
+const (
+	canary       = "canary "
+	canaryNumber = "41111100000"
+)
+
+// inClear are values that no store may see.
+var inClear = [][]byte{[]byte("canary"), []byte(canaryNumber)}
+
+var suiteKey = bytes.Repeat([]byte{7}, cardvault.KeySize)
+
+// vaultOn returns a vault on s, a sandbox if opts are nil.
+func vaultOn(t testing.TB, s store.Store, opts *cardvault.Options) *cardvault.Vault {
+	t.Helper()
+	return open(t, s, suiteKey, opts)
+}
+
+func keyring(t testing.TB, key []byte) *cardvault.Keyring {
+	t.Helper()
+	k, err := cardvault.KeyBytes(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// number returns a card number that begins with prefix and ends with n and its
+// Luhn digit.
+func number(prefix string, length, n int) string {
+	digits := fmt.Sprintf("%s%0*d", prefix, length-1-len(prefix), n)
+	sum := 0
+	for i := range len(digits) {
+		d := int(digits[len(digits)-1-i] - '0')
+		if i%2 == 0 {
+			if d *= 2; d > 9 {
+				d -= 9
+			}
+		}
+		sum += d
+	}
+	return digits + string(byte('0'+(10-sum%10)%10))
+}
+
+// card returns the n-th card, of 10,000.
+func card(n int) cardvault.Card { return cardOf(number(canaryNumber, 16, n)) }
+
+func cardOf(number string) cardvault.Card {
+	return cardvault.Card{PAN: cardvault.NewPAN([]byte(number)), Expiry: cardvault.Expiry{Month: 12, Year: 2090}}
+}
+
+func name(text string) cardvault.Name { return cardvault.NewName([]byte(text)) }
+
+func importCard(t testing.TB, v *cardvault.Vault, c cardvault.Card, opts *cardvault.ImportOptions) *cardvault.Token {
+	t.Helper()
+	return must(v.Import(t.Context(), c, opts))(t)
+}
+
+// must returns a value that came without an error.
+func must[T any](value T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return value
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fails checks that an error is want.
+func fails(t testing.TB, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: error %v, want %v", what, err, want)
+	}
+}
+
+// refuses checks that err reports just these violations, each as field and code.
+func refuses(t testing.TB, what string, err error, want ...string) {
+	t.Helper()
+	var got []string
+	for _, e := range cardvault.FieldErrors(err) {
+		got = append(got, e.Field+" "+e.Code)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: refused for %q, want %q", what, got, want)
+	}
+}
+
+// flat returns what can be compared of a token.
+func flat(t *cardvault.Token) any {
+	f := struct {
+		cardvault.Token
+		name   string
+		reason cardvault.Reason
+	}{Token: *t}
+	t.CardholderName.Expose(func(b []byte) { f.name = string(b) })
+	f.CardholderName = cardvault.Name{}
+	if t.NetworkTokenStatusReason != nil {
+		f.reason, f.NetworkTokenStatusReason = *t.NetworkTokenStatusReason, nil
+	}
+	return f
+}
+
+func equal(a, b *cardvault.Token) bool { return reflect.DeepEqual(flat(a), flat(b)) }
+
+// same checks that two tokens do not differ.
+func same(t testing.TB, what string, got, want *cardvault.Token) {
+	t.Helper()
+	if !equal(got, want) {
+		t.Errorf("%s: token differs:\n got %+v\nwant %+v", what, flat(got), flat(want))
+	}
+}
+
+// listed checks that the vault lists just these tokens, oldest first.
+func listed(t testing.TB, v *cardvault.Vault, want ...*cardvault.Token) {
+	t.Helper()
+	p := must(v.List(t.Context(), &cardvault.ListOptions{Ascending: true, Limit: cardvault.MaxLimit}))(t)
+	if p.TotalItems != int64(len(want)) || len(p.Items) != len(want) {
+		t.Errorf("%d tokens listed, total %d, want %d", len(p.Items), p.TotalItems, len(want))
+		return
+	}
+	for i, token := range p.Items {
+		same(t, fmt.Sprintf("listed token %d", i), token, want[i])
+	}
+}
+
+// collect returns what All yields.
+func collect(ctx context.Context, v *cardvault.Vault, opts *cardvault.ListOptions) (tokens []*cardvault.Token, err error) {
+	for token, err := range v.All(ctx, opts) {
+		if err != nil {
+			return tokens, err
+		}
+		tokens = append(tokens, token)
+	}
+	return tokens, nil
+}
+
+func ids(tokens []*cardvault.Token) []uuid.UUID {
+	all := make([]uuid.UUID, len(tokens))
+	for i, token := range tokens {
+		all[i] = token.ID
+	}
+	return all
+}
+
+// parallel runs f n times at once. A goroutine reports through its error.
+func parallel(t testing.TB, n int, f func(i int) error) {
+	t.Helper()
+	errs := make([]error, n)
+	var group sync.WaitGroup
+	for i := range n {
+		group.Go(func() { errs[i] = f(i) })
+	}
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A spy is a store that counts Updates and keeps what the last one put.
+type spy struct {
+	store.Store
+	updates atomic.Int64
+
+	mu  sync.Mutex
+	put []*store.Record
+}
+
+func (s *spy) Update(ctx context.Context, fn func(store.Tx) error) error {
+	s.updates.Add(1)
+	var put []*store.Record
+	err := s.Store.Update(ctx, func(tx store.Tx) error {
+		w := &spyTx{Tx: tx}
+		err := fn(w)
+		put = w.put
+		return err
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.put = put
+	return err
+}
+
+// last returns copies of what the last Update put.
+func (s *spy) last() []*store.Record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(func(yield func(*store.Record) bool) {
+		for _, r := range s.put {
+			if !yield(clone(r)) {
+				return
+			}
+		}
+	})
+}
+
+// wrote reports what f made the vault write, as a number of Updates.
+func (s *spy) wrote(f func()) int64 {
+	before := s.updates.Load()
+	f()
+	return s.updates.Load() - before
+}
+
+type spyTx struct {
+	store.Tx
+	put []*store.Record
+}
+
+func (tx *spyTx) Put(r *store.Record) {
+	tx.put = append(tx.put, clone(r))
+	tx.Tx.Put(r)
+}
+
+func clone(r *store.Record) *store.Record {
+	c := *r
+	c.Shown, c.Secret = bytes.Clone(r.Shown), bytes.Clone(r.Secret)
+	c.Lookup = nil
+	for _, hash := range r.Lookup {
+		c.Lookup = append(c.Lookup, bytes.Clone(hash))
+	}
+	return &c
+}
+
+// long returns a text of n characters that are not one byte each.
+func long(n int) string { return canary + strings.Repeat("é", n-len(canary)) }

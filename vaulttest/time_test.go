@@ -1,0 +1,451 @@
+package vaulttest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/google/uuid"
+)
+
+// The tests of this file run in bubbles, whose clock stands still until all
+// wait: what happens at an instant is tested at that instant and just before.
+
+func testCard(number string) cardvault.Card {
+	return cardvault.Card{PAN: cardvault.NewPAN([]byte(number)), Expiry: cardvault.Expiry{Month: 12, Year: 2090}}
+}
+
+const (
+	visa       = "4111110000000005"
+	mastercard = "5555555555554444"
+)
+
+// until moves the clock of the bubble to an instant.
+func until(t testing.TB, at time.Time) {
+	t.Helper()
+	timer := time.NewTimer(time.Until(at))
+	defer timer.Stop()
+	<-timer.C
+	if !time.Now().Equal(at) {
+		t.Fatalf("the clock shows %v, want %v", time.Now(), at)
+	}
+}
+
+func want(t testing.TB, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: error %v, want %v", what, err, want)
+	}
+}
+
+func total(t testing.TB, v *cardvault.Vault) int64 {
+	t.Helper()
+	p, err := v.List(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if int64(len(p.Items)) != p.TotalItems {
+		t.Errorf("%d tokens on the only page of %d", len(p.Items), p.TotalItems)
+	}
+	n := int64(0)
+	for _, err := range v.All(t.Context(), nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+	}
+	if n != p.TotalItems {
+		t.Errorf("All yields %d tokens of %d", n, p.TotalItems)
+	}
+	return n
+}
+
+func session(t testing.TB, v *cardvault.Vault, seconds int) uuid.UUID {
+	t.Helper()
+	id, err := v.CreateSession(t.Context(), &cardvault.SessionOptions{ExpirationTime: seconds})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func tokenize(t testing.TB, v *cardvault.Vault, seconds int) *cardvault.Token {
+	t.Helper()
+	token, err := v.Tokenize(t.Context(), session(t, v, seconds), testCard(visa))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
+func TestSessionTTL(t *testing.T) {
+	for _, opts := range []*cardvault.Options{nil, {SessionTTL: time.Minute}, {SessionTTL: time.Hour}} {
+		ttl := 15 * time.Minute
+		if opts != nil {
+			ttl = opts.SessionTTL
+		}
+		synctest.Test(t, func(t *testing.T) {
+			v := vaulttest.New(t, opts)
+			early, late := session(t, v, 0), session(t, v, 0)
+			end := time.Now().Add(ttl)
+			until(t, end.Add(-time.Microsecond))
+			if _, err := v.Tokenize(t.Context(), early, testCard(visa)); err != nil {
+				t.Errorf("%v: just before the end: %v", ttl, err)
+			}
+			until(t, end)
+			for _, id := range []uuid.UUID{early, late} {
+				_, err := v.Tokenize(t.Context(), id, testCard(visa))
+				want(t, fmt.Sprintf("%v: at the end", ttl), err, cardvault.ErrNotFound)
+			}
+			if n := total(t, v); n != 1 {
+				t.Errorf("%v: %d tokens, want 1", ttl, n)
+			}
+		})
+	}
+}
+
+func TestIdempotencyTTL(t *testing.T) {
+	for _, opts := range []*cardvault.Options{nil, {IdempotencyTTL: time.Hour}, {IdempotencyTTL: 7 * 24 * time.Hour}} {
+		ttl := 24 * time.Hour
+		if opts != nil {
+			ttl = opts.IdempotencyTTL
+		}
+		for _, drain := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				v := vaulttest.New(t, opts)
+				call := func(number string) (uuid.UUID, bool, error) {
+					i := &cardvault.Idempotency{Key: "k"}
+					token, err := v.Import(cardvault.WithIdempotency(t.Context(), i), testCard(number), nil)
+					if err != nil {
+						return uuid.Nil, false, err
+					}
+					return token.ID, i.Replayed(), nil
+				}
+				id, _, err := call(visa)
+				if err != nil {
+					t.Fatal(err)
+				}
+				end := time.Now().Add(ttl)
+				until(t, end.Add(-time.Microsecond))
+				if drain {
+					if err := v.Drain(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if again, replayed, err := call(visa); again != id || !replayed || err != nil {
+					t.Errorf("%v: just before the end: replayed %v, error %v", ttl, replayed, err)
+				}
+				_, _, err = call(mastercard)
+				want(t, "another request just before the end", err, cardvault.ErrIdempotencyKeyReused)
+				until(t, end)
+				if drain {
+					if err := v.Drain(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				other, replayed, err := call(mastercard) // the key is free
+				if other == id || replayed || err != nil {
+					t.Errorf("%v: at the end: replayed %v, error %v", ttl, replayed, err)
+				}
+				if again, replayed, err := call(mastercard); again != other || !replayed || err != nil {
+					t.Errorf("%v: again under the freed key: replayed %v, error %v", ttl, replayed, err)
+				}
+				if n := total(t, v); n != 2 {
+					t.Errorf("%v: %d tokens, want 2", ttl, n)
+				}
+			})
+		}
+	}
+}
+
+// TestLapse runs on bbolt too, which works in a bubble.
+func TestLapse(t *testing.T) {
+	for name, open := range map[string]func(testing.TB) store.Store{"mem": mem, "bolt": bolt} {
+		t.Run(name, func(t *testing.T) {
+			for _, seconds := range []int{1, 60, cardvault.MaxExpirationTime} {
+				synctest.Test(t, func(t *testing.T) { lapseOf(t, open(t), seconds) })
+			}
+		})
+	}
+}
+
+func lapseOf(t *testing.T, s store.Store, seconds int) {
+	defer s.Close()
+	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := cardvault.New(t.Context(), s, keys, &cardvault.Options{Mode: cardvault.Sandbox})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	ctx := t.Context()
+	token := tokenize(t, v, seconds)
+	until(t, time.Now().Add(time.Microsecond))
+	tokenize(t, v, seconds) // lapses a little later
+	tokenize(t, v, 0)
+	expiry := cardvault.Expiry{Month: 1, Year: 2031}
+	until(t, token.ExpiresAt.Add(-time.Microsecond))
+	if _, err := v.Get(ctx, token.ID); err != nil {
+		t.Errorf("%d s: Get just before the end: %v", seconds, err)
+	}
+	if _, err := v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &expiry}); err != nil {
+		t.Errorf("%d s: Update just before the end: %v", seconds, err)
+	}
+	if n := total(t, v); n != 3 {
+		t.Errorf("%d s: %d tokens just before the end, want 3", seconds, n)
+	}
+	// One that lapses while All is under way is not seen.
+	seen := 0
+	for _, err := range v.All(ctx, nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen++; seen == 1 {
+			until(t, token.ExpiresAt)
+		}
+	}
+	if seen != 2 {
+		t.Errorf("%d s: All saw %d tokens, one of which lapsed, want 2", seconds, seen)
+	}
+	for _, drained := range []bool{false, true} {
+		_, err := v.Get(ctx, token.ID)
+		want(t, "Get", err, cardvault.ErrNotFound)
+		_, err = v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &expiry})
+		want(t, "Update", err, cardvault.ErrNotFound)
+		want(t, "Delete", v.Delete(ctx, token.ID), cardvault.ErrNotFound)
+		if n := total(t, v); n != 2 {
+			t.Errorf("%d s, drained %v: %d tokens at the end, want 2", seconds, drained, n)
+		}
+		if err := v.Drain(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, time.Now().Add(time.Hour))
+	if n := total(t, v); n != 1 {
+		t.Errorf("%d s: %d tokens in the end, want 1", seconds, n)
+	}
+}
+
+func TestAPIKeyExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, ctx := vaulttest.New(t, nil), t.Context()
+		creator, text, err := v.CreateAPIKey(ctx, "by", cardvault.AllScopes(), &cardvault.APIKeyOptions{ExpirationTime: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, child, err := v.CreateAPIKey(ctx, "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: creator.ID})
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, creator.ExpiresAt.Add(-time.Microsecond))
+		for _, text := range []string{text, child} {
+			if _, err := v.Authenticate(ctx, text); err != nil {
+				t.Errorf("just before the end: %v", err)
+			}
+		}
+		until(t, creator.ExpiresAt)
+		for range 2 {
+			for _, text := range []string{text, child} {
+				_, err := v.Authenticate(ctx, text)
+				want(t, "at the end", err, cardvault.ErrUnauthenticated)
+			}
+			if err := v.Drain(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// A payment secret is used from its time on, and the one before it is gone
+// with the next rotation.
+func TestPaymentSecretActivation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, ctx := vaulttest.New(t, nil), t.Context()
+		m, err := v.PrimaryMerchant(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ids []string
+		for i, want := range []struct{ secrets, kept int }{{1, 0}, {2, 0}, {2, 1}} {
+			if _, err := v.RotatePaymentSecret(ctx, m.ID, time.Time{}); err != nil {
+				t.Fatal(err)
+			}
+			if m, err = v.PrimaryMerchant(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if len(m.Secrets) != want.secrets || i > 0 && m.Secrets[0].KeyID != ids[want.kept] {
+				t.Errorf("rotation %d leaves %d secrets, want %d", i, len(m.Secrets), want.secrets)
+			}
+			last := m.Secrets[len(m.Secrets)-1]
+			ids = append(ids, last.KeyID)
+			until(t, last.ActivateAt)
+		}
+	})
+}
+
+func TestSessionCardExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := vaulttest.New(t, nil)
+		c := testCard(visa)
+		c.Expiry = cardvault.Expiry{Month: 2, Year: 2024}
+		// Valid through the last day of its month, anywhere on earth.
+		end := time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC)
+		until(t, end.Add(-time.Microsecond))
+		if _, err := v.Tokenize(t.Context(), session(t, v, 0), c); err != nil {
+			t.Errorf("just before the end: %v", err)
+		}
+		until(t, end)
+		_, err := v.Tokenize(t.Context(), session(t, v, 0), c)
+		if errs := cardvault.FieldErrors(err); len(errs) != 1 || errs[0].Code != "card_expired" {
+			t.Errorf("at the end: %v", err)
+		}
+	})
+}
+
+// Run erases what lapses at its instant, or, when it was stored by another
+// vault, within half a minute.
+func TestRunSweeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mem(t)
+		v, other := vaultOn(t, s, nil), vaultOn(t, s, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- v.Run(ctx) }()
+		synctest.Wait()
+		for _, test := range []struct {
+			by      *cardvault.Vault
+			seconds int
+			late    time.Duration
+		}{{v, 1, 0}, {v, 29, 0}, {v, 100, 0}, {other, 1, 30 * time.Second}, {other, 600, 0}} {
+			before := rows(t, s)
+			token := tokenize(t, test.by, test.seconds)
+			until(t, token.ExpiresAt.Add(-1))
+			synctest.Wait()
+			if n := rows(t, s); n != before+2 { // token and session
+				t.Errorf("%d s: %d rows more before the end, want 2", test.seconds, n-before)
+			}
+			until(t, token.ExpiresAt.Add(test.late))
+			synctest.Wait()
+			if n := rows(t, s); n != before+1 {
+				t.Errorf("%d s: %d rows more at the end, want 1", test.seconds, n-before)
+			}
+			until(t, time.Now().Add(time.Hour)) // the session lapses
+			synctest.Wait()
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	})
+}
+
+// rows returns how many records will lapse.
+func rows(t testing.TB, s store.Store) (n int) {
+	t.Helper()
+	err := s.View(t.Context(), func(tx store.ReadTx) error {
+		for kind := range store.Kind(255) {
+			due, err := tx.Due(kind+1, time.Now().AddDate(100, 0, 0), 100)
+			if err != nil {
+				return err
+			}
+			n += len(due)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func vaultOn(t testing.TB, s store.Store, opts *cardvault.Options) *cardvault.Vault {
+	t.Helper()
+	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if opts == nil {
+		opts = &cardvault.Options{Mode: cardvault.Sandbox}
+	}
+	v, err := cardvault.New(t.Context(), s, keys, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := v.Close(); err != nil {
+			t.Errorf("closing the vault: %v", err)
+		}
+	})
+	return v
+}
+
+// Work that nobody runs is told once.
+func TestWarnsWithoutRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		v := vaulttest.New(t, &cardvault.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		tokenize(t, v, 1)
+		if log.Len() > 0 {
+			t.Errorf("warned at once: %s", log.String())
+		}
+		until(t, time.Now().Add(time.Hour))
+		tokenize(t, v, 1)
+		tokenize(t, v, 1)
+		if n := strings.Count(log.String(), "Run"); n != 1 {
+			t.Errorf("%d warnings, want 1: %s", n, log.String())
+		}
+	})
+}
+
+// A store that fails is asked again until it answers.
+func TestRunGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &failing{Store: mem(t)}
+		var log strings.Builder
+		v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		token := tokenize(t, v, 5)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- v.Run(ctx) }()
+		synctest.Wait()
+		s.down.Store(true)
+		until(t, token.ExpiresAt.Add(10*time.Second))
+		synctest.Wait()
+		if !strings.Contains(log.String(), "tried again") {
+			t.Error("a failure is not logged")
+		}
+		s.down.Store(false)
+		until(t, time.Now().Add(2*time.Second))
+		synctest.Wait()
+		if n := rows(t, s); n != 1 {
+			t.Errorf("%d rows, want only the session", n)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	})
+}
+
+type failing struct {
+	store.Store
+	down atomic.Bool
+}
+
+func (s *failing) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	if s.down.Load() {
+		return store.ErrUnavailable
+	}
+	return s.Store.View(ctx, fn)
+}

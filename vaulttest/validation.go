@@ -1,0 +1,203 @@
+package vaulttest
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+)
+
+var validationBehaviours = []behaviour{
+	{"BadCard", badCard},
+	{"BadOptions", badOptions},
+	{"NonLuhn", nonLuhn},
+}
+
+// badCards breaks each rule for a card, by itself and together.
+var badCards = []struct {
+	what  string
+	spoil func(*cardvault.Card)
+	want  []string // field and code
+}{
+	{"no number", setPAN(""), []string{"account_number required"}},
+	{"letters", setPAN("41111100000000zz"), []string{"account_number invalid_format"}},
+	{"full-width digits", setPAN("４１１１１１"), []string{"account_number invalid_format"}},
+	{"a space", setPAN("4111110000000 05"), []string{"account_number invalid_format"}},
+	{"11 digits", setPAN("41111100000"), []string{"account_number too_short"}},
+	{"20 digits", setPAN("41111100000000000000"), []string{"account_number too_long"}},
+	{"14 digits of VISA", setPAN(number("4", 14, 0)), []string{"account_number invalid_format"}},
+	{"16 digits of American Express", setPAN(number("34", 16, 0)), []string{"account_number invalid_format"}},
+	{"wrong last digit", setPAN("4111110000000006"), []string{"account_number luhn"}},
+	{"month 0", setExpiry(0, 2030), []string{"expiry_month out_of_range"}},
+	{"month 13", setExpiry(13, 2030), []string{"expiry_month out_of_range"}},
+	{"year 1999", setExpiry(1, 1999), []string{"expiry_year out_of_range"}},
+	{"year 2100", setExpiry(1, 2100), []string{"expiry_year out_of_range"}},
+	{"no expiry", setExpiry(0, 0), []string{"expiry_month out_of_range", "expiry_year out_of_range"}},
+	{"code of 2", setCode("73"), []string{"security_code too_short"}},
+	{"code of 5", setCode("73737"), []string{"security_code too_long"}},
+	{"code with a letter", setCode("73x"), []string{"security_code invalid_format"}},
+	{"blank name", setName(" \u00a0 "), []string{"cardholder_name blank"}},
+	{"long name", setName(long(256)), []string{"cardholder_name too_long"}},
+	{"name with a line break", setName(canary + "\n"), []string{"cardholder_name invalid_format"}},
+	{"name that is no UTF-8", setName(canary + "\xff"), []string{"cardholder_name invalid_format"}},
+	{"name with a number", setName(canary + number(canaryNumber, 16, 1)), []string{"cardholder_name looks_like_pan"}},
+	{"all", func(c *cardvault.Card) {
+		setPAN("1")(c)
+		setExpiry(99, 9)(c)
+		setCode("1")(c)
+		setName(" ")(c)
+	}, []string{"account_number too_short", "expiry_month out_of_range", "expiry_year out_of_range", "security_code too_short", "cardholder_name blank"}},
+}
+
+func setPAN(s string) func(*cardvault.Card) {
+	return func(c *cardvault.Card) { c.PAN = cardvault.NewPAN([]byte(s)) }
+}
+func setCode(s string) func(*cardvault.Card) {
+	return func(c *cardvault.Card) { c.SecurityCode = cardvault.NewSecurityCode([]byte(s)) }
+}
+func setName(s string) func(*cardvault.Card) {
+	return func(c *cardvault.Card) { c.Name = name(s) }
+}
+func setExpiry(month, year int) func(*cardvault.Card) {
+	return func(c *cardvault.Card) { c.Expiry = cardvault.Expiry{Month: month, Year: year} }
+}
+
+func badCard(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	v, ctx := vaultOn(t, spy, nil), t.Context()
+	session := must(v.CreateSession(ctx, nil))(t)
+	var errs []error
+	wrote := spy.wrote(func() {
+		for _, bad := range badCards {
+			c := card(1)
+			bad.spoil(&c)
+			_, err := v.Import(ctx, c, nil)
+			refuses(t, "Import: "+bad.what, err, bad.want...)
+			refuses(t, "Check: "+bad.what, v.Check(c, nil), bad.want...)
+			_, err = v.Tokenize(ctx, session, c)
+			refuses(t, "Tokenize: "+bad.what, err, bad.want...)
+			errs = append(errs, err)
+		}
+		c := card(1)
+		c.Expiry = cardvault.Expiry{Month: 1, Year: 2001}
+		_, err := v.Tokenize(ctx, session, c)
+		refuses(t, "Tokenize of an expired card", err, "expiry_month card_expired")
+	})
+	if wrote != 0 {
+		t.Errorf("bad cards made the vault write %d times", wrote)
+	}
+	AssertNoLeak(t, []string{"41111100000000", "3400000", "canary", "73737"}, errors.Join(errs...))
+	listed(t, v)
+	must(v.Tokenize(ctx, session, card(1)))(t) // bad cards do not use a session up
+}
+
+func badOptions(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	v, ctx := vaultOn(t, spy, nil), t.Context()
+	token := importCard(t, v, card(1), nil)
+	key := must2(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t)
+	text := func(s string) *string { return &s }
+
+	importWith := func(o cardvault.ImportOptions) error { _, err := v.Import(ctx, card(2), &o); return err }
+	update := func(u cardvault.TokenUpdate) error { _, err := v.Update(ctx, token.ID, u); return err }
+	session := func(seconds int) error {
+		_, err := v.CreateSession(ctx, &cardvault.SessionOptions{ExpirationTime: seconds})
+		return err
+	}
+	apiKey := func(label string, scopes []cardvault.Scope, seconds int) error {
+		_, _, err := v.CreateAPIKey(ctx, label, scopes, &cardvault.APIKeyOptions{ExpirationTime: seconds, Creator: key.ID})
+		return err
+	}
+	list := func(o cardvault.ListOptions) error {
+		_, err := v.List(ctx, &o)
+		return err
+	}
+	idempotent := func(key string) error {
+		_, err := v.Import(cardvault.WithIdempotencyKey(ctx, key), card(2), nil)
+		return err
+	}
+	named := cardvault.NewName([]byte{0})
+	scopes := cardvault.AllScopes()
+	spoiledCard := card(2)
+	setPAN("")(&spoiledCard)
+	_, spoiled := v.Import(ctx, spoiledCard, &cardvault.ImportOptions{BusinessKey: " ", ImportProvider: "É"})
+
+	wrote := spy.wrote(func() {
+		for i, test := range []struct {
+			err  error
+			want string
+		}{
+			{importWith(cardvault.ImportOptions{BusinessKey: long(256)}), "business_key too_long"},
+			{importWith(cardvault.ImportOptions{BusinessKey: "\t\t"}), "business_key invalid_format"},
+			{importWith(cardvault.ImportOptions{BusinessKey: "  "}), "business_key blank"},
+			{importWith(cardvault.ImportOptions{ImportProvider: "p"}), "business_key depends_on"},
+			{importWith(cardvault.ImportOptions{BusinessKey: canary, ImportProvider: "P"}), "import_provider invalid_format"},
+			{importWith(cardvault.ImportOptions{BusinessKey: canary, ImportProvider: "_p"}), "import_provider invalid_format"},
+			{importWith(cardvault.ImportOptions{BusinessKey: canary, ImportProvider: strings.Repeat("p", 41)}), "import_provider invalid_format"},
+			{spoiled, "account_number required, business_key blank, import_provider invalid_format"},
+			{idempotent(""), "header.idempotency-key invalid_format"},
+			{idempotent(strings.Repeat("k", 256)), "header.idempotency-key invalid_format"},
+			{idempotent("k\n"), "header.idempotency-key invalid_format"},
+			{idempotent("é"), "header.idempotency-key invalid_format"},
+
+			{update(cardvault.TokenUpdate{}), "body empty_patch"},
+			{update(cardvault.TokenUpdate{CardholderName: &named}), "cardholder_name invalid_format"},
+			{update(cardvault.TokenUpdate{BusinessKey: text(" "), Expiry: &cardvault.Expiry{}}),
+				"business_key blank, expiry_month out_of_range, expiry_year out_of_range"},
+			{update(cardvault.TokenUpdate{ImportProvider: text("-")}), "import_provider invalid_format"},
+			{update(cardvault.TokenUpdate{ImportProvider: text("p")}), "business_key depends_on"},
+
+			{session(-1), "expiration_time out_of_range"},
+			{session(cardvault.MaxExpirationTime + 1), "expiration_time out_of_range"},
+
+			{apiKey("", scopes, 0), "label empty_string"},
+			{apiKey(long(256), scopes, 0), "label too_long"},
+			{apiKey(canary, nil, 0), "scopes too_short"},
+			{apiKey(canary, []cardvault.Scope{"tokens:steal"}, 0), "scopes invalid_enum"},
+			{apiKey(canary, scopes, -1), "expiration_time out_of_range"},
+			{apiKey(" ", nil, cardvault.MaxAPIKeyExpiration+1), "label blank, scopes too_short, expiration_time out_of_range"},
+
+			{second(v.CreateAccount(ctx, " ", nil)), "name blank"},
+			{second(v.CreateMerchant(ctx, "")), "name empty_string"},
+
+			{list(cardvault.ListOptions{Limit: -1}), "query.limit out_of_range"},
+			{list(cardvault.ListOptions{Limit: 501}), "query.limit out_of_range"},
+			{list(cardvault.ListOptions{Page: -1}), "query.page out_of_range"},
+			{list(cardvault.ListOptions{Limit: 501, Page: -1, From: time.UnixMicro(2), To: time.UnixMicro(1)}),
+				"query.limit out_of_range, query.page out_of_range, query.from invalid_range"},
+			{list(cardvault.ListOptions{Scheme: []cardvault.Scheme{99}}), "query.scheme invalid_enum"},
+			{list(cardvault.ListOptions{NetworkTokenStatus: []cardvault.NetworkTokenStatus{99}}), "query.network_token_status invalid_enum"},
+			{second(v.ListMerchants(ctx, &cardvault.ListOptions{Limit: 501})), "query.limit out_of_range"},
+			{second(v.ListAPIKeys(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
+			{second(v.ListAccounts(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
+			{second(collect(ctx, v, &cardvault.ListOptions{From: time.UnixMicro(2), To: time.UnixMicro(1)})), "query.from invalid_range"},
+		} {
+			refuses(t, fmt.Sprintf("row %d", i), test.err, strings.Split(test.want, ", ")...)
+			AssertNoLeak(t, []string{"canary", "tokens:steal"}, test.err)
+		}
+	})
+	if wrote != 0 {
+		t.Errorf("bad input made the vault write %d times", wrote)
+	}
+	listed(t, v, token)
+}
+
+// second returns the error of a call.
+func second[T any](_ T, err error) error { return err }
+
+// must2 is must for a call that returns a text too.
+func must2[T any](value T, _ string, err error) func(testing.TB) T { return must(value, err) }
+
+func nonLuhn(t *testing.T, s store.Store) {
+	v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, AllowNonLuhn: true})
+	c := card(1)
+	setPAN("4111110000000006")(&c)
+	importCard(t, v, c, nil)
+	setPAN("41111100000000")(&c)
+	_, err := v.Import(t.Context(), c, nil)
+	refuses(t, "a length that VISA does not have", err, "account_number invalid_format")
+}

@@ -1,0 +1,342 @@
+package vaulttest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+var vaultBehaviours = []behaviour{
+	{"Closed", closed},
+	{"Cancelled", cancelled},
+	{"WrongKey", wrongKey},
+	{"KeyProvider", keyProvider},
+	{"OpenRace", openRace},
+	{"Reopened", reopened},
+	{"RotateKeys", rotateKeys},
+}
+
+// call is a method of a vault, called so that it would do something.
+type call func(ctx context.Context, v *cardvault.Vault) error
+
+// calls returns every method of a vault that reads or writes, by its name.
+func calls(t testing.TB, v *cardvault.Vault) map[string]call {
+	ctx := t.Context()
+	token := importCard(t, v, card(1), nil)
+	session := must(v.CreateSession(ctx, nil))(t)
+	merchant := must(v.PrimaryMerchant(ctx))(t)
+	key, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	noError(t, err)
+	named := name(canary)
+	all := map[string]call{
+		"Import": func(ctx context.Context, v *cardvault.Vault) error { return second(v.Import(ctx, card(2), nil)) },
+		"Get":    func(ctx context.Context, v *cardvault.Vault) error { return second(v.Get(ctx, token.ID)) },
+		"List":   func(ctx context.Context, v *cardvault.Vault) error { return second(v.List(ctx, nil)) },
+		"All":    func(ctx context.Context, v *cardvault.Vault) error { return second(collect(ctx, v, nil)) },
+		"Update": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.Update(ctx, token.ID, cardvault.TokenUpdate{CardholderName: &named}))
+		},
+		"Delete":        func(ctx context.Context, v *cardvault.Vault) error { return v.Delete(ctx, token.ID) },
+		"CreateSession": func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateSession(ctx, nil)) },
+		"Tokenize":      func(ctx context.Context, v *cardvault.Vault) error { return second(v.Tokenize(ctx, session, card(3))) },
+		"CreateAccount": func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateAccount(ctx, canary, nil)) },
+		"Account":       func(ctx context.Context, v *cardvault.Vault) error { return second(v.Account(ctx)) },
+		"ListAccounts":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListAccounts(ctx, nil)) },
+		"Approve": func(ctx context.Context, v *cardvault.Vault) error {
+			return v.Approve(ctx, cardvault.Approvals{})
+		},
+		"CreateMerchant":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateMerchant(ctx, canary)) },
+		"ListMerchants":   func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListMerchants(ctx, nil)) },
+		"PrimaryMerchant": func(ctx context.Context, v *cardvault.Vault) error { return second(v.PrimaryMerchant(ctx)) },
+		"RotatePaymentSecret": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))
+		},
+		"CreateAPIKey": func(ctx context.Context, v *cardvault.Vault) error {
+			_, _, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+			return err
+		},
+		"ListAPIKeys":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListAPIKeys(ctx, nil)) },
+		"DeleteAPIKey": func(ctx context.Context, v *cardvault.Vault) error { return v.DeleteAPIKey(ctx, key.ID) },
+		"Authenticate": func(ctx context.Context, v *cardvault.Vault) error { return second(v.Authenticate(ctx, text)) },
+		"RotateKeys":   func(ctx context.Context, v *cardvault.Vault) error { return v.RotateKeys(ctx) },
+		"Run":          func(ctx context.Context, v *cardvault.Vault) error { return v.Run(ctx) },
+		"Drain":        func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
+	}
+	// Those neither read nor write.
+	exempt := []string{"In", "Mode", "Check", "Close"}
+	for method := range reflect.TypeFor[*cardvault.Vault]().Methods() {
+		if all[method.Name] == nil && !slices.Contains(exempt, method.Name) {
+			t.Errorf("method %s is new: the suite must call it", method.Name)
+		}
+	}
+	return all
+}
+
+func closed(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	v, ctx := vaultOn(t, spy, nil), t.Context()
+	calls := calls(t, v)
+	running := make(chan error, 1)
+	go func() { running <- v.Run(ctx) }()
+	noError(t, v.In(uuid.New()).Close()) // any handle closes all
+	if err := v.Close(); err != nil {
+		t.Errorf("closing again = %v", err)
+	}
+	fails(t, "Run when the vault is closed", <-running, cardvault.ErrClosed)
+	wrote := spy.wrote(func() {
+		for name, call := range calls {
+			fails(t, name+" after Close", call(ctx, v), cardvault.ErrClosed)
+		}
+		fails(t, "Delete of no id after Close", v.Delete(ctx, uuid.Nil), cardvault.ErrClosed)
+	})
+	if wrote != 0 {
+		t.Errorf("a closed vault wrote %d times", wrote)
+	}
+	// The store is the caller's and still open.
+	if p := must(vaultOn(t, s, nil).List(ctx, nil))(t); p.TotalItems != 1 {
+		t.Errorf("%d tokens after reopening, want 1", p.TotalItems)
+	}
+}
+
+func cancelled(t *testing.T, s store.Store) {
+	v := vaultOn(t, s, nil)
+	calls := calls(t, v)
+	before := must(v.List(t.Context(), nil))(t)
+	keys := must(v.ListAPIKeys(t.Context(), nil))(t)
+	account := must(v.Account(t.Context()))(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("the caller has gone"))
+	for name, call := range calls {
+		if name == "Run" {
+			noError(t, call(ctx, v))
+			continue
+		}
+		fails(t, name+" with a context that has ended", call(ctx, v), context.Canceled)
+		ctx, _ := keyed(ctx, canary+name)
+		fails(t, name+" with a context that has ended and an idempotency key", call(ctx, v), context.Canceled)
+	}
+	if _, err := cardvault.New(ctx, s, keyring(t, suiteKey), &cardvault.Options{Mode: cardvault.Sandbox}); !errors.Is(err, context.Canceled) {
+		t.Errorf("New with a context that has ended = %v", err)
+	}
+	listed(t, v, before.Items...)
+	if got := must(v.ListAPIKeys(t.Context(), nil))(t); got.TotalItems != keys.TotalItems {
+		t.Errorf("%d keys, want %d", got.TotalItems, keys.TotalItems)
+	}
+	if got := must(v.Account(t.Context()))(t); *got != *account {
+		t.Errorf("account %+v, want %+v", got, account)
+	}
+	// What was not done can be done under the same key.
+	done, i := keyed(t.Context(), canary+"Import")
+	must(v.Import(done, card(2), nil))(t)
+	if i.Replayed() {
+		t.Error("a call that was not made is replayed")
+	}
+}
+
+func wrongKey(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	ctx := t.Context()
+	token := importCard(t, vaultOn(t, spy, nil), card(1), nil)
+	other := bytes.Repeat([]byte{8}, cardvault.KeySize)
+	sandbox := &cardvault.Options{Mode: cardvault.Sandbox}
+	wrote := spy.wrote(func() {
+		for what, test := range map[string]struct {
+			keys *cardvault.Keyring
+			opts *cardvault.Options
+			want error
+		}{
+			"another key":       {keyring(t, other), sandbox, cardvault.ErrWrongKey},
+			"live":              {keyring(t, suiteKey), nil, cardvault.ErrWrongMode},
+			"live, another key": {keyring(t, other), nil, cardvault.ErrWrongMode},
+		} {
+			v, err := cardvault.New(ctx, spy, test.keys, test.opts)
+			fails(t, what, err, test.want)
+			if v != nil {
+				t.Errorf("%s: New returns a vault", what)
+			}
+			AssertNoLeak(t, []string{string(suiteKey), string(other)}, err)
+		}
+		for _, opts := range []cardvault.Options{
+			{Mode: 2}, {IINLength: 7}, {SessionTTL: time.Second}, {SessionTTL: 2 * time.Hour},
+			{SessionTTL: -1}, {IdempotencyTTL: time.Minute}, {IdempotencyTTL: 8 * 24 * time.Hour},
+		} {
+			if _, err := cardvault.New(ctx, spy, keyring(t, suiteKey), &opts); err == nil {
+				t.Errorf("New takes %+v", opts)
+			}
+		}
+	})
+	if wrote != 0 {
+		t.Errorf("vaults that could not be opened wrote %d times", wrote)
+	}
+	listed(t, vaultOn(t, spy, nil), token)
+}
+
+// A kms is a key provider that fails when it is told to. It hides nothing.
+type kms struct {
+	key string
+	err error
+}
+
+func (*kms) KeyID() string { return "kms/1" }
+
+func (k *kms) Wrap(_ context.Context, plaintext, aad []byte) ([]byte, error) {
+	return slices.Concat(plaintext, aad, []byte(k.key)), k.err
+}
+
+func (k *kms) Unwrap(_ context.Context, wrapped, aad []byte) ([]byte, error) {
+	plaintext, found := bytes.CutSuffix(wrapped, slices.Concat(aad, []byte(k.key)))
+	if !found {
+		return nil, fmt.Errorf("kms: %w", cardvault.ErrWrongKey)
+	}
+	return bytes.Clone(plaintext), k.err
+}
+
+func keyProvider(t *testing.T, s store.Store) {
+	spy, k, ctx := &spy{Store: s}, &kms{key: "a"}, t.Context()
+	open := func() (*cardvault.Vault, error) {
+		return cardvault.New(ctx, spy, cardvault.Wrapped(k), &cardvault.Options{Mode: cardvault.Sandbox})
+	}
+	failing := func(what string, cause, want error) {
+		t.Helper()
+		k.err = cause
+		wrote := spy.wrote(func() {
+			_, err := open()
+			fails(t, what, err, want)
+			fails(t, what, err, cause)
+		})
+		k.err = nil
+		if wrote != 0 {
+			t.Errorf("%s: written %d times", what, wrote)
+		}
+	}
+	down := errors.New("no route to host")
+	failing("making a vault", down, cardvault.ErrUnavailable)
+	failing("making a vault", context.DeadlineExceeded, context.DeadlineExceeded)
+	v := must(open())(t)
+	token := importCard(t, v, card(1), nil)
+	failing("opening a vault", down, cardvault.ErrUnavailable)
+	failing("opening a vault", context.DeadlineExceeded, context.DeadlineExceeded)
+	k.key = "b"
+	fails(t, "another key of the same name", second(open()), cardvault.ErrWrongKey)
+	k.key = "a"
+
+	k.err = down
+	fails(t, "rotating", v.RotateKeys(ctx), cardvault.ErrUnavailable)
+	another := importCard(t, v, card(2), nil) // cards do not need the provider
+	k.err = nil
+	noError(t, v.RotateKeys(ctx))
+	listed(t, must(open())(t), token, another)
+}
+
+// openRace: of those that make a vault in one empty store, all get the same.
+func openRace(t *testing.T, s store.Store) {
+	var mu sync.Mutex
+	accounts := map[uuid.UUID]bool{}
+	parallel(t, 8, func(i int) error {
+		keys, err := cardvault.KeyBytes(suiteKey)
+		if err != nil {
+			return err
+		}
+		v, err := cardvault.New(t.Context(), s, keys, &cardvault.Options{Mode: cardvault.Sandbox})
+		if err != nil {
+			return err
+		}
+		if _, err := v.Import(t.Context(), card(i), nil); err != nil {
+			return err
+		}
+		a, err := v.Account(t.Context())
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		accounts[a.ID] = true
+		return nil
+	})
+	p := must(vaultOn(t, s, nil).List(t.Context(), nil))(t)
+	if len(accounts) != 1 || p.TotalItems != 8 {
+		t.Errorf("%d default accounts and %d tokens, want 1 and 8", len(accounts), p.TotalItems)
+	}
+}
+
+func reopened(t *testing.T, s store.Store) {
+	ctx := t.Context()
+	first := vaultOn(t, s, nil)
+	account := must(first.CreateAccount(ctx, canary, nil))(t)
+	kept := []*cardvault.Token{importCard(t, first, card(1), nil), ephemeral(t, first, 2, 1000)}
+	theirs := importCard(t, first.In(account.ID), card(1), nil)
+	idempotent, _ := keyed(ctx, idemKey)
+	kept = append(kept, must(first.Import(idempotent, card(3), nil))(t))
+	session := must(first.CreateSession(ctx, &cardvault.SessionOptions{BypassIdentification: true}))(t)
+	key, text, err := first.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	noError(t, err)
+	merchant := must(first.CreateMerchant(ctx, canary))(t)
+	must(first.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))(t)
+	merchant = must(first.ListMerchants(ctx, nil))(t).Items[0]
+	noError(t, first.Close())
+
+	v := vaultOn(t, s, nil)
+	listed(t, v, kept...)
+	listed(t, v.In(account.ID), theirs)
+	if p := must(v.Authenticate(ctx, text))(t); p.Key.ID != key.ID {
+		t.Error("the key is another")
+	}
+	if got := must(v.ListMerchants(ctx, nil))(t).Items[0]; got.ID != merchant.ID || got.Secrets[0].KeyID != merchant.Secrets[0].KeyID {
+		t.Error("the merchant is another")
+	}
+	idempotent, i := keyed(ctx, idemKey)
+	same(t, "replayed", must(v.Import(idempotent, card(3), nil))(t), kept[2])
+	if !i.Replayed() {
+		t.Error("not called a replay")
+	}
+	if token := must(v.Tokenize(ctx, session, card(4)))(t); token.Identification != cardvault.IdentificationSkipped {
+		t.Error("the session has lost its options")
+	}
+	if again := importCard(t, v, card(1), nil); again.Fingerprint != kept[0].Fingerprint {
+		t.Error("the fingerprint of a number has changed")
+	}
+}
+
+func rotateKeys(t *testing.T, s store.Store) {
+	ctx := t.Context()
+	v, follower := vaultOn(t, s, nil), vaultOn(t, s, nil)
+	tokens := []*cardvault.Token{importCard(t, v, card(0), nil)}
+	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	noError(t, err)
+	idempotent, _ := keyed(ctx, idemKey)
+	tokens = append(tokens, must(v.Import(idempotent, card(1), nil))(t))
+	for i := range 3 {
+		noError(t, []*cardvault.Vault{v, follower}[i%2].RotateKeys(ctx))
+		tokens = append(tokens, importCard(t, v, card(2+2*i), nil))
+		// The other vault meets the new term, or still seals under the former.
+		listed(t, follower, tokens...)
+		tokens = append(tokens, importCard(t, follower, card(3+2*i), nil))
+		listed(t, v, tokens...)
+		key := fmt.Sprint(canary, i)
+		tokens[0] = must(follower.Update(ctx, tokens[0].ID, cardvault.TokenUpdate{BusinessKey: &key}))(t)
+		same(t, "updated under a new term", must(v.Get(ctx, tokens[0].ID))(t), tokens[0])
+	}
+	must(v.Authenticate(ctx, text))(t)
+	idempotent, i := keyed(ctx, idemKey)
+	same(t, "replayed", must(follower.Import(idempotent, card(1), nil))(t), tokens[1])
+	if !i.Replayed() {
+		t.Error("no replay after rotation")
+	}
+	if again := importCard(t, v, card(0), nil); again.Fingerprint != tokens[0].Fingerprint {
+		t.Error("rotation changes fingerprints")
+	} else {
+		tokens = append(tokens, again)
+	}
+	parallel(t, 4, func(i int) error { return []*cardvault.Vault{v, follower}[i%2].RotateKeys(ctx) })
+	listed(t, vaultOn(t, s, nil), tokens...)
+}

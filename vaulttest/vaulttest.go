@@ -1,0 +1,58 @@
+// Package vaulttest helps to test programs that keep cards in a vault, and
+// backends that a vault is built on.
+//
+// [New] returns the real vault, in memory:
+//
+//	v := vaulttest.New(t, nil)
+//
+// It starts no goroutine and reads the clock of package time only, so a test
+// that runs in a bubble of testing/synctest decides what time it is.
+//
+// [AssertNoLeak] proves of logs, errors, answers and files that the card data
+// that a test has used is not in them. [AssertNoCardNumber] looks for any card
+// number.
+//
+// [Suite] is for authors of a [store.Store]: the behaviour of a vault on it.
+// It comes after storetest.Run, which tests the store alone.
+package vaulttest
+
+import (
+	"crypto/rand"
+	"testing"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+)
+
+// New returns a new vault in memory, under a key of its own, that is closed
+// when the test ends. If opts is nil it is a sandbox; else opts are taken as
+// they are, and their zero Mode is Live.
+func New(t testing.TB, opts *cardvault.Options) *cardvault.Vault {
+	t.Helper()
+	key := make([]byte, cardvault.KeySize)
+	rand.Read(key)
+	return open(t, memstore.New(), key, opts)
+}
+
+// open returns the vault in s under a key. It is closed when the test ends.
+func open(t testing.TB, s store.Store, key []byte, opts *cardvault.Options) *cardvault.Vault {
+	t.Helper()
+	if opts == nil {
+		opts = &cardvault.Options{Mode: cardvault.Sandbox}
+	}
+	keys, err := cardvault.KeyBytes(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := cardvault.New(t.Context(), s, keys, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := v.Close(); err != nil {
+			t.Errorf("closing the vault: %v", err)
+		}
+	})
+	return v
+}
