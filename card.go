@@ -274,10 +274,10 @@ func checkText(field string, text []byte) error {
 	switch n := utf8.RuneCount(text); {
 	case n == 0:
 		return &FieldError{field, "empty_string", "must not be empty"}
-	case control || !utf8.Valid(text):
-		return &FieldError{field, "invalid_format", "must be text without control characters"}
 	case blank:
 		return &FieldError{field, "blank", "must not be blank"}
+	case control || !utf8.Valid(text):
+		return &FieldError{field, "invalid_format", "must be text without control characters"}
 	case n > maxText:
 		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d characters", maxText)}
 	}

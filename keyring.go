@@ -51,6 +51,14 @@ type Keyring struct {
 // Wrapped returns a Keyring of a key that is held elsewhere.
 func Wrapped(w KeyWrapper) *Keyring { return &Keyring{wrapper: w} }
 
+// check returns an error for a Keyring that none of the functions here made.
+func (k *Keyring) check() error {
+	if k == nil || k.wrapper == nil {
+		return errors.New("cardvault: a Keyring is needed: see KeyFile, KeyBytes and Wrapped")
+	}
+	return nil
+}
+
 // KeyBytes returns a Keyring of a key of [KeySize] random bytes that the caller
 // keeps. It copies key.
 func KeyBytes(key []byte) (*Keyring, error) {

@@ -199,6 +199,9 @@ func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault
 	if _, err := opts.withDefaults(); err != nil {
 		return nil, err
 	}
+	if err := keys.check(); err != nil {
+		return nil, err
+	}
 	if err := keys.apartFrom(dir); err != nil {
 		return nil, err
 	}
@@ -223,6 +226,9 @@ func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault
 // on one store that allows it. opts may be nil. Errors as of Open.
 func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vault, error) {
 	o, err := opts.withDefaults()
+	if err == nil {
+		err = keys.check()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -261,8 +267,8 @@ func (v *Vault) whole() *Vault { return v.In(uuid.Nil) }
 // Mode returns the mode of the vault.
 func (v *Vault) Mode() Mode { return v.opts.Mode }
 
-// Close waits for running calls, and closes what Open opened. Later calls
-// return ErrClosed; closing again returns nil.
+// Close makes later calls return ErrClosed. It ends Run, and closes what Open
+// opened, which waits for running calls. Closing again returns nil.
 func (v *Vault) Close() error {
 	if v.closed.Swap(true) {
 		return nil
@@ -396,7 +402,7 @@ func (c *core) loadMeta(ctx context.Context) (*meta, error) {
 func (v *Vault) initialize(ctx context.Context) error {
 	keys := seal.NewKeys()
 	v.box = seal.NewBox(keys, v.grant)
-	v.box.Grant(2) // the two records below
+	v.box.Grant(keys, 2) // the two records below
 	a, records, err := v.newAccount("default", v.defaultApprovals())
 	if err != nil {
 		return err
@@ -496,7 +502,7 @@ func (c *core) grant() error {
 			continue
 		}
 		if err == nil {
-			c.box.Grant(grantBlock)
+			c.box.Grant(keys, grantBlock)
 		}
 		return err
 	}

@@ -50,7 +50,6 @@ var causes = []struct {
 	{cardvault.ErrNotFound, notFound},
 	{cardvault.ErrUnauthenticated, unauthorized},
 	{cardvault.ErrInsufficientScope, insufficientScope},
-	{cardvault.ErrInsufficientScope, insufficientScope},
 	{cardvault.ErrSessionCompleted, sessionCompleted},
 	{cardvault.ErrIdempotencyKeyReused, idempotencyReused},
 	{cardvault.ErrOutcomeUnknown, outcomeUnknown},

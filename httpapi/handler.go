@@ -6,7 +6,8 @@
 //	h, err := httpapi.NewHandler(v, nil)
 //	http.Handle("/vault/", http.StripPrefix("/vault", h))
 //
-// It answers every request itself, in JSON, and never redirects. It sets its
+// It answers every request that reaches it in JSON, and never redirects (as
+// http.ServeMux does with unclean paths before it asks anybody). It sets its
 // own deadlines and limits, so that it is safe on a server that sets none;
 // ReadHeaderTimeout and MaxHeaderBytes are the server's all the same. It must be
 // reached over TLS: requests carry card numbers.
@@ -38,7 +39,8 @@ import (
 type Authenticator interface {
 	// Authenticate returns the principal of a key as it was received, or an
 	// error that wraps cardvault.ErrUnauthenticated if there is none. Other
-	// errors are answered as failures of the service. It is called
+	// errors are answered as failures of the service and logged: they must not
+	// hold the key. Key and Account of a principal are set. It is called
 	// concurrently, before anything else of a request is looked at.
 	Authenticate(ctx context.Context, key string) (*cardvault.Principal, error)
 }
@@ -83,8 +85,8 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 		h.opts = *opts
 	}
 	o := &h.opts
-	if o.RateLimit.PerSecond < 0 || o.RateLimit.Burst < 0 || o.Timeout < 0 {
-		return nil, errors.New("httpapi: Options holds a negative limit")
+	if p := o.RateLimit.PerSecond; !(p >= 0 && p <= 1e9) || o.RateLimit.Burst < 0 || o.Timeout < 0 {
+		return nil, errors.New("httpapi: Options holds a limit that is negative or no number")
 	}
 	if o.Authenticator == nil {
 		o.Authenticator = v

@@ -69,7 +69,7 @@ func races(t *testing.T, s store.Store) {
 			default:
 				var token *cardvault.Token
 				if token, err = v.Get(ctx, id); err == nil && (token.ID != id || token.Fingerprint != tokens[i].Fingerprint) {
-					return errors.New("Get returns another token")
+					return errors.New("get returns another token")
 				}
 			}
 			if err = expected(err); err != nil {

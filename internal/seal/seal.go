@@ -111,8 +111,13 @@ func (b *Box) SetKeys(k *Keys) {
 	}
 }
 
-// Grant allows n more seals with the keys that b works with.
-func (b *Box) Grant(n int64) { b.current.Load().granted.Add(n) }
+// Grant allows n more seals with the last term of k. It does nothing if b works
+// with other keys by now.
+func (b *Box) Grant(k *Keys, n int64) {
+	if c := b.current.Load(); c.keys == k {
+		c.granted.Add(n)
+	}
+}
 
 // take uses up one granted seal and returns the keys that it was granted for.
 func (b *Box) take() (*Keys, error) {

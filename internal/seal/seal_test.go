@@ -22,7 +22,7 @@ var errNoMore = errors.New("no more")
 // boxOf returns a Box that may seal without end.
 func boxOf(k *seal.Keys) *seal.Box {
 	var b *seal.Box
-	b = seal.NewBox(k, func() error { b.Grant(1 << 20); return nil })
+	b = seal.NewBox(k, func() error { b.Grant(b.Keys(), 1<<20); return nil })
 	return b
 }
 
@@ -388,7 +388,7 @@ func TestGrantIsNeverExceeded(t *testing.T) {
 		if refills.Add(1) > blocks {
 			return errNoMore
 		}
-		box.Grant(block)
+		box.Grant(box.Keys(), block)
 		return nil
 	})
 	var sealed atomic.Int32
@@ -410,7 +410,7 @@ func TestGrantIsNeverExceeded(t *testing.T) {
 	if n := sealed.Load(); n != block*blocks {
 		t.Errorf("%d seals with %d granted", n, block*blocks)
 	}
-	box.Grant(1)
+	box.Grant(box.Keys(), 1)
 	r := sample()
 	if err := box.SealShown(r, nil); err != nil {
 		t.Errorf("granted more: %v", err)
@@ -425,7 +425,7 @@ func TestSetKeys(t *testing.T) {
 	k1 := seal.NewKeys()
 	k2 := k1.Next()
 	box := seal.NewBox(k1, func() error { return errNoMore })
-	box.Grant(10)
+	box.Grant(box.Keys(), 10)
 	box.SetKeys(k1) // no later generation: nothing changes
 	if err := box.SealShown(sample(), nil); err != nil {
 		t.Fatal(err)
@@ -437,7 +437,7 @@ func TestSetKeys(t *testing.T) {
 	if err := box.SealShown(sample(), nil); !errors.Is(err, errNoMore) {
 		t.Errorf("what was granted for the former term counts for the next: %v", err)
 	}
-	box.Grant(1)
+	box.Grant(box.Keys(), 1)
 	box.SetKeys(k1)
 	if box.Keys() != k2 {
 		t.Error("an earlier generation was taken")
@@ -458,7 +458,7 @@ func TestSetKeysAmongSeals(t *testing.T) {
 	next := keys.Next()
 	for range 500 {
 		box := seal.NewBox(keys, func() error { return errNoMore })
-		box.Grant(1 << 30)
+		box.Grant(box.Keys(), 1<<30)
 		started := make(chan struct{})
 		start := sync.OnceFunc(func() { close(started) })
 		var wg sync.WaitGroup

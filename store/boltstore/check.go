@@ -78,7 +78,7 @@ func (c *checker) report(format string, args ...any) {
 
 func (c *checker) check() error {
 	err := c.tx.ForEach(func(name []byte, b *bolt.Bucket) error {
-		if len(name) != len(rowsBucket(0)) || !bytes.HasPrefix(name, []byte("rows")) {
+		if len(name) != len("rows")+1 || !bytes.HasPrefix(name, []byte("rows")) {
 			return nil
 		}
 		return c.rows(store.Kind(name[4]), b)

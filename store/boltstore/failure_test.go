@@ -393,7 +393,7 @@ func TestFormat(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if fmt.Sprintf("%q", fmt.Sprint(*got)) != fmt.Sprintf("%q", fmt.Sprint(*r)) {
+			if fmt.Sprint(*got) != fmt.Sprint(*r) {
 				t.Errorf("%v, want %v", got, r)
 			}
 		}

@@ -136,7 +136,7 @@ func consistent(tx store.ReadTx, want int64, seen []uint64) error {
 		return fmt.Errorf("sum over the list is %d, want %d", sum, want)
 	}
 	if whole.Total != int64(len(whole.Records)) {
-		return fmt.Errorf("Total is %d with %d records", whole.Total, len(whole.Records))
+		return fmt.Errorf("total is %d with %d records", whole.Total, len(whole.Records))
 	}
 	var total int64
 	for c := range uint8(5) {

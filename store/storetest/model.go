@@ -245,19 +245,19 @@ func (w *walk) ask(tx store.ReadTx, m model) error {
 	want = m.sorted(byDue, func(r *store.Record) bool { return r.Kind == kindA && !r.Due.IsZero() })
 	next, err := tx.Next(kindA)
 	if err != nil {
-		return fmt.Errorf("Next: %w", err)
+		return fmt.Errorf("next: %w", err)
 	}
 	if len(want) == 0 && !next.IsZero() || len(want) > 0 && !next.Equal(want[0].Due) {
-		return fmt.Errorf("Next = %v, which is not the earliest", next)
+		return fmt.Errorf("next = %v, which is not the earliest", next)
 	}
 	want = slices.DeleteFunc(want, func(r *store.Record) bool { return r.Due.After(until) })
 	got, err = tx.Due(kindA, until, len(m)+1)
 	if !slices.IsSortedFunc(got, func(a, b *store.Record) int { return a.Due.Compare(b.Due) }) {
-		return errors.New("Due: out of order")
+		return errors.New("due: out of order")
 	}
 	slices.SortFunc(got, byDue) // those of one instant may come in any order
 	if err = cmp.Or(err, alike(got, want, false)); err != nil {
-		return fmt.Errorf("Due: %w", err)
+		return fmt.Errorf("due: %w", err)
 	}
 
 	if len(w.known) == 0 {
