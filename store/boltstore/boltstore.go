@@ -11,6 +11,11 @@
 // writes that need room; reads go on, and so do deletions as long as free pages
 // are left in the file.
 //
+// A damaged file is reported with store.ErrDamaged and does not end the process,
+// as far as bbolt lets one see the damage: Open looks at how pages point to each
+// other, Check at everything. Whether a sealed column was altered is for the
+// vault to find.
+//
 // The file must be on a local file system. Do not copy it while it is open, and
 // never truncate it.
 package boltstore
@@ -81,9 +86,8 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
-// View implements [store.Store]. It returns store.ErrDamaged only through the
-// reads of fn, and store.ErrUnavailable after a failure until an Update has
-// opened the file again. A ReadTx used after fn has returned panics.
+// View implements [store.Store]. It returns store.ErrUnavailable after a failure
+// until an Update has opened the file again. A ReadTx used after fn has returned panics.
 func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err

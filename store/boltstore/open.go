@@ -270,7 +270,7 @@ func (h *handle) close() error {
 }
 
 // giveUp closes the file and leaves it mapped.
-func (h *handle) giveUp() error { return h.file.Close() }
+func (h *handle) giveUp() error { return errors.Join(unlock(h.file), h.file.Close()) }
 
 // create makes an empty store and puts it in place whole, so that a crash
 // leaves either a good file or none. If another process does the same, one of
