@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -80,7 +81,10 @@ func (v *Vault) CreateAccount(ctx context.Context, name string, approvals *Appro
 // primary merchant.
 func (v *Vault) newAccount(name string, grant Approvals) (*Account, []*store.Record, error) {
 	whole := v.whole()
-	row := v.rowkeys.New()
+	row, err := v.newRow()
+	if err != nil {
+		return nil, nil, err
+	}
 	a := &Account{
 		ID:                  whole.mask(kindAccount, row),
 		CreatedAt:           rowkey.Time(row),
@@ -120,8 +124,8 @@ func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (*Page[*Acc
 	return page(ctx, whole, q, o, whole.openAccount)
 }
 
-// Approve sets what the account of this handle may do.
-func (v *Vault) Approve(ctx context.Context, grant Approvals) error {
+// SetApprovals sets what the account of this handle may do.
+func (v *Vault) SetApprovals(ctx context.Context, grant Approvals) error {
 	whole := v.whole()
 	for {
 		r, err := whole.get(ctx, kindAccount, v.account)
@@ -230,7 +234,10 @@ func (v *Vault) CreateMerchant(ctx context.Context, name string) (*Merchant, err
 }
 
 func (v *Vault) newMerchant(m *Merchant) (*store.Record, error) {
-	row := v.rowkeys.New()
+	row, err := v.newRow()
+	if err != nil {
+		return nil, err
+	}
 	m.ID = v.mask(kindMerchant, row)
 	m.CreatedAt = rowkey.Time(row)
 	r := v.newRecord(kindMerchant, row)
@@ -246,16 +253,23 @@ func (v *Vault) ListMerchants(ctx context.Context, opts *ListOptions) (*Page[*Me
 	return page(ctx, v, q, o, v.openMerchant)
 }
 
-// PrimaryMerchant returns the account's primary merchant, its first.
+// PrimaryMerchant returns the account's primary merchant.
 func (v *Vault) PrimaryMerchant(ctx context.Context) (*Merchant, error) {
-	p, err := v.ListMerchants(ctx, &ListOptions{Limit: 1, Ascending: true})
-	switch {
-	case err != nil:
-		return nil, err
-	case len(p.Items) == 0:
-		return nil, ErrNotFound
+	// It is the first, unless the clock stepped back before another was made.
+	for n := 1; ; n++ {
+		p, err := v.ListMerchants(ctx, &ListOptions{Page: n, Ascending: true})
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range p.Items {
+			if m.Primary {
+				return m, nil
+			}
+		}
+		if len(p.Items) < p.Limit {
+			return nil, fmt.Errorf("%w: account without a primary merchant", ErrDamaged)
+		}
 	}
-	return p.Items[0], nil
 }
 
 // SecretOverlap is how long a rotated payment secret is not used yet, so that
@@ -398,7 +412,7 @@ type APIKey struct {
 	Label     string
 	Scopes    []Scope
 
-	digest []byte // SHA-256 of the 43 characters that carry the 256-bit secret
+	digest hidden // SHA-256 of the 43 characters that carry the 256-bit secret
 }
 
 // Has reports whether the key allows scope.
@@ -449,7 +463,10 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	if err := v.exists(ctx); err != nil {
 		return nil, "", err
 	}
-	row := v.rowkeys.New()
+	row, err := v.newRow()
+	if err != nil {
+		return nil, "", err
+	}
 	k := &APIKey{ID: v.mask(kindAPIKey, row), Account: v.account, CreatedAt: rowkey.Time(row), Label: label}
 	for _, s := range allScopes {
 		if slices.Contains(scopes, s) {
@@ -466,7 +483,6 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	}
 	var creator *store.Record
 	if opts.Creator != uuid.Nil {
-		var err error
 		if creator, err = v.get(ctx, kindAPIKey, opts.Creator); err != nil {
 			return nil, "", err
 		}
@@ -486,11 +502,11 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 
 	text, secret := v.newKeyText(k.ID)
 	digest := sha256.Sum256([]byte(secret))
-	k.digest = digest[:]
+	k.digest = hide(digest[:])
 	if err := v.box.SealShown(r, k.encode()); err != nil {
 		return nil, "", wrapped(err)
 	}
-	err := v.write(ctx, opCreateAPIKey, k.ID, func(tx store.Tx) error {
+	err = v.write(ctx, opCreateAPIKey, k.ID, func(tx store.Tx) error {
 		if creator != nil {
 			if _, err := tx.Get(kindAPIKey, creator.ID); err != nil {
 				return err // revoked meanwhile
@@ -567,18 +583,21 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 			}
 			candidates = append(candidates, candidate{k, account})
 		}
-		return nil
+		if len(keys) == 0 {
+			_, err = tx.Get(kindMeta, metaID) // see nobody
+		}
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	digest := sha256.Sum256([]byte(secret))
+	sum := sha256.Sum256([]byte(secret))
 	for _, c := range candidates {
 		k, err := v.In(c.key.Account).openAPIKey(ctx, c.key)
 		if err != nil {
 			return nil, err
 		}
-		if subtle.ConstantTimeCompare(k.digest, digest[:]) == 1 && lives(c.key, at) {
+		if subtle.ConstantTimeCompare(k.digest.get(), sum[:]) == 1 && lives(c.key, at) {
 			a, err := whole.openAccount(ctx, c.account)
 			if err != nil {
 				return nil, err
@@ -587,18 +606,39 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 		}
 	}
 	if len(candidates) == 0 {
-		// An unknown id costs what a known one does.
-		r, err := v.decoy()
-		if err != nil {
-			return nil, wrapped(err)
-		}
-		nobody := *r
-		nobody.Shown = slices.Clone(r.Shown)
-		if _, err := whole.openAPIKey(ctx, &nobody); err != nil {
+		if err := v.nobody.compare(sum[:]); err != nil {
 			return nil, err
 		}
 	}
 	return nil, ErrUnauthenticated
+}
+
+// A nobody is the API key that an unknown one is compared with, so that an
+// unknown id costs what a known one does. It is sealed under keys of its own.
+type nobody struct {
+	box *seal.Box
+	key store.Record
+}
+
+func newNobody() (*nobody, error) {
+	keys := seal.NewKeys()
+	n := &nobody{seal.NewBox(keys, nil), store.Record{Kind: kindAPIKey, Version: 1}}
+	n.box.Grant(keys, 1)
+	k := &APIKey{Scopes: allScopes, digest: hide(make([]byte, sha256.Size))}
+	return n, n.box.SealShown(&n.key, k.encode())
+}
+
+func (n *nobody) compare(sum []byte) error {
+	r := n.key
+	r.Shown = slices.Clone(r.Shown)
+	plain, err := n.box.OpenShown(&r)
+	if err != nil {
+		return err
+	}
+	k := new(APIKey)
+	err = k.decode(plain)
+	subtle.ConstantTimeCompare(k.digest.get(), sum)
+	return err
 }
 
 // The text of a key: "vk_test_" or "vk_live_", the first 8 characters of its
@@ -671,20 +711,25 @@ func (k *APIKey) encode() []byte {
 		}
 	}
 	b = tlv.Append(b, keyScopes, scopes)
-	b = tlv.Append(b, keyDigest, k.digest)
+	b = tlv.Append(b, keyDigest, k.digest.get())
 	return tlv.Pad(b, 64, 0)
 }
 
 func (v *Vault) openAPIKey(ctx context.Context, rec *store.Record) (*APIKey, error) {
 	k := &APIKey{ID: v.mask(kindAPIKey, rec.ID), Account: rec.Account, CreatedAt: rowkey.Time(rec.ID)}
-	r, err := v.read(ctx, rec)
+	plain, err := v.openShown(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
+	return k, k.decode(plain)
+}
+
+func (k *APIKey) decode(plain []byte) error {
+	r := tlv.Read(plain)
 	for r.Next() {
 		switch r.Tag {
 		case keyExpiresAt:
-			k.ExpiresAt = readTime(r)
+			k.ExpiresAt = readTime(&r)
 		case keyLabel:
 			k.Label = string(r.Value)
 		case keyScopes:
@@ -695,11 +740,11 @@ func (v *Vault) openAPIKey(ctx context.Context, rec *store.Record) (*APIKey, err
 				}
 			}
 		case keyDigest:
-			k.digest = slices.Clone(r.Value)
+			k.digest = hide(r.Value)
 		}
 	}
-	if len(k.digest) != sha256.Size {
-		return nil, fmt.Errorf("%w: API key cannot be read", ErrDamaged)
+	if len(k.digest.get()) != sha256.Size {
+		return fmt.Errorf("%w: API key cannot be read", ErrDamaged)
 	}
-	return k, readError(r)
+	return readError(&r)
 }

@@ -85,7 +85,7 @@ func TestOpenRefuses(t *testing.T) {
 	}{
 		{"another key", newKey(t), nil, cardvault.ErrWrongKey},
 		{"another mode", keys, &cardvault.Options{Mode: cardvault.Sandbox}, cardvault.ErrWrongMode},
-		{"a key provider that is down", cardvault.Wrapped(downKMS{keyID(t, dir)}), nil, cardvault.ErrUnavailable},
+		{"a key provider that is down", cardvault.WrappedBy(downKMS{keyID(t, dir)}), nil, cardvault.ErrUnavailable},
 	}
 	before := contents(t, dir)
 	for _, test := range tests {

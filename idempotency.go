@@ -19,7 +19,8 @@ import (
 // Its record is written in the transaction of the effect. It holds a keyed
 // hash of the request, never the request, and the result, sealed. When the
 // token of a result is deleted the result goes with it: a repetition is
-// ErrNotFound then and creates nothing.
+// ErrNotFound then and creates nothing. A result is what it was, whatever the
+// token has become since, until [Options.IdempotencyTTL] is over.
 type Idempotency struct {
 	// Key is chosen by the caller: 1 to 255 printable ASCII characters, unique
 	// within the account, the operation and the object that it concerns.
@@ -69,6 +70,7 @@ func (v *Vault) once(ctx context.Context, op operation, object uuid.UUID, reques
 	if i == nil {
 		return nil, nil, nil
 	}
+	i.replayed = false
 	if err := checkIdempotencyKey(i.Key); err != nil {
 		return nil, nil, err
 	}
@@ -134,7 +136,7 @@ func (o *once) find(tx store.ReadTx) (*store.Record, error) {
 // whose id is parent.
 func (o *once) seal(v *Vault, answer []byte, parent uuid.UUID) error {
 	o.result.Parent = parent
-	return wrapped(v.box.SealShown(&o.result, answer))
+	return wrapped(v.box.SealShown(&o.result, tlv.Pad(answer, 64, 0)))
 }
 
 // put writes the two records in the transaction of the effect. Lapsed ones

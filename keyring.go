@@ -28,7 +28,8 @@ const KeySize = 32
 // A KeyWrapper holds a key-encryption key, such as one in a KMS. It is called
 // when a vault is opened and when keys are rotated, never for a single card.
 type KeyWrapper interface {
-	// KeyID names the key. The name is stored with what Wrap returns, in clear.
+	// KeyID names the key. The name is stored with what Wrap returns, in clear,
+	// and must be the same whenever the vault is opened.
 	KeyID() string
 
 	// Wrap encrypts plaintext, of at most some kilobytes, bound to aad.
@@ -48,13 +49,13 @@ type Keyring struct {
 	file    string // path of the key file, if there is one
 }
 
-// Wrapped returns a Keyring of a key that is held elsewhere.
-func Wrapped(w KeyWrapper) *Keyring { return &Keyring{wrapper: w} }
+// WrappedBy returns a Keyring of a key that is held elsewhere.
+func WrappedBy(w KeyWrapper) *Keyring { return &Keyring{wrapper: w} }
 
 // check returns an error for a Keyring that none of the functions here made.
 func (k *Keyring) check() error {
 	if k == nil || k.wrapper == nil {
-		return errors.New("cardvault: a Keyring is needed: see KeyFile, KeyBytes and Wrapped")
+		return errors.New("cardvault: a Keyring is needed: see KeyFile, KeyBytes and WrappedBy")
 	}
 	return nil
 }
@@ -282,7 +283,12 @@ func readKeyFile(path string) ([]byte, error) {
 // If another process was faster, it returns the content of that file.
 func writeKeyFile(path string, text []byte) ([]byte, error) {
 	dir := filepath.Dir(path)
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	switch err := os.Mkdir(dir, 0o700); {
+	case err == nil:
+		if err := syncDir(filepath.Dir(dir)); err != nil {
+			return nil, err
+		}
+	case !errors.Is(err, fs.ErrExist):
 		return nil, err
 	}
 	f, err := os.CreateTemp(dir, ".key-*")

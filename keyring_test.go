@@ -572,13 +572,13 @@ func (k *fakeKMS) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, erro
 
 func TestKeyWrapper(t *testing.T) {
 	ctx, s, kms := t.Context(), memstore.New(), newFakeKMS(t, "arn:key/1")
-	if err := openIn(ctx, s, cardvault.Wrapped(kms)); err != nil {
+	if err := openIn(ctx, s, cardvault.WrappedBy(kms)); err != nil {
 		t.Fatal(err)
 	}
 	if len(kms.stored) == 0 || len(kms.stored) > 4<<10 {
 		t.Errorf("%d bytes were wrapped", len(kms.stored))
 	}
-	v, err := cardvault.New(ctx, s, cardvault.Wrapped(kms), nil)
+	v, err := cardvault.New(ctx, s, cardvault.WrappedBy(kms), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -612,7 +612,7 @@ func TestKeyWrapper(t *testing.T) {
 		t.Fatal(err)
 	}
 	kms.down = nil
-	if err := openIn(ctx, s, cardvault.Wrapped(kms)); err != nil {
+	if err := openIn(ctx, s, cardvault.WrappedBy(kms)); err != nil {
 		t.Errorf("after a rotation that failed: %v", err)
 	}
 }
@@ -624,11 +624,11 @@ func TestKeyWrapperErrors(t *testing.T) {
 	s, kms := memstore.New(), newFakeKMS(t, "arn:key/1")
 
 	kms.down = down
-	if err := openIn(t.Context(), s, cardvault.Wrapped(kms)); !errors.Is(err, cardvault.ErrUnavailable) || !errors.Is(err, down) {
+	if err := openIn(t.Context(), s, cardvault.WrappedBy(kms)); !errors.Is(err, cardvault.ErrUnavailable) || !errors.Is(err, down) {
 		t.Errorf("making a vault while the provider is down: %v", err)
 	}
 	kms.down = nil
-	if err := openIn(t.Context(), s, cardvault.Wrapped(kms)); err != nil {
+	if err := openIn(t.Context(), s, cardvault.WrappedBy(kms)); err != nil {
 		t.Fatalf("the attempt left something: %v", err)
 	}
 
@@ -649,7 +649,7 @@ func TestKeyWrapperErrors(t *testing.T) {
 		{"deadline", t.Context(), late, context.DeadlineExceeded, cardvault.ErrWrongKey},
 		{"canceled", canceled, kms, context.Canceled, cardvault.ErrWrongKey},
 	} {
-		if err := openIn(c.ctx, s, cardvault.Wrapped(c.kms)); !errors.Is(err, c.is) || errors.Is(err, c.isNo) {
+		if err := openIn(c.ctx, s, cardvault.WrappedBy(c.kms)); !errors.Is(err, c.is) || errors.Is(err, c.isNo) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.is)
 		}
 	}

@@ -49,15 +49,15 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (uuid.U
 	case err != nil:
 		return uuid.Nil, err
 	case answer != nil:
-		return uuid.FromBytes(answer)
+		return uuid.FromBytes(answer[:min(16, len(answer))])
 	}
 	if err := v.exists(ctx); err != nil {
 		return uuid.Nil, err
 	}
-	// Not a row key: an id that is a credential has no structure.
+	id := uuid.New() // no row key: a credential has no structure
 	r := &store.Record{
 		Kind:    kindSession,
-		ID:      uuid.New(),
+		ID:      v.sessionRow(id),
 		Account: v.account,
 		Due:     now().Add(v.opts.SessionTTL),
 		Version: 1,
@@ -66,7 +66,7 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (uuid.U
 		return uuid.Nil, wrapped(err)
 	}
 	if once != nil {
-		if err := once.seal(v, r.ID[:], uuid.Nil); err != nil {
+		if err := once.seal(v, id[:], uuid.Nil); err != nil {
 			return uuid.Nil, err
 		}
 	}
@@ -81,7 +81,13 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (uuid.U
 	if err != nil {
 		return uuid.Nil, err
 	}
-	return r.ID, nil
+	return id, nil
+}
+
+// sessionRow returns the row key of a session: a keyed hash, so that whoever
+// reads the store does not get to use the session.
+func (v *Vault) sessionRow(id uuid.UUID) uuid.UUID {
+	return uuid.UUID(v.box.Lookup(uuid.Nil, "session", id[:]))
 }
 
 // Tokenize stores a card in a session and returns its token. A session makes
@@ -91,11 +97,8 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (uuid.U
 // ErrNotFound for a session that is unknown, over, or of another account;
 // ErrSessionCompleted.
 func (v *Vault) Tokenize(ctx context.Context, id uuid.UUID, c Card) (*Token, error) {
-	if err := v.checkSessionCard(c); err != nil {
-		return nil, err
-	}
 	for {
-		r, err := v.getRow(ctx, kindSession, id)
+		r, err := v.getRow(ctx, kindSession, v.sessionRow(id))
 		if err != nil {
 			return nil, err
 		}
@@ -109,6 +112,9 @@ func (v *Vault) Tokenize(ctx context.Context, id uuid.UUID, c Card) (*Token, err
 		}
 		if s.token != uuid.Nil {
 			return nil, ErrSessionCompleted
+		}
+		if err := v.checkSessionCard(c); err != nil {
+			return nil, err
 		}
 		t := &Token{}
 		if s.bypass {

@@ -58,9 +58,18 @@ type Token struct {
 	ImportProvider string
 
 	// Fingerprint is the same for two tokens of an account if their cards have
-	// the same number: 64 hexadecimal digits of a keyed hash.
-	Fingerprint string
+	// the same number.
+	Fingerprint Fingerprint
 }
+
+// A Fingerprint is a keyed hash of a card number, under a key of the account.
+type Fingerprint [32]byte
+
+// String returns 64 hexadecimal digits.
+func (f Fingerprint) String() string { return hex.EncodeToString(f[:]) }
+
+// MarshalText returns what String does.
+func (f Fingerprint) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, f[:]), nil }
 
 // A Status is the state of a token: chapter 3.1 of the interface document.
 type Status uint8
@@ -208,7 +217,8 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 
 // canonical returns what must be the same for an Import to be a repetition.
 func (o *ImportOptions) canonical(c Card) []byte {
-	b := tlv.Append(nil, 1, c.PAN.get())
+	b := make([]byte, 0, 128+len(c.Name.get())+len(o.BusinessKey)) // never grown: nothing is left behind
+	b = tlv.Append(b, 1, c.PAN.get())
 	b = tlv.AppendUint(b, 2, uint64(c.Expiry.Month))
 	b = tlv.AppendUint(b, 3, uint64(c.Expiry.Year))
 	b = tlv.Append(b, 4, c.Name.get())
@@ -227,7 +237,10 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	if v.opts.BIN != nil {
 		bin = v.lookupBIN(ctx, c.PAN)
 	}
-	row := v.rowkeys.New()
+	row, err := v.newRow()
+	if err != nil {
+		return nil, err
+	}
 	t.ID = v.mask(kindToken, row)
 	t.CreatedAt = rowkey.Time(row)
 	if ttl > 0 {
@@ -235,7 +248,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	}
 	t.CardholderName, t.Expiry = NewName(c.Name.get()), c.Expiry
 	t.describe(c.PAN.get(), v.opts.IINLength, bin)
-	t.Fingerprint = hex.EncodeToString(v.box.Fingerprint(v.account, c.PAN.get()))
+	t.Fingerprint = Fingerprint(v.box.Fingerprint(v.account, c.PAN.get()))
 	t.NetworkTokenStatusReason = unavailableReason(t)
 
 	r := &store.Record{Kind: kindToken, ID: row, Account: v.account}
@@ -243,9 +256,11 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 		return nil, err
 	}
 	// The length of what is sealed does not tell that of the number.
-	card := tlv.Pad(tlv.Append(make([]byte, 0, 32), 1, c.PAN.get()), 32, 0)
-	err := v.box.SealSecret(r, card)
+	buf := plaintexts.Get().(*[]byte)
+	card := tlv.Pad(tlv.Append((*buf)[:0], 1, c.PAN.get()), 32, 0)
+	err = v.box.SealSecret(r, card)
 	clear(card)
+	plaintexts.Put(buf)
 	return r, wrapped(err)
 }
 
@@ -255,10 +270,11 @@ func (t *Token) describe(pan []byte, iinLength int, bin *BIN) {
 		iinLength = 6
 	}
 	scheme, _ := iin.Detect(pan)
-	t.IIN = string(pan[:iinLength])
-	t.LastFour = string(pan[len(pan)-4:])
 	t.AccountNumberLength = len(pan)
-	t.MaskedAccountNumber = mask(pan)
+	t.setMasked(mask(pan))
+	if iinLength > 6 {
+		t.IIN = string(pan[:iinLength])
+	}
 	t.Scheme = Scheme(scheme)
 	if bin == nil {
 		return
@@ -267,6 +283,12 @@ func (t *Token) describe(pan []byte, iinLength int, bin *BIN) {
 		t.Scheme = *bin.Scheme
 	}
 	t.BankName, t.Segment, t.Type, t.CountryCode = bin.BankName, bin.Segment, bin.Type, bin.CountryCode
+}
+
+// setMasked sets the masked number and what can be read in it.
+func (t *Token) setMasked(m string) {
+	t.MaskedAccountNumber = m
+	t.IIN, t.LastFour = m[:6], m[len(m)-4:]
 }
 
 func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
@@ -640,8 +662,9 @@ func (v *Vault) sealToken(r *store.Record, t *Token) error {
 	return wrapped(err)
 }
 
-// plaintexts holds buffers that are sealed from, cleared.
-var plaintexts = sync.Pool{New: func() any { b := make([]byte, 0, 512); return &b }}
+// plaintexts holds buffers that are sealed from, cleared. They hold the longest
+// token there can be, so that none is left behind grown out.
+var plaintexts = sync.Pool{New: func() any { b := make([]byte, 0, 8<<10); return &b }}
 
 // openToken returns the token of a record.
 func (v *Vault) openToken(ctx context.Context, r *store.Record) (*Token, error) {
@@ -720,8 +743,7 @@ func (t *Token) encode(b []byte) []byte {
 	b = tlv.AppendUint(b, tokenIdentification, uint64(t.Identification))
 	b = tlv.Append(b, tokenBusinessKey, t.BusinessKey)
 	b = tlv.Append(b, tokenImportProvider, t.ImportProvider)
-	fingerprint, _ := hex.DecodeString(t.Fingerprint)
-	b = tlv.Append(b, tokenFingerprint, fingerprint)
+	b = tlv.Append(b, tokenFingerprint, t.Fingerprint[:])
 	return appendTime(b, tokenExpiresAt, t.ExpiresAt)
 }
 
@@ -784,7 +806,7 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 		case tokenImportProvider:
 			t.ImportProvider = string(r.Value)
 		case tokenFingerprint:
-			t.Fingerprint = hex.EncodeToString(r.Value)
+			copy(t.Fingerprint[:], r.Value)
 		case tokenExpiresAt:
 			t.ExpiresAt = readTime(&r)
 		}
@@ -796,9 +818,7 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 	var digits [maxPAN]byte
 	copy(digits[:], prefix)
 	copy(digits[n-4:], lastFour)
-	t.MaskedAccountNumber = mask(digits[:n])
-	t.LastFour = t.MaskedAccountNumber[n-4:]
-	t.IIN = t.MaskedAccountNumber[:6]
+	t.setMasked(mask(digits[:n]))
 	if len(prefix) > 6 {
 		t.IIN = string(prefix)
 	}

@@ -167,7 +167,7 @@ type core struct {
 	known   accountSet
 	closed  atomic.Bool
 	work    work
-	decoy   func() (*store.Record, error) // the API key that an unknown one is compared with
+	nobody  *nobody
 }
 
 // accountSet remembers accounts that were seen to exist.
@@ -194,7 +194,7 @@ const (
 //
 // Errors: ErrLocked, ErrWrongKey, ErrWrongMode, ErrDamaged, ErrFormat,
 // ErrKeyFile for a key file inside dir, ErrUnavailable for a key provider that
-// does not answer, or one of the file system. Nothing was written then.
+// does not answer, or one of the file system. What was stored is untouched then.
 func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault, error) {
 	if _, err := opts.withDefaults(); err != nil {
 		return nil, err
@@ -249,12 +249,8 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 			return nil, err
 		}
 	}
-	c.decoy = sync.OnceValues(func() (*store.Record, error) {
-		nobody := &APIKey{Scopes: allScopes, digest: make([]byte, 32)}
-		r := v.whole().newRecord(kindAPIKey, uuid.UUID{15: 1})
-		return r, c.box.SealShown(r, nobody.encode())
-	})
-	return v, nil
+	c.nobody, err = newNobody()
+	return v, err
 }
 
 // In returns a handle that works on an account. If there is no such account,
@@ -378,6 +374,9 @@ func (c *core) loadMeta(ctx context.Context) (*meta, error) {
 	if m.mode != c.opts.Mode {
 		return nil, fmt.Errorf("%w: it was made in %v mode and is opened in %v mode", ErrWrongMode, m.mode, c.opts.Mode)
 	}
+	if c.box != nil && m.generation <= c.box.Keys().Generation {
+		return m, nil // nothing new to unwrap
+	}
 	if id := c.keys.wrapper.KeyID(); m.keyID != id {
 		return nil, fmt.Errorf("%w: the vault needs key %q, not %q", ErrWrongKey, m.keyID, id)
 	}
@@ -465,7 +464,7 @@ const (
 
 // grant allows the box more seals, and starts a new term in time.
 func (c *core) grant() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	v := &Vault{core: c}
 	for {
@@ -558,15 +557,27 @@ func (v *Vault) mask(kind store.Kind, row uuid.UUID) uuid.UUID {
 // almost surely never issued.
 func (v *Vault) unmask(kind store.Kind, id uuid.UUID) uuid.UUID {
 	row := rowkey.Unmask(v.box.PRF(v.account), uint8(kind), id)
-	// Wide enough for any clock that was ever off, and still one id in 250.
-	if id.Version() != 4 || id.Variant() != uuid.RFC4122 || !rowkey.Plausible(row, firstRow, now().AddDate(10, 0, 0)) {
+	if id.Version() != 4 || id.Variant() != uuid.RFC4122 || !rowkey.Plausible(row, firstRow, lastRow) {
 		return uuid.Nil
 	}
 	return row
 }
 
-// firstRow is also when the clock of testing/synctest starts.
-var firstRow = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+// Row keys are made between these times alone, so that what was made is found
+// whatever the clock says later. One random id in 90 falls in between.
+var (
+	firstRow = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // when the clock of testing/synctest starts
+	lastRow  = time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)
+)
+
+// newRow returns a new row key.
+func (c *core) newRow() (uuid.UUID, error) {
+	row := c.rowkeys.New()
+	if !rowkey.Plausible(row, firstRow, lastRow) {
+		return uuid.Nil, fmt.Errorf("%w: the clock of this machine is off: it says %v", ErrUnavailable, rowkey.Time(row))
+	}
+	return row, nil
+}
 
 // newRecord returns the first version of a listed record of the account.
 func (v *Vault) newRecord(kind store.Kind, row uuid.UUID) *store.Record {
@@ -647,7 +658,16 @@ func (v *Vault) list(ctx context.Context, q *store.Query) (list *store.List, err
 		list, err = tx.List(q)
 		return err
 	})
-	return list, err
+	if err != nil {
+		return nil, err
+	}
+	// What a record holds is authenticated, which list it was found in is not.
+	for _, r := range list.Records {
+		if r.Kind != q.Kind || r.Account != q.Account || r.Parent != q.Parent || !q.Classes.Has(r.Class) || !lives(r, q.Live) {
+			return nil, fmt.Errorf("%w: a list holds what does not belong there", ErrDamaged)
+		}
+	}
+	return list, nil
 }
 
 func (c *core) view(ctx context.Context, fn func(store.ReadTx) error) error {

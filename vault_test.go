@@ -138,7 +138,7 @@ func TestOpen(t *testing.T) {
 
 	secrets := []string{
 		secretNumber, secretNumber[:12], secretName, secretKey, key, key[17:60], payment, "idempotency-secret", "label-secret",
-		secretCode, token.Fingerprint,
+		secretCode, token.Fingerprint.String(),
 	}
 	vaulttest.AssertNoLeak(t, secrets, log.text(), refused, unknown)
 	vaulttest.AssertNoLeak(t, append(secrets, token.ID.String(), string(token.ID[:])), os.DirFS(dir))
@@ -156,7 +156,7 @@ func TestOpen(t *testing.T) {
 func TestLogHidesSessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log lockedBuffer
-		v := vaulttest.New(t, &cardvault.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+		v := vaulttest.NewWith(t, &cardvault.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 		session, err := v.CreateSession(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -236,7 +236,7 @@ func TestNeverPrints(t *testing.T) {
 
 // What a caller passes in stays the caller's: it may be changed and wiped.
 func TestCardIsCopied(t *testing.T) {
-	v := vaulttest.New(t, nil)
+	v := vaulttest.New(t)
 	digits, holder := []byte(secretNumber), []byte(secretName)
 	c := cardvault.Card{PAN: cardvault.NewPAN(digits), Name: cardvault.NewName(holder), Expiry: cardvault.Expiry{Month: 1, Year: 2030}}
 	clear(digits)

@@ -3,6 +3,7 @@ package cardvault
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -89,18 +90,16 @@ func (v *Vault) Run(ctx context.Context) error {
 
 // Drain does the background work that is due and returns.
 func (v *Vault) Drain(ctx context.Context) error {
+	var errs []error
 	for _, kind := range lapsing {
-		for {
-			n, err := v.sweep(ctx, kind)
-			if err != nil {
-				return err
-			}
-			if n < sweepBatch {
-				break
+		for n := sweepBatch; n == sweepBatch; {
+			var err error
+			if n, err = v.sweep(ctx, kind); err != nil {
+				errs = append(errs, err) // what is damaged keeps nothing else from being erased
 			}
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // nextDue returns when something lapses next, or the zero time.
@@ -138,11 +137,16 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 			return err
 		}
 		for _, r := range due {
+			// The index that was asked is not authenticated.
+			if r.Due.IsZero() || lives(r, at) {
+				return fmt.Errorf("%w: something is listed as lapsed that has not", ErrDamaged)
+			}
 			tx.Delete(kind, r.ID)
 		}
 		return nil
 	}))
 	if err != nil {
+		v.wrote(ctx, opExpire, uuid.Nil, uuid.Nil, err)
 		return 0, err
 	}
 	for _, r := range due {

@@ -17,10 +17,12 @@ var pool = sync.Pool{New: func() any {
 	return &buffers{make([]byte, 0, 4<<10), make([]byte, 0, 4<<10)}
 }}
 
-// free erases the body, which may hold a card number, and gives the buffers to
-// the next request. An answer as large as a full page is not kept.
+// free erases the body, which may hold a card number, and the answer, which may
+// hold a new API key, and gives the buffers to the next request. An answer as
+// large as a full page is not kept.
 func (b *buffers) free() {
 	clear(b.body[:cap(b.body)])
+	clear(b.answer)
 	if cap(b.answer) > 64<<10 {
 		b.answer = make([]byte, 0, 4<<10)
 	}

@@ -124,9 +124,8 @@ func (q *query) ascending() bool {
 	return false
 }
 
-// span reads from and to: the first and the last microsecond wanted, in UTC.
-// A zero time is no bound. If no microsecond lies between two instants, from
-// is after to.
+// span reads from and to: the first and the last instant wanted, in UTC. A zero
+// time is no bound.
 func (q *query) span() (from, to time.Time) {
 	from, _, hasFrom := q.instant("from")
 	to, day, hasTo := q.instant("to")
@@ -136,10 +135,8 @@ func (q *query) span() (from, to time.Time) {
 	if hasFrom && hasTo && from.After(to) {
 		q.refuse("from", "invalid_range", "query.to")
 	}
-	from = from.Add(time.Microsecond - time.Nanosecond).Truncate(time.Microsecond)
-	to = to.Truncate(time.Microsecond)
 	if hasTo && to.IsZero() {
-		to = to.Add(time.Microsecond) // the year 1, but not "no bound"
+		to = to.Add(time.Nanosecond) // the year 1, but not "no bound"
 	}
 	return from, to
 }

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"encoding/hex"
 	"encoding/json"
 	"strconv"
 	"time"
@@ -136,7 +137,10 @@ func appendToken(b []byte, t *cardvault.Token) []byte {
 	o.bool("supports_device_binding", false)
 	o.text("business_key", t.BusinessKey)
 	o.text("import_provider", t.ImportProvider)
-	o.text("fingerprint", t.Fingerprint)
+	o.name("fingerprint")
+	o.b = append(o.b, '"')
+	o.b = hex.AppendEncode(o.b, t.Fingerprint[:])
+	o.b = append(o.b, '"')
 	o.close()
 	return o.b
 }

@@ -50,7 +50,7 @@ func accounts(t *testing.T, s store.Store, mode cardvault.Mode) {
 	if got := must(v.In(a.ID).Account(ctx))(t); *got != *a {
 		t.Errorf("read: %+v, want %+v", got, a)
 	}
-	noError(t, v.In(a.ID).Approve(ctx, cardvault.Approvals{NetworkTokens: true}))
+	noError(t, v.In(a.ID).SetApprovals(ctx, cardvault.Approvals{NetworkTokens: true}))
 	if got := must(v.In(a.ID).Account(ctx))(t); got.ImportApproved || !got.NetworkTokensActive || got.Name != a.Name {
 		t.Errorf("after Approve: %+v", got)
 	}
@@ -143,7 +143,7 @@ func isolation(t *testing.T, s store.Store) {
 			"List":            second(nobody.List(ctx, nil)),
 			"All":             second(collect(ctx, nobody, nil)),
 			"Account":         second(nobody.Account(ctx)),
-			"Approve":         nobody.Approve(ctx, cardvault.Approvals{}),
+			"SetApprovals":    nobody.SetApprovals(ctx, cardvault.Approvals{}),
 			"CreateMerchant":  second(nobody.CreateMerchant(ctx, canary)),
 			"ListMerchants":   second(nobody.ListMerchants(ctx, nil)),
 			"PrimaryMerchant": second(nobody.PrimaryMerchant(ctx)),
@@ -257,7 +257,7 @@ func apiKeys(t *testing.T, s store.Store) {
 	AssertNoLeak(t, []string{text, text[17:60]}, key, list.Items[0], p.Key)
 
 	// Approvals are judged at each call.
-	noError(t, v.Approve(ctx, cardvault.Approvals{}))
+	noError(t, v.SetApprovals(ctx, cardvault.Approvals{}))
 	if p := must(v.Authenticate(ctx, text))(t); p.Account.ImportApproved {
 		t.Error("a withdrawn approval is still given")
 	}
@@ -384,7 +384,7 @@ func nothingInClear(t *testing.T, s store.Store) {
 	noError(t, v.RotateKeys(t.Context()))
 
 	AssertNoLeak(t, []string{
-		number(canaryNumber, 16, 1), canary, text, text[17:60], secret, idemKey, token.Fingerprint,
+		number(canaryNumber, 16, 1), canary, text, text[17:60], secret, idemKey, token.Fingerprint.String(),
 		string(token.ID[:]), string(suiteKey), token.MaskedAccountNumber,
 	}, k.bytes)
 	if !errors.Is(second(v.Get(t.Context(), uuid.New())), cardvault.ErrNotFound) || len(k.bytes) < 1000 {

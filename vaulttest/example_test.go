@@ -34,7 +34,7 @@ func (c *checkout) remember(ctx context.Context, number, holder string) error {
 func Example() {
 	_ = func(t *testing.T) {
 		var logged bytes.Buffer
-		c := &checkout{vaulttest.New(t, nil), slog.New(slog.NewJSONHandler(&logged, nil))}
+		c := &checkout{vaulttest.New(t), slog.New(slog.NewJSONHandler(&logged, nil))}
 		number, holder := "4242424242424242", "Zoë Example"
 		if err := c.remember(t.Context(), number, holder); err != nil {
 			t.Fatal(err)
@@ -66,7 +66,7 @@ func ExampleSuite() {
 
 func TestExample(t *testing.T) {
 	var logged bytes.Buffer
-	c := &checkout{vaulttest.New(t, nil), slog.New(slog.NewJSONHandler(&logged, nil))}
+	c := &checkout{vaulttest.New(t), slog.New(slog.NewJSONHandler(&logged, nil))}
 	if err := c.remember(t.Context(), pan, name); err != nil {
 		t.Fatal(err)
 	}

@@ -195,8 +195,8 @@ func between(t *testing.T, s store.Store) {
 	_, _, err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: key.ID})
 	fails(t, "CreateAPIKey while the creator is revoked", err, cardvault.ErrNotFound)
 
-	m.meddle = func() { noError(t, v.Approve(ctx, cardvault.Approvals{})) }
-	noError(t, v.Approve(ctx, cardvault.Approvals{Import: true}))
+	m.meddle = func() { noError(t, v.SetApprovals(ctx, cardvault.Approvals{})) }
+	noError(t, v.SetApprovals(ctx, cardvault.Approvals{Import: true}))
 	if a := must(v.Account(ctx))(t); !a.ImportApproved || a.NetworkTokensActive {
 		t.Errorf("Approve while another does: %+v", a)
 	}

@@ -94,7 +94,7 @@ func TestSessionTTL(t *testing.T) {
 			ttl = opts.SessionTTL
 		}
 		synctest.Test(t, func(t *testing.T) {
-			v := vaulttest.New(t, opts)
+			v := vaulttest.NewWith(t, opts)
 			early, late := session(t, v, 0), session(t, v, 0)
 			end := time.Now().Add(ttl)
 			until(t, end.Add(-time.Microsecond))
@@ -121,7 +121,7 @@ func TestIdempotencyTTL(t *testing.T) {
 		}
 		for _, drain := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
-				v := vaulttest.New(t, opts)
+				v := vaulttest.NewWith(t, opts)
 				call := func(number string) (uuid.UUID, bool, error) {
 					i := &cardvault.Idempotency{Key: "k"}
 					token, err := v.Import(cardvault.WithIdempotency(t.Context(), i), testCard(number), nil)
@@ -239,7 +239,7 @@ func lapseOf(t *testing.T, s store.Store, seconds int) {
 
 func TestAPIKeyExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v, ctx := vaulttest.New(t, nil), t.Context()
+		v, ctx := vaulttest.New(t), t.Context()
 		creator, text, err := v.CreateAPIKey(ctx, "by", cardvault.AllScopes(), &cardvault.APIKeyOptions{ExpirationTime: 1})
 		if err != nil {
 			t.Fatal(err)
@@ -271,7 +271,7 @@ func TestAPIKeyExpiry(t *testing.T) {
 // with the next rotation.
 func TestPaymentSecretActivation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v, ctx := vaulttest.New(t, nil), t.Context()
+		v, ctx := vaulttest.New(t), t.Context()
 		m, err := v.PrimaryMerchant(ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -296,7 +296,7 @@ func TestPaymentSecretActivation(t *testing.T) {
 
 func TestSessionCardExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := vaulttest.New(t, nil)
+		v := vaulttest.New(t)
 		c := testCard(visa)
 		c.Expiry = cardvault.Expiry{Month: 2, Year: 2024}
 		// Valid through the last day of its month, anywhere on earth.
@@ -394,7 +394,7 @@ func vaultOn(t testing.TB, s store.Store, opts *cardvault.Options) *cardvault.Va
 func TestWarnsWithoutRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
-		v := vaulttest.New(t, &cardvault.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		v := vaulttest.NewWith(t, &cardvault.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		tokenize(t, v, 1)
 		if log.Len() > 0 {
 			t.Errorf("warned at once: %s", log.String())

@@ -52,8 +52,8 @@ func importing(t *testing.T, s store.Store) {
 	want.LastFour = number(canaryNumber, 16, 1)[12:]
 	want.MaskedAccountNumber = "411111******" + want.LastFour
 	same(t, "imported", got, want)
-	if len(got.Fingerprint) != 64 || strings.Trim(got.Fingerprint, "0123456789abcdef") != "" {
-		t.Errorf("fingerprint %q is not 64 hexadecimal digits", got.Fingerprint)
+	if text := got.Fingerprint.String(); len(text) != 64 || strings.Trim(text, "0123456789abcdef") != "" {
+		t.Errorf("fingerprint %q is not 64 hexadecimal digits", text)
 	}
 	if at := got.CreatedAt; at.Before(before.Add(-time.Microsecond)) || at.After(time.Now()) || at.Location() != time.UTC || at.Nanosecond()%1000 != 0 {
 		t.Errorf("created at %v, want now, in UTC and whole microseconds", at)

@@ -132,7 +132,7 @@ func badOptions(t *testing.T, s store.Store) {
 			want string
 		}{
 			{importWith(cardvault.ImportOptions{BusinessKey: long(256)}), "business_key too_long"},
-			{importWith(cardvault.ImportOptions{BusinessKey: "\t\t"}), "business_key invalid_format"},
+			{importWith(cardvault.ImportOptions{BusinessKey: "\t\t"}), "business_key blank"},
 			{importWith(cardvault.ImportOptions{BusinessKey: "  "}), "business_key blank"},
 			{importWith(cardvault.ImportOptions{ImportProvider: "p"}), "business_key depends_on"},
 			{importWith(cardvault.ImportOptions{BusinessKey: canary, ImportProvider: "P"}), "import_provider invalid_format"},

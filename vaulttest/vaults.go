@@ -52,8 +52,8 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		"CreateAccount": func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateAccount(ctx, canary, nil)) },
 		"Account":       func(ctx context.Context, v *cardvault.Vault) error { return second(v.Account(ctx)) },
 		"ListAccounts":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListAccounts(ctx, nil)) },
-		"Approve": func(ctx context.Context, v *cardvault.Vault) error {
-			return v.Approve(ctx, cardvault.Approvals{})
+		"SetApprovals": func(ctx context.Context, v *cardvault.Vault) error {
+			return v.SetApprovals(ctx, cardvault.Approvals{})
 		},
 		"CreateMerchant":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateMerchant(ctx, canary)) },
 		"ListMerchants":   func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListMerchants(ctx, nil)) },
@@ -204,7 +204,7 @@ func (k *kms) Unwrap(_ context.Context, wrapped, aad []byte) ([]byte, error) {
 func keyProvider(t *testing.T, s store.Store) {
 	spy, k, ctx := &spy{Store: s}, &kms{key: "a"}, t.Context()
 	open := func() (*cardvault.Vault, error) {
-		return cardvault.New(ctx, spy, cardvault.Wrapped(k), &cardvault.Options{Mode: cardvault.Sandbox})
+		return cardvault.New(ctx, spy, cardvault.WrappedBy(k), &cardvault.Options{Mode: cardvault.Sandbox})
 	}
 	failing := func(what string, cause, want error) {
 		t.Helper()

@@ -3,7 +3,7 @@
 //
 // [New] returns the real vault, in memory:
 //
-//	v := vaulttest.New(t, nil)
+//	v := vaulttest.New(t)
 //
 // It starts no goroutine and reads the clock of package time only, so a test
 // that runs in a bubble of testing/synctest decides what time it is.
@@ -25,10 +25,16 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// New returns a new vault in memory, under a key of its own, that is closed
-// when the test ends. If opts is nil it is a sandbox; else opts are taken as
-// they are, and their zero Mode is Live.
-func New(t testing.TB, opts *cardvault.Options) *cardvault.Vault {
+// New returns a new sandbox vault in memory, under a key of its own, that is
+// closed when the test ends.
+func New(t testing.TB) *cardvault.Vault {
+	t.Helper()
+	return NewWith(t, nil)
+}
+
+// NewWith is New with options, which are taken as they are: their zero Mode is
+// Live. If opts is nil the vault is a sandbox.
+func NewWith(t testing.TB, opts *cardvault.Options) *cardvault.Vault {
 	t.Helper()
 	key := make([]byte, cardvault.KeySize)
 	rand.Read(key)

@@ -20,6 +20,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -37,6 +38,7 @@ func main() {
 	var c config
 	flag.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; port 0 takes a free one")
 	flag.StringVar(&c.data, "data", "./cardvault-data", "`directory` of the vault, its key and sandbox.json")
+	flag.Duration("security-code-ttl", 10*time.Minute, "how long a security code is kept; without effect, as this version keeps none")
 	flag.DurationVar(&c.sessionTTL, "session-ttl", 15*time.Minute, "how long a session lives")
 	flag.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	flag.Parse()
@@ -57,6 +59,11 @@ const shutdownTimeout = 10 * time.Second
 
 func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: c.logLevel}))
+	listener, err := net.Listen("tcp", c.addr)
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
 	if err := os.MkdirAll(c.data, 0o700); err != nil {
 		return err
 	}
@@ -83,17 +90,13 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", c.addr)
-	if err != nil {
-		return err
-	}
-	box.BaseURL = "http://" + listener.Addr().String()
+	box.BaseURL = "http://" + reachable(listener.Addr().(*net.TCPAddr))
 
 	people := page(box)
 	server := &http.Server{
 		// No ServeMux: it would redirect paths that the REST surface answers.
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path == "/" && r.Method == http.MethodGet {
+			if r.URL.Path == "/" && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
 				people(w, r)
 				return
 			}
@@ -134,6 +137,14 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 		return server.Close()
 	}
 	return nil
+}
+
+// reachable returns where to reach a listener on this machine.
+func reachable(a *net.TCPAddr) string {
+	if a.IP.IsUnspecified() {
+		return net.JoinHostPort("localhost", strconv.Itoa(a.Port))
+	}
+	return a.String()
 }
 
 // announce prints how to use the sandbox.

@@ -22,7 +22,7 @@ func (b *bench) http(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := b.vault.Approve(ctx, cardvault.Approvals{Import: true}); err != nil {
+	if err := b.vault.SetApprovals(ctx, cardvault.Approvals{Import: true}); err != nil {
 		return err
 	}
 	_, key, err := b.vault.CreateAPIKey(ctx, "bench", cardvault.AllScopes(), nil)

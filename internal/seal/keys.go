@@ -73,7 +73,8 @@ const (
 
 // Marshal returns k in clear, to be wrapped at once.
 func (k *Keys) Marshal() []byte {
-	b := tlv.Append(nil, tagVault, k.Vault[:])
+	b := make([]byte, 0, 256+64*len(k.Masters)) // never grown: nothing is left behind
+	b = tlv.Append(b, tagVault, k.Vault[:])
 	b = tlv.AppendUint(b, tagGeneration, uint64(k.Generation))
 	for _, m := range k.Masters {
 		b = tlv.AppendUint(b, tagTerm, uint64(m.Term))

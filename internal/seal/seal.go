@@ -34,6 +34,7 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -74,6 +75,8 @@ type Box struct {
 
 	setting   sync.Mutex
 	refilling sync.Mutex
+	failed    error // of the last refill
+	failedAt  time.Time
 	mu        sync.RWMutex
 	accounts  map[uuid.UUID]*account
 }
@@ -136,10 +139,14 @@ func (b *Box) take() (*Keys, error) {
 func (b *Box) grantMore() error {
 	b.refilling.Lock()
 	defer b.refilling.Unlock()
+	if b.failed != nil && time.Since(b.failedAt) < time.Second {
+		return b.failed // those who waited do not try again one by one
+	}
 	if b.current.Load().granted.Load() > 0 {
 		return nil
 	}
-	return b.refill()
+	b.failed, b.failedAt = b.refill(), time.Now()
+	return b.failed
 }
 
 // SealShown sets r.Shown to plain, sealed. All other columns of r but Secret
