@@ -33,7 +33,7 @@ func rowBytes(ctx context.Context) (int, error) {
 
 // imports compares durable imports with raw bbolt writing the same bytes.
 func (b *bench) imports(ctx context.Context) error {
-	floor, err := newFloor(filepath.Join(b.dir, "floor.db"), b.rowBytes)
+	floor, err := newFloor(filepath.Join(b.dir, "floor.db"), b.rowBytes, b.tokens)
 	if err != nil {
 		return err
 	}
@@ -44,10 +44,11 @@ func (b *bench) imports(ctx context.Context) error {
 	}
 	defer naive.Close()
 	value := make([]byte, b.rowBytes)
+	visa := card(0)
 	for _, n := range []int{1, 16, 64, 256} {
 		err := b.compare(n,
 			contender{"vault, one account", func(int) error {
-				_, err := b.vault.Import(ctx, card(0), nil)
+				_, err := b.vault.Import(ctx, visa, nil)
 				return err
 			}},
 			contender{"append-only bbolt with group commit", func(int) error { return floor.put() }},
@@ -68,15 +69,15 @@ func (b *bench) imports(ctx context.Context) error {
 	var turn atomic.Int64
 	return b.compare(64,
 		contender{"vault, one account", func(int) error {
-			_, err := b.vault.Import(ctx, card(0), nil)
+			_, err := b.vault.Import(ctx, visa, nil)
 			return err
 		}},
 		contender{"vault, 1000 accounts", func(int) error {
-			_, err := accounts[turn.Add(1)%1000].Import(ctx, card(0), nil)
+			_, err := accounts[turn.Add(1)%1000].Import(ctx, visa, nil)
 			return err
 		}},
 		contender{"vault, business_key on every token", func(int) error {
-			_, err := b.vault.Import(ctx, card(0), &cardvault.ImportOptions{BusinessKey: uuid.NewString()})
+			_, err := b.vault.Import(ctx, visa, &cardvault.ImportOptions{BusinessKey: uuid.NewString()})
 			return err
 		}},
 	)
@@ -113,19 +114,46 @@ func batch(db *bbolt.DB, value []byte) error {
 type floor struct {
 	db     *bbolt.DB
 	value  []byte
+	rows   uint64
 	queue  chan chan error
 	closed chan struct{}
 }
 
-func newFloor(path string, size int) (*floor, error) {
+// newFloor returns a floor that holds rows of a size already.
+func newFloor(path string, size, rows int) (*floor, error) {
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{FreelistType: bbolt.FreelistMapType, InitialMmapSize: 1 << 30})
 	if err != nil {
 		return nil, err
 	}
-	f := &floor{db, make([]byte, size), make(chan chan error, 1024), make(chan struct{})}
+	f := &floor{db, make([]byte, size), 0, make(chan chan error, 1024), make(chan struct{})}
 	rand.Read(f.value)
+	for left := rows; left > 0; left -= 10000 {
+		if err := f.append(min(left, 10000)); err != nil {
+			return nil, err
+		}
+	}
 	go f.write()
 	return f, nil
+}
+
+// append commits n rows.
+func (f *floor) append(n int) error {
+	return f.db.Update(func(tx *bbolt.Tx) error {
+		rows, err := tx.CreateBucketIfNotExists([]byte("rows"))
+		if err != nil {
+			return err
+		}
+		rows.FillPercent = 1
+		for range n {
+			f.rows++
+			var key [16]byte
+			binary.BigEndian.PutUint64(key[:], f.rows)
+			if err := rows.Put(key[:], f.value); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 func (f *floor) put() error {
@@ -136,28 +164,12 @@ func (f *floor) put() error {
 
 func (f *floor) write() {
 	defer close(f.closed)
-	var n uint64
 	for first := range f.queue {
 		group := []chan error{first}
 		for len(group) < 256 && len(f.queue) > 0 {
 			group = append(group, <-f.queue)
 		}
-		err := f.db.Update(func(tx *bbolt.Tx) error {
-			rows, err := tx.CreateBucketIfNotExists([]byte("rows"))
-			if err != nil {
-				return err
-			}
-			rows.FillPercent = 1
-			for range group {
-				n++
-				var key [16]byte
-				binary.BigEndian.PutUint64(key[:], n)
-				if err := rows.Put(key[:], f.value); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		err := f.append(len(group))
 		for _, done := range group {
 			done <- err
 		}
