@@ -1,5 +1,3 @@
-//go:build unix
-
 package cardvault_test
 
 import (
@@ -10,7 +8,6 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -238,53 +235,5 @@ func TestDamagedFile(t *testing.T) {
 	t.Logf("150 damaged files: %d not opened, %d gave errors, %d unaffected", refused, failed, unaffected)
 	if refused == 0 || failed == 0 {
 		t.Error("the damage was not enough to show anything")
-	}
-}
-
-// TestFullDisk limits the size of files in a process of its own.
-func TestFullDisk(t *testing.T) {
-	if os.Getenv("CARDVAULT_TEST_FULL_DISK") == "" {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestFullDisk$", "-test.v")
-		cmd.Env = append(os.Environ(), "CARDVAULT_TEST_FULL_DISK=1")
-		out, err := cmd.CombinedOutput()
-		if err != nil || !bytes.Contains(out, []byte("--- PASS")) {
-			t.Errorf("%v\n%s", err, out)
-		}
-		return
-	}
-	dir, keys, ids := filled(t, 10)
-	limit := limitFileSize(t, 1<<20)
-	v, err := cardvault.Open(t.Context(), dir, keys, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer v.Close()
-	for {
-		token, err := v.Import(t.Context(), visa, nil)
-		if errors.Is(err, cardvault.ErrStorageFull) {
-			t.Log("imports end with:", err)
-			break
-		}
-		if err != nil {
-			t.Fatalf("after %d imports: %v", len(ids), err)
-		}
-		ids = append(ids, token.ID)
-		if len(ids) > 20000 {
-			t.Fatal("the disk does not get full")
-		}
-	}
-	for _, id := range ids {
-		if _, err := v.Get(t.Context(), id); err != nil {
-			t.Fatalf("reading on a full disk: %v", err)
-		}
-	}
-	for _, id := range ids[:50] {
-		if err := v.Delete(t.Context(), id); err != nil {
-			t.Fatalf("deleting on a full disk: %v", err)
-		}
-	}
-	limit(1 << 30)
-	if _, err := v.Import(t.Context(), visa, nil); err != nil {
-		t.Errorf("once there is room again: %v", err)
 	}
 }

@@ -157,6 +157,7 @@ func bounds(t *testing.T, s store.Store) {
 		{To: at.Add(-1)},
 		{To: at.Add(time.Microsecond - 1)},
 		{From: at.Add(-time.Microsecond + 1), To: at},
+		{From: at.Add(1), To: at.Add(2)}, // within one microsecond, and none in between
 		{From: at.In(time.FixedZone("", 3600))},
 		{From: time.Unix(-1, 0), To: time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)},
 		{From: time.Date(1, 1, 1, 0, 0, 1, 0, time.UTC)},

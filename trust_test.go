@@ -1,0 +1,210 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+// A liar is a store that somebody has edited: its answers are changed.
+type liar struct {
+	store.Store
+	list   func(*store.Query)
+	due    func(store.Kind, []*store.Record) ([]*store.Record, error)
+	update error // of every Update
+	seen   func(*store.Record)
+}
+
+func (l *liar) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return l.Store.View(ctx, func(tx store.ReadTx) error { return fn(liarReadTx{tx, l}) })
+}
+
+func (l *liar) Update(ctx context.Context, fn func(store.Tx) error) error {
+	if l.update != nil {
+		return l.update
+	}
+	return l.Store.Update(ctx, func(tx store.Tx) error { return fn(liarTx{tx, l}) })
+}
+
+type liarReadTx struct {
+	store.ReadTx
+	l *liar
+}
+
+func (tx liarReadTx) List(q *store.Query) (*store.List, error) {
+	other := *q
+	if tx.l.list != nil {
+		tx.l.list(&other)
+	}
+	return tx.ReadTx.List(&other)
+}
+
+func (tx liarReadTx) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
+	due, err := tx.ReadTx.Due(kind, until, limit)
+	if err == nil && tx.l.due != nil {
+		return tx.l.due(kind, due)
+	}
+	return due, err
+}
+
+type liarTx struct {
+	store.Tx
+	l *liar
+}
+
+func (tx liarTx) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
+	return liarReadTx{tx.Tx, tx.l}.Due(kind, until, limit)
+}
+
+func (tx liarTx) Put(r *store.Record) {
+	if tx.l.seen != nil {
+		tx.l.seen(r)
+	}
+	tx.Tx.Put(r)
+}
+
+func vaultOn(t *testing.T, s store.Store) *cardvault.Vault {
+	t.Helper()
+	v, err := cardvault.New(t.Context(), s, newKey(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { v.Close() })
+	return v
+}
+
+func imported(t *testing.T, v *cardvault.Vault) *cardvault.Token {
+	t.Helper()
+	token, err := v.Import(t.Context(), visa, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
+// The lists of a store are not authenticated, what they lead to is.
+func TestListOfAnotherAccount(t *testing.T) {
+	l := &liar{Store: memstore.New()}
+	victim := vaultOn(t, l)
+	imported(t, victim)
+	other, err := victim.CreateAccount(t.Context(), "other", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	thief := victim.In(other.ID)
+	account, err := victim.Account(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.list = func(q *store.Query) { q.Account = account.ID }
+	if page, err := thief.List(t.Context(), nil); !errors.Is(err, cardvault.ErrDamaged) {
+		t.Errorf("List gives %+v, %v", page, err)
+	}
+	for token, err := range thief.All(t.Context(), nil) {
+		if !errors.Is(err, cardvault.ErrDamaged) || token != nil {
+			t.Errorf("All gives %+v, %v", token, err)
+		}
+	}
+	l.list = func(q *store.Query) { q.Classes = store.Classes{} }
+	jcb := &cardvault.ListOptions{Scheme: []cardvault.Scheme{cardvault.SchemeJCB}}
+	if page, err := victim.List(t.Context(), jcb); !errors.Is(err, cardvault.ErrDamaged) {
+		t.Errorf("a list of another class gives %+v, %v", page, err)
+	}
+}
+
+// A due time that the index invents erases nothing, and what cannot be read of
+// one kind keeps no other from being erased.
+func TestSweepTrustsNoIndex(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &liar{Store: memstore.New()}
+		v := vaultOn(t, l)
+		token := imported(t, v)
+		if _, err := v.CreateSession(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(time.Hour)
+		calls := map[store.Kind]int{}
+		l.due = func(kind store.Kind, due []*store.Record) ([]*store.Record, error) {
+			calls[kind]++
+			if len(calls) == 1 { // the first kind that is swept
+				return []*store.Record{{Kind: kind, ID: uuid.New()}}, nil // without a due time
+			}
+			return due, nil
+		}
+		if err := v.Drain(t.Context()); !errors.Is(err, cardvault.ErrDamaged) {
+			t.Errorf("Drain: %v", err)
+		}
+		if len(calls) < 4 {
+			t.Errorf("%d kinds were swept", len(calls))
+		}
+		if _, err := v.Get(t.Context(), token.ID); err != nil {
+			t.Errorf("the token is gone: %v", err)
+		}
+	})
+}
+
+// An unknown key is refused as such whatever state the store is in.
+func TestUnknownKeyOnFullStore(t *testing.T) {
+	l := &liar{Store: memstore.New()}
+	v := vaultOn(t, l)
+	_, key, err := v.CreateAPIKey(t.Context(), "a key", []cardvault.Scope{cardvault.ScopeTokensRead}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	principal, err := v.Authenticate(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := v.DeleteAPIKey(t.Context(), principal.Key.ID); err != nil {
+		t.Fatal(err)
+	}
+	l.update = store.ErrFull
+	if _, err := v.Authenticate(t.Context(), key); !errors.Is(err, cardvault.ErrUnauthenticated) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A session's id opens the session, so the store does not have it.
+func TestSessionIDStaysOut(t *testing.T) {
+	l := &liar{Store: memstore.New()}
+	v := vaultOn(t, l)
+	var ids []uuid.UUID
+	l.seen = func(r *store.Record) { ids = append(ids, r.ID) }
+	session, err := v.CreateSession(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(ids) == 0 {
+		t.Fatal("nothing was stored")
+	}
+	for _, id := range ids {
+		if id == session {
+			t.Error("the store has the id of the session as a key")
+		}
+	}
+	if _, err := v.Tokenize(t.Context(), session, visa); err != nil {
+		t.Error(err)
+	}
+}
+
+// A clock that is far off makes nothing that would not be found again.
+func TestClockFarOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := vaultOn(t, memstore.New())
+		token := imported(t, v)
+		<-time.After(101 * 365 * 24 * time.Hour)
+		if _, err := v.Import(t.Context(), visa, nil); !errors.Is(err, cardvault.ErrUnavailable) {
+			t.Errorf("in 2101: %v", err)
+		}
+		if _, err := v.Get(t.Context(), token.ID); err != nil {
+			t.Errorf("what was made before: %v", err)
+		}
+	})
+}
