@@ -279,7 +279,8 @@ const SecretOverlap = 24 * time.Hour
 // RotatePaymentSecret makes a new shared secret for a merchant and returns it:
 // 43 base64url characters, shown only here. The first one is used at once, a
 // later one from activateAt on: zero means after [SecretOverlap], a time that
-// is past at once. One that waits to be used is replaced.
+// is past at once. One that waits to be used is replaced. The error is
+// ErrNotFound for a merchant that the account does not have.
 func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, activateAt time.Time) (string, error) {
 	var random [32]byte
 	rand.Read(random[:])
@@ -456,6 +457,9 @@ func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 
 // CreateAPIKey makes an API key of the account and returns it with its text,
 // which is shown only here. opts may be nil.
+//
+// Errors: FieldErrors; ErrNotFound for a creator that does not exist, and
+// ErrInsufficientScope for one that lacks a scope.
 func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (*APIKey, string, error) {
 	if err := CheckAPIKey(label, scopes, opts); err != nil {
 		return nil, "", err
@@ -533,7 +537,8 @@ func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (*Page[*APIK
 	return page(ctx, v, q, o, v.openAPIKey)
 }
 
-// DeleteAPIKey revokes an API key and all that it made, at once.
+// DeleteAPIKey revokes an API key and all that it made, at once. The error is
+// ErrNotFound for an id that the account does not have.
 func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) error {
 	return v.removeWith(ctx, opDeleteAPIKey, kindAPIKey, id, func(tx store.Tx, row uuid.UUID) error {
 		// Keys are made by keys that exist, so there is no circle.

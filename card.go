@@ -156,17 +156,18 @@ func (c Card) Wipe() {
 // A Scheme is a card scheme.
 type Scheme uint8
 
-// The schemes that the interface document names. Domestic schemes are SchemeUnknown.
+// The schemes that the interface document names. Their numbers are stored, and
+// are those of internal/iin.
 const (
-	SchemeUnknown         = Scheme(iin.Unknown)
-	SchemeVISA            = Scheme(iin.VISA)
-	SchemeMastercard      = Scheme(iin.Mastercard) // with Maestro
-	SchemeAmericanExpress = Scheme(iin.AmericanExpress)
-	SchemeDiscover        = Scheme(iin.Discover)
-	SchemeDinersClub      = Scheme(iin.DinersClub)
-	SchemeJCB             = Scheme(iin.JCB)
-	SchemeUnionPay        = Scheme(iin.UnionPay)
-	schemes               = 8
+	SchemeUnknown Scheme = iota // also domestic schemes
+	SchemeVISA
+	SchemeMastercard // with Maestro
+	SchemeAmericanExpress
+	SchemeDiscover
+	SchemeDinersClub
+	SchemeJCB
+	SchemeUnionPay
+	schemes = 8
 )
 
 // String returns the name that the interface document uses, such as "VISA".

@@ -328,7 +328,8 @@ func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
 	return &bin
 }
 
-// Get returns a token.
+// Get returns a token. The error is ErrNotFound for an id that the account does
+// not have.
 func (v *Vault) Get(ctx context.Context, id uuid.UUID) (*Token, error) {
 	r, err := v.get(ctx, kindToken, id)
 	if err != nil {
@@ -426,7 +427,8 @@ func (v *Vault) query(kind store.Kind, o *ListOptions) (*store.Query, ListOption
 	return q, opts, nil
 }
 
-// List returns one page of the account's tokens. opts may be nil.
+// List returns one page of the account's tokens. opts may be nil. A page past
+// the end is empty.
 func (v *Vault) List(ctx context.Context, opts *ListOptions) (*Page[*Token], error) {
 	q, o, err := v.tokenQuery(opts)
 	if err != nil {
@@ -571,6 +573,8 @@ func (u *TokenUpdate) Check() error {
 
 // Update changes what is known about a card, and returns the token. A changed
 // expiry is shown and sent from then on; it starts nothing by itself.
+//
+// Errors: FieldErrors, and ErrNotFound.
 func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token, error) {
 	if err := u.Check(); err != nil {
 		return nil, err
@@ -624,7 +628,8 @@ func (u *TokenUpdate) apply(t *Token) error {
 	return nil
 }
 
-// Delete removes a token with all that belongs to it. It cannot be undone.
+// Delete removes a token with all that belongs to it. It cannot be undone. The
+// error is ErrNotFound for an id that the account does not have, or has no more.
 func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 	return v.remove(ctx, opDelete, kindToken, id)
 }
