@@ -35,7 +35,7 @@ race: deps ## all tests under the race detector
 fuzz: ## every fuzz target for FUZZTIME (30s)
 	@grep -rlE '^func Fuzz' --include='*_test.go' . | while read -r f; do \
 		grep -oE '^func Fuzz[A-Za-z0-9_]+' $$f | sed 's/^func //' | while read -r name; do \
-			echo "$$name in $$(dirname $$f)"; go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) ./$$(dirname $$f) || exit 1; done || exit 1; done
+			echo "$$name in $$(dirname $$f)"; GOEXPERIMENT=jsonv2 go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./$$(dirname $$f) || exit 1; done || exit 1; done
 
 bench: ## ratios against raw bbolt and bare net/http (BENCH="import get …" selects)
 	go run ./internal/bench $(BENCH)
