@@ -173,6 +173,9 @@ const (
 // String returns the name that the interface document uses, such as "VISA".
 func (s Scheme) String() string { return iin.Scheme(s).String() }
 
+// MarshalText returns what String does.
+func (s Scheme) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
 // ParseScheme returns the scheme of a name that String gives.
 func ParseScheme(name string) (Scheme, bool) {
 	for s := range Scheme(schemes) {

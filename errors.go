@@ -106,6 +106,9 @@ func FieldErrors(err error) []*FieldError {
 // wrapped turns an error of the store or of internal/seal into one of ours.
 // The cause stays in the text and in the tree.
 func wrapped(err error) error {
+	if err == nil {
+		return nil
+	}
 	for _, to := range []struct{ from, to error }{
 		{store.ErrNotFound, ErrNotFound},
 		{store.ErrClosed, ErrClosed},

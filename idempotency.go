@@ -39,8 +39,8 @@ func (i *Idempotency) Replayed() bool { return i.replayed }
 
 type idempotencyKey struct{}
 
-// WithIdempotency returns a context that makes the next call repeatable.
-// The context and i serve one call.
+// WithIdempotency returns a context that makes one call of Import or
+// CreateSession repeatable. Other calls ignore it.
 func WithIdempotency(ctx context.Context, i *Idempotency) context.Context {
 	return context.WithValue(ctx, idempotencyKey{}, i)
 }

@@ -47,6 +47,7 @@ type KeyWrapper interface {
 type Keyring struct {
 	wrapper KeyWrapper
 	file    string // path of the key file, if there is one
+	made    bool   // KeyFile made it just now
 }
 
 // WrappedBy returns a Keyring of a key that is held elsewhere.
@@ -58,6 +59,17 @@ func (k *Keyring) check() error {
 		return errors.New("cardvault: a Keyring is needed: see KeyFile, KeyBytes and WrappedBy")
 	}
 	return nil
+}
+
+// source says where the key is from, for an error.
+func (k *Keyring) source() string {
+	switch {
+	case k.made:
+		return fmt.Sprintf(" of %s, which was not there and has just been made: is the path right?", k.file)
+	case k.file != "":
+		return " of " + k.file
+	}
+	return ""
 }
 
 // KeyBytes returns a Keyring of a key of [KeySize] random bytes that the caller
@@ -77,13 +89,20 @@ func KeyBytes(key []byte) (*Keyring, error) {
 // KeyFile refuses a file that others than its owner may use, a symlink, and a
 // passphrase for a file in clear or none for a sealed one. [Open] refuses a key
 // file that lies in the folder of the vault, where a backup would take both.
+//
+// A path that is mistyped makes a new key too. It opens no vault that exists:
+// [ErrWrongKey] says so then.
 func KeyFile(path string, passphrase []byte) (*Keyring, error) {
+	if path == "" {
+		return nil, fmt.Errorf("%w: the path is empty", ErrKeyFile)
+	}
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, keyFileError(path, err)
 	}
 	text, err := readKeyFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	made := errors.Is(err, fs.ErrNotExist)
+	if made {
 		if text, err = newKeyFile(passphrase); err == nil {
 			text, err = writeKeyFile(path, text)
 		}
@@ -95,7 +114,7 @@ func KeyFile(path string, passphrase []byte) (*Keyring, error) {
 	if err != nil {
 		return nil, keyFileError(path, err)
 	}
-	return &Keyring{wrapper: newLocalKey(key), file: path}, nil
+	return &Keyring{wrapper: newLocalKey(key), file: path, made: made}, nil
 }
 
 func keyFileError(path string, err error) error {
@@ -330,7 +349,7 @@ func (k *Keyring) apartFrom(dir string) error {
 	}
 	rel, err := filepath.Rel(resolved(dir), resolved(filepath.Dir(k.file)))
 	if err == nil && (rel == "." || filepath.IsLocal(rel)) {
-		return keyFileError(k.file, errors.New("must not lie in the folder of the vault: a copy of that folder would take the key along"))
+		return keyFileError(k.file, errors.New("must not lie in the folder of the vault: a copy of that folder would take the key along; move it out"))
 	}
 	return nil
 }

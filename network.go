@@ -28,6 +28,9 @@ func (s NetworkTokenStatus) String() string {
 	return "unknown"
 }
 
+// MarshalText returns what String does.
+func (s NetworkTokenStatus) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
 // ParseNetworkTokenStatus returns the status of a name that String gives.
 func ParseNetworkTokenStatus(name string) (NetworkTokenStatus, bool) {
 	for s, n := range networkTokenStatusNames {
@@ -56,6 +59,9 @@ func (s Source) String() string {
 	}
 	return "unknown"
 }
+
+// MarshalText returns what String does.
+func (s Source) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // A Reason explains a network token status other than active and pending.
 type Reason struct {

@@ -87,6 +87,9 @@ func (s Status) String() string {
 	return "active"
 }
 
+// MarshalText returns what String does.
+func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
 // Identification says which identification and verification of the cardholder
 // was submitted when a token was created.
 type Identification uint8
@@ -101,6 +104,9 @@ const (
 func (i Identification) String() string {
 	return [...]string{"none", "checked", "skipped"}[i%3]
 }
+
+// MarshalText returns what String does.
+func (i Identification) MarshalText() ([]byte, error) { return []byte(i.String()), nil }
 
 // A BINProvider knows what an issuer identification number tells about a card.
 type BINProvider interface {

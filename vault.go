@@ -72,6 +72,9 @@ const (
 	Sandbox             // test cards; new accounts have every approval
 )
 
+// MarshalText returns what String does.
+func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
 // String returns "live" or "sandbox".
 func (m Mode) String() string {
 	if m == Sandbox {
@@ -201,6 +204,9 @@ func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault
 	}
 	if err := keys.check(); err != nil {
 		return nil, err
+	}
+	if dir == "" {
+		return nil, errors.New("cardvault: the path of the vault is empty")
 	}
 	if err := keys.apartFrom(dir); err != nil {
 		return nil, err
@@ -378,7 +384,7 @@ func (c *core) loadMeta(ctx context.Context) (*meta, error) {
 		return m, nil // nothing new to unwrap
 	}
 	if id := c.keys.wrapper.KeyID(); m.keyID != id {
-		return nil, fmt.Errorf("%w: the vault needs key %q, not %q", ErrWrongKey, m.keyID, id)
+		return nil, fmt.Errorf("%w: the vault needs key %q, not %q%s", ErrWrongKey, m.keyID, id, c.keys.source())
 	}
 	plain, err := c.keys.wrapper.Unwrap(ctx, m.wrapped, m.associated())
 	if err != nil {

@@ -38,7 +38,7 @@ func readBody(r *http.Request, b *buffers) ([]byte, error) {
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
 		return nil, nil
 	}
-	typed := isJSON(r.Header["Content-Type"])
+	typed := isJSON(r.Header["Content-Type"]) && len(r.Header["Content-Encoding"]) == 0
 	if r.ContentLength > 0 && !typed {
 		return nil, unsupportedMedia
 	}
