@@ -244,3 +244,32 @@ func TestPagination(t *testing.T) {
 		}
 	}
 }
+
+// A body that says it is encoded is not read as if it were not.
+func TestContentEncoding(t *testing.T) {
+	r := newRig(t, nil, nil)
+	const body = `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}`
+	r.do(t, "POST", "/cde-import", body).want(t, 200)
+	for _, encoding := range []string{"gzip", "identity", ""} {
+		r.do(t, "POST", "/cde-import", body, "Content-Encoding", encoding).want(t, 415, "UNSUPPORTED_MEDIA_TYPE")
+	}
+}
+
+// What a program logs of a token as JSON has names, not numbers.
+func TestTokenPrintsNames(t *testing.T) {
+	r := newRig(t, nil, nil)
+	r.importCard(t)
+	page, err := r.vault.List(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(page.Items[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"Scheme":"VISA"`, `"Status":"active"`, `"NetworkTokenStatus":"not_available"`, `"Source":"configuration"`, `"Identification":"none"`} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("%s is not in %s", want, text)
+		}
+	}
+}
