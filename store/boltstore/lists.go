@@ -338,11 +338,16 @@ func (l *lister) find(list listKey, id uuid.UUID, insert bool) []*node {
 		}
 		path = append(path, n)
 	}
-	block := path[len(path)-1]
-	cur.Seek(block.key[:])
-	k, _ = cur.Next()
-	if block.open = !block.key.sameLevel(k); !block.open {
-		copy(l.end[:], k[19:])
+	// A node may begin before the first below it does, once that was removed. So
+	// the block ends where the next node begins, on whichever level that is first.
+	l.end = uuid.Max
+	for _, n := range path {
+		cur.Seek(n.key[:])
+		k, _ = cur.Next()
+		n.open = n.key.level() == 1 && !n.key.sameLevel(k)
+		if n.key.sameLevel(k) && bytes.Compare(k[19:], l.end[:]) < 0 {
+			copy(l.end[:], k[19:])
+		}
 	}
 	l.path = path
 	return path

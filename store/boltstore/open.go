@@ -277,7 +277,13 @@ func (h *handle) giveUp() error { return errors.Join(unlock(h.file), h.file.Clos
 // the two files stays.
 func create(path string) (err error) {
 	dir := filepath.Dir(path)
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	switch err := os.Mkdir(dir, 0o700); {
+	case err == nil:
+		// The name of a new directory is durable when its parent is.
+		if err := syncDir(filepath.Dir(dir)); err != nil {
+			return err
+		}
+	case !errors.Is(err, fs.ErrExist):
 		return err
 	}
 	f, err := os.CreateTemp(dir, leftoverPrefix(path)+"*")

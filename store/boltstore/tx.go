@@ -161,6 +161,9 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 		}
 		row, err := decodeRow(raw)
 		check(err)
+		if keyOfList(q.Kind, row.account, row.parent) != s.list || !wanted(&q.Classes, row.class) {
+			panic(failed{errIndex})
+		}
 		list.Records = append(list.Records, row.record(q.Kind, id, false))
 		return len(list.Records) < limit
 	})

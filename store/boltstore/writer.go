@@ -279,6 +279,21 @@ func isFull(err error) bool {
 	return false
 }
 
+// rewriteMeta writes the two meta pages once more and syncs them. If the sync
+// at the end of a commit fails, the system may hold the new page as clean while
+// the disk has the old one. Another commit would write over pages that the old
+// one still needs, and a power cut then leaves neither.
+func (h *handle) rewriteMeta() error {
+	pages := make([]byte, 2*h.db.Info().PageSize)
+	if _, err := h.file.ReadAt(pages, 0); err != nil {
+		return err
+	}
+	if _, err := h.file.WriteAt(pages, 0); err != nil {
+		return err
+	}
+	return h.file.Sync()
+}
+
 // reopen closes the file if it is open and opens it again. On failure h is nil.
 // It waits for readers.
 func (s *Store) reopen() {
@@ -291,6 +306,11 @@ func (s *Store) reopen() {
 		}
 	}
 	h, err := openHandle(s.path, s.config)
+	if err == nil {
+		if err = h.rewriteMeta(); err != nil {
+			err = errors.Join(err, h.close())
+		}
+	}
 	if err != nil {
 		s.h, s.failed, s.retryAt = nil, unavailable(err), time.Now().Add(reopenPause)
 		s.log.Error("the file cannot be opened again", "error", err)
