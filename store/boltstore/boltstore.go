@@ -8,8 +8,9 @@
 //
 // When a commit fails, the file is closed and opened anew before anything else
 // happens, because only a fresh look tells what is in it. A full disk fails
-// writes that need room; reads go on, and so do deletions as long as free pages
-// are left in the file.
+// writes that need room, mostly before anything that counts is written, and then
+// the file stays open; reads go on, and so do deletions as long as free pages are
+// left in the file.
 //
 // A damaged file is reported with store.ErrDamaged and does not end the process,
 // as far as bbolt lets one see the damage: Open looks at how pages point to each
@@ -24,6 +25,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -39,7 +41,7 @@ type Options struct {
 	LockTimeout time.Duration
 
 	// Logger is told what an operator should see: unsafe file permissions, and
-	// failures that close and reopen the file. If nil, nothing is logged.
+	// commits that fail and what becomes of the file. If nil, nothing is logged.
 	Logger *slog.Logger
 }
 
@@ -56,11 +58,13 @@ type config struct {
 	mmapSize int // first mapping of the file; more is mapped as it grows
 	maxSize  int // of the file in bytes; 0: no limit
 	noSync   bool
+	sync     func(*os.File) error // of the meta pages that settle writes
 }
 
 var defaults = config{
 	fanout:   fanout{block: 52, node: 32},
 	mmapSize: initialMmapSize,
+	sync:     (*os.File).Sync,
 }
 
 // A Store is a [store.Store] in one file. Get one from [Open].

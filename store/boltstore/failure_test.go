@@ -121,6 +121,7 @@ func TestFull(t *testing.T) {
 	if !errors.Is(err, store.ErrFull) || errors.Is(err, store.ErrOutcomeUnknown) || has(t, s, n-1) {
 		t.Fatalf("write %d: %v", n, err)
 	}
+	open := s.h
 	large := numbered(n)
 	large.Secret = make([]byte, 60_000)
 	errs := together(t, s, putOne(large), func(tx store.Tx) error { tx.Delete(1, number(0)); return nil })
@@ -137,6 +138,9 @@ func TestFull(t *testing.T) {
 	}
 	if err := s.Update(context.Background(), putOne(large)); err != nil {
 		t.Errorf("after deletions: %v", err)
+	}
+	if s.h != open {
+		t.Error("the file was closed for want of room")
 	}
 }
 
@@ -186,6 +190,67 @@ func TestCommitFails(t *testing.T) {
 		}
 		if !has(t, s, 1) || !has(t, s, 3) || !has(t, s, 5) {
 			t.Error("a record is lost")
+		}
+	})
+}
+
+// TestSettle proves that after a failed commit nothing is served before the meta
+// pages are written and synced again, and that they stay what they were.
+func TestSettle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var syncs []time.Time // when the file was last written to, as each sync found it
+		var failure error
+		c := small
+		c.sync = func(f *os.File) error {
+			info, err := f.Stat()
+			if err != nil {
+				return err
+			}
+			syncs = append(syncs, info.ModTime())
+			return errors.Join(failure, f.Sync())
+		}
+		s := openSmall(t, c)
+		if err := s.Update(t.Context(), putOne(numbered(1))); err != nil {
+			t.Fatal(err)
+		}
+		old := time.Unix(1, 0)
+		if err := os.Chtimes(s.path, old, old); err != nil {
+			t.Fatal(err)
+		}
+		before, err := os.ReadFile(s.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		failure = errors.New("the disk is gone")
+		if err := s.h.file.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Update(t.Context(), putOne(numbered(2))); !errors.Is(err, store.ErrOutcomeUnknown) {
+			t.Fatalf("Update: %v", err)
+		}
+		if len(syncs) != 1 || syncs[0].Equal(old) {
+			t.Errorf("syncs of a file written to at %v", syncs)
+		}
+		if after, err := os.ReadFile(s.path); err != nil || !bytes.Equal(after, before) {
+			t.Errorf("the file has changed, %v", err)
+		}
+		err = s.View(t.Context(), func(store.ReadTx) error { return nil })
+		if !errors.Is(err, store.ErrUnavailable) || !errors.Is(err, failure) {
+			t.Errorf("View: %v", err)
+		}
+		time.Sleep(reopenPause)
+		if err := s.Update(t.Context(), putOne(numbered(3))); !errors.Is(err, store.ErrUnavailable) || len(syncs) != 2 {
+			t.Errorf("Update while the disk is gone: %v, %d syncs", err, len(syncs))
+		}
+		failure = nil
+		time.Sleep(reopenPause)
+		for n := 3; n < 5; n++ {
+			if err := s.Update(t.Context(), putOne(numbered(n))); err != nil {
+				t.Error(err)
+			}
+		}
+		if len(syncs) != 3 || !has(t, s, 1) || has(t, s, 2) || !has(t, s, 4) {
+			t.Errorf("%d syncs", len(syncs))
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -18,7 +19,7 @@ import (
 )
 
 // small makes trees of several levels from a few records.
-var small = config{fanout: fanout{block: 4, node: 3}}
+var small = config{fanout: fanout{block: 4, node: 3}, sync: (*os.File).Sync}
 
 func openSmall(t testing.TB, c config) *Store {
 	t.Helper()

@@ -580,6 +580,7 @@ type item struct {
 	id    uuid.UUID // of an entry, or where a node begins
 	value []byte    // of a node
 	count int64     // entries whose class is wanted
+	class uint8     // of an entry
 	last  bool      // a node whose run ends with the list
 }
 
@@ -643,8 +644,8 @@ func (s *scan) below(level uint8, n item) []item {
 		items = make([]item, 0, grow)
 	}
 	for i := range entries.len() {
-		it := item{id: entries.id(i)}
-		if wanted(&s.classes, entries.class(i)) {
+		it := item{id: entries.id(i), class: entries.class(i)}
+		if wanted(&s.classes, it.class) {
 			it.count = 1
 		}
 		items = append(items, it)
@@ -712,16 +713,16 @@ func (s *scan) rank(id uuid.UUID, inclusive bool) int64 {
 	return rank - lapsed
 }
 
-// walk calls f with the ids from a position on, upwards, or downwards and
+// walk calls f with the entries from a position on, upwards, or downwards and
 // counted from the end if desc, until f returns false.
-func (s *scan) walk(skip int64, desc bool, f func(uuid.UUID) bool) {
+func (s *scan) walk(skip int64, desc bool, f func(id uuid.UUID, class uint8) bool) {
 	if s.level > 0 {
 		s.visit(s.level, s.root, int64(len(s.lapsed)), &skip, desc, f)
 	}
 }
 
 // visit walks what is below a node. lapsed is how many lapsed are before its end.
-func (s *scan) visit(level uint8, n item, lapsed int64, skip *int64, desc bool, f func(uuid.UUID) bool) bool {
+func (s *scan) visit(level uint8, n item, lapsed int64, skip *int64, desc bool, f func(uuid.UUID, uint8) bool) bool {
 	items := s.below(level, n)
 	for i := range items {
 		if desc {
@@ -739,7 +740,7 @@ func (s *scan) visit(level uint8, n item, lapsed int64, skip *int64, desc bool, 
 		case *skip >= count:
 			*skip -= count
 		case level == 1:
-			if !f(it.id) {
+			if !f(it.id, it.class) {
 				return false
 			}
 		case !s.visit(level-1, it, end, skip, desc, f):

@@ -3,17 +3,26 @@ package boltstore
 import (
 	"errors"
 	"testing"
+	"time"
 
-	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/cardvault/cardvault/store"
 )
 
-// A list does not give a row that says it belongs elsewhere.
-func TestListOfForeignRow(t *testing.T) {
+// TestForeignRow changes rows in the file and leaves the indexes as they are: a
+// read by an index does not give a row that says otherwise, and a deletion does
+// not take a child that says it belongs elsewhere.
+func TestForeignRow(t *testing.T) {
 	s := openSmall(t, small)
-	good := numbered(1)
-	if err := s.Update(t.Context(), putOne(good)); err != nil {
+	good := numbered(2)
+	good.Parent, good.Account, good.Due = number(1), uuid.UUID{7}, time.UnixMicro(0).UTC()
+	if err := s.Update(t.Context(), func(tx store.Tx) error {
+		tx.Put(numbered(1))
+		tx.Put(good)
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	replace := func(r *store.Record) {
@@ -25,26 +34,50 @@ func TestListOfForeignRow(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	list := func() error {
-		return s.View(t.Context(), func(tx store.ReadTx) error {
-			_, err := tx.List(&store.Query{Kind: 1, Limit: 1, Classes: store.Classes{1 << 1}})
-			return err
-		})
+	view := func(fn func(store.ReadTx) error) func() error {
+		return func() error { return s.View(t.Context(), fn) }
 	}
-	if err := list(); err != nil {
-		t.Fatal(err)
+	query := func(q store.Query) func() error {
+		q.Kind, q.Parent, q.Limit = 1, good.Parent, 1
+		return view(func(tx store.ReadTx) error { _, err := tx.List(&q); return err })
 	}
-	for name, change := range map[string]func(*store.Record){
-		"another account": func(r *store.Record) { r.Account = uuid.UUID{1} },
-		"a parent":        func(r *store.Record) { r.Parent = uuid.UUID{1} },
-		"another class":   func(r *store.Record) { r.Class = 2 },
+	list, live := query(store.Query{}), query(store.Query{Live: good.Due.Add(-time.Microsecond)})
+	due := view(func(tx store.ReadTx) error { _, err := tx.Due(1, good.Due, 2); return err })
+	lookup := view(func(tx store.ReadTx) error { _, err := tx.Lookup(1, good.Lookup[0], 1); return err })
+	for _, test := range []struct {
+		name   string
+		read   func() error
+		change func(*store.Record)
+	}{
+		{"list, another parent", list, func(r *store.Record) { r.Parent = number(3) }},
+		{"list, no parent", list, func(r *store.Record) { r.Parent = uuid.Nil }},
+		{"list, another class", list, func(r *store.Record) { r.Class = 2 }},
+		{"list of what is live, earlier due", live, func(r *store.Record) { r.Due = r.Due.Add(-time.Microsecond) }},
+		{"due, another time", due, func(r *store.Record) { r.Due = r.Due.Add(time.Microsecond) }},
+		{"due, never", due, func(r *store.Record) { r.Due = time.Time{} }},
+		{"due, another class", due, func(r *store.Record) { r.Class = 2 }},
+		{"due, another parent", due, func(r *store.Record) { r.Parent = number(3) }},
+		{"lookup, another hash", lookup, func(r *store.Record) { r.Lookup = [][]byte{{9}} }},
+		{"list by lookup, no hash", query(store.Query{Lookup: good.Lookup[0]}), func(r *store.Record) { r.Lookup = nil }},
 	} {
-		r := *good
-		change(&r)
-		replace(&r)
-		if err := list(); !errors.Is(err, store.ErrDamaged) {
-			t.Errorf("%s: %v", name, err)
+		if err := test.read(); err != nil {
+			t.Fatalf("%s: %v", test.name, err)
 		}
+		r := *good
+		test.change(&r)
+		replace(&r)
+		if err := test.read(); !errors.Is(err, store.ErrDamaged) {
+			t.Errorf("%s: %v", test.name, err)
+		}
+		replace(good)
+	}
+
+	r := *good
+	r.Parent = number(3)
+	replace(&r)
+	err := s.Update(t.Context(), func(tx store.Tx) error { tx.Delete(1, number(1)); return nil })
+	if !errors.Is(err, store.ErrDamaged) || !has(t, s, 1) || !has(t, s, 2) {
+		t.Errorf("deletion: %v", err)
 	}
 	replace(good)
 }

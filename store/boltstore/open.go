@@ -281,7 +281,7 @@ func create(path string) (err error) {
 	case err == nil:
 		// The name of a new directory is durable when its parent is.
 		if err := syncDir(filepath.Dir(dir)); err != nil {
-			return err
+			return errors.Join(err, os.Remove(dir)) // so that the next attempt comes here too
 		}
 	case !errors.Is(err, fs.ErrExist):
 		return err

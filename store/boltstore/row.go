@@ -174,6 +174,11 @@ func (r *row) hasLookup(hash []byte) (found bool) {
 	return found
 }
 
+// lapsed reports whether q.Live leaves the row out.
+func (r *row) lapsed(q *store.Query) bool {
+	return !q.Live.IsZero() && r.hasDue && r.due <= q.Live.UnixMicro()
+}
+
 // A listKey names a list: a tag that tells parents from accounts, their id, a
 // kind. It is the prefix of the keys of its nodes.
 type listKey [18]byte

@@ -25,7 +25,7 @@ func rowsBucket(kind store.Kind) [5]byte { return [5]byte{'r', 'o', 'w', 's', by
 
 var (
 	errLists   = fmt.Errorf("%w: a list is not in order", store.ErrDamaged)
-	errIndex   = fmt.Errorf("%w: an index names a record that is not there", store.ErrDamaged)
+	errIndex   = fmt.Errorf("%w: an index does not agree with the rows", store.ErrDamaged)
 	errBuckets = fmt.Errorf("%w: a part of the file is missing", store.ErrDamaged)
 )
 
@@ -152,7 +152,7 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 	name := rowsBucket(q.Kind)
 	rows := bucket(r.tx, name[:]).Cursor()
 	list.Records = make([]*store.Record, 0, min(limit, 1024))
-	s.walk(skip, q.Desc, func(id uuid.UUID) bool {
+	s.walk(skip, q.Desc, func(id uuid.UUID, class uint8) bool {
 		k, raw := rows.Next() // neighbours in a list are often neighbours here
 		if !bytes.Equal(k, id[:]) {
 			if k, raw = rows.Seek(id[:]); !bytes.Equal(k, id[:]) {
@@ -161,7 +161,7 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 		}
 		row, err := decodeRow(raw)
 		check(err)
-		if keyOfList(q.Kind, row.account, row.parent) != s.list || !wanted(&q.Classes, row.class) {
+		if row.class != class || keyOfList(q.Kind, row.account, row.parent) != s.list || row.lapsed(q) {
 			panic(failed{errIndex})
 		}
 		list.Records = append(list.Records, row.record(q.Kind, id, false))
@@ -226,12 +226,15 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 	var ids []uuid.UUID
 	r.eachLookup(q.Kind, q.Lookup, func(key []byte) bool {
 		id, row := uuid.UUID(key), r.mustRow(q.Kind, key)
+		if !row.hasLookup(q.Lookup) {
+			panic(failed{errIndex})
+		}
 		switch {
 		case keyOfList(q.Kind, row.account, row.parent) != keyOfList(q.Kind, q.Account, q.Parent),
 			!wanted(&q.Classes, row.class),
 			compareIDs(id, q.Min) < 0,
 			q.Max != uuid.Nil && compareIDs(id, q.Max) > 0,
-			!q.Live.IsZero() && row.hasDue && row.due <= q.Live.UnixMicro():
+			row.lapsed(q):
 		default:
 			ids = append(ids, id)
 		}
@@ -261,6 +264,9 @@ func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) (recs []*store.
 	}
 	r.eachLookup(kind, hash, func(key []byte) bool {
 		row := r.mustRow(kind, key)
+		if !row.hasLookup(hash) {
+			panic(failed{errIndex})
+		}
 		recs = append(recs, row.record(kind, uuid.UUID(key), true))
 		return len(recs) < limit
 	})
@@ -274,8 +280,12 @@ func (r *reader) Due(kind store.Kind, until time.Time, limit int) (recs []*store
 	if limit <= 0 {
 		return nil, nil
 	}
-	r.eachDue(kind, until, func(k, _ []byte) bool {
+	r.eachDue(kind, until, func(k, v []byte) bool {
 		row := r.mustRow(kind, k[9:])
+		list := keyOfList(kind, row.account, row.parent)
+		if !row.hasDue || row.due != dueOfKey(k) || row.class != v[17] || !bytes.Equal(v[:17], list[:17]) {
+			panic(failed{errIndex})
+		}
 		recs = append(recs, row.record(kind, uuid.UUID(k[9:]), true))
 		return len(recs) < limit
 	})

@@ -3,6 +3,7 @@ package boltstore
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -231,16 +232,25 @@ func (s *Store) commit() {
 // commitFailed answers a group whose commit has failed. What the file holds is
 // found by opening it again: bbolt makes a commit valid by writing one page at
 // its end, and an error after that leaves open whether the page is on the disk.
+//
+// A full disk fails one commit after the other, and opening the file would shut
+// out readers each time. So it stays open if bbolt has returned want of room and
+// the page is not in the file: what was written are free pages, which bbolt has
+// taken back.
 func (s *Store) commitFailed(cause error) {
 	g := &s.group
 	tx, id, calls, alone := g.tx, g.id, g.calls, g.alone
 	g.tx, g.calls, g.alone = nil, nil, false
-	s.log.Error("commit failed; the file is closed and opened again", "error", cause)
 	s.h.rollback(tx) // after a panic; a commit that returned an error has ended tx
-	s.reopen()
 
-	full := isFull(cause)
-	unwritten := (full || errors.Is(cause, store.ErrDamaged)) && s.h != nil && s.h.lastID() < id
+	full, damaged := isFull(cause), errors.Is(cause, store.ErrDamaged)
+	if full && !damaged && s.h.lastID() < id {
+		s.log.Error("commit failed for want of room", "error", cause)
+	} else {
+		s.log.Error("commit failed; the file is closed and opened again", "error", cause)
+		s.reopen()
+	}
+	unwritten := (full || damaged) && s.h != nil && s.h.lastID() < id
 	err := fmt.Errorf("boltstore: commit: %w", cause)
 	if full {
 		err = fmt.Errorf("%w: free some, or delete records: %w", store.ErrFull, err)
@@ -279,23 +289,28 @@ func isFull(err error) bool {
 	return false
 }
 
-// rewriteMeta writes the two meta pages once more and syncs them. If the sync
-// at the end of a commit fails, the system may hold the new page as clean while
-// the disk has the old one. Another commit would write over pages that the old
-// one still needs, and a power cut then leaves neither.
-func (h *handle) rewriteMeta() error {
+// settle writes the two meta pages once more, with their own bytes, and syncs
+// them. If the sync at the end of a commit fails, the system may hold the new page
+// as clean while the disk has the old one. Another commit would write over pages
+// that the old one still needs, and a power cut then leaves neither. It uses the
+// file that holds the lock.
+func (h *handle) settle(sync func(*os.File) error) error {
 	pages := make([]byte, 2*h.db.Info().PageSize)
-	if _, err := h.file.ReadAt(pages, 0); err != nil {
-		return err
+	_, err := h.file.ReadAt(pages, 0)
+	if err == nil {
+		_, err = h.file.WriteAt(pages, 0)
 	}
-	if _, err := h.file.WriteAt(pages, 0); err != nil {
-		return err
+	if err == nil {
+		err = sync(h.file)
 	}
-	return h.file.Sync()
+	if err != nil {
+		return fmt.Errorf("boltstore: write the meta pages again: %w", err)
+	}
+	return nil
 }
 
-// reopen closes the file if it is open and opens it again. On failure h is nil.
-// It waits for readers.
+// reopen closes the file if it is open and opens it again after a failure, which
+// may have been that of a commit. On failure h is nil. It waits for readers.
 func (s *Store) reopen() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -307,8 +322,10 @@ func (s *Store) reopen() {
 	}
 	h, err := openHandle(s.path, s.config)
 	if err == nil {
-		if err = h.rewriteMeta(); err != nil {
-			err = errors.Join(err, h.close())
+		// What bbolt has read may have left the cache before it was settled: it reads
+		// anew. Whoever opens the file in between finds what is on the disk.
+		if err = errors.Join(h.settle(s.config.sync), h.close()); err == nil {
+			h, err = openHandle(s.path, s.config)
 		}
 	}
 	if err != nil {
