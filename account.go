@@ -124,7 +124,9 @@ func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (*Page[*Acc
 	return page(ctx, whole, q, o, whole.openAccount)
 }
 
-// SetApprovals sets what the account of this handle may do.
+// SetApprovals sets what the account of this handle may do. Network tokens that
+// become allowed are asked for, in the background, for all tokens of the account
+// that can have one.
 func (v *Vault) SetApprovals(ctx context.Context, grant Approvals) error {
 	whole := v.whole()
 	for {
@@ -136,15 +138,32 @@ func (v *Vault) SetApprovals(ctx context.Context, grant Approvals) error {
 		if err != nil {
 			return err
 		}
+		activated := grant.NetworkTokens && !a.NetworkTokensActive
 		a.ImportApproved, a.NetworkTokensActive = grant.Import, grant.NetworkTokens
 		r.Version++
 		if err := v.box.SealShown(r, a.encode()); err != nil {
 			return wrapped(err)
 		}
-		err = v.put(ctx, opApprove, a.ID, r)
-		if !errors.Is(err, store.ErrConflict) {
-			return err
+		var fill *store.Record
+		if activated {
+			if fill, err = v.newBackfill(ctx); err != nil {
+				return err
+			}
 		}
+		err = v.write(ctx, opApprove, a.ID, func(tx store.Tx) error {
+			tx.Put(r)
+			if fill != nil {
+				tx.Put(fill)
+			}
+			return nil
+		})
+		if errors.Is(err, store.ErrConflict) {
+			continue
+		}
+		if err == nil {
+			v.workDue(fill)
+		}
+		return err
 	}
 }
 
@@ -159,6 +178,61 @@ func (v *Vault) exists(ctx context.Context) error {
 	}
 	v.known.add(v.account)
 	return nil
+}
+
+// newBackfill returns the job that asks for network tokens for all tokens of the
+// account, from the first.
+func (v *Vault) newBackfill(ctx context.Context) (*store.Record, error) {
+	r := &store.Record{Kind: kindBackfill, ID: v.account, Account: v.account, Due: now(), Version: 1}
+	err := v.view(ctx, func(tx store.ReadTx) error {
+		former, err := tx.Get(kindBackfill, v.account)
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+			r.Version = 1
+		case err == nil:
+			r.Version = former.Version + 1
+		default:
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	b := &backfill{began: r.Due}
+	return r, wrapped(v.box.SealShown(r, b.encode()))
+}
+
+// An approval is what an import must know of its account.
+type approval struct {
+	version  uint64 // of the record of the account
+	active   bool   // network tokens are
+	merchant uuid.UUID
+}
+
+// approved returns the present approval of the account. It costs a read; only
+// what has changed since the last one is opened.
+func (v *Vault) approved(ctx context.Context) (*approval, error) {
+	whole := v.whole()
+	r, err := whole.get(ctx, kindAccount, v.account)
+	if err != nil {
+		return nil, err
+	}
+	if known, ok := v.approvals.Load(v.account); ok && known.(*approval).version == r.Version {
+		return known.(*approval), nil
+	}
+	version := r.Version
+	a, err := whole.openAccount(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	m, err := v.PrimaryMerchant(ctx)
+	if err != nil {
+		return nil, err
+	}
+	now := &approval{version, a.NetworkTokensActive, m.ID}
+	v.approvals.Store(v.account, now)
+	return now, nil
 }
 
 const (

@@ -82,6 +82,17 @@ func NewName(text []byte) Name { return Name{hide(text)} }
 // String returns a text of fixed length.
 func (n Name) String() string { return masked(len(n.get())) }
 
+// A CryptogramValue is what authenticates a payment, as text: base64 or
+// hexadecimal digits. However it is printed, logged or encoded, nothing of it
+// shows. The zero value is none.
+type CryptogramValue struct{ hidden }
+
+// NewCryptogramValue returns a CryptogramValue of a copy of text.
+func NewCryptogramValue(text []byte) CryptogramValue { return CryptogramValue{hide(text)} }
+
+// String returns a text of fixed length.
+func (c CryptogramValue) String() string { return masked(len(c.get())) }
+
 // Format, GoString, LogValue and MarshalText exist so that no verb, flag or
 // encoder falls back to reflection.
 
@@ -96,6 +107,12 @@ func (c SecurityCode) MarshalText() ([]byte, error) {
 func (n Name) Format(s fmt.State, _ rune)   { fmt.Fprint(s, n.String()) }
 func (n Name) LogValue() slog.Value         { return slog.StringValue(n.String()) }
 func (n Name) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
+
+func (c CryptogramValue) Format(s fmt.State, _ rune) { fmt.Fprint(s, c.String()) }
+func (c CryptogramValue) LogValue() slog.Value       { return slog.StringValue(c.String()) }
+func (c CryptogramValue) MarshalText() ([]byte, error) {
+	return []byte(c.String()), nil
+}
 
 var (
 	_ fmt.Formatter          = PAN{}

@@ -23,6 +23,18 @@ var (
 	// for another request.
 	ErrIdempotencyKeyReused = errors.New("cardvault: idempotency key was used for another request")
 
+	// ErrIdempotencyInProgress is returned while the call under this idempotency
+	// key is being made. Repeat it in a second.
+	ErrIdempotencyInProgress = errors.New("cardvault: call under the idempotency key is in progress")
+
+	// ErrNetworkTokenState is returned by Provision for a network token that
+	// cannot be provisioned any more, and for a token that gets none: inactive,
+	// deleted, ephemeral, or of an invalidated card.
+	ErrNetworkTokenState = errors.New("cardvault: state of the network token does not allow this")
+
+	// ErrNotEnabled is returned by a call for which the vault is not set up.
+	ErrNotEnabled = errors.New("cardvault: not enabled")
+
 	// ErrUnauthenticated is returned by Authenticate for whatever is not a
 	// valid API key: malformed, unknown, revoked or expired.
 	ErrUnauthenticated = errors.New("cardvault: no valid API key")

@@ -3,6 +3,7 @@ module github.com/cardvault/cardvault
 go 1.26.0
 
 require (
+	github.com/go-jose/go-jose/v4 v4.1.8
 	github.com/google/uuid v1.6.0
 	go.etcd.io/bbolt v1.5.0
 	go.uber.org/goleak v1.3.0

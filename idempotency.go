@@ -14,13 +14,18 @@ import (
 
 // Idempotency makes one call repeatable: repeating it with the same key has
 // the effect and the result of the first call, whatever happened in between.
-// It is honoured by Import and CreateSession.
+// It is honoured by Import, CreateSession, Provision and RequestPaymentData.
 //
 // Its record is written in the transaction of the effect. It holds a keyed
 // hash of the request, never the request, and the result, sealed. When the
 // token of a result is deleted the result goes with it: a repetition is
 // ErrNotFound then and creates nothing. A result is what it was, whatever the
-// token has become since, until [Options.IdempotencyTTL] is over.
+// token has become since, until [Options.IdempotencyTTL] is over; of payment
+// data it is the record as it is now. An error is no result, but for the
+// ErrNetworkTokenState of Provision.
+//
+// RequestPaymentData waits for the network. A repetition meanwhile is
+// ErrIdempotencyInProgress, for a minute at most after a crash.
 type Idempotency struct {
 	// Key is chosen by the caller: 1 to 255 printable ASCII characters, unique
 	// within the account, the operation and the object that it concerns.
@@ -39,8 +44,8 @@ func (i *Idempotency) Replayed() bool { return i.replayed }
 
 type idempotencyKey struct{}
 
-// WithIdempotency returns a context that makes one call of Import or
-// CreateSession repeatable. Other calls ignore it.
+// WithIdempotency returns a context that makes one call of Import, CreateSession,
+// Provision or RequestPaymentData repeatable. Other calls ignore it.
 func WithIdempotency(ctx context.Context, i *Idempotency) context.Context {
 	return context.WithValue(ctx, idempotencyKey{}, i)
 }
@@ -50,21 +55,35 @@ func WithIdempotencyKey(ctx context.Context, key string) context.Context {
 	return WithIdempotency(ctx, &Idempotency{Key: key})
 }
 
-// errRepeated is returned in a transaction that finds the same call committed
-// since it looked.
+// errRepeated is returned in a transaction that finds the same call made, or
+// being made, since it looked.
 var errRepeated = errors.New("cardvault: call was repeated")
 
 // A once is the idempotency of one call. A nil once has none.
 //
 // It is kept as two records: the key with the fingerprint of the request, and
-// the answer, which belongs to what the call made and goes with it.
+// the answer, which belongs to what the call made and goes with it. A call that
+// waits for somebody else stores the key before it does: see claim.
 type once struct {
 	key, result store.Record
+	fingerprint []byte
 	at          time.Time
+	held        uint64    // version of the claim that this call has or takes over; 0: there is none
+	row         uuid.UUID // row key of what the call makes, from that claim
 }
 
+const (
+	onceFingerprint = iota + 1
+	onceLease       // end of a claim; absent once there is an answer
+	onceRow
+	onceRefused
+)
+
+// claimLease is how long a claim keeps others out: longer than NetworkTimeout can be.
+const claimLease = time.Minute
+
 // once returns how to make the call repeatable, or the answer of the call that
-// this one repeats.
+// this one repeats. A refusal that was sealed is returned as its error.
 func (v *Vault) once(ctx context.Context, op operation, object uuid.UUID, request func() []byte) (*once, []byte, error) {
 	i, _ := ctx.Value(idempotencyKey{}).(*Idempotency)
 	if i == nil {
@@ -79,11 +98,10 @@ func (v *Vault) once(ctx context.Context, op operation, object uuid.UUID, reques
 		req = request()
 		defer clear(req)
 	}
-	o := &once{at: now()}
+	o := &once{at: now(), fingerprint: v.box.Idempotency(v.account, []byte("request"), req)}
 	name := v.box.Idempotency(v.account, []byte("key"), []byte(op), object[:], []byte(i.Key))
-	fingerprint := v.box.Idempotency(v.account, []byte("request"), req)
 	due := o.at.Add(v.opts.IdempotencyTTL)
-	o.key = store.Record{Kind: kindIdempotency, ID: uuid.UUID(name[:16]), Account: v.account, Due: due, Version: 1}
+	o.key = store.Record{Kind: kindIdempotency, ID: uuid.UUID(name[:16]), Account: v.account, Due: due}
 	o.result = store.Record{Kind: kindAnswer, ID: o.key.ID, Account: v.account, Due: due, Version: 1}
 
 	var key, result *store.Record
@@ -97,29 +115,48 @@ func (v *Vault) once(ctx context.Context, op operation, object uuid.UUID, reques
 		}
 		return err
 	})
-	if err != nil {
-		return nil, nil, err
-	}
-	if key == nil {
-		err := v.box.SealShown(&o.key, tlv.Append(nil, 1, fingerprint))
-		return o, nil, wrapped(err)
+	if key == nil || err != nil {
+		return o, nil, err
 	}
 	plain, err := v.openShown(ctx, key)
 	if err != nil {
 		return nil, nil, err
 	}
+	var fingerprint []byte
+	var until time.Time
+	var row uuid.UUID
+	refused := false
 	r := tlv.Read(plain)
-	if !r.Next() {
+	for r.Next() {
+		switch r.Tag {
+		case onceFingerprint:
+			fingerprint = r.Value
+		case onceLease:
+			until = readTime(&r)
+		case onceRow:
+			copy(row[:], r.Value)
+		case onceRefused:
+			refused = r.Uint() == 1
+		}
+	}
+	switch {
+	case r.Err() != nil || fingerprint == nil:
 		return nil, nil, fmt.Errorf("%w: idempotency record cannot be read", ErrDamaged)
-	}
-	if subtle.ConstantTimeCompare(r.Value, fingerprint) != 1 {
+	case subtle.ConstantTimeCompare(fingerprint, o.fingerprint) != 1:
 		return nil, nil, ErrIdempotencyKeyReused
-	}
-	if result == nil {
+	case until.After(o.at):
+		return nil, nil, ErrIdempotencyInProgress
+	case !until.IsZero():
+		o.held, o.row = key.Version, row // whoever had it is gone
+		return o, nil, nil
+	case result == nil:
 		return nil, nil, ErrNotFound
 	}
 	i.replayed = true
 	answer, err := v.openShown(ctx, result)
+	if err == nil && refused {
+		return nil, nil, ErrNetworkTokenState
+	}
 	return nil, answer, err
 }
 
@@ -132,29 +169,103 @@ func (o *once) find(tx store.ReadTx) (*store.Record, error) {
 	return r, err
 }
 
+// newRow returns the row key of what the call makes: a new one, unless the call
+// takes over from one that had begun.
+func (o *once) newRow(v *Vault) (uuid.UUID, error) {
+	if o != nil && o.row != uuid.Nil {
+		return o.row, nil
+	}
+	return v.newRow()
+}
+
+// claim stores that the call is being made, and the row key of what it makes, so
+// that no other call makes it meanwhile and who takes over after a crash goes on
+// where it was.
+func (o *once) claim(ctx context.Context, v *Vault, row uuid.UUID) error {
+	if o == nil {
+		return nil
+	}
+	o.row = row
+	return o.storeClaim(ctx, v, now().Add(claimLease))
+}
+
+// release ends a claim, so that the call can be repeated at once. If that fails
+// the lease ends it.
+func (o *once) release(ctx context.Context, v *Vault) {
+	if o == nil || o.held == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if err := o.storeClaim(ctx, v, o.at); err != nil && !errors.Is(err, errRepeated) {
+		v.log.Warn("idempotency key stays in progress for a minute", "error", err)
+	}
+}
+
+// storeClaim stores a claim that ends at until.
+func (o *once) storeClaim(ctx context.Context, v *Vault, until time.Time) error {
+	b := tlv.Append(nil, onceFingerprint, o.fingerprint)
+	b = tlv.Append(appendTime(b, onceLease, until), onceRow, o.row[:])
+	if err := o.sealKey(v, b); err != nil {
+		return err
+	}
+	if err := v.store.Update(ctx, o.putKey); err != nil {
+		return wrapped(err)
+	}
+	o.held = o.key.Version
+	return nil
+}
+
 // seal keeps answer as the result of the call, which goes with the record
 // whose id is parent.
 func (o *once) seal(v *Vault, answer []byte, parent uuid.UUID) error {
-	o.result.Parent = parent
-	return wrapped(v.box.SealShown(&o.result, tlv.Pad(answer, 64, 0)))
+	return o.sealResult(v, answer, parent, false)
 }
 
-// put writes the two records in the transaction of the effect. Lapsed ones
-// under the same key make room.
+// sealRefusal keeps ErrNetworkTokenState as the result.
+func (o *once) sealRefusal(v *Vault, parent uuid.UUID) error {
+	return o.sealResult(v, nil, parent, true)
+}
+
+func (o *once) sealResult(v *Vault, answer []byte, parent uuid.UUID, refused bool) error {
+	b := tlv.Append(nil, onceFingerprint, o.fingerprint)
+	if err := o.sealKey(v, tlv.AppendUint(b, onceRefused, bit(refused))); err != nil {
+		return err
+	}
+	o.result.Parent = parent
+	return wrapped(v.box.SealShown(&o.result, tlv.Pad(answer, 64, 64)))
+}
+
+func (o *once) sealKey(v *Vault, plain []byte) error {
+	o.key.Version = o.held + 1
+	return wrapped(v.box.SealShown(&o.key, plain))
+}
+
+// put writes key and result in the transaction of the effect.
 func (o *once) put(tx store.Tx) error {
 	if o == nil {
 		return nil
 	}
+	if err := o.putKey(tx); err != nil {
+		return err
+	}
+	tx.Put(&o.result)
+	return nil
+}
+
+// putKey writes the key unless another call was faster. Lapsed records under the
+// same key make room.
+func (o *once) putKey(tx store.Tx) error {
 	switch r, err := o.find(tx); {
 	case err != nil:
 		return err
-	case r != nil:
+	case r == nil && o.held == 0:
+		tx.Delete(kindIdempotency, o.key.ID)
+		tx.Delete(kindAnswer, o.key.ID)
+	case r == nil || r.Version != o.held:
 		return errRepeated
 	}
-	tx.Delete(kindIdempotency, o.key.ID)
-	tx.Delete(kindAnswer, o.key.ID)
 	tx.Put(&o.key)
-	tx.Put(&o.result)
 	return nil
 }
 

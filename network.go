@@ -1,6 +1,256 @@
 package cardvault
 
-import "time"
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// A Network issues network tokens: substitute card numbers of a scheme. An
+// implementation adapts one token service, or an aggregator of several. Package
+// networktest has the contract as a test; package simnet is a simulator.
+//
+// Methods are called concurrently, and all but Name and Eligible with a
+// deadline, [Options.NetworkTimeout]. They bound what they read and keep no card
+// data. An answer of the network that is a refusal is returned as a
+// [*NetworkError]. Any other error says that the outcome is unknown: the vault
+// repeats the call under the same idempotency key, and looks the token up. An
+// error never holds card data: it is logged.
+//
+// What else a network can do it says by implementing [Suspender], [Feeder],
+// [ArtFetcher] or [SandboxOnly].
+type Network interface {
+	// Name names the network in what is stored: 1 to 40 of a-z, 0-9, "_" and
+	// "-". It never changes.
+	Name() string
+
+	// Eligible returns nil if cards of a scheme can have network tokens for a
+	// merchant, by configuration alone, or a NetworkError of
+	// SourceConfiguration. It does no I/O: it is called by every import.
+	Eligible(scheme Scheme, merchant uuid.UUID) error
+
+	// Provision asks for a network token of a card. Under an idempotency key
+	// that was used before it returns what the first call came to and never
+	// makes another token. Cards of one number may share a network token.
+	Provision(ctx context.Context, r *ProvisionRequest) (*NetworkToken, error)
+
+	// Lookup returns the present state of a network token, or
+	// ErrUnknownNetworkToken if the network has no such token and never will
+	// make one under that idempotency key. A provisioning that was refused after
+	// it had been accepted is the NetworkError of the refusal.
+	Lookup(ctx context.Context, ref NetworkTokenRef) (*NetworkToken, error)
+
+	// Cryptogram asks for a cryptogram for one payment. Each idempotency key is
+	// one cryptogram.
+	Cryptogram(ctx context.Context, r *CryptogramRequest) (*Cryptogram, error)
+
+	// Delete deletes a network token for good. One that is deleted or unknown
+	// is no error.
+	Delete(ctx context.Context, ref NetworkTokenRef) error
+}
+
+// A Suspender is a Network that suspends and resumes network tokens at the
+// request of a caller, on behalf of the cardholder: [OwnerCardholder]. Doing
+// so twice is no error.
+type Suspender interface {
+	Suspend(ctx context.Context, ref NetworkTokenRef) error
+	Resume(ctx context.Context, ref NetworkTokenRef) error
+}
+
+// A Feeder is a Network that the vault asks for notices, by polling or over a
+// stream. A network that calls the application instead needs no interface: its
+// HTTP handler passes what it receives to [Vault.Notify].
+type Feeder interface {
+	// Feed passes notices to sink until ctx ends, and returns nil then. A notice
+	// for which sink returns an error is passed again later, under the same ID.
+	// [Vault.Run] calls Feed, and calls it again some time after an error. Every
+	// process that runs the vault does so, so that a notice may come several
+	// times, and also out of order.
+	Feed(ctx context.Context, sink func(context.Context, *Notice) error) error
+}
+
+// An ArtFetcher is a Network that has card art.
+type ArtFetcher interface {
+	// CardArt returns an image: image/png or image/jpeg, at most MaxCardArt
+	// bytes. The image of an id never changes.
+	CardArt(ctx context.Context, id string) (mediaType string, image []byte, err error)
+}
+
+// SandboxOnly is implemented by a Network that must not see real cards. A live
+// vault refuses it with ErrWrongMode.
+type SandboxOnly interface{ SandboxOnly() }
+
+// MaxCardArt is the largest card art that a vault keeps, in bytes.
+const MaxCardArt = 512 << 10
+
+// ErrUnknownNetworkToken is returned by Lookup of a [Network].
+var ErrUnknownNetworkToken = errors.New("cardvault: network token is unknown to the network")
+
+// A NetworkTokenRef says which network token is meant.
+type NetworkTokenRef struct {
+	ID string // NetworkToken.ID; "" if the answer to Provision was lost
+
+	// IdempotencyKey is that of the ProvisionRequest. Never "".
+	IdempotencyKey string
+}
+
+// A ProvisionRequest asks for a network token.
+type ProvisionRequest struct {
+	IdempotencyKey string    // at most 64 of a-z, 0-9, "-" and ":"
+	TokenID        uuid.UUID // of the token, as the world knows it
+	Merchant       uuid.UUID // primary merchant of the account
+	Scheme         Scheme
+	PAN            PAN
+	Expiry         Expiry
+	Name           Name         // may be none
+	SecurityCode   SecurityCode // may be none
+	Identification Identification
+}
+
+// A NetworkToken is what a network says of a network token. Its number is
+// never kept: it comes with each cryptogram.
+type NetworkToken struct {
+	ID string // the network's handle for it: 1 to 255 bytes, not secret
+
+	// State is pending, active, inactive or deleted. A token that was never
+	// active and cannot be used yet is pending.
+	State NetworkTokenStatus
+
+	// StateAt is when it took that state, by the clock of the network. What is
+	// older than what the vault knows is dropped. Zero: as of the answer.
+	StateAt time.Time
+
+	// SuspendedBy is why it is inactive. None counts as OwnerScheme.
+	SuspendedBy Owners
+
+	// Reason is the network's own code for the state, "" for none.
+	Reason string
+
+	// Invalidated is set if the card itself is dead, such as after its account
+	// was closed. State is deleted then.
+	Invalidated bool
+
+	// Card is what the network knows of the card, nil for nothing.
+	Card *CardState
+
+	Art                   string // id of the card art, at most 255 bytes; "" for none
+	SupportsDeviceBinding bool
+}
+
+// A CardState is what a network tells about a card behind a network token. A
+// network never tells its number.
+type CardState struct {
+	LastFour string // digits; "" if they are not known
+	Expiry   Expiry // zero if it is not known
+}
+
+// An Owner is somebody who can suspend a network token. It is active again
+// when nobody suspends it.
+type Owner uint8
+
+const (
+	OwnerIssuer Owner = iota
+	OwnerScheme
+	OwnerCardholder // or somebody on behalf of the cardholder
+	ownerCount
+)
+
+// Owners is a set of owners: bit 1<<o for each Owner o.
+type Owners uint8
+
+// OwnersOf returns the set of some owners.
+func OwnersOf(owners ...Owner) (set Owners) {
+	for _, o := range owners {
+		set |= 1 << o
+	}
+	return set
+}
+
+// A CryptogramRequest asks for a cryptogram.
+type CryptogramRequest struct {
+	IdempotencyKey string // at most 64 of a-z, 0-9, "-" and ":"
+	Token          NetworkTokenRef
+	Scheme         Scheme
+	Merchant       uuid.UUID
+	Amount         int64 // in minor units of Currency, at least 0
+	Currency       string
+	Reference      string // of the caller
+}
+
+// A Cryptogram is what authenticates one payment with a network token.
+type Cryptogram struct {
+	TokenID string // NetworkToken.ID of the token that it is for
+	Number  PAN    // of the network token; the cryptogram belongs to this number
+	Expiry  Expiry // of the network token
+	Value   CryptogramValue
+
+	// ECI is the electronic commerce indicator, two digits, or "" if the
+	// network assigned none.
+	ECI string
+}
+
+// A NetworkError is a refusal by a network. It never holds card data.
+type NetworkError struct {
+	// Source is SourceScheme if the network or issuer judged this card or
+	// payment, SourceConfiguration if the request never had a chance because of
+	// the set-up.
+	Source Source
+
+	// Code is one of the codes of [Reason] for its source, and says whether a
+	// provisioning is tried again. Any other counts as scheme_unavailable or, of
+	// SourceConfiguration, invalid_request, with Code as scheme code.
+	Code string
+
+	SchemeCode string // the network's own code, at most 255 characters; "" for none
+
+	// Retryable says of a cryptogram that was refused whether the same request
+	// may succeed later.
+	Retryable bool
+
+	// RetryAfter is how long to wait at least before a provisioning is tried
+	// again, if the network said so.
+	RetryAfter time.Duration
+}
+
+func (e *NetworkError) Error() string {
+	code, _ := e.reason(e.Source)
+	return "cardvault: network refuses: " + code
+}
+
+// A NoticeKind says what a notice is about.
+type NoticeKind uint8
+
+const (
+	NoticeActivated    NoticeKind = iota + 1 // the network token can be used; also by a provisioning that was thought to have failed
+	NoticeRefused                            // provisioning was refused after it had been accepted: Failure
+	NoticeSuspended                          // by By
+	NoticeResumed                            // By suspends it no longer
+	NoticeDeleted                            // by By, for good
+	NoticeInvalidated                        // the card is dead
+	NoticeCardReplaced                       // the card has a new number: Card; its full number is not told
+	NoticeCardRenewed                        // the card has a new expiry: Card
+	NoticeTokenRenewed                       // the network token has a new number or expiry
+	NoticeArtChanged                         // the card has new art: Art
+)
+
+// A Notice tells of a change at the network.
+type Notice struct {
+	// ID tells notices apart: 1 to 255 bytes. A notice that is delivered again
+	// has the same ID, and is dropped.
+	ID string
+
+	Kind       NoticeKind
+	OccurredAt time.Time // by the clock of the network; older ones than the state are dropped
+
+	Token      NetworkTokenRef // ID, or IdempotencyKey if the network says that instead
+	By         Owner
+	SchemeCode string // the network's reason, "" for none
+	Card       *CardState
+	Art        string
+	Failure    *NetworkError
+}
 
 // A NetworkTokenStatus is the state of the network token of a token:
 // chapter 3.2 of the interface document.
@@ -71,29 +321,4 @@ type Reason struct {
 	Retryable  bool
 	SchemeCode string // what the network said, "" if it said nothing
 	OccurredAt time.Time
-}
-
-// reasonMessages has a text for each code that the vault itself gives.
-var reasonMessages = map[string]string{
-	"ephemeral_token": "A token that expires gets no network token.",
-	"card_expired":    "The card has expired.",
-	"no_network":      "No network is configured.",
-}
-
-// unavailableReason says why a new token of a card gets no network token. The
-// order is that of the decisions, chapter 6.
-func unavailableReason(t *Token) *Reason {
-	code := "no_network"
-	switch {
-	case !t.ExpiresAt.IsZero():
-		code = "ephemeral_token"
-	case t.Expiry.Expired(t.CreatedAt):
-		code = "card_expired"
-	}
-	return &Reason{
-		Source:     SourceConfiguration,
-		Code:       code,
-		Message:    reasonMessages[code],
-		OccurredAt: t.CreatedAt,
-	}
 }

@@ -120,18 +120,20 @@ func (v *Vault) Tokenize(ctx context.Context, id uuid.UUID, c Card) (*Token, err
 		if s.bypass {
 			t.Identification = IdentificationSkipped
 		}
-		token, err := v.newToken(ctx, c, t, s.ttl)
+		records, err := v.newToken(ctx, c, t, s.ttl, ReasonTokenized)
 		if err != nil {
 			return nil, err
 		}
-		s.token = token.ID
+		s.token = records[0].ID
 		r.Version++
 		if err := v.box.SealShown(r, s.encode()); err != nil {
 			return nil, wrapped(err)
 		}
 		err = v.write(ctx, opTokenize, t.ID, func(tx store.Tx) error {
 			tx.Put(r)
-			tx.Put(token)
+			for _, r := range records {
+				tx.Put(r)
+			}
 			return nil
 		})
 		if errors.Is(err, store.ErrConflict) {
@@ -140,9 +142,7 @@ func (v *Vault) Tokenize(ctx context.Context, id uuid.UUID, c Card) (*Token, err
 		if err != nil {
 			return nil, err
 		}
-		if s.ttl > 0 {
-			v.workDue(token.Due)
-		}
+		v.workDue(records...)
 		return t, nil
 	}
 }

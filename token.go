@@ -46,16 +46,26 @@ type Token struct {
 	Type        string // credit or debit
 	CountryCode string // ISO 3166-1 alpha-2
 
+	// CardArtURL is where an image of the card is, "" if there is none or
+	// Options.BaseURL is not set.
+	CardArtURL string
+
 	NetworkTokenStatus NetworkTokenStatus
 	// NetworkTokenStatusReason is nil while the network token is active or pending.
 	NetworkTokenStatusReason *Reason
 
 	Identification Identification
 
+	// SupportsDeviceBinding is what the network says.
+	SupportsDeviceBinding bool
+
 	// BusinessKey is the key under which the card was known at ImportProvider.
 	// It need not be unique.
 	BusinessKey    string
 	ImportProvider string
+
+	artID uuid.UUID // of CardArtURL
+	stale bool      // the scheme has replaced the number that is stored
 
 	// Fingerprint is the same for two tokens of an account if their cards have
 	// the same number.
@@ -199,17 +209,20 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 		return v.decodeAnswer(answer)
 	}
 	t := &Token{BusinessKey: opts.BusinessKey, ImportProvider: opts.ImportProvider}
-	r, err := v.newToken(ctx, c, t, 0)
+	records, err := v.newToken(ctx, c, t, 0, ReasonImported)
 	if err != nil {
 		return nil, err
 	}
 	if once != nil {
-		if err := once.seal(v, t.encode(r.ID[:]), r.ID); err != nil {
+		row := records[0].ID
+		if err := once.seal(v, t.encode(row[:]), row); err != nil {
 			return nil, err
 		}
 	}
 	err = v.write(ctx, opImport, t.ID, func(tx store.Tx) error {
-		tx.Put(r)
+		for _, r := range records {
+			tx.Put(r)
+		}
 		return once.put(tx)
 	})
 	if errors.Is(err, errRepeated) {
@@ -218,6 +231,7 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 	if err != nil {
 		return nil, err
 	}
+	v.workDue(records...)
 	return t, nil
 }
 
@@ -234,8 +248,9 @@ func (o *ImportOptions) canonical(c Card) []byte {
 }
 
 // newToken completes t, the token of a card that was checked, and returns its
-// record. A ttl of 0 is for ever.
-func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duration) (*store.Record, error) {
+// record and those that come with it: of its network token if it is to get one,
+// of the event if anybody listens. A ttl of 0 is for ever.
+func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duration, why EventReason) ([]*store.Record, error) {
 	if err := v.exists(ctx); err != nil {
 		return nil, err
 	}
@@ -255,7 +270,13 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	t.CardholderName, t.Expiry = NewName(c.Name.get()), c.Expiry
 	t.describe(c.PAN.get(), v.opts.IINLength, bin)
 	t.Fingerprint = Fingerprint(v.box.Fingerprint(v.account, c.PAN.get()))
-	t.NetworkTokenStatusReason = unavailableReason(t)
+	reason, err := v.unavailable(ctx, t, t.CreatedAt)
+	if err != nil {
+		return nil, err
+	}
+	if t.NetworkTokenStatusReason = reason; reason == nil {
+		t.NetworkTokenStatus = NetworkTokenPending
+	}
 
 	r := &store.Record{Kind: kindToken, ID: row, Account: v.account}
 	if err := v.sealToken(r, t); err != nil {
@@ -263,12 +284,33 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	}
 	// The length of what is sealed does not tell that of the number.
 	buf := plaintexts.Get().(*[]byte)
-	card := tlv.Pad(tlv.Append((*buf)[:0], 1, c.PAN.get()), 32, 0)
+	card := tlv.Pad(tlv.Append((*buf)[:0], cardNumber, c.PAN.get()), 32, 0)
 	err = v.box.SealSecret(r, card)
 	clear(card)
 	plaintexts.Put(buf)
-	return r, wrapped(err)
+	if err != nil {
+		return nil, wrapped(err)
+	}
+	records := []*store.Record{r}
+	event, err := v.newEvent(row, t, TokenCreated, why)
+	if err != nil {
+		return nil, err
+	}
+	if event != nil {
+		records = append(records, event)
+	}
+	if reason != nil {
+		return records, nil
+	}
+	h := &holding{token: t, card: r, due: t.CreatedAt}
+	h.net = &networkToken{scheme: t.Scheme, network: v.opts.Network.Name(), attempt: 1}
+	h.due = h.due.Add(v.slot(h.net, t.CreatedAt))
+	err = v.sealNetworkToken(h)
+	return append(records, h.record), err
 }
+
+// cardNumber is the tag of the number in the secret part of a token.
+const cardNumber = 1
 
 // describe sets what a card number tells about a card.
 func (t *Token) describe(pan []byte, iinLength int, bin *BIN) {
@@ -601,8 +643,15 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		if err := v.sealToken(r, t); err != nil {
 			return nil, err
 		}
+		event, err := v.newEvent(r.ID, t, TokenUpdated, ReasonPatched)
+		if err != nil {
+			return nil, err
+		}
 		err = v.write(ctx, opUpdate, id, func(tx store.Tx) error {
 			tx.Put(r)
+			if event != nil {
+				tx.Put(event)
+			}
 			return nil
 		})
 		if errors.Is(err, store.ErrConflict) {
@@ -611,6 +660,7 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		if err != nil {
 			return nil, err
 		}
+		v.workDue(event)
 		return t, nil
 	}
 }
@@ -632,12 +682,6 @@ func (u *TokenUpdate) apply(t *Token) error {
 		return dependsOnBusinessKey()
 	}
 	return nil
-}
-
-// Delete removes a token with all that belongs to it. It cannot be undone. The
-// error is ErrNotFound for an id that the account does not have, or has no more.
-func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
-	return v.remove(ctx, opDelete, kindToken, id)
 }
 
 // class puts a token into a list by what lists filter by. Zero is no class.
@@ -722,6 +766,9 @@ const (
 	tokenImportProvider
 	tokenFingerprint
 	tokenExpiresAt
+	tokenArt
+	tokenStale
+	tokenDeviceBinding
 )
 
 // encode appends what the shown part holds. Id and time of creation are the
@@ -744,7 +791,7 @@ func (t *Token) encode(b []byte) []byte {
 	if r := t.NetworkTokenStatusReason; r != nil {
 		b = tlv.AppendUint(b, tokenReasonSource, uint64(r.Source))
 		b = tlv.Append(b, tokenReasonCode, r.Code)
-		if r.Message != reasonMessages[r.Code] {
+		if r.Message != reasons[r.Code].text {
 			b = tlv.Append(b, tokenReasonMessage, r.Message)
 		}
 		b = tlv.AppendUint(b, tokenReasonRetryable, bit(r.Retryable))
@@ -755,6 +802,11 @@ func (t *Token) encode(b []byte) []byte {
 	b = tlv.Append(b, tokenBusinessKey, t.BusinessKey)
 	b = tlv.Append(b, tokenImportProvider, t.ImportProvider)
 	b = tlv.Append(b, tokenFingerprint, t.Fingerprint[:])
+	if t.artID != uuid.Nil {
+		b = tlv.Append(b, tokenArt, t.artID[:])
+	}
+	b = tlv.AppendUint(b, tokenStale, bit(t.stale))
+	b = tlv.AppendUint(b, tokenDeviceBinding, bit(t.SupportsDeviceBinding))
 	return appendTime(b, tokenExpiresAt, t.ExpiresAt)
 }
 
@@ -801,7 +853,7 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 			reason.Source = Source(r.Uint())
 		case tokenReasonCode:
 			reason.Code = string(r.Value)
-			reason.Message = reasonMessages[reason.Code]
+			reason.Message = reasons[reason.Code].text
 		case tokenReasonMessage:
 			reason.Message = string(r.Value)
 		case tokenReasonRetryable:
@@ -820,6 +872,13 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 			copy(t.Fingerprint[:], r.Value)
 		case tokenExpiresAt:
 			t.ExpiresAt = readTime(&r)
+		case tokenArt:
+			copy(t.artID[:], r.Value)
+			t.CardArtURL = v.artURL(t.artID)
+		case tokenStale:
+			t.stale = r.Uint() == 1
+		case tokenDeviceBinding:
+			t.SupportsDeviceBinding = r.Uint() == 1
 		}
 	}
 	n := t.AccountNumberLength

@@ -30,11 +30,21 @@
 // Everything belongs to an [Account], and every call works inside one: the
 // default account that is made with the vault, or the one of [Vault.In].
 //
+// # Network tokens
+//
+// With [Options.Network], every card that can have one gets a network token,
+// the substitute number of its scheme. [Token.NetworkTokenStatus] tells how far
+// it is; what it needs is done in the background, and an import never waits for
+// it. [Vault.RequestPaymentData] asks for a cryptogram with which one payment is
+// made, encrypted for the merchant, who opens it with [OpenPaymentData]. Package
+// simnet simulates a network; an adapter of a real one implements [Network].
+//
 // # Background work
 //
-// Tokens with an expiration time, sessions, API keys and idempotency keys are
-// invisible from the instant they lapse on. [Vault.Run] erases them; call it in
-// a goroutine of its own, or [Vault.Drain] now and then.
+// Call [Vault.Run] in a goroutine of its own, or [Vault.Drain] now and then. It
+// provisions network tokens and keeps them up to date, passes events to
+// [Options.Events], and erases tokens with an expiration time, sessions, API
+// keys and idempotency keys: these are invisible from the instant they lapse on.
 //
 // # Errors
 //
@@ -51,6 +61,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -92,6 +103,35 @@ type Options struct {
 	// scheme is known.
 	BIN BINProvider
 
+	// Network issues network tokens. If nil, they are not available.
+	Network Network
+
+	// NetworkTimeout bounds each call to the network, 100 milliseconds to 30
+	// seconds. Defaults to 10 seconds.
+	NetworkTimeout time.Duration
+
+	// NetworkRate is how often background work of this process calls the network,
+	// in requests a second for each scheme. Queues are mixed, so that cards of
+	// one issuer that were imported together do not come together. The calls of
+	// RequestPaymentData do not count. Defaults to 100 in live mode and to no bound in sandbox mode.
+	NetworkRate float64
+
+	// ProvisionWait is how long Provision waits for a state other than pending,
+	// up to 10 seconds. [Vault.Run] must be running. Defaults to not at all.
+	ProvisionWait time.Duration
+
+	// Events receives what becomes of tokens. If nil, no event is stored.
+	Events EventSink
+
+	// PaymentDataRetention is how long encrypted payment data can be read again,
+	// 1 minute to 30 days. Defaults to 24 hours; with NoRetention it is only in
+	// the answer of RequestPaymentData.
+	PaymentDataRetention time.Duration
+
+	// BaseURL is where the REST surface is reached, such as
+	// "https://vault.example", for Token.CardArtURL. If "", that is "".
+	BaseURL string
+
 	// IINLength is 6 or 8: how many digits Token.IIN has. 8 counts for numbers
 	// of 16 digits and more. Defaults to 6.
 	IINLength int
@@ -112,6 +152,9 @@ type Options struct {
 	// Nothing sensitive is logged. Defaults to none.
 	Logger *slog.Logger
 }
+
+// NoRetention as Options.PaymentDataRetention keeps no encrypted payment data.
+const NoRetention time.Duration = -1
 
 func (o *Options) withDefaults() (Options, error) {
 	opts := Options{}
@@ -134,15 +177,36 @@ func (o *Options) withDefaults() (Options, error) {
 		low, def, high time.Duration
 	}{
 		{"SessionTTL", &opts.SessionTTL, time.Minute, 15 * time.Minute, time.Hour},
+		{"NetworkTimeout", &opts.NetworkTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
+		{"ProvisionWait", &opts.ProvisionWait, 0, 0, 10 * time.Second},
+		{"PaymentDataRetention", &opts.PaymentDataRetention, time.Minute, 24 * time.Hour, 30 * 24 * time.Hour},
 		{"IdempotencyTTL", &opts.IdempotencyTTL, time.Hour, 24 * time.Hour, 7 * 24 * time.Hour},
 	} {
 		if *d.value == 0 {
 			*d.value = d.def
 		}
+		if d.value == &opts.PaymentDataRetention && *d.value == NoRetention {
+			continue
+		}
 		if *d.value < d.low || *d.value > d.high {
 			return opts, fmt.Errorf("cardvault: Options.%s must be between %v and %v", d.name, d.low, d.high)
 		}
 	}
+	if opts.NetworkRate == 0 && opts.Mode == Live {
+		opts.NetworkRate = 100
+	}
+	if !(opts.NetworkRate >= 0 && opts.NetworkRate <= 1e6) {
+		return opts, errors.New("cardvault: Options.NetworkRate must be between 0 and a million")
+	}
+	if n := opts.Network; n != nil {
+		if name := n.Name(); name == "" || checkProvider(name) != nil {
+			return opts, errors.New("cardvault: Name of Options.Network must be 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit")
+		}
+		if _, ok := n.(SandboxOnly); ok && opts.Mode == Live {
+			return opts, fmt.Errorf("%w: network %q is for sandboxes", ErrWrongMode, n.Name())
+		}
+	}
+	opts.BaseURL = strings.TrimSuffix(opts.BaseURL, "/")
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -160,17 +224,18 @@ type Vault struct {
 
 // core is what all handles of a vault share.
 type core struct {
-	store   store.Store
-	owned   bool // the store is closed with the vault
-	keys    *Keyring
-	opts    Options
-	log     *slog.Logger
-	box     *seal.Box
-	rowkeys rowkey.Generator
-	known   accountSet
-	closed  atomic.Bool
-	work    work
-	nobody  *nobody
+	store     store.Store
+	owned     bool // the store is closed with the vault
+	keys      *Keyring
+	opts      Options
+	log       *slog.Logger
+	box       *seal.Box
+	rowkeys   rowkey.Generator
+	known     accountSet
+	approvals sync.Map // of accounts: *approval
+	closed    atomic.Bool
+	work      work
+	nobody    *nobody
 }
 
 // accountSet remembers accounts that were seen to exist.
@@ -189,6 +254,15 @@ const (
 	kindSession
 	kindIdempotency
 	kindAnswer
+	kindNetworkToken // id and account are those of the token
+	kindRelease      // a network token that is to be deleted at the network
+	kindNotice       // that a notice was applied
+	kindBackfill     // an account whose tokens are to be provisioned
+	kindCardArt      // its parts are its children
+	kindCardArtPart
+	kindPaymentData
+	kindPaymentJWE // child of its payment data
+	kindEvent      // child of its token, if that is left
 )
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file

@@ -4,109 +4,245 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
 
 // lapsing are the kinds whose records are erased when they are due.
-var lapsing = []store.Kind{kindToken, kindSession, kindAPIKey, kindIdempotency, kindAnswer}
+var lapsing = []store.Kind{kindToken, kindSession, kindAPIKey, kindIdempotency, kindAnswer, kindNotice, kindPaymentJWE}
 
 const (
 	sweepBatch = 500              // records erased in one transaction
 	workPause  = 30 * time.Second // longest pause of Run: what another process stored is found then
+	claimBatch = 128              // jobs claimed in one transaction
+	claimMost  = 1 << 16          // jobs looked at to find one that can be read
 )
 
 // work is the state of background work.
 type work struct {
-	running atomic.Int32  // calls of Run
-	warned  atomic.Bool   // that work waits and nobody runs it
-	opened  time.Time     // when the vault was opened
-	wake    chan struct{} // holds one token when something was stored that is due soon
+	running atomic.Int32 // calls of Run
+	warned  atomic.Bool  // that work waits and nobody runs it
+	opened  time.Time    // when the vault was opened
+	wakes   map[store.Kind]chan struct{}
 	done    chan struct{} // closed with the vault
 	once    sync.Once
+
+	telling turns // of tokens whose events are being passed on
+
+	mu    sync.Mutex
+	slots [schemes]time.Time // when the rate limit allows the next call for a scheme
 }
 
 func (w *work) init() {
 	w.opened = time.Now()
-	w.wake = make(chan struct{}, 1)
 	w.done = make(chan struct{})
+	w.wakes = map[store.Kind]chan struct{}{}
+	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent} {
+		w.wakes[kind] = make(chan struct{}, 1)
+	}
+	lapse := make(chan struct{}, 1)
+	for _, kind := range lapsing {
+		w.wakes[kind] = lapse
+	}
 }
 
 func (w *work) stop() { w.once.Do(func() { close(w.done) }) }
 
-// workDue tells Run that something stored is due before it would look.
-func (v *Vault) workDue(due time.Time) {
-	if time.Until(due) < workPause {
-		select {
-		case v.work.wake <- struct{}{}:
-		default:
+// workDue tells Run of records that were stored, of which some may be nil, if
+// they are due before it would look.
+func (v *Vault) workDue(records ...*store.Record) {
+	for _, r := range records {
+		if r == nil || r.Due.IsZero() {
+			continue
 		}
-	}
-	if v.work.running.Load() == 0 && time.Since(v.work.opened) > time.Minute && !v.work.warned.Swap(true) {
-		v.log.Warn("background work waits and nobody runs it: call Run or Drain")
+		if time.Until(r.Due) < workPause {
+			select {
+			case v.work.wakes[r.Kind] <- struct{}{}:
+			default:
+			}
+		}
+		if v.work.running.Load() == 0 && time.Since(v.work.opened) > time.Minute && !v.work.warned.Swap(true) {
+			v.log.Warn("background work waits and nobody runs it: call Run or Drain")
+		}
 	}
 }
 
-// Run does the background work of the vault until ctx ends: it erases what has
-// lapsed within seconds. It returns nil then, and ErrClosed if the vault is
-// closed first. Failures are logged and tried again. Several processes may run
-// on one store.
+// A task is one sort of background work.
+type task struct {
+	kinds   []store.Kind // whose records it works on
+	workers int          // how many at a time; 0: it works by itself
+	step    func(context.Context, *pool) (int, error)
+}
+
+// tasks returns what this vault is set up to do. Each is on its own: one that
+// waits for somebody else holds up no other.
+func (v *Vault) tasks() []*task {
+	all := []*task{{kinds: lapsing, step: v.lapse}}
+	job := func(kind store.Kind, workers int) {
+		all = append(all, &task{[]store.Kind{kind}, workers, func(ctx context.Context, p *pool) (int, error) {
+			return v.claim(ctx, p, kind)
+		}})
+	}
+	if v.opts.Network != nil {
+		job(kindNetworkToken, 64)
+		job(kindRelease, 16)
+		job(kindBackfill, 4)
+	}
+	if v.opts.Events != nil {
+		job(kindEvent, 64)
+	}
+	return all
+}
+
+// Run does the background work of the vault until ctx ends: it provisions
+// network tokens and keeps them up to date, receives the notices of a network
+// that is a [Feeder], passes events on, and erases what has lapsed within
+// seconds. It returns nil when ctx has ended and what was under way is over,
+// after [Options.NetworkTimeout] or so; and ErrClosed if the vault is closed
+// first. Failures are logged and tried again. Several processes may run on one
+// store.
 func (v *Vault) Run(ctx context.Context) error {
 	v.work.running.Add(1)
 	defer v.work.running.Add(-1)
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	var group sync.WaitGroup
+	for _, t := range v.tasks() {
+		group.Go(func() { v.repeat(running, t) })
+	}
+	if f, ok := v.opts.Network.(Feeder); ok {
+		group.Go(func() { v.feed(running, f) })
+	}
+	select {
+	case <-ctx.Done():
+	case <-v.work.done:
+	}
+	stop()
+	group.Wait()
+	if v.closed.Load() {
+		return ErrClosed
+	}
+	return nil
+}
+
+// repeat does a task whenever something of it is due, until ctx ends.
+func (v *Vault) repeat(ctx context.Context, t *task) {
+	p := newPool(t.workers)
+	defer p.running.Wait()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	var told time.Time // when a failure was last logged
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-v.work.done:
-			return ErrClosed
+			return
 		case <-timer.C:
-		case <-v.work.wake:
+		case <-v.work.wakes[t.kinds[0]]:
 		}
 		pause := workPause
-		err := v.Drain(ctx)
+		_, err := v.steps(ctx, t, p)
+		var next time.Time
 		if err == nil {
-			var next time.Time
-			if next, err = v.nextDue(ctx); !next.IsZero() {
-				pause = min(pause, max(0, time.Until(next)))
-			}
+			next, err = v.nextDue(ctx, t.kinds)
 		}
 		switch {
+		case err == nil && !next.IsZero():
+			pause = min(pause, max(0, time.Until(next)))
 		case errors.Is(err, ErrClosed):
-			return ErrClosed
+			return
 		case err != nil && ctx.Err() == nil:
-			v.log.Error("background work failed and will be tried again", "error", err)
+			if time.Since(told) > time.Minute {
+				told = time.Now()
+				v.log.Error("background work failed and will be tried again", "error", err)
+			}
 			pause = time.Second
 		}
 		timer.Reset(pause)
 	}
 }
 
-// Drain does the background work that is due and returns.
+// Drain does the background work that is due and returns. It receives no
+// notices, and tries nothing twice that fails.
 func (v *Vault) Drain(ctx context.Context) error {
-	var errs []error
-	for _, kind := range lapsing {
-		for n := sweepBatch; n == sweepBatch; {
-			var err error
-			if n, err = v.sweep(ctx, kind); err != nil {
-				errs = append(errs, err) // what is damaged keeps nothing else from being erased
+	var first error
+	for {
+		worked := false
+		for _, t := range v.tasks() {
+			p := newPool(t.workers)
+			n, err := v.steps(ctx, t, p)
+			p.running.Wait()
+			worked = worked || n > 0
+			if first == nil {
+				first = err // what is damaged keeps nothing else from being done
 			}
 		}
+		if !worked || ctx.Err() != nil {
+			return errors.Join(first, ctx.Err())
+		}
 	}
-	return errors.Join(errs...)
 }
 
-// nextDue returns when something lapses next, or the zero time.
-func (v *Vault) nextDue(ctx context.Context) (next time.Time, err error) {
+// steps does a task until nothing of it is due, and returns how many records it
+// has written and the first error, which keeps nothing else from being done.
+func (v *Vault) steps(ctx context.Context, t *task, p *pool) (all int, first error) {
+	for n := 1; n > 0 && ctx.Err() == nil; {
+		var err error
+		if n, err = t.step(ctx, p); first == nil {
+			first = err
+		}
+		all += n
+	}
+	return all, first
+}
+
+// feed receives notices until ctx ends.
+func (v *Vault) feed(ctx context.Context, f Feeder) {
+	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
+		start := time.Now()
+		err := v.guard(func() error { return f.Feed(ctx, v.Notify) })
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			err = errors.New("it has ended")
+		}
+		v.log.Error("feed of the network failed and will be started again", "error", printable(err))
+		if time.Since(start) > time.Minute {
+			pause = time.Second
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// lapse erases one batch of each kind that lapses, and returns how many records.
+func (v *Vault) lapse(ctx context.Context, _ *pool) (all int, err error) {
+	var errs []error
+	for _, kind := range lapsing {
+		n, err := v.sweep(ctx, kind)
+		if err != nil {
+			errs = append(errs, err) // what is damaged keeps nothing else from being erased
+		}
+		all += n
+	}
+	return all, errors.Join(errs...)
+}
+
+// nextDue returns when a record of some kinds is due next, or the zero time.
+func (v *Vault) nextDue(ctx context.Context, kinds []store.Kind) (next time.Time, err error) {
 	err = v.view(ctx, func(tx store.ReadTx) error {
 		next = time.Time{}
-		for _, kind := range lapsing {
+		for _, kind := range kinds {
 			t, err := tx.Next(kind)
 			if err != nil {
 				return err
@@ -120,28 +256,454 @@ func (v *Vault) nextDue(ctx context.Context) (next time.Time, err error) {
 	return next, err
 }
 
+// A pool bounds what is worked on at a time.
+type pool struct {
+	busy    chan struct{} // holds one token for each worker that is
+	running sync.WaitGroup
+}
+
+func newPool(workers int) *pool { return &pool{busy: make(chan struct{}, workers)} }
+
+// lease is how long a job that was claimed is left alone: longer than the two
+// calls to the network that it may make. When a process dies the job is due
+// again after it.
+func (c *core) lease() time.Duration { return 2*c.opts.NetworkTimeout + 10*time.Second }
+
+// leaseOf is lease for jobs of a kind.
+func (c *core) leaseOf(kind store.Kind) time.Duration {
+	if kind == kindEvent {
+		return eventLease
+	}
+	return c.lease()
+}
+
+// A job is a record that was claimed. Its Due is the end of the lease.
+type job struct {
+	rec   *store.Record
+	plain []byte    // what its shown part held
+	hash  []byte    // of a release: by which holders of its network token are found
+	after uuid.UUID // of an event: row key of the one that holds it back
+}
+
+// claimable returns jobs of a kind that are due, as they are written to claim
+// them, and the first error of those that cannot be read. These are due for ever:
+// it looks past them.
+func (v *Vault) claimable(ctx context.Context, kind store.Kind, at time.Time) (jobs []*job, damaged error) {
+	for limit := claimBatch; ; limit *= 2 {
+		var due []*store.Record
+		err := v.view(ctx, func(tx store.ReadTx) (err error) {
+			due, err = tx.Due(kind, at, limit)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		// Cards that were imported one after the other are not sent like that: see
+		// slot, which does it if there is a rate limit.
+		rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
+		for _, r := range due {
+			j, err := v.prepare(ctx, r, at)
+			switch {
+			case err == nil:
+				jobs = append(jobs, j)
+			case damaged == nil:
+				damaged = err
+			}
+			if len(jobs) == claimBatch {
+				return jobs, damaged
+			}
+		}
+		if len(jobs) > 0 || len(due) < limit || limit >= claimMost {
+			return jobs, damaged
+		}
+	}
+}
+
+// claim takes jobs of a kind that are due, starts them, and returns how many
+// records it has written. It waits for workers to be free.
+func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error) {
+	claimed, damaged := v.claimable(ctx, kind, now())
+	if len(claimed) == 0 {
+		return 0, damaged
+	}
+	wrote := 0
+	var won []*job
+	err := wrapped(v.store.Update(ctx, func(tx store.Tx) error {
+		won, wrote = won[:0], 0
+		for _, j := range claimed {
+			switch r, err := tx.Get(kind, j.rec.ID); {
+			case errors.Is(err, store.ErrNotFound) || err == nil && r.Version != j.rec.Version-1:
+				continue // somebody else was faster
+			case err != nil:
+				return err
+			}
+			if j.hash != nil {
+				holders, err := tx.Lookup(kindNetworkToken, j.hash, 1)
+				if err != nil {
+					return err
+				}
+				if len(holders) > 0 {
+					wrote++
+					tx.Delete(kind, j.rec.ID)
+					continue
+				}
+			}
+			if j.after != uuid.Nil {
+				switch e, err := tx.Get(kind, j.after); {
+				case errors.Is(err, store.ErrNotFound) || err == nil && e.Class != eventOrdered:
+					continue // it is held back no longer
+				case err != nil:
+					return err
+				}
+			}
+			wrote++
+			tx.Put(j.rec)
+			won = append(won, j)
+		}
+		return nil
+	}))
+	if err != nil {
+		return 0, errors.Join(damaged, err)
+	}
+	for _, j := range won {
+		if j.plain == nil {
+			continue // it waits for the rate limit, or for another event
+		}
+		select {
+		case p.busy <- struct{}{}:
+		case <-ctx.Done():
+			return 0, nil // what is left is due again after the lease
+		}
+		if time.Until(j.rec.Due) < v.leaseOf(kind)/2 {
+			<-p.busy
+			continue
+		}
+		p.running.Go(func() {
+			defer func() { <-p.busy }()
+			// What has been begun is ended: each call has a deadline.
+			if err := v.do(context.WithoutCancel(ctx), j); err != nil && !errors.Is(err, ErrClosed) {
+				v.log.Error("background work failed and will be tried again", "error", err)
+			}
+		})
+	}
+	return wrote, damaged
+}
+
+// prepare returns the job of a record as it is written to claim it.
+func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*job, error) {
+	if r.Due.IsZero() || r.Due.After(at) {
+		return nil, fmt.Errorf("%w: something is listed as due that is not", ErrDamaged)
+	}
+	plain, err := v.openShown(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	j := &job{rec: r, plain: plain}
+	due := r.Due
+	r.Version++
+	r.Due = at.Add(v.leaseOf(r.Kind))
+	sealed := plain
+	switch r.Kind {
+	case kindNetworkToken:
+		n, err := decodeNetworkToken(plain)
+		if err != nil {
+			return nil, err
+		}
+		// A place that was missed is lost: what waited for a process to come back
+		// does not go to the network all at once.
+		n.slot = n.slot && due.After(at.Add(-missed))
+		if wait := v.slot(n, at); wait > 0 {
+			r.Due = at.Add(wait)
+			j.plain = nil
+		} else {
+			n.slot = false
+			if n.id == "" && n.network == v.opts.Network.Name() {
+				n.unsure = n.unsure || n.called // whoever called has died
+				n.called = true
+			}
+		}
+		sealed = tlv.Pad(n.encode(nil), 64, 0)
+	case kindRelease:
+		l, err := decodeRelease(plain)
+		if err != nil {
+			return nil, err
+		}
+		if l.ref.ID != "" {
+			j.hash = v.networkHash(l.network, l.ref.ID)
+		}
+	case kindEvent:
+		if j.after, err = v.In(r.Account).heldBy(ctx, r); err != nil {
+			return nil, err
+		}
+		if j.after != uuid.Nil {
+			r.Due = time.Time{} // that one wakes it
+			j.plain = nil
+		}
+	}
+	return j, wrapped(v.box.SealShown(r, sealed))
+}
+
+const (
+	missed = 10 * time.Second // how late a job may come to its place under the rate limit
+	mixed  = 5 * time.Second  // how far a place is moved to mix up a queue
+)
+
+// slot takes a place under the rate limit of a scheme, unless n has one, and
+// returns how long n has to wait for it. Places within some seconds are mixed up:
+// cards that were imported one after the other, and are of one issuer, do not
+// come to the network like that. Farther apart they stay in order, because what
+// is due is indexed by when it is.
+func (v *Vault) slot(n *networkToken, at time.Time) time.Duration {
+	if v.opts.NetworkRate == 0 || n.slot {
+		return 0
+	}
+	v.work.mu.Lock()
+	defer v.work.mu.Unlock()
+	next := &v.work.slots[n.scheme%schemes]
+	if next.Before(at) {
+		*next = at
+	}
+	wait := next.Sub(at)
+	if n.reconciles() && wait > missed {
+		return jitter(time.Hour) // it must not keep new cards waiting
+	}
+	*next = next.Add(time.Duration(float64(time.Second) / v.opts.NetworkRate))
+	n.slot = true
+	mix := min(wait/5, mixed)
+	return wait - mix + rand.N(2*mix+1)
+}
+
+// do does a job that was claimed.
+func (v *Vault) do(ctx context.Context, j *job) error {
+	v = v.In(j.rec.Account)
+	switch j.rec.Kind {
+	case kindNetworkToken:
+		h, err := v.hold(ctx, j.rec.ID)
+		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if h.net.network != v.opts.Network.Name() {
+			return v.postpone(ctx, h)
+		}
+		if h.token.NetworkTokenStatus == NetworkTokenPending && h.net.id == "" {
+			return v.provision(ctx, h)
+		}
+		return v.lookup(ctx, h)
+	case kindRelease:
+		l, err := decodeRelease(j.plain)
+		if err != nil {
+			return err
+		}
+		return v.releaseNow(ctx, j.rec, l)
+	case kindEvent:
+		return v.tell(ctx, j.rec, j.plain)
+	default:
+		b, err := decodeBackfill(j.plain)
+		if err != nil {
+			return err
+		}
+		return v.backfill(ctx, j.rec, b)
+	}
+}
+
+// postpone leaves alone a network token of another network than the one that is
+// configured. One that has not been provisioned yet goes to that.
+func (v *Vault) postpone(ctx context.Context, h *holding) error {
+	_, err := v.change(ctx, opNetworkToken, h.card.ID, func(h *holding) (func(store.Tx) error, error) {
+		if h.token.NetworkTokenStatus == NetworkTokenPending && !h.net.called {
+			h.net.network = v.opts.Network.Name()
+			h.due = now()
+			return nil, nil
+		}
+		v.log.Warn("the network of a network token is not configured", "token", h.token.ID)
+		h.due = now().Add(jitter(reconcileAfter))
+		return nil, nil
+	})
+	return err
+}
+
+// finish deletes the record of a job that is done.
+func (v *Vault) finish(ctx context.Context, rec *store.Record) error {
+	return v.jobChanged(ctx, rec, func(tx store.Tx) { tx.Delete(rec.Kind, rec.ID) })
+}
+
+// again stores what a job has come to, due at rec.Due.
+func (v *Vault) again(ctx context.Context, rec *store.Record, plain []byte) error {
+	next := *rec
+	next.Version++
+	if err := v.box.SealShown(&next, plain); err != nil {
+		return wrapped(err)
+	}
+	return v.jobChanged(ctx, rec, func(tx store.Tx) { tx.Put(&next) })
+}
+
+// jobChanged writes unless somebody else has taken the job over.
+func (v *Vault) jobChanged(ctx context.Context, rec *store.Record, fn func(store.Tx)) error {
+	err := v.store.Update(ctx, func(tx store.Tx) error {
+		r, err := tx.Get(rec.Kind, rec.ID)
+		if errors.Is(err, store.ErrNotFound) || err == nil && r.Version != rec.Version {
+			return nil
+		}
+		if err == nil {
+			fn(tx)
+		}
+		return err
+	})
+	if err == nil {
+		v.workDue(rec)
+	}
+	return wrapped(err)
+}
+
+// A backfill goes through the tokens of an account and asks for network tokens
+// for those that can have one.
+type backfill struct {
+	from  uuid.UUID // row key to go on from
+	began time.Time
+	again bool // for tokens that were imported while it began
+}
+
+const (
+	backfillFrom = iota + 1
+	backfillBegan
+	backfillAgain
+)
+
+func (b *backfill) encode() []byte {
+	p := tlv.Append(nil, backfillFrom, b.from[:])
+	p = appendTime(p, backfillBegan, b.began)
+	return tlv.Pad(tlv.AppendUint(p, backfillAgain, bit(b.again)), 64, 0)
+}
+
+func decodeBackfill(plain []byte) (*backfill, error) {
+	b := new(backfill)
+	r := tlv.Read(plain)
+	for r.Next() {
+		switch r.Tag {
+		case backfillFrom:
+			copy(b.from[:], r.Value)
+		case backfillBegan:
+			b.began = readTime(&r)
+		case backfillAgain:
+			b.again = r.Uint() == 1
+		}
+	}
+	return b, readError(&r)
+}
+
+// backfillBatch is how many tokens one run of the job takes.
+const backfillBatch = 256
+
+// backfill does a part of the job and stores how far it has come.
+func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) error {
+	q := &store.Query{Kind: kindToken, Account: v.account, Min: b.from, Live: now(), Limit: backfillBatch}
+	for s := range Scheme(schemes) {
+		q.Classes.Add(class(s, NetworkTokenNotAvailable))
+	}
+	list, err := v.list(ctx, q)
+	if err != nil {
+		return err
+	}
+	free := make(chan struct{}, 32) // they share commits
+	var group sync.WaitGroup
+	errs := make([]error, len(list.Records))
+	for i, r := range list.Records {
+		free <- struct{}{}
+		group.Go(func() {
+			defer func() { <-free }()
+			_, errs[i] = v.change(ctx, opProvision, r.ID, func(h *holding) (func(store.Tx) error, error) {
+				if h.token.NetworkTokenStatus != NetworkTokenNotAvailable || !h.token.ExpiresAt.IsZero() {
+					return nil, nil
+				}
+				if reason, err := v.unavailable(ctx, h.token, now()); reason != nil || err != nil {
+					return nil, err
+				}
+				release, err := v.request(ctx, h)
+				if release == nil {
+					return nil, err
+				}
+				return func(tx store.Tx) error { tx.Put(release); return nil }, err
+			})
+			switch {
+			case errors.Is(errs[i], ErrNotFound):
+				errs[i] = nil
+			case errors.Is(errs[i], ErrDamaged): // it keeps no other from its network token
+				v.log.Error("token cannot be provisioned", "token", v.mask(kindToken, r.ID), "error", errs[i])
+				errs[i] = nil
+			}
+		})
+	}
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err // after the lease it goes on from where it was
+	}
+	rec.Due = now()
+	switch n := len(list.Records); {
+	case n == backfillBatch:
+		b.from = step(list.Records[n-1].ID, 1)
+	case b.again:
+		return v.finish(ctx, rec)
+	default:
+		b.again = true
+		b.from = rowkey.First(b.began.Add(-time.Minute))
+		rec.Due = rec.Due.Add(time.Minute)
+	}
+	return v.again(ctx, rec, b.encode())
+}
+
 // sweep erases one batch of lapsed records of a kind and returns how many.
 func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
-	var due []*store.Record
+	var due, events []*store.Record
 	at := now()
-	// Looking first costs a write only when there is something to erase.
+	tell := kind == kindToken && v.opts.Events != nil
+	limit := 1 // looking first costs a write only when there is something to erase
+	if tell {
+		limit = sweepBatch // events are sealed before they are written
+	}
 	err := v.view(ctx, func(tx store.ReadTx) (err error) {
-		due, err = tx.Due(kind, at, 1)
+		due, err = tx.Due(kind, at, limit)
 		return err
 	})
 	if err != nil || len(due) == 0 {
 		return 0, err
 	}
-	err = wrapped(v.store.Update(ctx, func(tx store.Tx) (err error) {
-		if due, err = tx.Due(kind, at, sweepBatch); err != nil {
-			return err
-		}
+	if tell {
 		for _, r := range due {
+			e, err := v.In(r.Account).newEvent(r.ID, nil, TokenDeleted, ReasonExpired)
+			if err != nil {
+				return 0, err
+			}
+			events = append(events, e)
+		}
+	}
+	var erased []*store.Record
+	err = wrapped(v.store.Update(ctx, func(tx store.Tx) (err error) {
+		lapsed := due
+		if !tell {
+			if lapsed, err = tx.Due(kind, at, sweepBatch); err != nil {
+				return err
+			}
+		}
+		erased = erased[:0]
+		for i, r := range lapsed {
 			// The index that was asked is not authenticated.
 			if r.Due.IsZero() || lives(r, at) {
 				return fmt.Errorf("%w: something is listed as lapsed that has not", ErrDamaged)
 			}
+			if tell {
+				switch is, err := tx.Get(kind, r.ID); {
+				case errors.Is(err, store.ErrNotFound) || err == nil && is.Version != r.Version:
+					continue // another process was faster
+				case err != nil:
+					return err
+				}
+				tx.Put(events[i])
+			}
 			tx.Delete(kind, r.ID)
+			erased = append(erased, r)
 		}
 		return nil
 	}))
@@ -149,12 +711,13 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 		v.wrote(ctx, opExpire, uuid.Nil, uuid.Nil, err)
 		return 0, err
 	}
-	for _, r := range due {
+	v.workDue(events...)
+	for _, r := range erased {
 		var object uuid.UUID // of a session it is a credential
 		if kind == kindToken || kind == kindAPIKey {
 			object = v.In(r.Account).mask(kind, r.ID)
 		}
 		v.wrote(ctx, opExpire, r.Account, object, nil)
 	}
-	return len(due), nil
+	return len(erased), nil
 }

@@ -41,8 +41,8 @@ func headerText(h http.Header) string { return fmt.Sprint(h) }
 
 // What is received is not repeated, wherever a card number or a code is put.
 func TestNoEcho(t *testing.T) {
-	r := newRig(t, nil, nil)
-	id := r.importCard(t)
+	r, _ := newNetworkRig(t, &network{art: "png"}, nil, nil)
+	id := r.activate(t)
 	type endpoint struct{ method, path, body string }
 	endpoints := []endpoint{
 		{"POST", "/tokens/session", `{"bypass_identification":true,"expiration_time":5}`},
@@ -51,12 +51,16 @@ func TestNoEcho(t *testing.T) {
 		{"GET", "/tokens/" + id, ""},
 		{"PATCH", "/tokens/" + id, `{"cardholder_name":"A","business_key":"b","import_provider":"p","expiry_month":4,"expiry_year":2031}`},
 		{"DELETE", "/tokens/x", ""},
+		{"POST", "/tokens/" + id + "/provisions", ""},
+		{"POST", "/tokens/" + id + "/payment-data", `{"amount":5,"currency_code":"EUR","merchant_id":"` + primaryMerchant(t, r.vault) + `","reference":"r"}`},
+		{"GET", "/tokens/" + id + "/payment-data", ""},
+		{"GET", "/tokens/card-art/" + id, ""},
 		{"POST", "/api-keys", `{"label":"l","scopes":["tokens:read"],"expiration_time":5}`},
 		{"GET", "/api-keys", ""},
 		{"DELETE", "/api-keys/x", ""},
 	}
 	// stored are the members that are given back on purpose.
-	stored := regexp.MustCompile(`"(business_key|import_provider|label|cardholder_name)":"[^"]*"|"current_page":\d+`)
+	stored := regexp.MustCompile(`"(business_key|import_provider|label|cardholder_name|reference)":"[^"]*"|"(current_page|amount)":\d+|"[\w-]+(\.[\w-]+){4}"`)
 	member := regexp.MustCompile(`"(\w+)":("[^"]*"|\[[^]]*\]|\w+)`)
 	sent := 0
 	try := func(where, method, target, body string, headers ...string) *answer {
@@ -219,6 +223,10 @@ func TestStoreFailures(t *testing.T) {
 			{"POST", "/tokens/session", ""},
 			{"PATCH", "/tokens/" + id, `{"cardholder_name":"A"}`},
 			{"DELETE", "/tokens/" + id, ""},
+			{"POST", "/tokens/" + id + "/provisions", ""},
+			{"POST", "/tokens/" + id + "/payment-data", payment},
+			{"GET", "/tokens/" + id + "/payment-data", ""},
+			{"GET", "/tokens/card-art/" + id, ""},
 			{"POST", "/api-keys", `{"label":"l","scopes":["tokens:read"]}`},
 			{"DELETE", "/api-keys/" + r.principal.ID.String(), ""},
 			{"GET", "/tokens", ""},

@@ -31,6 +31,8 @@ var (
 	notFound            = &failure{status: 404, classifier: "NOT_FOUND", message: "There is no such resource."}
 	methodNotAllowed    = &failure{status: 405, classifier: "METHOD_NOT_ALLOWED", message: "The resource does not have this method.", header: "Allow"}
 	sessionCompleted    = &failure{status: 409, classifier: "SESSION_COMPLETED", message: "The session is completed."}
+	idempotencyPending  = &failure{status: 409, classifier: "IDEMPOTENCY_IN_PROGRESS", message: "The request under this idempotency key is in progress.", header: "Retry-After", value: "1"}
+	networkTokenState   = &failure{status: 409, classifier: "NETWORK_TOKEN_STATE_CONFLICT", message: "The state of the network token does not allow this."}
 	payloadTooLarge     = &failure{status: 413, classifier: "PAYLOAD_TOO_LARGE", message: "The body is too large."}
 	unsupportedMedia    = &failure{status: 415, classifier: "UNSUPPORTED_MEDIA_TYPE", message: "The body must be application/json."}
 	validationFailed    = &failure{status: 422, classifier: "VALIDATION_FAILED"}
@@ -51,6 +53,8 @@ var causes = []struct {
 	{cardvault.ErrUnauthenticated, unauthorized},
 	{cardvault.ErrInsufficientScope, insufficientScope},
 	{cardvault.ErrSessionCompleted, sessionCompleted},
+	{cardvault.ErrNetworkTokenState, networkTokenState},
+	{cardvault.ErrIdempotencyInProgress, idempotencyPending},
 	{cardvault.ErrIdempotencyKeyReused, idempotencyReused},
 	{cardvault.ErrOutcomeUnknown, outcomeUnknown},
 	{cardvault.ErrStorageFull, insufficientStorage},

@@ -6,16 +6,17 @@
 //	h, err := httpapi.NewHandler(v, nil)
 //	http.Handle("/vault/", http.StripPrefix("/vault", h))
 //
-// It answers every request that reaches it in JSON, and never redirects (as
-// http.ServeMux does with unclean paths before it asks anybody). It sets its
-// own deadlines and limits, so that it is safe on a server that sets none;
-// ReadHeaderTimeout and MaxHeaderBytes are the server's all the same. It must be
-// reached over TLS: requests carry card numbers.
+// It answers every request that reaches it in JSON, or with the image that was
+// asked for, and never redirects (as http.ServeMux does with unclean paths
+// before it asks anybody). It sets its own deadlines and limits, so that it is
+// safe on a server that sets none; ReadHeaderTimeout and MaxHeaderBytes are the
+// server's all the same. It must be reached over TLS: requests carry card
+// numbers.
 //
 // A request is authenticated by the header x-api-key, with a key of the vault
 // unless [Options.Authenticator] says otherwise, and acts in the account of
-// that key. Answers to errors come from one table and never repeat what was
-// received.
+// that key. Card art needs no key, see [Options.CardArtRequiresKey]. Answers to
+// errors come from one table and never repeat what was received.
 package httpapi
 
 import (
@@ -61,9 +62,16 @@ type Options struct {
 	// proxy is the proxy.
 	ClientAddr func(*http.Request) netip.Addr
 
-	// Timeout bounds the work on one request, reading and writing included.
+	// Timeout bounds the work on one request, reading and writing included. If
+	// it is not longer than cardvault.Options.NetworkTimeout, a network that does
+	// not answer in time is a failure of the service, not one in the record.
 	// Defaults to 30 seconds.
 	Timeout time.Duration
+
+	// CardArtRequiresKey makes card art ask for an API key with the scope
+	// tokens:read, of the account whose art it is. An <img> cannot send one. Defaults to
+	// false: whoever has the unguessable id sees the art.
+	CardArtRequiresKey bool
 
 	// Logger is told of failures, and of every request at debug level, without
 	// ids of the path. Defaults to none.
@@ -123,6 +131,10 @@ type handler struct {
 type endpoint struct {
 	scope cardvault.Scope
 
+	// public endpoints answer without an API key, unless
+	// Options.CardArtRequiresKey says otherwise.
+	public bool
+
 	// approved, if set, says whether the account may use the endpoint.
 	approved func(*cardvault.Account) *failure
 
@@ -136,16 +148,18 @@ type endpoint struct {
 	serve func(*call) error
 }
 
-// A call is one authenticated request to an endpoint.
+// A call is one request to an endpoint.
 type call struct {
-	ctx       context.Context
-	vault     *cardvault.Vault // in the account of the principal
-	principal *cardvault.Principal
-	request   *http.Request
-	id        uuid.UUID // of the path; zero, which no object has, if it is no UUID
-	body      []byte    // raw; empty if there was none
-	answer    []byte    // appended to by serve; nothing for 204
-	header    http.Header
+	ctx         context.Context
+	vault       *cardvault.Vault     // in the account of the principal
+	principal   *cardvault.Principal // nil if none is asked for
+	request     *http.Request
+	id          uuid.UUID // of the path; zero, which no object has, if it is no UUID
+	body        []byte    // raw; empty if there was none
+	answer      []byte    // appended to by serve; nothing for 204 and 304
+	contentType []string  // of the answer
+	unchanged   bool      // 304
+	header      http.Header
 }
 
 // routes are the paths, split at "/". "*" stands for an id. Literals come first:
@@ -158,6 +172,9 @@ var routes = []struct {
 	{[]string{"cde-import"}, map[string]*endpoint{"POST": importCard}},
 	{[]string{"tokens"}, map[string]*endpoint{"GET": listTokens}},
 	{[]string{"tokens", "*"}, map[string]*endpoint{"GET": getToken, "PATCH": updateToken, "DELETE": deleteToken}},
+	{[]string{"tokens", "card-art", "*"}, map[string]*endpoint{"GET": getCardArt}},
+	{[]string{"tokens", "*", "payment-data"}, map[string]*endpoint{"GET": listPaymentData, "POST": requestPaymentData}},
+	{[]string{"tokens", "*", "provisions"}, map[string]*endpoint{"POST": provisionToken}},
 	{[]string{"api-keys"}, map[string]*endpoint{"GET": listAPIKeys, "POST": createAPIKey}},
 	{[]string{"api-keys", "*"}, map[string]*endpoint{"DELETE": deleteAPIKey}},
 }
@@ -255,7 +272,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 	buffers := pool.Get().(*buffers)
 	defer buffers.free()
-	c := call{ctx: ctx, request: r, answer: buffers.answer[:0], header: header}
+	c := call{ctx: ctx, request: r, answer: buffers.answer[:0], contentType: jsonType, header: header}
 	pattern, err := h.serve(&c, buffers, requestID)
 
 	status := http.StatusOK
@@ -271,9 +288,12 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case len(c.answer) == 0:
 		status = http.StatusNoContent
+		if c.unchanged {
+			status = http.StatusNotModified
+		}
 		w.WriteHeader(status)
 	default:
-		header["Content-Type"] = jsonType
+		header["Content-Type"] = c.contentType
 		header["Content-Length"] = []string{strconv.Itoa(len(c.answer))}
 		w.WriteHeader(status)
 		if r.Method != http.MethodHead {
@@ -331,24 +351,17 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 	if f != nil {
 		return pattern, f
 	}
-	keys := r.Header["X-Api-Key"]
-	if len(keys) != 1 || keys[0] == "" {
-		return pattern, unauthorized
-	}
-	if c.principal, err = h.opts.Authenticator.Authenticate(c.ctx, keys[0]); err != nil {
-		return pattern, err
-	}
-	if retry := h.limiter.wait(c.principal.Key.ID); retry > 0 {
-		return pattern, rateLimited.with(strconv.Itoa(retry))
+	open := e.public && !h.opts.CardArtRequiresKey
+	if !open {
+		if err := h.authenticate(c); err != nil {
+			return pattern, err
+		}
 	}
 	if v := r.Header["X-Api-Version"]; len(v) > 1 || len(v) == 1 && v[0] != "1.0" {
 		return pattern, unsupportedVersion
 	}
-	if !c.principal.Key.Has(e.scope) {
-		return pattern, lacksScope(e.scope)
-	}
-	if e.approved != nil {
-		if f := e.approved(c.principal.Account); f != nil {
+	if !open {
+		if f := e.admits(c.principal); f != nil {
 			return pattern, f
 		}
 	}
@@ -361,8 +374,12 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 	if id != "" {
 		c.id, _ = parseID(id)
 	}
-	c.vault = h.vault.In(c.principal.Account.ID)
-	actor := cardvault.Actor{KeyID: c.principal.Key.ID, RequestID: requestID}
+	c.vault = h.vault.In(uuid.Nil)
+	actor := cardvault.Actor{RequestID: requestID}
+	if !open {
+		c.vault = h.vault.In(c.principal.Account.ID)
+		actor.KeyID = c.principal.Key.ID
+	}
 	if addr := h.opts.ClientAddr(r); addr.IsValid() {
 		actor.Address = addr.String()
 	}
@@ -382,13 +399,37 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 	defer clear(raw)
 	once := &cardvault.Idempotency{Key: key, Request: raw}
 	c.ctx = cardvault.WithIdempotency(c.ctx, once)
-	if err := e.serve(c); err != nil {
-		return pattern, err
-	}
-	if once.Replayed() {
+	err = e.serve(c)
+	if once.Replayed() && (err == nil || errors.Is(err, cardvault.ErrNetworkTokenState)) {
 		c.header.Set("Idempotency-Replayed", "true")
 	}
-	return pattern, nil
+	return pattern, err
+}
+
+// authenticate finds the principal of a request, and counts the request.
+func (h *handler) authenticate(c *call) (err error) {
+	keys := c.request.Header["X-Api-Key"]
+	if len(keys) != 1 || keys[0] == "" {
+		return unauthorized
+	}
+	if c.principal, err = h.opts.Authenticator.Authenticate(c.ctx, keys[0]); err != nil {
+		return err
+	}
+	if retry := h.limiter.wait(c.principal.Key.ID); retry > 0 {
+		return rateLimited.with(strconv.Itoa(retry))
+	}
+	return nil
+}
+
+// admits says why a principal may not use the endpoint, or nil.
+func (e *endpoint) admits(p *cardvault.Principal) *failure {
+	if !p.Key.Has(e.scope) {
+		return lacksScope(e.scope)
+	}
+	if e.approved != nil {
+		return e.approved(p.Account)
+	}
+	return nil
 }
 
 // idempotencyKey returns the key of a request, or "" if it has none.

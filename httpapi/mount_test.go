@@ -63,6 +63,10 @@ func TestMount(t *testing.T) {
 			do("PATCH", "/tokens/"+id, `{"cardholder_name":"A"}`).want(t, 200)
 			do("GET", "/tokens?limit=1&sort=created_at+desc", "").want(t, 200)
 			do("POST", "/tokens/session", "").want(t, 200)
+			do("POST", "/tokens/"+id+"/provisions", "").want(t, 200)
+			do("POST", "/tokens/"+id+"/payment-data", payment).want(t, 200)
+			do("GET", "/tokens/"+id+"/payment-data", "").want(t, 200)
+			do("GET", "/tokens/card-art/"+id, "").want(t, 404)
 			do("GET", "/api-keys", "").want(t, 200)
 			do("DELETE", "/tokens/"+id, "").want(t, 204)
 			do("GET", "/tokens/"+id, "").want(t, 404)
@@ -146,6 +150,10 @@ func TestServer(t *testing.T) {
 			do("GET", "/tokens", unsized("")).want(t, 200)
 			do("GET", "/tokens", unsized("{}")).want(t, 200)
 			do("POST", "/tokens/session", nil).want(t, 200)
+			do("POST", "/tokens/"+id+"/provisions", nil).want(t, 200)
+			do("POST", "/tokens/"+id+"/provisions", unsized("{}")).want(t, 200)
+			do("POST", "/tokens/"+id+"/payment-data", unsized(payment)).want(t, 200)
+			do("HEAD", "/tokens/"+id+"/payment-data", nil).want(t, 200)
 			do("DELETE", "/tokens/"+id, nil).want(t, 204)
 			for _, test := range []struct {
 				name    string

@@ -261,6 +261,7 @@ func TestLog(t *testing.T) {
 	for path, want := range map[string]string{
 		"/tokens/" + id: "path=/tokens/* status=200", "/tokens?business_key=secret": "path=/tokens status=200",
 		"/nothing/secret": `path="" status=404`, "/tokens/secret": "path=/tokens/* status=404",
+		"/tokens/" + id + "/payment-data": "path=/tokens/*/payment-data status=200", "/tokens/card-art/" + id: "path=/tokens/card-art/* status=404",
 	} {
 		r.log.take()
 		r.do(t, "GET", path, "")
@@ -294,6 +295,7 @@ func TestClose(t *testing.T) {
 	}
 	for _, e := range []struct{ method, path, body string }{
 		{"GET", "/tokens", ""}, {"GET", "/tokens/" + id, ""}, {"POST", "/cde-import", card}, {"DELETE", "/tokens/" + id, ""}, {"POST", "/tokens/session", ""},
+		{"POST", "/tokens/" + id + "/provisions", ""}, {"POST", "/tokens/" + id + "/payment-data", payment}, {"GET", "/tokens/" + id + "/payment-data", ""}, {"GET", "/tokens/card-art/" + id, ""},
 	} {
 		a := r.do(t, e.method, e.path, e.body)
 		a.want(t, 503, "SERVICE_UNAVAILABLE")

@@ -3,6 +3,7 @@ package httpapi_test
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,6 +19,7 @@ type draft struct {
 	headers                   []string
 	unscoped, unapproved      bool
 	limited                   bool
+	public                    bool // no key is asked for
 }
 
 // A rule is one that a request can break, and the answer to that.
@@ -49,8 +51,8 @@ var syntaxRules = []rule{
 
 // The earliest of all rules that a request breaks is what it is told.
 func TestOrderOfChecks(t *testing.T) {
-	r := newRig(t, nil, nil)
-	id := r.importCard(t)
+	r, _ := newNetworkRig(t, &network{art: "png"}, nil, nil)
+	id := r.activate(t)
 	unapproved := r.newAccount(t, &cardvault.Approvals{})
 	limited := newHandler(t, r.vault, &httpapi.Options{RateLimit: httpapi.RateLimit{PerSecond: 1e-6}})
 	keys := map[[2]bool]string{} // by unscoped and unapproved
@@ -69,9 +71,16 @@ func TestOrderOfChecks(t *testing.T) {
 	}
 
 	field := rule{"field", 422, "VALIDATION_FAILED", "out_of_range", func(d *draft) {
-		d.body = strings.NewReplacer(`"expiration_time":5`, `"expiration_time":0`, `"expiry_month":4`, `"expiry_month":13`).Replace(d.body)
+		d.body = strings.NewReplacer(`"expiration_time":5`, `"expiration_time":0`, `"expiry_month":4`, `"expiry_month":13`,
+			`"amount":1099`, `"amount":-1`).Replace(d.body)
 	}}
 	parameter := rule{"parameter", 422, "VALIDATION_FAILED", "unknown_parameter", func(d *draft) { d.query = "?a=b" }}
+	ephemeral := r.newEphemeral(t)
+	at := func(d *draft, token string) {
+		_, rest, _ := strings.Cut(d.path[len("/tokens/"):], "/")
+		d.path = "/tokens/" + token + "/" + rest
+	}
+	existence := rule{"existence", 404, "NOT_FOUND", "", func(d *draft) { at(d, uuid.NewString()) }}
 	idempotency := rule{"idempotency header", 400, "MALFORMED_REQUEST", "", func(d *draft) {
 		d.headers = append(d.headers, "Idempotency-Key", "")
 	}}
@@ -117,10 +126,30 @@ func TestOrderOfChecks(t *testing.T) {
 				}},
 			}},
 		},
+		{
+			draft{method: "POST", path: "/tokens/" + id + "/provisions", body: "{}"},
+			[][]rule{{idempotency, syntaxRules[0], syntaxRules[1]}, {parameter}, {existence}, {
+				{"state", 409, "NETWORK_TOKEN_STATE_CONFLICT", "", func(d *draft) { at(d, ephemeral) }},
+			}},
+		},
+		{
+			draft{method: "POST", path: "/tokens/" + id + "/payment-data", body: payment},
+			[][]rule{{missing, idempotency, syntaxRules[0], syntaxRules[1]}, {field, parameter}, {existence}},
+		},
+		{
+			draft{method: "GET", path: "/tokens/" + id + "/payment-data", body: "{}"},
+			[][]rule{syntaxRules, {parameter, {"sort", 422, "VALIDATION_FAILED", "invalid_enum", func(d *draft) { d.query = "?sort=x" }}}, {existence}},
+		},
+		{
+			draft{method: "GET", path: r.artPath(t, id), body: "{}", public: true},
+			[][]rule{syntaxRules, {parameter}, {{"existence", 404, "NOT_FOUND", "", func(d *draft) { d.path = "/tokens/card-art/" + uuid.NewString() }}}},
+		},
 	} {
 		var tiers [][]rule
 		for _, border := range borderRules {
-			if border.name != "approval" || test.draft.path == "/cde-import" {
+			skip := border.name == "approval" && test.draft.path != "/cde-import" ||
+				slices.Contains([]string{"key", "rate limit", "scope"}, border.name) && test.draft.public
+			if !skip {
 				tiers = append(tiers, []rule{border})
 			}
 		}

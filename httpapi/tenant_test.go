@@ -111,6 +111,9 @@ func testTenants(t *testing.T) {
 		{"head", "HEAD", "/tokens/{id}", "", cardvault.ScopeTokensRead, newToken, 200},
 		{"update", "PATCH", "/tokens/{id}", `{"cardholder_name":"A"}`, cardvault.ScopeTokensUpdate, newToken, 200},
 		{"delete", "DELETE", "/tokens/{id}", "", cardvault.ScopeTokensDelete, newToken, 204},
+		{"provision", "POST", "/tokens/{id}/provisions", "", cardvault.ScopeNetworkTokensProvision, newToken, 200},
+		{"request payment data", "POST", "/tokens/{id}/payment-data", payment, cardvault.ScopePaymentDataCreate, newToken, 200},
+		{"list payment data", "GET", "/tokens/{id}/payment-data", "", cardvault.ScopePaymentDataRead, newToken, 200},
 		{"create key", "POST", "/api-keys", `{"label":"l","scopes":["api-keys:write"]}`, cardvault.ScopeAPIKeysWrite, nil, 200},
 		{"list keys", "GET", "/api-keys", "", cardvault.ScopeAPIKeysRead, nil, 200},
 		{"delete key", "DELETE", "/api-keys/{id}", "", cardvault.ScopeAPIKeysWrite, func(v *cardvault.Vault) string {

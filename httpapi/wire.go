@@ -73,6 +73,15 @@ func (o *object) time(name string, t time.Time) {
 	o.b = t.UTC().AppendFormat(o.b, `"2006-01-02T15:04:05.000000Z"`)
 }
 
+// failure appends the members of a failure, which a reason has too.
+func (o *object) failure(f cardvault.Failure) {
+	o.text("source", f.Source.String())
+	o.text("code", f.Code)
+	o.text("message", f.Message)
+	o.bool("retryable", f.Retryable)
+	o.text("scheme_code", f.SchemeCode)
+}
+
 func (o *object) open()  { o.b = append(o.b, '{') }
 func (o *object) close() { o.b = append(o.b, '}') }
 
@@ -100,7 +109,7 @@ func appendToken(b []byte, t *cardvault.Token) []byte {
 		o.name("cardholder_name")
 		t.CardholderName.Expose(func(name []byte) { o.b = appendString(o.b, string(name)) })
 	}
-	o.null("card_art_url")
+	o.text("card_art_url", t.CardArtURL)
 	o.time("created_at", t.CreatedAt)
 	o.int("expiry_month", int64(t.Expiry.Month))
 	o.int("expiry_year", int64(t.Expiry.Year))
@@ -121,11 +130,7 @@ func appendToken(b []byte, t *cardvault.Token) []byte {
 	} else {
 		o.name("network_token_status_reason")
 		o.open()
-		o.text("source", r.Source.String())
-		o.text("code", r.Code)
-		o.text("message", r.Message)
-		o.bool("retryable", r.Retryable)
-		o.text("scheme_code", r.SchemeCode)
+		o.failure(cardvault.Failure{Source: r.Source, Code: r.Code, Message: r.Message, Retryable: r.Retryable, SchemeCode: r.SchemeCode})
 		o.time("occurred_at", r.OccurredAt)
 		o.close()
 	}
@@ -134,13 +139,42 @@ func appendToken(b []byte, t *cardvault.Token) []byte {
 	o.name("authentication_data")
 	o.open()
 	o.close()
-	o.bool("supports_device_binding", false)
+	o.bool("supports_device_binding", t.SupportsDeviceBinding)
 	o.text("business_key", t.BusinessKey)
 	o.text("import_provider", t.ImportProvider)
 	o.name("fingerprint")
 	o.b = append(o.b, '"')
 	o.b = hex.AppendEncode(o.b, t.Fingerprint[:])
 	o.b = append(o.b, '"')
+	o.close()
+	return o.b
+}
+
+// appendPaymentData appends a payment data record: chapter 2.3 of the interface
+// document.
+func appendPaymentData(b []byte, p *cardvault.PaymentData) []byte {
+	o := object{b}
+	o.open()
+	o.id("id", p.ID)
+	o.int("amount", p.Amount)
+	o.text("currency_code", p.Currency)
+	o.time("created_at", p.CreatedAt)
+	o.text("encrypted_authentication_data", p.Encrypted)
+	o.name("failure_details")
+	o.b = append(o.b, '[')
+	for i, f := range p.Failures {
+		if i > 0 {
+			o.b = append(o.b, ',')
+		}
+		o.open()
+		o.failure(f)
+		o.close()
+	}
+	o.b = append(o.b, ']')
+	o.id("merchant_id", p.Merchant)
+	o.text("reference", p.Reference)
+	o.bool("success", p.Success)
+	o.id("token_id", p.TokenID)
 	o.close()
 	return o.b
 }

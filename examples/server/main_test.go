@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +27,11 @@ func TestMain(m *testing.M) {
 	if os.Getenv("CARDVAULT_TEST_SERVER") != "" {
 		main()
 		return
+	}
+	// Tests wait for the server more than they compute.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "64"); err != nil {
+		panic(err)
 	}
 	os.Exit(m.Run())
 }
@@ -79,6 +86,26 @@ func start(t *testing.T, dir string) *process {
 	return p
 }
 
+// kill ends the server as a crash would.
+func (p *process) kill(t *testing.T) {
+	t.Helper()
+	if err := p.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	p.Wait()
+}
+
+// stop ends the server as an operator does.
+func (p *process) stop(t *testing.T) {
+	t.Helper()
+	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+}
+
 // do makes a request and returns the status and the decoded answer.
 func (p *process) do(key, method, path, body string) (int, map[string]any, error) {
 	r, err := http.NewRequest(method, p.BaseURL+path, strings.NewReader(body))
@@ -95,7 +122,7 @@ func (p *process) do(key, method, path, body string) (int, map[string]any, error
 	}
 	defer w.Body.Close()
 	var answer map[string]any
-	if err := json.NewDecoder(w.Body).Decode(&answer); err != nil && w.StatusCode != http.StatusNoContent {
+	if err := json.NewDecoder(w.Body).Decode(&answer); err != nil && err != io.EOF { // there may be no body
 		return 0, nil, err
 	}
 	return w.StatusCode, answer, nil
@@ -129,6 +156,7 @@ func TestServer(t *testing.T) {
 	if runtime.GOOS != "windows" {
 		for path, mode := range map[string]os.FileMode{
 			"": 0o700, "sandbox.json": 0o600, "keys": 0o700, "keys/vault.key": 0o600, "vault": 0o700, "vault/cardvault.db": 0o600,
+			"simulator": 0o700, "simulator/simnet.db": 0o600,
 		} {
 			info, err := os.Stat(filepath.Join(dir, path))
 			if err != nil {
@@ -156,8 +184,13 @@ func TestServer(t *testing.T) {
 	}
 	page, err := io.ReadAll(w.Body)
 	w.Body.Close()
-	if err != nil || !bytes.Contains(page, []byte("sandbox")) {
-		t.Errorf("the page says %.200s, %v", page, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"sandbox", p.BaseURL, "/tokens/{id}/payment-data", "/simulator/tokens/{id}/suspend", "4111110000000302"} {
+		if !bytes.Contains(page, []byte(want)) {
+			t.Errorf("the page does not have %s", want)
+		}
 	}
 	for _, a := range p.Accounts {
 		if bytes.Contains(page, []byte(a.APIKey)) || bytes.Contains(page, []byte(a.PaymentSecret)) {
@@ -179,18 +212,73 @@ func TestServer(t *testing.T) {
 		}
 	}
 
-	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Wait(); err != nil {
-		t.Errorf("after SIGTERM: %v", err)
-	}
+	p.stop(t)
 	again := start(t, dir)
 	if fmt.Sprint(again.Accounts) != fmt.Sprint(p.Accounts) {
 		t.Error("a restart changed the accounts")
 	}
 	if got := again.want(t, 200, key, "GET", "/tokens/"+token["id"].(string), ""); got["created_at"] != token["created_at"] {
 		t.Errorf("after the restart the token is %v", got)
+	}
+}
+
+// TestStopped stops the server while a request takes its time, and then while a
+// provisioning does: both come to their end.
+func TestStopped(t *testing.T) {
+	dir := t.TempDir()
+	p := start(t, dir)
+	k := p.follow(t, p.importCard(t, "4111110000000427"), "pending", "active")
+
+	answered := make(chan error, 1)
+	written := make(chan struct{})
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+		WroteRequest: func(httptrace.WroteRequestInfo) { close(written) },
+	})
+	r, err := http.NewRequestWithContext(ctx, "POST", p.BaseURL+"/tokens/"+k.id()+"/payment-data",
+		strings.NewReader(`{"amount":1999,"currency_code":"EUR","reference":"order 7"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("X-Api-Key", p.Accounts[0].APIKey)
+	r.Header.Set("Content-Type", "application/json")
+	go func() {
+		w, err := new(http.Transport).RoundTrip(r)
+		if err == nil {
+			defer w.Body.Close()
+			var answer map[string]any
+			if err = json.NewDecoder(w.Body).Decode(&answer); err == nil && answer["success"] != true {
+				err = fmt.Errorf("%d %v", w.StatusCode, answer)
+			}
+		}
+		answered <- err
+	}()
+	<-written
+	// A connection that came later is served, so the first one is.
+	other := &http.Client{Transport: new(http.Transport)}
+	w, err := other.Get(p.BaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Body.Close()
+	other.CloseIdleConnections()
+
+	p.stop(t)
+	if err := <-answered; err != nil {
+		t.Errorf("the request was cut off: %v", err)
+	}
+
+	p = start(t, dir)
+	slow := p.importCard(t, "4111110000000500")
+	// What was imported first is under way when what came later is over.
+	p.follow(t, p.importCard(t, "4111110000000005"), "pending", "active")
+	begin := time.Now()
+	p.stop(t)
+	if d := time.Since(begin); d > shutdownTimeout {
+		t.Errorf("stopping took %v", d)
+	}
+	p = start(t, dir)
+	if state := p.get(t, slow.id()).state(); state != "active" {
+		t.Errorf("the provisioning was cut off: it is %q", state)
 	}
 }
 
@@ -256,10 +344,7 @@ func TestKilled(t *testing.T) {
 			}
 		}
 		enough.Stop()
-		if err := p.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		p.Wait()
+		p.kill(t)
 		workers.Wait()
 	}
 	p := start(t, dir)

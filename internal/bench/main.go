@@ -2,7 +2,7 @@
 // imports against raw bbolt, reads against a bare View and one GCM open, pages
 // of a list against its first, HTTP against a bare net/http handler.
 //
-//	go run ./internal/bench [-tokens 1000000] [-rounds 3] [-for 2s] [import get list open sweep http]
+//	go run ./internal/bench [-tokens 1000000] [-rounds 3] [-for 2s] [import get list disk open sweep http network]
 //
 // What is compared runs in turn, and the medians of the rounds count. Absolute
 // figures depend on the machine; the ratios hardly do.
@@ -53,7 +53,7 @@ func main() {
 		run  func(context.Context) error
 	}{
 		{"import", b.imports}, {"get", b.gets}, {"list", b.lists}, {"disk", b.disk},
-		{"open", b.opens}, {"sweep", b.sweep}, {"http", b.http},
+		{"open", b.opens}, {"sweep", b.sweep}, {"http", b.http}, {"network", b.network},
 	}
 	dir, err := os.MkdirTemp("", "cardvault-bench-*")
 	must(err)

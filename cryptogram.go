@@ -1,0 +1,646 @@
+package cardvault
+
+import (
+	"context"
+	"crypto/fips140"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/internal/iso"
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/go-jose/go-jose/v4"
+	"github.com/google/uuid"
+)
+
+const opPaymentData operation = "payment_data.create"
+
+// A PaymentRequest asks for a cryptogram for one payment: chapter 4.6 of the
+// interface document.
+type PaymentRequest struct {
+	Amount    int64     // in minor units of Currency, 0 to 999999999999
+	Currency  string    // an active code of ISO 4217, such as "EUR"
+	Reference string    // of the caller: 1 to 255 characters
+	Merchant  uuid.UUID // zero: the account's primary merchant
+}
+
+const maxAmount = 999999999999
+
+// Check returns a FieldError for each rule that RequestPaymentData would report
+// before it looks at the token, or nil.
+func (r *PaymentRequest) Check() error {
+	var errs []error
+	if r.Amount < 0 || r.Amount > maxAmount {
+		errs = append(errs, &FieldError{"amount", "out_of_range", fmt.Sprintf("must be between 0 and %d", int64(maxAmount))})
+	}
+	errs = append(errs, checkCurrency(r.Currency), checkText("reference", []byte(r.Reference)))
+	return errors.Join(errs...)
+}
+
+func checkCurrency(code string) error {
+	const field = "currency_code"
+	if len(code) != 3 || slices.ContainsFunc([]byte(code), func(c byte) bool { return c < 'A' || c > 'Z' }) {
+		return &FieldError{field, "invalid_format", "must be three upper-case letters"}
+	}
+	if _, ok := iso.Currency(code); !ok {
+		return &FieldError{field, "unknown_currency", "must be an active code of ISO 4217"}
+	}
+	return nil
+}
+
+// canonical returns what must be the same for a request to be a repetition.
+func (r *PaymentRequest) canonical() []byte {
+	b := tlv.AppendUint(nil, 1, uint64(r.Amount))
+	b = tlv.Append(b, 2, r.Currency)
+	b = tlv.Append(b, 3, r.Reference)
+	return tlv.Append(b, 4, r.Merchant[:])
+}
+
+// A PaymentData is the record of a cryptogram that was asked for: chapter 2.3 of
+// the interface document.
+type PaymentData struct {
+	ID        uuid.UUID
+	CreatedAt time.Time
+	TokenID   uuid.UUID
+	Merchant  uuid.UUID
+	Amount    int64
+	Currency  string
+	Reference string
+
+	// Success is whether there is a cryptogram.
+	Success bool
+
+	// Encrypted is a JWE in compact form, which [OpenPaymentData] opens with the
+	// shared secret of the merchant. "" unless Success, and after
+	// [Options.PaymentDataRetention].
+	Encrypted string
+
+	// Failures say why there is none. Empty if Success.
+	Failures []Failure
+}
+
+// A Failure is a reason why there is no cryptogram.
+type Failure struct {
+	Source     Source
+	Code       string // from a closed list, such as "network_token_pending"
+	Message    string // for humans
+	Retryable  bool   // the same request may succeed later
+	SchemeCode string // what the network said, "" if it said nothing
+}
+
+// failures are the codes of a Failure that are not also codes of a [Reason]:
+// decisions, chapter 8.
+var failures = map[string]Failure{
+	"network_token_pending":  {Source: SourceScheme, Retryable: true, Message: "The network token is still being provisioned."},
+	"network_token_inactive": {Source: SourceScheme, Message: "The network token is suspended."},
+	"network_token_failed":   {Source: SourceScheme, Message: "Provisioning of the network token has failed."},
+	"network_token_deleted":  {Source: SourceScheme, Message: "The network token is deleted."},
+	"token_invalidated":      {Source: SourceScheme, Message: "The card is no longer valid."},
+	"cryptogram_declined":    {Source: SourceScheme, Message: "The scheme declined the request."},
+	"no_encryption_key":      {Source: SourceConfiguration, Message: "The merchant has no shared secret in use."},
+}
+
+func newFailure(code, schemeCode string) *Failure {
+	f, ok := failures[code]
+	if !ok {
+		r := reasons[code]
+		f = Failure{Source: r.source, Message: r.text, Retryable: r.retryable}
+	}
+	f.Code, f.SchemeCode = code, schemeCode
+	return &f
+}
+
+// RequestPaymentData asks the network for a cryptogram and returns its record.
+// Every call asks anew: a cryptogram is for one payment. A call that was
+// processed and came to none is no error: the record says why, is kept and is
+// listed like any other.
+//
+// If ctx ends while the network is asked, nothing is kept. Whether it has made a
+// cryptogram is not known then; under the same idempotency key it makes no second.
+//
+// Errors: FieldErrors, with the code unknown_merchant for a merchant that the
+// account does not have; ErrNotFound; ErrIdempotencyKeyReused;
+// ErrIdempotencyInProgress.
+func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentRequest) (*PaymentData, error) {
+	if err := r.Check(); err != nil {
+		return nil, err
+	}
+	once, answer, err := v.once(ctx, opPaymentData, id, r.canonical)
+	switch {
+	case err != nil:
+		return nil, err
+	case answer != nil:
+		return v.repeatedPaymentData(ctx, answer)
+	}
+	h, err := v.hold(ctx, v.unmask(kindToken, id))
+	if err != nil {
+		return nil, err
+	}
+	a, err := v.approved(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m, err := v.payee(ctx, r.Merchant, a)
+	if err != nil {
+		return nil, err
+	}
+	row, err := once.newRow(v)
+	if err != nil {
+		return nil, err
+	}
+	p := &PaymentData{
+		ID:        v.mask(kindPaymentData, row),
+		CreatedAt: rowkey.Time(row),
+		TokenID:   id,
+		Merchant:  m.ID,
+		Amount:    r.Amount,
+		Currency:  r.Currency,
+		Reference: r.Reference,
+	}
+	secret := m.secret(now())
+	if f := v.forbids(h, a, m, secret); f != nil {
+		p.Failures = []Failure{*f}
+	} else if err = once.claim(ctx, v, row); err == nil {
+		err = v.askCryptogram(ctx, h, p, secret)
+	}
+	if err == nil {
+		err = v.storePaymentData(ctx, h.card.ID, row, p, once)
+	}
+	switch {
+	case errors.Is(err, errRepeated), errors.Is(err, store.ErrConflict):
+		return v.RequestPaymentData(ctx, id, r)
+	case err != nil:
+		once.release(ctx, v)
+		return nil, err
+	}
+	if !p.Success && p.Failures[0].Code == "cryptogram_declined" {
+		v.lookSoon(ctx, h.card.ID)
+	}
+	return p, nil
+}
+
+// payee returns the merchant of a request.
+func (v *Vault) payee(ctx context.Context, id uuid.UUID, a *approval) (*Merchant, error) {
+	if id == uuid.Nil {
+		id = a.merchant
+	}
+	r, err := v.get(ctx, kindMerchant, id)
+	if errors.Is(err, ErrNotFound) {
+		return nil, &FieldError{"merchant_id", "unknown_merchant", "must be a merchant of the account"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return v.openMerchant(ctx, r)
+}
+
+// secret returns the shared secret that is used at a time, or nil.
+func (m *Merchant) secret(at time.Time) *PaymentSecret {
+	for i := len(m.Secrets) - 1; i >= 0; i-- {
+		if !m.Secrets[i].ActivateAt.After(at) {
+			return &m.Secrets[i]
+		}
+	}
+	return nil
+}
+
+// forbids says why the network is not asked for a cryptogram, or nil.
+func (v *Vault) forbids(h *holding, a *approval, m *Merchant, secret *PaymentSecret) *Failure {
+	status, reason := h.token.NetworkTokenStatus, h.token.NetworkTokenStatusReason
+	switch {
+	case h.token.Status == StatusInvalid:
+		return newFailure("token_invalidated", "")
+	case status == NetworkTokenNotAvailable && reason != nil:
+		return &Failure{reason.Source, reason.Code, reason.Message, reason.Retryable, reason.SchemeCode}
+	case status != NetworkTokenActive:
+		return newFailure("network_token_"+status.String(), "")
+	case !a.active:
+		return newFailure("network_tokens_not_activated", "")
+	case v.opts.Network == nil || v.opts.Network.Name() != h.net.network:
+		return newFailure("no_network", "")
+	case secret == nil:
+		return newFailure("no_encryption_key", "")
+	}
+	if code, schemeCode := v.ineligible(h.token.Scheme, m.ID); code != "" {
+		return newFailure(code, schemeCode)
+	}
+	return nil
+}
+
+// askCryptogram asks the network for the cryptogram of p and sets what came of
+// it. An error says that p came to nothing.
+func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, secret *PaymentSecret) error {
+	var got *Cryptogram
+	err := v.ask(ctx, func(ctx context.Context) (err error) {
+		got, err = v.opts.Network.Cryptogram(ctx, &CryptogramRequest{
+			IdempotencyKey: p.ID.String(),
+			Token:          h.net.ref(p.TokenID),
+			Scheme:         h.token.Scheme,
+			Merchant:       p.Merchant,
+			Amount:         p.Amount,
+			Currency:       p.Currency,
+			Reference:      p.Reference,
+		})
+		if err != nil {
+			err = errors.Join(err, ctx.Err()) // an adapter may hide that it was the deadline
+		}
+		return err
+	})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err == nil && !(got.check() && got.TokenID == h.net.id && v.substitutes(got.Number, h.token)) {
+		err = errGarbage
+	}
+	if err != nil {
+		p.Failures = []Failure{*v.failure(p, err)}
+		return nil
+	}
+	p.Success = true
+	p.Encrypted, err = got.encrypt(secret)
+	return err
+}
+
+// check reports whether c can be an answer.
+func (c *Cryptogram) check() bool {
+	if c == nil {
+		return false
+	}
+	number, value := c.Number.get(), c.Value.get()
+	return len(number) >= 13 && len(number) <= maxPAN && iin.Luhn(number) &&
+		len(checkExpiry(c.Expiry)) == 0 &&
+		len(value) >= 1 && len(value) <= maxCryptogram &&
+		!slices.ContainsFunc(value, func(b byte) bool { return b < ' ' || b > '~' }) &&
+		(c.ECI == "" || len(c.ECI) == 2 && allDigits([]byte(c.ECI)))
+}
+
+const maxCryptogram = 256 // characters; those of the schemes have 28
+
+// substitutes reports whether a number is another than that of the card, which
+// must never leave the vault.
+func (v *Vault) substitutes(number PAN, t *Token) bool {
+	return Fingerprint(v.box.Fingerprint(v.account, number.get())) != t.Fingerprint
+}
+
+// failure says what an error of the network means for a payment.
+func (v *Vault) failure(p *PaymentData, err error) *Failure {
+	var e *NetworkError
+	if errors.As(err, &e) && e == nil {
+		err = errGarbage
+	}
+	if e == nil {
+		v.log.Warn("network gave no cryptogram", "payment_data", p.ID, "error", printable(err))
+		if errors.Is(err, context.DeadlineExceeded) {
+			return newFailure("timeout", "")
+		}
+		return newFailure("scheme_unavailable", "")
+	}
+	code, schemeCode := e.reason(e.Source)
+	if e.Source == SourceConfiguration {
+		v.log.Error("network refused by configuration", "payment_data", p.ID, "code", code, "scheme_code", schemeCode)
+		return newFailure(code, schemeCode)
+	}
+	if e.SchemeCode == "" {
+		schemeCode = schemeText(e.Code)
+	}
+	if e.Retryable {
+		return newFailure("scheme_unavailable", schemeCode)
+	}
+	return newFailure("cryptogram_declined", schemeCode)
+}
+
+// encrypt returns what the merchant opens with its secret. The interface
+// document wants key wrapping by AES-GCM with an IV of the caller's, which
+// FIPS 140-3 does not know.
+func (c *Cryptogram) encrypt(secret *PaymentSecret) (jwe string, err error) {
+	key := sha256.Sum256(secret.value.get())
+	defer clear(key[:])
+	payload := c.payload()
+	defer clear(payload)
+	fips140.WithoutEnforcement(func() {
+		to := jose.Recipient{Algorithm: jose.A256GCMKW, Key: key[:], KeyID: secret.KeyID}
+		var e jose.Encrypter
+		if e, err = jose.NewEncrypter(jose.A256GCM, to, nil); err != nil {
+			return
+		}
+		var sealed *jose.JSONWebEncryption
+		if sealed, err = e.Encrypt(payload); err == nil {
+			jwe, err = sealed.CompactSerialize()
+		}
+	})
+	if err != nil {
+		return "", fmt.Errorf("cardvault: encrypting payment data: %w", err)
+	}
+	return jwe, nil
+}
+
+// payload returns the JSON text of chapter 2.3 of the interface document.
+func (c *Cryptogram) payload() []byte {
+	b := make([]byte, 0, 2*maxCryptogram+160) // never grown: nothing is left behind
+	b = append(b, `{"network_token":{"token":"`...)
+	b = append(b, c.Number.get()...)
+	b = append(b, `","expiry_year":`...)
+	b = strconv.AppendInt(b, int64(c.Expiry.Year), 10)
+	b = append(b, `,"expiry_month":`...)
+	b = strconv.AppendInt(b, int64(c.Expiry.Month), 10)
+	b = append(b, `},"cryptogram":"`...)
+	for _, char := range c.Value.get() {
+		if char == '"' || char == '\\' {
+			b = append(b, '\\')
+		}
+		b = append(b, char)
+	}
+	b = append(b, `","eci":`...)
+	if c.ECI == "" {
+		return append(b, `null}`...)
+	}
+	b = append(b, '"')
+	b = append(b, c.ECI...)
+	return append(b, `"}`...)
+}
+
+// lookSoon lets the background look up an active network token whose cryptogram
+// was declined: it may have been suspended or deleted.
+func (v *Vault) lookSoon(ctx context.Context, row uuid.UUID) {
+	_, err := v.change(ctx, opNetworkToken, row, func(h *holding) (func(store.Tx) error, error) {
+		if h.token.NetworkTokenStatus == NetworkTokenActive {
+			h.due = now()
+		}
+		return nil, nil
+	})
+	if err != nil && !errors.Is(err, ErrNotFound) && ctx.Err() == nil {
+		v.log.Warn("network token is not looked up before its time", "error", err)
+	}
+}
+
+const (
+	paymentMerchant = iota + 1
+	paymentAmount
+	paymentCurrency
+	paymentReference
+	paymentCode // begins a failure
+	paymentSource
+	paymentMessage
+	paymentRetryable
+	paymentSchemeCode
+)
+
+func (p *PaymentData) encode() []byte {
+	b := tlv.Append(nil, paymentMerchant, p.Merchant[:])
+	b = tlv.AppendUint(b, paymentAmount, uint64(p.Amount))
+	b = tlv.Append(b, paymentCurrency, p.Currency)
+	b = tlv.Append(b, paymentReference, p.Reference)
+	for _, f := range p.Failures {
+		b = tlv.Append(b, paymentCode, f.Code)
+		b = tlv.AppendUint(b, paymentSource, uint64(f.Source))
+		b = tlv.Append(b, paymentMessage, f.Message)
+		b = tlv.AppendUint(b, paymentRetryable, bit(f.Retryable))
+		b = tlv.Append(b, paymentSchemeCode, f.SchemeCode)
+	}
+	return tlv.Pad(b, 64, 0)
+}
+
+// openRecord returns the payment data of a record, without what is encrypted
+// for the merchant.
+func (v *Vault) openRecord(ctx context.Context, rec *store.Record) (*PaymentData, error) {
+	p := &PaymentData{
+		ID:        v.mask(kindPaymentData, rec.ID),
+		CreatedAt: rowkey.Time(rec.ID),
+		TokenID:   v.mask(kindToken, rec.Parent),
+	}
+	r, err := v.read(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	f := new(Failure)
+	for r.Next() {
+		switch r.Tag {
+		case paymentMerchant:
+			copy(p.Merchant[:], r.Value)
+		case paymentAmount:
+			p.Amount = int64(r.Uint())
+		case paymentCurrency:
+			p.Currency = string(r.Value)
+		case paymentReference:
+			p.Reference = string(r.Value)
+		case paymentCode:
+			p.Failures = append(p.Failures, Failure{Code: string(r.Value)})
+			f = &p.Failures[len(p.Failures)-1]
+		case paymentSource:
+			f.Source = Source(r.Uint())
+		case paymentMessage:
+			f.Message = string(r.Value)
+		case paymentRetryable:
+			f.Retryable = r.Uint() == 1
+		case paymentSchemeCode:
+			f.SchemeCode = string(r.Value)
+		}
+	}
+	p.Success = len(p.Failures) == 0
+	return p, readError(r)
+}
+
+// paymentJWE is the tag of the JWE in a record that holds nothing else, so that
+// it can be erased on its own.
+const paymentJWE = 1
+
+// storePaymentData writes p, unless the token was deleted meanwhile.
+func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *PaymentData, once *once) error {
+	record := v.newRecord(kindPaymentData, row)
+	record.Parent = token
+	if err := v.box.SealShown(record, p.encode()); err != nil {
+		return wrapped(err)
+	}
+	records := []*store.Record{record}
+	if p.Success && v.opts.PaymentDataRetention != NoRetention {
+		jwe := &store.Record{
+			Kind:    kindPaymentJWE,
+			ID:      row,
+			Account: v.account,
+			Parent:  token,
+			Due:     now().Add(v.opts.PaymentDataRetention),
+			Version: 1,
+		}
+		if err := v.box.SealShown(jwe, tlv.Pad(tlv.Append(nil, paymentJWE, p.Encrypted), 64, 0)); err != nil {
+			return wrapped(err)
+		}
+		records = append(records, jwe)
+	}
+	if once != nil {
+		if err := once.seal(v, row[:], token); err != nil {
+			return err
+		}
+	}
+	return v.write(ctx, opPaymentData, p.ID, func(tx store.Tx) error {
+		if _, err := v.find(tx, kindToken, token); err != nil {
+			return err
+		}
+		for _, r := range records {
+			tx.Put(r)
+		}
+		return once.put(tx)
+	})
+}
+
+// repeatedPaymentData returns the payment data of an idempotent answer.
+func (v *Vault) repeatedPaymentData(ctx context.Context, answer []byte) (*PaymentData, error) {
+	if len(answer) < len(uuid.UUID{}) {
+		return nil, fmt.Errorf("%w: answer cannot be read", ErrDamaged)
+	}
+	r, err := v.getRow(ctx, kindPaymentData, uuid.UUID(answer[:16]))
+	if err != nil {
+		return nil, err
+	}
+	p, err := v.openRecord(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return p, v.addEncrypted(ctx, []*PaymentData{p})
+}
+
+// ListPaymentData returns one page of the payment data of a token. opts may be
+// nil; what it says of tokens does not count. The error is ErrNotFound for an id
+// that the account does not have.
+func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOptions) (*Page[*PaymentData], error) {
+	q, o, err := v.query(kindPaymentData, opts)
+	if err != nil {
+		return nil, err
+	}
+	token, err := v.get(ctx, kindToken, id)
+	if err != nil {
+		return nil, err
+	}
+	q.Parent = token.ID
+	p, err := page(ctx, v, q, o, v.openRecord)
+	if err != nil {
+		return nil, err
+	}
+	return p, v.addEncrypted(ctx, p.Items)
+}
+
+// addEncrypted sets Encrypted of each that has not lost it yet.
+func (v *Vault) addEncrypted(ctx context.Context, items []*PaymentData) error {
+	found := make([]*store.Record, len(items))
+	err := v.view(ctx, func(tx store.ReadTx) error {
+		for i, p := range items {
+			if !p.Success {
+				continue
+			}
+			r, err := v.find(tx, kindPaymentJWE, v.unmask(kindPaymentData, p.ID))
+			if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrNotFound) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			found[i] = r
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for i, rec := range found {
+		if rec == nil {
+			continue
+		}
+		r, err := v.read(ctx, rec)
+		if err != nil {
+			return err
+		}
+		for r.Next() {
+			if r.Tag == paymentJWE {
+				items[i].Encrypted = string(r.Value)
+			}
+		}
+		if err := readError(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A PaymentCredential is what a merchant sends in place of a card number.
+type PaymentCredential struct {
+	Number     PAN // of the network token
+	Expiry     Expiry
+	Cryptogram CryptogramValue
+	ECI        string // "" if none was assigned
+}
+
+// ErrPaymentData is returned by OpenPaymentData.
+var ErrPaymentData = errors.New("cardvault: payment data cannot be opened with these secrets")
+
+// maxPaymentData bounds what OpenPaymentData looks at. A vault makes about 700 bytes.
+const maxPaymentData = 8 << 10
+
+// OpenPaymentData decrypts PaymentData.Encrypted with the shared secret of the
+// merchant, as RotatePaymentSecret showed it. During a rotation it is given the
+// old and the new secret; whichever fits is used. It needs no vault.
+//
+// The error is ErrPaymentData, whatever the reason, and holds nothing of jwe.
+func OpenPaymentData(jwe string, secrets ...string) (*PaymentCredential, error) {
+	if len(jwe) > maxPaymentData {
+		return nil, ErrPaymentData
+	}
+	sealed, err := jose.ParseEncryptedCompact(jwe, []jose.KeyAlgorithm{jose.A256GCMKW}, []jose.ContentEncryption{jose.A256GCM})
+	if err != nil {
+		return nil, ErrPaymentData
+	}
+	if _, ok := sealed.Header.ExtraHeaders["zip"]; ok {
+		return nil, ErrPaymentData
+	}
+	for _, secret := range secrets {
+		key := sha256.Sum256([]byte(secret))
+		var payload []byte
+		fips140.WithoutEnforcement(func() { payload, err = sealed.Decrypt(key[:]) })
+		clear(key[:])
+		if err == nil {
+			defer clear(payload)
+			return parsePayload(payload)
+		}
+	}
+	return nil, ErrPaymentData
+}
+
+func parsePayload(payload []byte) (*PaymentCredential, error) {
+	var p struct {
+		Token struct {
+			Number text `json:"token"`
+			Year   int  `json:"expiry_year"`
+			Month  int  `json:"expiry_month"`
+		} `json:"network_token"`
+		Cryptogram text    `json:"cryptogram"`
+		ECI        *string `json:"eci"`
+	}
+	err := json.Unmarshal(payload, &p)
+	defer clear(p.Token.Number)
+	defer clear(p.Cryptogram)
+	if err != nil || len(p.Token.Number) == 0 || !allDigits(p.Token.Number) || len(p.Cryptogram) == 0 {
+		return nil, ErrPaymentData
+	}
+	c := &PaymentCredential{
+		Number:     NewPAN(p.Token.Number),
+		Expiry:     Expiry{Month: p.Token.Month, Year: p.Token.Year},
+		Cryptogram: NewCryptogramValue(p.Cryptogram),
+	}
+	if p.ECI != nil {
+		c.ECI = *p.ECI
+	}
+	return c, nil
+}
+
+// A text is a JSON string that can be overwritten.
+type text []byte
+
+func (t *text) UnmarshalText(b []byte) error {
+	*t = append(text(nil), b...)
+	return nil
+}

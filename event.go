@@ -1,0 +1,379 @@
+package cardvault
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// An Event tells what became of a token: the Token Master Notification of
+// chapter 6 of the interface document. It holds no card number, security code
+// or cryptogram.
+type Event struct {
+	ID        uuid.UUID // of the event; the same when it is delivered again
+	CreatedAt time.Time
+	Account   uuid.UUID
+	Type      EventType
+	Reason    EventReason
+	TokenID   uuid.UUID
+
+	// Token is the token as it was then, nil for TokenDeleted.
+	Token *Token
+}
+
+// An EventType says what happened to a token.
+type EventType uint8
+
+const (
+	TokenCreated EventType = iota + 1
+	TokenUpdated
+	TokenDeleted
+)
+
+// String returns the name of the decisions, chapter 13, such as "token.created".
+func (t EventType) String() string {
+	return [...]string{"unknown", "token.created", "token.updated", "token.deleted"}[t&3]
+}
+
+// MarshalText returns what String does.
+func (t EventType) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
+// An EventReason says why: decisions, chapter 13.
+type EventReason string
+
+const (
+	ReasonImported                  EventReason = "imported"
+	ReasonTokenized                 EventReason = "tokenized"
+	ReasonNetworkTokenStatusChanged EventReason = "network_token_status_changed"
+	ReasonCardUpdated               EventReason = "card_updated"
+	ReasonInvalidated               EventReason = "invalidated"
+	ReasonPatched                   EventReason = "patched"
+	ReasonRequested                 EventReason = "requested"
+	ReasonExpired                   EventReason = "expired"
+)
+
+// An EventSink receives the events of all accounts, from [Vault.Run] and
+// [Vault.Drain].
+type EventSink interface {
+	// Event takes an event, which it may keep. It has 15 seconds, the deadline of
+	// ctx, and is called concurrently for several tokens.
+	//
+	// Every event arrives at least once: also again, with the same ID, when Event
+	// has returned an error, panicked or taken too long, or the process has died.
+	// After failures the pauses are 5 s, 5 min, 30 min, 2, 5, 10, 14, 20 and 24 h,
+	// in sandbox mode 5 s at most; an event that has failed ten times is dropped,
+	// with an error in the log.
+	//
+	// The events of a token arrive in their order, one by one. One that has failed
+	// three times no longer holds back the later ones. When a token is deleted,
+	// those of its events that have not arrived are dropped, but that of the
+	// deletion.
+	Event(ctx context.Context, e *Event) error
+}
+
+const (
+	eventTimeout = 15 * time.Second
+	eventLease   = 2*eventTimeout + 10*time.Second
+	eventHolds   = 3 // failures until an event no longer holds back later ones
+)
+
+// eventRetries are the pauses after each failure: decisions, chapter 13.
+var eventRetries = []time.Duration{
+	5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour, 5 * time.Hour,
+	10 * time.Hour, 14 * time.Hour, 20 * time.Hour, 24 * time.Hour,
+}
+
+// Classes of the events of a token. That of a deletion has none: the token, of
+// which the others are children, is gone.
+const (
+	eventOrdered   = iota + 1 // waits for all before it, and holds back those after it
+	eventUnordered            // has failed too often to hold back others
+)
+
+// An outEvent is what the record of an event holds. Id and time of creation are
+// the row key's. It is due when it is to be passed on, and never while an earlier
+// one of its token holds it back: that wakes it.
+type outEvent struct {
+	typ    EventType
+	reason EventReason
+	row    uuid.UUID // of the token
+	token  []byte    // what Token.encode wrote; empty for TokenDeleted
+	tries  uint64    // that failed
+}
+
+const (
+	eventType = iota + 1
+	eventReason
+	eventRow
+	eventToken
+	eventTries
+)
+
+func (e *outEvent) encode() []byte {
+	b := tlv.AppendUint(nil, eventType, uint64(e.typ))
+	b = tlv.Append(b, eventReason, e.reason)
+	b = tlv.Append(b, eventRow, e.row[:])
+	b = tlv.Append(b, eventToken, e.token)
+	return tlv.Pad(tlv.AppendUint(b, eventTries, e.tries), 64, 0)
+}
+
+func decodeEvent(plain []byte) (*outEvent, error) {
+	e := new(outEvent)
+	r := tlv.Read(plain)
+	for r.Next() {
+		switch r.Tag {
+		case eventType:
+			e.typ = EventType(r.Uint())
+		case eventReason:
+			e.reason = EventReason(r.Value)
+		case eventRow:
+			copy(e.row[:], r.Value)
+		case eventToken:
+			e.token = r.Value
+		case eventTries:
+			e.tries = r.Uint()
+		}
+	}
+	return e, readError(&r)
+}
+
+// newEvent returns the record of an event of a token, to be written with what
+// it tells, or nil if nobody listens. It goes with its token, unless it tells
+// that that is gone.
+func (v *Vault) newEvent(row uuid.UUID, t *Token, typ EventType, reason EventReason) (*store.Record, error) {
+	if v.opts.Events == nil {
+		return nil, nil
+	}
+	id, err := v.newRow()
+	if err != nil {
+		return nil, err
+	}
+	r := &store.Record{Kind: kindEvent, ID: id, Account: v.account, Due: now(), Version: 1}
+	e := &outEvent{typ: typ, reason: reason, row: row}
+	if typ != TokenDeleted {
+		r.Parent, r.Class = row, eventOrdered
+		e.token = t.encode(nil)
+	}
+	plain := e.encode()
+	defer clear(plain)
+	defer clear(e.token)
+	return r, wrapped(v.box.SealShown(r, plain))
+}
+
+// reasonOf says what has changed of a token.
+func reasonOf(was, is *Token) EventReason {
+	switch {
+	case was.Status != is.Status:
+		return ReasonInvalidated
+	case was.NetworkTokenStatus != is.NetworkTokenStatus:
+		return ReasonNetworkTokenStatusChanged
+	}
+	return ReasonCardUpdated
+}
+
+// ordered selects the first event of a token, from a row key on, that holds back
+// others.
+func (v *Vault) ordered(token, from uuid.UUID) *store.Query {
+	q := &store.Query{Kind: kindEvent, Account: v.account, Parent: token, Min: from, Limit: 1}
+	q.Classes.Add(eventOrdered)
+	return q
+}
+
+// heldBy returns the row key of the event that holds r back, or zero.
+func (v *Vault) heldBy(ctx context.Context, r *store.Record) (uuid.UUID, error) {
+	if r.Class != eventOrdered {
+		return uuid.Nil, nil
+	}
+	list, err := v.list(ctx, v.ordered(r.Parent, uuid.Nil))
+	if err != nil || len(list.Records) == 0 || list.Records[0].ID == r.ID {
+		return uuid.Nil, err
+	}
+	return list.Records[0].ID, nil
+}
+
+// tell passes an event that was claimed to the sink and stores what came of it.
+func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error {
+	o, err := decodeEvent(plain)
+	if err != nil {
+		return err
+	}
+	e := &Event{
+		ID:        v.mask(kindEvent, rec.ID),
+		CreatedAt: rowkey.Time(rec.ID),
+		Account:   v.account,
+		Type:      o.typ,
+		Reason:    o.reason,
+		TokenID:   v.mask(kindToken, o.row),
+	}
+	if o.typ != TokenDeleted {
+		if e.Token, err = v.decodeToken(o.row, o.token); err != nil {
+			return err
+		}
+	}
+	// The event of a deletion waits for what is under way, and what has not begun
+	// by then is gone with the token.
+	defer v.work.telling.take(o.row)()
+	var r *store.Record
+	err = v.view(ctx, func(tx store.ReadTx) (err error) {
+		r, err = tx.Get(kindEvent, rec.ID)
+		return err
+	})
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case r.Version != rec.Version || time.Until(rec.Due) < eventTimeout:
+		return nil // another process has it, or may soon: it comes again
+	}
+	err = v.callSink(ctx, e)
+	if err == nil {
+		return v.settle(ctx, rec, nil)
+	}
+	o.tries++
+	log := v.log.With("event", e.ID, "type", e.Type, "token", e.TokenID, "tries", o.tries, "error", printable(err))
+	if o.tries > uint64(len(eventRetries)) {
+		log.Error("event is dropped: the sink has failed too often")
+		return v.settle(ctx, rec, nil)
+	}
+	log.Warn("event could not be passed on")
+	next := *rec
+	next.Version++
+	next.Due = now().Add(v.pace(eventRetries[o.tries-1]))
+	if next.Class == eventOrdered && o.tries >= eventHolds {
+		next.Class = eventUnordered
+	}
+	if err := v.box.SealShown(&next, o.encode()); err != nil {
+		return wrapped(err)
+	}
+	return v.settle(ctx, rec, &next)
+}
+
+var errSinkPanic = errors.New("cardvault: event sink panicked")
+
+// callSink calls the sink with a deadline.
+func (c *core) callSink(ctx context.Context, e *Event) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, eventTimeout)
+	defer cancel()
+	defer func() {
+		if recover() != nil { // the value may hold anything
+			c.log.Error("event sink panicked", "stack", string(debug.Stack()))
+			err = errSinkPanic
+		}
+	}()
+	return c.opts.Events.Event(ctx, e)
+}
+
+// settle replaces the record of an event that was claimed by another, or deletes
+// it if that is nil, and wakes the event that it holds back no longer.
+func (v *Vault) settle(ctx context.Context, rec, by *store.Record) error {
+	frees := rec.Class == eventOrdered && (by == nil || by.Class != eventOrdered)
+	after := v.ordered(rec.Parent, step(rec.ID, 1))
+	for {
+		var held, woken *store.Record
+		if frees {
+			list, err := v.list(ctx, after)
+			if err != nil {
+				return err
+			}
+			if len(list.Records) > 0 && list.Records[0].Due.IsZero() {
+				held = list.Records[0]
+				if woken, err = v.wake(ctx, *held); err != nil {
+					return err
+				}
+			}
+		}
+		err := v.store.Update(ctx, func(tx store.Tx) error {
+			r, err := tx.Get(kindEvent, rec.ID)
+			if errors.Is(err, store.ErrNotFound) || err == nil && r.Version != rec.Version {
+				return nil // gone with its token, or taken over
+			}
+			if err != nil {
+				return err
+			}
+			if by == nil {
+				tx.Delete(kindEvent, rec.ID)
+			} else {
+				tx.Put(by)
+			}
+			if !frees {
+				return nil
+			}
+			list, err := tx.List(after)
+			if err != nil || len(list.Records) == 0 || !list.Records[0].Due.IsZero() {
+				return err
+			}
+			if next := list.Records[0]; held == nil || next.ID != held.ID || next.Version != held.Version {
+				return store.ErrConflict // it was held back since
+			}
+			if woken != nil {
+				tx.Put(woken)
+			}
+			return nil
+		})
+		if errors.Is(err, store.ErrConflict) {
+			continue // somebody else was faster, so there is progress
+		}
+		if err == nil {
+			v.workDue(by, woken)
+		}
+		return wrapped(err)
+	}
+}
+
+// wake returns an event that was held back as it is due now, or nil if it cannot
+// be read: then it, and those after it, never are.
+func (v *Vault) wake(ctx context.Context, r store.Record) (*store.Record, error) {
+	r.Shown = bytes.Clone(r.Shown)
+	plain, err := v.openShown(ctx, &r)
+	if errors.Is(err, ErrDamaged) {
+		v.log.Error("the events of a token cannot be passed on", "token", v.mask(kindToken, r.Parent), "error", err)
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.Version++
+	r.Due = now()
+	return &r, wrapped(v.box.SealShown(&r, plain))
+}
+
+// turns are taken by what must not be done twice at a time for one token.
+// The zero value is ready.
+type turns struct {
+	mu    sync.Mutex
+	taken map[uuid.UUID]chan struct{} // closed when the turn is over
+}
+
+// take waits for a turn and returns what ends it.
+func (t *turns) take(row uuid.UUID) func() {
+	for {
+		t.mu.Lock()
+		over := t.taken[row]
+		if over == nil {
+			break
+		}
+		t.mu.Unlock()
+		<-over
+	}
+	defer t.mu.Unlock()
+	if t.taken == nil {
+		t.taken = map[uuid.UUID]chan struct{}{}
+	}
+	over := make(chan struct{})
+	t.taken[row] = over
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.taken, row)
+		close(over)
+	}
+}

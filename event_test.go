@@ -1,0 +1,544 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/google/uuid"
+)
+
+// What becomes of events on any store is tested by vaulttest.Suite. Here is what
+// takes time, and what goes wrong in between.
+
+// A listener is a sink that remembers what it was passed and when, and answers
+// what it is told to. It fails the test if it is passed two events of a token at
+// a time.
+type listener struct {
+	t      testing.TB
+	mu     sync.Mutex
+	heard  []passing
+	busy   map[uuid.UUID]bool
+	answer func(context.Context, *cardvault.Event) error // nil: takes all
+}
+
+// A passing is one call of a sink.
+type passing struct {
+	*cardvault.Event
+	at  time.Time
+	err error
+}
+
+func (p passing) String() string { return fmt.Sprint(p.Type, " ", p.Reason) }
+
+var errDeaf = errors.New("not now")
+
+func (l *listener) Event(ctx context.Context, e *cardvault.Event) (err error) {
+	p := passing{e, time.Now(), errDeaf}
+	l.mu.Lock()
+	answer := l.answer
+	if l.busy == nil {
+		l.busy = map[uuid.UUID]bool{}
+	}
+	if l.busy[e.TokenID] {
+		l.t.Errorf("%v of a token is passed while another of its events is", p)
+	}
+	l.busy[e.TokenID] = true
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.busy, e.TokenID)
+		p.err = err
+		l.heard = append(l.heard, p)
+	}()
+	if d, ok := ctx.Deadline(); !ok || time.Until(d) != 15*time.Second {
+		l.t.Errorf("the deadline of %v is in %v", p, time.Until(d))
+	}
+	if answer == nil {
+		return nil
+	}
+	err = errDeaf // if it panics
+	return answer(ctx, e)
+}
+
+func (l *listener) set(answer func(context.Context, *cardvault.Event) error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.answer = answer
+}
+
+// passed returns the calls that are over, in the order of their ends.
+func (l *listener) passed() []passing {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.heard)
+}
+
+// took checks which events of a token were taken, in their order.
+func (l *listener) took(token uuid.UUID, want ...string) {
+	l.t.Helper()
+	var got []string
+	for _, p := range l.passed() {
+		if p.TokenID == token && p.err == nil {
+			got = append(got, p.String())
+		}
+	}
+	if !slices.Equal(got, want) {
+		l.t.Errorf("taken\n got %q\nwant %q", got, want)
+	}
+}
+
+const (
+	createdEvent = "token.created imported"
+	patchedEvent = "token.updated patched"
+	deletedEvent = "token.deleted requested"
+	expiredEvent = "token.deleted expired"
+)
+
+// inEar runs f in a lab with a listener. Cards get no network token unless
+// l.net.ineligible is set to nil.
+func inEar(t *testing.T, mode cardvault.Mode, f func(l *lab, ear *listener)) {
+	t.Helper()
+	ear := &listener{t: t}
+	inLab(t, &cardvault.Options{Mode: mode, Events: ear}, func(l *lab) {
+		l.net.ineligible = func(cardvault.Scheme) error { return configurationError("merchant_not_enrolled") }
+		f(l, ear)
+	})
+}
+
+// patch makes an event.
+func patch(l *lab, id uuid.UUID, key string) {
+	l.Helper()
+	_, err := l.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: &key})
+	l.must(err)
+}
+
+// dying returns an ephemeral token.
+func dying(l *lab, seconds int) uuid.UUID {
+	l.Helper()
+	session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: seconds})
+	l.must(err)
+	token, err := l.Tokenize(l.Context(), session, visa)
+	l.must(err)
+	return token.ID
+}
+
+// TestEventsOfALife lets everything happen to a token that there is an event of.
+func TestEventsOfALife(t *testing.T) {
+	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		l.net.ineligible = nil
+		var id uuid.UUID
+		l.run(func() {
+			id = l.imports(visa)
+			l.pass(time.Second)
+			for _, n := range []cardvault.Notice{
+				{Kind: cardvault.NoticeSuspended, By: cardvault.OwnerIssuer},
+				{Kind: cardvault.NoticeResumed, By: cardvault.OwnerIssuer},
+				{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{LastFour: "4242", Expiry: cardvault.Expiry{Month: 1, Year: 2040}}},
+				{Kind: cardvault.NoticeInvalidated},
+			} {
+				l.notify(n)
+				l.pass(time.Second)
+			}
+			l.must(l.Vault.Delete(l.Context(), id))
+			l.pass(time.Second)
+		})
+		const changed = "token.updated network_token_status_changed"
+		ear.took(id, createdEvent, changed, changed, changed, "token.updated card_updated", "token.updated invalidated", deletedEvent)
+		var states []string
+		for _, p := range ear.passed() {
+			if p.Token != nil {
+				states = append(states, fmt.Sprint(p.Token.Status, " ", p.Token.NetworkTokenStatus, " ", p.Token.Expiry.Year))
+			}
+			vaulttest.AssertNoLeak(t, []string{"4242424242424242", "A Customer"}, p, p.Event, p.Token)
+		}
+		if want := []string{"active pending 2030", "active active 2030", "active inactive 2030", "active active 2030",
+			"active active 2040", "invalid deleted 2040"}; !slices.Equal(states, want) {
+			t.Errorf("states %q, want %q", states, want)
+		}
+	})
+}
+
+// TestEventRetries: the pauses of decisions, chapter 13, then the event is dropped.
+func TestEventRetries(t *testing.T) {
+	h := time.Hour
+	for mode, want := range map[cardvault.Mode][]time.Duration{
+		cardvault.Live: {5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * h, 5 * h, 10 * h, 14 * h, 20 * h, 24 * h},
+		cardvault.Sandbox: {50 * time.Millisecond, 3 * time.Second, 5 * time.Second, 5 * time.Second, 5 * time.Second,
+			5 * time.Second, 5 * time.Second, 5 * time.Second, 5 * time.Second},
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			inEar(t, mode, func(l *lab, ear *listener) {
+				ear.set(func(context.Context, *cardvault.Event) error {
+					return errors.New("4242424242424242 is what I was to take")
+				})
+				id := l.imports(visa)
+				l.run(func() { l.pass(200 * h) })
+				var calls []call
+				for _, p := range ear.passed() {
+					calls = append(calls, call{at: p.at})
+					if p.ID != ear.passed()[0].ID {
+						t.Error("the event has another id when it is passed again")
+					}
+				}
+				within(t, "event", calls, want...)
+				if n := strings.Count(l.log.text(), "level=ERROR"); n != 1 {
+					t.Errorf("%d errors in the log, want 1", n)
+				}
+				vaulttest.AssertNoLeak(t, []string{"4242424242424242"}, l.log.text())
+				ear.set(nil)
+				patch(l, id, "a")
+				l.run(func() { l.pass(200 * h) })
+				ear.took(id, patchedEvent)
+			})
+		})
+	}
+}
+
+// TestEventsHeldBack: the events of a token wait for one that fails, until it has
+// failed three times. Those of other tokens do not, and waiting costs nothing.
+func TestEventsHeldBack(t *testing.T) {
+	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
+		var writes atomic.Int64
+		l.store.hook(func() error { writes.Add(1); return nil })
+		held := l.imports(visa)
+		ear.set(func(_ context.Context, e *cardvault.Event) error {
+			if e.TokenID == held && e.Type == cardvault.TokenCreated {
+				return errDeaf
+			}
+			return nil
+		})
+		l.run(func() {
+			l.pass(time.Second)
+			patch(l, held, "a")
+			patch(l, held, "b")
+			other := l.imports(visa)
+			l.pass(10 * time.Second) // the second failure
+			ear.took(held)
+			ear.took(other, createdEvent)
+			before := writes.Load()
+			l.pass(3 * time.Minute)
+			if n := writes.Load() - before; n != 0 {
+				t.Errorf("%d writes while nothing is due", n)
+			}
+			patch(l, held, "c")
+			l.pass(5 * time.Minute) // the third
+			ear.took(held, patchedEvent, patchedEvent, patchedEvent)
+			calls := ear.passed()
+			last := calls[len(calls)-1]
+			for i, p := range calls[len(calls)-3:] {
+				if p.Token.BusinessKey != string("abc"[i]) {
+					t.Errorf("event %d is that of %q", i, p.Token.BusinessKey)
+				}
+			}
+			if failure := calls[len(calls)-4]; failure.err == nil || last.at.Sub(failure.at) > time.Second {
+				t.Errorf("the later events came %v after the third failure", last.at.Sub(failure.at))
+			}
+			ear.set(nil)
+			patch(l, held, "d")
+			l.pass(time.Second)
+			ear.took(held, patchedEvent, patchedEvent, patchedEvent, patchedEvent)
+			l.pass(40 * time.Minute)
+			ear.took(held, patchedEvent, patchedEvent, patchedEvent, patchedEvent, createdEvent)
+		})
+		// Each failure, delivery and wait is a write or two.
+		if n := writes.Load(); n > 40 {
+			t.Errorf("%d writes", n)
+		}
+	})
+}
+
+// TestEventSinkHangs: a call that takes too long has failed; other tokens do not
+// wait for it.
+func TestEventSinkHangs(t *testing.T) {
+	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		hung := l.imports(visa)
+		ear.set(func(ctx context.Context, e *cardvault.Event) error {
+			if e.TokenID != hung {
+				return nil
+			}
+			ear.set(nil)
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		l.run(func() {
+			patch(l, hung, "a")
+			for range 200 { // more than are claimed at once
+				l.imports(visa)
+			}
+			l.pass(time.Second)
+			if n := len(ear.passed()); n != 200 {
+				t.Errorf("%d events of other tokens have arrived, want 200", n)
+			}
+			l.pass(15 * time.Second)
+			ear.took(hung, createdEvent, patchedEvent)
+		})
+	})
+}
+
+// TestEventSinkPanics: a panic is a failure, and its value is not logged.
+func TestEventSinkPanics(t *testing.T) {
+	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		ear.set(func(context.Context, *cardvault.Event) error {
+			ear.set(nil)
+			panic("4242424242424242")
+		})
+		id := l.imports(visa)
+		l.run(func() { l.pass(time.Second) })
+		ear.took(id, createdEvent)
+		if len(ear.passed()) != 2 || !strings.Contains(l.log.text(), "panicked") {
+			t.Errorf("passed %v; log %s", ear.passed(), l.log.text())
+		}
+		vaulttest.AssertNoLeak(t, []string{"4242424242424242"}, l.log.text())
+	})
+}
+
+// TestKilledWhilePassingEvents: an event whose removal is not known to be stored
+// comes again with the same id, once the lease is over, and those after it wait.
+func TestKilledWhilePassingEvents(t *testing.T) {
+	for _, test := range []struct {
+		what  string
+		fail  error
+		done  bool
+		times int
+	}{
+		{"before the removal", store.ErrUnavailable, false, 2},
+		{"while it is removed, undone", store.ErrOutcomeUnknown, false, 2},
+		{"while it is removed, done", store.ErrOutcomeUnknown, true, 1},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+				id := l.imports(visa)
+				patch(l, id, "a")
+				ear.set(func(context.Context, *cardvault.Event) error {
+					ear.set(nil)
+					l.store.set(test.fail, test.done)
+					return nil
+				})
+				ctx, kill := context.WithCancel(l.Context())
+				ended := make(chan error)
+				go func() { ended <- l.Run(ctx) }()
+				l.pass(100 * time.Millisecond)
+				kill()
+				<-ended
+				l.restart()
+				l.run(func() {
+					l.pass(20 * time.Second) // the killed process might live
+					if n := len(ear.passed()); test.times == 2 && n != 1 {
+						t.Errorf("%d events were passed within the lease", n)
+					}
+					l.pass(time.Minute)
+				})
+				want := append(slices.Repeat([]string{createdEvent}, test.times), patchedEvent)
+				ear.took(id, want...)
+				if calls := ear.passed(); calls[0].ID != calls[len(want)-2].ID {
+					t.Error("the event has another id when it is passed again")
+				}
+			})
+		})
+	}
+}
+
+// TestEventsOfSeveralProcesses: of those that work on one store, one passes an
+// event, however long the sink takes, and in their order.
+func TestEventsOfSeveralProcesses(t *testing.T) {
+	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		ear.set(func(context.Context, *cardvault.Event) error {
+			<-time.After(14 * time.Second)
+			return nil
+		})
+		var tokens []uuid.UUID
+		for range 100 {
+			id := l.imports(visa)
+			patch(l, id, "a")
+			patch(l, id, "b")
+			tokens = append(tokens, id)
+		}
+		ctx, stop := context.WithCancel(l.Context())
+		var running sync.WaitGroup
+		for range 3 {
+			v := l.open()
+			running.Go(func() { l.try(v.Run(ctx)) })
+		}
+		l.pass(5 * time.Minute)
+		stop()
+		running.Wait()
+		for _, id := range tokens {
+			ear.took(id, createdEvent, patchedEvent, patchedEvent)
+		}
+		if n := len(ear.passed()); n != 300 {
+			t.Errorf("%d events were passed, want 300", n)
+		}
+	})
+}
+
+// TestRunEndsWhilePassingEvents: Run waits for what is under way, and begins
+// nothing more.
+func TestRunEndsWhilePassingEvents(t *testing.T) {
+	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		ear.set(func(context.Context, *cardvault.Event) error {
+			<-time.After(10 * time.Second)
+			return nil
+		})
+		id := l.imports(visa)
+		patch(l, id, "a")
+		began := time.Now()
+		l.run(func() { l.pass(time.Second) })
+		if took := time.Since(began); took < 10*time.Second || took > 11*time.Second {
+			t.Errorf("Run ended after %v", took)
+		}
+		ear.took(id, createdEvent)
+		l.run(func() { l.pass(time.Hour) })
+		ear.took(id, createdEvent, patchedEvent)
+	})
+}
+
+// TestEventsOfADeletion: the event of a deletion comes last, and what has not
+// been passed by then is not passed any more.
+func TestEventsOfADeletion(t *testing.T) {
+	for what, delete := range map[string]func(*lab, uuid.UUID){
+		deletedEvent: func(l *lab, id uuid.UUID) { l.must(l.Vault.Delete(l.Context(), id)) },
+		expiredEvent: func(l *lab, id uuid.UUID) { l.pass(4 * time.Second) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+				ear.set(func(context.Context, *cardvault.Event) error {
+					<-time.After(9 * time.Second)
+					return nil
+				})
+				l.run(func() {
+					id := dying(l, 5)
+					patch(l, id, "a")
+					l.pass(2 * time.Second) // the event of the creation is under way
+					delete(l, id)
+					l.pass(time.Minute)
+					ear.took(id, "token.created tokenized", what)
+				})
+				if strings.Contains(l.log.text(), "level=ERROR") {
+					t.Errorf("log: %s", l.log.text())
+				}
+			})
+		})
+	}
+}
+
+// TestEventsOfASweep: a sweep tells once of every token, whatever comes between
+// what it reads and what it writes.
+func TestEventsOfASweep(t *testing.T) {
+	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		ids := map[uuid.UUID]bool{}
+		for range 700 { // more than one batch
+			ids[dying(l, 5)] = true
+		}
+		l.drain()
+		l.pass(time.Minute)
+		other := l.open()
+		once := true
+		l.store.hook(func() error {
+			if once {
+				once = false
+				l.try(other.Drain(l.Context()))
+			}
+			return nil
+		})
+		l.drain()
+		l.store.hook(nil)
+		l.drain()
+		expired := ear.passed()[len(ids):]
+		if len(expired) != len(ids) {
+			t.Errorf("%d events, want %d", len(expired), len(ids))
+		}
+		for _, p := range expired {
+			if p.String() != expiredEvent || !ids[p.TokenID] || p.Token != nil {
+				t.Errorf("%v of token %v", p, p.TokenID)
+			}
+			delete(ids, p.TokenID)
+		}
+	})
+}
+
+// TestEventsWithoutNetwork: they do not need one.
+func TestEventsWithoutNetwork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ear := &listener{t: t}
+		v := vaulttest.NewWith(t, &cardvault.Options{Events: ear})
+		token, err := v.Import(t.Context(), visa, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- v.Run(ctx) }()
+		synctest.Wait()
+		ear.took(token.ID, createdEvent)
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestEventHeldBackMeanwhile: an event that comes to wait for another in the very
+// moment in which that is done with does not wait for ever.
+func TestEventHeldBackMeanwhile(t *testing.T) {
+	// once has f run before the next Update.
+	once := func(l *lab, f func()) {
+		var done atomic.Bool
+		l.store.hook(func() error {
+			if !done.Swap(true) {
+				f()
+			}
+			return nil
+		})
+	}
+	t.Run("before it waits", func(t *testing.T) {
+		inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+			answer := make(chan struct{})
+			ear.set(func(context.Context, *cardvault.Event) error { <-answer; return nil })
+			id := l.imports(visa)
+			l.run(func() {
+				// The work of the first process, which looks at what it has stored
+				// itself, is to begin before the second has a look.
+				other := l.open()
+				l.pass(time.Second)
+				l.store.hook(nil)
+				_, err := other.Update(l.Context(), id, cardvault.TokenUpdate{Expiry: &cardvault.Expiry{Month: 1, Year: 2050}})
+				l.must(err)
+				once(l, func() {
+					close(answer)
+					<-time.After(time.Second)
+				})
+				l.must(other.Drain(l.Context()))
+				l.must(other.Drain(l.Context()))
+			})
+			ear.took(id, createdEvent, patchedEvent)
+		})
+	})
+	t.Run("before the other is removed", func(t *testing.T) {
+		inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+			other, id := l.open(), l.imports(visa)
+			ear.set(func(context.Context, *cardvault.Event) error {
+				ear.set(nil)
+				once(l, func() {
+					patch(l, id, "a")
+					l.try(other.Drain(l.Context()))
+				})
+				return nil
+			})
+			l.drain()
+			l.drain()
+			ear.took(id, createdEvent, patchedEvent)
+		})
+	})
+}

@@ -1,0 +1,73 @@
+package httpapi
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+
+	"github.com/cardvault/cardvault"
+)
+
+var provisionToken = &endpoint{
+	scope:      cardvault.ScopeNetworkTokensProvision,
+	repeatable: true,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		return c.token(c.vault.Provision(c.ctx, c.id))
+	},
+}
+
+// Values of headers of an image, which a page of any origin may show.
+var (
+	anyOrigin = []string{"cross-origin"}
+	inert     = []string{"default-src 'none'"}
+	forever   = []string{"public, max-age=31536000, immutable"}
+	forOne    = []string{"private, max-age=31536000, immutable"}
+)
+
+var getCardArt = &endpoint{
+	scope:  cardvault.ScopeTokensRead,
+	public: true,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		mediaType, image, err := c.vault.CardArt(c.ctx, c.id)
+		if err != nil {
+			return err
+		}
+		sum := sha256.Sum256(image)
+		tag := `"` + hex.EncodeToString(sum[:16]) + `"`
+		h := c.header
+		h["Etag"] = []string{tag}
+		h["Cross-Origin-Resource-Policy"] = anyOrigin
+		h["Content-Security-Policy"] = inert
+		h["Cache-Control"] = forever
+		if c.principal != nil {
+			h["Cache-Control"] = forOne
+		}
+		if hasTag(c.request.Header["If-None-Match"], tag) {
+			c.unchanged = true
+			return nil
+		}
+		c.contentType = []string{mediaType}
+		c.answer = append(c.answer, image...)
+		return nil
+	},
+}
+
+// hasTag reports whether If-None-Match names an entity tag. The strength of a
+// tag does not count there.
+func hasTag(values []string, tag string) bool {
+	for _, value := range values {
+		for item := range strings.SplitSeq(value, ",") {
+			item = strings.Trim(item, " \t")
+			if item == "*" || strings.TrimPrefix(item, "W/") == tag {
+				return true
+			}
+		}
+	}
+	return false
+}

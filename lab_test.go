@@ -1,0 +1,510 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+// The tests of the life cycle of network tokens run in bubbles of synctest, on a
+// scripted network and a store that can fail.
+
+// A scripted is a network that does as it is told and remembers what it was
+// asked. Its zero value makes every card active.
+type scripted struct {
+	mu     sync.Mutex
+	shared bool // cards of one number share a network token
+	tokens map[string]*cardvault.NetworkToken
+	keys   map[string]string // ids by idempotency key
+	cards  map[string]string // ids by number, if shared
+	calls  []call
+	made   int
+
+	// What new network tokens are like. The zero State is active.
+	like cardvault.NetworkToken
+
+	ineligible func(cardvault.Scheme) error
+
+	// before is asked before a call does anything, after when it has: their
+	// error is the answer. They may be nil, and may block.
+	before, after func(ctx context.Context, c call) error
+
+	images map[string][]byte // card art, image/png
+}
+
+// A call is one that a network was asked for.
+type call struct {
+	method, key, id string
+	scheme          cardvault.Scheme
+	at              time.Time
+}
+
+func (n *scripted) Name() string { return "scripted" }
+
+func (n *scripted) Eligible(s cardvault.Scheme, merchant uuid.UUID) error {
+	if merchant == uuid.Nil {
+		return errors.New("no merchant")
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ineligible == nil {
+		return nil
+	}
+	err := n.ineligible(s)
+	if err == errPanic {
+		panic("4242424242424242")
+	}
+	return err
+}
+
+// errPanic makes a scripted network panic.
+var errPanic = errors.New("panic")
+
+// call remembers c and asks the hooks around do.
+func (n *scripted) call(ctx context.Context, c call, do func() error) error {
+	c.at = time.Now()
+	n.mu.Lock()
+	n.calls = append(n.calls, c)
+	before, after := n.before, n.after
+	n.mu.Unlock()
+	if _, ok := ctx.Deadline(); !ok {
+		return errors.New("a call without a deadline")
+	}
+	if before != nil {
+		if err := before(ctx, c); err != nil {
+			return err
+		}
+	}
+	n.mu.Lock()
+	err := do()
+	n.mu.Unlock()
+	if err == nil && after != nil {
+		err = after(ctx, c)
+	}
+	return err
+}
+
+func (n *scripted) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (got *cardvault.NetworkToken, err error) {
+	err = n.call(ctx, call{method: "Provision", key: r.IdempotencyKey, scheme: r.Scheme}, func() error {
+		var pan string
+		r.PAN.Expose(func(d []byte) { pan = string(d) })
+		id := n.keys[r.IdempotencyKey]
+		if id == "" && n.shared {
+			id = n.cards[pan]
+			if t := n.tokens[id]; t != nil && t.State == cardvault.NetworkTokenDeleted {
+				id = ""
+			}
+		}
+		if id == "" {
+			if n.tokens == nil {
+				n.tokens, n.keys, n.cards = map[string]*cardvault.NetworkToken{}, map[string]string{}, map[string]string{}
+			}
+			n.made++
+			id = fmt.Sprint("network-token-", n.made)
+			t := n.like
+			t.ID = id
+			if t.State == 0 {
+				t.State = cardvault.NetworkTokenActive
+			}
+			n.tokens[id], n.cards[pan] = &t, id
+		}
+		n.keys[r.IdempotencyKey] = id
+		t := *n.tokens[id]
+		got = &t
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return got, nil
+}
+
+func (n *scripted) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (got *cardvault.NetworkToken, err error) {
+	err = n.call(ctx, call{method: "Lookup", key: ref.IdempotencyKey, id: ref.ID}, func() error {
+		id := ref.ID
+		if id == "" {
+			id = n.keys[ref.IdempotencyKey]
+		}
+		if n.tokens[id] == nil {
+			return cardvault.ErrUnknownNetworkToken
+		}
+		t := *n.tokens[id]
+		got = &t
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return got, nil
+}
+
+func (n *scripted) Cryptogram(context.Context, *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+	return nil, errors.New("no test of this file asks for one")
+}
+
+func (n *scripted) Delete(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+	return n.call(ctx, call{method: "Delete", key: ref.IdempotencyKey, id: ref.ID}, func() error {
+		if t := n.tokens[ref.ID]; t != nil {
+			t.State = cardvault.NetworkTokenDeleted
+		}
+		return nil
+	})
+}
+
+func (n *scripted) CardArt(ctx context.Context, id string) (mediaType string, image []byte, err error) {
+	err = n.call(ctx, call{method: "CardArt", id: id}, func() error {
+		if image = n.images[id]; image == nil {
+			return errors.New("no such art")
+		}
+		return nil
+	})
+	return "image/png", image, err
+}
+
+// set changes a network token at the network, without a notice.
+func (n *scripted) set(id string, f func(*cardvault.NetworkToken)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f(n.tokens[id])
+}
+
+// script sets what is asked before and after calls.
+func (n *scripted) script(before, after func(context.Context, call) error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.before, n.after = before, after
+}
+
+// asked returns the calls of some methods, or all.
+func (n *scripted) asked(methods ...string) []call {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(n.calls), func(c call) bool {
+		return len(methods) > 0 && !slices.Contains(methods, c.method)
+	})
+}
+
+// left returns the ids of the network tokens that are not deleted.
+func (n *scripted) left() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Sorted(func(yield func(string) bool) {
+		for id, t := range n.tokens {
+			if t.State != cardvault.NetworkTokenDeleted && !yield(id) {
+				return
+			}
+		}
+	})
+}
+
+// refuse refuses every call of a method.
+func refuse(method string, err error) func(context.Context, call) error {
+	return func(_ context.Context, c call) error {
+		if c.method == method {
+			return err
+		}
+		return nil
+	}
+}
+
+func schemeError(code string) error {
+	return &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: code}
+}
+
+func configurationError(code string) error {
+	return &cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: code}
+}
+
+// A frail is a store whose Updates fail when it is told to: undone, or done all
+// the same.
+type frail struct {
+	store.Store
+	mu   sync.Mutex
+	fail func() error // of each Update
+	done bool
+}
+
+func (s *frail) Update(ctx context.Context, fn func(store.Tx) error) error {
+	s.mu.Lock()
+	hook, done := s.fail, s.done
+	s.mu.Unlock()
+	var fail error
+	if hook != nil {
+		fail = hook()
+	}
+	if fail != nil && !done {
+		return fail
+	}
+	if err := s.Store.Update(ctx, fn); err != nil {
+		return err
+	}
+	return fail
+}
+
+func (s *frail) set(fail error, done bool) {
+	s.hook(func() error { return fail })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.done = done
+}
+
+func (s *frail) hook(fail func() error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail = fail
+}
+
+// A lab is a vault on a scripted network, in a bubble.
+type lab struct {
+	testing.TB
+	net   *scripted
+	store *frail
+	opts  cardvault.Options
+	log   lockedBuffer
+	*cardvault.Vault
+}
+
+// inLab runs f in a bubble on a vault with options, a sandbox on a scripted
+// network if they are nil. In live mode network tokens are activated.
+func inLab(t *testing.T, opts *cardvault.Options, f func(l *lab)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		l := &lab{TB: t, net: new(scripted), store: &frail{Store: memstore.New()}}
+		l.opts.Mode = cardvault.Sandbox
+		if opts != nil {
+			l.opts = *opts
+		}
+		if l.opts.Network == nil {
+			l.opts.Network = l.net
+		}
+		l.opts.Logger = slog.New(slog.NewTextHandler(&l.log, nil))
+		l.Vault = l.open()
+		if l.opts.Mode == cardvault.Live {
+			l.must(l.SetApprovals(t.Context(), cardvault.Approvals{NetworkTokens: true}))
+			l.drain()
+			l.pass(2 * time.Minute) // the job of the activation ends
+			l.drain()
+		}
+		f(l)
+	})
+}
+
+var live = &cardvault.Options{Mode: cardvault.Live}
+
+// open opens the vault, as another process does.
+func (l *lab) open() *cardvault.Vault {
+	l.Helper()
+	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+	l.must(err)
+	v, err := cardvault.New(l.Context(), l.store, keys, &l.opts)
+	l.must(err)
+	l.Cleanup(func() { v.Close() })
+	return v
+}
+
+// restart kills the process that has the vault open and starts another: what the
+// old one has not stored is lost.
+func (l *lab) restart() {
+	l.Helper()
+	l.Vault.Close()
+	l.store.set(nil, false)
+	l.Vault = l.open()
+}
+
+func (l *lab) must(err error) {
+	l.Helper()
+	if err != nil {
+		l.Fatal(err)
+	}
+}
+
+// must2 is must for a call that also returns a token.
+func (l *lab) must2(_ *cardvault.Token, err error) {
+	l.Helper()
+	l.must(err)
+}
+
+// try is must for what runs in a goroutine of the vault.
+func (l *lab) try(err error) {
+	if err != nil {
+		l.Error(err)
+	}
+}
+
+func (l *lab) imports(c cardvault.Card) uuid.UUID {
+	l.Helper()
+	token, err := l.Import(l.Context(), c, nil)
+	l.must(err)
+	return token.ID
+}
+
+func (l *lab) get(id uuid.UUID) *cardvault.Token {
+	l.Helper()
+	token, err := l.Get(l.Context(), id)
+	l.must(err)
+	return token
+}
+
+func (l *lab) drain() {
+	l.Helper()
+	l.pass(100 * time.Millisecond) // what was imported within a microsecond is due a little later
+	l.must(l.Drain(l.Context()))
+}
+
+// run runs the vault while f does.
+func (l *lab) run(f func()) {
+	l.Helper()
+	v := l.Vault
+	ctx, stop := context.WithCancel(l.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- v.Run(ctx) }()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil && !errors.Is(err, cardvault.ErrClosed) {
+			l.Errorf("Run: %v", err)
+		}
+	}()
+	synctest.Wait()
+	f()
+}
+
+// pass lets time pass.
+func (l *lab) pass(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+// is checks the state of a network token, and the code of its reason: "" if it
+// has none.
+func (l *lab) is(id uuid.UUID, status cardvault.NetworkTokenStatus, code string) *cardvault.Token {
+	l.Helper()
+	token := l.get(id)
+	got := ""
+	if r := token.NetworkTokenStatusReason; r != nil {
+		got = r.Code
+		if r.Message == "" || r.OccurredAt.IsZero() || r.Source == 0 {
+			l.Errorf("an incomplete reason: %+v", r)
+		}
+	}
+	if token.NetworkTokenStatus != status || got != code {
+		l.Errorf("network token is %v for %q, want %v for %q", token.NetworkTokenStatus, got, status, code)
+	}
+	return token
+}
+
+// held checks how many network tokens are at the network.
+func (l *lab) held(want int) {
+	l.Helper()
+	if left := l.net.left(); len(left) != want {
+		l.Errorf("network tokens at the network: %v, want %d", left, want)
+	}
+}
+
+// notify applies a notice that must be taken. What is zero is filled in.
+func (l *lab) notify(n cardvault.Notice) {
+	l.Helper()
+	l.must(l.Notify(l.Context(), l.notice(n)))
+}
+
+func (l *lab) notice(n cardvault.Notice) *cardvault.Notice {
+	if n.ID == "" {
+		n.ID = uuid.NewString()
+	}
+	if n.OccurredAt.IsZero() {
+		n.OccurredAt = time.Now()
+	}
+	if n.Token == (cardvault.NetworkTokenRef{}) {
+		n.Token.ID = "network-token-1"
+	}
+	return &n
+}
+
+const (
+	notAvailable = cardvault.NetworkTokenNotAvailable
+	pending      = cardvault.NetworkTokenPending
+	active       = cardvault.NetworkTokenActive
+	inactive     = cardvault.NetworkTokenInactive
+	deleted      = cardvault.NetworkTokenDeleted
+	failed       = cardvault.NetworkTokenFailed
+)
+
+// become brings a new token into a state, by what the network says.
+func (l *lab) become(status cardvault.NetworkTokenStatus) uuid.UUID {
+	l.Helper()
+	var answer error
+	switch status {
+	case failed:
+		answer = schemeError("declined")
+	case notAvailable:
+		answer = configurationError("merchant_not_enrolled")
+	case pending:
+		l.net.like.State = pending
+		defer func() { l.net.like.State = 0 }()
+	}
+	if answer != nil {
+		l.net.script(refuse("Provision", answer), nil)
+		defer l.net.script(nil, nil)
+	}
+	id := l.imports(visa)
+	l.drain()
+	handle := fmt.Sprint("network-token-", l.net.made)
+	switch status {
+	case inactive:
+		l.notify(cardvault.Notice{Kind: cardvault.NoticeSuspended, Token: cardvault.NetworkTokenRef{ID: handle}})
+	case deleted:
+		l.notify(cardvault.Notice{Kind: cardvault.NoticeDeleted, Token: cardvault.NetworkTokenRef{ID: handle}})
+	}
+	if got := l.get(id).NetworkTokenStatus; got != status {
+		l.Fatalf("cannot become %v: %v", status, got)
+	}
+	return id
+}
+
+// within checks that each pause is a want, up to a fifth longer or shorter.
+func within(t testing.TB, what string, calls []call, want ...time.Duration) {
+	t.Helper()
+	if len(calls) != len(want)+1 {
+		t.Errorf("%s: %d calls, want %d", what, len(calls), len(want)+1)
+		return
+	}
+	for i, pause := range want {
+		got := calls[i+1].at.Sub(calls[i].at)
+		if got < pause*4/5 || got > pause*6/5+time.Millisecond {
+			t.Errorf("%s: pause %d is %v, want %v", what, i, got, pause)
+		}
+	}
+}
+
+// Numbers of kinds of records, as they are stored.
+const kindNetworkToken store.Kind = 9
+
+// spoil damages n records of a kind that are due some time and are chosen.
+func (l *lab) spoil(kind store.Kind, choose func(*store.Record) bool, n int) {
+	l.Helper()
+	l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) error {
+		due, err := tx.Due(kind, time.Now().AddDate(10, 0, 0), 10_000)
+		for _, r := range due {
+			if n > 0 && choose(r) {
+				r.Version++
+				r.Shown[len(r.Shown)-1] ^= 1
+				tx.Put(r)
+				n--
+			}
+		}
+		return err
+	}))
+	if n > 0 {
+		l.Fatalf("%d records less than were to be damaged", n)
+	}
+}

@@ -1,0 +1,702 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/google/uuid"
+)
+
+// A card gets a network token, or the first reason of decisions, chapter 6, why
+// it does not. The network is asked by background work only.
+func TestNetworkTokenAtCreation(t *testing.T) {
+	expired := visa
+	expired.Expiry = cardvault.Expiry{Month: 1, Year: 1999 + 1} // the bubble begins in January 2000
+	future := visa
+	future.Expiry = cardvault.Expiry{Month: 1, Year: 2031}
+	for _, test := range []struct {
+		name       string
+		card       cardvault.Card
+		ttl        int // of an ephemeral token, made in a session
+		none       bool
+		inactive   bool // the account
+		ineligible error
+		want       string
+		schemeCode string
+	}{
+		{name: "all is well", card: future},
+		{name: "ephemeral, and everything else", card: future, ttl: 60, none: true, inactive: true, want: "ephemeral_token"},
+		{name: "ephemeral", card: future, ttl: 60, want: "ephemeral_token"},
+		{name: "expired, and everything else", card: expired, none: true, inactive: true, want: "card_expired"},
+		{name: "expired", card: expired, want: "card_expired"},
+		{name: "no network, and not activated", card: future, none: true, inactive: true, want: "no_network"},
+		{name: "no network", card: future, none: true, want: "no_network"},
+		{name: "not activated, and not eligible", card: future, inactive: true,
+			ineligible: configurationError("scheme_not_enabled"), want: "network_tokens_not_activated"},
+		{name: "not activated", card: future, inactive: true, want: "network_tokens_not_activated"},
+		{name: "scheme", card: future, ineligible: configurationError("scheme_not_enabled"), want: "scheme_not_enabled"},
+		{name: "merchant", card: future, ineligible: configurationError("merchant_not_enrolled"), want: "merchant_not_enrolled"},
+		{name: "a code that is none", card: future, want: "invalid_request", schemeCode: "E77",
+			ineligible: configurationError("E77")},
+		{name: "a code of the scheme", card: future, want: "invalid_request", schemeCode: "declined",
+			ineligible: schemeError("declined")},
+		{name: "an error that says nothing", card: future, ineligible: errors.New("oops"), want: "invalid_request"},
+		{name: "a panic", card: future, ineligible: errPanic, want: "invalid_request"},
+	} {
+		for _, mode := range []cardvault.Mode{cardvault.Live, cardvault.Sandbox} {
+			t.Run(test.name+" "+mode.String(), func(t *testing.T) {
+				inLab(t, &cardvault.Options{Mode: mode}, func(l *lab) {
+					l.pass(40 * 24 * time.Hour) // January 2000 is over
+					if test.none {
+						l.opts.Network = nil
+						l.restart()
+					}
+					l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: !test.inactive}))
+					if test.ineligible != nil {
+						l.net.ineligible = func(cardvault.Scheme) error { return test.ineligible }
+					}
+					var token *cardvault.Token
+					var err error
+					if test.ttl > 0 {
+						session, sessionErr := l.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: test.ttl})
+						l.must(sessionErr)
+						token, err = l.Tokenize(l.Context(), session, test.card)
+					} else {
+						token, err = l.Import(l.Context(), test.card, nil)
+					}
+					l.must(err)
+					status := notAvailable
+					if test.want == "" {
+						status = pending
+					}
+					for _, got := range []*cardvault.Token{token, l.is(token.ID, status, test.want)} {
+						if got.NetworkTokenStatus != status {
+							t.Errorf("created as %v", got.NetworkTokenStatus)
+						}
+						r := got.NetworkTokenStatusReason
+						if (r == nil) != (test.want == "") || r != nil && (r.Code != test.want || r.Source != cardvault.SourceConfiguration ||
+							r.Retryable || r.SchemeCode != test.schemeCode || !r.OccurredAt.Equal(token.CreatedAt)) {
+							t.Errorf("reason %+v", r)
+						}
+					}
+					page, err := l.List(l.Context(), &cardvault.ListOptions{NetworkTokenStatus: []cardvault.NetworkTokenStatus{status}})
+					l.must(err)
+					if page.TotalItems != 1 {
+						t.Errorf("%d tokens are listed as %v", page.TotalItems, status)
+					}
+					if calls := l.net.asked(); len(calls) > 0 {
+						t.Errorf("creating called the network: %v", calls)
+					}
+					l.drain()
+					if test.want == "" {
+						status = active
+					} else if len(l.net.asked()) > 0 {
+						t.Error("the network was asked in vain")
+					}
+					l.is(token.ID, status, test.want)
+				})
+			})
+		}
+	}
+}
+
+// In live mode an account has no network tokens until they are activated, in a
+// sandbox it has.
+func TestActivatedByDefault(t *testing.T) {
+	inLab(t, nil, func(l *lab) { l.is(l.imports(visa), pending, "") })
+	inLab(t, live, func(l *lab) {
+		a, err := l.CreateAccount(l.Context(), "another", nil)
+		l.must(err)
+		l.Vault = l.In(a.ID)
+		l.is(l.imports(visa), notAvailable, "network_tokens_not_activated")
+	})
+}
+
+// The call of Import returns while the network hangs, and a request has what the
+// network must know.
+func TestProvisionRequest(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		rec := &recorder{scripted: l.net}
+		l.opts.Network = rec
+		l.restart()
+		l.net.script(func(ctx context.Context, _ call) error { <-ctx.Done(); return ctx.Err() }, nil)
+		l.run(func() {
+			before := time.Now()
+			id := l.imports(visa)
+			if took := time.Since(before); took > 0 {
+				t.Errorf("Import took %v", took)
+			}
+			synctest.Wait()
+			r := rec.last()
+			merchant, err := l.PrimaryMerchant(l.Context())
+			l.must(err)
+			if r == nil || r.TokenID != id || r.Merchant != merchant.ID || r.Scheme != cardvault.SchemeVISA || r.Expiry != visa.Expiry ||
+				r.IdempotencyKey != id.String()+":1" || r.Identification != cardvault.IdentificationNone {
+				t.Errorf("request %+v", r)
+			}
+			if rec.pan != "4242424242424242" || rec.name != "A Customer" {
+				t.Error("the card is another")
+			}
+		})
+	})
+}
+
+// A recorder keeps the last request, and the card as text while the call lasts.
+type recorder struct {
+	*scripted
+	mu        sync.Mutex
+	request   *cardvault.ProvisionRequest
+	pan, name string
+}
+
+func (n *recorder) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+	n.mu.Lock()
+	n.request = r
+	r.PAN.Expose(func(d []byte) { n.pan = string(d) })
+	r.Name.Expose(func(b []byte) { n.name = string(b) })
+	n.mu.Unlock()
+	return n.scripted.Provision(ctx, r)
+}
+
+func (n *recorder) last() *cardvault.ProvisionRequest {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.request
+}
+
+// What Provision does in every state.
+func TestProvisionStates(t *testing.T) {
+	for _, test := range []struct {
+		state, want cardvault.NetworkTokenStatus
+		refused     bool
+		called      int // calls of Provision in addition
+	}{
+		{state: notAvailable, want: pending, called: 1},
+		{state: failed, want: pending, called: 1},
+		{state: pending, want: pending},
+		{state: active, want: active},
+		{state: inactive, want: inactive, refused: true},
+		{state: deleted, want: deleted, refused: true},
+	} {
+		t.Run(test.state.String(), func(t *testing.T) {
+			inLab(t, nil, func(l *lab) {
+				id := l.become(test.state)
+				before, calls := l.get(id), len(l.net.asked("Provision"))
+				token, err := l.Provision(l.Context(), id)
+				if test.refused {
+					if !errors.Is(err, cardvault.ErrNetworkTokenState) || token != nil {
+						t.Errorf("Provision: %v", err)
+					}
+				} else if l.must(err); token.NetworkTokenStatus != test.want || token.NetworkTokenStatusReason != nil {
+					t.Errorf("Provision returns %v for %+v", token.NetworkTokenStatus, token.NetworkTokenStatusReason)
+				}
+				after := l.get(id)
+				if after.NetworkTokenStatus != test.want {
+					t.Errorf("then it is %v", after.NetworkTokenStatus)
+				}
+				if test.refused && *after.NetworkTokenStatusReason != *before.NetworkTokenStatusReason {
+					t.Error("the reason is another")
+				}
+				l.drain()
+				if n := len(l.net.asked("Provision")) - calls; n != test.called {
+					t.Errorf("%d calls", n)
+				}
+				if test.called > 0 {
+					l.is(id, active, "")
+				}
+				l.held(min(l.net.made, 1))
+			})
+		})
+	}
+	t.Run("ephemeral", func(t *testing.T) {
+		inLab(t, nil, func(l *lab) {
+			session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: 60})
+			l.must(err)
+			token, err := l.Tokenize(l.Context(), session, visa)
+			l.must(err)
+			if _, err := l.Provision(l.Context(), token.ID); !errors.Is(err, cardvault.ErrNetworkTokenState) {
+				t.Errorf("Provision: %v", err)
+			}
+			l.is(token.ID, notAvailable, "ephemeral_token")
+		})
+	})
+	t.Run("unknown", func(t *testing.T) {
+		inLab(t, nil, func(l *lab) {
+			id := l.become(active)
+			a, err := l.CreateAccount(l.Context(), "another", nil)
+			l.must(err)
+			_, other := l.In(a.ID).Provision(l.Context(), id)
+			_, unknown := l.Provision(l.Context(), uuid.New())
+			l.must(l.Vault.Delete(l.Context(), id))
+			_, gone := l.Provision(l.Context(), id)
+			for _, err := range []error{other, unknown, gone} {
+				if !errors.Is(err, cardvault.ErrNotFound) {
+					t.Errorf("Provision: %v", err)
+				}
+			}
+		})
+	})
+}
+
+// While the configuration still forbids it, Provision renews the reason.
+func TestProvisionStillForbidden(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		l.net.ineligible = func(cardvault.Scheme) error { return configurationError("scheme_not_enabled") }
+		id := l.imports(visa)
+		created := l.is(id, notAvailable, "scheme_not_enabled").NetworkTokenStatusReason.OccurredAt
+		l.pass(time.Hour)
+		l.net.ineligible = func(cardvault.Scheme) error { return configurationError("merchant_not_enrolled") }
+		token, err := l.Provision(l.Context(), id)
+		l.must(err)
+		if r := l.is(id, notAvailable, "merchant_not_enrolled").NetworkTokenStatusReason; r.OccurredAt.Sub(created) != time.Hour ||
+			*token.NetworkTokenStatusReason != *r {
+			t.Errorf("reason %+v, returned %+v", r, token.NetworkTokenStatusReason)
+		}
+		expiry := cardvault.Expiry{Month: 12, Year: 1999 + 1}
+		_, err = l.Update(l.Context(), id, cardvault.TokenUpdate{Expiry: &expiry})
+		l.must(err)
+		l.net.ineligible = nil
+		l.pass(400 * 24 * time.Hour)
+		_, err = l.Provision(l.Context(), id)
+		l.must(err)
+		l.is(id, notAvailable, "card_expired")
+		l.drain()
+		if calls := l.net.asked(); len(calls) != 0 {
+			t.Errorf("the network was asked: %v", calls)
+		}
+	})
+}
+
+// Each code of a refusal, and what becomes of the token for good.
+func TestProvisionRefused(t *testing.T) {
+	for code, retryable := range map[string]bool{
+		"card_not_eligible": false, "card_not_allowed": false, "card_verification_failed": false, "declined": false,
+		"invalid_card_data": false, "provision_not_allowed": false,
+		"provision_data_expired": true, "issuer_unavailable": true, "scheme_unavailable": true, "timeout": true,
+		"E99": true,
+	} {
+		t.Run(code, func(t *testing.T) {
+			inLab(t, live, func(l *lab) {
+				want, schemeCode := code, "05"
+				if code == "E99" {
+					want, schemeCode = "scheme_unavailable", "E99"
+				}
+				refusal := &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: code, SchemeCode: schemeCode}
+				l.net.script(refuse("Provision", fmt.Errorf("wrapped: %w", refusal)), nil)
+				id := l.imports(visa)
+				l.run(func() { l.pass(10 * time.Hour) })
+				token := l.is(id, failed, want)
+				if r := token.NetworkTokenStatusReason; r.Source != cardvault.SourceScheme || r.Retryable != retryable || r.SchemeCode != schemeCode {
+					t.Errorf("reason %+v", r)
+				}
+				keys := map[string]bool{}
+				for _, c := range l.net.asked() {
+					keys[c.method+c.key] = true
+				}
+				calls := 1
+				if retryable {
+					calls = 6
+				}
+				if got := l.net.asked(); len(got) != calls || len(keys) != calls {
+					t.Errorf("%d calls under %d keys, want %d: %v", len(got), len(keys), calls, got)
+				}
+				// The token goes without a word to the network: there is nothing left.
+				l.must(l.Vault.Delete(l.Context(), id))
+				l.drain()
+				if got := l.net.asked(); len(got) != calls {
+					t.Errorf("the deletion asked for %v", got[calls:])
+				}
+			})
+		})
+	}
+	for code, want := range map[string]string{
+		"merchant_not_enrolled": "merchant_not_enrolled", "scheme_not_enabled": "scheme_not_enabled",
+		"invalid_request": "invalid_request", "declined": "invalid_request", "E99": "invalid_request",
+	} {
+		t.Run("configuration "+code, func(t *testing.T) {
+			inLab(t, live, func(l *lab) {
+				l.net.script(refuse("Provision", configurationError(code)), nil)
+				id := l.imports(visa)
+				l.run(func() { l.pass(10 * time.Hour) })
+				r := l.is(id, notAvailable, want).NetworkTokenStatusReason
+				if r.Source != cardvault.SourceConfiguration || r.Retryable || len(l.net.asked()) != 1 {
+					t.Errorf("reason %+v after %d calls", r, len(l.net.asked()))
+				}
+			})
+		})
+	}
+}
+
+// The pauses between the tries of a provisioning.
+func TestRetries(t *testing.T) {
+	minutes := []time.Duration{30 * time.Second, 2 * time.Minute, 10 * time.Minute, time.Hour, 6 * time.Hour}
+	hundredth := []time.Duration{300 * time.Millisecond, 1200 * time.Millisecond, 5 * time.Second, 5 * time.Second, 5 * time.Second}
+	for what, answer := range map[string]error{
+		"known":   schemeError("issuer_unavailable"),
+		"unknown": errors.New("connection reset"),
+	} {
+		for mode, pauses := range map[cardvault.Mode][]time.Duration{cardvault.Live: minutes, cardvault.Sandbox: hundredth} {
+			t.Run(what+" "+mode.String(), func(t *testing.T) {
+				inLab(t, &cardvault.Options{Mode: mode}, func(l *lab) {
+					l.net.script(refuse("Provision", answer), nil)
+					id := l.imports(visa)
+					l.run(func() { l.pass(10 * time.Hour) })
+					within(t, what, l.net.asked("Provision"), pauses...)
+					keys := map[string]bool{}
+					for _, c := range l.net.asked("Provision") {
+						keys[c.key] = true
+					}
+					if what == "unknown" && len(keys) != 1 || what == "known" && len(keys) != 6 {
+						t.Errorf("keys %v", slices.Collect(maps.Keys(keys)))
+					}
+					code := map[string]string{"known": "issuer_unavailable", "unknown": "scheme_unavailable"}[what]
+					if r := l.is(id, failed, code).NetworkTokenStatusReason; !r.Retryable {
+						t.Error("the reason is not retryable")
+					}
+				})
+			})
+		}
+	}
+}
+
+// A network that says when to come back is not asked before, nor is it followed
+// for ever.
+func TestRetryAfter(t *testing.T) {
+	for after, want := range map[time.Duration]time.Duration{
+		-5 * time.Minute: 30 * time.Second,
+		29 * time.Second: 30 * time.Second,
+		90 * time.Second: 90 * time.Second,
+		2 * time.Hour:    2 * time.Hour,
+		1000 * time.Hour: 24 * time.Hour,
+	} {
+		for range 5 { // there is chance in it
+			inLab(t, live, func(l *lab) {
+				l.net.script(refuse("Provision", &cardvault.NetworkError{
+					Source: cardvault.SourceScheme, Code: "scheme_unavailable", RetryAfter: after}), nil)
+				l.imports(visa)
+				l.run(func() { l.pass(want * 6 / 5) })
+				calls := l.net.asked()[:2]
+				within(t, after.String(), calls, want)
+				if pause := calls[1].at.Sub(calls[0].at); pause < min(after, 24*time.Hour) {
+					t.Errorf("told to wait %v, waited %v", after, pause)
+				}
+			})
+		}
+	}
+}
+
+// An outcome that is not known is repeated under the same key, then looked up.
+// There is never a second network token, and a late success counts.
+func TestUnknownOutcome(t *testing.T) {
+	for what, answer := range map[string]func(context.Context, call) error{
+		"answer lost": refuse("Provision", errors.New("connection reset")),
+		"panic": func(_ context.Context, c call) error {
+			if c.method == "Provision" {
+				panic("4242424242424242")
+			}
+			return nil
+		},
+		"deadline": func(ctx context.Context, c call) error {
+			if c.method != "Provision" {
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inLab(t, live, func(l *lab) {
+				code := map[bool]string{true: "timeout", false: "scheme_unavailable"}[what == "deadline"]
+				l.net.script(refuse("Lookup", errors.New("down too")), answer)
+				id := l.imports(visa)
+				l.run(func() {
+					l.pass(10 * time.Hour)
+					l.is(id, failed, code)
+					l.held(1)
+					l.net.script(nil, nil)
+					l.pass(2 * time.Hour)
+				})
+				l.is(id, active, "")
+				l.held(1)
+				keys := map[string]bool{}
+				for _, c := range l.net.asked("Provision") {
+					keys[c.key] = true
+				}
+				if len(keys) != 1 || l.net.made != 1 {
+					t.Errorf("%d keys, %d network tokens made", len(keys), l.net.made)
+				}
+				l.must(l.Vault.Delete(l.Context(), id))
+				l.drain()
+				l.held(0)
+				if strings.Contains(l.log.text(), "4242424242424242") {
+					t.Error("the log holds what an adapter panicked with")
+				}
+			})
+		})
+	}
+}
+
+// An answer that cannot be right is no answer.
+func TestGarbageAnswers(t *testing.T) {
+	type token = cardvault.NetworkToken
+	for what, spoil := range map[string]func(*token){
+		"no id":         func(t *token) { t.ID = "" },
+		"a long id":     func(t *token) { t.ID = strings.Repeat("x", 256) },
+		"no state":      func(t *token) { t.State = notAvailable },
+		"failed":        func(t *token) { t.State = failed },
+		"state 77":      func(t *token) { t.State = 77 },
+		"another card":  func(t *token) { t.Card = &cardvault.CardState{LastFour: "1111"} },
+		"bad digits":    func(t *token) { t.Card = &cardvault.CardState{LastFour: "42x2"} },
+		"three digits":  func(t *token) { t.Card = &cardvault.CardState{LastFour: "242"} },
+		"bad expiry":    func(t *token) { t.Card = &cardvault.CardState{Expiry: cardvault.Expiry{Month: 13, Year: 2030}} },
+		"half a expiry": func(t *token) { t.Card = &cardvault.CardState{Expiry: cardvault.Expiry{Month: 12}} },
+		"a long art":    func(t *token) { t.Art = strings.Repeat("x", 256) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			inLab(t, nil, func(l *lab) {
+				l.opts.Network = &spoiled{l.net, spoil}
+				l.restart()
+				id := l.imports(visa)
+				l.drain()
+				l.is(id, pending, "")
+				l.run(func() { l.pass(time.Minute) })
+				l.is(id, failed, "scheme_unavailable")
+				l.must(l.Vault.Delete(l.Context(), id))
+			})
+		})
+	}
+	t.Run("nothing", func(t *testing.T) {
+		inLab(t, nil, func(l *lab) {
+			l.opts.Network = &spoiled{l.net, nil}
+			l.restart()
+			id := l.imports(visa)
+			l.drain()
+			l.is(id, pending, "")
+		})
+	})
+}
+
+// A spoiled network gives answers that its adapter got wrong.
+type spoiled struct {
+	*scripted
+	spoil func(*cardvault.NetworkToken) // nil: no answer at all
+}
+
+func (n *spoiled) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+	t, err := n.scripted.Provision(ctx, r)
+	if n.spoil == nil || err != nil {
+		return nil, err
+	}
+	n.spoil(t)
+	return t, nil
+}
+
+func (n *spoiled) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+	t, err := n.scripted.Lookup(ctx, ref)
+	if n.spoil == nil || err != nil {
+		return nil, err
+	}
+	n.spoil(t)
+	return t, nil
+}
+
+// A network token that is pending is polled, and found active though the notice
+// was lost.
+func TestPolling(t *testing.T) {
+	for mode, by := range map[cardvault.Mode]time.Duration{cardvault.Live: 1, cardvault.Sandbox: 100} {
+		t.Run(mode.String(), func(t *testing.T) {
+			inLab(t, &cardvault.Options{Mode: mode}, func(l *lab) {
+				l.net.like.State = pending
+				id := l.imports(visa)
+				l.run(func() { l.pass(72 * time.Hour) })
+				l.is(id, failed, "timeout")
+				calls := l.net.asked()
+				want := []time.Duration{time.Second, 2 * time.Second / by, 5 * time.Second / by, 10 * time.Second / by, 30 * time.Second / by}
+				within(t, "polls", calls[:6], want...)
+				if first := calls[1].at.Sub(calls[0].at); first != time.Second {
+					t.Errorf("the first poll after %v", first)
+				}
+				began := calls[0].at
+				for i := 6; i < len(calls); i++ {
+					since, pause := calls[i-1].at.Sub(began), time.Hour/by
+					if since < 5*time.Minute/by {
+						pause = time.Minute / by
+					}
+					if mode == cardvault.Sandbox {
+						pause = min(pause, 5*time.Second)
+					}
+					within(t, since.String(), calls[i-1:i+1], pause)
+				}
+				if last := calls[len(calls)-1].at.Sub(began); last < 46*time.Hour/by || last > 50*time.Hour/by {
+					t.Errorf("the last poll after %v", last)
+				}
+				// A notice may still make it active.
+				l.notify(cardvault.Notice{Kind: cardvault.NoticeActivated})
+				l.is(id, active, "")
+			})
+		})
+	}
+	inLab(t, live, func(l *lab) {
+		l.net.like.State = pending
+		id := l.imports(visa)
+		l.run(func() {
+			l.pass(20 * time.Second)
+			l.is(id, pending, "")
+			l.net.set("network-token-1", func(t *cardvault.NetworkToken) { t.State = active })
+			l.pass(time.Minute)
+			l.is(id, active, "")
+		})
+	})
+}
+
+// What the network says at a poll.
+func TestPolledAnswers(t *testing.T) {
+	type token = cardvault.NetworkToken
+	for _, test := range []struct {
+		what   string
+		change func(*token)
+		answer error
+		want   cardvault.NetworkTokenStatus
+		code   string
+	}{
+		{"suspended before it was seen active", func(t *token) {
+			t.State, t.SuspendedBy = inactive, cardvault.OwnersOf(cardvault.OwnerIssuer)
+		}, nil, inactive, "suspended_by_issuer"},
+		{"deleted", func(t *token) { t.State = deleted }, nil, deleted, "deleted_by_scheme"},
+		{"invalidated", func(t *token) { t.State, t.Invalidated = deleted, true }, nil, deleted, "account_closed"},
+		{"refused", nil, schemeError("declined"), failed, "declined"},
+		{"refused by configuration", nil, configurationError("merchant_not_enrolled"), notAvailable, "merchant_not_enrolled"},
+		{"the network is down", nil, errors.New("connection refused"), pending, ""},
+		{"the network is overloaded", nil, schemeError("scheme_unavailable"), pending, ""},
+		{"the network knows nothing", nil, cardvault.ErrUnknownNetworkToken, pending, ""},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			inLab(t, live, func(l *lab) {
+				l.net.like.State = pending
+				id := l.imports(visa)
+				l.run(func() {
+					l.pass(500 * time.Millisecond)
+					if test.change != nil {
+						l.net.set("network-token-1", test.change)
+					}
+					l.net.script(refuse("Lookup", test.answer), nil)
+					l.pass(time.Minute)
+				})
+				got := l.is(id, test.want, test.code)
+				if invalid := got.Status == cardvault.StatusInvalid; invalid != (test.code == "account_closed") {
+					t.Errorf("status %v", got.Status)
+				}
+				if test.want == pending { // it goes on
+					l.net.script(nil, nil)
+					l.net.set("network-token-1", func(t *token) { t.State = active })
+					l.run(func() { l.pass(2 * time.Minute) })
+					l.is(id, active, "")
+				}
+				l.must(l.Vault.Delete(l.Context(), id))
+				l.net.script(nil, nil)
+				l.drain()
+				l.held(0)
+			})
+		})
+	}
+}
+
+// Once a day the vault asks whether it has missed a notice.
+func TestReconcile(t *testing.T) {
+	inLab(t, live, func(l *lab) {
+		id := l.become(active)
+		set := func(f func(t *cardvault.NetworkToken)) {
+			l.net.set("network-token-1", f)
+			before := time.Now()
+			l.run(func() { l.pass(29 * time.Hour) })
+			calls := l.net.asked("Lookup")
+			if pause := calls[len(calls)-1].at.Sub(before); pause > 29*time.Hour {
+				t.Errorf("looked after %v", pause)
+			}
+		}
+		set(func(t *cardvault.NetworkToken) {
+			t.State, t.SuspendedBy = inactive, cardvault.OwnersOf(cardvault.OwnerCardholder)
+		})
+		l.is(id, inactive, "suspended_by_cardholder")
+		set(func(t *cardvault.NetworkToken) {
+			t.SuspendedBy = cardvault.OwnersOf(cardvault.OwnerCardholder, cardvault.OwnerIssuer)
+			t.Reason = "STOLEN"
+		})
+		if r := l.is(id, inactive, "suspended_by_issuer").NetworkTokenStatusReason; r.SchemeCode != "STOLEN" {
+			t.Errorf("reason %+v", r)
+		}
+		set(func(t *cardvault.NetworkToken) {
+			t.SuspendedBy = 0
+			t.Reason = "4242424242424242"
+		})
+		if r := l.is(id, inactive, "suspended_by_scheme").NetworkTokenStatusReason; r.SchemeCode != "" {
+			t.Errorf("reason %+v", r)
+		}
+		set(func(t *cardvault.NetworkToken) { t.State = active; t.SupportsDeviceBinding = true })
+		if !l.is(id, active, "").SupportsDeviceBinding {
+			t.Error("device binding is not seen")
+		}
+		set(func(t *cardvault.NetworkToken) { t.State = deleted })
+		l.is(id, deleted, "deleted_by_scheme")
+		calls := l.net.asked("Lookup")
+		l.run(func() { l.pass(10 * 24 * time.Hour) })
+		if n := len(l.net.asked("Lookup")); n != len(calls) {
+			t.Errorf("%d look-ups of a deleted network token", n-len(calls))
+		}
+		for i := range calls[1:] {
+			within(t, "reconcile", calls[i:i+2], 24*time.Hour)
+		}
+	})
+}
+
+// A known outcome is followed by another key, also across calls of Provision.
+func TestAnotherKeyAfterAKnownOutcome(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		id := l.become(failed)
+		l.net.script(refuse("Provision", schemeError("card_not_allowed")), nil)
+		_, err := l.Provision(l.Context(), id)
+		l.must(err)
+		l.drain()
+		l.is(id, failed, "card_not_allowed")
+		l.net.script(nil, nil)
+		_, err = l.Provision(l.Context(), id)
+		l.must(err)
+		l.drain()
+		l.is(id, active, "")
+		keys := map[string]bool{}
+		for _, c := range l.net.asked("Provision") {
+			keys[c.key] = true
+		}
+		if len(keys) != 3 {
+			t.Errorf("keys %v", keys)
+		}
+		l.held(1)
+	})
+}
+
+// A call whose outcome is not known keeps its key when the caller asks again.
+func TestSameKeyAfterAnUnknownOutcome(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		l.net.script(refuse("Lookup", errors.New("down")), refuse("Provision", errors.New("lost")))
+		id := l.imports(visa)
+		l.run(func() { l.pass(time.Minute) })
+		l.is(id, failed, "scheme_unavailable")
+		l.net.script(nil, nil)
+		_, err := l.Provision(l.Context(), id)
+		l.must(err)
+		l.drain()
+		l.is(id, active, "")
+		if l.net.made != 1 {
+			t.Errorf("%d network tokens were made", l.net.made)
+		}
+	})
+}

@@ -1,0 +1,416 @@
+// Package networktest proves that an adapter of a token service keeps the
+// contract of [cardvault.Network].
+//
+// The author of an adapter writes one test, against the sandbox of the service
+// or against a server of his own that answers as the service does:
+//
+//	func TestNetwork(t *testing.T) {
+//		networktest.Run(t, networktest.Harness{
+//			Open:   func(testing.TB) cardvault.Network { return mynet.New(sandbox) },
+//			Scheme: cardvault.SchemeVISA,
+//			Card: cardvault.Card{
+//				PAN:    cardvault.NewPAN([]byte("4111111111111111")),
+//				Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+//			},
+//		})
+//	}
+//
+// Each subtest is one rule of the contract. When it fails it tells the rule and
+// why a vault depends on it. Run the suite with -race too. It makes about 200
+// calls and leaves network tokens behind.
+package networktest
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/google/uuid"
+)
+
+// A Harness says how to test a network. Open, Card and Scheme are required.
+type Harness struct {
+	// Open returns the network, a new one or the same each time. It may skip or
+	// fail the test that it is given, and uses its Cleanup.
+	Open func(t testing.TB) cardvault.Network
+
+	// Card gets a network token that becomes active, as often as it is asked for,
+	// and also after one was deleted.
+	Card   cardvault.Card
+	Scheme cardvault.Scheme // of the cards
+
+	Merchant uuid.UUID // one that is enrolled; defaults to a random one
+	Currency string    // of the payments; defaults to "EUR"
+
+	// Refused is a card that gets none, at once or after a while. If it has no
+	// number, refusals are not tested.
+	Refused cardvault.Card
+
+	// Activate makes a pending network token active. If nil, those of Card become
+	// active by themselves, within 10 seconds.
+	Activate func(ctx context.Context, n cardvault.Network, ref cardvault.NetworkTokenRef) error
+}
+
+// Run checks every rule of the contract, and those of the optional interfaces
+// that the network implements.
+func Run(t *testing.T, h Harness) {
+	for _, r := range rules {
+		t.Run(r.name, func(t *testing.T) {
+			t.Cleanup(func() {
+				if t.Failed() {
+					t.Logf("The rule: %s", r.why)
+				}
+			})
+			r.check(newSuite(t, h))
+		})
+	}
+}
+
+// A rule is a sentence of the contract and a check that fails where it is broken.
+type rule struct {
+	name  string
+	why   string
+	check func(s *suite)
+}
+
+const (
+	// patience is how long a call may take: the default of
+	// cardvault.Options.NetworkTimeout.
+	patience = 10 * time.Second
+
+	// promptness is how soon a call ends after its context, on a busy machine.
+	promptness = time.Second
+)
+
+// A suite is a network under test. All calls go through it, and whatever the
+// network answers is searched for the card number.
+type suite struct {
+	testing.TB
+	Harness
+	network cardvault.Network
+	numbers []string // of the cards
+}
+
+func newSuite(t testing.TB, h Harness) *suite {
+	s := &suite{TB: t, Harness: h, network: h.Open(t)}
+	for _, card := range []cardvault.Card{h.Card, h.Refused} {
+		if !card.PAN.IsZero() {
+			s.numbers = append(s.numbers, string(digits(card.PAN)))
+		}
+	}
+	switch {
+	case h.Card.PAN.IsZero():
+		t.Fatal("networktest: Harness.Card has no number")
+	case s.network == nil:
+		t.Fatal("networktest: Harness.Open returned nil")
+	}
+	if s.Merchant == uuid.Nil {
+		s.Merchant = uuid.New()
+	}
+	if s.Currency == "" {
+		s.Currency = "EUR"
+	}
+	return s
+}
+
+// digits returns a copy of a number.
+func digits(p cardvault.PAN) (d []byte) {
+	p.Expose(func(value []byte) { d = slices.Clone(value) })
+	return d
+}
+
+// key returns an idempotency key of a token: as long as they get, and like that
+// of another attempt but for its end.
+func key(token uuid.UUID, attempt int) string { return fmt.Sprintf("%s:%027d", token, attempt) }
+
+// request returns a request for the n-th network token of a token.
+func (s *suite) request(card cardvault.Card, token uuid.UUID, n int) *cardvault.ProvisionRequest {
+	r := &cardvault.ProvisionRequest{
+		IdempotencyKey: key(token, n),
+		TokenID:        token,
+		Merchant:       s.Merchant,
+		Scheme:         s.Scheme,
+		PAN:            cardvault.NewPAN(digits(card.PAN)),
+		Expiry:         card.Expiry,
+	}
+	card.Name.Expose(func(text []byte) { r.Name = cardvault.NewName(text) })
+	card.SecurityCode.Expose(func(code []byte) { r.SecurityCode = cardvault.NewSecurityCode(code) })
+	return r
+}
+
+// provision asks for a network token and wipes the card, as a vault does.
+func (s *suite) provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	four := string(digits(r.PAN)[max(0, len(digits(r.PAN))-4):])
+	got, err := s.network.Provision(ctx, r)
+	r.PAN.Wipe()
+	r.Name.Wipe()
+	r.SecurityCode.Wipe()
+	vaulttest.AssertNoLeak(s, s.numbers, got, err)
+	if err == nil {
+		err = checkToken(got)
+	}
+	if err == nil && got.Card != nil && got.Card.LastFour != "" && got.Card.LastFour != four {
+		err = errors.New("networktest: Provision: Card.LastFour is that of another card")
+	}
+	return got, err
+}
+
+func (s *suite) lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	got, err := s.network.Lookup(ctx, ref)
+	vaulttest.AssertNoLeak(s, s.numbers, got, err)
+	if err == nil {
+		err = checkToken(got)
+	}
+	if err == nil && ref.ID != "" && got.ID != ref.ID {
+		err = errors.New("networktest: Lookup: ID is not the one that was asked for")
+	}
+	return got, err
+}
+
+func (s *suite) payment(ref cardvault.NetworkTokenRef, key string) *cardvault.CryptogramRequest {
+	return &cardvault.CryptogramRequest{
+		IdempotencyKey: key,
+		Token:          ref,
+		Scheme:         s.Scheme,
+		Merchant:       s.Merchant,
+		Amount:         1099,
+		Currency:       s.Currency,
+		Reference:      "networktest",
+	}
+}
+
+// cryptogram asks for a cryptogram and returns its value.
+func (s *suite) cryptogram(ctx context.Context, ref cardvault.NetworkTokenRef, key string) (value string, err error) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	got, err := s.network.Cryptogram(ctx, s.payment(ref, key))
+	vaulttest.AssertNoLeak(s, s.numbers, got, err)
+	if err == nil {
+		err = s.checkCryptogram(got, ref)
+	}
+	if err != nil {
+		return "", err
+	}
+	got.Value.Expose(func(text []byte) { value = string(text) })
+	return value, nil
+}
+
+func (s *suite) delete(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := s.network.Delete(ctx, ref)
+	vaulttest.AssertNoLeak(s, s.numbers, err)
+	return err
+}
+
+// active returns a network token of Card that can be used.
+func (s *suite) active() cardvault.NetworkTokenRef {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	defer cancel()
+	r := s.request(s.Card, uuid.New(), 1)
+	got, err := s.provision(ctx, r)
+	if err != nil {
+		s.Fatalf("Provision of Harness.Card: %v", err)
+	}
+	ref := cardvault.NetworkTokenRef{ID: got.ID, IdempotencyKey: r.IdempotencyKey}
+	if got.State == cardvault.NetworkTokenPending && s.Activate != nil {
+		if err := s.Activate(ctx, s.network, ref); err != nil {
+			s.Fatalf("Harness.Activate: %v", err)
+		}
+	}
+	if got, err = s.settled(ctx, got, ref); err != nil || got.State != cardvault.NetworkTokenActive {
+		s.Fatalf("the network token of Harness.Card does not become active: %v, %v", state(got), err)
+	}
+	return ref
+}
+
+// settled returns a network token when it is not pending any more.
+func (s *suite) settled(ctx context.Context, got *cardvault.NetworkToken, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+	look := time.NewTicker(50 * time.Millisecond)
+	defer look.Stop()
+	for got.State == cardvault.NetworkTokenPending {
+		select {
+		case <-ctx.Done():
+			return got, ctx.Err()
+		case <-look.C:
+		}
+		var err error
+		if got, err = s.lookup(ctx, ref); err != nil {
+			return nil, err
+		}
+	}
+	return got, nil
+}
+
+// state returns the state of an answer that may be nil.
+func state(got *cardvault.NetworkToken) string {
+	if got == nil {
+		return "no answer"
+	}
+	return got.State.String()
+}
+
+// promptly calls f, and fails s at once if that takes longer than promptness.
+func (s *suite) promptly(what string, f func()) {
+	s.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	s.await(done, what)
+}
+
+func (s *suite) await(done <-chan struct{}, what string) {
+	s.Helper()
+	select {
+	case <-done:
+	case <-time.After(promptness):
+		s.Fatalf("%s: still waiting after %v", what, promptness)
+	}
+}
+
+// maxText is what a vault keeps of ids and codes, in bytes.
+const maxText = 255
+
+// checkToken returns what is wrong with an answer.
+func checkToken(got *cardvault.NetworkToken) error {
+	const (
+		pending  = cardvault.NetworkTokenPending
+		inactive = cardvault.NetworkTokenInactive
+		deleted  = cardvault.NetworkTokenDeleted
+	)
+	what := ""
+	switch {
+	case got == nil:
+		what = "there is neither an answer nor an error"
+	case got.ID == "" || len(got.ID) > maxText:
+		what = "ID must have 1 to 255 bytes"
+	case got.State != pending && got.State != cardvault.NetworkTokenActive && got.State != inactive && got.State != deleted:
+		what = "State must be pending, active, inactive or deleted"
+	case got.StateAt.After(time.Now().Add(time.Hour)):
+		what = "StateAt is in the future, so that what happens till then counts as older and is dropped"
+	case got.SuspendedBy != 0 && got.State != inactive:
+		what = "SuspendedBy is set, but State is not inactive"
+	case got.SuspendedBy&^cardvault.OwnersOf(cardvault.OwnerIssuer, cardvault.OwnerScheme, cardvault.OwnerCardholder) != 0:
+		what = "SuspendedBy has an owner that does not exist"
+	case got.Invalidated && got.State != deleted:
+		what = "Invalidated is set, but State is not deleted"
+	case len(got.Reason) > maxText:
+		what = "Reason must have at most 255 bytes"
+	case len(got.Art) > maxText:
+		what = "Art must have at most 255 bytes"
+	case got.Card == nil:
+	case got.Card.LastFour != "" && (len(got.Card.LastFour) != 4 || !number(got.Card.LastFour)):
+		what = "Card.LastFour must be four digits or empty"
+	case got.Card.Expiry != cardvault.Expiry{} && !month(got.Card.Expiry):
+		what = "Card.Expiry must be a month and a year of four digits, or zero"
+	}
+	if what != "" {
+		return errors.New("networktest: network token: " + what)
+	}
+	return nil
+}
+
+// checkCryptogram returns what is wrong with an answer.
+func (s *suite) checkCryptogram(got *cardvault.Cryptogram, ref cardvault.NetworkTokenRef) error {
+	what := ""
+	if got == nil {
+		what = "there is neither an answer nor an error"
+	} else {
+		d := string(digits(got.Number))
+		var value string
+		got.Value.Expose(func(text []byte) { value = string(text) })
+		switch {
+		case got.TokenID != ref.ID:
+			what = "TokenID is not that of the network token that was asked for"
+		case len(d) < 13 || len(d) > 19 || !iin.Luhn([]byte(d)):
+			what = "Number must be 13 to 19 digits that pass the Luhn check"
+		case slices.Contains(s.numbers, d):
+			what = "Number is that of the card"
+		case !month(got.Expiry) || got.Expiry.Expired(time.Now()):
+			what = "Expiry must be a month and a year of four digits that is not over"
+		case len(value) < 12 || len(value) > 64 || !encoded(value):
+			what = "Value must be 12 to 64 characters of base64 or hexadecimal digits"
+		case got.ECI != "" && (len(got.ECI) != 2 || !number(got.ECI)):
+			what = `ECI must be two digits, or "" if there is none`
+		}
+	}
+	if what != "" {
+		return errors.New("networktest: cryptogram: " + what)
+	}
+	return nil
+}
+
+func encoded(text string) bool {
+	if _, err := hex.DecodeString(text); err == nil {
+		return true
+	}
+	_, err := base64.StdEncoding.DecodeString(text)
+	return err == nil
+}
+
+func number(text string) bool {
+	for _, c := range []byte(text) {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	return true
+}
+
+func month(e cardvault.Expiry) bool {
+	return e.Month >= 1 && e.Month <= 12 && e.Year >= 2000 && e.Year <= 2099
+}
+
+// codes are what a network can refuse a provisioning for.
+var codes = map[cardvault.Source][]string{
+	cardvault.SourceScheme: {
+		"card_not_eligible", "card_not_allowed", "card_verification_failed", "declined", "invalid_card_data",
+		"provision_not_allowed", "provision_data_expired", "issuer_unavailable", "scheme_unavailable", "timeout",
+	},
+	cardvault.SourceConfiguration: {
+		"network_tokens_not_activated", "scheme_not_enabled", "merchant_not_enrolled", "card_expired", "invalid_request",
+	},
+}
+
+// checkRefusal returns what is wrong with the refusal of a provisioning.
+func checkRefusal(err error) error {
+	var e *cardvault.NetworkError
+	what := ""
+	switch {
+	case err == nil:
+		what = "there is no error"
+	case !errors.As(err, &e):
+		return fmt.Errorf("networktest: refusal: the error is no *NetworkError: %w", err)
+	case codes[e.Source] == nil:
+		what = "Source must be SourceScheme or SourceConfiguration"
+	case !slices.Contains(codes[e.Source], e.Code):
+		what = "Code is not one that explains for this Source why there is no network token"
+	case len(e.SchemeCode) > maxText:
+		what = "SchemeCode must have at most 255 characters"
+	case e.RetryAfter < 0:
+		what = "RetryAfter is negative"
+	}
+	if what != "" {
+		return errors.New("networktest: refusal: " + what)
+	}
+	return nil
+}

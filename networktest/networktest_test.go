@@ -1,0 +1,902 @@
+package networktest_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/networktest"
+	"github.com/google/uuid"
+)
+
+const number = "4111111111111111"
+
+func card(digits string) cardvault.Card {
+	return cardvault.Card{
+		PAN:    cardvault.NewPAN([]byte(digits)),
+		Expiry: cardvault.Expiry{Month: 12, Year: 2090},
+		Name:   cardvault.NewName([]byte("A Cardholder")),
+	}
+}
+
+func harness(n cardvault.Network) networktest.Harness {
+	return networktest.Harness{
+		Open:    func(testing.TB) cardvault.Network { return n },
+		Card:    card(number),
+		Scheme:  cardvault.SchemeVISA,
+		Refused: card("4000000000000002"),
+	}
+}
+
+// An inmem is a network that keeps every rule. Harness.Refused is refused.
+type inmem struct {
+	shared  bool // cards of one number share a network token
+	pending bool // network tokens are pending until they are looked up
+
+	mu     sync.Mutex
+	byKey  map[string]*cardvault.NetworkToken
+	byID   map[string]*cardvault.NetworkToken
+	byCard map[[32]byte]*cardvault.NetworkToken
+}
+
+func newInmem() *inmem {
+	return &inmem{
+		byKey:  map[string]*cardvault.NetworkToken{},
+		byID:   map[string]*cardvault.NetworkToken{},
+		byCard: map[[32]byte]*cardvault.NetworkToken{},
+	}
+}
+
+func (*inmem) Name() string { return "inmem" }
+
+func (*inmem) Eligible(scheme cardvault.Scheme, _ uuid.UUID) error {
+	if scheme != cardvault.SchemeVISA {
+		return &cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "scheme_not_enabled"}
+	}
+	return nil
+}
+
+func declined(code string) error {
+	return &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: code}
+}
+
+func (n *inmem) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err := n.Eligible(r.Scheme, r.Merchant); err != nil {
+		return nil, err
+	}
+	var sum [32]byte
+	var luhn bool
+	var four string
+	r.PAN.Expose(func(d []byte) {
+		sum, luhn, four = sha256.Sum256(d), iin.Luhn(d), string(d[len(d)-4:])
+	})
+	if !luhn {
+		return nil, declined("invalid_card_data")
+	}
+	if four == "0002" {
+		return nil, declined("card_not_eligible")
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.byKey[r.IdempotencyKey]
+	if t == nil && n.shared && n.byCard[sum] != nil && n.byCard[sum].State != cardvault.NetworkTokenDeleted {
+		t = n.byCard[sum]
+	}
+	if t == nil {
+		t = &cardvault.NetworkToken{
+			ID: uuid.NewString(), State: cardvault.NetworkTokenActive, StateAt: time.Now(), Art: "art",
+			Card: &cardvault.CardState{LastFour: four, Expiry: r.Expiry},
+		}
+		if n.pending {
+			t.State = cardvault.NetworkTokenPending
+		}
+	}
+	n.byKey[r.IdempotencyKey], n.byID[t.ID], n.byCard[sum] = t, t, t
+	c := *t
+	return &c, nil
+}
+
+// find returns the network token of ref; n is locked.
+func (n *inmem) find(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	t := n.byID[ref.ID]
+	if ref.ID == "" {
+		t = n.byKey[ref.IdempotencyKey]
+	}
+	if t == nil {
+		return nil, cardvault.ErrUnknownNetworkToken
+	}
+	return t, nil
+}
+
+func (n *inmem) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t, err := n.find(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	if t.State == cardvault.NetworkTokenPending {
+		t.State = cardvault.NetworkTokenActive
+	}
+	c := *t
+	return &c, nil
+}
+
+func (n *inmem) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t, err := n.find(ctx, r.Token)
+	if errors.Is(err, cardvault.ErrUnknownNetworkToken) || err == nil && t.State != cardvault.NetworkTokenActive {
+		return nil, declined("declined")
+	}
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256([]byte(t.ID + r.IdempotencyKey))
+	return &cardvault.Cryptogram{
+		TokenID: t.ID,
+		Number:  cardvault.NewPAN([]byte("4895370000000007")),
+		Expiry:  cardvault.Expiry{Month: 1, Year: 2091},
+		Value:   cardvault.NewCryptogramValue([]byte(base64.StdEncoding.EncodeToString(sum[:20]))),
+		ECI:     "07",
+	}, nil
+}
+
+func (n *inmem) Delete(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+	err := n.set(ctx, ref, cardvault.NetworkTokenDeleted, 0)
+	if errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+		return nil
+	}
+	return err
+}
+
+func (n *inmem) set(ctx context.Context, ref cardvault.NetworkTokenRef, state cardvault.NetworkTokenStatus, by cardvault.Owners) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t, err := n.find(ctx, ref)
+	if err == nil {
+		t.State, t.SuspendedBy, t.StateAt = state, by, time.Now()
+	}
+	return err
+}
+
+func (n *inmem) Suspend(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+	return n.set(ctx, ref, cardvault.NetworkTokenInactive, cardvault.OwnersOf(cardvault.OwnerCardholder))
+}
+
+func (n *inmem) Resume(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+	return n.set(ctx, ref, cardvault.NetworkTokenActive, 0)
+}
+
+func (n *inmem) CardArt(ctx context.Context, id string) (string, []byte, error) {
+	if id != "art" {
+		return "", nil, errors.New("inmem: no such art")
+	}
+	return "image/png", []byte("\x89PNG\r\n\x1a\n"), ctx.Err()
+}
+
+func notice() *cardvault.Notice {
+	return &cardvault.Notice{
+		ID: "1", Kind: cardvault.NoticeTokenRenewed, OccurredAt: time.Now(), Token: cardvault.NetworkTokenRef{ID: "x"},
+	}
+}
+
+func (n *inmem) Feed(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error {
+	if err := sink(ctx, notice()); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// A mutant is an inmem with a fault in one of its methods. Those that are nil are
+// inmem's own.
+type mutant struct {
+	*inmem
+	name       func() string
+	eligible   func(scheme cardvault.Scheme) error
+	provision  func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error)
+	lookup     func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error)
+	cryptogram func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error)
+	delete     func(ctx context.Context, ref cardvault.NetworkTokenRef) error
+	suspend    func(ctx context.Context, ref cardvault.NetworkTokenRef) error
+	resume     func(ctx context.Context, ref cardvault.NetworkTokenRef) error
+	art        func(ctx context.Context, id string) (string, []byte, error)
+	feed       func(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error
+}
+
+func (m *mutant) Name() string {
+	if m.name != nil {
+		return m.name()
+	}
+	return m.inmem.Name()
+}
+
+func (m *mutant) Eligible(scheme cardvault.Scheme, merchant uuid.UUID) error {
+	if m.eligible != nil {
+		return m.eligible(scheme)
+	}
+	return m.inmem.Eligible(scheme, merchant)
+}
+
+func (m *mutant) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+	if m.provision != nil {
+		return m.provision(ctx, r)
+	}
+	return m.inmem.Provision(ctx, r)
+}
+
+func (m *mutant) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+	if m.lookup != nil {
+		return m.lookup(ctx, ref)
+	}
+	return m.inmem.Lookup(ctx, ref)
+}
+
+func (m *mutant) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+	if m.cryptogram != nil {
+		return m.cryptogram(ctx, r)
+	}
+	return m.inmem.Cryptogram(ctx, r)
+}
+
+func (m *mutant) Delete(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+	if m.delete != nil {
+		return m.delete(ctx, ref)
+	}
+	return m.inmem.Delete(ctx, ref)
+}
+
+func (m *mutant) Suspend(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+	if m.suspend != nil {
+		return m.suspend(ctx, ref)
+	}
+	return m.inmem.Suspend(ctx, ref)
+}
+
+func (m *mutant) Resume(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+	if m.resume != nil {
+		return m.resume(ctx, ref)
+	}
+	return m.inmem.Resume(ctx, ref)
+}
+
+func (m *mutant) CardArt(ctx context.Context, id string) (string, []byte, error) {
+	if m.art != nil {
+		return m.art(ctx, id)
+	}
+	return m.inmem.CardArt(ctx, id)
+}
+
+func (m *mutant) Feed(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error {
+	if m.feed != nil {
+		return m.feed(ctx, sink)
+	}
+	return m.inmem.Feed(ctx, sink)
+}
+
+// provisioning alters answers to Provision.
+func provisioning(edit func(*cardvault.NetworkToken)) func(*mutant) {
+	return func(m *mutant) {
+		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+			t, err := m.inmem.Provision(ctx, r)
+			if err == nil {
+				edit(t)
+			}
+			return t, err
+		}
+	}
+}
+
+// rekeyed changes the idempotency key of each provisioning.
+func rekeyed(edit func(key string) string) func(*mutant) {
+	return func(m *mutant) {
+		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+			c := *r
+			c.IdempotencyKey = edit(r.IdempotencyKey)
+			return m.inmem.Provision(ctx, &c)
+		}
+	}
+}
+
+// paying alters cryptograms.
+func paying(edit func(*cardvault.Cryptogram)) func(*mutant) {
+	return func(m *mutant) {
+		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+			c, err := m.inmem.Cryptogram(ctx, r)
+			if err == nil {
+				edit(c)
+			}
+			return c, err
+		}
+	}
+}
+
+// refusing replaces refusals of provisionings.
+func refusing(other func() error) func(*mutant) {
+	return func(m *mutant) {
+		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+			t, err := m.inmem.Provision(ctx, r)
+			var e *cardvault.NetworkError
+			if errors.As(err, &e) && r.Scheme == cardvault.SchemeVISA {
+				return nil, other()
+			}
+			return t, err
+		}
+	}
+}
+
+func drawing(mediaType, image string) func(*mutant) {
+	return func(m *mutant) {
+		m.art = func(context.Context, string) (string, []byte, error) { return mediaType, []byte(image), nil }
+	}
+}
+
+func telling(edit func(*cardvault.Notice)) func(*mutant) {
+	return func(m *mutant) {
+		m.feed = func(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error {
+			n := notice()
+			edit(n)
+			if err := sink(ctx, n); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return nil
+		}
+	}
+}
+
+var errDown = errors.New("mutant: no connection")
+
+// faults names for each fault a rule that must find it.
+var faults = []struct {
+	fault string
+	rule  string
+	seed  func(m *mutant)
+}{
+	{"the name has a space", "Name", func(m *mutant) { m.name = func() string { return "my network" } }},
+	{"the name counts", "Name", func(m *mutant) {
+		n := 0
+		m.name = func() string { n++; return fmt.Sprint("n", n) }
+	}},
+	{"Eligible asks the network", "Eligible", func(m *mutant) {
+		m.eligible = func(cardvault.Scheme) error { <-time.After(10 * time.Millisecond); return nil }
+	}},
+	{"what is not eligible is any error", "Eligible", func(m *mutant) {
+		m.eligible = func(s cardvault.Scheme) error {
+			if s > cardvault.SchemeUnionPay {
+				return errors.New("mutant: no such scheme")
+			}
+			return m.inmem.Eligible(s, uuid.Nil)
+		}
+	}},
+	{"what is not eligible is the scheme's fault", "Eligible", func(m *mutant) {
+		m.eligible = func(s cardvault.Scheme) error {
+			if s != cardvault.SchemeVISA {
+				return declined("declined")
+			}
+			return nil
+		}
+	}},
+	{"nothing is eligible", "Eligible", func(m *mutant) {
+		m.eligible = func(s cardvault.Scheme) error { return m.inmem.Eligible(cardvault.SchemeUnknown, uuid.Nil) }
+	}},
+	{"there is no id", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.ID = "" })},
+	{"the id is long", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.ID = strings.Repeat("x", 256) })},
+	{"the state is failed", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.State = cardvault.NetworkTokenFailed })},
+	{"it is of another card", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.Card = &cardvault.CardState{LastFour: "9999"} })},
+	{"the last four are masked", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.Card = &cardvault.CardState{LastFour: "**11"} })},
+	{"the expiry has two digits", "Provision", provisioning(func(t *cardvault.NetworkToken) {
+		t.Card = &cardvault.CardState{Expiry: cardvault.Expiry{Month: 12, Year: 30}}
+	})},
+	{"the clock is ahead", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.StateAt = time.Now().AddDate(1, 0, 0) })},
+	{"active and suspended", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.SuspendedBy = 1 })},
+	{"suspended by nobody that is known", "Provision", provisioning(func(t *cardvault.NetworkToken) {
+		t.State, t.SuspendedBy = cardvault.NetworkTokenInactive, 128
+	})},
+	{"active and dead", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.Invalidated = true })},
+	{"the reason is long", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.Reason = strings.Repeat("x", 256) })},
+	{"the id of the art is long", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.Art = strings.Repeat("x", 256) })},
+	{"the id is the card number", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.ID = number })},
+	{"neither answer nor error", "Provision", func(m *mutant) {
+		m.provision = func(context.Context, *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) { return nil, nil }
+	}},
+	{"it stays pending", "Provision", func(m *mutant) {
+		m.pending = true
+		m.lookup = func(context.Context, cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+			return nil, declined("declined")
+		}
+	}},
+	{"the card is kept for later", "Provision", func(m *mutant) {
+		m.pending = true
+		var kept *cardvault.ProvisionRequest
+		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+			kept = r
+			return m.inmem.Provision(ctx, r)
+		}
+		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+			if _, err := m.inmem.Provision(ctx, kept); err != nil {
+				return nil, err
+			}
+			return m.inmem.Lookup(ctx, ref)
+		}
+	}},
+	{"keys are ignored", "ProvisionAgain", rekeyed(func(string) string { return uuid.NewString() })},
+	{"a key is looked for before the call, not after", "ProvisionAtOnce", func(m *mutant) {
+		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+			if t, err := m.inmem.Lookup(ctx, cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey}); err == nil {
+				return t, nil
+			}
+			<-time.After(10 * time.Millisecond)
+			c := *r
+			c.IdempotencyKey = uuid.NewString()
+			t, err := m.inmem.Provision(ctx, &c)
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.byKey[r.IdempotencyKey] = m.byKey[c.IdempotencyKey]
+			return t, err
+		}
+	}},
+	{"keys are cut", "ProvisionAnother", func(m *mutant) {
+		rekeyed(func(key string) string { return key[:36] })(m)
+		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+			t, err := m.inmem.Lookup(ctx, cardvault.NetworkTokenRef{ID: ref.ID, IdempotencyKey: ref.IdempotencyKey[:36]})
+			if err == nil && strings.HasSuffix(ref.IdempotencyKey, "1") {
+				t.ID = uuid.NewString()
+			}
+			return t, err
+		}
+	}},
+	{"a second key is refused", "ProvisionAnother", func(m *mutant) {
+		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+			if strings.HasSuffix(r.IdempotencyKey, "2") {
+				return nil, declined("declined")
+			}
+			return m.inmem.Provision(ctx, r)
+		}
+	}},
+	{"a key is spent by a timeout", "ProvisionAfterTimeout", func(m *mutant) {
+		spent := map[string]bool{}
+		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+			if ctx.Err() != nil {
+				spent[r.IdempotencyKey] = true
+			}
+			if spent[r.IdempotencyKey] {
+				return nil, declined("declined")
+			}
+			return m.inmem.Provision(ctx, r)
+		}
+	}},
+	{"a key that saw a timeout makes ever more", "ProvisionAfterTimeout", func(m *mutant) {
+		seen := map[string]bool{}
+		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+			if ctx.Err() != nil {
+				seen[r.IdempotencyKey] = true
+			}
+			c := *r
+			if seen[r.IdempotencyKey] {
+				c.IdempotencyKey = uuid.NewString()
+			}
+			return m.inmem.Provision(ctx, &c)
+		}
+	}},
+	{"refusals are any error", "Refused", refusing(func() error { return errDown })},
+	{"refusals have no source", "Refused", refusing(func() error { return &cardvault.NetworkError{Code: "declined"} })},
+	{"refusals have the network's own code", "Refused", refusing(func() error { return declined("PAN_INELIGIBLE") })},
+	{"refusals have a code of the other source", "Refused", refusing(func() error { return declined("invalid_request") })},
+	{"refusals have long codes", "Refused", refusing(func() error {
+		return &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: strings.Repeat("x", 256)}
+	})},
+	{"refusals are to be retried earlier", "Refused", refusing(func() error {
+		return &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", RetryAfter: -1}
+	})},
+	{"refusals change", "Refused", func(m *mutant) {
+		n := 0
+		refusing(func() error { n++; return declined([]string{"declined", "card_not_allowed"}[n%2]) })(m)
+	}},
+	{"nothing is refused", "Refused", func(m *mutant) {
+		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+			c := *r
+			c.PAN = card(number).PAN
+			t, err := m.inmem.Provision(ctx, &c)
+			if err == nil {
+				t.Card = nil
+			}
+			return t, err
+		}
+	}},
+	{"only ids are found", "Lookup", func(m *mutant) {
+		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+			if ref.ID == "" {
+				return nil, cardvault.ErrUnknownNetworkToken
+			}
+			return m.inmem.Lookup(ctx, ref)
+		}
+	}},
+	{"a key finds any network token", "Lookup", func(m *mutant) {
+		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+			t, err := m.inmem.Lookup(ctx, ref)
+			if err == nil && ref.ID == "" {
+				t.ID = uuid.NewString()
+			}
+			return t, err
+		}
+	}},
+	{"what is unknown is any error", "LookupUnknown", func(m *mutant) {
+		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+			t, err := m.inmem.Lookup(ctx, ref)
+			if err != nil {
+				err = errDown
+			}
+			return t, err
+		}
+	}},
+	{"what is unknown is deleted", "LookupUnknown", func(m *mutant) {
+		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+			t, err := m.inmem.Lookup(ctx, ref)
+			if errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+				return &cardvault.NetworkToken{ID: "x", State: cardvault.NetworkTokenDeleted}, nil
+			}
+			return t, err
+		}
+	}},
+	{"it is for another network token", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.TokenID += "x" })},
+	{"the number is the card's", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Number = card(number).PAN })},
+	{"the number fails the Luhn check", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Number = cardvault.NewPAN([]byte("4895370000000006")) })},
+	{"there is no number", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Number = cardvault.PAN{} })},
+	{"the network token has expired", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Expiry.Year = 2020 })},
+	{"there is no expiry", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Expiry = cardvault.Expiry{} })},
+	{"the value is raw", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Value = cardvault.NewCryptogramValue(make([]byte, 20)) })},
+	{"there is no value", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Value = cardvault.CryptogramValue{} })},
+	{"the ECI is one digit", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.ECI = "7" })},
+	{"the ECI is a word", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.ECI = "no" })},
+	{"neither answer nor error", "Cryptogram", func(m *mutant) {
+		m.cryptogram = func(context.Context, *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) { return nil, nil }
+	}},
+	{"keys are cut", "CryptogramKeys", func(m *mutant) {
+		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+			c := *r
+			c.IdempotencyKey = r.IdempotencyKey[:36]
+			return m.inmem.Cryptogram(ctx, &c)
+		}
+	}},
+	{"keys are ignored", "CryptogramKeys", func(m *mutant) {
+		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+			c := *r
+			c.IdempotencyKey = uuid.NewString()
+			return m.inmem.Cryptogram(ctx, &c)
+		}
+	}},
+	{"a spent key is any error", "CryptogramKeys", func(m *mutant) {
+		seen := map[string]bool{}
+		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+			if seen[r.IdempotencyKey] {
+				return nil, errDown
+			}
+			seen[r.IdempotencyKey] = true
+			return m.inmem.Cryptogram(ctx, r)
+		}
+	}},
+	{"what is unknown is any error", "CryptogramUnknown", func(m *mutant) {
+		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+			c, err := m.inmem.Cryptogram(ctx, r)
+			if err != nil {
+				err = cardvault.ErrUnknownNetworkToken
+			}
+			return c, err
+		}
+	}},
+	{"nothing is deleted", "Delete", func(m *mutant) {
+		m.delete = func(ctx context.Context, _ cardvault.NetworkTokenRef) error { return ctx.Err() }
+	}},
+	{"deleting forgets the key", "Delete", func(m *mutant) {
+		m.delete = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			delete(m.byID, ref.ID)
+			delete(m.byKey, ref.IdempotencyKey)
+			return ctx.Err()
+		}
+	}},
+	{"a deleted network token still pays", "Delete", func(m *mutant) {
+		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+			c, err := m.inmem.Cryptogram(ctx, r)
+			if err == nil {
+				return c, nil
+			}
+			t, _ := m.Provision(ctx, &cardvault.ProvisionRequest{
+				IdempotencyKey: uuid.NewString(), Scheme: r.Scheme, PAN: card(number).PAN,
+			})
+			pay := *r
+			pay.Token.ID = t.ID
+			c, err = m.inmem.Cryptogram(ctx, &pay)
+			c.TokenID = r.Token.ID
+			return c, err
+		}
+	}},
+	{"a card whose network token was deleted gets it back", "Delete", func(m *mutant) {
+		m.shared = true
+		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+			t, err := m.inmem.Provision(ctx, r)
+			if err == nil && strings.HasSuffix(r.IdempotencyKey, "2") {
+				return m.inmem.Lookup(ctx, cardvault.NetworkTokenRef{
+					IdempotencyKey: strings.TrimSuffix(r.IdempotencyKey, "2") + "1",
+				})
+			}
+			return t, err
+		}
+	}},
+	{"deleting what is unknown fails", "DeleteAgain", func(m *mutant) {
+		m.delete = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+			return m.set(ctx, ref, cardvault.NetworkTokenDeleted, 0)
+		}
+	}},
+	{"deleting again fails", "DeleteAgain", func(m *mutant) {
+		m.delete = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+			if t, err := m.inmem.Lookup(ctx, ref); err == nil && t.State == cardvault.NetworkTokenDeleted {
+				return declined("declined")
+			}
+			return m.inmem.Delete(ctx, ref)
+		}
+	}},
+	{"Provision ignores ctx", "ContextEnded", func(m *mutant) {
+		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+			return m.inmem.Provision(context.WithoutCancel(ctx), r)
+		}
+	}},
+	{"Lookup hides why it ended", "ContextEnded", func(m *mutant) {
+		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+			if ctx.Err() != nil {
+				return nil, errDown
+			}
+			return m.inmem.Lookup(ctx, ref)
+		}
+	}},
+	{"Lookup takes a timeout for unknown", "ContextEnded", func(m *mutant) {
+		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+			t, err := m.inmem.Lookup(ctx, ref)
+			if err != nil {
+				err = cardvault.ErrUnknownNetworkToken
+			}
+			return t, err
+		}
+	}},
+	{"Cryptogram takes a timeout for a refusal", "ContextEnded", func(m *mutant) {
+		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+			c, err := m.inmem.Cryptogram(ctx, r)
+			if err != nil {
+				err = declined("timeout")
+			}
+			return c, err
+		}
+	}},
+	{"Delete ignores ctx", "ContextEnded", func(m *mutant) {
+		m.delete = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+			return m.inmem.Delete(context.WithoutCancel(ctx), ref)
+		}
+	}},
+	{"Suspend ignores ctx", "ContextEnded", func(m *mutant) {
+		m.suspend = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+			return m.inmem.Suspend(context.WithoutCancel(ctx), ref)
+		}
+	}},
+	{"Resume ignores ctx", "ContextEnded", func(m *mutant) {
+		m.resume = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+			return m.inmem.Resume(context.WithoutCancel(ctx), ref)
+		}
+	}},
+	{"CardArt ignores ctx", "ContextEnded", func(m *mutant) {
+		m.art = func(ctx context.Context, id string) (string, []byte, error) {
+			return m.inmem.CardArt(context.WithoutCancel(ctx), id)
+		}
+	}},
+	{"Cryptogram goes on after ctx", "ContextEnds", func(m *mutant) {
+		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+			<-time.After(1500 * time.Millisecond)
+			return nil, ctx.Err()
+		}
+	}},
+	{"Delete takes a timeout for a refusal", "ContextEnds", func(m *mutant) {
+		m.delete = func(ctx context.Context, _ cardvault.NetworkTokenRef) error {
+			<-ctx.Done()
+			return declined("timeout")
+		}
+	}},
+	{"errors quote the request", "NoCardData", refusing(func() error { return errors.New("mutant: bad number " + number[:15] + "2") })},
+	{"errors quote what is too short", "NoCardData", refusing(func() error { return errors.New(`mutant: {"pan":"` + number[:15] + `"}`) })},
+	{"two calls at once get one answer", "Concurrency", func(m *mutant) {
+		var mu sync.Mutex
+		var last *cardvault.Cryptogram
+		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if last != nil {
+				return last, nil
+			}
+			c, err := m.inmem.Cryptogram(ctx, r)
+			last = c
+			return c, err
+		}
+	}},
+	{"two calls at once are one too many", "Concurrency", func(m *mutant) {
+		var mu sync.Mutex
+		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+			if !mu.TryLock() {
+				return nil, errDown
+			}
+			defer mu.Unlock()
+			<-time.After(time.Millisecond)
+			return m.inmem.Lookup(ctx, ref)
+		}
+	}},
+	{"suspending again fails", "Suspender", func(m *mutant) {
+		m.suspend = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+			if t, err := m.inmem.Lookup(ctx, ref); err == nil && t.State == cardvault.NetworkTokenInactive {
+				return declined("declined")
+			}
+			return m.inmem.Suspend(ctx, ref)
+		}
+	}},
+	{"suspended by the issuer", "Suspender", func(m *mutant) {
+		m.suspend = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+			return m.set(ctx, ref, cardvault.NetworkTokenInactive, cardvault.OwnersOf(cardvault.OwnerIssuer))
+		}
+	}},
+	{"nothing is resumed", "Suspender", func(m *mutant) {
+		m.resume = func(ctx context.Context, ref cardvault.NetworkTokenRef) error { return ctx.Err() }
+	}},
+	{"the art is a GIF", "ArtFetcher", drawing("image/gif", "GIF89a")},
+	{"the art is not of its type", "ArtFetcher", drawing("image/png", "\xff\xd8\xff")},
+	{"the art is large", "ArtFetcher", drawing("image/jpeg", "\xff\xd8\xff"+strings.Repeat("x", cardvault.MaxCardArt))},
+	{"every art is one", "ArtFetcher", drawing("image/jpeg", "\xff\xd8\xff")},
+	{"the art is new each time", "ArtFetcher", func(m *mutant) {
+		m.art = func(_ context.Context, id string) (string, []byte, error) {
+			if id != "art" {
+				return "", nil, errDown
+			}
+			return "image/png", []byte("\x89PNG\r\n\x1a\n" + uuid.NewString()), nil
+		}
+	}},
+	{"the art is shared memory", "ArtFetcher", func(m *mutant) {
+		image := []byte("\x89PNG\r\n\x1a\n")
+		m.art = func(_ context.Context, id string) (string, []byte, error) {
+			if id != "art" {
+				return "", nil, errDown
+			}
+			return "image/png", image, nil
+		}
+	}},
+	{"Feed returns the end of ctx", "Feeder", func(m *mutant) {
+		m.feed = func(ctx context.Context, _ func(context.Context, *cardvault.Notice) error) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+	}},
+	{"Feed returns at once", "Feeder", func(m *mutant) {
+		m.feed = func(context.Context, func(context.Context, *cardvault.Notice) error) error { return nil }
+	}},
+	{"Feed ends late", "Feeder", func(m *mutant) {
+		m.feed = func(ctx context.Context, _ func(context.Context, *cardvault.Notice) error) error {
+			<-ctx.Done()
+			<-time.After(1500 * time.Millisecond)
+			return nil
+		}
+	}},
+	{"notices have no id", "Feeder", telling(func(n *cardvault.Notice) { n.ID = "" })},
+	{"notices have no kind", "Feeder", telling(func(n *cardvault.Notice) { n.Kind = 0 })},
+	{"notices have no time", "Feeder", telling(func(n *cardvault.Notice) { n.OccurredAt = time.Time{} })},
+	{"notices have no token", "Feeder", telling(func(n *cardvault.Notice) { n.Token = cardvault.NetworkTokenRef{} })},
+	{"notices have a strange owner", "Feeder", telling(func(n *cardvault.Notice) { n.By = 3 })},
+	{"notices of a refusal have none", "Feeder", telling(func(n *cardvault.Notice) { n.Kind = cardvault.NoticeRefused })},
+	{"notices hold a card number", "Feeder", telling(func(n *cardvault.Notice) { n.SchemeCode = number })},
+}
+
+// A recorder is a test that may fail without failing the one it is part of.
+type recorder struct {
+	testing.TB
+	mu       sync.Mutex
+	messages []string
+}
+
+func (r *recorder) Helper()                           {}
+func (r *recorder) Logf(string, ...any)               {}
+func (r *recorder) Error(args ...any)                 { r.fail(fmt.Sprint(args...)) }
+func (r *recorder) Errorf(format string, args ...any) { r.fail(fmt.Sprintf(format, args...)) }
+
+func (r *recorder) Fatal(args ...any) {
+	r.fail(fmt.Sprint(args...))
+	runtime.Goexit()
+}
+
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.fail(fmt.Sprintf(format, args...))
+	runtime.Goexit()
+}
+
+func (r *recorder) fail(message string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.messages = append(r.messages, message)
+}
+
+// record checks a rule and returns how it failed.
+func record(t testing.TB, rule string, n cardvault.Network) []string {
+	r := &recorder{TB: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		networktest.Check(r, rule, harness(n))
+	}()
+	<-done
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.messages)
+}
+
+// Every rule must find the fault that is made for it.
+func TestRulesCanFail(t *testing.T) {
+	t.Parallel()
+	unproved := networktest.Names()
+	for _, f := range faults {
+		unproved = slices.DeleteFunc(unproved, func(name string) bool { return name == f.rule })
+		t.Run(f.rule+"/"+f.fault, func(t *testing.T) {
+			t.Parallel()
+			m := &mutant{inmem: newInmem()}
+			f.seed(m)
+			failures := record(t, f.rule, m)
+			if len(failures) == 0 {
+				t.Errorf("%s did not notice that %s", f.rule, f.fault)
+			}
+			for _, failure := range failures[:min(3, len(failures))] {
+				t.Log(failure)
+			}
+		})
+	}
+	if len(unproved) > 0 {
+		t.Errorf("no fault proves that these rules can fail: %v", unproved)
+	}
+}
+
+// Networks that keep the rules in other ways pass, so it is the fault that is found.
+func TestRulesPassWithoutFault(t *testing.T) {
+	for name, edit := range map[string]func(*inmem){
+		"own tokens":    func(*inmem) {},
+		"shared tokens": func(n *inmem) { n.shared = true },
+		"pending":       func(n *inmem) { n.pending = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newInmem()
+			edit(n)
+			networktest.Run(t, harness(&mutant{inmem: n}))
+		})
+	}
+	t.Run("activated", func(t *testing.T) {
+		n := newInmem()
+		n.pending = true
+		h := harness(plain{n})
+		h.Refused = cardvault.Card{}
+		h.Activate = func(ctx context.Context, _ cardvault.Network, ref cardvault.NetworkTokenRef) error {
+			return n.Resume(ctx, ref)
+		}
+		networktest.Run(t, h)
+	})
+}
+
+// plain has none of the optional interfaces.
+type plain struct{ cardvault.Network }

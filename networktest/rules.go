@@ -1,0 +1,718 @@
+package networktest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/google/uuid"
+)
+
+var rules = []rule{{
+	"Name",
+	`Name is 1 to 40 of a-z, 0-9, "_" and "-", beginning with a letter or digit, and always the
+same. It is stored with every network token: a vault asks no network for one of another name.`,
+	name,
+}, {
+	"Eligible",
+	`Eligible answers by configuration alone, at once: every import calls it. It returns nil or
+a *NetworkError of SourceConfiguration, also for a scheme or merchant that it never heard of.`,
+	eligible,
+}, {
+	"Provision",
+	`Provision returns a network token, with an ID, in a state that it can have, and of the card
+that was asked for. It keeps no part of the request: the vault wipes the card afterwards.`,
+	func(s *suite) { s.active() },
+}, {
+	"ProvisionAgain",
+	`Under an idempotency key that was used before, Provision returns the same network token. A
+vault that lost the answer asks again, and would pay for a token that nobody knows of.`,
+	provisionAgain,
+}, {
+	"ProvisionAtOnce",
+	`The same holds for calls at the same time: after a deadline the vault repeats a call that
+the network may still be working on.`,
+	provisionAtOnce,
+}, {
+	"ProvisionAnother",
+	`Another idempotency key is another attempt, also for the same card and if only its end is
+different. The answer is a network token, one of its own or one that both share.`,
+	provisionAnother,
+}, {
+	"ProvisionAfterTimeout",
+	`A call that ended with its context is repeated under the same key, and then returns what
+every later call returns.`,
+	provisionAfterTimeout,
+}, {
+	"Refused",
+	`A refusal is a *NetworkError with a Source and a Code of the decisions, and the same again
+under the same key. Any other error says that the outcome is unknown, and is repeated for hours.`,
+	refused,
+}, {
+	"Lookup",
+	`Lookup finds a network token by its ID, and by the idempotency key alone: so a vault
+finds what was made when the answer was lost.`,
+	lookup,
+}, {
+	"LookupUnknown",
+	`Lookup of a network token that does not exist is ErrUnknownNetworkToken, by either. The
+vault stops asking then; any other error makes it ask again.`,
+	lookupUnknown,
+}, {
+	"Cryptogram",
+	`A cryptogram says for which network token it is, and comes with the number and expiry of
+that token, never those of the card.`,
+	cryptogram,
+}, {
+	"CryptogramKeys",
+	`Each idempotency key is one cryptogram, which is good for one payment. A key that is used
+again gets the same or is refused; another key, also if only its end is different, gets another.`,
+	cryptogramKeys,
+}, {
+	"CryptogramUnknown",
+	`There is no cryptogram for a network token that does not exist: a *NetworkError, since to
+ask again is of no use.`,
+	cryptogramUnknown,
+}, {
+	"Delete",
+	`Delete is for good: Lookup says deleted or unknown, and there are no more cryptograms. Nor
+does the key that made the network token make another, while another key may.`,
+	deleted,
+}, {
+	"DeleteAgain",
+	`Delete of a network token that is deleted or unknown returns nil. The vault repeats it
+until it has succeeded, and has nothing left by which it could tell.`,
+	deleteAgain,
+}, {
+	"ContextEnded",
+	`A call whose context has ended returns its error at once. It returns no *NetworkError and
+not ErrUnknownNetworkToken, which a vault takes for the word of the network and acts on.`,
+	contextEnded,
+}, {
+	"ContextEnds",
+	`The same holds when the context ends during the call: the vault bounds each with
+Options.NetworkTimeout, and has few workers to wait for a network that hangs.`,
+	contextEnds,
+}, {
+	"NoCardData",
+	`No error and no answer holds the card number: errors are logged, and ids are stored where
+they can be read. All rules check this; here the network is asked for what it cannot do.`,
+	noCardData,
+}, {
+	"Concurrency",
+	`All methods may be called concurrently. Nobody gets what belongs to another.`,
+	concurrency,
+}, {
+	"Suspender",
+	`What Suspend suspends is inactive, suspended by OwnerCardholder and gets no cryptogram,
+until Resume. Doing either twice is no error. Lookup tells at once: the vault asks it next.`,
+	suspender,
+}, {
+	"ArtFetcher",
+	`Card art is a PNG or JPEG of at most MaxCardArt bytes, as its media type says, and is the
+same as long as its id is: browsers keep it for a year.`,
+	artFetcher,
+}, {
+	"Feeder",
+	`Feed passes notices that a vault understands, and returns nil soon after its context ends:
+Vault.Run waits for it.`,
+	feeder,
+}}
+
+func name(s *suite) {
+	n := s.network.Name()
+	if !regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,39}$`).MatchString(n) {
+		s.Error("Name is not 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit")
+	}
+	s.active()
+	if s.network.Name() != n || s.Open(s).Name() != n {
+		s.Error("Name changes")
+	}
+}
+
+func eligible(s *suite) {
+	if err := s.network.Eligible(s.Scheme, s.Merchant); err != nil {
+		s.Errorf("Eligible of Harness.Scheme and Harness.Merchant = %v", err)
+	}
+	s.promptly("Eligible, 520 times", func() {
+		for scheme := range 260 {
+			for _, merchant := range []uuid.UUID{s.Merchant, uuid.New()} {
+				err := s.network.Eligible(cardvault.Scheme(scheme), merchant)
+				var e *cardvault.NetworkError
+				if err != nil && (!errors.As(err, &e) || e.Source != cardvault.SourceConfiguration || checkRefusal(err) != nil) {
+					s.Errorf("Eligible of %v: no NetworkError of SourceConfiguration with one of its codes: %v", cardvault.Scheme(scheme), err)
+					return
+				}
+			}
+		}
+	})
+}
+
+func provisionAgain(s *suite) {
+	ref, token := s.provisioned()
+	for range 2 {
+		got, err := s.provision(s.Context(), s.request(s.Card, token, 1))
+		if err != nil {
+			s.Fatalf("Provision under the same key: %v", err)
+		}
+		if got.ID != ref.ID {
+			s.Fatal("Provision under the same key made another network token")
+		}
+	}
+}
+
+// provisioned returns a network token that may be pending, and its token.
+func (s *suite) provisioned() (cardvault.NetworkTokenRef, uuid.UUID) {
+	s.Helper()
+	r := s.request(s.Card, uuid.New(), 1)
+	got, err := s.provision(s.Context(), r)
+	if err != nil {
+		s.Fatalf("Provision of Harness.Card: %v", err)
+	}
+	return cardvault.NetworkTokenRef{ID: got.ID, IdempotencyKey: r.IdempotencyKey}, r.TokenID
+}
+
+func provisionAtOnce(s *suite) {
+	token := uuid.New()
+	ids := make([]string, 16)
+	s.parallel(len(ids), func(i int) error {
+		got, err := s.provision(s.Context(), s.request(s.Card, token, 1))
+		if err == nil {
+			ids[i] = got.ID
+		}
+		return err
+	})
+	if n := len(slices.Compact(slices.Sorted(slices.Values(ids)))); n != 1 {
+		s.Errorf("%d calls of Provision at once under one key made %d network tokens", len(ids), n)
+	}
+}
+
+// parallel calls f n times at once and reports what it returns.
+func (s *suite) parallel(n int, f func(i int) error) {
+	s.Helper()
+	errs := make([]error, n)
+	var group sync.WaitGroup
+	for i := range n {
+		group.Go(func() { errs[i] = f(i) })
+	}
+	group.Wait()
+	for i, err := range errs {
+		if err != nil {
+			s.Fatalf("call %d of %d at once: %v", i+1, n, err) // the others most likely failed in the same way
+		}
+	}
+}
+
+func provisionAnother(s *suite) {
+	first, token := s.provisioned()
+	r := s.request(s.Card, token, 2)
+	got, err := s.provision(s.Context(), r)
+	if err != nil {
+		s.Fatalf("Provision under another key: %v", err)
+	}
+	for _, ref := range []cardvault.NetworkTokenRef{first, {ID: got.ID, IdempotencyKey: r.IdempotencyKey}} {
+		found, err := s.lookup(s.Context(), cardvault.NetworkTokenRef{IdempotencyKey: ref.IdempotencyKey})
+		if err != nil {
+			s.Fatalf("Lookup by one of two keys: %v", err)
+		}
+		if found.ID != ref.ID {
+			s.Error("Lookup by one of two keys returns the network token of the other")
+		}
+	}
+}
+
+func provisionAfterTimeout(s *suite) {
+	token := uuid.New()
+	for _, d := range []time.Duration{0, time.Millisecond} {
+		ctx, cancel := context.WithTimeout(s.Context(), d)
+		s.promptly("Provision", func() { _, _ = s.provision(ctx, s.request(s.Card, token, 1)) })
+		cancel()
+	}
+	ids := make([]string, 2)
+	for i := range ids {
+		got, err := s.provision(s.Context(), s.request(s.Card, token, 1))
+		if err != nil {
+			s.Fatalf("Provision, repeated after a timeout: %v", err)
+		}
+		ids[i] = got.ID
+	}
+	got, err := s.lookup(s.Context(), cardvault.NetworkTokenRef{IdempotencyKey: key(token, 1)})
+	if err != nil {
+		s.Fatalf("Lookup by the key of a call that was repeated: %v", err)
+	}
+	if ids[0] != ids[1] || got.ID != ids[0] {
+		s.Error("there are several network tokens of a call that was repeated after a timeout")
+	}
+}
+
+func refused(s *suite) {
+	if s.Refused.PAN.IsZero() {
+		s.Skip("there is no Harness.Refused")
+	}
+	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	defer cancel()
+	token := uuid.New()
+	var first *cardvault.NetworkError
+	for range 2 {
+		r := s.request(s.Refused, token, 1)
+		got, err := s.provision(ctx, r)
+		if err == nil {
+			_, err = s.settled(ctx, got, cardvault.NetworkTokenRef{ID: got.ID, IdempotencyKey: r.IdempotencyKey})
+		}
+		if err := checkRefusal(err); err != nil {
+			s.Fatalf("Provision of Harness.Refused: %v", err)
+		}
+		var e *cardvault.NetworkError
+		errors.As(err, &e)
+		if first == nil {
+			first = e
+		} else if e.Source != first.Source || e.Code != first.Code {
+			s.Error("Provision under the same key is refused for another reason")
+		}
+	}
+}
+
+func lookup(s *suite) {
+	ref := s.active()
+	for what, ref := range map[string]cardvault.NetworkTokenRef{
+		"ID and key": ref,
+		"key alone":  {IdempotencyKey: ref.IdempotencyKey},
+	} {
+		got, err := s.lookup(s.Context(), ref)
+		if err != nil {
+			s.Errorf("Lookup by %s: %v", what, err)
+		} else if got.State != cardvault.NetworkTokenActive {
+			s.Errorf("Lookup by %s: State is %v, want active", what, got.State)
+		}
+	}
+	got, err := s.lookup(s.Context(), cardvault.NetworkTokenRef{IdempotencyKey: ref.IdempotencyKey})
+	if err == nil && got.ID != ref.ID {
+		s.Error("Lookup by the key returns another network token")
+	}
+}
+
+// unknown returns refs of network tokens that do not exist.
+func (s *suite) unknown() map[string]cardvault.NetworkTokenRef {
+	ref, _ := s.provisioned()
+	strange := key(uuid.New(), 1)
+	return map[string]cardvault.NetworkTokenRef{
+		"ID":  {ID: other(ref.ID), IdempotencyKey: strange},
+		"key": {IdempotencyKey: strange},
+	}
+}
+
+// other returns an id that differs from one in a character.
+func other(id string) string {
+	i, digit := len(id)/2, "2"
+	if id[i] == '2' {
+		digit = "3"
+	}
+	return id[:i] + digit + id[i+1:]
+}
+
+func lookupUnknown(s *suite) {
+	for what, ref := range s.unknown() {
+		if got, err := s.lookup(s.Context(), ref); !errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+			s.Errorf("Lookup of an unknown %s = %v, %v, want ErrUnknownNetworkToken", what, state(got), err)
+		}
+	}
+}
+
+func cryptogram(s *suite) {
+	ref := s.active()
+	if _, err := s.cryptogram(s.Context(), ref, key(uuid.New(), 1)); err != nil {
+		s.Error(err)
+	}
+}
+
+func cryptogramKeys(s *suite) {
+	ref, payment := s.active(), uuid.New()
+	var values []string
+	for _, k := range []string{key(payment, 1), key(payment, 2), key(uuid.New(), 1)} {
+		value, err := s.cryptogram(s.Context(), ref, k)
+		if err != nil {
+			s.Fatal(err)
+		}
+		if slices.Contains(values, value) {
+			s.Error("two keys have one cryptogram")
+		}
+		values = append(values, value)
+	}
+	again, err := s.cryptogram(s.Context(), ref, key(payment, 1))
+	var e *cardvault.NetworkError
+	switch {
+	case err == nil && again != values[0]:
+		s.Error("a key that is used again gets another cryptogram")
+	case err != nil && !errors.As(err, &e):
+		s.Errorf("a key that is used again: %v, want the same cryptogram or a *NetworkError", err)
+	}
+}
+
+func cryptogramUnknown(s *suite) {
+	s.none("an unknown ID", s.unknown()["ID"])
+}
+
+// none checks that a network token gets no cryptogram.
+func (s *suite) none(what string, ref cardvault.NetworkTokenRef) {
+	s.Helper()
+	_, err := s.cryptogram(s.Context(), ref, key(uuid.New(), 1))
+	var e *cardvault.NetworkError
+	if !errors.As(err, &e) || codes[e.Source] == nil || e.Code == "" {
+		s.Errorf("Cryptogram of %s = %v, want a *NetworkError with Source and Code", what, err)
+	}
+}
+
+func deleted(s *suite) {
+	ref := s.active()
+	token := uuid.MustParse(ref.IdempotencyKey[:36])
+	if err := s.delete(s.Context(), ref); err != nil {
+		s.Fatalf("Delete = %v", err)
+	}
+	s.gone(ref)
+	s.none("a deleted network token", ref)
+
+	got, err := s.provision(s.Context(), s.request(s.Card, token, 1))
+	var e *cardvault.NetworkError
+	switch {
+	case err == nil && (got.ID != ref.ID || got.State != cardvault.NetworkTokenDeleted):
+		s.Error("Provision under the key of a deleted network token makes another, or brings it back")
+	case err != nil && !errors.As(err, &e):
+		s.Errorf("Provision under the key of a deleted network token = %v", err)
+	}
+	s.gone(ref)
+
+	got, err = s.provision(s.Context(), s.request(s.Card, token, 2))
+	if err != nil || got.ID == ref.ID || got.State == cardvault.NetworkTokenDeleted {
+		s.Errorf("Provision under another key, after the network token of the card was deleted: %v, %v, want a new one", state(got), err)
+	}
+}
+
+// gone checks that a network token is deleted.
+func (s *suite) gone(ref cardvault.NetworkTokenRef) {
+	s.Helper()
+	got, err := s.lookup(s.Context(), ref)
+	if errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+		return
+	}
+	if err != nil || got.State != cardvault.NetworkTokenDeleted {
+		s.Errorf("Lookup of a deleted network token = %v, %v", state(got), err)
+	}
+}
+
+func deleteAgain(s *suite) {
+	for what, ref := range s.unknown() {
+		if err := s.delete(s.Context(), ref); err != nil {
+			s.Errorf("Delete of an unknown %s = %v", what, err)
+		}
+	}
+	ref := s.active()
+	for range 3 {
+		if err := s.delete(s.Context(), ref); err != nil {
+			s.Fatalf("Delete, repeated = %v", err)
+		}
+	}
+	s.gone(ref)
+}
+
+// A call is a method of the network with what is asked for.
+type call struct {
+	method string
+	do     func(ctx context.Context) error
+}
+
+// calls returns all that have a context, in an order in which each can succeed.
+func (s *suite) calls() []call {
+	ref := s.active()
+	all := []call{
+		{"Provision", func(ctx context.Context) error {
+			_, err := s.provision(ctx, s.request(s.Card, uuid.New(), 1))
+			return err
+		}},
+		{"Lookup", func(ctx context.Context) error { _, err := s.lookup(ctx, ref); return err }},
+		{"Lookup by key", func(ctx context.Context) error {
+			_, err := s.lookup(ctx, cardvault.NetworkTokenRef{IdempotencyKey: ref.IdempotencyKey})
+			return err
+		}},
+		{"Cryptogram", func(ctx context.Context) error {
+			_, err := s.cryptogram(ctx, ref, key(uuid.New(), 1))
+			return err
+		}},
+	}
+	if art, ok := s.network.(cardvault.ArtFetcher); ok {
+		if got, err := s.lookup(s.Context(), ref); err == nil && got.Art != "" {
+			all = append(all, call{"CardArt", func(ctx context.Context) error {
+				_, _, err := art.CardArt(ctx, got.Art)
+				return err
+			}})
+		}
+	}
+	if n, ok := s.network.(cardvault.Suspender); ok {
+		all = append(all,
+			call{"Suspend", func(ctx context.Context) error { return n.Suspend(ctx, ref) }},
+			call{"Resume", func(ctx context.Context) error { return n.Resume(ctx, ref) }})
+	}
+	return append(all, call{"Delete", func(ctx context.Context) error { return s.delete(ctx, ref) }})
+}
+
+func contextEnded(s *suite) {
+	cancelled, cancel := context.WithCancel(s.Context())
+	cancel()
+	expired, cancel := context.WithTimeout(s.Context(), 0)
+	defer cancel()
+	for _, call := range s.calls() {
+		for _, ctx := range []context.Context{cancelled, expired} {
+			s.promptly(call.method, func() {
+				if err := call.do(ctx); err == nil {
+					s.Errorf("%s with a context that has ended succeeds", call.method)
+				} else {
+					s.unanswered(ctx, call.method, err)
+				}
+			})
+		}
+	}
+}
+
+func contextEnds(s *suite) {
+	for _, call := range s.calls() {
+		s.promptly(call.method, func() {
+			ctx, cancel := context.WithTimeout(s.Context(), time.Millisecond)
+			defer cancel()
+			if err := call.do(ctx); err != nil {
+				s.unanswered(ctx, call.method, err)
+			}
+		})
+	}
+}
+
+// unanswered checks that an error says that a context has ended, and no more.
+func (s *suite) unanswered(ctx context.Context, method string, err error) {
+	var e *cardvault.NetworkError
+	switch {
+	case errors.As(err, &e), errors.Is(err, cardvault.ErrUnknownNetworkToken):
+		s.Errorf("%s, which the network has not answered, = %v: that is for an answer", method, err)
+	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
+		s.Errorf("%s = %v, want an error that is %v", method, err, ctx.Err())
+	}
+}
+
+func noCardData(s *suite) {
+	number := digits(s.Card.PAN)
+	wrong := slices.Clone(number)
+	wrong[len(wrong)-1] = '0' + (wrong[len(wrong)-1]-'0'+1)%10
+	with := func(edit func(*cardvault.Card)) cardvault.Card {
+		card := s.Card
+		edit(&card)
+		return card
+	}
+	s.numbers = append(s.numbers, string(wrong), string(number)[:len(number)-1])
+	for what, card := range map[string]cardvault.Card{
+		"number that fails the Luhn check": with(func(c *cardvault.Card) { c.PAN = cardvault.NewPAN(wrong) }),
+		"number that is too short":         with(func(c *cardvault.Card) { c.PAN = cardvault.NewPAN(number[:len(number)-1]) }),
+		"card that has expired":            with(func(c *cardvault.Card) { c.Expiry.Year = 2001 }),
+		"card without expiry":              with(func(c *cardvault.Card) { c.Expiry = cardvault.Expiry{} }),
+	} {
+		r := s.request(card, uuid.New(), 1)
+		if _, err := s.provision(s.Context(), r); err != nil {
+			s.Logf("a %s: %v", what, err)
+		}
+		if _, err := s.lookup(s.Context(), cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey}); err != nil {
+			s.Logf("Lookup of it: %v", err)
+		}
+	}
+	r := s.request(s.Card, uuid.New(), 1)
+	r.Scheme = 200
+	if _, err := s.provision(s.Context(), r); err != nil {
+		s.Logf("an unknown scheme: %v", err)
+	}
+}
+
+func concurrency(s *suite) {
+	const callers = 32
+	shared, payment := s.active(), uuid.New()
+	values := make([]string, callers)
+	s.parallel(callers, func(i int) (err error) {
+		if err := s.network.Eligible(s.Scheme, s.Merchant); err != nil {
+			return err
+		}
+		r := s.request(s.Card, uuid.New(), 1)
+		got, err := s.provision(s.Context(), r)
+		if err != nil {
+			return err
+		}
+		found, err := s.lookup(s.Context(), cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey})
+		if err != nil {
+			return err
+		}
+		if found.ID != got.ID {
+			return errors.New("Lookup by a key returns the network token of another")
+		}
+		if _, err := s.lookup(s.Context(), shared); err != nil {
+			return err
+		}
+		if err := s.delete(s.Context(), cardvault.NetworkTokenRef{ID: other(shared.ID), IdempotencyKey: key(uuid.New(), 1)}); err != nil {
+			return err
+		}
+		values[i], err = s.cryptogram(s.Context(), shared, key(payment, i))
+		return err
+	})
+	if n := len(slices.Compact(slices.Sorted(slices.Values(values)))); n != callers {
+		s.Errorf("%d payments at once have %d cryptograms", callers, n)
+	}
+}
+
+func suspender(s *suite) {
+	n, ok := s.network.(cardvault.Suspender)
+	if !ok {
+		s.Skip("the network is no Suspender")
+	}
+	ref := s.active()
+	for _, step := range []struct {
+		name   string
+		do     func(context.Context, cardvault.NetworkTokenRef) error
+		state  cardvault.NetworkTokenStatus
+		owners cardvault.Owners
+	}{
+		{"Suspend", n.Suspend, cardvault.NetworkTokenInactive, cardvault.OwnersOf(cardvault.OwnerCardholder)},
+		{"Suspend, repeated", n.Suspend, cardvault.NetworkTokenInactive, cardvault.OwnersOf(cardvault.OwnerCardholder)},
+		{"Resume", n.Resume, cardvault.NetworkTokenActive, 0},
+		{"Resume, repeated", n.Resume, cardvault.NetworkTokenActive, 0},
+	} {
+		ctx, cancel := context.WithTimeout(s.Context(), patience)
+		err := step.do(ctx, ref)
+		cancel()
+		vaulttest.AssertNoLeak(s, s.numbers, err)
+		if err != nil {
+			s.Fatalf("%s = %v", step.name, err)
+		}
+		got, err := s.lookup(s.Context(), ref)
+		if err != nil {
+			s.Fatalf("Lookup after %s: %v", step.name, err)
+		}
+		if got.State != step.state || got.SuspendedBy != step.owners {
+			s.Errorf("after %s: State %v, SuspendedBy %03b, want %v, %03b", step.name, got.State, got.SuspendedBy, step.state, step.owners)
+		}
+		if step.state == cardvault.NetworkTokenInactive {
+			s.none("a suspended network token", ref)
+		} else if _, err := s.cryptogram(s.Context(), ref, key(uuid.New(), 1)); err != nil {
+			s.Errorf("Cryptogram after %s: %v", step.name, err)
+		}
+	}
+}
+
+func artFetcher(s *suite) {
+	n, ok := s.network.(cardvault.ArtFetcher)
+	if !ok {
+		s.Skip("the network is no ArtFetcher")
+	}
+	got, err := s.lookup(s.Context(), s.active())
+	if err != nil {
+		s.Fatalf("Lookup: %v", err)
+	}
+	if got.Art == "" {
+		s.Skip("the network token of Harness.Card has no art")
+	}
+	fetch := func() (string, []byte) {
+		s.Helper()
+		ctx, cancel := context.WithTimeout(s.Context(), patience)
+		defer cancel()
+		mediaType, image, err := n.CardArt(ctx, got.Art)
+		if err != nil {
+			s.Fatalf("CardArt: %v", err)
+		}
+		return mediaType, image
+	}
+	mediaType, image := fetch()
+	magic := map[string]string{"image/png": "\x89PNG\r\n\x1a\n", "image/jpeg": "\xff\xd8\xff"}[mediaType]
+	switch {
+	case magic == "":
+		s.Error("CardArt: the media type must be image/png or image/jpeg")
+	case !strings.HasPrefix(string(image), magic):
+		s.Errorf("CardArt: the image is not %s", mediaType)
+	case len(image) > cardvault.MaxCardArt:
+		s.Errorf("CardArt: %d bytes, want at most %d", len(image), cardvault.MaxCardArt)
+	}
+	before := bytes.Clone(image)
+	clear(image)
+	if again, image := fetch(); again != mediaType || !bytes.Equal(image, before) {
+		s.Error("CardArt of one id changes")
+	}
+	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	defer cancel()
+	if _, _, err := n.CardArt(ctx, uuid.NewString()); err == nil {
+		s.Error("CardArt of an unknown id succeeds")
+	}
+}
+
+func feeder(s *suite) {
+	n, ok := s.network.(cardvault.Feeder)
+	if !ok {
+		s.Skip("the network is no Feeder")
+	}
+	feed := func(ctx context.Context) <-chan struct{} {
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			err := n.Feed(ctx, func(_ context.Context, m *cardvault.Notice) error {
+				vaulttest.AssertNoLeak(s, s.numbers, m)
+				if err := checkNotice(m); err != nil {
+					s.Error(err)
+				}
+				return nil
+			})
+			if err != nil {
+				s.Errorf("Feed, whose context has ended, = %v", err)
+			}
+		}()
+		return ended
+	}
+	ctx, cancel := context.WithCancel(s.Context())
+	ended := feed(ctx)
+	ref := s.active()
+	if n, ok := s.network.(cardvault.Suspender); ok { // something to tell
+		if err := n.Suspend(ctx, ref); err != nil {
+			s.Errorf("Suspend = %v", err)
+		}
+	}
+	select {
+	case <-ended:
+		s.Error("Feed returned before its context ended")
+	case <-time.After(promptness / 4):
+	}
+	cancel()
+	s.await(ended, "Feed, after its context")
+	s.await(feed(ctx), "Feed, with a context that has ended")
+}
+
+// checkNotice returns what is wrong with a notice.
+func checkNotice(n *cardvault.Notice) error {
+	switch {
+	case n == nil:
+		return errors.New("networktest: Feed passes no notice")
+	case n.ID == "" || len(n.ID) > maxText:
+		return errors.New("networktest: notice: ID must have 1 to 255 bytes")
+	case n.Kind < cardvault.NoticeActivated || n.Kind > cardvault.NoticeArtChanged:
+		return errors.New("networktest: notice: there is no such Kind")
+	case n.OccurredAt.IsZero():
+		return errors.New("networktest: notice: OccurredAt is missing")
+	case n.Token == cardvault.NetworkTokenRef{}:
+		return errors.New("networktest: notice: Token is missing")
+	case n.By > cardvault.OwnerCardholder:
+		return errors.New("networktest: notice: By is not an owner")
+	case n.Kind == cardvault.NoticeRefused:
+		if n.Failure == nil {
+			return errors.New("networktest: notice: Failure is missing")
+		}
+		if err := checkRefusal(n.Failure); err != nil {
+			return fmt.Errorf("networktest: notice: %w", err)
+		}
+	}
+	return nil
+}

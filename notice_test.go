@@ -1,0 +1,677 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+type notice = cardvault.Notice
+
+// at is a time of the network: minutes after the network token was made.
+func at(l *lab, minutes int) time.Time {
+	return l.net.asked("Provision")[0].at.Add(time.Duration(minutes) * time.Minute)
+}
+
+// Each kind of notice in each state, to the letter of decisions, chapter 7.
+func TestNotices(t *testing.T) {
+	states := []cardvault.NetworkTokenStatus{pending, active, inactive, deleted}
+	type outcome struct {
+		status cardvault.NetworkTokenStatus
+		code   string
+	}
+	for what, test := range map[string]struct {
+		notice notice
+		want   [4]outcome // in those states; what it was if zero
+	}{
+		"activated": {notice{Kind: cardvault.NoticeActivated}, [4]outcome{{active, ""}}},
+		"refused": {notice{Kind: cardvault.NoticeRefused, Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"}},
+			[4]outcome{{failed, "declined"}}},
+		"refused for now": {notice{Kind: cardvault.NoticeRefused, Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "provision_data_expired"}},
+			[4]outcome{{failed, "provision_data_expired"}}},
+		"refused by configuration": {notice{Kind: cardvault.NoticeRefused, Failure: &cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "merchant_not_enrolled"}},
+			[4]outcome{{notAvailable, "merchant_not_enrolled"}}},
+		"suspended by the issuer": {notice{Kind: cardvault.NoticeSuspended},
+			[4]outcome{{}, {inactive, "suspended_by_issuer"}}},
+		"suspended by the scheme": {notice{Kind: cardvault.NoticeSuspended, By: cardvault.OwnerScheme},
+			[4]outcome{{}, {inactive, "suspended_by_scheme"}}},
+		"suspended by the cardholder": {notice{Kind: cardvault.NoticeSuspended, By: cardvault.OwnerCardholder},
+			[4]outcome{{}, {inactive, "suspended_by_cardholder"}}},
+		"resumed": {notice{Kind: cardvault.NoticeResumed}, [4]outcome{{}, {}, {active, ""}}},
+		"deleted by the issuer": {notice{Kind: cardvault.NoticeDeleted},
+			[4]outcome{{deleted, "deleted_by_issuer"}, {deleted, "deleted_by_issuer"}, {deleted, "deleted_by_issuer"}}},
+		"deleted by the scheme": {notice{Kind: cardvault.NoticeDeleted, By: cardvault.OwnerScheme},
+			[4]outcome{{deleted, "deleted_by_scheme"}, {deleted, "deleted_by_scheme"}, {deleted, "deleted_by_scheme"}}},
+		"invalidated": {notice{Kind: cardvault.NoticeInvalidated},
+			[4]outcome{{deleted, "account_closed"}, {deleted, "account_closed"}, {deleted, "account_closed"}}},
+		"replaced":      {notice: notice{Kind: cardvault.NoticeCardReplaced, Card: &cardvault.CardState{LastFour: "1111"}}},
+		"renewed":       {notice: notice{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{Expiry: cardvault.Expiry{Month: 1, Year: 2040}}}},
+		"token renewed": {notice: notice{Kind: cardvault.NoticeTokenRenewed}},
+		"art changed":   {notice: notice{Kind: cardvault.NoticeArtChanged, Art: "a"}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			for i, state := range states {
+				inLab(t, nil, func(l *lab) {
+					id := l.become(state)
+					before := l.get(id)
+					l.pass(time.Minute)
+					n := test.notice
+					n.SchemeCode = "R1"
+					l.notify(n)
+					after := l.get(id)
+					want := test.want[i]
+					if want == (outcome{}) {
+						if after.NetworkTokenStatus != state || before.NetworkTokenStatusReason != nil &&
+							*after.NetworkTokenStatusReason != *before.NetworkTokenStatusReason {
+							t.Errorf("%v: became %v for %+v", state, after.NetworkTokenStatus, after.NetworkTokenStatusReason)
+						}
+					} else {
+						l.is(id, want.status, want.code)
+						r := after.NetworkTokenStatusReason
+						if r != nil && !r.OccurredAt.Equal(time.Now()) {
+							t.Errorf("%v: reason %+v", state, r)
+						}
+						if r != nil && n.Failure == nil && r.SchemeCode != "R1" {
+							t.Errorf("%v: reason %+v", state, r)
+						}
+					}
+					invalid := n.Kind == cardvault.NoticeInvalidated
+					if got := after.Status == cardvault.StatusInvalid; got != invalid || after.InvalidatedAt.IsZero() == invalid {
+						t.Errorf("%v: status %v since %v", state, after.Status, after.InvalidatedAt)
+					}
+					if invalid {
+						if _, err := l.Provision(l.Context(), id); !errors.Is(err, cardvault.ErrNetworkTokenState) {
+							t.Errorf("Provision of an invalid token: %v", err)
+						}
+					}
+				})
+			}
+		})
+	}
+}
+
+// What is deleted or invalid stays so, whatever comes after, and what is told
+// twice changes nothing.
+func TestFinalNotices(t *testing.T) {
+	for _, last := range []cardvault.NoticeKind{cardvault.NoticeDeleted, cardvault.NoticeInvalidated} {
+		inLab(t, nil, func(l *lab) {
+			id := l.become(active)
+			l.notify(notice{ID: "last", Kind: last})
+			want := l.get(id)
+			l.pass(time.Hour)
+			for kind := cardvault.NoticeActivated; kind <= cardvault.NoticeArtChanged; kind++ {
+				if last == cardvault.NoticeDeleted && kind == cardvault.NoticeInvalidated {
+					continue
+				}
+				l.notify(notice{Kind: kind, Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"},
+					Card: &cardvault.CardState{LastFour: "1111"}, Art: "a"})
+			}
+			l.run(func() { l.pass(30 * time.Hour) })
+			if got := l.get(id); got.NetworkTokenStatus != want.NetworkTokenStatus || got.Status != want.Status ||
+				*got.NetworkTokenStatusReason != *want.NetworkTokenStatusReason || got.LastFour != want.LastFour ||
+				!got.InvalidatedAt.Equal(want.InvalidatedAt) {
+				t.Errorf("%+v, want %+v", got, want)
+			}
+		})
+	}
+	// The card can die after its network token, whose reason stays.
+	inLab(t, nil, func(l *lab) {
+		id := l.become(deleted)
+		l.notify(notice{Kind: cardvault.NoticeInvalidated})
+		if token := l.is(id, deleted, "deleted_by_issuer"); token.Status != cardvault.StatusInvalid {
+			t.Error("the token is still valid")
+		}
+	})
+}
+
+// A token failed, and the network reports success late.
+func TestLateSuccess(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		id := l.become(pending)
+		l.notify(notice{Kind: cardvault.NoticeRefused, Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"}})
+		l.is(id, failed, "declined")
+		l.pass(time.Minute)
+		l.notify(notice{Kind: cardvault.NoticeActivated})
+		l.is(id, active, "")
+		l.must(l.Vault.Delete(l.Context(), id))
+		l.drain()
+		l.held(0)
+	})
+}
+
+// A notice that was applied is dropped when it comes again, and one that is older
+// than what is known.
+func TestOldNotices(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		id := l.become(active)
+		l.pass(time.Hour)
+		twice := notice{ID: "twice", Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 10)}
+		l.notify(twice)
+		l.notify(notice{ID: "other", Kind: cardvault.NoticeResumed, OccurredAt: at(l, 20)})
+		l.is(id, active, "")
+		twice.OccurredAt = at(l, 30) // the same one, whatever it says now
+		l.notify(twice)
+		l.is(id, active, "")
+		l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 19)})
+		l.is(id, active, "")
+		l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 20)})
+		l.is(id, inactive, "suspended_by_issuer")
+		l.notify(notice{Kind: cardvault.NoticeResumed, OccurredAt: at(l, 19)})
+		l.is(id, inactive, "suspended_by_issuer")
+		l.notify(notice{Kind: cardvault.NoticeActivated, OccurredAt: at(l, 1)})
+		l.is(id, inactive, "suspended_by_issuer")
+		l.notify(notice{Kind: cardvault.NoticeRefused, OccurredAt: at(l, 40),
+			Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"}})
+		l.is(id, inactive, "suspended_by_issuer")
+		l.notify(notice{Kind: cardvault.NoticeResumed, OccurredAt: at(l, 21)})
+		l.is(id, active, "")
+	})
+	// A duplicate is known for a month, and in another process too.
+	inLab(t, nil, func(l *lab) {
+		id := l.become(active)
+		l.notify(notice{ID: "n", Kind: cardvault.NoticeSuspended})
+		l.notify(notice{ID: "m", Kind: cardvault.NoticeResumed})
+		l.pass(29 * 24 * time.Hour)
+		l.drain()
+		l.restart()
+		l.notify(notice{ID: "n", Kind: cardvault.NoticeSuspended})
+		l.is(id, active, "")
+		l.pass(48 * time.Hour)
+		l.drain()
+		l.notify(notice{ID: "n", Kind: cardvault.NoticeSuspended})
+		l.is(id, inactive, "suspended_by_issuer")
+	})
+}
+
+// Suspending and resuming in every order of arrival end in the same state, which
+// is active only when nobody suspends.
+func TestSuspensionOwners(t *testing.T) {
+	by := func(kind cardvault.NoticeKind, owner cardvault.Owner, minute int) notice {
+		return notice{ID: fmt.Sprint(minute), Kind: kind, By: owner, Token: cardvault.NetworkTokenRef{IdempotencyKey: fmt.Sprint(minute)}}
+	}
+	const suspended, resumed = cardvault.NoticeSuspended, cardvault.NoticeResumed
+	const issuer, scheme, holder = cardvault.OwnerIssuer, cardvault.OwnerScheme, cardvault.OwnerCardholder
+	for what, test := range map[string]struct {
+		notices []notice
+		want    string
+	}{
+		"two suspend, one resumes":         {[]notice{by(suspended, issuer, 1), by(suspended, holder, 2), by(resumed, issuer, 3)}, "suspended_by_cardholder"},
+		"two suspend, both resume":         {[]notice{by(suspended, issuer, 1), by(suspended, scheme, 2), by(resumed, issuer, 3), by(resumed, scheme, 4)}, ""},
+		"one suspends twice":               {[]notice{by(suspended, scheme, 1), by(suspended, scheme, 2), by(resumed, scheme, 3)}, ""},
+		"on and off and on":                {[]notice{by(suspended, holder, 1), by(resumed, holder, 2), by(suspended, holder, 3)}, "suspended_by_cardholder"},
+		"another resumes":                  {[]notice{by(suspended, issuer, 1), by(resumed, scheme, 2), by(resumed, holder, 3)}, "suspended_by_issuer"},
+		"the scheme before the cardholder": {[]notice{by(suspended, holder, 1), by(suspended, scheme, 2)}, "suspended_by_scheme"},
+		"the issuer before all":            {[]notice{by(suspended, holder, 1), by(suspended, issuer, 2), by(suspended, scheme, 3)}, "suspended_by_issuer"},
+	} {
+		for order := range permutations(len(test.notices)) {
+			inLab(t, nil, func(l *lab) {
+				id := l.become(active)
+				l.pass(time.Hour)
+				for _, i := range order {
+					n := test.notices[i]
+					n.OccurredAt, n.Token = at(l, i+1), cardvault.NetworkTokenRef{ID: "network-token-1"}
+					n.SchemeCode = fmt.Sprint("code ", n.By)
+					l.notify(n)
+				}
+				status := inactive
+				if test.want == "" {
+					status = active
+				}
+				l.is(id, status, test.want)
+			})
+			if t.Failed() {
+				t.Fatalf("%s, in the order %v", what, order)
+			}
+		}
+	}
+}
+
+// permutations yields every order of n things.
+func permutations(n int) func(yield func([]int) bool) {
+	return func(yield func([]int) bool) {
+		var next func(order []int) bool
+		next = func(order []int) bool {
+			if len(order) == n {
+				return yield(order)
+			}
+			for i := range n {
+				if !slices.Contains(order, i) && !next(append(slices.Clone(order), i)) {
+					return false
+				}
+			}
+			return true
+		}
+		next(nil)
+	}
+}
+
+// A suspension that is told before the network token was seen active is found.
+func TestSuspendedWhilePending(t *testing.T) {
+	inLab(t, live, func(l *lab) {
+		l.net.like.State = pending
+		id := l.imports(visa)
+		l.drain()
+		l.net.set("network-token-1", func(t *cardvault.NetworkToken) {
+			t.State, t.SuspendedBy, t.StateAt = inactive, cardvault.OwnersOf(cardvault.OwnerCardholder), time.Now()
+		})
+		l.notify(notice{Kind: cardvault.NoticeSuspended, By: cardvault.OwnerCardholder})
+		l.notify(notice{Kind: cardvault.NoticeActivated, OccurredAt: time.Now().Add(-time.Second)}) // reversed
+		l.drain()
+		l.is(id, inactive, "suspended_by_cardholder")
+	})
+}
+
+// Whether it is the network's clock that is ahead or ours, what a look-up says
+// is news, unless a notice came while it was under way.
+func TestClocks(t *testing.T) {
+	for what, ahead := range map[string]time.Duration{"ours": 0, "ahead": 10 * time.Minute, "behind": -10 * time.Minute, "in another century": 90 * 365 * 24 * time.Hour} {
+		t.Run(what, func(t *testing.T) {
+			inLab(t, live, func(l *lab) {
+				id := l.become(active)
+				l.pass(time.Hour)
+				l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: time.Now().Add(ahead)})
+				l.is(id, inactive, "suspended_by_issuer")
+				l.run(func() { l.pass(29 * time.Hour) }) // the notice that it was resumed is lost
+				l.is(id, active, "")
+				l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: time.Now().Add(ahead)})
+				if ahead >= 0 {
+					l.is(id, inactive, "suspended_by_issuer")
+				}
+			})
+		})
+	}
+	for when, hook := range map[string]func(l *lab, notify func(context.Context, call) error){
+		"before it answers":     func(l *lab, notify func(context.Context, call) error) { l.net.script(notify, nil) },
+		"after it has answered": func(l *lab, notify func(context.Context, call) error) { l.net.script(nil, notify) },
+	} {
+		t.Run(when, func(t *testing.T) {
+			inLab(t, live, func(l *lab) {
+				id := l.become(active)
+				hook(l, func(_ context.Context, c call) error {
+					if len(l.net.asked("Lookup")) > 1 {
+						return errors.New("down")
+					}
+					<-time.After(time.Second)
+					l.try(l.Notify(l.Context(), l.notice(notice{Kind: cardvault.NoticeSuspended})))
+					<-time.After(time.Second)
+					return nil
+				})
+				l.run(func() { l.pass(29 * time.Hour) })
+				l.is(id, inactive, "suspended_by_issuer")
+				// It is looked up again, because the one or the other may be newer.
+				if calls := l.net.asked("Lookup"); len(calls) < 2 || calls[1].at.Sub(calls[0].at) > 3*time.Second {
+					t.Errorf("look-ups %v", calls)
+				}
+			})
+		})
+	}
+	// The notice that could not be applied while the answer was under way is
+	// delivered again, and is not too old then.
+	inLab(t, live, func(l *lab) {
+		var sent *notice
+		l.net.script(nil, func(_ context.Context, c call) error {
+			if c.method == "Provision" {
+				<-time.After(time.Second)
+				sent = l.notice(notice{Kind: cardvault.NoticeSuspended})
+				if err := l.Notify(l.Context(), sent); !errors.Is(err, cardvault.ErrNotFound) {
+					l.Errorf("Notify: %v", err)
+				}
+				<-time.After(time.Second)
+			}
+			return nil
+		})
+		id := l.imports(visa)
+		l.drain()
+		l.is(id, active, "")
+		l.must(l.Notify(l.Context(), sent))
+		l.is(id, inactive, "suspended_by_issuer")
+	})
+}
+
+// The answer to a repeated call may be that of the first one: it is looked up.
+func TestRepeatedAnswerIsLookedUp(t *testing.T) {
+	inLab(t, live, func(l *lab) {
+		l.opts.Network = &replaying{l.net, map[string]*cardvault.NetworkToken{}}
+		l.restart()
+		l.net.script(nil, refuse("Provision", errors.New("lost")))
+		id := l.imports(visa)
+		l.drain()
+		l.net.script(nil, nil)
+		l.net.set("network-token-1", func(t *cardvault.NetworkToken) { t.State = inactive })
+		l.run(func() { l.pass(time.Minute) })
+		l.is(id, inactive, "suspended_by_scheme")
+	})
+}
+
+// A replaying network answers a repeated Provision with its first answer.
+type replaying struct {
+	*scripted
+	first map[string]*cardvault.NetworkToken
+}
+
+func (n *replaying) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+	got, err := n.scripted.Provision(ctx, r)
+	if n.first[r.IdempotencyKey] == nil {
+		n.mu.Lock()
+		first := *n.tokens[n.keys[r.IdempotencyKey]]
+		n.mu.Unlock()
+		n.first[r.IdempotencyKey] = &first
+	}
+	if err != nil {
+		return nil, err
+	}
+	got = n.first[r.IdempotencyKey]
+	return got, nil
+}
+
+// A notice of what the vault does not have, or not yet.
+func TestUnknownNotice(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		unknown := func(what string, ref cardvault.NetworkTokenRef, want error) {
+			t.Helper()
+			if err := l.Notify(l.Context(), l.notice(notice{Kind: cardvault.NoticeDeleted, Token: ref})); !errors.Is(err, want) {
+				t.Errorf("%s: %v, want %v", what, err, want)
+			}
+		}
+		unknown("of nobody", cardvault.NetworkTokenRef{ID: "x"}, cardvault.ErrNotFound)
+		unknown("of nobody, by key", cardvault.NetworkTokenRef{IdempotencyKey: "x"}, cardvault.ErrNotFound)
+		id := l.become(active)
+		l.must(l.Vault.Delete(l.Context(), id))
+		unknown("while it is to be deleted", cardvault.NetworkTokenRef{ID: "network-token-1"}, nil)
+		l.drain()
+		unknown("just after it was deleted", cardvault.NetworkTokenRef{ID: "network-token-1"}, nil)
+		l.pass(time.Hour)
+		l.drain()
+		unknown("long after it was deleted", cardvault.NetworkTokenRef{ID: "network-token-1"}, cardvault.ErrNotFound)
+		l.opts.Network = nil
+		l.restart()
+		unknown("without a network", cardvault.NetworkTokenRef{ID: "x"}, cardvault.ErrNotFound)
+		l.Vault.Close()
+		unknown("of a closed vault", cardvault.NetworkTokenRef{ID: "x"}, cardvault.ErrClosed)
+	})
+	// One that is not known yet is taken when it is delivered again.
+	inLab(t, nil, func(l *lab) {
+		early := l.notice(notice{ID: "early", Kind: cardvault.NoticeSuspended, OccurredAt: time.Now().Add(time.Minute)})
+		if err := l.Notify(l.Context(), early); !errors.Is(err, cardvault.ErrNotFound) {
+			t.Errorf("Notify: %v", err)
+		}
+		id := l.become(active)
+		l.must(l.Notify(l.Context(), early))
+		l.is(id, inactive, "suspended_by_issuer")
+	})
+}
+
+// A network token whose answer was lost is found by its idempotency key.
+func TestNoticeByIdempotencyKey(t *testing.T) {
+	inLab(t, live, func(l *lab) {
+		l.net.script(nil, refuse("Provision", errors.New("lost")))
+		id := l.imports(visa)
+		l.drain()
+		l.net.script(nil, nil)
+		l.notify(notice{Kind: cardvault.NoticeActivated, Token: cardvault.NetworkTokenRef{IdempotencyKey: id.String() + ":1"}})
+		l.drain()
+		l.is(id, active, "")
+		l.held(1)
+	})
+	inLab(t, live, func(l *lab) {
+		l.net.script(refuse("Provision", errors.New("lost")), nil)
+		id := l.imports(visa)
+		l.drain()
+		ref := cardvault.NetworkTokenRef{IdempotencyKey: id.String() + ":1"}
+		l.notify(notice{Kind: cardvault.NoticeRefused, Token: ref, Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"}})
+		l.is(id, failed, "declined")
+		l.net.script(nil, nil)
+		l.must2(l.Provision(l.Context(), id))
+		l.drain()
+		l.is(id, active, "")
+		if calls := l.net.asked("Provision"); calls[len(calls)-1].key == ref.IdempotencyKey {
+			t.Error("the outcome is known, and the key is the same")
+		}
+	})
+}
+
+// A notice reaches every holder of a network token, in all accounts, and goes on
+// after a failure in between.
+func TestNoticeOfASharedNetworkToken(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		l.net.shared = true
+		a, err := l.CreateAccount(l.Context(), "another", nil)
+		l.must(err)
+		home := l.Vault
+		vaults := []*cardvault.Vault{home, home, home.In(a.ID), home.In(a.ID)}
+		ids := make([]uuid.UUID, len(vaults))
+		for i, v := range vaults {
+			l.Vault = v
+			ids[i] = l.imports(visa)
+			l.drain()
+		}
+		are := func(status cardvault.NetworkTokenStatus, code string) {
+			t.Helper()
+			for i, v := range vaults {
+				l.Vault = v
+				l.is(ids[i], status, code)
+			}
+			l.Vault = home
+		}
+		are(active, "")
+		l.notify(notice{Kind: cardvault.NoticeSuspended})
+		are(inactive, "suspended_by_issuer")
+
+		// The store fails in the middle: nothing is lost when it comes again.
+		n := l.notice(notice{ID: "again", Kind: cardvault.NoticeResumed})
+		for fail := range 4 {
+			updates := 0
+			l.store.hook(func() error {
+				if updates++; updates == fail+1 {
+					return store.ErrUnavailable
+				}
+				return nil
+			})
+			if err := l.Notify(l.Context(), n); !errors.Is(err, cardvault.ErrUnavailable) && fail == 0 {
+				t.Errorf("Notify on a store that fails: %v", err)
+			}
+			l.store.hook(nil)
+		}
+		l.must(l.Notify(l.Context(), n))
+		are(active, "")
+		l.notify(notice{ID: "again", Kind: cardvault.NoticeDeleted}) // known by now
+		are(active, "")
+
+		// What is damaged keeps nobody else from being told.
+		l.spoil(kindNetworkToken, func(*store.Record) bool { return true }, 1)
+		if err := l.Notify(l.Context(), l.notice(notice{Kind: cardvault.NoticeSuspended})); !errors.Is(err, cardvault.ErrDamaged) {
+			t.Errorf("Notify: %v", err)
+		}
+		told := 0
+		for i, v := range vaults {
+			token, err := v.Get(l.Context(), ids[i])
+			l.must(err)
+			if token.NetworkTokenStatus == inactive {
+				told++
+			}
+		}
+		if told != 3 {
+			t.Errorf("%d tokens were told, want 3", told)
+		}
+	})
+}
+
+// The card behind a network token has a new number or a new expiry.
+func TestCardChanges(t *testing.T) {
+	next := cardvault.Expiry{Month: 7, Year: 2035}
+	inLab(t, nil, func(l *lab) {
+		id := l.become(active)
+		created := l.get(id)
+		l.pass(time.Minute)
+		shows := func(what, lastFour string, expiry cardvault.Expiry) {
+			t.Helper()
+			token := l.is(id, active, "")
+			if token.LastFour != lastFour || token.MaskedAccountNumber != "424242******"+lastFour || token.Expiry != expiry ||
+				token.IIN != "424242" || token.AccountNumberLength != 16 || token.Fingerprint != created.Fingerprint || token.Status != cardvault.StatusActive {
+				t.Errorf("%s: %s, %s, %s, %v", what, token.IIN, token.LastFour, token.MaskedAccountNumber, token.Expiry)
+			}
+		}
+		l.notify(notice{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{Expiry: next}, OccurredAt: at(l, 10)})
+		shows("renewed", "4242", next)
+		l.notify(notice{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{Expiry: visa.Expiry}, OccurredAt: at(l, 9)})
+		shows("an older one", "4242", next)
+		l.notify(notice{Kind: cardvault.NoticeCardRenewed, OccurredAt: at(l, 11)})
+		shows("renewed to something that is not told", "4242", next)
+		l.notify(notice{Kind: cardvault.NoticeCardReplaced, Card: &cardvault.CardState{LastFour: "1881", Expiry: visa.Expiry}, OccurredAt: at(l, 12)})
+		shows("replaced", "1881", visa.Expiry)
+		l.notify(notice{Kind: cardvault.NoticeCardReplaced, Card: &cardvault.CardState{LastFour: "0005"}, OccurredAt: at(l, 13)})
+		shows("replaced again, without an expiry", "0005", visa.Expiry)
+		l.notify(notice{Kind: cardvault.NoticeCardReplaced, OccurredAt: at(l, 14)})
+		shows("replaced by what is not told", "0005", visa.Expiry)
+		// While it is active it stays, though the stored number is stale.
+		l.must2(l.Provision(l.Context(), id))
+		shows("provisioned", "0005", visa.Expiry)
+		if n := len(l.net.asked("Provision")); n != 1 {
+			t.Errorf("%d calls of Provision", n)
+		}
+		page, err := l.List(l.Context(), nil)
+		l.must(err)
+		if page.Items[0].MaskedAccountNumber != "424242******0005" {
+			t.Error("the list shows another number")
+		}
+	})
+}
+
+// What look-ups say of the card counts where it is news.
+func TestCardChangesFoundByLookups(t *testing.T) {
+	next := cardvault.Expiry{Month: 7, Year: 2035}
+	patched := cardvault.Expiry{Month: 1, Year: 2033}
+	for what, first := range map[string]*cardvault.CardState{
+		"told at first":          {LastFour: "4242", Expiry: visa.Expiry},
+		"told without expiry":    {LastFour: "4242"},
+		"told without last four": {Expiry: visa.Expiry},
+		"not told at first":      nil,
+	} {
+		t.Run(what, func(t *testing.T) {
+			inLab(t, live, func(l *lab) {
+				l.net.like.Card, l.net.like.State = first, pending
+				id := l.imports(visa)
+				look := func(card *cardvault.CardState) {
+					l.net.set("network-token-1", func(t *cardvault.NetworkToken) { t.Card, t.State = card, active })
+					l.run(func() { l.pass(29 * time.Hour) })
+				}
+				shows := func(what, lastFour string, expiry cardvault.Expiry) {
+					t.Helper()
+					if token := l.is(id, active, ""); token.LastFour != lastFour || token.Expiry != expiry {
+						t.Errorf("%s: %s, %v", what, token.LastFour, token.Expiry)
+					}
+				}
+				l.drain()
+				look(&cardvault.CardState{LastFour: "4242", Expiry: visa.Expiry})
+				shows("the same card", "4242", visa.Expiry)
+				l.must2(l.Update(l.Context(), id, cardvault.TokenUpdate{Expiry: &patched}))
+				look(&cardvault.CardState{LastFour: "4242", Expiry: visa.Expiry})
+				shows("nothing new", "4242", patched)
+				look(&cardvault.CardState{LastFour: "4242"})
+				shows("nothing at all", "4242", patched)
+				look(nil)
+				shows("less than nothing", "4242", patched)
+				look(&cardvault.CardState{Expiry: next})
+				shows("renewed", "4242", next)
+				look(&cardvault.CardState{LastFour: "1881", Expiry: next})
+				shows("replaced", "1881", next)
+				// A notice of before is old.
+				l.notify(notice{Kind: cardvault.NoticeCardReplaced, Card: &cardvault.CardState{LastFour: "9999"}, OccurredAt: at(l, 60)})
+				shows("an old notice", "1881", next)
+			})
+		})
+	}
+	// A look-up that was under way when the notice came does not undo it.
+	inLab(t, live, func(l *lab) {
+		l.net.like.Card = &cardvault.CardState{LastFour: "4242", Expiry: visa.Expiry}
+		id := l.become(active)
+		l.net.script(nil, func(_ context.Context, c call) error {
+			if c.method == "Lookup" && len(l.net.asked("Lookup")) == 1 {
+				l.try(l.Notify(l.Context(), l.notice(notice{Kind: cardvault.NoticeCardReplaced, Card: &cardvault.CardState{LastFour: "1881", Expiry: next}})))
+				l.net.set("network-token-1", func(t *cardvault.NetworkToken) {
+					t.Card = &cardvault.CardState{LastFour: "1881", Expiry: next}
+				})
+			}
+			return nil
+		})
+		l.run(func() { l.pass(29 * time.Hour) })
+		if token := l.is(id, active, ""); token.LastFour != "1881" || token.Expiry != next {
+			t.Errorf("%s, %v", token.LastFour, token.Expiry)
+		}
+	})
+}
+
+// A notice that breaks a rule is refused as a whole, for every fault at once.
+func TestInvalidNotices(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		id := l.become(active)
+		now := time.Now()
+		good := notice{ID: "n", Kind: cardvault.NoticeSuspended, OccurredAt: now, Token: cardvault.NetworkTokenRef{ID: "network-token-1"}}
+		long := strings.Repeat("x", 256)
+		for what, test := range map[string]struct {
+			spoil func(*notice)
+			want  []string
+		}{
+			"no id":            {func(n *notice) { n.ID = "" }, []string{"id"}},
+			"a long id":        {func(n *notice) { n.ID = long }, []string{"id"}},
+			"no token":         {func(n *notice) { n.Token = cardvault.NetworkTokenRef{} }, []string{"token"}},
+			"a long token":     {func(n *notice) { n.Token.ID = long }, []string{"token"}},
+			"a long key":       {func(n *notice) { n.Token.IdempotencyKey = long }, []string{"token"}},
+			"no kind":          {func(n *notice) { n.Kind = 0 }, []string{"kind"}},
+			"kind 11":          {func(n *notice) { n.Kind = cardvault.NoticeArtChanged + 1 }, []string{"kind"}},
+			"no time":          {func(n *notice) { n.OccurredAt = time.Time{} }, []string{"occurred_at"}},
+			"a time of 1999":   {func(n *notice) { n.OccurredAt = time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"occurred_at"}},
+			"a time of 2101":   {func(n *notice) { n.OccurredAt = time.Date(2101, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"occurred_at"}},
+			"nobody":           {func(n *notice) { n.By = cardvault.OwnerCardholder + 1 }, []string{"by"}},
+			"three digits":     {func(n *notice) { n.Card = &cardvault.CardState{LastFour: "424"} }, []string{"card"}},
+			"no digits":        {func(n *notice) { n.Card = &cardvault.CardState{LastFour: "abcd"} }, []string{"card"}},
+			"a bad expiry":     {func(n *notice) { n.Card = &cardvault.CardState{Expiry: cardvault.Expiry{Month: 13, Year: 2030}} }, []string{"card"}},
+			"refused for what": {func(n *notice) { n.Kind = cardvault.NoticeRefused }, []string{"failure"}},
+			"many things":      {func(n *notice) { *n = notice{Card: &cardvault.CardState{LastFour: "4"}} }, []string{"id", "token", "kind", "occurred_at", "card"}},
+			"what holds a card": {func(n *notice) {
+				n.ID, n.Card = long+"4242424242424242", &cardvault.CardState{LastFour: "4242424242424242"}
+			}, []string{"id", "card"}},
+		} {
+			n := good
+			test.spoil(&n)
+			err := l.Notify(l.Context(), &n)
+			var got []string
+			for _, e := range cardvault.FieldErrors(err) {
+				got = append(got, e.Field)
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("%s: %v", what, err)
+			}
+			if err != nil && strings.Contains(err.Error(), "4242") {
+				t.Errorf("%s: the error repeats input", what)
+			}
+		}
+		l.is(id, active, "")
+		l.must(l.Notify(l.Context(), &good))
+		l.is(id, inactive, "suspended_by_issuer")
+	})
+}
+
+// Codes of the network that cannot be kept, or might be a card, are not.
+func TestSchemeCodes(t *testing.T) {
+	for code, want := range map[string]string{
+		"LOST_OR_STOLEN": "LOST_OR_STOLEN", "4242424242424242": "", "pan 4242424242424242!": "", "a\x00b": "", " ": "",
+		strings.Repeat("x", 255): strings.Repeat("x", 255), strings.Repeat("x", 256): "", "\xff": "",
+	} {
+		inLab(t, nil, func(l *lab) {
+			id := l.become(active)
+			l.notify(notice{Kind: cardvault.NoticeSuspended, SchemeCode: code})
+			if r := l.is(id, inactive, "suspended_by_issuer").NetworkTokenStatusReason; r.SchemeCode != want {
+				t.Errorf("%q is kept as %q", code, r.SchemeCode)
+			}
+		})
+	}
+}

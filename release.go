@@ -1,0 +1,260 @@
+package cardvault
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// A release is a network token that nobody holds any more and that is to be
+// deleted at the network. Nothing else of the token is left.
+type release struct {
+	network string
+	ref     NetworkTokenRef // without ID: what came of the provisioning is not known
+	tries   uint64
+
+	// done is whether it has been deleted. The record stays for a lease: it
+	// refuses an answer that is under way and still names the network token.
+	done bool
+}
+
+const (
+	releaseNetwork = iota + 1
+	releaseID
+	releaseKey
+	releaseTries
+	releaseDone
+)
+
+func (r *release) encode() []byte {
+	b := tlv.Append(nil, releaseNetwork, r.network)
+	b = tlv.Append(b, releaseID, r.ref.ID)
+	b = tlv.Append(b, releaseKey, r.ref.IdempotencyKey)
+	b = tlv.AppendUint(b, releaseTries, r.tries)
+	return tlv.Pad(tlv.AppendUint(b, releaseDone, bit(r.done)), 64, 0)
+}
+
+func decodeRelease(plain []byte) (*release, error) {
+	l := new(release)
+	r := tlv.Read(plain)
+	for r.Next() {
+		switch r.Tag {
+		case releaseNetwork:
+			l.network = string(r.Value)
+		case releaseID:
+			l.ref.ID = string(r.Value)
+		case releaseKey:
+			l.ref.IdempotencyKey = string(r.Value)
+		case releaseTries:
+			l.tries = r.Uint()
+		case releaseDone:
+			l.done = r.Uint() == 1
+		}
+	}
+	return l, readError(&r)
+}
+
+// errReleasing is returned in a transaction that finds its network token about
+// to be deleted.
+var errReleasing = errors.New("cardvault: network token is about to be deleted at the network")
+
+// maxReleases bounds how many releases of one network token are looked at.
+const maxReleases = 100
+
+// newRelease returns the record of a release. Until it is worked on it has
+// version 1, and can be withdrawn.
+func (v *Vault) newRelease(network string, ref NetworkTokenRef, due time.Time) (*store.Record, error) {
+	row, err := v.newRow()
+	if err != nil {
+		return nil, err
+	}
+	l := &release{network: network, ref: ref}
+	r := &store.Record{Kind: kindRelease, ID: row, Account: v.account, Due: due, Version: 1}
+	if ref.ID != "" {
+		r.Lookup = [][]byte{v.networkHash(network, ref.ID)}
+	}
+	return r, wrapped(v.box.SealShown(r, l.encode()))
+}
+
+// releaseLater returns the release of a network token that came too late for its
+// token, and what stores it unless others hold the network token.
+func (v *Vault) releaseLater(token uuid.UUID, key, id string) (*store.Record, func(store.Tx) error, error) {
+	network := v.opts.Network.Name()
+	r, err := v.newRelease(network, NetworkTokenRef{id, key}, now())
+	hash := v.networkHash(network, id)
+	return r, func(tx store.Tx) error {
+		holders, err := tx.Lookup(kindNetworkToken, hash, 1)
+		if err == nil && len(holders) == 0 {
+			tx.Put(r)
+		}
+		return err
+	}, err
+}
+
+// Delete removes a token with all that belongs to it, and has its network token
+// deleted at the network unless another token holds it too. It cannot be undone.
+// The error is ErrNotFound for an id that the account does not have, or has no
+// more.
+func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
+	row := v.unmask(kindToken, id)
+	for {
+		var seen uint64 // version of its record; 0: there is none
+		var rec, release *store.Record
+		err := v.view(ctx, func(tx store.ReadTx) (err error) {
+			rec, err = tx.Get(kindNetworkToken, row)
+			if errors.Is(err, store.ErrNotFound) {
+				rec, err = nil, nil
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		event, err := v.newEvent(row, nil, TokenDeleted, ReasonRequested)
+		if err != nil {
+			return err
+		}
+		also := func(store.Tx) error { return nil }
+		if rec != nil {
+			seen = rec.Version
+			n, err := v.openNetworkToken(ctx, rec)
+			switch {
+			case err == nil:
+				release, also, err = v.dropNetworkToken(id, row, n, rec.Due)
+			case errors.Is(err, ErrDamaged): // what is damaged can be removed
+				v.log.Error("network token is left at the network: its record cannot be read", "token", id, "error", err)
+				err = nil
+			}
+			if err != nil {
+				return err
+			}
+		}
+		err = v.removeWith(ctx, opDelete, kindToken, id, func(tx store.Tx, row uuid.UUID) error {
+			if event != nil {
+				tx.Put(event)
+			}
+			switch r, err := tx.Get(kindNetworkToken, row); {
+			case errors.Is(err, store.ErrNotFound) && seen == 0:
+				return nil
+			case err != nil && !errors.Is(err, store.ErrNotFound):
+				return err
+			case err != nil || r.Version != seen:
+				return store.ErrConflict // it has changed since it was read
+			}
+			tx.Delete(kindNetworkToken, row)
+			return also(tx)
+		})
+		if errors.Is(err, store.ErrConflict) {
+			continue
+		}
+		if err == nil {
+			v.workDue(event, release)
+		}
+		return err
+	}
+}
+
+// dropNetworkToken returns what a deletion does about a network token: its
+// release, unless others hold it, and the end of art that nobody else shows.
+func (v *Vault) dropNetworkToken(id, row uuid.UUID, n *networkToken, due time.Time) (*store.Record, func(store.Tx) error, error) {
+	dropArt := v.dropArt(row, n.artID)
+	if n.id == "" && !n.called {
+		return nil, dropArt, nil
+	}
+	at := now()
+	if end := at.Add(v.lease()); n.id == "" && due.After(end) {
+		at = end
+	} else if n.id == "" && due.After(at) {
+		at = due // a call may be under way until then
+	}
+	rec, err := v.newRelease(n.network, n.ref(id), at)
+	var hash []byte
+	if n.id != "" {
+		hash = v.networkHash(n.network, n.id)
+	}
+	return rec, func(tx store.Tx) error {
+		if hash == nil {
+			tx.Put(rec)
+			return dropArt(tx)
+		}
+		holders, err := tx.Lookup(kindNetworkToken, hash, 2)
+		if err != nil {
+			return err
+		}
+		if len(holders) < 2 {
+			tx.Put(rec)
+		}
+		return dropArt(tx)
+	}, err
+}
+
+// Pauses between the tries of a release go on as those of a provisioning, then
+// daily, for releaseTriesMax tries in all: about a month.
+const releaseTriesMax = 35
+
+// releaseNow deletes a network token at the network.
+func (v *Vault) releaseNow(ctx context.Context, rec *store.Record, l *release) error {
+	if l.done {
+		return v.finish(ctx, rec)
+	}
+	found, err := v.callRelease(ctx, l)
+	switch {
+	case err == nil && !found:
+		return v.finish(ctx, rec)
+	case err == nil && l.done:
+		rec.Due = now().Add(v.lease())
+		return v.again(ctx, rec, l.encode())
+	case err == nil:
+		// Who holds it is seen when the job is claimed again.
+		rec.Lookup = [][]byte{v.networkHash(l.network, l.ref.ID)}
+		rec.Due = now()
+		return v.again(ctx, rec, l.encode())
+	case errors.Is(err, ErrClosed):
+		return err
+	}
+	v.log.Warn("network token could not be deleted at the network", "tries", l.tries+1, "error", printable(err))
+	if l.tries++; l.tries >= releaseTriesMax {
+		v.log.Error("network token is left at the network", "error", printable(err))
+		return v.finish(ctx, rec)
+	}
+	pause := 24 * time.Hour
+	if l.tries <= uint64(len(retries)) {
+		pause = retries[l.tries-1]
+	}
+	rec.Due = now().Add(v.pace(pause))
+	return v.again(ctx, rec, l.encode())
+}
+
+// callRelease makes the next call of a release: it deletes the network token, or
+// finds out which it is. It reports whether there is one.
+func (v *Vault) callRelease(ctx context.Context, l *release) (found bool, err error) {
+	if l.network != v.opts.Network.Name() {
+		return false, errors.New("cardvault: the network of the token is not configured")
+	}
+	if l.ref.ID != "" {
+		err := v.ask(ctx, func(ctx context.Context) error { return v.opts.Network.Delete(ctx, l.ref) })
+		l.done = err == nil
+		return true, err
+	}
+	var got *NetworkToken
+	err = v.ask(ctx, func(ctx context.Context) (err error) {
+		got, err = v.opts.Network.Lookup(ctx, l.ref)
+		return err
+	})
+	var e *NetworkError
+	switch {
+	case errors.Is(err, ErrUnknownNetworkToken), errors.As(err, &e) && e.final():
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	if err := got.check(""); err != nil {
+		return false, err
+	}
+	l.ref.ID = got.ID
+	return true, nil
+}

@@ -1,0 +1,155 @@
+package simnet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"image"
+	"image/color"
+	"image/png"
+	"math"
+	"strconv"
+	"sync"
+
+	"github.com/cardvault/cardvault"
+)
+
+const artVersions = 2
+
+// artID is the id of a version of the card art of a scheme, from 1.
+func artID(s cardvault.Scheme, version int) string {
+	return issuers[s].slug + "-" + strconv.Itoa(version)
+}
+
+// gallery returns the card art by id, each drawn when it is wanted first.
+func gallery() map[string]func() ([]byte, error) {
+	art := make(map[string]func() ([]byte, error))
+	for s := range issuers {
+		for version := 1; version <= artVersions && known(cardvault.Scheme(s)); version++ {
+			art[artID(cardvault.Scheme(s), version)] = sync.OnceValues(func() ([]byte, error) {
+				return draw(palettes[s][version-1])
+			})
+		}
+	}
+	return art
+}
+
+// CardArt implements [cardvault.ArtFetcher]: a PNG of 480 by 302.
+func (n *Network) CardArt(ctx context.Context, id string) (mediaType string, image []byte, err error) {
+	if err := ctx.Err(); err != nil {
+		return "", nil, err
+	}
+	art := n.art[id]
+	if art == nil {
+		return "", nil, errors.New("simnet: no such card art")
+	}
+	image, err = art()
+	return "image/png", bytes.Clone(image), err
+}
+
+type rgb [3]float64
+
+// palettes hold the colours of each version: the card's from left to right, and
+// that of the emblem.
+var palettes = [len(issuers)][artVersions][3]rgb{
+	cardvault.SchemeVISA:            {{{20, 30, 105}, {32, 78, 184}, {247, 182, 0}}, {{12, 14, 34}, {56, 62, 110}, {220, 226, 240}}},
+	cardvault.SchemeMastercard:      {{{32, 32, 36}, {92, 40, 30}, {247, 158, 27}}, {{150, 24, 20}, {235, 110, 30}, {255, 228, 180}}},
+	cardvault.SchemeAmericanExpress: {{{0, 98, 160}, {70, 170, 214}, {236, 244, 250}}, {{30, 96, 76}, {130, 170, 120}, {240, 236, 205}}},
+	cardvault.SchemeDiscover:        {{{54, 54, 60}, {120, 120, 128}, {255, 118, 0}}, {{200, 84, 0}, {255, 164, 60}, {60, 44, 36}}},
+	cardvault.SchemeDinersClub:      {{{0, 60, 110}, {96, 130, 160}, {225, 232, 238}}, {{72, 72, 84}, {170, 172, 180}, {0, 76, 140}}},
+	cardvault.SchemeJCB:             {{{0, 80, 60}, {40, 150, 90}, {240, 244, 220}}, {{20, 50, 130}, {150, 30, 60}, {250, 230, 200}}},
+	cardvault.SchemeUnionPay:        {{{150, 10, 30}, {0, 80, 110}, {240, 236, 226}}, {{0, 90, 100}, {10, 150, 140}, {250, 210, 90}}},
+}
+
+const width, height = 480, 302
+
+// A shape returns how much of the pixel at a point it covers, 0 to 1.
+type shape func(x, y float64) float64
+
+// A layer is a shape in a colour, on top of those before it.
+type layer struct {
+	shape   shape
+	colour  rgb
+	opacity float64
+}
+
+// draw draws a card: a gradient with waves of light, a chip, lines where number
+// and name would be, and a ring with a dot for an emblem.
+func draw(palette [3]rgb) ([]byte, error) {
+	from, to, accent := palette[0], palette[1], palette[2]
+	white, gold, groove := rgb{255, 255, 255}, rgb{232, 206, 140}, rgb{160, 132, 70}
+	layers := []layer{
+		{disc(150, 430, 330), white, 0.08},
+		{disc(420, -120, 300), white, 0.08},
+		{box(44, 100, 64, 50, 9), gold, 1},
+	}
+	for _, y := range []float64{110, 124, 138} {
+		layers = append(layers, layer{box(44, y, 64, 2, 0), groove, 1})
+	}
+	layers = append(layers,
+		layer{box(63, 107, 26, 36, 4), groove, 1},
+		layer{box(65, 109, 22, 32, 3), gold, 1},
+	)
+	for _, r := range []float64{12, 23, 34} {
+		layers = append(layers, layer{sector(120, 125, ring(120, 125, r, r-3)), white, 0.75})
+	}
+	for _, x := range []float64{44, 106, 168, 230} {
+		layers = append(layers, layer{box(x, 196, 48, 10, 5), white, 0.35})
+	}
+	layers = append(layers,
+		layer{box(44, 238, 120, 8, 4), white, 0.25},
+		layer{ring(412, 240, 32, 18), accent, 1},
+		layer{disc(412, 240, 9), accent, 0.8},
+	)
+	outline := box(0, 0, width, height, 20)
+	m := image.NewNRGBA(image.Rect(0, 0, width, height))
+	for py := range height {
+		for px := range width {
+			x, y := float64(px)+0.5, float64(py)+0.5
+			c := mix(from, to, (x/width+y/height)/2)
+			for _, l := range layers {
+				if covered := l.shape(x, y); covered > 0 {
+					c = mix(c, l.colour, l.opacity*covered)
+				}
+			}
+			m.SetNRGBA(px, py, color.NRGBA{uint8(c[0]), uint8(c[1]), uint8(c[2]), uint8(255 * outline(x, y))})
+		}
+	}
+	var b bytes.Buffer
+	err := png.Encode(&b, m)
+	return b.Bytes(), err
+}
+
+func disc(cx, cy, r float64) shape {
+	return func(x, y float64) float64 { return inside(r - math.Sqrt((x-cx)*(x-cx)+(y-cy)*(y-cy))) }
+}
+
+func ring(cx, cy, outer, inner float64) shape {
+	full, hole := disc(cx, cy, outer), disc(cx, cy, inner)
+	return func(x, y float64) float64 { return full(x, y) - hole(x, y) }
+}
+
+// sector is what lies to the right of a point, within about 40 degrees.
+func sector(cx, cy float64, s shape) shape {
+	return func(x, y float64) float64 { return s(x, y) * inside(0.8*(x-cx)-math.Abs(y-cy)) }
+}
+
+// box is a rectangle whose corners are round.
+func box(left, top, w, h, r float64) shape {
+	cx, cy := left+w/2, top+h/2
+	return func(x, y float64) float64 {
+		dx, dy := max(math.Abs(x-cx)-w/2+r, 0), max(math.Abs(y-cy)-h/2+r, 0)
+		return inside(r - math.Sqrt(dx*dx+dy*dy))
+	}
+}
+
+// inside returns how much of a pixel is inside whose centre lies so deep in a shape.
+func inside(depth float64) float64 { return min(max(depth+0.5, 0), 1) }
+
+// mix goes the share t of the way from a to b.
+func mix(a, b rgb, t float64) rgb {
+	for k := range a {
+		a[k] += (b[k] - a[k]) * t
+	}
+	return a
+}

@@ -1,0 +1,92 @@
+package simnet
+
+import (
+	"context"
+	"errors"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// ErrUnknownToken is returned by [Control] for a token that has no network token
+// here, or none that is not deleted.
+var ErrUnknownToken = errors.New("simnet: token has no network token")
+
+// A Control does what issuers and schemes do to the network token of a token, at
+// any time and without being asked. Its methods take the id of the token, as the
+// world knows it. What they do is durable when they return, and is told to the
+// vault by a notice. What means nothing in the present state, such as resuming
+// what is not suspended, does nothing.
+type Control struct{ n *Network }
+
+// Control returns the control surface of the simulator.
+func (n *Network) Control() *Control { return &Control{n} }
+
+// Suspend has the issuer suspend the network token. One that is pending stays so.
+func (c *Control) Suspend(ctx context.Context, token uuid.UUID) error {
+	return c.happen(ctx, token, cardvault.NoticeSuspended)
+}
+
+// Resume ends what Suspend began. The network token is active again if nobody
+// else suspends it.
+func (c *Control) Resume(ctx context.Context, token uuid.UUID) error {
+	return c.happen(ctx, token, cardvault.NoticeResumed)
+}
+
+// Delete has the issuer delete the network token, for good.
+func (c *Control) Delete(ctx context.Context, token uuid.UUID) error {
+	return c.happen(ctx, token, cardvault.NoticeDeleted)
+}
+
+// Invalidate ends the card, and the network token with it.
+func (c *Control) Invalidate(ctx context.Context, token uuid.UUID) error {
+	return c.happen(ctx, token, cardvault.NoticeInvalidated)
+}
+
+// Replace gives the card a new number, of which only the last four digits are
+// told, and an expiry four years later.
+func (c *Control) Replace(ctx context.Context, token uuid.UUID) error {
+	return c.happen(ctx, token, cardvault.NoticeCardReplaced)
+}
+
+// Renew gives the card an expiry three years later.
+func (c *Control) Renew(ctx context.Context, token uuid.UUID) error {
+	return c.happen(ctx, token, cardvault.NoticeCardRenewed)
+}
+
+// maxAttempts bounds how many provisionings of a token are looked at. Those whose
+// network token is deleted do not count.
+const maxAttempts = 100
+
+func (c *Control) happen(ctx context.Context, id uuid.UUID, kind cardvault.NoticeKind) error {
+	now := c.n.now()
+	var latest *held
+	err := c.n.store.View(ctx, func(tx store.ReadTx) error {
+		attempts, err := tx.Lookup(kindAttempt, id[:], maxAttempts)
+		if err != nil {
+			return err
+		}
+		for _, r := range attempts {
+			h, err := c.n.find(tx, r.ID, now)
+			if err != nil {
+				return err
+			}
+			if h.token != nil && h.token.State != deleted && (latest == nil || h.token.Made > latest.token.Made) {
+				latest = h
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if latest == nil {
+		return ErrUnknownToken
+	}
+	err = c.n.update(ctx, latest.record.ID, func(t *token) (changed bool, err error) {
+		return t.happen(kind, cardvault.OwnerIssuer, now), nil
+	})
+	c.n.wake()
+	return err
+}

@@ -1,0 +1,64 @@
+package simnet_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/networktest"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/store/storetest"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The simulator keeps the contract of a network, whatever store it is on and
+// whenever its network tokens become active.
+func TestContract(t *testing.T) {
+	file := func(t testing.TB) cardvault.Network {
+		n, err := simnet.Open(t.Context(), t.TempDir(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := n.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return n
+	}
+	for _, c := range []struct {
+		name          string
+		open          func(testing.TB) cardvault.Network
+		scheme        cardvault.Scheme
+		code, refused int
+	}{
+		{"file", file, cardvault.SchemeVISA, 0, 10},
+		{"memory", func(t testing.TB) cardvault.Network {
+			return newNetwork(t, memstore.New(), nil)
+		}, cardvault.SchemeMastercard, 1, 20},
+		{"shared", func(t testing.TB) cardvault.Network {
+			return newNetwork(t, memstore.New(), &simnet.Options{Shared: true})
+		}, cardvault.SchemeDiscover, 71, 70},
+		{"every update twice", func(t testing.TB) cardvault.Network {
+			return newNetwork(t, storetest.Twice(memstore.New()), &simnet.Options{Shared: true})
+		}, cardvault.SchemeAmericanExpress, 2, 13},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			expiry := cardvault.Expiry{Month: 12, Year: 2040}
+			networktest.Run(t, networktest.Harness{
+				Open:    c.open,
+				Scheme:  c.scheme,
+				Card:    cardvault.Card{PAN: simnet.ScenarioPAN(c.scheme, c.code), Expiry: expiry},
+				Refused: cardvault.Card{PAN: simnet.ScenarioPAN(c.scheme, c.refused), Expiry: expiry},
+				Activate: func(_ context.Context, n cardvault.Network, _ cardvault.NetworkTokenRef) error {
+					n.(*simnet.Network).Advance(2 * time.Second)
+					return nil
+				},
+			})
+		})
+	}
+}

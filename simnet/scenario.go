@@ -1,0 +1,149 @@
+package simnet
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/iin"
+)
+
+// An issuer is how the cards and network tokens of a scheme are numbered: IIN and
+// number of digits. Ranges of network tokens are not those of test cards.
+type issuer struct {
+	slug        string
+	cards       string
+	cardDigits  int
+	tokens      string
+	tokenDigits int
+}
+
+var issuers = [...]issuer{
+	cardvault.SchemeVISA:            {"visa", "411111", 16, "489500", 16},
+	cardvault.SchemeMastercard:      {"mastercard", "555555", 16, "548098", 16},
+	cardvault.SchemeAmericanExpress: {"american-express", "378282", 15, "379900", 15},
+	cardvault.SchemeDiscover:        {"discover", "601111", 16, "601100", 16},
+	cardvault.SchemeDinersClub:      {"diners-club", "362272", 14, "364900", 16},
+	cardvault.SchemeJCB:             {"jcb", "356600", 16, "358900", 16},
+	cardvault.SchemeUnionPay:        {"unionpay", "620000", 16, "628900", 16},
+}
+
+func known(s cardvault.Scheme) bool { return int(s) < len(issuers) && issuers[s].cards != "" }
+
+// ScenarioPAN returns the test card number of a scenario, 0 to 999, for a scheme.
+// It panics for any other scenario, and for SchemeUnknown.
+func ScenarioPAN(scheme cardvault.Scheme, scenario int) cardvault.PAN {
+	if !known(scheme) || scenario < 0 || scenario > 999 {
+		panic("simnet: no such scenario or scheme")
+	}
+	is := issuers[scheme]
+	digits := fmt.Appendf(nil, "%s%0*d", is.cards, is.cardDigits-len(is.cards)-1, scenario)
+	return cardvault.NewPAN(append(digits, iin.CheckDigit(digits)))
+}
+
+// scenarioOf returns the scenario of a card number, 0 for one that is no scenario's.
+func scenarioOf(scheme cardvault.Scheme, digits []byte) (code int) {
+	if !known(scheme) {
+		return 0
+	}
+	is, end := issuers[scheme], len(digits)-1
+	if len(digits) != is.cardDigits || string(digits[:6]) != is.cards {
+		return 0
+	}
+	for _, d := range digits[6:end] {
+		code = 10*code + int(d-'0') // of 9 digits at most
+	}
+	if scenarios[code] == nil {
+		return 0
+	}
+	return code
+}
+
+// A scenario is how a test card behaves. The zero value becomes active at once.
+type scenario struct {
+	behaviour
+	identified bool // refused unless the cardholder was identified
+	lost       bool // the first answer is lost
+	binding    bool // device binding is supported
+
+	pending  bool
+	steps    []step
+	silent   bool // no notice tells of the steps
+	reversed bool // notices come twice, in reverse order, with the last step
+
+	cryptogram behaviour
+}
+
+// A behaviour is how a call goes wrong.
+type behaviour struct {
+	refused     int // how many are refused, by reason
+	reason      cardvault.NetworkError
+	slow, hangs bool
+	noECI       bool // cryptograms only
+}
+
+// refusal returns the error of a call that is refused.
+func (b *behaviour) refusal() error { e := b.reason; return &e }
+
+// A step is something that happens to a network token some time after it was
+// provisioned.
+type step struct {
+	after time.Duration
+	kind  cardvault.NoticeKind
+}
+
+const (
+	always   = math.MaxInt
+	slowness = 2 * time.Second
+	later    = 2 * time.Second
+)
+
+var (
+	notEligible = cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "card_not_eligible", SchemeCode: "PAN_INELIGIBLE"}
+	notAllowed  = cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "card_not_allowed", SchemeCode: "PAN_PROVISIONING_COUNT_EXCEEDED"}
+	declined    = cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: "DECLINED"}
+	unverified  = cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "card_verification_failed", SchemeCode: "CARD_VERIFICATION_FAILED"}
+	unavailable = cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "scheme_unavailable", SchemeCode: "SERVICE_UNAVAILABLE", Retryable: true}
+	notEnrolled = cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "merchant_not_enrolled"}
+)
+
+// scenarios: decisions, chapter 17.
+var scenarios = map[int]*scenario{
+	0: {},
+
+	1: {pending: true, steps: []step{{later, cardvault.NoticeActivated}}},
+	2: {pending: true, steps: []step{{later, cardvault.NoticeActivated}}, silent: true},
+
+	10: {behaviour: behaviour{refused: always, reason: notEligible}},
+	11: {behaviour: behaviour{refused: always, reason: notAllowed}},
+	12: {behaviour: behaviour{refused: always, reason: declined}},
+	13: {behaviour: behaviour{refused: 1, reason: declined}},
+	14: {behaviour: behaviour{refused: 2, reason: unavailable}},
+	15: {behaviour: behaviour{refused: always, reason: unavailable}},
+	20: {behaviour: behaviour{refused: always, reason: notEnrolled}},
+	21: {behaviour: behaviour{refused: 1, reason: notEnrolled}},
+
+	30: {steps: []step{{later, cardvault.NoticeSuspended}}},
+	31: {steps: []step{{later, cardvault.NoticeSuspended}, {2 * later, cardvault.NoticeResumed}}},
+	32: {steps: []step{{later, cardvault.NoticeDeleted}}},
+	33: {steps: []step{{later, cardvault.NoticeInvalidated}}},
+	34: {steps: []step{{later, cardvault.NoticeCardReplaced}}},
+	35: {steps: []step{{later, cardvault.NoticeCardRenewed}}},
+	36: {steps: []step{{later, cardvault.NoticeArtChanged}}},
+	37: {steps: []step{{later, cardvault.NoticeTokenRenewed}}},
+
+	40: {cryptogram: behaviour{refused: always, reason: declined}},
+	41: {cryptogram: behaviour{refused: always, reason: notEnrolled}},
+	42: {cryptogram: behaviour{slow: true}},
+	43: {cryptogram: behaviour{hangs: true}},
+	44: {cryptogram: behaviour{refused: 2, reason: unavailable}},
+	45: {cryptogram: behaviour{noECI: true}},
+
+	50: {behaviour: behaviour{slow: true}},
+	51: {behaviour: behaviour{hangs: true}},
+	60: {steps: []step{{later, cardvault.NoticeSuspended}, {2 * later, cardvault.NoticeResumed}}, reversed: true},
+	61: {lost: true},
+	70: {identified: true, behaviour: behaviour{reason: unverified}},
+	71: {binding: true},
+}

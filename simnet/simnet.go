@@ -1,0 +1,520 @@
+// Package simnet simulates the token services of the card schemes, for tests
+// and sandboxes.
+//
+// A [Network] is a [cardvault.Network] that a vault cannot tell from a real one:
+// it answers at once or late or never, refuses, sends notices twice, in the wrong
+// order or not at all, and goes on after a restart where it was.
+//
+//	sim, err := simnet.Open(ctx, "simulator", nil)
+//	v, err := cardvault.Open(ctx, "vault", keys, &cardvault.Options{
+//		Mode:    cardvault.Sandbox,
+//		Network: sim,
+//	})
+//	go v.Run(ctx)
+//
+// A live vault refuses it. Tests take [New] with a store in memory; in a bubble of
+// testing/synctest the test decides what time it is, elsewhere [Network.Advance]
+// moves the clock.
+//
+// # Scenarios
+//
+// The card number decides what happens. Any test number that is not listed here
+// becomes active at once. [ScenarioPAN] makes a number of a scenario for each
+// scheme: the scheme's test IIN, zeros, the scenario's three digits, and the check
+// digit, so that the scenario shows in the masked last four. VISA 411111,
+// Mastercard 555555, American Express 378282, Discover 601111, Diners Club
+// 362272, JCB 356600, UnionPay 620000.
+//
+//	000  active at once
+//	001  pending; active after 2 s, by a notice
+//	002  pending; active after 2 s, but the notice is lost: Lookup shows it
+//	010  refused: card_not_eligible
+//	011  refused: card_not_allowed
+//	012  refused: declined
+//	013  refused: declined; works under the next idempotency key of the token
+//	014  scheme_unavailable under the token's first two keys, then works
+//	015  scheme_unavailable always
+//	020  refused by configuration: merchant_not_enrolled
+//	021  the same; works under the next key of the token
+//	030  suspended by the issuer after 2 s
+//	031  suspended after 2 s, resumed after 4 s
+//	032  deleted by the issuer after 2 s
+//	033  the card is invalidated after 2 s
+//	034  the card gets a new number and expiry after 2 s
+//	035  the card gets a new expiry after 2 s
+//	036  the card gets new art after 2 s
+//	037  the network token gets a new number and expiry after 2 s
+//	040  cryptograms are declined
+//	041  cryptograms are refused by configuration: merchant_not_enrolled
+//	042  cryptograms take 2 s
+//	043  cryptograms never come: the call waits for its deadline
+//	044  scheme_unavailable for the first two cryptograms, then works
+//	045  cryptograms come without an ECI
+//	050  provisioning takes 2 s
+//	051  provisioning never answers: the call waits for its deadline
+//	060  suspended after 2 s, resumed after 4 s; the notices come then, each twice
+//	     and in reverse order
+//	061  provisioned, but the answer is lost: the first call under a key waits for
+//	     its deadline, later ones answer
+//	070  refused unless the cardholder was identified: card_verification_failed
+//	071  supports device binding
+//
+// What a scheme does to a card that is stored already is done by [Control].
+//
+// # What is kept
+//
+// State is kept in a [store.Store] of the simulator's own, and nothing of it is
+// secret: no card number, security code or name, only the last four digits and the
+// expiry. Numbers of network tokens and cryptograms are not kept either but
+// derived from the seed of the state. What was provisioned is kept for good, also
+// once it is deleted, so that an idempotency key never makes a second token.
+package simnet
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/boltstore"
+	"github.com/google/uuid"
+)
+
+// Options are the optional parts of a simulator.
+type Options struct {
+	// Seed decides the numbers and cryptograms of a state that is new; it is kept
+	// with the state. Defaults to a fixed one: with the same idempotency keys every
+	// new simulator makes the same.
+	Seed uint64
+
+	// Schemes whose cards can have network tokens; others are scheme_not_enabled.
+	// Defaults to VISA, Mastercard, American Express and Discover.
+	Schemes []cardvault.Scheme
+
+	// Shared makes tokens of one card number share one network token.
+	Shared bool
+}
+
+// A Network is the simulator. Its methods may be called concurrently. It starts
+// no goroutine. One process at a time uses a state.
+type Network struct {
+	store   store.Store
+	owned   bool // Close closes store
+	key     [sha256.Size]byte
+	enabled [len(issuers)]bool
+	shared  bool
+	ahead   atomic.Int64 // of time.Now, in nanoseconds
+	art     map[string]func() ([]byte, error)
+
+	mu   sync.Mutex
+	news chan struct{} // closed and replaced when Feed has to look again
+}
+
+var (
+	_ cardvault.Network     = (*Network)(nil)
+	_ cardvault.Feeder      = (*Network)(nil)
+	_ cardvault.Suspender   = (*Network)(nil)
+	_ cardvault.ArtFetcher  = (*Network)(nil)
+	_ cardvault.SandboxOnly = (*Network)(nil)
+)
+
+// Kinds of records. An attempt is what came of one idempotency key, and is found
+// by the id of the token that it was for.
+const (
+	kindState   store.Kind = iota + 1
+	kindAttempt            // its id is a keyed hash of the idempotency key
+	kindCard               // its id is a keyed hash of a card number that is shared
+)
+
+var stateID = uuid.UUID{15: 1}
+
+// A state is what a store of the simulator begins with.
+type state struct {
+	Format int    `json:"format"`
+	Seed   uint64 `json:"seed"`
+}
+
+const format = 1
+
+// Open returns a simulator that keeps its state in the folder dir, in the file
+// simnet.db, and makes both if they are missing. opts may be nil. Close it after
+// the vault.
+//
+// Errors: those of [boltstore.Open] and [New].
+func Open(ctx context.Context, dir string, opts *Options) (*Network, error) {
+	s, err := boltstore.Open(ctx, filepath.Join(dir, "simnet.db"), nil)
+	if err != nil {
+		return nil, err
+	}
+	n, err := New(ctx, s, opts)
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	n.owned = true
+	return n, nil
+}
+
+// New returns a simulator that keeps its state in s, which nothing else uses and
+// which the caller closes after it. opts may be nil.
+//
+// Errors: an option that cannot be; store.ErrFormat for a state written by a later
+// version; those of s.
+func New(ctx context.Context, s store.Store, opts *Options) (*Network, error) {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	if o.Schemes == nil {
+		o.Schemes = []cardvault.Scheme{
+			cardvault.SchemeVISA, cardvault.SchemeMastercard, cardvault.SchemeAmericanExpress, cardvault.SchemeDiscover,
+		}
+	}
+	n := &Network{store: s, shared: o.Shared, art: gallery(), news: make(chan struct{})}
+	for _, scheme := range o.Schemes {
+		if !known(scheme) {
+			return nil, errors.New("simnet: Options.Schemes has one that the simulator does not know")
+		}
+		n.enabled[scheme] = true
+	}
+	seed, err := seedOf(ctx, s, o.Seed)
+	if err != nil {
+		return nil, err
+	}
+	n.key = sha256.Sum256(binary.BigEndian.AppendUint64([]byte("cardvault/simnet"), seed))
+	return n, nil
+}
+
+// seedOf returns the seed of the state in s, which begins with this one if it is new.
+func seedOf(ctx context.Context, s store.Store, seed uint64) (uint64, error) {
+	shown, err := json.Marshal(state{format, seed})
+	if err != nil {
+		return 0, err
+	}
+	var st state
+	err = s.Update(ctx, func(tx store.Tx) error {
+		r, err := tx.Get(kindState, stateID)
+		if errors.Is(err, store.ErrNotFound) {
+			r = &store.Record{Kind: kindState, ID: stateID, Version: 1, Shown: shown}
+			tx.Put(r)
+		} else if err != nil {
+			return err
+		}
+		return decode(r, &st)
+	})
+	if err == nil && st.Format > format {
+		err = fmt.Errorf("simnet: %w", store.ErrFormat)
+	}
+	return st.Seed, err
+}
+
+// Close ends the simulator. Feed returns, and later calls fail.
+func (n *Network) Close() error {
+	if !n.owned {
+		return nil
+	}
+	defer n.wake()
+	return n.store.Close()
+}
+
+// Advance moves the simulator's clock ahead of time.Now by d more, which is not
+// negative, until the process ends. What becomes due by it happens at once. Slow
+// answers stay as slow as they are.
+func (n *Network) Advance(d time.Duration) {
+	n.ahead.Add(int64(d))
+	n.wake()
+}
+
+// now is the time of the simulator in microseconds.
+func (n *Network) now() int64 {
+	return time.Now().Add(time.Duration(n.ahead.Load())).UnixMicro()
+}
+
+// wake makes every Feed look for notices.
+func (n *Network) wake() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	close(n.news)
+	n.news = make(chan struct{})
+}
+
+// woken returns what the next wake closes.
+func (n *Network) woken() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.news
+}
+
+// SandboxOnly implements [cardvault.SandboxOnly].
+func (n *Network) SandboxOnly() {}
+
+// Name returns "simulator".
+func (n *Network) Name() string { return "simulator" }
+
+// Eligible implements [cardvault.Network]: every merchant is enrolled for the
+// schemes of [Options].
+func (n *Network) Eligible(scheme cardvault.Scheme, _ uuid.UUID) error {
+	if !known(scheme) || !n.enabled[scheme] {
+		return &cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "scheme_not_enabled"}
+	}
+	return nil
+}
+
+// Provision implements [cardvault.Network]. Repeated under the same key it tells
+// the present state, and the card as it was told first.
+func (n *Network) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+	if err := n.Eligible(r.Scheme, r.Merchant); err != nil {
+		return nil, err
+	}
+	if !keyOK(r.IdempotencyKey) {
+		return nil, badRequest()
+	}
+	c, code, cardID, ok := n.card(r)
+	if !ok {
+		return nil, &cardvault.NetworkError{
+			Source: cardvault.SourceScheme, Code: "invalid_card_data", SchemeCode: "INVALID_PAN",
+		}
+	}
+	s := scenarios[code]
+	switch {
+	case s.refused == always, s.identified && r.Identification != cardvault.IdentificationChecked:
+		return nil, s.refusal()
+	case s.hangs:
+		<-ctx.Done()
+		return nil, ctx.Err()
+	case s.slow:
+		if err := wait(ctx, slowness); err != nil {
+			return nil, err
+		}
+	}
+	row, now := n.row(r.IdempotencyKey), n.now()
+	fresh := newToken(r.Scheme, code, c, now)
+	var h *held
+	err := n.store.Update(ctx, func(tx store.Tx) (err error) {
+		if h, err = n.find(tx, row, now); !errors.Is(err, store.ErrNotFound) {
+			return err // or nil: the key was used before
+		}
+		record := &store.Record{Kind: kindAttempt, ID: row, Lookup: [][]byte{r.TokenID[:]}}
+		if s.refused > 0 {
+			before, err := tx.Lookup(kindAttempt, r.TokenID[:], s.refused)
+			if err != nil {
+				return err
+			}
+			if len(before) < s.refused {
+				h = &held{record: record}
+				return put(tx, record, &attempt{Refused: true})
+			}
+		}
+		if n.shared {
+			if h, err = n.share(tx, cardID, row, now); err != nil {
+				return err
+			}
+			if h != nil {
+				return put(tx, record, &attempt{Of: h.record.ID})
+			}
+		}
+		h = &held{record, fresh}
+		return put(tx, record, &attempt{Token: fresh})
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case h.token == nil:
+		return nil, s.refusal()
+	case h.token == fresh && s.lost:
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if len(fresh.Outbox) > 0 {
+		n.wake()
+	}
+	return h.token.tell(h.record.ID, h.token.First), nil
+}
+
+// Lookup implements [cardvault.Network].
+func (n *Network) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+	h, err := n.look(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return h.token.tell(h.record.ID, h.token.Card), nil
+}
+
+// Cryptogram implements [cardvault.Network]. Two idempotency keys never have the
+// same cryptogram, and one always has the same.
+func (n *Network) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+	if !keyOK(r.IdempotencyKey) {
+		return nil, badRequest()
+	}
+	h, err := n.look(ctx, r.Token)
+	switch {
+	case errors.Is(err, cardvault.ErrUnknownNetworkToken):
+		return nil, &cardvault.NetworkError{
+			Source: cardvault.SourceScheme, Code: "declined", SchemeCode: "TOKEN_NOT_FOUND",
+		}
+	case err != nil:
+		return nil, err
+	case h.token.State != active:
+		return nil, badState()
+	}
+	t, s := h.token, scenarios[h.token.Scenario].cryptogram
+	switch {
+	case s.hangs:
+		<-ctx.Done()
+		return nil, ctx.Err()
+	case s.slow:
+		if err := wait(ctx, slowness); err != nil {
+			return nil, err
+		}
+	case s.refused == always:
+		return nil, s.refusal()
+	case t.Refusals < s.refused:
+		refused := false
+		err := n.update(ctx, h.record.ID, func(t *token) (changed bool, err error) {
+			if refused = t.Refusals < s.refused; refused {
+				t.Refusals++
+			}
+			return refused, nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		if refused {
+			return nil, s.refusal()
+		}
+	}
+	size, eci := 20, "07"
+	if t.Scheme == scheme(cardvault.SchemeMastercard) {
+		size, eci = 19, "06"
+	}
+	if s.noECI {
+		eci = ""
+	}
+	value := n.mac("cryptogram", h.record.ID[:], []byte(r.IdempotencyKey))
+	return &cardvault.Cryptogram{
+		TokenID: tokenID(h.record.ID),
+		Number:  n.number(h.record.ID, t),
+		Expiry:  t.Expiry,
+		Value:   cardvault.NewCryptogramValue(base64.StdEncoding.AppendEncode(nil, value[:size])),
+		ECI:     eci,
+	}, nil
+}
+
+// Delete implements [cardvault.Network]. Nothing more is told of the network token.
+func (n *Network) Delete(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+	now := n.now()
+	err := n.updateRef(ctx, ref, func(t *token) (changed bool, err error) {
+		changed = t.apply(t.next(cardvault.NoticeDeleted, cardvault.OwnerScheme, now)) || len(t.Outbox) > 0
+		t.Outbox = nil
+		return changed, nil
+	})
+	if errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+		return nil
+	}
+	return err
+}
+
+// Suspend implements [cardvault.Suspender]. A notice tells of it too.
+func (n *Network) Suspend(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+	return n.byCardholder(ctx, ref, cardvault.NoticeSuspended)
+}
+
+// Resume implements [cardvault.Suspender]. A notice tells of it too.
+func (n *Network) Resume(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+	return n.byCardholder(ctx, ref, cardvault.NoticeResumed)
+}
+
+func (n *Network) byCardholder(ctx context.Context, ref cardvault.NetworkTokenRef, kind cardvault.NoticeKind) error {
+	now := n.now()
+	defer n.wake()
+	return n.updateRef(ctx, ref, func(t *token) (changed bool, err error) {
+		if t.State != active && t.State != inactive {
+			return false, badState()
+		}
+		return t.happen(kind, cardvault.OwnerCardholder, now), nil
+	})
+}
+
+func badRequest() error {
+	return &cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "invalid_request"}
+}
+
+func badState() error {
+	return &cardvault.NetworkError{
+		Source: cardvault.SourceScheme, Code: "declined", SchemeCode: "INVALID_TOKEN_STATUS",
+	}
+}
+
+func keyOK(key string) bool { return len(key) >= 1 && len(key) <= 64 }
+
+// wait waits for d, or until ctx ends.
+func wait(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// card returns what is kept of the card of r, its scenario, and the id of its
+// number among those that are shared. ok is whether it can be a card.
+func (n *Network) card(r *cardvault.ProvisionRequest) (c card, code int, id uuid.UUID, ok bool) {
+	r.PAN.Expose(func(digits []byte) {
+		if ok = len(digits) >= 12 && len(digits) <= 19 && iin.Luhn(digits); !ok {
+			return
+		}
+		c = card{string(digits[len(digits)-4:]), r.Expiry}
+		code = scenarioOf(r.Scheme, digits)
+		if n.shared {
+			id = uuid.UUID(n.mac("card", digits)[:16])
+		}
+	})
+	e := r.Expiry
+	return c, code, id, ok && e.Month >= 1 && e.Month <= 12 && e.Year >= 2000 && e.Year <= lastYear
+}
+
+// mac derives bytes from the seed. Only the last part may differ in length.
+func (n *Network) mac(purpose string, parts ...[]byte) []byte {
+	h := hmac.New(sha256.New, n.key[:])
+	h.Write([]byte(purpose + "\x00"))
+	for _, p := range parts {
+		h.Write(p)
+	}
+	return h.Sum(nil)
+}
+
+// row is the id of the attempt of an idempotency key.
+func (n *Network) row(key string) uuid.UUID { return uuid.UUID(n.mac("attempt", []byte(key))[:16]) }
+
+// number returns the number of a network token. Its last four digits are never
+// those of the card, whatever becomes of the card.
+func (n *Network) number(row uuid.UUID, t *token) cardvault.PAN {
+	is := issuers[t.Scheme]
+	digits := make([]byte, is.tokenDigits)
+	for draw := range byte(10) { // one in 3,000 is drawn again
+		random := n.mac("number", row[:], []byte{byte(t.Generation), draw})
+		copy(digits, is.tokens)
+		end := len(digits) - 1
+		for i := len(is.tokens); i < end; i++ {
+			digits[i] = '0' + random[i]%10
+		}
+		digits[end] = iin.CheckDigit(digits[:end])
+		if four := string(digits[end-3:]); four != t.First.LastFour && four != newLastFours[0] && four != newLastFours[1] {
+			break
+		}
+	}
+	return cardvault.NewPAN(digits)
+}

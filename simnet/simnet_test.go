@@ -1,0 +1,821 @@
+package simnet_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"image/png"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/store/storetest"
+	"github.com/google/uuid"
+)
+
+var (
+	defaults = []cardvault.Scheme{
+		cardvault.SchemeVISA, cardvault.SchemeMastercard, cardvault.SchemeAmericanExpress, cardvault.SchemeDiscover,
+	}
+	all = append(slices.Clone(defaults), cardvault.SchemeDinersClub, cardvault.SchemeJCB, cardvault.SchemeUnionPay)
+)
+
+const (
+	pending  = cardvault.NetworkTokenPending
+	active   = cardvault.NetworkTokenActive
+	inactive = cardvault.NetworkTokenInactive
+	deleted  = cardvault.NetworkTokenDeleted
+)
+
+func newNetwork(t testing.TB, s store.Store, opts *simnet.Options) *simnet.Network {
+	t.Helper()
+	n, err := simnet.New(t.Context(), s, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// request returns the first request of a new token.
+func request(scheme cardvault.Scheme, scenario int) *cardvault.ProvisionRequest {
+	token := uuid.New()
+	return &cardvault.ProvisionRequest{
+		IdempotencyKey: token.String() + ":1",
+		TokenID:        token,
+		Scheme:         scheme,
+		PAN:            simnet.ScenarioPAN(scheme, scenario),
+		Expiry:         cardvault.Expiry{Month: 11, Year: 2030},
+		Identification: cardvault.IdentificationChecked,
+	}
+}
+
+// again returns the n-th request for the token of r.
+func again(r *cardvault.ProvisionRequest, n int) *cardvault.ProvisionRequest {
+	next := *r
+	next.IdempotencyKey = fmt.Sprintf("%s:%d", r.TokenID, n)
+	return &next
+}
+
+func provision(t testing.TB, n *simnet.Network, r *cardvault.ProvisionRequest) *cardvault.NetworkToken {
+	t.Helper()
+	got, err := n.Provision(t.Context(), r)
+	if err != nil {
+		t.Fatalf("Provision = %v", err)
+	}
+	return got
+}
+
+func lookup(t testing.TB, n *simnet.Network, id string) *cardvault.NetworkToken {
+	t.Helper()
+	got, err := n.Lookup(t.Context(), cardvault.NetworkTokenRef{ID: id})
+	if err != nil {
+		t.Fatalf("Lookup = %v", err)
+	}
+	return got
+}
+
+// cryptogram asks for one under a new idempotency key.
+func cryptogram(ctx context.Context, n *simnet.Network, id string) (*cardvault.Cryptogram, error) {
+	return n.Cryptogram(ctx, &cardvault.CryptogramRequest{
+		IdempotencyKey: uuid.NewString(),
+		Token:          cardvault.NetworkTokenRef{ID: id},
+		Amount:         1,
+		Currency:       "EUR",
+	})
+}
+
+func digits(p cardvault.PAN) (s string) {
+	p.Expose(func(d []byte) { s = string(d) })
+	return s
+}
+
+func text(v cardvault.CryptogramValue) (s string) {
+	v.Expose(func(b []byte) { s = string(b) })
+	return s
+}
+
+// wantRefusal checks that err is a refusal of a source and with a code.
+func wantRefusal(t testing.TB, what string, err error, source cardvault.Source, code string) {
+	t.Helper()
+	var e *cardvault.NetworkError
+	if !errors.As(err, &e) || e.Source != source || e.Code != code || e.Retryable != (code == "scheme_unavailable") {
+		t.Errorf("%s = %#v, want a refusal of source %v, %s", what, err, source, code)
+	}
+}
+
+// A mailbox is a sink that keeps what it gets, with the time since it was made.
+type mailbox struct {
+	start time.Time
+	mu    sync.Mutex
+	got   []*cardvault.Notice
+	at    []time.Duration
+}
+
+func (m *mailbox) sink(_ context.Context, n *cardvault.Notice) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.got = append(m.got, n)
+	m.at = append(m.at, time.Since(m.start))
+	return nil
+}
+
+// take returns what has come since it was called last, such as "suspended@2s".
+func (m *mailbox) take() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var s []string
+	for i, n := range m.got {
+		s = append(s, fmt.Sprintf("%s@%v", kinds[n.Kind], m.at[i]))
+	}
+	m.got, m.at = nil, nil
+	return s
+}
+
+var kinds = map[cardvault.NoticeKind]string{
+	cardvault.NoticeActivated: "activated", cardvault.NoticeRefused: "refused",
+	cardvault.NoticeSuspended: "suspended", cardvault.NoticeResumed: "resumed",
+	cardvault.NoticeDeleted: "deleted", cardvault.NoticeInvalidated: "invalidated",
+	cardvault.NoticeCardReplaced: "replaced", cardvault.NoticeCardRenewed: "renewed",
+	cardvault.NoticeTokenRenewed: "token renewed", cardvault.NoticeArtChanged: "art changed",
+}
+
+// feed feeds sink until the returned function is called, or the test ends.
+func feed(t testing.TB, n *simnet.Network, sink func(context.Context, *cardvault.Notice) error) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- n.Feed(ctx, sink) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Feed = %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func TestScenarioPAN(t *testing.T) {
+	for _, c := range []struct {
+		scheme   cardvault.Scheme
+		scenario int
+		want     string
+	}{
+		{cardvault.SchemeVISA, 0, "4111110000000005"},
+		{cardvault.SchemeVISA, 1, "4111110000000013"},
+		{cardvault.SchemeVISA, 60, "4111110000000609"},
+		{cardvault.SchemeVISA, 71, "4111110000000716"},
+		{cardvault.SchemeVISA, 82, "4111110000000823"},
+		{cardvault.SchemeMastercard, 13, "5555550000000135"},
+		{cardvault.SchemeMastercard, 82, "5555550000000820"},
+		{cardvault.SchemeAmericanExpress, 0, "378282000000008"},
+		{cardvault.SchemeAmericanExpress, 71, "378282000000719"},
+		{cardvault.SchemeUnionPay, 0, "6200000000000005"},
+		{cardvault.SchemeUnionPay, 999, "6200000000009998"},
+	} {
+		if got := digits(simnet.ScenarioPAN(c.scheme, c.scenario)); got != c.want {
+			t.Errorf("ScenarioPAN(%v, %d) = %s, want %s", c.scheme, c.scenario, got, c.want)
+		}
+	}
+	for _, s := range all {
+		for code := range 1000 {
+			d := []byte(digits(simnet.ScenarioPAN(s, code)))
+			scheme, lengthOK := iin.Detect(d)
+			if cardvault.Scheme(scheme) != s || !lengthOK || !iin.Luhn(d) || !bytes.HasSuffix(d[:len(d)-1], fmt.Appendf(nil, "%03d", code)) {
+				t.Fatalf("ScenarioPAN(%v, %d) is %s, a number of %v", s, code, d, scheme)
+			}
+		}
+	}
+	for _, bad := range []func(){
+		func() { simnet.ScenarioPAN(cardvault.SchemeUnknown, 0) },
+		func() { simnet.ScenarioPAN(99, 0) },
+		func() { simnet.ScenarioPAN(cardvault.SchemeVISA, 1000) },
+		func() { simnet.ScenarioPAN(cardvault.SchemeVISA, -1) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("ScenarioPAN of what there is not did not panic")
+				}
+			}()
+			bad()
+		}()
+	}
+}
+
+// A course is what a scenario leads to, ten seconds later.
+type course struct {
+	code    int
+	first   cardvault.NetworkTokenStatus // what Provision answers
+	notices []string
+	then    cardvault.NetworkTokenStatus
+	check   func(t *testing.T, first, then *cardvault.NetworkToken)
+}
+
+var courses = []course{
+	{code: 0, first: active, then: active},
+	{code: 1, first: pending, then: active, notices: []string{"activated@2s"}},
+	{code: 2, first: pending, then: active},
+	{code: 30, first: active, then: inactive, notices: []string{"suspended@2s"},
+		check: func(t *testing.T, _, then *cardvault.NetworkToken) {
+			if then.SuspendedBy != cardvault.OwnersOf(cardvault.OwnerIssuer) || then.Reason == "" {
+				t.Errorf("suspended by %b for %q", then.SuspendedBy, then.Reason)
+			}
+		}},
+	{code: 31, first: active, then: active, notices: []string{"suspended@2s", "resumed@4s"}},
+	{code: 32, first: active, then: deleted, notices: []string{"deleted@2s"},
+		check: func(t *testing.T, _, then *cardvault.NetworkToken) {
+			if then.Invalidated {
+				t.Error("the card is invalidated")
+			}
+		}},
+	{code: 33, first: active, then: deleted, notices: []string{"invalidated@2s"},
+		check: func(t *testing.T, _, then *cardvault.NetworkToken) {
+			if !then.Invalidated {
+				t.Error("the card is not invalidated")
+			}
+		}},
+	{code: 34, first: active, then: active, notices: []string{"replaced@2s"},
+		check: func(t *testing.T, first, then *cardvault.NetworkToken) {
+			if *then.Card != (cardvault.CardState{LastFour: "4242", Expiry: cardvault.Expiry{Month: 11, Year: 2034}}) {
+				t.Errorf("the card is %v", *then.Card)
+			}
+		}},
+	{code: 35, first: active, then: active, notices: []string{"renewed@2s"},
+		check: func(t *testing.T, first, then *cardvault.NetworkToken) {
+			if *then.Card != (cardvault.CardState{LastFour: first.Card.LastFour, Expiry: cardvault.Expiry{Month: 11, Year: 2033}}) {
+				t.Errorf("the card is %v", *then.Card)
+			}
+		}},
+	{code: 36, first: active, then: active, notices: []string{"art changed@2s"},
+		check: func(t *testing.T, first, then *cardvault.NetworkToken) {
+			if then.Art == first.Art || then.Art == "" {
+				t.Errorf("art is %q after %q", then.Art, first.Art)
+			}
+		}},
+	{code: 37, first: active, then: active, notices: []string{"token renewed@2s"}},
+	{code: 50, first: active, then: active},
+	{code: 60, first: active, then: active, notices: []string{"resumed@4s", "resumed@4s", "suspended@4s", "suspended@4s"}},
+	{code: 70, first: active, then: active},
+	{code: 71, first: active, then: active,
+		check: func(t *testing.T, first, then *cardvault.NetworkToken) {
+			if !first.SupportsDeviceBinding || !then.SupportsDeviceBinding {
+				t.Error("device binding is not supported")
+			}
+		}},
+	{code: 80, first: active, then: active},
+	{code: 123, first: active, then: active},
+}
+
+func TestCourses(t *testing.T) {
+	for _, scheme := range defaults {
+		for _, c := range courses {
+			t.Run(fmt.Sprintf("%v/%03d", scheme, c.code), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { c.run(t, scheme) })
+			})
+		}
+	}
+}
+
+func (c course) run(t *testing.T, scheme cardvault.Scheme) {
+	n := newNetwork(t, memstore.New(), nil)
+	m := &mailbox{start: time.Now()}
+	feed(t, n, m.sink)
+	r := request(scheme, c.code)
+	first := provision(t, n, r)
+	pan := digits(r.PAN)
+	want := cardvault.CardState{LastFour: pan[len(pan)-4:], Expiry: r.Expiry}
+	if first.State != c.first || !first.StateAt.Equal(time.Now()) || first.Card == nil || *first.Card != want ||
+		first.Art == "" || first.SuspendedBy != 0 || first.Invalidated || first.ID == "" {
+		t.Errorf("Provision = %+v", first)
+	}
+	var number string
+	if c.first == active {
+		g, err := cryptogram(t.Context(), n, first.ID)
+		if err != nil {
+			t.Fatalf("Cryptogram at first = %v", err)
+		}
+		number = digits(g.Number)
+	} else {
+		_, err := cryptogram(t.Context(), n, first.ID)
+		wantRefusal(t, "Cryptogram at first", err, cardvault.SourceScheme, "declined")
+	}
+
+	<-time.After(10 * time.Second)
+	var events []*cardvault.Notice
+	m.mu.Lock()
+	events = m.got
+	m.mu.Unlock()
+	if got := m.take(); !slices.Equal(got, c.notices) {
+		t.Errorf("notices are %v, want %v", got, c.notices)
+	}
+	then := lookup(t, n, first.ID)
+	byKey, err := n.Lookup(t.Context(), cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey})
+	if err != nil || !reflect.DeepEqual(then, byKey) {
+		t.Errorf("Lookup by key = %+v, %v; by id %+v", byKey, err, then)
+	}
+	if then.State != c.then || then.ID != first.ID {
+		t.Errorf("Lookup = %+v", then)
+	}
+	if c.check != nil {
+		c.check(t, first, then)
+	}
+	for _, e := range events {
+		if e.Token.ID != first.ID || e.ID == "" || e.By != cardvault.OwnerIssuer {
+			t.Errorf("notice %+v", e)
+		}
+		if e.Card != nil && *e.Card != *then.Card || e.Art != "" && e.Art != then.Art {
+			t.Errorf("notice tells %+v, %q, and Lookup %+v, %q", e.Card, e.Art, then.Card, then.Art)
+		}
+		if (e.Kind == cardvault.NoticeCardReplaced || e.Kind == cardvault.NoticeCardRenewed) != (e.Card != nil) ||
+			(e.Kind == cardvault.NoticeArtChanged) != (e.Art != "") {
+			t.Errorf("notice %+v", e)
+		}
+	}
+	if then.State != c.first && c.code != 2 && (len(events) == 0 || !then.StateAt.Equal(events[0].OccurredAt)) {
+		t.Errorf("state is of %v, which is not what a notice told", then.StateAt)
+	}
+	g, err := cryptogram(t.Context(), n, first.ID)
+	if c.then != active {
+		wantRefusal(t, "Cryptogram", err, cardvault.SourceScheme, "declined")
+		return
+	}
+	if err != nil {
+		t.Fatalf("Cryptogram = %v", err)
+	}
+	if renewed := number != "" && digits(g.Number) != number; renewed != (c.code == 37) {
+		t.Errorf("whether the network token has a new number is %v", renewed)
+	}
+}
+
+// The notices of scenario 060 that come twice are the same, and those that come
+// later are older.
+func TestReversedNotices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork(t, memstore.New(), nil)
+		m := &mailbox{start: time.Now()}
+		feed(t, n, m.sink)
+		got := provision(t, n, request(cardvault.SchemeVISA, 60))
+		<-time.After(3 * time.Second)
+		if s := lookup(t, n, got.ID).State; s != inactive {
+			t.Errorf("state is %v meanwhile", s)
+		}
+		<-time.After(time.Second)
+		synctest.Wait()
+		if len(m.got) != 4 {
+			t.Fatalf("%d notices", len(m.got))
+		}
+		if a := m.got; *a[0] != *a[1] || *a[2] != *a[3] || a[0].ID == a[2].ID || !a[2].OccurredAt.Before(a[0].OccurredAt) {
+			t.Errorf("notices are %+v, %+v, %+v, %+v", a[0], a[1], a[2], a[3])
+		}
+	})
+}
+
+func TestRefusals(t *testing.T) {
+	const scheme, configuration = cardvault.SourceScheme, cardvault.SourceConfiguration
+	for _, c := range []struct {
+		code   int
+		source cardvault.Source
+		reason string
+		times  int
+	}{
+		{10, scheme, "card_not_eligible", math.MaxInt},
+		{11, scheme, "card_not_allowed", math.MaxInt},
+		{12, scheme, "declined", math.MaxInt},
+		{13, scheme, "declined", 1},
+		{14, scheme, "scheme_unavailable", 2},
+		{15, scheme, "scheme_unavailable", math.MaxInt},
+		{20, configuration, "merchant_not_enrolled", math.MaxInt},
+		{21, configuration, "merchant_not_enrolled", 1},
+	} {
+		for _, s := range defaults {
+			t.Run(fmt.Sprintf("%v/%03d", s, c.code), func(t *testing.T) {
+				n := newNetwork(t, memstore.New(), nil)
+				r := request(s, c.code)
+				for i := 1; i <= 4; i++ {
+					r := again(r, i)
+					for range 2 { // the same key has the same answer
+						got, err := n.Provision(t.Context(), r)
+						if i <= c.times {
+							wantRefusal(t, r.IdempotencyKey[36:], err, c.source, c.reason)
+							_, err := n.Lookup(t.Context(), cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey})
+							if !errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+								t.Errorf("Lookup = %v", err)
+							}
+						} else if err != nil || got.State != active {
+							t.Errorf("Provision %d = %+v, %v", i, got, err)
+						}
+					}
+				}
+				// What became of one token says nothing of another.
+				_, err := n.Provision(t.Context(), request(s, c.code))
+				wantRefusal(t, "another token", err, c.source, c.reason)
+			})
+		}
+	}
+}
+
+// Cards that are no scenario's become active at once, also if they look like one.
+func TestOtherCards(t *testing.T) {
+	n := newNetwork(t, memstore.New(), &simnet.Options{Schemes: all})
+	for _, c := range []struct {
+		scheme cardvault.Scheme
+		number string // check digit, if it is "?", to be added
+	}{
+		{cardvault.SchemeVISA, "4242424242424242"},
+		{cardvault.SchemeVISA, "4111141011111111116"},
+		{cardvault.SchemeMastercard, "2223003122003222"},
+		{cardvault.SchemeAmericanExpress, "378282246310005"},
+		{cardvault.SchemeDiscover, "6011000990139424"},
+		{cardvault.SchemeDinersClub, "3056930009020004"},
+		{cardvault.SchemeJCB, "3566002020360505"},
+		{cardvault.SchemeUnionPay, "6205500000000000004"},
+		{cardvault.SchemeVISA, "411112000000010?"},    // another IIN
+		{cardvault.SchemeVISA, "411111000001010?"},    // no zeros
+		{cardvault.SchemeVISA, "411111000010?"},       // 13 digits
+		{cardvault.SchemeVISA, "411111000000000010?"}, // 19 digits
+		{cardvault.SchemeDinersClub, "362272000000010?"},
+		{cardvault.SchemeMastercard, "411111000000010?"}, // of another scheme
+	} {
+		r := request(c.scheme, 0)
+		number := []byte(c.number)
+		if last := len(number) - 1; number[last] == '?' {
+			number[last] = iin.CheckDigit(number[:last])
+		}
+		r.PAN = cardvault.NewPAN(number)
+		if got := provision(t, n, r); got.State != active || got.Card.LastFour != string(number[len(number)-4:]) {
+			t.Errorf("%s: %+v", number, got)
+		}
+	}
+}
+
+func TestIdentification(t *testing.T) {
+	n := newNetwork(t, memstore.New(), nil)
+	for _, s := range defaults {
+		for _, id := range []cardvault.Identification{cardvault.IdentificationNone, cardvault.IdentificationSkipped} {
+			r := request(s, 70)
+			r.Identification = id
+			_, err := n.Provision(t.Context(), r)
+			wantRefusal(t, "Provision", err, cardvault.SourceScheme, "card_verification_failed")
+			r = request(s, 0)
+			r.Identification = id
+			provision(t, n, r)
+		}
+	}
+}
+
+// Slow answers take two seconds, unless the caller gives up.
+func TestSlow(t *testing.T) {
+	for _, s := range defaults {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNetwork(t, memstore.New(), nil)
+			r, start := request(s, 50), time.Now()
+			short, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if _, err := n.Provision(short, r); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Second {
+				t.Errorf("Provision = %v after %v", err, time.Since(start))
+			}
+			start = time.Now()
+			provision(t, n, r)
+			if took := time.Since(start); took != 2*time.Second {
+				t.Errorf("provisioning took %v", took)
+			}
+			start = time.Now()
+			if _, err := cryptogram(t.Context(), n, provision(t, n, request(s, 42)).ID); err != nil || time.Since(start) != 2*time.Second {
+				t.Errorf("Cryptogram = %v after %v", err, time.Since(start))
+			}
+		})
+	}
+}
+
+func TestDeadline(t *testing.T) {
+	for _, s := range defaults {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNetwork(t, memstore.New(), nil)
+			call := func(what string, f func(context.Context) error) {
+				t.Helper()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				start := time.Now()
+				if err := f(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Minute {
+					t.Errorf("%s = %v after %v", what, err, time.Since(start))
+				}
+			}
+			never := request(s, 51)
+			for range 2 {
+				call("Provision of 051", func(ctx context.Context) error {
+					_, err := n.Provision(ctx, never)
+					return err
+				})
+			}
+			if _, err := n.Lookup(t.Context(), cardvault.NetworkTokenRef{IdempotencyKey: never.IdempotencyKey}); !errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+				t.Errorf("Lookup after 051 = %v", err)
+			}
+			lost := request(s, 61)
+			call("Provision of 061", func(ctx context.Context) error {
+				_, err := n.Provision(ctx, lost)
+				return err
+			})
+			found, err := n.Lookup(t.Context(), cardvault.NetworkTokenRef{IdempotencyKey: lost.IdempotencyKey})
+			if err != nil || found.State != active {
+				t.Errorf("Lookup after 061 = %+v, %v", found, err)
+			}
+			if got := provision(t, n, lost); got.ID != found.ID {
+				t.Errorf("Provision repeated is %s, Lookup was %s", got.ID, found.ID)
+			}
+			call("Cryptogram of 043", func(ctx context.Context) error {
+				_, err := cryptogram(ctx, n, provision(t, n, request(s, 43)).ID)
+				return err
+			})
+		})
+	}
+}
+
+func TestCryptogramRefusals(t *testing.T) {
+	n := newNetwork(t, memstore.New(), nil)
+	for _, s := range defaults {
+		call := func(id string) error {
+			_, err := cryptogram(t.Context(), n, id)
+			return err
+		}
+		scheme, configured := provision(t, n, request(s, 40)).ID, provision(t, n, request(s, 41)).ID
+		transient := provision(t, n, request(s, 44)).ID
+		for range 3 {
+			wantRefusal(t, "Cryptogram of 040", call(scheme), cardvault.SourceScheme, "declined")
+			wantRefusal(t, "Cryptogram of 041", call(configured), cardvault.SourceConfiguration, "merchant_not_enrolled")
+		}
+		for range 2 {
+			wantRefusal(t, "Cryptogram of 044", call(transient), cardvault.SourceScheme, "scheme_unavailable")
+		}
+		for range 2 {
+			if err := call(transient); err != nil {
+				t.Errorf("Cryptogram of 044 at last = %v", err)
+			}
+		}
+		g, err := cryptogram(t.Context(), n, provision(t, n, request(s, 45)).ID)
+		if err != nil || g.ECI != "" || g.Value.IsZero() {
+			t.Errorf("Cryptogram of 045 = %+v, %v", g, err)
+		}
+	}
+	_, err := cryptogram(t.Context(), n, "none")
+	wantRefusal(t, "Cryptogram of an unknown token", err, cardvault.SourceScheme, "declined")
+}
+
+// Network tokens and cryptograms have the form of their scheme.
+func TestForms(t *testing.T) {
+	n := newNetwork(t, memstore.New(), &simnet.Options{Schemes: all})
+	prefix := map[cardvault.Scheme]string{
+		cardvault.SchemeVISA: "489500", cardvault.SchemeMastercard: "548098",
+		cardvault.SchemeAmericanExpress: "379900", cardvault.SchemeDiscover: "601100",
+	}
+	seen := map[string]bool{}
+	for _, s := range all {
+		length, size, eci, expiry := 16, 20, "07", cardvault.Expiry{Month: 11, Year: 2033}
+		switch s {
+		case cardvault.SchemeMastercard:
+			size, eci = 19, "06"
+		case cardvault.SchemeAmericanExpress:
+			length = 15
+		case cardvault.SchemeVISA:
+			expiry.Year = 2030 // the card's
+		}
+		for range 100 {
+			r := request(s, 0)
+			id := provision(t, n, r).ID
+			c := &cardvault.CryptogramRequest{IdempotencyKey: uuid.NewString(), Token: cardvault.NetworkTokenRef{ID: id}}
+			g, err := n.Cryptogram(t.Context(), c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			same, err := n.Cryptogram(t.Context(), c)
+			if err != nil || text(same.Value) != text(g.Value) || digits(same.Number) != digits(g.Number) {
+				t.Fatalf("the same key has another cryptogram, or %v", err)
+			}
+			other, err := cryptogram(t.Context(), n, id)
+			if err != nil || digits(other.Number) != digits(g.Number) || other.Expiry != g.Expiry {
+				t.Fatalf("another cryptogram is of another number, or %v", err)
+			}
+			for _, v := range []string{text(g.Value), text(other.Value)} {
+				b, err := base64.StdEncoding.DecodeString(v)
+				if err != nil || len(b) != size || len(v) != 28 || seen[v] {
+					t.Fatalf("%v: cryptogram of %d characters, %d bytes, seen before: %v", s, len(v), len(b), seen[v])
+				}
+				seen[v] = true
+			}
+			number, card := digits(g.Number), digits(r.PAN)
+			scheme, lengthOK := iin.Detect([]byte(number))
+			if len(number) != length || !lengthOK || cardvault.Scheme(scheme) != s || !iin.Luhn([]byte(number)) ||
+				number[:6] == card[:6] || number[len(number)-4:] == card[len(card)-4:] || !strings.HasPrefix(number, prefix[s]) {
+				t.Fatalf("%v: network token number %s", s, number)
+			}
+			if g.TokenID != id || g.ECI != eci || g.Expiry != expiry {
+				t.Fatalf("%v: %+v", s, g)
+			}
+		}
+	}
+}
+
+// No card keeps its last four digits when it is replaced, and its network token
+// never has the same.
+func TestLastFour(t *testing.T) {
+	n := newNetwork(t, memstore.New(), nil)
+	r := request(cardvault.SchemeVISA, 0)
+	r.PAN = cardvault.NewPAN([]byte("4242424242424242"))
+	id := provision(t, n, r).ID
+	for _, want := range []string{"2424", "4242", "2424"} {
+		if err := n.Control().Replace(t.Context(), r.TokenID); err != nil {
+			t.Fatal(err)
+		}
+		if got := lookup(t, n, id).Card.LastFour; got != want {
+			t.Errorf("the card ends in %s, want %s", got, want)
+		}
+	}
+	// Under these keys the first number that is drawn ends in these digits.
+	for key, four := range map[string]string{"draw-550": "0005", "draw-3114": "4242", "draw-211": "2424"} {
+		r := request(cardvault.SchemeVISA, 0)
+		r.IdempotencyKey = key
+		g, err := cryptogram(t.Context(), n, provision(t, n, r).ID)
+		if err != nil || digits(g.Number)[12:] == four {
+			t.Errorf("the network token ends in %s as the card does or will, or %v", four, err)
+		}
+	}
+}
+
+func TestEligible(t *testing.T) {
+	n := newNetwork(t, memstore.New(), nil)
+	for s := range cardvault.Scheme(20) {
+		err := n.Eligible(s, uuid.New())
+		if slices.Contains(defaults, s) {
+			if err != nil {
+				t.Errorf("Eligible(%v) = %v", s, err)
+			}
+			continue
+		}
+		wantRefusal(t, "Eligible", err, cardvault.SourceConfiguration, "scheme_not_enabled")
+	}
+	_, err := n.Provision(t.Context(), request(cardvault.SchemeJCB, 0))
+	wantRefusal(t, "Provision", err, cardvault.SourceConfiguration, "scheme_not_enabled")
+	n = newNetwork(t, memstore.New(), &simnet.Options{Schemes: []cardvault.Scheme{cardvault.SchemeJCB}})
+	provision(t, n, request(cardvault.SchemeJCB, 0))
+	wantRefusal(t, "Eligible", n.Eligible(cardvault.SchemeVISA, uuid.Nil), cardvault.SourceConfiguration, "scheme_not_enabled")
+}
+
+func TestBadRequests(t *testing.T) {
+	n := newNetwork(t, memstore.New(), nil)
+	for _, change := range []func(*cardvault.ProvisionRequest){
+		func(r *cardvault.ProvisionRequest) { r.IdempotencyKey = "" },
+		func(r *cardvault.ProvisionRequest) { r.IdempotencyKey = strings.Repeat("a", 65) },
+	} {
+		r := request(cardvault.SchemeVISA, 0)
+		change(r)
+		_, err := n.Provision(t.Context(), r)
+		wantRefusal(t, "Provision", err, cardvault.SourceConfiguration, "invalid_request")
+	}
+	for _, change := range []func(*cardvault.ProvisionRequest){
+		func(r *cardvault.ProvisionRequest) { r.PAN = cardvault.PAN{} },
+		func(r *cardvault.ProvisionRequest) { r.PAN = cardvault.NewPAN([]byte("4111110000000006")) },
+		func(r *cardvault.ProvisionRequest) { r.PAN = cardvault.NewPAN([]byte("41111100000")) },
+		func(r *cardvault.ProvisionRequest) { r.Expiry = cardvault.Expiry{} },
+		func(r *cardvault.ProvisionRequest) { r.Expiry.Month = 13 },
+		func(r *cardvault.ProvisionRequest) { r.Expiry.Year = 2100 },
+	} {
+		r := request(cardvault.SchemeVISA, 0)
+		change(r)
+		_, err := n.Provision(t.Context(), r)
+		wantRefusal(t, "Provision", err, cardvault.SourceScheme, "invalid_card_data")
+	}
+	_, err := n.Cryptogram(t.Context(), &cardvault.CryptogramRequest{})
+	wantRefusal(t, "Cryptogram", err, cardvault.SourceConfiguration, "invalid_request")
+}
+
+func TestUnknown(t *testing.T) {
+	n := newNetwork(t, memstore.New(), nil)
+	for _, ref := range []cardvault.NetworkTokenRef{
+		{ID: "none", IdempotencyKey: "k"}, {ID: strings.Repeat("A", 26)}, {ID: strings.Repeat("A", 300)}, {IdempotencyKey: "k"}, {},
+	} {
+		if _, err := n.Lookup(t.Context(), ref); !errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+			t.Errorf("Lookup = %v", err)
+		}
+		if err := n.Suspend(t.Context(), ref); !errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+			t.Errorf("Suspend = %v", err)
+		}
+		if err := n.Delete(t.Context(), ref); err != nil {
+			t.Errorf("Delete = %v", err)
+		}
+	}
+}
+
+// Whatever is done with a card, its number is in nothing that is stored.
+func TestNoCardData(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var forbidden [][]byte
+		var requests []*cardvault.ProvisionRequest
+		for _, code := range []int{0, 1, 13, 14, 31, 34, 44} {
+			for _, s := range defaults {
+				r := request(s, code)
+				r.Name = cardvault.NewName([]byte("Ada Example"))
+				r.SecurityCode = cardvault.NewSecurityCode([]byte("7391"))
+				requests = append(requests, r)
+				forbidden = append(forbidden, []byte(digits(r.PAN)))
+			}
+		}
+		forbidden = append(forbidden, []byte("Ada Example"), []byte("7391"))
+		n := newNetwork(t, storetest.Canary(t, memstore.New(), forbidden...), &simnet.Options{Shared: true})
+		feed(t, n, (&mailbox{start: time.Now()}).sink)
+		for _, r := range requests {
+			for i := range 3 {
+				got, err := n.Provision(t.Context(), again(r, i))
+				if err != nil {
+					continue
+				}
+				if _, err := cryptogram(t.Context(), n, got.ID); err == nil {
+					if err := n.Control().Renew(t.Context(), r.TokenID); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		}
+		<-time.After(time.Minute)
+	})
+}
+
+func TestCardArt(t *testing.T) {
+	n := newNetwork(t, memstore.New(), &simnet.Options{Schemes: all})
+	images := map[string]string{}
+	for _, s := range all {
+		for _, code := range []int{0, 36} {
+			first := provision(t, n, request(s, code))
+			if code == 36 {
+				n.Advance(2 * time.Second)
+			}
+			id := lookup(t, n, first.ID).Art
+			mediaType, b, err := n.CardArt(t.Context(), id)
+			if err != nil || mediaType != "image/png" || len(b) > cardvault.MaxCardArt {
+				t.Fatalf("CardArt = %s, %d bytes, %v", mediaType, len(b), err)
+			}
+			if m, err := png.Decode(bytes.NewReader(b)); err != nil || m.Bounds().Dx() != 480 || m.Bounds().Dy() != 302 {
+				t.Fatalf("art is no PNG of 480 by 302: %v", err)
+			}
+			if other, ok := images[string(b)]; ok {
+				t.Errorf("%s looks like %s", id, other)
+			}
+			images[string(b)] = id
+			clear(b)
+			if _, same, err := n.CardArt(t.Context(), id); err != nil || images[string(same)] != id {
+				t.Errorf("%s has changed, or %v", id, err)
+			}
+			if second := provision(t, n, request(s, 0)); code == 0 && second.Art != id {
+				t.Errorf("cards of %v have the art %s and %s", s, id, second.Art)
+			}
+		}
+	}
+	if _, _, err := n.CardArt(t.Context(), "none"); err == nil {
+		t.Error("there is art that there is not")
+	}
+}
+
+func TestOptions(t *testing.T) {
+	if _, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{Schemes: []cardvault.Scheme{cardvault.SchemeUnknown}}); err == nil {
+		t.Error("New took a scheme that it does not know")
+	}
+	number := func(s store.Store, seed uint64) string {
+		n := newNetwork(t, s, &simnet.Options{Seed: seed})
+		r := request(cardvault.SchemeVISA, 0)
+		r.IdempotencyKey = "same"
+		g, err := cryptogram(t.Context(), n, provision(t, n, r).ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return digits(g.Number)
+	}
+	s := memstore.New()
+	first := number(s, 0)
+	if number(s, 1) != first {
+		t.Error("the seed of a state has changed")
+	}
+	if number(memstore.New(), 0) != first || number(memstore.New(), 1) == first {
+		t.Error("numbers do not follow from the seed alone")
+	}
+	newer := memstore.New()
+	err := newer.Update(t.Context(), func(tx store.Tx) error {
+		tx.Put(&store.Record{Kind: 1, ID: uuid.UUID{15: 1}, Version: 1, Shown: []byte(`{"format":2}`)})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := simnet.New(t.Context(), newer, nil); !errors.Is(err, store.ErrFormat) {
+		t.Errorf("New on a newer state = %v", err)
+	}
+}

@@ -1,0 +1,437 @@
+package simnet
+
+import (
+	"cmp"
+	"context"
+	"encoding/base32"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// An attempt is what came of the provisioning under one idempotency key: a
+// refusal, a network token, or one that another key has made.
+type attempt struct {
+	Refused bool      `json:"refused,omitzero"`
+	Of      uuid.UUID `json:"of,omitzero"` // the attempt that has made it
+	Token   *token    `json:"token,omitzero"`
+}
+
+// A token is a network token. Times are microseconds of the simulator's clock.
+type token struct {
+	Scheme   scheme `json:"scheme"`
+	Scenario int    `json:"scenario,omitzero"`
+	Made     int64  `json:"made"`
+
+	First card `json:"first"` // as it was provisioned
+	Card  card `json:"card"`
+	Art   int  `json:"art"` // which of the scheme
+
+	Expiry     cardvault.Expiry `json:"expiry"`              // of the network token
+	Generation int              `json:"generation,omitzero"` // of its number
+
+	State       status           `json:"state"`
+	StateAt     int64            `json:"state_at"`
+	SuspendedBy cardvault.Owners `json:"suspended_by,omitzero"`
+	Invalidated bool             `json:"invalidated,omitzero"`
+
+	Refusals int      `json:"refusals,omitzero"` // of cryptograms
+	Changes  int      `json:"changes,omitzero"`  // that were ever made or planned
+	Last     int64    `json:"last"`              // when the last of them was made
+	Timeline []change `json:"timeline,omitzero"` // planned ones, in order
+	Outbox   []notice `json:"outbox,omitzero"`   // in the order of delivery
+	Tries    int      `json:"tries,omitzero"`    // failed deliveries of the first of them
+	Again    int64    `json:"again,omitzero"`    // when it is delivered again, if Tries is not 0
+}
+
+// Stored as numbers, not as text.
+type (
+	scheme cardvault.Scheme
+	status cardvault.NetworkTokenStatus
+)
+
+const (
+	pending  = status(cardvault.NetworkTokenPending)
+	active   = status(cardvault.NetworkTokenActive)
+	inactive = status(cardvault.NetworkTokenInactive)
+	deleted  = status(cardvault.NetworkTokenDeleted)
+)
+
+// A card is what is known of a card. It is kept in the clear.
+type card struct {
+	LastFour string           `json:"last_four"`
+	Expiry   cardvault.Expiry `json:"expiry"`
+}
+
+// A change is what happens to a network token, and is told by a notice.
+type change struct {
+	N    int                  `json:"n"` // numbers those of a network token
+	Kind cardvault.NoticeKind `json:"kind"`
+	By   cardvault.Owner      `json:"by,omitzero"`
+	At   int64                `json:"at"`
+}
+
+// A notice tells of a change from a time on.
+type notice struct {
+	Due int64 `json:"due"`
+	change
+}
+
+// backlog bounds how many notices of a network token wait. The oldest are lost,
+// and what they tell is found by Lookup.
+const backlog = 100
+
+const (
+	lastYear     = 2099
+	replaceYears = 4
+	renewYears   = 3
+)
+
+// newLastFours are those that a card which is replaced gets in turn.
+var newLastFours = [...]string{"4242", "2424"}
+
+// newToken returns what is made of a card.
+func newToken(of cardvault.Scheme, code int, c card, now int64) *token {
+	t := &token{
+		Scheme: scheme(of), Scenario: code, Made: now, First: c, Card: c, Art: 1, Expiry: c.Expiry,
+		State: active, StateAt: now, Last: now,
+	}
+	if of != cardvault.SchemeVISA {
+		t.Expiry = after(c.Expiry, 3)
+	}
+	s := scenarios[code]
+	if s.pending {
+		t.State = pending
+	}
+	for _, step := range s.steps {
+		c := t.next(step.kind, cardvault.OwnerIssuer, now+step.after.Microseconds())
+		t.Timeline = append(t.Timeline, c)
+		switch {
+		case s.silent:
+		case s.reversed:
+			end := now + s.steps[len(s.steps)-1].after.Microseconds()
+			t.Outbox = slices.Insert(t.Outbox, 0, notice{end, c}, notice{end, c})
+		default:
+			t.Outbox = append(t.Outbox, notice{c.At, c})
+		}
+	}
+	return t
+}
+
+// after returns an expiry some years later.
+func after(e cardvault.Expiry, years int) cardvault.Expiry {
+	return cardvault.Expiry{Month: e.Month, Year: min(e.Year+years, lastYear)}
+}
+
+// next returns a change at a time, or just after the last one: vaults drop what
+// is older than what they know.
+func (t *token) next(kind cardvault.NoticeKind, by cardvault.Owner, at int64) change {
+	t.Changes++
+	return change{t.Changes, kind, by, max(at, t.Last+1)}
+}
+
+// settle makes the changes that are due.
+func (t *token) settle(now int64) {
+	for len(t.Timeline) > 0 && t.Timeline[0].At <= now {
+		c := t.Timeline[0]
+		t.Timeline = t.Timeline[1:]
+		t.apply(c)
+	}
+}
+
+// happen makes a change now, tells of it, and reports whether it means something.
+func (t *token) happen(kind cardvault.NoticeKind, by cardvault.Owner, now int64) bool {
+	c := t.next(kind, by, now)
+	if !t.apply(c) {
+		return false
+	}
+	i, _ := slices.BinarySearchFunc(t.Outbox, now+1, func(o notice, due int64) int { return cmp.Compare(o.Due, due) })
+	t.Outbox = slices.Insert(t.Outbox, i, notice{now, c})
+	if len(t.Outbox) > backlog {
+		t.Outbox, t.Tries = t.Outbox[1:], 0
+	}
+	return true
+}
+
+// apply makes a change and reports whether it means something in this state.
+func (t *token) apply(c change) bool {
+	owner := cardvault.OwnersOf(c.By)
+	state, owners := t.State, t.SuspendedBy
+	switch c.Kind {
+	case cardvault.NoticeActivated:
+		if state != pending {
+			return false
+		}
+		state = active
+	case cardvault.NoticeSuspended:
+		if state == pending || state == deleted || owners&owner != 0 {
+			return false
+		}
+		state, owners = inactive, owners|owner
+	case cardvault.NoticeResumed:
+		if owners&owner == 0 {
+			return false
+		}
+		if owners &^= owner; owners == 0 {
+			state = active
+		}
+	case cardvault.NoticeDeleted, cardvault.NoticeInvalidated:
+		if state == deleted {
+			return false
+		}
+		state, owners = deleted, 0
+		t.Invalidated = c.Kind == cardvault.NoticeInvalidated
+		t.Outbox = slices.DeleteFunc(t.Outbox, func(o notice) bool { return o.Due > c.At })
+	default:
+		if state == deleted {
+			return false
+		}
+		t.renew(c.Kind)
+	}
+	if state != t.State || owners != t.SuspendedBy {
+		t.State, t.SuspendedBy, t.StateAt = state, owners, c.At
+	}
+	t.Last = c.At
+	return true
+}
+
+// renew changes what there is beside the state.
+func (t *token) renew(kind cardvault.NoticeKind) {
+	switch kind {
+	case cardvault.NoticeCardReplaced:
+		four := newLastFours[0]
+		if t.Card.LastFour == four {
+			four = newLastFours[1]
+		}
+		t.Card = card{four, after(t.Card.Expiry, replaceYears)}
+	case cardvault.NoticeCardRenewed:
+		t.Card.Expiry = after(t.Card.Expiry, renewYears)
+	case cardvault.NoticeTokenRenewed:
+		t.Generation++
+		t.Expiry = after(t.Expiry, renewYears)
+	case cardvault.NoticeArtChanged:
+		t.Art = artVersions + 1 - t.Art
+	}
+}
+
+// due is when Feed has something to do, the zero time if never.
+func (t *token) due() time.Time {
+	switch {
+	case len(t.Outbox) == 0:
+		return time.Time{}
+	case t.Tries > 0:
+		return time.UnixMicro(t.Again)
+	}
+	return time.UnixMicro(t.Outbox[0].Due)
+}
+
+// tell returns what the vault is told of a network token and its card.
+func (t *token) tell(row uuid.UUID, c card) *cardvault.NetworkToken {
+	reason := ""
+	switch {
+	case t.State == inactive:
+		reason = schemeCodes[cardvault.NoticeSuspended]
+	case t.Invalidated:
+		reason = schemeCodes[cardvault.NoticeInvalidated]
+	case t.State == deleted:
+		reason = schemeCodes[cardvault.NoticeDeleted]
+	}
+	return &cardvault.NetworkToken{
+		ID:                    tokenID(row),
+		State:                 cardvault.NetworkTokenStatus(t.State),
+		StateAt:               time.UnixMicro(t.StateAt).UTC(),
+		SuspendedBy:           t.SuspendedBy,
+		Reason:                reason,
+		Invalidated:           t.Invalidated,
+		Card:                  c.state(),
+		Art:                   artID(cardvault.Scheme(t.Scheme), t.Art),
+		SupportsDeviceBinding: scenarios[t.Scenario].binding,
+	}
+}
+
+func (c card) state() *cardvault.CardState {
+	return &cardvault.CardState{LastFour: c.LastFour, Expiry: c.Expiry}
+}
+
+// schemeCodes are reasons as a scheme gives them.
+var schemeCodes = map[cardvault.NoticeKind]string{
+	cardvault.NoticeSuspended:   "SUSPECTED_FRAUD",
+	cardvault.NoticeDeleted:     "OTHER",
+	cardvault.NoticeInvalidated: "ACCOUNT_CLOSED",
+}
+
+// notice returns a notice as the vault gets it.
+func (t *token) notice(row uuid.UUID, o notice) *cardvault.Notice {
+	m := &cardvault.Notice{
+		ID:         tokenID(row) + "-" + strconv.Itoa(o.N),
+		Kind:       o.Kind,
+		OccurredAt: time.UnixMicro(o.At).UTC(),
+		Token:      cardvault.NetworkTokenRef{ID: tokenID(row)},
+		By:         o.By,
+		SchemeCode: schemeCodes[o.Kind],
+	}
+	switch o.Kind {
+	case cardvault.NoticeCardReplaced, cardvault.NoticeCardRenewed:
+		m.Card = t.Card.state()
+	case cardvault.NoticeArtChanged:
+		m.Art = artID(cardvault.Scheme(t.Scheme), t.Art)
+	}
+	return m
+}
+
+// ids has an alphabet with few digits: an id never looks like a card number.
+var ids = base32.StdEncoding.WithPadding(base32.NoPadding)
+
+// tokenID is the id of a network token, as the vault knows it.
+func tokenID(row uuid.UUID) string { return ids.EncodeToString(row[:]) }
+
+func rowOf(id string) (row uuid.UUID, ok bool) {
+	b, err := ids.DecodeString(id)
+	if err != nil || len(b) != len(row) {
+		return row, false
+	}
+	return uuid.UUID(b), true
+}
+
+// A held token is one with its record. token is nil if the attempt was refused.
+type held struct {
+	record *store.Record
+	token  *token
+}
+
+// find returns the network token of an attempt as it is now, or store.ErrNotFound
+// if there is no such attempt.
+func (n *Network) find(tx store.ReadTx, row uuid.UUID, now int64) (*held, error) {
+	for range 2 { // the network token of another attempt is its own
+		r, err := tx.Get(kindAttempt, row)
+		if err != nil {
+			return nil, err
+		}
+		var a attempt
+		if err := decode(r, &a); err != nil {
+			return nil, err
+		}
+		if a.Of == uuid.Nil {
+			if a.Token != nil {
+				a.Token.settle(now)
+			}
+			return &held{r, a.Token}, nil
+		}
+		row = a.Of
+	}
+	return nil, fmt.Errorf("simnet: %w", store.ErrDamaged)
+}
+
+// share returns the network token that a card number has, or makes it that of row
+// and returns nil.
+func (n *Network) share(tx store.Tx, cardID, row uuid.UUID, now int64) (*held, error) {
+	r, err := tx.Get(kindCard, cardID)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		r = &store.Record{Kind: kindCard, ID: cardID}
+	case err != nil:
+		return nil, err
+	default:
+		of, err := uuid.FromBytes(r.Shown)
+		if err != nil {
+			return nil, fmt.Errorf("simnet: %w", store.ErrDamaged)
+		}
+		h, err := n.find(tx, of, now)
+		if err != nil || h.token != nil && h.token.State != deleted {
+			return h, err
+		}
+	}
+	r.Shown = row[:]
+	r.Version++
+	tx.Put(r)
+	return nil, nil
+}
+
+// rowOfRef returns which attempt a ref means.
+func (n *Network) rowOfRef(ref cardvault.NetworkTokenRef) (row uuid.UUID, ok bool) {
+	if ref.ID != "" {
+		return rowOf(ref.ID)
+	}
+	return n.row(ref.IdempotencyKey), true
+}
+
+// look returns a network token as it is now, or cardvault.ErrUnknownNetworkToken.
+func (n *Network) look(ctx context.Context, ref cardvault.NetworkTokenRef) (h *held, err error) {
+	row, ok := n.rowOfRef(ref)
+	if !ok {
+		return nil, cardvault.ErrUnknownNetworkToken
+	}
+	now := n.now()
+	err = n.store.View(ctx, func(tx store.ReadTx) (err error) {
+		h, err = n.find(tx, row, now)
+		return err
+	})
+	if errors.Is(err, store.ErrNotFound) || err == nil && h.token == nil {
+		return nil, cardvault.ErrUnknownNetworkToken
+	}
+	return h, err
+}
+
+// update lets f change a network token and stores it if f has. f may run more than
+// once.
+func (n *Network) update(ctx context.Context, row uuid.UUID, f func(*token) (changed bool, err error)) error {
+	now := n.now()
+	err := n.store.Update(ctx, func(tx store.Tx) error {
+		h, err := n.find(tx, row, now)
+		if err != nil {
+			return err
+		}
+		if h.token == nil {
+			return cardvault.ErrUnknownNetworkToken
+		}
+		changed, err := f(h.token)
+		if err != nil || !changed {
+			return err
+		}
+		return put(tx, h.record, &attempt{Token: h.token})
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return cardvault.ErrUnknownNetworkToken
+	}
+	return err
+}
+
+func (n *Network) updateRef(ctx context.Context, ref cardvault.NetworkTokenRef, f func(*token) (changed bool, err error)) error {
+	row, ok := n.rowOfRef(ref)
+	if !ok {
+		return cardvault.ErrUnknownNetworkToken
+	}
+	return n.update(ctx, row, f)
+}
+
+// put writes an attempt into its record. The token does not find it any more once
+// the network token is deleted.
+func put(tx store.Tx, r *store.Record, a *attempt) (err error) {
+	r.Version++
+	if a.Token != nil {
+		r.Due = a.Token.due()
+		if a.Token.State == deleted {
+			r.Lookup = nil
+		}
+	}
+	if r.Shown, err = json.Marshal(a); err != nil {
+		return err
+	}
+	tx.Put(r)
+	return nil
+}
+
+// decode reads what a record shows.
+func decode(r *store.Record, v any) error {
+	if err := json.Unmarshal(r.Shown, v); err != nil {
+		return fmt.Errorf("simnet: %w", store.ErrDamaged)
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package simnet_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/vaulttest"
+)
+
+// What a vault makes of each scenario.
+func TestVault(t *testing.T) {
+	for _, c := range []struct {
+		code   int
+		early  string // after a second
+		status string // after two minutes
+		reason string
+		check  func(*cardvault.Token) bool
+	}{
+		{code: 0, early: "active", status: "active"},
+		{code: 1, early: "pending", status: "active"},
+		{code: 2, early: "pending", status: "active"},
+		{code: 10, early: "failed", status: "failed", reason: "card_not_eligible"},
+		{code: 11, early: "failed", status: "failed", reason: "card_not_allowed"},
+		{code: 12, early: "failed", status: "failed", reason: "declined"},
+		{code: 13, early: "failed", status: "failed", reason: "declined"},
+		{code: 14, early: "pending", status: "active"},
+		{code: 15, early: "pending", status: "failed", reason: "scheme_unavailable"},
+		{code: 20, early: "not_available", status: "not_available", reason: "merchant_not_enrolled"},
+		{code: 21, early: "not_available", status: "not_available", reason: "merchant_not_enrolled"},
+		{code: 30, early: "active", status: "inactive", reason: "suspended_by_issuer"},
+		{code: 31, early: "active", status: "active"},
+		{code: 32, early: "active", status: "deleted", reason: "deleted_by_issuer"},
+		{code: 33, early: "active", status: "deleted", reason: "account_closed",
+			check: func(t *cardvault.Token) bool { return t.Status == cardvault.StatusInvalid }},
+		{code: 34, early: "active", status: "active",
+			check: func(t *cardvault.Token) bool { return t.LastFour == "4242" && t.Expiry.Year == 2034 }},
+		{code: 35, early: "active", status: "active",
+			check: func(t *cardvault.Token) bool { return t.LastFour != "4242" && t.Expiry.Year == 2033 }},
+		{code: 36, early: "active", status: "active"},
+		{code: 37, early: "active", status: "active"},
+		{code: 50, early: "pending", status: "active"},
+		{code: 51, early: "pending", status: "failed", reason: "timeout"},
+		{code: 60, early: "active", status: "active"},
+		{code: 61, early: "pending", status: "active"},
+		{code: 70, early: "failed", status: "failed", reason: "card_verification_failed"},
+		{code: 71, early: "active", status: "active",
+			check: func(t *cardvault.Token) bool { return t.SupportsDeviceBinding }},
+	} {
+		t.Run(fmt.Sprintf("%03d", c.code), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v := vaulttest.NewWith(t, &cardvault.Options{
+					Mode:    cardvault.Sandbox,
+					BaseURL: "https://vault.example",
+					Network: newNetwork(t, memstore.New(), nil),
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan error)
+				go func() { done <- v.Run(ctx) }()
+				defer func() {
+					cancel()
+					if err := <-done; err != nil {
+						t.Error(err)
+					}
+				}()
+				first, err := v.Import(ctx, cardvault.Card{
+					PAN:    simnet.ScenarioPAN(cardvault.SchemeVISA, c.code),
+					Expiry: cardvault.Expiry{Month: 11, Year: 2030},
+				}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				token := func() *cardvault.Token {
+					synctest.Wait()
+					got, err := v.Get(ctx, first.ID)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return got
+				}
+				<-time.After(time.Second)
+				early := token()
+				if got := early.NetworkTokenStatus.String(); got != c.early {
+					t.Errorf("status is %s after a second, want %s", got, c.early)
+				}
+				<-time.After(2 * time.Minute)
+				got, reason := token(), ""
+				if got.NetworkTokenStatusReason != nil {
+					reason = got.NetworkTokenStatusReason.Code
+				}
+				if got.NetworkTokenStatus.String() != c.status || reason != c.reason {
+					t.Errorf("status is %v, %q, want %s, %q", got.NetworkTokenStatus, reason, c.status, c.reason)
+				}
+				if c.check != nil && !c.check(got) {
+					t.Errorf("the token is %+v", got)
+				}
+				if invalid := got.Status == cardvault.StatusInvalid; invalid != (c.code == 33) {
+					t.Errorf("the token is %v", got.Status)
+				}
+				if c.early == "active" && (early.CardArtURL == "" || (early.CardArtURL != got.CardArtURL) != (c.code == 36)) {
+					t.Errorf("card art is %q, then %q", early.CardArtURL, got.CardArtURL)
+				}
+				if c.code == 13 || c.code == 21 {
+					if _, err := v.Provision(ctx, first.ID); err != nil {
+						t.Fatal(err)
+					}
+					<-time.After(time.Second)
+					if got := token().NetworkTokenStatus; got != cardvault.NetworkTokenActive {
+						t.Errorf("status is %v after the next provisions", got)
+					}
+				}
+			})
+		})
+	}
+}

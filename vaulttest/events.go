@@ -1,0 +1,384 @@
+package vaulttest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// A Recorder is a sink of events that keeps them for a test to look at. The zero
+// value is ready. It may be used concurrently, and by several vaults.
+//
+//	var events vaulttest.Recorder
+//	v := vaulttest.NewWith(t, &cardvault.Options{Mode: cardvault.Sandbox, Events: &events})
+//	… // the program that is tested
+//	err := v.Drain(t.Context())
+//	got := events.Events()
+type Recorder struct {
+	mu     sync.Mutex
+	events []*cardvault.Event
+}
+
+var _ cardvault.EventSink = (*Recorder)(nil)
+
+// Event implements [cardvault.EventSink]. It takes every event.
+func (r *Recorder) Event(_ context.Context, e *cardvault.Event) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, e)
+	return nil
+}
+
+// Events returns what has arrived, in that order: an event that arrived twice is
+// there twice. The slice is the caller's.
+func (r *Recorder) Events() []*cardvault.Event {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.events)
+}
+
+var eventBehaviours = []behaviour{
+	{"Events", events},
+	{"EventsUnheard", eventsUnheard},
+	{"EventsOfADeletedToken", eventsOfADeletedToken},
+	{"EventsRefused", eventsRefused},
+	{"EventsRepeated", eventsRepeated},
+	{"EventsOfTwoVaults", eventsOfTwoVaults},
+	{"EventOfAnExpiry", eventOfAnExpiry},
+}
+
+// A sink records what it takes, and refuses what refuse says.
+type sink struct {
+	Recorder
+	mu      sync.Mutex
+	refuse  func(*cardvault.Event) bool
+	refused []*cardvault.Event
+}
+
+func (s *sink) Event(ctx context.Context, e *cardvault.Event) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refuse != nil && s.refuse(e) {
+		s.refused = append(s.refused, e)
+		return errors.New("not now")
+	}
+	return s.Recorder.Event(ctx, e)
+}
+
+// set changes what is refused and returns what was, until now.
+func (s *sink) set(refuse func(*cardvault.Event) bool) []*cardvault.Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	refused := s.refused
+	s.refuse, s.refused = refuse, nil
+	return refused
+}
+
+// listening returns a sandbox on s whose events go to sink.
+func listening(t testing.TB, s store.Store, sink cardvault.EventSink) *cardvault.Vault {
+	t.Helper()
+	return vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Events: sink})
+}
+
+// told is what an event is checked for: of which token, what and why.
+func told(token *cardvault.Token, typ cardvault.EventType, why cardvault.EventReason) string {
+	return fmt.Sprint(token.ID, " ", typ, " ", why)
+}
+
+// arrived checks that events are these, in this order, and well formed.
+func arrived(t testing.TB, what string, events []*cardvault.Event, want ...string) {
+	t.Helper()
+	var got []string
+	for _, e := range events {
+		got = append(got, fmt.Sprint(e.TokenID, " ", e.Type, " ", e.Reason))
+		if e.ID.Version() != 4 || e.Account == uuid.Nil || e.CreatedAt.IsZero() || e.CreatedAt.After(time.Now()) {
+			t.Errorf("%s: event %+v", what, e)
+		}
+		if (e.Token == nil) != (e.Type == cardvault.TokenDeleted) || e.Token != nil && e.Token.ID != e.TokenID {
+			t.Errorf("%s: event %v of token %v has token %v", what, e.Type, e.TokenID, e.Token)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: events\n got %q\nwant %q", what, got, want)
+	}
+}
+
+// rename updates a token.
+func rename(t testing.TB, v *cardvault.Vault, token *cardvault.Token, key string) *cardvault.Token {
+	t.Helper()
+	key = canary + key
+	return must(v.Update(t.Context(), token.ID, cardvault.TokenUpdate{BusinessKey: &key}))(t)
+}
+
+func events(t *testing.T, s store.Store) {
+	var sink Recorder
+	v, ctx := listening(t, s, &sink), t.Context()
+	other := must(v.CreateAccount(ctx, canary, nil))(t)
+
+	c := card(1)
+	c.Name = name(canary)
+	imported := importCard(t, v, c, &cardvault.ImportOptions{BusinessKey: canary})
+	patched := rename(t, v, imported, "a")
+	again := rename(t, v, imported, "b")
+	if len(sink.Events()) != 0 {
+		t.Error("events arrive before there is background work")
+	}
+	noError(t, v.Drain(ctx))
+	got := sink.Events()
+	arrived(t, "a token", got,
+		told(imported, cardvault.TokenCreated, cardvault.ReasonImported),
+		told(imported, cardvault.TokenUpdated, cardvault.ReasonPatched),
+		told(imported, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	for i, want := range []*cardvault.Token{imported, patched, again} {
+		same(t, fmt.Sprintf("the token of event %d, as it was then", i), got[i].Token, want)
+	}
+	if got[0].CreatedAt.Before(imported.CreatedAt) || got[0].CreatedAt.After(got[1].CreatedAt) || got[0].ID == got[1].ID {
+		t.Errorf("events %+v", got)
+	}
+
+	theirs := importCard(t, v.In(other.ID), card(2), nil)
+	noError(t, v.Drain(ctx))
+	got = sink.Events()[3:]
+	arrived(t, "another account", got, told(theirs, cardvault.TokenCreated, cardvault.ReasonImported))
+	if got[0].Account != other.ID {
+		t.Error("an event of another account than the token's")
+	}
+
+	tokenized := must(v.Tokenize(ctx, must(v.CreateSession(ctx, nil))(t), card(3)))(t)
+	noError(t, v.Drain(ctx))
+	noError(t, v.Delete(ctx, tokenized.ID))
+	noError(t, v.Drain(ctx))
+	arrived(t, "a session", sink.Events()[4:],
+		told(tokenized, cardvault.TokenCreated, cardvault.ReasonTokenized),
+		told(tokenized, cardvault.TokenDeleted, cardvault.ReasonRequested))
+
+	// What fails or changes nothing is no event.
+	refuses(t, "a card that is refused", second(v.Import(ctx, cardOf("4111110000000006"), nil)), "account_number luhn")
+	fails(t, "Delete of a deleted token", v.Delete(ctx, tokenized.ID), cardvault.ErrNotFound)
+	idempotent, _ := keyed(ctx, idemKey)
+	once := must(v.Import(idempotent, card(4), nil))(t)
+	idempotent, _ = keyed(ctx, idemKey)
+	must(v.Import(idempotent, card(4), nil))(t)
+	noError(t, v.Drain(ctx))
+	noError(t, v.Drain(ctx))
+	arrived(t, "a replay", sink.Events()[6:], told(once, cardvault.TokenCreated, cardvault.ReasonImported))
+	if n := everything(t, s, time.Now().Add(time.Minute)); n != 0 {
+		t.Errorf("%d records are due, though all has arrived", n)
+	}
+}
+
+// eventsUnheard: nothing is stored while nobody listens, and what was stored
+// before waits for somebody who does.
+func eventsUnheard(t *testing.T, s store.Store) {
+	spy, ctx := &spy{Store: s}, t.Context()
+	silent := vaultOn(t, spy, nil)
+	token := importCard(t, silent, card(1), nil)
+	if n := len(spy.last()); n != 1 {
+		t.Errorf("an import puts %d records, want 1", n)
+	}
+	rename(t, silent, token, "a")
+	if n := len(spy.last()); n != 1 {
+		t.Errorf("an update puts %d records, want 1", n)
+	}
+	noError(t, silent.Delete(ctx, token.ID))
+	if n := len(spy.last()); n != 0 {
+		t.Errorf("a deletion puts %d records, want none", n)
+	}
+
+	var sink Recorder
+	heard := listening(t, spy, &sink)
+	token = importCard(t, heard, card(2), nil)
+	if n := len(spy.last()); n != 2 {
+		t.Errorf("an import puts %d records, want token and event", n)
+	}
+	wrote := spy.wrote(func() { noError(t, silent.Drain(ctx)) })
+	if wrote != 0 || len(sink.Events()) != 0 {
+		t.Errorf("a vault without a sink wrote %d times", wrote)
+	}
+	noError(t, heard.Drain(ctx))
+	arrived(t, "a sink is there", sink.Events(), told(token, cardvault.TokenCreated, cardvault.ReasonImported))
+	wrote = spy.wrote(func() { noError(t, heard.Drain(ctx)) })
+	if wrote != 0 {
+		t.Errorf("with nothing to do Drain wrote %d times", wrote)
+	}
+}
+
+func eventsOfADeletedToken(t *testing.T, s store.Store) {
+	var sink Recorder
+	v, ctx := listening(t, s, &sink), t.Context()
+	token, other := importCard(t, v, card(1), nil), importCard(t, v, card(2), nil)
+	rename(t, v, token, "a")
+	noError(t, v.Delete(ctx, token.ID))
+	noError(t, v.Drain(ctx))
+	got := sink.Events()
+	slices.SortFunc(got, func(a, b *cardvault.Event) int { return int(a.Type) - int(b.Type) })
+	arrived(t, "after the deletion", got,
+		told(other, cardvault.TokenCreated, cardvault.ReasonImported),
+		told(token, cardvault.TokenDeleted, cardvault.ReasonRequested))
+}
+
+// eventsRefused: a sink that fails gets the same event again, and the events of
+// a token in their order, while other tokens do not wait.
+func eventsRefused(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	var sink sink
+	v, ctx := listening(t, spy, &sink), t.Context()
+	token, other := importCard(t, v, card(1), nil), importCard(t, v, card(2), nil)
+	failures := 2 // the third would let the later events pass
+	sink.set(func(e *cardvault.Event) bool {
+		if e.TokenID != token.ID || failures == 0 {
+			return false
+		}
+		failures--
+		return true
+	})
+	noError(t, v.Drain(ctx))
+	arrived(t, "another token", sink.Events(), told(other, cardvault.TokenCreated, cardvault.ReasonImported))
+	rename(t, v, token, "a")
+	rename(t, v, token, "b")
+	wrote := spy.wrote(func() {
+		for range 10 {
+			noError(t, v.Drain(ctx))
+		}
+	})
+	if wrote > 8 {
+		t.Errorf("%d writes while events are held back", wrote)
+	}
+	poll, patience := time.NewTicker(20*time.Millisecond), time.After(30*time.Second)
+	defer poll.Stop()
+	for len(sink.Events()) < 4 {
+		select {
+		case <-poll.C:
+			noError(t, v.Drain(ctx))
+		case <-patience:
+			t.Fatal("the event is not passed again")
+		}
+	}
+	refused := sink.set(nil)
+	got := sink.Events()[1:]
+	arrived(t, "a sink that works again", got,
+		told(token, cardvault.TokenCreated, cardvault.ReasonImported),
+		told(token, cardvault.TokenUpdated, cardvault.ReasonPatched),
+		told(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	for _, e := range refused {
+		if e.ID != refused[0].ID {
+			t.Errorf("a later event was passed while the first was refused")
+		}
+	}
+	if len(refused) == 0 || len(got) == 0 || got[0].ID != refused[0].ID || !got[0].CreatedAt.Equal(refused[0].CreatedAt) {
+		t.Error("an event is another one when it is passed again")
+	}
+	if len(got) == 3 && (got[1].Token.BusinessKey != canary+"a" || got[2].Token.BusinessKey != canary+"b") {
+		t.Error("the events of a token are out of order")
+	}
+}
+
+// eventsRepeated: of a process that dies between the delivery of an event and its
+// removal, the event is still there.
+func eventsRepeated(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	var sink Recorder
+	v, ctx := listening(t, spy, &sink), t.Context()
+	token := importCard(t, v, card(1), nil)
+	records := spy.last()
+	noError(t, v.Drain(ctx))
+	noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(records[1]); return nil }))
+	rename(t, v, token, "a")
+	noError(t, v.Drain(ctx))
+	got := sink.Events()
+	arrived(t, "after a crash", got,
+		told(token, cardvault.TokenCreated, cardvault.ReasonImported),
+		told(token, cardvault.TokenCreated, cardvault.ReasonImported),
+		told(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	if got[0].ID != got[1].ID || got[0].ID == got[2].ID {
+		t.Error("an event that is passed again has another id")
+	}
+}
+
+// eventsOfTwoVaults: of those that work on one store at the same time, one passes
+// an event, and the order holds.
+func eventsOfTwoVaults(t *testing.T, s store.Store) {
+	const tokens, updates = 6, 6
+	var sink Recorder
+	vaults := []*cardvault.Vault{listening(t, s, &sink), listening(t, s, &sink)}
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	for _, v := range vaults {
+		running.Go(func() {
+			if err := v.Run(ctx); err != nil {
+				t.Errorf("Run = %v", err)
+			}
+		})
+	}
+	defer running.Wait()
+	defer stop()
+	parallel(t, tokens, func(i int) error {
+		token, err := vaults[i%2].Import(ctx, card(i), nil)
+		for n := 0; n < updates && err == nil; n++ {
+			key := fmt.Sprint(canary, n)
+			_, err = vaults[(i+n)%2].Update(ctx, token.ID, cardvault.TokenUpdate{BusinessKey: &key})
+		}
+		return err
+	})
+	poll, patience := time.NewTicker(20*time.Millisecond), time.After(30*time.Second)
+	defer poll.Stop()
+	for len(sink.Events()) < tokens*(1+updates) {
+		select {
+		case <-poll.C:
+			for _, v := range vaults {
+				noError(t, v.Drain(ctx)) // it is a third and fourth process
+			}
+		case <-patience:
+			t.Fatalf("%d events have arrived, want %d", len(sink.Events()), tokens*(1+updates))
+		}
+	}
+	stop()
+	running.Wait()
+	seen := map[uuid.UUID]bool{}
+	next := map[uuid.UUID]int{}
+	for _, e := range sink.Events() {
+		if seen[e.ID] {
+			t.Error("an event has arrived twice")
+		}
+		seen[e.ID] = true
+		want := ""
+		if n := next[e.TokenID]; n > 0 {
+			want = fmt.Sprint(canary, n-1)
+		}
+		if e.Token.BusinessKey != want {
+			t.Errorf("event %d of a token has business key %q, want %q", next[e.TokenID], e.Token.BusinessKey, want)
+		}
+		next[e.TokenID]++
+	}
+}
+
+// eventOfAnExpiry: of two vaults that sweep one store, one tells of an expiry.
+func eventOfAnExpiry(t *testing.T, s store.Store) {
+	var sink sink
+	sink.set(func(e *cardvault.Event) bool { return e.Type == cardvault.TokenCreated })
+	vaults := []*cardvault.Vault{listening(t, s, &sink), listening(t, s, &sink)}
+	v, ctx := vaults[0], t.Context()
+	tokens := []*cardvault.Token{ephemeral(t, v, 1, 2), ephemeral(t, v, 2, 2)}
+	noError(t, v.Drain(ctx))
+	passed(t, tokens[1].ExpiresAt)
+	parallel(t, 2, func(i int) error { return vaults[i].Drain(ctx) })
+	noError(t, v.Drain(ctx)) // what one vault wrote while the other was through
+	got := sink.Events()
+	slices.SortFunc(got, func(a, b *cardvault.Event) int { return bytes.Compare(a.TokenID[:], b.TokenID[:]) })
+	slices.SortFunc(tokens, func(a, b *cardvault.Token) int { return bytes.Compare(a.ID[:], b.ID[:]) })
+	arrived(t, "expired tokens", got,
+		told(tokens[0], cardvault.TokenDeleted, cardvault.ReasonExpired),
+		told(tokens[1], cardvault.TokenDeleted, cardvault.ReasonExpired))
+	if n := everything(t, s, time.Now().Add(time.Minute)); n != 0 {
+		t.Errorf("%d records are due, though the tokens are gone", n)
+	}
+}

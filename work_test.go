@@ -1,0 +1,812 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+var mastercard = cardvault.Card{
+	PAN:    cardvault.NewPAN([]byte("5555555555554444")),
+	Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+}
+
+// crowd imports n cards.
+func (l *lab) crowd(n int, c cardvault.Card) []uuid.UUID {
+	l.Helper()
+	ids := make([]uuid.UUID, n)
+	for i := range ids {
+		ids[i] = l.imports(c)
+	}
+	return ids
+}
+
+// count returns how many tokens have a state.
+func (l *lab) count(status cardvault.NetworkTokenStatus) int64 {
+	l.Helper()
+	page, err := l.List(l.Context(), &cardvault.ListOptions{Limit: 1, NetworkTokenStatus: []cardvault.NetworkTokenStatus{status}})
+	l.must(err)
+	return page.TotalItems
+}
+
+// Activating network tokens for an account queues all its eligible tokens, and
+// goes on after a crash.
+func TestActivation(t *testing.T) {
+	for _, crash := range []bool{false, true} {
+		t.Run(fmt.Sprintf("crash %v", crash), func(t *testing.T) {
+			inLab(t, &cardvault.Options{Mode: cardvault.Live, NetworkRate: 1e6}, func(l *lab) {
+				l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+				const n = 1000
+				ids := l.crowd(n, visa)
+				expired := visa
+				expired.Expiry = cardvault.Expiry{Month: 12, Year: 2000}
+				l.crowd(3, expired)
+				session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: 1000 * 1000})
+				l.must(err)
+				ephemeral, err := l.Tokenize(l.Context(), session, visa)
+				l.must(err)
+				a, err := l.CreateAccount(l.Context(), "another", nil)
+				l.must(err)
+				other, err := l.In(a.ID).Import(l.Context(), visa, nil)
+				l.must(err)
+				l.pass(400 * 24 * time.Hour) // 2000 is over
+				l.net.ineligible = func(s cardvault.Scheme) error {
+					if s == cardvault.SchemeMastercard {
+						return configurationError("scheme_not_enabled")
+					}
+					return nil
+				}
+				l.crowd(2, mastercard)
+				if calls := l.net.asked(); len(calls) > 0 || l.count(notAvailable) != n+6-1 { // the ephemeral one has lapsed
+					t.Fatalf("%d calls, %d tokens not available", len(calls), l.count(notAvailable))
+				}
+				session, err = l.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: 1000 * 1000})
+				l.must(err)
+				ephemeral, err = l.Tokenize(l.Context(), session, visa)
+				l.must(err)
+
+				l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
+				during := l.imports(visa)
+				if crash {
+					// Each process dies when it has changed a few hundred tokens.
+					for range 4 {
+						updates := 0
+						l.store.hook(func() error {
+							if updates++; updates > 400 {
+								return store.ErrUnavailable
+							}
+							return nil
+						})
+						l.run(func() { l.pass(time.Second) })
+						l.restart()
+					}
+				}
+				l.run(func() { l.pass(10 * time.Minute) })
+				for _, id := range append(ids, during) {
+					if got := l.get(id).NetworkTokenStatus; got != active {
+						t.Fatalf("a token is %v", got)
+					}
+				}
+				if l.count(active) != n+1 || l.count(notAvailable) != 6 {
+					t.Errorf("%d tokens active, %d not available", l.count(active), l.count(notAvailable))
+				}
+				l.is(ephemeral.ID, notAvailable, "ephemeral_token")
+				l.held(n + 1)
+				keys := map[string]bool{}
+				for _, c := range l.net.asked("Provision") {
+					keys[c.key] = true
+				}
+				if len(keys) != n+1 {
+					t.Errorf("%d keys", len(keys))
+				}
+				l.Vault = l.In(a.ID)
+				l.is(other.ID, notAvailable, "network_tokens_not_activated")
+			})
+		})
+	}
+}
+
+// What is imported before the activation is seen, and stored after it, is found.
+func TestActivationWhileImporting(t *testing.T) {
+	inLab(t, live, func(l *lab) {
+		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+		l.pass(time.Hour)
+		l.store.hook(func() error { // the import has looked, and not stored yet
+			l.store.hook(nil)
+			if err := l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}); err != nil {
+				return err
+			}
+			return l.Drain(l.Context())
+		})
+		id := l.imports(visa)
+		l.is(id, notAvailable, "network_tokens_not_activated")
+		l.run(func() { l.pass(5 * time.Minute) })
+		l.is(id, active, "")
+	})
+}
+
+// Approving again what is approved starts nothing, and taking it back ends it.
+func TestActivationAgain(t *testing.T) {
+	inLab(t, live, func(l *lab) {
+		l.net.ineligible = func(cardvault.Scheme) error { return configurationError("scheme_not_enabled") }
+		ids := l.crowd(300, visa)
+		l.net.ineligible = nil
+		for range 3 {
+			l.must(l.SetApprovals(l.Context(), cardvault.Approvals{Import: true, NetworkTokens: true}))
+		}
+		l.run(func() { l.pass(5 * time.Minute) })
+		if n := len(l.net.asked()); n > 0 {
+			t.Errorf("%d calls", n)
+		}
+		// Activated and taken back at once: nobody is asked for.
+		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
+		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+		l.run(func() { l.pass(5 * time.Minute) })
+		if n := len(l.net.asked()); n > 0 {
+			t.Errorf("%d calls", n)
+		}
+		// What was pending when it was taken back is not sent.
+		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
+		l.run(func() { l.pass(5 * time.Minute) })
+		l.is(ids[299], active, "")
+		id := l.imports(visa)
+		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+		calls := len(l.net.asked())
+		l.run(func() { l.pass(time.Minute) })
+		l.is(id, notAvailable, "network_tokens_not_activated")
+		if n := len(l.net.asked()); n != calls {
+			t.Errorf("%d calls", n-calls)
+		}
+		l.must(l.Vault.Delete(l.Context(), id))
+		l.drain()
+		if n := len(l.net.asked()); n != calls {
+			t.Errorf("%d calls after the deletion", n-calls)
+		}
+	})
+}
+
+// A token that is damaged keeps no other from its network token.
+func TestActivationOfDamagedTokens(t *testing.T) {
+	inLab(t, live, func(l *lab) {
+		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+		ids := l.crowd(600, visa)
+		l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) error {
+			a, err := l.Account(l.Context())
+			if err != nil {
+				return err
+			}
+			list, err := tx.List(&store.Query{Kind: kindToken, Account: a.ID, Limit: 600})
+			if err != nil {
+				return err
+			}
+			for i := range 3 {
+				r := list.Records[100+200*i]
+				r, err := tx.Get(kindToken, r.ID)
+				if err != nil {
+					return err
+				}
+				r.Version++
+				r.Shown[20] ^= 1
+				tx.Put(r)
+			}
+			return nil
+		}))
+		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
+		l.run(func() { l.pass(10 * time.Minute) })
+		if n := l.count(active); n != int64(len(ids)-3) {
+			t.Errorf("%d tokens are active", n)
+		}
+		if n := strings.Count(l.log.text(), "cannot be provisioned"); n < 3 || n > 6 {
+			t.Errorf("%d log entries", n)
+		}
+	})
+}
+
+// The rate limit spaces the calls for a scheme, and holds back no other.
+func TestNetworkRate(t *testing.T) {
+	for _, activation := range []bool{false, true} {
+		t.Run(fmt.Sprintf("activation %v", activation), func(t *testing.T) {
+			inLab(t, &cardvault.Options{Mode: cardvault.Live, NetworkRate: 5}, func(l *lab) {
+				const n = 300
+				var began time.Time
+				if activation {
+					l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+					l.crowd(n, visa)
+					l.crowd(3, mastercard)
+					began = time.Now()
+					l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
+				} else {
+					began = time.Now()
+					l.crowd(n, visa)
+					l.crowd(3, mastercard)
+				}
+				l.run(func() { l.pass(10 * time.Minute) })
+				var visas, others []call
+				for _, c := range l.net.asked("Provision") {
+					if c.scheme == cardvault.SchemeVISA {
+						visas = append(visas, c)
+					} else {
+						others = append(others, c)
+					}
+				}
+				if len(visas) != n || len(others) != 3 || l.count(active) != n+3 {
+					t.Fatalf("%d and %d calls", len(visas), len(others))
+				}
+				for _, c := range others {
+					if late := c.at.Sub(began); late > 2*time.Second {
+						t.Errorf("the other scheme waited %v", late)
+					}
+				}
+				// In the long run it is the rate, in the short run about it.
+				if took := visas[n-1].at.Sub(began); took < 50*time.Second || took > 70*time.Second {
+					t.Errorf("%d calls took %v", n, took)
+				}
+				for i, c := range visas {
+					within := 0
+					for _, d := range visas[i:] {
+						if d.at.Sub(c.at) < 10*time.Second {
+							within++
+						}
+					}
+					if within > 2*50 {
+						t.Errorf("%d calls in ten seconds", within)
+						break
+					}
+				}
+				// They are mixed, and yet no card is far from its place.
+				order := map[uuid.UUID]int{}
+				for i, c := range visas {
+					order[uuid.MustParse(c.key[:36])] = i
+				}
+				page, err := l.List(l.Context(), &cardvault.ListOptions{Ascending: true, Limit: n, Scheme: []cardvault.Scheme{cardvault.SchemeVISA}})
+				l.must(err)
+				inversions, far, last := 0, 0, -1
+				for i, token := range page.Items {
+					place := order[token.ID]
+					if place < last {
+						inversions++
+					}
+					last = place
+					far = max(far, place-i, i-place)
+				}
+				if inversions < n/10 {
+					t.Errorf("only %d of %d come out of order", inversions, n)
+				}
+				if !activation && far > n/2 {
+					t.Errorf("a card is %d places away", far)
+				}
+			})
+		})
+	}
+}
+
+// One card that comes alone does not wait.
+func TestNetworkRateOfOne(t *testing.T) {
+	inLab(t, &cardvault.Options{Mode: cardvault.Live, NetworkRate: 0.01}, func(l *lab) {
+		l.run(func() {
+			id := l.imports(visa)
+			synctest.Wait()
+			l.pass(time.Millisecond)
+			l.is(id, active, "")
+			second := l.imports(visa)
+			l.pass(70 * time.Second)
+			l.is(second, pending, "")
+			l.pass(60 * time.Second)
+			l.is(second, active, "")
+		})
+	})
+}
+
+// A job is worked on by one process, and by another when that is gone.
+func TestLease(t *testing.T) {
+	inLab(t, live, func(l *lab) {
+		id := l.imports(visa)
+		l.net.script(func(ctx context.Context, _ call) error {
+			<-ctx.Done()
+			<-time.After(time.Hour) // an adapter that does not come back
+			return ctx.Err()
+		}, nil)
+		first := l.Vault
+		ctx, stop := context.WithCancel(l.Context())
+		ended := make(chan error)
+		go func() { ended <- first.Run(ctx) }()
+		l.pass(time.Second)
+		if n := len(l.net.asked()); n != 1 {
+			t.Fatalf("%d calls", n)
+		}
+		l.net.script(nil, nil)
+		l.Vault = l.open()
+		l.run(func() {
+			l.pass(28 * time.Second)
+			if n := len(l.net.asked()); n != 1 {
+				t.Errorf("%d calls before the lease is over", n)
+			}
+			l.pass(35 * time.Second)
+		})
+		l.is(id, active, "")
+		calls := l.net.asked("Provision")
+		if len(calls) != 2 || calls[0].key != calls[1].key {
+			t.Errorf("calls %v", calls)
+		} else if pause := calls[1].at.Sub(calls[0].at); pause < 30*time.Second || pause > time.Minute {
+			t.Errorf("taken over after %v", pause)
+		}
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		l.is(id, active, "")
+		l.held(1)
+	})
+}
+
+// Several processes on one store share the work.
+func TestSharedWork(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		l.crowd(500, visa)
+		var busy, most atomic.Int64
+		l.net.script(func(context.Context, call) error {
+			for n := busy.Add(1); ; {
+				if m := most.Load(); n <= m || most.CompareAndSwap(m, n) {
+					break
+				}
+			}
+			<-time.After(time.Second)
+			busy.Add(-1)
+			return nil
+		}, nil)
+		other := l.open()
+		ctx, stop := context.WithCancel(l.Context())
+		ended := make(chan error)
+		go func() { ended <- other.Run(ctx) }()
+		l.run(func() { l.pass(time.Minute) })
+		stop()
+		l.must(<-ended)
+		if n := len(l.net.asked("Provision")); n != 500 || l.count(active) != 500 {
+			t.Errorf("%d calls", n)
+		}
+		if most.Load() <= 64 || most.Load() > 128 {
+			t.Errorf("at most %d calls at a time", most.Load())
+		}
+	})
+}
+
+// Run ends when its context does, after the calls that are under way, whose
+// outcome is stored. So does Drain. No goroutine is left: see TestMain.
+func TestRunEnds(t *testing.T) {
+	for what, slow := range map[string]time.Duration{"a slow network": 5 * time.Second, "one that hangs": time.Hour} {
+		for _, how := range []string{"Run", "Drain", "Close"} {
+			t.Run(what+" "+how, func(t *testing.T) {
+				inLab(t, nil, func(l *lab) {
+					ids := l.crowd(200, visa)
+					l.pass(time.Millisecond)
+					l.net.script(func(ctx context.Context, _ call) error {
+						select {
+						case <-time.After(slow):
+							return nil
+						case <-ctx.Done():
+							return ctx.Err()
+						}
+					}, nil)
+					ctx, stop := context.WithCancel(l.Context())
+					defer stop()
+					ended := make(chan error)
+					go func() {
+						if how == "Drain" {
+							ended <- l.Drain(ctx)
+						} else {
+							ended <- l.Run(ctx)
+						}
+					}()
+					l.pass(time.Second)
+					before := time.Now()
+					if how == "Close" {
+						l.must(l.Vault.Close())
+					} else {
+						stop()
+					}
+					err := <-ended
+					if took := time.Since(before); took > 10*time.Second {
+						t.Errorf("it took %v", took)
+					}
+					switch how {
+					case "Run":
+						l.must(err)
+					case "Drain":
+						if !errors.Is(err, context.Canceled) {
+							t.Errorf("Drain: %v", err)
+						}
+					case "Close":
+						if !errors.Is(err, cardvault.ErrClosed) {
+							t.Errorf("Run: %v", err)
+						}
+						l.restart()
+					}
+					if how != "Close" && slow < time.Minute && l.count(active) != 64 {
+						t.Errorf("%d of the calls under way are stored", l.count(active))
+					}
+					l.net.script(nil, nil)
+					l.run(func() { l.pass(time.Minute) })
+					for _, id := range ids {
+						l.is(id, active, "")
+					}
+					l.held(len(ids))
+				})
+			})
+		}
+	}
+}
+
+// Drain does all that is due, also what comes of it.
+func TestDrain(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		ids := l.crowd(300, visa)
+		l.drain()
+		if n := l.count(active); n != 300 {
+			t.Errorf("%d tokens are active", n)
+		}
+		for _, id := range ids {
+			l.must(l.Vault.Delete(l.Context(), id))
+		}
+		l.drain()
+		l.held(0)
+		if n := len(l.net.asked("Provision")); n != 300 {
+			t.Errorf("%d calls of Provision", n)
+		}
+		l.drain()
+		if n := len(l.net.asked()); n != 600 {
+			t.Errorf("%d calls", n)
+		}
+	})
+}
+
+// A feeding network passes on notices, and fails as it is told to.
+type feeding struct {
+	*scripted
+	feed func(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error
+}
+
+func (n *feeding) Feed(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error {
+	return n.feed(ctx, sink)
+}
+
+// Run receives notices from a network that has a feed, and starts it again when
+// it fails.
+func TestFeed(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		var starts []time.Time
+		l.opts.Network = &feeding{l.net, func(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error {
+			starts = append(starts, time.Now())
+			switch len(starts) {
+			case 1:
+				return errors.New("connection reset")
+			case 2:
+				panic("4242424242424242")
+			case 3:
+				return nil // too early
+			case 4:
+				if err := sink(ctx, l.notice(notice{ID: "unknown", Kind: cardvault.NoticeDeleted, Token: cardvault.NetworkTokenRef{ID: "x"}})); !errors.Is(err, cardvault.ErrNotFound) {
+					l.Errorf("a notice of nobody: %v", err)
+				}
+				l.try(sink(ctx, l.notice(notice{Kind: cardvault.NoticeSuspended})))
+			}
+			<-ctx.Done()
+			return nil
+		}}
+		l.restart()
+		id := l.become(active)
+		if len(starts) > 0 {
+			t.Error("Drain feeds")
+		}
+		l.run(func() { l.pass(time.Hour) })
+		l.is(id, inactive, "suspended_by_issuer")
+		if len(starts) != 4 {
+			t.Fatalf("%d starts", len(starts))
+		}
+		for i := range 3 {
+			if pause := starts[i+1].Sub(starts[i]); pause != time.Second<<i {
+				t.Errorf("started again after %v", pause)
+			}
+		}
+		if text := l.log.text(); strings.Contains(text, "4242424242424242") || strings.Count(text, "started again") != 3 {
+			t.Errorf("log: %s", text)
+		}
+	})
+	// It is not started more and more seldom: a minute is the most.
+	inLab(t, nil, func(l *lab) {
+		starts := 0
+		l.opts.Network = &feeding{l.net, func(context.Context, func(context.Context, *cardvault.Notice) error) error {
+			starts++
+			return errors.New("4242424242424242 was refused")
+		}}
+		l.restart()
+		l.run(func() { l.pass(time.Hour) })
+		if starts < 60 || starts > 66 {
+			t.Errorf("%d starts in an hour", starts)
+		}
+		if strings.Contains(l.log.text(), "4242424242424242") {
+			t.Error("the log holds a card number")
+		}
+	})
+}
+
+// What is damaged stops nothing else, however much it is, and does not fill the log.
+func TestDamagedJobs(t *testing.T) {
+	for _, n := range []int{1, 128, 700} {
+		for _, how := range []string{"Run", "Drain"} {
+			t.Run(fmt.Sprint(how, " ", n), func(t *testing.T) {
+				inLab(t, nil, func(l *lab) {
+					l.crowd(n, visa)
+					l.spoil(kindNetworkToken, func(*store.Record) bool { return true }, n)
+					l.pass(time.Second)
+					ids := l.crowd(300, visa)
+					if how == "Run" {
+						l.run(func() { l.pass(10 * time.Minute) })
+					} else {
+						l.pass(time.Second)
+						if err := l.Drain(l.Context()); !errors.Is(err, cardvault.ErrDamaged) {
+							t.Errorf("Drain: %v", err)
+						}
+					}
+					for _, id := range ids {
+						l.is(id, active, "")
+					}
+					if lines := strings.Count(l.log.text(), "\n"); lines > 20 {
+						t.Errorf("%d lines of log", lines)
+					}
+					if size := len(l.log.text()); size > 5000 {
+						t.Errorf("%d bytes of log", size)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A store that fails for a while loses nothing.
+func TestStoreDown(t *testing.T) {
+	for _, done := range []bool{false, true} {
+		inLab(t, nil, func(l *lab) {
+			ids := l.crowd(50, visa)
+			var updates atomic.Int64
+			l.store.set(nil, done)
+			l.store.hook(func() error {
+				if updates.Add(1)%3 != 0 {
+					return store.ErrOutcomeUnknown
+				}
+				return nil
+			})
+			l.run(func() { l.pass(time.Hour) })
+			l.store.hook(nil)
+			for _, id := range ids {
+				l.is(id, active, "")
+			}
+			l.held(len(ids))
+		})
+	}
+}
+
+// Provision waits as long as it is told to, and no longer.
+func TestProvisionWait(t *testing.T) {
+	opts := func() *cardvault.Options {
+		return &cardvault.Options{Mode: cardvault.Sandbox, ProvisionWait: 5 * time.Second}
+	}
+	for _, test := range []struct {
+		what      string
+		slow      time.Duration // the network
+		want      cardvault.NetworkTokenStatus
+		low, high time.Duration
+	}{
+		{"at once", 0, active, 0, 100 * time.Millisecond},
+		{"soon", 2 * time.Second, active, 2 * time.Second, 2100 * time.Millisecond},
+		{"too late", time.Minute, pending, 5 * time.Second, 5 * time.Second},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			inLab(t, opts(), func(l *lab) {
+				id := l.become(failed)
+				l.net.script(func(ctx context.Context, _ call) error {
+					select {
+					case <-time.After(test.slow):
+						return nil
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				}, nil)
+				l.run(func() {
+					before := time.Now()
+					token, err := l.Provision(l.Context(), id)
+					l.must(err)
+					if took := time.Since(before); token.NetworkTokenStatus != test.want || took < test.low || took > test.high {
+						t.Errorf("%v after %v", token.NetworkTokenStatus, took)
+					}
+					before = time.Now()
+					l.imports(visa)
+					if time.Since(before) > 0 {
+						t.Error("Import waits")
+					}
+				})
+			})
+		})
+	}
+	t.Run("refused", func(t *testing.T) {
+		inLab(t, opts(), func(l *lab) {
+			id := l.become(failed)
+			l.net.script(refuse("Provision", schemeError("card_not_allowed")), nil)
+			l.run(func() {
+				token, err := l.Provision(l.Context(), id)
+				l.must(err)
+				if token.NetworkTokenStatus != failed || token.NetworkTokenStatusReason.Code != "card_not_allowed" {
+					t.Errorf("%v for %+v", token.NetworkTokenStatus, token.NetworkTokenStatusReason)
+				}
+			})
+		})
+	})
+	t.Run("the caller has gone", func(t *testing.T) {
+		inLab(t, opts(), func(l *lab) {
+			id := l.become(failed)
+			ctx, cancel := context.WithTimeout(l.Context(), time.Second)
+			defer cancel()
+			before := time.Now()
+			if _, err := l.Provision(ctx, id); !errors.Is(err, context.DeadlineExceeded) || time.Since(before) != time.Second {
+				t.Errorf("Provision: %v after %v", err, time.Since(before))
+			}
+			l.is(id, pending, "") // it was asked for all the same
+		})
+	})
+	t.Run("deleted meanwhile", func(t *testing.T) {
+		inLab(t, opts(), func(l *lab) {
+			id := l.become(failed)
+			go func() {
+				<-time.After(time.Second)
+				l.try(l.Vault.Delete(l.Context(), id))
+			}()
+			if _, err := l.Provision(l.Context(), id); !errors.Is(err, cardvault.ErrNotFound) {
+				t.Errorf("Provision: %v", err)
+			}
+		})
+	})
+}
+
+// What Options say about the network is checked.
+func TestNetworkOptions(t *testing.T) {
+	open := func(opts *cardvault.Options) error {
+		v, err := cardvault.Open(t.Context(), t.TempDir(), newKey(t), opts)
+		if err == nil {
+			err = v.Close()
+		}
+		return err
+	}
+	for name, valid := range map[string]bool{
+		"a": true, "visa-vts_2": true, strings.Repeat("x", 40): true, "0": true,
+		"": false, strings.Repeat("x", 41): false, "Visa": false, "a b": false, "ä": false, "a\n": false, "-a": false, "_": false,
+	} {
+		if err := open(&cardvault.Options{Network: &named{name: name}}); (err == nil) != valid {
+			t.Errorf("name %q: %v", name, err)
+		}
+	}
+	if err := open(&cardvault.Options{Network: sandboxed{&named{name: "n"}}}); !errors.Is(err, cardvault.ErrWrongMode) {
+		t.Errorf("a simulator in live mode: %v", err)
+	}
+	if err := open(&cardvault.Options{Mode: cardvault.Sandbox, Network: sandboxed{&named{name: "n"}}}); err != nil {
+		t.Errorf("a simulator in a sandbox: %v", err)
+	}
+	for _, opts := range []cardvault.Options{
+		{NetworkTimeout: 99 * time.Millisecond}, {NetworkTimeout: 31 * time.Second}, {NetworkTimeout: -1},
+		{NetworkRate: -1}, {NetworkRate: 2e6}, {ProvisionWait: -1}, {ProvisionWait: 11 * time.Second},
+	} {
+		if err := open(&opts); err == nil {
+			t.Errorf("%+v is taken", opts)
+		}
+	}
+}
+
+// A named network has another name.
+type named struct {
+	scripted
+	name string
+}
+
+func (n *named) Name() string { return n.name }
+
+type sandboxed struct{ *named }
+
+func (sandboxed) SandboxOnly() {}
+
+// The deadline of calls is that of Options.
+func TestNetworkTimeout(t *testing.T) {
+	inLab(t, &cardvault.Options{Mode: cardvault.Live, NetworkTimeout: 300 * time.Millisecond}, func(l *lab) {
+		var mu sync.Mutex
+		took := map[string]time.Duration{}
+		l.net.script(func(ctx context.Context, c call) error {
+			before := time.Now()
+			<-ctx.Done()
+			mu.Lock()
+			defer mu.Unlock()
+			took[c.method] = time.Since(before)
+			return ctx.Err()
+		}, nil)
+		id := l.imports(visa)
+		l.drain()
+		l.must(l.Vault.Delete(l.Context(), id))
+		l.run(func() { l.pass(time.Minute) })
+		mu.Lock()
+		defer mu.Unlock()
+		if len(took) != 2 {
+			t.Errorf("calls %v", took)
+		}
+		for method, d := range took {
+			if d != 300*time.Millisecond {
+				t.Errorf("%s was given %v", method, d)
+			}
+		}
+	})
+}
+
+// Another network takes over what was not sent yet. The rest waits for the one
+// that has it.
+func TestAnotherNetwork(t *testing.T) {
+	inLab(t, live, func(l *lab) {
+		has := l.become(active)
+		l.net.script(nil, refuse("Provision", errors.New("lost")))
+		unsure := l.imports(visa)
+		l.drain()
+		l.net.script(nil, nil)
+		waits := l.imports(visa)
+		next := &named{name: "next"}
+		l.opts.Network = next
+		l.restart()
+		l.run(func() { l.pass(29 * time.Hour) })
+		l.is(waits, active, "")
+		l.is(has, active, "")
+		l.is(unsure, pending, "")
+		if calls := next.asked(); len(calls) == 0 || slices.ContainsFunc(calls, func(c call) bool { return !strings.HasPrefix(c.key, waits.String()) }) {
+			t.Errorf("the next network was asked %v", calls)
+		}
+		for _, id := range []uuid.UUID{has, unsure} {
+			l.must(l.Vault.Delete(l.Context(), id))
+		}
+		l.run(func() { l.pass(time.Hour) })
+		l.held(2)
+		if n := len(next.asked("Delete")); n > 0 {
+			t.Errorf("the next network deleted %d of the other's", n)
+		}
+		l.opts.Network = l.net
+		l.restart()
+		l.run(func() { l.pass(29 * time.Hour) })
+		l.held(0)
+	})
+	// Asked for anew at another network, what the first may have made is deleted
+	// when that is back.
+	inLab(t, live, func(l *lab) {
+		l.net.script(refuse("Lookup", errors.New("down")), refuse("Provision", errors.New("lost")))
+		id := l.imports(visa)
+		l.run(func() { l.pass(10 * time.Hour) })
+		l.is(id, failed, "scheme_unavailable")
+		l.net.script(nil, nil)
+		next := &named{name: "next"}
+		l.opts.Network = next
+		l.restart()
+		l.must2(l.Provision(l.Context(), id))
+		l.run(func() { l.pass(time.Hour) })
+		l.is(id, active, "")
+		l.held(1)
+		l.opts.Network = l.net
+		l.restart()
+		l.run(func() { l.pass(29 * time.Hour) })
+		l.held(0)
+		if left := next.left(); len(left) != 1 {
+			t.Errorf("left at the next network: %v", left)
+		}
+	})
+}
