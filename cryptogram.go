@@ -174,7 +174,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		err = v.storePaymentData(ctx, h.card.ID, row, p, once)
 	}
 	switch {
-	case errors.Is(err, errRepeated), errors.Is(err, store.ErrConflict):
+	case errors.Is(err, errRepeated):
 		return v.RequestPaymentData(ctx, id, r)
 	case err != nil:
 		once.release(ctx, v)

@@ -627,6 +627,9 @@ func TestPaymentCallerGone(t *testing.T) {
 				}
 				cancel()
 				l.lists(id)
+				if log := l.log.text(); log != "" {
+					l.Errorf("%s is logged as a fault of the network: %s", name, log)
+				}
 
 				// The key is free, and the network is asked for the same cryptogram.
 				l.answers(nil)

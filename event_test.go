@@ -14,6 +14,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/storetest"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
@@ -138,14 +139,16 @@ func dying(l *lab, seconds int) uuid.UUID {
 func TestEventsOfALife(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		l.net.ineligible = nil
+		secrets := []string{secretNumber, secretName, secretCode}
+		l.store.Store = storetest.Canary(t, l.store.Store, []byte(secretNumber), []byte(secretName), []byte(secretCode))
 		var id uuid.UUID
 		l.run(func() {
-			id = l.imports(visa)
+			id = l.imports(secretCard())
 			l.pass(time.Second)
 			for _, n := range []cardvault.Notice{
 				{Kind: cardvault.NoticeSuspended, By: cardvault.OwnerIssuer},
 				{Kind: cardvault.NoticeResumed, By: cardvault.OwnerIssuer},
-				{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{LastFour: "4242", Expiry: cardvault.Expiry{Month: 1, Year: 2040}}},
+				{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{LastFour: "0366", Expiry: cardvault.Expiry{Month: 1, Year: 2099}}},
 				{Kind: cardvault.NoticeInvalidated},
 			} {
 				l.notify(n)
@@ -161,10 +164,11 @@ func TestEventsOfALife(t *testing.T) {
 			if p.Token != nil {
 				states = append(states, fmt.Sprint(p.Token.Status, " ", p.Token.NetworkTokenStatus, " ", p.Token.Expiry.Year))
 			}
-			vaulttest.AssertNoLeak(t, []string{"4242424242424242", "A Customer"}, p, p.Event, p.Token)
+			vaulttest.AssertNoLeak(t, secrets, p, p.Event, p.Token)
 		}
-		if want := []string{"active pending 2030", "active active 2030", "active inactive 2030", "active active 2030",
-			"active active 2040", "invalid deleted 2040"}; !slices.Equal(states, want) {
+		vaulttest.AssertNoLeak(t, secrets, l.log.text())
+		if want := []string{"active pending 2090", "active active 2090", "active inactive 2090", "active active 2090",
+			"active active 2099", "invalid deleted 2099"}; !slices.Equal(states, want) {
 			t.Errorf("states %q, want %q", states, want)
 		}
 	})
@@ -433,6 +437,67 @@ func TestEventsOfADeletion(t *testing.T) {
 	}
 }
 
+// TestEventsOfADeletedTokenInAQueue: an event that was claimed and waits for its
+// turn is not passed after the deletion of its token.
+func TestEventsOfADeletedTokenInAQueue(t *testing.T) {
+	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		const workers = 64
+		var begun sync.Map
+		ear.set(func(_ context.Context, e *cardvault.Event) error {
+			begun.Store(e.TokenID, true)
+			<-time.After(9 * time.Second)
+			return nil
+		})
+		var ids []uuid.UUID
+		for range workers + 10 {
+			ids = append(ids, l.imports(visa))
+		}
+		l.run(func() {
+			l.pass(time.Second)
+			waiting := slices.DeleteFunc(slices.Clone(ids), func(id uuid.UUID) bool { _, ok := begun.Load(id); return ok })
+			if len(waiting) != 10 {
+				t.Errorf("%d events wait, want 10", len(waiting))
+			}
+			for _, id := range waiting {
+				l.must(l.Vault.Delete(l.Context(), id))
+			}
+			l.pass(time.Minute)
+			for _, id := range waiting {
+				ear.took(id, deletedEvent)
+			}
+		})
+	})
+}
+
+// TestEventThatHasWaitedTooLong: one that could not be passed before its lease is
+// over is left to whoever comes then.
+func TestEventThatHasWaitedTooLong(t *testing.T) {
+	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		ear.set(func(_ context.Context, e *cardvault.Event) error {
+			pause := 30 * time.Second // it does not heed its deadline
+			if e.Type == cardvault.TokenDeleted {
+				pause = 14 * time.Second
+			}
+			<-time.After(pause)
+			return nil
+		})
+		id := l.imports(visa)
+		l.run(func() {
+			l.pass(time.Second)
+			l.must(l.Vault.Delete(l.Context(), id))
+			l.pass(time.Second)
+			ctx, stop := context.WithCancel(l.Context())
+			ended := make(chan error)
+			other := l.open()
+			go func() { ended <- other.Run(ctx) }()
+			l.pass(5 * time.Minute)
+			stop()
+			l.must(<-ended)
+		})
+		ear.took(id, createdEvent, deletedEvent)
+	})
+}
+
 // TestEventsOfASweep: a sweep tells once of every token, whatever comes between
 // what it reads and what it writes.
 func TestEventsOfASweep(t *testing.T) {
@@ -508,11 +573,8 @@ func TestEventHeldBackMeanwhile(t *testing.T) {
 			ear.set(func(context.Context, *cardvault.Event) error { <-answer; return nil })
 			id := l.imports(visa)
 			l.run(func() {
-				// The work of the first process, which looks at what it has stored
-				// itself, is to begin before the second has a look.
 				other := l.open()
 				l.pass(time.Second)
-				l.store.hook(nil)
 				_, err := other.Update(l.Context(), id, cardvault.TokenUpdate{Expiry: &cardvault.Expiry{Month: 1, Year: 2050}})
 				l.must(err)
 				once(l, func() {

@@ -7,8 +7,10 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
@@ -169,4 +171,112 @@ func ExampleWithIdempotencyKey() {
 	fmt.Println(page.TotalItems, "token")
 	// Output:
 	// 1 token
+}
+
+// simulated returns a vault on a simulated network, and what closes both.
+func simulated(ctx context.Context) (*cardvault.Vault, func()) {
+	sim, err := simnet.New(ctx, memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+	if err != nil {
+		log.Fatal(err)
+	}
+	v, err := cardvault.New(ctx, memstore.New(), keys, &cardvault.Options{Mode: cardvault.Sandbox, Network: sim})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return v, func() { v.Close(); sim.Close() }
+}
+
+// A network token that was refused is asked for again.
+func ExampleVault_Provision() {
+	ctx := context.Background()
+	v, closeAll := simulated(ctx)
+	defer closeAll()
+
+	// The simulator declines this card once.
+	token, err := v.Import(ctx, cardvault.Card{
+		PAN:    simnet.ScenarioPAN(cardvault.SchemeVISA, 13),
+		Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+	}, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(token.NetworkTokenStatus)
+
+	// A server has Run beside it instead.
+	if err := v.Drain(ctx); err != nil {
+		log.Fatal(err)
+	}
+	token, err = v.Get(ctx, token.ID)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(token.NetworkTokenStatus, token.NetworkTokenStatusReason.Code)
+
+	if _, err = v.Provision(ctx, token.ID); err != nil {
+		log.Fatal(err)
+	}
+	if err := v.Drain(ctx); err != nil {
+		log.Fatal(err)
+	}
+	token, err = v.Get(ctx, token.ID)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(token.NetworkTokenStatus)
+	// Output:
+	// pending
+	// failed declined
+	// active
+}
+
+// A payment cryptogram is asked for, and opened by the merchant.
+func ExampleVault_RequestPaymentData() {
+	ctx := context.Background()
+	v, closeAll := simulated(ctx)
+	defer closeAll()
+	merchant, err := v.PrimaryMerchant(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	secret, err := v.RotatePaymentSecret(ctx, merchant.ID, time.Time{}) // for the merchant to keep
+	if err != nil {
+		log.Fatal(err)
+	}
+	token, err := v.Import(ctx, cardvault.Card{
+		PAN:    cardvault.NewPAN([]byte("4242424242424242")),
+		Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+	}, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := v.Drain(ctx); err != nil {
+		log.Fatal(err)
+	}
+
+	data, err := v.RequestPaymentData(ctx, token.ID, cardvault.PaymentRequest{
+		Amount:    1999,
+		Currency:  "EUR",
+		Reference: "order 7",
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if !data.Success {
+		log.Fatal(data.Failures[0].Message)
+	}
+
+	// At the merchant:
+	credential, err := cardvault.OpenPaymentData(data.Encrypted, secret)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(credential.Expiry, credential.ECI)
+	credential.Cryptogram.Expose(func(value []byte) { fmt.Println(len(value)) })
+	// Output:
+	// {12 2030} 07
+	// 28
 }

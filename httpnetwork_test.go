@@ -193,7 +193,7 @@ func (n *httpNetwork) Delete(ctx context.Context, ref cardvault.NetworkTokenRef)
 // key, of VISA cards but those whose number ends in 0002.
 type service struct {
 	mu      sync.Mutex
-	state   string           // of new network tokens; "" for active
+	state   string           // of new network tokens
 	faults  map[string]fault // by path
 	asked   []wireAsked
 	tokens  map[string]*wireToken // by id
@@ -341,8 +341,13 @@ func altered(edit func(*wireAnswer)) fault {
 	}
 }
 
+// answersStatus answers what is right, under a status that says that it is not.
 func answersStatus(code int) fault {
-	return func(w http.ResponseWriter, _ *http.Request, _ func() *wireAnswer) { w.WriteHeader(code) }
+	return func(w http.ResponseWriter, _ *http.Request, answer func() *wireAnswer) {
+		a := answer()
+		w.WriteHeader(code)
+		sendWire(w, wireText(a))
+	}
 }
 
 var wireFaults = map[string]fault{

@@ -663,13 +663,11 @@ func TestAnotherKeyAfterAKnownOutcome(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id := l.become(failed)
 		l.net.script(refuse("Provision", schemeError("card_not_allowed")), nil)
-		_, err := l.Provision(l.Context(), id)
-		l.must(err)
+		l.must2(l.Provision(l.Context(), id))
 		l.drain()
 		l.is(id, failed, "card_not_allowed")
 		l.net.script(nil, nil)
-		_, err = l.Provision(l.Context(), id)
-		l.must(err)
+		l.must2(l.Provision(l.Context(), id))
 		l.drain()
 		l.is(id, active, "")
 		keys := map[string]bool{}
@@ -680,6 +678,43 @@ func TestAnotherKeyAfterAKnownOutcome(t *testing.T) {
 			t.Errorf("keys %v", keys)
 		}
 		l.held(1)
+	})
+}
+
+// What an overloaded network says of a repeated call tells nothing of the first:
+// the key stays until the outcome is known.
+func TestOverloadedAfterAnUnknownOutcome(t *testing.T) {
+	for _, answer := range []error{schemeError("scheme_unavailable"), schemeError("E99"), configurationError("invalid_request")} {
+		inLab(t, live, func(l *lab) {
+			l.net.script(nil, refuse("Provision", errors.New("lost")))
+			id := l.imports(visa)
+			l.drain()
+			l.net.script(refuse("Provision", answer), nil)
+			l.run(func() { l.pass(5 * time.Minute) })
+			l.net.script(nil, nil)
+			l.must2(l.Provision(l.Context(), id))
+			l.run(func() { l.pass(time.Hour) })
+			l.is(id, active, "")
+			l.held(1)
+			l.must(l.Vault.Delete(l.Context(), id))
+			l.drain()
+			l.held(0)
+		})
+	}
+	// A refusal for good is what the first call has come to.
+	inLab(t, live, func(l *lab) {
+		l.net.script(refuse("Provision", errors.New("lost")), nil)
+		id := l.imports(visa)
+		l.drain()
+		l.net.script(refuse("Provision", schemeError("declined")), nil)
+		l.run(func() { l.pass(5 * time.Minute) })
+		l.is(id, failed, "declined")
+		calls := len(l.net.asked())
+		l.must(l.Vault.Delete(l.Context(), id))
+		l.drain()
+		if n := len(l.net.asked()); n != calls {
+			t.Errorf("%d calls about nothing", n-calls)
+		}
 	})
 }
 

@@ -31,9 +31,9 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
 		return v.decodeAnswer(answer)
 	}
 	row := v.unmask(kindToken, id)
-	t, err := v.change(ctx, opProvision, row, func(h *holding) (func(store.Tx) error, error) {
-		release, err := v.request(ctx, h)
-		if err != nil {
+	var release *store.Record
+	t, err := v.change(ctx, opProvision, row, func(h *holding) (also func(store.Tx) error, err error) {
+		if release, err = v.request(ctx, h); err != nil {
 			return nil, err
 		}
 		if once != nil {
@@ -75,6 +75,7 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
 	if err != nil {
 		return nil, err
 	}
+	v.workDue(release)
 	return v.provisioned(ctx, t)
 }
 
@@ -373,8 +374,7 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 		case errors.Is(stored, errArtGone):
 			art = v.art(ctx, got.Art)
 		case errors.Is(stored, errReleasing):
-			// By the next attempt it has been deleted, and there is another.
-			got, failure = nil, &NetworkError{Source: SourceScheme, Code: "scheme_unavailable"}
+			got, failure = nil, errReleasing
 		case errors.Is(stored, ErrNotFound) && got != nil:
 			// The token was deleted meanwhile.
 			release, put, err := v.releaseLater(id, key, got.ID)
@@ -590,7 +590,11 @@ func (h *holding) renew(c *CardState, replaced bool) bool {
 func (v *Vault) failed(h *holding, err error, at time.Time) {
 	n := h.net
 	var e *NetworkError
-	if !errors.As(err, &e) {
+	switch {
+	case errors.Is(err, errReleasing):
+		// By the next attempt it has been deleted, and there is another.
+		n.unsure, e = false, &NetworkError{Source: SourceScheme, Code: "scheme_unavailable"}
+	case !errors.As(err, &e):
 		n.unsure = true
 		n.problem = Reason{Code: "scheme_unavailable"}
 		if errors.Is(err, context.DeadlineExceeded) {
@@ -600,7 +604,11 @@ func (v *Vault) failed(h *holding, err error, at time.Time) {
 		v.retry(h, 0, at)
 		return
 	}
-	n.unsure, n.called = false, false
+	// What an overloaded network says of a call that is repeated tells nothing of
+	// the first one.
+	if e.final() || !n.unsure {
+		n.unsure, n.called = false, false
+	}
 	if e.Source == SourceConfiguration {
 		code, schemeCode := e.reason(SourceConfiguration)
 		v.log.Error("network refused by configuration", "scheme", h.token.Scheme, "code", code, "scheme_code", schemeCode)
@@ -614,7 +622,9 @@ func (v *Vault) failed(h *holding, err error, at time.Time) {
 		h.due = time.Time{}
 		return
 	}
-	n.attempt++
+	if !n.unsure {
+		n.attempt++
+	}
 	n.problem = Reason{Code: code, SchemeCode: schemeCode}
 	v.retry(h, e.RetryAfter, at)
 }
@@ -730,6 +740,7 @@ func (v *Vault) lookup(ctx context.Context, h *holding) error {
 			h.due = at // a notice that came meanwhile may be newer: look again
 			return nil, nil
 		case err == nil:
+			h.net.problem = Reason{}
 			also := v.observe(h, got, art, asked)
 			v.schedule(h, at)
 			return also, nil

@@ -81,9 +81,9 @@ func TestActivation(t *testing.T) {
 				if crash {
 					// Each process dies when it has changed a few hundred tokens.
 					for range 4 {
-						updates := 0
+						var updates atomic.Int64
 						l.store.hook(func() error {
-							if updates++; updates > 400 {
+							if updates.Add(1) > 400 {
 								return store.ErrUnavailable
 							}
 							return nil
@@ -582,7 +582,7 @@ func TestStoreDown(t *testing.T) {
 			var updates atomic.Int64
 			l.store.set(nil, done)
 			l.store.hook(func() error {
-				if updates.Add(1)%3 != 0 {
+				if updates.Add(1)%5 > 1 {
 					return store.ErrOutcomeUnknown
 				}
 				return nil

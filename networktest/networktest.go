@@ -16,8 +16,8 @@
 //	}
 //
 // Each subtest is one rule of the contract. When it fails it tells the rule and
-// why a vault depends on it. Run the suite with -race too. It makes about 200
-// calls and leaves network tokens behind.
+// why a vault depends on it. Run the suite with -race too. It makes a few
+// hundred calls and leaves network tokens behind.
 package networktest
 
 import (

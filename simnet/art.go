@@ -21,8 +21,8 @@ func artID(s cardvault.Scheme, version int) string {
 	return issuers[s].slug + "-" + strconv.Itoa(version)
 }
 
-// gallery returns the card art by id, each drawn when it is wanted first.
-func gallery() map[string]func() ([]byte, error) {
+// gallery holds the card art by id, each drawn when it is wanted first.
+var gallery = func() map[string]func() ([]byte, error) {
 	art := make(map[string]func() ([]byte, error))
 	for s := range issuers {
 		for version := 1; version <= artVersions && known(cardvault.Scheme(s)); version++ {
@@ -32,14 +32,14 @@ func gallery() map[string]func() ([]byte, error) {
 		}
 	}
 	return art
-}
+}()
 
 // CardArt implements [cardvault.ArtFetcher]: a PNG of 480 by 302.
 func (n *Network) CardArt(ctx context.Context, id string) (mediaType string, image []byte, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", nil, err
 	}
-	art := n.art[id]
+	art := gallery[id]
 	if art == nil {
 		return "", nil, errors.New("simnet: no such card art")
 	}
@@ -63,8 +63,12 @@ var palettes = [len(issuers)][artVersions][3]rgb{
 
 const width, height = 480, 302
 
-// A shape returns how much of the pixel at a point it covers, 0 to 1.
-type shape func(x, y float64) float64
+// A shape tells how much of the pixel at a point it covers, 0 to 1; nothing
+// outside of its bounds.
+type shape struct {
+	bounds image.Rectangle
+	cover  func(x, y float64) float64
+}
 
 // A layer is a shape in a colour, on top of those before it.
 type layer struct {
@@ -83,17 +87,17 @@ func draw(palette [3]rgb) ([]byte, error) {
 		{disc(420, -120, 300), white, 0.08},
 		{box(44, 100, 64, 50, 9), gold, 1},
 	}
-	for _, y := range []float64{110, 124, 138} {
+	for _, y := range []int{110, 124, 138} {
 		layers = append(layers, layer{box(44, y, 64, 2, 0), groove, 1})
 	}
 	layers = append(layers,
 		layer{box(63, 107, 26, 36, 4), groove, 1},
 		layer{box(65, 109, 22, 32, 3), gold, 1},
 	)
-	for _, r := range []float64{12, 23, 34} {
-		layers = append(layers, layer{sector(120, 125, ring(120, 125, r, r-3)), white, 0.75})
+	for _, r := range []int{12, 23, 34} {
+		layers = append(layers, layer{wave(120, 125, r, r-3), white, 0.75})
 	}
-	for _, x := range []float64{44, 106, 168, 230} {
+	for _, x := range []int{44, 106, 168, 230} {
 		layers = append(layers, layer{box(x, 196, 48, 10, 5), white, 0.35})
 	}
 	layers = append(layers,
@@ -101,46 +105,60 @@ func draw(palette [3]rgb) ([]byte, error) {
 		layer{ring(412, 240, 32, 18), accent, 1},
 		layer{disc(412, 240, 9), accent, 0.8},
 	)
-	outline := box(0, 0, width, height, 20)
 	m := image.NewNRGBA(image.Rect(0, 0, width, height))
-	for py := range height {
-		for px := range width {
-			x, y := float64(px)+0.5, float64(py)+0.5
-			c := mix(from, to, (x/width+y/height)/2)
-			for _, l := range layers {
-				if covered := l.shape(x, y); covered > 0 {
-					c = mix(c, l.colour, l.opacity*covered)
-				}
-			}
-			m.SetNRGBA(px, py, color.NRGBA{uint8(c[0]), uint8(c[1]), uint8(c[2]), uint8(255 * outline(x, y))})
-		}
+	canvas := make([]rgb, width*height)
+	for i := range canvas {
+		x, y := i%width, i/width
+		canvas[i] = mix(from, to, (float64(x)/width+float64(y)/height)/2)
 	}
+	for _, l := range layers {
+		l.shape.each(func(i int, covered float64) { canvas[i] = mix(canvas[i], l.colour, l.opacity*covered) })
+	}
+	box(0, 0, width, height, 20).each(func(i int, covered float64) {
+		c := canvas[i]
+		m.SetNRGBA(i%width, i/width, color.NRGBA{uint8(c[0]), uint8(c[1]), uint8(c[2]), uint8(255 * covered)})
+	})
 	var b bytes.Buffer
 	err := png.Encode(&b, m)
 	return b.Bytes(), err
 }
 
-func disc(cx, cy, r float64) shape {
-	return func(x, y float64) float64 { return inside(r - math.Sqrt((x-cx)*(x-cx)+(y-cy)*(y-cy))) }
+// each calls f with each pixel that a shape covers.
+func (s shape) each(f func(i int, covered float64)) {
+	b := s.bounds.Intersect(image.Rect(0, 0, width, height))
+	for y := b.Min.Y; y < b.Max.Y; y++ {
+		for x := b.Min.X; x < b.Max.X; x++ {
+			if covered := s.cover(float64(x)+0.5, float64(y)+0.5); covered > 0 {
+				f(y*width+x, covered)
+			}
+		}
+	}
 }
 
-func ring(cx, cy, outer, inner float64) shape {
+func disc(cx, cy, r int) shape { return box(cx-r, cy-r, 2*r, 2*r, r) }
+
+func ring(cx, cy, outer, inner int) shape {
 	full, hole := disc(cx, cy, outer), disc(cx, cy, inner)
-	return func(x, y float64) float64 { return full(x, y) - hole(x, y) }
+	return shape{full.bounds, func(x, y float64) float64 { return full.cover(x, y) - hole.cover(x, y) }}
 }
 
-// sector is what lies to the right of a point, within about 40 degrees.
-func sector(cx, cy float64, s shape) shape {
-	return func(x, y float64) float64 { return s(x, y) * inside(0.8*(x-cx)-math.Abs(y-cy)) }
+// wave is the part of a ring to the right, within about 40 degrees.
+func wave(cx, cy, outer, inner int) shape {
+	s := ring(cx, cy, outer, inner)
+	return shape{s.bounds, func(x, y float64) float64 {
+		return s.cover(x, y) * inside(0.8*(x-float64(cx))-math.Abs(y-float64(cy)))
+	}}
 }
 
 // box is a rectangle whose corners are round.
-func box(left, top, w, h, r float64) shape {
-	cx, cy := left+w/2, top+h/2
-	return func(x, y float64) float64 {
-		dx, dy := max(math.Abs(x-cx)-w/2+r, 0), max(math.Abs(y-cy)-h/2+r, 0)
+func box(left, top, w, h, radius int) shape {
+	cx, cy := float64(left)+float64(w)/2, float64(top)+float64(h)/2
+	r := float64(radius)
+	bx, by := float64(w)/2-r, float64(h)/2-r
+	return shape{image.Rect(left, top, left+w, top+h), func(x, y float64) float64 {
+		dx, dy := max(math.Abs(x-cx)-bx, 0), max(math.Abs(y-cy)-by, 0)
 		return inside(r - math.Sqrt(dx*dx+dy*dy))
-	}
+	}}
 }
 
 // inside returns how much of a pixel is inside whose centre lies so deep in a shape.

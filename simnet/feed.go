@@ -70,10 +70,12 @@ func (n *Network) deliver(ctx context.Context, r *store.Record, now int64, sink 
 	if err := decode(r, &a); err != nil {
 		return err
 	}
+	if a.Token != nil {
+		a.Token.settle(now)
+	}
 	if a.Token == nil || len(a.Token.Outbox) == 0 {
 		return fmt.Errorf("simnet: %w", store.ErrDamaged)
 	}
-	a.Token.settle(now)
 	first := a.Token.Outbox[0]
 	err := sink(ctx, a.Token.notice(r.ID, first))
 	if err != nil && ctx.Err() != nil {

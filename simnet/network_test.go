@@ -48,6 +48,11 @@ func TestContract(t *testing.T) {
 		}, cardvault.SchemeAmericanExpress, 2, 13},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			// Drawn once a process, which under -race takes longer than the suite waits.
+			n := newNetwork(t, memstore.New(), nil)
+			if _, _, err := n.CardArt(t.Context(), provision(t, n, request(c.scheme, 0)).Art); err != nil {
+				t.Fatal(err)
+			}
 			expiry := cardvault.Expiry{Month: 12, Year: 2040}
 			networktest.Run(t, networktest.Harness{
 				Open:    c.open,

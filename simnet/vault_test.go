@@ -2,6 +2,7 @@ package simnet_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -116,5 +117,16 @@ func TestVault(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+func TestLiveVault(t *testing.T) {
+	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = cardvault.New(t.Context(), memstore.New(), keys, &cardvault.Options{Network: newNetwork(t, memstore.New(), nil)})
+	if !errors.Is(err, cardvault.ErrWrongMode) {
+		t.Errorf("New of a live vault = %v", err)
 	}
 }

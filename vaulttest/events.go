@@ -54,6 +54,7 @@ var eventBehaviours = []behaviour{
 	{"EventsRepeated", eventsRepeated},
 	{"EventsOfTwoVaults", eventsOfTwoVaults},
 	{"EventOfAnExpiry", eventOfAnExpiry},
+	{"EventsDamaged", eventsDamaged},
 }
 
 // A sink records what it takes, and refuses what refuse says.
@@ -380,5 +381,72 @@ func eventOfAnExpiry(t *testing.T, s store.Store) {
 		told(tokens[1], cardvault.TokenDeleted, cardvault.ReasonExpired))
 	if n := everything(t, s, time.Now().Add(time.Minute)); n != 0 {
 		t.Errorf("%d records are due, though the tokens are gone", n)
+	}
+}
+
+// eventsDamaged: an event that somebody has changed does not arrive, and keeps
+// none of another token.
+func eventsDamaged(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	var sink sink
+	v, ctx := listening(t, spy, &sink), t.Context()
+	account := must(v.CreateAccount(ctx, canary, nil))(t)
+	token := importCard(t, v, card(1), nil)
+	row := spy.last()[1]
+	other := importCard(t, v, card(2), nil)
+	otherRow := spy.last()[1]
+	importCard(t, v, card(3), nil)
+	third := spy.last()[0].ID
+	noError(t, v.Drain(ctx))
+	arrivals := len(sink.Events())
+
+	damage := shownDamage(row, otherRow)
+	for what, change := range map[string]func(*store.Record){
+		"another class":   func(r *store.Record) { r.Class++ },
+		"no class":        func(r *store.Record) { r.Class = 0 },
+		"another time":    func(r *store.Record) { r.Due = r.Due.Add(-time.Minute) },
+		"another token":   func(r *store.Record) { r.Parent = third },
+		"another account": func(r *store.Record) { r.Account = account.ID },
+	} {
+		damage[what] = change
+	}
+	for what, change := range damage {
+		spoiled := clone(row)
+		change(spoiled)
+		noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(spoiled); return nil }))
+		rename(t, v, other, "b")
+		fails(t, what, v.Drain(ctx), cardvault.ErrDamaged)
+		arrived(t, what, sink.Events()[arrivals:], told(other, cardvault.TokenUpdated, cardvault.ReasonPatched))
+		arrivals++
+		noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Delete(spoiled.Kind, spoiled.ID); return nil }))
+	}
+	noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(row); return nil }))
+	noError(t, v.Drain(ctx))
+	arrived(t, "an event that was put back", sink.Events()[arrivals:], told(token, cardvault.TokenCreated, cardvault.ReasonImported))
+
+	// One that waits for another does not keep that from being settled.
+	sink.set(func(*cardvault.Event) bool { return true })
+	rename(t, v, token, "c")
+	rename(t, v, token, "d")
+	noError(t, v.Drain(ctx))
+	noError(t, s.Update(ctx, func(tx store.Tx) error {
+		list, err := tx.List(&store.Query{Kind: row.Kind, Account: row.Account, Parent: row.Parent, Limit: 10})
+		if err != nil {
+			return err
+		}
+		if len(list.Records) != 2 || !list.Records[1].Due.IsZero() {
+			return errors.New("the second event of a token does not wait for the first")
+		}
+		list.Records[1].Version++
+		tx.Put(list.Records[1])
+		return nil
+	}))
+	sink.set(nil)
+	arrivals = len(sink.Events())
+	passed(t, time.Now().Add(60*time.Millisecond)) // a hundredth of 5 seconds, up to a fifth longer
+	noError(t, v.Drain(ctx))
+	arrived(t, "the first event of a token", sink.Events()[arrivals:], told(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	if n := everything(t, s, time.Now().Add(time.Hour)); n != 0 {
+		t.Errorf("%d records are due, though all that can has arrived", n)
 	}
 }

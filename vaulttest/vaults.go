@@ -32,7 +32,8 @@ type call func(ctx context.Context, v *cardvault.Vault) error
 // calls returns every method of a vault that reads or writes, by its name.
 func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 	ctx := t.Context()
-	token := importCard(t, v, card(1), nil)
+	token := usable(t, v, 1)
+	secret(t, v)
 	session := must(v.CreateSession(ctx, nil))(t)
 	merchant := must(v.PrimaryMerchant(ctx))(t)
 	key, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
@@ -46,7 +47,30 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		"Update": func(ctx context.Context, v *cardvault.Vault) error {
 			return second(v.Update(ctx, token.ID, cardvault.TokenUpdate{CardholderName: &named}))
 		},
-		"Delete":        func(ctx context.Context, v *cardvault.Vault) error { return v.Delete(ctx, token.ID) },
+		"Delete":    func(ctx context.Context, v *cardvault.Vault) error { return v.Delete(ctx, token.ID) },
+		"Provision": func(ctx context.Context, v *cardvault.Vault) error { return second(v.Provision(ctx, token.ID)) },
+		"SuspendNetworkToken": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.SuspendNetworkToken(ctx, token.ID))
+		},
+		"ResumeNetworkToken": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.ResumeNetworkToken(ctx, token.ID))
+		},
+		"Notify": func(ctx context.Context, v *cardvault.Vault) error {
+			return v.Notify(ctx, &cardvault.Notice{
+				ID: canary, Kind: cardvault.NoticeSuspended, OccurredAt: time.Now(),
+				Token: cardvault.NetworkTokenRef{ID: canary + token.ID.String() + ":1"},
+			})
+		},
+		"CardArt": func(ctx context.Context, v *cardvault.Vault) error {
+			_, _, err := v.CardArt(ctx, uuid.New())
+			return err
+		},
+		"RequestPaymentData": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.RequestPaymentData(ctx, token.ID, payment))
+		},
+		"ListPaymentData": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.ListPaymentData(ctx, token.ID, nil))
+		},
 		"CreateSession": func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateSession(ctx, nil)) },
 		"Tokenize":      func(ctx context.Context, v *cardvault.Vault) error { return second(v.Tokenize(ctx, session, card(3))) },
 		"CreateAccount": func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateAccount(ctx, canary, nil)) },
@@ -84,7 +108,7 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 
 func closed(t *testing.T, s store.Store) {
 	spy := &spy{Store: s}
-	v, ctx := vaultOn(t, spy, nil), t.Context()
+	v, ctx := paying(t, spy, new(till)), t.Context()
 	calls := calls(t, v)
 	running := make(chan error, 1)
 	go func() { running <- v.Run(ctx) }()
@@ -109,7 +133,7 @@ func closed(t *testing.T, s store.Store) {
 }
 
 func cancelled(t *testing.T, s store.Store) {
-	v := vaultOn(t, s, nil)
+	v := paying(t, s, new(till))
 	calls := calls(t, v)
 	before := must(v.List(t.Context(), nil))(t)
 	keys := must(v.ListAPIKeys(t.Context(), nil))(t)

@@ -62,6 +62,9 @@ func start(t *testing.T, dir string) *process {
 			cmd.Process.Kill()
 			cmd.Wait()
 		}
+		if t.Failed() {
+			t.Logf("the server says:\n%s", stderr.String())
+		}
 	})
 	p := &process{Cmd: cmd}
 	lines := bufio.NewScanner(stdout)
@@ -230,9 +233,9 @@ func TestStopped(t *testing.T) {
 	k := p.follow(t, p.importCard(t, "4111110000000427"), "pending", "active")
 
 	answered := make(chan error, 1)
-	written := make(chan struct{})
+	served := make(chan struct{})
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
-		WroteRequest: func(httptrace.WroteRequestInfo) { close(written) },
+		Got100Continue: func() { close(served) }, // the handler reads the body
 	})
 	r, err := http.NewRequestWithContext(ctx, "POST", p.BaseURL+"/tokens/"+k.id()+"/payment-data",
 		strings.NewReader(`{"amount":1999,"currency_code":"EUR","reference":"order 7"}`))
@@ -241,8 +244,9 @@ func TestStopped(t *testing.T) {
 	}
 	r.Header.Set("X-Api-Key", p.Accounts[0].APIKey)
 	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Expect", "100-continue")
 	go func() {
-		w, err := new(http.Transport).RoundTrip(r)
+		w, err := (&http.Transport{ExpectContinueTimeout: time.Minute}).RoundTrip(r)
 		if err == nil {
 			defer w.Body.Close()
 			var answer map[string]any
@@ -252,16 +256,11 @@ func TestStopped(t *testing.T) {
 		}
 		answered <- err
 	}()
-	<-written
-	// A connection that came later is served, so the first one is.
-	other := &http.Client{Transport: new(http.Transport)}
-	w, err := other.Get(p.BaseURL)
-	if err != nil {
-		t.Fatal(err)
+	select {
+	case <-served:
+	case err := <-answered:
+		t.Fatalf("the request is over: %v", err)
 	}
-	w.Body.Close()
-	other.CloseIdleConnections()
-
 	p.stop(t)
 	if err := <-answered; err != nil {
 		t.Errorf("the request was cut off: %v", err)

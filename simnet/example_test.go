@@ -1,0 +1,41 @@
+package simnet_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+// A network token that the issuer suspends after two seconds.
+func ExampleNetwork_Advance() {
+	ctx := context.Background()
+	sim, err := simnet.New(ctx, memstore.New(), nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	show := func(t *cardvault.NetworkToken, err error) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(t.State)
+	}
+	show(sim.Provision(ctx, &cardvault.ProvisionRequest{
+		IdempotencyKey: "first",
+		TokenID:        uuid.New(),
+		Scheme:         cardvault.SchemeVISA,
+		PAN:            simnet.ScenarioPAN(cardvault.SchemeVISA, 30),
+		Expiry:         cardvault.Expiry{Month: 12, Year: 2040},
+	}))
+	sim.Advance(2 * time.Second)
+	show(sim.Lookup(ctx, cardvault.NetworkTokenRef{IdempotencyKey: "first"}))
+	// Output:
+	// active
+	// inactive
+}

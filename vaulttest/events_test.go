@@ -1,0 +1,28 @@
+package vaulttest_test
+
+import (
+	"testing"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/vaulttest"
+)
+
+// What a program learns of the cards that it stores.
+func ExampleRecorder() {
+	_ = func(t *testing.T) {
+		var events vaulttest.Recorder
+		v := vaulttest.NewWith(t, &cardvault.Options{Mode: cardvault.Sandbox, Events: &events})
+		token, err := v.Import(t.Context(), testCard("4242424242424242"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events.Events() {
+			if e.Type != cardvault.TokenCreated || e.TokenID != token.ID {
+				t.Errorf("event %v of token %v", e.Type, e.TokenID)
+			}
+		}
+	}
+}

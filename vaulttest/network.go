@@ -1,0 +1,422 @@
+package vaulttest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+var networkBehaviours = []behaviour{
+	{"NetworkToken", networkToken},
+	{"NetworkTokenNotices", networkTokenNotices},
+	{"NetworkTokenShared", networkTokenShared},
+	{"NetworkTokenDeletedMeanwhile", networkTokenDeletedMeanwhile},
+	{"NetworkTokenRace", networkTokenRace},
+	{"NetworkTokenActivation", networkTokenActivation},
+	{"NetworkTokenDamaged", networkTokenDamaged},
+	{"CardArt", cardArt},
+}
+
+// A bureau is a network that issues active tokens, one for each idempotency key
+// or, if shared, for each card. Its zero value is ready. All that it says is a
+// canary.
+type bureau struct {
+	shared bool
+	art    string                            // of every new network token
+	images map[string][]byte                 // by art
+	during func(r cardvault.NetworkTokenRef) // runs while Provision is under way
+
+	mu    sync.Mutex
+	ids   map[string]string // by idempotency key or card
+	lives map[string]bool   // by id: whether it is not deleted
+}
+
+func (*bureau) Name() string { return "bureau" }
+
+func (*bureau) Eligible(cardvault.Scheme, uuid.UUID) error { return nil }
+
+func (n *bureau) Provision(_ context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+	id := n.issue(r)
+	if n.during != nil {
+		n.during(cardvault.NetworkTokenRef{ID: id, IdempotencyKey: r.IdempotencyKey})
+	}
+	return n.token(id), nil
+}
+
+func (n *bureau) issue(r *cardvault.ProvisionRequest) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ids == nil {
+		n.ids, n.lives = map[string]string{}, map[string]bool{}
+	}
+	key := r.IdempotencyKey
+	if n.ids[key] == "" && n.shared {
+		r.PAN.Expose(func(d []byte) { key = string(d) })
+	}
+	if id := n.ids[key]; !n.lives[id] && (id == "" || key != r.IdempotencyKey) {
+		n.ids[key] = fmt.Sprint(canary, "token ", len(n.lives)+1)
+		n.lives[n.ids[key]] = true
+	}
+	n.ids[r.IdempotencyKey] = n.ids[key]
+	return n.ids[key]
+}
+
+func (n *bureau) token(id string) *cardvault.NetworkToken {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := &cardvault.NetworkToken{ID: id, State: cardvault.NetworkTokenActive, Art: n.art}
+	if !n.lives[id] {
+		t.State = cardvault.NetworkTokenDeleted
+	}
+	return t
+}
+
+func (n *bureau) Lookup(_ context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+	n.mu.Lock()
+	id := ref.ID
+	if id == "" {
+		id = n.ids[ref.IdempotencyKey]
+	}
+	_, known := n.lives[id]
+	n.mu.Unlock()
+	if !known {
+		return nil, cardvault.ErrUnknownNetworkToken
+	}
+	return n.token(id), nil
+}
+
+func (*bureau) Cryptogram(context.Context, *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+	return nil, errors.New("not asked for here")
+}
+
+func (n *bureau) Delete(_ context.Context, ref cardvault.NetworkTokenRef) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.lives[ref.ID] = false
+	return nil
+}
+
+func (n *bureau) CardArt(_ context.Context, id string) (string, []byte, error) {
+	return "image/png", n.images[id], nil
+}
+
+// left returns the ids of the network tokens that are not deleted.
+func (n *bureau) left() (ids []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for id, lives := range n.lives {
+		if lives {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// remains checks how many network tokens are left at the network.
+func (n *bureau) remains(t testing.TB, want int) {
+	t.Helper()
+	if left := n.left(); len(left) != want {
+		t.Errorf("at the network there are %q, want %d", left, want)
+	}
+}
+
+// provisioning returns a sandbox on s with a network.
+func provisioning(t testing.TB, s store.Store, n *bureau) *cardvault.Vault {
+	t.Helper()
+	return vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Network: n, BaseURL: "https://vault.example"})
+}
+
+// state checks the network token of a token, as it is read and as it is listed.
+func state(t testing.TB, v *cardvault.Vault, id uuid.UUID, want cardvault.NetworkTokenStatus, code string) {
+	t.Helper()
+	token := must(v.Get(t.Context(), id))(t)
+	got := ""
+	if r := token.NetworkTokenStatusReason; r != nil {
+		got = r.Code
+	}
+	if token.NetworkTokenStatus != want || got != code {
+		t.Errorf("network token is %v for %q, want %v for %q", token.NetworkTokenStatus, got, want, code)
+	}
+	for status := range cardvault.NetworkTokenFailed + 1 {
+		p := must(v.List(t.Context(), &cardvault.ListOptions{Limit: cardvault.MaxLimit, NetworkTokenStatus: []cardvault.NetworkTokenStatus{status}}))(t)
+		if listed := slices.Contains(ids(p.Items), id); listed != (status == want) {
+			t.Errorf("the token is %v, and among those that are %v: %v", want, status, listed)
+		}
+	}
+}
+
+func drain(t testing.TB, v *cardvault.Vault) {
+	t.Helper()
+	noError(t, v.Drain(t.Context()))
+}
+
+func suspended(n int, at time.Time, id string) *cardvault.Notice {
+	return &cardvault.Notice{
+		ID: fmt.Sprint(canary, "notice ", n), Kind: cardvault.NoticeSuspended, OccurredAt: at,
+		Token: cardvault.NetworkTokenRef{ID: id}, SchemeCode: canary,
+	}
+}
+
+// networkToken leads one through its life.
+func networkToken(t *testing.T, s store.Store) {
+	n := &bureau{}
+	v, ctx := provisioning(t, s, n), t.Context()
+	id := importCard(t, v, card(1), nil).ID
+	state(t, v, id, cardvault.NetworkTokenPending, "")
+	drain(t, v)
+	state(t, v, id, cardvault.NetworkTokenActive, "")
+	must(v.Provision(ctx, id))(t)
+	state(t, v, id, cardvault.NetworkTokenActive, "")
+	noError(t, v.Notify(ctx, suspended(1, time.Now(), n.left()[0])))
+	state(t, provisioning(t, s, n), id, cardvault.NetworkTokenInactive, "suspended_by_issuer")
+	fails(t, "Provision", second(v.Provision(ctx, id)), cardvault.ErrNetworkTokenState)
+	resumed := suspended(2, time.Now(), n.left()[0])
+	resumed.Kind = cardvault.NoticeResumed
+	noError(t, v.Notify(ctx, resumed))
+	state(t, v, id, cardvault.NetworkTokenActive, "")
+	dead := suspended(3, time.Now(), n.left()[0])
+	dead.Kind = cardvault.NoticeInvalidated
+	noError(t, v.Notify(ctx, dead))
+	state(t, v, id, cardvault.NetworkTokenDeleted, "account_closed")
+	if token := must(v.Get(ctx, id))(t); token.Status != cardvault.StatusInvalid {
+		t.Errorf("status %v", token.Status)
+	}
+	noError(t, v.Delete(ctx, id))
+	drain(t, v)
+	n.remains(t, 0)
+	listed(t, v)
+}
+
+// networkTokenNotices: each counts once, in the order in which it came to pass.
+func networkTokenNotices(t *testing.T, s store.Store) {
+	n := &bureau{}
+	v, ctx := provisioning(t, s, n), t.Context()
+	fails(t, "a notice of nobody", v.Notify(ctx, suspended(0, time.Now(), canary)), cardvault.ErrNotFound)
+	id := importCard(t, v, card(1), nil).ID
+	drain(t, v)
+	at, handle := time.Now(), n.left()[0]
+	notices := []*cardvault.Notice{suspended(1, at, handle), suspended(2, at.Add(time.Second), handle), suspended(3, at.Add(2*time.Second), handle)}
+	notices[1].Kind = cardvault.NoticeResumed
+	notices[2].By = cardvault.OwnerCardholder
+	for _, i := range []int{1, 0, 2, 2, 0, 1} {
+		noError(t, v.Notify(ctx, notices[i]))
+	}
+	state(t, v, id, cardvault.NetworkTokenInactive, "suspended_by_cardholder")
+	notices[0].OccurredAt = at.Add(time.Minute) // known by its id
+	noError(t, provisioning(t, s, n).Notify(ctx, notices[0]))
+	state(t, v, id, cardvault.NetworkTokenInactive, "suspended_by_cardholder")
+
+	// The same ones at once, from two vaults.
+	vaults := []*cardvault.Vault{v, provisioning(t, s, n)}
+	parallel(t, 8, func(i int) error {
+		notice := suspended(10+i/2, at.Add(time.Duration(10+i/2)*time.Second), handle)
+		notice.By = cardvault.OwnerCardholder
+		if i/2%2 == 1 {
+			notice.Kind = cardvault.NoticeResumed
+		}
+		return vaults[i%2].Notify(ctx, notice)
+	})
+	state(t, v, id, cardvault.NetworkTokenActive, "")
+}
+
+// networkTokenShared: it goes with its last holder, and a notice reaches all.
+func networkTokenShared(t *testing.T, s store.Store) {
+	n := &bureau{shared: true}
+	v, ctx := provisioning(t, s, n), t.Context()
+	other := v.In(must(v.CreateAccount(ctx, canary, nil))(t).ID)
+	vaults := []*cardvault.Vault{v, v, other}
+	var holders []uuid.UUID
+	for _, v := range vaults {
+		holders = append(holders, importCard(t, v, card(1), nil).ID)
+	}
+	drain(t, v)
+	n.remains(t, 1)
+	noError(t, v.Notify(ctx, suspended(1, time.Now(), n.left()[0])))
+	for i, v := range vaults {
+		state(t, v, holders[i], cardvault.NetworkTokenInactive, "suspended_by_issuer")
+	}
+	for i, v := range vaults {
+		n.remains(t, 1)
+		noError(t, v.Delete(ctx, holders[i]))
+		drain(t, v)
+	}
+	n.remains(t, 0)
+	fails(t, "a notice later", v.Notify(ctx, suspended(2, time.Now(), canary+"token 2")), cardvault.ErrNotFound)
+}
+
+// networkTokenDeletedMeanwhile: what comes for a token that is gone is given back.
+func networkTokenDeletedMeanwhile(t *testing.T, s store.Store) {
+	n := &bureau{}
+	v, ctx := provisioning(t, s, n), t.Context()
+	gone := importCard(t, v, card(1), nil)
+	stays := importCard(t, v, card(2), nil)
+	n.during = func(ref cardvault.NetworkTokenRef) {
+		if ref.IdempotencyKey == gone.ID.String()+":1" {
+			if err := v.Delete(ctx, gone.ID); err != nil {
+				t.Errorf("Delete: %v", err)
+			}
+		}
+	}
+	drain(t, v)
+	n.remains(t, 1)
+	state(t, v, stays.ID, cardvault.NetworkTokenActive, "")
+	fails(t, "Get", second(v.Get(ctx, gone.ID)), cardvault.ErrNotFound)
+}
+
+// networkTokenRace imports, deletes, works and notifies from two vaults at once.
+// In the end there are as many network tokens as tokens.
+func networkTokenRace(t *testing.T, s store.Store) {
+	n := &bureau{}
+	vaults := []*cardvault.Vault{provisioning(t, s, n), provisioning(t, s, n)}
+	ctx := t.Context()
+	var mu sync.Mutex
+	var kept []uuid.UUID
+	parallel(t, 8, func(worker int) error {
+		r := rand.New(rand.NewPCG(9, uint64(worker)))
+		v := vaults[worker%2]
+		for i := range 15 {
+			token, err := v.Import(ctx, card(worker*20+i), nil)
+			if err != nil {
+				return err
+			}
+			if r.IntN(2) == 0 {
+				if err := v.Drain(ctx); err != nil {
+					return err
+				}
+			}
+			for _, id := range n.left() {
+				if r.IntN(20) > 0 {
+					continue
+				}
+				err := v.Notify(ctx, suspended(r.Int(), time.Now(), id))
+				if err != nil && !errors.Is(err, cardvault.ErrNotFound) {
+					return err
+				}
+			}
+			if r.IntN(3) == 0 {
+				if err := v.Delete(ctx, token.ID); err != nil {
+					return err
+				}
+				continue
+			}
+			mu.Lock()
+			kept = append(kept, token.ID)
+			mu.Unlock()
+		}
+		return nil
+	})
+	for _, v := range vaults {
+		drain(t, v)
+	}
+	n.remains(t, len(kept))
+	for _, id := range kept {
+		if token := must(vaults[0].Get(ctx, id))(t); token.NetworkTokenStatus != cardvault.NetworkTokenActive && token.NetworkTokenStatus != cardvault.NetworkTokenInactive {
+			t.Errorf("network token is %v", token.NetworkTokenStatus)
+		}
+	}
+	parallel(t, len(kept), func(i int) error { return vaults[i%2].Delete(ctx, kept[i]) })
+	for _, v := range vaults {
+		drain(t, v)
+	}
+	n.remains(t, 0)
+}
+
+// networkTokenActivation queues the tokens of an account, and of no other.
+func networkTokenActivation(t *testing.T, s store.Store) {
+	n := &bureau{}
+	v, ctx := provisioning(t, s, n), t.Context()
+	account := must(v.CreateAccount(ctx, canary, &cardvault.Approvals{}))(t)
+	late := v.In(account.ID)
+	const many = 300
+	tokens := make([]uuid.UUID, many)
+	parallel(t, 16, func(worker int) error {
+		for i := worker; i < many; i += 16 {
+			token, err := late.Import(ctx, card(i), nil)
+			if err != nil {
+				return err
+			}
+			tokens[i] = token.ID
+		}
+		return nil
+	})
+	other := importCard(t, v.In(must(v.CreateAccount(ctx, canary, &cardvault.Approvals{}))(t).ID), card(1), nil)
+	state(t, late, tokens[0], cardvault.NetworkTokenNotAvailable, "network_tokens_not_activated")
+	drain(t, v)
+	n.remains(t, 0)
+	noError(t, late.SetApprovals(ctx, cardvault.Approvals{NetworkTokens: true}))
+	drain(t, v)
+	n.remains(t, many)
+	p := must(late.List(ctx, &cardvault.ListOptions{NetworkTokenStatus: []cardvault.NetworkTokenStatus{cardvault.NetworkTokenActive}}))(t)
+	if p.TotalItems != many {
+		t.Errorf("%d tokens are active", p.TotalItems)
+	}
+	if other.NetworkTokenStatus != cardvault.NetworkTokenNotAvailable {
+		t.Errorf("that of another account is %v", other.NetworkTokenStatus)
+	}
+}
+
+// networkTokenDamaged does to the record of a network token what damagedToken
+// does to tokens.
+func networkTokenDamaged(t *testing.T, s store.Store) {
+	n := &bureau{}
+	spy := &spy{Store: s}
+	v, ctx := provisioning(t, spy, n), t.Context()
+	row := func(i int) (uuid.UUID, *store.Record) {
+		id := importCard(t, v, card(i), nil).ID
+		return id, spy.last()[len(spy.last())-1]
+	}
+	id, record := row(1)
+	_, other := row(2)
+	for what, change := range shownDamage(record, other) {
+		spoiled := clone(record)
+		change(spoiled)
+		overwrite(t, s, record, spoiled)
+		fails(t, what+": Provision", second(v.Provision(ctx, id)), cardvault.ErrDamaged)
+		overwrite(t, s, spoiled, record)
+	}
+	spoiled := clone(record)
+	spoiled.Shown[9] ^= 1
+	overwrite(t, s, record, spoiled)
+	fails(t, "Drain", v.Drain(ctx), cardvault.ErrDamaged)
+	n.remains(t, 1) // the other one
+	noError(t, v.Delete(ctx, id))
+	fails(t, "Get", second(v.Get(ctx, id)), cardvault.ErrNotFound)
+	drain(t, v)
+}
+
+// cardArt is kept once, in parts, until nobody shows it.
+func cardArt(t *testing.T, s store.Store) {
+	image := slices.Concat([]byte("\x89PNG\r\n\x1a\n"), bytes.Repeat([]byte(canary), cardvault.MaxCardArt/len(canary)-1))
+	n := &bureau{art: canary, images: map[string][]byte{canary: image}}
+	v, ctx := provisioning(t, s, n), t.Context()
+	tokens := []uuid.UUID{importCard(t, v, card(1), nil).ID, importCard(t, v, card(2), nil).ID, importCard(t, v, card(3), nil).ID}
+	drain(t, v)
+	url := must(v.Get(ctx, tokens[0]))(t).CardArtURL
+	id, err := uuid.Parse(path.Base(url))
+	noError(t, err)
+	for _, token := range tokens {
+		if got := must(v.Get(ctx, token))(t).CardArtURL; got != url {
+			t.Errorf("card art at %q and %q", got, url)
+		}
+		mediaType, got, err := v.CardArt(ctx, id)
+		noError(t, err)
+		if mediaType != "image/png" || !bytes.Equal(got, image) {
+			t.Errorf("another image, of %d bytes and type %q", len(got), mediaType)
+		}
+		noError(t, v.Delete(ctx, token))
+	}
+	_, _, err = v.CardArt(ctx, id)
+	fails(t, "CardArt after the last token", err, cardvault.ErrNotFound)
+}

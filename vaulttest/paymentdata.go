@@ -1,0 +1,363 @@
+package vaulttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+var paymentBehaviours = []behaviour{
+	{"PaymentData", paymentData},
+	{"PaymentDataOfAccounts", paymentDataOfAccounts},
+	{"PaymentDataPages", paymentDataPages},
+	{"PaymentDataReplay", paymentDataReplay},
+	{"PaymentDataRace", paymentDataRace},
+	{"PaymentDataDeleteRace", paymentDataDeleteRace},
+	{"ProvisionReplay", provisionReplay},
+}
+
+// A till is a network on which every card becomes active at once and every
+// payment gets a cryptogram. All that it says is a canary.
+type till struct {
+	mu     sync.Mutex
+	asked  []string // idempotency keys
+	refuse error    // what Cryptogram answers instead
+}
+
+const tillECI = "05"
+
+var (
+	tillNumber = number(canaryNumber, 16, 9999) // of a network token; no test stores this card
+	tillExpiry = cardvault.Expiry{Month: 6, Year: 2091}
+)
+
+func (*till) Name() string { return "till" }
+
+func (*till) Eligible(cardvault.Scheme, uuid.UUID) error { return nil }
+
+func (*till) Provision(_ context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+	return &cardvault.NetworkToken{ID: canary + r.IdempotencyKey, State: cardvault.NetworkTokenActive}, nil
+}
+
+func (*till) Lookup(_ context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+	return &cardvault.NetworkToken{ID: canary + ref.IdempotencyKey, State: cardvault.NetworkTokenActive}, nil
+}
+
+func (n *till) Cryptogram(_ context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.asked = append(n.asked, r.IdempotencyKey)
+	return &cardvault.Cryptogram{
+		TokenID: r.Token.ID,
+		Number:  cardvault.NewPAN([]byte(tillNumber)),
+		Expiry:  tillExpiry,
+		Value:   cardvault.NewCryptogramValue([]byte(canary + r.IdempotencyKey)),
+		ECI:     tillECI,
+	}, n.refuse
+}
+
+func (*till) Delete(context.Context, cardvault.NetworkTokenRef) error { return nil }
+
+// calls returns how often a cryptogram was asked for.
+func (n *till) calls() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.asked)
+}
+
+// paying returns a sandbox on s with a till.
+func paying(t testing.TB, s store.Store, n *till) *cardvault.Vault {
+	t.Helper()
+	return vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Network: n})
+}
+
+// usable imports the n-th card and provisions it.
+func usable(t testing.TB, v *cardvault.Vault, n int) *cardvault.Token {
+	t.Helper()
+	token := importCard(t, v, card(n), nil)
+	noError(t, v.Drain(t.Context()))
+	token = must(v.Get(t.Context(), token.ID))(t)
+	if token.NetworkTokenStatus != cardvault.NetworkTokenActive {
+		t.Fatalf("network token is %v", token.NetworkTokenStatus)
+	}
+	return token
+}
+
+// secret makes a shared secret for the account's primary merchant.
+func secret(t testing.TB, v *cardvault.Vault) string {
+	t.Helper()
+	m := must(v.PrimaryMerchant(t.Context()))(t)
+	return must(v.RotatePaymentSecret(t.Context(), m.ID, time.Time{}))(t)
+}
+
+var payment = cardvault.PaymentRequest{Amount: 1099, Currency: "EUR", Reference: canary + "reference"}
+
+func pay(t testing.TB, v *cardvault.Vault, token *cardvault.Token) *cardvault.PaymentData {
+	t.Helper()
+	return must(v.RequestPaymentData(t.Context(), token.ID, payment))(t)
+}
+
+// pays checks that p is a success for whoever has a secret.
+func pays(t testing.TB, p *cardvault.PaymentData, secret string) {
+	t.Helper()
+	if !p.Success || len(p.Failures) > 0 {
+		t.Fatalf("no cryptogram: %+v", p.Failures)
+	}
+	c := must(cardvault.OpenPaymentData(p.Encrypted, secret))(t)
+	var number, value string
+	c.Number.Expose(func(b []byte) { number = string(b) })
+	c.Cryptogram.Expose(func(b []byte) { value = string(b) })
+	if number != tillNumber || c.Expiry != tillExpiry || value != canary+p.ID.String() || c.ECI != tillECI {
+		t.Error("the payment data holds something else than the network has answered")
+	}
+}
+
+// paid checks that the vault lists just this payment data of a token, newest first.
+func paid(t testing.TB, v *cardvault.Vault, token *cardvault.Token, want ...*cardvault.PaymentData) {
+	t.Helper()
+	p := must(v.ListPaymentData(t.Context(), token.ID, nil))(t)
+	if p.TotalItems != int64(len(want)) || !slices.EqualFunc(p.Items, want, equalPayments) {
+		t.Errorf("payment data, of %d:\n got %+v\nwant %+v", p.TotalItems, p.Items, want)
+	}
+}
+
+func equalPayments(a, b *cardvault.PaymentData) bool { return reflect.DeepEqual(a, b) }
+
+func paymentData(t *testing.T, s store.Store) {
+	n := new(till)
+	v, ctx := paying(t, s, n), t.Context()
+	token, other := usable(t, v, 1), usable(t, v, 2)
+	early := pay(t, v, token)
+	if early.Success || early.Failures[0].Code != "no_encryption_key" || n.calls() != 0 {
+		t.Errorf("without a secret: %+v", early)
+	}
+	secret := secret(t, v)
+	success := pay(t, v, token)
+	pays(t, success, secret)
+	if success.TokenID != token.ID || success.ID.Version() != 4 || success.Amount != payment.Amount ||
+		success.Currency != payment.Currency || success.Reference != payment.Reference || success.Merchant == uuid.Nil {
+		t.Errorf("record %+v", success)
+	}
+	n.refuse = &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: canary + "05"}
+	declined := pay(t, v, token)
+	want := cardvault.Failure{Source: cardvault.SourceScheme, Code: "cryptogram_declined", Message: "The scheme declined the request.", SchemeCode: canary + "05"}
+	if declined.Success || declined.Encrypted != "" || !slices.Equal(declined.Failures, []cardvault.Failure{want}) {
+		t.Errorf("declined: %+v", declined)
+	}
+	n.refuse = nil
+	if n.calls() != 2 || n.asked[0] != success.ID.String() || n.asked[1] != declined.ID.String() {
+		t.Errorf("the network was asked for %v", n.asked)
+	}
+	paid(t, v, token, declined, success, early)
+	paid(t, v, other)
+
+	// They are there for another vault, under another term, and not without
+	// their token.
+	noError(t, v.RotateKeys(ctx))
+	again := paying(t, s, n)
+	paid(t, again, token, declined, success, early)
+	last := pay(t, again, token)
+	pays(t, last, secret)
+	paid(t, v, token, last, declined, success, early)
+	noError(t, v.Delete(ctx, token.ID))
+	_, err := v.ListPaymentData(ctx, token.ID, nil)
+	fails(t, "the list of a deleted token", err, cardvault.ErrNotFound)
+	_, err = v.RequestPaymentData(ctx, token.ID, payment)
+	fails(t, "a payment with a deleted token", err, cardvault.ErrNotFound)
+	paid(t, v, other)
+}
+
+func paymentDataOfAccounts(t *testing.T, s store.Store) {
+	n := new(till)
+	mine, ctx := paying(t, s, n), t.Context()
+	theirs := mine.In(must(mine.CreateAccount(ctx, canary, nil))(t).ID)
+	secret(t, mine)
+	token := usable(t, mine, 1)
+	p := pay(t, mine, token)
+	_, err := theirs.ListPaymentData(ctx, token.ID, nil)
+	fails(t, "the list of another account's token", err, cardvault.ErrNotFound)
+	_, err = theirs.RequestPaymentData(ctx, token.ID, payment)
+	fails(t, "a payment with another account's token", err, cardvault.ErrNotFound)
+	r := payment
+	r.Merchant = must(theirs.PrimaryMerchant(ctx))(t).ID
+	_, err = mine.RequestPaymentData(ctx, token.ID, r)
+	refuses(t, "another account's merchant", err, "merchant_id unknown_merchant")
+	_, err = mine.RequestPaymentData(ctx, token.ID, cardvault.PaymentRequest{Amount: -1, Currency: "ABC"})
+	refuses(t, "a request that is wrong", err, "amount out_of_range", "currency_code unknown_currency", "reference empty_string")
+	paid(t, mine, token, p)
+	if n.calls() != 1 {
+		t.Errorf("the network was asked %d times, want once", n.calls())
+	}
+}
+
+func paymentDataPages(t *testing.T, s store.Store) {
+	v, ctx := paying(t, s, new(till)), t.Context()
+	secret(t, v)
+	token, other := usable(t, v, 1), usable(t, v, 2)
+	var all []*cardvault.PaymentData // oldest first
+	for range 23 {
+		all = append(all, pay(t, v, token))
+		pay(t, v, other)
+	}
+	for _, o := range []cardvault.ListOptions{
+		{}, {Ascending: true}, {Limit: 10}, {Limit: 10, Page: 3}, {Limit: 10, Page: 4}, {Limit: 1, Page: 23, Ascending: true},
+		{From: all[5].CreatedAt}, {To: all[5].CreatedAt}, {From: all[5].CreatedAt, To: all[11].CreatedAt, Ascending: true, Limit: 3, Page: 2},
+		{From: all[22].CreatedAt.Add(time.Microsecond)},
+		// What is for tokens does not count.
+		{Scheme: []cardvault.Scheme{cardvault.SchemeJCB}, BusinessKey: canary, NetworkTokenStatus: []cardvault.NetworkTokenStatus{cardvault.NetworkTokenFailed}},
+	} {
+		var want []*cardvault.PaymentData
+		for _, p := range all {
+			if (o.From.IsZero() || !p.CreatedAt.Before(o.From)) && (o.To.IsZero() || !p.CreatedAt.After(o.To)) {
+				want = append(want, p)
+			}
+		}
+		if !o.Ascending {
+			slices.Reverse(want)
+		}
+		p := must(v.ListPaymentData(ctx, token.ID, &o))(t)
+		limit, from := p.Limit, min(len(want), (p.Page-1)*p.Limit)
+		if o.Limit != 0 && limit != o.Limit || p.TotalItems != int64(len(want)) || p.TotalPages != int64((len(want)+limit-1)/limit) {
+			t.Errorf("%+v: page %d of %d, limit %d, total %d, want %d", o, p.Page, p.TotalPages, p.Limit, p.TotalItems, len(want))
+		}
+		if want = want[from:min(len(want), from+limit)]; !slices.EqualFunc(p.Items, want, equalPayments) {
+			t.Errorf("%+v: %d items, want %d in another order or others", o, len(p.Items), len(want))
+		}
+	}
+	_, err := v.ListPaymentData(ctx, token.ID, &cardvault.ListOptions{Limit: 501, Page: -1})
+	refuses(t, "a page that cannot be", err, "query.limit out_of_range", "query.page out_of_range")
+}
+
+func paymentDataReplay(t *testing.T, s store.Store) {
+	n, spy := new(till), &spy{Store: s}
+	v, again, ctx := paying(t, spy, n), paying(t, spy, n), t.Context()
+	secret(t, v)
+	token, other := usable(t, v, 1), usable(t, v, 2)
+	call := func(v *cardvault.Vault, token *cardvault.Token, r cardvault.PaymentRequest) (*cardvault.PaymentData, bool, error) {
+		ctx, i := keyed(ctx, idemKey)
+		p, err := v.RequestPaymentData(ctx, token.ID, r)
+		return p, i.Replayed(), err
+	}
+	first, replayed, err := call(v, token, payment)
+	noError(t, err)
+	if replayed {
+		t.Error("the first call is called a replay")
+	}
+	wrote := spy.wrote(func() {
+		p, replayed, err := call(again, token, payment)
+		if err != nil || !replayed || !equalPayments(p, first) {
+			t.Errorf("replayed %t: %+v, %v", replayed, p, err)
+		}
+		r := payment
+		r.Amount++
+		_, replayed, err = call(v, token, r)
+		if fails(t, "same key, other amount", err, cardvault.ErrIdempotencyKeyReused); replayed {
+			t.Error("an error is called a replay")
+		}
+	})
+	if wrote != 0 || n.calls() != 1 {
+		t.Errorf("repetitions made the vault write %d times; the network was asked %d times", wrote, n.calls())
+	}
+	second, replayed, err := call(v, other, payment)
+	if err != nil || replayed || second.ID == first.ID {
+		t.Errorf("the key of another token: replayed %t, %v", replayed, err)
+	}
+	paid(t, v, token, first)
+	noError(t, v.Delete(ctx, token.ID))
+	_, replayed, err = call(again, token, payment)
+	if fails(t, "replay after the token is deleted", err, cardvault.ErrNotFound); replayed {
+		t.Error("an error is called a replay")
+	}
+}
+
+// paymentDataRace: of calls under one key on two vaults one asks the network.
+func paymentDataRace(t *testing.T, s store.Store) {
+	n := new(till)
+	vaults := []*cardvault.Vault{paying(t, s, n), paying(t, s, n)}
+	secret(t, vaults[0])
+	token := usable(t, vaults[0], 1)
+	first := make([]*cardvault.PaymentData, 16)
+	parallel(t, len(first), func(i int) (err error) {
+		ctx, _ := keyed(t.Context(), idemKey)
+		for first[i] == nil {
+			first[i], err = vaults[i%2].RequestPaymentData(ctx, token.ID, payment)
+			if err != nil && !errors.Is(err, cardvault.ErrIdempotencyInProgress) {
+				return err
+			}
+		}
+		return nil
+	})
+	if n.calls() != 1 {
+		t.Errorf("the network was asked %d times", n.calls())
+	}
+	for _, p := range first {
+		if !equalPayments(p, first[0]) {
+			t.Errorf("two results under one key:\n%+v\n%+v", p, first[0])
+		}
+	}
+	paid(t, vaults[1], token, first[0])
+}
+
+// paymentDataDeleteRace: payments and the deletion of their token.
+func paymentDataDeleteRace(t *testing.T, s store.Store) {
+	v := paying(t, s, new(till))
+	secret(t, v)
+	token := usable(t, v, 1)
+	parallel(t, 8, func(i int) error {
+		for step := range 10 {
+			ctx := t.Context()
+			if i == 7 && step == 3 {
+				return v.Delete(ctx, token.ID)
+			}
+			if i%2 == 0 {
+				ctx, _ = keyed(ctx, fmt.Sprint(canary, i, step))
+			}
+			p, err := v.RequestPaymentData(ctx, token.ID, payment)
+			if err == nil && !p.Success {
+				return errors.New("no cryptogram")
+			}
+			if err != nil && !errors.Is(err, cardvault.ErrNotFound) {
+				return err
+			}
+		}
+		return nil
+	})
+	_, err := v.ListPaymentData(t.Context(), token.ID, nil)
+	fails(t, "the list of the deleted token", err, cardvault.ErrNotFound)
+}
+
+// provisionReplay: the one error that is a result.
+func provisionReplay(t *testing.T, s store.Store) {
+	v, ctx := paying(t, s, new(till)), t.Context()
+	token := usable(t, v, 1)
+	notice := func(kind cardvault.NoticeKind, id string) {
+		noError(t, v.Notify(ctx, &cardvault.Notice{
+			ID: canary + id, Kind: kind, OccurredAt: time.Now(),
+			Token: cardvault.NetworkTokenRef{ID: canary + token.ID.String() + ":1"},
+		}))
+	}
+	notice(cardvault.NoticeSuspended, "1")
+	for i := range 3 {
+		ctx, idem := keyed(ctx, idemKey)
+		_, err := v.Provision(ctx, token.ID)
+		if fails(t, "provisioning what is suspended", err, cardvault.ErrNetworkTokenState); idem.Replayed() != (i > 0) {
+			t.Errorf("call %d: replayed %t", i, idem.Replayed())
+		}
+		if i == 1 {
+			notice(cardvault.NoticeResumed, "2")
+		}
+	}
+	must(v.Provision(ctx, token.ID))(t)
+	noError(t, v.Delete(ctx, token.ID))
+	again, _ := keyed(ctx, idemKey)
+	fails(t, "replay after the token is deleted", second(v.Provision(again, token.ID)), cardvault.ErrNotFound)
+}
