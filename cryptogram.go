@@ -20,8 +20,6 @@ import (
 	"github.com/google/uuid"
 )
 
-const opPaymentData operation = "payment_data.create"
-
 // A PaymentRequest asks for a cryptogram for one payment: chapter 4.6 of the
 // interface document.
 type PaymentRequest struct {

@@ -19,7 +19,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/cryptotest"
 	"testing/synctest"
 	"time"
 
@@ -102,11 +101,6 @@ func atTill(t *testing.T, opts *cardvault.Options, f func(*till)) {
 	}
 	till, net := new(till), new(scripted)
 	o.Network = tillNetwork{net, till}
-	if fips140.Enabled() {
-		// The module takes entropy from the jitter of the clock, which stands still
-		// in a bubble.
-		cryptotest.SetGlobalRandom(t, 1)
-	}
 	inLab(t, &o, func(l *lab) {
 		l.net, till.lab = net, l
 		m, err := l.PrimaryMerchant(l.Context())

@@ -73,9 +73,13 @@ type EventSink interface {
 	// with an error in the log.
 	//
 	// The events of a token arrive in their order, one by one. One that has failed
-	// three times no longer holds back the later ones. When a token is deleted,
-	// those of its events that have not arrived are dropped, but that of the
-	// deletion.
+	// three times no longer holds back the later ones. When a token is deleted, all
+	// of its events that have not arrived are dropped but that of the deletion. That
+	// waits for one that is under way in this process; one that another process is
+	// passing just then may still return after it.
+	//
+	// What was stored and has not arrived waits while no vault with a sink works on
+	// the store.
 	Event(ctx context.Context, e *Event) error
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/storetest"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -535,7 +536,7 @@ func TestEventsOfASweep(t *testing.T) {
 
 // TestEventsWithoutNetwork: they do not need one.
 func TestEventsWithoutNetwork(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ear := &listener{t: t}
 		v := vaulttest.NewWith(t, &cardvault.Options{Events: ear})
 		token, err := v.Import(t.Context(), visa, nil)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -279,7 +280,7 @@ type lab struct {
 // network if they are nil. In live mode network tokens are activated.
 func inLab(t *testing.T, opts *cardvault.Options, f func(l *lab)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := &lab{TB: t, net: new(scripted), store: &frail{Store: memstore.New()}}
 		l.opts.Mode = cardvault.Sandbox
 		if opts != nil {

@@ -256,7 +256,7 @@ func (c *core) ask(ctx context.Context, f func(ctx context.Context) error) error
 	return c.guard(func() error { return f(ctx) })
 }
 
-// guard calls the network. A panic is an error that says nothing.
+// guard calls the network. A panic, and a refusal that is nil, are no answer.
 func (c *core) guard(f func() error) (err error) {
 	defer func() {
 		if recover() != nil { // the value may hold anything
@@ -264,7 +264,12 @@ func (c *core) guard(f func() error) (err error) {
 			err = errPanic
 		}
 	}()
-	return f()
+	err = f()
+	var refused *NetworkError
+	if errors.As(err, &refused) && refused == nil {
+		return errGarbage
+	}
+	return err
 }
 
 // printable returns an error of an adapter as it may be logged.

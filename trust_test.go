@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -122,7 +122,7 @@ func TestListOfAnotherAccount(t *testing.T) {
 // A due time that the index invents erases nothing, and what cannot be read of
 // one kind keeps no other from being erased.
 func TestSweepTrustsNoIndex(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := &liar{Store: memstore.New()}
 		v := vaultOn(t, l)
 		token := imported(t, v)
@@ -196,7 +196,7 @@ func TestSessionIDStaysOut(t *testing.T) {
 
 // A clock that is far off makes nothing that would not be found again.
 func TestClockFarOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		v := vaultOn(t, memstore.New())
 		token := imported(t, v)
 		<-time.After(101 * 365 * 24 * time.Hour)

@@ -261,7 +261,7 @@ const (
 	kindCardArt      // its parts are its children
 	kindCardArtPart
 	kindPaymentData
-	kindPaymentJWE // child of its payment data
+	kindPaymentJWE // id and parent are those of its payment data
 	kindEvent      // child of its token, if that is left
 )
 
@@ -694,11 +694,6 @@ func (v *Vault) find(tx store.ReadTx, kind store.Kind, row uuid.UUID) (*store.Re
 		return nil, ErrNotFound
 	}
 	return r, nil
-}
-
-// remove deletes the record of an id.
-func (v *Vault) remove(ctx context.Context, op operation, kind store.Kind, id uuid.UUID) error {
-	return v.removeWith(ctx, op, kind, id, func(store.Tx, uuid.UUID) error { return nil })
 }
 
 // removeWith deletes the record of an id in one transaction with what also does.

@@ -14,10 +14,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 	"go.uber.org/goleak"
@@ -154,7 +154,7 @@ func TestOpen(t *testing.T) {
 
 // A session id is a credential: whoever reads the log must not get to use it.
 func TestLogHidesSessions(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var log lockedBuffer
 		v := vaulttest.NewWith(t, &cardvault.Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 		session, err := v.CreateSession(t.Context(), nil)

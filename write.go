@@ -35,6 +35,7 @@ const (
 	opNetworkToken   operation = "network_token.update"
 	opNotice         operation = "network_token.notice"
 	opRelease        operation = "network_token.release"
+	opPaymentData    operation = "payment_data.create"
 	opCreateSession  operation = "session.create"
 	opCreateAccount  operation = "account.create"
 	opApprove        operation = "account.approve"

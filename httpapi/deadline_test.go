@@ -118,7 +118,7 @@ func TestSlowBody(t *testing.T) {
 		{"Options.Timeout", post + "X-Api-Key: {key}\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", 400, 2 * time.Second, 2 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				r := newRig(t, nil, &httpapi.Options{Timeout: test.timeout})
 				c := serve(t, r.handler)()
 				start := time.Now()
@@ -139,7 +139,7 @@ func TestSlowBody(t *testing.T) {
 
 // Bytes that trickle in do not buy time.
 func TestTricklingBody(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
 		c := serve(t, r.handler)()
 		start := time.Now()
@@ -161,7 +161,7 @@ func TestTricklingBody(t *testing.T) {
 
 // A client that does not read its answer does not hold the server.
 func TestSlowReader(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
 		returned := make(chan time.Time, 1)
 		c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -178,7 +178,7 @@ func TestSlowReader(t *testing.T) {
 
 // What follows on a connection is not touched by the deadlines of a request.
 func TestDeadlinesEnd(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
 		mux := http.NewServeMux()
 		mux.Handle("/vault/", http.StripPrefix("/vault", r.handler))
@@ -251,7 +251,7 @@ func TestTimeout(t *testing.T) {
 		{"longer than Options.Timeout", time.Second, time.Minute, time.Second, 503},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				r := newRig(t, nil, nil)
 				s := &stallingStore{Store: r.store}
 				v := openVault(t, s, &r.opts)
@@ -279,7 +279,7 @@ func TestDisconnect(t *testing.T) {
 		"POST": "POST /tokens/session HTTP/1.1\r\nHost: x\r\nX-Api-Key: x\r\nContent-Length: 0\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				asked, ended := make(chan struct{}), make(chan error, 1)
 				r := newRig(t, nil, &httpapi.Options{Authenticator: authenticator(func(ctx context.Context, _ string) (*cardvault.Principal, error) {
 					close(asked)
@@ -311,7 +311,7 @@ func TestSlowBodyHTTP2(t *testing.T) {
 		{"not read", "/nothing", 404, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				r := newRig(t, nil, nil)
 				dial := serve(t, r.handler)
 				transport := &http.Transport{

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"log/slog"
 	"net/http"
@@ -14,11 +13,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -255,13 +254,10 @@ func (l *logBuffer) take() string {
 	return l.b.String()
 }
 
-// bubble runs f in a bubble of synctest in which it is 2026-11-21, midnight.
-func bubble(t *testing.T, f func(t *testing.T)) {
+// inBubble runs f in a bubble of synctest in which it is 2026-11-21, midnight.
+func inBubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
-	// In FIPS 140 mode the random generator is seeded from the jitter of the
-	// clock when it is first used. In a bubble the clock stands still.
-	rand.Read(make([]byte, 1))
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)))
 		f(t)
 	})

@@ -358,7 +358,7 @@ func TestHangingNetwork(t *testing.T) {
 		{"a quick handler", 0, 2 * time.Second, 2 * time.Second, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				hang := func(ctx context.Context) error {
 					<-ctx.Done()
 					return ctx.Err()

@@ -52,7 +52,7 @@ func TestRateLimit(t *testing.T) {
 		{httpapi.RateLimit{PerSecond: 0.3, Burst: 3}, 3, 4},
 		{httpapi.RateLimit{PerSecond: 100, Burst: 7}, 7, 1},
 	} {
-		bubble(t, func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
 			r := newRig(t, nil, &httpapi.Options{RateLimit: test.limit})
 			_, second := r.newKey(t, r.vault, 0, cardvault.AllScopes()...)
 			get := func(key string) *answer { return send(t, r.handler, "GET", "/tokens", "", "X-Api-Key", key) }
@@ -88,7 +88,7 @@ func TestRateLimit(t *testing.T) {
 
 // The memory for limits is bounded, however many keys there are.
 func TestRateLimitOfManyKeys(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
 		account, err := r.vault.Account(t.Context())
 		if err != nil {

@@ -65,7 +65,7 @@ func TestIdempotencyRace(t *testing.T) {
 
 // Who may do what to which id.
 func TestTenants(t *testing.T) {
-	bubble(t, testTenants)
+	inBubble(t, testTenants)
 }
 
 func testTenants(t *testing.T) {

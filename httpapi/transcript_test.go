@@ -60,7 +60,7 @@ func TestTranscripts(t *testing.T) {
 				t.Fatal(err)
 			}
 			paragraphs := strings.Split(strings.TrimSpace(string(text)), "\n\n")
-			bubble(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				p := newPlayer(t)
 				for i, paragraph := range paragraphs {
 					paragraphs[i] = p.play(t, paragraph)

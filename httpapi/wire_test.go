@@ -122,7 +122,7 @@ func TestTokenMembers(t *testing.T) {
 
 // A token that lapses has expires_at, and is gone at that instant.
 func TestEphemeralToken(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
 		session := r.do(t, "POST", "/tokens/session", `{"expiration_time":60,"bypass_identification":true}`)
 		session.want(t, 200)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -76,7 +77,7 @@ func TestRepeatedLater(t *testing.T) {
 }
 
 func TestShared(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), &simnet.Options{Shared: true})
 		m := &mailbox{start: time.Now()}
 		feed(t, n, m.sink)
@@ -129,7 +130,7 @@ func TestShared(t *testing.T) {
 }
 
 func TestControl(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
 		m := &mailbox{start: time.Now()}
 		feed(t, n, m.sink)
@@ -235,7 +236,7 @@ func TestSuspender(t *testing.T) {
 
 // What is due goes on in the process that has the state next.
 func TestRestart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		n := newNetwork(t, s, nil)
 		m := &mailbox{start: time.Now()}
@@ -264,7 +265,7 @@ func TestRestart(t *testing.T) {
 }
 
 func TestAdvance(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
 		m := &mailbox{start: time.Now()}
 		feed(t, n, m.sink)
@@ -289,7 +290,7 @@ func TestAdvance(t *testing.T) {
 // A notice that sink fails for comes again after 0.1, 0.2, … 5 s, before others of
 // its network token and without holding up any other's.
 func TestFeedRetries(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
 		bad := provision(t, n, request(cardvault.SchemeVISA, 31)).ID
 		good := provision(t, n, request(cardvault.SchemeVISA, 31)).ID
@@ -331,7 +332,7 @@ func TestFeedRetries(t *testing.T) {
 // A notice for a vault that does not know the network token is dropped after 30 s,
 // and one that gets to know it in time has it.
 func TestFeedNotFound(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
 		unknown := provision(t, n, request(cardvault.SchemeVISA, 30)).ID
 		m := &mailbox{start: time.Now()}
@@ -361,7 +362,7 @@ func TestFeedNotFound(t *testing.T) {
 
 // Of a network token that the vault has deleted nothing is told any more.
 func TestFeedAfterDelete(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
 		m := &mailbox{start: time.Now()}
 		stop := feed(t, n, m.sink)
@@ -397,7 +398,7 @@ func TestFeedAfterDelete(t *testing.T) {
 // What was delivered as ctx ended does not come again, and what was not comes at
 // once.
 func TestFeedEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
 		r := request(cardvault.SchemeVISA, 0)
 		provision(t, n, r)
@@ -426,7 +427,7 @@ func TestFeedEnds(t *testing.T) {
 // Two vaults that feed from one simulator lose nothing, and a slow one holds up
 // nobody but itself.
 func TestTwoFeeds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
 		m := &mailbox{start: time.Now()}
 		slow := make(chan struct{})
@@ -456,7 +457,7 @@ func TestTwoFeeds(t *testing.T) {
 
 // A notice that another Feed has delivered meanwhile takes no other with it.
 func TestFeedOvertaken(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
 		r := request(cardvault.SchemeVISA, 0)
 		provision(t, n, r)
@@ -501,7 +502,7 @@ func TestFeedOvertaken(t *testing.T) {
 // A vault that does not listen loses the oldest notices of a network token, not
 // the newest.
 func TestBacklog(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
 		r := request(cardvault.SchemeVISA, 0)
 		first := provision(t, n, r)
@@ -525,7 +526,7 @@ func TestBacklog(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		n, err := simnet.Open(t.Context(), t.TempDir(), nil)
 		if err != nil {
 			t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -54,7 +55,7 @@ func TestVault(t *testing.T) {
 			check: func(t *cardvault.Token) bool { return t.SupportsDeviceBinding }},
 	} {
 		t.Run(fmt.Sprintf("%03d", c.code), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				v := vaulttest.NewWith(t, &cardvault.Options{
 					Mode:    cardvault.Sandbox,
 					BaseURL: "https://vault.example",

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 	"pgregory.net/rapid"
@@ -311,7 +311,7 @@ func TestModel(t *testing.T) {
 		steps := rapid.SliceOfN(rapid.Custom(ops), 1, 60).Draw(rt, "history")
 		for name, open := range map[string]func(testing.TB) store.Store{"mem": mem, "bolt": bolt} {
 			var err error
-			synctest.Test(t, func(t *testing.T) { err = history(t, open(t), steps) })
+			bubble.Test(t, func(t *testing.T) { err = history(t, open(t), steps) })
 			if err != nil {
 				rt.Fatalf("%s: %v", name, err)
 			}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -93,7 +94,7 @@ func TestSessionTTL(t *testing.T) {
 		if opts != nil {
 			ttl = opts.SessionTTL
 		}
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			v := vaulttest.NewWith(t, opts)
 			early, late := session(t, v, 0), session(t, v, 0)
 			end := time.Now().Add(ttl)
@@ -120,7 +121,7 @@ func TestIdempotencyTTL(t *testing.T) {
 			ttl = opts.IdempotencyTTL
 		}
 		for _, drain := range []bool{false, true} {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				v := vaulttest.NewWith(t, opts)
 				call := func(number string) (uuid.UUID, bool, error) {
 					i := &cardvault.Idempotency{Key: "k"}
@@ -172,7 +173,7 @@ func TestLapse(t *testing.T) {
 	for name, open := range map[string]func(testing.TB) store.Store{"mem": mem, "bolt": bolt} {
 		t.Run(name, func(t *testing.T) {
 			for _, seconds := range []int{1, 60, cardvault.MaxExpirationTime} {
-				synctest.Test(t, func(t *testing.T) { lapseOf(t, open(t), seconds) })
+				bubble.Test(t, func(t *testing.T) { lapseOf(t, open(t), seconds) })
 			}
 		})
 	}
@@ -238,7 +239,7 @@ func lapseOf(t *testing.T, s store.Store, seconds int) {
 }
 
 func TestAPIKeyExpiry(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		v, ctx := vaulttest.New(t), t.Context()
 		creator, text, err := v.CreateAPIKey(ctx, "by", cardvault.AllScopes(), &cardvault.APIKeyOptions{ExpirationTime: 1})
 		if err != nil {
@@ -270,7 +271,7 @@ func TestAPIKeyExpiry(t *testing.T) {
 // A payment secret is used from its time on, and the one before it is gone
 // with the next rotation.
 func TestPaymentSecretActivation(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		v, ctx := vaulttest.New(t), t.Context()
 		m, err := v.PrimaryMerchant(ctx)
 		if err != nil {
@@ -295,7 +296,7 @@ func TestPaymentSecretActivation(t *testing.T) {
 }
 
 func TestSessionCardExpiry(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		v := vaulttest.New(t)
 		c := testCard(visa)
 		c.Expiry = cardvault.Expiry{Month: 2, Year: 2024}
@@ -316,7 +317,7 @@ func TestSessionCardExpiry(t *testing.T) {
 // Run erases what lapses at its instant, or, when it was stored by another
 // vault, within half a minute.
 func TestRunSweeps(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := mem(t)
 		v, other := vaultOn(t, s, nil), vaultOn(t, s, nil)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -392,7 +393,7 @@ func vaultOn(t testing.TB, s store.Store, opts *cardvault.Options) *cardvault.Va
 
 // Work that nobody runs is told once.
 func TestWarnsWithoutRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var log strings.Builder
 		v := vaulttest.NewWith(t, &cardvault.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		tokenize(t, v, 1)
@@ -410,7 +411,7 @@ func TestWarnsWithoutRun(t *testing.T) {
 
 // A store that fails is asked again until it answers.
 func TestRunGoesOn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &failing{Store: mem(t)}
 		var log strings.Builder
 		v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Logger: slog.New(slog.NewTextHandler(&log, nil))})

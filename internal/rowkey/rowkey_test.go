@@ -13,9 +13,9 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/google/uuid"
 	"pgregory.net/rapid"
@@ -178,7 +178,7 @@ func rising(keys []uuid.UUID) bool {
 
 // The clock of a bubble stands still, so all keys are of one microsecond.
 func TestKeysRiseWhileTheClockStands(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var g rowkey.Generator
 		start := time.Now()
 		keys := made(t, &g, 10_000)
@@ -207,7 +207,7 @@ func TestKeysRiseWhileTheClockStands(t *testing.T) {
 }
 
 func TestKeysRiseAcrossMilliseconds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var g rowkey.Generator
 		var keys []uuid.UUID
 		for range 5000 {
@@ -230,7 +230,7 @@ func TestKeysRiseAcrossMilliseconds(t *testing.T) {
 func TestClockThatStepsBackIsFollowed(t *testing.T) {
 	var g rowkey.Generator
 	made(t, &g, 100)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		start := time.Now()
 		keys := made(t, &g, 8)
 		if got := rowkey.Time(keys[0]); !got.Equal(start) {
@@ -253,7 +253,7 @@ func TestClockThatStepsBackIsFollowed(t *testing.T) {
 func TestSmallStepBack(t *testing.T) {
 	var g rowkey.Generator
 	run := func(after time.Duration, n int) (first time.Time) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			time.Sleep(after)
 			first = rowkey.Time(made(t, &g, n)[0])
 		})
@@ -295,7 +295,7 @@ func TestConcurrentKeysDiffer(t *testing.T) {
 
 // Two generators share no state: their keys differ by 62 random bits.
 func TestGeneratorsApart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		seen := map[uuid.UUID]bool{}
 		for range 10_000 {
 			var g rowkey.Generator
@@ -308,7 +308,7 @@ func TestGeneratorsApart(t *testing.T) {
 }
 
 func TestBounds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var g rowkey.Generator
 		now := time.Now()
 		first, last := rowkey.First(now), rowkey.Last(now)

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/google/uuid"
 
 	"github.com/cardvault/cardvault/store"
@@ -148,7 +148,7 @@ func TestFull(t *testing.T) {
 // learn that the outcome is not known, the store opens the file again, and says
 // so while it cannot.
 func TestCommitFails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := openSmall(t, small)
 		if err := s.Update(t.Context(), putOne(numbered(1))); err != nil {
 			t.Fatal(err)
@@ -197,7 +197,7 @@ func TestCommitFails(t *testing.T) {
 // TestSettle proves that after a failed commit nothing is served before the meta
 // pages are written and synced again, and that they stay what they were.
 func TestSettle(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var syncs []time.Time // when the file was last written to, as each sync found it
 		var failure error
 		c := small

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/google/uuid"
 
 	"github.com/cardvault/cardvault/store"
@@ -28,7 +29,7 @@ func put(n byte) func(store.Tx) error {
 // A call that waits for its turn is durably blocked, so that a bubble's clock
 // moves on and a deadline ends the wait.
 func TestWaitInBubble(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		hold := make(chan struct{})
 		go s.Update(t.Context(), func(store.Tx) error { <-hold; return nil })
