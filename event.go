@@ -85,7 +85,6 @@ type EventSink interface {
 
 const (
 	eventTimeout = 15 * time.Second
-	eventLease   = 2*eventTimeout + 10*time.Second
 	eventHolds   = 3 // failures until an event no longer holds back later ones
 )
 

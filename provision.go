@@ -338,6 +338,18 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 			Identification: h.token.Identification,
 		})
 	}
+	settled := false
+	if e := (*NetworkError)(nil); h.net.unsure && errors.As(failure, &e) && !e.final() {
+		// What an overloaded network says of a call that is repeated may tell
+		// nothing of the first one. Whether there is a network token does.
+		found, err := v.callLookup(ctx, NetworkTokenRef{IdempotencyKey: key}, h.token.LastFour)
+		switch {
+		case errors.Is(err, ErrUnknownNetworkToken):
+			settled = true
+		case err == nil:
+			got, failure = found, nil
+		}
+	}
 	var art *art
 	if got != nil {
 		art = v.art(ctx, got.Art)
@@ -363,6 +375,7 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 			h.due = time.Time{}
 			return nil, nil
 		case failure != nil:
+			n.unsure = n.unsure && !settled
 			v.failed(h, failure, at)
 			return nil, nil
 		}
@@ -409,6 +422,25 @@ func (v *Vault) callProvision(ctx context.Context, h *holding, r *ProvisionReque
 	})
 	if err == nil {
 		err = got.check(h.token.LastFour)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return got, nil
+}
+
+// callLookup asks the network for the state of a network token, of a card whose
+// last four digits are known unless they are "".
+func (v *Vault) callLookup(ctx context.Context, ref NetworkTokenRef, lastFour string) (got *NetworkToken, err error) {
+	err = v.ask(ctx, func(ctx context.Context) (err error) {
+		got, err = v.opts.Network.Lookup(ctx, ref)
+		return err
+	})
+	if err == nil {
+		err = got.check(lastFour)
+	}
+	if err == nil && ref.ID != "" && got.ID != ref.ID {
+		err = errGarbage
 	}
 	if err != nil {
 		return nil, err
@@ -609,8 +641,6 @@ func (v *Vault) failed(h *holding, err error, at time.Time) {
 		v.retry(h, 0, at)
 		return
 	}
-	// What an overloaded network says of a call that is repeated tells nothing of
-	// the first one.
 	if e.final() || !n.unsure {
 		n.unsure, n.called = false, false
 	}
@@ -714,20 +744,11 @@ func (c *core) poll(n uint64, since time.Duration) (time.Duration, bool) {
 func (v *Vault) lookup(ctx context.Context, h *holding) error {
 	row, ref := h.card.ID, h.net.ref(h.token.ID)
 	asked, known := now(), h.net.news
-	var got *NetworkToken
-	err := v.ask(ctx, func(ctx context.Context) (err error) {
-		got, err = v.opts.Network.Lookup(ctx, ref)
-		return err
-	})
-	if err == nil {
-		lastFour := ""
-		if ref.ID == "" {
-			lastFour = h.token.LastFour
-		}
-		if err = got.check(lastFour); err == nil && ref.ID != "" && got.ID != ref.ID {
-			err = errGarbage
-		}
+	lastFour := ""
+	if ref.ID == "" {
+		lastFour = h.token.LastFour
 	}
+	got, err := v.callLookup(ctx, ref, lastFour)
 	var art *art
 	if err == nil && got.Art != "" && got.Art != h.net.art {
 		art = v.art(ctx, got.Art)

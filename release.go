@@ -166,7 +166,7 @@ func (v *Vault) dropNetworkToken(id, row uuid.UUID, n *networkToken, due time.Ti
 		return nil, dropArt, nil
 	}
 	at := now()
-	if end := at.Add(v.lease()); n.id == "" && due.After(end) {
+	if end := at.Add(v.lease(kindNetworkToken)); n.id == "" && due.After(end) {
 		at = end
 	} else if n.id == "" && due.After(at) {
 		at = due // a call may be under way until then
@@ -206,7 +206,7 @@ func (v *Vault) releaseNow(ctx context.Context, rec *store.Record, l *release) e
 	case err == nil && !found:
 		return v.finish(ctx, rec)
 	case err == nil && l.done:
-		rec.Due = now().Add(v.lease())
+		rec.Due = now().Add(v.lease(kindNetworkToken))
 		return v.again(ctx, rec, l.encode())
 	case err == nil:
 		// Who holds it is seen when the job is claimed again.

@@ -264,18 +264,18 @@ type pool struct {
 
 func newPool(workers int) *pool { return &pool{busy: make(chan struct{}, workers)} }
 
-// lease is how long a job that was claimed is left alone: longer than the two
-// calls to the network that it may make. When a process dies the job is due
-// again after it.
-func (c *core) lease() time.Duration { return 2*c.opts.NetworkTimeout + 10*time.Second }
-
-// leaseOf is lease for jobs of a kind.
-func (c *core) leaseOf(kind store.Kind) time.Duration {
+// longest is how long a job of a kind takes at most: three calls to the network,
+// or one to the sink, and some writes.
+func (c *core) longest(kind store.Kind) time.Duration {
 	if kind == kindEvent {
-		return eventLease
+		return eventTimeout + 5*time.Second
 	}
-	return c.lease()
+	return 3*c.opts.NetworkTimeout + 5*time.Second
 }
+
+// lease is how long a job that was claimed is left alone. It has begun by a third
+// of that or not at all. When a process dies the job is due again after it.
+func (c *core) lease(kind store.Kind) time.Duration { return c.longest(kind) * 3 / 2 }
 
 // A job is a record that was claimed. Its Due is the end of the lease.
 type job struct {
@@ -374,7 +374,7 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 		case <-ctx.Done():
 			return 0, nil // what is left is due again after the lease
 		}
-		if time.Until(j.rec.Due) < v.leaseOf(kind)/2 {
+		if time.Until(j.rec.Due) < v.longest(kind) {
 			<-p.busy
 			continue
 		}
@@ -401,7 +401,7 @@ func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*jo
 	j := &job{rec: r, plain: plain}
 	due := r.Due
 	r.Version++
-	r.Due = at.Add(v.leaseOf(r.Kind))
+	r.Due = at.Add(v.lease(r.Kind))
 	sealed := plain
 	switch r.Kind {
 	case kindNetworkToken:

@@ -552,7 +552,7 @@ func concurrency(s *suite) {
 			return err
 		}
 		if found.ID != got.ID {
-			return errors.New("Lookup by a key returns the network token of another")
+			return errors.New("look-up by a key returns the network token of another")
 		}
 		if _, err := s.lookup(s.Context(), shared); err != nil {
 			return err
