@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -122,6 +123,8 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 	var mediaType string
 	var image []byte
 	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, artTimeout)
+		defer cancel()
 		err = v.ask(ctx, func(ctx context.Context) (err error) {
 			mediaType, image, err = fetcher.CardArt(ctx, asset)
 			return err
@@ -140,6 +143,10 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 	}
 	return a
 }
+
+// artTimeout is how long a network token that is ready waits for its art. What
+// is missed is fetched when it is next looked up.
+const artTimeout = 2 * time.Second
 
 // isImage reports whether an image is of one of the two types, and says so.
 func isImage(mediaType string, image []byte) bool {

@@ -377,3 +377,29 @@ func (l *lab) storedArt(art uuid.UUID, parts ...uuid.UUID) (all []*store.Record)
 	}))
 	return all
 }
+
+// A network token does not wait long for its art, and gets it later.
+func TestSlowCardArt(t *testing.T) {
+	inLab(t, withArt, func(l *lab) {
+		l.net.like.Art = "slow"
+		l.net.images = map[string][]byte{"slow": png(1000)}
+		l.net.script(func(ctx context.Context, c call) error {
+			if c.method == "CardArt" {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}, nil)
+		id := l.imports(visa)
+		begun := time.Now()
+		l.drain()
+		if took := time.Since(begun); took > 3*time.Second {
+			t.Errorf("active after %v", took)
+		}
+		if got := l.is(id, active, ""); got.CardArtURL != "" {
+			t.Errorf("art at %q", got.CardArtURL)
+		}
+		l.net.script(nil, nil)
+		l.run(func() { l.pass(29 * time.Hour) })
+		l.shows("art", l.art(id), png(1000))
+	})
+}

@@ -338,6 +338,7 @@ func TestProvisionRefused(t *testing.T) {
 
 // The pauses between the tries of a provisioning.
 func TestRetries(t *testing.T) {
+	first := map[time.Duration]bool{} // pauses
 	minutes := []time.Duration{30 * time.Second, 2 * time.Minute, 10 * time.Minute, time.Hour, 6 * time.Hour}
 	hundredth := []time.Duration{300 * time.Millisecond, 1200 * time.Millisecond, 5 * time.Second, 5 * time.Second, 5 * time.Second}
 	for what, answer := range map[string]error{
@@ -350,7 +351,9 @@ func TestRetries(t *testing.T) {
 					l.net.script(refuse("Provision", answer), nil)
 					id := l.imports(visa)
 					l.run(func() { l.pass(10 * time.Hour) })
-					within(t, what, l.net.asked("Provision"), pauses...)
+					calls := l.net.asked("Provision")
+					within(t, what, calls, pauses...)
+					first[calls[1].at.Sub(calls[0].at)*time.Duration(30*time.Second/pauses[0])] = true
 					keys := map[string]bool{}
 					for _, c := range l.net.asked("Provision") {
 						keys[c.key] = true
@@ -365,6 +368,9 @@ func TestRetries(t *testing.T) {
 				})
 			})
 		}
+	}
+	if len(first) == 1 {
+		t.Error("all pauses are the same")
 	}
 }
 
@@ -384,8 +390,10 @@ func TestRetryAfter(t *testing.T) {
 					Source: cardvault.SourceScheme, Code: "scheme_unavailable", RetryAfter: after}), nil)
 				l.imports(visa)
 				l.run(func() { l.pass(want * 6 / 5) })
-				calls := l.net.asked()[:2]
-				within(t, after.String(), calls, want)
+				calls := l.net.asked()
+				if within(t, after.String(), calls[:min(2, len(calls))], want); t.Failed() {
+					return
+				}
 				if pause := calls[1].at.Sub(calls[0].at); pause < min(after, 24*time.Hour) {
 					t.Errorf("told to wait %v, waited %v", after, pause)
 				}
@@ -520,6 +528,9 @@ func TestPolling(t *testing.T) {
 				l.run(func() { l.pass(72 * time.Hour) })
 				l.is(id, failed, "timeout")
 				calls := l.net.asked()
+				if len(calls) < 60 {
+					t.Fatalf("%d calls", len(calls))
+				}
 				want := []time.Duration{time.Second, 2 * time.Second / by, 5 * time.Second / by, 10 * time.Second / by, 30 * time.Second / by}
 				within(t, "polls", calls[:6], want...)
 				if first := calls[1].at.Sub(calls[0].at); first != time.Second {
@@ -543,6 +554,24 @@ func TestPolling(t *testing.T) {
 				l.notify(cardvault.Notice{Kind: cardvault.NoticeActivated})
 				l.is(id, active, "")
 			})
+		})
+	}
+	// The reason is what the network says in the end.
+	for _, recovers := range []bool{false, true} {
+		inLab(t, nil, func(l *lab) {
+			l.net.like.State = pending
+			l.net.script(refuse("Lookup", schemeError("issuer_unavailable")), nil)
+			id := l.imports(visa)
+			want := "issuer_unavailable"
+			l.run(func() {
+				l.pass(time.Minute)
+				if recovers {
+					l.net.script(nil, nil)
+					want = "timeout"
+				}
+				l.pass(time.Hour)
+			})
+			l.is(id, failed, want)
 		})
 	}
 	inLab(t, live, func(l *lab) {
@@ -684,7 +713,9 @@ func TestAnotherKeyAfterAKnownOutcome(t *testing.T) {
 // What an overloaded network says of a repeated call tells nothing of the first:
 // the key stays until the outcome is known.
 func TestOverloadedAfterAnUnknownOutcome(t *testing.T) {
-	for _, answer := range []error{schemeError("scheme_unavailable"), schemeError("E99"), configurationError("invalid_request")} {
+	for _, answer := range []error{
+		schemeError("scheme_unavailable"), schemeError("E99"), configurationError("invalid_request"), configurationError("declined"),
+	} {
 		inLab(t, live, func(l *lab) {
 			l.net.script(nil, refuse("Provision", errors.New("lost")))
 			id := l.imports(visa)
@@ -715,6 +746,33 @@ func TestOverloadedAfterAnUnknownOutcome(t *testing.T) {
 		if n := len(l.net.asked()); n != calls {
 			t.Errorf("%d calls about nothing", n-calls)
 		}
+	})
+}
+
+// A network that keeps a refusal under its key says so for ever: a look-up tells
+// that nothing came of the call, and the next has another key.
+func TestRefusalKeptUnderItsKey(t *testing.T) {
+	inLab(t, live, func(l *lab) {
+		var first string
+		l.net.script(func(_ context.Context, c call) error {
+			switch {
+			case c.method != "Provision":
+				return nil
+			case first == "":
+				first = c.key
+				return errors.New("lost")
+			case c.key == first:
+				return schemeError("scheme_unavailable")
+			}
+			return nil
+		}, nil)
+		id := l.imports(visa)
+		l.run(func() { l.pass(time.Hour) })
+		l.is(id, active, "")
+		if n := len(l.net.asked("Provision")); n != 3 {
+			t.Errorf("%d calls", n)
+		}
+		l.held(1)
 	})
 }
 

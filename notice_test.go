@@ -11,6 +11,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
@@ -129,6 +130,70 @@ func TestFinalNotices(t *testing.T) {
 		if token := l.is(id, deleted, "deleted_by_issuer"); token.Status != cardvault.StatusInvalid {
 			t.Error("the token is still valid")
 		}
+	})
+}
+
+// A look-up that tells since when is as old as it says, but the end counts always.
+func TestOldAnswers(t *testing.T) {
+	for _, when := range []int{5, 15} {
+		inLab(t, live, func(l *lab) {
+			id := l.become(active)
+			look := func(f func(t *cardvault.NetworkToken)) {
+				l.net.set("network-token-1", f)
+				l.notify(notice{Kind: cardvault.NoticeArtChanged, Art: "a", OccurredAt: time.Now()})
+				l.drain()
+			}
+			l.pass(time.Hour)
+			l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 10)})
+			look(func(t *cardvault.NetworkToken) { t.StateAt = at(l, when) })
+			if when < 10 {
+				l.is(id, inactive, "suspended_by_issuer")
+			} else {
+				l.is(id, active, "")
+			}
+			l.notify(notice{Kind: cardvault.NoticeResumed, OccurredAt: at(l, 16)})
+			l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 14)})
+			l.is(id, active, "")
+			look(func(t *cardvault.NetworkToken) { t.State, t.StateAt = deleted, at(l, 1) })
+			l.is(id, deleted, "deleted_by_scheme")
+		})
+	}
+	// What was told before the look-up, and comes after it, is old.
+	inLab(t, live, func(l *lab) {
+		id := l.become(active)
+		l.run(func() { l.pass(29 * time.Hour) })
+		l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 1)})
+		l.is(id, active, "")
+	})
+	// Another network token is another story, though it may be older.
+	inLab(t, live, func(l *lab) {
+		l.pass(time.Hour)
+		id := l.become(pending)
+		l.pass(time.Hour)
+		l.notify(notice{Kind: cardvault.NoticeRefused, Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"}})
+		l.is(id, failed, "declined")
+		l.net.like.StateAt = time.Now().Add(-2 * time.Hour)
+		l.must2(l.Provision(l.Context(), id))
+		l.drain()
+		l.is(id, active, "")
+	})
+}
+
+// A refusal and a success in the wrong order.
+func TestReversedNotices(t *testing.T) {
+	refusal := &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"}
+	inLab(t, nil, func(l *lab) {
+		l.pass(time.Hour)
+		id := l.become(pending)
+		l.notify(notice{Kind: cardvault.NoticeRefused, Failure: refusal, OccurredAt: at(l, -1)})
+		l.is(id, pending, "") // of before it was asked for
+		l.pass(time.Hour)
+		l.notify(notice{Kind: cardvault.NoticeRefused, Failure: refusal, OccurredAt: at(l, 10)})
+		l.is(id, failed, "declined")
+		l.notify(notice{Kind: cardvault.NoticeActivated, OccurredAt: at(l, 9)})
+		l.is(id, failed, "declined")
+		l.notify(notice{Kind: cardvault.NoticeActivated, OccurredAt: at(l, 11)})
+		l.is(id, active, "")
 	})
 }
 
@@ -279,12 +344,19 @@ func TestClocks(t *testing.T) {
 				l.pass(time.Hour)
 				l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: time.Now().Add(ahead)})
 				l.is(id, inactive, "suspended_by_issuer")
-				l.run(func() { l.pass(29 * time.Hour) }) // the notice that it was resumed is lost
+				// The notice that it was resumed is lost. Another makes the vault look.
+				l.notify(notice{Kind: cardvault.NoticeArtChanged, Art: "a", OccurredAt: time.Now().Add(ahead)})
+				l.drain()
 				l.is(id, active, "")
+				l.pass(20 * time.Minute)
 				l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: time.Now().Add(ahead)})
-				if ahead >= 0 {
-					l.is(id, inactive, "suspended_by_issuer")
+				l.is(id, inactive, "suspended_by_issuer")
+				l.pass(time.Minute)
+				if ahead > time.Hour { // its clock is put right
+					ahead = 0
 				}
+				l.notify(notice{Kind: cardvault.NoticeResumed, OccurredAt: time.Now().Add(ahead)})
+				l.is(id, active, "")
 			})
 		})
 	}
@@ -589,6 +661,18 @@ func TestCardChangesFoundByLookups(t *testing.T) {
 			})
 		})
 	}
+	// The same card is no event.
+	recorder := new(vaulttest.Recorder)
+	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Events: recorder}, func(l *lab) {
+		l.net.like.Card = &cardvault.CardState{LastFour: "4242", Expiry: visa.Expiry}
+		l.become(active)
+		l.run(func() { l.pass(29 * time.Hour) })
+		for _, e := range recorder.Events() {
+			if e.Reason == cardvault.ReasonCardUpdated {
+				t.Errorf("%v for %v", e.Type, e.Reason)
+			}
+		}
+	})
 	// A look-up that was under way when the notice came does not undo it.
 	inLab(t, live, func(l *lab) {
 		l.net.like.Card = &cardvault.CardState{LastFour: "4242", Expiry: visa.Expiry}

@@ -240,19 +240,12 @@ func (v *Vault) callRelease(ctx context.Context, l *release) (found bool, err er
 		l.done = err == nil
 		return true, err
 	}
-	var got *NetworkToken
-	err = v.ask(ctx, func(ctx context.Context) (err error) {
-		got, err = v.opts.Network.Lookup(ctx, l.ref)
-		return err
-	})
+	got, err := v.callLookup(ctx, l.ref, "")
 	var e *NetworkError
 	switch {
 	case errors.Is(err, ErrUnknownNetworkToken), errors.As(err, &e) && e.final():
 		return false, nil
 	case err != nil:
-		return false, err
-	}
-	if err := got.check(""); err != nil {
 		return false, err
 	}
 	l.ref.ID = got.ID

@@ -172,7 +172,7 @@ func TestDeleteWhilePending(t *testing.T) {
 func TestReleaseRetries(t *testing.T) {
 	for what, answer := range map[string]error{
 		"down": errors.New("connection refused"), "overloaded": schemeError("scheme_unavailable"),
-		"misconfigured": configurationError("invalid_request"),
+		"misconfigured": configurationError("invalid_request"), "badly misconfigured": configurationError("declined"),
 	} {
 		for _, known := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, id known %v", what, known), func(t *testing.T) {

@@ -351,6 +351,35 @@ func TestLease(t *testing.T) {
 	})
 }
 
+// An answer that comes when all hope is lost counts all the same.
+func TestAnswerAfterTheLease(t *testing.T) {
+	inLab(t, live, func(l *lab) {
+		id := l.imports(visa)
+		l.net.script(nil, func(_ context.Context, c call) error {
+			if c.method == "Provision" && len(l.net.asked("Provision")) == 1 {
+				<-time.After(12 * time.Hour) // an adapter without a deadline
+				return nil
+			}
+			return errors.New("down")
+		})
+		first := l.Vault
+		ctx, stop := context.WithCancel(l.Context())
+		ended := make(chan error)
+		go func() { ended <- first.Run(ctx) }()
+		l.pass(time.Second)
+		l.Vault = l.open()
+		l.run(func() {
+			l.pass(10 * time.Hour)
+			l.is(id, failed, "scheme_unavailable")
+			l.pass(3 * time.Hour)
+			l.is(id, active, "")
+		})
+		stop()
+		l.must(<-ended)
+		l.held(1)
+	})
+}
+
 // Several processes on one store share the work.
 func TestSharedWork(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
