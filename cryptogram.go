@@ -127,7 +127,7 @@ func newFailure(code, schemeCode string) *Failure {
 // account does not have; ErrNotFound; ErrIdempotencyKeyReused;
 // ErrIdempotencyInProgress.
 func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentRequest) (*PaymentData, error) {
-	if err := r.Check(); err != nil {
+	if err := v.CheckPayment(ctx, r); err != nil {
 		return nil, err
 	}
 	once, answer, err := v.once(ctx, opPaymentData, id, r.canonical)
@@ -184,6 +184,25 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 	return p, nil
 }
 
+// CheckPayment returns a FieldError for each rule that RequestPaymentData would
+// report before it looks at the token, or nil: those of Check, and that the
+// account has the merchant.
+func (v *Vault) CheckPayment(ctx context.Context, r PaymentRequest) error {
+	err := r.Check()
+	if r.Merchant == uuid.Nil {
+		return err
+	}
+	_, unknown := v.get(ctx, kindMerchant, r.Merchant)
+	if errors.Is(unknown, ErrNotFound) {
+		unknown = unknownMerchant()
+	}
+	return errors.Join(err, unknown)
+}
+
+func unknownMerchant() error {
+	return &FieldError{"merchant_id", "unknown_merchant", "must be a merchant of the account"}
+}
+
 // payee returns the merchant of a request.
 func (v *Vault) payee(ctx context.Context, id uuid.UUID, a *approval) (*Merchant, error) {
 	if id == uuid.Nil {
@@ -191,7 +210,7 @@ func (v *Vault) payee(ctx context.Context, id uuid.UUID, a *approval) (*Merchant
 	}
 	r, err := v.get(ctx, kindMerchant, id)
 	if errors.Is(err, ErrNotFound) {
-		return nil, &FieldError{"merchant_id", "unknown_merchant", "must be a merchant of the account"}
+		return nil, unknownMerchant()
 	}
 	if err != nil {
 		return nil, err
@@ -290,10 +309,7 @@ func (v *Vault) substitutes(number PAN, t *Token) bool {
 // failure says what an error of the network means for a payment.
 func (v *Vault) failure(p *PaymentData, err error) *Failure {
 	var e *NetworkError
-	if errors.As(err, &e) && e == nil {
-		err = errGarbage
-	}
-	if e == nil {
+	if !errors.As(err, &e) {
 		v.log.Warn("network gave no cryptogram", "payment_data", p.ID, "error", printable(err))
 		if errors.Is(err, context.DeadlineExceeded) {
 			return newFailure("timeout", "")

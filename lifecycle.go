@@ -376,18 +376,23 @@ func (v *Vault) sealNetworkToken(h *holding) error {
 	r, n := h.record, h.net
 	r.Version++
 	r.Due = h.due
-	r.Lookup = nil
-	// None is set before the network has answered: importing costs no entry of
-	// a random key.
+	r.Lookup = v.networkLookups(h.token.ID, n)
+	return wrapped(v.box.SealShown(r, tlv.Pad(n.encode(nil), 64, 0)))
+}
+
+// networkLookups are the hashes by which the network token of a token is found.
+// There are none before the network has answered: importing costs no entry of a
+// random key.
+func (v *Vault) networkLookups(token uuid.UUID, n *networkToken) (hashes [][]byte) {
 	if n.id != "" {
-		r.Lookup = append(r.Lookup, v.networkHash(n.network, n.id))
+		hashes = append(hashes, v.networkHash(n.network, n.id))
 	} else if n.unsure {
-		r.Lookup = append(r.Lookup, v.networkHash(n.network, n.provisionKey(h.token.ID)))
+		hashes = append(hashes, v.networkHash(n.network, n.provisionKey(token)))
 	}
 	if n.artID != uuid.Nil {
-		r.Lookup = append(r.Lookup, v.artHash(n.artID))
+		hashes = append(hashes, v.artHash(n.artID))
 	}
-	return wrapped(v.box.SealShown(r, tlv.Pad(n.encode(nil), 64, 0)))
+	return hashes
 }
 
 // networkHash is by what a network token is found, whosever it is: the handle

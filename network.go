@@ -199,7 +199,7 @@ type NetworkError struct {
 	Source Source
 
 	// Code is one of the codes of [Reason] for its source, and says whether a
-	// provisioning is tried again. Any other counts as scheme_unavailable or, of
+	// provisioning is tried again: after a look-up, if it may be. Any other counts as scheme_unavailable or, of
 	// SourceConfiguration, invalid_request, with Code as scheme code.
 	Code string
 
@@ -244,7 +244,9 @@ type Notice struct {
 	Kind       NoticeKind
 	OccurredAt time.Time // by the clock of the network; older ones than the state are dropped
 
-	Token      NetworkTokenRef // ID, or IdempotencyKey if the network says that instead
+	// Token is the network token by its ID, or by IdempotencyKey while the answer
+	// to Provision that tells the ID is lost.
+	Token      NetworkTokenRef
 	By         Owner
 	SchemeCode string // the network's reason, "" for none
 	Card       *CardState

@@ -141,7 +141,7 @@ func (c *core) applyNotice(h *holding, n *Notice) {
 			h.due = now() // the answer was lost: what it was is looked up
 			return
 		}
-		if net.suspendedBy == 0 && status != NetworkTokenActive && h.move(issued, nil) {
+		if h.move(issued, nil) {
 			net.stateAt = at
 		}
 	case NoticeRefused:

@@ -138,14 +138,14 @@ func TestOldAnswers(t *testing.T) {
 	for _, when := range []int{5, 15} {
 		inLab(t, live, func(l *lab) {
 			id := l.become(active)
-			look := func(f func(t *cardvault.NetworkToken)) {
-				l.net.set("network-token-1", f)
+			look := func(state cardvault.NetworkTokenStatus, since time.Time) {
+				l.net.set("network-token-1", func(t *cardvault.NetworkToken) { t.State, t.StateAt = state, since })
 				l.notify(notice{Kind: cardvault.NoticeArtChanged, Art: "a", OccurredAt: time.Now()})
 				l.drain()
 			}
 			l.pass(time.Hour)
 			l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 10)})
-			look(func(t *cardvault.NetworkToken) { t.StateAt = at(l, when) })
+			look(active, at(l, when))
 			if when < 10 {
 				l.is(id, inactive, "suspended_by_issuer")
 			} else {
@@ -154,7 +154,7 @@ func TestOldAnswers(t *testing.T) {
 			l.notify(notice{Kind: cardvault.NoticeResumed, OccurredAt: at(l, 16)})
 			l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 14)})
 			l.is(id, active, "")
-			look(func(t *cardvault.NetworkToken) { t.State, t.StateAt = deleted, at(l, 1) })
+			look(deleted, at(l, 1))
 			l.is(id, deleted, "deleted_by_scheme")
 		})
 	}
@@ -264,6 +264,7 @@ func TestSuspensionOwners(t *testing.T) {
 	}
 	const suspended, resumed = cardvault.NoticeSuspended, cardvault.NoticeResumed
 	const issuer, scheme, holder = cardvault.OwnerIssuer, cardvault.OwnerScheme, cardvault.OwnerCardholder
+	codes := map[string]string{"suspended_by_issuer": "code 0", "suspended_by_scheme": "code 1", "suspended_by_cardholder": "code 2"}
 	for what, test := range map[string]struct {
 		notices []notice
 		want    string
@@ -290,7 +291,10 @@ func TestSuspensionOwners(t *testing.T) {
 				if test.want == "" {
 					status = active
 				}
-				l.is(id, status, test.want)
+				token := l.is(id, status, test.want)
+				if r := token.NetworkTokenStatusReason; r != nil && r.SchemeCode != "" && r.SchemeCode != codes[test.want] {
+					l.Errorf("%s, with %q", test.want, r.SchemeCode)
+				}
 			})
 			if t.Failed() {
 				t.Fatalf("%s, in the order %v", what, order)
@@ -538,23 +542,32 @@ func TestNoticeOfASharedNetworkToken(t *testing.T) {
 		are(inactive, "suspended_by_issuer")
 
 		// The store fails in the middle: nothing is lost when it comes again.
-		n := l.notice(notice{ID: "again", Kind: cardvault.NoticeResumed})
 		for fail := range 4 {
-			updates := 0
-			l.store.hook(func() error {
-				if updates++; updates == fail+1 {
-					return store.ErrUnavailable
+			l.pass(time.Second)
+			for _, kind := range []cardvault.NoticeKind{cardvault.NoticeResumed, cardvault.NoticeSuspended} {
+				n := l.notice(notice{ID: fmt.Sprint(fail, kind), Kind: kind})
+				updates := 0
+				l.store.hook(func() error {
+					if updates++; updates == fail+1 {
+						return store.ErrUnavailable
+					}
+					return nil
+				})
+				if err := l.Notify(l.Context(), n); !errors.Is(err, cardvault.ErrUnavailable) {
+					t.Errorf("Notify on a store that fails: %v", err)
 				}
-				return nil
-			})
-			if err := l.Notify(l.Context(), n); !errors.Is(err, cardvault.ErrUnavailable) && fail == 0 {
-				t.Errorf("Notify on a store that fails: %v", err)
+				l.store.hook(nil)
+				l.must(l.Notify(l.Context(), n))
+				if kind == cardvault.NoticeResumed {
+					are(active, "")
+				} else {
+					are(inactive, "suspended_by_issuer")
+				}
+				n.Kind = cardvault.NoticeDeleted // known by now
+				l.must(l.Notify(l.Context(), n))
 			}
-			l.store.hook(nil)
 		}
-		l.must(l.Notify(l.Context(), n))
-		are(active, "")
-		l.notify(notice{ID: "again", Kind: cardvault.NoticeDeleted}) // known by now
+		l.notify(notice{Kind: cardvault.NoticeResumed})
 		are(active, "")
 
 		// What is damaged keeps nobody else from being told.
@@ -579,7 +592,7 @@ func TestNoticeOfASharedNetworkToken(t *testing.T) {
 // The card behind a network token has a new number or a new expiry.
 func TestCardChanges(t *testing.T) {
 	next := cardvault.Expiry{Month: 7, Year: 2035}
-	inLab(t, nil, func(l *lab) {
+	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, IINLength: 8}, func(l *lab) {
 		id := l.become(active)
 		created := l.get(id)
 		l.pass(time.Minute)
@@ -587,7 +600,7 @@ func TestCardChanges(t *testing.T) {
 			t.Helper()
 			token := l.is(id, active, "")
 			if token.LastFour != lastFour || token.MaskedAccountNumber != "424242******"+lastFour || token.Expiry != expiry ||
-				token.IIN != "424242" || token.AccountNumberLength != 16 || token.Fingerprint != created.Fingerprint || token.Status != cardvault.StatusActive {
+				token.IIN != "42424242" || token.AccountNumberLength != 16 || token.Fingerprint != created.Fingerprint || token.Status != cardvault.StatusActive {
 				t.Errorf("%s: %s, %s, %s, %v", what, token.IIN, token.LastFour, token.MaskedAccountNumber, token.Expiry)
 			}
 		}
@@ -664,8 +677,10 @@ func TestCardChangesFoundByLookups(t *testing.T) {
 	// The same card is no event.
 	recorder := new(vaulttest.Recorder)
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Events: recorder}, func(l *lab) {
-		l.net.like.Card = &cardvault.CardState{LastFour: "4242", Expiry: visa.Expiry}
 		l.become(active)
+		l.net.set("network-token-1", func(t *cardvault.NetworkToken) {
+			t.Card = &cardvault.CardState{LastFour: "4242", Expiry: visa.Expiry}
+		})
 		l.run(func() { l.pass(29 * time.Hour) })
 		for _, e := range recorder.Events() {
 			if e.Reason == cardvault.ReasonCardUpdated {

@@ -91,7 +91,7 @@ func (v *Vault) provisioned(ctx context.Context, t *Token) (*Token, error) {
 	for {
 		select {
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return t, nil // what was asked for is done
 		case <-until.C:
 			return t, nil
 		case <-look.C:
@@ -272,13 +272,31 @@ func (c *core) guard(f func() error) (err error) {
 	return err
 }
 
-// printable returns an error of an adapter as it may be logged.
+// printable returns an error of an adapter as it may be logged: whole, unless it
+// could hold a card number.
 func printable(err error) string {
 	text := err.Error()
-	if looksLikePAN([]byte(text)) {
-		return fmt.Sprintf("%T, whose text looks like a card number", err)
+	if mayHoldPAN(text) {
+		return fmt.Sprintf("%T, whose text could hold a card number", err)
 	}
 	return text
+}
+
+// mayHoldPAN reports whether text has as many digits in a row as a card number,
+// also with blanks, dots and hyphens in between. The check digit does not count.
+func mayHoldPAN(text string) bool {
+	digits := 0
+	for _, c := range text {
+		switch {
+		case c >= '0' && c <= '9':
+			if digits++; digits >= minPAN {
+				return true
+			}
+		case c != ' ' && c != '-' && c != '.':
+			digits = 0
+		}
+	}
+	return false
 }
 
 // check returns errGarbage unless got can be the answer for a card whose last
@@ -339,9 +357,12 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 		})
 	}
 	settled := false
-	if e := (*NetworkError)(nil); h.net.unsure && errors.As(failure, &e) && !e.final() {
-		// What an overloaded network says of a call that is repeated may tell
-		// nothing of the first one. Whether there is a network token does.
+	var refusal *NetworkError
+	passing := errors.As(failure, &refusal) && !refusal.final() &&
+		(h.net.unsure || refusal.Source != SourceConfiguration)
+	if passing {
+		// What an overloaded network says, or a gateway in front of it, may tell
+		// nothing of what came of the call. Whether there is a network token does.
 		found, err := v.callLookup(ctx, NetworkTokenRef{IdempotencyKey: key}, h.token.LastFour)
 		switch {
 		case errors.Is(err, ErrUnknownNetworkToken):
@@ -375,7 +396,7 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 			h.due = time.Time{}
 			return nil, nil
 		case failure != nil:
-			n.unsure = n.unsure && !settled
+			n.unsure = (n.unsure || passing) && !settled
 			v.failed(h, failure, at)
 			return nil, nil
 		}
@@ -584,7 +605,7 @@ func suspensionReason(owners Owners, schemeCode string, at time.Time) *Reason {
 
 // schemeText returns a code of the network as it may be kept.
 func schemeText(code string) string {
-	if checkText("scheme_code", []byte(code)) != nil || looksLikePAN([]byte(code)) {
+	if checkText("scheme_code", []byte(code)) != nil || mayHoldPAN(code) {
 		return ""
 	}
 	return code
@@ -813,16 +834,16 @@ func (v *Vault) lookup(ctx context.Context, h *holding) error {
 // unless the network token is active or inactive; a [*NetworkError];
 // ErrUnavailable if the network gave no answer; ErrNotFound.
 func (v *Vault) SuspendNetworkToken(ctx context.Context, id uuid.UUID) (*Token, error) {
-	return v.suspend(ctx, id, Suspender.Suspend)
+	return v.suspend(ctx, id, true, Suspender.Suspend)
 }
 
 // ResumeNetworkToken ends what SuspendNetworkToken began. The network token is
 // active again if nobody else suspends it. Errors are the same.
 func (v *Vault) ResumeNetworkToken(ctx context.Context, id uuid.UUID) (*Token, error) {
-	return v.suspend(ctx, id, Suspender.Resume)
+	return v.suspend(ctx, id, false, Suspender.Resume)
 }
 
-func (v *Vault) suspend(ctx context.Context, id uuid.UUID, call func(Suspender, context.Context, NetworkTokenRef) error) (*Token, error) {
+func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call func(Suspender, context.Context, NetworkTokenRef) error) (*Token, error) {
 	h, err := v.hold(ctx, v.unmask(kindToken, id))
 	if err != nil {
 		return nil, err
@@ -843,10 +864,27 @@ func (v *Vault) suspend(ctx context.Context, id uuid.UUID, call func(Suspender, 
 		v.log.Warn("network token could not be suspended or resumed", "token", id, "error", printable(err))
 		return nil, fmt.Errorf("%w: the network gave no answer", ErrUnavailable)
 	}
-	if err := v.lookup(ctx, h); err != nil {
+	t, err := v.change(ctx, opNetworkToken, h.card.ID, func(h *holding) (func(store.Tx) error, error) {
+		n := h.net
+		switch by := OwnersOf(OwnerCardholder); {
+		case suspends:
+			if n.suspendedBy&by == 0 && h.move(suspended, suspensionReason(n.suspendedBy|by, "", now())) {
+				n.suspendedBy |= by
+			}
+		case n.suspendedBy == by:
+			n.suspendedBy = 0
+			h.move(resumed, nil)
+		case n.suspendedBy&by != 0:
+			n.suspendedBy &^= by
+			h.move(suspended, suspensionReason(n.suspendedBy, "", now()))
+		}
+		h.due = now() // the network knows better, such as who else suspends it
+		return nil, nil
+	})
+	if err != nil {
 		return nil, err
 	}
-	return v.Get(ctx, id)
+	return t, nil
 }
 
 // refuse ends a provisioning that the network refuses after it had accepted it.

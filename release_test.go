@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -135,6 +138,25 @@ func TestDeleteWhilePending(t *testing.T) {
 					})
 				})
 			}
+			t.Run("another process does what is due", func(t *testing.T) {
+				inLab(t, live, func(l *lab) {
+					id := l.imports(visa)
+					l.net.script(func(_ context.Context, c call) error {
+						if c.method == "Provision" {
+							l.try(l.Vault.Delete(l.Context(), id))
+							l.try(l.open().Drain(l.Context()))
+							if restart {
+								l.store.set(store.ErrUnavailable, false)
+							}
+						}
+						return nil
+					}, nil)
+					l.run(func() { l.pass(time.Second) })
+					l.restart()
+					l.run(func() { l.pass(time.Hour) })
+					l.held(0)
+				})
+			})
 			t.Run("while it is pending at the network", func(t *testing.T) {
 				inLab(t, live, func(l *lab) {
 					l.net.like.State = pending
@@ -198,9 +220,9 @@ func TestReleaseRetries(t *testing.T) {
 		id := l.become(active)
 		l.must(l.Vault.Delete(l.Context(), id))
 		l.net.script(refuse("Delete", errors.New("down")), nil)
-		l.run(func() { l.pass(60 * time.Hour) })
+		l.run(func() { l.pass(70 * time.Hour) })
 		day := 24 * time.Hour
-		within(t, "releases", l.net.asked("Delete")[:8], 30*time.Second, 2*time.Minute, 10*time.Minute, time.Hour, 6*time.Hour, day, day)
+		within(t, "releases", l.net.asked("Delete"), 30*time.Second, 2*time.Minute, 10*time.Minute, time.Hour, 6*time.Hour, day, day)
 		for range 50 {
 			l.pass(30 * time.Hour)
 			l.drain()
@@ -228,6 +250,12 @@ func TestSharedNetworkToken(t *testing.T) {
 		for _, id := range ids {
 			l.is(id, active, "")
 			l.must(l.Vault.Delete(l.Context(), id))
+			l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
+				if due, err := tx.Next(kindRelease); !due.IsZero() || err != nil {
+					t.Errorf("something is to be deleted at %v, %v", due, err)
+				}
+				return nil
+			}))
 			l.drain()
 			l.held(1)
 		}
@@ -379,4 +407,197 @@ func TestDeleteDamagedNetworkToken(t *testing.T) {
 			t.Error("that is not logged")
 		}
 	})
+}
+
+// Whatever fails, on the way to the network, on the way back, at the network, in
+// the store or in the process, and in whatever order: when all is well again each
+// token has what the network says of it, and there is nothing else at the network.
+func TestNothingIsLeft(t *testing.T) {
+	for seed := range uint64(100) {
+		shared := seed%3 == 0
+		inLab(t, &cardvault.Options{Mode: cardvault.Mode(seed % 2), NetworkTimeout: time.Second, NetworkRate: 1e6}, func(l *lab) {
+			r := rand.New(rand.NewPCG(seed, 1))
+			var mu sync.Mutex
+			chance := func(n int) bool {
+				mu.Lock()
+				defer mu.Unlock()
+				return r.IntN(n) == 0
+			}
+			l.net.shared = shared
+			l.net.script(func(ctx context.Context, c call) error {
+				switch {
+				case chance(6):
+					return errors.New("connection refused")
+				case chance(10):
+					return schemeError("scheme_unavailable")
+				case chance(20):
+					<-ctx.Done()
+					return ctx.Err()
+				case c.method == "Provision" && l.net.knows(c.key) == "" && chance(10):
+					return schemeError("declined")
+				case chance(3):
+					<-time.After(500 * time.Millisecond)
+				}
+				return nil
+			}, func(context.Context, call) error {
+				if chance(6) {
+					return errors.New("connection reset")
+				}
+				return nil
+			})
+			fail := func() error {
+				switch {
+				case chance(30):
+					return store.ErrUnavailable
+				case chance(30):
+					return store.ErrOutcomeUnknown
+				}
+				return nil
+			}
+			l.store.hook(fail)
+
+			var ids []uuid.UUID
+			ctx := l.Context()
+			for range 60 {
+				l.store.set(nil, chance(2))
+				l.store.hook(fail)
+				switch r.IntN(9) {
+				case 0, 1, 2:
+					if token, err := l.Import(ctx, visa, nil); err == nil {
+						ids = append(ids, token.ID)
+					}
+				case 3:
+					if len(ids) > 0 {
+						i := r.IntN(len(ids))
+						if l.Vault.Delete(ctx, ids[i]) == nil {
+							ids = slices.Delete(ids, i, i+1)
+						}
+					}
+				case 4:
+					if len(ids) > 0 {
+						_, _ = l.Provision(ctx, ids[r.IntN(len(ids))]) // what comes of it does not matter
+					}
+				case 5:
+					l.happens(r)
+				case 6:
+					l.restart()
+				case 7:
+					l.net.forbids(chance(2))
+				case 8:
+					_ = l.SetApprovals(ctx, cardvault.Approvals{NetworkTokens: chance(3)})
+				}
+				// Some of the work is cut off by a process that dies.
+				working, stop := context.WithTimeout(ctx, time.Duration(r.IntN(3000))*time.Millisecond)
+				_ = l.Drain(working)
+				stop()
+				l.pass(time.Duration(r.IntN(600)) * time.Second)
+			}
+
+			l.net.script(nil, nil)
+			l.net.forbids(false)
+			l.restart()
+			l.must(l.SetApprovals(ctx, cardvault.Approvals{NetworkTokens: true}))
+			for range 100 {
+				l.pass(30 * time.Minute)
+				l.drain()
+			}
+			page, err := l.List(ctx, &cardvault.ListOptions{Limit: 100})
+			l.must(err)
+			holders := map[string]bool{}
+			for _, token := range page.Items {
+				state, held := l.net.stateOf(token.ID)
+				switch token.NetworkTokenStatus {
+				case active, inactive, deleted:
+					if state != token.NetworkTokenStatus {
+						l.Errorf("%v, and at the network %v", token.NetworkTokenStatus, state)
+					}
+				case failed:
+					if state != notAvailable && state != deleted {
+						l.Errorf("failed for %q, and at the network %v", token.NetworkTokenStatusReason.Code, state)
+					}
+				case pending:
+					l.Errorf("a token is pending in the end")
+				}
+				if held != "" {
+					holders[held] = true
+				}
+			}
+			for _, id := range l.net.left() {
+				if !holders[id] {
+					l.Errorf("%s is at the network, and nobody has it", id)
+				}
+			}
+			for _, token := range page.Items {
+				l.must(l.Vault.Delete(ctx, token.ID))
+			}
+			for range 20 {
+				l.pass(10 * time.Minute)
+				l.drain()
+			}
+			l.held(0)
+		})
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+// happens lets something happen to a network token, of which the notice may be
+// lost, late or doubled.
+func (l *lab) happens(r *rand.Rand) {
+	left := l.net.left()
+	if len(left) == 0 {
+		return
+	}
+	id := left[r.IntN(len(left))]
+	owner := cardvault.Owner(r.IntN(3))
+	n := l.notice(cardvault.Notice{By: owner, Token: cardvault.NetworkTokenRef{ID: id}})
+	l.net.set(id, func(t *cardvault.NetworkToken) {
+		switch r.IntN(5) {
+		case 0, 1:
+			n.Kind = cardvault.NoticeSuspended
+			t.State, t.SuspendedBy = inactive, t.SuspendedBy|cardvault.OwnersOf(owner)
+		case 2, 3:
+			n.Kind = cardvault.NoticeResumed
+			if t.SuspendedBy &^= cardvault.OwnersOf(owner); t.SuspendedBy == 0 {
+				t.State = active
+			}
+		default:
+			n.Kind = cardvault.NoticeDeleted
+			t.State = deleted
+		}
+	})
+	for range r.IntN(3) {
+		_ = l.Notify(l.Context(), n) // the network tries no more often
+	}
+}
+
+// forbids makes every card ineligible, or none.
+func (n *scripted) forbids(all bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.ineligible = nil
+	if all {
+		n.ineligible = func(cardvault.Scheme) error { return configurationError("merchant_not_enrolled") }
+	}
+}
+
+// knows returns the id of a network token by its idempotency key.
+func (n *scripted) knows(key string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.keys[key]
+}
+
+// stateOf returns the state and the id of the network token that was made last
+// for a token; notAvailable if there is none.
+func (n *scripted) stateOf(token uuid.UUID) (cardvault.NetworkTokenStatus, string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for attempt := 100; attempt > 0; attempt-- {
+		if id := n.keys[fmt.Sprint(token, ":", attempt)]; id != "" {
+			return n.tokens[id].State, id
+		}
+	}
+	return notAvailable, ""
 }

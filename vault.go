@@ -117,7 +117,8 @@ type Options struct {
 	NetworkRate float64
 
 	// ProvisionWait is how long Provision waits for a state other than pending,
-	// up to 10 seconds. [Vault.Run] must be running. Defaults to not at all.
+	// up to 10 seconds. [Vault.Run] must be running. A repetition under an
+	// idempotency key gets the token as it was before the wait. Defaults to not at all.
 	ProvisionWait time.Duration
 
 	// Events receives what becomes of tokens. If nil, no event is stored.

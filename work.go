@@ -418,10 +418,11 @@ func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*jo
 		} else {
 			n.slot = false
 			if n.id == "" && n.network == v.opts.Network.Name() {
-				n.unsure = n.unsure || n.called // whoever called has died
+				n.unsure = n.unsure || n.called // whoever had claimed it may have called
 				n.called = true
 			}
 		}
+		r.Lookup = v.In(r.Account).networkLookups(v.In(r.Account).mask(kindToken, r.ID), n)
 		sealed = tlv.Pad(n.encode(nil), 64, 0)
 	case kindRelease:
 		l, err := decodeRelease(plain)

@@ -24,7 +24,7 @@ var requestPaymentData = &endpoint{
 			if reference, ok := f.text("reference", required, 1, math.MaxInt); ok {
 				r.Reference = string(reference)
 			}
-			return r.Check()
+			return c.vault.CheckPayment(c.ctx, r)
 		})
 		if err != nil {
 			return err

@@ -65,6 +65,11 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 			_, _, err := v.CardArt(ctx, uuid.New())
 			return err
 		},
+		"CheckPayment": func(ctx context.Context, v *cardvault.Vault) error {
+			payment := payment
+			payment.Merchant = merchant.ID
+			return v.CheckPayment(ctx, payment)
+		},
 		"RequestPaymentData": func(ctx context.Context, v *cardvault.Vault) error {
 			return second(v.RequestPaymentData(ctx, token.ID, payment))
 		},
