@@ -899,3 +899,24 @@ func TestSuspendNetworkToken(t *testing.T) {
 		}
 	})
 }
+
+// What an adapter says is logged unless it could be a card number.
+func TestLoggedErrors(t *testing.T) {
+	for text, logged := range map[string]bool{
+		"connection refused by 10.0.0.1:8443": true,
+		"card 4242424242424242 refused":       false,
+		"4242 4242 4242 4242":                 false,
+		"4242-4242-4242-4242":                 false,
+		"field2=42424242424242421230":         false,
+		"4242.4242.4242.4241":                 false,
+	} {
+		inLab(t, nil, func(l *lab) {
+			l.net.script(refuse("Provision", errors.New(text)), nil)
+			l.imports(visa)
+			l.drain()
+			if got := strings.Contains(l.log.text(), text); got != logged {
+				t.Errorf("%q logged: %v", text, got)
+			}
+		})
+	}
+}

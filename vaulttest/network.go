@@ -351,7 +351,8 @@ func networkTokenActivation(t *testing.T, s store.Store) {
 		}
 		return nil
 	})
-	other := importCard(t, v.In(must(v.CreateAccount(ctx, canary, &cardvault.Approvals{}))(t).ID), card(1), nil)
+	idle := v.In(must(v.CreateAccount(ctx, canary, &cardvault.Approvals{}))(t).ID)
+	other := importCard(t, idle, card(1), nil)
 	state(t, late, tokens[0], cardvault.NetworkTokenNotAvailable, "network_tokens_not_activated")
 	drain(t, v)
 	n.remains(t, 0)
@@ -362,9 +363,7 @@ func networkTokenActivation(t *testing.T, s store.Store) {
 	if p.TotalItems != many {
 		t.Errorf("%d tokens are active", p.TotalItems)
 	}
-	if other.NetworkTokenStatus != cardvault.NetworkTokenNotAvailable {
-		t.Errorf("that of another account is %v", other.NetworkTokenStatus)
-	}
+	state(t, idle, other.ID, cardvault.NetworkTokenNotAvailable, "network_tokens_not_activated")
 }
 
 // networkTokenDamaged does to the record of a network token what damagedToken
