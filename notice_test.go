@@ -434,7 +434,7 @@ type replaying struct {
 }
 
 func (n *replaying) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
-	got, err := n.scripted.Provision(ctx, r)
+	_, err := n.scripted.Provision(ctx, r)
 	if n.first[r.IdempotencyKey] == nil {
 		n.mu.Lock()
 		first := *n.tokens[n.keys[r.IdempotencyKey]]
@@ -444,8 +444,7 @@ func (n *replaying) Provision(ctx context.Context, r *cardvault.ProvisionRequest
 	if err != nil {
 		return nil, err
 	}
-	got = n.first[r.IdempotencyKey]
-	return got, nil
+	return n.first[r.IdempotencyKey], nil
 }
 
 // A notice of what the vault does not have, or not yet.
