@@ -86,8 +86,12 @@ type PaymentData struct {
 
 // A Failure is a reason why there is no cryptogram.
 type Failure struct {
-	Source     Source
-	Code       string // from a closed list, such as "network_token_pending"
+	Source Source
+	// Code is network_token_pending, network_token_inactive, network_token_failed,
+	// network_token_deleted, token_invalidated, cryptogram_declined,
+	// scheme_unavailable or timeout, of SourceScheme; no_encryption_key or a code
+	// of a [Reason], of SourceConfiguration.
+	Code       string
 	Message    string // for humans
 	Retryable  bool   // the same request may succeed later
 	SchemeCode string // what the network said, "" if it said nothing
@@ -598,6 +602,16 @@ const maxPaymentData = 8 << 10
 // OpenPaymentData decrypts PaymentData.Encrypted with the shared secret of the
 // merchant, as RotatePaymentSecret showed it. During a rotation it is given the
 // old and the new secret; whichever fits is used. It needs no vault.
+//
+// Receivers in other languages do the same: it is a JWE in compact form (RFC 7516)
+// with the algorithms A256GCMKW and A256GCM, whose key is the SHA-256 of the text
+// of the secret, not of the bytes that this stands for; kid names the secret. It
+// holds
+//
+//	{"network_token":{"token":"4895…","expiry_year":2030,"expiry_month":12},
+//	 "cryptogram":"AgAAAABB6qqnJd0oAmbuXgu8AAAA=","eci":"07"}
+//
+// in which eci is null if none was assigned.
 //
 // The error is ErrPaymentData, whatever the reason, and holds nothing of jwe.
 func OpenPaymentData(jwe string, secrets ...string) (*PaymentCredential, error) {

@@ -176,7 +176,8 @@ func reasonOf(was, is *Token) EventReason {
 	switch {
 	case was.Status != is.Status:
 		return ReasonInvalidated
-	case was.NetworkTokenStatus != is.NetworkTokenStatus:
+	case was.NetworkTokenStatus != is.NetworkTokenStatus,
+		was.NetworkTokenStatusReason != is.NetworkTokenStatusReason:
 		return ReasonNetworkTokenStatusChanged
 	}
 	return ReasonCardUpdated

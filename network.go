@@ -317,8 +317,19 @@ func (s Source) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // A Reason explains a network token status other than active and pending.
 type Reason struct {
-	Source     Source
-	Code       string // from a closed list, such as "no_network"
+	Source Source
+	// Code is, of SourceScheme,
+	//   - card_not_eligible, card_not_allowed, card_verification_failed, declined,
+	//     invalid_card_data, provision_not_allowed: failed for good
+	//   - provision_data_expired, issuer_unavailable, scheme_unavailable, timeout:
+	//     failed, after some tries
+	//   - suspended_by_issuer, suspended_by_scheme, suspended_by_cardholder
+	//   - deleted_by_issuer, deleted_by_scheme, account_closed
+	//
+	// and, of SourceConfiguration, network_tokens_not_activated, no_network,
+	// scheme_not_enabled, merchant_not_enrolled, ephemeral_token, card_expired,
+	// stale_account_number or invalid_request.
+	Code       string
 	Message    string // for humans
 	Retryable  bool
 	SchemeCode string // what the network said, "" if it said nothing

@@ -102,6 +102,9 @@ const (
 )
 
 func (n *Notice) check() error {
+	if n == nil {
+		return required("notice")
+	}
 	var errs []error
 	if len(n.ID) < 1 || len(n.ID) > maxText {
 		errs = append(errs, &FieldError{"id", "out_of_range", "must have 1 to 255 bytes"})

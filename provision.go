@@ -97,7 +97,10 @@ func (v *Vault) provisioned(ctx context.Context, t *Token) (*Token, error) {
 		case <-look.C:
 		}
 		now, err := v.Get(ctx, t.ID)
-		if err != nil || now.NetworkTokenStatus != NetworkTokenPending {
+		switch {
+		case ctx.Err() != nil:
+			return t, nil
+		case err != nil || now.NetworkTokenStatus != NetworkTokenPending:
 			return now, err
 		}
 	}

@@ -302,7 +302,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	if reason != nil {
 		return records, nil
 	}
-	h := &holding{token: t, card: r, due: t.CreatedAt}
+	h := &holding{token: t, card: r, due: now()}
 	h.net = &networkToken{scheme: t.Scheme, network: v.opts.Network.Name(), attempt: 1}
 	h.due = h.due.Add(v.slot(h.net, t.CreatedAt))
 	err = v.sealNetworkToken(h)

@@ -60,6 +60,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -205,6 +206,13 @@ func (o *Options) withDefaults() (Options, error) {
 		}
 		if _, ok := n.(SandboxOnly); ok && opts.Mode == Live {
 			return opts, fmt.Errorf("%w: network %q is for sandboxes", ErrWrongMode, n.Name())
+		}
+	}
+	if opts.BaseURL != "" {
+		u, err := url.Parse(opts.BaseURL)
+		if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil ||
+			strings.ContainsAny(opts.BaseURL, "?#\"'<>\\ ") {
+			return opts, errors.New("cardvault: Options.BaseURL must be a URL of http or https without user, query and fragment")
 		}
 	}
 	opts.BaseURL = strings.TrimSuffix(opts.BaseURL, "/")

@@ -555,6 +555,13 @@ func TestDrain(t *testing.T) {
 		if n := len(l.net.asked()); n != 600 {
 			t.Errorf("%d calls", n)
 		}
+		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+		l.crowd(300, visa)
+		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
+		l.drain()
+		if n := l.count(active); n != 300 {
+			t.Errorf("%d tokens are active", n)
+		}
 	})
 }
 
@@ -846,7 +853,7 @@ func TestNetworkTimeout(t *testing.T) {
 // that has it.
 func TestAnotherNetwork(t *testing.T) {
 	inLab(t, live, func(l *lab) {
-		has := l.become(active)
+		has, stays := l.become(active), l.become(active)
 		l.net.script(nil, refuse("Provision", errors.New("lost")))
 		unsure := l.imports(visa)
 		l.drain()
@@ -866,14 +873,16 @@ func TestAnotherNetwork(t *testing.T) {
 			l.must(l.Vault.Delete(l.Context(), id))
 		}
 		l.run(func() { l.pass(time.Hour) })
-		l.held(2)
+		l.held(3)
 		if n := len(next.asked("Delete")); n > 0 {
 			t.Errorf("the next network deleted %d of the other's", n)
 		}
 		l.opts.Network = l.net
 		l.restart()
+		l.net.set("network-token-2", func(t *cardvault.NetworkToken) { t.State = inactive })
 		l.run(func() { l.pass(29 * time.Hour) })
-		l.held(0)
+		l.held(1)
+		l.is(stays, inactive, "suspended_by_scheme")
 	})
 	// Asked for anew at another network, what the first may have made is deleted
 	// when that is back.

@@ -177,7 +177,7 @@ Credentials are in %[2]s. Import a card, look at it, and get a payment cryptogra
 
 curl -s %[1]s/cde-import -H 'x-api-key: %[3]s' -H 'content-type: application/json' -d '{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}'
 curl -s '%[1]s/tokens?limit=5' -H 'x-api-key: %[3]s'
-curl -s %[1]s/tokens/$(curl -s '%[1]s/tokens?limit=1' -H 'x-api-key: %[3]s' | cut -d'"' -f6)/payment-data -H 'x-api-key: %[3]s' -H 'content-type: application/json' -d '{"amount":1999,"currency_code":"EUR","reference":"order 7"}'
+curl -s %[1]s/tokens/$(sleep 1; curl -s '%[1]s/tokens?limit=1' -H 'x-api-key: %[3]s' | cut -d'"' -f6)/payment-data -H 'x-api-key: %[3]s' -H 'content-type: application/json' -d '{"amount":1999,"currency_code":"EUR","reference":"order 7"}'
 
 `, box.BaseURL, file, key)
 }
