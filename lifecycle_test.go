@@ -900,6 +900,11 @@ func TestSuspendNetworkToken(t *testing.T) {
 	})
 }
 
+// A noBIN is a BINProvider that fails.
+type noBIN struct{ err error }
+
+func (b noBIN) LookupBIN(context.Context, []byte) (*cardvault.BIN, error) { return nil, b.err }
+
 // What an adapter says is logged unless it could be a card number.
 func TestLoggedErrors(t *testing.T) {
 	for text, logged := range map[string]bool{
@@ -910,6 +915,12 @@ func TestLoggedErrors(t *testing.T) {
 		"field2=42424242424242421230":         false,
 		"4242.4242.4242.4241":                 false,
 	} {
+		inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, BIN: noBIN{errors.New(text)}}, func(l *lab) {
+			l.imports(visa)
+			if got := strings.Contains(l.log.text(), text); got != logged {
+				t.Errorf("%q of the BIN provider logged: %v", text, got)
+			}
+		})
 		inLab(t, nil, func(l *lab) {
 			l.net.script(refuse("Provision", errors.New(text)), nil)
 			l.imports(visa)

@@ -275,8 +275,8 @@ func (c *core) guard(f func() error) (err error) {
 	return err
 }
 
-// printable returns an error of an adapter as it may be logged: whole, unless it
-// could hold a card number.
+// printable returns an error of an adapter or provider as it may be logged:
+// whole, unless it could hold a card number.
 func printable(err error) string {
 	text := err.Error()
 	if mayHoldPAN(text) {

@@ -347,7 +347,7 @@ func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
 	got, err := v.opts.BIN.LookupBIN(ctx, prefix)
 	if err != nil || got == nil {
 		if err != nil {
-			v.log.WarnContext(ctx, "BIN look-up failed", "error", err)
+			v.log.WarnContext(ctx, "BIN look-up failed", "error", printable(err))
 		}
 		return nil
 	}
