@@ -24,7 +24,7 @@ const (
 )
 
 // incidental is what may hold the digits of a code by chance.
-var incidental = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{64}|\d{4}-\d\d-\d\dT[0-9:.]+|[0-9.]+[nµm]?s\b`)
+var incidental = regexp.MustCompile(`vk_test_\w+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{64}|\d{4}-\d\d-\d\dT[0-9:.]+|[0-9.]+[nµm]?s\b`)
 
 // noEcho checks that neither secret shows in what is answered and logged.
 func noEcho(t *testing.T, where string, texts ...string) {
