@@ -36,6 +36,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/erase"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -186,7 +187,8 @@ func (b *Box) seal(r *store.Record, part byte, plain []byte) ([]byte, error) {
 	aad := scratch.Get().(*[]byte)
 	defer scratch.Put(aad)
 	*aad = associated((*aad)[:0], k.Vault, r, part, dst[:header])
-	return aead.Seal(dst, nil, plain, *aad), nil
+	erase.Do(func() { dst = aead.Seal(dst, nil, plain, *aad) })
+	return dst, nil
 }
 
 func (b *Box) open(r *store.Record, part byte, sealed []byte) ([]byte, error) {
@@ -202,7 +204,9 @@ func (b *Box) open(r *store.Record, part byte, sealed []byte) ([]byte, error) {
 	aad := scratch.Get().(*[]byte)
 	defer scratch.Put(aad)
 	*aad = associated((*aad)[:0], k.Vault, r, part, sealed[:header])
-	plain, err := aead.Open(sealed[header:header], nil, sealed[header:], *aad)
+	var plain []byte
+	var err error
+	erase.Do(func() { plain, err = aead.Open(sealed[header:header], nil, sealed[header:], *aad) })
 	if err != nil {
 		return nil, ErrIntegrity
 	}

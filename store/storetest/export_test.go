@@ -25,3 +25,23 @@ func Names() []string {
 	}
 	return names
 }
+
+// CheckCodes checks the rule of a name on a cache of security codes.
+func CheckCodes(t testing.TB, name string, c store.CodeCache) {
+	for _, r := range codeRules {
+		if r.name == name {
+			r.check(t, c)
+			return
+		}
+	}
+	panic("no rule " + name)
+}
+
+// CodeNames returns the names of all rules of caches.
+func CodeNames() []string {
+	var names []string
+	for _, r := range codeRules {
+		names = append(names, r.name)
+	}
+	return names
+}

@@ -1,0 +1,145 @@
+package codes
+
+import (
+	"bytes"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// held returns the memory in which the cache holds the value of id.
+func held(t *testing.T, c *Cache, id uuid.UUID) []byte {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.entries.Peek(id)
+	if !ok || string(e.value) != "secret" {
+		t.Fatal("the cache does not hold the value")
+	}
+	return e.value
+}
+
+// After each way in which a value goes its memory holds zeros, and its timer is
+// stopped: a timer that is not would keep the entry until its time is over.
+func TestWiped(t *testing.T) {
+	const ttl = time.Hour
+	one, two := uuid.UUID{1}, uuid.UUID{2}
+	for _, way := range []struct {
+		name string
+		want string
+		end  func(t *testing.T, c *Cache) error
+	}{
+		{"nothing", "secret", func(t *testing.T, c *Cache) error { <-time.After(ttl - 1); synctest.Wait(); return nil }},
+		{"expired", "", func(t *testing.T, c *Cache) error { <-time.After(ttl); synctest.Wait(); return nil }},
+		{"overwritten", "", func(t *testing.T, c *Cache) error { return c.Put(t.Context(), one, []byte("secret"), 2*ttl) }},
+		{"overwritten for no time", "", func(t *testing.T, c *Cache) error { return c.Put(t.Context(), one, []byte("secret"), 0) }},
+		{"evicted", "", func(t *testing.T, c *Cache) error { return c.Put(t.Context(), two, nil, ttl) }},
+		{"deleted", "", func(t *testing.T, c *Cache) error { return c.Delete(t.Context(), one) }},
+		{"closed", "", func(t *testing.T, c *Cache) error { return c.Close() }},
+		{"taken", "secret", func(t *testing.T, c *Cache) error {
+			got, err := c.Take(t.Context(), one)
+			if string(got) != "secret" {
+				t.Error("Take returns another value")
+			}
+			return err
+		}},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := New(1, nil)
+				if err := c.Put(t.Context(), one, []byte("secret"), ttl); err != nil {
+					t.Fatal(err)
+				}
+				value := held(t, c, one)
+				timer := c.entry(one).timer
+				if err := way.end(t, c); err != nil {
+					t.Error(err)
+				}
+				want := append([]byte(way.want), make([]byte, len(value)-len(way.want))...)
+				if !bytes.Equal(value, want) {
+					t.Error("the memory of the value holds something else")
+				}
+				if way.name != "nothing" {
+					if timer.Stop() {
+						t.Error("the timer still runs")
+					}
+					<-time.After(3 * ttl)
+					if !bytes.Equal(value, want) {
+						t.Error("the memory of the value changes later")
+					}
+				}
+				if err := c.Close(); err != nil || c.entries.Len() != 0 {
+					t.Errorf("Close: %v, %d entries left", err, c.entries.Len())
+				}
+			})
+		})
+	}
+}
+
+// A timer that fires while its entry goes finds the lock taken, and afterwards
+// another entry under the id, or none.
+func TestLateTimer(t *testing.T) {
+	id := uuid.UUID{1}
+	c := New(1, nil)
+	defer c.Close()
+	put := func() *entry {
+		if err := c.Put(t.Context(), id, []byte("secret"), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		return c.entry(id)
+	}
+	old := put()
+	put()
+	c.expire(old)
+	value := held(t, c, id)
+
+	taken := c.entry(id)
+	got, err := c.Take(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.expire(taken)
+	if string(value) != "secret" || string(got) != "secret" {
+		t.Error("a late timer wipes what is the caller's")
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c.expire(taken)
+}
+
+// A timer may also be late for its own entry: the clock decides.
+func TestTimerThatNeverFires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New(2, nil)
+		for _, id := range []uuid.UUID{{1}, {2}} {
+			if err := c.Put(t.Context(), id, []byte("secret"), time.Hour); err != nil {
+				t.Fatal(err)
+			}
+			c.entry(id).timer.Stop()
+		}
+		<-time.After(time.Hour)
+		value := held(t, c, uuid.UUID{1})
+		if _, err := c.Get(t.Context(), uuid.UUID{1}); err == nil {
+			t.Error("Get returns a value whose time is over")
+		}
+		if _, err := c.Take(t.Context(), uuid.UUID{2}); err == nil {
+			t.Error("Take returns a value whose time is over")
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if !bytes.Equal(value, make([]byte, 6)) {
+			t.Error("Close leaves the value")
+		}
+	})
+}
+
+func (c *Cache) entry(id uuid.UUID) *entry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, _ := c.entries.Peek(id)
+	return e
+}

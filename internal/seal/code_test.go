@@ -1,0 +1,76 @@
+package seal_test
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/google/uuid"
+)
+
+func TestCode(t *testing.T) {
+	keys := seal.NewKeys()
+	account, token := uuid.New(), uuid.New()
+	plain := []byte("4711")
+	own, other := bytes.Repeat([]byte{1}, seal.KeySize), bytes.Repeat([]byte{2}, seal.KeySize)
+	b := boxOf(keys)
+	for name, secret := range map[string][]byte{"own": own, "shared": nil} {
+		sealed := b.SealCode(secret, account, token, plain)
+		open := func(secret []byte, account, token uuid.UUID, sealed []byte) error {
+			got, err := b.OpenCode(secret, account, token, slices.Clone(sealed))
+			if err == nil && !bytes.Equal(got, plain) {
+				t.Errorf("%s: opens to something else", name)
+			}
+			return err
+		}
+		if err := open(secret, account, token, sealed); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if bytes.Contains(sealed, plain) || bytes.Equal(sealed, b.SealCode(secret, account, token, plain)) {
+			t.Errorf("%s: not sealed, or twice the same", name)
+		}
+		for what, err := range map[string]error{
+			"another token":   open(secret, account, uuid.New(), sealed),
+			"another account": open(secret, uuid.New(), token, sealed),
+			"another secret":  open(other, account, token, sealed),
+			"cut short":       open(secret, account, token, sealed[:len(sealed)-1]),
+			"only a header":   open(secret, account, token, sealed[:37]),
+			"nothing":         open(secret, account, token, nil),
+		} {
+			if !errors.Is(err, seal.ErrIntegrity) {
+				t.Errorf("%s, %s: %v, want ErrIntegrity", name, what, err)
+			}
+		}
+		for i := range sealed {
+			sealed[i] ^= 1
+			if open(secret, account, token, sealed) == nil {
+				t.Errorf("%s: opens with byte %d changed", name, i)
+			}
+			sealed[i] ^= 1
+		}
+	}
+
+	// Another vault does not open it, this one does under a later term.
+	sealed := b.SealCode(nil, account, token, plain)
+	if _, err := boxOf(seal.NewKeys()).OpenCode(nil, account, token, slices.Clone(sealed)); !errors.Is(err, seal.ErrIntegrity) {
+		t.Errorf("another vault: %v, want ErrIntegrity", err)
+	}
+	next := boxOf(keys.Next())
+	if _, err := next.OpenCode(nil, account, token, slices.Clone(sealed)); err != nil {
+		t.Errorf("after the keys were rotated: %v", err)
+	}
+	if _, err := b.OpenCode(nil, account, token, next.SealCode(nil, account, token, plain)); !errors.Is(err, seal.ErrUnknownTerm) {
+		t.Errorf("before a rotation is known: %v, want ErrUnknownTerm", err)
+	}
+}
+
+// BenchmarkCode is what a security code costs an import besides the cache.
+func BenchmarkCode(b *testing.B) {
+	box := boxOf(seal.NewKeys())
+	secret, account, token, plain := make([]byte, seal.KeySize), uuid.New(), uuid.New(), make([]byte, 32)
+	for b.Loop() {
+		box.SealCode(secret, account, token, plain)
+	}
+}

@@ -1,0 +1,589 @@
+package storetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// RunCodes checks every rule of the contract of a [store.CodeCache] that shows
+// from outside. That a value is overwritten, and never written to a disk, does
+// not: prove it where you can look inside.
+//
+// Each call of open returns a new, empty cache with room for a thousand values,
+// which RunCodes closes. open may skip or fail the test that it is given. The
+// suite waits on the real clock, for a second in all, and judges a slow cache
+// leniently: it fails one that keeps a value too long or loses it well before
+// its time.
+func RunCodes(t *testing.T, open func(t testing.TB) store.CodeCache) {
+	for _, r := range codeRules {
+		t.Run(r.name, func(t *testing.T) {
+			c := open(t)
+			t.Cleanup(func() {
+				if err := c.Close(); err != nil {
+					t.Errorf("Close: %v", err)
+				}
+				if t.Failed() {
+					t.Logf("The rule: %s", r.why)
+				}
+			})
+			r.check(t, c)
+		})
+	}
+}
+
+type codeRule struct {
+	name  string
+	why   string
+	check func(t testing.TB, c store.CodeCache)
+}
+
+var codeRules = []codeRule{
+	{"RoundTrip", "What is put is returned as it is, any number of times. Sealed codes are arbitrary bytes.", roundTripOfCodes},
+	{"TooLong", "More than MaxCode bytes are refused, without a change and without a word about them: bounds on memory are bounds.", tooLong},
+	{"Absent", "An absent value is ErrNotFound and never an empty one: the vault then says that it has no code.", absent},
+	{"Overwrite", "Put replaces what was there: a shopper who enters a code again means the new one.", overwrite},
+	{"IDsApart", "Ids are compared in all their bits: a code must never go out with another card.", idsApart},
+	{"Take", "Take returns the value and erases it, and nothing else.", take},
+	{"TakeOnce", "Of several calls of Take at a time one gets the value: a code is used once.", takeOnce},
+	{"Delete", "Delete erases, also what is not there.", deleteCodes},
+	{"DeleteRace", "Once Delete has returned, no call that begins later gets the value: the vault then says that it is gone.", deleteRace},
+	{"Expiry", "From the instant its time is over a value is not returned, however often it was read: PCI DSS lets nobody keep it.", expiry},
+	{"TTLOfEach", "Each value has a time of its own.", ttlOfEach},
+	{"TTLZero", "With a ttl of zero or less Put only erases what was there: its time is over already.", ttlZero},
+	{"TTLExtremes", "Every other ttl is good, from a nanosecond to centuries.", ttlExtremes},
+	{"OldTime", "The time of a value ends with it: it does not erase what came in its place.", oldTime},
+	{"Slices", "The cache neither keeps nor changes slices it is given, and what it returns is the caller's: either may be cleared at once.", slicesApart},
+	{"Concurrent", "Calls at a time do not disturb each other.", concurrent},
+	{"SameID", "Of values put under one id at a time one stays, whole.", sameID},
+	{"EndedContext", "A call whose context has ended returns its error and changes nothing.", endedContext},
+	{"Closed", "After Close every call returns ErrClosed; closing again returns nil.", codesClosed},
+	{"CloseAmidCalls", "A call amid Close works or returns ErrClosed, and returns.", closeAmidCodes},
+}
+
+const (
+	ample = time.Hour              // is not over before the test is
+	brief = 200 * time.Millisecond // is waited for
+	grace = 20 * time.Millisecond  // for clocks that tick in milliseconds, and for a network
+)
+
+// keep puts a value.
+func keep(t testing.TB, c store.CodeCache, id uuid.UUID, value []byte, ttl time.Duration) {
+	t.Helper()
+	if err := c.Put(ctx, id, value, ttl); err != nil {
+		t.Fatalf("Put of %d bytes for %v: %v", len(value), ttl, err)
+	}
+}
+
+// holdsCode checks that the cache returns a value.
+func holdsCode(t testing.TB, c store.CodeCache, what string, id uuid.UUID, want []byte) {
+	t.Helper()
+	if err := checkCode(c, id, want); err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+func checkCode(c store.CodeCache, id uuid.UUID, want []byte) error {
+	got, err := c.Get(ctx, id)
+	return same("Get", got, err, want)
+}
+
+func same(call string, got []byte, err error, want []byte) error {
+	if err != nil {
+		return fmt.Errorf("%s: %w", call, err)
+	}
+	if !bytes.Equal(got, want) {
+		return fmt.Errorf("%s returns %d other bytes than the %d that were put", call, len(got), len(want))
+	}
+	return nil
+}
+
+// lacksCode checks that the cache has no value.
+func lacksCode(t testing.TB, c store.CodeCache, what string, id uuid.UUID) {
+	t.Helper()
+	if err := checkNoCode(c, id); err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+// checkNoCode calls Get first: Take would hide what it shows.
+func checkNoCode(c store.CodeCache, id uuid.UUID) error {
+	got, err := c.Get(ctx, id)
+	taken, errTake := c.Take(ctx, id)
+	if !errors.Is(err, store.ErrNotFound) || !errors.Is(errTake, store.ErrNotFound) {
+		return fmt.Errorf("Get, Take = %v, %v, want %v", err, errTake, store.ErrNotFound)
+	}
+	if got != nil || taken != nil {
+		return errors.New("Get or Take returns ErrNotFound and a value")
+	}
+	return nil
+}
+
+// over waits until a ttl that began at or before now is over.
+func over(ttl time.Duration) { <-time.After(ttl + grace) }
+
+// filled returns n bytes that tell which value they are of.
+func filled(n int, with byte) []byte { return bytes.Repeat([]byte{with}, n) }
+
+func roundTripOfCodes(t testing.TB, c store.CodeCache) {
+	every := make([]byte, 256)
+	for i := range every {
+		every[i] = byte(i)
+	}
+	values := [][]byte{
+		every, nil, {}, {0}, {0, 0}, {' '}, filled(store.MaxCode-1, 0xff), filled(store.MaxCode, 0),
+		[]byte("\x00737"), []byte("737\x00"), []byte(" 737\n"), []byte("$-1\r\n"), []byte("\xff\xfe\xc3"), []byte("0737"), []byte("nil"),
+	}
+	for i, value := range values {
+		keep(t, c, id(i), value, ample)
+	}
+	for range 2 {
+		for i, value := range values {
+			holdsCode(t, c, fmt.Sprintf("value %d", i), id(i), value)
+		}
+	}
+	for i, value := range values {
+		got, err := c.Take(ctx, id(i))
+		if err := same("Take", got, err, value); err != nil {
+			t.Errorf("value %d: %v", i, err)
+		}
+	}
+}
+
+func tooLong(t testing.TB, c store.CodeCache) {
+	keep(t, c, id(1), []byte("before"), ample)
+	for _, ttl := range []time.Duration{ample, 0} {
+		for i := range 2 {
+			err := c.Put(ctx, id(1+i), filled(store.MaxCode+1, 'x'), ttl)
+			if err == nil {
+				t.Errorf("Put of %d bytes for %v succeeds", store.MaxCode+1, ttl)
+			} else if strings.Contains(err.Error(), "xxx") {
+				t.Error("the error of Put tells the value")
+			}
+		}
+	}
+	holdsCode(t, c, "before a refused Put", id(1), []byte("before"))
+	lacksCode(t, c, "a refused Put", id(2))
+}
+
+func absent(t testing.TB, c store.CodeCache) {
+	lacksCode(t, c, "never put", id(1))
+	keep(t, c, id(1), []byte("737"), ample)
+	lacksCode(t, c, "another id", id(2))
+	holdsCode(t, c, "a miss later", id(1), []byte("737"))
+}
+
+func overwrite(t testing.TB, c store.CodeCache) {
+	for _, value := range []string{"737", "a longer one", "9", "", "1234"} {
+		keep(t, c, id(1), []byte(value), ample)
+		holdsCode(t, c, "put over another", id(1), []byte(value))
+	}
+	if _, err := c.Take(ctx, id(1)); err != nil {
+		t.Errorf("Take: %v", err)
+	}
+	lacksCode(t, c, "all taken", id(1))
+}
+
+func idsApart(t testing.TB, c store.CodeCache) {
+	ids := []uuid.UUID{uuid.Max}
+	for bit := range 128 {
+		near := uuid.UUID{6: 0x40, 8: 0x80}
+		near[bit/8] ^= 1 << (bit % 8)
+		ids = append(ids, near)
+	}
+	for _, text := range []string{"%%%%%%%%%%%%%%%%", "****************", "\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\n", "{}{}{}{}{}{}{}{}", "                ", "AAAAAAAAAAAAAAAA", "aaaaaaaaaaaaaaaa"} {
+		ids = append(ids, uuid.UUID([]byte(text)))
+	}
+	for i, id := range ids {
+		keep(t, c, id, []byte{byte(i)}, ample)
+	}
+	for i, id := range ids {
+		holdsCode(t, c, fmt.Sprintf("id %d", i), id, []byte{byte(i)})
+	}
+	for i, id := range ids {
+		if i%2 == 0 {
+			if err := c.Delete(ctx, id); err != nil {
+				t.Fatalf("Delete: %v", err)
+			}
+		}
+	}
+	for i, id := range ids {
+		if i%2 == 0 {
+			lacksCode(t, c, fmt.Sprintf("deleted id %d", i), id)
+		} else {
+			holdsCode(t, c, fmt.Sprintf("id %d, whose neighbours are deleted", i), id, []byte{byte(i)})
+		}
+	}
+}
+
+func take(t testing.TB, c store.CodeCache) {
+	keep(t, c, id(1), []byte("one"), ample)
+	keep(t, c, id(2), []byte("two"), ample)
+	for range 2 {
+		got, err := c.Take(ctx, id(1))
+		if err := same("Take", got, err, []byte("one")); err != nil {
+			t.Error(err)
+		}
+		lacksCode(t, c, "taken", id(1))
+		keep(t, c, id(1), []byte("one"), ample)
+		holdsCode(t, c, "put again", id(1), []byte("one"))
+	}
+	holdsCode(t, c, "its neighbour taken", id(2), []byte("two"))
+}
+
+func takeOnce(t testing.TB, c store.CodeCache) {
+	const racers, rounds = 32, 200
+	for n := range rounds {
+		value := fmt.Appendf(nil, "value %d", n)
+		keep(t, c, id(n), value, ample)
+		var wins atomic.Int32
+		parallel(t, racers, func(int) error {
+			got, err := c.Take(ctx, id(n))
+			if errors.Is(err, store.ErrNotFound) {
+				return nil
+			}
+			wins.Add(1)
+			return same("Take", got, err, value)
+		})
+		if wins.Load() != 1 {
+			t.Fatalf("%d of %d calls got the value", wins.Load(), racers)
+		}
+		lacksCode(t, c, "taken", id(n))
+	}
+}
+
+func deleteCodes(t testing.TB, c store.CodeCache) {
+	keep(t, c, id(2), []byte("two"), ample)
+	for range 2 {
+		for range 2 {
+			if err := c.Delete(ctx, id(1)); err != nil {
+				t.Errorf("Delete of what is not there: %v", err)
+			}
+		}
+		keep(t, c, id(1), []byte("one"), ample)
+		holdsCode(t, c, "put after Delete", id(1), []byte("one"))
+		if err := c.Delete(ctx, id(1)); err != nil {
+			t.Errorf("Delete: %v", err)
+		}
+		lacksCode(t, c, "deleted", id(1))
+	}
+	holdsCode(t, c, "its neighbour deleted", id(2), []byte("two"))
+}
+
+func deleteRace(t testing.TB, c store.CodeCache) {
+	const racers, rounds = 16, 200
+	for n := range rounds {
+		value := fmt.Appendf(nil, "value %d", n)
+		keep(t, c, id(n), value, ample)
+		parallel(t, racers, func(i int) error {
+			call, read := "Get", c.Get
+			switch {
+			case i == n%racers: // which of them starts first depends on its number
+				if err := c.Delete(ctx, id(n)); err != nil {
+					return fmt.Errorf("Delete: %w", err)
+				}
+				return checkNoCode(c, id(n))
+			case i%4 == 0:
+				return c.Put(ctx, id(rounds+i), value, ample)
+			case i%4 == 1 && n%2 == 0:
+				call, read = "Take", c.Take
+			}
+			got, err := read(ctx, id(n))
+			if errors.Is(err, store.ErrNotFound) {
+				return nil
+			}
+			return same(call, got, err, value)
+		})
+		lacksCode(t, c, "deleted amid other calls", id(n))
+	}
+}
+
+func expiry(t testing.TB, c store.CodeCache) {
+	begin := time.Now()
+	for n := range 3 {
+		keep(t, c, id(n), []byte("737"), brief)
+	}
+	stored := time.Now()
+	for _, at := range []time.Duration{0, brief / 2} {
+		<-time.After(time.Until(stored.Add(at)))
+		if err := checkCode(c, id(0), []byte("737")); err != nil && time.Since(begin) < brief*3/4 {
+			t.Errorf("with %v of %v left: %v", brief-time.Since(begin), brief, err)
+		}
+	}
+	over(time.Until(stored.Add(brief)))
+	for n, call := range []func(context.Context, uuid.UUID) ([]byte, error){c.Get, c.Take, c.Get} {
+		if got, err := call(ctx, id(n)); !errors.Is(err, store.ErrNotFound) || got != nil {
+			t.Errorf("%v after its time: %d bytes, %v, want %v", time.Since(stored)-brief, len(got), err, store.ErrNotFound)
+		}
+	}
+	if err := c.Delete(ctx, id(0)); err != nil {
+		t.Errorf("Delete of what has expired: %v", err)
+	}
+	keep(t, c, id(1), []byte("999"), ample)
+	holdsCode(t, c, "put after another expired", id(1), []byte("999"))
+}
+
+func ttlOfEach(t testing.TB, c store.CodeCache) {
+	keep(t, c, id(1), []byte("one"), ample)
+	keep(t, c, id(2), []byte("two"), brief)
+	keep(t, c, id(3), []byte("three"), 2*ample)
+	keep(t, c, id(4), []byte("four"), brief/2)
+	over(brief)
+	holdsCode(t, c, "put before one that expired", id(1), []byte("one"))
+	lacksCode(t, c, "expired", id(2))
+	holdsCode(t, c, "put between two that expired", id(3), []byte("three"))
+	lacksCode(t, c, "expired", id(4))
+}
+
+func ttlZero(t testing.TB, c store.CodeCache) {
+	keep(t, c, id(2), []byte("two"), ample)
+	for _, ttl := range []time.Duration{0, -1, -time.Millisecond, -time.Hour, math.MinInt64} {
+		keep(t, c, id(1), []byte("one"), ample)
+		keep(t, c, id(1), []byte("another"), ttl)
+		lacksCode(t, c, fmt.Sprintf("over a value, for %v", ttl), id(1))
+		keep(t, c, id(1), []byte("one"), ttl)
+		lacksCode(t, c, fmt.Sprintf("for %v", ttl), id(1))
+	}
+	holdsCode(t, c, "its neighbour erased", id(2), []byte("two"))
+}
+
+func ttlExtremes(t testing.TB, c store.CodeCache) {
+	tiny := []time.Duration{1, time.Microsecond, time.Millisecond - 1, time.Millisecond, time.Millisecond + 1}
+	for n, ttl := range tiny {
+		keep(t, c, id(n), []byte("old"), ample)
+		keep(t, c, id(n), []byte("new"), ttl)
+	}
+	over(tiny[len(tiny)-1])
+	for n, ttl := range tiny {
+		lacksCode(t, c, fmt.Sprintf("after %v", ttl), id(n))
+	}
+	for n, ttl := range []time.Duration{15 * time.Minute, 25 * 24 * time.Hour, math.MaxInt64 - 1, math.MaxInt64} {
+		keep(t, c, id(n), []byte("737"), ttl)
+		holdsCode(t, c, fmt.Sprintf("for %v", ttl), id(n), []byte("737"))
+	}
+}
+
+func oldTime(t testing.TB, c store.CodeCache) {
+	ways := []struct {
+		what string
+		end  func(id uuid.UUID) error
+	}{
+		{"overwritten", func(uuid.UUID) error { return nil }},
+		{"deleted", func(id uuid.UUID) error { return c.Delete(ctx, id) }},
+		{"taken", func(id uuid.UUID) error { _, err := c.Take(ctx, id); return err }},
+		{"erased by a ttl of zero", func(id uuid.UUID) error { return c.Put(ctx, id, nil, 0) }},
+	}
+	for n, way := range ways {
+		keep(t, c, id(n), []byte("old"), brief)
+		if err := way.end(id(n)); err != nil && !errors.Is(err, store.ErrNotFound) {
+			t.Errorf("%s: %v", way.what, err)
+		}
+		keep(t, c, id(n), []byte("new"), ample)
+	}
+	over(brief)
+	for n, way := range ways {
+		holdsCode(t, c, "put in place of a value that was "+way.what, id(n), []byte("new"))
+	}
+}
+
+func slicesApart(t testing.TB, c store.CodeCache) {
+	original := []byte("737")
+	given := bytes.Clone(original)
+	keep(t, c, id(1), given, ample)
+	clear(given)
+	holdsCode(t, c, "what was put is cleared", id(1), original)
+
+	got, err := c.Get(ctx, id(1))
+	if err != nil {
+		t.Fatalf("Get: %v", err)
+	}
+	clear(got)
+	_ = append(got, "xxxxxxxx"...)
+	holdsCode(t, c, "what Get returned is cleared", id(1), original)
+
+	given = bytes.Clone(original)
+	kept := [][]byte{given}
+	for n, ttl := range []time.Duration{ample, ample, ample, ample, brief} {
+		keep(t, c, id(n), given, ttl)
+		got, err := c.Get(ctx, id(n))
+		if errors.Is(err, store.ErrNotFound) && ttl == brief {
+			continue // slow
+		}
+		if err := same("Get", got, err, original); err != nil {
+			t.Fatal(err)
+		}
+		kept = append(kept, got)
+	}
+	taken, err := c.Take(ctx, id(0))
+	if err := same("Take", taken, err, original); err != nil {
+		t.Fatal(err)
+	}
+	kept = append(kept, taken)
+	keep(t, c, id(0), []byte("999"), ample)
+	keep(t, c, id(1), []byte("999"), ample)
+	keep(t, c, id(2), nil, 0)
+	if err := c.Delete(ctx, id(3)); err != nil {
+		t.Errorf("Delete: %v", err)
+	}
+	over(brief) // for 4
+	if err := c.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	for n, b := range kept {
+		if !bytes.Equal(b, original) {
+			t.Errorf("slice %d has changed", n)
+		}
+	}
+}
+
+func concurrent(t testing.TB, c store.CodeCache) {
+	parallel(t, 16, func(i int) error {
+		id := id(i)
+		for n := range 50 {
+			value := fmt.Appendf(nil, "value %d of %d", n, i)
+			if err := c.Put(ctx, id, value, ample); err != nil {
+				return err
+			}
+			if err := checkCode(c, id, value); err != nil {
+				return err
+			}
+			switch n % 3 {
+			case 0:
+				got, err := c.Take(ctx, id)
+				if err := same("Take", got, err, value); err != nil {
+					return err
+				}
+			case 1:
+				if err := c.Delete(ctx, id); err != nil {
+					return err
+				}
+			case 2:
+				continue // put over it
+			}
+			if err := checkNoCode(c, id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func sameID(t testing.TB, c store.CodeCache) {
+	whole := func(call string, got []byte, err error) error {
+		if errors.Is(err, store.ErrNotFound) {
+			return nil
+		}
+		if err == nil && len(got) == 0 {
+			return fmt.Errorf("%s returns a value that nobody put", call)
+		}
+		return same(call, got, err, filled(len(got), byte(len(got))))
+	}
+	parallel(t, 16, func(i int) error {
+		for range 100 {
+			if err := c.Put(ctx, id(1), filled(i+1, byte(i+1)), ample); err != nil {
+				return err
+			}
+			got, err := c.Get(ctx, id(1))
+			if err := whole("Get", got, err); err != nil {
+				return err
+			}
+			if i%4 == 0 {
+				got, err := c.Take(ctx, id(1))
+				if err := whole("Take", got, err); err != nil {
+					return err
+				}
+			}
+		}
+		return c.Put(ctx, id(1), filled(i+1, byte(i+1)), ample)
+	})
+	got, err := c.Get(ctx, id(1))
+	if err != nil {
+		t.Errorf("Get after all Puts: %v", err)
+	} else if err := whole("Get", got, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func endedContext(t testing.TB, c store.CodeCache) {
+	cancelled, cancel := context.WithCancel(ctx)
+	cancel()
+	late, cancel := context.WithDeadline(ctx, time.Now().Add(-time.Second))
+	defer cancel()
+	keep(t, c, id(1), []byte("before"), ample)
+	for _, ended := range []context.Context{cancelled, late} {
+		_, errGet := c.Get(ended, id(1))
+		_, errTake := c.Take(ended, id(1))
+		_, errAbsent := c.Get(ended, id(3))
+		for what, err := range map[string]error{
+			"Get": errGet, "Take": errTake, "Get of nothing": errAbsent,
+			"Delete":                 c.Delete(ended, id(1)),
+			"Put":                    c.Put(ended, id(1), []byte("after"), ample),
+			"Put with a ttl of zero": c.Put(ended, id(1), nil, 0),
+			"Put under a new id":     c.Put(ended, id(2), []byte("after"), ample),
+		} {
+			if !errors.Is(err, ended.Err()) {
+				t.Errorf("%s = %v, want %v", what, err, ended.Err())
+			}
+		}
+	}
+	holdsCode(t, c, "all calls ended before they began", id(1), []byte("before"))
+	lacksCode(t, c, "put by a call that had ended", id(2))
+}
+
+// codeCalls makes every call and returns their errors.
+func codeCalls(c store.CodeCache, id uuid.UUID) map[string]error {
+	_, errGet := c.Get(ctx, id)
+	_, errTake := c.Take(ctx, id)
+	return map[string]error{
+		"Get": errGet, "Take": errTake,
+		"Delete":                 c.Delete(ctx, id),
+		"Put":                    c.Put(ctx, id, []byte("737"), ample),
+		"Put with a ttl of zero": c.Put(ctx, id, nil, 0),
+	}
+}
+
+func codesClosed(t testing.TB, c store.CodeCache) {
+	keep(t, c, id(1), []byte("737"), ample)
+	for range 2 {
+		if err := c.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		for what, err := range codeCalls(c, id(1)) {
+			if !errors.Is(err, store.ErrClosed) {
+				t.Errorf("%s after Close = %v, want %v", what, err, store.ErrClosed)
+			}
+		}
+	}
+}
+
+func closeAmidCodes(t testing.TB, c store.CodeCache) {
+	deadline := time.Now().Add(patience)
+	parallel(t, 8, func(i int) error {
+		if i == 0 {
+			return c.Close()
+		}
+		for closed := false; !closed; {
+			if time.Now().After(deadline) {
+				return errors.New("no call returns ErrClosed")
+			}
+			for what, err := range codeCalls(c, id(i)) {
+				if errors.Is(err, store.ErrClosed) {
+					closed = true
+				} else if err != nil && !errors.Is(err, store.ErrNotFound) {
+					return fmt.Errorf("%s amid Close: %w", what, err)
+				}
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,554 @@
+package storetest_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/storetest"
+)
+
+// A codeMutant is a cache with a fault in one of its methods. Those that are nil
+// are the cache's own.
+type codeMutant struct {
+	store.CodeCache
+	put    func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error
+	get    func(ctx context.Context, id uuid.UUID) ([]byte, error)
+	take   func(ctx context.Context, id uuid.UUID) ([]byte, error)
+	delete func(ctx context.Context, id uuid.UUID) error
+	close  func() error
+}
+
+func (m *codeMutant) Put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+	if m.put != nil {
+		return m.put(ctx, id, value, ttl)
+	}
+	return m.CodeCache.Put(ctx, id, value, ttl)
+}
+
+func (m *codeMutant) Get(ctx context.Context, id uuid.UUID) ([]byte, error) {
+	if m.get != nil {
+		return m.get(ctx, id)
+	}
+	return m.CodeCache.Get(ctx, id)
+}
+
+func (m *codeMutant) Take(ctx context.Context, id uuid.UUID) ([]byte, error) {
+	if m.take != nil {
+		return m.take(ctx, id)
+	}
+	return m.CodeCache.Take(ctx, id)
+}
+
+func (m *codeMutant) Delete(ctx context.Context, id uuid.UUID) error {
+	if m.delete != nil {
+		return m.delete(ctx, id)
+	}
+	return m.CodeCache.Delete(ctx, id)
+}
+
+func (m *codeMutant) Close() error {
+	if m.close != nil {
+		return m.close()
+	}
+	return m.CodeCache.Close()
+}
+
+// valued returns a put of other values.
+func (m *codeMutant) valued(edit func(value []byte) []byte) {
+	m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+		return m.CodeCache.Put(ctx, id, edit(value), ttl)
+	}
+}
+
+// timed returns a put for other times.
+func (m *codeMutant) timed(edit func(ttl time.Duration) time.Duration) {
+	m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+		return m.CodeCache.Put(ctx, id, value, edit(ttl))
+	}
+}
+
+// under makes every call under another id.
+func (m *codeMutant) under(edit func(id uuid.UUID) uuid.UUID) {
+	m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+		return m.CodeCache.Put(ctx, edit(id), value, ttl)
+	}
+	m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) { return m.CodeCache.Get(ctx, edit(id)) }
+	m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) { return m.CodeCache.Take(ctx, edit(id)) }
+	m.delete = func(ctx context.Context, id uuid.UUID) error { return m.CodeCache.Delete(ctx, edit(id)) }
+}
+
+// deafTo makes the calls that it is told with a context that never ends.
+func (m *codeMutant) deafTo(put, get, take, delete bool) {
+	if put {
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			return m.CodeCache.Put(context.WithoutCancel(ctx), id, value, ttl)
+		}
+	}
+	if get {
+		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			return m.CodeCache.Get(context.WithoutCancel(ctx), id)
+		}
+	}
+	if take {
+		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			return m.CodeCache.Take(context.WithoutCancel(ctx), id)
+		}
+	}
+	if delete {
+		m.delete = func(ctx context.Context, id uuid.UUID) error {
+			return m.CodeCache.Delete(context.WithoutCancel(ctx), id)
+		}
+	}
+}
+
+// codeMutants names for each fault a rule that must find it.
+var codeMutants = []struct {
+	fault string
+	rule  string
+	seed  func(m *codeMutant)
+}{
+	{"values end at a zero byte", "RoundTrip", func(m *codeMutant) {
+		m.valued(func(value []byte) []byte { before, _, _ := bytes.Cut(value, []byte{0}); return before })
+	}},
+	{"values are trimmed", "RoundTrip", func(m *codeMutant) { m.valued(bytes.TrimSpace) }},
+	{"values are text", "RoundTrip", func(m *codeMutant) {
+		m.valued(func(value []byte) []byte { return bytes.ToValidUTF8(value, []byte("?")) })
+	}},
+	{"the longest value does not fit", "RoundTrip", func(m *codeMutant) {
+		m.valued(func(value []byte) []byte { return value[:min(len(value), store.MaxCode-1)] })
+	}},
+	{"an empty value is none", "RoundTrip", func(m *codeMutant) {
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			if len(value) == 0 {
+				ttl = 0
+			}
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+	}},
+	{"Get takes", "RoundTrip", func(m *codeMutant) { m.get = m.CodeCache.Take }},
+	{"values are cut", "TooLong", func(m *codeMutant) {
+		m.valued(func(value []byte) []byte { return value[:min(len(value), store.MaxCode)] })
+	}},
+	{"a ttl of zero is not looked at", "TooLong", func(m *codeMutant) {
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			if ttl <= 0 {
+				return m.CodeCache.Delete(ctx, id)
+			}
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+	}},
+	{"the error tells the value", "TooLong", func(m *codeMutant) {
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			if err := m.CodeCache.Put(ctx, id, value, ttl); err != nil {
+				return fmt.Errorf("%w: %q", err, value)
+			}
+			return nil
+		}
+	}},
+	{"a refused Put erases", "TooLong", func(m *codeMutant) {
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			err := m.CodeCache.Put(ctx, id, value, ttl)
+			if errors.Is(err, store.ErrInvalid) {
+				err = errors.Join(err, m.CodeCache.Delete(ctx, id))
+			}
+			return err
+		}
+	}},
+	{"absent values are nil without an error", "Absent", func(m *codeMutant) {
+		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Get(ctx, id)
+			if errors.Is(err, store.ErrNotFound) {
+				return nil, nil
+			}
+			return value, err
+		}
+	}},
+	{"Take of an absent value fails otherwise", "Absent", func(m *codeMutant) {
+		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Take(ctx, id)
+			if errors.Is(err, store.ErrNotFound) {
+				err = store.ErrUnavailable
+			}
+			return value, err
+		}
+	}},
+	{"the first value stays", "Overwrite", func(m *codeMutant) {
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			if _, err := m.CodeCache.Get(ctx, id); err == nil && ttl > 0 {
+				return nil
+			}
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+	}},
+	{"the old value is under the new one", "Overwrite", func(m *codeMutant) {
+		var under sync.Map
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			if old, err := m.CodeCache.Get(ctx, id); err == nil {
+				under.Store(id, old)
+			}
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Take(ctx, id)
+			if errors.Is(err, store.ErrNotFound) {
+				if old, ok := under.LoadAndDelete(id); ok {
+					return old.([]byte), nil
+				}
+			}
+			return value, err
+		}
+	}},
+	{"ids are masked as in UUIDv4", "IDsApart", func(m *codeMutant) {
+		m.under(func(id uuid.UUID) uuid.UUID { id[6] = id[6]&0x0f | 0x40; return id })
+	}},
+	{"the last byte of an id does not count", "IDsApart", func(m *codeMutant) {
+		m.under(func(id uuid.UUID) uuid.UUID { id[15] = 0; return id })
+	}},
+	{"ids are texts without case", "IDsApart", func(m *codeMutant) {
+		m.under(func(id uuid.UUID) uuid.UUID { copy(id[:], bytes.ToLower(id[:])); return id })
+	}},
+	{"Take leaves the value", "Take", func(m *codeMutant) { m.take = m.CodeCache.Get }},
+	{"Take and Put exclude each other for ever", "Take", func(m *codeMutant) {
+		var taken sync.Map
+		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			taken.Store(id, true)
+			return m.CodeCache.Take(ctx, id)
+		}
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			if _, ok := taken.Load(id); ok {
+				return nil
+			}
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+	}},
+	{"Take is Get and Delete", "TakeOnce", func(m *codeMutant) {
+		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Get(ctx, id)
+			if err != nil {
+				return nil, err
+			}
+			runtime.Gosched() // the round trip of a network
+			return value, m.CodeCache.Delete(ctx, id)
+		}
+	}},
+	{"a value is lost on the way now and then", "TakeOnce", func(m *codeMutant) {
+		var calls atomic.Int32
+		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Take(ctx, id)
+			if err == nil && calls.Add(1)%50 == 0 {
+				return nil, store.ErrNotFound
+			}
+			return value, err
+		}
+	}},
+	{"Delete does nothing", "Delete", func(m *codeMutant) {
+		m.delete = func(context.Context, uuid.UUID) error { return nil }
+	}},
+	{"Delete of an absent value fails", "Delete", func(m *codeMutant) {
+		m.delete = func(ctx context.Context, id uuid.UUID) error {
+			_, err := m.CodeCache.Take(ctx, id)
+			return err
+		}
+	}},
+	{"Delete returns before it is done", "DeleteRace", func(m *codeMutant) {
+		var group sync.WaitGroup
+		m.delete = func(ctx context.Context, id uuid.UUID) error {
+			group.Go(func() { runtime.Gosched(); _ = m.CodeCache.Delete(ctx, id) })
+			return nil
+		}
+		m.close = func() error { group.Wait(); return m.CodeCache.Close() }
+	}},
+	{"Get puts back what it has taken", "DeleteRace", func(m *codeMutant) {
+		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Take(ctx, id)
+			if err != nil {
+				return nil, err
+			}
+			runtime.Gosched()
+			return value, m.CodeCache.Put(ctx, id, value, time.Hour)
+		}
+	}},
+	{"times are in seconds, rounded up", "Expiry", func(m *codeMutant) {
+		m.timed(func(ttl time.Duration) time.Duration { return (ttl + time.Second - 1).Truncate(time.Second) })
+	}},
+	{"less than a second is no time", "Expiry", func(m *codeMutant) {
+		m.timed(func(ttl time.Duration) time.Duration { return ttl.Truncate(time.Second) })
+	}},
+	{"Get prolongs", "Expiry", func(m *codeMutant) {
+		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Get(ctx, id)
+			if err != nil {
+				return nil, err
+			}
+			return value, m.CodeCache.Put(ctx, id, value, time.Hour)
+		}
+	}},
+	{"what has expired is an empty value", "Expiry", func(m *codeMutant) {
+		var known sync.Map
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			known.Store(id, true)
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Get(ctx, id)
+			if _, ok := known.Load(id); ok && errors.Is(err, store.ErrNotFound) {
+				return nil, nil
+			}
+			return value, err
+		}
+	}},
+	{"all have the time of the first", "TTLOfEach", func(m *codeMutant) {
+		var first atomic.Int64
+		m.timed(func(ttl time.Duration) time.Duration {
+			first.CompareAndSwap(0, int64(ttl))
+			return time.Duration(first.Load())
+		})
+	}},
+	{"all have the time of the last", "TTLOfEach", func(m *codeMutant) {
+		var mu sync.Mutex
+		values := map[uuid.UUID][]byte{}
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			mu.Lock()
+			defer mu.Unlock()
+			values[id] = bytes.Clone(value)
+			for id, value := range values {
+				if err := m.CodeCache.Put(ctx, id, value, ttl); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}},
+	{"no ttl is for ever", "TTLZero", func(m *codeMutant) {
+		m.timed(func(ttl time.Duration) time.Duration {
+			if ttl == 0 {
+				ttl = 1<<63 - 1
+			}
+			return ttl
+		})
+	}},
+	{"a negative ttl is an error", "TTLZero", func(m *codeMutant) {
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			if ttl < 0 {
+				return store.ErrInvalid
+			}
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+	}},
+	{"no ttl leaves what was there", "TTLZero", func(m *codeMutant) {
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			if ttl <= 0 {
+				return nil
+			}
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+	}},
+	{"less than a millisecond is an error", "TTLExtremes", func(m *codeMutant) {
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			if ttl > 0 && ttl < time.Millisecond {
+				return errors.New("ERR invalid expire time")
+			}
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+	}},
+	{"less than a millisecond is for ever", "TTLExtremes", func(m *codeMutant) {
+		m.timed(func(ttl time.Duration) time.Duration {
+			if ttl > 0 && ttl < time.Millisecond {
+				ttl = time.Hour
+			}
+			return ttl
+		})
+	}},
+	{"milliseconds have 32 bits", "TTLExtremes", func(m *codeMutant) {
+		m.timed(func(ttl time.Duration) time.Duration {
+			return time.Duration(int32(ttl.Milliseconds()))*time.Millisecond + ttl%time.Millisecond
+		})
+	}},
+	{"an old timer erases what came later", "OldTime", func(m *codeMutant) {
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			if ttl > 0 {
+				time.AfterFunc(ttl, func() { _ = m.CodeCache.Delete(context.Background(), id) })
+			}
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+	}},
+	{"the first time of an id counts", "OldTime", func(m *codeMutant) {
+		var until sync.Map
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			if at, ok := until.LoadOrStore(id, time.Now().Add(ttl)); ok && ttl > 0 {
+				ttl = time.Until(at.(time.Time))
+			}
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+	}},
+	{"Put keeps the slice", "Slices", func(m *codeMutant) {
+		var given sync.Map
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			given.Store(id, value)
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Get(ctx, id)
+			if kept, ok := given.Load(id); ok && err == nil {
+				value = bytes.Clone(kept.([]byte))
+			}
+			return value, err
+		}
+	}},
+	{"Put clears what it was given", "Slices", func(m *codeMutant) {
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			defer clear(value)
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+	}},
+	{"Get returns what the cache holds", "Slices", func(m *codeMutant) {
+		var mu sync.Mutex
+		held := map[uuid.UUID][]byte{}
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			mu.Lock()
+			defer mu.Unlock()
+			held[id] = bytes.Clone(value)
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if _, err := m.CodeCache.Get(ctx, id); err != nil {
+				return nil, err
+			}
+			return held[id], nil
+		}
+	}},
+	{"Close clears what was taken", "Slices", func(m *codeMutant) {
+		var taken [][]byte
+		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Take(ctx, id)
+			taken = append(taken, value)
+			return value, err
+		}
+		m.close = func() error {
+			for _, value := range taken {
+				clear(value)
+			}
+			return m.CodeCache.Close()
+		}
+	}},
+	{"calls share a buffer", "Concurrent", func(m *codeMutant) { sharedBuffer(m) }},
+	{"a full cache drops what is new", "Concurrent", func(m *codeMutant) {
+		var mu sync.Mutex
+		ids := map[uuid.UUID]bool{}
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if ids[id] = true; len(ids) > 8 {
+				return nil
+			}
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+	}},
+	{"calls share a buffer", "SameID", func(m *codeMutant) { sharedBuffer(m) }},
+	{"a Put amid another fails", "SameID", func(m *codeMutant) {
+		var busy atomic.Bool
+		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+			if !busy.CompareAndSwap(false, true) {
+				return store.ErrConflict
+			}
+			defer busy.Store(false)
+			runtime.Gosched()
+			return m.CodeCache.Put(ctx, id, value, ttl)
+		}
+	}},
+	{"Put ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(true, false, false, false) }},
+	{"Get ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(false, true, false, false) }},
+	{"Take ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(false, false, true, false) }},
+	{"Delete ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(false, false, false, true) }},
+	{"an error of ctx hides an erasure", "EndedContext", func(m *codeMutant) {
+		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Take(context.WithoutCancel(ctx), id)
+			return value, errors.Join(err, ctx.Err())
+		}
+	}},
+	{"closing again fails", "Closed", func(m *codeMutant) {
+		var closed atomic.Bool
+		m.close = func() error {
+			if closed.Swap(true) {
+				return store.ErrClosed
+			}
+			return m.CodeCache.Close()
+		}
+	}},
+	{"Close does nothing", "Closed", func(m *codeMutant) { m.close = func() error { return nil } }},
+	{"a closed cache has nothing to delete", "Closed", func(m *codeMutant) {
+		m.delete = func(ctx context.Context, id uuid.UUID) error {
+			if err := m.CodeCache.Delete(ctx, id); !errors.Is(err, store.ErrClosed) {
+				return err
+			}
+			return nil
+		}
+	}},
+	{"a closed cache is unavailable", "CloseAmidCalls", func(m *codeMutant) {
+		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Get(ctx, id)
+			if errors.Is(err, store.ErrClosed) {
+				err = store.ErrUnavailable
+			}
+			return value, err
+		}
+	}},
+}
+
+// sharedBuffer lets each Get return what the last one among them has read.
+func sharedBuffer(m *codeMutant) {
+	var buffer atomic.Pointer[[]byte]
+	m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+		value, err := m.CodeCache.Get(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		buffer.Store(&value)
+		runtime.Gosched()
+		return append(slices.Clone(*buffer.Load()), value[min(len(value), len(*buffer.Load())):]...), nil
+	}
+}
+
+// Every rule must find the fault that is made for it.
+func TestCodeRulesCanFail(t *testing.T) {
+	unproved := storetest.CodeNames()
+	for _, c := range codeMutants {
+		unproved = slices.DeleteFunc(unproved, func(name string) bool { return name == c.rule })
+		t.Run(c.rule+"/"+c.fault, func(t *testing.T) {
+			m := &codeMutant{CodeCache: codes.New(1000, nil)}
+			c.seed(m)
+			failures := record(t, func(t testing.TB) { storetest.CheckCodes(t, c.rule, m) })
+			if len(failures) == 0 {
+				t.Errorf("%s did not notice that %s", c.rule, c.fault)
+			}
+			for _, failure := range failures[:min(3, len(failures))] {
+				t.Log(failure)
+			}
+			if err := m.CodeCache.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if len(unproved) > 0 {
+		t.Errorf("no fault proves that these rules can fail: %v", unproved)
+	}
+}
+
+// A mutant without a fault passes, so it is the fault that is found.
+func TestCodeRulesPassWithoutFault(t *testing.T) {
+	storetest.RunCodes(t, func(testing.TB) store.CodeCache { return &codeMutant{CodeCache: codes.New(1000, nil)} })
+}
