@@ -156,7 +156,8 @@ type Card struct {
 	PAN    PAN
 	Expiry Expiry
 
-	// SecurityCode is optional. It is checked, and never stored.
+	// SecurityCode is optional. It is kept in memory for some minutes, see
+	// [Options.SecurityCodeTTL], and never stored.
 	SecurityCode SecurityCode
 
 	// Name is optional: 1 to 255 characters.
@@ -216,8 +217,8 @@ func (o *Options) checkCard(c Card) (errs []error) {
 		errs = append(errs, err)
 	}
 	errs = append(errs, checkExpiry(c.Expiry)...)
-	if d := c.SecurityCode.get(); d != nil {
-		if err := checkDigits("security_code", d, 3, 4); err != nil {
+	if !c.SecurityCode.IsZero() {
+		if err := checkSecurityCode(c.SecurityCode); err != nil {
 			errs = append(errs, err)
 		}
 	}

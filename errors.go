@@ -19,6 +19,10 @@ var (
 	// its token.
 	ErrSessionCompleted = errors.New("cardvault: session is completed")
 
+	// ErrSessionKind is returned by Tokenize for a session in which a security
+	// code is entered anew, and by RefreshSecurityCode for one that makes a token.
+	ErrSessionKind = errors.New("cardvault: session is for something else")
+
 	// ErrIdempotencyKeyReused is returned for an idempotency key that was used
 	// for another request.
 	ErrIdempotencyKeyReused = errors.New("cardvault: idempotency key was used for another request")
@@ -34,6 +38,23 @@ var (
 
 	// ErrNotEnabled is returned by a call for which the vault is not set up.
 	ErrNotEnabled = errors.New("cardvault: not enabled")
+
+	// ErrTokenInvalidated is returned by ObtainPPAN for a token whose card the
+	// scheme has invalidated.
+	ErrTokenInvalidated = errors.New("cardvault: card of the token was invalidated")
+
+	// ErrCardDataStale is returned by ObtainPPAN for a token whose card has a new
+	// number that the vault does not know.
+	ErrCardDataStale = errors.New("cardvault: card number was replaced by the scheme")
+
+	// ErrProviderUnavailable is returned by ObtainPPAN if the provider could not
+	// be reached or gave an answer that cannot be understood. Whether it got the
+	// request is not known.
+	ErrProviderUnavailable = errors.New("cardvault: provider is unavailable")
+
+	// ErrProviderTimeout is returned by ObtainPPAN if the provider did not answer
+	// within Options.PPANTimeout. Whether it got the request is not known.
+	ErrProviderTimeout = errors.New("cardvault: provider did not answer in time")
 
 	// ErrUnauthenticated is returned by Authenticate for whatever is not a
 	// valid API key: malformed, unknown, revoked or expired.

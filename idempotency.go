@@ -14,7 +14,8 @@ import (
 
 // Idempotency makes one call repeatable: repeating it with the same key has
 // the effect and the result of the first call, whatever happened in between.
-// It is honoured by Import, CreateSession, Provision and RequestPaymentData.
+// It is honoured by Import, CreateSession, Provision, RequestPaymentData, RefreshSession
+// and Consume.
 //
 // Its record is written in the transaction of the effect. It holds a keyed
 // hash of the request, never the request, and the result, sealed. When the
@@ -44,8 +45,8 @@ func (i *Idempotency) Replayed() bool { return i.replayed }
 
 type idempotencyKey struct{}
 
-// WithIdempotency returns a context that makes one call of Import, CreateSession,
-// Provision or RequestPaymentData repeatable. Other calls ignore it.
+// WithIdempotency returns a context that makes a call repeatable, one of those that
+// [Idempotency] names. Other calls ignore it.
 func WithIdempotency(ctx context.Context, i *Idempotency) context.Context {
 	return context.WithValue(ctx, idempotencyKey{}, i)
 }

@@ -30,6 +30,7 @@ type scripted struct {
 	keys   map[string]string // ids by idempotency key
 	cards  map[string]string // ids by number, if shared
 	calls  []call
+	codes  []string // security codes that came with provisionings
 	made   int
 
 	// What new network tokens are like. The zero State is active.
@@ -100,6 +101,7 @@ func (n *scripted) Provision(ctx context.Context, r *cardvault.ProvisionRequest)
 	err = n.call(ctx, call{method: "Provision", key: r.IdempotencyKey, scheme: r.Scheme}, func() error {
 		var pan string
 		r.PAN.Expose(func(d []byte) { pan = string(d) })
+		r.SecurityCode.Expose(func(d []byte) { n.codes = append(n.codes, string(d)) })
 		id := n.keys[r.IdempotencyKey]
 		if id == "" && n.shared {
 			id = n.cards[pan]

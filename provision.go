@@ -177,7 +177,7 @@ func (v *Vault) unavailable(ctx context.Context, t *Token, at time.Time) (*Reaso
 // ineligible returns the code of the reason why the network takes no cards of a
 // scheme for a merchant, and the network's own, or "".
 func (v *Vault) ineligible(s Scheme, merchant uuid.UUID) (code, schemeCode string) {
-	err := v.guard(func() error { return v.opts.Network.Eligible(s, merchant) })
+	err := v.guard("network", func() error { return v.opts.Network.Eligible(s, merchant) })
 	if err == nil {
 		return "", ""
 	}
@@ -248,22 +248,23 @@ func (e *NetworkError) reason(source Source) (code, schemeCode string) {
 
 // What an adapter may not do: it must not pass for an answer.
 var (
-	errPanic   = errors.New("cardvault: network panicked")
-	errGarbage = errors.New("cardvault: network gave an answer that cannot be right")
+	errPanic   = errors.New("cardvault: adapter panicked")
+	errGarbage = errors.New("cardvault: adapter gave an answer that cannot be right")
 )
 
 // ask calls the network with a deadline.
 func (c *core) ask(ctx context.Context, f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, c.opts.NetworkTimeout)
 	defer cancel()
-	return c.guard(func() error { return f(ctx) })
+	return c.guard("network", func() error { return f(ctx) })
 }
 
-// guard calls the network. A panic, and a refusal that is nil, are no answer.
-func (c *core) guard(f func() error) (err error) {
+// guard calls the network or another adapter. A panic, and a refusal that is nil,
+// are no answer.
+func (c *core) guard(who string, f func() error) (err error) {
 	defer func() {
 		if recover() != nil { // the value may hold anything
-			c.log.Error("network panicked", "stack", string(debug.Stack()))
+			c.log.Error(who+" panicked", "stack", string(debug.Stack()))
 			err = errPanic
 		}
 	}()
@@ -348,6 +349,8 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 			return err
 		}
 		defer pan.Wipe()
+		code, _ := v.securityCode(ctx, id)
+		defer code.Wipe()
 		got, failure = v.callProvision(ctx, h, &ProvisionRequest{
 			IdempotencyKey: key,
 			TokenID:        id,
@@ -356,6 +359,7 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 			PAN:            pan,
 			Expiry:         h.token.Expiry,
 			Name:           h.token.CardholderName,
+			SecurityCode:   code,
 			Identification: h.token.Identification,
 		})
 	}

@@ -152,6 +152,7 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 			continue
 		}
 		if err == nil {
+			v.dropCode(ctx, id)
 			v.workDue(event, release)
 		}
 		return err

@@ -54,11 +54,21 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (uuid.U
 	if err := v.exists(ctx); err != nil {
 		return uuid.Nil, err
 	}
+	id, err := v.newSession(ctx, opCreateSession, &s, once)
+	if errors.Is(err, errRepeated) {
+		return v.CreateSession(ctx, opts)
+	}
+	return id, err
+}
+
+// newSession stores a session under a new id, and that as the result of once.
+func (v *Vault) newSession(ctx context.Context, op operation, s *session, once *once) (uuid.UUID, error) {
 	id := uuid.New() // no row key: a credential has no structure
 	r := &store.Record{
 		Kind:    kindSession,
 		ID:      v.sessionRow(id),
 		Account: v.account,
+		Parent:  s.refresh,
 		Due:     now().Add(v.opts.SessionTTL),
 		Version: 1,
 	}
@@ -66,22 +76,41 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (uuid.U
 		return uuid.Nil, wrapped(err)
 	}
 	if once != nil {
-		if err := once.seal(v, id[:], uuid.Nil); err != nil {
+		if err := once.seal(v, id[:], s.refresh); err != nil {
 			return uuid.Nil, err
 		}
 	}
 	// Whoever reads the log must not get to use the session.
-	err = v.write(ctx, opCreateSession, uuid.Nil, func(tx store.Tx) error {
+	err := v.write(ctx, op, uuid.Nil, func(tx store.Tx) error {
+		if s.refresh != uuid.Nil {
+			if _, err := v.find(tx, kindToken, s.refresh); err != nil {
+				return err
+			}
+		}
 		tx.Put(r)
 		return once.put(tx)
 	})
-	if errors.Is(err, errRepeated) {
-		return v.CreateSession(ctx, opts)
-	}
 	if err != nil {
 		return uuid.Nil, err
 	}
 	return id, nil
+}
+
+// openSession returns a session that is open, with its record.
+func (v *Vault) openSession(ctx context.Context, id uuid.UUID) (*store.Record, *session, error) {
+	r, err := v.getRow(ctx, kindSession, v.sessionRow(id))
+	if err != nil {
+		return nil, nil, err
+	}
+	plain, err := v.openShown(ctx, r)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := decodeSession(plain)
+	if err == nil && s.token != uuid.Nil {
+		err = ErrSessionCompleted
+	}
+	return r, s, err
 }
 
 // sessionRow returns the row key of a session: a keyed hash, so that whoever
@@ -95,23 +124,15 @@ func (v *Vault) sessionRow(id uuid.UUID) uuid.UUID {
 //
 // Errors: FieldErrors, with the code card_expired for a card that has expired;
 // ErrNotFound for a session that is unknown, over, or of another account;
-// ErrSessionCompleted.
+// ErrSessionCompleted; ErrSessionKind.
 func (v *Vault) Tokenize(ctx context.Context, id uuid.UUID, c Card) (*Token, error) {
 	for {
-		r, err := v.getRow(ctx, kindSession, v.sessionRow(id))
+		r, s, err := v.openSession(ctx, id)
 		if err != nil {
 			return nil, err
 		}
-		plain, err := v.openShown(ctx, r)
-		if err != nil {
-			return nil, err
-		}
-		s, err := decodeSession(plain)
-		if err != nil {
-			return nil, err
-		}
-		if s.token != uuid.Nil {
-			return nil, ErrSessionCompleted
+		if s.refresh != uuid.Nil {
+			return nil, ErrSessionKind
 		}
 		if err := v.checkSessionCard(c); err != nil {
 			return nil, err
@@ -129,7 +150,7 @@ func (v *Vault) Tokenize(ctx context.Context, id uuid.UUID, c Card) (*Token, err
 		if err := v.box.SealShown(r, s.encode()); err != nil {
 			return nil, wrapped(err)
 		}
-		err = v.write(ctx, opTokenize, t.ID, func(tx store.Tx) error {
+		err = v.writeToken(ctx, opTokenize, t, c.SecurityCode, func(tx store.Tx) error {
 			tx.Put(r)
 			for _, r := range records {
 				tx.Put(r)
@@ -158,15 +179,17 @@ func (v *Vault) checkSessionCard(c Card) error {
 
 // A session is the sealed part of a session's record.
 type session struct {
-	bypass bool
-	ttl    time.Duration // of the token; 0: for ever
-	token  uuid.UUID     // row key of the token that was made
+	bypass  bool
+	ttl     time.Duration // of the token; 0: for ever
+	refresh uuid.UUID     // row key of the token whose security code is entered anew, if it is for that
+	token   uuid.UUID     // row key of the token that was made, or refreshed
 }
 
 const (
 	sessionBypass = iota + 1
 	sessionTTL
 	sessionToken
+	sessionRefresh
 )
 
 func (s *session) encode() []byte {
@@ -174,6 +197,9 @@ func (s *session) encode() []byte {
 	b = tlv.AppendUint(b, sessionTTL, uint64(s.ttl))
 	if s.token != uuid.Nil {
 		b = tlv.Append(b, sessionToken, s.token[:])
+	}
+	if s.refresh != uuid.Nil {
+		b = tlv.Append(b, sessionRefresh, s.refresh[:])
 	}
 	return tlv.Pad(b, 64, 0)
 }
@@ -189,6 +215,8 @@ func decodeSession(plain []byte) (*session, error) {
 			s.ttl = time.Duration(r.Uint())
 		case sessionToken:
 			copy(s.token[:], r.Value)
+		case sessionRefresh:
+			copy(s.refresh[:], r.Value)
 		}
 	}
 	if r.Err() != nil {

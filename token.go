@@ -219,7 +219,7 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 			return nil, err
 		}
 	}
-	err = v.write(ctx, opImport, t.ID, func(tx store.Tx) error {
+	err = v.writeToken(ctx, opImport, t, c.SecurityCode, func(tx store.Tx) error {
 		for _, r := range records {
 			tx.Put(r)
 		}
@@ -307,6 +307,20 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	h.due = h.due.Add(v.slot(h.net, t.CreatedAt))
 	err = v.sealNetworkToken(h)
 	return append(records, h.record), err
+}
+
+// writeToken writes a new token and keeps its security code. The code comes first:
+// whoever sees the token, such as its provisioning, finds the code.
+func (v *Vault) writeToken(ctx context.Context, op operation, t *Token, code SecurityCode, fn func(store.Tx) error) error {
+	if code.IsZero() {
+		return v.write(ctx, op, t.ID, fn)
+	}
+	_ = v.keepCode(ctx, t, code, codesAside) // logged; the card is stored all the same
+	err := v.write(ctx, op, t.ID, fn)
+	if err != nil {
+		v.dropCode(ctx, t.ID)
+	}
+	return err
 }
 
 // cardNumber is the tag of the number in the secret part of a token.

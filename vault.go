@@ -22,8 +22,9 @@
 // has two sealed parts: what a read or a list shows, and the card number. No
 // method returns a card number, and reading and listing never decrypt one. The
 // vault's own keys are stored wrapped by the key-encryption key of a [Keyring],
-// which is never in the store: without it nothing can be read. A security code
-// is checked and not stored.
+// which is never in the store: without it nothing can be read. A security code is
+// kept in memory alone, sealed, for the minutes of [Options.SecurityCodeTTL], and
+// goes with [Vault.Consume].
 //
 // # Accounts
 //
@@ -57,6 +58,7 @@ package cardvault
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -67,6 +69,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -121,6 +124,28 @@ type Options struct {
 	// up to 10 seconds. [Vault.Run] must be running. A repetition under an
 	// idempotency key gets the token as it was before the wait. Defaults to not at all.
 	ProvisionWait time.Duration
+
+	// PPAN gives pseudo card numbers. If nil, ObtainPPAN returns ErrNotEnabled.
+	PPAN PPANProvider
+
+	// PPANTimeout bounds each call to PPAN, 100 milliseconds to 1 minute. Defaults
+	// to 10 seconds.
+	PPANTimeout time.Duration
+
+	// SecurityCodeTTL is how long a security code is kept, 1 to 15 minutes.
+	// Defaults to 10 minutes.
+	SecurityCodeTTL time.Duration
+
+	// SecurityCodeCapacity is how many security codes are kept at a time, at most
+	// a hundred million. Beyond it the oldest goes early, with a warning in the
+	// log. It takes 400 bytes each. Defaults to 65,536. Without effect if Codes is set.
+	SecurityCodeCapacity int
+
+	// Codes keeps security codes, for several processes on one store. What does
+	// not answer within 50 milliseconds counts as not kept. The vault does not
+	// close it. If nil, they are in the memory of this process, under a key that
+	// ends with it.
+	Codes store.CodeCache
 
 	// Events receives what becomes of tokens. If nil, no event is stored.
 	Events EventSink
@@ -179,6 +204,8 @@ func (o *Options) withDefaults() (Options, error) {
 		low, def, high time.Duration
 	}{
 		{"SessionTTL", &opts.SessionTTL, time.Minute, 15 * time.Minute, time.Hour},
+		{"SecurityCodeTTL", &opts.SecurityCodeTTL, minSecurityCodeTTL, 10 * time.Minute, 15 * time.Minute},
+		{"PPANTimeout", &opts.PPANTimeout, 100 * time.Millisecond, 10 * time.Second, time.Minute},
 		{"NetworkTimeout", &opts.NetworkTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
 		{"ProvisionWait", &opts.ProvisionWait, 0, 0, 10 * time.Second},
 		{"PaymentDataRetention", &opts.PaymentDataRetention, time.Minute, 24 * time.Hour, 30 * 24 * time.Hour},
@@ -207,6 +234,15 @@ func (o *Options) withDefaults() (Options, error) {
 		if _, ok := n.(SandboxOnly); ok && opts.Mode == Live {
 			return opts, fmt.Errorf("%w: network %q is for sandboxes", ErrWrongMode, n.Name())
 		}
+	}
+	if _, ok := opts.PPAN.(SandboxOnly); ok && opts.Mode == Live {
+		return opts, fmt.Errorf("%w: the provider of pseudo card numbers is for sandboxes", ErrWrongMode)
+	}
+	if opts.SecurityCodeCapacity == 0 {
+		opts.SecurityCodeCapacity = 1 << 16
+	}
+	if n := opts.SecurityCodeCapacity; n < 1 || n > 1e8 {
+		return opts, errors.New("cardvault: Options.SecurityCodeCapacity must be between 1 and a hundred million")
 	}
 	if opts.BaseURL != "" {
 		u, err := url.Parse(opts.BaseURL)
@@ -245,6 +281,20 @@ type core struct {
 	closed    atomic.Bool
 	work      work
 	nobody    *nobody
+
+	codes      store.CodeCache
+	codeSecret []byte // seals security codes; nil if codes is shared
+	codesTold  seldom // of a warning about it
+}
+
+// A seldom bounds how often something is logged.
+type seldom struct{ last atomic.Int64 }
+
+// now reports whether a minute has passed since it last did.
+func (s *seldom) now() bool {
+	at := time.Now().UnixNano()
+	last := s.last.Load()
+	return at-last > int64(time.Minute) && s.last.CompareAndSwap(last, at)
 }
 
 // accountSet remembers accounts that were seen to exist.
@@ -323,6 +373,11 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	}
 	c := &core{store: s, keys: keys, opts: o, log: o.Logger}
 	c.work.init()
+	if c.codes = o.Codes; c.codes == nil {
+		c.codeSecret = make([]byte, KeySize)
+		_, _ = rand.Read(c.codeSecret) // it never fails
+		c.codes = codes.New(o.SecurityCodeCapacity, c.codesEvicted)
+	}
 	v := &Vault{core: c}
 	for {
 		m, err := c.loadMeta(ctx)
@@ -359,10 +414,14 @@ func (v *Vault) Close() error {
 		return nil
 	}
 	v.work.stop()
-	if v.owned {
-		return wrapped(v.store.Close())
+	var errs []error
+	if v.opts.Codes == nil {
+		errs = append(errs, v.codes.Close())
 	}
-	return nil
+	if v.owned {
+		errs = append(errs, wrapped(v.store.Close()))
+	}
+	return errors.Join(errs...)
 }
 
 // meta is what a vault knows of itself. It is authenticated as the associated

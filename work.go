@@ -206,7 +206,7 @@ func (v *Vault) steps(ctx context.Context, t *task, p *pool) (all int, first err
 func (v *Vault) feed(ctx context.Context, f Feeder) {
 	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
 		start := time.Now()
-		err := v.guard(func() error { return f.Feed(ctx, v.Notify) })
+		err := v.guard("network", func() error { return f.Feed(ctx, v.Notify) })
 		if ctx.Err() != nil {
 			return
 		}

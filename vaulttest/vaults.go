@@ -35,6 +35,7 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 	token := usable(t, v, 1)
 	secret(t, v)
 	session := must(v.CreateSession(ctx, nil))(t)
+	refresh := must(v.RefreshSession(ctx, token.ID))(t)
 	merchant := must(v.PrimaryMerchant(ctx))(t)
 	key, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
@@ -78,6 +79,18 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		},
 		"CreateSession": func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateSession(ctx, nil)) },
 		"Tokenize":      func(ctx context.Context, v *cardvault.Vault) error { return second(v.Tokenize(ctx, session, card(3))) },
+		"SecurityCodeStatus": func(ctx context.Context, v *cardvault.Vault) error {
+			_, _, err := v.SecurityCodeStatus(ctx, token.ID)
+			return err
+		},
+		"Consume":        func(ctx context.Context, v *cardvault.Vault) error { return v.Consume(ctx, token.ID) },
+		"RefreshSession": func(ctx context.Context, v *cardvault.Vault) error { return second(v.RefreshSession(ctx, token.ID)) },
+		"RefreshSecurityCode": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.RefreshSecurityCode(ctx, refresh, code("123")))
+		},
+		"ObtainPPAN": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.ObtainPPAN(ctx, token.ID, ppanAccount()))
+		},
 		"CreateAccount": func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateAccount(ctx, canary, nil)) },
 		"Account":       func(ctx context.Context, v *cardvault.Vault) error { return second(v.Account(ctx)) },
 		"ListAccounts":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListAccounts(ctx, nil)) },
@@ -102,7 +115,7 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		"Drain":        func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
 	}
 	// Those neither read nor write.
-	exempt := []string{"In", "Mode", "Check", "Close"}
+	exempt := []string{"In", "Mode", "Check", "PPANEnabled", "Close"}
 	for method := range reflect.TypeFor[*cardvault.Vault]().Methods() {
 		if all[method.Name] == nil && !slices.Contains(exempt, method.Name) {
 			t.Errorf("method %s is new: the suite must call it", method.Name)

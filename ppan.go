@@ -1,0 +1,230 @@
+package cardvault
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/google/uuid"
+)
+
+// A PPANProvider is a payment provider that keeps a card and gives a pseudo card
+// number (PPAN) for it, which is of use with that provider alone. Package payone
+// is one over HTTP.
+//
+// ObtainPPAN is called concurrently, with a deadline of [Options.PPANTimeout]. It
+// sends the request at most once: what came of a request that was sent and not
+// answered is not known, and asking again is the caller's decision. It keeps
+// nothing of the request and of the answer, and no error holds any of it: errors
+// are logged.
+//
+// An answer of the provider, whatever its status, is a [*PPAN]. An error says that
+// there is none that can be understood: the provider was not reached, or answered
+// something else.
+//
+// A provider that implements [SandboxOnly] is refused by a live vault.
+type PPANProvider interface {
+	ObtainPPAN(ctx context.Context, r *PPANRequest) (*PPAN, error)
+}
+
+// A PPANAccount says on whose behalf a card is sent to the provider: the four
+// provider headers of chapter 4.9 of the interface document. The vault keeps none
+// of it, and not the portal key that the hash is made with.
+type PPANAccount struct {
+	AID      string // sub-account
+	MID      string // merchant
+	PortalID string
+	Hash     PPANHash // computed by the caller over the parameters that are sent
+}
+
+// A PPANHash authenticates requests to the provider. It is the same for every card,
+// so whoever has it can use it. However it is printed, logged or encoded, nothing
+// of it shows. The zero value is none.
+type PPANHash struct{ hidden }
+
+// NewPPANHash returns a PPANHash of a copy of text.
+func NewPPANHash(text []byte) PPANHash { return PPANHash{hide(text)} }
+
+// String returns a text of fixed length.
+func (h PPANHash) String() string { return masked(len(h.get())) }
+
+func (h PPANHash) Format(s fmt.State, _ rune)   { fmt.Fprint(s, h.String()) }
+func (h PPANHash) LogValue() slog.Value         { return slog.StringValue(h.String()) }
+func (h PPANHash) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
+
+// A PPANRequest is what a provider is sent.
+type PPANRequest struct {
+	Account PPANAccount // each field 1 to 255 printable ASCII characters
+	Mode    Mode        // of the vault: Sandbox asks the provider's test system
+	PAN     PAN
+	Expiry  Expiry
+
+	// SecurityCode is that of the shopper if the vault still has it.
+	SecurityCode SecurityCode
+}
+
+// A PPAN is the answer of a provider: chapter 2.6 of the interface document. Text
+// that is "" is absent. None of it is a card number.
+type PPAN struct {
+	Status PPANStatus
+
+	PseudoPAN    string // 16 to 19 digits if PPANValid
+	TruncatedPAN string // such as "401200XXXXXX1112"
+	CardType     string // the provider's code, such as "V"
+	CardExpiry   string // YYMM
+
+	TravelCard         string // yes or no, only where it was asked for: tcdata
+	TravelCardProvider string
+	TravelCardInvoice  string
+
+	// Why the status is not PPANValid, in the words of the provider.
+	ErrorCode       string
+	ErrorMessage    string // for the merchant
+	CustomerMessage string // for the shopper
+}
+
+// A PPANStatus is what a provider says of a request.
+type PPANStatus uint8
+
+const (
+	PPANValid   PPANStatus = iota + 1 // the card is stored there
+	PPANInvalid                       // the card was refused
+	PPANError                         // the request was refused
+)
+
+// String returns the name that the interface document uses.
+func (s PPANStatus) String() string {
+	switch s {
+	case PPANValid:
+		return "VALID"
+	case PPANInvalid:
+		return "INVALID"
+	case PPANError:
+		return "ERROR"
+	}
+	return "unknown"
+}
+
+// MarshalText returns what String does.
+func (s PPANStatus) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// ObtainPPAN sends the card of a token to [Options.PPAN] and returns what the
+// provider says, whatever that is. The security code is sent along if the vault
+// has it, and stays. Nothing is stored. An idempotency key does not count: what
+// came of a request without an answer is not known, and repeating it may make a
+// second pseudo card number, which does no harm.
+//
+// Errors: FieldErrors; ErrNotEnabled without a provider; ErrNotFound;
+// ErrTokenInvalidated; ErrCardDataStale; ErrProviderUnavailable;
+// ErrProviderTimeout.
+func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*PPAN, error) {
+	if v.closed.Load() {
+		return nil, ErrClosed
+	}
+	if !v.PPANEnabled() {
+		return nil, ErrNotEnabled
+	}
+	if err := a.Check(); err != nil {
+		return nil, err
+	}
+	card, err := v.get(ctx, kindToken, id)
+	if err != nil {
+		return nil, err
+	}
+	t, err := v.openToken(ctx, card)
+	switch {
+	case err != nil:
+		return nil, err
+	case t.Status == StatusInvalid:
+		return nil, ErrTokenInvalidated
+	case t.stale:
+		return nil, ErrCardDataStale
+	}
+	r := &PPANRequest{Account: a, Mode: v.opts.Mode, Expiry: t.Expiry}
+	if r.PAN, err = v.openPAN(card); err != nil {
+		return nil, err
+	}
+	defer r.PAN.Wipe()
+	r.SecurityCode, _ = v.securityCode(ctx, id)
+	defer r.SecurityCode.Wipe()
+	answer, err := v.askProvider(ctx, r)
+	v.wrote(ctx, opObtainPPAN, v.account, id, err)
+	return answer, err
+}
+
+// PPANEnabled reports whether the vault has a provider: [Options.PPAN].
+func (v *Vault) PPANEnabled() bool { return v.opts.PPAN != nil }
+
+// Check returns a FieldError for each value that ObtainPPAN would report, or nil.
+// Fields are named as the headers of the REST surface.
+func (a *PPANAccount) Check() error {
+	var errs []error
+	for _, f := range []struct {
+		name string
+		text []byte
+	}{
+		{"aid", []byte(a.AID)},
+		{"hash", a.Hash.get()},
+		{"mid", []byte(a.MID)},
+		{"portalid", []byte(a.PortalID)},
+	} {
+		field := "header.x-provider-" + f.name
+		switch {
+		case len(f.text) == 0:
+			errs = append(errs, required(field))
+		case len(f.text) > maxText:
+			errs = append(errs, &FieldError{field, "too_long", fmt.Sprintf("must have at most %d characters", maxText)})
+		case bytes.ContainsFunc(f.text, func(c rune) bool { return c < ' ' || c > '~' }):
+			errs = append(errs, &FieldError{field, "invalid_format", "must be printable ASCII characters"})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// askProvider calls the provider with a deadline and checks its answer.
+func (v *Vault) askProvider(ctx context.Context, r *PPANRequest) (answer *PPAN, err error) {
+	calling, cancel := context.WithTimeout(ctx, v.opts.PPANTimeout)
+	defer cancel()
+	err = v.guard("provider of pseudo card numbers", func() (err error) {
+		answer, err = v.opts.PPAN.ObtainPPAN(calling, r)
+		return err
+	})
+	if err == nil {
+		err = answer.check(r.PAN)
+	}
+	switch {
+	case err == nil:
+		return answer, nil
+	case ctx.Err() != nil:
+		return nil, ctx.Err() // the caller's own
+	}
+	v.log.Warn("provider of pseudo card numbers gave no answer", "error", printable(err))
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil, ErrProviderTimeout
+	}
+	return nil, ErrProviderUnavailable
+}
+
+// check returns errGarbage unless p can be the answer for a card: a provider that
+// sends back the card number does not get it past here.
+func (p *PPAN) check(sent PAN) error {
+	if p == nil || p.Status < PPANValid || p.Status > PPANError {
+		return errGarbage
+	}
+	for _, text := range []string{
+		p.TruncatedPAN, p.CardType, p.CardExpiry, p.TravelCard, p.TravelCardProvider, p.TravelCardInvoice,
+		p.ErrorCode, p.ErrorMessage, p.CustomerMessage,
+	} {
+		if len(text) > maxText || mayHoldPAN(text) {
+			return errGarbage
+		}
+	}
+	n := len(p.PseudoPAN)
+	if !allDigits([]byte(p.PseudoPAN)) || bytes.Contains([]byte(p.PseudoPAN), sent.get()) ||
+		(n > 0 || p.Status == PPANValid) && (n < 16 || n > maxPAN) {
+		return errGarbage
+	}
+	return nil
+}

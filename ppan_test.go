@@ -1,0 +1,193 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/google/uuid"
+)
+
+const portalHash = "00ff72a4a5ac"
+
+func portal() cardvault.PPANAccount {
+	return cardvault.PPANAccount{AID: "22222", MID: "11111", PortalID: "3333333", Hash: cardvault.NewPPANHash([]byte(portalHash))}
+}
+
+// providerFunc is a provider of pseudo card numbers.
+type providerFunc func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error)
+
+func (f providerFunc) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+	return f(ctx, r)
+}
+
+func valid() *cardvault.PPAN {
+	return &cardvault.PPAN{
+		Status: cardvault.PPANValid, PseudoPAN: "9410010000038248746", TruncatedPAN: "424242XXXXXX4242",
+		CardType: "V", CardExpiry: "3012",
+	}
+}
+
+func TestPPAN(t *testing.T) {
+	var answer *cardvault.PPAN
+	var sent string
+	provider := providerFunc(func(ctx context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+		if d, ok := ctx.Deadline(); !ok || time.Until(d) != 10*time.Second {
+			t.Errorf("the deadline is in %v", time.Until(d))
+		}
+		sent = fmt.Sprint(r.Mode, " ", r.Expiry, " ", r.Account.AID, " ", r.Account.MID, " ", r.Account.PortalID)
+		r.PAN.Expose(func(d []byte) { sent += " " + string(d) })
+		r.SecurityCode.Expose(func(d []byte) { sent += " " + string(d) })
+		r.Account.Hash.Expose(func(text []byte) { sent += " " + string(text) })
+		return answer, nil
+	})
+	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: provider}, func(l *lab) {
+		id := l.imports(coded(visa, "737"))
+		for _, status := range []cardvault.PPANStatus{cardvault.PPANValid, cardvault.PPANInvalid, cardvault.PPANError} {
+			answer = valid()
+			if answer.Status = status; status != cardvault.PPANValid {
+				answer.PseudoPAN, answer.ErrorCode, answer.ErrorMessage = "", "43", "stolen"
+			}
+			got, err := l.ObtainPPAN(l.Context(), id, portal())
+			l.must(err)
+			if *got != *answer {
+				l.Errorf("answer %+v, want %+v", got, answer)
+			}
+			if want := "sandbox {12 2030} 22222 11111 3333333 4242424242424242 737 " + portalHash; sent != want {
+				l.Errorf("sent %s, want %s", sent, want)
+			}
+		}
+		l.hasCode(id, true)
+		l.must(l.Consume(l.Context(), id))
+		_, err := l.ObtainPPAN(l.Context(), id, portal())
+		l.must(err)
+		if strings.Contains(sent, "737 ") {
+			l.Error("a code that was consumed is sent")
+		}
+		vaulttest.AssertNoLeak(t, []string{portalHash}, portal(), fmt.Sprintf("%+v %#v", portal(), portal()), l.log.text())
+	})
+}
+
+// TestPPANFailures: whatever a provider does ends in one of four errors, with
+// nothing of the request in error or log.
+func TestPPANFailures(t *testing.T) {
+	with := func(edit func(*cardvault.PPAN)) providerFunc {
+		return func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+			p := valid()
+			edit(p)
+			return p, nil
+		}
+	}
+	fails := func(err error) providerFunc {
+		return func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error) { return valid(), err }
+	}
+	const pan = "4242424242424242"
+	for name, test := range map[string]struct {
+		provider providerFunc
+		want     error
+	}{
+		"no answer":                 {fails(errors.New("connection refused")), cardvault.ErrProviderUnavailable},
+		"an error with the number":  {fails(errors.New("cannot send " + pan)), cardvault.ErrProviderUnavailable},
+		"nothing":                   {func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error) { return nil, nil }, cardvault.ErrProviderUnavailable},
+		"panic":                     {func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error) { panic(pan) }, cardvault.ErrProviderUnavailable},
+		"a deadline of its own":     {fails(context.DeadlineExceeded), cardvault.ErrProviderTimeout},
+		"no status":                 {with(func(p *cardvault.PPAN) { p.Status = 0 }), cardvault.ErrProviderUnavailable},
+		"another status":            {with(func(p *cardvault.PPAN) { p.Status = 4 }), cardvault.ErrProviderUnavailable},
+		"valid without a number":    {with(func(p *cardvault.PPAN) { p.PseudoPAN = "" }), cardvault.ErrProviderUnavailable},
+		"a short number":            {with(func(p *cardvault.PPAN) { p.PseudoPAN = "941001000003824" }), cardvault.ErrProviderUnavailable},
+		"a long number":             {with(func(p *cardvault.PPAN) { p.PseudoPAN = "94100100000382487461" }), cardvault.ErrProviderUnavailable},
+		"a number with a letter":    {with(func(p *cardvault.PPAN) { p.PseudoPAN = "941001000003824874a" }), cardvault.ErrProviderUnavailable},
+		"the card number as number": {with(func(p *cardvault.PPAN) { p.PseudoPAN = pan }), cardvault.ErrProviderUnavailable},
+		"the card number inside":    {with(func(p *cardvault.PPAN) { p.PseudoPAN = "99" + pan }), cardvault.ErrProviderUnavailable},
+		"not truncated":             {with(func(p *cardvault.PPAN) { p.TruncatedPAN = pan }), cardvault.ErrProviderUnavailable},
+		"not truncated, spaced":     {with(func(p *cardvault.PPAN) { p.TruncatedPAN = "4242 4242 4242 4242" }), cardvault.ErrProviderUnavailable},
+		"the form in a message":     {with(func(p *cardvault.PPAN) { p.Status, p.ErrorMessage = 3, "cardpan="+pan }), cardvault.ErrProviderUnavailable},
+		"a long text":               {with(func(p *cardvault.PPAN) { p.CustomerMessage = strings.Repeat("x", 256) }), cardvault.ErrProviderUnavailable},
+	} {
+		inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: test.provider}, func(l *lab) {
+			got, err := l.ObtainPPAN(l.Context(), l.imports(coded(visa, "737")), portal())
+			if !errors.Is(err, test.want) || got != nil {
+				l.Errorf("%s: %v, %v, want %v", name, got, err, test.want)
+			}
+			vaulttest.AssertNoLeak(t, []string{pan, portalHash}, err, l.log.text())
+			if l.log.text() == "" {
+				l.Errorf("%s: nothing is logged", name)
+			}
+		})
+	}
+
+	hangs := providerFunc(func(ctx context.Context, _ *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: hangs, PPANTimeout: 3 * time.Second}, func(l *lab) {
+		id, start := l.imports(visa), time.Now()
+		_, err := l.ObtainPPAN(l.Context(), id, portal())
+		if !errors.Is(err, cardvault.ErrProviderTimeout) || time.Since(start) != 3*time.Second {
+			l.Errorf("after %v: %v, want ErrProviderTimeout after 3 seconds", time.Since(start), err)
+		}
+		ctx, cancel := context.WithTimeout(l.Context(), time.Second)
+		defer cancel()
+		if _, err := l.ObtainPPAN(ctx, id, portal()); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, cardvault.ErrProviderTimeout) {
+			l.Errorf("when the caller gives up: %v", err)
+		}
+	})
+}
+
+func TestPPANRefused(t *testing.T) {
+	asked := 0
+	provider := providerFunc(func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+		asked++
+		return valid(), nil
+	})
+	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: provider}, func(l *lab) {
+		refused := func(what string, v *cardvault.Vault, id uuid.UUID, want error) {
+			l.Helper()
+			if _, err := v.ObtainPPAN(l.Context(), id, portal()); !errors.Is(err, want) || asked != 0 {
+				l.Errorf("%s: %v after %d requests, want %v", what, err, asked, want)
+			}
+		}
+		id := l.become(active)
+		l.notify(cardvault.Notice{Kind: cardvault.NoticeCardReplaced, Card: &cardvault.CardState{LastFour: "0000"}})
+		refused("a replaced number", l.Vault, id, cardvault.ErrCardDataStale)
+		l.notify(cardvault.Notice{Kind: cardvault.NoticeInvalidated, OccurredAt: time.Now().Add(time.Second)})
+		refused("an invalid card", l.Vault, id, cardvault.ErrTokenInvalidated)
+		refused("no token", l.Vault, uuid.New(), cardvault.ErrNotFound)
+		refused("another account", l.In(uuid.New()), id, cardvault.ErrNotFound)
+
+		a := portal()
+		a.AID, a.MID, a.PortalID, a.Hash = "", strings.Repeat("1", 256), "33\n", cardvault.NewPPANHash([]byte("é"))
+		_, err := l.ObtainPPAN(l.Context(), id, a)
+		var got []string
+		for _, e := range cardvault.FieldErrors(err) {
+			got = append(got, e.Field+" "+e.Code)
+		}
+		want := "header.x-provider-aid required, header.x-provider-hash invalid_format, header.x-provider-mid too_long, header.x-provider-portalid invalid_format"
+		if strings.Join(got, ", ") != want {
+			l.Errorf("bad values: %v", got)
+		}
+	})
+	inLab(t, nil, func(l *lab) {
+		if _, err := l.ObtainPPAN(l.Context(), l.imports(visa), portal()); !errors.Is(err, cardvault.ErrNotEnabled) {
+			l.Errorf("without a provider: %v", err)
+		}
+	})
+	for _, d := range []time.Duration{time.Millisecond, 2 * time.Minute, -1} {
+		if _, err := newVault(t, &cardvault.Options{PPANTimeout: d}); err == nil {
+			t.Errorf("a timeout of %v is taken", d)
+		}
+	}
+	if _, err := newVault(t, &cardvault.Options{PPAN: toy{provider}}); !errors.Is(err, cardvault.ErrWrongMode) {
+		t.Errorf("a live vault with a provider for sandboxes: %v", err)
+	}
+}
+
+// A toy is a provider for sandboxes.
+type toy struct{ providerFunc }
+
+func (toy) SandboxOnly() {}

@@ -1,0 +1,292 @@
+package cardvault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// How long a call waits for a cache of security codes: one that is about
+// something else, and one that is about the code.
+const (
+	codesAside = 50 * time.Millisecond
+	codesWait  = time.Second
+)
+
+// SecurityCodeStatus reports whether the vault has the security code of a token,
+// and until when. The code goes at that time, when it is consumed, when another
+// takes its place or the token is deleted, and early if there is no room for it
+// or its cache is lost.
+//
+// The error is ErrNotFound for an id that the account does not have.
+func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (available bool, until time.Time, err error) {
+	if _, err := v.get(ctx, kindToken, id); err != nil {
+		return false, time.Time{}, err
+	}
+	code, until := v.securityCode(ctx, id)
+	code.Wipe()
+	return !code.IsZero(), until, nil
+}
+
+// Consume erases the security code of a token. It is the caller's word that the
+// payment was authorized: nothing else that uses the code consumes it. A token
+// without one stays as it is.
+//
+// Errors: ErrNotFound; ErrUnavailable if the cache could not be reached, so that
+// the code may still be there; ErrIdempotencyKeyReused. Repeated under an
+// idempotency key it does not erase the code of a later refresh.
+func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
+	once, answer, err := v.once(ctx, opConsume, id, func() []byte { return nil })
+	if err != nil || answer != nil {
+		return err
+	}
+	card, err := v.get(ctx, kindToken, id)
+	if err == nil {
+		err = v.eraseCode(ctx, id)
+	}
+	if err == nil && once != nil {
+		err = once.seal(v, nil, card.ID)
+	}
+	if err != nil || once == nil {
+		v.wrote(ctx, opConsume, v.account, id, err)
+		return err
+	}
+	err = v.write(ctx, opConsume, id, func(tx store.Tx) error {
+		if _, err := v.find(tx, kindToken, card.ID); err != nil {
+			return err
+		}
+		return once.put(tx)
+	})
+	if errors.Is(err, errRepeated) {
+		return v.Consume(ctx, id)
+	}
+	return err
+}
+
+// RefreshSession returns the id of a new session in which the shopper enters the
+// security code of a token's card anew: see [Vault.RefreshSecurityCode]. Until
+// then the vault keeps the code that it has. The id is a credential like that of
+// CreateSession, and the session ends with the token.
+//
+// Errors: ErrNotFound, ErrIdempotencyKeyReused.
+func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (uuid.UUID, error) {
+	once, answer, err := v.once(ctx, opRefreshSession, id, func() []byte { return nil })
+	switch {
+	case err != nil:
+		return uuid.Nil, err
+	case answer != nil:
+		return uuid.FromBytes(answer[:min(16, len(answer))])
+	}
+	card, err := v.get(ctx, kindToken, id)
+	if err != nil {
+		return uuid.Nil, err
+	}
+	session, err := v.newSession(ctx, opRefreshSession, &session{refresh: card.ID}, once)
+	if errors.Is(err, errRepeated) {
+		return v.RefreshSession(ctx, id)
+	}
+	return session, err
+}
+
+// RefreshSecurityCode keeps the security code that was entered in a session of
+// RefreshSession, in place of the one before, and returns the token. It completes
+// the session: of several calls at a time one does.
+//
+// Errors: FieldErrors; ErrNotFound for a session that is unknown, over, or of
+// another account or a token that is gone; ErrSessionCompleted; ErrSessionKind;
+// ErrUnavailable if the cache does not take the code: the session is completed then.
+func (v *Vault) RefreshSecurityCode(ctx context.Context, session uuid.UUID, code SecurityCode) (*Token, error) {
+	for {
+		r, s, err := v.openSession(ctx, session)
+		if err != nil {
+			return nil, err
+		}
+		if s.refresh == uuid.Nil {
+			return nil, ErrSessionKind
+		}
+		if err := checkSecurityCode(code); err != nil {
+			return nil, err
+		}
+		card, err := v.getRow(ctx, kindToken, s.refresh)
+		if err != nil {
+			return nil, err
+		}
+		t, err := v.openToken(ctx, card)
+		if err != nil {
+			return nil, err
+		}
+		s.token = s.refresh
+		r.Version++
+		if err := v.box.SealShown(r, s.encode()); err != nil {
+			return nil, wrapped(err)
+		}
+		err = v.write(ctx, opRefreshSecurityCode, t.ID, func(tx store.Tx) error {
+			if _, err := v.find(tx, kindToken, s.refresh); err != nil {
+				return err
+			}
+			tx.Put(r)
+			return nil
+		})
+		if errors.Is(err, store.ErrConflict) {
+			continue // the session has changed: completed, or gone
+		}
+		if err != nil {
+			return nil, err
+		}
+		// Only whoever completes the session gets to replace the code.
+		ctx := context.WithoutCancel(ctx)
+		if err := v.keepCode(ctx, t, code, codesWait); err != nil {
+			return nil, fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
+		}
+		if _, err := v.getRow(ctx, kindToken, s.refresh); errors.Is(err, ErrNotFound) {
+			v.dropCode(ctx, t.ID) // deleted meanwhile: perhaps before there was a code to erase
+			return nil, err
+		}
+		return t, nil
+	}
+}
+
+func checkSecurityCode(c SecurityCode) error {
+	const field = "security_code"
+	if c.IsZero() {
+		return required(field)
+	}
+	return checkDigits(field, c.get(), minSecurityCode, maxSecurityCode)
+}
+
+// Tags of what is sealed of a security code.
+const (
+	codeUntil = iota + 1
+	codeDigits
+)
+
+// keepCode puts a security code into the cache, in place of the one before, for
+// as long as it is kept and t lives. The cache has the given time for it.
+func (v *Vault) keepCode(ctx context.Context, t *Token, code SecurityCode, wait time.Duration) error {
+	if code.IsZero() {
+		return nil
+	}
+	at := now()
+	until := at.Add(v.opts.SecurityCodeTTL)
+	if !t.ExpiresAt.IsZero() && t.ExpiresAt.Before(until) {
+		until = t.ExpiresAt
+	}
+	var buf [96]byte
+	plain := appendTime(buf[:0], codeUntil, until)
+	plain = tlv.Pad(tlv.Append(plain, codeDigits, code.get()), 32, 0)
+	sealed := v.box.SealCode(v.codeSecret, v.account, t.ID, plain)
+	clear(plain)
+	err := v.withCodes(ctx, wait, func(ctx context.Context) error {
+		return v.codes.Put(ctx, t.ID, sealed, until.Sub(at))
+	})
+	if err != nil {
+		v.codesFailed("kept", err)
+	}
+	return err
+}
+
+// securityCode returns the security code of a token and until when it is kept. It
+// has none if the cache has none or cannot be reached.
+func (v *Vault) securityCode(ctx context.Context, id uuid.UUID) (SecurityCode, time.Time) {
+	var sealed []byte
+	err := v.withCodes(ctx, codesAside, func(ctx context.Context) (err error) {
+		sealed, err = v.codes.Get(ctx, id)
+		return err
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return SecurityCode{}, time.Time{}
+	}
+	var plain []byte
+	if err == nil {
+		plain, err = v.openCode(ctx, id, sealed)
+		defer clear(plain)
+	}
+	if err != nil {
+		v.codesFailed("read", err)
+		return SecurityCode{}, time.Time{}
+	}
+	var code SecurityCode
+	var until time.Time
+	r := tlv.Read(plain)
+	for r.Next() {
+		switch r.Tag {
+		case codeUntil:
+			until = readTime(&r)
+		case codeDigits:
+			code = NewSecurityCode(r.Value)
+		}
+	}
+	if r.Err() != nil || !until.After(now()) { // a cache that keeps it too long is not believed
+		code.Wipe()
+		return SecurityCode{}, time.Time{}
+	}
+	return code, until
+}
+
+func (v *Vault) openCode(ctx context.Context, id uuid.UUID, sealed []byte) ([]byte, error) {
+	plain, err := v.box.OpenCode(v.codeSecret, v.account, id, sealed)
+	if errors.Is(err, seal.ErrUnknownTerm) {
+		if _, err := v.loadMeta(ctx); err != nil {
+			return nil, err
+		}
+		plain, err = v.box.OpenCode(v.codeSecret, v.account, id, sealed)
+	}
+	return plain, err
+}
+
+// eraseCode erases the security code of a token.
+func (v *Vault) eraseCode(ctx context.Context, id uuid.UUID) error {
+	err := v.withCodes(ctx, codesWait, func(ctx context.Context) error { return v.codes.Delete(ctx, id) })
+	switch {
+	case err == nil:
+		return nil
+	case v.closed.Load():
+		return ErrClosed
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	v.codesFailed("erased", err)
+	return fmt.Errorf("%w: security code could not be erased", ErrUnavailable)
+}
+
+// dropCode erases what is left of a token that is gone, or was never stored. If
+// that fails it goes when its time is over; nothing leads to it.
+func (v *Vault) dropCode(ctx context.Context, id uuid.UUID) {
+	err := v.withCodes(context.WithoutCancel(ctx), codesAside, func(ctx context.Context) error { return v.codes.Delete(ctx, id) })
+	if err != nil {
+		v.codesFailed("erased", err)
+	}
+}
+
+// withCodes calls the cache with a deadline, which that of this process does not need.
+func (v *Vault) withCodes(ctx context.Context, wait time.Duration, f func(context.Context) error) error {
+	if v.opts.Codes == nil {
+		return f(ctx)
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	return f(ctx)
+}
+
+// codesFailed logs that a cache failed, once a minute at most.
+func (c *core) codesFailed(what string, err error) {
+	if c.closed.Load() || errors.Is(err, context.Canceled) {
+		return
+	}
+	if c.codesTold.now() {
+		c.log.Warn("security code could not be "+what, "error", printable(err))
+	}
+}
+
+// codesEvicted logs that codes had to go for want of room.
+func (c *core) codesEvicted(all uint64) {
+	if c.codesTold.now() {
+		c.log.Warn("security codes went early: Options.SecurityCodeCapacity is too small", "evicted", all)
+	}
+}

@@ -1,0 +1,415 @@
+package vaulttest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+var codeBehaviours = []behaviour{
+	{"SecurityCode", securityCode},
+	{"SecurityCodeErased", securityCodeErased},
+	{"SecurityCodeRepeated", securityCodeRepeated},
+	{"Refresh", refresh},
+	{"RefreshRace", refreshRace},
+	{"SharedCodes", sharedCodes},
+	{"CodesGone", codesGone},
+}
+
+func code(digits string) cardvault.SecurityCode { return cardvault.NewSecurityCode([]byte(digits)) }
+
+// coded returns the n-th card with a security code.
+func coded(n int, digits string) cardvault.Card {
+	c := card(n)
+	c.SecurityCode = code(digits)
+	return c
+}
+
+// A desk is a provider of pseudo card numbers. It tells the security code that it
+// was sent as its error code.
+type desk struct{}
+
+func (desk) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+	p := &cardvault.PPAN{Status: cardvault.PPANInvalid}
+	r.SecurityCode.Expose(func(digits []byte) { p.ErrorCode = string(digits) })
+	return p, ctx.Err()
+}
+
+func ppanAccount() cardvault.PPANAccount {
+	return cardvault.PPANAccount{AID: "1", MID: "2", PortalID: "3", Hash: cardvault.NewPPANHash([]byte("4"))}
+}
+
+// hasCode checks which security code the vault has of a token, "" for none.
+func hasCode(t testing.TB, what string, v *cardvault.Vault, id uuid.UUID, want string) {
+	t.Helper()
+	available, until, err := v.SecurityCodeStatus(t.Context(), id)
+	noError(t, err)
+	if available != (want != "") || until.IsZero() == available {
+		t.Errorf("%s: available %v until %v", what, available, until)
+	}
+	if got := must(v.ObtainPPAN(t.Context(), id, ppanAccount()))(t).ErrorCode; got != want {
+		t.Errorf("%s: the provider gets another security code", what)
+	}
+}
+
+// coding returns a vault whose codes can be seen to be used.
+func coding(t testing.TB, s store.Store, shared store.CodeCache) *cardvault.Vault {
+	t.Helper()
+	return vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: desk{}, Codes: shared})
+}
+
+func securityCode(t *testing.T, s store.Store) {
+	v, ctx := coding(t, s, nil), t.Context()
+	with := must(v.Import(ctx, coded(1, "737"), nil))(t)
+	without := importCard(t, v, card(1), nil)
+	session := must(v.CreateSession(ctx, nil))(t)
+	tokenized := must(v.Tokenize(ctx, session, coded(2, "7373")))(t)
+	short := must(v.CreateSession(ctx, &cardvault.SessionOptions{ExpirationTime: 30}))(t)
+	brief := must(v.Tokenize(ctx, short, coded(3, "999")))(t)
+
+	hasCode(t, "imported", v, with.ID, "737")
+	hasCode(t, "used before", v, with.ID, "737")
+	hasCode(t, "imported without one", v, without.ID, "")
+	hasCode(t, "tokenized", v, tokenized.ID, "7373")
+	_, until, err := v.SecurityCodeStatus(ctx, with.ID)
+	noError(t, err)
+	if d := until.Sub(with.CreatedAt); d < 10*time.Minute || d > 10*time.Minute+time.Second {
+		t.Errorf("a code is kept for %v, want 10 minutes", d)
+	}
+	if _, until, err = v.SecurityCodeStatus(ctx, brief.ID); err != nil || !until.Equal(brief.ExpiresAt) {
+		t.Errorf("the code of a token that expires at %v is kept until %v, %v", brief.ExpiresAt, until, err)
+	}
+
+	other := must(v.CreateAccount(ctx, canary, nil))(t)
+	for _, v := range []*cardvault.Vault{v.In(other.ID), v.In(uuid.New())} {
+		_, _, err := v.SecurityCodeStatus(ctx, with.ID)
+		fails(t, "the status in another account", err, cardvault.ErrNotFound)
+		fails(t, "consuming in another account", v.Consume(ctx, with.ID), cardvault.ErrNotFound)
+		_, err = v.RefreshSession(ctx, with.ID)
+		fails(t, "refreshing in another account", err, cardvault.ErrNotFound)
+	}
+	hasCode(t, "tried from another account", v, with.ID, "737")
+
+	_, err = v.Import(ctx, coded(4, "12"), nil)
+	refuses(t, "two digits", err, "security_code too_short")
+	_, err = v.Import(ctx, coded(4, "12a"), nil)
+	refuses(t, "a letter", err, "security_code invalid_format")
+}
+
+func securityCodeErased(t *testing.T, s store.Store) {
+	cache := &cacheSpy{CodeCache: codes.New(100, nil)}
+	v, ctx := coding(t, s, cache), t.Context()
+	consumed := must(v.Import(ctx, coded(1, "737"), nil))(t)
+	deleted := must(v.Import(ctx, coded(2, "737"), nil))(t)
+	noError(t, v.Consume(ctx, consumed.ID))
+	hasCode(t, "consumed", v, consumed.ID, "")
+	noError(t, v.Consume(ctx, consumed.ID))
+	noError(t, v.Delete(ctx, deleted.ID))
+	fails(t, "consuming what is deleted", v.Consume(ctx, deleted.ID), cardvault.ErrNotFound)
+	if n := cache.left(t); n != 0 {
+		t.Errorf("%d codes are left in the cache", n)
+	}
+
+	// A token that was not stored leaves no code behind.
+	broken := &failingStore{Store: s}
+	failing := coding(t, broken, cache)
+	importCard(t, failing, card(3), nil)
+	broken.err = errors.New("disk full")
+	_, err := failing.Import(ctx, coded(4, "737"), nil)
+	fails(t, "importing", err, broken.err)
+	if n := cache.left(t); n != 0 || len(cache.ids) != 3 {
+		t.Errorf("%d of %d codes are left in the cache", n, len(cache.ids))
+	}
+}
+
+// A failingStore takes no writes once it has an error.
+type failingStore struct {
+	store.Store
+	err error
+}
+
+func (s *failingStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+	if s.err != nil {
+		return s.err
+	}
+	return s.Store.Update(ctx, fn)
+}
+
+func securityCodeRepeated(t *testing.T, s store.Store) {
+	v, ctx := coding(t, s, nil), t.Context()
+	imported, _ := keyed(ctx, idemKey)
+	token := must(v.Import(imported, coded(1, "737"), nil))(t)
+	consumed, i := keyed(ctx, idemKey)
+	noError(t, v.Consume(consumed, token.ID))
+
+	must(v.Import(imported, coded(1, "737"), nil))(t)
+	hasCode(t, "imported again under the same key", v, token.ID, "")
+
+	refreshed, j := keyed(ctx, idemKey)
+	session := must(v.RefreshSession(refreshed, token.ID))(t)
+	if again := must(v.RefreshSession(refreshed, token.ID))(t); again != session || !j.Replayed() {
+		t.Error("a repetition makes another session")
+	}
+	must(v.RefreshSecurityCode(ctx, session, code("999")))(t)
+	noError(t, v.Consume(consumed, token.ID))
+	if !i.Replayed() {
+		t.Error("consuming again under the same key is not called a replay")
+	}
+	hasCode(t, "consumed again under the same key", v, token.ID, "999")
+
+	noError(t, v.Delete(ctx, token.ID))
+	fails(t, "consuming under the key when the token is gone", v.Consume(consumed, token.ID), cardvault.ErrNotFound)
+	_, err := v.RefreshSession(refreshed, token.ID)
+	fails(t, "refreshing under the key when the token is gone", err, cardvault.ErrNotFound)
+
+	one, two := must(v.Import(ctx, coded(2, "111"), nil))(t), must(v.Import(ctx, coded(3, "222"), nil))(t)
+	noError(t, v.Consume(consumed, one.ID)) // a key counts for one token
+	hasCode(t, "consumed", v, one.ID, "")
+	hasCode(t, "another token", v, two.ID, "222")
+}
+
+func refresh(t *testing.T, s store.Store) {
+	v, ctx := coding(t, s, nil), t.Context()
+	token := must(v.Import(ctx, coded(1, "737"), nil))(t)
+	session := must(v.RefreshSession(ctx, token.ID))(t)
+	if session.Version() != 4 {
+		t.Error("the session id is no random UUIDv4")
+	}
+	hasCode(t, "before the session is completed", v, token.ID, "737")
+
+	_, err := v.RefreshSecurityCode(ctx, session, code("99"))
+	refuses(t, "two digits", err, "security_code too_short")
+	_, err = v.RefreshSecurityCode(ctx, session, cardvault.SecurityCode{})
+	refuses(t, "no code", err, "security_code required")
+	_, err = v.Tokenize(ctx, session, card(2))
+	fails(t, "tokenizing in it", err, cardvault.ErrSessionKind)
+	_, err = v.In(must(v.CreateAccount(ctx, canary, nil))(t).ID).RefreshSecurityCode(ctx, session, code("999"))
+	fails(t, "from another account", err, cardvault.ErrNotFound)
+	hasCode(t, "after what was refused", v, token.ID, "737")
+
+	got := must(v.RefreshSecurityCode(ctx, session, code("999")))(t)
+	same(t, "refreshed", got, token)
+	hasCode(t, "refreshed", v, token.ID, "999")
+	_, err = v.RefreshSecurityCode(ctx, session, code("111"))
+	fails(t, "a session that is completed", err, cardvault.ErrSessionCompleted)
+	_, err = v.Tokenize(ctx, session, card(2))
+	fails(t, "tokenizing in one that is completed", err, cardvault.ErrSessionCompleted)
+	hasCode(t, "refreshed once", v, token.ID, "999")
+
+	noError(t, v.Consume(ctx, token.ID))
+	again := must(v.RefreshSession(ctx, token.ID))(t)
+	must(v.RefreshSecurityCode(ctx, again, code("111")))(t)
+	hasCode(t, "consumed and refreshed", v, token.ID, "111")
+
+	plain := must(v.CreateSession(ctx, nil))(t)
+	_, err = v.RefreshSecurityCode(ctx, plain, code("999"))
+	fails(t, "a session that makes a token", err, cardvault.ErrSessionKind)
+	_, err = v.RefreshSecurityCode(ctx, uuid.New(), code("999"))
+	fails(t, "a session that was never made", err, cardvault.ErrNotFound)
+
+	noError(t, v.Delete(ctx, token.ID))
+	token = importCard(t, v, card(1), nil)
+	before := everything(t, s, time.Now().Add(time.Hour))
+	late := must(v.RefreshSession(ctx, token.ID))(t)
+	noError(t, v.Delete(ctx, token.ID))
+	if n := everything(t, s, time.Now().Add(time.Hour)); n != before {
+		t.Errorf("%d records that lapse where there were %d: the session outlives its token", n, before)
+	}
+	_, err = v.RefreshSecurityCode(ctx, late, code("999"))
+	fails(t, "a session whose token is gone", err, cardvault.ErrNotFound)
+	_, err = v.RefreshSession(ctx, token.ID)
+	fails(t, "a token that is gone", err, cardvault.ErrNotFound)
+}
+
+// refreshRace: of those that complete a session at a time one does, and its code
+// is what the vault has.
+func refreshRace(t *testing.T, s store.Store) {
+	v, ctx := coding(t, s, nil), t.Context()
+	token := importCard(t, v, card(1), nil)
+	session := must(v.RefreshSession(ctx, token.ID))(t)
+	var won atomic.Pointer[string]
+	parallel(t, 32, func(i int) error {
+		digits := string([]byte{'7', byte('0' + i/10), byte('0' + i%10)})
+		_, err := v.RefreshSecurityCode(ctx, session, code(digits))
+		switch {
+		case err == nil && won.Swap(&digits) != nil:
+			return errors.New("two calls completed one session")
+		case err != nil && !errors.Is(err, cardvault.ErrSessionCompleted):
+			return err
+		}
+		return nil
+	})
+	if won.Load() == nil {
+		t.Fatal("no call completed the session")
+	}
+	hasCode(t, "after the race", v, token.ID, *won.Load())
+
+	// A code that comes while its token is deleted does not stay.
+	cache := &cacheSpy{CodeCache: codes.New(100, nil)}
+	v = coding(t, s, cache)
+	token = importCard(t, v, card(2), nil)
+	session = must(v.RefreshSession(ctx, token.ID))(t)
+	cache.fail(func(ctx context.Context) error {
+		cache.fail(nil)
+		return v.Delete(ctx, token.ID)
+	})
+	_, err := v.RefreshSecurityCode(ctx, session, code("999"))
+	fails(t, "refreshing what is deleted meanwhile", err, cardvault.ErrNotFound)
+	if n := cache.left(t); n != 0 || len(cache.ids) != 1 {
+		t.Errorf("%d of %d codes of deleted tokens are left", n, len(cache.ids))
+	}
+}
+
+// sharedCodes: vaults on one store that share a cache know each other's codes,
+// and what is in it can be read by nobody else and under no other token.
+func sharedCodes(t *testing.T, s store.Store) {
+	ctx := t.Context()
+	cache := &cacheSpy{CodeCache: codes.New(100, nil)}
+	first, second := coding(t, s, cache), coding(t, s, cache)
+	alone := coding(t, s, nil)
+	token := must(first.Import(ctx, coded(1, "737"), nil))(t)
+	other := must(first.Import(ctx, coded(2, "999"), nil))(t)
+	hasCode(t, "in another vault", second, token.ID, "737")
+	hasCode(t, "in a vault with a cache of its own", alone, token.ID, "")
+	hasCode(t, "after that", second, token.ID, "737")
+
+	noError(t, first.RotateKeys(ctx))
+	noError(t, first.Consume(ctx, token.ID))
+	session := must(first.RefreshSession(ctx, token.ID))(t)
+	must(first.RefreshSecurityCode(ctx, session, code("111")))(t)
+	hasCode(t, "sealed under a term that this vault has not met", second, token.ID, "111")
+
+	sealed := must(cache.Get(ctx, token.ID))(t)
+	if bytes.Contains(sealed, []byte("111")) {
+		t.Error("the code is in the cache in clear")
+	}
+	noError(t, cache.Put(ctx, other.ID, sealed, time.Minute))
+	hasCode(t, "moved to another token", first, other.ID, "")
+	for i := range sealed {
+		sealed[i] ^= 1
+		noError(t, cache.Put(ctx, token.ID, sealed, time.Minute))
+		sealed[i] ^= 1
+		if available, _, err := first.SecurityCodeStatus(ctx, token.ID); err != nil || available {
+			t.Fatalf("byte %d changed: available %v, %v", i, available, err)
+		}
+	}
+	noError(t, cache.Put(ctx, token.ID, nil, time.Minute))
+	hasCode(t, "emptied", first, token.ID, "")
+	noError(t, cache.Put(ctx, token.ID, sealed, time.Minute))
+	noError(t, second.Consume(ctx, token.ID))
+	hasCode(t, "consumed in another vault", first, token.ID, "")
+}
+
+// codesGone: a cache that fails or hangs costs the code and nothing else.
+func codesGone(t *testing.T, s store.Store) {
+	ctx := t.Context()
+	cache := &cacheSpy{CodeCache: codes.New(100, nil)}
+	v := coding(t, s, cache)
+	token := must(v.Import(ctx, coded(1, "737"), nil))(t)
+	for what, err := range map[string]error{"dead": errors.New("connection refused"), "hanging": nil} {
+		cache.fail(func(ctx context.Context) error {
+			if err == nil {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return err
+		})
+		imported := must(v.Import(ctx, coded(2, "737"), nil))(t)
+		must(v.Get(ctx, imported.ID))(t)
+		hasCode(t, what, v, token.ID, "")
+		fails(t, what+": consuming", v.Consume(ctx, token.ID), cardvault.ErrUnavailable)
+		consumed, _ := keyed(ctx, idemKey+what)
+		fails(t, what+": consuming", v.Consume(consumed, token.ID), cardvault.ErrUnavailable)
+		session := must(v.RefreshSession(ctx, token.ID))(t)
+		_, failed := v.RefreshSecurityCode(ctx, session, code("999"))
+		fails(t, what+": refreshing", failed, cardvault.ErrUnavailable)
+		noError(t, v.Delete(ctx, imported.ID))
+
+		cache.fail(nil)
+		hasCode(t, what+": afterwards", v, token.ID, "737")
+		if err == nil {
+			continue
+		}
+		// What could not be done under a key can be done under it later.
+		noError(t, v.Consume(consumed, token.ID))
+		hasCode(t, "consumed afterwards", v, token.ID, "")
+		session = must(v.RefreshSession(ctx, token.ID))(t)
+		must(v.RefreshSecurityCode(ctx, session, code("737")))(t)
+	}
+}
+
+// A cacheSpy notes which ids a cache is given. Before a call does anything it asks
+// failed, if that is set, for an error.
+type cacheSpy struct {
+	store.CodeCache
+	mu     sync.Mutex
+	ids    map[uuid.UUID]bool
+	failed func(context.Context) error
+}
+
+func (c *cacheSpy) fail(f func(context.Context) error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failed = f
+}
+
+func (c *cacheSpy) call(ctx context.Context, f func() error) error {
+	c.mu.Lock()
+	failed := c.failed
+	c.mu.Unlock()
+	if failed != nil {
+		if err := failed(ctx); err != nil {
+			return err
+		}
+	}
+	return f()
+}
+
+func (c *cacheSpy) Put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+	return c.call(ctx, func() error {
+		c.mu.Lock()
+		if c.ids == nil {
+			c.ids = map[uuid.UUID]bool{}
+		}
+		c.ids[id] = true
+		c.mu.Unlock()
+		return c.CodeCache.Put(ctx, id, value, ttl)
+	})
+}
+
+func (c *cacheSpy) Get(ctx context.Context, id uuid.UUID) (value []byte, err error) {
+	err = c.call(ctx, func() (err error) {
+		value, err = c.CodeCache.Get(ctx, id)
+		return err
+	})
+	return value, err
+}
+
+func (c *cacheSpy) Delete(ctx context.Context, id uuid.UUID) error {
+	return c.call(ctx, func() error { return c.CodeCache.Delete(ctx, id) })
+}
+
+// left returns how many of the codes it was given the cache still has.
+func (c *cacheSpy) left(t testing.TB) (n int) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id := range c.ids {
+		switch _, err := c.CodeCache.Get(t.Context(), id); {
+		case err == nil:
+			n++
+		case !errors.Is(err, store.ErrNotFound):
+			t.Fatal(err)
+		}
+	}
+	return n
+}
