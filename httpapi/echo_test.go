@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +25,7 @@ const (
 )
 
 // incidental is what may hold the digits of a code by chance.
-var incidental = regexp.MustCompile(`vk_test_\w+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{64}|\d{4}-\d\d-\d\dT[0-9:.]+|[0-9.]+[nµm]?s\b`)
+var incidental = regexp.MustCompile(`vk_test_\w+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{64}|"[0-9a-f]{32}"|eyJ[\w.-]+|\d{4}-\d\d-\d\dT[0-9:.]+|[0-9.]+[nµm]?s\b`)
 
 // noEcho checks that neither secret shows in what is answered and logged.
 func noEcho(t *testing.T, where string, texts ...string) {
@@ -41,7 +42,7 @@ func headerText(h http.Header) string { return fmt.Sprint(h) }
 
 // What is received is not repeated, wherever a card number or a code is put.
 func TestNoEcho(t *testing.T) {
-	r, _ := newNetworkRig(t, &network{art: "png"}, nil, nil)
+	r, _ := newNetworkRig(t, &network{art: "png"}, &cardvault.Options{PPAN: &provider{}}, &httpapi.Options{ProviderName: "acme"})
 	id := r.activate(t)
 	type endpoint struct{ method, path, body string }
 	endpoints := []endpoint{
@@ -55,6 +56,11 @@ func TestNoEcho(t *testing.T) {
 		{"POST", "/tokens/" + id + "/payment-data", `{"amount":5,"currency_code":"EUR","merchant_id":"` + primaryMerchant(t, r.vault) + `","reference":"r"}`},
 		{"GET", "/tokens/" + id + "/payment-data", ""},
 		{"GET", "/tokens/card-art/" + id, ""},
+		{"GET", "/tokens/" + id + "/security-code", ""},
+		{"POST", "/tokens/" + id + "/refresh-session", "{}"},
+		{"POST", "/tokens/" + id + "/consume", "{}"},
+		{"POST", ppanPath, tokenBody(id)},
+		{"POST", "/integrations/acme/obtain-ppan", tokenBody(id)},
 		{"POST", "/api-keys", `{"label":"l","scopes":["tokens:read"],"expiration_time":5}`},
 		{"GET", "/api-keys", ""},
 		{"DELETE", "/api-keys/x", ""},
@@ -67,6 +73,13 @@ func TestNoEcho(t *testing.T) {
 		t.Helper()
 		sent++
 		r.log.take()
+		if strings.HasPrefix(target, "/integrations/") {
+			for i := 0; i < len(ppanHeaders); i += 2 {
+				if !slices.Contains(headers, ppanHeaders[i]) {
+					headers = append(headers, ppanHeaders[i], ppanHeaders[i+1], strings.Replace(ppanHeaders[i], "Provider", "Acme", 1), ppanHeaders[i+1])
+				}
+			}
+		}
 		a := r.do(t, method, target, body, headers...)
 		where = method + " " + where
 		log := r.log.take()
@@ -98,6 +111,7 @@ func TestNoEcho(t *testing.T) {
 			for _, header := range []string{
 				"X-Api-Version", "X-Request-Id", "Content-Type", "Idempotency-Key", "X-Idempotency-Key",
 				"Authorization", "Cookie", "User-Agent", "Referer", "Origin", "X-Forwarded-For", "Forwarded", "Accept", "X-" + secret,
+				"X-Provider-Aid", "X-Provider-Hash", "X-Provider-Mid", "X-Provider-Portalid", "X-Acme-Hash", "X-Provider-" + secret,
 			} {
 				try("header "+header, e.method, e.path, e.body, header, secret)
 			}
@@ -106,7 +120,7 @@ func TestNoEcho(t *testing.T) {
 			try("media type", e.method, e.path, e.body, "Content-Type", "application/json; charset="+secret)
 
 			values := []string{`"` + secret + `"`, secret, "-" + secret, secret + ".5", secret + "e3", `[` + secret + `]`, `["` + secret + `"]`, `{"a":"` + secret + `"}`, `[[{"` + secret[:4] + `":["` + secret + `"]}]]`, `"4111111111111111 ` + secret + `"`, `"\u0000` + secret + `"`}
-			bodies := []string{secret, `"` + secret + `"`, `[` + secret + `]`, `{` + secret + `}`, `{"a":` + secret, `{"a":"` + secret, `{"a":"` + secret + `"}` + secret, `{"a":` + secret + `,"a":1}`, `{"a":0` + secret + `}`}
+			bodies := []string{secret, `"` + secret + `"`, `[` + secret + `]`, `{` + secret + `}`, `{"a":` + secret, `{"a":"` + secret, `{"a":"` + secret + `"}` + secret, `{"a":` + secret + `,"a":1}`, `{"a":0` + secret + `}`, `{"security_code":"` + secret + `"}`}
 			for _, m := range member.FindAllStringSubmatch(e.body, -1) {
 				for _, value := range values {
 					bodies = append(bodies, strings.Replace(e.body, m[0], `"`+m[1]+`":`+value, 1))
@@ -220,6 +234,9 @@ func TestStoreFailures(t *testing.T) {
 	} {
 		for _, e := range []struct{ method, path, body string }{
 			{"POST", "/cde-import", strings.ReplaceAll(card, pan, secretPAN)},
+			{"POST", "/tokens/" + id + "/refresh-session", ""},
+			{"POST", "/tokens/" + id + "/consume", ""},
+			{"GET", "/tokens/" + id + "/security-code", ""},
 			{"POST", "/tokens/session", ""},
 			{"PATCH", "/tokens/" + id, `{"cardholder_name":"A"}`},
 			{"DELETE", "/tokens/" + id, ""},
@@ -241,7 +258,11 @@ func TestStoreFailures(t *testing.T) {
 				}
 				fail.Store(&fault)
 				r.log.take()
-				a := r.do(t, e.method, e.path, e.body)
+				var headers []string
+				if strings.HasSuffix(e.path, "/consume") { // which writes nothing else
+					headers = []string{"Idempotency-Key", fmt.Sprint(test.err)}
+				}
+				a := r.do(t, e.method, e.path, e.body, headers...)
 				fail.Store(nil)
 				checkCommon(t, e.method, a)
 				if a.body != test.body {

@@ -28,19 +28,24 @@ var (
 	unauthorized        = &failure{status: 401, classifier: "UNAUTHORIZED", message: "A valid API key is needed.", header: "WWW-Authenticate", value: `ApiKey realm="cardvault"`}
 	insufficientScope   = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE", message: "The API key lacks a scope."}
 	importNotApproved   = &failure{status: 403, classifier: "IMPORT_NOT_APPROVED", message: "The account is not approved for the import of card numbers."}
+	integrationDisabled = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "The integration of the provider is not enabled."}
 	notFound            = &failure{status: 404, classifier: "NOT_FOUND", message: "There is no such resource."}
 	methodNotAllowed    = &failure{status: 405, classifier: "METHOD_NOT_ALLOWED", message: "The resource does not have this method.", header: "Allow"}
 	sessionCompleted    = &failure{status: 409, classifier: "SESSION_COMPLETED", message: "The session is completed."}
 	idempotencyPending  = &failure{status: 409, classifier: "IDEMPOTENCY_IN_PROGRESS", message: "The request under this idempotency key is in progress.", header: "Retry-After", value: "1"}
 	networkTokenState   = &failure{status: 409, classifier: "NETWORK_TOKEN_STATE_CONFLICT", message: "The state of the network token does not allow this."}
+	cardDataStale       = &failure{status: 409, classifier: "CARD_DATA_STALE", message: "The scheme has replaced the card number that is stored."}
+	tokenInvalidated    = &failure{status: 409, classifier: "TOKEN_INVALIDATED", message: "The scheme has invalidated the card."}
 	payloadTooLarge     = &failure{status: 413, classifier: "PAYLOAD_TOO_LARGE", message: "The body is too large."}
 	unsupportedMedia    = &failure{status: 415, classifier: "UNSUPPORTED_MEDIA_TYPE", message: "The body must be application/json."}
 	validationFailed    = &failure{status: 422, classifier: "VALIDATION_FAILED"}
 	idempotencyReused   = &failure{status: 422, classifier: "IDEMPOTENCY_KEY_REUSED", message: "The idempotency key was used for another request."}
 	rateLimited         = &failure{status: 429, classifier: "RATE_LIMITED", message: "There were too many requests.", header: "Retry-After"}
 	internalError       = &failure{status: 500, classifier: "INTERNAL_ERROR", message: "Something went wrong."}
+	providerUnavailable = &failure{status: 502, classifier: "PROVIDER_UNAVAILABLE", message: "The provider could not be reached or gave no answer that can be understood. Whether it got the request is unknown."}
 	serviceUnavailable  = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service is unavailable.", header: "Retry-After", value: "5"}
 	outcomeUnknown      = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service failed while it wrote: whether the request took effect is unknown.", header: "Retry-After", value: "5"}
+	providerTimeout     = &failure{status: 504, classifier: "PROVIDER_TIMEOUT", message: "The provider did not answer in time. Whether it got the request is unknown."}
 	insufficientStorage = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service has no room to store more.", header: "Retry-After", value: "5"}
 )
 
@@ -54,6 +59,11 @@ var causes = []struct {
 	{cardvault.ErrInsufficientScope, insufficientScope},
 	{cardvault.ErrSessionCompleted, sessionCompleted},
 	{cardvault.ErrNetworkTokenState, networkTokenState},
+	{cardvault.ErrNotEnabled, integrationDisabled},
+	{cardvault.ErrTokenInvalidated, tokenInvalidated},
+	{cardvault.ErrCardDataStale, cardDataStale},
+	{cardvault.ErrProviderUnavailable, providerUnavailable},
+	{cardvault.ErrProviderTimeout, providerTimeout},
 	{cardvault.ErrIdempotencyInProgress, idempotencyPending},
 	{cardvault.ErrIdempotencyKeyReused, idempotencyReused},
 	{cardvault.ErrOutcomeUnknown, outcomeUnknown},

@@ -68,6 +68,13 @@ type Options struct {
 	// Defaults to 30 seconds.
 	Timeout time.Duration
 
+	// ProviderName is the name of the payment provider of
+	// POST /integrations/provider/obtain-ppan, 1 to 40 of a-z, 0-9 and "-". The same
+	// is served under it then: POST /integrations/NAME/obtain-ppan with the headers
+	// x-NAME-aid, x-NAME-hash, x-NAME-mid and x-NAME-portalid. If "", only under the
+	// neutral one.
+	ProviderName string
+
 	// CardArtRequiresKey makes card art ask for an API key with the scope
 	// tokens:read, of the account whose art it is. An <img> cannot send one. Defaults to
 	// false: whoever has the unguessable id sees the art.
@@ -95,6 +102,13 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	o := &h.opts
 	if p := o.RateLimit.PerSecond; !(p >= 0 && p <= 1e9) || o.RateLimit.Burst < 0 || o.Timeout < 0 {
 		return nil, errors.New("httpapi: Options holds a limit that is negative or no number")
+	}
+	h.routes = routes
+	if name := o.ProviderName; name != "" && name != neutralProvider {
+		if !isProviderName(name) {
+			return nil, errors.New("httpapi: Options.ProviderName must be 1 to 40 of a-z, 0-9 and -")
+		}
+		h.routes = append(slices.Clip(routes), ppanRoute(name))
 	}
 	if o.Authenticator == nil {
 		o.Authenticator = v
@@ -124,6 +138,7 @@ func peer(r *http.Request) netip.Addr {
 type handler struct {
 	vault   *cardvault.Vault
 	opts    Options
+	routes  []route
 	limiter *limiter
 }
 
@@ -137,6 +152,9 @@ type endpoint struct {
 
 	// approved, if set, says whether the account may use the endpoint.
 	approved func(*cardvault.Account) *failure
+
+	// enabled, if set, says whether the vault is set up for the endpoint.
+	enabled func(*cardvault.Vault) *failure
 
 	// repeatable endpoints honour an idempotency key.
 	repeatable bool
@@ -162,12 +180,15 @@ type call struct {
 	header      http.Header
 }
 
-// routes are the paths, split at "/". "*" stands for an id. Literals come first:
-// they beat an id. http.ServeMux cannot hold all of the documented paths.
-var routes = []struct {
+// A route is a path, split at "/", with what its methods do. "*" stands for an id.
+type route struct {
 	path    []string
 	methods map[string]*endpoint
-}{
+}
+
+// routes are in order: literals come first, they beat an id. http.ServeMux cannot
+// hold all of the documented paths.
+var routes = []route{
 	{[]string{"tokens", "session"}, map[string]*endpoint{"POST": createSession}},
 	{[]string{"cde-import"}, map[string]*endpoint{"POST": importCard}},
 	{[]string{"tokens"}, map[string]*endpoint{"GET": listTokens}},
@@ -175,30 +196,34 @@ var routes = []struct {
 	{[]string{"tokens", "card-art", "*"}, map[string]*endpoint{"GET": getCardArt}},
 	{[]string{"tokens", "*", "payment-data"}, map[string]*endpoint{"GET": listPaymentData, "POST": requestPaymentData}},
 	{[]string{"tokens", "*", "provisions"}, map[string]*endpoint{"POST": provisionToken}},
+	{[]string{"tokens", "*", "security-code"}, map[string]*endpoint{"GET": getSecurityCode}},
+	{[]string{"tokens", "*", "refresh-session"}, map[string]*endpoint{"POST": refreshSession}},
+	{[]string{"tokens", "*", "consume"}, map[string]*endpoint{"POST": consumeToken}},
+	ppanRoute(neutralProvider),
 	{[]string{"api-keys"}, map[string]*endpoint{"GET": listAPIKeys, "POST": createAPIKey}},
 	{[]string{"api-keys", "*"}, map[string]*endpoint{"DELETE": deleteAPIKey}},
 }
 
-// route returns the endpoint of a request, the id in its path and the path as
-// it may be logged.
-func route(r *http.Request) (e *endpoint, id, pattern string, err *failure) {
+// route returns the route of a request, if it has one, its endpoint and the id in
+// its path.
+func (h *handler) route(r *http.Request) (found *route, e *endpoint, id string, err *failure) {
 	path, ok := strings.CutPrefix(r.URL.Path, "/")
 	// A path that was written with escapes is not one of ours.
 	if !ok || r.URL.RawPath != "" {
-		return nil, "", "", notFound
+		return nil, nil, "", notFound
 	}
 	var segments [4]string
 	n := 0
 	for segment := range strings.SplitSeq(path, "/") {
 		if n == len(segments) {
-			return nil, "", "", notFound
+			return nil, nil, "", notFound
 		}
 		segments[n] = segment
 		n++
 	}
 next:
-	for i := range routes {
-		route := &routes[i]
+	for i := range h.routes {
+		route := &h.routes[i]
 		if len(route.path) != n {
 			continue
 		}
@@ -211,17 +236,16 @@ next:
 				continue next
 			}
 		}
-		pattern := "/" + strings.Join(route.path, "/")
 		method := r.Method
 		if method == http.MethodHead {
 			method = http.MethodGet
 		}
 		if e := route.methods[method]; e != nil {
-			return e, id, pattern, nil
+			return route, e, id, nil
 		}
-		return nil, "", pattern, methodNotAllowed.with(allow(route.methods))
+		return route, nil, "", methodNotAllowed.with(allow(route.methods))
 	}
-	return nil, "", "", notFound
+	return nil, nil, "", notFound
 }
 
 // methods are those that some path has.
@@ -243,6 +267,7 @@ var (
 	noStore    = []string{"no-store"}
 	noSniff    = []string{"nosniff"}
 	apiVersion = []string{"1.0"}
+	beta       = []string{"beta"}
 )
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -347,7 +372,13 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 		}
 	}()
 	r := c.request
-	e, id, pattern, f := route(r)
+	route, e, id, f := h.route(r)
+	if route != nil {
+		pattern = "/" + strings.Join(route.path, "/")
+		if route.path[0] == "integrations" {
+			c.header["X-Api-Stability"] = beta
+		}
+	}
 	if f != nil {
 		return pattern, f
 	}
@@ -362,6 +393,11 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 	}
 	if !open {
 		if f := e.admits(c.principal); f != nil {
+			return pattern, f
+		}
+	}
+	if e.enabled != nil {
+		if f := e.enabled(h.vault); f != nil {
 			return pattern, f
 		}
 	}

@@ -36,7 +36,7 @@ func serveMux(pattern string, h http.Handler) http.Handler {
 
 // The handler works under every mux and prefix.
 func TestMount(t *testing.T) {
-	r := newRig(t, nil, nil)
+	r := newPPANRig(t, &provider{}, nil)
 	for _, test := range []struct {
 		name, prefix string
 		handler      http.Handler
@@ -50,9 +50,9 @@ func TestMount(t *testing.T) {
 		{"prefix mux", "/v1/vault", prefixMux("/v1/vault", r.handler), false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			do := func(method, path, body string) *answer {
+			do := func(method, path, body string, headers ...string) *answer {
 				t.Helper()
-				a := send(t, test.handler, method, test.prefix+path, body, "X-Api-Key", r.key)
+				a := send(t, test.handler, method, test.prefix+path, body, append(headers, "X-Api-Key", r.key)...)
 				checkCommon(t, method, a)
 				return a
 			}
@@ -67,13 +67,19 @@ func TestMount(t *testing.T) {
 			do("POST", "/tokens/"+id+"/payment-data", payment).want(t, 200)
 			do("GET", "/tokens/"+id+"/payment-data", "").want(t, 200)
 			do("GET", "/tokens/card-art/"+id, "").want(t, 404)
+			do("GET", "/tokens/"+id+"/security-code", "").want(t, 200)
+			do("POST", "/tokens/"+id+"/refresh-session", "").want(t, 200)
+			do("POST", "/tokens/"+id+"/consume", "").want(t, 204)
+			do("POST", ppanPath, tokenBody(id), ppanHeaders...).want(t, 200)
+			do("GET", ppanPath, "").want(t, 405)
 			do("GET", "/api-keys", "").want(t, 200)
 			do("DELETE", "/tokens/"+id, "").want(t, 204)
 			do("GET", "/tokens/"+id, "").want(t, 404)
 			do("PUT", "/tokens", "").want(t, 405)
-			odd := []string{"/", "/tokens/", "/tokens/" + id + "/", "/%74okens", "/tokens%2f" + id, "/tokens/%2e%2e", "/tokens/a%2fb", "/tokens/%00", "/nothing"}
+			odd := []string{"/", "/tokens/", "/tokens/" + id + "/", "/%74okens", "/tokens%2f" + id, "/tokens/%2e%2e", "/tokens/a%2fb", "/tokens/%00", "/nothing",
+				"/integrations/provider", ppanPath + "/", "/integrations%2fprovider/obtain-ppan"}
 			if !test.cleans {
-				odd = append(odd, "//tokens", "/tokens//", "/tokens/../tokens", "/./tokens", "//", "/..")
+				odd = append(odd, "//tokens", "/tokens//", "/tokens/../tokens", "/./tokens", "//", "/..", "/tokens//consume", "/integrations//obtain-ppan")
 				if test.prefix != "" {
 					odd = append(odd, "", "tokens")
 				}
@@ -105,7 +111,7 @@ func newServer(t testing.TB, h http.Handler, http2 bool) *httptest.Server {
 func TestServer(t *testing.T) {
 	for _, major := range []int{1, 2} {
 		t.Run(fmt.Sprint("HTTP ", major), func(t *testing.T) {
-			r := newRig(t, nil, nil)
+			r := newPPANRig(t, &provider{}, nil)
 			s := newServer(t, r.handler, major == 2)
 			do := func(method, path string, body io.Reader, headers ...string) *answer {
 				t.Helper()
@@ -154,6 +160,13 @@ func TestServer(t *testing.T) {
 			do("POST", "/tokens/"+id+"/provisions", unsized("{}")).want(t, 200)
 			do("POST", "/tokens/"+id+"/payment-data", unsized(payment)).want(t, 200)
 			do("HEAD", "/tokens/"+id+"/payment-data", nil).want(t, 200)
+			do("GET", "/tokens/"+id+"/security-code", nil).want(t, 200)
+			do("HEAD", "/tokens/"+id+"/security-code", nil).want(t, 200)
+			do("POST", "/tokens/"+id+"/refresh-session", unsized("{}")).want(t, 200)
+			do("POST", "/tokens/"+id+"/consume", nil).want(t, 204)
+			do("POST", "/tokens/"+id+"/consume", unsized("{}")).want(t, 204)
+			do("POST", ppanPath, unsized(tokenBody(id)), ppanHeaders...).want(t, 200)
+			do("POST", ppanPath, strings.NewReader(tokenBody(id)), append(ppanHeaders, "X-Provider-Mid", "1 and 1")...).want(t, 422)
 			do("DELETE", "/tokens/"+id, nil).want(t, 204)
 			for _, test := range []struct {
 				name    string

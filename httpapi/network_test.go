@@ -37,6 +37,8 @@ type network struct {
 	cryptogram func(context.Context) error
 	art        string // "" for none
 	eci        string
+
+	last string // id of the network token that was made last
 }
 
 var (
@@ -53,7 +55,9 @@ func (n *network) Provision(ctx context.Context, r *cardvault.ProvisionRequest) 
 			return nil, err
 		}
 	}
-	return n.token(cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey}), nil
+	made := n.token(cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey})
+	n.last = made.ID
+	return made, nil
 }
 
 func (n *network) token(ref cardvault.NetworkTokenRef) *cardvault.NetworkToken {

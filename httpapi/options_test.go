@@ -261,6 +261,7 @@ func TestLog(t *testing.T) {
 	for path, want := range map[string]string{
 		"/tokens/" + id: "path=/tokens/* status=200", "/tokens?business_key=secret": "path=/tokens status=200",
 		"/nothing/secret": `path="" status=404`, "/tokens/secret": "path=/tokens/* status=404",
+		"/tokens/" + id + "/security-code": "path=/tokens/*/security-code status=200", ppanPath + "/" + id: `path="" status=404`,
 		"/tokens/" + id + "/payment-data": "path=/tokens/*/payment-data status=200", "/tokens/card-art/" + id: "path=/tokens/card-art/* status=404",
 	} {
 		r.log.take()
@@ -288,7 +289,7 @@ func TestApproval(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	r := newRig(t, nil, nil)
+	r := newPPANRig(t, &provider{}, nil)
 	id := r.importCard(t)
 	if err := r.vault.Close(); err != nil {
 		t.Fatal(err)
@@ -296,8 +297,9 @@ func TestClose(t *testing.T) {
 	for _, e := range []struct{ method, path, body string }{
 		{"GET", "/tokens", ""}, {"GET", "/tokens/" + id, ""}, {"POST", "/cde-import", card}, {"DELETE", "/tokens/" + id, ""}, {"POST", "/tokens/session", ""},
 		{"POST", "/tokens/" + id + "/provisions", ""}, {"POST", "/tokens/" + id + "/payment-data", payment}, {"GET", "/tokens/" + id + "/payment-data", ""}, {"GET", "/tokens/card-art/" + id, ""},
+		{"GET", "/tokens/" + id + "/security-code", ""}, {"POST", "/tokens/" + id + "/refresh-session", ""}, {"POST", "/tokens/" + id + "/consume", ""}, {"POST", ppanPath, tokenBody(id)},
 	} {
-		a := r.do(t, e.method, e.path, e.body)
+		a := r.do(t, e.method, e.path, e.body, ppanHeaders...)
 		a.want(t, 503, "SERVICE_UNAVAILABLE")
 		if a.header.Get("Retry-After") != "5" {
 			t.Error("no Retry-After")

@@ -3,6 +3,7 @@ package httpapi_test
 import (
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -18,7 +19,7 @@ type draft struct {
 	padding                   int // blanks after the body
 	headers                   []string
 	unscoped, unapproved      bool
-	limited                   bool
+	limited, disabled         bool
 	public                    bool // no key is asked for
 }
 
@@ -40,6 +41,7 @@ var borderRules = []rule{
 	{"version", 400, "UNSUPPORTED_VERSION", "", func(d *draft) { d.headers = append(d.headers, "X-Api-Version", "2.0") }},
 	{"scope", 403, "INSUFFICIENT_SCOPE", "", func(d *draft) { d.unscoped = true }},
 	{"approval", 403, "IMPORT_NOT_APPROVED", "", func(d *draft) { d.unapproved = true }},
+	{"integration", 403, "INTEGRATION_NOT_ENABLED", "", func(d *draft) { d.disabled = true }},
 	{"content type", 415, "UNSUPPORTED_MEDIA_TYPE", "", func(d *draft) { d.headers = append(d.headers, "Content-Type", "text/plain") }},
 	{"size", 413, "PAYLOAD_TOO_LARGE", "", func(d *draft) { d.padding = 64 << 10 }},
 }
@@ -49,10 +51,18 @@ var syntaxRules = []rule{
 	{"syntax of the query", 400, "MALFORMED_REQUEST", "", func(d *draft) { d.query = "?a=%zz" }},
 }
 
+var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}`)
+
 // The earliest of all rules that a request breaks is what it is told.
 func TestOrderOfChecks(t *testing.T) {
-	r, _ := newNetworkRig(t, &network{art: "png"}, nil, nil)
+	n := &network{art: "png"}
+	r, _ := newNetworkRig(t, n, &cardvault.Options{PPAN: &provider{}}, nil)
 	id := r.activate(t)
+	invalid := r.activate(t)
+	n.notify(t, r.vault, cardvault.NoticeInvalidated)
+	opts := r.opts
+	opts.PPAN = nil
+	disabled := newHandler(t, openVault(t, r.store, &opts), nil)
 	unapproved := r.newAccount(t, &cardvault.Approvals{})
 	limited := newHandler(t, r.vault, &httpapi.Options{RateLimit: httpapi.RateLimit{PerSecond: 1e-6}})
 	keys := map[[2]bool]string{} // by unscoped and unapproved
@@ -84,6 +94,7 @@ func TestOrderOfChecks(t *testing.T) {
 	idempotency := rule{"idempotency header", 400, "MALFORMED_REQUEST", "", func(d *draft) {
 		d.headers = append(d.headers, "Idempotency-Key", "")
 	}}
+	token := func(d *draft, id string) { d.body = uuids.ReplaceAllString(d.body, id) }
 	missing := rule{"body", 400, "MALFORMED_REQUEST", "", func(d *draft) { d.body = "" }}
 	for _, test := range []struct {
 		draft draft
@@ -144,10 +155,34 @@ func TestOrderOfChecks(t *testing.T) {
 			draft{method: "GET", path: r.artPath(t, id), body: "{}", public: true},
 			[][]rule{syntaxRules, {parameter}, {{"existence", 404, "NOT_FOUND", "", func(d *draft) { d.path = "/tokens/card-art/" + uuid.NewString() }}}},
 		},
+		{
+			draft{method: "GET", path: "/tokens/" + id + "/security-code", body: "{}"},
+			[][]rule{syntaxRules, {parameter}, {existence}},
+		},
+		{
+			draft{method: "POST", path: "/tokens/" + id + "/refresh-session", body: "{}"},
+			[][]rule{{idempotency, syntaxRules[0], syntaxRules[1]}, {parameter}, {existence}},
+		},
+		{
+			draft{method: "POST", path: "/tokens/" + id + "/consume", body: "{}"},
+			[][]rule{{idempotency, syntaxRules[0], syntaxRules[1]}, {parameter}, {existence}},
+		},
+		{
+			draft{method: "POST", path: ppanPath, body: tokenBody(id), headers: ppanHeaders},
+			[][]rule{{missing, syntaxRules[0], syntaxRules[1]}, {
+				parameter,
+				{"header", 422, "VALIDATION_FAILED", "duplicate_parameter", func(d *draft) { d.headers = append(d.headers, "X-Provider-Mid", "1") }},
+				{"member", 422, "VALIDATION_FAILED", "unknown_field", func(d *draft) { d.body = strings.Replace(d.body, "{", `{"a":1,`, 1) }},
+			}, {
+				{"existence", 404, "NOT_FOUND", "", func(d *draft) { token(d, uuid.NewString()) }},
+			}, {
+				{"state", 409, "TOKEN_INVALIDATED", "", func(d *draft) { token(d, invalid) }},
+			}},
+		},
 	} {
 		var tiers [][]rule
 		for _, border := range borderRules {
-			skip := border.name == "approval" && test.draft.path != "/cde-import" ||
+			skip := border.name == "approval" && test.draft.path != "/cde-import" || border.name == "integration" && test.draft.path != ppanPath ||
 				slices.Contains([]string{"key", "rate limit", "scope"}, border.name) && test.draft.public
 			if !skip {
 				tiers = append(tiers, []rule{border})
@@ -164,8 +199,11 @@ func TestOrderOfChecks(t *testing.T) {
 						}
 						first.breaks(&d)
 						h := r.handler
-						if d.limited {
+						switch {
+						case d.limited:
 							h = limited
+						case d.disabled:
+							h = disabled
 						}
 						d.body += strings.Repeat(" ", d.padding)
 						key := keys[[2]bool{d.unscoped, d.unapproved}]

@@ -114,6 +114,10 @@ func testTenants(t *testing.T) {
 		{"provision", "POST", "/tokens/{id}/provisions", "", cardvault.ScopeNetworkTokensProvision, newToken, 200},
 		{"request payment data", "POST", "/tokens/{id}/payment-data", payment, cardvault.ScopePaymentDataCreate, newToken, 200},
 		{"list payment data", "GET", "/tokens/{id}/payment-data", "", cardvault.ScopePaymentDataRead, newToken, 200},
+		{"security code", "GET", "/tokens/{id}/security-code", "", cardvault.ScopeSecurityCodeRead, newToken, 200},
+		{"head of security code", "HEAD", "/tokens/{id}/security-code", "", cardvault.ScopeSecurityCodeRead, newToken, 200},
+		{"refresh session", "POST", "/tokens/{id}/refresh-session", "", cardvault.ScopeSecurityCodeRefresh, newToken, 200},
+		{"consume", "POST", "/tokens/{id}/consume", "", cardvault.ScopeSecurityCodeConsume, newToken, 204},
 		{"create key", "POST", "/api-keys", `{"label":"l","scopes":["api-keys:write"]}`, cardvault.ScopeAPIKeysWrite, nil, 200},
 		{"list keys", "GET", "/api-keys", "", cardvault.ScopeAPIKeysRead, nil, 200},
 		{"delete key", "DELETE", "/api-keys/{id}", "", cardvault.ScopeAPIKeysWrite, func(v *cardvault.Vault) string {

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/cardvault/cardvault"
+	"github.com/google/uuid"
 )
 
 var createSession = &endpoint{
@@ -20,16 +21,7 @@ var createSession = &endpoint{
 		if err != nil {
 			return err
 		}
-		id, err := c.vault.CreateSession(c.ctx, &o)
-		if err != nil {
-			return err
-		}
-		answer := object{c.answer}
-		answer.open()
-		answer.id("session_id", id)
-		answer.close()
-		c.answer = answer.b
-		return nil
+		return c.session(c.vault.CreateSession(c.ctx, &o))
 	},
 }
 
@@ -170,6 +162,48 @@ var deleteToken = &endpoint{
 	},
 }
 
+var getSecurityCode = &endpoint{
+	scope: cardvault.ScopeSecurityCodeRead,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		available, until, err := c.vault.SecurityCodeStatus(c.ctx, c.id)
+		if err != nil {
+			return err
+		}
+		answer := object{c.answer}
+		answer.open()
+		answer.bool("security_code_available", available)
+		answer.time("expires_at", until)
+		answer.close()
+		c.answer = answer.b
+		return nil
+	},
+}
+
+var refreshSession = &endpoint{
+	scope:      cardvault.ScopeSecurityCodeRefresh,
+	repeatable: true,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		return c.session(c.vault.RefreshSession(c.ctx, c.id))
+	},
+}
+
+var consumeToken = &endpoint{
+	scope:      cardvault.ScopeSecurityCodeConsume,
+	repeatable: true,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		return c.vault.Consume(c.ctx, c.id)
+	},
+}
+
 // maxText is the most characters of a text, as in the vault.
 const maxText = 255
 
@@ -199,6 +233,19 @@ func (c *call) token(t *cardvault.Token, err error) error {
 		return err
 	}
 	c.answer = appendToken(c.answer, t)
+	return nil
+}
+
+// session answers with the id of a session.
+func (c *call) session(id uuid.UUID, err error) error {
+	if err != nil {
+		return err
+	}
+	answer := object{c.answer}
+	answer.open()
+	answer.id("session_id", id)
+	answer.close()
+	c.answer = answer.b
 	return nil
 }
 

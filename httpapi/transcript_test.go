@@ -32,6 +32,7 @@ var update = flag.Bool("update", false, "rewrite the answers in testdata/transcr
 //	@wait 15m                                  time passes
 //	@on closed                                 the next request goes to another handler, see handlers
 //	@network                                   all that follow go to one whose vault has a network
+//	@provider                                  the next request has the headers of ppanHeaders
 //	POST /tokens/session?x=1                   a request
 //	Idempotency-Key: a                         its headers; X-Api-Key is {key} unless given, "-" for none
 //	{"expiration_time":5}                      its body, which has a Content-Type unless one is given
@@ -45,7 +46,8 @@ var update = flag.Bool("update", false, "rewrite the answers in testdata/transcr
 // it is in the rest of the file. See kinds, and variables for the ones that are
 // there from the beginning. {spaces 9} is nine spaces.
 //
-// Every answer is checked for the headers that all have and no others.
+// Every answer is checked for the headers that all have and no others. secretCode
+// is in none, nor in the log.
 //
 // With -update the answers are written as they are: read them.
 func TestTranscripts(t *testing.T) {
@@ -65,6 +67,7 @@ func TestTranscripts(t *testing.T) {
 				for i, paragraph := range paragraphs {
 					paragraphs[i] = p.play(t, paragraph)
 				}
+				noEcho(t, "log", p.rig.log.take())
 			})
 			if *update {
 				if err := os.WriteFile(file, []byte(strings.Join(paragraphs, "\n\n")+"\n"), 0o644); err != nil {
@@ -97,7 +100,7 @@ type player struct {
 }
 
 func newPlayer(t *testing.T) *player {
-	r := newRig(t, nil, nil)
+	r := newPPANRig(t, &provider{}, nil)
 	p := &player{rig: r}
 	other := r.newAccount(t, nil)
 	unapproved := r.newAccount(t, &cardvault.Approvals{})
@@ -136,6 +139,8 @@ func newPlayer(t *testing.T) *player {
 	p.values["foreigner"] = primaryMerchant(t, other) // a merchant of another account
 	time.Sleep(2 * time.Second)
 
+	disabled := r.opts
+	disabled.PPAN = nil
 	closed := r.open(t)
 	if err := closed.Close(); err != nil {
 		t.Fatal(err)
@@ -145,10 +150,11 @@ func newPlayer(t *testing.T) *player {
 	failing.view.Store(pointer(store.ErrUnavailable))
 	limited := newHandler(t, r.vault, &httpapi.Options{RateLimit: httpapi.RateLimit{PerSecond: 0.1}})
 	p.handlers = map[string]http.Handler{
-		"":        r.handler,
-		"closed":  newHandler(t, closed, nil),
-		"failing": newHandler(t, failingVault, nil), // its store is unavailable
-		"limited": limited,                          // {key} has just made its one request in ten seconds
+		"":         r.handler,
+		"closed":   newHandler(t, closed, nil),
+		"disabled": newHandler(t, openVault(t, r.store, &disabled), nil), // it has no provider
+		"failing":  newHandler(t, failingVault, nil),                     // its store is unavailable
+		"limited":  limited,                                              // {key} has just made its one request in ten seconds
 	}
 	return p
 }
@@ -200,6 +206,8 @@ func (p *player) play(t *testing.T, paragraph string) string {
 			time.Sleep(d)
 		case strings.HasPrefix(line, "@on "):
 			r.on = line[len("@on "):]
+		case line == "@provider":
+			r.headers = append(r.headers, ppanHeaders...)
 		case line == "@network":
 			p.addNetwork(t)
 			p.on, r.on = "network", "network"
@@ -222,6 +230,7 @@ func (p *player) play(t *testing.T, paragraph string) string {
 	image := strings.Contains(got.header.Get("Content-Type"), "image/")
 	if !image && got.status != http.StatusNotModified {
 		checkCommon(t, r.method, got)
+		noEcho(t, paragraph, headerText(got.header), got.body)
 	}
 	where := paragraph
 	if i < len(lines) {

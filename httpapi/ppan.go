@@ -1,0 +1,105 @@
+package httpapi
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/cardvault/cardvault"
+)
+
+// neutralProvider stands for the name of the provider in the interface document.
+const neutralProvider = "provider"
+
+func isProviderName(name string) bool {
+	for _, c := range []byte(name) {
+		if c != '-' && (c < '0' || c > '9') && (c < 'a' || c > 'z') {
+			return false
+		}
+	}
+	return len(name) <= 40
+}
+
+// ppanRoute is the route on which a provider of a name is asked for a pseudo card
+// number.
+func ppanRoute(name string) route {
+	return route{[]string{"integrations", name, "obtain-ppan"}, map[string]*endpoint{"POST": obtainPPAN(name)}}
+}
+
+func obtainPPAN(name string) *endpoint {
+	return &endpoint{
+		scope:     cardvault.ScopePPANCreate,
+		needsBody: true,
+		enabled: func(v *cardvault.Vault) *failure {
+			if !v.PPANEnabled() {
+				return integrationDisabled
+			}
+			return nil
+		},
+		serve: func(c *call) error {
+			var a cardvault.PPANAccount
+			err := c.read(func(f fields, _ *query) error {
+				a.AID = c.providerHeader(f, name, "aid")
+				hash := []byte(c.providerHeader(f, name, "hash"))
+				a.Hash = cardvault.NewPPANHash(hash)
+				a.MID = c.providerHeader(f, name, "mid")
+				a.PortalID = c.providerHeader(f, name, "portalid")
+				c.id, _ = f.id("token_id", required)
+				for _, e := range cardvault.FieldErrors(a.Check()) {
+					field := strings.Replace(e.Field, neutralProvider, name, 1)
+					f.violations.note(violation{field, e.Code, e.Message})
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			p, err := c.vault.ObtainPPAN(c.ctx, c.id, a)
+			if err != nil {
+				return err
+			}
+			c.answer = appendPPAN(c.answer, p)
+			return nil
+		},
+	}
+}
+
+// providerHeader reads one of the four headers; the vault checks what it holds.
+func (c *call) providerHeader(f fields, provider, name string) string {
+	field := "x-" + provider + "-" + name
+	values := c.request.Header[http.CanonicalHeaderKey(field)]
+	switch {
+	case len(values) > 1:
+		f.violations.add("header."+field, "duplicate_parameter")
+	case len(values) == 1 && values[0] == "":
+		f.violations.add("header."+field, "empty_string")
+	case len(values) == 1:
+		return values[0]
+	}
+	return ""
+}
+
+// appendPPAN appends the answer of a provider: chapter 2.6 of the interface
+// document. Unlike elsewhere, what is absent is left out.
+func appendPPAN(b []byte, p *cardvault.PPAN) []byte {
+	o := object{b}
+	o.open()
+	for _, m := range []struct{ name, value string }{
+		{"status", p.Status.String()},
+		{"cardtype", p.CardType},
+		{"cardexpiredate", p.CardExpiry},
+		{"pseudocardpan", p.PseudoPAN},
+		{"truncatedcardpan", p.TruncatedPAN},
+		{"tcdata", p.TravelCard},
+		{"tcprovider", p.TravelCardProvider},
+		{"tcinvoice", p.TravelCardInvoice},
+		{"errorcode", p.ErrorCode},
+		{"errormessage", p.ErrorMessage},
+		{"customermessage", p.CustomerMessage},
+	} {
+		if m.value != "" {
+			o.text(m.name, m.value)
+		}
+	}
+	o.close()
+	return o.b
+}

@@ -1,0 +1,716 @@
+package httpapi_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/httpapi"
+	"github.com/google/uuid"
+)
+
+const (
+	ppanPath  = "/integrations/provider/obtain-ppan"
+	ppanHash  = "b1946ac92492d2347c6235b8d2611184e591fd08c7a1f58b"
+	pseudoPAN = "9410010000038248746"
+)
+
+var ppanHeaders = []string{
+	"X-Provider-Aid", "10002", "X-Provider-Hash", ppanHash, "X-Provider-Mid", "10001", "X-Provider-Portalid", "2000002",
+}
+
+// A provider is a cardvault.PPANProvider that remembers what it was sent. It
+// answers by the scenario in the last digits of the card: 081 INVALID, 082 ERROR,
+// anything else VALID, unless a test says what.
+type provider struct {
+	answer func(context.Context) (*cardvault.PPAN, error)
+
+	mu   sync.Mutex
+	sent []sentCard
+}
+
+// A sentCard is what a provider was sent, in the clear.
+type sentCard struct {
+	aid, mid, portalID, hash, pan, code string
+	mode                                cardvault.Mode
+	expiry                              cardvault.Expiry
+	wait                                time.Duration // until the deadline
+}
+
+var _ cardvault.PPANProvider = (*provider)(nil)
+
+func (p *provider) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+	s := sentCard{aid: r.Account.AID, mid: r.Account.MID, portalID: r.Account.PortalID, mode: r.Mode, expiry: r.Expiry}
+	r.Account.Hash.Expose(func(b []byte) { s.hash = string(b) })
+	r.PAN.Expose(func(b []byte) { s.pan = string(b) })
+	r.SecurityCode.Expose(func(b []byte) { s.code = string(b) })
+	if deadline, ok := ctx.Deadline(); ok {
+		s.wait = time.Until(deadline)
+	}
+	p.mu.Lock()
+	p.sent = append(p.sent, s)
+	p.mu.Unlock()
+	if p.answer != nil {
+		return p.answer(ctx)
+	}
+	switch s.pan[len(s.pan)-4 : len(s.pan)-1] {
+	case "081":
+		return &cardvault.PPAN{Status: cardvault.PPANInvalid, ErrorCode: "14", ErrorMessage: "Invalid card", CustomerMessage: "Please check your card."}, nil
+	case "082":
+		return &cardvault.PPAN{Status: cardvault.PPANError, ErrorCode: "2006", ErrorMessage: "Hash incorrect", CustomerMessage: "An error occurred."}, nil
+	}
+	valid := validPPAN()
+	valid.TruncatedPAN = s.pan[:6] + "XXXXXX" + s.pan[12:]
+	valid.CardExpiry = fmt.Sprintf("%02d%02d", s.expiry.Year%100, s.expiry.Month)
+	return valid, nil
+}
+
+func validPPAN() *cardvault.PPAN {
+	return &cardvault.PPAN{
+		Status: cardvault.PPANValid, PseudoPAN: pseudoPAN, TruncatedPAN: "424242XXXXXX4242", CardType: "V", CardExpiry: "3104",
+	}
+}
+
+// take returns what was sent, and forgets it.
+func (p *provider) take() []sentCard {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sent := p.sent
+	p.sent = nil
+	return sent
+}
+
+// newPPANRig returns a rig whose vault has p.
+func newPPANRig(t testing.TB, p cardvault.PPANProvider, http *httpapi.Options) *rig {
+	t.Helper()
+	return newRig(t, &cardvault.Options{PPAN: p}, http)
+}
+
+func tokenBody(id string) string { return `{"token_id":"` + id + `"}` }
+
+// obtain asks for the pseudo card number of a token, with the headers of
+// ppanHeaders and more.
+func (r *rig) obtain(t testing.TB, id string, headers ...string) *answer {
+	t.Helper()
+	return r.do(t, "POST", ppanPath, tokenBody(id), slices.Concat(ppanHeaders, headers)...)
+}
+
+// checkBeta checks the headers of an answer of obtain-ppan.
+func checkBeta(t testing.TB, method string, a *answer) {
+	t.Helper()
+	checkCommon(t, method, a)
+	if s := a.header["X-Api-Stability"]; len(s) != 1 || s[0] != "beta" {
+		t.Errorf("X-Api-Stability is %q of %d %s", s, a.status, a.body)
+	}
+}
+
+// What is absent is left out: chapter 2.6 of the interface document.
+func TestPPANAnswers(t *testing.T) {
+	for name, test := range map[string]struct {
+		ppan cardvault.PPAN
+		body string
+	}{
+		"valid": {*validPPAN(),
+			`{"status":"VALID","cardtype":"V","cardexpiredate":"3104","pseudocardpan":"9410010000038248746","truncatedcardpan":"424242XXXXXX4242"}`},
+		"valid, no more": {cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: "4100000228091881"},
+			`{"status":"VALID","pseudocardpan":"4100000228091881"}`},
+		"travel card": {cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: pseudoPAN, TravelCard: "yes", TravelCardProvider: "Süd & Söhne", TravelCardInvoice: `a "b"`},
+			`{"status":"VALID","pseudocardpan":"9410010000038248746","tcdata":"yes","tcprovider":"Süd \u0026 Söhne","tcinvoice":"a \"b\""}`},
+		"invalid": {cardvault.PPAN{Status: cardvault.PPANInvalid, ErrorCode: "33", ErrorMessage: "Expiry date invalid", CustomerMessage: "Bitte prüfen."},
+			`{"status":"INVALID","errorcode":"33","errormessage":"Expiry date invalid","customermessage":"Bitte prüfen."}`},
+		"invalid, no more": {cardvault.PPAN{Status: cardvault.PPANInvalid}, `{"status":"INVALID"}`},
+		"error":            {cardvault.PPAN{Status: cardvault.PPANError, ErrorCode: "2006"}, `{"status":"ERROR","errorcode":"2006"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &provider{answer: func(context.Context) (*cardvault.PPAN, error) { return &test.ppan, nil }}
+			r := newPPANRig(t, p, nil)
+			a := r.obtain(t, r.importCard(t))
+			a.want(t, 200)
+			checkBeta(t, "POST", a)
+			if a.body != test.body {
+				t.Errorf("%s\nwant %s", a.body, test.body)
+			}
+		})
+	}
+}
+
+// The provider is sent the card, the account and the security code while the
+// vault has it; the code stays.
+func TestPPANRequest(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p := &provider{}
+		r := newPPANRig(t, p, nil)
+		a := r.do(t, "POST", "/cde-import", strings.Replace(card, "{", `{"security_code":"9137",`, 1))
+		a.want(t, 200)
+		id := a.member(t, "id")
+		want := sentCard{
+			aid: "10002", mid: "10001", portalID: "2000002", hash: ppanHash, pan: pan, code: "9137",
+			mode: cardvault.Sandbox, expiry: cardvault.Expiry{Month: 4, Year: 2031}, wait: 10 * time.Second,
+		}
+		check := func() {
+			t.Helper()
+			r.obtain(t, id).want(t, 200)
+			if sent := p.take(); len(sent) != 1 || sent[0] != want {
+				t.Errorf("sent %+v, not %+v", sent, want)
+			}
+		}
+		check()
+		check()
+		r.wantCode(t, id, "2026-11-21T00:10:00.000000Z")
+		r.do(t, "PATCH", "/tokens/"+id, `{"expiry_month":12,"expiry_year":2040}`).want(t, 200)
+		want.expiry = cardvault.Expiry{Month: 12, Year: 2040}
+		check()
+		r.do(t, "POST", "/tokens/"+id+"/consume", "").want(t, 204)
+		want.code = ""
+		check()
+	})
+}
+
+// All that is wrong is told in one answer, and nothing of it goes to the provider.
+func TestPPANHeaders(t *testing.T) {
+	p := &provider{}
+	r := newPPANRig(t, p, nil)
+	id := r.importCard(t)
+	names := []string{"aid", "hash", "mid", "portalid"}
+	for name, test := range map[string]struct {
+		values []string
+		code   string // "" if it is right
+	}{
+		"missing":          {nil, "required"},
+		"empty":            {[]string{""}, "empty_string"},
+		"repeated":         {[]string{"1", "1"}, "duplicate_parameter"},
+		"repeated, empty":  {[]string{"", ""}, "duplicate_parameter"},
+		"256 long":         {[]string{strings.Repeat("x", 256)}, "too_long"},
+		"tab":              {[]string{"a\tb"}, "invalid_format"},
+		"control":          {[]string{"a\x01b"}, "invalid_format"},
+		"delete":           {[]string{"a\x7fb"}, "invalid_format"},
+		"non-ASCII":        {[]string{"é"}, "invalid_format"},
+		"invalid UTF-8":    {[]string{"a\xff"}, "invalid_format"},
+		"255 long":         {[]string{strings.Repeat("~", 255)}, ""},
+		"one character":    {[]string{"!"}, ""},
+		"blanks in it":     {[]string{"a b"}, ""},
+		"a list in itself": {[]string{"a, b"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// net/http refuses most control characters; not everything that may
+			// be before a handler does.
+			do := func(target, body string, bad ...string) *answer {
+				req := httptest.NewRequest("POST", target, strings.NewReader(body))
+				req.Header.Set("X-Api-Key", r.key)
+				req.Header.Set("Content-Type", "application/json")
+				for i, n := range names {
+					values := ppanHeaders[2*i+1 : 2*i+2]
+					if slices.Contains(bad, n) {
+						values = test.values
+					}
+					for _, v := range values {
+						req.Header.Add("X-Provider-"+n, v)
+					}
+				}
+				w := httptest.NewRecorder()
+				r.handler.ServeHTTP(w, req)
+				return &answer{w.Code, w.Header(), w.Body.String()}
+			}
+			for _, n := range names {
+				a := do(ppanPath, tokenBody(id), n)
+				checkBeta(t, "POST", a)
+				if test.code == "" {
+					a.want(t, 200)
+					continue
+				}
+				a.want(t, 422, "VALIDATION_FAILED")
+				if got := violations(t, a); fmt.Sprint(got) != fmt.Sprint(map[string]string{"header.x-provider-" + n: test.code}) {
+					t.Errorf("%s: %s", n, a.body)
+				}
+			}
+			sent := len(p.take())
+			if test.code == "" {
+				if sent != len(names) {
+					t.Errorf("%d requests", sent)
+				}
+				return
+			}
+			a := do(ppanPath+"?a=b", `{"token_id":7,"b":1}`, names...)
+			a.want(t, 422, "VALIDATION_FAILED")
+			want := map[string]string{"token_id": "wrong_type", "b": "unknown_field", "query.a": "unknown_parameter"}
+			for _, n := range names {
+				want["header.x-provider-"+n] = test.code
+			}
+			if got := violations(t, a); fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("%v, not %v", got, want)
+			}
+			for _, v := range test.values {
+				if len(v) > 1 && strings.Contains(a.body, v) {
+					t.Errorf("a value is repeated: %s", a.body)
+				}
+			}
+			if sent += len(p.take()); sent > 0 {
+				t.Errorf("%d requests", sent)
+			}
+		})
+	}
+}
+
+// violations returns the code of each field.
+func violations(t *testing.T, a *answer) map[string]string {
+	t.Helper()
+	codes := map[string]string{}
+	list, _ := a.object(t)["validation_errors"].([]any)
+	for _, v := range list {
+		m := v.(map[string]any)
+		codes[m["field"].(string)] = m["code"].(string)
+	}
+	if len(codes) != len(list) {
+		t.Errorf("a field is told twice: %s", a.body)
+	}
+	return codes
+}
+
+// Every answer of the path says that it is beta, whatever is wrong.
+func TestPPANIsBeta(t *testing.T) {
+	p := &provider{}
+	r := newPPANRig(t, p, nil)
+	id := r.importCard(t)
+	_, unscoped := r.newKey(t, r.vault, 0, cardvault.ScopeTokensRead)
+	limited := newHandler(t, r.vault, &httpapi.Options{RateLimit: httpapi.RateLimit{PerSecond: 1e-6}})
+	send(t, limited, "GET", "/tokens", "", "X-Api-Key", r.key)
+	disabled := newHandler(t, newRig(t, nil, nil).vault, &httpapi.Options{Authenticator: r.vault})
+	closed := r.open(t)
+	if err := closed.Close(); err != nil {
+		t.Fatal(err)
+	}
+	fail := func(err error) func(context.Context) (*cardvault.PPAN, error) {
+		return func(context.Context) (*cardvault.PPAN, error) { return nil, err }
+	}
+	for _, test := range []struct {
+		status     int
+		classifier string
+		method     string
+		key        string
+		body       string
+		headers    []string
+		answer     func(context.Context) (*cardvault.PPAN, error)
+	}{
+		{status: 401, classifier: "UNAUTHORIZED", key: "no"},
+		{status: 400, classifier: "UNSUPPORTED_VERSION", headers: []string{"X-Api-Version", "2"}},
+		{status: 403, classifier: "INSUFFICIENT_SCOPE", key: unscoped},
+		{status: 400, classifier: "MALFORMED_REQUEST", body: "-"},
+		{status: 400, classifier: "MALFORMED_REQUEST", body: "{"},
+		{status: 405, classifier: "METHOD_NOT_ALLOWED", method: "GET"},
+		{status: 405, classifier: "METHOD_NOT_ALLOWED", method: "HEAD"},
+		{status: 413, classifier: "PAYLOAD_TOO_LARGE", body: strings.Repeat(" ", 64<<10+1)},
+		{status: 415, classifier: "UNSUPPORTED_MEDIA_TYPE", headers: []string{"Content-Type", "text/plain"}},
+		{status: 404, classifier: "NOT_FOUND", body: tokenBody(uuid.NewString())},
+		{status: 422, classifier: "VALIDATION_FAILED", body: "{}"},
+		{status: 502, classifier: "PROVIDER_UNAVAILABLE", answer: fail(errors.New("no"))},
+		{status: 504, classifier: "PROVIDER_TIMEOUT", answer: fail(context.DeadlineExceeded)},
+	} {
+		method, key, body := test.method, test.key, test.body
+		if method == "" {
+			method = "POST"
+		}
+		if key == "" {
+			key = r.key
+		}
+		switch body {
+		case "":
+			body = tokenBody(id)
+		case "-":
+			body = ""
+		}
+		p.answer = test.answer
+		a := send(t, r.handler, method, ppanPath, body, slices.Concat(ppanHeaders, test.headers, []string{"X-Api-Key", key})...)
+		if method != "HEAD" {
+			a.want(t, test.status, test.classifier)
+		}
+		checkBeta(t, method, a)
+	}
+	p.answer = nil
+	for status, h := range map[int]func() *answer{
+		429: func() *answer {
+			return send(t, limited, "POST", ppanPath, tokenBody(id), append(ppanHeaders, "X-Api-Key", r.key)...)
+		},
+		403: func() *answer {
+			return send(t, disabled, "POST", ppanPath, tokenBody(id), append(ppanHeaders, "X-Api-Key", r.key)...)
+		},
+		503: func() *answer {
+			return send(t, newHandler(t, closed, nil), "POST", ppanPath, tokenBody(id), append(ppanHeaders, "X-Api-Key", r.key)...)
+		},
+	} {
+		a := h()
+		a.want(t, status)
+		checkBeta(t, "POST", a)
+	}
+	// And no other.
+	for _, path := range []string{"/tokens", "/integrations/provider", ppanPath + "/", "/integrations/other/obtain-ppan"} {
+		if a := r.do(t, "POST", path, ""); a.header["X-Api-Stability"] != nil {
+			t.Errorf("%s is beta", path)
+		}
+	}
+}
+
+// Without a provider the integration is not enabled, whatever else is sent: its
+// place in the order of checks is in TestOrderOfChecks.
+func TestPPANNotEnabled(t *testing.T) {
+	r := newRig(t, nil, &httpapi.Options{ProviderName: "acme"})
+	id := r.importCard(t)
+	for _, path := range []string{ppanPath, "/integrations/acme/obtain-ppan"} {
+		for _, body := range []string{tokenBody(id), tokenBody(uuid.NewString()), "", "{", strings.Repeat(" ", 65<<10)} {
+			a := r.do(t, "POST", path, body)
+			a.want(t, 403, "INTEGRATION_NOT_ENABLED")
+			checkBeta(t, "POST", a)
+		}
+	}
+}
+
+// What is not there and what is another account's are the same to the byte.
+func TestPPANTenants(t *testing.T) {
+	p := &provider{}
+	r := newPPANRig(t, p, nil)
+	other := r.newAccount(t, nil)
+	theirs, err := other.Import(t.Context(), cardvault.Card{PAN: cardvault.NewPAN([]byte(pan)), Expiry: cardvault.Expiry{Month: 4, Year: 2031}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	deleted := r.importCard(t)
+	r.do(t, "DELETE", "/tokens/"+deleted, "").want(t, 204)
+	_, key := r.newKey(t, other, 0, cardvault.ScopePPANCreate)
+	bodies := map[string]bool{}
+	for _, id := range []string{theirs.ID.String(), deleted, uuid.NewString(), r.principal.ID.String()} {
+		a := r.obtain(t, id)
+		a.want(t, 404, "NOT_FOUND")
+		checkBeta(t, "POST", a)
+		a.header.Del("X-Request-Id")
+		bodies[a.body+headerText(a.header)] = true
+	}
+	if sent := p.take(); len(bodies) != 1 || len(sent) > 0 {
+		t.Errorf("answers %v, %d requests", bodies, len(sent))
+	}
+	send(t, r.handler, "POST", ppanPath, tokenBody(theirs.ID.String()), append(ppanHeaders, "X-Api-Key", key)...).want(t, 200)
+}
+
+// A card that the scheme has replaced or invalidated is not sent.
+func TestPPANOfDeadCards(t *testing.T) {
+	for kind, classifier := range map[cardvault.NoticeKind]string{
+		cardvault.NoticeInvalidated:  "TOKEN_INVALIDATED",
+		cardvault.NoticeCardReplaced: "CARD_DATA_STALE",
+		cardvault.NoticeSuspended:    "",
+		cardvault.NoticeDeleted:      "",
+		cardvault.NoticeCardRenewed:  "",
+	} {
+		p, n := &provider{}, &network{}
+		r, _ := newNetworkRig(t, n, &cardvault.Options{PPAN: p}, nil)
+		id := r.activate(t)
+		n.notify(t, r.vault, kind)
+		a := r.obtain(t, id)
+		checkBeta(t, "POST", a)
+		sent := p.take()
+		if classifier == "" {
+			a.want(t, 200)
+			if kind == cardvault.NoticeCardRenewed && (len(sent) != 1 || sent[0].expiry != renewed) {
+				t.Errorf("sent %+v", sent)
+			}
+			continue
+		}
+		a.want(t, 409, classifier)
+		if len(sent) > 0 {
+			t.Errorf("%s: sent", classifier)
+		}
+	}
+}
+
+var renewed = cardvault.Expiry{Month: 9, Year: 2035}
+
+// notify tells the vault of the network token that was made last.
+func (n *network) notify(t testing.TB, v *cardvault.Vault, kind cardvault.NoticeKind) {
+	t.Helper()
+	notice := &cardvault.Notice{
+		ID: uuid.NewString(), Kind: kind, OccurredAt: time.Now(), Token: cardvault.NetworkTokenRef{ID: n.last}, By: cardvault.OwnerIssuer,
+	}
+	switch kind {
+	case cardvault.NoticeCardReplaced:
+		notice.Card = &cardvault.CardState{LastFour: "1111", Expiry: renewed}
+	case cardvault.NoticeCardRenewed:
+		notice.Card = &cardvault.CardState{LastFour: pan[12:], Expiry: renewed}
+	}
+	if err := v.Notify(t.Context(), notice); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What a provider does wrong is answered in one way, and nothing of it is answered
+// or logged that could be a card number.
+func TestPPANFailures(t *testing.T) {
+	answers := func(p *cardvault.PPAN, err error) func(context.Context) (*cardvault.PPAN, error) {
+		return func(context.Context) (*cardvault.PPAN, error) { return p, err }
+	}
+	fails := map[string]func(context.Context) (*cardvault.PPAN, error){
+		"error":             answers(nil, errors.New("refused")),
+		"answer and error":  answers(validPPAN(), errors.New("refused")),
+		"error of a number": answers(nil, errors.New("card "+secretPAN+" was refused")),
+		"parted number":     answers(nil, errors.New("4000 0566 5566 5556")),
+		"error of the vault": answers(nil, fmt.Errorf("%w %w %w",
+			cardvault.ErrNotFound, cardvault.ErrUnauthenticated, context.Canceled)),
+		"cancelled by itself": answers(nil, context.Canceled),
+		"panic":               func(context.Context) (*cardvault.PPAN, error) { panic("card " + secretPAN) },
+		"nothing":             answers(nil, nil),
+		"no status":           answers(&cardvault.PPAN{PseudoPAN: pseudoPAN}, nil),
+		"unknown status":      answers(&cardvault.PPAN{Status: 4, PseudoPAN: pseudoPAN}, nil),
+	}
+	garbage := func(name string, status cardvault.PPANStatus, change func(*cardvault.PPAN)) {
+		p := validPPAN()
+		p.Status = status
+		change(p)
+		fails[name+", "+status.String()] = answers(p, nil)
+	}
+	all := []cardvault.PPANStatus{cardvault.PPANValid, cardvault.PPANInvalid, cardvault.PPANError}
+	garbage("no number", cardvault.PPANValid, func(p *cardvault.PPAN) { p.PseudoPAN = "" })
+	for _, status := range all {
+		for name, number := range map[string]string{
+			"short number": "941001000003824", "long number": "94100100000382487461", "letters": "941001000003824874x", "masked number": "941001XXXXXX8746",
+			"the number": secretPAN, "the number and more": secretPAN + "123", "more and the number": "12" + secretPAN,
+		} {
+			garbage(name, status, func(p *cardvault.PPAN) { p.PseudoPAN = number })
+		}
+		for name, member := range map[string]func(*cardvault.PPAN) *string{
+			"TruncatedPAN":       func(p *cardvault.PPAN) *string { return &p.TruncatedPAN },
+			"CardType":           func(p *cardvault.PPAN) *string { return &p.CardType },
+			"CardExpiry":         func(p *cardvault.PPAN) *string { return &p.CardExpiry },
+			"TravelCard":         func(p *cardvault.PPAN) *string { return &p.TravelCard },
+			"TravelCardProvider": func(p *cardvault.PPAN) *string { return &p.TravelCardProvider },
+			"TravelCardInvoice":  func(p *cardvault.PPAN) *string { return &p.TravelCardInvoice },
+			"ErrorCode":          func(p *cardvault.PPAN) *string { return &p.ErrorCode },
+			"ErrorMessage":       func(p *cardvault.PPAN) *string { return &p.ErrorMessage },
+			"CustomerMessage":    func(p *cardvault.PPAN) *string { return &p.CustomerMessage },
+		} {
+			garbage("number in "+name, status, func(p *cardvault.PPAN) { *member(p) = "card " + secretPAN })
+			garbage("parted number in "+name, status, func(p *cardvault.PPAN) { *member(p) = "4000-0566-5566-5556" })
+			garbage("long "+name, status, func(p *cardvault.PPAN) { *member(p) = strings.Repeat("x", 256) })
+		}
+	}
+	p := &provider{}
+	r := newPPANRig(t, p, nil)
+	a := r.do(t, "POST", "/cde-import", strings.Replace(strings.ReplaceAll(card, pan, secretPAN), "{", `{"security_code":"`+secretCode+`",`, 1))
+	a.want(t, 200)
+	id := a.member(t, "id")
+	for name, answer := range fails {
+		t.Run(name, func(t *testing.T) {
+			p.answer = answer
+			r.log.take()
+			a := r.obtain(t, id)
+			checkBeta(t, "POST", a)
+			const want = `{"status":"502","classifier":"PROVIDER_UNAVAILABLE","message":"The provider could not be reached or gave no answer that can be understood. Whether it got the request is unknown."}`
+			if a.status != 502 || a.body != want || extraHeaders(a)[0] != "X-Api-Stability: beta" || len(extraHeaders(a)) != 1 {
+				t.Errorf("%d %v %s", a.status, a.header, a.body)
+			}
+			log := r.log.take()
+			noEcho(t, name, log, headerText(a.header))
+			for _, secret := range []string{ppanHash, pseudoPAN, "4000 0566", "4000-0566"} {
+				if strings.Contains(log, secret) {
+					t.Errorf("%s is logged: %s", secret, log)
+				}
+			}
+			if !strings.Contains(log, "level=ERROR") || !strings.Contains(log, "operation=ppan.obtain") {
+				t.Errorf("the failure is not logged: %s", log)
+			}
+			if sent := p.take(); len(sent) != 1 {
+				t.Errorf("%d requests", len(sent))
+			}
+		})
+	}
+	p.answer = nil
+	r.obtain(t, id).want(t, 200)
+	noEcho(t, "success", r.log.take())
+}
+
+// A provider that hangs is given up in time, and told so.
+func TestPPANTimeout(t *testing.T) {
+	for _, test := range []struct {
+		name           string
+		ppan, timeout  time.Duration
+		after          time.Duration
+		status         int
+		ignoresTheTime bool // for a while
+	}{
+		{"defaults", 0, 0, 10 * time.Second, 504, false},
+		{"a quick vault", time.Second, 0, time.Second, 504, false},
+		{"a patient vault", 20 * time.Second, 0, 20 * time.Second, 504, false},
+		{"a quick handler", 0, 2 * time.Second, 2 * time.Second, 503, false},
+		{"late", time.Second, 0, 3 * time.Second, 504, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				p := &provider{answer: func(ctx context.Context) (*cardvault.PPAN, error) {
+					<-ctx.Done()
+					if test.ignoresTheTime {
+						time.Sleep(2 * time.Second)
+					}
+					return nil, fmt.Errorf("wrapped: %w", ctx.Err())
+				}}
+				r := newRig(t, &cardvault.Options{PPAN: p, PPANTimeout: test.ppan}, &httpapi.Options{Timeout: test.timeout})
+				id := r.importCard(t)
+				c := serve(t, r.handler)()
+				in := bufio.NewReader(c)
+				post := func() (int, time.Duration) {
+					start := time.Now()
+					var headers strings.Builder
+					for i := 0; i < len(ppanHeaders); i += 2 {
+						headers.WriteString(ppanHeaders[i] + ": " + ppanHeaders[i+1] + "\r\n")
+					}
+					body := tokenBody(id)
+					write(t, c, "POST "+ppanPath+" HTTP/1.1\r\nHost: x\r\nX-Api-Key: "+r.key+"\r\n"+headers.String()+
+						"Content-Type: application/json\r\nContent-Length: "+strconv.Itoa(len(body))+"\r\n\r\n"+body)
+					status, keeps := readAnswer(t, in, "POST")
+					if !keeps {
+						t.Error("the connection is not kept")
+					}
+					return status, time.Since(start)
+				}
+				if status, took := post(); status != test.status || took != test.after {
+					t.Errorf("status %d after %v", status, took)
+				}
+				p.answer = nil
+				if status, took := post(); status != 200 || took != 0 {
+					t.Errorf("again: status %d after %v", status, took)
+				}
+			})
+		})
+	}
+}
+
+// A client that goes away ends the call, which is no failure of the provider's.
+func TestPPANClientGone(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	p := &provider{answer: func(ctx context.Context) (*cardvault.PPAN, error) {
+		cancel()
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}}
+	r := newPPANRig(t, p, nil)
+	id := r.importCard(t)
+	r.log.take()
+	a := sendContext(t, ctx, r.handler, "POST", ppanPath, tokenBody(id), append(ppanHeaders, "X-Api-Key", r.key)...)
+	a.want(t, 503, "SERVICE_UNAVAILABLE")
+	checkBeta(t, "POST", a)
+	if log := r.log.take(); strings.Contains(log, "level=ERROR") || strings.Contains(log, "level=WARN") {
+		t.Errorf("logged as a failure: %s", log)
+	}
+}
+
+// Nothing of an answer is stored: an idempotency key does not count, whatever it is.
+func TestPPANIsNotRepeatable(t *testing.T) {
+	p := &provider{}
+	r := newPPANRig(t, p, nil)
+	ids := []string{r.importCard(t), r.importCard(t)}
+	for i, id := range []string{ids[0], ids[0], ids[1]} {
+		a := r.obtain(t, id, "Idempotency-Key", "k")
+		a.want(t, 200)
+		if sent := p.take(); len(sent) != 1 || a.header["Idempotency-Replayed"] != nil {
+			t.Errorf("call %d: %d requests, %v", i, len(sent), a.header)
+		}
+	}
+	for _, headers := range [][]string{
+		{"Idempotency-Key", ""}, {"Idempotency-Key", "a", "Idempotency-Key", "b"}, {"Idempotency-Key", "a", "X-Idempotency-Key", "b"},
+		{"X-Idempotency-Key", strings.Repeat("x", 256)},
+	} {
+		r.obtain(t, ids[0], headers...).want(t, 200)
+	}
+}
+
+// The log says who asked for which token, and nothing of the request.
+func TestPPANLog(t *testing.T) {
+	r := newPPANRig(t, &provider{}, &httpapi.Options{ProviderName: "acme"})
+	id := r.importCard(t)
+	r.log.take()
+	a := r.obtain(t, id)
+	a.want(t, 200)
+	log := r.log.take()
+	for _, want := range []string{"operation=ppan.obtain", "path=" + ppanPath + " status=200", "key_id=" + r.principal.ID.String(), a.header.Get("X-Request-Id")} {
+		if !strings.Contains(log, want) {
+			t.Errorf("no %s in %s", want, log)
+		}
+	}
+	for _, secret := range []string{ppanHash, pseudoPAN, "2000002", "424242"} {
+		if strings.Contains(log, secret) {
+			t.Errorf("%s is logged: %s", secret, log)
+		}
+	}
+}
+
+// A provider has its own name beside the neutral one.
+func TestProviderName(t *testing.T) {
+	p := &provider{}
+	for _, name := range []string{"acme", "a", "0-9", strings.Repeat("x", 40), "provide"} {
+		r := newPPANRig(t, p, &httpapi.Options{ProviderName: name})
+		id := r.importCard(t)
+		path := "/integrations/" + name + "/obtain-ppan"
+		var own []string
+		for i := 0; i < len(ppanHeaders); i += 2 {
+			own = append(own, strings.Replace(ppanHeaders[i], "Provider", name, 1), ppanHeaders[i+1])
+		}
+		for _, test := range []struct {
+			path    string
+			headers []string
+			prefix  string // of the fields that are refused; "" for none
+		}{
+			{path, own, ""},
+			{path, slices.Concat(own, []string{"X-Provider-Aid", "", "X-Provider-Hash", "a", "X-Provider-Hash", "b"}), ""},
+			{path, ppanHeaders, "header.x-" + name + "-"},
+			{ppanPath, ppanHeaders, ""},
+			{ppanPath, own, "header.x-provider-"},
+		} {
+			a := r.do(t, "POST", test.path, tokenBody(id), test.headers...)
+			checkBeta(t, "POST", a)
+			sent := p.take()
+			if test.prefix == "" {
+				a.want(t, 200)
+				if len(sent) != 1 || sent[0].aid != "10002" || sent[0].hash != ppanHash || sent[0].mid != "10001" || sent[0].portalID != "2000002" {
+					t.Errorf("%s: sent %+v", test.path, sent)
+				}
+				continue
+			}
+			a.want(t, 422, "VALIDATION_FAILED")
+			want := map[string]string{}
+			for _, n := range []string{"aid", "hash", "mid", "portalid"} {
+				want[test.prefix+n] = "required"
+			}
+			if got := violations(t, a); fmt.Sprint(got) != fmt.Sprint(want) || len(sent) > 0 {
+				t.Errorf("%s: %v, %d requests", test.path, got, len(sent))
+			}
+		}
+		// Every violation has the name, also those of the vault.
+		bad := append(own[2:], own[0], "é", own[0], "é")
+		bad[1] = strings.Repeat("x", 256)
+		a := r.do(t, "POST", path, tokenBody(id), bad...)
+		want := map[string]string{"header.x-" + name + "-aid": "duplicate_parameter", "header.x-" + name + "-hash": "too_long"}
+		if got := violations(t, a); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%v, not %v", got, want)
+		}
+		r.do(t, "POST", "/integrations/other/obtain-ppan", tokenBody(id), own...).want(t, 404, "NOT_FOUND")
+	}
+	for _, name := range []string{"", "provider"} {
+		r := newPPANRig(t, p, &httpapi.Options{ProviderName: name})
+		r.obtain(t, r.importCard(t)).want(t, 200)
+		r.do(t, "POST", "/integrations/acme/obtain-ppan", "").want(t, 404)
+		r.do(t, "POST", "/integrations//obtain-ppan", "").want(t, 404)
+	}
+	// A handler does not serve the provider of another.
+	newPPANRig(t, p, &httpapi.Options{ProviderName: "one"})
+	newPPANRig(t, p, &httpapi.Options{ProviderName: "two"}).do(t, "POST", "/integrations/one/obtain-ppan", "").want(t, 404)
+	v := newRig(t, nil, nil).vault
+	for _, name := range []string{"Acme", "a_b", "a.b", "a/b", "*", " ", "a b", "é", "a\n", strings.Repeat("x", 41)} {
+		if h, err := httpapi.NewHandler(v, &httpapi.Options{ProviderName: name}); err == nil || h != nil {
+			t.Errorf("the name %q is taken", name)
+		}
+	}
+}
