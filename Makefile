@@ -24,10 +24,11 @@ check: ## formatting, vet, staticcheck, tidy modules, other platforms
 deps:
 	@sh .ci/deps
 
-test: deps ## all tests, also in FIPS 140-3 mode and against encoding/json/v2
+test: deps ## all tests, also in FIPS 140-3 mode, against encoding/json/v2 and with runtime/secret
 	@for m in $(CODE); do (cd $$m && sh $(CURDIR)/.ci/gotest ./...) || exit 1; done
 	@GODEBUG=fips140=only sh .ci/gotest ./...
 	@GOEXPERIMENT=jsonv2 sh .ci/gotest ./httpapi/...
+	@GOEXPERIMENT=runtimesecret sh .ci/gotest . ./internal/...
 
 race: deps ## all tests under the race detector
 	@for m in $(CODE); do (cd $$m && sh $(CURDIR)/.ci/gotest -race ./...) || exit 1; done

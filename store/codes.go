@@ -21,9 +21,10 @@ const MaxCode = 1 << 10
 // held it is overwritten or given back soon after, without a further call.
 // That counts to the millisecond.
 type CodeCache interface {
-	// Put keeps value, at most [MaxCode] bytes, under id for the time ttl. It
-	// replaces and erases what was there. With a ttl of zero or less it only
-	// does that.
+	// Put keeps value, which may be empty, under id for the time ttl, which may
+	// be shorter than a millisecond. It replaces and erases what was there. With
+	// a ttl of zero or less it only does that. More than [MaxCode] bytes are
+	// ErrInvalid and change nothing.
 	Put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error
 
 	// Get returns the value of id, or ErrNotFound.

@@ -44,7 +44,8 @@ func (b *bench) imports(ctx context.Context) error {
 	}
 	defer naive.Close()
 	value := make([]byte, b.rowBytes)
-	visa := card(0)
+	visa, coded := card(0), card(0)
+	coded.SecurityCode = cardvault.NewSecurityCode([]byte("737"))
 	for _, n := range []int{1, 16, 64, 256} {
 		err := b.compare(n,
 			contender{"vault, one account", func(int) error {
@@ -74,6 +75,10 @@ func (b *bench) imports(ctx context.Context) error {
 		}},
 		contender{"vault, 1000 accounts", func(int) error {
 			_, err := accounts[turn.Add(1)%1000].Import(ctx, visa, nil)
+			return err
+		}},
+		contender{"vault, a security code with every card", func(int) error {
+			_, err := b.vault.Import(ctx, coded, nil)
 			return err
 		}},
 		contender{"vault, business_key on every token", func(int) error {

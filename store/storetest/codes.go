@@ -165,8 +165,8 @@ func tooLong(t testing.TB, c store.CodeCache) {
 	for _, ttl := range []time.Duration{ample, 0} {
 		for i := range 2 {
 			err := c.Put(ctx, id(1+i), filled(store.MaxCode+1, 'x'), ttl)
-			if err == nil {
-				t.Errorf("Put of %d bytes for %v succeeds", store.MaxCode+1, ttl)
+			if !errors.Is(err, store.ErrInvalid) {
+				t.Errorf("Put of %d bytes for %v = %v, want ErrInvalid", store.MaxCode+1, ttl, err)
 			} else if strings.Contains(err.Error(), "xxx") {
 				t.Error("the error of Put tells the value")
 			}
@@ -574,12 +574,15 @@ func closeAmidCodes(t testing.TB, c store.CodeCache) {
 		}
 		for closed := false; !closed; {
 			if time.Now().After(deadline) {
-				return errors.New("no call returns ErrClosed")
+				return errors.New("calls do not return ErrClosed")
 			}
+			closed = true
 			for what, err := range codeCalls(c, id(i)) {
 				if errors.Is(err, store.ErrClosed) {
-					closed = true
-				} else if err != nil && !errors.Is(err, store.ErrNotFound) {
+					continue
+				}
+				closed = false
+				if err != nil && !errors.Is(err, store.ErrNotFound) {
 					return fmt.Errorf("%s amid Close: %w", what, err)
 				}
 			}
