@@ -200,7 +200,7 @@ func (v *Vault) askProvider(ctx context.Context, r *PPANRequest) (answer *PPAN, 
 	case ctx.Err() != nil:
 		return nil, ctx.Err() // the caller's own
 	}
-	v.log.Warn("provider of pseudo card numbers gave no answer", "error", printable(err))
+	v.log.Warn("provider of pseudo card numbers gave no answer", "error", printable(err, r.Account.Hash.get(), r.SecurityCode.get()))
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil, ErrProviderTimeout
 	}

@@ -93,6 +93,8 @@ func TestPPANFailures(t *testing.T) {
 	}{
 		"no answer":                 {fails(errors.New("connection refused")), cardvault.ErrProviderUnavailable},
 		"an error with the number":  {fails(errors.New("cannot send " + pan)), cardvault.ErrProviderUnavailable},
+		"an error with the hash":    {fails(errors.New("hash " + portalHash + " refused")), cardvault.ErrProviderUnavailable},
+		"an error with the code":    {fails(errors.New("cardcvc2=7373")), cardvault.ErrProviderUnavailable},
 		"nothing":                   {func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error) { return nil, nil }, cardvault.ErrProviderUnavailable},
 		"panic":                     {func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error) { panic(pan) }, cardvault.ErrProviderUnavailable},
 		"a deadline of its own":     {fails(context.DeadlineExceeded), cardvault.ErrProviderTimeout},
@@ -110,11 +112,11 @@ func TestPPANFailures(t *testing.T) {
 		"a long text":               {with(func(p *cardvault.PPAN) { p.CustomerMessage = strings.Repeat("x", 256) }), cardvault.ErrProviderUnavailable},
 	} {
 		inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: test.provider}, func(l *lab) {
-			got, err := l.ObtainPPAN(l.Context(), l.imports(coded(visa, "737")), portal())
+			got, err := l.ObtainPPAN(l.Context(), l.imports(coded(visa, "7373")), portal())
 			if !errors.Is(err, test.want) || got != nil {
 				l.Errorf("%s: %v, %v, want %v", name, got, err, test.want)
 			}
-			vaulttest.AssertNoLeak(t, []string{pan, portalHash}, err, l.log.text())
+			vaulttest.AssertNoLeak(t, []string{pan, portalHash, "7373"}, err, l.log.text())
 			if l.log.text() == "" {
 				l.Errorf("%s: nothing is logged", name)
 			}

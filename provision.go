@@ -277,11 +277,15 @@ func (c *core) guard(who string, f func() error) (err error) {
 }
 
 // printable returns an error of an adapter or provider as it may be logged:
-// whole, unless it could hold a card number.
-func printable(err error) string {
+// whole, unless it could hold a card number or holds one of secrets.
+func printable(err error, secrets ...[]byte) string {
 	text := err.Error()
-	if mayHoldPAN(text) {
-		return fmt.Sprintf("%T, whose text could hold a card number", err)
+	bad := mayHoldPAN(text)
+	for _, s := range secrets {
+		bad = bad || len(s) > 0 && bytes.Contains([]byte(text), s)
+	}
+	if bad {
+		return fmt.Sprintf("%T, whose text could hold what was sent", err)
 	}
 	return text
 }

@@ -180,7 +180,7 @@ func (v *Vault) keepCode(ctx context.Context, t *Token, code SecurityCode, wait 
 	var buf [96]byte
 	plain := appendTime(buf[:0], codeUntil, until)
 	plain = tlv.Pad(tlv.Append(plain, codeDigits, code.get()), 32, 0)
-	sealed := v.box.SealCode(v.codeSecret, v.account, t.ID, plain)
+	sealed := v.box.SealCode(v.codeKey, v.account, t.ID, plain)
 	clear(plain)
 	err := v.withCodes(ctx, wait, func(ctx context.Context) error {
 		return v.codes.Put(ctx, t.ID, sealed, until.Sub(at))
@@ -230,12 +230,12 @@ func (v *Vault) securityCode(ctx context.Context, id uuid.UUID) (SecurityCode, t
 }
 
 func (v *Vault) openCode(ctx context.Context, id uuid.UUID, sealed []byte) ([]byte, error) {
-	plain, err := v.box.OpenCode(v.codeSecret, v.account, id, sealed)
+	plain, err := v.box.OpenCode(v.codeKey, v.account, id, sealed)
 	if errors.Is(err, seal.ErrUnknownTerm) {
 		if _, err := v.loadMeta(ctx); err != nil {
 			return nil, err
 		}
-		plain, err = v.box.OpenCode(v.codeSecret, v.account, id, sealed)
+		plain, err = v.box.OpenCode(v.codeKey, v.account, id, sealed)
 	}
 	return plain, err
 }

@@ -58,7 +58,6 @@ package cardvault
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -282,9 +281,9 @@ type core struct {
 	work      work
 	nobody    *nobody
 
-	codes      store.CodeCache
-	codeSecret []byte // seals security codes; nil if codes is shared
-	codesTold  seldom // of a warning about it
+	codes     store.CodeCache
+	codeKey   *seal.CodeKey // nil if codes is shared
+	codesTold seldom        // of a warning about it
 }
 
 // A seldom bounds how often something is logged.
@@ -374,8 +373,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	c := &core{store: s, keys: keys, opts: o, log: o.Logger}
 	c.work.init()
 	if c.codes = o.Codes; c.codes == nil {
-		c.codeSecret = make([]byte, KeySize)
-		_, _ = rand.Read(c.codeSecret) // it never fails
+		c.codeKey = seal.NewCodeKey()
 		c.codes = codes.New(o.SecurityCodeCapacity, c.codesEvicted)
 	}
 	v := &Vault{core: c}

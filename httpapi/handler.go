@@ -63,8 +63,9 @@ type Options struct {
 	ClientAddr func(*http.Request) netip.Addr
 
 	// Timeout bounds the work on one request, reading and writing included. If
-	// it is not longer than cardvault.Options.NetworkTimeout, a network that does
-	// not answer in time is a failure of the service, not one in the record.
+	// it is not longer than cardvault.Options.NetworkTimeout and PPANTimeout, a
+	// network or provider that does not answer in time is a failure of the service,
+	// and not told as what it is.
 	// Defaults to 30 seconds.
 	Timeout time.Duration
 

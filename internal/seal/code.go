@@ -2,9 +2,7 @@ package seal
 
 import (
 	"crypto/cipher"
-	"crypto/hkdf"
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/binary"
 
 	"github.com/cardvault/cardvault/internal/erase"
@@ -17,50 +15,60 @@ import (
 //
 // under a key of its own, AES-256-GCM with
 //
-//	HKDF-SHA256(secret, salt, "cardvault 1 security code" | vault | account | token)
+//	HKDF-Expand-SHA256(secret, "cardvault 1 security code" 0 | vault | account | token | salt)
 //
-// which binds it to its token. The secret is one that the caller keeps in memory
-// only, and term is 0; or, for a cache that several processes share, the master
-// key of the term. The salt is nowhere but in the cache: once that has forgotten
-// it, the keyring opens no copy of the ciphertext.
+// which binds it to its token. The secret is a [CodeKey], and term is 0; or, for a
+// cache that several processes share, the master key of the term. The salt is
+// nowhere but in the cache: once that has forgotten it, the keyring opens no copy
+// of the ciphertext. A key for each code also bounds no number of codes.
 const (
 	codeSalt   = 32
 	codeHeader = 1 + 4 + codeSalt
 )
 
-// SealCode returns plain sealed under secret, or under the master key of the
-// current term if secret is nil.
-func (b *Box) SealCode(secret []byte, account, token uuid.UUID, plain []byte) []byte {
+// A CodeKey is a secret that lives as long as this process.
+type CodeKey struct{ prf *mac }
+
+// NewCodeKey returns a random key.
+func NewCodeKey() *CodeKey {
+	key := make([]byte, KeySize)
+	_, _ = rand.Read(key) // it never fails
+	return &CodeKey{newMAC(key)}
+}
+
+// SealCode returns plain sealed under key, or under the master key of the current
+// term if key is nil.
+func (b *Box) SealCode(key *CodeKey, account, token uuid.UUID, plain []byte) []byte {
 	k := b.Keys()
 	sealed := make([]byte, codeHeader, codeHeader+overhead-header+len(plain))
 	sealed[0] = format
-	if secret == nil {
+	if key == nil {
 		m := &k.Masters[len(k.Masters)-1]
 		binary.BigEndian.PutUint32(sealed[1:], m.Term)
-		secret = m.Key[:]
+		key = &CodeKey{newMAC(m.Key[:])}
 	}
-	_, _ = rand.Read(sealed[5:codeHeader]) // it never fails
+	_, _ = rand.Read(sealed[5:codeHeader])
 	erase.Do(func() {
-		sealed = codeAEAD(secret, sealed[5:codeHeader], k.Vault, account, token).Seal(sealed, nil, plain, sealed[:5])
+		sealed = key.aead(k.Vault, account, token, sealed[5:codeHeader]).Seal(sealed, nil, plain, sealed[:5])
 	})
 	return sealed
 }
 
 // OpenCode returns what SealCode was given, in place like OpenShown.
-func (b *Box) OpenCode(secret []byte, account, token uuid.UUID, sealed []byte) (plain []byte, err error) {
+func (b *Box) OpenCode(key *CodeKey, account, token uuid.UUID, sealed []byte) (plain []byte, err error) {
 	if len(sealed) < codeHeader || sealed[0] != format {
 		return nil, ErrIntegrity
 	}
 	k := b.Keys()
-	if term := binary.BigEndian.Uint32(sealed[1:]); secret == nil {
-		m := k.master(term)
+	if key == nil {
+		m := k.master(binary.BigEndian.Uint32(sealed[1:]))
 		if m == nil {
 			return nil, ErrUnknownTerm
 		}
-		secret = m.Key[:]
+		key = &CodeKey{newMAC(m.Key[:])}
 	}
 	erase.Do(func() {
-		aead := codeAEAD(secret, sealed[5:codeHeader], k.Vault, account, token)
+		aead := key.aead(k.Vault, account, token, sealed[5:codeHeader])
 		plain, err = aead.Open(sealed[codeHeader:codeHeader], nil, sealed[codeHeader:], sealed[:5])
 	})
 	if err != nil {
@@ -69,14 +77,11 @@ func (b *Box) OpenCode(secret []byte, account, token uuid.UUID, sealed []byte) (
 	return plain, nil
 }
 
-func codeAEAD(secret, salt []byte, vault, account, token uuid.UUID) cipher.AEAD {
-	info := "cardvault 1 security code\x00" + string(vault[:]) + string(account[:]) + string(token[:])
-	key, err := hkdf.Key(sha256.New, secret, salt, info, KeySize)
-	if err != nil {
-		panic(err) // only for a length that HKDF cannot give
-	}
-	aead, err := cipher.NewGCMWithRandomNonce(newAES(key))
-	clear(key)
+func (key *CodeKey) aead(vault, account, token uuid.UUID, salt []byte) cipher.AEAD {
+	// The first and only block of HKDF-Expand.
+	derived := key.prf.sum([]byte("cardvault 1 security code\x00"), vault[:], account[:], token[:], salt, []byte{1})
+	aead, err := cipher.NewGCMWithRandomNonce(newAES(derived))
+	clear(derived)
 	if err != nil {
 		panic(err) // only for a block that is not AES
 	}

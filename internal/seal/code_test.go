@@ -2,6 +2,11 @@ package seal_test
 
 import (
 	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"slices"
 	"testing"
@@ -14,11 +19,11 @@ func TestCode(t *testing.T) {
 	keys := seal.NewKeys()
 	account, token := uuid.New(), uuid.New()
 	plain := []byte("4711")
-	own, other := bytes.Repeat([]byte{1}, seal.KeySize), bytes.Repeat([]byte{2}, seal.KeySize)
+	other := seal.NewCodeKey()
 	b := boxOf(keys)
-	for name, secret := range map[string][]byte{"own": own, "shared": nil} {
+	for name, secret := range map[string]*seal.CodeKey{"own": seal.NewCodeKey(), "shared": nil} {
 		sealed := b.SealCode(secret, account, token, plain)
-		open := func(secret []byte, account, token uuid.UUID, sealed []byte) error {
+		open := func(secret *seal.CodeKey, account, token uuid.UUID, sealed []byte) error {
 			got, err := b.OpenCode(secret, account, token, slices.Clone(sealed))
 			if err == nil && !bytes.Equal(got, plain) {
 				t.Errorf("%s: opens to something else", name)
@@ -66,11 +71,38 @@ func TestCode(t *testing.T) {
 	}
 }
 
+// TestCodeFormat opens one by the comment on the format, with crypto/hkdf.
+func TestCodeFormat(t *testing.T) {
+	keys := seal.NewKeys()
+	account, token := uuid.New(), uuid.New()
+	sealed := boxOf(keys).SealCode(nil, account, token, []byte("4711"))
+	m := keys.Masters[0]
+	if sealed[0] != 1 || binary.BigEndian.Uint32(sealed[1:]) != m.Term {
+		t.Fatalf("header %x", sealed[:5])
+	}
+	info := "cardvault 1 security code\x00" + string(keys.Vault[:]) + string(account[:]) + string(token[:]) + string(sealed[5:37])
+	key, err := hkdf.Expand(sha256.New, m.Key[:], info, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := aead.Open(nil, nil, sealed[37:], sealed[:5]); err != nil || string(got) != "4711" {
+		t.Errorf("opens to %q, %v", got, err)
+	}
+}
+
 // BenchmarkCode is what a security code costs an import besides the cache.
 func BenchmarkCode(b *testing.B) {
 	box := boxOf(seal.NewKeys())
-	secret, account, token, plain := make([]byte, seal.KeySize), uuid.New(), uuid.New(), make([]byte, 32)
+	key, account, token, plain := seal.NewCodeKey(), uuid.New(), uuid.New(), make([]byte, 32)
 	for b.Loop() {
-		box.SealCode(secret, account, token, plain)
+		box.SealCode(key, account, token, plain)
 	}
 }
