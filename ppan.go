@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 )
@@ -66,7 +67,7 @@ type PPANRequest struct {
 }
 
 // A PPAN is the answer of a provider: chapter 2.6 of the interface document. Text
-// that is "" is absent. None of it is a card number.
+// has at most 255 characters; "" is absent. None of it is a card number.
 type PPAN struct {
 	Status PPANStatus
 
@@ -217,7 +218,7 @@ func (p *PPAN) check(sent PAN) error {
 		p.TruncatedPAN, p.CardType, p.CardExpiry, p.TravelCard, p.TravelCardProvider, p.TravelCardInvoice,
 		p.ErrorCode, p.ErrorMessage, p.CustomerMessage,
 	} {
-		if len(text) > maxText || mayHoldPAN(text) {
+		if utf8.RuneCountInString(text) > maxText || mayHoldPAN(text) {
 			return errGarbage
 		}
 	}

@@ -51,7 +51,7 @@ func TestPPAN(t *testing.T) {
 		for _, status := range []cardvault.PPANStatus{cardvault.PPANValid, cardvault.PPANInvalid, cardvault.PPANError} {
 			answer = valid()
 			if answer.Status = status; status != cardvault.PPANValid {
-				answer.PseudoPAN, answer.ErrorCode, answer.ErrorMessage = "", "43", "stolen"
+				answer.PseudoPAN, answer.ErrorCode, answer.ErrorMessage = "", "43", strings.Repeat("ü", 255)
 			}
 			got, err := l.ObtainPPAN(l.Context(), id, portal())
 			l.must(err)

@@ -137,7 +137,7 @@ type Options struct {
 
 	// SecurityCodeCapacity is how many security codes are kept at a time, at most
 	// a hundred million. Beyond it the oldest goes early, with a warning in the
-	// log. It takes 400 bytes each. Defaults to 65,536. Without effect if Codes is set.
+	// log. One takes about 500 bytes. Defaults to 65,536. Without effect if Codes is set.
 	SecurityCodeCapacity int
 
 	// Codes keeps security codes, for several processes on one store. What does

@@ -146,4 +146,6 @@ var scenarios = map[int]*scenario{
 	61: {lost: true},
 	70: {identified: true, behaviour: behaviour{reason: unverified}},
 	71: {binding: true},
+
+	80: {}, 81: {}, 82: {}, // are about pseudo card numbers
 }

@@ -58,8 +58,15 @@
 //	     its deadline, later ones answer
 //	070  refused unless the cardholder was identified: card_verification_failed
 //	071  supports device binding
+//	080  a pseudo card number is asked for and made: VALID
+//	081  the provider of pseudo card numbers refuses the card: INVALID
+//	082  it refuses the request: ERROR
 //
 // What a scheme does to a card that is stored already is done by [Control].
+//
+// A Network is also a [cardvault.PPANProvider]; other cards than those of 081 and
+// 082 are VALID there too. Behind the handler of package payonetest it is one that
+// is reached over HTTP.
 //
 // # What is kept
 //
@@ -121,11 +128,12 @@ type Network struct {
 }
 
 var (
-	_ cardvault.Network     = (*Network)(nil)
-	_ cardvault.Feeder      = (*Network)(nil)
-	_ cardvault.Suspender   = (*Network)(nil)
-	_ cardvault.ArtFetcher  = (*Network)(nil)
-	_ cardvault.SandboxOnly = (*Network)(nil)
+	_ cardvault.Network      = (*Network)(nil)
+	_ cardvault.Feeder       = (*Network)(nil)
+	_ cardvault.Suspender    = (*Network)(nil)
+	_ cardvault.ArtFetcher   = (*Network)(nil)
+	_ cardvault.PPANProvider = (*Network)(nil)
+	_ cardvault.SandboxOnly  = (*Network)(nil)
 )
 
 // Kinds of records. An attempt is what came of one idempotency key, and is found

@@ -1,0 +1,149 @@
+package payone
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+)
+
+// A connectError says that nothing was sent, and why. None of it is of the request.
+type connectError struct {
+	step  string
+	cause error
+}
+
+func (e *connectError) Error() string { return "payone: " + e.step + ": " + e.cause.Error() }
+func (e *connectError) Unwrap() error { return e.cause }
+
+// A forgetful connection is one from which http.Transport cannot leak.
+type forgetful struct {
+	net.Conn
+	in *bufio.Reader
+}
+
+func forget(c net.Conn) forgetful { return forgetful{c, bufio.NewReader(c)} }
+
+// Write erases what it was given, which is more than [io.Writer] allows. The writer
+// is the bufio.Writer of the transport, which else keeps the last request for as
+// long as the connection is idle. It does not look at bytes again that it has
+// flushed, and after an error it writes nothing any more, so what is left of an
+// incomplete write is erased too. Above TLS this is the plain text, which
+// crypto/tls encrypts in place.
+func (c forgetful) Write(p []byte) (int, error) {
+	defer clear(p)
+	return c.Conn.Write(p)
+}
+
+// Read reads a byte. The transport logs what it has read behind an answer, and
+// that could be the request.
+func (c forgetful) Read(p []byte) (int, error) {
+	return c.in.Read(p[:min(len(p), 1)])
+}
+
+// connect connects to a provider on a loopback host. The transport goes on with
+// that when the call is over, for the next one.
+func (c *Client) connect(ctx context.Context, _, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	conn, err := c.reach(ctx, address)
+	if err != nil {
+		return nil, err
+	}
+	return forget(conn), nil
+}
+
+// connectTLS connects to a provider with https. TLS is made here, also through a
+// proxy, because a forgetful connection has to be above it.
+func (c *Client) connectTLS(ctx context.Context, _, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	conn, err := c.tunnel(ctx, address)
+	if err != nil {
+		return nil, err
+	}
+	config := c.tls
+	if config.ServerName == "" {
+		config = config.Clone()
+		config.ServerName = c.url.Hostname()
+	}
+	secure := tls.Client(conn, config)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		_ = conn.Close() // nothing was sent that matters
+		return nil, &connectError{"TLS", err}
+	}
+	return forget(secure), nil
+}
+
+func (c *Client) reach(ctx context.Context, address string) (net.Conn, error) {
+	conn, err := c.dial(ctx, "tcp", address)
+	if err != nil {
+		if e, ok := errors.AsType[*net.OpError](err); ok {
+			err = e.Err // without addresses
+		}
+		return nil, &connectError{"dial", err}
+	}
+	return conn, nil
+}
+
+// tunnel returns a connection to address, through a proxy if there is one.
+func (c *Client) tunnel(ctx context.Context, address string) (net.Conn, error) {
+	if c.proxy == nil {
+		return c.reach(ctx, address)
+	}
+	proxy, err := c.proxy(&http.Request{Method: http.MethodPost, URL: c.url, Host: c.url.Host, Header: http.Header{}})
+	switch {
+	case err != nil:
+		return nil, &connectError{"proxy", err}
+	case proxy == nil:
+		return c.reach(ctx, address)
+	case proxy.Scheme != "http":
+		return nil, &connectError{"proxy", errors.New("must be http")}
+	}
+	port := proxy.Port()
+	if port == "" {
+		port = "80"
+	}
+	conn, err := c.reach(ctx, net.JoinHostPort(proxy.Hostname(), port))
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	err = ask(conn, proxy.User, address)
+	if !stop() {
+		err = ctx.Err()
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, &connectError{"proxy", err}
+	}
+	return conn, nil
+}
+
+// ask has a proxy connect conn to address.
+func ask(conn net.Conn, user *url.Userinfo, address string) error {
+	r := &http.Request{Method: http.MethodConnect, URL: &url.URL{Opaque: address}, Host: address, Header: http.Header{}}
+	if user != nil {
+		password, _ := user.Password()
+		r.SetBasicAuth(user.Username(), password)
+		r.Header["Proxy-Authorization"] = r.Header["Authorization"]
+		r.Header.Del("Authorization")
+	}
+	if err := r.Write(conn); err != nil {
+		return errors.New("connection is lost")
+	}
+	// No byte of the provider is read ahead: it speaks when it is spoken to.
+	resp, err := http.ReadResponse(bufio.NewReader(io.LimitReader(conn, maxHeader)), r)
+	switch {
+	case err != nil:
+		return errors.New("answer is not HTTP, or the connection is lost")
+	case resp.StatusCode != http.StatusOK:
+		return fmt.Errorf("it answers with status %d", resp.StatusCode)
+	}
+	return nil
+}

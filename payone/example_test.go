@@ -1,0 +1,59 @@
+package payone_test
+
+import (
+	"context"
+	"fmt"
+	"net/http/httptest"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/payone"
+	"github.com/cardvault/cardvault/payone/payonetest"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store/memstore"
+)
+
+// What a merchant does once, where the portal key is.
+func ExampleHash() {
+	hash := payone.Hash("secretTestKey", payone.HashParameters{
+		AID: "22222", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox,
+	})
+	hash.Expose(func(text []byte) { fmt.Printf("%s\n", text) })
+	// Output:
+	// 72a4a5acd535aa5eb87bee93f288b8016fb44134767a36d323dafe2105f491bc555e47d7e2cdc1ee6f291f0999e30d68
+}
+
+// A client with a provider for tests, at which cards fare as the simulator has it.
+// A vault calls it for ObtainPPAN.
+func ExampleNew() {
+	ctx := context.Background()
+	sim, err := simnet.New(ctx, memstore.New(), nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	server := httptest.NewServer(payonetest.NewHandler(simnet.PortalKey, sim))
+	defer server.Close()
+	provider, err := payone.New(server.URL, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer provider.Close()
+
+	merchant := payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox}
+	ppan, err := provider.ObtainPPAN(ctx, &cardvault.PPANRequest{
+		Account: cardvault.PPANAccount{
+			AID: merchant.AID, MID: merchant.MID, PortalID: merchant.PortalID,
+			Hash: payone.Hash(simnet.PortalKey, merchant),
+		},
+		Mode:   cardvault.Sandbox,
+		PAN:    simnet.ScenarioPAN(cardvault.SchemeVISA, 80),
+		Expiry: cardvault.Expiry{Month: 12, Year: 2040},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(ppan.Status, ppan.CardType, ppan.TruncatedPAN, ppan.CardExpiry)
+	// Output: VALID V 411111XXXXXX0807 4012
+}

@@ -1,0 +1,93 @@
+package simnet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/payone"
+)
+
+// PortalKey is the key of the hash with which the simulator, as a provider of
+// pseudo card numbers, knows its merchants, whatever their ids.
+const PortalKey = "secretTestKey"
+
+// ObtainPPAN implements [cardvault.PPANProvider] as the test system of a provider
+// would: see the scenarios. The hash may be that of either kind of
+// [payone.HashParameters]; with TravelCard the answer says that it is none. A card
+// always has the same pseudo card number, which begins like no scheme's.
+func (n *Network) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (p *cardvault.PPAN, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if r.Mode != cardvault.Sandbox {
+		return nil, errors.New("simnet: a live vault asks for a pseudo card number")
+	}
+	h := payone.HashParameters{AID: r.Account.AID, MID: r.Account.MID, PortalID: r.Account.PortalID, Mode: r.Mode}
+	plain := payone.Verify(PortalKey, h, r.Account.Hash)
+	h.TravelCard = true
+	travel := payone.Verify(PortalKey, h, r.Account.Hash)
+	if !plain && !travel {
+		return notPPAN(cardvault.PPANError, "2006", "Parameter {hash} faulty or missing."), nil
+	}
+	r.PAN.Expose(func(digits []byte) { p = n.ppan(digits, r.Expiry) })
+	if travel && p.Status == cardvault.PPANValid {
+		p.TravelCard = "no"
+	}
+	return p, nil
+}
+
+func (n *Network) ppan(digits []byte, e cardvault.Expiry) *cardvault.PPAN {
+	scheme, lengthOK := iin.Detect(digits)
+	switch scenarioOf(cardvault.Scheme(scheme), digits) {
+	case 81:
+		return notPPAN(cardvault.PPANInvalid, "4", "Card not approved.")
+	case 82:
+		return notPPAN(cardvault.PPANError, "2003", "Merchant not found or without rights.")
+	}
+	kind := cardType(scheme, digits)
+	switch {
+	case !lengthOK || !iin.Luhn(digits):
+		return notPPAN(cardvault.PPANInvalid, "14", "Invalid card.")
+	case kind == "":
+		return notPPAN(cardvault.PPANInvalid, "31", "Card type not supported.")
+	case e.Month < 1 || e.Month > 12 || e.Expired(time.UnixMicro(n.now())):
+		return notPPAN(cardvault.PPANInvalid, "33", "Expiry date invalid.")
+	}
+	pseudo := []byte("9410010000000000000")
+	for i, b := range n.mac("ppan", digits)[:13] {
+		pseudo[6+i] = '0' + b%10
+	}
+	end := len(digits) - 4
+	return &cardvault.PPAN{
+		Status:       cardvault.PPANValid,
+		PseudoPAN:    string(pseudo),
+		TruncatedPAN: string(digits[:6]) + string(bytes.Repeat([]byte("X"), end-6)) + string(digits[end:]),
+		CardType:     kind,
+		CardExpiry:   fmt.Sprintf("%02d%02d", e.Year%100, e.Month),
+	}
+}
+
+// notPPAN returns the answer to a request that has none.
+func notPPAN(s cardvault.PPANStatus, code, message string) *cardvault.PPAN {
+	customer := "The card could not be checked. Please check what you have entered, or take another card."
+	if s == cardvault.PPANError {
+		customer = "An error occurred. Please try again later."
+	}
+	return &cardvault.PPAN{Status: s, ErrorCode: code, ErrorMessage: message, CustomerMessage: customer}
+}
+
+// cardType returns the provider's code of a card, "" if it takes none such.
+func cardType(s iin.Scheme, digits []byte) string {
+	if s == iin.Mastercard && digits[0] != '2' && (digits[0] != '5' || digits[1] < '1' || digits[1] > '5') {
+		return "O" // Maestro
+	}
+	return [...]string{
+		iin.Unknown: "", iin.VISA: "V", iin.Mastercard: "M", iin.AmericanExpress: "A",
+		iin.Discover: "D", iin.DinersClub: "D", iin.JCB: "J", iin.UnionPay: "P",
+	}[s]
+}

@@ -1,0 +1,199 @@
+package simnet_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/payone"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/vaulttest"
+)
+
+var portal = payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox}
+
+// ppanRequest returns a request for a card, with a hash of portal.
+func ppanRequest(number cardvault.PAN) *cardvault.PPANRequest {
+	return &cardvault.PPANRequest{
+		Account: cardvault.PPANAccount{
+			AID: portal.AID, MID: portal.MID, PortalID: portal.PortalID, Hash: payone.Hash(simnet.PortalKey, portal),
+		},
+		Mode:   cardvault.Sandbox,
+		PAN:    number,
+		Expiry: cardvault.Expiry{Month: 2, Year: 2041},
+	}
+}
+
+func obtainPPAN(t testing.TB, n *simnet.Network, r *cardvault.PPANRequest) *cardvault.PPAN {
+	t.Helper()
+	p, err := n.ObtainPPAN(t.Context(), r)
+	if err != nil {
+		t.Fatalf("ObtainPPAN = %v", err)
+	}
+	return p
+}
+
+func TestPPANScenarios(t *testing.T) {
+	n := newNetwork(t, memstore.New(), nil)
+	types := map[cardvault.Scheme]string{
+		cardvault.SchemeVISA: "V", cardvault.SchemeMastercard: "M", cardvault.SchemeAmericanExpress: "A",
+		cardvault.SchemeDiscover: "D", cardvault.SchemeDinersClub: "D", cardvault.SchemeJCB: "J", cardvault.SchemeUnionPay: "P",
+	}
+	for _, scheme := range all {
+		for code, want := range map[int]cardvault.PPANStatus{
+			0: cardvault.PPANValid, 10: cardvault.PPANValid, 80: cardvault.PPANValid, 83: cardvault.PPANValid,
+			81: cardvault.PPANInvalid, 82: cardvault.PPANError,
+		} {
+			number := simnet.ScenarioPAN(scheme, code)
+			p := obtainPPAN(t, n, ppanRequest(number))
+			d := digits(number)
+			switch {
+			case p.Status != want:
+				t.Errorf("%v %03d: %+v", scheme, code, p)
+			case want == cardvault.PPANValid:
+				truncated := d[:6] + strings.Repeat("X", len(d)-10) + d[len(d)-4:]
+				if (*p != cardvault.PPAN{
+					Status: want, PseudoPAN: p.PseudoPAN, TruncatedPAN: truncated, CardType: types[scheme], CardExpiry: "4102",
+				}) {
+					t.Errorf("%v %03d: %+v", scheme, code, p)
+				}
+			default:
+				if (*p != cardvault.PPAN{
+					Status: want, ErrorCode: p.ErrorCode, ErrorMessage: p.ErrorMessage, CustomerMessage: p.CustomerMessage,
+				}) || p.ErrorCode == "" || p.ErrorMessage == "" || p.CustomerMessage == "" {
+					t.Errorf("%v %03d: %+v", scheme, code, p)
+				}
+			}
+		}
+	}
+}
+
+// A pseudo card number belongs to the card, and cannot be taken for one.
+func TestPseudoPAN(t *testing.T) {
+	s := memstore.New()
+	n := newNetwork(t, s, nil)
+	seen := map[string]bool{}
+	for code := range 1000 {
+		number := simnet.ScenarioPAN(cardvault.SchemeMastercard, code)
+		first := obtainPPAN(t, n, ppanRequest(number))
+		if first.Status != cardvault.PPANValid {
+			continue
+		}
+		r := ppanRequest(number)
+		r.Expiry.Year++
+		r.SecurityCode = cardvault.NewSecurityCode([]byte("737"))
+		got := obtainPPAN(t, newNetwork(t, s, nil), r).PseudoPAN
+		if got != first.PseudoPAN || seen[got] {
+			t.Fatalf("pseudo card number %s after %s, of another card: %v", got, first.PseudoPAN, seen[got])
+		}
+		seen[got] = true
+		if scheme, _ := iin.Detect([]byte(got)); len(got) != 19 || scheme != iin.Unknown || strings.Contains(got, digits(number)) {
+			t.Fatalf("pseudo card number %s is of %v", got, scheme)
+		}
+		vaulttest.AssertNoCardNumber(t, nil, first)
+	}
+	other := newNetwork(t, memstore.New(), &simnet.Options{Seed: 7})
+	if got := obtainPPAN(t, other, ppanRequest(simnet.ScenarioPAN(cardvault.SchemeMastercard, 0))).PseudoPAN; seen[got] {
+		t.Error("the seed does not count")
+	}
+}
+
+func TestPPANOtherCards(t *testing.T) {
+	n := newNetwork(t, memstore.New(), nil)
+	for _, c := range []struct {
+		number    string // check digit, if it is "?", to be added, also to truncated
+		year      int
+		want      string // type of the card, or the code of the error
+		truncated string
+	}{
+		{"4242424242424242", 2041, "V", "424242XXXXXX4242"},
+		{"4222222222222", 2041, "V", "422222XXX2222"},
+		{"4111141011111111116", 2041, "V", "411114XXXXXXXXX1116"},
+		{"2223003122003222", 2041, "M", "222300XXXXXX3222"},
+		{"5555555555554444", 2041, "M", "555555XXXXXX4444"},
+		{"675964982643845?", 2041, "O", "675964XXXXXX845?"},
+		{"501800000000000?", 2041, "O", "501800XXXXXX000?"},
+		{"56123456789?", 2041, "O", "561234XX789?"},
+		{"220000000000000?", 2041, "31", ""}, // Mir
+		{"500000000061?", 2041, "31", ""},
+		{"4242424242424241", 2041, "14", ""},
+		{"4242424242424?", 2041, "14", ""},
+		{"4", 2041, "14", ""},
+		{"", 2041, "14", ""},
+		{"4242424242424242", 2020, "33", ""},
+		{"4111110000000815", 2020, "4", ""},
+	} {
+		if front, ok := strings.CutSuffix(c.number, "?"); ok {
+			check := string(iin.CheckDigit([]byte(front)))
+			c.number, c.truncated = front+check, strings.Replace(c.truncated, "?", check, 1)
+		}
+		want := cardvault.PPANInvalid
+		if c.truncated != "" {
+			want = cardvault.PPANValid
+		}
+		r := ppanRequest(cardvault.NewPAN([]byte(c.number)))
+		r.Expiry.Year = c.year
+		p := obtainPPAN(t, n, r)
+		if p.Status != want || p.CardType+p.ErrorCode != c.want || p.TruncatedPAN != c.truncated {
+			t.Errorf("%s: %+v", c.number, p)
+		}
+	}
+}
+
+func TestPPANHash(t *testing.T) {
+	n := newNetwork(t, memstore.New(), nil)
+	travel := portal
+	travel.TravelCard = true
+	with := func(edit func(*cardvault.PPANRequest)) *cardvault.PPANRequest {
+		r := ppanRequest(simnet.ScenarioPAN(cardvault.SchemeVISA, 80))
+		edit(r)
+		return r
+	}
+	p := obtainPPAN(t, n, with(func(r *cardvault.PPANRequest) { r.Account.Hash = payone.Hash(simnet.PortalKey, travel) }))
+	if p.Status != cardvault.PPANValid || p.TravelCard != "no" {
+		t.Errorf("with TravelCard: %+v", p)
+	}
+	for name, r := range map[string]*cardvault.PPANRequest{
+		"another key": with(func(r *cardvault.PPANRequest) { r.Account.Hash = payone.Hash("another", portal) }),
+		"none":        with(func(r *cardvault.PPANRequest) { r.Account.Hash = cardvault.PPANHash{} }),
+		"another aid": with(func(r *cardvault.PPANRequest) { r.Account.AID = "1" }),
+		"live": with(func(r *cardvault.PPANRequest) {
+			live := portal
+			live.Mode = cardvault.Live
+			r.Account.Hash = payone.Hash(simnet.PortalKey, live)
+		}),
+	} {
+		if p := obtainPPAN(t, n, r); p.Status != cardvault.PPANError || p.ErrorCode != "2006" {
+			t.Errorf("%s: %+v", name, p)
+		}
+	}
+	if _, err := n.ObtainPPAN(t.Context(), with(func(r *cardvault.PPANRequest) { r.Mode = cardvault.Live })); err == nil {
+		t.Error("a live vault gets a pseudo card number")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := n.ObtainPPAN(ctx, with(func(*cardvault.PPANRequest) {})); !errors.Is(err, context.Canceled) {
+		t.Errorf("ObtainPPAN = %v", err)
+	}
+}
+
+// The simulator answers a sandbox vault, without anything between.
+func TestPPANOfVault(t *testing.T) {
+	n := newNetwork(t, memstore.New(), nil)
+	v := vaulttest.NewWith(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: n})
+	token, err := v.Import(t.Context(), cardvault.Card{
+		PAN:    simnet.ScenarioPAN(cardvault.SchemeVISA, 81),
+		Expiry: cardvault.Expiry{Month: 2, Year: 2041},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := v.ObtainPPAN(t.Context(), token.ID, ppanRequest(cardvault.PAN{}).Account)
+	if err != nil || p.Status != cardvault.PPANInvalid || p.ErrorCode != "4" {
+		t.Errorf("ObtainPPAN = %+v, %v", p, err)
+	}
+}
