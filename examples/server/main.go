@@ -1,6 +1,6 @@
 // Server is a complete sandbox vault on one machine: the REST surface on bbolt
-// and a simulated network, with accounts, keys and secrets to try them. It is no
-// way to hold real cards.
+// with a simulated network and payment provider, and with accounts, keys and
+// secrets to try them. It is no way to hold real cards.
 //
 //	go run ./examples/server [-addr 127.0.0.1:8080] [-data ./cardvault-data]
 //
@@ -32,16 +32,17 @@ import (
 )
 
 type config struct {
-	addr, data string
-	sessionTTL time.Duration
-	logLevel   slog.Level
+	addr, data      string
+	securityCodeTTL time.Duration
+	sessionTTL      time.Duration
+	logLevel        slog.Level
 }
 
 func main() {
 	var c config
 	flag.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; port 0 takes a free one")
 	flag.StringVar(&c.data, "data", "./cardvault-data", "`directory` of the vault, its key, the simulator and sandbox.json")
-	flag.Duration("security-code-ttl", 10*time.Minute, "how long a security code is kept; without effect, as this version keeps none")
+	flag.DurationVar(&c.securityCodeTTL, "security-code-ttl", 10*time.Minute, "how long a security code is kept")
 	flag.DurationVar(&c.sessionTTL, "session-ttl", 15*time.Minute, "how long a session lives")
 	flag.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	flag.Parse()
@@ -85,15 +86,26 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, network.Close()) }()
+	provider, err := startProvider(network, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, provider.Close()) }()
 	baseURL := "http://" + reachable(listener.Addr().(*net.TCPAddr))
-	v, err := cardvault.Open(ctx, filepath.Join(c.data, "vault"), keys, &cardvault.Options{
-		Mode:           cardvault.Sandbox,
-		Network:        network,
-		NetworkTimeout: networkTimeout,
-		BaseURL:        baseURL,
-		SessionTTL:     c.sessionTTL,
-		Logger:         log,
-	})
+	options := &cardvault.Options{
+		Mode:            cardvault.Sandbox,
+		Network:         network,
+		NetworkTimeout:  networkTimeout,
+		PPAN:            provider,
+		BaseURL:         baseURL,
+		SecurityCodeTTL: c.securityCodeTTL,
+		SessionTTL:      c.sessionTTL,
+		Logger:          log,
+	}
+	if err := instrument(options); err != nil {
+		return err
+	}
+	v, err := cardvault.Open(ctx, filepath.Join(c.data, "vault"), keys, options)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/simnet"
 )
 
@@ -45,15 +46,20 @@ var scenarios = []struct {
 	{61, "active, after the first answer was lost"},
 	{70, "failed without identification of the cardholder"},
 	{71, "active, and supports device binding"},
+	{80, "active; obtain-ppan answers VALID, as for every card that is not listed"},
+	{81, "active; obtain-ppan answers INVALID"},
+	{82, "active; obtain-ppan answers ERROR"},
 }
 
 // page answers with a page for people. Keys and secrets are not on it.
 func page(baseURL string) http.HandlerFunc {
 	type card struct{ PAN, Course string }
 	data := struct {
-		BaseURL string
-		Cards   []card
-	}{BaseURL: baseURL}
+		BaseURL, PortalKey, Hash string
+		Cards                    []card
+	}{BaseURL: baseURL, PortalKey: simnet.PortalKey}
+	hash := payone.Hash(simnet.PortalKey, payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox})
+	hash.Expose(func(text []byte) { data.Hash = string(text) })
 	for _, s := range scenarios {
 		// A test card, and of no use elsewhere.
 		simnet.ScenarioPAN(cardvault.SchemeVISA, s.scenario).Expose(func(digits []byte) {
@@ -83,7 +89,7 @@ var pageTemplate = template.Must(template.New("page").Parse(`<!doctype html>
 body { max-width: 48rem; margin: 4rem auto; padding: 0 1.5rem; }
 h1 { font-size: 1.6rem; letter-spacing: -.02em; }
 h2 { font-size: 1.1rem; margin: 2.5rem 0 .5rem; }
-code { font: .9em ui-monospace, monospace; }
+code { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; }
 td { padding: .3rem 1.5rem .3rem 0; vertical-align: top; border-top: 1px solid color-mix(in srgb, currentColor 15%, transparent); }
 td:first-child { width: 21rem; white-space: nowrap; }
@@ -108,6 +114,21 @@ API keys are in <code>sandbox.json</code> in the data directory of the server.</
 <tr><td><code>GET /tokens/{id}/payment-data</code><td>those that were asked for
 <tr><td><code>GET /tokens/card-art/{art_id}</code><td>an image of the card; no API key
 </table>
+
+<h2>Security codes</h2>
+<table>
+<tr><td><code>GET /tokens/{id}/security-code</code><td>whether the vault still has it, and until when
+<tr><td><code>POST /tokens/{id}/refresh-session</code><td>a session in which the shopper enters it anew
+<tr><td><code>POST /tokens/{id}/consume</code><td>the payment was authorized: it is erased
+</table>
+
+<h2>Pseudo card numbers</h2>
+<table>
+<tr><td><code>POST /integrations/provider/obtain-ppan</code><td>a number for the card at the payment provider (beta)
+</table>
+<p>The provider of this sandbox has the portal key <code>{{.PortalKey}}</code>. For
+<code>x-provider-aid: 22222</code>, <code>x-provider-mid: 11111</code> and
+<code>x-provider-portalid: 3333333</code> the <code>x-provider-hash</code> is<br><code>{{.Hash}}</code></p>
 
 <h2>API keys</h2>
 <table>
