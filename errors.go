@@ -15,8 +15,8 @@ var (
 	// issued, deleted, expired, or of another account. These are not told apart.
 	ErrNotFound = errors.New("cardvault: not found")
 
-	// ErrSessionCompleted is returned by Tokenize for a session that has made
-	// its token.
+	// ErrSessionCompleted is returned by Tokenize and RefreshSecurityCode for a
+	// session that has done what it is for.
 	ErrSessionCompleted = errors.New("cardvault: session is completed")
 
 	// ErrSessionKind is returned by Tokenize for a session in which a security
@@ -67,7 +67,8 @@ var (
 	ErrClosed = errors.New("cardvault: vault is closed")
 
 	// ErrUnavailable comes with errors of the store or of the key provider that
-	// a later call may not meet. Nothing was changed.
+	// a later call may not meet. Nothing was changed. Of calls about security codes
+	// it may be their cache: see there what was done.
 	ErrUnavailable = errors.New("cardvault: unavailable")
 
 	// ErrOutcomeUnknown comes with the error of a write whose commit failed in
@@ -92,8 +93,9 @@ var (
 	// ErrWrongKey is returned by Open and New for a key that is not the vault's.
 	ErrWrongKey = errors.New("cardvault: wrong key")
 
-	// ErrWrongMode is returned by Open and New for a vault made in the other mode.
-	ErrWrongMode = errors.New("cardvault: vault was made in another mode")
+	// ErrWrongMode is returned by Open and New for a vault made in the other mode,
+	// and for a live vault with an adapter that is for sandboxes.
+	ErrWrongMode = errors.New("cardvault: wrong mode")
 
 	// ErrKeyFile comes with errors about a key file that cannot be used.
 	ErrKeyFile = errors.New("cardvault: key file")

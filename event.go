@@ -56,6 +56,7 @@ const (
 	ReasonCardUpdated               EventReason = "card_updated"
 	ReasonInvalidated               EventReason = "invalidated"
 	ReasonPatched                   EventReason = "patched"
+	ReasonSecurityCodeRefreshed     EventReason = "security_code_refreshed"
 	ReasonRequested                 EventReason = "requested"
 	ReasonExpired                   EventReason = "expired"
 )

@@ -25,8 +25,9 @@ import (
 // data it is the record as it is now. An error is no result, but for the
 // ErrNetworkTokenState of Provision.
 //
-// RequestPaymentData waits for the network. A repetition meanwhile is
-// ErrIdempotencyInProgress, for a minute at most after a crash.
+// RequestPaymentData waits for the network, Consume for the cache of security
+// codes. A repetition meanwhile is ErrIdempotencyInProgress, for a minute at most
+// after a crash.
 type Idempotency struct {
 	// Key is chosen by the caller: 1 to 255 printable ASCII characters, unique
 	// within the account, the operation and the object that it concerns.

@@ -236,11 +236,12 @@ type frail struct {
 	mu   sync.Mutex
 	fail func() error // of each Update
 	done bool
+	then func() // after each Update that was done, if set
 }
 
 func (s *frail) Update(ctx context.Context, fn func(store.Tx) error) error {
 	s.mu.Lock()
-	hook, done := s.fail, s.done
+	hook, done, then := s.fail, s.done, s.then
 	s.mu.Unlock()
 	var fail error
 	if hook != nil {
@@ -251,6 +252,9 @@ func (s *frail) Update(ctx context.Context, fn func(store.Tx) error) error {
 	}
 	if err := s.Store.Update(ctx, fn); err != nil {
 		return err
+	}
+	if then != nil {
+		then()
 	}
 	return fail
 }

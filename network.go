@@ -78,8 +78,8 @@ type ArtFetcher interface {
 	CardArt(ctx context.Context, id string) (mediaType string, image []byte, err error)
 }
 
-// SandboxOnly is implemented by a Network that must not see real cards. A live
-// vault refuses it with ErrWrongMode.
+// SandboxOnly is implemented by a Network or PPANProvider that must not see real
+// cards. A live vault refuses it with ErrWrongMode.
 type SandboxOnly interface{ SandboxOnly() }
 
 // MaxCardArt is the largest card art that a vault keeps, in bytes.

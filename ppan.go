@@ -26,6 +26,7 @@ import (
 // something else.
 //
 // A provider that implements [SandboxOnly] is refused by a live vault.
+// [PPANRequest.Mode] tells the others which system to ask.
 type PPANProvider interface {
 	ObtainPPAN(ctx context.Context, r *PPANRequest) (*PPAN, error)
 }
@@ -117,9 +118,10 @@ func (s PPANStatus) MarshalText() ([]byte, error) { return []byte(s.String()), n
 // came of a request without an answer is not known, and repeating it may make a
 // second pseudo card number, which does no harm.
 //
-// Errors: FieldErrors; ErrNotEnabled without a provider; ErrNotFound;
-// ErrTokenInvalidated; ErrCardDataStale; ErrProviderUnavailable;
-// ErrProviderTimeout.
+// Errors: FieldErrors, which name fields as the headers of the REST surface;
+// ErrNotEnabled without a provider; ErrNotFound; ErrTokenInvalidated;
+// ErrCardDataStale; ErrProviderUnavailable with the cause in its text;
+// ErrProviderTimeout, also when the deadline of ctx has come first.
 func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*PPAN, error) {
 	if v.closed.Load() {
 		return nil, ErrClosed
@@ -193,37 +195,55 @@ func (v *Vault) askProvider(ctx context.Context, r *PPANRequest) (answer *PPAN, 
 		return err
 	})
 	if err == nil {
-		err = answer.check(r.PAN)
+		err = answer.check(r)
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		return answer, nil
-	case ctx.Err() != nil:
-		return nil, ctx.Err() // the caller's own
 	}
-	v.log.Warn("provider of pseudo card numbers gave no answer", "error", printable(err, r.Account.Hash.get(), r.SecurityCode.get()))
-	if errors.Is(err, context.DeadlineExceeded) {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return nil, ctx.Err() // the caller has left
+	}
+	cause := printable(withhold(err, r.PAN, r.Account.Hash.get(), r.SecurityCode.get()))
+	v.log.Warn("provider of pseudo card numbers gave no answer", "error", cause)
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("%w: %w", ErrProviderTimeout, ctx.Err())
+	case errors.Is(err, context.DeadlineExceeded) || calling.Err() != nil:
 		return nil, ErrProviderTimeout
 	}
-	return nil, ErrProviderUnavailable
+	return nil, fmt.Errorf("%w: %s", ErrProviderUnavailable, cause)
 }
 
-// check returns errGarbage unless p can be the answer for a card: a provider that
-// sends back the card number does not get it past here.
-func (p *PPAN) check(sent PAN) error {
+// check returns errGarbage unless p can be the answer to a request: a provider that
+// sends back the card number, the code or the hash does not get it past here.
+func (p *PPAN) check(r *PPANRequest) error {
 	if p == nil || p.Status < PPANValid || p.Status > PPANError {
 		return errGarbage
 	}
+	pan, hash, code := r.PAN.get(), r.Account.Hash.get(), r.SecurityCode.get()
 	for _, text := range []string{
 		p.TruncatedPAN, p.CardType, p.CardExpiry, p.TravelCard, p.TravelCardProvider, p.TravelCardInvoice,
 		p.ErrorCode, p.ErrorMessage, p.CustomerMessage,
 	} {
-		if utf8.RuneCountInString(text) > maxText || mayHoldPAN(text) {
+		if utf8.RuneCountInString(text) > maxText || mayHoldPAN(text) || holdsNumber(text, pan) || bytes.Contains([]byte(text), hash) {
 			return errGarbage
 		}
 	}
+	// Other texts can be the same as a code by chance.
+	if holdsRun(p.ErrorMessage, code) || holdsRun(p.CustomerMessage, code) {
+		return errGarbage
+	}
+	shown := 0
+	for _, c := range []byte(p.TruncatedPAN) {
+		if c >= '0' && c <= '9' {
+			shown++
+		}
+	}
+	if most := 6 + 4; shown > most && (shown > 8+4 || len(pan) < 16) {
+		return errGarbage // what is hidden could be computed
+	}
 	n := len(p.PseudoPAN)
-	if !allDigits([]byte(p.PseudoPAN)) || bytes.Contains([]byte(p.PseudoPAN), sent.get()) ||
+	if !allDigits([]byte(p.PseudoPAN)) || holdsNumber(p.PseudoPAN, pan) ||
 		(n > 0 || p.Status == PPANValid) && (n < 16 || n > maxPAN) {
 		return errGarbage
 	}

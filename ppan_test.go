@@ -53,6 +53,9 @@ func TestPPAN(t *testing.T) {
 			if answer.Status = status; status != cardvault.PPANValid {
 				answer.PseudoPAN, answer.ErrorCode, answer.ErrorMessage = "", "43", strings.Repeat("ü", 255)
 			}
+			if status == cardvault.PPANInvalid {
+				answer.TruncatedPAN = "42424242XXXX4242"
+			}
 			got, err := l.ObtainPPAN(l.Context(), id, portal())
 			l.must(err)
 			if *got != *answer {
@@ -109,6 +112,14 @@ func TestPPANFailures(t *testing.T) {
 		"not truncated":             {with(func(p *cardvault.PPAN) { p.TruncatedPAN = pan }), cardvault.ErrProviderUnavailable},
 		"not truncated, spaced":     {with(func(p *cardvault.PPAN) { p.TruncatedPAN = "4242 4242 4242 4242" }), cardvault.ErrProviderUnavailable},
 		"the form in a message":     {with(func(p *cardvault.PPAN) { p.Status, p.ErrorMessage = 3, "cardpan="+pan }), cardvault.ErrProviderUnavailable},
+		"underscores":               {with(func(p *cardvault.PPAN) { p.TruncatedPAN = "4242_4242_4242_4242" }), cardvault.ErrProviderUnavailable},
+		"one digit hidden":          {with(func(p *cardvault.PPAN) { p.TruncatedPAN = "42424242424X4242" }), cardvault.ErrProviderUnavailable},
+		"three digits hidden":       {with(func(p *cardvault.PPAN) { p.TruncatedPAN = "424242424XXX4242" }), cardvault.ErrProviderUnavailable},
+		"the number among words":    {with(func(p *cardvault.PPAN) { p.CustomerMessage = "4242 and 4242, 4242: 4242" }), cardvault.ErrProviderUnavailable},
+		"the code in a message":     {with(func(p *cardvault.PPAN) { p.ErrorMessage = "cardcvc2=7373" }), cardvault.ErrProviderUnavailable},
+		"the code for the shopper":  {with(func(p *cardvault.PPAN) { p.CustomerMessage = "7373?" }), cardvault.ErrProviderUnavailable},
+		"the hash in a message":     {with(func(p *cardvault.PPAN) { p.ErrorMessage = "hash=" + portalHash }), cardvault.ErrProviderUnavailable},
+		"an error among words":      {fails(errors.New("4242 and 4242, 4242: 4242")), cardvault.ErrProviderUnavailable},
 		"a long text":               {with(func(p *cardvault.PPAN) { p.CustomerMessage = strings.Repeat("x", 256) }), cardvault.ErrProviderUnavailable},
 	} {
 		inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: test.provider}, func(l *lab) {
@@ -117,6 +128,9 @@ func TestPPANFailures(t *testing.T) {
 				l.Errorf("%s: %v, %v, want %v", name, got, err, test.want)
 			}
 			vaulttest.AssertNoLeak(t, []string{pan, portalHash, "7373"}, err, l.log.text())
+			if text := l.log.text(); strings.Contains(text, "4242 and") {
+				l.Errorf("%s: logged: %s", name, text)
+			}
 			if l.log.text() == "" {
 				l.Errorf("%s: nothing is logged", name)
 			}
@@ -127,6 +141,16 @@ func TestPPANFailures(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	})
+	// Whatever a provider calls it, when its time is over it is a timeout.
+	words := providerFunc(func(ctx context.Context, _ *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+		<-ctx.Done()
+		return nil, errors.New("read: connection closed")
+	})
+	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: words}, func(l *lab) {
+		if _, err := l.ObtainPPAN(l.Context(), l.imports(visa), portal()); !errors.Is(err, cardvault.ErrProviderTimeout) {
+			l.Errorf("an error in words of its own: %v", err)
+		}
+	})
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: hangs, PPANTimeout: 3 * time.Second}, func(l *lab) {
 		id, start := l.imports(visa), time.Now()
 		_, err := l.ObtainPPAN(l.Context(), id, portal())
@@ -135,8 +159,13 @@ func TestPPANFailures(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(l.Context(), time.Second)
 		defer cancel()
-		if _, err := l.ObtainPPAN(ctx, id, portal()); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, cardvault.ErrProviderTimeout) {
-			l.Errorf("when the caller gives up: %v", err)
+		if _, err := l.ObtainPPAN(ctx, id, portal()); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, cardvault.ErrProviderTimeout) {
+			l.Errorf("when the deadline of the caller comes first: %v", err)
+		}
+		leaving, leave := context.WithCancel(l.Context())
+		time.AfterFunc(time.Second, leave)
+		if _, err := l.ObtainPPAN(leaving, id, portal()); !errors.Is(err, context.Canceled) || errors.Is(err, cardvault.ErrProviderTimeout) {
+			l.Errorf("when the caller leaves: %v", err)
 		}
 	})
 }

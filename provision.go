@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -277,21 +278,75 @@ func (c *core) guard(who string, f func() error) (err error) {
 }
 
 // printable returns an error of an adapter or provider as it may be logged:
-// whole, unless it could hold a card number or holds one of secrets.
-func printable(err error, secrets ...[]byte) string {
+// whole, unless it could hold a card number.
+func printable(err error) string {
 	text := err.Error()
-	bad := mayHoldPAN(text)
-	for _, s := range secrets {
-		bad = bad || len(s) > 0 && bytes.Contains([]byte(text), s)
-	}
-	if bad {
-		return fmt.Sprintf("%T, whose text could hold what was sent", err)
+	if mayHoldPAN(text) {
+		return fmt.Sprintf("%T, whose text could hold a card number", err)
 	}
 	return text
 }
 
+// A withheld error is one whose text holds what was sent.
+type withheld struct{ cause error }
+
+func (e *withheld) Error() string { return fmt.Sprintf("%T, whose text holds what was sent", e.cause) }
+func (e *withheld) Unwrap() error { return e.cause }
+
+// withhold returns err without its text if that holds a card number or one of
+// secrets. The code of a refusal is shown and stored: there a security code counts
+// if it is a number by itself.
+func withhold(err error, pan PAN, secrets ...[]byte) error {
+	if e, ok := errors.AsType[*NetworkError](err); ok && e != nil {
+		for _, s := range secrets {
+			if holdsRun(e.Code, s) || holdsRun(e.SchemeCode, s) {
+				refusal := *e
+				if refusal.SchemeCode = ""; holdsRun(e.Code, s) {
+					refusal.Code = ""
+				}
+				return &refusal
+			}
+		}
+		return err
+	}
+	if err == nil {
+		return nil
+	}
+	bad := holdsNumber(err.Error(), pan.get())
+	for _, s := range secrets {
+		bad = bad || len(s) > 0 && bytes.Contains([]byte(err.Error()), s)
+	}
+	if bad {
+		return &withheld{err}
+	}
+	return err
+}
+
+// holdsNumber reports whether the digits of text, whatever is between them, hold
+// those of a card number.
+func holdsNumber(text string, digits []byte) bool {
+	var found []byte
+	for _, c := range []byte(text) {
+		if c >= '0' && c <= '9' {
+			found = append(found, c)
+		}
+	}
+	defer clear(found)
+	return len(digits) > 0 && bytes.Contains(found, digits)
+}
+
+// holdsRun reports whether text has digits as a number by itself.
+func holdsRun(text string, digits []byte) bool {
+	for run := range strings.FieldsFuncSeq(text, func(r rune) bool { return r < '0' || r > '9' }) {
+		if run == string(digits) {
+			return true
+		}
+	}
+	return false
+}
+
 // mayHoldPAN reports whether text has as many digits in a row as a card number,
-// also with blanks, dots and hyphens in between. The check digit does not count.
+// also with blanks, dots, hyphens, underscores and slashes in between. The check digit does not count.
 func mayHoldPAN(text string) bool {
 	digits := 0
 	for _, c := range text {
@@ -300,7 +355,7 @@ func mayHoldPAN(text string) bool {
 			if digits++; digits >= minPAN {
 				return true
 			}
-		case c != ' ' && c != '-' && c != '.':
+		case !strings.ContainsRune(" -._/", c):
 			digits = 0
 		}
 	}
@@ -366,6 +421,7 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 			SecurityCode:   code,
 			Identification: h.token.Identification,
 		})
+		failure = withhold(failure, pan, code.get())
 	}
 	settled := false
 	var refusal *NetworkError

@@ -151,8 +151,10 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 		if errors.Is(err, store.ErrConflict) {
 			continue
 		}
-		if err == nil {
+		if err == nil || errors.Is(err, ErrOutcomeUnknown) {
 			v.dropCode(ctx, id)
+		}
+		if err == nil {
 			v.workDue(event, release)
 		}
 		return err

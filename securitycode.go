@@ -22,7 +22,8 @@ const (
 // SecurityCodeStatus reports whether the vault has the security code of a token,
 // and until when. The code goes at that time, when it is consumed, when another
 // takes its place or the token is deleted, and early if there is no room for it
-// or its cache is lost.
+// or its cache is lost. A cache that does not answer has none. What becomes of the
+// card at its scheme does not matter.
 //
 // The error is ErrNotFound for an id that the account does not have.
 func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (available bool, until time.Time, err error) {
@@ -39,8 +40,8 @@ func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (available
 // without one stays as it is.
 //
 // Errors: ErrNotFound; ErrUnavailable if the cache could not be reached, so that
-// the code may still be there; ErrIdempotencyKeyReused. Repeated under an
-// idempotency key it does not erase the code of a later refresh.
+// the code may still be there; ErrIdempotencyKeyReused; ErrIdempotencyInProgress.
+// Repeated under an idempotency key it does not erase the code of a later refresh.
 func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
 	once, answer, err := v.once(ctx, opConsume, id, func() []byte { return nil })
 	if err != nil || answer != nil {
@@ -48,24 +49,29 @@ func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
 	}
 	card, err := v.get(ctx, kindToken, id)
 	if err == nil {
+		// No other call under the key erases the code of a refresh that follows.
+		err = once.claim(ctx, v, id)
+	}
+	if err == nil {
 		err = v.eraseCode(ctx, id)
 	}
 	if err == nil && once != nil {
-		err = once.seal(v, nil, card.ID)
-	}
-	if err != nil || once == nil {
-		v.wrote(ctx, opConsume, v.account, id, err)
-		return err
-	}
-	err = v.write(ctx, opConsume, id, func(tx store.Tx) error {
-		if _, err := v.find(tx, kindToken, card.ID); err != nil {
-			return err
+		if err = once.seal(v, nil, card.ID); err == nil {
+			err = wrapped(v.store.Update(ctx, func(tx store.Tx) error {
+				if _, err := v.find(tx, kindToken, card.ID); err != nil {
+					return err
+				}
+				return once.put(tx)
+			}))
 		}
-		return once.put(tx)
-	})
+	}
 	if errors.Is(err, errRepeated) {
 		return v.Consume(ctx, id)
 	}
+	if err != nil {
+		once.release(ctx, v)
+	}
+	v.wrote(ctx, opConsume, v.account, id, err)
 	return err
 }
 
@@ -100,7 +106,8 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (uuid.UUID, er
 //
 // Errors: FieldErrors; ErrNotFound for a session that is unknown, over, or of
 // another account or a token that is gone; ErrSessionCompleted; ErrSessionKind;
-// ErrUnavailable if the cache does not take the code: the session is completed then.
+// ErrUnavailable if the cache does not take the code: the session is completed then,
+// and the code before is erased.
 func (v *Vault) RefreshSecurityCode(ctx context.Context, session uuid.UUID, code SecurityCode) (*Token, error) {
 	for {
 		r, s, err := v.openSession(ctx, session)
@@ -126,11 +133,18 @@ func (v *Vault) RefreshSecurityCode(ctx context.Context, session uuid.UUID, code
 		if err := v.box.SealShown(r, s.encode()); err != nil {
 			return nil, wrapped(err)
 		}
+		event, err := v.newEvent(card.ID, t, TokenUpdated, ReasonSecurityCodeRefreshed)
+		if err != nil {
+			return nil, err
+		}
 		err = v.write(ctx, opRefreshSecurityCode, t.ID, func(tx store.Tx) error {
 			if _, err := v.find(tx, kindToken, s.refresh); err != nil {
 				return err
 			}
 			tx.Put(r)
+			if event != nil {
+				tx.Put(event)
+			}
 			return nil
 		})
 		if errors.Is(err, store.ErrConflict) {
@@ -139,15 +153,19 @@ func (v *Vault) RefreshSecurityCode(ctx context.Context, session uuid.UUID, code
 		if err != nil {
 			return nil, err
 		}
-		// Only whoever completes the session gets to replace the code.
+		// Only whoever completes the session gets to replace the code. It may have
+		// been deleted meanwhile, perhaps before there was this code to erase.
 		ctx := context.WithoutCancel(ctx)
-		if err := v.keepCode(ctx, t, code, codesWait); err != nil {
-			return nil, fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
+		if v.keepCode(ctx, t, code, codesWait) != nil {
+			err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
+		} else {
+			_, err = v.getRow(ctx, kindToken, s.refresh)
 		}
-		if _, err := v.getRow(ctx, kindToken, s.refresh); errors.Is(err, ErrNotFound) {
-			v.dropCode(ctx, t.ID) // deleted meanwhile: perhaps before there was a code to erase
+		if err != nil {
+			v.dropCode(ctx, t.ID)
 			return nil, err
 		}
+		v.workDue(event)
 		return t, nil
 	}
 }
@@ -182,6 +200,7 @@ func (v *Vault) keepCode(ctx context.Context, t *Token, code SecurityCode, wait 
 	plain = tlv.Pad(tlv.Append(plain, codeDigits, code.get()), 32, 0)
 	sealed := v.box.SealCode(v.codeKey, v.account, t.ID, plain)
 	clear(plain)
+	defer clear(sealed)
 	err := v.withCodes(ctx, wait, func(ctx context.Context) error {
 		return v.codes.Put(ctx, t.ID, sealed, until.Sub(at))
 	})
@@ -202,10 +221,10 @@ func (v *Vault) securityCode(ctx context.Context, id uuid.UUID) (SecurityCode, t
 	if errors.Is(err, store.ErrNotFound) {
 		return SecurityCode{}, time.Time{}
 	}
+	defer clear(sealed) // it is opened in place
 	var plain []byte
 	if err == nil {
 		plain, err = v.openCode(ctx, id, sealed)
-		defer clear(plain)
 	}
 	if err != nil {
 		v.codesFailed("read", err)
@@ -258,7 +277,7 @@ func (v *Vault) eraseCode(ctx context.Context, id uuid.UUID) error {
 // dropCode erases what is left of a token that is gone, or was never stored. If
 // that fails it goes when its time is over; nothing leads to it.
 func (v *Vault) dropCode(ctx context.Context, id uuid.UUID) {
-	err := v.withCodes(context.WithoutCancel(ctx), codesAside, func(ctx context.Context) error { return v.codes.Delete(ctx, id) })
+	err := v.withCodes(context.WithoutCancel(ctx), codesWait, func(ctx context.Context) error { return v.codes.Delete(ctx, id) })
 	if err != nil {
 		v.codesFailed("erased", err)
 	}

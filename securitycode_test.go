@@ -3,6 +3,7 @@ package cardvault_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	codecache "github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
@@ -109,6 +111,98 @@ func TestSecurityCodeInProvisioning(t *testing.T) {
 			l.Error("a code came after its time")
 		}
 	})
+}
+
+// TestSecurityCodeInRefusals: a network that tells the code again, against its
+// contract, does not get it into log, answer or event.
+func TestSecurityCodeInRefusals(t *testing.T) {
+	events := new(vaulttest.Recorder)
+	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Events: events}, func(l *lab) {
+		for what, test := range map[string]struct {
+			err  error
+			code string // what the reason shows of it
+		}{
+			"an error":                {errors.New(`400: {"cvc2":"7373"}`), ""},
+			"an error with a number":  {errors.New("card 4242 and 4242, 4242: 4242"), ""},
+			"a scheme code":           {&cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: "CVC2 7373 MISMATCH"}, ""},
+			"a code of its own":       {&cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "CVC 7373"}, ""},
+			"something else":          {&cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: "17373"}, "17373"},
+			"wrapped, something else": {fmt.Errorf("7373: %w", &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: "N7"}), "N7"},
+		} {
+			l.net.script(refuse("Provision", test.err), nil)
+			id := l.imports(coded(visa, "7373"))
+			l.drain()
+			if r := l.get(id).NetworkTokenStatusReason; r != nil && r.SchemeCode != test.code {
+				l.Errorf("%s: the scheme code shows as %q, want %q", what, r.SchemeCode, test.code)
+			}
+			l.drain()
+		}
+		vaulttest.AssertNoLeak(t, []string{"7373"}, l.log.text(), events.Events())
+		if text := l.log.text(); strings.Contains(text, "4242 and") || !strings.Contains(text, "holds what was sent") {
+			l.Errorf("logged: %s", text)
+		}
+	})
+}
+
+// TestCallerGone: a caller that leaves in mid-call loses no code, and leaves none
+// behind.
+func TestCallerGone(t *testing.T) {
+	cache := &countedCodes{CodeCache: codecache.New(10, nil), ids: map[uuid.UUID]bool{}}
+	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Codes: cache}, func(l *lab) {
+		id := l.imports(visa)
+		session, err := l.RefreshSession(l.Context(), id)
+		l.must(err)
+		ctx, leave := context.WithCancel(l.Context())
+		l.store.then = leave
+		l.must2(l.RefreshSecurityCode(ctx, session, cardvault.NewSecurityCode([]byte("999"))))
+		l.hasCode(id, true)
+
+		ctx, leave = context.WithCancel(l.Context())
+		l.store.hook(func() error { leave(); return errors.New("disk full") })
+		if _, err := l.Import(ctx, coded(visa, "737"), nil); err == nil {
+			l.Fatal("an import on a full disk succeeds")
+		}
+		if n := cache.left(l); n != 1 || len(cache.ids) != 2 {
+			l.Errorf("%d of %d codes are kept, want 1 of 2", n, len(cache.ids))
+		}
+	})
+}
+
+// TestUnknownDeletion: when it is not known whether a token is deleted its code is
+// erased.
+func TestUnknownDeletion(t *testing.T) {
+	cache := &countedCodes{CodeCache: codecache.New(10, nil), ids: map[uuid.UUID]bool{}}
+	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Codes: cache}, func(l *lab) {
+		id := l.imports(coded(visa, "737"))
+		l.store.set(store.ErrOutcomeUnknown, true)
+		if err := l.Delete(l.Context(), id); !errors.Is(err, cardvault.ErrOutcomeUnknown) {
+			l.Fatalf("deleting: %v", err)
+		}
+		l.store.set(nil, false)
+		if n := cache.left(l); n != 0 || len(cache.ids) != 1 {
+			l.Errorf("%d of %d codes are kept, want none of 1", n, len(cache.ids))
+		}
+	})
+}
+
+// countedCodes is a cache that notes which ids it was given.
+type countedCodes struct {
+	store.CodeCache
+	ids map[uuid.UUID]bool
+}
+
+func (c *countedCodes) Put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+	c.ids[id] = true
+	return c.CodeCache.Put(ctx, id, value, ttl)
+}
+
+func (c *countedCodes) left(l *lab) (n int) {
+	for id := range c.ids {
+		if _, err := c.Get(l.Context(), id); err == nil {
+			n++
+		}
+	}
+	return n
 }
 
 func TestSecurityCodeCapacity(t *testing.T) {

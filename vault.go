@@ -140,9 +140,11 @@ type Options struct {
 	// log. One takes about 500 bytes. Defaults to 65,536. Without effect if Codes is set.
 	SecurityCodeCapacity int
 
-	// Codes keeps security codes, for several processes on one store. What does
-	// not answer within 50 milliseconds counts as not kept. The vault does not
-	// close it. If nil, they are in the memory of this process, under a key that
+	// Codes keeps security codes. All vaults on one store need the same cache: with
+	// caches apart, one does not have the codes of the other, and does not erase them.
+	// A code that it does not take or give within 50 milliseconds counts as not kept;
+	// calls that erase or refresh one wait for a second, and a deletion goes on
+	// then: what it could not erase goes with its time. The vault does not close it. If nil, they are in the memory of this process, under a key that
 	// ends with it.
 	Codes store.CodeCache
 
@@ -231,11 +233,11 @@ func (o *Options) withDefaults() (Options, error) {
 			return opts, errors.New("cardvault: Name of Options.Network must be 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit")
 		}
 		if _, ok := n.(SandboxOnly); ok && opts.Mode == Live {
-			return opts, fmt.Errorf("%w: network %q is for sandboxes", ErrWrongMode, n.Name())
+			return opts, fmt.Errorf("%w: network %q is for sandboxes, and Options.Mode is Live", ErrWrongMode, n.Name())
 		}
 	}
 	if _, ok := opts.PPAN.(SandboxOnly); ok && opts.Mode == Live {
-		return opts, fmt.Errorf("%w: the provider of pseudo card numbers is for sandboxes", ErrWrongMode)
+		return opts, fmt.Errorf("%w: the provider of pseudo card numbers is for sandboxes, and Options.Mode is Live", ErrWrongMode)
 	}
 	if opts.SecurityCodeCapacity == 0 {
 		opts.SecurityCodeCapacity = 1 << 16

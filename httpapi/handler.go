@@ -63,14 +63,14 @@ type Options struct {
 	ClientAddr func(*http.Request) netip.Addr
 
 	// Timeout bounds the work on one request, reading and writing included. If
-	// it is not longer than cardvault.Options.NetworkTimeout and PPANTimeout, a
-	// network or provider that does not answer in time is a failure of the service,
-	// and not told as what it is.
+	// it is not longer than cardvault.Options.NetworkTimeout, a network that does
+	// not answer in time is a failure of the service, not one in the record.
 	// Defaults to 30 seconds.
 	Timeout time.Duration
 
 	// ProviderName is the name of the payment provider of
-	// POST /integrations/provider/obtain-ppan, 1 to 40 of a-z, 0-9 and "-". The same
+	// POST /integrations/provider/obtain-ppan: 1 to 40 of a-z, 0-9 and "-",
+	// beginning with a letter or digit. The same
 	// is served under it then: POST /integrations/NAME/obtain-ppan with the headers
 	// x-NAME-aid, x-NAME-hash, x-NAME-mid and x-NAME-portalid. If "", only under the
 	// neutral one.
@@ -107,7 +107,7 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	h.routes = routes
 	if name := o.ProviderName; name != "" && name != neutralProvider {
 		if !isProviderName(name) {
-			return nil, errors.New("httpapi: Options.ProviderName must be 1 to 40 of a-z, 0-9 and -")
+			return nil, errors.New("httpapi: Options.ProviderName must be 1 to 40 of a-z, 0-9 and -, beginning with a letter or digit")
 		}
 		h.routes = append(slices.Clip(routes), ppanRoute(name))
 	}

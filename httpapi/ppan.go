@@ -16,7 +16,7 @@ func isProviderName(name string) bool {
 			return false
 		}
 	}
-	return len(name) <= 40
+	return len(name) <= 40 && name[0] != '-'
 }
 
 // ppanRoute is the route on which a provider of a name is asked for a pseudo card

@@ -525,7 +525,7 @@ func TestPPANTimeout(t *testing.T) {
 		{"defaults", 0, 0, 10 * time.Second, 504, false},
 		{"a quick vault", time.Second, 0, time.Second, 504, false},
 		{"a patient vault", 20 * time.Second, 0, 20 * time.Second, 504, false},
-		{"a quick handler", 0, 2 * time.Second, 2 * time.Second, 503, false},
+		{"a quick handler", 0, 2 * time.Second, 2 * time.Second, 504, false},
 		{"late", time.Second, 0, 3 * time.Second, 504, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {

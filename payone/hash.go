@@ -15,7 +15,7 @@ import (
 type HashParameters struct {
 	AID, MID, PortalID string // as in cardvault.PPANAccount
 
-	// Mode is that of the vault: live, unless set.
+	// Mode is that of the vault: live, unless set. A sandbox needs cardvault.Sandbox.
 	Mode cardvault.Mode
 
 	// TravelCard is whether the client of the vault has [Options.TravelCard].
@@ -29,7 +29,7 @@ func Hash(portalKey string, p HashParameters) cardvault.PPANHash {
 	return cardvault.NewPPANHash(hash(portalKey, p.list()))
 }
 
-// Verify reports whether hash is the one that [Hash] returns, in constant time.
+// Verify reports whether given is the hash that [Hash] returns, in constant time.
 func Verify(portalKey string, p HashParameters, given cardvault.PPANHash) (ok bool) {
 	want := hash(portalKey, p.list())
 	given.Expose(func(text []byte) { ok = subtle.ConstantTimeCompare(text, want) == 1 })

@@ -4,7 +4,7 @@
 //
 //	provider, err := payone.New("https://provider.example/client-api/", nil)
 //	v, err := cardvault.Open(ctx, "vault", keys, &cardvault.Options{PPAN: provider})
-//	ppan, err := v.ObtainPPAN(ctx, token, cardvault.PPANAccount{
+//	ppan, err := v.ObtainPPAN(ctx, token.ID, cardvault.PPANAccount{
 //		AID: aid, MID: mid, PortalID: portal, Hash: hash,
 //	})
 //
@@ -30,9 +30,19 @@
 // and a portalid of 3333333:
 //
 //	printf 222223.11UTF-811111test3333333creditcardcheckJSONyes |
-//		openssl dgst -sha384 -hmac "$PORTAL_KEY"
+//		openssl dgst -sha384 -hmac "$PORTAL_KEY" -r | cut -d' ' -f1
+//
+// With the portal key secretTestKey that is 72a4a5acd535aa5e…1f0999e30d68.
 //
 // # What is sent, and what stays
+//
+// Besides what the hash covers and the hash: cardpan, cardexpiredate (YYMM) and, if
+// the vault has the security code, cardcvc2. The answer is a JSON object with the
+// status VALID, INVALID or ERROR. VALID comes with pseudocardpan, of 16 to 19
+// digits, and may come with truncatedcardpan, cardtype (such as V for VISA, M for
+// Mastercard, A for American Express, D for Diners Club and Discover, J for JCB, P
+// for UnionPay, O for Maestro) and cardexpiredate; the others with errorcode,
+// errormessage and customermessage. Any other answer is an error.
 //
 // A request is sent once. It is not repeated once a byte of it was written, and no
 // redirect is followed: what came of a request without an answer is not known.
@@ -101,7 +111,8 @@ const (
 )
 
 // New returns a client of the provider at an address, which is https, or http on a
-// loopback host for sandbox vaults, and has neither user nor query nor fragment.
+// loopback host for sandbox vaults, and has neither user nor query nor fragment. In
+// a live vault every call to one with http fails.
 // opts may be nil. It connects to nothing yet.
 func New(address string, opts *Options) (*Client, error) {
 	if opts == nil {

@@ -13,8 +13,9 @@ const MaxCode = 1 << 10
 // A CodeCache keeps sealed security codes for the minutes that they are needed,
 // in memory and nowhere else: a cache that writes to disk, also as a snapshot,
 // a log or swap, is none. All methods may be called concurrently, honour ctx,
-// and neither keep nor change the slices they are given. What they return
-// belongs to the caller.
+// and neither keep nor change the slices they are given, also when they return
+// because ctx has ended. What they return belongs to the caller. A call that does
+// not return when ctx has ended holds up the vault.
 //
 // A value may go early, such as when there is no room. It must not stay late:
 // from the instant its time is over it is not returned any more, and what

@@ -171,6 +171,19 @@ func securityCodeRepeated(t *testing.T, s store.Store) {
 	_, err := v.RefreshSession(refreshed, token.ID)
 	fails(t, "refreshing under the key when the token is gone", err, cardvault.ErrNotFound)
 
+	// One that is slow does not erase what is entered after another has consumed.
+	cache := &cacheSpy{CodeCache: codes.New(100, nil)}
+	v = coding(t, s, cache)
+	token = must(v.Import(ctx, coded(4, "737"), nil))(t)
+	cache.fail(func(context.Context) error {
+		cache.fail(nil)
+		again, _ := keyed(ctx, idemKey)
+		fails(t, "consuming under the same key meanwhile", v.Consume(again, token.ID), cardvault.ErrIdempotencyInProgress)
+		return nil
+	})
+	noError(t, v.Consume(consumed, token.ID))
+	hasCode(t, "consumed", v, token.ID, "")
+
 	one, two := must(v.Import(ctx, coded(2, "111"), nil))(t), must(v.Import(ctx, coded(3, "222"), nil))(t)
 	noError(t, v.Consume(consumed, one.ID)) // a key counts for one token
 	hasCode(t, "consumed", v, one.ID, "")
@@ -178,7 +191,8 @@ func securityCodeRepeated(t *testing.T, s store.Store) {
 }
 
 func refresh(t *testing.T, s store.Store) {
-	v, ctx := coding(t, s, nil), t.Context()
+	events, ctx := new(Recorder), t.Context()
+	v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: desk{}, Events: events})
 	token := must(v.Import(ctx, coded(1, "737"), nil))(t)
 	session := must(v.RefreshSession(ctx, token.ID))(t)
 	if session.Version() != 4 {
@@ -199,6 +213,11 @@ func refresh(t *testing.T, s store.Store) {
 	got := must(v.RefreshSecurityCode(ctx, session, code("999")))(t)
 	same(t, "refreshed", got, token)
 	hasCode(t, "refreshed", v, token.ID, "999")
+	noError(t, v.Drain(ctx))
+	told := events.Events()
+	if last := told[len(told)-1]; len(told) != 2 || last.Type != cardvault.TokenUpdated || last.Reason != cardvault.ReasonSecurityCodeRefreshed || last.TokenID != token.ID {
+		t.Errorf("%d events, the last %+v", len(told), last)
+	}
 	_, err = v.RefreshSecurityCode(ctx, session, code("111"))
 	fails(t, "a session that is completed", err, cardvault.ErrSessionCompleted)
 	_, err = v.Tokenize(ctx, session, card(2))
@@ -344,6 +363,29 @@ func codesGone(t *testing.T, s store.Store) {
 		hasCode(t, "consumed afterwards", v, token.ID, "")
 		session = must(v.RefreshSession(ctx, token.ID))(t)
 		must(v.RefreshSecurityCode(ctx, session, code("737")))(t)
+	}
+
+	// A new code that is not taken leaves none: the shopper has replaced the old one.
+	session := must(v.RefreshSession(ctx, token.ID))(t)
+	cache.fail(func(context.Context) error {
+		cache.fail(nil)
+		return errors.New("out of memory")
+	})
+	_, err := v.RefreshSecurityCode(ctx, session, code("999"))
+	fails(t, "refreshing", err, cardvault.ErrUnavailable)
+	hasCode(t, "a new code was not taken", v, token.ID, "")
+
+	// Nor does one of a token that may be gone.
+	token = must(v.Import(ctx, coded(3, "737"), nil))(t)
+	session = must(v.RefreshSession(ctx, token.ID))(t)
+	cache.fail(func(context.Context) error {
+		cache.fail(nil)
+		return v.Close()
+	})
+	_, err = v.RefreshSecurityCode(ctx, session, code("999"))
+	fails(t, "refreshing in a vault that is closed meanwhile", err, cardvault.ErrClosed)
+	if _, err := cache.CodeCache.Get(ctx, token.ID); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("a code is left: %v", err)
 	}
 }
 

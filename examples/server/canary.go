@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"sync"
 	"syscall"
 	"time"
 
@@ -17,7 +18,7 @@ import (
 
 // instrument makes this the server that a test searches for what it must not
 // keep: its payment provider is that of the test, it panics over cards of a
-// range, and on SIGUSR1 it collects its garbage.
+// range, and on SIGUSR1 it works and collects its garbage.
 func instrument(o *cardvault.Options) error {
 	provider, err := payone.New(os.Getenv("CARDVAULT_CANARY_PROVIDER"), nil)
 	if err != nil {
@@ -29,12 +30,34 @@ func instrument(o *cardvault.Options) error {
 	signal.Notify(asked, syscall.SIGUSR1)
 	go func() {
 		for range asked {
+			work()
 			runtime.GC()
 			runtime.GC() // what sync.Pool holds outlives one
 			o.Logger.Info("garbage collected")
 		}
 	}()
 	return nil
+}
+
+// work has every thread do what the next requests would: overwrite the vector
+// registers through which it has copied memory last, and the places where a signal
+// has saved them. Each thread is interrupted several times meanwhile.
+func work() {
+	enough := time.Now().Add(time.Second)
+	var threads sync.WaitGroup
+	for range 50 {
+		threads.Go(func() {
+			runtime.LockOSThread() // for good: it ends with the goroutine
+			from, to := make([]byte, 512), make([]byte, 512)
+			for time.Now().Before(enough) {
+				for range 10000 {
+					copy(to[:256], from) // through other registers than more bytes
+					copy(to, from)
+				}
+			}
+		})
+	}
+	threads.Wait()
 }
 
 // An explosive is a range of cards, by its first digits.

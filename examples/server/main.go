@@ -3,6 +3,7 @@
 // secrets to try them. It is no way to hold real cards.
 //
 //	go run ./examples/server [-addr 127.0.0.1:8080] [-data ./cardvault-data]
+//		[-security-code-ttl 10m] [-session-ttl 15m] [-log-level info]
 //
 // At every start it writes what a client needs to DATA/sandbox.json and prints
 // curl lines that work. POST /simulator/tokens/{id}/{action} does to a stored
@@ -48,6 +49,10 @@ func main() {
 	flag.Parse()
 	if flag.NArg() > 0 {
 		fmt.Fprintln(os.Stderr, "server: takes no arguments besides flags")
+		os.Exit(2)
+	}
+	if c.securityCodeTTL == 0 || c.sessionTTL == 0 { // which would be the defaults
+		fmt.Fprintln(os.Stderr, "server: -security-code-ttl and -session-ttl must not be 0")
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

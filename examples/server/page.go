@@ -89,7 +89,8 @@ var pageTemplate = template.Must(template.New("page").Parse(`<!doctype html>
 body { max-width: 48rem; margin: 4rem auto; padding: 0 1.5rem; }
 h1 { font-size: 1.6rem; letter-spacing: -.02em; }
 h2 { font-size: 1.1rem; margin: 2.5rem 0 .5rem; }
-code { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; }
+code, pre { font: .9em ui-monospace, monospace; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; }
 td { padding: .3rem 1.5rem .3rem 0; vertical-align: top; border-top: 1px solid color-mix(in srgb, currentColor 15%, transparent); }
 td:first-child { width: 21rem; white-space: nowrap; }
@@ -102,7 +103,7 @@ API keys are in <code>sandbox.json</code> in the data directory of the server.</
 <h2>Tokens</h2>
 <table>
 <tr><td><code>POST /cde-import</code><td>a card number becomes a token
-<tr><td><code>POST /tokens/session</code><td>a session for card entry
+<tr><td><code>POST /tokens/session</code><td>a session for card entry; completed by a Go call in this version
 <tr><td><code>GET /tokens</code><td>the tokens of the account
 <tr><td><code>GET, PATCH, DELETE /tokens/{id}</code><td>one token
 </table>
@@ -118,7 +119,7 @@ API keys are in <code>sandbox.json</code> in the data directory of the server.</
 <h2>Security codes</h2>
 <table>
 <tr><td><code>GET /tokens/{id}/security-code</code><td>whether the vault still has it, and until when
-<tr><td><code>POST /tokens/{id}/refresh-session</code><td>a session in which the shopper enters it anew
+<tr><td><code>POST /tokens/{id}/refresh-session</code><td>a session in which the shopper enters it anew; completed by a Go call in this version
 <tr><td><code>POST /tokens/{id}/consume</code><td>the payment was authorized: it is erased
 </table>
 
@@ -128,7 +129,11 @@ API keys are in <code>sandbox.json</code> in the data directory of the server.</
 </table>
 <p>The provider of this sandbox has the portal key <code>{{.PortalKey}}</code>. For
 <code>x-provider-aid: 22222</code>, <code>x-provider-mid: 11111</code> and
-<code>x-provider-portalid: 3333333</code> the <code>x-provider-hash</code> is<br><code>{{.Hash}}</code></p>
+<code>x-provider-portalid: 3333333</code> the <code>x-provider-hash</code> is that of this line, with an API key and a token of yours:</p>
+<pre>curl {{.BaseURL}}/integrations/provider/obtain-ppan -H 'x-api-key: …' \
+  -H 'x-provider-aid: 22222' -H 'x-provider-mid: 11111' -H 'x-provider-portalid: 3333333' \
+  -H 'x-provider-hash: {{.Hash}}' \
+  -H 'content-type: application/json' -d '{"token_id":"…"}'</pre>
 
 <h2>API keys</h2>
 <table>

@@ -19,7 +19,9 @@ const maxForm = 8 << 10 // bytes
 
 // NewHandler returns the test system of a provider, on any path. Merchants are
 // known by a hash under portalKey. Requests that are as documented are answered by
-// p, normally the simulator, which has simnet.PortalKey; others with status ERROR.
+// p, which must not be nil; others with status ERROR. If p is the simulator,
+// portalKey must be simnet.PortalKey, as it checks the hash again. The example of
+// payone.New puts them together.
 //
 // A request that is no form has an HTTP status of its own, and so has one for which
 // p fails, 500. The handler erases what it reads, and makes no string of a card
