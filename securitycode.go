@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/erase"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -200,6 +201,7 @@ func (v *Vault) keepCode(ctx context.Context, t *Token, code SecurityCode, wait 
 	plain = tlv.Pad(tlv.Append(plain, codeDigits, code.get()), 32, 0)
 	sealed := v.box.SealCode(v.codeKey, v.account, t.ID, plain)
 	clear(plain)
+	erase.Registers()
 	defer clear(sealed)
 	err := v.withCodes(ctx, wait, func(ctx context.Context) error {
 		return v.codes.Put(ctx, t.ID, sealed, until.Sub(at))

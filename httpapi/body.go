@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/cardvault/cardvault/internal/erase"
 )
 
 // buffers are what one request needs: for its body, and for its answer.
@@ -23,6 +25,7 @@ var pool = sync.Pool{New: func() any {
 func (b *buffers) free() {
 	clear(b.body[:cap(b.body)])
 	clear(b.answer)
+	erase.Registers()
 	if cap(b.answer) > 64<<10 {
 		b.answer = make([]byte, 0, 4<<10)
 	}
@@ -35,6 +38,7 @@ const bodyTimeout = 10 * time.Second
 // readBody reads the body of a request. Without one it returns no bytes.
 func readBody(r *http.Request, b *buffers) ([]byte, error) {
 	b.body = b.body[:0]
+	defer erase.Registers()
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
 		return nil, nil
 	}
@@ -64,6 +68,23 @@ func readBody(r *http.Request, b *buffers) ([]byte, error) {
 		case err != nil:
 			return nil, malformedRequest
 		}
+	}
+}
+
+// maxDrop is how much of a body that nobody wants is read, as in net/http, before
+// the connection is closed instead.
+const maxDrop = 256 << 10
+
+// drop reads what is left of a body. Otherwise net/http would, into memory that it
+// does not erase.
+func (b *buffers) drop(r *http.Request) {
+	if r.ProtoMajor != 1 || r.Body == nil || r.ContentLength > maxDrop || r.Header.Get("Expect") != "" {
+		return // HTTP/2 reads nothing that nobody wants; after an Expect nothing was sent
+	}
+	for n, err := 0, error(nil); err == nil && n <= maxDrop; {
+		var m int
+		m, err = r.Body.Read(b.body[:cap(b.body)])
+		n += m
 	}
 }
 

@@ -300,6 +300,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer buffers.free()
 	c := call{ctx: ctx, request: r, answer: buffers.answer[:0], contentType: jsonType, header: header}
 	pattern, err := h.serve(&c, buffers, requestID)
+	buffers.drop(r)
 
 	status := http.StatusOK
 	if err != nil {

@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+
+	"github.com/cardvault/cardvault/internal/erase"
 )
 
 // A connectError says that nothing was sent, and why. None of it is of the request.
@@ -36,7 +38,10 @@ func forget(c net.Conn) forgetful { return forgetful{c, bufio.NewReader(c)} }
 // incomplete write is erased too. Above TLS this is the plain text, which
 // crypto/tls encrypts in place.
 func (c forgetful) Write(p []byte) (int, error) {
-	defer clear(p)
+	defer func() {
+		clear(p)
+		erase.Registers()
+	}()
 	return c.Conn.Write(p)
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/erase"
 )
 
 // A form is the body of a request. The transport may still read it when the call
@@ -102,6 +103,7 @@ func (b *body) Read(p []byte) (int, error) {
 		return 0, errWiped
 	}
 	n := copy(p, f.text[b.read:])
+	erase.Registers()
 	b.read += n
 	return n, nil
 }

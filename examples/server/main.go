@@ -147,7 +147,7 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
+	go func() { served <- server.Serve(httpapi.Erasing(listener)) }()
 
 	working, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWork()

@@ -22,9 +22,14 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestMain runs the server itself where a test started this binary as one.
+// TestMain runs a server itself where a test started this binary as one.
 func TestMain(m *testing.M) {
-	if os.Getenv("CARDVAULT_TEST_SERVER") != "" {
+	switch os.Getenv("CARDVAULT_TEST_SERVER") {
+	case "":
+	case "plain":
+		plain()
+		return
+	default:
 		main()
 		return
 	}

@@ -385,10 +385,13 @@ func newMAC(key []byte) *mac {
 func (m *mac) sum(parts ...[]byte) []byte {
 	h := m.pool.Get().(hash.Hash)
 	defer m.pool.Put(h)
-	for _, p := range parts {
-		h.Write(p)
-	}
-	sum := h.Sum(nil)
-	h.Reset() // leaves no data behind in the pool
+	sum := make([]byte, 0, sha256.Size)
+	erase.Do(func() {
+		for _, p := range parts {
+			h.Write(p)
+		}
+		sum = h.Sum(sum)
+		h.Reset() // leaves no data behind in the pool
+	})
 	return sum
 }

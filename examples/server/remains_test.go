@@ -1,0 +1,331 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A canary is a number that occurs nowhere but where its path has left it.
+type canary struct{ digits, path string }
+
+// A brood is a set of canaries. Of each kind all begin alike, so that any of them
+// can be looked for.
+type brood struct {
+	all   []canary
+	pairs int             // of a card and a security code
+	paths map[string]bool // by which they went
+
+	// What they begin with. Those that are lost go where nobody takes them for what
+	// they are, or can erase them. Over bombs the server panics.
+	code, card, bomb   string
+	lostCode, lostCard string
+}
+
+func newBrood() brood {
+	return brood{
+		paths: map[string]bool{},
+		code:  "2" + digits(8), lostCode: "3" + digits(8), // no number begins with 0
+		card: "4111111" + digits(2), bomb: "4111112" + digits(2), lostCard: "4111113" + digits(2),
+	}
+}
+
+// digits returns n random digits.
+func digits(n int) string {
+	limit := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(n)), nil)
+	x, err := rand.Int(rand.Reader, limit)
+	if err != nil {
+		panic(err) // crypto/rand does not fail
+	}
+	return fmt.Sprintf("%0*d", n, x)
+}
+
+// fill puts a new card and a new security code, which go by a path, where text says
+// PAN or BOMB, and CODE, ESCAPED or LOST.
+func (b *brood) fill(text, path string) string {
+	b.paths[path] = true
+	pan, code := b.card, b.code
+	switch {
+	case strings.Contains(text, "BOMB"):
+		pan = b.bomb
+	case strings.Contains(text, "LOST"):
+		pan, code = b.lostCard, b.lostCode
+	}
+	// The number tells them apart in every part of them.
+	pan = fmt.Sprintf("%s%03d%s", pan, b.pairs, digits(3))
+	pan += luhn(pan)
+	code = fmt.Sprintf("%s%03d%s", code, b.pairs, digits(12))
+	b.all = append(b.all, canary{pan, path}, canary{code, path})
+	b.pairs++
+	var escaped strings.Builder
+	for _, c := range code {
+		fmt.Fprintf(&escaped, `\u%04x`, c)
+	}
+	return strings.NewReplacer("PAN", pan, "BOMB", pan, "CODE", code, "ESCAPED", escaped.String(), "LOST", code).Replace(text)
+}
+
+// luhn returns the digit that makes a card number of digits.
+func luhn(digits string) string {
+	sum := 0
+	for i := range len(digits) {
+		d := int(digits[len(digits)-1-i] - '0')
+		if i%2 == 0 {
+			d = d*2/10 + d*2%10
+		}
+		sum += d
+	}
+	return strconv.Itoa((10 - sum%10) % 10)
+}
+
+// part is how many digits in a row are taken for what is left of a canary. No two
+// canaries share as many.
+const part = 12
+
+// A search looks for canaries, whole and in part. They are found as digits, and
+// as digits that are escaped as in JSON.
+type search struct {
+	canaries []canary
+	parts    map[string]int // to the index of the canary
+}
+
+func newSearch(canaries []canary) *search {
+	s := &search{canaries, map[string]int{}}
+	for i, c := range canaries {
+		for j := range len(c.digits) - part + 1 {
+			s.parts[c.digits[j:j+part]] = i
+		}
+	}
+	return s
+}
+
+// Remains are what a search has found in one place.
+type remains struct {
+	search   *search
+	of       map[int]bool // by index of the canary
+	searched int64        // bytes
+}
+
+func (s *search) begin() *remains {
+	return &remains{s, map[int]bool{}, 0}
+}
+
+const escape = len(`\u0030`)
+
+// see looks through bytes.
+func (r *remains) see(b []byte) {
+	for i := part - 1; i < len(b); i += part { // every run of so many digits has one there
+		if !isDigit(b[i]) {
+			continue
+		}
+		from := i
+		for from > 0 && isDigit(b[from-1]) {
+			from--
+		}
+		for i < len(b) && isDigit(b[i]) {
+			i++
+		}
+		r.run(b[from:i])
+	}
+	for i := 0; ; {
+		j := bytes.Index(b[i:], []byte(`\u003`))
+		if j < 0 {
+			return
+		}
+		var digits []byte
+		for i += j; i+escape <= len(b) && bytes.HasPrefix(b[i:], []byte(`\u003`)); i += escape {
+			digits = append(digits, b[i+escape-1])
+		}
+		r.run(digits)
+		i = min(i+1, len(b))
+	}
+}
+
+// run looks through digits.
+func (r *remains) run(digits []byte) {
+	for i := range len(digits) - part + 1 {
+		if c, ok := r.search.parts[string(digits[i:i+part])]; ok {
+			r.of[c] = true
+		}
+	}
+}
+
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
+
+// read looks through what a reader has, in pieces that overlap by more than a
+// canary is long.
+func (r *remains) read(from io.Reader) error {
+	const overlap = 64 * escape
+	buf, nothing := make([]byte, 64<<10), make([]byte, 64<<10)
+	for kept := 0; ; {
+		n, err := io.ReadFull(from, buf[kept:])
+		r.searched += int64(n)
+		if n += kept; !bytes.Equal(buf[:n], nothing[:n]) { // as most of a dump is
+			r.see(buf[:n])
+		}
+		switch {
+		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		kept = copy(buf, buf[len(buf)-overlap:])
+	}
+}
+
+// found returns the paths of the canaries with a prefix that were found.
+func (r *remains) found(prefix string) (paths []string) {
+	for i := range r.of {
+		if c := r.search.canaries[i]; strings.HasPrefix(c.digits, prefix) {
+			paths = append(paths, c.path)
+		}
+	}
+	slices.Sort(paths)
+	return paths
+}
+
+// inMemory searches the memory of a process.
+func (s *search) inMemory(t *testing.T, pid int) *remains {
+	t.Helper()
+	r := s.begin()
+	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer maps.Close()
+	memory, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer memory.Close()
+	for lines := bufio.NewScanner(maps); lines.Scan(); {
+		var from, to int64
+		var access string
+		if _, err := fmt.Sscanf(lines.Text(), "%x-%x %s", &from, &to, &access); err != nil {
+			continue // [vsyscall] is beyond int64 and holds nothing
+		}
+		if access[0] != 'r' || strings.Contains(lines.Text(), "[vvar") || to-from > 1<<36 {
+			continue // the last are the tables of the race detector
+		}
+		if err := r.read(&pages{memory, from, to}); err != nil {
+			t.Fatalf("reading the memory: %v", err)
+		}
+	}
+	return r
+}
+
+// Pages read a range of memory. Those that are not there are left out, such as
+// the ones of a mapped file beyond its end.
+type pages struct {
+	memory   io.ReaderAt
+	from, to int64
+}
+
+func (p *pages) Read(b []byte) (int, error) {
+	for p.from < p.to {
+		n, err := p.memory.ReadAt(b[:min(int64(len(b)), p.to-p.from)], p.from)
+		p.from += int64(n)
+		if n > 0 {
+			return n, nil
+		}
+		if err == nil {
+			return 0, io.ErrNoProgress
+		}
+		page := int64(os.Getpagesize())
+		p.from = (p.from/page + 1) * page
+	}
+	return 0, io.EOF
+}
+
+// inCore searches a dump of a process, which goes on.
+func (s *search) inCore(t *testing.T, pid int) *remains {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "core")
+	if out, err := exec.Command("gcore", "-o", name, fmt.Sprint(pid)).CombinedOutput(); err != nil {
+		if bytes.Contains(out, []byte("ptrace: Operation not permitted")) {
+			t.Skip("gcore may not attach to a process here")
+		}
+		t.Fatalf("gcore: %v: %s", err, out)
+	}
+	f, err := os.Open(fmt.Sprintf("%s.%d", name, pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	r := s.begin()
+	if err := r.read(f); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestSearch shows that the search of TestAbsence finds what a server leaves that
+// keeps codes the plain way.
+func TestSearch(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "CARDVAULT_TEST_SERVER=plain")
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := strings.TrimSpace(line)
+	client := &http.Client{Transport: &http.Transport{}}
+	post := func(path, body string) {
+		w, err := client.Post(base+path, "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Body.Close()
+		if _, err := io.Copy(io.Discard, w.Body); err != nil || w.StatusCode != 200 {
+			t.Fatalf("%s answers %d, %v", path, w.StatusCode, err)
+		}
+	}
+	b := newBrood()
+	for range 200 {
+		post("/import", b.fill(cardWithCode, "import"))
+	}
+	<-time.After(plainTTL + time.Second)
+	s := newSearch(b.all)
+	late := s.inMemory(t, cmd.Process.Pid)
+	post("/collect", "")
+	client.CloseIdleConnections()
+	post("/collect", "")
+	collected := s.inMemory(t, cmd.Process.Pid)
+	codes := len(late.found(b.code))
+	t.Logf("memory, 1 s after their time: %d of 200 codes, %d cards", codes, len(late.found(b.card)))
+	if codes < 150 {
+		t.Error("the search finds too few codes")
+	}
+	// How many stay in freed memory is up to the runtime.
+	codes = len(collected.found(b.code))
+	t.Logf("memory, connections closed and garbage collected: %d of 200 codes, %d cards", codes, len(collected.found(b.card)))
+	if codes == 0 {
+		t.Error("the search finds nothing in freed memory")
+	}
+}

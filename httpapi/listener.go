@@ -1,0 +1,28 @@
+package httpapi
+
+import "net"
+
+// Erasing returns a listener whose connections erase the memory that they are to
+// read into before they wait for more. net/http keeps the last request of an idle
+// connection in its buffer, and a card in it: with this it is gone when the next one
+// is waited for. A server that speaks TLS itself puts it around the TLS listener,
+// and speaks HTTP/1.1 then.
+func Erasing(l net.Listener) net.Listener { return erasing{l} }
+
+type erasing struct{ net.Listener }
+
+func (l erasing) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return erasingConn{c}, nil
+}
+
+type erasingConn struct{ net.Conn }
+
+// Read may use all of p, says io.Reader.
+func (c erasingConn) Read(p []byte) (int, error) {
+	clear(p)
+	return c.Conn.Read(p)
+}
