@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -10,280 +9,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/google/uuid"
 )
-
-// errMalformed is all there is to say about a body or query that cannot be
-// read: what it holds may be a card number.
-var errMalformed = errors.New("httpapi: malformed request")
-
-const (
-	maxDepth  = 8   // the outer object counts
-	maxValues = 256 // members and list items of a body, parameters of a query
-)
-
-// A node is a value of a body. In a slice of nodes each is followed by the
-// values inside it. Name and text point into the body, so that clearing the
-// body erases the card everywhere.
-type node struct {
-	kind   byte // what it begins with: { [ " t f n, and 0 for a number
-	asked  bool // by a method of fields
-	opened bool // by fields.object
-	size   int  // in nodes, itself included
-	name   []byte
-	text   []byte // of a string, unescaped; of a number, as it is written
-}
-
-// parseJSON parses one JSON object as RFC 8259 has it, and stricter: UTF-8
-// without a byte order mark, no name twice in an object, no lone surrogate.
-// It unescapes strings in place: take the fingerprint of a body before.
-func parseJSON(body []byte) ([]node, error) {
-	p := parser{data: body, nodes: make([]node, 0, 8)}
-	p.space()
-	if p.peek() != '{' || !p.value(nil, 1) {
-		return nil, errMalformed
-	}
-	p.space()
-	if p.pos < len(body) {
-		return nil, errMalformed
-	}
-	return p.nodes, nil
-}
-
-// The methods of a parser that return a bool report whether they found what
-// they look for; nothing is read after the first that did not.
-type parser struct {
-	data  []byte
-	pos   int
-	nodes []node
-}
-
-// peek returns the next byte. The 0 at the end begins nothing in JSON.
-func (p *parser) peek() byte {
-	if p.pos == len(p.data) {
-		return 0
-	}
-	return p.data[p.pos]
-}
-
-func (p *parser) take(c byte) bool {
-	if p.peek() != c {
-		return false
-	}
-	p.pos++
-	return true
-}
-
-func (p *parser) space() {
-	for p.pos < len(p.data) {
-		switch p.data[p.pos] {
-		case ' ', '\t', '\r', '\n':
-			p.pos++
-		default:
-			return
-		}
-	}
-}
-
-func (p *parser) value(name []byte, depth int) (ok bool) {
-	i := len(p.nodes)
-	if i > maxValues || depth > maxDepth && (p.peek() == '{' || p.peek() == '[') {
-		return false
-	}
-	p.nodes = append(p.nodes, node{kind: p.peek(), size: 1, name: name})
-	switch p.peek() {
-	case '{':
-		ok = p.inside(i, depth, '}')
-	case '[':
-		ok = p.inside(i, depth, ']')
-	case '"':
-		p.nodes[i].text, ok = p.str()
-	case 't':
-		ok = p.literal("true")
-	case 'f':
-		ok = p.literal("false")
-	case 'n':
-		ok = p.literal("null")
-	default:
-		p.nodes[i].kind = '0'
-		p.nodes[i].text, ok = p.number()
-	}
-	p.nodes[i].size = len(p.nodes) - i
-	return ok
-}
-
-// inside reads the object or list of node i up to its end.
-func (p *parser) inside(i, depth int, end byte) bool {
-	p.pos++
-	p.space()
-	if p.take(end) {
-		return true
-	}
-	for {
-		var name []byte
-		if end == '}' {
-			var ok bool
-			if name, ok = p.str(); !ok || find(p.nodes[i+1:], name) >= 0 {
-				return false
-			}
-			p.space()
-			if !p.take(':') {
-				return false
-			}
-			p.space()
-		}
-		if !p.value(name, depth+1) {
-			return false
-		}
-		p.space()
-		if p.take(end) {
-			return true
-		}
-		if !p.take(',') {
-			return false
-		}
-		p.space()
-	}
-}
-
-// find returns the index of a member, or -1. Names are compared unescaped.
-func find[T ~string | ~[]byte](members []node, name T) int {
-	for i := 0; i < len(members); i += members[i].size {
-		if string(members[i].name) == string(name) {
-			return i
-		}
-	}
-	return -1
-}
-
-func (p *parser) literal(s string) bool {
-	if !bytes.HasPrefix(p.data[p.pos:], []byte(s)) {
-		return false
-	}
-	p.pos += len(s)
-	return true
-}
-
-func (p *parser) number() ([]byte, bool) {
-	start := p.pos
-	p.take('-')
-	if !p.take('0') && !p.digits() {
-		return nil, false
-	}
-	if p.take('.') && !p.digits() {
-		return nil, false
-	}
-	if p.take('e') || p.take('E') {
-		_ = p.take('+') || p.take('-')
-		if !p.digits() {
-			return nil, false
-		}
-	}
-	return p.data[start:p.pos:p.pos], true
-}
-
-func (p *parser) digits() bool {
-	start := p.pos
-	for c := p.peek(); '0' <= c && c <= '9'; c = p.peek() {
-		p.pos++
-	}
-	return p.pos > start
-}
-
-// str reads a string and unescapes it in place: no escape is shorter than what
-// it stands for.
-func (p *parser) str() ([]byte, bool) {
-	if !p.take('"') {
-		return nil, false
-	}
-	start := p.pos
-	for i, c := range p.data[start:] {
-		if c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
-			p.pos += i // most strings end here
-			break
-		}
-	}
-	end := p.pos
-	for p.pos < len(p.data) {
-		switch c := p.data[p.pos]; {
-		case c == '"':
-			p.pos++
-			return p.data[start:end:end], true
-		case c < ' ':
-			return nil, false
-		case c == '\\':
-			r, ok := p.escape()
-			if !ok {
-				return nil, false
-			}
-			end = len(utf8.AppendRune(p.data[:end], r))
-		case c < utf8.RuneSelf:
-			p.data[end] = c
-			end++
-			p.pos++
-		default:
-			r, n := utf8.DecodeRune(p.data[p.pos:])
-			if r == utf8.RuneError && n == 1 {
-				return nil, false
-			}
-			end += copy(p.data[end:], p.data[p.pos:p.pos+n])
-			p.pos += n
-		}
-	}
-	return nil, false
-}
-
-func (p *parser) escape() (rune, bool) {
-	p.pos++
-	c := p.peek()
-	if c == 'u' {
-		return p.unicode()
-	}
-	i := strings.IndexByte(`"\/bfnrt`, c)
-	if i < 0 {
-		return 0, false
-	}
-	p.pos++
-	return rune("\"\\/\b\f\n\r\t"[i]), true
-}
-
-func (p *parser) unicode() (rune, bool) {
-	r, ok := p.hex4()
-	switch {
-	case !ok || 0xDC00 <= r && r <= 0xDFFF:
-		return 0, false
-	case 0xD800 <= r && r <= 0xDBFF:
-		if !p.take('\\') {
-			return 0, false
-		}
-		low, ok := p.hex4()
-		if !ok || low < 0xDC00 || low > 0xDFFF {
-			return 0, false
-		}
-		r = 0x10000 + (r-0xD800)<<10 + (low - 0xDC00)
-	}
-	return r, true
-}
-
-func (p *parser) hex4() (r rune, ok bool) {
-	if !p.take('u') {
-		return 0, false
-	}
-	for range 4 {
-		c := p.peek()
-		switch {
-		case '0' <= c && c <= '9':
-			c -= '0'
-		case 'a' <= c|0x20 && c|0x20 <= 'f':
-			c = c | 0x20 - 'a' + 10
-		default:
-			return 0, false
-		}
-		r = r<<4 | rune(c)
-		p.pos++
-	}
-	return r, true
-}
 
 // A violation is a broken field rule as the client sees it.
 type violation struct{ Field, Code, Message string }
@@ -393,18 +121,24 @@ const (
 // fields reads the members of an object by name and notes what is wrong with
 // them. Its methods report whether there is a value to use.
 type fields struct {
-	members    []node
+	members    []jsontext.Value
 	prefix     string // of the names of its members: "result."
 	violations *violations
 }
 
+// Marks that fields leaves on a value.
+const (
+	asked  = 1 << iota // by a method
+	opened             // by object
+)
+
 // readJSON reads a request body. What its methods return points into the body.
 func readJSON(body []byte, v *violations) (fields, error) {
-	nodes, err := parseJSON(body)
+	values, err := jsontext.Parse(body)
 	if err != nil {
 		return fields{}, err
 	}
-	return fields{members: nodes[1:], violations: v}, nil
+	return fields{members: values[1:], violations: v}, nil
 }
 
 func (f fields) refuse(name, code string, limits ...any) {
@@ -420,9 +154,9 @@ var wanted = map[string]string{
 	"{":  "an object",
 }
 
-// get returns the node of a member and those inside it, or nil.
-func (f fields) get(name string, need need, kinds string) []node {
-	i := find(f.members, name)
+// get returns the value of a member and those inside it, or nil.
+func (f fields) get(name string, need need, kinds string) []jsontext.Value {
+	i := jsontext.Find(f.members, name)
 	if i < 0 {
 		if need == required {
 			f.refuse(name, "required")
@@ -430,33 +164,38 @@ func (f fields) get(name string, need need, kinds string) []node {
 		return nil
 	}
 	n := &f.members[i]
-	n.asked = true
+	n.Mark |= asked
 	switch {
-	case n.kind == 'n':
+	case n.Kind == 'n':
 		if need != optional {
 			f.refuse(name, "null_not_allowed")
 		}
-	case strings.IndexByte(kinds, n.kind) < 0:
+	case strings.IndexByte(kinds, n.Kind) < 0:
 		f.refuse(name, "wrong_type", wanted[kinds])
 	default:
-		return f.members[i : i+n.size]
+		return f.members[i : i+n.Size]
 	}
 	return nil
 }
 
+// has reports whether a member is given, if only as null.
+func (f fields) has(name string) bool {
+	return jsontext.Find(f.members, name) >= 0
+}
+
 // null reports whether a member is given as null.
 func (f fields) null(name string) bool {
-	i := find(f.members, name)
-	return i >= 0 && f.members[i].kind == 'n'
+	i := jsontext.Find(f.members, name)
+	return i >= 0 && f.members[i].Kind == 'n'
 }
 
 // text reads a string of min to max characters.
 func (f fields) text(name string, need need, min, max int) ([]byte, bool) {
 	n := f.get(name, need, `"`)
-	if n == nil || !f.violations.checkText(f.prefix+name, n[0].text, min, max) {
+	if n == nil || !f.violations.checkText(f.prefix+name, n[0].Text, min, max) {
 		return nil, false
 	}
-	return n[0].text, true
+	return n[0].Text, true
 }
 
 // integer reads a number from min to max.
@@ -465,11 +204,11 @@ func (f fields) integer(name string, need need, min, max int64) (int64, bool) {
 	if n == nil {
 		return 0, false
 	}
-	if !isDigits(bytes.TrimPrefix(n[0].text, []byte("-"))) {
+	if !isDigits(bytes.TrimPrefix(n[0].Text, []byte("-"))) {
 		f.refuse(name, "not_an_integer")
 		return 0, false
 	}
-	i, ok := parseInt(n[0].text)
+	i, ok := parseInt(n[0].Text)
 	if !ok || i < min || i > max {
 		f.refuse(name, "out_of_range", min, max)
 		return 0, false
@@ -486,8 +225,8 @@ func isDigits[T ~string | ~[]byte](s T) bool {
 	return len(s) > 0
 }
 
-// parseInt reads what number found; ok is false past 63 bits. It stands in for
-// strconv, which needs a string and puts it into its error.
+// parseInt reads an integer out of JSON; ok is false past 63 bits. It stands in
+// for strconv, which needs a string and puts it into its error.
 func parseInt(text []byte) (n int64, ok bool) {
 	digits, negative := bytes.CutPrefix(text, []byte("-"))
 	for _, c := range digits {
@@ -506,7 +245,7 @@ func parseInt(text []byte) (n int64, ok bool) {
 // boolean reads true or false.
 func (f fields) boolean(name string, need need) (value, ok bool) {
 	n := f.get(name, need, "tf")
-	return n != nil && n[0].kind == 't', n != nil
+	return n != nil && n[0].Kind == 't', n != nil
 }
 
 // id reads a UUID as the vault writes them.
@@ -555,13 +294,13 @@ func literals[T ~string](f fields, name string, need need, set []T) ([]T, bool) 
 		return nil, false
 	}
 	chosen := make([]T, 0, len(set))
-	for i := 1; i < len(n); i += n[i].size {
-		if n[i].kind != '"' {
+	for i := 1; i < len(n); i += n[i].Size {
+		if n[i].Kind != '"' {
 			f.refuse(name, "wrong_type", wanted["["])
 			return nil, false
 		}
 		var ok bool
-		if chosen, ok = choose(f.violations, f.prefix+name, n[i].text, set, chosen); !ok {
+		if chosen, ok = choose(f.violations, f.prefix+name, n[i].Text, set, chosen); !ok {
 			return nil, false
 		}
 	}
@@ -599,19 +338,19 @@ func (f fields) object(name string, need need) (fields, bool) {
 	if n == nil {
 		return fields{}, false
 	}
-	n[0].opened = true
+	n[0].Mark |= opened
 	return fields{members: n[1:], prefix: f.prefix + name + ".", violations: f.violations}, true
 }
 
 // done reports every member that was never asked for, in objects that were
 // opened too. It is called once, on the outer object, after all else.
 func (f fields) done() {
-	for i := 0; i < len(f.members); i += f.members[i].size {
+	for i := 0; i < len(f.members); i += f.members[i].Size {
 		switch n := f.members[i]; {
-		case !n.asked:
-			f.refuse(shown(n.name), "unknown_field")
-		case n.opened:
-			fields{f.members[i+1 : i+n.size], f.prefix + string(n.name) + ".", f.violations}.done()
+		case n.Mark&asked == 0:
+			f.refuse(shown(n.Name), "unknown_field")
+		case n.Mark&opened != 0:
+			fields{f.members[i+1 : i+n.Size], f.prefix + string(n.Name) + ".", f.violations}.done()
 		}
 	}
 }

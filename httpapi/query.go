@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"errors"
 	"math"
 	"net/url"
 	"regexp"
@@ -9,6 +10,12 @@ import (
 	"time"
 	"unicode/utf8"
 )
+
+// errMalformed is all there is to say about a query that cannot be read: what
+// it holds may be a card number.
+var errMalformed = errors.New("httpapi: malformed query")
+
+const maxParams = 256
 
 // A query reads the parameters of a request as fields reads a body.
 type query struct {
@@ -24,7 +31,7 @@ type param struct {
 // readQuery parses a raw query. It takes what url.ParseQuery takes, if it is
 // UTF-8, but keeps the order and bounds the number of parameters.
 func readQuery(raw string, v *violations) (*query, error) {
-	if strings.Contains(raw, ";") || strings.Count(raw, "&") >= maxValues {
+	if strings.Contains(raw, ";") || strings.Count(raw, "&") >= maxParams {
 		return nil, errMalformed
 	}
 	q := &query{violations: v}

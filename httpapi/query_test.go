@@ -245,7 +245,7 @@ func FuzzQuery(f *testing.F) {
 		var v violations
 		q, err := readQuery(raw, &v)
 		want, wantErr := url.ParseQuery(raw)
-		fits := wantErr == nil && strings.Count(raw, "&") < maxValues
+		fits := wantErr == nil && strings.Count(raw, "&") < maxParams
 		for name, values := range want {
 			fits = fits && validUTF8(append(values, name))
 		}

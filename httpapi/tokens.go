@@ -123,7 +123,7 @@ var updateToken = &endpoint{
 				text := string(provider)
 				u.ImportProvider = &text
 			}
-			month, year := find(f.members, "expiry_month") >= 0, find(f.members, "expiry_year") >= 0
+			month, year := f.has("expiry_month"), f.has("expiry_year")
 			if month || year {
 				expiry := readExpiry(f, nonNull)
 				u.Expiry = &expiry

@@ -1,26 +1,28 @@
 //go:build goexperiment.jsonv2
 
-package httpapi
+package jsontext_test
 
 import (
 	"bytes"
-	"encoding/json/jsontext"
+	v2 "encoding/json/jsontext"
 	"io"
 	"slices"
 	"testing"
+
+	"github.com/cardvault/cardvault/internal/jsontext"
 )
 
-// FuzzJSONAgainstV2 holds the parser against encoding/json/v2, whose defaults
+// FuzzParseAgainstV2 holds the parser against encoding/json/v2, whose defaults
 // are as strict: what one accepts the other does, with the same values, but
 // for an outer value that is no object and for our limits of depth and number.
-func FuzzJSONAgainstV2(f *testing.F) {
+func FuzzParseAgainstV2(f *testing.F) {
 	for _, body := range slices.Concat(within, outside, beyond) {
 		f.Add([]byte(body))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		want, depth, err := readV2(body)
-		fits := err == nil && want[0].kind == '{' && depth <= maxDepth && len(want) <= maxValues+1
-		got, err := parseJSON(bytes.Clone(body))
+		fits := err == nil && want[0].Kind == '{' && depth <= jsontext.MaxDepth && len(want) <= jsontext.MaxValues+1
+		got, err := jsontext.Parse(bytes.Clone(body))
 		if accepted := err == nil; accepted != fits {
 			t.Fatalf("accepted = %v, by json/v2 %v: %q", accepted, fits, body)
 		}
@@ -28,20 +30,20 @@ func FuzzJSONAgainstV2(f *testing.F) {
 			return
 		}
 		if len(got) != len(want) {
-			t.Fatalf("%d nodes, want %d", len(got), len(want))
+			t.Fatalf("%d values, want %d", len(got), len(want))
 		}
 		for i, n := range got {
 			w := want[i]
-			if n.kind != w.kind || n.size != w.size || !bytes.Equal(n.name, w.name) || !bytes.Equal(n.text, w.text) {
-				t.Errorf("node %d of %q: got %+v, want %+v", i, body, n, w)
+			if n.Kind != w.Kind || n.Size != w.Size || !bytes.Equal(n.Name, w.Name) || !bytes.Equal(n.Text, w.Text) {
+				t.Errorf("value %d of %q: got %+v, want %+v", i, body, n, w)
 			}
 		}
 	})
 }
 
-// readV2 makes nodes of exactly one value, and says how deep they are nested.
-func readV2(body []byte) (nodes []node, depth int, err error) {
-	d := jsontext.NewDecoder(bytes.NewReader(body))
+// readV2 makes values of exactly one value, and says how deep they are nested.
+func readV2(body []byte) (values []jsontext.Value, depth int, err error) {
+	d := v2.NewDecoder(bytes.NewReader(body))
 	var open []int
 	for {
 		name := d.StackDepth() > 0 && inName(d)
@@ -62,16 +64,16 @@ func readV2(body []byte) (nodes []node, depth int, err error) {
 		case '}', ']':
 			first := open[len(open)-1]
 			open = open[:len(open)-1]
-			nodes[first].size = len(nodes) - first
+			values[first].Size = len(values) - first
 		default:
-			n := node{kind: kind, size: 1, name: pending}
+			n := jsontext.Value{Kind: kind, Size: 1, Name: pending}
 			if kind == '"' || kind == '0' {
-				n.text = []byte(token.String())
+				n.Text = []byte(token.String())
 			}
 			if kind == '{' || kind == '[' {
-				open = append(open, len(nodes))
+				open = append(open, len(values))
 			}
-			nodes = append(nodes, n)
+			values = append(values, n)
 		}
 		depth = max(depth, len(open))
 		if len(open) == 0 {
@@ -81,11 +83,11 @@ func readV2(body []byte) (nodes []node, depth int, err error) {
 	if _, err := d.ReadToken(); err != io.EOF {
 		return nil, 0, io.ErrUnexpectedEOF
 	}
-	return nodes, depth, nil
+	return values, depth, nil
 }
 
 // inName reports whether the next token of an object is a name.
-func inName(d *jsontext.Decoder) bool {
+func inName(d *v2.Decoder) bool {
 	kind, length := d.StackIndex(d.StackDepth())
 	return kind == '{' && length%2 == 0
 }
