@@ -121,54 +121,63 @@ func (v *Vault) RefreshSecurityCode(ctx context.Context, session uuid.UUID, code
 		if err := checkSecurityCode(code); err != nil {
 			return nil, err
 		}
-		card, err := v.getRow(ctx, kindToken, s.refresh)
-		if err != nil {
-			return nil, err
+		t, err := v.refreshCode(ctx, r, s, code)
+		if !errors.Is(err, store.ErrConflict) {
+			return t, err
 		}
-		t, err := v.openToken(ctx, card)
-		if err != nil {
-			return nil, err
-		}
-		s.token = s.refresh
-		r.Version++
-		if err := v.box.SealShown(r, s.encode()); err != nil {
-			return nil, wrapped(err)
-		}
-		event, err := v.newEvent(card.ID, t, TokenUpdated, ReasonSecurityCodeRefreshed)
-		if err != nil {
-			return nil, err
-		}
-		err = v.write(ctx, opRefreshSecurityCode, t.ID, func(tx store.Tx) error {
-			if _, err := v.find(tx, kindToken, s.refresh); err != nil {
-				return err
-			}
-			tx.Put(r)
-			if event != nil {
-				tx.Put(event)
-			}
-			return nil
-		})
-		if errors.Is(err, store.ErrConflict) {
-			continue // the session has changed: completed, or gone
-		}
-		if err != nil {
-			return nil, err
-		}
-		// Only whoever completes the session gets to replace the code. It may have
-		// been deleted meanwhile, perhaps before there was this code to erase.
-		ctx := context.WithoutCancel(ctx)
-		if v.keepCode(ctx, t, code, codesWait) != nil {
-			err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
-		} else {
-			_, err = v.getRow(ctx, kindToken, s.refresh)
-		}
-		if err != nil {
-			v.dropCode(ctx, t.ID)
-			return nil, err
-		}
-		v.workDue(event)
-		return t, nil
 	}
+}
+
+// refreshCode completes a session with a security code that was checked, and stores
+// also with it. It returns store.ErrConflict if the session has changed.
+func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, code SecurityCode, also ...*store.Record) (*Token, error) {
+	card, err := v.getRow(ctx, kindToken, s.refresh)
+	if err != nil {
+		return nil, err
+	}
+	t, err := v.openToken(ctx, card)
+	if err != nil {
+		return nil, err
+	}
+	s.token = s.refresh
+	r.Version++
+	if err := v.box.SealShown(r, s.encode()); err != nil {
+		return nil, wrapped(err)
+	}
+	event, err := v.newEvent(card.ID, t, TokenUpdated, ReasonSecurityCodeRefreshed)
+	if err != nil {
+		return nil, err
+	}
+	err = v.write(ctx, opRefreshSecurityCode, t.ID, func(tx store.Tx) error {
+		if _, err := v.find(tx, kindToken, s.refresh); err != nil {
+			return err
+		}
+		tx.Put(r)
+		for _, r := range also {
+			tx.Put(r)
+		}
+		if event != nil {
+			tx.Put(event)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	// Only whoever completes the session gets to replace the code. The token may
+	// have been deleted meanwhile, perhaps before there was this code to erase.
+	ctx = context.WithoutCancel(ctx)
+	if v.keepCode(ctx, t, code, codesWait) != nil {
+		err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
+	} else {
+		_, err = v.getRow(ctx, kindToken, s.refresh)
+	}
+	if err != nil {
+		v.dropCode(ctx, t.ID)
+		return nil, err
+	}
+	v.workDue(event)
+	return t, nil
 }
 
 func checkSecurityCode(c SecurityCode) error {

@@ -96,18 +96,38 @@ func (v *Vault) newSession(ctx context.Context, op operation, s *session, once *
 	return id, nil
 }
 
-// openSession returns a session that is open, with its record.
-func (v *Vault) openSession(ctx context.Context, id uuid.UUID) (*store.Record, *session, error) {
-	r, err := v.getRow(ctx, kindSession, v.sessionRow(id))
+// readSession returns a session with its record and a handle on its account: any
+// account, for a handle on none.
+func (v *Vault) readSession(ctx context.Context, id uuid.UUID) (*Vault, *store.Record, *session, error) {
+	if v.closed.Load() {
+		return nil, nil, nil, ErrClosed
+	}
+	var r *store.Record
+	err := v.view(ctx, func(tx store.ReadTx) (err error) {
+		r, err = tx.Get(kindSession, v.sessionRow(id))
+		return err
+	})
+	if err == nil && (v.account != uuid.Nil && v.account != r.Account || !lives(r, now())) {
+		err = ErrNotFound
+	}
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	plain, err := v.openShown(ctx, r)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	s, err := decodeSession(plain)
-	if err == nil && s.token != uuid.Nil {
+	return v.In(r.Account), r, s, err
+}
+
+// openSession is readSession for one of this account that is not finished.
+func (v *Vault) openSession(ctx context.Context, id uuid.UUID) (*store.Record, *session, error) {
+	if v.account == uuid.Nil {
+		return nil, nil, ErrNotFound
+	}
+	_, r, s, err := v.readSession(ctx, id)
+	if err == nil && s.finished() {
 		err = ErrSessionCompleted
 	}
 	return r, s, err
@@ -137,35 +157,44 @@ func (v *Vault) Tokenize(ctx context.Context, id uuid.UUID, c Card) (*Token, err
 		if err := v.checkSessionCard(c); err != nil {
 			return nil, err
 		}
-		t := &Token{}
-		if s.bypass {
-			t.Identification = IdentificationSkipped
+		t, err := v.tokenize(ctx, r, s, c)
+		if !errors.Is(err, store.ErrConflict) {
+			return t, err
 		}
-		records, err := v.newToken(ctx, c, t, s.ttl, ReasonTokenized)
-		if err != nil {
-			return nil, err
-		}
-		s.token = records[0].ID
-		r.Version++
-		if err := v.box.SealShown(r, s.encode()); err != nil {
-			return nil, wrapped(err)
-		}
-		err = v.writeToken(ctx, opTokenize, t, c.SecurityCode, func(tx store.Tx) error {
-			tx.Put(r)
-			for _, r := range records {
-				tx.Put(r)
-			}
-			return nil
-		})
-		if errors.Is(err, store.ErrConflict) {
-			continue // the session has changed: completed, or gone
-		}
-		if err != nil {
-			return nil, err
-		}
-		v.workDue(records...)
-		return t, nil
 	}
+}
+
+// tokenize completes a session with a card that was checked, and stores also with
+// it. It returns store.ErrConflict if the session has changed: completed, or gone.
+func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Card, also ...*store.Record) (*Token, error) {
+	t := &Token{}
+	if s.bypass {
+		t.Identification = IdentificationSkipped
+	}
+	records, err := v.newToken(ctx, c, t, s.ttl, ReasonTokenized)
+	if err != nil {
+		return nil, err
+	}
+	s.token = records[0].ID
+	r.Version++
+	if err := v.box.SealShown(r, s.encode()); err != nil {
+		return nil, wrapped(err)
+	}
+	err = v.writeToken(ctx, opTokenize, t, c.SecurityCode, func(tx store.Tx) error {
+		tx.Put(r)
+		for _, r := range records {
+			tx.Put(r)
+		}
+		for _, r := range also {
+			tx.Put(r)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	v.workDue(records...)
+	return t, nil
 }
 
 // checkSessionCard adds to the rules of an Import that the card is valid now.
@@ -183,13 +212,19 @@ type session struct {
 	ttl     time.Duration // of the token; 0: for ever
 	refresh uuid.UUID     // row key of the token whose security code is entered anew, if it is for that
 	token   uuid.UUID     // row key of the token that was made, or refreshed
+	refused uint64        // cards
+	failed  string        // why it has failed for good; "" if it has not
 }
+
+func (s *session) finished() bool { return s.token != uuid.Nil || s.failed != "" }
 
 const (
 	sessionBypass = iota + 1
 	sessionTTL
 	sessionToken
 	sessionRefresh
+	sessionRefused
+	sessionFailed
 )
 
 func (s *session) encode() []byte {
@@ -201,6 +236,10 @@ func (s *session) encode() []byte {
 	if s.refresh != uuid.Nil {
 		b = tlv.Append(b, sessionRefresh, s.refresh[:])
 	}
+	if s.refused > 0 {
+		b = tlv.AppendUint(b, sessionRefused, s.refused)
+	}
+	b = tlv.Append(b, sessionFailed, s.failed)
 	return tlv.Pad(b, 64, 0)
 }
 
@@ -217,6 +256,10 @@ func decodeSession(plain []byte) (*session, error) {
 			copy(s.token[:], r.Value)
 		case sessionRefresh:
 			copy(s.refresh[:], r.Value)
+		case sessionRefused:
+			s.refused = r.Uint()
+		case sessionFailed:
+			s.failed = string(r.Value)
 		}
 	}
 	if r.Err() != nil {

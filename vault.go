@@ -172,6 +172,9 @@ type Options struct {
 	// Defaults to 15 minutes.
 	SessionTTL time.Duration
 
+	// Schemes are those whose cards are taken in sessions. If empty, all are.
+	Schemes []Scheme
+
 	// IdempotencyTTL is how long a call can be repeated under its idempotency
 	// key, 1 hour to 7 days. Defaults to 24 hours.
 	IdempotencyTTL time.Duration
@@ -283,6 +286,8 @@ type core struct {
 	work      work
 	nobody    *nobody
 
+	sessionKeys sessionKeys
+
 	codes     store.CodeCache
 	codeKey   *seal.CodeKey // nil if codes is shared
 	codesTold seldom        // of a warning about it
@@ -323,6 +328,8 @@ const (
 	kindPaymentData
 	kindPaymentJWE // id and parent are those of its payment data
 	kindEvent      // child of its token, if that is left
+	kindSessionKey // of the whole vault
+	kindPayload    // that a payload was used in a session
 )
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file

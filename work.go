@@ -16,7 +16,7 @@ import (
 )
 
 // lapsing are the kinds whose records are erased when they are due.
-var lapsing = []store.Kind{kindToken, kindSession, kindAPIKey, kindIdempotency, kindAnswer, kindNotice, kindPaymentJWE}
+var lapsing = []store.Kind{kindToken, kindSession, kindAPIKey, kindIdempotency, kindAnswer, kindNotice, kindPaymentJWE, kindSessionKey, kindPayload}
 
 const (
 	sweepBatch = 500              // records erased in one transaction

@@ -37,6 +37,8 @@ const (
 	opRelease             operation = "network_token.release"
 	opPaymentData         operation = "payment_data.create"
 	opCreateSession       operation = "session.create"
+	opSessionKey          operation = "session_key.create"
+	opRefuseCard          operation = "session.refuse"
 	opRefreshSession      operation = "session.refresh"
 	opRefreshSecurityCode operation = "security_code.refresh"
 	opConsume             operation = "security_code.consume"

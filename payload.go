@@ -1,0 +1,358 @@
+package cardvault
+
+import (
+	"bytes"
+	"context"
+	"crypto/fips140"
+	"encoding/base64"
+	"errors"
+	"slices"
+
+	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/internal/jsontext"
+	"github.com/cardvault/cardvault/store"
+	"github.com/go-jose/go-jose/v4"
+	"github.com/google/uuid"
+)
+
+// A Session is what the browser is told that has the id of one: decisions, chapter 9.
+type Session struct {
+	State SessionState
+
+	// Refresh is set if a security code is entered anew, and not a card.
+	Refresh bool
+
+	// Key is what to encrypt under while State is SessionOpen, else nil.
+	Key *SessionKey
+
+	// MaskedAccountNumber and Scheme are those of the card whose code is entered
+	// anew, while State is SessionOpen.
+	MaskedAccountNumber string
+	Scheme              Scheme
+
+	TokenID uuid.UUID // of SessionSucceeded
+
+	// ReasonCode is why the card was refused, "" if none was: of SessionFailed, and
+	// of SessionOpen from CompleteSession. One of invalid_account_number,
+	// invalid_expiry_date, card_expired, invalid_security_code, unsupported_scheme
+	// and too_many_attempts.
+	ReasonCode string
+}
+
+// A SessionState says how far a session is.
+type SessionState uint8
+
+const (
+	SessionOpen      SessionState = iota // waits for a card or code
+	SessionSucceeded                     // has done what it is for; final
+	SessionFailed                        // too many cards were refused; final
+)
+
+// Session returns a session, by an id that is its credential: a handle on no
+// account, In(uuid.Nil), finds those of all. It can be read until it lapses, also
+// when it is finished.
+//
+// The error is ErrNotFound for a session that is unknown, over, or of another
+// account, or whose token is gone.
+func (v *Vault) Session(ctx context.Context, id uuid.UUID) (*Session, error) {
+	v, _, s, err := v.readSession(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return v.describe(ctx, s)
+}
+
+func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
+	d := &Session{Refresh: s.refresh != uuid.Nil, ReasonCode: s.failed}
+	switch {
+	case s.token != uuid.Nil:
+		d.State, d.TokenID = SessionSucceeded, v.mask(kindToken, s.token)
+		return d, nil
+	case s.failed != "":
+		d.State = SessionFailed
+		return d, nil
+	}
+	if d.Refresh {
+		card, err := v.getRow(ctx, kindToken, s.refresh)
+		if err != nil {
+			return nil, err
+		}
+		t, err := v.openToken(ctx, card)
+		if err != nil {
+			return nil, err
+		}
+		d.MaskedAccountNumber, d.Scheme = t.MaskedAccountNumber, t.Scheme
+	}
+	k, err := v.currentKey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.Key = &SessionKey{ID: k.id, N: k.private.N.Bytes()}
+	return d, nil
+}
+
+const (
+	maxPayload  = 8 << 10
+	maxRefusals = 5 // cards that a session refuses before it fails
+)
+
+// CompleteSession takes the payload that a browser has encrypted under the key of
+// an open session, as a compact JWE, and returns the session as it is then. A card
+// that is refused leaves it open, with ReasonCode; the fifth fails it. Nothing of a
+// card that is refused is kept. Of several calls at a time one completes the session.
+//
+// Errors: a FieldError of result.enc_payload for a payload that cannot be opened,
+// was used in another session, or lacks a claim; ErrNotFound; ErrSessionCompleted;
+// for a security code that is entered anew those of RefreshSecurityCode.
+func (v *Vault) CompleteSession(ctx context.Context, id uuid.UUID, payload []byte) (*Session, error) {
+	for {
+		v, r, s, err := v.readSession(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		if s.finished() {
+			return nil, ErrSessionCompleted
+		}
+		claims, used, err := v.openPayload(ctx, id, r.ID, payload)
+		if err != nil {
+			return nil, err
+		}
+		d, err := v.complete(ctx, r, s, claims, used)
+		clear(claims)
+		if !errors.Is(err, store.ErrConflict) {
+			return d, err
+		}
+	}
+}
+
+// complete does with a session what the claims of a payload ask for. It returns
+// store.ErrConflict if the session, or the use of the payload, has changed.
+func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claims []byte, used []*store.Record) (*Session, error) {
+	refresh := s.refresh != uuid.Nil
+	c, ok := readClaims(claims, refresh)
+	defer c.Wipe()
+	if !ok {
+		return nil, lacksClaims()
+	}
+	s.failed = v.refuses(c, refresh)
+	if s.failed == "" {
+		var err error
+		if refresh {
+			_, err = v.refreshCode(ctx, r, s, c.SecurityCode, used...)
+		} else {
+			_, err = v.tokenize(ctx, r, s, c, used...)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return v.describe(ctx, s)
+	}
+	reason := s.failed
+	if s.failed = ""; s.refused+1 >= maxRefusals {
+		s.failed = "too_many_attempts"
+	}
+	s.refused++
+	r.Version++
+	if err := v.box.SealShown(r, s.encode()); err != nil {
+		return nil, wrapped(err)
+	}
+	err := v.write(ctx, opRefuseCard, uuid.Nil, func(tx store.Tx) error {
+		tx.Put(r)
+		for _, r := range used {
+			tx.Put(r)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	d, err := v.describe(ctx, s)
+	if err == nil && d.State == SessionOpen {
+		d.ReasonCode = reason
+	}
+	return d, err
+}
+
+// refuses returns the reason code for a card or code that is not taken, or "".
+func (v *Vault) refuses(c Card, refresh bool) string {
+	err := checkSecurityCode(c.SecurityCode)
+	if !refresh {
+		err = errors.Join(v.checkSessionCard(c), err)
+	}
+	for _, e := range FieldErrors(err) {
+		switch {
+		case e.Field == "account_number":
+			return "invalid_account_number"
+		case e.Code == "card_expired":
+			return "card_expired"
+		case e.Field == "security_code":
+			return "invalid_security_code"
+		default:
+			return "invalid_expiry_date"
+		}
+	}
+	if refresh || len(v.opts.Schemes) == 0 {
+		return ""
+	}
+	if scheme, _ := iin.Detect(c.PAN.get()); !slices.Contains(v.opts.Schemes, Scheme(scheme)) {
+		return "unsupported_scheme"
+	}
+	return ""
+}
+
+// readClaims reads a card or, for a refresh, a security code. Other claims are
+// ignored, and not kept.
+func readClaims(claims []byte, refresh bool) (c Card, ok bool) {
+	values, err := jsontext.Parse(claims)
+	if err != nil {
+		return Card{}, false
+	}
+	members := values[1:]
+	get := func(name string, kind byte) []byte {
+		if i := jsontext.Find(members, name); i >= 0 && members[i].Kind == kind {
+			return members[i].Text
+		}
+		ok = false
+		return nil
+	}
+	ok = true
+	c.SecurityCode = NewSecurityCode(get("security_code", '"'))
+	if refresh {
+		return c, ok
+	}
+	c.PAN = NewPAN(get("account_number", '"'))
+	c.Expiry.Month = claimedInt(get("expiry_month", '0'), &ok)
+	c.Expiry.Year = claimedInt(get("expiry_year", '0'), &ok)
+	if i := jsontext.Find(members, "cardholder_name"); i >= 0 && members[i].Kind != 'n' {
+		c.Name = NewName(get("cardholder_name", '"'))
+		ok = ok && checkName(c.Name) == nil
+	}
+	return c, ok
+}
+
+// claimedInt reads an integer. One of more than four digits is none of a date.
+func claimedInt(text []byte, ok *bool) (n int) {
+	if len(text) == 0 || !allDigits(text) {
+		*ok = false
+		return 0
+	}
+	if len(text) > 4 {
+		return -1
+	}
+	for _, c := range text {
+		n = n*10 + int(c-'0')
+	}
+	return n
+}
+
+const payloadField = "result.enc_payload"
+
+func undecryptable() error {
+	return &FieldError{payloadField, "undecryptable", "must be a compact JWE under the key of this session"}
+}
+
+func lacksClaims() error {
+	return &FieldError{payloadField, "invalid_format", "must hold the claims of the action, of their types"}
+}
+
+// openPayload decrypts a payload for a session, and returns its claims and what
+// notes that it was used, if that is not known yet.
+func (v *Vault) openPayload(ctx context.Context, id, row uuid.UUID, payload []byte) (claims []byte, used []*store.Record, err error) {
+	if len(payload) > maxPayload {
+		return nil, nil, &FieldError{payloadField, "too_long", "must have at most 8192 characters"}
+	}
+	kid, ok := checkPayloadHeader(payload, id)
+	if !ok {
+		return nil, nil, undecryptable()
+	}
+	key, err := v.keyOf(ctx, kid)
+	if errors.Is(err, ErrNotFound) {
+		err = undecryptable()
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	d := &decryption{key: key}
+	defer func() { clear(d.contentKey) }()
+	// go-jose takes an IV from outside, as every receiver does, which FIPS 140-3 does not know.
+	fips140.WithoutEnforcement(func() {
+		var jwe *jose.JSONWebEncryption
+		jwe, err = jose.ParseEncryptedCompact(string(payload), []jose.KeyAlgorithm{jose.RSA_OAEP_256}, []jose.ContentEncryption{jose.A256GCM})
+		if err == nil {
+			claims, err = jwe.Decrypt(d)
+		}
+	})
+	if err != nil {
+		return nil, nil, undecryptable()
+	}
+	if used, err = v.usePayload(ctx, row, d); err != nil {
+		clear(claims)
+		return nil, nil, err
+	}
+	return claims, used, nil
+}
+
+// checkPayloadHeader returns the id of the key in the header of a payload, and
+// whether it has nothing but what it may have.
+func checkPayloadHeader(payload []byte, session uuid.UUID) (kid string, ok bool) {
+	// Decoders of base64 pass over line breaks.
+	if bytes.ContainsAny(payload, "\r\n") {
+		return "", false
+	}
+	encoded, _, found := bytes.Cut(payload, []byte("."))
+	header := make([]byte, base64.RawURLEncoding.DecodedLen(len(encoded)))
+	n, err := base64.RawURLEncoding.Strict().Decode(header, encoded)
+	if !found || err != nil {
+		return "", false
+	}
+	values, err := jsontext.Parse(header[:n])
+	if err != nil {
+		return "", false
+	}
+	members := values[1:]
+	for i := 0; i < len(members); i += members[i].Size {
+		m := &members[i]
+		if m.Kind != '"' {
+			return "", false
+		}
+		switch text := string(m.Text); string(m.Name) {
+		case "alg":
+			ok = text == string(jose.RSA_OAEP_256)
+		case "enc":
+			ok = text == string(jose.A256GCM)
+		case "kid":
+			kid, ok = text, true
+		case "sid":
+			ok = text == session.String()
+		case "typ":
+			ok = true
+		default:
+			ok = false
+		}
+		if !ok {
+			return "", false
+		}
+	}
+	return kid, kid != "" && jsontext.Find(members, "alg") >= 0 && jsontext.Find(members, "enc") >= 0
+}
+
+// usePayload returns the record that a payload was used in a session, or none if
+// there is one: a payload is good for one session. It is known by its
+// content-encryption key, for as long as the key that opens it is honoured.
+func (v *Vault) usePayload(ctx context.Context, session uuid.UUID, d *decryption) ([]*store.Record, error) {
+	v = v.whole()
+	id := uuid.UUID(v.box.Lookup(uuid.Nil, "session payload", d.contentKey))
+	r, err := v.getRow(ctx, kindPayload, id)
+	if errors.Is(err, ErrNotFound) {
+		r = &store.Record{Kind: kindPayload, ID: id, Due: d.key.due, Version: 1}
+		return []*store.Record{r}, wrapped(v.box.SealShown(r, session[:]))
+	}
+	if err != nil {
+		return nil, err
+	}
+	by, err := v.openShown(ctx, r)
+	if err == nil && !bytes.Equal(by, session[:]) {
+		err = undecryptable()
+	}
+	return nil, err
+}

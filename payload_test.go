@@ -1,0 +1,352 @@
+package cardvault_test
+
+import (
+	"crypto/fips140"
+	"crypto/rsa"
+	"errors"
+	"fmt"
+	"math/big"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/go-jose/go-jose/v4"
+	"github.com/google/uuid"
+)
+
+const entered = `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030,"security_code":"737"}`
+
+// encrypts returns claims as a browser sends them for a session.
+func encrypts(t testing.TB, s *cardvault.Session, claims string, header map[jose.HeaderKey]any) string {
+	t.Helper()
+	key := &rsa.PublicKey{N: new(big.Int).SetBytes(s.Key.N), E: 65537}
+	var payload string
+	var err error
+	fips140.WithoutEnforcement(func() {
+		var e jose.Encrypter
+		options := &jose.EncrypterOptions{ExtraHeaders: header}
+		if e, err = jose.NewEncrypter(jose.A256GCM, jose.Recipient{Algorithm: jose.RSA_OAEP_256, Key: key, KeyID: s.Key.ID}, options); err != nil {
+			return
+		}
+		var jwe *jose.JSONWebEncryption
+		if jwe, err = e.Encrypt([]byte(claims)); err == nil {
+			payload, err = jwe.CompactSerialize()
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return payload
+}
+
+// session makes a session and reads it as a browser does, on a handle on no account.
+func (l *lab) session(opts *cardvault.SessionOptions) (uuid.UUID, *cardvault.Session) {
+	l.Helper()
+	id, err := l.CreateSession(l.Context(), opts)
+	l.must(err)
+	return id, l.sees(id)
+}
+
+func (l *lab) sees(id uuid.UUID) *cardvault.Session {
+	l.Helper()
+	s, err := l.In(uuid.Nil).Session(l.Context(), id)
+	l.must(err)
+	return s
+}
+
+func (l *lab) completes(id uuid.UUID, payload string) *cardvault.Session {
+	l.Helper()
+	s, err := l.In(uuid.Nil).CompleteSession(l.Context(), id, []byte(payload))
+	l.must(err)
+	return s
+}
+
+// refuses checks that a payload gets a FieldError of a code, and changes nothing.
+func (l *lab) refuses(what string, id uuid.UUID, payload, code string) {
+	l.Helper()
+	before := *l.sees(id)
+	_, err := l.In(uuid.Nil).CompleteSession(l.Context(), id, []byte(payload))
+	if e := cardvault.FieldErrors(err); len(e) != 1 || e[0].Field != "result.enc_payload" || e[0].Code != code {
+		l.Errorf("%s: %v, want %s", what, err, code)
+	}
+	if after := l.sees(id); !reflect.DeepEqual(*after, before) {
+		l.Errorf("%s: the session becomes %+v", what, after)
+	}
+}
+
+func TestCompleteSession(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		id, s := l.session(&cardvault.SessionOptions{BypassIdentification: true})
+		if s.State != cardvault.SessionOpen || s.Refresh || s.Key == nil || len(s.Key.N) != 256 || s.ReasonCode != "" {
+			l.Fatalf("an open session: %+v", s)
+		}
+		payload := encrypts(l, s, strings.Replace(entered, "{", `{"cardholder_name":"Ada","email":"a@example.com","unknown":[1],`, 1), map[jose.HeaderKey]any{"sid": id.String(), "typ": "JWE"})
+		done := l.completes(id, payload)
+		if done.State != cardvault.SessionSucceeded || done.Key != nil {
+			l.Fatalf("completed: %+v", done)
+		}
+		token := l.get(done.TokenID)
+		if token.MaskedAccountNumber != "424242******4242" || token.Identification != cardvault.IdentificationSkipped || token.CardholderName.IsZero() {
+			l.Errorf("token %+v", token)
+		}
+		l.hasCode(done.TokenID, true)
+		if again := l.sees(id); fmt.Sprint(*again) != fmt.Sprint(*done) {
+			l.Errorf("afterwards: %+v", again)
+		}
+		if _, err := l.CompleteSession(l.Context(), id, []byte(payload)); !errors.Is(err, cardvault.ErrSessionCompleted) {
+			l.Errorf("completing again: %v", err)
+		}
+
+		refresh, err := l.RefreshSession(l.Context(), done.TokenID)
+		l.must(err)
+		s = l.sees(refresh)
+		if s.State != cardvault.SessionOpen || !s.Refresh || s.MaskedAccountNumber != "424242******4242" || s.Scheme != cardvault.SchemeVISA {
+			l.Errorf("an open refresh: %+v", s)
+		}
+		l.must(l.Consume(l.Context(), done.TokenID))
+		if done := l.completes(refresh, encrypts(l, s, `{"security_code":"999","account_number":7}`, nil)); done.State != cardvault.SessionSucceeded || done.TokenID != token.ID {
+			l.Errorf("refreshed: %+v", done)
+		}
+		l.hasCode(token.ID, true)
+
+		l.pass(15 * time.Minute)
+		for _, id := range []uuid.UUID{id, refresh, uuid.New(), uuid.Nil} {
+			if _, err := l.In(uuid.Nil).Session(l.Context(), id); !errors.Is(err, cardvault.ErrNotFound) {
+				l.Errorf("a session that is over: %v", err)
+			}
+			if _, err := l.In(uuid.Nil).CompleteSession(l.Context(), id, []byte(payload)); !errors.Is(err, cardvault.ErrNotFound) {
+				l.Errorf("completing a session that is over: %v", err)
+			}
+		}
+		vaulttest.AssertNoLeak(t, []string{"4242424242424242", id.String()}, l.log.text())
+	})
+}
+
+func TestRefusedCards(t *testing.T) {
+	for claims, reason := range map[string]string{
+		`{"account_number":"4242424242424241","expiry_month":12,"expiry_year":2030,"security_code":"737"}`: "invalid_account_number",
+		`{"account_number":"","expiry_month":12,"expiry_year":2030,"security_code":"737"}`:                 "invalid_account_number",
+		`{"account_number":"4242424242424242","expiry_month":13,"expiry_year":2030,"security_code":"737"}`: "invalid_expiry_date",
+		`{"account_number":"4242424242424242","expiry_month":1,"expiry_year":20300,"security_code":"737"}`: "invalid_expiry_date",
+		`{"account_number":"4242424242424242","expiry_month":1,"expiry_year":2000,"security_code":"73"}`:   "invalid_security_code",
+		`{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030,"security_code":""}`:    "invalid_security_code",
+		`{"account_number":"5555555555554444","expiry_month":12,"expiry_year":2030,"security_code":"737"}`: "unsupported_scheme",
+	} {
+		inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Schemes: []cardvault.Scheme{cardvault.SchemeVISA}}, func(l *lab) {
+			id, s := l.session(nil)
+			payload := encrypts(l, s, claims, nil)
+			for i := range 5 {
+				want, state := reason, cardvault.SessionOpen
+				if i == 4 {
+					want, state = "too_many_attempts", cardvault.SessionFailed
+				}
+				got := l.completes(id, payload)
+				if got.State != state || got.ReasonCode != want || (got.Key != nil) != (state == cardvault.SessionOpen) {
+					l.Errorf("%s, card %d: %+v, want %v for %s", claims, i+1, got, state, want)
+				}
+				if seen := l.sees(id); state == cardvault.SessionOpen && seen.ReasonCode != "" {
+					l.Errorf("the session tells of a refused card: %+v", seen)
+				}
+			}
+			if seen := l.sees(id); seen.State != cardvault.SessionFailed || seen.ReasonCode != "too_many_attempts" {
+				l.Errorf("afterwards: %+v", seen)
+			}
+			if _, err := l.CompleteSession(l.Context(), id, []byte(encrypts(l, s, entered, nil))); !errors.Is(err, cardvault.ErrSessionCompleted) {
+				l.Errorf("a card after too many: %v", err)
+			}
+			if p, err := l.List(l.Context(), nil); err != nil || p.TotalItems != 0 {
+				l.Errorf("%d tokens, %v", p.TotalItems, err)
+			}
+		})
+	}
+	inLab(t, nil, func(l *lab) {
+		id, s := l.session(nil)
+		for range 4 {
+			l.completes(id, encrypts(l, s, strings.Replace(entered, "737", "7", 1), nil))
+		}
+		l.refuses("no card", id, "e30", "undecryptable") // does not count
+		if done := l.completes(id, encrypts(l, s, entered, nil)); done.State != cardvault.SessionSucceeded {
+			l.Errorf("the fifth card: %+v", done)
+		}
+		// A card that has expired, by the clock of the bubble.
+		id, s = l.session(nil)
+		l.pass(time.Minute)
+		if got := l.completes(id, encrypts(l, s, strings.Replace(entered, "2030", "2000", 1), nil)); got.ReasonCode != "" {
+			l.Errorf("a card of this year: %+v", got)
+		}
+	})
+}
+
+func TestPayloads(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		id, s := l.session(nil)
+		good := encrypts(l, s, entered, nil)
+		parts := strings.Split(good, ".")
+		with := func(i int, part string) string {
+			p := strings.Split(good, ".")
+			p[i] = part
+			return strings.Join(p, ".")
+		}
+		other := *s.Key
+		other.ID = uuid.NewString()
+		unnamed := *s.Key
+		unnamed.ID = ""
+		for what, payload := range map[string]string{
+			"nothing":                  "",
+			"no JWE":                   "hello",
+			"four parts":               strings.Join(parts[:4], "."),
+			"six parts":                good + ".x",
+			"another header":           with(0, "e30"),
+			"no header":                with(0, ""),
+			"another content key":      with(1, strings.Repeat("A", len(parts[1]))),
+			"another text":             with(3, "AAAA"+parts[3][4:]),
+			"another tag":              with(4, strings.Repeat("A", len(parts[4]))),
+			"an unknown key":           encrypts(l, &cardvault.Session{Key: &other}, entered, nil),
+			"no key":                   encrypts(l, &cardvault.Session{Key: &unnamed}, entered, nil),
+			"another session's":        encrypts(l, s, entered, map[jose.HeaderKey]any{"sid": uuid.NewString()}),
+			"a session id that is odd": encrypts(l, s, entered, map[jose.HeaderKey]any{"sid": 7}),
+			"a header of its own":      encrypts(l, s, entered, map[jose.HeaderKey]any{"x5u": "https://example.com"}),
+			"padding":                  with(0, parts[0]+"="),
+			"a line break":             good[:20] + "\n" + good[20:],
+		} {
+			l.refuses(what, id, payload, "undecryptable")
+		}
+		l.refuses("a long payload", id, encrypts(l, s, `{"x":"`+strings.Repeat("x", 8<<10)+`"}`, nil), "too_long")
+		for what, claims := range map[string]string{
+			"no claims":             `{}`,
+			"no object":             `[]`,
+			"no JSON":               `4242424242424242`,
+			"no security code":      `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}`,
+			"a number as a number":  strings.Replace(entered, `"4242424242424242"`, `4242424242424242`, 1),
+			"a month as a text":     strings.Replace(entered, `12`, `"12"`, 1),
+			"half a month":          strings.Replace(entered, `12`, `12.0`, 1),
+			"a negative month":      strings.Replace(entered, `12`, `-1`, 1),
+			"a code that is null":   strings.Replace(entered, `"737"`, `null`, 1),
+			"a name that is a card": strings.Replace(entered, `{`, `{"cardholder_name":"4242424242424242",`, 1),
+			"a name that is a list": strings.Replace(entered, `{`, `{"cardholder_name":["A"],`, 1),
+			"a claim twice":         strings.Replace(entered, `{`, `{"security_code":"737",`, 1),
+		} {
+			l.refuses(what, id, encrypts(l, s, claims, nil), "invalid_format")
+		}
+		if done := l.completes(id, good); done.State != cardvault.SessionSucceeded {
+			l.Errorf("after all that: %+v", done)
+		}
+	})
+}
+
+// TestReplayedPayload: a payload is good for one session, whatever became of it there.
+func TestReplayedPayload(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		first, s := l.session(nil)
+		second, _ := l.session(nil)
+		third, _ := l.session(nil)
+		used, refused := encrypts(l, s, entered, nil), encrypts(l, s, strings.Replace(entered, "737", "7", 1), nil)
+		l.completes(second, refused)
+		l.completes(first, used)
+		l.refuses("what another session has taken", second, used, "undecryptable")
+		l.refuses("what another session has refused", third, refused, "undecryptable")
+		l.restart()
+		l.refuses("what a session has taken before a restart", second, used, "undecryptable")
+		if got := l.completes(second, refused); got.ReasonCode != "invalid_security_code" {
+			l.Errorf("what it has refused itself: %+v", got)
+		}
+	})
+}
+
+// TestSessionRace: of those that complete a session at a time one does.
+func TestSessionRace(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		id, s := l.session(nil)
+		var mu sync.Mutex
+		var group sync.WaitGroup
+		won := 0
+		for range 32 {
+			payload := encrypts(l, s, entered, nil)
+			group.Go(func() {
+				_, err := l.CompleteSession(l.Context(), id, []byte(payload))
+				mu.Lock()
+				defer mu.Unlock()
+				switch {
+				case err == nil:
+					won++
+				case !errors.Is(err, cardvault.ErrSessionCompleted):
+					l.Error(err)
+				}
+			})
+		}
+		group.Wait()
+		p, err := l.List(l.Context(), nil)
+		l.must(err)
+		if won != 1 || p.TotalItems != 1 {
+			l.Errorf("%d calls have completed it, and there are %d tokens", won, p.TotalItems)
+		}
+		// Two sessions that race for one payload.
+		a, s := l.session(nil)
+		b, _ := l.session(nil)
+		payload := encrypts(l, s, entered, nil)
+		won = 0
+		for _, id := range []uuid.UUID{a, b} {
+			group.Go(func() {
+				_, err := l.CompleteSession(l.Context(), id, []byte(payload))
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					won++
+				}
+			})
+		}
+		group.Wait()
+		if won != 1 {
+			l.Errorf("%d sessions have taken one payload", won)
+		}
+	})
+}
+
+// TestSessionKeys: all who work on a store share a key, which changes daily and is
+// honoured for one session more.
+func TestSessionKeys(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		_, first := l.session(nil)
+		replica := l.open()
+		id, err := replica.CreateSession(l.Context(), nil)
+		l.must(err)
+		same, err := replica.Session(l.Context(), id)
+		l.must(err)
+		if same.Key.ID != first.Key.ID || string(same.Key.N) != string(first.Key.N) {
+			l.Error("two vaults on one store have two keys")
+		}
+		l.pass(24*time.Hour - time.Second)
+		late, s := l.session(nil)
+		if s.Key.ID != first.Key.ID {
+			l.Error("the key changes within a day")
+		}
+		later, _ := l.session(nil)
+		l.pass(time.Second)
+		if now := l.sees(late); now.Key.ID == first.Key.ID || string(now.Key.N) == string(first.Key.N) {
+			l.Error("the key does not change after a day")
+		}
+		l.pass(10 * time.Minute)
+		done, err := replica.CompleteSession(l.Context(), late, []byte(encrypts(l, s, entered, nil)))
+		l.must(err)
+		if done.State != cardvault.SessionSucceeded {
+			l.Errorf("under the former key: %+v", done)
+		}
+		l.pass(5*time.Minute - 2*time.Second)
+		_, fresh := l.session(nil)
+		l.pass(time.Second)
+		id, _ = l.session(nil)
+		l.pass(time.Second)
+		l.refuses("under a key that is over", id, encrypts(l, s, entered, nil), "undecryptable")
+		l.drain()
+		if done := l.completes(id, encrypts(l, fresh, entered, nil)); done.State != cardvault.SessionSucceeded {
+			l.Errorf("under the key of the day: %+v", done)
+		}
+		if _, err := l.CompleteSession(l.Context(), later, nil); !errors.Is(err, cardvault.ErrNotFound) {
+			l.Errorf("a session that is over: %v", err)
+		}
+	})
+}
