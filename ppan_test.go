@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 )
 
-const portalHash = "00ff72a4a5ac"
+const portalHash = "72a4a5acd535aa5eb87bee93f288b8016fb44134"
 
 func portal() cardvault.PPANAccount {
 	return cardvault.PPANAccount{AID: "22222", MID: "11111", PortalID: "3333333", Hash: cardvault.NewPPANHash([]byte(portalHash))}
@@ -90,6 +90,16 @@ func TestPPANFailures(t *testing.T) {
 		return func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error) { return valid(), err }
 	}
 	const pan = "4242424242424242"
+	// What is no hash may be in an answer.
+	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: with(func(p *cardvault.PPAN) {
+		*p = cardvault.PPAN{Status: cardvault.PPANError, ErrorCode: "2006", ErrorMessage: "hash faulty"}
+	})}, func(l *lab) {
+		a := portal()
+		a.Hash = cardvault.NewPPANHash([]byte("6"))
+		if p, err := l.ObtainPPAN(l.Context(), l.imports(visa), a); err != nil || p.Status != cardvault.PPANError {
+			l.Errorf("a hash that is none: %+v, %v", p, err)
+		}
+	})
 	for name, test := range map[string]struct {
 		provider providerFunc
 		want     error
