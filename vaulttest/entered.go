@@ -1,0 +1,158 @@
+package vaulttest
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/fips140"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"math/big"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+var enteredBehaviours = []behaviour{
+	{"Entered", entered},
+	{"EnteredRace", enteredRace},
+}
+
+// encrypted returns claims as a browser sends them for a session: a compact JWE,
+// RFC 7516, with RSA-OAEP-256 and A256GCM.
+func encrypted(t testing.TB, s *cardvault.Session, claims string) []byte {
+	t.Helper()
+	text := func(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
+	header := text([]byte(`{"alg":"RSA-OAEP-256","enc":"A256GCM","kid":"` + s.Key.ID + `"}`))
+	key, iv := make([]byte, 32), make([]byte, 12)
+	rand.Read(key)
+	rand.Read(iv)
+	public := &rsa.PublicKey{N: new(big.Int).SetBytes(s.Key.N), E: 65537}
+	wrapped := must(rsa.EncryptOAEP(sha256.New(), rand.Reader, public, key, nil))(t)
+	var sealed []byte
+	fips140.WithoutEnforcement(func() { // an IV that is a part of its own, as JWE has it
+		gcm := must(cipher.NewGCM(must(aes.NewCipher(key))(t)))(t)
+		sealed = gcm.Seal(nil, iv, []byte(claims), []byte(header))
+	})
+	tag := len(sealed) - 16
+	return []byte(header + "." + text(wrapped) + "." + text(iv) + "." + text(sealed[:tag]) + "." + text(sealed[tag:]))
+}
+
+// claims returns the claims of the n-th card.
+func claims(n int, code string) string {
+	return `{"account_number":"` + number(canaryNumber, 16, n) + `","expiry_month":12,"expiry_year":2090,` +
+		`"security_code":"` + code + `","cardholder_name":"` + canary + `name"}`
+}
+
+// entered: what a browser enters in a session becomes a token, and what it enters
+// for a token its security code.
+func entered(t *testing.T, s store.Store) {
+	v, ctx := coding(t, s, nil), t.Context()
+	browser := vaultOn(t, s, nil).In(uuid.Nil) // of another vault on the store
+	id := must(v.CreateSession(ctx, nil))(t)
+	open := must(browser.Session(ctx, id))(t)
+	for i := range 4 {
+		refused := must(browser.CompleteSession(ctx, id, encrypted(t, open, claims(i, "7"))))(t)
+		if refused.State != cardvault.SessionOpen || refused.ReasonCode != "invalid_security_code" {
+			t.Errorf("a card that is refused: %+v", refused)
+		}
+	}
+	payload := encrypted(t, open, claims(1, "737"))
+	done := must(v.CompleteSession(ctx, id, payload))(t)
+	if done.State != cardvault.SessionSucceeded {
+		t.Fatalf("completed: %+v", done)
+	}
+	token := must(v.Get(ctx, done.TokenID))(t)
+	if imported := importCard(t, v, card(1), nil); imported.Fingerprint != token.Fingerprint || token.CardholderName.IsZero() {
+		t.Errorf("token %+v", flat(token))
+	}
+	hasCode(t, "entered", v, token.ID, "737")
+	if seen := must(browser.Session(ctx, id))(t); *seen != *done {
+		t.Errorf("afterwards: %+v", seen)
+	}
+	_, err := browser.CompleteSession(ctx, id, payload)
+	fails(t, "completing again", err, cardvault.ErrSessionCompleted)
+
+	// The payload is of no use elsewhere, also after rotations and in other vaults.
+	noError(t, v.RotateKeys(ctx))
+	other := must(v.CreateSession(ctx, nil))(t)
+	_, err = browser.CompleteSession(ctx, other, payload)
+	refuses(t, "a payload of another session", err, "result.enc_payload undecryptable")
+	if done := must(browser.CompleteSession(ctx, other, encrypted(t, open, claims(2, "737"))))(t); done.State != cardvault.SessionSucceeded {
+		t.Errorf("under the same key: %+v", done)
+	}
+
+	renewal := must(v.RefreshSession(ctx, token.ID))(t)
+	open = must(browser.Session(ctx, renewal))(t)
+	if !open.Refresh || open.MaskedAccountNumber != token.MaskedAccountNumber || open.Scheme != token.Scheme {
+		t.Errorf("a session for a code: %+v", open)
+	}
+	must(v.CompleteSession(ctx, renewal, encrypted(t, open, `{"security_code":"999"}`)))(t)
+	hasCode(t, "entered anew", v, token.ID, "999")
+	renewal = must(v.RefreshSession(ctx, token.ID))(t)
+	noError(t, v.Delete(ctx, token.ID))
+	_, err = browser.Session(ctx, renewal)
+	fails(t, "a session whose token is gone", err, cardvault.ErrNotFound)
+
+	account := must(v.CreateAccount(ctx, canary, nil))(t)
+	_, err = v.In(account.ID).Session(ctx, other)
+	fails(t, "a session of another account", err, cardvault.ErrNotFound)
+	if n := everything(t, s, time.Now().Add(48*time.Hour)); n == 0 {
+		t.Error("nothing of the sessions lapses")
+	}
+}
+
+// enteredRace: of those that complete a session at a time one does, and of those
+// whose cards are refused all count.
+func enteredRace(t *testing.T, s store.Store) {
+	v, ctx := coding(t, s, nil), t.Context()
+	id := must(v.CreateSession(ctx, nil))(t)
+	open := must(v.Session(ctx, id))(t)
+	payloads := make([][]byte, 32)
+	for i := range payloads {
+		payloads[i] = encrypted(t, open, claims(i, "737"))
+	}
+	var won atomic.Int32
+	parallel(t, len(payloads), func(i int) error {
+		_, err := v.CompleteSession(ctx, id, payloads[i])
+		switch {
+		case err == nil:
+			won.Add(1)
+		case !errors.Is(err, cardvault.ErrSessionCompleted):
+			return err
+		}
+		return nil
+	})
+	if p := must(v.List(ctx, nil))(t); won.Load() != 1 || p.TotalItems != 1 {
+		t.Errorf("%d calls have completed one session, and there are %d tokens", won.Load(), p.TotalItems)
+	}
+
+	id = must(v.CreateSession(ctx, nil))(t)
+	for i := range payloads {
+		payloads[i] = encrypted(t, open, claims(i, "7"))
+	}
+	var refused, failed atomic.Int32
+	parallel(t, len(payloads), func(i int) error {
+		s, err := v.CompleteSession(ctx, id, payloads[i])
+		switch {
+		case errors.Is(err, cardvault.ErrSessionCompleted):
+			return nil
+		case err != nil:
+			return err
+		case s.State == cardvault.SessionFailed:
+			failed.Add(1)
+		default:
+			refused.Add(1)
+		}
+		return nil
+	})
+	if refused.Load() != 4 || failed.Load() != 1 {
+		t.Errorf("%d cards were refused, and %d were one too many; want 4 and 1", refused.Load(), failed.Load())
+	}
+}
