@@ -333,7 +333,7 @@ func checkPayloadHeader(payload []byte, session uuid.UUID) (kid string, ok bool)
 			return "", false
 		}
 	}
-	return kid, kid != "" && jsontext.Find(members, "alg") >= 0 && jsontext.Find(members, "enc") >= 0
+	return kid, jsontext.Find(members, "alg") >= 0 && jsontext.Find(members, "enc") >= 0
 }
 
 // usePayload returns the record that a payload was used in a session, or none if

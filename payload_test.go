@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/go-jose/go-jose/v4"
 	"github.com/google/uuid"
@@ -112,6 +113,13 @@ func TestCompleteSession(t *testing.T) {
 			l.Errorf("refreshed: %+v", done)
 		}
 		l.hasCode(token.ID, true)
+		replayed, err := l.RefreshSession(l.Context(), done.TokenID)
+		l.must(err)
+		code := encrypts(l, s, `{"security_code":"999"}`, nil)
+		l.completes(replayed, code)
+		replayed, err = l.RefreshSession(l.Context(), done.TokenID)
+		l.must(err)
+		l.refuses("a code of another session", replayed, code, "undecryptable")
 
 		l.pass(15 * time.Minute)
 		for _, id := range []uuid.UUID{id, refresh, uuid.New(), uuid.Nil} {
@@ -348,5 +356,20 @@ func TestSessionKeys(t *testing.T) {
 		if _, err := l.CompleteSession(l.Context(), later, nil); !errors.Is(err, cardvault.ErrNotFound) {
 			l.Errorf("a session that is over: %v", err)
 		}
+
+		// Nothing of keys and payloads stays.
+		l.pass(25 * time.Hour)
+		l.drain()
+		l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
+			for kind := range store.Kind(255) {
+				if kind+1 == 9 {
+					continue // network tokens are looked up now and then
+				}
+				if due, err := tx.Due(kind+1, time.Now().Add(100*24*time.Hour), 1); err != nil || len(due) > 0 {
+					return fmt.Errorf("%d records of kind %d are due: %w", len(due), kind+1, err)
+				}
+			}
+			return nil
+		}))
 	})
 }
