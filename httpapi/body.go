@@ -38,10 +38,10 @@ const bodyTimeout = 10 * time.Second
 // readBody reads the body of a request. Without one it returns no bytes.
 func readBody(r *http.Request, b *buffers) ([]byte, error) {
 	b.body = b.body[:0]
-	defer erase.Registers()
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
 		return nil, nil
 	}
+	defer erase.Registers()
 	typed := isJSON(r.Header["Content-Type"]) && len(r.Header["Content-Encoding"]) == 0
 	if r.ContentLength > 0 && !typed {
 		return nil, unsupportedMedia
@@ -78,7 +78,7 @@ const maxDrop = 256 << 10
 // drop reads what is left of a body. Otherwise net/http would, into memory that it
 // does not erase.
 func (b *buffers) drop(r *http.Request) {
-	if r.ProtoMajor != 1 || r.Body == nil || r.ContentLength > maxDrop || r.Header.Get("Expect") != "" {
+	if r.ProtoMajor != 1 || r.Body == nil || r.Body == http.NoBody || r.ContentLength > maxDrop || r.Header.Get("Expect") != "" {
 		return // HTTP/2 reads nothing that nobody wants; after an Expect nothing was sent
 	}
 	for n, err := 0, error(nil); err == nil && n <= maxDrop; {
