@@ -6,9 +6,7 @@ import (
 	"crypto/fips140"
 	"encoding/base64"
 	"errors"
-	"slices"
 
-	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/cardvault/cardvault/store"
 	"github.com/go-jose/go-jose/v4"
@@ -53,7 +51,7 @@ const (
 // when it is finished.
 //
 // The error is ErrNotFound for a session that is unknown, over, or of another
-// account, or whose token is gone.
+// account, or for the security code of a token that is gone.
 func (v *Vault) Session(ctx context.Context, id uuid.UUID) (*Session, error) {
 	v, _, s, err := v.readSession(ctx, id)
 	if err != nil {
@@ -134,29 +132,37 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 	if !ok {
 		return nil, lacksClaims()
 	}
-	s.failed = v.refuses(c, refresh)
-	if s.failed == "" {
+	reason := v.refuses(c, refresh)
+	if reason == "" {
 		var err error
 		if refresh {
 			_, err = v.refreshCode(ctx, r, s, c.SecurityCode, used...)
 		} else {
 			_, err = v.tokenize(ctx, r, s, c, used...)
 		}
-		if err != nil {
+		switch {
+		case errors.Is(err, errScheme):
+			reason = "unsupported_scheme"
+		case err != nil:
 			return nil, err
+		default:
+			return v.describe(ctx, s)
 		}
-		return v.describe(ctx, s)
 	}
-	reason := s.failed
-	if s.failed = ""; s.refused+1 >= maxRefusals {
-		s.failed = "too_many_attempts"
+	if s.refused++; s.refused >= maxRefusals {
+		s.failed, reason = "too_many_attempts", "too_many_attempts"
 	}
-	s.refused++
+	// Before the card is counted: what is counted is answered.
+	d, err := v.describe(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	d.ReasonCode = reason
 	r.Version++
 	if err := v.box.SealShown(r, s.encode()); err != nil {
 		return nil, wrapped(err)
 	}
-	err := v.write(ctx, opRefuseCard, uuid.Nil, func(tx store.Tx) error {
+	err = v.write(ctx, opRefuseCard, uuid.Nil, func(tx store.Tx) error {
 		tx.Put(r)
 		for _, r := range used {
 			tx.Put(r)
@@ -166,11 +172,7 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 	if err != nil {
 		return nil, err
 	}
-	d, err := v.describe(ctx, s)
-	if err == nil && d.State == SessionOpen {
-		d.ReasonCode = reason
-	}
-	return d, err
+	return d, nil
 }
 
 // refuses returns the reason code for a card or code that is not taken, or "".
@@ -190,12 +192,6 @@ func (v *Vault) refuses(c Card, refresh bool) string {
 		default:
 			return "invalid_expiry_date"
 		}
-	}
-	if refresh || len(v.opts.Schemes) == 0 {
-		return ""
-	}
-	if scheme, _ := iin.Detect(c.PAN.get()); !slices.Contains(v.opts.Schemes, Scheme(scheme)) {
-		return "unsupported_scheme"
 	}
 	return ""
 }
@@ -225,7 +221,7 @@ func readClaims(claims []byte, refresh bool) (c Card, ok bool) {
 	c.Expiry.Year = claimedInt(get("expiry_year", '0'), &ok)
 	if i := jsontext.Find(members, "cardholder_name"); i >= 0 && members[i].Kind != 'n' {
 		c.Name = NewName(get("cardholder_name", '"'))
-		ok = ok && checkName(c.Name) == nil
+		ok = ok && !c.Name.IsZero() && checkName(c.Name) == nil
 	}
 	return c, ok
 }
@@ -344,7 +340,8 @@ func (v *Vault) usePayload(ctx context.Context, session uuid.UUID, d *decryption
 	id := uuid.UUID(v.box.Lookup(uuid.Nil, "session payload", d.contentKey))
 	r, err := v.getRow(ctx, kindPayload, id)
 	if errors.Is(err, ErrNotFound) {
-		r = &store.Record{Kind: kindPayload, ID: id, Due: d.key.due, Version: 1}
+		// Longer than the key, also by the clock of whoever erases it.
+		r = &store.Record{Kind: kindPayload, ID: id, Due: d.key.due.Add(maxSessionTTL), Version: 1}
 		return []*store.Record{r}, wrapped(v.box.SealShown(r, session[:]))
 	}
 	if err != nil {

@@ -1,6 +1,7 @@
 package cardvault_test
 
 import (
+	"context"
 	"crypto/fips140"
 	"crypto/rsa"
 	"errors"
@@ -10,10 +11,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/go-jose/go-jose/v4"
 	"github.com/google/uuid"
@@ -180,11 +183,17 @@ func TestRefusedCards(t *testing.T) {
 		if done := l.completes(id, encrypts(l, s, entered, nil)); done.State != cardvault.SessionSucceeded {
 			l.Errorf("the fifth card: %+v", done)
 		}
-		// A card that has expired, by the clock of the bubble.
+		// A card is valid through its last month anywhere on earth.
+		january := strings.NewReplacer("12", "1", "2030", "2000").Replace(entered)
+		l.pass(time.Until(time.Date(2000, 2, 1, 11, 59, 59, 0, time.UTC)))
 		id, s = l.session(nil)
-		l.pass(time.Minute)
-		if got := l.completes(id, encrypts(l, s, strings.Replace(entered, "2030", "2000", 1), nil)); got.ReasonCode != "" {
-			l.Errorf("a card of this year: %+v", got)
+		if got := l.completes(id, encrypts(l, s, january, nil)); got.ReasonCode != "" {
+			l.Errorf("a card of this month: %+v", got)
+		}
+		l.pass(time.Second)
+		id, s = l.session(nil)
+		if got := l.completes(id, encrypts(l, s, january, nil)); got.ReasonCode != "card_expired" {
+			l.Errorf("a card of last month: %+v", got)
 		}
 	})
 }
@@ -235,6 +244,7 @@ func TestPayloads(t *testing.T) {
 			"a negative month":      strings.Replace(entered, `12`, `-1`, 1),
 			"a code that is null":   strings.Replace(entered, `"737"`, `null`, 1),
 			"a name that is a card": strings.Replace(entered, `{`, `{"cardholder_name":"4242424242424242",`, 1),
+			"no name":               strings.Replace(entered, `{`, `{"cardholder_name":"",`, 1),
 			"a name that is a list": strings.Replace(entered, `{`, `{"cardholder_name":["A"],`, 1),
 			"a claim twice":         strings.Replace(entered, `{`, `{"security_code":"737",`, 1),
 		} {
@@ -343,18 +353,21 @@ func TestSessionKeys(t *testing.T) {
 		if done.State != cardvault.SessionSucceeded {
 			l.Errorf("under the former key: %+v", done)
 		}
-		l.pass(5*time.Minute - 2*time.Second)
-		_, fresh := l.session(nil)
-		l.pass(time.Second)
-		id, _ = l.session(nil)
-		l.pass(time.Second)
-		l.refuses("under a key that is over", id, encrypts(l, s, entered, nil), "undecryptable")
+		l.pass(5 * time.Minute)
+		if _, err := l.CompleteSession(l.Context(), later, nil); !errors.Is(err, cardvault.ErrNotFound) {
+			l.Errorf("a session that is over: %v", err)
+		}
+
+		// A session can be read to its end with any SessionTTL.
+		l.pass(45*time.Minute - 2*time.Second)
+		id, fresh := l.session(nil)
+		old := encrypts(l, s, entered, nil)
+		l.completes(id, encrypts(l, s, strings.Replace(entered, "737", "7", 1), nil))
+		l.pass(2 * time.Second)
+		l.refuses("under a key that is over", id, old, "undecryptable")
 		l.drain()
 		if done := l.completes(id, encrypts(l, fresh, entered, nil)); done.State != cardvault.SessionSucceeded {
 			l.Errorf("under the key of the day: %+v", done)
-		}
-		if _, err := l.CompleteSession(l.Context(), later, nil); !errors.Is(err, cardvault.ErrNotFound) {
-			l.Errorf("a session that is over: %v", err)
 		}
 
 		// Nothing of keys and payloads stays.
@@ -371,5 +384,90 @@ func TestSessionKeys(t *testing.T) {
 			}
 			return nil
 		}))
+	})
+}
+
+// TestBadSessionKeys: a key that cannot be read, or comes from a clock that was
+// ahead, keeps nobody from entering a card.
+func TestBadSessionKeys(t *testing.T) {
+	const kindSessionKey store.Kind = 18
+	inLab(t, nil, func(l *lab) {
+		_, first := l.session(nil)
+		l.spoil(kindSessionKey, func(*store.Record) bool { return true }, 1)
+		l.restart()
+		id, second := l.session(nil)
+		if second.Key.ID == first.Key.ID {
+			l.Error("a damaged key is given out")
+		}
+		l.completes(id, encrypts(l, second, entered, nil))
+		if !strings.Contains(l.log.text(), "session key cannot be read") {
+			l.Errorf("logged: %s", l.log.text())
+		}
+	})
+	state := memstore.New() // of both bubbles
+	inLab(t, nil, func(l *lab) {
+		l.store.Store = state
+		l.Vault = l.open()
+		l.pass(365 * 24 * time.Hour)
+		l.session(nil)
+	})
+	inLab(t, nil, func(l *lab) {
+		l.store.Store = state
+		l.Vault = l.open()
+		id, first := l.session(nil)
+		l.completes(id, encrypts(l, first, entered, nil))
+		l.pass(25 * time.Hour)
+		if _, second := l.session(nil); second.Key.ID == first.Key.ID {
+			l.Error("a key from the future is given out for days")
+		}
+	})
+}
+
+// TestSessionKeyWait: who waits for a key waits no longer than it likes, and what
+// could not be stored is not made anew.
+func TestSessionKeyWait(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		id, err := l.CreateSession(l.Context(), nil)
+		l.must(err)
+		release := make(chan struct{})
+		l.store.hook(func() error { <-release; return errors.New("disk full") })
+		ended := make(chan error)
+		go func() {
+			_, err := l.Session(l.Context(), id)
+			ended <- err
+		}()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(l.Context(), time.Second)
+		defer cancel()
+		start := time.Now()
+		if _, err := l.Session(ctx, id); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Second {
+			l.Errorf("after %v: %v", time.Since(start), err)
+		}
+		close(release)
+		if err := <-ended; err == nil {
+			l.Error("a session is read without a key")
+		}
+		l.store.hook(nil)
+		if s := l.sees(id); s.Key == nil {
+			l.Errorf("afterwards: %+v", s)
+		}
+	})
+}
+
+// TestTokenizeScheme: what scheme a card has is what its token shows.
+func TestTokenizeScheme(t *testing.T) {
+	opts := &cardvault.Options{Mode: cardvault.Sandbox, Schemes: []cardvault.Scheme{cardvault.SchemeMastercard}}
+	inLab(t, opts, func(l *lab) {
+		id, s := l.session(nil)
+		_, err := l.Tokenize(l.Context(), id, visa)
+		if e := cardvault.FieldErrors(err); len(e) != 1 || e[0].Field != "account_number" || e[0].Code != "invalid_enum" {
+			l.Errorf("another scheme: %v", err)
+		}
+		if got := l.completes(id, encrypts(l, s, entered, nil)); got.ReasonCode != "unsupported_scheme" {
+			l.Errorf("another scheme: %+v", got)
+		}
+		if _, err := l.Import(l.Context(), visa, nil); err != nil {
+			l.Errorf("an import: %v", err)
+		}
 	})
 }

@@ -146,7 +146,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*P
 		return nil, ErrCardDataStale
 	}
 	r := &PPANRequest{Account: a, Mode: v.opts.Mode, Expiry: t.Expiry}
-	if r.PAN, err = v.openPAN(card); err != nil {
+	if r.PAN, err = v.openPAN(ctx, card); err != nil {
 		return nil, err
 	}
 	defer r.PAN.Wipe()

@@ -403,7 +403,7 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 		if err != nil {
 			return err
 		}
-		pan, err := v.openPAN(h.card)
+		pan, err := v.openPAN(ctx, h.card)
 		if err != nil {
 			return err
 		}
@@ -537,12 +537,12 @@ func (v *Vault) callLookup(ctx context.Context, ref NetworkTokenRef, lastFour st
 }
 
 // openPAN returns the number of a card. The record stays as it is.
-func (v *Vault) openPAN(card *store.Record) (PAN, error) {
+func (v *Vault) openPAN(ctx context.Context, card *store.Record) (PAN, error) {
 	r := *card
 	r.Secret = bytes.Clone(card.Secret)
-	plain, err := v.box.OpenSecret(&r)
+	plain, err := v.openSecret(ctx, &r)
 	if err != nil {
-		return PAN{}, wrapped(err)
+		return PAN{}, err
 	}
 	defer clear(plain)
 	fields := tlv.Read(plain)

@@ -107,8 +107,8 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (uuid.UUID, er
 //
 // Errors: FieldErrors; ErrNotFound for a session that is unknown, over, or of
 // another account or a token that is gone; ErrSessionCompleted; ErrSessionKind;
-// ErrUnavailable if the cache does not take the code: the session is completed then,
-// and the code before is erased.
+// ErrUnavailable if the cache does not take the code or the store cannot be read
+// then: the session is completed all the same, and no code is left.
 func (v *Vault) RefreshSecurityCode(ctx context.Context, session uuid.UUID, code SecurityCode) (*Token, error) {
 	for {
 		r, s, err := v.openSession(ctx, session)
@@ -164,6 +164,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	if err != nil {
 		return nil, err
 	}
+	v.workDue(event)
 	// Only whoever completes the session gets to replace the code. The token may
 	// have been deleted meanwhile, perhaps before there was this code to erase.
 	ctx = context.WithoutCancel(ctx)
@@ -176,7 +177,6 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 		v.dropCode(ctx, t.ID)
 		return nil, err
 	}
-	v.workDue(event)
 	return t, nil
 }
 

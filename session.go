@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -164,6 +165,9 @@ func (v *Vault) Tokenize(ctx context.Context, id uuid.UUID, c Card) (*Token, err
 	}
 }
 
+// errScheme is returned for a card whose scheme Options.Schemes does not have.
+var errScheme = &FieldError{"account_number", "invalid_enum", "must be of a scheme that is taken"}
+
 // tokenize completes a session with a card that was checked, and stores also with
 // it. It returns store.ErrConflict if the session has changed: completed, or gone.
 func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Card, also ...*store.Record) (*Token, error) {
@@ -174,6 +178,9 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 	records, err := v.newToken(ctx, c, t, s.ttl, ReasonTokenized)
 	if err != nil {
 		return nil, err
+	}
+	if len(v.opts.Schemes) > 0 && !slices.Contains(v.opts.Schemes, t.Scheme) {
+		return nil, errScheme
 	}
 	s.token = records[0].ID
 	r.Version++

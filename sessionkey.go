@@ -24,9 +24,11 @@ type SessionKey struct {
 	N  []byte // modulus, big-endian
 }
 
-// sessionKeyLife is how long a key is given out. It is honoured for the life of a
-// session more.
-const sessionKeyLife = 24 * time.Hour
+const (
+	sessionKeyLife = 24 * time.Hour // how long a key is given out
+	maxSessionTTL  = time.Hour      // how much longer it is honoured, whatever SessionTTL is
+	clockSkew      = time.Minute    // a key from farther ahead is not given out
+)
 
 // A sessionKey is a key of the whole vault, shared through the store by all who
 // work on it: making one takes a tenth of a second, so sessions have none of their
@@ -37,11 +39,57 @@ type sessionKey struct {
 	private   *rsa.PrivateKey
 }
 
-// sessionKeys are those that were seen, by their id.
+// current reports whether the key may be given out.
+func (k *sessionKey) current() bool {
+	at := now()
+	return k != nil && at.Before(k.made.Add(sessionKeyLife)) && !k.made.After(at.Add(clockSkew))
+}
+
+// sessionKeys are those that were seen and are honoured.
 type sessionKeys struct {
+	turn  chan struct{}   // holds a token while somebody looks for a key to give out
+	spare *rsa.PrivateKey // that could not be stored; for whose turn it is
+
 	mu     sync.Mutex
 	latest *sessionKey
 	byID   map[string]*sessionKey
+}
+
+func (s *sessionKeys) init() {
+	s.turn = make(chan struct{}, 1)
+	s.byID = map[string]*sessionKey{}
+}
+
+// get returns a key that was seen, or nil. It forgets those that are over.
+func (s *sessionKeys) get(id string) *sessionKey {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := now()
+	for id, k := range s.byID {
+		if !k.due.After(at) {
+			delete(s.byID, id)
+		}
+	}
+	return s.byID[id]
+}
+
+func (s *sessionKeys) add(k *sessionKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.byID[k.id] = k
+	if k.current() && (!s.latest.current() || k.made.After(s.latest.made)) {
+		s.latest = k
+	}
+}
+
+// giveOut returns the key to give out, or nil.
+func (s *sessionKeys) giveOut() *sessionKey {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.latest.current() {
+		s.latest = nil
+	}
+	return s.latest
 }
 
 // currentKey returns the key that is given out now. Of several processes that find
@@ -49,34 +97,40 @@ type sessionKeys struct {
 func (v *Vault) currentKey(ctx context.Context) (*sessionKey, error) {
 	v = v.whole()
 	keys := &v.sessionKeys
-	keys.mu.Lock()
-	defer keys.mu.Unlock()
-	if k := keys.latest; k != nil && now().Before(k.made.Add(sessionKeyLife)) {
+	if k := keys.giveOut(); k != nil {
 		return k, nil
 	}
+	select {
+	case keys.turn <- struct{}{}:
+		defer func() { <-keys.turn }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if k := keys.giveOut(); k != nil {
+		return k, nil
+	}
+	// What a clock that was ahead has made sorts last, and is passed over.
+	q := &store.Query{Kind: kindSessionKey, Live: now(), Max: rowkey.Last(now().Add(clockSkew)), Desc: true, Limit: 8}
 	var list *store.List
 	err := v.view(ctx, func(tx store.ReadTx) (err error) {
-		list, err = tx.List(&store.Query{Kind: kindSessionKey, Live: now(), Desc: true, Limit: 1})
+		list, err = tx.List(q)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	if len(list.Records) > 0 {
-		row := list.Records[0].ID
-		if now().Before(rowkey.Time(row).Add(sessionKeyLife)) {
-			k, err := v.loadKey(ctx, row)
-			if err == nil {
-				keys.latest = k
-			}
-			return k, err
+	for _, r := range list.Records {
+		k, err := v.loadKey(ctx, r.ID)
+		switch {
+		case errors.Is(err, ErrDamaged):
+			v.log.Error("session key cannot be read: another is made", "error", err)
+		case err != nil && !errors.Is(err, ErrNotFound):
+			return nil, err
+		case err == nil && k.current():
+			return k, nil
 		}
 	}
-	k, err := v.newKey(ctx)
-	if err == nil {
-		keys.latest = k
-	}
-	return k, err
+	return v.newKey(ctx)
 }
 
 // newKey makes a key and stores it.
@@ -85,16 +139,18 @@ func (v *Vault) newKey(ctx context.Context) (*sessionKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	private, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		return nil, fmt.Errorf("cardvault: making a session key: %w", err)
+	keys := &v.sessionKeys
+	if keys.spare == nil {
+		if keys.spare, err = rsa.GenerateKey(rand.Reader, 2048); err != nil {
+			return nil, fmt.Errorf("cardvault: making a session key: %w", err)
+		}
 	}
 	r := v.newRecord(kindSessionKey, row)
-	r.Due = rowkey.Time(row).Add(sessionKeyLife + v.opts.SessionTTL)
+	r.Due = rowkey.Time(row).Add(sessionKeyLife + maxSessionTTL)
 	if err := v.box.SealShown(r, nil); err != nil {
 		return nil, wrapped(err)
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(private)
+	der, err := x509.MarshalPKCS8PrivateKey(keys.spare)
 	if err != nil {
 		return nil, fmt.Errorf("cardvault: making a session key: %w", err)
 	}
@@ -106,17 +162,16 @@ func (v *Vault) newKey(ctx context.Context) (*sessionKey, error) {
 		return nil, err
 	}
 	v.workDue(r)
-	k := &sessionKey{v.mask(kindSessionKey, row).String(), rowkey.Time(row), r.Due, private}
-	v.sessionKeys.add(k)
+	k := &sessionKey{v.mask(kindSessionKey, row).String(), rowkey.Time(row), r.Due, keys.spare}
+	keys.spare = nil
+	keys.add(k)
 	return k, nil
 }
 
 // keyOf returns the key of an id, or ErrNotFound.
 func (v *Vault) keyOf(ctx context.Context, id string) (*sessionKey, error) {
 	v = v.whole()
-	v.sessionKeys.mu.Lock()
-	defer v.sessionKeys.mu.Unlock()
-	if k := v.sessionKeys.byID[id]; k != nil && k.due.After(now()) {
+	if k := v.sessionKeys.get(id); k != nil {
 		return k, nil
 	}
 	parsed, err := uuid.Parse(id)
@@ -140,9 +195,9 @@ func (v *Vault) loadKey(ctx context.Context, row uuid.UUID) (*sessionKey, error)
 	if _, err := v.openShown(ctx, r); err != nil {
 		return nil, err
 	}
-	der, err := v.box.OpenSecret(r)
+	der, err := v.openSecret(ctx, r)
 	if err != nil {
-		return nil, wrapped(err)
+		return nil, err
 	}
 	defer clear(der)
 	private, err := x509.ParsePKCS8PrivateKey(der)
@@ -153,20 +208,6 @@ func (v *Vault) loadKey(ctx context.Context, row uuid.UUID) (*sessionKey, error)
 	k := &sessionKey{v.mask(kindSessionKey, row).String(), rowkey.Time(row), r.Due, key}
 	v.sessionKeys.add(k)
 	return k, nil
-}
-
-// add keeps a key, and forgets those that are over. The caller holds the lock.
-func (s *sessionKeys) add(k *sessionKey) {
-	if s.byID == nil {
-		s.byID = map[string]*sessionKey{}
-	}
-	at := now()
-	for id, k := range s.byID {
-		if !k.due.After(at) {
-			delete(s.byID, id)
-		}
-	}
-	s.byID[k.id] = k
 }
 
 // DecryptKey opens the content-encryption key of a payload, and keeps it.

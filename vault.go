@@ -172,7 +172,8 @@ type Options struct {
 	// Defaults to 15 minutes.
 	SessionTTL time.Duration
 
-	// Schemes are those whose cards are taken in sessions. If empty, all are.
+	// Schemes are those whose cards are taken in sessions; an Import takes any. If
+	// empty, all are.
 	Schemes []Scheme
 
 	// IdempotencyTTL is how long a call can be repeated under its idempotency
@@ -381,6 +382,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	}
 	c := &core{store: s, keys: keys, opts: o, log: o.Logger}
 	c.work.init()
+	c.sessionKeys.init()
 	if c.codes = o.Codes; c.codes == nil {
 		c.codeKey = seal.NewCodeKey()
 		c.codes = codes.New(o.SecurityCodeCapacity, c.codesEvicted)
@@ -842,6 +844,18 @@ func (c *core) openShown(ctx context.Context, r *store.Record) ([]byte, error) {
 	}
 	r.Shown = plain
 	return plain, nil
+}
+
+// openSecret opens the secret part of a record in place, as openShown does.
+func (c *core) openSecret(ctx context.Context, r *store.Record) ([]byte, error) {
+	plain, err := c.box.OpenSecret(r)
+	if errors.Is(err, seal.ErrUnknownTerm) {
+		if _, err := c.loadMeta(ctx); err != nil {
+			return nil, err
+		}
+		plain, err = c.box.OpenSecret(r)
+	}
+	return plain, wrapped(err)
 }
 
 // read opens the shown part of a record that holds fields.

@@ -115,6 +115,7 @@ func TestSlowBody(t *testing.T) {
 		{"too large", post + "X-Api-Key: {key}\r\nContent-Type: application/json\r\nContent-Length: 70000\r\n\r\n{", 413, 0, 10 * time.Second},
 		{"far too large", post + "X-Api-Key: {key}\r\nContent-Type: application/json\r\nContent-Length: 7000000\r\n\r\n{", 413, 0, 0},
 		{"too large, chunked", post + "X-Api-Key: {key}\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n10001\r\n" + strings.Repeat(" ", 65537) + "\r\n", 413, 0, 10 * time.Second},
+		{"session", "POST /sessions/x/complete-action HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", 400, 0, 10 * time.Second},
 		{"Options.Timeout", post + "X-Api-Key: {key}\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", 400, 2 * time.Second, 2 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {

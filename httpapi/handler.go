@@ -15,12 +15,15 @@
 //
 // A request is authenticated by the header x-api-key, with a key of the vault
 // unless [Options.Authenticator] says otherwise, and acts in the account of
-// that key. Card art needs no key, see [Options.CardArtRequiresKey]. Answers to
-// errors come from one table and never repeat what was received.
+// that key. Card art needs no key, see [Options.CardArtRequiresKey], nor do the
+// calls that a browser makes in a session, whose id entitles to them, see
+// [Options.AllowedOrigins]. Answers to errors come from one table and never repeat
+// what was received.
 package httpapi
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"log/slog"
 	"net"
@@ -57,9 +60,10 @@ type Options struct {
 	// It counts for this handler alone, not for others on the same store.
 	RateLimit RateLimit
 
-	// ClientAddr finds the address of the client, for the log. The zero Addr is
-	// an unknown one. Defaults to the peer of the connection, which behind a
-	// proxy is the proxy.
+	// ClientAddr finds the address of the client, for the log, and for the limit of
+	// 30 completions of a session that fail a minute. The zero Addr is an unknown
+	// one; all of these count as one client. Defaults to the peer of the
+	// connection, which behind a proxy is the proxy: one client then, too.
 	ClientAddr func(*http.Request) netip.Addr
 
 	// Timeout bounds the work on one request, reading and writing included. If
@@ -80,6 +84,11 @@ type Options struct {
 	// tokens:read, of the account whose art it is. An <img> cannot send one. Defaults to
 	// false: whoever has the unguessable id sees the art.
 	CardArtRequiresKey bool
+
+	// AllowedOrigins are the origins whose pages may make the calls of a session from
+	// a browser, as browsers send them: "https://shop.example". http is for localhost
+	// and 127.0.0.1 alone. Defaults to none but the origin of the vault itself.
+	AllowedOrigins []string
 
 	// Logger is told of failures, and of every request at debug level, without
 	// ids of the path. Defaults to none.
@@ -111,6 +120,12 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 		}
 		h.routes = append(slices.Clip(routes), ppanRoute(name))
 	}
+	for _, origin := range o.AllowedOrigins {
+		if !isOrigin(origin) {
+			return nil, errors.New("httpapi: Options.AllowedOrigins must hold exact origins such as https://shop.example")
+		}
+	}
+	o.AllowedOrigins = slices.Clone(o.AllowedOrigins)
 	if o.Authenticator == nil {
 		o.Authenticator = v
 	}
@@ -123,7 +138,9 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	h.limiter = newLimiter(o.RateLimit)
+	h.keys = newLimiter[uuid.UUID](o.RateLimit)
+	h.reads = newLimiter[[sha256.Size]byte](sessionReads)
+	h.failures = newLimiter[netip.Addr](failedCompletions)
 	return h, nil
 }
 
@@ -137,18 +154,20 @@ func peer(r *http.Request) netip.Addr {
 }
 
 type handler struct {
-	vault   *cardvault.Vault
-	opts    Options
-	routes  []route
-	limiter *limiter
+	vault    *cardvault.Vault
+	opts     Options
+	routes   []route
+	keys     *limiter[uuid.UUID]         // requests of an API key
+	reads    *limiter[[sha256.Size]byte] // of a session, by a hash of its id
+	failures *limiter[netip.Addr]        // completions of sessions, by client
 }
 
 // An endpoint is what one method of a path does.
 type endpoint struct {
 	scope cardvault.Scope
 
-	// public endpoints answer without an API key, unless
-	// Options.CardArtRequiresKey says otherwise.
+	// public endpoints answer without an API key. Of card art,
+	// Options.CardArtRequiresKey may say otherwise.
 	public bool
 
 	// approved, if set, says whether the account may use the endpoint.
@@ -178,6 +197,7 @@ type call struct {
 	answer      []byte    // appended to by serve; nothing for 204 and 304
 	contentType []string  // of the answer
 	unchanged   bool      // 304
+	refused     bool      // a card was, though with 200
 	header      http.Header
 }
 
@@ -201,6 +221,8 @@ var routes = []route{
 	{[]string{"tokens", "*", "refresh-session"}, map[string]*endpoint{"POST": refreshSession}},
 	{[]string{"tokens", "*", "consume"}, map[string]*endpoint{"POST": consumeToken}},
 	ppanRoute(neutralProvider),
+	{[]string{"sessions", "*"}, map[string]*endpoint{"GET": getSession, "OPTIONS": preflight}},
+	{[]string{"sessions", "*", "complete-action"}, map[string]*endpoint{"POST": completeSession, "OPTIONS": preflight}},
 	{[]string{"api-keys"}, map[string]*endpoint{"GET": listAPIKeys, "POST": createAPIKey}},
 	{[]string{"api-keys", "*"}, map[string]*endpoint{"DELETE": deleteAPIKey}},
 }
@@ -250,7 +272,7 @@ next:
 }
 
 // methods are those that some path has.
-var methods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE"}
+var methods = []string{"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS"}
 
 func allow(endpoints map[string]*endpoint) string {
 	var allowed []string
@@ -377,18 +399,31 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 	route, e, id, f := h.route(r)
 	if route != nil {
 		pattern = "/" + strings.Join(route.path, "/")
-		if route.path[0] == "integrations" {
+		switch route.path[0] {
+		case "integrations":
 			c.header["X-Api-Stability"] = beta
+		case "sessions":
+			h.allowOrigin(c, route)
 		}
 	}
 	if f != nil {
 		return pattern, f
 	}
-	open := e.public && !h.opts.CardArtRequiresKey
-	if !open {
-		if err := h.authenticate(c); err != nil {
-			return pattern, err
+	if id != "" {
+		c.id, _ = parseID(id)
+	}
+	client := h.opts.ClientAddr(r)
+	open := e.public && (e != getCardArt || !h.opts.CardArtRequiresKey)
+	if open {
+		answered, f := h.limitSession(c, e, client)
+		if f != nil {
+			return pattern, f
 		}
+		if answered != nil {
+			defer func() { answered(err) }()
+		}
+	} else if err := h.authenticate(c); err != nil {
+		return pattern, err
 	}
 	if v := r.Header["X-Api-Version"]; len(v) > 1 || len(v) == 1 && v[0] != "1.0" {
 		return pattern, unsupportedVersion
@@ -409,17 +444,14 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 	if e.needsBody && len(c.body) == 0 {
 		return pattern, bodyMissing
 	}
-	if id != "" {
-		c.id, _ = parseID(id)
-	}
 	c.vault = h.vault.In(uuid.Nil)
 	actor := cardvault.Actor{RequestID: requestID}
 	if !open {
 		c.vault = h.vault.In(c.principal.Account.ID)
 		actor.KeyID = c.principal.Key.ID
 	}
-	if addr := h.opts.ClientAddr(r); addr.IsValid() {
-		actor.Address = addr.String()
+	if client.IsValid() {
+		actor.Address = client.String()
 	}
 	c.ctx = cardvault.WithActor(c.ctx, actor)
 	if !e.repeatable {
@@ -453,7 +485,7 @@ func (h *handler) authenticate(c *call) (err error) {
 	if c.principal, err = h.opts.Authenticator.Authenticate(c.ctx, keys[0]); err != nil {
 		return err
 	}
-	if retry := h.limiter.wait(c.principal.Key.ID); retry > 0 {
+	if retry := h.keys.take(c.principal.Key.ID); retry > 0 {
 		return rateLimited.with(strconv.Itoa(retry))
 	}
 	return nil

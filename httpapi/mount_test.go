@@ -72,12 +72,17 @@ func TestMount(t *testing.T) {
 			do("POST", "/tokens/"+id+"/consume", "").want(t, 204)
 			do("POST", ppanPath, tokenBody(id), ppanHeaders...).want(t, 200)
 			do("GET", ppanPath, "").want(t, 405)
+			session := r.newSession(t)
+			open := do("GET", session, "")
+			do("OPTIONS", session, "").want(t, 204)
+			do("POST", session+"/complete-action", completion(t, open, entered, "")).want(t, 200)
+			do("POST", session+"/complete-action", "{}").want(t, 409)
 			do("GET", "/api-keys", "").want(t, 200)
 			do("DELETE", "/tokens/"+id, "").want(t, 204)
 			do("GET", "/tokens/"+id, "").want(t, 404)
 			do("PUT", "/tokens", "").want(t, 405)
 			odd := []string{"/", "/tokens/", "/tokens/" + id + "/", "/%74okens", "/tokens%2f" + id, "/tokens/%2e%2e", "/tokens/a%2fb", "/tokens/%00", "/nothing",
-				"/integrations/provider", ppanPath + "/", "/integrations%2fprovider/obtain-ppan"}
+				"/integrations/provider", ppanPath + "/", "/sessions", "/sessions/", "/sessions/x/", "/sessions/x/complete-action/", "/sessions/%78", "/integrations%2fprovider/obtain-ppan"}
 			if !test.cleans {
 				odd = append(odd, "//tokens", "/tokens//", "/tokens/../tokens", "/./tokens", "//", "/..", "/tokens//consume", "/integrations//obtain-ppan")
 				if test.prefix != "" {
@@ -167,6 +172,12 @@ func TestServer(t *testing.T) {
 			do("POST", "/tokens/"+id+"/consume", unsized("{}")).want(t, 204)
 			do("POST", ppanPath, unsized(tokenBody(id)), ppanHeaders...).want(t, 200)
 			do("POST", ppanPath, strings.NewReader(tokenBody(id)), append(ppanHeaders, "X-Provider-Mid", "1 and 1")...).want(t, 422)
+			session := r.newSession(t)
+			open := do("GET", session, nil)
+			do("HEAD", session, unsized("")).want(t, 200)
+			do("OPTIONS", session, nil).want(t, 204)
+			do("POST", session+"/complete-action", unsized(completion(t, open, refused, ""))).want(t, 200)
+			do("POST", session+"/complete-action", strings.NewReader(completion(t, open, entered, ""))).want(t, 200)
 			do("DELETE", "/tokens/"+id, nil).want(t, 204)
 			for _, test := range []struct {
 				name    string

@@ -56,7 +56,7 @@ var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}`)
 // The earliest of all rules that a request breaks is what it is told.
 func TestOrderOfChecks(t *testing.T) {
 	n := &network{art: "png"}
-	r, _ := newNetworkRig(t, n, &cardvault.Options{PPAN: &provider{}}, nil)
+	r, _ := newNetworkRig(t, n, &cardvault.Options{PPAN: &provider{}}, &httpapi.Options{ClientAddr: clients()})
 	id := r.activate(t)
 	invalid := r.activate(t)
 	n.notify(t, r.vault, cardvault.NoticeInvalidated)
@@ -95,6 +95,9 @@ func TestOrderOfChecks(t *testing.T) {
 		d.headers = append(d.headers, "Idempotency-Key", "")
 	}}
 	token := func(d *draft, id string) { d.body = uuids.ReplaceAllString(d.body, id) }
+	session, finished := r.newSession(t), r.newSession(t)
+	open := r.do(t, "GET", session, "")
+	r.do(t, "POST", finished+"/complete-action", completion(t, open, entered, "")).want(t, 200)
 	missing := rule{"body", 400, "MALFORMED_REQUEST", "", func(d *draft) { d.body = "" }}
 	for _, test := range []struct {
 		draft draft
@@ -177,6 +180,23 @@ func TestOrderOfChecks(t *testing.T) {
 				{"existence", 404, "NOT_FOUND", "", func(d *draft) { token(d, uuid.NewString()) }},
 			}, {
 				{"state", 409, "TOKEN_INVALIDATED", "", func(d *draft) { token(d, invalid) }},
+			}},
+		},
+		{
+			draft{method: "GET", path: session, body: "{}", public: true},
+			[][]rule{syntaxRules, {parameter}, {{"existence", 404, "NOT_FOUND", "", func(d *draft) { d.path = "/sessions/" + uuid.NewString() }}}},
+		},
+		{
+			draft{method: "POST", path: session + "/complete-action", body: `{"action":"tokenize_card","result":{"enc_payload":"x"}}`, public: true},
+			[][]rule{{missing, syntaxRules[0], syntaxRules[1]}, {
+				{"existence", 404, "NOT_FOUND", "", func(d *draft) { d.path = "/sessions/x/complete-action" }},
+			}, {
+				{"state", 409, "SESSION_COMPLETED", "", func(d *draft) { d.path = finished + "/complete-action" }},
+			}, {
+				parameter,
+				{"action", 422, "VALIDATION_FAILED", "invalid_enum", func(d *draft) { d.body = strings.Replace(d.body, "tokenize_card", "x", 1) }},
+			}, {
+				{"payload", 422, "VALIDATION_FAILED", "undecryptable", func(*draft) {}},
 			}},
 		},
 	} {

@@ -2,10 +2,10 @@ package httpapi
 
 import (
 	"math"
+	"net/netip"
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"golang.org/x/time/rate"
 )
 
@@ -15,60 +15,85 @@ type RateLimit struct {
 	Burst     int     // requests at once; 0 means as many as PerSecond, at least 1
 }
 
-// maxLimited bounds the keys whose requests are counted at a time.
-const maxLimited = 10000
+// What is always limited: decisions, chapter 15.
+var (
+	sessionReads      = RateLimit{PerSecond: 1, Burst: 60}   // of a session
+	failedCompletions = RateLimit{PerSecond: 0.5, Burst: 30} // of a client
+)
 
-// A limiter counts the requests of each API key. A nil limiter has no limit.
-type limiter struct {
-	limit RateLimit
-	mu    sync.Mutex
-	keys  map[uuid.UUID]*rate.Limiter
+// maxLimited bounds the keys of a generation of a limiter.
+const maxLimited = 32 << 10
+
+// A limiter counts for each key on its own. It knows two generations of keys: when
+// the younger one is full, the other one is forgotten. A nil limiter has no limit.
+type limiter[K comparable] struct {
+	limit      RateLimit
+	mu         sync.Mutex
+	young, old map[K]*rate.Limiter
 }
 
-func newLimiter(l RateLimit) *limiter {
+func newLimiter[K comparable](l RateLimit) *limiter[K] {
 	if l.PerSecond == 0 {
 		return nil
 	}
 	if l.Burst == 0 {
 		l.Burst = max(1, int(l.PerSecond))
 	}
-	return &limiter{limit: l, keys: map[uuid.UUID]*rate.Limiter{}}
+	return &limiter[K]{limit: l, young: map[K]*rate.Limiter{}}
 }
 
-// wait counts a request. If it is one too many, it returns after how many
-// seconds the next may come.
-func (l *limiter) wait(key uuid.UUID) (seconds int) {
+// take counts one of a key. If it is one too many, it is not counted, and take
+// returns after how many seconds the next may come.
+func (l *limiter[K]) take(key K) (seconds int) { return l.ask(key, true) }
+
+// wait is take without counting.
+func (l *limiter[K]) wait(key K) (seconds int) { return l.ask(key, false) }
+
+func (l *limiter[K]) ask(key K, count bool) (seconds int) {
 	if l == nil {
 		return 0
 	}
 	now := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	bucket := l.keys[key]
-	if bucket == nil {
-		if len(l.keys) >= maxLimited {
-			l.forget(now)
-		}
-		bucket = rate.NewLimiter(rate.Limit(l.limit.PerSecond), l.limit.Burst)
-		l.keys[key] = bucket
-	}
-	r := bucket.ReserveN(now, 1)
-	if delay := r.DelayFrom(now); delay > 0 {
+	r := l.bucket(key).ReserveN(now, 1)
+	delay := r.DelayFrom(now)
+	if delay > 0 || !count {
 		r.CancelAt(now)
-		return int(math.Ceil(delay.Seconds()))
 	}
-	return 0
+	return int(math.Ceil(delay.Seconds()))
 }
 
-// forget drops the keys that have made no request for so long that counting
-// anew is the same, and all if that is not enough.
-func (l *limiter) forget(now time.Time) {
-	for key, bucket := range l.keys {
-		if bucket.TokensAt(now) >= float64(l.limit.Burst) {
-			delete(l.keys, key)
-		}
+// count counts one of a key also if it is one too many: the next waits longer.
+func (l *limiter[K]) count(key K) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.bucket(key).ReserveN(time.Now(), 1)
+}
+
+// bucket returns what counts for a key. The caller holds the lock.
+func (l *limiter[K]) bucket(key K) *rate.Limiter {
+	if b := l.young[key]; b != nil {
+		return b
 	}
-	if len(l.keys) >= maxLimited {
-		clear(l.keys)
+	b := l.old[key]
+	if b == nil {
+		b = rate.NewLimiter(rate.Limit(l.limit.PerSecond), l.limit.Burst)
 	}
+	if len(l.young) == maxLimited {
+		l.young, l.old = map[K]*rate.Limiter{}, l.young
+	}
+	l.young[key] = b
+	return b
+}
+
+// network returns what counts as one client: an IPv4 address, or the /64 network
+// of an IPv6 address, which is what a household gets. The zero Addr stays that.
+func network(a netip.Addr) netip.Addr {
+	a = a.Unmap()
+	if a.Is6() {
+		p, _ := a.Prefix(64) // of an IPv6 address there always is one
+		return p.Addr()
+	}
+	return a
 }

@@ -33,6 +33,7 @@ var update = flag.Bool("update", false, "rewrite the answers in testdata/transcr
 //	@on closed                                 the next request goes to another handler, see handlers
 //	@network                                   all that follow go to one whose vault has a network
 //	@provider                                  the next request has the headers of ppanHeaders
+//	@encrypt {id1} {"security_code":"737"}     {payload} is that, as a browser encrypts it for a session
 //	POST /tokens/session?x=1                   a request
 //	Idempotency-Key: a                         its headers; X-Api-Key is {key} unless given, "-" for none
 //	{"expiration_time":5}                      its body, which has a Content-Type unless one is given
@@ -85,6 +86,7 @@ var kinds = []struct{ name, pattern string }{
 	{"key", `vk_test_[0-9a-f]{8}_[0-9A-Za-z]{49}`},
 	{"fingerprint", `[0-9a-f]{64}`},
 	{"jwe", `eyJ[\w-]+(?:\.[\w-]+){4}`},
+	{"modulus", `[\w-]{342}`},
 	{"tag", `[0-9a-f]{32}`},
 	{"object", `\{.*\}`},
 	{"size", `\d+`},
@@ -154,7 +156,8 @@ func newPlayer(t *testing.T) *player {
 		"closed":   newHandler(t, closed, nil),
 		"disabled": newHandler(t, openVault(t, r.store, &disabled), nil), // it has no provider
 		"failing":  newHandler(t, failingVault, nil),                     // its store is unavailable
-		"limited":  limited,                                              // {key} has just made its one request in ten seconds
+		"shop":     newHandler(t, r.vault, &httpapi.Options{AllowedOrigins: []string{shop}}),
+		"limited":  limited, // {key} has just made its one request in ten seconds
 	}
 	return p
 }
@@ -208,6 +211,9 @@ func (p *player) play(t *testing.T, paragraph string) string {
 			r.on = line[len("@on "):]
 		case line == "@provider":
 			r.headers = append(r.headers, ppanHeaders...)
+		case strings.HasPrefix(line, "@encrypt "):
+			id, claims, _ := strings.Cut(p.fill(t, line[len("@encrypt "):]), " ")
+			p.values["payload"] = encrypt(t, send(t, p.handlers[""], "GET", "/sessions/"+id, ""), claims, id)
 		case line == "@network":
 			p.addNetwork(t)
 			p.on, r.on = "network", "network"
@@ -367,7 +373,7 @@ func (p *player) record(actual string) string {
 			actual = strings.ReplaceAll(actual, value, "{"+name+"}")
 		}
 	}
-	for _, k := range kinds[:6] {
+	for _, k := range kinds[:7] {
 		actual = regexp.MustCompile(k.pattern).ReplaceAllStringFunc(actual, func(value string) string {
 			for name, v := range p.values {
 				if v == value {

@@ -103,7 +103,9 @@ API keys are in <code>sandbox.json</code> in the data directory of the server.</
 <h2>Tokens</h2>
 <table>
 <tr><td><code>POST /cde-import</code><td>a card number becomes a token
-<tr><td><code>POST /tokens/session</code><td>a session for card entry; completed by a Go call in this version
+<tr><td><code>POST /tokens/session</code><td>a session in which a browser enters a card
+<tr><td><code>GET /sessions/{id}</code><td>the key to encrypt a card under; no API key
+<tr><td><code>POST /sessions/{id}/complete-action</code><td>the encrypted card becomes a token; no API key
 <tr><td><code>GET /tokens</code><td>the tokens of the account
 <tr><td><code>GET, PATCH, DELETE /tokens/{id}</code><td>one token
 </table>
@@ -119,7 +121,7 @@ API keys are in <code>sandbox.json</code> in the data directory of the server.</
 <h2>Security codes</h2>
 <table>
 <tr><td><code>GET /tokens/{id}/security-code</code><td>whether the vault still has it, and until when
-<tr><td><code>POST /tokens/{id}/refresh-session</code><td>a session in which the shopper enters it anew; completed by a Go call in this version
+<tr><td><code>POST /tokens/{id}/refresh-session</code><td>a session in which the shopper enters it anew
 <tr><td><code>POST /tokens/{id}/consume</code><td>the payment was authorized: it is erased
 </table>
 

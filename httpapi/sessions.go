@@ -1,0 +1,199 @@
+package httpapi
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"math"
+	"net/http"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+
+	"github.com/cardvault/cardvault"
+	"github.com/google/uuid"
+)
+
+// The calls that a browser makes in a session: decisions, chapter 9. The id of the
+// session is all that they ask for.
+
+var getSession = &endpoint{
+	public: true,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		return c.state(c.vault.Session(c.ctx, c.id))
+	},
+}
+
+var completeSession = &endpoint{
+	public:    true,
+	needsBody: true,
+	serve: func(c *call) error {
+		var payload []byte
+		var dead error
+		err := c.read(func(f fields, _ *query) error {
+			var s *cardvault.Session
+			if s, dead = c.vault.Session(c.ctx, c.id); dead != nil {
+				return nil
+			}
+			if s.State != cardvault.SessionOpen {
+				dead = sessionCompleted
+				return nil
+			}
+			if action, ok := f.text("action", required, 1, math.MaxInt); ok {
+				choose(f.violations, "action", action, []string{nextAction(s)}, nil)
+			}
+			if result, ok := f.object("result", required); ok {
+				payload, _ = result.text("enc_payload", required, 1, math.MaxInt)
+			}
+			return nil
+		})
+		// What is to be said of the session comes before what is wrong with the fields.
+		if dead != nil {
+			return dead
+		}
+		if err != nil {
+			return err
+		}
+		return c.state(c.vault.CompleteSession(c.ctx, c.id, payload))
+	},
+}
+
+// preflight is what a browser asks before it lets a page of another origin make a
+// call. What it is told is set with the headers of the origin.
+var preflight = &endpoint{
+	public: true,
+	serve:  func(*call) error { return nil },
+}
+
+// nextAction names what an open session waits for.
+func nextAction(s *cardvault.Session) string {
+	if s.Refresh {
+		return "refresh_security_code"
+	}
+	return "tokenize_card"
+}
+
+// reasons tell people what the code of a reason means.
+var reasons = map[string]string{
+	"invalid_account_number": "The card number is not valid.",
+	"invalid_expiry_date":    "The expiry date is not valid.",
+	"card_expired":           "The card has expired.",
+	"invalid_security_code":  "The security code is not valid.",
+	"unsupported_scheme":     "Cards of this scheme are not accepted.",
+	"identification_failed":  "The cardholder could not be verified.",
+	"too_many_attempts":      "Too many cards were refused. A new session is needed.",
+}
+
+// state answers with the state of a session.
+func (c *call) state(s *cardvault.Session, err error) error {
+	if err != nil {
+		return err
+	}
+	c.refused = s.ReasonCode != ""
+	o := object{c.answer}
+	o.open()
+	o.name("data")
+	o.open()
+	switch {
+	case c.refused:
+		o.text("reason", reasons[s.ReasonCode])
+		o.text("reason_code", s.ReasonCode)
+		o.close()
+		o.text("status", "failed")
+	case s.State == cardvault.SessionSucceeded:
+		o.id("token_id", s.TokenID)
+		o.close()
+		o.text("status", "success")
+	default:
+		o.name("jwk")
+		o.open()
+		o.text("kty", "RSA")
+		o.text("n", base64.RawURLEncoding.EncodeToString(s.Key.N))
+		o.text("e", "AQAB")
+		o.text("alg", "RSA-OAEP-256")
+		o.text("use", "enc")
+		o.text("kid", s.Key.ID)
+		o.close()
+		if s.Refresh {
+			o.text("masked_account_number", s.MaskedAccountNumber)
+			o.text("scheme", s.Scheme.String())
+		}
+		o.close()
+	}
+	if s.State == cardvault.SessionOpen {
+		o.text("next_action", nextAction(s))
+	}
+	o.close()
+	c.answer = o.b
+	return nil
+}
+
+// limitSession says whether a call of a session is one too many, and returns what to do
+// when it was answered with err. Completions that fail are counted then: what is
+// under way meanwhile is let in, and adds to how long the next has to wait.
+func (h *handler) limitSession(c *call, e *endpoint, client netip.Addr) (answered func(err error), f *failure) {
+	retry := 0
+	switch {
+	case e == getSession && c.id != uuid.Nil:
+		retry = h.reads.take(sha256.Sum256(c.id[:]))
+	case e == completeSession:
+		client = network(client)
+		retry = h.failures.wait(client)
+		answered = func(err error) {
+			// A failure of ours is not held against a client.
+			if c.refused || err != nil && failed(err).status < 500 {
+				h.failures.count(client)
+			}
+		}
+	}
+	if retry > 0 {
+		return nil, rateLimited.with(strconv.Itoa(retry))
+	}
+	return answered, nil
+}
+
+// Values of headers that tell a browser what a page of another origin may do.
+var (
+	varyOrigin     = []string{"Origin"}
+	exposedHeaders = []string{"X-Request-Id"}
+	allowedHeaders = []string{"content-type, x-request-id, x-api-version"}
+	preflightAge   = []string{"600"}
+)
+
+// allowOrigin lets pages of Options.AllowedOrigins make the calls of a route and
+// read their answers. There are no cookies, so credentials are never allowed.
+func (h *handler) allowOrigin(c *call, route *route) {
+	c.header["Vary"] = varyOrigin
+	origins := c.request.Header["Origin"]
+	if len(origins) != 1 || !slices.Contains(h.opts.AllowedOrigins, origins[0]) {
+		return
+	}
+	c.header["Access-Control-Allow-Origin"] = origins
+	if c.request.Method != http.MethodOptions {
+		c.header["Access-Control-Expose-Headers"] = exposedHeaders
+		return
+	}
+	c.header["Access-Control-Allow-Methods"] = []string{allow(route.methods)}
+	c.header["Access-Control-Allow-Headers"] = allowedHeaders
+	c.header["Access-Control-Max-Age"] = preflightAge
+}
+
+var originForm = regexp.MustCompile(`^(?:https://[a-z0-9][a-z0-9_.-]*|http://(?:localhost|127\.0\.0\.1))(?::([1-9]\d{0,4}))?$`)
+
+// isOrigin reports whether s is what a browser sends as the origin of a page: lower
+// case, without the port that its scheme implies.
+func isOrigin(s string) bool {
+	m := originForm.FindStringSubmatch(s)
+	if m == nil || m[1] == "" {
+		return m != nil
+	}
+	port, err := strconv.ParseUint(m[1], 10, 16)
+	implied := uint64(443)
+	if s[:5] == "http:" {
+		implied = 80
+	}
+	return err == nil && port != implied
+}

@@ -1,0 +1,617 @@
+package httpapi_test
+
+import (
+	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/fips140"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/big"
+	"net/http"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/httpapi"
+	"github.com/google/uuid"
+)
+
+const (
+	shop    = "https://shop.example"
+	entered = `{"account_number":"` + pan + `","expiry_month":4,"expiry_year":2031,"security_code":"737"}`
+	refused = `{"account_number":"` + secretPAN + `","expiry_month":13,"expiry_year":2031,"security_code":"` + secretCode + `"}`
+)
+
+// newSession makes a session and returns its path.
+func (r *rig) newSession(t testing.TB) string {
+	t.Helper()
+	id, err := r.vault.CreateSession(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "/sessions/" + id.String()
+}
+
+// completion returns the body that completes a session with claims, as a browser
+// makes it out of what a GET of the session has answered. An sid may be "".
+func completion(t testing.TB, session *answer, claims, sid string) string {
+	t.Helper()
+	return fmt.Sprintf(`{"action":%q,"result":{"enc_payload":%q}}`, session.member(t, "next_action"), encrypt(t, session, claims, sid))
+}
+
+// encrypt returns claims as a compact JWE under the key of a session.
+func encrypt(t testing.TB, session *answer, claims, sid string) string {
+	t.Helper()
+	session.want(t, 200)
+	var s struct {
+		Data struct {
+			JWK struct{ Kty, N, E, Alg, Use, Kid string }
+		}
+	}
+	if err := json.Unmarshal([]byte(session.body), &s); err != nil {
+		t.Fatal(err)
+	}
+	k, b64 := s.Data.JWK, base64.RawURLEncoding
+	n, err := b64.DecodeString(k.N)
+	if err != nil || k.Kty != "RSA" || k.E != "AQAB" || k.Alg != "RSA-OAEP-256" || k.Use != "enc" {
+		t.Fatalf("key %+v: %v", k, err)
+	}
+	header := map[string]string{"alg": k.Alg, "enc": "A256GCM", "kid": k.Kid}
+	if sid != "" {
+		header["sid"] = sid
+	}
+	plain, err := json.Marshal(header)
+	if err != nil {
+		t.Fatal(err)
+	}
+	protected := b64.EncodeToString(plain)
+	key := make([]byte, 32)
+	rand.Read(key)
+	var wrapped []byte
+	// A browser knows nothing of FIPS 140-3, nor does the randomness of a bubble.
+	fips140.WithoutEnforcement(func() {
+		wrapped, err = rsa.EncryptOAEP(sha256.New(), rand.Reader, &rsa.PublicKey{N: new(big.Int).SetBytes(n), E: 65537}, key, nil)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gcm, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sealed := gcm.Seal(nil, nil, []byte(claims), []byte(protected))
+	tag := len(sealed) - 16
+	return strings.Join([]string{protected, b64.EncodeToString(wrapped), b64.EncodeToString(sealed[:12]),
+		b64.EncodeToString(sealed[12:tag]), b64.EncodeToString(sealed[tag:])}, ".")
+}
+
+// clients is an Options.ClientAddr that takes each request for one of another client.
+func clients() func(*http.Request) netip.Addr {
+	var n atomic.Uint32
+	return func(*http.Request) netip.Addr {
+		i := n.Add(1)
+		return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+	}
+}
+
+// A browser needs no key, whatever is asked for card art.
+func TestSession(t *testing.T) {
+	for _, opts := range []*httpapi.Options{nil, {CardArtRequiresKey: true, RateLimit: httpapi.RateLimit{PerSecond: 1e-6}}} {
+		inBubble(t, func(t *testing.T) {
+			r := newRig(t, nil, opts)
+			path := r.newSession(t)
+			do := func(method, target, body string, headers ...string) *answer {
+				t.Helper()
+				a := send(t, r.handler, method, target, body, headers...)
+				checkCommon(t, method, a)
+				noEcho(t, target, headerText(a.header), a.body, r.log.take())
+				return a
+			}
+			open := do("GET", path, "")
+			do("HEAD", path, "").want(t, 200)
+			a := do("POST", path+"/complete-action", completion(t, open, refused, path[len("/sessions/"):]), "Idempotency-Key", "", "X-Api-Key", "x")
+			if want := `{"data":{"reason":"The expiry date is not valid.","reason_code":"invalid_expiry_date"},"status":"failed","next_action":"tokenize_card"}`; a.body != want {
+				t.Errorf("%s, not %s", a.body, want)
+			}
+			if again := do("GET", path, ""); again.body != open.body {
+				t.Errorf("after a refused card: %s", again.body)
+			}
+			done := do("POST", path+"/complete-action", completion(t, open, entered, ""), "Idempotency-Key", "k")
+			id := done.object(t)["data"].(map[string]any)["token_id"].(string)
+			if want := `{"data":{"token_id":"` + id + `"},"status":"success"}`; done.body != want {
+				t.Errorf("%s, not %s", done.body, want)
+			}
+			tok, err := r.vault.Get(t.Context(), parseUUID(t, id))
+			if err != nil || tok.MaskedAccountNumber != "424242******4242" {
+				t.Errorf("token %+v, %v", tok, err)
+			}
+			if again := do("GET", path, ""); again.body != done.body {
+				t.Errorf("afterwards: %s", again.body)
+			}
+			time.Sleep(15 * time.Minute)
+			do("GET", path, "").want(t, 404, "NOT_FOUND")
+		})
+	}
+}
+
+// A session makes a token of the account that it is of, whosever key is sent.
+func TestSessionAccount(t *testing.T) {
+	r := newRig(t, nil, nil)
+	other := r.newAccount(t, nil)
+	session, err := other.CreateSession(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := "/sessions/" + session.String()
+	r.do(t, "POST", path+"/complete-action", completion(t, r.do(t, "GET", path, ""), entered, "")).want(t, 200)
+	p, err := other.List(t.Context(), nil)
+	if total := r.total(t); err != nil || p.TotalItems != 1 || total != 0 {
+		t.Errorf("%d tokens of the account, %d of another, %v", p.TotalItems, total, err)
+	}
+}
+
+// No log names a session, nor what was entered there.
+func TestSessionLog(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, nil, nil)
+		path := r.newSession(t)
+		id := path[len("/sessions/"):]
+		r.log.take()
+		open := send(t, r.handler, "GET", path, "")
+		for _, claims := range []string{refused, entered, entered} {
+			send(t, r.handler, "POST", path+"/complete-action", completion(t, open, claims, id))
+		}
+		send(t, r.handler, "POST", path+"/complete-action/", "{}")
+		r.store.view.Store(pointer(io.ErrUnexpectedEOF))
+		send(t, r.handler, "GET", path, "").want(t, 500)
+		log := r.log.take()
+		for _, want := range []string{"path=/sessions/* status=200", "path=/sessions/*/complete-action status=200", "path=/sessions/*/complete-action status=409",
+			"path=/sessions/* status=500", "operation=session.refuse", "operation=token.tokenize"} {
+			if !strings.Contains(log, want) {
+				t.Errorf("no %s in %s", want, log)
+			}
+		}
+		if strings.Contains(log, id[:8]) || strings.Contains(log, pan) {
+			t.Errorf("the log tells of the session: %s", log)
+		}
+		noEcho(t, "log", log)
+	})
+}
+
+// Of many that complete a session one does: there is one token.
+func TestCompletionRace(t *testing.T) {
+	r := newRig(t, nil, nil)
+	s := newServer(t, r.handler, false)
+	const n = 32
+	s.Client().Transport.(*http.Transport).MaxIdleConnsPerHost = n
+	path := r.newSession(t)
+	open := send(t, r.handler, "GET", path, "")
+	var statuses [600]atomic.Int32
+	var group sync.WaitGroup
+	for range n {
+		body := completion(t, open, entered, "")
+		group.Go(func() {
+			req, err := http.NewRequestWithContext(t.Context(), "POST", s.URL+path+"/complete-action", strings.NewReader(body))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			req.Header.Set("Content-Type", "application/json")
+			resp, err := s.Client().Do(req)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			resp.Body.Close()
+			statuses[resp.StatusCode].Add(1)
+		})
+	}
+	group.Wait()
+	// Whoever comes late enough meets the limit of failures.
+	if done, late := statuses[200].Load(), statuses[409].Load()+statuses[429].Load(); done != 1 || late != n-1 {
+		t.Errorf("%d completions succeed, %d are late", done, late)
+	}
+	if total := r.total(t); total != 1 {
+		t.Errorf("%d tokens", total)
+	}
+}
+
+// A script with only WebCrypto and fetch completes a session.
+func TestSessionInNode(t *testing.T) {
+	node, err := exec.LookPath("node")
+	if err != nil {
+		t.Skip("Node.js is not installed: make deps")
+	}
+	r := newRig(t, nil, nil)
+	s := newServer(t, r.handler, false)
+	first := r.newSession(t)
+	second := r.newSession(t)
+	for _, test := range []struct{ url, claims, want string }{
+		{first, refused, `{"data":{"reason":"The expiry date is not valid.","reason_code":"invalid_expiry_date"},"status":"failed","next_action":"tokenize_card"}`},
+		{first, entered, `{"data":{"token_id":"`},
+		{second, strings.Replace(entered, "{", `{"cardholder_name":"Zoë Ω","email":"z@example.com",`, 1), `{"data":{"token_id":"`},
+	} {
+		cmd := exec.CommandContext(t.Context(), node, filepath.Join("testdata", "complete.mjs"), s.URL+test.url)
+		cmd.Stdin = bytes.NewReader([]byte(test.claims))
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.HasPrefix(string(out), test.want) {
+			t.Errorf("%v: %s", err, out)
+		}
+	}
+	p, err := r.vault.List(t.Context(), nil)
+	if err != nil || len(p.Items) != 2 {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	p.Items[0].CardholderName.Expose(func(name []byte) {
+		if string(name) != "Zoë Ω" {
+			t.Error("another name")
+		}
+	})
+}
+
+// Pages of the origins that are allowed may make these calls, and no others.
+func TestCORS(t *testing.T) {
+	r := newRig(t, nil, &httpapi.Options{AllowedOrigins: []string{shop, "http://localhost:8080"}})
+	strict := newHandler(t, r.vault, nil)
+	path := r.newSession(t)
+	token := "/tokens/" + r.importCard(t)
+	const complete = "/complete-action"
+	for _, test := range []struct {
+		handler                http.Handler
+		method, target, origin string
+		status                 int
+		allowed                bool
+	}{
+		{r.handler, "GET", path, shop, 200, true},
+		{r.handler, "HEAD", path, shop, 200, true},
+		{r.handler, "GET", path, "http://localhost:8080", 200, true},
+		{r.handler, "GET", path, "", 200, false},
+		{r.handler, "GET", path, "null", 200, false},
+		{r.handler, "GET", path, "*", 200, false},
+		{r.handler, "GET", path, "http://shop.example", 200, false},
+		{r.handler, "GET", path, "https://shop.example:443", 200, false},
+		{r.handler, "GET", path, "https://SHOP.example", 200, false},
+		{r.handler, "GET", path, "https://shop.example.evil.example", 200, false},
+		{r.handler, "GET", path, "https://evil.shop.example", 200, false},
+		{r.handler, "GET", path, shop + "/", 200, false},
+		{r.handler, "GET", path, shop + ", " + shop, 200, false},
+		{r.handler, "GET", path, "http://localhost", 200, false},
+		{strict, "GET", path, shop, 200, false},
+		// A page is to learn what is wrong.
+		{r.handler, "GET", "/sessions/x", shop, 404, true},
+		{r.handler, "DELETE", path, shop, 405, true},
+		{r.handler, "POST", path + complete, shop, 400, true},
+		{r.handler, "GET", path + complete, shop, 405, true},
+		{r.handler, "OPTIONS", path, shop, 204, true},
+		{r.handler, "OPTIONS", path + complete, shop, 204, true},
+		{r.handler, "OPTIONS", "/sessions/x?y", shop, 204, true},
+		{r.handler, "OPTIONS", path, "https://evil.example", 204, false},
+		{r.handler, "OPTIONS", path, "", 204, false},
+		{strict, "OPTIONS", path + complete, shop, 204, false},
+		// Elsewhere nothing is allowed to anybody.
+		{r.handler, "GET", token, shop, 200, false},
+		{r.handler, "GET", "/tokens", shop, 200, false},
+		{r.handler, "OPTIONS", token, shop, 405, false},
+		{r.handler, "OPTIONS", "/cde-import", shop, 405, false},
+		{r.handler, "OPTIONS", "/sessions", shop, 404, false},
+		{r.handler, "OPTIONS", path + "/x", shop, 404, false},
+		{r.handler, "OPTIONS", "/tokens/card-art/" + uuid.NewString(), shop, 405, false},
+	} {
+		headers := []string{"X-Api-Key", r.key, "Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", "x-api-key, authorization"}
+		if test.origin != "" {
+			headers = append(headers, "Origin", test.origin)
+		}
+		a := send(t, test.handler, test.method, test.target, "", headers...)
+		where := fmt.Sprintf("%s %s from %s", test.method, test.target, test.origin)
+		checkCommon(t, test.method, a)
+		if a.status != test.status {
+			t.Errorf("%s: status %d: %s", where, a.status, a.body)
+		}
+		want := map[string]string{}
+		if strings.HasPrefix(test.target, "/sessions/") && !strings.HasSuffix(test.target, "/x") || test.target == "/sessions/x" {
+			want["Vary"] = "Origin"
+		}
+		if test.allowed {
+			want["Access-Control-Allow-Origin"] = test.origin
+			if test.method == "OPTIONS" {
+				want["Access-Control-Allow-Methods"] = "GET, HEAD, OPTIONS"
+				if strings.HasSuffix(test.target, complete) {
+					want["Access-Control-Allow-Methods"] = "POST, OPTIONS"
+				}
+				want["Access-Control-Allow-Headers"] = "content-type, x-request-id, x-api-version"
+				want["Access-Control-Max-Age"] = "600"
+			} else {
+				want["Access-Control-Expose-Headers"] = "X-Request-Id"
+			}
+		}
+		got := map[string]string{}
+		for name, values := range a.header {
+			if name == "Vary" || strings.HasPrefix(name, "Access-Control-") {
+				got[name] = strings.Join(values, " and ")
+			}
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s: %v, not %v", where, got, want)
+		}
+	}
+	if a := send(t, r.handler, "GET", path, "", "Origin", shop, "Origin", shop); a.header["Access-Control-Allow-Origin"] != nil {
+		t.Error("two origins are allowed")
+	}
+}
+
+func TestAllowedOrigins(t *testing.T) {
+	r := newRig(t, nil, nil)
+	for origin, ok := range map[string]bool{
+		shop: true, "https://shop.example:8443": true, "https://xn--bcher-kva.example": true, "https://192.0.2.1": true, "https://localhost": true,
+		"http://localhost": true, "http://localhost:3000": true, "http://127.0.0.1:65535": true, "https://shop.example:80": true,
+		"": false, "*": false, "null": false, "shop.example": false, "//shop.example": false, "http://shop.example": false, "http://localhost.example": false,
+		"https://": false, "https://*": false, "https://*.shop.example": false, "https://shop.example/": false, "https://shop.example/x": false,
+		"https://shop.example?x": false, "https://shop.example#x": false, "https://user@shop.example": false, "https://shop.example:": false,
+		"https://shop.example:443": false, "http://localhost:80": false, "https://shop.example:0": false, "https://shop.example:65536": false,
+		"https://shop.example:08443": false, "https://Shop.example": false, "HTTPS://shop.example": false, "https://bücher.example": false,
+		"https://shop.example,https://b.example": false, "https://shop.example ": false, " https://shop.example": false, "https://shop.example\n": false,
+		"https://a b": false, "ftp://shop.example": false, "file://": false, "chrome-extension://abc": false, "http://127.0.0.11": false, "http://127.0.0.1.example": false,
+	} {
+		_, err := httpapi.NewHandler(r.vault, &httpapi.Options{AllowedOrigins: []string{"https://other.example", origin}})
+		if (err == nil) != ok {
+			t.Errorf("%q: %v", origin, err)
+		}
+		if len(origin) > 5 && err != nil && strings.Contains(err.Error(), origin+" ") {
+			t.Errorf("the error repeats %q", origin)
+		}
+	}
+	// What the caller does with its list afterwards changes nothing.
+	origins := []string{shop}
+	h := newHandler(t, r.vault, &httpapi.Options{AllowedOrigins: origins})
+	origins[0] = "https://evil.example"
+	if a := send(t, h, "OPTIONS", "/sessions/x", "", "Origin", shop); a.header.Get("Access-Control-Allow-Origin") != shop {
+		t.Error("the list is not the handler's own")
+	}
+}
+
+// wantLimit checks that an answer is that of a limit, with seconds to wait.
+func wantLimit(t *testing.T, a *answer, seconds int) {
+	t.Helper()
+	a.want(t, 429, "RATE_LIMITED")
+	checkCommon(t, "GET", a)
+	if got := a.header.Get("Retry-After"); got != strconv.Itoa(seconds) {
+		t.Errorf("Retry-After is %s, not %d", got, seconds)
+	}
+}
+
+// A session is read 60 times a minute, whether it is there or not.
+func TestSessionReads(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, nil, &httpapi.Options{AllowedOrigins: []string{shop}})
+		path, second := r.newSession(t), r.newSession(t)
+		for name, test := range map[string]struct {
+			path   string
+			status int
+		}{"open": {path, 200}, "unknown": {"/sessions/" + uuid.NewString(), 404}} {
+			for i := range 60 {
+				method := []string{"GET", "HEAD"}[i%2]
+				if a := send(t, r.handler, method, test.path, ""); a.status != test.status {
+					t.Fatalf("%s: read %d is answered %d", name, i+1, a.status)
+				}
+			}
+			a := send(t, r.handler, "GET", test.path, "", "Origin", shop, "X-Api-Version", "2.0")
+			wantLimit(t, a, 1)
+			if a.header.Get("Access-Control-Allow-Origin") != shop {
+				t.Errorf("%s: the page is not told", name)
+			}
+			send(t, r.handler, "OPTIONS", test.path, "").want(t, 204)
+		}
+		send(t, r.handler, "GET", second, "").want(t, 200)
+		for range 100 { // what is no id is nobody's
+			send(t, r.handler, "GET", "/sessions/x", "").want(t, 404)
+		}
+		time.Sleep(time.Second)
+		open := send(t, r.handler, "GET", path, "")
+		open.want(t, 200)
+		wantLimit(t, send(t, r.handler, "GET", path, ""), 1)
+		// Completing it is not reading it.
+		send(t, r.handler, "POST", path+"/complete-action", completion(t, open, entered, "")).want(t, 200)
+	})
+}
+
+// A client may fail to complete sessions 30 times a minute.
+func TestFailedCompletions(t *testing.T) {
+	var client netip.Addr
+	opts := &httpapi.Options{ClientAddr: func(*http.Request) netip.Addr { return client }}
+	addresses := []string{"192.0.2.1", "192.0.2.2", "::ffff:192.0.2.3", "2001:db8::1", "2001:db8:0:1::1", ""}
+	same := map[string]string{"::ffff:192.0.2.3": "192.0.2.3", "2001:db8::1": "2001:db8::ffff:ffff:ffff:ffff", "2001:db8:0:1::1": "2001:db8:0:1:8000::%eth0"}
+	for name, fail := range map[string]func(path, payload, bad string) (string, string, int){
+		"refused card": func(path, _, bad string) (string, string, int) { return path, bad, 200 },
+		"payload": func(path, _, _ string) (string, string, int) {
+			return path, `{"action":"tokenize_card","result":{"enc_payload":"x"}}`, 422
+		},
+		"no session":       func(_, good, _ string) (string, string, int) { return "/sessions/" + uuid.NewString(), good, 404 },
+		"no id":            func(_, good, _ string) (string, string, int) { return "/sessions/x", good, 404 },
+		"no JSON":          func(path, _, _ string) (string, string, int) { return path, "x", 400 },
+		"no body":          func(path, _, _ string) (string, string, int) { return path, "", 400 },
+		"finished session": func(_, good, _ string) (string, string, int) { return "", good, 409 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, nil, opts)
+				finished := r.newSession(t)
+				client = netip.MustParseAddr("198.51.100.1")
+				open := send(t, r.handler, "GET", finished, "")
+				good := completion(t, open, entered, "")
+				complete := func(path, body string) *answer { return send(t, r.handler, "POST", path+"/complete-action", body) }
+				succeed := func() {
+					t.Helper()
+					a := complete(r.newSession(t), completion(t, open, entered, ""))
+					a.want(t, 200)
+					if a.member(t, "status") != "success" {
+						t.Fatal(a.body)
+					}
+				}
+				complete(finished, good).want(t, 200)
+				for _, address := range addresses {
+					client, _ = netip.ParseAddr(address)
+					var path string
+					for i := range 30 {
+						if i%4 == 0 { // a session takes five cards
+							path = r.newSession(t)
+						}
+						p, body, status := fail(path, good, completion(t, open, refused, ""))
+						if p == "" {
+							p = finished
+						}
+						if a := complete(p, body); a.status != status {
+							t.Fatalf("%s: failure %d is answered %d: %s", address, i+1, a.status, a.body)
+						}
+						if i == 14 {
+							succeed()
+						}
+					}
+					wantLimit(t, complete(r.newSession(t), completion(t, open, entered, "")), 2)
+					if other := same[address]; other != "" {
+						client = netip.MustParseAddr(other)
+						wantLimit(t, complete(path, good), 2)
+					}
+					send(t, r.handler, "GET", path, "").want(t, 200)
+				}
+				// Those that succeed cost nothing.
+				time.Sleep(2 * time.Second)
+				for range 40 {
+					succeed()
+				}
+				complete("/sessions/x", good).want(t, 404)
+				wantLimit(t, complete("/sessions/x", good), 2)
+			})
+		})
+	}
+}
+
+// What fails for a reason of the vault's own is not held against a client.
+func TestFailuresOfTheVault(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, nil, nil)
+		path := r.newSession(t)
+		body := completion(t, send(t, r.handler, "GET", path, ""), entered, "")
+		r.store.update.Store(pointer(io.ErrUnexpectedEOF))
+		for range 40 {
+			send(t, r.handler, "POST", path+"/complete-action", body).want(t, 500)
+		}
+		r.store.update.Store(nil)
+		send(t, r.handler, "POST", path+"/complete-action", body).want(t, 200)
+	})
+}
+
+// Many that fail at a time are all let in, and make the client wait for all of them.
+func TestFailuresAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, nil, nil)
+		const n = 40
+		arrived, release := make(chan struct{}), make(chan struct{})
+		h := newHandler(t, r.vault, nil)
+		var group sync.WaitGroup
+		for range n {
+			group.Go(func() {
+				body := &gate{arrived: arrived, release: release}
+				req, err := http.NewRequestWithContext(t.Context(), "POST", "/sessions/"+uuid.NewString()+"/complete-action", body)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				req.RemoteAddr, req.ContentLength = "192.0.2.1:1", -1
+				req.Header.Set("Content-Type", "application/json")
+				w := &statusWriter{header: http.Header{}}
+				h.ServeHTTP(w, req)
+				if w.status != 404 {
+					t.Errorf("status %d", w.status)
+				}
+			})
+		}
+		for range n {
+			<-arrived
+		}
+		close(release)
+		group.Wait()
+		wantLimit(t, send(t, h, "POST", "/sessions/x/complete-action", "{}"), 2*(n-30+1))
+		time.Sleep(2 * (n - 30 + 1) * time.Second)
+		send(t, h, "POST", "/sessions/x/complete-action", "{}").want(t, 404)
+		wantLimit(t, send(t, h, "POST", "/sessions/x/complete-action", "{}"), 2)
+	})
+}
+
+// A gate is a body that is not read before it is released.
+type gate struct{ arrived, release chan struct{} }
+
+func (g *gate) Read(p []byte) (int, error) {
+	if g.arrived == nil {
+		return 0, io.EOF
+	}
+	g.arrived <- struct{}{}
+	<-g.release
+	g.arrived = nil
+	return copy(p, `{}`), nil
+}
+
+type statusWriter struct {
+	header http.Header
+	status int
+}
+
+func (w *statusWriter) Header() http.Header         { return w.header }
+func (w *statusWriter) WriteHeader(status int)      { w.status = status }
+func (w *statusWriter) Write(p []byte) (int, error) { return len(p), nil }
+
+// Each reason is told to people in a sentence.
+func TestReasons(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, &cardvault.Options{Schemes: []cardvault.Scheme{cardvault.SchemeVISA}}, nil)
+		var seen []string
+		for reason, claims := range map[string]string{
+			"invalid_account_number": strings.Replace(entered, pan, pan[:15]+"1", 1),
+			"invalid_expiry_date":    strings.Replace(entered, `:4,`, `:13,`, 1),
+			"card_expired":           strings.Replace(entered, "2031", "2025", 1),
+			"invalid_security_code":  strings.Replace(entered, "737", "73", 1),
+			"unsupported_scheme":     strings.Replace(entered, pan, "5555555555554444", 1),
+		} {
+			path := r.newSession(t)
+			for i := range 5 {
+				open := send(t, r.handler, "GET", path, "")
+				a := send(t, r.handler, "POST", path+"/complete-action", completion(t, open, claims, ""))
+				if i == 4 {
+					reason = "too_many_attempts"
+				}
+				data := a.object(t)["data"].(map[string]any)
+				text, _ := data["reason"].(string)
+				if !strings.HasSuffix(text, ".") || data["reason_code"] != reason || len(data) != 2 || slices.Contains(seen, text) && i == 0 {
+					t.Errorf("%s: %s", reason, a.body)
+				}
+				if _, open := a.object(t)["next_action"]; open != (i < 4) || a.member(t, "status") != "failed" {
+					t.Errorf("card %d: %s", i+1, a.body)
+				}
+				seen = append(seen, text)
+				if i == 4 {
+					if dead := send(t, r.handler, "GET", path, ""); dead.body != a.body {
+						t.Errorf("afterwards: %s", dead.body)
+					}
+					send(t, r.handler, "POST", path+"/complete-action", completion(t, open, entered, "")).want(t, 409, "SESSION_COMPLETED")
+				}
+			}
+		}
+	})
+}
