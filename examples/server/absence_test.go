@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/fips140"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -23,6 +24,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/go-jose/go-jose/v4"
 	"github.com/google/uuid"
 )
 
@@ -113,7 +115,8 @@ type hunt struct {
 	mark   canary // is in the environment of the server, so in its memory
 	report strings.Builder
 
-	hanging  chan struct{} // a request that the provider does not answer
+	jwk      jose.JSONWebKey // under which cards are entered
+	hanging  chan struct{}   // a request that the provider does not answer
 	mu       sync.Mutex
 	received map[string]bool // security codes, by the provider
 }
@@ -275,6 +278,14 @@ func (h *hunt) round() {
 	h.cut("chunk without its end", "Transfer-Encoding: chunked\r\n\r\n40\r\n"+cardLost) // 64 bytes are fewer
 	h.cut("body that is no chunk", "Transfer-Encoding: chunked\r\n\r\n"+cardLost)
 
+	session := h.session("/tokens/session")
+	h.enter(422, session, "session, without a card", `{"security_code":"CODE"}`)
+	h.enter(422, session, "session, code as a number", withoutCode+`,"security_code":CODE}`)
+	h.enter(200, session, "session, code that is too long", withoutCode+`,"security_code":"CODE0"}`)
+	h.enter(200, session, "session", cardWithCode)
+	h.enter(409, session, "session that is completed", cardWithCode)
+	h.enter(200, h.session(h.token("refresh")+"/refresh-session"), "session for a code", `{"security_code":"CODE"}`)
+
 	h.send(200, h.request("POST", h.token("provisions")+"/provisions", ""))
 	h.send(200, h.request("POST", h.token("payment data")+"/payment-data", `{"amount":1,"currency_code":"EUR","reference":"1"}`))
 	h.send(200, h.request("GET", h.token("read"), ""))
@@ -344,6 +355,43 @@ func (h *hunt) misplace() {
 	r.Header.Set("X-Api-Key", h.fill("LOST", "API key"))
 	h.send(401, r)
 	h.send(405, h.request(h.fill("LOST", "method"), "/tokens", ""))
+}
+
+// session makes a session and returns its path.
+func (h *hunt) session(path string) string {
+	h.t.Helper()
+	return "/sessions/" + h.send(200, h.request("POST", path, ""))["session_id"].(string)
+}
+
+// enter sends claims for a session as a browser does.
+func (h *hunt) enter(status int, session, path, claims string) {
+	h.t.Helper()
+	state := h.send(200, h.request("GET", session, ""))
+	data, action := state["data"].(map[string]any), state["next_action"]
+	if jwk, err := json.Marshal(data["jwk"]); err == nil && data["jwk"] != nil {
+		h.jwk = jose.JSONWebKey{}
+		if err := h.jwk.UnmarshalJSON(jwk); err != nil {
+			h.t.Fatal(err)
+		}
+	} else {
+		action = "tokenize_card"
+	}
+	var payload string
+	fips140.WithoutEnforcement(func() {
+		e, err := jose.NewEncrypter(jose.A256GCM, jose.Recipient{Algorithm: jose.RSA_OAEP_256, Key: &h.jwk}, nil)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		sealed, err := e.Encrypt([]byte(h.fill(claims, path)))
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		if payload, err = sealed.CompactSerialize(); err != nil {
+			h.t.Fatal(err)
+		}
+	})
+	h.send(status, h.request("POST", session+"/complete-action",
+		fmt.Sprintf(`{"action":%q,"result":{"enc_payload":%q}}`, action, payload)))
 }
 
 // token imports a card with a security code and returns the path of its token.
