@@ -206,6 +206,25 @@ func TestServer(t *testing.T) {
 		}
 	}
 
+	for host, want := range map[string]int{
+		"localhost:8080": 200, "[::1]:8080": 200, "192.0.2.7": 200,
+		"evil.example": 421, "evil.example:8080": 421, "127.0.0.1.evil.example": 421, "localhost.evil.example": 421,
+	} {
+		r, err := http.NewRequest("GET", p.BaseURL+"/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host = host
+		w, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Body.Close()
+		if w.StatusCode != want {
+			t.Errorf("the page under %s: status %d, want %d", host, w.StatusCode, want)
+		}
+	}
+
 	// The printed lines work as they are.
 	for _, line := range p.output {
 		if !strings.HasPrefix(line, "curl ") {

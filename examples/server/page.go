@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"html/template"
 	"net/http"
+	"net/netip"
+	"net/url"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/payone"
@@ -71,12 +73,24 @@ func page(baseURL string) http.HandlerFunc {
 		panic(err) // it is executed with nothing that comes from outside
 	}
 	return func(w http.ResponseWriter, r *http.Request) {
+		if foreign(r.Host) {
+			http.Error(w, "The sandbox is not reached under this name.", http.StatusMisdirectedRequest)
+			return
+		}
 		h := w.Header()
 		h.Set("Content-Type", "text/html; charset=utf-8")
 		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
 		h.Set("X-Content-Type-Options", "nosniff")
 		_, _ = w.Write(html.Bytes()) // the client is gone if this fails
 	}
+}
+
+// foreign reports whether a host is a name other than localhost: one that was made
+// to lead here, so that a page of somebody else could read this one.
+func foreign(host string) bool {
+	name := (&url.URL{Host: host}).Hostname()
+	_, err := netip.ParseAddr(name)
+	return err != nil && name != "localhost"
 }
 
 var pageTemplate = template.Must(template.New("page").Parse(`<!doctype html>
