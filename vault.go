@@ -40,6 +40,14 @@
 // made, encrypted for the merchant, who opens it with [OpenPaymentData]. Package
 // simnet simulates a network; an adapter of a real one implements [Network].
 //
+// # Sessions and security codes
+//
+// In a session of [Vault.CreateSession] somebody else enters a card: a browser, over
+// httpapi, with a payload that it encrypts for [Vault.CompleteSession], or the program
+// with [Vault.Tokenize]. The security code that comes with a card is used by the
+// network and by the provider of [Vault.ObtainPPAN] while it is there;
+// [Vault.RefreshSession] is for entering it anew.
+//
 // # Background work
 //
 // Call [Vault.Run] in a goroutine of its own, or [Vault.Drain] now and then. It
