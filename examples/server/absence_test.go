@@ -39,10 +39,8 @@ func TestAbsence(t *testing.T) {
 		h.round()
 	}
 	h.misplace()
-	left := h.token("left to expire, the last request")
-	last := time.Now()
-
-	<-time.After(time.Until(last.Add(codeTTL + time.Second)))
+	last := h.token("left to expire, the last request")
+	<-time.After(codeTTL + time.Second)
 	s := newSearch(append(h.all, h.mark))
 	h.expectInProcess(strayCodes, strayCards, "memory, 1 s after their time", s.inMemory(t, h.Process.Pid))
 	t.Run("core", func(t *testing.T) {
@@ -51,16 +49,25 @@ func TestAbsence(t *testing.T) {
 		}
 		h.expectInProcess(strayCodes, strayCards, "core dump", s.inCore(t, h.Process.Pid))
 	})
-	if answer := h.send(200, h.request("GET", left+"/security-code", "")); answer["security_code_available"] != false {
+	if answer := h.send(200, h.request("GET", last+"/security-code", "")); answer["security_code_available"] != false {
 		t.Errorf("the security code of a token when its time is over: %v", answer)
 	}
 	h.client.CloseIdleConnections()
 	h.provider.CloseClientConnections()
-	if err := h.Process.Signal(syscall.SIGUSR1); err != nil {
-		t.Fatal(err)
+	// What is kept is there every time. A register that was saved in the wrong moment
+	// is not, once the server has worked: one run in some finds one the first time.
+	var left *remains
+	for round, collect := range []os.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGUSR2} {
+		if err := h.Process.Signal(collect); err != nil {
+			t.Fatal(err)
+		}
+		h.stderr.wait(t, "garbage collected", round+1)
+		if left = s.inMemory(t, h.Process.Pid); len(left.found(h.code)) == 0 {
+			break
+		}
+		t.Logf("garbage collected %d times: a code, of %s", round+1, left.found(h.code))
 	}
-	h.stderr.wait(t, "garbage collected")
-	h.expectInProcess(0, strayCards, "memory, connections closed and garbage collected", s.inMemory(t, h.Process.Pid))
+	h.expectInProcess(0, strayCards, "memory, connections closed and garbage collected", left)
 
 	h.stop(t)
 	output, files := s.begin(), s.begin()
@@ -157,7 +164,7 @@ func startHunt(t *testing.T) *hunt {
 			cmd.Wait()
 		}
 	})
-	h.stdout.wait(t, "\ncurl ") // it answers
+	h.stdout.wait(t, "\ncurl ", 1) // it answers
 	data, err := os.ReadFile(filepath.Join(h.dir, "sandbox.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -535,13 +542,13 @@ func (o *output) content() []byte {
 	return bytes.Clone(o.text)
 }
 
-// wait returns when the process has printed a text.
-func (o *output) wait(t *testing.T, text string) {
+// wait returns when the process has printed a text some times.
+func (o *output) wait(t *testing.T, text string, times int) {
 	t.Helper()
 	late := time.After(20 * time.Second)
 	for {
 		o.mu.Lock()
-		done, more := bytes.Contains(o.text, []byte(text)), o.more
+		done, more := bytes.Count(o.text, []byte(text)) >= times, o.more
 		o.mu.Unlock()
 		if done {
 			return

@@ -18,7 +18,7 @@ import (
 
 // instrument makes this the server that a test searches for what it must not
 // keep: its payment provider is that of the test, it panics over cards of a
-// range, and on SIGUSR1 it works and collects its garbage.
+// range, and it collects its garbage on SIGUSR1, after some work on SIGUSR2.
 func instrument(o *cardvault.Options) error {
 	provider, err := payone.New(os.Getenv("CARDVAULT_CANARY_PROVIDER"), nil)
 	if err != nil {
@@ -31,10 +31,12 @@ func instrument(o *cardvault.Options) error {
 	const setPtracer, anybody = 0x59616d61, ^uintptr(0)
 	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, setPtracer, anybody, 0)
 	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGUSR1)
+	signal.Notify(asked, syscall.SIGUSR1, syscall.SIGUSR2)
 	go func() {
-		for range asked {
-			work()
+		for s := range asked {
+			if s == syscall.SIGUSR2 {
+				work()
+			}
 			runtime.GC()
 			runtime.GC() // what sync.Pool holds outlives one
 			o.Logger.Info("garbage collected")
@@ -43,9 +45,10 @@ func instrument(o *cardvault.Options) error {
 	return nil
 }
 
-// work has every thread do what the next requests would: overwrite the vector
+// work does what the next requests would. Every thread overwrites the vector
 // registers through which it has copied memory last, and the places where a signal
-// has saved them. Each thread is interrupted several times meanwhile.
+// has saved them: each is interrupted several times meanwhile. Then memory that is
+// free is used again.
 func work() {
 	enough := time.Now().Add(time.Second)
 	var threads sync.WaitGroup
@@ -62,6 +65,13 @@ func work() {
 		})
 	}
 	threads.Wait()
+	var garbage [][]byte
+	for size := 16; size <= 32<<10; size *= 2 {
+		for n := 0; n < 8<<20; n += size {
+			garbage = append(garbage, make([]byte, size))
+		}
+	}
+	runtime.KeepAlive(garbage)
 }
 
 // An explosive is a range of cards, by its first digits.
