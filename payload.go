@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"errors"
 
+	"github.com/cardvault/cardvault/internal/erase"
 	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/cardvault/cardvault/store"
 	"github.com/go-jose/go-jose/v4"
@@ -275,7 +276,7 @@ func (v *Vault) openPayload(ctx context.Context, id, row uuid.UUID, payload []by
 		var jwe *jose.JSONWebEncryption
 		jwe, err = jose.ParseEncryptedCompact(string(payload), []jose.KeyAlgorithm{jose.RSA_OAEP_256}, []jose.ContentEncryption{jose.A256GCM})
 		if err == nil {
-			claims, err = jwe.Decrypt(d)
+			erase.Do(func() { claims, err = jwe.Decrypt(d) })
 		}
 	})
 	if err != nil {

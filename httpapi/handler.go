@@ -74,10 +74,9 @@ type Options struct {
 
 	// ProviderName is the name of the payment provider of
 	// POST /integrations/provider/obtain-ppan: 1 to 40 of a-z, 0-9 and "-",
-	// beginning with a letter or digit. The same
-	// is served under it then: POST /integrations/NAME/obtain-ppan with the headers
-	// x-NAME-aid, x-NAME-hash, x-NAME-mid and x-NAME-portalid. If "", only under the
-	// neutral one.
+	// beginning with a letter or digit. The same is served under it then, at
+	// POST /integrations/NAME/obtain-ppan with the headers x-NAME-aid, x-NAME-hash,
+	// x-NAME-mid and x-NAME-portalid. If "", only under the neutral one.
 	ProviderName string
 
 	// CardArtRequiresKey makes card art ask for an API key with the scope

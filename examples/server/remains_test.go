@@ -15,10 +15,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cardvault/cardvault/internal/iin"
 )
 
 // A canary is a number that occurs nowhere but where its path has left it.
@@ -68,7 +69,7 @@ func (b *brood) fill(text, path string) string {
 	}
 	// The number tells them apart in every part of them.
 	pan = fmt.Sprintf("%s%03d%s", pan, b.pairs, digits(3))
-	pan += luhn(pan)
+	pan += string(iin.CheckDigit([]byte(pan)))
 	code = fmt.Sprintf("%s%03d%s", code, b.pairs, digits(12))
 	b.all = append(b.all, canary{pan, path}, canary{code, path})
 	b.pairs++
@@ -77,19 +78,6 @@ func (b *brood) fill(text, path string) string {
 		fmt.Fprintf(&escaped, `\u%04x`, c)
 	}
 	return strings.NewReplacer("PAN", pan, "BOMB", pan, "CODE", code, "ESCAPED", escaped.String(), "LOST", code).Replace(text)
-}
-
-// luhn returns the digit that makes a card number of digits.
-func luhn(digits string) string {
-	sum := 0
-	for i := range len(digits) {
-		d := int(digits[len(digits)-1-i] - '0')
-		if i%2 == 0 {
-			d = d*2/10 + d*2%10
-		}
-		sum += d
-	}
-	return strconv.Itoa((10 - sum%10) % 10)
 }
 
 // part is how many digits in a row are taken for what is left of a canary. No two
