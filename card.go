@@ -162,13 +162,17 @@ type Card struct {
 
 	// Name is optional: 1 to 255 characters.
 	Name Name
+
+	// Contact is optional: at most 4096 bytes.
+	Contact Contact
 }
 
-// Wipe overwrites number, code and name with zeros.
+// Wipe overwrites number, code, name and contact with zeros.
 func (c Card) Wipe() {
 	c.PAN.Wipe()
 	c.SecurityCode.Wipe()
 	c.Name.Wipe()
+	c.Contact.Wipe()
 }
 
 // A Scheme is a card scheme.
@@ -223,6 +227,9 @@ func (o *Options) checkCard(c Card) (errs []error) {
 		}
 	}
 	if err := checkName(c.Name); err != nil {
+		errs = append(errs, err)
+	}
+	if err := checkContact(c.Contact); err != nil {
 		errs = append(errs, err)
 	}
 	return errs

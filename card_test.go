@@ -41,6 +41,7 @@ func (s *shyCard) card() cardvault.Card {
 		Expiry:       cardvault.Expiry{Month: 12, Year: 2030},
 		SecurityCode: cardvault.NewSecurityCode([]byte(s.code)),
 		Name:         cardvault.NewName([]byte(s.name)),
+		Contact:      cardvault.NewContact([]byte(`{"email":"` + s.name + `"}`)),
 	}
 }
 
@@ -347,16 +348,16 @@ func TestMaskedForm(t *testing.T) {
 		}
 	}
 	c := shy.card()
-	for _, v := range []any{c.SecurityCode, c.Name, cardvault.NewSecurityCode([]byte("1")), cardvault.NewName(make([]byte, 300))} {
+	for _, v := range []any{c.SecurityCode, c.Name, c.Contact, cardvault.NewSecurityCode([]byte("1")), cardvault.NewName(make([]byte, 300))} {
 		if got := fmt.Sprint(v); got != "***" {
 			t.Errorf("%T is %q", v, got)
 		}
 	}
 	data, err := json.Marshal(c)
-	if want := `{"PAN":"` + shy.masked + `","Expiry":{"Month":12,"Year":2030},"SecurityCode":"***","Name":"***"}`; err != nil || string(data) != want {
+	if want := `{"PAN":"` + shy.masked + `","Expiry":{"Month":12,"Year":2030},"SecurityCode":"***","Name":"***","Contact":"***"}`; err != nil || string(data) != want {
 		t.Errorf("%s, %v", data, err)
 	}
-	for name, v := range map[string]any{"PAN": cardvault.PAN{}, "code": cardvault.SecurityCode{}, "name": cardvault.Name{}} {
+	for name, v := range map[string]any{"PAN": cardvault.PAN{}, "code": cardvault.SecurityCode{}, "name": cardvault.Name{}, "contact": cardvault.Contact{}} {
 		if got := fmt.Sprintf("%v%s%d", v, v, v); got != "" {
 			t.Errorf("no %s is %q", name, got)
 		}

@@ -23,6 +23,14 @@ var (
 	// code is entered anew, and by RefreshSecurityCode for one that makes a token.
 	ErrSessionKind = errors.New("cardvault: session is for something else")
 
+	// ErrIdentificationPending is returned by Tokenize while the cardholder is
+	// identified. See Session.
+	ErrIdentificationPending = errors.New("cardvault: identification of the cardholder is pending")
+
+	// ErrIdentificationFailed is returned by Tokenize if the cardholder was not
+	// identified. There is no token, and the session has failed.
+	ErrIdentificationFailed = errors.New("cardvault: cardholder was not identified")
+
 	// ErrIdempotencyKeyReused is returned for an idempotency key that was used
 	// for another request.
 	ErrIdempotencyKeyReused = errors.New("cardvault: idempotency key was used for another request")

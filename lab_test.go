@@ -24,14 +24,15 @@ import (
 // A scripted is a network that does as it is told and remembers what it was
 // asked. Its zero value makes every card active.
 type scripted struct {
-	mu     sync.Mutex
-	shared bool // cards of one number share a network token
-	tokens map[string]*cardvault.NetworkToken
-	keys   map[string]string // ids by idempotency key
-	cards  map[string]string // ids by number, if shared
-	calls  []call
-	codes  []string // security codes that came with provisionings
-	made   int
+	mu      sync.Mutex
+	shared  bool // cards of one number share a network token
+	tokens  map[string]*cardvault.NetworkToken
+	keys    map[string]string // ids by idempotency key
+	cards   map[string]string // ids by number, if shared
+	calls   []call
+	codes   []string     // security codes that came with provisionings
+	contact func(string) // is told of those that came, if set
+	made    int
 
 	// What new network tokens are like. The zero State is active.
 	like cardvault.NetworkToken
@@ -98,6 +99,9 @@ func (n *scripted) call(ctx context.Context, c call, do func() error) error {
 }
 
 func (n *scripted) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (got *cardvault.NetworkToken, err error) {
+	if n.contact != nil {
+		r.Contact.Expose(func(object []byte) { n.contact(string(object)) })
+	}
 	err = n.call(ctx, call{method: "Provision", key: r.IdempotencyKey, scheme: r.Scheme}, func() error {
 		var pan string
 		r.PAN.Expose(func(d []byte) { pan = string(d) })

@@ -374,6 +374,9 @@ func (v *Vault) sealNetworkToken(h *holding) error {
 		h.record = &store.Record{Kind: kindNetworkToken, ID: h.card.ID, Account: v.account}
 	}
 	r, n := h.record, h.net
+	if n.id != "" || h.token.NetworkTokenStatus != NetworkTokenPending {
+		r.Secret = nil // the contact: the network has it, or will not get it
+	}
 	r.Version++
 	r.Due = h.due
 	r.Lookup = v.networkLookups(h.token.ID, n)

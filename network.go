@@ -78,7 +78,7 @@ type ArtFetcher interface {
 	CardArt(ctx context.Context, id string) (mediaType string, image []byte, err error)
 }
 
-// SandboxOnly is implemented by a Network or PPANProvider that must not see real
+// SandboxOnly is implemented by a Network, PPANProvider or IDVProvider that must not see real
 // cards. A live vault refuses it with ErrWrongMode.
 type SandboxOnly interface{ SandboxOnly() }
 
@@ -106,6 +106,7 @@ type ProvisionRequest struct {
 	Expiry         Expiry
 	Name           Name         // may be none
 	SecurityCode   SecurityCode // may be none
+	Contact        Contact      // may be none
 	Identification Identification
 }
 

@@ -33,32 +33,47 @@ type Session struct {
 
 	// ReasonCode is why the card was refused, "" if none was: of SessionFailed, and
 	// of SessionOpen from CompleteSession. One of invalid_account_number,
-	// invalid_expiry_date, card_expired, invalid_security_code, unsupported_scheme
-	// and too_many_attempts.
+	// invalid_expiry_date, card_expired, invalid_security_code, unsupported_scheme,
+	// identification_failed and too_many_attempts.
 	ReasonCode string
+
+	// ChallengeURL is the page on which the shopper proves who they are, of
+	// SessionIdentifying: show it in a frame, and read the session again. If "",
+	// there is nothing to do but to read it again.
+	ChallengeURL string
 }
 
 // A SessionState says how far a session is.
 type SessionState uint8
 
 const (
-	SessionOpen      SessionState = iota // waits for a card or code
-	SessionSucceeded                     // has done what it is for; final
-	SessionFailed                        // too many cards were refused; final
+	SessionOpen        SessionState = iota // waits for a card or code
+	SessionIdentifying                     // has a card, and waits for the identification of its holder
+	SessionSucceeded                       // has done what it is for; final
+	SessionFailed                          // too many cards were refused, or the cardholder was not identified; final
 )
 
 // Session returns a session, by an id that is its credential: a handle on no
 // account, In(uuid.Nil), finds those of all. It can be read until it lapses, also
-// when it is finished.
+// when it is finished. Reading one in state SessionIdentifying asks the IDVProvider,
+// once a second at most, and completes the session: if nobody reads it, the card
+// goes with it.
 //
 // The error is ErrNotFound for a session that is unknown, over, or of another
 // account, or for the security code of a token that is gone.
 func (v *Vault) Session(ctx context.Context, id uuid.UUID) (*Session, error) {
-	v, _, s, err := v.readSession(ctx, id)
-	if err != nil {
-		return nil, err
+	for {
+		v, r, s, err := v.readSession(ctx, id)
+		if err == nil {
+			err = v.advance(ctx, r, s)
+		}
+		if err == nil {
+			return v.describe(ctx, s)
+		}
+		if !errors.Is(err, store.ErrConflict) {
+			return nil, err
+		}
 	}
-	return v.describe(ctx, s)
 }
 
 func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
@@ -69,6 +84,9 @@ func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
 		return d, nil
 	case s.failed != "":
 		d.State = SessionFailed
+		return d, nil
+	case s.idv != nil:
+		d.State, d.ChallengeURL = SessionIdentifying, s.idv.challenge
 		return d, nil
 	}
 	if d.Refresh {
@@ -99,6 +117,8 @@ const (
 // an open session, as a compact JWE, and returns the session as it is then. A card
 // that is refused leaves it open, with ReasonCode; the fifth fails it. Nothing of a
 // card that is refused is kept. Of several calls at a time one completes the session.
+// While the holder of a card is identified other payloads are not looked at: the
+// session is returned as it is.
 //
 // Errors: a FieldError of result.enc_payload for a payload that cannot be opened,
 // was used in another session, or lacks a claim; ErrNotFound; ErrSessionCompleted;
@@ -109,8 +129,11 @@ func (v *Vault) CompleteSession(ctx context.Context, id uuid.UUID, payload []byt
 		if err != nil {
 			return nil, err
 		}
-		if s.finished() {
+		switch {
+		case s.finished():
 			return nil, ErrSessionCompleted
+		case s.idv != nil:
+			return v.describe(ctx, s)
 		}
 		claims, used, err := v.openPayload(ctx, id, r.ID, payload)
 		if err != nil {
@@ -139,11 +162,13 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 		if refresh {
 			_, err = v.refreshCode(ctx, r, s, c.SecurityCode, used...)
 		} else {
-			_, err = v.tokenize(ctx, r, s, c, used...)
+			_, err = v.enter(ctx, r, s, c, used...)
 		}
 		switch {
 		case errors.Is(err, errScheme):
 			reason = "unsupported_scheme"
+		case errors.Is(err, ErrIdentificationPending), errors.Is(err, ErrIdentificationFailed):
+			return v.describe(ctx, s)
 		case err != nil:
 			return nil, err
 		default:
@@ -159,18 +184,7 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 		return nil, err
 	}
 	d.ReasonCode = reason
-	r.Version++
-	if err := v.box.SealShown(r, s.encode()); err != nil {
-		return nil, wrapped(err)
-	}
-	err = v.write(ctx, opRefuseCard, uuid.Nil, func(tx store.Tx) error {
-		tx.Put(r)
-		for _, r := range used {
-			tx.Put(r)
-		}
-		return nil
-	})
-	if err != nil {
+	if err := v.putSession(ctx, opRefuseCard, r, s, used...); err != nil {
 		return nil, err
 	}
 	return d, nil
@@ -224,7 +238,9 @@ func readClaims(claims []byte, refresh bool) (c Card, ok bool) {
 		c.Name = NewName(get("cardholder_name", '"'))
 		ok = ok && !c.Name.IsZero() && checkName(c.Name) == nil
 	}
-	return c, ok
+	contact, contactOK := readContact(members)
+	c.Contact = contact
+	return c, ok && contactOK
 }
 
 // claimedInt reads an integer. One of more than four digits is none of a date.

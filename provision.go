@@ -410,6 +410,11 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 		defer pan.Wipe()
 		code, _ := v.securityCode(ctx, id)
 		defer code.Wipe()
+		contact, err := v.openContact(ctx, h.record)
+		if err != nil {
+			return err
+		}
+		defer contact.Wipe()
 		got, failure = v.callProvision(ctx, h, &ProvisionRequest{
 			IdempotencyKey: key,
 			TokenID:        id,
@@ -419,6 +424,7 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 			Expiry:         h.token.Expiry,
 			Name:           h.token.CardholderName,
 			SecurityCode:   code,
+			Contact:        contact,
 			Identification: h.token.Identification,
 		})
 		failure = withhold(failure, pan, code.get())
@@ -536,11 +542,39 @@ func (v *Vault) callLookup(ctx context.Context, ref NetworkTokenRef, lastFour st
 	return got, nil
 }
 
+// jobContact is the tag of a Contact in the secret part of a network token's record:
+// it is there until the network has it.
+const jobContact = 1
+
+// openContact returns the contact that is to be passed to the network, or none.
+func (v *Vault) openContact(ctx context.Context, job *store.Record) (c Contact, err error) {
+	if len(job.Secret) == 0 {
+		return Contact{}, nil
+	}
+	plain, err := v.openSecretCopy(ctx, job)
+	if err != nil {
+		return Contact{}, err
+	}
+	defer clear(plain)
+	fields := tlv.Read(plain)
+	for fields.Next() {
+		if fields.Tag == jobContact {
+			c = NewContact(fields.Value)
+		}
+	}
+	return c, nil
+}
+
+// openSecretCopy opens the secret part of a record, which stays as it is.
+func (v *Vault) openSecretCopy(ctx context.Context, r *store.Record) ([]byte, error) {
+	c := *r
+	c.Secret = bytes.Clone(r.Secret)
+	return v.openSecret(ctx, &c)
+}
+
 // openPAN returns the number of a card. The record stays as it is.
 func (v *Vault) openPAN(ctx context.Context, card *store.Record) (PAN, error) {
-	r := *card
-	r.Secret = bytes.Clone(card.Secret)
-	plain, err := v.openSecret(ctx, &r)
+	plain, err := v.openSecretCopy(ctx, card)
 	if err != nil {
 		return PAN{}, err
 	}

@@ -168,7 +168,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	// Only whoever completes the session gets to replace the code. The token may
 	// have been deleted meanwhile, perhaps before there was this code to erase.
 	ctx = context.WithoutCancel(ctx)
-	if v.keepCode(ctx, t, code, codesWait) != nil {
+	if v.keepCode(ctx, t.ID, code, v.codeUntil(t.ExpiresAt), codesWait) != nil {
 		err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
 	} else {
 		_, err = v.getRow(ctx, kindToken, s.refresh)
@@ -194,26 +194,31 @@ const (
 	codeDigits
 )
 
-// keepCode puts a security code into the cache, in place of the one before, for
-// as long as it is kept and t lives. The cache has the given time for it.
-func (v *Vault) keepCode(ctx context.Context, t *Token, code SecurityCode, wait time.Duration) error {
+// codeUntil returns until when a security code that was entered now is kept: not
+// longer than end, if that is not zero.
+func (v *Vault) codeUntil(end time.Time) time.Time {
+	until := now().Add(v.opts.SecurityCodeTTL)
+	if !end.IsZero() && end.Before(until) {
+		return end
+	}
+	return until
+}
+
+// keepCode puts the security code of a token into the cache, in place of the one
+// before. The cache has the time wait for it.
+func (v *Vault) keepCode(ctx context.Context, id uuid.UUID, code SecurityCode, until time.Time, wait time.Duration) error {
 	if code.IsZero() {
 		return nil
-	}
-	at := now()
-	until := at.Add(v.opts.SecurityCodeTTL)
-	if !t.ExpiresAt.IsZero() && t.ExpiresAt.Before(until) {
-		until = t.ExpiresAt
 	}
 	var buf [96]byte
 	plain := appendTime(buf[:0], codeUntil, until)
 	plain = tlv.Pad(tlv.Append(plain, codeDigits, code.get()), 32, 0)
-	sealed := v.box.SealCode(v.codeKey, v.account, t.ID, plain)
+	sealed := v.box.SealCode(v.codeKey, v.account, id, plain)
 	clear(plain)
 	erase.Registers()
 	defer clear(sealed)
 	err := v.withCodes(ctx, wait, func(ctx context.Context) error {
-		return v.codes.Put(ctx, t.ID, sealed, until.Sub(at))
+		return v.codes.Put(ctx, id, sealed, until.Sub(now()))
 	})
 	if err != nil {
 		v.codesFailed("kept", err)

@@ -143,22 +143,31 @@ func (v *Vault) sessionRow(id uuid.UUID) uuid.UUID {
 // Tokenize stores a card in a session and returns its token. A session makes
 // one token, whatever races for it.
 //
+// With [Options.IDV] the cardholder is identified first, unless the session was made
+// to bypass that. If it takes longer than one call of the provider, Tokenize returns
+// ErrIdentificationPending: the session has the card, and goes on whenever
+// [Vault.Session] is called.
+//
 // Errors: FieldErrors, with the code card_expired for a card that has expired;
 // ErrNotFound for a session that is unknown, over, or of another account;
-// ErrSessionCompleted; ErrSessionKind.
+// ErrSessionCompleted; ErrSessionKind; ErrIdentificationPending;
+// ErrIdentificationFailed, which ends the session.
 func (v *Vault) Tokenize(ctx context.Context, id uuid.UUID, c Card) (*Token, error) {
 	for {
 		r, s, err := v.openSession(ctx, id)
 		if err != nil {
 			return nil, err
 		}
-		if s.refresh != uuid.Nil {
+		switch {
+		case s.refresh != uuid.Nil:
 			return nil, ErrSessionKind
+		case s.idv != nil:
+			return nil, ErrIdentificationPending
 		}
 		if err := v.checkSessionCard(c); err != nil {
 			return nil, err
 		}
-		t, err := v.tokenize(ctx, r, s, c)
+		t, err := v.enter(ctx, r, s, c)
 		if !errors.Is(err, store.ErrConflict) {
 			return t, err
 		}
@@ -168,18 +177,20 @@ func (v *Vault) Tokenize(ctx context.Context, id uuid.UUID, c Card) (*Token, err
 // errScheme is returned for a card whose scheme Options.Schemes does not have.
 var errScheme = &FieldError{"account_number", "invalid_enum", "must be of a scheme that is taken"}
 
-// tokenize completes a session with a card that was checked, and stores also with
-// it. It returns store.ErrConflict if the session has changed: completed, or gone.
-func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Card, also ...*store.Record) (*Token, error) {
-	t := &Token{}
-	if s.bypass {
-		t.Identification = IdentificationSkipped
-	}
+// accepts reports whether cards of a scheme are taken in sessions.
+func (v *Vault) accepts(s Scheme) bool {
+	return len(v.opts.Schemes) == 0 || slices.Contains(v.opts.Schemes, s)
+}
+
+// tokenize completes a session with a card that was checked: it makes t its token,
+// and stores also with it. The security code is kept for the usual time, or until the
+// time given. It returns store.ErrConflict if the session has changed: completed, or gone.
+func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Card, t *Token, until time.Time, also ...*store.Record) (*Token, error) {
 	records, err := v.newToken(ctx, c, t, s.ttl, ReasonTokenized)
 	if err != nil {
 		return nil, err
 	}
-	if len(v.opts.Schemes) > 0 && !slices.Contains(v.opts.Schemes, t.Scheme) {
+	if !v.accepts(t.Scheme) {
 		return nil, errScheme
 	}
 	s.token = records[0].ID
@@ -187,7 +198,7 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 	if err := v.box.SealShown(r, s.encode()); err != nil {
 		return nil, wrapped(err)
 	}
-	err = v.writeToken(ctx, opTokenize, t, c.SecurityCode, func(tx store.Tx) error {
+	err = v.writeToken(ctx, opTokenize, t, c.SecurityCode, until, func(tx store.Tx) error {
 		tx.Put(r)
 		for _, r := range records {
 			tx.Put(r)
@@ -221,6 +232,8 @@ type session struct {
 	token   uuid.UUID     // row key of the token that was made, or refreshed
 	refused uint64        // cards
 	failed  string        // why it has failed for good; "" if it has not
+
+	idv *identification // of the cardholder whose card it has; nil if it has none
 }
 
 func (s *session) finished() bool { return s.token != uuid.Nil || s.failed != "" }
@@ -232,6 +245,12 @@ const (
 	sessionRefresh
 	sessionRefused
 	sessionFailed
+	sessionIDVKey
+	sessionIDVScheme
+	sessionIDVSince
+	sessionIDVNext
+	sessionIDVReference
+	sessionIDVChallenge
 )
 
 func (s *session) encode() []byte {
@@ -247,11 +266,20 @@ func (s *session) encode() []byte {
 		b = tlv.AppendUint(b, sessionRefused, s.refused)
 	}
 	b = tlv.Append(b, sessionFailed, s.failed)
+	if s.idv != nil {
+		b = tlv.Append(b, sessionIDVKey, s.idv.key[:])
+		b = tlv.AppendUint(b, sessionIDVScheme, uint64(s.idv.scheme))
+		b = appendTime(b, sessionIDVSince, s.idv.since)
+		b = appendTime(b, sessionIDVNext, s.idv.next)
+		b = tlv.Append(b, sessionIDVReference, s.idv.reference)
+		b = tlv.Append(b, sessionIDVChallenge, s.idv.challenge)
+	}
 	return tlv.Pad(b, 64, 0)
 }
 
 func decodeSession(plain []byte) (*session, error) {
 	s := new(session)
+	var idv identification
 	r := tlv.Read(plain)
 	for r.Next() {
 		switch r.Tag {
@@ -267,6 +295,19 @@ func decodeSession(plain []byte) (*session, error) {
 			s.refused = r.Uint()
 		case sessionFailed:
 			s.failed = string(r.Value)
+		case sessionIDVKey:
+			copy(idv.key[:], r.Value)
+			s.idv = &idv
+		case sessionIDVScheme:
+			idv.scheme = Scheme(r.Uint())
+		case sessionIDVSince:
+			idv.since = readTime(&r)
+		case sessionIDVNext:
+			idv.next = readTime(&r)
+		case sessionIDVReference:
+			idv.reference = string(r.Value)
+		case sessionIDVChallenge:
+			idv.challenge = string(r.Value)
 		}
 	}
 	if r.Err() != nil {

@@ -56,6 +56,10 @@ type Token struct {
 
 	Identification Identification
 
+	// Authentication is what the identification came to, nil unless Identification
+	// is IdentificationChecked.
+	Authentication *Authentication
+
 	// SupportsDeviceBinding is what the network says.
 	SupportsDeviceBinding bool
 
@@ -219,7 +223,7 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 			return nil, err
 		}
 	}
-	err = v.writeToken(ctx, opImport, t, c.SecurityCode, func(tx store.Tx) error {
+	err = v.writeToken(ctx, opImport, t, c.SecurityCode, time.Time{}, func(tx store.Tx) error {
 		for _, r := range records {
 			tx.Put(r)
 		}
@@ -254,10 +258,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	if err := v.exists(ctx); err != nil {
 		return nil, err
 	}
-	var bin *BIN
-	if v.opts.BIN != nil {
-		bin = v.lookupBIN(ctx, c.PAN)
-	}
+	bin := v.lookupBIN(ctx, c.PAN)
 	row, err := v.newRow()
 	if err != nil {
 		return nil, err
@@ -305,17 +306,33 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	h := &holding{token: t, card: r, due: now()}
 	h.net = &networkToken{scheme: t.Scheme, network: v.opts.Network.Name(), attempt: 1}
 	h.due = h.due.Add(v.slot(h.net, t.CreatedAt))
-	err = v.sealNetworkToken(h)
-	return append(records, h.record), err
+	if err := v.sealNetworkToken(h); err != nil {
+		return nil, err
+	}
+	if !c.Contact.IsZero() {
+		err = v.box.SealSecret(h.record, tlv.Pad(tlv.Append(nil, jobContact, c.Contact.get()), 64, 0))
+	}
+	return append(records, h.record), wrapped(err)
 }
 
-// writeToken writes a new token and keeps its security code. The code comes first:
-// whoever sees the token, such as its provisioning, finds the code.
-func (v *Vault) writeToken(ctx context.Context, op operation, t *Token, code SecurityCode, fn func(store.Tx) error) error {
+// schemeOf returns what the token of a card would have for its scheme.
+func (v *Vault) schemeOf(ctx context.Context, p PAN) Scheme {
+	var t Token
+	t.describe(p.get(), v.opts.IINLength, v.lookupBIN(ctx, p))
+	return t.Scheme
+}
+
+// writeToken writes a new token and keeps its security code, for the usual time or
+// until the time given, if that is earlier. The code comes first: whoever sees the
+// token, such as its provisioning, finds the code.
+func (v *Vault) writeToken(ctx context.Context, op operation, t *Token, code SecurityCode, until time.Time, fn func(store.Tx) error) error {
 	if code.IsZero() {
 		return v.write(ctx, op, t.ID, fn)
 	}
-	_ = v.keepCode(ctx, t, code, codesAside) // logged; the card is stored all the same
+	if end := v.codeUntil(t.ExpiresAt); until.IsZero() || until.After(end) {
+		until = end
+	}
+	_ = v.keepCode(ctx, t.ID, code, until, codesAside) // logged; the card is stored all the same
 	err := v.write(ctx, op, t.ID, fn)
 	if err != nil {
 		v.dropCode(ctx, t.ID)
@@ -354,6 +371,9 @@ func (t *Token) setMasked(m string) {
 }
 
 func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
+	if v.opts.BIN == nil {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	prefix := p.get()
@@ -783,6 +803,11 @@ const (
 	tokenArt
 	tokenStale
 	tokenDeviceBinding
+	tokenAuthMethod
+	tokenAuthStatus
+	tokenAuthECI
+	tokenAuthTransaction
+	tokenAuthAt
 )
 
 // encode appends what the shown part holds. Id and time of creation are the
@@ -821,6 +846,13 @@ func (t *Token) encode(b []byte) []byte {
 	}
 	b = tlv.AppendUint(b, tokenStale, bit(t.stale))
 	b = tlv.AppendUint(b, tokenDeviceBinding, bit(t.SupportsDeviceBinding))
+	if a := t.Authentication; a != nil {
+		b = tlv.Append(b, tokenAuthMethod, a.Method)
+		b = tlv.Append(b, tokenAuthStatus, a.Status)
+		b = tlv.Append(b, tokenAuthECI, a.ECI)
+		b = tlv.Append(b, tokenAuthTransaction, a.DSTransactionID)
+		b = appendTime(b, tokenAuthAt, a.At)
+	}
 	return appendTime(b, tokenExpiresAt, t.ExpiresAt)
 }
 
@@ -831,6 +863,7 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 		CreatedAt: rowkey.Time(row),
 	}
 	var reason Reason
+	var auth Authentication
 	var prefix, lastFour []byte
 	r := tlv.Read(plain)
 	for r.Next() {
@@ -893,6 +926,17 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 			t.stale = r.Uint() == 1
 		case tokenDeviceBinding:
 			t.SupportsDeviceBinding = r.Uint() == 1
+		case tokenAuthMethod:
+			auth.Method = string(r.Value)
+			t.Authentication = &auth
+		case tokenAuthStatus:
+			auth.Status = string(r.Value)
+		case tokenAuthECI:
+			auth.ECI = string(r.Value)
+		case tokenAuthTransaction:
+			auth.DSTransactionID = string(r.Value)
+		case tokenAuthAt:
+			auth.At = readTime(&r)
 		}
 	}
 	n := t.AccountNumberLength

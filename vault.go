@@ -139,6 +139,13 @@ type Options struct {
 	// to 10 seconds.
 	PPANTimeout time.Duration
 
+	// IDV identifies cardholders in sessions. If nil, nobody does.
+	IDV IDVProvider
+
+	// IDVTimeout bounds each call to IDV, 100 milliseconds to 30 seconds. Defaults
+	// to 10 seconds.
+	IDVTimeout time.Duration
+
 	// SecurityCodeTTL is how long a security code is kept, 1 to 15 minutes.
 	// Defaults to 10 minutes.
 	SecurityCodeTTL time.Duration
@@ -219,6 +226,7 @@ func (o *Options) withDefaults() (Options, error) {
 		{"SessionTTL", &opts.SessionTTL, time.Minute, 15 * time.Minute, time.Hour},
 		{"SecurityCodeTTL", &opts.SecurityCodeTTL, minSecurityCodeTTL, 10 * time.Minute, 15 * time.Minute},
 		{"PPANTimeout", &opts.PPANTimeout, 100 * time.Millisecond, 10 * time.Second, time.Minute},
+		{"IDVTimeout", &opts.IDVTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
 		{"NetworkTimeout", &opts.NetworkTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
 		{"ProvisionWait", &opts.ProvisionWait, 0, 0, 10 * time.Second},
 		{"PaymentDataRetention", &opts.PaymentDataRetention, time.Minute, 24 * time.Hour, 30 * 24 * time.Hour},
@@ -250,6 +258,9 @@ func (o *Options) withDefaults() (Options, error) {
 	}
 	if _, ok := opts.PPAN.(SandboxOnly); ok && opts.Mode == Live {
 		return opts, fmt.Errorf("%w: the provider of pseudo card numbers is for sandboxes, and Options.Mode is Live", ErrWrongMode)
+	}
+	if _, ok := opts.IDV.(SandboxOnly); ok && opts.Mode == Live {
+		return opts, fmt.Errorf("%w: the IDVProvider is for sandboxes, and Options.Mode is Live", ErrWrongMode)
 	}
 	if opts.SecurityCodeCapacity == 0 {
 		opts.SecurityCodeCapacity = 1 << 16

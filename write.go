@@ -38,6 +38,7 @@ const (
 	opPaymentData         operation = "payment_data.create"
 	opCreateSession       operation = "session.create"
 	opSessionKey          operation = "session_key.create"
+	opIdentify            operation = "session.identify"
 	opRefuseCard          operation = "session.refuse"
 	opRefreshSession      operation = "session.refresh"
 	opRefreshSecurityCode operation = "security_code.refresh"

@@ -36,6 +36,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/httpapi/cardentry"
 	"github.com/google/uuid"
 )
 
@@ -137,6 +138,7 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	h.entry = cardentry.NewHandler(o.AllowedOrigins)
 	h.keys = newLimiter[uuid.UUID](o.RateLimit)
 	h.reads = newLimiter[[sha256.Size]byte](sessionReads)
 	h.failures = newLimiter[netip.Addr](failedCompletions)
@@ -159,6 +161,7 @@ type handler struct {
 	keys     *limiter[uuid.UUID]         // requests of an API key
 	reads    *limiter[[sha256.Size]byte] // of a session, by a hash of its id
 	failures *limiter[netip.Addr]        // completions of sessions, by client
+	entry    http.Handler                // the card-entry component
 }
 
 // An endpoint is what one method of a path does.
@@ -197,6 +200,7 @@ type call struct {
 	contentType []string  // of the answer
 	unchanged   bool      // 304
 	refused     bool      // a card was, though with 200
+	component   bool      // the answer is a file of the card-entry component
 	header      http.Header
 }
 
@@ -224,6 +228,12 @@ var routes = []route{
 	{[]string{"sessions", "*", "complete-action"}, map[string]*endpoint{"POST": completeSession, "OPTIONS": preflight}},
 	{[]string{"api-keys"}, map[string]*endpoint{"GET": listAPIKeys, "POST": createAPIKey}},
 	{[]string{"api-keys", "*"}, map[string]*endpoint{"DELETE": deleteAPIKey}},
+	componentRoute("card-entry.js"),
+	componentRoute("card-entry.d.ts"),
+	componentRoute("custom-elements.json"),
+	componentRoute("frame.html"),
+	componentRoute("frame.js"),
+	componentRoute("frame.css"),
 }
 
 // route returns the route of a request, if it has one, its endpoint and the id in
@@ -322,6 +332,12 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := call{ctx: ctx, request: r, answer: buffers.answer[:0], contentType: jsonType, header: header}
 	pattern, err := h.serve(&c, buffers, requestID)
 	buffers.drop(r)
+	if c.component {
+		h.entry.ServeHTTP(w, r)
+		_ = rc.Flush()
+		h.log(&c, pattern, requestID, http.StatusOK, time.Since(start), nil)
+		return
+	}
 
 	status := http.StatusOK
 	if err != nil {

@@ -32,15 +32,18 @@ var completeSession = &endpoint{
 	needsBody: true,
 	serve: func(c *call) error {
 		var payload []byte
+		var s *cardvault.Session
 		var dead error
 		err := c.read(func(f fields, _ *query) error {
-			var s *cardvault.Session
 			if s, dead = c.vault.Session(c.ctx, c.id); dead != nil {
 				return nil
 			}
-			if s.State != cardvault.SessionOpen {
+			switch s.State {
+			case cardvault.SessionSucceeded, cardvault.SessionFailed:
 				dead = sessionCompleted
 				return nil
+			case cardvault.SessionIdentifying:
+				return nil // it has a card
 			}
 			if action, ok := f.text("action", required, 1, math.MaxInt); ok {
 				choose(f.violations, "action", action, []string{nextAction(s)}, nil)
@@ -57,6 +60,9 @@ var completeSession = &endpoint{
 		if err != nil {
 			return err
 		}
+		if s.State == cardvault.SessionIdentifying {
+			return c.state(s, nil)
+		}
 		return c.state(c.vault.CompleteSession(c.ctx, c.id, payload))
 	},
 }
@@ -68,9 +74,27 @@ var preflight = &endpoint{
 	serve:  func(*call) error { return nil },
 }
 
-// nextAction names what an open session waits for.
+// component is a file of the card-entry component, which makes these calls.
+var component = &endpoint{
+	public: true,
+	serve: func(c *call) error {
+		c.component = true
+		return nil
+	},
+}
+
+func componentRoute(name string) route {
+	return route{[]string{"sdk", "v1", name}, map[string]*endpoint{"GET": component}}
+}
+
+// nextAction names what a session waits for that is not finished.
 func nextAction(s *cardvault.Session) string {
-	if s.Refresh {
+	switch {
+	case s.State == cardvault.SessionIdentifying && s.ChallengeURL != "":
+		return "challenge"
+	case s.State == cardvault.SessionIdentifying:
+		return "wait"
+	case s.Refresh:
 		return "refresh_security_code"
 	}
 	return "tokenize_card"
@@ -95,19 +119,23 @@ func (c *call) state(s *cardvault.Session, err error) error {
 	c.refused = s.ReasonCode != ""
 	o := object{c.answer}
 	o.open()
-	o.name("data")
-	o.open()
 	switch {
 	case c.refused:
+		o.name("data")
+		o.open()
 		o.text("reason", reasons[s.ReasonCode])
 		o.text("reason_code", s.ReasonCode)
 		o.close()
 		o.text("status", "failed")
 	case s.State == cardvault.SessionSucceeded:
+		o.name("data")
+		o.open()
 		o.id("token_id", s.TokenID)
 		o.close()
 		o.text("status", "success")
-	default:
+	case s.State == cardvault.SessionOpen:
+		o.name("data")
+		o.open()
 		o.name("jwk")
 		o.open()
 		o.text("kty", "RSA")
@@ -122,8 +150,13 @@ func (c *call) state(s *cardvault.Session, err error) error {
 			o.text("scheme", s.Scheme.String())
 		}
 		o.close()
+	case s.ChallengeURL != "":
+		o.name("data")
+		o.open()
+		o.text("url", s.ChallengeURL)
+		o.close()
 	}
-	if s.State == cardvault.SessionOpen {
+	if s.State == cardvault.SessionOpen || s.State == cardvault.SessionIdentifying {
 		o.text("next_action", nextAction(s))
 	}
 	o.close()

@@ -138,6 +138,13 @@ func appendToken(b []byte, t *cardvault.Token) []byte {
 	o.text("identity_and_verification", t.Identification.String())
 	o.name("authentication_data")
 	o.open()
+	if a := t.Authentication; a != nil {
+		o.text("method", a.Method)
+		o.text("status", a.Status)
+		o.text("eci", a.ECI)
+		o.text("ds_transaction_id", a.DSTransactionID)
+		o.time("authenticated_at", a.At)
+	}
 	o.close()
 	o.bool("supports_device_binding", t.SupportsDeviceBinding)
 	o.text("business_key", t.BusinessKey)

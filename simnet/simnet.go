@@ -56,7 +56,8 @@
 //	     and in reverse order
 //	061  provisioned, but the answer is lost: the first call under a key waits for
 //	     its deadline, later ones answer
-//	070  refused unless the cardholder was identified: card_verification_failed
+//	070  refused unless the cardholder was identified: card_verification_failed;
+//	     identified by a challenge and 2 s of waiting
 //	071  supports device binding
 //	080  a pseudo card number is asked for and made: VALID
 //	081  the provider of pseudo card numbers refuses the card: INVALID
@@ -66,7 +67,8 @@
 //
 // A Network is also a [cardvault.PPANProvider]; other cards than those of 081 and
 // 082 are VALID there too. Behind the handler of package payonetest it is one that
-// is reached over HTTP.
+// is reached over HTTP. And it is a [cardvault.IDVProvider]: only the holders of
+// cards of 070 need to be identified, see [Options].ChallengeURL.
 //
 // # What is kept
 //
@@ -111,17 +113,23 @@ type Options struct {
 
 	// Shared makes tokens of one card number share one network token.
 	Shared bool
+
+	// ChallengeURL is where the shopper confirms or refuses an identification, with
+	// its reference appended, which [Control.EndIdentification] takes. If "", there is
+	// no challenge, and every identification is passed after two seconds.
+	ChallengeURL string
 }
 
 // A Network is the simulator. Its methods may be called concurrently. It starts
 // no goroutine. One process at a time uses a state.
 type Network struct {
-	store   store.Store
-	owned   bool // Close closes store
-	key     [sha256.Size]byte
-	enabled [len(issuers)]bool
-	shared  bool
-	ahead   atomic.Int64 // of time.Now, in nanoseconds
+	store     store.Store
+	owned     bool // Close closes store
+	key       [sha256.Size]byte
+	enabled   [len(issuers)]bool
+	shared    bool
+	challenge string
+	ahead     atomic.Int64 // of time.Now, in nanoseconds
 
 	mu   sync.Mutex
 	news chan struct{} // closed and replaced when Feed has to look again
@@ -133,15 +141,17 @@ var (
 	_ cardvault.Suspender    = (*Network)(nil)
 	_ cardvault.ArtFetcher   = (*Network)(nil)
 	_ cardvault.PPANProvider = (*Network)(nil)
+	_ cardvault.IDVProvider  = (*Network)(nil)
 	_ cardvault.SandboxOnly  = (*Network)(nil)
 )
 
 // Kinds of records. An attempt is what came of one idempotency key, and is found
 // by the id of the token that it was for.
 const (
-	kindState   store.Kind = iota + 1
-	kindAttempt            // its id is a keyed hash of the idempotency key
-	kindCard               // its id is a keyed hash of a card number that is shared
+	kindState          store.Kind = iota + 1
+	kindAttempt                   // its id is a keyed hash of the idempotency key
+	kindCard                      // its id is a keyed hash of a card number that is shared
+	kindIdentification            // its id is its reference
 )
 
 var stateID = uuid.UUID{15: 1}
@@ -187,7 +197,7 @@ func New(ctx context.Context, s store.Store, opts *Options) (*Network, error) {
 			cardvault.SchemeVISA, cardvault.SchemeMastercard, cardvault.SchemeAmericanExpress, cardvault.SchemeDiscover,
 		}
 	}
-	n := &Network{store: s, shared: o.Shared, news: make(chan struct{})}
+	n := &Network{store: s, shared: o.Shared, challenge: o.ChallengeURL, news: make(chan struct{})}
 	for _, scheme := range o.Schemes {
 		if !known(scheme) {
 			return nil, errors.New("simnet: Options.Schemes has one that the simulator does not know")

@@ -1,0 +1,1 @@
+customElements.define("card-entry", class extends HTMLElement {});

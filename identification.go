@@ -1,0 +1,416 @@
+package cardvault
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/jsontext"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// An IDVProvider identifies and verifies the cardholder (ID&V) before a card that
+// is entered in a session becomes a token: by 3-D Secure, a one-time password or
+// what else the issuer asks for.
+//
+// Methods are called concurrently, with a deadline of [Options.IDVTimeout]. They
+// bound what they read and keep no card data. An error says that the outcome is
+// not known, and the vault calls again. It never holds card data: it is logged.
+//
+// A provider that implements [SandboxOnly] is refused by a live vault.
+type IDVProvider interface {
+	// Identify begins an identification. Under an idempotency key that was used
+	// before it tells how far that one is, and never begins another.
+	Identify(ctx context.Context, r *IDVRequest) (*IDVResult, error)
+
+	// LookupIdentification tells how far an identification is that was pending,
+	// by its IDVResult.Reference. It is called about once a second for as long as
+	// somebody asks for the session.
+	LookupIdentification(ctx context.Context, reference string) (*IDVResult, error)
+}
+
+// An IDVRequest is a card whose holder is to be identified.
+type IDVRequest struct {
+	IdempotencyKey string // a UUID
+	Scheme         Scheme
+	PAN            PAN
+	Expiry         Expiry
+	SecurityCode   SecurityCode // may be none
+	Name           Name         // may be none
+	Contact        Contact      // may be none
+}
+
+// An IDVResult is how far an identification is.
+type IDVResult struct {
+	State IDVState
+
+	// Reference is the provider's handle of an identification that is pending: 1
+	// to 255 bytes, not secret.
+	Reference string
+
+	// ChallengeURL is a page on which the shopper proves who they are while the
+	// identification is pending, shown in a frame of the shop's page: https, in a
+	// sandbox also http on the loopback. "" if there is nothing to show (yet).
+	ChallengeURL string
+
+	// Authentication is what came of an identification that was passed.
+	Authentication *Authentication
+}
+
+// An IDVState says how far an identification is.
+type IDVState uint8
+
+const (
+	IDVPending   IDVState = iota + 1
+	IDVPassed             // the cardholder is identified
+	IDVNotNeeded          // nobody asks for it: the token is made without
+	IDVFailed             // final: there is no token
+)
+
+// Authentication is what an identification came to, for the token that was made
+// after it. It never holds an authentication value.
+type Authentication struct {
+	Method          string    // three_ds, security_code, otp or passkey
+	Status          string    // of the transaction in EMV 3-D Secure, such as "Y": one letter; "" if there is none
+	ECI             string    // two digits, or ""
+	DSTransactionID string    // of the directory server: a UUID, or ""
+	At              time.Time // in microseconds
+}
+
+var authenticationMethods = []string{"three_ds", "security_code", "otp", "passkey"}
+
+// Contact is what a shopper enters besides the card, for the network and the
+// IDVProvider: a JSON object whose members are texts, email and
+// billing_address_ with anything behind it. It is kept, sealed, until they have it
+// and no longer. However it is printed, logged or encoded, nothing of it shows.
+// The zero value is none.
+type Contact struct{ hidden }
+
+// NewContact returns a Contact of a copy of a JSON object, unchecked like the digits
+// of NewPAN.
+func NewContact(object []byte) Contact { return Contact{hide(object)} }
+
+// String returns a text of fixed length.
+func (c Contact) String() string { return masked(len(c.get())) }
+
+func (c Contact) Format(s fmt.State, _ rune)   { fmt.Fprint(s, c.String()) }
+func (c Contact) LogValue() slog.Value         { return slog.StringValue(c.String()) }
+func (c Contact) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// maxContact bounds a Contact, in bytes.
+const maxContact = 4 << 10
+
+func isContact(name string) bool {
+	return name == "email" || strings.HasPrefix(name, "billing_address_")
+}
+
+func checkContact(c Contact) error {
+	object := c.get()
+	if len(object) == 0 {
+		return nil
+	}
+	const field = "contact"
+	if len(object) > maxContact {
+		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d bytes", maxContact)}
+	}
+	object = bytes.Clone(object) // it is unescaped in place
+	defer clear(object)
+	values, err := jsontext.Parse(object)
+	ok := err == nil
+	for i := 1; ok && i < len(values); i += values[i].Size {
+		ok = values[i].Kind == '"' && isContact(string(values[i].Name))
+	}
+	if !ok {
+		return &FieldError{field, "invalid_format", "must be an object of texts: email and billing_address_…"}
+	}
+	return nil
+}
+
+// readContact returns the claims of a payload that are no card's.
+func readContact(members []jsontext.Value) (c Contact, ok bool) {
+	claims := map[string]string{}
+	for i := 0; i < len(members); i += members[i].Size {
+		m := &members[i]
+		if name := string(m.Name); isContact(name) && m.Kind != 'n' {
+			if m.Kind != '"' {
+				return Contact{}, false
+			}
+			claims[name] = string(m.Text)
+		}
+	}
+	if len(claims) == 0 {
+		return Contact{}, true
+	}
+	object, err := json.Marshal(claims)
+	c = NewContact(object)
+	clear(object)
+	return c, err == nil && checkContact(c) == nil
+}
+
+// An identification is that of a cardholder, as a session has it while it is under
+// way. The card is the sealed secret of the session's record, its security code is
+// in the cache under the key.
+type identification struct {
+	key       uuid.UUID // under which the provider knows it
+	scheme    Scheme
+	since     time.Time
+	next      time.Time // nobody asks the provider before
+	reference string    // "" until the provider has answered
+	challenge string
+}
+
+const (
+	// identificationPace is how often the provider is asked at most.
+	identificationPace = time.Second
+
+	// identificationPatience is how long a provider may leave open whether it has
+	// begun.
+	identificationPatience = time.Minute
+)
+
+// Tags of the card in a session.
+const (
+	enteredNumber = iota + 1
+	enteredMonth
+	enteredYear
+	enteredName
+	enteredContact
+)
+
+// enter makes the token of a card that was checked, or begins the identification
+// of its holder, and stores also with it.
+//
+// Errors: errScheme; ErrIdentificationPending; ErrIdentificationFailed;
+// store.ErrConflict if the session has changed.
+func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, also ...*store.Record) (*Token, error) {
+	if s.bypass || v.opts.IDV == nil {
+		t := &Token{}
+		if s.bypass {
+			t.Identification = IdentificationSkipped
+		}
+		return v.tokenize(ctx, r, s, c, t, time.Time{}, also...)
+	}
+	scheme := v.schemeOf(ctx, c.PAN)
+	if !v.accepts(scheme) {
+		return nil, errScheme
+	}
+	b := tlv.Append(nil, enteredNumber, c.PAN.get())
+	b = tlv.AppendUint(b, enteredMonth, uint64(c.Expiry.Month))
+	b = tlv.AppendUint(b, enteredYear, uint64(c.Expiry.Year))
+	b = tlv.Append(b, enteredName, c.Name.get())
+	b = tlv.Pad(tlv.Append(b, enteredContact, c.Contact.get()), 64, 0)
+	err := v.box.SealSecret(r, b)
+	clear(b)
+	if err != nil {
+		return nil, wrapped(err)
+	}
+	s.idv = &identification{key: uuid.New(), scheme: scheme, since: now()}
+	// Logged; the cardholder may be identified without.
+	_ = v.keepCode(ctx, s.idv.key, c.SecurityCode, v.codeUntil(r.Due), codesAside)
+	if err := v.leaseIdentification(ctx, r, s, also...); err != nil {
+		v.dropCode(ctx, s.idv.key)
+		return nil, err
+	}
+	return v.identify(ctx, r, s)
+}
+
+// leaseIdentification makes sure that nobody else asks the provider until it must
+// have answered.
+func (v *Vault) leaseIdentification(ctx context.Context, r *store.Record, s *session, also ...*store.Record) error {
+	s.idv.next = now().Add(v.opts.IDVTimeout + identificationPace)
+	return v.putSession(ctx, opIdentify, r, s, also...)
+}
+
+// putSession stores a session that has changed.
+func (v *Vault) putSession(ctx context.Context, op operation, r *store.Record, s *session, also ...*store.Record) error {
+	r.Version++
+	if err := v.box.SealShown(r, s.encode()); err != nil {
+		return wrapped(err)
+	}
+	return v.write(ctx, op, uuid.Nil, func(tx store.Tx) error {
+		tx.Put(r)
+		for _, r := range also {
+			tx.Put(r)
+		}
+		return nil
+	})
+}
+
+// advance asks the provider how far the identification of a session is, unless
+// somebody has just done so.
+func (v *Vault) advance(ctx context.Context, r *store.Record, s *session) error {
+	if s.idv == nil || now().Before(s.idv.next) {
+		return nil
+	}
+	err := v.leaseIdentification(ctx, r, s)
+	if err == nil {
+		_, err = v.identify(ctx, r, s)
+	}
+	if errors.Is(err, ErrIdentificationPending) || errors.Is(err, ErrIdentificationFailed) {
+		return nil
+	}
+	return err
+}
+
+// identify asks the provider about the holder of the card in a session, and stores
+// what follows. Whoever calls it has the lease.
+func (v *Vault) identify(ctx context.Context, r *store.Record, s *session) (*Token, error) {
+	c, until, err := v.openEntered(ctx, r, s.idv.key)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Wipe()
+	got, failure := v.askIdentification(ctx, s.idv, c)
+	if failure != nil && ctx.Err() != nil {
+		return nil, ctx.Err() // the caller has left, and nothing is known
+	}
+	ctx = context.WithoutCancel(ctx)
+	idv := s.idv
+	switch {
+	case failure == nil && (got.State == IDVPassed || got.State == IDVNotNeeded):
+		t := &Token{}
+		if got.State == IDVPassed {
+			t.Identification, t.Authentication = IdentificationChecked, got.Authentication
+		}
+		s.idv, r.Secret = nil, nil
+		t, err := v.tokenize(ctx, r, s, c, t, until)
+		if err == nil {
+			v.dropCode(ctx, idv.key)
+		}
+		return t, err
+	case failure == nil && got.State == IDVFailed,
+		failure != nil && idv.reference == "" && now().Sub(idv.since) >= identificationPatience:
+		s.failed, s.idv, r.Secret = "identification_failed", nil, nil
+		if err := v.putSession(ctx, opIdentify, r, s); err != nil {
+			return nil, err
+		}
+		v.dropCode(ctx, idv.key)
+		return nil, ErrIdentificationFailed
+	case failure == nil:
+		idv.reference, idv.challenge = got.Reference, got.ChallengeURL
+	}
+	idv.next = now().Add(identificationPace)
+	if err := v.putSession(ctx, opIdentify, r, s); err != nil {
+		return nil, err
+	}
+	return nil, ErrIdentificationPending
+}
+
+// openEntered returns the card in a session, and until when its security code is
+// kept.
+func (v *Vault) openEntered(ctx context.Context, r *store.Record, key uuid.UUID) (c Card, until time.Time, err error) {
+	plain, err := v.openSecretCopy(ctx, r)
+	if err != nil {
+		return Card{}, time.Time{}, err
+	}
+	defer clear(plain)
+	fields := tlv.Read(plain)
+	for fields.Next() {
+		switch fields.Tag {
+		case enteredNumber:
+			c.PAN = NewPAN(fields.Value)
+		case enteredMonth:
+			c.Expiry.Month = int(fields.Uint())
+		case enteredYear:
+			c.Expiry.Year = int(fields.Uint())
+		case enteredName:
+			c.Name = NewName(fields.Value)
+		case enteredContact:
+			c.Contact = NewContact(fields.Value)
+		}
+	}
+	if fields.Err() != nil || c.PAN.IsZero() {
+		c.Wipe()
+		return Card{}, time.Time{}, fmt.Errorf("%w: card of a session cannot be read", ErrDamaged)
+	}
+	c.SecurityCode, until = v.securityCode(ctx, key)
+	return c, until, nil
+}
+
+// askIdentification calls the provider with a deadline and checks its answer.
+func (v *Vault) askIdentification(ctx context.Context, idv *identification, c Card) (got *IDVResult, err error) {
+	ctx, cancel := context.WithTimeout(ctx, v.opts.IDVTimeout)
+	defer cancel()
+	err = v.guard("IDVProvider", func() (err error) {
+		switch {
+		case v.opts.IDV == nil: // there was one when the card was entered
+			err = ErrNotEnabled
+		case idv.reference != "":
+			got, err = v.opts.IDV.LookupIdentification(ctx, idv.reference)
+		default:
+			got, err = v.opts.IDV.Identify(ctx, &IDVRequest{
+				IdempotencyKey: idv.key.String(),
+				Scheme:         idv.scheme,
+				PAN:            c.PAN,
+				Expiry:         c.Expiry,
+				SecurityCode:   c.SecurityCode,
+				Name:           c.Name,
+				Contact:        c.Contact,
+			})
+		}
+		return err
+	})
+	if err == nil {
+		err = got.check(v.opts.Mode, c.PAN)
+	}
+	if err != nil {
+		if !errors.Is(err, context.Canceled) {
+			v.log.Warn("identification of a cardholder has no answer", "error", printable(withhold(err, c.PAN, c.SecurityCode.get())))
+		}
+		return nil, err
+	}
+	return got, nil
+}
+
+// check returns errGarbage unless the vault can do with an answer what it says.
+func (got *IDVResult) check(mode Mode, pan PAN) error {
+	if got == nil {
+		return errGarbage
+	}
+	switch got.State {
+	case IDVPending:
+		if n := len(got.Reference); n < 1 || n > maxText || holdsNumber(got.Reference, pan.get()) ||
+			got.ChallengeURL != "" && (!isChallenge(got.ChallengeURL, mode) || holdsNumber(got.ChallengeURL, pan.get())) {
+			return errGarbage
+		}
+	case IDVPassed:
+		a := got.Authentication
+		if a == nil || !slices.Contains(authenticationMethods, a.Method) || a.At.IsZero() ||
+			len(a.Status) > 1 || len(a.Status) == 1 && (a.Status[0] < 'A' || a.Status[0] > 'Z') ||
+			a.ECI != "" && (len(a.ECI) != 2 || !allDigits([]byte(a.ECI))) {
+			return errGarbage
+		}
+		if id, err := uuid.Parse(a.DSTransactionID); a.DSTransactionID != "" && (err != nil || id.String() != a.DSTransactionID) {
+			return errGarbage
+		}
+		a.At = a.At.UTC().Truncate(time.Microsecond)
+	case IDVNotNeeded, IDVFailed:
+	default:
+		return errGarbage
+	}
+	return nil
+}
+
+// isChallenge reports whether a page of this address may be shown to a shopper.
+func isChallenge(text string, mode Mode) bool {
+	if len(text) > 2048 || strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return false
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" || u.User != nil {
+		return false
+	}
+	addr, _ := netip.ParseAddr(u.Hostname())
+	return u.Scheme == "https" ||
+		u.Scheme == "http" && mode == Sandbox && (u.Hostname() == "localhost" || addr.IsLoopback())
+}

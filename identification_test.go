@@ -1,0 +1,657 @@
+package cardvault_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	codecache "github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/google/uuid"
+)
+
+// A verifier is an IDVProvider that answers what the test says.
+type verifier struct {
+	mu     sync.Mutex
+	answer func(ctx context.Context) (*cardvault.IDVResult, error)
+	asked  []string // idempotency keys, and references
+	cards  []string // number, code, name and contact
+}
+
+func (p *verifier) Identify(ctx context.Context, r *cardvault.IDVRequest) (*cardvault.IDVResult, error) {
+	var card []string
+	for _, e := range []interface{ Expose(func([]byte)) }{r.PAN, r.SecurityCode, r.Name, r.Contact} {
+		e.Expose(func(b []byte) { card = append(card, string(b)) })
+	}
+	card = append(card, r.Scheme.String(), fmt.Sprint(r.Expiry))
+	return p.note(ctx, r.IdempotencyKey, strings.Join(card, "|"))
+}
+
+func (p *verifier) LookupIdentification(ctx context.Context, reference string) (*cardvault.IDVResult, error) {
+	return p.note(ctx, reference, "")
+}
+
+func (p *verifier) note(ctx context.Context, key, card string) (*cardvault.IDVResult, error) {
+	p.mu.Lock()
+	p.asked, p.cards = append(p.asked, key), append(p.cards, card)
+	answer := p.answer
+	p.mu.Unlock()
+	if _, ok := ctx.Deadline(); !ok {
+		return nil, errors.New("a call without a deadline")
+	}
+	return answer(ctx)
+}
+
+func (p *verifier) says(r cardvault.IDVResult, err error) {
+	p.hook(func(context.Context) (*cardvault.IDVResult, error) {
+		answer := r
+		return &answer, err
+	})
+}
+
+func (p *verifier) hook(answer func(context.Context) (*cardvault.IDVResult, error)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answer = answer
+}
+
+var (
+	pendingIDV   = cardvault.IDVResult{State: cardvault.IDVPending, Reference: "idv-7"}
+	challengeIDV = cardvault.IDVResult{State: cardvault.IDVPending, Reference: "idv-7", ChallengeURL: "https://acs.example/c?id=7"}
+	failedIDV    = cardvault.IDVResult{State: cardvault.IDVFailed}
+	passedIDV    = cardvault.IDVResult{State: cardvault.IDVPassed, Authentication: &cardvault.Authentication{
+		Method: "three_ds", Status: "Y", ECI: "05", DSTransactionID: "8a880dc0-d2d2-4067-bcb1-b08d1690b26e",
+		At: time.Date(2000, 1, 2, 3, 4, 5, 6000, time.UTC),
+	}}
+)
+
+// An idvLab is a lab with a verifier and a cache that is looked into.
+type idvLab struct {
+	*lab
+	idv   *verifier
+	cache *countedCodes
+}
+
+func identifying(t *testing.T, opts cardvault.Options, f func(l *idvLab)) {
+	t.Helper()
+	idv := new(verifier)
+	cache := &countedCodes{CodeCache: codecache.New(100, nil), ids: map[uuid.UUID]bool{}}
+	opts.Mode, opts.IDV, opts.Codes = cardvault.Sandbox, idv, cache
+	inLab(t, &opts, func(l *lab) { f(&idvLab{l, idv, cache}) })
+}
+
+// enters enters the usual card in a new session.
+func (l *idvLab) enters() (uuid.UUID, *cardvault.Session) {
+	l.Helper()
+	id, s := l.session(nil)
+	return id, l.completes(id, encrypts(l, s, entered, nil))
+}
+
+// holds counts the codes in the cache, and the sessions with a card.
+func (l *idvLab) holds(what string, codes, cards int) {
+	l.Helper()
+	const kindSession store.Kind = 6
+	found := 0
+	l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
+		rows, err := tx.Due(kindSession, time.Now().AddDate(1, 0, 0), 100)
+		for _, r := range rows {
+			if len(r.Secret) > 0 {
+				found++
+			}
+		}
+		return err
+	}))
+	if n := l.cache.left(l.lab); n != codes || found != cards {
+		l.Errorf("%s: %d codes and %d cards are kept, want %d and %d", what, n, found, codes, cards)
+	}
+}
+
+func (l *idvLab) tokens(want int64) {
+	l.Helper()
+	if p, err := l.List(l.Context(), nil); err != nil || p.TotalItems != want {
+		l.Errorf("%d tokens, want %d; %v", p.TotalItems, want, err)
+	}
+}
+
+func TestIdentification(t *testing.T) {
+	identifying(t, cardvault.Options{}, func(l *idvLab) {
+		l.idv.says(passedIDV, nil)
+		_, done := l.enters()
+		token := l.get(done.TokenID)
+		if done.State != cardvault.SessionSucceeded || token.Identification != cardvault.IdentificationChecked ||
+			token.Authentication == nil || *token.Authentication != *passedIDV.Authentication {
+			l.Errorf("passed: %+v, %+v", done, token)
+		}
+		if want := "4242424242424242|737|||VISA|{12 2030}"; l.idv.cards[0] != want {
+			l.Errorf("the provider was asked about %q, want %q", l.idv.cards[0], want)
+		}
+		l.holds("passed at once", 1, 0) // that of the token
+
+		l.idv.says(cardvault.IDVResult{State: cardvault.IDVNotNeeded}, nil)
+		_, done = l.enters()
+		if token := l.get(done.TokenID); token.Identification != cardvault.IdentificationNone || token.Authentication != nil {
+			l.Errorf("not needed: %+v", token)
+		}
+		l.holds("not needed", 2, 0)
+
+		l.idv.says(failedIDV, nil)
+		id, dead := l.enters()
+		if dead.State != cardvault.SessionFailed || dead.ReasonCode != "identification_failed" || *l.sees(id) != *dead {
+			l.Errorf("failed: %+v", dead)
+		}
+		l.holds("failed", 2, 0)
+		l.tokens(2)
+
+		// Nobody is asked for those whom it is not for.
+		asked := len(l.idv.asked)
+		id, s := l.session(&cardvault.SessionOptions{BypassIdentification: true})
+		done = l.completes(id, encrypts(l, s, entered, nil))
+		if token := l.get(done.TokenID); token.Identification != cardvault.IdentificationSkipped || token.Authentication != nil {
+			l.Errorf("bypassed: %+v", token)
+		}
+		if token := l.get(l.imports(visa)); token.Identification != cardvault.IdentificationNone {
+			l.Errorf("imported: %+v", token)
+		}
+		id, err := l.RefreshSession(l.Context(), done.TokenID)
+		l.must(err)
+		l.completes(id, encrypts(l, l.sees(id), `{"security_code":"999"}`, nil))
+		if len(l.idv.asked) != asked {
+			l.Errorf("%d more were identified", len(l.idv.asked)-asked)
+		}
+		l.idv.says(pendingIDV, nil)
+		id, s = l.session(nil)
+		for _, bad := range []string{`"4242424242424241"`, `"5555555555554445"`} {
+			if got := l.completes(id, encrypts(l, s, strings.Replace(entered, `"4242424242424242"`, bad, 1), nil)); got.ReasonCode == "" {
+				l.Errorf("a card that is none: %+v", got)
+			}
+		}
+		if len(l.idv.asked) != asked {
+			l.Error("the provider was asked about a card that was refused")
+		}
+		vaulttest.AssertNoLeak(t, []string{"4242424242424242", "737", id.String()}, l.log.text())
+	})
+}
+
+// TestIdentificationCourse: wait, challenge, wait, and what the provider says then.
+func TestIdentificationCourse(t *testing.T) {
+	for _, end := range []cardvault.IDVResult{passedIDV, failedIDV} {
+		identifying(t, cardvault.Options{SecurityCodeTTL: 2 * time.Minute}, func(l *idvLab) {
+			l.idv.says(pendingIDV, nil)
+			id, s := l.enters()
+			if (*s != cardvault.Session{State: cardvault.SessionIdentifying}) {
+				t.Fatalf("pending: %+v", s)
+			}
+			l.holds("pending", 1, 1)
+			l.tokens(0)
+
+			// Until a second has passed it is as it was, and it takes no other card.
+			l.idv.says(challengeIDV, nil)
+			for range 3 {
+				if got := l.sees(id); *got != *s {
+					l.Errorf("at once: %+v", got)
+				}
+			}
+			l.pass(time.Second)
+			s = l.sees(id)
+			if s.State != cardvault.SessionIdentifying || s.ChallengeURL != challengeIDV.ChallengeURL {
+				l.Errorf("challenged: %+v", s)
+			}
+			for _, other := range []string{"", "x", strings.Repeat("x", 9000)} {
+				if got := l.completes(id, other); *got != *s {
+					l.Errorf("another card meanwhile: %+v", got)
+				}
+			}
+			if _, err := l.Tokenize(l.Context(), id, visa); !errors.Is(err, cardvault.ErrIdentificationPending) {
+				l.Errorf("another card in a program: %v", err)
+			}
+			l.restart()
+			l.idv.says(pendingIDV, nil)
+			l.pass(time.Minute)
+			if got := l.sees(id); got.ChallengeURL != "" || got.State != cardvault.SessionIdentifying {
+				l.Errorf("waiting again: %+v", got)
+			}
+			l.idv.says(end, nil)
+			l.pass(10 * time.Second)
+			s = l.sees(id)
+			passed := end.State == cardvault.IDVPassed
+			if passed != (s.State == cardvault.SessionSucceeded) || !passed && s.ReasonCode != "identification_failed" {
+				t.Fatalf("in the end: %+v", s)
+			}
+			if want := "|idv-7|idv-7|idv-7"; strings.TrimPrefix(strings.Join(l.idv.asked, "|"), l.idv.asked[0]) != want {
+				l.Errorf("asked %q, want Identify%s", l.idv.asked, want)
+			}
+			if *l.sees(id) != *s {
+				l.Error("the end changes")
+			}
+			if _, err := l.In(uuid.Nil).CompleteSession(l.Context(), id, nil); !errors.Is(err, cardvault.ErrSessionCompleted) {
+				l.Errorf("completing a session that is over: %v", err)
+			}
+			if !passed {
+				l.tokens(0)
+				l.holds("failed", 0, 0)
+				return
+			}
+			l.holds("passed", 1, 0)
+			// The code is kept from when it was entered on, and no longer.
+			if until := l.hasCode(s.TokenID, true); time.Until(until) > 50*time.Second {
+				l.Errorf("the code is kept for another %v", time.Until(until))
+			}
+			l.drain()
+			l.is(s.TokenID, active, "")
+			if codes := l.net.codes; len(codes) != 1 || codes[0] != "737" {
+				l.Errorf("the network got codes %q", codes)
+			}
+			l.pass(time.Minute)
+			l.hasCode(s.TokenID, false)
+		})
+	}
+}
+
+// TestIdentificationUnanswered: a provider that leaves open what came of a call is
+// asked again under the same key, and for a minute.
+func TestIdentificationUnanswered(t *testing.T) {
+	long := strings.Repeat("x", 256)
+	bad := func(change func(*cardvault.IDVResult)) func(context.Context) (*cardvault.IDVResult, error) {
+		return func(context.Context) (*cardvault.IDVResult, error) {
+			r := challengeIDV
+			a := *passedIDV.Authentication
+			r.Authentication = &a
+			change(&r)
+			return &r, nil
+		}
+	}
+	for what, answer := range map[string]func(context.Context) (*cardvault.IDVResult, error){
+		"error": func(context.Context) (*cardvault.IDVResult, error) {
+			return nil, errors.New("card 4242 4242 4242 4242, 737")
+		},
+		"nothing":                   func(context.Context) (*cardvault.IDVResult, error) { return nil, nil },
+		"panic":                     func(context.Context) (*cardvault.IDVResult, error) { panic("4242424242424242") },
+		"hang":                      func(ctx context.Context) (*cardvault.IDVResult, error) { <-ctx.Done(); return nil, ctx.Err() },
+		"no state":                  bad(func(r *cardvault.IDVResult) { r.State = 0 }),
+		"a later state":             bad(func(r *cardvault.IDVResult) { r.State = cardvault.IDVFailed + 1 }),
+		"no reference":              bad(func(r *cardvault.IDVResult) { r.Reference = "" }),
+		"long reference":            bad(func(r *cardvault.IDVResult) { r.Reference = long }),
+		"card as reference":         bad(func(r *cardvault.IDVResult) { r.Reference = "4242-4242-4242-4242" }),
+		"card in the URL":           bad(func(r *cardvault.IDVResult) { r.ChallengeURL += "4242424242424242" }),
+		"http":                      bad(func(r *cardvault.IDVResult) { r.ChallengeURL = "http://acs.example/" }),
+		"script":                    bad(func(r *cardvault.IDVResult) { r.ChallengeURL = "javascript:alert(1)" }),
+		"no host":                   bad(func(r *cardvault.IDVResult) { r.ChallengeURL = "https:///x" }),
+		"user":                      bad(func(r *cardvault.IDVResult) { r.ChallengeURL = "https://bank.example@acs.example/" }),
+		"blank":                     bad(func(r *cardvault.IDVResult) { r.ChallengeURL = "https://acs.example/ x" }),
+		"long URL":                  bad(func(r *cardvault.IDVResult) { r.ChallengeURL += strings.Repeat(long, 8) }),
+		"passed without a proof":    bad(func(r *cardvault.IDVResult) { r.State, r.Authentication = cardvault.IDVPassed, nil }),
+		"passed by another method":  bad(func(r *cardvault.IDVResult) { r.State = cardvault.IDVPassed; r.Authentication.Method = "sms" }),
+		"passed with a long status": bad(func(r *cardvault.IDVResult) { r.State = cardvault.IDVPassed; r.Authentication.Status = "YY" }),
+		"passed with another ECI":   bad(func(r *cardvault.IDVResult) { r.State = cardvault.IDVPassed; r.Authentication.ECI = "5" }),
+		"passed with a number": bad(func(r *cardvault.IDVResult) {
+			r.State = cardvault.IDVPassed
+			r.Authentication.DSTransactionID = "4242424242424242"
+		}),
+		"passed at no time": bad(func(r *cardvault.IDVResult) { r.State = cardvault.IDVPassed; r.Authentication.At = time.Time{} }),
+	} {
+		t.Run(what, func(t *testing.T) {
+			identifying(t, cardvault.Options{}, func(l *idvLab) {
+				l.idv.hook(answer)
+				began := time.Now()
+				id, s := l.enters()
+				for n := 0; s.State == cardvault.SessionIdentifying && n < 100; n++ {
+					if s.ChallengeURL != "" {
+						t.Fatalf("%+v", s)
+					}
+					l.pass(2 * time.Second)
+					s = l.sees(id)
+				}
+				if took := time.Since(began); s.ReasonCode != "identification_failed" || took < time.Minute || took > 75*time.Second {
+					t.Errorf("after %v: %+v", took, s)
+				}
+				for _, key := range l.idv.asked {
+					if key != l.idv.asked[0] {
+						t.Errorf("asked under %q and %q", key, l.idv.asked[0])
+					}
+				}
+				l.holds("in the end", 0, 0)
+				l.tokens(0)
+				vaulttest.AssertNoLeak(t, []string{"4242424242424242", "4242 4242", id.String(), "737"}, l.log.text())
+
+				// It can answer in time.
+				_, s = l.enters()
+				if s.State != cardvault.SessionIdentifying {
+					t.Fatalf("again: %+v", s)
+				}
+			})
+		})
+	}
+	identifying(t, cardvault.Options{}, func(l *idvLab) {
+		// What was pending may take its time.
+		l.idv.says(challengeIDV, nil)
+		id, _ := l.enters()
+		l.idv.says(cardvault.IDVResult{}, errors.New("503"))
+		l.pass(10 * time.Minute)
+		if s := l.sees(id); s.State != cardvault.SessionIdentifying || s.ChallengeURL == "" {
+			l.Errorf("an outage: %+v", s)
+		}
+		l.idv.says(passedIDV, nil)
+		l.pass(time.Second)
+		if s := l.sees(id); s.State != cardvault.SessionSucceeded {
+			l.Errorf("after an outage: %+v", s)
+		}
+	})
+}
+
+// TestIdentificationLapses: the card goes with its session, whatever becomes known.
+func TestIdentificationLapses(t *testing.T) {
+	identifying(t, cardvault.Options{SessionTTL: 5 * time.Minute}, func(l *idvLab) {
+		l.idv.says(challengeIDV, nil)
+		id, _ := l.enters()
+		l.holds("pending", 1, 1)
+		l.idv.says(passedIDV, nil)
+		l.pass(5 * time.Minute)
+		if _, err := l.In(uuid.Nil).Session(l.Context(), id); !errors.Is(err, cardvault.ErrNotFound) {
+			l.Errorf("over: %v", err)
+		}
+		l.drain()
+		l.holds("over", 0, 0)
+		l.tokens(0)
+	})
+}
+
+// TestIdentificationRace: a provider is asked once at a time, and one of the cards
+// becomes one token.
+func TestIdentificationRace(t *testing.T) {
+	identifying(t, cardvault.Options{}, func(l *idvLab) {
+		var now, most int
+		l.idv.hook(func(context.Context) (*cardvault.IDVResult, error) {
+			l.idv.mu.Lock()
+			now++
+			most = max(most, now)
+			answer := challengeIDV
+			if len(l.idv.asked) > 3 {
+				answer = passedIDV
+			}
+			l.idv.mu.Unlock()
+			<-time.After(500 * time.Millisecond)
+			l.idv.mu.Lock()
+			now--
+			l.idv.mu.Unlock()
+			return &answer, nil
+		})
+		id, s := l.session(nil)
+		payloads := make([]string, 8)
+		for i := range payloads {
+			payloads[i] = encrypts(l, s, strings.Replace(entered, "737", fmt.Sprint(100+i), 1), nil)
+		}
+		var all sync.WaitGroup
+		for _, p := range payloads {
+			all.Go(func() {
+				if _, err := l.In(uuid.Nil).CompleteSession(l.Context(), id, []byte(p)); err != nil {
+					l.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		l.holds("of eight cards", 1, 1)
+		for range 5 {
+			l.pass(2 * time.Second)
+			for range 8 {
+				all.Go(func() { l.sees(id) })
+			}
+			all.Wait()
+		}
+		if most != 1 || len(l.idv.asked) != 4 {
+			l.Errorf("the provider was asked %d times, %d at a time", len(l.idv.asked), most)
+		}
+		if s := l.sees(id); s.State != cardvault.SessionSucceeded {
+			l.Errorf("in the end: %+v", s)
+		}
+		l.tokens(1)
+		l.holds("in the end", 1, 0)
+	})
+}
+
+// TestIdentificationFaults: whatever fails in between, and whoever leaves, there is
+// one identification and one token.
+func TestIdentificationFaults(t *testing.T) {
+	full := errors.New("disk full")
+	for at := range 4 {
+		for _, done := range []bool{false, true} {
+			identifying(t, cardvault.Options{}, func(l *idvLab) {
+				l.idv.says(challengeIDV, nil)
+				id, s := l.session(nil)
+				payload := []byte(encrypts(l, s, entered, nil))
+				writes := 0
+				l.store.set(nil, done)
+				l.store.hook(func() error {
+					if writes++; writes == at+1 {
+						return full
+					}
+					return nil
+				})
+				for range 40 {
+					if s, err := l.In(uuid.Nil).Session(l.Context(), id); err == nil && s.State == cardvault.SessionOpen {
+						_, err = l.In(uuid.Nil).CompleteSession(l.Context(), id, payload)
+						if err != nil && !errors.Is(err, full) {
+							l.Error(err)
+						}
+					}
+					l.pass(2 * time.Second)
+					if len(l.idv.asked) > 1 {
+						l.idv.says(passedIDV, nil)
+					}
+				}
+				if s := l.sees(id); s.State != cardvault.SessionSucceeded {
+					l.Errorf("a fault at write %d, done %v: %+v", at, done, s)
+				}
+				l.tokens(1)
+				// Of a write that may have taken place the code is erased.
+				if l.holds("in the end", min(1, l.cache.left(l.lab)), 0); !done {
+					l.holds("in the end", 1, 0)
+				}
+			})
+		}
+	}
+	identifying(t, cardvault.Options{IDVTimeout: 5 * time.Second}, func(l *idvLab) {
+		ctx, leave := context.WithCancel(l.Context())
+		l.idv.hook(func(ctx context.Context) (*cardvault.IDVResult, error) {
+			leave()
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+		id, s := l.session(nil)
+		if _, err := l.In(uuid.Nil).CompleteSession(ctx, id, []byte(encrypts(l, s, entered, nil))); !errors.Is(err, context.Canceled) {
+			l.Errorf("a browser that leaves gets %v", err)
+		}
+		l.idv.says(passedIDV, nil)
+		if s := l.sees(id); s.State != cardvault.SessionIdentifying {
+			l.Errorf("at once: %+v", s)
+		}
+		l.pass(6 * time.Second)
+		if s := l.sees(id); s.State != cardvault.SessionSucceeded || l.idv.asked[0] != l.idv.asked[1] {
+			l.Errorf("later: %+v, asked %q", s, l.idv.asked)
+		}
+
+		// An answer that comes when its browser has gone counts.
+		ctx, leave = context.WithCancel(l.Context())
+		l.idv.hook(func(context.Context) (*cardvault.IDVResult, error) {
+			leave()
+			answer := passedIDV
+			return &answer, nil
+		})
+		id, s = l.session(nil)
+		_, _ = l.In(uuid.Nil).CompleteSession(ctx, id, []byte(encrypts(l, s, entered, nil)))
+		if s := l.sees(id); s.State != cardvault.SessionSucceeded {
+			l.Errorf("gone with an answer: %+v", s)
+		}
+	})
+}
+
+// TestTokenizeIdentifies: a program that enters cards itself has them identified too.
+func TestTokenizeIdentifies(t *testing.T) {
+	identifying(t, cardvault.Options{}, func(l *idvLab) {
+		tokenize := func() (uuid.UUID, *cardvault.Token, error) {
+			id, err := l.CreateSession(l.Context(), nil)
+			l.must(err)
+			token, err := l.Tokenize(l.Context(), id, coded(visa, "737"))
+			return id, token, err
+		}
+		l.idv.says(passedIDV, nil)
+		if _, token, err := tokenize(); err != nil || token.Identification != cardvault.IdentificationChecked {
+			l.Errorf("passed: %v, %v", token, err)
+		}
+		l.idv.says(failedIDV, nil)
+		id, _, err := tokenize()
+		if _, again := l.Tokenize(l.Context(), id, visa); !errors.Is(err, cardvault.ErrIdentificationFailed) || !errors.Is(again, cardvault.ErrSessionCompleted) {
+			l.Errorf("failed: %v, again %v", err, again)
+		}
+		l.idv.says(pendingIDV, nil)
+		id, _, err = tokenize()
+		if !errors.Is(err, cardvault.ErrIdentificationPending) {
+			l.Errorf("pending: %v", err)
+		}
+		l.idv.says(passedIDV, nil)
+		l.pass(time.Second)
+		if s := l.sees(id); s.State != cardvault.SessionSucceeded {
+			l.Errorf("passed later: %+v", s)
+		}
+		l.tokens(2)
+	})
+}
+
+// TestContact: what is entered besides the card reaches provider and network, and is
+// kept no longer.
+func TestContact(t *testing.T) {
+	const contact = `{"billing_address_city":"Zürich","billing_address_line_1":"Quix 7\"","email":"zoe@example.com"}`
+	claims := strings.Replace(entered, "{", `{"phone":"1","billing_address_none":null,`+contact[1:len(contact)-1]+",", 1)
+	has := func(l *idvLab, what string, id uuid.UUID, want bool) {
+		l.Helper()
+		l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
+			found := false
+			rows, err := tx.Due(kindNetworkToken, time.Now().AddDate(1, 0, 0), 100)
+			for _, r := range rows {
+				full, err := tx.Get(kindNetworkToken, r.ID)
+				if err != nil {
+					return err
+				}
+				found = found || len(full.Secret) > 0
+			}
+			if found != want {
+				l.Errorf("%s: contact is there: %v", what, found)
+			}
+			return err
+		}))
+	}
+	var got []string
+	for what, after := range map[string]func(l *idvLab){
+		"at once":          func(l *idvLab) {},
+		"after a refusal":  func(l *idvLab) { l.net.script(refuse("Provision", schemeError("issuer_unavailable")), nil) },
+		"refused for good": func(l *idvLab) { l.net.script(refuse("Provision", schemeError("declined")), nil) },
+	} {
+		identifying(t, cardvault.Options{}, func(l *idvLab) {
+			l.idv.says(passedIDV, nil)
+			l.net.contact = func(text string) { got = append(got, text) }
+			after(l)
+			id, s := l.session(nil)
+			done := l.completes(id, encrypts(l, s, claims, nil))
+			if want := "|" + contact + "|"; !strings.Contains(l.idv.cards[0], want) {
+				l.Errorf("the provider got %s", l.idv.cards[0])
+			}
+			has(l, "before", done.TokenID, true)
+			got = nil
+			l.drain()
+			if what == "after a refusal" {
+				has(l, "refused once", done.TokenID, true)
+				l.net.script(nil, nil)
+				l.pass(time.Minute)
+				l.drain()
+			}
+			for _, text := range got {
+				if text != contact {
+					l.Errorf("%s: the network got %q", what, text)
+				}
+			}
+			if len(got) == 0 {
+				l.Errorf("%s: the network got nothing", what)
+			}
+			has(l, what, done.TokenID, false)
+			vaulttest.AssertNoLeak(t, []string{"zoe@example.com", "Quix"}, l.log.text(), fmt.Sprint(l.get(done.TokenID)))
+		})
+	}
+	inLab(t, nil, func(l *lab) {
+		for what, object := range map[string]string{
+			"no JSON": "x", "a list": `[]`, "a number": `{"email":7}`, "an object": `{"billing_address_a":{}}`,
+			"another member": `{"phone":"1"}`, "twice": `{"email":"a","email":"b"}`, "too long": `{"email":"` + strings.Repeat("x", 4<<10) + `"}`,
+		} {
+			c := visa
+			c.Contact = cardvault.NewContact([]byte(object))
+			if _, err := l.Import(l.Context(), c, nil); len(cardvault.FieldErrors(err)) != 1 || cardvault.FieldErrors(err)[0].Field != "contact" {
+				l.Errorf("%s: %v", what, err)
+			}
+		}
+		id, s := l.session(nil)
+		for what, claim := range map[string]string{
+			"a number": `"email":7`, "a list": `"billing_address_x":[]`, "too much": `"email":"` + strings.Repeat("x", 4<<10) + `"`,
+		} {
+			l.refuses(what, id, encrypts(l, s, strings.Replace(entered, "{", "{"+claim+",", 1), nil), "invalid_format")
+		}
+	})
+}
+
+// TestIdentificationRows: what is sealed in a session is bound to it.
+func TestIdentificationRows(t *testing.T) {
+	identifying(t, cardvault.Options{}, func(l *idvLab) {
+		const kindSession store.Kind = 6
+		l.idv.says(challengeIDV, nil)
+		first, _ := l.enters()
+		second, _ := l.enters()
+		l.must(l.store.Update(l.Context(), func(tx store.Tx) error {
+			rows, err := tx.Due(kindSession, time.Now().AddDate(1, 0, 0), 100)
+			if err != nil {
+				return err
+			}
+			for i, r := range rows {
+				other, err := tx.Get(kindSession, rows[1-i].ID)
+				if err != nil {
+					return err
+				}
+				if bytes.Contains(other.Secret, []byte("4242")) {
+					l.Error("a card lies in the clear")
+				}
+				r.Version++
+				r.Secret = other.Secret
+				tx.Put(r)
+			}
+			return nil
+		}))
+		l.idv.says(passedIDV, nil)
+		l.pass(time.Second)
+		synctest.Wait()
+		for _, id := range []uuid.UUID{first, second} {
+			if _, err := l.In(uuid.Nil).Session(l.Context(), id); !errors.Is(err, cardvault.ErrDamaged) {
+				l.Errorf("a card of another session: %v", err)
+			}
+		}
+		l.tokens(0)
+	})
+}
+
+func TestIDVOptions(t *testing.T) {
+	if _, err := newVault(t, &cardvault.Options{IDV: sandboxVerifier{new(verifier)}}); !errors.Is(err, cardvault.ErrWrongMode) {
+		t.Errorf("a live vault with a provider of a sandbox: %v", err)
+	}
+	for _, d := range []time.Duration{-1, time.Millisecond, time.Minute} {
+		if _, err := newVault(t, &cardvault.Options{IDVTimeout: d}); err == nil {
+			t.Errorf("a timeout of %v is taken", d)
+		}
+	}
+}
+
+type sandboxVerifier struct{ *verifier }
+
+func (sandboxVerifier) SandboxOnly() {}

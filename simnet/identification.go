@@ -1,0 +1,125 @@
+package simnet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// ErrUnknownIdentification is returned for an identification that was never begun
+// here.
+var ErrUnknownIdentification = errors.New("simnet: identification is not known")
+
+// An identification is one that is under way, or was. No card is kept with it.
+type identification struct {
+	Scheme scheme `json:"scheme"`
+	Ends   int64  `json:"ends"`            // 0 until the shopper has answered
+	Failed bool   `json:"failed,omitzero"` // by the shopper
+}
+
+// Identify implements [cardvault.IDVProvider]: cards of scenario 070 need it, other
+// ones do not.
+func (n *Network) Identify(ctx context.Context, r *cardvault.IDVRequest) (*cardvault.IDVResult, error) {
+	code := 0
+	r.PAN.Expose(func(digits []byte) { code = scenarioOf(r.Scheme, digits) })
+	if s := scenarios[code]; !s.identified {
+		return &cardvault.IDVResult{State: cardvault.IDVNotNeeded}, nil
+	}
+	if !keyOK(r.IdempotencyKey) {
+		return nil, errors.New("simnet: idempotency key must have 1 to 64 bytes")
+	}
+	id := uuid.UUID(n.mac("identification", []byte(r.IdempotencyKey))[:16])
+	fresh := identification{Scheme: scheme(r.Scheme)}
+	if n.challenge == "" {
+		fresh.Ends = n.now() + later.Microseconds()
+	}
+	return n.identification(ctx, id, func(tx store.Tx, i *identification, err error) error {
+		if errors.Is(err, store.ErrNotFound) {
+			*i, err = fresh, putIdentification(tx, id, 1, i)
+		}
+		return err
+	})
+}
+
+// LookupIdentification implements [cardvault.IDVProvider].
+func (n *Network) LookupIdentification(ctx context.Context, reference string) (*cardvault.IDVResult, error) {
+	id, err := uuid.Parse(reference)
+	if err != nil {
+		return nil, ErrUnknownIdentification
+	}
+	return n.identification(ctx, id, func(_ store.Tx, _ *identification, err error) error { return err })
+}
+
+// EndIdentification does what the shopper does on the page of the challenge: the
+// identification is passed or failed two seconds later. The first answer counts.
+//
+// The error is ErrUnknownIdentification.
+func (c *Control) EndIdentification(ctx context.Context, reference string, passed bool) error {
+	id, err := uuid.Parse(reference)
+	if err != nil {
+		return ErrUnknownIdentification
+	}
+	ends := c.n.now() + later.Microseconds()
+	_, err = c.n.identification(ctx, id, func(tx store.Tx, i *identification, err error) error {
+		if err != nil || i.Ends != 0 {
+			return err
+		}
+		i.Ends, i.Failed = ends, !passed
+		return putIdentification(tx, id, 2, i)
+	})
+	return err
+}
+
+// identification returns how far an identification is after fn, which is given it or
+// why there is none.
+func (n *Network) identification(ctx context.Context, id uuid.UUID, fn func(store.Tx, *identification, error) error) (*cardvault.IDVResult, error) {
+	var i identification
+	err := n.store.Update(ctx, func(tx store.Tx) error {
+		i = identification{}
+		r, err := tx.Get(kindIdentification, id)
+		if err == nil {
+			err = decode(r, &i)
+		}
+		return fn(tx, &i, err)
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, ErrUnknownIdentification
+	}
+	if err != nil {
+		return nil, err
+	}
+	got := &cardvault.IDVResult{State: cardvault.IDVPending, Reference: id.String()}
+	switch {
+	case i.Ends == 0:
+		got.ChallengeURL = n.challenge + id.String()
+	case n.now() < i.Ends:
+	case i.Failed:
+		got.State = cardvault.IDVFailed
+	default:
+		got.State = cardvault.IDVPassed
+		got.Authentication = &cardvault.Authentication{
+			Method:          "three_ds",
+			Status:          "Y",
+			ECI:             "05",
+			DSTransactionID: uuid.NewSHA1(id, []byte("transaction")).String(),
+			At:              time.UnixMicro(i.Ends),
+		}
+		if i.Scheme == scheme(cardvault.SchemeMastercard) {
+			got.Authentication.ECI = "02"
+		}
+	}
+	return got, nil
+}
+
+func putIdentification(tx store.Tx, id uuid.UUID, version uint64, i *identification) error {
+	shown, err := json.Marshal(i)
+	if err == nil {
+		tx.Put(&store.Record{Kind: kindIdentification, ID: id, Version: version, Shown: shown})
+	}
+	return err
+}
