@@ -54,14 +54,13 @@ var completeSession = &endpoint{
 			return nil
 		})
 		// What is to be said of the session comes before what is wrong with the fields.
-		if dead != nil {
+		switch {
+		case dead != nil:
 			return dead
-		}
-		if err != nil {
-			return err
-		}
-		if s.State == cardvault.SessionIdentifying {
+		case s != nil && s.State == cardvault.SessionIdentifying:
 			return c.state(s, nil)
+		case err != nil:
+			return err
 		}
 		return c.state(c.vault.CompleteSession(c.ctx, c.id, payload))
 	},

@@ -31,6 +31,7 @@ var update = flag.Bool("update", false, "rewrite the answers in testdata/transcr
 //	# Lines with a hash are comments.
 //	@wait 15m                                  time passes
 //	@on closed                                 the next request goes to another handler, see handlers
+//	@identify {id3} passed                     the shopper answers the challenge: passed or failed
 //	@network                                   all that follow go to one whose vault has a network
 //	@provider                                  the next request has the headers of ppanHeaders
 //	@encrypt {id1} {"security_code":"737"}     {payload} is that, as a browser encrypts it for a session
@@ -99,6 +100,7 @@ type player struct {
 	handlers map[string]http.Handler
 	values   map[string]string
 	on       string // the handler of requests that name none
+	sim      *simnet.Network
 }
 
 func newPlayer(t *testing.T) *player {
@@ -163,14 +165,15 @@ func newPlayer(t *testing.T) *player {
 }
 
 // addNetwork adds the handler "network": a vault on the same store whose network
-// is the simulator, and which does its background work.
+// and IDVProvider are the simulator, and which does its background work.
 func (p *player) addNetwork(t *testing.T) {
-	sim, err := simnet.New(t.Context(), memstore.New(), nil)
+	sim, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{ChallengeURL: "https://issuer.example/"})
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.sim = sim
 	opts := p.rig.opts
-	opts.Network, opts.BaseURL = sim, "https://vault.example"
+	opts.Network, opts.IDV, opts.BaseURL = sim, sim, "https://vault.example"
 	v := openVault(t, p.rig.store, &opts)
 	done := make(chan error)
 	go func() { done <- v.Run(t.Context()) }()
@@ -214,6 +217,11 @@ func (p *player) play(t *testing.T, paragraph string) string {
 		case strings.HasPrefix(line, "@encrypt "):
 			id, claims, _ := strings.Cut(p.fill(t, line[len("@encrypt "):]), " ")
 			p.values["payload"] = encrypt(t, send(t, p.handlers[""], "GET", "/sessions/"+id, ""), claims, id)
+		case strings.HasPrefix(line, "@identify "):
+			reference, how, _ := strings.Cut(p.fill(t, line[len("@identify "):]), " ")
+			if err := p.sim.Control().EndIdentification(t.Context(), reference, how == "passed"); err != nil {
+				t.Fatal(err)
+			}
 		case line == "@network":
 			p.addNetwork(t)
 			p.on, r.on = "network", "network"

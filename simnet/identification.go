@@ -33,16 +33,17 @@ func (n *Network) Identify(ctx context.Context, r *cardvault.IDVRequest) (*cardv
 	if !keyOK(r.IdempotencyKey) {
 		return nil, errors.New("simnet: idempotency key must have 1 to 64 bytes")
 	}
-	id := uuid.UUID(n.mac("identification", []byte(r.IdempotencyKey))[:16])
+	id := random(n.mac("identification", []byte(r.IdempotencyKey)))
 	fresh := identification{Scheme: scheme(r.Scheme)}
 	if n.challenge == "" {
 		fresh.Ends = n.now() + later.Microseconds()
 	}
 	return n.identification(ctx, id, func(tx store.Tx, i *identification, err error) error {
-		if errors.Is(err, store.ErrNotFound) {
-			*i, err = fresh, putIdentification(tx, id, 1, i)
+		if !errors.Is(err, store.ErrNotFound) {
+			return err
 		}
-		return err
+		*i = fresh
+		return putIdentification(tx, id, 1, i)
 	})
 }
 
@@ -106,7 +107,7 @@ func (n *Network) identification(ctx context.Context, id uuid.UUID, fn func(stor
 			Method:          "three_ds",
 			Status:          "Y",
 			ECI:             "05",
-			DSTransactionID: uuid.NewSHA1(id, []byte("transaction")).String(),
+			DSTransactionID: random(n.mac("transaction", id[:])).String(),
 			At:              time.UnixMicro(i.Ends),
 		}
 		if i.Scheme == scheme(cardvault.SchemeMastercard) {
@@ -122,4 +123,11 @@ func putIdentification(tx store.Tx, id uuid.UUID, version uint64, i *identificat
 		tx.Put(&store.Record{Kind: kindIdentification, ID: id, Version: version, Shown: shown})
 	}
 	return err
+}
+
+// random returns a UUIDv4 of bytes that look random.
+func random(b []byte) uuid.UUID {
+	id := uuid.UUID(b[:16])
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80
+	return id
 }

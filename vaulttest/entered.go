@@ -1,6 +1,7 @@
 package vaulttest
 
 import (
+	"context"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/fips140"
@@ -10,6 +11,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"math/big"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,6 +24,7 @@ import (
 var enteredBehaviours = []behaviour{
 	{"Entered", entered},
 	{"EnteredRace", enteredRace},
+	{"Identified", identified},
 }
 
 // encrypted returns claims as a browser sends them for a session: a compact JWE,
@@ -154,5 +157,65 @@ func enteredRace(t *testing.T, s store.Store) {
 	})
 	if refused.Load() != 4 || failed.Load() != 1 {
 		t.Errorf("%d cards were refused, and %d were one too many; want 4 and 1", refused.Load(), failed.Load())
+	}
+}
+
+// A judge is an IDVProvider whose identifications are pending at first, and then
+// what it says.
+type judge struct{ says cardvault.IDVState }
+
+func (judge) Identify(_ context.Context, r *cardvault.IDVRequest) (*cardvault.IDVResult, error) {
+	return &cardvault.IDVResult{State: cardvault.IDVPending, Reference: r.IdempotencyKey}, nil
+}
+
+func (j judge) LookupIdentification(context.Context, string) (*cardvault.IDVResult, error) {
+	r := &cardvault.IDVResult{State: j.says}
+	if j.says == cardvault.IDVPassed {
+		r.Authentication = &cardvault.Authentication{Method: "three_ds", Status: "Y", ECI: "05", At: time.Now()}
+	}
+	return r, nil
+}
+
+// identified: a card whose holder is identified waits in the session, sealed, and
+// another vault on the store goes on. It becomes one token, or nothing is left of it.
+func identified(t *testing.T, s store.Store) {
+	ctx := t.Context()
+	for _, says := range []cardvault.IDVState{cardvault.IDVPassed, cardvault.IDVFailed} {
+		opts := &cardvault.Options{Mode: cardvault.Sandbox, IDV: judge{says}}
+		v, browser := vaultOn(t, s, opts), vaultOn(t, s, opts).In(uuid.Nil)
+		id := must(v.CreateSession(ctx, nil))(t)
+		payload := encrypted(t, must(browser.Session(ctx, id))(t), claims(int(says), "737"))
+		if waiting := must(browser.CompleteSession(ctx, id, payload))(t); waiting.State != cardvault.SessionIdentifying {
+			t.Fatalf("pending: %+v", waiting)
+		}
+		noError(t, v.RotateKeys(ctx))
+		before := must(v.List(ctx, nil))(t).TotalItems
+		done := must(v.Session(ctx, id))(t)
+		for n := 0; done.State == cardvault.SessionIdentifying; n++ {
+			if n == 100 {
+				t.Fatal("an identification does not end")
+			}
+			<-time.After(100 * time.Millisecond) // the provider is asked once a second
+			var all sync.WaitGroup
+			for range 8 {
+				all.Go(func() { _, _ = browser.Session(ctx, id) })
+			}
+			all.Wait()
+			done = must(v.Session(ctx, id))(t)
+		}
+		made := must(v.List(ctx, nil))(t).TotalItems - before
+		if says == cardvault.IDVFailed {
+			if done.ReasonCode != "identification_failed" || made != 0 {
+				t.Errorf("failed: %+v, %d tokens", done, made)
+			}
+			continue
+		}
+		if done.State != cardvault.SessionSucceeded || made != 1 {
+			t.Fatalf("passed: %+v, %d tokens", done, made)
+		}
+		token := must(v.Get(ctx, done.TokenID))(t)
+		if token.Identification != cardvault.IdentificationChecked || token.Authentication == nil || token.Authentication.ECI != "05" {
+			t.Errorf("token %+v", flat(token))
+		}
 	}
 }

@@ -1,0 +1,124 @@
+package simnet_test
+
+import (
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+func identify(t testing.TB, n *simnet.Network, scheme cardvault.Scheme, code int, key string) *cardvault.IDVResult {
+	t.Helper()
+	r, err := n.Identify(t.Context(), &cardvault.IDVRequest{IdempotencyKey: key, Scheme: scheme, PAN: simnet.ScenarioPAN(scheme, code)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func lookUp(t testing.TB, n *simnet.Network, reference string) *cardvault.IDVResult {
+	t.Helper()
+	r, err := n.LookupIdentification(t.Context(), reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestIdentify(t *testing.T) {
+	const challenge = "https://issuer.example/"
+	for _, scheme := range all {
+		n := newNetwork(t, memstore.New(), &simnet.Options{ChallengeURL: challenge})
+		for _, code := range []int{0, 10, 71, 500} {
+			if r := identify(t, n, scheme, code, "other"); r.State != cardvault.IDVNotNeeded {
+				t.Errorf("%v %03d: %+v", scheme, code, r)
+			}
+		}
+		for key, passed := range map[string]bool{"passed": true, "failed": false} {
+			r := identify(t, n, scheme, 70, key)
+			if r.State != cardvault.IDVPending || r.ChallengeURL != challenge+r.Reference || r.Authentication != nil {
+				t.Fatalf("%v: %+v", scheme, r)
+			}
+			n.Advance(time.Hour)
+			if again := identify(t, n, scheme, 70, key); *again != *r || *lookUp(t, n, r.Reference) != *r {
+				t.Errorf("%v, repeated: %+v, want %+v", scheme, again, r)
+			}
+			for _, answer := range []bool{passed, !passed} { // the first one counts
+				if err := n.Control().EndIdentification(t.Context(), r.Reference, answer); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if waiting := lookUp(t, n, r.Reference); waiting.State != cardvault.IDVPending || waiting.ChallengeURL != "" {
+				t.Errorf("%v, answered: %+v", scheme, waiting)
+			}
+			n.Advance(2 * time.Second)
+			end := lookUp(t, n, r.Reference)
+			if !passed {
+				if end.State != cardvault.IDVFailed || end.Authentication != nil {
+					t.Errorf("%v, refused: %+v", scheme, end)
+				}
+				continue
+			}
+			eci := "05"
+			if scheme == cardvault.SchemeMastercard {
+				eci = "02"
+			}
+			if a := end.Authentication; end.State != cardvault.IDVPassed || a.Method != "three_ds" || a.Status != "Y" || a.ECI != eci ||
+				uuid.Validate(a.DSTransactionID) != nil || a.At.IsZero() {
+				t.Errorf("%v, confirmed: %+v", scheme, a)
+			}
+			if again := lookUp(t, n, r.Reference); *again.Authentication != *end.Authentication {
+				t.Errorf("%v, the proof changes", scheme)
+			}
+		}
+	}
+	n := newNetwork(t, memstore.New(), nil)
+	r := identify(t, n, cardvault.SchemeVISA, 70, "key")
+	if r.State != cardvault.IDVPending || r.ChallengeURL != "" {
+		t.Errorf("without a challenge: %+v", r)
+	}
+	n.Advance(2 * time.Second)
+	if r := lookUp(t, n, r.Reference); r.State != cardvault.IDVPassed {
+		t.Errorf("without a challenge, later: %+v", r)
+	}
+	for _, reference := range []string{"", "x", uuid.NewString()} {
+		_, err := n.LookupIdentification(t.Context(), reference)
+		if ended := n.Control().EndIdentification(t.Context(), reference, true); !errors.Is(err, simnet.ErrUnknownIdentification) || !errors.Is(ended, simnet.ErrUnknownIdentification) {
+			t.Errorf("%q is known: %v, %v", reference, err, ended)
+		}
+	}
+	if _, err := n.Identify(t.Context(), &cardvault.IDVRequest{Scheme: cardvault.SchemeVISA, PAN: simnet.ScenarioPAN(cardvault.SchemeVISA, 70)}); err == nil {
+		t.Error("no idempotency key is taken")
+	}
+}
+
+// An identification outlives the process.
+func TestIdentifyRestart(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "simulator")
+	reference := ""
+	for range 2 {
+		n, err := simnet.Open(t.Context(), dir, &simnet.Options{ChallengeURL: "https://issuer.example/"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := identify(t, n, cardvault.SchemeVISA, 70, "key")
+		if reference == "" {
+			reference = r.Reference
+			if err := n.Control().EndIdentification(t.Context(), reference, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.Advance(3 * time.Second)
+		if got := lookUp(t, n, reference); r.Reference != reference || got.State != cardvault.IDVPassed {
+			t.Errorf("%+v", got)
+		}
+		if err := n.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
