@@ -190,7 +190,7 @@ func (h *handler) limitSession(c *call, e *endpoint, client netip.Addr) (answere
 // Values of headers that tell a browser what a page of another origin may do.
 var (
 	varyOrigin     = []string{"Origin"}
-	exposedHeaders = []string{"X-Request-Id"}
+	exposedHeaders = []string{"X-Request-Id, Retry-After"}
 	allowedHeaders = []string{"content-type, x-request-id, x-api-version"}
 	preflightAge   = []string{"600"}
 )

@@ -339,7 +339,7 @@ func TestCORS(t *testing.T) {
 				want["Access-Control-Allow-Headers"] = "content-type, x-request-id, x-api-version"
 				want["Access-Control-Max-Age"] = "600"
 			} else {
-				want["Access-Control-Expose-Headers"] = "X-Request-Id"
+				want["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
 			}
 		}
 		got := map[string]string{}
