@@ -6,8 +6,9 @@
 //		[-security-code-ttl 10m] [-session-ttl 15m] [-log-level info]
 //
 // At every start it writes what a client needs to DATA/sandbox.json and prints
-// curl lines that work. POST /simulator/tokens/{id}/{action} does to a stored
-// card what its scheme would. It stops on SIGINT and SIGTERM.
+// curl lines that work. GET / is a page on which cards are entered and tokens
+// tried. POST /simulator/tokens/{id}/{action} does to a stored card what its scheme
+// would. It stops on SIGINT and SIGTERM.
 package main
 
 import (
@@ -72,6 +73,9 @@ const (
 	shutdownTimeout = 10 * time.Second
 )
 
+// shops are the origins whose pages may enter cards: where examples/checkout runs.
+var shops = []string{"http://127.0.0.1:8090", "http://localhost:8090"}
+
 func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: c.logLevel}))
 	listener, err := net.Listen("tcp", c.addr)
@@ -86,7 +90,10 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	network, err := simnet.Open(ctx, filepath.Join(c.data, "simulator"), nil)
+	baseURL := "http://" + reachable(listener.Addr().(*net.TCPAddr))
+	network, err := simnet.Open(ctx, filepath.Join(c.data, "simulator"), &simnet.Options{
+		ChallengeURL: baseURL + "/simulator/identifications/",
+	})
 	if err != nil {
 		return err
 	}
@@ -96,15 +103,17 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, provider.Close()) }()
-	baseURL := "http://" + reachable(listener.Addr().(*net.TCPAddr))
+	told := new(events)
 	options := &cardvault.Options{
 		Mode:            cardvault.Sandbox,
 		Network:         network,
 		NetworkTimeout:  networkTimeout,
 		PPAN:            provider,
+		IDV:             network,
 		BaseURL:         baseURL,
 		SecurityCodeTTL: c.securityCodeTTL,
 		SessionTTL:      c.sessionTTL,
+		Events:          told,
 		Logger:          log,
 	}
 	if err := instrument(options); err != nil {
@@ -121,19 +130,25 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	api, err := httpapi.NewHandler(v, &httpapi.Options{Logger: log})
+	api, err := httpapi.NewHandler(v, &httpapi.Options{AllowedOrigins: shops, Logger: log})
 	if err != nil {
 		return err
 	}
 	box.BaseURL = baseURL
-
-	people, scheme := page(baseURL), newSimulator(v, network.Control(), log)
+	people, err := newPage(v, &box.Accounts[0], baseURL, network.Control(), told, log)
+	if err != nil {
+		return err
+	}
+	scheme, shoppers := newSimulator(v, v, network.Control(), log), newChallenges(network, log)
 	server := &http.Server{
 		// No ServeMux: it would redirect paths that the REST surface answers.
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch {
-			case r.URL.Path == "/" && (r.Method == http.MethodGet || r.Method == http.MethodHead):
-				people(w, r)
+			case r.URL.Path == "/" && (r.Method == http.MethodGet || r.Method == http.MethodHead),
+				strings.HasPrefix(r.URL.Path, "/sandbox/"):
+				people.ServeHTTP(w, r)
+			case strings.HasPrefix(r.URL.Path, "/simulator/identifications/"):
+				shoppers.ServeHTTP(w, r)
 			case strings.HasPrefix(r.URL.Path, "/simulator/"):
 				scheme.ServeHTTP(w, r)
 			default:

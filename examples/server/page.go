@@ -2,86 +2,106 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"html/template"
+	"io"
+	"log/slog"
 	"net/http"
 	"net/netip"
 	"net/url"
+	"path"
+	"strconv"
+	"sync"
+	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/simnet"
+	"github.com/google/uuid"
 )
 
-// scenarios are the test cards that the page shows: decisions, chapter 17.
-var scenarios = []struct {
-	scenario int
-	Course   string
-}{
-	{0, "active at once, as every card that is not listed"},
-	{1, "active after 2 seconds, by a notice"},
-	{2, "active after 2 seconds; the notice is lost, polling finds out"},
-	{10, "failed: the card is not eligible"},
-	{11, "failed: the card is allowed no further tokens"},
-	{12, "failed: declined by the issuer"},
-	{13, "failed; the next provisions works"},
-	{14, "two errors that pass, then active"},
-	{15, "errors until retries are used up: failed"},
-	{20, "not available: the merchant is not enrolled"},
-	{21, "not available; the next provisions works"},
-	{30, "active, then suspended"},
-	{31, "active, suspended, active again"},
-	{32, "active, then deleted by the issuer"},
-	{33, "active, then the card is invalidated"},
-	{34, "active, then the card gets another number"},
-	{35, "active, then the card gets another expiry"},
-	{36, "active, then the card gets other art"},
-	{37, "active, then the network token gets another number and expiry"},
-	{40, "active; payment data is declined by the scheme"},
-	{41, "active; payment data is refused by configuration"},
-	{42, "active; payment data takes 2 seconds"},
-	{43, "active; payment data runs into its deadline"},
-	{44, "active; payment data fails twice, then works"},
-	{45, "active; payment data without ECI"},
-	{50, "active; provisioning takes 2 seconds"},
-	{51, "provisioning runs into its deadline, again and again: failed"},
-	{60, "active, with notices that come twice and in the wrong order"},
-	{61, "active, after the first answer was lost"},
-	{70, "failed without identification of the cardholder"},
-	{71, "active, and supports device binding"},
-	{80, "active; obtain-ppan answers VALID, as for every card that is not listed"},
-	{81, "active; obtain-ppan answers INVALID"},
-	{82, "active; obtain-ppan answers ERROR"},
+// A page is the sandbox for people: GET / and what that calls below /sandbox/.
+//
+// Below /sandbox/api/ are the REST surface and the simulator, for one account. The
+// cookie that comes with GET / stands for an API key there, one that cannot make
+// others. Keys and secrets stay in this process. Who can load the page can use it.
+type page struct {
+	vault   *cardvault.Vault // in the account of the page
+	account uuid.UUID
+	secret  string // under which its payment data is encrypted
+	told    *events
+	log     *slog.Logger
+	html    []byte
+	policy  string // Content-Security-Policy
+	cookie  http.Cookie
+	mux     http.ServeMux
 }
 
-// page answers with a page for people. Keys and secrets are not on it.
-func page(baseURL string) http.HandlerFunc {
-	type card struct{ PAN, Course string }
-	data := struct {
-		BaseURL, PortalKey, Hash string
-		Cards                    []card
-	}{BaseURL: baseURL, PortalKey: simnet.PortalKey}
-	hash := payone.Hash(simnet.PortalKey, payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox})
-	hash.Expose(func(text []byte) { data.Hash = string(text) })
-	for _, s := range scenarios {
-		// A test card, and of no use elsewhere.
-		simnet.ScenarioPAN(cardvault.SchemeVISA, s.scenario).Expose(func(digits []byte) {
-			data.Cards = append(data.Cards, card{string(digits), s.Course})
-		})
+//go:embed page
+var pageFiles embed.FS
+
+var pageTemplates = template.Must(template.ParseFS(pageFiles, "page/*.html"))
+
+// newPage returns the page of a server at baseURL for the account a.
+func newPage(v *cardvault.Vault, a *account, baseURL string, c *simnet.Control, told *events, log *slog.Logger) (*page, error) {
+	at, err := url.Parse(baseURL)
+	if err != nil {
+		return nil, err
 	}
-	var html bytes.Buffer
-	if err := pageTemplate.Execute(&html, data); err != nil {
-		panic(err) // it is executed with nothing that comes from outside
+	p := &page{
+		vault:   v.In(a.AccountID),
+		account: a.AccountID,
+		secret:  a.PaymentSecret,
+		told:    told,
+		log:     log,
+		// Challenges are at baseURL, also if the page was loaded as localhost.
+		policy: "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; " +
+			"frame-src 'self' " + baseURL + "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+		cookie: http.Cookie{
+			// Browsers send cookies to every port of a host.
+			Name:     "cardvault-sandbox-" + at.Port(),
+			Value:    rand.Text(),
+			Path:     "/sandbox",
+			HttpOnly: true,
+			SameSite: http.SameSiteStrictMode,
+		},
 	}
+	if p.html, err = render(baseURL); err != nil {
+		return nil, err
+	}
+	rest, err := httpapi.NewHandler(v, &httpapi.Options{Authenticator: p, Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	p.mux.HandleFunc("GET /{$}", p.index)
+	for _, name := range []string{"page.css", "page.js", "icon.svg"} {
+		p.mux.HandleFunc("GET /sandbox/"+name, pageFile(name))
+	}
+	p.mux.Handle("/sandbox/api/", http.StripPrefix("/sandbox/api", rest))
+	p.mux.Handle("/sandbox/api/simulator/", http.StripPrefix("/sandbox/api", newSimulator(p, v, c, log)))
+	p.mux.HandleFunc("GET /sandbox/live", p.live)
+	p.mux.HandleFunc("POST /sandbox/open", p.open)
+	p.mux.HandleFunc("/sandbox/", func(w http.ResponseWriter, _ *http.Request) { notFound.write(w) })
+	return p, nil
+}
+
+// pageFile returns a handler that answers with a file of the page.
+func pageFile(name string) http.HandlerFunc {
+	mediaType := map[string]string{ // that of the system may be another
+		".css": "text/css; charset=utf-8",
+		".js":  "text/javascript; charset=utf-8",
+		".svg": "image/svg+xml",
+	}[path.Ext(name)]
 	return func(w http.ResponseWriter, r *http.Request) {
-		if foreign(r.Host) {
-			http.Error(w, "The sandbox is not reached under this name.", http.StatusMisdirectedRequest)
-			return
-		}
-		h := w.Header()
-		h.Set("Content-Type", "text/html; charset=utf-8")
-		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
-		h.Set("X-Content-Type-Options", "nosniff")
-		_, _ = w.Write(html.Bytes()) // the client is gone if this fails
+		w.Header().Set("Content-Type", mediaType)
+		http.ServeFileFS(w, r, pageFiles, "page/"+name)
 	}
 }
 
@@ -93,88 +113,300 @@ func foreign(host string) bool {
 	return err != nil && name != "localhost"
 }
 
-var pageTemplate = template.Must(template.New("page").Parse(`<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Cardvault sandbox</title>
-<style>
-:root { color-scheme: light dark; font: 1rem/1.6 system-ui, sans-serif; }
-body { max-width: 48rem; margin: 4rem auto; padding: 0 1.5rem; }
-h1 { font-size: 1.6rem; letter-spacing: -.02em; }
-h2 { font-size: 1.1rem; margin: 2.5rem 0 .5rem; }
-code, pre { font: .9em ui-monospace, monospace; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; }
-table { border-collapse: collapse; width: 100%; }
-td { padding: .3rem 1.5rem .3rem 0; vertical-align: top; border-top: 1px solid color-mix(in srgb, currentColor 15%, transparent); }
-td:first-child { width: 21rem; white-space: nowrap; }
-@media (max-width: 40rem) { td:first-child { width: auto; white-space: normal; } }
-</style>
-<h1>Cardvault sandbox</h1>
-<p>This is a sandbox: use test cards only. The REST surface is at <code>{{.BaseURL}}</code>;
-API keys are in <code>sandbox.json</code> in the data directory of the server.</p>
+// sameOrigin reports whether a request may come from the page. That the cookie is
+// SameSite is not enough: a shop on another port is of the same site.
+func sameOrigin(r *http.Request) bool {
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "", "same-origin", "none":
+		return new(http.CrossOriginProtection).Check(r) == nil
+	}
+	return false
+}
 
-<h2>Tokens</h2>
-<table>
-<tr><td><code>POST /cde-import</code><td>a card number becomes a token
-<tr><td><code>POST /tokens/session</code><td>a session in which a browser enters a card
-<tr><td><code>GET /sessions/{id}</code><td>the key to encrypt a card under; no API key
-<tr><td><code>POST /sessions/{id}/complete-action</code><td>the encrypted card becomes a token; no API key
-<tr><td><code>GET /tokens</code><td>the tokens of the account
-<tr><td><code>GET, PATCH, DELETE /tokens/{id}</code><td>one token
-</table>
+var (
+	foreignHost = &failure{421, "MISDIRECTED_REQUEST", "The sandbox is not reached under this name.", "", ""}
+	crossOrigin = &failure{403, "CROSS_ORIGIN", "Only the page of the sandbox may call this.", "", ""}
+	noCookie    = &failure{401, "UNAUTHORIZED", "This page is of an earlier start of the sandbox: load it again.", "", ""}
+)
 
-<h2>Network tokens</h2>
-<table>
-<tr><td><code>POST /tokens/{id}/provisions</code><td>asks again for a network token
-<tr><td><code>POST /tokens/{id}/payment-data</code><td>a cryptogram for one payment, encrypted for the merchant
-<tr><td><code>GET /tokens/{id}/payment-data</code><td>those that were asked for
-<tr><td><code>GET /tokens/card-art/{art_id}</code><td>an image of the card; no API key
-</table>
+func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Security-Policy", p.policy)
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("X-Content-Type-Options", "nosniff")
+	switch {
+	case foreign(r.Host):
+		foreignHost.write(w)
+		return
+	case r.URL.Path == "/":
+		p.mux.ServeHTTP(w, r)
+		return
+	case !sameOrigin(r):
+		crossOrigin.write(w)
+		return
+	}
+	cookie, err := r.Cookie(p.cookie.Name)
+	if err != nil || !p.knows(cookie.Value) {
+		noCookie.write(w)
+		return
+	}
+	r = r.Clone(r.Context())
+	r.Header.Set("X-Api-Key", cookie.Value)
+	p.mux.ServeHTTP(w, r)
+}
 
-<h2>Security codes</h2>
-<table>
-<tr><td><code>GET /tokens/{id}/security-code</code><td>whether the vault still has it, and until when
-<tr><td><code>POST /tokens/{id}/refresh-session</code><td>a session in which the shopper enters it anew
-<tr><td><code>POST /tokens/{id}/consume</code><td>the payment was authorized: it is erased
-</table>
+func (p *page) knows(cookie string) bool {
+	return subtle.ConstantTimeCompare([]byte(cookie), []byte(p.cookie.Value)) == 1
+}
 
-<h2>Pseudo card numbers</h2>
-<table>
-<tr><td><code>POST /integrations/provider/obtain-ppan</code><td>a number for the card at the payment provider (beta)
-</table>
-<p>The provider of this sandbox has the portal key <code>{{.PortalKey}}</code>. For
-<code>x-provider-aid: 22222</code>, <code>x-provider-mid: 11111</code> and
-<code>x-provider-portalid: 3333333</code> the <code>x-provider-hash</code> is that of this line, with an API key and a token of yours:</p>
-<pre>curl {{.BaseURL}}/integrations/provider/obtain-ppan -H 'x-api-key: …' \
-  -H 'x-provider-aid: 22222' -H 'x-provider-mid: 11111' -H 'x-provider-portalid: 3333333' \
-  -H 'x-provider-hash: {{.Hash}}' \
-  -H 'content-type: application/json' -d '{"token_id":"…"}'</pre>
+// Authenticate implements [httpapi.Authenticator] for the cookie. Whom it stands
+// for can make no API key and import no card.
+func (p *page) Authenticate(ctx context.Context, cookie string) (*cardvault.Principal, error) {
+	if !p.knows(cookie) {
+		return nil, cardvault.ErrUnauthenticated
+	}
+	a, err := p.vault.Account(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &cardvault.Principal{Account: a, Key: &cardvault.APIKey{Account: a.ID, Label: "page", Scopes: []cardvault.Scope{
+		cardvault.ScopeSessionsCreate,
+		cardvault.ScopeTokensRead, cardvault.ScopeTokensDelete,
+		cardvault.ScopeNetworkTokensProvision,
+		cardvault.ScopePaymentDataCreate, cardvault.ScopePaymentDataRead,
+		cardvault.ScopeSecurityCodeRead, cardvault.ScopeSecurityCodeRefresh, cardvault.ScopeSecurityCodeConsume,
+	}}}, nil
+}
 
-<h2>API keys</h2>
-<table>
-<tr><td><code>GET, POST /api-keys</code><td>the keys of the account
-<tr><td><code>DELETE /api-keys/{id}</code><td>revokes a key
-</table>
+// index answers with the page itself.
+func (p *page) index(w http.ResponseWriter, _ *http.Request) {
+	http.SetCookie(w, &p.cookie)
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = w.Write(p.html) // the client is gone if this fails
+}
 
-<h2>The simulated network</h2>
-<p>Each of these does to a stored card what its scheme would, and answers 202.</p>
-<table>
-<tr><td><code>POST /simulator/tokens/{id}/suspend</code><td>the issuer suspends the network token
-<tr><td><code>POST /simulator/tokens/{id}/resume</code><td>and resumes it
-<tr><td><code>POST /simulator/tokens/{id}/delete</code><td>deletes it for good
-<tr><td><code>POST /simulator/tokens/{id}/invalidate</code><td>invalidates the card
-<tr><td><code>POST /simulator/tokens/{id}/replace</code><td>gives the card another number
-<tr><td><code>POST /simulator/tokens/{id}/renew</code><td>gives the card another expiry
-</table>
+// maxLive bounds how many tokens the page can ask about at a time.
+const maxLive = 50
 
-<h2>Test cards</h2>
-<p>What becomes of the network token of a VISA card. Steps after the first come 2 seconds apart.
-Any expiry that is not past will do.</p>
-<table>
-{{- range .Cards}}
-<tr><td><code>{{.PAN}}</code><td>{{.Course}}
-{{- end}}
-</table>
-</html>
-`))
+var tooManyTokens = &failure{422, "VALIDATION_FAILED", fmt.Sprintf("The query may name %d tokens.", maxLive), "", ""}
+
+// live answers what the page cannot tell from the list of tokens: until when the
+// vault has the security codes of some, and events after one of them.
+func (p *page) live(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	if len(query["token"]) > maxLive {
+		tooManyTokens.write(w)
+		return
+	}
+	codes := map[uuid.UUID]time.Time{}
+	for _, token := range query["token"] {
+		id, _ := parseID(token) // zero, which no token has, if it is none
+		available, until, err := p.vault.SecurityCodeStatus(r.Context(), id)
+		if err != nil && !errors.Is(err, cardvault.ErrNotFound) {
+			p.log.Error("page", "error", err)
+			internalError.write(w)
+			return
+		}
+		if available {
+			codes[id] = until
+		}
+	}
+	after, _ := strconv.Atoi(query.Get("after")) // all of them, if it is no number
+	reply(w, struct {
+		Codes  map[uuid.UUID]time.Time `json:"security_codes"`
+		Events []event                 `json:"events"`
+	}{codes, p.told.since(p.account, after)})
+}
+
+// maxOpen bounds the body of open, in bytes.
+const maxOpen = 8 << 10
+
+var (
+	notAsked      = &failure{400, "MALFORMED_REQUEST", "The body must be an object with encrypted_authentication_data, of at most 8 KiB.", "", ""}
+	notForSandbox = &failure{422, "VALIDATION_FAILED", "The payment secret of the sandbox does not open this.", "", ""}
+)
+
+// open decrypts payment data as its merchant would.
+func (p *page) open(w http.ResponseWriter, r *http.Request) {
+	var asked struct {
+		JWE string `json:"encrypted_authentication_data"`
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxOpen))
+	if err != nil || json.Unmarshal(body, &asked) != nil {
+		notAsked.write(w)
+		return
+	}
+	c, err := cardvault.OpenPaymentData(asked.JWE, p.secret)
+	if err != nil {
+		notForSandbox.write(w)
+		return
+	}
+	defer c.Number.Wipe()
+	defer c.Cryptogram.Wipe()
+	type networkToken struct {
+		Number string `json:"token"`
+		Year   int    `json:"expiry_year"`
+		Month  int    `json:"expiry_month"`
+	}
+	answer := struct {
+		Token      networkToken `json:"network_token"`
+		Cryptogram string       `json:"cryptogram"`
+		ECI        *string      `json:"eci"`
+	}{Token: networkToken{Year: c.Expiry.Year, Month: c.Expiry.Month}}
+	c.Number.Expose(func(digits []byte) { answer.Token.Number = string(digits) })
+	c.Cryptogram.Expose(func(text []byte) { answer.Cryptogram = string(text) })
+	if c.ECI != "" {
+		answer.ECI = &c.ECI
+	}
+	reply(w, answer)
+}
+
+// reply answers with a value that has a JSON form.
+func reply(w http.ResponseWriter, value any) {
+	body, err := json.Marshal(value)
+	if err != nil {
+		panic(err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(body) // the client is gone if this fails
+}
+
+// An event is what the page shows of a [cardvault.Event].
+type event struct {
+	account   uuid.UUID
+	Number    int                   `json:"number"` // in order of arrival, from 1
+	ID        uuid.UUID             `json:"id"`
+	CreatedAt time.Time             `json:"created_at"`
+	Type      cardvault.EventType   `json:"event_type"`
+	Reason    cardvault.EventReason `json:"reason"`
+	TokenID   uuid.UUID             `json:"token_id"`
+	Card      string                `json:"masked_account_number,omitempty"`
+	Status    string                `json:"network_token_status,omitempty"`
+}
+
+// maxEvents is how many events are kept.
+const maxEvents = 200
+
+// events are the latest of all accounts, in memory. The zero value is ready.
+type events struct {
+	mu     sync.Mutex
+	number int
+	latest []event // in order of arrival
+}
+
+// Event implements [cardvault.EventSink].
+func (e *events) Event(_ context.Context, told *cardvault.Event) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.number++
+	x := event{told.Account, e.number, told.ID, told.CreatedAt, told.Type, told.Reason, told.TokenID, "", ""}
+	if t := told.Token; t != nil {
+		x.Card, x.Status = t.MaskedAccountNumber, t.NetworkTokenStatus.String()
+	}
+	if len(e.latest) == maxEvents {
+		e.latest = append(e.latest[:0], e.latest[1:]...)
+	}
+	e.latest = append(e.latest, x)
+	return nil
+}
+
+// since returns the events of an account after the one of a number.
+func (e *events) since(account uuid.UUID, number int) []event {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	since := []event{}
+	for _, x := range e.latest {
+		if x.account == account && x.Number > number {
+			since = append(since, x)
+		}
+	}
+	return since
+}
+
+// A testCard is one of the simulator, with what becomes of it.
+type testCard struct {
+	scheme   cardvault.Scheme // VISA if it is zero
+	scenario int
+	Course   string
+}
+
+// Number returns the card number: a test card, and of no use elsewhere.
+func (c testCard) Number() (number string) {
+	if c.scheme == cardvault.SchemeUnknown {
+		c.scheme = cardvault.SchemeVISA
+	}
+	simnet.ScenarioPAN(c.scheme, c.scenario).Expose(func(digits []byte) { number = string(digits) })
+	return number
+}
+
+// testCards are what the page has at hand: decisions, chapter 17.
+var testCards = []struct {
+	Name  string
+	Cards []testCard
+}{
+	{"Network tokens", []testCard{
+		{0, 0, "active at once, as every card that is not listed"},
+		{0, 1, "active after 2 seconds, by a notice"},
+		{0, 2, "active after 2 seconds; the notice is lost, polling finds out"},
+		{0, 10, "failed: the card is not eligible"},
+		{0, 11, "failed: the card is allowed no further tokens"},
+		{0, 12, "failed: declined by the issuer"},
+		{0, 13, "failed; the next provisions works"},
+		{0, 14, "two errors that pass, then active"},
+		{0, 15, "errors until retries are used up: failed"},
+		{0, 20, "not available: the merchant is not enrolled"},
+		{0, 21, "not available; the next provisions works"},
+		{0, 50, "active; provisioning takes 2 seconds"},
+		{0, 51, "provisioning runs into its deadline, again and again: failed"},
+		{0, 60, "active, with notices that come twice and in the wrong order"},
+		{0, 61, "active, after the first answer was lost"},
+		{0, 70, "the cardholder is identified first; without: failed"},
+		{0, 71, "active, and supports device binding"},
+	}},
+	{"What becomes of them", []testCard{
+		{0, 30, "active, then suspended"},
+		{0, 31, "active, suspended, active again"},
+		{0, 32, "active, then deleted by the issuer"},
+		{0, 33, "active, then the card is invalidated"},
+		{0, 34, "active, then the card gets another number"},
+		{0, 35, "active, then the card gets another expiry"},
+		{0, 36, "active, then the card gets other art"},
+		{0, 37, "active, then the network token gets another number and expiry"},
+	}},
+	{"Payment data", []testCard{
+		{0, 40, "declined by the scheme"},
+		{0, 41, "refused by configuration"},
+		{0, 42, "takes 2 seconds"},
+		{0, 43, "runs into its deadline"},
+		{0, 44, "fails twice, then works"},
+		{0, 45, "comes without ECI"},
+	}},
+	{"Pseudo card numbers", []testCard{
+		{0, 80, "obtain-ppan answers VALID, as for every card that is not listed"},
+		{0, 81, "obtain-ppan answers INVALID"},
+		{0, 82, "obtain-ppan answers ERROR"},
+	}},
+	{"Other schemes", []testCard{
+		{cardvault.SchemeMastercard, 0, "Mastercard: active at once"},
+		{cardvault.SchemeAmericanExpress, 0, "American Express: active at once"},
+		{cardvault.SchemeDiscover, 0, "Discover: active at once"},
+		{cardvault.SchemeDinersClub, 0, "Diners Club: not available, the scheme is not enabled"},
+		{cardvault.SchemeJCB, 0, "JCB: not available, the scheme is not enabled"},
+		{cardvault.SchemeUnionPay, 0, "UnionPay: not available, the scheme is not enabled"},
+	}},
+}
+
+// render returns the page as it is sent, with nothing of the vault on it.
+func render(baseURL string) ([]byte, error) {
+	data := struct {
+		BaseURL, PortalKey, Hash string
+		TestCards                any
+	}{BaseURL: baseURL, PortalKey: simnet.PortalKey, TestCards: testCards}
+	hash := payone.Hash(simnet.PortalKey, payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox})
+	hash.Expose(func(text []byte) { data.Hash = string(text) })
+	var html bytes.Buffer
+	err := pageTemplates.ExecuteTemplate(&html, "index.html", data)
+	return html.Bytes(), err
+}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/google/uuid"
 )
@@ -16,13 +17,14 @@ import (
 // A simulator answers POST /simulator/tokens/{id}/{action}: it does to a card of
 // the caller's account what its scheme would. Any API key will do.
 type simulator struct {
+	keys    httpapi.Authenticator
 	vault   *cardvault.Vault
 	actions map[string]func(context.Context, uuid.UUID) error
 	log     *slog.Logger
 }
 
-func newSimulator(v *cardvault.Vault, c *simnet.Control, log *slog.Logger) *simulator {
-	return &simulator{v, map[string]func(context.Context, uuid.UUID) error{
+func newSimulator(keys httpapi.Authenticator, v *cardvault.Vault, c *simnet.Control, log *slog.Logger) *simulator {
+	return &simulator{keys, v, map[string]func(context.Context, uuid.UUID) error{
 		"suspend":    c.Suspend,
 		"resume":     c.Resume,
 		"delete":     c.Delete,
@@ -60,16 +62,7 @@ func (s *simulator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.log.Error("simulator", "request_id", requestID, "error", err)
 		f = internalError
 	}
-	if f.header != "" {
-		h.Set(f.header, f.value)
-	}
-	body, err := json.Marshal(f)
-	if err != nil {
-		panic(err) // it is a number and two texts
-	}
-	h.Set("Content-Type", "application/json")
-	w.WriteHeader(f.Status)
-	_, _ = w.Write(body) // the client is gone if this fails
+	f.write(w)
 }
 
 // act checks a request in the order of the REST surface and does what it asks for.
@@ -87,7 +80,7 @@ func (s *simulator) act(r *http.Request) error {
 	if len(keys) != 1 {
 		return unauthorized
 	}
-	p, err := s.vault.Authenticate(r.Context(), keys[0])
+	p, err := s.keys.Authenticate(r.Context(), keys[0])
 	if err != nil {
 		return err
 	}
@@ -96,6 +89,82 @@ func (s *simulator) act(r *http.Request) error {
 		return err
 	}
 	return do(r.Context(), id)
+}
+
+// challenges are the pages on which shoppers confirm or refuse an identification:
+// GET and POST /simulator/identifications/{reference}. Any shop may frame them. Whoever
+// has the reference may answer.
+type challenges struct {
+	network *simnet.Network
+	log     *slog.Logger
+	mux     http.ServeMux
+}
+
+func newChallenges(n *simnet.Network, log *slog.Logger) *challenges {
+	const at = "/simulator/identifications/"
+	c := &challenges{network: n, log: log}
+	for _, name := range []string{"challenge.css", "icon.svg"} {
+		c.mux.HandleFunc("GET "+at+name, pageFile(name))
+	}
+	c.mux.HandleFunc("GET "+at+"{reference}", c.show)
+	c.mux.HandleFunc("POST "+at+"{reference}", c.answer)
+	c.mux.HandleFunc(at, func(w http.ResponseWriter, _ *http.Request) { notFound.write(w) })
+	return c
+}
+
+func (c *challenges) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'self'")
+	h.Set("Cross-Origin-Embedder-Policy", "require-corp") // for pages that demand it
+	h.Set("Cross-Origin-Resource-Policy", "cross-origin")
+	h.Set("Referrer-Policy", "same-origin") // the form tells its origin
+	h.Set("X-Content-Type-Options", "nosniff")
+	switch {
+	case foreign(r.Host):
+		foreignHost.write(w)
+	case r.Method == http.MethodPost && !sameOrigin(r):
+		crossOrigin.write(w)
+	default:
+		c.mux.ServeHTTP(w, r)
+	}
+}
+
+func (c *challenges) show(w http.ResponseWriter, r *http.Request) {
+	state, err := c.network.LookupIdentification(r.Context(), r.PathValue("reference"))
+	if err != nil {
+		c.fail(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	if err := pageTemplates.ExecuteTemplate(w, "challenge.html", state.ChallengeURL != ""); err != nil {
+		c.log.Debug("simulator", "error", err) // the client is gone
+	}
+}
+
+var noAnswer = &failure{422, "VALIDATION_FAILED", "The answer must be confirm or refuse.", "", ""}
+
+func (c *challenges) answer(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, 1<<10)
+	answer := r.PostFormValue("answer")
+	if answer != "confirm" && answer != "refuse" {
+		noAnswer.write(w)
+		return
+	}
+	if err := c.network.Control().EndIdentification(r.Context(), r.PathValue("reference"), answer == "confirm"); err != nil {
+		c.fail(w, err)
+		return
+	}
+	http.Redirect(w, r, r.URL.Path, http.StatusSeeOther)
+}
+
+func (c *challenges) fail(w http.ResponseWriter, err error) {
+	if errors.Is(err, simnet.ErrUnknownIdentification) {
+		notFound.write(w)
+		return
+	}
+	c.log.Error("simulator", "error", err)
+	internalError.write(w)
 }
 
 // parseID parses the canonical form alone: uuid.Parse takes others.
@@ -125,3 +194,17 @@ var (
 )
 
 func (f *failure) Error() string { return f.Classifier }
+
+func (f *failure) write(w http.ResponseWriter) {
+	body, err := json.Marshal(f)
+	if err != nil {
+		panic(err) // it is a number and two texts
+	}
+	h := w.Header()
+	if f.header != "" {
+		h.Set(f.header, f.value)
+	}
+	h.Set("Content-Type", "application/json")
+	w.WriteHeader(f.Status)
+	_, _ = w.Write(body) // the client is gone if this fails
+}

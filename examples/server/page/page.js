@@ -1,0 +1,567 @@
+// The page of the sandbox. It calls the REST surface below /sandbox/api, where a
+// cookie stands for the API key, and two things more: /sandbox/live and /sandbox/open.
+
+const pageSize = 10; // tokens
+const recordPage = 5; // payment data of a token
+const mostCalls = 50;
+const mostEvents = 200;
+
+const $ = (id) => document.getElementById(id);
+
+// el makes an element. Strings become text, never markup.
+function el(tag, props, ...children) {
+  const e = document.createElement(tag);
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (name in e) e[name] = value;
+    else e.setAttribute(name, value);
+  }
+  e.append(...children.filter((c) => c != null));
+  return e;
+}
+
+const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+const calendar = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+function time(instant, format = clock) {
+  return el("time", { dateTime: instant, title: calendar.format(new Date(instant)) }, format.format(new Date(instant)));
+}
+
+function money(amount, currency) {
+  const format = new Intl.NumberFormat(undefined, { style: "currency", currency });
+  return format.format(amount / 10 ** format.resolvedOptions().maximumFractionDigits);
+}
+
+const expiry = (x) => String(x.expiry_month).padStart(2, "0") + "/" + x.expiry_year;
+const spaced = (digits) => digits.replace(/(.{4})(?=.)/g, "$1 ");
+const words = (name) => name.replaceAll("_", " ");
+
+const status = () => el("p", { className: "status", role: "status" });
+
+function say(where, text, bad = false) {
+  if (where.textContent !== text) where.textContent = text; // it is read aloud again otherwise
+  where.classList.toggle("bad", bad);
+}
+
+// A Refusal is an answer other than success, or none. Its message is for people.
+class Refusal extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function request(method, path, body) {
+  let response, answer;
+  try {
+    response = await fetch(path, {
+      method,
+      headers: body ? { "content-type": "application/json" } : {},
+      body: body && JSON.stringify(body),
+      signal: AbortSignal.timeout(30_000),
+    });
+    const text = await response.text();
+    answer = text ? JSON.parse(text) : null;
+  } catch {
+    throw new Refusal("The sandbox does not answer. Is it still running?");
+  }
+  if (response.status === 401) reloadNeeded(answer.message);
+  return { status: response.status, answer };
+}
+
+const refusal = ({ status, answer }) => new Refusal(answer?.message ?? `The sandbox answered ${status}.`, status);
+
+// read gets what is not worth a line under Calls.
+async function read(path) {
+  const result = await request("GET", path);
+  if (result.status !== 200) throw refusal(result);
+  return result.answer;
+}
+
+// call makes a call of the REST surface and shows it.
+async function call(method, path, body) {
+  const result = await request(method, "/sandbox/api" + path, body);
+  showCall(method, path, body, result);
+  if (result.status >= 400) throw refusal(result);
+  return result.answer;
+}
+
+let stale = false;
+
+function reloadNeeded(message) {
+  if (stale) return;
+  stale = true;
+  const again = el("button", { type: "button", id: "reload" }, "Load again");
+  again.addEventListener("click", () => location.reload());
+  $("trouble").replaceChildren(message, " ", again);
+  $("trouble").hidden = false;
+}
+
+// Calls and events
+
+function prepend(list, item, most) {
+  list.prepend(item);
+  while (list.children.length > most) list.lastChild.remove();
+}
+
+function showCall(method, path, body, { status, answer }) {
+  const url = document.documentElement.dataset.baseUrl + path;
+  let line = `curl -s ${method === "GET" ? "" : `-X ${method} `}'${url}' -H "x-api-key: $KEY"`;
+  if (body) line += ` \\\n  -H 'content-type: application/json' \\\n  -d '${JSON.stringify(body).replaceAll("'", "'\\''")}'`;
+  $("no-calls").hidden = true;
+  prepend($("call-list"), el("li", {},
+    el("details", {},
+      el("summary", {},
+        time(new Date().toISOString()), " ",
+        el("code", {}, el("b", {}, method), " ", path), " ",
+        el("span", { className: "pill " + (status < 400 ? "good" : "bad") }, String(status))),
+      el("pre", {}, el("code", {}, line)),
+      answer ? el("pre", {}, el("code", {}, JSON.stringify(answer, null, 2))) : null)), mostCalls);
+}
+
+function showEvent(e) {
+  $("no-events").hidden = true;
+  prepend($("event-list"), el("li", {},
+    time(e.created_at), " ",
+    el("code", {}, el("b", {}, e.event_type)), " ",
+    el("span", {}, words(e.reason)), " ",
+    el("span", { className: "mono quiet", title: e.token_id }, e.masked_account_number ?? e.token_id.slice(0, 8) + "…"), " ",
+    e.network_token_status ? pill(e.network_token_status) : null), mostEvents);
+}
+
+function pill(status) {
+  const tone = { active: "good", pending: "busy", failed: "bad", deleted: "bad", invalid: "bad", inactive: "warn" };
+  return el("span", { className: "pill " + (tone[status] ?? "") }, words(status));
+}
+
+// Tokens
+
+const shown = new Map(); // by id
+let page = 1;
+let latestEvent = 0;
+let turn = Promise.resolve();
+
+// refresh brings the page up to date. What is called meanwhile waits its turn.
+function refresh() {
+  return (turn = turn.then(look, look));
+}
+
+async function look() {
+  const list = await read(`/sandbox/api/tokens?limit=${pageSize}&page=${page}`);
+  const { total_items: total, total_pages: pages } = list.pagination;
+  if (page > 1 && page > pages) {
+    page = Math.max(pages, 1);
+    return look();
+  }
+  const live = await read(`/sandbox/live?after=${latestEvent}` + list.data.map((t) => "&token=" + t.id).join(""));
+  for (const e of live.events) {
+    latestEvent = Math.max(latestEvent, e.number);
+    showEvent(e);
+  }
+  say($("token-count"), total ? String(total) : "");
+  say($("token-page"), `${page} of ${pages}`);
+  $("no-tokens").hidden = total > 0;
+  $("token-pages").hidden = pages < 2;
+  $("newer").disabled = page <= 1;
+  $("older").disabled = page >= pages;
+  arrange(list.data, live.security_codes);
+}
+
+// arrange shows tokens in their order, and touches only what has changed: the
+// focus, and what is being typed, stays where it is.
+function arrange(tokens, codes) {
+  const keep = new Set(tokens.map((t) => t.id));
+  for (const [id, row] of shown) {
+    if (keep.has(id)) continue;
+    if (row.item.contains(document.activeElement)) $("tokens-title").focus();
+    row.item.remove();
+    shown.delete(id);
+  }
+  let next = $("token-list").firstChild;
+  for (const t of tokens) {
+    let row = shown.get(t.id);
+    if (!row) shown.set(t.id, (row = new Row(t.id)));
+    row.update(t, codes[t.id]);
+    if (row.item === next) next = next.nextSibling;
+    else $("token-list").insertBefore(row.item, next);
+  }
+}
+
+// A Row is a token of the list, with all that can be done to it.
+class Row {
+  constructor(id) {
+    this.id = id;
+    this.art = el("span", { className: "art" });
+    this.head = el("span", { className: "head" });
+    this.why = el("span", { className: "why quiet" });
+    this.details = el("details", { name: "tokens" },
+      el("summary", {}, this.art, this.head, this.why));
+    this.item = el("li", { id: "token-" + id, className: "token" }, this.details);
+    this.details.addEventListener("toggle", () => {
+      if (!this.details.open) return;
+      if (!this.body) this.build();
+      this.records.load(1);
+    });
+  }
+
+  update(token, codeUntil) {
+    const state = JSON.stringify([token, codeUntil]);
+    if (state === this.state) return;
+    this.state = state;
+    const before = this.token;
+    this.token = token;
+    this.codeUntil = codeUntil;
+    if (before && before.network_token_status !== token.network_token_status) {
+      say($("announcement"), `The network token of ${token.masked_account_number} is ${words(token.network_token_status)}.`);
+    }
+    if (!before || before.card_art_url !== token.card_art_url) {
+      // The path alone: the page may be loaded under another name of the host.
+      this.art.replaceChildren(...(token.card_art_url
+        ? [el("img", { src: new URL(token.card_art_url).pathname, alt: "", width: 64, height: 40, loading: "lazy" })] : []));
+    }
+    const reason = token.network_token_status_reason;
+    this.head.replaceChildren(
+      el("span", { className: "mono number" }, token.masked_account_number), " ",
+      el("span", { className: "quiet" }, `${token.scheme} · ${expiry(token)}`), " ",
+      el("span", { className: "pills" },
+        token.status === "invalid" ? pill("invalid") : null, " ",
+        pill(token.network_token_status), " ",
+        codeUntil ? el("span", { className: "pill", title: "until " + clock.format(new Date(codeUntil)) }, "code kept") : null));
+    say(this.why, reason ? reason.message : "");
+    if (this.body) this.showFacts();
+  }
+
+  showFacts() {
+    const t = this.token;
+    const { method } = t.authentication_data;
+    const reason = t.network_token_status_reason;
+    const facts = [
+      ["Token", copyable(t.id)],
+      ["Stored", time(t.created_at, calendar)],
+      t.expires_at ? ["Kept until", time(t.expires_at, calendar)] : null,
+      t.cardholder_name ? ["Name", t.cardholder_name] : null,
+      t.invalidated_at ? ["Card", el("span", {}, "invalidated ", time(t.invalidated_at, calendar))] : null,
+      ["Network token", words(t.network_token_status)],
+      reason ? ["Reason", el("span", {}, el("code", {}, reason.code),
+        ` of the ${reason.source}${reason.scheme_code ? ", there " + reason.scheme_code : ""}. ${reason.message}`)] : null,
+      ["Identification", t.identity_and_verification + (method ? `: ${words(method)}, status ${t.authentication_data.status}, ECI ${t.authentication_data.eci}` : "")],
+      ["Device binding", t.supports_device_binding ? "supported" : "not supported"],
+      ["Security code", this.codeUntil ? el("span", {}, "kept until ", time(this.codeUntil)) : "not kept"],
+    ];
+    this.facts.replaceChildren(...facts.filter(Boolean).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+  }
+
+  // button makes a button that does something to this token and says how it went.
+  button(action, label, done, run, className = "") {
+    const b = el("button", { type: "button", className }, label);
+    b.dataset.action = action;
+    b.addEventListener("click", () => this.act(b, done, run));
+    return b;
+  }
+
+  async act(button, done, run) {
+    if (button.ariaDisabled === "true") return;
+    button.ariaDisabled = "true"; // disabled would lose the focus
+    const status = button.closest("section").querySelector(".status");
+    say(status, "");
+    try {
+      const said = await run();
+      say(status, said ?? done);
+      await refresh();
+    } catch (e) {
+      say(status, e.message, true);
+    } finally {
+      button.ariaDisabled = null;
+    }
+  }
+
+  build() {
+    const path = "/tokens/" + this.id;
+    const simulate = (action, label, done) =>
+      this.button(action, label, done, () => call("POST", "/simulator" + path + "/" + action));
+    this.facts = el("dl", { className: "facts" });
+    this.code = el("div", {});
+    this.codeStatus = status();
+    this.records = new Records(this);
+    this.body = el("div", { className: "body" },
+      this.facts,
+      el("section", {},
+        el("h3", {}, "Payment data"),
+        this.records.form, this.records.status, this.records.list, this.records.pages),
+      el("section", {},
+        el("h3", {}, "Network token"),
+        el("div", { className: "row" },
+          this.button("provisions", "Ask for a network token", "", async () => {
+            const t = await call("POST", path + "/provisions");
+            return `The network token is ${words(t.network_token_status)}.`;
+          })),
+        el("h4", {}, "The scheme would"),
+        el("div", { className: "row" },
+          simulate("suspend", "Suspend", "The issuer suspends the network token."),
+          simulate("resume", "Resume", "The issuer resumes the network token."),
+          simulate("replace", "Replace number", "The card gets another number."),
+          simulate("renew", "Renew expiry", "The card gets another expiry."),
+          simulate("delete", "Delete network token", "The issuer deletes the network token."),
+          simulate("invalidate", "Invalidate card", "The card is invalidated.")),
+        status()),
+      el("section", {},
+        el("h3", {}, "Security code"),
+        el("div", { className: "row" },
+          this.button("refresh-session", "Enter it anew", "", () => this.enterCode()),
+          this.button("consume", "Consume", "The payment was authorized: no security code is kept.", () => call("POST", path + "/consume"))),
+        this.codeStatus, this.code),
+      el("section", {},
+        el("h3", {}, "Token"),
+        el("div", { className: "row" },
+          this.button("read", "Show as JSON", "", async () => {
+            await call("GET", path);
+            $("call-list").querySelector("details").open = true;
+            $("calls").scrollIntoView();
+            return "It is under Calls.";
+          }),
+          this.button("delete-token", "Delete…", "", async () => {
+            if (!(await confirmDelete(this.token.masked_account_number))) return "It was kept.";
+            await call("DELETE", path);
+            $("tokens-title").focus();
+            toast("The token is deleted.");
+          }, "danger")),
+        status()));
+    this.details.append(this.body);
+    this.showFacts();
+  }
+
+  async enterCode() {
+    const { session_id } = await call("POST", `/tokens/${this.id}/refresh-session`);
+    const entry = el("card-entry", { id: "code-entry-" + this.id, "session-id": session_id });
+    const form = el("form", { noValidate: true, className: "code-form" }, entry,
+      el("button", { className: "main" }, "Keep the code"));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      entry.submit?.().catch(() => {}); // the event error tells
+    });
+    entry.addEventListener("ready", () => entry.focus(), { once: true });
+    entry.addEventListener("success", () => {
+      form.remove();
+      this.body.querySelector('[data-action="refresh-session"]').focus();
+      say(this.codeStatus, "The security code is kept.");
+      refresh().catch(() => {});
+    });
+    entry.addEventListener("error", (event) => {
+      const { action, message } = event.detail;
+      if (action !== "correct") say(this.codeStatus, message, true); // else the field says it
+      if (action === "new_session") form.remove();
+    });
+    this.code.replaceChildren(form);
+    return "";
+  }
+}
+
+// Records are the payment data of a token.
+class Records {
+  constructor(row) {
+    this.row = row;
+    this.path = `/tokens/${row.id}/payment-data`;
+    this.page = 1;
+    const amount = el("input", { name: "amount", inputMode: "numeric", value: "1999", required: true, autocomplete: "off", size: 8 });
+    const currency = el("input", { name: "currency_code", value: "EUR", required: true, autocomplete: "off", size: 4, maxLength: 3 });
+    const reference = el("input", { name: "reference", value: "order 7", required: true, autocomplete: "off", size: 12 });
+    const button = el("button", { className: "main" }, "Ask for a cryptogram");
+    button.dataset.action = "payment-data";
+    this.form = el("form", { className: "row fields", noValidate: true },
+      el("label", {}, "Amount in cents", amount),
+      el("label", {}, "Currency", currency),
+      el("label", {}, "Reference", reference),
+      button);
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      row.act(button, "", async () => {
+        const record = await call("POST", this.path, {
+          amount: /^\d+$/.test(amount.value) ? Number(amount.value) : amount.value,
+          currency_code: currency.value,
+          reference: reference.value,
+        });
+        await this.load(1, record.id);
+        if (!record.success) throw new Refusal("There is no cryptogram: see why.");
+        return "There is a cryptogram.";
+      });
+    });
+    this.status = status();
+    this.list = el("ol", { className: "records" });
+    this.later = el("button", { type: "button" }, "Newer");
+    this.earlier = el("button", { type: "button" }, "Older");
+    this.where = el("span", {});
+    this.later.addEventListener("click", () => this.load(this.page - 1));
+    this.earlier.addEventListener("click", () => this.load(this.page + 1));
+    this.pages = el("div", { className: "pages", hidden: true }, this.later, this.where, this.earlier);
+  }
+
+  async load(page, open) {
+    try {
+      const list = await read(`/sandbox/api${this.path}?limit=${recordPage}&page=${page}`);
+      const { total_pages: pages } = list.pagination;
+      this.page = page;
+      this.list.replaceChildren(...list.data.map((r) => this.record(r, r.id === open)));
+      this.pages.hidden = pages < 2;
+      this.later.disabled = page <= 1;
+      this.earlier.disabled = page >= pages;
+      say(this.where, `${page} of ${pages}`);
+    } catch (e) {
+      say(this.status, e.message, true);
+    }
+  }
+
+  record(r, open) {
+    const details = el("details", {},
+      el("summary", {},
+        el("b", {}, money(r.amount, r.currency_code)), " ",
+        el("span", {}, r.reference), " ",
+        el("span", { className: "quiet" }, time(r.created_at, calendar)), " ",
+        el("span", { className: "pill " + (r.success ? "good" : "bad") }, r.success ? "cryptogram" : r.failure_details[0].code)));
+    details.addEventListener("toggle", async () => {
+      if (details.children.length > 1) return;
+      const content = el("div", { className: "content" });
+      details.append(content);
+      content.append(await opened(r));
+    });
+    details.open = open; // tells by toggle
+    return el("li", { id: "payment-data-" + r.id }, details);
+  }
+}
+
+// opened shows what is in a record of payment data.
+async function opened(r) {
+  if (!r.success) {
+    return el("ul", {}, ...r.failure_details.map((f) => el("li", {}, el("code", {}, f.code),
+      ` of the ${f.source}. ${f.message} ${f.retryable ? "The same request may succeed later." : "Asking again will not help."}`)));
+  }
+  if (!r.encrypted_authentication_data) {
+    return el("p", { className: "quiet" }, "It was encrypted for the merchant, and is kept no longer.");
+  }
+  let p;
+  try {
+    const result = await request("POST", "/sandbox/open", { encrypted_authentication_data: r.encrypted_authentication_data });
+    if (result.status !== 200) throw refusal(result);
+    p = result.answer;
+  } catch (e) {
+    return el("p", { className: "status bad" }, e.message);
+  }
+  return el("div", {},
+    el("dl", { className: "facts" },
+      el("dt", {}, "Network token"), el("dd", {}, copyable(p.network_token.token, spaced(p.network_token.token))),
+      el("dt", {}, "Expiry"), el("dd", {}, expiry(p.network_token)),
+      el("dt", {}, "Cryptogram"), el("dd", {}, copyable(p.cryptogram)),
+      el("dt", {}, "ECI"), el("dd", {}, p.eci ?? "none")),
+    el("details", { className: "jwe" },
+      el("summary", {}, "As the merchant gets it (JWE)"),
+      el("pre", {}, el("code", {}, r.encrypted_authentication_data))));
+}
+
+function confirmDelete(card) {
+  const dialog = $("delete-dialog");
+  say($("delete-card"), card);
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((answer) => dialog.addEventListener("close", () => answer(dialog.returnValue === "yes"), { once: true }));
+}
+
+$("delete-no").addEventListener("click", () => $("delete-dialog").close(""));
+$("delete-yes").addEventListener("click", () => $("delete-dialog").close("yes"));
+
+for (const [id, step] of [["newer", -1], ["older", 1]]) {
+  $(id).addEventListener("click", () => {
+    page += step;
+    refresh().catch(() => {});
+  });
+}
+
+if (matchMedia("(width < 62rem)").matches) $("test-cards").querySelector("details").open = false; // tokens come below
+
+// Copies
+
+function copyable(text, label = text) {
+  const b = el("button", { type: "button", className: "copy" }, label);
+  b.dataset.copy = text;
+  return b;
+}
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    toast("Copied");
+  } catch { // not on this origin, or not allowed
+    getSelection().selectAllChildren(button);
+    toast("Selected: copy it with the keyboard");
+  }
+});
+
+let toastEnd;
+
+function toast(text) {
+  say($("toast"), text);
+  clearTimeout(toastEnd);
+  toastEnd = setTimeout(() => say($("toast"), ""), 2500);
+}
+
+// Entry of a card
+
+const entry = $("card-entry");
+
+async function newSession() {
+  const options = { bypass_identification: $("bypass").checked };
+  if ($("lifetime").value) options.expiration_time = Number($("lifetime").value);
+  const { session_id } = await call("POST", "/tokens/session", options);
+  entry.setAttribute("session-id", session_id);
+}
+
+const openSession = () => newSession().catch((e) => say($("entry-status"), e.message, true));
+
+$("card-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  say($("entry-status"), "");
+  entry.submit?.().catch(() => {}); // the event error tells
+});
+entry.addEventListener("success", async () => {
+  say($("entry-status"), "The card is stored.");
+  page = 1;
+  await openSession();
+  await refresh().catch(() => {});
+});
+entry.addEventListener("error", async (event) => {
+  const { action, message } = event.detail;
+  if (action !== "correct") say($("entry-status"), message, true); // else the fields say it
+  if (action === "new_session") await openSession(); // what was typed stays
+});
+$("bypass").addEventListener("change", openSession);
+$("lifetime").addEventListener("change", openSession);
+
+import("/sdk/v1/card-entry.js").then(openSession, () => {
+  say($("entry-status"), "The card-entry component could not be loaded.", true);
+  $("store").disabled = true;
+});
+
+// What happens by itself
+
+let wake;
+
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) wake?.();
+});
+
+while (!stale) {
+  if (!document.hidden) {
+    try {
+      await refresh();
+      $("trouble").hidden = !stale;
+    } catch (e) {
+      if (!stale) {
+        say($("trouble"), e.message, true);
+        $("trouble").hidden = false;
+      }
+    }
+  }
+  await new Promise((resolve) => {
+    wake = resolve;
+    setTimeout(resolve, 1000);
+  });
+}

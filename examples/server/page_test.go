@@ -1,0 +1,415 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+// A visitor is somebody who has loaded the page.
+type visitor struct {
+	*process
+	cookie *http.Cookie
+	seen   bytes.Buffer // every byte that was answered
+}
+
+func visit(t *testing.T, p *process) *visitor {
+	t.Helper()
+	v := &visitor{process: p}
+	_, h, _ := v.send(t, v.request(t, "GET", "/", ""))
+	cookies := (&http.Response{Header: h}).Cookies()
+	if len(cookies) != 1 {
+		t.Fatalf("the page sets %d cookies", len(cookies))
+	}
+	v.cookie = cookies[0]
+	return v
+}
+
+func (v *visitor) request(t *testing.T, method, path, body string) *http.Request {
+	t.Helper()
+	r, err := http.NewRequest(method, v.BaseURL+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v.cookie != nil {
+		r.AddCookie(&http.Cookie{Name: v.cookie.Name, Value: v.cookie.Value})
+	}
+	if body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	return r
+}
+
+func (v *visitor) send(t *testing.T, r *http.Request) (int, http.Header, []byte) {
+	t.Helper()
+	status, h, body := send(t, r)
+	if err := h.Write(&v.seen); err != nil {
+		t.Fatal(err)
+	}
+	v.seen.Write(body)
+	return status, h, body
+}
+
+// want makes a call of the page. What is refused is refused in words.
+func (v *visitor) want(t *testing.T, status int, r *http.Request) (answer map[string]any) {
+	t.Helper()
+	got, h, body := v.send(t, r)
+	if len(body) > 0 {
+		if err := json.Unmarshal(body, &answer); err != nil || h.Get("Content-Type") != "application/json" {
+			t.Fatalf("%s %s answers %q: %v", r.Method, r.URL.Path, h.Get("Content-Type"), err)
+		}
+	}
+	if got != status {
+		t.Fatalf("%s %s answers %d %v, want %d", r.Method, r.URL.Path, got, answer, status)
+	}
+	if message, _ := answer["message"].(string); got >= 400 && (answer["status"] != fmt.Sprint(got) || !strings.HasSuffix(message, ".")) {
+		t.Errorf("%s %s is refused with %v", r.Method, r.URL.Path, answer)
+	}
+	if h.Get("Cache-Control") != "no-store" || h.Get("X-Content-Type-Options") != "nosniff" ||
+		h.Get("Cross-Origin-Resource-Policy") != "same-origin" || h.Get("Access-Control-Allow-Origin") != "" {
+		t.Errorf("%s %s answers with %v", r.Method, r.URL.Path, h)
+	}
+	return answer
+}
+
+func (v *visitor) call(t *testing.T, status int, method, path, body string) map[string]any {
+	t.Helper()
+	return v.want(t, status, v.request(t, method, path, body))
+}
+
+// live asks for news until they are there.
+func (v *visitor) live(t *testing.T, query string, there func(codes map[string]any, events []any) bool) {
+	t.Helper()
+	look := time.NewTicker(50 * time.Millisecond)
+	defer look.Stop()
+	end := time.After(20 * time.Second)
+	for {
+		news := v.call(t, 200, "GET", "/sandbox/live?"+query, "")
+		if there(news["security_codes"].(map[string]any), news["events"].([]any)) {
+			return
+		}
+		select {
+		case <-look.C:
+		case <-end:
+			t.Fatalf("still %v", news)
+		}
+	}
+}
+
+// told reports whether events have one of a type about a token.
+func told(events []any, id, kind string) bool {
+	for _, x := range events {
+		if e := x.(map[string]any); e["token_id"] == id && e["event_type"] == kind {
+			return true
+		}
+	}
+	return false
+}
+
+// TestPage does by the page what can be done by it.
+func TestPage(t *testing.T) {
+	dir := t.TempDir()
+	p := start(t, dir)
+	v := visit(t, p)
+	if c := v.cookie; !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.Path != "/sandbox" || len(c.Value) < 26 || c.Domain != "" {
+		t.Errorf("the cookie is %v", c)
+	}
+	status, h, html := v.send(t, v.request(t, "GET", "/", ""))
+	if status != 200 || h.Get("Content-Type") != "text/html; charset=utf-8" || !bytes.Contains(html, []byte("This is a sandbox")) {
+		t.Errorf("the page answers %d %v", status, h)
+	}
+	if got, want := h.Get("Content-Security-Policy"), "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "+
+		"img-src 'self'; frame-src 'self' "+p.BaseURL+"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"; got != want {
+		t.Errorf("its policy is %q", got)
+	}
+	if status, _, body := v.send(t, v.request(t, "HEAD", "/", "")); status != 200 || len(body) > 0 {
+		t.Errorf("HEAD answers %d with %d bytes", status, len(body))
+	}
+	for name, mediaType := range map[string]string{"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"} {
+		if !bytes.Contains(html, []byte(`"/sandbox/`+name+`"`)) {
+			t.Errorf("the page does not have %s", name)
+		}
+		status, h, body := v.send(t, v.request(t, "GET", "/sandbox/"+name, ""))
+		if status != 200 || len(body) == 0 || !strings.HasPrefix(h.Get("Content-Type"), mediaType) {
+			t.Errorf("%s answers %d %q", name, status, h.Get("Content-Type"))
+		}
+	}
+
+	session := v.call(t, 200, "POST", "/sandbox/api/tokens/session", `{"bypass_identification":true}`)["session_id"].(string)
+	if open := p.want(t, 200, "", "GET", "/sessions/"+session, ""); open["next_action"] != "tokenize_card" {
+		t.Errorf("the session of the page is %v", open)
+	}
+
+	k := token(p.want(t, 200, p.Accounts[0].APIKey, "POST", "/cde-import",
+		`{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030,"security_code":"737"}`))
+	id, api := k.id(), "/sandbox/api/tokens/"+k.id()
+	list := v.call(t, 200, "GET", "/sandbox/api/tokens?limit=1", "")["data"].([]any)
+	if len(list) != 1 || list[0].(map[string]any)["id"] != id {
+		t.Fatalf("the page lists %v", list)
+	}
+	p.follow(t, k, "pending", "active")
+	v.live(t, "token="+id, func(codes map[string]any, events []any) bool {
+		return codes[id] != nil && told(events, id, "token.created") && told(events, id, "token.updated")
+	})
+	latest := 0.0
+	v.live(t, "", func(_ map[string]any, events []any) bool {
+		for _, e := range events {
+			if n := e.(map[string]any)["number"].(float64); n <= latest {
+				t.Errorf("event %v comes after %v", n, latest)
+			} else {
+				latest = n
+			}
+		}
+		return true
+	})
+	v.live(t, fmt.Sprintf("after=%v", latest), func(_ map[string]any, events []any) bool {
+		if len(events) > 0 {
+			t.Errorf("events are told again: %v", events)
+		}
+		return true
+	})
+
+	const payment = `{"amount":1999,"currency_code":"EUR","reference":"order 7"}`
+	record := v.call(t, 200, "POST", api+"/payment-data", payment)
+	jwe := record["encrypted_authentication_data"].(string)
+	opened := v.call(t, 200, "POST", "/sandbox/open", `{"encrypted_authentication_data":"`+jwe+`"}`)
+	want, err := cardvault.OpenPaymentData(jwe, p.Accounts[0].PaymentSecret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := ""
+	want.Number.Expose(func(digits []byte) { number = string(digits) })
+	cryptogram := ""
+	want.Cryptogram.Expose(func(text []byte) { cryptogram = string(text) })
+	n := opened["network_token"].(map[string]any)
+	if n["token"] != number || n["expiry_month"] != float64(want.Expiry.Month) || n["expiry_year"] != float64(want.Expiry.Year) ||
+		opened["cryptogram"] != cryptogram || opened["eci"] != "07" {
+		t.Errorf("payment data opens to %v", opened)
+	}
+	if records := v.call(t, 200, "GET", api+"/payment-data?limit=5", "")["data"].([]any); len(records) != 1 || records[0].(map[string]any)["id"] != record["id"] {
+		t.Errorf("the payment data of the token is %v", records)
+	}
+	v.call(t, 422, "POST", api+"/payment-data", `{"amount":-1,"currency_code":"XXX","reference":""}`)
+	v.call(t, 422, "POST", "/sandbox/open", `{"encrypted_authentication_data":"`+jwe[:len(jwe)-1]+`"}`)
+	v.call(t, 422, "POST", "/sandbox/open", `{}`)
+	v.call(t, 400, "POST", "/sandbox/open", `{"encrypted_authentication_data":1}`)
+	v.call(t, 400, "POST", "/sandbox/open", `{"encrypted_authentication_data":"`+strings.Repeat("x", maxOpen)+`"}`)
+	other := token(p.want(t, 200, p.Accounts[0].APIKey, "POST", "/cde-import", strings.Replace(cardJSON, "4242424242424242", "4111110000000450", 1)))
+	p.follow(t, other, "pending", "active")
+	without := p.paymentData(t, other.id())["encrypted_authentication_data"].(string)
+	if opened := v.call(t, 200, "POST", "/sandbox/open", `{"encrypted_authentication_data":"`+without+`"}`); opened["eci"] != nil {
+		t.Errorf("payment data without ECI opens to %v", opened)
+	}
+
+	if again := v.call(t, 200, "POST", api+"/provisions", ""); again["network_token_status"] != "active" {
+		t.Errorf("provisions answers %v", again)
+	}
+	simulator := "/sandbox/api/simulator/tokens/" + id
+	v.call(t, 202, "POST", simulator+"/suspend", "")
+	k = p.follow(t, k, "pending", "inactive suspended_by_issuer")
+	v.call(t, 202, "POST", simulator+"/resume", "")
+	p.follow(t, k, "inactive suspended_by_issuer", "active")
+
+	session = v.call(t, 200, "POST", api+"/refresh-session", "")["session_id"].(string)
+	if open := p.want(t, 200, "", "GET", "/sessions/"+session, ""); open["next_action"] != "refresh_security_code" {
+		t.Errorf("the session for a code is %v", open)
+	}
+	v.call(t, 204, "POST", api+"/consume", "")
+	v.live(t, "token="+id, func(codes map[string]any, _ []any) bool {
+		if len(codes) > 0 {
+			t.Errorf("consumed, the code is still there: %v", codes)
+		}
+		return true
+	})
+
+	// The cookie is worth less than an API key.
+	v.call(t, 403, "GET", "/sandbox/api/api-keys", "")
+	v.call(t, 403, "POST", "/sandbox/api/api-keys", `{"label":"mine","scopes":["tokens:read"]}`)
+	v.call(t, 403, "POST", "/sandbox/api/cde-import", cardJSON)
+	p.want(t, 401, v.cookie.Value, "GET", "/tokens", "")
+
+	v.call(t, 204, "DELETE", api, "")
+	for _, x := range [][3]string{
+		{"GET", api, ""}, {"DELETE", api, ""}, {"POST", api + "/provisions", ""},
+		{"GET", api + "/payment-data", ""}, {"POST", api + "/payment-data", payment},
+		{"POST", api + "/refresh-session", ""}, {"POST", api + "/consume", ""}, {"GET", api + "/security-code", ""},
+		{"POST", simulator + "/suspend", ""},
+		{"GET", "/sandbox/", ""}, {"GET", "/sandbox/index.html", ""}, {"POST", "/sandbox/live", ""}, {"GET", "/sandbox/open", ""},
+	} {
+		v.call(t, 404, x[0], x[1], x[2])
+	}
+	v.live(t, "token="+id, func(_ map[string]any, events []any) bool { return told(events, id, "token.deleted") })
+	v.call(t, 422, "GET", "/sandbox/live?"+strings.Repeat("token=x&", maxLive+1), "")
+
+	for _, a := range p.Accounts {
+		if bytes.Contains(v.seen.Bytes(), []byte(a.APIKey)) || bytes.Contains(v.seen.Bytes(), []byte(a.PaymentSecret)) {
+			t.Errorf("the page or what it calls tells a key or secret of the account %s", a.Name)
+		}
+	}
+	if bytes.Contains(v.seen.Bytes(), []byte("vk_test_")) {
+		t.Error("the page or what it calls tells an API key")
+	}
+
+	p.stop(t)
+	again := visit(t, start(t, dir))
+	again.cookie.Value = v.cookie.Value
+	again.call(t, 401, "GET", "/sandbox/live", "")
+}
+
+// TestPageAlone calls what the page calls without being it.
+func TestPageAlone(t *testing.T) {
+	p := start(t, t.TempDir())
+	v := visit(t, p)
+	for _, path := range []string{"/sandbox/live", "/sandbox/open", "/sandbox/api/tokens", "/sandbox/api/tokens/session",
+		"/sandbox/api/simulator/tokens/" + uuid.NewString() + "/suspend", "/sandbox/page.js", "/sandbox/"} {
+		for name, c := range map[string]struct {
+			status  int
+			pretend func(*http.Request)
+		}{
+			"without a cookie": {401, func(r *http.Request) { r.Header.Del("Cookie") }},
+			"another cookie": {401, func(r *http.Request) {
+				r.Header.Set("Cookie", v.cookie.Name+"="+strings.Repeat("A", len(v.cookie.Value)))
+			}},
+			"an API key alone": {401, func(r *http.Request) {
+				r.Header.Del("Cookie")
+				r.Header.Set("X-Api-Key", p.Accounts[0].APIKey)
+			}},
+			"a foreign name":       {421, func(r *http.Request) { r.Host = "evil.example" }},
+			"another site":         {403, func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "cross-site") }},
+			"another port":         {403, func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "same-site") }},
+			"a browser of old":     {403, func(r *http.Request) { r.Method = "POST"; r.Header.Set("Origin", "http://127.0.0.1:8090") }},
+			"an origin that hides": {403, func(r *http.Request) { r.Method = "POST"; r.Header.Set("Origin", "null") }},
+		} {
+			r := v.request(t, "GET", path, "")
+			r.Header.Set("Sec-Fetch-Site", "same-origin")
+			if c.status == 403 {
+				r.Header.Del("Sec-Fetch-Site")
+			}
+			c.pretend(r)
+			t.Run(name, func(t *testing.T) { v.want(t, c.status, r) })
+		}
+	}
+	// From the page itself all of that works.
+	for _, r := range []*http.Request{
+		v.request(t, "GET", "/sandbox/live", ""),
+		v.request(t, "POST", "/sandbox/api/tokens/session", ""),
+	} {
+		r.Header.Set("Sec-Fetch-Site", "same-origin")
+		r.Header.Set("Origin", v.BaseURL)
+		v.want(t, 200, r)
+	}
+}
+
+// TestEvents keeps the latest events of an account.
+func TestEvents(t *testing.T) {
+	var e events
+	mine, other := uuid.New(), uuid.New()
+	for n := range maxEvents + 10 {
+		told := &cardvault.Event{Account: mine, Type: cardvault.TokenDeleted}
+		if n%2 == 1 {
+			told.Account = other
+		}
+		if err := e.Event(t.Context(), told); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := e.since(mine, 0)
+	if len(all) != maxEvents/2 || all[0].Number != 11 || all[len(all)-1].Number != maxEvents+9 {
+		t.Errorf("%d events, from %d on", len(all), all[0].Number)
+	}
+	if after := e.since(mine, maxEvents); len(after) != 5 || after[0].Number != maxEvents+1 {
+		t.Errorf("after event %d: %v", maxEvents, after)
+	}
+	if none := e.since(uuid.New(), 0); none == nil || len(none) > 0 {
+		t.Errorf("an account without events has %v", none)
+	}
+}
+
+// TestChallenge confirms and refuses identifications.
+func TestChallenge(t *testing.T) {
+	network, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{ChallengeURL: "http://127.0.0.1/simulator/identifications/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { network.Close() })
+	server := httptest.NewServer(newChallenges(network, slog.New(slog.DiscardHandler)))
+	t.Cleanup(server.Close)
+	at := server.URL + "/simulator/identifications/"
+	request := func(method, url, body string) *http.Request {
+		r, err := http.NewRequest(method, url, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		return r
+	}
+	for answer, want := range map[string]cardvault.IDVState{"confirm": cardvault.IDVPassed, "refuse": cardvault.IDVFailed} {
+		begun, err := network.Identify(t.Context(), &cardvault.IDVRequest{
+			IdempotencyKey: answer,
+			Scheme:         cardvault.SchemeVISA,
+			PAN:            simnet.ScenarioPAN(cardvault.SchemeVISA, 70),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		url := at + begun.Reference
+		status, h, html := send(t, request("GET", url, ""))
+		if status != 200 || !bytes.Contains(html, []byte("sandbox")) || !bytes.Contains(html, []byte(`value="`+answer+`"`)) {
+			t.Errorf("the challenge is %d %s", status, html)
+		}
+		if csp := h.Get("Content-Security-Policy"); strings.Contains(csp, "frame-ancestors") || !strings.Contains(csp, "form-action 'self'") {
+			t.Errorf("its policy is %q", csp)
+		}
+		foreigner := request("POST", url, "answer="+answer)
+		foreigner.Host = "evil.example"
+		stranger := request("POST", url, "answer="+answer)
+		stranger.Header.Set("Sec-Fetch-Site", "cross-site")
+		for _, x := range []struct {
+			status int
+			r      *http.Request
+		}{
+			{421, foreigner},
+			{403, stranger},
+			{422, request("POST", url, "")},
+			{422, request("POST", url, "answer=maybe")},
+			{422, request("POST", url+"?answer="+answer, "")},
+			{422, request("POST", url, strings.Repeat("x", 2<<10)+"&answer="+answer)},
+			{404, request("DELETE", url, "")},
+			{404, request("GET", at+uuid.NewString(), "")},
+			{404, request("POST", at+uuid.NewString(), "answer="+answer)},
+			{404, request("GET", at+"x", "")},
+			{404, request("GET", at, "")},
+		} {
+			if status, _, body := send(t, x.r); status != x.status {
+				t.Errorf("%s %s answers %d %s, want %d", x.r.Method, x.r.URL.Path, status, body, x.status)
+			}
+		}
+		if state, err := network.LookupIdentification(t.Context(), begun.Reference); err != nil || state.ChallengeURL == "" {
+			t.Fatalf("what was refused has ended the challenge: %+v, %v", state, err)
+		}
+		status, _, html = send(t, request("POST", url, "answer="+answer))
+		if status != 200 || !bytes.Contains(html, []byte(`id="answered"`)) || bytes.Contains(html, []byte("<button")) {
+			t.Errorf("answered, the challenge is %d %s", status, html)
+		}
+		network.Advance(time.Minute)
+		if state, err := network.LookupIdentification(t.Context(), begun.Reference); err != nil || state.State != want {
+			t.Errorf("after %s the identification is %+v, %v", answer, state, err)
+		}
+	}
+	for _, name := range []string{"challenge.css", "icon.svg"} {
+		if status, h, _ := send(t, request("GET", at+name, "")); status != 200 || h.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s answers %d", name, status)
+		}
+	}
+}
