@@ -35,6 +35,7 @@ var owners = map[string][]string{
 	"golang.org/x/time/":               {"/httpapi"},
 	"github.com/go-jose/":              {""},
 	"github.com/hashicorp/golang-lru/": {"/internal/codes"},
+	"github.com/standard-webhooks/":    {"/examples/checkout"},
 }
 
 func TestOwners(t *testing.T) {

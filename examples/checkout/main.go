@@ -1,0 +1,702 @@
+// Checkout is a shop that takes cards through a vault over REST, and never sees one.
+//
+//	go run ./examples/server &
+//	go run ./examples/checkout [-addr 127.0.0.1:8090] [-sandbox ./cardvault-data/sandbox.json]
+//
+// The shop makes a session and puts its id on the page, where the shopper enters
+// the card in fields of the vault. It asks the vault which token came of the
+// session, waits for the network token, has a cryptogram made for this one payment
+// and gives both to its acquirer. The vault must allow the origin of the shop.
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"html/template"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+)
+
+const (
+	price, currency, priceTag = 1999, "EUR", "€19.99"
+
+	callTimeout  = 15 * time.Second // a vault waits 10 seconds for the network
+	readyTimeout = 12 * time.Second // for a network token; most are there at once
+	payTimeout   = 40 * time.Second
+	maxBody      = 64 << 10
+	kept         = 10_000 // orders, and ids of webhooks
+)
+
+func main() {
+	addr := flag.String("addr", "127.0.0.1:8090", "`address` to listen on, of an origin that the vault allows")
+	file := flag.String("sandbox", "./cardvault-data/sandbox.json", "`file` that the sandbox server has written")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *addr, *file); err != nil {
+		fmt.Fprintln(os.Stderr, "checkout:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, addr, file string) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("start the sandbox server first: %w", err)
+	}
+	var sandbox struct {
+		BaseURL  string    `json:"base_url"`
+		Accounts []account `json:"accounts"`
+	}
+	if err := json.Unmarshal(data, &sandbox); err != nil || len(sandbox.Accounts) == 0 {
+		return fmt.Errorf("%s is not the sandbox.json of the sandbox server", file)
+	}
+	s, err := newShop(sandbox.BaseURL, sandbox.Accounts[0], slog.Default())
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
+	return s.serve(ctx, listener)
+}
+
+// An account is what the operator of the vault has given to the shop. Key and
+// secret stay on the server: whoever has both can pay with every card in the vault.
+type account struct {
+	APIKey        string `json:"api_key"`
+	MerchantID    string `json:"merchant_id"`
+	PaymentSecret string `json:"payment_secret"`
+}
+
+type shop struct {
+	account
+	vault  string // base URL
+	policy string // Content-Security-Policy
+	client *http.Client
+	log    *slog.Logger
+
+	// acquire charges a card with the shop's acquirer.
+	acquire func(ctx context.Context, reference string, cents int, c *cardvault.PaymentCredential) error
+
+	hook *standardwebhooks.Webhook // nil if the vault has no webhooks
+
+	mu      sync.Mutex
+	orders  map[string]*order
+	heard   map[string]bool          // ids of webhooks
+	waiting map[string]chan struct{} // payments, by the token whose news they wait for
+}
+
+// An order is one article for one shopper.
+type order struct {
+	id     string // no secret
+	cookie string // one: whoever has it may pay the order
+
+	mu      sync.Mutex // held while it is paid or gets another session
+	session string
+	token   string // "" until it is known what came of the session
+	attempt int    // of payments that were refused
+	paid    *answer
+}
+
+func newShop(vault string, a account, log *slog.Logger) (*shop, error) {
+	u, err := url.Parse(vault)
+	if err != nil || u.Host == "" {
+		return nil, errors.New("the base URL of the vault is not a URL")
+	}
+	origin := u.Scheme + "://" + u.Host
+	return &shop{
+		account: a,
+		vault:   strings.TrimSuffix(vault, "/"),
+		// Whoever gets a script onto this page can put fields of his own in place of
+		// the vault's, so nothing inline and nobody else. Issuers that identify the
+		// cardholder on pages of their own need frame-src https: besides.
+		policy: "default-src 'none'; script-src 'self' " + origin + "; frame-src " + origin + "; style-src 'self'; connect-src 'self'; " +
+			"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+		// A redirect would take the API key along, wherever it leads.
+		client: &http.Client{Timeout: callTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
+		log:    log, acquire: acquire,
+		orders: map[string]*order{}, heard: map[string]bool{}, waiting: map[string]chan struct{}{},
+	}, nil
+}
+
+// serve sells until ctx ends, and then finishes the payments that are under way.
+func (s *shop) serve(ctx context.Context, listener net.Listener) error {
+	shopURL := "http://" + listener.Addr().String()
+	endpoint := s.register(ctx, shopURL+"/webhooks")
+	server := &http.Server{
+		Handler:           s.handler(),
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      payTimeout + 5*time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	s.log.Info("the shop is open", "url", shopURL, "vault", s.vault)
+	var err error
+	select {
+	case err = <-served:
+	case <-ctx.Done():
+	}
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), payTimeout)
+	defer cancel()
+	err = errors.Join(err, server.Shutdown(closing))
+	if endpoint != "" {
+		if late := s.call(closing, "DELETE", "/webhooks/"+endpoint, "", nil, nil); late != nil {
+			s.log.Warn("the vault goes on with its webhooks", "error", late)
+		}
+	}
+	return err
+}
+
+func (s *shop) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", s.front)
+	mux.HandleFunc("GET /shop.js", file("text/javascript", script))
+	mux.HandleFunc("GET /shop.css", file("text/css", style))
+	mux.HandleFunc("POST /orders/{id}/pay", s.forOrder(s.pay))
+	mux.HandleFunc("POST /orders/{id}/session", s.forOrder(s.renew))
+	mux.HandleFunc("POST /webhooks", s.webhook)
+	guarded := http.NewCrossOriginProtection().Handler(mux) // no page of others makes a shopper pay
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", s.policy)
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "same-origin")
+		h.Set("Cache-Control", "no-store") // the page holds a session
+		guarded.ServeHTTP(w, r)
+	})
+}
+
+func file(mediaType, text string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", mediaType+"; charset=utf-8")
+		_, _ = io.WriteString(w, text) // the shopper is gone if this fails
+	}
+}
+
+// front shows the article with an order of its own.
+func (s *shop) front(w http.ResponseWriter, r *http.Request) {
+	o := &order{id: rand.Text()[:10], cookie: rand.Text()}
+	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	defer cancel()
+	if _, err := s.renew(ctx, o); err != nil {
+		s.log.Error("no session", "error", err)
+		http.Error(w, "The shop cannot reach its vault. Please try again later.", http.StatusBadGateway)
+		return
+	}
+	s.mu.Lock()
+	keep(s.orders, o.id, o)
+	s.mu.Unlock()
+	// Sent with this order alone. Over TLS, which a shop has, it is Secure too.
+	http.SetCookie(w, &http.Cookie{
+		Name: "order", Value: o.cookie, Path: "/orders/" + o.id, MaxAge: 3600, HttpOnly: true, SameSite: http.SameSiteStrictMode,
+	})
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_ = page.Execute(w, map[string]string{"Vault": s.vault, "Order": o.id, "Session": o.session, "Price": priceTag}) // fails if the shopper is gone
+}
+
+// An answer is what the page is told about an order.
+type answer struct {
+	State   string      `json:"state,omitempty"` // paid, declined, or neither yet
+	Message string      `json:"message,omitempty"`
+	Next    string      `json:"next,omitempty"` // what may help: retry, or new_session and another card
+	Facts   [][2]string `json:"facts,omitempty"`
+	Session string      `json:"session_id,omitempty"`
+}
+
+// forOrder finds the order of a request of its shopper, and works on one at a time.
+func (s *shop) forOrder(do func(context.Context, *order) (*answer, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		s.mu.Lock()
+		o := s.orders[r.PathValue("id")]
+		s.mu.Unlock()
+		cookie, err := r.Cookie("order")
+		if o == nil || err != nil || subtle.ConstantTimeCompare([]byte(cookie.Value), []byte(o.cookie)) == 0 {
+			reply(w, http.StatusNotFound, &answer{Message: "This order is no longer here. Please reload the page."})
+			return
+		}
+		if !o.mu.TryLock() {
+			reply(w, http.StatusConflict, &answer{Message: "This order is being worked on. Please wait a moment.", Next: "retry"})
+			return
+		}
+		defer o.mu.Unlock()
+		// A shopper who closes the page does not stop a payment halfway.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), payTimeout)
+		defer cancel()
+		a, err := do(ctx, o)
+		var refused *refusal
+		switch {
+		case err == nil:
+			reply(w, http.StatusOK, a)
+		case errors.As(err, &refused) && refused.status == http.StatusNotFound:
+			// The session or the token is over.
+			reply(w, http.StatusOK, &answer{State: "declined", Message: "It took too long. Please enter your card again.", Next: "new_session"})
+		default:
+			s.log.Error("an order waits", "order", o.id, "error", err)
+			reply(w, http.StatusBadGateway, &answer{Message: "The payment cannot be made right now. You were not charged.", Next: "retry"})
+		}
+	}
+}
+
+func reply(w http.ResponseWriter, status int, a *answer) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(a) // the shopper is gone if this fails
+}
+
+// renew gives an order a session in which a card can be entered. The order goes
+// on: an expired session or a declined card is no reason to begin anew.
+func (s *shop) renew(ctx context.Context, o *order) (*answer, error) {
+	if o.paid != nil {
+		return o.paid, nil
+	}
+	var session struct {
+		ID string `json:"session_id"`
+	}
+	if err := s.call(ctx, "POST", "/tokens/session", rand.Text(), struct{}{}, &session); err != nil {
+		return nil, err
+	}
+	// The page gets the id, which entitles to enter one card. The shop keeps it, to
+	// ask for itself what came of it.
+	o.session, o.token = session.ID, ""
+	return &answer{Session: o.session}, nil
+}
+
+// pay pays an order with the card of its session. It can be repeated: an order is
+// paid once.
+func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
+	if o.paid != nil {
+		return o.paid, nil
+	}
+	if o.token == "" {
+		// If the browser named a token, it could name that of somebody else.
+		var session struct {
+			Status string
+			Data   struct {
+				TokenID string `json:"token_id"`
+			}
+		}
+		if err := s.call(ctx, "GET", "/sessions/"+o.session, "", nil, &session); err != nil {
+			return nil, err
+		}
+		switch session.Status {
+		case "success":
+			o.token = session.Data.TokenID
+		case "failed":
+			return declined(reason{Message: "This card cannot be used."}, "new_session"), nil
+		default:
+			return &answer{Message: "Please enter your card first."}, nil
+		}
+	}
+	t, err := s.ready(ctx, o.token)
+	switch {
+	case err != nil:
+		return nil, err
+	case t.NetworkTokenStatus == "pending":
+		return &answer{Message: "Your bank takes longer than usual. You were not charged.", Next: "retry"}, nil
+	case t.NetworkTokenStatus != "active":
+		return declined(t.Reason, "new_session"), nil
+	}
+	var data struct {
+		Success   bool
+		Encrypted string    `json:"encrypted_authentication_data"`
+		Failures  [1]reason `json:"failure_details"`
+	}
+	// If the answer gets lost, asking again under the same key gives the same
+	// cryptogram, not a second one. After a refusal it is another attempt.
+	err = s.call(ctx, "POST", "/tokens/"+o.token+"/payment-data", fmt.Sprintf("%s-%d", o.id, o.attempt), map[string]any{
+		"amount": price, "currency_code": currency, "merchant_id": s.MerchantID, "reference": o.id,
+	}, &data)
+	if err != nil {
+		return nil, err
+	}
+	if !data.Success {
+		o.attempt++
+		next := "new_session"
+		if data.Failures[0].Retryable {
+			next = "retry"
+		}
+		return declined(data.Failures[0], next), nil
+	}
+	credential, err := cardvault.OpenPaymentData(data.Encrypted, s.PaymentSecret)
+	if err != nil {
+		return nil, err
+	}
+	err = s.acquire(ctx, o.id, price, credential)
+	// The acquirer has answered, so the security code has done its work: the card
+	// industry forbids to keep it any longer, and only the shop knows that this is the
+	// moment. The payment stands without this: the vault forgets the code in minutes.
+	if late := s.call(ctx, "POST", "/tokens/"+o.token+"/consume", o.id, nil, nil); late != nil {
+		s.log.Warn("a security code is left to expire", "order", o.id, "error", late)
+	}
+	if err != nil {
+		o.attempt++ // a cryptogram is for one try
+		return declined(reason{Message: "Your bank declined the payment."}, "new_session"), nil
+	}
+	// The token may stay for the shopper's next order; a shop that keeps no cards
+	// deletes it now.
+	o.paid = &answer{State: "paid", Message: "Thank you. Your order is paid.", Facts: [][2]string{
+		{"Card", t.Scheme + " ···· " + t.LastFour},
+		{"ECI", cmp.Or(credential.ECI, "none")},
+		{"Cryptogram", shape(credential.Cryptogram)},
+		{"Order", o.id},
+	}}
+	s.log.Info("an order is paid", "order", o.id, "eci", credential.ECI)
+	return o.paid, nil
+}
+
+// acquire stands for the API of the shop's acquirer, which gets the number and
+// expiry of the network token, the cryptogram and the ECI in place of a card. Only
+// Expose gives these values: nothing that formats or logs a credential has them.
+// The reference is unique for each order: by it a real acquirer charges once, and
+// tells what became of a charge whose answer was lost. An error is a refusal.
+func acquire(_ context.Context, _ string, _ int, c *cardvault.PaymentCredential) error {
+	digits := 0
+	c.Number.Expose(func(number []byte) { digits = len(number) })
+	if digits == 0 || c.Cryptogram.IsZero() {
+		return errors.New("incomplete")
+	}
+	return nil
+}
+
+// shape describes a cryptogram without telling it.
+func shape(c cardvault.CryptogramValue) (text string) {
+	c.Expose(func(value []byte) {
+		text = fmt.Sprintf("%d characters", len(value))
+		if n, err := base64.StdEncoding.Decode(make([]byte, len(value)), value); err == nil {
+			text += fmt.Sprintf(", %d bytes", n)
+		}
+	})
+	return text
+}
+
+// A reason is why there is no network token or no cryptogram.
+type reason struct {
+	Code, Message string
+	Retryable     bool
+}
+
+func declined(r reason, next string) *answer {
+	advice := map[string]string{"retry": "Please try again.", "new_session": "Please use another card."}[next]
+	a := &answer{State: "declined", Message: r.Message + " You were not charged. " + advice, Next: next}
+	if r.Code != "" {
+		a.Facts = [][2]string{{"Reason", r.Code}}
+	}
+	return a
+}
+
+// A token is what the shop reads of one.
+type token struct {
+	Scheme             string
+	LastFour           string `json:"account_number_last_four"`
+	NetworkTokenStatus string `json:"network_token_status"`
+	Reason             reason `json:"network_token_status_reason"`
+}
+
+// ready returns a token once its network token is no longer pending, or as it is
+// when that takes too long. Webhooks come late, twice, or not at all, so they only
+// say when to look; what counts is what the vault answers.
+func (s *shop) ready(ctx context.Context, id string) (*token, error) {
+	news := make(chan struct{}, 1)
+	s.mu.Lock()
+	s.waiting[id] = news // before the first look: nothing happens unseen between the two
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.waiting, id)
+		s.mu.Unlock()
+	}()
+	late := time.After(readyTimeout)
+	for pause := time.Second / 4; ; pause = min(2*pause, time.Second) {
+		t := new(token)
+		if err := s.call(ctx, "GET", "/tokens/"+id, "", nil, t); err != nil || t.NetworkTokenStatus != "pending" {
+			return t, err
+		}
+		select {
+		case <-news:
+		case <-time.After(pause):
+		case <-late:
+			return t, nil
+		}
+	}
+}
+
+// register has the vault tell the shop what becomes of tokens, and returns the id of
+// the endpoint. This shop does so while it is open; a real one registers once, and
+// keeps the secret beside its API key.
+func (s *shop) register(ctx context.Context, address string) (id string) {
+	var endpoint struct {
+		ID     string
+		Secret string `json:"signing_secret"`
+	}
+	err := s.call(ctx, "POST", "/webhooks", "", map[string]any{"url": address, "events": []string{"token.updated"}}, &endpoint)
+	if err == nil {
+		s.hook, err = newHook(endpoint.Secret)
+	}
+	if err != nil {
+		s.log.Info("no webhooks: the shop asks the vault how tokens are", "error", err)
+	}
+	return endpoint.ID
+}
+
+// newHook returns what verifies webhooks under a secret: whsec_ and the base64 of
+// 24 bytes or more. The library would take an empty one, which anybody could use.
+func newHook(secret string) (*standardwebhooks.Webhook, error) {
+	if len(secret) < len("whsec_")+base64.StdEncoding.EncodedLen(24) {
+		return nil, errors.New("the signing secret of the webhooks is too short")
+	}
+	return standardwebhooks.NewWebhook(secret)
+}
+
+// webhook receives a webhook, by Standard Webhooks 1.0.
+func (s *shop) webhook(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		http.Error(w, "The body is too large or incomplete.", http.StatusBadRequest)
+		return
+	}
+	// Before anything else is believed: that it was signed, and within five minutes.
+	if s.hook == nil || s.hook.Verify(body, r.Header) != nil {
+		http.Error(w, "The signature is not valid.", http.StatusForbidden)
+		return
+	}
+	var event struct{ Token struct{ ID string } }
+	if err := json.Unmarshal(body, &event); err != nil {
+		http.Error(w, "The body is not an event.", http.StatusBadRequest)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if id := r.Header.Get(standardwebhooks.HeaderWebhookID); !s.heard[id] {
+		keep(s.heard, id, true)
+		select {
+		case s.waiting[event.Token.ID] <- struct{}{}:
+		default: // nobody waits, or is told already
+		}
+	}
+	w.WriteHeader(http.StatusNoContent) // also to what came before, or it comes again
+}
+
+// keep puts v into a map of bounded size. A real shop has a database.
+func keep[V any](m map[string]V, key string, v V) {
+	for old := range m {
+		if len(m) < kept {
+			break
+		}
+		delete(m, old)
+	}
+	m[key] = v
+}
+
+// A refusal is an error that the vault has answered.
+type refusal struct {
+	status              int
+	Classifier, Message string
+}
+
+func (e *refusal) Error() string {
+	return fmt.Sprintf("the vault answers %d %s: %s", e.status, e.Classifier, e.Message)
+}
+
+// call asks the vault. Where something must not happen twice it has an idempotency
+// key: then net/http asks again when a connection is lost, as it does for GET, and a
+// shopper who tries again gets what there is.
+func (s *shop) call(ctx context.Context, method, path, key string, in, out any) error {
+	var body io.Reader = http.NoBody
+	if in != nil {
+		data, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(data)
+	}
+	r, err := http.NewRequestWithContext(ctx, method, s.vault+path, body)
+	if err != nil {
+		return errors.New("a call of the vault cannot be made") // err has the URL
+	}
+	r.Header.Set("X-Api-Key", s.APIKey)
+	if in != nil {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	if key != "" {
+		r.Header.Set("Idempotency-Key", key)
+	}
+	w, err := s.client.Do(r)
+	if err != nil {
+		if u := (*url.Error)(nil); errors.As(err, &u) {
+			err = u.Err // without the URL, which may hold the id of a session
+		}
+		return fmt.Errorf("the vault does not answer: %w", err)
+	}
+	defer w.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(w.Body, maxBody))
+	if err != nil {
+		return fmt.Errorf("the vault does not answer: %w", err)
+	}
+	if w.StatusCode >= 300 {
+		refused := &refusal{status: w.StatusCode}
+		_ = json.Unmarshal(data, refused) // the status says enough
+		return refused
+	}
+	if out == nil {
+		return nil
+	}
+	return json.Unmarshal(data, out)
+}
+
+var page = template.Must(template.New("page").Parse(`<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Checkout – Paper &amp; Thread</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/shop.css">
+<script type="module" src="{{.Vault}}/sdk/v1/card-entry.js"></script>
+<script type="module" src="/shop.js"></script>
+<main>
+<header>
+  <svg viewBox="0 0 64 80" aria-hidden="true"><rect class="cover" x="4" y="2" width="56" height="76" rx="4"/><path class="band" d="M50 2v76M14 2v76"/><path class="label" d="M22 20h20v12H22z"/></svg>
+  <div><p>Paper &amp; Thread</p><h1>Dotted notebook, A5</h1><p>Bound by hand, 192 pages</p></div>
+  <strong>{{.Price}}</strong>
+</header>
+<form data-order="{{.Order}}">
+  <card-entry session-id="{{.Session}}" base-url="{{.Vault}}" cardholder-name="optional"></card-entry>
+  <button>Pay {{.Price}}</button>
+</form>
+<output></output>
+<dl></dl>
+<footer>Your card goes to a vault, never to this shop. This is a sandbox: use test cards only.</footer>
+</main>
+</html>
+`))
+
+const script = `const form = document.querySelector("form");
+const card = form.querySelector("card-entry");
+const button = form.querySelector("button");
+let entered = false; // the vault has the card
+
+function show({ message = "", state = "", facts = [] }) {
+  const output = document.querySelector("output");
+  output.textContent = message;
+  document.querySelector("main").dataset.state = state;
+  document.querySelector("dl").replaceChildren(...facts.flatMap(([name, value]) => {
+    const [dt, dd] = [document.createElement("dt"), document.createElement("dd")];
+    [dt.textContent, dd.textContent] = [name, value];
+    return [dt, dd];
+  }));
+}
+
+async function ask(what) {
+  try {
+    const path = "/orders/" + form.dataset.order + "/" + what;
+    return await (await fetch(path, { method: "POST" })).json();
+  } catch {
+    return { message: "The shop does not answer. Please try again.", next: "retry" };
+  }
+}
+
+async function pay() {
+  entered = true;
+  show({ message: "One moment …", state: "busy" });
+  const answer = await ask("pay");
+  show(answer);
+  if (answer.next === "new_session") await renew();
+  button.disabled = answer.state === "paid";
+}
+
+// Another session for the same order: the page stays, and what was typed.
+async function renew() {
+  const answer = await ask("session");
+  if (!answer.session_id) return show(answer);
+  entered = false;
+  card.sessionId = answer.session_id;
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (button.disabled) return;
+  if (!customElements.get("card-entry")) return show({ message: "The card fields cannot be loaded. Please reload the page.", state: "declined" });
+  button.disabled = true;
+  show({});
+  if (entered) pay();
+  else card.submit().catch(() => {}); // the error event tells
+});
+// Which token it is the shop asks the vault: what a page says can be forged.
+card.addEventListener("success", pay);
+card.addEventListener("error", async ({ detail }) => {
+  if (detail.action === "new_session") await renew();
+  if (detail.action === "correct") show({}); // is told at its field
+  else if (detail.reason_code === "session_expired") show({ message: "That took a while. Please press Pay again." });
+  else show({ message: detail.message, state: "declined" });
+  button.disabled = false;
+});
+`
+
+const style = `:root {
+  color-scheme: light dark;
+  font: 1rem/1.5 system-ui, sans-serif;
+  --text: light-dark(#1d1d1f, #f2f0ec);
+  --quiet: light-dark(#63605a, #a9a49b);
+  --paper: light-dark(#fff, #1e201d);
+  --desk: light-dark(#f4f1ec, #141513);
+  --accent: light-dark(#1f5c4d, #7fd1b9);
+}
+* { box-sizing: border-box; }
+body { margin: 0; color: var(--text); background: var(--desk); }
+main { width: min(29rem, 100% - 2rem); margin: clamp(1rem, 8vh, 5rem) auto; padding: clamp(1.25rem, 6vw, 2.25rem); background: var(--paper); border-radius: 1.25rem; box-shadow: 0 1px 2px #0002, 0 1rem 3rem #0001; }
+header { display: flex; gap: 1rem; align-items: center; margin-bottom: 1.75rem; }
+header div { flex: 1; }
+svg { width: 3.25rem; flex: none; }
+.cover { fill: var(--accent); }
+.band { fill: none; stroke: #0003; stroke-width: 2.5; }
+.label { fill: var(--desk); }
+h1 { margin: 0; font-size: 1.1rem; line-height: 1.3; }
+p, footer { margin: 0; color: var(--quiet); font-size: .85rem; }
+strong { font-size: 1.1rem; }
+card-entry {
+  display: block;
+  --card-entry-accent-color: var(--accent);
+  --card-entry-background: var(--paper);
+  --card-entry-border-color: light-dark(#8c887f, #75776f);
+  --card-entry-color: var(--text);
+  --card-entry-label-color: var(--quiet);
+  --card-entry-placeholder-color: light-dark(#75726b, #8f8b83);
+}
+button { width: 100%; margin-top: 1.25rem; padding: .85rem; border: 0; border-radius: .65rem; font: inherit; font-weight: 600; color: light-dark(#fff, #10211c); background: var(--accent); cursor: pointer; }
+button:hover { filter: brightness(1.08); }
+button:focus-visible { outline: 3px solid var(--accent); outline-offset: 3px; }
+button:disabled { opacity: .55; cursor: default; }
+output { display: block; margin-top: 1rem; }
+output:empty, dl:empty, [data-state=paid] form { display: none; }
+[data-state=declined] output { color: light-dark(#a3261b, #ff9d91); }
+[data-state=paid] output { margin: 0; font-size: 1.1rem; font-weight: 600; color: var(--accent); }
+dl { display: grid; grid-template-columns: auto 1fr; gap: .35rem 1.5rem; margin: 1rem 0 0; font-size: .9rem; }
+dt { color: var(--quiet); }
+dd { margin: 0; text-align: end; overflow-wrap: anywhere; }
+footer { margin-top: 1.75rem; }
+`
