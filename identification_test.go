@@ -655,3 +655,29 @@ func TestIDVOptions(t *testing.T) {
 type sandboxVerifier struct{ *verifier }
 
 func (sandboxVerifier) SandboxOnly() {}
+
+// TestChallengeOnLoopback: a page without TLS is shown in a sandbox alone, and there
+// only if it is on this machine.
+func TestChallengeOnLoopback(t *testing.T) {
+	for _, mode := range []cardvault.Mode{cardvault.Live, cardvault.Sandbox} {
+		for url, local := range map[string]bool{
+			"http://127.0.0.1:8080/x": true, "http://localhost/x": true, "http://[::1]/x": true,
+			"http://127.0.0.1.evil.example/": false, "http://10.0.0.1/": false,
+		} {
+			idv := new(verifier)
+			inLab(t, &cardvault.Options{Mode: mode, IDV: idv}, func(l *lab) {
+				challenge := pendingIDV
+				challenge.ChallengeURL = url
+				idv.says(challenge, nil)
+				id, s := l.session(nil)
+				want := ""
+				if local && mode == cardvault.Sandbox {
+					want = url
+				}
+				if s = l.completes(id, encrypts(l, s, entered, nil)); s.State != cardvault.SessionIdentifying || s.ChallengeURL != want {
+					l.Errorf("%v: a challenge at %s shows as %+v", mode, url, s)
+				}
+			})
+		}
+	}
+}
