@@ -291,6 +291,10 @@ func (h *hunt) round() {
 	h.enter(200, session, "session, code that is too long", withoutCode+`,"security_code":"CODE0"}`)
 	h.enter(200, session, "session", cardWithCode)
 	h.enter(409, session, "session that is completed", cardWithCode)
+	for month, what := range []string{"passed", "failed", "not understood", "under way"} {
+		claims := strings.Replace(cardWithCode, `12,"expiry_year":2030`, fmt.Sprintf(`%d,"expiry_year":2031`, month+1), 1)
+		h.enter(200, h.session("/tokens/session"), "identification, "+what, claims)
+	}
 	h.enter(200, h.session(h.token("refresh")+"/refresh-session"), "session for a code", `{"security_code":"CODE"}`)
 
 	h.send(200, h.request("POST", h.token("provisions")+"/provisions", ""))

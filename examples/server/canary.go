@@ -17,14 +17,16 @@ import (
 )
 
 // instrument makes this the server that a test searches for what it must not
-// keep: its payment provider is that of the test, it panics over cards of a
-// range, and it collects its garbage on SIGUSR1, after some work on SIGUSR2.
+// keep: its payment provider is that of the test, identifications end as the expiry
+// of the card says, it panics over cards of a range, and it collects its garbage on
+// SIGUSR1, after some work on SIGUSR2.
 func instrument(o *cardvault.Options) error {
 	provider, err := payone.New(os.Getenv("CARDVAULT_CANARY_PROVIDER"), nil)
 	if err != nil {
 		return err
 	}
 	o.PPAN, o.PPANTimeout = provider, 2*time.Second
+	o.IDV = verifier{}
 	o.BIN = explosive(os.Getenv("CARDVAULT_CANARY_PANIC"))
 	// Where only parents may look into a process, gcore may look into this one. It is
 	// an error where everybody may.
@@ -82,4 +84,30 @@ func (e explosive) LookupBIN(_ context.Context, iin []byte) (*cardvault.BIN, err
 		panic("a card of the range that panics")
 	}
 	return nil, nil
+}
+
+// A verifier identifies the holders of cards that expire in 2031: it passes January,
+// fails February, does not understand March, and never ends otherwise.
+type verifier struct{}
+
+func (verifier) Identify(_ context.Context, r *cardvault.IDVRequest) (*cardvault.IDVResult, error) {
+	got := &cardvault.IDVResult{State: cardvault.IDVPending, Reference: "pending"}
+	switch r.Expiry {
+	case cardvault.Expiry{Month: 1, Year: 2031}:
+		got.State = cardvault.IDVPassed
+		got.Authentication = &cardvault.Authentication{Method: "otp", At: time.Now()}
+	case cardvault.Expiry{Month: 2, Year: 2031}:
+		got.State = cardvault.IDVFailed
+	case cardvault.Expiry{Month: 3, Year: 2031}:
+		r.SecurityCode.Expose(func(code []byte) { got.Reference, got.ChallengeURL = "pending", "code:"+string(code[:3]) })
+	default:
+		if r.Expiry.Year != 2031 {
+			got.State = cardvault.IDVNotNeeded
+		}
+	}
+	return got, nil
+}
+
+func (verifier) LookupIdentification(context.Context, string) (*cardvault.IDVResult, error) {
+	return &cardvault.IDVResult{State: cardvault.IDVPending, Reference: "pending"}, nil
 }
