@@ -4,7 +4,7 @@ CODE    := $(filter-out tools/,$(MODULES))
 FUZZTIME ?= 30s
 BENCH    ?=
 
-.PHONY: help check test race fuzz bench deps
+.PHONY: help check test race fuzz bench bundle deps
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -19,7 +19,8 @@ check: ## formatting, vet, staticcheck, tidy modules, other platforms
 	GOARCH=386 go vet ./...
 
 # What tests need from the system is installed through apt when this is root on
-# Debian, and printed. NO_INSTALL=1 forbids it. A test that lacks something is
+# Debian, and printed; what they need of npm goes into test/node_modules. NO_INSTALL=1
+# forbids it. A test that lacks something is
 # skipped with its reason; with CI=true that is a failure.
 deps:
 	@sh .ci/deps
@@ -37,6 +38,9 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 	@grep -rlE '^func Fuzz' --include='*_test.go' . | while read -r f; do \
 		grep -oE '^func Fuzz[A-Za-z0-9_]+' $$f | sed 's/^func //' | while read -r name; do \
 			echo "$$name in $$(dirname $$f)"; GOEXPERIMENT=jsonv2 go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./$$(dirname $$f) || exit 1; done || exit 1; done
+
+bundle: ## httpapi/cardentry/dist, of its sources
+	go run -C test ./bundle
 
 bench: ## ratios against raw bbolt and bare net/http (BENCH="import get …" selects)
 	go run ./internal/bench $(BENCH)

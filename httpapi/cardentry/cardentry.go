@@ -1,4 +1,64 @@
-// Package cardentry serves the card-entry component.
+// Package cardentry serves the card-entry component: fields for a payment card that a
+// shop puts into its page without getting to see the card.
+//
+//	<script type="module" src="https://vault.example/vault/sdk/v1/card-entry.js"></script>
+//	<card-entry session-id="…"></card-entry>
+//
+// The first line defines the element; the second is one, in a session that the shop's
+// server has made with POST /tokens/session or POST /tokens/{id}/refresh-session.
+// package httpapi mounts it: the origins of the shops are its Options.AllowedOrigins.
+//
+//	const card = document.querySelector("card-entry");
+//	card.addEventListener("success", ({ detail }) => order(detail.token_id));
+//	card.addEventListener("error", ({ detail }) => {
+//	  if (detail.action === "new_session") renew().then((id) => (card.sessionId = id));
+//	});
+//	button.addEventListener("click", () => card.submit());
+//
+// # What reaches the page, and what does not
+//
+// The element holds one frame, of the origin of the vault. All fields are in it, for one
+// frame is what autofill and the keyboard can walk through. The card is encrypted there,
+// for the key of the session, and sent to the vault alone. The page gets the events
+// ready, change, success, error and challenge, whose details are in card-entry.d.ts: the
+// scheme, what is wrong with which field, and in the end the id of a token. Nothing that
+// was typed is among them, nor in a URL, a store of the browser, or its console.
+//
+// Element and frame talk over the ends of a MessageChannel. The element sends one of
+// them to the exact origin of the vault; the frame takes it from its parent, if that is
+// of the vault's own origin or an allowed one. A session id is a credential: it is in
+// messages and in the calls of the session, never in the URL of the frame.
+//
+// The token id of success is what a browser says. A shop's server that needs to be sure
+// of it reads it from GET /sessions/{id}.
+//
+// # Errors
+//
+// Every error says what to do: correct (the fields show what), retry (which is safe: a
+// session makes one token), new_session (what was typed is kept), check_setup (the page
+// is at fault). The frame shows the message of an error, so that the shop need not.
+//
+// # Content Security Policy
+//
+// A shop's page needs script-src and frame-src for the origin of the vault, and frame-src
+// for the pages of banks, where cardholders are identified and verified; style-src and
+// connect-src need nothing. The frame itself has a policy that lets it load and call
+// nothing but the vault, and be embedded by the allowed origins alone.
+//
+// # Styling
+//
+// Custom properties on the element, all of which have defaults for light and dark:
+//
+//	card-entry {
+//	  --card-entry-font-family: Georgia, serif;
+//	  --card-entry-accent-color: #0a7d4f;
+//	}
+//
+// They are -font-family (of fonts that the shopper has), -font-size, -color, -background,
+// -border-color, -border-radius, -accent-color, -error-color, -label-color,
+// -placeholder-color, -gap and -padding.
+//
+// The sources are in src. Files in dist are made of them by test/bundle, and committed.
 package cardentry
 
 import (
@@ -17,14 +77,7 @@ import (
 //go:embed dist
 var dist embed.FS
 
-// A file is one that is served, with the headers that do not depend on a request.
-type file struct {
-	body   []byte
-	header map[string]string
-	shared bool // pages of other origins may read it
-}
-
-// types are the files that there are.
+// types are the files of dist, with their media types.
 var types = map[string]string{
 	"card-entry.js":        "text/javascript; charset=utf-8",
 	"card-entry.d.ts":      "text/plain; charset=utf-8",
@@ -34,51 +87,66 @@ var types = map[string]string{
 	"frame.css":            "text/css; charset=utf-8",
 }
 
-// NewHandler returns a handler of the six paths below /sdk/v1/. origins are those whose
-// pages may use the component besides the vault's own: exact ones, which httpapi
-// has checked.
+// A file is what is served under one path.
+type file struct {
+	body   []byte
+	header map[string]string
+	shared bool // pages of other origins read it: a module script, and what describes it
+}
+
+// NewHandler returns a handler of the six files of the component, below /sdk/v1/. origins
+// are those whose pages may use it besides the vault's own. They are not checked: each is
+// as browsers send it, such as "https://shop.example", which httpapi sees to.
 func NewHandler(origins []string) http.Handler {
-	h := handler{origins: slices.Clone(origins), files: map[string]*file{}}
+	h := &handler{slices.Clone(origins), make(map[string]*file, len(types))}
 	for name, contentType := range types {
 		body, err := dist.ReadFile("dist/" + name)
 		if err != nil {
-			panic(err) // it is compiled in
+			panic(err) // the package was built without it
 		}
 		f := &file{body: body, header: map[string]string{
+			// Asked for anew every time, so that element and frame are of one version.
 			"Cache-Control":                "no-cache",
 			"Content-Type":                 contentType,
 			"Cross-Origin-Resource-Policy": "cross-origin",
 			"Referrer-Policy":              "no-referrer",
 			"X-Content-Type-Options":       "nosniff",
 		}}
-		switch {
-		case name == "frame.html":
-			f.frame(origins)
-		case !strings.HasPrefix(name, "frame."):
-			f.shared = true
+		if name == "frame.html" {
+			f.guard(origins)
+		}
+		if f.shared = !strings.HasPrefix(name, "frame."); f.shared {
 			f.header["Vary"] = "Origin"
 		}
 		sum := sha256.Sum256(f.body)
 		f.header["ETag"] = `"` + hex.EncodeToString(sum[:16]) + `"`
 		h.files["/sdk/v1/"+name] = f
 	}
-	return &h
+	return h
+}
+
+const (
+	anyOrigins = `name="cardvault-origins" content=""`
+
+	framePolicy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; " +
+		"base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'; " +
+		"frame-ancestors 'self'"
+)
+
+// guard keeps the frame from other pages than those of the origins, and tells its
+// script which these are.
+func (f *file) guard(origins []string) {
+	meta := strings.Replace(anyOrigins, `""`, `"`+html.EscapeString(strings.Join(origins, " "))+`"`, 1)
+	f.body = bytes.Replace(f.body, []byte(anyOrigins), []byte(meta), 1)
+	f.header["Content-Security-Policy"] = strings.Join(append([]string{framePolicy}, origins...), " ")
+	// Pages that are cross-origin isolated embed nothing that does not say this.
+	f.header["Cross-Origin-Embedder-Policy"] = "require-corp"
+	f.header["Permissions-Policy"] = "camera=(), geolocation=(), microphone=(), payment=(), usb=()"
 }
 
 type handler struct {
 	origins []string
 	files   map[string]*file
-}
-
-func (f *file) frame(origins []string) {
-	list := strings.Join(origins, " ")
-	f.body = bytes.Replace(f.body, []byte(`name="cardvault-origins" content=""`),
-		[]byte(`name="cardvault-origins" content="`+html.EscapeString(list)+`"`), 1)
-	f.header["Content-Security-Policy"] = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; " +
-		"base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'; " +
-		strings.TrimSpace("frame-ancestors 'self' "+list)
-	f.header["Cross-Origin-Embedder-Policy"] = "require-corp"
-	f.header["Permissions-Policy"] = "camera=(), geolocation=(), microphone=(), payment=(), usb=()"
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {

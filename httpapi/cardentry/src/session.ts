@@ -1,0 +1,148 @@
+// The calls of a session, from the frame to the vault: decisions, chapter 9.
+
+import type { Action, Detail, ReasonCode } from "./card-entry.js";
+import { encrypt, type SessionKey } from "./jwe.js";
+import { isID, membersOf, type Failure } from "./messages.js";
+
+/** How long one call may take, and identification and verification in all: milliseconds. */
+const CALL = 30_000;
+const IDENTIFICATION = 15 * 60_000;
+
+/** What a session needs of the page that it is in. All but current end a wait. */
+export interface Page {
+  /** Whether this session has not been replaced by another. */
+  current(): boolean;
+  /** Shows the fields that are asked for. Called once. */
+  ready(detail: Detail["ready"]): void;
+  /** Resolves when the shopper has submitted what is to be sent. */
+  submitted(): Promise<void>;
+  /** What was entered, or null after it was shown what is wrong with it. */
+  claims(): object | null;
+  /** Locks the fields. */
+  send(): void;
+  /** Locks the fields and shows that the bank is waited for, with its page if it has one. */
+  wait(url: string | null): void;
+  succeed(token: string): void;
+  /** Unlocks the fields and waits for the next submission. */
+  fail(failure: Failure): void;
+}
+
+/** What the vault answers on a session. */
+interface Answer {
+  status?: unknown;
+  next_action?: unknown;
+  data?: unknown;
+}
+
+class Failed extends Error {
+  constructor(readonly failure: Failure) {
+    super(failure.reason_code);
+  }
+}
+
+const expired = () => new Failed({ reason_code: "session_expired", action: "new_session" });
+
+function retry(reason_code: ReasonCode, after?: string | null): Failed {
+  const seconds = Number(after);
+  return new Failed({ reason_code, action: "retry", ...(seconds > 0 && { retry_after: seconds }) });
+}
+
+/** Reads a session, or completes its action. */
+async function call(id: string, completion?: object): Promise<Answer> {
+  if (!isID(id)) throw expired();
+  const url = new URL(`../../sessions/${id}${completion ? "/complete-action" : ""}`, location.href);
+  try {
+    const response = await fetch(url, {
+      ...(completion && {
+        method: "POST",
+        headers: { "Content-Type": "application/json" },
+        body: JSON.stringify(completion),
+      }),
+      cache: "no-store",
+      credentials: "omit",
+      redirect: "error",
+      referrerPolicy: "no-referrer",
+      signal: AbortSignal.timeout(CALL),
+    });
+    const { status, headers } = response;
+    if (status === 200) return membersOf(await response.json());
+    if (status === 404) throw expired();
+    if (status === 422) throw retry("payload_refused");
+    // Conflict: it is completed, and the answer was lost.
+    if (status !== 409 || !completion) {
+      throw retry(status === 429 ? "rate_limited" : "network_error", headers.get("Retry-After"));
+    }
+  } catch (error) {
+    throw error instanceof Failed ? error : retry("network_error");
+  }
+  return call(id);
+}
+
+const sleep = (milliseconds: number) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+/** Goes with a session from its first reading to its token. */
+export async function serve(id: string, page: Page): Promise<void> {
+  let answer: Answer | null = null; // null: to be asked for
+  let open: Answer = {}; // the one with the key
+  let ready = false;
+  let waits = 0;
+  let until = 0;
+  for (;;) {
+    let failure: Failure;
+    try {
+      // Encryption needs https, of the page around the frame as well.
+      if (!window.isSecureContext) throw new Failed({ reason_code: "unavailable", action: "check_setup" });
+      answer ??= await call(id);
+      if (!page.current()) return;
+      const { status, next_action } = answer;
+      const data = membersOf(answer.data);
+      if (status === "success" && isID(data.token_id)) return page.succeed(data.token_id);
+      if (next_action === "wait" || next_action === "challenge") {
+        until ||= performance.now() + IDENTIFICATION;
+        if (performance.now() >= until) throw expired();
+        page.wait(typeof data.url === "string" ? data.url : null);
+        await sleep(waits++ ? 2000 : 1000);
+        answer = await call(id).catch(async (error) => {
+          if (!(error instanceof Failed) || error.failure.action !== "retry") throw error;
+          await sleep(1000 * (error.failure.retry_after ?? 0));
+          return answer;
+        });
+        continue;
+      }
+      if (status === "failed") {
+        failure = { reason_code: data.reason_code as ReasonCode, action: next_action ? "correct" : "new_session" };
+        if (next_action) answer = open;
+      } else {
+        if (!isAction(next_action)) throw retry("network_error");
+        open = answer;
+        if (!ready) {
+          const { masked_account_number, scheme } = data as Partial<Detail["ready"]>;
+          const card = masked_account_number && scheme && { masked_account_number, scheme };
+          page.ready({ action: next_action, ...card });
+        }
+        ready = true;
+        await page.submitted();
+        if (!page.current()) return;
+        const claims = page.claims();
+        if (!claims) {
+          failure = { reason_code: "incomplete", action: "correct" };
+        } else {
+          page.send();
+          answer = null; // whatever becomes of the call
+          const enc_payload = await encrypt(claims, data.jwk as SessionKey, id);
+          answer = await call(id, { action: next_action, result: { enc_payload } });
+          continue;
+        }
+      }
+    } catch (error) {
+      failure = (error instanceof Failed ? error : retry("payload_refused")).failure;
+    }
+    if (!page.current()) return;
+    page.fail(failure);
+    await page.submitted();
+  }
+}
+
+function isAction(action: unknown): action is Action {
+  return action === "tokenize_card" || action === "refresh_security_code";
+}

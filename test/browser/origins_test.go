@@ -1,0 +1,297 @@
+package browser_test
+
+import (
+	"encoding/json"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/chromedp/cdproto/storage"
+)
+
+// TestStranger opens the component in a page whose origin is not allowed.
+func TestStranger(t *testing.T) {
+	t.Parallel()
+	t.Run("script", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, nil)
+		p := r.open(visit{shop: r.stranger})
+		p.allow(`CORS|CorsIssue|net::ERR_FAILED`)
+		want(&p.world, false, `card.matches(":defined")`)
+		if len(r.wire.seen("GET", "/card-entry.js")) != 1 || len(r.wire.seen("GET", "/frame.html")) != 0 {
+			t.Error("something else was asked for than the script")
+		}
+	})
+	t.Run("copy of the script", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, nil)
+		p := r.open(visit{shop: r.stranger, copied: true, hurry: []int{10_000}})
+		p.allow(`frame-ancestors|Document failed: net::ERR_ABORTED|ERR_BLOCKED_BY_(RESPONSE|CSP)|ContentSecurityPolicy|recipient window's origin \('null'\)`)
+		d := p.wantFailure("unavailable", "check_setup")
+		if p.count("ready") != 0 || len(r.wire.seen("GET", "/sessions/")) != 0 {
+			t.Errorf("a stranger's page came as far as the session: %+v", d)
+		}
+	})
+	t.Run("wrong address", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, nil)
+		p := r.open(visit{shop: r.home, copied: true, base: r.home.origin + "/nowhere", hurry: []int{10_000}})
+		p.allow(`status of 404|Document failed: net::ERR_ABORTED`)
+		p.wantFailure("unavailable", "check_setup")
+		// The right one is taken without loading the page anew.
+		p.do(`card.setAttribute("base-url", %s)`, r.base)
+		p.await("ready")
+	})
+}
+
+// openRoots gives a page the frame in the component's closed shadow root, as a script
+// can that runs before the component's own.
+const openRoots = `{
+	const attach = Element.prototype.attachShadow;
+	globalThis.roots = [];
+	Element.prototype.attachShadow = function (init) {
+		const root = attach.call(this, init);
+		roots.push(root);
+		return root;
+	};
+}`
+
+// forgeries are messages that somebody makes up. Ports go with some.
+const forgeries = `["cardvault:connect", "cardvault:ready", "cardvault:success", "cardvault:error", "connect", "ready", "change", "success", "error", "submit", "challenge", "reset"]
+	.flatMap((type) => [
+		{type},
+		{type, token_id: "00000000-0000-4000-8000-000000000000", detail: {token_id: "00000000-0000-4000-8000-000000000000"}},
+		{type, session_id: %[1]s, sessionId: %[1]s, session: %[1]s, baseUrl: "https://evil.example", url: "https://evil.example"},
+		[type], type, JSON.stringify({type}),
+	]).concat([null, undefined, 0, "", [], {}, {type: {}}, {type: null}, new Date(), new Map([["type", "success"]])])`
+
+// TestForgedMessages has whoever can post a message post forged ones: the page to the
+// frame and to itself, and a frame of somebody else to both. Nothing comes of it, and
+// nobody gets an answer.
+func TestForgedMessages(t *testing.T) {
+	t.Parallel()
+	for name, where := range map[string]func(*rig) *shop{
+		"same process":  func(r *rig) *shop { return r.other },
+		"other process": func(r *rig) *shop { return r.abroad },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, nil)
+			p := r.ready(visit{shop: where(r), before: openRoots})
+			p.enterCard(visa)
+			p.wait(`events.at(-1).detail.complete`)
+			before := eval[int](&p.world, "events.length")
+			reads := len(r.wire.seen("GET", "/sessions/"))
+			session := r.newSession()
+
+			p.do(`(() => {
+				globalThis.answers = [];
+				const forgeries = `+strings.ReplaceAll(forgeries, "%[1]s", "%s")+`;
+				for (const target of [window, roots[0].querySelector("iframe").contentWindow]) {
+					for (const message of forgeries) {
+						const {port1, port2} = new MessageChannel();
+						port1.onmessage = ({data}) => answers.push(data);
+						target.postMessage(message, "*", [port2]);
+						target.postMessage(message, "*");
+						for (const m of forgeries) port1.postMessage(m);
+					}
+				}
+			})()`, session, session, session)
+			// A frame of the same origin as the page, which is not the page.
+			p.do(`new Promise((done) => {
+				const e = document.createElement("iframe");
+				e.src = "/neighbour";
+				e.title = "neighbour";
+				e.onload = done;
+				document.body.append(e);
+			})`)
+			p.wait(`messages.some((m) => m.data === "neighbour is done")`)
+			// What was posted has arrived when what is posted now has.
+			p.do(`new Promise((done) => { addEventListener("message", done); postMessage("", "*"); })`)
+			p.frame.do(`new Promise((done) => setTimeout(done))`)
+
+			want(&p.world, before, "events.length")
+			want(&p.world, 0, "answers.length")
+			want(&p.world, "[]", `JSON.stringify(messages.filter((m) => m.origin === %s || m.data?.leaked))`, r.home.origin)
+			if n := len(r.wire.seen("GET", "/sessions/")) - reads; n != 0 || len(r.wire.seen("POST", "")) != 0 {
+				t.Errorf("%d sessions were read for a forger", n)
+			}
+			p.submit()
+			p.wantToken(p.await("success"), "411111******0005")
+		})
+	}
+}
+
+// TestForgedConnection has a frame of the page's origin try to be faster than the
+// element.
+func TestForgedConnection(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	p := r.open(visit{shop: r.abroad, neighbour: true, before: openRoots})
+	p.await("ready")
+	p.enter()
+	p.enterCard(visa)
+	p.submit()
+	p.wantToken(p.await("success"), "411111******0005")
+	p.wait(`messages.some((m) => m.data === "neighbour is done")`)
+	want(&p.world, "[]", `JSON.stringify(messages.filter((m) => m.data.leaked))`)
+	want(&p.world, 1, `events.filter((e) => e.type === "ready").length`)
+	want(&p.world, 1, `events.filter((e) => e.type === "success").length`)
+}
+
+// TestTwo has two components on a page, which know nothing of each other.
+func TestTwo(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	p := r.ready(visit{})
+	first := p.frame
+	p.do(`(() => {
+		const second = document.createElement("card-entry");
+		second.setAttribute("session-id", %s);
+		globalThis.seconds = [];
+		for (const type of ["ready", "success", "error"]) second.addEventListener(type, ({detail}) => seconds.push({type, detail}));
+		document.querySelector("main").append(second);
+		globalThis.second = second;
+	})()`, r.newSession())
+	p.wait(`seconds.some((e) => e.type === "ready")`)
+	p.enterCard(amex)
+	p.enter()
+	p.do(`second.focus()`)
+	p.frame.wait(`document.activeElement.id === "number"`)
+	p.keys(visa.number + "\t" + visa.expiry + "\t" + visa.code)
+	p.do(`void second.submit()`)
+	p.wait(`seconds.some((e) => e.type === "success")`)
+	if n := p.count("success"); n != 0 {
+		t.Error("the first component succeeded with the second")
+	}
+	p.rig.token(eval[string](&p.world, `seconds.at(-1).detail.token_id`))
+	p.frame = first
+	p.submit()
+	p.wantToken(p.await("success"), "378282*****0008")
+	want(&p.world, 2, "seconds.length")
+}
+
+// TestMoved takes the component out of the page and puts it in elsewhere, which loads
+// its frame anew.
+func TestMoved(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	p := r.ready(visit{})
+	p.allow(`Document failed: net::ERR_ABORTED`) // the first frame
+	p.do(`document.querySelector("main").append(card)`)
+	p.await("ready")
+	p.enter()
+	p.enterCard(visa)
+	// Here it is in no form.
+	p.keys("\r")
+	p.wantToken(p.await("success"), "411111******0005")
+}
+
+// TestNothingLeaks enters a card and looks for it, and for the session, wherever they
+// have no business.
+func TestNothingLeaks(t *testing.T) {
+	t.Parallel()
+	for name, where := range map[string]func(*rig) *shop{
+		"own origin":   func(r *rig) *shop { return r.home },
+		"other origin": func(r *rig) *shop { return r.other },
+		"other site":   func(r *rig) *shop { return r.abroad },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, nil)
+			session := r.newSession()
+			// Whatever is read of any message of the page is kept.
+			p := r.ready(visit{shop: where(r), session: session, attributes: `cardholder-name="required" name="token"`, before: `{
+				const {get, ...rest} = Object.getOwnPropertyDescriptor(MessageEvent.prototype, "data");
+				globalThis.overheard = [];
+				Object.defineProperty(MessageEvent.prototype, "data", {...rest, get() {
+					const data = get.call(this);
+					overheard.push(JSON.stringify(data));
+					return data;
+				}});
+			}`})
+			const name = "Wilhelmina Xyloph"
+			c := card{"4242424242424242", "1230", "737"}
+			p.fill("name", name)
+			p.enterCard(c)
+			// Also with an error on the way, and with what may be read while it is there.
+			p.fill("number", "4242424242424241\t")
+			p.frame.wait(`document.querySelector("[aria-invalid=true]")`)
+			p.fill("number", c.number+"\t")
+			parent := `JSON.stringify({
+				html: document.documentElement.outerHTML, events, messages, overheard, url: location.href, state: history.state, title: document.title,
+				local: {...localStorage}, sessionStorage: {...sessionStorage}, name: window.name,
+				form: [...new FormData(document.querySelector("#pay"))], resources: performance.getEntries().map((e) => e.name),
+				globals: Object.getOwnPropertyNames(window),
+			})`
+			sinks := []any{eval[string](&p.world, parent)}
+			p.submit()
+			p.wantToken(p.await("success"), "424242******4242")
+			sinks = append(sinks, eval[string](&p.world, parent))
+			if !strings.Contains(sinks[1].(string), `"overheard":["`) {
+				t.Error("nothing was overheard, so nothing is proved")
+			}
+			frame := eval[string](p.frame, `(async () => JSON.stringify({
+				url: location.href, state: history.state, name: window.name, title: document.title,
+				local: {...localStorage}, sessionStorage: {...sessionStorage},
+				databases: await indexedDB.databases(), caches: await caches.keys(), workers: (await navigator.serviceWorker.getRegistrations()).length,
+				length: [localStorage.length, sessionStorage.length],
+			}))()`)
+			html := eval[string](p.frame, `document.documentElement.outerHTML`)
+			cookies := call(&p.world, storage.GetCookies, storage.GetCookiesParams{})
+			if len(cookies.Cookies) != 0 {
+				t.Errorf("%d cookies", len(cookies.Cookies))
+			}
+			for _, empty := range []string{`"local":{}`, `"sessionStorage":{}`, `"databases":[]`, `"caches":[]`, `"workers":0`} {
+				if !strings.Contains(frame, empty) {
+					t.Errorf("the frame keeps something: %s", frame)
+				}
+			}
+			p.mu.Lock()
+			sinks = append(sinks, frame, html, slices.Clone(p.problems))
+			p.mu.Unlock()
+
+			var encrypted int
+			for _, request := range r.wire.seen("", "") {
+				header, err := json.Marshal(request.header)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sinks = append(sinks, request.url, string(header), request.body)
+				u, err := url.Parse(request.url)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if path, found := strings.CutPrefix(u.Path, "/vault/sessions/"); found {
+					if path != session && path != session+complete || u.RawQuery != "" {
+						t.Errorf("%s %s", request.method, request.url)
+					}
+					for _, name := range []string{"Referer", "Cookie", "Authorization"} {
+						if request.header.Get(name) != "" {
+							t.Errorf("%s is sent to the vault", name)
+						}
+					}
+					if request.method == "POST" {
+						encrypted++
+						if origin := request.header.Get("Origin"); origin != r.home.origin {
+							t.Errorf("the call comes from %s, not from the frame", origin)
+						}
+					}
+				} else {
+					vaulttest.AssertNoLeak(t, []string{session}, request.url)
+				}
+				vaulttest.AssertNoLeak(t, []string{session}, string(header))
+			}
+			if encrypted != 1 {
+				t.Errorf("%d completions", encrypted)
+			}
+			vaulttest.AssertNoLeak(t, []string{session}, frame, html)
+			secrets := []string{c.number, c.number[:12], "4242424242424241", name, "Xyloph", "12/30"}
+			vaulttest.AssertNoLeak(t, secrets, sinks...)
+			vaulttest.AssertNoCardNumber(t, nil, sinks...)
+			vaulttest.AssertNoLeak(t, []string{c.code}, sinks[0], sinks[1], frame, html)
+		})
+	}
+}

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+const component = "../../httpapi/cardentry"
+
+// tables are those of package iin.
+var tables = sync.OnceValue(spans)
+
+// TestCommitted compares what is committed with what the sources give.
+func TestCommitted(t *testing.T) {
+	want, err := build(filepath.Join(component, "src"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want["../src/schemes.ts"] = schemes(tables())
+	for name, body := range want {
+		got, err := os.ReadFile(filepath.Join(component, "dist", name))
+		if err != nil || !bytes.Equal(got, body) {
+			t.Errorf("%s is not what the sources give (%v): go run -C test ./bundle", filepath.Base(name), err)
+		}
+	}
+	files, err := os.ReadDir(filepath.Join(component, "dist"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if want[f.Name()] == nil {
+			t.Errorf("dist has %s, which nothing makes", f.Name())
+		}
+	}
+}
+
+// TestTypes type-checks the sources, against the declarations that are served too.
+func TestTypes(t *testing.T) {
+	tsc, err := filepath.Abs("../node_modules/.bin/tsc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(tsc); err != nil {
+		t.Skip("TypeScript is not installed (npm ci --prefix test --ignore-scripts)")
+	}
+	cmd := exec.CommandContext(t.Context(), tsc, "--project", "..")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// read returns a source.
+func read(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(component, "src", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// matches returns what the first group of a pattern matches in the part of a source
+// between two texts, sorted.
+func matches(t *testing.T, source, from, to, pattern string) (found []string) {
+	t.Helper()
+	_, part, ok := strings.Cut(source, from)
+	part, _, ok2 := strings.Cut(part, to)
+	if !ok || !ok2 {
+		t.Fatalf("nothing between %q and %q", from, to)
+	}
+	for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(part, -1) {
+		found = append(found, m[1])
+	}
+	slices.Sort(found)
+	return found
+}
+
+// TestManifest compares the manifest with the sources, and its texts with the
+// declarations.
+func TestManifest(t *testing.T) {
+	type named struct{ Name string }
+	var manifest struct {
+		SchemaVersion string
+		Modules       []struct {
+			Path         string
+			Declarations []struct {
+				Name, TagName string
+				Attributes    []named
+				Members       []struct{ Name, Kind string }
+				Events        []named
+				CSSProperties []named
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(read(t, "custom-elements.json")), &manifest); err != nil {
+		t.Fatal(err)
+	}
+	element := manifest.Modules[0].Declarations[0]
+	if manifest.SchemaVersion != "2.1.0" || manifest.Modules[0].Path != "card-entry.js" || element.TagName != "card-entry" {
+		t.Errorf("schema %s, %s, <%s>", manifest.SchemaVersion, manifest.Modules[0].Path, element.TagName)
+	}
+	declared, source := read(t, "card-entry.d.ts"), read(t, "element.ts")
+	compare := func(what string, list []named, want []string) {
+		t.Helper()
+		var got []string
+		for _, n := range list {
+			got = append(got, n.Name)
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) || len(got) == 0 {
+			t.Errorf("%s: the manifest has %q, the sources %q", what, got, want)
+		}
+	}
+	// name is the browser's, as of every control of a form.
+	attributes := append(matches(t, source, "observedAttributes = [", "];", `"([a-z-]+)"`), "name")
+	slices.Sort(attributes)
+	compare("attributes", element.Attributes, attributes)
+	compare("events", element.Events, matches(t, declared, "export interface Detail {", "\n}", `(?m)^  (\w+): \{`))
+	compare("dispatched events", element.Events, slices.Compact(matches(t, source, "#hear(", "function isSafe", `#dispatch\("(\w+)"`)))
+	properties := matches(t, read(t, "messages.ts"), "LOOK = [", "]", `"([a-z-]+)"`)
+	for i := range properties {
+		properties[i] = "--card-entry-" + properties[i]
+	}
+	compare("CSS properties", element.CSSProperties, properties)
+	styled := slices.Compact(matches(t, read(t, "frame.css"), ":root {", "* {", `var\((--card-entry-[a-z-]+)`))
+	compare("CSS properties that are used", element.CSSProperties, styled)
+	var members []named
+	for _, m := range element.Members {
+		members = append(members, named{m.Name})
+	}
+	want := matches(t, declared, "export declare class CardEntry extends", "addEventListener", `(?m)^  (?:static |readonly )*(\w+)(?:\(|: )`)
+	compare("members", members, want)
+
+	texts := read(t, "texts.ts")
+	keys := matches(t, declared, "export interface Texts {", "\n}", `(?m)^  (\w+): string`)
+	for _, locale := range []string{"const en = {", "const de: Texts = {"} {
+		if got := matches(t, texts, locale, "\n};", `(?m)^  (\w+): "`); !slices.Equal(got, keys) || len(got) == 0 {
+			t.Errorf("%s %q, declared are %q", locale, got, keys)
+		}
+	}
+}
