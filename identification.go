@@ -23,14 +23,16 @@ import (
 // is entered in a session becomes a token: by 3-D Secure, a one-time password or
 // what else the issuer asks for.
 //
-// Methods are called concurrently, with a deadline of [Options.IDVTimeout]. They
-// bound what they read and keep no card data. An error says that the outcome is
-// not known, and the vault calls again. It never holds card data: it is logged.
+// Methods are called concurrently, with a deadline of [Options.IDVTimeout], also
+// after whoever has entered the card has left. They bound what they read and keep no
+// card data. An error says that the outcome is not known, and the vault calls again. It
+// never holds anything of what was entered: it is logged.
 //
 // A provider that implements [SandboxOnly] is refused by a live vault.
 type IDVProvider interface {
 	// Identify begins an identification. Under an idempotency key that was used
-	// before it tells how far that one is, and never begins another.
+	// before it tells how far that one is, and never begins another; the security
+	// code may be missing then, if it was there before.
 	Identify(ctx context.Context, r *IDVRequest) (*IDVResult, error)
 
 	// LookupIdentification tells how far an identification is that was pending,
@@ -87,6 +89,9 @@ type Authentication struct {
 	At              time.Time // in microseconds
 }
 
+// firstAuthentication is before any.
+var firstAuthentication = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+
 var authenticationMethods = []string{"three_ds", "security_code", "otp", "passkey"}
 
 // Contact is what a shopper enters besides the card, for the network and the
@@ -115,46 +120,62 @@ func isContact(name string) bool {
 }
 
 func checkContact(c Contact) error {
-	object := c.get()
-	if len(object) == 0 {
+	if len(c.get()) == 0 {
 		return nil
 	}
 	const field = "contact"
-	if len(object) > maxContact {
+	if len(c.get()) > maxContact {
 		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d bytes", maxContact)}
 	}
-	object = bytes.Clone(object) // it is unescaped in place
-	defer clear(object)
-	values, err := jsontext.Parse(object)
-	ok := err == nil
-	for i := 1; ok && i < len(values); i += values[i].Size {
-		ok = values[i].Kind == '"' && isContact(string(values[i].Name))
-	}
-	if !ok {
+	ok := true
+	err := c.each(func(name string, m *jsontext.Value) {
+		// A network or provider gets them, perhaps in a header; none is to be a card number.
+		ok = ok && m.Kind == '"' && isContact(name) && checkText(field, m.Text) == nil && !looksLikePAN(m.Text)
+	})
+	if err != nil || !ok {
 		return &FieldError{field, "invalid_format", "must be an object of texts: email and billing_address_…"}
 	}
 	return nil
 }
 
-// readContact returns the claims of a payload that are no card's.
+// each calls f with the members of c.
+func (c Contact) each(f func(name string, m *jsontext.Value)) error {
+	object := bytes.Clone(c.get()) // it is unescaped in place
+	defer clear(object)
+	values, err := jsontext.Parse(object)
+	for i := 1; err == nil && i < len(values); i += values[i].Size {
+		f(string(values[i].Name), &values[i])
+	}
+	return err
+}
+
+// readContact returns the claims of a payload that are no card's. Empty ones are
+// fields of a form that were left out.
 func readContact(members []jsontext.Value) (c Contact, ok bool) {
 	claims := map[string]string{}
 	for i := 0; i < len(members); i += members[i].Size {
 		m := &members[i]
-		if name := string(m.Name); isContact(name) && m.Kind != 'n' {
-			if m.Kind != '"' {
-				return Contact{}, false
-			}
-			claims[name] = string(m.Text)
+		name := string(m.Name)
+		if !isContact(name) || m.Kind == 'n' || m.Kind == '"' && len(bytes.TrimSpace(m.Text)) == 0 {
+			continue
 		}
+		if m.Kind != '"' {
+			return Contact{}, false
+		}
+		claims[name] = string(m.Text)
 	}
 	if len(claims) == 0 {
 		return Contact{}, true
 	}
-	object, err := json.Marshal(claims)
-	c = NewContact(object)
-	clear(object)
-	return c, err == nil && checkContact(c) == nil
+	var object bytes.Buffer
+	e := json.NewEncoder(&object)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(claims); err != nil {
+		return Contact{}, false
+	}
+	defer clear(object.Bytes())
+	c = NewContact(bytes.TrimSpace(object.Bytes()))
+	return c, checkContact(c) == nil
 }
 
 // An identification is that of a cardholder, as a session has it while it is under
@@ -172,6 +193,9 @@ type identification struct {
 const (
 	// identificationPace is how often the provider is asked at most.
 	identificationPace = time.Second
+
+	// identificationMargin is how much longer than a call of the provider its lease is.
+	identificationMargin = 5 * time.Second
 
 	// identificationPatience is how long a provider may leave open whether it has
 	// begun.
@@ -193,18 +217,23 @@ const (
 // Errors: errScheme; ErrIdentificationPending; ErrIdentificationFailed;
 // store.ErrConflict if the session has changed.
 func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, also ...*store.Record) (*Token, error) {
-	if s.bypass || v.opts.IDV == nil {
+	identifies := !s.bypass && v.opts.IDV != nil
+	scheme := SchemeUnknown
+	if identifies || len(v.opts.Schemes) > 0 {
+		scheme = v.schemeOf(ctx, c.PAN)
+	}
+	if len(v.opts.Schemes) > 0 && !slices.Contains(v.opts.Schemes, scheme) {
+		return nil, errScheme
+	}
+	if !identifies {
 		t := &Token{}
 		if s.bypass {
 			t.Identification = IdentificationSkipped
 		}
 		return v.tokenize(ctx, r, s, c, t, time.Time{}, also...)
 	}
-	scheme := v.schemeOf(ctx, c.PAN)
-	if !v.accepts(scheme) {
-		return nil, errScheme
-	}
-	b := tlv.Append(nil, enteredNumber, c.PAN.get())
+	b := make([]byte, 0, 512+len(c.Name.get())+len(c.Contact.get())) // so that it does not grow
+	b = tlv.Append(b, enteredNumber, c.PAN.get())
 	b = tlv.AppendUint(b, enteredMonth, uint64(c.Expiry.Month))
 	b = tlv.AppendUint(b, enteredYear, uint64(c.Expiry.Year))
 	b = tlv.Append(b, enteredName, c.Name.get())
@@ -221,13 +250,13 @@ func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, 
 		v.dropCode(ctx, s.idv.key)
 		return nil, err
 	}
-	return v.identify(ctx, r, s)
+	return v.identify(ctx, r, s, c)
 }
 
 // leaseIdentification makes sure that nobody else asks the provider until it must
 // have answered.
 func (v *Vault) leaseIdentification(ctx context.Context, r *store.Record, s *session, also ...*store.Record) error {
-	s.idv.next = now().Add(v.opts.IDVTimeout + identificationPace)
+	s.idv.next = now().Add(v.opts.IDVTimeout + identificationMargin)
 	return v.putSession(ctx, opIdentify, r, s, also...)
 }
 
@@ -238,6 +267,9 @@ func (v *Vault) putSession(ctx context.Context, op operation, r *store.Record, s
 		return wrapped(err)
 	}
 	return v.write(ctx, op, uuid.Nil, func(tx store.Tx) error {
+		if !lives(r, now()) {
+			return ErrNotFound
+		}
 		tx.Put(r)
 		for _, r := range also {
 			tx.Put(r)
@@ -254,7 +286,11 @@ func (v *Vault) advance(ctx context.Context, r *store.Record, s *session) error 
 	}
 	err := v.leaseIdentification(ctx, r, s)
 	if err == nil {
-		_, err = v.identify(ctx, r, s)
+		var c Card
+		if c, err = v.openEntered(ctx, r, s.idv.key); err == nil {
+			_, err = v.identify(ctx, r, s, c)
+			c.Wipe()
+		}
 	}
 	if errors.Is(err, ErrIdentificationPending) || errors.Is(err, ErrIdentificationFailed) {
 		return nil
@@ -263,38 +299,32 @@ func (v *Vault) advance(ctx context.Context, r *store.Record, s *session) error 
 }
 
 // identify asks the provider about the holder of the card in a session, and stores
-// what follows. Whoever calls it has the lease.
-func (v *Vault) identify(ctx context.Context, r *store.Record, s *session) (*Token, error) {
-	c, until, err := v.openEntered(ctx, r, s.idv.key)
-	if err != nil {
-		return nil, err
-	}
-	defer c.Wipe()
-	got, failure := v.askIdentification(ctx, s.idv, c)
-	if failure != nil && ctx.Err() != nil {
-		return nil, ctx.Err() // the caller has left, and nothing is known
-	}
-	ctx = context.WithoutCancel(ctx)
+// what follows, whether the caller is still there or not: an identification is not to
+// be begun again and again. Whoever calls it has the lease.
+func (v *Vault) identify(ctx context.Context, r *store.Record, s *session, c Card) (*Token, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), v.opts.IDVTimeout+identificationMargin)
+	defer cancel()
 	idv := s.idv
+	got, failure := v.askIdentification(ctx, idv, c)
 	switch {
 	case failure == nil && (got.State == IDVPassed || got.State == IDVNotNeeded):
 		t := &Token{}
 		if got.State == IDVPassed {
-			t.Identification, t.Authentication = IdentificationChecked, got.Authentication
+			auth := *got.Authentication // the provider may keep its own
+			auth.At = auth.At.UTC().Truncate(time.Microsecond)
+			t.Identification, t.Authentication = IdentificationChecked, &auth
 		}
 		s.idv, r.Secret = nil, nil
-		t, err := v.tokenize(ctx, r, s, c, t, until)
-		if err == nil {
-			v.dropCode(ctx, idv.key)
-		}
+		t, err := v.tokenize(ctx, r, s, c, t, idv.since.Add(v.opts.SecurityCodeTTL))
+		v.dropEntered(ctx, idv, err)
 		return t, err
 	case failure == nil && got.State == IDVFailed,
 		failure != nil && idv.reference == "" && now().Sub(idv.since) >= identificationPatience:
 		s.failed, s.idv, r.Secret = "identification_failed", nil, nil
-		if err := v.putSession(ctx, opIdentify, r, s); err != nil {
+		err := v.putSession(ctx, opIdentify, r, s)
+		if v.dropEntered(ctx, idv, err); err != nil {
 			return nil, err
 		}
-		v.dropCode(ctx, idv.key)
 		return nil, ErrIdentificationFailed
 	case failure == nil:
 		idv.reference, idv.challenge = got.Reference, got.ChallengeURL
@@ -306,12 +336,18 @@ func (v *Vault) identify(ctx context.Context, r *store.Record, s *session) (*Tok
 	return nil, ErrIdentificationPending
 }
 
-// openEntered returns the card in a session, and until when its security code is
-// kept.
-func (v *Vault) openEntered(ctx context.Context, r *store.Record, key uuid.UUID) (c Card, until time.Time, err error) {
+// dropEntered erases the security code of a session that has ended, or may have.
+func (v *Vault) dropEntered(ctx context.Context, idv *identification, err error) {
+	if err == nil || errors.Is(err, ErrOutcomeUnknown) {
+		v.dropCode(ctx, idv.key)
+	}
+}
+
+// openEntered returns the card in a session.
+func (v *Vault) openEntered(ctx context.Context, r *store.Record, key uuid.UUID) (c Card, err error) {
 	plain, err := v.openSecretCopy(ctx, r)
 	if err != nil {
-		return Card{}, time.Time{}, err
+		return Card{}, err
 	}
 	defer clear(plain)
 	fields := tlv.Read(plain)
@@ -331,10 +367,10 @@ func (v *Vault) openEntered(ctx context.Context, r *store.Record, key uuid.UUID)
 	}
 	if fields.Err() != nil || c.PAN.IsZero() {
 		c.Wipe()
-		return Card{}, time.Time{}, fmt.Errorf("%w: card of a session cannot be read", ErrDamaged)
+		return Card{}, fmt.Errorf("%w: card of a session cannot be read", ErrDamaged)
 	}
-	c.SecurityCode, until = v.securityCode(ctx, key)
-	return c, until, nil
+	c.SecurityCode, _ = v.securityCode(ctx, key)
+	return c, nil
 }
 
 // askIdentification calls the provider with a deadline and checks its answer.
@@ -363,13 +399,15 @@ func (v *Vault) askIdentification(ctx context.Context, idv *identification, c Ca
 	if err == nil {
 		err = got.check(v.opts.Mode, c.PAN)
 	}
-	if err != nil {
-		if !errors.Is(err, context.Canceled) {
-			v.log.Warn("identification of a cardholder has no answer", "error", printable(withhold(err, c.PAN, c.SecurityCode.get())))
-		}
-		return nil, err
+	if err == nil {
+		return got, nil
 	}
-	return got, nil
+	if v.identificationTold.now() { // once a minute
+		secrets := [][]byte{c.SecurityCode.get(), c.Name.get()}
+		_ = c.Contact.each(func(_ string, m *jsontext.Value) { secrets = append(secrets, bytes.Clone(m.Text)) })
+		v.log.Warn("identification of a cardholder has no answer", "error", printable(withhold(err, c.PAN, secrets...)))
+	}
+	return nil, err
 }
 
 // check returns errGarbage unless the vault can do with an answer what it says.
@@ -385,15 +423,16 @@ func (got *IDVResult) check(mode Mode, pan PAN) error {
 		}
 	case IDVPassed:
 		a := got.Authentication
-		if a == nil || !slices.Contains(authenticationMethods, a.Method) || a.At.IsZero() ||
+		if a == nil || !slices.Contains(authenticationMethods, a.Method) ||
+			a.At.Before(firstAuthentication) || a.At.After(now().Add(time.Hour)) ||
 			len(a.Status) > 1 || len(a.Status) == 1 && (a.Status[0] < 'A' || a.Status[0] > 'Z') ||
 			a.ECI != "" && (len(a.ECI) != 2 || !allDigits([]byte(a.ECI))) {
 			return errGarbage
 		}
-		if id, err := uuid.Parse(a.DSTransactionID); a.DSTransactionID != "" && (err != nil || id.String() != a.DSTransactionID) {
+		if id, err := uuid.Parse(a.DSTransactionID); a.DSTransactionID != "" &&
+			(err != nil || id.String() != a.DSTransactionID || holdsNumber(a.DSTransactionID, pan.get())) {
 			return errGarbage
 		}
-		a.At = a.At.UTC().Truncate(time.Microsecond)
 	case IDVNotNeeded, IDVFailed:
 	default:
 		return errGarbage
@@ -407,7 +446,7 @@ func isChallenge(text string, mode Mode) bool {
 		return false
 	}
 	u, err := url.Parse(text)
-	if err != nil || u.Host == "" || u.User != nil {
+	if err != nil || u.Hostname() == "" || u.User != nil {
 		return false
 	}
 	addr, _ := netip.ParseAddr(u.Hostname())

@@ -56,8 +56,8 @@ const (
 // Session returns a session, by an id that is its credential: a handle on no
 // account, In(uuid.Nil), finds those of all. It can be read until it lapses, also
 // when it is finished. Reading one in state SessionIdentifying asks the IDVProvider,
-// once a second at most, and completes the session: if nobody reads it, the card
-// goes with it.
+// once a second at most, and completes the session, also after ctx has ended: if
+// nobody reads it, the card goes with it.
 //
 // The error is ErrNotFound for a session that is unknown, over, or of another
 // account, or for the security code of a token that is gone.
@@ -154,6 +154,12 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 	c, ok := readClaims(claims, refresh)
 	defer c.Wipe()
 	if !ok {
+		if len(used) > 0 {
+			// Also one that is of no use is good for one session.
+			if err := v.write(ctx, opRefuseCard, uuid.Nil, func(tx store.Tx) error { tx.Put(used[0]); return nil }); err != nil {
+				return nil, err
+			}
+		}
 		return nil, lacksClaims()
 	}
 	reason := v.refuses(c, refresh)

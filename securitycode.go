@@ -18,6 +18,9 @@ import (
 const (
 	codesAside = 50 * time.Millisecond
 	codesWait  = time.Second
+
+	// refreshPatience bounds what a refresh does after it was stored.
+	refreshPatience = 10 * time.Second
 )
 
 // SecurityCodeStatus reports whether the vault has the security code of a token,
@@ -167,7 +170,8 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	v.workDue(event)
 	// Only whoever completes the session gets to replace the code. The token may
 	// have been deleted meanwhile, perhaps before there was this code to erase.
-	ctx = context.WithoutCancel(ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)
+	defer cancel()
 	if v.keepCode(ctx, t.ID, code, v.codeUntil(t.ExpiresAt), codesWait) != nil {
 		err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
 	} else {
@@ -204,8 +208,8 @@ func (v *Vault) codeUntil(end time.Time) time.Time {
 	return until
 }
 
-// keepCode puts the security code of a token into the cache, in place of the one
-// before. The cache has the time wait for it.
+// keepCode puts the security code of a token, or of the card that a session has, into
+// the cache, in place of the one before. The cache has the time wait for it.
 func (v *Vault) keepCode(ctx context.Context, id uuid.UUID, code SecurityCode, until time.Time, wait time.Duration) error {
 	if code.IsZero() {
 		return nil
@@ -226,7 +230,7 @@ func (v *Vault) keepCode(ctx context.Context, id uuid.UUID, code SecurityCode, u
 	return err
 }
 
-// securityCode returns the security code of a token and until when it is kept. It
+// securityCode returns the security code that is kept under an id and until when it is kept. It
 // has none if the cache has none or cannot be reached.
 func (v *Vault) securityCode(ctx context.Context, id uuid.UUID) (SecurityCode, time.Time) {
 	var sealed []byte
@@ -290,7 +294,7 @@ func (v *Vault) eraseCode(ctx context.Context, id uuid.UUID) error {
 	return fmt.Errorf("%w: security code could not be erased", ErrUnavailable)
 }
 
-// dropCode erases what is left of a token that is gone, or was never stored. If
+// dropCode erases what is left of a token or session that is gone, or was never stored. If
 // that fails it goes when its time is over; nothing leads to it.
 func (v *Vault) dropCode(ctx context.Context, id uuid.UUID) {
 	err := v.withCodes(context.WithoutCancel(ctx), codesWait, func(ctx context.Context) error { return v.codes.Delete(ctx, id) })

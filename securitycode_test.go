@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -188,11 +189,14 @@ func TestUnknownDeletion(t *testing.T) {
 // countedCodes is a cache that notes which ids it was given.
 type countedCodes struct {
 	store.CodeCache
+	mu  sync.Mutex
 	ids map[uuid.UUID]bool
 }
 
 func (c *countedCodes) Put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+	c.mu.Lock()
 	c.ids[id] = true
+	c.mu.Unlock()
 	return c.CodeCache.Put(ctx, id, value, ttl)
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -177,11 +176,6 @@ func (v *Vault) Tokenize(ctx context.Context, id uuid.UUID, c Card) (*Token, err
 // errScheme is returned for a card whose scheme Options.Schemes does not have.
 var errScheme = &FieldError{"account_number", "invalid_enum", "must be of a scheme that is taken"}
 
-// accepts reports whether cards of a scheme are taken in sessions.
-func (v *Vault) accepts(s Scheme) bool {
-	return len(v.opts.Schemes) == 0 || slices.Contains(v.opts.Schemes, s)
-}
-
 // tokenize completes a session with a card that was checked: it makes t its token,
 // and stores also with it. The security code is kept for the usual time, or until the
 // time given. It returns store.ErrConflict if the session has changed: completed, or gone.
@@ -190,15 +184,15 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 	if err != nil {
 		return nil, err
 	}
-	if !v.accepts(t.Scheme) {
-		return nil, errScheme
-	}
 	s.token = records[0].ID
 	r.Version++
 	if err := v.box.SealShown(r, s.encode()); err != nil {
 		return nil, wrapped(err)
 	}
 	err = v.writeToken(ctx, opTokenize, t, c.SecurityCode, until, func(tx store.Tx) error {
+		if !lives(r, now()) {
+			return ErrNotFound
+		}
 		tx.Put(r)
 		for _, r := range records {
 			tx.Put(r)

@@ -241,14 +241,15 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 
 // canonical returns what must be the same for an Import to be a repetition.
 func (o *ImportOptions) canonical(c Card) []byte {
-	b := make([]byte, 0, 128+len(c.Name.get())+len(o.BusinessKey)) // never grown: nothing is left behind
+	b := make([]byte, 0, 128+len(c.Name.get())+len(o.BusinessKey)+len(c.Contact.get())) // never grown: nothing is left behind
 	b = tlv.Append(b, 1, c.PAN.get())
 	b = tlv.AppendUint(b, 2, uint64(c.Expiry.Month))
 	b = tlv.AppendUint(b, 3, uint64(c.Expiry.Year))
 	b = tlv.Append(b, 4, c.Name.get())
 	b = tlv.Append(b, 5, c.SecurityCode.get())
 	b = tlv.Append(b, 6, o.BusinessKey)
-	return tlv.Append(b, 7, o.ImportProvider)
+	b = tlv.Append(b, 7, o.ImportProvider)
+	return tlv.Append(b, 8, c.Contact.get())
 }
 
 // newToken completes t, the token of a card that was checked, and returns its
@@ -309,8 +310,10 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	if err := v.sealNetworkToken(h); err != nil {
 		return nil, err
 	}
-	if !c.Contact.IsZero() {
-		err = v.box.SealSecret(h.record, tlv.Pad(tlv.Append(nil, jobContact, c.Contact.get()), 64, 0))
+	if contact := c.Contact.get(); len(contact) > 0 {
+		plain := tlv.Pad(tlv.Append(make([]byte, 0, len(contact)+128), jobContact, contact), 64, 0)
+		err = v.box.SealSecret(h.record, plain)
+		clear(plain)
 	}
 	return append(records, h.record), wrapped(err)
 }

@@ -311,6 +311,8 @@ type core struct {
 	codes     store.CodeCache
 	codeKey   *seal.CodeKey // nil if codes is shared
 	codesTold seldom        // of a warning about it
+
+	identificationTold seldom
 }
 
 // A seldom bounds how often something is logged.

@@ -23,7 +23,13 @@ var getSession = &endpoint{
 		if err := c.readNothing(); err != nil {
 			return err
 		}
-		return c.state(c.vault.Session(c.ctx, c.id))
+		s, err := c.vault.Session(c.ctx, c.id)
+		if err := c.state(s, err); err != nil {
+			return err
+		}
+		// That fails while it is waited for; other cards have failed when they were sent.
+		c.refused = s.ReasonCode == "identification_failed"
+		return nil
 	},
 }
 
@@ -58,7 +64,9 @@ var completeSession = &endpoint{
 		case dead != nil:
 			return dead
 		case s != nil && s.State == cardvault.SessionIdentifying:
-			return c.state(s, nil)
+			err := c.state(s, nil)
+			c.refused = true // it takes no other card
+			return err
 		case err != nil:
 			return err
 		}
@@ -168,11 +176,18 @@ func (c *call) state(s *cardvault.Session, err error) error {
 // under way meanwhile is let in, and adds to how long the next has to wait.
 func (h *handler) limitSession(c *call, e *endpoint, client netip.Addr) (answered func(err error), f *failure) {
 	retry := 0
-	switch {
-	case e == getSession && c.id != uuid.Nil:
-		retry = h.reads.take(sha256.Sum256(c.id[:]))
-	case e == completeSession:
-		client = network(client)
+	client = network(client)
+	switch e {
+	case getSession:
+		if c.id != uuid.Nil {
+			retry = h.reads.take(sha256.Sum256(c.id[:]))
+		}
+		answered = func(error) {
+			if c.refused {
+				h.failures.count(client)
+			}
+		}
+	case completeSession:
 		retry = h.failures.wait(client)
 		answered = func(err error) {
 			// A failure of ours is not held against a client.

@@ -2,6 +2,7 @@ package httpapi_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/fips140"
@@ -576,6 +577,54 @@ type statusWriter struct {
 func (w *statusWriter) Header() http.Header         { return w.header }
 func (w *statusWriter) WriteHeader(status int)      { w.status = status }
 func (w *statusWriter) Write(p []byte) (int, error) { return len(p), nil }
+
+// TestIdentificationLimits: who has cards identified in vain is limited like who has
+// them refused, and what is sent to a session that has a card counts as a failure.
+func TestIdentificationLimits(t *testing.T) {
+	var client netip.Addr
+	for what, state := range map[string]cardvault.IDVState{"failed": cardvault.IDVFailed, "pending": cardvault.IDVPending} {
+		inBubble(t, func(t *testing.T) {
+			client = netip.MustParseAddr("192.0.2.1")
+			v := verifier(cardvault.IDVPending)
+			r := newRig(t, &cardvault.Options{IDV: &v}, &httpapi.Options{ClientAddr: func(*http.Request) netip.Addr { return client }})
+			var paths []string
+			for range 30 {
+				path := r.newSession(t)
+				paths = append(paths, path)
+				open := send(t, r.handler, "GET", path, "")
+				send(t, r.handler, "POST", path+"/complete-action", completion(t, open, entered, "")).want(t, 200)
+			}
+			time.Sleep(time.Second)
+			v = verifier(state)
+			for _, path := range paths {
+				if state == cardvault.IDVFailed {
+					if a := send(t, r.handler, "GET", path, ""); a.member(t, "status") != "failed" {
+						t.Fatal(a.body)
+					}
+				} else if a := send(t, r.handler, "POST", path+"/complete-action", `{"x":1}`); a.body != `{"next_action":"wait"}` {
+					t.Fatal(a.body)
+				}
+			}
+			late := r.newSession(t)
+			if a := send(t, r.handler, "POST", late+"/complete-action", `{}`); a.status != 429 {
+				t.Errorf("%s: one more is answered %d", what, a.status)
+			}
+			client = netip.MustParseAddr("192.0.2.2")
+			send(t, r.handler, "POST", late+"/complete-action", `{}`).want(t, 422)
+		})
+	}
+}
+
+// A verifier is an IDVProvider whose look-ups find a state.
+type verifier cardvault.IDVState
+
+func (v *verifier) Identify(_ context.Context, r *cardvault.IDVRequest) (*cardvault.IDVResult, error) {
+	return &cardvault.IDVResult{State: cardvault.IDVPending, Reference: r.IdempotencyKey}, nil
+}
+
+func (v *verifier) LookupIdentification(_ context.Context, reference string) (*cardvault.IDVResult, error) {
+	return &cardvault.IDVResult{State: cardvault.IDVState(*v), Reference: reference}, nil
+}
 
 // Each reason is told to people in a sentence.
 func TestReasons(t *testing.T) {

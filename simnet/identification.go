@@ -49,11 +49,28 @@ func (n *Network) Identify(ctx context.Context, r *cardvault.IDVRequest) (*cardv
 
 // LookupIdentification implements [cardvault.IDVProvider].
 func (n *Network) LookupIdentification(ctx context.Context, reference string) (*cardvault.IDVResult, error) {
-	id, err := uuid.Parse(reference)
+	id, err := parseReference(reference)
 	if err != nil {
-		return nil, ErrUnknownIdentification
+		return nil, err
 	}
-	return n.identification(ctx, id, func(_ store.Tx, _ *identification, err error) error { return err })
+	var i identification
+	err = n.store.View(ctx, func(tx store.ReadTx) error {
+		r, err := tx.Get(kindIdentification, id)
+		if err != nil {
+			return err
+		}
+		return decode(r, &i)
+	})
+	return n.result(id, &i, err)
+}
+
+// parseReference takes what Identify gives alone: uuid.Parse takes other forms too.
+func parseReference(text string) (uuid.UUID, error) {
+	id, err := uuid.Parse(text)
+	if err != nil || id.String() != text {
+		return uuid.Nil, ErrUnknownIdentification
+	}
+	return id, nil
 }
 
 // EndIdentification does what the shopper does on the page of the challenge: the
@@ -61,9 +78,9 @@ func (n *Network) LookupIdentification(ctx context.Context, reference string) (*
 //
 // The error is ErrUnknownIdentification.
 func (c *Control) EndIdentification(ctx context.Context, reference string, passed bool) error {
-	id, err := uuid.Parse(reference)
+	id, err := parseReference(reference)
 	if err != nil {
-		return ErrUnknownIdentification
+		return err
 	}
 	ends := c.n.now() + later.Microseconds()
 	_, err = c.n.identification(ctx, id, func(tx store.Tx, i *identification, err error) error {
@@ -88,6 +105,11 @@ func (n *Network) identification(ctx context.Context, id uuid.UUID, fn func(stor
 		}
 		return fn(tx, &i, err)
 	})
+	return n.result(id, &i, err)
+}
+
+// result tells how far an identification is that was read.
+func (n *Network) result(id uuid.UUID, i *identification, err error) (*cardvault.IDVResult, error) {
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, ErrUnknownIdentification
 	}

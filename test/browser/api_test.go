@@ -10,7 +10,7 @@ func TestProperties(t *testing.T) {
 	first, second := r.newSession(), r.newSession()
 	p := r.open(visit{session: first, attributes: `name="token"`, before: `document.addEventListener("readystatechange", () => {
 		const e = document.querySelector("card-entry");
-		if (document.readyState === "interactive") Object.assign(e, {locale: "de", texts: {number: "Nummer"}});
+		if (e && document.readyState === "interactive") Object.assign(e, {locale: "de", texts: {number: "Nummer"}});
 	})`})
 	p.await("ready")
 	p.enter()
@@ -78,7 +78,7 @@ func TestTaken(t *testing.T) {
 	p.allow(`net::ERR_ABORTED`)
 	p.enterCard(visa)
 	r.wire.set(only("POST", hold(nil)))
-	p.do(`globalThis.promise = card.submit().then(() => "fulfilled", (e) => e.name)`)
+	p.do(`void (globalThis.promise = card.submit().then(() => "fulfilled", (e) => e.name))`)
 	r.wire.await(t, 1, "POST", complete)
 	p.do(`card.remove()`)
 	want(&p.world, "CardEntryError", `promise`)

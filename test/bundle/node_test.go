@@ -6,12 +6,14 @@ import (
 	"crypto/rsa"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,6 +21,20 @@ import (
 	"github.com/evanw/esbuild/pkg/api"
 	"github.com/go-jose/go-jose/v4"
 )
+
+// script is testdata/node.ts with the sources in it.
+var script = sync.OnceValues(func() ([]byte, error) {
+	result := api.Build(api.BuildOptions{
+		EntryPoints: []string{"testdata/node.ts"},
+		Bundle:      true,
+		Platform:    api.PlatformNode,
+		Format:      api.FormatESModule,
+	})
+	if len(result.Errors) > 0 {
+		return nil, errors.New(text(result.Errors))
+	}
+	return result.OutputFiles[0].Contents, nil
+})
 
 // call calls functions of the sources in Node.js. Each call is the name of one and its
 // arguments.
@@ -28,23 +44,19 @@ func call[T any](t *testing.T, calls ...[]any) []T {
 	if err != nil {
 		t.Skip("Node.js is not installed (Debian: apt-get install nodejs)")
 	}
-	script := filepath.Join(t.TempDir(), "node.mjs")
-	result := api.Build(api.BuildOptions{
-		EntryPoints: []string{"testdata/node.ts"},
-		Outfile:     script,
-		Bundle:      true,
-		Write:       true,
-		Platform:    api.PlatformNode,
-		Format:      api.FormatESModule,
-	})
-	if len(result.Errors) > 0 {
-		t.Fatal(text(result.Errors))
+	source, err := script()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "node.mjs")
+	if err := os.WriteFile(file, source, 0o600); err != nil {
+		t.Fatal(err)
 	}
 	in, err := json.Marshal(calls)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), node, script)
+	cmd := exec.CommandContext(t.Context(), node, file)
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(in), os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -273,12 +285,15 @@ func TestTexts(t *testing.T) {
 		[]any{"addTexts", "fr-CA", map[string]string{"code": "Code"}},
 		[]any{"textsOf", "fr-ca", map[string]string{"title": "Carte"}},
 		[]any{"textsOf", "FR", nil},
+		[]any{"addTexts", "de", map[string]string{"number": "Nummer"}},
+		[]any{"textsOf", "de", nil},
 	)
 	for i, want := range map[int][4]string{
 		0: {"Kartennummer", "Gültig bis", "Prüfnummer", "Kartendaten"},
 		1: {"Card number", "Expiry date", "Security code", "Card details"},
 		4: {"Numéro", "Expiry date", "Code", "Carte"},
 		5: {"Numéro", "Expiry date", "Security code", "Card details"},
+		7: {"Nummer", "Gültig bis", "Prüfnummer", "Kartendaten"},
 	} {
 		r := results[i]
 		if got := [4]string{r["number"], r["expiry"], r["code"], r["title"]}; got != want {

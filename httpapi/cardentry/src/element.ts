@@ -167,7 +167,8 @@ class CardEntry extends HTMLElement implements api.CardEntry {
       this.#submission = null;
       this.#internals.setFormValue(null);
     }
-    if (name === "base-url" && this.isConnected) this.#open();
+    // An element of the page's HTML hears of its attributes before it is connected.
+    if (name === "base-url" && (this.#frame || this.#unavailable)) this.#open();
     else this.#tell();
   }
 
