@@ -323,6 +323,9 @@ func (p *tab) wantError(field, kind string) {
 	p.frame.wait(`document.getElementById(%s).checkVisibility({visibilityProperty: true, opacityProperty: true})`, field+"-error")
 	want(p.frame, true, `document.getElementById(%s).getAttribute("aria-describedby").split(" ").includes(%s)`, field, field+"-error")
 	p.frame.wait(`document.querySelector("#status").textContent.includes(document.getElementById(%s).textContent)`, field+"-error")
+	if live := p.accessible("status").live; live != "polite" {
+		p.t.Errorf("the status is no live region: %q", live)
+	}
 	// What assistive technology gets to know of the field.
 	node := p.accessible(field)
 	if text == "" || !strings.Contains(node.description, text) || !node.invalid || node.name == "" {
@@ -341,15 +344,15 @@ func (p *tab) noError(field string) {
 	}
 }
 
-// A node is a field as assistive technology sees it.
+// A node is an element of the frame as assistive technology sees it.
 type node struct {
-	name, description string
-	invalid           bool
+	name, description, live string
+	invalid                 bool
 }
 
-func (p *tab) accessible(field string) (n node) {
+func (p *tab) accessible(id string) (n node) {
 	p.t.Helper()
-	object, err := chromedp.Run(p.frame.ctx, chromedp.Evaluate[*runtime.RemoteObject]("document.getElementById('"+field+"')",
+	object, err := chromedp.Run(p.frame.ctx, chromedp.Evaluate[*runtime.RemoteObject]("document.getElementById('"+id+"')",
 		func(e *runtime.EvaluateParams) { e.ContextID = p.frame.context }))
 	if err != nil {
 		p.t.Fatal(err)
@@ -364,8 +367,11 @@ func (p *tab) accessible(field string) (n node) {
 			n.description = string(a.Description.Value)
 		}
 		for _, property := range a.Properties {
-			if property.Name == accessibility.PropertyNameInvalid {
-				n.invalid = string(property.Value.Value) == `"true"`
+			switch value := strings.Trim(string(property.Value.Value), `"`); property.Name {
+			case accessibility.PropertyNameInvalid:
+				n.invalid = value == "true"
+			case accessibility.PropertyNameLive:
+				n.live = value
 			}
 		}
 	}

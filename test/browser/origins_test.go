@@ -2,6 +2,7 @@ package browser_test
 
 import (
 	"encoding/json"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -28,22 +29,56 @@ func TestStranger(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, nil)
 		p := r.open(visit{shop: r.stranger, copied: true, hurry: []int{10_000}})
-		p.allow(`frame-ancestors|Document failed: net::ERR_ABORTED|ERR_BLOCKED_BY_(RESPONSE|CSP)|ContentSecurityPolicy|recipient window's origin \('null'\)`)
+		p.allow(`frame-ancestors|ERR_BLOCKED_BY_(RESPONSE|CSP)|ContentSecurityPolicy|recipient window's origin \('null'\)`)
 		d := p.wantFailure("unavailable", "check_setup")
 		if p.count("ready") != 0 || len(r.wire.seen("GET", "/sessions/")) != 0 {
 			t.Errorf("a stranger's page came as far as the session: %+v", d)
 		}
 	})
+	t.Run("frame let in", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, nil)
+		r.wire.set(func(w http.ResponseWriter, r *http.Request, vault http.Handler) { vault.ServeHTTP(unguarded{w}, r) })
+		p := r.open(visit{shop: r.stranger, copied: true, hurry: []int{10_000}})
+		p.enter()
+		p.wantFailure("unavailable", "check_setup")
+		if p.count("ready") != 0 || len(r.wire.seen("GET", "/sessions/")) != 0 {
+			t.Error("the frame speaks with a stranger's page")
+		}
+	})
+	t.Run("frame led elsewhere", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, nil)
+		r.wire.set(func(w http.ResponseWriter, req *http.Request, vault http.Handler) {
+			if strings.HasSuffix(req.URL.Path, "/frame.html") {
+				http.Redirect(w, req, r.abroad.origin+"/thief", http.StatusFound)
+				return
+			}
+			vault.ServeHTTP(w, req)
+		})
+		p := r.open(visit{hurry: []int{10_000}})
+		p.allow(`recipient window's origin`)
+		p.wantFailure("unavailable", "check_setup")
+		want(&p.world, 0, `messages.length`)
+	})
 	t.Run("wrong address", func(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, nil)
 		p := r.open(visit{shop: r.home, copied: true, base: r.home.origin + "/nowhere", hurry: []int{10_000}})
-		p.allow(`status of 404|Document failed: net::ERR_ABORTED`)
+		p.allow(`status of 404`)
 		p.wantFailure("unavailable", "check_setup")
 		// The right one is taken without loading the page anew.
 		p.do(`card.setAttribute("base-url", %s)`, r.base)
 		p.await("ready")
 	})
+}
+
+// An unguarded answer has no policy of who may hold it in a frame.
+type unguarded struct{ http.ResponseWriter }
+
+func (w unguarded) WriteHeader(status int) {
+	w.Header().Del("Content-Security-Policy")
+	w.ResponseWriter.WriteHeader(status)
 }
 
 // openRoots gives a page the frame in the component's closed shadow root, as a script
@@ -230,6 +265,7 @@ func TestNothingLeaks(t *testing.T) {
 			p.submit()
 			p.wantToken(p.await("success"), "424242******4242")
 			sinks = append(sinks, eval[string](&p.world, parent))
+			want(&p.world, 0, `messages.length`)
 			if !strings.Contains(sinks[1].(string), `"overheard":["`) {
 				t.Error("nothing was overheard, so nothing is proved")
 			}

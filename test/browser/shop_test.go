@@ -124,6 +124,9 @@ var shopStyle string
 //go:embed testdata/neighbour.js
 var neighbourScript string
 
+//go:embed testdata/thief.js
+var thiefScript string
+
 // The page of a shop that is as strict as a shop can be: what the component needs is
 // named here.
 var (
@@ -144,8 +147,9 @@ func (r *rig) newShop(host string) *shop {
 	s := &shop{rig: r, origin: "http://" + net.JoinHostPort(host, port), mux: mux}
 	mux.HandleFunc("GET /{page}", s.servePage)
 	for path, file := range map[string]string{
-		"/shop.js": shopScript, "/shop.css": shopStyle, "/neighbour.js": neighbourScript,
+		"/shop.js": shopScript, "/shop.css": shopStyle, "/neighbour.js": neighbourScript, "/thief.js": thiefScript,
 		"/neighbour": `<!doctype html><html lang="en"><title>Neighbour</title><script src="/neighbour.js"></script>`,
+		"/thief":     `<!doctype html><html lang="en"><title>Thief</title><script src="/thief.js"></script>`,
 		"/bank":      `<!doctype html><html lang="en"><title>Bank</title><p>Is it you?`,
 	} {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, req *http.Request) {

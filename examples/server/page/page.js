@@ -105,7 +105,7 @@ function prepend(list, item, most) {
 
 function showCall(method, path, body, { status, answer }) {
   const url = document.documentElement.dataset.baseUrl + path;
-  let line = `curl -s ${method === "GET" ? "" : `-X ${method} `}'${url}' -H "x-api-key: $KEY"`;
+  let line = `curl -s ${method === "GET" ? "" : `-X ${method} `}'${url}' \\\n  -H "x-api-key: $KEY"`;
   if (body) line += ` \\\n  -H 'content-type: application/json' \\\n  -d '${JSON.stringify(body).replaceAll("'", "'\\''")}'`;
   $("no-calls").hidden = true;
   prepend($("call-list"), el("li", {},
@@ -521,7 +521,11 @@ $("card-form").addEventListener("submit", (event) => {
   say($("entry-status"), "");
   entry.submit?.().catch(() => {}); // the event error tells
 });
+entry.addEventListener("challenge", () => {
+  $("store").hidden = true; // the answer is given to the bank
+});
 entry.addEventListener("success", async () => {
+  $("store").hidden = false;
   say($("entry-status"), "The card is stored.");
   page = 1;
   await openSession();
@@ -529,6 +533,7 @@ entry.addEventListener("success", async () => {
 });
 entry.addEventListener("error", async (event) => {
   const { action, message } = event.detail;
+  $("store").hidden = false;
   if (action !== "correct") say($("entry-status"), message, true); // else the fields say it
   if (action === "new_session") await openSession(); // what was typed stays
 });
