@@ -177,7 +177,6 @@ type tab struct {
 	world
 	rig   *rig
 	frame *world // of the component, once it was entered
-	url   string
 	read  int // events that await has seen
 
 	mu       sync.Mutex
@@ -251,8 +250,7 @@ func (r *rig) open(v visit) *tab {
 	if v.session == "" {
 		v.session = r.newSession()
 	}
-	p.url = v.shop.page(v)
-	if err := chromedp.Do(ctx, chromedp.Navigate(p.url)); err != nil {
+	if err := chromedp.Do(ctx, chromedp.Navigate(v.shop.page(v))); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.check)
@@ -368,7 +366,7 @@ func (p *tab) enter() *world {
 	w := &world{t: p.t, ctx: p.ctx}
 	if ref.target != "" {
 		ctx, cancel := chromedp.NewContext(p.ctx, chromedp.WithTargetID(ref.target), chromedp.WithDetachOnCancel())
-		p.t.Cleanup(cancel)
+		context.AfterFunc(p.ctx, cancel) // not before check
 		if err := chromedp.Do(ctx); err != nil {
 			p.t.Fatal(err)
 		}

@@ -129,8 +129,6 @@ func (p *tab) wantFit(state string) {
 			if (e.localName !== "input" && (e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0)) faults.push(name(e) + " is cut off");
 			for (const other of boxes) {
 				if (e === other || e.contains(other) || other.contains(e)) continue;
-				// The mark of the scheme stands in the end of the number's field.
-				if (other.id === "brand" || e.id === "brand") continue;
 				const o = other.getBoundingClientRect();
 				if (r.left < o.right - 1 && o.left < r.right - 1 && r.top < o.bottom - 1 && o.top < r.bottom - 1) {
 					faults.push(name(e) + " lies over " + name(other));
