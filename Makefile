@@ -20,8 +20,8 @@ check: ## formatting, vet, staticcheck, tidy modules, other platforms
 
 # What tests need from the system is installed through apt when this is root on
 # Debian, and printed; what they need of npm goes into test/node_modules. NO_INSTALL=1
-# forbids it. A test that lacks something is
-# skipped with its reason; with CI=true that is a failure.
+# forbids both. A test that lacks something is skipped with its reason; with CI=true
+# that is a failure.
 deps:
 	@sh .ci/deps
 

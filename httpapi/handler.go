@@ -85,9 +85,11 @@ type Options struct {
 	// false: whoever has the unguessable id sees the art.
 	CardArtRequiresKey bool
 
-	// AllowedOrigins are the origins whose pages may make the calls of a session from
-	// a browser, as browsers send them: "https://shop.example". http is for localhost
-	// and 127.0.0.1 alone. Defaults to none but the origin of the vault itself.
+	// AllowedOrigins are the origins whose pages may load the card-entry component,
+	// hold its frame and make the calls of a session from a browser, as browsers send
+	// them: "https://shop.example". Shoppers enter cards there: name nobody else's. http
+	// is for localhost and 127.0.0.1 alone. Defaults to none but the origin of the vault
+	// itself.
 	AllowedOrigins []string
 
 	// Logger is told of failures, and of every request at debug level, without
@@ -333,9 +335,10 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	pattern, err := h.serve(&c, buffers, requestID)
 	buffers.drop(r)
 	if c.component {
-		h.entry.ServeHTTP(w, r)
+		told := &statusTeller{w, http.StatusOK}
+		h.entry.ServeHTTP(told, r)
 		_ = rc.Flush()
-		h.log(&c, pattern, requestID, http.StatusOK, time.Since(start), nil)
+		h.log(&c, pattern, requestID, told.status, time.Since(start), nil)
 		return
 	}
 
@@ -368,6 +371,17 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// Written out while the deadline holds.
 	_ = rc.Flush()
 	h.log(&c, pattern, requestID, status, time.Since(start), err)
+}
+
+// A statusTeller knows what was answered.
+type statusTeller struct {
+	http.ResponseWriter
+	status int
+}
+
+func (w *statusTeller) WriteHeader(status int) {
+	w.status = status
+	w.ResponseWriter.WriteHeader(status)
 }
 
 func earliest(a, b time.Time) time.Time {

@@ -310,7 +310,7 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 		case "failed":
 			return declined(reason{Message: "This card cannot be used."}, "new_session"), nil
 		default:
-			return &answer{Message: "Please enter your card first."}, nil
+			return &answer{Message: "Please enter your card first.", Next: "new_session"}, nil
 		}
 	}
 	t, err := s.ready(ctx, o.token)

@@ -4,6 +4,7 @@
 //
 //	go run ./examples/server [-addr 127.0.0.1:8080] [-data ./cardvault-data]
 //		[-security-code-ttl 10m] [-session-ttl 15m] [-log-level info]
+//		[-origins http://127.0.0.1:8090,http://localhost:8090]
 //
 // At every start it writes what a client needs to DATA/sandbox.json and prints
 // curl lines that work. GET / is a page on which cards are entered and tokens
@@ -35,6 +36,7 @@ import (
 
 type config struct {
 	addr, data      string
+	origins         string
 	securityCodeTTL time.Duration
 	sessionTTL      time.Duration
 	logLevel        slog.Level
@@ -44,6 +46,7 @@ func main() {
 	var c config
 	flag.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; port 0 takes a free one")
 	flag.StringVar(&c.data, "data", "./cardvault-data", "`directory` of the vault, its key, the simulator and sandbox.json")
+	flag.StringVar(&c.origins, "origins", shops, "comma-separated `origins` whose pages may enter cards")
 	flag.DurationVar(&c.securityCodeTTL, "security-code-ttl", 10*time.Minute, "how long a security code is kept")
 	flag.DurationVar(&c.sessionTTL, "session-ttl", 15*time.Minute, "how long a session lives")
 	flag.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
@@ -73,8 +76,8 @@ const (
 	shutdownTimeout = 10 * time.Second
 )
 
-// shops are the origins whose pages may enter cards: where examples/checkout runs.
-var shops = []string{"http://127.0.0.1:8090", "http://localhost:8090"}
+// shops are where examples/checkout runs.
+const shops = "http://127.0.0.1:8090,http://localhost:8090"
 
 func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: c.logLevel}))
@@ -130,7 +133,10 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	api, err := httpapi.NewHandler(v, &httpapi.Options{AllowedOrigins: shops, Logger: log})
+	api, err := httpapi.NewHandler(v, &httpapi.Options{
+		AllowedOrigins: strings.FieldsFunc(c.origins, func(r rune) bool { return r == ',' }),
+		Logger:         log,
+	})
 	if err != nil {
 		return err
 	}

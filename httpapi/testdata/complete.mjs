@@ -1,22 +1,22 @@
-// Completes a session as a page would: WebCrypto and fetch alone. The address of the
-// session is the argument, standard input what was entered, standard output the answer.
-import { text } from 'node:stream/consumers';
+// Completes a session as a page would: WebCrypto and fetch alone, but for the first and
+// the last line of code. The address of the session is the argument, standard input what
+// was entered, standard output the answer.
+const [session, entered] = [process.argv[2], (await import('node:fs')).readFileSync(0)];
 
-const session = process.argv[2];
 const utf8 = new TextEncoder();
-const base64url = (bytes) => Buffer.from(bytes).toString('base64url');
+const base64url = (bytes) => btoa(String.fromCharCode(...new Uint8Array(bytes)))
+  .replaceAll('+', '-').replaceAll('/', '_').replaceAll('=', '');
 
 const { data: { jwk }, next_action: action } = await (await fetch(session)).json();
 const header = { alg: jwk.alg, enc: 'A256GCM', kid: jwk.kid, sid: session.split('/').pop() };
-const additionalData = utf8.encode(base64url(JSON.stringify(header)));
+const additionalData = utf8.encode(base64url(utf8.encode(JSON.stringify(header))));
 
 const publicKey = await crypto.subtle.importKey('jwk', jwk, { name: 'RSA-OAEP', hash: 'SHA-256' }, false, ['encrypt']);
 const key = crypto.getRandomValues(new Uint8Array(32));
 const wrapped = await crypto.subtle.encrypt('RSA-OAEP', publicKey, key);
 const iv = crypto.getRandomValues(new Uint8Array(12));
 const gcm = await crypto.subtle.importKey('raw', key, 'AES-GCM', false, ['encrypt']);
-const claims = utf8.encode(await text(process.stdin));
-const sealed = new Uint8Array(await crypto.subtle.encrypt({ name: 'AES-GCM', iv, additionalData }, gcm, claims));
+const sealed = new Uint8Array(await crypto.subtle.encrypt({ name: 'AES-GCM', iv, additionalData }, gcm, entered));
 const parts = [wrapped, iv, sealed.slice(0, -16), sealed.slice(-16)].map(base64url);
 
 const answer = await fetch(`${session}/complete-action`, {
