@@ -25,6 +25,10 @@ type Event struct {
 	Reason    EventReason
 	TokenID   uuid.UUID
 
+	// Sequence rises in the order in which the events of an account come about. It has
+	// gaps.
+	Sequence uint64
+
 	// Token is the token as it was then, nil for TokenDeleted.
 	Token *Token
 }
