@@ -208,6 +208,7 @@ type approval struct {
 	version  uint64 // of the record of the account
 	active   bool   // network tokens are
 	merchant uuid.UUID
+	webhooks []*Webhook // that are enabled
 }
 
 // approved returns the present approval of the account. It costs a read; only
@@ -230,7 +231,12 @@ func (v *Vault) approved(ctx context.Context) (*approval, error) {
 	if err != nil {
 		return nil, err
 	}
-	now := &approval{version, a.NetworkTokensActive, m.ID}
+	hooks, err := v.webhooks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	hooks = slices.DeleteFunc(hooks, func(w *Webhook) bool { return w.Disabled })
+	now := &approval{version, a.NetworkTokensActive, m.ID, hooks}
 	v.approvals.Store(v.account, now)
 	return now, nil
 }

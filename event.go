@@ -104,17 +104,22 @@ var eventRetries = []time.Duration{
 const (
 	eventOrdered   = iota + 1 // waits for all before it, and holds back those after it
 	eventUnordered            // has failed too often to hold back others
+	eventKept                 // is for webhooks alone, until its retention is over
 )
 
 // An outEvent is what the record of an event holds. Id and time of creation are
 // the row key's. It is due when it is to be passed on, and never while an earlier
-// one of its token holds it back: that wakes it.
+// one of its token holds it back: that wakes it. Once the sink has it, it is kept
+// for webhooks, if there are any.
 type outEvent struct {
 	typ    EventType
 	reason EventReason
 	row    uuid.UUID // of the token
 	token  []byte    // what Token.encode wrote; empty for TokenDeleted
 	tries  uint64    // that failed
+	sink   bool      // it is for a sink, which does not have it yet
+	fanned bool      // its deliveries are stored
+	kept   bool      // there are some
 }
 
 const (
@@ -123,6 +128,9 @@ const (
 	eventRow
 	eventToken
 	eventTries
+	eventSink
+	eventFanned
+	eventHasDeliveries
 )
 
 func (e *outEvent) encode() []byte {
@@ -130,7 +138,11 @@ func (e *outEvent) encode() []byte {
 	b = tlv.Append(b, eventReason, e.reason)
 	b = tlv.Append(b, eventRow, e.row[:])
 	b = tlv.Append(b, eventToken, e.token)
-	return tlv.Pad(tlv.AppendUint(b, eventTries, e.tries), 64, 0)
+	b = tlv.AppendUint(b, eventTries, e.tries)
+	b = tlv.AppendUint(b, eventSink, bit(e.sink))
+	b = tlv.AppendUint(b, eventFanned, bit(e.fanned))
+	b = tlv.AppendUint(b, eventHasDeliveries, bit(e.kept))
+	return tlv.Pad(b, 64, 0)
 }
 
 func decodeEvent(plain []byte) (*outEvent, error) {
@@ -148,6 +160,12 @@ func decodeEvent(plain []byte) (*outEvent, error) {
 			e.token = r.Value
 		case eventTries:
 			e.tries = r.Uint()
+		case eventSink:
+			e.sink = r.Uint() == 1
+		case eventFanned:
+			e.fanned = r.Uint() == 1
+		case eventHasDeliveries:
+			e.kept = r.Uint() == 1
 		}
 	}
 	return e, readError(&r)
@@ -156,16 +174,21 @@ func decodeEvent(plain []byte) (*outEvent, error) {
 // newEvent returns the record of an event of a token, to be written with what
 // it tells, or nil if nobody listens. It goes with its token, unless it tells
 // that that is gone.
-func (v *Vault) newEvent(row uuid.UUID, t *Token, typ EventType, reason EventReason) (*store.Record, error) {
-	if v.opts.Events == nil {
-		return nil, nil
+func (v *Vault) newEvent(ctx context.Context, row uuid.UUID, t *Token, typ EventType, reason EventReason) (*store.Record, error) {
+	sink := v.opts.Events != nil
+	if !sink {
+		// Read anew: whoever has registered a webhook, in whatever process, misses nothing.
+		a, err := v.approved(ctx)
+		if err != nil || len(a.webhooks) == 0 {
+			return nil, err
+		}
 	}
 	id, err := v.newRow()
 	if err != nil {
 		return nil, err
 	}
 	r := &store.Record{Kind: kindEvent, ID: id, Account: v.account, Due: now(), Version: 1}
-	e := &outEvent{typ: typ, reason: reason, row: row}
+	e := &outEvent{typ: typ, reason: reason, row: row, sink: sink}
 	if typ != TokenDeleted {
 		r.Parent, r.Class = row, eventOrdered
 		e.token = t.encode(nil)
@@ -208,24 +231,32 @@ func (v *Vault) heldBy(ctx context.Context, r *store.Record) (uuid.UUID, error) 
 	return list.Records[0].ID, nil
 }
 
+// describeEvent returns an event as it is told.
+func (v *Vault) describeEvent(row uuid.UUID, o *outEvent) (e *Event, err error) {
+	e = &Event{
+		ID:        v.mask(kindEvent, row),
+		CreatedAt: rowkey.Time(row),
+		Account:   v.account,
+		Type:      o.typ,
+		Reason:    o.reason,
+		Sequence:  rowkey.Sequence(row),
+		TokenID:   v.mask(kindToken, o.row),
+	}
+	if o.typ != TokenDeleted {
+		e.Token, err = v.decodeToken(o.row, o.token)
+	}
+	return e, err
+}
+
 // tell passes an event that was claimed to the sink and stores what came of it.
 func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error {
 	o, err := decodeEvent(plain)
 	if err != nil {
 		return err
 	}
-	e := &Event{
-		ID:        v.mask(kindEvent, rec.ID),
-		CreatedAt: rowkey.Time(rec.ID),
-		Account:   v.account,
-		Type:      o.typ,
-		Reason:    o.reason,
-		TokenID:   v.mask(kindToken, o.row),
-	}
-	if o.typ != TokenDeleted {
-		if e.Token, err = v.decodeToken(o.row, o.token); err != nil {
-			return err
-		}
+	e, err := v.describeEvent(rec.ID, o)
+	if err != nil {
+		return err
 	}
 	// The event of a deletion waits for what is under way, and what has not begun
 	// by then is gone with the token.
@@ -244,13 +275,13 @@ func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error
 	}
 	err = v.callSink(ctx, e)
 	if err == nil {
-		return v.settle(ctx, rec, nil)
+		return v.told(ctx, rec, o)
 	}
 	o.tries++
 	log := v.log.With("event", e.ID, "type", e.Type, "token", e.TokenID, "tries", o.tries, "error", printable(err))
 	if o.tries > uint64(len(eventRetries)) {
 		log.Error("event is dropped: the sink has failed too often")
-		return v.settle(ctx, rec, nil)
+		return v.told(ctx, rec, o)
 	}
 	log.Warn("event could not be passed on")
 	next := *rec
@@ -263,6 +294,29 @@ func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error
 		return wrapped(err)
 	}
 	return v.settle(ctx, rec, &next)
+}
+
+// told stores that the sink has an event: it is kept for webhooks, or deleted.
+func (v *Vault) told(ctx context.Context, rec *store.Record, o *outEvent) error {
+	if !o.kept {
+		return v.settle(ctx, rec, nil)
+	}
+	next := *rec
+	next.Version++
+	if err := v.keep(&next, o); err != nil {
+		return err
+	}
+	return v.settle(ctx, rec, &next)
+}
+
+// keep makes a record that of an event that the sink has.
+func (v *Vault) keep(r *store.Record, o *outEvent) error {
+	o.sink = false
+	r.Due = rowkey.Time(r.ID).Add(eventRetention)
+	if r.Class != 0 {
+		r.Class = eventKept
+	}
+	return wrapped(v.box.SealShown(r, o.encode()))
 }
 
 var errSinkPanic = errors.New("cardvault: event sink panicked")

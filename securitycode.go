@@ -144,7 +144,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	if err := v.box.SealShown(r, s.encode()); err != nil {
 		return nil, wrapped(err)
 	}
-	event, err := v.newEvent(card.ID, t, TokenUpdated, ReasonSecurityCodeRefreshed)
+	event, err := v.newEvent(ctx, card.ID, t, TokenUpdated, ReasonSecurityCodeRefreshed)
 	if err != nil {
 		return nil, err
 	}

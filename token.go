@@ -293,7 +293,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 		return nil, wrapped(err)
 	}
 	records := []*store.Record{r}
-	event, err := v.newEvent(row, t, TokenCreated, why)
+	event, err := v.newEvent(ctx, row, t, TokenCreated, why)
 	if err != nil {
 		return nil, err
 	}
@@ -677,7 +677,7 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		if err := v.sealToken(r, t); err != nil {
 			return nil, err
 		}
-		event, err := v.newEvent(r.ID, t, TokenUpdated, ReasonPatched)
+		event, err := v.newEvent(ctx, r.ID, t, TokenUpdated, ReasonPatched)
 		if err != nil {
 			return nil, err
 		}

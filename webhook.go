@@ -2,10 +2,17 @@ package cardvault
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
 
@@ -26,9 +33,25 @@ type Webhook struct {
 	LegacyHMAC bool
 
 	// Disabled is whether nothing is delivered, and DisabledReason why: requested,
-	// gone (it has answered 410) or failing (five days without success).
+	// gone (it has answered 410) or failing (five days without success). What was
+	// under way then has failed, and can be redelivered.
 	Disabled       bool
 	DisabledReason string
+
+	row     uuid.UUID
+	secrets []signingSecret // oldest first
+}
+
+const (
+	disabledRequested = "requested"
+	disabledGone      = "gone"
+	disabledFailing   = "failing"
+)
+
+// A signingSecret signs deliveries until a time, zero for ever.
+type signingSecret struct {
+	value WebhookSecret
+	until time.Time
 }
 
 // A WebhookSecret signs deliveries: "whsec_" and the base64 of 32 random bytes.
@@ -79,3 +102,387 @@ func (s WebhookSecret) String() string { return masked(len(s.get())) }
 func (s WebhookSecret) Format(f fmt.State, _ rune)   { fmt.Fprint(f, s.String()) }
 func (s WebhookSecret) LogValue() slog.Value         { return slog.StringValue(s.String()) }
 func (s WebhookSecret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// A WebhookOptions is what is optional of a new webhook.
+type WebhookOptions struct {
+	Events      []EventType // empty: all
+	Description string      // 1 to 255 characters; "": none
+	LegacyHMAC  bool
+}
+
+// A WebhookUpdate says what to change of a webhook. What is nil stays.
+type WebhookUpdate struct {
+	URL         *string
+	Events      []EventType // nil: stays; empty: all
+	Description *string     // "": none
+	LegacyHMAC  *bool
+	Disabled    *bool
+}
+
+const (
+	// MaxWebhooks is how many webhooks an account can have.
+	MaxWebhooks = 16
+
+	// WebhookSecretOverlap is how long a rotated signing secret goes on signing, beside
+	// the new one.
+	WebhookSecretOverlap = 24 * time.Hour
+)
+
+// CreateWebhook registers an endpoint and returns it with its signing secret, which is
+// shown only here. It gets the events of what happens from now on. opts may be nil.
+//
+// Errors: FieldErrors, also of url for one webhook too many; ErrNotEnabled without
+// [Options.Webhooks].
+func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOptions) (*Webhook, WebhookSecret, error) {
+	if v.opts.Webhooks == nil {
+		return nil, WebhookSecret{}, ErrNotEnabled
+	}
+	w := &Webhook{URL: url}
+	if opts != nil {
+		w.Events, w.Description, w.LegacyHMAC = opts.Events, opts.Description, opts.LegacyHMAC
+	}
+	if err := v.checkWebhook(w); err != nil {
+		return nil, WebhookSecret{}, err
+	}
+	row, err := v.newRow()
+	if err != nil {
+		return nil, WebhookSecret{}, err
+	}
+	w.row, w.ID, w.CreatedAt = row, v.mask(kindWebhook, row), rowkey.Time(row)
+	secret := newSigningSecret()
+	w.secrets = []signingSecret{{value: secret}}
+	r := v.newRecord(kindWebhook, row)
+	q := &store.Record{Kind: kindQueue, ID: row, Account: v.account, Parent: row, Version: 1}
+	if err := v.box.SealShown(r, w.encode()); err != nil {
+		return nil, WebhookSecret{}, wrapped(err)
+	}
+	if err := v.box.SealShown(q, new(queue).encode()); err != nil {
+		return nil, WebhookSecret{}, wrapped(err)
+	}
+	err = v.changeWebhooks(ctx, opCreateWebhook, w.ID, func() (func(store.Tx) error, error) {
+		return func(tx store.Tx) error {
+			all, err := tx.List(&store.Query{Kind: kindWebhook, Account: v.account, Count: true})
+			if err != nil {
+				return err
+			}
+			if all.Total >= MaxWebhooks {
+				return &FieldError{"url", "out_of_range", fmt.Sprintf("would be one of more than %d webhooks", MaxWebhooks)}
+			}
+			tx.Put(r)
+			tx.Put(q)
+			return nil
+		}, nil
+	})
+	if err != nil {
+		return nil, WebhookSecret{}, err
+	}
+	return w, secret, nil
+}
+
+// Webhook returns a webhook. The error is ErrNotFound for an id that the account does
+// not have.
+func (v *Vault) Webhook(ctx context.Context, id uuid.UUID) (*Webhook, error) {
+	return v.webhookRow(ctx, v.unmask(kindWebhook, id))
+}
+
+// ListWebhooks returns one page of the webhooks of the account. opts may be nil.
+func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (*Page[*Webhook], error) {
+	q, o, err := v.query(kindWebhook, opts)
+	if err != nil {
+		return nil, err
+	}
+	return page(ctx, v, q, o, v.openWebhook)
+}
+
+// UpdateWebhook changes a webhook and returns it. One that is enabled again gets the
+// events of what happens from then on.
+//
+// Errors: FieldErrors; ErrNotFound; ErrNotEnabled.
+func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate) (w *Webhook, err error) {
+	if v.opts.Webhooks == nil {
+		return nil, ErrNotEnabled
+	}
+	err = v.editWebhook(ctx, opUpdateWebhook, v.unmask(kindWebhook, id), func(is *Webhook) error {
+		w = is
+		set(&w.URL, u.URL)
+		set(&w.Description, u.Description)
+		set(&w.LegacyHMAC, u.LegacyHMAC)
+		if u.Events != nil {
+			w.Events = u.Events
+		}
+		if u.Disabled != nil && *u.Disabled != w.Disabled {
+			w.Disabled, w.DisabledReason = *u.Disabled, ""
+			if w.Disabled {
+				w.DisabledReason = disabledRequested
+			}
+		}
+		return v.checkWebhook(w)
+	})
+	return w, err
+}
+
+func set[T any](to, from *T) {
+	if from != nil {
+		*to = *from
+	}
+}
+
+// DeleteWebhook removes a webhook with its deliveries. The error is ErrNotFound for an
+// id that the account does not have.
+func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
+	row := v.unmask(kindWebhook, id)
+	if row == uuid.Nil {
+		return ErrNotFound
+	}
+	return v.changeWebhooks(ctx, opDeleteWebhook, id, func() (func(store.Tx) error, error) {
+		return func(tx store.Tx) error {
+			if _, err := v.find(tx, kindWebhook, row); err != nil {
+				return err
+			}
+			tx.Delete(kindWebhook, row)
+			return nil
+		}, nil
+	})
+}
+
+// RotateWebhookSecret makes a new signing secret for a webhook and returns it; it is
+// shown only here. The former one signs beside it for [WebhookSecretOverlap], any
+// before that no longer. The error is ErrNotFound for an id that the account does not
+// have.
+func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID) (WebhookSecret, error) {
+	secret := newSigningSecret()
+	err := v.editWebhook(ctx, opRotateWebhook, v.unmask(kindWebhook, id), func(w *Webhook) error {
+		former := w.secrets[len(w.secrets)-1]
+		former.until = now().Add(WebhookSecretOverlap)
+		w.secrets = []signingSecret{former, {value: secret}}
+		return nil
+	})
+	if err != nil {
+		return WebhookSecret{}, err
+	}
+	return secret, nil
+}
+
+// A WebhookTest is what came of a test event.
+type WebhookTest struct {
+	StatusCode int // of HTTP; 0 if there was no answer
+	Duration   time.Duration
+}
+
+// TestWebhook sends an event webhook.test, which has no token, to a webhook, also to
+// one that is disabled. It is sent once and not in the log.
+//
+// Errors: ErrNotFound; ErrNotEnabled.
+func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (*WebhookTest, error) {
+	if v.opts.Webhooks == nil {
+		return nil, ErrNotEnabled
+	}
+	w, err := v.Webhook(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	out := v.send(ctx, w, &Delivery{ID: uuid.New(), CreatedAt: now()})
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return &WebhookTest{out.code, time.Since(begin)}, nil
+}
+
+func newSigningSecret() WebhookSecret {
+	var random [32]byte
+	rand.Read(random[:])
+	text := append([]byte("whsec_"), base64.StdEncoding.AppendEncode(nil, random[:])...)
+	defer clear(text)
+	return NewWebhookSecret(text)
+}
+
+// checkWebhook returns a FieldError for each rule that w breaks, and puts its events
+// in order.
+func (v *Vault) checkWebhook(w *Webhook) error {
+	var errs []error
+	switch err := v.opts.Webhooks.Check(w.URL); {
+	case w.URL == "":
+		errs = append(errs, required("url"))
+	case len(w.URL) > 2048:
+		errs = append(errs, &FieldError{"url", "too_long", "must have at most 2048 characters"})
+	case err != nil:
+		errs = append(errs, &FieldError{"url", "invalid_format", err.Error()})
+	}
+	if w.Description != "" {
+		if err := checkText("description", []byte(w.Description)); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	w.Events = slices.Clone(w.Events)
+	slices.Sort(w.Events)
+	w.Events = slices.Compact(w.Events)
+	if len(w.Events) == 0 {
+		w.Events = []EventType{TokenCreated, TokenUpdated, TokenDeleted}
+	}
+	for _, e := range w.Events {
+		if e < TokenCreated || e > TokenDeleted {
+			errs = append(errs, &FieldError{"events", "invalid_enum", "must be types of events"})
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// editWebhook lets fn change a webhook and stores it.
+func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn func(*Webhook) error) error {
+	return v.changeWebhooks(ctx, op, v.mask(kindWebhook, row), func() (func(store.Tx) error, error) {
+		r, err := v.getRow(ctx, kindWebhook, row)
+		if err != nil {
+			return nil, err
+		}
+		w, err := v.openWebhook(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		was := w.Disabled
+		if err := fn(w); err != nil {
+			return nil, err
+		}
+		r.Version++
+		if err := v.box.SealShown(r, w.encode()); err != nil {
+			return nil, wrapped(err)
+		}
+		if !was || w.Disabled {
+			return func(tx store.Tx) error { tx.Put(r); return nil }, nil
+		}
+		// What it failed before is forgotten.
+		q, err := v.getQueue(ctx, row)
+		if err != nil {
+			return nil, err
+		}
+		q.Version++
+		q.Due = now()
+		if err := v.box.SealShown(q, new(queue).encode()); err != nil {
+			return nil, wrapped(err)
+		}
+		return func(tx store.Tx) error { tx.Put(r); tx.Put(q); return nil }, nil
+	})
+}
+
+// disableWebhook disables a webhook that has failed.
+func (v *Vault) disableWebhook(ctx context.Context, row uuid.UUID, why string) error {
+	return v.editWebhook(ctx, opUpdateWebhook, row, func(w *Webhook) error {
+		if !w.Disabled {
+			w.Disabled, w.DisabledReason = true, why
+		}
+		return nil
+	})
+}
+
+// changeWebhooks writes what plan returns, and a new version of the account's record,
+// by which every process knows that its webhooks have changed.
+func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UUID, plan func() (func(store.Tx) error, error)) error {
+	whole := v.whole()
+	for {
+		r, err := whole.get(ctx, kindAccount, v.account)
+		if err != nil {
+			return err
+		}
+		a, err := whole.openAccount(ctx, r)
+		if err != nil {
+			return err
+		}
+		fn, err := plan()
+		if err != nil {
+			return err
+		}
+		r.Version++
+		if err := v.box.SealShown(r, a.encode()); err != nil {
+			return wrapped(err)
+		}
+		err = v.write(ctx, op, object, func(tx store.Tx) error {
+			tx.Put(r)
+			return fn(tx)
+		})
+		if !errors.Is(err, store.ErrConflict) {
+			return err
+		}
+	}
+}
+
+// webhooks returns all webhooks of the account.
+func (v *Vault) webhooks(ctx context.Context) ([]*Webhook, error) {
+	list, err := v.list(ctx, &store.Query{Kind: kindWebhook, Account: v.account, Limit: MaxWebhooks})
+	if err != nil {
+		return nil, err
+	}
+	all := make([]*Webhook, len(list.Records))
+	for i, r := range list.Records {
+		if all[i], err = v.openWebhook(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func (v *Vault) webhookRow(ctx context.Context, row uuid.UUID) (*Webhook, error) {
+	r, err := v.getRow(ctx, kindWebhook, row)
+	if err != nil {
+		return nil, err
+	}
+	return v.openWebhook(ctx, r)
+}
+
+const (
+	webhookURL = iota + 1
+	webhookDescription
+	webhookEvents
+	webhookLegacy
+	webhookDisabled
+	webhookReason
+	webhookSecretUntil
+	webhookSecret // ends one secret
+)
+
+func (w *Webhook) encode() []byte {
+	b := tlv.Append(nil, webhookURL, w.URL)
+	b = tlv.Append(b, webhookDescription, w.Description)
+	for _, e := range w.Events {
+		b = tlv.AppendUint(b, webhookEvents, uint64(e))
+	}
+	b = tlv.AppendUint(b, webhookLegacy, bit(w.LegacyHMAC))
+	b = tlv.AppendUint(b, webhookDisabled, bit(w.Disabled))
+	b = tlv.Append(b, webhookReason, w.DisabledReason)
+	for _, s := range w.secrets {
+		b = appendTime(b, webhookSecretUntil, s.until)
+		b = tlv.Append(b, webhookSecret, s.value.get())
+	}
+	return tlv.Pad(b, 64, 0)
+}
+
+func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, error) {
+	w := &Webhook{ID: v.mask(kindWebhook, rec.ID), CreatedAt: rowkey.Time(rec.ID), row: rec.ID}
+	r, err := v.read(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	var until time.Time
+	for r.Next() {
+		switch r.Tag {
+		case webhookURL:
+			w.URL = string(r.Value)
+		case webhookDescription:
+			w.Description = string(r.Value)
+		case webhookEvents:
+			w.Events = append(w.Events, EventType(r.Uint()))
+		case webhookLegacy:
+			w.LegacyHMAC = r.Uint() == 1
+		case webhookDisabled:
+			w.Disabled = r.Uint() == 1
+		case webhookReason:
+			w.DisabledReason = string(r.Value)
+		case webhookSecretUntil:
+			until = readTime(r)
+		case webhookSecret:
+			w.secrets = append(w.secrets, signingSecret{NewWebhookSecret(r.Value), until})
+			until = time.Time{}
+		}
+	}
+	return w, readError(r)
+}

@@ -1,10 +1,12 @@
 package cardvault
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,7 +46,7 @@ func (w *work) init() {
 	w.opened = time.Now()
 	w.done = make(chan struct{})
 	w.wakes = map[store.Kind]chan struct{}{}
-	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent} {
+	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent, kindDelivery, kindQueue} {
 		w.wakes[kind] = make(chan struct{}, 1)
 	}
 	lapse := make(chan struct{}, 1)
@@ -95,8 +97,12 @@ func (v *Vault) tasks() []*task {
 		job(kindRelease, 16)
 		job(kindBackfill, 4)
 	}
-	if v.opts.Events != nil {
+	if v.opts.Events != nil || v.opts.Webhooks != nil {
 		job(kindEvent, 64)
+		job(kindDelivery, 1)
+	}
+	if v.opts.Webhooks != nil {
+		job(kindQueue, 32)
 	}
 	return all
 }
@@ -267,8 +273,11 @@ func newPool(workers int) *pool { return &pool{busy: make(chan struct{}, workers
 // longest is how long a job of a kind takes at most: three calls to the network,
 // or one to the sink, and some writes.
 func (c *core) longest(kind store.Kind) time.Duration {
-	if kind == kindEvent {
+	switch kind {
+	case kindEvent:
 		return eventTimeout + 5*time.Second
+	case kindQueue:
+		return sendTurn + sendTimeout + 15*time.Second
 	}
 	return 3*c.opts.NetworkTimeout + 5*time.Second
 }
@@ -283,6 +292,9 @@ type job struct {
 	plain []byte    // what its shown part held
 	hash  []byte    // of a release: by which holders of its network token are found
 	after uuid.UUID // of an event: row key of the one that holds it back
+
+	over       bool            // the record is to be deleted
+	deliveries []*store.Record // of an event, that are new
 }
 
 // claimable returns jobs of a kind that are due, as they are written to claim
@@ -301,6 +313,9 @@ func (v *Vault) claimable(ctx context.Context, kind store.Kind, at time.Time) (j
 		// Cards that were imported one after the other are not sent like that: see
 		// slot, which does it if there is a rate limit.
 		rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
+		if kind == kindEvent { // their deliveries are in their order
+			slices.SortFunc(due, func(a, b *store.Record) int { return bytes.Compare(a.ID[:], b.ID[:]) })
+		}
 		for _, r := range due {
 			j, err := v.prepare(ctx, r, at)
 			switch {
@@ -326,10 +341,22 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 	if len(claimed) == 0 {
 		return 0, damaged
 	}
+	wakings, err := v.wakingsFor(ctx, claimed)
+	if err != nil {
+		return 0, errors.Join(damaged, err)
+	}
 	wrote := 0
 	var won []*job
-	err := wrapped(v.store.Update(ctx, func(tx store.Tx) error {
+	err = wrapped(v.store.Update(ctx, func(tx store.Tx) error {
 		won, wrote = won[:0], 0
+		woken := map[uuid.UUID]bool{}
+		wake := func(webhook uuid.UUID) error {
+			if woken[webhook] {
+				return nil
+			}
+			woken[webhook] = true
+			return wakings[webhook].put(tx, webhook)
+		}
 		for _, j := range claimed {
 			switch r, err := tx.Get(kind, j.rec.ID); {
 			case errors.Is(err, store.ErrNotFound) || err == nil && r.Version != j.rec.Version-1:
@@ -357,14 +384,38 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 				}
 			}
 			wrote++
+			if j.over {
+				tx.Delete(kind, j.rec.ID)
+				continue
+			}
 			tx.Put(j.rec)
+			if kind == kindDelivery {
+				if err := wake(j.rec.Parent); err != nil {
+					return err
+				}
+			}
+			for _, d := range j.deliveries {
+				if _, err := tx.Get(kindWebhook, d.Parent); errors.Is(err, store.ErrNotFound) {
+					continue // it is gone since
+				} else if err != nil {
+					return err
+				}
+				tx.Put(d)
+				if err := wake(d.Parent); err != nil {
+					return err
+				}
+			}
 			won = append(won, j)
 		}
 		return nil
 	}))
+	if errors.Is(err, store.ErrConflict) {
+		return 1, nil // a queue has come to rest meanwhile: once more
+	}
 	if err != nil {
 		return 0, errors.Join(damaged, err)
 	}
+	v.wakeQueues(wakings)
 	for _, j := range won {
 		if j.plain == nil {
 			continue // it waits for the rate limit, or for another event
@@ -433,15 +484,83 @@ func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*jo
 			j.hash = v.networkHash(l.network, l.ref.ID)
 		}
 	case kindEvent:
-		if j.after, err = v.In(r.Account).heldBy(ctx, r); err != nil {
-			return nil, err
+		return j, v.In(r.Account).prepareEvent(ctx, j, at)
+	case kindDelivery:
+		j.plain = nil
+		if j.over = r.Class != deliveryRetried; j.over {
+			return j, nil
+		}
+		r.Class, r.Due = deliveryReady, time.Time{}
+	}
+	return j, wrapped(v.box.SealShown(r, sealed))
+}
+
+// prepareEvent is prepare for an event. Its deliveries are stored when it is claimed
+// first, whether it is for a sink too and whether others hold it back from that.
+func (v *Vault) prepareEvent(ctx context.Context, j *job, at time.Time) error {
+	r := j.rec
+	o, err := decodeEvent(j.plain)
+	if err != nil {
+		return err
+	}
+	if j.over = o.fanned && !o.sink; j.over {
+		return nil
+	}
+	if !o.fanned {
+		if j.deliveries, err = v.fanOut(ctx, r.ID, o); err != nil {
+			return err
+		}
+		o.fanned, o.kept = true, len(j.deliveries) > 0
+	}
+	switch {
+	case !o.sink:
+		j.plain = nil
+		if j.over = !o.kept; j.over {
+			return nil
+		}
+		return v.keep(r, o)
+	case v.opts.Events == nil:
+		j.plain = nil // it waits for a vault with a sink
+		r.Due = at.Add(time.Minute)
+	default:
+		if j.after, err = v.heldBy(ctx, r); err != nil {
+			return err
 		}
 		if j.after != uuid.Nil {
 			r.Due = time.Time{} // that one wakes it
 			j.plain = nil
 		}
 	}
-	return j, wrapped(v.box.SealShown(r, sealed))
+	sealed := o.encode()
+	if j.plain != nil {
+		j.plain = slices.Clone(sealed)
+	}
+	return wrapped(v.box.SealShown(r, sealed))
+}
+
+// wakingsFor reads the queues of the webhooks that jobs have something for.
+func (v *Vault) wakingsFor(ctx context.Context, jobs []*job) (map[uuid.UUID]*waking, error) {
+	all := map[uuid.UUID]*waking{}
+	for _, j := range jobs {
+		v := v.In(j.rec.Account)
+		add := func(webhook uuid.UUID) (err error) {
+			if all[webhook] == nil {
+				all[webhook], err = v.waking(ctx, webhook)
+			}
+			return err
+		}
+		if j.rec.Kind == kindDelivery && !j.over {
+			if err := add(j.rec.Parent); err != nil {
+				return nil, err
+			}
+		}
+		for _, d := range j.deliveries {
+			if err := add(d.Parent); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return all, nil
 }
 
 const (
@@ -501,6 +620,12 @@ func (v *Vault) do(ctx context.Context, j *job) error {
 		return v.releaseNow(ctx, j.rec, l)
 	case kindEvent:
 		return v.tell(ctx, j.rec, j.plain)
+	case kindQueue:
+		q, err := decodeQueue(j.plain)
+		if err != nil {
+			return err
+		}
+		return v.deliver(ctx, j.rec, q)
 	default:
 		b, err := decodeBackfill(j.plain)
 		if err != nil {
@@ -659,10 +784,10 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	var due, events []*store.Record
 	at := now()
-	tell := kind == kindToken && v.opts.Events != nil
-	limit := 1 // looking first costs a write only when there is something to erase
+	tell := kind == kindToken // events are sealed before they are written
+	limit := 1                // looking first costs a write only when there is something to erase
 	if tell {
-		limit = sweepBatch // events are sealed before they are written
+		limit = sweepBatch
 	}
 	err := v.view(ctx, func(tx store.ReadTx) (err error) {
 		due, err = tx.Due(kind, at, limit)
@@ -673,7 +798,10 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	}
 	if tell {
 		for _, r := range due {
-			e, err := v.In(r.Account).newEvent(r.ID, nil, TokenDeleted, ReasonExpired)
+			if r.Due.IsZero() || lives(r, at) {
+				return 0, fmt.Errorf("%w: something is listed as lapsed that has not", ErrDamaged)
+			}
+			e, err := v.In(r.Account).newEvent(ctx, r.ID, nil, TokenDeleted, ReasonExpired)
 			if err != nil {
 				return 0, err
 			}
@@ -701,7 +829,9 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 				case err != nil:
 					return err
 				}
-				tx.Put(events[i])
+				if events[i] != nil {
+					tx.Put(events[i])
+				}
 			}
 			tx.Delete(kind, r.ID)
 			erased = append(erased, r)
