@@ -208,7 +208,6 @@ type approval struct {
 	version  uint64 // of the record of the account
 	active   bool   // network tokens are
 	merchant uuid.UUID
-	webhooks []*Webhook // that are enabled
 }
 
 // approved returns the present approval of the account. It costs a read; only
@@ -231,12 +230,7 @@ func (v *Vault) approved(ctx context.Context) (*approval, error) {
 	if err != nil {
 		return nil, err
 	}
-	hooks, err := v.webhooks(ctx)
-	if err != nil {
-		return nil, err
-	}
-	hooks = slices.DeleteFunc(hooks, func(w *Webhook) bool { return w.Disabled })
-	now := &approval{version, a.NetworkTokensActive, m.ID, hooks}
+	now := &approval{version, a.NetworkTokensActive, m.ID}
 	v.approvals.Store(v.account, now)
 	return now, nil
 }

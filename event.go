@@ -104,22 +104,19 @@ var eventRetries = []time.Duration{
 const (
 	eventOrdered   = iota + 1 // waits for all before it, and holds back those after it
 	eventUnordered            // has failed too often to hold back others
-	eventKept                 // is for webhooks alone, until its retention is over
 )
 
 // An outEvent is what the record of an event holds. Id and time of creation are
 // the row key's. It is due when it is to be passed on, and never while an earlier
-// one of its token holds it back: that wakes it. Once the sink has it, it is kept
-// for webhooks, if there are any.
+// one of its token holds it back: that wakes it. The record of the same event for
+// webhooks is due until its deliveries are made, and again when it is forgotten.
 type outEvent struct {
 	typ    EventType
 	reason EventReason
 	row    uuid.UUID // of the token
 	token  []byte    // what Token.encode wrote; empty for TokenDeleted
 	tries  uint64    // that failed
-	sink   bool      // it is for a sink, which does not have it yet
-	fanned bool      // its deliveries are stored
-	kept   bool      // there are some
+	fanned bool      // its deliveries are made
 }
 
 const (
@@ -128,9 +125,7 @@ const (
 	eventRow
 	eventToken
 	eventTries
-	eventSink
 	eventFanned
-	eventHasDeliveries
 )
 
 func (e *outEvent) encode() []byte {
@@ -139,10 +134,7 @@ func (e *outEvent) encode() []byte {
 	b = tlv.Append(b, eventRow, e.row[:])
 	b = tlv.Append(b, eventToken, e.token)
 	b = tlv.AppendUint(b, eventTries, e.tries)
-	b = tlv.AppendUint(b, eventSink, bit(e.sink))
-	b = tlv.AppendUint(b, eventFanned, bit(e.fanned))
-	b = tlv.AppendUint(b, eventHasDeliveries, bit(e.kept))
-	return tlv.Pad(b, 64, 0)
+	return tlv.Pad(tlv.AppendUint(b, eventFanned, bit(e.fanned)), 64, 0)
 }
 
 func decodeEvent(plain []byte) (*outEvent, error) {
@@ -160,43 +152,80 @@ func decodeEvent(plain []byte) (*outEvent, error) {
 			e.token = r.Value
 		case eventTries:
 			e.tries = r.Uint()
-		case eventSink:
-			e.sink = r.Uint() == 1
 		case eventFanned:
 			e.fanned = r.Uint() == 1
-		case eventHasDeliveries:
-			e.kept = r.Uint() == 1
 		}
 	}
 	return e, readError(&r)
 }
 
-// newEvent returns the record of an event of a token, to be written with what
-// it tells, or nil if nobody listens. It goes with its token, unless it tells
-// that that is gone.
-func (v *Vault) newEvent(ctx context.Context, row uuid.UUID, t *Token, typ EventType, reason EventReason) (*store.Record, error) {
-	sink := v.opts.Events != nil
-	if !sink {
-		// Read anew: whoever has registered a webhook, in whatever process, misses nothing.
-		a, err := v.approved(ctx)
-		if err != nil || len(a.webhooks) == 0 {
-			return nil, err
-		}
+// An outbox is an event of a token as it is written with what it tells: a record
+// for the sink and one for webhooks, or none if nobody listens. They go with the
+// token, unless they tell that that is gone.
+type outbox struct {
+	records []*store.Record
+	account uuid.UUID // row key
+	version uint64    // of its record, for which there are these webhooks
+}
+
+// newEvent returns the outbox of an event.
+func (v *Vault) newEvent(ctx context.Context, row uuid.UUID, t *Token, typ EventType, reason EventReason) (*outbox, error) {
+	heard, err := v.webhooks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	box := &outbox{account: v.whole().unmask(kindAccount, v.account), version: heard.version}
+	var kinds []store.Kind
+	if v.opts.Events != nil {
+		kinds = append(kinds, kindEvent)
+	}
+	if len(heard.of(typ)) > 0 {
+		kinds = append(kinds, kindWebhookEvent)
+	}
+	if len(kinds) == 0 {
+		return box, nil
 	}
 	id, err := v.newRow()
 	if err != nil {
 		return nil, err
 	}
-	r := &store.Record{Kind: kindEvent, ID: id, Account: v.account, Due: now(), Version: 1}
-	e := &outEvent{typ: typ, reason: reason, row: row, sink: sink}
+	e := &outEvent{typ: typ, reason: reason, row: row}
 	if typ != TokenDeleted {
-		r.Parent, r.Class = row, eventOrdered
 		e.token = t.encode(nil)
 	}
 	plain := e.encode()
 	defer clear(plain)
 	defer clear(e.token)
-	return r, wrapped(v.box.SealShown(r, plain))
+	for _, kind := range kinds {
+		r := &store.Record{Kind: kind, ID: id, Account: v.account, Due: now(), Version: 1}
+		if typ != TokenDeleted {
+			r.Parent = row
+			if kind == kindEvent {
+				r.Class = eventOrdered
+			}
+		}
+		if err := v.box.SealShown(r, plain); err != nil {
+			return nil, wrapped(err)
+		}
+		box.records = append(box.records, r)
+	}
+	return box, nil
+}
+
+// put writes the event. It returns store.ErrConflict if the webhooks of the account
+// have changed: whoever has registered one misses nothing from then on.
+func (o *outbox) put(tx store.Tx) error {
+	a, err := tx.Get(kindAccount, o.account)
+	if err != nil {
+		return err
+	}
+	if a.Version != o.version {
+		return store.ErrConflict
+	}
+	for _, r := range o.records {
+		tx.Put(r)
+	}
+	return nil
 }
 
 // reasonOf says what has changed of a token.
@@ -275,13 +304,13 @@ func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error
 	}
 	err = v.callSink(ctx, e)
 	if err == nil {
-		return v.told(ctx, rec, o)
+		return v.settle(ctx, rec, nil)
 	}
 	o.tries++
 	log := v.log.With("event", e.ID, "type", e.Type, "token", e.TokenID, "tries", o.tries, "error", printable(err))
 	if o.tries > uint64(len(eventRetries)) {
 		log.Error("event is dropped: the sink has failed too often")
-		return v.told(ctx, rec, o)
+		return v.settle(ctx, rec, nil)
 	}
 	log.Warn("event could not be passed on")
 	next := *rec
@@ -294,29 +323,6 @@ func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error
 		return wrapped(err)
 	}
 	return v.settle(ctx, rec, &next)
-}
-
-// told stores that the sink has an event: it is kept for webhooks, or deleted.
-func (v *Vault) told(ctx context.Context, rec *store.Record, o *outEvent) error {
-	if !o.kept {
-		return v.settle(ctx, rec, nil)
-	}
-	next := *rec
-	next.Version++
-	if err := v.keep(&next, o); err != nil {
-		return err
-	}
-	return v.settle(ctx, rec, &next)
-}
-
-// keep makes a record that of an event that the sink has.
-func (v *Vault) keep(r *store.Record, o *outEvent) error {
-	o.sink = false
-	r.Due = rowkey.Time(r.ID).Add(eventRetention)
-	if r.Class != 0 {
-		r.Class = eventKept
-	}
-	return wrapped(v.box.SealShown(r, o.encode()))
 }
 
 var errSinkPanic = errors.New("cardvault: event sink panicked")

@@ -156,15 +156,12 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 		for _, r := range also {
 			tx.Put(r)
 		}
-		if event != nil {
-			tx.Put(event)
-		}
-		return nil
+		return event.put(tx)
 	})
 	if err != nil {
 		return nil, err
 	}
-	v.workDue(event)
+	v.workDue(event.records...)
 	// Only whoever completes the session gets to replace the code. The token may
 	// have been deleted meanwhile, perhaps before there was this code to erase.
 	ctx = context.WithoutCancel(ctx)

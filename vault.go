@@ -307,6 +307,7 @@ type core struct {
 	rowkeys   rowkey.Generator
 	known     accountSet
 	approvals sync.Map // of accounts: *approval
+	listening sync.Map // of accounts: *listeners
 	closed    atomic.Bool
 	work      work
 	nobody    *nobody
@@ -356,8 +357,9 @@ const (
 	kindSessionKey // of the whole vault
 	kindPayload    // that a payload was used in a session
 	kindWebhook
-	kindQueue    // that a webhook has something to do; its id and parent are the webhook's
-	kindDelivery // of an event; child of its webhook
+	kindQueue        // what is to be sent to a webhook; its children are the deliveries
+	kindDelivery     // of an event to a webhook; child of its queue
+	kindWebhookEvent // an event for webhooks; its id and parent are those of kindEvent
 )
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file

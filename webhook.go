@@ -33,12 +33,13 @@ type Webhook struct {
 	LegacyHMAC bool
 
 	// Disabled is whether nothing is delivered, and DisabledReason why: requested,
-	// gone (it has answered 410) or failing (five days without success). What was
-	// under way then has failed, and can be redelivered.
+	// gone (it has answered 410) or failing (five days without success). What becomes
+	// due meanwhile fails, and can be redelivered.
 	Disabled       bool
 	DisabledReason string
 
 	row     uuid.UUID
+	since   time.Time       // when it was enabled, or got its URL
 	secrets []signingSecret // oldest first
 }
 
@@ -149,10 +150,11 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 		return nil, WebhookSecret{}, err
 	}
 	w.row, w.ID, w.CreatedAt = row, v.mask(kindWebhook, row), rowkey.Time(row)
+	w.since = w.CreatedAt
 	secret := newSigningSecret()
 	w.secrets = []signingSecret{{value: secret}}
 	r := v.newRecord(kindWebhook, row)
-	q := &store.Record{Kind: kindQueue, ID: row, Account: v.account, Parent: row, Version: 1}
+	q := &store.Record{Kind: kindQueue, ID: beside(row), Account: v.account, Version: 1}
 	if err := v.box.SealShown(r, w.encode()); err != nil {
 		return nil, WebhookSecret{}, wrapped(err)
 	}
@@ -166,7 +168,7 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 				return err
 			}
 			if all.Total >= MaxWebhooks {
-				return &FieldError{"url", "out_of_range", fmt.Sprintf("would be one of more than %d webhooks", MaxWebhooks)}
+				return &FieldError{"url", "out_of_range", fmt.Sprintf("would be that of more than %d webhooks", MaxWebhooks)}
 			}
 			tx.Put(r)
 			tx.Put(q)
@@ -195,15 +197,17 @@ func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (*Page[*Web
 }
 
 // UpdateWebhook changes a webhook and returns it. One that is enabled again gets the
-// events of what happens from then on.
+// events of what happens from then on, and what was not due while it was disabled.
 //
 // Errors: FieldErrors; ErrNotFound; ErrNotEnabled.
-func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate) (w *Webhook, err error) {
+func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate) (*Webhook, error) {
 	if v.opts.Webhooks == nil {
 		return nil, ErrNotEnabled
 	}
-	err = v.editWebhook(ctx, opUpdateWebhook, v.unmask(kindWebhook, id), func(is *Webhook) error {
-		w = is
+	return v.editWebhook(ctx, opUpdateWebhook, v.unmask(kindWebhook, id), func(w *Webhook) error {
+		if u.URL != nil && *u.URL != w.URL || u.Disabled != nil && *u.Disabled != w.Disabled {
+			w.since = now()
+		}
 		set(&w.URL, u.URL)
 		set(&w.Description, u.Description)
 		set(&w.LegacyHMAC, u.LegacyHMAC)
@@ -218,7 +222,6 @@ func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate
 		}
 		return v.checkWebhook(w)
 	})
-	return w, err
 }
 
 func set[T any](to, from *T) {
@@ -227,22 +230,31 @@ func set[T any](to, from *T) {
 	}
 }
 
-// DeleteWebhook removes a webhook with its deliveries. The error is ErrNotFound for an
-// id that the account does not have.
+// DeleteWebhook removes a webhook. Its deliveries are erased in the background. The
+// error is ErrNotFound for an id that the account does not have.
 func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 	row := v.unmask(kindWebhook, id)
-	if row == uuid.Nil {
-		return ErrNotFound
-	}
-	return v.changeWebhooks(ctx, opDeleteWebhook, id, func() (func(store.Tx) error, error) {
+	queues := wakings{}
+	err := v.changeWebhooks(ctx, opDeleteWebhook, id, func() (func(store.Tx) error, error) {
+		clear(queues)
+		if _, err := v.getRow(ctx, kindWebhook, row); err != nil {
+			return nil, err
+		}
+		if err := queues.add(ctx, v, beside(row)); err != nil {
+			return nil, err
+		}
 		return func(tx store.Tx) error {
 			if _, err := v.find(tx, kindWebhook, row); err != nil {
 				return err
 			}
 			tx.Delete(kindWebhook, row)
-			return nil
+			return queues.put(tx, beside(row))
 		}, nil
 	})
+	if err == nil {
+		queues.told(v)
+	}
+	return err
 }
 
 // RotateWebhookSecret makes a new signing secret for a webhook and returns it; it is
@@ -251,7 +263,7 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 // have.
 func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID) (WebhookSecret, error) {
 	secret := newSigningSecret()
-	err := v.editWebhook(ctx, opRotateWebhook, v.unmask(kindWebhook, id), func(w *Webhook) error {
+	_, err := v.editWebhook(ctx, opRotateWebhook, v.unmask(kindWebhook, id), func(w *Webhook) error {
 		former := w.secrets[len(w.secrets)-1]
 		former.until = now().Add(WebhookSecretOverlap)
 		w.secrets = []signingSecret{former, {value: secret}}
@@ -297,6 +309,8 @@ func newSigningSecret() WebhookSecret {
 	return NewWebhookSecret(text)
 }
 
+var allEvents = []EventType{TokenCreated, TokenUpdated, TokenDeleted}
+
 // checkWebhook returns a FieldError for each rule that w breaks, and puts its events
 // in order.
 func (v *Vault) checkWebhook(w *Webhook) error {
@@ -318,7 +332,7 @@ func (v *Vault) checkWebhook(w *Webhook) error {
 	slices.Sort(w.Events)
 	w.Events = slices.Compact(w.Events)
 	if len(w.Events) == 0 {
-		w.Events = []EventType{TokenCreated, TokenUpdated, TokenDeleted}
+		w.Events = slices.Clone(allEvents)
 	}
 	for _, e := range w.Events {
 		if e < TokenCreated || e > TokenDeleted {
@@ -329,50 +343,26 @@ func (v *Vault) checkWebhook(w *Webhook) error {
 	return errors.Join(errs...)
 }
 
-// editWebhook lets fn change a webhook and stores it.
-func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn func(*Webhook) error) error {
-	return v.changeWebhooks(ctx, op, v.mask(kindWebhook, row), func() (func(store.Tx) error, error) {
+// editWebhook lets fn change a webhook, stores it and returns it.
+func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn func(*Webhook) error) (w *Webhook, err error) {
+	err = v.changeWebhooks(ctx, op, v.mask(kindWebhook, row), func() (func(store.Tx) error, error) {
 		r, err := v.getRow(ctx, kindWebhook, row)
 		if err != nil {
 			return nil, err
 		}
-		w, err := v.openWebhook(ctx, r)
-		if err != nil {
+		if w, err = v.openWebhook(ctx, r); err != nil {
 			return nil, err
 		}
-		was := w.Disabled
 		if err := fn(w); err != nil {
 			return nil, err
 		}
 		r.Version++
-		if err := v.box.SealShown(r, w.encode()); err != nil {
-			return nil, wrapped(err)
-		}
-		if !was || w.Disabled {
-			return func(tx store.Tx) error { tx.Put(r); return nil }, nil
-		}
-		// What it failed before is forgotten.
-		q, err := v.getQueue(ctx, row)
-		if err != nil {
-			return nil, err
-		}
-		q.Version++
-		q.Due = now()
-		if err := v.box.SealShown(q, new(queue).encode()); err != nil {
-			return nil, wrapped(err)
-		}
-		return func(tx store.Tx) error { tx.Put(r); tx.Put(q); return nil }, nil
+		return func(tx store.Tx) error { tx.Put(r); return nil }, wrapped(v.box.SealShown(r, w.encode()))
 	})
-}
-
-// disableWebhook disables a webhook that has failed.
-func (v *Vault) disableWebhook(ctx context.Context, row uuid.UUID, why string) error {
-	return v.editWebhook(ctx, opUpdateWebhook, row, func(w *Webhook) error {
-		if !w.Disabled {
-			w.Disabled, w.DisabledReason = true, why
-		}
-		return nil
-	})
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
 }
 
 // changeWebhooks writes what plan returns, and a new version of the account's record,
@@ -406,19 +396,48 @@ func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UU
 	}
 }
 
-// webhooks returns all webhooks of the account.
-func (v *Vault) webhooks(ctx context.Context) ([]*Webhook, error) {
+// listeners are the webhooks of an account that are enabled.
+type listeners struct {
+	version uint64 // of the record of the account
+	all     []*Webhook
+}
+
+// of returns those that take events of a type.
+func (l *listeners) of(typ EventType) []*Webhook {
+	return slices.DeleteFunc(slices.Clone(l.all), func(w *Webhook) bool { return !slices.Contains(w.Events, typ) })
+}
+
+// webhooks returns the present listeners of the account. It costs a read; only when
+// something has changed since the last one are they opened.
+func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
+	r, err := v.whole().get(ctx, kindAccount, v.account)
+	if err != nil {
+		return nil, err
+	}
+	if known, ok := v.listening.Load(v.account); ok && known.(*listeners).version == r.Version {
+		return known.(*listeners), nil
+	}
 	list, err := v.list(ctx, &store.Query{Kind: kindWebhook, Account: v.account, Limit: MaxWebhooks})
 	if err != nil {
 		return nil, err
 	}
-	all := make([]*Webhook, len(list.Records))
-	for i, r := range list.Records {
-		if all[i], err = v.openWebhook(ctx, r); err != nil {
+	l := &listeners{version: r.Version}
+	for _, r := range list.Records {
+		w, err := v.openWebhook(ctx, r)
+		if errors.Is(err, ErrDamaged) {
+			// It keeps nobody from his tokens, and has missed nothing if it is put back:
+			// what it does not take is sorted out then.
+			w, err = &Webhook{row: r.ID, Events: allEvents}, nil
+		}
+		if err != nil {
 			return nil, err
 		}
+		if !w.Disabled {
+			l.all = append(l.all, w)
+		}
 	}
-	return all, nil
+	v.listening.Store(v.account, l)
+	return l, nil
 }
 
 func (v *Vault) webhookRow(ctx context.Context, row uuid.UUID) (*Webhook, error) {
@@ -436,6 +455,7 @@ const (
 	webhookLegacy
 	webhookDisabled
 	webhookReason
+	webhookSince
 	webhookSecretUntil
 	webhookSecret // ends one secret
 )
@@ -449,6 +469,7 @@ func (w *Webhook) encode() []byte {
 	b = tlv.AppendUint(b, webhookLegacy, bit(w.LegacyHMAC))
 	b = tlv.AppendUint(b, webhookDisabled, bit(w.Disabled))
 	b = tlv.Append(b, webhookReason, w.DisabledReason)
+	b = appendTime(b, webhookSince, w.since)
 	for _, s := range w.secrets {
 		b = appendTime(b, webhookSecretUntil, s.until)
 		b = tlv.Append(b, webhookSecret, s.value.get())
@@ -477,6 +498,8 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 			w.Disabled = r.Uint() == 1
 		case webhookReason:
 			w.DisabledReason = string(r.Value)
+		case webhookSince:
+			w.since = readTime(r)
 		case webhookSecretUntil:
 			until = readTime(r)
 		case webhookSecret:

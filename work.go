@@ -1,12 +1,10 @@
 package cardvault
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,7 +44,7 @@ func (w *work) init() {
 	w.opened = time.Now()
 	w.done = make(chan struct{})
 	w.wakes = map[store.Kind]chan struct{}{}
-	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent, kindDelivery, kindQueue} {
+	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent, kindWebhookEvent, kindDelivery, kindQueue} {
 		w.wakes[kind] = make(chan struct{}, 1)
 	}
 	lapse := make(chan struct{}, 1)
@@ -97,12 +95,14 @@ func (v *Vault) tasks() []*task {
 		job(kindRelease, 16)
 		job(kindBackfill, 4)
 	}
-	if v.opts.Events != nil || v.opts.Webhooks != nil {
+	if v.opts.Events != nil {
 		job(kindEvent, 64)
-		job(kindDelivery, 1)
 	}
 	if v.opts.Webhooks != nil {
-		job(kindQueue, 32)
+		all = append(all,
+			&task{kinds: []store.Kind{kindWebhookEvent}, step: v.fanOut},
+			&task{kinds: []store.Kind{kindDelivery}, step: v.ripen})
+		job(kindQueue, 256)
 	}
 	return all
 }
@@ -271,7 +271,7 @@ type pool struct {
 func newPool(workers int) *pool { return &pool{busy: make(chan struct{}, workers)} }
 
 // longest is how long a job of a kind takes at most: three calls to the network,
-// or one to the sink, and some writes.
+// or one to the sink, or a turn of a webhook, and some writes.
 func (c *core) longest(kind store.Kind) time.Duration {
 	switch kind {
 	case kindEvent:
@@ -293,43 +293,48 @@ type job struct {
 	hash  []byte    // of a release: by which holders of its network token are found
 	after uuid.UUID // of an event: row key of the one that holds it back
 
-	over       bool            // the record is to be deleted
-	deliveries []*store.Record // of an event, that are new
+	ending <-chan struct{} // closed when Run is to end
 }
 
-// claimable returns jobs of a kind that are due, as they are written to claim
-// them, and the first error of those that cannot be read. These are due for ever:
-// it looks past them.
-func (v *Vault) claimable(ctx context.Context, kind store.Kind, at time.Time) (jobs []*job, damaged error) {
-	for limit := claimBatch; ; limit *= 2 {
+// readDue has use look at records of a kind that are due, until it has taken most of
+// them, and returns the first error of those that cannot be read. These are due for
+// ever: it looks past them. Any other error ends it.
+func (v *Vault) readDue(ctx context.Context, kind store.Kind, at time.Time, most int, use func(*store.Record) error) (damaged error) {
+	for limit := most; ; limit *= 2 {
 		var due []*store.Record
 		err := v.view(ctx, func(tx store.ReadTx) (err error) {
 			due, err = tx.Due(kind, at, limit)
 			return err
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
-		// Cards that were imported one after the other are not sent like that: see
-		// slot, which does it if there is a rate limit.
-		rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
-		if kind == kindEvent { // their deliveries are in their order
-			slices.SortFunc(due, func(a, b *store.Record) int { return bytes.Compare(a.ID[:], b.ID[:]) })
+		if kind != kindWebhookEvent { // they become deliveries in their order
+			// Cards that were imported one after the other are not sent like that: see
+			// slot, which does it if there is a rate limit.
+			rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
 		}
+		used := 0
 		for _, r := range due {
-			j, err := v.prepare(ctx, r, at)
+			if r.Due.IsZero() || r.Due.After(at) {
+				err = fmt.Errorf("%w: something is listed as due that is not", ErrDamaged)
+			} else {
+				err = use(r)
+			}
 			switch {
 			case err == nil:
-				jobs = append(jobs, j)
+				used++
+			case !errors.Is(err, ErrDamaged):
+				return err
 			case damaged == nil:
 				damaged = err
 			}
-			if len(jobs) == claimBatch {
-				return jobs, damaged
+			if used == most {
+				return damaged
 			}
 		}
-		if len(jobs) > 0 || len(due) < limit || limit >= claimMost {
-			return jobs, damaged
+		if used > 0 || len(due) < limit || limit >= claimMost {
+			return damaged
 		}
 	}
 }
@@ -337,26 +342,33 @@ func (v *Vault) claimable(ctx context.Context, kind store.Kind, at time.Time) (j
 // claim takes jobs of a kind that are due, starts them, and returns how many
 // records it has written. It waits for workers to be free.
 func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error) {
-	claimed, damaged := v.claimable(ctx, kind, now())
+	most := claimBatch
+	if kind == kindQueue { // what one process has no time for, another may have
+		select {
+		case p.busy <- struct{}{}:
+			<-p.busy
+		case <-ctx.Done():
+			return 0, nil
+		}
+		most = cap(p.busy) - len(p.busy)
+	}
+	var claimed []*job
+	at := now()
+	damaged := v.readDue(ctx, kind, at, most, func(r *store.Record) error {
+		j, err := v.prepare(ctx, r, at)
+		if err == nil {
+			j.ending = ctx.Done()
+			claimed = append(claimed, j)
+		}
+		return err
+	})
 	if len(claimed) == 0 {
 		return 0, damaged
 	}
-	wakings, err := v.wakingsFor(ctx, claimed)
-	if err != nil {
-		return 0, errors.Join(damaged, err)
-	}
 	wrote := 0
 	var won []*job
-	err = wrapped(v.store.Update(ctx, func(tx store.Tx) error {
+	err := wrapped(v.store.Update(ctx, func(tx store.Tx) error {
 		won, wrote = won[:0], 0
-		woken := map[uuid.UUID]bool{}
-		wake := func(webhook uuid.UUID) error {
-			if woken[webhook] {
-				return nil
-			}
-			woken[webhook] = true
-			return wakings[webhook].put(tx, webhook)
-		}
 		for _, j := range claimed {
 			switch r, err := tx.Get(kind, j.rec.ID); {
 			case errors.Is(err, store.ErrNotFound) || err == nil && r.Version != j.rec.Version-1:
@@ -384,38 +396,14 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 				}
 			}
 			wrote++
-			if j.over {
-				tx.Delete(kind, j.rec.ID)
-				continue
-			}
 			tx.Put(j.rec)
-			if kind == kindDelivery {
-				if err := wake(j.rec.Parent); err != nil {
-					return err
-				}
-			}
-			for _, d := range j.deliveries {
-				if _, err := tx.Get(kindWebhook, d.Parent); errors.Is(err, store.ErrNotFound) {
-					continue // it is gone since
-				} else if err != nil {
-					return err
-				}
-				tx.Put(d)
-				if err := wake(d.Parent); err != nil {
-					return err
-				}
-			}
 			won = append(won, j)
 		}
 		return nil
 	}))
-	if errors.Is(err, store.ErrConflict) {
-		return 1, nil // a queue has come to rest meanwhile: once more
-	}
 	if err != nil {
 		return 0, errors.Join(damaged, err)
 	}
-	v.wakeQueues(wakings)
 	for _, j := range won {
 		if j.plain == nil {
 			continue // it waits for the rate limit, or for another event
@@ -442,10 +430,11 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 
 // prepare returns the job of a record as it is written to claim it.
 func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*job, error) {
-	if r.Due.IsZero() || r.Due.After(at) {
-		return nil, fmt.Errorf("%w: something is listed as due that is not", ErrDamaged)
+	open := v.openShown
+	if r.Kind == kindQueue {
+		open = v.openQueue
 	}
-	plain, err := v.openShown(ctx, r)
+	plain, err := open(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -484,83 +473,15 @@ func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*jo
 			j.hash = v.networkHash(l.network, l.ref.ID)
 		}
 	case kindEvent:
-		return j, v.In(r.Account).prepareEvent(ctx, j, at)
-	case kindDelivery:
-		j.plain = nil
-		if j.over = r.Class != deliveryRetried; j.over {
-			return j, nil
-		}
-		r.Class, r.Due = deliveryReady, time.Time{}
-	}
-	return j, wrapped(v.box.SealShown(r, sealed))
-}
-
-// prepareEvent is prepare for an event. Its deliveries are stored when it is claimed
-// first, whether it is for a sink too and whether others hold it back from that.
-func (v *Vault) prepareEvent(ctx context.Context, j *job, at time.Time) error {
-	r := j.rec
-	o, err := decodeEvent(j.plain)
-	if err != nil {
-		return err
-	}
-	if j.over = o.fanned && !o.sink; j.over {
-		return nil
-	}
-	if !o.fanned {
-		if j.deliveries, err = v.fanOut(ctx, r.ID, o); err != nil {
-			return err
-		}
-		o.fanned, o.kept = true, len(j.deliveries) > 0
-	}
-	switch {
-	case !o.sink:
-		j.plain = nil
-		if j.over = !o.kept; j.over {
-			return nil
-		}
-		return v.keep(r, o)
-	case v.opts.Events == nil:
-		j.plain = nil // it waits for a vault with a sink
-		r.Due = at.Add(time.Minute)
-	default:
-		if j.after, err = v.heldBy(ctx, r); err != nil {
-			return err
+		if j.after, err = v.In(r.Account).heldBy(ctx, r); err != nil {
+			return nil, err
 		}
 		if j.after != uuid.Nil {
 			r.Due = time.Time{} // that one wakes it
 			j.plain = nil
 		}
 	}
-	sealed := o.encode()
-	if j.plain != nil {
-		j.plain = slices.Clone(sealed)
-	}
-	return wrapped(v.box.SealShown(r, sealed))
-}
-
-// wakingsFor reads the queues of the webhooks that jobs have something for.
-func (v *Vault) wakingsFor(ctx context.Context, jobs []*job) (map[uuid.UUID]*waking, error) {
-	all := map[uuid.UUID]*waking{}
-	for _, j := range jobs {
-		v := v.In(j.rec.Account)
-		add := func(webhook uuid.UUID) (err error) {
-			if all[webhook] == nil {
-				all[webhook], err = v.waking(ctx, webhook)
-			}
-			return err
-		}
-		if j.rec.Kind == kindDelivery && !j.over {
-			if err := add(j.rec.Parent); err != nil {
-				return nil, err
-			}
-		}
-		for _, d := range j.deliveries {
-			if err := add(d.Parent); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return all, nil
+	return j, wrapped(v.box.SealShown(r, sealed))
 }
 
 const (
@@ -625,7 +546,7 @@ func (v *Vault) do(ctx context.Context, j *job) error {
 		if err != nil {
 			return err
 		}
-		return v.deliver(ctx, j.rec, q)
+		return v.deliver(ctx, j.ending, j.rec, q)
 	default:
 		b, err := decodeBackfill(j.plain)
 		if err != nil {
@@ -782,7 +703,8 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 
 // sweep erases one batch of lapsed records of a kind and returns how many.
 func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
-	var due, events []*store.Record
+	var due []*store.Record
+	var events []*outbox // of due
 	at := now()
 	tell := kind == kindToken // events are sealed before they are written
 	limit := 1                // looking first costs a write only when there is something to erase
@@ -798,10 +720,11 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	}
 	if tell {
 		for _, r := range due {
-			if r.Due.IsZero() || lives(r, at) {
-				return 0, fmt.Errorf("%w: something is listed as lapsed that has not", ErrDamaged)
-			}
 			e, err := v.In(r.Account).newEvent(ctx, r.ID, nil, TokenDeleted, ReasonExpired)
+			if errors.Is(err, ErrDamaged) || errors.Is(err, ErrNotFound) { // what has lapsed is erased all the same
+				v.log.Error("the end of a token cannot be told", "account", r.Account, "error", err)
+				e, err = nil, nil
+			}
 			if err != nil {
 				return 0, err
 			}
@@ -830,7 +753,9 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 					return err
 				}
 				if events[i] != nil {
-					tx.Put(events[i])
+					if err := events[i].put(tx); err != nil {
+						return err
+					}
 				}
 			}
 			tx.Delete(kind, r.ID)
@@ -838,11 +763,18 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 		}
 		return nil
 	}))
+	if errors.Is(err, store.ErrConflict) {
+		return 1, nil // the webhooks of an account have changed: once more
+	}
 	if err != nil {
 		v.wrote(ctx, opExpire, uuid.Nil, uuid.Nil, err)
 		return 0, err
 	}
-	v.workDue(events...)
+	for _, e := range events {
+		if e != nil {
+			v.workDue(e.records...)
+		}
+	}
 	for _, r := range erased {
 		var object uuid.UUID // of a session it is a credential
 		if kind == kindToken || kind == kindAPIKey {
