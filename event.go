@@ -25,6 +25,10 @@ type Event struct {
 	Reason    EventReason
 	TokenID   uuid.UUID
 
+	// Sequence rises in the order in which the events of an account come about. It has
+	// gaps.
+	Sequence uint64
+
 	// Token is the token as it was then, nil for TokenDeleted.
 	Token *Token
 }
@@ -104,13 +108,15 @@ const (
 
 // An outEvent is what the record of an event holds. Id and time of creation are
 // the row key's. It is due when it is to be passed on, and never while an earlier
-// one of its token holds it back: that wakes it.
+// one of its token holds it back: that wakes it. The record of the same event for
+// webhooks is due until its deliveries are made, and again when it is forgotten.
 type outEvent struct {
 	typ    EventType
 	reason EventReason
 	row    uuid.UUID // of the token
 	token  []byte    // what Token.encode wrote; empty for TokenDeleted
 	tries  uint64    // that failed
+	fanned bool      // its deliveries are made
 }
 
 const (
@@ -119,6 +125,7 @@ const (
 	eventRow
 	eventToken
 	eventTries
+	eventFanned
 )
 
 func (e *outEvent) encode() []byte {
@@ -126,7 +133,8 @@ func (e *outEvent) encode() []byte {
 	b = tlv.Append(b, eventReason, e.reason)
 	b = tlv.Append(b, eventRow, e.row[:])
 	b = tlv.Append(b, eventToken, e.token)
-	return tlv.Pad(tlv.AppendUint(b, eventTries, e.tries), 64, 0)
+	b = tlv.AppendUint(b, eventTries, e.tries)
+	return tlv.Pad(tlv.AppendUint(b, eventFanned, bit(e.fanned)), 64, 0)
 }
 
 func decodeEvent(plain []byte) (*outEvent, error) {
@@ -144,32 +152,80 @@ func decodeEvent(plain []byte) (*outEvent, error) {
 			e.token = r.Value
 		case eventTries:
 			e.tries = r.Uint()
+		case eventFanned:
+			e.fanned = r.Uint() == 1
 		}
 	}
 	return e, readError(&r)
 }
 
-// newEvent returns the record of an event of a token, to be written with what
-// it tells, or nil if nobody listens. It goes with its token, unless it tells
-// that that is gone.
-func (v *Vault) newEvent(row uuid.UUID, t *Token, typ EventType, reason EventReason) (*store.Record, error) {
-	if v.opts.Events == nil {
-		return nil, nil
+// An outbox is an event of a token as it is written with what it tells: a record
+// for the sink and one for webhooks, or none if nobody listens. They go with the
+// token, unless they tell that that is gone.
+type outbox struct {
+	records []*store.Record
+	account uuid.UUID // row key
+	version uint64    // of its record, for which there are these webhooks
+}
+
+// newEvent returns the outbox of an event.
+func (v *Vault) newEvent(ctx context.Context, row uuid.UUID, t *Token, typ EventType, reason EventReason) (*outbox, error) {
+	heard, err := v.webhooks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	box := &outbox{account: v.whole().unmask(kindAccount, v.account), version: heard.version}
+	var kinds []store.Kind
+	if v.opts.Events != nil {
+		kinds = append(kinds, kindEvent)
+	}
+	if len(heard.of(typ)) > 0 {
+		kinds = append(kinds, kindWebhookEvent)
+	}
+	if len(kinds) == 0 {
+		return box, nil
 	}
 	id, err := v.newRow()
 	if err != nil {
 		return nil, err
 	}
-	r := &store.Record{Kind: kindEvent, ID: id, Account: v.account, Due: now(), Version: 1}
 	e := &outEvent{typ: typ, reason: reason, row: row}
 	if typ != TokenDeleted {
-		r.Parent, r.Class = row, eventOrdered
 		e.token = t.encode(nil)
 	}
 	plain := e.encode()
 	defer clear(plain)
 	defer clear(e.token)
-	return r, wrapped(v.box.SealShown(r, plain))
+	for _, kind := range kinds {
+		r := &store.Record{Kind: kind, ID: id, Account: v.account, Due: now(), Version: 1}
+		if typ != TokenDeleted {
+			r.Parent = row
+			if kind == kindEvent {
+				r.Class = eventOrdered
+			}
+		}
+		if err := v.box.SealShown(r, plain); err != nil {
+			return nil, wrapped(err)
+		}
+		box.records = append(box.records, r)
+	}
+	return box, nil
+}
+
+// put writes the event. It returns store.ErrConflict if the webhooks of the account
+// have changed: whoever has registered one misses nothing from then on.
+func (o *outbox) put(tx store.Tx) error {
+	a, err := tx.Get(kindAccount, o.account)
+	if err != nil {
+		return err
+	}
+	if a.Version != o.version {
+		return store.ErrConflict
+	}
+	for _, r := range o.records {
+		tx.Put(r)
+	}
+	return nil
 }
 
 // reasonOf says what has changed of a token.
@@ -204,24 +260,32 @@ func (v *Vault) heldBy(ctx context.Context, r *store.Record) (uuid.UUID, error) 
 	return list.Records[0].ID, nil
 }
 
+// describeEvent returns an event as it is told.
+func (v *Vault) describeEvent(row uuid.UUID, o *outEvent) (e *Event, err error) {
+	e = &Event{
+		ID:        v.mask(kindEvent, row),
+		CreatedAt: rowkey.Time(row),
+		Account:   v.account,
+		Type:      o.typ,
+		Reason:    o.reason,
+		Sequence:  rowkey.Sequence(row),
+		TokenID:   v.mask(kindToken, o.row),
+	}
+	if o.typ != TokenDeleted {
+		e.Token, err = v.decodeToken(o.row, o.token)
+	}
+	return e, err
+}
+
 // tell passes an event that was claimed to the sink and stores what came of it.
 func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error {
 	o, err := decodeEvent(plain)
 	if err != nil {
 		return err
 	}
-	e := &Event{
-		ID:        v.mask(kindEvent, rec.ID),
-		CreatedAt: rowkey.Time(rec.ID),
-		Account:   v.account,
-		Type:      o.typ,
-		Reason:    o.reason,
-		TokenID:   v.mask(kindToken, o.row),
-	}
-	if o.typ != TokenDeleted {
-		if e.Token, err = v.decodeToken(o.row, o.token); err != nil {
-			return err
-		}
+	e, err := v.describeEvent(rec.ID, o)
+	if err != nil {
+		return err
 	}
 	// The event of a deletion waits for what is under way, and what has not begun
 	// by then is gone with the token.

@@ -3,6 +3,7 @@ module github.com/cardvault/cardvault
 go 1.26.0
 
 require (
+	code.dny.dev/ssrf v0.3.0
 	github.com/go-jose/go-jose/v4 v4.1.8
 	github.com/google/uuid v1.6.0
 	github.com/hashicorp/golang-lru/v2 v2.0.7

@@ -318,13 +318,13 @@ func (v *Vault) change(ctx context.Context, op operation, row uuid.UUID, fn func
 		changed := !bytes.Equal(shown, h.shown)
 		clear(shown)
 		clear(h.shown)
-		var event *store.Record
+		var event *outbox
 		if changed {
 			h.card.Version++
 			if err := v.sealToken(h.card, h.token); err != nil {
 				return nil, err
 			}
-			if event, err = v.newEvent(row, h.token, TokenUpdated, reasonOf(&h.was, h.token)); err != nil {
+			if event, err = v.newEvent(ctx, row, h.token, TokenUpdated, reasonOf(&h.was, h.token)); err != nil {
 				return nil, err
 			}
 		}
@@ -350,7 +350,9 @@ func (v *Vault) change(ctx context.Context, op operation, row uuid.UUID, fn func
 				tx.Put(h.record)
 			}
 			if event != nil {
-				tx.Put(event)
+				if err := event.put(tx); err != nil {
+					return err
+				}
 			}
 			if also == nil {
 				return nil
@@ -363,7 +365,10 @@ func (v *Vault) change(ctx context.Context, op operation, row uuid.UUID, fn func
 		if err != nil {
 			return nil, err
 		}
-		v.workDue(h.record, event)
+		v.workDue(h.record)
+		if event != nil {
+			v.workDue(event.records...)
+		}
 		return h.token, nil
 	}
 }

@@ -114,7 +114,7 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 		if err != nil {
 			return err
 		}
-		event, err := v.newEvent(row, nil, TokenDeleted, ReasonRequested)
+		event, err := v.newEvent(ctx, row, nil, TokenDeleted, ReasonRequested)
 		if err != nil {
 			return err
 		}
@@ -134,8 +134,8 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 			}
 		}
 		err = v.removeWith(ctx, opDelete, kindToken, id, func(tx store.Tx, row uuid.UUID) error {
-			if event != nil {
-				tx.Put(event)
+			if err := event.put(tx); err != nil {
+				return err
 			}
 			switch r, err := tx.Get(kindNetworkToken, row); {
 			case errors.Is(err, store.ErrNotFound) && seen == 0:
@@ -155,7 +155,7 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 			v.dropCode(ctx, id)
 		}
 		if err == nil {
-			v.workDue(event, release)
+			v.workDue(append(event.records, release)...)
 		}
 		return err
 	}

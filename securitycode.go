@@ -147,7 +147,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	if err := v.box.SealShown(r, s.encode()); err != nil {
 		return nil, wrapped(err)
 	}
-	event, err := v.newEvent(card.ID, t, TokenUpdated, ReasonSecurityCodeRefreshed)
+	event, err := v.newEvent(ctx, card.ID, t, TokenUpdated, ReasonSecurityCodeRefreshed)
 	if err != nil {
 		return nil, err
 	}
@@ -159,15 +159,12 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 		for _, r := range also {
 			tx.Put(r)
 		}
-		if event != nil {
-			tx.Put(event)
-		}
-		return nil
+		return event.put(tx)
 	})
 	if err != nil {
 		return nil, err
 	}
-	v.workDue(event)
+	v.workDue(event.records...)
 	// Only whoever completes the session gets to replace the code. The token may
 	// have been deleted meanwhile, perhaps before there was this code to erase.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)

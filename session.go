@@ -180,7 +180,7 @@ var errScheme = &FieldError{"account_number", "invalid_enum", "must be of a sche
 // and stores also with it. The security code is kept for the usual time, or until the
 // time given. It returns store.ErrConflict if the session has changed: completed, or gone.
 func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Card, t *Token, until time.Time, also ...*store.Record) (*Token, error) {
-	records, err := v.newToken(ctx, c, t, s.ttl, ReasonTokenized)
+	records, event, err := v.newToken(ctx, c, t, s.ttl, ReasonTokenized)
 	if err != nil {
 		return nil, err
 	}
@@ -200,12 +200,13 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 		for _, r := range also {
 			tx.Put(r)
 		}
-		return nil
+		return event.put(tx)
 	})
 	if err != nil {
 		return nil, err
 	}
 	v.workDue(records...)
+	v.workDue(event.records...)
 	return t, nil
 }
 

@@ -213,7 +213,7 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 		return v.decodeAnswer(answer)
 	}
 	t := &Token{BusinessKey: opts.BusinessKey, ImportProvider: opts.ImportProvider}
-	records, err := v.newToken(ctx, c, t, 0, ReasonImported)
+	records, event, err := v.newToken(ctx, c, t, 0, ReasonImported)
 	if err != nil {
 		return nil, err
 	}
@@ -227,15 +227,19 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 		for _, r := range records {
 			tx.Put(r)
 		}
+		if err := event.put(tx); err != nil {
+			return err
+		}
 		return once.put(tx)
 	})
-	if errors.Is(err, errRepeated) {
+	if errors.Is(err, errRepeated) || errors.Is(err, store.ErrConflict) {
 		return v.Import(ctx, c, opts)
 	}
 	if err != nil {
 		return nil, err
 	}
 	v.workDue(records...)
+	v.workDue(event.records...)
 	return t, nil
 }
 
@@ -253,16 +257,16 @@ func (o *ImportOptions) canonical(c Card) []byte {
 }
 
 // newToken completes t, the token of a card that was checked, and returns its
-// record and those that come with it: of its network token if it is to get one,
-// of the event if anybody listens. A ttl of 0 is for ever.
-func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duration, why EventReason) ([]*store.Record, error) {
+// record, that of its network token if it is to get one, and its event. A ttl of 0
+// is for ever.
+func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duration, why EventReason) (records []*store.Record, event *outbox, err error) {
 	if err := v.exists(ctx); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	bin := v.lookupBIN(ctx, c.PAN)
 	row, err := v.newRow()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	t.ID = v.mask(kindToken, row)
 	t.CreatedAt = rowkey.Time(row)
@@ -274,7 +278,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	t.Fingerprint = Fingerprint(v.box.Fingerprint(v.account, c.PAN.get()))
 	reason, err := v.unavailable(ctx, t, t.CreatedAt)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if t.NetworkTokenStatusReason = reason; reason == nil {
 		t.NetworkTokenStatus = NetworkTokenPending
@@ -282,7 +286,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 
 	r := &store.Record{Kind: kindToken, ID: row, Account: v.account}
 	if err := v.sealToken(r, t); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	// The length of what is sealed does not tell that of the number.
 	buf := plaintexts.Get().(*[]byte)
@@ -291,31 +295,24 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	clear(card)
 	plaintexts.Put(buf)
 	if err != nil {
-		return nil, wrapped(err)
+		return nil, nil, wrapped(err)
 	}
-	records := []*store.Record{r}
-	event, err := v.newEvent(row, t, TokenCreated, why)
-	if err != nil {
-		return nil, err
-	}
-	if event != nil {
-		records = append(records, event)
-	}
-	if reason != nil {
-		return records, nil
+	records = []*store.Record{r}
+	if event, err = v.newEvent(ctx, row, t, TokenCreated, why); err != nil || reason != nil {
+		return records, event, err
 	}
 	h := &holding{token: t, card: r, due: now()}
 	h.net = &networkToken{scheme: t.Scheme, network: v.opts.Network.Name(), attempt: 1}
 	h.due = h.due.Add(v.slot(h.net, t.CreatedAt))
 	if err := v.sealNetworkToken(h); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if contact := c.Contact.get(); len(contact) > 0 {
 		plain := tlv.Pad(tlv.Append(make([]byte, 0, len(contact)+128), jobContact, contact), 64, 0)
 		err = v.box.SealSecret(h.record, plain)
 		clear(plain)
 	}
-	return append(records, h.record), wrapped(err)
+	return append(records, h.record), event, wrapped(err)
 }
 
 // schemeOf returns what the token of a card would have for its scheme.
@@ -680,16 +677,13 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		if err := v.sealToken(r, t); err != nil {
 			return nil, err
 		}
-		event, err := v.newEvent(r.ID, t, TokenUpdated, ReasonPatched)
+		event, err := v.newEvent(ctx, r.ID, t, TokenUpdated, ReasonPatched)
 		if err != nil {
 			return nil, err
 		}
 		err = v.write(ctx, opUpdate, id, func(tx store.Tx) error {
 			tx.Put(r)
-			if event != nil {
-				tx.Put(event)
-			}
-			return nil
+			return event.put(tx)
 		})
 		if errors.Is(err, store.ErrConflict) {
 			continue // somebody else was faster, so there is progress
@@ -697,7 +691,7 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		if err != nil {
 			return nil, err
 		}
-		v.workDue(event)
+		v.workDue(event.records...)
 		return t, nil
 	}
 }

@@ -163,8 +163,13 @@ type Options struct {
 	// ends with it.
 	Codes store.CodeCache
 
-	// Events receives what becomes of tokens. If nil, no event is stored.
+	// Events receives what becomes of tokens. If nil, webhooks alone do.
 	Events EventSink
+
+	// Webhooks delivers what becomes of tokens to the webhooks of their accounts:
+	// package webhook has one over HTTP. If nil, what is for them waits for a vault on
+	// the store that has one, and none can be registered.
+	Webhooks Sender
 
 	// PaymentDataRetention is how long encrypted payment data can be read again,
 	// 1 minute to 30 days. Defaults to 24 hours; with NoRetention it is only in
@@ -302,6 +307,7 @@ type core struct {
 	rowkeys   rowkey.Generator
 	known     accountSet
 	approvals sync.Map // of accounts: *approval
+	listening sync.Map // of accounts: *listeners
 	closed    atomic.Bool
 	work      work
 	nobody    *nobody
@@ -352,6 +358,10 @@ const (
 	kindEvent      // child of its token, if that is left
 	kindSessionKey // of the whole vault
 	kindPayload    // that a payload was used in a session
+	kindWebhook
+	kindQueue        // what is to be sent to a webhook; its children are the deliveries
+	kindDelivery     // of an event to a webhook; child of its queue
+	kindWebhookEvent // an event for webhooks; its id and parent are those of kindEvent
 )
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file

@@ -44,7 +44,7 @@ func (w *work) init() {
 	w.opened = time.Now()
 	w.done = make(chan struct{})
 	w.wakes = map[store.Kind]chan struct{}{}
-	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent} {
+	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent, kindWebhookEvent, kindDelivery, kindQueue} {
 		w.wakes[kind] = make(chan struct{}, 1)
 	}
 	lapse := make(chan struct{}, 1)
@@ -97,6 +97,12 @@ func (v *Vault) tasks() []*task {
 	}
 	if v.opts.Events != nil {
 		job(kindEvent, 64)
+	}
+	if v.opts.Webhooks != nil {
+		all = append(all,
+			&task{kinds: []store.Kind{kindWebhookEvent}, step: v.fanOut},
+			&task{kinds: []store.Kind{kindDelivery}, step: v.ripen})
+		job(kindQueue, 256)
 	}
 	return all
 }
@@ -265,10 +271,13 @@ type pool struct {
 func newPool(workers int) *pool { return &pool{busy: make(chan struct{}, workers)} }
 
 // longest is how long a job of a kind takes at most: three calls to the network,
-// or one to the sink, and some writes.
+// or one to the sink, or a turn of a webhook, and some writes.
 func (c *core) longest(kind store.Kind) time.Duration {
-	if kind == kindEvent {
+	switch kind {
+	case kindEvent:
 		return eventTimeout + 5*time.Second
+	case kindQueue:
+		return sendTurn + sendTimeout + 15*time.Second
 	}
 	return 3*c.opts.NetworkTimeout + 5*time.Second
 }
@@ -283,38 +292,49 @@ type job struct {
 	plain []byte    // what its shown part held
 	hash  []byte    // of a release: by which holders of its network token are found
 	after uuid.UUID // of an event: row key of the one that holds it back
+
+	ending <-chan struct{} // closed when Run is to end
 }
 
-// claimable returns jobs of a kind that are due, as they are written to claim
-// them, and the first error of those that cannot be read. These are due for ever:
-// it looks past them.
-func (v *Vault) claimable(ctx context.Context, kind store.Kind, at time.Time) (jobs []*job, damaged error) {
-	for limit := claimBatch; ; limit *= 2 {
+// readDue has use look at records of a kind that are due, until it has taken most of
+// them, and returns the first error of those that cannot be read. These are due for
+// ever: it looks past them. Any other error ends it.
+func (v *Vault) readDue(ctx context.Context, kind store.Kind, at time.Time, most int, use func(*store.Record) error) (damaged error) {
+	for limit := most; ; limit *= 2 {
 		var due []*store.Record
 		err := v.view(ctx, func(tx store.ReadTx) (err error) {
 			due, err = tx.Due(kind, at, limit)
 			return err
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
-		// Cards that were imported one after the other are not sent like that: see
-		// slot, which does it if there is a rate limit.
-		rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
+		if kind != kindWebhookEvent { // they become deliveries in their order
+			// Cards that were imported one after the other are not sent like that: see
+			// slot, which does it if there is a rate limit.
+			rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
+		}
+		used := 0
 		for _, r := range due {
-			j, err := v.prepare(ctx, r, at)
+			if r.Due.IsZero() || r.Due.After(at) {
+				err = fmt.Errorf("%w: something is listed as due that is not", ErrDamaged)
+			} else {
+				err = use(r)
+			}
 			switch {
 			case err == nil:
-				jobs = append(jobs, j)
+				used++
+			case !errors.Is(err, ErrDamaged):
+				return err
 			case damaged == nil:
 				damaged = err
 			}
-			if len(jobs) == claimBatch {
-				return jobs, damaged
+			if used == most {
+				return damaged
 			}
 		}
-		if len(jobs) > 0 || len(due) < limit || limit >= claimMost {
-			return jobs, damaged
+		if used > 0 || len(due) < limit || limit >= claimMost {
+			return damaged
 		}
 	}
 }
@@ -322,7 +342,26 @@ func (v *Vault) claimable(ctx context.Context, kind store.Kind, at time.Time) (j
 // claim takes jobs of a kind that are due, starts them, and returns how many
 // records it has written. It waits for workers to be free.
 func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error) {
-	claimed, damaged := v.claimable(ctx, kind, now())
+	most := claimBatch
+	if kind == kindQueue { // what one process has no time for, another may have
+		select {
+		case p.busy <- struct{}{}:
+			<-p.busy
+		case <-ctx.Done():
+			return 0, nil
+		}
+		most = cap(p.busy) - len(p.busy)
+	}
+	var claimed []*job
+	at := now()
+	damaged := v.readDue(ctx, kind, at, most, func(r *store.Record) error {
+		j, err := v.prepare(ctx, r, at)
+		if err == nil {
+			j.ending = ctx.Done()
+			claimed = append(claimed, j)
+		}
+		return err
+	})
 	if len(claimed) == 0 {
 		return 0, damaged
 	}
@@ -391,10 +430,11 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 
 // prepare returns the job of a record as it is written to claim it.
 func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*job, error) {
-	if r.Due.IsZero() || r.Due.After(at) {
-		return nil, fmt.Errorf("%w: something is listed as due that is not", ErrDamaged)
+	open := v.openShown
+	if r.Kind == kindQueue {
+		open = v.openQueue
 	}
-	plain, err := v.openShown(ctx, r)
+	plain, err := open(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -501,6 +541,12 @@ func (v *Vault) do(ctx context.Context, j *job) error {
 		return v.releaseNow(ctx, j.rec, l)
 	case kindEvent:
 		return v.tell(ctx, j.rec, j.plain)
+	case kindQueue:
+		q, err := decodeQueue(j.plain)
+		if err != nil {
+			return err
+		}
+		return v.deliver(ctx, j.ending, j.rec, q)
 	default:
 		b, err := decodeBackfill(j.plain)
 		if err != nil {
@@ -657,12 +703,13 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 
 // sweep erases one batch of lapsed records of a kind and returns how many.
 func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
-	var due, events []*store.Record
+	var due []*store.Record
+	var events []*outbox // of due
 	at := now()
-	tell := kind == kindToken && v.opts.Events != nil
-	limit := 1 // looking first costs a write only when there is something to erase
+	tell := kind == kindToken // events are sealed before they are written
+	limit := 1                // looking first costs a write only when there is something to erase
 	if tell {
-		limit = sweepBatch // events are sealed before they are written
+		limit = sweepBatch
 	}
 	err := v.view(ctx, func(tx store.ReadTx) (err error) {
 		due, err = tx.Due(kind, at, limit)
@@ -673,7 +720,11 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	}
 	if tell {
 		for _, r := range due {
-			e, err := v.In(r.Account).newEvent(r.ID, nil, TokenDeleted, ReasonExpired)
+			e, err := v.In(r.Account).newEvent(ctx, r.ID, nil, TokenDeleted, ReasonExpired)
+			if errors.Is(err, ErrDamaged) || errors.Is(err, ErrNotFound) { // what has lapsed is erased all the same
+				v.log.Error("the end of a token cannot be told", "account", r.Account, "error", err)
+				e, err = nil, nil
+			}
 			if err != nil {
 				return 0, err
 			}
@@ -701,18 +752,29 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 				case err != nil:
 					return err
 				}
-				tx.Put(events[i])
+				if events[i] != nil {
+					if err := events[i].put(tx); err != nil {
+						return err
+					}
+				}
 			}
 			tx.Delete(kind, r.ID)
 			erased = append(erased, r)
 		}
 		return nil
 	}))
+	if errors.Is(err, store.ErrConflict) {
+		return 1, nil // the webhooks of an account have changed: once more
+	}
 	if err != nil {
 		v.wrote(ctx, opExpire, uuid.Nil, uuid.Nil, err)
 		return 0, err
 	}
-	v.workDue(events...)
+	for _, e := range events {
+		if e != nil {
+			v.workDue(e.records...)
+		}
+	}
 	for _, r := range erased {
 		var object uuid.UUID // of a session it is a credential
 		if kind == kindToken || kind == kindAPIKey {

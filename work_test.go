@@ -113,18 +113,32 @@ func TestActivation(t *testing.T) {
 	}
 }
 
+// A watched store calls then after a View, if it is set.
+type watched struct {
+	store.Store
+	then func()
+}
+
+func (s *watched) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	err := s.Store.View(ctx, fn)
+	if s.then != nil {
+		s.then()
+	}
+	return err
+}
+
 // What is imported before the activation is seen, and stored after it, is found.
 func TestActivationWhileImporting(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
 		l.pass(time.Hour)
-		l.store.hook(func() error { // the import has looked, and not stored yet
-			l.store.hook(nil)
-			if err := l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}); err != nil {
-				return err
-			}
-			return l.Drain(l.Context())
-		})
+		w := &watched{Store: l.store.Store}
+		l.store.Store = w
+		w.then = func() { // the import has looked, and not stored yet
+			w.then = nil
+			l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
+			l.must(l.Drain(l.Context()))
+		}
 		id := l.imports(visa)
 		l.is(id, notAvailable, "network_tokens_not_activated")
 		l.run(func() { l.pass(5 * time.Minute) })

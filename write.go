@@ -50,6 +50,11 @@ const (
 	opRotateSecret        operation = "merchant.rotate_secret"
 	opCreateAPIKey        operation = "api_key.create"
 	opDeleteAPIKey        operation = "api_key.delete"
+	opCreateWebhook       operation = "webhook.create"
+	opUpdateWebhook       operation = "webhook.update"
+	opDeleteWebhook       operation = "webhook.delete"
+	opRotateWebhook       operation = "webhook.rotate_secret"
+	opRedeliver           operation = "event.redeliver"
 	opRotateKeys          operation = "keys.rotate"
 	opExpire              operation = "expire"
 )

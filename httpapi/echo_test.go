@@ -25,7 +25,7 @@ const (
 )
 
 // incidental is what may hold the digits of a code by chance.
-var incidental = regexp.MustCompile(`vk_test_\w+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{64}|"[0-9a-f]{32}"|"[\w-]{342}"|eyJ[\w.-]+|\d{4}-\d\d-\d\dT[0-9:.]+|[0-9.]+[nµm]?s\b`)
+var incidental = regexp.MustCompile(`vk_test_\w+|whsec_[\w+/=]+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{64}|"[0-9a-f]{32}"|"[\w-]{342}"|eyJ[\w.-]+|\d{4}-\d\d-\d\dT[0-9:.]+|[0-9.]+[nµm]?s\b`)
 
 // noEcho checks that neither secret shows in what is answered and logged.
 func noEcho(t *testing.T, where string, texts ...string) {
@@ -42,8 +42,9 @@ func headerText(h http.Header) string { return fmt.Sprint(h) }
 
 // What is received is not repeated, wherever a card number or a code is put.
 func TestNoEcho(t *testing.T) {
-	r, _ := newNetworkRig(t, &network{art: "png"}, &cardvault.Options{PPAN: &provider{}}, &httpapi.Options{ProviderName: "acme", ClientAddr: clients(), AllowedOrigins: []string{shop}})
+	r, _ := newNetworkRig(t, &network{art: "png"}, &cardvault.Options{PPAN: &provider{}, Webhooks: &sender{}}, &httpapi.Options{ProviderName: "acme", ClientAddr: clients(), AllowedOrigins: []string{shop}})
 	id := r.activate(t)
+	webhook := "/webhooks/" + r.newWebhook(t, r.vault)
 	type endpoint struct{ method, path, body string }
 	endpoints := []endpoint{
 		{"POST", "/tokens/session", `{"bypass_identification":true,"expiration_time":5}`},
@@ -67,9 +68,18 @@ func TestNoEcho(t *testing.T) {
 		{"POST", "/api-keys", `{"label":"l","scopes":["tokens:read"],"expiration_time":5}`},
 		{"GET", "/api-keys", ""},
 		{"DELETE", "/api-keys/x", ""},
+		{"POST", "/webhooks", `{"url":"https://hook.example/204","events":["token.created"],"description":"d","legacy_hmac":true}`},
+		{"GET", "/webhooks", ""},
+		{"GET", webhook, ""},
+		{"PATCH", webhook, `{"url":"https://hook.example/204","events":["token.created"],"description":"d","legacy_hmac":true,"status":"enabled"}`},
+		{"DELETE", "/webhooks/x", ""},
+		{"POST", webhook + "/rotate-secret", ""},
+		{"POST", webhook + "/test", ""},
+		{"GET", webhook + "/deliveries", ""},
+		{"POST", "/events/x/redeliver", ""},
 	}
 	// stored are the members that are given back on purpose.
-	stored := regexp.MustCompile(`"(business_key|import_provider|label|cardholder_name|reference)":"[^"]*"|"(current_page|amount)":\d+|"[\w-]+(\.[\w-]+){4}"`)
+	stored := regexp.MustCompile(`"(business_key|import_provider|label|cardholder_name|reference|url|description)":"[^"]*"|"(current_page|amount)":\d+|"[\w-]+(\.[\w-]+){4}"`)
 	member := regexp.MustCompile(`"(\w+)":("[^"]*"|\[[^]]*\]|\w+)`)
 	sent := 0
 	try := func(where, method, target, body string, headers ...string) *answer {
@@ -217,8 +227,10 @@ func TestStoreFailures(t *testing.T) {
 		full        = `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The service has no room to store more."}`
 		internal    = `{"status":"500","classifier":"INTERNAL_ERROR","message":"Something went wrong."}`
 	)
-	r := newRig(t, nil, nil)
+	r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)
+	webhook := "/webhooks/" + r.newWebhook(t, r.vault)
 	id := r.importCard(t)
+	event := r.lastEvent(t, r.vault)
 	session := r.newSession(t)
 	completion := completion(t, r.do(t, "GET", session, ""), refused, "")
 	for _, test := range []struct {
@@ -257,6 +269,14 @@ func TestStoreFailures(t *testing.T) {
 			{"GET", "/api-keys", ""},
 			{"GET", session, ""},
 			{"POST", session + "/complete-action", completion},
+			{"POST", "/webhooks", hook},
+			{"GET", "/webhooks", ""},
+			{"GET", webhook, ""},
+			{"PATCH", webhook, `{"legacy_hmac":true}`},
+			{"DELETE", webhook, ""},
+			{"POST", webhook + "/rotate-secret", ""},
+			{"GET", webhook + "/deliveries", ""},
+			{"POST", "/events/" + event + "/redeliver", ""},
 		} {
 			t.Run(fmt.Sprintf("%v/%s %s", test.err, e.method, e.path), func(t *testing.T) {
 				fault := fmt.Errorf("wrapped: %w", test.err)

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/wire"
 )
 
 // A failure is an answer other than success: chapter 7 of the interface document.
@@ -29,6 +30,7 @@ var (
 	insufficientScope   = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE", message: "The API key lacks a scope."}
 	importNotApproved   = &failure{status: 403, classifier: "IMPORT_NOT_APPROVED", message: "The account is not approved for the import of card numbers."}
 	integrationDisabled = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "The integration of the provider is not enabled."}
+	webhooksDisabled    = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "Webhooks are not enabled."}
 	notFound            = &failure{status: 404, classifier: "NOT_FOUND", message: "There is no such resource."}
 	methodNotAllowed    = &failure{status: 405, classifier: "METHOD_NOT_ALLOWED", message: "The resource does not have this method.", header: "Allow"}
 	sessionCompleted    = &failure{status: 409, classifier: "SESSION_COMPLETED", message: "The session is completed."}
@@ -131,7 +133,7 @@ func (f *failure) append(b []byte) []byte {
 	b = append(b, `","classifier":"`...)
 	b = append(b, f.classifier...)
 	b = append(b, `","message":`...)
-	b = appendString(b, f.message)
+	b = wire.AppendString(b, f.message)
 	if f.violations != nil {
 		b = append(b, `,"validation_errors":[`...)
 		for i, v := range f.violations {
@@ -139,11 +141,11 @@ func (f *failure) append(b []byte) []byte {
 				b = append(b, ',')
 			}
 			b = append(b, `{"field":`...)
-			b = appendString(b, v.Field)
+			b = wire.AppendString(b, v.Field)
 			b = append(b, `,"code":"`...)
 			b = append(b, v.Code...)
 			b = append(b, `","message":`...)
-			b = appendString(b, v.Message)
+			b = wire.AppendString(b, v.Message)
 			b = append(b, '}')
 		}
 		b = append(b, ']')

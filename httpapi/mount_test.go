@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
 )
 
@@ -36,7 +37,7 @@ func serveMux(pattern string, h http.Handler) http.Handler {
 
 // The handler works under every mux and prefix.
 func TestMount(t *testing.T) {
-	r := newPPANRig(t, &provider{}, nil)
+	r := newRig(t, &cardvault.Options{PPAN: &provider{}, Webhooks: &sender{}}, nil)
 	for _, test := range []struct {
 		name, prefix string
 		handler      http.Handler
@@ -78,11 +79,20 @@ func TestMount(t *testing.T) {
 			do("POST", session+"/complete-action", completion(t, open, entered, "")).want(t, 200)
 			do("POST", session+"/complete-action", "{}").want(t, 409)
 			do("GET", "/api-keys", "").want(t, 200)
+			hook := do("POST", "/webhooks", hook).member(t, "id")
+			do("GET", "/webhooks", "").want(t, 200)
+			do("GET", "/webhooks/"+hook, "").want(t, 200)
+			do("PATCH", "/webhooks/"+hook, `{"legacy_hmac":true}`).want(t, 200)
+			do("POST", "/webhooks/"+hook+"/rotate-secret", "").want(t, 200)
+			do("POST", "/webhooks/"+hook+"/test", "").want(t, 200)
+			do("GET", "/webhooks/"+hook+"/deliveries", "").want(t, 200)
+			do("POST", "/events/"+hook+"/redeliver", "").want(t, 404)
+			do("DELETE", "/webhooks/"+hook, "").want(t, 204)
 			do("DELETE", "/tokens/"+id, "").want(t, 204)
 			do("GET", "/tokens/"+id, "").want(t, 404)
 			do("PUT", "/tokens", "").want(t, 405)
 			odd := []string{"/", "/tokens/", "/tokens/" + id + "/", "/%74okens", "/tokens%2f" + id, "/tokens/%2e%2e", "/tokens/a%2fb", "/tokens/%00", "/nothing",
-				"/integrations/provider", ppanPath + "/", "/sessions", "/sessions/", "/sessions/x/", "/sessions/x/complete-action/", "/sessions/%78", "/integrations%2fprovider/obtain-ppan"}
+				"/integrations/provider", ppanPath + "/", "/sessions", "/sessions/", "/sessions/x/", "/sessions/x/complete-action/", "/sessions/%78", "/webhooks/", "/webhooks/x/", "/webhooks/x/test/", "/events", "/events/x", "/integrations%2fprovider/obtain-ppan"}
 			if !test.cleans {
 				odd = append(odd, "//tokens", "/tokens//", "/tokens/../tokens", "/./tokens", "//", "/..", "/tokens//consume", "/integrations//obtain-ppan")
 				if test.prefix != "" {
@@ -116,7 +126,7 @@ func newServer(t testing.TB, h http.Handler, http2 bool) *httptest.Server {
 func TestServer(t *testing.T) {
 	for _, major := range []int{1, 2} {
 		t.Run(fmt.Sprint("HTTP ", major), func(t *testing.T) {
-			r := newPPANRig(t, &provider{}, nil)
+			r := newRig(t, &cardvault.Options{PPAN: &provider{}, Webhooks: &sender{}}, nil)
 			s := newServer(t, r.handler, major == 2)
 			do := func(method, path string, body io.Reader, headers ...string) *answer {
 				t.Helper()
@@ -178,6 +188,15 @@ func TestServer(t *testing.T) {
 			do("OPTIONS", session, nil).want(t, 204)
 			do("POST", session+"/complete-action", unsized(completion(t, open, refused, ""))).want(t, 200)
 			do("POST", session+"/complete-action", strings.NewReader(completion(t, open, entered, ""))).want(t, 200)
+			hook := do("POST", "/webhooks", unsized(hook)).member(t, "id")
+			do("HEAD", "/webhooks", unsized("{}")).want(t, 200)
+			do("HEAD", "/webhooks/"+hook, nil).want(t, 200)
+			do("PATCH", "/webhooks/"+hook, strings.NewReader(`{"legacy_hmac":true}`)).want(t, 200)
+			do("POST", "/webhooks/"+hook+"/rotate-secret", unsized("")).want(t, 200)
+			do("POST", "/webhooks/"+hook+"/test", unsized("{}")).want(t, 200)
+			do("HEAD", "/webhooks/"+hook+"/deliveries", nil).want(t, 200)
+			do("POST", "/events/"+hook+"/redeliver", unsized("{}")).want(t, 404)
+			do("DELETE", "/webhooks/"+hook, unsized("")).want(t, 204)
 			do("DELETE", "/tokens/"+id, nil).want(t, 204)
 			for _, test := range []struct {
 				name    string

@@ -267,6 +267,7 @@ func TestLog(t *testing.T) {
 		"/nothing/secret": `path="" status=404`, "/tokens/secret": "path=/tokens/* status=404",
 		"/tokens/" + id + "/security-code": "path=/tokens/*/security-code status=200", ppanPath + "/" + id: `path="" status=404`,
 		"/tokens/" + id + "/payment-data": "path=/tokens/*/payment-data status=200", "/tokens/card-art/" + id: "path=/tokens/card-art/* status=404",
+		"/webhooks/" + id: "path=/webhooks/* status=404", "/webhooks/" + id + "/deliveries": "path=/webhooks/*/deliveries status=404", "/events/" + id + "/redeliver": `path=/events/*/redeliver status=405`,
 	} {
 		r.log.take()
 		r.do(t, "GET", path, "")
@@ -293,8 +294,9 @@ func TestApproval(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	r := newPPANRig(t, &provider{}, nil)
+	r := newRig(t, &cardvault.Options{PPAN: &provider{}, Webhooks: &sender{}}, nil)
 	id, session := r.importCard(t), r.newSession(t)
+	webhook := "/webhooks/" + r.newWebhook(t, r.vault)
 	if err := r.vault.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -303,6 +305,8 @@ func TestClose(t *testing.T) {
 		{"POST", "/tokens/" + id + "/provisions", ""}, {"POST", "/tokens/" + id + "/payment-data", payment}, {"GET", "/tokens/" + id + "/payment-data", ""}, {"GET", "/tokens/card-art/" + id, ""},
 		{"GET", "/tokens/" + id + "/security-code", ""}, {"POST", "/tokens/" + id + "/refresh-session", ""}, {"POST", "/tokens/" + id + "/consume", ""}, {"POST", ppanPath, tokenBody(id)},
 		{"GET", session, ""}, {"POST", session + "/complete-action", "{}"},
+		{"GET", "/webhooks", ""}, {"POST", "/webhooks", hook}, {"GET", webhook, ""}, {"PATCH", webhook, `{"legacy_hmac":true}`}, {"DELETE", webhook, ""},
+		{"POST", webhook + "/rotate-secret", ""}, {"POST", webhook + "/test", ""}, {"GET", webhook + "/deliveries", ""}, {"POST", "/events/" + id + "/redeliver", ""},
 	} {
 		a := r.do(t, e.method, e.path, e.body, ppanHeaders...)
 		a.want(t, 503, "SERVICE_UNAVAILABLE")

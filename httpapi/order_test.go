@@ -56,12 +56,14 @@ var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}`)
 // The earliest of all rules that a request breaks is what it is told.
 func TestOrderOfChecks(t *testing.T) {
 	n := &network{art: "png"}
-	r, _ := newNetworkRig(t, n, &cardvault.Options{PPAN: &provider{}}, &httpapi.Options{ClientAddr: clients()})
+	r, _ := newNetworkRig(t, n, &cardvault.Options{PPAN: &provider{}, Webhooks: &sender{}}, &httpapi.Options{ClientAddr: clients()})
+	webhook := "/webhooks/" + r.newWebhook(t, r.vault)
 	id := r.activate(t)
+	event := r.lastEvent(t, r.vault)
 	invalid := r.activate(t)
 	n.notify(t, r.vault, cardvault.NoticeInvalidated)
 	opts := r.opts
-	opts.PPAN = nil
+	opts.PPAN, opts.Webhooks = nil, nil
 	disabled := newHandler(t, openVault(t, r.store, &opts), nil)
 	unapproved := r.newAccount(t, &cardvault.Approvals{})
 	limited := newHandler(t, r.vault, &httpapi.Options{RateLimit: httpapi.RateLimit{PerSecond: 1e-6}})
@@ -69,7 +71,7 @@ func TestOrderOfChecks(t *testing.T) {
 	for _, unscoped := range []bool{false, true} {
 		scopes := cardvault.AllScopes()
 		if unscoped {
-			scopes = []cardvault.Scope{cardvault.ScopeWebhooksRead}
+			scopes = []cardvault.Scope{cardvault.ScopeForwardCreate}
 		}
 		_, keys[[2]bool{unscoped, false}] = r.newKey(t, r.vault, 0, scopes...)
 		_, keys[[2]bool{unscoped, true}] = r.newKey(t, unapproved, 0, scopes...)
@@ -98,6 +100,13 @@ func TestOrderOfChecks(t *testing.T) {
 	session, finished := r.newSession(t), r.newSession(t)
 	open := r.do(t, "GET", session, "")
 	r.do(t, "POST", finished+"/complete-action", completion(t, open, entered, "")).want(t, 200)
+	unknown := []rule{{"existence", 404, "NOT_FOUND", "", func(d *draft) { d.path = uuids.ReplaceAllString(d.path, uuid.NewString()) }}}
+	flag := rule{"member", 422, "VALIDATION_FAILED", "wrong_type", func(d *draft) {
+		d.body = strings.Replace(d.body, `"legacy_hmac":true`, `"legacy_hmac":1`, 1)
+	}}
+	target := rule{"url", 422, "VALIDATION_FAILED", "invalid_format", func(d *draft) {
+		d.body = strings.Replace(d.body, "https://", "http://", 1)
+	}}
 	missing := rule{"body", 400, "MALFORMED_REQUEST", "", func(d *draft) { d.body = "" }}
 	for _, test := range []struct {
 		draft draft
@@ -199,10 +208,48 @@ func TestOrderOfChecks(t *testing.T) {
 				{"payload", 422, "VALIDATION_FAILED", "undecryptable", func(*draft) {}},
 			}},
 		},
+		{
+			draft{method: "POST", path: "/webhooks", body: `{"url":"https://hook.example/204","legacy_hmac":true}`},
+			[][]rule{{missing, syntaxRules[0], syntaxRules[1]}, {flag, target, parameter}},
+		},
+		{
+			draft{method: "GET", path: "/webhooks", body: "{}"},
+			[][]rule{syntaxRules, {parameter}},
+		},
+		{
+			draft{method: "GET", path: webhook, body: "{}"},
+			[][]rule{syntaxRules, {parameter}, unknown},
+		},
+		{
+			draft{method: "PATCH", path: webhook, body: `{"url":"https://hook.example/204","legacy_hmac":true}`},
+			[][]rule{{missing, syntaxRules[0], syntaxRules[1]}, {flag, target, parameter}, unknown},
+		},
+		{
+			draft{method: "DELETE", path: webhook, body: "{}"},
+			[][]rule{syntaxRules, {parameter}, unknown},
+		},
+		{
+			draft{method: "POST", path: webhook + "/rotate-secret", body: "{}"},
+			[][]rule{syntaxRules, {parameter}, unknown},
+		},
+		{
+			draft{method: "POST", path: webhook + "/test", body: "{}"},
+			[][]rule{syntaxRules, {parameter}, unknown},
+		},
+		{
+			draft{method: "GET", path: webhook + "/deliveries", body: "{}"},
+			[][]rule{syntaxRules, {parameter}, unknown},
+		},
+		{
+			draft{method: "POST", path: "/events/" + event + "/redeliver", body: "{}"},
+			[][]rule{syntaxRules, {parameter}, unknown},
+		},
 	} {
 		var tiers [][]rule
 		for _, border := range borderRules {
-			skip := border.name == "approval" && test.draft.path != "/cde-import" || border.name == "integration" && test.draft.path != ppanPath ||
+			optional := test.draft.path == ppanPath || test.draft.path == "/webhooks" && test.draft.method == "POST" ||
+				test.draft.path == webhook && test.draft.method == "PATCH" || test.draft.path == webhook+"/test"
+			skip := border.name == "approval" && test.draft.path != "/cde-import" || border.name == "integration" && !optional ||
 				slices.Contains([]string{"key", "rate limit", "scope"}, border.name) && test.draft.public
 			if !skip {
 				tiers = append(tiers, []rule{border})

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/wire"
 )
 
 // neutralProvider stands for the name of the provider in the interface document.
@@ -81,8 +82,8 @@ func (c *call) providerHeader(f fields, provider, name string) string {
 // appendPPAN appends the answer of a provider: chapter 2.6 of the interface
 // document. Unlike elsewhere, what is absent is left out.
 func appendPPAN(b []byte, p *cardvault.PPAN) []byte {
-	o := object{b}
-	o.open()
+	o := wire.Object{B: b}
+	o.Open()
 	for _, m := range []struct{ name, value string }{
 		{"status", p.Status.String()},
 		{"cardtype", p.CardType},
@@ -97,9 +98,9 @@ func appendPPAN(b []byte, p *cardvault.PPAN) []byte {
 		{"customermessage", p.CustomerMessage},
 	} {
 		if m.value != "" {
-			o.text(m.name, m.value)
+			o.Text(m.name, m.value)
 		}
 	}
-	o.close()
-	return o.b
+	o.Close()
+	return o.B
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/google/uuid"
 )
 
@@ -124,50 +125,50 @@ func (c *call) state(s *cardvault.Session, err error) error {
 		return err
 	}
 	c.refused = s.ReasonCode != ""
-	o := object{c.answer}
-	o.open()
+	o := wire.Object{B: c.answer}
+	o.Open()
 	switch {
 	case c.refused:
-		o.name("data")
-		o.open()
-		o.text("reason", reasons[s.ReasonCode])
-		o.text("reason_code", s.ReasonCode)
-		o.close()
-		o.text("status", "failed")
+		o.Name("data")
+		o.Open()
+		o.Text("reason", reasons[s.ReasonCode])
+		o.Text("reason_code", s.ReasonCode)
+		o.Close()
+		o.Text("status", "failed")
 	case s.State == cardvault.SessionSucceeded:
-		o.name("data")
-		o.open()
-		o.id("token_id", s.TokenID)
-		o.close()
-		o.text("status", "success")
+		o.Name("data")
+		o.Open()
+		o.ID("token_id", s.TokenID)
+		o.Close()
+		o.Text("status", "success")
 	case s.State == cardvault.SessionOpen:
-		o.name("data")
-		o.open()
-		o.name("jwk")
-		o.open()
-		o.text("kty", "RSA")
-		o.text("n", base64.RawURLEncoding.EncodeToString(s.Key.N))
-		o.text("e", "AQAB")
-		o.text("alg", "RSA-OAEP-256")
-		o.text("use", "enc")
-		o.text("kid", s.Key.ID)
-		o.close()
+		o.Name("data")
+		o.Open()
+		o.Name("jwk")
+		o.Open()
+		o.Text("kty", "RSA")
+		o.Text("n", base64.RawURLEncoding.EncodeToString(s.Key.N))
+		o.Text("e", "AQAB")
+		o.Text("alg", "RSA-OAEP-256")
+		o.Text("use", "enc")
+		o.Text("kid", s.Key.ID)
+		o.Close()
 		if s.Refresh {
-			o.text("masked_account_number", s.MaskedAccountNumber)
-			o.text("scheme", s.Scheme.String())
+			o.Text("masked_account_number", s.MaskedAccountNumber)
+			o.Text("scheme", s.Scheme.String())
 		}
-		o.close()
+		o.Close()
 	case s.ChallengeURL != "":
-		o.name("data")
-		o.open()
-		o.text("url", s.ChallengeURL)
-		o.close()
+		o.Name("data")
+		o.Open()
+		o.Text("url", s.ChallengeURL)
+		o.Close()
 	}
 	if s.State == cardvault.SessionOpen || s.State == cardvault.SessionIdentifying {
-		o.text("next_action", nextAction(s))
+		o.Text("next_action", nextAction(s))
 	}
-	o.close()
-	c.answer = o.b
+	o.Close()
+	c.answer = o.B
 	return nil
 }
 

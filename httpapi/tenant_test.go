@@ -1,6 +1,7 @@
 package httpapi_test
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -69,7 +70,7 @@ func TestTenants(t *testing.T) {
 }
 
 func testTenants(t *testing.T) {
-	r := newRig(t, nil, nil)
+	r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)
 	other := r.newAccount(t, nil)
 	all := cardvault.AllScopes()
 	newKey := func(v *cardvault.Vault, ttl time.Duration, scopes ...cardvault.Scope) (string, string) {
@@ -82,6 +83,21 @@ func testTenants(t *testing.T) {
 			t.Fatal(err)
 		}
 		return tok.ID.String()
+	}
+	webhooks := map[*cardvault.Vault]string{} // the last one that was made
+	newWebhook := func(v *cardvault.Vault) string {
+		if id, ok := webhooks[v]; ok { // an account can have so many
+			if err := v.DeleteWebhook(t.Context(), parseUUID(t, id)); err != nil && !errors.Is(err, cardvault.ErrNotFound) {
+				t.Fatal(err)
+			}
+		}
+		webhooks[v] = r.newWebhook(t, v)
+		return webhooks[v]
+	}
+	newEvent := func(v *cardvault.Vault) string {
+		newWebhook(v)
+		newToken(v)
+		return r.lastEvent(t, v)
 	}
 	revokedID, revoked := newKey(r.vault, 0, all...)
 	if err := r.vault.DeleteAPIKey(t.Context(), parseUUID(t, revokedID)); err != nil {
@@ -124,6 +140,16 @@ func testTenants(t *testing.T) {
 			id, _ := newKey(v, 0, all...)
 			return id
 		}, 204},
+		{"create webhook", "POST", "/webhooks", hook, cardvault.ScopeWebhooksWrite, nil, 200},
+		{"list webhooks", "GET", "/webhooks", "", cardvault.ScopeWebhooksRead, nil, 200},
+		{"get webhook", "GET", "/webhooks/{id}", "", cardvault.ScopeWebhooksRead, newWebhook, 200},
+		{"head of webhook", "HEAD", "/webhooks/{id}", "", cardvault.ScopeWebhooksRead, newWebhook, 200},
+		{"update webhook", "PATCH", "/webhooks/{id}", `{"legacy_hmac":true}`, cardvault.ScopeWebhooksWrite, newWebhook, 200},
+		{"delete webhook", "DELETE", "/webhooks/{id}", "", cardvault.ScopeWebhooksWrite, newWebhook, 204},
+		{"rotate secret", "POST", "/webhooks/{id}/rotate-secret", "", cardvault.ScopeWebhooksWrite, newWebhook, 200},
+		{"test webhook", "POST", "/webhooks/{id}/test", "", cardvault.ScopeWebhooksWrite, newWebhook, 200},
+		{"list deliveries", "GET", "/webhooks/{id}/deliveries", "", cardvault.ScopeWebhooksRead, newWebhook, 200},
+		{"redeliver", "POST", "/events/{id}/redeliver", "", cardvault.ScopeWebhooksWrite, newEvent, 204},
 	} {
 		var lacking []cardvault.Scope
 		for _, s := range all {

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/google/uuid"
 )
 
@@ -90,7 +91,7 @@ var listTokens = &endpoint{
 		if err != nil {
 			return err
 		}
-		c.answer = appendPage(c.answer, page, appendToken)
+		c.answer = appendPage(c.answer, page, wire.AppendToken)
 		return nil
 	},
 }
@@ -172,12 +173,12 @@ var getSecurityCode = &endpoint{
 		if err != nil {
 			return err
 		}
-		answer := object{c.answer}
-		answer.open()
-		answer.bool("security_code_available", available)
-		answer.time("expires_at", until)
-		answer.close()
-		c.answer = answer.b
+		answer := wire.Object{B: c.answer}
+		answer.Open()
+		answer.Bool("security_code_available", available)
+		answer.Time("expires_at", until)
+		answer.Close()
+		c.answer = answer.B
 		return nil
 	},
 }
@@ -232,7 +233,7 @@ func (c *call) token(t *cardvault.Token, err error) error {
 	if err != nil {
 		return err
 	}
-	c.answer = appendToken(c.answer, t)
+	c.answer = wire.AppendToken(c.answer, t)
 	return nil
 }
 
@@ -241,11 +242,11 @@ func (c *call) session(id uuid.UUID, err error) error {
 	if err != nil {
 		return err
 	}
-	answer := object{c.answer}
-	answer.open()
-	answer.id("session_id", id)
-	answer.close()
-	c.answer = answer.b
+	answer := wire.Object{B: c.answer}
+	answer.Open()
+	answer.ID("session_id", id)
+	answer.Close()
+	c.answer = answer.B
 	return nil
 }
 

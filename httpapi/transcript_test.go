@@ -33,6 +33,7 @@ var update = flag.Bool("update", false, "rewrite the answers in testdata/transcr
 //	@on closed                                 the next request goes to another handler, see handlers
 //	@identify {id3} passed                     the shopper answers the challenge: passed or failed
 //	@network                                   all that follow go to one whose vault has a network
+//	@run                                       from now on the vault does its background work
 //	@provider                                  the next request has the headers of ppanHeaders
 //	@encrypt {id1} {"security_code":"737"}     {payload} is that, as a browser encrypts it for a session
 //	POST /tokens/session?x=1                   a request
@@ -89,6 +90,7 @@ var kinds = []struct{ name, pattern string }{
 	{"jwe", `eyJ[\w-]+(?:\.[\w-]+){4}`},
 	{"modulus", `[\w-]{342}`},
 	{"tag", `[0-9a-f]{32}`},
+	{"secret", `whsec_[A-Za-z0-9+/]{43}=`},
 	{"object", `\{.*\}`},
 	{"size", `\d+`},
 }
@@ -104,7 +106,7 @@ type player struct {
 }
 
 func newPlayer(t *testing.T) *player {
-	r := newPPANRig(t, &provider{}, nil)
+	r := newRig(t, &cardvault.Options{PPAN: &provider{}, Webhooks: &sender{}}, nil)
 	p := &player{rig: r}
 	other := r.newAccount(t, nil)
 	unapproved := r.newAccount(t, &cardvault.Approvals{})
@@ -144,7 +146,7 @@ func newPlayer(t *testing.T) *player {
 	time.Sleep(2 * time.Second)
 
 	disabled := r.opts
-	disabled.PPAN = nil
+	disabled.PPAN, disabled.Webhooks = nil, nil
 	closed := r.open(t)
 	if err := closed.Close(); err != nil {
 		t.Fatal(err)
@@ -156,7 +158,7 @@ func newPlayer(t *testing.T) *player {
 	p.handlers = map[string]http.Handler{
 		"":         r.handler,
 		"closed":   newHandler(t, closed, nil),
-		"disabled": newHandler(t, openVault(t, r.store, &disabled), nil), // it has no provider
+		"disabled": newHandler(t, openVault(t, r.store, &disabled), nil), // it has no provider and no sender
 		"failing":  newHandler(t, failingVault, nil),                     // its store is unavailable
 		"shop":     newHandler(t, r.vault, &httpapi.Options{AllowedOrigins: []string{shop}}),
 		"limited":  limited, // {key} has just made its one request in ten seconds
@@ -175,16 +177,12 @@ func (p *player) addNetwork(t *testing.T) {
 	opts := p.rig.opts
 	opts.Network, opts.IDV, opts.BaseURL = sim, sim, "https://vault.example"
 	v := openVault(t, p.rig.store, &opts)
-	done := make(chan error)
-	go func() { done <- v.Run(t.Context()) }()
 	t.Cleanup(func() {
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
 		if err := sim.Close(); err != nil {
 			t.Error(err)
 		}
 	})
+	run(t, v)
 	p.handlers["network"] = newHandler(t, v, nil)
 	second, err := v.CreateMerchant(t.Context(), "second")
 	if err != nil {
@@ -193,6 +191,17 @@ func (p *player) addNetwork(t *testing.T) {
 	newSecret(t, v)
 	p.values["secretless"] = second.ID.String() // a merchant without a shared secret
 	p.values["ephemeral"] = p.rig.newEphemeral(t)
+}
+
+// run has a vault do its background work until the test ends.
+func run(t *testing.T, v *cardvault.Vault) {
+	done := make(chan error)
+	go func() { done <- v.Run(t.Context()) }()
+	t.Cleanup(func() {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // play plays one paragraph and returns it with the answer that came.
@@ -212,6 +221,8 @@ func (p *player) play(t *testing.T, paragraph string) string {
 			time.Sleep(d)
 		case strings.HasPrefix(line, "@on "):
 			r.on = line[len("@on "):]
+		case line == "@run":
+			run(t, p.rig.vault)
 		case line == "@provider":
 			r.headers = append(r.headers, ppanHeaders...)
 		case strings.HasPrefix(line, "@encrypt "):
@@ -381,7 +392,7 @@ func (p *player) record(actual string) string {
 			actual = strings.ReplaceAll(actual, value, "{"+name+"}")
 		}
 	}
-	for _, k := range kinds[:7] {
+	for _, k := range kinds[:8] {
 		actual = regexp.MustCompile(k.pattern).ReplaceAllStringFunc(actual, func(value string) string {
 			for name, v := range p.values {
 				if v == value {

@@ -32,6 +32,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/webhook"
 )
 
 type config struct {
@@ -107,6 +108,8 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, provider.Close()) }()
 	told := new(events)
+	sender := webhook.New(&webhook.Options{AllowPrivateTargets: true})
+	defer sender.Close()
 	options := &cardvault.Options{
 		Mode:            cardvault.Sandbox,
 		Network:         network,
@@ -117,6 +120,7 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 		SecurityCodeTTL: c.securityCodeTTL,
 		SessionTTL:      c.sessionTTL,
 		Events:          told,
+		Webhooks:        sender,
 		Logger:          log,
 	}
 	if err := instrument(options); err != nil {

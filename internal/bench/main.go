@@ -1,8 +1,9 @@
 // Bench prints the figures of the vault as ratios, taken in one run: durable
 // imports against raw bbolt, reads against a bare View and one GCM open, pages
-// of a list against its first, HTTP against a bare net/http handler.
+// of a list against its first, HTTP against a bare net/http handler, imports with a
+// webhook against those without.
 //
-//	go run ./internal/bench [-tokens 1000000] [-rounds 3] [-for 2s] [import get list disk open sweep http network]
+//	go run ./internal/bench [-tokens 1000000] [-rounds 3] [-for 2s] [import get list disk open sweep http network webhooks]
 //
 // What is compared runs in turn, and the medians of the rounds count. Absolute
 // figures depend on the machine; the ratios hardly do.
@@ -32,6 +33,7 @@ type bench struct {
 	dir            string
 	keys           *cardvault.Keyring
 	vault          *cardvault.Vault
+	receiver       receiver    // of its webhooks
 	ids            []uuid.UUID // a sample of the tokens
 	rowBytes       int         // of one record: columns and sealed parts
 }
@@ -54,6 +56,7 @@ func main() {
 	}{
 		{"import", b.imports}, {"get", b.gets}, {"list", b.lists}, {"disk", b.disk},
 		{"open", b.opens}, {"sweep", b.sweep}, {"http", b.http}, {"network", b.network},
+		{"webhooks", b.webhooks},
 	}
 	dir, err := os.MkdirTemp("", "cardvault-bench-*")
 	must(err)
@@ -128,7 +131,7 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	b.vault, err = cardvault.Open(ctx, filepath.Join(b.dir, "vault"), b.keys, nil)
+	b.vault, err = cardvault.Open(ctx, filepath.Join(b.dir, "vault"), b.keys, &cardvault.Options{Webhooks: &b.receiver})
 	return err
 }
 

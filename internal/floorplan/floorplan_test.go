@@ -30,12 +30,13 @@ func deps(t *testing.T) (direct, all map[string][]string) {
 
 // Libraries that only the named packages of the module import.
 var owners = map[string][]string{
+	"code.dny.dev/ssrf":                {"/webhook"},
 	"go.etcd.io/bbolt":                 {"/store/boltstore"},
 	"golang.org/x/crypto/":             {"", "/internal/seal"},
 	"golang.org/x/time/":               {"/httpapi"},
 	"github.com/go-jose/":              {""},
 	"github.com/hashicorp/golang-lru/": {"/internal/codes"},
-	"github.com/standard-webhooks/":    {"/examples/checkout"},
+	"github.com/standard-webhooks/":    {"/webhook", "/examples/checkout"},
 }
 
 func TestOwners(t *testing.T) {
@@ -46,6 +47,27 @@ func TestOwners(t *testing.T) {
 				if strings.HasPrefix(path, lib) && !contains(only, pkg) && !strings.HasPrefix(pkg, "/internal/bench") {
 					t.Errorf("%s imports %s", module+pkg, path)
 				}
+			}
+		}
+	}
+}
+
+// Packages of the module that import only the named others of it.
+var neighbours = map[string][]string{
+	"/internal/wire":       {""},
+	"/webhook":             {"", "/internal/wire"},
+	"/webhook/webhooktest": {"", "/webhook"},
+}
+
+func TestNeighbours(t *testing.T) {
+	direct, _ := deps(t)
+	for pkg, only := range neighbours {
+		if direct[pkg] == nil {
+			t.Errorf("there is no %s", module+pkg)
+		}
+		for _, path := range direct[pkg] {
+			if name, own := strings.CutPrefix(path, module); own && !contains(only, name) {
+				t.Errorf("%s imports %s", module+pkg, path)
 			}
 		}
 	}

@@ -89,6 +89,25 @@ func Time(key uuid.UUID) time.Time {
 	return time.UnixMicro(int64(head>>16)*1000 + int64(head>>2&0x3ff)).UTC()
 }
 
+// Sequence returns a number that orders row keys as their times do: quarters of a
+// microsecond since the year 2000, less than 2^53 until 2071.
+func Sequence(key uuid.UUID) uint64 {
+	head := binary.BigEndian.Uint64(key[:8])
+	micros := int64(head>>16)*1000 + int64(head>>2&0x3ff) - epoch
+	return uint64(micros)<<2 | head&3
+}
+
+// epoch is the beginning of the year 2000, in microseconds of Unix time.
+const epoch = 946684800e6
+
+// Beside returns the row key of what belongs to two others and is in the order of
+// the first: its time, and bits that only the two have.
+func Beside(key uuid.UUID, hash [8]byte) uuid.UUID {
+	copy(key[8:], hash[:])
+	key[8] = key[8]&0x3f | 0x80
+	return key
+}
+
 // Mask returns the UUIDv4 under which the world knows a row key of a kind.
 // prf is AES-256 under the id key of the account.
 func Mask(prf cipher.Block, kind uint8, key uuid.UUID) uuid.UUID {

@@ -121,6 +121,7 @@ type index struct {
 type entry struct {
 	due int64 // microseconds; 0 in indexes that are not sorted by it
 	key
+	class uint8 // of the record
 }
 
 func (e entry) compare(f entry) int {
@@ -143,7 +144,7 @@ func listOf(kind store.Kind, account, parent uuid.UUID) index {
 
 // places calls f with every index that holds r and the entry in it.
 func places(r *store.Record, f func(index, entry)) {
-	e := entry{key: keyOf(r)}
+	e := entry{key: keyOf(r), class: r.Class}
 	if r.Parent != uuid.Nil {
 		f(childrenOf(r.Parent), e)
 	}
@@ -278,6 +279,10 @@ func (t *tx) List(q *store.Query) (*store.List, error) {
 	}
 	entries = entries[from:to]
 
+	var classes [256]bool
+	for c := range classes {
+		classes[c] = q.Classes.Has(uint8(c))
+	}
 	list, skipped := new(store.List), int64(0)
 	for i := range entries {
 		if !q.Count && len(list.Records) >= q.Limit {
@@ -285,6 +290,9 @@ func (t *tx) List(q *store.Query) (*store.List, error) {
 		}
 		if q.Desc {
 			i = len(entries) - 1 - i
+		}
+		if !classes[entries[i].class] {
+			continue
 		}
 		r := t.state.rows[entries[i].key]
 		if !selects(q, r) {
@@ -307,10 +315,9 @@ func (t *tx) List(q *store.Query) (*store.List, error) {
 
 func compareID(e entry, id uuid.UUID) int { return bytes.Compare(e.id[:], id[:]) }
 
-// selects reports whether a record of the list and range of q is selected.
+// selects reports whether a record of the list, range and classes of q is selected.
 func selects(q *store.Query, r *store.Record) bool {
-	return q.Classes.Has(r.Class) &&
-		(q.Live.IsZero() || r.Due.IsZero() || r.Due.After(q.Live)) &&
+	return (q.Live.IsZero() || r.Due.IsZero() || r.Due.After(q.Live)) &&
 		(q.Lookup == nil || slices.ContainsFunc(r.Lookup, func(h []byte) bool { return bytes.Equal(h, q.Lookup) }))
 }
 

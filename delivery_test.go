@@ -1,0 +1,1376 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/google/uuid"
+)
+
+// What becomes of deliveries on any store is tested by vaulttest.Suite. Here is what
+// takes time, and what goes wrong in between.
+
+// A post is a Sender that remembers what it was to send, and answers what it is told
+// to. It fails the test if two deliveries of a token are sent to a URL at a time, or
+// more than eight of any.
+type post struct {
+	t      testing.TB
+	mu     sync.Mutex
+	sent   []sending
+	busy   map[string]int
+	answer func(context.Context, *cardvault.Delivery) (int, error) // nil: 200
+	after  time.Duration                                           // Retry-After of what is no success
+	most   int                                                     // attempts that were under way for one URL
+	crowds bool                                                    // several processes are killed: they may send beside each other
+}
+
+// A sending is one call of Send that is over.
+type sending struct {
+	*cardvault.Delivery
+	at      time.Time
+	code    int
+	secrets []string
+}
+
+func (s sending) String() string { return fmt.Sprint(s.Event.Type, " ", s.Event.Reason) }
+
+// url is where what is sent is taken.
+const url = "https://receiver.example/"
+
+func (p *post) Check(url string) error {
+	if !strings.HasPrefix(url, "https://") {
+		return errors.New("must be a URL of https")
+	}
+	return nil
+}
+
+func (p *post) Send(ctx context.Context, d *cardvault.Delivery) (got *cardvault.SendResult, err error) {
+	s := sending{Delivery: d, at: time.Now()}
+	for _, secret := range d.Secrets {
+		secret.Expose(func(b []byte) { s.secrets = append(s.secrets, string(b)) })
+	}
+	if end, ok := ctx.Deadline(); !ok || time.Until(end) != 15*time.Second {
+		p.t.Errorf("the deadline of an attempt is in %v", time.Until(end))
+	}
+	if d.Event != nil && (d.Event.ID != d.ID || !d.Event.CreatedAt.Equal(d.CreatedAt)) {
+		p.t.Errorf("delivery %v of event %v", d.ID, d.Event.ID)
+	}
+	token := d.URL
+	if d.Event != nil {
+		token += d.Event.TokenID.String()
+	}
+	p.mu.Lock()
+	answer, after := p.answer, p.after
+	if p.busy == nil {
+		p.busy = map[string]int{}
+	}
+	p.busy[d.URL]++
+	p.busy[token]++
+	p.most = max(p.most, p.busy[d.URL])
+	if p.busy[token] > 1 && !p.crowds {
+		p.t.Errorf("two deliveries of a token are sent to %s at a time", d.URL)
+	}
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.busy[d.URL]--
+		p.busy[token]--
+		p.sent = append(p.sent, s)
+	}()
+	s.code = 200
+	if answer != nil {
+		s.code = 0 // if it panics
+		s.code, err = answer(ctx, d)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &cardvault.SendResult{StatusCode: s.code}
+	if s.code/100 != 2 {
+		r.RetryAfter = after
+	}
+	return r, nil
+}
+
+func (p *post) set(answer func(context.Context, *cardvault.Delivery) (int, error)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answer = answer
+}
+
+// says answers with a status.
+func (p *post) says(code int) {
+	p.set(func(context.Context, *cardvault.Delivery) (int, error) { return code, nil })
+}
+
+// tried returns the attempts to deliver to a URL, in the order of their ends.
+func (p *post) tried(url string) []sending {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(p.sent), func(s sending) bool { return s.URL != url })
+}
+
+// took returns what was delivered to a URL.
+func (p *post) took(url string) []sending {
+	return slices.DeleteFunc(p.tried(url), func(s sending) bool { return s.code/100 != 2 })
+}
+
+// forget forgets what was sent.
+func (p *post) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sent, p.most = nil, 0
+}
+
+// has checks which events of a token were delivered to a URL, in their order.
+func (p *post) has(url string, token uuid.UUID, want ...string) {
+	p.t.Helper()
+	var got []string
+	for _, s := range p.took(url) {
+		if s.Event.TokenID == token {
+			got = append(got, s.String())
+		}
+	}
+	if !slices.Equal(got, want) {
+		p.t.Errorf("delivered\n got %q\nwant %q", got, want)
+	}
+}
+
+// inPost runs f in a lab with a post and a webhook that takes all events. Cards get no
+// network token.
+func inPost(t *testing.T, opts cardvault.Options, f func(l *lab, post *post, hook *cardvault.Webhook)) {
+	t.Helper()
+	post := &post{t: t}
+	opts.Webhooks = post
+	inLab(t, &opts, func(l *lab) {
+		l.net.ineligible = func(cardvault.Scheme) error { return configurationError("merchant_not_enrolled") }
+		f(l, post, l.hook(url))
+		post.mu.Lock()
+		defer post.mu.Unlock()
+		if post.most > 8 && !post.crowds {
+			t.Errorf("%d attempts to deliver at a time", post.most)
+		}
+	})
+}
+
+var (
+	sandboxPost = cardvault.Options{Mode: cardvault.Sandbox}
+	livePost    = cardvault.Options{Mode: cardvault.Live}
+)
+
+// hook registers a webhook.
+func (l *lab) hook(url string, events ...cardvault.EventType) *cardvault.Webhook {
+	l.Helper()
+	w, _, err := l.CreateWebhook(l.Context(), url, &cardvault.WebhookOptions{Events: events})
+	l.must(err)
+	return w
+}
+
+// deliveries returns the log of a webhook, oldest event first.
+func (l *lab) deliveries(w *cardvault.Webhook) []*cardvault.DeliveryRecord {
+	l.Helper()
+	page, err := l.ListDeliveries(l.Context(), w.ID, &cardvault.ListOptions{Limit: cardvault.MaxLimit, Ascending: true})
+	l.must(err)
+	return page.Items
+}
+
+// statuses checks the log of a webhook.
+func (l *lab) statuses(w *cardvault.Webhook, want ...cardvault.DeliveryStatus) {
+	l.Helper()
+	var got []cardvault.DeliveryStatus
+	for _, d := range l.deliveries(w) {
+		got = append(got, d.Status)
+	}
+	if !slices.Equal(got, want) {
+		l.Errorf("deliveries are %v, want %v", got, want)
+	}
+}
+
+const (
+	underWay  = cardvault.DeliveryPending
+	delivered = cardvault.DeliveryDelivered
+	lost      = cardvault.DeliveryFailed
+)
+
+// Numbers of kinds of records, as they are stored.
+const (
+	kindWebhook      store.Kind = 20
+	kindQueue        store.Kind = 21
+	kindDelivery     store.Kind = 22
+	kindWebhookEvent store.Kind = 23
+)
+
+// A ledger is a store that knows what was put, and whose records can be damaged for a
+// while.
+type ledger struct {
+	store.Store
+	mu   sync.Mutex
+	keys map[store.Kind]map[uuid.UUID]bool
+	bad  func(*store.Record) bool // is damaged; nil: none is
+}
+
+func (s *ledger) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(&ledgerReadTx{tx, s}) })
+}
+
+func (s *ledger) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.Store.Update(ctx, func(tx store.Tx) error {
+		return fn(&ledgerTx{ledgerReadTx{tx, s}, tx})
+	})
+}
+
+// damage sets which records are damaged.
+func (s *ledger) damage(bad func(*store.Record) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.bad = bad
+}
+
+// read returns records as they are read.
+func (s *ledger) read(records ...*store.Record) []*store.Record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range records {
+		if s.bad != nil && r != nil && s.bad(r) {
+			r.Shown[len(r.Shown)-1] ^= 1
+		}
+	}
+	return records
+}
+
+type ledgerReadTx struct {
+	store.ReadTx
+	ledger *ledger
+}
+
+func (tx *ledgerReadTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	r, err := tx.ReadTx.Get(kind, id)
+	return tx.ledger.read(r)[0], err
+}
+
+func (tx *ledgerReadTx) List(q *store.Query) (*store.List, error) {
+	list, err := tx.ReadTx.List(q)
+	if err == nil {
+		tx.ledger.read(list.Records...)
+	}
+	return list, err
+}
+
+func (tx *ledgerReadTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+	all, err := tx.ReadTx.Lookup(kind, hash, limit)
+	return tx.ledger.read(all...), err
+}
+
+func (tx *ledgerReadTx) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
+	all, err := tx.ReadTx.Due(kind, until, limit)
+	return tx.ledger.read(all...), err
+}
+
+type ledgerTx struct {
+	ledgerReadTx
+	tx store.Tx
+}
+
+func (tx *ledgerTx) Put(r *store.Record) {
+	tx.ledger.mu.Lock()
+	defer tx.ledger.mu.Unlock()
+	if tx.ledger.keys[r.Kind] == nil {
+		tx.ledger.keys[r.Kind] = map[uuid.UUID]bool{}
+	}
+	tx.ledger.keys[r.Kind][r.ID] = true
+	tx.tx.Put(r)
+}
+
+func (tx *ledgerTx) Delete(kind store.Kind, id uuid.UUID) { tx.tx.Delete(kind, id) }
+
+// keepBooks has l know what is stored from now on.
+func (l *lab) keepBooks() *ledger {
+	books := &ledger{Store: l.store.Store, keys: map[store.Kind]map[uuid.UUID]bool{}}
+	l.store.Store = books
+	return books
+}
+
+// stored returns the records of a kind that are left of what was put since the books
+// were begun, by id.
+func (l *lab) stored(kind store.Kind) (all []*store.Record) {
+	l.Helper()
+	s := l.store.Store.(*ledger)
+	s.mu.Lock()
+	ids := slices.Collect(maps.Keys(s.keys[kind]))
+	s.mu.Unlock()
+	l.must(s.View(l.Context(), func(tx store.ReadTx) error {
+		for _, id := range ids {
+			r, err := tx.Get(kind, id)
+			if err == nil {
+				all = append(all, r)
+			} else if !errors.Is(err, store.ErrNotFound) {
+				return err
+			}
+		}
+		return nil
+	}))
+	slices.SortFunc(all, func(a, b *store.Record) int { return slices.Compare(a.ID[:], b.ID[:]) })
+	return all
+}
+
+// TestDeliveryRetries: the pauses of decisions, chapter 13, then the delivery has
+// failed and can be made anew.
+func TestDeliveryRetries(t *testing.T) {
+	h := time.Hour
+	for mode, want := range map[cardvault.Mode][]time.Duration{
+		cardvault.Live: {5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * h, 5 * h, 10 * h, 14 * h, 20 * h, 24 * h},
+		cardvault.Sandbox: {50 * time.Millisecond, 3 * time.Second, 5 * time.Second, 5 * time.Second, 5 * time.Second,
+			5 * time.Second, 5 * time.Second, 5 * time.Second, 5 * time.Second},
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			inPost(t, cardvault.Options{Mode: mode}, func(l *lab, post *post, hook *cardvault.Webhook) {
+				post.says(503)
+				id := l.imports(visa)
+				l.run(func() {
+					l.pass(time.Second)
+					d := l.deliveries(hook)[0]
+					if n := len(post.tried(url)); d.Status != underWay || d.Attempts != n || d.LastStatusCode != 503 ||
+						d.NextAttemptAt.Before(time.Now()) || d.LastAttemptAt.IsZero() || d.TokenID != id || d.EventType != cardvault.TokenCreated {
+						t.Errorf("%d attempts: %+v", n, d)
+					}
+					l.pass(100 * h)
+				})
+				var calls []call
+				for _, s := range post.tried(url) {
+					calls = append(calls, call{at: s.at})
+					if s.ID != post.tried(url)[0].ID {
+						t.Error("the event has another id when it is sent again")
+					}
+				}
+				within(t, "delivery", calls, want...)
+				if len(calls) != 10 {
+					t.Errorf("%d attempts, want 10", len(calls))
+				}
+				d := l.deliveries(hook)[0]
+				if d.Status != lost || d.Attempts != 10 || !d.NextAttemptAt.IsZero() {
+					t.Errorf("%+v", d)
+				}
+				post.set(nil)
+				l.must(l.Redeliver(l.Context(), d.EventID))
+				l.run(func() { l.pass(time.Second) })
+				post.has(url, id, createdEvent)
+				if again := l.deliveries(hook); len(again) != 1 || again[0].ID != d.ID || again[0].Status != delivered || again[0].Attempts != 1 {
+					t.Errorf("%+v", again[0])
+				}
+				if post.took(url)[0].ID != d.EventID {
+					t.Error("the event has another id when it is redelivered")
+				}
+			})
+		})
+	}
+}
+
+// inOrder checks that the events of each token were delivered to a URL in their order,
+// and returns how many were, and how many arrived again.
+func (p *post) inOrder(url string) (events, again int) {
+	p.t.Helper()
+	last := map[uuid.UUID]uint64{}
+	seen := map[uuid.UUID]bool{}
+	swapped := 0
+	for _, s := range p.took(url) {
+		if seen[s.ID] {
+			again++
+			continue
+		}
+		seen[s.ID] = true
+		if s.Event.Sequence <= last[s.Event.TokenID] {
+			swapped++
+		}
+		last[s.Event.TokenID] = s.Event.Sequence
+	}
+	if swapped > 0 {
+		p.t.Errorf("of %d events %d are out of order", len(seen), swapped)
+	}
+	return len(seen), again
+}
+
+var errDown = errors.New("connection refused")
+
+// TestReceiverDown: of what happens while a receiver is down for six hours nothing is
+// lost, and all arrives in the order of each token.
+func TestReceiverDown(t *testing.T) {
+	const tokens, events, hours = 500, 10_000, 6
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		l.keepBooks()
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) { return 0, errDown })
+		l.run(func() {
+			ids := l.crowd(tokens, visa)
+			for n := tokens; n < events; n++ {
+				if n%25 == 0 {
+					l.pass(hours * time.Hour * 25 / events)
+				}
+				patch(l, ids[rand.IntN(tokens)], "a")
+			}
+			if n := len(post.took(url)); n > 0 {
+				t.Errorf("%d events were taken by a receiver that is down", n)
+			}
+			t.Logf("%d attempts while the receiver was down", len(post.tried(url)))
+			post.set(nil)
+			l.pass(15 * time.Hour)
+		})
+		if n, again := post.inOrder(url); n != events || again > 0 {
+			t.Errorf("%d events have arrived, want %d; %d of them again", n, events, again)
+		}
+		page, err := l.ListDeliveries(l.Context(), hook.ID, &cardvault.ListOptions{Limit: 500})
+		l.must(err)
+		if page.TotalItems != events || slices.ContainsFunc(page.Items, func(d *cardvault.DeliveryRecord) bool { return d.Status != delivered }) {
+			t.Errorf("%d deliveries in the log, want %d that are delivered", page.TotalItems, events)
+		}
+		l.run(func() { l.pass(8 * 24 * time.Hour) })
+		if a, b := len(l.stored(kindDelivery)), len(l.stored(kindWebhookEvent)); a+b > 0 {
+			t.Errorf("%d deliveries and %d events are left after a week", a, b)
+		}
+	})
+}
+
+// A mortal is a process on a store: when it is dead it can do nothing there any more.
+type mortal struct {
+	store.Store
+	dead atomic.Bool
+}
+
+func (s *mortal) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	if s.dead.Load() {
+		return store.ErrClosed
+	}
+	return s.Store.View(ctx, fn)
+}
+
+func (s *mortal) Update(ctx context.Context, fn func(store.Tx) error) error {
+	if s.dead.Load() {
+		return store.ErrClosed
+	}
+	return s.Store.Update(ctx, fn)
+}
+
+// born starts a process that works on the store of l. What it returns kills it.
+func (l *lab) born() (kill func()) {
+	l.Helper()
+	s := &mortal{Store: l.store}
+	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+	l.must(err)
+	v, err := cardvault.New(l.Context(), s, keys, &l.opts)
+	l.must(err)
+	ctx, stop := context.WithCancel(l.Context())
+	ended := make(chan struct{})
+	go func() {
+		_ = v.Run(ctx)
+		close(ended)
+	}()
+	l.Cleanup(func() {
+		stop()
+		<-ended
+	})
+	return func() {
+		s.dead.Store(true)
+		stop()
+	}
+}
+
+// TestKilledWhileSending kills one of two processes two hundred times.
+func TestKilledWhileSending(t *testing.T) {
+	const tokens, events, kills = 100, 4000, 200
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+			<-time.After(rand.N(3 * time.Second))
+			if rand.IntN(50) == 0 {
+				return 500, nil
+			}
+			return 200, nil
+		})
+		ids := l.crowd(tokens, visa)
+		killers := []func(){l.born(), l.born()}
+		n := tokens
+		for range kills {
+			for ; n < events && rand.IntN(events/kills) > 0; n++ {
+				patch(l, ids[rand.IntN(tokens)], "a")
+			}
+			l.pass(rand.N(40 * time.Second))
+			which := rand.IntN(2)
+			killers[which]()
+			killers[which] = l.born()
+		}
+		for ; n < events; n++ {
+			patch(l, ids[rand.IntN(tokens)], "a")
+		}
+		l.pass(24 * time.Hour)
+		arrived, again := post.inOrder(url)
+		if arrived != events {
+			t.Errorf("%d events have arrived, want %d", arrived, events)
+		}
+		if again == 0 || again > 8*kills {
+			t.Errorf("%d events have arrived again", again)
+		}
+		t.Logf("%d of %d events have arrived again", again, events)
+	})
+}
+
+// TestKilledFreesItsWork: what a killed process had claimed is sent again once its
+// lease is over, not before, under the same id.
+func TestKilledFreesItsWork(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		id := l.imports(visa)
+		patch(l, id, "a")
+		kill := func() {}
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+			kill() // it has been taken, and nobody knows
+			return 200, nil
+		})
+		kill = l.born()
+		l.pass(time.Second)
+		kill = func() {}
+		l.born()
+		l.pass(30 * time.Second)
+		post.has(url, id, createdEvent)
+		l.pass(40 * time.Second)
+		post.has(url, id, createdEvent, createdEvent, patchedEvent)
+		if sent := post.took(url); sent[0].ID != sent[1].ID || !sent[0].CreatedAt.Equal(sent[1].CreatedAt) {
+			t.Error("the event is another one when it is sent again")
+		}
+	})
+}
+
+// TestOutcomeOfASettlementUnknown: what is not known to be stored is looked at again.
+func TestOutcomeOfASettlementUnknown(t *testing.T) {
+	for _, test := range []struct {
+		done  bool
+		times int
+	}{{false, 2}, {true, 1}} {
+		t.Run(fmt.Sprint("done ", test.done), func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				id := l.imports(visa)
+				post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+					post.set(nil)
+					l.store.set(store.ErrOutcomeUnknown, test.done)
+					return 200, nil
+				})
+				l.run(func() {
+					l.pass(time.Second)
+					l.store.set(nil, false)
+					l.pass(2 * time.Minute)
+				})
+				post.has(url, id, slices.Repeat([]string{createdEvent}, test.times)...)
+				l.statuses(hook, delivered)
+			})
+		})
+	}
+}
+
+// TestDeliveriesHeldBack: the events of a token wait for one that fails, until it has
+// failed three times; then it is tried again before each later one. Those of other
+// tokens do not wait, and waiting costs nothing.
+func TestDeliveriesHeldBack(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		var writes atomic.Int64
+		l.store.hook(func() error { writes.Add(1); return nil })
+		held := l.imports(visa)
+		fails := func(_ context.Context, d *cardvault.Delivery) (int, error) {
+			if d.Event.TokenID == held && d.Event.Type == cardvault.TokenCreated {
+				return 500, nil
+			}
+			return 200, nil
+		}
+		post.set(fails)
+		created := func() (n int) {
+			for _, s := range post.tried(url) {
+				if s.Event.TokenID == held && s.Event.Type == cardvault.TokenCreated {
+					n++
+				}
+			}
+			return n
+		}
+		l.run(func() {
+			l.pass(time.Second)
+			patch(l, held, "a")
+			patch(l, held, "b")
+			other := l.imports(visa)
+			l.pass(10 * time.Second) // the second failure
+			post.has(url, held)
+			post.has(url, other, createdEvent)
+			l.statuses(hook, underWay, underWay, underWay, delivered)
+			before := writes.Load()
+			l.pass(3 * time.Minute)
+			if n := writes.Load() - before; n != 0 {
+				t.Errorf("%d writes while nothing is due", n)
+			}
+			patch(l, held, "c")
+			l.pass(4 * time.Minute) // the third
+			post.has(url, held, patchedEvent, patchedEvent, patchedEvent)
+			sent := post.tried(url)
+			for i, s := range sent[len(sent)-3:] {
+				if s.Event.Token.BusinessKey != string("abc"[i]) {
+					t.Errorf("event %d is that of %q", i, s.Event.Token.BusinessKey)
+				}
+			}
+			if failure := sent[len(sent)-4]; failure.code != 500 || sent[len(sent)-1].at.Sub(failure.at) > time.Second {
+				t.Errorf("the later events came %v after the third failure", sent[len(sent)-1].at.Sub(failure.at))
+			}
+			if n := created(); n != 3 {
+				t.Errorf("%d attempts of the first event, want 3", n)
+			}
+			due := l.deliveries(hook)[0].NextAttemptAt
+			patch(l, held, "d")
+			l.pass(time.Second)
+			post.has(url, held, slices.Repeat([]string{patchedEvent}, 4)...)
+			d := l.deliveries(hook)[0]
+			if n := created(); n != 4 || d.Attempts != 4 || !d.NextAttemptAt.Equal(due) {
+				t.Errorf("%d attempts, one before the later event: %+v; it was due at %v", n, d, due)
+			}
+			post.set(nil)
+			patch(l, held, "e")
+			l.pass(time.Second)
+			post.has(url, held, patchedEvent, patchedEvent, patchedEvent, patchedEvent, createdEvent, patchedEvent)
+			l.pass(time.Hour)
+			if n := len(post.took(url)); n != 7 {
+				t.Errorf("%d events have arrived, want 7", n)
+			}
+		})
+		if n := writes.Load(); n > 80 {
+			t.Errorf("%d writes", n)
+		}
+	})
+}
+
+// TestManyPoisonedEvents: events that a webhook never takes cost an attempt each, and
+// keep none of the good ones.
+func TestManyPoisonedEvents(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+			if d.Event.Token.BusinessKey == "poison" {
+				return 422, nil
+			}
+			return 200, nil
+		})
+		id := l.imports(visa)
+		l.run(func() {
+			for i := range 40 {
+				key := "poison"
+				if i%4 == 3 {
+					key = fmt.Sprint(i)
+				}
+				patch(l, id, key)
+			}
+			l.pass(100 * time.Hour)
+		})
+		n, again := post.inOrder(url)
+		if n != 11 || again != 0 {
+			t.Errorf("%d events have arrived, %d of them again, want 11", n, again)
+		}
+		if n := len(post.tried(url)); n > 700 {
+			t.Errorf("%d attempts", n)
+		}
+		for _, d := range l.deliveries(hook) {
+			if d.Status == underWay {
+				t.Errorf("%+v", d)
+			}
+		}
+	})
+}
+
+// TestEarlierOneBecomesDueMeanwhile: one that is attempted before a later one, and
+// becomes due in that moment, is sent once.
+func TestEarlierOneBecomesDueMeanwhile(t *testing.T) {
+	for what, meanwhile := range map[string]func(*lab, uuid.UUID){
+		"due":         func(*lab, uuid.UUID) {},
+		"redelivered": func(l *lab, event uuid.UUID) { l.try(l.Redeliver(l.Context(), event)) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				post.says(500)
+				id := l.imports(visa)
+				l.run(func() {
+					l.pass(20 * time.Minute)
+					d := l.deliveries(hook)[0]
+					if d.Attempts != 3 {
+						t.Fatalf("%+v", d)
+					}
+					l.pass(time.Until(d.NextAttemptAt) - 5*time.Second)
+					post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+						if d.Event.Type == cardvault.TokenCreated {
+							<-time.After(3 * time.Second)
+							meanwhile(l, d.ID)
+							<-time.After(7 * time.Second)
+						}
+						return 200, nil
+					})
+					patch(l, id, "a")
+					l.pass(time.Minute)
+				})
+				if what == "due" {
+					post.has(url, id, createdEvent, patchedEvent)
+				} else {
+					post.has(url, id, createdEvent, createdEvent, patchedEvent)
+				}
+				l.statuses(hook, delivered, delivered)
+			})
+		})
+	}
+}
+
+// TestSlowReceivers: receivers that drip their answers hold back only what is for
+// them.
+func TestSlowReceivers(t *testing.T) {
+	const slow = "https://slow.example/"
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		post.set(func(ctx context.Context, d *cardvault.Delivery) (int, error) {
+			if d.URL != url {
+				<-ctx.Done()
+				return 0, ctx.Err()
+			}
+			return 200, nil
+		})
+		mine := l.hook(slow)
+		var others []*cardvault.Vault
+		for range 150 {
+			a, err := l.CreateAccount(l.Context(), "", nil)
+			l.must(err)
+			v := l.In(a.ID)
+			_, _, err = v.CreateWebhook(l.Context(), "https://other.example/"+a.ID.String(), nil)
+			l.must(err)
+			others = append(others, v)
+		}
+		l.run(func() {
+			for round := range 4 {
+				for _, v := range others {
+					_, err := v.Import(l.Context(), visa, nil)
+					l.must(err)
+				}
+				l.crowd(200, visa)
+				l.pass(time.Second)
+				if n := len(post.took(url)); n != 200*(round+1) {
+					t.Errorf("round %d: %d events have arrived at the quick receiver, want %d", round, n, 200*(round+1))
+				}
+			}
+			l.pass(3 * time.Minute)
+			tried := len(post.tried(slow))
+			if tried < 50 || tried > 8*13 {
+				t.Errorf("%d attempts for the slow receiver in 3 minutes", tried)
+			}
+		})
+		for _, d := range l.deliveries(mine)[:4] {
+			if d.Status != underWay || d.LastStatusCode != 0 || d.Attempts == 0 {
+				t.Errorf("%+v", d)
+			}
+		}
+	})
+}
+
+// TestOneTokenHangs: a webhook that does not answer for one token gets the events of
+// the others, also those that come later.
+func TestOneTokenHangs(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		hung := l.imports(visa)
+		post.set(func(ctx context.Context, d *cardvault.Delivery) (int, error) {
+			if d.Event.TokenID == hung {
+				<-ctx.Done()
+				return 0, ctx.Err()
+			}
+			return 200, nil
+		})
+		patch(l, hung, "a")
+		l.run(func() {
+			l.pass(time.Second)
+			for i := range 10 {
+				l.crowd(100, visa)
+				l.pass(1100 * time.Millisecond)
+				if n := len(post.took(url)); n != 100*(i+1) {
+					t.Errorf("%d events of other tokens have arrived, want %d", n, 100*(i+1))
+				}
+			}
+		})
+		post.has(url, hung)
+	})
+}
+
+// TestWebhookAsksToBeLeftAlone: a webhook that asks for it is left alone, and the time it asks for
+// counts if it is longer than the pause.
+func TestWebhookAsksToBeLeftAlone(t *testing.T) {
+	for _, test := range []struct {
+		asks, pause time.Duration // pause of the whole webhook
+		first       time.Duration // until the second attempt
+	}{
+		{time.Minute, time.Minute, time.Minute},
+		{time.Second, time.Second, 5 * time.Second},
+		{3 * time.Hour, time.Hour, 3 * time.Hour},
+		{1000 * time.Hour, time.Hour, 24 * time.Hour},
+	} {
+		t.Run(test.asks.String(), func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				post.after = test.asks
+				post.says(429)
+				first := l.imports(visa)
+				l.run(func() {
+					l.pass(100 * time.Millisecond)
+					if n := len(post.tried(url)); n != 1 {
+						t.Fatalf("%d attempts, want 1", n)
+					}
+					began := post.tried(url)[0].at
+					post.set(nil)
+					l.crowd(200, visa)
+					l.pass(time.Until(began.Add(test.pause)) - time.Millisecond)
+					if n := len(post.tried(url)); n != 1 {
+						t.Errorf("%d attempts in the pause that the webhook has asked for", n-1)
+					}
+					l.pass(2 * time.Second)
+					want := 200
+					if test.first == test.pause {
+						want++
+					}
+					if n := len(post.took(url)); n != want {
+						t.Errorf("%d events have arrived after the pause, want %d", n, want)
+					}
+					if test.first > test.pause {
+						l.pass(time.Until(began.Add(test.first * 3 / 4)))
+						post.has(url, first)
+					}
+					l.pass(time.Until(began.Add(test.first * 5 / 4)))
+					post.has(url, first, createdEvent)
+				})
+			})
+		})
+	}
+}
+
+// TestWebhookAnswers: what is a success and what a failure.
+func TestWebhookAnswers(t *testing.T) {
+	for code, want := range map[int]cardvault.DeliveryStatus{
+		200: delivered, 202: delivered, 204: delivered, 299: delivered,
+		100: underWay, 199: underWay, 300: underWay, 302: underWay, 400: underWay, 401: underWay, 404: underWay, 429: underWay, 500: underWay,
+		410: lost, 0: underWay, 99: underWay, 1000: underWay, -1: underWay,
+	} {
+		t.Run(fmt.Sprint(code), func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				post.says(code)
+				l.imports(visa)
+				l.drain()
+				d := l.deliveries(hook)
+				if code < 100 || code > 999 {
+					code = 0
+				}
+				if len(d) != 1 || d[0].Status != want || d[0].LastStatusCode != code {
+					t.Errorf("%+v", d)
+				}
+			})
+		})
+	}
+	t.Run("panic", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			post.set(func(context.Context, *cardvault.Delivery) (int, error) { panic("4242424242424242") })
+			l.imports(visa)
+			l.drain()
+			l.statuses(hook, underWay)
+			vaulttest.AssertNoLeak(t, []string{"4242424242424242"}, l.log.text())
+			if !strings.Contains(l.log.text(), "panicked") {
+				t.Error("a panic is not in the log")
+			}
+		})
+	})
+	t.Run("error", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+				return 0, errors.New("webhook: 4242424242424242 refused")
+			})
+			l.imports(visa)
+			l.drain()
+			l.statuses(hook, underWay)
+			vaulttest.AssertNoLeak(t, []string{"4242424242424242"}, l.log.text())
+		})
+	})
+}
+
+// TestDeliveriesOfADeletion: the event of a deletion comes last and at once, and what
+// has not begun by then is not sent any more.
+func TestDeliveriesOfADeletion(t *testing.T) {
+	remove := map[string]func(*lab, uuid.UUID){
+		deletedEvent: func(l *lab, id uuid.UUID) { l.must(l.Vault.Delete(l.Context(), id)) },
+		expiredEvent: func(l *lab, id uuid.UUID) { l.pass(time.Until(l.get(id).ExpiresAt)) },
+	}
+	const tokenized = "token.created tokenized"
+	for what, remove := range remove {
+		t.Run(what+", while one is sent", func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+					<-time.After(9 * time.Second)
+					return 200, nil
+				})
+				l.run(func() {
+					id := dying(l, 5)
+					patch(l, id, "a")
+					l.pass(2 * time.Second)
+					remove(l, id)
+					l.pass(time.Minute)
+					post.has(url, id, tokenized, what)
+				})
+				l.statuses(hook, delivered, delivered)
+			})
+		})
+		t.Run(what+", while one is to be sent again", func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				post.says(500)
+				l.run(func() {
+					id := dying(l, 60)
+					patch(l, id, "a")
+					patch(l, id, "b")
+					l.pass(30 * time.Second) // the next attempt is in minutes
+					post.set(nil)
+					remove(l, id)
+					l.pass(time.Second)
+					post.has(url, id, what)
+					l.statuses(hook, delivered)
+					l.pass(24 * time.Hour)
+					post.has(url, id, what)
+				})
+			})
+		})
+		t.Run(what+", while loose ones are left", func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				post.says(500)
+				l.run(func() {
+					id := dying(l, 7200)
+					patch(l, id, "a")
+					l.pass(time.Hour)
+					if d := l.deliveries(hook); d[0].Attempts < 3 || d[1].Attempts < 3 {
+						t.Fatalf("%+v, %+v", d[0], d[1])
+					}
+					post.set(nil)
+					remove(l, id)
+					l.pass(time.Second)
+					post.has(url, id, what)
+					l.pass(24 * time.Hour)
+					post.has(url, id, what)
+					l.statuses(hook, delivered)
+				})
+			})
+		})
+	}
+	t.Run("before anything is sent", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			id := l.imports(visa)
+			patch(l, id, "a")
+			l.must(l.Vault.Delete(l.Context(), id))
+			l.drain()
+			post.has(url, id, deletedEvent)
+			l.statuses(hook, delivered)
+		})
+	})
+}
+
+// TestDeliveriesOfSeveralProcesses: of those that work on one store, one sends an
+// event, however long the webhook takes, and in their order.
+func TestDeliveriesOfSeveralProcesses(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+			<-time.After(14 * time.Second)
+			return 200, nil
+		})
+		for range 30 {
+			id := l.imports(visa)
+			patch(l, id, "a")
+			patch(l, id, "b")
+		}
+		ctx, stop := context.WithCancel(l.Context())
+		var running sync.WaitGroup
+		for range 3 {
+			v := l.open()
+			running.Go(func() { l.try(v.Run(ctx)) })
+		}
+		l.pass(15 * time.Minute)
+		stop()
+		running.Wait()
+		if n, again := post.inOrder(url); n != 90 || again != 0 {
+			t.Errorf("%d events have arrived, want 90; %d of them again", n, again)
+		}
+		if post.most != 8 {
+			t.Errorf("%d attempts at a time, want 8", post.most)
+		}
+	})
+}
+
+// TestRunEndsWhileSending: Run waits for what is under way, and begins nothing more.
+// Whoever runs next goes on at once.
+func TestRunEndsWhileSending(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+			<-time.After(10 * time.Second)
+			return 200, nil
+		})
+		id := l.imports(visa)
+		patch(l, id, "a")
+		l.crowd(20, visa)
+		began := time.Now()
+		l.run(func() { l.pass(time.Second) })
+		if took := time.Since(began); took < 10*time.Second || took > 11*time.Second {
+			t.Errorf("Run ended after %v", took)
+		}
+		post.has(url, id, createdEvent)
+		if n := len(post.took(url)); n != 8 {
+			t.Errorf("%d events were sent, want 8", n)
+		}
+		post.set(nil)
+		l.run(func() { l.pass(time.Second) })
+		if n, again := post.inOrder(url); n != 22 || again != 0 {
+			t.Errorf("%d events have arrived, want 22; %d of them again", n, again)
+		}
+	})
+}
+
+// TestSinkAndWebhooks: both get every event, and neither waits for the other.
+func TestSinkAndWebhooks(t *testing.T) {
+	for what, refuse := range map[string]func(context.Context) error{
+		"fails": func(context.Context) error { return errDeaf },
+		"hangs": func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+	} {
+		t.Run(what, func(t *testing.T) {
+			ear := &listener{t: t}
+			inPost(t, cardvault.Options{Events: ear}, func(l *lab, post *post, hook *cardvault.Webhook) {
+				deaf := true
+				ear.set(func(ctx context.Context, _ *cardvault.Event) error {
+					if deaf {
+						return refuse(ctx)
+					}
+					return nil
+				})
+				ids := l.crowd(300, visa)
+				patch(l, ids[0], "a")
+				l.run(func() {
+					l.pass(time.Second)
+					if n, _ := post.inOrder(url); n != 301 {
+						t.Errorf("%d events have arrived at the webhook, want 301", n)
+					}
+					deaf = false
+					post.says(500)
+					patch(l, ids[0], "b")
+					l.pass(20 * time.Minute)
+					ear.took(ids[0], createdEvent, patchedEvent, patchedEvent)
+				})
+				passed := map[uuid.UUID]*cardvault.Event{}
+				for _, p := range ear.passed() {
+					passed[p.ID] = p.Event
+				}
+				for _, s := range post.tried(url) {
+					if e := passed[s.ID]; e == nil || e.Sequence != s.Event.Sequence || e.TokenID != s.Event.TokenID || !e.CreatedAt.Equal(s.CreatedAt) {
+						t.Errorf("the sink was passed %+v, the webhook %+v", e, s.Event)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestRedeliver: what of a webhook's can be delivered once more.
+func TestRedeliver(t *testing.T) {
+	t.Run("what was delivered, in any order", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			id := l.imports(visa)
+			patch(l, id, "a")
+			l.drain()
+			first := post.took(url)[0].ID
+			l.must(l.Redeliver(l.Context(), first))
+			l.statuses(hook, underWay, delivered)
+			l.must(l.Redeliver(l.Context(), first)) // it is on its way
+			l.drain()
+			post.has(url, id, createdEvent, patchedEvent, createdEvent)
+			l.statuses(hook, delivered, delivered)
+		})
+	})
+	t.Run("what is on its way", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+				l.try(l.Redeliver(l.Context(), d.ID))
+				return 200, nil
+			})
+			id := l.imports(visa)
+			l.drain()
+			l.drain()
+			post.has(url, id, createdEvent)
+		})
+	})
+	t.Run("what holds back others", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			post.says(500)
+			id := l.imports(visa)
+			patch(l, id, "a")
+			patch(l, id, "b")
+			l.run(func() {
+				l.pass(time.Second)
+				d := l.deliveries(hook)
+				l.must(l.Redeliver(l.Context(), d[1].EventID)) // it waits for the first
+				post.set(nil)
+				l.must(l.Redeliver(l.Context(), d[0].EventID))
+				l.pass(100 * time.Millisecond)
+				post.has(url, id, createdEvent, patchedEvent, patchedEvent)
+				l.pass(24 * time.Hour)
+				post.has(url, id, createdEvent, patchedEvent, patchedEvent)
+			})
+		})
+	})
+	t.Run("to those that take it", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			const late, other, off = "https://late.example/", "https://other.example/", "https://off.example/"
+			id := l.imports(visa)
+			l.drain()
+			l.hook(late)
+			l.hook(other, cardvault.TokenUpdated)
+			disabled := true
+			_, err := l.UpdateWebhook(l.Context(), l.hook(off).ID, cardvault.WebhookUpdate{Disabled: &disabled})
+			l.must(err)
+			l.must(l.Redeliver(l.Context(), post.took(url)[0].ID))
+			l.drain()
+			post.has(url, id, createdEvent, createdEvent)
+			post.has(late, id, createdEvent)
+			post.has(other, id)
+			post.has(off, id)
+		})
+	})
+	t.Run("what is not there", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			id := l.imports(visa)
+			l.drain()
+			event := post.took(url)[0].ID
+			a, err := l.CreateAccount(l.Context(), "", nil)
+			l.must(err)
+			gone := func(what string, err error) {
+				t.Helper()
+				if !errors.Is(err, cardvault.ErrNotFound) {
+					t.Errorf("Redeliver of %s = %v", what, err)
+				}
+			}
+			gone("an event of another account", l.In(a.ID).Redeliver(l.Context(), event))
+			gone("no event", l.Redeliver(l.Context(), uuid.New()))
+			gone("the zero id", l.Redeliver(l.Context(), uuid.Nil))
+			gone("a token", l.Redeliver(l.Context(), id))
+			l.must(l.Vault.Delete(l.Context(), id))
+			gone("an event of a deleted token", l.Redeliver(l.Context(), event))
+			l.drain()
+			last := post.took(url)[1].ID
+			l.must(l.Redeliver(l.Context(), last))
+			l.pass(8 * 24 * time.Hour)
+			l.drain() // nobody was there all the time: it is kept until it has arrived
+			l.pass(24 * time.Hour)
+			l.drain()
+			gone("an event of last week", l.Redeliver(l.Context(), last))
+			post.has(url, id, createdEvent, deletedEvent, deletedEvent)
+		})
+	})
+}
+
+// TestRegisteredMeanwhile: what is stored after a webhook was registered is told, also
+// if it was begun before.
+func TestRegisteredMeanwhile(t *testing.T) {
+	var session, refresh uuid.UUID
+	for what, change := range map[string]func(l *lab, id uuid.UUID){
+		createdEvent: func(l *lab, _ uuid.UUID) { l.imports(visa) },
+		"token.created tokenized": func(l *lab, _ uuid.UUID) {
+			_, err := l.Tokenize(l.Context(), session, visa)
+			l.must(err)
+		},
+		patchedEvent: func(l *lab, id uuid.UUID) { patch(l, id, "a") },
+		"token.updated security_code_refreshed": func(l *lab, id uuid.UUID) {
+			_, err := l.RefreshSecurityCode(l.Context(), refresh, cardvault.NewSecurityCode([]byte("123")))
+			l.must(err)
+		},
+		"token.updated network_token_status_changed": func(l *lab, id uuid.UUID) {
+			_, err := l.Provision(l.Context(), id)
+			l.must(err)
+		},
+		deletedEvent: func(l *lab, id uuid.UUID) { l.must(l.Vault.Delete(l.Context(), id)) },
+		expiredEvent: func(l *lab, id uuid.UUID) {
+			l.must(l.Drain(l.Context()))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inPost(t, sandboxPost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				l.must(l.DeleteWebhook(l.Context(), hook.ID))
+				l.drain()
+				id := l.imports(visa)
+				if what == expiredEvent {
+					id = dying(l, 5)
+					l.pass(10 * time.Second)
+				}
+				var err error
+				session, err = l.CreateSession(l.Context(), nil)
+				l.must(err)
+				if what != expiredEvent {
+					refresh, err = l.RefreshSession(l.Context(), id)
+					l.must(err)
+				}
+				l.net.ineligible = nil
+				once := true
+				l.store.hook(func() error { // it has looked, and not stored yet
+					if once {
+						once = false
+						l.hook(url)
+					}
+					return nil
+				})
+				change(l, id)
+				l.store.hook(nil)
+				l.drain()
+				if once {
+					t.Fatal("nothing was stored")
+				}
+				if sent := post.took(url); len(sent) == 0 || sent[0].String() != what {
+					t.Errorf("sent %v, want %s", sent, what)
+				}
+			})
+		})
+	}
+}
+
+// TestNobodyListens: nothing is stored of what no webhook takes.
+func TestNobodyListens(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		l.must(l.DeleteWebhook(l.Context(), hook.ID))
+		l.drain()
+		l.keepBooks()
+		off := l.hook("https://off.example/")
+		disabled := true
+		_, err := l.UpdateWebhook(l.Context(), off.ID, cardvault.WebhookUpdate{Disabled: &disabled})
+		l.must(err)
+		l.hook(url, cardvault.TokenDeleted)
+		a, err := l.CreateAccount(l.Context(), "", nil)
+		l.must(err)
+		_, _, err = l.In(a.ID).CreateWebhook(l.Context(), "https://other.example/", nil)
+		l.must(err)
+		id := l.imports(visa)
+		patch(l, id, "a")
+		l.drain()
+		if n := len(l.stored(kindWebhookEvent)); n != 0 {
+			t.Errorf("%d events are stored", n)
+		}
+		l.must(l.Vault.Delete(l.Context(), id))
+		l.drain()
+		post.has(url, id, deletedEvent)
+		if n := len(l.stored(kindDelivery)); n != 1 {
+			t.Errorf("%d deliveries are stored, want 1", n)
+		}
+	})
+}
+
+// TestDamagedDeliveries: what somebody has changed is not sent, and keeps nothing of
+// other tokens and webhooks. When it is put back, nothing is missing.
+func TestDamagedDeliveries(t *testing.T) {
+	const other, cards = "https://other.example/", 150 // more than are read at a time
+	for _, test := range []struct {
+		what   string
+		kind   store.Kind
+		class  int // -1: any
+		lacks  int // events at either webhook, while it is damaged
+		lacks2 int
+	}{
+		{"a delivery", kindDelivery, 1, 1, 0},
+		{"an event", kindWebhookEvent, -1, 1, 1},
+		{"a queue", kindQueue, -1, 0, 0},
+		{"a webhook", kindWebhook, -1, cards, 0},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				l.hook(other)
+				books := l.keepBooks()
+				var victim uuid.UUID // the first that is met
+				books.damage(func(r *store.Record) bool {
+					if r.Kind != test.kind || test.class >= 0 && int(r.Class) != test.class {
+						return false
+					}
+					if victim == uuid.Nil {
+						victim = r.ID
+					}
+					return r.ID == victim
+				})
+				l.run(func() {
+					for range 3 {
+						l.crowd(cards/3, visa)
+						l.pass(5 * time.Second)
+					}
+					a, _ := post.inOrder(url)
+					b, _ := post.inOrder(other)
+					if lacks := cards - min(a, b); lacks != test.lacks {
+						t.Errorf("a webhook lacks %d events, want %d", lacks, test.lacks)
+					}
+					if lacks := cards - max(a, b); lacks != test.lacks2 {
+						t.Errorf("the other lacks %d events, want %d", lacks, test.lacks2)
+					}
+					if victim == uuid.Nil || test.lacks > 0 && !strings.Contains(l.log.text(), "level=ERROR") {
+						t.Error("nothing was damaged, or not a word of it is in the log")
+					}
+					books.damage(nil)
+					l.pass(5 * time.Minute)
+					l.crowd(1, visa)
+					l.pass(time.Second)
+				})
+				for _, url := range []string{url, other} {
+					if n, again := post.inOrder(url); n != cards+1 || again != 0 {
+						t.Errorf("%d events have arrived when it is put back, %d of them again, want %d", n, again, cards+1)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestDamagedWebhookTakesSomeEvents: when it is put back it gets those only.
+func TestDamagedWebhookTakesSomeEvents(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		const some = "https://some.example/"
+		l.must(l.DeleteWebhook(l.Context(), hook.ID))
+		w := l.hook(some, cardvault.TokenDeleted)
+		books := l.keepBooks()
+		books.damage(func(r *store.Record) bool { return r.Kind == kindWebhook })
+		id := l.imports(visa)
+		l.drain()
+		books.damage(nil)
+		l.pass(5 * time.Minute)
+		l.drain()
+		post.has(some, id)
+		l.statuses(w)
+		l.must(l.Vault.Delete(l.Context(), id))
+		l.drain()
+		post.has(some, id, deletedEvent)
+	})
+}
+
+// TestDamagedDeliveryHoldsBackItsToken: and no other; it is whole again when it is
+// redelivered.
+func TestDamagedDeliveryHoldsBackItsToken(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		books := l.keepBooks()
+		post.says(500)
+		id := l.imports(visa)
+		patch(l, id, "a")
+		l.drain()
+		post.set(nil)
+		first := l.deliveries(hook)[0]
+		var victim store.Record
+		for _, r := range l.stored(kindDelivery) {
+			if r.Class == 3 {
+				victim = *r
+			}
+		}
+		books.damage(func(r *store.Record) bool { return r.ID == victim.ID && r.Version == victim.Version })
+		other := l.imports(visa)
+		l.run(func() { l.pass(time.Minute) })
+		post.has(url, id)
+		post.has(url, other, createdEvent)
+		l.must(l.Redeliver(l.Context(), first.EventID))
+		l.drain()
+		post.has(url, id, createdEvent, patchedEvent)
+	})
+}

@@ -1,0 +1,282 @@
+package httpapi
+
+import (
+	"math"
+	"slices"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/wire"
+)
+
+// Where the events of an account are delivered, and what became of that: decisions,
+// chapter 13.
+
+var createWebhook = &endpoint{
+	scope:     cardvault.ScopeWebhooksWrite,
+	enabled:   webhooksEnabled,
+	needsBody: true,
+	serve: func(c *call) error {
+		var url string
+		var o cardvault.WebhookOptions
+		err := c.read(func(f fields, _ *query) error {
+			text, _ := f.text("url", required, 1, math.MaxInt)
+			url = string(text)
+			o.Events = readEventTypes(f)
+			text, _ = f.text("description", optional, 1, math.MaxInt)
+			o.Description = string(text)
+			o.LegacyHMAC, _ = f.boolean("legacy_hmac", optional)
+			return c.vault.CheckWebhook(cardvault.WebhookUpdate{URL: &url, Description: &o.Description})
+		})
+		if err != nil {
+			return err
+		}
+		return c.webhook(c.vault.CreateWebhook(c.ctx, url, &o))
+	},
+}
+
+var listWebhooks = &endpoint{
+	scope: cardvault.ScopeWebhooksRead,
+	serve: func(c *call) error {
+		var o cardvault.ListOptions
+		err := c.read(func(_ fields, q *query) error {
+			readPage(q, &o)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		page, err := c.vault.ListWebhooks(c.ctx, &o)
+		if err != nil {
+			return err
+		}
+		c.answer = appendPage(c.answer, page, func(b []byte, w *cardvault.Webhook) []byte {
+			return appendWebhook(b, w, cardvault.WebhookSecret{})
+		})
+		return nil
+	},
+}
+
+var getWebhook = &endpoint{
+	scope: cardvault.ScopeWebhooksRead,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		w, err := c.vault.Webhook(c.ctx, c.id)
+		return c.webhook(w, cardvault.WebhookSecret{}, err)
+	},
+}
+
+var updateWebhook = &endpoint{
+	scope:     cardvault.ScopeWebhooksWrite,
+	enabled:   webhooksEnabled,
+	needsBody: true,
+	serve: func(c *call) error {
+		var u cardvault.WebhookUpdate
+		err := c.read(func(f fields, _ *query) error {
+			if text, ok := f.text("url", nonNull, 1, math.MaxInt); ok {
+				url := string(text)
+				u.URL = &url
+			}
+			u.Events = readEventTypes(f)
+			if f.null("events") {
+				u.Events = []cardvault.EventType{} // all
+			}
+			if text, ok := f.text("description", optional, 1, math.MaxInt); ok || f.null("description") {
+				description := string(text)
+				u.Description = &description
+			}
+			if legacy, ok := f.boolean("legacy_hmac", optional); ok || f.null("legacy_hmac") {
+				u.LegacyHMAC = &legacy
+			}
+			if text, ok := f.text("status", nonNull, 1, math.MaxInt); ok {
+				if _, ok := choose(f.violations, "status", text, []string{enabled, disabled}, nil); ok {
+					off := string(text) == disabled
+					u.Disabled = &off
+				}
+			}
+			if len(f.members) == 0 {
+				f.refuse("body", "empty_patch")
+			}
+			return c.vault.CheckWebhook(u)
+		})
+		if err != nil {
+			return err
+		}
+		w, err := c.vault.UpdateWebhook(c.ctx, c.id, u)
+		return c.webhook(w, cardvault.WebhookSecret{}, err)
+	},
+}
+
+var deleteWebhook = &endpoint{
+	scope: cardvault.ScopeWebhooksWrite,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		return c.vault.DeleteWebhook(c.ctx, c.id)
+	},
+}
+
+var rotateSecret = &endpoint{
+	scope: cardvault.ScopeWebhooksWrite,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		// First what may fail: a secret that nobody was shown would take the place of
+		// the one in use.
+		w, err := c.vault.Webhook(c.ctx, c.id)
+		if err != nil {
+			return err
+		}
+		secret, err := c.vault.RotateWebhookSecret(c.ctx, c.id)
+		return c.webhook(w, secret, err)
+	},
+}
+
+var testWebhook = &endpoint{
+	scope:   cardvault.ScopeWebhooksWrite,
+	enabled: webhooksEnabled,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		result, err := c.vault.TestWebhook(c.ctx, c.id)
+		if err != nil {
+			return err
+		}
+		o := wire.Object{B: c.answer}
+		o.Open()
+		status(&o, "status_code", result.StatusCode)
+		o.Int("duration_ms", result.Duration.Milliseconds())
+		o.Close()
+		c.answer = o.B
+		return nil
+	},
+}
+
+var listDeliveries = &endpoint{
+	scope: cardvault.ScopeWebhooksRead,
+	serve: func(c *call) error {
+		var o cardvault.ListOptions
+		err := c.read(func(_ fields, q *query) error {
+			readPage(q, &o)
+			o.From, o.To = q.span()
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		page, err := c.vault.ListDeliveries(c.ctx, c.id, &o)
+		if err != nil {
+			return err
+		}
+		c.answer = appendPage(c.answer, page, appendDelivery)
+		return nil
+	},
+}
+
+var redeliverEvent = &endpoint{
+	scope: cardvault.ScopeWebhooksWrite,
+	serve: func(c *call) error {
+		if err := c.readNothing(); err != nil {
+			return err
+		}
+		return c.vault.Redeliver(c.ctx, c.id)
+	},
+}
+
+// Values of the status of a webhook.
+const enabled, disabled = "enabled", "disabled"
+
+// eventNames are those of the types of events, from TokenCreated on.
+var eventNames = []string{
+	cardvault.TokenCreated.String(),
+	cardvault.TokenUpdated.String(),
+	cardvault.TokenDeleted.String(),
+}
+
+// readEventTypes returns nil if no types are given. An empty list is refused: it
+// reads like none, and would mean all.
+func readEventTypes(f fields) (types []cardvault.EventType) {
+	names, ok := literals(f, "events", optional, eventNames)
+	if ok && len(names) == 0 {
+		f.violations.note(violation{"events", "too_short", "must name at least one type"})
+	}
+	for _, name := range names {
+		types = append(types, cardvault.TokenCreated+cardvault.EventType(slices.Index(eventNames, name)))
+	}
+	return types
+}
+
+func webhooksEnabled(v *cardvault.Vault) *failure {
+	if !v.WebhooksEnabled() {
+		return webhooksDisabled
+	}
+	return nil
+}
+
+// webhook answers with a webhook, and its secret if there is one to be shown.
+func (c *call) webhook(w *cardvault.Webhook, secret cardvault.WebhookSecret, err error) error {
+	if err != nil {
+		return err
+	}
+	c.answer = appendWebhook(c.answer, w, secret)
+	return nil
+}
+
+func appendWebhook(b []byte, w *cardvault.Webhook, secret cardvault.WebhookSecret) []byte {
+	o := wire.Object{B: b}
+	o.Open()
+	o.ID("id", w.ID)
+	o.Time("created_at", w.CreatedAt)
+	o.Text("url", w.URL)
+	o.Text("description", w.Description)
+	o.Name("events")
+	o.B = append(o.B, '[')
+	for i, e := range w.Events {
+		if i > 0 {
+			o.B = append(o.B, ',')
+		}
+		o.B = wire.AppendString(o.B, e.String())
+	}
+	o.B = append(o.B, ']')
+	o.Bool("legacy_hmac", w.LegacyHMAC)
+	if w.Disabled {
+		o.Text("status", disabled)
+	} else {
+		o.Text("status", enabled)
+	}
+	o.Text("disabled_reason", w.DisabledReason)
+	if !secret.IsZero() {
+		secret.Expose(func(text []byte) { o.Text("signing_secret", string(text)) })
+	}
+	o.Close()
+	return o.B
+}
+
+func appendDelivery(b []byte, d *cardvault.DeliveryRecord) []byte {
+	o := wire.Object{B: b}
+	o.Open()
+	o.ID("id", d.ID)
+	o.ID("event_id", d.EventID)
+	o.Text("event_type", d.EventType.String())
+	o.ID("token_id", d.TokenID)
+	o.Text("status", d.Status.String())
+	o.Int("attempts", int64(d.Attempts))
+	o.Time("last_attempt_at", d.LastAttemptAt)
+	o.Time("next_attempt_at", d.NextAttemptAt)
+	status(&o, "last_status_code", d.LastStatusCode)
+	o.Close()
+	return o.B
+}
+
+// status appends a status of HTTP, null if there was no answer.
+func status(o *wire.Object, name string, code int) {
+	if code == 0 {
+		o.Null(name)
+		return
+	}
+	o.Int(name, int64(code))
+}

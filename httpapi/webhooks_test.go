@@ -1,0 +1,215 @@
+package httpapi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/store"
+)
+
+const hook = `{"url":"https://hook.example/204"}`
+
+// newWebhook registers a webhook in v's account and returns its id.
+func (r *rig) newWebhook(t testing.TB, v *cardvault.Vault) string {
+	t.Helper()
+	w, _, err := v.CreateWebhook(t.Context(), "https://hook.example/204", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w.ID.String()
+}
+
+// lastEvent returns the id of the last event of v's account, when it is delivered.
+func (r *rig) lastEvent(t testing.TB, v *cardvault.Vault) string {
+	t.Helper()
+	if err := r.vault.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	webhooks, err := v.ListWebhooks(t.Context(), nil)
+	if err != nil || len(webhooks.Items) == 0 {
+		t.Fatal("no webhook", err)
+	}
+	sent, err := v.ListDeliveries(t.Context(), webhooks.Items[0].ID, nil)
+	if err != nil || len(sent.Items) == 0 {
+		t.Fatal("no delivery", err)
+	}
+	return sent.Items[0].EventID.String()
+}
+
+// A sender is a cardvault.Sender to receivers whose URL says what they do: its path
+// is the status with which they answer, /none is no answer, and ?after=250ms how
+// long that takes.
+type sender struct {
+	mu   sync.Mutex
+	sent []*cardvault.Delivery
+}
+
+var _ cardvault.Sender = (*sender)(nil)
+
+func (s *sender) Check(text string) error {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "https" || u.Host == "" {
+		return errors.New("must be https")
+	}
+	if u.User != nil || u.Fragment != "" {
+		return errors.New("must have neither user nor fragment")
+	}
+	return nil
+}
+
+func (s *sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.SendResult, error) {
+	s.mu.Lock()
+	s.sent = append(s.sent, d)
+	s.mu.Unlock()
+	u, err := url.Parse(d.URL)
+	if err != nil {
+		return nil, err
+	}
+	if after := u.Query().Get("after"); after != "" {
+		pause, err := time.ParseDuration(after)
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	status, err := strconv.Atoi(strings.Trim(u.Path, "/"))
+	if err != nil {
+		return nil, errors.New("no answer")
+	}
+	return &cardvault.SendResult{StatusCode: status}, nil
+}
+
+// take returns what was sent, and forgets it.
+func (s *sender) take() []*cardvault.Delivery {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer func() { s.sent = nil }()
+	return s.sent
+}
+
+// A URL has at most 2048 characters, a description 255, an account 16 webhooks.
+func TestWebhookLimits(t *testing.T) {
+	r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)
+	create := func(key string, url, description int) *answer {
+		const begin = "https://hook.example/204?"
+		body := fmt.Sprintf(`{"url":%q,"description":%q}`, begin+strings.Repeat("x", url-len(begin)), strings.Repeat("é", description))
+		return send(t, r.handler, "POST", "/webhooks", body, "X-Api-Key", key)
+	}
+	a := create(r.key, 2049, 256)
+	a.want(t, 422, "VALIDATION_FAILED")
+	if got := a.member(t, "message"); got != "url must have at most 2048 characters. description must have at most 255 characters." {
+		t.Error(got)
+	}
+	create(r.key, 2048, 255).want(t, 200)
+	for range cardvault.MaxWebhooks - 2 {
+		create(r.key, 100, 1).want(t, 200)
+	}
+	last := create(r.key, 100, 1)
+	last.want(t, 200)
+	a = create(r.key, 100, 1)
+	a.want(t, 422, "VALIDATION_FAILED")
+	if !strings.Contains(a.body, `"validation_errors":[{"field":"url","code":"out_of_range",`) {
+		t.Error(a.body)
+	}
+	_, other := r.newKey(t, r.newAccount(t, nil), 0, cardvault.ScopeWebhooksWrite)
+	create(other, 100, 1).want(t, 200)
+	r.do(t, "DELETE", "/webhooks/"+last.member(t, "id"), "").want(t, 204)
+	create(r.key, 100, 1).want(t, 200)
+}
+
+// The secret that was shown signs, the one before it for a day more, and neither
+// stands anywhere else.
+func TestSigningSecret(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := &sender{}
+		r := newRig(t, &cardvault.Options{Webhooks: s}, nil)
+		a := r.do(t, "POST", "/webhooks", `{"url":"https://hook.example/204","legacy_hmac":true}`)
+		path := "/webhooks/" + a.member(t, "id")
+		shown := []string{a.member(t, "signing_secret")}
+		others := ""
+		check := func(want ...string) {
+			t.Helper()
+			r.do(t, "POST", path+"/test", "").want(t, 200)
+			sent := s.take()
+			if len(sent) != 1 || sent[0].Event != nil || !sent[0].Legacy || sent[0].URL != "https://hook.example/204" {
+				t.Fatalf("sent: %v", sent)
+			}
+			var got []string
+			for _, secret := range sent[0].Secrets {
+				secret.Expose(func(text []byte) { got = append(got, string(text)) })
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("signed with %q, not %q", got, want)
+			}
+			for _, e := range [][3]string{{"GET", path, ""}, {"GET", "/webhooks", ""}, {"GET", path + "/deliveries", ""}, {"PATCH", path, `{"description":"d"}`}} {
+				others += r.do(t, e[0], e[1], e[2]).body
+			}
+		}
+		rotate := func() {
+			t.Helper()
+			a := r.do(t, "POST", path+"/rotate-secret", "")
+			a.want(t, 200)
+			shown = append(shown, a.member(t, "signing_secret"))
+		}
+		check(shown[0])
+		rotate()
+		check(shown[0], shown[1])
+		time.Sleep(23 * time.Hour)
+		check(shown[0], shown[1])
+		rotate()
+		check(shown[1], shown[2])
+		time.Sleep(24 * time.Hour)
+		check(shown[2])
+		others += r.log.take()
+		for _, secret := range shown {
+			if strings.Contains(others, secret) {
+				t.Error("a secret is shown once more")
+			}
+		}
+	})
+}
+
+// A secret that is made is shown: one that nobody knows would push out the one in
+// use. So nothing is read after it.
+func TestRotationIsLast(t *testing.T) {
+	r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)
+	path := "/webhooks/" + r.newWebhook(t, r.vault) + "/rotate-secret"
+	h := newHandler(t, openVault(t, mute{r.store}, &r.opts), nil)
+	send(t, h, "POST", path, "", "X-Api-Key", r.key).want(t, 200)
+	send(t, h, "POST", path, "", "X-Api-Key", r.key).want(t, 503)
+}
+
+// A mute store cannot be read after a write.
+type mute struct{ *faultyStore }
+
+func (s mute) Update(ctx context.Context, fn func(store.Tx) error) error {
+	defer s.view.Store(pointer(store.ErrUnavailable))
+	return s.faultyStore.Update(ctx, fn)
+}
+
+// A test ends with the request.
+func TestWebhookTestThatIsLate(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, &httpapi.Options{Timeout: 5 * time.Second})
+		a := r.do(t, "POST", "/webhooks", `{"url":"https://hook.example/204?after=6s"}`)
+		begin := time.Now()
+		r.do(t, "POST", "/webhooks/"+a.member(t, "id")+"/test", "").want(t, 503, "SERVICE_UNAVAILABLE")
+		if took := time.Since(begin); took != 5*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}

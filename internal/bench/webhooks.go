@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/cardvault/cardvault"
+)
+
+// A receiver takes every delivery at once.
+type receiver struct{ taken atomic.Int64 }
+
+func (r *receiver) Check(string) error { return nil }
+
+func (r *receiver) Send(context.Context, *cardvault.Delivery) (*cardvault.SendResult, error) {
+	r.taken.Add(1)
+	return &cardvault.SendResult{StatusCode: 200}, nil
+}
+
+// webhooks compares imports into an account with a webhook, whose deliveries go on
+// meanwhile, with those into one without.
+func (b *bench) webhooks(ctx context.Context) error {
+	silent, err := b.vault.CreateAccount(ctx, "", nil)
+	if err != nil {
+		return err
+	}
+	heard, err := b.vault.CreateAccount(ctx, "", nil)
+	if err != nil {
+		return err
+	}
+	if _, _, err := b.vault.In(heard.ID).CreateWebhook(ctx, "https://receiver.example/", nil); err != nil {
+		return err
+	}
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error)
+	go func() { ended <- b.vault.Run(running) }()
+	visa := card(0)
+	for _, n := range []int{1, 64, 256} {
+		var ratios, silence, hearing, sending []float64
+		for range b.rounds {
+			imports := func(a *cardvault.Account) (float64, error) {
+				perSecond, _, err := rate(n, b.span, func(int) error {
+					_, err := b.vault.In(a.ID).Import(ctx, visa, nil)
+					return err
+				})
+				return perSecond, err
+			}
+			without, err := imports(silent)
+			if err != nil {
+				return err
+			}
+			before, start := b.receiver.taken.Load(), time.Now()
+			with, err := imports(heard)
+			if err != nil {
+				return err
+			}
+			for last := int64(-1); last != b.receiver.taken.Load(); time.Sleep(100 * time.Millisecond) {
+				last = b.receiver.taken.Load()
+			}
+			taken := float64(b.receiver.taken.Load() - before)
+			sending = append(sending, taken/(time.Since(start)-100*time.Millisecond).Seconds())
+			silence, hearing = append(silence, without), append(hearing, with)
+			ratios = append(ratios, with/without)
+		}
+		fmt.Printf("  %4d  imports, no webhook %.0f/s, one webhook %.0f/s: ratio %.2f (%.2f to %.2f); deliveries %.0f/s\n",
+			n, median(silence), median(hearing), median(ratios), slices.Min(ratios), slices.Max(ratios), median(sending))
+	}
+	stop()
+	return <-ended
+}

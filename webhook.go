@@ -1,0 +1,526 @@
+package cardvault
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// A Webhook is an endpoint of an integrator to which the events of an account are
+// delivered: decisions, chapter 13.
+type Webhook struct {
+	ID        uuid.UUID
+	CreatedAt time.Time
+	URL       string // https, in a sandbox also http; without user and fragment
+
+	// Description is for people: 1 to 255 characters, or "" for none.
+	Description string
+
+	// Events are the types that are delivered, in the order of EventType. Never empty.
+	Events []EventType
+
+	// LegacyHMAC adds the header x-hmac-signature to deliveries.
+	LegacyHMAC bool
+
+	// Disabled is whether nothing is delivered, and DisabledReason why: requested,
+	// gone (it has answered 410) or failing (five days without success). What becomes
+	// due meanwhile fails, and can be redelivered.
+	Disabled       bool
+	DisabledReason string
+
+	row     uuid.UUID
+	since   time.Time       // when it was enabled, or got its URL
+	secrets []signingSecret // oldest first
+}
+
+const (
+	disabledRequested = "requested"
+	disabledGone      = "gone"
+	disabledFailing   = "failing"
+)
+
+// A signingSecret signs deliveries until a time, zero for ever.
+type signingSecret struct {
+	value WebhookSecret
+	until time.Time
+}
+
+// A WebhookSecret signs deliveries: "whsec_" and the base64 of 32 random bytes.
+// However it is printed, logged or encoded, nothing of it shows. The zero value is
+// none.
+type WebhookSecret struct{ hidden }
+
+// NewWebhookSecret returns a WebhookSecret of a copy of text.
+func NewWebhookSecret(text []byte) WebhookSecret { return WebhookSecret{hide(text)} }
+
+// A Sender delivers events to webhooks, one attempt a call. Package webhook is one
+// over HTTP. Its methods are called concurrently.
+type Sender interface {
+	// Check returns nil if deliveries may go to a URL, else why not, as the end of a
+	// sentence that begins with the name of the field, without the URL. It does no
+	// I/O: what a name leads to is looked at by Send.
+	Check(url string) error
+
+	// Send makes one attempt. It has the deadline of ctx and bounds what it reads.
+	// An error says why there is no answer, or none that can be understood; it never
+	// holds what was answered.
+	Send(ctx context.Context, d *Delivery) (*SendResult, error)
+}
+
+// A Delivery is an event on its way to a webhook.
+type Delivery struct {
+	// Event is what is told; nil for a test, which has only ID and CreatedAt.
+	Event *Event
+
+	ID        uuid.UUID // of the event, the same at every attempt: webhook-id
+	CreatedAt time.Time // of the event
+	URL       string
+	Secrets   []WebhookSecret // each signs; at least one
+	Legacy    bool            // Webhook.LegacyHMAC
+}
+
+// A SendResult is what a webhook has answered.
+type SendResult struct {
+	StatusCode int // of HTTP; 2xx is success
+
+	// RetryAfter is how long the webhook asks to be left alone, 0 if it does not.
+	RetryAfter time.Duration
+}
+
+// String returns a text of fixed length.
+func (s WebhookSecret) String() string { return masked(len(s.get())) }
+
+func (s WebhookSecret) Format(f fmt.State, _ rune)   { fmt.Fprint(f, s.String()) }
+func (s WebhookSecret) LogValue() slog.Value         { return slog.StringValue(s.String()) }
+func (s WebhookSecret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// A WebhookOptions is what is optional of a new webhook.
+type WebhookOptions struct {
+	Events      []EventType // empty: all
+	Description string      // 1 to 255 characters; "": none
+	LegacyHMAC  bool
+}
+
+// A WebhookUpdate says what to change of a webhook. What is nil stays.
+type WebhookUpdate struct {
+	URL         *string
+	Events      []EventType // nil: stays; empty: all
+	Description *string     // "": none
+	LegacyHMAC  *bool
+	Disabled    *bool
+}
+
+const (
+	// MaxWebhooks is how many webhooks an account can have.
+	MaxWebhooks = 16
+
+	// WebhookSecretOverlap is how long a rotated signing secret goes on signing, beside
+	// the new one.
+	WebhookSecretOverlap = 24 * time.Hour
+)
+
+// WebhooksEnabled reports whether the vault has a sender: [Options.Webhooks].
+func (v *Vault) WebhooksEnabled() bool { return v.opts.Webhooks != nil }
+
+// CheckWebhook returns a FieldError for each value that UpdateWebhook, and
+// CreateWebhook with the same, would report before they look at what is stored, or
+// nil. The error is ErrNotEnabled without [Options.Webhooks].
+func (v *Vault) CheckWebhook(u WebhookUpdate) error {
+	if v.opts.Webhooks == nil {
+		return ErrNotEnabled
+	}
+	var errs []error
+	if u.URL != nil {
+		switch err := v.opts.Webhooks.Check(*u.URL); {
+		case *u.URL == "":
+			errs = append(errs, required("url"))
+		case len(*u.URL) > 2048:
+			errs = append(errs, &FieldError{"url", "too_long", "must have at most 2048 characters"})
+		case err != nil:
+			errs = append(errs, &FieldError{"url", "invalid_format", err.Error()})
+		}
+	}
+	if u.Description != nil && *u.Description != "" {
+		if err := checkText("description", []byte(*u.Description)); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for _, e := range u.Events {
+		if e < TokenCreated || e > TokenDeleted {
+			errs = append(errs, &FieldError{"events", "invalid_enum", "must be types of events"})
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// CreateWebhook registers an endpoint and returns it with its signing secret, which is
+// shown only here. It gets the events of what happens from now on. opts may be nil.
+//
+// Errors: FieldErrors, also of url for one webhook too many; ErrNotEnabled without
+// [Options.Webhooks].
+func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOptions) (*Webhook, WebhookSecret, error) {
+	if v.opts.Webhooks == nil {
+		return nil, WebhookSecret{}, ErrNotEnabled
+	}
+	w := &Webhook{URL: url}
+	if opts != nil {
+		w.Events, w.Description, w.LegacyHMAC = opts.Events, opts.Description, opts.LegacyHMAC
+	}
+	if err := v.checkWebhook(w); err != nil {
+		return nil, WebhookSecret{}, err
+	}
+	row, err := v.newRow()
+	if err != nil {
+		return nil, WebhookSecret{}, err
+	}
+	w.row, w.ID, w.CreatedAt = row, v.mask(kindWebhook, row), rowkey.Time(row)
+	w.since = w.CreatedAt
+	secret := newSigningSecret()
+	w.secrets = []signingSecret{{value: secret}}
+	r := v.newRecord(kindWebhook, row)
+	q := &store.Record{Kind: kindQueue, ID: beside(row), Account: v.account, Version: 1}
+	if err := v.box.SealShown(r, w.encode()); err != nil {
+		return nil, WebhookSecret{}, wrapped(err)
+	}
+	if err := v.box.SealShown(q, new(queue).encode()); err != nil {
+		return nil, WebhookSecret{}, wrapped(err)
+	}
+	err = v.changeWebhooks(ctx, opCreateWebhook, w.ID, func() (func(store.Tx) error, error) {
+		return func(tx store.Tx) error {
+			all, err := tx.List(&store.Query{Kind: kindWebhook, Account: v.account, Count: true})
+			if err != nil {
+				return err
+			}
+			if all.Total >= MaxWebhooks {
+				return &FieldError{"url", "out_of_range", fmt.Sprintf("would be that of more than %d webhooks", MaxWebhooks)}
+			}
+			tx.Put(r)
+			tx.Put(q)
+			return nil
+		}, nil
+	})
+	if err != nil {
+		return nil, WebhookSecret{}, err
+	}
+	return w, secret, nil
+}
+
+// Webhook returns a webhook. The error is ErrNotFound for an id that the account does
+// not have.
+func (v *Vault) Webhook(ctx context.Context, id uuid.UUID) (*Webhook, error) {
+	return v.webhookRow(ctx, v.unmask(kindWebhook, id))
+}
+
+// ListWebhooks returns one page of the webhooks of the account. opts may be nil.
+func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (*Page[*Webhook], error) {
+	q, o, err := v.query(kindWebhook, opts)
+	if err != nil {
+		return nil, err
+	}
+	return page(ctx, v, q, o, v.openWebhook)
+}
+
+// UpdateWebhook changes a webhook and returns it. One that is enabled again gets the
+// events of what happens from then on, and what was not due while it was disabled.
+//
+// Errors: FieldErrors; ErrNotFound; ErrNotEnabled.
+func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate) (*Webhook, error) {
+	if v.opts.Webhooks == nil {
+		return nil, ErrNotEnabled
+	}
+	return v.editWebhook(ctx, opUpdateWebhook, v.unmask(kindWebhook, id), func(w *Webhook) error {
+		if u.URL != nil && *u.URL != w.URL || u.Disabled != nil && *u.Disabled != w.Disabled {
+			w.since = now()
+		}
+		set(&w.URL, u.URL)
+		set(&w.Description, u.Description)
+		set(&w.LegacyHMAC, u.LegacyHMAC)
+		if u.Events != nil {
+			w.Events = u.Events
+		}
+		if u.Disabled != nil && *u.Disabled != w.Disabled {
+			w.Disabled, w.DisabledReason = *u.Disabled, ""
+			if w.Disabled {
+				w.DisabledReason = disabledRequested
+			}
+		}
+		return v.checkWebhook(w)
+	})
+}
+
+func set[T any](to, from *T) {
+	if from != nil {
+		*to = *from
+	}
+}
+
+// DeleteWebhook removes a webhook. Its deliveries are erased in the background. The
+// error is ErrNotFound for an id that the account does not have.
+func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
+	row := v.unmask(kindWebhook, id)
+	queues := wakings{}
+	err := v.changeWebhooks(ctx, opDeleteWebhook, id, func() (func(store.Tx) error, error) {
+		clear(queues)
+		if _, err := v.getRow(ctx, kindWebhook, row); err != nil {
+			return nil, err
+		}
+		if err := queues.add(ctx, v, beside(row)); err != nil {
+			return nil, err
+		}
+		return func(tx store.Tx) error {
+			if _, err := v.find(tx, kindWebhook, row); err != nil {
+				return err
+			}
+			tx.Delete(kindWebhook, row)
+			return queues.put(tx, beside(row))
+		}, nil
+	})
+	if err == nil {
+		queues.told(v)
+	}
+	return err
+}
+
+// RotateWebhookSecret makes a new signing secret for a webhook and returns it; it is
+// shown only here. The former one signs beside it for [WebhookSecretOverlap], any
+// before that no longer. The error is ErrNotFound for an id that the account does not
+// have.
+func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID) (WebhookSecret, error) {
+	secret := newSigningSecret()
+	_, err := v.editWebhook(ctx, opRotateWebhook, v.unmask(kindWebhook, id), func(w *Webhook) error {
+		former := w.secrets[len(w.secrets)-1]
+		former.until = now().Add(WebhookSecretOverlap)
+		w.secrets = []signingSecret{former, {value: secret}}
+		return nil
+	})
+	if err != nil {
+		return WebhookSecret{}, err
+	}
+	return secret, nil
+}
+
+// A WebhookTest is what came of a test event.
+type WebhookTest struct {
+	StatusCode int // of HTTP; 0 if there was no answer
+	Duration   time.Duration
+}
+
+// TestWebhook sends an event webhook.test, which has no token, to a webhook, also to
+// one that is disabled. It is sent once and not in the log.
+//
+// Errors: ErrNotFound; ErrNotEnabled.
+func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (*WebhookTest, error) {
+	if v.opts.Webhooks == nil {
+		return nil, ErrNotEnabled
+	}
+	w, err := v.Webhook(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	out := v.send(ctx, w, &Delivery{ID: uuid.New(), CreatedAt: now()})
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return &WebhookTest{out.code, time.Since(begin)}, nil
+}
+
+func newSigningSecret() WebhookSecret {
+	var random [32]byte
+	rand.Read(random[:])
+	text := append([]byte("whsec_"), base64.StdEncoding.AppendEncode(nil, random[:])...)
+	defer clear(text)
+	return NewWebhookSecret(text)
+}
+
+var allEvents = []EventType{TokenCreated, TokenUpdated, TokenDeleted}
+
+// checkWebhook returns a FieldError for each rule that w breaks, and puts its events
+// in order.
+func (v *Vault) checkWebhook(w *Webhook) error {
+	w.Events = slices.Clone(w.Events)
+	slices.Sort(w.Events)
+	w.Events = slices.Compact(w.Events)
+	if len(w.Events) == 0 {
+		w.Events = slices.Clone(allEvents)
+	}
+	return v.CheckWebhook(WebhookUpdate{URL: &w.URL, Description: &w.Description, Events: w.Events})
+}
+
+// editWebhook lets fn change a webhook, stores it and returns it.
+func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn func(*Webhook) error) (w *Webhook, err error) {
+	err = v.changeWebhooks(ctx, op, v.mask(kindWebhook, row), func() (func(store.Tx) error, error) {
+		r, err := v.getRow(ctx, kindWebhook, row)
+		if err != nil {
+			return nil, err
+		}
+		if w, err = v.openWebhook(ctx, r); err != nil {
+			return nil, err
+		}
+		if err := fn(w); err != nil {
+			return nil, err
+		}
+		r.Version++
+		return func(tx store.Tx) error { tx.Put(r); return nil }, wrapped(v.box.SealShown(r, w.encode()))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// changeWebhooks writes what plan returns, and a new version of the account's record,
+// by which every process knows that its webhooks have changed.
+func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UUID, plan func() (func(store.Tx) error, error)) error {
+	whole := v.whole()
+	for {
+		r, err := whole.get(ctx, kindAccount, v.account)
+		if err != nil {
+			return err
+		}
+		a, err := whole.openAccount(ctx, r)
+		if err != nil {
+			return err
+		}
+		fn, err := plan()
+		if err != nil {
+			return err
+		}
+		r.Version++
+		if err := v.box.SealShown(r, a.encode()); err != nil {
+			return wrapped(err)
+		}
+		err = v.write(ctx, op, object, func(tx store.Tx) error {
+			tx.Put(r)
+			return fn(tx)
+		})
+		if !errors.Is(err, store.ErrConflict) {
+			return err
+		}
+	}
+}
+
+// listeners are the webhooks of an account that are enabled.
+type listeners struct {
+	version uint64 // of the record of the account
+	all     []*Webhook
+}
+
+// of returns those that take events of a type.
+func (l *listeners) of(typ EventType) []*Webhook {
+	return slices.DeleteFunc(slices.Clone(l.all), func(w *Webhook) bool { return !slices.Contains(w.Events, typ) })
+}
+
+// webhooks returns the present listeners of the account. It costs a read; only when
+// something has changed since the last one are they opened.
+func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
+	r, err := v.whole().get(ctx, kindAccount, v.account)
+	if err != nil {
+		return nil, err
+	}
+	if known, ok := v.listening.Load(v.account); ok && known.(*listeners).version == r.Version {
+		return known.(*listeners), nil
+	}
+	list, err := v.list(ctx, &store.Query{Kind: kindWebhook, Account: v.account, Limit: MaxWebhooks})
+	if err != nil {
+		return nil, err
+	}
+	l := &listeners{version: r.Version}
+	for _, r := range list.Records {
+		w, err := v.openWebhook(ctx, r)
+		if errors.Is(err, ErrDamaged) {
+			// It keeps nobody from his tokens, and has missed nothing if it is put back:
+			// what it does not take is sorted out then.
+			w, err = &Webhook{row: r.ID, Events: allEvents}, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !w.Disabled {
+			l.all = append(l.all, w)
+		}
+	}
+	v.listening.Store(v.account, l)
+	return l, nil
+}
+
+func (v *Vault) webhookRow(ctx context.Context, row uuid.UUID) (*Webhook, error) {
+	r, err := v.getRow(ctx, kindWebhook, row)
+	if err != nil {
+		return nil, err
+	}
+	return v.openWebhook(ctx, r)
+}
+
+const (
+	webhookURL = iota + 1
+	webhookDescription
+	webhookEvents
+	webhookLegacy
+	webhookDisabled
+	webhookReason
+	webhookSince
+	webhookSecretUntil
+	webhookSecret // ends one secret
+)
+
+func (w *Webhook) encode() []byte {
+	b := tlv.Append(nil, webhookURL, w.URL)
+	b = tlv.Append(b, webhookDescription, w.Description)
+	for _, e := range w.Events {
+		b = tlv.AppendUint(b, webhookEvents, uint64(e))
+	}
+	b = tlv.AppendUint(b, webhookLegacy, bit(w.LegacyHMAC))
+	b = tlv.AppendUint(b, webhookDisabled, bit(w.Disabled))
+	b = tlv.Append(b, webhookReason, w.DisabledReason)
+	b = appendTime(b, webhookSince, w.since)
+	for _, s := range w.secrets {
+		b = appendTime(b, webhookSecretUntil, s.until)
+		b = tlv.Append(b, webhookSecret, s.value.get())
+	}
+	return tlv.Pad(b, 64, 0)
+}
+
+func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, error) {
+	w := &Webhook{ID: v.mask(kindWebhook, rec.ID), CreatedAt: rowkey.Time(rec.ID), row: rec.ID}
+	r, err := v.read(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	var until time.Time
+	for r.Next() {
+		switch r.Tag {
+		case webhookURL:
+			w.URL = string(r.Value)
+		case webhookDescription:
+			w.Description = string(r.Value)
+		case webhookEvents:
+			w.Events = append(w.Events, EventType(r.Uint()))
+		case webhookLegacy:
+			w.LegacyHMAC = r.Uint() == 1
+		case webhookDisabled:
+			w.Disabled = r.Uint() == 1
+		case webhookReason:
+			w.DisabledReason = string(r.Value)
+		case webhookSince:
+			w.since = readTime(r)
+		case webhookSecretUntil:
+			until = readTime(r)
+		case webhookSecret:
+			w.secrets = append(w.secrets, signingSecret{NewWebhookSecret(r.Value), until})
+			until = time.Time{}
+		}
+	}
+	return w, readError(r)
+}

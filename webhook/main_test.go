@@ -1,0 +1,234 @@
+package webhook_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/webhook"
+	"github.com/cardvault/cardvault/webhook/webhooktest"
+	"github.com/google/uuid"
+	"go.uber.org/goleak"
+)
+
+// A sender that heeded these would reach nothing at all.
+func TestMain(m *testing.M) {
+	for _, name := range []string{"HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"} {
+		if err := os.Setenv(name, "http://127.0.0.1:1"); err != nil {
+			log.Fatal(err)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// secret returns a secret of n bytes.
+func secret(fill byte, n int) cardvault.WebhookSecret {
+	key := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{fill}, n))
+	return cardvault.NewWebhookSecret([]byte("whsec_" + key))
+}
+
+var (
+	former = secret(1, 32)
+	newest = secret(2, 32)
+)
+
+func delivery(url string) *cardvault.Delivery {
+	d := &cardvault.Delivery{
+		ID:        uuid.MustParse("7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"),
+		CreatedAt: time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC),
+		URL:       url,
+		Secrets:   []cardvault.WebhookSecret{newest},
+	}
+	d.Event = &cardvault.Event{
+		ID:        d.ID,
+		CreatedAt: d.CreatedAt,
+		Type:      cardvault.TokenUpdated,
+		Reason:    cardvault.ReasonPatched,
+		TokenID:   uuid.MustParse("1b2d3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"),
+		Sequence:  1042,
+	}
+	d.Event.Token = &cardvault.Token{
+		ID:             d.Event.TokenID,
+		CreatedAt:      d.CreatedAt,
+		CardholderName: cardvault.NewName([]byte("Zoë \"Z\" Quux")),
+		Expiry:         cardvault.Expiry{Month: 4, Year: 2031},
+		IIN:            "424242",
+		LastFour:       "4242",
+	}
+	return d
+}
+
+// An inbox is a receiver with a sender to it.
+type inbox struct {
+	*webhooktest.Receiver
+	*webhook.Sender
+	url         string
+	connections atomic.Int64
+}
+
+func open(t testing.TB, secure bool, opts webhook.Options) *inbox {
+	t.Helper()
+	in := &inbox{Receiver: webhooktest.New(former, newest)}
+	server := httptest.NewUnstartedServer(in.Receiver)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			in.connections.Add(1)
+		}
+	}
+	if secure {
+		server.StartTLS()
+		opts.TLS = server.Client().Transport.(*http.Transport).TLSClientConfig
+	} else {
+		server.Start()
+	}
+	t.Cleanup(server.Close)
+	opts.AllowPrivateTargets = true
+	in.url = server.URL
+	in.Sender = webhook.New(&opts)
+	t.Cleanup(in.Sender.Close)
+	return in
+}
+
+// bothWays runs f over TLS and without.
+func bothWays(t *testing.T, opts webhook.Options, f func(t *testing.T, in *inbox)) {
+	t.Run("http", func(t *testing.T) { f(t, open(t, false, opts)) })
+	t.Run("https", func(t *testing.T) { f(t, open(t, true, opts)) })
+}
+
+func (in *inbox) send(t testing.TB) (*cardvault.SendResult, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	return in.Send(ctx, delivery(in.url+"/hook?canary=6011000990139424"))
+}
+
+// works fails t unless a delivery arrives.
+func (in *inbox) works(t testing.TB) {
+	t.Helper()
+	before := len(in.Deliveries())
+	got, err := in.send(t)
+	if err != nil || got.StatusCode != 204 {
+		t.Errorf("Send = %+v, %v", got, err)
+		return
+	}
+	all := in.Deliveries()
+	if len(all) != before+1 || all[before].Err != nil {
+		t.Errorf("%d deliveries came, the last with %v", len(all)-before, all[len(all)-1].Err)
+	}
+}
+
+// A zone is a name server that has the same addresses for every name.
+type zone struct {
+	mu        sync.Mutex
+	addresses []netip.Addr // none: no such name
+	asked     int
+}
+
+func (z *zone) set(addresses ...string) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.addresses = nil
+	for _, a := range addresses {
+		z.addresses = append(z.addresses, netip.MustParseAddr(a))
+	}
+}
+
+func (z *zone) resolver() *net.Resolver {
+	return &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		client, server := net.Pipe()
+		go z.serve(server)
+		return client, nil
+	}}
+}
+
+// serve answers queries as over TCP: RFC 1035, chapter 4.2.2.
+func (z *zone) serve(conn net.Conn) {
+	defer conn.Close()
+	for {
+		var size [2]byte
+		if _, err := io.ReadFull(conn, size[:]); err != nil {
+			return
+		}
+		query := make([]byte, binary.BigEndian.Uint16(size[:]))
+		if _, err := io.ReadFull(conn, query); err != nil {
+			return
+		}
+		answer := z.answer(query)
+		if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...)); err != nil {
+			return
+		}
+	}
+}
+
+func (z *zone) answer(query []byte) []byte {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.asked++
+	end := 12 // of the question
+	for query[end] != 0 {
+		end += 1 + int(query[end])
+	}
+	end += 5
+	kind := binary.BigEndian.Uint16(query[end-4:])
+	a := append([]byte{query[0], query[1], 0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0}, query[12:end]...)
+	if len(z.addresses) == 0 {
+		a[3] |= 3
+	}
+	for _, address := range z.addresses {
+		if (kind == 1) != address.Is4() || kind != 1 && kind != 28 {
+			continue
+		}
+		a[7]++
+		b := address.AsSlice()
+		a = append(a, 0xc0, 12, 0, byte(kind), 0, 1, 0, 0, 0, 0, 0, byte(len(b)))
+		a = append(a, b...)
+	}
+	return a
+}
+
+// listen counts the connections that come to a port of all local addresses.
+func listen(t testing.TB) (port string, count func() int64) {
+	t.Helper()
+	listener, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n atomic.Int64
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			n.Add(1)
+			_ = conn.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		if err := listener.Close(); err != nil {
+			t.Error(err)
+		}
+		<-done
+	})
+	_, port, err = net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port, n.Load
+}

@@ -1,0 +1,239 @@
+// Package webhook delivers events over HTTP, and checks deliveries where they arrive.
+//
+// It speaks Standard Webhooks 1.0. A [Sender] is what [cardvault.Options] asks for;
+// a receiver calls [Verify] with the body as it came, and knows an event by its id,
+// because every event arrives at least once.
+//
+//	POST /hook HTTP/1.1
+//	Content-Type: application/json
+//	Webhook-Id: 7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11
+//	Webhook-Timestamp: 1735689600
+//	Webhook-Signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=
+//
+//	{"id":"7d7f3a52-…","created_at":"2026-01-01T00:00:00.000000Z",
+//	 "event_type":"token.updated","reason":"patched","sequence":1042,"token":{…}}
+//
+// Each secret adds a signature, so that one can be replaced without a gap. The token
+// is that of the REST surface, of a deleted one only its id. A test has the
+// event_type webhook.test, the sequence 0, and neither reason nor token.
+//
+// # Where nothing is sent to
+//
+// Whoever registers a webhook has this machine make requests. So the address is
+// looked at when the connection is made, after the name was resolved: it has to be a
+// public one. Only https on port 443 or from 1024 on is spoken, HTTP/1.1, no redirect
+// is followed, no proxy is used, and of an answer only the status and Retry-After
+// count. Nothing of what was answered gets into an error or a log.
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/wire"
+)
+
+// Options are the optional parts of a sender.
+type Options struct {
+	// Timeout is that of an attempt, from looking up the host to the end of the
+	// answer. Defaults to 15 seconds.
+	Timeout time.Duration
+
+	// AllowPrivateTargets lifts the rules about hosts, addresses and ports, and
+	// allows http. It is for sandboxes and tests: with it whoever registers a
+	// webhook reaches what this machine reaches.
+	AllowPrivateTargets bool
+
+	// TLS says whom to trust, such as a private CA. If nil, the roots of the system.
+	TLS *tls.Config
+}
+
+// A Sender is a [cardvault.Sender].
+type Sender struct {
+	timeout   time.Duration
+	private   bool
+	tls       *tls.Config
+	dialer    *net.Dialer
+	transport *http.Transport
+	closed    atomic.Bool
+}
+
+var _ cardvault.Sender = (*Sender)(nil)
+
+const (
+	timeout       = 15 * time.Second
+	maxHeader     = 16 << 10
+	maxAnswer     = 64 << 10
+	maxRetryAfter = 24 * time.Hour
+
+	// Below the five seconds after which Node.js closes: an attempt that meets the
+	// end of an idle connection has failed.
+	idleTimeout = 4 * time.Second
+	maxIdle     = 64 // connections
+	maxPerHost  = 16 // also in use
+)
+
+// New returns a sender. opts may be nil. It connects to nothing yet.
+func New(opts *Options) *Sender {
+	if opts == nil {
+		opts = &Options{}
+	}
+	s := &Sender{timeout: opts.Timeout, private: opts.AllowPrivateTargets, tls: &tls.Config{}, dialer: &net.Dialer{}}
+	if s.timeout <= 0 {
+		s.timeout = timeout
+	}
+	if !s.private {
+		s.dialer.Control = control
+	}
+	if opts.TLS != nil {
+		s.tls = opts.TLS.Clone()
+	}
+	s.tls.NextProtos = []string{"http/1.1"}
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	s.transport = &http.Transport{
+		DialContext:            s.connect,
+		DialTLSContext:         s.connectTLS,
+		DisableCompression:     true,
+		IdleConnTimeout:        idleTimeout,
+		MaxConnsPerHost:        maxPerHost,
+		MaxIdleConns:           maxIdle,
+		MaxIdleConnsPerHost:    maxPerHost,
+		MaxResponseHeaderBytes: maxHeader,
+		Protocols:              &protocols,
+	}
+	return s
+}
+
+// Close closes the connections; those of attempts under way end some seconds after
+// them. Later attempts fail.
+func (s *Sender) Close() {
+	s.closed.Store(true)
+	s.transport.CloseIdleConnections()
+}
+
+// Check implements [cardvault.Sender]. A URL is at most 2048 characters of ASCII and
+// https, and has neither user nor fragment. Its host is a name with a dot, with
+// punycode for other scripts, or a public address written in full; its port is 443
+// or from 1024 on.
+func (s *Sender) Check(url string) error {
+	_, err := s.target(url)
+	return err
+}
+
+// Send implements [cardvault.Sender]. Secrets decode to 24 to 64 bytes. The last is
+// the newest: it alone makes the x-hmac-signature of Delivery.Legacy, which is the
+// HMAC-SHA-256 of the body under the text of the secret, in hexadecimal digits.
+//
+// Errors wrap context.DeadlineExceeded and context.Canceled. They hold neither the
+// URL nor what was answered. An answer whose body is late or cut is an answer.
+func (s *Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.SendResult, error) {
+	if s.closed.Load() {
+		return nil, errors.New("webhook: sender is closed")
+	}
+	to, err := s.target(d.URL)
+	if err != nil {
+		return nil, fmt.Errorf("webhook: URL %w", err)
+	}
+	body, at := appendBody(nil, d), time.Now()
+	signatures, err := sign(d.Secrets, d.ID.String(), at, body)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	r := (&http.Request{
+		Method: http.MethodPost,
+		URL:    to,
+		Header: http.Header{
+			"Content-Type":      {"application/json"},
+			"User-Agent":        {"cardvault/1"},
+			"Webhook-Id":        {d.ID.String()},
+			"Webhook-Timestamp": {strconv.FormatInt(at.Unix(), 10)},
+			"Webhook-Signature": {signatures},
+		},
+		Body:          io.NopCloser(bytes.NewReader(body)),
+		GetBody:       func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil },
+		ContentLength: int64(len(body)),
+	}).WithContext(ctx)
+	if d.Legacy {
+		d.Secrets[len(d.Secrets)-1].Expose(func(text []byte) {
+			mac := hmac.New(sha256.New, text)
+			mac.Write(body)
+			r.Header.Set("X-Hmac-Signature", hex.EncodeToString(mac.Sum(nil)))
+		})
+	}
+	resp, err := s.transport.RoundTrip(r) // http.Client would follow redirects
+	if err != nil {
+		return nil, failure(ctx, err)
+	}
+	defer resp.Body.Close()
+	// Reading to the end frees the connection for the next delivery. That of 101 is
+	// the connection itself, whose reads no deadline ends.
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxAnswer))
+	}
+	return &cardvault.SendResult{
+		StatusCode: resp.StatusCode,
+		RetryAfter: retryAfter(resp.Header.Get("Retry-After")),
+	}, nil
+}
+
+// TypeTest is the type of an event that tells nothing.
+const TypeTest = "webhook.test"
+
+// appendBody appends what is told: decisions, chapter 13.
+func appendBody(b []byte, d *cardvault.Delivery) []byte {
+	o := wire.Object{B: b}
+	o.Open()
+	o.ID("id", d.ID)
+	o.Time("created_at", d.CreatedAt)
+	e := d.Event
+	if e == nil {
+		o.Text("event_type", TypeTest)
+		o.Null("reason")
+		o.Int("sequence", 0)
+		o.Null("token")
+		o.Close()
+		return o.B
+	}
+	o.Text("event_type", e.Type.String())
+	o.Text("reason", string(e.Reason))
+	o.Int("sequence", int64(e.Sequence))
+	o.Name("token")
+	if e.Token != nil {
+		o.B = wire.AppendToken(o.B, e.Token)
+	} else {
+		o.Open()
+		o.ID("id", e.TokenID)
+		o.Close()
+	}
+	o.Close()
+	return o.B
+}
+
+// retryAfter reads seconds or a date: RFC 9110, chapter 10.2.3.
+func retryAfter(value string) time.Duration {
+	seconds, err := strconv.ParseUint(value, 10, 64)
+	if err == nil || errors.Is(err, strconv.ErrRange) {
+		return time.Duration(min(seconds, uint64(maxRetryAfter/time.Second))) * time.Second
+	}
+	at, err := http.ParseTime(value)
+	if err != nil {
+		return 0
+	}
+	return min(max(time.Until(at), 0), maxRetryAfter)
+}

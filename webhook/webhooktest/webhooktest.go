@@ -1,0 +1,218 @@
+// Package webhooktest is the integrator's side of package webhook, for tests: a
+// webhook that keeps what it gets, and answers as badly as it is told to.
+package webhooktest
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/webhook"
+)
+
+const maxBody = 64 << 10
+
+// A Delivery is a request as it came.
+type Delivery struct {
+	At     time.Time
+	Header http.Header
+	Body   []byte // its first 64 KiB
+
+	// Event is what webhook.Verify returned, and Err its error.
+	Event *webhook.Event
+	Err   error
+}
+
+// A Receiver is a webhook, on any path. It answers with status 204, but for what a
+// test asks for. Its methods may be called concurrently.
+type Receiver struct {
+	secrets []cardvault.WebhookSecret
+
+	mu         sync.Mutex
+	deliveries []Delivery
+	arrived    chan struct{} // closed and replaced with each delivery
+	next       []Answer
+	always     Answer
+}
+
+// New returns a receiver with the secrets that it takes signatures of.
+func New(secrets ...cardvault.WebhookSecret) *Receiver {
+	return &Receiver{secrets: secrets, arrived: make(chan struct{}), always: Status(http.StatusNoContent)}
+}
+
+// Start serves on a loopback address until the end of the test, and returns the URL.
+// That is http: the sender needs Options.AllowPrivateTargets.
+func (r *Receiver) Start(t testing.TB) string {
+	t.Helper()
+	server := httptest.NewUnstartedServer(r)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.Start()
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// Next has the next deliveries answered so, one each.
+func (r *Receiver) Next(answers ...Answer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.next = append(r.next, answers...)
+}
+
+// Always has all deliveries answered so for which Next has nothing.
+func (r *Receiver) Always(a Answer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.always = a
+}
+
+// Deliveries returns all that have come, in their order.
+func (r *Receiver) Deliveries() []Delivery {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.deliveries)
+}
+
+// Wait returns the first n deliveries as soon as they have come, or the error of ctx.
+func (r *Receiver) Wait(ctx context.Context, n int) ([]Delivery, error) {
+	for {
+		r.mu.Lock()
+		got, arrived := r.deliveries, r.arrived
+		r.mu.Unlock()
+		if len(got) >= n {
+			return slices.Clone(got[:n]), nil
+		}
+		select {
+		case <-arrived:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// ServeHTTP takes a delivery.
+func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	body, err := io.ReadAll(io.LimitReader(req.Body, maxBody))
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	d := Delivery{At: time.Now(), Header: req.Header.Clone(), Body: body}
+	d.Event, d.Err = webhook.Verify(r.secrets, req.Header, body)
+	req.Body = io.NopCloser(bytes.NewReader(body))
+	r.mu.Lock()
+	r.deliveries = append(r.deliveries, d)
+	close(r.arrived)
+	r.arrived = make(chan struct{})
+	answer := r.always
+	if len(r.next) > 0 {
+		answer, r.next = r.next[0], r.next[1:]
+	}
+	r.mu.Unlock()
+	answer(w, req)
+}
+
+// An Answer answers a delivery, whose body can be read again.
+type Answer func(w http.ResponseWriter, r *http.Request)
+
+// Status answers with a status alone, such as 410 for a webhook that is gone.
+func Status(code int) Answer {
+	return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
+}
+
+// RetryAfter answers with a status and a header Retry-After.
+func RetryAfter(code int, value string) Answer {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Retry-After", value)
+		w.WriteHeader(code)
+	}
+}
+
+// Redirect answers with a status of 300 to 399 and another URL.
+func Redirect(code int, url string) Answer {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Location", url)
+		w.WriteHeader(code)
+	}
+}
+
+// Delay answers after a while, unless the sender has gone by then.
+func Delay(d time.Duration, answer Answer) Answer {
+	return func(w http.ResponseWriter, r *http.Request) {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			answer(w, r)
+		case <-r.Context().Done():
+			panic(http.ErrAbortHandler)
+		}
+	}
+}
+
+// Hang answers nothing, until the sender has gone. Nor then: while TLS is being closed,
+// an answer would still be read.
+func Hang(_ http.ResponseWriter, r *http.Request) {
+	<-r.Context().Done()
+	panic(http.ErrAbortHandler)
+}
+
+// Cut closes the connection without an answer.
+func Cut(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+
+// Drip begins an answer with status 200 at once and sends a byte of it every few
+// milliseconds, without an end, until the sender has gone.
+func Drip(w http.ResponseWriter, r *http.Request) {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for control := http.NewResponseController(w); ; {
+		if _, err := io.WriteString(w, " "); err != nil {
+			return
+		}
+		if err := control.Flush(); err != nil {
+			return
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// Body answers with status 200 and a body of n bytes; a negative n is without an end,
+// until the sender has gone.
+func Body(n int) Answer {
+	chunk := strings.Repeat("x", 64<<10)
+	return func(w http.ResponseWriter, _ *http.Request) {
+		for left := n; left != 0; {
+			size := len(chunk)
+			if left > 0 {
+				size = min(size, left)
+				left -= size
+			}
+			if _, err := io.WriteString(w, chunk[:size]); err != nil {
+				return
+			}
+		}
+	}
+}
+
+// Raw sends text in place of an answer, be it HTTP or not, and closes the connection.
+func Raw(text string) Answer {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			panic(err)
+		}
+		defer conn.Close()
+		_, _ = io.WriteString(conn, text) // the sender may have gone
+	}
+}

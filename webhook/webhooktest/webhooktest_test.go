@@ -1,0 +1,125 @@
+package webhooktest_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/webhook"
+	"github.com/cardvault/cardvault/webhook/webhooktest"
+	"github.com/google/uuid"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var secret = cardvault.NewWebhookSecret([]byte("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))
+
+func test(url string) *cardvault.Delivery {
+	return &cardvault.Delivery{ID: uuid.New(), CreatedAt: time.Now(), URL: url, Secrets: []cardvault.WebhookSecret{secret}}
+}
+
+// A receiver keeps what comes and says whether it is signed.
+func TestDeliveries(t *testing.T) {
+	r := webhooktest.New(secret)
+	url := r.Start(t)
+	s := webhook.New(&webhook.Options{AllowPrivateTargets: true})
+	defer s.Close()
+	first, second := test(url), test(url)
+	second.Secrets = []cardvault.WebhookSecret{cardvault.NewWebhookSecret([]byte("whsec_" + strings.Repeat("AAAA", 8)))}
+	for _, d := range []*cardvault.Delivery{first, second} {
+		if got, err := s.Send(t.Context(), d); err != nil || got.StatusCode != 204 {
+			t.Fatalf("Send = %+v, %v", got, err)
+		}
+	}
+	all, err := r.Wait(t.Context(), 2)
+	if err != nil || len(all) != 2 || len(r.Deliveries()) != 2 {
+		t.Fatalf("%d deliveries, %v", len(all), err)
+	}
+	if d := all[0]; d.Err != nil || d.Event.ID != first.ID || time.Since(d.At) > time.Minute ||
+		d.Header.Get("Webhook-Id") != first.ID.String() || !strings.Contains(string(d.Body), first.ID.String()) {
+		t.Errorf("received %+v", d)
+	}
+	if d := all[1]; !errors.Is(d.Err, webhook.ErrSignature) || d.Event != nil || d.Header.Get("Webhook-Id") != second.ID.String() {
+		t.Errorf("received %+v", d)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := r.Wait(ctx, 3); !errors.Is(err, context.Canceled) {
+		t.Errorf("Wait = %v", err)
+	}
+}
+
+// Answers are given in their order, then what is for all.
+func TestAnswers(t *testing.T) {
+	r := webhooktest.New(secret)
+	url := r.Start(t)
+	post := func() (code int, header http.Header, body string, err error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		transport := &http.Transport{DisableKeepAlives: true}
+		resp, err := transport.RoundTrip(request)
+		if err != nil {
+			return 0, nil, "", err
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+		return resp.StatusCode, resp.Header, string(b), err
+	}
+	r.Next(
+		webhooktest.Status(410),
+		webhooktest.RetryAfter(429, "7"),
+		webhooktest.Redirect(302, "https://shop.example/"),
+		webhooktest.Delay(time.Microsecond, webhooktest.Status(201)),
+		webhooktest.Delay(time.Hour, webhooktest.Status(201)),
+		webhooktest.Hang,
+		webhooktest.Cut,
+		webhooktest.Drip,
+		webhooktest.Body(70000),
+		webhooktest.Body(-1),
+		webhooktest.Raw("HTTP/1.1 299 x\r\n\r\nraw"),
+	)
+	for i, want := range []struct {
+		code         int
+		header, text string
+		body         func(string) bool
+		err          error
+	}{
+		{code: 410},
+		{code: 429, header: "Retry-After", text: "7"},
+		{code: 302, header: "Location", text: "https://shop.example/"},
+		{code: 201},
+		{err: context.DeadlineExceeded},
+		{err: context.DeadlineExceeded},
+		{err: io.EOF},
+		{code: 200, body: func(s string) bool { return strings.Trim(s, " ") == "" && len(s) > 1 }, err: context.DeadlineExceeded},
+		{code: 200, body: func(s string) bool { return len(s) == 70000 }},
+		{code: 200, body: func(s string) bool { return len(s) == 1<<20 }},
+		{code: 299, body: func(s string) bool { return s == "raw" }},
+		{code: 204},
+	} {
+		code, header, body, err := post()
+		if code != want.code || !errors.Is(err, want.err) || want.header != "" && header.Get(want.header) != want.text ||
+			want.body != nil && !want.body(body) {
+			t.Errorf("answer %d: %d, %v, %d bytes, %v", i, code, header, len(body), err)
+		}
+	}
+	r.Always(webhooktest.Status(503))
+	for range 2 {
+		if code, _, _, err := post(); code != 503 || err != nil {
+			t.Errorf("%d, %v", code, err)
+		}
+	}
+	if n := len(r.Deliveries()); n != 14 {
+		t.Errorf("%d deliveries", n)
+	}
+}
