@@ -32,6 +32,8 @@ type call func(ctx context.Context, v *cardvault.Vault) error
 // calls returns every method of a vault that reads or writes, by its name.
 func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 	ctx := t.Context()
+	hook, _, err := v.CreateWebhook(ctx, hookURL, nil)
+	noError(t, err)
 	token := usable(t, v, 1)
 	secret(t, v)
 	session := must(v.CreateSession(ctx, nil))(t)
@@ -39,6 +41,7 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 	merchant := must(v.PrimaryMerchant(ctx))(t)
 	key, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
+	event := must(v.ListDeliveries(ctx, hook.ID, nil))(t).Items[0].EventID
 	named := name(canary)
 	all := map[string]call{
 		"Import": func(ctx context.Context, v *cardvault.Vault) error { return second(v.Import(ctx, card(2), nil)) },
@@ -95,6 +98,23 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		"ObtainPPAN": func(ctx context.Context, v *cardvault.Vault) error {
 			return second(v.ObtainPPAN(ctx, token.ID, ppanAccount()))
 		},
+		"CreateWebhook": func(ctx context.Context, v *cardvault.Vault) error {
+			return third(v.CreateWebhook(ctx, hookURL, nil))
+		},
+		"Webhook":      func(ctx context.Context, v *cardvault.Vault) error { return second(v.Webhook(ctx, hook.ID)) },
+		"ListWebhooks": func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListWebhooks(ctx, nil)) },
+		"UpdateWebhook": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.UpdateWebhook(ctx, hook.ID, cardvault.WebhookUpdate{Description: new(canary)}))
+		},
+		"RotateWebhookSecret": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.RotateWebhookSecret(ctx, hook.ID))
+		},
+		"TestWebhook": func(ctx context.Context, v *cardvault.Vault) error { return second(v.TestWebhook(ctx, hook.ID)) },
+		"ListDeliveries": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.ListDeliveries(ctx, hook.ID, nil))
+		},
+		"Redeliver":     func(ctx context.Context, v *cardvault.Vault) error { return v.Redeliver(ctx, event) },
+		"DeleteWebhook": func(ctx context.Context, v *cardvault.Vault) error { return v.DeleteWebhook(ctx, hook.ID) },
 		"CreateAccount": func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateAccount(ctx, canary, nil)) },
 		"Account":       func(ctx context.Context, v *cardvault.Vault) error { return second(v.Account(ctx)) },
 		"ListAccounts":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListAccounts(ctx, nil)) },
@@ -119,7 +139,7 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		"Drain":        func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
 	}
 	// Those neither read nor write.
-	exempt := []string{"In", "Mode", "Check", "PPANEnabled", "Close"}
+	exempt := []string{"In", "Mode", "Check", "PPANEnabled", "WebhooksEnabled", "CheckWebhook", "Close"}
 	for method := range reflect.TypeFor[*cardvault.Vault]().Methods() {
 		if all[method.Name] == nil && !slices.Contains(exempt, method.Name) {
 			t.Errorf("method %s is new: the suite must call it", method.Name)
