@@ -31,7 +31,8 @@ import (
 //
 // Below /sandbox/api/ are the REST surface and the simulator, for one account. The
 // cookie that comes with GET / stands for an API key there, one that cannot make
-// others. Keys and secrets stay in this process. Who can load the page can use it.
+// others. Keys and secrets stay in this process, but for the signing secret of a
+// webhook, which is shown to who registers it. Who can load the page can use it.
 type page struct {
 	vault   *cardvault.Vault // in the account of the page
 	account uuid.UUID
@@ -161,8 +162,10 @@ func (p *page) knows(cookie string) bool {
 	return subtle.ConstantTimeCompare([]byte(cookie), []byte(p.cookie.Value)) == 1
 }
 
-// Authenticate implements [httpapi.Authenticator] for the cookie. Whom it stands
-// for can make no API key and import no card.
+// Authenticate implements [httpapi.Authenticator] for the cookie. Whom it stands for
+// enters cards in sessions, reads, provisions, pays with and deletes tokens, and has
+// webhooks: to register one is to have this server send requests, in a sandbox also
+// to this machine. It can make no API key and import no card.
 func (p *page) Authenticate(ctx context.Context, cookie string) (*cardvault.Principal, error) {
 	if !p.knows(cookie) {
 		return nil, cardvault.ErrUnauthenticated
@@ -177,6 +180,7 @@ func (p *page) Authenticate(ctx context.Context, cookie string) (*cardvault.Prin
 		cardvault.ScopeNetworkTokensProvision,
 		cardvault.ScopePaymentDataCreate, cardvault.ScopePaymentDataRead,
 		cardvault.ScopeSecurityCodeRead, cardvault.ScopeSecurityCodeRefresh, cardvault.ScopeSecurityCodeConsume,
+		cardvault.ScopeWebhooksRead, cardvault.ScopeWebhooksWrite,
 	}}}, nil
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -14,6 +15,8 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/webhook"
+	"github.com/cardvault/cardvault/webhook/webhooktest"
 	"github.com/google/uuid"
 )
 
@@ -267,11 +270,131 @@ func TestPage(t *testing.T) {
 	again.call(t, 401, "GET", "/sandbox/live", "")
 }
 
+// TestPageWebhooks does with webhooks what can be done by the page.
+func TestPageWebhooks(t *testing.T) {
+	p := start(t, t.TempDir())
+	v := visit(t, p)
+	hook := webhooktest.New()
+	target := hook.Start(t) + "/hook"
+	register := func(path, body string) (w map[string]any, secret string) {
+		t.Helper()
+		at := v.seen.Len()
+		w = v.call(t, 200, "POST", "/sandbox/api/webhooks"+path, body)
+		v.seen.Truncate(at) // this answer alone has the secret
+		secret, _ = w["signing_secret"].(string)
+		if !strings.HasPrefix(secret, "whsec_") {
+			t.Errorf("POST /webhooks%s answers without a secret", path)
+		}
+		delete(w, "signing_secret")
+		return w, secret
+	}
+	registered, secret := register("", `{"url":"`+target+`","events":["token.created","token.deleted"]}`)
+	id, _ := registered["id"].(string)
+	api := "/sandbox/api/webhooks/" + id
+	list := v.call(t, 200, "GET", "/sandbox/api/webhooks?limit=16", "")["data"].([]any)
+	if len(list) != 1 || fmt.Sprint(list[0]) != fmt.Sprint(registered) || registered["status"] != "enabled" {
+		t.Fatalf("the page lists %v, registered %v", list, registered)
+	}
+
+	// arrived returns the last of n deliveries, which secrets have signed.
+	arrived := func(n int, secrets ...string) webhooktest.Delivery {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		all, err := hook.Wait(ctx, n)
+		if err != nil {
+			t.Fatalf("%d deliveries: %v", len(hook.Deliveries()), err)
+		}
+		d := all[n-1]
+		for _, s := range secrets {
+			if _, err := webhook.Verify([]cardvault.WebhookSecret{cardvault.NewWebhookSecret([]byte(s))}, d.Header, d.Body); err != nil {
+				t.Errorf("delivery %d: %v", n, err)
+			}
+		}
+		return d
+	}
+	// deliveries asks for the deliveries until the first of n is in a state.
+	deliveries := func(n int, status string, code any) map[string]any {
+		t.Helper()
+		look := time.NewTicker(50 * time.Millisecond)
+		defer look.Stop()
+		end := time.After(20 * time.Second)
+		for {
+			all := v.call(t, 200, "GET", api+"/deliveries?limit=20", "")["data"].([]any)
+			if len(all) == n {
+				if d := all[0].(map[string]any); d["status"] == status && d["last_status_code"] == code {
+					return d
+				}
+			}
+			select {
+			case <-look.C:
+			case <-end:
+				t.Fatalf("the deliveries are still %v", all)
+			}
+		}
+	}
+
+	if result := v.call(t, 200, "POST", api+"/test", ""); result["status_code"] != 204.0 {
+		t.Errorf("the test event is answered with %v", result)
+	}
+	arrived(1, secret)
+	k := p.importCard(t, "4242424242424242")
+	if d := arrived(2, secret); !bytes.Contains(d.Body, []byte(`"event_type":"token.created"`)) || !bytes.Contains(d.Body, []byte(k.id())) {
+		t.Errorf("of the import is told %s", d.Body)
+	}
+	created := deliveries(1, "delivered", 204.0)
+	if created["token_id"] != k.id() || created["event_type"] != "token.created" || created["attempts"] != 1.0 {
+		t.Errorf("the delivery is %v", created)
+	}
+
+	_, rotated := register("/"+id+"/rotate-secret", "")
+	if rotated == secret {
+		t.Error("the rotated secret is the same")
+	}
+	v.call(t, 204, "POST", "/sandbox/api/events/"+created["event_id"].(string)+"/redeliver", "")
+	if d := arrived(3, secret, rotated); d.Header.Get("Webhook-Id") != created["event_id"] {
+		t.Errorf("redelivered is %s", d.Header.Get("Webhook-Id"))
+	}
+	hook.Always(webhooktest.Status(500))
+	v.call(t, 204, "DELETE", "/sandbox/api/tokens/"+k.id(), "")
+	if d := deliveries(2, "pending", 500.0); d["event_type"] != "token.deleted" || d["next_attempt_at"] == nil {
+		t.Errorf("the delivery that failed is %v", d)
+	}
+
+	for _, status := range []string{"disabled", "enabled"} {
+		v.call(t, 200, "PATCH", api, `{"status":"`+status+`"}`)
+		if now := v.call(t, 200, "GET", api, ""); now["status"] != status {
+			t.Errorf("set to %s, the webhook is %v", status, now)
+		}
+	}
+	v.call(t, 422, "POST", "/sandbox/api/webhooks", `{"url":"ftp://127.0.0.1/"}`)
+	v.call(t, 204, "DELETE", api, "")
+	for _, x := range [][2]string{{"GET", api}, {"GET", api + "/deliveries"}, {"POST", api + "/test"}, {"POST", "/sandbox/api/events/" + id + "/redeliver"}} {
+		v.call(t, 404, x[0], x[1], "")
+	}
+
+	told := []string{"whsec_", "vk_test_"}
+	for _, a := range p.Accounts {
+		told = append(told, a.APIKey, a.PaymentSecret)
+	}
+	for _, d := range hook.Deliveries() {
+		v.seen.Write(d.Body)
+		if err := d.Header.Write(&v.seen); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, s := range told {
+		if bytes.Contains(v.seen.Bytes(), []byte(s)) {
+			t.Errorf("answers or deliveries tell a key or secret that begins with %.6s", s)
+		}
+	}
+}
+
 // TestPageAlone calls what the page calls without being it.
 func TestPageAlone(t *testing.T) {
 	p := start(t, t.TempDir())
 	v := visit(t, p)
-	for _, path := range []string{"/sandbox/live", "/sandbox/open", "/sandbox/api/tokens", "/sandbox/api/tokens/session",
+	for _, path := range []string{"/sandbox/live", "/sandbox/open", "/sandbox/api/tokens", "/sandbox/api/tokens/session", "/sandbox/api/webhooks",
 		"/sandbox/api/simulator/tokens/" + uuid.NewString() + "/suspend", "/sandbox/page.js", "/sandbox/"} {
 		for name, c := range map[string]struct {
 			status  int

@@ -133,6 +133,21 @@ function pill(status) {
   return el("span", { className: "pill " + (tone[status] ?? "") }, words(status));
 }
 
+// attempt does what a button is for, once at a time, and says how it went.
+async function attempt(button, status, run, after) {
+  if (button.ariaDisabled === "true") return;
+  button.ariaDisabled = "true"; // disabled would lose the focus
+  say(status, "");
+  try {
+    say(status, (await run()) ?? "");
+    await after();
+  } catch (e) {
+    say(status, e.message, true);
+  } finally {
+    button.ariaDisabled = null;
+  }
+}
+
 // Tokens
 
 const shown = new Map(); // by id
@@ -163,26 +178,29 @@ async function look() {
   $("token-pages").hidden = pages < 2;
   $("newer").disabled = page <= 1;
   $("older").disabled = page >= pages;
-  arrange(list.data, live.security_codes);
+  settle($("token-list"), shown, list.data, (id) => new Row(id), $("tokens-title"), live.security_codes);
 }
 
-// arrange shows tokens in their order, and touches only what has changed: the
-// focus, and what is being typed, stays where it is.
-function arrange(tokens, codes) {
-  const keep = new Set(tokens.map((t) => t.id));
-  for (const [id, row] of shown) {
+// settle shows things in their order in a list, and touches only what has changed: the
+// focus, and what is being typed, stays where it is. A focus that goes with its thing
+// goes to another element. rows has what is shown, by id, and more has more of a thing.
+function settle(list, rows, things, make, otherwise, more = {}) {
+  const keep = new Set(things.map((t) => t.id));
+  for (const [id, row] of rows) {
     if (keep.has(id)) continue;
-    if (row.item.contains(document.activeElement)) $("tokens-title").focus();
+    if (row.item.contains(document.activeElement)) otherwise.focus();
     row.item.remove();
-    shown.delete(id);
+    rows.delete(id);
   }
-  let next = $("token-list").firstChild;
-  for (const t of tokens) {
-    let row = shown.get(t.id);
-    if (!row) shown.set(t.id, (row = new Row(t.id)));
-    row.update(t, codes[t.id]);
+  let next = list.firstChild;
+  for (const t of things) {
+    let row = rows.get(t.id);
+    if (!row) rows.set(t.id, (row = make(t.id)));
+    const state = JSON.stringify([t, more[t.id]]);
+    if (state !== row.state) row.update(t, more[t.id]);
+    row.state = state;
     if (row.item === next) next = next.nextSibling;
-    else $("token-list").insertBefore(row.item, next);
+    else list.insertBefore(row.item, next);
   }
 }
 
@@ -204,9 +222,6 @@ class Row {
   }
 
   update(token, codeUntil) {
-    const state = JSON.stringify([token, codeUntil]);
-    if (state === this.state) return;
-    this.state = state;
     const before = this.token;
     this.token = token;
     this.codeUntil = codeUntil;
@@ -259,19 +274,8 @@ class Row {
   }
 
   async act(button, done, run) {
-    if (button.ariaDisabled === "true") return;
-    button.ariaDisabled = "true"; // disabled would lose the focus
     const status = button.closest("section").querySelector(".status");
-    say(status, "");
-    try {
-      const said = await run();
-      say(status, said ?? done);
-      await refresh();
-    } catch (e) {
-      say(status, e.message, true);
-    } finally {
-      button.ariaDisabled = null;
-    }
+    await attempt(button, status, async () => (await run()) ?? done, refresh);
   }
 
   build() {
@@ -319,7 +323,7 @@ class Row {
             return "It is under Calls.";
           }),
           this.button("delete-token", "Delete…", "", async () => {
-            if (!(await confirmDelete(this.token.masked_account_number))) return "It was kept.";
+            if (!(await confirmed("delete", "delete-card", this.token.masked_account_number))) return "It was kept.";
             await call("DELETE", path);
             $("tokens-title").focus();
             toast("The token is deleted.");
@@ -455,16 +459,19 @@ async function opened(r) {
       el("pre", {}, el("code", {}, r.encrypted_authentication_data))));
 }
 
-function confirmDelete(card) {
-  const dialog = $("delete-dialog");
-  say($("delete-card"), card);
+// confirmed asks by a dialog; the element what in it says about which.
+function confirmed(name, what, text) {
+  const dialog = $(name + "-dialog");
+  say($(what), text);
   dialog.returnValue = "";
   dialog.showModal();
   return new Promise((answer) => dialog.addEventListener("close", () => answer(dialog.returnValue === "yes"), { once: true }));
 }
 
-$("delete-no").addEventListener("click", () => $("delete-dialog").close(""));
-$("delete-yes").addEventListener("click", () => $("delete-dialog").close("yes"));
+for (const name of ["delete", "delete-webhook"]) {
+  $(name + "-no").addEventListener("click", () => $(name + "-dialog").close(""));
+  $(name + "-yes").addEventListener("click", () => $(name + "-dialog").close("yes"));
+}
 
 for (const [id, step] of [["newer", -1], ["older", 1]]) {
   $(id).addEventListener("click", () => {
@@ -474,6 +481,193 @@ for (const [id, step] of [["newer", -1], ["older", 1]]) {
 }
 
 if (matchMedia("(width < 62rem)").matches) $("test-cards").querySelector("details").open = false; // tokens come below
+
+// Webhooks
+
+const mostWebhooks = 16; // of an account
+const latestDeliveries = 20;
+const webhooks = new Map(); // by id
+let webhookTurn = Promise.resolve();
+
+function refreshWebhooks() {
+  return (webhookTurn = webhookTurn.then(lookAtWebhooks, lookAtWebhooks));
+}
+
+async function lookAtWebhooks() {
+  const { data } = await read(`/sandbox/api/webhooks?limit=${mostWebhooks}`);
+  say($("webhook-count"), data.length ? String(data.length) : "");
+  $("no-webhooks").hidden = data.length > 0;
+  settle($("webhook-list"), webhooks, data, (id) => new Webhook(id), $("webhooks-title"));
+  for (const w of webhooks.values()) await w.look();
+}
+
+// reveal makes a call that answers with a signing secret. Calls shows all but that.
+async function reveal(path, body) {
+  const result = await request("POST", "/sandbox/api" + path, body);
+  const { status, answer } = result;
+  showCall("POST", path, body, status < 400 ? { status, answer: { ...answer, signing_secret: "whsec_…" } } : result);
+  if (status >= 400) throw refusal(result);
+  return answer;
+}
+
+// action makes a button that does what its data-action is when it is pressed.
+function action(name, label, run, className = "") {
+  const b = el("button", { type: "button", className }, label);
+  b.dataset.action = name;
+  b.addEventListener("click", () => run(b));
+  return b;
+}
+
+// A Webhook is an endpoint of the list, with all that can be done to it.
+class Webhook {
+  constructor(id) {
+    this.path = "/webhooks/" + id;
+    this.deliveries = new Map(); // by id
+    this.head = el("summary", {});
+    this.details = el("details", { name: "webhooks" }, this.head);
+    this.item = el("li", { id: "webhook-" + id, className: "webhook" }, this.details);
+    this.details.addEventListener("toggle", () => {
+      if (!this.details.open) return;
+      this.build();
+      refreshWebhooks().catch((e) => say(this.status, e.message, true));
+    });
+  }
+
+  update(webhook) {
+    if (this.webhook && this.webhook.status !== webhook.status) {
+      say($("announcement"), `The endpoint ${webhook.url} is ${webhook.status}.`);
+    }
+    this.webhook = webhook;
+    const { url, description, events, status, disabled_reason: reason } = webhook;
+    this.head.replaceChildren(
+      el("span", { className: "mono url" }, url), " ",
+      el("span", { className: "pills" },
+        el("span", { className: "pill " + (reason ? "bad" : "good") }, reason ? `${status}: ${reason}` : status)), " ",
+      el("span", { className: "why quiet" }, [description, events.length === 3 ? "all events" : events.join(", ")].filter(Boolean).join(" · ")));
+    if (this.toggle) this.showToggle();
+  }
+
+  showToggle() {
+    const on = this.webhook.status === "enabled";
+    this.toggle.dataset.action = on ? "disable" : "enable";
+    say(this.toggle, on ? "Disable" : "Enable");
+  }
+
+  build() {
+    if (this.list) return;
+    const button = (name, label, run, className) =>
+      action(name, label, (b) => attempt(b, this.status, run, refreshWebhooks), className);
+    this.status = status();
+    this.secret = el("div", {});
+    this.toggle = button("", "", async () => {
+      const w = await call("PATCH", this.path, { status: this.webhook.status === "enabled" ? "disabled" : "enabled" });
+      return `The endpoint is ${w.status}.`;
+    });
+    this.count = el("span", { className: "count" });
+    this.none = el("p", { className: "empty", hidden: true }, "Nothing was to be delivered yet.");
+    this.list = el("ol", { className: "deliveries" });
+    this.title = el("h3", { tabIndex: -1 }, "Deliveries ", this.count);
+    this.redelivered = status();
+    this.details.append(el("div", { className: "body" },
+      el("section", {},
+        el("h3", {}, "Endpoint"),
+        el("div", { className: "row" },
+          button("test", "Send a test event", async () => {
+            const { status_code: code, duration_ms: ms } = await call("POST", this.path + "/test");
+            if (!code) throw new Refusal(`There was no answer, after ${ms} ms.`);
+            if (code < 200 || code > 299) throw new Refusal(`It answered ${code} after ${ms} ms: not delivered.`);
+            return `It answered ${code} after ${ms} ms: delivered.`;
+          }),
+          button("rotate-secret", "Rotate the secret", async () => {
+            const { signing_secret: secret } = await reveal(this.path + "/rotate-secret");
+            this.show(secret);
+            return "The former signing secret signs beside the new one for 24 hours.";
+          }),
+          this.toggle,
+          button("delete-webhook", "Delete…", async () => {
+            if (!(await confirmed("delete-webhook", "delete-webhook-url", this.webhook.url))) return "It was kept.";
+            await call("DELETE", this.path);
+            $("webhooks-title").focus();
+            toast("The endpoint is deleted.");
+          }, "danger")),
+        this.status, this.secret),
+      el("section", {}, this.title, this.none, this.redelivered, this.list)));
+    this.showToggle();
+  }
+
+  // show shows a signing secret until it is put away: the vault shows it only once.
+  show(secret) {
+    const away = el("button", { type: "button" }, "I have it");
+    away.dataset.action = "put-away";
+    away.addEventListener("click", () => {
+      this.secret.replaceChildren();
+      this.head.focus();
+    });
+    const copy = copyable(secret);
+    this.secret.replaceChildren(el("div", { className: "secret" },
+      el("p", {}, "The signing secret is shown only now. A click copies it."), copy, away));
+    copy.focus();
+  }
+
+  async look() {
+    if (!this.details.open || !this.list) return;
+    let result;
+    try {
+      result = await read(`/sandbox/api${this.path}/deliveries?limit=${latestDeliveries}`);
+    } catch (e) {
+      if (e.status === 404) return; // deleted meanwhile
+      throw e;
+    }
+    const { data, pagination: { total_items: total } } = result;
+    say(this.count, total > data.length ? `the latest ${data.length} of ${total}` : total ? String(total) : "");
+    this.none.hidden = total > 0;
+    settle(this.list, this.deliveries, data, () => new Delivery(this), this.title);
+  }
+}
+
+// A Delivery is an event on its way to a webhook, or what became of it.
+class Delivery {
+  constructor(webhook) {
+    this.facts = el("span", {});
+    this.item = el("li", {}, this.facts,
+      action("redeliver", "Redeliver", (b) => attempt(b, webhook.redelivered, async () => {
+        if (webhook.webhook.status !== "enabled") throw new Refusal("The endpoint is disabled: it would get nothing.");
+        await call("POST", `/events/${this.event}/redeliver`);
+        return "The event is on its way again, to every endpoint that takes it.";
+      }, refreshWebhooks)));
+  }
+
+  update(d) {
+    this.event = d.event_id;
+    const tone = { pending: "busy", delivered: "good", failed: "bad" }[d.status];
+    const attempts = d.attempts === 1 ? "1 attempt" : d.attempts + " attempts";
+    this.facts.replaceChildren(
+      d.last_attempt_at ? time(d.last_attempt_at) : el("span", { className: "quiet" }, "not yet"), " ",
+      el("code", { title: "event " + d.event_id }, el("b", {}, d.event_type)), " ",
+      el("span", { className: "mono quiet", title: "token " + d.token_id }, d.token_id.slice(0, 8) + "…"), " ",
+      el("span", { className: "pill " + tone }, d.status), " ",
+      el("span", {}, d.attempts ? `${attempts}, the last answered ${d.last_status_code ?? "nothing"}` : ""), " ",
+      d.next_attempt_at ? el("span", { className: "quiet" }, "next at ", time(d.next_attempt_at)) : "");
+  }
+}
+
+$("webhook-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  attempt($("register-webhook"), $("webhook-status"), async () => {
+    const url = $("webhook-url");
+    const boxes = [...event.target.elements.events];
+    const body = { url: url.value };
+    if (!boxes.every((b) => b.checked)) body.events = boxes.filter((b) => b.checked).map((b) => b.value);
+    const { id, signing_secret: secret } = await reveal("/webhooks", body);
+    url.value = "";
+    await refreshWebhooks();
+    const w = webhooks.get(id);
+    w.details.open = true;
+    w.build(); // toggle tells later
+    w.show(secret);
+    return "The endpoint is registered.";
+  }, refreshWebhooks);
+});
 
 // Copies
 
@@ -557,6 +751,7 @@ while (!stale) {
   if (!document.hidden) {
     try {
       await refresh();
+      await refreshWebhooks();
       $("trouble").hidden = !stale;
     } catch (e) {
       if (!stale) {
