@@ -632,7 +632,11 @@ class Delivery {
     this.item = el("li", {}, this.facts,
       action("redeliver", "Redeliver", (b) => attempt(b, webhook.redelivered, async () => {
         if (webhook.webhook.status !== "enabled") throw new Refusal("The endpoint is disabled: it would get nothing.");
-        await call("POST", `/events/${this.event}/redeliver`);
+        try {
+          await call("POST", `/events/${this.event}/redeliver`);
+        } catch (e) {
+          throw e.status === 404 ? new Refusal("The event is no longer kept: its token was deleted, or it is older than seven days.") : e;
+        }
         return "The event is on its way again, to every endpoint that takes it.";
       }, refreshWebhooks)));
   }
