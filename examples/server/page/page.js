@@ -629,28 +629,29 @@ class Webhook {
 class Delivery {
   constructor(webhook) {
     this.facts = el("span", {});
-    this.item = el("li", {}, this.facts,
-      action("redeliver", "Redeliver", (b) => attempt(b, webhook.redelivered, async () => {
-        if (webhook.webhook.status !== "enabled") throw new Refusal("The endpoint is disabled: it would get nothing.");
-        try {
-          await call("POST", `/events/${this.event}/redeliver`);
-        } catch (e) {
-          throw e.status === 404 ? new Refusal("The event is no longer kept: its token was deleted, or it is older than seven days.") : e;
-        }
-        return "The event is on its way again, to every endpoint that takes it.";
-      }, refreshWebhooks)));
+    this.button = action("redeliver", "Redeliver", (b) => attempt(b, webhook.redelivered, async () => {
+      if (webhook.webhook.status !== "enabled") throw new Refusal("The endpoint is disabled: it would get nothing.");
+      try {
+        await call("POST", `/events/${this.event}/redeliver`);
+      } catch (e) {
+        throw e.status === 404 ? new Refusal("The event is no longer kept: its token was deleted, or it is older than seven days.") : e;
+      }
+      return "The event is on its way again, to every endpoint that takes it.";
+    }, refreshWebhooks));
+    this.item = el("li", {}, this.facts, this.button);
   }
 
   update(d) {
     this.event = d.event_id;
+    this.button.ariaLabel = `Redeliver ${d.event_type} of the token ${d.token_id.slice(0, 8)}`;
     const tone = { pending: "busy", delivered: "good", failed: "bad" }[d.status];
-    const attempts = d.attempts === 1 ? "1 attempt" : d.attempts + " attempts";
+    const tries = d.attempts === 1 ? "1 attempt" : d.attempts + " attempts";
     this.facts.replaceChildren(
       d.last_attempt_at ? time(d.last_attempt_at) : el("span", { className: "quiet" }, "not yet"), " ",
       el("code", { title: "event " + d.event_id }, el("b", {}, d.event_type)), " ",
       el("span", { className: "mono quiet", title: "token " + d.token_id }, d.token_id.slice(0, 8) + "…"), " ",
       el("span", { className: "pill " + tone }, d.status), " ",
-      el("span", {}, d.attempts ? `${attempts}, the last answered ${d.last_status_code ?? "nothing"}` : ""), " ",
+      el("span", {}, d.attempts ? `${d.last_status_code ?? "no answer"}, ${tries}` : ""), " ",
       d.next_attempt_at ? el("span", { className: "quiet" }, "next at ", time(d.next_attempt_at)) : "");
   }
 }
