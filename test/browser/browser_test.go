@@ -177,7 +177,7 @@ type tab struct {
 	world
 	rig   *rig
 	frame *world // of the component, once it was entered
-	read  int // events that await has seen
+	read  int    // events that await has seen
 
 	mu       sync.Mutex
 	allowed  []*regexp.Regexp
