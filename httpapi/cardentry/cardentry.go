@@ -20,7 +20,7 @@
 // The element holds one frame, of the origin of the vault. All fields are in it, for one
 // frame is what autofill and the keyboard can walk through. The card is encrypted there,
 // for the key of the session, and sent to the vault alone. The page gets the events
-// ready, change, success, error and challenge, whose details are in card-entry.d.ts: the
+// ready, change, success, error, challenge and challengeend, whose details are in card-entry.d.ts: the
 // scheme, what is wrong with which field, and in the end the id of a token. Nothing that
 // was typed is among them, nor in a URL, a store of the browser, or its console.
 //
@@ -35,8 +35,8 @@
 // # Errors
 //
 // Every error says what to do: correct (the fields show what), retry (which is safe: a
-// session makes one token), new_session (what was typed is kept), check_setup (the page
-// is at fault). The frame shows the message of an error, so that the shop need not.
+// session makes one token), new_session (what was typed is kept), check_setup (look at
+// the page, if it happens always). The frame shows the message of an error, so that the shop need not.
 //
 // # Content Security Policy
 //
@@ -56,7 +56,8 @@
 //
 // They are -font-family (of fonts that the shopper has), -font-size, -color, -background,
 // -border-color, -border-radius, -accent-color, -error-color, -label-color,
-// -placeholder-color, -gap and -padding.
+// -placeholder-color, -gap and -padding. Lengths are best in px: rem, em and % are those
+// of the frame.
 //
 // The sources are in src. Files in dist are made of them by test/bundle, and committed.
 package cardentry

@@ -137,11 +137,14 @@ func TestNoSession(t *testing.T) {
 	p.wantFailure("network_error", "retry")
 	p.enter()
 	r.wire.set(nil)
+	p.submit() // until then nobody knows what to ask for
+	p.await("ready")
+	p.wantFailure("incomplete", "correct")
 	p.enterCard(visa)
 	p.submit()
 	p.wantToken(p.await("success"), "411111******0005")
 	if p.count("ready") != 1 {
-		t.Error("it was never ready")
+		t.Errorf("it was ready %d times", p.count("ready"))
 	}
 }
 
@@ -279,8 +282,11 @@ func TestRateLimit(t *testing.T) {
 		t.Errorf("retry after %d s", d.RetryAfter)
 	}
 	p.enter()
-	p.enterCard(visa)
 	r.wire.set(only("POST", limit))
+	p.submit()
+	p.await("ready")
+	p.wantFailure("incomplete", "correct")
+	p.enterCard(visa)
 	p.submit()
 	if d := p.wantFailure("rate_limited", "retry"); d.RetryAfter != 7 {
 		t.Errorf("retry after %d s", d.RetryAfter)

@@ -194,7 +194,7 @@ func (s *sandbox) tab(width int64) *tab {
 	}
 	p.observe(ctx)
 	p.size(width, 1)
-	call(&p.world, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: overhear + openRoots + p.script(hurry, []any{[]int{1000, 2000, 2500}})})
+	call(&p.world, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: overhear + openRoots + p.script(hurry, []any{[]int{1000, 2000}})})
 	s.t.Cleanup(p.check)
 	return p
 }

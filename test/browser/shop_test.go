@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	_ "embed"
 	"fmt"
 	"html/template"
@@ -40,20 +41,43 @@ type rig struct {
 	stranger *shop // on the vault's site, but its origin is not allowed
 }
 
-// newRig returns a rig. opts may be nil.
+// shared is the vault of most tests, each of which has an account of its own in it: to
+// make a key for sessions takes as long as a test. It ends with the process.
+var shared = sync.OnceValues(func() (*cardvault.Vault, error) {
+	secret := make([]byte, cardvault.KeySize)
+	rand.Read(secret)
+	keys, err := cardvault.KeyBytes(secret)
+	if err != nil {
+		return nil, err
+	}
+	sim, err := simnet.New(context.Background(), memstore.New(), nil)
+	if err != nil {
+		return nil, err
+	}
+	return cardvault.New(context.Background(), memstore.New(), keys, &cardvault.Options{Mode: cardvault.Sandbox, Network: sim})
+})
+
+// newRig returns a rig. With options that are not nil its vault is a sandbox of its own.
 func newRig(t testing.TB, opts *cardvault.Options) *rig {
 	t.Helper()
-	if opts == nil {
-		opts = &cardvault.Options{}
+	r := &rig{t: t, wire: &wire{arrived: make(chan struct{})}}
+	if opts != nil {
+		opts.Mode = cardvault.Sandbox
+		r.vault = vaulttest.NewWith(t, opts)
+	} else {
+		v, err := shared()
+		if err != nil {
+			t.Fatal(err)
+		}
+		account, err := v.CreateAccount(t.Context(), t.Name(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.vault = v.In(account.ID)
 	}
-	sim, err := simnet.New(t.Context(), memstore.New(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	opts.Mode, opts.Network = cardvault.Sandbox, sim
-	r := &rig{t: t, vault: vaulttest.NewWith(t, opts), wire: &wire{arrived: make(chan struct{})}}
 	r.home, r.other, r.abroad, r.stranger = r.newShop("127.0.0.1"), r.newShop("127.0.0.1"), r.newShop("localhost"), r.newShop("127.0.0.1")
 	r.base = r.home.origin + "/vault"
+	var err error
 	r.handler, err = httpapi.NewHandler(r.vault, &httpapi.Options{AllowedOrigins: []string{r.other.origin, r.abroad.origin}})
 	if err != nil {
 		t.Fatal(err)

@@ -42,7 +42,8 @@ func TestCommitted(t *testing.T) {
 	}
 }
 
-// TestTypes type-checks the sources, against the declarations that are served too.
+// TestTypes type-checks the sources, against the declarations that are served too, and
+// a shop that uses these.
 func TestTypes(t *testing.T) {
 	tsc, err := filepath.Abs("../node_modules/.bin/tsc")
 	if err != nil {
@@ -51,9 +52,11 @@ func TestTypes(t *testing.T) {
 	if _, err := os.Stat(tsc); err != nil {
 		t.Skip("TypeScript is not installed (npm ci --prefix test --ignore-scripts)")
 	}
-	cmd := exec.CommandContext(t.Context(), tsc, "--project", "..")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+	for _, project := range []string{"..", "testdata/consumer"} {
+		cmd := exec.CommandContext(t.Context(), tsc, "--project", project)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", project, err, out)
+		}
 	}
 }
 

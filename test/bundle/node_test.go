@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	mathrand "math/rand/v2"
 	"os"
 	"os/exec"
@@ -307,7 +308,7 @@ func TestMessages(t *testing.T) {
 	type object = map[string]any
 	const id = "0e4a3f3e-6a0c-4d1b-9b43-1d1c9d9b8a77"
 	setup := func(changes object) object {
-		o := object{"type": "setup", "session": id, "name": "off", "locale": "en", "dir": "ltr", "scheme": "light", "look": object{"a": "b"}, "texts": object{}}
+		o := object{"type": "setup", "session": id, "turn": 1, "name": "off", "locale": "en", "dir": "ltr", "scheme": "light", "look": object{"a": "b"}, "texts": object{}}
 		for k, v := range changes {
 			o[k] = v
 		}
@@ -317,7 +318,7 @@ func TestMessages(t *testing.T) {
 	for name, messages := range map[string]map[bool][]any{
 		"isFromFrame": {
 			true: {
-				object{"type": "connected"}, object{"type": "enter"}, object{"type": "resize", "height": 120},
+				object{"type": "connected"}, object{"type": "replaced"}, object{"type": "enter"}, object{"type": "resize", "height": 120},
 				object{"type": "challenge", "url": nil}, object{"type": "challenge", "url": "https://bank.example"},
 				object{"type": "ready", "detail": object{"action": "tokenize_card"}}, object{"type": "change", "detail": object{"complete": false}},
 				object{"type": "success", "detail": object{"token_id": id}}, object{"type": "error", "detail": object{"reason_code": "x", "action": "y"}},
@@ -331,7 +332,7 @@ func TestMessages(t *testing.T) {
 		},
 		"isToFrame": {
 			true:  {object{"type": "submit"}, object{"type": "focus"}, object{"type": "reset"}, setup(nil)},
-			false: {nil, "submit", object{}, object{"type": "x"}, object{"type": "setup"}, setup(object{"session": 7}), setup(object{"look": object{"a": 7}}), setup(object{"more": "x"})},
+			false: {nil, "submit", object{}, object{"type": "x"}, object{"type": "setup"}, setup(object{"session": 7}), setup(object{"turn": "1"}), setup(object{"look": object{"a": 7}}), setup(object{"more": "x"})},
 		},
 		"isID": {
 			true:  {id},
@@ -340,6 +341,11 @@ func TestMessages(t *testing.T) {
 	} {
 		for want, list := range messages {
 			for _, m := range list {
+				if o, ok := m.(object); ok && name == "isFromFrame" {
+					m = maps.Clone(o)
+					m.(object)["turn"] = 1
+					rows = append(rows, row{[]any{name, o}, "false"}) // of no session
+				}
 				rows = append(rows, row{[]any{name, m}, fmt.Sprint(want)})
 			}
 		}

@@ -705,12 +705,19 @@ function toast(text) {
 // Entry of a card
 
 const entry = $("card-entry");
+let sessions = 0;
 
 async function newSession() {
+  const mine = ++sessions;
   const options = { bypass_identification: $("bypass").checked };
   if ($("lifetime").value) options.expiration_time = Number($("lifetime").value);
   const { session_id } = await call("POST", "/tokens/session", options);
-  entry.setAttribute("session-id", session_id);
+  if (mine === sessions) entry.setAttribute("session-id", session_id); // else another choice came after
+}
+
+// underWay keeps the options as they are: another session would end the one of the card.
+function underWay(on) {
+  $("bypass").disabled = $("lifetime").disabled = on;
 }
 
 const openSession = () => newSession().catch((e) => say($("entry-status"), e.message, true));
@@ -718,7 +725,9 @@ const openSession = () => newSession().catch((e) => say($("entry-status"), e.mes
 $("card-form").addEventListener("submit", (event) => {
   event.preventDefault();
   say($("entry-status"), "");
-  entry.submit?.().catch(() => {}); // the event error tells
+  if (!entry.submit) return; // not loaded yet
+  underWay(Boolean(entry.sessionId));
+  entry.submit().catch(() => {}).finally(() => underWay(false)); // the event error tells
 });
 entry.addEventListener("challenge", () => {
   $("store").hidden = true; // the answer is given to the bank

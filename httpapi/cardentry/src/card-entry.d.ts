@@ -4,13 +4,19 @@
  *     <script type="module" src="https://vault.example/vault/sdk/v1/card-entry.js"></script>
  *     <card-entry session-id="…"></card-entry>
  *
+ * A project keeps a copy of this file, which the vault serves beside the script:
+ *
+ *     curl -o card-entry.d.ts https://vault.example/vault/sdk/v1/card-entry.d.ts
+ *
  * With React 19, where attributes and on… properties of custom elements work as they
  * are, tell TypeScript of the element:
+ *
+ *     import type { CardEntry, CardEntryAttributes } from "./card-entry.js";
  *
  *     declare module "react" {
  *       namespace JSX {
  *         interface IntrinsicElements {
- *           "card-entry": React.HTMLAttributes<CardEntry> & { [attribute: string]: unknown };
+ *           "card-entry": React.DetailedHTMLProps<React.HTMLAttributes<CardEntry>, CardEntry> & CardEntryAttributes;
  *         }
  *       }
  *     }
@@ -37,6 +43,11 @@ export type ReasonCode =
   | "too_many_attempts"
   /** The session is unknown or over. */
   | "session_expired"
+  /**
+   * The session got a successor after the card was sent. It may have made a token all the
+   * same, which your server reads from GET /sessions/{id}.
+   */
+  | "session_replaced"
   /** No answer in 30 seconds, no connection, or the vault is unavailable. */
   | "network_error"
   /** Too many requests; see retry_after. */
@@ -44,15 +55,18 @@ export type ReasonCode =
   /** The vault could not read the payload. The next submission fetches the key anew. */
   | "payload_refused"
   /**
-   * The frame did not answer within 10 seconds: base-url is wrong, or the origin of the page
-   * is none of the vault's allowed origins. Or the page was not loaded over https.
+   * The frame did not answer within 10 seconds: base-url is not where the vault is served,
+   * the origin of the page is none of its allowed origins, or there was no connection. The
+   * next submission loads it anew. Also: the page was not loaded over https, or the element
+   * is in no document.
    */
   | "unavailable";
 
 /**
- * What to do about it. "correct": the shopper corrects the fields and submits again.
+ * What to do about it. "correct": the shopper looks at the fields and submits again.
  * "retry": submit again, which is safe: a session makes one token. "new_session": set a
- * new session-id; what the shopper has typed is kept. "check_setup": the page is at fault.
+ * new session-id; what the shopper has typed is kept, and the message stays until they
+ * submit again. "check_setup": look at the page, if it happens always.
  */
 export type ErrorAction = "correct" | "retry" | "new_session" | "check_setup";
 
@@ -71,6 +85,8 @@ export interface Detail {
   error: { reason_code: ReasonCode; action: ErrorAction; message: string; retry_after?: number };
   /** The shopper is asked to confirm the card at this address. */
   challenge: { url: string };
+  /** It is over: whoever shows the page at this address takes it away. */
+  challengeend: { url: string };
 }
 
 /** Why submit has rejected. message is that of the error event. */
@@ -104,7 +120,8 @@ export interface Texts {
   code_required: string;
   code_incomplete: string;
   code_invalid: string;
-  /** While the card is identified and verified, and when that is over. */
+  /** While the card is on its way, while it is identified and verified, and after success. */
+  sending: string;
   waiting: string;
   done: string;
   /** The title of the frame of a challenge. */
@@ -119,14 +136,33 @@ export interface Texts {
   identification_failed: string;
   too_many_attempts: string;
   session_expired: string;
+  session_replaced: string;
   network_error: string;
   rate_limited: string;
   payload_refused: string;
-  /** For the developer. */
   unavailable: string;
 }
 
-/** The element <card-entry>. */
+/** The attributes of the element, and the listeners that React and others take for such. */
+export interface CardEntryAttributes {
+  "session-id"?: string | undefined;
+  "base-url"?: string | undefined;
+  locale?: string | undefined;
+  "cardholder-name"?: "off" | "optional" | "required" | undefined;
+  "color-scheme"?: "light" | "dark" | undefined;
+  name?: string | undefined;
+  onready?: ((event: CustomEvent<Detail["ready"]>) => void) | undefined;
+  onchange?: ((event: CustomEvent<Detail["change"]>) => void) | undefined;
+  onsuccess?: ((event: CustomEvent<Detail["success"]>) => void) | undefined;
+  onerror?: ((event: CustomEvent<Detail["error"]>) => void) | undefined;
+  onchallenge?: ((event: CustomEvent<Detail["challenge"]>) => void) | undefined;
+  onchallengeend?: ((event: CustomEvent<Detail["challengeend"]>) => void) | undefined;
+}
+
+/**
+ * The element <card-entry>. It takes no part in the validation of a form, and a disabled
+ * fieldset does not lock it. Enter in a field clicks the form's first submit button.
+ */
 export declare class CardEntry extends HTMLElement {
   /**
    * Adds texts for a locale, such as "fr" or "pt-BR", to all elements. What is missing is
@@ -134,7 +170,11 @@ export declare class CardEntry extends HTMLElement {
    */
   static addTexts(locale: string, texts: Partial<Texts>): void;
 
-  /** The attribute session-id: the credential of one session. */
+  /**
+   * The attribute session-id: the credential of one session, which makes one token. A new
+   * one keeps what the shopper has typed. What waits to be sent is sent in it; what was
+   * sent already ends with session_replaced, and is not sent again by itself.
+   */
   sessionId: string;
 
   /** The attribute base-url. Defaults to where the script came from. */
@@ -151,16 +191,16 @@ export declare class CardEntry extends HTMLElement {
 
   /**
    * Sends the card, and resolves when the session has made its token. It waits until the
-   * element is ready. While a call is under way, and after success, every call returns the
-   * same promise. It rejects with a CardEntryError, which need not be caught: the error
-   * event tells the same.
+   * element is ready, and without a session-id for one. While a call is under way, and after
+   * success, every call returns the same promise. It rejects with a CardEntryError, which
+   * need not be caught: the error event tells the same.
    */
   submit(): Promise<{ token_id: string }>;
 
   /** Focuses the first field that shows an error, or else the first. */
   focus(): void;
 
-  /** Empties the fields. */
+  /** Empties the fields. After success there is nothing to empty: a new card needs a new session. */
   reset(): void;
 
   addEventListener<K extends keyof Detail>(
@@ -172,6 +212,16 @@ export declare class CardEntry extends HTMLElement {
     type: string,
     listener: EventListenerOrEventListenerObject,
     options?: boolean | AddEventListenerOptions,
+  ): void;
+  removeEventListener<K extends keyof Detail>(
+    type: K,
+    listener: (this: CardEntry, event: CustomEvent<Detail[K]>) => unknown,
+    options?: boolean | EventListenerOptions,
+  ): void;
+  removeEventListener(
+    type: string,
+    listener: EventListenerOrEventListenerObject,
+    options?: boolean | EventListenerOptions,
   ): void;
 }
 

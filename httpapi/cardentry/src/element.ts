@@ -12,6 +12,7 @@ const HOME = new URL("../..", import.meta.url).href;
 const PATIENCE = 10_000;
 
 const UNAVAILABLE: Failure = { reason_code: "unavailable", action: "check_setup" };
+const REPLACED: Failure = { reason_code: "session_replaced", action: "correct" };
 
 const style = new CSSStyleSheet();
 style.replaceSync(`
@@ -20,7 +21,7 @@ style.replaceSync(`
   iframe { display: block; box-sizing: border-box; width: 100%; border: 0 }
   .fields { height: 8rem; opacity: 0; transition: opacity .15s, height .15s }
   .fields.shown { opacity: 1 }
-  .challenge { height: 30rem; margin-block-start: 1rem; border: 1px solid #8a93a0; border-radius: .5rem;
+  .challenge { height: min(30rem, 70vh); margin-block-start: 1rem; border: 1px solid #8a93a0; border-radius: .5rem;
     background: #fff; color-scheme: light } /* as pages expect that say nothing of it */
   @media (prefers-reduced-motion: reduce) { .fields { transition: none } }
 `);
@@ -44,13 +45,19 @@ interface Submission {
   promise: Promise<api.Detail["success"]>;
   resolve(token: api.Detail["success"]): void;
   reject(error: CardEntryError): void;
-  done: boolean;
+  turn?: number; // of the session that the frame had when it was told to submit
+  token?: string; // once it is done
 }
 
 class CardEntry extends HTMLElement implements api.CardEntry {
   static readonly formAssociated = true;
   static readonly observedAttributes = ["session-id", "base-url", "locale", "cardholder-name", "color-scheme"];
-  static readonly addTexts = addTexts;
+  static readonly #all = new Set<CardEntry>(); // in documents
+
+  static addTexts(locale: string, texts: Partial<Texts>) {
+    addTexts(locale, texts);
+    for (const element of CardEntry.#all) element.#tell();
+  }
 
   readonly #internals = this.attachInternals();
   // Closed, so that scripts of the page do not come upon the frame by accident.
@@ -60,11 +67,13 @@ class CardEntry extends HTMLElement implements api.CardEntry {
   readonly #restyle = () => this.#tell();
   #texts: Partial<Texts> = {};
   #frame: HTMLIFrameElement | null = null;
-  #challenge: HTMLIFrameElement | null = null;
+  #challenge: string | null = null; // its address
+  #bank: HTMLIFrameElement | null = null; // unless the shop shows it
   #port: MessagePort | null = null;
   #connected = false;
   #unavailable = false;
-  #timer = 0;
+  #timer = 0; // of the last attempt to open the frame
+  #turn = 0; // counts sessions, so that what is told of one is not taken for the next
   #told = "";
   #submission: Submission | null = null;
 
@@ -115,8 +124,9 @@ class CardEntry extends HTMLElement implements api.CardEntry {
   submit(): Promise<api.Detail["success"]> {
     if (!this.#submission) {
       this.#begin();
-      this.#post({ type: "submit" });
-      if (this.#unavailable) queueMicrotask(() => this.#fail(UNAVAILABLE));
+      if (!this.isConnected) this.#abandon();
+      else if (this.#unavailable) this.#open();
+      else this.#send();
     }
     return this.#begin().promise;
   }
@@ -132,6 +142,7 @@ class CardEntry extends HTMLElement implements api.CardEntry {
   }
 
   formResetCallback() {
+    this.#internals.setFormValue(null);
     this.reset();
   }
 
@@ -143,19 +154,24 @@ class CardEntry extends HTMLElement implements api.CardEntry {
       delete (this as Partial<CardEntry>)[name];
       Object.assign(this, { [name]: value });
     }
-    // Whatever switches the theme, language or direction of a page does it here.
+    CardEntry.#all.add(this);
+    // Most of what switches the theme, language or direction of a page does it here. The
+    // rest is seen when the window changes its size or gets the focus.
     for (const node of [this, document.documentElement, document.body]) {
       this.#observer.observe(node, { attributes: true });
     }
     this.#dark.addEventListener("change", this.#restyle);
+    for (const type of ["resize", "focus"]) window.addEventListener(type, this.#restyle);
     this.#open();
   }
 
   disconnectedCallback() {
+    CardEntry.#all.delete(this);
     this.#observer.disconnect();
     this.#dark.removeEventListener("change", this.#restyle);
+    for (const type of ["resize", "focus"]) window.removeEventListener(type, this.#restyle);
     this.#close();
-    if (this.#submission && !this.#submission.done) this.#fail(UNAVAILABLE);
+    this.#abandon();
   }
 
   /** moveBefore keeps the frame, and what was typed. */
@@ -163,19 +179,29 @@ class CardEntry extends HTMLElement implements api.CardEntry {
 
   attributeChangedCallback(name: string, old: string | null, value: string | null) {
     if (old === value) return;
-    if (name === "session-id" && this.#submission?.done) {
-      this.#submission = null;
-      this.#internals.setFormValue(null);
+    if (name === "session-id") {
+      this.#turn++;
+      if (this.#submission?.token) {
+        this.#submission = null;
+        this.#internals.setFormValue(null);
+      }
     }
     // An element of the page's HTML hears of its attributes before it is connected.
-    if (name === "base-url" && (this.#frame || this.#unavailable)) this.#open();
+    if (name === "base-url" && this.#timer) this.#open();
     else this.#tell();
   }
 
   #open() {
     this.#close();
     const url = frameOf(this.baseUrl);
-    if (!url) return this.#giveUp();
+    this.#timer = setTimeout(
+      () => {
+        this.#unavailable = true;
+        this.#fail(UNAVAILABLE);
+      },
+      url ? PATIENCE : 0, // scripts that come later in the page are to hear of it too
+    );
+    if (!url) return;
     const frame = document.createElement("iframe");
     this.#frame = frame;
     frame.className = "fields";
@@ -185,27 +211,31 @@ class CardEntry extends HTMLElement implements api.CardEntry {
       this.#port?.close();
       this.#port = port1;
       this.#connected = false;
-      port1.onmessage = (event) => this.#hear(event.data);
+      port1.onmessage = (event) => {
+        if (this.#port === port1) this.#hear(event.data);
+      };
       frame.contentWindow?.postMessage({ type: CONNECT }, url.origin, [port2]);
     });
     frame.src = url.href;
     this.#dress();
     this.#root.append(frame);
-    this.#timer = setTimeout(() => this.#giveUp(), PATIENCE);
-  }
-
-  #giveUp() {
-    this.#unavailable = true;
-    this.#fail(UNAVAILABLE);
   }
 
   #close() {
     clearTimeout(this.#timer);
+    this.#timer = 0;
     this.#port?.close();
     this.#frame?.remove();
     this.#confirm(null);
     this.#port = this.#frame = null;
     this.#connected = this.#unavailable = false;
+  }
+
+  /** Ends a submission that nothing comes of outside of a document, unless that is on the way to elsewhere. */
+  #abandon() {
+    queueMicrotask(() => {
+      if (!this.isConnected && this.#submission && !this.#submission.token) this.#fail(UNAVAILABLE);
+    });
   }
 
   /** Gives the frame its title, and the colour scheme without which it would not be transparent. */
@@ -229,6 +259,7 @@ class CardEntry extends HTMLElement implements api.CardEntry {
     const setup: Setup = {
       type: "setup",
       session: this.sessionId,
+      turn: this.#turn,
       name: this.getAttribute("cardholder-name") ?? "off",
       locale: this.locale,
       dir: computed.direction,
@@ -246,8 +277,17 @@ class CardEntry extends HTMLElement implements api.CardEntry {
     if (this.#connected) this.#port?.postMessage(message);
   }
 
+  /** Has the frame submit, as soon as there is one. */
+  #send() {
+    if (!this.#connected || !this.#submission || this.#submission.token) return;
+    this.#submission.turn = this.#turn;
+    this.#post({ type: "submit" });
+  }
+
   #hear(message: unknown) {
     if (!isFromFrame(message)) return;
+    const { type, turn } = message;
+    if (turn !== this.#turn && type !== "connected" && type !== "resize") return;
     switch (message.type) {
       case "connected":
         clearTimeout(this.#timer);
@@ -255,39 +295,43 @@ class CardEntry extends HTMLElement implements api.CardEntry {
         this.#unavailable = false;
         this.#told = "";
         this.#tell();
-        if (this.#submission && !this.#submission.done) this.#post({ type: "submit" });
-        // Not to show card fields for a moment to whom only the code is asked for.
-        this.#timer = setTimeout(() => this.#show(), 300);
+        this.#send();
         break;
       case "resize":
-        this.#frame!.style.height = `${message.height}px`;
+        if (!this.#frame) break;
+        this.#frame.style.height = `${message.height}px`;
+        this.#frame.classList.add("shown");
+        break;
+      case "replaced":
+        if (this.#submission && this.#submission.turn !== turn) this.#fail(REPLACED);
         break;
       case "enter":
-        if (this.form) this.form.requestSubmit();
-        else void this.submit();
+        this.#enter();
         break;
       case "challenge":
         this.#confirm(message.url);
         break;
       case "ready":
-        this.#show();
         this.#dispatch("ready", message.detail);
         break;
       case "change":
         this.#dispatch("change", message.detail);
         break;
       case "success":
-        this.#show();
         this.#succeed(message.detail);
         break;
       case "error":
-        this.#show();
         this.#fail(message.detail);
     }
   }
 
-  #show() {
-    this.#frame?.classList.add("shown");
+  /** Does what Enter does in a field of a form. */
+  #enter() {
+    if (!this.form) return void this.submit();
+    const controls = Array.from(this.form.elements) as HTMLButtonElement[];
+    const button = controls.find(({ type }) => type === "submit");
+    if (button) button.click(); // nothing happens if it is disabled
+    else this.form.requestSubmit();
   }
 
   #dispatch<K extends keyof api.Detail>(type: K, detail: api.Detail[K], cancelable = false): boolean {
@@ -297,7 +341,7 @@ class CardEntry extends HTMLElement implements api.CardEntry {
   /** The submission that is under way, or a new one. */
   #begin(): Submission {
     if (!this.#submission) {
-      const submission = { done: false } as Submission;
+      const submission = {} as Submission;
       submission.promise = new Promise((resolve, reject) => Object.assign(submission, { resolve, reject }));
       // The error event tells of it.
       submission.promise.catch(() => {});
@@ -308,13 +352,15 @@ class CardEntry extends HTMLElement implements api.CardEntry {
 
   #succeed(token: api.Detail["success"]) {
     const submission = this.#begin();
-    submission.done = true;
+    if (submission.token) return; // the frame of an element that was moved tells it anew
+    submission.token = token.token_id;
     this.#internals.setFormValue(token.token_id);
     submission.resolve(token);
     this.#dispatch("success", token);
   }
 
   #fail(failure: Failure) {
+    if (this.#submission?.token) return; // the new frame of an element that was moved
     const texts = textsOf(this.locale, this.#texts);
     const detail = { ...failure, message: texts[failure.reason_code] ?? texts.incomplete };
     if (detail.action === "correct") this.focus(); // the field that is wrong
@@ -326,12 +372,16 @@ class CardEntry extends HTMLElement implements api.CardEntry {
 
   /** Shows the page on which the shopper confirms the card, unless the shop does. */
   #confirm(address: string | null) {
-    if (this.#challenge && this.#root.activeElement === this.#challenge) this.#frame?.focus();
-    this.#challenge?.remove();
-    this.#challenge = null;
-    if (address === null || !isSafe(address) || !this.#dispatch("challenge", { url: address }, true)) return;
+    if (this.#bank && this.#root.activeElement === this.#bank) this.#frame?.focus();
+    this.#bank?.remove();
+    const url = this.#challenge;
+    this.#bank = this.#challenge = null;
+    if (url !== null) this.#dispatch("challengeend", { url });
+    if (address === null || !isSafe(address)) return;
+    this.#challenge = address;
+    if (!this.#dispatch("challenge", { url: address }, true)) return;
     const frame = document.createElement("iframe");
-    this.#challenge = frame;
+    this.#bank = frame;
     frame.className = "challenge";
     frame.title = textsOf(this.locale, this.#texts).challenge;
     frame.allow = "publickey-credentials-get";
@@ -358,7 +408,7 @@ function frameOf(base: string): URL | null {
 function isSafe(address: string): boolean {
   try {
     const { protocol, hostname } = new URL(address);
-    return protocol === "https:" || (protocol === "http:" && (hostname === "localhost" || hostname === "127.0.0.1"));
+    return protocol === "https:" || (protocol === "http:" && ["localhost", "127.0.0.1", "[::1]"].includes(hostname));
   } catch {
     return false;
   }

@@ -15,8 +15,8 @@ import {
   parseExpiry,
   typedExpiry,
 } from "./format.js";
-import { CONNECT, isToFrame, LOOK, membersOf, type Failure, type FromFrame, type Setup } from "./messages.js";
-import { serve } from "./session.js";
+import { CONNECT, isToFrame, LOOK, membersOf, type Failure, type Setup, type Told } from "./messages.js";
+import { now, serve } from "./session.js";
 
 const find = <T extends Element = HTMLElement>(id: string) => document.getElementById(id) as Element as T;
 
@@ -25,11 +25,10 @@ const fields: readonly Field[] = ["name", "number", "expiry", "code"];
 const inputs = Object.fromEntries(fields.map((f) => [f, find(f)])) as Record<Field, HTMLInputElement>;
 
 let port: MessagePort;
-let setup: Omit<Setup, "type"> = { session: "", name: "off", locale: "", dir: "", scheme: "", look: {}, texts: {} };
+let setup: Omit<Setup, "type"> = { session: "", turn: 0, name: "off", locale: "", dir: "", scheme: "", look: {}, texts: {} };
 
-/** Counts sessions, so that the answer for one that was replaced is not taken for the next. */
-let serial = 0;
-let action: Action = "tokenize_card"; // until more is known
+let known = false; // what is asked for
+let action: Action = "tokenize_card"; // until then
 let scheme: string | null = null; // of the card whose code is asked for
 let locked = false;
 let done = false;
@@ -49,8 +48,8 @@ let challenge: string | null = null;
 /** The text below the fields, by its key, and whether it is an error. */
 let said = { key: "", error: false };
 
-function tell(message: FromFrame) {
-  port.postMessage(message);
+function tell(message: Told) {
+  port.postMessage({ ...message, turn: setup.turn });
 }
 
 // What is in the fields, and what is wrong with it.
@@ -72,7 +71,7 @@ function faultOf(f: Field) {
     case "number":
       return numberFault(digitsOf(value));
     case "expiry":
-      return expiryFault(value, Date.now());
+      return expiryFault(value, now());
     case "code":
       return codeFault(digitsOf(value), brand());
   }
@@ -121,6 +120,9 @@ function announce(these: readonly Field[]) {
 
 function render() {
   const errors = faults();
+  const stored = action === "refresh_security_code";
+  // Not to show the fields of a card to whom only the code will be asked for.
+  form.hidden = !known && setup.session !== "";
   for (const f of fields) {
     const input = inputs[f];
     if (!errors[f]) shown.delete(f);
@@ -130,7 +132,7 @@ function render() {
     box.classList.toggle("invalid", error !== "");
     input.ariaInvalid = String(error !== "");
     input.readOnly = locked;
-    input.disabled = done;
+    input.disabled = done || box.hidden;
     put(f + "-error", setup.texts[error]);
     put(f + "-label", setup.texts[f]);
   }
@@ -142,7 +144,9 @@ function render() {
   find("code-mark").classList.toggle("amex", front);
   put("code-hint", setup.texts[front ? "code_front" : "code_back"]);
   put("brand", brand());
-  find("masked").hidden = action !== "refresh_security_code";
+  find("masked").hidden = !stored;
+  // What is hidden would be read out all the same.
+  inputs.code.setAttribute("aria-describedby", `${stored ? "masked " : ""}code-error code-hint`);
   const status = find("status");
   status.className = !said.key ? "unseen" : said.error ? "error" : "";
   if (said.key) put("status", setup.texts[said.key]);
@@ -209,7 +213,7 @@ for (const f of fields) {
     if ((event as InputEvent).isComposing) return;
     typed[f](event as InputEvent);
     refused.delete(f);
-    if (said.error) say("");
+    say(""); // also what was announced of a field, to be heard if it is so again
     changed();
   });
   input.addEventListener("blur", () => {
@@ -220,7 +224,7 @@ for (const f of fields) {
     announce([f]);
   });
   input.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.isComposing) tell({ type: "enter" });
+    if (event.key === "Enter" && !event.isComposing && !event.repeat && !locked) tell({ type: "enter" });
   });
   // All of a field is a place to click.
   input.closest(".field")!.addEventListener("mousedown", (event) => {
@@ -252,30 +256,38 @@ function lock(on: boolean, url: string | null = null) {
 
 function fail(failure: Failure) {
   submitted = false;
-  const [field, text] = refusals[failure.reason_code] ?? [];
-  if (failure.reason_code === "incomplete") for (const f of asked()) shown.add(f);
-  else if (field && text) refused.set(field, text);
-  else say(failure.reason_code in setup.texts ? failure.reason_code : "incomplete", true);
+  const { reason_code } = failure;
+  const wrong = reason_code === "incomplete" ? asked().filter(faultOf) : [];
+  for (const f of wrong) shown.add(f);
+  const [field, text] = refusals[reason_code] ?? [];
+  const seen = field && text && asked().includes(field);
+  if (seen) refused.set(field, text);
+  say(seen || wrong.length ? "" : reason_code, true);
   lock(false);
   if (!said.key) announce(asked());
   tell({ type: "error", detail: failure });
 }
 
 function start() {
-  const mine = ++serial;
+  const { session, turn } = setup;
   done = false;
   refused.clear();
-  say("");
+  // What was sent may have made a token. It is not sent again for being under way.
+  if (submitted && locked) say("session_replaced", true);
+  else if (!said.error) say("");
+  submitted &&= !locked;
+  if (!submitted) tell({ type: "replaced" });
   lock(false);
-  if (!setup.session) return;
-  void serve(setup.session, {
-    current: () => mine === serial,
+  if (!session) return;
+  void serve(session, {
+    current: () => turn === setup.turn,
     ready(detail) {
+      known = true;
       ({ action } = detail);
       scheme = detail.scheme ?? null;
       put("masked-scheme", scheme);
-      put("masked-number", `•••• ${detail.masked_account_number?.slice(-4)}`);
-      say("");
+      put("masked-number", detail.masked_account_number?.replace(/.*(?=.{4})/, "•••• "));
+      if (!said.error) say("");
       lock(false);
       tell({ type: "ready", detail });
       changed();
@@ -283,7 +295,7 @@ function start() {
     submitted: () => (submitted ? Promise.resolve() : new Promise((resolve) => (wake = resolve))),
     claims: () => (Object.keys(faults()).length ? null : claims()),
     send() {
-      say("");
+      say("sending");
       lock(true);
     },
     wait(url) {
@@ -296,6 +308,7 @@ function start() {
       empty();
       say("done");
       lock(false);
+      changed();
       tell({ type: "success", detail: { token_id } });
     },
     fail,
@@ -305,15 +318,16 @@ function start() {
 // The element.
 
 function set(next: Setup) {
-  const { session } = setup;
+  const { turn } = setup;
   setup = next;
   const root = document.documentElement;
   root.lang = next.locale;
   root.dir = next.dir;
   root.dataset.scheme = next.scheme;
   for (const name of LOOK) root.style.setProperty(name, next.look[name] ?? "");
-  if (next.session === session) render();
-  else start();
+  if (next.turn !== turn) start();
+  else if (known) changed();
+  else render();
 }
 
 function hear(message: unknown) {
@@ -331,6 +345,7 @@ function hear(message: unknown) {
       inputs[asked().find((f) => refused.has(f) || shown.has(f)) ?? asked()[0]!].focus();
       break;
     case "reset":
+      if (done) break;
       empty();
       say("");
       changed();
@@ -348,6 +363,8 @@ window.addEventListener("message", function connect({ source, origin, data, port
   port = end;
   port.onmessage = (event) => hear(event.data);
   tell({ type: "connected" });
+  // A page that the browser keeps for the way back has no card in it.
+  window.addEventListener("pagehide", () => hear({ type: "reset" }));
   const { body } = document;
   new ResizeObserver(() => tell({ type: "resize", height: Math.ceil(body.getBoundingClientRect().height) })).observe(body);
 });

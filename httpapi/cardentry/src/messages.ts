@@ -26,6 +26,7 @@ export const LOOK = [
 export interface Setup {
   type: "setup";
   session: string;
+  turn: number; // of the session: counts those that the element had
   name: string;
   locale: string;
   dir: string;
@@ -36,15 +37,19 @@ export interface Setup {
 
 export type ToFrame = Setup | { type: "submit" } | { type: "focus" } | { type: "reset" };
 
-export type FromFrame =
+export type Told =
   | { type: "connected" }
   | { type: "resize"; height: number }
+  | { type: "replaced" } // the session; nothing that was submitted before is sent any more
   | { type: "enter" }
   | { type: "challenge"; url: string | null }
   | { type: "ready"; detail: Detail["ready"] }
   | { type: "change"; detail: Detail["change"] }
   | { type: "success"; detail: Detail["success"] }
   | { type: "error"; detail: Failure };
+
+/** What the frame tells, and the turn that it is of. */
+export type FromFrame = Told & { turn: number };
 
 /** Why a submission did not succeed; the element adds the message. */
 export type Failure = Omit<Detail["error"], "message">;
@@ -63,10 +68,12 @@ export function membersOf(value: unknown): Record<string, unknown> {
 
 /** Whether something is a message of the frame. */
 export function isFromFrame(message: unknown): message is FromFrame {
-  const { type, height, url, detail } = membersOf(message);
+  const { type, turn, height, url, detail } = membersOf(message);
   const { action, complete, token_id, reason_code } = membersOf(detail);
+  if (typeof turn !== "number") return false;
   switch (type) {
     case "connected":
+    case "replaced":
     case "enter":
       return true;
     case "resize":
@@ -88,8 +95,9 @@ export function isFromFrame(message: unknown): message is FromFrame {
 
 /** Whether something is a message of the element. */
 export function isToFrame(message: unknown): message is ToFrame {
-  const { type, look, texts, ...values } = membersOf(message);
+  const { type, turn, look, texts, ...values } = membersOf(message);
   if (type === "submit" || type === "focus" || type === "reset") return true;
+  if (type !== "setup" || typeof turn !== "number") return false;
   const all = [look, texts, values].flatMap((part) => Object.values(membersOf(part)));
-  return type === "setup" && Object.keys(values).length === 5 && all.every((value) => typeof value === "string");
+  return Object.keys(values).length === 5 && all.every((value) => typeof value === "string");
 }

@@ -8,6 +8,15 @@ import { isID, membersOf, type Failure } from "./messages.js";
 const CALL = 30_000;
 const IDENTIFICATION = 15 * 60_000;
 
+/** How long a vault that is busy may ask to be left alone during that, in seconds. */
+const PAUSE = 60;
+
+/** How far the vault's clock is ahead of ours, in milliseconds. */
+let ahead = 0;
+
+/** The time, as the vault says it. */
+export const now = () => Date.now() + ahead;
+
 /** What a session needs of the page that it is in. All but current end a wait. */
 export interface Page {
   /** Whether this session has not been replaced by another. */
@@ -18,7 +27,7 @@ export interface Page {
   submitted(): Promise<void>;
   /** What was entered, or null after it was shown what is wrong with it. */
   claims(): object | null;
-  /** Locks the fields. */
+  /** Locks the fields and shows that the card is on its way. */
   send(): void;
   /** Locks the fields and shows that the bank is waited for, with its page if it has one. */
   wait(url: string | null): void;
@@ -38,6 +47,24 @@ class Failed extends Error {
   constructor(readonly failure: Failure) {
     super(failure.reason_code);
   }
+}
+
+/** The reasons that the vault gives. */
+const reasons: readonly unknown[] = [
+  "invalid_account_number",
+  "invalid_expiry_date",
+  "card_expired",
+  "invalid_security_code",
+  "unsupported_scheme",
+  "identification_failed",
+  "too_many_attempts",
+] satisfies ReasonCode[];
+
+/** Why a card was refused, also if a later vault says it in words that are not known here. */
+function refusal(reason: unknown, again: boolean): Failure {
+  const other = again ? "incomplete" : "session_expired";
+  const reason_code = reasons.includes(reason) ? (reason as ReasonCode) : other;
+  return { reason_code, action: again ? "correct" : "new_session" };
 }
 
 const expired = () => new Failed({ reason_code: "session_expired", action: "new_session" });
@@ -65,6 +92,8 @@ async function call(id: string, completion?: object): Promise<Answer> {
       signal: AbortSignal.timeout(CALL),
     });
     const { status, headers } = response;
+    const date = Date.parse(headers.get("Date") ?? "");
+    if (date) ahead = date - Date.now();
     if (status === 200) return membersOf(await response.json());
     if (status === 404) throw expired();
     if (status === 422) throw retry("payload_refused");
@@ -83,8 +112,9 @@ const sleep = (milliseconds: number) => new Promise((resolve) => setTimeout(reso
 /** Goes with a session from its first reading to its token. */
 export async function serve(id: string, page: Page): Promise<void> {
   let answer: Answer | null = null; // null: to be asked for
-  let open: Answer = {}; // the one with the key
+  let open: Answer | null = null; // the one with the key
   let ready = false;
+  let sent = false; // and the page was not told what became of it
   let waits = 0;
   let until = 0;
   for (;;) {
@@ -104,16 +134,20 @@ export async function serve(id: string, page: Page): Promise<void> {
         await sleep(waits++ ? 2000 : 1000);
         answer = await call(id).catch(async (error) => {
           if (!(error instanceof Failed) || error.failure.action !== "retry") throw error;
-          await sleep(1000 * (error.failure.retry_after ?? 0));
+          await sleep(1000 * Math.min(error.failure.retry_after ?? 0, PAUSE));
           return answer;
         });
         continue;
       }
       if (status === "failed") {
-        failure = { reason_code: data.reason_code as ReasonCode, action: next_action ? "correct" : "new_session" };
+        failure = refusal(data.reason_code, Boolean(next_action));
         if (next_action) answer = open;
       } else {
-        if (!isAction(next_action)) throw retry("network_error");
+        // Open still, or no answer of a vault: nobody has asked to send the card once more.
+        if (!isAction(next_action) || sent) {
+          answer = null;
+          throw retry("network_error");
+        }
         open = answer;
         if (!ready) {
           const { masked_account_number, scheme } = data as Partial<Detail["ready"]>;
@@ -128,6 +162,7 @@ export async function serve(id: string, page: Page): Promise<void> {
           failure = { reason_code: "incomplete", action: "correct" };
         } else {
           page.send();
+          sent = true;
           answer = null; // whatever becomes of the call
           const enc_payload = await encrypt(claims, data.jwk as SessionKey, id);
           answer = await call(id, { action: next_action, result: { enc_payload } });
@@ -138,6 +173,7 @@ export async function serve(id: string, page: Page): Promise<void> {
       failure = (error instanceof Failed ? error : retry("payload_refused")).failure;
     }
     if (!page.current()) return;
+    sent = false;
     page.fail(failure);
     await page.submitted();
   }

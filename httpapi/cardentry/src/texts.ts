@@ -25,6 +25,7 @@ const en = {
   code_incomplete: "Incomplete",
   code_invalid: "Check the code",
 
+  sending: "Sending your card details…",
   waiting: "Waiting for confirmation by your bank…",
   done: "Your card details were received.",
   challenge: "Confirmation of your card",
@@ -37,11 +38,12 @@ const en = {
   unsupported_scheme: "This type of card is not accepted.",
   identification_failed: "The card could not be confirmed. Please use another one.",
   too_many_attempts: "Too many cards were refused. Please start again.",
-  session_expired: "The time to enter the card is over. Please start again.",
+  session_expired: "The time for entering the card was over. Please press the button again.",
+  session_replaced: "It could not be finished. Please press the button again.",
   network_error: "The connection failed. Please try again.",
   rate_limited: "Too many attempts. Please wait a moment and try again.",
   payload_refused: "The card details could not be sent. Please try again.",
-  unavailable: "card-entry: base-url must be where the vault is served, over https, and the origin of this page one of its allowed origins.",
+  unavailable: "The card fields could not be loaded. Please try again.",
 };
 
 /** All texts that there are. */
@@ -71,6 +73,7 @@ const de: Texts = {
   code_incomplete: "Unvollständig",
   code_invalid: "Nummer prüfen",
 
+  sending: "Ihre Kartendaten werden gesendet …",
   waiting: "Warten auf die Bestätigung durch Ihre Bank …",
   done: "Ihre Kartendaten sind angekommen.",
   challenge: "Bestätigung Ihrer Karte",
@@ -83,11 +86,12 @@ const de: Texts = {
   unsupported_scheme: "Karten dieser Art werden nicht angenommen.",
   identification_failed: "Die Karte wurde nicht bestätigt. Bitte nehmen Sie eine andere.",
   too_many_attempts: "Zu viele Karten wurden abgelehnt. Bitte beginnen Sie von vorn.",
-  session_expired: "Die Zeit für die Eingabe ist abgelaufen. Bitte beginnen Sie von vorn.",
+  session_expired: "Die Zeit für die Eingabe war abgelaufen. Bitte klicken Sie noch einmal auf die Schaltfläche.",
+  session_replaced: "Das wurde nicht abgeschlossen. Bitte klicken Sie noch einmal auf die Schaltfläche.",
   network_error: "Die Verbindung ist fehlgeschlagen. Bitte versuchen Sie es noch einmal.",
   rate_limited: "Zu viele Versuche. Bitte warten Sie einen Augenblick und versuchen Sie es dann noch einmal.",
   payload_refused: "Die Kartendaten konnten nicht gesendet werden. Bitte versuchen Sie es noch einmal.",
-  unavailable: "card-entry: base-url muss die Adresse des Vaults sein, mit https, und der Origin dieser Seite einer seiner erlaubten.",
+  unavailable: "Die Kartenfelder konnten nicht geladen werden. Bitte versuchen Sie es noch einmal.",
 };
 
 const known = new Map<string, Partial<Texts>>([["en", en], ["de", de]]);
