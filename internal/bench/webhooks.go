@@ -35,7 +35,8 @@ func (b *bench) webhooks(ctx context.Context) error {
 		return err
 	}
 	running, stop := context.WithCancel(ctx)
-	ended := make(chan error)
+	defer stop()
+	ended := make(chan error, 1)
 	go func() { ended <- b.vault.Run(running) }()
 	visa := card(0)
 	for _, n := range []int{1, 64, 256} {

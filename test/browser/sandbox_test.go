@@ -55,6 +55,7 @@ func TestSandbox(t *testing.T) {
 		"foreign host": (*sandbox).testForeignHost,
 		"other origin": (*sandbox).testOtherOrigin,
 		"secrets":      (*sandbox).testSecrets,
+		"webhooks":     (*sandbox).testWebhooks,
 		"looks":        (*sandbox).testLooks,
 	} {
 		t.Run(name, func(t *testing.T) {
