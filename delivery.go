@@ -3,6 +3,8 @@ package cardvault
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/rowkey"
@@ -19,7 +21,7 @@ type DeliveryRecord struct {
 	EventType EventType
 	TokenID   uuid.UUID
 	Status    DeliveryStatus
-	Attempts  int // since it was last redelivered
+	Attempts  int
 
 	LastAttemptAt  time.Time // zero if there was none
 	NextAttemptAt  time.Time // zero unless one is planned
@@ -43,13 +45,9 @@ func (s DeliveryStatus) String() string {
 // MarshalText returns what String does.
 func (s DeliveryStatus) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-const (
-	// eventRetention is how long an event can be delivered again, and a delivery is in
-	// the log: longer than all attempts take.
-	eventRetention = 7 * 24 * time.Hour
-
-	eraseBatch = 500 // deliveries of a webhook that is gone erased in one transaction
-)
+// deliveryRetention is how long a delivery that is over is in the log. Its event is
+// kept as long, so that it can be delivered again.
+const deliveryRetention = 7 * 24 * time.Hour
 
 // Classes of deliveries in the list of their queue.
 const (
@@ -60,10 +58,8 @@ const (
 	deliveryFailed             // likewise
 )
 
-// A delivery is what the record of one holds. The time of its row key is that of the
-// event.
+// A delivery is what the record of one holds. Its row key is beside that of the event.
 type delivery struct {
-	event    uuid.UUID // row key
 	typ      EventType
 	token    uuid.UUID // row key
 	attempts uint64
@@ -74,8 +70,7 @@ type delivery struct {
 }
 
 const (
-	deliveryEvent = iota + 1
-	deliveryType
+	deliveryType = iota + 1
 	deliveryToken
 	deliveryAttempts
 	deliveryTries
@@ -85,14 +80,13 @@ const (
 )
 
 func (d *delivery) encode() []byte {
-	b := tlv.Append(nil, deliveryEvent, d.event[:])
-	b = tlv.AppendUint(b, deliveryType, uint64(d.typ))
+	b := tlv.AppendUint(nil, deliveryType, uint64(d.typ))
 	b = tlv.Append(b, deliveryToken, d.token[:])
 	b = tlv.AppendUint(b, deliveryAttempts, d.attempts)
 	b = tlv.AppendUint(b, deliveryTries, d.tries)
 	b = appendTime(b, deliveryLast, d.last)
 	b = tlv.AppendUint(b, deliveryCode, d.code)
-	return tlv.Pad(tlv.AppendUint(b, deliveryLoose, bit(d.loose)), 64, 0)
+	return tlv.Pad(tlv.AppendUint(b, deliveryLoose, bit(d.loose)), 32, 0)
 }
 
 func decodeDelivery(plain []byte) (*delivery, error) {
@@ -100,8 +94,6 @@ func decodeDelivery(plain []byte) (*delivery, error) {
 	r := tlv.Read(plain)
 	for r.Next() {
 		switch r.Tag {
-		case deliveryEvent:
-			copy(d.event[:], r.Value)
 		case deliveryType:
 			d.typ = EventType(r.Uint())
 		case deliveryToken:
@@ -139,17 +131,22 @@ func (v *Vault) openDelivery(ctx context.Context, r *store.Record) (*pending, er
 	return &pending{r, *d}, nil
 }
 
-// seal sets what follows from the delivery and its class.
+// eventOf returns the row key of the event of a delivery.
+func eventOf(r *store.Record) uuid.UUID { return rowkey.Beside(r.ID, beside(r.Parent)) }
+
+// sealDelivery sets what follows from a delivery and its class. One that is ready at
+// once is not found by its token: those are listed in their order, and most deliveries
+// cost no entry of a random key.
 func (v *Vault) sealDelivery(r *store.Record, d *delivery) error {
 	r.Lookup = nil
-	if r.Class <= deliveryRetried {
+	if r.Class < deliveryDone && (r.Class != deliveryReady || d.attempts > 0) {
 		r.Lookup = [][]byte{v.tokenHash(r.Parent, d.token, d.loose)}
 	}
 	return wrapped(v.box.SealShown(r, d.encode()))
 }
 
-// tokenHash is by which the deliveries of a token in a queue are found that are not
-// over: those that hold back later ones, or those that are loose.
+// tokenHash is by which deliveries of a token in a queue are found that have failed or
+// wait for one that has: those that hold back later ones, or those that are loose.
 func (v *Vault) tokenHash(queue, token uuid.UUID, loose bool) []byte {
 	purpose := "deliveries"
 	if loose {
@@ -161,8 +158,7 @@ func (v *Vault) tokenHash(queue, token uuid.UUID, loose bool) []byte {
 // newDelivery returns the record of an event for a webhook, which has always the same
 // row key: one event makes one delivery, whatever is repeated.
 func (v *Vault) newDelivery(webhook, event uuid.UUID) *store.Record {
-	hash := v.box.Lookup(v.account, "delivery", append(webhook[:], event[:]...))
-	r := v.newRecord(kindDelivery, rowkey.Beside(event, [8]byte(hash[:8])))
+	r := v.newRecord(kindDelivery, rowkey.Beside(event, webhook))
 	r.Parent, r.Class = beside(webhook), deliveryReady
 	return r
 }
@@ -205,207 +201,138 @@ func beside(row uuid.UUID) uuid.UUID {
 	return row
 }
 
-// wakings are queues that have nothing to do, as they are written to become due: nil
+// wakings are queues that are given something, as they are written to become due: nil
 // for one that is due anyway, or gone.
 type wakings map[uuid.UUID]*store.Record
 
-// add reads a queue.
-func (w wakings) add(ctx context.Context, v *Vault, id uuid.UUID) error {
-	if _, ok := w[id]; ok {
+// add reads queues.
+func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
+	if len(ids) == 0 {
 		return nil
 	}
-	var r *store.Record
-	err := v.view(ctx, func(tx store.ReadTx) (err error) {
-		r, err = tx.Get(kindQueue, id)
-		return err
-	})
-	if errors.Is(err, ErrNotFound) || err == nil && !r.Due.IsZero() {
-		w[id] = nil
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	plain, err := v.openQueue(ctx, r)
-	if err != nil {
-		return err
-	}
-	r.Version++
-	r.Due = now()
-	w[id] = r
-	return wrapped(v.box.SealShown(r, plain))
-}
-
-// put makes a queue due in a transaction that adds to it. It returns
-// store.ErrConflict if that has to be read again.
-func (w wakings) put(tx store.Tx, id uuid.UUID) error {
-	is, err := tx.Get(kindQueue, id)
-	switch by := w[id]; {
-	case errors.Is(err, store.ErrNotFound):
-		return nil // so is the webhook
-	case err != nil:
-		return err
-	case !is.Due.IsZero():
-		return nil // whoever works on it looks again before it rests
-	case by == nil || by.Version != is.Version+1:
-		return store.ErrConflict
-	default:
-		tx.Put(by)
-		return nil
-	}
-}
-
-// told tells Run of them.
-func (w wakings) told(v *Vault) {
-	for _, r := range w {
-		v.workDue(r)
-	}
-}
-
-// A handoff is a record that was due, as it is written or deleted, with deliveries
-// that are ready then.
-type handoff struct {
-	rec   *store.Record // nil if it is the delivery
-	over  bool
-	ready []*store.Record
-}
-
-// fanOut makes the deliveries of a batch of events, erases events that were kept for
-// their time, and returns how many records it has changed.
-func (v *Vault) fanOut(ctx context.Context, _ *pool) (int, error) {
-	at := now()
-	return v.handOff(ctx, kindWebhookEvent, at, func(r *store.Record) (*handoff, error) {
-		v := v.In(r.Account)
-		plain, err := v.openShown(ctx, r)
-		if err != nil {
-			return nil, err
-		}
-		o, err := decodeEvent(plain)
-		if err != nil {
-			return nil, err
-		}
-		heard, err := v.webhooks(ctx)
-		if err != nil {
-			return nil, err
-		}
-		h := &handoff{rec: r}
-		r.Version++
-		if o.fanned {
-			left, err := v.underWay(ctx, r.ID, heard)
-			h.over, r.Due = !left, at.Add(24*time.Hour)
-			if err != nil || h.over {
-				return h, err
-			}
-			return h, wrapped(v.box.SealShown(r, plain))
-		}
-		for _, w := range heard.of(o.typ) {
-			d := v.newDelivery(w.row, r.ID)
-			if err := v.sealDelivery(d, &delivery{event: r.ID, typ: o.typ, token: o.row}); err != nil {
-				return nil, err
-			}
-			h.ready = append(h.ready, d)
-		}
-		if h.over = len(h.ready) == 0; h.over {
-			return h, nil
-		}
-		o.fanned = true
-		r.Due = at.Add(eventRetention)
-		return h, wrapped(v.box.SealShown(r, o.encode()))
-	})
-}
-
-// underWay reports whether an event is still to be sent to one of its webhooks.
-func (v *Vault) underWay(ctx context.Context, event uuid.UUID, heard *listeners) (left bool, err error) {
-	err = v.view(ctx, func(tx store.ReadTx) error {
-		for _, w := range heard.all {
-			d, err := tx.Get(kindDelivery, v.newDelivery(w.row, event).ID)
+	var idle []*store.Record
+	err := v.view(ctx, func(tx store.ReadTx) error {
+		idle = nil
+		for _, id := range ids {
+			r, err := tx.Get(kindQueue, id)
 			switch {
-			case err == nil && d.Class <= deliveryRetried:
-				left = true
+			case err == nil && r.Due.IsZero():
+				idle = append(idle, r)
 			case err != nil && !errors.Is(err, store.ErrNotFound):
 				return err
 			}
 		}
 		return nil
 	})
-	return left, err
-}
-
-// ripen makes deliveries ready whose pause is over, erases those that were kept for
-// their time, and returns how many records it has changed.
-func (v *Vault) ripen(ctx context.Context, _ *pool) (int, error) {
-	return v.handOff(ctx, kindDelivery, now(), func(r *store.Record) (*handoff, error) {
-		d, err := v.In(r.Account).openDelivery(ctx, r)
-		if err != nil {
-			return nil, err
-		}
-		r.Version++
-		if r.Class != deliveryRetried {
-			return &handoff{rec: r, over: true}, nil
-		}
-		r.Class, r.Due = deliveryReady, time.Time{}
-		return &handoff{ready: []*store.Record{r}}, v.In(r.Account).sealDelivery(r, &d.delivery)
-	})
-}
-
-// handOff lets plan say what becomes of records of a kind that are due, stores it and
-// wakes the queues that have something to do then.
-func (v *Vault) handOff(ctx context.Context, kind store.Kind, at time.Time, plan func(*store.Record) (*handoff, error)) (wrote int, err error) {
-	var all []*handoff
-	queues := wakings{}
-	damaged := v.readDue(ctx, kind, at, claimBatch, func(r *store.Record) error {
-		h, err := plan(r)
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		w[id] = nil
+	}
+	for _, r := range idle {
+		plain, err := v.openQueue(ctx, r)
 		if err != nil {
 			return err
 		}
-		for _, d := range h.ready {
-			if err := queues.add(ctx, v, d.Parent); err != nil {
+		r.Version++
+		r.Due = now()
+		if err := v.box.SealShown(r, plain); err != nil {
+			return wrapped(err)
+		}
+		w[r.ID] = r
+	}
+	return nil
+}
+
+// put makes the queues due in a transaction that adds to them. It returns errStale if
+// they have to be read again.
+func (w wakings) put(tx store.Tx) error {
+	for id, by := range w {
+		is, err := tx.Get(kindQueue, id)
+		switch {
+		case errors.Is(err, store.ErrNotFound): // so is the webhook
+		case err != nil:
+			return err
+		case !is.Due.IsZero(): // whoever works on it looks again before it rests
+		case by == nil || by.Version != is.Version+1:
+			return errStale
+		default:
+			tx.Put(by)
+		}
+	}
+	return nil
+}
+
+// told tells Run of them.
+func (w wakings) told(v *Vault) {
+	for id, r := range w {
+		v.workDue(r)
+		if more, ok := v.sending.Load(id); ok {
+			select {
+			case more.(chan struct{}) <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// ripen makes deliveries ready whose pause is over, erases those that were in the log
+// for their time, and returns how many it has changed.
+func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
+	var ready []*store.Record
+	over := map[uuid.UUID][]*store.Record{}  // by account
+	hooks := map[uuid.UUID][]*store.Record{} // likewise
+	queues := wakings{}
+	damaged := v.readDue(ctx, kindDelivery, now(), claimBatch, func(r *store.Record) (err error) {
+		v := v.In(r.Account)
+		p, err := v.openDelivery(ctx, r)
+		if err != nil {
+			return err
+		}
+		if r.Class < deliveryDone {
+			r.Version++
+			r.Class, r.Due = deliveryReady, time.Time{}
+			ready, queues[r.Parent] = append(ready, r), nil
+			return v.sealDelivery(r, &p.delivery)
+		}
+		if over[v.account] == nil {
+			if hooks[v.account], err = v.allWebhooks(ctx); err != nil {
 				return err
 			}
 		}
-		all = append(all, h)
+		over[v.account] = append(over[v.account], r)
 		return nil
 	})
-	if len(all) == 0 {
+	if len(ready)+len(over) == 0 {
 		return 0, damaged
+	}
+	if err := queues.add(ctx, v, slices.Collect(maps.Keys(queues))...); err != nil {
+		return 0, errors.Join(damaged, err)
 	}
 	err = v.store.Update(ctx, func(tx store.Tx) error {
 		wrote = 0
-		woken := map[uuid.UUID]bool{}
-		for _, h := range all {
-			if h.rec != nil {
-				switch is, err := tx.Get(kind, h.rec.ID); {
-				case errors.Is(err, store.ErrNotFound) || err == nil && is.Version != h.rec.Version-1:
-					continue // somebody else was faster
-				case err != nil:
-					return err
-				case h.over:
-					tx.Delete(kind, h.rec.ID)
-				default:
-					tx.Put(h.rec)
-				}
-				wrote++
-			}
-			for _, d := range h.ready {
-				ok, err := putReady(tx, d)
-				if err != nil {
-					return err
-				}
-				if ok {
-					wrote++
-					woken[d.Parent] = true
-				}
-			}
-		}
-		for id := range woken {
-			if err := queues.put(tx, id); err != nil {
+		for _, r := range ready {
+			switch is, err := tx.Get(kindDelivery, r.ID); {
+			case errors.Is(err, store.ErrNotFound) || err == nil && is.Version != r.Version-1:
+				continue // somebody else was faster
+			case err != nil:
 				return err
 			}
+			tx.Put(r)
+			wrote++
 		}
-		return nil
+		for account, over := range over {
+			n, err := eraseDeliveries(tx, over, hooks[account])
+			if err != nil {
+				return err
+			}
+			wrote += n
+		}
+		return queues.put(tx)
 	})
-	if errors.Is(err, store.ErrConflict) {
-		return 1, damaged // a queue has come to rest meanwhile: once more
+	if errors.Is(err, errStale) {
+		return 1, damaged // once more
 	}
 	if err != nil {
 		return 0, errors.Join(damaged, wrapped(err))
@@ -414,31 +341,42 @@ func (v *Vault) handOff(ctx context.Context, kind store.Kind, at time.Time, plan
 	return wrote, damaged
 }
 
-// putReady writes a delivery that is ready, unless its webhook is gone or somebody
-// has changed it.
-func putReady(tx store.Tx, d *store.Record) (bool, error) {
-	is, err := tx.Get(kindDelivery, d.ID)
-	switch {
-	case errors.Is(err, store.ErrNotFound) && d.Version == 1:
-	case errors.Is(err, store.ErrNotFound):
-		return false, nil
-	case err != nil:
-		return false, err
-	case is.Version != d.Version-1:
-		return false, nil
+// eraseDeliveries erases deliveries of an account that are as they were read, with
+// their events unless these have others, and returns how many.
+func eraseDeliveries(tx store.Tx, over, webhooks []*store.Record) (int, error) {
+	gone := map[uuid.UUID]bool{}
+	for _, r := range over {
+		ok, err := same(tx, r)
+		if err != nil {
+			return 0, err
+		}
+		if ok {
+			tx.Delete(kindDelivery, r.ID)
+			gone[r.ID] = true
+		}
 	}
-	_, err = tx.Get(kindWebhook, beside(d.Parent))
-	if errors.Is(err, store.ErrNotFound) {
-		return false, nil
+	for _, r := range over {
+		event, kept := eventOf(r), !gone[r.ID]
+		for _, w := range webhooks {
+			id := rowkey.Beside(event, w.ID)
+			if kept || gone[id] {
+				continue
+			}
+			_, err := tx.Get(kindDelivery, id)
+			if kept = err == nil; err != nil && !errors.Is(err, store.ErrNotFound) {
+				return 0, err
+			}
+		}
+		if !kept {
+			tx.Delete(kindWebhookEvent, event)
+		}
 	}
-	if err == nil {
-		tx.Put(d)
-	}
-	return err == nil, err
+	return len(gone), nil
 }
 
 // ListDeliveries returns one page of the deliveries to a webhook: what is under way,
-// and what has come to an end in the last seven days. The times of opts are those of
+// and what has come to an end in the last seven days, unless its token went before it
+// was sent. The times of opts are those of
 // the events. opts may be nil. The error is ErrNotFound for a webhook that the account
 // does not have.
 func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (*Page[*DeliveryRecord], error) {
@@ -461,7 +399,7 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 	}
 	e := &DeliveryRecord{
 		ID:             v.mask(kindDelivery, r.ID),
-		EventID:        v.mask(kindEvent, d.event),
+		EventID:        v.mask(kindEvent, eventOf(r)),
 		EventType:      d.typ,
 		TokenID:        v.mask(kindToken, d.token),
 		Status:         DeliveryPending,
@@ -484,60 +422,46 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 // enabled and takes events of its type, whatever became of it before. It does not
 // wait for other events of its token.
 //
-// The error is ErrNotFound for an event that the account does not have: one of more
-// than seven days ago, one whose token is gone, or that was there before any webhook.
+// The error is ErrNotFound for an event that the account does not have: one that is in
+// the log of no webhook any more, or whose token is gone.
 func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 	row := v.unmask(kindEvent, event)
 	for {
-		o, err := v.keptEvent(ctx, row)
+		e, err := v.keptEvent(ctx, row)
 		if err != nil {
 			return err
-		}
-		if !o.fanned {
-			return nil // it is on its way
 		}
 		heard, err := v.webhooks(ctx)
 		if err != nil {
 			return err
 		}
-		var ready []*store.Record
-		queues := wakings{}
-		for _, w := range heard.of(o.typ) {
-			d, err := v.anew(ctx, w.row, row, o)
+		o := &outbox{queues: wakings{}, account: v.whole().unmask(kindAccount, v.account), version: heard.version}
+		var ids []uuid.UUID
+		for _, w := range heard.of(e.typ) {
+			d, err := v.anew(ctx, w.row, row, e)
 			if err != nil {
 				return err
 			}
 			if d == nil {
 				continue
 			}
-			if err := queues.add(ctx, v, d.Parent); err != nil {
-				return err
-			}
-			ready = append(ready, d)
+			o.records = append(o.records, d)
+			ids = append(ids, d.Parent)
+		}
+		if err := o.queues.add(ctx, v, ids...); err != nil {
+			return err
 		}
 		err = v.write(ctx, opRedeliver, event, func(tx store.Tx) error {
 			if _, err := tx.Get(kindWebhookEvent, row); err != nil {
 				return err
 			}
-			for _, d := range ready {
-				ok, err := putReady(tx, d)
-				if err == nil && !ok {
-					err = store.ErrConflict
-				}
-				if err == nil {
-					err = queues.put(tx, d.Parent)
-				}
-				if err != nil {
-					return err
-				}
-			}
-			return nil
+			return o.put(tx)
 		})
 		if errors.Is(err, store.ErrConflict) {
 			continue
 		}
 		if err == nil {
-			queues.told(v)
+			o.written(v)
 		}
 		return err
 	}
@@ -570,7 +494,7 @@ func (v *Vault) keptEvent(ctx context.Context, row uuid.UUID) (*outEvent, error)
 // is to be attempted anyway.
 func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, o *outEvent) (*store.Record, error) {
 	r := v.newDelivery(webhook, event)
-	d := &delivery{event: event, typ: o.typ, token: o.row, loose: true}
+	d := &delivery{typ: o.typ, token: o.row, loose: true}
 	var was *store.Record
 	err := v.view(ctx, func(tx store.ReadTx) (err error) {
 		was, err = tx.Get(kindDelivery, r.ID)
@@ -584,13 +508,17 @@ func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, o *outEvent)
 		p, err := v.openDelivery(ctx, was)
 		switch {
 		case errors.Is(err, ErrDamaged): // it is whole again then
-			d.loose = was.Class > deliveryRetried
+			p = new(pending)
+			d.loose = was.Class >= deliveryDone
 		case err != nil:
 			return nil, err
 		case was.Class == deliveryReady || was.Class == deliveryHeld:
 			return nil, nil
 		default:
-			d.loose = was.Class > deliveryRetried || p.loose // later ones may be held back
+			d.loose = was.Class >= deliveryDone || p.loose
+		}
+		if !d.loose { // later ones find it
+			d.attempts = max(1, p.attempts)
 		}
 	}
 	return r, v.sealDelivery(r, d)

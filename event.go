@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -109,14 +110,13 @@ const (
 // An outEvent is what the record of an event holds. Id and time of creation are
 // the row key's. It is due when it is to be passed on, and never while an earlier
 // one of its token holds it back: that wakes it. The record of the same event for
-// webhooks is due until its deliveries are made, and again when it is forgotten.
+// webhooks is never due, and goes with the last of its deliveries.
 type outEvent struct {
 	typ    EventType
 	reason EventReason
 	row    uuid.UUID // of the token
 	token  []byte    // what Token.encode wrote; empty for TokenDeleted
 	tries  uint64    // that failed
-	fanned bool      // its deliveries are made
 }
 
 const (
@@ -125,7 +125,6 @@ const (
 	eventRow
 	eventToken
 	eventTries
-	eventFanned
 )
 
 func (e *outEvent) encode() []byte {
@@ -133,8 +132,7 @@ func (e *outEvent) encode() []byte {
 	b = tlv.Append(b, eventReason, e.reason)
 	b = tlv.Append(b, eventRow, e.row[:])
 	b = tlv.Append(b, eventToken, e.token)
-	b = tlv.AppendUint(b, eventTries, e.tries)
-	return tlv.Pad(tlv.AppendUint(b, eventFanned, bit(e.fanned)), 64, 0)
+	return tlv.Pad(tlv.AppendUint(b, eventTries, e.tries), 64, 0)
 }
 
 func decodeEvent(plain []byte) (*outEvent, error) {
@@ -152,21 +150,24 @@ func decodeEvent(plain []byte) (*outEvent, error) {
 			e.token = r.Value
 		case eventTries:
 			e.tries = r.Uint()
-		case eventFanned:
-			e.fanned = r.Uint() == 1
 		}
 	}
 	return e, readError(&r)
 }
 
-// An outbox is an event of a token as it is written with what it tells: a record
-// for the sink and one for webhooks, or none if nobody listens. They go with the
-// token, unless they tell that that is gone.
+// An outbox is an event of a token as it is written with what it tells: a record for
+// the sink, and one for webhooks with its deliveries. Both go with the token, unless
+// they tell that that is gone. If nobody listens there is none.
 type outbox struct {
 	records []*store.Record
+	queues  wakings
 	account uuid.UUID // row key
 	version uint64    // of its record, for which there are these webhooks
 }
+
+// errStale is returned by the put of an outbox that was made for other webhooks, or
+// for queues that have come to rest since: it has to be made again.
+var errStale = fmt.Errorf("%w: others listen to events", store.ErrConflict)
 
 // newEvent returns the outbox of an event.
 func (v *Vault) newEvent(ctx context.Context, row uuid.UUID, t *Token, typ EventType, reason EventReason) (*outbox, error) {
@@ -174,58 +175,75 @@ func (v *Vault) newEvent(ctx context.Context, row uuid.UUID, t *Token, typ Event
 	if err != nil {
 		return nil, err
 	}
-	box := &outbox{account: v.whole().unmask(kindAccount, v.account), version: heard.version}
-	var kinds []store.Kind
-	if v.opts.Events != nil {
-		kinds = append(kinds, kindEvent)
-	}
-	if len(heard.of(typ)) > 0 {
-		kinds = append(kinds, kindWebhookEvent)
-	}
-	if len(kinds) == 0 {
-		return box, nil
+	o := &outbox{queues: wakings{}, account: v.whole().unmask(kindAccount, v.account), version: heard.version}
+	hooks := heard.of(typ)
+	if v.opts.Events == nil && len(hooks) == 0 {
+		return o, nil
 	}
 	id, err := v.newRow()
 	if err != nil {
 		return nil, err
 	}
 	e := &outEvent{typ: typ, reason: reason, row: row}
+	event := store.Record{ID: id, Account: v.account, Version: 1}
 	if typ != TokenDeleted {
 		e.token = t.encode(nil)
+		event.Parent = row
 	}
 	plain := e.encode()
 	defer clear(plain)
 	defer clear(e.token)
-	for _, kind := range kinds {
-		r := &store.Record{Kind: kind, ID: id, Account: v.account, Due: now(), Version: 1}
+	if v.opts.Events != nil {
+		r := event
+		r.Kind, r.Due = kindEvent, now()
 		if typ != TokenDeleted {
-			r.Parent = row
-			if kind == kindEvent {
-				r.Class = eventOrdered
-			}
+			r.Class = eventOrdered
 		}
-		if err := v.box.SealShown(r, plain); err != nil {
+		if err := v.box.SealShown(&r, plain); err != nil {
 			return nil, wrapped(err)
 		}
-		box.records = append(box.records, r)
+		o.records = append(o.records, &r)
 	}
-	return box, nil
+	if len(hooks) > 0 {
+		r := event
+		r.Kind = kindWebhookEvent
+		if err := v.box.SealShown(&r, plain); err != nil {
+			return nil, wrapped(err)
+		}
+		o.records = append(o.records, &r)
+	}
+	var ids []uuid.UUID
+	for _, w := range hooks {
+		d := v.newDelivery(w.row, id)
+		if err := v.sealDelivery(d, &delivery{typ: typ, token: row}); err != nil {
+			return nil, err
+		}
+		o.records = append(o.records, d)
+		ids = append(ids, d.Parent)
+	}
+	return o, o.queues.add(ctx, v, ids...)
 }
 
-// put writes the event. It returns store.ErrConflict if the webhooks of the account
-// have changed: whoever has registered one misses nothing from then on.
+// put writes the event. It returns errStale if the webhooks of the account have
+// changed: whoever has registered one misses nothing from then on.
 func (o *outbox) put(tx store.Tx) error {
 	a, err := tx.Get(kindAccount, o.account)
 	if err != nil {
 		return err
 	}
 	if a.Version != o.version {
-		return store.ErrConflict
+		return errStale
 	}
 	for _, r := range o.records {
 		tx.Put(r)
 	}
-	return nil
+	return o.queues.put(tx)
+}
+
+// written tells Run of an event that was stored.
+func (o *outbox) written(v *Vault) {
+	v.workDue(o.records...)
+	o.queues.told(v)
 }
 
 // reasonOf says what has changed of a token.

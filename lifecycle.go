@@ -367,7 +367,7 @@ func (v *Vault) change(ctx context.Context, op operation, row uuid.UUID, fn func
 		}
 		v.workDue(h.record)
 		if event != nil {
-			v.workDue(event.records...)
+			event.written(v)
 		}
 		return h.token, nil
 	}

@@ -155,7 +155,8 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 			v.dropCode(ctx, id)
 		}
 		if err == nil {
-			v.workDue(append(event.records, release)...)
+			v.workDue(release)
+			event.written(v)
 		}
 		return err
 	}

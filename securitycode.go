@@ -164,7 +164,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	if err != nil {
 		return nil, err
 	}
-	v.workDue(event.records...)
+	event.written(v)
 	// Only whoever completes the session gets to replace the code. The token may
 	// have been deleted meanwhile, perhaps before there was this code to erase.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)

@@ -15,8 +15,13 @@ const (
 	sendTimeout = 15 * time.Second // of one attempt
 	sendTurn    = 15 * time.Second // how long one turn begins attempts
 	sendWorkers = 8                // attempts at a time for one webhook
-	sendTokens  = 64               // tokens at a time whose deliveries are worked on
-	sendBatch   = 64               // deliveries read at a time
+	sendTokens  = 128              // tokens at a time whose deliveries are worked on
+	sendBatch   = 128              // deliveries read at a time
+
+	sendPoll   = time.Second            // how often a turn looks for what other processes have stored
+	sendLinger = 100 * time.Millisecond // how long a turn waits for more: a queue that rests costs writes
+	sendGather = 10 * time.Millisecond  // and for what is stored with it
+	sendPause  = 800 * time.Microsecond // after each token that was begun: imports come before deliveries
 
 	maxSendRetryAfter = 24 * time.Hour
 	maxSendPause      = time.Hour // of a whole webhook
@@ -37,6 +42,9 @@ type turn struct {
 	tokens  chan struct{} // and for each token
 	group   sync.WaitGroup
 	ended   chan struct{} // has a value if a token was done with since it was asked
+	more    chan struct{} // has a value if this process has stored something for the webhook
+
+	late map[uuid.UUID]bool // tokens that were worked on when more of theirs was listed
 
 	mu      sync.Mutex
 	queue   *queue
@@ -55,9 +63,13 @@ func (v *Vault) deliver(ctx context.Context, ending <-chan struct{}, rec *store.
 		sending: make(chan struct{}, sendWorkers),
 		tokens:  make(chan struct{}, sendTokens),
 		ended:   make(chan struct{}, 1),
+		more:    make(chan struct{}, 1),
 		busy:    map[uuid.UUID]*store.Record{},
 		unread:  map[uuid.UUID]bool{},
+		late:    map[uuid.UUID]bool{},
 	}
+	v.sending.Store(rec.ID, t.more)
+	defer v.sending.Delete(rec.ID)
 	_, err := v.webhookRow(ctx, beside(rec.ID))
 	if errors.Is(err, ErrNotFound) {
 		return t.erase(ctx)
@@ -65,22 +77,25 @@ func (v *Vault) deliver(ctx context.Context, ending <-chan struct{}, rec *store.
 	if err != nil {
 		return err
 	}
-	for from, begun, late := uuid.Nil, false, false; t.goesOn(); {
+	for from, begun := uuid.Nil, false; t.goesOn(); {
 		list, err := v.list(ctx, t.ready(from, sendBatch))
 		if err != nil {
 			t.fail(err)
 			break
 		}
-		b, l := t.begin(ctx, list.Records)
-		begun, late = begun || b, late || l
+		if tokens := t.begin(ctx, list.Records); tokens > 0 {
+			begun = true
+			t.sleep(time.Duration(tokens) * sendPause)
+		}
 		if n := len(list.Records); n == sendBatch {
 			from = step(list.Records[n-1].ID, 1)
 			continue
 		}
-		if idle := t.wait(late); idle && !begun {
+		if !t.wait() && !begun {
 			break
 		}
-		from, begun, late = uuid.Nil, false, false
+		from, begun = uuid.Nil, false
+		clear(t.late)
 	}
 	t.group.Wait()
 	if len(t.unread) > 0 {
@@ -118,38 +133,63 @@ func (t *turn) fail(err error) {
 	t.failure = errors.Join(t.failure, err)
 }
 
-// wait waits until all tokens are done with, or one if something is late, but only for
-// a second: more may become ready. It reports whether there was nothing to wait for.
-func (t *turn) wait(late bool) (idle bool) {
-	timer := time.NewTimer(time.Second)
+// sleep waits for a while, or until nothing more is to be begun. Drain does not wait.
+func (t *turn) sleep(d time.Duration) {
+	if t.work.running.Load() == 0 {
+		return
+	}
+	timer := time.NewTimer(d)
 	defer timer.Stop()
-	for idle = true; ; idle = false {
+	select {
+	case <-t.ending:
+	case <-timer.C:
+	}
+}
+
+// wait waits until there may be something to begin: all tokens are done with, or one if
+// others are late, or more was stored. It returns false if nothing happens.
+func (t *turn) wait() bool {
+	patience := time.NewTimer(sendPoll)
+	defer patience.Stop()
+	for first := true; ; first = false {
 		t.mu.Lock()
 		busy := len(t.busy)
 		t.mu.Unlock()
 		if busy == 0 {
-			return idle
+			if !first || t.work.running.Load() == 0 {
+				return !first
+			}
+			patience.Reset(sendLinger)
 		}
 		select {
 		case <-t.ended:
-			if late {
-				return false
+			if len(t.late) > 0 {
+				return true
 			}
+		case <-t.more:
+			t.sleep(sendGather)
+			return true
 		case <-t.ending:
-			return false
-		case <-timer.C:
-			return false
+			return true
+		case <-patience.C:
+			return busy > 0
 		}
 	}
 }
 
 // begin works on deliveries that are ready, but not on those of a token that is worked
-// on already. It reports whether it has begun any, and whether others are late: they
-// were not ready when their token was begun.
-func (t *turn) begin(ctx context.Context, ready []*store.Record) (begun, late bool) {
+// on already: they are late, and so is what follows of it. It returns how many tokens it
+// has begun.
+func (t *turn) begin(ctx context.Context, ready []*store.Record) (begun int) {
 	byToken := map[uuid.UUID][]*pending{}
 	var tokens []uuid.UUID
 	for _, r := range ready {
+		t.mu.Lock()
+		known := t.unread[r.ID]
+		t.mu.Unlock()
+		if known {
+			continue
+		}
 		p, err := t.openDelivery(ctx, r)
 		if errors.Is(err, ErrDamaged) {
 			t.skip(r)
@@ -157,7 +197,7 @@ func (t *turn) begin(ctx context.Context, ready []*store.Record) (begun, late bo
 		}
 		if err != nil {
 			t.fail(err)
-			return false, false
+			return 0
 		}
 		if byToken[p.token] == nil {
 			tokens = append(tokens, p.token)
@@ -170,17 +210,19 @@ func (t *turn) begin(ctx context.Context, ready []*store.Record) (begun, late bo
 		t.mu.Lock()
 		worked, busy := t.busy[token]
 		t.mu.Unlock()
-		if busy {
-			late = late || before(worked, last)
+		if busy && before(worked, last) {
+			t.late[token] = true
+		}
+		if busy || t.late[token] {
 			continue
 		}
 		t.tokens <- struct{}{}
 		t.mu.Lock()
 		t.busy[token] = last
 		t.mu.Unlock()
-		begun = true
+		begun++
 		t.group.Go(func() {
-			if err := t.work(ctx, chain); err != nil {
+			if err := t.attemptAll(ctx, chain); err != nil {
 				t.fail(err)
 			}
 			<-t.tokens
@@ -193,7 +235,7 @@ func (t *turn) begin(ctx context.Context, ready []*store.Record) (begun, late bo
 			}
 		})
 	}
-	return begun, late
+	return begun
 }
 
 // skip remembers a delivery that cannot be read. It stays as it is, and keeps no other
@@ -207,11 +249,11 @@ func (t *turn) skip(r *store.Record) {
 	t.unread[r.ID] = true
 }
 
-// work attempts deliveries of a token in their order.
-func (t *turn) work(ctx context.Context, ready []*pending) error {
+// attemptAll attempts deliveries of a token in their order.
+func (t *turn) attemptAll(ctx context.Context, ready []*pending) error {
 	failed := map[uuid.UUID]bool{}
 	for len(ready) > 0 {
-		before, err := t.attempt(ctx, ready[0], failed)
+		first, err := t.attempt(ctx, ready[0], failed)
 		if errors.Is(err, ErrDamaged) {
 			failed[ready[0].rec.ID] = true
 			t.skip(ready[0].rec)
@@ -220,7 +262,7 @@ func (t *turn) work(ctx context.Context, ready []*pending) error {
 		if err != nil || !t.goesOn() {
 			return err
 		}
-		ready = append(before, ready[1:]...)
+		ready = append(first, ready[1:]...)
 	}
 	return nil
 }
@@ -262,7 +304,8 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 	}
 	w, err := t.openWebhook(ctx, x.webhook)
 	if err != nil {
-		return nil, err
+		t.fail(err) // it concerns all deliveries
+		return nil, nil
 	}
 	if x.head != nil {
 		if p.typ == TokenDeleted { // the events before are gone with the token
@@ -272,9 +315,9 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 	}
 	next := p.delivery
 	switch {
-	case x.event == nil, !slices.Contains(w.Events, p.typ):
+	case x.event == nil:
 		return t.settle(ctx, p, &next, 0, time.Time{})
-	case w.Disabled:
+	case w.Disabled, !slices.Contains(w.Events, p.typ):
 		return t.settle(ctx, p, &next, deliveryFailed, time.Time{})
 	case x.early != nil && !failed[x.early.ID]:
 		early, err := t.openDelivery(ctx, x.early)
@@ -308,18 +351,15 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 		next.loose = next.loose || next.tries >= eventHolds
 		due = now().Add(max(t.pace(eventRetries[next.tries-1]), min(out.after, maxSendRetryAfter)))
 	}
-	if class != deliveryDone {
-		failed[p.rec.ID] = true
-	}
+	failed[p.rec.ID] = class != deliveryDone
 	if class == deliveryFailed {
 		t.log.Warn("event could not be delivered", "webhook", w.ID, "event", event.ID, "status", out.code)
 	}
-	before, err := t.settle(ctx, p, &next, class, due)
+	woken, err := t.settle(ctx, p, &next, class, due)
 	if err == nil && why != "" {
-		t.log.Warn("webhook is disabled", "webhook", w.ID, "reason", why)
 		err = t.disable(ctx, w, why)
 	}
-	return before, err
+	return woken, err
 }
 
 // look reads what there is to know before an attempt. It returns nil if p was changed
@@ -342,7 +382,7 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 		if x.webhook, err = get(kindWebhook, beside(t.rec.ID)); err != nil {
 			return err
 		}
-		if x.event, err = get(kindWebhookEvent, p.event); err != nil {
+		if x.event, err = get(kindWebhookEvent, eventOf(p.rec)); err != nil {
 			return err
 		}
 		if !p.loose {
@@ -350,7 +390,7 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 			if err != nil {
 				return err
 			}
-			if len(first) > 0 && first[0].ID != p.rec.ID {
+			if len(first) > 0 && before(first[0], p.rec) {
 				x.head = first[0]
 			}
 		}
@@ -443,16 +483,22 @@ func (t *turn) note(w *Webhook, out *outcome) (why string) {
 // disable disables a webhook, unless its URL or state has changed since an attempt.
 func (t *turn) disable(ctx context.Context, w *Webhook, why string) error {
 	_, err := t.editWebhook(ctx, opUpdateWebhook, w.row, func(is *Webhook) error {
-		if !is.Disabled && is.since.Equal(w.since) {
-			is.Disabled, is.DisabledReason = true, why
+		if is.Disabled || is.URL != w.URL || !is.since.Equal(w.since) {
+			return errChanged
 		}
+		is.Disabled, is.DisabledReason = true, why
 		return nil
 	})
-	if errors.Is(err, ErrNotFound) {
+	switch {
+	case err == nil:
+		t.log.Warn("webhook is disabled", "webhook", w.ID, "reason", why)
+	case errors.Is(err, errChanged), errors.Is(err, ErrNotFound):
 		return nil
 	}
 	return err
 }
+
+var errChanged = errors.New("cardvault: webhook has changed")
 
 // hold makes p wait until what holds it back is out of the way. It returns p if
 // nothing does any more.
@@ -473,7 +519,7 @@ func (t *turn) hold(ctx context.Context, p *pending) (again []*pending, err erro
 		switch {
 		case err != nil:
 			return err
-		case len(first) == 0 || first[0].ID == p.rec.ID:
+		case len(first) == 0 || !before(first[0], p.rec):
 			again = []*pending{p}
 		default:
 			tx.Put(&next)
@@ -490,7 +536,7 @@ func (t *turn) drop(ctx context.Context, p *pending) error {
 		if ok, err := same(tx, p.rec); err != nil || !ok {
 			return err
 		}
-		others, err := tx.Lookup(kindDelivery, hash, eraseBatch)
+		others, err := tx.Lookup(kindDelivery, hash, claimBatch)
 		for _, r := range others {
 			if r.ID != p.rec.ID {
 				tx.Delete(kindDelivery, r.ID)
@@ -513,10 +559,10 @@ func same(tx store.ReadTx, r *store.Record) (bool, error) {
 // returns the one that is not held back by it any more and ready now.
 func (t *turn) settle(ctx context.Context, p *pending, is *delivery, class uint8, due time.Time) ([]*pending, error) {
 	if class == deliveryDone || class == deliveryFailed {
-		due = now().Add(eventRetention)
+		due = now().Add(deliveryRetention)
 	}
+	frees := !p.loose && (class == 0 || class >= deliveryDone || is.loose)
 	hash := t.tokenHash(t.rec.ID, p.token, false)
-	frees := !p.loose && (class == 0 || class > deliveryRetried || is.loose)
 	for {
 		next := *p.rec
 		next.Version++
@@ -690,28 +736,26 @@ func (t *turn) left(tx store.ReadTx) (bool, error) {
 
 // erase removes the deliveries of a webhook that is gone, and then its queue.
 func (t *turn) erase(ctx context.Context) error {
-	q := &store.Query{Kind: kindDelivery, Account: t.account, Parent: t.rec.ID, Limit: eraseBatch}
-	for t.goesOn() {
-		left := 0
+	hooks, err := t.allWebhooks(ctx)
+	if err != nil {
+		return err
+	}
+	q := &store.Query{Kind: kindDelivery, Account: t.account, Parent: t.rec.ID, Limit: claimBatch}
+	for left := claimBatch; t.goesOn(); {
 		err := t.store.Update(ctx, func(tx store.Tx) error {
 			list, err := tx.List(q)
 			if err != nil {
 				return err
 			}
-			left = len(list.Records)
-			for _, r := range list.Records {
-				tx.Delete(kindDelivery, r.ID)
-			}
-			if left < eraseBatch {
+			if left = len(list.Records); left == 0 {
 				tx.Delete(kindQueue, t.rec.ID)
+				return nil
 			}
-			return nil
+			_, err = eraseDeliveries(tx, list.Records, hooks)
+			return err
 		})
-		if err != nil {
+		if err != nil || left == 0 {
 			return wrapped(err)
-		}
-		if left < eraseBatch {
-			return nil
 		}
 	}
 	return t.rest(ctx)

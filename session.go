@@ -180,34 +180,40 @@ var errScheme = &FieldError{"account_number", "invalid_enum", "must be of a sche
 // and stores also with it. The security code is kept for the usual time, or until the
 // time given. It returns store.ErrConflict if the session has changed: completed, or gone.
 func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Card, t *Token, until time.Time, also ...*store.Record) (*Token, error) {
-	records, event, err := v.newToken(ctx, c, t, s.ttl, ReasonTokenized)
-	if err != nil {
-		return nil, err
-	}
-	s.token = records[0].ID
-	r.Version++
-	if err := v.box.SealShown(r, s.encode()); err != nil {
-		return nil, wrapped(err)
-	}
-	err = v.writeToken(ctx, opTokenize, t, c.SecurityCode, until, func(tx store.Tx) error {
-		if !lives(r, now()) {
-			return ErrNotFound
+	for {
+		made, next := *t, *r
+		records, event, err := v.newToken(ctx, c, &made, s.ttl, ReasonTokenized)
+		if err != nil {
+			return nil, err
 		}
-		tx.Put(r)
-		for _, r := range records {
-			tx.Put(r)
+		s.token = records[0].ID
+		next.Version++
+		if err := v.box.SealShown(&next, s.encode()); err != nil {
+			return nil, wrapped(err)
 		}
-		for _, r := range also {
-			tx.Put(r)
+		err = v.writeToken(ctx, opTokenize, &made, c.SecurityCode, until, func(tx store.Tx) error {
+			if !lives(&next, now()) {
+				return ErrNotFound
+			}
+			tx.Put(&next)
+			for _, r := range records {
+				tx.Put(r)
+			}
+			for _, r := range also {
+				tx.Put(r)
+			}
+			return event.put(tx)
+		})
+		if errors.Is(err, errStale) {
+			continue
 		}
-		return event.put(tx)
-	})
-	if err != nil {
-		return nil, err
+		if err != nil {
+			return nil, err
+		}
+		v.workDue(records...)
+		event.written(v)
+		return &made, nil
 	}
-	v.workDue(records...)
-	v.workDue(event.records...)
-	return t, nil
 }
 
 // checkSessionCard adds to the rules of an Import that the card is valid now.

@@ -232,14 +232,14 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 		}
 		return once.put(tx)
 	})
-	if errors.Is(err, errRepeated) || errors.Is(err, store.ErrConflict) {
+	if errors.Is(err, errRepeated) || errors.Is(err, errStale) {
 		return v.Import(ctx, c, opts)
 	}
 	if err != nil {
 		return nil, err
 	}
 	v.workDue(records...)
-	v.workDue(event.records...)
+	event.written(v)
 	return t, nil
 }
 
@@ -691,7 +691,7 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		if err != nil {
 			return nil, err
 		}
-		v.workDue(event.records...)
+		event.written(v)
 		return t, nil
 	}
 }

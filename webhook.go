@@ -283,7 +283,7 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 				return err
 			}
 			tx.Delete(kindWebhook, row)
-			return queues.put(tx, beside(row))
+			return queues.put(tx)
 		}, nil
 	})
 	if err == nil {
@@ -432,15 +432,15 @@ func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 	if known, ok := v.listening.Load(v.account); ok && known.(*listeners).version == r.Version {
 		return known.(*listeners), nil
 	}
-	list, err := v.list(ctx, &store.Query{Kind: kindWebhook, Account: v.account, Limit: MaxWebhooks})
+	all, err := v.allWebhooks(ctx)
 	if err != nil {
 		return nil, err
 	}
 	l := &listeners{version: r.Version}
-	for _, r := range list.Records {
+	for _, r := range all {
 		w, err := v.openWebhook(ctx, r)
 		if errors.Is(err, ErrDamaged) {
-			// It keeps nobody from his tokens, and has missed nothing if it is put back:
+			// It keeps nobody from his tokens, and has missed nothing when it is put back:
 			// what it does not take is sorted out then.
 			w, err = &Webhook{row: r.ID, Events: allEvents}, nil
 		}
@@ -453,6 +453,14 @@ func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 	}
 	v.listening.Store(v.account, l)
 	return l, nil
+}
+
+func (v *Vault) allWebhooks(ctx context.Context) ([]*store.Record, error) {
+	list, err := v.list(ctx, &store.Query{Kind: kindWebhook, Account: v.account, Limit: MaxWebhooks})
+	if err != nil {
+		return nil, err
+	}
+	return list.Records, nil
 }
 
 func (v *Vault) webhookRow(ctx context.Context, row uuid.UUID) (*Webhook, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -44,7 +45,7 @@ func (w *work) init() {
 	w.opened = time.Now()
 	w.done = make(chan struct{})
 	w.wakes = map[store.Kind]chan struct{}{}
-	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent, kindWebhookEvent, kindDelivery, kindQueue} {
+	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent, kindDelivery, kindQueue} {
 		w.wakes[kind] = make(chan struct{}, 1)
 	}
 	lapse := make(chan struct{}, 1)
@@ -84,7 +85,10 @@ type task struct {
 // tasks returns what this vault is set up to do. Each is on its own: one that
 // waits for somebody else holds up no other.
 func (v *Vault) tasks() []*task {
-	all := []*task{{kinds: lapsing, step: v.lapse}}
+	all := []*task{
+		{kinds: lapsing, step: v.lapse},
+		{kinds: []store.Kind{kindDelivery}, step: v.ripen},
+	}
 	job := func(kind store.Kind, workers int) {
 		all = append(all, &task{[]store.Kind{kind}, workers, func(ctx context.Context, p *pool) (int, error) {
 			return v.claim(ctx, p, kind)
@@ -99,9 +103,6 @@ func (v *Vault) tasks() []*task {
 		job(kindEvent, 64)
 	}
 	if v.opts.Webhooks != nil {
-		all = append(all,
-			&task{kinds: []store.Kind{kindWebhookEvent}, step: v.fanOut},
-			&task{kinds: []store.Kind{kindDelivery}, step: v.ripen})
 		job(kindQueue, 256)
 	}
 	return all
@@ -309,11 +310,9 @@ func (v *Vault) readDue(ctx context.Context, kind store.Kind, at time.Time, most
 		if err != nil {
 			return err
 		}
-		if kind != kindWebhookEvent { // they become deliveries in their order
-			// Cards that were imported one after the other are not sent like that: see
-			// slot, which does it if there is a rate limit.
-			rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
-		}
+		// Cards that were imported one after the other are not sent like that: see
+		// slot, which does it if there is a rate limit.
+		rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
 		used := 0
 		for _, r := range due {
 			if r.Due.IsZero() || r.Due.After(at) {
@@ -704,7 +703,8 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 // sweep erases one batch of lapsed records of a kind and returns how many.
 func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	var due []*store.Record
-	var events []*outbox // of due
+	var events []*outbox // of due; nil for one that cannot be told
+	queues := wakings{}
 	at := now()
 	tell := kind == kindToken // events are sealed before they are written
 	limit := 1                // looking first costs a write only when there is something to erase
@@ -727,6 +727,10 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 			}
 			if err != nil {
 				return 0, err
+			}
+			if e != nil {
+				maps.Copy(queues, e.queues)
+				e.queues = nil
 			}
 			events = append(events, e)
 		}
@@ -761,10 +765,10 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 			tx.Delete(kind, r.ID)
 			erased = append(erased, r)
 		}
-		return nil
+		return queues.put(tx)
 	}))
-	if errors.Is(err, store.ErrConflict) {
-		return 1, nil // the webhooks of an account have changed: once more
+	if errors.Is(err, errStale) {
+		return 1, nil // once more
 	}
 	if err != nil {
 		v.wrote(ctx, opExpire, uuid.Nil, uuid.Nil, err)
@@ -772,9 +776,10 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	}
 	for _, e := range events {
 		if e != nil {
-			v.workDue(e.records...)
+			e.written(v)
 		}
 	}
+	queues.told(v)
 	for _, r := range erased {
 		var object uuid.UUID // of a session it is a credential
 		if kind == kindToken || kind == kindAPIKey {

@@ -32,8 +32,6 @@ type call func(ctx context.Context, v *cardvault.Vault) error
 // calls returns every method of a vault that reads or writes, by its name.
 func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 	ctx := t.Context()
-	hook, _, err := v.CreateWebhook(ctx, hookURL, nil)
-	noError(t, err)
 	token := usable(t, v, 1)
 	secret(t, v)
 	session := must(v.CreateSession(ctx, nil))(t)
@@ -41,8 +39,10 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 	merchant := must(v.PrimaryMerchant(ctx))(t)
 	key, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
-	event := must(v.ListDeliveries(ctx, hook.ID, nil))(t).Items[0].EventID
 	named := name(canary)
+	hook := hook(t, v, receiver)
+	rename(t, v, token, "told")
+	event := must(v.ListDeliveries(ctx, hook.ID, nil))(t).Items[0].EventID
 	all := map[string]call{
 		"Import": func(ctx context.Context, v *cardvault.Vault) error { return second(v.Import(ctx, card(2), nil)) },
 		"Get":    func(ctx context.Context, v *cardvault.Vault) error { return second(v.Get(ctx, token.ID)) },
@@ -98,23 +98,6 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		"ObtainPPAN": func(ctx context.Context, v *cardvault.Vault) error {
 			return second(v.ObtainPPAN(ctx, token.ID, ppanAccount()))
 		},
-		"CreateWebhook": func(ctx context.Context, v *cardvault.Vault) error {
-			return third(v.CreateWebhook(ctx, hookURL, nil))
-		},
-		"Webhook":      func(ctx context.Context, v *cardvault.Vault) error { return second(v.Webhook(ctx, hook.ID)) },
-		"ListWebhooks": func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListWebhooks(ctx, nil)) },
-		"UpdateWebhook": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.UpdateWebhook(ctx, hook.ID, cardvault.WebhookUpdate{Description: new(canary)}))
-		},
-		"RotateWebhookSecret": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.RotateWebhookSecret(ctx, hook.ID))
-		},
-		"TestWebhook": func(ctx context.Context, v *cardvault.Vault) error { return second(v.TestWebhook(ctx, hook.ID)) },
-		"ListDeliveries": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.ListDeliveries(ctx, hook.ID, nil))
-		},
-		"Redeliver":     func(ctx context.Context, v *cardvault.Vault) error { return v.Redeliver(ctx, event) },
-		"DeleteWebhook": func(ctx context.Context, v *cardvault.Vault) error { return v.DeleteWebhook(ctx, hook.ID) },
 		"CreateAccount": func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateAccount(ctx, canary, nil)) },
 		"Account":       func(ctx context.Context, v *cardvault.Vault) error { return second(v.Account(ctx)) },
 		"ListAccounts":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListAccounts(ctx, nil)) },
@@ -134,9 +117,27 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		"ListAPIKeys":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListAPIKeys(ctx, nil)) },
 		"DeleteAPIKey": func(ctx context.Context, v *cardvault.Vault) error { return v.DeleteAPIKey(ctx, key.ID) },
 		"Authenticate": func(ctx context.Context, v *cardvault.Vault) error { return second(v.Authenticate(ctx, text)) },
-		"RotateKeys":   func(ctx context.Context, v *cardvault.Vault) error { return v.RotateKeys(ctx) },
-		"Run":          func(ctx context.Context, v *cardvault.Vault) error { return v.Run(ctx) },
-		"Drain":        func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
+		"CreateWebhook": func(ctx context.Context, v *cardvault.Vault) error {
+			_, _, err := v.CreateWebhook(ctx, receiver, nil)
+			return err
+		},
+		"Webhook":      func(ctx context.Context, v *cardvault.Vault) error { return second(v.Webhook(ctx, hook.ID)) },
+		"ListWebhooks": func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListWebhooks(ctx, nil)) },
+		"UpdateWebhook": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.UpdateWebhook(ctx, hook.ID, cardvault.WebhookUpdate{LegacyHMAC: new(true)}))
+		},
+		"DeleteWebhook": func(ctx context.Context, v *cardvault.Vault) error { return v.DeleteWebhook(ctx, hook.ID) },
+		"RotateWebhookSecret": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.RotateWebhookSecret(ctx, hook.ID))
+		},
+		"TestWebhook": func(ctx context.Context, v *cardvault.Vault) error { return second(v.TestWebhook(ctx, hook.ID)) },
+		"ListDeliveries": func(ctx context.Context, v *cardvault.Vault) error {
+			return second(v.ListDeliveries(ctx, hook.ID, nil))
+		},
+		"Redeliver":  func(ctx context.Context, v *cardvault.Vault) error { return v.Redeliver(ctx, event) },
+		"RotateKeys": func(ctx context.Context, v *cardvault.Vault) error { return v.RotateKeys(ctx) },
+		"Run":        func(ctx context.Context, v *cardvault.Vault) error { return v.Run(ctx) },
+		"Drain":      func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
 	}
 	// Those neither read nor write.
 	exempt := []string{"In", "Mode", "Check", "PPANEnabled", "WebhooksEnabled", "CheckWebhook", "Close"}

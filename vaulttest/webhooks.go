@@ -1,12 +1,15 @@
 package vaulttest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/store"
@@ -15,212 +18,632 @@ import (
 
 var webhookBehaviours = []behaviour{
 	{"Webhooks", webhooks},
-	{"WebhooksHeard", webhooksHeard},
-	{"WebhooksShared", webhooksShared},
-	{"WebhookAccounts", webhookAccounts},
+	{"WebhookRules", webhookRules},
+	{"WebhookRaces", webhookRaces},
+	{"Deliveries", deliveries},
+	{"DeliveriesUnheard", deliveriesUnheard},
+	{"DeliveriesRefused", deliveriesRefused},
+	{"DeliveriesOfADeletedToken", deliveriesOfADeletedToken},
+	{"DeliveriesOfTwoVaults", deliveriesOfTwoVaults},
+	{"DeliveriesOfADeletedWebhook", deliveriesOfADeletedWebhook},
+	{"DeliveriesDamaged", deliveriesDamaged},
+	{"Redelivered", redelivered},
 }
 
-const hookURL = "https://" + "canary.example/hook"
-
-// A postman is a Sender that notes what it delivers, and fails while it is told to.
-type postman struct {
-	mu   sync.Mutex
-	got  []string // URL, type of event and token
-	ids  []uuid.UUID
-	keys []int // how many secrets signed
-	code int
+// A mailbox is a Sender that keeps what it takes, and refuses what refuse says.
+type mailbox struct {
+	mu      sync.Mutex
+	refuse  func(*cardvault.Delivery) bool
+	taken   []*cardvault.Delivery
+	refused []*cardvault.Delivery
 }
 
-func (p *postman) Check(url string) error {
-	if len(url) < len("https://") || url[:8] != "https://" {
-		return errors.New("must be https")
+func (*mailbox) Check(url string) error {
+	if !strings.HasPrefix(url, "https://") {
+		return errors.New("must be a URL of https")
 	}
 	return nil
 }
 
-func (p *postman) Send(_ context.Context, d *cardvault.Delivery) (*cardvault.SendResult, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.code != 0 {
-		return &cardvault.SendResult{StatusCode: p.code}, nil
+func (m *mailbox) Send(_ context.Context, d *cardvault.Delivery) (*cardvault.SendResult, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.refuse != nil && m.refuse(d) {
+		m.refused = append(m.refused, d)
+		return &cardvault.SendResult{StatusCode: 500}, nil
 	}
-	what := "test"
-	if d.Event != nil {
-		what = fmt.Sprint(d.Event.Type, " ", d.Event.TokenID)
-	}
-	p.got, p.ids, p.keys = append(p.got, d.URL+" "+what), append(p.ids, d.ID), append(p.keys, len(d.Secrets))
-	return &cardvault.SendResult{StatusCode: 204}, nil
+	m.taken = append(m.taken, d)
+	return &cardvault.SendResult{StatusCode: 200}, nil
 }
 
-func (p *postman) says(code int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.code = code
+// set changes what is refused and returns what was, until now.
+func (m *mailbox) set(refuse func(*cardvault.Delivery) bool) []*cardvault.Delivery {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	refused := m.refused
+	m.refuse, m.refused = refuse, nil
+	return refused
 }
 
-// delivered checks what has been delivered since it was last asked.
-func (p *postman) delivered(t testing.TB, what string, want ...string) {
-	t.Helper()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !slices.Equal(p.got, want) {
-		t.Errorf("%s: delivered\n got %q\nwant %q", what, p.got, want)
-	}
-	p.got = nil
-}
-
-func posting(t testing.TB, s store.Store, p *postman) *cardvault.Vault {
-	t.Helper()
-	return vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Webhooks: p})
-}
-
-// webhooks: a webhook is told of the life of a token in its order, what failed is told
-// again, and the log says what became of it.
-func webhooks(t *testing.T, s store.Store) {
-	p := new(postman)
-	v, ctx := posting(t, s, p), t.Context()
-	w, secret, err := v.CreateWebhook(ctx, hookURL, &cardvault.WebhookOptions{Description: canary + "hook"})
-	noError(t, err)
-	if secret.IsZero() || w.Disabled || len(w.Events) != 3 {
-		t.Errorf("webhook %+v", w)
-	}
-	if got := must(v.Webhook(ctx, w.ID))(t); got.URL != hookURL || got.Description != canary+"hook" {
-		t.Errorf("webhook %+v", got)
-	}
-	token := importCard(t, v, card(1), nil)
-	rename(t, v, token, canary+"a")
-	noError(t, v.Drain(ctx))
-	created, updated := hookURL+" token.created "+token.ID.String(), hookURL+" token.updated "+token.ID.String()
-	p.delivered(t, "created and updated", created, updated)
-
-	must(v.RotateWebhookSecret(ctx, w.ID))(t)
-	p.says(503)
-	rename(t, v, token, canary+"b")
-	noError(t, v.Drain(ctx))
-	p.says(0)
-	noError(t, v.Drain(ctx))
-	log := must(v.ListDeliveries(ctx, w.ID, nil))(t)
-	if log.TotalItems != 3 || log.Items[0].Status != cardvault.DeliveryPending || log.Items[0].Attempts != 1 || log.Items[0].LastStatusCode != 503 ||
-		log.Items[2].Status != cardvault.DeliveryDelivered || log.Items[2].TokenID != token.ID || log.Items[2].EventType != cardvault.TokenCreated {
-		t.Errorf("the log has %d entries; first and last are %+v, %+v", log.TotalItems, log.Items[0], log.Items[2])
-	}
-	p.delivered(t, "before it is tried again")
-	noError(t, v.Redeliver(ctx, log.Items[2].EventID))
-	noError(t, v.Drain(ctx))
-	if p.ids[len(p.ids)-1] != log.Items[2].EventID || p.keys[len(p.keys)-1] != 2 {
-		t.Error("an event that is redelivered has another id, or is not signed twice after a rotation")
-	}
-	p.mu.Lock()
-	p.got = nil
-	p.mu.Unlock()
-
-	disabled := true
-	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Disabled: &disabled}))(t)
-	importCard(t, v, card(2), nil)
-	noError(t, v.Drain(ctx))
-	p.delivered(t, "to one that is disabled")
-	disabled = false
-	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Disabled: &disabled, Events: []cardvault.EventType{cardvault.TokenDeleted}}))(t)
-	rename(t, v, token, canary+"c")
-	noError(t, v.Delete(ctx, token.ID))
-	noError(t, v.Drain(ctx))
-	p.delivered(t, "to one for deletions", hookURL+" token.deleted "+token.ID.String())
-	fails(t, "redelivering what is gone with its token", v.Redeliver(ctx, log.Items[2].EventID), cardvault.ErrNotFound)
-	if test := must(v.TestWebhook(ctx, w.ID))(t); test.StatusCode != 204 {
-		t.Errorf("a test is answered %d", test.StatusCode)
-	}
-	p.delivered(t, "a test", hookURL+" test")
-
-	noError(t, v.DeleteWebhook(ctx, w.ID))
-	importCard(t, v, card(3), nil)
-	noError(t, v.Drain(ctx))
-	p.delivered(t, "to one that is deleted")
-	for what, err := range map[string]error{
-		"reading":  second(v.Webhook(ctx, w.ID)),
-		"deleting": v.DeleteWebhook(ctx, w.ID),
-		"its log":  second(v.ListDeliveries(ctx, w.ID, nil)),
-	} {
-		fails(t, what+" of a webhook that is gone", err, cardvault.ErrNotFound)
-	}
-}
-
-// webhooksHeard: nothing is stored while nobody listens, and whoever has registered a
-// webhook in one process misses nothing that happens in another.
-func webhooksHeard(t *testing.T, s store.Store) {
-	p, spy, ctx := new(postman), &spy{Store: s}, t.Context()
-	v, other := posting(t, s, p), vaultOn(t, spy, nil)
-	importCard(t, other, card(1), nil)
-	if n := len(spy.last()); n != 1 {
-		t.Errorf("an import that nobody hears of puts %d records", n)
-	}
-	w, _, err := v.CreateWebhook(ctx, hookURL, nil)
-	noError(t, err)
-	token := importCard(t, other, card(2), nil)
-	noError(t, v.Drain(ctx))
-	p.delivered(t, "of another process", hookURL+" token.created "+token.ID.String())
-	noError(t, v.DeleteWebhook(ctx, w.ID))
-	importCard(t, other, card(3), nil)
-	if n := len(spy.last()); n != 1 {
-		t.Errorf("an import that nobody hears of any more puts %d records", n)
-	}
-}
-
-// webhooksShared: of several vaults that work at a time each delivers what no other
-// one does.
-func webhooksShared(t *testing.T, s store.Store) {
-	p, ctx := new(postman), t.Context()
-	vaults := []*cardvault.Vault{posting(t, s, p), posting(t, s, p), posting(t, s, p)}
-	_, _, err := vaults[0].CreateWebhook(ctx, hookURL, nil)
-	noError(t, err)
-	parallel(t, 24, func(i int) error { return second(vaults[i%3].Import(ctx, card(i), nil)) })
-	for range 3 {
-		parallel(t, 3, func(i int) error { return vaults[i].Drain(ctx) })
-	}
-	seen := map[uuid.UUID]bool{}
-	for _, id := range p.ids {
-		if seen[id] {
-			t.Error("an event was delivered twice")
+// at returns the events that were taken for a URL.
+func (m *mailbox) at(url string) (events []*cardvault.Event) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.taken {
+		if d.URL == url {
+			events = append(events, d.Event)
 		}
-		seen[id] = true
 	}
-	if len(seen) != 24 {
-		t.Errorf("%d of 24 events were delivered", len(seen))
+	return events
+}
+
+const receiver = "https://receiver.example/" + canary
+
+// sending returns a sandbox on s whose events are delivered by m.
+func sending(t testing.TB, s store.Store, m *mailbox) *cardvault.Vault {
+	t.Helper()
+	return vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Webhooks: m})
+}
+
+// hook registers a webhook.
+func hook(t testing.TB, v *cardvault.Vault, url string, events ...cardvault.EventType) *cardvault.Webhook {
+	t.Helper()
+	w, _, err := v.CreateWebhook(t.Context(), url, &cardvault.WebhookOptions{Events: events})
+	noError(t, err)
+	return w
+}
+
+// sameWebhook checks that two webhooks do not differ in what is shown.
+func sameWebhook(t testing.TB, what string, got, want *cardvault.Webhook) {
+	t.Helper()
+	if got.ID != want.ID || !got.CreatedAt.Equal(want.CreatedAt) || got.URL != want.URL || got.Description != want.Description ||
+		!slices.Equal(got.Events, want.Events) || got.LegacyHMAC != want.LegacyHMAC ||
+		got.Disabled != want.Disabled || got.DisabledReason != want.DisabledReason {
+		t.Errorf("%s: webhook\n got %+v\nwant %+v", what, got, want)
 	}
 }
 
-// webhookAccounts: nothing of one account is told to another, or changed by it.
-func webhookAccounts(t *testing.T, s store.Store) {
-	p, ctx := new(postman), t.Context()
-	v := posting(t, s, p)
-	account := must(v.CreateAccount(ctx, canary, nil))(t)
-	other := v.In(account.ID)
-	w, _, err := v.CreateWebhook(ctx, hookURL, nil)
+func webhooks(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	v, ctx := sending(t, spy, new(mailbox)), t.Context()
+	all := []cardvault.EventType{cardvault.TokenCreated, cardvault.TokenUpdated, cardvault.TokenDeleted}
+
+	plain, secret, err := v.CreateWebhook(ctx, receiver, nil)
 	noError(t, err)
-	importCard(t, other, card(1), nil)
+	secret.Expose(func(text []byte) {
+		for _, r := range spy.last() {
+			if bytes.Contains(slices.Concat(r.Shown, r.Secret), text[len("whsec_"):]) {
+				t.Error("a signing secret is stored in clear")
+			}
+		}
+	})
+	if plain.ID.Version() != 4 || plain.URL != receiver || plain.Description != "" || !slices.Equal(plain.Events, all) ||
+		plain.LegacyHMAC || plain.Disabled || plain.DisabledReason != "" || time.Since(plain.CreatedAt) > time.Minute {
+		t.Errorf("a new webhook: %+v", plain)
+	}
+	full, _, err := v.CreateWebhook(ctx, receiver+"2", &cardvault.WebhookOptions{
+		Events:      []cardvault.EventType{cardvault.TokenDeleted, cardvault.TokenCreated, cardvault.TokenDeleted},
+		Description: canary + "description", LegacyHMAC: true,
+	})
+	noError(t, err)
+	if full.Description != canary+"description" || !full.LegacyHMAC || !slices.Equal(full.Events, []cardvault.EventType{cardvault.TokenCreated, cardvault.TokenDeleted}) {
+		t.Errorf("a webhook with options: %+v", full)
+	}
+	for _, v := range []*cardvault.Vault{v, sending(t, s, new(mailbox))} {
+		for _, w := range []*cardvault.Webhook{plain, full} {
+			sameWebhook(t, "read", must(v.Webhook(ctx, w.ID))(t), w)
+		}
+		page := must(v.ListWebhooks(ctx, &cardvault.ListOptions{Limit: 1, Page: 2}))(t)
+		if page.TotalItems != 2 || page.TotalPages != 2 || len(page.Items) != 1 {
+			t.Fatalf("page %+v", page)
+		}
+		sameWebhook(t, "the oldest, listed last", page.Items[0], plain)
+	}
+	text := func(s string) *string { return &s }
+	on, off := true, false
+	for what, test := range map[string]struct {
+		update cardvault.WebhookUpdate
+		change func(*cardvault.Webhook)
+	}{
+		"nothing":     {cardvault.WebhookUpdate{}, func(*cardvault.Webhook) {}},
+		"the URL":     {cardvault.WebhookUpdate{URL: text(receiver + "3")}, func(w *cardvault.Webhook) { w.URL = receiver + "3" }},
+		"the text":    {cardvault.WebhookUpdate{Description: text(canary)}, func(w *cardvault.Webhook) { w.Description = canary }},
+		"no text":     {cardvault.WebhookUpdate{Description: text("")}, func(w *cardvault.Webhook) { w.Description = "" }},
+		"the events":  {cardvault.WebhookUpdate{Events: all[1:2]}, func(w *cardvault.Webhook) { w.Events = all[1:2] }},
+		"all events":  {cardvault.WebhookUpdate{Events: []cardvault.EventType{}}, func(w *cardvault.Webhook) { w.Events = all }},
+		"no legacy":   {cardvault.WebhookUpdate{LegacyHMAC: &off}, func(w *cardvault.Webhook) { w.LegacyHMAC = false }},
+		"legacy":      {cardvault.WebhookUpdate{LegacyHMAC: &on}, func(w *cardvault.Webhook) { w.LegacyHMAC = true }},
+		"disabled":    {cardvault.WebhookUpdate{Disabled: &on}, func(w *cardvault.Webhook) { w.Disabled, w.DisabledReason = true, "requested" }},
+		"enabled":     {cardvault.WebhookUpdate{Disabled: &off}, func(w *cardvault.Webhook) { w.Disabled, w.DisabledReason = false, "" }},
+		"two of them": {cardvault.WebhookUpdate{URL: text(receiver), Disabled: &on}, func(w *cardvault.Webhook) { w.URL, w.Disabled, w.DisabledReason = receiver, true, "requested" }},
+	} {
+		want := *must(v.Webhook(ctx, full.ID))(t)
+		test.change(&want)
+		sameWebhook(t, what, must(v.UpdateWebhook(ctx, full.ID, test.update))(t), &want)
+		sameWebhook(t, what+", read", must(v.Webhook(ctx, full.ID))(t), &want)
+	}
+	sameWebhook(t, "another", must(v.Webhook(ctx, plain.ID))(t), plain)
+	must(v.RotateWebhookSecret(ctx, plain.ID))(t)
+	sameWebhook(t, "a new secret", must(v.Webhook(ctx, plain.ID))(t), plain)
+
+	noError(t, v.DeleteWebhook(ctx, full.ID))
+	_, err = v.Webhook(ctx, full.ID)
+	fails(t, "a deleted webhook", err, cardvault.ErrNotFound)
+	fails(t, "deleting it again", v.DeleteWebhook(ctx, full.ID), cardvault.ErrNotFound)
+	if page := must(v.ListWebhooks(ctx, nil))(t); page.TotalItems != 1 {
+		t.Errorf("%d webhooks are listed, want 1", page.TotalItems)
+	}
+}
+
+func webhookRules(t *testing.T, s store.Store) {
+	v, ctx := sending(t, s, new(mailbox)), t.Context()
+	create := func(url string, o cardvault.WebhookOptions) error {
+		_, _, err := v.CreateWebhook(ctx, url, &o)
+		return err
+	}
+	refuses(t, "no URL", create("", cardvault.WebhookOptions{}), "url required")
+	refuses(t, "a URL that the sender does not take", create("http://receiver.example/", cardvault.WebhookOptions{}), "url invalid_format")
+	refuses(t, "a long URL", create("https://"+long(2041), cardvault.WebhookOptions{}), "url too_long")
+	refuses(t, "a long description", create(receiver, cardvault.WebhookOptions{Description: long(256)}), "description too_long")
+	refuses(t, "an unknown event", create(receiver, cardvault.WebhookOptions{Events: []cardvault.EventType{4}}), "events invalid_enum")
+	refuses(t, "the zero event", create(receiver, cardvault.WebhookOptions{Events: []cardvault.EventType{0}}), "events invalid_enum")
+	refuses(t, "everything", create("ftp:", cardvault.WebhookOptions{Description: long(256), Events: []cardvault.EventType{9}}),
+		"url invalid_format", "description too_long", "events invalid_enum")
+	noError(t, create(receiver, cardvault.WebhookOptions{Description: long(255)}))
+	w := must(v.ListWebhooks(ctx, nil))(t).Items[0]
+	empty := ""
+	got, err := v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{URL: &empty, Events: []cardvault.EventType{7}})
+	refuses(t, "an update", err, "url required", "events invalid_enum")
+	if got != nil {
+		t.Error("an update that was refused returns a webhook")
+	}
+	sameWebhook(t, "after an update that was refused", must(v.Webhook(ctx, w.ID))(t), w)
+
+	for range cardvault.MaxWebhooks - 1 {
+		noError(t, create(receiver, cardvault.WebhookOptions{}))
+	}
+	refuses(t, "one too many", create(receiver, cardvault.WebhookOptions{}), "url out_of_range")
+	other := must(v.CreateAccount(ctx, canary, nil))(t)
+	hook(t, v.In(other.ID), receiver)
+	noError(t, v.DeleteWebhook(ctx, w.ID))
+	noError(t, create(receiver, cardvault.WebhookOptions{}))
+}
+
+// webhookRaces puts calls in the way of others.
+func webhookRaces(t *testing.T, s store.Store) {
+	m := &meddler{Store: s}
+	var mail mailbox
+	v, ctx := sending(t, m, &mail), t.Context()
+	w := hook(t, v, receiver)
+	text, on := canary, true
+	m.meddle = func() { must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Description: &text}))(t) }
+	if got := must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{LegacyHMAC: &on}))(t); got.Description != canary || !got.LegacyHMAC {
+		t.Error("UpdateWebhook while another field is updated: one of them is lost")
+	}
+	var first cardvault.WebhookSecret
+	m.meddle = func() { first = must(v.RotateWebhookSecret(ctx, w.ID))(t) }
+	second := must(v.RotateWebhookSecret(ctx, w.ID))(t)
+	importCard(t, v, card(1), nil)
+	noError(t, v.Drain(ctx))
+	var want, got []string
+	keep := func(to *[]string) func([]byte) { return func(b []byte) { *to = append(*to, string(b)) } }
+	first.Expose(keep(&want))
+	second.Expose(keep(&want))
+	for _, s := range mail.taken[0].Secrets {
+		s.Expose(keep(&got))
+	}
+	if !slices.Equal(got, want) {
+		t.Error("RotateWebhookSecret while another does: one of them does not sign")
+	}
+	m.meddle = func() { noError(t, v.SetApprovals(ctx, cardvault.Approvals{Import: true})) }
+	must(v.RotateWebhookSecret(ctx, w.ID))(t)
+	if a := must(v.Account(ctx))(t); !a.ImportApproved || a.NetworkTokensActive {
+		t.Errorf("SetApprovals while a webhook is changed: %+v", a)
+	}
+	m.meddle = func() { noError(t, v.DeleteWebhook(ctx, w.ID)) }
+	_, err := v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{LegacyHMAC: &on})
+	fails(t, "UpdateWebhook while it is deleted", err, cardvault.ErrNotFound)
+	w = hook(t, v, receiver)
+	m.meddle = func() { noError(t, v.DeleteWebhook(ctx, w.ID)) }
+	fails(t, "DeleteWebhook while it is deleted", v.DeleteWebhook(ctx, w.ID), cardvault.ErrNotFound)
+
+	m.meddle = func() { hook(t, v, receiver+"late") }
 	token := importCard(t, v, card(2), nil)
 	noError(t, v.Drain(ctx))
-	p.delivered(t, "of this account alone", hookURL+" token.created "+token.ID.String())
-	event := must(v.ListDeliveries(ctx, w.ID, nil))(t).Items[0].EventID
-	disabled := true
-	for what, err := range map[string]error{
-		"Webhook":             second(other.Webhook(ctx, w.ID)),
-		"UpdateWebhook":       second(other.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Disabled: &disabled})),
-		"DeleteWebhook":       other.DeleteWebhook(ctx, w.ID),
-		"RotateWebhookSecret": second(other.RotateWebhookSecret(ctx, w.ID)),
-		"TestWebhook":         second(other.TestWebhook(ctx, w.ID)),
-		"ListDeliveries":      second(other.ListDeliveries(ctx, w.ID, nil)),
-		"Redeliver":           other.Redeliver(ctx, event),
-	} {
-		fails(t, what+" from another account", err, cardvault.ErrNotFound)
+	arrived(t, "an import while a webhook is registered", mail.at(receiver+"late"),
+		told(token, cardvault.TokenCreated, cardvault.ReasonImported))
+
+	// One account has no more webhooks than it can, however many ask.
+	other := must(v.CreateAccount(ctx, canary, nil))(t)
+	parallel(t, 2*cardvault.MaxWebhooks, func(int) error {
+		_, _, err := v.In(other.ID).CreateWebhook(ctx, receiver, nil)
+		if len(cardvault.FieldErrors(err)) > 0 {
+			return nil
+		}
+		return err
+	})
+	if n := must(v.In(other.ID).ListWebhooks(ctx, nil))(t).TotalItems; n != cardvault.MaxWebhooks {
+		t.Errorf("%d webhooks, want %d", n, cardvault.MaxWebhooks)
 	}
-	if p := must(other.ListWebhooks(ctx, nil))(t); p.TotalItems != 0 {
-		t.Errorf("another account has %d webhooks", p.TotalItems)
-	}
-	refuses(t, "no https", third(v.CreateWebhook(ctx, "http://canary.example/", nil)), "url invalid_format")
-	for range cardvault.MaxWebhooks - 1 {
-		noError(t, third(v.CreateWebhook(ctx, hookURL, nil)))
-	}
-	refuses(t, "one too many", third(v.CreateWebhook(ctx, hookURL, nil)), "url out_of_range")
 }
 
-func third[A, B any](_ A, _ B, err error) error { return err }
+func deliveries(t *testing.T, s store.Store) {
+	var mail mailbox
+	v, ctx := sending(t, s, &mail), t.Context()
+	account := must(v.CreateAccount(ctx, canary, nil))(t)
+	all, some := hook(t, v, receiver+"all"), hook(t, v, receiver+"some", cardvault.TokenDeleted)
+	hook(t, v.In(account.ID), receiver+"theirs")
+
+	c := card(1)
+	c.Name = name(canary)
+	imported := importCard(t, v, c, &cardvault.ImportOptions{BusinessKey: canary})
+	patched := rename(t, v, imported, "a")
+	theirs := importCard(t, v.In(account.ID), card(2), nil)
+	if len(mail.taken) != 0 {
+		t.Error("events are delivered before there is background work")
+	}
+	noError(t, v.Drain(ctx))
+	got := mail.at(all.URL)
+	arrived(t, "all events", got,
+		told(imported, cardvault.TokenCreated, cardvault.ReasonImported),
+		told(imported, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	same(t, "the token as it was then", got[0].Token, imported)
+	same(t, "the token as it is", got[1].Token, patched)
+	if got[0].Sequence >= got[1].Sequence || got[1].Sequence >= 1<<53 || got[0].ID == got[1].ID {
+		t.Errorf("events %+v, %+v", got[0], got[1])
+	}
+	arrived(t, "events of deletions alone", mail.at(some.URL))
+	arrived(t, "another account", mail.at(receiver+"theirs"), told(theirs, cardvault.TokenCreated, cardvault.ReasonImported))
+	if e := mail.at(receiver + "theirs")[0]; e.Account != account.ID {
+		t.Error("an event of another account than the token's")
+	}
+	noError(t, v.Delete(ctx, imported.ID))
+	noError(t, v.Drain(ctx))
+	gone := told(imported, cardvault.TokenDeleted, cardvault.ReasonRequested)
+	arrived(t, "a deletion", mail.at(all.URL)[2:], gone)
+	arrived(t, "a deletion, at the other webhook", mail.at(some.URL), gone)
+	if mail.at(all.URL)[2].ID != mail.at(some.URL)[0].ID {
+		t.Error("one event has two ids")
+	}
+	for _, d := range mail.taken {
+		if d.ID != d.Event.ID || !d.CreatedAt.Equal(d.Event.CreatedAt) || len(d.Secrets) != 1 || d.Legacy {
+			t.Errorf("delivery %+v", d)
+		}
+	}
+
+	page := must(v.ListDeliveries(ctx, all.ID, &cardvault.ListOptions{Limit: 2, Ascending: true}))(t)
+	if page.TotalItems != 3 || len(page.Items) != 2 {
+		t.Fatalf("page %+v", page)
+	}
+	for i, d := range page.Items {
+		e := mail.at(all.URL)[i]
+		if d.EventID != e.ID || d.EventType != e.Type || d.TokenID != e.TokenID || d.Status != cardvault.DeliveryDelivered || d.Attempts != 1 ||
+			d.LastStatusCode != 200 || d.LastAttemptAt.Before(e.CreatedAt) || !d.NextAttemptAt.IsZero() || d.ID.Version() != 4 || d.ID == page.Items[1-i].ID {
+			t.Errorf("entry %d of the log: %+v", i, d)
+		}
+	}
+	from := must(v.ListDeliveries(ctx, all.ID, &cardvault.ListOptions{From: mail.at(all.URL)[1].CreatedAt}))(t)
+	if from.TotalItems != 2 {
+		t.Errorf("%d entries from the second event on, want 2", from.TotalItems)
+	}
+	if n := must(v.ListDeliveries(ctx, some.ID, nil))(t).TotalItems; n != 1 {
+		t.Errorf("%d entries in the log of the other webhook, want 1", n)
+	}
+	_, err := v.In(account.ID).ListDeliveries(ctx, all.ID, nil)
+	fails(t, "the log of a webhook of another account", err, cardvault.ErrNotFound)
+	if n := everything(t, s, time.Now().Add(24*time.Hour)); n != 0 {
+		t.Errorf("%d records are due, though all was delivered", n)
+	}
+}
+
+// deliveriesUnheard: nothing is stored while nobody listens, and what was stored waits
+// for a vault that can send.
+func deliveriesUnheard(t *testing.T, s store.Store) {
+	spy, ctx := &spy{Store: s}, t.Context()
+	var mail mailbox
+	v, silent := sending(t, spy, &mail), vaultOn(t, spy, nil)
+	stores := func(what string, want int) {
+		t.Helper()
+		if n := len(spy.last()); n != want {
+			t.Errorf("%s puts %d records, want %d", what, n, want)
+		}
+	}
+	importCard(t, v, card(1), nil)
+	stores("an import without webhooks", 1)
+	w := hook(t, v, receiver, cardvault.TokenDeleted)
+	token := importCard(t, v, card(2), nil)
+	stores("an import that no webhook is told of", 1)
+	on := true
+	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Events: []cardvault.EventType{}}))(t)
+	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Disabled: &on}))(t)
+	rename(t, v, token, "a")
+	stores("an update while the webhook is disabled", 1)
+	on = false
+	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Disabled: &on}))(t)
+	rename(t, silent, token, "b")
+	stores("an update in a vault that cannot send", 4) // token, event, delivery, queue
+	rename(t, silent, token, "c")
+	stores("another update", 3)
+	_, _, err := silent.CreateWebhook(ctx, receiver, nil)
+	fails(t, "registering where nothing is sent", err, cardvault.ErrNotEnabled)
+	noError(t, silent.Drain(ctx))
+	if len(mail.taken) != 0 {
+		t.Error("a vault that cannot send has sent")
+	}
+	noError(t, v.Drain(ctx))
+	arrived(t, "a vault that can send", mail.at(receiver),
+		told(token, cardvault.TokenUpdated, cardvault.ReasonPatched), told(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	if wrote := spy.wrote(func() { noError(t, v.Drain(ctx)) }); wrote != 0 {
+		t.Errorf("with nothing to do Drain wrote %d times", wrote)
+	}
+}
+
+// deliveriesRefused: a webhook that fails gets the same event again, and the events of
+// a token in their order, while other tokens do not wait.
+func deliveriesRefused(t *testing.T, s store.Store) {
+	var mail mailbox
+	v, ctx := sending(t, s, &mail), t.Context()
+	w := hook(t, v, receiver)
+	token, other := importCard(t, v, card(1), nil), importCard(t, v, card(2), nil)
+	rename(t, v, token, "a")
+	failures := 2 // the third would let the later events pass
+	mail.set(func(d *cardvault.Delivery) bool {
+		if d.Event.TokenID != token.ID || failures == 0 {
+			return false
+		}
+		failures--
+		return true
+	})
+	noError(t, v.Drain(ctx))
+	arrived(t, "another token", mail.at(receiver), told(other, cardvault.TokenCreated, cardvault.ReasonImported))
+	log := must(v.ListDeliveries(ctx, w.ID, &cardvault.ListOptions{Ascending: true}))(t).Items
+	if d := log[0]; d.Status != cardvault.DeliveryPending || d.Attempts == 0 || d.LastStatusCode != 500 || d.NextAttemptAt.Before(d.LastAttemptAt) {
+		t.Errorf("a delivery that has failed: %+v", d)
+	}
+	if d := log[2]; d.Status != cardvault.DeliveryPending || d.Attempts != 0 || !d.LastAttemptAt.IsZero() || !d.NextAttemptAt.IsZero() {
+		t.Errorf("a delivery that waits for it: %+v", d)
+	}
+	rename(t, v, token, "b")
+	poll, patience := time.NewTicker(20*time.Millisecond), time.After(30*time.Second)
+	defer poll.Stop()
+	for len(mail.at(receiver)) < 4 {
+		select {
+		case <-poll.C:
+			noError(t, v.Drain(ctx))
+		case <-patience:
+			t.Fatal("the event is not sent again")
+		}
+	}
+	refused, got := mail.set(nil), mail.at(receiver)[1:]
+	arrived(t, "a webhook that works again", got,
+		told(token, cardvault.TokenCreated, cardvault.ReasonImported),
+		told(token, cardvault.TokenUpdated, cardvault.ReasonPatched),
+		told(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	for _, d := range refused {
+		if d.ID != got[0].ID || !d.CreatedAt.Equal(got[0].CreatedAt) {
+			t.Error("an event is another one when it is sent again, or later ones do not wait")
+		}
+	}
+	if got[1].Token.BusinessKey != canary+"a" || got[2].Token.BusinessKey != canary+"b" {
+		t.Error("the events of a token are out of order")
+	}
+}
+
+func deliveriesOfADeletedToken(t *testing.T, s store.Store) {
+	var mail mailbox
+	v, ctx := sending(t, s, &mail), t.Context()
+	w := hook(t, v, receiver)
+	mail.set(func(*cardvault.Delivery) bool { return true })
+	token := importCard(t, v, card(1), nil)
+	rename(t, v, token, "a")
+	noError(t, v.Drain(ctx)) // one is to be sent again, the other waits for it
+	rename(t, v, token, "b")
+	mail.set(nil)
+	noError(t, v.Delete(ctx, token.ID))
+	passed(t, time.Now().Add(60*time.Millisecond)) // a hundredth of 5 seconds, up to a fifth longer
+	noError(t, v.Drain(ctx))
+	arrived(t, "after the deletion", mail.at(receiver), told(token, cardvault.TokenDeleted, cardvault.ReasonRequested))
+	if n := must(v.ListDeliveries(ctx, w.ID, nil))(t).TotalItems; n != 1 {
+		t.Errorf("%d entries in the log, want that of the deletion", n)
+	}
+}
+
+// deliveriesOfTwoVaults: of those that work on one store at the same time, one sends
+// an event, and the order holds.
+func deliveriesOfTwoVaults(t *testing.T, s store.Store) {
+	const tokens, updates = 6, 6
+	var mail mailbox
+	vaults := []*cardvault.Vault{sending(t, s, &mail), sending(t, s, &mail)}
+	hook(t, vaults[0], receiver)
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	for _, v := range vaults {
+		running.Go(func() {
+			if err := v.Run(ctx); err != nil {
+				t.Errorf("Run = %v", err)
+			}
+		})
+	}
+	defer running.Wait()
+	defer stop()
+	parallel(t, tokens, func(i int) error {
+		token, err := vaults[i%2].Import(ctx, card(i), nil)
+		for n := 0; n < updates && err == nil; n++ {
+			key := fmt.Sprint(canary, n)
+			_, err = vaults[(i+n)%2].Update(ctx, token.ID, cardvault.TokenUpdate{BusinessKey: &key})
+		}
+		return err
+	})
+	poll, patience := time.NewTicker(20*time.Millisecond), time.After(30*time.Second)
+	defer poll.Stop()
+	for len(mail.at(receiver)) < tokens*(1+updates) {
+		select {
+		case <-poll.C:
+			for _, v := range vaults {
+				noError(t, v.Drain(ctx)) // it is a third and fourth process
+			}
+		case <-patience:
+			t.Fatalf("%d events have arrived, want %d", len(mail.at(receiver)), tokens*(1+updates))
+		}
+	}
+	stop()
+	running.Wait()
+	seen := map[uuid.UUID]bool{}
+	next := map[uuid.UUID]int{}
+	for _, e := range mail.at(receiver) {
+		if seen[e.ID] {
+			t.Error("an event has arrived twice")
+		}
+		seen[e.ID] = true
+		want := ""
+		if n := next[e.TokenID]; n > 0 {
+			want = fmt.Sprint(canary, n-1)
+		}
+		if e.Token.BusinessKey != want {
+			t.Errorf("event %d of a token has business key %q, want %q", next[e.TokenID], e.Token.BusinessKey, want)
+		}
+		next[e.TokenID]++
+	}
+}
+
+// deliveriesOfADeletedWebhook: they are erased, and so are events that no other
+// webhook has.
+func deliveriesOfADeletedWebhook(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	var mail mailbox
+	v, ctx := sending(t, spy, &mail), t.Context()
+	first, second := hook(t, v, receiver+"1"), hook(t, v, receiver+"2", cardvault.TokenCreated)
+	var put []*store.Record // what is stored of events
+	for i := range 3 {
+		token := importCard(t, v, card(i), nil)
+		put = append(put, spy.last()[1:]...)
+		rename(t, v, token, "a")
+		put = append(put, spy.last()[1:]...)
+	}
+	kinds := map[store.Kind]int{}
+	left := func() (n int) {
+		noError(t, s.View(ctx, func(tx store.ReadTx) error {
+			n = 0
+			clear(kinds)
+			for _, r := range put {
+				_, err := tx.Get(r.Kind, r.ID)
+				if err == nil {
+					n++
+					kinds[r.Kind]++
+				} else if !errors.Is(err, store.ErrNotFound) {
+					return err
+				}
+			}
+			return nil
+		}))
+		return n
+	}
+	noError(t, v.Drain(ctx))
+	noError(t, v.DeleteWebhook(ctx, first.ID))
+	noError(t, v.Drain(ctx))
+	// What is left are the creations: event, delivery and queue of each of them.
+	if n := left(); n != 3+3+1 {
+		t.Errorf("%d records are left when one webhook is deleted, want 7: by kind %v", n, kinds)
+	}
+	if n := must(v.ListDeliveries(ctx, second.ID, nil))(t).TotalItems; n != 3 {
+		t.Errorf("%d entries in the log of the other webhook, want 3", n)
+	}
+	noError(t, v.DeleteWebhook(ctx, second.ID))
+	noError(t, v.Drain(ctx))
+	if n := left(); n != 0 {
+		t.Errorf("%d records are left when all webhooks are deleted: by kind %v", n, kinds)
+	}
+}
+
+// deliveriesDamaged: what somebody has changed is not sent, and keeps nothing of
+// another token or webhook.
+func deliveriesDamaged(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	var mail mailbox
+	v, ctx := sending(t, spy, &mail), t.Context()
+	hook(t, v, receiver)
+	importCard(t, v, card(0), nil)
+	importCard(t, v, card(1), nil) // the queue is due by now
+	rows := spy.last()             // token, event, delivery
+	importCard(t, v, card(2), nil)
+	others := spy.last()
+	noError(t, v.Drain(ctx))
+	taken := len(mail.at(receiver))
+	token := importCard(t, v, card(3), nil)
+	noError(t, v.Drain(ctx))
+	taken++
+
+	// put makes a delivery that is to be sent, with its event, of given rows.
+	put := func(event, delivery *store.Record) {
+		noError(t, s.Update(ctx, func(tx store.Tx) error {
+			tx.Delete(rows[1].Kind, rows[1].ID)
+			tx.Delete(rows[2].Kind, rows[2].ID)
+			return nil
+		}))
+		noError(t, s.Update(ctx, func(tx store.Tx) error {
+			tx.Put(event)
+			tx.Put(delivery)
+			return nil
+		}))
+	}
+	check := func(what string) {
+		t.Helper()
+		rename(t, v, token, what)
+		noError(t, v.Drain(ctx))
+		arrived(t, what, mail.at(receiver)[taken:], told(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+		taken = len(mail.at(receiver))
+	}
+	for what, change := range shownDamage(rows[1], others[1]) {
+		spoiled := clone(rows[1])
+		change(spoiled)
+		put(spoiled, rows[2])
+		check("an event, " + what)
+	}
+	damage := shownDamage(rows[2], others[2])
+	damage["another class"] = func(r *store.Record) { r.Class = 4 }
+	damage["a hash"] = func(r *store.Record) { r.Lookup = [][]byte{[]byte("hash")} }
+	for what, change := range damage {
+		spoiled := clone(rows[2])
+		change(spoiled)
+		put(rows[1], spoiled)
+		check("a delivery, " + what)
+	}
+	put(rows[1], rows[2])
+	rename(t, v, token, "whole")
+	noError(t, v.Drain(ctx))
+	if n := len(mail.at(receiver)) - taken; n != 2 {
+		t.Errorf("%d events arrive when all is whole again, want 2", n)
+	}
+}
+
+func redelivered(t *testing.T, s store.Store) {
+	var mail mailbox
+	v, ctx := sending(t, s, &mail), t.Context()
+	w := hook(t, v, receiver)
+	hook(t, v, receiver+"other", cardvault.TokenDeleted)
+	token := importCard(t, v, card(1), nil)
+	created := told(token, cardvault.TokenCreated, cardvault.ReasonImported)
+	noError(t, v.Drain(ctx))
+	event := mail.at(receiver)[0].ID
+	late := hook(t, v, receiver+"late")
+	noError(t, v.Redeliver(ctx, event))
+	noError(t, v.Redeliver(ctx, event))
+	if d := must(v.ListDeliveries(ctx, w.ID, nil))(t).Items[0]; d.Status != cardvault.DeliveryPending || d.Attempts != 0 {
+		t.Errorf("a delivery that is made anew: %+v", d)
+	}
+	noError(t, v.Drain(ctx))
+	arrived(t, "delivered again", mail.at(receiver), created, created)
+	arrived(t, "a webhook that was not there", mail.at(late.URL), created)
+	arrived(t, "a webhook that does not take it", mail.at(receiver+"other"))
+	if got := mail.at(receiver)[1]; got.ID != event || got.Sequence != mail.at(receiver)[0].Sequence {
+		t.Error("the event is another one when it is delivered again")
+	}
+	if n := must(v.ListDeliveries(ctx, w.ID, nil))(t).TotalItems; n != 1 {
+		t.Errorf("%d entries in the log, want 1", n)
+	}
+	account := must(v.CreateAccount(ctx, canary, nil))(t)
+	fails(t, "an event of another account", v.In(account.ID).Redeliver(ctx, event), cardvault.ErrNotFound)
+	fails(t, "no event", v.Redeliver(ctx, uuid.New()), cardvault.ErrNotFound)
+	noError(t, v.Delete(ctx, token.ID))
+	fails(t, "an event of a deleted token", v.Redeliver(ctx, event), cardvault.ErrNotFound)
+}

@@ -100,10 +100,12 @@ func Sequence(key uuid.UUID) uint64 {
 // epoch is the beginning of the year 2000, in microseconds of Unix time.
 const epoch = 946684800e6
 
-// Beside returns the row key of what belongs to two others and is in the order of
-// the first: its time, and bits that only the two have.
-func Beside(key uuid.UUID, hash [8]byte) uuid.UUID {
-	copy(key[8:], hash[:])
+// Beside returns the row key of what belongs to two others: it has the time of the
+// first, and random bits that only the two make.
+func Beside(key, other uuid.UUID) uuid.UUID {
+	for i := 8; i < len(key); i++ {
+		key[i] ^= other[i]
+	}
 	key[8] = key[8]&0x3f | 0x80
 	return key
 }

@@ -421,3 +421,47 @@ func TestVectors(t *testing.T) {
 		}
 	}
 }
+
+// A sequence orders keys as their times do, and fits into a number of JSON.
+func TestSequence(t *testing.T) {
+	epoch := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+	if n := rowkey.Sequence(rowkey.First(epoch)); n != 0 {
+		t.Errorf("the sequence begins at %d", n)
+	}
+	if n := rowkey.Sequence(rowkey.Last(time.Date(2071, 1, 1, 0, 0, 0, 0, time.UTC))); n >= 1<<53 {
+		t.Errorf("the sequence is %d in 2071", n)
+	}
+	if n := rowkey.Sequence(rowkey.Last(epoch.Add(time.Second))); n != 4e6+3 {
+		t.Errorf("the sequence is %d after a second", n)
+	}
+	var g rowkey.Generator
+	last := g.New()
+	for range 10_000 {
+		key := g.New()
+		if rowkey.Sequence(key) <= rowkey.Sequence(last) {
+			t.Fatalf("%v has sequence %d, %v before it %d", key, rowkey.Sequence(key), last, rowkey.Sequence(last))
+		}
+		last = key
+	}
+}
+
+// What is beside a key has its time, is another for every other key, and leads back.
+func TestBeside(t *testing.T) {
+	var g rowkey.Generator
+	rapid.Check(t, func(t *rapid.T) {
+		key, a, b := anyKey.Draw(t, "key"), anyKey.Draw(t, "a"), g.New()
+		beside := rowkey.Beside(key, a)
+		if beside.Version() != 7 || beside.Variant() != uuid.RFC4122 {
+			t.Fatalf("%v has version %d, variant %v", beside, beside.Version(), beside.Variant())
+		}
+		if !bytes.Equal(beside[:8], key[:8]) {
+			t.Fatalf("%v is beside %v", beside, key)
+		}
+		if got := rowkey.Beside(beside, a); got != key {
+			t.Fatalf("%v leads back to %v, not %v", beside, got, key)
+		}
+		if !bytes.Equal(a[8:], b[8:]) && rowkey.Beside(key, b) == beside {
+			t.Fatalf("%v and %v have the same key beside %v", a, b, key)
+		}
+	})
+}

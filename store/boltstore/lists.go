@@ -200,22 +200,27 @@ type lister struct {
 	fanout fanout
 	nodes  map[nodeKey]*node
 
-	// The nodes from the root to the block that covered the last id, and where
-	// that block ends: appending needs no search. Nil: not known.
-	path []*node
-	end  uuid.UUID // if the block is not open
+	paths map[listKey]path // of lists that were changed: appending needs no search
 
 	fill fill
 	last listKey // of an insert
 }
 
+// A path is the nodes from the root to the block that covered the last id, and where
+// that block ends, if it is not open.
+type path struct {
+	nodes []*node
+	end   uuid.UUID
+}
+
 // begin starts a transaction.
 func (l *lister) begin(tx *bolt.Tx, f fanout) {
-	l.lists, l.fanout, l.path = bucket(tx, listsBucket), f, nil
+	l.lists, l.fanout = bucket(tx, listsBucket), f
 	if l.nodes == nil {
-		l.nodes = make(map[nodeKey]*node)
+		l.nodes, l.paths = make(map[nodeKey]*node), make(map[listKey]path)
 	}
 	clear(l.nodes)
+	clear(l.paths)
 	l.lists.FillPercent = l.fill.percent()
 }
 
@@ -235,7 +240,6 @@ func (l *lister) insert(list listKey, id uuid.UUID, class uint8) {
 		root := &node{key: keyOfNode(list, 1, uuid.Nil), open: true}
 		l.put(root)
 		path = []*node{root}
-		l.path = path
 	}
 	block := path[len(path)-1]
 	i, found := block.entries.search(id)
@@ -305,11 +309,10 @@ func (l *lister) find(list listKey, id uuid.UUID, insert bool) []*node {
 		l.fill.see(list == l.last)
 		l.last = list
 	}
-	if l.path != nil {
-		block := l.path[len(l.path)-1]
-		first := block.key.id()
-		if block.key.list() == list && compareIDs(first, id) <= 0 && (block.open || compareIDs(id, l.end) < 0) {
-			return l.path
+	if p, ok := l.paths[list]; ok {
+		block := p.nodes[len(p.nodes)-1]
+		if compareIDs(block.key.id(), id) <= 0 && (block.open || compareIDs(id, p.end) < 0) {
+			return p.nodes
 		}
 	}
 	cur := l.lists.Cursor()
@@ -321,9 +324,9 @@ func (l *lister) find(list listKey, id uuid.UUID, insert bool) []*node {
 	if insert && compareIDs(id, root.key.id()) < 0 {
 		l.rename(root, uuid.Nil)
 	}
-	path := append(make([]*node, 0, 5), root)
+	p := path{append(make([]*node, 0, 5), root), uuid.Max}
 	for level := root.key.level() - 1; level >= 1; level-- {
-		parent := path[len(path)-1].key.id()
+		parent := p.nodes[len(p.nodes)-1].key.id()
 		at := keyOfNode(list, level, id)
 		k, v = floor(cur, at[:])
 		if !at.sameLevel(k) || bytes.Compare(k[19:], parent[:]) < 0 {
@@ -336,27 +339,26 @@ func (l *lister) find(list listKey, id uuid.UUID, insert bool) []*node {
 		if insert && compareIDs(id, n.key.id()) < 0 {
 			l.rename(n, parent)
 		}
-		path = append(path, n)
+		p.nodes = append(p.nodes, n)
 	}
 	// A node may begin before the first below it does, once that was removed. So
 	// the block ends where the next node begins, on whichever level that is first.
-	l.end = uuid.Max
-	for _, n := range path {
+	for _, n := range p.nodes {
 		cur.Seek(n.key[:])
 		k, _ = cur.Next()
 		n.open = n.key.level() == 1 && !n.key.sameLevel(k)
-		if n.key.sameLevel(k) && bytes.Compare(k[19:], l.end[:]) < 0 {
-			copy(l.end[:], k[19:])
+		if n.key.sameLevel(k) && bytes.Compare(k[19:], p.end[:]) < 0 {
+			copy(p.end[:], k[19:])
 		}
 	}
-	l.path = path
-	return path
+	l.paths[list] = p
+	return p.nodes
 }
 
 // split divides the block at the end of path, and its parents, while they are
 // too large.
 func (l *lister) split(path []*node) {
-	l.path = nil
+	delete(l.paths, path[0].key.list())
 	for i := len(path) - 1; i >= 0; i-- {
 		n := path[i]
 		limit := l.fanout.of(n.key.level())
@@ -540,7 +542,7 @@ func (l *lister) put(n *node) {
 }
 
 func (l *lister) drop(n *node) {
-	l.path = nil
+	delete(l.paths, n.key.list())
 	delete(l.nodes, n.key)
 	check(l.lists.Delete(n.key[:]))
 }

@@ -1,0 +1,474 @@
+package cardvault_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/google/uuid"
+)
+
+// signing returns the text of a signing secret.
+func signing(s cardvault.WebhookSecret) (text string) {
+	s.Expose(func(b []byte) { text = string(b) })
+	return text
+}
+
+// update changes a webhook.
+func (l *lab) update(w *cardvault.Webhook, u cardvault.WebhookUpdate) *cardvault.Webhook {
+	l.Helper()
+	w, err := l.UpdateWebhook(l.Context(), w.ID, u)
+	l.must(err)
+	return w
+}
+
+// disabled checks whether a webhook is disabled, and why.
+func (l *lab) disabled(w *cardvault.Webhook, why string) {
+	l.Helper()
+	w, err := l.Webhook(l.Context(), w.ID)
+	l.must(err)
+	if w.Disabled != (why != "") || w.DisabledReason != why {
+		l.Errorf("webhook is disabled for %q, want %q", w.DisabledReason, why)
+	}
+}
+
+// TestWebhookSecretHidesItself: nothing of it shows, however it is printed.
+func TestWebhookSecretHidesItself(t *testing.T) {
+	secret := cardvault.NewWebhookSecret([]byte("whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"))
+	d := &cardvault.Delivery{Secrets: []cardvault.WebhookSecret{secret}}
+	var log bytes.Buffer
+	slog.New(slog.NewTextHandler(&log, nil)).Info("secret", "secret", secret, "delivery", d)
+	encoded, err := json.Marshal(map[string]any{"secret": secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	vaulttest.AssertNoLeak(t, []string{"c2VjcmV0", "secretsecret"}, log.String(), string(encoded), secret, d,
+		fmt.Sprintf("%v %+v %#v %s %q %x %d", secret, secret, secret, secret, secret, secret, secret), fmt.Sprint(d), fmt.Sprintf("%+v", *d))
+	if (cardvault.WebhookSecret{}).String() != "" {
+		t.Errorf("the zero secret is %q", cardvault.WebhookSecret{})
+	}
+}
+
+// TestSigningSecrets: what signs while a secret is rotated.
+func TestSigningSecrets(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		l.must(l.DeleteWebhook(l.Context(), hook.ID))
+		hook, first, err := l.CreateWebhook(l.Context(), url, nil)
+		l.must(err)
+		random, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(signing(first), "whsec_"))
+		if err != nil || len(random) != 32 || !strings.HasPrefix(signing(first), "whsec_") {
+			t.Errorf("the secret is of %d bytes: %v", len(random), err)
+		}
+		signs := func(want ...cardvault.WebhookSecret) {
+			t.Helper()
+			post.forget()
+			l.imports(visa)
+			l.drain()
+			var texts []string
+			for _, s := range want {
+				texts = append(texts, signing(s))
+			}
+			if got := post.took(url)[0].secrets; !slices.Equal(got, texts) {
+				t.Errorf("%d secrets sign, want %d", len(got), len(texts))
+			}
+		}
+		rotate := func() cardvault.WebhookSecret {
+			secret, err := l.RotateWebhookSecret(l.Context(), hook.ID)
+			l.must(err)
+			return secret
+		}
+		signs(first)
+		second := rotate()
+		signs(first, second)
+		l.pass(23 * time.Hour)
+		signs(first, second)
+		l.pass(time.Hour)
+		signs(second)
+		third := rotate()
+		l.pass(time.Hour)
+		fourth := rotate()
+		signs(third, fourth) // at most two
+		l.pass(24 * time.Hour)
+		signs(fourth)
+		l.update(hook, cardvault.WebhookUpdate{Description: new("a")})
+		signs(fourth)
+		secrets := []string{signing(first), signing(second), signing(third), signing(fourth)}
+		if slices.Sort(secrets); len(slices.Compact(secrets)) != 4 {
+			t.Error("a secret is that of before")
+		}
+	})
+}
+
+// TestSecretRotatedInFlight: a receiver that knows the former secret or the new one
+// understands every delivery, and what is sent again is signed anew.
+func TestSecretRotatedInFlight(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		knows := "" // the secret that the receiver accepts; "": any
+		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+			<-time.After(time.Second)
+			var secrets []string
+			for _, s := range d.Secrets {
+				secrets = append(secrets, signing(s))
+			}
+			if knows != "" && !slices.Contains(secrets, knows) {
+				return 401, nil
+			}
+			return 200, nil
+		})
+		ids := l.crowd(100, visa)
+		l.run(func() {
+			l.pass(2500 * time.Millisecond)
+			secret, err := l.RotateWebhookSecret(l.Context(), hook.ID)
+			l.must(err)
+			knows = signing(secret) // at once
+			for _, id := range ids {
+				patch(l, id, "a")
+			}
+			l.pass(time.Minute)
+		})
+		refused := 0
+		for _, s := range post.tried(url) {
+			if s.code == 401 {
+				refused++
+			}
+		}
+		if refused == 0 || refused > 8 {
+			t.Errorf("%d deliveries were refused, want those that were under way", refused)
+		}
+		if n, again := post.inOrder(url); n != 200 || again != 0 {
+			t.Errorf("%d events have arrived, want 200; %d of them again", n, again)
+		}
+	})
+}
+
+// TestWebhookWithoutSuccess: after five days without one it is disabled, what becomes
+// due then fails, and when it is enabled again the five days begin anew.
+func TestWebhookWithoutSuccess(t *testing.T) {
+	const day = 24 * time.Hour
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		const other = "https://other.example/"
+		healthy := l.hook(other)
+		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+			if d.URL == url {
+				return 503, nil
+			}
+			return 200, nil
+		})
+		l.run(func() {
+			l.pass(10 * day) // nothing happens, and that is no failure
+			l.imports(visa)
+			l.pass(4 * day)
+			l.imports(visa)
+			l.pass(23 * time.Hour)
+			l.disabled(hook, "")
+			l.pass(2 * day) // the second event is attempted again after five days
+			l.disabled(hook, "failing")
+			l.disabled(healthy, "")
+			if strings.Count(l.log.text(), "webhook is disabled") != 1 {
+				t.Error("the end of a webhook is not in the log, or too often")
+			}
+			before := len(post.tried(url))
+			missed := l.imports(visa)
+			l.pass(2 * day)
+			if n := len(post.tried(url)); n != before {
+				t.Errorf("%d attempts while it is disabled", n-before)
+			}
+			l.statuses(hook, lost, lost)
+
+			w := l.update(hook, cardvault.WebhookUpdate{Disabled: new(false)})
+			if w.Disabled || w.DisabledReason != "" {
+				t.Errorf("enabled again: %+v", w)
+			}
+			id := l.imports(visa)
+			l.pass(4 * day)
+			l.imports(visa)
+			l.pass(time.Hour)
+			l.disabled(hook, "")
+			post.set(nil)
+			patch(l, id, "a")
+			l.pass(time.Second)
+			l.disabled(hook, "")
+			post.has(url, missed)
+			post.has(url, id, patchedEvent) // its creation has failed for good
+			post.set(func(context.Context, *cardvault.Delivery) (int, error) { return 503, nil })
+			l.imports(visa)
+			l.pass(4 * day)
+			l.imports(visa)
+			l.pass(time.Hour)
+			l.disabled(hook, "") // there was success in between
+		})
+	})
+}
+
+// TestWebhookIsGone: one that answers 410 is disabled at once.
+func TestWebhookIsGone(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		post.says(410)
+		id := l.imports(visa)
+		patch(l, id, "a")
+		l.crowd(100, visa)
+		l.run(func() { l.pass(time.Hour) })
+		l.disabled(hook, "gone")
+		if n := len(post.tried(url)); n > 8 {
+			t.Errorf("%d attempts after it was gone", n)
+		}
+		for _, d := range l.deliveries(hook) {
+			if d.Status != lost {
+				t.Errorf("%+v", d)
+			}
+		}
+		post.set(nil)
+		first := l.deliveries(hook)[0].EventID
+		l.update(hook, cardvault.WebhookUpdate{Disabled: new(false)})
+		l.must(l.Redeliver(l.Context(), first))
+		l.run(func() { l.pass(time.Hour) })
+		post.has(url, id, createdEvent)
+	})
+}
+
+// TestURLChangedInFlight: what a former URL answers does not disable the new one.
+func TestURLChangedInFlight(t *testing.T) {
+	const moved = "https://moved.example/"
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+			if d.URL == moved {
+				return 200, nil
+			}
+			l.update(hook, cardvault.WebhookUpdate{URL: new(moved)})
+			return 410, nil
+		})
+		id := l.imports(visa)
+		patch(l, id, "a")
+		l.run(func() { l.pass(time.Hour) })
+		l.disabled(hook, "")
+		post.has(moved, id, patchedEvent)
+		l.statuses(hook, lost, delivered)
+	})
+}
+
+// TestDisabledWhileUnderWay: nothing begins any more once a webhook is disabled. What
+// is not due meanwhile goes on when it is enabled again.
+func TestDisabledWhileUnderWay(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+			<-time.After(time.Second)
+			return 500, nil
+		})
+		l.crowd(100, visa)
+		l.run(func() {
+			l.pass(1500 * time.Millisecond) // 16 attempts
+			l.update(hook, cardvault.WebhookUpdate{Disabled: new(true)})
+			l.disabled(hook, "requested")
+			l.pass(time.Second)
+			if n := len(post.tried(url)); n != 16 {
+				t.Errorf("%d attempts, want 16", n)
+			}
+			failed, waiting := 0, 0
+			for _, d := range l.deliveries(hook) {
+				switch d.Status {
+				case lost:
+					failed++
+				case underWay:
+					waiting++
+				}
+			}
+			if failed != 84 || waiting != 16 {
+				t.Errorf("%d failed, %d under way, want 84 and 16", failed, waiting)
+			}
+			l.update(hook, cardvault.WebhookUpdate{Disabled: new(false)})
+			post.set(nil)
+			l.pass(10 * time.Second)
+			if n := len(post.took(url)); n != 16 {
+				t.Errorf("%d events have arrived, want 16", n)
+			}
+		})
+	})
+}
+
+// TestDeleteWebhook: nothing is sent any more, and nothing is left but what others
+// have.
+func TestDeleteWebhook(t *testing.T) {
+	const other = "https://other.example/"
+	inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
+		l.must(l.DeleteWebhook(l.Context(), first.ID))
+		l.drain()
+		l.keepBooks()
+		hook, kept := l.hook(url), l.hook(other)
+		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+			<-time.After(time.Second)
+			return 500, nil
+		})
+		l.crowd(400, visa)
+		l.run(func() {
+			l.pass(1500 * time.Millisecond)
+			l.must(l.DeleteWebhook(l.Context(), hook.ID))
+			l.pass(5 * time.Minute)
+		})
+		if n := len(post.tried(url)); n != 16 {
+			t.Errorf("%d attempts, want those that had begun", n)
+		}
+		if _, err := l.Webhook(l.Context(), hook.ID); !errors.Is(err, cardvault.ErrNotFound) {
+			t.Errorf("Webhook = %v", err)
+		}
+		if _, err := l.ListDeliveries(l.Context(), hook.ID, nil); !errors.Is(err, cardvault.ErrNotFound) {
+			t.Errorf("ListDeliveries = %v", err)
+		}
+		a, b, c, d := len(l.stored(kindWebhook)), len(l.stored(kindQueue)), len(l.stored(kindDelivery)), len(l.stored(kindWebhookEvent))
+		if a != 1 || b != 1 || c != 400 || d != 400 {
+			t.Errorf("%d webhooks, %d queues, %d deliveries, %d events are left, want those of the other", a, b, c, d)
+		}
+		l.must(l.DeleteWebhook(l.Context(), kept.ID))
+		l.run(func() { l.pass(2 * time.Minute) })
+		for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery, kindWebhookEvent} {
+			if n := len(l.stored(kind)); n != 0 {
+				t.Errorf("%d records of kind %d are left", n, kind)
+			}
+		}
+	})
+}
+
+// TestDeleteWebhookAtRest: what is in the log of one that has nothing to do is erased
+// too.
+func TestDeleteWebhookAtRest(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
+		l.must(l.DeleteWebhook(l.Context(), first.ID))
+		l.drain()
+		l.keepBooks()
+		hook := l.hook(url)
+		l.crowd(300, visa)
+		l.drain()
+		l.must(l.DeleteWebhook(l.Context(), hook.ID))
+		l.drain()
+		for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery, kindWebhookEvent} {
+			if n := len(l.stored(kind)); n != 0 {
+				t.Errorf("%d records of kind %d are left", n, kind)
+			}
+		}
+	})
+}
+
+// TestUnknownWebhooks: calls for one that is not there.
+func TestUnknownWebhooks(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		a, err := l.CreateAccount(l.Context(), "", nil)
+		l.must(err)
+		theirs, _, err := l.In(a.ID).CreateWebhook(l.Context(), "https://theirs.example/", nil)
+		l.must(err)
+		for _, id := range []uuid.UUID{uuid.New(), uuid.Nil, theirs.ID} {
+			for what, call := range map[string]func() error{
+				"Webhook": func() error { _, err := l.Webhook(l.Context(), id); return err },
+				"UpdateWebhook": func() error {
+					_, err := l.UpdateWebhook(l.Context(), id, cardvault.WebhookUpdate{Disabled: new(true)})
+					return err
+				},
+				"DeleteWebhook":       func() error { return l.DeleteWebhook(l.Context(), id) },
+				"RotateWebhookSecret": func() error { _, err := l.RotateWebhookSecret(l.Context(), id); return err },
+				"TestWebhook":         func() error { _, err := l.TestWebhook(l.Context(), id); return err },
+				"ListDeliveries":      func() error { _, err := l.ListDeliveries(l.Context(), id, nil); return err },
+			} {
+				if err := call(); !errors.Is(err, cardvault.ErrNotFound) {
+					t.Errorf("%s = %v", what, err)
+				}
+			}
+		}
+		w, err := l.In(a.ID).Webhook(l.Context(), theirs.ID)
+		l.must(err)
+		if w.Disabled || len(post.sent) != 0 {
+			t.Error("a webhook of another account was touched")
+		}
+		if _, _, err := l.In(uuid.New()).CreateWebhook(l.Context(), url, nil); !errors.Is(err, cardvault.ErrNotFound) {
+			t.Errorf("CreateWebhook for an unknown account = %v", err)
+		}
+	})
+}
+
+// TestTestWebhook: a test is sent at once and once, also to one that is disabled.
+func TestTestWebhook(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		l.update(hook, cardvault.WebhookUpdate{Disabled: new(true), LegacyHMAC: new(true)})
+		for want, answer := range map[int]func(context.Context, *cardvault.Delivery) (int, error){
+			200: func(context.Context, *cardvault.Delivery) (int, error) { <-time.After(time.Second); return 200, nil },
+			404: func(context.Context, *cardvault.Delivery) (int, error) { <-time.After(time.Second); return 404, nil },
+			410: func(context.Context, *cardvault.Delivery) (int, error) { <-time.After(time.Second); return 410, nil },
+			0:   func(context.Context, *cardvault.Delivery) (int, error) { <-time.After(time.Second); return 0, errDown },
+		} {
+			post.forget()
+			post.set(answer)
+			got, err := l.TestWebhook(l.Context(), hook.ID)
+			l.must(err)
+			if got.StatusCode != want || got.Duration != time.Second {
+				t.Errorf("%+v, want %d", got, want)
+			}
+			sent := post.tried(url)
+			if len(sent) != 1 || sent[0].Event != nil || sent[0].ID == uuid.Nil || time.Since(sent[0].CreatedAt) > 2*time.Second ||
+				len(sent[0].secrets) != 1 || !sent[0].Legacy {
+				t.Errorf("sent %+v", sent)
+			}
+		}
+		l.disabled(hook, "requested")
+		l.statuses(hook)
+		post.set(func(ctx context.Context, _ *cardvault.Delivery) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
+		got, err := l.TestWebhook(l.Context(), hook.ID)
+		l.must(err)
+		if got.StatusCode != 0 || got.Duration != 15*time.Second {
+			t.Errorf("no answer: %+v", got)
+		}
+		ctx, cancel := context.WithCancel(l.Context())
+		post.set(func(ctx context.Context, _ *cardvault.Delivery) (int, error) { cancel(); return 0, ctx.Err() })
+		if _, err := l.TestWebhook(ctx, hook.ID); !errors.Is(err, context.Canceled) {
+			t.Errorf("TestWebhook that was cancelled = %v", err)
+		}
+	})
+}
+
+// TestNoSender: a vault without one registers nothing, and what it stores waits for
+// one that has it.
+func TestNoSender(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		opts := l.opts
+		opts.Webhooks = nil
+		keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+		l.must(err)
+		silent, err := cardvault.New(l.Context(), l.store, keys, &opts)
+		l.must(err)
+		_, _, err = silent.CreateWebhook(l.Context(), url, nil)
+		_, err2 := silent.UpdateWebhook(l.Context(), hook.ID, cardvault.WebhookUpdate{Disabled: new(true)})
+		_, err3 := silent.TestWebhook(l.Context(), hook.ID)
+		for _, err := range []error{err, err2, err3} {
+			if !errors.Is(err, cardvault.ErrNotEnabled) {
+				t.Errorf("without a sender: %v", err)
+			}
+		}
+		page, err := silent.ListWebhooks(l.Context(), nil)
+		l.must(err)
+		if len(page.Items) != 1 {
+			t.Errorf("%d webhooks", len(page.Items))
+		}
+		ctx, stop := context.WithCancel(l.Context())
+		ended := make(chan error)
+		go func() { ended <- silent.Run(ctx) }()
+		token, err := silent.Import(l.Context(), visa, nil)
+		l.must(err)
+		l.pass(30 * 24 * time.Hour)
+		stop()
+		l.must(<-ended)
+		if len(post.sent) != 0 {
+			t.Error("a vault without a sender sends")
+		}
+		l.run(func() { l.pass(time.Second) })
+		post.has(url, token.ID, createdEvent)
+		l.must(silent.DeleteWebhook(l.Context(), hook.ID))
+		l.must(silent.Close())
+	})
+}
