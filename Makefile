@@ -3,8 +3,9 @@ MODULES := $(sort $(dir $(shell git ls-files '*go.mod')))
 CODE    := $(filter-out tools/,$(MODULES))
 FUZZTIME ?= 30s
 BENCH    ?=
+FAULTS   ?= 100
 
-.PHONY: help check test race fuzz bench bundle deps
+.PHONY: help check test race fuzz bench faults bundle deps
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -44,3 +45,6 @@ bundle: ## httpapi/cardentry/dist, of its sources
 
 bench: ## ratios against raw bbolt and bare net/http (BENCH="import get …" selects)
 	go run ./internal/bench $(BENCH)
+
+faults: deps ## fail-overs of PostgreSQL under writes, FAULTS (100) times: what is lost, and for how long
+	FAULTS=$(FAULTS) go test -C examples/cluster -v -count=1 -timeout 60m -run '^TestFailover$$' .

@@ -16,27 +16,14 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/cardvault/cardvault/store"
 )
 
 const (
-	secretPAN  = "4000056655665556"
-	secretCode = "9137"
+	secretPAN  = transcript.SecretPAN
+	secretCode = transcript.SecretCode
 )
-
-// incidental is what may hold the digits of a code by chance.
-var incidental = regexp.MustCompile(`vk_test_\w+|whsec_[\w+/=]+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{64}|"[0-9a-f]{32}"|"[\w-]{342}"|eyJ[\w.-]+|\d{4}-\d\d-\d\dT[0-9:.]+|[0-9.]+[nµm]?s\b`)
-
-// noEcho checks that neither secret shows in what is answered and logged.
-func noEcho(t *testing.T, where string, texts ...string) {
-	t.Helper()
-	for _, text := range texts {
-		clean := incidental.ReplaceAllString(text, "")
-		if strings.Contains(text, secretPAN) || strings.Contains(clean, secretCode) {
-			t.Errorf("%s shows a secret: %s", where, text)
-		}
-	}
-}
 
 func headerText(h http.Header) string { return fmt.Sprint(h) }
 
@@ -104,7 +91,7 @@ func TestNoEcho(t *testing.T) {
 		if a.status == 200 {
 			body = stored.ReplaceAllString(body, "")
 		}
-		noEcho(t, where, headerText(a.header), body, log)
+		transcript.NoEcho(t, where, headerText(a.header), body, log)
 		return a
 	}
 	for _, secret := range []string{secretPAN, secretCode} {
@@ -199,7 +186,7 @@ func TestPanics(t *testing.T) {
 				if !strings.Contains(log, "panic") || !strings.Contains(log, "stack=") || !strings.Contains(log, a.header.Get("X-Request-Id")) {
 					t.Errorf("the panic was not logged: %s", log)
 				}
-				noEcho(t, where, log, a.body, headerText(a.header))
+				transcript.NoEcho(t, where, log, a.body, headerText(a.header))
 			})
 		}
 	}
@@ -303,7 +290,7 @@ func TestStoreFailures(t *testing.T) {
 				if !strings.Contains(log, "level=ERROR") || !strings.Contains(log, a.header.Get("X-Request-Id")) {
 					t.Errorf("not logged: %s", log)
 				}
-				noEcho(t, e.path, a.body, log)
+				transcript.NoEcho(t, e.path, a.body, log)
 			})
 		}
 	}

@@ -1,15 +1,11 @@
 package httpapi_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,7 +13,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
-	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -140,34 +136,8 @@ func send(t testing.TB, h http.Handler, method, target, body string, headers ...
 
 func sendContext(t testing.TB, ctx context.Context, h http.Handler, method, target, body string, headers ...string) *answer {
 	t.Helper()
-	var b strings.Builder
-	b.WriteString(method + " " + target + " HTTP/1.1\r\nHost: vault.example\r\n")
-	typed, chunked := body == "", false
-	for i := 0; i < len(headers); i += 2 {
-		typed = typed || strings.EqualFold(headers[i], "Content-Type")
-		chunked = chunked || strings.EqualFold(headers[i], "Transfer-Encoding")
-		b.WriteString(headers[i] + ": " + headers[i+1] + "\r\n")
-	}
-	if !typed {
-		b.WriteString("Content-Type: application/json\r\n")
-	}
-	switch {
-	case chunked && body == "":
-		body = "0\r\n\r\n"
-	case chunked:
-		body = strconv.FormatInt(int64(len(body)), 16) + "\r\n" + body + "\r\n0\r\n\r\n"
-	case body != "":
-		b.WriteString("Content-Length: " + strconv.Itoa(len(body)) + "\r\n")
-	}
-	b.WriteString("\r\n" + body)
-	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(b.String())))
-	if err != nil {
-		t.Fatalf("%s %s cannot be sent: %v", method, target, err)
-	}
-	r.RemoteAddr = "192.0.2.1:1234"
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, r.WithContext(ctx))
-	return &answer{w.Code, w.Header(), w.Body.String()}
+	a := transcript.SendContext(t, ctx, h, method, target, body, headers...)
+	return &answer{a.Status, a.Header, a.Body}
 }
 
 // An answer is what came back.
@@ -254,13 +224,23 @@ func (l *logBuffer) take() string {
 	return l.b.String()
 }
 
-// inBubble runs f in a bubble of synctest in which it is 2026-11-21, midnight.
+// inBubble is [transcript.InBubble].
 func inBubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
-	bubble.Test(t, func(t *testing.T) {
-		time.Sleep(time.Until(time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)))
-		f(t)
-	})
+	transcript.InBubble(t, f)
+}
+
+// checkCommon checks the headers that every answer has, and those of a body.
+func checkCommon(t testing.TB, method string, a *answer) {
+	t.Helper()
+	transcript.CheckCommon(t, method, a.transcript())
+}
+
+// extraHeaders returns the headers that not every answer has so, sorted.
+func extraHeaders(a *answer) []string { return transcript.ExtraHeaders(a.transcript()) }
+
+func (a *answer) transcript() *transcript.Answer {
+	return &transcript.Answer{Status: a.status, Header: a.header, Body: a.body}
 }
 
 // An authenticator is an httpapi.Authenticator.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/google/uuid"
 )
 
@@ -417,7 +418,7 @@ func TestPanickingNetwork(t *testing.T) {
 	if !strings.Contains(a.body, `"code":"scheme_unavailable"`) || !strings.Contains(a.body, `"retryable":true`) {
 		t.Error(a.body)
 	}
-	noEcho(t, "a panic of the network", a.body, r.log.take())
+	transcript.NoEcho(t, "a panic of the network", a.body, r.log.take())
 }
 
 // checkArt checks an answer that is an image, or says that it has not changed.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/google/uuid"
 )
 
@@ -176,7 +177,7 @@ func TestAuthenticator(t *testing.T) {
 		a := send(t, h, test.method, test.path, test.body, "X-Api-Key", test.key)
 		a.want(t, test.status)
 		checkCommon(t, test.method, a)
-		noEcho(t, test.key, a.body, headerText(a.header))
+		transcript.NoEcho(t, test.key, a.body, headerText(a.header))
 		if want := test.key; asked != want && test.status != 404 && test.status != 405 {
 			t.Errorf("asked for %q", asked)
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/google/uuid"
 )
 
@@ -26,13 +27,10 @@ const (
 	pseudoPAN = "9410010000038248746"
 )
 
-var ppanHeaders = []string{
-	"X-Provider-Aid", "10002", "X-Provider-Hash", ppanHash, "X-Provider-Mid", "10001", "X-Provider-Portalid", "2000002",
-}
+var ppanHeaders = transcript.PPANHeaders
 
-// A provider is a cardvault.PPANProvider that remembers what it was sent. It
-// answers by the scenario in the last digits of the card: 081 INVALID, 082 ERROR,
-// anything else VALID, unless a test says what.
+// A provider is a transcript.Provider that remembers what it was sent. A test may say
+// what it answers.
 type provider struct {
 	answer func(context.Context) (*cardvault.PPAN, error)
 
@@ -64,16 +62,7 @@ func (p *provider) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (*c
 	if p.answer != nil {
 		return p.answer(ctx)
 	}
-	switch s.pan[len(s.pan)-4 : len(s.pan)-1] {
-	case "081":
-		return &cardvault.PPAN{Status: cardvault.PPANInvalid, ErrorCode: "14", ErrorMessage: "Invalid card", CustomerMessage: "Please check your card."}, nil
-	case "082":
-		return &cardvault.PPAN{Status: cardvault.PPANError, ErrorCode: "2006", ErrorMessage: "Hash incorrect", CustomerMessage: "An error occurred."}, nil
-	}
-	valid := validPPAN()
-	valid.TruncatedPAN = s.pan[:6] + "XXXXXX" + s.pan[12:]
-	valid.CardExpiry = fmt.Sprintf("%02d%02d", s.expiry.Year%100, s.expiry.Month)
-	return valid, nil
+	return transcript.Provider{}.ObtainPPAN(ctx, r)
 }
 
 func validPPAN() *cardvault.PPAN {
@@ -494,7 +483,7 @@ func TestPPANFailures(t *testing.T) {
 				t.Errorf("%d %v %s", a.status, a.header, a.body)
 			}
 			log := r.log.take()
-			noEcho(t, name, log, headerText(a.header))
+			transcript.NoEcho(t, name, log, headerText(a.header))
 			for _, secret := range []string{ppanHash, pseudoPAN, "4000 0566", "4000-0566"} {
 				if strings.Contains(log, secret) {
 					t.Errorf("%s is logged: %s", secret, log)
@@ -510,7 +499,7 @@ func TestPPANFailures(t *testing.T) {
 	}
 	p.answer = nil
 	r.obtain(t, id).want(t, 200)
-	noEcho(t, "success", r.log.take())
+	transcript.NoEcho(t, "success", r.log.take())
 }
 
 // A provider that hangs is given up in time, and told so.

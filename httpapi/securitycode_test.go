@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -233,7 +234,7 @@ func TestBrokenCodeCache(t *testing.T) {
 			}
 			takes("refresh-session", 0, func() { r.do(t, "POST", "/tokens/"+id+"/refresh-session", "").want(t, 200) })
 			takes("delete", time.Second, func() { r.do(t, "DELETE", "/tokens/"+id, "").want(t, 204) })
-			noEcho(t, "log", r.log.take())
+			transcript.NoEcho(t, "log", r.log.take())
 		})
 	}
 }

@@ -3,17 +3,8 @@ package httpapi_test
 import (
 	"bytes"
 	"context"
-	"crypto/aes"
-	"crypto/cipher"
-	"crypto/fips140"
-	"crypto/rand"
-	"crypto/rsa"
-	"crypto/sha256"
-	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"io"
-	"math/big"
 	"net/http"
 	"net/netip"
 	"os/exec"
@@ -28,6 +19,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/google/uuid"
 )
 
@@ -57,51 +49,7 @@ func completion(t testing.TB, session *answer, claims, sid string) string {
 // encrypt returns claims as a compact JWE under the key of a session.
 func encrypt(t testing.TB, session *answer, claims, sid string) string {
 	t.Helper()
-	session.want(t, 200)
-	var s struct {
-		Data struct {
-			JWK struct{ Kty, N, E, Alg, Use, Kid string }
-		}
-	}
-	if err := json.Unmarshal([]byte(session.body), &s); err != nil {
-		t.Fatal(err)
-	}
-	k, b64 := s.Data.JWK, base64.RawURLEncoding
-	n, err := b64.DecodeString(k.N)
-	if err != nil || k.Kty != "RSA" || k.E != "AQAB" || k.Alg != "RSA-OAEP-256" || k.Use != "enc" {
-		t.Fatalf("key %+v: %v", k, err)
-	}
-	header := map[string]string{"alg": k.Alg, "enc": "A256GCM", "kid": k.Kid}
-	if sid != "" {
-		header["sid"] = sid
-	}
-	plain, err := json.Marshal(header)
-	if err != nil {
-		t.Fatal(err)
-	}
-	protected := b64.EncodeToString(plain)
-	key := make([]byte, 32)
-	rand.Read(key)
-	var wrapped []byte
-	// A browser knows nothing of FIPS 140-3, nor does the randomness of a bubble.
-	fips140.WithoutEnforcement(func() {
-		wrapped, err = rsa.EncryptOAEP(sha256.New(), rand.Reader, &rsa.PublicKey{N: new(big.Int).SetBytes(n), E: 65537}, key, nil)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	block, err := aes.NewCipher(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	gcm, err := cipher.NewGCMWithRandomNonce(block)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sealed := gcm.Seal(nil, nil, []byte(claims), []byte(protected))
-	tag := len(sealed) - 16
-	return strings.Join([]string{protected, b64.EncodeToString(wrapped), b64.EncodeToString(sealed[:12]),
-		b64.EncodeToString(sealed[12:tag]), b64.EncodeToString(sealed[tag:])}, ".")
+	return transcript.Encrypt(t, session.transcript(), claims, sid)
 }
 
 // clients is an Options.ClientAddr that takes each request for one of another client.
@@ -123,7 +71,7 @@ func TestSession(t *testing.T) {
 				t.Helper()
 				a := send(t, r.handler, method, target, body, headers...)
 				checkCommon(t, method, a)
-				noEcho(t, target, headerText(a.header), a.body, r.log.take())
+				transcript.NoEcho(t, target, headerText(a.header), a.body, r.log.take())
 				return a
 			}
 			open := do("GET", path, "")
@@ -193,7 +141,7 @@ func TestSessionLog(t *testing.T) {
 		if strings.Contains(log, id[:8]) || strings.Contains(log, pan) {
 			t.Errorf("the log tells of the session: %s", log)
 		}
-		noEcho(t, "log", log)
+		transcript.NoEcho(t, "log", log)
 	})
 }
 

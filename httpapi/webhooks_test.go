@@ -2,11 +2,8 @@ package httpapi_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +11,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/cardvault/cardvault/store"
 )
 
@@ -46,51 +44,19 @@ func (r *rig) lastEvent(t testing.TB, v *cardvault.Vault) string {
 	return sent.Items[0].EventID.String()
 }
 
-// A sender is a cardvault.Sender to receivers whose URL says what they do: its path
-// is the status with which they answer, /none is no answer, and ?after=250ms how
-// long that takes.
+// A sender is a transcript.Sender that remembers what it has sent.
 type sender struct {
+	transcript.Sender
+
 	mu   sync.Mutex
 	sent []*cardvault.Delivery
-}
-
-var _ cardvault.Sender = (*sender)(nil)
-
-func (s *sender) Check(text string) error {
-	u, err := url.Parse(text)
-	if err != nil || u.Scheme != "https" || u.Host == "" {
-		return errors.New("must be https")
-	}
-	if u.User != nil || u.Fragment != "" {
-		return errors.New("must have neither user nor fragment")
-	}
-	return nil
 }
 
 func (s *sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.SendResult, error) {
 	s.mu.Lock()
 	s.sent = append(s.sent, d)
 	s.mu.Unlock()
-	u, err := url.Parse(d.URL)
-	if err != nil {
-		return nil, err
-	}
-	if after := u.Query().Get("after"); after != "" {
-		pause, err := time.ParseDuration(after)
-		if err != nil {
-			return nil, err
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-	status, err := strconv.Atoi(strings.Trim(u.Path, "/"))
-	if err != nil {
-		return nil, errors.New("no answer")
-	}
-	return &cardvault.SendResult{StatusCode: status}, nil
+	return s.Sender.Send(ctx, d)
 }
 
 // take returns what was sent, and forgets it.

@@ -169,7 +169,7 @@ func startHunt(t *testing.T) *hunt {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal(data, &h.sandbox); err != nil {
+	if err := json.Unmarshal(data, &h.Credentials); err != nil {
 		t.Fatal(err)
 	}
 	return h

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cardvault/cardvault/examples/internal/sandboxtest"
 	"github.com/google/uuid"
 )
 
@@ -44,7 +45,7 @@ func TestMain(m *testing.M) {
 // A process is a running server.
 type process struct {
 	*exec.Cmd
-	sandbox
+	sandboxtest.Program
 	output []string // lines on standard output up to the curl lines
 }
 
@@ -88,7 +89,7 @@ func start(t *testing.T, dir string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal(data, &p.sandbox); err != nil {
+	if err := json.Unmarshal(data, &p.Credentials); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -113,42 +114,6 @@ func (p *process) stop(t *testing.T) {
 		t.Errorf("after SIGTERM: %v", err)
 	}
 }
-
-// do makes a request and returns the status and the decoded answer.
-func (p *process) do(key, method, path, body string) (int, map[string]any, error) {
-	r, err := http.NewRequest(method, p.BaseURL+path, strings.NewReader(body))
-	if err != nil {
-		return 0, nil, err
-	}
-	r.Header.Set("X-Api-Key", key)
-	if body != "" {
-		r.Header.Set("Content-Type", "application/json")
-	}
-	w, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer w.Body.Close()
-	var answer map[string]any
-	if err := json.NewDecoder(w.Body).Decode(&answer); err != nil && err != io.EOF { // there may be no body
-		return 0, nil, err
-	}
-	return w.StatusCode, answer, nil
-}
-
-func (p *process) want(t *testing.T, status int, key, method, path, body string) map[string]any {
-	t.Helper()
-	got, answer, err := p.do(key, method, path, body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != status {
-		t.Fatalf("%s %s answers %d %v, want %d", method, path, got, answer, status)
-	}
-	return answer
-}
-
-const cardJSON = `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}`
 
 func TestServer(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
@@ -176,15 +141,15 @@ func TestServer(t *testing.T) {
 		}
 	}
 	key := p.Accounts[0].APIKey
-	token := p.want(t, 200, key, "POST", "/cde-import", cardJSON)
+	token := p.Want(t, 200, key, "POST", "/cde-import", sandboxtest.CardJSON)
 	if token["masked_account_number"] != "424242******4242" {
 		t.Errorf("token %v", token)
 	}
-	refused := p.want(t, 403, p.Accounts[1].APIKey, "POST", "/cde-import", cardJSON)
+	refused := p.Want(t, 403, p.Accounts[1].APIKey, "POST", "/cde-import", sandboxtest.CardJSON)
 	if refused["classifier"] != "IMPORT_NOT_APPROVED" {
 		t.Errorf("the restricted account gets %v", refused)
 	}
-	p.want(t, 404, p.Accounts[1].APIKey, "GET", "/tokens/"+token["id"].(string), "")
+	p.Want(t, 404, p.Accounts[1].APIKey, "GET", "/tokens/"+token["id"].(string), "")
 
 	w, err := http.Get(p.BaseURL + "/")
 	if err != nil {
@@ -248,7 +213,7 @@ func TestServer(t *testing.T) {
 	if fmt.Sprint(again.Accounts) != fmt.Sprint(p.Accounts) {
 		t.Error("a restart changed the accounts")
 	}
-	if got := again.want(t, 200, key, "GET", "/tokens/"+token["id"].(string), ""); got["created_at"] != token["created_at"] {
+	if got := again.Want(t, 200, key, "GET", "/tokens/"+token["id"].(string), ""); got["created_at"] != token["created_at"] {
 		t.Errorf("after the restart the token is %v", got)
 	}
 }
@@ -258,14 +223,14 @@ func TestServer(t *testing.T) {
 func TestStopped(t *testing.T) {
 	dir := t.TempDir()
 	p := start(t, dir)
-	k := p.follow(t, p.importCard(t, "4111110000000427"), "pending", "active")
+	k := p.Follow(t, p.Import(t, "4111110000000427"), "pending", "active")
 
 	answered := make(chan error, 1)
 	served := make(chan struct{})
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
 		Got100Continue: func() { close(served) }, // the handler reads the body
 	})
-	r, err := http.NewRequestWithContext(ctx, "POST", p.BaseURL+"/tokens/"+k.id()+"/payment-data",
+	r, err := http.NewRequestWithContext(ctx, "POST", p.BaseURL+"/tokens/"+k.ID()+"/payment-data",
 		strings.NewReader(`{"amount":1999,"currency_code":"EUR","reference":"order 7"}`))
 	if err != nil {
 		t.Fatal(err)
@@ -295,16 +260,16 @@ func TestStopped(t *testing.T) {
 	}
 
 	p = start(t, dir)
-	slow := p.importCard(t, "4111110000000500")
+	slow := p.Import(t, "4111110000000500")
 	// What was imported first is under way when what came later is over.
-	p.follow(t, p.importCard(t, "4111110000000005"), "pending", "active")
+	p.Follow(t, p.Import(t, "4111110000000005"), "pending", "active")
 	begin := time.Now()
 	p.stop(t)
 	if d := time.Since(begin); d > shutdownTimeout {
 		t.Errorf("stopping took %v", d)
 	}
 	p = start(t, dir)
-	if state := p.get(t, slow.id()).state(); state != "active" {
+	if state := p.Get(t, slow.ID()).State(); state != "active" {
 		t.Errorf("the provisioning was cut off: it is %q", state)
 	}
 }
@@ -328,7 +293,7 @@ func TestKilled(t *testing.T) {
 			workers.Go(func() {
 				for n := 0; ; n++ {
 					idempotency := fmt.Sprintf("%d-%d-%d", round, worker, n)
-					token, err := p.importOnce(key, idempotency)
+					token, err := p.ImportOnce(key, idempotency)
 					if err != nil {
 						return // killed
 					}
@@ -345,7 +310,7 @@ func TestKilled(t *testing.T) {
 					if victim == "" {
 						continue
 					}
-					status, _, err := p.do(key, "DELETE", "/tokens/"+victim, "")
+					status, _, err := p.Do(key, "DELETE", "/tokens/"+victim, "")
 					if err != nil {
 						return
 					}
@@ -377,47 +342,21 @@ func TestKilled(t *testing.T) {
 	p := start(t, dir)
 	key := p.Accounts[0].APIKey
 	for _, id := range kept {
-		p.want(t, 200, key, "GET", "/tokens/"+id, "")
+		p.Want(t, 200, key, "GET", "/tokens/"+id, "")
 	}
 	for _, id := range deleted {
-		p.want(t, 404, key, "GET", "/tokens/"+id, "")
+		p.Want(t, 404, key, "GET", "/tokens/"+id, "")
 	}
 	for idempotency, id := range repeats {
 		// An error is that of a token deleted since.
-		if again, err := p.importOnce(key, idempotency); err == nil && again != id {
+		if again, err := p.ImportOnce(key, idempotency); err == nil && again != id {
 			t.Error("repeating an import made another token")
 		}
 	}
-	total := p.want(t, 200, key, "GET", "/tokens?limit=1", "")["pagination"].(map[string]any)["total_items"].(float64)
+	total := p.Want(t, 200, key, "GET", "/tokens?limit=1", "")["pagination"].(map[string]any)["total_items"].(float64)
 	// Imports that were cut off may have been stored.
 	if int(total) < len(kept) || int(total) > len(kept)+len(unsure)+5*8 {
 		t.Errorf("%v tokens, want about %d", total, len(kept))
 	}
 	t.Logf("%d imports and %d deletions acknowledged over 5 kills, all of them held", len(kept)+len(deleted), len(deleted))
-}
-
-// importOnce imports a card under an idempotency key and returns the token's id.
-func (p *process) importOnce(key, idempotency string) (string, error) {
-	r, err := http.NewRequest("POST", p.BaseURL+"/cde-import", strings.NewReader(cardJSON))
-	if err != nil {
-		return "", err
-	}
-	r.Header.Set("X-Api-Key", key)
-	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("Idempotency-Key", idempotency)
-	w, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return "", err
-	}
-	defer w.Body.Close()
-	var token struct {
-		ID string `json:"id"`
-	}
-	if err := json.NewDecoder(w.Body).Decode(&token); err != nil {
-		return "", err
-	}
-	if w.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("import answers %d", w.StatusCode)
-	}
-	return token.ID, nil
 }

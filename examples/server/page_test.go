@@ -5,16 +5,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cardvault/cardvault"
-	"github.com/cardvault/cardvault/simnet"
-	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/examples/internal/sandboxtest"
 	"github.com/cardvault/cardvault/webhook"
 	"github.com/cardvault/cardvault/webhook/webhooktest"
 	"github.com/google/uuid"
@@ -150,18 +147,18 @@ func TestPage(t *testing.T) {
 	}
 
 	session := v.call(t, 200, "POST", "/sandbox/api/tokens/session", `{"bypass_identification":true}`)["session_id"].(string)
-	if open := p.want(t, 200, "", "GET", "/sessions/"+session, ""); open["next_action"] != "tokenize_card" {
+	if open := p.Want(t, 200, "", "GET", "/sessions/"+session, ""); open["next_action"] != "tokenize_card" {
 		t.Errorf("the session of the page is %v", open)
 	}
 
-	k := token(p.want(t, 200, p.Accounts[0].APIKey, "POST", "/cde-import",
+	k := sandboxtest.Token(p.Want(t, 200, p.Accounts[0].APIKey, "POST", "/cde-import",
 		`{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030,"security_code":"737"}`))
-	id, api := k.id(), "/sandbox/api/tokens/"+k.id()
+	id, api := k.ID(), "/sandbox/api/tokens/"+k.ID()
 	list := v.call(t, 200, "GET", "/sandbox/api/tokens?limit=1", "")["data"].([]any)
 	if len(list) != 1 || list[0].(map[string]any)["id"] != id {
 		t.Fatalf("the page lists %v", list)
 	}
-	p.follow(t, k, "pending", "active")
+	p.Follow(t, k, "pending", "active")
 	v.live(t, "token="+id, func(codes map[string]any, events []any) bool {
 		return codes[id] != nil && told(events, id, "token.created") && told(events, id, "token.updated")
 	})
@@ -207,10 +204,10 @@ func TestPage(t *testing.T) {
 	v.call(t, 422, "POST", "/sandbox/open", `{"encrypted_authentication_data":"`+jwe[:len(jwe)-1]+`"}`)
 	v.call(t, 422, "POST", "/sandbox/open", `{}`)
 	v.call(t, 400, "POST", "/sandbox/open", `{"encrypted_authentication_data":1}`)
-	v.call(t, 400, "POST", "/sandbox/open", `{"encrypted_authentication_data":"`+strings.Repeat("x", maxOpen)+`"}`)
-	other := token(p.want(t, 200, p.Accounts[0].APIKey, "POST", "/cde-import", strings.Replace(cardJSON, "4242424242424242", "4111110000000450", 1)))
-	p.follow(t, other, "pending", "active")
-	without := p.paymentData(t, other.id())["encrypted_authentication_data"].(string)
+	v.call(t, 400, "POST", "/sandbox/open", `{"encrypted_authentication_data":"`+strings.Repeat("x", 8<<10)+`"}`)
+	other := sandboxtest.Token(p.Want(t, 200, p.Accounts[0].APIKey, "POST", "/cde-import", strings.Replace(sandboxtest.CardJSON, "4242424242424242", "4111110000000450", 1)))
+	p.Follow(t, other, "pending", "active")
+	without := p.PaymentData(t, other.ID())["encrypted_authentication_data"].(string)
 	if opened := v.call(t, 200, "POST", "/sandbox/open", `{"encrypted_authentication_data":"`+without+`"}`); opened["eci"] != nil {
 		t.Errorf("payment data without ECI opens to %v", opened)
 	}
@@ -220,12 +217,12 @@ func TestPage(t *testing.T) {
 	}
 	simulator := "/sandbox/api/simulator/tokens/" + id
 	v.call(t, 202, "POST", simulator+"/suspend", "")
-	k = p.follow(t, k, "pending", "inactive suspended_by_issuer")
+	k = p.Follow(t, k, "pending", "inactive suspended_by_issuer")
 	v.call(t, 202, "POST", simulator+"/resume", "")
-	p.follow(t, k, "inactive suspended_by_issuer", "active")
+	p.Follow(t, k, "inactive suspended_by_issuer", "active")
 
 	session = v.call(t, 200, "POST", api+"/refresh-session", "")["session_id"].(string)
-	if open := p.want(t, 200, "", "GET", "/sessions/"+session, ""); open["next_action"] != "refresh_security_code" {
+	if open := p.Want(t, 200, "", "GET", "/sessions/"+session, ""); open["next_action"] != "refresh_security_code" {
 		t.Errorf("the session for a code is %v", open)
 	}
 	v.call(t, 204, "POST", api+"/consume", "")
@@ -239,8 +236,8 @@ func TestPage(t *testing.T) {
 	// The cookie is worth less than an API key.
 	v.call(t, 403, "GET", "/sandbox/api/api-keys", "")
 	v.call(t, 403, "POST", "/sandbox/api/api-keys", `{"label":"mine","scopes":["tokens:read"]}`)
-	v.call(t, 403, "POST", "/sandbox/api/cde-import", cardJSON)
-	p.want(t, 401, v.cookie.Value, "GET", "/tokens", "")
+	v.call(t, 403, "POST", "/sandbox/api/cde-import", sandboxtest.CardJSON)
+	p.Want(t, 401, v.cookie.Value, "GET", "/tokens", "")
 
 	v.call(t, 204, "DELETE", api, "")
 	for _, x := range [][3]string{
@@ -253,7 +250,7 @@ func TestPage(t *testing.T) {
 		v.call(t, 404, x[0], x[1], x[2])
 	}
 	v.live(t, "token="+id, func(_ map[string]any, events []any) bool { return told(events, id, "token.deleted") })
-	v.call(t, 422, "GET", "/sandbox/live?"+strings.Repeat("token=x&", maxLive+1), "")
+	v.call(t, 422, "GET", "/sandbox/live?"+strings.Repeat("token=x&", 51), "")
 
 	for _, a := range p.Accounts {
 		if bytes.Contains(v.seen.Bytes(), []byte(a.APIKey)) || bytes.Contains(v.seen.Bytes(), []byte(a.PaymentSecret)) {
@@ -338,12 +335,12 @@ func TestPageWebhooks(t *testing.T) {
 		t.Errorf("the test event is answered with %v", result)
 	}
 	arrived(1, secret)
-	k := p.importCard(t, "4242424242424242")
-	if d := arrived(2, secret); !bytes.Contains(d.Body, []byte(`"event_type":"token.created"`)) || !bytes.Contains(d.Body, []byte(k.id())) {
+	k := p.Import(t, "4242424242424242")
+	if d := arrived(2, secret); !bytes.Contains(d.Body, []byte(`"event_type":"token.created"`)) || !bytes.Contains(d.Body, []byte(k.ID())) {
 		t.Errorf("of the import is told %s", d.Body)
 	}
 	created := deliveries(1, "delivered", 204.0)
-	if created["token_id"] != k.id() || created["event_type"] != "token.created" || created["attempts"] != 1.0 {
+	if created["token_id"] != k.ID() || created["event_type"] != "token.created" || created["attempts"] != 1.0 {
 		t.Errorf("the delivery is %v", created)
 	}
 
@@ -356,7 +353,7 @@ func TestPageWebhooks(t *testing.T) {
 		t.Errorf("redelivered is %s", d.Header.Get("Webhook-Id"))
 	}
 	hook.Always(webhooktest.Status(500))
-	v.call(t, 204, "DELETE", "/sandbox/api/tokens/"+k.id(), "")
+	v.call(t, 204, "DELETE", "/sandbox/api/tokens/"+k.ID(), "")
 	if d := deliveries(2, "pending", 500.0); d["event_type"] != "token.deleted" || d["next_attempt_at"] == nil {
 		t.Errorf("the delivery that failed is %v", d)
 	}
@@ -431,108 +428,5 @@ func TestPageAlone(t *testing.T) {
 		r.Header.Set("Sec-Fetch-Site", "same-origin")
 		r.Header.Set("Origin", v.BaseURL)
 		v.want(t, 200, r)
-	}
-}
-
-// TestEvents keeps the latest events of an account.
-func TestEvents(t *testing.T) {
-	var e events
-	mine, other := uuid.New(), uuid.New()
-	for n := range maxEvents + 10 {
-		told := &cardvault.Event{Account: mine, Type: cardvault.TokenDeleted}
-		if n%2 == 1 {
-			told.Account = other
-		}
-		if err := e.Event(t.Context(), told); err != nil {
-			t.Fatal(err)
-		}
-	}
-	all := e.since(mine, 0)
-	if len(all) != maxEvents/2 || all[0].Number != 11 || all[len(all)-1].Number != maxEvents+9 {
-		t.Errorf("%d events, from %d on", len(all), all[0].Number)
-	}
-	if after := e.since(mine, maxEvents); len(after) != 5 || after[0].Number != maxEvents+1 {
-		t.Errorf("after event %d: %v", maxEvents, after)
-	}
-	if none := e.since(uuid.New(), 0); none == nil || len(none) > 0 {
-		t.Errorf("an account without events has %v", none)
-	}
-}
-
-// TestChallenge confirms and refuses identifications.
-func TestChallenge(t *testing.T) {
-	network, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{ChallengeURL: "http://127.0.0.1/simulator/identifications/"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { network.Close() })
-	server := httptest.NewServer(newChallenges(network, slog.New(slog.DiscardHandler)))
-	t.Cleanup(server.Close)
-	at := server.URL + "/simulator/identifications/"
-	request := func(method, url, body string) *http.Request {
-		r, err := http.NewRequest(method, url, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		return r
-	}
-	for answer, want := range map[string]cardvault.IDVState{"confirm": cardvault.IDVPassed, "refuse": cardvault.IDVFailed} {
-		begun, err := network.Identify(t.Context(), &cardvault.IDVRequest{
-			IdempotencyKey: answer,
-			Scheme:         cardvault.SchemeVISA,
-			PAN:            simnet.ScenarioPAN(cardvault.SchemeVISA, 70),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		url := at + begun.Reference
-		status, h, html := send(t, request("GET", url, ""))
-		if status != 200 || !bytes.Contains(html, []byte("sandbox")) || !bytes.Contains(html, []byte(`value="`+answer+`"`)) {
-			t.Errorf("the challenge is %d %s", status, html)
-		}
-		if csp := h.Get("Content-Security-Policy"); strings.Contains(csp, "frame-ancestors") || !strings.Contains(csp, "form-action 'self'") {
-			t.Errorf("its policy is %q", csp)
-		}
-		foreigner := request("POST", url, "answer="+answer)
-		foreigner.Host = "evil.example"
-		stranger := request("POST", url, "answer="+answer)
-		stranger.Header.Set("Sec-Fetch-Site", "cross-site")
-		for _, x := range []struct {
-			status int
-			r      *http.Request
-		}{
-			{421, foreigner},
-			{403, stranger},
-			{422, request("POST", url, "")},
-			{422, request("POST", url, "answer=maybe")},
-			{422, request("POST", url+"?answer="+answer, "")},
-			{422, request("POST", url, strings.Repeat("x", 2<<10)+"&answer="+answer)},
-			{404, request("DELETE", url, "")},
-			{404, request("GET", at+uuid.NewString(), "")},
-			{404, request("POST", at+uuid.NewString(), "answer="+answer)},
-			{404, request("GET", at+"x", "")},
-			{404, request("GET", at, "")},
-		} {
-			if status, _, body := send(t, x.r); status != x.status {
-				t.Errorf("%s %s answers %d %s, want %d", x.r.Method, x.r.URL.Path, status, body, x.status)
-			}
-		}
-		if state, err := network.LookupIdentification(t.Context(), begun.Reference); err != nil || state.ChallengeURL == "" {
-			t.Fatalf("what was refused has ended the challenge: %+v, %v", state, err)
-		}
-		status, _, html = send(t, request("POST", url, "answer="+answer))
-		if status != 200 || !bytes.Contains(html, []byte(`id="answered"`)) || bytes.Contains(html, []byte("<button")) {
-			t.Errorf("answered, the challenge is %d %s", status, html)
-		}
-		network.Advance(time.Minute)
-		if state, err := network.LookupIdentification(t.Context(), begun.Reference); err != nil || state.State != want {
-			t.Errorf("after %s the identification is %+v, %v", answer, state, err)
-		}
-	}
-	for _, name := range []string{"challenge.css", "icon.svg"} {
-		if status, h, _ := send(t, request("GET", at+name, "")); status != 200 || h.Get("X-Content-Type-Options") != "nosniff" {
-			t.Errorf("%s answers %d", name, status)
-		}
 	}
 }

@@ -59,8 +59,8 @@ func TestProvider(t *testing.T) {
 		"2200000000000004":    {"INVALID", "", ""}, // Mir
 		"4111141011111111116": {"VALID", "V", "411114XXXXXXXXX1116"},
 	} {
-		k := p.importCard(t, pan)
-		got := p.obtainPPAN(t, k.id(), simnet.PortalKey)
+		k := p.Import(t, pan)
+		got := p.obtainPPAN(t, k.ID(), simnet.PortalKey)
 		if got["status"] != want.status {
 			t.Errorf("%s: %v", pan, got)
 			continue
@@ -76,10 +76,10 @@ func TestProvider(t *testing.T) {
 			len(pseudo) < 16 || len(pseudo) > 19 || len(got) != 5 {
 			t.Errorf("%s: %v", pan, got)
 		}
-		if again := p.obtainPPAN(t, k.id(), simnet.PortalKey); again["pseudocardpan"] != pseudo {
+		if again := p.obtainPPAN(t, k.ID(), simnet.PortalKey); again["pseudocardpan"] != pseudo {
 			t.Errorf("%s: another pseudo card number", pan)
 		}
-		if wrong := p.obtainPPAN(t, k.id(), simnet.PortalKey+"x"); wrong["status"] != "ERROR" {
+		if wrong := p.obtainPPAN(t, k.ID(), simnet.PortalKey+"x"); wrong["status"] != "ERROR" {
 			t.Errorf("%s, wrong hash: %v", pan, wrong)
 		}
 	}

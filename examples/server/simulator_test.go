@@ -15,33 +15,33 @@ func TestControl(t *testing.T) {
 	p := start(t, t.TempDir())
 	do := func(id, action string) {
 		t.Helper()
-		if answer := p.want(t, 202, p.Accounts[0].APIKey, "POST", "/simulator/tokens/"+id+"/"+action, ""); answer != nil {
+		if answer := p.Want(t, 202, p.Accounts[0].APIKey, "POST", "/simulator/tokens/"+id+"/"+action, ""); answer != nil {
 			t.Errorf("%s answers %v", action, answer)
 		}
 	}
-	k := p.follow(t, p.importCard(t, "4242424242424242"), "pending", "active")
-	do(k.id(), "suspend")
-	p.follow(t, k, "active", "inactive suspended_by_issuer")
-	p.wantFailure(t, k.id(), "scheme", "network_token_inactive", false)
-	do(k.id(), "resume")
-	k = p.follow(t, p.get(t, k.id()), "inactive suspended_by_issuer", "active")
-	do(k.id(), "renew")
-	k = p.until(t, k, "expiry_year")
+	k := p.Follow(t, p.Import(t, "4242424242424242"), "pending", "active")
+	do(k.ID(), "suspend")
+	p.Follow(t, k, "active", "inactive suspended_by_issuer")
+	p.WantFailure(t, k.ID(), "scheme", "network_token_inactive", false)
+	do(k.ID(), "resume")
+	k = p.Follow(t, p.Get(t, k.ID()), "inactive suspended_by_issuer", "active")
+	do(k.ID(), "renew")
+	k = p.Until(t, k, "expiry_year")
 	if k["expiry_year"] != 2033.0 || k["account_number_last_four"] != "4242" {
 		t.Errorf("renewed, the card is %v %v", k["masked_account_number"], k["expiry_year"])
 	}
-	do(k.id(), "replace")
-	k = p.until(t, k, "account_number_last_four")
-	if k["masked_account_number"] != "424242******2424" || k["expiry_year"] != 2037.0 || k.state() != "active" {
+	do(k.ID(), "replace")
+	k = p.Until(t, k, "account_number_last_four")
+	if k["masked_account_number"] != "424242******2424" || k["expiry_year"] != 2037.0 || k.State() != "active" {
 		t.Errorf("replaced, the card is %v %v", k["masked_account_number"], k["expiry_year"])
 	}
-	p.wantCredential(t, k.id())
-	do(k.id(), "delete")
-	p.follow(t, k, "active", "deleted deleted_by_issuer")
+	p.WantCredential(t, k.ID())
+	do(k.ID(), "delete")
+	p.Follow(t, k, "active", "deleted deleted_by_issuer")
 
-	other := p.follow(t, p.importCard(t, "4111110000000005"), "pending", "active")
-	do(other.id(), "invalidate")
-	if other = p.follow(t, other, "active", "deleted account_closed invalid"); other["invalidated_at"] == nil {
+	other := p.Follow(t, p.Import(t, "4111110000000005"), "pending", "active")
+	do(other.ID(), "invalidate")
+	if other = p.Follow(t, other, "active", "deleted account_closed invalid"); other["invalidated_at"] == nil {
 		t.Error("invalidated_at is null")
 	}
 
@@ -50,18 +50,18 @@ func TestControl(t *testing.T) {
 		method, key      string
 		path, classifier string
 	}{
-		{409, "POST", p.Accounts[0].APIKey, k.id() + "/suspend", "NETWORK_TOKEN_STATE_CONFLICT"}, // its network token is deleted
-		{404, "POST", p.Accounts[1].APIKey, k.id() + "/suspend", "NOT_FOUND"},
+		{409, "POST", p.Accounts[0].APIKey, k.ID() + "/suspend", "NETWORK_TOKEN_STATE_CONFLICT"}, // its network token is deleted
+		{404, "POST", p.Accounts[1].APIKey, k.ID() + "/suspend", "NOT_FOUND"},
 		{404, "POST", p.Accounts[0].APIKey, uuid.NewString() + "/suspend", "NOT_FOUND"},
 		{404, "POST", p.Accounts[0].APIKey, "1/suspend", "NOT_FOUND"},
 		{404, "POST", p.Accounts[0].APIKey, "/suspend", "NOT_FOUND"},
-		{404, "POST", p.Accounts[0].APIKey, "%7b" + k.id() + "%7d/suspend", "NOT_FOUND"},
-		{404, "POST", p.Accounts[0].APIKey, k.id() + "/explode", "NOT_FOUND"},
-		{404, "POST", p.Accounts[0].APIKey, k.id() + "/suspend/", "NOT_FOUND"},
-		{404, "POST", p.Accounts[0].APIKey, k.id(), "NOT_FOUND"},
-		{405, "GET", p.Accounts[0].APIKey, k.id() + "/suspend", "METHOD_NOT_ALLOWED"},
-		{401, "POST", "", k.id() + "/suspend", "UNAUTHORIZED"},
-		{401, "POST", p.Accounts[0].APIKey + "x", k.id() + "/suspend", "UNAUTHORIZED"},
+		{404, "POST", p.Accounts[0].APIKey, "%7b" + k.ID() + "%7d/suspend", "NOT_FOUND"},
+		{404, "POST", p.Accounts[0].APIKey, k.ID() + "/explode", "NOT_FOUND"},
+		{404, "POST", p.Accounts[0].APIKey, k.ID() + "/suspend/", "NOT_FOUND"},
+		{404, "POST", p.Accounts[0].APIKey, k.ID(), "NOT_FOUND"},
+		{405, "GET", p.Accounts[0].APIKey, k.ID() + "/suspend", "METHOD_NOT_ALLOWED"},
+		{401, "POST", "", k.ID() + "/suspend", "UNAUTHORIZED"},
+		{401, "POST", p.Accounts[0].APIKey + "x", k.ID() + "/suspend", "UNAUTHORIZED"},
 	} {
 		r, err := http.NewRequest(c.method, p.BaseURL+"/simulator/tokens/"+c.path, nil)
 		if err != nil {

@@ -1,10 +1,11 @@
-package main
+package sandbox
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,14 +15,15 @@ import (
 	"github.com/google/uuid"
 )
 
-// A sandbox is the content of sandbox.json: what a client needs. Keys and
+// Credentials are the content of sandbox.json: what a client needs. Keys and
 // secrets cannot be read from the vault, so this file is where they are kept.
-type sandbox struct {
+type Credentials struct {
 	BaseURL  string    `json:"base_url"`
-	Accounts []account `json:"accounts"`
+	Accounts []Account `json:"accounts"`
 }
 
-type account struct {
+// An Account is one of the sandbox, with an API key that has every scope.
+type Account struct {
 	Name          string    `json:"name"`
 	AccountID     uuid.UUID `json:"account_id"`
 	APIKey        string    `json:"api_key"`
@@ -29,11 +31,11 @@ type account struct {
 	PaymentSecret string    `json:"payment_secret"`
 }
 
-// openSandbox returns the two accounts of the sandbox: one with every approval,
-// one with none. What the file holds is kept. Without one, as at the first
-// start, they are made anew.
-func openSandbox(ctx context.Context, v *cardvault.Vault, file string) (*sandbox, error) {
-	box := new(sandbox)
+// Open returns the two accounts of the sandbox in v: one with every approval, one
+// with none. What the file holds is kept. Without one, as at the first start, they
+// are made anew. Only one process at a time may do that.
+func Open(ctx context.Context, v *cardvault.Vault, file string) (*Credentials, error) {
+	box := new(Credentials)
 	data, err := os.ReadFile(file)
 	switch {
 	case err == nil:
@@ -62,7 +64,7 @@ func openSandbox(ctx context.Context, v *cardvault.Vault, file string) (*sandbox
 	return box, nil
 }
 
-func (b *sandbox) has(name string) bool {
+func (b *Credentials) has(name string) bool {
 	for _, a := range b.Accounts {
 		if a.Name == name {
 			return true
@@ -71,7 +73,7 @@ func (b *sandbox) has(name string) bool {
 	return false
 }
 
-func newAccount(ctx context.Context, v *cardvault.Vault, name string, grant cardvault.Approvals) (*account, error) {
+func newAccount(ctx context.Context, v *cardvault.Vault, name string, grant cardvault.Approvals) (*Account, error) {
 	a, err := v.CreateAccount(ctx, name, &grant)
 	if err != nil {
 		return nil, err
@@ -89,11 +91,11 @@ func newAccount(ctx context.Context, v *cardvault.Vault, name string, grant card
 	if err != nil {
 		return nil, err
 	}
-	return &account{name, a.ID, key, m.ID, secret}, nil
+	return &Account{name, a.ID, key, m.ID, secret}, nil
 }
 
-// write puts the file in place whole, for its owner alone.
-func (b *sandbox) write(file string) error {
+// Write puts the file in place whole, for its owner alone.
+func (b *Credentials) Write(file string) error {
 	data, err := json.MarshalIndent(b, "", "  ")
 	if err != nil {
 		return err
@@ -108,4 +110,17 @@ func (b *sandbox) write(file string) error {
 		return err
 	}
 	return os.Rename(f.Name(), file)
+}
+
+// Announce prints how to use the sandbox whose credentials are in a file.
+func (b *Credentials) Announce(w io.Writer, file string) {
+	key := b.Accounts[0].APIKey
+	fmt.Fprintf(w, `Cardvault sandbox on %[1]s
+Credentials are in %[2]s. Import a card, look at it, and get a payment cryptogram for the latest one:
+
+curl -s %[1]s/cde-import -H 'x-api-key: %[3]s' -H 'content-type: application/json' -d '{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}'
+curl -s '%[1]s/tokens?limit=5' -H 'x-api-key: %[3]s'
+curl -s %[1]s/tokens/$(sleep 1; curl -s '%[1]s/tokens?limit=1' -H 'x-api-key: %[3]s' | cut -d'"' -f6)/payment-data -H 'x-api-key: %[3]s' -H 'content-type: application/json' -d '{"amount":1999,"currency_code":"EUR","reference":"order 7"}'
+
+`, b.BaseURL, file, key)
 }

@@ -1,9 +1,8 @@
-package main
+package sandbox
 
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"crypto/subtle"
 	"embed"
 	"encoding/json"
@@ -50,8 +49,8 @@ var pageFiles embed.FS
 
 var pageTemplates = template.Must(template.ParseFS(pageFiles, "page/*.html"))
 
-// newPage returns the page of a server at baseURL for the account a.
-func newPage(v *cardvault.Vault, a *account, baseURL string, c *simnet.Control, told *events, log *slog.Logger) (*page, error) {
+// newPage returns the page of a server at baseURL for the account a, behind a cookie.
+func newPage(v *cardvault.Vault, a *Account, baseURL, cookie string, c *simnet.Control, told *events, log *slog.Logger) (*page, error) {
 	at, err := url.Parse(baseURL)
 	if err != nil {
 		return nil, err
@@ -68,7 +67,7 @@ func newPage(v *cardvault.Vault, a *account, baseURL string, c *simnet.Control, 
 		cookie: http.Cookie{
 			// Browsers send cookies to every port of a host.
 			Name:     "cardvault-sandbox-" + at.Port(),
-			Value:    rand.Text(),
+			Value:    cookie,
 			Path:     "/sandbox",
 			HttpOnly: true,
 			SameSite: http.SameSiteStrictMode,

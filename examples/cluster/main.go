@@ -1,0 +1,147 @@
+// Cluster is the sandbox of examples/server on a store that several machines share:
+// replicas of one vault behind a proxy that takes them in turn. It is no way to hold
+// real cards.
+//
+//	go run -C examples/cluster . -store postgres://… -codes redis://…
+//		[-replicas 3] [-addr 127.0.0.1:8080] [-data ./cardvault-cluster] [-migrate=false]
+//		[-security-code-ttl 10m] [-session-ttl 15m] [-log-level info]
+//		[-origins http://127.0.0.1:8090,http://localhost:8090]
+//
+// -store memory and -codes memory need no servers and keep nothing. DATA holds the key
+// file that all replicas need, and sandbox.json, which is for their clients. What is
+// printed, and what is served, is as of examples/server.
+//
+// SIGINT and SIGTERM stop it. SIGHUP starts the replicas anew, one after the other,
+// while the others go on.
+//
+// # Processes
+//
+// Replicas may also be processes of their own, as in compose.yaml. They need the same
+// DATA, which is made once:
+//
+//	cluster -store … -codes … -data … -base-url http://vault.example -setup
+//	cluster -store … -codes … -data … -base-url http://vault.example -replicas 1 -listen :8081
+//	cluster -proxy http://10.0.0.1:8081,http://10.0.0.2:8081 -addr :8080
+//
+// Any other proxy will do, if it asks GET /ready of a replica more often than once a
+// second. The answer is 204, or 503 from a second before the replica stops taking
+// requests. The list of events on the page is that of the replica which happens to
+// answer: each has those that it has passed on.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cardvault/cardvault/examples/internal/sandbox"
+)
+
+type config struct {
+	store, codes    string
+	migrate, setup  bool
+	replicas        int
+	addr, listen    string
+	proxy, baseURL  string
+	data, origins   string
+	securityCodeTTL time.Duration
+	sessionTTL      time.Duration
+	logLevel        slog.Level
+}
+
+func main() {
+	var c config
+	flag.StringVar(&c.store, "store", "", "`URL` of the PostgreSQL database, or memory")
+	flag.StringVar(&c.codes, "codes", "", "`URL` of the Valkey or Redis for security codes, or memory")
+	flag.BoolVar(&c.migrate, "migrate", true, "bring the schema of the store up to date first")
+	flag.BoolVar(&c.setup, "setup", false, "make what replicas need in the store and the data directory, and end")
+	flag.IntVar(&c.replicas, "replicas", 3, "`number` of replicas in this process")
+	flag.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` of the proxy; port 0 takes a free one")
+	flag.StringVar(&c.listen, "listen", "", "`address` of the one replica of this process, which has no proxy then")
+	flag.StringVar(&c.proxy, "proxy", "", "comma-separated `URLs` of replicas, for a process that is only their proxy")
+	flag.StringVar(&c.baseURL, "base-url", "", "`URL` at which clients reach the proxy; by default that of -addr, or of -listen")
+	flag.StringVar(&c.data, "data", "./cardvault-cluster", "`directory` of the key and sandbox.json")
+	flag.StringVar(&c.origins, "origins", sandbox.Shops, "comma-separated `origins` whose pages may enter cards")
+	flag.DurationVar(&c.securityCodeTTL, "security-code-ttl", 10*time.Minute, "how long a security code is kept")
+	flag.DurationVar(&c.sessionTTL, "session-ttl", 15*time.Minute, "how long a session lives")
+	flag.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	flag.Parse()
+	if wrong := c.wrong(); wrong != "" {
+		fmt.Fprintln(os.Stderr, "cluster:", wrong)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	restart := make(chan os.Signal, 1)
+	signal.Notify(restart, syscall.SIGHUP)
+	if err := run(ctx, c, restart, os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "cluster:", err)
+		os.Exit(1)
+	}
+}
+
+// wrong says what is wrong with the flags.
+func (c *config) wrong() string {
+	switch {
+	case flag.NArg() > 0:
+		return "takes no arguments besides flags"
+	case c.proxy != "":
+		return ""
+	case c.store == "" || c.codes == "":
+		return "-store and -codes are needed"
+	case c.replicas < 1 || c.replicas > 100:
+		return "-replicas must be 1 to 100"
+	case c.listen != "" && c.replicas != 1:
+		return "-listen is for -replicas 1"
+	case (c.listen != "" || c.setup) && (c.store == "memory" || c.codes == "memory"):
+		return "other processes cannot reach what is in memory"
+	case c.setup && c.baseURL == "":
+		return "-setup needs -base-url"
+	case c.securityCodeTTL == 0 || c.sessionTTL == 0: // which would be the defaults
+		return "-security-code-ttl and -session-ttl must not be 0"
+	}
+	return ""
+}
+
+func run(ctx context.Context, c config, restart <-chan os.Signal, stdout, stderr io.Writer) (err error) {
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: c.logLevel}))
+	if c.proxy != "" {
+		return runProxy(ctx, c.addr, strings.Split(c.proxy, ","), log)
+	}
+	cl, err := open(ctx, &c, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, cl.close()) }()
+	if c.setup {
+		return cl.setUp(ctx)
+	}
+	if err := cl.start(ctx); err != nil {
+		return err
+	}
+	cl.credentials.Announce(stdout, cl.file)
+	for {
+		select {
+		case <-restart:
+			log.Info("starting the replicas anew")
+			if err := cl.restart(ctx); err != nil {
+				log.Error("a replica cannot be started: the others go on as they are", "error", err)
+				continue
+			}
+			log.Info("the replicas were started anew")
+		case err := <-cl.ended:
+			return err
+		case <-ctx.Done():
+			log.Info("stopping")
+			return nil
+		}
+	}
+}

@@ -1,0 +1,133 @@
+//go:build unix
+
+package main
+
+import (
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault/examples/internal/sandboxtest"
+)
+
+// A fleet is three replicas and their proxy, all processes of their own.
+type fleet struct {
+	config   config
+	proxy    *process
+	replicas [3]*process
+	at       [3]string
+	base     string
+}
+
+// startFleet starts one on servers of its own, and waits until it takes requests.
+func startFleet(t *testing.T) *fleet {
+	t.Helper()
+	f := &fleet{base: "http://" + freeAddress(t)}
+	f.config.data = t.TempDir()
+	f.config.store, f.config.codes = servers(t)
+	setup := startProcess(t, "", f.config.flags("-base-url", f.base, "-setup")...)
+	if err := setup.Wait(); err != nil {
+		t.Fatalf("-setup: %v: %s", err, setup.log)
+	}
+	for i := range f.replicas {
+		f.at[i] = freeAddress(t)
+		f.start(t, i)
+	}
+	f.proxy = startProcess(t, "", "-proxy", fmt.Sprintf("http://%s,http://%s,http://%s", f.at[0], f.at[1], f.at[2]), "-addr", f.base[len("http://"):])
+	f.proxy.read(t, f.config.data)
+	f.await(t)
+	return f
+}
+
+// start starts a replica.
+func (f *fleet) start(t *testing.T, i int) {
+	t.Helper()
+	f.replicas[i] = startProcess(t, f.config.data, f.config.flags("-base-url", f.base, "-replicas", "1", "-listen", f.at[i], "-migrate=false")...)
+}
+
+// await waits until the proxy has a replica.
+func (f *fleet) await(t *testing.T) {
+	t.Helper()
+	look := time.NewTicker(20 * time.Millisecond)
+	defer look.Stop()
+	for end := time.Now().Add(patience); ; <-look.C {
+		status, _, err := f.proxy.Do(f.proxy.Accounts[0].APIKey, "GET", "/tokens?limit=1", "")
+		if err == nil && status == 200 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the proxy answers %d, %v", status, err)
+		}
+	}
+}
+
+// direct returns a program that uses one replica without the proxy.
+func (f *fleet) direct(i int) *sandboxtest.Program {
+	p := &sandboxtest.Program{Credentials: f.proxy.Credentials}
+	p.BaseURL = "http://" + f.at[i]
+	return p
+}
+
+// freeAddress returns an address on which nobody listens.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// TestFleet stops replicas in processes of their own with SIGTERM, one after the other,
+// and starts them again. No request fails.
+func TestFleet(t *testing.T) {
+	f := startFleet(t)
+	l := startLoad(&f.proxy.Program, 8)
+	for i := range f.replicas {
+		before := l.answered()
+		f.replicas[i].stop(t)
+		f.start(t, i)
+		for l.answered() < before+100 {
+			<-time.After(10 * time.Millisecond)
+		}
+	}
+	served, failed := l.stop()
+	if len(failed) > 0 {
+		t.Errorf("of %d requests %d failed, such as %s", served, len(failed), failed[0])
+	}
+	t.Logf("%d requests while three replicas were stopped and started, %d failed", served, len(failed))
+	f.proxy.stop(t)
+}
+
+// TestKilled kills a replica while it asks for network tokens. Others do that when its
+// lease is over, and the network has one for each card.
+func TestKilled(t *testing.T) {
+	f := startFleet(t)
+	t.Parallel()
+	victim, other := f.direct(0), f.direct(1)
+	var tokens []sandboxtest.Token
+	for range 5 {
+		tokens = append(tokens, victim.Import(t, "4111110000000500")) // takes two seconds
+	}
+	// What it has claimed first is under way when what came later is over.
+	victim.Follow(t, victim.Import(t, "4242424242424242"), "pending", "active")
+	for _, k := range tokens {
+		if state := other.Get(t, k.ID()).State(); state != "pending" {
+			t.Fatalf("it is %q before the replica is killed", state)
+		}
+	}
+	f.replicas[0].kill(t)
+	key := other.Accounts[0].APIKey
+	for _, k := range tokens {
+		other.Follow(t, k, "pending", "active")
+	}
+	for _, k := range tokens {
+		simulated := "/simulator/tokens/" + k.ID() + "/delete"
+		other.Want(t, 202, key, "POST", simulated, "")
+		other.Follow(t, k, "active", "deleted deleted_by_issuer")
+		other.Want(t, 409, key, "POST", simulated, "") // there was one
+	}
+	f.await(t) // without the one that is gone
+}

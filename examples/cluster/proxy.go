@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	dialTimeout = 2 * time.Second
+	probeEvery  = 100 * time.Millisecond
+	probeWithin = time.Second
+
+	// readyPath is where a replica says whether it takes requests.
+	readyPath = "/ready"
+)
+
+// A proxy passes requests on to replicas in turn. What was not sent to one goes to the
+// next; what was sent is never sent again, whatever becomes of it.
+//
+// It sees cards in the clear: it is no less in scope of PCI DSS than the replicas.
+type proxy struct {
+	*httputil.ReverseProxy
+	replicas  []*upstream
+	turn      atomic.Uint64
+	transport *http.Transport
+}
+
+// newProxy returns a proxy for replicas at some URLs, of which none counts as ready.
+// dial makes its connections; nil: over TCP.
+func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string) (net.Conn, error), log *slog.Logger) *proxy {
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
+	}
+	p := &proxy{transport: &http.Transport{
+		DialContext:         dial,
+		DisableCompression:  true,
+		MaxIdleConnsPerHost: 256,
+		IdleConnTimeout:     30 * time.Second, // shorter than that of the replicas
+	}}
+	for _, u := range at {
+		p.replicas = append(p.replicas, &upstream{url: u, idle: closed()})
+	}
+	p.ReverseProxy = &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetXForwarded()
+			r.Out.Host = r.In.Host
+			r.Out.URL.RawQuery = r.In.URL.RawQuery // also what cannot be parsed: the replica says so
+		},
+		Transport:    p,
+		ErrorLog:     slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ErrorHandler: p.fail,
+	}
+	return p
+}
+
+var errNoReplica = errors.New("no replica takes requests")
+
+// RoundTrip implements [http.RoundTripper].
+func (p *proxy) RoundTrip(r *http.Request) (*http.Response, error) {
+	turn, err := p.turn.Add(1), errNoReplica
+	for i := range uint64(len(p.replicas)) {
+		u := p.replicas[(turn+i)%uint64(len(p.replicas))]
+		if !u.acquire() {
+			continue
+		}
+		out := r.Clone(r.Context())
+		out.URL.Scheme, out.URL.Host = u.url.Scheme, u.url.Host
+		if r.Body != nil {
+			out.Body = io.NopCloser(r.Body) // the next one may need it
+		}
+		var answer *http.Response
+		if answer, err = p.transport.RoundTrip(out); err == nil {
+			answer.Body = &body{answer.Body, sync.OnceFunc(u.release)}
+			return answer, nil
+		}
+		u.release()
+		if op, ok := errors.AsType[*net.OpError](err); !ok || op.Op != "dial" || r.Context().Err() != nil {
+			return nil, err
+		}
+	}
+	return nil, err
+}
+
+// fail answers in the form of the REST surface.
+func (p *proxy) fail(w http.ResponseWriter, r *http.Request, err error) {
+	h := w.Header()
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Type", "application/json")
+	h.Set("X-Content-Type-Options", "nosniff")
+	if op, ok := errors.AsType[*net.OpError](err); err == errNoReplica || ok && op.Op == "dial" {
+		h.Set("Retry-After", "1")
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = io.WriteString(w, `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The service is not available."}`) // the client is gone if this fails
+		return
+	}
+	w.WriteHeader(http.StatusBadGateway)
+	_, _ = io.WriteString(w, `{"status":"502","classifier":"OUTCOME_UNKNOWN","message":"The replica has not answered: repeat the request under its idempotency key."}`)
+}
+
+// watch probes replicas in processes of their own until ctx ends.
+func (p *proxy) watch(ctx context.Context) {
+	var group sync.WaitGroup
+	for _, u := range p.replicas {
+		group.Go(func() {
+			tick := time.NewTicker(probeEvery)
+			defer tick.Stop()
+			for ctx.Err() == nil {
+				u.setReady(p.probe(ctx, u))
+				select {
+				case <-tick.C:
+				case <-ctx.Done():
+				}
+			}
+		})
+	}
+	group.Wait()
+	p.transport.CloseIdleConnections()
+}
+
+// probe asks a replica whether it takes requests.
+func (p *proxy) probe(ctx context.Context, u *upstream) bool {
+	ctx, cancel := context.WithTimeout(ctx, probeWithin)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.url.JoinPath(readyPath).String(), nil)
+	if err != nil {
+		return false
+	}
+	answer, err := p.transport.RoundTrip(r)
+	if err != nil {
+		return false
+	}
+	answer.Body.Close()
+	return answer.StatusCode == http.StatusNoContent
+}
+
+// An upstream is a replica as the proxy sees it.
+type upstream struct {
+	url *url.URL
+
+	mu    sync.Mutex
+	ready bool
+	busy  int           // requests that it has
+	idle  chan struct{} // closed while it has none
+}
+
+func closed() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
+func (u *upstream) setReady(ready bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.ready = ready
+}
+
+// acquire takes a place for a request, if the replica is ready.
+func (u *upstream) acquire() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.ready {
+		return false
+	}
+	if u.busy == 0 {
+		u.idle = make(chan struct{})
+	}
+	u.busy++
+	return true
+}
+
+func (u *upstream) release() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.busy--; u.busy == 0 {
+		close(u.idle)
+	}
+}
+
+// drain gives the replica no more requests, and waits until those that it has are
+// answered or ctx ends.
+func (u *upstream) drain(ctx context.Context) {
+	u.mu.Lock()
+	u.ready = false
+	idle := u.idle
+	u.mu.Unlock()
+	select {
+	case <-idle:
+	case <-ctx.Done():
+	}
+}
+
+// A body calls a function when it is closed.
+type body struct {
+	io.ReadCloser
+	closed func()
+}
+
+func (b *body) Close() error {
+	defer b.closed()
+	return b.ReadCloser.Close()
+}
+
+// client returns who has sent a request to the proxy that has passed it on.
+func client(r *http.Request) netip.Addr {
+	chain := r.Header.Get("X-Forwarded-For") // the proxy keeps no other's
+	a, err := netip.ParseAddr(strings.TrimSpace(chain[strings.LastIndexByte(chain, ',')+1:]))
+	if err != nil {
+		return netip.Addr{}
+	}
+	return a.Unmap()
+}

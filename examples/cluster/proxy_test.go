@@ -1,0 +1,118 @@
+//go:build unix
+
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// proxyOf returns a proxy for replicas at some addresses, all ready.
+func proxyOf(t testing.TB, at ...string) *proxy {
+	t.Helper()
+	var urls []*url.URL
+	for _, a := range at {
+		urls = append(urls, &url.URL{Scheme: "http", Host: a})
+	}
+	p := newProxy(urls, nil, quiet)
+	for _, u := range p.replicas {
+		u.setReady(true)
+	}
+	t.Cleanup(p.transport.CloseIdleConnections)
+	return p
+}
+
+func post(p *proxy, body string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest("POST", "/cde-import?a;b=%zz", strings.NewReader(body))
+	r.RemoteAddr = "192.0.2.7:1234"
+	r.Header.Set("X-Forwarded-For", "198.51.100.1")
+	w := httptest.NewRecorder()
+	p.ServeHTTP(w, r)
+	return w
+}
+
+// What could not be sent goes to the next replica, with its body. What was sent goes to
+// no other, whatever became of it.
+func TestProxy(t *testing.T) {
+	const body = `{"account_number":"4242424242424242"}`
+	var served, lost atomic.Int32
+	good := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		served.Add(1)
+		if got, err := io.ReadAll(r.Body); err != nil || string(got) != body {
+			t.Errorf("the body is %q, %v", got, err)
+		}
+		if r.URL.RawQuery != "a;b=%zz" || r.Host != "example.com" {
+			t.Errorf("asked for %s of %s", r.URL, r.Host)
+		}
+		if from := client(r); from != netip.MustParseAddr("192.0.2.7") {
+			t.Errorf("it is from %s", from)
+		}
+	}))
+	t.Cleanup(good.Close)
+	dying, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dying.Close() })
+	go func() { // a replica that is killed when it has a request
+		for {
+			c, err := dying.Accept()
+			if err != nil {
+				return
+			}
+			if n, _ := c.Read(make([]byte, 1)); n > 0 {
+				lost.Add(1)
+			}
+			c.Close()
+		}
+	}()
+
+	p := proxyOf(t, freeAddress(t), good.Listener.Addr().String(), freeAddress(t))
+	for n := range int32(6) {
+		if w := post(p, body); w.Code != 200 || served.Load() != n+1 {
+			t.Fatalf("the answer is %d, served %d times", w.Code, served.Load())
+		}
+	}
+
+	served.Store(0)
+	p = proxyOf(t, dying.Addr().String(), good.Listener.Addr().String())
+	refused := 0
+	for range 6 {
+		if w := post(p, body); w.Code == http.StatusBadGateway {
+			wantFailure(t, w, "OUTCOME_UNKNOWN")
+			refused++
+		} else if w.Code != 200 {
+			t.Errorf("the answer is %d", w.Code)
+		}
+	}
+	if refused != 3 || served.Load() != 3 || lost.Load() != 3 {
+		t.Errorf("%d refused, %d served, %d lost: want 3 each", refused, served.Load(), lost.Load())
+	}
+
+	p = proxyOf(t, freeAddress(t))
+	if w := post(p, body); w.Code != 503 || w.Header().Get("Retry-After") != "1" {
+		t.Errorf("without a replica that listens the answer is %d", w.Code)
+	}
+	p.replicas[0].setReady(false)
+	w := post(p, body)
+	wantFailure(t, w, "SERVICE_UNAVAILABLE")
+	if w.Code != 503 {
+		t.Errorf("without a replica that is ready the answer is %d", w.Code)
+	}
+}
+
+func wantFailure(t *testing.T, w *httptest.ResponseRecorder, classifier string) {
+	t.Helper()
+	var f struct{ Status, Classifier, Message string }
+	if err := json.Unmarshal(w.Body.Bytes(), &f); err != nil || f.Classifier != classifier || f.Message == "" {
+		t.Errorf("the answer is %s: %v", w.Body, err)
+	}
+}

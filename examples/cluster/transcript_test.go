@@ -1,0 +1,112 @@
+//go:build unix
+
+package main
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault/examples/internal/sandbox"
+	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/internal/transcript"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+)
+
+const transcripts = "../../httpapi/testdata/transcripts"
+
+// TestTranscripts plays the documented behaviour on three replicas behind the proxy.
+func TestTranscripts(t *testing.T) {
+	for _, file := range transcript.Files(t, transcripts) {
+		t.Run(file.Name, func(t *testing.T) {
+			file.Play(t, false, func(t *testing.T) *transcript.Setup {
+				s := memstore.New()
+				return &transcript.Setup{
+					Stores:     []store.Store{s, s, s},
+					Codes:      codes.New(1000, nil),
+					Front:      front,
+					ClientAddr: client,
+				}
+			})
+		})
+	}
+}
+
+// TestTranscriptsOnServers plays it on PostgreSQL.
+func TestTranscriptsOnServers(t *testing.T) {
+	for _, file := range transcript.Files(t, transcripts) {
+		t.Run(file.Name, func(t *testing.T) {
+			stores, _ := openStores(t)
+			for i := range stores {
+				stores[i] = bubble.Outside(t, stores[i])
+			}
+			file.Play(t, false, func(t *testing.T) *transcript.Setup {
+				return &transcript.Setup{Stores: stores, Codes: codes.New(1000, nil), Front: front, ClientAddr: client, Rest: time.Hour}
+			})
+		})
+	}
+}
+
+// TestTranscriptsOverTCP plays what is about security codes once more, in real time:
+// with the cache, which has no other, and over TCP.
+func TestTranscriptsOverTCP(t *testing.T) {
+	about := []string{"get_security_code", "identification", "post_cde_import", "post_complete_action", "post_consume", "post_refresh_session"}
+	for _, file := range transcript.Files(t, transcripts) {
+		if !slices.Contains(about, file.Name) {
+			continue
+		}
+		t.Run(file.Name, func(t *testing.T) {
+			t.Parallel()
+			stores, cache := openStores(t)
+			played, of := file.PlayNow(t, &transcript.Setup{Stores: stores, Codes: cache, Front: frontOverTCP, ClientAddr: client})
+			t.Logf("%d of %d requests", played, of)
+		})
+	}
+}
+
+// frontOverTCP serves replicas, each on its own, behind a proxy.
+func frontOverTCP(t testing.TB, replicas []http.Handler) http.Handler {
+	var at []string
+	for _, h := range replicas {
+		server := httptest.NewUnstartedServer(nil)
+		server.Config = sandbox.Server(h, quiet)
+		server.Start()
+		t.Cleanup(server.Close)
+		at = append(at, server.Listener.Addr().String())
+	}
+	return proxyOf(t, at...)
+}
+
+// openStores opens the stores of three replicas on a database of the test's own, and
+// one cache.
+func openStores(t *testing.T) (stores []store.Store, cache store.CodeCache) {
+	t.Helper()
+	c := config{migrate: true}
+	c.store, c.codes = servers(t)
+	b, err := openBackend(t.Context(), &c, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for range 3 {
+		o, err := b.open(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := o.close(); err != nil {
+				t.Error(err)
+			}
+		})
+		stores, cache = append(stores, o.store), o.codes
+	}
+	return stores, cache
+}

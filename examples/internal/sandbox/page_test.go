@@ -1,0 +1,133 @@
+package sandbox
+
+import (
+	"bytes"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+// TestEvents keeps the latest events of an account.
+func TestEvents(t *testing.T) {
+	var e events
+	mine, other := uuid.New(), uuid.New()
+	for n := range maxEvents + 10 {
+		told := &cardvault.Event{Account: mine, Type: cardvault.TokenDeleted}
+		if n%2 == 1 {
+			told.Account = other
+		}
+		if err := e.Event(t.Context(), told); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := e.since(mine, 0)
+	if len(all) != maxEvents/2 || all[0].Number != 11 || all[len(all)-1].Number != maxEvents+9 {
+		t.Errorf("%d events, from %d on", len(all), all[0].Number)
+	}
+	if after := e.since(mine, maxEvents); len(after) != 5 || after[0].Number != maxEvents+1 {
+		t.Errorf("after event %d: %v", maxEvents, after)
+	}
+	if none := e.since(uuid.New(), 0); none == nil || len(none) > 0 {
+		t.Errorf("an account without events has %v", none)
+	}
+}
+
+// TestChallenge confirms and refuses identifications.
+func TestChallenge(t *testing.T) {
+	network, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{ChallengeURL: "http://127.0.0.1/simulator/identifications/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { network.Close() })
+	server := httptest.NewServer(newChallenges(network, slog.New(slog.DiscardHandler)))
+	t.Cleanup(server.Close)
+	at := server.URL + "/simulator/identifications/"
+	request := func(method, url, body string) *http.Request {
+		r, err := http.NewRequest(method, url, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		return r
+	}
+	for answer, want := range map[string]cardvault.IDVState{"confirm": cardvault.IDVPassed, "refuse": cardvault.IDVFailed} {
+		begun, err := network.Identify(t.Context(), &cardvault.IDVRequest{
+			IdempotencyKey: answer,
+			Scheme:         cardvault.SchemeVISA,
+			PAN:            simnet.ScenarioPAN(cardvault.SchemeVISA, 70),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		url := at + begun.Reference
+		status, h, html := send(t, request("GET", url, ""))
+		if status != 200 || !bytes.Contains(html, []byte("sandbox")) || !bytes.Contains(html, []byte(`value="`+answer+`"`)) {
+			t.Errorf("the challenge is %d %s", status, html)
+		}
+		if csp := h.Get("Content-Security-Policy"); strings.Contains(csp, "frame-ancestors") || !strings.Contains(csp, "form-action 'self'") {
+			t.Errorf("its policy is %q", csp)
+		}
+		foreigner := request("POST", url, "answer="+answer)
+		foreigner.Host = "evil.example"
+		stranger := request("POST", url, "answer="+answer)
+		stranger.Header.Set("Sec-Fetch-Site", "cross-site")
+		for _, x := range []struct {
+			status int
+			r      *http.Request
+		}{
+			{421, foreigner},
+			{403, stranger},
+			{422, request("POST", url, "")},
+			{422, request("POST", url, "answer=maybe")},
+			{422, request("POST", url+"?answer="+answer, "")},
+			{422, request("POST", url, strings.Repeat("x", 2<<10)+"&answer="+answer)},
+			{404, request("DELETE", url, "")},
+			{404, request("GET", at+uuid.NewString(), "")},
+			{404, request("POST", at+uuid.NewString(), "answer="+answer)},
+			{404, request("GET", at+"x", "")},
+			{404, request("GET", at, "")},
+		} {
+			if status, _, body := send(t, x.r); status != x.status {
+				t.Errorf("%s %s answers %d %s, want %d", x.r.Method, x.r.URL.Path, status, body, x.status)
+			}
+		}
+		if state, err := network.LookupIdentification(t.Context(), begun.Reference); err != nil || state.ChallengeURL == "" {
+			t.Fatalf("what was refused has ended the challenge: %+v, %v", state, err)
+		}
+		status, _, html = send(t, request("POST", url, "answer="+answer))
+		if status != 200 || !bytes.Contains(html, []byte(`id="answered"`)) || bytes.Contains(html, []byte("<button")) {
+			t.Errorf("answered, the challenge is %d %s", status, html)
+		}
+		network.Advance(time.Minute)
+		if state, err := network.LookupIdentification(t.Context(), begun.Reference); err != nil || state.State != want {
+			t.Errorf("after %s the identification is %+v, %v", answer, state, err)
+		}
+	}
+	for _, name := range []string{"challenge.css", "icon.svg"} {
+		if status, h, _ := send(t, request("GET", at+name, "")); status != 200 || h.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s answers %d", name, status)
+		}
+	}
+}
+
+func send(t *testing.T, r *http.Request) (status int, h http.Header, body []byte) {
+	t.Helper()
+	w, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Body.Close()
+	if body, err = io.ReadAll(w.Body); err != nil {
+		t.Fatal(err)
+	}
+	return w.StatusCode, w.Header, body
+}

@@ -1,0 +1,147 @@
+// Package sandbox is what the sandbox programs have in common: a vault's simulated
+// network and payment provider, accounts to try it, and its REST surface with a page
+// for people and with what schemes and shoppers do. It is no way to hold real cards.
+package sandbox
+
+import (
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/webhook"
+)
+
+// NetworkTimeout leaves time for the slowest scenario that succeeds, 2 s, and
+// shows soon what becomes of those that do not.
+const NetworkTimeout = 3 * time.Second
+
+// Shops are the origins at which examples/checkout runs.
+const Shops = "http://127.0.0.1:8090,http://localhost:8090"
+
+// Challenges returns where the shoppers of a sandbox confirm identifications:
+// [simnet.Options].ChallengeURL.
+func Challenges(baseURL string) string { return baseURL + "/simulator/identifications/" }
+
+// Options of a sandbox.
+type Options struct {
+	Network *simnet.Network // the caller closes it after the sandbox
+	BaseURL string          // where clients reach it
+	Origins string          // whose pages may enter cards, with commas between them
+
+	SecurityCodeTTL time.Duration // of the vault; 0: its default
+	SessionTTL      time.Duration // of the vault; 0: its default
+
+	// ClientAddr finds the client behind a proxy. If nil, it is who is connected.
+	ClientAddr func(*http.Request) netip.Addr
+
+	Log *slog.Logger
+}
+
+// A Sandbox is what is around a vault. Replicas of the vault share one.
+type Sandbox struct {
+	opts     Options
+	provider *provider
+	sender   *webhook.Sender
+	told     *events
+}
+
+// New starts a payment provider on a port of its own.
+func New(o Options) (*Sandbox, error) {
+	p, err := startProvider(o.Network, o.Log)
+	if err != nil {
+		return nil, err
+	}
+	return &Sandbox{o, p, webhook.New(&webhook.Options{AllowPrivateTargets: true}), new(events)}, nil
+}
+
+// Close ends what is under way with the payment provider and with webhooks.
+func (s *Sandbox) Close() error {
+	s.sender.Close()
+	return s.provider.Close()
+}
+
+// Vault returns the options of a vault in the sandbox.
+func (s *Sandbox) Vault() *cardvault.Options {
+	return &cardvault.Options{
+		Mode:            cardvault.Sandbox,
+		Network:         s.opts.Network,
+		NetworkTimeout:  NetworkTimeout,
+		PPAN:            s.provider,
+		IDV:             s.opts.Network,
+		BaseURL:         s.opts.BaseURL,
+		SecurityCodeTTL: s.opts.SecurityCodeTTL,
+		SessionTTL:      s.opts.SessionTTL,
+		Events:          s.told,
+		Webhooks:        s.sender,
+		Logger:          s.opts.Log,
+	}
+}
+
+// Handler returns the REST surface of v with all that the sandbox has beside it. The
+// page is for the first of the accounts, and stands behind a cookie that cannot be
+// guessed and that all replicas share.
+func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, cookie string) (http.Handler, error) {
+	log, control := s.opts.Log, s.opts.Network.Control()
+	api, err := httpapi.NewHandler(v, &httpapi.Options{
+		AllowedOrigins: strings.FieldsFunc(s.opts.Origins, func(r rune) bool { return r == ',' }),
+		ClientAddr:     s.opts.ClientAddr,
+		Logger:         log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	people, err := newPage(v, &accounts[0], s.opts.BaseURL, cookie, control, s.told, log)
+	if err != nil {
+		return nil, err
+	}
+	scheme, shoppers := newSimulator(v, v, control, log), newChallenges(s.opts.Network, log)
+	// No ServeMux: it would redirect paths that the REST surface answers.
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/" && (r.Method == http.MethodGet || r.Method == http.MethodHead),
+			strings.HasPrefix(r.URL.Path, "/sandbox/"):
+			people.ServeHTTP(w, r)
+		case strings.HasPrefix(r.URL.Path, "/simulator/identifications/"):
+			shoppers.ServeHTTP(w, r)
+		case strings.HasPrefix(r.URL.Path, "/simulator/"):
+			scheme.ServeHTTP(w, r)
+		default:
+			api.ServeHTTP(w, r)
+		}
+	}), nil
+}
+
+// Server returns a server with limits for what it receives. Let it serve
+// [httpapi.Erasing] of a listener.
+func Server(h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       time.Minute,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+
+		DisableGeneralOptionsHandler: true, // the REST surface answers OPTIONS *
+	}
+}
+
+// URL returns where to reach a listener on this machine.
+func URL(l net.Listener) (string, error) {
+	a, ok := l.Addr().(*net.TCPAddr)
+	switch {
+	case !ok:
+		return "", errors.New("sandbox: not a listener of TCP")
+	case a.IP.IsUnspecified():
+		return "http://" + net.JoinHostPort("localhost", strconv.Itoa(a.Port)), nil
+	}
+	return "http://" + a.String(), nil
+}

@@ -1,0 +1,112 @@
+package bubble_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+// An elsewhere waits in real time for a goroutine of its own, as one for a server does.
+type elsewhere struct {
+	store.Store
+	asked, answered chan struct{}
+}
+
+func (s elsewhere) Update(ctx context.Context, fn func(store.Tx) error) error {
+	s.asked <- struct{}{}
+	<-s.answered
+	return s.Store.Update(ctx, fn)
+}
+
+// An impatient store ends a function at its first read, and runs it again.
+type impatient struct{ store.Store }
+
+type unread struct {
+	store.Tx
+}
+
+func (unread) Get(store.Kind, uuid.UUID) (*store.Record, error) { panic("not yet") }
+
+func (s impatient) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.Store.Update(ctx, func(tx store.Tx) error {
+		func() {
+			defer func() { _ = recover() }() // as it should
+			_ = fn(unread{tx})
+		}()
+		return fn(tx)
+	})
+}
+
+func TestOutside(t *testing.T) {
+	e := elsewhere{memstore.New(), make(chan struct{}), make(chan struct{})}
+	go func() {
+		for range e.asked {
+			<-time.After(time.Millisecond)
+			e.answered <- struct{}{}
+		}
+	}()
+	t.Cleanup(func() { close(e.asked) })
+	s, again := bubble.Outside(t, e), bubble.Outside(t, impatient{e.Store})
+	bubble.Test(t, func(t *testing.T) {
+		ctx, begin, id := t.Context(), time.Now(), uuid.New()
+		put := func(tx store.Tx) error {
+			if !time.Now().Equal(begin) {
+				t.Error("the function runs outside")
+			}
+			if _, err := tx.Get(1, id); !errors.Is(err, store.ErrNotFound) {
+				t.Errorf("a record that nobody has made: %v", err)
+			}
+			tx.Put(&store.Record{Kind: 1, ID: id, Version: 1, Due: begin.Add(time.Hour)})
+			return nil
+		}
+		wrong := errors.New("wrong")
+		if err := s.Update(ctx, func(tx store.Tx) error { return errors.Join(put(tx), wrong) }); !errors.Is(err, wrong) {
+			t.Errorf("a function that fails: %v", err)
+		}
+		func() {
+			defer func() {
+				if recover() != "loose" {
+					t.Error("a panic is lost")
+				}
+			}()
+			s.Update(ctx, func(tx store.Tx) error { put(tx); panic("loose") })
+		}()
+		if err := s.Update(ctx, put); err != nil {
+			t.Fatal(err)
+		}
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		if err := s.Update(ended, put); !errors.Is(err, context.Canceled) {
+			t.Errorf("a context that has ended: %v", err)
+		}
+		runs := 0
+		if err := again.Update(ctx, func(tx store.Tx) error {
+			runs++
+			_, err := tx.Get(1, id)
+			return err
+		}); err != nil || runs != 2 {
+			t.Errorf("a function that the store ends to run it again ran %d times: %v", runs, err)
+		}
+		time.Sleep(time.Hour)
+		err := s.View(ctx, func(tx store.ReadTx) error {
+			due, err := tx.Due(1, time.Now(), 2)
+			if err != nil || len(due) != 1 || due[0].ID != id {
+				t.Errorf("due are %v, %v", due, err)
+			}
+			next, err := tx.Next(1)
+			if err != nil || !next.Equal(begin.Add(time.Hour)) {
+				t.Errorf("next is %v, %v", next, err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,390 @@
+package transcript
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+// A Setup is on what a transcript is played.
+type Setup struct {
+	// Stores are those of the replicas: all of the same records, of which there are
+	// none yet.
+	Stores []store.Store
+
+	// Codes are those of all replicas. One alone may have nil: its own.
+	Codes store.CodeCache
+
+	// Front returns what takes requests for replicas of a handler. If nil, there is
+	// one replica.
+	Front func(t testing.TB, replicas []http.Handler) http.Handler
+
+	// Rest, if not 0, is how long background work rests at a time during a wait that is
+	// longer: looking for it all the time takes too long on a real server.
+	Rest time.Duration
+
+	// ClientAddr is that of the replicas: see [httpapi.Options].
+	ClientAddr func(*http.Request) netip.Addr
+}
+
+const card = "4242424242424242"
+
+// A world is what a transcript is played in.
+type world struct {
+	setup    *Setup
+	log      *log
+	opts     cardvault.Options
+	vaults   []*cardvault.Vault
+	handlers map[string]http.Handler // by what @on names
+	values   map[string]string       // of placeholders
+	sim      *simnet.Network         // once there is a network
+	running  []*running
+}
+
+func newWorld(t *testing.T, s *Setup) *world {
+	w := &world{setup: s, log: new(log)}
+	w.opts = cardvault.Options{
+		Mode:     cardvault.Sandbox,
+		PPAN:     Provider{},
+		Webhooks: Sender{},
+		Codes:    s.Codes,
+		Logger:   slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	w.vaults = w.open(t, s.Stores, &w.opts)
+	v := w.vaults[0]
+	all := cardvault.AllScopes()
+	principal, key := newKey(t, v, 0, all...)
+	other, unapproved := newAccount(t, v, nil), newAccount(t, v, &cardvault.Approvals{})
+	text := func(v *cardvault.Vault, ttl time.Duration, scopes ...cardvault.Scope) string {
+		_, text := newKey(t, v, ttl, scopes...)
+		return text
+	}
+	revoked, revokedText := newKey(t, v, 0, all...)
+	if err := v.DeleteAPIKey(t.Context(), revoked.ID); err != nil {
+		t.Fatal(err)
+	}
+	w.values = map[string]string{
+		"key":        key,
+		"keyid":      principal.ID.String(),
+		"other":      text(other, 0, all...),      // a key of another account
+		"unapproved": text(unapproved, 0, all...), // of one that may not import
+		"unscoped":   text(v, 0, cardvault.ScopeWebhooksRead),
+		"lister":     text(v, 0, cardvault.ScopeAPIKeysRead),
+		"maker":      text(v, 0, cardvault.ScopeAPIKeysWrite, cardvault.ScopeTokensRead),
+		"revoked":    revokedText,
+		"expired":    text(v, time.Second, all...),
+		"malformed":  "vk_test_no",
+		"unknown":    text(w.open(t, []store.Store{memstore.New()}, &cardvault.Options{Mode: cardvault.Sandbox})[0], 0, all...),
+		"nobody":     uuid.NewString(),
+	}
+	foreign, err := other.Import(t.Context(), cardvault.Card{
+		PAN:    cardvault.NewPAN([]byte(card)),
+		Expiry: cardvault.Expiry{Month: 4, Year: 2031},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.values["foreign"] = foreign.ID.String() // a token of another account
+	w.values["merchant"] = primaryMerchant(t, v).ID.String()
+	w.values["foreigner"] = primaryMerchant(t, other).ID.String() // a merchant of another account
+	<-time.After(2 * time.Second)
+
+	disabled := w.opts
+	disabled.PPAN, disabled.Webhooks = nil, nil
+	closed := w.open(t, s.Stores, &w.opts)
+	var failing []*failingStore
+	var failingStores []store.Store
+	for i, v := range closed {
+		if err := v.Close(); err != nil {
+			t.Fatal(err)
+		}
+		failing = append(failing, &failingStore{Store: s.Stores[i]})
+		failingStores = append(failingStores, failing[i])
+	}
+	failingVaults := w.open(t, failingStores, &w.opts)
+	for _, s := range failing {
+		s.fails.Store(true)
+	}
+	w.handlers = map[string]http.Handler{
+		"":         w.serve(t, w.vaults, httpapi.Options{}),
+		"closed":   w.serve(t, closed, httpapi.Options{}),
+		"disabled": w.serve(t, w.open(t, s.Stores, &disabled), httpapi.Options{}), // it has no provider and no sender
+		"failing":  w.serve(t, failingVaults, httpapi.Options{}),                  // its store is unavailable
+		"shop":     w.serve(t, w.vaults, httpapi.Options{AllowedOrigins: []string{"https://shop.example"}}),
+		// {key} has just made its one request in ten seconds to each replica.
+		"limited": w.serve(t, w.vaults, httpapi.Options{RateLimit: httpapi.RateLimit{PerSecond: 0.1}}),
+	}
+	return w
+}
+
+// open opens a vault on each store.
+func (w *world) open(t *testing.T, stores []store.Store, opts *cardvault.Options) (vaults []*cardvault.Vault) {
+	t.Helper()
+	for _, s := range stores {
+		keys, err := cardvault.KeyBytes(bytes.Repeat([]byte{7}, cardvault.KeySize))
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := cardvault.New(t.Context(), s, keys, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		vaults = append(vaults, v)
+	}
+	return vaults
+}
+
+// serve returns what serves vaults.
+func (w *world) serve(t *testing.T, vaults []*cardvault.Vault, opts httpapi.Options) http.Handler {
+	t.Helper()
+	opts.Logger, opts.ClientAddr = w.opts.Logger, w.setup.ClientAddr
+	var replicas []http.Handler
+	for _, v := range vaults {
+		h, err := httpapi.NewHandler(v, &opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		replicas = append(replicas, h)
+	}
+	if w.setup.Front == nil {
+		return replicas[0]
+	}
+	return w.setup.Front(t, replicas)
+}
+
+// addNetwork adds the handler "network": vaults on the same stores whose network
+// and IDVProvider are the simulator, and which do their background work.
+func (w *world) addNetwork(t *testing.T) {
+	sim, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{ChallengeURL: "https://issuer.example/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.sim = sim
+	opts := w.opts
+	opts.Network, opts.IDV, opts.BaseURL = sim, sim, "https://vault.example"
+	vaults := w.open(t, w.setup.Stores, &opts)
+	t.Cleanup(func() {
+		if err := sim.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	w.run(t, vaults)
+	w.handlers["network"] = w.serve(t, vaults, httpapi.Options{})
+	v := vaults[0]
+	second, err := v.CreateMerchant(t.Context(), "second")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.RotatePaymentSecret(t.Context(), primaryMerchant(t, v).ID, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	w.values["secretless"] = second.ID.String() // a merchant without a shared secret
+	session, err := w.vaults[0].CreateSession(t.Context(), &cardvault.SessionOptions{ExpirationTime: 3600})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ephemeral, err := w.vaults[0].Tokenize(t.Context(), session, cardvault.Card{
+		PAN: cardvault.NewPAN([]byte(card)), Expiry: cardvault.Expiry{Month: 4, Year: 2031},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.values["ephemeral"] = ephemeral.ID.String() // a token that lapses in an hour
+}
+
+// A running vault does its background work.
+type running struct {
+	vault *cardvault.Vault
+	stop  context.CancelFunc
+	done  chan error
+}
+
+// run has vaults do their background work until the test ends.
+func (w *world) run(t *testing.T, vaults []*cardvault.Vault) {
+	for _, v := range vaults {
+		r := &running{vault: v}
+		r.start(t)
+		w.running = append(w.running, r)
+		t.Cleanup(func() { r.rest(t) })
+	}
+}
+
+func (r *running) start(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	r.stop, r.done = stop, make(chan error)
+	go func() { r.done <- r.vault.Run(ctx) }()
+}
+
+func (r *running) rest(t *testing.T) {
+	r.stop()
+	if err := <-r.done; err != nil {
+		t.Error(err)
+	}
+}
+
+// wait waits.
+func (w *world) wait(t *testing.T, d time.Duration) {
+	if w.setup.Rest == 0 || d <= w.setup.Rest {
+		<-time.After(d)
+		return
+	}
+	<-time.After(time.Minute) // what has been asked for is done first
+	for _, r := range w.running {
+		r.rest(t)
+	}
+	for d -= time.Minute; d > 0; d -= w.setup.Rest {
+		<-time.After(min(d, w.setup.Rest))
+		for _, r := range w.running {
+			if err := r.vault.Drain(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	for _, r := range w.running {
+		r.start(t)
+	}
+}
+
+func newKey(t *testing.T, v *cardvault.Vault, ttl time.Duration, scopes ...cardvault.Scope) (*cardvault.APIKey, string) {
+	t.Helper()
+	k, text, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{ExpirationTime: int(ttl.Seconds())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k, text
+}
+
+func newAccount(t *testing.T, v *cardvault.Vault, approvals *cardvault.Approvals) *cardvault.Vault {
+	t.Helper()
+	a, err := v.CreateAccount(t.Context(), "", approvals)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v.In(a.ID)
+}
+
+func primaryMerchant(t *testing.T, v *cardvault.Vault) *cardvault.Merchant {
+	t.Helper()
+	m, err := v.PrimaryMerchant(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// A failingStore cannot be read once it fails.
+type failingStore struct {
+	store.Store
+	fails atomic.Bool
+}
+
+func (s *failingStore) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	if s.fails.Load() {
+		return store.ErrUnavailable
+	}
+	return s.Store.View(ctx, fn)
+}
+
+// A log may be read while it is written.
+type log struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// PPANHeaders are headers of a request for a pseudo card number.
+var PPANHeaders = []string{
+	"X-Provider-Aid", "10002", "X-Provider-Hash", "b1946ac92492d2347c6235b8d2611184e591fd08c7a1f58b",
+	"X-Provider-Mid", "10001", "X-Provider-Portalid", "2000002",
+}
+
+// A Provider is a cardvault.PPANProvider that answers by the scenario in the last
+// digits of the card: 081 INVALID, 082 ERROR, anything else VALID.
+type Provider struct{}
+
+// ObtainPPAN implements [cardvault.PPANProvider].
+func (Provider) ObtainPPAN(_ context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+	var pan string
+	r.PAN.Expose(func(digits []byte) { pan = string(digits) })
+	switch pan[len(pan)-4 : len(pan)-1] {
+	case "081":
+		return &cardvault.PPAN{Status: cardvault.PPANInvalid, ErrorCode: "14", ErrorMessage: "Invalid card", CustomerMessage: "Please check your card."}, nil
+	case "082":
+		return &cardvault.PPAN{Status: cardvault.PPANError, ErrorCode: "2006", ErrorMessage: "Hash incorrect", CustomerMessage: "An error occurred."}, nil
+	}
+	return &cardvault.PPAN{
+		Status: cardvault.PPANValid, PseudoPAN: "9410010000038248746", CardType: "V",
+		TruncatedPAN: pan[:6] + "XXXXXX" + pan[12:],
+		CardExpiry:   fmt.Sprintf("%02d%02d", r.Expiry.Year%100, r.Expiry.Month),
+	}, nil
+}
+
+// A Sender is a cardvault.Sender to receivers whose URL says what they do: its path
+// is the status with which they answer, /none is no answer, and ?after=250ms how
+// long that takes.
+type Sender struct{}
+
+// Check implements [cardvault.Sender].
+func (Sender) Check(text string) error {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "https" || u.Host == "" {
+		return errors.New("must be https")
+	}
+	if u.User != nil || u.Fragment != "" {
+		return errors.New("must have neither user nor fragment")
+	}
+	return nil
+}
+
+// Send implements [cardvault.Sender].
+func (Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.SendResult, error) {
+	u, err := url.Parse(d.URL)
+	if err != nil {
+		return nil, err
+	}
+	if after := u.Query().Get("after"); after != "" {
+		pause, err := time.ParseDuration(after)
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	status, err := strconv.Atoi(strings.Trim(u.Path, "/"))
+	if err != nil {
+		return nil, errors.New("no answer")
+	}
+	return &cardvault.SendResult{StatusCode: status}, nil
+}

@@ -1,0 +1,90 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// plain returns an error without what PostgreSQL says in words: that may quote a value.
+func plain(err error) error {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	switch {
+	case err == nil:
+		return nil
+	case ok:
+		return fmt.Errorf("pgstore: PostgreSQL refuses with SQLSTATE %s", pg.Code)
+	case errors.Is(err, store.ErrFormat), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	}
+	if connect, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		err = connect // names hosts and the user, never the password
+	}
+	return fmt.Errorf("pgstore: no answer from PostgreSQL: %w", err)
+}
+
+// A verdict says what an error tells of the transaction that it has ended.
+type verdict int
+
+const (
+	broken      verdict = iota // this transaction can never succeed
+	stale                      // not done: what was read has changed, or is being changed
+	fenced                     // not done: another has ended this turn
+	full                       // not done: no room
+	unavailable                // not done: there is no server that takes writes
+	unknown                    // perhaps done
+)
+
+// judge tells what an error means that came in place of the outcome of a transaction.
+// The server says what it did unless it ends the session.
+func judge(err error) verdict {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok {
+		if _, ok := errors.AsType[*pgconn.ConnectError](err); ok || pgconn.SafeToRetry(err) {
+			return unavailable
+		}
+		return unknown
+	}
+	if s := pg.SeverityUnlocalized; s == "FATAL" || s == "PANIC" {
+		// A backend that is told to end while it waits for the standby has committed.
+		return unknown
+	}
+	switch code := pg.Code; {
+	case code == "CV002":
+		return fenced
+	case code == "CV001",
+		code == "23505", // unique_violation: somebody was faster
+		code == "40001", // serialization_failure
+		code == "40P01", // deadlock_detected
+		code == "55P03", // lock_not_available: lock_timeout
+		code == "53200": // out_of_memory: of locks
+		return stale
+	case code == "53100": // disk_full
+		return full
+	case code == "25006", // read_only_sql_transaction: a standby
+		code == "57014", // query_canceled: statement_timeout
+		strings.HasPrefix(code, "57P"),
+		strings.HasPrefix(code, "08"),
+		strings.HasPrefix(code, "53"):
+		return unavailable
+	}
+	return broken
+}
+
+// failed returns the error of a call that was not done.
+func failed(v verdict, err error) error {
+	switch v {
+	case full:
+		return fmt.Errorf("%w: %w", store.ErrFull, plain(err))
+	case broken:
+		return plain(err)
+	case unknown:
+		return fmt.Errorf("%w: %w", store.ErrOutcomeUnknown, plain(err))
+	}
+	return fmt.Errorf("%w: %w", store.ErrUnavailable, plain(err))
+}

@@ -1,0 +1,476 @@
+package pgstore
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// A call is one Update.
+type call struct {
+	fn    func(store.Tx) error
+	state atomic.Int32
+	done  chan struct{} // closed when what follows is set
+	err   error
+
+	panicked any  // value of a panic in fn
+	exited   bool // fn called runtime.Goexit
+
+	ended fate
+	alone bool // wants a group of its own
+	tx    updater
+}
+
+// States of a call. The first change wins.
+const (
+	queued = iota
+	started
+	abandoned
+)
+
+// A fate is how a run of a call has ended.
+type fate int
+
+const (
+	settled fate = iota // with its outcome, if what the group has read is still so
+	wanting             // for want of something that is to be read first
+	later               // because what it reads has been written by the group: it is for the next
+)
+
+// unwind is the panic value by which a read ends a run.
+type unwind struct{}
+
+// A group is the calls that share a transaction. They run one after the other on what
+// the group knows of the database and what the calls before have written. What is not
+// known ends a run; what all runs of a round want to know is read at once, and then
+// these calls run again. So a group costs one round trip for its writes, and one more
+// for each link of the longest chain of reads.
+//
+// What a group knows may be of different instants, or remembered from earlier groups:
+// that all of it still holds is checked in the transaction, under locks that keep it so
+// until the commit. Else all is forgotten, and the calls run once more.
+type group struct {
+	s    *Store
+	conn *pgxpool.Conn // nil while none is needed
+	open bool          // a transaction is, on conn
+
+	pending []*call
+	calls   []*call // settled
+	next    []*call // for the next group
+	bytes   int     // of rows to be written
+
+	known    map[key]*row        // as stored; nil for what is not there
+	relied   map[key]struct{}    // which of known the calls have looked at
+	families map[uuid.UUID][]key // all stored children of an id
+	answers  map[string]*answer
+	asked    []*question // that have an answer on which calls rely
+
+	overlay  map[key]*row // as the calls leave it; nil for what is gone
+	children map[uuid.UUID]map[key]struct{}
+	gone     map[uuid.UUID]struct{} // ids that have lost their children
+	hashes   map[hashKey]struct{}   // lookups, lists and due times that were written
+	lists    map[listKey]struct{}
+	dues     map[store.Kind]struct{}
+
+	wantRows     map[key]struct{}
+	wantFamilies map[uuid.UUID]struct{}
+	wantAnswers  map[string]*question
+
+	attempt   int       // 0 for the first
+	began     time.Time // of the first
+	careful   bool      // takes nothing for granted: an attempt has failed
+	lonely    bool      // has one call and takes no other
+	exclusive bool      // nobody else writes meanwhile
+}
+
+func newGroup(s *Store) *group {
+	return &group{
+		s: s, began: time.Now(),
+		known: map[key]*row{}, relied: map[key]struct{}{}, families: map[uuid.UUID][]key{}, answers: map[string]*answer{},
+		overlay: map[key]*row{}, children: map[uuid.UUID]map[key]struct{}{}, gone: map[uuid.UUID]struct{}{},
+		hashes: map[hashKey]struct{}{}, lists: map[listKey]struct{}{}, dues: map[store.Kind]struct{}{},
+		wantRows: map[key]struct{}{}, wantFamilies: map[uuid.UUID]struct{}{}, wantAnswers: map[string]*question{},
+	}
+}
+
+// again forgets everything but the calls, for another attempt.
+func (g *group) again() {
+	for k := range g.relied {
+		g.s.memory.forget(k)
+	}
+	g.pending = append(g.calls, g.pending...)
+	g.calls, g.asked, g.bytes = nil, nil, 0
+	clear(g.known)
+	clear(g.relied)
+	clear(g.families)
+	clear(g.answers)
+	clear(g.overlay)
+	clear(g.children)
+	clear(g.gone)
+	clear(g.hashes)
+	clear(g.lists)
+	clear(g.dues)
+	g.attempt++
+	g.careful = true
+}
+
+// round runs the pending calls. Those that want something stay pending. A function that
+// calls runtime.Goexit ends the goroutine that it runs in, so that is another.
+func (g *group) round() {
+	calls := g.pending
+	g.pending = nil
+	for i := 0; i < len(calls); {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for i < len(calls) {
+				c := calls[i]
+				i++
+				if g.bytes >= groupBytes || (c.alone && !g.lonely) {
+					g.next = append(g.next, c)
+					continue
+				}
+				g.place(c, c.run(g))
+			}
+		}()
+		<-done
+		if c := calls[i-1]; c.exited {
+			g.place(c, settled)
+		}
+	}
+}
+
+func (g *group) place(c *call, f fate) {
+	switch f {
+	case settled:
+		g.calls = append(g.calls, c)
+	case wanting:
+		g.pending = append(g.pending, c)
+	case later:
+		g.next = append(g.next, c)
+	}
+}
+
+// run calls the function and applies its writes to the overlay.
+func (c *call) run(g *group) fate {
+	c.err, c.panicked, c.exited, c.ended = nil, nil, false, settled
+	c.tx = updater{reader: reader{sql: g.s.sql, ask: func(q *question) (*answer, error) { return g.ask(c, q) }}, g: g, c: c}
+	ok := false
+	func() {
+		defer func() {
+			c.tx.end()
+			if ok {
+				return
+			}
+			switch p := recover(); p.(type) {
+			case unwind:
+			case nil:
+				c.exited = true
+			default:
+				c.panicked = p
+			}
+		}()
+		c.err = c.fn(&c.tx)
+		ok = true
+	}()
+	switch {
+	case c.ended != settled:
+		return c.ended
+	case !ok || c.err != nil:
+		return settled
+	}
+	refused, known := g.apply(c.tx.ops)
+	if !known {
+		return wanting
+	}
+	c.err = refused
+	if refused == nil {
+		g.bytes += c.tx.bytes
+	}
+	return settled
+}
+
+// An op is one write of a function: a row to put, nil if that breaks a rule, or a key
+// to delete.
+type op struct {
+	key
+	row     *row
+	deletes bool
+}
+
+// An updater is a store.Tx.
+type updater struct {
+	reader
+	g     *group
+	c     *call
+	ops   []op
+	bytes int
+}
+
+var _ store.Tx = (*updater)(nil)
+
+func (u *updater) Put(r *store.Record) {
+	u.mustLive()
+	w := rowOf(r)
+	u.ops = append(u.ops, op{key: key{r.Kind, r.ID}, row: w})
+	if w != nil {
+		u.bytes += w.size()
+	}
+}
+
+func (u *updater) Delete(kind store.Kind, id uuid.UUID) {
+	u.mustLive()
+	u.ops = append(u.ops, op{key: key{kind, id}, deletes: true})
+}
+
+// Get implements [store.ReadTx] without a question.
+func (u *updater) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	u.mustLive()
+	k := key{kind, id}
+	r, known := u.g.state(k)
+	if !known || r != nil && r.outline {
+		u.g.wantRows[k] = struct{}{}
+		u.c.ended = wanting
+		panic(unwind{})
+	}
+	if r == nil {
+		return nil, store.ErrNotFound
+	}
+	return r.record(true), nil
+}
+
+func (u *updater) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
+	u.mustLive()
+	if limit <= 0 {
+		return nil, nil
+	}
+	if !u.g.lonely {
+		u.c.alone, u.c.ended = true, later // rows stay locked, so the group has no time to lose
+		panic(unwind{})
+	}
+	return u.records(u.sql.ofDue(kind, until, limit, true))
+}
+
+// ask returns the answer to a question of a call, or ends its run.
+func (g *group) ask(c *call, q *question) (*answer, error) {
+	if g.touches(q) {
+		c.ended = later
+		panic(unwind{})
+	}
+	name := q.name()
+	a, ok := g.answers[name]
+	if !ok {
+		g.wantAnswers[name] = q
+		c.ended = wanting
+		panic(unwind{})
+	}
+	return a, nil
+}
+
+// touches reports whether the group has written what a question asks for.
+func (g *group) touches(q *question) (yes bool) {
+	switch {
+	case q.lookup != nil:
+		_, yes = g.hashes[*q.lookup]
+	case q.list != nil:
+		_, yes = g.lists[*q.list]
+	default:
+		_, yes = g.dues[q.due]
+	}
+	return yes
+}
+
+// state returns what is at a key for the next call, and whether that is known.
+func (g *group) state(k key) (r *row, known bool) {
+	r, ok := g.overlay[k]
+	if ok {
+		return r, true
+	}
+	if r, ok = g.known[k]; !ok && !g.careful {
+		if r = g.s.memory.recall(k); r != nil {
+			g.known[k], ok = r, true
+		}
+	}
+	if ok {
+		g.relied[k] = struct{}{}
+	}
+	return r, ok
+}
+
+// A change is what apply undoes.
+type change struct {
+	key
+	was  *row
+	had  bool
+	gone bool // the key's id was put into gone
+}
+
+// apply makes the writes of a function, all or none: what breaks a rule is refused. It
+// reports false if it has to know more.
+func (g *group) apply(ops []op) (refused error, known bool) {
+	if g.wants(ops) {
+		return nil, false
+	}
+	var undo []change
+	known = true
+	for _, o := range ops {
+		if o.deletes {
+			known = g.delete(o.key, &undo)
+		} else {
+			refused, known = g.put(o, &undo)
+		}
+		if refused != nil || !known {
+			break
+		}
+	}
+	if refused == nil && known {
+		return nil, true
+	}
+	for i := len(undo) - 1; i >= 0; i-- {
+		u := undo[i]
+		if u.gone {
+			delete(g.gone, u.id)
+			continue
+		}
+		g.set(u.key, u.was)
+		if !u.had {
+			delete(g.overlay, u.key)
+		}
+	}
+	clear(g.hashes)
+	clear(g.lists)
+	clear(g.dues)
+	for k, r := range g.overlay {
+		g.touch(g.known[k])
+		g.touch(r)
+	}
+	return refused, known
+}
+
+// wants notes what has to be known for all writes of a function.
+func (g *group) wants(ops []op) (some bool) {
+	for _, o := range ops {
+		if !o.deletes && (o.row == nil || o.row.version == 1 && !g.careful) {
+			continue
+		}
+		if _, known := g.state(o.key); !known {
+			g.wantRows[o.key] = struct{}{}
+			some = true
+		}
+		if _, known := g.families[o.id]; o.deletes && !known {
+			g.wantFamilies[o.id] = struct{}{}
+			some = true
+		}
+	}
+	return some
+}
+
+func (g *group) put(o op, undo *[]change) (refused error, known bool) {
+	if o.row == nil {
+		return store.ErrInvalid, true
+	}
+	old, known := g.state(o.key)
+	if !known {
+		if o.row.version != 1 || g.careful {
+			g.wantRows[o.key] = struct{}{}
+			return nil, false
+		}
+		g.known[o.key] = nil // most likely: ids are new
+		g.relied[o.key] = struct{}{}
+	}
+	switch {
+	case old == nil && o.row.version != 1, old != nil && o.row.version != old.version+1:
+		return store.ErrConflict, true
+	case old != nil && (o.row.account != old.account || o.row.parent != old.parent):
+		return store.ErrInvalid, true
+	}
+	o.row.born = old == nil || old.born
+	g.change(o.key, o.row, undo)
+	return nil, true
+}
+
+// delete removes a record, then what belongs to it.
+func (g *group) delete(k key, undo *[]change) (known bool) {
+	known = true
+	for doomed := []key{k}; len(doomed) > 0; {
+		k := doomed[len(doomed)-1]
+		doomed = doomed[:len(doomed)-1]
+		r, ok := g.state(k)
+		if !ok {
+			g.wantRows[k] = struct{}{}
+			g.wantFamilies[k.id] = struct{}{}
+			known = false
+			continue
+		}
+		if r == nil {
+			continue
+		}
+		family, ok := g.families[k.id]
+		if !ok {
+			g.wantFamilies[k.id] = struct{}{}
+			known = false
+			continue
+		}
+		g.change(k, nil, undo)
+		if _, ok := g.gone[k.id]; !ok {
+			g.gone[k.id] = struct{}{}
+			*undo = append(*undo, change{key: k, gone: true})
+		}
+		for _, child := range family {
+			if r, _ := g.state(child); r != nil && r.parent == k.id { // it may have come back as another's
+				doomed = append(doomed, child)
+			}
+		}
+		for child := range g.children[k.id] {
+			doomed = append(doomed, child)
+		}
+	}
+	return known
+}
+
+func (g *group) change(k key, r *row, undo *[]change) {
+	was, had := g.overlay[k]
+	if !had {
+		was = g.known[k]
+	}
+	*undo = append(*undo, change{key: k, was: was, had: had})
+	g.set(k, r)
+}
+
+// set replaces what is at a key, and notes what that changes.
+func (g *group) set(k key, r *row) {
+	was, had := g.overlay[k]
+	if !had {
+		was = g.known[k]
+	}
+	g.touch(was)
+	g.touch(r)
+	if was != nil && was.parent != uuid.Nil {
+		delete(g.children[was.parent], k)
+	}
+	if r != nil && r.parent != uuid.Nil {
+		if g.children[r.parent] == nil {
+			g.children[r.parent] = map[key]struct{}{}
+		}
+		g.children[r.parent][k] = struct{}{}
+	}
+	g.overlay[k] = r
+}
+
+// touch notes by what a row is found.
+func (g *group) touch(r *row) {
+	if r == nil {
+		return
+	}
+	g.lists[r.list()] = struct{}{}
+	if r.due.Valid {
+		g.dues[r.kind] = struct{}{}
+	}
+	for _, hash := range r.hashes() {
+		g.hashes[hashKey{r.kind, string(hash)}] = struct{}{}
+	}
+}

@@ -1,0 +1,285 @@
+package pgstore
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// A locker names the advisory locks of a schema: by a hash, so that two things may
+// share one, which costs no more than a wait.
+//
+// All groups of all processes share the lock of all, or one has it to itself and needs
+// no other. A group has to itself the rows that it changes, the births where it has
+// found nothing, the families that it ends, and what it has asked. It shares the rows
+// that it only reads, and the births, families, lists, hashes and due times that its
+// writes touch: with other writers, that is, but not with those who ask for them.
+type locker uint64
+
+func newLocker(schema string) locker { return locker(14695981039346656037).with([]byte(schema)) }
+
+// with is one step of FNV-1a for each byte.
+func (l locker) with(b []byte) locker {
+	for _, c := range b {
+		l = (l ^ locker(c)) * 1099511628211
+	}
+	return l
+}
+
+func (l locker) of(what byte, kind store.Kind, b []byte) int64 {
+	return int64(l.with([]byte{0, what, byte(kind)}).with(b))
+}
+
+func (l locker) all() int64                    { return l.of('a', 0, nil) }
+func (l locker) migration() int64              { return l.of('m', 0, nil) }
+func (l locker) row(k key) int64               { return l.of('r', k.kind, k.id[:]) }
+func (l locker) birth(k key) int64             { return l.of('b', k.kind, []byte{k.id[15] & 15}) }
+func (l locker) family(parent uuid.UUID) int64 { return l.of('f', 0, parent[:]) }
+func (l locker) hash(h hashKey) int64          { return l.of('h', h.kind, []byte(h.hash)) }
+func (l locker) due(kind store.Kind) int64     { return l.of('d', kind, nil) }
+func (l locker) list(k listKey) int64 {
+	if k.child {
+		return l.of('c', k.kind, k.scope[:])
+	}
+	return l.of('l', k.kind, k.scope[:])
+}
+
+// locks returns the locks of a group, and which of them it has to itself.
+func (g *group) locks() (keys []int64, exclusive []bool) {
+	if g.exclusive {
+		return nil, nil // it has all
+	}
+	l := g.s.locks
+	locks := map[int64]bool{l.all(): false}
+	lock := func(key int64, exclusive bool) { locks[key] = locks[key] || exclusive }
+	for k := range g.relied {
+		before := g.known[k]
+		after, written := g.overlay[k]
+		switch {
+		case before != nil:
+			lock(l.row(k), written)
+		case written && after != nil:
+			lock(l.birth(k), false) // that nobody else gives birth to it, the primary key sees to
+		default:
+			lock(l.birth(k), true)
+		}
+		if after != nil && after.parent != uuid.Nil {
+			lock(l.family(after.parent), false)
+		}
+	}
+	for id := range g.gone {
+		lock(l.family(id), true)
+	}
+	for h := range g.hashes {
+		lock(l.hash(h), false)
+	}
+	for k := range g.lists {
+		lock(l.list(k), false)
+	}
+	for kind := range g.dues {
+		lock(l.due(kind), false)
+	}
+	for _, q := range g.asked {
+		switch {
+		case q.lookup != nil:
+			lock(l.hash(*q.lookup), true)
+		case q.list != nil:
+			lock(l.list(*q.list), true)
+		default:
+			lock(l.due(q.due), true)
+		}
+	}
+	if len(locks) > groupLocks {
+		locks = map[int64]bool{l.all(): true}
+	}
+	return sorted(locks)
+}
+
+// sorted returns locks in the order in which everybody takes them.
+func sorted(locks map[int64]bool) (keys []int64, exclusive []bool) {
+	keys = slices.Sorted(maps.Keys(locks))
+	for _, k := range keys {
+		exclusive = append(exclusive, locks[k])
+	}
+	return keys, exclusive
+}
+
+// Writes are what a group changes, as parameters of apply.
+type writes struct {
+	any   bool
+	gone  []key
+	rows  []*row // those that take the place of another first
+	off   []lookup
+	on    []lookup
+	lists []listKey
+	least []uuid.UUID // of the entries of a list
+	entry []entry
+	place map[listKey]int32
+
+	changed int
+	args    []any
+}
+
+type lookup struct {
+	hashKey
+	id uuid.UUID
+}
+
+// An entry is a record that has come into a list, or left it.
+type entry struct {
+	list  int32 // from 1
+	id    uuid.UUID
+	class uint8
+	n     int32
+}
+
+// writes returns the difference between what is stored and the overlay.
+func (g *group) writes() *writes {
+	w := &writes{place: map[listKey]int32{}}
+	var fresh []*row
+	for _, k := range slices.SortedFunc(maps.Keys(g.overlay), compareKeys) {
+		before, after := g.known[k], g.overlay[k]
+		if before == after {
+			continue
+		}
+		w.any = true
+		switch {
+		case after == nil:
+			w.gone = append(w.gone, k)
+		case before == nil:
+			fresh = append(fresh, after)
+		case after.born:
+			w.gone = append(w.gone, k)
+			fresh = append(fresh, after)
+		default:
+			w.rows = append(w.rows, after)
+		}
+		w.setLookups(before, after)
+		w.setLists(before, after)
+	}
+	w.changed = len(w.rows)
+	w.rows = append(w.rows, fresh...)
+	return w
+}
+
+func (w *writes) setLookups(before, after *row) {
+	collect := func(of, except *row, to *[]lookup) {
+		if of == nil {
+			return
+		}
+		seen := map[string]bool{}
+		if except != nil {
+			for _, hash := range except.hashes() {
+				seen[string(hash)] = true
+			}
+		}
+		for _, hash := range of.hashes() {
+			if !seen[string(hash)] {
+				seen[string(hash)] = true
+				*to = append(*to, lookup{hashKey{of.kind, string(hash)}, of.id})
+			}
+		}
+	}
+	collect(before, after, &w.off)
+	collect(after, before, &w.on)
+}
+
+func (w *writes) setLists(before, after *row) {
+	if before != nil && after != nil && before.class == after.class && before.list() == after.list() {
+		return
+	}
+	for _, r := range []*row{before, after} {
+		if r == nil || r.class == 0 {
+			continue
+		}
+		list := r.list()
+		i := w.place[list]
+		if i == 0 {
+			w.lists, w.least = append(w.lists, list), append(w.least, r.id)
+			i = int32(len(w.lists))
+			w.place[list] = i
+		}
+		if slices.Compare(r.id[:], w.least[i-1][:]) < 0 {
+			w.least[i-1] = r.id
+		}
+		n := int32(1)
+		if r == before {
+			n = -1
+		}
+		w.entry = append(w.entry, entry{i, r.id, r.class, n})
+	}
+}
+
+func compareKeys(a, b key) int {
+	return cmp.Or(cmp.Compare(a.kind, b.kind), slices.Compare(a.id[:], b.id[:]))
+}
+
+// encode makes the parameters of apply, but for the first three. The rows get stamp.
+func (w *writes) encode(g *group, writer uuid.UUID, turn, stamp int64) {
+	n := len(g.relied)
+	readKinds, readIDs, readStamps := make([]int16, 0, n), make([]pgtype.UUID, 0, n), make([]pgtype.Int8, 0, n)
+	for k := range g.relied {
+		readKinds, readIDs = append(readKinds, int16(k.kind)), append(readIDs, pgUUID(k.id))
+		s := pgtype.Int8{}
+		if r := g.known[k]; r != nil {
+			s = pgtype.Int8{Int64: r.stamp, Valid: true}
+		}
+		readStamps = append(readStamps, s)
+	}
+	goneKinds, goneIDs := columnsOf(w.gone)
+	gone := make([]pgtype.UUID, 0, len(g.gone))
+	for id := range g.gone {
+		gone = append(gone, pgUUID(id))
+	}
+	n = len(w.rows)
+	kinds, classes, children := make([]int16, n), make([]int16, n), make([]bool, n)
+	ids, accounts, scopes := make([]pgtype.UUID, n), make([]pgtype.UUID, n), make([]pgtype.UUID, n)
+	dues, versions := make([]pgtype.Timestamptz, n), make([]int64, n)
+	lookups, shown, secret := make([][]byte, n), make([][]byte, n), make([][]byte, n)
+	for i, r := range w.rows {
+		list := r.list()
+		r.stamp = stamp
+		kinds[i], ids[i], accounts[i], scopes[i], children[i] = int16(r.kind), pgUUID(r.id), pgUUID(r.account), pgUUID(list.scope), list.child
+		classes[i], dues[i], versions[i] = int16(r.class), r.due, int64(r.version)
+		lookups[i], shown[i], secret[i] = r.lookup, r.shown, r.secret
+	}
+	w.args = []any{readKinds, readIDs, readStamps}
+	if w.any {
+		w.args = append(w.args, pgUUID(writer), turn, stamp)
+	} else {
+		w.args = append(w.args, pgtype.UUID{}, pgtype.Int8{}, pgtype.Int8{})
+	}
+	w.args = append(w.args, goneKinds, goneIDs, gone, kinds, ids, accounts, scopes, children, classes, dues, versions, lookups, shown, secret, int32(w.changed))
+	for _, l := range [][]lookup{w.off, w.on} {
+		k, h, i := make([]int16, len(l)), make([][]byte, len(l)), make([]pgtype.UUID, len(l))
+		for j, l := range l {
+			k[j], h[j], i[j] = int16(l.kind), []byte(l.hash), pgUUID(l.id)
+		}
+		w.args = append(w.args, k, h, i)
+	}
+	n = len(w.lists)
+	kinds, children, scopes, ids = make([]int16, n), make([]bool, n), make([]pgtype.UUID, n), make([]pgtype.UUID, n)
+	for i, l := range w.lists {
+		kinds[i], children[i], scopes[i], ids[i] = int16(l.kind), l.child, pgUUID(l.scope), pgUUID(w.least[i])
+	}
+	w.args = append(w.args, kinds, children, scopes, ids)
+	n = len(w.entry)
+	places, entries, of, by := make([]int32, n), make([]pgtype.UUID, n), make([]int16, n), make([]int32, n)
+	for i, e := range w.entry {
+		places[i], entries[i], of[i], by[i] = e.list, pgUUID(e.id), int16(e.class), e.n
+	}
+	w.args = append(w.args, places, entries, of, by)
+}
+
+// judge is the verdict on a failure to make the writes.
+func (w *writes) judge(err error) verdict {
+	if w.any {
+		return judge(err)
+	}
+	return verdictOfRead(err)
+}

@@ -1,0 +1,42 @@
+package pgstore
+
+import "sync"
+
+// A memory holds rows as they were when last read, for the reads of Updates: whether a
+// row is still so is checked with the writes. What it holds is sealed.
+type memory struct {
+	mu   sync.Mutex
+	rows map[key]*row
+}
+
+const (
+	memoryRows = 4096
+	memoryRow  = 4 << 10 // bytes; larger rows are not remembered
+)
+
+func (m *memory) recall(k key) *row {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.rows[k]
+}
+
+func (m *memory) remember(r *row) {
+	if r.outline || r.size() > memoryRow {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.rows) >= memoryRows && m.rows[r.key] == nil {
+		for k := range m.rows { // any
+			delete(m.rows, k)
+			break
+		}
+	}
+	m.rows[r.key] = r
+}
+
+func (m *memory) forget(k key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.rows, k)
+}

@@ -1,0 +1,187 @@
+package pgstore
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// A question is one read: a statement whose answer one snapshot gives.
+type question struct {
+	sql    string
+	args   []any
+	lookup *hashKey // what must not change for the answer to hold: one of these
+	list   *listKey
+	due    store.Kind
+	next   bool // asks for a time only
+	claims bool // locks rows, and leaves out those that others have locked
+	desc   bool // the answer is in the reverse of the statement's order
+}
+
+type hashKey struct {
+	kind store.Kind
+	hash string
+}
+
+// name is the same for questions that ask the same.
+func (q *question) name() string { return fmt.Sprint(q.sql, q.args) }
+
+// An answer is what a question found.
+type answer struct {
+	rows  []*row
+	total int64 // of a list
+	tail  int64 // of a list: records that were counted one by one
+	next  pgtype.Timestamptz
+}
+
+// same reports whether two answers are of one state, as far as can be told from them.
+func (a *answer) same(b *answer) bool {
+	return a.total == b.total && a.next.Valid == b.next.Valid && a.next.Time.Equal(b.next.Time) &&
+		slices.EqualFunc(a.rows, b.rows, func(a, b *row) bool { return a.key == b.key && a.stamp == b.stamp })
+}
+
+// statements are the texts of a schema.
+type statements struct {
+	get, lookup, due, claim, next          string
+	list, hashed                           string
+	rows, family                           string
+	apply, lock, arrange, register, settle string
+}
+
+func statementsOf(schema string) *statements {
+	due := `SELECT ` + columns + ` FROM "cardvault".records r WHERE r.kind = $1 AND r.due <= $2 ORDER BY r.due, r.id LIMIT $3`
+	// Rows are found by their primary key, whatever the planner expects of a table that
+	// was empty when it looked: OFFSET 0 keeps it from joining in another way.
+	list := `SELECT l.total, l.tail, $1::smallint, r.id, r.account, r.scope, r.child, r.class, r.due, r.version, r.stamp, r.lookup, r.shown
+		FROM "cardvault".%s($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) AS l
+		LEFT JOIN LATERAL (SELECT r.* FROM unnest(l.ids) AS i(id)
+			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = $1 AND x.id = i.id OFFSET 0) AS r) AS r ON true
+		ORDER BY r.id`
+	s := &statements{
+		get: `SELECT ` + columns + ` FROM "cardvault".records r WHERE r.kind = $1 AND r.id = $2`,
+		lookup: `SELECT ` + columns + ` FROM "cardvault".lookups l
+			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = l.kind AND x.id = l.id OFFSET 0) AS r
+			WHERE l.kind = $1 AND l.hash = $2 ORDER BY l.id LIMIT $3`,
+		due:    due,
+		claim:  due + ` FOR UPDATE SKIP LOCKED`,
+		next:   `SELECT r.due FROM "cardvault".records r WHERE r.kind = $1 AND r.due IS NOT NULL ORDER BY r.due LIMIT 1`,
+		list:   fmt.Sprintf(list, "list"),
+		hashed: fmt.Sprintf(list, "list_hash"),
+		rows: `SELECT ` + columns + ` FROM unnest($1::smallint[], $2::uuid[]) AS k(kind, id)
+			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = k.kind AND x.id = k.id OFFSET 0) AS r`,
+		family: `SELECT ` + outlineColumns + ` FROM "cardvault".family($1) AS f
+			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = f.kind AND x.id = f.id OFFSET 0) AS r`,
+		apply: `SELECT "cardvault".apply($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
+			$21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38)`,
+		lock:     `SELECT "cardvault".lock($1, $2, $3)`,
+		arrange:  `SELECT "cardvault".arrange($1, $2, $3, $4, $5, $6)`,
+		register: `INSERT INTO "cardvault".writers (id, turn) VALUES ($1, 0)`,
+		settle: `WITH was AS (SELECT turn FROM "cardvault".writers WHERE id = $1 FOR UPDATE)
+			UPDATE "cardvault".writers w SET turn = $2, at = now() FROM was WHERE w.id = $1 RETURNING was.turn`,
+	}
+	for _, text := range []*string{&s.get, &s.lookup, &s.due, &s.claim, &s.next, &s.list, &s.hashed, &s.rows, &s.family,
+		&s.apply, &s.lock, &s.arrange, &s.register, &s.settle} {
+		*text = in(schema, *text)
+	}
+	return s
+}
+
+func (s *statements) ofGet(kind store.Kind, id uuid.UUID) *question {
+	return &question{sql: s.get, args: []any{int16(kind), pgUUID(id)}}
+}
+
+func (s *statements) ofLookup(kind store.Kind, hash []byte, limit int) *question {
+	hash = bytes.Clone(hash)
+	return &question{sql: s.lookup, args: []any{int16(kind), hash, count(limit)}, lookup: &hashKey{kind, string(hash)}}
+}
+
+func (s *statements) ofDue(kind store.Kind, until time.Time, limit int, claims bool) *question {
+	q := &question{sql: s.due, args: []any{int16(kind), timestamp(until), count(limit)}, due: kind, claims: claims}
+	if claims {
+		q.sql = s.claim
+	}
+	return q
+}
+
+func (s *statements) ofNext(kind store.Kind) *question {
+	return &question{sql: s.next, args: []any{int16(kind)}, due: kind, next: true}
+}
+
+func (s *statements) ofList(q *store.Query) *question {
+	list := listOf(q.Kind, q.Account, q.Parent)
+	var classes []int16
+	if q.Classes != (store.Classes{}) {
+		classes = []int16{}
+		for c := 1; c < 256; c++ {
+			if q.Classes.Has(uint8(c)) {
+				classes = append(classes, int16(c))
+			}
+		}
+	}
+	high, live := pgUUID(q.Max), pgtype.Timestamptz{}
+	high.Valid = q.Max != uuid.Nil
+	if !q.Live.IsZero() {
+		live = timestamp(q.Live)
+	}
+	asked := &question{sql: s.list, list: &list, desc: q.Desc, args: []any{
+		int16(q.Kind), list.child, pgUUID(list.scope), classes, pgUUID(q.Min), high, live,
+		q.Desc, min(max(0, q.Offset), 1<<60), count(q.Limit), q.Count,
+	}}
+	if q.Lookup != nil {
+		asked.sql = s.hashed
+		asked.args[10] = bytes.Clone(q.Lookup)
+	}
+	return asked
+}
+
+func count(limit int) int64 { return int64(min(max(0, limit), 1<<30)) }
+
+func pgUUID(id uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} }
+
+// read reads the answer and closes rows.
+func (q *question) read(rows pgx.Rows) (*answer, error) {
+	defer rows.Close()
+	a, s := new(answer), new(scanner)
+	for rows.Next() {
+		switch {
+		case q.next:
+			if err := rows.Scan(&a.next); err != nil {
+				return nil, err
+			}
+			continue
+		case q.list != nil:
+			s.lead = []any{&a.total, &a.tail}
+			if rows.RawValues()[3] == nil { // no record, but a total
+				if err := rows.Scan(append(s.lead, make([]any, len(rows.RawValues())-2)...)...); err != nil {
+					return nil, err
+				}
+				continue
+			}
+		}
+		r, err := s.scan(rows)
+		if err != nil {
+			return nil, err
+		}
+		a.rows = append(a.rows, r)
+	}
+	if q.desc {
+		slices.Reverse(a.rows)
+	}
+	return a, rows.Err()
+}
+
+// of reads the answer from the next result of a batch.
+func (q *question) of(results pgx.BatchResults) (*answer, error) {
+	rows, err := results.Query()
+	if err != nil {
+		return nil, err
+	}
+	return q.read(rows)
+}

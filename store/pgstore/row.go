@@ -1,0 +1,162 @@
+package pgstore
+
+import (
+	"bytes"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+type key struct {
+	kind store.Kind
+	id   uuid.UUID
+}
+
+// A listKey names a list: that of a parent, or of an account.
+type listKey struct {
+	kind  store.Kind
+	child bool
+	scope uuid.UUID
+}
+
+func listOf(kind store.Kind, account, parent uuid.UUID) listKey {
+	if parent != uuid.Nil {
+		return listKey{kind, true, parent}
+	}
+	return listKey{kind, false, account}
+}
+
+// A row is a record as it is stored. Nobody changes it: records that callers get are copies.
+type row struct {
+	key
+	account, parent uuid.UUID
+	class           uint8
+	due             pgtype.Timestamptz
+	version         uint64
+	stamp           int64  // tells what is stored here from all else that ever was
+	lookup          []byte // hashes, each after a byte with its length
+	shown, secret   []byte
+	outline         bool // shown and secret were not read
+	born            bool // in this group, so what was there is gone with what belonged to it
+}
+
+func (r *row) list() listKey { return listOf(r.kind, r.account, r.parent) }
+
+func (r *row) hashes() [][]byte {
+	var hashes [][]byte
+	for b := r.lookup; len(b) > 0; b = b[1+int(b[0]):] {
+		hashes = append(hashes, b[1:1+int(b[0])])
+	}
+	return hashes
+}
+
+// size is roughly what a row takes on the way to the server.
+func (r *row) size() int { return 128 + len(r.shown) + len(r.secret) + len(r.lookup) }
+
+// rowOf returns the row of a record, or nil if it breaks a rule of [store.Record].
+func rowOf(r *store.Record) *row {
+	size := len(r.Shown) + len(r.Secret)
+	lookup := make([]byte, 0, 64)
+	for _, hash := range r.Lookup {
+		if len(hash) > store.MaxLookup {
+			return nil
+		}
+		size += len(hash)
+		lookup = append(append(lookup, byte(len(hash))), hash...)
+	}
+	if r.Kind == 0 || r.ID == uuid.Nil || len(r.Lookup) > store.MaxLookups || size > store.MaxRecord {
+		return nil
+	}
+	sealed := make([]byte, 0, len(r.Shown)+len(r.Secret))
+	sealed = append(append(sealed, r.Shown...), r.Secret...)
+	w := &row{
+		key: key{r.Kind, r.ID}, account: r.Account, parent: r.Parent, class: r.Class, version: r.Version,
+		lookup: lookup, shown: sealed[:len(r.Shown):len(r.Shown)], secret: sealed[len(r.Shown):],
+	}
+	if !r.Due.IsZero() {
+		w.due = timestamp(r.Due)
+	}
+	return w
+}
+
+// timestamp cuts off what is finer than a microsecond.
+func timestamp(t time.Time) pgtype.Timestamptz {
+	return pgtype.Timestamptz{Time: time.UnixMicro(t.UnixMicro()), Valid: true}
+}
+
+// record returns a record of its own, with its secret or not.
+func (r *row) record(secret bool) *store.Record {
+	rec := &store.Record{
+		Kind: r.kind, ID: r.id, Account: r.account, Parent: r.parent, Class: r.class,
+		Version: r.version, Shown: bytes.Clone(r.shown),
+	}
+	if r.due.Valid {
+		rec.Due = r.due.Time.UTC()
+	}
+	if secret {
+		rec.Secret = bytes.Clone(r.secret)
+	}
+	for _, hash := range r.hashes() {
+		rec.Lookup = append(rec.Lookup, bytes.Clone(hash))
+	}
+	return rec
+}
+
+// Columns of rows, in the order of their targets.
+const (
+	outlineColumns = `r.kind, r.id, r.account, r.scope, r.child, r.class, r.due, r.version, r.stamp, r.lookup`
+	columns        = outlineColumns + `, r.shown, r.secret`
+)
+
+// A scanner reads rows.
+type scanner struct {
+	row
+	scope   uuid.UUID
+	child   bool
+	k, c    int16
+	v       int64
+	targets []any
+	lead    []any // targets of columns before these
+}
+
+// scan reads the row that rows is at, with as many columns as there are.
+func (s *scanner) scan(rows pgx.Rows) (*row, error) {
+	s.row = row{}
+	if s.targets == nil {
+		s.targets = []any{&s.k, &s.id, &s.account, &s.scope, &s.child, &s.c, &s.due, &s.v, &s.stamp, &s.lookup, &s.shown, &s.secret}
+	}
+	n := len(rows.FieldDescriptions()) - len(s.lead)
+	targets := s.targets[:n]
+	if len(s.lead) > 0 {
+		targets = slices.Concat(s.lead, targets)
+	}
+	if err := rows.Scan(targets...); err != nil {
+		return nil, err
+	}
+	r := s.row
+	r.kind, r.class, r.version, r.outline = store.Kind(s.k), uint8(s.c), uint64(s.v), n < len(s.targets)
+	if s.child {
+		r.parent = s.scope
+	}
+	if !wellFormed(r.lookup) {
+		return nil, store.ErrDamaged
+	}
+	return &r, nil
+}
+
+// wellFormed reports whether b can be read as hashes.
+func wellFormed(b []byte) bool {
+	for len(b) > 0 {
+		n := 1 + int(b[0])
+		if n > len(b) {
+			return false
+		}
+		b = b[n:]
+	}
+	return true
+}

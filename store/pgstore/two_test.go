@@ -1,0 +1,56 @@
+//go:build unix
+
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/storetest"
+	"github.com/cardvault/cardvault/vaulttest"
+)
+
+// replicas are several stores on one schema, which take calls in turn.
+type replicas struct {
+	stores []store.Store
+	turn   atomic.Uint64
+}
+
+func (r *replicas) next() store.Store { return r.stores[r.turn.Add(1)%uint64(len(r.stores))] }
+
+func (r *replicas) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return r.next().View(ctx, fn)
+}
+
+func (r *replicas) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return r.next().Update(ctx, fn)
+}
+
+func (r *replicas) Close() error {
+	var errs []error
+	for _, s := range r.stores {
+		errs = append(errs, s.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func openReplicas(t testing.TB, n int) store.Store {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name, r := schema(t, p), new(replicas)
+	for range n {
+		r.stores = append(r.stores, open(t, p, name))
+	}
+	return r
+}
+
+// What one store keeps, several on one database keep.
+func TestReplicas(t *testing.T) {
+	storetest.Run(t, func(t testing.TB) store.Store { return openReplicas(t, 3) })
+}
+
+func TestVaultReplicas(t *testing.T) {
+	vaulttest.Suite(t, func(t testing.TB) store.Store { return openReplicas(t, 3) })
+}

@@ -1,0 +1,249 @@
+package valkeycodes_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/valkey-io/valkey-go"
+
+	"github.com/cardvault/cardvault/internal/realtest"
+	"github.com/cardvault/cardvault/store/valkeycodes"
+)
+
+// opens checks that Open succeeds, or fails for a reason.
+func opens(t *testing.T, what string, client valkey.ClientOption, o *valkeycodes.Options, want string) {
+	t.Helper()
+	c, err := valkeycodes.Open(t.Context(), client, o)
+	switch {
+	case want == "" && err != nil:
+		t.Errorf("%s: Open = %v", what, err)
+	case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+		t.Errorf("%s: Open = %v, want something about %q", what, err, want)
+	}
+	if c == nil {
+		return
+	}
+	if err := errors.Join(c.Ping(t.Context()), c.Put(t.Context(), id(1), nil, time.Minute), c.Close()); err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+// TestPersistence: a server that writes to disk, or does not tell, is refused unless
+// it is allowed.
+func TestPersistence(t *testing.T) {
+	persistence, unchecked := &valkeycodes.Options{AllowPersistence: true}, &valkeycodes.Options{AllowUnchecked: true}
+	for _, test := range []struct {
+		setting, value       string
+		refused, ifUnchecked string // why
+	}{
+		{"save", "3600 1 300 100", "save is set", "save is set"},
+		{"appendonly", "yes", "appendonly is set", "appendonly is set"},
+		{"rename-command", `CONFIG ""`, "does not tell", ""},
+		{"maxmemory", "100mb", "", ""},
+	} {
+		addr := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{test.setting: test.value}}).Addr()
+		what := test.setting + " " + test.value
+		opens(t, what, at(addr), nil, test.refused)
+		opens(t, what+", AllowUnchecked", at(addr), unchecked, test.ifUnchecked)
+		opens(t, what+", AllowPersistence", at(addr), persistence, "")
+	}
+}
+
+// TestPersistsLater: each connection is to a server that does not persist.
+func TestPersistsLater(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	p := realtest.NewProxy(t, s.Addr())
+	c := open(t, p.Addr(), nil)
+	put(t, c, 1)
+	a := administer(t, s)
+	a.run("CONFIG", "SET", "save", "3600 1")
+	p.Cut()
+	p.Resume()
+	eventually(t, "the server is still taken", func() error {
+		if err := c.Put(t.Context(), id(2), nil, time.Minute); err == nil || !strings.Contains(err.Error(), "save is set") {
+			return fmt.Errorf("Put = %v", err)
+		}
+		return nil
+	})
+	if keys := a.keys(); len(keys) != 1 {
+		t.Errorf("a server that persists was given %d values, want those from before", len(keys))
+	}
+	a.run("CONFIG", "SET", "save", "")
+	recovers(t, c)
+}
+
+// TestLogins: the commands that the package names are all that it needs.
+func TestLogins(t *testing.T) {
+	const user = "on >secret ~cardvault:code:* +get +set +getdel +del +ping +config|get +hello +auth"
+	addr := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{
+		"requirepass": "master", "user vault": user,
+	}}).Addr()
+	login := func(name, password string) valkey.ClientOption {
+		o := at(addr)
+		o.Username, o.Password = name, password
+		return o
+	}
+	opens(t, "no password", at(addr), nil, "NOAUTH")
+	opens(t, "no password", at(addr), &valkeycodes.Options{AllowUnchecked: true}, "NOAUTH")
+	opens(t, "no password", at(addr), &valkeycodes.Options{AllowPersistence: true}, "NOAUTH")
+	opens(t, "another password", login("", "wrong"), nil, "WRONGPASS")
+	opens(t, "another password of a user", login("vault", "wrong"), nil, "WRONGPASS")
+	opens(t, "the password", login("", "master"), nil, "")
+	opens(t, "a user", login("vault", "secret"), nil, "")
+	o := at(addr)
+	o.AuthCredentialsFn = func(valkey.AuthCredentialsContext) (valkey.AuthCredentials, error) {
+		return valkey.AuthCredentials{Username: "vault", Password: "secret"}, nil
+	}
+	opens(t, "credentials of a function", o, nil, "")
+}
+
+func TestAddresses(t *testing.T) {
+	for what, o := range map[string]valkey.ClientOption{
+		"no server":   {},
+		"two servers": {InitAddress: []string{"127.0.0.1:1", "127.0.0.1:2"}},
+		"Sentinel":    {InitAddress: []string{"127.0.0.1:1"}, Sentinel: valkey.SentinelOption{MasterSet: "codes"}},
+	} {
+		opens(t, what, o, nil, "the address of one server")
+	}
+}
+
+// TestOpenEnds with its context, also when a server hangs.
+func TestOpenEnds(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	s.Stop()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if c, err := valkeycodes.Open(ctx, at(s.Addr()), nil); !errors.Is(err, context.DeadlineExceeded) || c != nil {
+		t.Errorf("Open = %v, %v", c, err)
+	}
+}
+
+// TestNotARedis: what answers something else is not taken, and not waited for.
+func TestNotARedis(t *testing.T) {
+	for _, answer := range []string{"HTTP/1.1 400 Bad Request\r\n\r\n", "*2\r\n$4\r\nsave\r\n$9\r\nno\r\n", "*-1\r\n", strings.Repeat("x", 1<<20)} {
+		addr := serve(t, nil, func(conn net.Conn) { _, _ = io.WriteString(conn, answer) })
+		c := open(t, addr, nil)
+		if err := c.Put(t.Context(), id(1), nil, time.Minute); err == nil {
+			t.Errorf("Put succeeds at a server that answers %.20q", answer)
+		}
+	}
+}
+
+// away is a connection to another host.
+type away struct{ net.Conn }
+
+func (away) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 6379} }
+
+// dialAway is a DialCtxFn.
+func dialAway(ctx context.Context, addr string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
+	conn, err := dialer.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	if config != nil {
+		return tls.Client(away{conn}, config), nil
+	}
+	return away{conn}, nil
+}
+
+func TestPlaintext(t *testing.T) {
+	o := at(realtest.Redis(t, nil).Addr())
+	o.DialCtxFn = dialAway
+	opens(t, "without TLS", o, nil, "needs TLS")
+	opens(t, "without TLS, AllowPlaintext", o, &valkeycodes.Options{AllowPlaintext: true}, "")
+}
+
+func TestTLS(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	config, roots := certificate(t)
+	addr := serve(t, config, func(conn net.Conn) {
+		server, err := net.Dial("tcp", s.Addr())
+		if err != nil {
+			return
+		}
+		defer server.Close()
+		go func() {
+			_, _ = io.Copy(server, conn)
+			_ = server.Close()
+		}()
+		_, _ = io.Copy(conn, server)
+	})
+	o := at(addr)
+	o.TLSConfig = &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"}
+	opens(t, "TLS", o, nil, "")
+	o.DialCtxFn = dialAway
+	opens(t, "TLS to another host", o, nil, "")
+	o.DialCtxFn = nil
+	o.TLSConfig = &tls.Config{RootCAs: x509.NewCertPool()}
+	opens(t, "TLS of somebody else", o, nil, "certificate")
+}
+
+// serve starts a server that calls handle for each connection, and ends them with the
+// test.
+func serve(t *testing.T, config *tls.Config, handle func(net.Conn)) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr = l.Addr().String()
+	if config != nil {
+		l = tls.NewListener(l, config)
+	}
+	var handlers sync.WaitGroup
+	handlers.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			handlers.Go(func() {
+				defer conn.Close()
+				handle(conn)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		handlers.Wait()
+	})
+	return addr
+}
+
+// certificate returns a server's configuration for 127.0.0.1, and who trusts it.
+func certificate(t *testing.T) (*tls.Config, *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1),
+		NotAfter:     time.Now().Add(time.Hour),
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(leaf)
+	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}, roots
+}

@@ -1,0 +1,401 @@
+package valkeycodes_test
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/valkey-io/valkey-go"
+	"go.uber.org/goleak"
+
+	"github.com/cardvault/cardvault/internal/realtest"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/storetest"
+	"github.com/cardvault/cardvault/store/valkeycodes"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func at(addr string) valkey.ClientOption { return valkey.ClientOption{InitAddress: []string{addr}} }
+
+func open(t testing.TB, addr string, o *valkeycodes.Options) *valkeycodes.Cache {
+	t.Helper()
+	c, err := valkeycodes.Open(t.Context(), at(addr), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func id(n int) (id uuid.UUID) {
+	binary.BigEndian.PutUint64(id[:], uint64(n+1))
+	return id
+}
+
+func put(t testing.TB, c *valkeycodes.Cache, n int) {
+	t.Helper()
+	if err := c.Put(t.Context(), id(n), fmt.Append(nil, n), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func lacks(t testing.TB, what string, c *valkeycodes.Cache, n int) {
+	t.Helper()
+	if _, err := c.Get(t.Context(), id(n)); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("%s: %v, want %v", what, err, store.ErrNotFound)
+	}
+}
+
+// eventually waits until try succeeds.
+func eventually(t testing.TB, what string, try func() error) {
+	t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		err := try()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+// recovers waits until the cache can be used again.
+func recovers(t testing.TB, c *valkeycodes.Cache) {
+	t.Helper()
+	eventually(t, "the server does not come back", func() error { return c.Put(t.Context(), uuid.Max, nil, time.Hour) })
+}
+
+// admin is another client of the server.
+type admin struct {
+	testing.TB
+	valkey.Client
+}
+
+func administer(t testing.TB, s *realtest.Server) admin {
+	t.Helper()
+	client, err := valkey.NewClient(valkey.ClientOption{InitAddress: []string{s.Addr()}, DisableCache: true, ForceSingleClient: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	return admin{t, client}
+}
+
+func (a admin) run(words ...string) valkey.ValkeyResult {
+	a.Helper()
+	result := a.Do(a.Context(), a.B().Arbitrary(words...).Build())
+	if err := result.Error(); err != nil {
+		a.Fatalf("%s: %v", words[0], err)
+	}
+	return result
+}
+
+func (a admin) keys() []string {
+	a.Helper()
+	keys, err := a.run("KEYS", "*").AsStrSlice()
+	if err != nil {
+		a.Fatal(err)
+	}
+	return keys
+}
+
+func TestContract(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	storetest.RunCodes(t, func(t testing.TB) store.CodeCache {
+		return open(t, s.Addr(), &valkeycodes.Options{Prefix: t.Name()})
+	})
+}
+
+// TestKeys: keys begin with the prefix, and each ends a millisecond before its time:
+// the server counts one that has begun.
+func TestKeys(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	a := administer(t, s)
+	for want, o := range map[string]*valkeycodes.Options{"cardvault:code:": nil, "other:": {Prefix: "other:"}} {
+		c := open(t, s.Addr(), o)
+		const ttl = 10 * time.Minute
+		before := time.Now()
+		if err := c.Put(t.Context(), id(1), nil, ttl); err != nil {
+			t.Fatal(err)
+		}
+		keys := a.keys()
+		if len(keys) != 1 || keys[0] != want+id(1).String() {
+			t.Fatalf("keys are %q, want one with %q", keys, want)
+		}
+		left, err := a.run("PTTL", keys[0]).AsInt64()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := time.Duration(left) * time.Millisecond; got >= ttl || got < ttl-time.Since(before)-2*time.Millisecond {
+			t.Errorf("a value put for %v has %v left", ttl, got)
+		}
+		if err := c.Delete(t.Context(), id(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestTakeRace: of 50 calls in five replicas one gets the value.
+func TestTakeRace(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	var replicas []*valkeycodes.Cache
+	for range 5 {
+		replicas = append(replicas, open(t, s.Addr(), nil))
+	}
+	for n := range 100 {
+		put(t, replicas[0], n)
+		var wins atomic.Int32
+		var racers sync.WaitGroup
+		for i := range 50 {
+			racers.Go(func() {
+				got, err := replicas[i%len(replicas)].Take(t.Context(), id(n))
+				switch {
+				case err == nil && string(got) == fmt.Sprint(n):
+					wins.Add(1)
+				case !errors.Is(err, store.ErrNotFound):
+					t.Errorf("Take = %q, %v", got, err)
+				}
+			})
+		}
+		racers.Wait()
+		if wins.Load() != 1 {
+			t.Fatalf("%d calls got the value", wins.Load())
+		}
+	}
+}
+
+// TestKilled: a server that dies has no values, fails calls, and starts again empty.
+func TestKilled(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	c := open(t, s.Addr(), nil)
+	put(t, c, 1)
+	s.Kill()
+	for what, err := range map[string]error{
+		"Put":    c.Put(t.Context(), id(2), nil, time.Hour),
+		"Delete": c.Delete(t.Context(), id(1)),
+		"Ping":   c.Ping(t.Context()),
+	} {
+		if err == nil {
+			t.Errorf("%s of a killed server succeeds", what)
+		}
+	}
+	if _, err := c.Get(t.Context(), id(1)); err == nil || errors.Is(err, store.ErrNotFound) {
+		t.Errorf("Get of a killed server = %v", err)
+	}
+	s.Restart(t)
+	recovers(t, c)
+	lacks(t, "after a restart", c, 1)
+}
+
+func TestFlushed(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	c := open(t, s.Addr(), nil)
+	put(t, c, 1)
+	administer(t, s).run("FLUSHALL")
+	lacks(t, "flushed", c, 1)
+	put(t, c, 1)
+}
+
+// TestHung: one call at a time waits for a server that hangs, and those after it for
+// nothing. What could not be put is not there when the server goes on.
+func TestHung(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	c := open(t, s.Addr(), nil)
+	put(t, c, 0)
+	s.Stop()
+	const callers, calls = 50, 100
+	var waited atomic.Int32
+	var group sync.WaitGroup
+	for i := range callers {
+		group.Go(func() {
+			for n := range calls {
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				err := c.Put(ctx, id(i*calls+n), nil, time.Hour)
+				cancel()
+				switch {
+				case err == nil:
+					t.Error("Put on a hanging server succeeds")
+				case errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), "no answer"):
+					waited.Add(1)
+				}
+			}
+		})
+	}
+	group.Wait()
+	if n := waited.Load(); n == 0 || n > callers {
+		t.Errorf("%d calls of %d waited, want one for each of %d callers at most", n, callers*calls, callers)
+	}
+	s.Continue()
+	recovers(t, c)
+	a := administer(t, s)
+	eventually(t, "values that could not be put", func() error {
+		if keys := a.keys(); len(keys) != 1 { // that of recovers: the first was to be replaced
+			return fmt.Errorf("%d keys are left", len(keys))
+		}
+		return nil
+	})
+}
+
+// TestLostAnswer: what was put or deleted without an answer is not there afterwards.
+func TestLostAnswer(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	p := realtest.NewProxy(t, s.Addr())
+	c := open(t, p.Addr(), nil)
+	a := administer(t, s)
+	for what, call := range map[string]func() error{
+		"Put":    func() error { return c.Put(t.Context(), id(1), []byte("new"), time.Hour) },
+		"Delete": func() error { return c.Delete(t.Context(), id(1)) },
+	} {
+		put(t, c, 1)
+		put(t, c, 2)
+		reached := p.CutAfter(0)
+		if err := call(); err == nil {
+			t.Fatalf("%s succeeds without an answer", what)
+		}
+		<-reached
+		if err := c.Delete(t.Context(), id(2)); err == nil {
+			t.Error("Delete on a cut connection succeeds")
+		}
+		a.run("SET", "cardvault:code:"+id(1).String(), "as if it had not been done")
+		p.Resume()
+		recovers(t, c)
+		for n := 1; n <= 2; n++ {
+			lacks(t, what+" without an answer", c, n)
+		}
+	}
+}
+
+// TestEnded: a call whose context has ended changes nothing later either.
+func TestEnded(t *testing.T) {
+	c := open(t, realtest.Redis(t, nil).Addr(), nil)
+	put(t, c, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := errors.Join(c.Put(ctx, id(1), nil, time.Hour), c.Delete(ctx, id(1))); !errors.Is(err, context.Canceled) {
+		t.Errorf("Put, Delete = %v", err)
+	}
+	for range 1000 {
+		if _, err := c.Get(t.Context(), id(1)); err != nil {
+			t.Fatalf("Get: %v", err)
+		}
+	}
+}
+
+// TestGivenUp: a call returns when its context ends, though another one is still
+// connecting.
+func TestGivenUp(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	o := at(s.Addr())
+	var hang atomic.Bool
+	connecting, gaveUp := make(chan struct{}, 100), make(chan struct{}, 100)
+	o.DialCtxFn = func(ctx context.Context, addr string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		if hang.Load() {
+			connecting <- struct{}{}
+			<-ctx.Done()
+			gaveUp <- struct{}{}
+			return nil, ctx.Err()
+		}
+		return dialer.DialContext(ctx, "tcp", addr)
+	}
+	c, err := valkeycodes.Open(t.Context(), o, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hang.Store(true)
+	s.Kill()
+	deleted := make(chan error, 1)
+	go func() { deleted <- c.Delete(t.Context(), id(1)) }()
+	<-connecting // for a second
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := c.Ping(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Ping = %v", err)
+	}
+	select {
+	case <-gaveUp:
+		t.Error("Ping has waited for another call to connect")
+	default:
+	}
+	if err := <-deleted; err == nil {
+		t.Error("Delete on a killed server succeeds")
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLateStart: a cache is there before its server.
+func TestLateStart(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	s.Kill()
+	c := open(t, s.Addr(), nil)
+	if err := c.Ping(t.Context()); err == nil {
+		t.Error("Ping of a server that is not there succeeds")
+	}
+	s.Restart(t)
+	recovers(t, c)
+	if err := c.Ping(t.Context()); err != nil {
+		t.Errorf("Ping: %v", err)
+	}
+}
+
+// TestFull: without room old values go, or new ones are not taken, as the server is set.
+func TestFull(t *testing.T) {
+	for policy, evicts := range map[string]bool{"volatile-ttl": true, "allkeys-lru": true, "noeviction": false} {
+		s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"maxmemory": "2mb", "maxmemory-policy": policy}})
+		c := open(t, s.Addr(), nil)
+		const values = 3_000
+		failed := 0
+		for n := range values {
+			err := c.Put(t.Context(), id(n), make([]byte, store.MaxCode), time.Hour+time.Duration(n)*time.Second)
+			if err != nil {
+				failed++
+				if !strings.Contains(err.Error(), "OOM") {
+					t.Fatalf("%s: %v", policy, err)
+				}
+			}
+		}
+		there := 0
+		for n := range values {
+			switch _, err := c.Get(t.Context(), id(n)); {
+			case err == nil:
+				there++
+			case !errors.Is(err, store.ErrNotFound):
+				t.Fatalf("%s: %v", policy, err)
+			}
+		}
+		if evicts != (failed == 0) || there == 0 || there+failed > values || !evicts && there+failed != values {
+			t.Errorf("%s: of %d values %d were not taken and %d are there", policy, values, failed, there)
+		}
+	}
+}
+
+// TestErrors tell nothing of what was sent, which a server may repeat.
+func TestErrors(t *testing.T) {
+	s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"rename-command": `SET ""`}})
+	c := open(t, s.Addr(), nil)
+	err := c.Put(t.Context(), id(1), []byte("secret"), time.Hour)
+	if err == nil || err.Error() != "valkeycodes: the server refuses: ERR" {
+		t.Errorf("Put = %v", err)
+	}
+	if err := c.Ping(t.Context()); err != nil {
+		t.Errorf("after a refusal: %v", err)
+	}
+}

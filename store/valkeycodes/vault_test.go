@@ -1,0 +1,151 @@
+package valkeycodes_test
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/realtest"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/store/valkeycodes"
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/google/uuid"
+)
+
+// replica returns a vault on a store that others share. It has a cache of its own on
+// the server of the security codes.
+func replica(t testing.TB, s store.Store, addr string) (*cardvault.Vault, *valkeycodes.Cache) {
+	t.Helper()
+	keys, err := cardvault.KeyBytes(bytes.Repeat([]byte{7}, cardvault.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := open(t, addr, nil)
+	v, err := cardvault.New(t.Context(), s, keys, &cardvault.Options{Codes: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return v, c
+}
+
+func card(digits string) cardvault.Card {
+	return cardvault.Card{
+		PAN:          cardvault.NewPAN([]byte("4242424242424242")),
+		Expiry:       cardvault.Expiry{Month: 12, Year: 2099},
+		SecurityCode: cardvault.NewSecurityCode([]byte(digits)),
+	}
+}
+
+func imports(t testing.TB, v *cardvault.Vault) uuid.UUID {
+	t.Helper()
+	token, err := v.Import(t.Context(), card("7373"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token.ID
+}
+
+func available(t testing.TB, v *cardvault.Vault, id uuid.UUID) bool {
+	t.Helper()
+	if _, err := v.Get(t.Context(), id); err != nil {
+		t.Errorf("Get: %v", err)
+	}
+	got, _, err := v.SecurityCodeStatus(t.Context(), id)
+	if err != nil {
+		t.Errorf("SecurityCodeStatus: %v", err)
+	}
+	return got
+}
+
+// TestFaults: whatever becomes of the server, tokens can be imported and read, and
+// a code is available or not, in all replicas alike.
+func TestFaults(t *testing.T) {
+	for _, fault := range []struct {
+		what      string
+		do        func(*realtest.Server, admin)
+		after     func(*realtest.Server)
+		answers   bool // while the fault lasts
+		remembers bool // afterwards
+	}{
+		{"nothing", func(*realtest.Server, admin) {}, func(*realtest.Server) {}, true, true},
+		{"killed", func(s *realtest.Server, _ admin) { s.Kill() }, func(s *realtest.Server) { s.Restart(t) }, false, false},
+		{"restarted", func(s *realtest.Server, _ admin) { s.Restart(t) }, func(*realtest.Server) {}, true, false},
+		{"flushed", func(_ *realtest.Server, a admin) { a.run("FLUSHALL") }, func(*realtest.Server) {}, true, false},
+		{"hung", func(s *realtest.Server, _ admin) { s.Stop() }, func(s *realtest.Server) { s.Continue() }, false, true},
+	} {
+		t.Run(fault.what, func(t *testing.T) {
+			server := realtest.Redis(t, nil)
+			rows := memstore.New()
+			one, codes := replica(t, rows, server.Addr())
+			other, otherCodes := replica(t, rows, server.Addr())
+			before := imports(t, one)
+			if !available(t, other, before) {
+				t.Fatal("another replica does not have the code")
+			}
+
+			fault.do(server, administer(t, server))
+			during := imports(t, one)
+			if !fault.answers {
+				for _, v := range []*cardvault.Vault{one, other} {
+					if available(t, v, before) || available(t, v, during) {
+						t.Error("a code is available")
+					}
+				}
+				if err := one.Consume(t.Context(), during); !errors.Is(err, cardvault.ErrUnavailable) {
+					t.Errorf("Consume = %v, want %v", err, cardvault.ErrUnavailable)
+				}
+			}
+
+			fault.after(server)
+			recovers(t, codes)
+			recovers(t, otherCodes)
+			for what, v := range map[string]*cardvault.Vault{"one": one, "other": other} {
+				if got := available(t, v, before); got != fault.remembers {
+					t.Errorf("in the %s replica the code from before is available: %v", what, got)
+				}
+				if !fault.answers && available(t, v, during) {
+					t.Errorf("in the %s replica a code is available that was not kept", what)
+				}
+			}
+			after := imports(t, one)
+			if !available(t, other, after) {
+				t.Error("afterwards another replica does not have the code")
+			}
+			if err := other.Consume(t.Context(), after); err != nil {
+				t.Errorf("Consume: %v", err)
+			}
+			if available(t, one, after) {
+				t.Error("a code that was consumed in another replica is available")
+			}
+		})
+	}
+}
+
+// TestSealed: what the server has tells no code, and ends by itself.
+func TestSealed(t *testing.T) {
+	server := realtest.Redis(t, nil)
+	v, _ := replica(t, memstore.New(), server.Addr())
+	a := administer(t, server)
+	imports(t, v)
+	keys := a.keys()
+	if len(keys) != 1 {
+		t.Fatalf("%d keys for a code", len(keys))
+	}
+	value, err := a.run("GET", keys[0]).AsBytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	vaulttest.AssertNoLeak(t, []string{"7373", "4242424242424242"}, keys, value)
+	left, err := a.run("PTTL", keys[0]).AsInt64()
+	if got := time.Duration(left) * time.Millisecond; err != nil || got <= 9*time.Minute || got > 10*time.Minute {
+		t.Errorf("the code has %v left, %v", got, err)
+	}
+}
