@@ -128,6 +128,13 @@ func (p *post) took(url string) []sending {
 	return slices.DeleteFunc(p.tried(url), func(s sending) bool { return s.code/100 != 2 })
 }
 
+// forget forgets what was sent.
+func (p *post) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sent, p.most = nil, 0
+}
+
 // has checks which events of a token were delivered to a URL, in their order.
 func (p *post) has(url string, token uuid.UUID, want ...string) {
 	p.t.Helper()
