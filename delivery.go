@@ -45,8 +45,8 @@ func (s DeliveryStatus) String() string {
 // MarshalText returns what String does.
 func (s DeliveryStatus) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// deliveryRetention is how long a delivery that is over is in the log. Its event is
-// kept as long, so that it can be delivered again.
+// deliveryRetention is how long a delivery that is over is in the log, and can be made
+// again.
 const deliveryRetention = 7 * 24 * time.Hour
 
 // Classes of deliveries in the list of their queue.
@@ -58,7 +58,9 @@ const (
 	deliveryFailed             // likewise
 )
 
-// A delivery is what the record of one holds. Its row key is beside that of the event.
+// A delivery is what the record of one holds, but for the event, which is in its secret
+// part: tied to the token, so that it is gone with that. Its row key is beside that of
+// the event.
 type delivery struct {
 	typ      EventType
 	token    uuid.UUID // row key
@@ -134,6 +136,27 @@ func (v *Vault) openDelivery(ctx context.Context, r *store.Record) (*pending, er
 // eventOf returns the row key of the event of a delivery.
 func eventOf(r *store.Record) uuid.UUID { return rowkey.Beside(r.ID, beside(r.Parent)) }
 
+// told returns the event of a delivery as it is tied to its token, if that is not
+// deleted. The record stays as it is.
+func (v *Vault) told(ctx context.Context, r *store.Record) ([]byte, error) {
+	c := *r
+	c.Secret = slices.Clone(r.Secret)
+	return v.openSecret(ctx, &c)
+}
+
+// openTold returns the event of a delivery. card is the record of its token, nil if that
+// is deleted.
+func (v *Vault) openTold(ctx context.Context, p *pending, card *store.Record) (*outEvent, error) {
+	plain, err := v.told(ctx, p.rec)
+	if err == nil && p.typ != TokenDeleted {
+		plain, err = v.box.OpenTied(card, plain)
+	}
+	if err != nil {
+		return nil, wrapped(err)
+	}
+	return decodeEvent(plain)
+}
+
 // sealDelivery sets what follows from a delivery and its class. One that is ready at
 // once is not found by its token: those are listed in their order, and most deliveries
 // cost no entry of a random key.
@@ -205,15 +228,23 @@ func beside(row uuid.UUID) uuid.UUID {
 // for one that is due anyway, or gone.
 type wakings map[uuid.UUID]*store.Record
 
-// add reads queues.
+// add reads queues, but for those that are sent from here just now: they are due until
+// their turn has ended.
 func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
-	if len(ids) == 0 {
+	var resting []uuid.UUID
+	for _, id := range ids {
+		w[id] = nil
+		if _, busy := v.sending.Load(id); !busy {
+			resting = append(resting, id)
+		}
+	}
+	if len(resting) == 0 {
 		return nil
 	}
 	var idle []*store.Record
 	err := v.view(ctx, func(tx store.ReadTx) error {
 		idle = nil
-		for _, id := range ids {
+		for _, id := range resting {
 			r, err := tx.Get(kindQueue, id)
 			switch {
 			case err == nil && r.Due.IsZero():
@@ -226,9 +257,6 @@ func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
 	})
 	if err != nil {
 		return err
-	}
-	for _, id := range ids {
-		w[id] = nil
 	}
 	for _, r := range idle {
 		plain, err := v.openQueue(ctx, r)
@@ -247,7 +275,7 @@ func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
 
 // put makes the queues due in a transaction that adds to them. It returns errStale if
 // they have to be read again.
-func (w wakings) put(tx store.Tx) error {
+func (w wakings) put(tx store.Tx, v *Vault) error {
 	for id, by := range w {
 		is, err := tx.Get(kindQueue, id)
 		switch {
@@ -256,6 +284,7 @@ func (w wakings) put(tx store.Tx) error {
 			return err
 		case !is.Due.IsZero(): // whoever works on it looks again before it rests
 		case by == nil || by.Version != is.Version+1:
+			v.sending.Delete(id)
 			return errStale
 		default:
 			tx.Put(by)
@@ -280,9 +309,7 @@ func (w wakings) told(v *Vault) {
 // ripen makes deliveries ready whose pause is over, erases those that were in the log
 // for their time, and returns how many it has changed.
 func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
-	var ready []*store.Record
-	over := map[uuid.UUID][]*store.Record{}  // by account
-	hooks := map[uuid.UUID][]*store.Record{} // likewise
+	var ready, over []*store.Record
 	queues := wakings{}
 	damaged := v.readDue(ctx, kindDelivery, now(), claimBatch, func(r *store.Record) (err error) {
 		v := v.In(r.Account)
@@ -296,12 +323,7 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 			ready, queues[r.Parent] = append(ready, r), nil
 			return v.sealDelivery(r, &p.delivery)
 		}
-		if over[v.account] == nil {
-			if hooks[v.account], err = v.allWebhooks(ctx); err != nil {
-				return err
-			}
-		}
-		over[v.account] = append(over[v.account], r)
+		over = append(over, r)
 		return nil
 	})
 	if len(ready)+len(over) == 0 {
@@ -322,14 +344,17 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 			tx.Put(r)
 			wrote++
 		}
-		for account, over := range over {
-			n, err := eraseDeliveries(tx, over, hooks[account])
+		for _, r := range over {
+			ok, err := same(tx, r)
 			if err != nil {
 				return err
 			}
-			wrote += n
+			if ok {
+				tx.Delete(kindDelivery, r.ID)
+				wrote++
+			}
 		}
-		return queues.put(tx)
+		return queues.put(tx, v)
 	})
 	if errors.Is(err, errStale) {
 		return 1, damaged // once more
@@ -339,39 +364,6 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	}
 	queues.told(v)
 	return wrote, damaged
-}
-
-// eraseDeliveries erases deliveries of an account that are as they were read, with
-// their events unless these have others, and returns how many.
-func eraseDeliveries(tx store.Tx, over, webhooks []*store.Record) (int, error) {
-	gone := map[uuid.UUID]bool{}
-	for _, r := range over {
-		ok, err := same(tx, r)
-		if err != nil {
-			return 0, err
-		}
-		if ok {
-			tx.Delete(kindDelivery, r.ID)
-			gone[r.ID] = true
-		}
-	}
-	for _, r := range over {
-		event, kept := eventOf(r), !gone[r.ID]
-		for _, w := range webhooks {
-			id := rowkey.Beside(event, w.ID)
-			if kept || gone[id] {
-				continue
-			}
-			_, err := tx.Get(kindDelivery, id)
-			if kept = err == nil; err != nil && !errors.Is(err, store.ErrNotFound) {
-				return 0, err
-			}
-		}
-		if !kept {
-			tx.Delete(kindWebhookEvent, event)
-		}
-	}
-	return len(gone), nil
 }
 
 // ListDeliveries returns one page of the deliveries to a webhook: what is under way,
@@ -426,8 +418,15 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 // the log of no webhook any more, or whose token is gone.
 func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 	row := v.unmask(kindEvent, event)
+	if row == uuid.Nil {
+		return ErrNotFound
+	}
 	for {
-		e, err := v.keptEvent(ctx, row)
+		made, err := v.deliveriesOf(ctx, row)
+		if err != nil {
+			return err
+		}
+		d, told, err := v.anyOf(ctx, made)
 		if err != nil {
 			return err
 		}
@@ -435,25 +434,24 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 		if err != nil {
 			return err
 		}
-		o := &outbox{queues: wakings{}, account: v.whole().unmask(kindAccount, v.account), version: heard.version}
-		var ids []uuid.UUID
-		for _, w := range heard.of(e.typ) {
-			d, err := v.anew(ctx, w.row, row, e)
+		o := &outbox{vault: v, version: heard.version, queues: wakings{}}
+		for _, w := range heard.of(d.typ) {
+			r, err := v.anew(ctx, w.row, row, made[w.row], d, told)
 			if err != nil {
 				return err
 			}
-			if d == nil {
-				continue
+			if r != nil {
+				o.records = append(o.records, r)
 			}
-			o.records = append(o.records, d)
-			ids = append(ids, d.Parent)
 		}
-		if err := o.queues.add(ctx, v, ids...); err != nil {
+		if err := o.wake(ctx); err != nil {
 			return err
 		}
 		err = v.write(ctx, opRedeliver, event, func(tx store.Tx) error {
-			if _, err := tx.Get(kindWebhookEvent, row); err != nil {
-				return err
+			if d.typ != TokenDeleted {
+				if _, err := tx.Get(kindToken, d.token); err != nil {
+					return err
+				}
 			}
 			return o.put(tx)
 		})
@@ -461,49 +459,63 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 			continue
 		}
 		if err == nil {
-			o.written(v)
+			o.written()
 		}
 		return err
 	}
 }
 
-// keptEvent returns an event for webhooks.
-func (v *Vault) keptEvent(ctx context.Context, row uuid.UUID) (*outEvent, error) {
-	if row == uuid.Nil {
-		return nil, ErrNotFound
+// deliveriesOf returns the deliveries of an event, by the row keys of their webhooks.
+func (v *Vault) deliveriesOf(ctx context.Context, event uuid.UUID) (map[uuid.UUID]*store.Record, error) {
+	hooks, err := v.allWebhooks(ctx)
+	if err != nil {
+		return nil, err
 	}
-	var r *store.Record
-	err := v.view(ctx, func(tx store.ReadTx) (err error) {
-		r, err = tx.Get(kindWebhookEvent, row) // it may be due
-		return err
+	made := map[uuid.UUID]*store.Record{}
+	err = v.view(ctx, func(tx store.ReadTx) error {
+		clear(made)
+		for _, w := range hooks {
+			r, err := tx.Get(kindDelivery, rowkey.Beside(event, w.ID))
+			if errors.Is(err, store.ErrNotFound) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			made[w.ID] = r
+		}
+		return nil
 	})
-	if err == nil && r.Account != v.account {
-		err = ErrNotFound
+	return made, err
+}
+
+// anyOf returns what deliveries of one event have in common: its type, its token, and
+// what they tell.
+func (v *Vault) anyOf(ctx context.Context, made map[uuid.UUID]*store.Record) (d *delivery, told []byte, err error) {
+	err = ErrNotFound
+	for _, r := range made {
+		copied := *r
+		copied.Shown = slices.Clone(r.Shown)
+		var p *pending
+		if p, err = v.openDelivery(ctx, &copied); err == nil {
+			told, err = v.told(ctx, r)
+		}
+		if err == nil {
+			return &p.delivery, told, nil
+		}
+		if !errors.Is(err, ErrDamaged) {
+			break
+		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	plain, err := v.openShown(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	return decodeEvent(plain)
+	return nil, nil, err
 }
 
 // anew returns the delivery of an event to a webhook as it begins again, or nil if it
-// is to be attempted anyway.
-func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, o *outEvent) (*store.Record, error) {
+// is to be attempted anyway. was is the one there is, nil if there is none.
+func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.Record, of *delivery, told []byte) (*store.Record, error) {
 	r := v.newDelivery(webhook, event)
-	d := &delivery{typ: o.typ, token: o.row, loose: true}
-	var was *store.Record
-	err := v.view(ctx, func(tx store.ReadTx) (err error) {
-		was, err = tx.Get(kindDelivery, r.ID)
-		return err
-	})
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		return nil, err
-	}
-	if err == nil {
+	d := &delivery{typ: of.typ, token: of.token, loose: true}
+	if was != nil {
 		r.Version = was.Version + 1
 		p, err := v.openDelivery(ctx, was)
 		switch {
@@ -521,5 +533,8 @@ func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, o *outEvent)
 			d.attempts = max(1, p.attempts)
 		}
 	}
-	return r, v.sealDelivery(r, d)
+	if err := v.sealDelivery(r, d); err != nil {
+		return nil, err
+	}
+	return r, wrapped(v.box.SealSecret(r, told))
 }

@@ -114,7 +114,7 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 		if err != nil {
 			return err
 		}
-		event, err := v.newEvent(ctx, row, nil, TokenDeleted, ReasonRequested)
+		event, err := v.newEvent(ctx, &store.Record{ID: row}, nil, TokenDeleted, ReasonRequested)
 		if err != nil {
 			return err
 		}
@@ -156,7 +156,7 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 		}
 		if err == nil {
 			v.workDue(release)
-			event.written(v)
+			event.written()
 		}
 		return err
 	}

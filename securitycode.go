@@ -147,7 +147,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	if err := v.box.SealShown(r, s.encode()); err != nil {
 		return nil, wrapped(err)
 	}
-	event, err := v.newEvent(ctx, card.ID, t, TokenUpdated, ReasonSecurityCodeRefreshed)
+	event, err := v.newEvent(ctx, card, t, TokenUpdated, ReasonSecurityCodeRefreshed)
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +164,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	if err != nil {
 		return nil, err
 	}
-	event.written(v)
+	event.written()
 	// Only whoever completes the session gets to replace the code. The token may
 	// have been deleted meanwhile, perhaps before there was this code to erase.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)

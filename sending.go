@@ -269,9 +269,9 @@ func (t *turn) attemptAll(ctx context.Context, ready []*pending) error {
 
 // A prospect is what there is to know before an attempt.
 type prospect struct {
-	webhook, event *store.Record // nil if it is gone
-	head           *store.Record // that holds it back
-	early          *store.Record // that is loose and could be attempted first
+	webhook, card *store.Record // nil if it is gone
+	head          *store.Record // that holds it back
+	early         *store.Record // that is loose and could be attempted first
 }
 
 // attempt sends an event and stores what came of it, unless it has to wait. It returns
@@ -315,7 +315,7 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 	}
 	next := p.delivery
 	switch {
-	case x.event == nil:
+	case x.card == nil && p.typ != TokenDeleted:
 		return t.settle(ctx, p, &next, 0, time.Time{})
 	case w.Disabled, !slices.Contains(w.Events, p.typ):
 		return t.settle(ctx, p, &next, deliveryFailed, time.Time{})
@@ -327,7 +327,11 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 		}
 		return []*pending{early, p}, err
 	}
-	event, err := t.openEvent(ctx, x.event)
+	told, err := t.openTold(ctx, p, x.card)
+	if err != nil {
+		return nil, err
+	}
+	event, err := t.describeEvent(eventOf(p.rec), told)
 	if err != nil {
 		return nil, err
 	}
@@ -362,9 +366,10 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 	return woken, err
 }
 
-// look reads what there is to know before an attempt. It returns nil if p was changed
-// since it was read.
+// look reads what there is to know before an attempt, and p with its event. It returns
+// nil if p was changed since it was read.
 func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
+	var is *store.Record
 	var stale bool
 	err = t.view(ctx, func(tx store.ReadTx) error {
 		x, stale = new(prospect), false
@@ -375,14 +380,16 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 			}
 			return r, err
 		}
-		is, err := get(kindDelivery, p.rec.ID)
-		if stale = is == nil || is.Version != p.rec.Version; stale || err != nil {
+		if is, err = get(kindDelivery, p.rec.ID); err != nil {
 			return err
+		}
+		if stale = is == nil || is.Version != p.rec.Version; stale {
+			return nil
 		}
 		if x.webhook, err = get(kindWebhook, beside(t.rec.ID)); err != nil {
 			return err
 		}
-		if x.event, err = get(kindWebhookEvent, eventOf(p.rec)); err != nil {
+		if x.card, err = get(kindToken, p.token); err != nil {
 			return err
 		}
 		if !p.loose {
@@ -403,24 +410,12 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 	if err != nil || stale {
 		return nil, err
 	}
+	p.rec = is
 	return x, nil
 }
 
 // before reports whether the event of a was before that of b.
 func before(a, b *store.Record) bool { return slices.Compare(a.ID[:], b.ID[:]) < 0 }
-
-// openEvent returns an event as it is told.
-func (t *turn) openEvent(ctx context.Context, r *store.Record) (*Event, error) {
-	plain, err := t.openShown(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	o, err := decodeEvent(plain)
-	if err != nil {
-		return nil, err
-	}
-	return t.describeEvent(r.ID, o)
-}
 
 // An outcome is what came of an attempt.
 type outcome struct {
@@ -736,10 +731,6 @@ func (t *turn) left(tx store.ReadTx) (bool, error) {
 
 // erase removes the deliveries of a webhook that is gone, and then its queue.
 func (t *turn) erase(ctx context.Context) error {
-	hooks, err := t.allWebhooks(ctx)
-	if err != nil {
-		return err
-	}
 	q := &store.Query{Kind: kindDelivery, Account: t.account, Parent: t.rec.ID, Limit: claimBatch}
 	for left := claimBatch; t.goesOn(); {
 		err := t.store.Update(ctx, func(tx store.Tx) error {
@@ -749,10 +740,11 @@ func (t *turn) erase(ctx context.Context) error {
 			}
 			if left = len(list.Records); left == 0 {
 				tx.Delete(kindQueue, t.rec.ID)
-				return nil
 			}
-			_, err = eraseDeliveries(tx, list.Records, hooks)
-			return err
+			for _, r := range list.Records {
+				tx.Delete(kindDelivery, r.ID)
+			}
+			return nil
 		})
 		if err != nil || left == 0 {
 			return wrapped(err)

@@ -239,7 +239,7 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 		return nil, err
 	}
 	v.workDue(records...)
-	event.written(v)
+	event.written()
 	return t, nil
 }
 
@@ -298,7 +298,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 		return nil, nil, wrapped(err)
 	}
 	records = []*store.Record{r}
-	if event, err = v.newEvent(ctx, row, t, TokenCreated, why); err != nil || reason != nil {
+	if event, err = v.newEvent(ctx, r, t, TokenCreated, why); err != nil || reason != nil {
 		return records, event, err
 	}
 	h := &holding{token: t, card: r, due: now()}
@@ -677,7 +677,7 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		if err := v.sealToken(r, t); err != nil {
 			return nil, err
 		}
-		event, err := v.newEvent(ctx, r.ID, t, TokenUpdated, ReasonPatched)
+		event, err := v.newEvent(ctx, r, t, TokenUpdated, ReasonPatched)
 		if err != nil {
 			return nil, err
 		}
@@ -691,7 +691,7 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		if err != nil {
 			return nil, err
 		}
-		event.written(v)
+		event.written()
 		return t, nil
 	}
 }

@@ -324,13 +324,13 @@ func TestDeleteWebhook(t *testing.T) {
 		if _, err := l.ListDeliveries(l.Context(), hook.ID, nil); !errors.Is(err, cardvault.ErrNotFound) {
 			t.Errorf("ListDeliveries = %v", err)
 		}
-		a, b, c, d := len(l.stored(kindWebhook)), len(l.stored(kindQueue)), len(l.stored(kindDelivery)), len(l.stored(kindWebhookEvent))
-		if a != 1 || b != 1 || c != 400 || d != 400 {
-			t.Errorf("%d webhooks, %d queues, %d deliveries, %d events are left, want those of the other", a, b, c, d)
+		a, b, c := len(l.stored(kindWebhook)), len(l.stored(kindQueue)), len(l.stored(kindDelivery))
+		if a != 1 || b != 1 || c != 400 {
+			t.Errorf("%d webhooks, %d queues, %d deliveries are left, want those of the other", a, b, c)
 		}
 		l.must(l.DeleteWebhook(l.Context(), kept.ID))
 		l.run(func() { l.pass(2 * time.Minute) })
-		for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery, kindWebhookEvent} {
+		for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery} {
 			if n := len(l.stored(kind)); n != 0 {
 				t.Errorf("%d records of kind %d are left", n, kind)
 			}
@@ -350,7 +350,7 @@ func TestDeleteWebhookAtRest(t *testing.T) {
 		l.drain()
 		l.must(l.DeleteWebhook(l.Context(), hook.ID))
 		l.drain()
-		for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery, kindWebhookEvent} {
+		for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery} {
 			if n := len(l.stored(kind)); n != 0 {
 				t.Errorf("%d records of kind %d are left", n, kind)
 			}

@@ -352,6 +352,32 @@ func (b *Box) Lookup(account uuid.UUID, purpose string, value []byte) []byte {
 	return b.account(account).lookup.sum([]byte(purpose+"\x00"), value)[:LookupSize]
 }
 
+// SealTied encrypts plain so that it can be opened while the secret part of r is there,
+// and no longer: its key comes of the bytes of that part as it is sealed.
+func (b *Box) SealTied(r *store.Record, plain []byte) (sealed []byte) {
+	erase.Do(func() { sealed = b.tied(r).Seal(nil, nil, plain, nil) })
+	return sealed
+}
+
+// OpenTied returns what SealTied encrypted, or ErrIntegrity.
+func (b *Box) OpenTied(r *store.Record, sealed []byte) (plain []byte, err error) {
+	erase.Do(func() { plain, err = b.tied(r).Open(nil, nil, sealed, nil) })
+	if err != nil {
+		return nil, ErrIntegrity
+	}
+	return plain, nil
+}
+
+func (b *Box) tied(r *store.Record) cipher.AEAD {
+	key := b.account(r.Account).lookup.sum([]byte("tied\x00"), r.ID[:], r.Secret)
+	aead, err := cipher.NewGCMWithRandomNonce(newAES(key))
+	clear(key)
+	if err != nil {
+		panic(err) // only for a block that is not AES
+	}
+	return aead
+}
+
 // Idempotency returns the keyed hash of parts, of 32 bytes. Different
 // sequences of parts have different hashes.
 func (b *Box) Idempotency(account uuid.UUID, parts ...[]byte) []byte {
