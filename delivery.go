@@ -82,7 +82,7 @@ const (
 )
 
 func (d *delivery) encode() []byte {
-	b := tlv.AppendUint(nil, deliveryType, uint64(d.typ))
+	b := tlv.AppendUint(make([]byte, 0, 64), deliveryType, uint64(d.typ))
 	b = tlv.Append(b, deliveryToken, d.token[:])
 	b = tlv.AppendUint(b, deliveryAttempts, d.attempts)
 	b = tlv.AppendUint(b, deliveryTries, d.tries)
@@ -434,8 +434,8 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 		if err != nil {
 			return err
 		}
-		o := &outbox{vault: v, version: heard.version, queues: wakings{}}
-		for _, w := range heard.of(d.typ) {
+		o := &outbox{vault: v, heard: heard}
+		for _, w := range heard.of[d.typ&3] {
 			r, err := v.anew(ctx, w.row, row, made[w.row], d, told)
 			if err != nil {
 				return err

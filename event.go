@@ -127,8 +127,8 @@ const (
 	eventTries
 )
 
-func (e *outEvent) encode() []byte {
-	b := tlv.AppendUint(nil, eventType, uint64(e.typ))
+func (e *outEvent) encode(b []byte) []byte {
+	b = tlv.AppendUint(b, eventType, uint64(e.typ))
 	b = tlv.Append(b, eventReason, e.reason)
 	b = tlv.Append(b, eventRow, e.row[:])
 	b = tlv.Append(b, eventToken, e.token)
@@ -160,7 +160,7 @@ func decodeEvent(plain []byte) (*outEvent, error) {
 // read without it; unless they tell that it is gone. If nobody listens there is none.
 type outbox struct {
 	vault   *Vault // of the account
-	version uint64 // of the account's record, for which there are these webhooks
+	heard   *listeners
 	records []*store.Record
 	queues  wakings
 }
@@ -176,8 +176,8 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 	if err != nil {
 		return nil, err
 	}
-	o := &outbox{vault: v, version: heard.version, queues: wakings{}}
-	hooks := heard.of(typ)
+	o := &outbox{vault: v, heard: heard}
+	hooks := heard.of[typ]
 	if v.opts.Events == nil && len(hooks) == 0 {
 		return o, nil
 	}
@@ -186,12 +186,15 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 		return nil, err
 	}
 	e := &outEvent{typ: typ, reason: reason, row: card.ID}
+	buf := plaintexts.Get().(*[]byte)
+	defer wipe(buf)
+	*buf = (*buf)[:0]
 	if typ != TokenDeleted {
-		e.token = t.encode(nil)
+		*buf = t.encode(*buf)
+		e.token = *buf
 	}
-	plain := e.encode()
-	defer clear(plain)
-	defer clear(e.token)
+	plain := e.encode((*buf)[len(*buf):]) // behind the token, in what is wiped
+	*buf = (*buf)[:min(cap(*buf), len(*buf)+len(plain))]
 	if v.opts.Events != nil {
 		r := &store.Record{Kind: kindEvent, ID: id, Account: v.account, Version: 1, Due: now()}
 		if typ != TokenDeleted {
@@ -230,17 +233,18 @@ func (o *outbox) wake(ctx context.Context) error {
 			ids = append(ids, r.Parent)
 		}
 	}
+	o.queues = wakings{}
 	return o.queues.add(ctx, o.vault, ids...)
 }
 
 // put writes the event. It returns errStale if the webhooks of the account have
 // changed: whoever has registered one misses nothing from then on.
 func (o *outbox) put(tx store.Tx) error {
-	a, err := tx.Get(kindAccount, o.vault.whole().unmask(kindAccount, o.vault.account))
+	a, err := tx.Get(kindAccount, o.heard.account)
 	if err != nil {
 		return err
 	}
-	if a.Version != o.version {
+	if a.Version != o.heard.version {
 		o.vault.listening.Delete(o.vault.account)
 		return errStale
 	}
@@ -347,7 +351,7 @@ func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error
 	if next.Class == eventOrdered && o.tries >= eventHolds {
 		next.Class = eventUnordered
 	}
-	if err := v.box.SealShown(&next, o.encode()); err != nil {
+	if err := v.box.SealShown(&next, o.encode(nil)); err != nil {
 		return wrapped(err)
 	}
 	return v.settle(ctx, rec, &next)

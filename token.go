@@ -292,8 +292,8 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	buf := plaintexts.Get().(*[]byte)
 	card := tlv.Pad(tlv.Append((*buf)[:0], cardNumber, c.PAN.get()), 32, 0)
 	err = v.box.SealSecret(r, card)
-	clear(card)
-	plaintexts.Put(buf)
+	*buf = card
+	wipe(buf)
 	if err != nil {
 		return nil, nil, wrapped(err)
 	}
@@ -742,10 +742,15 @@ func (v *Vault) sealToken(r *store.Record, t *Token) error {
 	}
 	plain = tlv.Pad(plain, steps, grown)
 	err := v.box.SealShown(r, plain)
-	clear(plain)
 	*buf = plain
-	plaintexts.Put(buf)
+	wipe(buf)
 	return wrapped(err)
+}
+
+// wipe clears a buffer of plaintexts and puts it back.
+func wipe(b *[]byte) {
+	clear(*b)
+	plaintexts.Put(b)
 }
 
 // plaintexts holds buffers that are sealed from, cleared. They hold the longest

@@ -413,13 +413,9 @@ func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UU
 
 // listeners are the webhooks of an account that are enabled.
 type listeners struct {
-	version uint64 // of the record of the account
-	all     []*Webhook
-}
-
-// of returns those that take events of a type.
-func (l *listeners) of(typ EventType) []*Webhook {
-	return slices.DeleteFunc(slices.Clone(l.all), func(w *Webhook) bool { return !slices.Contains(w.Events, typ) })
+	account uuid.UUID     // row key
+	version uint64        // of its record
+	of      [4][]*Webhook // by the type of event that they take
 }
 
 // webhooks returns the listeners of the account as they were last read: whoever tells
@@ -436,7 +432,7 @@ func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &listeners{version: r.Version}
+	l := &listeners{account: r.ID, version: r.Version}
 	for _, r := range all {
 		w, err := v.openWebhook(ctx, r)
 		if errors.Is(err, ErrDamaged) {
@@ -447,8 +443,11 @@ func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !w.Disabled {
-			l.all = append(l.all, w)
+		if w.Disabled {
+			continue
+		}
+		for _, typ := range w.Events {
+			l.of[typ&3] = append(l.of[typ&3], w)
 		}
 	}
 	v.listening.Store(v.account, l)

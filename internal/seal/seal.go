@@ -355,13 +355,14 @@ func (b *Box) Lookup(account uuid.UUID, purpose string, value []byte) []byte {
 // SealTied encrypts plain so that it can be opened while the secret part of r is there,
 // and no longer: its key comes of the bytes of that part as it is sealed.
 func (b *Box) SealTied(r *store.Record, plain []byte) (sealed []byte) {
-	erase.Do(func() { sealed = b.tied(r).Seal(nil, nil, plain, nil) })
+	sealed = make([]byte, 0, overhead-header+len(plain))
+	erase.Do(func() { sealed = b.tied(r).Seal(sealed, nil, plain, nil) })
 	return sealed
 }
 
-// OpenTied returns what SealTied encrypted, or ErrIntegrity.
+// OpenTied returns what SealTied encrypted, in place like OpenShown, or ErrIntegrity.
 func (b *Box) OpenTied(r *store.Record, sealed []byte) (plain []byte, err error) {
-	erase.Do(func() { plain, err = b.tied(r).Open(nil, nil, sealed, nil) })
+	erase.Do(func() { plain, err = b.tied(r).Open(sealed[:0], nil, sealed, nil) })
 	if err != nil {
 		return nil, ErrIntegrity
 	}
