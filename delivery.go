@@ -414,14 +414,18 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 // enabled and takes events of its type, whatever became of it before. It does not
 // wait for other events of its token.
 //
-// The error is ErrNotFound for an event that the account does not have: one that is in
-// the log of no webhook any more, or whose token is gone.
+// Errors: ErrNotFound for an event that the account does not have: one that is in the
+// log of no webhook any more, or whose token is gone; ErrIdempotencyKeyReused.
 func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 	row := v.unmask(kindEvent, event)
 	if row == uuid.Nil {
 		return ErrNotFound
 	}
 	for {
+		once, answer, err := v.once(ctx, opRedeliver, event, func() []byte { return nil })
+		if err != nil || answer != nil {
+			return err
+		}
 		made, err := v.deliveriesOf(ctx, row)
 		if err != nil {
 			return err
@@ -447,15 +451,23 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 		if err := o.wake(ctx); err != nil {
 			return err
 		}
+		if once != nil {
+			if err := once.seal(v, nil, d.token); err != nil {
+				return err
+			}
+		}
 		err = v.write(ctx, opRedeliver, event, func(tx store.Tx) error {
 			if d.typ != TokenDeleted {
 				if _, err := tx.Get(kindToken, d.token); err != nil {
 					return err
 				}
 			}
+			if err := once.put(tx); err != nil {
+				return err
+			}
 			return o.put(tx)
 		})
-		if errors.Is(err, store.ErrConflict) {
+		if errors.Is(err, errRepeated) || errors.Is(err, store.ErrConflict) {
 			continue
 		}
 		if err == nil {
