@@ -1153,6 +1153,27 @@ func TestRedeliver(t *testing.T) {
 			l.statuses(hook, delivered, delivered)
 		})
 	})
+	t.Run("once under a key", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			id := l.imports(visa)
+			l.drain()
+			event := post.took(url)[0].ID
+			for i := range 3 {
+				key := &cardvault.Idempotency{Key: "again"}
+				l.must(l.Redeliver(cardvault.WithIdempotency(l.Context(), key), event))
+				if key.Replayed() != (i > 0) {
+					t.Errorf("call %d: replayed is %t", i, key.Replayed())
+				}
+				l.drain()
+			}
+			post.has(url, id, createdEvent, createdEvent)
+			l.must(l.Vault.Delete(l.Context(), id))
+			err := l.Redeliver(cardvault.WithIdempotencyKey(l.Context(), "again"), event)
+			if !errors.Is(err, cardvault.ErrNotFound) {
+				t.Errorf("Redeliver = %v when the token is gone", err)
+			}
+		})
+	})
 	t.Run("what is on its way", func(t *testing.T) {
 		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 			post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {

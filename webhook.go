@@ -29,7 +29,7 @@ type Webhook struct {
 	// Events are the types that are delivered, in the order of EventType. Never empty.
 	Events []EventType
 
-	// LegacyHMAC adds the header x-hmac-signature to deliveries.
+	// LegacyHMAC adds the header x-hmac-signature to deliveries, under the newest secret.
 	LegacyHMAC bool
 
 	// Disabled is whether nothing is delivered, and DisabledReason why: requested,
@@ -85,7 +85,7 @@ type Delivery struct {
 	ID        uuid.UUID // of the event, the same at every attempt: webhook-id
 	CreatedAt time.Time // of the event
 	URL       string
-	Secrets   []WebhookSecret // each signs; at least one
+	Secrets   []WebhookSecret // each signs; at least one, the newest last
 	Legacy    bool            // Webhook.LegacyHMAC
 }
 
