@@ -146,7 +146,7 @@ func (v *Vault) told(ctx context.Context, r *store.Record) ([]byte, error) {
 
 // openTold returns the event of a delivery. card is the record of its token, nil if that
 // is deleted.
-func (v *Vault) openTold(ctx context.Context, p *pending, card *store.Record) (*outEvent, error) {
+func (v *Vault) openTold(ctx context.Context, p *pending, card *store.Record) (*Event, error) {
 	plain, err := v.told(ctx, p.rec)
 	if err == nil && p.typ != TokenDeleted {
 		plain, err = v.box.OpenTied(card, plain)
@@ -154,7 +154,12 @@ func (v *Vault) openTold(ctx context.Context, p *pending, card *store.Record) (*
 	if err != nil {
 		return nil, wrapped(err)
 	}
-	return decodeEvent(plain)
+	defer clear(plain)
+	e, err := decodeEvent(plain)
+	if err != nil {
+		return nil, err
+	}
+	return v.describeEvent(eventOf(p.rec), e)
 }
 
 // sealDelivery sets what follows from a delivery and its class. One that is ready at
@@ -317,13 +322,16 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 		if err != nil {
 			return err
 		}
-		if r.Class < deliveryDone {
-			r.Version++
-			r.Class, r.Due = deliveryReady, time.Time{}
-			ready, queues[r.Parent] = append(ready, r), nil
-			return v.sealDelivery(r, &p.delivery)
+		if r.Class >= deliveryDone {
+			over = append(over, r)
+			return nil
 		}
-		over = append(over, r)
+		r.Version++
+		r.Class, r.Due = deliveryReady, time.Time{}
+		if err := v.sealDelivery(r, &p.delivery); err != nil {
+			return err
+		}
+		ready, queues[r.Parent] = append(ready, r), nil
 		return nil
 	})
 	if len(ready)+len(over) == 0 {
@@ -439,8 +447,8 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 			return err
 		}
 		o := &outbox{vault: v, heard: heard}
-		for _, w := range heard.of[d.typ&3] {
-			r, err := v.anew(ctx, w.row, row, made[w.row], d, told)
+		for _, hook := range heard.of[d.typ&3] {
+			r, err := v.anew(ctx, hook, row, made[hook], d, told)
 			if err != nil {
 				return err
 			}
@@ -537,7 +545,10 @@ func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.R
 		case err != nil:
 			return nil, err
 		case was.Class == deliveryReady || was.Class == deliveryHeld:
-			return nil, nil
+			if _, err := v.told(ctx, was); !errors.Is(err, ErrDamaged) {
+				return nil, err
+			}
+			d.loose = p.loose
 		default:
 			d.loose = was.Class >= deliveryDone || p.loose
 		}

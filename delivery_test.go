@@ -1066,6 +1066,141 @@ func TestDeliveriesOfSeveralProcesses(t *testing.T) {
 	})
 }
 
+// TestNoMoreSeals: what cannot be sealed stays as it is until it can be.
+func TestNoMoreSeals(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		var ids []uuid.UUID
+		post.says(500)
+		for range 100 {
+			ids = append(ids, l.imports(visa))
+		}
+		l.drain()
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) { return 429, nil })
+		post.after = time.Hour // so that the queue is due
+		ids = append(ids, l.imports(visa))
+		l.drain()
+		post.set(nil)
+		post.after = 0
+		l.pass(30 * time.Second)
+		l.store.set(store.ErrUnavailable, false)
+		l.ExhaustSeals()
+		l.store.set(nil, false)
+		if err := l.Drain(l.Context()); err == nil {
+			t.Error("Drain did what cannot be sealed")
+		}
+		l.run(func() { l.pass(10 * time.Hour) })
+		for _, id := range ids {
+			post.has(url, id, createdEvent)
+		}
+	})
+}
+
+// A late store has something happen after its n-th View from now on.
+type late struct {
+	store.Store
+	n    int
+	then func()
+}
+
+func (s *late) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	err := s.Store.View(ctx, fn)
+	if s.n--; s.n == 0 {
+		s.then()
+	}
+	return err
+}
+
+// TestLastEventIsTheLast: whatever happens to a token while something else of it is
+// prepared, in another process whose clock is behind, the last event tells how it is.
+func TestLastEventIsTheLast(t *testing.T) {
+	told := func(t *testing.T, post *post, id uuid.UUID, want ...string) {
+		t.Helper()
+		var got []string
+		var last uint64
+		for _, s := range post.took(url) {
+			if s.Event.TokenID != id {
+				continue
+			}
+			if s.Event.Sequence <= last {
+				t.Errorf("%s has sequence %d after %d", s, s.Event.Sequence, last)
+			}
+			last = s.Event.Sequence
+			key := "deleted"
+			if s.Event.Token != nil {
+				key = s.Event.Token.BusinessKey
+			}
+			got = append(got, key)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("told of %q, want %q", got, want)
+		}
+	}
+	t.Run("two processes", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			other := l.open() // its next row key is earlier
+			id := l.imports(visa)
+			patch(l, id, "a")
+			patch(l, id, "b")
+			key := "c"
+			_, err := other.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: &key})
+			l.must(err)
+			session, err := other.RefreshSession(l.Context(), id)
+			l.must(err)
+			_, err = other.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
+			l.must(err)
+			l.must(l.open().Delete(l.Context(), id))
+			l.drain()
+			told(t, post, id, "deleted")
+			id = l.imports(visa)
+			l.drain()
+			_, err = other.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: &key})
+			l.must(err)
+			l.drain()
+			session, err = l.RefreshSession(l.Context(), id)
+			l.must(err)
+			_, err = l.open().RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
+			l.must(err)
+			l.drain()
+			l.must(l.open().Delete(l.Context(), id))
+			l.drain()
+			told(t, post, id, "", "c", "c", "deleted")
+		})
+	})
+	for n := range 3 {
+		t.Run(fmt.Sprintf("a security code, after read %d", n+1), func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				id := l.imports(visa)
+				l.drain()
+				session, err := l.RefreshSession(l.Context(), id)
+				l.must(err)
+				l.store.Store = &late{l.store.Store, n + 1, func() { patch(l, id, "new") }}
+				_, err = l.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
+				l.must(err)
+				l.drain()
+				patch(l, id, "end")
+				l.drain()
+				told(t, post, id, "", "new", "new", "end")
+			})
+		})
+	}
+	for n := range 2 {
+		t.Run(fmt.Sprintf("a deletion, after read %d", n+1), func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				id := l.imports(visa)
+				l.drain()
+				l.store.Store = &late{l.store.Store, n + 1, func() {
+					l.store.Store = l.store.Store.(*late).Store
+					patch(l, id, "new")
+					l.drain()
+				}}
+				l.must(l.Vault.Delete(l.Context(), id))
+				l.drain()
+				told(t, post, id, "", "new", "deleted")
+			})
+		})
+	}
+}
+
 // TestRunEndsWhileSending: Run waits for what is under way, and begins nothing more.
 // Whoever runs next goes on at once.
 func TestRunEndsWhileSending(t *testing.T) {
@@ -1082,7 +1217,6 @@ func TestRunEndsWhileSending(t *testing.T) {
 		if took := time.Since(began); took < 10*time.Second || took > 11*time.Second {
 			t.Errorf("Run ended after %v", took)
 		}
-		post.has(url, id, createdEvent)
 		if n := len(post.took(url)); n != 8 {
 			t.Errorf("%d events were sent, want 8", n)
 		}

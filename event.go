@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -169,8 +170,9 @@ type outbox struct {
 // for queues that have come to rest since: it has to be made again.
 var errStale = fmt.Errorf("%w: others listen to events", store.ErrConflict)
 
-// newEvent returns the outbox of an event of a token. Of one that is deleted no more
-// than the row key of its record is needed, and no t.
+// newEvent returns the outbox of an event of a token, and notes in t that it is told: the
+// token is sealed afterwards, so that the next event comes after this one whatever clock
+// it is made by. For one that is deleted t is nil; of card, the row key will do.
 func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ EventType, reason EventReason) (*outbox, error) {
 	heard, err := v.webhooks(ctx)
 	if err != nil {
@@ -185,6 +187,13 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 	if err != nil {
 		return nil, err
 	}
+	if typ == TokenDeleted {
+		if t, err = v.lastState(ctx, card); err != nil {
+			return nil, err
+		}
+	}
+	id = rowkey.After(id, t.told)
+	t.told = rowkey.Sequence(id)
 	e := &outEvent{typ: typ, reason: reason, row: card.ID}
 	buf := plaintexts.Get().(*[]byte)
 	defer wipe(buf)
@@ -212,8 +221,8 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 	if typ != TokenDeleted {
 		told = v.box.SealTied(card, plain)
 	}
-	for _, w := range hooks {
-		d := v.newDelivery(w.row, id)
+	for _, hook := range hooks {
+		d := v.newDelivery(hook, id)
 		if err := v.sealDelivery(d, &delivery{typ: typ, token: card.ID}); err != nil {
 			return nil, err
 		}
@@ -223,6 +232,18 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 		o.records = append(o.records, d)
 	}
 	return o, o.wake(ctx)
+}
+
+// lastState returns the token of a record that is deleted, an empty one if it cannot be
+// read: that keeps nobody from deleting it.
+func (v *Vault) lastState(ctx context.Context, card *store.Record) (*Token, error) {
+	c := *card
+	c.Shown = slices.Clone(card.Shown)
+	t, err := v.openToken(ctx, &c)
+	if errors.Is(err, ErrDamaged) {
+		return new(Token), nil
+	}
+	return t, err
 }
 
 // wake prepares the queues of its deliveries.
@@ -351,7 +372,10 @@ func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error
 	if next.Class == eventOrdered && o.tries >= eventHolds {
 		next.Class = eventUnordered
 	}
-	if err := v.box.SealShown(&next, o.encode(nil)); err != nil {
+	failed := o.encode(nil)
+	err = v.box.SealShown(&next, failed)
+	clear(failed)
+	if err != nil {
 		return wrapped(err)
 	}
 	return v.settle(ctx, rec, &next)

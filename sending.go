@@ -69,7 +69,7 @@ func (v *Vault) deliver(ctx context.Context, ending <-chan struct{}, rec *store.
 		late:    map[uuid.UUID]bool{},
 	}
 	v.sending.Store(rec.ID, t.more)
-	defer v.sending.Delete(rec.ID)
+	defer v.sending.CompareAndDelete(rec.ID, t.more)
 	_, err := v.webhookRow(ctx, beside(rec.ID))
 	if errors.Is(err, ErrNotFound) {
 		return t.erase(ctx)
@@ -101,10 +101,7 @@ func (v *Vault) deliver(ctx context.Context, ending <-chan struct{}, rec *store.
 	if len(t.unread) > 0 {
 		v.log.Error("deliveries to a webhook cannot be read", "webhook", v.mask(kindWebhook, beside(rec.ID)), "count", len(t.unread))
 	}
-	if t.failure != nil {
-		return t.failure // the queue is due again after the lease
-	}
-	return t.rest(ctx)
+	return errors.Join(t.failure, t.rest(ctx))
 }
 
 // ready selects what is to be attempted, from a row key on.
@@ -239,7 +236,7 @@ func (t *turn) begin(ctx context.Context, ready []*store.Record) (begun int) {
 }
 
 // skip remembers a delivery that cannot be read. It stays as it is, and keeps no other
-// from being sent but later ones of its token.
+// from being sent, but if it was attempted later ones of its token.
 func (t *turn) skip(r *store.Record) {
 	if r.Class != deliveryReady {
 		return
@@ -327,18 +324,13 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 		}
 		return []*pending{early, p}, err
 	}
-	told, err := t.openTold(ctx, p, x.card)
-	if err != nil {
-		return nil, err
-	}
-	event, err := t.describeEvent(eventOf(p.rec), told)
+	event, err := t.openTold(ctx, p, x.card)
 	if err != nil {
 		return nil, err
 	}
 
 	out := t.send(ctx, w, &Delivery{Event: event, ID: event.ID, CreatedAt: event.CreatedAt})
 	free()
-	why := t.note(w, out)
 	next.attempts++
 	next.last, next.code = now(), uint64(out.code)
 	class, due := uint8(deliveryRetried), p.rec.Due // that of an attempt beside the schedule
@@ -355,6 +347,7 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 		next.loose = next.loose || next.tries >= eventHolds
 		due = now().Add(max(t.pace(eventRetries[next.tries-1]), min(out.after, maxSendRetryAfter)))
 	}
+	why := t.note(w, out, next.tries)
 	failed[p.rec.ID] = class != deliveryDone
 	if class == deliveryFailed {
 		t.log.Warn("event could not be delivered", "webhook", w.ID, "event", event.ID, "status", out.code)
@@ -451,8 +444,9 @@ func (v *Vault) send(ctx context.Context, w *Webhook, d *Delivery) *outcome {
 	return &outcome{got.StatusCode, got.RetryAfter}
 }
 
-// note draws conclusions for the whole webhook, and returns why it is to be disabled.
-func (t *turn) note(w *Webhook, out *outcome) (why string) {
+// note draws conclusions for the whole webhook, and returns why it is to be disabled. One
+// event that fails does not end its patience: tries is how often it has.
+func (t *turn) note(w *Webhook, out *outcome, tries uint64) (why string) {
 	at := now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -469,7 +463,8 @@ func (t *turn) note(w *Webhook, out *outcome) (why string) {
 	switch {
 	case out.code == 410:
 		return disabledGone
-	case t.queue.failing.Before(at.Add(-webhookPatience)) && w.since.Before(at.Add(-webhookPatience)):
+	case tries >= eventHolds &&
+		t.queue.failing.Before(at.Add(-webhookPatience)) && w.since.Before(at.Add(-webhookPatience)):
 		return disabledFailing
 	}
 	return ""
@@ -679,10 +674,13 @@ func second(tx store.ReadTx, hash []byte, id uuid.UUID) (*store.Record, error) {
 }
 
 // rest ends the claim. The queue is due at once if something is ready, or when the
-// webhook wants to hear more.
+// webhook wants to hear more; after a failure when the claim would have ended.
 func (t *turn) rest(ctx context.Context) error {
 	busy, idle := *t.rec, *t.rec
 	busy.Due, idle.Due = now(), time.Time{}
+	if t.failure != nil {
+		busy.Due = t.rec.Due
+	}
 	if t.pause.After(busy.Due) {
 		busy.Due = t.pause
 	}
@@ -701,7 +699,7 @@ func (t *turn) rest(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if next = &idle; left || !t.pause.IsZero() {
+		if next = &idle; left || !t.pause.IsZero() || t.failure != nil {
 			next = &busy
 		}
 		tx.Put(next)

@@ -70,6 +70,7 @@ type Token struct {
 
 	artID uuid.UUID // of CardArtURL
 	stale bool      // the scheme has replaced the number that is stored
+	told  uint64    // Event.Sequence of its last event
 
 	// Fingerprint is the same for two tokens of an account if their cards have
 	// the same number.
@@ -285,9 +286,6 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	}
 
 	r := &store.Record{Kind: kindToken, ID: row, Account: v.account}
-	if err := v.sealToken(r, t); err != nil {
-		return nil, nil, err
-	}
 	// The length of what is sealed does not tell that of the number.
 	buf := plaintexts.Get().(*[]byte)
 	card := tlv.Pad(tlv.Append((*buf)[:0], cardNumber, c.PAN.get()), 32, 0)
@@ -298,7 +296,10 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 		return nil, nil, wrapped(err)
 	}
 	records = []*store.Record{r}
-	if event, err = v.newEvent(ctx, r, t, TokenCreated, why); err != nil || reason != nil {
+	if event, err = v.newEvent(ctx, r, t, TokenCreated, why); err != nil {
+		return nil, nil, err
+	}
+	if err := v.sealToken(r, t); err != nil || reason != nil {
 		return records, event, err
 	}
 	h := &holding{token: t, card: r, due: now()}
@@ -673,12 +674,12 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		if err := u.apply(t); err != nil {
 			return nil, err
 		}
-		r.Version++
-		if err := v.sealToken(r, t); err != nil {
-			return nil, err
-		}
 		event, err := v.newEvent(ctx, r, t, TokenUpdated, ReasonPatched)
 		if err != nil {
+			return nil, err
+		}
+		r.Version++
+		if err := v.sealToken(r, t); err != nil {
 			return nil, err
 		}
 		err = v.write(ctx, opUpdate, id, func(tx store.Tx) error {
@@ -754,8 +755,8 @@ func wipe(b *[]byte) {
 }
 
 // plaintexts holds buffers that are sealed from, cleared. They hold the longest
-// token there can be, so that none is left behind grown out.
-var plaintexts = sync.Pool{New: func() any { b := make([]byte, 0, 8<<10); return &b }}
+// token there can be, and an event of it, so that none is left behind grown out.
+var plaintexts = sync.Pool{New: func() any { b := make([]byte, 0, 16<<10); return &b }}
 
 // openToken returns the token of a record.
 func (v *Vault) openToken(ctx context.Context, r *store.Record) (*Token, error) {
@@ -810,6 +811,7 @@ const (
 	tokenAuthECI
 	tokenAuthTransaction
 	tokenAuthAt
+	tokenTold
 )
 
 // encode appends what the shown part holds. Id and time of creation are the
@@ -855,6 +857,7 @@ func (t *Token) encode(b []byte) []byte {
 		b = tlv.Append(b, tokenAuthTransaction, a.DSTransactionID)
 		b = appendTime(b, tokenAuthAt, a.At)
 	}
+	b = tlv.AppendUint(b, tokenTold, t.told)
 	return appendTime(b, tokenExpiresAt, t.ExpiresAt)
 }
 
@@ -919,6 +922,8 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 			t.ImportProvider = string(r.Value)
 		case tokenFingerprint:
 			copy(t.Fingerprint[:], r.Value)
+		case tokenTold:
+			t.told = r.Uint()
 		case tokenExpiresAt:
 			t.ExpiresAt = readTime(&r)
 		case tokenArt:

@@ -413,9 +413,9 @@ func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UU
 
 // listeners are the webhooks of an account that are enabled.
 type listeners struct {
-	account uuid.UUID     // row key
-	version uint64        // of its record
-	of      [4][]*Webhook // by the type of event that they take
+	account uuid.UUID      // row key
+	version uint64         // of its record
+	of      [4][]uuid.UUID // row keys, by the type of event that they take
 }
 
 // webhooks returns the listeners of the account as they were last read: whoever tells
@@ -447,7 +447,7 @@ func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 			continue
 		}
 		for _, typ := range w.Events {
-			l.of[typ&3] = append(l.of[typ&3], w)
+			l.of[typ&3] = append(l.of[typ&3], w.row)
 		}
 	}
 	v.listening.Store(v.account, l)

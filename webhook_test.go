@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -207,6 +208,28 @@ func TestWebhookWithoutSuccess(t *testing.T) {
 			l.imports(visa)
 			l.pass(time.Hour)
 			l.disabled(hook, "") // there was success in between
+		})
+	})
+}
+
+// TestWebhookAfterAQuietTime: it is not disabled because long ago one event failed for
+// good, and then another has to be sent twice.
+func TestWebhookAfterAQuietTime(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		l.run(func() {
+			post.says(400)
+			l.imports(visa)
+			l.pass(10 * 24 * time.Hour)
+			var blip sync.Once
+			post.set(func(context.Context, *cardvault.Delivery) (code int, _ error) {
+				code = 200
+				blip.Do(func() { code = 503 })
+				return code, nil
+			})
+			id := l.imports(visa)
+			l.pass(time.Minute)
+			l.disabled(hook, "")
+			post.has(url, id, createdEvent)
 		})
 	})
 }
