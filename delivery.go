@@ -45,8 +45,8 @@ func (s DeliveryStatus) String() string {
 // MarshalText returns what String does.
 func (s DeliveryStatus) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// deliveryRetention is how long a delivery that is over is in the log. Its event is
-// kept as long, so that it can be delivered again.
+// deliveryRetention is how long a delivery that is over is in the log, and can be made
+// again.
 const deliveryRetention = 7 * 24 * time.Hour
 
 // Classes of deliveries in the list of their queue.
@@ -58,7 +58,9 @@ const (
 	deliveryFailed             // likewise
 )
 
-// A delivery is what the record of one holds. Its row key is beside that of the event.
+// A delivery is what the record of one holds, but for the event, which is in its secret
+// part: tied to the token, so that it is gone with that. Its row key is beside that of
+// the event.
 type delivery struct {
 	typ      EventType
 	token    uuid.UUID // row key
@@ -80,7 +82,7 @@ const (
 )
 
 func (d *delivery) encode() []byte {
-	b := tlv.AppendUint(nil, deliveryType, uint64(d.typ))
+	b := tlv.AppendUint(make([]byte, 0, 64), deliveryType, uint64(d.typ))
 	b = tlv.Append(b, deliveryToken, d.token[:])
 	b = tlv.AppendUint(b, deliveryAttempts, d.attempts)
 	b = tlv.AppendUint(b, deliveryTries, d.tries)
@@ -133,6 +135,32 @@ func (v *Vault) openDelivery(ctx context.Context, r *store.Record) (*pending, er
 
 // eventOf returns the row key of the event of a delivery.
 func eventOf(r *store.Record) uuid.UUID { return rowkey.Beside(r.ID, beside(r.Parent)) }
+
+// told returns the event of a delivery as it is tied to its token, if that is not
+// deleted. The record stays as it is.
+func (v *Vault) told(ctx context.Context, r *store.Record) ([]byte, error) {
+	c := *r
+	c.Secret = slices.Clone(r.Secret)
+	return v.openSecret(ctx, &c)
+}
+
+// openTold returns the event of a delivery. card is the record of its token, nil if that
+// is deleted.
+func (v *Vault) openTold(ctx context.Context, p *pending, card *store.Record) (*Event, error) {
+	plain, err := v.told(ctx, p.rec)
+	if err == nil && p.typ != TokenDeleted {
+		plain, err = v.box.OpenTied(card, plain)
+	}
+	if err != nil {
+		return nil, wrapped(err)
+	}
+	defer clear(plain)
+	e, err := decodeEvent(plain)
+	if err != nil {
+		return nil, err
+	}
+	return v.describeEvent(eventOf(p.rec), e)
+}
 
 // sealDelivery sets what follows from a delivery and its class. One that is ready at
 // once is not found by its token: those are listed in their order, and most deliveries
@@ -205,15 +233,23 @@ func beside(row uuid.UUID) uuid.UUID {
 // for one that is due anyway, or gone.
 type wakings map[uuid.UUID]*store.Record
 
-// add reads queues.
+// add reads queues, but for those that are sent from here just now: they are due until
+// their turn has ended.
 func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
-	if len(ids) == 0 {
+	var resting []uuid.UUID
+	for _, id := range ids {
+		w[id] = nil
+		if _, busy := v.sending.Load(id); !busy {
+			resting = append(resting, id)
+		}
+	}
+	if len(resting) == 0 {
 		return nil
 	}
 	var idle []*store.Record
 	err := v.view(ctx, func(tx store.ReadTx) error {
 		idle = nil
-		for _, id := range ids {
+		for _, id := range resting {
 			r, err := tx.Get(kindQueue, id)
 			switch {
 			case err == nil && r.Due.IsZero():
@@ -226,9 +262,6 @@ func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
 	})
 	if err != nil {
 		return err
-	}
-	for _, id := range ids {
-		w[id] = nil
 	}
 	for _, r := range idle {
 		plain, err := v.openQueue(ctx, r)
@@ -247,7 +280,7 @@ func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
 
 // put makes the queues due in a transaction that adds to them. It returns errStale if
 // they have to be read again.
-func (w wakings) put(tx store.Tx) error {
+func (w wakings) put(tx store.Tx, v *Vault) error {
 	for id, by := range w {
 		is, err := tx.Get(kindQueue, id)
 		switch {
@@ -256,6 +289,7 @@ func (w wakings) put(tx store.Tx) error {
 			return err
 		case !is.Due.IsZero(): // whoever works on it looks again before it rests
 		case by == nil || by.Version != is.Version+1:
+			v.sending.Delete(id)
 			return errStale
 		default:
 			tx.Put(by)
@@ -280,9 +314,7 @@ func (w wakings) told(v *Vault) {
 // ripen makes deliveries ready whose pause is over, erases those that were in the log
 // for their time, and returns how many it has changed.
 func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
-	var ready []*store.Record
-	over := map[uuid.UUID][]*store.Record{}  // by account
-	hooks := map[uuid.UUID][]*store.Record{} // likewise
+	var ready, over []*store.Record
 	queues := wakings{}
 	damaged := v.readDue(ctx, kindDelivery, now(), claimBatch, func(r *store.Record) (err error) {
 		v := v.In(r.Account)
@@ -290,18 +322,16 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 		if err != nil {
 			return err
 		}
-		if r.Class < deliveryDone {
-			r.Version++
-			r.Class, r.Due = deliveryReady, time.Time{}
-			ready, queues[r.Parent] = append(ready, r), nil
-			return v.sealDelivery(r, &p.delivery)
+		if r.Class >= deliveryDone {
+			over = append(over, r)
+			return nil
 		}
-		if over[v.account] == nil {
-			if hooks[v.account], err = v.allWebhooks(ctx); err != nil {
-				return err
-			}
+		r.Version++
+		r.Class, r.Due = deliveryReady, time.Time{}
+		if err := v.sealDelivery(r, &p.delivery); err != nil {
+			return err
 		}
-		over[v.account] = append(over[v.account], r)
+		ready, queues[r.Parent] = append(ready, r), nil
 		return nil
 	})
 	if len(ready)+len(over) == 0 {
@@ -322,14 +352,17 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 			tx.Put(r)
 			wrote++
 		}
-		for account, over := range over {
-			n, err := eraseDeliveries(tx, over, hooks[account])
+		for _, r := range over {
+			ok, err := same(tx, r)
 			if err != nil {
 				return err
 			}
-			wrote += n
+			if ok {
+				tx.Delete(kindDelivery, r.ID)
+				wrote++
+			}
 		}
-		return queues.put(tx)
+		return queues.put(tx, v)
 	})
 	if errors.Is(err, errStale) {
 		return 1, damaged // once more
@@ -339,39 +372,6 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	}
 	queues.told(v)
 	return wrote, damaged
-}
-
-// eraseDeliveries erases deliveries of an account that are as they were read, with
-// their events unless these have others, and returns how many.
-func eraseDeliveries(tx store.Tx, over, webhooks []*store.Record) (int, error) {
-	gone := map[uuid.UUID]bool{}
-	for _, r := range over {
-		ok, err := same(tx, r)
-		if err != nil {
-			return 0, err
-		}
-		if ok {
-			tx.Delete(kindDelivery, r.ID)
-			gone[r.ID] = true
-		}
-	}
-	for _, r := range over {
-		event, kept := eventOf(r), !gone[r.ID]
-		for _, w := range webhooks {
-			id := rowkey.Beside(event, w.ID)
-			if kept || gone[id] {
-				continue
-			}
-			_, err := tx.Get(kindDelivery, id)
-			if kept = err == nil; err != nil && !errors.Is(err, store.ErrNotFound) {
-				return 0, err
-			}
-		}
-		if !kept {
-			tx.Delete(kindWebhookEvent, event)
-		}
-	}
-	return len(gone), nil
 }
 
 // ListDeliveries returns one page of the deliveries to a webhook: what is under way,
@@ -422,12 +422,23 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 // enabled and takes events of its type, whatever became of it before. It does not
 // wait for other events of its token.
 //
-// The error is ErrNotFound for an event that the account does not have: one that is in
-// the log of no webhook any more, or whose token is gone.
+// Errors: ErrNotFound for an event that the account does not have: one that is in the
+// log of no webhook any more, or whose token is gone; ErrIdempotencyKeyReused.
 func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 	row := v.unmask(kindEvent, event)
+	if row == uuid.Nil {
+		return ErrNotFound
+	}
 	for {
-		e, err := v.keptEvent(ctx, row)
+		once, answer, err := v.once(ctx, opRedeliver, event, func() []byte { return nil })
+		if err != nil || answer != nil {
+			return err
+		}
+		made, err := v.deliveriesOf(ctx, row)
+		if err != nil {
+			return err
+		}
+		d, told, err := v.anyOf(ctx, made)
 		if err != nil {
 			return err
 		}
@@ -435,75 +446,96 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 		if err != nil {
 			return err
 		}
-		o := &outbox{queues: wakings{}, account: v.whole().unmask(kindAccount, v.account), version: heard.version}
-		var ids []uuid.UUID
-		for _, w := range heard.of(e.typ) {
-			d, err := v.anew(ctx, w.row, row, e)
+		o := &outbox{vault: v, heard: heard}
+		for _, hook := range heard.of[d.typ&3] {
+			r, err := v.anew(ctx, hook, row, made[hook], d, told)
 			if err != nil {
 				return err
 			}
-			if d == nil {
-				continue
+			if r != nil {
+				o.records = append(o.records, r)
 			}
-			o.records = append(o.records, d)
-			ids = append(ids, d.Parent)
 		}
-		if err := o.queues.add(ctx, v, ids...); err != nil {
+		if err := o.wake(ctx); err != nil {
 			return err
 		}
+		if once != nil {
+			if err := once.seal(v, nil, d.token); err != nil {
+				return err
+			}
+		}
 		err = v.write(ctx, opRedeliver, event, func(tx store.Tx) error {
-			if _, err := tx.Get(kindWebhookEvent, row); err != nil {
+			if d.typ != TokenDeleted {
+				if _, err := tx.Get(kindToken, d.token); err != nil {
+					return err
+				}
+			}
+			if err := once.put(tx); err != nil {
 				return err
 			}
 			return o.put(tx)
 		})
-		if errors.Is(err, store.ErrConflict) {
+		if errors.Is(err, errRepeated) || errors.Is(err, store.ErrConflict) {
 			continue
 		}
 		if err == nil {
-			o.written(v)
+			o.written()
 		}
 		return err
 	}
 }
 
-// keptEvent returns an event for webhooks.
-func (v *Vault) keptEvent(ctx context.Context, row uuid.UUID) (*outEvent, error) {
-	if row == uuid.Nil {
-		return nil, ErrNotFound
+// deliveriesOf returns the deliveries of an event, by the row keys of their webhooks.
+func (v *Vault) deliveriesOf(ctx context.Context, event uuid.UUID) (map[uuid.UUID]*store.Record, error) {
+	hooks, err := v.allWebhooks(ctx)
+	if err != nil {
+		return nil, err
 	}
-	var r *store.Record
-	err := v.view(ctx, func(tx store.ReadTx) (err error) {
-		r, err = tx.Get(kindWebhookEvent, row) // it may be due
-		return err
+	made := map[uuid.UUID]*store.Record{}
+	err = v.view(ctx, func(tx store.ReadTx) error {
+		clear(made)
+		for _, w := range hooks {
+			r, err := tx.Get(kindDelivery, rowkey.Beside(event, w.ID))
+			if errors.Is(err, store.ErrNotFound) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			made[w.ID] = r
+		}
+		return nil
 	})
-	if err == nil && r.Account != v.account {
-		err = ErrNotFound
+	return made, err
+}
+
+// anyOf returns what deliveries of one event have in common: its type, its token, and
+// what they tell.
+func (v *Vault) anyOf(ctx context.Context, made map[uuid.UUID]*store.Record) (d *delivery, told []byte, err error) {
+	err = ErrNotFound
+	for _, r := range made {
+		copied := *r
+		copied.Shown = slices.Clone(r.Shown)
+		var p *pending
+		if p, err = v.openDelivery(ctx, &copied); err == nil {
+			told, err = v.told(ctx, r)
+		}
+		if err == nil {
+			return &p.delivery, told, nil
+		}
+		if !errors.Is(err, ErrDamaged) {
+			break
+		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	plain, err := v.openShown(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	return decodeEvent(plain)
+	return nil, nil, err
 }
 
 // anew returns the delivery of an event to a webhook as it begins again, or nil if it
-// is to be attempted anyway.
-func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, o *outEvent) (*store.Record, error) {
+// is to be attempted anyway. was is the one there is, nil if there is none.
+func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.Record, of *delivery, told []byte) (*store.Record, error) {
 	r := v.newDelivery(webhook, event)
-	d := &delivery{typ: o.typ, token: o.row, loose: true}
-	var was *store.Record
-	err := v.view(ctx, func(tx store.ReadTx) (err error) {
-		was, err = tx.Get(kindDelivery, r.ID)
-		return err
-	})
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		return nil, err
-	}
-	if err == nil {
+	d := &delivery{typ: of.typ, token: of.token, loose: true}
+	if was != nil {
 		r.Version = was.Version + 1
 		p, err := v.openDelivery(ctx, was)
 		switch {
@@ -513,7 +545,10 @@ func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, o *outEvent)
 		case err != nil:
 			return nil, err
 		case was.Class == deliveryReady || was.Class == deliveryHeld:
-			return nil, nil
+			if _, err := v.told(ctx, was); !errors.Is(err, ErrDamaged) {
+				return nil, err
+			}
+			d.loose = p.loose
 		default:
 			d.loose = was.Class >= deliveryDone || p.loose
 		}
@@ -521,5 +556,8 @@ func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, o *outEvent)
 			d.attempts = max(1, p.attempts)
 		}
 	}
-	return r, v.sealDelivery(r, d)
+	if err := v.sealDelivery(r, d); err != nil {
+		return nil, err
+	}
+	return r, wrapped(v.box.SealSecret(r, told))
 }

@@ -128,6 +128,13 @@ func (p *post) took(url string) []sending {
 	return slices.DeleteFunc(p.tried(url), func(s sending) bool { return s.code/100 != 2 })
 }
 
+// forget forgets what was sent.
+func (p *post) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sent, p.most = nil, 0
+}
+
 // has checks which events of a token were delivered to a URL, in their order.
 func (p *post) has(url string, token uuid.UUID, want ...string) {
 	p.t.Helper()
@@ -200,10 +207,9 @@ const (
 
 // Numbers of kinds of records, as they are stored.
 const (
-	kindWebhook      store.Kind = 20
-	kindQueue        store.Kind = 21
-	kindDelivery     store.Kind = 22
-	kindWebhookEvent store.Kind = 23
+	kindWebhook  store.Kind = 20
+	kindQueue    store.Kind = 21
+	kindDelivery store.Kind = 22
 )
 
 // A ledger is a store that knows what was put, and whose records can be damaged for a
@@ -433,8 +439,8 @@ func TestReceiverDown(t *testing.T) {
 			t.Errorf("%d deliveries in the log, want %d that are delivered", page.TotalItems, events)
 		}
 		l.run(func() { l.pass(8 * 24 * time.Hour) })
-		if a, b := len(l.stored(kindDelivery)), len(l.stored(kindWebhookEvent)); a+b > 0 {
-			t.Errorf("%d deliveries and %d events are left after a week", a, b)
+		if n := len(l.stored(kindDelivery)); n > 0 {
+			t.Errorf("%d deliveries are left after a week", n)
 		}
 	})
 }
@@ -1060,6 +1066,141 @@ func TestDeliveriesOfSeveralProcesses(t *testing.T) {
 	})
 }
 
+// TestNoMoreSeals: what cannot be sealed stays as it is until it can be.
+func TestNoMoreSeals(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		var ids []uuid.UUID
+		post.says(500)
+		for range 100 {
+			ids = append(ids, l.imports(visa))
+		}
+		l.drain()
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) { return 429, nil })
+		post.after = time.Hour // so that the queue is due
+		ids = append(ids, l.imports(visa))
+		l.drain()
+		post.set(nil)
+		post.after = 0
+		l.pass(30 * time.Second)
+		l.store.set(store.ErrUnavailable, false)
+		l.ExhaustSeals()
+		l.store.set(nil, false)
+		if err := l.Drain(l.Context()); err == nil {
+			t.Error("Drain did what cannot be sealed")
+		}
+		l.run(func() { l.pass(10 * time.Hour) })
+		for _, id := range ids {
+			post.has(url, id, createdEvent)
+		}
+	})
+}
+
+// A late store has something happen after its n-th View from now on.
+type late struct {
+	store.Store
+	n    int
+	then func()
+}
+
+func (s *late) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	err := s.Store.View(ctx, fn)
+	if s.n--; s.n == 0 {
+		s.then()
+	}
+	return err
+}
+
+// TestLastEventIsTheLast: whatever happens to a token while something else of it is
+// prepared, in another process whose clock is behind, the last event tells how it is.
+func TestLastEventIsTheLast(t *testing.T) {
+	told := func(t *testing.T, post *post, id uuid.UUID, want ...string) {
+		t.Helper()
+		var got []string
+		var last uint64
+		for _, s := range post.took(url) {
+			if s.Event.TokenID != id {
+				continue
+			}
+			if s.Event.Sequence <= last {
+				t.Errorf("%s has sequence %d after %d", s, s.Event.Sequence, last)
+			}
+			last = s.Event.Sequence
+			key := "deleted"
+			if s.Event.Token != nil {
+				key = s.Event.Token.BusinessKey
+			}
+			got = append(got, key)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("told of %q, want %q", got, want)
+		}
+	}
+	t.Run("two processes", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			other := l.open() // its next row key is earlier
+			id := l.imports(visa)
+			patch(l, id, "a")
+			patch(l, id, "b")
+			key := "c"
+			_, err := other.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: &key})
+			l.must(err)
+			session, err := other.RefreshSession(l.Context(), id)
+			l.must(err)
+			_, err = other.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
+			l.must(err)
+			l.must(l.open().Delete(l.Context(), id))
+			l.drain()
+			told(t, post, id, "deleted")
+			id = l.imports(visa)
+			l.drain()
+			_, err = other.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: &key})
+			l.must(err)
+			l.drain()
+			session, err = l.RefreshSession(l.Context(), id)
+			l.must(err)
+			_, err = l.open().RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
+			l.must(err)
+			l.drain()
+			l.must(l.open().Delete(l.Context(), id))
+			l.drain()
+			told(t, post, id, "", "c", "c", "deleted")
+		})
+	})
+	for n := range 3 {
+		t.Run(fmt.Sprintf("a security code, after read %d", n+1), func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				id := l.imports(visa)
+				l.drain()
+				session, err := l.RefreshSession(l.Context(), id)
+				l.must(err)
+				l.store.Store = &late{l.store.Store, n + 1, func() { patch(l, id, "new") }}
+				_, err = l.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
+				l.must(err)
+				l.drain()
+				patch(l, id, "end")
+				l.drain()
+				told(t, post, id, "", "new", "new", "end")
+			})
+		})
+	}
+	for n := range 2 {
+		t.Run(fmt.Sprintf("a deletion, after read %d", n+1), func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				id := l.imports(visa)
+				l.drain()
+				l.store.Store = &late{l.store.Store, n + 1, func() {
+					l.store.Store = l.store.Store.(*late).Store
+					patch(l, id, "new")
+					l.drain()
+				}}
+				l.must(l.Vault.Delete(l.Context(), id))
+				l.drain()
+				told(t, post, id, "", "new", "deleted")
+			})
+		})
+	}
+}
+
 // TestRunEndsWhileSending: Run waits for what is under way, and begins nothing more.
 // Whoever runs next goes on at once.
 func TestRunEndsWhileSending(t *testing.T) {
@@ -1076,7 +1217,6 @@ func TestRunEndsWhileSending(t *testing.T) {
 		if took := time.Since(began); took < 10*time.Second || took > 11*time.Second {
 			t.Errorf("Run ended after %v", took)
 		}
-		post.has(url, id, createdEvent)
 		if n := len(post.took(url)); n != 8 {
 			t.Errorf("%d events were sent, want 8", n)
 		}
@@ -1145,6 +1285,27 @@ func TestRedeliver(t *testing.T) {
 			l.drain()
 			post.has(url, id, createdEvent, patchedEvent, createdEvent)
 			l.statuses(hook, delivered, delivered)
+		})
+	})
+	t.Run("once under a key", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			id := l.imports(visa)
+			l.drain()
+			event := post.took(url)[0].ID
+			for i := range 3 {
+				key := &cardvault.Idempotency{Key: "again"}
+				l.must(l.Redeliver(cardvault.WithIdempotency(l.Context(), key), event))
+				if key.Replayed() != (i > 0) {
+					t.Errorf("call %d: replayed is %t", i, key.Replayed())
+				}
+				l.drain()
+			}
+			post.has(url, id, createdEvent, createdEvent)
+			l.must(l.Vault.Delete(l.Context(), id))
+			err := l.Redeliver(cardvault.WithIdempotencyKey(l.Context(), "again"), event)
+			if !errors.Is(err, cardvault.ErrNotFound) {
+				t.Errorf("Redeliver = %v when the token is gone", err)
+			}
 		})
 	})
 	t.Run("what is on its way", func(t *testing.T) {
@@ -1309,8 +1470,8 @@ func TestNobodyListens(t *testing.T) {
 		id := l.imports(visa)
 		patch(l, id, "a")
 		l.drain()
-		if n := len(l.stored(kindWebhookEvent)); n != 0 {
-			t.Errorf("%d events are stored", n)
+		if n := len(l.stored(kindDelivery)); n != 0 {
+			t.Errorf("%d deliveries are stored", n)
 		}
 		l.must(l.Vault.Delete(l.Context(), id))
 		l.drain()
@@ -1333,7 +1494,6 @@ func TestDamagedDeliveries(t *testing.T) {
 		lacks2 int
 	}{
 		{"a delivery", kindDelivery, 1, 1, 0},
-		{"an event", kindWebhookEvent, -1, 1, 1},
 		{"a queue", kindQueue, -1, 0, 0},
 		{"a webhook", kindWebhook, -1, cards, 0},
 	} {
@@ -1403,12 +1563,19 @@ func TestDamagedWebhookTakesSomeEvents(t *testing.T) {
 	})
 }
 
-// TestDamagedDeliveryHoldsBackItsToken: and no other; it is whole again when it is
-// redelivered.
+// TestDamagedDeliveryHoldsBackItsToken: and no other; it is whole again when its event
+// is delivered once more from where that is whole.
 func TestDamagedDeliveryHoldsBackItsToken(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		books := l.keepBooks()
-		post.says(500)
+		const other = "https://other.example/"
+		l.hook(other) // where the event is whole
+		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+			if d.URL == url {
+				return 500, nil
+			}
+			return 200, nil
+		})
 		id := l.imports(visa)
 		patch(l, id, "a")
 		l.drain()
@@ -1421,12 +1588,13 @@ func TestDamagedDeliveryHoldsBackItsToken(t *testing.T) {
 			}
 		}
 		books.damage(func(r *store.Record) bool { return r.ID == victim.ID && r.Version == victim.Version })
-		other := l.imports(visa)
+		beside := l.imports(visa)
 		l.run(func() { l.pass(time.Minute) })
 		post.has(url, id)
-		post.has(url, other, createdEvent)
+		post.has(url, beside, createdEvent)
 		l.must(l.Redeliver(l.Context(), first.EventID))
 		l.drain()
 		post.has(url, id, createdEvent, patchedEvent)
+		post.has(other, id, createdEvent, patchedEvent, createdEvent)
 	})
 }

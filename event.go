@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -109,8 +110,8 @@ const (
 
 // An outEvent is what the record of an event holds. Id and time of creation are
 // the row key's. It is due when it is to be passed on, and never while an earlier
-// one of its token holds it back: that wakes it. The record of the same event for
-// webhooks is never due, and goes with the last of its deliveries.
+// one of its token holds it back: that wakes it. Deliveries to webhooks hold the same,
+// in their secret part.
 type outEvent struct {
 	typ    EventType
 	reason EventReason
@@ -127,8 +128,8 @@ const (
 	eventTries
 )
 
-func (e *outEvent) encode() []byte {
-	b := tlv.AppendUint(nil, eventType, uint64(e.typ))
+func (e *outEvent) encode(b []byte) []byte {
+	b = tlv.AppendUint(b, eventType, uint64(e.typ))
 	b = tlv.Append(b, eventReason, e.reason)
 	b = tlv.Append(b, eventRow, e.row[:])
 	b = tlv.Append(b, eventToken, e.token)
@@ -156,27 +157,29 @@ func decodeEvent(plain []byte) (*outEvent, error) {
 }
 
 // An outbox is an event of a token as it is written with what it tells: a record for
-// the sink, and one for webhooks with its deliveries. Both go with the token, unless
-// they tell that that is gone. If nobody listens there is none.
+// the sink, which goes with the token, and a delivery for each webhook, which cannot be
+// read without it; unless they tell that it is gone. If nobody listens there is none.
 type outbox struct {
+	vault   *Vault // of the account
+	heard   *listeners
 	records []*store.Record
 	queues  wakings
-	account uuid.UUID // row key
-	version uint64    // of its record, for which there are these webhooks
 }
 
 // errStale is returned by the put of an outbox that was made for other webhooks, or
 // for queues that have come to rest since: it has to be made again.
 var errStale = fmt.Errorf("%w: others listen to events", store.ErrConflict)
 
-// newEvent returns the outbox of an event.
-func (v *Vault) newEvent(ctx context.Context, row uuid.UUID, t *Token, typ EventType, reason EventReason) (*outbox, error) {
+// newEvent returns the outbox of an event of a token, and notes in t that it is told: the
+// token is sealed afterwards, so that the next event comes after this one whatever clock
+// it is made by. For one that is deleted t is nil; of card, the row key will do.
+func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ EventType, reason EventReason) (*outbox, error) {
 	heard, err := v.webhooks(ctx)
 	if err != nil {
 		return nil, err
 	}
-	o := &outbox{queues: wakings{}, account: v.whole().unmask(kindAccount, v.account), version: heard.version}
-	hooks := heard.of(typ)
+	o := &outbox{vault: v, heard: heard}
+	hooks := heard.of[typ]
 	if v.opts.Events == nil && len(hooks) == 0 {
 		return o, nil
 	}
@@ -184,66 +187,98 @@ func (v *Vault) newEvent(ctx context.Context, row uuid.UUID, t *Token, typ Event
 	if err != nil {
 		return nil, err
 	}
-	e := &outEvent{typ: typ, reason: reason, row: row}
-	event := store.Record{ID: id, Account: v.account, Version: 1}
-	if typ != TokenDeleted {
-		e.token = t.encode(nil)
-		event.Parent = row
-	}
-	plain := e.encode()
-	defer clear(plain)
-	defer clear(e.token)
-	if v.opts.Events != nil {
-		r := event
-		r.Kind, r.Due = kindEvent, now()
-		if typ != TokenDeleted {
-			r.Class = eventOrdered
-		}
-		if err := v.box.SealShown(&r, plain); err != nil {
-			return nil, wrapped(err)
-		}
-		o.records = append(o.records, &r)
-	}
-	if len(hooks) > 0 {
-		r := event
-		r.Kind = kindWebhookEvent
-		if err := v.box.SealShown(&r, plain); err != nil {
-			return nil, wrapped(err)
-		}
-		o.records = append(o.records, &r)
-	}
-	var ids []uuid.UUID
-	for _, w := range hooks {
-		d := v.newDelivery(w.row, id)
-		if err := v.sealDelivery(d, &delivery{typ: typ, token: row}); err != nil {
+	if typ == TokenDeleted {
+		if t, err = v.lastState(ctx, card); err != nil {
 			return nil, err
 		}
-		o.records = append(o.records, d)
-		ids = append(ids, d.Parent)
 	}
-	return o, o.queues.add(ctx, v, ids...)
+	id = rowkey.After(id, t.told)
+	t.told = rowkey.Sequence(id)
+	e := &outEvent{typ: typ, reason: reason, row: card.ID}
+	buf := plaintexts.Get().(*[]byte)
+	defer wipe(buf)
+	*buf = (*buf)[:0]
+	if typ != TokenDeleted {
+		*buf = t.encode(*buf)
+		e.token = *buf
+	}
+	plain := e.encode((*buf)[len(*buf):]) // behind the token, in what is wiped
+	*buf = (*buf)[:min(cap(*buf), len(*buf)+len(plain))]
+	if v.opts.Events != nil {
+		r := &store.Record{Kind: kindEvent, ID: id, Account: v.account, Version: 1, Due: now()}
+		if typ != TokenDeleted {
+			r.Parent, r.Class = card.ID, eventOrdered
+		}
+		if err := v.box.SealShown(r, plain); err != nil {
+			return nil, wrapped(err)
+		}
+		o.records = append(o.records, r)
+	}
+	if len(hooks) == 0 {
+		return o, nil
+	}
+	told := plain
+	if typ != TokenDeleted {
+		told = v.box.SealTied(card, plain)
+	}
+	for _, hook := range hooks {
+		d := v.newDelivery(hook, id)
+		if err := v.sealDelivery(d, &delivery{typ: typ, token: card.ID}); err != nil {
+			return nil, err
+		}
+		if err := v.box.SealSecret(d, told); err != nil {
+			return nil, wrapped(err)
+		}
+		o.records = append(o.records, d)
+	}
+	return o, o.wake(ctx)
+}
+
+// lastState returns the token of a record that is deleted, an empty one if it cannot be
+// read: that keeps nobody from deleting it.
+func (v *Vault) lastState(ctx context.Context, card *store.Record) (*Token, error) {
+	c := *card
+	c.Shown = slices.Clone(card.Shown)
+	t, err := v.openToken(ctx, &c)
+	if errors.Is(err, ErrDamaged) {
+		return new(Token), nil
+	}
+	return t, err
+}
+
+// wake prepares the queues of its deliveries.
+func (o *outbox) wake(ctx context.Context) error {
+	var ids []uuid.UUID
+	for _, r := range o.records {
+		if r.Kind == kindDelivery {
+			ids = append(ids, r.Parent)
+		}
+	}
+	o.queues = wakings{}
+	return o.queues.add(ctx, o.vault, ids...)
 }
 
 // put writes the event. It returns errStale if the webhooks of the account have
 // changed: whoever has registered one misses nothing from then on.
 func (o *outbox) put(tx store.Tx) error {
-	a, err := tx.Get(kindAccount, o.account)
+	a, err := tx.Get(kindAccount, o.heard.account)
 	if err != nil {
 		return err
 	}
-	if a.Version != o.version {
+	if a.Version != o.heard.version {
+		o.vault.listening.Delete(o.vault.account)
 		return errStale
 	}
 	for _, r := range o.records {
 		tx.Put(r)
 	}
-	return o.queues.put(tx)
+	return o.queues.put(tx, o.vault)
 }
 
 // written tells Run of an event that was stored.
-func (o *outbox) written(v *Vault) {
-	v.workDue(o.records...)
-	o.queues.told(v)
+func (o *outbox) written() {
+	o.vault.workDue(o.records...)
+	o.queues.told(o.vault)
 }
 
 // reasonOf says what has changed of a token.
@@ -337,7 +372,10 @@ func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error
 	if next.Class == eventOrdered && o.tries >= eventHolds {
 		next.Class = eventUnordered
 	}
-	if err := v.box.SealShown(&next, o.encode()); err != nil {
+	failed := o.encode(nil)
+	err = v.box.SealShown(&next, failed)
+	clear(failed)
+	if err != nil {
 		return wrapped(err)
 	}
 	return v.settle(ctx, rec, &next)

@@ -320,11 +320,11 @@ func (v *Vault) change(ctx context.Context, op operation, row uuid.UUID, fn func
 		clear(h.shown)
 		var event *outbox
 		if changed {
-			h.card.Version++
-			if err := v.sealToken(h.card, h.token); err != nil {
+			if event, err = v.newEvent(ctx, h.card, h.token, TokenUpdated, reasonOf(&h.was, h.token)); err != nil {
 				return nil, err
 			}
-			if event, err = v.newEvent(ctx, row, h.token, TokenUpdated, reasonOf(&h.was, h.token)); err != nil {
+			h.card.Version++
+			if err := v.sealToken(h.card, h.token); err != nil {
 				return nil, err
 			}
 		}
@@ -367,7 +367,7 @@ func (v *Vault) change(ctx context.Context, op operation, row uuid.UUID, fn func
 		}
 		v.workDue(h.record)
 		if event != nil {
-			event.written(v)
+			event.written()
 		}
 		return h.token, nil
 	}

@@ -104,7 +104,14 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 	for {
 		var seen uint64 // version of its record; 0: there is none
 		var rec, release *store.Record
+		card := &store.Record{ID: row} // if there is none, nothing is deleted
 		err := v.view(ctx, func(tx store.ReadTx) (err error) {
+			switch r, err := v.find(tx, kindToken, row); {
+			case err == nil:
+				card = r
+			case !errors.Is(err, ErrNotFound) && !errors.Is(err, store.ErrNotFound):
+				return err
+			}
 			rec, err = tx.Get(kindNetworkToken, row)
 			if errors.Is(err, store.ErrNotFound) {
 				rec, err = nil, nil
@@ -114,7 +121,7 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 		if err != nil {
 			return err
 		}
-		event, err := v.newEvent(ctx, row, nil, TokenDeleted, ReasonRequested)
+		event, err := v.newEvent(ctx, card, nil, TokenDeleted, ReasonRequested)
 		if err != nil {
 			return err
 		}
@@ -134,6 +141,12 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 			}
 		}
 		err = v.removeWith(ctx, opDelete, kindToken, id, func(tx store.Tx, row uuid.UUID) error {
+			switch is, err := tx.Get(kindToken, row); {
+			case err != nil:
+				return err
+			case is.Version != card.Version:
+				return store.ErrConflict // perhaps there is a later event
+			}
 			if err := event.put(tx); err != nil {
 				return err
 			}
@@ -156,7 +169,7 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 		}
 		if err == nil {
 			v.workDue(release)
-			event.written(v)
+			event.written()
 		}
 		return err
 	}

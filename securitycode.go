@@ -147,13 +147,22 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	if err := v.box.SealShown(r, s.encode()); err != nil {
 		return nil, wrapped(err)
 	}
-	event, err := v.newEvent(ctx, card.ID, t, TokenUpdated, ReasonSecurityCodeRefreshed)
+	before := t.told
+	event, err := v.newEvent(ctx, card, t, TokenUpdated, ReasonSecurityCodeRefreshed)
 	if err != nil {
+		return nil, err
+	}
+	told := t.told != before
+	card.Version++
+	if err := v.sealToken(card, t); err != nil {
 		return nil, err
 	}
 	err = v.write(ctx, opRefreshSecurityCode, t.ID, func(tx store.Tx) error {
 		if _, err := v.find(tx, kindToken, s.refresh); err != nil {
 			return err
+		}
+		if told { // by the event, as the token is now
+			tx.Put(card)
 		}
 		tx.Put(r)
 		for _, r := range also {
@@ -164,7 +173,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	if err != nil {
 		return nil, err
 	}
-	event.written(v)
+	event.written()
 	// Only whoever completes the session gets to replace the code. The token may
 	// have been deleted meanwhile, perhaps before there was this code to erase.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)

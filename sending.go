@@ -69,7 +69,7 @@ func (v *Vault) deliver(ctx context.Context, ending <-chan struct{}, rec *store.
 		late:    map[uuid.UUID]bool{},
 	}
 	v.sending.Store(rec.ID, t.more)
-	defer v.sending.Delete(rec.ID)
+	defer v.sending.CompareAndDelete(rec.ID, t.more)
 	_, err := v.webhookRow(ctx, beside(rec.ID))
 	if errors.Is(err, ErrNotFound) {
 		return t.erase(ctx)
@@ -101,10 +101,7 @@ func (v *Vault) deliver(ctx context.Context, ending <-chan struct{}, rec *store.
 	if len(t.unread) > 0 {
 		v.log.Error("deliveries to a webhook cannot be read", "webhook", v.mask(kindWebhook, beside(rec.ID)), "count", len(t.unread))
 	}
-	if t.failure != nil {
-		return t.failure // the queue is due again after the lease
-	}
-	return t.rest(ctx)
+	return errors.Join(t.failure, t.rest(ctx))
 }
 
 // ready selects what is to be attempted, from a row key on.
@@ -239,7 +236,7 @@ func (t *turn) begin(ctx context.Context, ready []*store.Record) (begun int) {
 }
 
 // skip remembers a delivery that cannot be read. It stays as it is, and keeps no other
-// from being sent but later ones of its token.
+// from being sent, but if it was attempted later ones of its token.
 func (t *turn) skip(r *store.Record) {
 	if r.Class != deliveryReady {
 		return
@@ -269,9 +266,9 @@ func (t *turn) attemptAll(ctx context.Context, ready []*pending) error {
 
 // A prospect is what there is to know before an attempt.
 type prospect struct {
-	webhook, event *store.Record // nil if it is gone
-	head           *store.Record // that holds it back
-	early          *store.Record // that is loose and could be attempted first
+	webhook, card *store.Record // nil if it is gone
+	head          *store.Record // that holds it back
+	early         *store.Record // that is loose and could be attempted first
 }
 
 // attempt sends an event and stores what came of it, unless it has to wait. It returns
@@ -315,7 +312,7 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 	}
 	next := p.delivery
 	switch {
-	case x.event == nil:
+	case x.card == nil && p.typ != TokenDeleted:
 		return t.settle(ctx, p, &next, 0, time.Time{})
 	case w.Disabled, !slices.Contains(w.Events, p.typ):
 		return t.settle(ctx, p, &next, deliveryFailed, time.Time{})
@@ -327,14 +324,13 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 		}
 		return []*pending{early, p}, err
 	}
-	event, err := t.openEvent(ctx, x.event)
+	event, err := t.openTold(ctx, p, x.card)
 	if err != nil {
 		return nil, err
 	}
 
 	out := t.send(ctx, w, &Delivery{Event: event, ID: event.ID, CreatedAt: event.CreatedAt})
 	free()
-	why := t.note(w, out)
 	next.attempts++
 	next.last, next.code = now(), uint64(out.code)
 	class, due := uint8(deliveryRetried), p.rec.Due // that of an attempt beside the schedule
@@ -351,6 +347,7 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 		next.loose = next.loose || next.tries >= eventHolds
 		due = now().Add(max(t.pace(eventRetries[next.tries-1]), min(out.after, maxSendRetryAfter)))
 	}
+	why := t.note(w, out, next.tries)
 	failed[p.rec.ID] = class != deliveryDone
 	if class == deliveryFailed {
 		t.log.Warn("event could not be delivered", "webhook", w.ID, "event", event.ID, "status", out.code)
@@ -362,9 +359,10 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 	return woken, err
 }
 
-// look reads what there is to know before an attempt. It returns nil if p was changed
-// since it was read.
+// look reads what there is to know before an attempt, and p with its event. It returns
+// nil if p was changed since it was read.
 func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
+	var is *store.Record
 	var stale bool
 	err = t.view(ctx, func(tx store.ReadTx) error {
 		x, stale = new(prospect), false
@@ -375,14 +373,16 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 			}
 			return r, err
 		}
-		is, err := get(kindDelivery, p.rec.ID)
-		if stale = is == nil || is.Version != p.rec.Version; stale || err != nil {
+		if is, err = get(kindDelivery, p.rec.ID); err != nil {
 			return err
+		}
+		if stale = is == nil || is.Version != p.rec.Version; stale {
+			return nil
 		}
 		if x.webhook, err = get(kindWebhook, beside(t.rec.ID)); err != nil {
 			return err
 		}
-		if x.event, err = get(kindWebhookEvent, eventOf(p.rec)); err != nil {
+		if x.card, err = get(kindToken, p.token); err != nil {
 			return err
 		}
 		if !p.loose {
@@ -403,24 +403,12 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 	if err != nil || stale {
 		return nil, err
 	}
+	p.rec = is
 	return x, nil
 }
 
 // before reports whether the event of a was before that of b.
 func before(a, b *store.Record) bool { return slices.Compare(a.ID[:], b.ID[:]) < 0 }
-
-// openEvent returns an event as it is told.
-func (t *turn) openEvent(ctx context.Context, r *store.Record) (*Event, error) {
-	plain, err := t.openShown(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	o, err := decodeEvent(plain)
-	if err != nil {
-		return nil, err
-	}
-	return t.describeEvent(r.ID, o)
-}
 
 // An outcome is what came of an attempt.
 type outcome struct {
@@ -456,8 +444,9 @@ func (v *Vault) send(ctx context.Context, w *Webhook, d *Delivery) *outcome {
 	return &outcome{got.StatusCode, got.RetryAfter}
 }
 
-// note draws conclusions for the whole webhook, and returns why it is to be disabled.
-func (t *turn) note(w *Webhook, out *outcome) (why string) {
+// note draws conclusions for the whole webhook, and returns why it is to be disabled. One
+// event that fails does not end its patience: tries is how often it has.
+func (t *turn) note(w *Webhook, out *outcome, tries uint64) (why string) {
 	at := now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -474,7 +463,8 @@ func (t *turn) note(w *Webhook, out *outcome) (why string) {
 	switch {
 	case out.code == 410:
 		return disabledGone
-	case t.queue.failing.Before(at.Add(-webhookPatience)) && w.since.Before(at.Add(-webhookPatience)):
+	case tries >= eventHolds &&
+		t.queue.failing.Before(at.Add(-webhookPatience)) && w.since.Before(at.Add(-webhookPatience)):
 		return disabledFailing
 	}
 	return ""
@@ -684,10 +674,13 @@ func second(tx store.ReadTx, hash []byte, id uuid.UUID) (*store.Record, error) {
 }
 
 // rest ends the claim. The queue is due at once if something is ready, or when the
-// webhook wants to hear more.
+// webhook wants to hear more; after a failure when the claim would have ended.
 func (t *turn) rest(ctx context.Context) error {
 	busy, idle := *t.rec, *t.rec
 	busy.Due, idle.Due = now(), time.Time{}
+	if t.failure != nil {
+		busy.Due = t.rec.Due
+	}
 	if t.pause.After(busy.Due) {
 		busy.Due = t.pause
 	}
@@ -706,7 +699,7 @@ func (t *turn) rest(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if next = &idle; left || !t.pause.IsZero() {
+		if next = &idle; left || !t.pause.IsZero() || t.failure != nil {
 			next = &busy
 		}
 		tx.Put(next)
@@ -736,10 +729,6 @@ func (t *turn) left(tx store.ReadTx) (bool, error) {
 
 // erase removes the deliveries of a webhook that is gone, and then its queue.
 func (t *turn) erase(ctx context.Context) error {
-	hooks, err := t.allWebhooks(ctx)
-	if err != nil {
-		return err
-	}
 	q := &store.Query{Kind: kindDelivery, Account: t.account, Parent: t.rec.ID, Limit: claimBatch}
 	for left := claimBatch; t.goesOn(); {
 		err := t.store.Update(ctx, func(tx store.Tx) error {
@@ -749,10 +738,11 @@ func (t *turn) erase(ctx context.Context) error {
 			}
 			if left = len(list.Records); left == 0 {
 				tx.Delete(kindQueue, t.rec.ID)
-				return nil
 			}
-			_, err = eraseDeliveries(tx, list.Records, hooks)
-			return err
+			for _, r := range list.Records {
+				tx.Delete(kindDelivery, r.ID)
+			}
+			return nil
 		})
 		if err != nil || left == 0 {
 			return wrapped(err)

@@ -211,7 +211,7 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 			return nil, err
 		}
 		v.workDue(records...)
-		event.written(v)
+		event.written()
 		return &made, nil
 	}
 }

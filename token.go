@@ -70,6 +70,7 @@ type Token struct {
 
 	artID uuid.UUID // of CardArtURL
 	stale bool      // the scheme has replaced the number that is stored
+	told  uint64    // Event.Sequence of its last event
 
 	// Fingerprint is the same for two tokens of an account if their cards have
 	// the same number.
@@ -239,7 +240,7 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 		return nil, err
 	}
 	v.workDue(records...)
-	event.written(v)
+	event.written()
 	return t, nil
 }
 
@@ -285,20 +286,20 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	}
 
 	r := &store.Record{Kind: kindToken, ID: row, Account: v.account}
-	if err := v.sealToken(r, t); err != nil {
-		return nil, nil, err
-	}
 	// The length of what is sealed does not tell that of the number.
 	buf := plaintexts.Get().(*[]byte)
 	card := tlv.Pad(tlv.Append((*buf)[:0], cardNumber, c.PAN.get()), 32, 0)
 	err = v.box.SealSecret(r, card)
-	clear(card)
-	plaintexts.Put(buf)
+	*buf = card
+	wipe(buf)
 	if err != nil {
 		return nil, nil, wrapped(err)
 	}
 	records = []*store.Record{r}
-	if event, err = v.newEvent(ctx, row, t, TokenCreated, why); err != nil || reason != nil {
+	if event, err = v.newEvent(ctx, r, t, TokenCreated, why); err != nil {
+		return nil, nil, err
+	}
+	if err := v.sealToken(r, t); err != nil || reason != nil {
 		return records, event, err
 	}
 	h := &holding{token: t, card: r, due: now()}
@@ -673,12 +674,12 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		if err := u.apply(t); err != nil {
 			return nil, err
 		}
-		r.Version++
-		if err := v.sealToken(r, t); err != nil {
+		event, err := v.newEvent(ctx, r, t, TokenUpdated, ReasonPatched)
+		if err != nil {
 			return nil, err
 		}
-		event, err := v.newEvent(ctx, r.ID, t, TokenUpdated, ReasonPatched)
-		if err != nil {
+		r.Version++
+		if err := v.sealToken(r, t); err != nil {
 			return nil, err
 		}
 		err = v.write(ctx, opUpdate, id, func(tx store.Tx) error {
@@ -691,7 +692,7 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		if err != nil {
 			return nil, err
 		}
-		event.written(v)
+		event.written()
 		return t, nil
 	}
 }
@@ -742,15 +743,20 @@ func (v *Vault) sealToken(r *store.Record, t *Token) error {
 	}
 	plain = tlv.Pad(plain, steps, grown)
 	err := v.box.SealShown(r, plain)
-	clear(plain)
 	*buf = plain
-	plaintexts.Put(buf)
+	wipe(buf)
 	return wrapped(err)
 }
 
+// wipe clears a buffer of plaintexts and puts it back.
+func wipe(b *[]byte) {
+	clear(*b)
+	plaintexts.Put(b)
+}
+
 // plaintexts holds buffers that are sealed from, cleared. They hold the longest
-// token there can be, so that none is left behind grown out.
-var plaintexts = sync.Pool{New: func() any { b := make([]byte, 0, 8<<10); return &b }}
+// token there can be, and an event of it, so that none is left behind grown out.
+var plaintexts = sync.Pool{New: func() any { b := make([]byte, 0, 16<<10); return &b }}
 
 // openToken returns the token of a record.
 func (v *Vault) openToken(ctx context.Context, r *store.Record) (*Token, error) {
@@ -805,6 +811,7 @@ const (
 	tokenAuthECI
 	tokenAuthTransaction
 	tokenAuthAt
+	tokenTold
 )
 
 // encode appends what the shown part holds. Id and time of creation are the
@@ -850,6 +857,7 @@ func (t *Token) encode(b []byte) []byte {
 		b = tlv.Append(b, tokenAuthTransaction, a.DSTransactionID)
 		b = appendTime(b, tokenAuthAt, a.At)
 	}
+	b = tlv.AppendUint(b, tokenTold, t.told)
 	return appendTime(b, tokenExpiresAt, t.ExpiresAt)
 }
 
@@ -914,6 +922,8 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 			t.ImportProvider = string(r.Value)
 		case tokenFingerprint:
 			copy(t.Fingerprint[:], r.Value)
+		case tokenTold:
+			t.told = r.Uint()
 		case tokenExpiresAt:
 			t.ExpiresAt = readTime(&r)
 		case tokenArt:

@@ -360,9 +360,8 @@ const (
 	kindSessionKey // of the whole vault
 	kindPayload    // that a payload was used in a session
 	kindWebhook
-	kindQueue        // what is to be sent to a webhook; its children are the deliveries
-	kindDelivery     // of an event to a webhook; child of its queue
-	kindWebhookEvent // an event for webhooks; its id and parent are those of kindEvent
+	kindQueue    // what is to be sent to a webhook; its children are the deliveries
+	kindDelivery // of an event to a webhook; child of its queue
 )
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file

@@ -29,7 +29,7 @@ type Webhook struct {
 	// Events are the types that are delivered, in the order of EventType. Never empty.
 	Events []EventType
 
-	// LegacyHMAC adds the header x-hmac-signature to deliveries.
+	// LegacyHMAC adds the header x-hmac-signature to deliveries, under the newest secret.
 	LegacyHMAC bool
 
 	// Disabled is whether nothing is delivered, and DisabledReason why: requested,
@@ -85,7 +85,7 @@ type Delivery struct {
 	ID        uuid.UUID // of the event, the same at every attempt: webhook-id
 	CreatedAt time.Time // of the event
 	URL       string
-	Secrets   []WebhookSecret // each signs; at least one
+	Secrets   []WebhookSecret // each signs; at least one, the newest last
 	Legacy    bool            // Webhook.LegacyHMAC
 }
 
@@ -283,7 +283,7 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 				return err
 			}
 			tx.Delete(kindWebhook, row)
-			return queues.put(tx)
+			return queues.put(tx, v)
 		}, nil
 	})
 	if err == nil {
@@ -413,30 +413,26 @@ func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UU
 
 // listeners are the webhooks of an account that are enabled.
 type listeners struct {
-	version uint64 // of the record of the account
-	all     []*Webhook
+	account uuid.UUID      // row key
+	version uint64         // of its record
+	of      [4][]uuid.UUID // row keys, by the type of event that they take
 }
 
-// of returns those that take events of a type.
-func (l *listeners) of(typ EventType) []*Webhook {
-	return slices.DeleteFunc(slices.Clone(l.all), func(w *Webhook) bool { return !slices.Contains(w.Events, typ) })
-}
-
-// webhooks returns the present listeners of the account. It costs a read; only when
-// something has changed since the last one are they opened.
+// webhooks returns the listeners of the account as they were last read: whoever tells
+// them something makes sure that they are still the same, see [outbox.put].
 func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
+	if known, ok := v.listening.Load(v.account); ok {
+		return known.(*listeners), nil
+	}
 	r, err := v.whole().get(ctx, kindAccount, v.account)
 	if err != nil {
 		return nil, err
-	}
-	if known, ok := v.listening.Load(v.account); ok && known.(*listeners).version == r.Version {
-		return known.(*listeners), nil
 	}
 	all, err := v.allWebhooks(ctx)
 	if err != nil {
 		return nil, err
 	}
-	l := &listeners{version: r.Version}
+	l := &listeners{account: r.ID, version: r.Version}
 	for _, r := range all {
 		w, err := v.openWebhook(ctx, r)
 		if errors.Is(err, ErrDamaged) {
@@ -447,8 +443,11 @@ func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !w.Disabled {
-			l.all = append(l.all, w)
+		if w.Disabled {
+			continue
+		}
+		for _, typ := range w.Events {
+			l.of[typ&3] = append(l.of[typ&3], w.row)
 		}
 	}
 	v.listening.Store(v.account, l)

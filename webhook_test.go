@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -211,6 +212,28 @@ func TestWebhookWithoutSuccess(t *testing.T) {
 	})
 }
 
+// TestWebhookAfterAQuietTime: it is not disabled because long ago one event failed for
+// good, and then another has to be sent twice.
+func TestWebhookAfterAQuietTime(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		l.run(func() {
+			post.says(400)
+			l.imports(visa)
+			l.pass(10 * 24 * time.Hour)
+			var blip sync.Once
+			post.set(func(context.Context, *cardvault.Delivery) (code int, _ error) {
+				code = 200
+				blip.Do(func() { code = 503 })
+				return code, nil
+			})
+			id := l.imports(visa)
+			l.pass(time.Minute)
+			l.disabled(hook, "")
+			post.has(url, id, createdEvent)
+		})
+	})
+}
+
 // TestWebhookIsGone: one that answers 410 is disabled at once.
 func TestWebhookIsGone(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
@@ -324,13 +347,13 @@ func TestDeleteWebhook(t *testing.T) {
 		if _, err := l.ListDeliveries(l.Context(), hook.ID, nil); !errors.Is(err, cardvault.ErrNotFound) {
 			t.Errorf("ListDeliveries = %v", err)
 		}
-		a, b, c, d := len(l.stored(kindWebhook)), len(l.stored(kindQueue)), len(l.stored(kindDelivery)), len(l.stored(kindWebhookEvent))
-		if a != 1 || b != 1 || c != 400 || d != 400 {
-			t.Errorf("%d webhooks, %d queues, %d deliveries, %d events are left, want those of the other", a, b, c, d)
+		a, b, c := len(l.stored(kindWebhook)), len(l.stored(kindQueue)), len(l.stored(kindDelivery))
+		if a != 1 || b != 1 || c != 400 {
+			t.Errorf("%d webhooks, %d queues, %d deliveries are left, want those of the other", a, b, c)
 		}
 		l.must(l.DeleteWebhook(l.Context(), kept.ID))
 		l.run(func() { l.pass(2 * time.Minute) })
-		for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery, kindWebhookEvent} {
+		for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery} {
 			if n := len(l.stored(kind)); n != 0 {
 				t.Errorf("%d records of kind %d are left", n, kind)
 			}
@@ -350,7 +373,7 @@ func TestDeleteWebhookAtRest(t *testing.T) {
 		l.drain()
 		l.must(l.DeleteWebhook(l.Context(), hook.ID))
 		l.drain()
-		for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery, kindWebhookEvent} {
+		for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery} {
 			if n := len(l.stored(kind)); n != 0 {
 				t.Errorf("%d records of kind %d are left", n, kind)
 			}

@@ -720,7 +720,7 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	}
 	if tell {
 		for _, r := range due {
-			e, err := v.In(r.Account).newEvent(ctx, r.ID, nil, TokenDeleted, ReasonExpired)
+			e, err := v.In(r.Account).newEvent(ctx, r, nil, TokenDeleted, ReasonExpired)
 			if errors.Is(err, ErrDamaged) || errors.Is(err, ErrNotFound) { // what has lapsed is erased all the same
 				v.log.Error("the end of a token cannot be told", "account", r.Account, "error", err)
 				e, err = nil, nil
@@ -730,7 +730,7 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 			}
 			if e != nil {
 				maps.Copy(queues, e.queues)
-				e.queues = nil
+				e.queues = nil // written once
 			}
 			events = append(events, e)
 		}
@@ -765,7 +765,7 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 			tx.Delete(kind, r.ID)
 			erased = append(erased, r)
 		}
-		return queues.put(tx)
+		return queues.put(tx, v)
 	}))
 	if errors.Is(err, errStale) {
 		return 1, nil // once more
@@ -776,7 +776,7 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	}
 	for _, e := range events {
 		if e != nil {
-			e.written(v)
+			e.written()
 		}
 	}
 	queues.told(v)

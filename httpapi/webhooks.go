@@ -178,7 +178,8 @@ var listDeliveries = &endpoint{
 }
 
 var redeliverEvent = &endpoint{
-	scope: cardvault.ScopeWebhooksWrite,
+	scope:      cardvault.ScopeWebhooksWrite,
+	repeatable: true,
 	serve: func(c *call) error {
 		if err := c.readNothing(); err != nil {
 			return err

@@ -211,7 +211,7 @@ func refresh(t *testing.T, s store.Store) {
 	hasCode(t, "after what was refused", v, token.ID, "737")
 
 	got := must(v.RefreshSecurityCode(ctx, session, code("999")))(t)
-	same(t, "refreshed", got, token)
+	same(t, "refreshed", got, must(v.Get(ctx, token.ID))(t))
 	hasCode(t, "refreshed", v, token.ID, "999")
 	noError(t, v.Drain(ctx))
 	told := events.Events()

@@ -97,6 +97,15 @@ func Sequence(key uuid.UUID) uint64 {
 	return uint64(micros)<<2 | head&3
 }
 
+// After returns key, or if its Sequence is not above one that is given, the key with the
+// same random bits that comes next after that.
+func After(key uuid.UUID, sequence uint64) uuid.UUID {
+	if Sequence(key) > sequence {
+		return key
+	}
+	return compose(int64(sequence)+1+4*epoch, binary.BigEndian.Uint64(key[8:])&randomBits)
+}
+
 // epoch is the beginning of the year 2000, in microseconds of Unix time.
 const epoch = 946684800e6
 
