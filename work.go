@@ -54,6 +54,18 @@ func (w *work) init() {
 	}
 }
 
+// wake has Run look for work of a kind, or of any if it is zero.
+func (w *work) wake(kind store.Kind) {
+	for k, c := range w.wakes {
+		if kind == 0 || k == kind {
+			select {
+			case c <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
 func (w *work) stop() { w.once.Do(func() { close(w.done) }) }
 
 // workDue tells Run of records that were stored, of which some may be nil, if
@@ -126,6 +138,13 @@ func (v *Vault) Run(ctx context.Context) error {
 	}
 	if f, ok := v.opts.Network.(Feeder); ok {
 		group.Go(func() { v.feed(running, f) })
+	}
+	if w, ok := v.store.(store.Waker); ok {
+		group.Go(func() {
+			if err := w.Wakes(running, v.work.wake); err != nil && running.Err() == nil {
+				v.log.Warn("work of other processes is found by looking for it only", "error", err)
+			}
+		})
 	}
 	select {
 	case <-ctx.Done():

@@ -121,7 +121,8 @@ type Options struct {
 }
 
 // A Network is the simulator. Its methods may be called concurrently. It starts
-// no goroutine. One process at a time uses a state.
+// no goroutine. Several processes may use one state if its store allows that; Feed looks
+// for what others have caused whenever something becomes due here, or on [Network.Advance].
 type Network struct {
 	store     store.Store
 	owned     bool // Close closes store

@@ -187,8 +187,9 @@ type Tx interface {
 // before whatever starts afterwards.
 type Store interface {
 	// View calls fn with one consistent state. It returns the error of fn, or
-	// one of the package's errors. fn must not call the store and should be
-	// short: no callback, no network and no waiting inside.
+	// one of the package's errors. fn may run more than once, of which the last
+	// counts. It must not call the store and should be short: no callback, no
+	// network and no waiting inside.
 	View(ctx context.Context, fn func(ReadTx) error) error
 
 	// Update calls fn and applies its writes, all or none. When Update returns
@@ -209,4 +210,13 @@ type Store interface {
 	// Close waits for running calls and frees what the store holds. Later
 	// calls return ErrClosed; closing again returns nil.
 	Close() error
+}
+
+// A Waker is a Store that hears of work which other processes have written. A store
+// need not be one: whoever looks for work also looks without being told.
+type Waker interface {
+	// Wakes calls wake, soon but not always, when another process has written a record
+	// that is due at once, with its kind; and with zero when it may have missed some of
+	// any kind. It returns when ctx has ended, or if there is nothing to listen to.
+	Wakes(ctx context.Context, wake func(Kind)) error
 }

@@ -35,52 +35,44 @@ type opened struct {
 }
 
 func openBackend(ctx context.Context, c *config, log *slog.Logger) (*backend, error) {
-	openRecords, closeRecords := openPostgres(c.store, "", log), func() error { return nil }
+	openStore, openSimulator := openPostgres(c.store, "", log), openPostgres(c.store, simulatorSchema, log)
+	openCodes := openValkey(c.codes)
 	if c.store == "memory" {
-		records := memstore.New()
-		openRecords, closeRecords = fixed[store.Store](records), records.Close
-	}
-	openCodes, closeCodes := openValkey(c.codes), func() error { return nil }
-	if c.codes == "memory" {
-		cache := codes.New(1<<16, nil)
-		openCodes, closeCodes = fixed[store.CodeCache](cache), cache.Close
-	}
-	openSimulator := openPostgres(c.store, simulatorSchema, log)
-	if c.store == "memory" {
-		simulator := memstore.New()
-		openSimulator = func(context.Context) (store.Store, func() error, error) { return simulator, simulator.Close, nil }
-	}
-	if c.store != "memory" && c.migrate {
+		openStore, openSimulator = inMemory[store.Store](memstore.New()), inMemory[store.Store](memstore.New())
+	} else if c.migrate {
 		if err := migrate(ctx, c.store); err != nil {
 			return nil, err
 		}
 	}
+	if c.codes == "memory" {
+		openCodes = inMemory[store.CodeCache](codes.New(1<<16, nil))
+	}
 	simulator, closeSimulator, err := openSimulator(ctx)
 	if err != nil {
-		return nil, errors.Join(err, closeRecords(), closeCodes())
+		return nil, err
 	}
 	return &backend{
 		simulator: simulator,
+		close:     closeSimulator,
 		open: func(ctx context.Context) (*opened, error) {
-			records, closeStore, err := openRecords(ctx)
+			s, closeStore, err := openStore(ctx)
 			if err != nil {
 				return nil, err
 			}
-			cache, closeCache, err := openCodes(ctx)
+			cache, closeCodes, err := openCodes(ctx)
 			if err != nil {
 				return nil, errors.Join(err, closeStore())
 			}
-			return &opened{records, cache, func() error { return errors.Join(closeCache(), closeStore()) }}, nil
+			return &opened{s, cache, func() error { return errors.Join(closeCodes(), closeStore()) }}, nil
 		},
-		close: func() error { return errors.Join(closeSimulator(), closeRecords(), closeCodes()) },
 	}, nil
 }
 
 // An opener returns something with what closes it.
 type opener[T any] = func(context.Context) (T, func() error, error)
 
-// fixed opens what is open.
-func fixed[T any](v T) opener[T] {
+// inMemory opens what all replicas share, and which ends with the process.
+func inMemory[T any](v T) opener[T] {
 	return func(context.Context) (T, func() error, error) { return v, func() error { return nil }, nil }
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -32,7 +33,7 @@ const leaving = time.Second
 type cluster struct {
 	config  *config
 	log     *slog.Logger
-	front   net.Listener // of the proxy, or of the one replica; nil if there is only setup
+	front   net.Listener // of the proxy, or of the one replica until it has it
 	keys    *cardvault.Keyring
 	backend *backend
 	network *simnet.Network
@@ -49,40 +50,39 @@ type cluster struct {
 	ended    chan error // of the proxy or a replica that stops by itself
 }
 
-// open opens what replicas share. Close it also if there is an error.
-func open(ctx context.Context, c *config, log *slog.Logger) (cl *cluster, err error) {
-	cl = &cluster{config: c, log: log, file: filepath.Join(c.data, "sandbox.json"), ended: make(chan error, 1)}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, cl.close())
-		}
-	}()
-	baseURL := strings.TrimSuffix(c.baseURL, "/")
+// open opens what replicas share.
+func open(ctx context.Context, c *config, log *slog.Logger) (*cluster, error) {
+	cl := &cluster{config: c, log: log, file: filepath.Join(c.data, "sandbox.json"), ended: make(chan error, 1)}
+	if err := cl.open(ctx); err != nil {
+		return nil, errors.Join(err, cl.close())
+	}
+	return cl, nil
+}
+
+func (cl *cluster) open(ctx context.Context) (err error) {
+	c, baseURL := cl.config, strings.TrimSuffix(cl.config.baseURL, "/")
 	if !c.setup {
-		at := c.addr
-		if c.listen != "" {
-			at = c.listen
-		}
-		if cl.front, err = net.Listen("tcp", at); err != nil {
-			return nil, err
+		if cl.front, err = net.Listen("tcp", cmp.Or(c.listen, c.addr)); err != nil {
+			return err
 		}
 		if baseURL == "" {
 			if baseURL, err = sandbox.URL(cl.front); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
+	cl.credentials = &sandbox.Credentials{BaseURL: baseURL}
 	if err := os.MkdirAll(c.data, 0o700); err != nil {
-		return nil, err
+		return err
 	}
 	if cl.keys, err = cardvault.KeyFile(filepath.Join(c.data, "keys", "vault.key"), nil); err != nil {
-		return nil, err
+		return err
 	}
-	if cl.backend, err = openBackend(ctx, c, log); err != nil {
-		return nil, err
+	if cl.backend, err = openBackend(ctx, c, cl.log); err != nil {
+		return err
 	}
 	if cl.network, err = simnet.New(ctx, cl.backend.simulator, &simnet.Options{ChallengeURL: sandbox.Challenges(baseURL)}); err != nil {
-		return nil, err
+		return err
 	}
 	cl.around, err = sandbox.New(sandbox.Options{
 		Network:         cl.network,
@@ -91,10 +91,9 @@ func open(ctx context.Context, c *config, log *slog.Logger) (cl *cluster, err er
 		SecurityCodeTTL: c.securityCodeTTL,
 		SessionTTL:      c.sessionTTL,
 		ClientAddr:      client,
-		Log:             log,
+		Log:             cl.log,
 	})
-	cl.credentials = &sandbox.Credentials{BaseURL: baseURL}
-	return cl, err
+	return err
 }
 
 // setUp makes the vault and its accounts, unless they are there, and writes the
@@ -140,7 +139,9 @@ func (cl *cluster) start(ctx context.Context) error {
 		cl.at = []string{cl.front.Addr().String()}
 		cl.replicas = []*replica{nil}
 		go cl.pollSimulator(ctx)
-		return cl.startReplica(ctx, 0, cl.front)
+		l := cl.front
+		cl.front = nil
+		return cl.startReplica(ctx, 0, l)
 	}
 	cl.cookie = rand.Text()
 	var urls []*url.URL
@@ -259,7 +260,7 @@ func (cl *cluster) close() error {
 			errs = append(errs, cl.server.Close())
 		}
 		cl.proxy.transport.CloseIdleConnections()
-	} else if cl.front != nil && len(cl.replicas) == 0 {
+	} else if cl.front != nil {
 		errs = append(errs, cl.front.Close())
 	}
 	stopped := make(chan error)

@@ -5,10 +5,12 @@ package main
 import (
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/cardvault/cardvault/examples/internal/sandboxtest"
+	"github.com/cardvault/cardvault/internal/realtest"
 )
 
 // A fleet is three replicas and their proxy, all processes of their own.
@@ -84,6 +86,7 @@ func freeAddress(t *testing.T) string {
 // and starts them again. No request fails.
 func TestFleet(t *testing.T) {
 	f := startFleet(t)
+	pageOf(t, f.direct(0), f.direct(1), f.direct(2))
 	l := startLoad(&f.proxy.Program, 8)
 	for i := range f.replicas {
 		before := l.answered()
@@ -120,8 +123,8 @@ func TestKilled(t *testing.T) {
 	}
 	f.replicas[0].kill(t)
 	key := other.Accounts[0].APIKey
-	for _, k := range tokens {
-		other.Follow(t, k, "pending", "active")
+	for i, k := range tokens {
+		tokens[i] = other.Follow(t, k, "pending", "active")
 	}
 	for _, k := range tokens {
 		simulated := "/simulator/tokens/" + k.ID() + "/delete"
@@ -130,4 +133,24 @@ func TestKilled(t *testing.T) {
 		other.Want(t, 409, key, "POST", simulated, "") // there was one
 	}
 	f.await(t) // without the one that is gone
+}
+
+// A cluster that cannot be started says why, and ends.
+func TestCannotStart(t *testing.T) {
+	store, codes := servers(t)
+	persists := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"appendonly": "yes"}}).URL("0")
+	for what, flags := range map[string][]string{
+		"a database that nobody serves": {"-store", "postgres://cardvault@" + freeAddress(t) + "/vault?sslmode=disable", "-codes", codes},
+		"a database without tables":     {"-store", store, "-codes", codes, "-migrate=false"},
+		"a cache that writes to a disk": {"-store", store, "-codes", persists},
+		"no setup":                      {"-store", store, "-codes", codes, "-replicas", "1", "-listen", "127.0.0.1:0"},
+	} {
+		p := startProcess(t, "", append(flags, "-addr", "127.0.0.1:0", "-data", t.TempDir())...)
+		err := p.Wait()
+		said := strings.TrimSpace(p.log.String())
+		if p.ProcessState.ExitCode() != 1 || !strings.Contains(said, "cluster: ") || strings.Contains(said, "goroutine") {
+			t.Errorf("%s: %v: %s", what, err, said)
+		}
+		t.Logf("%s: %s", what, said[strings.LastIndex(said, "cluster: "):])
+	}
 }

@@ -17,16 +17,19 @@ import (
 )
 
 const (
-	dialTimeout = 2 * time.Second
-	probeEvery  = 100 * time.Millisecond
-	probeWithin = time.Second
+	dialTimeout   = 2 * time.Second
+	answerTimeout = time.Minute // longer than replicas take
+	probeEvery    = 100 * time.Millisecond
+	probeWithin   = time.Second
 
 	// readyPath is where a replica says whether it takes requests.
 	readyPath = "/ready"
 )
 
 // A proxy passes requests on to replicas in turn. What was not sent to one goes to the
-// next; what was sent is never sent again, whatever becomes of it.
+// next. What was sent is not sent again, whatever becomes of it, but for what net/http
+// repeats on a connection that it reuses: a GET, or a request without a body under an
+// idempotency key.
 //
 // It sees cards in the clear: it is no less in scope of PCI DSS than the replicas.
 type proxy struct {
@@ -43,10 +46,11 @@ func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string
 		dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
 	}
 	p := &proxy{transport: &http.Transport{
-		DialContext:         dial,
-		DisableCompression:  true,
-		MaxIdleConnsPerHost: 256,
-		IdleConnTimeout:     30 * time.Second, // shorter than that of the replicas
+		DialContext:           dial,
+		ResponseHeaderTimeout: answerTimeout,
+		DisableCompression:    true,
+		MaxIdleConnsPerHost:   256,
+		IdleConnTimeout:       30 * time.Second, // shorter than that of the replicas
 	}}
 	for _, u := range at {
 		p.replicas = append(p.replicas, &upstream{url: u, idle: closed()})

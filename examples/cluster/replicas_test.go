@@ -194,6 +194,41 @@ func TestDeliveries(t *testing.T) {
 	})
 }
 
+// Whoever has loaded the page from one replica goes on with it at the others.
+func TestPage(t *testing.T) {
+	onBackends(t, func(t *testing.T, c config) {
+		_, replicas := launch(t, c)
+		pageOf(t, replicas...)
+	})
+}
+
+// pageOf loads the page from one replica and asks all for news.
+func pageOf(t *testing.T, replicas ...*sandboxtest.Program) {
+	t.Helper()
+	loaded, err := http.Get(replicas[0].BaseURL + "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded.Body.Close()
+	for _, p := range replicas {
+		r, err := http.NewRequest("GET", p.BaseURL+"/sandbox/live", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range loaded.Cookies() {
+			r.AddCookie(c)
+		}
+		w, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Body.Close()
+		if w.StatusCode != http.StatusOK {
+			t.Errorf("a replica answers the page %d", w.StatusCode)
+		}
+	}
+}
+
 // A counter counts what is asked of a network and what is told of tokens.
 type counter struct {
 	*simnet.Network

@@ -5,7 +5,7 @@
 //
 //	# Lines with a hash are comments.
 //	@wait 15m                                  time passes
-//	@on closed                                 the next request goes to another handler, see World
+//	@on closed                                 the next request goes to another handler, see newWorld
 //	@identify {id3} passed                     the shopper answers the challenge: passed or failed
 //	@network                                   all that follow go to one whose vault has a network
 //	@run                                       from now on the vault does its background work
@@ -92,11 +92,11 @@ func (f *File) Play(t *testing.T, update bool, setup func(t *testing.T) *Setup) 
 	}
 }
 
-// Longest is how long a wait PlayNow waits.
-const Longest = 5 * time.Second
+// longest is how long a wait PlayNow waits.
+const longest = 5 * time.Second
 
 // PlayNow plays the transcript in real time up to the first wait that is longer than
-// Longest, and returns how many of the requests of the file that are. It knows less
+// five seconds, and returns how many of the requests of the file that are. It knows less
 // than Play: times are not compared, and what is read is read again until background
 // work that should be over is.
 func (f *File) PlayNow(t *testing.T, s *Setup) (played, of int) {
@@ -109,7 +109,7 @@ func (f *File) PlayNow(t *testing.T, s *Setup) (played, of int) {
 	for _, paragraph := range f.text {
 		for line := range strings.Lines(paragraph) {
 			if d, ok := strings.CutPrefix(strings.TrimSpace(line), "@wait "); ok {
-				if long, err := time.ParseDuration(d); err != nil || long > Longest {
+				if long, err := time.ParseDuration(d); err != nil || long > longest {
 					return played, of
 				}
 			}
@@ -218,7 +218,7 @@ func (p *player) play(t *testing.T, paragraph string) string {
 	}
 	actual := p.ask(t, h, &r, paragraph)
 	ok := p.match(t, want, actual)
-	for end := time.Now().Add(Longest); p.now && !ok && r.method == "GET" && time.Now().Before(end); {
+	for end := time.Now().Add(longest); p.now && !ok && r.method == "GET" && time.Now().Before(end); {
 		<-time.After(20 * time.Millisecond)
 		actual = p.ask(t, h, &r, paragraph)
 		ok = p.match(t, want, actual)

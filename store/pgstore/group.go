@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 
@@ -20,9 +21,11 @@ type call struct {
 	panicked any  // value of a panic in fn
 	exited   bool // fn called runtime.Goexit
 
-	ended fate
-	alone bool // wants a group of its own
-	tx    updater
+	ended  fate
+	rounds int  // in this group
+	direct bool // reads what it wants at once
+	alone  bool // wants a group of its own
+	tx     updater
 }
 
 // States of a call. The first change wins.
@@ -48,7 +51,8 @@ type unwind struct{}
 // the group knows of the database and what the calls before have written. What is not
 // known ends a run; what all runs of a round want to know is read at once, and then
 // these calls run again. So a group costs one round trip for its writes, and one more
-// for each link of the longest chain of reads.
+// for each link of the longest chain of reads. A call that is the only one, or wants
+// something else each time, as one does that looks at the clock, reads at once.
 //
 // What a group knows may be of different instants, or remembered from earlier groups:
 // that all of it still holds is checked in the transaction, under locks that keep it so
@@ -79,6 +83,8 @@ type group struct {
 	wantRows     map[key]struct{}
 	wantFamilies map[uuid.UUID]struct{}
 	wantAnswers  map[string]*question
+	ctx          context.Context // of this attempt
+	failed       error           // of a read
 
 	attempt   int       // 0 for the first
 	began     time.Time // of the first
@@ -87,23 +93,35 @@ type group struct {
 	exclusive bool      // nobody else writes meanwhile
 }
 
-func newGroup(s *Store) *group {
-	return &group{
-		s: s, began: time.Now(),
-		known: map[key]*row{}, relied: map[key]struct{}{}, families: map[uuid.UUID][]key{}, answers: map[string]*answer{},
-		overlay: map[key]*row{}, children: map[uuid.UUID]map[key]struct{}{}, gone: map[uuid.UUID]struct{}{},
-		hashes: map[hashKey]struct{}{}, lists: map[listKey]struct{}{}, dues: map[store.Kind]struct{}{},
-		wantRows: map[key]struct{}{}, wantFamilies: map[uuid.UUID]struct{}{}, wantAnswers: map[string]*question{},
+// newGroup returns a group without calls: the last one of the store, if that was small.
+func (s *Store) newGroup() *group {
+	g := s.spare
+	s.spare = nil
+	if g == nil {
+		g = &group{
+			s: s, known: map[key]*row{}, relied: map[key]struct{}{}, families: map[uuid.UUID][]key{}, answers: map[string]*answer{},
+			overlay: map[key]*row{}, children: map[uuid.UUID]map[key]struct{}{}, gone: map[uuid.UUID]struct{}{},
+			hashes: map[hashKey]struct{}{}, lists: map[listKey]struct{}{}, dues: map[store.Kind]struct{}{},
+			wantRows: map[key]struct{}{}, wantFamilies: map[uuid.UUID]struct{}{}, wantAnswers: map[string]*question{},
+		}
 	}
+	g.began = time.Now()
+	return g
 }
 
-// again forgets everything but the calls, for another attempt.
-func (g *group) again() {
-	for k := range g.relied {
-		g.s.memory.forget(k)
+// keep keeps an answered group for the next newGroup.
+func (s *Store) keep(g *group) {
+	if len(g.known) > groupCalls {
+		return // clearing a map costs as much as it has ever held
 	}
-	g.pending = append(g.calls, g.pending...)
-	g.calls, g.asked, g.bytes = nil, nil, 0
+	g.forget()
+	g.conn, g.next, g.attempt, g.careful, g.lonely, g.exclusive = nil, nil, 0, false, false, false
+	s.spare = g
+}
+
+// forget forgets everything but the calls.
+func (g *group) forget() {
+	g.asked, g.bytes, g.failed, g.ctx = nil, 0, nil, nil
 	clear(g.known)
 	clear(g.relied)
 	clear(g.families)
@@ -114,6 +132,22 @@ func (g *group) again() {
 	clear(g.hashes)
 	clear(g.lists)
 	clear(g.dues)
+	clear(g.wantRows)
+	clear(g.wantFamilies)
+	clear(g.wantAnswers)
+}
+
+// again prepares another attempt.
+func (g *group) again() {
+	for k := range g.relied {
+		g.s.memory.forget(k)
+	}
+	g.pending = append(g.calls, g.pending...)
+	g.calls = nil
+	for _, c := range g.pending {
+		c.rounds = 0
+	}
+	g.forget()
 	g.attempt++
 	g.careful = true
 }
@@ -130,6 +164,12 @@ func (g *group) round() {
 			for i < len(calls) {
 				c := calls[i]
 				i++
+				c.rounds++
+				c.direct = len(calls) == 1 || c.rounds > fewRounds
+				if g.failed != nil {
+					g.pending = append(g.pending, c)
+					continue
+				}
 				if g.bytes >= groupBytes || (c.alone && !g.lonely) {
 					g.next = append(g.next, c)
 					continue
@@ -142,6 +182,19 @@ func (g *group) round() {
 			g.place(c, settled)
 		}
 	}
+}
+
+const fewRounds = 4 // after which a call reads at once
+
+// await ends the run of a call that wants something, or reads it.
+func (g *group) await(c *call) {
+	if c.direct && g.failed == nil {
+		if g.failed = g.s.fetch(g.ctx, g); g.failed == nil {
+			return
+		}
+	}
+	c.ended = wanting
+	panic(unwind{})
 }
 
 func (g *group) place(c *call, f fate) {
@@ -184,6 +237,11 @@ func (c *call) run(g *group) fate {
 		return settled
 	}
 	refused, known := g.apply(c.tx.ops)
+	for !known && c.direct && g.failed == nil {
+		if g.failed = g.s.fetch(g.ctx, g); g.failed == nil {
+			refused, known = g.apply(c.tx.ops)
+		}
+	}
 	if !known {
 		return wanting
 	}
@@ -234,8 +292,8 @@ func (u *updater) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	r, known := u.g.state(k)
 	if !known || r != nil && r.outline {
 		u.g.wantRows[k] = struct{}{}
-		u.c.ended = wanting
-		panic(unwind{})
+		u.g.await(u.c)
+		r, _ = u.g.state(k)
 	}
 	if r == nil {
 		return nil, store.ErrNotFound
@@ -265,8 +323,8 @@ func (g *group) ask(c *call, q *question) (*answer, error) {
 	a, ok := g.answers[name]
 	if !ok {
 		g.wantAnswers[name] = q
-		c.ended = wanting
-		panic(unwind{})
+		g.await(c)
+		a = g.answers[name]
 	}
 	return a, nil
 }

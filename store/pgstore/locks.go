@@ -232,7 +232,7 @@ func (w *writes) encode(g *group, writer uuid.UUID, turn, stamp int64) {
 		readStamps = append(readStamps, s)
 	}
 	goneKinds, goneIDs := columnsOf(w.gone)
-	gone := make([]pgtype.UUID, 0, len(g.gone))
+	var gone []pgtype.UUID
 	for id := range g.gone {
 		gone = append(gone, pgUUID(id))
 	}
@@ -256,9 +256,11 @@ func (w *writes) encode(g *group, writer uuid.UUID, turn, stamp int64) {
 	}
 	w.args = append(w.args, goneKinds, goneIDs, gone, kinds, ids, accounts, scopes, children, classes, dues, versions, lookups, shown, secret, int32(w.changed))
 	for _, l := range [][]lookup{w.off, w.on} {
-		k, h, i := make([]int16, len(l)), make([][]byte, len(l)), make([]pgtype.UUID, len(l))
-		for j, l := range l {
-			k[j], h[j], i[j] = int16(l.kind), []byte(l.hash), pgUUID(l.id)
+		var k []int16
+		var h [][]byte
+		var i []pgtype.UUID
+		for _, l := range l {
+			k, h, i = append(k, int16(l.kind)), append(h, []byte(l.hash)), append(i, pgUUID(l.id))
 		}
 		w.args = append(w.args, k, h, i)
 	}

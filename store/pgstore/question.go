@@ -126,7 +126,9 @@ func (s *statements) ofList(q *store.Query) *question {
 		}
 	}
 	high, live := pgUUID(q.Max), pgtype.Timestamptz{}
-	high.Valid = q.Max != uuid.Nil
+	if q.Max == uuid.Nil {
+		high = pgUUID(uuid.Max)
+	}
 	if !q.Live.IsZero() {
 		live = timestamp(q.Live)
 	}

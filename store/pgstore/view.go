@@ -103,12 +103,15 @@ type view struct {
 	conn   *pgxpool.Conn // once a transaction is open
 	first  *question
 	answer *answer
+	lost   int   // connections
 	err    error // of a read: nothing is read after it
 }
 
-// View implements [store.Store]. It may run fn twice, the second time for good, if what
-// fn has read first has changed when it reads on. A ReadTx used after fn has returned
-// panics.
+const viewsLost = 3 // connections that a view may lose
+
+// View implements [store.Store]. It runs fn once more if what fn has read first has
+// changed when it reads on, or if the connection is lost amid several reads. A ReadTx
+// used after fn has returned panics.
 func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -163,6 +166,13 @@ func (v *view) ask(q *question) (a *answer, err error) {
 		a, same, err = v.begin(q)
 	}
 	if err != nil {
+		lost := v.conn != nil && v.ctx.Err() == nil && verdictOfRead(err) == unavailable
+		if lost && v.lost < viewsLost {
+			v.lost++
+			discard(v.conn)
+			v.conn, v.first = nil, nil
+			panic(unwind{})
+		}
 		if v.err = v.ctx.Err(); v.err == nil {
 			v.err = failed(verdictOfRead(err), err)
 		}

@@ -40,6 +40,7 @@ func (s *Store) run() {
 		}
 		s.execute(g)
 		s.again = append(g.next, s.again...)
+		s.keep(g)
 		s.keepHouse()
 	}
 }
@@ -53,7 +54,7 @@ func (s *Store) collect() *group {
 			return nil
 		}
 	}
-	g := newGroup(s)
+	g := s.newGroup()
 	if first != nil {
 		g.pending = append(g.pending, first)
 	}
@@ -100,8 +101,18 @@ func (s *Store) take() *call {
 			}
 		case list := <-s.long:
 			s.arrange(list, true)
+		case <-s.wakeTimer():
+			s.notify()
 		}
 	}
+}
+
+// wakeTimer fires when there is something to notify of and it is time to.
+func (s *Store) wakeTimer() <-chan time.Time {
+	if len(s.wakes) == 0 {
+		return nil
+	}
+	return time.After(time.Until(s.notified.Add(wakePause)))
 }
 
 // execute runs a group until its outcome is known, and answers its calls.
@@ -116,12 +127,15 @@ func (s *Store) execute(g *group) {
 		if err == nil {
 			g.remember()
 			s.count(g)
+			s.dueNow(g)
 			g.answer(nil)
 			return
 		}
 		if v == unknown {
-			if v = s.resolve(g); v == done {
+			s.log.Warn("the answer to a commit is lost", "error", plain(err))
+			if v = s.resolve(); v == done {
 				g.remember()
+				s.dueNow(g)
 				g.answer(nil)
 				return
 			}
@@ -138,15 +152,16 @@ func (s *Store) execute(g *group) {
 			return
 		case v == broken, v == full, v == unknown,
 			v == unavailable && time.Since(g.began) > patience,
-			g.attempt >= attempts:
+			time.Since(g.began) > answering, g.attempt >= attempts:
 			g.answer(failed(v, err))
 			return
 		case v == unavailable:
+			s.pool.Reset() // what is in it is most likely lost too
 			time.Sleep(pause)
 		case v == stale && g.attempt >= optimistic:
 			g.exclusive = true
-		case v == stale && g.open:
-			time.Sleep(rand.N(5 * time.Millisecond))
+		case v == stale && g.lonely:
+			time.Sleep(rand.N(5 * time.Millisecond)) // it may not have waited for a lock
 		}
 		g.again()
 	}
@@ -155,7 +170,8 @@ func (s *Store) execute(g *group) {
 // done is the verdict on a transaction that was committed.
 const done verdict = -1
 
-// answer ends the calls of a group: those that wanted to write with err.
+// answer ends the calls of a group with their outcomes, or all with err: what fails a
+// group also leaves open whether what it has read was so.
 func (g *group) answer(err error) {
 	for _, c := range slices.Concat(g.calls, g.pending) {
 		if err != nil {
@@ -203,8 +219,12 @@ func (s *Store) attempt(g *group) (verdict, error) {
 			return verdictOfRead(err), err
 		}
 	}
+	g.ctx = ctx
 	for len(g.pending) > 0 {
 		g.round()
+		if g.failed != nil {
+			return verdictOfRead(g.failed), g.failed
+		}
 		if len(g.wantRows)+len(g.wantFamilies)+len(g.wantAnswers) > 0 {
 			if err := s.fetch(ctx, g); err != nil {
 				return verdictOfRead(err), err
@@ -339,9 +359,8 @@ func (g *group) learn(rows []*row) {
 }
 
 func columnsOf(keys []key) (kinds []int16, ids []pgtype.UUID) {
-	kinds, ids = make([]int16, len(keys)), make([]pgtype.UUID, len(keys))
-	for i, k := range keys {
-		kinds[i], ids[i] = int16(k.kind), pgUUID(k.id)
+	for _, k := range keys {
+		kinds, ids = append(kinds, int16(k.kind)), append(ids, pgUUID(k.id))
 	}
 	return kinds, ids
 }
@@ -370,33 +389,28 @@ func (s *Store) commit(ctx context.Context, g *group) (verdict, error) {
 		}
 		keys, exclusive = nil, nil
 	}
-	var b pgx.Batch
+	var large []int32
+	args := append([]any{!g.open, keys, exclusive}, w.args...)
 	if !g.open {
-		b.Queue(timeouts)
-	}
-	patient := !g.open
-	b.Queue(s.sql.apply, append([]any{patient, keys, exclusive}, w.args...)...)
-	if g.open {
+		if err := g.conn.QueryRow(ctx, s.sql.apply, args...).Scan(&large); err != nil {
+			return w.judge(err), err
+		}
+	} else {
+		var b pgx.Batch
+		b.Queue(s.sql.apply, args...)
 		// The wait for a standby is not to be cut short: the commit would stand.
 		b.Queue(`SELECT set_config('statement_timeout', '0', true)`)
 		b.Queue("COMMIT")
-	}
-	results := g.conn.SendBatch(ctx, &b)
-	if !g.open {
-		if _, err := results.Exec(); err != nil {
+		results := g.conn.SendBatch(ctx, &b)
+		if err := results.QueryRow().Scan(&large); err != nil {
 			_ = results.Close() // the same error
 			return w.judge(err), err
 		}
+		if err := results.Close(); err != nil {
+			return w.judge(err), err
+		}
+		g.open = false
 	}
-	var large []int32
-	if err := results.QueryRow().Scan(&large); err != nil {
-		_ = results.Close() // the same error
-		return w.judge(err), err
-	}
-	if err := results.Close(); err != nil {
-		return w.judge(err), err
-	}
-	g.open = false
 	if w.any {
 		s.turn++
 	}
@@ -451,11 +465,12 @@ func verdictOfRead(err error) verdict {
 	return unavailable
 }
 
-// resolve finds out whether the last transaction of the group was committed, and if
+// resolve finds out whether the last transaction was committed, and if
 // not, sees to it that it never will be: the server may still have to come to it.
-func (s *Store) resolve(g *group) verdict {
+func (s *Store) resolve() verdict {
 	turn := s.turn + 1
 	for deadline := time.Now().Add(resolving); time.Now().Before(deadline); time.Sleep(pause) {
+		s.pool.Reset()
 		was, err := s.settle(turn)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
@@ -502,6 +517,7 @@ func (g *group) remember() {
 		case !written && before != nil:
 			g.s.memory.remember(before)
 		case written && r != nil && before != nil:
+			r.born = false
 			g.s.memory.remember(r)
 		case written && before != nil:
 			g.s.memory.forget(k)
@@ -511,6 +527,7 @@ func (g *group) remember() {
 
 // keepHouse does a bounded piece of what keeps reads fast.
 func (s *Store) keepHouse() {
+	s.notify()
 	select {
 	case list := <-s.long:
 		s.later[list] = true
@@ -524,7 +541,7 @@ func (s *Store) keepHouse() {
 }
 
 const (
-	longTail  = 1024 // records put into a list before its end is cut into blocks
+	longTail  = 512  // records put into a list before its end is cut into blocks
 	listsSeen = 4096 // lists whose records are counted
 )
 
@@ -537,7 +554,9 @@ func (s *Store) count(g *group) {
 		list := r.list()
 		if s.grown[list]++; s.grown[list] >= longTail {
 			delete(s.grown, list)
-			s.later[list] = s.later[list]
+			if !s.later[list] {
+				s.later[list] = false
+			}
 		}
 	}
 	if len(s.grown) > listsSeen {

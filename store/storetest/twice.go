@@ -7,15 +7,26 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// Twice returns a store that keeps its records in s and runs the fn of every
+// Twice returns a store that keeps its records in s and runs the fn of every View and
 // Update twice, as any backend may: first for nothing, then for good. The tests
-// of a vault pass on it only if no fn has an effect but its writes. Other
-// Updates may come between the two runs. Closing it closes s.
+// of a vault pass on it only if no fn has an effect but its writes and what its last
+// run leaves. Other Updates may come between the two runs. Closing it closes s.
 func Twice(s store.Store) store.Store { return twice{s} }
 
 type twice struct{ store.Store }
 
 var errRehearsal = errors.New("storetest: first of two runs")
+
+func (s twice) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	err := s.Store.View(ctx, func(tx store.ReadTx) error {
+		_ = fn(tx)
+		return errRehearsal
+	})
+	if err != errRehearsal {
+		return err
+	}
+	return s.Store.View(context.WithoutCancel(ctx), fn)
+}
 
 func (s twice) Update(ctx context.Context, fn func(store.Tx) error) error {
 	err := s.Store.Update(ctx, func(tx store.Tx) error {

@@ -39,11 +39,20 @@ func (c *checker) dial(ctx context.Context, addr string, dialer *net.Dialer, con
 	if err != nil {
 		return nil, err
 	}
-	if err := c.fits(ctx, conn); err != nil {
-		_ = conn.Close()
+	// Whoever closes a connection takes back what has not been sent: a SET would bring
+	// back a code that is erased over the next connection.
+	if tcp, ok := inner(conn).(interface{ SetLinger(int) error }); ok {
+		err = tcp.SetLinger(0)
+	}
+	guarded := guard(conn)
+	if err == nil {
+		err = c.fits(ctx, conn)
+	}
+	if err != nil {
+		_ = guarded.Close()
 		return nil, err
 	}
-	return conn, nil
+	return guarded, nil
 }
 
 func (c *checker) connect(ctx context.Context, addr string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
@@ -57,8 +66,8 @@ func (c *checker) connect(ctx context.Context, addr string, dialer *net.Dialer, 
 }
 
 func (c *checker) fits(ctx context.Context, conn net.Conn) error {
-	if !c.opts.AllowPlaintext && !private(conn) {
-		return unfit("a connection that leaves the host needs TLS")
+	if !c.opts.AllowPlaintext && !c.private(conn) {
+		return unfit("a connection that leaves the host needs TLS, with a certificate that is verified")
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -74,8 +83,10 @@ func (c *checker) fits(ctx context.Context, conn net.Conn) error {
 }
 
 // private tells whether nobody else can listen.
-func private(conn net.Conn) bool {
-	if _, ok := conn.(*tls.Conn); ok {
+func (c *checker) private(conn net.Conn) bool {
+	config := c.client.TLSConfig
+	verified := config == nil || !config.InsecureSkipVerify || config.VerifyConnection != nil || config.VerifyPeerCertificate != nil
+	if _, ok := conn.(*tls.Conn); ok && verified {
 		return true
 	}
 	switch addr := conn.RemoteAddr().(type) {
@@ -87,8 +98,8 @@ func private(conn net.Conn) bool {
 	return false
 }
 
-// ask asks the server whether it persists, in version 2 of its protocol: in which
-// every connection begins.
+// ask asks the server what it is and whether it persists, in version 2 of its protocol: in
+// which every connection begins.
 func (c *checker) ask(conn net.Conn) error {
 	user, password := c.client.Username, c.client.Password
 	if c.client.AuthCredentialsFn != nil {
@@ -106,30 +117,41 @@ func (c *checker) ask(conn net.Conn) error {
 		ask = appendCommand(ask, "AUTH", password)
 	}
 	auth := len(ask) > 0
+	ask = appendCommand(ask, "HELLO")
 	ask = appendCommand(ask, "CONFIG", "GET", "save")
 	ask = appendCommand(ask, "CONFIG", "GET", "appendonly")
 	if _, err := conn.Write(ask); err != nil {
 		return err
 	}
-	r := bufio.NewReaderSize(conn, 1<<10) // has read nothing more when all is answered
+	r := bufio.NewReaderSize(conn, 1<<10)
 	if auth {
-		if answer, err := line(r); err != nil {
+		if _, err := answer(r); err != nil {
 			return err
-		} else if answer != "+OK" {
-			return unfit("the server does not let in: " + word(answer))
 		}
 	}
+	hello, err := answer(r)
+	if err != nil {
+		return err
+	}
+	if mode := valueOf(hello, "mode"); mode != "" && mode != "standalone" {
+		return unfit("the server is one of several: " + mode)
+	}
 	for _, setting := range []struct{ name, off string }{{"save", ""}, {"appendonly", "no"}} {
-		value, told, err := readSetting(r)
+		words, err := answer(r)
+		_, refused := errors.AsType[refusal](err)
+		told := len(words) == 2
 		switch {
-		case err != nil:
+		case err != nil && !refused:
 			return err
 		case c.opts.AllowPersistence:
 		case !told && !c.opts.AllowUnchecked:
 			return unfit("the server does not tell whether it writes to disk (CONFIG GET " + setting.name + ")")
-		case told && value != setting.off:
+		case told && words[1] != setting.off:
 			return unfit("the server writes to disk: " + setting.name + " is set")
 		}
+	}
+	if r.Buffered() > 0 {
+		return errProtocol
 	}
 	return nil
 }
@@ -142,36 +164,74 @@ func appendCommand(b []byte, words ...string) []byte {
 	return b
 }
 
-// readSetting reads an answer to CONFIG GET. A server may refuse, or not know the
-// setting.
-func readSetting(r *bufio.Reader) (value string, told bool, err error) {
-	head, err := line(r)
-	switch {
-	case err != nil:
-		return "", false, err
-	case strings.HasPrefix(head, "-NOAUTH"):
-		return "", false, unfit("the server does not let in: NOAUTH")
-	case strings.HasPrefix(head, "-"), head == "*0":
-		return "", false, nil
-	case head != "*2":
-		return "", false, errProtocol
-	}
-	for range 2 { // name and value
-		size, err := line(r)
-		if err != nil {
-			return "", false, err
-		}
-		if value, err = line(r); err != nil {
-			return "", false, err
-		}
-		if size != "$"+strconv.Itoa(len(value)) {
-			return "", false, errProtocol
+// valueOf returns what follows a name, "" if it is not there.
+func valueOf(words []string, name string) string {
+	for i := 1; i < len(words); i++ {
+		if words[i-1] == name {
+			return words[i]
 		}
 	}
-	return value, true, nil
+	return ""
 }
 
+// A refusal is the answer of a server that does not know a command, or keeps it from
+// this user, and will do so the next time. Other errors pass: that it is full, or busy.
+type refusal string
+
+func (r refusal) Error() string { return "the server refuses: " + string(r) }
+
 var errProtocol = errors.New("not the answer of a Valkey or Redis server")
+
+const maxElements = 256 // of the answer to HELLO, which lists modules
+
+// answer reads the answer to a command: its strings, also those of arrays within it.
+func answer(r *bufio.Reader) (words []string, err error) {
+	left := 1
+	for n := 0; n < left; n++ {
+		head, err := line(r)
+		switch {
+		case err != nil:
+			return nil, err
+		case head == "":
+			return nil, errProtocol
+		}
+		switch head[0] {
+		case '-':
+			return nil, failure(head)
+		case '+', ':':
+			words = append(words, head[1:])
+		case '$':
+			text, err := line(r)
+			if err != nil {
+				return nil, err
+			}
+			if head[1:] != strconv.Itoa(len(text)) {
+				return nil, errProtocol
+			}
+			words = append(words, text)
+		case '*':
+			more, err := strconv.Atoi(head[1:])
+			if left += more; err != nil || more < 0 || more > maxElements || left > maxElements {
+				return nil, errProtocol
+			}
+		default:
+			return nil, errProtocol
+		}
+	}
+	return words, nil
+}
+
+// failure returns the error that an answer is.
+func failure(head string) error {
+	switch kind := word(head); {
+	case kind == "NOAUTH", kind == "WRONGPASS", strings.HasPrefix(head, "-ERR AUTH "): // no password is set
+		return unfit("the server does not let in: " + kind)
+	case kind == "NOPERM", strings.HasPrefix(head, "-ERR unknown command"):
+		return refusal(kind)
+	default:
+		return errors.New("the server refuses for now: " + kind)
+	}
+}
 
 // line reads a line, without its end.
 func line(r *bufio.Reader) (string, error) {

@@ -120,6 +120,72 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
+// TestCluster: one server of a cluster has only some of the keys.
+func TestCluster(t *testing.T) {
+	s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"cluster-enabled": "yes"}})
+	opens(t, "a cluster", at(s.Addr()), nil, "cluster")
+}
+
+// TestCrowded: a server that is full is one that does not answer for now.
+func TestCrowded(t *testing.T) {
+	s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"maxclients": "1"}})
+	other, err := net.Dial("tcp", s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if _, err := io.WriteString(other, "PING\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	c := open(t, s.Addr(), nil)
+	if err := c.Ping(t.Context()); err == nil {
+		t.Error("Ping of a server that is full succeeds")
+	}
+	_ = other.Close()
+	recovers(t, c)
+}
+
+// TestBusy: a server that is busy does not refuse to tell whether it persists, and is asked
+// again.
+func TestBusy(t *testing.T) {
+	s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"lua-time-limit": "1", "save": "3600 1"}})
+	a := administer(t, s)
+	script, err := net.Dial("tcp", s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer script.Close()
+	if _, err := io.WriteString(script, "EVAL \"while true do end\" 0\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the server is not busy", func() error {
+		if err := a.Do(t.Context(), a.B().Ping().Build()).Error(); err == nil || !strings.Contains(err.Error(), "BUSY") {
+			return fmt.Errorf("PING = %v", err)
+		}
+		return nil
+	})
+	c := open(t, s.Addr(), nil)
+	unchecked := open(t, s.Addr(), &valkeycodes.Options{AllowUnchecked: true})
+	if err := unchecked.Put(t.Context(), id(1), nil, time.Minute); err == nil {
+		t.Error("Put on a server that is busy succeeds")
+	}
+	a.run("SCRIPT", "KILL")
+	for _, c := range []*valkeycodes.Cache{c, unchecked} {
+		eventually(t, "the server is taken", func() error {
+			if err := c.Put(t.Context(), id(1), nil, time.Minute); err == nil || !strings.Contains(err.Error(), "save is set") {
+				return fmt.Errorf("Put = %v", err)
+			}
+			return nil
+		})
+	}
+	if keys := a.keys(); len(keys) > 0 {
+		t.Errorf("a server that persists was given %d values", len(keys))
+	}
+}
+
 // TestOpenEnds with its context, also when a server hangs.
 func TestOpenEnds(t *testing.T) {
 	s := realtest.Redis(t, nil)
@@ -169,18 +235,7 @@ func TestPlaintext(t *testing.T) {
 func TestTLS(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	config, roots := certificate(t)
-	addr := serve(t, config, func(conn net.Conn) {
-		server, err := net.Dial("tcp", s.Addr())
-		if err != nil {
-			return
-		}
-		defer server.Close()
-		go func() {
-			_, _ = io.Copy(server, conn)
-			_ = server.Close()
-		}()
-		_, _ = io.Copy(conn, server)
-	})
+	addr := relay(t, config, s.Addr(), write)
 	o := at(addr)
 	o.TLSConfig = &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"}
 	opens(t, "TLS", o, nil, "")
@@ -189,7 +244,42 @@ func TestTLS(t *testing.T) {
 	o.DialCtxFn = nil
 	o.TLSConfig = &tls.Config{RootCAs: x509.NewCertPool()}
 	opens(t, "TLS of somebody else", o, nil, "certificate")
+	o.TLSConfig = &tls.Config{InsecureSkipVerify: true}
+	opens(t, "TLS of anybody on this host", o, nil, "")
+	o.DialCtxFn = dialAway
+	opens(t, "TLS of anybody", o, nil, "verified")
+	opens(t, "TLS of anybody, AllowPlaintext", o, &valkeycodes.Options{AllowPlaintext: true}, "")
+	o.TLSConfig.VerifyConnection = func(tls.ConnectionState) error { return nil }
+	opens(t, "TLS that is verified by a function", o, nil, "")
 }
+
+// relay starts a server that passes everything on to another one, and lets answer
+// write what that answers.
+func relay(t *testing.T, config *tls.Config, to string, answer func(client net.Conn, b []byte)) (addr string) {
+	t.Helper()
+	return serve(t, config, func(client net.Conn) {
+		server, err := net.Dial("tcp", to)
+		if err != nil {
+			return
+		}
+		defer server.Close()
+		go func() {
+			_, _ = io.Copy(server, client)
+			_ = server.Close()
+		}()
+		b := make([]byte, 32<<10)
+		for {
+			n, err := server.Read(b)
+			if err != nil {
+				return
+			}
+			answer(client, b[:n])
+		}
+	})
+}
+
+// write is an answer.
+func write(client net.Conn, b []byte) { _, _ = client.Write(b) }
 
 // serve starts a server that calls handle for each connection, and ends them with the
 // test.

@@ -22,23 +22,33 @@
 // noeviction keeps no new one.
 //
 // It needs Redis 6.2 or any Valkey, and of their commands GET, SET, GETDEL, DEL, PING,
-// CONFIG GET, HELLO and AUTH. One server is enough, and all vaults on a store need the
-// same: Sentinel and clusters are not supported.
+// CONFIG GET, HELLO and AUTH; for some options SELECT and CLIENT SETNAME. One server is
+// enough, and all vaults on a store need the same: Sentinel and clusters are not
+// supported, and a server of a cluster is refused.
 //
 // # Failures
 //
-// A server that is killed, flushed or hangs has no codes; nothing else fails. Calls that
-// wait in vain are the last to wait: the following fail at once, until the server has
-// answered a PING that is sent in the background, every two seconds at least. It must
-// answer that within 50 milliseconds, which is as long as a vault waits for most. Then the
-// cache first erases what it could not erase or replace meanwhile: up to 65,536 values,
-// until it is closed. Others go with their time.
+// A server that is killed, flushed or hangs has no codes; nothing else fails. When a call
+// has waited in vain a PING follows, which the server must answer within 50 milliseconds:
+// as long as a vault waits for most. If it does not, calls fail at once until it does. It
+// is asked in the background, every three seconds at least.
+//
+// What could not be erased or replaced meanwhile the cache erases when the server is
+// back, before it is used: up to 65,536 values, for 15 minutes at most and until the cache is
+// closed. Others go with their time. It does so also with a code that another replica
+// has put under the same id since: a code that is lost can be entered again.
+//
+// A connection that is given up is reset, so that a command which has not left this host
+// never does. One that has, and is held up by a proxy until another connection is in
+// use, is still executed: a SET then keeps its code for its time, even if it was erased
+// meanwhile. Nothing should be between vault and server that stores and forwards.
 package valkeycodes
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -57,7 +67,6 @@ const (
 
 	firstPause = 100 * time.Millisecond // between two PINGs
 	lastPause  = 2 * time.Second
-	calm       = time.Minute // after which a failure is the first again
 
 	// maxCalls at a time fit in the queue of a connection, of 1,024 commands, even if
 	// none is answered. A full one would not honour a context.
@@ -65,6 +74,7 @@ const (
 
 	maxErase   = 1 << 16 // keys
 	eraseBatch = 512
+	eraseFor   = 15 * time.Minute // as long as a vault keeps a code
 )
 
 var errDown = errors.New("valkeycodes: the server does not answer")
@@ -97,14 +107,15 @@ type Cache struct {
 	ctx    context.Context // ends with the cache
 	cancel context.CancelFunc
 
-	mu        sync.Mutex
-	closed    bool
-	down      error           // if set, calls fail at once, and with it
-	erase     map[string]bool // keys to erase as soon as the server answers
-	mending   bool            // while down, or with keys to erase
-	pause     time.Duration   // before the next PING, while down
-	recovered time.Time
-	work      sync.WaitGroup // grows unless closed
+	late chan struct{} // a call was, while mending
+
+	mu      sync.Mutex
+	closed  bool
+	down    error                    // if set, calls fail at once, and with it
+	busy    map[string]chan struct{} // keys that a call changes; closed when it does no more
+	erase   map[string]time.Time     // keys to erase as soon as the server answers, and since when
+	mending bool                     // while down, in doubt, or with keys to erase
+	work    sync.WaitGroup           // grows unless closed
 }
 
 // Open returns a cache on the server of o, of which it uses InitAddress, TLSConfig,
@@ -121,7 +132,14 @@ func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, er
 	if len(o.InitAddress) != 1 || o.Sentinel.MasterSet != "" {
 		return nil, errors.New("valkeycodes: want the address of one server")
 	}
-	c := &Cache{prefix: opts.Prefix, slots: make(chan struct{}, maxCalls), erase: make(map[string]bool), check: checker{client: o, opts: *opts}}
+	c := &Cache{
+		prefix: opts.Prefix,
+		check:  checker{client: o, opts: *opts},
+		slots:  make(chan struct{}, maxCalls),
+		late:   make(chan struct{}, 1),
+		busy:   make(map[string]chan struct{}),
+		erase:  make(map[string]time.Time),
+	}
 	if c.prefix == "" {
 		c.prefix = "cardvault:code:"
 	}
@@ -140,6 +158,8 @@ func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, er
 		Dialer:            dialer,
 		DialCtxFn:         c.check.dial,
 
+		AlwaysRESP2:       true, // see guarded
+		ClientSetInfo:     valkey.DisableClientSetInfo,
 		DisableCache:      true, // no code is kept here
 		DisableRetry:      true, // a caller that has 50 milliseconds has no second try
 		ForceSingleClient: true,
@@ -168,10 +188,10 @@ func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, er
 // Ping returns nil if the server answers and fits, also if calls do not wait for it at
 // the time.
 func (c *Cache) Ping(ctx context.Context) error {
-	if err := c.begin(ctx, true); err != nil {
+	if err := c.begin(ctx, "", true); err != nil {
 		return err
 	}
-	_, err := c.send(ctx, c.client.B().Ping().Build(), "")
+	_, err := c.send(ctx, c.client.B().Ping().Build(), "", pong)
 	return err
 }
 
@@ -187,24 +207,24 @@ func (c *Cache) Put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Du
 		return c.Delete(ctx, id)
 	}
 	key := c.key(id)
-	_, err := c.do(ctx, c.client.B().Set().Key(key).Value(string(value)).PxMilliseconds(ms).Build(), key)
+	_, err := c.do(ctx, c.client.B().Set().Key(key).Value(string(value)).PxMilliseconds(ms).Build(), key, set)
 	return err
 }
 
 // Get implements [store.CodeCache].
 func (c *Cache) Get(ctx context.Context, id uuid.UUID) ([]byte, error) {
-	return c.do(ctx, c.client.B().Get().Key(c.key(id)).Build(), "")
+	return c.do(ctx, c.client.B().Get().Key(c.key(id)).Build(), "", value)
 }
 
 // Take implements [store.CodeCache].
 func (c *Cache) Take(ctx context.Context, id uuid.UUID) ([]byte, error) {
-	return c.do(ctx, c.client.B().Getdel().Key(c.key(id)).Build(), "")
+	return c.do(ctx, c.client.B().Getdel().Key(c.key(id)).Build(), "", value)
 }
 
 // Delete implements [store.CodeCache].
 func (c *Cache) Delete(ctx context.Context, id uuid.UUID) error {
 	key := c.key(id)
-	_, err := c.do(ctx, c.client.B().Del().Key(key).Build(), key)
+	_, err := c.do(ctx, c.client.B().Del().Key(key).Build(), key, count)
 	return err
 }
 
@@ -225,98 +245,178 @@ func (c *Cache) Close() error {
 
 func (c *Cache) key(id uuid.UUID) string { return c.prefix + id.String() }
 
-// do sends a command, unless the server is down. If that does not succeed, erase is a
-// key that is erased as soon as it can be, or "".
-func (c *Cache) do(ctx context.Context, cmd valkey.Completed, erase string) ([]byte, error) {
-	if err := c.begin(ctx, false); err != nil {
-		if errors.Is(err, errDown) {
-			c.eraseLater(erase)
-		}
-		return nil, err
+// A reader returns the value of an answer, or an error if it is not one to the command.
+type reader func(*valkey.ValkeyMessage) ([]byte, error)
+
+func value(m *valkey.ValkeyMessage) ([]byte, error) {
+	switch {
+	case m.IsNil():
+		return nil, store.ErrNotFound
+	case !m.IsString():
+		return nil, errProtocol
 	}
-	return c.send(ctx, cmd, erase)
+	text, err := m.ToString()
+	return []byte(text), err
 }
 
-// begin takes a slot for a call, which send frees: also while the server is down, if
-// anyway is set.
-func (c *Cache) begin(ctx context.Context, anyway bool) error {
-	may := func() error {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		switch {
-		case c.closed:
-			return store.ErrClosed
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case c.down != nil && !anyway:
-			return c.down
-		}
-		c.work.Add(1)
-		return nil
-	}
-	if err := may(); err != nil {
-		return err
-	}
-	defer c.work.Done()
-	select {
-	case c.slots <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	// The calls before may have found out meanwhile.
-	if err := may(); err != nil {
-		<-c.slots
-		return err
+func set(m *valkey.ValkeyMessage) ([]byte, error)  { return nil, says(m, "OK") }
+func pong(m *valkey.ValkeyMessage) ([]byte, error) { return nil, says(m, "PONG") }
+
+func says(m *valkey.ValkeyMessage, want string) error {
+	if text, _ := m.ToString(); text != want { // it is "" for what is no string
+		return errProtocol
 	}
 	return nil
 }
 
-// send sends a command and waits for its answer.
-func (c *Cache) send(ctx context.Context, cmd valkey.Completed, erase string) ([]byte, error) {
-	begin := time.Now()
-	answer := make(chan valkey.ValkeyResult)
-	// Whoever finds another call connecting waits for that, whatever its own context
-	// says. So it does not wait here.
-	go func() {
-		defer c.work.Done()
-		defer func() { <-c.slots }()
-		result := c.within(ctx, limit, cmd)
-		done := false
-		select {
-		case answer <- result:
-			done = result.Error() == nil
-		case <-ctx.Done():
-		}
-		if !done {
-			c.eraseLater(erase)
-		}
-	}()
+func count(m *valkey.ValkeyMessage) ([]byte, error) {
+	if !m.IsInt64() {
+		return nil, errProtocol
+	}
+	return nil, nil
+}
+
+// do sends a command, unless the server is down. If it changes a key that is named, and
+// does not succeed, that is erased as soon as it can be.
+func (c *Cache) do(ctx context.Context, cmd valkey.Completed, key string, read reader) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err // and nothing changes
+	}
+	if err := c.begin(ctx, key, false); err != nil {
+		c.eraseLater(key)
+		return nil, err
+	}
+	return c.send(ctx, cmd, key, read)
+}
+
+// begin waits until a call has a slot, and is the only one that changes a key if it names
+// one: a SET that was given up must not follow the next. It succeeds also while the
+// server is down if anyway is set. What it takes send gives back.
+func (c *Cache) begin(ctx context.Context, key string, anyway bool) error {
+	if err := c.enter(ctx, key, anyway); err != nil {
+		return err
+	}
 	var err error
 	select {
-	case result := <-answer:
-		var value []byte
-		if value, err = bytesOf(result); err == nil {
-			return value, nil
+	case c.slots <- struct{}{}:
+		// The calls before may have found out meanwhile.
+		c.mu.Lock()
+		if err = c.refuses(anyway); err == nil {
+			delete(c.erase, key)
 		}
+		c.mu.Unlock()
+		if err == nil {
+			return nil
+		}
+		<-c.slots
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	var reply *valkey.ValkeyError
+	c.leave(key)
+	return err
+}
+
+// enter is what of begin does not need a slot.
+func (c *Cache) enter(ctx context.Context, key string, anyway bool) error {
+	for {
+		c.mu.Lock()
+		other := c.busy[key]
+		err := c.refuses(anyway)
+		if err == nil && other == nil {
+			c.work.Add(1)
+			if key != "" {
+				c.busy[key] = make(chan struct{})
+			}
+		}
+		c.mu.Unlock()
+		if err != nil || other == nil {
+			return err
+		}
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// refuses returns why a call fails at once, if it does. The caller holds the lock.
+func (c *Cache) refuses(anyway bool) error {
 	switch {
-	case valkey.IsValkeyNil(err):
-		return nil, store.ErrNotFound
+	case c.closed:
+		return store.ErrClosed
+	case anyway:
+		return nil
+	}
+	return c.down
+}
+
+// leave ends enter.
+func (c *Cache) leave(key string) {
+	c.mu.Lock()
+	c.release(key)
+	c.mu.Unlock()
+	c.work.Done()
+}
+
+// release lets others change a key. The caller holds the lock.
+func (c *Cache) release(key string) {
+	if key != "" {
+		close(c.busy[key])
+		delete(c.busy, key)
+	}
+}
+
+// send sends a command and waits for its answer.
+func (c *Cache) send(ctx context.Context, cmd valkey.Completed, key string, read reader) ([]byte, error) {
+	type answer struct {
+		value []byte
+		err   error
+	}
+	begin := time.Now()
+	answered := make(chan answer)
+	// Whoever finds another call connecting waits for that, whatever its own context
+	// says. So it does not wait here.
+	go func() {
+		defer c.leave(key)
+		defer func() { <-c.slots }()
+		var a answer
+		m, err := c.within(ctx, limit, cmd).ToMessage()
+		if a.err = err; err == nil || valkey.IsValkeyNil(err) {
+			a.value, a.err = read(&m)
+		}
+		select {
+		case answered <- a:
+			if a.err == nil {
+				return
+			}
+		case <-ctx.Done():
+		}
+		c.eraseLater(key)
+	}()
+	var a answer
+	select {
+	case a = <-answered:
+	case <-ctx.Done():
+		a.err = ctx.Err()
+	}
+	var reply *valkey.ValkeyError
+	switch err := a.err; {
+	case err == nil, errors.Is(err, store.ErrNotFound):
+		return a.value, err
 	case errors.As(err, &reply):
 		return nil, errors.New("valkeycodes: the server refuses: " + word(reply.Error()))
-	case ctx.Err() != nil:
-		waited := time.Since(begin)
-		err = fmt.Errorf("no answer in %v: %w", waited.Round(time.Millisecond), ctx.Err())
-		if waited >= slow {
-			c.failed(err)
-		}
-	default:
-		c.failed(err)
+	case ctx.Err() == nil:
+		c.doubt()
+		return nil, fmt.Errorf("valkeycodes: %w", err)
 	}
-	return nil, fmt.Errorf("valkeycodes: %w", err)
+	waited := time.Since(begin)
+	err := fmt.Errorf("valkeycodes: no answer in %v: %w", waited.Round(time.Millisecond), ctx.Err())
+	// A caller who has lost interest says nothing about the server.
+	if waited >= slow && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		c.doubt()
+	}
+	return nil, err
 }
 
 func (c *Cache) within(ctx context.Context, d time.Duration, cmd valkey.Completed) valkey.ValkeyResult {
@@ -325,22 +425,36 @@ func (c *Cache) within(ctx context.Context, d time.Duration, cmd valkey.Complete
 	return c.client.Do(ctx, cmd)
 }
 
-// bytesOf returns a copy of what a server has answered with, nil if that is no value.
-func bytesOf(result valkey.ValkeyResult) ([]byte, error) {
-	message, err := result.ToMessage()
-	if err != nil || !message.IsString() {
-		return nil, err
+// ping returns nil if the server answers within d, be it with an error.
+func (c *Cache) ping(d time.Duration) error {
+	m, err := c.within(c.ctx, d, c.client.B().Ping().Build()).ToMessage()
+	if _, ok := errors.AsType[*valkey.ValkeyError](err); ok && !valkey.IsValkeyNil(err) {
+		return nil
 	}
-	text, err := message.ToString()
-	return []byte(text), err
+	if err != nil {
+		return err
+	}
+	return says(&m, "PONG")
 }
 
-// failed makes calls fail at once until the server answers again.
-func (c *Cache) failed(cause error) {
+// doubt asks a server that is not known to be down whether it is there.
+func (c *Cache) doubt() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mending && c.down == nil {
+		select {
+		case c.late <- struct{}{}:
+		default:
+		}
+	}
+	c.mend()
+}
+
+// fail makes calls fail at once.
+func (c *Cache) fail(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.down = fmt.Errorf("%w: %v", errDown, cause) // not %w: it is not the context of a later call that ended
-	c.mend()
 }
 
 // eraseLater erases a key in the background.
@@ -350,7 +464,7 @@ func (c *Cache) eraseLater(key string) {
 	if key == "" || len(c.erase) >= maxErase {
 		return
 	}
-	c.erase[key] = true
+	c.erase[key] = time.Now()
 	c.mend()
 }
 
@@ -361,61 +475,64 @@ func (c *Cache) mend() {
 		return
 	}
 	c.mending = true
-	if time.Since(c.recovered) > calm {
-		c.pause = 0
-	}
 	c.work.Go(func() {
-		for c.wait() {
-			err := c.mended()
-			if err == nil {
+		for pause := firstPause; !c.mended(); pause = min(2*pause, lastPause) {
+			select {
+			case <-time.After(pause):
+			case <-c.late:
+			case <-c.ctx.Done():
 				return
 			}
-			c.failed(err)
 		}
 	})
 }
 
-// wait waits until it is time for the next PING, longer each time, and returns false when
-// the cache is closed.
-func (c *Cache) wait() bool {
+// mended returns whether the server answers and has erased what it should.
+func (c *Cache) mended() bool {
 	c.mu.Lock()
-	var pause time.Duration
-	if c.down != nil {
-		pause = c.pause
-		c.pause = min(max(2*pause, firstPause), lastPause)
-	}
+	maps.DeleteFunc(c.erase, func(_ string, since time.Time) bool { return time.Since(since) > eraseFor })
+	down := c.down != nil
 	c.mu.Unlock()
-	select {
-	case <-time.After(pause):
-		return true
-	case <-c.ctx.Done():
-		return false
+	if !down {
+		if err := c.ping(patience); err != nil {
+			c.fail(err)
+			down = true
+		}
 	}
-}
-
-// mended returns nil if the server answers and has erased what it should.
-func (c *Cache) mended() error {
-	// The first PING may have to connect.
-	for _, d := range []time.Duration{limit, patience} {
-		if err := c.within(c.ctx, d, c.client.B().Ping().Build()).NonValkeyError(); err != nil {
-			return err
+	if down {
+		err := c.ping(limit) // which may have to connect
+		if err == nil {
+			err = c.ping(patience)
+		}
+		if err != nil {
+			c.fail(err)
+			return false
 		}
 	}
 	for {
 		keys := c.toErase()
 		if len(keys) == 0 {
-			return nil
+			break
 		}
-		if err := c.within(c.ctx, limit, c.client.B().Del().Key(keys...).Build()).NonValkeyError(); err != nil {
-			for _, key := range keys {
-				c.eraseLater(key)
-			}
-			return err
+		err := c.within(c.ctx, limit, c.client.B().Del().Key(keys...).Build()).Error()
+		c.erased(keys, err == nil)
+		if _, refused := errors.AsType[*valkey.ValkeyError](err); refused {
+			break // it may be read-only for a while
+		}
+		if err != nil {
+			c.fail(err)
+			return false
 		}
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.down = nil
+	c.mending = len(c.erase) > 0
+	return !c.mending
 }
 
-// toErase takes some of the keys to erase. If there are none the server is up again.
+// toErase returns some of the keys to erase, which nobody else changes until erased is
+// called.
 func (c *Cache) toErase() (keys []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -423,15 +540,21 @@ func (c *Cache) toErase() (keys []string) {
 		if len(keys) == eraseBatch {
 			break
 		}
-		keys = append(keys, key)
-		delete(c.erase, key)
+		if c.busy[key] == nil {
+			c.busy[key] = make(chan struct{})
+			keys = append(keys, key)
+		}
 	}
-	if len(keys) > 0 {
-		return keys
+	return keys
+}
+
+func (c *Cache) erased(keys []string, done bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, key := range keys {
+		if done {
+			delete(c.erase, key)
+		}
+		c.release(key)
 	}
-	if c.down != nil {
-		c.down, c.recovered = nil, time.Now()
-	}
-	c.mending = false
-	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -213,8 +214,7 @@ func TestFlushed(t *testing.T) {
 	put(t, c, 1)
 }
 
-// TestHung: one call at a time waits for a server that hangs, and those after it for
-// nothing. What could not be put is not there when the server goes on.
+// TestHung: no caller waits for a server that hangs once a PING was in vain. What could not be put is not there when the server goes on.
 func TestHung(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	c := open(t, s.Addr(), nil)
@@ -239,8 +239,10 @@ func TestHung(t *testing.T) {
 		})
 	}
 	group.Wait()
-	if n := waited.Load(); n == 0 || n > callers {
-		t.Errorf("%d calls of %d waited, want one for each of %d callers at most", n, callers*calls, callers)
+	// Of each caller one waits until the PING is sent, one for as long, and one may begin just
+	// before it was in vain.
+	if n := waited.Load(); n == 0 || n > 3*callers {
+		t.Errorf("%d calls of %d waited, want three for each of %d callers at most", n, callers*calls, callers)
 	}
 	s.Continue()
 	recovers(t, c)
@@ -278,6 +280,123 @@ func TestLostAnswer(t *testing.T) {
 		recovers(t, c)
 		for n := 1; n <= 2; n++ {
 			lacks(t, what+" without an answer", c, n)
+		}
+	}
+}
+
+// TestRefusedErase: what a server does not erase at the time is erased when it does.
+func TestRefusedErase(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	p := realtest.NewProxy(t, s.Addr())
+	c := open(t, p.Addr(), nil)
+	a := administer(t, s)
+	put(t, c, 1)
+	p.Cut()
+	if err := c.Delete(t.Context(), id(1)); err == nil {
+		t.Fatal("Delete on a cut connection succeeds")
+	}
+	a.run("REPLICAOF", "127.0.0.1", "1")
+	p.Resume()
+	eventually(t, "a server that cannot be written to is not read", func() error {
+		got, err := c.Get(t.Context(), id(1))
+		if err == nil && string(got) != "1" {
+			t.Errorf("Get = %q", got)
+		}
+		return err
+	})
+	a.run("REPLICAOF", "NO", "ONE")
+	eventually(t, "it is not erased", func() error {
+		if keys := a.keys(); len(keys) > 0 {
+			return fmt.Errorf("%d keys are left", len(keys))
+		}
+		return nil
+	})
+}
+
+// TestRepeatedPut: a Put that was given up does not cost the value of the next.
+func TestRepeatedPut(t *testing.T) {
+	c := open(t, realtest.Redis(t, nil).Addr(), nil)
+	const values = 500
+	for n := range values {
+		ctx, cancel := context.WithCancel(t.Context())
+		go cancel()
+		_ = c.Put(ctx, id(n), []byte("given up"), time.Hour)
+		put(t, c, n)
+	}
+	put(t, c, values)
+	for n := range values + 1 {
+		if got, err := c.Get(t.Context(), id(n)); string(got) != fmt.Sprint(n) {
+			t.Fatalf("value %d: %q, %v", n, got, err)
+		}
+	}
+}
+
+// TestQueued: also what was given up while it waited for other calls is erased.
+func TestQueued(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	c := open(t, s.Addr(), nil)
+	const values = 50
+	for n := range values {
+		put(t, c, n)
+	}
+	s.Stop()
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	for range 300 { // more than go at a time
+		group.Go(func() { _, _ = c.Get(ctx, id(0)) })
+	}
+	gaveUp := -1
+	for n := range values {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		err := c.Delete(ctx, id(n))
+		cancel()
+		if err == context.DeadlineExceeded { // and no word of an answer
+			gaveUp = n
+			break
+		}
+	}
+	if gaveUp < 0 {
+		t.Fatal("no call has waited for others")
+	}
+	cancel()
+	group.Wait()
+	s.Continue()
+	eventually(t, "Delete", func() error {
+		if _, err := c.Get(t.Context(), id(gaveUp)); !errors.Is(err, store.ErrNotFound) {
+			return fmt.Errorf("Get = %v", err)
+		}
+		return nil
+	})
+}
+
+// TestImpatient: a caller who gives up does not make others think that the server is down.
+func TestImpatient(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	var group sync.WaitGroup
+	addr := relay(t, nil, s.Addr(), func(client net.Conn, b []byte) {
+		b = slices.Clone(b)
+		group.Add(1)
+		time.AfterFunc(35*time.Millisecond, func() {
+			defer group.Done()
+			write(client, b)
+		})
+	})
+	t.Cleanup(group.Wait)
+	c := open(t, addr, nil)
+	put(t, c, 1)
+	for n := range 10 {
+		ctx, cancel := context.WithTimeout(t.Context(), 28*time.Millisecond)
+		if n%2 > 0 {
+			ctx, cancel = context.WithCancel(t.Context())
+			time.AfterFunc(28*time.Millisecond, cancel)
+		}
+		_, err := c.Get(ctx, id(1))
+		cancel()
+		if err == nil {
+			t.Error("Get is faster than light")
+		}
+		if _, err := c.Get(t.Context(), id(1)); err != nil {
+			t.Errorf("the next Get: %v", err)
 		}
 	}
 }

@@ -90,50 +90,47 @@ CREATE FUNCTION "cardvault".apply(
 	off_kind smallint[], off_hash bytea[], off_id uuid[], -- lookups
 	on_kind smallint[], on_hash bytea[], on_id uuid[],
 	list_kind smallint[], list_child boolean[], list_scope uuid[], list_least uuid[], -- lists, and the least id below
-	entry_list integer[], entry_id uuid[], entry_class smallint[], entry_n smallint[] -- what changes in them
+	entry_list integer[], entry_id uuid[], entry_class smallint[], entry_n integer[] -- what changes in them
 ) RETURNS integer[]
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off
+SET lock_timeout = '3s' SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-	large integer[];
-	entry record;
+	closed boolean;
 BEGIN
-	IF cardinality(keys) > 0 THEN
+	IF NOT patient OR current_setting('transaction_isolation') <> 'read committed'
+			OR current_setting('synchronous_commit') IN ('off', 'local') THEN
 		PERFORM "cardvault".lock(patient, keys, exclusive);
+	ELSE
+		PERFORM CASE WHEN l.x THEN pg_advisory_xact_lock(l.k) ELSE pg_advisory_xact_lock_shared(l.k) END
+			FROM unnest(keys, exclusive) AS l(k, x);
 	END IF;
-	IF EXISTS (SELECT FROM unnest(read_kind, read_id, read_stamp) AS r(k, i, s)
-			WHERE r.s IS DISTINCT FROM (SELECT x.stamp FROM "cardvault".records x WHERE x.kind = r.k AND x.id = r.i)) THEN
-		RAISE EXCEPTION USING ERRCODE = 'CV001', MESSAGE = 'stale';
-	END IF;
-	IF next_turn IS NULL THEN
-		RETURN NULL;
-	END IF;
-	UPDATE "cardvault".writers SET turn = next_turn, at = now() WHERE id = writer_id AND turn = next_turn - 1;
+	-- In one statement, as most groups have no other: what was read, the turn, and whether
+	-- any entry is not of an open block.
+	UPDATE "cardvault".writers w SET turn = next_turn, at = now()
+		WHERE w.id = writer_id AND w.turn = next_turn - 1
+			AND NOT EXISTS (SELECT FROM unnest(read_kind, read_id, read_stamp) AS r(k, i, s)
+				WHERE r.s IS DISTINCT FROM (SELECT x.stamp FROM "cardvault".records x WHERE x.kind = r.k AND x.id = r.i))
+		RETURNING EXISTS (SELECT FROM unnest(list_kind, list_child, list_scope, list_least) AS l(k, c, s, least)
+			WHERE l.least < (SELECT x.first FROM "cardvault".counts x
+				WHERE x.scope = l.s AND x.child = l.c AND x.kind = l.k AND x.level = 1
+				ORDER BY x.first DESC LIMIT 1))
+		INTO closed;
 	IF NOT FOUND THEN
+		IF EXISTS (SELECT FROM unnest(read_kind, read_id, read_stamp) AS r(k, i, s)
+				WHERE r.s IS DISTINCT FROM (SELECT x.stamp FROM "cardvault".records x WHERE x.kind = r.k AND x.id = r.i)) THEN
+			RAISE EXCEPTION USING ERRCODE = 'CV001', MESSAGE = 'stale';
+		ELSIF next_turn IS NULL THEN
+			RETURN NULL;
+		END IF;
 		RAISE EXCEPTION USING ERRCODE = 'CV002', MESSAGE = 'the turn is taken';
 	END IF;
-
-	IF cardinality(off_id) > 0 THEN
-		DELETE FROM "cardvault".lookups l USING unnest(off_kind, off_hash, off_id) AS d(k, h, i)
-			WHERE l.kind = d.k AND l.hash = d.h AND l.id = d.i;
+	IF cardinality(off_id) > 0 OR cardinality(gone_id) > 0 OR cardinality(gone) > 0 OR changed > 0 THEN
+		PERFORM "cardvault".replace(new_stamp, gone_kind, gone_id, gone, new_kind[:changed], new_id[:changed], new_account[:changed],
+			new_scope[:changed], new_child[:changed], new_class[:changed], new_due[:changed], new_version[:changed],
+			new_lookup[:changed], new_shown[:changed], new_secret[:changed], off_kind, off_hash, off_id);
 	END IF;
-	IF cardinality(gone_id) > 0 THEN
-		DELETE FROM "cardvault".records r USING unnest(gone_kind, gone_id) AS d(k, i) WHERE r.kind = d.k AND r.id = d.i;
-	END IF;
-	IF cardinality(gone) > 0 AND EXISTS (SELECT FROM "cardvault".records r WHERE r.scope = ANY (gone) AND r.child) THEN
-		RAISE EXCEPTION USING ERRCODE = 'CV001', MESSAGE = 'stale';
-	END IF;
-	IF changed > 0 THEN
-		UPDATE "cardvault".records r
-			SET account = n.account, scope = n.scope, child = n.child, class = n.class, due = n.due, version = n.version,
-				stamp = new_stamp, lookup = n.lookup, shown = n.shown, secret = n.secret
-			FROM unnest(new_kind[:changed], new_id[:changed], new_account[:changed], new_scope[:changed], new_child[:changed],
-				new_class[:changed], new_due[:changed], new_version[:changed], new_lookup[:changed], new_shown[:changed],
-				new_secret[:changed]) AS n(kind, id, account, scope, child, class, due, version, lookup, shown, secret)
-			WHERE r.kind = n.kind AND r.id = n.id;
-	END IF;
-	IF changed < cardinality(new_id) THEN
+	IF cardinality(new_id) > changed THEN
 		INSERT INTO "cardvault".records (kind, id, account, scope, child, class, due, version, stamp, lookup, shown, secret)
 			SELECT n.kind, n.id, n.account, n.scope, n.child, n.class, n.due, n.version, new_stamp, n.lookup, n.shown, n.secret
 			FROM unnest(new_kind, new_id, new_account, new_scope, new_child, new_class, new_due, new_version, new_lookup,
@@ -145,15 +142,56 @@ BEGIN
 		INSERT INTO "cardvault".lookups (kind, hash, id) SELECT * FROM unnest(on_kind, on_hash, on_id);
 	END IF;
 
-	-- Most entries come into open blocks.
-	IF NOT EXISTS (
-		SELECT FROM unnest(list_kind, list_child, list_scope, list_least) AS l(k, c, s, least)
-		WHERE l.least < (
-			SELECT x.first FROM "cardvault".counts x
-			WHERE x.scope = l.s AND x.child = l.c AND x.kind = l.k AND x.level = 1
-			ORDER BY x.first DESC LIMIT 1)) THEN
+	IF NOT closed THEN
 		RETURN NULL;
 	END IF;
+	RETURN "cardvault".tally(list_kind, list_child, list_scope, list_least, entry_list, entry_id, entry_class, entry_n);
+END $$;
+
+-- replace is the part of apply that removes and changes rows.
+CREATE FUNCTION "cardvault".replace(
+	new_stamp bigint, gone_kind smallint[], gone_id uuid[], gone uuid[],
+	new_kind smallint[], new_id uuid[], new_account uuid[], new_scope uuid[], new_child boolean[], new_class smallint[],
+	new_due timestamptz[], new_version bigint[], new_lookup bytea[], new_shown bytea[], new_secret bytea[],
+	off_kind smallint[], off_hash bytea[], off_id uuid[]
+) RETURNS void
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off
+AS $$
+BEGIN
+	IF cardinality(off_id) > 0 THEN
+		DELETE FROM "cardvault".lookups l USING unnest(off_kind, off_hash, off_id) AS d(k, h, i)
+			WHERE l.kind = d.k AND l.hash = d.h AND l.id = d.i;
+	END IF;
+	IF cardinality(gone_id) > 0 THEN
+		DELETE FROM "cardvault".records r USING unnest(gone_kind, gone_id) AS d(k, i) WHERE r.kind = d.k AND r.id = d.i;
+	END IF;
+	IF cardinality(gone) > 0 AND EXISTS (SELECT FROM "cardvault".records r WHERE r.scope = ANY (gone) AND r.child) THEN
+		RAISE EXCEPTION USING ERRCODE = 'CV001', MESSAGE = 'stale';
+	END IF;
+	IF cardinality(new_id) > 0 THEN
+		UPDATE "cardvault".records r
+			SET account = n.account, scope = n.scope, child = n.child, class = n.class, due = n.due, version = n.version,
+				stamp = new_stamp, lookup = n.lookup, shown = n.shown, secret = n.secret
+			FROM unnest(new_kind, new_id, new_account, new_scope, new_child,
+				new_class, new_due, new_version, new_lookup, new_shown,
+				new_secret) AS n(kind, id, account, scope, child, class, due, version, lookup, shown, secret)
+			WHERE r.kind = n.kind AND r.id = n.id;
+	END IF;
+END $$;
+
+-- tally is the part of apply that counts what changes in closed blocks.
+CREATE FUNCTION "cardvault".tally(
+	list_kind smallint[], list_child boolean[], list_scope uuid[], list_least uuid[],
+	entry_list integer[], entry_id uuid[], entry_class smallint[], entry_n integer[]
+) RETURNS integer[]
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off
+AS $$
+DECLARE
+	large integer[];
+	entry record;
+BEGIN
 	FOR entry IN
 		WITH closed AS MATERIALIZED (
 			SELECT l.place, l.k, l.c, l.s, v.level, o.first
@@ -181,7 +219,7 @@ BEGIN
 			FROM added a JOIN closed c ON (c.k, c.c, c.s, c.level) = (a.kind, a.child, a.scope, a.level)
 	LOOP
 		-- Now and then the rows of a block become one for each class.
-		IF random() < 0.06 AND "cardvault".fold(entry.kind, entry.child, entry.scope, entry.level, entry.first) > 1024 AND entry.level = 1 THEN
+		IF random() < 0.06 AND "cardvault".fold(entry.kind, entry.child, entry.scope, entry.level, entry.first) > 256 AND entry.level = 1 THEN
 			large := large || entry.place::integer;
 		END IF;
 	END LOOP;
@@ -222,13 +260,13 @@ $$;
 -- grown too large. The keys are the locks for that.
 CREATE FUNCTION "cardvault".arrange(of_kind smallint, of_child boolean, of_scope uuid, all_blocks boolean, keys bigint[], exclusive boolean[]) RETURNS void
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_indexscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
 DECLARE
 	zero CONSTANT uuid := '00000000-0000-0000-0000-000000000000';
 	block record;
 	open uuid;
-	runs CONSTANT bigint := 256; -- blocks in one of level 2
+	runs CONSTANT bigint := 128; -- blocks in one of level 2
 BEGIN
 	PERFORM "cardvault".lock(true, keys, exclusive);
 	open := "cardvault".open_block(of_kind, of_child, of_scope, 1::smallint);
@@ -238,20 +276,21 @@ BEGIN
 			WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 1
 				AND (all_blocks OR c.first = open)
 			GROUP BY c.first) AS b
-		WHERE b.size > 1024 OR b.next IS NULL
+		WHERE b.size > 256 OR b.next IS NULL
 		UNION ALL SELECT zero, NULL WHERE open IS NULL
 	LOOP
 		DELETE FROM "cardvault".counts c
 			WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 1 AND c.first = block.first;
 		-- The last entries stay in the open block, since ids come almost in order.
 		WITH entries AS MATERIALIZED (
-			SELECT r.id, r.class, (row_number() OVER (ORDER BY r.id) - 1) / 512 AS place, count(*) OVER () AS size
+			SELECT r.id, r.class, (row_number() OVER (ORDER BY r.id) - 1) / 128 AS place, count(*) OVER () AS size
 			FROM "cardvault".records r
 			WHERE r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND r.class <> 0 AND (r.child OR r.class <> 0)
-				AND r.id >= block.first AND (block.next IS NULL OR r.id < block.next)
+				AND r.id >= block.first AND r.id <= coalesce(block.next, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+				AND (block.next IS NULL OR r.id < block.next)
 		), blocks AS (
 			SELECT e.place, CASE e.place WHEN 0 THEN block.first ELSE (array_agg(e.id ORDER BY e.id))[1] END AS first,
-				block.next IS NULL AND e.place >= greatest(0, min(e.size) - 256) / 512 AS open
+				block.next IS NULL AND e.place >= greatest(0, min(e.size) - 128) / 128 AS open
 			FROM entries e GROUP BY e.place
 		)
 		INSERT INTO "cardvault".counts (kind, child, scope, level, first, class, n)
@@ -289,7 +328,7 @@ BEGIN
 END $$;
 
 -- rank returns how many records of a list and some classes (null: all) have an id below
--- one, or up to it. Null: all. seen is how many records it has looked at.
+-- one, or up to it. seen is how many records it has looked at.
 CREATE FUNCTION "cardvault".rank(of_kind smallint, of_child boolean, of_scope uuid, of_class smallint[], up_to uuid, inclusive boolean,
 	OUT n bigint, OUT seen bigint)
 LANGUAGE plpgsql STABLE AS $$
@@ -299,14 +338,14 @@ DECLARE
 	block uuid;
 BEGIN
 	SELECT c.first INTO run FROM "cardvault".counts c
-		WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 2 AND (up_to IS NULL OR c.first <= up_to)
+		WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 2 AND c.first <= up_to
 		ORDER BY c.first DESC LIMIT 1;
 	SELECT c.first INTO block FROM "cardvault".counts c
-		WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 1 AND (up_to IS NULL OR c.first <= up_to)
+		WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 1 AND c.first <= up_to
 		ORDER BY c.first DESC LIMIT 1;
 	SELECT count(*) INTO seen FROM "cardvault".records r
 		WHERE r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND (r.child OR r.class <> 0) AND r.class <> 0
-			AND r.id >= coalesce(block, zero) AND (up_to IS NULL OR r.id < up_to OR inclusive AND r.id = up_to)
+			AND r.id >= coalesce(block, zero) AND r.id <= up_to AND (inclusive OR r.id < up_to)
 			AND (of_class IS NULL OR r.class = ANY (of_class));
 	n := seen;
 	IF block IS NOT NULL THEN
@@ -328,7 +367,7 @@ CREATE FUNCTION "cardvault".list(
 	of_kind smallint, of_child boolean, of_scope uuid, of_class smallint[], low uuid, high uuid, live timestamptz,
 	descending boolean, skip bigint, most bigint, counted boolean, OUT total bigint, OUT tail bigint, OUT ids uuid[])
 LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_indexscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
 DECLARE
 	zero CONSTANT uuid := '00000000-0000-0000-0000-000000000000';
@@ -348,14 +387,14 @@ BEGIN
 			ids := ARRAY(
 				SELECT r.id FROM "cardvault".records r
 				WHERE r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND (r.child OR r.class <> 0) AND r.class <> 0
-					AND r.id >= low AND (high IS NULL OR r.id <= high)
+					AND r.id >= low AND r.id <= high
 					AND (of_class IS NULL OR r.class = ANY (of_class)) AND (live IS NULL OR r.due IS NULL OR r.due > live)
 				ORDER BY r.id DESC LIMIT most);
 		ELSE
 			ids := ARRAY(
 				SELECT r.id FROM "cardvault".records r
 				WHERE r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND (r.child OR r.class <> 0) AND r.class <> 0
-					AND r.id >= low AND (high IS NULL OR r.id <= high)
+					AND r.id >= low AND r.id <= high
 					AND (of_class IS NULL OR r.class = ANY (of_class)) AND (live IS NULL OR r.due IS NULL OR r.due > live)
 				ORDER BY r.id LIMIT most);
 		END IF;
@@ -374,7 +413,7 @@ BEGIN
 			- width_bucket(low, lapsed) + (low = ANY (lapsed))::integer;
 	END IF;
 	SELECT k.n, k.seen INTO ends, tail FROM "cardvault".rank(of_kind, of_child, of_scope, of_class, high, true) AS k;
-	ends := greatest(begins, ends - CASE WHEN high IS NULL THEN cardinality(lapsed) ELSE width_bucket(high, lapsed) END);
+	ends := greatest(begins, ends - width_bucket(high, lapsed));
 	total := ends - begins;
 	place := CASE WHEN descending THEN ends - skip - most ELSE begins + skip END;
 	most := least(place + most, CASE WHEN descending THEN ends - skip ELSE ends END);
@@ -398,7 +437,7 @@ BEGIN
 				OVER (ORDER BY c.first ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
 		FROM "cardvault".counts c
 		WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 1
-			AND c.first >= coalesce(run, zero) AND (next IS NULL OR c.first < next)
+			AND c.first >= coalesce(run, zero) AND c.first <= coalesce(next, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
 		GROUP BY c.first) AS b
 	WHERE b.before - width_bucket(b.first, lapsed) + (b.first = ANY (lapsed))::integer <= place
 	ORDER BY b.first DESC LIMIT 1;
@@ -425,7 +464,7 @@ BEGIN
 		SELECT l.id FROM "cardvault".lookups l
 		CROSS JOIN LATERAL (
 			SELECT x.scope, x.child, x.class, x.due FROM "cardvault".records x WHERE x.kind = l.kind AND x.id = l.id OFFSET 0) AS r
-		WHERE l.kind = of_kind AND l.hash = of_hash AND l.id >= low AND (high IS NULL OR l.id <= high)
+		WHERE l.kind = of_kind AND l.hash = of_hash AND l.id >= low AND l.id <= high
 			AND r.scope = of_scope AND r.child = of_child AND r.class <> 0 AND (of_class IS NULL OR r.class = ANY (of_class))
 			AND (live IS NULL OR r.due IS NULL OR r.due > live)
 		ORDER BY l.id);
