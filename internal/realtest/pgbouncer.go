@@ -5,6 +5,7 @@ package realtest
 import (
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"testing"
 )
 
@@ -14,7 +15,7 @@ func PgBouncer(t testing.TB, p *Postgres, mode string) *Server {
 	t.Helper()
 	bin, err := folder([]string{"/usr/sbin"}, "pgbouncer")
 	need(t, err)
-	s := &Server{path: filepath.Join(bin, "pgbouncer"), url: p.url, serves: servesPostgres}
+	s := &Server{path: filepath.Join(bin, "pgbouncer"), url: p.url, serves: servesPostgres, quits: syscall.SIGQUIT}
 	s.args = func(port int) ([]string, error) {
 		config := filepath.Join(s.dir, "pgbouncer.ini")
 		head := "[databases]\n* = host=127.0.0.1 user=cardvault port=" + strconv.Itoa(p.port) + "\n[pgbouncer]\n"

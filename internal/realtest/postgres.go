@@ -13,8 +13,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -61,7 +61,7 @@ func newPostgres(o *PostgreSQLOptions) (*Postgres, error) {
 	}
 	p := &Postgres{bin: bin, settings: settings}
 	return p, p.open(func() error {
-		_, err := run(p.dir, filepath.Join(bin, "initdb"), "--pgdata", p.data(), "--username", "cardvault",
+		_, err := run(p.guard, p.dir, filepath.Join(bin, "initdb"), "--pgdata", p.data(), "--username", "cardvault",
 			"--auth", "trust", "--encoding", "UTF8", "--no-locale", "--no-sync")
 		return err
 	})
@@ -73,6 +73,7 @@ func (p *Postgres) open(prepare func() error) error {
 	p.path = filepath.Join(p.bin, "postgres")
 	p.url = "postgres://cardvault@%s/%s?sslmode=disable"
 	p.serves = servesPostgres
+	p.quits = syscall.SIGQUIT
 	p.args = func(port int) ([]string, error) {
 		settings := map[string]string{
 			"listen_addresses":        "127.0.0.1",
@@ -91,19 +92,6 @@ func (p *Postgres) open(prepare func() error) error {
 	return p.Server.open(prepare)
 }
 
-// close also frees the shared memory that a killed server leaves until it is started
-// again.
-func (p *Postgres) close() error {
-	p.quit()
-	lock, err := os.ReadFile(filepath.Join(p.data(), "postmaster.pid"))
-	if lines := strings.Split(string(lock), "\n"); err == nil && len(lines) > 6 {
-		if id := strings.Fields(lines[6]); len(id) == 2 {
-			_, _ = run(p.dir, "ipcrm", "-m", id[1]) // where there is no ipcrm 56 bytes stay
-		}
-	}
-	return p.Server.close()
-}
-
 // SQL runs statements in a database and returns what they give: rows apart by
 // newlines, columns by a bar.
 func (p *Postgres) SQL(t testing.TB, database, statements string) string {
@@ -116,7 +104,7 @@ func (p *Postgres) SQL(t testing.TB, database, statements string) string {
 }
 
 func (p *Postgres) sql(database, statements string) (string, error) {
-	return run(p.dir, filepath.Join(p.bin, "psql"), "--no-psqlrc", "--quiet", "--no-align", "--tuples-only",
+	return run(nil, p.dir, filepath.Join(p.bin, "psql"), "--no-psqlrc", "--quiet", "--no-align", "--tuples-only",
 		"--set", "ON_ERROR_STOP=1", "--dbname", p.URL(database), "--command", statements)
 }
 
@@ -155,7 +143,7 @@ func (p *Postgres) Follow(t testing.TB, primary *Postgres) {
 
 // copyOf fills the data of a standby of a server.
 func (p *Postgres) copyOf(primary *Postgres) error {
-	_, err := run(p.dir, filepath.Join(p.bin, "pg_basebackup"), "--dbname", primary.URL("postgres"),
+	_, err := run(p.guard, p.dir, filepath.Join(p.bin, "pg_basebackup"), "--dbname", primary.URL("postgres"),
 		"--pgdata", p.data(), "--write-recovery-conf", "--wal-method", "stream", "--checkpoint", "fast", "--no-sync")
 	return err
 }

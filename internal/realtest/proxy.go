@@ -105,24 +105,24 @@ func (p *Proxy) serve(client net.Conn) {
 	}
 	p.waits.Go(func() {
 		defer p.drop(client)
-		p.copy(client, server, p.answer)
+		read(server, func(b []byte) bool { return p.answer(client, b) })
 	})
 	defer p.drop(server)
-	p.copy(server, client, func(to io.Writer, b []byte) bool {
+	read(client, func(b []byte) bool {
 		if !p.pass() {
 			return false
 		}
-		_, err := to.Write(b)
+		_, err := server.Write(b)
 		return err == nil
 	})
 }
 
-// copy reads until it cannot, or write returns false.
-func (p *Proxy) copy(to io.Writer, from io.Reader, write func(io.Writer, []byte) bool) {
+// read reads until it cannot, or write returns false.
+func read(from io.Reader, write func([]byte) bool) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buf)
-		if n > 0 && !write(to, buf[:n]) || err != nil {
+		if n > 0 && !write(buf[:n]) || err != nil {
 			return
 		}
 	}

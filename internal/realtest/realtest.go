@@ -5,7 +5,8 @@
 //
 // A server that is not installed skips the test; with CI=true it fails it. A server
 // runs as an unprivileged user even when the test is root, and ends with the test:
-// also with one that is killed, as a guard waits for the end of this process.
+// also with one that is killed, as a guard for each server waits for the end of this
+// process.
 package realtest
 
 import (
@@ -41,12 +42,13 @@ type Server struct {
 	args   func(port int) ([]string, error)
 	url    string               // with verbs for the address and the name of a database
 	serves func(net.Conn) error // whether a connection is answered
+	quits  syscall.Signal       // by which it stops in haste
 
 	dir   string
+	guard *guard
 	port  int
 	proc  *os.Process
 	ended chan struct{} // closed when proc has ended
-	waits sync.WaitGroup
 }
 
 // Addr returns the server's address, which stays the same over Restart.
@@ -101,6 +103,9 @@ func (s *Server) open(prepare func() error) (err error) {
 	if s.dir, err = os.MkdirTemp("", "realtest"); err != nil {
 		return err
 	}
+	if s.guard, err = newGuard(s.dir); err != nil {
+		return errors.Join(err, os.Remove(s.dir))
+	}
 	if err := own(s.dir); err != nil {
 		return err
 	}
@@ -119,26 +124,22 @@ func (s *Server) open(prepare func() error) (err error) {
 	return err
 }
 
-// close stops the server and removes its folder.
+// close stops the server, if it runs, and lets the guard remove what is left of it.
 func (s *Server) close() error {
-	s.quit()
-	return os.RemoveAll(s.dir)
-}
-
-// quit stops the server, if it runs, in haste.
-func (s *Server) quit() {
-	if s.proc == nil {
-		return
+	if s.proc != nil {
+		family := s.signal(syscall.SIGCONT)
+		_ = s.proc.Signal(s.quits) // it may have ended
+		select {
+		case <-s.ended:
+			gone(family)
+		case <-time.After(mercy):
+			s.Kill()
+		}
 	}
-	family := s.signal(syscall.SIGCONT)
-	_ = s.proc.Signal(syscall.SIGQUIT) // it may have ended
-	select {
-	case <-s.ended:
-		gone(family)
-	case <-time.After(mercy):
-		s.Kill()
+	if s.guard == nil {
+		return nil
 	}
-	s.waits.Wait()
+	return s.guard.close()
 }
 
 func (s *Server) start() error {
@@ -156,16 +157,14 @@ func (s *Server) start() error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	dismiss, err := guard(cmd.Process.Pid, s.dir)
+	err = s.guard.watch(cmd.Process.Pid)
 	ended := make(chan struct{})
 	s.proc, s.ended = cmd.Process, ended
-	s.waits.Go(func() {
+	go func() {
 		_ = cmd.Wait() // it was killed
+		s.guard.unwatch()
 		close(ended)
-		if dismiss != nil {
-			dismiss()
-		}
-	})
+	}()
 	if err == nil {
 		err = s.await()
 	}
@@ -200,7 +199,35 @@ func (s *Server) probe() error {
 	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
 		return err
 	}
-	return s.serves(conn)
+	if err := s.serves(conn); err != nil {
+		return err
+	}
+	if !listens(s.proc.Pid, s.port) {
+		return errors.New("another process has its port")
+	}
+	return nil
+}
+
+// listens tells whether a process listens on a port, and is true on systems that do not
+// have /proc.
+func listens(pid, port int) bool {
+	table, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		return true
+	}
+	var sockets []string
+	for line := range strings.Lines(string(table)) {
+		// Its number, its addresses here and there, its state, and the inode as the tenth.
+		f := strings.Fields(line)
+		if len(f) > 9 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) && f[3] == "0A" {
+			sockets = append(sockets, "socket:["+f[9]+"]")
+		}
+	}
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	return slices.ContainsFunc(files, func(path string) bool {
+		file, err := os.Readlink(path)
+		return err == nil && slices.Contains(sockets, file)
+	})
 }
 
 // tail returns the end of the log.
@@ -264,23 +291,56 @@ func gone(pids []int) {
 	}
 }
 
-// guard starts a process that kills the process group of pid and removes dir when this
-// process ends without a call of dismiss.
-func guard(pid int, dir string) (dismiss func(), err error) {
-	cmd := exec.Command("sh", "-c", `read -r _ || { kill -s KILL -- "-$0"; rm -rf -- "$1"; }`, strconv.Itoa(pid), dir)
+// A guard is a process that removes a folder, and what uses it, when it is closed or this
+// process ends.
+type guard struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+}
+
+// guardScript reads ids of processes until the end of its input, and kills the group of the
+// last. PostgreSQL leaves shared memory when it is killed, and names it in the seventh line
+// of a file; without ipcrm 56 bytes of it stay. Its children end by themselves, a moment
+// later.
+const guardScript = `
+pid=
+while read -r told; do pid=$told; done
+[ -z "$pid" ] || kill -s KILL -- "-$pid"
+set -- $(sed -n 7p "$0/data/postmaster.pid")
+[ $# != 2 ] || ipcrm -m "$2"
+for _ in 1 2 3 4 5 6 7 8 9; do
+	rm -rf -- "$0" && exit
+	sleep 1
+done
+exit 1`
+
+func newGuard(dir string) (*guard, error) {
+	cmd := exec.Command("sh", "-c", guardScript, dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // out of reach of an interrupt from the terminal
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	return func() {
-		_, _ = io.WriteString(in, "\n")
-		_ = cmd.Wait()
-	}, nil
+	return &guard{cmd, in}, cmd.Start()
 }
+
+// watch makes a process, which leads a group, the one to kill. A nil guard has none.
+func (g *guard) watch(pid int) error {
+	if g == nil {
+		return nil
+	}
+	_, err := fmt.Fprintln(g.in, pid)
+	return err
+}
+
+// unwatch tells that the process has ended.
+func (g *guard) unwatch() {
+	if g != nil {
+		_, _ = io.WriteString(g.in, "\n") // a guard that is gone kills nobody
+	}
+}
+
+func (g *guard) close() error { return errors.Join(g.in.Close(), g.cmd.Wait()) }
 
 // missing is the error for a program that is not installed.
 type missing string
@@ -331,15 +391,23 @@ func command(ctx context.Context, dir, path string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a command to its end and returns what it prints.
-func run(dir, path string, args ...string) (string, error) {
+// run runs a command to its end, under a guard that may be nil, and returns what it
+// prints.
+func run(g *guard, dir, path string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	out, err := command(ctx, dir, path, args...).CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("%s: %w\n%s", filepath.Base(path), err, out)
+	cmd := command(ctx, dir, path, args...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Start()
+	if err == nil {
+		err = errors.Join(g.watch(cmd.Process.Pid), cmd.Wait())
+		g.unwatch()
 	}
-	return strings.TrimSpace(string(out)), nil
+	if err != nil {
+		return "", fmt.Errorf("%s: %w\n%s", filepath.Base(path), err, &out)
+	}
+	return strings.TrimSpace(out.String()), nil
 }
 
 // own gives a file to the user whom servers run as.

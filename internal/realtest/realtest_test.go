@@ -4,13 +4,13 @@ package realtest_test
 
 import (
 	"bufio"
-	"errors"
+	"bytes"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -168,19 +168,72 @@ func (f *fakeTB) end(how string, args []any) {
 func (f *fakeTB) Skip(args ...any)  { f.end("skip", args) }
 func (f *fakeTB) Fatal(args ...any) { f.end("fatal", args) }
 
+// TestForeign: a server whose port another process has is none.
+func TestForeign(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	s.Kill()
+	l, err := net.Listen("tcp", s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, "+PONG\r\n")
+			_, _ = io.Copy(io.Discard, conn)
+			_ = conn.Close()
+		}
+	}()
+	tb := &fakeTB{TB: t}
+	func() {
+		defer func() { _ = recover() }()
+		s.Restart(tb)
+	}()
+	if tb.ended != "fatal" {
+		t.Error("Restart succeeds on a port that another process has")
+	}
+}
+
 // guardEnv makes the test binary start a server and wait to be killed.
 const guardEnv = "REALTEST_TEST_GUARD"
 
-// TestGuard: a server and its folder end with a test that is killed.
+// TestGuard: a server and its folder end with a test that is killed, whatever it does at
+// the time.
 func TestGuard(t *testing.T) {
-	if os.Getenv(guardEnv) != "" {
-		s := realtest.Redis(t, nil)
-		fmt.Println(s.Addr(), s.Dir())
-		_, _ = io.Copy(io.Discard, os.Stdin)
+	mode := os.Getenv(guardEnv)
+	switch mode {
+	case "":
+		for _, mode := range []string{"redis", "killed", "postgres", "initdb"} {
+			t.Run(mode, func(t *testing.T) { testGuard(t, mode) })
+		}
 		return
+	case "postgres", "initdb":
+		realtest.PostgreSQL(t, nil)
+	case "redis", "killed":
+		s := realtest.Redis(t, nil)
+		if mode == "killed" {
+			s.Kill()
+		}
+	}
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+func testGuard(t *testing.T, mode string) {
+	dir, err := os.MkdirTemp("", "guard")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o755); err != nil { // for servers that run as another user
+		t.Fatal(err)
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestGuard$")
-	cmd.Env = append(os.Environ(), guardEnv+"=1")
+	cmd.Env = append(os.Environ(), guardEnv+"="+mode, "TMPDIR="+dir)
 	if _, err := cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
@@ -191,28 +244,65 @@ func TestGuard(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	var addr, dir string
-	if _, err := fmt.Fscanln(out, &addr, &dir); err != nil {
+	if mode == "initdb" {
+		await(t, "initdb does not begin", func() bool { return len(glob(t, dir, "*", "data", "*")) > 0 })
+	} else if _, err := fmt.Fscanln(out, new(string)); err != nil {
 		t.Fatal(err)
 	}
-	conn := dial(t, addr)
+	var memory string // of System V, as PostgreSQL notes it: key and id
+	if mode == "postgres" {
+		lock, err := os.ReadFile(glob(t, dir, "*", "data", "postmaster.pid")[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		memory = strings.Join(strings.Fields(strings.Split(string(lock), "\n")[6]), " ")
+	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err == nil {
 		t.Error("the test ends by itself")
 	}
-	if got, err := line(t, conn, "", time.Minute); err == nil || os.IsTimeout(err) {
-		t.Errorf("the server of a killed test: %q, %v", got, err)
+	await(t, "the folder of the server stays", func() bool { return len(glob(t, dir, "*")) == 0 })
+	await(t, "the server stays", func() bool {
+		for _, path := range glob(t, "/proc", "[0-9]*", "cmdline") {
+			if line, _ := os.ReadFile(path); bytes.Contains(line, []byte(dir)) {
+				return false
+			}
+		}
+		return true
+	})
+	if memory == "" {
+		return
 	}
+	await(t, "shared memory stays", func() bool {
+		table, _ := os.ReadFile("/proc/sysvipc/shm") // which not every system has
+		for line := range strings.Lines(string(table)) {
+			if strings.HasPrefix(strings.Join(strings.Fields(line), " "), memory+" ") {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func glob(t *testing.T, path ...string) []string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(path...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// await waits until something holds.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
 	deadline := time.Now().Add(time.Minute)
-	for {
-		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-			return
-		}
+	for !holds() {
 		if time.Now().After(deadline) {
-			t.Fatal("the folder of the server stays")
+			t.Fatal(what)
 		}
-		<-time.After(time.Millisecond)
+		<-time.After(5 * time.Millisecond)
 	}
 }

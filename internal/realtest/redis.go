@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -26,15 +27,15 @@ type RedisOptions struct {
 // Redis starts a server of Redis, or of Valkey, which ends with the test.
 func Redis(t testing.TB, o *RedisOptions) *Server {
 	t.Helper()
-	program := "redis-server"
-	bin, err := folder(nil, program)
-	if err != nil {
-		if valkey, e := folder(nil, "valkey-server"); e == nil {
-			program, bin, err = "valkey-server", valkey, nil
+	var program, bin string
+	var err error
+	for _, program = range []string{"valkey-server", "redis-server"} {
+		if bin, err = folder(nil, program); err == nil {
+			break
 		}
 	}
 	need(t, err)
-	s := &Server{path: filepath.Join(bin, program), url: "redis://%s/%s", serves: servesRedis}
+	s := &Server{path: filepath.Join(bin, program), url: "redis://%s/%s", serves: servesRedis, quits: syscall.SIGTERM}
 	s.args = func(port int) ([]string, error) {
 		settings := map[string]string{
 			"bind": "127.0.0.1", "port": strconv.Itoa(port), "dir": s.dir, "save": `""`, "appendonly": "no",

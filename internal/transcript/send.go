@@ -124,7 +124,7 @@ const (
 )
 
 // incidental is what may hold the digits of a code by chance.
-var incidental = regexp.MustCompile(`vk_test_\w+|whsec_[\w+/=]+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{64}|"[0-9a-f]{32}"|"[\w-]{342}"|eyJ[\w.-]+|\d{4}-\d\d-\d\dT[0-9:.]+|[0-9.]+[nµm]?s\b`)
+var incidental = regexp.MustCompile(`0x[0-9a-f]+|vk_test_\w+|whsec_[\w+/=]+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{64}|"[0-9a-f]{32}"|"[\w-]{342}"|eyJ[\w.-]+|\d{4}-\d\d-\d\dT[0-9:.]+|[0-9.]+[nµm]?s\b`)
 
 // NoEcho checks that neither secret shows in what is answered and logged.
 func NoEcho(t testing.TB, where string, texts ...string) {
