@@ -26,6 +26,9 @@ import (
 // twice. It prints how long vaults did not write: make faults.
 func TestFailover(t *testing.T) {
 	rounds := 5
+	if testing.Short() {
+		rounds = 1
+	}
 	if n := os.Getenv("FAULTS"); n != "" {
 		var err error
 		if rounds, err = strconv.Atoi(n); err != nil {

@@ -63,6 +63,9 @@ func servers(t *testing.T) (store, codes string) {
 // onBackends runs a test on each backend.
 func onBackends(t *testing.T, test func(t *testing.T, c config)) {
 	for _, b := range backends {
+		if testing.Short() && b.name != "memory" {
+			continue
+		}
 		t.Run(b.name, func(t *testing.T) {
 			c := config{
 				migrate: true, replicas: 3, addr: "127.0.0.1:0", data: t.TempDir(),

@@ -467,7 +467,7 @@ func TestRollingRestart(t *testing.T) {
 		p := startProcess(t, c.data, c.flags("-addr", "127.0.0.1:0")...)
 		l := startLoad(&p.Program, 16)
 		rounds := 0
-		for ; rounds < 5 || l.answered() < 3000; rounds++ {
+		for ; rounds < 3 || l.answered() < 1000; rounds++ {
 			if err := p.Process.Signal(syscall.SIGHUP); err != nil {
 				t.Fatal(err)
 			}

@@ -38,7 +38,10 @@ func TestTranscripts(t *testing.T) {
 
 // TestTranscriptsOnServers plays it on PostgreSQL.
 func TestTranscriptsOnServers(t *testing.T) {
-	for _, file := range transcript.Files(t, transcripts) {
+	for i, file := range transcript.Files(t, transcripts) {
+		if testing.Short() && i%5 > 0 {
+			continue
+		}
 		t.Run(file.Name, func(t *testing.T) {
 			stores, _ := openStores(t)
 			for i := range stores {
@@ -55,6 +58,9 @@ func TestTranscriptsOnServers(t *testing.T) {
 // with the cache, which has no other, and over TCP.
 func TestTranscriptsOverTCP(t *testing.T) {
 	about := []string{"get_security_code", "identification", "post_cde_import", "post_complete_action", "post_consume", "post_refresh_session"}
+	if testing.Short() {
+		about = about[:2]
+	}
 	for _, file := range transcript.Files(t, transcripts) {
 		if !slices.Contains(about, file.Name) {
 			continue

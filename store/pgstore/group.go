@@ -153,33 +153,21 @@ func (g *group) again() {
 }
 
 // round runs the pending calls. Those that want something stay pending. A function that
-// calls runtime.Goexit ends the goroutine that it runs in, so that is another.
+// calls runtime.Goexit ends the goroutine here; another goes on with the group.
 func (g *group) round() {
-	calls := g.pending
-	g.pending = nil
-	for i := 0; i < len(calls); {
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			for i < len(calls) {
-				c := calls[i]
-				i++
-				c.rounds++
-				c.direct = len(calls) == 1 || c.rounds > fewRounds
-				if g.failed != nil {
-					g.pending = append(g.pending, c)
-					continue
-				}
-				if g.bytes >= groupBytes || (c.alone && !g.lonely) {
-					g.next = append(g.next, c)
-					continue
-				}
-				g.place(c, c.run(g))
-			}
-		}()
-		<-done
-		if c := calls[i-1]; c.exited {
-			g.place(c, settled)
+	calls := len(g.pending)
+	for range calls {
+		c := g.pending[0]
+		g.pending = g.pending[1:]
+		switch {
+		case g.failed != nil:
+			g.pending = append(g.pending, c)
+		case g.bytes >= groupBytes || c.alone && !g.lonely:
+			g.next = append(g.next, c)
+		default:
+			c.rounds++
+			c.direct = calls == 1 || c.rounds > fewRounds
+			g.place(c, c.run(g))
 		}
 	}
 }
@@ -223,6 +211,7 @@ func (c *call) run(g *group) fate {
 			case unwind:
 			case nil:
 				c.exited = true
+				g.place(c, settled)
 			default:
 				c.panicked = p
 			}

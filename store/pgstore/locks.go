@@ -224,11 +224,13 @@ func (w *writes) encode(g *group, writer uuid.UUID, turn, stamp int64) {
 	n := len(g.relied)
 	readKinds, readIDs, readStamps := make([]int16, 0, n), make([]pgtype.UUID, 0, n), make([]pgtype.Int8, 0, n)
 	for k := range g.relied {
-		readKinds, readIDs = append(readKinds, int16(k.kind)), append(readIDs, pgUUID(k.id))
 		s := pgtype.Int8{}
 		if r := g.known[k]; r != nil {
 			s = pgtype.Int8{Int64: r.stamp, Valid: true}
+		} else if g.overlay[k] != nil {
+			continue // that there was none, the primary key sees to
 		}
+		readKinds, readIDs = append(readKinds, int16(k.kind)), append(readIDs, pgUUID(k.id))
 		readStamps = append(readStamps, s)
 	}
 	goneKinds, goneIDs := columnsOf(w.gone)

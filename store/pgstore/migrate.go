@@ -63,7 +63,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 		}
 		if at == 0 {
 			var found bool
-			if err := tx.QueryRow(ctx, "SELECT to_regnamespace('"+strings.ReplaceAll(quoted(schema), "'", "''")+"') IS NOT NULL").Scan(&found); err != nil {
+			if err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", schema).Scan(&found); err != nil {
 				return err
 			}
 			script := `CREATE TABLE "cardvault".migrations (version integer PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())`
@@ -108,8 +108,10 @@ func schemaVersion(ctx context.Context, q interface {
 	QueryRow(context.Context, string, ...any) pgx.Row
 }, schema string) (version int, err error) {
 	var found bool
-	name := strings.ReplaceAll(quoted(schema)+".migrations", "'", "''")
-	if err := q.QueryRow(ctx, "SELECT to_regclass('"+name+"') IS NOT NULL").Scan(&found); err != nil || !found {
+	// Unlike to_regclass, this sees what another session has just made.
+	err = q.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = 'migrations')`, schema).Scan(&found)
+	if err != nil || !found {
 		return 0, err
 	}
 	err = q.QueryRow(ctx, in(schema, `SELECT coalesce(max(version), 0) FROM "cardvault".migrations`)).Scan(&version)

@@ -141,6 +141,7 @@ type Store struct {
 	long   chan listKey // lists whose end is long
 
 	// The rest belongs to the writing goroutine.
+	group      *group  // that is being executed
 	again      []*call // to run before what is queued
 	spare      *group
 	writer     uuid.UUID

@@ -64,12 +64,19 @@ func open(t testing.TB, p *pgxpool.Pool, schema string) *pgstore.Store {
 	return s
 }
 
+// With -short, TestReplicas and TestVaultReplicas do it.
 func TestStore(t *testing.T) {
+	if testing.Short() {
+		return
+	}
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	storetest.Run(t, func(t testing.TB) store.Store { return open(t, p, schema(t, p)) })
 }
 
 func TestVault(t *testing.T) {
+	if testing.Short() {
+		return
+	}
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	vaulttest.Suite(t, func(t testing.TB) store.Store { return open(t, p, schema(t, p)) })
 }

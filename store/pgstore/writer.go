@@ -30,19 +30,34 @@ const (
 	timeouts = `SELECT set_config('statement_timeout', '10s', true), set_config('lock_timeout', '3s', true)`
 )
 
-// run is the writing goroutine.
+// run is the writing goroutine. A function that calls runtime.Goexit ends the goroutine
+// it is called in; another goes on in its place with the same group.
 func (s *Store) run() {
-	defer close(s.stopped)
+	ended := false
+	defer func() {
+		if !ended {
+			go s.run()
+		}
+	}()
 	for {
-		g := s.collect()
+		if s.group == nil {
+			s.group = s.collect()
+		}
+		g := s.group
 		if g == nil {
-			return
+			break
 		}
 		s.execute(g)
+		if g.conn != nil {
+			g.conn.Release()
+		}
+		s.group = nil
 		s.again = append(g.next, s.again...)
 		s.keep(g)
 		s.keepHouse()
 	}
+	ended = true
+	close(s.stopped)
 }
 
 // collect waits for a call and returns a group of all that are there, or nil when the
@@ -117,11 +132,6 @@ func (s *Store) wakeTimer() <-chan time.Time {
 
 // execute runs a group until its outcome is known, and answers its calls.
 func (s *Store) execute(g *group) {
-	defer func() {
-		if g.conn != nil {
-			g.conn.Release()
-		}
-	}()
 	for {
 		v, err := s.try(g)
 		if err == nil {
@@ -148,7 +158,7 @@ func (s *Store) execute(g *group) {
 			for _, c := range g.pending {
 				c.alone = true
 			}
-			g.next = append(g.pending, g.next...)
+			g.next, g.pending = append(g.pending, g.next...), nil
 			return
 		case v == broken, v == full, v == unknown,
 			v == unavailable && time.Since(g.began) > patience,

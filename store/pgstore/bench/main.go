@@ -39,7 +39,9 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	if err := run(context.Background(), flag.Arg(0), *n, *span, *rounds); err != nil {
+	ctx, cancel := context.WithCancel(context.Background()) // as that of a request
+	defer cancel()
+	if err := run(ctx, flag.Arg(0), *n, *span, *rounds); err != nil {
 		log.Fatal(err)
 	}
 }

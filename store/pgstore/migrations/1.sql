@@ -54,7 +54,7 @@ CREATE TABLE "cardvault".writers (
 	id   uuid        PRIMARY KEY,
 	turn bigint      NOT NULL,
 	at   timestamptz NOT NULL DEFAULT now()
-) WITH (fillfactor = 20);
+) WITH (fillfactor = 10);
 
 -- lock takes locks until the end of the transaction, in the order of the keys, waiting
 -- for each or for none.
@@ -96,33 +96,30 @@ LANGUAGE plpgsql
 SET lock_timeout = '3s' SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-	closed boolean;
+	taken text;
 BEGIN
 	IF NOT patient OR current_setting('transaction_isolation') <> 'read committed'
 			OR current_setting('synchronous_commit') IN ('off', 'local') THEN
 		PERFORM "cardvault".lock(patient, keys, exclusive);
 	ELSE
-		PERFORM CASE WHEN l.x THEN pg_advisory_xact_lock(l.k) ELSE pg_advisory_xact_lock_shared(l.k) END
-			FROM unnest(keys, exclusive) AS l(k, x);
+		FOR i IN 1..cardinality(keys) LOOP -- assignments, as these need no executor
+			IF exclusive[i] THEN
+				taken := pg_advisory_xact_lock(keys[i])::text;
+			ELSE
+				taken := pg_advisory_xact_lock_shared(keys[i])::text;
+			END IF;
+		END LOOP;
 	END IF;
-	-- In one statement, as most groups have no other: what was read, the turn, and whether
-	-- any entry is not of an open block.
-	UPDATE "cardvault".writers w SET turn = next_turn, at = now()
-		WHERE w.id = writer_id AND w.turn = next_turn - 1
-			AND NOT EXISTS (SELECT FROM unnest(read_kind, read_id, read_stamp) AS r(k, i, s)
-				WHERE r.s IS DISTINCT FROM (SELECT x.stamp FROM "cardvault".records x WHERE x.kind = r.k AND x.id = r.i))
-		RETURNING EXISTS (SELECT FROM unnest(list_kind, list_child, list_scope, list_least) AS l(k, c, s, least)
-			WHERE l.least < (SELECT x.first FROM "cardvault".counts x
-				WHERE x.scope = l.s AND x.child = l.c AND x.kind = l.k AND x.level = 1
-				ORDER BY x.first DESC LIMIT 1))
-		INTO closed;
-	IF NOT FOUND THEN
-		IF EXISTS (SELECT FROM unnest(read_kind, read_id, read_stamp) AS r(k, i, s)
-				WHERE r.s IS DISTINCT FROM (SELECT x.stamp FROM "cardvault".records x WHERE x.kind = r.k AND x.id = r.i)) THEN
+	FOR i IN 1..coalesce(cardinality(read_id), 0) LOOP
+		IF read_stamp[i] IS DISTINCT FROM (SELECT r.stamp FROM "cardvault".records r WHERE r.kind = read_kind[i] AND r.id = read_id[i]) THEN
 			RAISE EXCEPTION USING ERRCODE = 'CV001', MESSAGE = 'stale';
-		ELSIF next_turn IS NULL THEN
-			RETURN NULL;
 		END IF;
+	END LOOP;
+	IF next_turn IS NULL THEN
+		RETURN NULL;
+	END IF;
+	UPDATE "cardvault".writers SET turn = next_turn, at = now() WHERE id = writer_id AND turn = next_turn - 1;
+	IF NOT FOUND THEN
 		RAISE EXCEPTION USING ERRCODE = 'CV002', MESSAGE = 'the turn is taken';
 	END IF;
 	IF cardinality(off_id) > 0 OR cardinality(gone_id) > 0 OR cardinality(gone) > 0 OR changed > 0 THEN
@@ -130,22 +127,30 @@ BEGIN
 			new_scope[:changed], new_child[:changed], new_class[:changed], new_due[:changed], new_version[:changed],
 			new_lookup[:changed], new_shown[:changed], new_secret[:changed], off_kind, off_hash, off_id);
 	END IF;
-	IF cardinality(new_id) > changed THEN
+	IF cardinality(new_id) - changed = 1 THEN
 		INSERT INTO "cardvault".records (kind, id, account, scope, child, class, due, version, stamp, lookup, shown, secret)
-			SELECT n.kind, n.id, n.account, n.scope, n.child, n.class, n.due, n.version, new_stamp, n.lookup, n.shown, n.secret
-			FROM unnest(new_kind, new_id, new_account, new_scope, new_child, new_class, new_due, new_version, new_lookup,
-				new_shown, new_secret) WITH ORDINALITY
-				AS n(kind, id, account, scope, child, class, due, version, lookup, shown, secret, place)
-			WHERE n.place > changed;
+			VALUES (new_kind[changed + 1], new_id[changed + 1], new_account[changed + 1], new_scope[changed + 1], new_child[changed + 1],
+				new_class[changed + 1], new_due[changed + 1], new_version[changed + 1], new_stamp, new_lookup[changed + 1],
+				new_shown[changed + 1], new_secret[changed + 1]);
+	ELSIF cardinality(new_id) > changed THEN
+		INSERT INTO "cardvault".records (kind, id, account, scope, child, class, due, version, stamp, lookup, shown, secret)
+			SELECT new_kind[i], new_id[i], new_account[i], new_scope[i], new_child[i], new_class[i], new_due[i], new_version[i],
+				new_stamp, new_lookup[i], new_shown[i], new_secret[i]
+			FROM generate_series(changed + 1, cardinality(new_id)) AS i;
 	END IF;
 	IF cardinality(on_id) > 0 THEN
 		INSERT INTO "cardvault".lookups (kind, hash, id) SELECT * FROM unnest(on_kind, on_hash, on_id);
 	END IF;
 
-	IF NOT closed THEN
-		RETURN NULL;
-	END IF;
-	RETURN "cardvault".tally(list_kind, list_child, list_scope, list_least, entry_list, entry_id, entry_class, entry_n);
+	FOR i IN 1..coalesce(cardinality(list_scope), 0) LOOP
+		IF list_least[i] < (
+				SELECT c.first FROM "cardvault".counts c
+				WHERE c.scope = list_scope[i] AND c.child = list_child[i] AND c.kind = list_kind[i] AND c.level = 1
+				ORDER BY c.first DESC LIMIT 1) THEN
+			RETURN "cardvault".tally(list_kind, list_child, list_scope, list_least, entry_list, entry_id, entry_class, entry_n);
+		END IF;
+	END LOOP;
+	RETURN NULL; -- all come into open blocks
 END $$;
 
 -- replace is the part of apply that removes and changes rows.
