@@ -18,7 +18,8 @@ check: ## formatting, vet, staticcheck, tidy modules, other platforms
 	GOOS=darwin go build ./...
 	GOARCH=386 go vet ./...
 
-# With -short a few tests do the same with less: the whole is done once.
+# With -short a few tests do the same with less: the whole is done once. Modules are
+# tested beside each other, since those with a browser wait most of the time.
 # What tests need from the system is installed through apt when this is root on
 # Debian, and printed; what they need of npm goes into test/node_modules. NO_INSTALL=1
 # forbids both. A test that lacks something is skipped with its reason; with CI=true
@@ -27,13 +28,13 @@ deps:
 	@sh .ci/deps
 
 test: deps ## all tests, also in FIPS 140-3 mode, against encoding/json/v2 and with runtime/secret
-	@for m in $(CODE); do (cd $$m && sh $(CURDIR)/.ci/gotest ./...) || exit 1; done
-	@GODEBUG=fips140=only sh .ci/gotest -short ./...
-	@GOEXPERIMENT=jsonv2 sh .ci/gotest ./httpapi/... ./internal/jsontext/...
+	@printf '%s\n' $(CODE) | xargs -P 2 -I {} sh -c 'cd {} && sh $(CURDIR)/.ci/gotest ./...'
+	@GODEBUG=fips140=only sh .ci/gotest -short $$(go list ./... | grep -v -e /store -e /examples)
+	@GOEXPERIMENT=jsonv2 sh .ci/gotest -short ./httpapi/... ./internal/jsontext/...
 	@GOEXPERIMENT=runtimesecret sh .ci/gotest -short . ./internal/...
 
-race: deps ## all tests under the race detector
-	@for m in $(CODE); do (cd $$m && sh $(CURDIR)/.ci/gotest -race -short ./...) || exit 1; done
+race: deps ## tests under the race detector, but for those that spend their time in other programs
+	@sh .ci/gotest -race -short $$(go list ./... | grep -v /examples)
 
 fuzz: ## every fuzz target for FUZZTIME (30s)
 	@grep -rlE '^func Fuzz' --include='*_test.go' . | while read -r f; do \

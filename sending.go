@@ -23,6 +23,8 @@ const (
 	sendGather = 10 * time.Millisecond  // and for what is stored with it
 	sendPause  = 800 * time.Microsecond // after each token that was begun: imports come before deliveries
 
+	sendRelapse = 5 * time.Second // after a store that has failed
+
 	maxSendRetryAfter = 24 * time.Hour
 	maxSendPause      = time.Hour // of a whole webhook
 
@@ -674,12 +676,12 @@ func second(tx store.ReadTx, hash []byte, id uuid.UUID) (*store.Record, error) {
 }
 
 // rest ends the claim. The queue is due at once if something is ready, or when the
-// webhook wants to hear more; after a failure when the claim would have ended.
+// webhook wants to hear more; after a failure a little later.
 func (t *turn) rest(ctx context.Context) error {
 	busy, idle := *t.rec, *t.rec
 	busy.Due, idle.Due = now(), time.Time{}
 	if t.failure != nil {
-		busy.Due = t.rec.Due
+		busy.Due = busy.Due.Add(sendRelapse)
 	}
 	if t.pause.After(busy.Due) {
 		busy.Due = t.pause

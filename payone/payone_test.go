@@ -347,7 +347,7 @@ func TestGivingUp(t *testing.T) {
 				for range 2 {
 					before := s.Requests()
 					s.Next(fault, fault)
-					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+					ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 					defer cancel()
 					start := time.Now()
 					_, err := s.ObtainPPAN(ctx, request(plainHash))
@@ -356,7 +356,7 @@ func TestGivingUp(t *testing.T) {
 					}
 					vaulttest.AssertNoLeak(t, secrets, err)
 					ctx, cancel = context.WithCancel(t.Context())
-					time.AfterFunc(50*time.Millisecond, cancel)
+					time.AfterFunc(300*time.Millisecond, cancel)
 					_, err = s.ObtainPPAN(ctx, request(plainHash))
 					if !errors.Is(err, context.Canceled) {
 						t.Errorf("ObtainPPAN = %v", err)

@@ -24,7 +24,7 @@ import (
 // It runs on the store alone and again on storetest.Twice, and watches that
 // nothing sensitive reaches the store in clear. Its subtests run in parallel;
 // together they make some thousand records, and wait some seconds for tokens to
-// lapse.
+// lapse. With -short they run once instead of twice.
 func Suite(t *testing.T, open func(t testing.TB) store.Store) {
 	for _, run := range []struct {
 		name string
@@ -33,6 +33,9 @@ func Suite(t *testing.T, open func(t testing.TB) store.Store) {
 		{"Once", func(s store.Store) store.Store { return s }},
 		{"Twice", storetest.Twice},
 	} {
+		if testing.Short() && run.name == "Once" {
+			continue
+		}
 		t.Run(run.name, func(t *testing.T) {
 			t.Parallel()
 			for _, b := range behaviours {
