@@ -1102,13 +1102,19 @@ func TestNoMoreSeals(t *testing.T) {
 // A late store has something happen after its n-th View from now on.
 type late struct {
 	store.Store
-	n    int
+	n    atomic.Int64
 	then func()
+}
+
+func lateAfter(s store.Store, n int, then func()) *late {
+	l := &late{Store: s, then: then}
+	l.n.Store(int64(n))
+	return l
 }
 
 func (s *late) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	err := s.Store.View(ctx, fn)
-	if s.n--; s.n == 0 {
+	if s.n.Add(-1) == 0 {
 		s.then()
 	}
 	return err
@@ -1177,7 +1183,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 				l.drain()
 				session, err := l.RefreshSession(l.Context(), id)
 				l.must(err)
-				l.store.Store = &late{l.store.Store, n + 1, func() { patch(l, id, "new") }}
+				l.store.Store = lateAfter(l.store.Store, n+1, func() { patch(l, id, "new") })
 				_, err = l.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
 				l.must(err)
 				l.drain()
@@ -1192,11 +1198,11 @@ func TestLastEventIsTheLast(t *testing.T) {
 			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 				id := l.imports(visa)
 				l.drain()
-				l.store.Store = &late{l.store.Store, n + 1, func() {
+				l.store.Store = lateAfter(l.store.Store, n+1, func() {
 					l.store.Store = l.store.Store.(*late).Store
 					patch(l, id, "new")
 					l.drain()
-				}}
+				})
 				l.must(l.Vault.Delete(l.Context(), id))
 				l.drain()
 				told(t, post, id, "", "new", "deleted")
