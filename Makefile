@@ -13,14 +13,11 @@ help: ## this list
 check: ## formatting, vet, staticcheck, tidy modules, other platforms
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
 	@for m in $(MODULES); do echo "check $$m" && (cd $$m && go mod tidy -diff) || exit 1; done
-	@for m in $(CODE); do (cd $$m && go vet ./...) || exit 1; done
-	go tool -modfile=tools/go.mod staticcheck ./...
+	@for m in $(CODE); do (cd $$m && go vet ./... && go tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...) || exit 1; done
 	GOOS=windows go build ./...
 	GOOS=darwin go build ./...
 	GOARCH=386 go vet ./...
 
-# With -short a few tests do the same with less: the whole is done once. Modules that
-# wait for servers run beside the others.
 # What tests need from the system is installed through apt when this is root on
 # Debian, and printed; what they need of npm goes into test/node_modules. NO_INSTALL=1
 # forbids both. A test that lacks something is skipped with its reason; with CI=true
@@ -28,15 +25,23 @@ check: ## formatting, vet, staticcheck, tidy modules, other platforms
 deps:
 	@sh .ci/deps
 
-test: deps ## all tests, also in FIPS 140-3 mode, against encoding/json/v2 and with runtime/secret
-	@printf '%s\n' $(CODE) | xargs -P 2 -I {} sh -c 'cd {} && sh $(CURDIR)/.ci/gotest $$(test {} != store/pgstore/ || echo -short) ./...'
-	@GODEBUG=fips140=only sh .ci/gotest -short $$(go list ./... | grep -v -e /store -e /examples)
-	@GOEXPERIMENT=jsonv2 sh .ci/gotest -short ./httpapi/... ./internal/jsontext/...
-	@GOEXPERIMENT=runtimesecret sh .ci/gotest -short . ./internal/...
+GOTEST := sh $(CURDIR)/.ci/gotest
 
-race: deps ## tests under the race detector, but for those that spend their time in other programs
-	@sh .ci/gotest -race -short $$(go list ./... | grep -v /examples)
-	@cd store/valkeycodes && sh $(CURDIR)/.ci/gotest -race -short ./...
+# Much of this waits for servers, browsers and clocks, so three run at a time. The whole is
+# done once. With -short a few tests do the same with less, and what is left out
+# elsewhere has nothing to do with what is different there.
+test: deps ## all tests, also in FIPS 140-3 mode, against encoding/json/v2 and with runtime/secret
+	@{ for m in $(CODE); do echo "cd $$m && $(GOTEST) $$(test $$m != store/pgstore/ || echo -short) ./..."; done; \
+		echo 'GOEXPERIMENT=runtimesecret $(GOTEST) -short . $$(go list ./internal/... | grep -v /realtest)'; \
+		echo 'GODEBUG=fips140=only $(GOTEST) -short -skip TestNoEcho $$(go list ./... | grep -v -e /store -e /examples -e /realtest)'; \
+		echo 'GOEXPERIMENT=jsonv2 $(GOTEST) -short ./httpapi/... ./internal/jsontext/...'; \
+	} | xargs -P 3 -I {} sh -c '{}'
+
+# Not for tests that spend their time in other programs, nor for two that do one thing
+# after another for minutes.
+race: deps ## tests under the race detector
+	@$(GOTEST) -race -short -skip '^(TestNoEcho|TestDamage)$$' $$(go list ./... | grep -v /examples)
+	@cd store/valkeycodes && $(GOTEST) -race -short ./...
 
 fuzz: ## every fuzz target for FUZZTIME (30s)
 	@grep -rlE '^func Fuzz' --include='*_test.go' . | while read -r f; do \

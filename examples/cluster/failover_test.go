@@ -25,10 +25,8 @@ import (
 // was acknowledged is lost, nothing that was deleted comes back, nothing is done
 // twice. It prints how long vaults did not write: make faults.
 func TestFailover(t *testing.T) {
+	t.Parallel()
 	rounds := 5
-	if testing.Short() {
-		rounds = 1
-	}
 	if n := os.Getenv("FAULTS"); n != "" {
 		var err error
 		if rounds, err = strconv.Atoi(n); err != nil {

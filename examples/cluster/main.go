@@ -25,8 +25,10 @@
 //
 // Any other proxy will do, if it asks GET /ready of a replica more often than once a
 // second. The answer is 204, or 503 from a second before the replica stops taking
-// requests. The list of events on the page is that of the replica which happens to
-// answer: each has those that it has passed on.
+// requests. A replica takes the last address of X-Forwarded-For for that of the client:
+// a proxy must add what it sees, and nobody else may reach the replicas. The list of
+// events on the page is that of the replica which happens to answer: each has those that
+// it has passed on.
 package main
 
 import (

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -30,11 +31,18 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	// Tests wait for clusters more than they compute.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "64"); err != nil {
+		panic(err)
+	}
 	os.Exit(postgres.Main(m).Run())
 }
 
 var (
-	postgres  = realtest.SharedPostgreSQL(nil)
+	postgres = realtest.SharedPostgreSQL(&realtest.PostgreSQLOptions{Settings: map[string]string{
+		"max_connections": "500", // tests run beside each other
+	}})
 	databases atomic.Int32
 )
 
@@ -52,20 +60,23 @@ var backends = []struct {
 	{"servers", servers},
 }
 
-// servers returns a database and a cache of the test's own.
+// servers returns an empty database and a cache of the test's own.
 func servers(t *testing.T) (store, codes string) {
 	t.Helper()
+	return database(t, "template1"), realtest.Redis(t, nil).URL("0")
+}
+
+// database returns the URL of a new copy of a database.
+func database(t *testing.T, of string) (url string) {
+	t.Helper()
 	p, name := postgres.Get(t), fmt.Sprint("test", databases.Add(1))
-	p.SQL(t, "postgres", "CREATE DATABASE "+name)
-	return p.URL(name), realtest.Redis(t, nil).URL("0")
+	p.SQL(t, "postgres", "CREATE DATABASE "+name+" TEMPLATE "+of)
+	return p.URL(name)
 }
 
 // onBackends runs a test on each backend.
 func onBackends(t *testing.T, test func(t *testing.T, c config)) {
 	for _, b := range backends {
-		if testing.Short() && b.name != "memory" {
-			continue
-		}
 		t.Run(b.name, func(t *testing.T) {
 			c := config{
 				migrate: true, replicas: 3, addr: "127.0.0.1:0", data: t.TempDir(),
@@ -168,15 +179,27 @@ func (p *process) kill(t *testing.T) {
 	_ = p.Wait() // killed
 }
 
+// signal sends a signal to the process.
+func (p *process) signal(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	if err := p.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // stop ends the process as an operator does.
 func (p *process) stop(t *testing.T) {
 	t.Helper()
-	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Wait(); err != nil {
+	p.signal(t, syscall.SIGTERM)
+	if err := p.wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
+}
+
+// wait waits until the process has ended, and kills one that does not.
+func (p *process) wait() error {
+	defer time.AfterFunc(patience, func() { _ = p.Process.Kill() }).Stop()
+	return p.Wait()
 }
 
 // flags are those of a process with a config.

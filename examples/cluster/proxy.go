@@ -57,7 +57,8 @@ func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string
 	}
 	p.ReverseProxy = &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
-			r.SetXForwarded()
+			r.SetXForwarded() // those that a client sends, and Forwarded, are gone by now
+			r.Out.Header.Del("X-Real-Ip")
 			r.Out.Host = r.In.Host
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // also what cannot be parsed: the replica says so
 		},
@@ -218,7 +219,8 @@ func (b *body) Close() error {
 
 // client returns who has sent a request to the proxy that has passed it on.
 func client(r *http.Request) netip.Addr {
-	chain := r.Header.Get("X-Forwarded-For") // the proxy keeps no other's
+	// Other proxies than this one may keep what a client says, before what they say.
+	chain := strings.Join(r.Header.Values("X-Forwarded-For"), ",")
 	a, err := netip.ParseAddr(strings.TrimSpace(chain[strings.LastIndexByte(chain, ',')+1:]))
 	if err != nil {
 		return netip.Addr{}

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -106,6 +107,59 @@ func TestProxy(t *testing.T) {
 	wantFailure(t, w, "SERVICE_UNAVAILABLE")
 	if w.Code != 503 {
 		t.Errorf("without a replica that is ready the answer is %d", w.Code)
+	}
+}
+
+// A client cannot say who it is, nor what it has asked for: the proxy does.
+func TestForwarded(t *testing.T) {
+	var got http.Header
+	var from netip.Addr
+	replica := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got, from = r.Header, client(r) }))
+	t.Cleanup(replica.Close)
+	p := proxyOf(t, replica.Listener.Addr().String())
+	const forged = "198.51.100.1"
+	names := []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded", "X-Real-Ip"}
+	for _, connection := range []string{"", "X-Forwarded-For, X-Forwarded-Host, X-Forwarded-Proto"} {
+		r := httptest.NewRequest("GET", "/tokens", nil)
+		r.RemoteAddr = "192.0.2.7:1234"
+		for _, name := range names {
+			r.Header[name] = []string{forged, forged}
+		}
+		if connection != "" {
+			r.Header.Set("Connection", connection)
+		}
+		p.ServeHTTP(httptest.NewRecorder(), r)
+		want := http.Header{"X-Forwarded-For": {"192.0.2.7"}, "X-Forwarded-Host": {"example.com"}, "X-Forwarded-Proto": {"http"}}
+		for _, name := range names {
+			if !slices.Equal(got[name], want[name]) {
+				t.Errorf("%s is %q at the replica, want %q", name, got[name], want[name])
+			}
+		}
+		if from != netip.MustParseAddr("192.0.2.7") {
+			t.Errorf("it is from %s", from)
+		}
+	}
+}
+
+// Of what proxies say of clients, the last proxy is to be believed.
+func TestClient(t *testing.T) {
+	for _, test := range []struct {
+		lines []string
+		want  string
+	}{
+		{nil, "invalid IP"},
+		{[]string{""}, "invalid IP"},
+		{[]string{"192.0.2.7, nobody"}, "invalid IP"},
+		{[]string{"192.0.2.7"}, "192.0.2.7"},
+		{[]string{"::ffff:192.0.2.7"}, "192.0.2.7"},
+		{[]string{"198.51.100.1, 192.0.2.7"}, "192.0.2.7"},
+		{[]string{"198.51.100.1", "192.0.2.7"}, "192.0.2.7"},
+	} {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.Header["X-Forwarded-For"] = test.lines
+		if got := client(r).String(); got != test.want {
+			t.Errorf("%q is from %s, want %s", test.lines, got, test.want)
+		}
 	}
 }
 

@@ -279,6 +279,7 @@ func (c *counter) wait(t *testing.T, kind string, n int) {
 
 // Provisioning and expiry are done once, whichever replica does them.
 func TestWorkIsDoneOnce(t *testing.T) {
+	t.Parallel()
 	onBackends(t, func(t *testing.T, c config) {
 		b, err := openBackend(t.Context(), &c, quiet)
 		if err != nil {
@@ -463,14 +464,13 @@ func request(transport *http.Transport, key, method, url, body string) (int, map
 
 // While the replicas are started anew, one after the other, no request fails.
 func TestRollingRestart(t *testing.T) {
+	t.Parallel()
 	onBackends(t, func(t *testing.T, c config) {
 		p := startProcess(t, c.data, c.flags("-addr", "127.0.0.1:0")...)
 		l := startLoad(&p.Program, 16)
 		rounds := 0
 		for ; rounds < 3 || l.answered() < 1000; rounds++ {
-			if err := p.Process.Signal(syscall.SIGHUP); err != nil {
-				t.Fatal(err)
-			}
+			p.signal(t, syscall.SIGHUP)
 			p.log.wait(t, "the replicas were started anew", rounds+1)
 		}
 		served, failed := l.stop()
@@ -484,6 +484,7 @@ func TestRollingRestart(t *testing.T) {
 
 // The sandbox does what examples/server does.
 func TestScenarios(t *testing.T) {
+	t.Parallel()
 	onBackends(t, func(t *testing.T, c config) {
 		t.Parallel()
 		p := startProcess(t, c.data, c.flags("-addr", "127.0.0.1:0")...)
@@ -493,7 +494,9 @@ func TestScenarios(t *testing.T) {
 
 // What is under way when the cluster is stopped comes to its end.
 func TestStopped(t *testing.T) {
+	t.Parallel()
 	onBackends(t, func(t *testing.T, c config) {
+		t.Parallel()
 		p := startProcess(t, c.data, c.flags("-addr", "127.0.0.1:0")...)
 		key := p.Accounts[0].APIKey
 		k := p.Follow(t, p.Import(t, "4111110000000427"), "pending", "active")

@@ -6,12 +6,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/cardvault/cardvault/examples/internal/sandbox"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -38,12 +40,9 @@ func TestTranscripts(t *testing.T) {
 
 // TestTranscriptsOnServers plays it on PostgreSQL.
 func TestTranscriptsOnServers(t *testing.T) {
-	for i, file := range transcript.Files(t, transcripts) {
-		if testing.Short() && i%5 > 0 {
-			continue
-		}
+	for _, file := range transcript.Files(t, transcripts) {
 		t.Run(file.Name, func(t *testing.T) {
-			stores, _ := openStores(t)
+			stores, _ := openStores(t, "memory")
 			for i := range stores {
 				stores[i] = bubble.Outside(t, stores[i])
 			}
@@ -57,17 +56,15 @@ func TestTranscriptsOnServers(t *testing.T) {
 // TestTranscriptsOverTCP plays what is about security codes once more, in real time:
 // with the cache, which has no other, and over TCP.
 func TestTranscriptsOverTCP(t *testing.T) {
+	t.Parallel()
 	about := []string{"get_security_code", "identification", "post_cde_import", "post_complete_action", "post_consume", "post_refresh_session"}
-	if testing.Short() {
-		about = about[:2]
-	}
 	for _, file := range transcript.Files(t, transcripts) {
 		if !slices.Contains(about, file.Name) {
 			continue
 		}
 		t.Run(file.Name, func(t *testing.T) {
 			t.Parallel()
-			stores, cache := openStores(t)
+			stores, cache := openStores(t, realtest.Redis(t, nil).URL("0"))
 			played, of := file.PlayNow(t, &transcript.Setup{Stores: stores, Codes: cache, Front: frontOverTCP, ClientAddr: client})
 			t.Logf("%d of %d requests", played, of)
 		})
@@ -87,12 +84,21 @@ func frontOverTCP(t testing.TB, replicas []http.Handler) http.Handler {
 	return proxyOf(t, at...)
 }
 
+// tables makes a database with tables, of which others are copies.
+var tables sync.Once
+
 // openStores opens the stores of three replicas on a database of the test's own, and
 // one cache.
-func openStores(t *testing.T) (stores []store.Store, cache store.CodeCache) {
+func openStores(t *testing.T, codes string) (stores []store.Store, cache store.CodeCache) {
 	t.Helper()
-	c := config{migrate: true}
-	c.store, c.codes = servers(t)
+	tables.Do(func() {
+		p := postgres.Get(t)
+		p.SQL(t, "postgres", "CREATE DATABASE tables")
+		if err := migrate(t.Context(), p.URL("tables")); err != nil {
+			t.Fatal(err)
+		}
+	})
+	c := config{store: database(t, "tables"), codes: codes}
 	b, err := openBackend(t.Context(), &c, quiet)
 	if err != nil {
 		t.Fatal(err)

@@ -300,12 +300,19 @@ type guard struct {
 
 // guardScript reads ids of processes until the end of its input, and kills the group of the
 // last. PostgreSQL leaves shared memory when it is killed, and names it in the seventh line
-// of a file; without ipcrm 56 bytes of it stay. Its children end by themselves, a moment
-// later.
+// of a file; without ipcrm 56 bytes of it stay. Its children lead groups of their own. They
+// end by themselves, a moment later, but those that hang by Stop are to be found by
+// where they work.
 const guardScript = `
 pid=
 while read -r told; do pid=$told; done
-[ -z "$pid" ] || kill -s KILL -- "-$pid"
+if [ -n "$pid" ]; then
+	kill -s KILL -- "-$pid"
+	for child in $(find /proc/[0-9]*/cwd -lname "$0/*" 2>/dev/null); do
+		child=${child#/proc/}
+		kill -s KILL "${child%/cwd}"
+	done
+fi
 set -- $(sed -n 7p "$0/data/postmaster.pid")
 [ $# != 2 ] || ipcrm -m "$2"
 for _ in 1 2 3 4 5 6 7 8 9; do

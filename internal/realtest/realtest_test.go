@@ -207,12 +207,15 @@ func TestGuard(t *testing.T) {
 	mode := os.Getenv(guardEnv)
 	switch mode {
 	case "":
-		for _, mode := range []string{"redis", "killed", "postgres", "initdb"} {
+		for _, mode := range []string{"redis", "killed", "postgres", "initdb", "stopped"} {
 			t.Run(mode, func(t *testing.T) { testGuard(t, mode) })
 		}
 		return
-	case "postgres", "initdb":
-		realtest.PostgreSQL(t, nil)
+	case "postgres", "initdb", "stopped":
+		s := realtest.PostgreSQL(t, nil)
+		if mode == "stopped" {
+			s.Stop()
+		}
 	case "redis", "killed":
 		s := realtest.Redis(t, nil)
 		if mode == "killed" {
@@ -250,7 +253,7 @@ func testGuard(t *testing.T, mode string) {
 		t.Fatal(err)
 	}
 	var memory string // of System V, as PostgreSQL notes it: key and id
-	if mode == "postgres" {
+	if mode == "postgres" || mode == "stopped" {
 		lock, err := os.ReadFile(glob(t, dir, "*", "data", "postmaster.pid")[0])
 		if err != nil {
 			t.Fatal(err)
@@ -265,8 +268,10 @@ func testGuard(t *testing.T, mode string) {
 	}
 	await(t, "the folder of the server stays", func() bool { return len(glob(t, dir, "*")) == 0 })
 	await(t, "the server stays", func() bool {
-		for _, path := range glob(t, "/proc", "[0-9]*", "cmdline") {
-			if line, _ := os.ReadFile(path); bytes.Contains(line, []byte(dir)) {
+		for _, path := range glob(t, "/proc", "[0-9]*") {
+			line, _ := os.ReadFile(filepath.Join(path, "cmdline"))
+			at, _ := os.Readlink(filepath.Join(path, "cwd")) // also of children, which change their command line
+			if bytes.Contains(line, []byte(dir)) || strings.HasPrefix(at, dir) {
 				return false
 			}
 		}

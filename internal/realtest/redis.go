@@ -35,7 +35,7 @@ func Redis(t testing.TB, o *RedisOptions) *Server {
 		}
 	}
 	need(t, err)
-	s := &Server{path: filepath.Join(bin, program), url: "redis://%s/%s", serves: servesRedis, quits: syscall.SIGTERM}
+	s := &Server{path: filepath.Join(bin, program), url: "redis://%s/%s", serves: servesRedis, quits: syscall.SIGKILL}
 	s.args = func(port int) ([]string, error) {
 		settings := map[string]string{
 			"bind": "127.0.0.1", "port": strconv.Itoa(port), "dir": s.dir, "save": `""`, "appendonly": "no",

@@ -4,12 +4,16 @@ package pgstore_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cardvault/cardvault/store"
 )
@@ -171,3 +175,155 @@ func compare(t *testing.T, s store.Store, stored map[int]*store.Record, random *
 }
 
 func numberOf(u uuid.UUID) int { return int(binary.BigEndian.Uint64(u[:])) }
+
+// fill puts records with the numbers from 1 on past the store, of class 1 but for some.
+func fill(t testing.TB, p *pgxpool.Pool, schema string, n int, classes map[int]uint8) {
+	t.Helper()
+	table := pgx.Identifier{schema, "records"}.Sanitize()
+	_, err := p.Exec(t.Context(), `INSERT INTO `+table+` (version, stamp, kind, class, child, id, account, scope, shown, secret)
+		SELECT 1, n, $2, 1, false, (lpad(to_hex(n), 16, '0') || '0000000000000001')::uuid, $3, $3, '', '' FROM generate_series(1, $1::bigint) AS n`,
+		n, int16(kind), account.String())
+	for n, class := range classes {
+		if err == nil {
+			_, err = p.Exec(t.Context(), `UPDATE `+table+` SET class = $1 WHERE id = $2`, int16(class), id(n).String())
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// arranged returns when a list that was read is in blocks, and how many transactions
+// that took.
+func arranged(t testing.TB, p *pgxpool.Pool, schema string, blocks int) (transactions int) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); <-time.After(10 * time.Millisecond) {
+		var n int
+		err := p.QueryRow(t.Context(), `SELECT count(*), count(DISTINCT xmin::text) FROM `+pgx.Identifier{schema, "counts"}.Sanitize()+
+			` WHERE level = 1 AND class = 0`).Scan(&n, &transactions)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n >= blocks {
+			return transactions
+		}
+	}
+	t.Fatal("a long list is not in blocks")
+	return 0
+}
+
+// A list that was never cut into blocks is cut in pieces, and its writers wait for none
+// of it when it cannot be.
+func TestArrange(t *testing.T) {
+	const n = 40_000
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := schema(t, p)
+	fill(t, p, name, n, nil)
+	s := open(t, p, name)
+	release := locked(t, p, name, "counts")
+	count := &store.Query{Kind: kind, Account: account, Count: true}
+	if total := list(t, s, count).Total; total != n {
+		t.Errorf("Total = %d, want %d", total, n)
+	}
+	for i := range 20 {
+		began := time.Now()
+		if err := put(s, record(n+1+i)); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("Update took %v while the list could not be cut", took)
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+	release()
+	if transactions := arranged(t, p, name, n/128-1); transactions < 4 {
+		t.Errorf("%d records were cut in %d pieces", n, transactions)
+	}
+	if total := list(t, s, count).Total; total != n+20 {
+		t.Errorf("Total = %d, want %d", total, n+20)
+	}
+	at := &store.Query{Kind: kind, Account: account, Offset: 30_000, Limit: 1}
+	if l := list(t, s, at); len(l.Records) != 1 || numberOf(l.Records[0].ID) != 30_001 {
+		t.Errorf("the record at %d is %v", at.Offset, l.Records)
+	}
+}
+
+// A page of a rare class does not cost a scan of the list.
+func TestRareClass(t *testing.T) {
+	const n = 100_000
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := schema(t, p)
+	rare := []int{n / 3, n / 2, n/2 + 1, n - 3000}
+	classes := map[int]uint8{}
+	for _, n := range rare {
+		classes[n] = 9
+	}
+	fill(t, p, name, n, classes)
+	s := open(t, p, name)
+	list(t, s, &store.Query{Kind: kind, Account: account, Count: true})
+	arranged(t, p, name, n/128-1)
+	for _, desc := range []bool{false, true} {
+		for _, count := range []bool{false, true} {
+			for _, skip := range []int{0, 1} {
+				q := &store.Query{Kind: kind, Account: account, Desc: desc, Count: count, Offset: int64(skip), Limit: 2, Live: time.Now()}
+				q.Classes.Add(9)
+				want := rare[skip : skip+2]
+				if desc {
+					want = []int{rare[3-skip], rare[2-skip]}
+				}
+				var got []int
+				for _, r := range list(t, s, q).Records {
+					got = append(got, numberOf(r.ID))
+				}
+				if !slices.Equal(got, want) {
+					t.Errorf("desc %v, count %v, offset %d: %v, want %v", desc, count, skip, got, want)
+				}
+				var plan []struct {
+					Plan struct {
+						Hit  int `json:"Shared Hit Blocks"`
+						Read int `json:"Shared Read Blocks"`
+					}
+				}
+				explain := fmt.Sprintf(`EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM %s(%d::smallint, false, '%s', '{9}',
+					'%s', '%s', NULL, %v, %d, 2, %v)`, pgx.Identifier{name, "list"}.Sanitize(), kind, account, uuid.Nil, uuid.Max, desc, skip, count)
+				if err := p.QueryRow(t.Context(), explain).Scan(&plan); err != nil {
+					t.Fatal(err)
+				}
+				if pages := plan[0].Plan.Hit + plan[0].Plan.Read; pages > 5000 {
+					t.Errorf("desc %v, count %v, offset %d: looked at %d pages", desc, count, skip, pages)
+				}
+			}
+		}
+	}
+}
+
+// Records that come one by one into the middle of a list in blocks are counted.
+func TestCountsOneByOne(t *testing.T) {
+	const n = 2000
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := schema(t, p)
+	fill(t, p, name, n, nil)
+	s := open(t, p, name)
+	count := &store.Query{Kind: kind, Account: account, Count: true}
+	list(t, s, count)
+	arranged(t, p, name, n/128-1)
+	for i := range 40 {
+		r := record(1 + 37*i)
+		r.ID[15] = 2 // after the one with the number
+		r.Class = uint8(1 + i%2)
+		if err := put(s, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if total := list(t, s, count).Total; total != n+40 {
+		t.Errorf("Total = %d, want %d", total, n+40)
+	}
+	count.Classes.Add(2)
+	if total := list(t, s, count).Total; total != 20 {
+		t.Errorf("Total of a class = %d, want 20", total)
+	}
+	at := &store.Query{Kind: kind, Account: account, Offset: 1000, Limit: 1}
+	if l := list(t, s, at); len(l.Records) != 1 || numberOf(l.Records[0].ID) != 1001-27 {
+		t.Errorf("the record at %d has the number %d, want %d", at.Offset, numberOf(l.Records[0].ID), 1001-27)
+	}
+}

@@ -19,7 +19,7 @@ func plain(err error) error {
 		return nil
 	case ok:
 		return fmt.Errorf("pgstore: PostgreSQL refuses with SQLSTATE %s", pg.Code)
-	case errors.Is(err, store.ErrFormat), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case unfit(err), errors.Is(err, store.ErrDamaged), errors.Is(err, store.ErrFormat), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	}
 	if connect, ok := errors.AsType[*pgconn.ConnectError](err); ok {
@@ -34,29 +34,35 @@ type verdict int
 const (
 	broken      verdict = iota // this transaction can never succeed
 	stale                      // not done: what was read has changed, or is being changed
-	fenced                     // not done: another has ended this turn
 	full                       // not done: no room
 	unavailable                // not done: there is no server that takes writes
 	unknown                    // perhaps done
 )
 
-// judge tells what an error means that came in place of the outcome of a transaction.
-// The server says what it did unless it ends the session.
+// errStale is returned for what CV001 says of the server.
+var errStale = errors.New("pgstore: what was read has changed")
+
+// judge tells what an error means that came in place of the outcome of a transaction. A
+// server says what it did unless it ends the session: a backend that is told to end while
+// it waits for the standby has committed. A pooler, which gives no severity that is not
+// localized, or says so by its code, knows nothing of what it has passed on.
 func judge(err error) verdict {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok {
+		switch {
+		case errors.Is(err, errStale):
+			return stale
+		case errors.Is(err, store.ErrDamaged):
+			return broken
+		}
 		if _, ok := errors.AsType[*pgconn.ConnectError](err); ok || pgconn.SafeToRetry(err) {
 			return unavailable
 		}
 		return unknown
 	}
-	if s := pg.SeverityUnlocalized; s == "FATAL" || s == "PANIC" {
-		// A backend that is told to end while it waits for the standby has committed.
-		return unknown
-	}
 	switch code := pg.Code; {
-	case code == "CV002":
-		return fenced
+	case pg.SeverityUnlocalized != "ERROR", strings.HasPrefix(code, "08"), strings.HasPrefix(code, "57P"):
+		return unknown
 	case code == "CV001",
 		code == "23505", // unique_violation: somebody was faster
 		code == "40001", // serialization_failure
@@ -68,12 +74,16 @@ func judge(err error) verdict {
 		return full
 	case code == "25006", // read_only_sql_transaction: a standby
 		code == "57014", // query_canceled: statement_timeout
-		strings.HasPrefix(code, "57P"),
-		strings.HasPrefix(code, "08"),
 		strings.HasPrefix(code, "53"):
 		return unavailable
 	}
 	return broken
+}
+
+// readOnly reports whether a server takes no writes: it was the primary, or never was.
+func readOnly(err error) bool {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pg.Code == "25006"
 }
 
 // failed returns the error of a call that was not done.

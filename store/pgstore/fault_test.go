@@ -372,25 +372,6 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// Whatever the session says, a commit is durable.
-func TestSynchronousCommit(t *testing.T) {
-	p := pool(t, postgres.Get(t).URL("postgres")+"&synchronous_commit=off")
-	s := open(t, p, schema(t, p))
-	var before, after string
-	const flushed = "SELECT pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn()"
-	for n := range 20 {
-		if err := put(s, record(n)); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.QueryRow(t.Context(), "SELECT ("+flushed+" > 8192)::text, current_setting('synchronous_commit')").Scan(&before, &after); err != nil {
-			t.Fatal(err)
-		}
-		if before == "true" || after != "off" {
-			t.Errorf("a commit that was reported is not on the disk (%s), or the session was changed (%s)", before, after)
-		}
-	}
-}
-
 func TestWarnsWithoutStandby(t *testing.T) {
 	var log bytes.Buffer
 	p := pool(t, postgres.Get(t).URL("postgres"))

@@ -68,7 +68,8 @@ type group struct {
 	bytes   int     // of rows to be written
 
 	known    map[key]*row        // as stored; nil for what is not there
-	relied   map[key]struct{}    // which of known the calls have looked at
+	relied   map[key]struct{}    // which of known the settled calls have looked at
+	looked   []key               // which of them the call has that runs
 	families map[uuid.UUID][]key // all stored children of an id
 	answers  map[string]*answer
 	asked    []*question // that have an answer on which calls rely
@@ -122,6 +123,7 @@ func (s *Store) keep(g *group) {
 // forget forgets everything but the calls.
 func (g *group) forget() {
 	g.asked, g.bytes, g.failed, g.ctx = nil, 0, nil, nil
+	g.looked = g.looked[:0]
 	clear(g.known)
 	clear(g.relied)
 	clear(g.families)
@@ -162,7 +164,7 @@ func (g *group) round() {
 		switch {
 		case g.failed != nil:
 			g.pending = append(g.pending, c)
-		case g.bytes >= groupBytes || c.alone && !g.lonely:
+		case g.bytes >= groupBytes || g.crowded() || c.alone && !g.lonely:
 			g.next = append(g.next, c)
 		default:
 			c.rounds++
@@ -189,6 +191,9 @@ func (g *group) place(c *call, f fate) {
 	switch f {
 	case settled:
 		g.calls = append(g.calls, c)
+		for _, k := range g.looked {
+			g.relied[k] = struct{}{}
+		}
 	case wanting:
 		g.pending = append(g.pending, c)
 	case later:
@@ -199,6 +204,7 @@ func (g *group) place(c *call, f fate) {
 // run calls the function and applies its writes to the overlay.
 func (c *call) run(g *group) fate {
 	c.err, c.panicked, c.exited, c.ended = nil, nil, false, settled
+	g.looked = g.looked[:0]
 	c.tx = updater{reader: reader{sql: g.s.sql, ask: func(q *question) (*answer, error) { return g.ask(c, q) }}, g: g, c: c}
 	ok := false
 	func() {
@@ -343,7 +349,7 @@ func (g *group) state(k key) (r *row, known bool) {
 		}
 	}
 	if ok {
-		g.relied[k] = struct{}{}
+		g.looked = append(g.looked, k)
 	}
 	return r, ok
 }
@@ -427,7 +433,7 @@ func (g *group) put(o op, undo *[]change) (refused error, known bool) {
 			return nil, false
 		}
 		g.known[o.key] = nil // most likely: ids are new
-		g.relied[o.key] = struct{}{}
+		g.looked = append(g.looked, o.key)
 	}
 	switch {
 	case old == nil && o.row.version != 1, old != nil && o.row.version != old.version+1:

@@ -15,11 +15,20 @@ import (
 // share one, which costs no more than a wait.
 //
 // All groups of all processes share the lock of all, or one has it to itself and needs
-// no other. A group has to itself the rows that it changes, the births where it has
-// found nothing, the families that it ends, and what it has asked. It shares the rows
-// that it only reads, and the births, families, lists, hashes and due times that its
-// writes touch: with other writers, that is, but not with those who ask for them.
+// no other. A group has to itself the ids of the rows that it changes, the births where
+// it has found nothing, and what it has asked. It shares the ids of the rows that it only
+// reads and of the parents of those that it writes, and the births, lists, hashes and due
+// times that its writes touch: with other writers, that is, but not with those who ask
+// for them. Who asks for a hash or a list also shares all of the kind, which a large group
+// has to itself in place of each that it touches.
 type locker uint64
+
+// A server has room for some ten thousand locks, as it is installed, for all groups
+// together.
+const (
+	groupLocks = 1024 // of a group of several calls
+	mostLocks  = 4096 // of one call, as a deletion of much: of these one has its turn at a time
+)
 
 func newLocker(schema string) locker { return locker(14695981039346656037).with([]byte(schema)) }
 
@@ -35,18 +44,25 @@ func (l locker) of(what byte, kind store.Kind, b []byte) int64 {
 	return int64(l.with([]byte{0, what, byte(kind)}).with(b))
 }
 
-func (l locker) all() int64                    { return l.of('a', 0, nil) }
-func (l locker) migration() int64              { return l.of('m', 0, nil) }
-func (l locker) row(k key) int64               { return l.of('r', k.kind, k.id[:]) }
-func (l locker) birth(k key) int64             { return l.of('b', k.kind, []byte{k.id[15] & 15}) }
-func (l locker) family(parent uuid.UUID) int64 { return l.of('f', 0, parent[:]) }
-func (l locker) hash(h hashKey) int64          { return l.of('h', h.kind, []byte(h.hash)) }
-func (l locker) due(kind store.Kind) int64     { return l.of('d', kind, nil) }
+func (l locker) all() int64                   { return l.of('a', 0, nil) }
+func (l locker) migration() int64             { return l.of('m', 0, nil) }
+func (l locker) large() int64                 { return l.of('g', 0, nil) }
+func (l locker) id(id uuid.UUID) int64        { return l.of('r', 0, id[:]) }
+func (l locker) birth(k key) int64            { return l.of('b', k.kind, []byte{k.id[15] & 15}) }
+func (l locker) hash(h hashKey) int64         { return l.of('h', h.kind, []byte(h.hash)) }
+func (l locker) hashes(kind store.Kind) int64 { return l.of('k', kind, nil) }
+func (l locker) due(kind store.Kind) int64    { return l.of('d', kind, nil) }
+func (l locker) lists(kind store.Kind) int64  { return l.of('s', kind, nil) }
 func (l locker) list(k listKey) int64 {
 	if k.child {
 		return l.of('c', k.kind, k.scope[:])
 	}
 	return l.of('l', k.kind, k.scope[:])
+}
+
+// crowded reports whether the group has about as many locks as it may.
+func (g *group) crowded() bool {
+	return len(g.calls) > 0 && len(g.relied)+len(g.hashes)+len(g.lists)+len(g.asked) >= groupLocks*3/4
 }
 
 // locks returns the locks of a group, and which of them it has to itself.
@@ -62,24 +78,18 @@ func (g *group) locks() (keys []int64, exclusive []bool) {
 		after, written := g.overlay[k]
 		switch {
 		case before != nil:
-			lock(l.row(k), written)
+			lock(l.id(k.id), written)
 		case written && after != nil:
 			lock(l.birth(k), false) // that nobody else gives birth to it, the primary key sees to
 		default:
 			lock(l.birth(k), true)
 		}
 		if after != nil && after.parent != uuid.Nil {
-			lock(l.family(after.parent), false)
+			lock(l.id(after.parent), false)
 		}
 	}
 	for id := range g.gone {
-		lock(l.family(id), true)
-	}
-	for h := range g.hashes {
-		lock(l.hash(h), false)
-	}
-	for k := range g.lists {
-		lock(l.list(k), false)
+		lock(l.id(id), true)
 	}
 	for kind := range g.dues {
 		lock(l.due(kind), false)
@@ -88,13 +98,33 @@ func (g *group) locks() (keys []int64, exclusive []bool) {
 		switch {
 		case q.lookup != nil:
 			lock(l.hash(*q.lookup), true)
+			lock(l.hashes(q.lookup.kind), false)
 		case q.list != nil:
 			lock(l.list(*q.list), true)
+			lock(l.lists(q.list.kind), false)
 		default:
 			lock(l.due(q.due), true)
 		}
 	}
-	if len(locks) > groupLocks {
+	large := len(locks)+len(g.hashes)+len(g.lists) > groupLocks
+	if large {
+		lock(l.large(), true)
+	}
+	for h := range g.hashes {
+		if large {
+			lock(l.hashes(h.kind), true)
+		} else {
+			lock(l.hash(h), false)
+		}
+	}
+	for k := range g.lists {
+		if large {
+			lock(l.lists(k.kind), true)
+		} else {
+			lock(l.list(k), false)
+		}
+	}
+	if len(locks) > mostLocks {
 		locks = map[int64]bool{l.all(): true}
 	}
 	return sorted(locks)

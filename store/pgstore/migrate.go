@@ -49,6 +49,9 @@ var ErrNotMigrated = errors.New("pgstore: the database is not migrated")
 // store.ErrFormat if a newer version was here.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 	schema := opts.schema()
+	if err := checkName(schema); err != nil {
+		return err
+	}
 	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", newLocker(schema).migration()))
 		if err != nil {
@@ -96,6 +99,15 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 func execScript(ctx context.Context, tx pgx.Tx, schema, script string) error {
 	_, err := tx.Conn().PgConn().Exec(ctx, in(schema, script)).ReadAll()
 	return err
+}
+
+// checkName refuses names of a schema that PostgreSQL would cut off, or that would end
+// the text of a function.
+func checkName(schema string) error {
+	if len(schema) > 63 || strings.ContainsRune(schema, 0) || strings.Contains(schema, "$$") {
+		return errors.New("pgstore: the name of a schema has at most 63 bytes, no NUL and no $$")
+	}
+	return nil
 }
 
 // in returns a statement with the name of the schema.

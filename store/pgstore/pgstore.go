@@ -15,7 +15,8 @@
 // The locks last until the commit, so commits have the order of a serial run, and every
 // snapshot is the state after some of them. Groups that do not touch each other commit at
 // the same time. A group that has read what has changed meanwhile runs again; after three
-// attempts it locks out everybody, so that it succeeds.
+// attempts it locks out everybody, so that it succeeds. So does a deletion of more than
+// four thousand records at once.
 //
 // A View of one read is one statement. One of several reads is a transaction that is
 // repeatable read; see [Store.View] for when its function runs twice.
@@ -26,20 +27,49 @@
 // also the index of lists, by parent or account. lookups holds the hashes. counts holds
 // how many records of a class are in a stretch of a list, as rows that are only added
 // and now and then summed up, so that nobody waits for a counter; the end of a list is
-// in no stretch. A total, or a page however far down, adds up some hundred rows. writers
-// has a row for each Store with the number of its last group: if the answer to a commit
-// is lost, the Store learns from it what became of the group, or sees to it that it
-// never will be committed. So store.ErrOutcomeUnknown is returned only when no server
-// answers for ten seconds.
+// in no stretch, until a goroutine of a Store cuts it, some thousand records at a time. A
+// total, or a page however far down, adds up some hundred rows for each million. groups
+// has a row for each group of writes, by its Store and a number: if the answer to a commit
+// is lost, the Store learns from it what became of the group, or puts a row there so that
+// it never will be committed. So store.ErrOutcomeUnknown is returned only when no server
+// answers for ten seconds. Rows that are not needed go soon, those of a Store that is gone
+// after a day.
+//
+// The role of the pool needs USAGE on the schema, SELECT on migrations, and SELECT, INSERT,
+// UPDATE and DELETE on the other tables. Everybody may call the functions, which do what
+// their caller may do.
 //
 // # What the server has to be
 //
-// fsync and full_page_writes on, which New checks; synchronous_commit may be anything, as
+// A primary, with fsync and full_page_writes on: New checks that, and the Store on each
+// new connection and every five seconds. synchronous_commit may be anything, as
 // each commit waits for the disk, and for the synchronous standby if there is one. With
 // none, what was acknowledged is lost with the machine, and New warns. After a fail-over
 // the promoted server has all that was acknowledged only if it was the synchronous one.
 // The isolation level of sessions is read committed, as installed. The clock may differ
-// by a second. statement_timeout and lock_timeout are set for each transaction.
+// by a second. As installed, max_locks_per_transaction has room for five busy Stores.
+//
+// With several hosts in the URL target_session_attrs has to be read-write. A Store that
+// has seen the promoted server does not go back to the old one. Nothing else tells it
+// that a server which still answers is the primary no more: an old primary that waits
+// for a standby acknowledges no write, but a Store that reaches it alone reads what
+// was, such as a key that has been revoked. So whoever promotes a server fences the old
+// one first, as Patroni does with a watchdog.
+//
+// # Timeouts
+//
+// A transaction of several statements sets statement_timeout, lock_timeout and
+// idle_in_transaction_session_timeout, so that the locks of a machine that dies are free
+// after three seconds. A statement that is one by itself is cancelled after fifteen, by its
+// Store; for the case that this has died give the role a statement_timeout, of any length.
+// It does not cut short the wait of a commit for the standby. Set tcp_user_timeout on the
+// server to some seconds too, or tcp_keepalives_idle and its like: a session that cannot
+// send its answer is in no statement.
+//
+// Whatever ends the wait for the standby early, be it pg_cancel_backend or a Store after
+// its fifteen seconds, leaves a commit that others see and the standby does not have. The
+// Store does not acknowledge it; the one whose statement pg_cancel_backend ends does, as
+// PostgreSQL tells it of success: so leave those that wait alone.
 //
 // # PgBouncer
 //
@@ -70,14 +100,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cardvault/cardvault/store"
@@ -85,7 +118,8 @@ import (
 
 // Options are the optional parts of [New] and [Migrate].
 type Options struct {
-	// Schema holds the tables. One vault has one schema. Empty: "cardvault".
+	// Schema holds the tables. One vault has one schema. Its name has at most 63 bytes,
+	// and no two dollar signs in a row. Empty: "cardvault".
 	Schema string
 
 	// Listen is how to reach the server past any pooler, for LISTEN. Vaults then hear
@@ -126,50 +160,56 @@ type Store struct {
 	log   *slog.Logger
 
 	listenTo *pgx.ConnConfig
-	channel  string // of notifications
-	name     string // in notifications
+	channel  string    // of notifications
+	id       uuid.UUID // in notifications, and of groups
 
 	queue   chan *call
 	closing chan struct{} // closed by Close
 	stopped chan struct{} // closed when the writing goroutine has ended
 	once    sync.Once
 
+	background sync.WaitGroup // of goroutines that stop ends
+	stop       context.CancelFunc
+	timeline   atomic.Int64 // the latest that a server has had; -1: servers do not say
+
 	mu       sync.RWMutex // held to read by Views
 	isClosed bool
 
 	memory memory
-	long   chan listKey // lists whose end is long
+	long   *arranger
 
 	// The rest belongs to the writing goroutine.
-	group      *group  // that is being executed
-	again      []*call // to run before what is queued
-	spare      *group
-	writer     uuid.UUID
-	turn       int64 // of the last group
-	registered bool  // writer has a row
-	grown      map[listKey]int
-	later      map[listKey]bool    // to arrange: all of it, or its end
-	wakes      map[store.Kind]bool // to notify of
-	notified   time.Time
+	group    *group  // that is being executed
+	again    []*call // to run before what is queued
+	spare    *group
+	turn     int64 // of the last group that was to be written
+	tidied   int64 // the last one whose row is not needed
+	swept    time.Time
+	grown    map[listKey]int
+	wakes    map[store.Kind]bool // to notify of
+	notified time.Time
 }
 
 var _ store.Store = (*Store)(nil)
 
-// New returns a store on a database that [Migrate] has prepared, and starts the goroutine
-// that writes. The pool stays the caller's, who closes the store first; it should have at
-// least two connections, and a connect timeout of a second or two. New refuses a server
-// that is a standby, that could lose what it acknowledges or whose clock is not that of
-// this machine.
+// New returns a store on a database that [Migrate] has prepared, and starts its
+// goroutines, which Close ends. The pool stays the caller's, who closes the store first;
+// it should have at least two connections, and a connect timeout of a second or two. New
+// refuses a server that is a standby, that could lose what it acknowledges or whose clock
+// is not that of this machine.
 func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error) {
 	if opts == nil {
 		opts = new(Options)
 	}
+	if err := checkName(opts.schema()); err != nil {
+		return nil, err
+	}
 	s := &Store{
 		pool: pool, sql: statementsOf(opts.schema()), locks: newLocker(opts.schema()), log: opts.Logger,
 		queue: make(chan *call, queueLength), closing: make(chan struct{}), stopped: make(chan struct{}),
-		memory: memory{rows: map[key]*row{}}, long: make(chan listKey, 16),
-		grown: map[listKey]int{}, later: map[listKey]bool{}, wakes: map[store.Kind]bool{},
-		listenTo: opts.Listen, channel: "cardvault " + strconv.FormatUint(uint64(newLocker(opts.schema())), 16), name: uuid.NewString(),
+		memory: memory{rows: map[key]*row{}}, long: newArranger(),
+		grown: map[listKey]int{}, wakes: map[store.Kind]bool{},
+		listenTo: opts.Listen, channel: "cardvault " + strconv.FormatUint(uint64(newLocker(opts.schema())), 16), id: uuid.New(),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -177,13 +217,20 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error)
 	if err := s.inspect(ctx, opts.schema()); err != nil {
 		return nil, err
 	}
+	background, stop := context.WithCancel(context.Background())
+	s.stop = stop
 	go s.run()
+	s.background.Go(func() { s.arrangeLists(background) })
+	s.background.Go(func() { s.watch(background) })
 	return s, nil
 }
 
-const clockOff = time.Second
+const (
+	clockOff   = time.Second
+	watchPause = 5 * time.Second // between two looks at the server
+)
 
-// inspect looks at the server.
+// inspect looks at the schema and the server.
 func (s *Store) inspect(ctx context.Context, schema string) error {
 	version, err := schemaVersion(ctx, s.pool, schema)
 	switch {
@@ -194,32 +241,28 @@ func (s *Store) inspect(ctx context.Context, schema string) error {
 	case version > newest:
 		return fmt.Errorf("%w: the schema has version %d, this program knows %d", store.ErrFormat, version, newest)
 	}
-	var fsync, pages, isolation, standbys string
-	var recovers bool
-	var off time.Duration
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return failed(verdictOfRead(err), err)
+	}
+	defer conn.Release()
+	off := time.Duration(math.MaxInt64)
 	for range 3 { // the quickest answer tells the time best
-		var now time.Time
-		began := time.Now()
-		err := s.pool.QueryRow(ctx, `SELECT clock_timestamp(), current_setting('fsync'), current_setting('full_page_writes'),
-			current_setting('default_transaction_isolation'), current_setting('synchronous_standby_names'), pg_is_in_recovery()`).
-			Scan(&now, &fsync, &pages, &isolation, &standbys, &recovers)
-		if err != nil {
+		o, err := s.check(ctx, conn.Conn())
+		switch {
+		case errors.Is(err, ErrUnsafe), errors.Is(err, ErrIsolation):
+			return err
+		case err != nil:
 			return failed(verdictOfRead(err), err)
 		}
-		took := time.Since(began)
-		if d := max(0, now.Sub(began.Add(took/2)).Abs()-took/2); off == 0 || d < off {
-			off = d
-		}
+		off = min(off, o)
 	}
-	switch {
-	case recovers:
-		return fmt.Errorf("%w: the server is a standby", store.ErrUnavailable)
-	case fsync != "on" || pages != "on":
-		return fmt.Errorf("%w: fsync is %s, full_page_writes is %s", ErrUnsafe, fsync, pages)
-	case isolation != "read committed":
-		return ErrIsolation
-	case off > clockOff:
+	if off > clockOff {
 		return fmt.Errorf("%w by %v", ErrClock, off.Round(time.Millisecond))
+	}
+	var standbys string
+	if err := conn.QueryRow(ctx, "SELECT current_setting('synchronous_standby_names')").Scan(&standbys); err != nil {
+		return failed(verdictOfRead(err), err)
 	}
 	if strings.TrimSpace(standbys) == "" {
 		s.log.Warn("PostgreSQL has no synchronous standby: what it acknowledges is lost with its disk")
@@ -227,9 +270,128 @@ func (s *Store) inspect(ctx context.Context, schema string) error {
 	return nil
 }
 
-// acquire returns a connection of the pool.
+// errNoPrimary and errOldPrimary are of servers whose state is not the latest.
+var (
+	errNoPrimary  = errors.New("pgstore: the server is a standby")
+	errOldPrimary = errors.New("pgstore: another server has been promoted since this one was the primary")
+)
+
+// unfit reports whether a server answers and must not be used.
+func unfit(err error) bool {
+	return errors.Is(err, ErrUnsafe) || errors.Is(err, ErrIsolation) || errors.Is(err, errNoPrimary) || errors.Is(err, errOldPrimary)
+}
+
+// check refuses a server that must not be used, and returns by how much its clock is
+// off at least.
+func (s *Store) check(ctx context.Context, conn *pgx.Conn) (off time.Duration, err error) {
+	var fsync, pages, isolation string
+	var recovers bool
+	var now time.Time
+	began := time.Now()
+	err = conn.QueryRow(ctx, `SELECT clock_timestamp(), current_setting('fsync'), current_setting('full_page_writes'),
+		current_setting('default_transaction_isolation'), pg_is_in_recovery()`).Scan(&now, &fsync, &pages, &isolation, &recovers)
+	took := time.Since(began)
+	switch {
+	case err != nil:
+		return 0, err
+	case recovers:
+		return 0, errNoPrimary
+	case fsync != "on" || pages != "on":
+		return 0, fmt.Errorf("%w: fsync is %s, full_page_writes is %s", ErrUnsafe, fsync, pages)
+	case isolation != "read committed":
+		return 0, ErrIsolation
+	}
+	return max(0, now.Sub(began.Add(took/2)).Abs()-took/2), s.checkTimeline(ctx, conn)
+}
+
+// checkTimeline refuses a server that was the primary before the one that it has seen
+// last. Those that are only compatible with PostgreSQL may have no timeline.
+func (s *Store) checkTimeline(ctx context.Context, conn *pgx.Conn) error {
+	seen := s.timeline.Load()
+	if seen < 0 {
+		return nil
+	}
+	var timeline int64
+	err := conn.QueryRow(ctx, "SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint").Scan(&timeline)
+	if _, ok := errors.AsType[*pgconn.PgError](err); ok && seen == 0 && !conn.IsClosed() {
+		s.timeline.CompareAndSwap(0, -1)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for ; seen < timeline; seen = s.timeline.Load() {
+		s.timeline.CompareAndSwap(seen, timeline)
+	}
+	if seen > timeline {
+		return errOldPrimary
+	}
+	return nil
+}
+
+// watch looks at the server again and again. What was set on it or promoted beside it
+// since a connection was made shows only so.
+func (s *Store) watch(ctx context.Context) {
+	ticker := time.NewTicker(watchPause)
+	defer ticker.Stop()
+	for told := false; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		switch off, err := s.look(ctx); {
+		case err != nil && !unfit(err):
+			// Who reads and writes tells.
+		case err == nil && off <= clockOff:
+			told = false
+		case told:
+		case err != nil:
+			told = true
+			s.log.Error("PostgreSQL is not used any more", "error", plain(err))
+		default:
+			told = true
+			s.log.Error("the clocks of PostgreSQL and of this machine differ", "by", off)
+		}
+	}
+}
+
+// look checks a connection that was trusted. If that is to be no more, none is.
+func (s *Store) look(ctx context.Context) (off time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, answering)
+	defer cancel()
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if off, err = s.check(ctx, conn.Conn()); err != nil {
+		discard(conn)
+		s.pool.Reset()
+		return 0, err
+	}
+	conn.Release()
+	return off, nil
+}
+
+// trusted is the name of what a connection has that was checked.
+const trusted = "cardvault"
+
+// acquire returns a connection of the pool. The server of a new one is checked: another
+// may answer at the address of the one before.
 func (s *Store) acquire(ctx context.Context) (*pgxpool.Conn, error) {
-	return s.pool.Acquire(ctx)
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	known := conn.Conn().PgConn().CustomData()
+	if known[trusted] == nil {
+		if _, err := s.check(ctx, conn.Conn()); err != nil {
+			discard(conn)
+			return nil, err
+		}
+		known[trusted] = true
+	}
+	return conn, nil
 }
 
 // discard closes a connection and gives its place in the pool free.
@@ -248,7 +410,6 @@ func (s *Store) askPool(ctx context.Context, q *question) (*answer, error) {
 		if err == nil || ctx.Err() != nil || verdictOfRead(err) != unavailable || time.Since(began) > patience {
 			return a, err
 		}
-		s.pool.Reset()
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -258,13 +419,18 @@ func (s *Store) askPool(ctx context.Context, q *question) (*answer, error) {
 }
 
 func (s *Store) askOnce(ctx context.Context, q *question) (*answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, answering)
+	answered, cancel := context.WithTimeout(ctx, answering)
 	defer cancel()
-	rows, err := s.pool.Query(ctx, q.sql, q.args...)
+	conn, err := s.acquire(answered)
 	if err != nil {
 		return nil, err
 	}
-	return q.read(rows)
+	a, err := ask(answered, conn.Conn(), q)
+	if err != nil && conn.Conn().IsClosed() && ctx.Err() == nil {
+		s.pool.Reset() // the others are most likely lost too
+	}
+	conn.Release()
+	return a, err
 }
 
 // Update implements [store.Store]. It runs fn in another goroutine than the
@@ -317,7 +483,9 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 func (s *Store) Close() error {
 	s.once.Do(func() {
 		close(s.closing)
+		s.stop()
 		<-s.stopped
+		s.background.Wait()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.isClosed = true

@@ -19,6 +19,7 @@ type question struct {
 	args   []any
 	lookup *hashKey // what must not change for the answer to hold: one of these
 	list   *listKey
+	high   uuid.UUID // of a list: no greater id is asked for
 	due    store.Kind
 	next   bool // asks for a time only
 	claims bool // locks rows, and leaves out those that others have locked
@@ -49,10 +50,10 @@ func (a *answer) same(b *answer) bool {
 
 // statements are the texts of a schema.
 type statements struct {
-	get, lookup, due, claim, next          string
-	list, hashed                           string
-	rows, family                           string
-	apply, lock, arrange, register, settle string
+	get, lookup, due, claim, next                string
+	list, hashed                                 string
+	rows, family                                 string
+	apply, add, lock, arrange, settle, tidy, old string
 }
 
 func statementsOf(schema string) *statements {
@@ -69,8 +70,9 @@ func statementsOf(schema string) *statements {
 		lookup: `SELECT ` + columns + ` FROM "cardvault".lookups l
 			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = l.kind AND x.id = l.id OFFSET 0) AS r
 			WHERE l.kind = $1 AND l.hash = $2 ORDER BY l.id LIMIT $3`,
-		due:    due,
-		claim:  due + ` FOR UPDATE SKIP LOCKED`,
+		due: due,
+		// A row that has changed since the statement began is locked as it is now, out of order.
+		claim:  `SELECT * FROM (` + due + ` FOR UPDATE SKIP LOCKED) AS r ORDER BY r.due, r.id`,
 		next:   `SELECT r.due FROM "cardvault".records r WHERE r.kind = $1 AND r.due IS NOT NULL ORDER BY r.due LIMIT 1`,
 		list:   fmt.Sprintf(list, "list"),
 		hashed: fmt.Sprintf(list, "list_hash"),
@@ -80,14 +82,16 @@ func statementsOf(schema string) *statements {
 			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = f.kind AND x.id = f.id OFFSET 0) AS r`,
 		apply: `SELECT "cardvault".apply($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
 			$21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38)`,
-		lock:     `SELECT "cardvault".lock($1, $2, $3)`,
-		arrange:  `SELECT "cardvault".arrange($1, $2, $3, $4, $5, $6)`,
-		register: `INSERT INTO "cardvault".writers (id, turn) VALUES ($1, 0)`,
-		settle: `WITH was AS (SELECT turn FROM "cardvault".writers WHERE id = $1 FOR UPDATE)
-			UPDATE "cardvault".writers w SET turn = $2, at = now() FROM was WHERE w.id = $1 RETURNING was.turn`,
+		add:     `SELECT "cardvault".add($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)`,
+		lock:    `SELECT "cardvault".lock($1, $2, $3)`,
+		arrange: `SELECT "cardvault".arrange($1, $2, $3, $4, $5, $6)`,
+		settle:  `SELECT "cardvault".settle($1, $2)`,
+		tidy:    `DELETE FROM "cardvault".groups WHERE store = $1 AND turn > $2 AND turn <= $3 AND done`,
+		old: `DELETE FROM "cardvault".groups WHERE ctid = ANY (ARRAY(
+			SELECT ctid FROM "cardvault".groups WHERE at < now() - interval '1 day' LIMIT 10000))`,
 	}
 	for _, text := range []*string{&s.get, &s.lookup, &s.due, &s.claim, &s.next, &s.list, &s.hashed, &s.rows, &s.family,
-		&s.apply, &s.lock, &s.arrange, &s.register, &s.settle} {
+		&s.apply, &s.add, &s.lock, &s.arrange, &s.settle, &s.tidy, &s.old} {
 		*text = in(schema, *text)
 	}
 	return s
@@ -119,21 +123,21 @@ func (s *statements) ofList(q *store.Query) *question {
 	var classes []int16
 	if q.Classes != (store.Classes{}) {
 		classes = []int16{}
-		for c := 1; c < 256; c++ {
+		for c := range 256 { // 0 too, that no record of a list has: else a set of it alone were all
 			if q.Classes.Has(uint8(c)) {
 				classes = append(classes, int16(c))
 			}
 		}
 	}
-	high, live := pgUUID(q.Max), pgtype.Timestamptz{}
-	if q.Max == uuid.Nil {
-		high = pgUUID(uuid.Max)
+	high, live := q.Max, pgtype.Timestamptz{}
+	if high == uuid.Nil {
+		high = uuid.Max
 	}
 	if !q.Live.IsZero() {
 		live = timestamp(q.Live)
 	}
-	asked := &question{sql: s.list, list: &list, desc: q.Desc, args: []any{
-		int16(q.Kind), list.child, pgUUID(list.scope), classes, pgUUID(q.Min), high, live,
+	asked := &question{sql: s.list, list: &list, high: high, desc: q.Desc, args: []any{
+		int16(q.Kind), list.child, pgUUID(list.scope), classes, pgUUID(q.Min), pgUUID(high), live,
 		q.Desc, min(max(0, q.Offset), 1<<60), count(q.Limit), q.Count,
 	}}
 	if q.Lookup != nil {
@@ -154,15 +158,15 @@ func (q *question) read(rows pgx.Rows) (*answer, error) {
 	for rows.Next() {
 		switch {
 		case q.next:
-			if err := rows.Scan(&a.next); err != nil {
-				return nil, err
+			if rows.Scan(&a.next) != nil {
+				return nil, store.ErrDamaged
 			}
 			continue
 		case q.list != nil:
 			s.lead = []any{&a.total, &a.tail}
 			if rows.RawValues()[3] == nil { // no record, but a total
-				if err := rows.Scan(append(s.lead, make([]any, len(rows.RawValues())-2)...)...); err != nil {
-					return nil, err
+				if rows.Scan(append(s.lead, make([]any, len(rows.RawValues())-2)...)...) != nil {
+					return nil, store.ErrDamaged
 				}
 				continue
 			}

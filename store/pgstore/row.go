@@ -135,15 +135,15 @@ func (s *scanner) scan(rows pgx.Rows) (*row, error) {
 	if len(s.lead) > 0 {
 		targets = slices.Concat(s.lead, targets)
 	}
-	if err := rows.Scan(targets...); err != nil {
-		return nil, err
+	if rows.Scan(targets...) != nil {
+		return nil, store.ErrDamaged // the error would quote the value
 	}
 	r := s.row
 	r.kind, r.class, r.version, r.outline = store.Kind(s.k), uint8(s.c), uint64(s.v), n < len(s.targets)
 	if s.child {
 		r.parent = s.scope
 	}
-	if !wellFormed(r.lookup) {
+	if !wellFormed(r.lookup) || r.due.InfinityModifier != pgtype.Finite || uint16(s.k)|uint16(s.c) > 255 {
 		return nil, store.ErrDamaged
 	}
 	return &r, nil

@@ -104,6 +104,7 @@ type view struct {
 	first  *question
 	answer *answer
 	lost   int   // connections
+	again  bool  // what the function goes by does not hold: it is to run once more
 	err    error // of a read: nothing is read after it
 }
 
@@ -131,19 +132,20 @@ func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	}
 }
 
-// run calls fn and reports whether it has to be called once more.
+// run calls fn and reports whether it has to be called once more, whatever fn has made
+// of the panic that says so.
 func (v *view) run(fn func(store.ReadTx) error) (again bool, err error) {
 	r := &reader{sql: v.s.sql, ask: v.ask}
+	v.again = false
 	ok := false
 	defer func() {
 		r.end()
+		again = v.again
 		if ok {
 			return
 		}
-		if p := recover(); p != nil {
-			if _, again = p.(unwind); !again {
-				panic(p)
-			}
+		if p := recover(); p != nil && !again {
+			panic(p)
 		}
 	}()
 	err = fn(r)
@@ -151,8 +153,17 @@ func (v *view) run(fn func(store.ReadTx) error) (again bool, err error) {
 	return false, err
 }
 
+// unwind ends a run of the function.
+func (v *view) unwind() {
+	v.again = true
+	panic(unwind{})
+}
+
 func (v *view) ask(q *question) (a *answer, err error) {
-	if v.err != nil {
+	switch {
+	case v.again:
+		v.unwind()
+	case v.err != nil:
 		return nil, v.err
 	}
 	same := true
@@ -166,12 +177,11 @@ func (v *view) ask(q *question) (a *answer, err error) {
 		a, same, err = v.begin(q)
 	}
 	if err != nil {
-		lost := v.conn != nil && v.ctx.Err() == nil && verdictOfRead(err) == unavailable
-		if lost && v.lost < viewsLost {
+		if v.conn != nil && v.conn.Conn().IsClosed() && v.ctx.Err() == nil && v.lost < viewsLost {
 			v.lost++
 			discard(v.conn)
 			v.conn, v.first = nil, nil
-			panic(unwind{})
+			v.unwind()
 		}
 		if v.err = v.ctx.Err(); v.err == nil {
 			v.err = failed(verdictOfRead(err), err)
@@ -179,7 +189,7 @@ func (v *view) ask(q *question) (a *answer, err error) {
 		return nil, v.err
 	}
 	if !same {
-		panic(unwind{})
+		v.unwind()
 	}
 	v.s.noticed(q, a)
 	return a, nil

@@ -88,7 +88,7 @@ func (s *Store) listen(ctx context.Context, wake func(store.Kind)) error {
 			return err
 		}
 		from, kinds, _ := strings.Cut(n.Payload, " ")
-		if from == s.name {
+		if from == s.id.String() {
 			continue
 		}
 		for kind := range strings.SplitSeq(kinds, " ") {
@@ -116,7 +116,7 @@ func (s *Store) notify() {
 		return
 	}
 	s.notified = time.Now()
-	payload := s.name
+	payload := s.id.String()
 	for _, kind := range slices.Sorted(maps.Keys(s.wakes)) {
 		payload += fmt.Sprintf(" %d", kind)
 	}

@@ -2,7 +2,6 @@ package pgstore
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -10,15 +9,14 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
 	queueLength = 1024
 	groupCalls  = 256
 	groupBytes  = 4 << 20
-	groupLocks  = 512 // a group that needs more locks out everybody
 
 	optimistic = 3                // attempts before a group locks out everybody
 	attempts   = 12               // before it is given up
@@ -27,7 +25,13 @@ const (
 	answering  = 15 * time.Second // for a server to answer anything
 	pause      = 50 * time.Millisecond
 
-	timeouts = `SELECT set_config('statement_timeout', '10s', true), set_config('lock_timeout', '3s', true)`
+	// A machine that dies holds its locks for no longer than the last. None of these cuts
+	// short the wait of a commit for the standby.
+	timeouts = `SELECT set_config('statement_timeout', '10s', true), set_config('lock_timeout', '3s', true),
+		set_config('idle_in_transaction_session_timeout', '3s', true)`
+
+	addLocks   = 8   // that add can take
+	groupsKept = 256 // rows of groups whose outcome is known
 )
 
 // run is the writing goroutine. A function that calls runtime.Goexit ends the goroutine
@@ -54,7 +58,8 @@ func (s *Store) run() {
 		s.group = nil
 		s.again = append(g.next, s.again...)
 		s.keep(g)
-		s.keepHouse()
+		s.notify()
+		s.tidy()
 	}
 	ended = true
 	close(s.stopped)
@@ -114,8 +119,6 @@ func (s *Store) take() *call {
 			if c.state.CompareAndSwap(queued, started) {
 				return c
 			}
-		case list := <-s.long:
-			s.arrange(list, true)
 		case <-s.wakeTimer():
 			s.notify()
 		}
@@ -143,7 +146,7 @@ func (s *Store) execute(g *group) {
 		}
 		if v == unknown {
 			s.log.Warn("the answer to a commit is lost", "error", plain(err))
-			if v = s.resolve(); v == done {
+			if v = s.resolve(g); v == done {
 				g.remember()
 				s.dueNow(g)
 				g.answer(nil)
@@ -166,7 +169,6 @@ func (s *Store) execute(g *group) {
 			g.answer(failed(v, err))
 			return
 		case v == unavailable:
-			s.pool.Reset() // what is in it is most likely lost too
 			time.Sleep(pause)
 		case v == stale && g.attempt >= optimistic:
 			g.exclusive = true
@@ -196,9 +198,8 @@ func (g *group) answer(err error) {
 func (s *Store) try(g *group) (verdict, error) {
 	v, err := s.attempt(g)
 	if err != nil && g.conn != nil {
-		_, refused := errors.AsType[*pgconn.PgError](err)
-		if v == unavailable || v == unknown || !refused && err != errStale || s.rollback(g) != nil {
-			discard(g.conn)
+		if v == unknown || readOnly(err) || s.rollback(g) != nil || g.conn.Conn().PgConn().TxStatus() != 'I' || g.conn.Conn().PgConn().IsBusy() {
+			s.abandon(g.conn, err)
 			g.conn = nil
 		}
 		g.open = false
@@ -206,7 +207,14 @@ func (s *Store) try(g *group) (verdict, error) {
 	return v, err
 }
 
-var errStale = errors.New("pgstore: what was read has changed")
+// abandon throws a connection away. If it is lost, or leads to a server that takes no
+// writes any more, so most likely are the idle ones.
+func (s *Store) abandon(conn *pgxpool.Conn, err error) {
+	if conn.Conn().IsClosed() || readOnly(err) {
+		s.pool.Reset()
+	}
+	discard(conn)
+}
 
 func (s *Store) rollback(g *group) error {
 	if !g.open {
@@ -313,12 +321,15 @@ func (s *Store) fetch(ctx context.Context, g *group) (err error) {
 		if err != nil {
 			return err
 		}
+		g.learn(a.rows)
 		for k := range g.wantRows {
-			if r := g.known[k]; r == nil || r.outline {
+			switch r, known := g.known[k]; {
+			case !known:
 				g.known[k] = nil
+			case r != nil && r.outline: // of another state than the row has now
+				return errStale
 			}
 		}
-		g.learn(a.rows)
 	}
 	if len(g.wantFamilies) > 0 {
 		a, err := plainRows.of(results)
@@ -359,10 +370,11 @@ func (s *Store) fetch(ctx context.Context, g *group) (err error) {
 	return nil
 }
 
-// learn takes rows for what is stored, unless that is known.
+// learn takes rows for what is stored. What calls may go by already stays as it is, also
+// that there is no row: whether it is so, the transaction finds out.
 func (g *group) learn(rows []*row) {
 	for _, r := range rows {
-		if old := g.known[r.key]; old == nil || old.outline && old.stamp == r.stamp {
+		if old, known := g.known[r.key]; !known || old != nil && old.outline && old.stamp == r.stamp {
 			g.known[r.key] = r
 		}
 	}
@@ -384,14 +396,9 @@ func (s *Store) commit(ctx context.Context, g *group) (verdict, error) {
 	if err := s.connect(ctx, g); err != nil {
 		return verdictOfRead(err), err
 	}
-	if w.any && !s.registered {
-		id := uuid.New()
-		if _, err := g.conn.Exec(ctx, s.sql.register, pgUUID(id)); err != nil {
-			return verdictOfRead(err), err
-		}
-		s.writer, s.turn, s.registered = id, 0, true
+	if w.any {
+		s.turn++ // each attempt has its own
 	}
-	w.encode(g, s.writer, s.turn+1, rand.Int64())
 	keys, exclusive := g.locks()
 	if len(g.asked) > 0 {
 		if v, err := s.askAgain(ctx, g, keys, exclusive); err != nil {
@@ -400,16 +407,19 @@ func (s *Store) commit(ctx context.Context, g *group) (verdict, error) {
 		keys, exclusive = nil, nil
 	}
 	var large []int32
-	args := append([]any{!g.open, keys, exclusive}, w.args...)
 	if !g.open {
-		if err := g.conn.QueryRow(ctx, s.sql.apply, args...).Scan(&large); err != nil {
+		sql, args := s.sql.add, w.single(g, keys, exclusive)
+		if args == nil {
+			w.encode(g, s.id, s.turn, rand.Int64())
+			sql, args = s.sql.apply, append([]any{true, keys, exclusive}, w.args...)
+		}
+		if err := g.conn.QueryRow(ctx, sql, args...).Scan(&large); err != nil {
 			return w.judge(err), err
 		}
 	} else {
+		w.encode(g, s.id, s.turn, rand.Int64())
 		var b pgx.Batch
-		b.Queue(s.sql.apply, args...)
-		// The wait for a standby is not to be cut short: the commit would stand.
-		b.Queue(`SELECT set_config('statement_timeout', '0', true)`)
+		b.Queue(s.sql.apply, append([]any{false, keys, exclusive}, w.args...)...)
 		b.Queue("COMMIT")
 		results := g.conn.SendBatch(ctx, &b)
 		if err := results.QueryRow().Scan(&large); err != nil {
@@ -421,15 +431,44 @@ func (s *Store) commit(ctx context.Context, g *group) (verdict, error) {
 		}
 		g.open = false
 	}
-	if w.any {
-		s.turn++
-	}
 	for _, i := range large {
 		if int(i) <= len(w.lists) && i > 0 {
-			s.later[w.lists[i-1]] = true
+			s.long.note(w.lists[i-1], w.least[i-1])
 		}
 	}
 	return done, nil
+}
+
+// single returns the parameters of add, or nil for what only apply can do. Most groups of
+// a process in which little goes on at once add one row and have read one. An array costs
+// the server more than all values of that row, so they take two thirds of the time.
+func (w *writes) single(g *group, keys []int64, exclusive []bool) []any {
+	if len(w.rows) != 1 || w.changed+len(w.gone)+len(w.off)+len(g.gone) > 0 || len(keys) > addLocks || slices.Contains(exclusive, true) {
+		return nil
+	}
+	var read *row
+	for k := range g.relied {
+		if r := g.known[k]; r != nil && read != nil {
+			return nil
+		} else if r != nil {
+			read = r
+		}
+	}
+	readKind, readID, readStamp := pgtype.Int2{}, pgtype.UUID{}, pgtype.Int8{}
+	if read != nil {
+		readKind = pgtype.Int2{Int16: int16(read.kind), Valid: true}
+		readID, readStamp = pgUUID(read.id), pgtype.Int8{Int64: read.stamp, Valid: true}
+	}
+	var hashes [][]byte
+	for _, l := range w.on {
+		hashes = append(hashes, []byte(l.hash))
+	}
+	r := w.rows[0]
+	r.stamp = rand.Int64()
+	list := r.list()
+	return []any{keys, readKind, readID, readStamp, pgUUID(g.s.id), g.s.turn, r.stamp,
+		int16(r.kind), pgUUID(r.id), pgUUID(r.account), pgUUID(list.scope), list.child, int16(r.class),
+		r.due, int64(r.version), r.lookup, r.shown, r.secret, hashes}
 }
 
 // askAgain takes the locks of the group and checks that its questions have the same answers.
@@ -475,48 +514,65 @@ func verdictOfRead(err error) verdict {
 	return unavailable
 }
 
-// resolve finds out whether the last transaction was committed, and if
-// not, sees to it that it never will be: the server may still have to come to it.
-func (s *Store) resolve() verdict {
-	turn := s.turn + 1
+// resolve finds out whether the last transaction was committed, and if not, sees to it
+// that it never will be: the server may still have to come to it.
+func (s *Store) resolve(g *group) verdict {
 	for deadline := time.Now().Add(resolving); time.Now().Before(deadline); time.Sleep(pause) {
-		s.pool.Reset()
-		was, err := s.settle(turn)
-		switch {
-		case errors.Is(err, pgx.ErrNoRows):
-			s.registered = false
-			return unknown
-		case err != nil:
-			continue
+		// Rows of groups go after a day, for which a machine may have been suspended.
+		if time.Now().Round(0).Sub(g.began.Round(0)) > time.Hour {
+			break
 		}
-		s.turn = turn
-		if was == turn {
+		if committed, err := s.settle(); err == nil && committed {
 			return done
+		} else if err == nil {
+			return unavailable
 		}
-		return unavailable
 	}
-	s.registered = false // whatever becomes of that turn
 	return unknown
 }
 
-// settle takes a turn if it is free, and returns the last one before.
-func (s *Store) settle(turn int64) (was int64, err error) {
+// settle ends the last group, and reports whether it was committed.
+func (s *Store) settle() (committed bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), resolving/4)
 	defer cancel()
 	conn, err := s.acquire(ctx)
 	if err != nil {
-		return 0, err
+		return false, err
 	}
-	if err := conn.QueryRow(ctx, s.sql.settle, pgUUID(s.writer), turn).Scan(&was); err != nil {
-		if errors.Is(err, pgx.ErrNoRows) {
-			conn.Release()
-		} else {
-			discard(conn)
-		}
-		return 0, err
+	if err := conn.QueryRow(ctx, s.sql.settle, pgUUID(s.id), s.turn).Scan(&committed); err != nil {
+		s.abandon(conn, err)
+		return false, err
 	}
 	conn.Release()
-	return was, nil
+	return committed, nil
+}
+
+// tidy deletes rows of groups now and then: its own whose outcome is known, and those of
+// stores that are gone.
+func (s *Store) tidy() {
+	sweep := time.Since(s.swept) > time.Hour
+	if s.turn-s.tidied < groupsKept && !sweep {
+		return
+	}
+	var b pgx.Batch
+	b.Queue(`SELECT set_config('synchronous_commit', 'off', true)`)
+	b.Queue(s.sql.tidy, pgUUID(s.id), s.tidied, s.turn)
+	s.tidied = s.turn // what is missed goes after a day
+	if sweep {
+		b.Queue(s.sql.old)
+		s.swept = time.Now()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), answering)
+	defer cancel()
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return
+	}
+	if err := conn.SendBatch(ctx, &b).Close(); err != nil {
+		s.abandon(conn, err)
+		return
+	}
+	conn.Release()
 }
 
 // remember keeps what the group has read, and what has become of it.
@@ -535,26 +591,6 @@ func (g *group) remember() {
 	}
 }
 
-// keepHouse does a bounded piece of what keeps reads fast.
-func (s *Store) keepHouse() {
-	s.notify()
-	select {
-	case list := <-s.long:
-		s.later[list] = true
-	default:
-	}
-	for list, all := range s.later {
-		delete(s.later, list)
-		s.arrange(list, all)
-		break
-	}
-}
-
-const (
-	longTail  = 512  // records put into a list before its end is cut into blocks
-	listsSeen = 4096 // lists whose records are counted
-)
-
 // count counts what a group has put into lists.
 func (s *Store) count(g *group) {
 	for k, r := range g.overlay {
@@ -564,33 +600,11 @@ func (s *Store) count(g *group) {
 		list := r.list()
 		if s.grown[list]++; s.grown[list] >= longTail {
 			delete(s.grown, list)
-			if !s.later[list] {
-				s.later[list] = false
-			}
+			s.long.note(list, uuid.Max)
 		}
 	}
 	if len(s.grown) > listsSeen {
 		clear(s.grown) // whoever reads a long one says so
-	}
-}
-
-// arrange cuts a list into blocks: its end, or all that have grown too large.
-func (s *Store) arrange(list listKey, all bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), answering)
-	defer cancel()
-	conn, err := s.acquire(ctx)
-	if err == nil {
-		locks := map[int64]bool{s.locks.all(): false, s.locks.list(list): true}
-		keys, exclusive := sorted(locks)
-		_, err = conn.Exec(ctx, s.sql.arrange, int16(list.kind), list.child, pgUUID(list.scope), all, keys, exclusive)
-		if err != nil {
-			discard(conn)
-		} else {
-			conn.Release()
-		}
-	}
-	if err != nil {
-		s.log.Warn("a long list is not in blocks yet, so reading it takes longer", "error", plain(err))
 	}
 }
 
@@ -603,9 +617,6 @@ func (s *Store) noticed(q *question, a *answer) {
 		return
 	}
 	if a.tail > 2*longTail {
-		select {
-		case s.long <- *q.list:
-		default:
-		}
+		s.long.note(*q.list, q.high)
 	}
 }

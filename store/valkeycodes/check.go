@@ -24,6 +24,7 @@ func (u unfit) Error() string { return string(u) }
 type checker struct {
 	client valkey.ClientOption
 	opts   Options
+	lost   func() // is called when a connection that was returned is closed
 }
 
 // dial is a [valkey.ClientOption.DialCtxFn].
@@ -44,15 +45,14 @@ func (c *checker) dial(ctx context.Context, addr string, dialer *net.Dialer, con
 	if tcp, ok := inner(conn).(interface{ SetLinger(int) error }); ok {
 		err = tcp.SetLinger(0)
 	}
-	guarded := guard(conn)
 	if err == nil {
 		err = c.fits(ctx, conn)
 	}
 	if err != nil {
-		_ = guarded.Close()
+		_ = inner(conn).Close()
 		return nil, err
 	}
-	return guarded, nil
+	return guard(conn, c.lost), nil
 }
 
 func (c *checker) connect(ctx context.Context, addr string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {

@@ -87,7 +87,7 @@ func TestPersistsLater(t *testing.T) {
 
 // TestLogins: the commands that the package names are all that it needs.
 func TestLogins(t *testing.T) {
-	const user = "on >secret ~cardvault:code:* +get +set +getdel +del +ping +config|get +hello +auth"
+	const user = "on >secret ~cardvault:code:* +get +set +getdel +del +pttl +ping +config|get +hello +auth"
 	addr := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{
 		"requirepass": "master", "user vault": user,
 	}}).Addr()

@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"strconv"
+	"sync"
 	"sync/atomic"
 )
 
@@ -24,10 +25,11 @@ type guarded struct {
 	net.Conn
 	owed    atomic.Int64 // answers
 	out, in messages
+	closed  func() // is called when it is closed
 }
 
-func guard(conn net.Conn) *guarded {
-	return &guarded{Conn: conn, out: messages{limit: math.MaxInt}, in: messages{limit: maxAnswer}}
+func guard(conn net.Conn, closed func()) *guarded {
+	return &guarded{Conn: conn, out: messages{limit: math.MaxInt}, in: messages{limit: maxAnswer}, closed: sync.OnceFunc(closed)}
 }
 
 func (g *guarded) Write(b []byte) (int, error) {
@@ -48,7 +50,10 @@ func (g *guarded) Read(b []byte) (int, error) {
 }
 
 // Close does not say goodbye: see inner.
-func (g *guarded) Close() error { return inner(g.Conn).Close() }
+func (g *guarded) Close() error {
+	defer g.closed()
+	return inner(g.Conn).Close()
+}
 
 // inner returns the connection under TLS, which does not wait for the server to read that
 // it is closed.

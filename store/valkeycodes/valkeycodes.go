@@ -6,8 +6,8 @@
 //	vault, err := cardvault.New(ctx, store, keys, &cardvault.Options{Codes: codes})
 //
 // The vault seals a code before it gives it away, under a key that ends with the
-// cached value: the server, and whoever listens, sees ids of tokens and how long codes
-// are kept.
+// cached value: the server, and whoever listens, sees ids of tokens, how long codes are
+// kept, and which were put by the same cache.
 //
 // # The server
 //
@@ -21,8 +21,8 @@
 // maxmemory-policy is safe: volatile-ttl lets the code with the least time left go,
 // noeviction keeps no new one.
 //
-// It needs Redis 6.2 or any Valkey, and of their commands GET, SET, GETDEL, DEL, PING,
-// CONFIG GET, HELLO and AUTH; for some options SELECT and CLIENT SETNAME. One server is
+// It needs Redis 6.2 or any Valkey, and of their commands GET, SET, GETDEL, DEL, PTTL,
+// PING, CONFIG GET, HELLO and AUTH; for some options SELECT and CLIENT SETNAME. One server is
 // enough, and all vaults on a store need the same: Sentinel and clusters are not
 // supported, and a server of a cluster is refused.
 //
@@ -31,12 +31,15 @@
 // A server that is killed, flushed or hangs has no codes; nothing else fails. When a call
 // has waited in vain a PING follows, which the server must answer within 50 milliseconds:
 // as long as a vault waits for most. If it does not, calls fail at once until it does. It
-// is asked in the background, every three seconds at least.
+// is asked in the background, every three seconds at least, also if no server was there
+// to begin with, and whenever a connection ends: no call needs to find that out.
 //
 // What could not be erased or replaced meanwhile the cache erases when the server is
 // back, before it is used: up to 65,536 values, for 15 minutes at most and until the cache is
-// closed. Others go with their time. It does so also with a code that another replica
-// has put under the same id since: a code that is lost can be entered again.
+// closed. Others go with their time. It leaves what another cache has put under the same
+// id since, and tells that by how long the value has been there (PTTL), so that clocks need
+// not agree. What was put within 50 milliseconds of the failure, or between that look and
+// the DEL that follows, goes too: a code that is lost can be entered again.
 //
 // A connection that is given up is reset, so that a command which has not left this host
 // never does. One that has, and is held up by a proxy until another connection is in
@@ -45,7 +48,9 @@
 package valkeycodes
 
 import (
+	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -72,8 +77,8 @@ const (
 	// none is answered. A full one would not honour a context.
 	maxCalls = 256
 
-	maxErase   = 1 << 16 // keys
-	eraseBatch = 512
+	maxErase   = 1 << 16          // keys
+	eraseBatch = 128              // of which each is asked for twice: it fits in the queue beside the calls
 	eraseFor   = 15 * time.Minute // as long as a vault keeps a code
 )
 
@@ -103,6 +108,7 @@ type Cache struct {
 	client valkey.Client
 	check  checker
 	prefix string
+	self   uuid.UUID // begins each value that this cache has put
 	slots  chan struct{}
 	ctx    context.Context // ends with the cache
 	cancel context.CancelFunc
@@ -134,12 +140,13 @@ func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, er
 	}
 	c := &Cache{
 		prefix: opts.Prefix,
-		check:  checker{client: o, opts: *opts},
+		self:   uuid.New(),
 		slots:  make(chan struct{}, maxCalls),
 		late:   make(chan struct{}, 1),
 		busy:   make(map[string]chan struct{}),
 		erase:  make(map[string]time.Time),
 	}
+	c.check = checker{client: o, opts: *opts, lost: c.lost}
 	if c.prefix == "" {
 		c.prefix = "cardvault:code:"
 	}
@@ -207,9 +214,16 @@ func (c *Cache) Put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Du
 		return c.Delete(ctx, id)
 	}
 	key := c.key(id)
-	_, err := c.do(ctx, c.client.B().Set().Key(key).Value(string(value)).PxMilliseconds(ms).Build(), key, set)
+	framed := make([]byte, 0, frameSize+store.MaxCode)
+	framed = binary.BigEndian.AppendUint64(append(framed, c.self[:]...), uint64(ms))
+	framed = append(framed, value...)
+	_, err := c.do(ctx, c.client.B().Set().Key(key).Value(string(framed)).PxMilliseconds(ms).Build(), key, set)
 	return err
 }
+
+// frameSize is the size of what is before a value: who has put it, and for how many
+// milliseconds.
+const frameSize = 16 + 8
 
 // Get implements [store.CodeCache].
 func (c *Cache) Get(ctx context.Context, id uuid.UUID) ([]byte, error) {
@@ -256,7 +270,10 @@ func value(m *valkey.ValkeyMessage) ([]byte, error) {
 		return nil, errProtocol
 	}
 	text, err := m.ToString()
-	return []byte(text), err
+	if len(text) < frameSize {
+		return nil, store.ErrNotFound // no cache has put it
+	}
+	return []byte(text[frameSize:]), err
 }
 
 func set(m *valkey.ValkeyMessage) ([]byte, error)  { return nil, says(m, "OK") }
@@ -450,6 +467,25 @@ func (c *Cache) doubt() {
 	c.mend()
 }
 
+// lost connects again in the background: a call that had to might wait too long.
+func (c *Cache) lost() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	c.work.Go(func() {
+		select {
+		case <-time.After(firstPause): // the server may end each connection at once
+		case <-c.ctx.Done():
+			return
+		}
+		if c.ping(limit) != nil {
+			c.doubt()
+		}
+	})
+}
+
 // fail makes calls fail at once.
 func (c *Cache) fail(cause error) {
 	c.mu.Lock()
@@ -510,12 +546,12 @@ func (c *Cache) mended() bool {
 		}
 	}
 	for {
-		keys := c.toErase()
-		if len(keys) == 0 {
+		due := c.toErase()
+		if len(due) == 0 {
 			break
 		}
-		err := c.within(c.ctx, limit, c.client.B().Del().Key(keys...).Build()).Error()
-		c.erased(keys, err == nil)
+		err := c.eraseOld(due)
+		c.erased(due, err == nil)
 		if _, refused := errors.AsType[*valkey.ValkeyError](err); refused {
 			break // it may be read-only for a while
 		}
@@ -531,30 +567,79 @@ func (c *Cache) mended() bool {
 	return !c.mending
 }
 
-// toErase returns some of the keys to erase, which nobody else changes until erased is
-// called.
-func (c *Cache) toErase() (keys []string) {
+// An erasure is of a key whose value was to go at a time.
+type erasure struct {
+	key   string
+	since time.Time
+}
+
+// toErase returns some of the keys to erase, which nobody else in this process changes until
+// erased is called.
+func (c *Cache) toErase() (due []erasure) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for key := range c.erase {
-		if len(keys) == eraseBatch {
+	for key, since := range c.erase {
+		if len(due) == eraseBatch {
 			break
 		}
 		if c.busy[key] == nil {
 			c.busy[key] = make(chan struct{})
-			keys = append(keys, key)
+			due = append(due, erasure{key, since})
 		}
 	}
-	return keys
+	return due
 }
 
-func (c *Cache) erased(keys []string, done bool) {
+func (c *Cache) erased(due []erasure, done bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, key := range keys {
+	for _, e := range due {
 		if done {
-			delete(c.erase, key)
+			delete(c.erase, e.key)
 		}
-		c.release(key)
+		c.release(e.key)
 	}
+}
+
+// eraseOld erases values, but for those that another cache has put since.
+func (c *Cache) eraseOld(due []erasure) error {
+	var look []valkey.Completed
+	for _, e := range due {
+		// The time that is left is never that of an older value.
+		look = append(look, c.client.B().Get().Key(e.key).Build(), c.client.B().Pttl().Key(e.key).Build())
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, limit)
+	defer cancel()
+	asked := time.Now()
+	answers := c.client.DoMulti(ctx, look...)
+	var keys []string
+	for i, e := range due {
+		value, left := answers[2*i], answers[2*i+1]
+		if err := cmp.Or(value.NonValkeyError(), left.NonValkeyError()); err != nil {
+			return err
+		}
+		if !c.newer(value, left, asked.Sub(e.since)) {
+			keys = append(keys, e.key)
+		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	return c.client.Do(ctx, c.client.B().Del().Key(keys...).Build()).Error()
+}
+
+// newer tells whether another cache has put a value, of which some time is left, less
+// than d ago. What the server does not tell counts as old, and so does all that this cache has
+// put: it may have arrived after it was given up.
+func (c *Cache) newer(value, left valkey.ValkeyResult, d time.Duration) bool {
+	text, err := value.ToString()
+	if err != nil || len(text) < frameSize || text[:16] == string(c.self[:]) {
+		return false
+	}
+	ms, err := left.AsInt64()
+	if err != nil || ms <= 0 {
+		return false
+	}
+	age := int64(binary.BigEndian.Uint64([]byte(text[16:frameSize]))) - ms
+	return age >= 0 && age+patience.Milliseconds() < d.Milliseconds()
 }

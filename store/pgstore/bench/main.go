@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cardvault/cardvault"
@@ -34,6 +35,7 @@ func main() {
 	n := flag.Int("n", 1_000_000, "records listed")
 	span := flag.Duration("time", 2*time.Second, "time for each figure of a round")
 	rounds := flag.Int("rounds", 5, "rounds, of which the median counts")
+	held := flag.Int("held", 0, "groups of writes while a snapshot is held")
 	flag.Parse()
 	if flag.NArg() != 1 {
 		flag.Usage()
@@ -41,7 +43,7 @@ func main() {
 	}
 	ctx, cancel := context.WithCancel(context.Background()) // as that of a request
 	defer cancel()
-	if err := run(ctx, flag.Arg(0), *n, *span, *rounds); err != nil {
+	if err := run(ctx, flag.Arg(0), *n, *held, *span, *rounds); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -55,7 +57,7 @@ type bench struct {
 	rounds int
 }
 
-func run(ctx context.Context, url string, n int, span time.Duration, rounds int) error {
+func run(ctx context.Context, url string, n, held int, span time.Duration, rounds int) error {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return err
@@ -82,7 +84,15 @@ func run(ctx context.Context, url string, n int, span time.Duration, rounds int)
 		return err
 	}
 	b := &bench{pool: pool, store: s, span: span, rounds: rounds}
-	err = cmp.Or(b.raw(ctx), b.open(ctx), b.imports(ctx), b.gets(ctx), b.pages(ctx, n))
+	for _, step := range []func(context.Context) error{
+		b.raw, b.open, b.imports, b.gets,
+		func(ctx context.Context) error { return b.held(ctx, held) },
+		func(ctx context.Context) error { return b.pages(ctx, n) },
+	} {
+		if err = step(ctx); err != nil {
+			break
+		}
+	}
 	return cmp.Or(err, s.Close(), drop())
 }
 
@@ -220,6 +230,34 @@ func (b *bench) imports(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// held makes groups of one write each while a transaction holds a snapshot, as a backup
+// does, and compares the last tenth with the first.
+func (b *bench) held(ctx context.Context, groups int) error {
+	tx, err := b.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback(context.WithoutCancel(ctx))
+	if _, err := tx.Exec(ctx, "SELECT 1"); err != nil {
+		return err
+	}
+	var tenths [10]time.Duration
+	for i := range tenths {
+		start := time.Now()
+		for range groups / 10 {
+			r := b.record(b.ids.next())
+			if err := b.store.Update(ctx, func(tx store.Tx) error { tx.Put(r); return nil }); err != nil {
+				return err
+			}
+		}
+		tenths[i] = time.Since(start)
+	}
+	if groups >= 10 {
+		fmt.Printf("held          %d groups, the last tenth took %.2f of the first\n", groups, tenths[9].Seconds()/tenths[0].Seconds())
 	}
 	return nil
 }

@@ -48,13 +48,17 @@ CREATE TABLE "cardvault".counts (
 
 CREATE INDEX counts_list ON "cardvault".counts (scope, child, kind, level, first) INCLUDE (class, n);
 
--- A writer is a Store. turn is the last group of writes that it has made, or that will
--- never be made.
-CREATE TABLE "cardvault".writers (
-	id   uuid        PRIMARY KEY,
-	turn bigint      NOT NULL,
-	at   timestamptz NOT NULL DEFAULT now()
-) WITH (fillfactor = 10);
+-- A group of writes has a row here that is committed with it, by its Store and a number.
+-- If the answer is lost, the Store looks for that row, and puts one there if there is
+-- none: then the group can never be committed. Each group has a row of its own, as one
+-- that all update would have to be found among all versions that a long snapshot keeps.
+CREATE TABLE "cardvault".groups (
+	store uuid        NOT NULL,
+	turn  bigint      NOT NULL,
+	done  boolean     NOT NULL, -- false: it never will be
+	at    timestamptz NOT NULL DEFAULT now(),
+	PRIMARY KEY (store, turn)
+);
 
 -- lock takes locks until the end of the transaction, in the order of the keys, waiting
 -- for each or for none.
@@ -64,7 +68,7 @@ BEGIN
 	IF current_setting('transaction_isolation') <> 'read committed' THEN
 		RAISE EXCEPTION USING ERRCODE = 'CV003', MESSAGE = 'the isolation level is not read committed';
 	END IF;
-	IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+	IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
 		PERFORM set_config('synchronous_commit', 'on', true);
 	END IF;
 	IF patient THEN
@@ -81,7 +85,7 @@ END $$;
 CREATE FUNCTION "cardvault".apply(
 	patient boolean, keys bigint[], exclusive boolean[], -- see lock
 	read_kind smallint[], read_id uuid[], read_stamp bigint[], -- rows; a stamp of null: there is none
-	writer_id uuid, next_turn bigint, new_stamp bigint, -- null: nothing is written
+	of_store uuid, of_turn bigint, new_stamp bigint, -- null: nothing is written
 	gone_kind smallint[], gone_id uuid[], -- rows, with
 	gone uuid[], -- ids that shall have no children left
 	new_kind smallint[], new_id uuid[], new_account uuid[], new_scope uuid[], new_child boolean[], new_class smallint[],
@@ -99,7 +103,7 @@ DECLARE
 	taken text;
 BEGIN
 	IF NOT patient OR current_setting('transaction_isolation') <> 'read committed'
-			OR current_setting('synchronous_commit') IN ('off', 'local') THEN
+			OR current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
 		PERFORM "cardvault".lock(patient, keys, exclusive);
 	ELSE
 		FOR i IN 1..cardinality(keys) LOOP -- assignments, as these need no executor
@@ -115,24 +119,16 @@ BEGIN
 			RAISE EXCEPTION USING ERRCODE = 'CV001', MESSAGE = 'stale';
 		END IF;
 	END LOOP;
-	IF next_turn IS NULL THEN
+	IF of_turn IS NULL THEN
 		RETURN NULL;
 	END IF;
-	UPDATE "cardvault".writers SET turn = next_turn, at = now() WHERE id = writer_id AND turn = next_turn - 1;
-	IF NOT FOUND THEN
-		RAISE EXCEPTION USING ERRCODE = 'CV002', MESSAGE = 'the turn is taken';
-	END IF;
+	INSERT INTO "cardvault".groups (store, turn, done) VALUES (of_store, of_turn, true);
 	IF cardinality(off_id) > 0 OR cardinality(gone_id) > 0 OR cardinality(gone) > 0 OR changed > 0 THEN
 		PERFORM "cardvault".replace(new_stamp, gone_kind, gone_id, gone, new_kind[:changed], new_id[:changed], new_account[:changed],
 			new_scope[:changed], new_child[:changed], new_class[:changed], new_due[:changed], new_version[:changed],
 			new_lookup[:changed], new_shown[:changed], new_secret[:changed], off_kind, off_hash, off_id);
 	END IF;
-	IF cardinality(new_id) - changed = 1 THEN
-		INSERT INTO "cardvault".records (kind, id, account, scope, child, class, due, version, stamp, lookup, shown, secret)
-			VALUES (new_kind[changed + 1], new_id[changed + 1], new_account[changed + 1], new_scope[changed + 1], new_child[changed + 1],
-				new_class[changed + 1], new_due[changed + 1], new_version[changed + 1], new_stamp, new_lookup[changed + 1],
-				new_shown[changed + 1], new_secret[changed + 1]);
-	ELSIF cardinality(new_id) > changed THEN
+	IF cardinality(new_id) > changed THEN
 		INSERT INTO "cardvault".records (kind, id, account, scope, child, class, due, version, stamp, lookup, shown, secret)
 			SELECT new_kind[i], new_id[i], new_account[i], new_scope[i], new_child[i], new_class[i], new_due[i], new_version[i],
 				new_stamp, new_lookup[i], new_shown[i], new_secret[i]
@@ -151,6 +147,75 @@ BEGIN
 		END IF;
 	END LOOP;
 	RETURN NULL; -- all come into open blocks
+END $$;
+
+-- add is apply for a group that adds one row.
+CREATE FUNCTION "cardvault".add(
+	keys bigint[], -- at most 8, which it shares
+	read_kind smallint, read_id uuid, read_stamp bigint, -- null: none was read
+	of_store uuid, of_turn bigint, new_stamp bigint,
+	new_kind smallint, new_id uuid, new_account uuid, new_scope uuid, new_child boolean, new_class smallint,
+	new_due timestamptz, new_version bigint, new_lookup bytea, new_shown bytea, new_secret bytea,
+	hashes bytea[]
+) RETURNS integer[]
+LANGUAGE plpgsql
+SET enable_seqscan = off -- and no more, as each setting costs time
+AS $$
+DECLARE
+	stale boolean;
+	closed boolean;
+BEGIN
+	-- One expression, as that needs no executor. What is not there is null.
+	IF (pg_try_advisory_xact_lock_shared(keys[1]) AND pg_try_advisory_xact_lock_shared(keys[2])
+			AND pg_try_advisory_xact_lock_shared(keys[3]) AND pg_try_advisory_xact_lock_shared(keys[4])
+			AND pg_try_advisory_xact_lock_shared(keys[5]) AND pg_try_advisory_xact_lock_shared(keys[6])
+			AND pg_try_advisory_xact_lock_shared(keys[7]) AND pg_try_advisory_xact_lock_shared(keys[8])) IS FALSE
+			OR current_setting('transaction_isolation') <> 'read committed'
+			OR current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+		PERFORM set_config('lock_timeout', '3s', true);
+		PERFORM "cardvault".lock(true, keys, array_fill(false, ARRAY[cardinality(keys)]));
+	END IF;
+	WITH turn AS (
+		INSERT INTO "cardvault".groups (store, turn, done) VALUES (of_store, of_turn, true)
+	), added AS (
+		INSERT INTO "cardvault".records (kind, id, account, scope, child, class, due, version, stamp, lookup, shown, secret)
+			VALUES (new_kind, new_id, new_account, new_scope, new_child, new_class, new_due, new_version, new_stamp,
+				new_lookup, new_shown, new_secret)
+	)
+	SELECT
+		read_stamp IS DISTINCT FROM (SELECT r.stamp FROM "cardvault".records r WHERE r.kind = read_kind AND r.id = read_id),
+		new_class <> 0 AND new_id < (
+			SELECT c.first FROM "cardvault".counts c
+			WHERE c.scope = new_scope AND c.child = new_child AND c.kind = new_kind AND c.level = 1
+			ORDER BY c.first DESC LIMIT 1)
+		INTO stale, closed;
+	IF stale THEN
+		RAISE EXCEPTION USING ERRCODE = 'CV001', MESSAGE = 'stale';
+	END IF;
+	IF hashes IS NOT NULL THEN
+		INSERT INTO "cardvault".lookups (kind, hash, id) SELECT new_kind, h, new_id FROM unnest(hashes) AS h;
+	END IF;
+	IF closed THEN
+		RETURN "cardvault".tally(ARRAY[new_kind], ARRAY[new_child], ARRAY[new_scope], ARRAY[new_id],
+			ARRAY[1], ARRAY[new_id], ARRAY[new_class], ARRAY[1]);
+	END IF;
+	RETURN NULL;
+END $$;
+
+-- settle ends a group of which it is not known what has become, and returns whether it
+-- was committed. It waits for one that is about to be. It writes in any case, so that
+-- what it says is as durable as the group.
+CREATE FUNCTION "cardvault".settle(of_store uuid, of_turn bigint) RETURNS boolean
+LANGUAGE plpgsql
+SET lock_timeout = '3s'
+AS $$
+DECLARE
+	was boolean;
+BEGIN
+	PERFORM "cardvault".lock(true, NULL, NULL);
+	INSERT INTO "cardvault".groups AS g (store, turn, done) VALUES (of_store, of_turn, false)
+		ON CONFLICT (store, turn) DO UPDATE SET at = now() RETURNING g.done INTO was;
+	RETURN was;
 END $$;
 
 -- replace is the part of apply that removes and changes rows.
@@ -253,83 +318,136 @@ BEGIN
 	RETURN size;
 END $$;
 
--- open_block returns where the open block of a level begins, or null if the list has none.
-CREATE FUNCTION "cardvault".open_block(of_kind smallint, of_child boolean, of_scope uuid, of_level smallint) RETURNS uuid
+-- block_of returns where the block of a level begins that has an id, or null if the list
+-- has no blocks. That of the greatest id is the open one.
+CREATE FUNCTION "cardvault".block_of(of_kind smallint, of_child boolean, of_scope uuid, of_level smallint, of_id uuid) RETURNS uuid
 LANGUAGE sql STABLE AS $$
 	SELECT first FROM "cardvault".counts
-	WHERE scope = of_scope AND child = of_child AND kind = of_kind AND level = of_level
+	WHERE scope = of_scope AND child = of_child AND kind = of_kind AND level = of_level AND first <= of_id
 	ORDER BY first DESC LIMIT 1
 $$;
 
--- arrange cuts the end of a list into blocks, and those of the rest, if asked, that have
--- grown too large. The keys are the locks for that.
-CREATE FUNCTION "cardvault".arrange(of_kind smallint, of_child boolean, of_scope uuid, all_blocks boolean, keys bigint[], exclusive boolean[]) RETURNS void
+-- blocks returns the blocks of a level that have ids of a range, where the next of these
+-- begins, and how many records of some classes (null: all) each has.
+CREATE FUNCTION "cardvault".blocks(of_kind smallint, of_child boolean, of_scope uuid, of_level smallint,
+	low uuid, high uuid, of_class smallint[]) RETURNS TABLE (first uuid, next uuid, n bigint)
+LANGUAGE sql STABLE AS $$
+	SELECT c.first, lead(c.first) OVER (ORDER BY c.first), coalesce(sum(c.n) FILTER (WHERE of_class IS NULL OR c.class = ANY (of_class)), 0)::bigint
+	FROM "cardvault".counts c
+	WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = of_level
+		AND c.first >= coalesce((
+			SELECT x.first FROM "cardvault".counts x
+			WHERE x.scope = of_scope AND x.child = of_child AND x.kind = of_kind AND x.level = of_level AND x.first <= low
+			ORDER BY x.first DESC LIMIT 1), low)
+		AND c.first <= high
+	GROUP BY c.first
+$$;
+
+-- arrange cuts a piece of a list into blocks: from the block on that has an id, those of
+-- its run that have grown too large, and the end of the list if it is the last run. It
+-- returns where the next piece begins, or null. The greatest id is for the end alone.
+-- The keys are the locks for that: nobody else writes to the list meanwhile, so that a
+-- piece is small.
+CREATE FUNCTION "cardvault".arrange(of_kind smallint, of_child boolean, of_scope uuid, at uuid, keys bigint[], exclusive boolean[]) RETURNS uuid
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
 DECLARE
 	zero CONSTANT uuid := '00000000-0000-0000-0000-000000000000';
+	top CONSTANT uuid := 'ffffffff-ffff-ffff-ffff-ffffffffffff';
+	piece CONSTANT bigint := 8192; -- records
+	run uuid;
+	after_run uuid; -- null: run is the open one
 	block record;
-	open uuid;
-	runs CONSTANT bigint := 128; -- blocks in one of level 2
+	firsts uuid[]; -- where new blocks begin
+	done bigint := 0;
+	onward uuid;
 BEGIN
 	PERFORM "cardvault".lock(true, keys, exclusive);
-	open := "cardvault".open_block(of_kind, of_child, of_scope, 1::smallint);
+	run := coalesce("cardvault".block_of(of_kind, of_child, of_scope, 2::smallint, at), zero);
+	after_run := (
+		SELECT c.first FROM "cardvault".counts c
+		WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 2 AND c.first > run
+		ORDER BY c.first LIMIT 1);
+	onward := after_run;
+	-- A block is divided after each 128 records; what is left has up to 255, and the last
+	-- of a list stay in the open block, since ids come almost in order.
 	FOR block IN
-		SELECT b.first, b.next FROM (
-			SELECT c.first, lead(c.first) OVER (ORDER BY c.first) AS next, sum(c.n) AS size FROM "cardvault".counts c
-			WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 1
-				AND (all_blocks OR c.first = open)
-			GROUP BY c.first) AS b
-		WHERE b.size > 256 OR b.next IS NULL
-		UNION ALL SELECT zero, NULL WHERE open IS NULL
+		SELECT b.first, b.next FROM "cardvault".blocks(of_kind, of_child, of_scope, 1::smallint, at, coalesce(after_run, top), NULL) AS b
+			WHERE b.first IS DISTINCT FROM after_run AND (b.n > 256 OR b.next IS NULL)
+		UNION ALL SELECT zero, NULL WHERE "cardvault".block_of(of_kind, of_child, of_scope, 1::smallint, top) IS NULL
+		ORDER BY first
 	LOOP
-		DELETE FROM "cardvault".counts c
-			WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 1 AND c.first = block.first;
-		-- The last entries stay in the open block, since ids come almost in order.
-		WITH entries AS MATERIALIZED (
-			SELECT r.id, r.class, (row_number() OVER (ORDER BY r.id) - 1) / 128 AS place, count(*) OVER () AS size
-			FROM "cardvault".records r
-			WHERE r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND r.class <> 0 AND (r.child OR r.class <> 0)
-				AND r.id >= block.first AND r.id <= coalesce(block.next, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
-				AND (block.next IS NULL OR r.id < block.next)
-		), blocks AS (
-			SELECT e.place, CASE e.place WHEN 0 THEN block.first ELSE (array_agg(e.id ORDER BY e.id))[1] END AS first,
-				block.next IS NULL AND e.place >= greatest(0, min(e.size) - 128) / 128 AS open
-			FROM entries e GROUP BY e.place
-		)
-		INSERT INTO "cardvault".counts (kind, child, scope, level, first, class, n)
-			SELECT of_kind, of_child, of_scope, 1, b.first, 0, 0 FROM blocks b
-				WHERE NOT b.open OR b.place = (SELECT min(o.place) FROM blocks o WHERE o.open)
-			UNION ALL SELECT of_kind, of_child, of_scope, 1, block.first, 0, 0 WHERE NOT EXISTS (SELECT FROM blocks)
-			UNION ALL SELECT of_kind, of_child, of_scope, 1, b.first, e.class, count(*)
-				FROM entries e JOIN blocks b USING (place) WHERE NOT b.open GROUP BY b.first, e.class;
+		firsts := ARRAY(
+			SELECT e.id FROM (
+				SELECT l.id, row_number() OVER (ORDER BY l.id) AS place, count(*) OVER () AS size FROM (
+					SELECT r.id FROM "cardvault".records r
+					WHERE r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND (r.child OR r.class <> 0) AND r.class <> 0
+						AND r.id >= block.first AND r.id <= coalesce(block.next, top) AND r.id IS DISTINCT FROM block.next
+					ORDER BY r.id LIMIT piece + 128) AS l) AS e
+			WHERE e.place > 1 AND e.place % 128 = 1 AND e.place + 127 <= e.size
+			ORDER BY e.place);
+		PERFORM "cardvault".cut(of_kind, of_child, of_scope, 1::smallint, block.first, block.next, firsts);
+		done := done + 128 * cardinality(firsts);
+		IF done >= piece THEN
+			onward := firsts[cardinality(firsts)];
+			EXIT;
+		END IF;
 	END LOOP;
 
-	IF (SELECT count(DISTINCT c.first) FROM "cardvault".counts c
-			WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 1
-				AND c.first >= coalesce("cardvault".open_block(of_kind, of_child, of_scope, 2::smallint), zero)) > 2 * runs THEN
-		-- Blocks that have become empty join the one before.
+	firsts := ARRAY(
+		SELECT e.first FROM (
+			SELECT b.first, row_number() OVER (ORDER BY b.first) AS place, count(*) OVER () AS size
+			FROM "cardvault".blocks(of_kind, of_child, of_scope, 1::smallint, run, coalesce(after_run, top), NULL) AS b
+			WHERE b.first IS DISTINCT FROM after_run) AS e
+		WHERE e.place > 1 AND e.place % 128 = 1 AND e.place + 127 <= e.size
+		ORDER BY e.place);
+	PERFORM "cardvault".cut(of_kind, of_child, of_scope, 2::smallint, run, after_run, firsts);
+	IF cardinality(firsts) > 0 THEN
+		-- Runs that have become empty join the one before.
 		DELETE FROM "cardvault".counts c
-			WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind
-				AND (c.level = 2 OR c.first IN (
-					SELECT e.first FROM "cardvault".counts e
-					WHERE e.scope = of_scope AND e.child = of_child AND e.kind = of_kind AND e.level = 1
-						AND e.first NOT IN (zero, "cardvault".open_block(of_kind, of_child, of_scope, 1::smallint))
-					GROUP BY e.first HAVING count(*) FILTER (WHERE e.class <> 0) = 0));
-		WITH entries AS MATERIALIZED (
-			SELECT c.first, c.class, c.n, (dense_rank() OVER (ORDER BY c.first) - 1) / runs AS place
-			FROM "cardvault".counts c
-			WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 1
-		), blocks AS (
-			SELECT e.place, (array_agg(e.first ORDER BY e.first))[1] AS first, e.place = (SELECT max(o.place) FROM entries o) AS open
-			FROM entries e GROUP BY e.place
-		)
-		INSERT INTO "cardvault".counts (kind, child, scope, level, first, class, n)
-			SELECT of_kind, of_child, of_scope, 2, b.first, 0, 0 FROM blocks b
-			UNION ALL SELECT of_kind, of_child, of_scope, 2, b.first, e.class, sum(e.n)
-				FROM entries e JOIN blocks b USING (place) WHERE NOT b.open AND e.class <> 0 GROUP BY b.first, e.class HAVING sum(e.n) <> 0;
+			USING "cardvault".blocks(of_kind, of_child, of_scope, 2::smallint, zero, top, NULL) AS b
+			WHERE b.n = 0 AND b.first > zero AND b.next IS NOT NULL
+				AND c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level IN (1, 2) AND c.first >= b.first AND c.first < b.next;
 	END IF;
+	RETURN onward;
+END $$;
+
+-- cut divides a block where new ones shall begin. What comes after the last of these is
+-- counted if the block was.
+CREATE FUNCTION "cardvault".cut(of_kind smallint, of_child boolean, of_scope uuid, of_level smallint,
+	of_first uuid, of_next uuid, firsts uuid[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+	bounds CONSTANT uuid[] := of_first || firsts;
+	rest CONSTANT uuid := firsts[cardinality(firsts)];
+BEGIN
+	IF rest IS NULL THEN
+		RETURN;
+	END IF;
+	INSERT INTO "cardvault".counts (kind, child, scope, level, first, class, n)
+		SELECT of_kind, of_child, of_scope, of_level, f.first, 0, 0 FROM unnest(bounds) AS f(first)
+		WHERE f.first <> of_first OR "cardvault".block_of(of_kind, of_child, of_scope, of_level, of_first) IS DISTINCT FROM of_first;
+	WITH entries AS MATERIALIZED (
+		SELECT bounds[width_bucket(e.id, bounds)] AS first, e.class, sum(e.n) AS n
+		FROM (
+			SELECT r.id, r.class, 1 AS n FROM "cardvault".records r
+				WHERE of_level = 1 AND r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND (r.child OR r.class <> 0) AND r.class <> 0
+					AND r.id >= of_first AND r.id < rest
+			UNION ALL SELECT c.first, c.class, c.n FROM "cardvault".counts c
+				WHERE of_level = 2 AND c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 1 AND c.class <> 0
+					AND c.first >= of_first AND c.first < rest) AS e
+		GROUP BY 1, 2
+	), gone AS (
+		DELETE FROM "cardvault".counts c
+			WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = of_level AND c.first = of_first AND c.class <> 0
+			RETURNING c.class, c.n
+	)
+	INSERT INTO "cardvault".counts (kind, child, scope, level, first, class, n)
+		SELECT of_kind, of_child, of_scope, of_level, e.first, e.class, e.n FROM entries e WHERE e.n <> 0
+		UNION ALL SELECT of_kind, of_child, of_scope, of_level, rest, r.class, sum(r.n)
+			FROM (SELECT g.class, g.n FROM gone g UNION ALL SELECT e.class, -e.n FROM entries e) AS r
+			WHERE of_next IS NOT NULL GROUP BY r.class HAVING sum(r.n) <> 0;
 END $$;
 
 -- rank returns how many records of a list and some classes (null: all) have an id below
@@ -365,9 +483,8 @@ BEGIN
 	END IF;
 END $$;
 
--- list answers a query: how many records it selects, if counted, and the ids of a page,
--- ascending. tail is how many records were counted one by one. A page is found by adding
--- up blocks.
+-- list answers a query: how many records it selects, if counted, and the ids of a page.
+-- tail is how many records were counted one by one. A page is found by adding up blocks.
 CREATE FUNCTION "cardvault".list(
 	of_kind smallint, of_child boolean, of_scope uuid, of_class smallint[], low uuid, high uuid, live timestamptz,
 	descending boolean, skip bigint, most bigint, counted boolean, OUT total bigint, OUT tail bigint, OUT ids uuid[])
@@ -376,6 +493,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force
 AS $$
 DECLARE
 	zero CONSTANT uuid := '00000000-0000-0000-0000-000000000000';
+	top CONSTANT uuid := 'ffffffff-ffff-ffff-ffff-ffffffffffff';
 	lapsed uuid[] := '{}';
 	begins bigint := 0; -- ranks of the range
 	ends bigint;
@@ -388,21 +506,7 @@ BEGIN
 	total := 0;
 	tail := 0;
 	IF skip = 0 AND NOT counted THEN
-		IF descending THEN
-			ids := ARRAY(
-				SELECT r.id FROM "cardvault".records r
-				WHERE r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND (r.child OR r.class <> 0) AND r.class <> 0
-					AND r.id >= low AND r.id <= high
-					AND (of_class IS NULL OR r.class = ANY (of_class)) AND (live IS NULL OR r.due IS NULL OR r.due > live)
-				ORDER BY r.id DESC LIMIT most);
-		ELSE
-			ids := ARRAY(
-				SELECT r.id FROM "cardvault".records r
-				WHERE r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND (r.child OR r.class <> 0) AND r.class <> 0
-					AND r.id >= low AND r.id <= high
-					AND (of_class IS NULL OR r.class = ANY (of_class)) AND (live IS NULL OR r.due IS NULL OR r.due > live)
-				ORDER BY r.id LIMIT most);
-		END IF;
+		ids := "cardvault".walk(of_kind, of_child, of_scope, of_class, low, high, live, descending, 0, most);
 		RETURN;
 	END IF;
 
@@ -414,8 +518,7 @@ BEGIN
 			ORDER BY d.id);
 	END IF;
 	IF low > zero THEN
-		begins := (SELECT k.n FROM "cardvault".rank(of_kind, of_child, of_scope, of_class, low, false) AS k)
-			- width_bucket(low, lapsed) + (low = ANY (lapsed))::integer;
+		begins := (SELECT k.n FROM "cardvault".rank(of_kind, of_child, of_scope, of_class, low, false) AS k) - "cardvault".below(low, lapsed);
 	END IF;
 	SELECT k.n, k.seen INTO ends, tail FROM "cardvault".rank(of_kind, of_child, of_scope, of_class, high, true) AS k;
 	ends := greatest(begins, ends - width_bucket(high, lapsed));
@@ -428,31 +531,100 @@ BEGIN
 		RETURN;
 	END IF;
 	SELECT b.first, b.next, b.before INTO run, next, before FROM (
-		SELECT c.first, lead(c.first) OVER w AS next,
-			coalesce(sum(sum(c.n) FILTER (WHERE of_class IS NULL OR c.class = ANY (of_class)))
-				OVER (w ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
-		FROM "cardvault".counts c
-		WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 2
-		GROUP BY c.first WINDOW w AS (ORDER BY c.first)) AS b
-	WHERE b.before - width_bucket(b.first, lapsed) + (b.first = ANY (lapsed))::integer <= place
+		SELECT r.first, r.next, coalesce(sum(r.n) OVER (ORDER BY r.first ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+		FROM "cardvault".blocks(of_kind, of_child, of_scope, 2::smallint, zero, top, of_class) AS r) AS b
+	WHERE b.before - "cardvault".below(b.first, lapsed) <= place
 	ORDER BY b.first DESC LIMIT 1;
 	before := coalesce(before, 0);
 	SELECT b.first, b.before INTO block, before FROM (
-		SELECT c.first, before + coalesce(sum(sum(c.n) FILTER (WHERE of_class IS NULL OR c.class = ANY (of_class)))
-				OVER (ORDER BY c.first ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
-		FROM "cardvault".counts c
-		WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = 1
-			AND c.first >= coalesce(run, zero) AND c.first <= coalesce(next, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
-		GROUP BY c.first) AS b
-	WHERE b.before - width_bucket(b.first, lapsed) + (b.first = ANY (lapsed))::integer <= place
+		SELECT r.first, before + coalesce(sum(r.n) OVER (ORDER BY r.first ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+		FROM "cardvault".blocks(of_kind, of_child, of_scope, 1::smallint, coalesce(run, zero), coalesce(next, top), of_class) AS r) AS b
+	WHERE b.before - "cardvault".below(b.first, lapsed) <= place
 	ORDER BY b.first DESC LIMIT 1;
 	block := coalesce(block, zero);
-	before := coalesce(before, 0) - width_bucket(block, lapsed) + (block = ANY (lapsed))::integer;
-	ids := ARRAY(
-		SELECT r.id FROM "cardvault".records r
-		WHERE r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND (r.child OR r.class <> 0) AND r.class <> 0
-			AND r.id >= block AND (of_class IS NULL OR r.class = ANY (of_class)) AND r.id <> ALL (lapsed)
-		ORDER BY r.id OFFSET place - before LIMIT most);
+	before := coalesce(before, 0) - "cardvault".below(block, lapsed);
+	ids := "cardvault".walk(of_kind, of_child, of_scope, of_class, block, high, live, false, place - before, most);
+END $$;
+
+-- below returns how many of some ids, which ascend, are below one.
+CREATE FUNCTION "cardvault".below(of_id uuid, ids uuid[]) RETURNS integer
+LANGUAGE sql IMMUTABLE AS $$
+	SELECT width_bucket(of_id, ids) - (ids[width_bucket(of_id, ids)] IS NOT DISTINCT FROM of_id)::integer
+$$;
+
+-- walk returns a page of the ids in a range: it passes over some. It looks at 512
+-- records whatever their class, and if that is not enough only at blocks that have
+-- records of these classes.
+CREATE FUNCTION "cardvault".walk(
+	of_kind smallint, of_child boolean, of_scope uuid, of_class smallint[], low uuid, high uuid, live timestamptz,
+	descending boolean, pass bigint, most bigint) RETURNS uuid[]
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET jit = off
+AS $$
+DECLARE
+	zero CONSTANT uuid := '00000000-0000-0000-0000-000000000000';
+	near CONSTANT bigint := 512;
+	ids uuid[];
+	run record;
+	block record;
+	found uuid[];
+BEGIN
+	IF descending THEN
+		ids := ARRAY(
+			SELECT e.id FROM (
+				SELECT r.id, r.class, r.due FROM "cardvault".records r
+				WHERE r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND (r.child OR r.class <> 0) AND r.class <> 0
+					AND r.id >= low AND r.id <= high
+				ORDER BY r.id DESC LIMIT near) AS e
+			WHERE (of_class IS NULL OR e.class = ANY (of_class)) AND (live IS NULL OR e.due IS NULL OR e.due > live)
+			ORDER BY e.id DESC OFFSET pass LIMIT most);
+	ELSE
+		ids := ARRAY(
+			SELECT e.id FROM (
+				SELECT r.id, r.class, r.due FROM "cardvault".records r
+				WHERE r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND (r.child OR r.class <> 0) AND r.class <> 0
+					AND r.id >= low AND r.id <= high
+				ORDER BY r.id LIMIT near) AS e
+			WHERE (of_class IS NULL OR e.class = ANY (of_class)) AND (live IS NULL OR e.due IS NULL OR e.due > live)
+			ORDER BY e.id OFFSET pass LIMIT most);
+	END IF;
+	IF cardinality(ids) = most OR NOT EXISTS (
+			SELECT FROM "cardvault".records r
+			WHERE r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND (r.child OR r.class <> 0) AND r.class <> 0
+				AND r.id >= low AND r.id <= high OFFSET near) THEN
+		RETURN ids;
+	END IF;
+
+	ids := '{}';
+	FOR run IN
+		SELECT u.first, u.next FROM (
+			SELECT b.first, b.next FROM "cardvault".blocks(of_kind, of_child, of_scope, 2::smallint, low, high, of_class) AS b
+				WHERE b.n > 0 OR b.next IS NULL
+			UNION ALL SELECT zero, NULL WHERE "cardvault".block_of(of_kind, of_child, of_scope, 2::smallint, high) IS NULL) AS u
+		ORDER BY CASE WHEN descending THEN u.first END DESC, u.first
+	LOOP
+		FOR block IN
+			SELECT u.first, u.next FROM (
+				SELECT b.first, b.next FROM "cardvault".blocks(of_kind, of_child, of_scope, 1::smallint,
+						greatest(low, run.first), least(high, run.next), of_class) AS b
+					WHERE b.first IS DISTINCT FROM run.next AND (b.n > 0 OR b.next IS NULL)
+				UNION ALL SELECT zero, NULL WHERE "cardvault".block_of(of_kind, of_child, of_scope, 1::smallint, high) IS NULL) AS u
+			ORDER BY CASE WHEN descending THEN u.first END DESC, u.first
+		LOOP
+			found := ARRAY(
+				SELECT r.id FROM "cardvault".records r
+				WHERE r.scope = of_scope AND r.child = of_child AND r.kind = of_kind AND (r.child OR r.class <> 0) AND r.class <> 0
+					AND r.id >= greatest(low, block.first) AND r.id <= least(high, block.next) AND r.id IS DISTINCT FROM block.next
+					AND (of_class IS NULL OR r.class = ANY (of_class)) AND (live IS NULL OR r.due IS NULL OR r.due > live)
+				ORDER BY CASE WHEN descending THEN r.id END DESC, r.id LIMIT pass + most);
+			ids := ids || found[pass::integer + 1:];
+			pass := greatest(0, pass - cardinality(found));
+			IF cardinality(ids) >= most THEN
+				RETURN ids[:most::integer];
+			END IF;
+		END LOOP;
+	END LOOP;
+	RETURN ids;
 END $$;
 
 -- list_hash is list for the records that have a hash, which are few.

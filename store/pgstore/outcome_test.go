@@ -1,0 +1,524 @@
+//go:build unix
+
+package pgstore_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cardvault/cardvault/internal/realtest"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/pgstore"
+)
+
+// A deed is what a tap does with a request other than to pass it on.
+type deed struct {
+	drop    bool            // does not pass it on, and closes the connection
+	freeze  <-chan struct{} // until this is closed: as if the machine had died
+	instead string
+}
+
+// tap passes on connections to a server, and does with each request what on says: with
+// the answers too if that is none of the first two. It returns its address.
+func tap(t testing.TB, server string, on func(request []byte) *deed) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var waits sync.WaitGroup
+	serve := func(client net.Conn) {
+		defer client.Close()
+		to, err := net.Dial("tcp", server)
+		if err != nil {
+			return
+		}
+		defer to.Close()
+		var does atomic.Pointer[deed]
+		waits.Go(func() {
+			for b := make([]byte, 1<<16); ; {
+				n, err := to.Read(b)
+				d := does.Load()
+				if d == nil && err == nil {
+					_, err = client.Write(b[:n])
+				} else if d == nil || d.freeze == nil {
+					if d != nil {
+						_, _ = client.Write([]byte(d.instead))
+					}
+					_ = client.Close()
+				}
+				if err != nil {
+					return
+				}
+			}
+		})
+		for b := make([]byte, 1<<16); ; {
+			n, err := client.Read(b)
+			if err != nil {
+				return
+			}
+			if does.Load() == nil {
+				does.Store(on(b[:n]))
+			}
+			switch d := does.Load(); {
+			case d == nil:
+			case d.freeze != nil:
+				<-d.freeze
+				return
+			case d.drop:
+				return
+			}
+			if _, err := to.Write(b[:n]); err != nil {
+				return
+			}
+		}
+	}
+	waits.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			waits.Go(func() { serve(conn) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		waits.Wait()
+	})
+	return l.Addr().String()
+}
+
+// A trigger does something with the next call of a function, once it is armed.
+type trigger struct {
+	calls *regexp.Regexp
+	does  *deed
+	armed atomic.Bool
+}
+
+var (
+	commits = regexp.MustCompile(`\.(add|apply)\(`)
+	settles = regexp.MustCompile(`\.settle\(`)
+)
+
+func (g *trigger) on(request []byte) *deed {
+	if g.calls.Match(request) && g.armed.CompareAndSwap(true, false) {
+		return g.does
+	}
+	return nil
+}
+
+// tapped returns connections to a server on which triggers act, to which statements go
+// as they are written.
+func tapped(t testing.TB, server *realtest.Postgres, triggers ...*trigger) *pgxpool.Pool {
+	t.Helper()
+	address := tap(t, server.Addr(), func(request []byte) *deed {
+		for _, g := range triggers {
+			if d := g.on(request); d != nil {
+				return d
+			}
+		}
+		return nil
+	})
+	return pool(t, through(t, server.URL("postgres"), address)+"&default_query_exec_mode=exec")
+}
+
+// check puts records with the numbers from n on, and looks whether they are there.
+func check(t testing.TB, s store.Store, n, records int) {
+	t.Helper()
+	var rs []*store.Record
+	for i := range records {
+		rs = append(rs, record(n+i))
+	}
+	if err := put(s, rs...); err != nil {
+		t.Errorf("Update = %v", err)
+	}
+	if !has(t, s, n+records-1) {
+		t.Error("what was acknowledged is not there")
+	}
+}
+
+// A group that has not come to the server is not taken for done when the answer to what
+// has become of it is lost too.
+func TestSettleLost(t *testing.T) {
+	lost, asked := &trigger{calls: commits, does: &deed{drop: true}}, &trigger{calls: settles, does: &deed{}}
+	p := tapped(t, postgres.Get(t), lost, asked)
+	s := open(t, p, schema(t, p))
+	for _, records := range []int{1, 2} {
+		lost.armed.Store(true)
+		asked.armed.Store(true)
+		check(t, s, 10*records, records)
+		if lost.armed.Load() || asked.armed.Load() {
+			t.Error("nothing was lost, so nothing is proved")
+		}
+	}
+}
+
+// Whoever has lost the server after it has committed is not believed that it did not.
+func TestServerLostAfterCommit(t *testing.T) {
+	for name, text := range map[string]string{
+		"PgBouncer":  "SFATAL\x00C08P01\x00Mserver conn crashed?\x00\x00",
+		"pooler":     "SERROR\x00C58000\x00Mserver closed the connection\x00\x00",
+		"proxy":      "SERROR\x00VERROR\x00C08006\x00Mconnection failure\x00\x00",
+		"PostgreSQL": "SFATAL\x00VFATAL\x00C57P01\x00Mterminating connection\x00\x00",
+	} {
+		t.Run(name, func(t *testing.T) {
+			message := binary.BigEndian.AppendUint32([]byte{'E'}, uint32(4+len(text)))
+			loses := &trigger{calls: commits, does: &deed{instead: string(message) + text}}
+			p := tapped(t, postgres.Get(t), loses)
+			s := open(t, p, schema(t, p))
+			for _, records := range []int{1, 2} {
+				loses.armed.Store(true)
+				check(t, s, 10*records, records)
+				if loses.armed.Load() {
+					t.Error("nothing was lost, so nothing is proved")
+				}
+			}
+		})
+	}
+}
+
+// A store writes on after a group with locked rows was rolled back, and when what it
+// keeps of its groups is gone.
+func TestGroupsGone(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := schema(t, p)
+	other, s := open(t, p, name), open(t, p, name)
+	check(t, other, 0, 1)
+	runs := 0
+	err := s.Update(t.Context(), func(tx store.Tx) error {
+		if _, err := tx.Due(kind, time.Now(), 1); err != nil {
+			return err
+		}
+		r, err := tx.Get(kind, id(0))
+		if err != nil {
+			return err
+		}
+		if runs++; runs == 1 {
+			changed := *r
+			changed.Version++
+			if err := put(other, &changed); err != nil {
+				return err
+			}
+		}
+		r.Version++
+		tx.Put(r)
+		return nil
+	})
+	if err != nil || runs < 2 {
+		t.Errorf("Update = %v after %d runs", err, runs)
+	}
+	check(t, s, 1, 1)
+	if _, err := p.Exec(t.Context(), "DELETE FROM "+pgx.Identifier{name, "groups"}.Sanitize()); err != nil {
+		t.Fatal(err)
+	}
+	check(t, s, 2, 1)
+}
+
+// A record that another call of the group has found is not written over by one that
+// takes it for new.
+func TestPutOfFound(t *testing.T) {
+	for how, find := range map[string]func(store.Tx) error{
+		"Get":    func(tx store.Tx) error { _, err := tx.Get(kind, id(1)); return err },
+		"Lookup": func(tx store.Tx) error { _, err := tx.Lookup(kind, []byte("hash"), 1); return err },
+		"Delete": func(tx store.Tx) error { tx.Delete(kind, id(3)); return nil }, // finds its child
+	} {
+		for _, putFirst := range []bool{true, false} {
+			t.Run(how, func(t *testing.T) {
+				p := pool(t, postgres.Get(t).URL("postgres"))
+				name := schema(t, p)
+				other, s := open(t, p, name), open(t, p, name)
+				first := record(1)
+				first.Lookup, first.Parent = [][]byte{[]byte("hash")}, id(3)
+				if err := put(other, first, record(3)); err != nil {
+					t.Fatal(err)
+				}
+				second := record(1)
+				second.Secret, second.Parent = []byte("second"), id(3)
+				err := together(s,
+					func(tx store.Tx) error { tx.Put(second); return nil },
+					func(tx store.Tx) error { tx.Put(record(2)); return find(tx) }, putFirst)
+				switch {
+				case how == "Delete" && !putFirst && err == nil: // there is none any more
+				case !errors.Is(err, store.ErrConflict):
+					t.Errorf("Put of a record that is there = %v, want ErrConflict", err)
+				}
+			})
+		}
+	}
+}
+
+// together runs two functions in one group, and returns the outcome of the first.
+func together(s store.Store, a, b func(store.Tx) error, order bool) error {
+	begun, release := make(chan bool), make(chan bool)
+	var group sync.WaitGroup
+	group.Go(func() {
+		once := sync.OnceFunc(func() { close(begun); <-release })
+		_ = s.Update(context.Background(), func(store.Tx) error { once(); return nil })
+	})
+	<-begun
+	fns := []func(store.Tx) error{a, b}
+	if !order {
+		fns[0], fns[1] = b, a
+	}
+	errs := make([]error, 2)
+	for i, fn := range fns {
+		queued := make(chan bool)
+		group.Go(func() {
+			close(queued)
+			errs[i] = s.Update(context.Background(), fn)
+		})
+		<-queued
+		<-time.After(20 * time.Millisecond) // to come into the queue
+	}
+	close(release)
+	group.Wait()
+	if !order {
+		return errs[1]
+	}
+	return errs[0]
+}
+
+// What a store remembers of a row that another has changed is not what it writes by.
+func TestRemembered(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := schema(t, p)
+	other, s := open(t, p, name), open(t, p, name)
+	check(t, other, 0, 1)
+	for n := range 3 {
+		for m := range 1 + n { // one or several rows at once
+			var seen uint64
+			err := s.Update(t.Context(), func(tx store.Tx) error {
+				r, err := tx.Get(kind, id(0))
+				if err != nil {
+					return err
+				}
+				seen = r.Version
+				for i := range 1 + m {
+					tx.Put(record(1 + 100*n + 10*m + i))
+				}
+				return nil
+			})
+			if err != nil || seen != uint64(1+n) {
+				t.Errorf("Update = %v by version %d, want %d", err, seen, 1+n)
+			}
+		}
+		r := record(0)
+		r.Version = uint64(2 + n)
+		if err := put(other, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The locks of a machine that dies amid a transaction are free within seconds.
+func TestMachineDies(t *testing.T) {
+	end := make(chan struct{})
+	dies := &trigger{calls: commits, does: &deed{freeze: end}}
+	server := postgres.Get(t)
+	direct := pool(t, server.URL("postgres"))
+	name := schema(t, direct)
+	s, dead := open(t, direct, name), open(t, tapped(t, server, dies), name)
+	check(t, dead, 0, 1)
+	dies.armed.Store(true)
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer close(end)
+	group.Go(func() {
+		_ = dead.Update(context.Background(), func(tx store.Tx) error { // it asks for what is locked first
+			_, err := tx.List(&store.Query{Kind: kind, Account: account, Limit: 1})
+			tx.Put(record(1))
+			return err
+		})
+	})
+	for dies.armed.Load() {
+		<-time.After(time.Millisecond)
+	}
+	began := time.Now()
+	check(t, s, 2, 1)
+	if took := time.Since(began); took < time.Second || took > 7*time.Second {
+		t.Errorf("another Update took %v", took)
+	}
+}
+
+// Whatever the session says, a commit waits for the disk and for the standby's.
+func TestSynchronousCommit(t *testing.T) {
+	server := postgres.Get(t)
+	for setting, want := range map[string]string{"off": "on", "local": "on", "remote_write": "on", "on": "on", "remote_apply": "remote_apply"} {
+		lost := &trigger{calls: commits, does: &deed{drop: true}}
+		p := tapped(t, server, lost)
+		name := schema(t, p)
+		config := p.Config()
+		config.ConnConfig.RuntimeParams["synchronous_commit"] = setting
+		p, err := pgxpool.NewWithConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		s := open(t, p, name)
+		if _, err := p.Exec(t.Context(), strings.ReplaceAll(`CREATE TABLE "s".seen (setting text);
+			CREATE FUNCTION "s".see() RETURNS trigger LANGUAGE plpgsql AS $$
+				BEGIN INSERT INTO "s".seen VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$;
+			CREATE CONSTRAINT TRIGGER see AFTER INSERT OR UPDATE ON "s".groups DEFERRABLE INITIALLY DEFERRED
+				FOR EACH ROW EXECUTE FUNCTION "s".see()`, `"s"`, pgx.Identifier{name}.Sanitize()), pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+		for _, records := range []int{1, 2} {
+			check(t, s, 20*records, records)
+			lost.armed.Store(true)
+			check(t, s, 20*records+10, records)
+		}
+		var n int
+		var seen, after string
+		if err := p.QueryRow(t.Context(), "SELECT count(*), string_agg(DISTINCT setting, ' '), current_setting('synchronous_commit') FROM "+
+			pgx.Identifier{name, "seen"}.Sanitize()).Scan(&n, &seen, &after); err != nil {
+			t.Fatal(err)
+		}
+		if n != 6 || seen != want || after != setting {
+			t.Errorf("in sessions with %s %d transactions commit with %s, and leave %s; want 6 with %s", setting, n, seen, after, want)
+		}
+	}
+}
+
+// What a server that was lost has committed and its standby does not have is not
+// acknowledged until it has. No timeout of the session cuts the wait short.
+func TestWaitsForStandby(t *testing.T) {
+	primary := realtest.PostgreSQL(t, nil)
+	standby := primary.Standby(t)
+	p := pool(t, primary.URL("postgres")+"&synchronous_commit=local&statement_timeout=300")
+	s := open(t, p, schema(t, p))
+	check(t, s, 0, 1)
+	for n, update := range []func(n int) error{
+		func(n int) error { return put(s, record(n)) },
+		func(n int) error { // with a transaction that is open before
+			return s.Update(context.Background(), func(tx store.Tx) error {
+				_, err := tx.List(&store.Query{Kind: kind, Account: account, Limit: 1})
+				tx.Put(record(n))
+				return err
+			})
+		},
+	} {
+		for _, terminates := range []bool{false, true} {
+			n := 10*(n+1) + len(list(t, s, &store.Query{Kind: kind, Account: account, Limit: 100}).Records)
+			standby.Stop()
+			done := make(chan error, 1)
+			go func() { done <- update(n) }()
+			waiting := "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+			for primary.SQL(t, "postgres", waiting) == "0" {
+				<-time.After(10 * time.Millisecond)
+			}
+			if terminates {
+				primary.SQL(t, "postgres", "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+			}
+			select {
+			case err := <-done:
+				t.Errorf("Update = %v while the standby hangs", err)
+				done <- err
+			case <-time.After(700 * time.Millisecond):
+			}
+			standby.Continue()
+			if err := <-done; err != nil {
+				t.Errorf("Update = %v", err)
+			}
+			if !has(t, s, n) {
+				t.Error("what was acknowledged is not there")
+			}
+		}
+	}
+}
+
+// Rows of groups are few, however many there were.
+func TestTidy(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := schema(t, p)
+	groups := pgx.Identifier{name, "groups"}.Sanitize()
+	if _, err := p.Exec(t.Context(), `INSERT INTO `+groups+` (store, turn, done, at)
+		SELECT gen_random_uuid(), n, n % 2 = 0, now() - n * interval '7 hours' FROM generate_series(1, 6) AS n`); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, p, name)
+	for n := range 600 {
+		if err := put(s, record(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var own, others int
+	if err := p.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE at > now() - interval '1 hour'), count(*) FILTER (WHERE at < now() - interval '1 hour')
+		FROM `+groups).Scan(&own, &others); err != nil {
+		t.Fatal(err)
+	}
+	if own == 0 || own > 256 {
+		t.Errorf("%d rows of 600 groups", own)
+	}
+	if others != 3 {
+		t.Errorf("%d rows of other stores, want the 3 that are younger than a day", others)
+	}
+}
+
+// A timeout of a statement fails nothing that can be done soon after, and no connection.
+func TestStatementTimeout(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres")+"&statement_timeout=150")
+	name := schema(t, p)
+	s := open(t, p, name)
+	check(t, s, 0, 1)
+	before := p.Stat().NewConnsCount()
+	block, err := p.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := block.Exec(t.Context(), "LOCK TABLE "+pgx.Identifier{name, "records"}.Sanitize()+" IN EXCLUSIVE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- put(s, record(1)) }()
+	<-time.After(time.Second)
+	if err := block.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("Update = %v", err)
+	}
+	if made := p.Stat().NewConnsCount() - before; made > 1 {
+		t.Errorf("%d new connections", made)
+	}
+}
+
+// A role needs no more rights than the package says.
+func TestRights(t *testing.T) {
+	server := postgres.Get(t)
+	p := pool(t, server.URL("postgres"))
+	name := schema(t, p)
+	if _, err := p.Exec(t.Context(), strings.ReplaceAll(`CREATE ROLE vault LOGIN; GRANT USAGE ON SCHEMA "s" TO vault;
+		GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "s" TO vault; REVOKE INSERT, UPDATE, DELETE ON "s".migrations FROM vault`,
+		`"s"`, pgx.Identifier{name}.Sanitize()), pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+	s, err := pgstore.New(t.Context(), pool(t, strings.Replace(server.URL("postgres"), "cardvault@", "vault@", 1)), &pgstore.Options{Schema: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for n := range 600 { // so that a list is cut into blocks
+		if err := put(s, record(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if total := list(t, s, &store.Query{Kind: kind, Account: account, Count: true}).Total; total != 600 {
+		t.Errorf("Total = %d", total)
+	}
+	err = s.Update(t.Context(), func(tx store.Tx) error { tx.Delete(kind, id(0)); return nil })
+	if err != nil || has(t, s, 0) {
+		t.Errorf("deletion = %v", err)
+	}
+}

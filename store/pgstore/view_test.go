@@ -1,0 +1,122 @@
+//go:build unix
+
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// A function that recovers from the panic which ends its run has no other outcome.
+func TestFunctionRecovers(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := schema(t, p)
+	s, other := open(t, p, name), open(t, p, name)
+	if err := put(other, record(0), record(1)); err != nil {
+		t.Fatal(err)
+	}
+	get := func(tx store.ReadTx, n int) (r *store.Record) {
+		defer func() { _ = recover() }()
+		r, _ = tx.Get(kind, id(n))
+		return r
+	}
+	runs := 0
+	var a, b *store.Record
+	err := s.View(t.Context(), func(tx store.ReadTx) error {
+		a = get(tx, 0)
+		if runs++; runs == 1 {
+			r, q := record(0), record(1)
+			r.Version, q.Version = 2, 2
+			if err := put(other, r, q); err != nil {
+				t.Error(err)
+			}
+		}
+		b = get(tx, 1)
+		_ = get(tx, 1)
+		return nil
+	})
+	if err != nil || a == nil || b == nil || a.Version != b.Version {
+		t.Errorf("View = %v; read %v and %v, which never were together", err, a, b)
+	}
+	err = s.Update(t.Context(), func(tx store.Tx) error {
+		r := get(tx, 0) // another process has written it: it is to be read
+		if r == nil {
+			tx.Put(record(2))
+			panic("not found")
+		}
+		r.Version++
+		tx.Put(r)
+		return nil
+	})
+	if err != nil || has(t, s, 2) {
+		t.Errorf("Update = %v; went by a read without an answer: %v", err, has(t, s, 2))
+	}
+}
+
+// A row that cannot be read is damage, and not worth another attempt or connection.
+func TestDamaged(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := schema(t, p)
+	s := open(t, p, name)
+	if err := put(s, record(0), record(1)); err != nil {
+		t.Fatal(err)
+	}
+	table := pgx.Identifier{name, "records"}.Sanitize()
+	for _, damage := range []string{`lookup = '\xff'`, `lookup = NULL, due = 'infinity'`, `due = NULL, class = 300`} {
+		if _, err := p.Exec(t.Context(), "UPDATE "+table+" SET "+damage+", stamp = stamp + 1 WHERE id = $1", id(0).String()); err != nil {
+			t.Fatal(err)
+		}
+		fresh := open(t, p, name) // remembers nothing
+		connections := p.Stat().NewConnsCount()
+		began := time.Now()
+		for what, err := range map[string]error{
+			"Get":  fresh.View(t.Context(), func(tx store.ReadTx) error { _, err := tx.Get(kind, id(0)); return err }),
+			"both": fresh.View(t.Context(), func(tx store.ReadTx) error { _, _ = tx.Get(kind, id(1)); _, err := tx.Get(kind, id(0)); return err }),
+			"List": fresh.View(t.Context(), func(tx store.ReadTx) error {
+				_, err := tx.List(&store.Query{Kind: kind, Account: account, Limit: 2, Count: true})
+				return err
+			}),
+			"Update": fresh.Update(context.Background(), func(tx store.Tx) error { _, err := tx.Get(kind, id(0)); return err }),
+		} {
+			if !errors.Is(err, store.ErrDamaged) || errors.Is(err, store.ErrUnavailable) {
+				t.Errorf("%s after %s = %v, want ErrDamaged", what, damage, err)
+			}
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("that took %v", took)
+		}
+		if made := p.Stat().NewConnsCount() - connections; made > 3 {
+			t.Errorf("%d connections were made for it", made)
+		}
+	}
+}
+
+// A set of classes that no record of a list has is not that of all.
+func TestNoClass(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	s := open(t, p, schema(t, p))
+	if err := put(s, record(0)); err != nil {
+		t.Fatal(err)
+	}
+	all, none := store.Query{Kind: kind, Account: account, Limit: 1, Count: true}, store.Query{Kind: kind, Account: account, Limit: 1, Count: true}
+	none.Classes[0] = 1
+	err := s.Update(t.Context(), func(tx store.Tx) error {
+		for q, want := range map[*store.Query]int64{&all: 1, &none: 0} {
+			if l, err := tx.List(q); err != nil {
+				return err
+			} else if l.Total != want || len(l.Records) != int(want) {
+				t.Errorf("of classes %v: %d in total, %d listed, want %d", q.Classes, l.Total, len(l.Records), want)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,290 @@
+package valkeycodes_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/store/valkeycodes"
+)
+
+// A forever is a server in a bubble which keeps what it is given until it is told to
+// erase it, whatever its time.
+type forever struct {
+	mu     sync.Mutex
+	dead   bool
+	dialed int           // connections so far
+	slow   time.Duration // until it answers GET
+	conns  []net.Conn
+	values map[string]string
+}
+
+// openForever opens a cache on one that may be dead.
+func openForever(t *testing.T, dead bool) (*forever, *valkeycodes.Cache) {
+	t.Helper()
+	f := &forever{dead: dead, values: map[string]string{}}
+	o := at("forever")
+	o.DialCtxFn = f.dial
+	c, err := valkeycodes.Open(t.Context(), o, &valkeycodes.Options{AllowPlaintext: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		f.die(true)
+	})
+	return f, c
+}
+
+func (f *forever) dial(context.Context, string, *net.Dialer, *tls.Config) (net.Conn, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.dead {
+		return nil, errors.New("nobody listens")
+	}
+	here, there := net.Pipe()
+	f.dialed++
+	f.conns = append(f.conns, there)
+	go f.serve(there)
+	return here, nil
+}
+
+// die ends its connections, and is undone by false.
+func (f *forever) die(dead bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dead = dead
+	for _, conn := range f.conns {
+		_ = conn.Close()
+	}
+	f.conns = nil
+}
+
+func (f *forever) dials() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.dialed
+}
+
+func (f *forever) has(key string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, ok := f.values[key]
+	return ok
+}
+
+func (f *forever) serve(conn net.Conn) {
+	defer conn.Close()
+	for r := bufio.NewReader(conn); ; {
+		words, err := command(r)
+		if err != nil {
+			return
+		}
+		answer := f.answer(words)
+		if words[0] == "GET" {
+			<-time.After(f.slow)
+		}
+		if _, err := io.WriteString(conn, answer); err != nil {
+			return
+		}
+	}
+}
+
+// command reads a command: an array of strings.
+func command(r *bufio.Reader) ([]string, error) {
+	size := func() (int, error) {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return 0, err
+		}
+		return strconv.Atoi(strings.TrimSpace(line[1:]))
+	}
+	n, err := size()
+	if err != nil {
+		return nil, err
+	}
+	words := make([]string, n)
+	for i := range words {
+		length, err := size()
+		if err != nil {
+			return nil, err
+		}
+		b := make([]byte, length+len("\r\n"))
+		if _, err := io.ReadFull(r, b); err != nil {
+			return nil, err
+		}
+		words[i] = string(b[:length])
+	}
+	return words, nil
+}
+
+func (f *forever) answer(words []string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch strings.ToUpper(words[0]) {
+	case "HELLO":
+		return "*2\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n"
+	case "CONFIG":
+		off := map[string]string{"save": "", "appendonly": "no"}[words[2]]
+		return "*2\r\n" + text(words[2]) + text(off)
+	case "PING":
+		return "+PONG\r\n"
+	case "SET":
+		f.values[words[1]] = words[2]
+		return "+OK\r\n"
+	case "GET":
+		if value, ok := f.values[words[1]]; ok {
+			return text(value)
+		}
+		return "$-1\r\n"
+	case "PTTL":
+		return ":1\r\n"
+	case "DEL":
+		for _, key := range words[1:] {
+			delete(f.values, key)
+		}
+		return ":1\r\n"
+	}
+	return "-ERR unknown command\r\n"
+}
+
+func text(s string) string { return "$" + strconv.Itoa(len(s)) + "\r\n" + s + "\r\n" }
+
+// TestConnects: a cache connects in the background when its server is there again, whether
+// or not a call has failed. So the first call after that needs no longer than any.
+func TestConnects(t *testing.T) {
+	for _, test := range []struct {
+		what  string
+		dead  bool // at the start
+		fails bool // a call
+	}{
+		{"a server that was not there", true, false},
+		{"a server that was not there, and was missed", true, true},
+		{"a server that died", false, false},
+		{"a server that died, and was missed", false, true},
+	} {
+		bubble.Test(t, func(t *testing.T) {
+			f, c := openForever(t, test.dead)
+			f.die(true)
+			<-time.After(10 * time.Second)
+			if test.fails {
+				if _, err := c.Get(t.Context(), id(1)); err == nil {
+					t.Error("Get of a dead server succeeds")
+				}
+			}
+			<-time.After(time.Hour)
+			before := f.dials()
+			f.die(false)
+			<-time.After(3 * time.Second)
+			connected := f.dials()
+			if connected != before+1 {
+				t.Errorf("%s: %d connections were made without a call, want one", test.what, connected-before)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			if err := c.Put(ctx, id(1), nil, time.Minute); err != nil || f.dials() != connected {
+				t.Errorf("%s: the first Put gives %v, and makes %d connections", test.what, err, f.dials()-connected)
+			}
+		})
+	}
+}
+
+// TestImpatient: a caller who gives up does not make others think that the server is down.
+func TestImpatient(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		f, c := openForever(t, false)
+		put(t, c, 1)
+		f.slow = 35 * time.Millisecond
+		for n := range 10 {
+			ctx, cancel := context.WithTimeout(t.Context(), 28*time.Millisecond)
+			if n%2 > 0 {
+				ctx, cancel = context.WithCancel(t.Context())
+				time.AfterFunc(28*time.Millisecond, cancel)
+			}
+			_, err := c.Get(ctx, id(1))
+			cancel()
+			if err == nil {
+				t.Error("Get is faster than its server")
+			}
+			if _, err := c.Get(t.Context(), id(1)); err != nil {
+				t.Errorf("the next Get: %v", err)
+			}
+		}
+	})
+}
+
+// TestAgeing: what could not be erased is erased when the server is back within 15
+// minutes. After that no code is left to erase: a vault keeps none for longer.
+func TestAgeing(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		f, c := openForever(t, false)
+		const old, recent = 1, 2
+		put(t, c, old)
+		put(t, c, recent)
+		f.die(true)
+		if err := c.Delete(t.Context(), id(old)); err == nil {
+			t.Error("Delete on a dead server succeeds")
+		}
+		<-time.After(time.Minute)
+		if err := c.Delete(t.Context(), id(recent)); err == nil {
+			t.Error("Delete on a dead server succeeds")
+		}
+		<-time.After(15*time.Minute - 10*time.Second)
+		f.die(false)
+		<-time.After(5 * time.Second)
+		if f.has("cardvault:code:" + id(recent).String()) {
+			t.Error("what was to be erased 15 minutes ago, less five seconds, is still there")
+		}
+		if !f.has("cardvault:code:" + id(old).String()) {
+			t.Error("what was to be erased 16 minutes ago is still remembered")
+		}
+	})
+}
+
+// TestKeptTooLong: a code is not available when its time is over, though the server
+// keeps it.
+func TestKeptTooLong(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		f, c := openForever(t, false)
+		keys, err := cardvault.KeyBytes(bytes.Repeat([]byte{7}, cardvault.KeySize))
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := cardvault.New(t.Context(), memstore.New(), keys, &cardvault.Options{Codes: c, SecurityCodeTTL: 15 * time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := v.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		token := imports(t, v)
+		for _, test := range []struct {
+			wait time.Duration
+			want bool
+		}{{15*time.Minute - time.Millisecond, true}, {time.Millisecond, false}} {
+			<-time.After(test.wait)
+			if got := available(t, v, token); got != test.want {
+				t.Errorf("after %v more the code is available: %v", test.wait, got)
+			}
+		}
+		if !f.has("cardvault:code:" + token.String()) {
+			t.Error("the server does not keep what it was given")
+		}
+	})
+}
