@@ -3,6 +3,7 @@ package cardvault
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -49,6 +50,10 @@ func (s DeliveryStatus) MarshalText() ([]byte, error) { return []byte(s.String()
 // again.
 const deliveryRetention = 7 * 24 * time.Hour
 
+// pastRetention is after how long it is first asked whether deliveries still tell a state
+// of a token that is past: most have left the log by then.
+const pastRetention = deliveryRetention + 24*time.Hour
+
 // Classes of deliveries in the list of their queue.
 const (
 	deliveryReady   = iota + 1 // to be attempted
@@ -58,11 +63,11 @@ const (
 	deliveryFailed             // likewise
 )
 
-// A delivery is what the record of one holds, but for the event, which is in its secret
-// part: tied to the token, so that it is gone with that. Its row key is beside that of
-// the event.
+// A delivery is what the record of one holds: nothing of the token but its row key. Its
+// own is beside that of the event.
 type delivery struct {
 	typ      EventType
+	reason   EventReason
 	token    uuid.UUID // row key
 	attempts uint64
 	tries    uint64 // attempts that were planned
@@ -79,6 +84,7 @@ const (
 	deliveryLast
 	deliveryCode
 	deliveryLoose
+	deliveryReason
 )
 
 func (d *delivery) encode() []byte {
@@ -88,7 +94,8 @@ func (d *delivery) encode() []byte {
 	b = tlv.AppendUint(b, deliveryTries, d.tries)
 	b = appendTime(b, deliveryLast, d.last)
 	b = tlv.AppendUint(b, deliveryCode, d.code)
-	return tlv.Pad(tlv.AppendUint(b, deliveryLoose, bit(d.loose)), 32, 0)
+	b = tlv.AppendUint(b, deliveryLoose, bit(d.loose))
+	return tlv.Pad(tlv.Append(b, deliveryReason, d.reason), 32, 0)
 }
 
 func decodeDelivery(plain []byte) (*delivery, error) {
@@ -110,6 +117,8 @@ func decodeDelivery(plain []byte) (*delivery, error) {
 			d.code = r.Uint()
 		case deliveryLoose:
 			d.loose = r.Uint() == 1
+		case deliveryReason:
+			d.reason = EventReason(r.Value)
 		}
 	}
 	return d, readError(&r)
@@ -136,30 +145,32 @@ func (v *Vault) openDelivery(ctx context.Context, r *store.Record) (*pending, er
 // eventOf returns the row key of the event of a delivery.
 func eventOf(r *store.Record) uuid.UUID { return rowkey.Beside(r.ID, beside(r.Parent)) }
 
-// told returns the event of a delivery as it is tied to its token, if that is not
-// deleted. The record stays as it is.
-func (v *Vault) told(ctx context.Context, r *store.Record) ([]byte, error) {
-	c := *r
-	c.Secret = slices.Clone(r.Secret)
-	return v.openSecret(ctx, &c)
-}
-
-// openTold returns the event of a delivery. card is the record of its token, nil if that
-// is deleted.
-func (v *Vault) openTold(ctx context.Context, p *pending, card *store.Record) (*Event, error) {
-	plain, err := v.told(ctx, p.rec)
-	if err == nil && p.typ != TokenDeleted {
-		plain, err = v.box.OpenTied(card, plain)
+// eventOfDelivery returns the event of a delivery. card is the record of its token and
+// past what it told before it has changed, each nil if it is not there.
+func (v *Vault) eventOfDelivery(ctx context.Context, p *pending, card, past *store.Record) (*Event, error) {
+	id := eventOf(p.rec)
+	e := v.event(id, p.typ, p.reason, p.token)
+	if p.typ == TokenDeleted {
+		return e, nil
 	}
-	if err != nil {
-		return nil, wrapped(err)
-	}
-	defer clear(plain)
-	e, err := decodeEvent(plain)
+	t, err := v.openToken(ctx, card)
 	if err != nil {
 		return nil, err
 	}
-	return v.describeEvent(eventOf(p.rec), e)
+	if t.told != id || t.since != card.Version {
+		if past == nil {
+			return nil, fmt.Errorf("%w: what an event told of a token is missing", ErrDamaged)
+		}
+		plain, err := v.openSecret(ctx, past)
+		if err != nil {
+			return nil, err
+		}
+		if t, err = v.decodeToken(p.token, plain); err != nil {
+			return nil, err
+		}
+	}
+	e.Token = t
+	return e, nil
 }
 
 // sealDelivery sets what follows from a delivery and its class. One that is ready at
@@ -438,7 +449,7 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 		if err != nil {
 			return err
 		}
-		d, told, err := v.anyOf(ctx, made)
+		of, d, err := v.anyOf(ctx, made)
 		if err != nil {
 			return err
 		}
@@ -448,7 +459,7 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 		}
 		o := &outbox{vault: v, heard: heard}
 		for _, hook := range heard.of[d.typ&3] {
-			r, err := v.anew(ctx, hook, row, made[hook], d, told)
+			r, err := v.anew(ctx, hook, row, made[hook], d)
 			if err != nil {
 				return err
 			}
@@ -469,6 +480,12 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 				if _, err := tx.Get(kindToken, d.token); err != nil {
 					return err
 				}
+			}
+			switch _, err := tx.Get(kindDelivery, of.ID); { // while it is there, so is what it tells
+			case errors.Is(err, store.ErrNotFound):
+				return store.ErrConflict
+			case err != nil:
+				return err
 			}
 			if err := once.put(tx); err != nil {
 				return err
@@ -509,19 +526,16 @@ func (v *Vault) deliveriesOf(ctx context.Context, event uuid.UUID) (map[uuid.UUI
 	return made, err
 }
 
-// anyOf returns what deliveries of one event have in common: its type, its token, and
-// what they tell.
-func (v *Vault) anyOf(ctx context.Context, made map[uuid.UUID]*store.Record) (d *delivery, told []byte, err error) {
+// anyOf returns a delivery of those of one event, and what they have in common: type,
+// reason and token.
+func (v *Vault) anyOf(ctx context.Context, made map[uuid.UUID]*store.Record) (of *store.Record, d *delivery, err error) {
 	err = ErrNotFound
 	for _, r := range made {
 		copied := *r
 		copied.Shown = slices.Clone(r.Shown)
 		var p *pending
 		if p, err = v.openDelivery(ctx, &copied); err == nil {
-			told, err = v.told(ctx, r)
-		}
-		if err == nil {
-			return &p.delivery, told, nil
+			return r, &p.delivery, nil
 		}
 		if !errors.Is(err, ErrDamaged) {
 			break
@@ -532,9 +546,9 @@ func (v *Vault) anyOf(ctx context.Context, made map[uuid.UUID]*store.Record) (d 
 
 // anew returns the delivery of an event to a webhook as it begins again, or nil if it
 // is to be attempted anyway. was is the one there is, nil if there is none.
-func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.Record, of *delivery, told []byte) (*store.Record, error) {
+func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.Record, of *delivery) (*store.Record, error) {
 	r := v.newDelivery(webhook, event)
-	d := &delivery{typ: of.typ, token: of.token, loose: true}
+	d := &delivery{typ: of.typ, reason: of.reason, token: of.token, loose: true}
 	if was != nil {
 		r.Version = was.Version + 1
 		p, err := v.openDelivery(ctx, was)
@@ -545,10 +559,7 @@ func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.R
 		case err != nil:
 			return nil, err
 		case was.Class == deliveryReady || was.Class == deliveryHeld:
-			if _, err := v.told(ctx, was); !errors.Is(err, ErrDamaged) {
-				return nil, err
-			}
-			d.loose = p.loose
+			return nil, nil
 		default:
 			d.loose = was.Class >= deliveryDone || p.loose
 		}
@@ -556,8 +567,53 @@ func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.R
 			d.attempts = max(1, p.attempts)
 		}
 	}
-	if err := v.sealDelivery(r, d); err != nil {
-		return nil, err
+	return r, v.sealDelivery(r, d)
+}
+
+// forget erases what deliveries told of tokens that have changed since, once there is
+// none of them left, and returns how many records it has changed.
+func (v *Vault) forget(ctx context.Context, _ *pool) (wrote int, err error) {
+	var due []*store.Record
+	err = v.view(ctx, func(tx store.ReadTx) (err error) {
+		due, err = tx.Due(kindPast, now(), claimBatch)
+		return err
+	})
+	if err != nil || len(due) == 0 {
+		return 0, err
 	}
-	return r, wrapped(v.box.SealSecret(r, told))
+	hooks := make([][]*store.Record, len(due)) // of the account of each
+	for i, r := range due {
+		if hooks[i], err = v.In(r.Account).allWebhooks(ctx); err != nil {
+			return 0, err
+		}
+	}
+	err = wrapped(v.store.Update(ctx, func(tx store.Tx) error {
+		wrote = 0
+		for i, r := range due {
+			if ok, err := same(tx, r); err != nil {
+				return err
+			} else if !ok {
+				continue
+			}
+			wrote++
+			told := false
+			for _, w := range hooks[i] {
+				_, err := tx.Get(kindDelivery, rowkey.Beside(r.ID, w.ID))
+				if err != nil && !errors.Is(err, store.ErrNotFound) {
+					return err
+				}
+				told = told || err == nil
+			}
+			if !told {
+				tx.Delete(kindPast, r.ID)
+				continue
+			}
+			later := *r // only the part is sealed that binds no time
+			later.Version++
+			later.Due = now().Add(pastRetention)
+			tx.Put(&later)
+		}
+		return nil
+	}))
+	return wrote, err
 }

@@ -210,6 +210,7 @@ const (
 	kindWebhook  store.Kind = 20
 	kindQueue    store.Kind = 21
 	kindDelivery store.Kind = 22
+	kindPast     store.Kind = 23
 )
 
 // A ledger is a store that knows what was put, and whose records can be damaged for a
@@ -1209,6 +1210,75 @@ func TestLastEventIsTheLast(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestStatesTold: every event tells its token as it was then, also when it is delivered
+// late, or again; and what deliveries alone tell is gone with the last of them, or with
+// the token.
+func TestStatesTold(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		l.keepBooks()
+		id, other := l.imports(visa), l.imports(visa)
+		patch(l, id, "a")
+		patch(l, other, "theirs")
+		patch(l, id, "b")
+		disable := func(yes bool) {
+			_, err := l.UpdateWebhook(l.Context(), hook.ID, cardvault.WebhookUpdate{Disabled: &yes})
+			l.must(err)
+		}
+		disable(true)
+		patch(l, id, "unheard")
+		disable(false)
+		patch(l, id, "c")
+		l.drain()
+		events := map[string]uuid.UUID{}
+		for _, s := range post.took(url) {
+			if s.Event.TokenID == id {
+				events[s.Event.Token.BusinessKey] = s.Event.ID
+			}
+		}
+		told := func(when string) {
+			t.Helper()
+			for key, event := range events {
+				post.forget()
+				l.must(l.Redeliver(l.Context(), event))
+				l.drain()
+				if got := post.took(url); len(got) != 1 || got[0].Event.Token.BusinessKey != key {
+					t.Errorf("%s %q is told as %v", when, key, got)
+				}
+			}
+		}
+		kept := func(when string, want int) {
+			t.Helper()
+			if n := len(l.stored(kindPast)); n != want {
+				t.Errorf("%d states are kept %s, want %d", n, when, want)
+			}
+		}
+		if len(events) != 4 {
+			t.Errorf("told of %v", events)
+		}
+		told("at once")
+		kept("at once", 4)
+		const day = 24 * time.Hour
+		l.run(func() { l.pass(6 * day) })
+		told("in time")
+		l.run(func() { l.pass(6 * day) })
+		told("after a second week has begun")
+		kept("after a second week has begun", 3) // nobody has asked for theirs
+		l.must(l.Vault.Delete(l.Context(), id))
+		kept("when the token is deleted", 0)
+
+		patch(l, other, "again")
+		l.drain()
+		kept("of the other token", 1)
+		l.run(func() { l.pass(15 * day) })
+		kept("in the end", 0)
+		patch(l, other, "end")
+		l.drain()
+		if got := post.took(url); got[len(got)-1].Event.Token.BusinessKey != "end" {
+			t.Errorf("the last event is %v", got[len(got)-1])
+		}
+	})
 }
 
 // TestRunEndsWhileSending: Run waits for what is under way, and begins nothing more.

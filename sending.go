@@ -269,6 +269,7 @@ func (t *turn) attemptAll(ctx context.Context, ready []*pending) error {
 // A prospect is what there is to know before an attempt.
 type prospect struct {
 	webhook, card *store.Record // nil if it is gone
+	past          *store.Record // what it tells of the token, if that has changed since
 	head          *store.Record // that holds it back
 	early         *store.Record // that is loose and could be attempted first
 }
@@ -326,7 +327,7 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 		}
 		return []*pending{early, p}, err
 	}
-	event, err := t.openTold(ctx, p, x.card)
+	event, err := t.eventOfDelivery(ctx, p, x.card, x.past)
 	if err != nil {
 		return nil, err
 	}
@@ -385,6 +386,9 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 			return err
 		}
 		if x.card, err = get(kindToken, p.token); err != nil {
+			return err
+		}
+		if x.past, err = get(kindPast, eventOf(p.rec)); err != nil {
 			return err
 		}
 		if !p.loose {

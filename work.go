@@ -88,6 +88,7 @@ func (v *Vault) tasks() []*task {
 	all := []*task{
 		{kinds: lapsing, step: v.lapse},
 		{kinds: []store.Kind{kindDelivery}, step: v.ripen},
+		{kinds: []store.Kind{kindPast}, step: v.forget},
 	}
 	job := func(kind store.Kind, workers int) {
 		all = append(all, &task{[]store.Kind{kind}, workers, func(ctx context.Context, p *pool) (int, error) {

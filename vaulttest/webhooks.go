@@ -363,7 +363,7 @@ func deliveriesUnheard(t *testing.T, s store.Store) {
 	rename(t, silent, token, "b")
 	stores("an update in a vault that cannot send", 3) // token, delivery, queue
 	rename(t, silent, token, "c")
-	stores("another update", 2)
+	stores("another update", 3) // token, what the first tells, delivery
 	_, _, err := silent.CreateWebhook(ctx, receiver, nil)
 	fails(t, "registering where nothing is sent", err, cardvault.ErrNotEnabled)
 	noError(t, silent.Drain(ctx))
@@ -540,17 +540,18 @@ func deliveriesOfADeletedWebhook(t *testing.T, s store.Store) {
 	noError(t, v.Drain(ctx))
 	noError(t, v.DeleteWebhook(ctx, first.ID))
 	noError(t, v.Drain(ctx))
-	// What is left are the deliveries of the creations, and the queue.
-	if n := left(); n != 3+1 {
-		t.Errorf("%d records are left when one webhook is deleted, want 4: by kind %v", n, kinds)
+	// What is left are the deliveries of the creations, what they tell, and the queue.
+	if n := left(); n != 3+3+1 {
+		t.Errorf("%d records are left when one webhook is deleted, want 7: by kind %v", n, kinds)
 	}
 	if n := must(v.ListDeliveries(ctx, second.ID, nil))(t).TotalItems; n != 3 {
 		t.Errorf("%d entries in the log of the other webhook, want 3", n)
 	}
 	noError(t, v.DeleteWebhook(ctx, second.ID))
 	noError(t, v.Drain(ctx))
-	if n := left(); n != 0 {
-		t.Errorf("%d records are left when all webhooks are deleted: by kind %v", n, kinds)
+	// What is left are states of tokens that are kept for another week.
+	if n := left(); n != 3 {
+		t.Errorf("%d records are left when all webhooks are deleted, want 3: by kind %v", n, kinds)
 	}
 }
 
@@ -562,10 +563,16 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 	v, ctx := sending(t, spy, &mail), t.Context()
 	hook(t, v, receiver)
 	importCard(t, v, card(0), nil)
-	importCard(t, v, card(1), nil) // the queue is due by now
-	rows := spy.last()             // token, delivery
-	importCard(t, v, card(2), nil)
-	others := spy.last()
+	// The queue is due by now: what is put are the token and its delivery, then the token,
+	// what the delivery tells of it, and another.
+	changed := func(n int) (delivery, past *store.Record) {
+		token := importCard(t, v, card(n), nil)
+		delivery = spy.last()[1]
+		rename(t, v, token, "new")
+		return delivery, spy.last()[1]
+	}
+	delivery, past := changed(1)
+	otherDelivery, otherPast := changed(2)
 	noError(t, v.Drain(ctx))
 	taken := len(mail.at(receiver))
 	token := importCard(t, v, card(3), nil)
@@ -590,24 +597,26 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 		arrived(t, what, mail.at(receiver)[taken:], told(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
 		taken = len(mail.at(receiver))
 	}
-	event := &store.Record{Shown: rows[1].Secret}
-	for what, change := range shownDamage(event, &store.Record{Shown: others[1].Secret}) {
-		part, spoiled := clone(event), clone(rows[1])
-		change(part)
-		spoiled.Secret = part.Shown
+	part := &store.Record{Shown: past.Secret}
+	for what, change := range shownDamage(part, &store.Record{Shown: otherPast.Secret}) {
+		spoiled, sealed := clone(past), clone(part)
+		change(sealed)
+		spoiled.Secret = sealed.Shown
+		put(delivery)
 		put(spoiled)
-		check("an event, " + what)
+		check("a state, " + what)
 	}
-	damage := shownDamage(rows[1], others[1])
+	put(past)
+	damage := shownDamage(delivery, otherDelivery)
 	damage["another class"] = func(r *store.Record) { r.Class = 4 }
 	damage["a hash"] = func(r *store.Record) { r.Lookup = [][]byte{[]byte("hash")} }
 	for what, change := range damage {
-		spoiled := clone(rows[1])
+		spoiled := clone(delivery)
 		change(spoiled)
 		put(spoiled)
 		check("a delivery, " + what)
 	}
-	put(rows[1])
+	put(delivery)
 	rename(t, v, token, "whole")
 	noError(t, v.Drain(ctx))
 	if n := len(mail.at(receiver)) - taken; n != 2 {
