@@ -191,22 +191,32 @@ func (v *Vault) newDelivery(webhook, event uuid.UUID) *store.Record {
 	return r
 }
 
-// A queue is due when something is to be sent to a webhook, or the webhook is gone.
-// Whoever has claimed it sends, alone.
+// A queue is due when something is to be sent to a webhook. Whoever has claimed it
+// sends, alone.
 type queue struct {
 	failing time.Time // since when there was no success, zero if the last attempt was one
+	pause   time.Time // if it is due then: that is what the webhook has asked for
 }
 
-const queueFailing = 1
+const (
+	queueFailing = iota + 1
+	queuePause
+)
 
-func (q *queue) encode() []byte { return tlv.Pad(appendTime(nil, queueFailing, q.failing), 32, 0) }
+func (q *queue) encode() []byte {
+	b := appendTime(nil, queueFailing, q.failing)
+	return tlv.Pad(appendTime(b, queuePause, q.pause), 32, 0)
+}
 
 func decodeQueue(plain []byte) (*queue, error) {
 	q := new(queue)
 	r := tlv.Read(plain)
 	for r.Next() {
-		if r.Tag == queueFailing {
+		switch r.Tag {
+		case queueFailing:
 			q.failing = readTime(&r)
+		case queuePause:
+			q.pause = readTime(&r)
 		}
 	}
 	return q, readError(&r)
@@ -234,7 +244,7 @@ func beside(row uuid.UUID) uuid.UUID {
 type wakings map[uuid.UUID]*store.Record
 
 // add reads queues, but for those that are sent from here just now: they are due until
-// their turn has ended.
+// their turn has ended. One that is missing, though its webhook is there, is made anew.
 func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
 	var resting []uuid.UUID
 	for _, id := range ids {
@@ -251,11 +261,20 @@ func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
 		idle = nil
 		for _, id := range resting {
 			r, err := tx.Get(kindQueue, id)
-			switch {
-			case err == nil && r.Due.IsZero():
-				idle = append(idle, r)
-			case err != nil && !errors.Is(err, store.ErrNotFound):
+			if errors.Is(err, store.ErrNotFound) {
+				var hook *store.Record
+				if hook, err = tx.Get(kindWebhook, beside(id)); errors.Is(err, store.ErrNotFound) {
+					continue
+				}
+				if err == nil {
+					r = &store.Record{Kind: kindQueue, ID: id, Account: hook.Account}
+				}
+			}
+			if err != nil {
 				return err
+			}
+			if r.Due.IsZero() {
+				idle = append(idle, r)
 			}
 		}
 		return nil
@@ -264,9 +283,12 @@ func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
 		return err
 	}
 	for _, r := range idle {
-		plain, err := v.openQueue(ctx, r)
-		if err != nil {
-			return err
+		plain := []byte{}
+		if r.Version > 0 {
+			var err error
+			if plain, err = v.openQueue(ctx, r); err != nil {
+				return err
+			}
 		}
 		r.Version++
 		r.Due = now()
@@ -283,8 +305,13 @@ func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
 func (w wakings) put(tx store.Tx, v *Vault) error {
 	for id, by := range w {
 		is, err := tx.Get(kindQueue, id)
+		if errors.Is(err, store.ErrNotFound) {
+			if _, err = tx.Get(kindWebhook, beside(id)); errors.Is(err, store.ErrNotFound) {
+				continue
+			}
+			is = new(store.Record)
+		}
 		switch {
-		case errors.Is(err, store.ErrNotFound): // so is the webhook
 		case err != nil:
 			return err
 		case !is.Due.IsZero(): // whoever works on it looks again before it rests
@@ -319,6 +346,13 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	damaged := v.readDue(ctx, kindDelivery, now(), claimBatch, func(r *store.Record) (err error) {
 		v := v.In(r.Account)
 		p, err := v.openDelivery(ctx, r)
+		if errors.Is(err, ErrDamaged) {
+			u := new(unreadable)
+			u.add(r)
+			if _, err := v.goOn(ctx, u, r.Lookup...); err != nil {
+				return err
+			}
+		}
 		if err != nil {
 			return err
 		}
@@ -376,9 +410,9 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 
 // ListDeliveries returns one page of the deliveries to a webhook: what is under way,
 // and what has come to an end in the last seven days, unless its token went before it
-// was sent. The times of opts are those of
-// the events. opts may be nil. The error is ErrNotFound for a webhook that the account
-// does not have.
+// was sent. One that cannot be read, because somebody has damaged the store, has failed,
+// with neither type nor token. The times of opts are those of the events. opts may be
+// nil. The error is ErrNotFound for a webhook that the account does not have.
 func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (*Page[*DeliveryRecord], error) {
 	w, err := v.get(ctx, kindWebhook, webhook)
 	if err != nil {
@@ -393,13 +427,17 @@ func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *Lis
 }
 
 func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*DeliveryRecord, error) {
+	id, event := v.mask(kindDelivery, r.ID), v.mask(kindEvent, eventOf(r))
 	d, err := v.openDelivery(ctx, r)
+	if errors.Is(err, ErrDamaged) {
+		return &DeliveryRecord{ID: id, EventID: event, Status: DeliveryFailed}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
 	e := &DeliveryRecord{
-		ID:             v.mask(kindDelivery, r.ID),
-		EventID:        v.mask(kindEvent, eventOf(r)),
+		ID:             id,
+		EventID:        event,
 		EventType:      d.typ,
 		TokenID:        v.mask(kindToken, d.token),
 		Status:         DeliveryPending,

@@ -362,6 +362,7 @@ const (
 	kindWebhook
 	kindQueue    // what is to be sent to a webhook; its children are the deliveries
 	kindDelivery // of an event to a webhook; child of its queue
+	kindRemains  // a webhook that was deleted, whose deliveries are to be erased
 )
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file
