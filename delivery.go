@@ -202,22 +202,32 @@ func (v *Vault) newDelivery(webhook, event uuid.UUID) *store.Record {
 	return r
 }
 
-// A queue is due when something is to be sent to a webhook, or the webhook is gone.
-// Whoever has claimed it sends, alone.
+// A queue is due when something is to be sent to a webhook. Whoever has claimed it
+// sends, alone.
 type queue struct {
 	failing time.Time // since when there was no success, zero if the last attempt was one
+	pause   time.Time // if it is due then: that is what the webhook has asked for
 }
 
-const queueFailing = 1
+const (
+	queueFailing = iota + 1
+	queuePause
+)
 
-func (q *queue) encode() []byte { return tlv.Pad(appendTime(nil, queueFailing, q.failing), 32, 0) }
+func (q *queue) encode() []byte {
+	b := appendTime(nil, queueFailing, q.failing)
+	return tlv.Pad(appendTime(b, queuePause, q.pause), 32, 0)
+}
 
 func decodeQueue(plain []byte) (*queue, error) {
 	q := new(queue)
 	r := tlv.Read(plain)
 	for r.Next() {
-		if r.Tag == queueFailing {
+		switch r.Tag {
+		case queueFailing:
 			q.failing = readTime(&r)
+		case queuePause:
+			q.pause = readTime(&r)
 		}
 	}
 	return q, readError(&r)
@@ -240,33 +250,43 @@ func beside(row uuid.UUID) uuid.UUID {
 	return row
 }
 
-// wakings are queues that are given something, as they are written to become due: nil
-// for one that is due anyway, or gone.
-type wakings map[uuid.UUID]*store.Record
+// A waking is what happens to a queue that is given something.
+type waking struct {
+	queue uuid.UUID
+	by    *store.Record // the queue as it is due; nil: it is so already, or gone
+}
 
-// add reads queues, but for those that are sent from here just now: they are due until
-// their turn has ended.
-func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
-	var resting []uuid.UUID
-	for _, id := range ids {
-		w[id] = nil
-		if _, busy := v.sending.Load(id); !busy {
-			resting = append(resting, id)
-		}
+type wakings []waking
+
+// wakingsOf returns those of the queues of webhooks. It reads them but for those that are
+// sent from here just now, which are due until their turn has ended. One that is missing,
+// though its webhook is there, is made anew.
+func (v *Vault) wakingsOf(ctx context.Context, webhooks ...uuid.UUID) (wakings, error) {
+	w, resting := make(wakings, len(webhooks)), false
+	for i, row := range webhooks {
+		w[i].queue = beside(row)
+		_, busy := v.sending.Load(w[i].queue)
+		resting = resting || !busy
 	}
-	if len(resting) == 0 {
-		return nil
+	if !resting {
+		return w, nil
 	}
-	var idle []*store.Record
+	return w, w.read(ctx, v)
+}
+
+func (w wakings) read(ctx context.Context, v *Vault) error {
 	err := v.view(ctx, func(tx store.ReadTx) error {
-		idle = nil
-		for _, id := range resting {
-			r, err := tx.Get(kindQueue, id)
-			switch {
-			case err == nil && r.Due.IsZero():
-				idle = append(idle, r)
-			case err != nil && !errors.Is(err, store.ErrNotFound):
+		for i, q := range w {
+			w[i].by = nil
+			if _, busy := v.sending.Load(q.queue); busy {
+				continue
+			}
+			r, err := queueAt(tx, q.queue)
+			if err != nil {
 				return err
+			}
+			if r != nil && r.Due.IsZero() {
+				w[i].by = r
 			}
 		}
 		return nil
@@ -274,36 +294,56 @@ func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
 	if err != nil {
 		return err
 	}
-	for _, r := range idle {
-		plain, err := v.openQueue(ctx, r)
-		if err != nil {
-			return err
+	for _, q := range w {
+		if q.by == nil {
+			continue
 		}
-		r.Version++
-		r.Due = now()
-		if err := v.box.SealShown(r, plain); err != nil {
+		plain := []byte{}
+		if q.by.Version > 0 {
+			if plain, err = v.openQueue(ctx, q.by); err != nil {
+				return err
+			}
+		}
+		q.by.Version++
+		q.by.Due = now()
+		if err := v.box.SealShown(q.by, plain); err != nil {
 			return wrapped(err)
 		}
-		w[r.ID] = r
 	}
 	return nil
+}
+
+// queueAt returns a queue, one without a version if it is missing, or nil if its webhook
+// is gone.
+func queueAt(tx store.ReadTx, id uuid.UUID) (*store.Record, error) {
+	r, err := tx.Get(kindQueue, id)
+	if !errors.Is(err, store.ErrNotFound) {
+		return r, err
+	}
+	hook, err := tx.Get(kindWebhook, beside(id))
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &store.Record{Kind: kindQueue, ID: id, Account: hook.Account}, nil
 }
 
 // put makes the queues due in a transaction that adds to them. It returns errStale if
 // they have to be read again.
 func (w wakings) put(tx store.Tx, v *Vault) error {
-	for id, by := range w {
-		is, err := tx.Get(kindQueue, id)
+	for _, q := range w {
+		is, err := queueAt(tx, q.queue)
 		switch {
-		case errors.Is(err, store.ErrNotFound): // so is the webhook
 		case err != nil:
 			return err
-		case !is.Due.IsZero(): // whoever works on it looks again before it rests
-		case by == nil || by.Version != is.Version+1:
-			v.sending.Delete(id)
+		case is == nil || !is.Due.IsZero(): // whoever works on it looks again before it rests
+		case q.by == nil || q.by.Version != is.Version+1:
+			v.sending.Delete(q.queue)
 			return errStale
 		default:
-			tx.Put(by)
+			tx.Put(q.by)
 		}
 	}
 	return nil
@@ -311,9 +351,9 @@ func (w wakings) put(tx store.Tx, v *Vault) error {
 
 // told tells Run of them.
 func (w wakings) told(v *Vault) {
-	for id, r := range w {
-		v.workDue(r)
-		if more, ok := v.sending.Load(id); ok {
+	for _, q := range w {
+		v.workDue(q.by)
+		if more, ok := v.sending.Load(q.queue); ok {
 			select {
 			case more.(chan struct{}) <- struct{}{}:
 			default:
@@ -326,10 +366,17 @@ func (w wakings) told(v *Vault) {
 // for their time, and returns how many it has changed.
 func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	var ready, over []*store.Record
-	queues := wakings{}
+	hooks := map[uuid.UUID]bool{} // of ready
 	damaged := v.readDue(ctx, kindDelivery, now(), claimBatch, func(r *store.Record) (err error) {
 		v := v.In(r.Account)
 		p, err := v.openDelivery(ctx, r)
+		if errors.Is(err, ErrDamaged) {
+			u := new(unreadable)
+			u.add(r)
+			if _, err := v.goOn(ctx, u, r.Lookup...); err != nil {
+				return err
+			}
+		}
 		if err != nil {
 			return err
 		}
@@ -342,13 +389,14 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 		if err := v.sealDelivery(r, &p.delivery); err != nil {
 			return err
 		}
-		ready, queues[r.Parent] = append(ready, r), nil
+		ready, hooks[beside(r.Parent)] = append(ready, r), true
 		return nil
 	})
 	if len(ready)+len(over) == 0 {
 		return 0, damaged
 	}
-	if err := queues.add(ctx, v, slices.Collect(maps.Keys(queues))...); err != nil {
+	queues, err := v.wakingsOf(ctx, slices.Collect(maps.Keys(hooks))...)
+	if err != nil {
 		return 0, errors.Join(damaged, err)
 	}
 	err = v.store.Update(ctx, func(tx store.Tx) error {
@@ -387,9 +435,9 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 
 // ListDeliveries returns one page of the deliveries to a webhook: what is under way,
 // and what has come to an end in the last seven days, unless its token went before it
-// was sent. The times of opts are those of
-// the events. opts may be nil. The error is ErrNotFound for a webhook that the account
-// does not have.
+// was sent. One that cannot be read, because somebody has damaged the store, has failed,
+// with neither type nor token. The times of opts are those of the events. opts may be
+// nil. The error is ErrNotFound for a webhook that the account does not have.
 func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (*Page[*DeliveryRecord], error) {
 	w, err := v.get(ctx, kindWebhook, webhook)
 	if err != nil {
@@ -404,13 +452,17 @@ func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *Lis
 }
 
 func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*DeliveryRecord, error) {
+	id, event := v.mask(kindDelivery, r.ID), v.mask(kindEvent, eventOf(r))
 	d, err := v.openDelivery(ctx, r)
+	if errors.Is(err, ErrDamaged) {
+		return &DeliveryRecord{ID: id, EventID: event, Status: DeliveryFailed}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
 	e := &DeliveryRecord{
-		ID:             v.mask(kindDelivery, r.ID),
-		EventID:        v.mask(kindEvent, eventOf(r)),
+		ID:             id,
+		EventID:        event,
 		EventType:      d.typ,
 		TokenID:        v.mask(kindToken, d.token),
 		Status:         DeliveryPending,
@@ -467,7 +519,7 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 				o.records = append(o.records, r)
 			}
 		}
-		if err := o.wake(ctx); err != nil {
+		if o.queues, err = v.wakingsOf(ctx, heard.of[d.typ&3]...); err != nil {
 			return err
 		}
 		if once != nil {

@@ -1,6 +1,7 @@
 package cardvault_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -211,6 +212,7 @@ const (
 	kindQueue    store.Kind = 21
 	kindDelivery store.Kind = 22
 	kindPast     store.Kind = 23
+	kindRemains  store.Kind = 24
 )
 
 // A ledger is a store that knows what was put, and whose records can be damaged for a
@@ -219,7 +221,8 @@ type ledger struct {
 	store.Store
 	mu   sync.Mutex
 	keys map[store.Kind]map[uuid.UUID]bool
-	bad  func(*store.Record) bool // is damaged; nil: none is
+	bad  func(*store.Record) bool   // is damaged; nil: none is
+	part func(*store.Record) []byte // what of it; nil: what is shown
 }
 
 func (s *ledger) View(ctx context.Context, fn func(store.ReadTx) error) error {
@@ -245,7 +248,13 @@ func (s *ledger) read(records ...*store.Record) []*store.Record {
 	defer s.mu.Unlock()
 	for _, r := range records {
 		if s.bad != nil && r != nil && s.bad(r) {
-			r.Shown[len(r.Shown)-1] ^= 1
+			part := r.Shown
+			if s.part != nil {
+				part = s.part(r)
+			}
+			if len(part) > 0 { // a list has no secret parts
+				part[len(part)-1] ^= 1
+			}
 		}
 	}
 	return records
@@ -301,6 +310,14 @@ func (l *lab) keepBooks() *ledger {
 	books := &ledger{Store: l.store.Store, keys: map[store.Kind]map[uuid.UUID]bool{}}
 	l.store.Store = books
 	return books
+}
+
+// keepBooksWithout deletes a webhook, and what is left of it, and keeps books from then on.
+func (l *lab) keepBooksWithout(hook *cardvault.Webhook) {
+	l.Helper()
+	l.must(l.DeleteWebhook(l.Context(), hook.ID))
+	l.drain()
+	l.keepBooks()
 }
 
 // stored returns the records of a kind that are left of what was put since the books
@@ -790,9 +807,9 @@ func TestSlowReceivers(t *testing.T) {
 // the others, also those that come later.
 func TestOneTokenHangs(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
-		hung := l.imports(visa)
+		hung, slow := l.imports(visa), l.imports(visa)
 		post.set(func(ctx context.Context, d *cardvault.Delivery) (int, error) {
-			if d.Event.TokenID == hung {
+			if d.Event.TokenID == hung || d.Event.TokenID == slow && d.Event.Type == cardvault.TokenUpdated {
 				<-ctx.Done()
 				return 0, ctx.Err()
 			}
@@ -801,15 +818,47 @@ func TestOneTokenHangs(t *testing.T) {
 		patch(l, hung, "a")
 		l.run(func() {
 			l.pass(time.Second)
-			for i := range 10 {
-				l.crowd(100, visa)
+			post.forget()
+			for i := range 50 { // several turns
+				if i == 9 {
+					patch(l, slow, "a") // it hangs when the turn is over
+				}
+				l.crowd(20, visa)
 				l.pass(1100 * time.Millisecond)
-				if n := len(post.took(url)); n != 100*(i+1) {
-					t.Errorf("%d events of other tokens have arrived, want %d", n, 100*(i+1))
+				if n := len(post.took(url)); n != 20*(i+1) {
+					t.Errorf("%d events of other tokens have arrived, want %d", n, 20*(i+1))
 				}
 			}
 		})
 		post.has(url, hung)
+	})
+}
+
+// TestManyWebhooksHang: each has its turn, however much is to be sent to others.
+func TestManyWebhooksHang(t *testing.T) {
+	const hooks, cards = 260, 24 // more than are worked on at a time
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		post.set(func(ctx context.Context, _ *cardvault.Delivery) (int, error) {
+			<-ctx.Done()
+			return 0, ctx.Err()
+		})
+		for i := range hooks {
+			a, err := l.CreateAccount(l.Context(), "", nil)
+			l.must(err)
+			v := l.In(a.ID)
+			_, _, err = v.CreateWebhook(l.Context(), fmt.Sprint(url, i), nil)
+			l.must(err)
+			for range cards {
+				_, err := v.Import(l.Context(), visa, nil)
+				l.must(err)
+			}
+		}
+		l.run(func() { l.pass(time.Minute) })
+		for i := range hooks {
+			if len(post.tried(fmt.Sprint(url, i))) == 0 {
+				t.Errorf("nothing was sent to webhook %d", i)
+			}
+		}
 	})
 }
 
@@ -910,6 +959,65 @@ func TestWebhookAsksToBeLeftAlone(t *testing.T) {
 					}
 					l.pass(time.Until(began.Add(test.first * 5 / 4)))
 					post.has(url, first, createdEvent)
+				})
+			})
+		})
+	}
+}
+
+// TestPauseEnds: a webhook that has asked to be left alone is not any more when it has
+// another URL, or is enabled again.
+func TestPauseEnds(t *testing.T) {
+	const moved = "https://moved.example/"
+	update := func(updates ...cardvault.WebhookUpdate) func(*lab, *cardvault.Webhook) {
+		return func(l *lab, w *cardvault.Webhook) {
+			for _, u := range updates {
+				_, err := l.UpdateWebhook(l.Context(), w.ID, u)
+				l.try(err)
+			}
+		}
+	}
+	for _, test := range []struct {
+		what   string
+		change func(*lab, *cardvault.Webhook)
+		to     string
+		during bool // the attempt
+		want   []string
+	}{
+		{"a new URL", update(cardvault.WebhookUpdate{URL: new(moved)}), moved, false, []string{createdEvent, patchedEvent}},
+		{"a new URL meanwhile", update(cardvault.WebhookUpdate{URL: new(moved)}), moved, true, []string{createdEvent, patchedEvent}},
+		{"enabled again", update(cardvault.WebhookUpdate{Disabled: new(true)}, cardvault.WebhookUpdate{Disabled: new(false)}), url, false, []string{createdEvent, patchedEvent}},
+		{"a new description", update(cardvault.WebhookUpdate{Description: new("x")}), url, false, nil},
+		{"the same URL", update(cardvault.WebhookUpdate{URL: new(url)}), url, false, nil},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				post.after = time.Hour
+				post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+					if test.during {
+						<-time.After(time.Second)
+						test.change(l, hook)
+					}
+					post.set(nil)
+					return 429, nil
+				})
+				id := l.imports(visa)
+				l.run(func() {
+					l.pass(2 * time.Second)
+					other := l.imports(visa)
+					patch(l, id, "a")
+					l.pass(2 * time.Second)
+					if !test.during {
+						if n := len(post.tried(url)); n != 1 {
+							t.Errorf("%d attempts in the pause", n-1)
+						}
+						test.change(l, hook)
+						l.pass(2 * time.Second)
+					}
+					post.has(test.to, id, test.want...)
+					if test.want != nil {
+						post.has(test.to, other, createdEvent)
+					}
 				})
 			})
 		})
@@ -1146,6 +1254,12 @@ func TestLastEventIsTheLast(t *testing.T) {
 			t.Errorf("told of %q, want %q", got, want)
 		}
 	}
+	refresh := func(l *lab, by, then *cardvault.Vault, id uuid.UUID) {
+		session, err := by.RefreshSession(l.Context(), id)
+		l.must(err)
+		_, err = then.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
+		l.must(err)
+	}
 	t.Run("two processes", func(t *testing.T) {
 		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 			other := l.open() // its next row key is earlier
@@ -1155,10 +1269,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 			key := "c"
 			_, err := other.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: &key})
 			l.must(err)
-			session, err := other.RefreshSession(l.Context(), id)
-			l.must(err)
-			_, err = other.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
-			l.must(err)
+			refresh(l, other, other, id)
 			l.must(l.open().Delete(l.Context(), id))
 			l.drain()
 			told(t, post, id, "deleted")
@@ -1167,10 +1278,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 			_, err = other.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: &key})
 			l.must(err)
 			l.drain()
-			session, err = l.RefreshSession(l.Context(), id)
-			l.must(err)
-			_, err = l.open().RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
-			l.must(err)
+			refresh(l, l.Vault, l.open(), id)
 			l.drain()
 			l.must(l.open().Delete(l.Context(), id))
 			l.drain()
@@ -1535,9 +1643,7 @@ func TestRegisteredMeanwhile(t *testing.T) {
 // TestNobodyListens: nothing is stored of what no webhook takes.
 func TestNobodyListens(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
-		l.must(l.DeleteWebhook(l.Context(), hook.ID))
-		l.drain()
-		l.keepBooks()
+		l.keepBooksWithout(hook)
 		off := l.hook("https://off.example/")
 		disabled := true
 		_, err := l.UpdateWebhook(l.Context(), off.ID, cardvault.WebhookUpdate{Disabled: &disabled})
@@ -1643,38 +1749,124 @@ func TestDamagedWebhookTakesSomeEvents(t *testing.T) {
 	})
 }
 
-// TestDamagedDeliveryHoldsBackItsToken: and no other; it is whole again when its event
-// is delivered once more from where that is whole.
-func TestDamagedDeliveryHoldsBackItsToken(t *testing.T) {
-	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
-		books := l.keepBooks()
-		const other = "https://other.example/"
-		l.hook(other) // where the event is whole
-		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
-			if d.URL == url {
-				return 500, nil
-			}
-			return 200, nil
+// TestDamagedDeliveriesAreSetAside: what cannot be read holds back nothing of its token,
+// and is listed as failed. A delivery is whole again when its event is delivered once
+// more, and what it tells when it is put back.
+func TestDamagedDeliveriesAreSetAside(t *testing.T) {
+	const other = "https://other.example/"
+	secret := func(r *store.Record) []byte { return r.Secret }
+	for _, test := range []struct {
+		what   string
+		victim int                        // 0: one that has failed; 1: one that waits for it
+		part   func(*store.Record) []byte // nil: what is shown
+		more   bool                       // something else happens to the token
+		want   []string                   // business keys that are told while it is damaged
+	}{
+		{"one that has failed", 0, nil, false, []string{"a", "b"}},
+		{"one that has failed, and more happens", 0, nil, true, []string{"a", "b", "c"}},
+		{"what one tells that has failed", 0, secret, false, []string{"a", "b"}},
+		{"what one tells that has failed, and more happens", 0, secret, true, []string{"a", "b", "c"}},
+		{"one that waits", 1, nil, false, []string{"", "b"}},
+		{"one that waits, and more happens", 1, nil, true, []string{"", "b", "c"}},
+		{"what one tells that waits", 1, secret, false, []string{"", "b"}},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				told := func(url string, want ...string) {
+					t.Helper()
+					var got []string
+					for _, s := range post.took(url) {
+						got = append(got, s.Event.Token.BusinessKey)
+					}
+					if !slices.Equal(got, want) {
+						t.Errorf("told of %q, want %q", got, want)
+					}
+				}
+				books := l.keepBooks()
+				l.hook(other) // where the events are whole
+				post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+					if d.URL == url {
+						return 500, nil
+					}
+					return 200, nil
+				})
+				id := l.imports(visa)
+				patch(l, id, "a")
+				patch(l, id, "b")
+				l.drain()
+				post.set(nil)
+				event := l.deliveries(hook)[test.victim].EventID
+				var left []*store.Record
+				for _, r := range l.stored(kindDelivery) {
+					if r.Class == 2 || r.Class == 3 {
+						left = append(left, r)
+					}
+				}
+				victim := left[test.victim]
+				if test.part != nil {
+					victim = l.stored(kindPast)[test.victim]
+				}
+				books.part = test.part
+				books.damage(func(r *store.Record) bool {
+					return r.ID == victim.ID && (test.part == nil || bytes.Equal(r.Secret, victim.Secret)) &&
+						(test.part != nil || bytes.Equal(r.Shown, victim.Shown))
+				})
+				l.run(func() {
+					if test.more {
+						patch(l, id, "c")
+						l.pass(100 * time.Millisecond)
+						if test.victim == 0 && test.part == nil { // not even until it is due
+							told(url, test.want...)
+						}
+					}
+					l.pass(time.Minute)
+				})
+				told(url, test.want...)
+				if log := l.log.text(); strings.Count(log, "deliveries to a webhook cannot be read") == 0 && !strings.Contains(log, "damaged") {
+					t.Errorf("not a word of it is in the log:\n%s", log)
+				}
+				if d := l.deliveries(hook)[test.victim]; test.part == nil && (d.Status != lost || d.EventID != event || d.EventType != 0 || d.TokenID != uuid.Nil) {
+					t.Errorf("%+v", d)
+				}
+				if test.part != nil {
+					books.damage(nil)
+				}
+				l.must(l.Redeliver(l.Context(), event))
+				l.drain()
+				told(url, append(test.want, []string{"", "a"}[test.victim])...)
+				for _, d := range l.deliveries(hook) {
+					if d.Status != delivered || d.TokenID != id {
+						t.Errorf("%+v", d)
+					}
+				}
+			})
 		})
-		id := l.imports(visa)
-		patch(l, id, "a")
-		l.drain()
-		post.set(nil)
-		first := l.deliveries(hook)[0]
-		var victim store.Record
-		for _, r := range l.stored(kindDelivery) {
-			if r.Class == 3 {
-				victim = *r
-			}
-		}
-		books.damage(func(r *store.Record) bool { return r.ID == victim.ID && r.Version == victim.Version })
-		beside := l.imports(visa)
-		l.run(func() { l.pass(time.Minute) })
-		post.has(url, id)
-		post.has(url, beside, createdEvent)
-		l.must(l.Redeliver(l.Context(), first.EventID))
-		l.drain()
-		post.has(url, id, createdEvent, patchedEvent)
-		post.has(other, id, createdEvent, patchedEvent, createdEvent)
-	})
+	}
+}
+
+// TestQueueIsMissing: it is made anew while its webhook is there.
+func TestQueueIsMissing(t *testing.T) {
+	for what, lose := range map[string]func(l *lab, lost func()){
+		"before":    func(_ *lab, lost func()) { lost() },
+		"meanwhile": func(l *lab, lost func()) { l.store.Store = lateAfter(l.store.Store, 3, lost) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
+				l.keepBooksWithout(first)
+				hook := l.hook(url)
+				queue := l.stored(kindQueue)[0]
+				lose(l, func() {
+					l.must(l.store.Update(l.Context(), func(tx store.Tx) error {
+						tx.Delete(kindQueue, queue.ID)
+						return nil
+					}))
+				})
+				id := l.imports(visa)
+				patch(l, id, "a")
+				l.drain()
+				post.has(url, id, createdEvent, patchedEvent)
+				l.statuses(hook, delivered, delivered)
+			})
+		})
+	}
 }

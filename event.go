@@ -221,7 +221,8 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 		}
 		o.records = append(o.records, d)
 	}
-	return o, o.wake(ctx)
+	o.queues, err = v.wakingsOf(ctx, hooks...)
+	return o, err
 }
 
 // sinkEvent returns the record of an event for the sink.
@@ -263,18 +264,6 @@ func (v *Vault) lastState(ctx context.Context, card *store.Record) (*Token, erro
 		return new(Token), nil
 	}
 	return t, err
-}
-
-// wake prepares the queues of its deliveries.
-func (o *outbox) wake(ctx context.Context) error {
-	var ids []uuid.UUID
-	for _, r := range o.records {
-		if r.Kind == kindDelivery {
-			ids = append(ids, r.Parent)
-		}
-	}
-	o.queues = wakings{}
-	return o.queues.add(ctx, o.vault, ids...)
 }
 
 // put writes the event. It returns errStale if the webhooks of the account have

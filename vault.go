@@ -363,6 +363,7 @@ const (
 	kindQueue    // what is to be sent to a webhook; its children are the deliveries
 	kindDelivery // of an event to a webhook; child of its queue
 	kindPast     // what deliveries of an event tell of a token that has changed since; its child
+	kindRemains  // a webhook that was deleted, whose deliveries are to be erased
 )
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file

@@ -39,6 +39,7 @@ type Webhook struct {
 	DisabledReason string
 
 	row     uuid.UUID
+	version uint64          // of its record, when it was read
 	since   time.Time       // when it was enabled, or got its URL
 	secrets []signingSecret // oldest first
 }
@@ -232,7 +233,8 @@ func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (*Page[*Web
 }
 
 // UpdateWebhook changes a webhook and returns it. One that is enabled again gets the
-// events of what happens from then on, and what was not due while it was disabled.
+// events of what happens from then on, and what was not due while it was disabled. That
+// or a new URL ends a pause that the webhook has asked for.
 //
 // Errors: FieldErrors; ErrNotFound; ErrNotEnabled.
 func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate) (*Webhook, error) {
@@ -265,29 +267,30 @@ func set[T any](to, from *T) {
 	}
 }
 
-// DeleteWebhook removes a webhook. Its deliveries are erased in the background. The
-// error is ErrNotFound for an id that the account does not have.
+// DeleteWebhook removes a webhook. Its deliveries are erased by [Vault.Run], also
+// without [Options.Webhooks]. The error is ErrNotFound for an id that the account does
+// not have.
 func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 	row := v.unmask(kindWebhook, id)
-	queues := wakings{}
+	remains := &store.Record{Kind: kindRemains, ID: row, Account: v.account, Version: 1, Due: now()}
 	err := v.changeWebhooks(ctx, opDeleteWebhook, id, func() (func(store.Tx) error, error) {
-		clear(queues)
 		if _, err := v.getRow(ctx, kindWebhook, row); err != nil {
 			return nil, err
 		}
-		if err := queues.add(ctx, v, beside(row)); err != nil {
-			return nil, err
+		if err := v.box.SealShown(remains, make([]byte, 32)); err != nil {
+			return nil, wrapped(err)
 		}
 		return func(tx store.Tx) error {
 			if _, err := v.find(tx, kindWebhook, row); err != nil {
 				return err
 			}
 			tx.Delete(kindWebhook, row)
-			return queues.put(tx, v)
+			tx.Put(remains)
+			return nil
 		}, nil
 	})
 	if err == nil {
-		queues.told(v)
+		v.workDue(remains)
 	}
 	return err
 }
@@ -360,7 +363,9 @@ func (v *Vault) checkWebhook(w *Webhook) error {
 
 // editWebhook lets fn change a webhook, stores it and returns it.
 func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn func(*Webhook) error) (w *Webhook, err error) {
+	var queue *store.Record // if a pause of it ends
 	err = v.changeWebhooks(ctx, op, v.mask(kindWebhook, row), func() (func(store.Tx) error, error) {
+		queue = nil
 		r, err := v.getRow(ctx, kindWebhook, row)
 		if err != nil {
 			return nil, err
@@ -368,16 +373,67 @@ func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn
 		if w, err = v.openWebhook(ctx, r); err != nil {
 			return nil, err
 		}
+		was := *w
 		if err := fn(w); err != nil {
 			return nil, err
 		}
+		wake := func(store.Tx) error { return nil }
+		if !w.Disabled && (was.Disabled || w.URL != was.URL) {
+			if queue, wake, err = v.endPause(ctx, beside(row)); err != nil {
+				return nil, err
+			}
+		}
 		r.Version++
-		return func(tx store.Tx) error { tx.Put(r); return nil }, wrapped(v.box.SealShown(r, w.encode()))
+		return func(tx store.Tx) error { tx.Put(r); return wake(tx) }, wrapped(v.box.SealShown(r, w.encode()))
 	})
 	if err != nil {
 		return nil, err
 	}
+	v.workDue(queue)
 	return w, nil
+}
+
+// endPause returns a queue as it is due now, nil if it does not pause, and what writes
+// it. A turn that is under way sees by itself that the webhook has changed.
+func (v *Vault) endPause(ctx context.Context, id uuid.UUID) (due *store.Record, put func(store.Tx) error, err error) {
+	var r *store.Record
+	err = v.view(ctx, func(tx store.ReadTx) (err error) {
+		r, err = tx.Get(kindQueue, id)
+		return err
+	})
+	if errors.Is(err, ErrNotFound) {
+		return nil, func(store.Tx) error { return nil }, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	was := *r
+	plain, err := v.openQueue(ctx, r)
+	if err != nil {
+		return nil, nil, err
+	}
+	q, err := decodeQueue(plain)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !q.pause.IsZero() && q.pause.Equal(r.Due) {
+		due = r
+		due.Version++
+		due.Due, q.pause = now(), time.Time{}
+		err = wrapped(v.box.SealShown(due, q.encode()))
+	}
+	return due, func(tx store.Tx) error {
+		ok, err := same(tx, &was)
+		switch {
+		case err != nil:
+			return err
+		case !ok:
+			return store.ErrConflict
+		case due != nil:
+			tx.Put(due)
+		}
+		return nil
+	}, err
 }
 
 // changeWebhooks writes what plan returns, and a new version of the account's record,
@@ -500,7 +556,7 @@ func (w *Webhook) encode() []byte {
 }
 
 func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, error) {
-	w := &Webhook{ID: v.mask(kindWebhook, rec.ID), CreatedAt: rowkey.Time(rec.ID), row: rec.ID}
+	w := &Webhook{ID: v.mask(kindWebhook, rec.ID), CreatedAt: rowkey.Time(rec.ID), row: rec.ID, version: rec.Version}
 	r, err := v.read(ctx, rec)
 	if err != nil {
 		return nil, err

@@ -324,9 +324,7 @@ func TestDisabledWhileUnderWay(t *testing.T) {
 func TestDeleteWebhook(t *testing.T) {
 	const other = "https://other.example/"
 	inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
-		l.must(l.DeleteWebhook(l.Context(), first.ID))
-		l.drain()
-		l.keepBooks()
+		l.keepBooksWithout(first)
 		hook, kept := l.hook(url), l.hook(other)
 		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
 			<-time.After(time.Second)
@@ -362,23 +360,30 @@ func TestDeleteWebhook(t *testing.T) {
 }
 
 // TestDeleteWebhookAtRest: what is in the log of one that has nothing to do is erased
-// too.
+// too, and what waits where nothing is sent any more.
 func TestDeleteWebhookAtRest(t *testing.T) {
-	inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
-		l.must(l.DeleteWebhook(l.Context(), first.ID))
-		l.drain()
-		l.keepBooks()
-		hook := l.hook(url)
-		l.crowd(300, visa)
-		l.drain()
-		l.must(l.DeleteWebhook(l.Context(), hook.ID))
-		l.drain()
-		for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery} {
-			if n := len(l.stored(kind)); n != 0 {
-				t.Errorf("%d records of kind %d are left", n, kind)
-			}
-		}
-	})
+	for _, sends := range []bool{true, false} {
+		t.Run(fmt.Sprint("sender ", sends), func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
+				l.keepBooksWithout(first)
+				hook := l.hook(url)
+				l.crowd(300, visa)
+				l.drain()
+				if !sends {
+					l.crowd(300, visa)
+					l.opts.Webhooks = nil
+					l.restart()
+				}
+				l.must(l.DeleteWebhook(l.Context(), hook.ID))
+				l.run(func() { l.pass(time.Second) })
+				for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery, kindRemains} {
+					if n := len(l.stored(kind)); n != 0 {
+						t.Errorf("%d records of kind %d are left", n, kind)
+					}
+				}
+			})
+		})
+	}
 }
 
 // TestUnknownWebhooks: calls for one that is not there.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -45,7 +44,7 @@ func (w *work) init() {
 	w.opened = time.Now()
 	w.done = make(chan struct{})
 	w.wakes = map[store.Kind]chan struct{}{}
-	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent, kindDelivery, kindQueue} {
+	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent, kindDelivery, kindQueue, kindRemains} {
 		w.wakes[kind] = make(chan struct{}, 1)
 	}
 	lapse := make(chan struct{}, 1)
@@ -95,6 +94,7 @@ func (v *Vault) tasks() []*task {
 			return v.claim(ctx, p, kind)
 		}})
 	}
+	job(kindRemains, 4)
 	if v.opts.Network != nil {
 		job(kindNetworkToken, 64)
 		job(kindRelease, 16)
@@ -144,17 +144,20 @@ func (v *Vault) Run(ctx context.Context) error {
 func (v *Vault) repeat(ctx context.Context, t *task) {
 	p := newPool(t.workers)
 	defer p.running.Wait()
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(workPause)
 	defer timer.Stop()
 	var told time.Time // when a failure was last logged
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		case <-v.work.wakes[t.kinds[0]]:
+	for pause := time.Duration(0); ctx.Err() == nil; {
+		if pause > 0 { // not for what is due already: golang.org/issue/78156
+			timer.Reset(pause)
+			select {
+			case <-ctx.Done():
+				return
+			case <-timer.C:
+			case <-v.work.wakes[t.kinds[0]]:
+			}
 		}
-		pause := workPause
+		pause = workPause
 		_, err := v.steps(ctx, t, p)
 		var next time.Time
 		if err == nil {
@@ -172,7 +175,6 @@ func (v *Vault) repeat(ctx context.Context, t *task) {
 			}
 			pause = time.Second
 		}
-		timer.Reset(pause)
 	}
 }
 
@@ -278,7 +280,7 @@ func (c *core) longest(kind store.Kind) time.Duration {
 	switch kind {
 	case kindEvent:
 		return eventTimeout + 5*time.Second
-	case kindQueue:
+	case kindQueue, kindRemains:
 		return sendTurn + sendTimeout + 15*time.Second
 	}
 	return 3*c.opts.NetworkTimeout + 5*time.Second
@@ -296,6 +298,7 @@ type job struct {
 	after uuid.UUID // of an event: row key of the one that holds it back
 
 	ending <-chan struct{} // closed when Run is to end
+	pool   *pool
 }
 
 // readDue has use look at records of a kind that are due, until it has taken most of
@@ -357,7 +360,7 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 	damaged := v.readDue(ctx, kind, at, most, func(r *store.Record) error {
 		j, err := v.prepare(ctx, r, at)
 		if err == nil {
-			j.ending = ctx.Done()
+			j.ending, j.pool = ctx.Done(), p
 			claimed = append(claimed, j)
 		}
 		return err
@@ -546,7 +549,9 @@ func (v *Vault) do(ctx context.Context, j *job) error {
 		if err != nil {
 			return err
 		}
-		return v.deliver(ctx, j.ending, j.rec, q)
+		return v.deliver(ctx, j, q)
+	case kindRemains:
+		return v.erase(ctx, j)
 	default:
 		b, err := decodeBackfill(j.plain)
 		if err != nil {
@@ -705,7 +710,8 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	var due []*store.Record
 	var events []*outbox // of due; nil for one that cannot be told
-	queues := wakings{}
+	var queues wakings   // of all, each once
+	woken := map[uuid.UUID]bool{}
 	at := now()
 	tell := kind == kindToken // events are sealed before they are written
 	limit := 1                // looking first costs a write only when there is something to erase
@@ -730,8 +736,13 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 				return 0, err
 			}
 			if e != nil {
-				maps.Copy(queues, e.queues)
-				e.queues = nil // written once
+				for _, q := range e.queues {
+					if !woken[q.queue] {
+						woken[q.queue] = true
+						queues = append(queues, q)
+					}
+				}
+				e.queues = nil
 			}
 			events = append(events, e)
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -451,59 +450,10 @@ func deliveriesOfADeletedToken(t *testing.T, s store.Store) {
 // deliveriesOfTwoVaults: of those that work on one store at the same time, one sends
 // an event, and the order holds.
 func deliveriesOfTwoVaults(t *testing.T, s store.Store) {
-	const tokens, updates = 6, 6
 	var mail mailbox
 	vaults := []*cardvault.Vault{sending(t, s, &mail), sending(t, s, &mail)}
 	hook(t, vaults[0], receiver)
-	ctx, stop := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	for _, v := range vaults {
-		running.Go(func() {
-			if err := v.Run(ctx); err != nil {
-				t.Errorf("Run = %v", err)
-			}
-		})
-	}
-	defer running.Wait()
-	defer stop()
-	parallel(t, tokens, func(i int) error {
-		token, err := vaults[i%2].Import(ctx, card(i), nil)
-		for n := 0; n < updates && err == nil; n++ {
-			key := fmt.Sprint(canary, n)
-			_, err = vaults[(i+n)%2].Update(ctx, token.ID, cardvault.TokenUpdate{BusinessKey: &key})
-		}
-		return err
-	})
-	poll, patience := time.NewTicker(20*time.Millisecond), time.After(30*time.Second)
-	defer poll.Stop()
-	for len(mail.at(receiver)) < tokens*(1+updates) {
-		select {
-		case <-poll.C:
-			for _, v := range vaults {
-				noError(t, v.Drain(ctx)) // it is a third and fourth process
-			}
-		case <-patience:
-			t.Fatalf("%d events have arrived, want %d", len(mail.at(receiver)), tokens*(1+updates))
-		}
-	}
-	stop()
-	running.Wait()
-	seen := map[uuid.UUID]bool{}
-	next := map[uuid.UUID]int{}
-	for _, e := range mail.at(receiver) {
-		if seen[e.ID] {
-			t.Error("an event has arrived twice")
-		}
-		seen[e.ID] = true
-		want := ""
-		if n := next[e.TokenID]; n > 0 {
-			want = fmt.Sprint(canary, n-1)
-		}
-		if e.Token.BusinessKey != want {
-			t.Errorf("event %d of a token has business key %q, want %q", next[e.TokenID], e.Token.BusinessKey, want)
-		}
-		next[e.TokenID]++
-	}
+	inOrder(t, vaults, func() []*cardvault.Event { return mail.at(receiver) })
 }
 
 // deliveriesOfADeletedWebhook: they are erased, and those to others stay.
