@@ -353,9 +353,11 @@ func (w wakings) put(tx store.Tx, v *Vault) error {
 func (w wakings) told(v *Vault) {
 	for _, q := range w {
 		v.workDue(q.by)
-		if more, ok := v.sending.Load(q.queue); ok {
+		if turn, ok := v.sending.Load(q.queue); ok {
+			n := turn.(*inflow)
+			n.stored.Add(1)
 			select {
-			case more.(chan struct{}) <- struct{}{}:
+			case n.more <- struct{}{}:
 			default:
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cardvault/cardvault/store"
@@ -22,7 +23,7 @@ const (
 	sendPoll   = time.Second            // how often a turn looks for what other processes have stored
 	sendLinger = 100 * time.Millisecond // how long a turn waits for more: a queue that rests costs writes
 	sendGather = 10 * time.Millisecond  // and for what is stored with it
-	sendPause  = 800 * time.Microsecond // after each token that was begun: imports come before deliveries
+	sendPause  = 2 * time.Millisecond   // for each token that was begun while this process stored another: imports come first
 
 	sendRelapse = 5 * time.Second // after a store that has failed
 
@@ -47,7 +48,7 @@ type turn struct {
 	tokens  chan struct{} // and for each token
 	group   sync.WaitGroup
 	ended   chan struct{} // has a value if a token was done with since it was asked
-	more    chan struct{} // has a value if this process has stored something for the webhook
+	inflow  *inflow
 
 	late map[uuid.UUID]bool // tokens that were worked on when more of theirs was listed
 
@@ -64,6 +65,12 @@ type turn struct {
 	failure error
 }
 
+// An inflow is what this process stores for a webhook while it sends to it.
+type inflow struct {
+	more   chan struct{} // has a value if something was stored since it was asked
+	stored atomic.Int64  // events
+}
+
 // deliver sends what is ready for a webhook whose queue was claimed, until its turn is
 // over or nothing is left.
 func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
@@ -74,12 +81,12 @@ func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
 		sending: make(chan struct{}, sendWorkers),
 		tokens:  make(chan struct{}, sendTokens),
 		ended:   make(chan struct{}, 1),
-		more:    make(chan struct{}, 1),
+		inflow:  &inflow{more: make(chan struct{}, 1)},
 		busy:    map[uuid.UUID]*store.Record{},
 		late:    map[uuid.UUID]bool{},
 	}
-	v.sending.Store(rec.ID, t.more)
-	defer v.sending.CompareAndDelete(rec.ID, t.more)
+	v.sending.Store(rec.ID, t.inflow)
+	defer v.sending.CompareAndDelete(rec.ID, t.inflow)
 	_, err := v.webhookRow(ctx, beside(rec.ID))
 	if errors.Is(err, ErrNotFound) {
 		return t.rest(ctx)
@@ -95,7 +102,7 @@ func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
 		}
 		if tokens := t.begin(ctx, list.Records); tokens > 0 {
 			begun = true
-			t.sleep(time.Duration(tokens) * sendPause)
+			t.sleep(time.Duration(min(int64(tokens), t.inflow.stored.Swap(0))) * sendPause)
 		}
 		if n := len(list.Records); n == sendBatch {
 			from = step(list.Records[n-1].ID, 1)
@@ -224,7 +231,7 @@ func (t *turn) wait() bool {
 			if len(t.late) > 0 {
 				return true
 			}
-		case <-t.more:
+		case <-t.inflow.more:
 			t.sleep(sendGather)
 			return true
 		case <-t.ending:

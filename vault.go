@@ -308,7 +308,7 @@ type core struct {
 	known     accountSet
 	approvals sync.Map // of accounts: *approval
 	listening sync.Map // of accounts: *listeners
-	sending   sync.Map // of queues: chan struct{} of the turn that is under way
+	sending   sync.Map // of queues: *inflow of the turn that is under way
 	closed    atomic.Bool
 	work      work
 	nobody    *nobody
