@@ -191,8 +191,8 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 	w.secrets = []signingSecret{{value: secret}}
 	r := v.newRecord(kindWebhook, row)
 	q := &store.Record{Kind: kindQueue, ID: beside(row), Account: v.account, Version: 1}
-	if err := v.box.SealShown(r, w.encode()); err != nil {
-		return nil, WebhookSecret{}, wrapped(err)
+	if err := v.sealWebhook(r, w); err != nil {
+		return nil, WebhookSecret{}, err
 	}
 	if err := v.box.SealShown(q, new(queue).encode()); err != nil {
 		return nil, WebhookSecret{}, wrapped(err)
@@ -384,7 +384,7 @@ func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn
 			}
 		}
 		r.Version++
-		return func(tx store.Tx) error { tx.Put(r); return wake(tx) }, wrapped(v.box.SealShown(r, w.encode()))
+		return func(tx store.Tx) error { tx.Put(r); return wake(tx) }, v.sealWebhook(r, w)
 	})
 	if err != nil {
 		return nil, err
@@ -534,9 +534,30 @@ const (
 	webhookDisabled
 	webhookReason
 	webhookSince
-	webhookSecretUntil
-	webhookSecret // ends one secret
 )
+
+// Of the secret part.
+const (
+	webhookSecretUntil = iota + 1
+	webhookSecret      // ends one secret
+)
+
+// sealWebhook sets both parts of the record of a webhook: its secrets are in the one that
+// lists do not read.
+func (v *Vault) sealWebhook(r *store.Record, w *Webhook) error {
+	if err := v.box.SealShown(r, w.encode()); err != nil {
+		return wrapped(err)
+	}
+	buf := plaintexts.Get().(*[]byte)
+	defer wipe(buf)
+	b := (*buf)[:0]
+	for _, s := range w.secrets {
+		b = appendTime(b, webhookSecretUntil, s.until)
+		b = tlv.Append(b, webhookSecret, s.value.get())
+	}
+	*buf = tlv.Pad(b, 64, 0)
+	return wrapped(v.box.SealSecret(r, *buf))
+}
 
 func (w *Webhook) encode() []byte {
 	b := tlv.Append(nil, webhookURL, w.URL)
@@ -547,21 +568,16 @@ func (w *Webhook) encode() []byte {
 	b = tlv.AppendUint(b, webhookLegacy, bit(w.LegacyHMAC))
 	b = tlv.AppendUint(b, webhookDisabled, bit(w.Disabled))
 	b = tlv.Append(b, webhookReason, w.DisabledReason)
-	b = appendTime(b, webhookSince, w.since)
-	for _, s := range w.secrets {
-		b = appendTime(b, webhookSecretUntil, s.until)
-		b = tlv.Append(b, webhookSecret, s.value.get())
-	}
-	return tlv.Pad(b, 64, 0)
+	return tlv.Pad(appendTime(b, webhookSince, w.since), 64, 0)
 }
 
+// openWebhook returns a webhook, without its secrets if the record is of a list.
 func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, error) {
 	w := &Webhook{ID: v.mask(kindWebhook, rec.ID), CreatedAt: rowkey.Time(rec.ID), row: rec.ID, version: rec.Version}
 	r, err := v.read(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
-	var until time.Time
 	for r.Next() {
 		switch r.Tag {
 		case webhookURL:
@@ -578,12 +594,26 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 			w.DisabledReason = string(r.Value)
 		case webhookSince:
 			w.since = readTime(r)
+		}
+	}
+	if err := readError(r); err != nil || len(rec.Secret) == 0 {
+		return w, err
+	}
+	plain, err := v.openSecret(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(plain)
+	var until time.Time
+	secrets := tlv.Read(plain)
+	for secrets.Next() {
+		switch secrets.Tag {
 		case webhookSecretUntil:
-			until = readTime(r)
+			until = readTime(&secrets)
 		case webhookSecret:
-			w.secrets = append(w.secrets, signingSecret{NewWebhookSecret(r.Value), until})
+			w.secrets = append(w.secrets, signingSecret{NewWebhookSecret(secrets.Value), until})
 			until = time.Time{}
 		}
 	}
-	return w, readError(r)
+	return w, readError(&secrets)
 }
