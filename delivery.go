@@ -66,14 +66,15 @@ const (
 // A delivery is what the record of one holds: nothing of the token but its row key. Its
 // own is beside that of the event.
 type delivery struct {
-	typ      EventType
-	reason   EventReason
-	token    uuid.UUID // row key
-	attempts uint64
-	tries    uint64 // attempts that were planned
-	last     time.Time
-	code     uint64
-	loose    bool // has failed too often to hold back others, or was redelivered
+	typ       EventType
+	reason    EventReason
+	token     uuid.UUID // row key
+	attempts  uint64
+	tries     uint64 // attempts that were planned
+	throttled uint64 // of those, how many a webhook has answered that wanted to be left alone
+	last      time.Time
+	code      uint64
+	loose     bool // has failed too often to hold back others, or was redelivered
 }
 
 const (
@@ -85,6 +86,7 @@ const (
 	deliveryCode
 	deliveryLoose
 	deliveryReason
+	deliveryThrottled
 )
 
 func (d *delivery) encode() []byte {
@@ -95,6 +97,7 @@ func (d *delivery) encode() []byte {
 	b = appendTime(b, deliveryLast, d.last)
 	b = tlv.AppendUint(b, deliveryCode, d.code)
 	b = tlv.AppendUint(b, deliveryLoose, bit(d.loose))
+	b = tlv.AppendUint(b, deliveryThrottled, d.throttled)
 	return tlv.Pad(tlv.Append(b, deliveryReason, d.reason), 32, 0)
 }
 
@@ -119,6 +122,8 @@ func decodeDelivery(plain []byte) (*delivery, error) {
 			d.loose = r.Uint() == 1
 		case deliveryReason:
 			d.reason = EventReason(r.Value)
+		case deliveryThrottled:
+			d.throttled = r.Uint()
 		}
 	}
 	return d, readError(&r)
@@ -206,17 +211,23 @@ func (v *Vault) newDelivery(webhook, event uuid.UUID) *store.Record {
 // sends, alone.
 type queue struct {
 	failing time.Time // since when there was no success, zero if the last attempt was one
+	failed  time.Time // when an attempt last failed
 	pause   time.Time // if it is due then: that is what the webhook has asked for
+	pauses  uint64    // how many it has got in a row without saying how long
 }
 
 const (
 	queueFailing = iota + 1
 	queuePause
+	queueFailed
+	queuePauses
 )
 
 func (q *queue) encode() []byte {
 	b := appendTime(nil, queueFailing, q.failing)
-	return tlv.Pad(appendTime(b, queuePause, q.pause), 32, 0)
+	b = appendTime(b, queuePause, q.pause)
+	b = appendTime(b, queueFailed, q.failed)
+	return tlv.Pad(tlv.AppendUint(b, queuePauses, q.pauses), 32, 0)
 }
 
 func decodeQueue(plain []byte) (*queue, error) {
@@ -228,6 +239,10 @@ func decodeQueue(plain []byte) (*queue, error) {
 			q.failing = readTime(&r)
 		case queuePause:
 			q.pause = readTime(&r)
+		case queueFailed:
+			q.failed = readTime(&r)
+		case queuePauses:
+			q.pauses = r.Uint()
 		}
 	}
 	return q, readError(&r)
@@ -404,14 +419,16 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	err = v.store.Update(ctx, func(tx store.Tx) error {
 		wrote = 0
 		for _, r := range ready {
-			switch is, err := tx.Get(kindDelivery, r.ID); {
-			case errors.Is(err, store.ErrNotFound) || err == nil && is.Version != r.Version-1:
-				continue // somebody else was faster
-			case err != nil:
+			was := *r
+			was.Version--
+			ok, err := same(tx, &was)
+			if err != nil {
 				return err
 			}
-			tx.Put(r)
-			wrote++
+			if ok { // nobody else was faster
+				tx.Put(r)
+				wrote++
+			}
 		}
 		for _, r := range over {
 			ok, err := same(tx, r)
@@ -435,11 +452,11 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	return wrote, damaged
 }
 
-// ListDeliveries returns one page of the deliveries to a webhook: what is under way,
-// and what has come to an end in the last seven days, unless its token went before it
-// was sent. One that cannot be read, because somebody has damaged the store, has failed,
-// with neither type nor token. The times of opts are those of the events. opts may be
-// nil. The error is ErrNotFound for a webhook that the account does not have.
+// ListDeliveries returns one page of the deliveries to a webhook: what is under way, and
+// what has come to an end in the last seven days, unless its token went before it was
+// sent. One that cannot be read, because somebody has damaged the store, has failed, with
+// neither type nor token. The times of opts are those of the events. opts may be nil. The
+// error is ErrNotFound for a webhook that the account does not have.
 func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (*Page[*DeliveryRecord], error) {
 	w, err := v.get(ctx, kindWebhook, webhook)
 	if err != nil {
@@ -485,16 +502,18 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 
 // Redeliver delivers an event once more, under the same id, to every webhook that is
 // enabled and takes events of its type, whatever became of it before. It does not
-// wait for other events of its token.
+// wait for other events of its token. The ten attempts begin anew; the log goes on
+// counting them.
 //
 // Errors: ErrNotFound for an event that the account does not have: one that is in the
-// log of no webhook any more, or whose token is gone; ErrIdempotencyKeyReused.
+// log of no webhook any more, or whose token is gone; ErrNoWebhook;
+// ErrIdempotencyKeyReused.
 func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 	row := v.unmask(kindEvent, event)
 	if row == uuid.Nil {
 		return ErrNotFound
 	}
-	for {
+	for fresh := false; ; {
 		once, answer, err := v.once(ctx, opRedeliver, event, func() []byte { return nil })
 		if err != nil || answer != nil {
 			return err
@@ -510,6 +529,14 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 		heard, err := v.webhooks(ctx)
 		if err != nil {
 			return err
+		}
+		if len(heard.of[d.typ&3]) == 0 {
+			if fresh {
+				return ErrNoWebhook
+			}
+			fresh = true // nothing is written that would tell that what is known is old
+			v.listening.forget(v.account)
+			continue
 		}
 		o := &outbox{vault: v, heard: heard}
 		for _, hook := range heard.of[d.typ&3] {
@@ -617,8 +644,9 @@ func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.R
 		default:
 			d.loose = was.Class >= deliveryDone || p.loose
 		}
+		d.attempts, d.last, d.code = p.attempts, p.last, p.code
 		if !d.loose { // later ones find it
-			d.attempts = max(1, p.attempts)
+			d.attempts = max(1, d.attempts)
 		}
 	}
 	return r, v.sealDelivery(r, d)

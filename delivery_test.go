@@ -32,7 +32,7 @@ type post struct {
 	sent   []sending
 	busy   map[string]int
 	answer func(context.Context, *cardvault.Delivery) (int, error) // nil: 200
-	after  time.Duration                                           // Retry-After of what is no success
+	after  time.Duration                                           // Retry-After of what is no success, when it is answered
 	most   int                                                     // attempts that were under way for one URL
 	crowds bool                                                    // several processes are killed: they may send beside each other
 }
@@ -73,7 +73,7 @@ func (p *post) Send(ctx context.Context, d *cardvault.Delivery) (got *cardvault.
 		token = d.URL + d.Event.TokenID.String()
 	}
 	p.mu.Lock()
-	answer, after := p.answer, p.after
+	answer := p.answer
 	if p.busy == nil {
 		p.busy = map[string]int{}
 	}
@@ -99,9 +99,11 @@ func (p *post) Send(ctx context.Context, d *cardvault.Delivery) (got *cardvault.
 	if err != nil {
 		return nil, err
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	r := &cardvault.SendResult{StatusCode: s.code}
 	if s.code/100 != 2 {
-		r.RetryAfter = after
+		r.RetryAfter = p.after
 	}
 	return r, nil
 }
@@ -385,10 +387,16 @@ func TestDeliveryRetries(t *testing.T) {
 					t.Errorf("%+v", d)
 				}
 				post.set(nil)
+				l.pass(2 * time.Hour) // the webhook has asked for a pause
 				l.must(l.Redeliver(l.Context(), d.EventID))
+				want := *d // but for the schedule, the log tells what was
+				want.Status = underWay
+				if again := *l.deliveries(hook)[0]; again != want {
+					t.Errorf("redelivered: %+v, want %+v", again, want)
+				}
 				l.run(func() { l.pass(time.Second) })
 				post.has(url, id, createdEvent)
-				if again := l.deliveries(hook); len(again) != 1 || again[0].ID != d.ID || again[0].Status != delivered || again[0].Attempts != 1 {
+				if again := l.deliveries(hook); len(again) != 1 || again[0].ID != d.ID || again[0].Status != delivered || again[0].Attempts != 11 {
 					t.Errorf("%+v", again[0])
 				}
 				if post.took(url)[0].ID != d.EventID {
@@ -747,7 +755,7 @@ func TestEarlierOneBecomesDueMeanwhile(t *testing.T) {
 				if what == "due" {
 					post.has(url, id, createdEvent, patchedEvent)
 				} else {
-					post.has(url, id, createdEvent, patchedEvent, createdEvent)
+					post.has(url, id, createdEvent, createdEvent, patchedEvent)
 				}
 				l.statuses(hook, delivered, delivered)
 			})
@@ -963,6 +971,116 @@ func TestWebhookAsksToBeLeftAlone(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestThrottled: a webhook that has too much, or is down behind a proxy, is left alone as
+// a whole, longer each time, until it takes something again.
+func TestThrottled(t *testing.T) {
+	for _, code := range []int{429, 502, 503, 504} {
+		t.Run(fmt.Sprint(code), func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+					<-time.After(100 * time.Millisecond)
+					return code, nil
+				})
+				l.crowd(500, visa)
+				rounds := func(most int) {
+					t.Helper()
+					if n := len(post.tried(url)); n <= 8*(most-1) || n > 8*most {
+						t.Errorf("%d attempts, want %d at most, eight at a time", n, 8*most)
+					}
+				}
+				l.run(func() {
+					l.pass(3 * time.Second)
+					rounds(1)
+					l.pass(4 * time.Second) // 5 s
+					rounds(2)
+					l.pass(3 * time.Minute)
+					rounds(2)
+					l.pass(4 * time.Minute) // 5 min
+					rounds(3)
+					l.pass(15 * time.Minute)
+					rounds(3)
+					l.pass(25 * time.Minute) // 30 min
+					rounds(4)
+					post.set(nil)
+					l.pass(40 * time.Minute)
+					if n := len(post.took(url)); n < 450 {
+						t.Errorf("%d events have arrived, want all but those that were attempted", n)
+					}
+					l.pass(10 * time.Hour)
+					if n, again := post.inOrder(url); n != 500 || again != 0 {
+						t.Errorf("%d events have arrived, %d of them again, want 500", n, again)
+					}
+					post.forget()
+					post.says(code)
+					l.imports(visa)
+					l.pass(time.Second)
+					post.set(nil)
+					l.pass(10 * time.Second)
+					if n := len(post.took(url)); n != 1 {
+						t.Error("the first pause after a success is not the shortest")
+					}
+				})
+			})
+		})
+	}
+}
+
+// TestThrottledEventHoldsBack: an event that was sent to a webhook which wanted to be left
+// alone has not failed for that, and later ones wait for it.
+func TestThrottledEventHoldsBack(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		post.says(503)
+		id := l.imports(visa)
+		l.run(func() {
+			l.pass(time.Hour)
+			if d := l.deliveries(hook)[0]; d.Attempts != 4 {
+				t.Fatalf("%+v", d)
+			}
+			post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+				if d.Event.Type == cardvault.TokenCreated {
+					return 500, nil
+				}
+				return 200, nil
+			})
+			patch(l, id, "a")
+			l.pass(8 * time.Hour) // two more attempts
+			post.has(url, id)
+			l.pass(16 * time.Hour) // the third
+			post.has(url, id, patchedEvent)
+		})
+	})
+}
+
+// TestLongestPauseCounts: of what a webhook asks for in several answers, in whatever
+// order they come.
+func TestLongestPauseCounts(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		var n atomic.Int64
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+			i := n.Add(1)
+			<-time.After(time.Duration(i) * time.Second)
+			post.mu.Lock()
+			defer post.mu.Unlock()
+			post.after = time.Second
+			if i == 3 {
+				post.after = 30 * time.Minute
+			}
+			return 503, nil
+		})
+		l.crowd(100, visa)
+		l.run(func() {
+			l.pass(25 * time.Minute)
+			if n := len(post.tried(url)); n != 8 {
+				t.Errorf("%d attempts, want those that were under way", n)
+			}
+			l.pass(10 * time.Minute)
+			if n := len(post.tried(url)); n <= 8 {
+				t.Error("the pause does not end")
+			}
+		})
+	})
 }
 
 // TestPauseEnds: a webhook that has asked to be left alone is not any more when it has
@@ -1206,6 +1324,162 @@ func TestNoMoreSeals(t *testing.T) {
 			post.has(url, id, createdEvent)
 		}
 	})
+}
+
+// A slow store answers views late, when it is told to: those that late chooses.
+type slow struct {
+	store.Store
+	late func(list *store.Query) time.Duration // list is what was listed, or nil
+}
+
+func (s *slow) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	tx := &slowTx{}
+	err := s.Store.View(ctx, func(of store.ReadTx) error {
+		tx.ReadTx = of
+		return fn(tx)
+	})
+	if d := s.late(tx.list); d > 0 {
+		<-time.After(d)
+	}
+	return err
+}
+
+type slowTx struct {
+	store.ReadTx
+	list *store.Query
+}
+
+func (tx *slowTx) List(q *store.Query) (*store.List, error) {
+	tx.list = q
+	return tx.ReadTx.List(q)
+}
+
+// TestStoreStallsBeforeAnAttempt: an attempt that could only begin after the lease does
+// not: another process has sent everything by then.
+func TestStoreStallsBeforeAnAttempt(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		var mu sync.Mutex
+		var until time.Time
+		stall := func(d time.Duration) {
+			mu.Lock()
+			defer mu.Unlock()
+			until = time.Now().Add(d)
+		}
+		a, b := l.on(&slow{l.store, func(*store.Query) time.Duration {
+			mu.Lock()
+			defer mu.Unlock()
+			return time.Until(until)
+		}}), l.open()
+		var begun sync.Once
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+			begun.Do(func() { stall(80 * time.Second) })
+			<-time.After(50 * time.Millisecond)
+			return 200, nil
+		})
+		l.crowd(20, visa)
+		ctx, stop := context.WithCancel(l.Context())
+		var running sync.WaitGroup
+		running.Go(func() { l.try(a.Run(ctx)) })
+		l.pass(30 * time.Second)
+		running.Go(func() { l.try(b.Run(ctx)) })
+		l.pass(15 * time.Minute)
+		stop()
+		running.Wait()
+		if n, again := post.inOrder(url); n != 20 || again > 8 {
+			t.Errorf("%d events have arrived, %d of them again, want 20", n, again)
+		}
+		sent := post.tried(url)
+		for _, s := range sent {
+			if s.at.Sub(sent[0].at) > 75*time.Second {
+				t.Errorf("an attempt begins %v after the first, when the lease was over", s.at.Sub(sent[0].at))
+			}
+		}
+	})
+}
+
+// TestTurnEndsWithItsLease: a turn that cannot be renewed begins nothing that might end
+// after it.
+func TestTurnEndsWithItsLease(t *testing.T) {
+	const events = 100
+	const last = 67500*time.Millisecond - 15*time.Second // the lease, less what an attempt takes
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		id := l.imports(visa)
+		for range events - 1 {
+			patch(l, id, "a")
+		}
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+			<-time.After(time.Second)
+			return 200, nil
+		})
+		var lists atomic.Int64
+		v := l.on(&slow{l.store, func(list *store.Query) time.Duration {
+			if list == nil || list.Kind != kindDelivery || list.Limit != 128 || lists.Add(1) != 2 {
+				return 0
+			}
+			return 3 * time.Minute // the turn does not come to its renewal
+		}})
+		ctx, stop := context.WithCancel(l.Context())
+		var running sync.WaitGroup
+		began := time.Now()
+		running.Go(func() { l.try(v.Run(ctx)) })
+		l.pass(10 * time.Minute)
+		stop()
+		running.Wait()
+		early := 0
+		for _, s := range post.tried(url) {
+			switch at := s.at.Sub(began); {
+			case at <= last:
+				early++
+			case at < last+15*time.Second:
+				t.Errorf("an attempt begins after %v: it might end after the lease", at)
+			}
+		}
+		if early < 50 {
+			t.Errorf("%d attempts within the lease", early)
+		}
+		if n, again := post.inOrder(url); n != events || again != 0 {
+			t.Errorf("%d events have arrived, %d of them again, want %d", n, again, events)
+		}
+	})
+}
+
+// TestTurnThatCannotBegin: a store that fails once as a turn begins costs seconds, not
+// its lease.
+func TestTurnThatCannotBegin(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		id := l.imports(visa)
+		v := l.on(&failsOnce{Store: l.store, kind: kindWebhook})
+		ctx, stop := context.WithCancel(l.Context())
+		var running sync.WaitGroup
+		running.Go(func() { l.try(v.Run(ctx)) })
+		l.pass(10 * time.Second)
+		post.has(url, id, createdEvent)
+		stop()
+		running.Wait()
+	})
+}
+
+// failsOnce is a store whose first Get of a kind fails.
+type failsOnce struct {
+	store.Store
+	kind store.Kind
+	done atomic.Bool
+}
+
+func (s *failsOnce) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(&failsOnceTx{tx, s}) })
+}
+
+type failsOnceTx struct {
+	store.ReadTx
+	of *failsOnce
+}
+
+func (tx *failsOnceTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	if kind == tx.of.kind && !tx.of.done.Swap(true) {
+		return nil, store.ErrUnavailable
+	}
+	return tx.ReadTx.Get(kind, id)
 }
 
 // A late store has something happen after its n-th View from now on.
@@ -1543,6 +1817,30 @@ func TestRedeliver(t *testing.T) {
 			post.has(late, id, createdEvent)
 			post.has(other, id)
 			post.has(off, id)
+		})
+	})
+	t.Run("to nobody", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			post.says(410)
+			id := l.imports(visa)
+			l.drain()
+			post.set(nil)
+			event := l.deliveries(hook)[0].EventID
+			l.hook("https://other.example/", cardvault.TokenDeleted)
+			again := func() error {
+				return l.Redeliver(cardvault.WithIdempotencyKey(l.Context(), "again"), event)
+			}
+			for range 2 {
+				if err := again(); !errors.Is(err, cardvault.ErrNoWebhook) {
+					t.Errorf("Redeliver = %v", err)
+				}
+			}
+			// Another process enables it: what this one knows is old.
+			_, err := l.open().UpdateWebhook(l.Context(), hook.ID, cardvault.WebhookUpdate{Disabled: new(false)})
+			l.must(err)
+			l.must(again()) // it has no answer yet
+			l.drain()
+			post.has(url, id, createdEvent)
 		})
 	})
 	t.Run("what is not there", func(t *testing.T) {

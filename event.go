@@ -274,7 +274,7 @@ func (o *outbox) put(tx store.Tx) error {
 		return err
 	}
 	if a.Version != o.heard.version {
-		o.vault.listening.Delete(o.vault.account)
+		o.vault.listening.forget(o.vault.account)
 		return errStale
 	}
 	for _, r := range o.records {
@@ -348,7 +348,13 @@ func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error
 	}
 	// The event of a deletion waits for what is under way, and what has not begun
 	// by then is gone with the token.
-	defer v.work.telling.take(o.row)()
+	waits, cancel := context.WithDeadline(ctx, rec.Due.Add(-eventTimeout))
+	over := v.work.telling.take(waits, o.row)
+	cancel()
+	if over == nil {
+		return nil // the lease ends: it comes again then
+	}
+	defer over()
 	err = v.view(ctx, func(tx store.ReadTx) error {
 		_, err := tx.Get(kindEvent, rec.ID)
 		return err
@@ -422,12 +428,8 @@ func (v *Vault) settle(ctx context.Context, rec, by *store.Record) error {
 			}
 		}
 		err := v.store.Update(ctx, func(tx store.Tx) error {
-			r, err := tx.Get(kindEvent, rec.ID)
-			if errors.Is(err, store.ErrNotFound) || err == nil && r.Version != rec.Version {
-				return nil // gone with its token, or taken over
-			}
-			if err != nil {
-				return err
+			if ok, err := same(tx, rec); err != nil || !ok {
+				return err // gone with its token, or taken over
 			}
 			if by == nil {
 				tx.Delete(kindEvent, rec.ID)
@@ -483,27 +485,31 @@ type turns struct {
 	taken map[uuid.UUID]chan struct{} // closed when the turn is over
 }
 
-// take waits for a turn and returns what ends it.
-func (t *turns) take(row uuid.UUID) func() {
+// take waits for a turn and returns what ends it, nil if ctx ends before.
+func (t *turns) take(ctx context.Context, row uuid.UUID) (over func()) {
 	for {
 		t.mu.Lock()
-		over := t.taken[row]
-		if over == nil {
+		before := t.taken[row]
+		if before == nil {
 			break
 		}
 		t.mu.Unlock()
-		<-over
+		select {
+		case <-before:
+		case <-ctx.Done():
+			return nil
+		}
 	}
 	defer t.mu.Unlock()
 	if t.taken == nil {
 		t.taken = map[uuid.UUID]chan struct{}{}
 	}
-	over := make(chan struct{})
-	t.taken[row] = over
+	ended := make(chan struct{})
+	t.taken[row] = ended
 	return func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		delete(t.taken, row)
-		close(over)
+		close(ended)
 	}
 }

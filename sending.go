@@ -29,9 +29,13 @@ const (
 
 	maxSendRetryAfter = 24 * time.Hour
 	maxSendPause      = time.Hour // of a whole webhook
+	sendPauses        = 3         // of eventRetries: those of a webhook that does not say for how long
 
-	// webhookPatience is after how long without success a webhook is disabled.
+	// webhookPatience is after how long without success a webhook is disabled. It begins
+	// anew after webhookQuiet without an attempt, which is more than any pause of
+	// eventRetries: when nothing happens nothing fails.
 	webhookPatience = 5 * 24 * time.Hour
+	webhookQuiet    = 36 * time.Hour
 )
 
 // A turn is the time in which this process alone sends to a webhook. Deliveries of
@@ -88,11 +92,13 @@ func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
 	v.sending.Store(rec.ID, t.inflow)
 	defer v.sending.CompareAndDelete(rec.ID, t.inflow)
 	_, err := v.webhookRow(ctx, beside(rec.ID))
-	if errors.Is(err, ErrNotFound) {
+	switch {
+	case errors.Is(err, ErrNotFound):
 		return t.rest(ctx)
-	}
-	if err != nil {
-		return err
+	case errors.Is(err, ErrDamaged):
+		return err // as it will be until somebody has put it back: the lease is soon enough
+	case err != nil:
+		t.fail(err)
 	}
 	for from, begun := uuid.Nil, false; t.goesOn() && t.stays(ctx); {
 		list, err := v.list(ctx, t.ready(from, sendBatch))
@@ -446,6 +452,9 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 	if err != nil {
 		return nil, err
 	}
+	if !t.goesOn() { // reading may have taken longer than the lease
+		return nil, nil
+	}
 
 	next.last = now()
 	out := t.send(ctx, w, &Delivery{Event: event, ID: event.ID, CreatedAt: event.CreatedAt})
@@ -463,7 +472,10 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 			class = deliveryFailed
 			break
 		}
-		next.loose = next.loose || next.tries >= eventHolds
+		if out.throttled() {
+			next.throttled++
+		}
+		next.loose = next.loose || next.tries-next.throttled >= eventHolds
 		due = now().Add(max(t.pace(eventRetries[next.tries-1]), min(out.after, maxSendRetryAfter)))
 	}
 	why := t.note(w, out, next.tries)
@@ -540,14 +552,16 @@ type outcome struct {
 
 func (o *outcome) success() bool { return o.code >= 200 && o.code < 300 }
 
+// throttled reports whether the whole webhook wants to be left alone, whatever it is sent.
+func (o *outcome) throttled() bool {
+	return o.code == 429 || o.code >= 502 && o.code <= 504 || !o.success() && o.after > 0
+}
+
 // send makes one attempt with a deadline.
 func (v *Vault) send(ctx context.Context, w *Webhook, d *Delivery) *outcome {
 	d.URL, d.Legacy = w.URL, w.LegacyHMAC
-	at := now()
-	for _, s := range w.secrets {
-		if s.until.IsZero() || s.until.After(at) {
-			d.Secrets = append(d.Secrets, s.value)
-		}
+	for _, s := range w.signing(now()) {
+		d.Secrets = append(d.Secrets, s.value)
 	}
 	ctx, cancel := context.WithTimeout(ctx, sendTimeout)
 	defer cancel()
@@ -572,15 +586,17 @@ func (t *turn) note(w *Webhook, out *outcome, tries uint64) (why string) {
 	at := now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	switch {
-	case out.success():
-		t.queue.failing = time.Time{}
+	q := t.queue
+	if out.success() {
+		q.failing, q.failed, q.pauses = time.Time{}, time.Time{}, 0
 		return ""
-	case t.queue.failing.IsZero():
-		t.queue.failing = at
 	}
-	if out.after > 0 {
-		t.pause, t.asked = at.Add(min(out.after, maxSendPause)), w.version
+	if q.failing.IsZero() || q.failed.Before(at.Add(-webhookQuiet)) {
+		q.failing, q.pauses = at, 0
+	}
+	q.failed = at
+	if out.throttled() && w.version >= t.asked {
+		t.leaveAlone(at, out.after, w.version)
 	}
 	switch {
 	case out.code == 410:
@@ -590,6 +606,26 @@ func (t *turn) note(w *Webhook, out *outcome, tries uint64) (why string) {
 		return disabledFailing
 	}
 	return ""
+}
+
+// leaveAlone notes that a version of the webhook wants a pause, for as long as it says or
+// a little longer each time. Several attempts may end so: the longest counts, but nothing
+// that a former version has said.
+func (t *turn) leaveAlone(at time.Time, after time.Duration, version uint64) {
+	if version > t.asked {
+		t.pause = time.Time{}
+	}
+	if after == 0 {
+		if !t.pause.IsZero() {
+			return
+		}
+		after = t.pace(eventRetries[min(t.queue.pauses, sendPauses-1)])
+		t.queue.pauses++
+	}
+	if until := at.Add(min(after, maxSendPause)); until.After(t.pause) {
+		t.pause = until
+	}
+	t.asked = version
 }
 
 // disable disables a webhook, unless its URL or state has changed since an attempt.
@@ -753,7 +789,7 @@ func (t *turn) reread(ctx context.Context, p *pending) (*pending, error) {
 		return nil, err
 	}
 	is, err := t.openDelivery(ctx, r)
-	if err != nil || r.Class != deliveryReady || is.attempts != p.attempts {
+	if err != nil || r.Class != deliveryReady || is.attempts != p.attempts || is.tries != p.tries {
 		return nil, err // it was redelivered
 	}
 	return is, nil

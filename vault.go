@@ -307,8 +307,9 @@ type core struct {
 	rowkeys   rowkey.Generator
 	known     accountSet
 	approvals sync.Map // of accounts: *approval
-	listening sync.Map // of accounts: *listeners
+	listening listening
 	sending   sync.Map // of queues: *inflow of the turn that is under way
+	testing   sync.Map // row keys of webhooks to which a test is under way
 	closed    atomic.Bool
 	work      work
 	nobody    *nobody

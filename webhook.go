@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/rowkey"
@@ -29,7 +30,8 @@ type Webhook struct {
 	// Events are the types that are delivered, in the order of EventType. Never empty.
 	Events []EventType
 
-	// LegacyHMAC adds the header x-hmac-signature to deliveries, under the newest secret.
+	// LegacyHMAC adds the header x-hmac-signature to deliveries, under the oldest secret
+	// that signs: a receiver has until that ends to take the next.
 	LegacyHMAC bool
 
 	// Disabled is whether nothing is delivered, and DisabledReason why: requested,
@@ -86,7 +88,7 @@ type Delivery struct {
 	ID        uuid.UUID // of the event, the same at every attempt: webhook-id
 	CreatedAt time.Time // of the event
 	URL       string
-	Secrets   []WebhookSecret // each signs; at least one, the newest last
+	Secrets   []WebhookSecret // each signs; 1 to 8, the oldest first
 	Legacy    bool            // Webhook.LegacyHMAC
 }
 
@@ -94,7 +96,9 @@ type Delivery struct {
 type SendResult struct {
 	StatusCode int // of HTTP; 2xx is success
 
-	// RetryAfter is how long the webhook asks to be left alone, 0 if it does not.
+	// RetryAfter is how long the webhook asks to be left alone, 0 if it does not say.
+	// With 429, 502, 503 and 504 it is left alone all the same: for 5 s, 5 min and then
+	// 30 min each time, until it takes something.
 	RetryAfter time.Duration
 }
 
@@ -126,8 +130,11 @@ const (
 	MaxWebhooks = 16
 
 	// WebhookSecretOverlap is how long a rotated signing secret goes on signing, beside
-	// the new one.
+	// those that are newer.
 	WebhookSecretOverlap = 24 * time.Hour
+
+	// MaxWebhookSecrets is how many secrets of a webhook can sign at a time.
+	MaxWebhookSecrets = 8
 )
 
 // WebhooksEnabled reports whether the vault has a sender: [Options.Webhooks].
@@ -234,7 +241,7 @@ func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (*Page[*Web
 
 // UpdateWebhook changes a webhook and returns it. One that is enabled again gets the
 // events of what happens from then on, and what was not due while it was disabled. That
-// or a new URL ends a pause that the webhook has asked for.
+// or a new URL ends the time for which the webhook is left alone.
 //
 // Errors: FieldErrors; ErrNotFound; ErrNotEnabled.
 func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate) (*Webhook, error) {
@@ -296,21 +303,34 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 }
 
 // RotateWebhookSecret makes a new signing secret for a webhook and returns it; it is
-// shown only here. The former one signs beside it for [WebhookSecretOverlap], any
-// before that no longer. The error is ErrNotFound for an id that the account does not
-// have.
+// shown only here. The former one signs beside it for [WebhookSecretOverlap], and so do
+// those before until theirs is over: whichever of them the receiver has, it understands
+// what it gets.
+//
+// Errors: ErrNotFound; ErrTooManySecrets while [MaxWebhookSecrets] sign.
 func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID) (WebhookSecret, error) {
 	secret := newSigningSecret()
 	_, err := v.editWebhook(ctx, opRotateWebhook, v.unmask(kindWebhook, id), func(w *Webhook) error {
-		former := w.secrets[len(w.secrets)-1]
-		former.until = now().Add(WebhookSecretOverlap)
-		w.secrets = []signingSecret{former, {value: secret}}
+		at := now()
+		w.secrets = w.signing(at)
+		if len(w.secrets) >= MaxWebhookSecrets {
+			return ErrTooManySecrets
+		}
+		w.secrets[len(w.secrets)-1].until = at.Add(WebhookSecretOverlap)
+		w.secrets = append(w.secrets, signingSecret{value: secret})
 		return nil
 	})
 	if err != nil {
 		return WebhookSecret{}, err
 	}
 	return secret, nil
+}
+
+// signing returns the secrets that sign at a time, oldest first.
+func (w *Webhook) signing(at time.Time) []signingSecret {
+	return slices.DeleteFunc(slices.Clone(w.secrets), func(s signingSecret) bool {
+		return !s.until.IsZero() && !s.until.After(at)
+	})
 }
 
 // A WebhookTest is what came of a test event.
@@ -322,7 +342,8 @@ type WebhookTest struct {
 // TestWebhook sends an event webhook.test, which has no token, to a webhook, also to
 // one that is disabled. It is sent once and not in the log.
 //
-// Errors: ErrNotFound; ErrNotEnabled.
+// Errors: ErrNotFound; ErrNotEnabled; ErrTestInProgress while another test of the webhook
+// is under way in this process.
 func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (*WebhookTest, error) {
 	if v.opts.Webhooks == nil {
 		return nil, ErrNotEnabled
@@ -331,6 +352,10 @@ func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (*WebhookTest, er
 	if err != nil {
 		return nil, err
 	}
+	if _, busy := v.testing.LoadOrStore(w.row, nil); busy {
+		return nil, ErrTestInProgress
+	}
+	defer v.testing.Delete(w.row)
 	begin := time.Now()
 	out := v.send(ctx, w, &Delivery{ID: uuid.New(), CreatedAt: now()})
 	if err := ctx.Err(); err != nil {
@@ -477,8 +502,8 @@ type listeners struct {
 // webhooks returns the listeners of the account as they were last read: whoever tells
 // them something makes sure that they are still the same, see [outbox.put].
 func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
-	if known, ok := v.listening.Load(v.account); ok {
-		return known.(*listeners), nil
+	if known := v.listening.of(v.account); known != nil {
+		return known, nil
 	}
 	r, err := v.whole().get(ctx, kindAccount, v.account)
 	if err != nil {
@@ -506,8 +531,40 @@ func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 			l.of[typ&3] = append(l.of[typ&3], w.row)
 		}
 	}
-	v.listening.Store(v.account, l)
+	v.listening.set(v.account, l)
 	return l, nil
+}
+
+// maxListening bounds the accounts whose listeners are kept. Beyond it those of all are
+// read anew.
+const maxListening = 4096
+
+// A listening is the listeners of accounts as they were last read. The zero value is
+// ready.
+type listening struct {
+	mu sync.RWMutex
+	m  map[uuid.UUID]*listeners
+}
+
+func (l *listening) of(account uuid.UUID) *listeners {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.m[account]
+}
+
+func (l *listening) set(account uuid.UUID, to *listeners) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.m == nil || len(l.m) >= maxListening {
+		l.m = map[uuid.UUID]*listeners{}
+	}
+	l.m[account] = to
+}
+
+func (l *listening) forget(account uuid.UUID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.m, account)
 }
 
 func (v *Vault) allWebhooks(ctx context.Context) ([]*store.Record, error) {

@@ -99,13 +99,31 @@ func TestSigningSecrets(t *testing.T) {
 		third := rotate()
 		l.pass(time.Hour)
 		fourth := rotate()
-		signs(third, fourth) // at most two
-		l.pass(24 * time.Hour)
+		signs(second, third, fourth) // each for its day
+		l.pass(23 * time.Hour)
+		signs(third, fourth)
+		l.pass(time.Hour)
 		signs(fourth)
 		l.update(hook, cardvault.WebhookUpdate{Description: new("a")})
 		signs(fourth)
-		secrets := []string{signing(first), signing(second), signing(third), signing(fourth)}
-		if slices.Sort(secrets); len(slices.Compact(secrets)) != 4 {
+		secrets := []cardvault.WebhookSecret{first, second, third, fourth}
+		for range cardvault.MaxWebhookSecrets - 1 {
+			secrets = append(secrets, rotate())
+			l.pass(time.Hour)
+		}
+		signs(secrets[3:]...)
+		if _, err := l.RotateWebhookSecret(l.Context(), hook.ID); !errors.Is(err, cardvault.ErrTooManySecrets) {
+			t.Errorf("a ninth secret that signs: %v", err)
+		}
+		signs(secrets[3:]...)
+		l.pass(17 * time.Hour) // the first of them ends
+		secrets = append(secrets, rotate())
+		signs(secrets[4:]...)
+		texts := map[string]bool{}
+		for _, s := range secrets {
+			texts[signing(s)] = true
+		}
+		if len(texts) != len(secrets) {
 			t.Error("a secret is that of before")
 		}
 	})
@@ -162,7 +180,7 @@ func TestWebhookWithoutSuccess(t *testing.T) {
 		healthy := l.hook(other)
 		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
 			if d.URL == url {
-				return 503, nil
+				return 500, nil
 			}
 			return 200, nil
 		})
@@ -202,7 +220,7 @@ func TestWebhookWithoutSuccess(t *testing.T) {
 			l.disabled(hook, "")
 			post.has(url, missed)
 			post.has(url, id, patchedEvent) // its creation has failed for good
-			post.set(func(context.Context, *cardvault.Delivery) (int, error) { return 503, nil })
+			post.set(func(context.Context, *cardvault.Delivery) (int, error) { return 500, nil })
 			l.imports(visa)
 			l.pass(4 * day)
 			l.imports(visa)
@@ -232,6 +250,29 @@ func TestWebhookAfterAQuietTime(t *testing.T) {
 			post.has(url, id, createdEvent)
 		})
 	})
+}
+
+// TestWebhookFailsNowAndThen: time in which nothing is attempted is no time without
+// success.
+func TestWebhookFailsNowAndThen(t *testing.T) {
+	const day = 24 * time.Hour
+	for _, code := range []int{500, 503} {
+		t.Run(fmt.Sprint(code), func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				post.says(code)
+				l.run(func() {
+					l.imports(visa)
+					l.pass(10 * day) // it has failed for good after three
+					l.imports(visa)
+					l.pass(4 * day)
+					l.disabled(hook, "")
+					l.imports(visa)
+					l.pass(2 * day)
+					l.disabled(hook, "failing")
+				})
+			})
+		})
+	}
 }
 
 // TestWebhookIsGone: one that answers 410 is disabled at once.
@@ -457,6 +498,37 @@ func TestTestWebhook(t *testing.T) {
 		if _, err := l.TestWebhook(ctx, hook.ID); !errors.Is(err, context.Canceled) {
 			t.Errorf("TestWebhook that was cancelled = %v", err)
 		}
+	})
+}
+
+// TestOneTestAtATime: of each webhook.
+func TestOneTestAtATime(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		other := l.hook("https://other.example/")
+		post.set(func(ctx context.Context, d *cardvault.Delivery) (int, error) {
+			if d.URL != url {
+				return 200, nil
+			}
+			<-ctx.Done()
+			return 0, ctx.Err()
+		})
+		ctx, cancel := context.WithCancel(l.Context())
+		ended := make(chan error)
+		go func() { _, err := l.TestWebhook(ctx, hook.ID); ended <- err }()
+		l.pass(time.Second)
+		for range 2 {
+			if _, err := l.TestWebhook(l.Context(), hook.ID); !errors.Is(err, cardvault.ErrTestInProgress) {
+				t.Errorf("a second test = %v", err)
+			}
+		}
+		_, err := l.TestWebhook(l.Context(), other.ID)
+		l.must(err)
+		cancel()
+		if err := <-ended; err == nil {
+			t.Error("the first test was not ended")
+		}
+		_, err = l.TestWebhook(l.Context(), hook.ID)
+		l.must(err)
 	})
 }
 

@@ -373,11 +373,12 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 	err := wrapped(v.store.Update(ctx, func(tx store.Tx) error {
 		won, wrote = won[:0], 0
 		for _, j := range claimed {
-			switch r, err := tx.Get(kind, j.rec.ID); {
-			case errors.Is(err, store.ErrNotFound) || err == nil && r.Version != j.rec.Version-1:
-				continue // somebody else was faster
-			case err != nil:
+			was := *j.rec
+			was.Version--
+			if ok, err := same(tx, &was); err != nil {
 				return err
+			} else if !ok {
+				continue // somebody else was faster
 			}
 			if j.hash != nil {
 				holders, err := tx.Lookup(kindNetworkToken, j.hash, 1)
@@ -595,11 +596,8 @@ func (v *Vault) again(ctx context.Context, rec *store.Record, plain []byte) erro
 // jobChanged writes unless somebody else has taken the job over.
 func (v *Vault) jobChanged(ctx context.Context, rec *store.Record, fn func(store.Tx)) error {
 	err := v.store.Update(ctx, func(tx store.Tx) error {
-		r, err := tx.Get(rec.Kind, rec.ID)
-		if errors.Is(err, store.ErrNotFound) || err == nil && r.Version != rec.Version {
-			return nil
-		}
-		if err == nil {
+		ok, err := same(tx, rec)
+		if ok {
 			fn(tx)
 		}
 		return err
@@ -706,12 +704,10 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 	return v.again(ctx, rec, b.encode())
 }
 
-// sweep erases one batch of lapsed records of a kind and returns how many.
+// sweep erases one batch of lapsed records of a kind and returns how many. It counts those
+// whose events have to be made again, so that it is called again.
 func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	var due []*store.Record
-	var events []*outbox // of due; nil for one that cannot be told
-	var queues wakings   // of all, each once
-	woken := map[uuid.UUID]bool{}
 	at := now()
 	tell := kind == kindToken // events are sealed before they are written
 	limit := 1                // looking first costs a write only when there is something to erase
@@ -725,73 +721,25 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	if err != nil || len(due) == 0 {
 		return 0, err
 	}
-	if tell {
-		for _, r := range due {
-			e, err := v.In(r.Account).newEvent(ctx, r, nil, TokenDeleted, ReasonExpired)
-			if errors.Is(err, ErrDamaged) || errors.Is(err, ErrNotFound) { // what has lapsed is erased all the same
-				v.log.Error("the end of a token cannot be told", "account", r.Account, "error", err)
-				e, err = nil, nil
-			}
-			if err != nil {
-				return 0, err
-			}
-			if e != nil {
-				for _, q := range e.queues {
-					if !woken[q.queue] {
-						woken[q.queue] = true
-						queues = append(queues, q)
-					}
-				}
-				e.queues = nil
-			}
-			events = append(events, e)
-		}
+	ends := new(endings)
+	if !tell {
+		due = nil
+	} else if ends, err = v.endingsOf(ctx, due); err != nil {
+		return 0, err
 	}
-	var erased []*store.Record
-	err = wrapped(v.store.Update(ctx, func(tx store.Tx) (err error) {
-		lapsed := due
-		if !tell {
-			if lapsed, err = tx.Due(kind, at, sweepBatch); err != nil {
-				return err
-			}
+	erased, err := v.sweepDue(ctx, kind, at, due, ends)
+	if tell && errors.Is(err, store.ErrFull) {
+		// There is room for what erases, and a card that has lapsed has to go.
+		full := err
+		ends = &endings{vault: v, events: make([]*outbox, len(due))}
+		if erased, err = v.sweepDue(ctx, kind, at, due, ends); err == nil {
+			v.log.Error("the end of tokens cannot be told", "tokens", len(erased), "error", full)
 		}
-		erased = erased[:0]
-		for i, r := range lapsed {
-			// The index that was asked is not authenticated.
-			if r.Due.IsZero() || lives(r, at) {
-				return fmt.Errorf("%w: something is listed as lapsed that has not", ErrDamaged)
-			}
-			if tell {
-				switch is, err := tx.Get(kind, r.ID); {
-				case errors.Is(err, store.ErrNotFound) || err == nil && is.Version != r.Version:
-					continue // another process was faster
-				case err != nil:
-					return err
-				}
-				if events[i] != nil {
-					if err := events[i].put(tx); err != nil {
-						return err
-					}
-				}
-			}
-			tx.Delete(kind, r.ID)
-			erased = append(erased, r)
-		}
-		return queues.put(tx, v)
-	}))
-	if errors.Is(err, errStale) {
-		return 1, nil // once more
 	}
 	if err != nil {
 		v.wrote(ctx, opExpire, uuid.Nil, uuid.Nil, err)
 		return 0, err
 	}
-	for _, e := range events {
-		if e != nil {
-			e.written()
-		}
-	}
-	queues.told(v)
 	for _, r := range erased {
 		var object uuid.UUID // of a session it is a credential
 		if kind == kindToken || kind == kindAPIKey {
@@ -799,5 +747,116 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 		}
 		v.wrote(ctx, opExpire, r.Account, object, nil)
 	}
-	return len(erased), nil
+	return len(erased) + ends.stale, nil
+}
+
+// sweepDue erases those of due that are as they were, and writes ends; or, if due is nil,
+// the next batch of its kind. It returns what it has erased.
+func (v *Vault) sweepDue(ctx context.Context, kind store.Kind, at time.Time, due []*store.Record, ends *endings) (erased []*store.Record, err error) {
+	err = wrapped(v.store.Update(ctx, func(tx store.Tx) (err error) {
+		erased = erased[:0]
+		ends.begin()
+		lapsed := due
+		if due == nil {
+			if lapsed, err = tx.Due(kind, at, sweepBatch); err != nil {
+				return err
+			}
+		}
+		for i, r := range lapsed {
+			// The index that was asked is not authenticated.
+			if r.Due.IsZero() || lives(r, at) {
+				return fmt.Errorf("%w: something is listed as lapsed that has not", ErrDamaged)
+			}
+			if due != nil {
+				ok, err := same(tx, r)
+				if ok {
+					ok, err = ends.put(tx, i)
+				}
+				if err != nil {
+					return err
+				}
+				if !ok {
+					continue
+				}
+			}
+			tx.Delete(kind, r.ID)
+			erased = append(erased, r)
+		}
+		return nil
+	}))
+	if err == nil {
+		ends.written()
+	}
+	return erased, err
+}
+
+// endings are the events of tokens that lapse together. They wake each queue once.
+type endings struct {
+	vault  *Vault
+	events []*outbox // nil for one that cannot be told
+	woken  map[uuid.UUID]bool
+	told   []int // of events, those that were written
+	queues wakings
+	stale  int // events that have to be made again
+}
+
+func (v *Vault) endingsOf(ctx context.Context, due []*store.Record) (*endings, error) {
+	e := &endings{vault: v}
+	for _, r := range due {
+		o, err := v.In(r.Account).newEvent(ctx, r, nil, TokenDeleted, ReasonExpired)
+		if errors.Is(err, ErrDamaged) || errors.Is(err, ErrNotFound) { // what has lapsed is erased all the same
+			v.log.Error("the end of a token cannot be told", "account", r.Account, "error", err)
+			o, err = nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		e.events = append(e.events, o)
+	}
+	return e, nil
+}
+
+// begin forgets what was written in a transaction that is begun again.
+func (e *endings) begin() { e.woken, e.told, e.queues, e.stale = map[uuid.UUID]bool{}, nil, nil, 0 }
+
+// put writes the i-th event. It returns false if that has to be made again.
+func (e *endings) put(tx store.Tx, i int) (bool, error) {
+	o := e.events[i]
+	if o == nil {
+		return true, nil
+	}
+	for _, q := range o.queues {
+		if e.woken[q.queue] {
+			continue
+		}
+		err := wakings{q}.put(tx, e.vault)
+		if errors.Is(err, errStale) {
+			e.stale++
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		e.woken[q.queue] = true
+		e.queues = append(e.queues, q)
+	}
+	alone := *o
+	alone.queues = nil
+	err := alone.put(tx)
+	if errors.Is(err, errStale) {
+		e.stale++
+		return false, nil
+	}
+	if err == nil {
+		e.told = append(e.told, i)
+	}
+	return err == nil, err
+}
+
+// written tells Run of the events that were stored.
+func (e *endings) written() {
+	for _, i := range e.told {
+		e.vault.workDue(e.events[i].records...)
+	}
+	e.queues.told(e.vault)
 }

@@ -231,7 +231,7 @@ func webhookRaces(t *testing.T, s store.Store) {
 	for _, s := range mail.taken[0].Secrets {
 		s.Expose(keep(&got))
 	}
-	if !slices.Equal(got, want) {
+	if len(got) != 3 || !slices.Equal(got[1:], want) { // the first is that of the creation
 		t.Error("RotateWebhookSecret while another does: one of them does not sign")
 	}
 	m.meddle = func() { noError(t, v.SetApprovals(ctx, cardvault.Approvals{Import: true})) }
@@ -586,7 +586,7 @@ func redelivered(t *testing.T, s store.Store) {
 	late := hook(t, v, receiver+"late")
 	noError(t, v.Redeliver(ctx, event))
 	noError(t, v.Redeliver(ctx, event))
-	if d := must(v.ListDeliveries(ctx, w.ID, nil))(t).Items[0]; d.Status != cardvault.DeliveryPending || d.Attempts != 0 {
+	if d := must(v.ListDeliveries(ctx, w.ID, nil))(t).Items[0]; d.Status != cardvault.DeliveryPending || d.Attempts != 1 {
 		t.Errorf("a delivery that is made anew: %+v", d)
 	}
 	noError(t, v.Drain(ctx))
