@@ -158,21 +158,19 @@ func (v *Vault) eventOfDelivery(ctx context.Context, p *pending, card, past *sto
 	if p.typ == TokenDeleted {
 		return e, nil
 	}
+	if past != nil {
+		plain, err := v.openSecret(ctx, past)
+		if err == nil {
+			e.Token, err = v.decodeToken(p.token, plain)
+		}
+		return e, err
+	}
 	t, err := v.openToken(ctx, card)
 	if err != nil {
 		return nil, err
 	}
 	if t.told != id || t.since != card.Version {
-		if past == nil {
-			return nil, fmt.Errorf("%w: what an event told of a token is missing", ErrDamaged)
-		}
-		plain, err := v.openSecret(ctx, past)
-		if err != nil {
-			return nil, err
-		}
-		if t, err = v.decodeToken(p.token, plain); err != nil {
-			return nil, err
-		}
+		return nil, fmt.Errorf("%w: what an event told of a token is missing", ErrDamaged)
 	}
 	e.Token = t
 	return e, nil
@@ -663,23 +661,21 @@ func (v *Vault) forget(ctx context.Context, _ *pool) (wrote int, err error) {
 	if err != nil || len(due) == 0 {
 		return 0, err
 	}
-	hooks := make([][]*store.Record, len(due)) // of the account of each
-	for i, r := range due {
-		if hooks[i], err = v.In(r.Account).allWebhooks(ctx); err != nil {
-			return 0, err
-		}
-	}
 	err = wrapped(v.store.Update(ctx, func(tx store.Tx) error {
 		wrote = 0
-		for i, r := range due {
+		for _, r := range due {
 			if ok, err := same(tx, r); err != nil {
 				return err
 			} else if !ok {
 				continue
 			}
 			wrote++
+			hooks, err := tx.List(&store.Query{Kind: kindWebhook, Account: r.Account, Limit: MaxWebhooks})
+			if err != nil {
+				return err
+			}
 			told := false
-			for _, w := range hooks[i] {
+			for _, w := range hooks.Records {
 				_, err := tx.Get(kindDelivery, rowkey.Beside(r.ID, w.ID))
 				if err != nil && !errors.Is(err, store.ErrNotFound) {
 					return err

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -1651,14 +1652,91 @@ func TestStatesTold(t *testing.T) {
 		kept("when the token is deleted", 0)
 
 		patch(l, other, "again")
+		patch(l, other, "once more")
 		l.drain()
-		kept("of the other token", 1)
+		kept("of the other token", 1) // what it was first is long out of the log
 		l.run(func() { l.pass(15 * day) })
 		kept("in the end", 0)
 		patch(l, other, "end")
 		l.drain()
 		if got := post.took(url); got[len(got)-1].Event.Token.BusinessKey != "end" {
 			t.Errorf("the last event is %v", got[len(got)-1])
+		}
+	})
+}
+
+// TestStateOfATokenThatChangesUnheard: an event tells what it did, though nothing was told
+// of what came after.
+func TestStateOfATokenThatChangesUnheard(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		id := l.imports(visa)
+		patch(l, id, "a")
+		l.drain()
+		event := post.took(url)[1].Event.ID
+		for _, disabled := range []bool{true, false} {
+			_, err := l.UpdateWebhook(l.Context(), hook.ID, cardvault.WebhookUpdate{Disabled: &disabled})
+			l.must(err)
+			if disabled {
+				patch(l, id, "unheard")
+			}
+		}
+		post.forget()
+		l.must(l.Redeliver(l.Context(), event))
+		l.drain()
+		if got := post.took(url); len(got) != 1 || got[0].Event.Token.BusinessKey != "a" {
+			t.Errorf("told as %v", got)
+		}
+	})
+}
+
+// TestStatesNobodyTells: what no delivery tells any more is not kept, and one that cannot
+// be looked after keeps no other.
+func TestStatesNobodyTells(t *testing.T) {
+	const year = 365 * 24 * time.Hour
+	kept := func(l *lab, when string, want int) {
+		l.Helper()
+		if n := len(l.stored(kindPast)); n != want {
+			l.Errorf("%d states are kept %s, want %d", n, when, want)
+		}
+	}
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		l.keepBooks()
+		id, other := l.imports(visa), l.imports(visa)
+		l.run(func() { l.pass(year) })
+		patch(l, id, "a")
+		l.run(func() { l.pass(time.Minute) })
+		kept(l, "of what has left the log", 0)
+		patch(l, other, "b")
+		patch(l, other, "c")
+		state := *l.stored(kindPast)[1]
+		state.ID[15] ^= 1
+		state.Account[3] ^= 1
+		l.must(l.store.Update(l.Context(), func(tx store.Tx) error { tx.Put(&state); return nil }))
+		l.run(func() { l.pass(20 * 24 * time.Hour) })
+		kept(l, "of an account that there is not", 0)
+		l.must(l.DeleteWebhook(l.Context(), hook.ID))
+		patch(l, id, "d")
+		kept(l, "when there is no webhook", 0)
+	})
+}
+
+// TestStateIsThereAlready: whoever puts back a token as it was may leave a state of it.
+func TestStateIsThereAlready(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		l.keepBooks()
+		id := l.imports(visa)
+		d := l.stored(kindDelivery)[0]
+		queue := d.Parent
+		queue[15] ^= 1 // the webhook
+		l.must(l.store.Update(l.Context(), func(tx store.Tx) error {
+			tx.Put(&store.Record{Kind: kindPast, ID: rowkey.Beside(d.ID, queue), Account: d.Account, Version: 1})
+			return nil
+		}))
+		patch(l, id, "a")
+		patch(l, id, "b")
+		l.drain()
+		if got := post.took(url); len(got) != 2 || got[1].Event.Token.BusinessKey != "b" {
+			t.Errorf("told as %v", got)
 		}
 	})
 }

@@ -183,7 +183,7 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 		return nil, err
 	}
 	o := &outbox{vault: v, heard: heard}
-	if t != nil && t.since > 0 && t.since == card.Version {
+	if t != nil && t.since > 0 && t.since == card.Version && !heard.none {
 		if err := o.keepPast(card, t); err != nil {
 			return nil, err
 		}
@@ -246,7 +246,7 @@ func (v *Vault) sinkEvent(id uuid.UUID, card *store.Record, t *Token, typ EventT
 // was opened.
 func (o *outbox) keepPast(card *store.Record, t *Token) error {
 	r := o.vault.newRecord(kindPast, t.told)
-	r.Parent, r.Due = card.ID, now().Add(pastRetention)
+	r.Parent, r.Due = card.ID, rowkey.Time(t.told).Add(pastRetention)
 	if err := o.vault.box.SealSecret(r, card.Shown); err != nil {
 		return wrapped(err)
 	}
@@ -278,6 +278,15 @@ func (o *outbox) put(tx store.Tx) error {
 		return errStale
 	}
 	for _, r := range o.records {
+		if r.Kind == kindPast {
+			// Somebody who has put back the token's former record may have left one.
+			switch _, err := tx.Get(kindPast, r.ID); {
+			case err == nil:
+				continue
+			case !errors.Is(err, store.ErrNotFound):
+				return err
+			}
+		}
 		tx.Put(r)
 	}
 	return o.queues.put(tx, o.vault)

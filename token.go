@@ -812,6 +812,7 @@ const (
 	tokenAuthECI
 	tokenAuthTransaction
 	tokenAuthAt
+	_ // was the sequence of the last event
 	tokenTold
 	tokenToldSince
 )

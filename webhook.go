@@ -43,6 +43,7 @@ type Webhook struct {
 	row     uuid.UUID
 	version uint64          // of its record, when it was read
 	since   time.Time       // when it was enabled, or got its URL
+	set     uuid.UUID       // of secrets
 	secrets []signingSecret // oldest first
 }
 
@@ -236,7 +237,7 @@ func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (*Page[*Web
 	if err != nil {
 		return nil, err
 	}
-	return page(ctx, v, q, o, v.openWebhook)
+	return page(ctx, v, q, o, v.listedWebhook)
 }
 
 // UpdateWebhook changes a webhook and returns it. One that is enabled again gets the
@@ -496,6 +497,7 @@ func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UU
 type listeners struct {
 	account uuid.UUID      // row key
 	version uint64         // of its record
+	none    bool           // the account has no webhook, also none that is disabled
 	of      [4][]uuid.UUID // row keys, by the type of event that they take
 }
 
@@ -513,9 +515,9 @@ func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &listeners{account: r.ID, version: r.Version}
+	l := &listeners{account: r.ID, version: r.Version, none: len(all) == 0}
 	for _, r := range all {
-		w, err := v.openWebhook(ctx, r)
+		w, err := v.listedWebhook(ctx, r)
 		if errors.Is(err, ErrDamaged) {
 			// It keeps nobody from his tokens, and has missed nothing when it is put back:
 			// what it does not take is sorted out then.
@@ -591,23 +593,29 @@ const (
 	webhookDisabled
 	webhookReason
 	webhookSince
+	_ // two that were of the secret part
+	_
+	webhookSecretSet
 )
 
 // Of the secret part.
 const (
 	webhookSecretUntil = iota + 1
 	webhookSecret      // ends one secret
+	webhookSet
 )
 
 // sealWebhook sets both parts of the record of a webhook: its secrets are in the one that
-// lists do not read.
+// lists do not read. The secret part binds no version, so both tell which set of secrets
+// they are of: a former one cannot be put back.
 func (v *Vault) sealWebhook(r *store.Record, w *Webhook) error {
+	w.set = uuid.New()
 	if err := v.box.SealShown(r, w.encode()); err != nil {
 		return wrapped(err)
 	}
 	buf := plaintexts.Get().(*[]byte)
 	defer wipe(buf)
-	b := (*buf)[:0]
+	b := tlv.Append((*buf)[:0], webhookSet, w.set[:])
 	for _, s := range w.secrets {
 		b = appendTime(b, webhookSecretUntil, s.until)
 		b = tlv.Append(b, webhookSecret, s.value.get())
@@ -625,11 +633,43 @@ func (w *Webhook) encode() []byte {
 	b = tlv.AppendUint(b, webhookLegacy, bit(w.LegacyHMAC))
 	b = tlv.AppendUint(b, webhookDisabled, bit(w.Disabled))
 	b = tlv.Append(b, webhookReason, w.DisabledReason)
-	return tlv.Pad(appendTime(b, webhookSince, w.since), 64, 0)
+	b = appendTime(b, webhookSince, w.since)
+	return tlv.Pad(tlv.Append(b, webhookSecretSet, w.set[:]), 64, 0)
 }
 
-// openWebhook returns a webhook, without its secrets if the record is of a list.
+// openWebhook returns a webhook with its secrets.
 func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, error) {
+	w, err := v.listedWebhook(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	plain, err := v.openSecret(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(plain)
+	var set uuid.UUID
+	var until time.Time
+	r := tlv.Read(plain)
+	for r.Next() {
+		switch r.Tag {
+		case webhookSet:
+			copy(set[:], r.Value)
+		case webhookSecretUntil:
+			until = readTime(&r)
+		case webhookSecret:
+			w.secrets = append(w.secrets, signingSecret{NewWebhookSecret(r.Value), until})
+			until = time.Time{}
+		}
+	}
+	if set != w.set || len(w.secrets) == 0 {
+		return nil, fmt.Errorf("%w: the secrets of a webhook are not those it has", ErrDamaged)
+	}
+	return w, readError(&r)
+}
+
+// listedWebhook returns a webhook without its secrets, which are in no list.
+func (v *Vault) listedWebhook(ctx context.Context, rec *store.Record) (*Webhook, error) {
 	w := &Webhook{ID: v.mask(kindWebhook, rec.ID), CreatedAt: rowkey.Time(rec.ID), row: rec.ID, version: rec.Version}
 	r, err := v.read(ctx, rec)
 	if err != nil {
@@ -651,26 +691,9 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 			w.DisabledReason = string(r.Value)
 		case webhookSince:
 			w.since = readTime(r)
+		case webhookSecretSet:
+			copy(w.set[:], r.Value)
 		}
 	}
-	if err := readError(r); err != nil || len(rec.Secret) == 0 {
-		return w, err
-	}
-	plain, err := v.openSecret(ctx, rec)
-	if err != nil {
-		return nil, err
-	}
-	defer clear(plain)
-	var until time.Time
-	secrets := tlv.Read(plain)
-	for secrets.Next() {
-		switch secrets.Tag {
-		case webhookSecretUntil:
-			until = readTime(&secrets)
-		case webhookSecret:
-			w.secrets = append(w.secrets, signingSecret{NewWebhookSecret(secrets.Value), until})
-			until = time.Time{}
-		}
-	}
-	return w, readError(&secrets)
+	return w, readError(r)
 }

@@ -20,12 +20,6 @@
 //
 // due is in microseconds since 1970, two's complement; the lowest value stands
 // for none. All integers are big-endian.
-//
-// What is tied to a record is, before it is sealed as part of another,
-//
-//	nonce(12) | ciphertext | tag(16)
-//
-// under the AES-256-GCM key HMAC-SHA256(key of the account, id | sealed secret part).
 package seal
 
 import (
