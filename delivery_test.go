@@ -316,11 +316,11 @@ func (l *lab) keepBooks() *ledger {
 }
 
 // keepBooksWithout deletes a webhook, and what is left of it, and keeps books from then on.
-func (l *lab) keepBooksWithout(hook *cardvault.Webhook) {
+func (l *lab) keepBooksWithout(hook *cardvault.Webhook) *ledger {
 	l.Helper()
 	l.must(l.DeleteWebhook(l.Context(), hook.ID))
 	l.drain()
-	l.keepBooks()
+	return l.keepBooks()
 }
 
 // stored returns the records of a kind that are left of what was put since the books

@@ -572,3 +572,51 @@ func TestNoSender(t *testing.T) {
 		l.must(silent.Close())
 	})
 }
+
+// TestSecretsOfAWebhookAreExchanged: nothing is sent that is signed by other secrets than
+// a webhook has, or by none, and these are not kept for its own.
+func TestSecretsOfAWebhookAreExchanged(t *testing.T) {
+	for what, secret := range map[string]func(former *store.Record) []byte{
+		"none":   func(*store.Record) []byte { return nil },
+		"former": func(former *store.Record) []byte { return former.Secret },
+	} {
+		t.Run(what, func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
+				books := l.keepBooksWithout(first)
+				hook := l.hook(url)
+				former := l.stored(kindWebhook)[0]
+				_, err := l.RotateWebhookSecret(l.Context(), hook.ID)
+				l.must(err)
+				whole := l.stored(kindWebhook)[0]
+				put := func(r store.Record) {
+					for _, write := range []func(store.Tx){
+						func(tx store.Tx) { tx.Delete(kindWebhook, r.ID) },
+						func(tx store.Tx) { tx.Put(former) }, // the first version
+						func(tx store.Tx) { tx.Put(&r) },
+					} {
+						l.must(books.Store.Update(l.Context(), func(tx store.Tx) error { write(tx); return nil }))
+					}
+				}
+				bad := *whole
+				bad.Secret = secret(former)
+				put(bad)
+				l.imports(visa)
+				l.drain()
+				if !strings.Contains(l.log.text(), "damaged") {
+					t.Error("not a word of it is in the log")
+				}
+				if sent := post.tried(url); len(sent) > 0 {
+					t.Errorf("sent: %v", sent)
+				}
+				if _, err := l.RotateWebhookSecret(l.Context(), hook.ID); !errors.Is(err, cardvault.ErrDamaged) {
+					t.Errorf("rotated: %v", err)
+				}
+				put(*whole)
+				l.run(func() { l.pass(2 * time.Minute) })
+				if sent := post.took(url); len(sent) != 1 || len(sent[0].secrets) != 2 {
+					t.Errorf("when all is whole again: %v", sent)
+				}
+			})
+		})
+	}
+}
