@@ -3,6 +3,7 @@ package cardvault
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -49,6 +50,10 @@ func (s DeliveryStatus) MarshalText() ([]byte, error) { return []byte(s.String()
 // again.
 const deliveryRetention = 7 * 24 * time.Hour
 
+// pastRetention is after how long it is first asked whether deliveries still tell a state
+// of a token that is past: most have left the log by then.
+const pastRetention = deliveryRetention + 24*time.Hour
+
 // Classes of deliveries in the list of their queue.
 const (
 	deliveryReady   = iota + 1 // to be attempted
@@ -58,17 +63,18 @@ const (
 	deliveryFailed             // likewise
 )
 
-// A delivery is what the record of one holds, but for the event, which is in its secret
-// part: tied to the token, so that it is gone with that. Its row key is beside that of
-// the event.
+// A delivery is what the record of one holds: nothing of the token but its row key. Its
+// own is beside that of the event.
 type delivery struct {
-	typ      EventType
-	token    uuid.UUID // row key
-	attempts uint64
-	tries    uint64 // attempts that were planned
-	last     time.Time
-	code     uint64
-	loose    bool // has failed too often to hold back others, or was redelivered
+	typ       EventType
+	reason    EventReason
+	token     uuid.UUID // row key
+	attempts  uint64
+	tries     uint64 // attempts that were planned
+	throttled uint64 // of those, how many a webhook has answered that wanted to be left alone
+	last      time.Time
+	code      uint64
+	loose     bool // has failed too often to hold back others, or was redelivered
 }
 
 const (
@@ -79,6 +85,8 @@ const (
 	deliveryLast
 	deliveryCode
 	deliveryLoose
+	deliveryReason
+	deliveryThrottled
 )
 
 func (d *delivery) encode() []byte {
@@ -88,7 +96,9 @@ func (d *delivery) encode() []byte {
 	b = tlv.AppendUint(b, deliveryTries, d.tries)
 	b = appendTime(b, deliveryLast, d.last)
 	b = tlv.AppendUint(b, deliveryCode, d.code)
-	return tlv.Pad(tlv.AppendUint(b, deliveryLoose, bit(d.loose)), 32, 0)
+	b = tlv.AppendUint(b, deliveryLoose, bit(d.loose))
+	b = tlv.AppendUint(b, deliveryThrottled, d.throttled)
+	return tlv.Pad(tlv.Append(b, deliveryReason, d.reason), 32, 0)
 }
 
 func decodeDelivery(plain []byte) (*delivery, error) {
@@ -110,6 +120,10 @@ func decodeDelivery(plain []byte) (*delivery, error) {
 			d.code = r.Uint()
 		case deliveryLoose:
 			d.loose = r.Uint() == 1
+		case deliveryReason:
+			d.reason = EventReason(r.Value)
+		case deliveryThrottled:
+			d.throttled = r.Uint()
 		}
 	}
 	return d, readError(&r)
@@ -136,30 +150,30 @@ func (v *Vault) openDelivery(ctx context.Context, r *store.Record) (*pending, er
 // eventOf returns the row key of the event of a delivery.
 func eventOf(r *store.Record) uuid.UUID { return rowkey.Beside(r.ID, beside(r.Parent)) }
 
-// told returns the event of a delivery as it is tied to its token, if that is not
-// deleted. The record stays as it is.
-func (v *Vault) told(ctx context.Context, r *store.Record) ([]byte, error) {
-	c := *r
-	c.Secret = slices.Clone(r.Secret)
-	return v.openSecret(ctx, &c)
-}
-
-// openTold returns the event of a delivery. card is the record of its token, nil if that
-// is deleted.
-func (v *Vault) openTold(ctx context.Context, p *pending, card *store.Record) (*Event, error) {
-	plain, err := v.told(ctx, p.rec)
-	if err == nil && p.typ != TokenDeleted {
-		plain, err = v.box.OpenTied(card, plain)
+// eventOfDelivery returns the event of a delivery. card is the record of its token and
+// past what it told before it has changed, each nil if it is not there.
+func (v *Vault) eventOfDelivery(ctx context.Context, p *pending, card, past *store.Record) (*Event, error) {
+	id := eventOf(p.rec)
+	e := v.event(id, p.typ, p.reason, p.token)
+	if p.typ == TokenDeleted {
+		return e, nil
 	}
-	if err != nil {
-		return nil, wrapped(err)
+	if past != nil {
+		plain, err := v.openSecret(ctx, past)
+		if err == nil {
+			e.Token, err = v.decodeToken(p.token, plain)
+		}
+		return e, err
 	}
-	defer clear(plain)
-	e, err := decodeEvent(plain)
+	t, err := v.openToken(ctx, card)
 	if err != nil {
 		return nil, err
 	}
-	return v.describeEvent(eventOf(p.rec), e)
+	if t.told != id || t.since != card.Version {
+		return nil, fmt.Errorf("%w: what an event told of a token is missing", ErrDamaged)
+	}
+	e.Token = t
+	return e, nil
 }
 
 // sealDelivery sets what follows from a delivery and its class. One that is ready at
@@ -191,22 +205,42 @@ func (v *Vault) newDelivery(webhook, event uuid.UUID) *store.Record {
 	return r
 }
 
-// A queue is due when something is to be sent to a webhook, or the webhook is gone.
-// Whoever has claimed it sends, alone.
+// A queue is due when something is to be sent to a webhook. Whoever has claimed it
+// sends, alone.
 type queue struct {
 	failing time.Time // since when there was no success, zero if the last attempt was one
+	failed  time.Time // when an attempt last failed
+	pause   time.Time // if it is due then: that is what the webhook has asked for
+	pauses  uint64    // how many it has got in a row without saying how long
 }
 
-const queueFailing = 1
+const (
+	queueFailing = iota + 1
+	queuePause
+	queueFailed
+	queuePauses
+)
 
-func (q *queue) encode() []byte { return tlv.Pad(appendTime(nil, queueFailing, q.failing), 32, 0) }
+func (q *queue) encode() []byte {
+	b := appendTime(nil, queueFailing, q.failing)
+	b = appendTime(b, queuePause, q.pause)
+	b = appendTime(b, queueFailed, q.failed)
+	return tlv.Pad(tlv.AppendUint(b, queuePauses, q.pauses), 32, 0)
+}
 
 func decodeQueue(plain []byte) (*queue, error) {
 	q := new(queue)
 	r := tlv.Read(plain)
 	for r.Next() {
-		if r.Tag == queueFailing {
+		switch r.Tag {
+		case queueFailing:
 			q.failing = readTime(&r)
+		case queuePause:
+			q.pause = readTime(&r)
+		case queueFailed:
+			q.failed = readTime(&r)
+		case queuePauses:
+			q.pauses = r.Uint()
 		}
 	}
 	return q, readError(&r)
@@ -229,33 +263,43 @@ func beside(row uuid.UUID) uuid.UUID {
 	return row
 }
 
-// wakings are queues that are given something, as they are written to become due: nil
-// for one that is due anyway, or gone.
-type wakings map[uuid.UUID]*store.Record
+// A waking is what happens to a queue that is given something.
+type waking struct {
+	queue uuid.UUID
+	by    *store.Record // the queue as it is due; nil: it is so already, or gone
+}
 
-// add reads queues, but for those that are sent from here just now: they are due until
-// their turn has ended.
-func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
-	var resting []uuid.UUID
-	for _, id := range ids {
-		w[id] = nil
-		if _, busy := v.sending.Load(id); !busy {
-			resting = append(resting, id)
-		}
+type wakings []waking
+
+// wakingsOf returns those of the queues of webhooks. It reads them but for those that are
+// sent from here just now, which are due until their turn has ended. One that is missing,
+// though its webhook is there, is made anew.
+func (v *Vault) wakingsOf(ctx context.Context, webhooks ...uuid.UUID) (wakings, error) {
+	w, resting := make(wakings, len(webhooks)), false
+	for i, row := range webhooks {
+		w[i].queue = beside(row)
+		_, busy := v.sending.Load(w[i].queue)
+		resting = resting || !busy
 	}
-	if len(resting) == 0 {
-		return nil
+	if !resting {
+		return w, nil
 	}
-	var idle []*store.Record
+	return w, w.read(ctx, v)
+}
+
+func (w wakings) read(ctx context.Context, v *Vault) error {
 	err := v.view(ctx, func(tx store.ReadTx) error {
-		idle = nil
-		for _, id := range resting {
-			r, err := tx.Get(kindQueue, id)
-			switch {
-			case err == nil && r.Due.IsZero():
-				idle = append(idle, r)
-			case err != nil && !errors.Is(err, store.ErrNotFound):
+		for i, q := range w {
+			w[i].by = nil
+			if _, busy := v.sending.Load(q.queue); busy {
+				continue
+			}
+			r, err := queueAt(tx, q.queue)
+			if err != nil {
 				return err
+			}
+			if r != nil && r.Due.IsZero() {
+				w[i].by = r
 			}
 		}
 		return nil
@@ -263,36 +307,56 @@ func (w wakings) add(ctx context.Context, v *Vault, ids ...uuid.UUID) error {
 	if err != nil {
 		return err
 	}
-	for _, r := range idle {
-		plain, err := v.openQueue(ctx, r)
-		if err != nil {
-			return err
+	for _, q := range w {
+		if q.by == nil {
+			continue
 		}
-		r.Version++
-		r.Due = now()
-		if err := v.box.SealShown(r, plain); err != nil {
+		plain := []byte{}
+		if q.by.Version > 0 {
+			if plain, err = v.openQueue(ctx, q.by); err != nil {
+				return err
+			}
+		}
+		q.by.Version++
+		q.by.Due = now()
+		if err := v.box.SealShown(q.by, plain); err != nil {
 			return wrapped(err)
 		}
-		w[r.ID] = r
 	}
 	return nil
+}
+
+// queueAt returns a queue, one without a version if it is missing, or nil if its webhook
+// is gone.
+func queueAt(tx store.ReadTx, id uuid.UUID) (*store.Record, error) {
+	r, err := tx.Get(kindQueue, id)
+	if !errors.Is(err, store.ErrNotFound) {
+		return r, err
+	}
+	hook, err := tx.Get(kindWebhook, beside(id))
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &store.Record{Kind: kindQueue, ID: id, Account: hook.Account}, nil
 }
 
 // put makes the queues due in a transaction that adds to them. It returns errStale if
 // they have to be read again.
 func (w wakings) put(tx store.Tx, v *Vault) error {
-	for id, by := range w {
-		is, err := tx.Get(kindQueue, id)
+	for _, q := range w {
+		is, err := queueAt(tx, q.queue)
 		switch {
-		case errors.Is(err, store.ErrNotFound): // so is the webhook
 		case err != nil:
 			return err
-		case !is.Due.IsZero(): // whoever works on it looks again before it rests
-		case by == nil || by.Version != is.Version+1:
-			v.sending.Delete(id)
+		case is == nil || !is.Due.IsZero(): // whoever works on it looks again before it rests
+		case q.by == nil || q.by.Version != is.Version+1:
+			v.sending.Delete(q.queue)
 			return errStale
 		default:
-			tx.Put(by)
+			tx.Put(q.by)
 		}
 	}
 	return nil
@@ -300,11 +364,13 @@ func (w wakings) put(tx store.Tx, v *Vault) error {
 
 // told tells Run of them.
 func (w wakings) told(v *Vault) {
-	for id, r := range w {
-		v.workDue(r)
-		if more, ok := v.sending.Load(id); ok {
+	for _, q := range w {
+		v.workDue(q.by)
+		if turn, ok := v.sending.Load(q.queue); ok {
+			n := turn.(*inflow)
+			n.stored.Add(1)
 			select {
-			case more.(chan struct{}) <- struct{}{}:
+			case n.more <- struct{}{}:
 			default:
 			}
 		}
@@ -315,10 +381,17 @@ func (w wakings) told(v *Vault) {
 // for their time, and returns how many it has changed.
 func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	var ready, over []*store.Record
-	queues := wakings{}
+	hooks := map[uuid.UUID]bool{} // of ready
 	damaged := v.readDue(ctx, kindDelivery, now(), claimBatch, func(r *store.Record) (err error) {
 		v := v.In(r.Account)
 		p, err := v.openDelivery(ctx, r)
+		if errors.Is(err, ErrDamaged) {
+			u := new(unreadable)
+			u.add(r)
+			if _, err := v.goOn(ctx, u, r.Lookup...); err != nil {
+				return err
+			}
+		}
 		if err != nil {
 			return err
 		}
@@ -331,26 +404,29 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 		if err := v.sealDelivery(r, &p.delivery); err != nil {
 			return err
 		}
-		ready, queues[r.Parent] = append(ready, r), nil
+		ready, hooks[beside(r.Parent)] = append(ready, r), true
 		return nil
 	})
 	if len(ready)+len(over) == 0 {
 		return 0, damaged
 	}
-	if err := queues.add(ctx, v, slices.Collect(maps.Keys(queues))...); err != nil {
+	queues, err := v.wakingsOf(ctx, slices.Collect(maps.Keys(hooks))...)
+	if err != nil {
 		return 0, errors.Join(damaged, err)
 	}
 	err = v.store.Update(ctx, func(tx store.Tx) error {
 		wrote = 0
 		for _, r := range ready {
-			switch is, err := tx.Get(kindDelivery, r.ID); {
-			case errors.Is(err, store.ErrNotFound) || err == nil && is.Version != r.Version-1:
-				continue // somebody else was faster
-			case err != nil:
+			was := *r
+			was.Version--
+			ok, err := same(tx, &was)
+			if err != nil {
 				return err
 			}
-			tx.Put(r)
-			wrote++
+			if ok { // nobody else was faster
+				tx.Put(r)
+				wrote++
+			}
 		}
 		for _, r := range over {
 			ok, err := same(tx, r)
@@ -374,11 +450,11 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	return wrote, damaged
 }
 
-// ListDeliveries returns one page of the deliveries to a webhook: what is under way,
-// and what has come to an end in the last seven days, unless its token went before it
-// was sent. The times of opts are those of
-// the events. opts may be nil. The error is ErrNotFound for a webhook that the account
-// does not have.
+// ListDeliveries returns one page of the deliveries to a webhook: what is under way, and
+// what has come to an end in the last seven days, unless its token went before it was
+// sent. One that cannot be read, because somebody has damaged the store, has failed, with
+// neither type nor token. The times of opts are those of the events. opts may be nil. The
+// error is ErrNotFound for a webhook that the account does not have.
 func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (*Page[*DeliveryRecord], error) {
 	w, err := v.get(ctx, kindWebhook, webhook)
 	if err != nil {
@@ -393,13 +469,17 @@ func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *Lis
 }
 
 func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*DeliveryRecord, error) {
+	id, event := v.mask(kindDelivery, r.ID), v.mask(kindEvent, eventOf(r))
 	d, err := v.openDelivery(ctx, r)
+	if errors.Is(err, ErrDamaged) {
+		return &DeliveryRecord{ID: id, EventID: event, Status: DeliveryFailed}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
 	e := &DeliveryRecord{
-		ID:             v.mask(kindDelivery, r.ID),
-		EventID:        v.mask(kindEvent, eventOf(r)),
+		ID:             id,
+		EventID:        event,
 		EventType:      d.typ,
 		TokenID:        v.mask(kindToken, d.token),
 		Status:         DeliveryPending,
@@ -420,16 +500,18 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 
 // Redeliver delivers an event once more, under the same id, to every webhook that is
 // enabled and takes events of its type, whatever became of it before. It does not
-// wait for other events of its token.
+// wait for other events of its token. The ten attempts begin anew; the log goes on
+// counting them.
 //
 // Errors: ErrNotFound for an event that the account does not have: one that is in the
-// log of no webhook any more, or whose token is gone; ErrIdempotencyKeyReused.
+// log of no webhook any more, or whose token is gone; ErrNoWebhook;
+// ErrIdempotencyKeyReused.
 func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 	row := v.unmask(kindEvent, event)
 	if row == uuid.Nil {
 		return ErrNotFound
 	}
-	for {
+	for fresh := false; ; {
 		once, answer, err := v.once(ctx, opRedeliver, event, func() []byte { return nil })
 		if err != nil || answer != nil {
 			return err
@@ -438,7 +520,7 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 		if err != nil {
 			return err
 		}
-		d, told, err := v.anyOf(ctx, made)
+		of, d, err := v.anyOf(ctx, made)
 		if err != nil {
 			return err
 		}
@@ -446,9 +528,17 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 		if err != nil {
 			return err
 		}
+		if len(heard.of[d.typ&3]) == 0 {
+			if fresh {
+				return ErrNoWebhook
+			}
+			fresh = true // nothing is written that would tell that what is known is old
+			v.listening.forget(v.account)
+			continue
+		}
 		o := &outbox{vault: v, heard: heard}
 		for _, hook := range heard.of[d.typ&3] {
-			r, err := v.anew(ctx, hook, row, made[hook], d, told)
+			r, err := v.anew(ctx, hook, row, made[hook], d)
 			if err != nil {
 				return err
 			}
@@ -456,7 +546,7 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 				o.records = append(o.records, r)
 			}
 		}
-		if err := o.wake(ctx); err != nil {
+		if o.queues, err = v.wakingsOf(ctx, heard.of[d.typ&3]...); err != nil {
 			return err
 		}
 		if once != nil {
@@ -469,6 +559,12 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 				if _, err := tx.Get(kindToken, d.token); err != nil {
 					return err
 				}
+			}
+			switch _, err := tx.Get(kindDelivery, of.ID); { // while it is there, so is what it tells
+			case errors.Is(err, store.ErrNotFound):
+				return store.ErrConflict
+			case err != nil:
+				return err
 			}
 			if err := once.put(tx); err != nil {
 				return err
@@ -509,19 +605,16 @@ func (v *Vault) deliveriesOf(ctx context.Context, event uuid.UUID) (map[uuid.UUI
 	return made, err
 }
 
-// anyOf returns what deliveries of one event have in common: its type, its token, and
-// what they tell.
-func (v *Vault) anyOf(ctx context.Context, made map[uuid.UUID]*store.Record) (d *delivery, told []byte, err error) {
+// anyOf returns a delivery of those of one event, and what they have in common: type,
+// reason and token.
+func (v *Vault) anyOf(ctx context.Context, made map[uuid.UUID]*store.Record) (of *store.Record, d *delivery, err error) {
 	err = ErrNotFound
 	for _, r := range made {
 		copied := *r
 		copied.Shown = slices.Clone(r.Shown)
 		var p *pending
 		if p, err = v.openDelivery(ctx, &copied); err == nil {
-			told, err = v.told(ctx, r)
-		}
-		if err == nil {
-			return &p.delivery, told, nil
+			return r, &p.delivery, nil
 		}
 		if !errors.Is(err, ErrDamaged) {
 			break
@@ -532,9 +625,9 @@ func (v *Vault) anyOf(ctx context.Context, made map[uuid.UUID]*store.Record) (d 
 
 // anew returns the delivery of an event to a webhook as it begins again, or nil if it
 // is to be attempted anyway. was is the one there is, nil if there is none.
-func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.Record, of *delivery, told []byte) (*store.Record, error) {
+func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.Record, of *delivery) (*store.Record, error) {
 	r := v.newDelivery(webhook, event)
-	d := &delivery{typ: of.typ, token: of.token, loose: true}
+	d := &delivery{typ: of.typ, reason: of.reason, token: of.token, loose: true}
 	if was != nil {
 		r.Version = was.Version + 1
 		p, err := v.openDelivery(ctx, was)
@@ -545,19 +638,60 @@ func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.R
 		case err != nil:
 			return nil, err
 		case was.Class == deliveryReady || was.Class == deliveryHeld:
-			if _, err := v.told(ctx, was); !errors.Is(err, ErrDamaged) {
-				return nil, err
-			}
-			d.loose = p.loose
+			return nil, nil
 		default:
 			d.loose = was.Class >= deliveryDone || p.loose
 		}
+		d.attempts, d.last, d.code = p.attempts, p.last, p.code
 		if !d.loose { // later ones find it
-			d.attempts = max(1, p.attempts)
+			d.attempts = max(1, d.attempts)
 		}
 	}
-	if err := v.sealDelivery(r, d); err != nil {
-		return nil, err
+	return r, v.sealDelivery(r, d)
+}
+
+// forget erases what deliveries told of tokens that have changed since, once there is
+// none of them left, and returns how many records it has changed.
+func (v *Vault) forget(ctx context.Context, _ *pool) (wrote int, err error) {
+	var due []*store.Record
+	err = v.view(ctx, func(tx store.ReadTx) (err error) {
+		due, err = tx.Due(kindPast, now(), claimBatch)
+		return err
+	})
+	if err != nil || len(due) == 0 {
+		return 0, err
 	}
-	return r, wrapped(v.box.SealSecret(r, told))
+	err = wrapped(v.store.Update(ctx, func(tx store.Tx) error {
+		wrote = 0
+		for _, r := range due {
+			if ok, err := same(tx, r); err != nil {
+				return err
+			} else if !ok {
+				continue
+			}
+			wrote++
+			hooks, err := tx.List(&store.Query{Kind: kindWebhook, Account: r.Account, Limit: MaxWebhooks})
+			if err != nil {
+				return err
+			}
+			told := false
+			for _, w := range hooks.Records {
+				_, err := tx.Get(kindDelivery, rowkey.Beside(r.ID, w.ID))
+				if err != nil && !errors.Is(err, store.ErrNotFound) {
+					return err
+				}
+				told = told || err == nil
+			}
+			if !told {
+				tx.Delete(kindPast, r.ID)
+				continue
+			}
+			later := *r // only the part is sealed that binds no time
+			later.Version++
+			later.Due = now().Add(pastRetention)
+			tx.Put(&later)
+		}
+		return nil
+	}))
+	return wrote, err
 }

@@ -1,6 +1,7 @@
 package cardvault_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -31,7 +33,7 @@ type post struct {
 	sent   []sending
 	busy   map[string]int
 	answer func(context.Context, *cardvault.Delivery) (int, error) // nil: 200
-	after  time.Duration                                           // Retry-After of what is no success
+	after  time.Duration                                           // Retry-After of what is no success, when it is answered
 	most   int                                                     // attempts that were under way for one URL
 	crowds bool                                                    // several processes are killed: they may send beside each other
 }
@@ -72,7 +74,7 @@ func (p *post) Send(ctx context.Context, d *cardvault.Delivery) (got *cardvault.
 		token = d.URL + d.Event.TokenID.String()
 	}
 	p.mu.Lock()
-	answer, after := p.answer, p.after
+	answer := p.answer
 	if p.busy == nil {
 		p.busy = map[string]int{}
 	}
@@ -98,9 +100,11 @@ func (p *post) Send(ctx context.Context, d *cardvault.Delivery) (got *cardvault.
 	if err != nil {
 		return nil, err
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	r := &cardvault.SendResult{StatusCode: s.code}
 	if s.code/100 != 2 {
-		r.RetryAfter = after
+		r.RetryAfter = p.after
 	}
 	return r, nil
 }
@@ -210,6 +214,8 @@ const (
 	kindWebhook  store.Kind = 20
 	kindQueue    store.Kind = 21
 	kindDelivery store.Kind = 22
+	kindPast     store.Kind = 23
+	kindRemains  store.Kind = 24
 )
 
 // A ledger is a store that knows what was put, and whose records can be damaged for a
@@ -218,7 +224,8 @@ type ledger struct {
 	store.Store
 	mu   sync.Mutex
 	keys map[store.Kind]map[uuid.UUID]bool
-	bad  func(*store.Record) bool // is damaged; nil: none is
+	bad  func(*store.Record) bool   // is damaged; nil: none is
+	part func(*store.Record) []byte // what of it; nil: what is shown
 }
 
 func (s *ledger) View(ctx context.Context, fn func(store.ReadTx) error) error {
@@ -244,7 +251,13 @@ func (s *ledger) read(records ...*store.Record) []*store.Record {
 	defer s.mu.Unlock()
 	for _, r := range records {
 		if s.bad != nil && r != nil && s.bad(r) {
-			r.Shown[len(r.Shown)-1] ^= 1
+			part := r.Shown
+			if s.part != nil {
+				part = s.part(r)
+			}
+			if len(part) > 0 { // a list has no secret parts
+				part[len(part)-1] ^= 1
+			}
 		}
 	}
 	return records
@@ -300,6 +313,14 @@ func (l *lab) keepBooks() *ledger {
 	books := &ledger{Store: l.store.Store, keys: map[store.Kind]map[uuid.UUID]bool{}}
 	l.store.Store = books
 	return books
+}
+
+// keepBooksWithout deletes a webhook, and what is left of it, and keeps books from then on.
+func (l *lab) keepBooksWithout(hook *cardvault.Webhook) *ledger {
+	l.Helper()
+	l.must(l.DeleteWebhook(l.Context(), hook.ID))
+	l.drain()
+	return l.keepBooks()
 }
 
 // stored returns the records of a kind that are left of what was put since the books
@@ -367,10 +388,16 @@ func TestDeliveryRetries(t *testing.T) {
 					t.Errorf("%+v", d)
 				}
 				post.set(nil)
+				l.pass(2 * time.Hour) // the webhook has asked for a pause
 				l.must(l.Redeliver(l.Context(), d.EventID))
+				want := *d // but for the schedule, the log tells what was
+				want.Status = underWay
+				if again := *l.deliveries(hook)[0]; again != want {
+					t.Errorf("redelivered: %+v, want %+v", again, want)
+				}
 				l.run(func() { l.pass(time.Second) })
 				post.has(url, id, createdEvent)
-				if again := l.deliveries(hook); len(again) != 1 || again[0].ID != d.ID || again[0].Status != delivered || again[0].Attempts != 1 {
+				if again := l.deliveries(hook); len(again) != 1 || again[0].ID != d.ID || again[0].Status != delivered || again[0].Attempts != 11 {
 					t.Errorf("%+v", again[0])
 				}
 				if post.took(url)[0].ID != d.EventID {
@@ -729,7 +756,7 @@ func TestEarlierOneBecomesDueMeanwhile(t *testing.T) {
 				if what == "due" {
 					post.has(url, id, createdEvent, patchedEvent)
 				} else {
-					post.has(url, id, createdEvent, patchedEvent, createdEvent)
+					post.has(url, id, createdEvent, createdEvent, patchedEvent)
 				}
 				l.statuses(hook, delivered, delivered)
 			})
@@ -789,9 +816,9 @@ func TestSlowReceivers(t *testing.T) {
 // the others, also those that come later.
 func TestOneTokenHangs(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
-		hung := l.imports(visa)
+		hung, slow := l.imports(visa), l.imports(visa)
 		post.set(func(ctx context.Context, d *cardvault.Delivery) (int, error) {
-			if d.Event.TokenID == hung {
+			if d.Event.TokenID == hung || d.Event.TokenID == slow && d.Event.Type == cardvault.TokenUpdated {
 				<-ctx.Done()
 				return 0, ctx.Err()
 			}
@@ -800,15 +827,47 @@ func TestOneTokenHangs(t *testing.T) {
 		patch(l, hung, "a")
 		l.run(func() {
 			l.pass(time.Second)
-			for i := range 10 {
-				l.crowd(100, visa)
+			post.forget()
+			for i := range 50 { // several turns
+				if i == 9 {
+					patch(l, slow, "a") // it hangs when the turn is over
+				}
+				l.crowd(20, visa)
 				l.pass(1100 * time.Millisecond)
-				if n := len(post.took(url)); n != 100*(i+1) {
-					t.Errorf("%d events of other tokens have arrived, want %d", n, 100*(i+1))
+				if n := len(post.took(url)); n != 20*(i+1) {
+					t.Errorf("%d events of other tokens have arrived, want %d", n, 20*(i+1))
 				}
 			}
 		})
 		post.has(url, hung)
+	})
+}
+
+// TestManyWebhooksHang: each has its turn, however much is to be sent to others.
+func TestManyWebhooksHang(t *testing.T) {
+	const hooks, cards = 260, 24 // more than are worked on at a time
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		post.set(func(ctx context.Context, _ *cardvault.Delivery) (int, error) {
+			<-ctx.Done()
+			return 0, ctx.Err()
+		})
+		for i := range hooks {
+			a, err := l.CreateAccount(l.Context(), "", nil)
+			l.must(err)
+			v := l.In(a.ID)
+			_, _, err = v.CreateWebhook(l.Context(), fmt.Sprint(url, i), nil)
+			l.must(err)
+			for range cards {
+				_, err := v.Import(l.Context(), visa, nil)
+				l.must(err)
+			}
+		}
+		l.run(func() { l.pass(time.Minute) })
+		for i := range hooks {
+			if len(post.tried(fmt.Sprint(url, i))) == 0 {
+				t.Errorf("nothing was sent to webhook %d", i)
+			}
+		}
 	})
 }
 
@@ -909,6 +968,175 @@ func TestWebhookAsksToBeLeftAlone(t *testing.T) {
 					}
 					l.pass(time.Until(began.Add(test.first * 5 / 4)))
 					post.has(url, first, createdEvent)
+				})
+			})
+		})
+	}
+}
+
+// TestThrottled: a webhook that has too much, or is down behind a proxy, is left alone as
+// a whole, longer each time, until it takes something again.
+func TestThrottled(t *testing.T) {
+	for _, code := range []int{429, 502, 503, 504} {
+		t.Run(fmt.Sprint(code), func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+					<-time.After(100 * time.Millisecond)
+					return code, nil
+				})
+				l.crowd(500, visa)
+				rounds := func(most int) {
+					t.Helper()
+					if n := len(post.tried(url)); n <= 8*(most-1) || n > 8*most {
+						t.Errorf("%d attempts, want %d at most, eight at a time", n, 8*most)
+					}
+				}
+				l.run(func() {
+					l.pass(3 * time.Second)
+					rounds(1)
+					l.pass(4 * time.Second) // 5 s
+					rounds(2)
+					l.pass(3 * time.Minute)
+					rounds(2)
+					l.pass(4 * time.Minute) // 5 min
+					rounds(3)
+					l.pass(15 * time.Minute)
+					rounds(3)
+					l.pass(25 * time.Minute) // 30 min
+					rounds(4)
+					post.set(nil)
+					l.pass(40 * time.Minute)
+					if n := len(post.took(url)); n < 450 {
+						t.Errorf("%d events have arrived, want all but those that were attempted", n)
+					}
+					l.pass(10 * time.Hour)
+					if n, again := post.inOrder(url); n != 500 || again != 0 {
+						t.Errorf("%d events have arrived, %d of them again, want 500", n, again)
+					}
+					post.forget()
+					post.says(code)
+					l.imports(visa)
+					l.pass(time.Second)
+					post.set(nil)
+					l.pass(10 * time.Second)
+					if n := len(post.took(url)); n != 1 {
+						t.Error("the first pause after a success is not the shortest")
+					}
+				})
+			})
+		})
+	}
+}
+
+// TestThrottledEventHoldsBack: an event that was sent to a webhook which wanted to be left
+// alone has not failed for that, and later ones wait for it.
+func TestThrottledEventHoldsBack(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		post.says(503)
+		id := l.imports(visa)
+		l.run(func() {
+			l.pass(time.Hour)
+			if d := l.deliveries(hook)[0]; d.Attempts != 4 {
+				t.Fatalf("%+v", d)
+			}
+			post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+				if d.Event.Type == cardvault.TokenCreated {
+					return 500, nil
+				}
+				return 200, nil
+			})
+			patch(l, id, "a")
+			l.pass(8 * time.Hour) // two more attempts
+			post.has(url, id)
+			l.pass(16 * time.Hour) // the third
+			post.has(url, id, patchedEvent)
+		})
+	})
+}
+
+// TestLongestPauseCounts: of what a webhook asks for in several answers, in whatever
+// order they come.
+func TestLongestPauseCounts(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		var n atomic.Int64
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+			i := n.Add(1)
+			<-time.After(time.Duration(i) * time.Second)
+			post.mu.Lock()
+			defer post.mu.Unlock()
+			post.after = time.Second
+			if i == 3 {
+				post.after = 30 * time.Minute
+			}
+			return 503, nil
+		})
+		l.crowd(100, visa)
+		l.run(func() {
+			l.pass(25 * time.Minute)
+			if n := len(post.tried(url)); n != 8 {
+				t.Errorf("%d attempts, want those that were under way", n)
+			}
+			l.pass(10 * time.Minute)
+			if n := len(post.tried(url)); n <= 8 {
+				t.Error("the pause does not end")
+			}
+		})
+	})
+}
+
+// TestPauseEnds: a webhook that has asked to be left alone is not any more when it has
+// another URL, or is enabled again.
+func TestPauseEnds(t *testing.T) {
+	const moved = "https://moved.example/"
+	update := func(updates ...cardvault.WebhookUpdate) func(*lab, *cardvault.Webhook) {
+		return func(l *lab, w *cardvault.Webhook) {
+			for _, u := range updates {
+				_, err := l.UpdateWebhook(l.Context(), w.ID, u)
+				l.try(err)
+			}
+		}
+	}
+	for _, test := range []struct {
+		what   string
+		change func(*lab, *cardvault.Webhook)
+		to     string
+		during bool // the attempt
+		want   []string
+	}{
+		{"a new URL", update(cardvault.WebhookUpdate{URL: new(moved)}), moved, false, []string{createdEvent, patchedEvent}},
+		{"a new URL meanwhile", update(cardvault.WebhookUpdate{URL: new(moved)}), moved, true, []string{createdEvent, patchedEvent}},
+		{"enabled again", update(cardvault.WebhookUpdate{Disabled: new(true)}, cardvault.WebhookUpdate{Disabled: new(false)}), url, false, []string{createdEvent, patchedEvent}},
+		{"a new description", update(cardvault.WebhookUpdate{Description: new("x")}), url, false, nil},
+		{"the same URL", update(cardvault.WebhookUpdate{URL: new(url)}), url, false, nil},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				post.after = time.Hour
+				post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+					if test.during {
+						<-time.After(time.Second)
+						test.change(l, hook)
+					}
+					post.set(nil)
+					return 429, nil
+				})
+				id := l.imports(visa)
+				l.run(func() {
+					l.pass(2 * time.Second)
+					other := l.imports(visa)
+					patch(l, id, "a")
+					l.pass(2 * time.Second)
+					if !test.during {
+						if n := len(post.tried(url)); n != 1 {
+							t.Errorf("%d attempts in the pause", n-1)
+						}
+						test.change(l, hook)
+						l.pass(2 * time.Second)
+					}
+					post.has(test.to, id, test.want...)
+					if test.want != nil {
+						post.has(test.to, other, createdEvent)
+					}
 				})
 			})
 		})
@@ -1099,6 +1327,162 @@ func TestNoMoreSeals(t *testing.T) {
 	})
 }
 
+// A slow store answers views late, when it is told to: those that late chooses.
+type slow struct {
+	store.Store
+	late func(list *store.Query) time.Duration // list is what was listed, or nil
+}
+
+func (s *slow) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	tx := &slowTx{}
+	err := s.Store.View(ctx, func(of store.ReadTx) error {
+		tx.ReadTx = of
+		return fn(tx)
+	})
+	if d := s.late(tx.list); d > 0 {
+		<-time.After(d)
+	}
+	return err
+}
+
+type slowTx struct {
+	store.ReadTx
+	list *store.Query
+}
+
+func (tx *slowTx) List(q *store.Query) (*store.List, error) {
+	tx.list = q
+	return tx.ReadTx.List(q)
+}
+
+// TestStoreStallsBeforeAnAttempt: an attempt that could only begin after the lease does
+// not: another process has sent everything by then.
+func TestStoreStallsBeforeAnAttempt(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		var mu sync.Mutex
+		var until time.Time
+		stall := func(d time.Duration) {
+			mu.Lock()
+			defer mu.Unlock()
+			until = time.Now().Add(d)
+		}
+		a, b := l.on(&slow{l.store, func(*store.Query) time.Duration {
+			mu.Lock()
+			defer mu.Unlock()
+			return time.Until(until)
+		}}), l.open()
+		var begun sync.Once
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+			begun.Do(func() { stall(80 * time.Second) })
+			<-time.After(50 * time.Millisecond)
+			return 200, nil
+		})
+		l.crowd(20, visa)
+		ctx, stop := context.WithCancel(l.Context())
+		var running sync.WaitGroup
+		running.Go(func() { l.try(a.Run(ctx)) })
+		l.pass(30 * time.Second)
+		running.Go(func() { l.try(b.Run(ctx)) })
+		l.pass(15 * time.Minute)
+		stop()
+		running.Wait()
+		if n, again := post.inOrder(url); n != 20 || again > 8 {
+			t.Errorf("%d events have arrived, %d of them again, want 20", n, again)
+		}
+		sent := post.tried(url)
+		for _, s := range sent {
+			if s.at.Sub(sent[0].at) > 75*time.Second {
+				t.Errorf("an attempt begins %v after the first, when the lease was over", s.at.Sub(sent[0].at))
+			}
+		}
+	})
+}
+
+// TestTurnEndsWithItsLease: a turn that cannot be renewed begins nothing that might end
+// after it.
+func TestTurnEndsWithItsLease(t *testing.T) {
+	const events = 100
+	const last = 67500*time.Millisecond - 15*time.Second // the lease, less what an attempt takes
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		id := l.imports(visa)
+		for range events - 1 {
+			patch(l, id, "a")
+		}
+		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
+			<-time.After(time.Second)
+			return 200, nil
+		})
+		var lists atomic.Int64
+		v := l.on(&slow{l.store, func(list *store.Query) time.Duration {
+			if list == nil || list.Kind != kindDelivery || list.Limit != 128 || lists.Add(1) != 2 {
+				return 0
+			}
+			return 3 * time.Minute // the turn does not come to its renewal
+		}})
+		ctx, stop := context.WithCancel(l.Context())
+		var running sync.WaitGroup
+		began := time.Now()
+		running.Go(func() { l.try(v.Run(ctx)) })
+		l.pass(10 * time.Minute)
+		stop()
+		running.Wait()
+		early := 0
+		for _, s := range post.tried(url) {
+			switch at := s.at.Sub(began); {
+			case at <= last:
+				early++
+			case at < last+15*time.Second:
+				t.Errorf("an attempt begins after %v: it might end after the lease", at)
+			}
+		}
+		if early < 50 {
+			t.Errorf("%d attempts within the lease", early)
+		}
+		if n, again := post.inOrder(url); n != events || again != 0 {
+			t.Errorf("%d events have arrived, %d of them again, want %d", n, again, events)
+		}
+	})
+}
+
+// TestTurnThatCannotBegin: a store that fails once as a turn begins costs seconds, not
+// its lease.
+func TestTurnThatCannotBegin(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		id := l.imports(visa)
+		v := l.on(&failsOnce{Store: l.store, kind: kindWebhook})
+		ctx, stop := context.WithCancel(l.Context())
+		var running sync.WaitGroup
+		running.Go(func() { l.try(v.Run(ctx)) })
+		l.pass(10 * time.Second)
+		post.has(url, id, createdEvent)
+		stop()
+		running.Wait()
+	})
+}
+
+// failsOnce is a store whose first Get of a kind fails.
+type failsOnce struct {
+	store.Store
+	kind store.Kind
+	done atomic.Bool
+}
+
+func (s *failsOnce) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(&failsOnceTx{tx, s}) })
+}
+
+type failsOnceTx struct {
+	store.ReadTx
+	of *failsOnce
+}
+
+func (tx *failsOnceTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	if kind == tx.of.kind && !tx.of.done.Swap(true) {
+		return nil, store.ErrUnavailable
+	}
+	return tx.ReadTx.Get(kind, id)
+}
+
 // A late store has something happen after its n-th View from now on.
 type late struct {
 	store.Store
@@ -1145,6 +1529,12 @@ func TestLastEventIsTheLast(t *testing.T) {
 			t.Errorf("told of %q, want %q", got, want)
 		}
 	}
+	refresh := func(l *lab, by, then *cardvault.Vault, id uuid.UUID) {
+		session, err := by.RefreshSession(l.Context(), id)
+		l.must(err)
+		_, err = then.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
+		l.must(err)
+	}
 	t.Run("two processes", func(t *testing.T) {
 		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 			other := l.open() // its next row key is earlier
@@ -1154,10 +1544,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 			key := "c"
 			_, err := other.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: &key})
 			l.must(err)
-			session, err := other.RefreshSession(l.Context(), id)
-			l.must(err)
-			_, err = other.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
-			l.must(err)
+			refresh(l, other, other, id)
 			l.must(l.open().Delete(l.Context(), id))
 			l.drain()
 			told(t, post, id, "deleted")
@@ -1166,10 +1553,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 			_, err = other.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: &key})
 			l.must(err)
 			l.drain()
-			session, err = l.RefreshSession(l.Context(), id)
-			l.must(err)
-			_, err = l.open().RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
-			l.must(err)
+			refresh(l, l.Vault, l.open(), id)
 			l.drain()
 			l.must(l.open().Delete(l.Context(), id))
 			l.drain()
@@ -1209,6 +1593,152 @@ func TestLastEventIsTheLast(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestStatesTold: every event tells its token as it was then, also when it is delivered
+// late, or again; and what deliveries alone tell is gone with the last of them, or with
+// the token.
+func TestStatesTold(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		l.keepBooks()
+		id, other := l.imports(visa), l.imports(visa)
+		patch(l, id, "a")
+		patch(l, other, "theirs")
+		patch(l, id, "b")
+		disable := func(yes bool) {
+			_, err := l.UpdateWebhook(l.Context(), hook.ID, cardvault.WebhookUpdate{Disabled: &yes})
+			l.must(err)
+		}
+		disable(true)
+		patch(l, id, "unheard")
+		disable(false)
+		patch(l, id, "c")
+		l.drain()
+		events := map[string]uuid.UUID{}
+		for _, s := range post.took(url) {
+			if s.Event.TokenID == id {
+				events[s.Event.Token.BusinessKey] = s.Event.ID
+			}
+		}
+		told := func(when string) {
+			t.Helper()
+			for key, event := range events {
+				post.forget()
+				l.must(l.Redeliver(l.Context(), event))
+				l.drain()
+				if got := post.took(url); len(got) != 1 || got[0].Event.Token.BusinessKey != key {
+					t.Errorf("%s %q is told as %v", when, key, got)
+				}
+			}
+		}
+		kept := func(when string, want int) {
+			t.Helper()
+			if n := len(l.stored(kindPast)); n != want {
+				t.Errorf("%d states are kept %s, want %d", n, when, want)
+			}
+		}
+		if len(events) != 4 {
+			t.Errorf("told of %v", events)
+		}
+		told("at once")
+		kept("at once", 4)
+		const day = 24 * time.Hour
+		l.run(func() { l.pass(6 * day) })
+		told("in time")
+		l.run(func() { l.pass(6 * day) })
+		told("after a second week has begun")
+		kept("after a second week has begun", 3) // nobody has asked for theirs
+		l.must(l.Vault.Delete(l.Context(), id))
+		kept("when the token is deleted", 0)
+
+		patch(l, other, "again")
+		patch(l, other, "once more")
+		l.drain()
+		kept("of the other token", 1) // what it was first is long out of the log
+		l.run(func() { l.pass(15 * day) })
+		kept("in the end", 0)
+		patch(l, other, "end")
+		l.drain()
+		if got := post.took(url); got[len(got)-1].Event.Token.BusinessKey != "end" {
+			t.Errorf("the last event is %v", got[len(got)-1])
+		}
+	})
+}
+
+// TestStateOfATokenThatChangesUnheard: an event tells what it did, though nothing was told
+// of what came after.
+func TestStateOfATokenThatChangesUnheard(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		id := l.imports(visa)
+		patch(l, id, "a")
+		l.drain()
+		event := post.took(url)[1].Event.ID
+		for _, disabled := range []bool{true, false} {
+			_, err := l.UpdateWebhook(l.Context(), hook.ID, cardvault.WebhookUpdate{Disabled: &disabled})
+			l.must(err)
+			if disabled {
+				patch(l, id, "unheard")
+			}
+		}
+		post.forget()
+		l.must(l.Redeliver(l.Context(), event))
+		l.drain()
+		if got := post.took(url); len(got) != 1 || got[0].Event.Token.BusinessKey != "a" {
+			t.Errorf("told as %v", got)
+		}
+	})
+}
+
+// TestStatesNobodyTells: what no delivery tells any more is not kept, and one that cannot
+// be looked after keeps no other.
+func TestStatesNobodyTells(t *testing.T) {
+	const year = 365 * 24 * time.Hour
+	kept := func(l *lab, when string, want int) {
+		l.Helper()
+		if n := len(l.stored(kindPast)); n != want {
+			l.Errorf("%d states are kept %s, want %d", n, when, want)
+		}
+	}
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		l.keepBooks()
+		id, other := l.imports(visa), l.imports(visa)
+		l.run(func() { l.pass(year) })
+		patch(l, id, "a")
+		l.run(func() { l.pass(time.Minute) })
+		kept(l, "of what has left the log", 0)
+		patch(l, other, "b")
+		patch(l, other, "c")
+		state := *l.stored(kindPast)[1]
+		state.ID[15] ^= 1
+		state.Account[3] ^= 1
+		l.must(l.store.Update(l.Context(), func(tx store.Tx) error { tx.Put(&state); return nil }))
+		l.run(func() { l.pass(20 * 24 * time.Hour) })
+		kept(l, "of an account that there is not", 0)
+		l.must(l.DeleteWebhook(l.Context(), hook.ID))
+		patch(l, id, "d")
+		kept(l, "when there is no webhook", 0)
+	})
+}
+
+// TestStateIsThereAlready: whoever puts back a token as it was may leave a state of it.
+func TestStateIsThereAlready(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		l.keepBooks()
+		id := l.imports(visa)
+		d := l.stored(kindDelivery)[0]
+		queue := d.Parent
+		queue[15] ^= 1 // the webhook
+		l.must(l.store.Update(l.Context(), func(tx store.Tx) error {
+			tx.Put(&store.Record{Kind: kindPast, ID: rowkey.Beside(d.ID, queue), Account: d.Account, Version: 1})
+			return nil
+		}))
+		patch(l, id, "a")
+		patch(l, id, "b")
+		l.drain()
+		if got := post.took(url); len(got) != 2 || got[1].Event.Token.BusinessKey != "b" {
+			t.Errorf("told as %v", got)
+		}
+	})
 }
 
 // TestRunEndsWhileSending: Run waits for what is under way, and begins nothing more.
@@ -1367,6 +1897,30 @@ func TestRedeliver(t *testing.T) {
 			post.has(off, id)
 		})
 	})
+	t.Run("to nobody", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			post.says(410)
+			id := l.imports(visa)
+			l.drain()
+			post.set(nil)
+			event := l.deliveries(hook)[0].EventID
+			l.hook("https://other.example/", cardvault.TokenDeleted)
+			again := func() error {
+				return l.Redeliver(cardvault.WithIdempotencyKey(l.Context(), "again"), event)
+			}
+			for range 2 {
+				if err := again(); !errors.Is(err, cardvault.ErrNoWebhook) {
+					t.Errorf("Redeliver = %v", err)
+				}
+			}
+			// Another process enables it: what this one knows is old.
+			_, err := l.open().UpdateWebhook(l.Context(), hook.ID, cardvault.WebhookUpdate{Disabled: new(false)})
+			l.must(err)
+			l.must(again()) // it has no answer yet
+			l.drain()
+			post.has(url, id, createdEvent)
+		})
+	})
 	t.Run("what is not there", func(t *testing.T) {
 		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 			id := l.imports(visa)
@@ -1465,9 +2019,7 @@ func TestRegisteredMeanwhile(t *testing.T) {
 // TestNobodyListens: nothing is stored of what no webhook takes.
 func TestNobodyListens(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
-		l.must(l.DeleteWebhook(l.Context(), hook.ID))
-		l.drain()
-		l.keepBooks()
+		l.keepBooksWithout(hook)
 		off := l.hook("https://off.example/")
 		disabled := true
 		_, err := l.UpdateWebhook(l.Context(), off.ID, cardvault.WebhookUpdate{Disabled: &disabled})
@@ -1573,38 +2125,124 @@ func TestDamagedWebhookTakesSomeEvents(t *testing.T) {
 	})
 }
 
-// TestDamagedDeliveryHoldsBackItsToken: and no other; it is whole again when its event
-// is delivered once more from where that is whole.
-func TestDamagedDeliveryHoldsBackItsToken(t *testing.T) {
-	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
-		books := l.keepBooks()
-		const other = "https://other.example/"
-		l.hook(other) // where the event is whole
-		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
-			if d.URL == url {
-				return 500, nil
-			}
-			return 200, nil
+// TestDamagedDeliveriesAreSetAside: what cannot be read holds back nothing of its token,
+// and is listed as failed. A delivery is whole again when its event is delivered once
+// more, and what it tells when it is put back.
+func TestDamagedDeliveriesAreSetAside(t *testing.T) {
+	const other = "https://other.example/"
+	secret := func(r *store.Record) []byte { return r.Secret }
+	for _, test := range []struct {
+		what   string
+		victim int                        // 0: one that has failed; 1: one that waits for it
+		part   func(*store.Record) []byte // nil: what is shown
+		more   bool                       // something else happens to the token
+		want   []string                   // business keys that are told while it is damaged
+	}{
+		{"one that has failed", 0, nil, false, []string{"a", "b"}},
+		{"one that has failed, and more happens", 0, nil, true, []string{"a", "b", "c"}},
+		{"what one tells that has failed", 0, secret, false, []string{"a", "b"}},
+		{"what one tells that has failed, and more happens", 0, secret, true, []string{"a", "b", "c"}},
+		{"one that waits", 1, nil, false, []string{"", "b"}},
+		{"one that waits, and more happens", 1, nil, true, []string{"", "b", "c"}},
+		{"what one tells that waits", 1, secret, false, []string{"", "b"}},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				told := func(url string, want ...string) {
+					t.Helper()
+					var got []string
+					for _, s := range post.took(url) {
+						got = append(got, s.Event.Token.BusinessKey)
+					}
+					if !slices.Equal(got, want) {
+						t.Errorf("told of %q, want %q", got, want)
+					}
+				}
+				books := l.keepBooks()
+				l.hook(other) // where the events are whole
+				post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
+					if d.URL == url {
+						return 500, nil
+					}
+					return 200, nil
+				})
+				id := l.imports(visa)
+				patch(l, id, "a")
+				patch(l, id, "b")
+				l.drain()
+				post.set(nil)
+				event := l.deliveries(hook)[test.victim].EventID
+				var left []*store.Record
+				for _, r := range l.stored(kindDelivery) {
+					if r.Class == 2 || r.Class == 3 {
+						left = append(left, r)
+					}
+				}
+				victim := left[test.victim]
+				if test.part != nil {
+					victim = l.stored(kindPast)[test.victim]
+				}
+				books.part = test.part
+				books.damage(func(r *store.Record) bool {
+					return r.ID == victim.ID && (test.part == nil || bytes.Equal(r.Secret, victim.Secret)) &&
+						(test.part != nil || bytes.Equal(r.Shown, victim.Shown))
+				})
+				l.run(func() {
+					if test.more {
+						patch(l, id, "c")
+						l.pass(100 * time.Millisecond)
+						if test.victim == 0 && test.part == nil { // not even until it is due
+							told(url, test.want...)
+						}
+					}
+					l.pass(time.Minute)
+				})
+				told(url, test.want...)
+				if log := l.log.text(); strings.Count(log, "deliveries to a webhook cannot be read") == 0 && !strings.Contains(log, "damaged") {
+					t.Errorf("not a word of it is in the log:\n%s", log)
+				}
+				if d := l.deliveries(hook)[test.victim]; test.part == nil && (d.Status != lost || d.EventID != event || d.EventType != 0 || d.TokenID != uuid.Nil) {
+					t.Errorf("%+v", d)
+				}
+				if test.part != nil {
+					books.damage(nil)
+				}
+				l.must(l.Redeliver(l.Context(), event))
+				l.drain()
+				told(url, append(test.want, []string{"", "a"}[test.victim])...)
+				for _, d := range l.deliveries(hook) {
+					if d.Status != delivered || d.TokenID != id {
+						t.Errorf("%+v", d)
+					}
+				}
+			})
 		})
-		id := l.imports(visa)
-		patch(l, id, "a")
-		l.drain()
-		post.set(nil)
-		first := l.deliveries(hook)[0]
-		var victim store.Record
-		for _, r := range l.stored(kindDelivery) {
-			if r.Class == 3 {
-				victim = *r
-			}
-		}
-		books.damage(func(r *store.Record) bool { return r.ID == victim.ID && r.Version == victim.Version })
-		beside := l.imports(visa)
-		l.run(func() { l.pass(time.Minute) })
-		post.has(url, id)
-		post.has(url, beside, createdEvent)
-		l.must(l.Redeliver(l.Context(), first.EventID))
-		l.drain()
-		post.has(url, id, createdEvent, patchedEvent)
-		post.has(other, id, createdEvent, patchedEvent, createdEvent)
-	})
+	}
+}
+
+// TestQueueIsMissing: it is made anew while its webhook is there.
+func TestQueueIsMissing(t *testing.T) {
+	for what, lose := range map[string]func(l *lab, lost func()){
+		"before":    func(_ *lab, lost func()) { lost() },
+		"meanwhile": func(l *lab, lost func()) { l.store.Store = lateAfter(l.store.Store, 3, lost) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
+				l.keepBooksWithout(first)
+				hook := l.hook(url)
+				queue := l.stored(kindQueue)[0]
+				lose(l, func() {
+					l.must(l.store.Update(l.Context(), func(tx store.Tx) error {
+						tx.Delete(kindQueue, queue.ID)
+						return nil
+					}))
+				})
+				id := l.imports(visa)
+				patch(l, id, "a")
+				l.drain()
+				post.has(url, id, createdEvent, patchedEvent)
+				l.statuses(hook, delivered, delivered)
+			})
+		})
+	}
 }

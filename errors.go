@@ -44,6 +44,19 @@ var (
 	// deleted, ephemeral, or of an invalidated card.
 	ErrNetworkTokenState = errors.New("cardvault: state of the network token does not allow this")
 
+	// ErrNoWebhook is returned by Redeliver for an event that no webhook takes which is
+	// enabled.
+	ErrNoWebhook = errors.New("cardvault: no enabled webhook takes the event")
+
+	// ErrTooManySecrets is returned by RotateWebhookSecret while as many secrets sign as
+	// may. Repeat it when the first of them has ended, WebhookSecretOverlap after it was
+	// rotated.
+	ErrTooManySecrets = errors.New("cardvault: webhook has too many secrets that sign")
+
+	// ErrTestInProgress is returned by TestWebhook while another test of the webhook is
+	// under way. Repeat it in some seconds.
+	ErrTestInProgress = errors.New("cardvault: test of the webhook is under way")
+
 	// ErrNotEnabled is returned by a call for which the vault is not set up.
 	ErrNotEnabled = errors.New("cardvault: not enabled")
 

@@ -110,8 +110,7 @@ const (
 
 // An outEvent is what the record of an event holds. Id and time of creation are
 // the row key's. It is due when it is to be passed on, and never while an earlier
-// one of its token holds it back: that wakes it. Deliveries to webhooks hold the same,
-// in their secret part.
+// one of its token holds it back: that wakes it.
 type outEvent struct {
 	typ    EventType
 	reason EventReason
@@ -157,8 +156,12 @@ func decodeEvent(plain []byte) (*outEvent, error) {
 }
 
 // An outbox is an event of a token as it is written with what it tells: a record for
-// the sink, which goes with the token, and a delivery for each webhook, which cannot be
-// read without it; unless they tell that it is gone. If nobody listens there is none.
+// the sink, which goes with the token, and a delivery for each webhook. If nobody listens
+// there is none.
+//
+// Deliveries hold nothing of the token: what they tell is its record, as long as it stays
+// as it was then, and a child of it once it has changed. So it costs nothing when a token
+// is created, and is gone with the token.
 type outbox struct {
 	vault   *Vault // of the account
 	heard   *listeners
@@ -171,14 +174,20 @@ type outbox struct {
 var errStale = fmt.Errorf("%w: others listen to events", store.ErrConflict)
 
 // newEvent returns the outbox of an event of a token, and notes in t that it is told: the
-// token is sealed afterwards, so that the next event comes after this one whatever clock
-// it is made by. For one that is deleted t is nil; of card, the row key will do.
+// token is sealed afterwards, as the next version of card, so that the next event comes
+// after this one whatever clock it is made by. For one that is deleted t is nil; of card,
+// the row key will do. Of any other, card was opened.
 func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ EventType, reason EventReason) (*outbox, error) {
 	heard, err := v.webhooks(ctx)
 	if err != nil {
 		return nil, err
 	}
 	o := &outbox{vault: v, heard: heard}
+	if t != nil && t.since > 0 && t.since == card.Version && !heard.none {
+		if err := o.keepPast(card, t); err != nil {
+			return nil, err
+		}
+	}
 	hooks := heard.of[typ]
 	if v.opts.Events == nil && len(hooks) == 0 {
 		return o, nil
@@ -193,45 +202,56 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 		}
 	}
 	id = rowkey.After(id, t.told)
-	t.told = rowkey.Sequence(id)
-	e := &outEvent{typ: typ, reason: reason, row: card.ID}
-	buf := plaintexts.Get().(*[]byte)
-	defer wipe(buf)
-	*buf = (*buf)[:0]
-	if typ != TokenDeleted {
-		*buf = t.encode(*buf)
-		e.token = *buf
-	}
-	plain := e.encode((*buf)[len(*buf):]) // behind the token, in what is wiped
-	*buf = (*buf)[:min(cap(*buf), len(*buf)+len(plain))]
+	t.told = id
 	if v.opts.Events != nil {
-		r := &store.Record{Kind: kindEvent, ID: id, Account: v.account, Version: 1, Due: now()}
-		if typ != TokenDeleted {
-			r.Parent, r.Class = card.ID, eventOrdered
-		}
-		if err := v.box.SealShown(r, plain); err != nil {
-			return nil, wrapped(err)
+		r, err := v.sinkEvent(id, card, t, typ, reason)
+		if err != nil {
+			return nil, err
 		}
 		o.records = append(o.records, r)
 	}
 	if len(hooks) == 0 {
 		return o, nil
 	}
-	told := plain
-	if typ != TokenDeleted {
-		told = v.box.SealTied(card, plain)
-	}
+	t.since = card.Version + 1
 	for _, hook := range hooks {
 		d := v.newDelivery(hook, id)
-		if err := v.sealDelivery(d, &delivery{typ: typ, token: card.ID}); err != nil {
+		if err := v.sealDelivery(d, &delivery{typ: typ, reason: reason, token: card.ID}); err != nil {
 			return nil, err
-		}
-		if err := v.box.SealSecret(d, told); err != nil {
-			return nil, wrapped(err)
 		}
 		o.records = append(o.records, d)
 	}
-	return o, o.wake(ctx)
+	o.queues, err = v.wakingsOf(ctx, hooks...)
+	return o, err
+}
+
+// sinkEvent returns the record of an event for the sink.
+func (v *Vault) sinkEvent(id uuid.UUID, card *store.Record, t *Token, typ EventType, reason EventReason) (*store.Record, error) {
+	e := &outEvent{typ: typ, reason: reason, row: card.ID}
+	r := &store.Record{Kind: kindEvent, ID: id, Account: v.account, Version: 1, Due: now()}
+	buf := plaintexts.Get().(*[]byte)
+	defer wipe(buf)
+	*buf = (*buf)[:0]
+	if typ != TokenDeleted {
+		r.Parent, r.Class = card.ID, eventOrdered
+		*buf = t.encode(*buf)
+		e.token = *buf
+	}
+	plain := e.encode((*buf)[len(*buf):]) // behind the token, in what is wiped
+	*buf = (*buf)[:min(cap(*buf), len(*buf)+len(plain))]
+	return r, wrapped(v.box.SealShown(r, plain))
+}
+
+// keepPast adds the state of a token that deliveries tell, before it changes: card as it
+// was opened.
+func (o *outbox) keepPast(card *store.Record, t *Token) error {
+	r := o.vault.newRecord(kindPast, t.told)
+	r.Parent, r.Due = card.ID, rowkey.Time(t.told).Add(pastRetention)
+	if err := o.vault.box.SealSecret(r, card.Shown); err != nil {
+		return wrapped(err)
+	}
+	o.records = append(o.records, r)
+	return nil
 }
 
 // lastState returns the token of a record that is deleted, an empty one if it cannot be
@@ -246,18 +266,6 @@ func (v *Vault) lastState(ctx context.Context, card *store.Record) (*Token, erro
 	return t, err
 }
 
-// wake prepares the queues of its deliveries.
-func (o *outbox) wake(ctx context.Context) error {
-	var ids []uuid.UUID
-	for _, r := range o.records {
-		if r.Kind == kindDelivery {
-			ids = append(ids, r.Parent)
-		}
-	}
-	o.queues = wakings{}
-	return o.queues.add(ctx, o.vault, ids...)
-}
-
 // put writes the event. It returns errStale if the webhooks of the account have
 // changed: whoever has registered one misses nothing from then on.
 func (o *outbox) put(tx store.Tx) error {
@@ -266,10 +274,19 @@ func (o *outbox) put(tx store.Tx) error {
 		return err
 	}
 	if a.Version != o.heard.version {
-		o.vault.listening.Delete(o.vault.account)
+		o.vault.listening.forget(o.vault.account)
 		return errStale
 	}
 	for _, r := range o.records {
+		if r.Kind == kindPast {
+			// Somebody who has put back the token's former record may have left one.
+			switch _, err := tx.Get(kindPast, r.ID); {
+			case err == nil:
+				continue
+			case !errors.Is(err, store.ErrNotFound):
+				return err
+			}
+		}
 		tx.Put(r)
 	}
 	return o.queues.put(tx, o.vault)
@@ -313,21 +330,17 @@ func (v *Vault) heldBy(ctx context.Context, r *store.Record) (uuid.UUID, error) 
 	return list.Records[0].ID, nil
 }
 
-// describeEvent returns an event as it is told.
-func (v *Vault) describeEvent(row uuid.UUID, o *outEvent) (e *Event, err error) {
-	e = &Event{
+// event returns an event without its token.
+func (v *Vault) event(row uuid.UUID, typ EventType, reason EventReason, token uuid.UUID) *Event {
+	return &Event{
 		ID:        v.mask(kindEvent, row),
 		CreatedAt: rowkey.Time(row),
 		Account:   v.account,
-		Type:      o.typ,
-		Reason:    o.reason,
+		Type:      typ,
+		Reason:    reason,
 		Sequence:  rowkey.Sequence(row),
-		TokenID:   v.mask(kindToken, o.row),
+		TokenID:   v.mask(kindToken, token),
 	}
-	if o.typ != TokenDeleted {
-		e.Token, err = v.decodeToken(o.row, o.token)
-	}
-	return e, err
 }
 
 // tell passes an event that was claimed to the sink and stores what came of it.
@@ -336,13 +349,21 @@ func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error
 	if err != nil {
 		return err
 	}
-	e, err := v.describeEvent(rec.ID, o)
-	if err != nil {
-		return err
+	e := v.event(rec.ID, o.typ, o.reason, o.row)
+	if o.typ != TokenDeleted {
+		if e.Token, err = v.decodeToken(o.row, o.token); err != nil {
+			return err
+		}
 	}
 	// The event of a deletion waits for what is under way, and what has not begun
 	// by then is gone with the token.
-	defer v.work.telling.take(o.row)()
+	waits, cancel := context.WithDeadline(ctx, rec.Due.Add(-eventTimeout))
+	over := v.work.telling.take(waits, o.row)
+	cancel()
+	if over == nil {
+		return nil // the lease ends: it comes again then
+	}
+	defer over()
 	err = v.view(ctx, func(tx store.ReadTx) error {
 		_, err := tx.Get(kindEvent, rec.ID)
 		return err
@@ -416,12 +437,8 @@ func (v *Vault) settle(ctx context.Context, rec, by *store.Record) error {
 			}
 		}
 		err := v.store.Update(ctx, func(tx store.Tx) error {
-			r, err := tx.Get(kindEvent, rec.ID)
-			if errors.Is(err, store.ErrNotFound) || err == nil && r.Version != rec.Version {
-				return nil // gone with its token, or taken over
-			}
-			if err != nil {
-				return err
+			if ok, err := same(tx, rec); err != nil || !ok {
+				return err // gone with its token, or taken over
 			}
 			if by == nil {
 				tx.Delete(kindEvent, rec.ID)
@@ -477,27 +494,31 @@ type turns struct {
 	taken map[uuid.UUID]chan struct{} // closed when the turn is over
 }
 
-// take waits for a turn and returns what ends it.
-func (t *turns) take(row uuid.UUID) func() {
+// take waits for a turn and returns what ends it, nil if ctx ends before.
+func (t *turns) take(ctx context.Context, row uuid.UUID) (over func()) {
 	for {
 		t.mu.Lock()
-		over := t.taken[row]
-		if over == nil {
+		before := t.taken[row]
+		if before == nil {
 			break
 		}
 		t.mu.Unlock()
-		<-over
+		select {
+		case <-before:
+		case <-ctx.Done():
+			return nil
+		}
 	}
 	defer t.mu.Unlock()
 	if t.taken == nil {
 		t.taken = map[uuid.UUID]chan struct{}{}
 	}
-	over := make(chan struct{})
-	t.taken[row] = over
+	ended := make(chan struct{})
+	t.taken[row] = ended
 	return func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		delete(t.taken, row)
-		close(over)
+		close(ended)
 	}
 }

@@ -126,6 +126,137 @@ func patch(l *lab, id uuid.UUID, key string) {
 	l.must(err)
 }
 
+// TestSinkNeverEnds: a sink that does not end with its deadline holds back the events of
+// one token, and no other for long.
+func TestSinkNeverEnds(t *testing.T) {
+	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
+		hangs := l.imports(visa)
+		ended := make(chan struct{})
+		ear.set(func(_ context.Context, e *cardvault.Event) error {
+			if e.TokenID == hangs {
+				<-ended
+			}
+			return nil
+		})
+		l.run(func() {
+			l.pass(time.Second)
+			l.must(l.Vault.Delete(l.Context(), hangs))
+			l.pass(2 * time.Hour)
+			other := l.imports(visa)
+			l.pass(time.Second)
+			ear.took(other, createdEvent)
+			close(ended)
+			l.pass(time.Minute)
+			ear.took(hangs, createdEvent, deletedEvent)
+		})
+	})
+}
+
+// A cramped store has room for nothing: it can only delete. It knows how many records of
+// each kind it was to put, also in vain.
+type cramped struct {
+	store.Store
+	mu   sync.Mutex
+	full bool
+	puts map[store.Kind]int
+}
+
+func (s *cramped) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.Store.Update(ctx, func(tx store.Tx) error {
+		c := &crampedTx{tx, s, 0}
+		err := fn(c)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if err == nil && s.full && c.puts > 0 {
+			return store.ErrFull
+		}
+		return err
+	})
+}
+
+type crampedTx struct {
+	store.Tx
+	of   *cramped
+	puts int
+}
+
+func (tx *crampedTx) Put(r *store.Record) {
+	tx.of.mu.Lock()
+	defer tx.of.mu.Unlock()
+	tx.puts++
+	if tx.of.puts == nil {
+		tx.of.puts = map[store.Kind]int{}
+	}
+	tx.of.puts[r.Kind]++
+	tx.Tx.Put(r)
+}
+
+// TestLapsedWhereStorageIsFull: a card that has lapsed is erased, though its end cannot be
+// told.
+func TestLapsedWhereStorageIsFull(t *testing.T) {
+	inPost(t, sandboxPost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		id := dying(l, 60)
+		kept := l.imports(visa)
+		l.drain()
+		s := &cramped{Store: l.store.Store, full: true}
+		l.store.Store = s
+		l.run(func() {
+			l.pass(2 * time.Minute)
+			l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
+				due, err := tx.Due(kindToken, time.Now(), 10)
+				if len(due) > 0 {
+					t.Error("a card that has lapsed is still there")
+				}
+				return err
+			}))
+			l.get(kept)
+			if log := l.log.text(); !strings.Contains(log, "the end of tokens cannot be told") {
+				t.Errorf("not a word of it is in the log:\n%s", log)
+			}
+			s.mu.Lock()
+			s.full = false
+			s.mu.Unlock()
+			l.pass(time.Minute)
+			post.has(url, id, "token.created tokenized")
+			l.must(l.Vault.Delete(l.Context(), kept))
+			l.pass(time.Minute)
+			post.has(url, kept, createdEvent, deletedEvent)
+		})
+	})
+}
+
+// TestLapsedWhileOneRegisters: what another account does costs the work of its own tokens
+// only.
+func TestLapsedWhileOneRegisters(t *testing.T) {
+	const tokens = 100
+	inPost(t, sandboxPost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		for range tokens {
+			dying(l, 60)
+		}
+		l.drain()
+		a, err := l.CreateAccount(l.Context(), "", nil)
+		l.must(err)
+		theirs := l.In(a.ID)
+		session, err := theirs.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: 120})
+		l.must(err)
+		_, err = theirs.Tokenize(l.Context(), session, visa)
+		l.must(err)
+		_, _, err = l.open().In(a.ID).CreateWebhook(l.Context(), "https://theirs.example/", nil)
+		l.must(err)
+		l.pass(5 * time.Minute)
+		s := &cramped{Store: l.store.Store}
+		l.store.Store = s
+		post.forget()
+		l.drain()
+		if n := s.puts[kindDelivery] - len(post.took(url)) - len(post.took("https://theirs.example/")); n != tokens+1 {
+			t.Errorf("%d deliveries were made, want %d", n, tokens+1)
+		}
+		if n, m := len(post.took(url)), len(post.took("https://theirs.example/")); n != tokens || m != 1 {
+			t.Errorf("%d and %d ends were told, want %d and 1", n, m, tokens)
+		}
+	})
+}
+
 // dying returns an ephemeral token.
 func dying(l *lab, seconds int) uuid.UUID {
 	l.Helper()

@@ -14,8 +14,8 @@ import (
 
 // Idempotency makes one call repeatable: repeating it with the same key has
 // the effect and the result of the first call, whatever happened in between.
-// It is honoured by Import, CreateSession, Provision, RequestPaymentData, RefreshSession
-// and Consume.
+// It is honoured by Import, CreateSession, Provision, RequestPaymentData, RefreshSession,
+// Consume and Redeliver.
 //
 // Its record is written in the transaction of the effect. It holds a keyed
 // hash of the request, never the request, and the result, sealed. When the

@@ -316,9 +316,15 @@ var live = &cardvault.Options{Mode: cardvault.Live}
 // open opens the vault, as another process does.
 func (l *lab) open() *cardvault.Vault {
 	l.Helper()
+	return l.on(l.store)
+}
+
+// on is open on another store than that of l.
+func (l *lab) on(s store.Store) *cardvault.Vault {
+	l.Helper()
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
 	l.must(err)
-	v, err := cardvault.New(l.Context(), l.store, keys, &l.opts)
+	v, err := cardvault.New(l.Context(), s, keys, &l.opts)
 	l.must(err)
 	l.Cleanup(func() { v.Close() })
 	return v

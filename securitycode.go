@@ -147,12 +147,10 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	if err := v.box.SealShown(r, s.encode()); err != nil {
 		return nil, wrapped(err)
 	}
-	before := t.told
 	event, err := v.newEvent(ctx, card, t, TokenUpdated, ReasonSecurityCodeRefreshed)
 	if err != nil {
 		return nil, err
 	}
-	told := t.told != before
 	card.Version++
 	if err := v.sealToken(card, t); err != nil {
 		return nil, err
@@ -161,9 +159,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 		if _, err := v.find(tx, kindToken, s.refresh); err != nil {
 			return err
 		}
-		if told { // by the event, as the token is now
-			tx.Put(card)
-		}
+		tx.Put(card)
 		tx.Put(r)
 		for _, r := range also {
 			tx.Put(r)

@@ -3,8 +3,10 @@ package cardvault
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cardvault/cardvault/store"
@@ -21,65 +23,84 @@ const (
 	sendPoll   = time.Second            // how often a turn looks for what other processes have stored
 	sendLinger = 100 * time.Millisecond // how long a turn waits for more: a queue that rests costs writes
 	sendGather = 10 * time.Millisecond  // and for what is stored with it
-	sendPause  = 800 * time.Microsecond // after each token that was begun: imports come before deliveries
+	sendPause  = 2 * time.Millisecond   // for each token that was begun while this process stored another: imports come first
 
 	sendRelapse = 5 * time.Second // after a store that has failed
 
 	maxSendRetryAfter = 24 * time.Hour
 	maxSendPause      = time.Hour // of a whole webhook
+	sendPauses        = 3         // of eventRetries: those of a webhook that does not say for how long
 
-	// webhookPatience is after how long without success a webhook is disabled.
+	// webhookPatience is after how long without success a webhook is disabled. It begins
+	// anew after webhookQuiet without an attempt, which is more than any pause of
+	// eventRetries: when nothing happens nothing fails.
 	webhookPatience = 5 * 24 * time.Hour
+	webhookQuiet    = 36 * time.Hour
 )
 
 // A turn is the time in which this process alone sends to a webhook. Deliveries of
 // different tokens go beside each other, those of a token one after the other.
 type turn struct {
 	*Vault
-	rec    *store.Record // of the queue, as it was claimed
-	began  time.Time
+	rec    *store.Record // of the queue
+	claim  *store.Record // likewise, as it is claimed
+	pool   *pool
+	began  time.Time       // or was renewed
 	ending <-chan struct{} // closed when nothing more is to be begun
 
 	sending chan struct{} // holds a value for each attempt under way
 	tokens  chan struct{} // and for each token
 	group   sync.WaitGroup
 	ended   chan struct{} // has a value if a token was done with since it was asked
-	more    chan struct{} // has a value if this process has stored something for the webhook
+	inflow  *inflow
 
 	late map[uuid.UUID]bool // tokens that were worked on when more of theirs was listed
+
+	unread *unreadable
 
 	mu      sync.Mutex
 	queue   *queue
 	busy    map[uuid.UUID]*store.Record // by token: the last delivery that is worked on
-	unread  map[uuid.UUID]bool          // deliveries that are ready and cannot be read
+	lease   time.Time                   // when the claim ends
+	over    bool                        // another webhook is to have its turn, or the claim is lost
 	pause   time.Time                   // when the webhook has asked to be left alone until then
+	asked   uint64                      // version of the webhook that has
 	gone    bool                        // the webhook is deleted
 	failure error
 }
 
+// An inflow is what this process stores for a webhook while it sends to it.
+type inflow struct {
+	more   chan struct{} // has a value if something was stored since it was asked
+	stored atomic.Int64  // events
+}
+
 // deliver sends what is ready for a webhook whose queue was claimed, until its turn is
 // over or nothing is left.
-func (v *Vault) deliver(ctx context.Context, ending <-chan struct{}, rec *store.Record, q *queue) error {
+func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
+	rec := j.rec
 	t := &turn{
-		Vault: v, rec: rec, began: time.Now(), ending: ending, queue: q,
+		Vault: v, rec: rec, claim: rec, lease: rec.Due, pool: j.pool,
+		began: time.Now(), ending: j.ending, queue: q, unread: new(unreadable),
 		sending: make(chan struct{}, sendWorkers),
 		tokens:  make(chan struct{}, sendTokens),
 		ended:   make(chan struct{}, 1),
-		more:    make(chan struct{}, 1),
+		inflow:  &inflow{more: make(chan struct{}, 1)},
 		busy:    map[uuid.UUID]*store.Record{},
-		unread:  map[uuid.UUID]bool{},
 		late:    map[uuid.UUID]bool{},
 	}
-	v.sending.Store(rec.ID, t.more)
-	defer v.sending.CompareAndDelete(rec.ID, t.more)
+	v.sending.Store(rec.ID, t.inflow)
+	defer v.sending.CompareAndDelete(rec.ID, t.inflow)
 	_, err := v.webhookRow(ctx, beside(rec.ID))
-	if errors.Is(err, ErrNotFound) {
-		return t.erase(ctx)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return t.rest(ctx)
+	case errors.Is(err, ErrDamaged):
+		return err // as it will be until somebody has put it back: the lease is soon enough
+	case err != nil:
+		t.fail(err)
 	}
-	if err != nil {
-		return err
-	}
-	for from, begun := uuid.Nil, false; t.goesOn(); {
+	for from, begun := uuid.Nil, false; t.goesOn() && t.stays(ctx); {
 		list, err := v.list(ctx, t.ready(from, sendBatch))
 		if err != nil {
 			t.fail(err)
@@ -87,7 +108,7 @@ func (v *Vault) deliver(ctx context.Context, ending <-chan struct{}, rec *store.
 		}
 		if tokens := t.begin(ctx, list.Records); tokens > 0 {
 			begun = true
-			t.sleep(time.Duration(tokens) * sendPause)
+			t.sleep(time.Duration(min(int64(tokens), t.inflow.stored.Swap(0))) * sendPause)
 		}
 		if n := len(list.Records); n == sendBatch {
 			from = step(list.Records[n-1].ID, 1)
@@ -100,10 +121,62 @@ func (v *Vault) deliver(ctx context.Context, ending <-chan struct{}, rec *store.
 		clear(t.late)
 	}
 	t.group.Wait()
-	if len(t.unread) > 0 {
-		v.log.Error("deliveries to a webhook cannot be read", "webhook", v.mask(kindWebhook, beside(rec.ID)), "count", len(t.unread))
-	}
+	t.complain()
 	return errors.Join(t.failure, t.rest(ctx))
+}
+
+// complain tells of the deliveries that could not be read.
+func (t *turn) complain() {
+	if n := len(t.unread.all()); n > 0 {
+		t.log.Error("deliveries to a webhook cannot be read", "webhook", t.mask(kindWebhook, beside(t.rec.ID)), "count", n)
+	}
+}
+
+// stays reports whether the turn goes on. When its time is over it is renewed, so that
+// others need not wait for an attempt that is slow, but if a webhook waits for a worker.
+func (t *turn) stays(ctx context.Context) bool {
+	if time.Since(t.began) < sendTurn {
+		return true
+	}
+	ok, err := false, error(nil)
+	if len(t.pool.busy) < cap(t.pool.busy) {
+		ok, err = t.renew(ctx)
+	}
+	if err != nil {
+		t.fail(err)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.over = !ok
+	t.lease = t.claim.Due
+	return ok
+}
+
+// renew lengthens the claim, and has what could not be read be looked at again. It
+// returns false if the claim is lost.
+func (t *turn) renew(ctx context.Context) (ok bool, err error) {
+	next := *t.claim
+	next.Version++
+	next.Due = now().Add(t.core.lease(kindQueue))
+	t.mu.Lock()
+	plain := t.queue.encode()
+	t.mu.Unlock()
+	if err := t.box.SealShown(&next, plain); err != nil {
+		return false, wrapped(err)
+	}
+	err = t.store.Update(ctx, func(tx store.Tx) error {
+		if ok, err = same(tx, t.claim); ok {
+			tx.Put(&next)
+		}
+		return err
+	})
+	if err != nil || !ok {
+		return false, wrapped(err)
+	}
+	t.complain()
+	t.unread.forget()
+	t.claim, t.began = &next, time.Now()
+	return true, nil
 }
 
 // ready selects what is to be attempted, from a row key on.
@@ -122,8 +195,7 @@ func (t *turn) goesOn() bool {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.failure == nil && !t.gone && t.pause.IsZero() &&
-		time.Since(t.began) < sendTurn && time.Until(t.rec.Due) > sendTimeout
+	return t.failure == nil && !t.gone && !t.over && t.pause.IsZero() && time.Until(t.lease) > sendTimeout
 }
 
 func (t *turn) fail(err error) {
@@ -165,7 +237,7 @@ func (t *turn) wait() bool {
 			if len(t.late) > 0 {
 				return true
 			}
-		case <-t.more:
+		case <-t.inflow.more:
 			t.sleep(sendGather)
 			return true
 		case <-t.ending:
@@ -183,25 +255,25 @@ func (t *turn) begin(ctx context.Context, ready []*store.Record) (begun int) {
 	byToken := map[uuid.UUID][]*pending{}
 	var tokens []uuid.UUID
 	for _, r := range ready {
-		t.mu.Lock()
-		known := t.unread[r.ID]
-		t.mu.Unlock()
-		if known {
+		if t.unread.has(r) {
 			continue
 		}
 		p, err := t.openDelivery(ctx, r)
+		next := []*pending{p}
 		if errors.Is(err, ErrDamaged) {
-			t.skip(r)
-			continue
+			t.unread.add(r)
+			next, err = t.goOn(ctx, t.unread, r.Lookup...)
 		}
 		if err != nil {
 			t.fail(err)
 			return 0
 		}
-		if byToken[p.token] == nil {
-			tokens = append(tokens, p.token)
+		for _, p := range next {
+			if byToken[p.token] == nil {
+				tokens = append(tokens, p.token)
+			}
+			byToken[p.token] = append(byToken[p.token], p)
 		}
-		byToken[p.token] = append(byToken[p.token], p)
 	}
 	for _, token := range tokens {
 		chain := byToken[token]
@@ -237,15 +309,51 @@ func (t *turn) begin(ctx context.Context, ready []*store.Record) (begun int) {
 	return begun
 }
 
-// skip remembers a delivery that cannot be read. It stays as it is, and keeps no other
-// from being sent, but if it was attempted later ones of its token.
-func (t *turn) skip(r *store.Record) {
-	if r.Class != deliveryReady {
-		return
+// unreadable are deliveries that cannot be read. They stay as they are, and keep no other
+// from being sent. The zero value is ready.
+type unreadable struct {
+	mu    sync.Mutex
+	known map[uuid.UUID]uint64 // their versions
+}
+
+func (u *unreadable) add(r *store.Record) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.known == nil {
+		u.known = map[uuid.UUID]uint64{}
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.unread[r.ID] = true
+	u.known[r.ID] = r.Version
+}
+
+func (u *unreadable) has(r *store.Record) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.known[r.ID] == r.Version
+}
+
+func (u *unreadable) forget() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	clear(u.known)
+}
+
+func (u *unreadable) all() map[uuid.UUID]uint64 {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return maps.Clone(u.known)
+}
+
+// first returns the first delivery with a hash, but for one and for those that cannot be
+// read; nil if there is none.
+func (u *unreadable) first(tx store.ReadTx, hash []byte, id uuid.UUID) (*store.Record, error) {
+	known := u.all()
+	line, err := tx.Lookup(kindDelivery, hash, len(known)+2)
+	for _, r := range line {
+		if r.ID != id && known[r.ID] != r.Version {
+			return r, err
+		}
+	}
+	return nil, err
 }
 
 // attemptAll attempts deliveries of a token in their order.
@@ -255,8 +363,8 @@ func (t *turn) attemptAll(ctx context.Context, ready []*pending) error {
 		first, err := t.attempt(ctx, ready[0], failed)
 		if errors.Is(err, ErrDamaged) {
 			failed[ready[0].rec.ID] = true
-			t.skip(ready[0].rec)
-			err = nil
+			t.unread.add(ready[0].rec)
+			first, err = t.goOn(ctx, t.unread, t.tokenHash(t.rec.ID, ready[0].token, false))
 		}
 		if err != nil || !t.goesOn() {
 			return err
@@ -269,6 +377,7 @@ func (t *turn) attemptAll(ctx context.Context, ready []*pending) error {
 // A prospect is what there is to know before an attempt.
 type prospect struct {
 	webhook, card *store.Record // nil if it is gone
+	past          *store.Record // what it tells of the token, if that has changed since
 	head          *store.Record // that holds it back
 	early         *store.Record // that is loose and could be attempted first
 }
@@ -310,6 +419,19 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 		if p.typ == TokenDeleted { // the events before are gone with the token
 			return []*pending{p}, t.drop(ctx, p)
 		}
+		head, err := t.openDelivery(ctx, x.head)
+		switch {
+		case errors.Is(err, ErrDamaged):
+			t.unread.add(x.head)
+			return []*pending{p}, nil
+		case err != nil:
+			return nil, err
+		case x.head.Class == deliveryHeld: // by one that cannot be read
+			first, err := t.goOn(ctx, t.unread, t.tokenHash(t.rec.ID, p.token, false))
+			return append(first, p), err
+		case x.head.Class == deliveryRetried && head.last.Before(w.since) && !failed[x.head.ID]:
+			return []*pending{head, p}, nil // it has failed at another URL
+		}
 		return t.hold(ctx, p)
 	}
 	next := p.delivery
@@ -321,20 +443,24 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 	case x.early != nil && !failed[x.early.ID]:
 		early, err := t.openDelivery(ctx, x.early)
 		if errors.Is(err, ErrDamaged) {
-			failed[x.early.ID] = true
+			t.unread.add(x.early)
 			return []*pending{p}, nil
 		}
 		return []*pending{early, p}, err
 	}
-	event, err := t.openTold(ctx, p, x.card)
+	event, err := t.eventOfDelivery(ctx, p, x.card, x.past)
 	if err != nil {
 		return nil, err
 	}
+	if !t.goesOn() { // reading may have taken longer than the lease
+		return nil, nil
+	}
 
+	next.last = now()
 	out := t.send(ctx, w, &Delivery{Event: event, ID: event.ID, CreatedAt: event.CreatedAt})
 	free()
 	next.attempts++
-	next.last, next.code = now(), uint64(out.code)
+	next.code = uint64(out.code)
 	class, due := uint8(deliveryRetried), p.rec.Due // that of an attempt beside the schedule
 	switch {
 	case out.success():
@@ -346,7 +472,10 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 			class = deliveryFailed
 			break
 		}
-		next.loose = next.loose || next.tries >= eventHolds
+		if out.throttled() {
+			next.throttled++
+		}
+		next.loose = next.loose || next.tries-next.throttled >= eventHolds
 		due = now().Add(max(t.pace(eventRetries[next.tries-1]), min(out.after, maxSendRetryAfter)))
 	}
 	why := t.note(w, out, next.tries)
@@ -375,6 +504,13 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 			}
 			return r, err
 		}
+		first := func(loose bool) (*store.Record, error) {
+			r, err := t.unread.first(tx, t.tokenHash(t.rec.ID, p.token, loose), uuid.Nil)
+			if r != nil && !before(r, p.rec) {
+				r = nil
+			}
+			return r, err
+		}
 		if is, err = get(kindDelivery, p.rec.ID); err != nil {
 			return err
 		}
@@ -387,19 +523,15 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 		if x.card, err = get(kindToken, p.token); err != nil {
 			return err
 		}
+		if x.past, err = get(kindPast, eventOf(p.rec)); err != nil {
+			return err
+		}
 		if !p.loose {
-			first, err := tx.Lookup(kindDelivery, t.tokenHash(t.rec.ID, p.token, false), 1)
-			if err != nil {
+			if x.head, err = first(false); err != nil {
 				return err
 			}
-			if len(first) > 0 && before(first[0], p.rec) {
-				x.head = first[0]
-			}
 		}
-		first, err := tx.Lookup(kindDelivery, t.tokenHash(t.rec.ID, p.token, true), 1)
-		if len(first) > 0 && before(first[0], p.rec) {
-			x.early = first[0]
-		}
+		x.early, err = first(true)
 		return err
 	})
 	if err != nil || stale {
@@ -420,14 +552,16 @@ type outcome struct {
 
 func (o *outcome) success() bool { return o.code >= 200 && o.code < 300 }
 
+// throttled reports whether the whole webhook wants to be left alone, whatever it is sent.
+func (o *outcome) throttled() bool {
+	return o.code == 429 || o.code >= 502 && o.code <= 504 || !o.success() && o.after > 0
+}
+
 // send makes one attempt with a deadline.
 func (v *Vault) send(ctx context.Context, w *Webhook, d *Delivery) *outcome {
 	d.URL, d.Legacy = w.URL, w.LegacyHMAC
-	at := now()
-	for _, s := range w.secrets {
-		if s.until.IsZero() || s.until.After(at) {
-			d.Secrets = append(d.Secrets, s.value)
-		}
+	for _, s := range w.signing(now()) {
+		d.Secrets = append(d.Secrets, s.value)
 	}
 	ctx, cancel := context.WithTimeout(ctx, sendTimeout)
 	defer cancel()
@@ -452,15 +586,17 @@ func (t *turn) note(w *Webhook, out *outcome, tries uint64) (why string) {
 	at := now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	switch {
-	case out.success():
-		t.queue.failing = time.Time{}
+	q := t.queue
+	if out.success() {
+		q.failing, q.failed, q.pauses = time.Time{}, time.Time{}, 0
 		return ""
-	case t.queue.failing.IsZero():
-		t.queue.failing = at
 	}
-	if out.after > 0 {
-		t.pause = at.Add(min(out.after, maxSendPause))
+	if q.failing.IsZero() || q.failed.Before(at.Add(-webhookQuiet)) {
+		q.failing, q.pauses = at, 0
+	}
+	q.failed = at
+	if out.throttled() && w.version >= t.asked {
+		t.leaveAlone(at, out.after, w.version)
 	}
 	switch {
 	case out.code == 410:
@@ -470,6 +606,26 @@ func (t *turn) note(w *Webhook, out *outcome, tries uint64) (why string) {
 		return disabledFailing
 	}
 	return ""
+}
+
+// leaveAlone notes that a version of the webhook wants a pause, for as long as it says or
+// a little longer each time. Several attempts may end so: the longest counts, but nothing
+// that a former version has said.
+func (t *turn) leaveAlone(at time.Time, after time.Duration, version uint64) {
+	if version > t.asked {
+		t.pause = time.Time{}
+	}
+	if after == 0 {
+		if !t.pause.IsZero() {
+			return
+		}
+		after = t.pace(eventRetries[min(t.queue.pauses, sendPauses-1)])
+		t.queue.pauses++
+	}
+	if until := at.Add(min(after, maxSendPause)); until.After(t.pause) {
+		t.pause = until
+	}
+	t.asked = version
 }
 
 // disable disables a webhook, unless its URL or state has changed since an attempt.
@@ -507,11 +663,11 @@ func (t *turn) hold(ctx context.Context, p *pending) (again []*pending, err erro
 		if ok, err := same(tx, p.rec); err != nil || !ok {
 			return err
 		}
-		first, err := tx.Lookup(kindDelivery, hash, 1)
+		first, err := t.unread.first(tx, hash, uuid.Nil)
 		switch {
 		case err != nil:
 			return err
-		case len(first) == 0 || !before(first[0], p.rec):
+		case first == nil || !before(first, p.rec):
 			again = []*pending{p}
 		default:
 			tx.Put(&next)
@@ -568,7 +724,7 @@ func (t *turn) settle(ctx context.Context, p *pending, is *delivery, class uint8
 		var woken []*pending
 		if frees {
 			var err error
-			if held, woken, err = t.wakeAfter(ctx, hash, p.rec.ID); err != nil {
+			if held, woken, err = t.wakeAfter(ctx, t.unread, hash, p.rec.ID); err != nil {
 				return nil, err
 			}
 		}
@@ -586,7 +742,7 @@ func (t *turn) settle(ctx context.Context, p *pending, is *delivery, class uint8
 			if !frees {
 				return nil
 			}
-			after, err := second(tx, hash, p.rec.ID)
+			after, err := t.unread.first(tx, hash, p.rec.ID)
 			if err != nil || after == nil || after.Class != deliveryHeld {
 				return err
 			}
@@ -633,60 +789,92 @@ func (t *turn) reread(ctx context.Context, p *pending) (*pending, error) {
 		return nil, err
 	}
 	is, err := t.openDelivery(ctx, r)
-	if err != nil || r.Class != deliveryReady || is.attempts != p.attempts {
+	if err != nil || r.Class != deliveryReady || is.attempts != p.attempts || is.tries != p.tries {
 		return nil, err // it was redelivered
 	}
 	return is, nil
 }
 
 // wakeAfter returns the delivery that the one with an id holds back, and that as it is
-// when it is ready; nothing if there is none, or it cannot be read.
-func (t *turn) wakeAfter(ctx context.Context, hash []byte, id uuid.UUID) (held *store.Record, woken []*pending, err error) {
-	err = t.view(ctx, func(tx store.ReadTx) error {
-		held, err = second(tx, hash, id)
-		return err
-	})
-	if err != nil || held == nil || held.Class != deliveryHeld {
-		return nil, nil, err
+// when it is ready; nothing if there is none.
+func (v *Vault) wakeAfter(ctx context.Context, unread *unreadable, hash []byte, id uuid.UUID) (held *store.Record, woken []*pending, err error) {
+	for {
+		err = v.view(ctx, func(tx store.ReadTx) error {
+			held, err = unread.first(tx, hash, id)
+			return err
+		})
+		if err != nil || held == nil {
+			return nil, nil, err
+		}
+		next := *held
+		next.Shown = slices.Clone(held.Shown)
+		p, err := v.openDelivery(ctx, &next)
+		switch {
+		case errors.Is(err, ErrDamaged):
+			unread.add(held)
+			continue
+		case err != nil || held.Class != deliveryHeld:
+			return nil, nil, err
+		}
+		next.Version++
+		next.Class = deliveryReady
+		return held, []*pending{p}, v.sealDelivery(&next, &p.delivery)
 	}
-	next := *held
-	next.Shown = slices.Clone(held.Shown)
-	p, err := t.openDelivery(ctx, &next)
-	if errors.Is(err, ErrDamaged) {
-		t.log.Error("the deliveries of a token to a webhook cannot go on", "webhook", t.mask(kindWebhook, beside(t.rec.ID)), "error", err)
-		return held, nil, nil
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	next.Version++
-	next.Class = deliveryReady
-	return held, []*pending{p}, t.sealDelivery(&next, &p.delivery)
 }
 
-// second returns the first record with a hash other than one.
-func second(tx store.ReadTx, hash []byte, id uuid.UUID) (*store.Record, error) {
-	first, err := tx.Lookup(kindDelivery, hash, 2)
-	for _, r := range first {
-		if r.ID != id {
-			return r, err
+// goOn makes those ready, and returns them, that are the first with a hash and held: what
+// they have waited for cannot be read.
+func (v *Vault) goOn(ctx context.Context, unread *unreadable, hashes ...[]byte) (ready []*pending, err error) {
+	for _, hash := range hashes {
+		held, woken, err := v.wakeAfter(ctx, unread, hash, uuid.Nil)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range woken {
+			queues, err := v.wakingsOf(ctx, beside(p.rec.Parent))
+			if err != nil {
+				return nil, err
+			}
+			ok := false
+			err = v.store.Update(ctx, func(tx store.Tx) (err error) {
+				if ok, err = same(tx, held); err != nil || !ok {
+					return err
+				}
+				tx.Put(p.rec)
+				return queues.put(tx, v)
+			})
+			if errors.Is(err, errStale) {
+				return v.goOn(ctx, unread, hashes...)
+			}
+			if err != nil {
+				return nil, wrapped(err)
+			}
+			if ok {
+				queues.told(v)
+				ready = append(ready, p)
+			}
 		}
 	}
-	return nil, err
+	return ready, nil
 }
 
 // rest ends the claim. The queue is due at once if something is ready, or when the
 // webhook wants to hear more; after a failure a little later.
 func (t *turn) rest(ctx context.Context) error {
-	busy, idle := *t.rec, *t.rec
+	busy, idle := *t.claim, *t.claim
 	busy.Due, idle.Due = now(), time.Time{}
 	if t.failure != nil {
 		busy.Due = busy.Due.Add(sendRelapse)
 	}
+	paused := busy
+	t.queue.pause = time.Time{}
 	if t.pause.After(busy.Due) {
-		busy.Due = t.pause
+		paused.Due = t.pause
 	}
-	for _, r := range []*store.Record{&busy, &idle} {
+	for _, r := range []*store.Record{&busy, &idle, &paused} {
+		if r == &paused {
+			t.queue.pause = r.Due
+		}
 		r.Version++
 		if err := t.box.SealShown(r, t.queue.encode()); err != nil {
 			return wrapped(err)
@@ -694,15 +882,26 @@ func (t *turn) rest(ctx context.Context) error {
 	}
 	next := &busy
 	err := t.store.Update(ctx, func(tx store.Tx) error {
-		if ok, err := same(tx, t.rec); err != nil || !ok {
+		if ok, err := same(tx, t.claim); err != nil || !ok {
+			return err
+		}
+		hook, err := tx.Get(kindWebhook, beside(t.rec.ID))
+		gone := errors.Is(err, store.ErrNotFound)
+		if err != nil && !gone {
 			return err
 		}
 		left, err := t.left(tx)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
-		}
-		if next = &idle; left || !t.pause.IsZero() || t.failure != nil {
+		case gone: // what is left is erased
+			next = &idle
+		case !t.pause.IsZero() && hook.Version == t.asked:
+			next = &paused
+		case left || !t.pause.IsZero() || t.failure != nil:
 			next = &busy
+		default:
+			next = &idle
 		}
 		tx.Put(next)
 		return nil
@@ -715,31 +914,27 @@ func (t *turn) rest(ctx context.Context) error {
 
 // left reports whether there is something to do for the queue.
 func (t *turn) left(tx store.ReadTx) (bool, error) {
-	_, err := tx.Get(kindWebhook, beside(t.rec.ID))
-	if errors.Is(err, store.ErrNotFound) {
-		return true, nil // its deliveries are to be erased
-	}
+	list, err := tx.List(t.ready(uuid.Nil, len(t.unread.all())+1))
 	if err != nil {
 		return false, err
 	}
-	list, err := tx.List(t.ready(uuid.Nil, len(t.unread)+1))
-	if err != nil {
-		return false, err
-	}
-	return slices.ContainsFunc(list.Records, func(r *store.Record) bool { return !t.unread[r.ID] }), nil
+	return slices.ContainsFunc(list.Records, func(r *store.Record) bool { return !t.unread.has(r) }), nil
 }
 
-// erase removes the deliveries of a webhook that is gone, and then its queue.
-func (t *turn) erase(ctx context.Context) error {
-	q := &store.Query{Kind: kindDelivery, Account: t.account, Parent: t.rec.ID, Limit: claimBatch}
-	for left := claimBatch; t.goesOn(); {
-		err := t.store.Update(ctx, func(tx store.Tx) error {
+// erase removes the deliveries of a webhook that was deleted, and then its queue.
+func (v *Vault) erase(ctx context.Context, j *job) error {
+	queue := beside(j.rec.ID)
+	q := &store.Query{Kind: kindDelivery, Account: v.account, Parent: queue, Limit: claimBatch}
+	for ending := false; !ending && time.Until(j.rec.Due) > sendTimeout; {
+		left := 0
+		err := v.store.Update(ctx, func(tx store.Tx) error {
 			list, err := tx.List(q)
 			if err != nil {
 				return err
 			}
 			if left = len(list.Records); left == 0 {
-				tx.Delete(kindQueue, t.rec.ID)
+				tx.Delete(kindQueue, queue)
+				tx.Delete(kindRemains, j.rec.ID)
 			}
 			for _, r := range list.Records {
 				tx.Delete(kindDelivery, r.ID)
@@ -749,6 +944,12 @@ func (t *turn) erase(ctx context.Context) error {
 		if err != nil || left == 0 {
 			return wrapped(err)
 		}
+		select {
+		case <-j.ending:
+			ending = true
+		default:
+		}
 	}
-	return t.rest(ctx)
+	j.rec.Due = now()
+	return v.again(ctx, j.rec, j.plain)
 }

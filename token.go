@@ -70,7 +70,8 @@ type Token struct {
 
 	artID uuid.UUID // of CardArtURL
 	stale bool      // the scheme has replaced the number that is stored
-	told  uint64    // Event.Sequence of its last event
+	told  uuid.UUID // row key of its last event
+	since uint64    // version of its record that deliveries of that event tell; 0: none do
 
 	// Fingerprint is the same for two tokens of an account if their cards have
 	// the same number.
@@ -811,7 +812,9 @@ const (
 	tokenAuthECI
 	tokenAuthTransaction
 	tokenAuthAt
+	_ // was the sequence of the last event
 	tokenTold
+	tokenToldSince
 )
 
 // encode appends what the shown part holds. Id and time of creation are the
@@ -857,7 +860,10 @@ func (t *Token) encode(b []byte) []byte {
 		b = tlv.Append(b, tokenAuthTransaction, a.DSTransactionID)
 		b = appendTime(b, tokenAuthAt, a.At)
 	}
-	b = tlv.AppendUint(b, tokenTold, t.told)
+	if t.told != uuid.Nil {
+		b = tlv.Append(b, tokenTold, t.told[:])
+	}
+	b = tlv.AppendUint(b, tokenToldSince, t.since)
 	return appendTime(b, tokenExpiresAt, t.ExpiresAt)
 }
 
@@ -923,7 +929,9 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 		case tokenFingerprint:
 			copy(t.Fingerprint[:], r.Value)
 		case tokenTold:
-			t.told = r.Uint()
+			copy(t.told[:], r.Value)
+		case tokenToldSince:
+			t.since = r.Uint()
 		case tokenExpiresAt:
 			t.ExpiresAt = readTime(&r)
 		case tokenArt:

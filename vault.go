@@ -307,8 +307,9 @@ type core struct {
 	rowkeys   rowkey.Generator
 	known     accountSet
 	approvals sync.Map // of accounts: *approval
-	listening sync.Map // of accounts: *listeners
-	sending   sync.Map // of queues: chan struct{} of the turn that is under way
+	listening listening
+	sending   sync.Map // of queues: *inflow of the turn that is under way
+	testing   sync.Map // row keys of webhooks to which a test is under way
 	closed    atomic.Bool
 	work      work
 	nobody    *nobody
@@ -362,6 +363,8 @@ const (
 	kindWebhook
 	kindQueue    // what is to be sent to a webhook; its children are the deliveries
 	kindDelivery // of an event to a webhook; child of its queue
+	kindPast     // what deliveries of an event tell of a token that has changed since; its child
+	kindRemains  // a webhook that was deleted, whose deliveries are to be erased
 )
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/rowkey"
@@ -29,7 +30,8 @@ type Webhook struct {
 	// Events are the types that are delivered, in the order of EventType. Never empty.
 	Events []EventType
 
-	// LegacyHMAC adds the header x-hmac-signature to deliveries, under the newest secret.
+	// LegacyHMAC adds the header x-hmac-signature to deliveries, under the oldest secret
+	// that signs: a receiver has until that ends to take the next.
 	LegacyHMAC bool
 
 	// Disabled is whether nothing is delivered, and DisabledReason why: requested,
@@ -39,7 +41,9 @@ type Webhook struct {
 	DisabledReason string
 
 	row     uuid.UUID
+	version uint64          // of its record, when it was read
 	since   time.Time       // when it was enabled, or got its URL
+	set     uuid.UUID       // of secrets
 	secrets []signingSecret // oldest first
 }
 
@@ -85,7 +89,7 @@ type Delivery struct {
 	ID        uuid.UUID // of the event, the same at every attempt: webhook-id
 	CreatedAt time.Time // of the event
 	URL       string
-	Secrets   []WebhookSecret // each signs; at least one, the newest last
+	Secrets   []WebhookSecret // each signs; 1 to 8, the oldest first
 	Legacy    bool            // Webhook.LegacyHMAC
 }
 
@@ -93,7 +97,9 @@ type Delivery struct {
 type SendResult struct {
 	StatusCode int // of HTTP; 2xx is success
 
-	// RetryAfter is how long the webhook asks to be left alone, 0 if it does not.
+	// RetryAfter is how long the webhook asks to be left alone, 0 if it does not say.
+	// With 429, 502, 503 and 504 it is left alone all the same: for 5 s, 5 min and then
+	// 30 min each time, until it takes something.
 	RetryAfter time.Duration
 }
 
@@ -125,8 +131,11 @@ const (
 	MaxWebhooks = 16
 
 	// WebhookSecretOverlap is how long a rotated signing secret goes on signing, beside
-	// the new one.
+	// those that are newer.
 	WebhookSecretOverlap = 24 * time.Hour
+
+	// MaxWebhookSecrets is how many secrets of a webhook can sign at a time.
+	MaxWebhookSecrets = 8
 )
 
 // WebhooksEnabled reports whether the vault has a sender: [Options.Webhooks].
@@ -190,8 +199,8 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 	w.secrets = []signingSecret{{value: secret}}
 	r := v.newRecord(kindWebhook, row)
 	q := &store.Record{Kind: kindQueue, ID: beside(row), Account: v.account, Version: 1}
-	if err := v.box.SealShown(r, w.encode()); err != nil {
-		return nil, WebhookSecret{}, wrapped(err)
+	if err := v.sealWebhook(r, w); err != nil {
+		return nil, WebhookSecret{}, err
 	}
 	if err := v.box.SealShown(q, new(queue).encode()); err != nil {
 		return nil, WebhookSecret{}, wrapped(err)
@@ -228,11 +237,12 @@ func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (*Page[*Web
 	if err != nil {
 		return nil, err
 	}
-	return page(ctx, v, q, o, v.openWebhook)
+	return page(ctx, v, q, o, v.listedWebhook)
 }
 
 // UpdateWebhook changes a webhook and returns it. One that is enabled again gets the
-// events of what happens from then on, and what was not due while it was disabled.
+// events of what happens from then on, and what was not due while it was disabled. That
+// or a new URL ends the time for which the webhook is left alone.
 //
 // Errors: FieldErrors; ErrNotFound; ErrNotEnabled.
 func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate) (*Webhook, error) {
@@ -265,49 +275,63 @@ func set[T any](to, from *T) {
 	}
 }
 
-// DeleteWebhook removes a webhook. Its deliveries are erased in the background. The
-// error is ErrNotFound for an id that the account does not have.
+// DeleteWebhook removes a webhook. Its deliveries are erased by [Vault.Run], also
+// without [Options.Webhooks]. The error is ErrNotFound for an id that the account does
+// not have.
 func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 	row := v.unmask(kindWebhook, id)
-	queues := wakings{}
+	remains := &store.Record{Kind: kindRemains, ID: row, Account: v.account, Version: 1, Due: now()}
 	err := v.changeWebhooks(ctx, opDeleteWebhook, id, func() (func(store.Tx) error, error) {
-		clear(queues)
 		if _, err := v.getRow(ctx, kindWebhook, row); err != nil {
 			return nil, err
 		}
-		if err := queues.add(ctx, v, beside(row)); err != nil {
-			return nil, err
+		if err := v.box.SealShown(remains, make([]byte, 32)); err != nil {
+			return nil, wrapped(err)
 		}
 		return func(tx store.Tx) error {
 			if _, err := v.find(tx, kindWebhook, row); err != nil {
 				return err
 			}
 			tx.Delete(kindWebhook, row)
-			return queues.put(tx, v)
+			tx.Put(remains)
+			return nil
 		}, nil
 	})
 	if err == nil {
-		queues.told(v)
+		v.workDue(remains)
 	}
 	return err
 }
 
 // RotateWebhookSecret makes a new signing secret for a webhook and returns it; it is
-// shown only here. The former one signs beside it for [WebhookSecretOverlap], any
-// before that no longer. The error is ErrNotFound for an id that the account does not
-// have.
+// shown only here. The former one signs beside it for [WebhookSecretOverlap], and so do
+// those before until theirs is over: whichever of them the receiver has, it understands
+// what it gets.
+//
+// Errors: ErrNotFound; ErrTooManySecrets while [MaxWebhookSecrets] sign.
 func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID) (WebhookSecret, error) {
 	secret := newSigningSecret()
 	_, err := v.editWebhook(ctx, opRotateWebhook, v.unmask(kindWebhook, id), func(w *Webhook) error {
-		former := w.secrets[len(w.secrets)-1]
-		former.until = now().Add(WebhookSecretOverlap)
-		w.secrets = []signingSecret{former, {value: secret}}
+		at := now()
+		w.secrets = w.signing(at)
+		if len(w.secrets) >= MaxWebhookSecrets {
+			return ErrTooManySecrets
+		}
+		w.secrets[len(w.secrets)-1].until = at.Add(WebhookSecretOverlap)
+		w.secrets = append(w.secrets, signingSecret{value: secret})
 		return nil
 	})
 	if err != nil {
 		return WebhookSecret{}, err
 	}
 	return secret, nil
+}
+
+// signing returns the secrets that sign at a time, oldest first.
+func (w *Webhook) signing(at time.Time) []signingSecret {
+	return slices.DeleteFunc(slices.Clone(w.secrets), func(s signingSecret) bool {
+		return !s.until.IsZero() && !s.until.After(at)
+	})
 }
 
 // A WebhookTest is what came of a test event.
@@ -319,7 +343,8 @@ type WebhookTest struct {
 // TestWebhook sends an event webhook.test, which has no token, to a webhook, also to
 // one that is disabled. It is sent once and not in the log.
 //
-// Errors: ErrNotFound; ErrNotEnabled.
+// Errors: ErrNotFound; ErrNotEnabled; ErrTestInProgress while another test of the webhook
+// is under way in this process.
 func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (*WebhookTest, error) {
 	if v.opts.Webhooks == nil {
 		return nil, ErrNotEnabled
@@ -328,6 +353,10 @@ func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (*WebhookTest, er
 	if err != nil {
 		return nil, err
 	}
+	if _, busy := v.testing.LoadOrStore(w.row, nil); busy {
+		return nil, ErrTestInProgress
+	}
+	defer v.testing.Delete(w.row)
 	begin := time.Now()
 	out := v.send(ctx, w, &Delivery{ID: uuid.New(), CreatedAt: now()})
 	if err := ctx.Err(); err != nil {
@@ -360,7 +389,9 @@ func (v *Vault) checkWebhook(w *Webhook) error {
 
 // editWebhook lets fn change a webhook, stores it and returns it.
 func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn func(*Webhook) error) (w *Webhook, err error) {
+	var queue *store.Record // if a pause of it ends
 	err = v.changeWebhooks(ctx, op, v.mask(kindWebhook, row), func() (func(store.Tx) error, error) {
+		queue = nil
 		r, err := v.getRow(ctx, kindWebhook, row)
 		if err != nil {
 			return nil, err
@@ -368,16 +399,67 @@ func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn
 		if w, err = v.openWebhook(ctx, r); err != nil {
 			return nil, err
 		}
+		was := *w
 		if err := fn(w); err != nil {
 			return nil, err
 		}
+		wake := func(store.Tx) error { return nil }
+		if !w.Disabled && (was.Disabled || w.URL != was.URL) {
+			if queue, wake, err = v.endPause(ctx, beside(row)); err != nil {
+				return nil, err
+			}
+		}
 		r.Version++
-		return func(tx store.Tx) error { tx.Put(r); return nil }, wrapped(v.box.SealShown(r, w.encode()))
+		return func(tx store.Tx) error { tx.Put(r); return wake(tx) }, v.sealWebhook(r, w)
 	})
 	if err != nil {
 		return nil, err
 	}
+	v.workDue(queue)
 	return w, nil
+}
+
+// endPause returns a queue as it is due now, nil if it does not pause, and what writes
+// it. A turn that is under way sees by itself that the webhook has changed.
+func (v *Vault) endPause(ctx context.Context, id uuid.UUID) (due *store.Record, put func(store.Tx) error, err error) {
+	var r *store.Record
+	err = v.view(ctx, func(tx store.ReadTx) (err error) {
+		r, err = tx.Get(kindQueue, id)
+		return err
+	})
+	if errors.Is(err, ErrNotFound) {
+		return nil, func(store.Tx) error { return nil }, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	was := *r
+	plain, err := v.openQueue(ctx, r)
+	if err != nil {
+		return nil, nil, err
+	}
+	q, err := decodeQueue(plain)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !q.pause.IsZero() && q.pause.Equal(r.Due) {
+		due = r
+		due.Version++
+		due.Due, q.pause = now(), time.Time{}
+		err = wrapped(v.box.SealShown(due, q.encode()))
+	}
+	return due, func(tx store.Tx) error {
+		ok, err := same(tx, &was)
+		switch {
+		case err != nil:
+			return err
+		case !ok:
+			return store.ErrConflict
+		case due != nil:
+			tx.Put(due)
+		}
+		return nil
+	}, err
 }
 
 // changeWebhooks writes what plan returns, and a new version of the account's record,
@@ -415,14 +497,15 @@ func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UU
 type listeners struct {
 	account uuid.UUID      // row key
 	version uint64         // of its record
+	none    bool           // the account has no webhook, also none that is disabled
 	of      [4][]uuid.UUID // row keys, by the type of event that they take
 }
 
 // webhooks returns the listeners of the account as they were last read: whoever tells
 // them something makes sure that they are still the same, see [outbox.put].
 func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
-	if known, ok := v.listening.Load(v.account); ok {
-		return known.(*listeners), nil
+	if known := v.listening.of(v.account); known != nil {
+		return known, nil
 	}
 	r, err := v.whole().get(ctx, kindAccount, v.account)
 	if err != nil {
@@ -432,9 +515,9 @@ func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &listeners{account: r.ID, version: r.Version}
+	l := &listeners{account: r.ID, version: r.Version, none: len(all) == 0}
 	for _, r := range all {
-		w, err := v.openWebhook(ctx, r)
+		w, err := v.listedWebhook(ctx, r)
 		if errors.Is(err, ErrDamaged) {
 			// It keeps nobody from his tokens, and has missed nothing when it is put back:
 			// what it does not take is sorted out then.
@@ -450,8 +533,40 @@ func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 			l.of[typ&3] = append(l.of[typ&3], w.row)
 		}
 	}
-	v.listening.Store(v.account, l)
+	v.listening.set(v.account, l)
 	return l, nil
+}
+
+// maxListening bounds the accounts whose listeners are kept. Beyond it those of all are
+// read anew.
+const maxListening = 4096
+
+// A listening is the listeners of accounts as they were last read. The zero value is
+// ready.
+type listening struct {
+	mu sync.RWMutex
+	m  map[uuid.UUID]*listeners
+}
+
+func (l *listening) of(account uuid.UUID) *listeners {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.m[account]
+}
+
+func (l *listening) set(account uuid.UUID, to *listeners) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.m == nil || len(l.m) >= maxListening {
+		l.m = map[uuid.UUID]*listeners{}
+	}
+	l.m[account] = to
+}
+
+func (l *listening) forget(account uuid.UUID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.m, account)
 }
 
 func (v *Vault) allWebhooks(ctx context.Context) ([]*store.Record, error) {
@@ -478,9 +593,36 @@ const (
 	webhookDisabled
 	webhookReason
 	webhookSince
-	webhookSecretUntil
-	webhookSecret // ends one secret
+	_ // two that were of the secret part
+	_
+	webhookSecretSet
 )
+
+// Of the secret part.
+const (
+	webhookSecretUntil = iota + 1
+	webhookSecret      // ends one secret
+	webhookSet
+)
+
+// sealWebhook sets both parts of the record of a webhook: its secrets are in the one that
+// lists do not read. The secret part binds no version, so both tell which set of secrets
+// they are of: a former one cannot be put back.
+func (v *Vault) sealWebhook(r *store.Record, w *Webhook) error {
+	w.set = uuid.New()
+	if err := v.box.SealShown(r, w.encode()); err != nil {
+		return wrapped(err)
+	}
+	buf := plaintexts.Get().(*[]byte)
+	defer wipe(buf)
+	b := tlv.Append((*buf)[:0], webhookSet, w.set[:])
+	for _, s := range w.secrets {
+		b = appendTime(b, webhookSecretUntil, s.until)
+		b = tlv.Append(b, webhookSecret, s.value.get())
+	}
+	*buf = tlv.Pad(b, 64, 0)
+	return wrapped(v.box.SealSecret(r, *buf))
+}
 
 func (w *Webhook) encode() []byte {
 	b := tlv.Append(nil, webhookURL, w.URL)
@@ -492,20 +634,47 @@ func (w *Webhook) encode() []byte {
 	b = tlv.AppendUint(b, webhookDisabled, bit(w.Disabled))
 	b = tlv.Append(b, webhookReason, w.DisabledReason)
 	b = appendTime(b, webhookSince, w.since)
-	for _, s := range w.secrets {
-		b = appendTime(b, webhookSecretUntil, s.until)
-		b = tlv.Append(b, webhookSecret, s.value.get())
-	}
-	return tlv.Pad(b, 64, 0)
+	return tlv.Pad(tlv.Append(b, webhookSecretSet, w.set[:]), 64, 0)
 }
 
+// openWebhook returns a webhook with its secrets.
 func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, error) {
-	w := &Webhook{ID: v.mask(kindWebhook, rec.ID), CreatedAt: rowkey.Time(rec.ID), row: rec.ID}
+	w, err := v.listedWebhook(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	plain, err := v.openSecret(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(plain)
+	var set uuid.UUID
+	var until time.Time
+	r := tlv.Read(plain)
+	for r.Next() {
+		switch r.Tag {
+		case webhookSet:
+			copy(set[:], r.Value)
+		case webhookSecretUntil:
+			until = readTime(&r)
+		case webhookSecret:
+			w.secrets = append(w.secrets, signingSecret{NewWebhookSecret(r.Value), until})
+			until = time.Time{}
+		}
+	}
+	if set != w.set || len(w.secrets) == 0 {
+		return nil, fmt.Errorf("%w: the secrets of a webhook are not those it has", ErrDamaged)
+	}
+	return w, readError(&r)
+}
+
+// listedWebhook returns a webhook without its secrets, which are in no list.
+func (v *Vault) listedWebhook(ctx context.Context, rec *store.Record) (*Webhook, error) {
+	w := &Webhook{ID: v.mask(kindWebhook, rec.ID), CreatedAt: rowkey.Time(rec.ID), row: rec.ID, version: rec.Version}
 	r, err := v.read(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
-	var until time.Time
 	for r.Next() {
 		switch r.Tag {
 		case webhookURL:
@@ -522,11 +691,8 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 			w.DisabledReason = string(r.Value)
 		case webhookSince:
 			w.since = readTime(r)
-		case webhookSecretUntil:
-			until = readTime(r)
-		case webhookSecret:
-			w.secrets = append(w.secrets, signingSecret{NewWebhookSecret(r.Value), until})
-			until = time.Time{}
+		case webhookSecretSet:
+			copy(w.set[:], r.Value)
 		}
 	}
 	return w, readError(r)

@@ -99,13 +99,31 @@ func TestSigningSecrets(t *testing.T) {
 		third := rotate()
 		l.pass(time.Hour)
 		fourth := rotate()
-		signs(third, fourth) // at most two
-		l.pass(24 * time.Hour)
+		signs(second, third, fourth) // each for its day
+		l.pass(23 * time.Hour)
+		signs(third, fourth)
+		l.pass(time.Hour)
 		signs(fourth)
 		l.update(hook, cardvault.WebhookUpdate{Description: new("a")})
 		signs(fourth)
-		secrets := []string{signing(first), signing(second), signing(third), signing(fourth)}
-		if slices.Sort(secrets); len(slices.Compact(secrets)) != 4 {
+		secrets := []cardvault.WebhookSecret{first, second, third, fourth}
+		for range cardvault.MaxWebhookSecrets - 1 {
+			secrets = append(secrets, rotate())
+			l.pass(time.Hour)
+		}
+		signs(secrets[3:]...)
+		if _, err := l.RotateWebhookSecret(l.Context(), hook.ID); !errors.Is(err, cardvault.ErrTooManySecrets) {
+			t.Errorf("a ninth secret that signs: %v", err)
+		}
+		signs(secrets[3:]...)
+		l.pass(17 * time.Hour) // the first of them ends
+		secrets = append(secrets, rotate())
+		signs(secrets[4:]...)
+		texts := map[string]bool{}
+		for _, s := range secrets {
+			texts[signing(s)] = true
+		}
+		if len(texts) != len(secrets) {
 			t.Error("a secret is that of before")
 		}
 	})
@@ -162,7 +180,7 @@ func TestWebhookWithoutSuccess(t *testing.T) {
 		healthy := l.hook(other)
 		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
 			if d.URL == url {
-				return 503, nil
+				return 500, nil
 			}
 			return 200, nil
 		})
@@ -202,7 +220,7 @@ func TestWebhookWithoutSuccess(t *testing.T) {
 			l.disabled(hook, "")
 			post.has(url, missed)
 			post.has(url, id, patchedEvent) // its creation has failed for good
-			post.set(func(context.Context, *cardvault.Delivery) (int, error) { return 503, nil })
+			post.set(func(context.Context, *cardvault.Delivery) (int, error) { return 500, nil })
 			l.imports(visa)
 			l.pass(4 * day)
 			l.imports(visa)
@@ -232,6 +250,29 @@ func TestWebhookAfterAQuietTime(t *testing.T) {
 			post.has(url, id, createdEvent)
 		})
 	})
+}
+
+// TestWebhookFailsNowAndThen: time in which nothing is attempted is no time without
+// success.
+func TestWebhookFailsNowAndThen(t *testing.T) {
+	const day = 24 * time.Hour
+	for _, code := range []int{500, 503} {
+		t.Run(fmt.Sprint(code), func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+				post.says(code)
+				l.run(func() {
+					l.imports(visa)
+					l.pass(10 * day) // it has failed for good after three
+					l.imports(visa)
+					l.pass(4 * day)
+					l.disabled(hook, "")
+					l.imports(visa)
+					l.pass(2 * day)
+					l.disabled(hook, "failing")
+				})
+			})
+		})
+	}
 }
 
 // TestWebhookIsGone: one that answers 410 is disabled at once.
@@ -324,9 +365,7 @@ func TestDisabledWhileUnderWay(t *testing.T) {
 func TestDeleteWebhook(t *testing.T) {
 	const other = "https://other.example/"
 	inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
-		l.must(l.DeleteWebhook(l.Context(), first.ID))
-		l.drain()
-		l.keepBooks()
+		l.keepBooksWithout(first)
 		hook, kept := l.hook(url), l.hook(other)
 		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
 			<-time.After(time.Second)
@@ -362,23 +401,30 @@ func TestDeleteWebhook(t *testing.T) {
 }
 
 // TestDeleteWebhookAtRest: what is in the log of one that has nothing to do is erased
-// too.
+// too, and what waits where nothing is sent any more.
 func TestDeleteWebhookAtRest(t *testing.T) {
-	inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
-		l.must(l.DeleteWebhook(l.Context(), first.ID))
-		l.drain()
-		l.keepBooks()
-		hook := l.hook(url)
-		l.crowd(300, visa)
-		l.drain()
-		l.must(l.DeleteWebhook(l.Context(), hook.ID))
-		l.drain()
-		for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery} {
-			if n := len(l.stored(kind)); n != 0 {
-				t.Errorf("%d records of kind %d are left", n, kind)
-			}
-		}
-	})
+	for _, sends := range []bool{true, false} {
+		t.Run(fmt.Sprint("sender ", sends), func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
+				l.keepBooksWithout(first)
+				hook := l.hook(url)
+				l.crowd(300, visa)
+				l.drain()
+				if !sends {
+					l.crowd(300, visa)
+					l.opts.Webhooks = nil
+					l.restart()
+				}
+				l.must(l.DeleteWebhook(l.Context(), hook.ID))
+				l.run(func() { l.pass(time.Second) })
+				for _, kind := range []store.Kind{kindWebhook, kindQueue, kindDelivery, kindRemains} {
+					if n := len(l.stored(kind)); n != 0 {
+						t.Errorf("%d records of kind %d are left", n, kind)
+					}
+				}
+			})
+		})
+	}
 }
 
 // TestUnknownWebhooks: calls for one that is not there.
@@ -455,6 +501,37 @@ func TestTestWebhook(t *testing.T) {
 	})
 }
 
+// TestOneTestAtATime: of each webhook.
+func TestOneTestAtATime(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		other := l.hook("https://other.example/")
+		post.set(func(ctx context.Context, d *cardvault.Delivery) (int, error) {
+			if d.URL != url {
+				return 200, nil
+			}
+			<-ctx.Done()
+			return 0, ctx.Err()
+		})
+		ctx, cancel := context.WithCancel(l.Context())
+		ended := make(chan error)
+		go func() { _, err := l.TestWebhook(ctx, hook.ID); ended <- err }()
+		l.pass(time.Second)
+		for range 2 {
+			if _, err := l.TestWebhook(l.Context(), hook.ID); !errors.Is(err, cardvault.ErrTestInProgress) {
+				t.Errorf("a second test = %v", err)
+			}
+		}
+		_, err := l.TestWebhook(l.Context(), other.ID)
+		l.must(err)
+		cancel()
+		if err := <-ended; err == nil {
+			t.Error("the first test was not ended")
+		}
+		_, err = l.TestWebhook(l.Context(), hook.ID)
+		l.must(err)
+	})
+}
+
 // TestNoSender: a vault without one registers nothing, and what it stores waits for
 // one that has it.
 func TestNoSender(t *testing.T) {
@@ -494,4 +571,52 @@ func TestNoSender(t *testing.T) {
 		l.must(silent.DeleteWebhook(l.Context(), hook.ID))
 		l.must(silent.Close())
 	})
+}
+
+// TestSecretsOfAWebhookAreExchanged: nothing is sent that is signed by other secrets than
+// a webhook has, or by none, and these are not kept for its own.
+func TestSecretsOfAWebhookAreExchanged(t *testing.T) {
+	for what, secret := range map[string]func(former *store.Record) []byte{
+		"none":   func(*store.Record) []byte { return nil },
+		"former": func(former *store.Record) []byte { return former.Secret },
+	} {
+		t.Run(what, func(t *testing.T) {
+			inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
+				books := l.keepBooksWithout(first)
+				hook := l.hook(url)
+				former := l.stored(kindWebhook)[0]
+				_, err := l.RotateWebhookSecret(l.Context(), hook.ID)
+				l.must(err)
+				whole := l.stored(kindWebhook)[0]
+				put := func(r store.Record) {
+					for _, write := range []func(store.Tx){
+						func(tx store.Tx) { tx.Delete(kindWebhook, r.ID) },
+						func(tx store.Tx) { tx.Put(former) }, // the first version
+						func(tx store.Tx) { tx.Put(&r) },
+					} {
+						l.must(books.Store.Update(l.Context(), func(tx store.Tx) error { write(tx); return nil }))
+					}
+				}
+				bad := *whole
+				bad.Secret = secret(former)
+				put(bad)
+				l.imports(visa)
+				l.drain()
+				if !strings.Contains(l.log.text(), "damaged") {
+					t.Error("not a word of it is in the log")
+				}
+				if sent := post.tried(url); len(sent) > 0 {
+					t.Errorf("sent: %v", sent)
+				}
+				if _, err := l.RotateWebhookSecret(l.Context(), hook.ID); !errors.Is(err, cardvault.ErrDamaged) {
+					t.Errorf("rotated: %v", err)
+				}
+				put(*whole)
+				l.run(func() { l.pass(2 * time.Minute) })
+				if sent := post.took(url); len(sent) != 1 || len(sent[0].secrets) != 2 {
+					t.Errorf("when all is whole again: %v", sent)
+				}
+			})
+		})
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -45,7 +44,7 @@ func (w *work) init() {
 	w.opened = time.Now()
 	w.done = make(chan struct{})
 	w.wakes = map[store.Kind]chan struct{}{}
-	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent, kindDelivery, kindQueue} {
+	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent, kindDelivery, kindQueue, kindRemains} {
 		w.wakes[kind] = make(chan struct{}, 1)
 	}
 	lapse := make(chan struct{}, 1)
@@ -100,12 +99,14 @@ func (v *Vault) tasks() []*task {
 	all := []*task{
 		{kinds: lapsing, step: v.lapse},
 		{kinds: []store.Kind{kindDelivery}, step: v.ripen},
+		{kinds: []store.Kind{kindPast}, step: v.forget},
 	}
 	job := func(kind store.Kind, workers int) {
 		all = append(all, &task{[]store.Kind{kind}, workers, func(ctx context.Context, p *pool) (int, error) {
 			return v.claim(ctx, p, kind)
 		}})
 	}
+	job(kindRemains, 4)
 	if v.opts.Network != nil {
 		job(kindNetworkToken, 64)
 		job(kindRelease, 16)
@@ -162,17 +163,20 @@ func (v *Vault) Run(ctx context.Context) error {
 func (v *Vault) repeat(ctx context.Context, t *task) {
 	p := newPool(t.workers)
 	defer p.running.Wait()
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(workPause)
 	defer timer.Stop()
 	var told time.Time // when a failure was last logged
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		case <-v.work.wakes[t.kinds[0]]:
+	for pause := time.Duration(0); ctx.Err() == nil; {
+		if pause > 0 { // not for what is due already: golang.org/issue/78156
+			timer.Reset(pause)
+			select {
+			case <-ctx.Done():
+				return
+			case <-timer.C:
+			case <-v.work.wakes[t.kinds[0]]:
+			}
 		}
-		pause := workPause
+		pause = workPause
 		_, err := v.steps(ctx, t, p)
 		var next time.Time
 		if err == nil {
@@ -190,7 +194,6 @@ func (v *Vault) repeat(ctx context.Context, t *task) {
 			}
 			pause = time.Second
 		}
-		timer.Reset(pause)
 	}
 }
 
@@ -296,7 +299,7 @@ func (c *core) longest(kind store.Kind) time.Duration {
 	switch kind {
 	case kindEvent:
 		return eventTimeout + 5*time.Second
-	case kindQueue:
+	case kindQueue, kindRemains:
 		return sendTurn + sendTimeout + 15*time.Second
 	}
 	return 3*c.opts.NetworkTimeout + 5*time.Second
@@ -314,6 +317,7 @@ type job struct {
 	after uuid.UUID // of an event: row key of the one that holds it back
 
 	ending <-chan struct{} // closed when Run is to end
+	pool   *pool
 }
 
 // readDue has use look at records of a kind that are due, until it has taken most of
@@ -375,7 +379,7 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 	damaged := v.readDue(ctx, kind, at, most, func(r *store.Record) error {
 		j, err := v.prepare(ctx, r, at)
 		if err == nil {
-			j.ending = ctx.Done()
+			j.ending, j.pool = ctx.Done(), p
 			claimed = append(claimed, j)
 		}
 		return err
@@ -388,11 +392,12 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 	err := wrapped(v.store.Update(ctx, func(tx store.Tx) error {
 		won, wrote = won[:0], 0
 		for _, j := range claimed {
-			switch r, err := tx.Get(kind, j.rec.ID); {
-			case errors.Is(err, store.ErrNotFound) || err == nil && r.Version != j.rec.Version-1:
-				continue // somebody else was faster
-			case err != nil:
+			was := *j.rec
+			was.Version--
+			if ok, err := same(tx, &was); err != nil {
 				return err
+			} else if !ok {
+				continue // somebody else was faster
 			}
 			if j.hash != nil {
 				holders, err := tx.Lookup(kindNetworkToken, j.hash, 1)
@@ -564,7 +569,9 @@ func (v *Vault) do(ctx context.Context, j *job) error {
 		if err != nil {
 			return err
 		}
-		return v.deliver(ctx, j.ending, j.rec, q)
+		return v.deliver(ctx, j, q)
+	case kindRemains:
+		return v.erase(ctx, j)
 	default:
 		b, err := decodeBackfill(j.plain)
 		if err != nil {
@@ -608,11 +615,8 @@ func (v *Vault) again(ctx context.Context, rec *store.Record, plain []byte) erro
 // jobChanged writes unless somebody else has taken the job over.
 func (v *Vault) jobChanged(ctx context.Context, rec *store.Record, fn func(store.Tx)) error {
 	err := v.store.Update(ctx, func(tx store.Tx) error {
-		r, err := tx.Get(rec.Kind, rec.ID)
-		if errors.Is(err, store.ErrNotFound) || err == nil && r.Version != rec.Version {
-			return nil
-		}
-		if err == nil {
+		ok, err := same(tx, rec)
+		if ok {
 			fn(tx)
 		}
 		return err
@@ -719,11 +723,10 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 	return v.again(ctx, rec, b.encode())
 }
 
-// sweep erases one batch of lapsed records of a kind and returns how many.
+// sweep erases one batch of lapsed records of a kind and returns how many. It counts those
+// whose events have to be made again, so that it is called again.
 func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	var due []*store.Record
-	var events []*outbox // of due; nil for one that cannot be told
-	queues := wakings{}
 	at := now()
 	tell := kind == kindToken // events are sealed before they are written
 	limit := 1                // looking first costs a write only when there is something to erase
@@ -737,68 +740,25 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	if err != nil || len(due) == 0 {
 		return 0, err
 	}
-	if tell {
-		for _, r := range due {
-			e, err := v.In(r.Account).newEvent(ctx, r, nil, TokenDeleted, ReasonExpired)
-			if errors.Is(err, ErrDamaged) || errors.Is(err, ErrNotFound) { // what has lapsed is erased all the same
-				v.log.Error("the end of a token cannot be told", "account", r.Account, "error", err)
-				e, err = nil, nil
-			}
-			if err != nil {
-				return 0, err
-			}
-			if e != nil {
-				maps.Copy(queues, e.queues)
-				e.queues = nil // written once
-			}
-			events = append(events, e)
-		}
+	ends := new(endings)
+	if !tell {
+		due = nil
+	} else if ends, err = v.endingsOf(ctx, due); err != nil {
+		return 0, err
 	}
-	var erased []*store.Record
-	err = wrapped(v.store.Update(ctx, func(tx store.Tx) (err error) {
-		lapsed := due
-		if !tell {
-			if lapsed, err = tx.Due(kind, at, sweepBatch); err != nil {
-				return err
-			}
+	erased, err := v.sweepDue(ctx, kind, at, due, ends)
+	if tell && errors.Is(err, store.ErrFull) {
+		// There is room for what erases, and a card that has lapsed has to go.
+		full := err
+		ends = &endings{vault: v, events: make([]*outbox, len(due))}
+		if erased, err = v.sweepDue(ctx, kind, at, due, ends); err == nil {
+			v.log.Error("the end of tokens cannot be told", "tokens", len(erased), "error", full)
 		}
-		erased = erased[:0]
-		for i, r := range lapsed {
-			// The index that was asked is not authenticated.
-			if r.Due.IsZero() || lives(r, at) {
-				return fmt.Errorf("%w: something is listed as lapsed that has not", ErrDamaged)
-			}
-			if tell {
-				switch is, err := tx.Get(kind, r.ID); {
-				case errors.Is(err, store.ErrNotFound) || err == nil && is.Version != r.Version:
-					continue // another process was faster
-				case err != nil:
-					return err
-				}
-				if events[i] != nil {
-					if err := events[i].put(tx); err != nil {
-						return err
-					}
-				}
-			}
-			tx.Delete(kind, r.ID)
-			erased = append(erased, r)
-		}
-		return queues.put(tx, v)
-	}))
-	if errors.Is(err, errStale) {
-		return 1, nil // once more
 	}
 	if err != nil {
 		v.wrote(ctx, opExpire, uuid.Nil, uuid.Nil, err)
 		return 0, err
 	}
-	for _, e := range events {
-		if e != nil {
-			e.written()
-		}
-	}
-	queues.told(v)
 	for _, r := range erased {
 		var object uuid.UUID // of a session it is a credential
 		if kind == kindToken || kind == kindAPIKey {
@@ -806,5 +766,116 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 		}
 		v.wrote(ctx, opExpire, r.Account, object, nil)
 	}
-	return len(erased), nil
+	return len(erased) + ends.stale, nil
+}
+
+// sweepDue erases those of due that are as they were, and writes ends; or, if due is nil,
+// the next batch of its kind. It returns what it has erased.
+func (v *Vault) sweepDue(ctx context.Context, kind store.Kind, at time.Time, due []*store.Record, ends *endings) (erased []*store.Record, err error) {
+	err = wrapped(v.store.Update(ctx, func(tx store.Tx) (err error) {
+		erased = erased[:0]
+		ends.begin()
+		lapsed := due
+		if due == nil {
+			if lapsed, err = tx.Due(kind, at, sweepBatch); err != nil {
+				return err
+			}
+		}
+		for i, r := range lapsed {
+			// The index that was asked is not authenticated.
+			if r.Due.IsZero() || lives(r, at) {
+				return fmt.Errorf("%w: something is listed as lapsed that has not", ErrDamaged)
+			}
+			if due != nil {
+				ok, err := same(tx, r)
+				if ok {
+					ok, err = ends.put(tx, i)
+				}
+				if err != nil {
+					return err
+				}
+				if !ok {
+					continue
+				}
+			}
+			tx.Delete(kind, r.ID)
+			erased = append(erased, r)
+		}
+		return nil
+	}))
+	if err == nil {
+		ends.written()
+	}
+	return erased, err
+}
+
+// endings are the events of tokens that lapse together. They wake each queue once.
+type endings struct {
+	vault  *Vault
+	events []*outbox // nil for one that cannot be told
+	woken  map[uuid.UUID]bool
+	told   []int // of events, those that were written
+	queues wakings
+	stale  int // events that have to be made again
+}
+
+func (v *Vault) endingsOf(ctx context.Context, due []*store.Record) (*endings, error) {
+	e := &endings{vault: v}
+	for _, r := range due {
+		o, err := v.In(r.Account).newEvent(ctx, r, nil, TokenDeleted, ReasonExpired)
+		if errors.Is(err, ErrDamaged) || errors.Is(err, ErrNotFound) { // what has lapsed is erased all the same
+			v.log.Error("the end of a token cannot be told", "account", r.Account, "error", err)
+			o, err = nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		e.events = append(e.events, o)
+	}
+	return e, nil
+}
+
+// begin forgets what was written in a transaction that is begun again.
+func (e *endings) begin() { e.woken, e.told, e.queues, e.stale = map[uuid.UUID]bool{}, nil, nil, 0 }
+
+// put writes the i-th event. It returns false if that has to be made again.
+func (e *endings) put(tx store.Tx, i int) (bool, error) {
+	o := e.events[i]
+	if o == nil {
+		return true, nil
+	}
+	for _, q := range o.queues {
+		if e.woken[q.queue] {
+			continue
+		}
+		err := wakings{q}.put(tx, e.vault)
+		if errors.Is(err, errStale) {
+			e.stale++
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		e.woken[q.queue] = true
+		e.queues = append(e.queues, q)
+	}
+	alone := *o
+	alone.queues = nil
+	err := alone.put(tx)
+	if errors.Is(err, errStale) {
+		e.stale++
+		return false, nil
+	}
+	if err == nil {
+		e.told = append(e.told, i)
+	}
+	return err == nil, err
+}
+
+// written tells Run of the events that were stored.
+func (e *endings) written() {
+	for _, i := range e.told {
+		e.vault.workDue(e.events[i].records...)
+	}
+	e.queues.told(e.vault)
 }

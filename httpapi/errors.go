@@ -38,10 +38,13 @@ var (
 	networkTokenState   = &failure{status: 409, classifier: "NETWORK_TOKEN_STATE_CONFLICT", message: "The state of the network token does not allow this."}
 	cardDataStale       = &failure{status: 409, classifier: "CARD_DATA_STALE", message: "The scheme has replaced the card number that is stored."}
 	tokenInvalidated    = &failure{status: 409, classifier: "TOKEN_INVALIDATED", message: "The scheme has invalidated the card."}
+	noWebhook           = &failure{status: 409, classifier: "WEBHOOK_STATE_CONFLICT", message: "No webhook that is enabled takes the event."}
+	tooManySecrets      = &failure{status: 409, classifier: "WEBHOOK_STATE_CONFLICT", message: "The webhook has as many secrets that sign as it may: the next can be made when one has ended."}
 	payloadTooLarge     = &failure{status: 413, classifier: "PAYLOAD_TOO_LARGE", message: "The body is too large."}
 	unsupportedMedia    = &failure{status: 415, classifier: "UNSUPPORTED_MEDIA_TYPE", message: "The body must be application/json."}
 	validationFailed    = &failure{status: 422, classifier: "VALIDATION_FAILED"}
 	idempotencyReused   = &failure{status: 422, classifier: "IDEMPOTENCY_KEY_REUSED", message: "The idempotency key was used for another request."}
+	testInProgress      = &failure{status: 429, classifier: "RATE_LIMITED", message: "A test of the webhook is under way.", header: "Retry-After", value: "5"}
 	rateLimited         = &failure{status: 429, classifier: "RATE_LIMITED", message: "There were too many requests.", header: "Retry-After"}
 	internalError       = &failure{status: 500, classifier: "INTERNAL_ERROR", message: "Something went wrong."}
 	providerUnavailable = &failure{status: 502, classifier: "PROVIDER_UNAVAILABLE", message: "The provider could not be reached or gave no answer that can be understood. Whether it got the request is unknown."}
@@ -64,6 +67,9 @@ var causes = []struct {
 	{cardvault.ErrNotEnabled, integrationDisabled},
 	{cardvault.ErrTokenInvalidated, tokenInvalidated},
 	{cardvault.ErrCardDataStale, cardDataStale},
+	{cardvault.ErrNoWebhook, noWebhook},
+	{cardvault.ErrTooManySecrets, tooManySecrets},
+	{cardvault.ErrTestInProgress, testInProgress},
 	{cardvault.ErrProviderUnavailable, providerUnavailable},
 	{cardvault.ErrProviderTimeout, providerTimeout},
 	{cardvault.ErrIdempotencyInProgress, idempotencyPending},

@@ -124,8 +124,8 @@ var rotateSecret = &endpoint{
 		if err := c.readNothing(); err != nil {
 			return err
 		}
-		// First what may fail: a secret that nobody was shown would take the place of
-		// the one in use.
+		// First what may fail: a secret that nobody was shown would end the one in use,
+		// a day later.
 		w, err := c.vault.Webhook(c.ctx, c.id)
 		if err != nil {
 			return err

@@ -97,8 +97,8 @@ func TestWebhookLimits(t *testing.T) {
 	create(r.key, 100, 1).want(t, 200)
 }
 
-// The secret that was shown signs, the one before it for a day more, and neither
-// stands anywhere else.
+// The secret that was shown signs, those before it for a day more, and none stands
+// anywhere else.
 func TestSigningSecret(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := &sender{}
@@ -137,9 +137,20 @@ func TestSigningSecret(t *testing.T) {
 		time.Sleep(23 * time.Hour)
 		check(shown[0], shown[1])
 		rotate()
+		check(shown[0], shown[1], shown[2])
+		time.Sleep(time.Hour)
 		check(shown[1], shown[2])
-		time.Sleep(24 * time.Hour)
+		time.Sleep(23 * time.Hour)
 		check(shown[2])
+		for range cardvault.MaxWebhookSecrets - 1 {
+			rotate()
+		}
+		check(shown[2:]...)
+		r.do(t, "POST", path+"/rotate-secret", "").want(t, 409, "WEBHOOK_STATE_CONFLICT")
+		check(shown[2:]...)
+		time.Sleep(24 * time.Hour)
+		rotate()
+		check(shown[len(shown)-2:]...)
 		others += r.log.take()
 		for _, secret := range shown {
 			if strings.Contains(others, secret) {
@@ -149,8 +160,8 @@ func TestSigningSecret(t *testing.T) {
 	})
 }
 
-// A secret that is made is shown: one that nobody knows would push out the one in
-// use. So nothing is read after it.
+// A secret that is made is shown: one that nobody knows would end the one in use. So
+// nothing is read after it.
 func TestRotationIsLast(t *testing.T) {
 	r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)
 	path := "/webhooks/" + r.newWebhook(t, r.vault) + "/rotate-secret"
@@ -165,6 +176,48 @@ type mute struct{ *faultyStore }
 func (s mute) Update(ctx context.Context, fn func(store.Tx) error) error {
 	defer s.view.Store(pointer(store.ErrUnavailable))
 	return s.faultyStore.Update(ctx, fn)
+}
+
+// A webhook is tested once at a time.
+func TestWebhookTestsAtATime(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)
+		path := "/webhooks/" + r.do(t, "POST", "/webhooks", `{"url":"https://hook.example/204?after=6s"}`).member(t, "id") + "/test"
+		var first sync.WaitGroup
+		first.Go(func() { r.do(t, "POST", path, "").want(t, 200) })
+		time.Sleep(time.Second)
+		a := r.do(t, "POST", path, "")
+		a.want(t, 429, "RATE_LIMITED")
+		if got := a.header["Retry-After"]; len(got) != 1 || got[0] != "5" {
+			t.Errorf("Retry-After is %q", got)
+		}
+		time.Sleep(5 * time.Second)
+		first.Wait()
+		r.do(t, "POST", path, "").want(t, 200)
+	})
+}
+
+// An event that nobody takes is not delivered again, also not under a key that is used
+// once more when somebody does.
+func TestRedeliverToNobody(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := &sender{}
+		r := newRig(t, &cardvault.Options{Webhooks: s}, nil)
+		hook := "/webhooks/" + r.newWebhook(t, r.vault)
+		r.importCard(t)
+		time.Sleep(time.Second) // what was imported within a microsecond is due a little later
+		path := "/events/" + r.lastEvent(t, r.vault) + "/redeliver"
+		r.do(t, "PATCH", hook, `{"status":"disabled"}`).want(t, 200)
+		s.take()
+		r.do(t, "POST", path, "").want(t, 409, "WEBHOOK_STATE_CONFLICT")
+		r.do(t, "POST", path, "", "Idempotency-Key", "again").want(t, 409, "WEBHOOK_STATE_CONFLICT")
+		r.do(t, "PATCH", hook, `{"status":"enabled"}`).want(t, 200)
+		r.do(t, "POST", path, "", "Idempotency-Key", "again").want(t, 204)
+		r.lastEvent(t, r.vault)
+		if n := len(s.take()); n != 1 {
+			t.Errorf("%d deliveries, want 1", n)
+		}
+	})
 }
 
 // A test ends with the request.

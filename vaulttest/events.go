@@ -308,9 +308,14 @@ func eventsRepeated(t *testing.T, s store.Store) {
 // eventsOfTwoVaults: of those that work on one store at the same time, one passes
 // an event, and the order holds.
 func eventsOfTwoVaults(t *testing.T, s store.Store) {
-	const tokens, updates = 6, 6
 	var sink Recorder
-	vaults := []*cardvault.Vault{listening(t, s, &sink), listening(t, s, &sink)}
+	inOrder(t, []*cardvault.Vault{listening(t, s, &sink), listening(t, s, &sink)}, sink.Events)
+}
+
+// inOrder works with tokens in two vaults on one store, which run, and checks that each
+// event arrives once, those of a token in their order.
+func inOrder(t *testing.T, vaults []*cardvault.Vault, arrived func() []*cardvault.Event) {
+	const tokens, updates = 6, 6
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	for _, v := range vaults {
@@ -332,21 +337,21 @@ func eventsOfTwoVaults(t *testing.T, s store.Store) {
 	})
 	poll, patience := time.NewTicker(20*time.Millisecond), time.After(30*time.Second)
 	defer poll.Stop()
-	for len(sink.Events()) < tokens*(1+updates) {
+	for len(arrived()) < tokens*(1+updates) {
 		select {
 		case <-poll.C:
 			for _, v := range vaults {
 				noError(t, v.Drain(ctx)) // it is a third and fourth process
 			}
 		case <-patience:
-			t.Fatalf("%d events have arrived, want %d", len(sink.Events()), tokens*(1+updates))
+			t.Fatalf("%d events have arrived, want %d", len(arrived()), tokens*(1+updates))
 		}
 	}
 	stop()
 	running.Wait()
 	seen := map[uuid.UUID]bool{}
 	next := map[uuid.UUID]int{}
-	for _, e := range sink.Events() {
+	for _, e := range arrived() {
 		if seen[e.ID] {
 			t.Error("an event has arrived twice")
 		}

@@ -17,7 +17,7 @@ import (
 // Errors of Verify about a delivery.
 var (
 	ErrSignature = errors.New("webhook: delivery is not signed with one of the secrets")
-	ErrTimestamp = errors.New("webhook: delivery was not signed within the last 5 minutes")
+	ErrTimestamp = errors.New("webhook: delivery was signed more than 5 minutes ago, or ahead")
 	ErrBody      = errors.New("webhook: body is not an event")
 )
 
@@ -84,8 +84,9 @@ type Event struct {
 }
 
 // Verify returns the event of a delivery: of its headers, and its body as it came.
-// One of secrets has to have signed it, at most five minutes ago; during a rotation
-// there are two. It takes the same time for any signature of a length.
+// One of secrets has to have signed it, at most five minutes ago or, by a clock that is
+// fast, ahead; during a rotation there are two. It takes the same time for any signature
+// of a length.
 //
 // Errors: ErrSignature, ErrTimestamp and ErrBody, which call for status 400; one
 // about secrets that are none. A receiver bounds the body before: 64 KiB are ample.

@@ -49,7 +49,7 @@ import (
 // Options are the optional parts of a sender.
 type Options struct {
 	// Timeout is that of an attempt, from looking up the host to the end of the
-	// answer. Defaults to 15 seconds.
+	// answer. Defaults to 15 seconds, which is also the most that a vault gives it.
 	Timeout time.Duration
 
 	// AllowPrivateTargets lifts the rules about hosts, addresses and ports, and
@@ -83,7 +83,7 @@ const (
 	// end of an idle connection has failed.
 	idleTimeout = 4 * time.Second
 	maxIdle     = 64 // connections
-	maxPerHost  = 16 // also in use
+	maxPerHost  = 16 // likewise, to one host; how many are in use is the vault's to say
 )
 
 // New returns a sender. opts may be nil. It connects to nothing yet.
@@ -109,7 +109,6 @@ func New(opts *Options) *Sender {
 		DialTLSContext:         s.connectTLS,
 		DisableCompression:     true,
 		IdleConnTimeout:        idleTimeout,
-		MaxConnsPerHost:        maxPerHost,
 		MaxIdleConns:           maxIdle,
 		MaxIdleConnsPerHost:    maxPerHost,
 		MaxResponseHeaderBytes: maxHeader,
@@ -134,9 +133,11 @@ func (s *Sender) Check(url string) error {
 	return err
 }
 
-// Send implements [cardvault.Sender]. Secrets decode to 24 to 64 bytes. The last is
-// the newest: it alone makes the x-hmac-signature of Delivery.Legacy, which is the
-// HMAC-SHA-256 of the body under the text of the secret, in hexadecimal digits.
+// Send implements [cardvault.Sender]. Secrets decode to 24 to 64 bytes. The first is
+// the oldest: it alone makes the x-hmac-signature of Delivery.Legacy, which is the
+// HMAC-SHA-256 of the body under the text of the secret, in hexadecimal digits. That
+// header has room for one signature, and a receiver has until the oldest secret ends
+// to take the next.
 //
 // Errors wrap context.DeadlineExceeded and context.Canceled. They hold neither the
 // URL nor what was answered. An answer whose body is late or cut is an answer.
@@ -170,7 +171,7 @@ func (s *Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.Se
 		ContentLength: int64(len(body)),
 	}).WithContext(ctx)
 	if d.Legacy {
-		d.Secrets[len(d.Secrets)-1].Expose(func(text []byte) {
+		d.Secrets[0].Expose(func(text []byte) {
 			mac := hmac.New(sha256.New, text)
 			mac.Write(body)
 			r.Header.Set("X-Hmac-Signature", hex.EncodeToString(mac.Sum(nil)))

@@ -3,6 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -10,18 +13,8 @@ import (
 	"github.com/cardvault/cardvault"
 )
 
-// A receiver takes every delivery at once.
-type receiver struct{ taken atomic.Int64 }
-
-func (r *receiver) Check(string) error { return nil }
-
-func (r *receiver) Send(context.Context, *cardvault.Delivery) (*cardvault.SendResult, error) {
-	r.taken.Add(1)
-	return &cardvault.SendResult{StatusCode: 200}, nil
-}
-
 // webhooks compares imports into an account with a webhook, whose deliveries go on
-// meanwhile, with those into one without.
+// meanwhile, signed and over loopback to this process, with those into one without.
 func (b *bench) webhooks(ctx context.Context) error {
 	silent, err := b.vault.CreateAccount(ctx, "", nil)
 	if err != nil {
@@ -31,7 +24,14 @@ func (b *bench) webhooks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, _, err := b.vault.In(heard.ID).CreateWebhook(ctx, "https://receiver.example/", nil); err != nil {
+	var received atomic.Int64
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := io.Copy(io.Discard, r.Body); err == nil {
+			received.Add(1)
+		}
+	}))
+	defer receiver.Close()
+	if _, _, err := b.vault.In(heard.ID).CreateWebhook(ctx, receiver.URL, nil); err != nil {
 		return err
 	}
 	running, stop := context.WithCancel(ctx)
@@ -53,15 +53,15 @@ func (b *bench) webhooks(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			before, start := b.receiver.taken.Load(), time.Now()
+			before, start := received.Load(), time.Now()
 			with, err := imports(heard)
 			if err != nil {
 				return err
 			}
-			for last := int64(-1); last != b.receiver.taken.Load(); time.Sleep(100 * time.Millisecond) {
-				last = b.receiver.taken.Load()
+			for last := int64(-1); last != received.Load(); time.Sleep(100 * time.Millisecond) {
+				last = received.Load()
 			}
-			taken := float64(b.receiver.taken.Load() - before)
+			taken := float64(received.Load() - before)
 			sending = append(sending, taken/(time.Since(start)-100*time.Millisecond).Seconds())
 			silence, hearing = append(silence, without), append(hearing, with)
 			ratios = append(ratios, with/without)

@@ -97,10 +97,11 @@ func Sequence(key uuid.UUID) uint64 {
 	return uint64(micros)<<2 | head&3
 }
 
-// After returns key, or if its Sequence is not above one that is given, the key with the
-// same random bits that comes next after that.
-func After(key uuid.UUID, sequence uint64) uuid.UUID {
-	if Sequence(key) > sequence {
+// After returns key, or if its Sequence is not above that of a former key, the key with
+// the same random bits that comes next after that. The zero key is before all.
+func After(key, former uuid.UUID) uuid.UUID {
+	sequence := Sequence(former)
+	if former == uuid.Nil || Sequence(key) > sequence {
 		return key
 	}
 	return compose(int64(sequence)+1+4*epoch, binary.BigEndian.Uint64(key[8:])&randomBits)

@@ -20,12 +20,6 @@
 //
 // due is in microseconds since 1970, two's complement; the lowest value stands
 // for none. All integers are big-endian.
-//
-// What is tied to a record is, before it is sealed as part of another,
-//
-//	nonce(12) | ciphertext | tag(16)
-//
-// under the AES-256-GCM key HMAC-SHA256(key of the account, id | sealed secret part).
 package seal
 
 import (
@@ -262,7 +256,6 @@ type account struct {
 	id                               uuid.UUID
 	prf                              cipher.Block
 	fingerprint, lookup, idempotency *mac
-	ties                             *mac
 
 	mu    sync.RWMutex
 	aeads map[purpose]cipher.AEAD
@@ -287,7 +280,6 @@ func (b *Box) account(id uuid.UUID) *account {
 		fingerprint: newMAC(derive(k.Fingerprint[:], "fingerprint", k.Vault, id)),
 		lookup:      newMAC(derive(k.Lookup[:], "lookup", k.Vault, id)),
 		idempotency: newMAC(derive(k.Lookup[:], "idempotency", k.Vault, id)),
-		ties:        newMAC(derive(k.Lookup[:], "ties", k.Vault, id)),
 		aeads:       map[purpose]cipher.AEAD{},
 	}
 	b.mu.Lock()
@@ -358,33 +350,6 @@ const LookupSize = 16
 // Lookup returns the keyed hash by which an account finds value.
 func (b *Box) Lookup(account uuid.UUID, purpose string, value []byte) []byte {
 	return b.account(account).lookup.sum([]byte(purpose+"\x00"), value)[:LookupSize]
-}
-
-// SealTied encrypts plain so that it can be opened while the secret part of r is there
-// as it is, and no longer: its key comes of the bytes of that part, sealed.
-func (b *Box) SealTied(r *store.Record, plain []byte) (sealed []byte) {
-	sealed = make([]byte, 0, overhead-header+len(plain))
-	erase.Do(func() { sealed = b.tied(r).Seal(sealed, nil, plain, nil) })
-	return sealed
-}
-
-// OpenTied returns what SealTied encrypted, in place like OpenShown, or ErrIntegrity.
-func (b *Box) OpenTied(r *store.Record, sealed []byte) (plain []byte, err error) {
-	erase.Do(func() { plain, err = b.tied(r).Open(sealed[:0], nil, sealed, nil) })
-	if err != nil {
-		return nil, ErrIntegrity
-	}
-	return plain, nil
-}
-
-func (b *Box) tied(r *store.Record) cipher.AEAD {
-	key := b.account(r.Account).ties.sum(r.ID[:], r.Secret)
-	aead, err := cipher.NewGCMWithRandomNonce(newAES(key))
-	clear(key)
-	if err != nil {
-		panic(err) // only for a block that is not AES
-	}
-	return aead
 }
 
 // Idempotency returns the keyed hash of parts, of 32 bytes. Different

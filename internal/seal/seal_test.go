@@ -110,59 +110,6 @@ func TestRoundTrip(t *testing.T) {
 	})
 }
 
-// TestTied: what is tied to a record opens with that record alone, and with nothing of
-// it that was sealed anew.
-func TestTied(t *testing.T) {
-	keys := seal.NewKeys()
-	box, plain := boxOf(keys), []byte("what is told of a card")
-	to := sample()
-	if err := box.SealSecret(to, []byte("card")); err != nil {
-		t.Fatal(err)
-	}
-	tied := box.SealTied(to, plain)
-	if bytes.Contains(tied, plain) || bytes.Equal(tied, box.SealTied(to, plain)) {
-		t.Error("the plaintext shows, or two are alike")
-	}
-	open := func(b *seal.Box, r *store.Record, sealed []byte) error {
-		got, err := b.OpenTied(r, bytes.Clone(sealed))
-		if err == nil && !bytes.Equal(got, plain) {
-			t.Errorf("opened to %q", got)
-		}
-		return err
-	}
-	changed := *to // no other column counts
-	changed.Version, changed.Class, changed.Shown, changed.Lookup = 9, 9, []byte{9}, nil
-	if err := errors.Join(open(box, &changed, tied), open(boxOf(keys.Next()), to, tied)); err != nil {
-		t.Error(err)
-	}
-	for what, change := range map[string]func(*store.Record){
-		"id":           func(r *store.Record) { r.ID[15]++ },
-		"account":      func(r *store.Record) { r.Account[0]++ },
-		"byte":         func(r *store.Record) { r.Secret[20] ^= 1 },
-		"no card":      func(r *store.Record) { r.Secret = nil },
-		"sealed again": func(r *store.Record) { r.Secret = sealPart(t, box, r, "secret", []byte("card"))[len(r.Shown):] },
-	} {
-		r := *to
-		r.Secret = bytes.Clone(to.Secret)
-		change(&r)
-		if err := open(box, &r, tied); !errors.Is(err, seal.ErrIntegrity) {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-	if err := open(boxOf(seal.NewKeys()), to, tied); !errors.Is(err, seal.ErrIntegrity) {
-		t.Errorf("other keys: %v", err)
-	}
-	for i := range tied {
-		bad := bytes.Clone(tied)
-		bad[i] ^= 1
-		for what, sealed := range map[string][]byte{"changed": bad, "cut": tied[:i]} {
-			if err := open(box, to, sealed); !errors.Is(err, seal.ErrIntegrity) {
-				t.Errorf("byte %d %s: %v", i, what, err)
-			}
-		}
-	}
-}
-
 func TestNoSealIsLikeAnother(t *testing.T) {
 	box, r := boxOf(seal.NewKeys()), sample()
 	seen := map[string]bool{}

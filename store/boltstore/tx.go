@@ -318,8 +318,8 @@ type op struct {
 type updater struct {
 	reader
 	ops   []op
-	bytes int // of the rows of ops
-	one   [1]op
+	bytes int   // of the rows of ops
+	few   [2]op // most have no more
 }
 
 var _ store.Tx = (*updater)(nil)
@@ -338,7 +338,7 @@ func (u *updater) Delete(kind store.Kind, id uuid.UUID) {
 
 func (u *updater) add(o op) {
 	if u.ops == nil {
-		u.ops = u.one[:0]
+		u.ops = u.few[:0]
 	}
 	u.ops = append(u.ops, o)
 }

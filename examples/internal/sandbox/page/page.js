@@ -643,13 +643,13 @@ class Delivery {
 
   update(d) {
     this.event = d.event_id;
-    this.button.ariaLabel = `Redeliver ${d.event_type} of the token ${d.token_id.slice(0, 8)}`;
+    this.button.ariaLabel = `Redeliver ${d.event_type} of the token ${d.token_id?.slice(0, 8) ?? "unknown"}`;
     const tone = { pending: "busy", delivered: "good", failed: "bad" }[d.status];
     const tries = d.attempts === 1 ? "1 attempt" : d.attempts + " attempts";
     this.facts.replaceChildren(
       d.last_attempt_at ? time(d.last_attempt_at) : el("span", { className: "quiet" }, "not yet"), " ",
       el("code", { title: "event " + d.event_id }, el("b", {}, d.event_type)), " ",
-      el("span", { className: "mono quiet", title: "token " + d.token_id }, d.token_id.slice(0, 8) + "…"), " ",
+      el("span", { className: "mono quiet", title: "token " + d.token_id }, d.token_id ? d.token_id.slice(0, 8) + "…" : ""), " ",
       el("span", { className: "pill " + tone }, d.status), " ",
       el("span", {}, d.attempts ? `${d.last_status_code ?? "no answer"}, ${tries}` : ""), " ",
       d.next_attempt_at ? el("span", { className: "quiet" }, "next at ", time(d.next_attempt_at)) : "");
