@@ -198,13 +198,19 @@ func (g *group) answer(err error) {
 func (s *Store) try(g *group) (verdict, error) {
 	v, err := s.attempt(g)
 	if err != nil && g.conn != nil {
-		if v == unknown || readOnly(err) || s.rollback(g) != nil || g.conn.Conn().PgConn().TxStatus() != 'I' || g.conn.Conn().PgConn().IsBusy() {
+		if v == unknown || readOnly(err) || s.rollback(g) != nil || !idle(g.conn) {
 			s.abandon(g.conn, err)
 			g.conn = nil
 		}
 		g.open = false
 	}
 	return v, err
+}
+
+// idle reports whether a connection can take another transaction.
+func idle(conn *pgxpool.Conn) bool {
+	c := conn.Conn().PgConn()
+	return !c.IsClosed() && !c.IsBusy() && c.TxStatus() == 'I'
 }
 
 // abandon throws a connection away. If it is lost, or leads to a server that takes no
@@ -447,7 +453,7 @@ func (w *writes) single(g *group, keys []int64, exclusive []bool) []any {
 		return nil
 	}
 	var read *row
-	for k := range g.relied {
+	for k := range g.relied { // what is not there is what it adds, else it would not share all locks
 		if r := g.known[k]; r != nil && read != nil {
 			return nil
 		} else if r != nil {
@@ -520,11 +526,13 @@ func (s *Store) resolve(g *group) verdict {
 	for deadline := time.Now().Add(resolving); time.Now().Before(deadline); time.Sleep(pause) {
 		// Rows of groups go after a day, for which a machine may have been suspended.
 		if time.Now().Round(0).Sub(g.began.Round(0)) > time.Hour {
-			break
+			return unknown
 		}
-		if committed, err := s.settle(); err == nil && committed {
+		switch committed, err := s.settle(); {
+		case err != nil:
+		case committed:
 			return done
-		} else if err == nil {
+		default:
 			return unavailable
 		}
 	}
