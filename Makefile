@@ -31,10 +31,14 @@ test: deps ## all tests, also in FIPS 140-3 mode, against encoding/json/v2 and w
 	@printf '%s\n' $(CODE) | xargs -P 2 -I {} sh -c 'cd {} && sh $(CURDIR)/.ci/gotest ./...'
 	@GODEBUG=fips140=only sh .ci/gotest -short $$(go list ./... | grep -v -e /store -e /examples)
 	@GOEXPERIMENT=jsonv2 sh .ci/gotest -short ./httpapi/... ./internal/jsontext/...
-	@GOEXPERIMENT=runtimesecret sh .ci/gotest -short . ./internal/...
+	@GOEXPERIMENT=runtimesecret sh .ci/gotest -short ./internal/...
+	@GOEXPERIMENT=runtimesecret sh .ci/gotest -short -run 'Card|Code|Key|Left|Leak|Nothing|Secret' .
+
+# Days of virtual time, in which one goroutine works at a time.
+LONG := ^Test(StatesTold|WebhookFailsNowAndThen|WebhookWithoutSuccess|WebhookAfterAQuietTime|ManyWebhooksHang|EventRetries|KeyFileRefusesBitFlips|CardChangesFoundByLookups|DamagedJobs|ReceiverDown|IdentificationUnanswered|IdentificationFaults|ReleaseRetries|NoSender|RefusedCards|Reconcile|FaultsWhileDeleting)$$
 
 race: deps ## tests under the race detector, but for those that spend their time in other programs
-	@sh .ci/gotest -race -short $$(go list ./... | grep -v /examples)
+	@sh .ci/gotest -race -short -skip '$(LONG)' $$(go list ./... | grep -v /examples)
 
 fuzz: ## every fuzz target for FUZZTIME (30s)
 	@grep -rlE '^func Fuzz' --include='*_test.go' . | while read -r f; do \
