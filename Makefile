@@ -32,15 +32,18 @@ GOTEST := sh $(CURDIR)/.ci/gotest
 # elsewhere has nothing to do with what is different there.
 test: deps ## all tests, also in FIPS 140-3 mode, against encoding/json/v2 and with runtime/secret
 	@{ for m in $(CODE); do echo "cd $$m && $(GOTEST) $$(test $$m != store/pgstore/ || echo -short) ./..."; done; \
-		echo 'GOEXPERIMENT=runtimesecret $(GOTEST) -short . $$(go list ./internal/... | grep -v /realtest)'; \
 		echo 'GODEBUG=fips140=only $(GOTEST) -short -skip TestNoEcho $$(go list ./... | grep -v -e /store -e /examples -e /realtest)'; \
+		echo 'GOEXPERIMENT=runtimesecret $(GOTEST) -short $$(go list ./internal/... | grep -v /realtest)'; \
+		echo 'GOEXPERIMENT=runtimesecret $(GOTEST) -short -run "Card|Code|Key|Left|Leak|Nothing|Secret" .'; \
 		echo 'GOEXPERIMENT=jsonv2 $(GOTEST) -short ./httpapi/... ./internal/jsontext/...'; \
 	} | xargs -P 3 -I {} sh -c '{}'
 
-# Not for tests that spend their time in other programs, nor for two that do one thing
-# after another for minutes.
-race: deps ## tests under the race detector
-	@$(GOTEST) -race -short -skip '^(TestNoEcho|TestDamage)$$' $$(go list ./... | grep -v /examples)
+# Tests that pass days of virtual time, in which one goroutine works at a time, or that
+# do one thing after another for minutes.
+LONG := ^Test(StatesTold|WebhookFailsNowAndThen|WebhookWithoutSuccess|WebhookAfterAQuietTime|ManyWebhooksHang|EventRetries|KeyFileRefusesBitFlips|CardChangesFoundByLookups|DamagedJobs|ReceiverDown|IdentificationUnanswered|IdentificationFaults|ReleaseRetries|NoSender|RefusedCards|Reconcile|FaultsWhileDeleting|NoEcho|Damage)$$
+
+race: deps ## tests under the race detector, but for those that spend their time in other programs
+	@$(GOTEST) -race -short -skip '$(LONG)' $$(go list ./... | grep -v /examples)
 	@cd store/valkeycodes && $(GOTEST) -race -short ./...
 
 fuzz: ## every fuzz target for FUZZTIME (30s)
