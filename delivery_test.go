@@ -1064,7 +1064,7 @@ func TestLongestPauseCounts(t *testing.T) {
 			<-time.After(time.Duration(i) * time.Second)
 			post.mu.Lock()
 			defer post.mu.Unlock()
-			post.after = time.Second
+			post.after = 2 * time.Second // until the next comes back
 			if i == 3 {
 				post.after = 30 * time.Minute
 			}
