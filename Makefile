@@ -27,23 +27,25 @@ deps:
 
 GOTEST := sh $(CURDIR)/.ci/gotest
 
-# Much of this waits for servers, browsers and clocks, so three run at a time. The whole is
-# done once. With -short a few tests do the same with less, and what is left out
-# elsewhere has nothing to do with what is different there.
+# Tests that pass days of virtual time, in which one goroutine works at a time, or that
+# do one thing after another for minutes.
+export LONG := ^Test(StatesTold|WebhookFailsNowAndThen|WebhookWithoutSuccess|WebhookAfterAQuietTime|ManyWebhooksHang|EventRetries|KeyFileRefusesBitFlips|CardChangesFoundByLookups|DamagedJobs|ReceiverDown|IdentificationUnanswered|IdentificationFaults|ReleaseRetries|NoSender|RefusedCards|Reconcile|FaultsWhileDeleting|NoEcho|Damage)$$
+export SECRETS := Card|Code|Key|Left|Leak|Nothing|Secret
+
+# Much of this waits for servers, browsers and clocks, so three run at a time, those that
+# take longest first. The whole is done once. With -short a few tests do the same with
+# less, and what is left out elsewhere has nothing to do with what is different there.
 test: deps ## all tests, also in FIPS 140-3 mode, against encoding/json/v2 and with runtime/secret
-	@{ for m in $(CODE); do echo "cd $$m && $(GOTEST) $$(test $$m != store/pgstore/ || echo -short) ./..."; done; \
-		echo 'GODEBUG=fips140=only $(GOTEST) -short -skip TestNoEcho $$(go list ./... | grep -v -e /store -e /examples -e /realtest)'; \
+	@{ echo 'cd store/pgstore && $(GOTEST) -short ./...'; \
+		for m in $(filter-out store/pgstore/,$(CODE)); do echo "cd $$m && $(GOTEST) ./..."; done; \
+		echo 'GODEBUG=fips140=only $(GOTEST) -short -skip $$LONG $$(go list ./... | grep -v -e /store -e /examples -e /realtest)'; \
 		echo 'GOEXPERIMENT=runtimesecret $(GOTEST) -short $$(go list ./internal/... | grep -v /realtest)'; \
-		echo 'GOEXPERIMENT=runtimesecret $(GOTEST) -short -run "Card|Code|Key|Left|Leak|Nothing|Secret" .'; \
+		echo 'GOEXPERIMENT=runtimesecret $(GOTEST) -short -run $$SECRETS .'; \
 		echo 'GOEXPERIMENT=jsonv2 $(GOTEST) -short ./httpapi/... ./internal/jsontext/...'; \
 	} | xargs -P 3 -I {} sh -c '{}'
 
-# Tests that pass days of virtual time, in which one goroutine works at a time, or that
-# do one thing after another for minutes.
-LONG := ^Test(StatesTold|WebhookFailsNowAndThen|WebhookWithoutSuccess|WebhookAfterAQuietTime|ManyWebhooksHang|EventRetries|KeyFileRefusesBitFlips|CardChangesFoundByLookups|DamagedJobs|ReceiverDown|IdentificationUnanswered|IdentificationFaults|ReleaseRetries|NoSender|RefusedCards|Reconcile|FaultsWhileDeleting|NoEcho|Damage)$$
-
 race: deps ## tests under the race detector, but for those that spend their time in other programs
-	@$(GOTEST) -race -short -skip '$(LONG)' $$(go list ./... | grep -v /examples)
+	@$(GOTEST) -race -short -skip "$$LONG" $$(go list ./... | grep -v /examples)
 	@cd store/valkeycodes && $(GOTEST) -race -short ./...
 
 fuzz: ## every fuzz target for FUZZTIME (30s)
