@@ -476,7 +476,11 @@ func TestWakes(t *testing.T) {
 func TestPgBouncer(t *testing.T) {
 	server := postgres.Get(t)
 	bouncer := realtest.PgBouncer(t, server, "transaction")
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeCacheDescribe} {
+	modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec}
+	if testing.Short() {
+		modes = modes[:1]
+	}
+	for _, mode := range modes {
 		t.Run(mode.String(), func(t *testing.T) {
 			config, err := pgxpool.ParseConfig(bouncer.URL("postgres"))
 			if err != nil {
