@@ -244,12 +244,29 @@ func (p *tab) middle(selector string) point {
 	return *at
 }
 
-// click clicks on an element of the page.
+// click clicks on an element of the page. What has moved away under the mouse is clicked
+// again: whatever is there then does not hear of it.
 func (p *tab) click(selector string, args ...any) {
 	p.t.Helper()
-	at := p.middle(fmt.Sprintf(selector, args...))
-	if err := chromedp.Do(p.ctx, chromedp.MouseClickXY(at.X, at.Y)); err != nil {
-		p.t.Fatal(err)
+	selector = fmt.Sprintf(selector, args...)
+	for missed := true; missed; {
+		at := p.middle(selector)
+		p.do(`(() => {
+			const e = document.querySelector(%s);
+			window.missed = false;
+			window.clicks?.abort();
+			window.clicks = new AbortController();
+			addEventListener("click", (click) => {
+				if (e?.contains(click.target)) return;
+				window.missed = true;
+				click.preventDefault();
+				click.stopImmediatePropagation();
+			}, {capture: true, once: true, signal: window.clicks.signal});
+		})()`, selector)
+		if err := chromedp.Do(p.ctx, chromedp.MouseClickXY(at.X, at.Y)); err != nil {
+			p.t.Fatal(err)
+		}
+		missed = eval[bool](&p.world, `window.missed === true`)
 	}
 }
 
