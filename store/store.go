@@ -85,7 +85,8 @@ type Record struct {
 	Class uint8
 
 	// Due is when the record expires or when its work is due. What is finer
-	// than a microsecond is cut off. Zero: never.
+	// than a microsecond is cut off. One before the year -4000 or after 200000
+	// may be ErrInvalid. Zero: never.
 	Due time.Time
 
 	// Lookup holds keyed hashes by which the record is found within its kind.

@@ -61,7 +61,8 @@ func judge(err error) verdict {
 		return unknown
 	}
 	switch code := pg.Code; {
-	case pg.SeverityUnlocalized != "ERROR", strings.HasPrefix(code, "08"), strings.HasPrefix(code, "57P"):
+	case pg.SeverityUnlocalized != "ERROR", strings.HasPrefix(code, "08"), strings.HasPrefix(code, "57P"),
+		code == "40003": // statement_completion_unknown
 		return unknown
 	case code == "CV001",
 		code == "23505", // unique_violation: somebody was faster

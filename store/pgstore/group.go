@@ -216,8 +216,8 @@ func (c *call) run(g *group) fate {
 			switch p := recover(); p.(type) {
 			case unwind:
 			case nil:
-				c.exited = true
-				g.place(c, settled)
+				c.exited = c.ended == settled
+				g.place(c, c.ended)
 			default:
 				c.panicked = p
 			}

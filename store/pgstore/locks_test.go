@@ -4,11 +4,14 @@ package pgstore_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -181,5 +184,121 @@ func TestDueHolds(t *testing.T) {
 	}
 	if err := <-done; (err == nil) == (took == 1) {
 		t.Errorf("Update with %d due records; another Update of the same = %v", took, err)
+	}
+}
+
+// Of two stores that add to a list if it is empty one does, also if they have just looked
+// in vain for what is due.
+func TestNothingDue(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := schema(t, p)
+	stores := []store.Store{open(t, p, name), open(t, p, name)}
+	for n := range 40 {
+		owner := uuid.UUID{0: 0xbb, 1: byte(n)}
+		start := make(chan bool)
+		var group sync.WaitGroup
+		for i, s := range stores {
+			if err := s.Update(t.Context(), func(tx store.Tx) error {
+				_, err := tx.Due(kind, time.Now(), 10)
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			group.Go(func() {
+				<-start
+				if err := s.Update(context.Background(), func(tx store.Tx) error {
+					l, err := tx.List(&store.Query{Kind: kind, Account: owner, Limit: 1})
+					if err != nil || len(l.Records) > 0 {
+						return err
+					}
+					r := record(10*n + i)
+					r.Account = owner
+					tx.Put(r)
+					return nil
+				}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		close(start)
+		group.Wait()
+		if total := list(t, stores[0], &store.Query{Kind: kind, Account: owner, Count: true}).Total; total != 1 {
+			t.Fatalf("%d records, want that of one store", total)
+		}
+	}
+	before := p.Stat().NewConnsCount()
+	for range 20 {
+		if err := stores[0].Update(t.Context(), func(tx store.Tx) error {
+			_, err := tx.Due(kind, time.Now(), 10)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if made := p.Stat().NewConnsCount() - before; made > 0 {
+		t.Errorf("%d connections are made anew", made)
+	}
+}
+
+// A group that locks out everybody does so too after it has lost its connection and could
+// not make another one at first.
+func TestLocksOutAfterLoss(t *testing.T) {
+	server := postgres.Get(t)
+	direct := pool(t, server.URL("postgres"))
+	name := schema(t, direct)
+	config, err := pgxpool.ParseConfig(server.URL("postgres") + "&application_name=locks_out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refuse atomic.Bool
+	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		if refuse.CompareAndSwap(true, false) {
+			return errors.New("refused")
+		}
+		return nil
+	}
+	p, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	s, other := open(t, p, name), open(t, direct, name)
+	if err := put(other, record(0)); err != nil {
+		t.Fatal(err)
+	}
+	lost, held := false, 0
+	err = s.Update(t.Context(), func(tx store.Tx) error {
+		if err := direct.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+			WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted AND a.application_name = 'locks_out'`).Scan(&held); err != nil {
+			return err
+		}
+		r, err := tx.Get(kind, id(0))
+		if err != nil {
+			return err
+		}
+		switch {
+		case lost:
+		case held > 0:
+			lost = true
+			refuse.Store(true)
+			if _, err := direct.Exec(t.Context(), "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE application_name = 'locks_out'"); err != nil {
+				return err
+			}
+		default:
+			changed := *r
+			changed.Version++
+			if err := put(other, &changed); err != nil {
+				return err
+			}
+		}
+		r.Version++
+		tx.Put(r)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !lost || refuse.Load() || held != 1 {
+		t.Errorf("the group has %d locks on all; connection lost: %t", held, lost)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -149,6 +150,57 @@ func check(t testing.TB, s store.Store, n, records int) {
 	}
 }
 
+// A connection that falls silent fails nothing: the server answers on another one.
+func TestSilentConnection(t *testing.T) {
+	t.Parallel()
+	end := make(chan struct{})
+	defer close(end)
+	dies := &trigger{calls: commits, does: &deed{freeze: end}}
+	p := tapped(t, postgres.Get(t), dies)
+	s := open(t, p, schema(t, p))
+	check(t, s, 0, 1)
+	dies.armed.Store(true)
+	var group sync.WaitGroup
+	for n := range 3 {
+		group.Go(func() { check(t, s, 10*(n+1), 1) })
+	}
+	group.Wait()
+	if dies.armed.Load() {
+		t.Error("nothing fell silent, so nothing is proved")
+	}
+}
+
+// A function that leaves its goroutine has its outcome only if it was told what it has read.
+func TestExitAfterUnwind(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := schema(t, p)
+	s, other := open(t, p, name), open(t, p, name)
+	check(t, other, 0, 1)
+	runs, told := 0, false
+	done := make(chan bool)
+	go func() { // as it will end
+		defer close(done)
+		_ = together(s, func(tx store.Tx) error {
+			runs++
+			var r *store.Record
+			func() {
+				defer func() { _ = recover() }()
+				r, _ = tx.Get(kind, id(0))
+			}()
+			told = r != nil
+			if !told {
+				runtime.Goexit()
+			}
+			return nil
+		}, func(tx store.Tx) error { tx.Put(record(5)); return nil }, true)
+	}()
+	<-done
+	if runs < 2 || !told {
+		t.Errorf("%d runs, the last one was told: %t", runs, told)
+	}
+	check(t, s, 100, 1)
+}
+
 // A group that has not come to the server is not taken for done when the answer to what
 // has become of it is lost too.
 func TestSettleLost(t *testing.T) {
@@ -171,6 +223,7 @@ func TestServerLostAfterCommit(t *testing.T) {
 		"PgBouncer":  "SFATAL\x00C08P01\x00Mserver conn crashed?\x00\x00",
 		"pooler":     "SERROR\x00C58000\x00Mserver closed the connection\x00\x00",
 		"proxy":      "SERROR\x00VERROR\x00C08006\x00Mconnection failure\x00\x00",
+		"compatible": "SERROR\x00VERROR\x00C40003\x00Mstatement completion unknown\x00\x00",
 		"PostgreSQL": "SFATAL\x00VFATAL\x00C57P01\x00Mterminating connection\x00\x00",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -324,6 +377,7 @@ func TestRemembered(t *testing.T) {
 
 // The locks of a machine that dies amid a transaction are free within seconds.
 func TestMachineDies(t *testing.T) {
+	t.Parallel()
 	end := make(chan struct{})
 	dies := &trigger{calls: commits, does: &deed{freeze: end}}
 	server := postgres.Get(t)
@@ -394,6 +448,7 @@ func TestSynchronousCommit(t *testing.T) {
 // What a server that was lost has committed and its standby does not have is not
 // acknowledged until it has. No timeout of the session cuts the wait short.
 func TestWaitsForStandby(t *testing.T) {
+	t.Parallel()
 	primary := realtest.PostgreSQL(t, nil)
 	standby := primary.Standby(t)
 	p := pool(t, primary.URL("postgres")+"&synchronous_commit=local&statement_timeout=300")
@@ -458,7 +513,7 @@ func TestTidy(t *testing.T) {
 		FROM `+groups).Scan(&own, &others); err != nil {
 		t.Fatal(err)
 	}
-	if own == 0 || own > 256 {
+	if own == 0 || own > 2*256 { // the last may be on their way out
 		t.Errorf("%d rows of 600 groups", own)
 	}
 	if others != 3 {

@@ -122,8 +122,8 @@ type Options struct {
 	// and no two dollar signs in a row. Empty: "cardvault".
 	Schema string
 
-	// Listen is how to reach the server past any pooler, for LISTEN. Vaults then hear
-	// of each other's work at once. If nil they look for it, twice a minute.
+	// Listen is how to reach the server past any pooler, for LISTEN. A vault then hears
+	// of the work of others at once. If nil it looks for it, twice a minute.
 	Listen *pgx.ConnConfig
 
 	// Logger is told what an operator should see. If nil, nothing is logged.
@@ -175,16 +175,16 @@ type Store struct {
 	mu       sync.RWMutex // held to read by Views
 	isClosed bool
 
-	memory memory
-	long   *arranger
+	memory  memory
+	long    *arranger
+	settled chan int64 // for tidy: up to this turn outcomes are known
 
 	// The rest belongs to the writing goroutine.
 	group    *group  // that is being executed
 	again    []*call // to run before what is queued
 	spare    *group
 	turn     int64 // of the last group that was to be written
-	tidied   int64 // the last one whose row is not needed
-	swept    time.Time
+	tidied   int64 // the last one that was told to tidy
 	grown    map[listKey]int
 	wakes    map[store.Kind]bool // to notify of
 	notified time.Time
@@ -207,7 +207,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error)
 	s := &Store{
 		pool: pool, sql: statementsOf(opts.schema()), locks: newLocker(opts.schema()), log: opts.Logger,
 		queue: make(chan *call, queueLength), closing: make(chan struct{}), stopped: make(chan struct{}),
-		memory: memory{rows: map[key]*row{}}, long: newArranger(),
+		memory: memory{rows: map[key]*row{}}, long: newArranger(), settled: make(chan int64),
 		grown: map[listKey]int{}, wakes: map[store.Kind]bool{},
 		listenTo: opts.Listen, channel: "cardvault " + strconv.FormatUint(uint64(newLocker(opts.schema())), 16), id: uuid.New(),
 	}
@@ -222,6 +222,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error)
 	go s.run()
 	s.background.Go(func() { s.arrangeLists(background) })
 	s.background.Go(func() { s.watch(background) })
+	s.background.Go(func() { s.tidy(background) })
 	return s, nil
 }
 
@@ -405,14 +406,19 @@ func discard(conn *pgxpool.Conn) {
 // askPool puts a question on any connection, and on another one if that is lost: after
 // the server has gone all of the pool are, and one that takes its place is found soon.
 func (s *Store) askPool(ctx context.Context, q *question) (*answer, error) {
+	return patiently(ctx, func() (*answer, error) { return s.askOnce(ctx, q) })
+}
+
+// patiently repeats what does nothing until there is a server that answers.
+func patiently[T any](ctx context.Context, do func() (T, error)) (T, error) {
 	for began := time.Now(); ; {
-		a, err := s.askOnce(ctx, q)
+		v, err := do()
 		if err == nil || ctx.Err() != nil || verdictOfRead(err) != unavailable || time.Since(began) > patience {
-			return a, err
+			return v, err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return v, ctx.Err()
 		case <-time.After(pause):
 		}
 	}

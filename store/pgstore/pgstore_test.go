@@ -3,6 +3,7 @@
 package pgstore_test
 
 import (
+	"flag"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -20,7 +21,14 @@ import (
 
 var postgres = realtest.SharedPostgreSQL(nil)
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(postgres.Main(m)) }
+func TestMain(m *testing.M) {
+	// Tests that are parallel wait for servers more than they compute.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "16"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(postgres.Main(m))
+}
 
 // pool returns connections to a database, which are closed with the test.
 func pool(t testing.TB, url string) *pgxpool.Pool {

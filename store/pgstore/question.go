@@ -102,7 +102,7 @@ func (s *statements) ofGet(kind store.Kind, id uuid.UUID) *question {
 }
 
 func (s *statements) ofLookup(kind store.Kind, hash []byte, limit int) *question {
-	hash = bytes.Clone(hash)
+	hash = append([]byte{}, hash...) // null would find nothing
 	return &question{sql: s.lookup, args: []any{int16(kind), hash, count(limit)}, lookup: &hashKey{kind, string(hash)}}
 }
 

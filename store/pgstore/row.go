@@ -69,7 +69,7 @@ func rowOf(r *store.Record) *row {
 		size += len(hash)
 		lookup = append(append(lookup, byte(len(hash))), hash...)
 	}
-	if r.Kind == 0 || r.ID == uuid.Nil || len(r.Lookup) > store.MaxLookups || size > store.MaxRecord {
+	if r.Kind == 0 || r.ID == uuid.Nil || r.Due.Year() < -4000 || r.Due.Year() > 200_000 || len(r.Lookup) > store.MaxLookups || size > store.MaxRecord {
 		return nil
 	}
 	sealed := make([]byte, 0, len(r.Shown)+len(r.Secret))

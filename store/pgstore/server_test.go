@@ -22,6 +22,7 @@ import (
 
 // A server that is not the primary, or not any more, is neither read nor written.
 func TestOldPrimary(t *testing.T) {
+	t.Parallel()
 	primary := realtest.PostgreSQL(t, nil)
 	standby := primary.Standby(t)
 	config, err := pgxpool.ParseConfig(primary.URL("postgres"))

@@ -167,17 +167,19 @@ func (v *view) ask(q *question) (a *answer, err error) {
 		return nil, v.err
 	}
 	same := true
+	ctx, cancel := context.WithTimeout(v.ctx, answering+patience)
+	defer cancel()
 	switch {
 	case v.conn != nil:
-		a, err = ask(v.ctx, v.conn.Conn(), q)
+		a, err = ask(ctx, v.conn.Conn(), q)
 	case v.first == nil:
-		a, err = v.s.askPool(v.ctx, q)
+		a, err = v.s.askPool(ctx, q)
 		v.first, v.answer = q, a
 	default:
-		a, same, err = v.begin(q)
+		a, same, err = v.begin(ctx, q)
 	}
 	if err != nil {
-		if v.conn != nil && v.conn.Conn().IsClosed() && v.ctx.Err() == nil && v.lost < viewsLost {
+		if v.conn != nil && v.conn.Conn().IsClosed() && ctx.Err() == nil && v.lost < viewsLost {
 			v.lost++
 			discard(v.conn)
 			v.conn, v.first = nil, nil
@@ -196,8 +198,9 @@ func (v *view) ask(q *question) (a *answer, err error) {
 }
 
 // begin opens a transaction and asks the first question again and then q.
-func (v *view) begin(q *question) (a *answer, same bool, err error) {
-	if v.conn, err = v.s.acquire(v.ctx); err != nil {
+func (v *view) begin(ctx context.Context, q *question) (a *answer, same bool, err error) {
+	v.conn, err = patiently(ctx, func() (*pgxpool.Conn, error) { return v.s.acquire(ctx) })
+	if err != nil {
 		return nil, false, err
 	}
 	var b pgx.Batch
@@ -205,7 +208,7 @@ func (v *view) begin(q *question) (a *answer, same bool, err error) {
 	b.Queue(timeouts)
 	b.Queue(v.first.sql, v.first.args...)
 	b.Queue(q.sql, q.args...)
-	results := v.conn.SendBatch(v.ctx, &b)
+	results := v.conn.SendBatch(ctx, &b)
 	defer func() {
 		if e := results.Close(); err == nil {
 			err = e
@@ -233,7 +236,9 @@ func (v *view) end() {
 		discard(v.conn)
 		return
 	}
-	if _, err := v.conn.Exec(v.ctx, "COMMIT"); err != nil {
+	ctx, cancel := context.WithTimeout(v.ctx, time.Second)
+	defer cancel()
+	if _, err := v.conn.Exec(ctx, "COMMIT"); err != nil { // nothing was written
 		discard(v.conn)
 		return
 	}

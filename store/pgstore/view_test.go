@@ -5,11 +5,13 @@ package pgstore_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/cardvault/cardvault/store"
 )
 
@@ -118,5 +120,70 @@ func TestNoClass(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A View on a server that hangs ends, although its caller has no deadline.
+func TestViewHangs(t *testing.T) {
+	t.Parallel()
+	for reads := range 3 {
+		t.Run(fmt.Sprint(reads+1), func(t *testing.T) {
+			t.Parallel()
+			server := postgres.Get(t)
+			proxy := realtest.NewProxy(t, server.Addr())
+			p := pool(t, through(t, server.URL("postgres"), proxy.Addr()))
+			s := open(t, p, schema(t, p))
+			if err := put(s, record(0), record(1)); err != nil {
+				t.Fatal(err)
+			}
+			err := s.View(context.Background(), func(tx store.ReadTx) error {
+				for n := range reads {
+					if _, err := tx.Get(kind, id(n%2)); err != nil {
+						return err
+					}
+				}
+				proxy.Hang()
+				_, err := tx.Get(kind, id(0))
+				return err
+			})
+			if !errors.Is(err, store.ErrUnavailable) {
+				t.Errorf("View = %v, want ErrUnavailable", err)
+			}
+			proxy.Resume()
+		})
+	}
+}
+
+// No hash is the empty one.
+func TestEmptyHash(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	s := open(t, p, schema(t, p))
+	r := record(1)
+	r.Lookup = [][]byte{{}}
+	if err := put(s, r); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.View(t.Context(), func(tx store.ReadTx) error {
+		for _, hash := range [][]byte{nil, {}} {
+			if found, err := tx.Lookup(kind, hash, 5); err != nil || len(found) != 1 {
+				t.Errorf("Lookup finds %d records: %v", len(found), err)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A time that PostgreSQL does not know is refused.
+func TestFarDue(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	s := open(t, p, schema(t, p))
+	for year, want := range map[int]error{-4001: store.ErrInvalid, -4000: nil, 200_000: nil, 200_001: store.ErrInvalid} {
+		r := record(10 + year)
+		r.Due = time.Date(year, 7, 1, 0, 0, 0, 0, time.UTC)
+		if err := put(s, r); !errors.Is(err, want) {
+			t.Errorf("in the year %d: Update = %v, want %v", year, err, want)
+		}
 	}
 }

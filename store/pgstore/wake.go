@@ -57,8 +57,8 @@ func (s *Store) Wakes(ctx context.Context, wake func(store.Kind)) error {
 // listen passes on notifications until the connection fails.
 func (s *Store) listen(ctx context.Context, wake func(store.Kind)) error {
 	dial, cancel := context.WithTimeout(ctx, answering)
+	defer cancel()
 	conn, err := pgx.ConnectConfig(dial, s.listenTo)
-	cancel()
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (s *Store) listen(ctx context.Context, wake func(store.Kind)) error {
 		defer cancel()
 		_ = conn.Close(end) // it may be lost
 	}()
-	if _, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{s.channel}.Sanitize()); err != nil {
+	if _, err := conn.Exec(dial, "LISTEN "+pgx.Identifier{s.channel}.Sanitize()); err != nil {
 		return err
 	}
 	wake(0) // what was missed
@@ -121,7 +121,7 @@ func (s *Store) notify() {
 		payload += fmt.Sprintf(" %d", kind)
 	}
 	clear(s.wakes)
-	ctx, cancel := context.WithTimeout(context.Background(), answering)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // writes wait for it
 	defer cancel()
 	conn, err := s.acquire(ctx)
 	if err != nil {

@@ -59,7 +59,13 @@ func (s *Store) run() {
 		s.again = append(g.next, s.again...)
 		s.keep(g)
 		s.notify()
-		s.tidy()
+		if s.turn-s.tidied >= groupsKept {
+			select {
+			case s.settled <- s.turn:
+				s.tidied = s.turn
+			default: // the last are still being deleted
+			}
+		}
 	}
 	ended = true
 	close(s.stopped)
@@ -136,6 +142,7 @@ func (s *Store) wakeTimer() <-chan time.Time {
 // execute runs a group until its outcome is known, and answers its calls.
 func (s *Store) execute(g *group) {
 	for {
+		again := false
 		v, err := s.try(g)
 		if err == nil {
 			g.remember()
@@ -152,9 +159,13 @@ func (s *Store) execute(g *group) {
 				g.answer(nil)
 				return
 			}
+			if v == unavailable && time.Since(g.began) < 2*answering {
+				again = true // what was silent was the connection: the server has just answered on another
+			}
 		}
 		calls := len(g.calls) + len(g.pending)
 		switch {
+		case again:
 		case (v == broken || v == full) && calls > 1:
 			// One of them may be to blame, or find room where the others do not.
 			g.again()
@@ -197,8 +208,8 @@ func (g *group) answer(err error) {
 // try runs the calls and makes their writes.
 func (s *Store) try(g *group) (verdict, error) {
 	v, err := s.attempt(g)
-	if err != nil && g.conn != nil {
-		if v == unknown || readOnly(err) || s.rollback(g) != nil || !idle(g.conn) {
+	if err != nil {
+		if g.conn != nil && (v == unknown || readOnly(err) || s.rollback(g) != nil || !idle(g.conn)) {
 			s.abandon(g.conn, err)
 			g.conn = nil
 		}
@@ -396,7 +407,7 @@ func columnsOf(keys []key) (kinds []int16, ids []pgtype.UUID) {
 // commit makes the writes of the group, if what it has read is still so.
 func (s *Store) commit(ctx context.Context, g *group) (verdict, error) {
 	w := g.writes()
-	if len(g.relied) == 0 && len(g.asked) == 0 && !w.any {
+	if len(g.relied) == 0 && len(g.asked) == 0 && !w.any && !g.open {
 		return done, nil
 	}
 	if err := s.connect(ctx, g); err != nil {
@@ -555,32 +566,35 @@ func (s *Store) settle() (committed bool, err error) {
 	return committed, nil
 }
 
-// tidy deletes rows of groups now and then: its own whose outcome is known, and those of
-// stores that are gone.
-func (s *Store) tidy() {
-	sweep := time.Since(s.swept) > time.Hour
-	if s.turn-s.tidied < groupsKept && !sweep {
-		return
+// tidy deletes rows of groups until ctx ends: those of its own whose outcome is known, and
+// now and then those of stores that are gone.
+func (s *Store) tidy(ctx context.Context) {
+	var tidied int64
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		var b pgx.Batch
+		b.Queue(`SELECT set_config('synchronous_commit', 'off', true)`)
+		select {
+		case <-ctx.Done():
+			return
+		case to := <-s.settled:
+			b.Queue(s.sql.tidy, pgUUID(s.id), tidied, to)
+			tidied = to // what is missed goes after a day
+		case <-timer.C:
+			b.Queue(s.sql.old)
+			timer.Reset(time.Hour)
+		}
+		ctx, cancel := context.WithTimeout(ctx, answering)
+		if conn, err := s.acquire(ctx); err == nil {
+			if err := conn.SendBatch(ctx, &b).Close(); err != nil {
+				s.abandon(conn, err)
+			} else {
+				conn.Release()
+			}
+		}
+		cancel()
 	}
-	var b pgx.Batch
-	b.Queue(`SELECT set_config('synchronous_commit', 'off', true)`)
-	b.Queue(s.sql.tidy, pgUUID(s.id), s.tidied, s.turn)
-	s.tidied = s.turn // what is missed goes after a day
-	if sweep {
-		b.Queue(s.sql.old)
-		s.swept = time.Now()
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), answering)
-	defer cancel()
-	conn, err := s.acquire(ctx)
-	if err != nil {
-		return
-	}
-	if err := conn.SendBatch(ctx, &b).Close(); err != nil {
-		s.abandon(conn, err)
-		return
-	}
-	conn.Release()
 }
 
 // remember keeps what the group has read, and what has become of it.
