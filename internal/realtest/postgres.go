@@ -31,6 +31,7 @@ type Postgres struct {
 	Server
 	bin      string
 	settings map[string]string
+	Link     *Proxy // through which it follows, or has followed, its primary; nil: none
 }
 
 // PostgreSQL starts a server with a database named postgres, which ends with the
@@ -114,7 +115,7 @@ func (p *Postgres) sql(database, statements string) (string, error) {
 func (p *Postgres) Standby(t testing.TB) *Postgres {
 	t.Helper()
 	standby := &Postgres{bin: p.bin, settings: p.settings}
-	if err := standby.open(func() error { return standby.copyOf(p) }); err != nil {
+	if err := standby.open(func() error { return standby.copyOf(t, p) }); err != nil {
 		t.Fatal(err)
 	}
 	closes(t, standby.close)
@@ -130,7 +131,7 @@ func (p *Postgres) Follow(t testing.TB, primary *Postgres) {
 	p.Kill()
 	err := os.RemoveAll(p.data())
 	if err == nil {
-		err = p.copyOf(primary)
+		err = p.copyOf(t, primary)
 	}
 	if err == nil {
 		err = p.start()
@@ -142,8 +143,9 @@ func (p *Postgres) Follow(t testing.TB, primary *Postgres) {
 }
 
 // copyOf fills the data of a standby of a server.
-func (p *Postgres) copyOf(primary *Postgres) error {
-	_, err := run(p.guard, p.dir, filepath.Join(p.bin, "pg_basebackup"), "--dbname", primary.URL("postgres"),
+func (p *Postgres) copyOf(t testing.TB, primary *Postgres) error {
+	p.Link = NewProxy(t, primary.Addr())
+	_, err := run(p.guard, p.dir, filepath.Join(p.bin, "pg_basebackup"), "--dbname", fmt.Sprintf(primary.url, p.Link.Addr(), "postgres"),
 		"--pgdata", p.data(), "--write-recovery-conf", "--wal-method", "stream", "--checkpoint", "fast", "--no-sync")
 	return err
 }

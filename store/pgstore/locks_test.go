@@ -272,19 +272,18 @@ func TestLocksOutAfterLoss(t *testing.T) {
 			WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted AND a.application_name = 'locks_out'`).Scan(&held); err != nil {
 			return err
 		}
-		r, err := tx.Get(kind, id(0))
-		if err != nil {
-			return err
-		}
-		switch {
-		case lost:
-		case held > 0:
+		if held > 0 && !lost {
 			lost = true
 			refuse.Store(true)
 			if _, err := direct.Exec(t.Context(), "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE application_name = 'locks_out'"); err != nil {
 				return err
 			}
-		default:
+		}
+		r, err := tx.Get(kind, id(0))
+		if err != nil {
+			return err
+		}
+		if !lost {
 			changed := *r
 			changed.Version++
 			if err := put(other, &changed); err != nil {
