@@ -166,9 +166,12 @@ func (v *view) ask(q *question) (a *answer, err error) {
 	case v.err != nil:
 		return nil, v.err
 	}
-	same := true
-	ctx, cancel := context.WithTimeout(v.ctx, answering+patience)
-	defer cancel()
+	same, ctx := true, v.ctx
+	if v.first != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(v.ctx, answering+patience)
+		defer cancel()
+	}
 	switch {
 	case v.conn != nil:
 		a, err = ask(ctx, v.conn.Conn(), q)

@@ -1,8 +1,8 @@
 // Command bench compares pgstore with raw pgx on one database, in one run:
 //
-//	go run ./bench [-n 1000000] [-time 3s] [-rounds 5] postgres://…
+//	go run ./bench [-n 1000000] [-time 3s] [-rounds 5] postgres://… [import get held list]
 //
-// It makes two schemas of its own and drops them.
+// It makes two schemas of its own and drops them. Without a selection it does all.
 package main
 
 import (
@@ -37,13 +37,13 @@ func main() {
 	rounds := flag.Int("rounds", 5, "rounds, of which the median counts")
 	held := flag.Int("held", 0, "groups of writes while a snapshot is held")
 	flag.Parse()
-	if flag.NArg() != 1 {
+	if flag.NArg() < 1 {
 		flag.Usage()
 		os.Exit(2)
 	}
 	ctx, cancel := context.WithCancel(context.Background()) // as that of a request
 	defer cancel()
-	if err := run(ctx, flag.Arg(0), *n, *held, *span, *rounds); err != nil {
+	if err := run(ctx, flag.Arg(0), flag.Args()[1:], *n, *held, *span, *rounds); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -57,7 +57,7 @@ type bench struct {
 	rounds int
 }
 
-func run(ctx context.Context, url string, n, held int, span time.Duration, rounds int) error {
+func run(ctx context.Context, url string, only []string, n, held int, span time.Duration, rounds int) error {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return err
@@ -84,12 +84,21 @@ func run(ctx context.Context, url string, n, held int, span time.Duration, round
 		return err
 	}
 	b := &bench{pool: pool, store: s, span: span, rounds: rounds}
-	for _, step := range []func(context.Context) error{
-		b.raw, b.open, b.imports, b.gets,
-		func(ctx context.Context) error { return b.held(ctx, held) },
-		func(ctx context.Context) error { return b.pages(ctx, n) },
+	for _, step := range []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"", b.raw},
+		{"", b.open},
+		{"import", b.imports},
+		{"get", b.gets},
+		{"held", func(ctx context.Context) error { return b.held(ctx, held) }},
+		{"list", func(ctx context.Context) error { return b.pages(ctx, n) }},
 	} {
-		if err = step(ctx); err != nil {
+		if step.name != "" && len(only) > 0 && !slices.Contains(only, step.name) {
+			continue
+		}
+		if err = step.do(ctx); err != nil {
 			break
 		}
 	}
@@ -264,6 +273,12 @@ func (b *bench) held(ctx context.Context, groups int) error {
 
 func (b *bench) gets(ctx context.Context) error {
 	var ids []uuid.UUID
+	_, err := b.pool.Exec(ctx, `INSERT INTO `+schema+`_raw.tokens (id, account, status, business_key, fingerprint, created_at, sealed)
+		SELECT gen_random_uuid(), $1, 1, uuid_send(gen_random_uuid()), uuid_send(gen_random_uuid()), now(), convert_to(repeat('x', 500), 'UTF8')
+		FROM generate_series(1, 20000)`, owner)
+	if err != nil {
+		return err
+	}
 	rows, err := b.pool.Query(ctx, `SELECT id FROM `+schema+`_raw.tokens LIMIT 20000`)
 	if err != nil {
 		return err
