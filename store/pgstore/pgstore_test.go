@@ -24,7 +24,7 @@ var postgres = realtest.SharedPostgreSQL(nil)
 func TestMain(m *testing.M) {
 	// Tests that are parallel wait for servers more than they compute.
 	flag.Parse()
-	if err := flag.Set("test.parallel", "16"); err != nil {
+	if err := flag.Set("test.parallel", "4"); err != nil {
 		panic(err)
 	}
 	goleak.VerifyTestMain(postgres.Main(m))
