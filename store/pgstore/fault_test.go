@@ -475,22 +475,28 @@ func TestWakes(t *testing.T) {
 	}
 }
 
-// The modes of the driver that prepare nothing work with PgBouncer in transaction mode.
+// What the package says works with PgBouncer does.
 func TestPgBouncer(t *testing.T) {
 	server := postgres.Get(t)
-	bouncer := realtest.PgBouncer(t, server, "transaction")
-	modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec}
-	if testing.Short() {
-		modes = modes[:1]
+	tests := []struct {
+		pool string
+		mode pgx.QueryExecMode
+	}{
+		{"transaction", pgx.QueryExecModeCacheDescribe},
+		{"transaction", pgx.QueryExecModeExec},
+		{"session", pgx.QueryExecModeCacheStatement},
 	}
-	for _, mode := range modes {
-		t.Run(mode.String(), func(t *testing.T) {
-			config, err := pgxpool.ParseConfig(bouncer.URL("postgres"))
+	if testing.Short() {
+		tests = tests[:1]
+	}
+	for _, test := range tests {
+		t.Run(test.pool+" "+test.mode.String(), func(t *testing.T) {
+			config, err := pgxpool.ParseConfig(realtest.PgBouncer(t, server, test.pool).URL("postgres"))
 			if err != nil {
 				t.Fatal(err)
 			}
 			config.MaxConns = 8
-			config.ConnConfig.DefaultQueryExecMode = mode
+			config.ConnConfig.DefaultQueryExecMode = test.mode
 			p, err := pgxpool.NewWithConfig(t.Context(), config)
 			if err != nil {
 				t.Fatal(err)

@@ -50,7 +50,8 @@
 // by a second. As installed, max_locks_per_transaction has room for five busy Stores.
 //
 // With several hosts in the URL target_session_attrs has to be read-write. A Store that
-// has seen the promoted server does not go back to the old one. Nothing else tells it
+// has seen the promoted server does not go back to the old one, nor to a new cluster that
+// was made of a dump: open another Store for that. Nothing else tells it
 // that a server which still answers is the primary no more: an old primary that waits
 // for a standby acknowledges no write, but a Store that reaches it alone reads what
 // was, such as a key that has been revoked. So whoever promotes a server fences the old
@@ -64,7 +65,10 @@
 // Store; for the case that this has died give the role a statement_timeout, of any length.
 // It does not cut short the wait of a commit for the standby. Set tcp_user_timeout on the
 // server to some seconds too, or tcp_keepalives_idle and its like: a session that cannot
-// send its answer is in no statement.
+// send its answer is in no statement. Set TCP_USER_TIMEOUT in DialFunc of the pool's
+// ConnConfig, also to some seconds: a connection that falls silent without an end, as when
+// the machine at its other end dies, otherwise holds up the writes of its Store for
+// fifteen seconds, until they are made on another one.
 //
 // Whatever ends the wait for the standby early, be it pg_cancel_backend or a Store after
 // its fifteen seconds, leaves a commit that others see and the standby does not have. The
@@ -73,10 +77,10 @@
 //
 // # PgBouncer
 //
-// In session mode everything works. In transaction mode of 1.21 and later, with
-// max_prepared_statements, so does the default of pgx. Before that, or without it, set
-// pgx's DefaultQueryExecMode to QueryExecModeExec or QueryExecModeCacheDescribe; the other
-// modes do not work. Statement mode does not. [Options.Listen] goes past the pooler.
+// In session mode everything works. In transaction mode set pgx's DefaultQueryExecMode to
+// QueryExecModeExec or QueryExecModeCacheDescribe; its default works there only from
+// PgBouncer 1.21 on, with max_prepared_statements, and is not tested. Statement mode does
+// not work. [Options.Listen] goes past the pooler.
 //
 // # Beyond one server
 //
