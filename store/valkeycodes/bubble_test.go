@@ -27,6 +27,7 @@ type forever struct {
 	dead   bool
 	dialed int           // connections so far
 	slow   time.Duration // until it answers GET
+	busy   int           // this many times it refuses SCAN
 	conns  []net.Conn
 	values map[string]string
 }
@@ -139,7 +140,7 @@ func (f *forever) answer(words []string) string {
 	case "HELLO":
 		return "*2\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n"
 	case "CONFIG":
-		off := map[string]string{"save": "", "appendonly": "no"}[words[2]]
+		off := map[string]string{"appendonly": "no", "slowlog-log-slower-than": "-1"}[words[2]]
 		return "*2\r\n" + text(words[2]) + text(off)
 	case "PING":
 		return "+PONG\r\n"
@@ -151,8 +152,25 @@ func (f *forever) answer(words []string) string {
 			return text(value)
 		}
 		return "$-1\r\n"
-	case "PTTL":
-		return ":1\r\n"
+	case "GETDEL": // of what is put when a connection is tried
+		delete(f.values, words[1])
+		return text("")
+	case "SCAN":
+		prefix, found := strings.CutSuffix(words[3], strings.Repeat("?", 36))
+		if !found { // when a connection is tried
+			return "*2\r\n" + text("0") + "*0\r\n"
+		}
+		if f.busy--; f.busy >= 0 {
+			return "-BUSY\r\n"
+		}
+		keys, n := "", 0
+		for key := range f.values {
+			if strings.HasPrefix(key, prefix) {
+				keys += text(key)
+				n++
+			}
+		}
+		return "*2\r\n" + text("0") + "*" + strconv.Itoa(n) + "\r\n" + keys
 	case "DEL":
 		for _, key := range words[1:] {
 			delete(f.values, key)
@@ -252,6 +270,33 @@ func TestAgeing(t *testing.T) {
 		if !f.has("cardvault:code:" + id(old).String()) {
 			t.Error("what was to be erased 16 minutes ago is still remembered")
 		}
+	})
+}
+
+// TestEraseAllFails: what is to be erased, too much to remember which, is erased at the next
+// try if the first is in vain, and not used before.
+func TestEraseAllFails(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		f, c := openForever(t, false)
+		put(t, c, 1)
+		f.die(true)
+		if err := c.Delete(t.Context(), id(1)); err == nil {
+			t.Error("Delete on a dead server succeeds")
+		}
+		for n := range 1 << 16 {
+			if err := c.Put(t.Context(), id(2+n), nil, time.Minute); err == nil {
+				t.Fatal("Put on a dead server succeeds")
+			}
+		}
+		f.busy = 2
+		f.die(false)
+		for range 100 {
+			<-time.After(100 * time.Millisecond)
+			if got, err := c.Get(t.Context(), id(1)); err == nil {
+				t.Fatalf("what was to be erased is %q", got)
+			}
+		}
+		lacks(t, "after ten seconds", c, 1)
 	})
 }
 

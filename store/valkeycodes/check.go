@@ -9,6 +9,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/valkey-io/valkey-go"
@@ -20,11 +21,12 @@ type unfit string
 func (u unfit) Error() string { return string(u) }
 
 // A checker connects to servers, and to none that is not fit for security codes. It
-// looks at each connection: a server that starts again may do so with other settings.
+// tries each connection: a server that starts again may do so with other settings.
 type checker struct {
 	client valkey.ClientOption
 	opts   Options
 	lost   func() // is called when a connection that was returned is closed
+	warned sync.Once
 }
 
 // dial is a [valkey.ClientOption.DialCtxFn].
@@ -98,28 +100,31 @@ func (c *checker) private(conn net.Conn) bool {
 	return false
 }
 
-// ask asks the server what it is and whether it persists, in version 2 of its protocol: in
-// which every connection begins.
+// The settings that make a server write to disk, or remember commands.
+var (
+	persistence = []struct{ name, off string }{{"save", ""}, {"appendonly", "no"}}
+	slowlog     = []string{"slowlog-log-slower-than", "slowlog-max-len"}
+)
+
+// ask asks the server what it is, how it is set, and for each command that the cache needs,
+// in version 2 of its protocol: in which every connection begins.
 func (c *checker) ask(conn net.Conn) error {
-	user, password := c.client.Username, c.client.Password
-	if c.client.AuthCredentialsFn != nil {
-		creds, err := c.client.AuthCredentialsFn(valkey.AuthCredentialsContext{Address: conn.RemoteAddr()})
-		if err != nil {
-			return err
-		}
-		user, password = creds.Username, creds.Password
-	}
-	var ask []byte
-	switch {
-	case user != "":
-		ask = appendCommand(ask, "AUTH", user, password)
-	case password != "":
-		ask = appendCommand(ask, "AUTH", password)
+	ask, err := c.login(conn)
+	if err != nil {
+		return err
 	}
 	auth := len(ask) > 0
 	ask = appendCommand(ask, "HELLO")
-	ask = appendCommand(ask, "CONFIG", "GET", "save")
-	ask = appendCommand(ask, "CONFIG", "GET", "appendonly")
+	for _, setting := range persistence {
+		ask = appendCommand(ask, "CONFIG", "GET", setting.name)
+	}
+	for _, name := range slowlog {
+		ask = appendCommand(ask, "CONFIG", "GET", name)
+	}
+	trial := c.trial()
+	for _, words := range trial {
+		ask = appendCommand(ask, words...)
+	}
 	if _, err := conn.Write(ask); err != nil {
 		return err
 	}
@@ -130,30 +135,114 @@ func (c *checker) ask(conn net.Conn) error {
 		}
 	}
 	hello, err := answer(r)
+	if no, ok := errors.AsType[refusal](err); ok && no.lasts() && no != "ERR" { // which is also that it is full
+		return unfit("the server refuses HELLO: " + string(no))
+	}
 	if err != nil {
 		return err
 	}
 	if mode := valueOf(hello, "mode"); mode != "" && mode != "standalone" {
 		return unfit("the server is one of several: " + mode)
 	}
-	for _, setting := range []struct{ name, off string }{{"save", ""}, {"appendonly", "no"}} {
-		words, err := answer(r)
-		_, refused := errors.AsType[refusal](err)
-		told := len(words) == 2
+	if err := c.persists(r); err != nil {
+		return err
+	}
+	if err := c.remembers(r); err != nil {
+		return err
+	}
+	for _, words := range trial {
+		_, err := answer(r)
+		no, _ := errors.AsType[refusal](err)
 		switch {
-		case err != nil && !refused:
+		case no == "OOM": // and keeps what it has
+		case no.lasts():
+			return unfit("the server refuses " + words[0] + ": " + string(no))
+		case err != nil:
 			return err
-		case c.opts.AllowPersistence:
-		case !told && !c.opts.AllowUnchecked:
-			return unfit("the server does not tell whether it writes to disk (CONFIG GET " + setting.name + ")")
-		case told && words[1] != setting.off:
-			return unfit("the server writes to disk: " + setting.name + " is set")
 		}
 	}
 	if r.Buffered() > 0 {
 		return errProtocol
 	}
 	return nil
+}
+
+// login returns the command with which a connection begins, if it does.
+func (c *checker) login(conn net.Conn) ([]byte, error) {
+	user, password := c.client.Username, c.client.Password
+	if c.client.AuthCredentialsFn != nil {
+		creds, err := c.client.AuthCredentialsFn(valkey.AuthCredentialsContext{Address: conn.RemoteAddr()})
+		if err != nil {
+			return nil, err
+		}
+		user, password = creds.Username, creds.Password
+	}
+	switch {
+	case user != "":
+		return appendCommand(nil, "AUTH", user, password), nil
+	case password != "":
+		return appendCommand(nil, "AUTH", password), nil
+	}
+	return nil, nil
+}
+
+// trial returns the commands that a cache needs, on a key that is no token's.
+func (c *checker) trial() [][]string {
+	key := c.opts.Prefix + "check"
+	trial := [][]string{
+		{"PING"}, {"SET", key, "", "PX", "1000"}, {"GET", key}, {"GETDEL", key}, {"DEL", key}, {"SCAN", "0", "MATCH", ""},
+	}
+	if c.client.SelectDB == 0 {
+		return trial
+	}
+	return append([][]string{{"SELECT", strconv.Itoa(c.client.SelectDB)}}, trial...)
+}
+
+// persists reads whether the server does.
+func (c *checker) persists(r *bufio.Reader) error {
+	for _, setting := range persistence {
+		value, told, err := configured(r)
+		switch {
+		case err != nil:
+			return err
+		case c.opts.AllowPersistence:
+		case !told && !c.opts.AllowUnchecked:
+			return unfit("the server does not tell whether it writes to disk (CONFIG GET " + setting.name + ")")
+		case told && value != setting.off:
+			return unfit("the server writes to disk: " + setting.name + " is set")
+		}
+	}
+	return nil
+}
+
+// remembers reads whether the server keeps commands that were slow.
+func (c *checker) remembers(r *bufio.Reader) error {
+	slower, told, err := configured(r)
+	if err != nil {
+		return err
+	}
+	length, _, err := configured(r)
+	if err != nil {
+		return err
+	}
+	if told && !strings.HasPrefix(slower, "-") && length != "0" {
+		c.warned.Do(func() {
+			c.opts.Logger.Warn("the server may keep sealed security codes in its SLOWLOG: set slowlog-log-slower-than to -1")
+		})
+	}
+	return nil
+}
+
+// configured reads the answer to CONFIG GET of one setting, which the server may not tell.
+func configured(r *bufio.Reader) (value string, told bool, err error) {
+	words, err := answer(r)
+	if no, _ := errors.AsType[refusal](err); no.lasts() {
+		return "", false, nil
+	}
+	if err != nil || len(words) != 2 {
+		return "", false, err
+	}
+	return words[1], true, nil
 }
 
 func appendCommand(b []byte, words ...string) []byte {
@@ -174,11 +263,22 @@ func valueOf(words []string, name string) string {
 	return ""
 }
 
-// A refusal is the answer of a server that does not know a command, or keeps it from
-// this user, and will do so the next time. Other errors pass: that it is full, or busy.
+// A refusal is the kind of error with which a server answers.
 type refusal string
 
 func (r refusal) Error() string { return "the server refuses: " + string(r) }
+
+// lasts tells whether the server will refuse the next time, too. What else there is
+// passes: that it is busy, or loading.
+func (r refusal) lasts() bool {
+	switch r {
+	case "NOPERM", "READONLY", "ERR", unknown:
+		return true
+	}
+	return false
+}
+
+const unknown refusal = "unknown command" // which is an ERR for certain
 
 var errProtocol = errors.New("not the answer of a Valkey or Redis server")
 
@@ -201,6 +301,10 @@ func answer(r *bufio.Reader) (words []string, err error) {
 		case '+', ':':
 			words = append(words, head[1:])
 		case '$':
+			if head == "$-1" {
+				words = append(words, "")
+				continue
+			}
 			text, err := line(r)
 			if err != nil {
 				return nil, err
@@ -224,12 +328,12 @@ func answer(r *bufio.Reader) (words []string, err error) {
 // failure returns the error that an answer is.
 func failure(head string) error {
 	switch kind := word(head); {
-	case kind == "NOAUTH", kind == "WRONGPASS", strings.HasPrefix(head, "-ERR AUTH "): // no password is set
+	case kind == "NOAUTH", kind == "WRONGPASS", kind == "DENIED", strings.HasPrefix(head, "-ERR AUTH "): // no password is set
 		return unfit("the server does not let in: " + kind)
-	case kind == "NOPERM", strings.HasPrefix(head, "-ERR unknown command"):
-		return refusal(kind)
+	case strings.HasPrefix(head, "-ERR unknown command"):
+		return unknown
 	default:
-		return errors.New("the server refuses for now: " + kind)
+		return refusal(kind)
 	}
 }
 

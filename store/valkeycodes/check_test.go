@@ -1,6 +1,7 @@
 package valkeycodes_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -10,10 +11,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/big"
 	"net"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -85,12 +89,21 @@ func TestPersistsLater(t *testing.T) {
 	recovers(t, c)
 }
 
-// TestLogins: the commands that the package names are all that it needs.
+// TestLogins: the commands that the package names are all that it needs, and a user who lacks
+// one is refused.
 func TestLogins(t *testing.T) {
-	const user = "on >secret ~cardvault:code:* +get +set +getdel +del +pttl +ping +config|get +hello +auth"
-	addr := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{
-		"requirepass": "master", "user vault": user,
-	}}).Addr()
+	commands := []string{"get", "set", "getdel", "del", "scan", "ping", "config|get"}
+	const keys = " on >secret ~cardvault:code:* +auth +"
+	settings := map[string]string{
+		"requirepass": "master",
+		"user vault":  keys + strings.Join(commands, " +"),
+		"user other":  "on >secret ~other:* +auth +" + strings.Join(commands, " +"),
+	}
+	for n, command := range commands {
+		rest := slices.Delete(slices.Clone(commands), n, n+1)
+		settings["user no-"+command] = keys + strings.Join(rest, " +")
+	}
+	addr := realtest.Redis(t, &realtest.RedisOptions{Settings: settings}).Addr()
 	login := func(name, password string) valkey.ClientOption {
 		o := at(addr)
 		o.Username, o.Password = name, password
@@ -103,11 +116,150 @@ func TestLogins(t *testing.T) {
 	opens(t, "another password of a user", login("vault", "wrong"), nil, "WRONGPASS")
 	opens(t, "the password", login("", "master"), nil, "")
 	opens(t, "a user", login("vault", "secret"), nil, "")
+	opens(t, "a user of other keys", login("other", "secret"), nil, "refuses SET: NOPERM")
+	opens(t, "a user of other keys, with their prefix", login("other", "secret"), &valkeycodes.Options{Prefix: "other:"}, "")
+	for _, command := range commands {
+		want := "refuses " + strings.ToUpper(command) + ": NOPERM"
+		if command == "config|get" {
+			want = "does not tell"
+		}
+		opens(t, "a user without "+command, login("no-"+command, "secret"), nil, want)
+	}
 	o := at(addr)
 	o.AuthCredentialsFn = func(valkey.AuthCredentialsContext) (valkey.AuthCredentials, error) {
 		return valkey.AuthCredentials{Username: "vault", Password: "secret"}, nil
 	}
 	opens(t, "credentials of a function", o, nil, "")
+}
+
+// TestTooOld: a server that does not know HELLO is refused.
+func TestTooOld(t *testing.T) {
+	s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"rename-command": `HELLO ""`}})
+	opens(t, "no HELLO", at(s.Addr()), nil, "refuses HELLO: unknown command")
+}
+
+// TestProtected: a server that lets in nobody from outside is refused.
+func TestProtected(t *testing.T) {
+	addr := serve(t, nil, func(conn net.Conn) {
+		if _, err := conn.Read(make([]byte, 4<<10)); err == nil {
+			write(conn, []byte("-DENIED Redis is running in protected mode\r\n"))
+		}
+	})
+	opens(t, "protected mode", at(addr), nil, "DENIED")
+}
+
+// TestSelect: another database than the first is taken if it is there.
+func TestSelect(t *testing.T) {
+	o := at(realtest.Redis(t, nil).Addr())
+	o.SelectDB = 1
+	opens(t, "a database", o, nil, "")
+	o.SelectDB = 99
+	opens(t, "a database that is not there", o, nil, "refuses SELECT: ERR")
+}
+
+// TestUnchecked: a server may refuse CONFIG GET in its own words.
+func TestUnchecked(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	for _, refusal := range []string{
+		"-ERR Command is not available: 'CONFIG'. See https://docs.example",
+		"-ERR command config not support for normal user",
+		"-ERR Unsupported CONFIG parameter: save",
+	} {
+		addr := relay(t, nil, s.Addr(), func(client net.Conn, b []byte) {
+			for name, value := range map[string]string{
+				"save": "", "appendonly": "no", "slowlog-log-slower-than": "10000", "slowlog-max-len": "128",
+			} {
+				b = bytes.ReplaceAll(b, []byte("*2\r\n"+text(name)+text(value)), []byte(refusal+"\r\n"))
+			}
+			write(client, b)
+		})
+		opens(t, refusal, at(addr), nil, "does not tell")
+		opens(t, refusal+", AllowUnchecked", at(addr), &valkeycodes.Options{AllowUnchecked: true}, "")
+	}
+}
+
+// TestSlowlog: a server that keeps slow commands is taken, with one warning.
+func TestSlowlog(t *testing.T) {
+	for _, test := range []struct {
+		slower, length string
+		warnings       int
+	}{{"10000", "128", 1}, {"0", "128", 1}, {"-1", "128", 0}, {"0", "0", 0}} {
+		s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{
+			"slowlog-log-slower-than": test.slower, "slowlog-max-len": test.length,
+		}})
+		var log logged
+		c := open(t, s.Addr(), &valkeycodes.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		s.Restart(t)
+		recovers(t, c)
+		if got := log.count("level=WARN", "SLOWLOG"); got != test.warnings {
+			t.Errorf("slower than %s, length %s: %d warnings, want %d", test.slower, test.length, got, test.warnings)
+		}
+	}
+}
+
+// logged is what a cache has logged.
+type logged struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+// count returns how many lines have all words.
+func (l *logged) count(words ...string) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.text.String()) {
+		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+			n++
+		}
+	}
+	return n
+}
+
+// TestReplica: a server that takes no writes is refused, and given up when it becomes one:
+// its name may lead to another by then.
+func TestReplica(t *testing.T) {
+	old, next := realtest.Redis(t, nil), realtest.Redis(t, nil)
+	var name atomic.Value
+	name.Store(old.Addr())
+	o := at("the name of both")
+	o.DialCtxFn = func(ctx context.Context, _ string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		return dialer.DialContext(ctx, "tcp", name.Load().(string))
+	}
+	c, err := valkeycodes.Open(t.Context(), o, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	put(t, c, 1)
+	begin := time.Now()
+	administer(t, old).run("REPLICAOF", "127.0.0.1", "1")
+	opens(t, "a replica", at(old.Addr()), nil, "refuses SET: READONLY")
+	opens(t, "a replica, AllowUnchecked", at(old.Addr()), &valkeycodes.Options{AllowUnchecked: true, AllowPersistence: true}, "READONLY")
+	if err := c.Put(t.Context(), id(2), nil, time.Hour); err == nil {
+		t.Error("Put on a replica succeeds")
+	}
+	eventually(t, "Ping does not tell", func() error {
+		if err := c.Ping(t.Context()); err == nil || !strings.Contains(err.Error(), "READONLY") {
+			return fmt.Errorf("Ping = %v", err)
+		}
+		return nil
+	})
+	name.Store(next.Addr())
+	eventually(t, "Put at the next server", func() error { return c.Put(t.Context(), id(1), []byte("1"), time.Hour) })
+	holds(t, c, 1, "1")
+	if took := time.Since(begin); took > 30*time.Second {
+		t.Errorf("the next server is found after %v, want it before the connection ends anyway", took)
+	}
 }
 
 func TestAddresses(t *testing.T) {

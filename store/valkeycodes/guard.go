@@ -3,6 +3,7 @@ package valkeycodes
 import (
 	"bytes"
 	"crypto/tls"
+	"errors"
 	"math"
 	"net"
 	"strconv"
@@ -20,7 +21,8 @@ const (
 // A guarded connection keeps from valkey-go what ends the process there: it panics over an
 // answer to no command and over a length below zero, and makes room for what a length
 // announces. An answer like that ends the connection. Those to no command are what a
-// proxy sends that shuts down.
+// proxy sends that shuts down. An answer that the server is a replica ends it too: its
+// name may lead to another one by now.
 type guarded struct {
 	net.Conn
 	owed    atomic.Int64 // answers
@@ -46,6 +48,9 @@ func (g *guarded) Read(b []byte) (int, error) {
 	if bad != nil {
 		return good, bad
 	}
+	if g.in.demoted {
+		return n, errDemoted
+	}
 	return n, err
 }
 
@@ -64,6 +69,8 @@ func inner(conn net.Conn) net.Conn {
 	return conn
 }
 
+var errDemoted = errors.New("the server has become a replica")
+
 // messages are those of one direction, in version 2 of the protocol: simple strings,
 // errors, integers, strings and arrays.
 type messages struct {
@@ -74,6 +81,8 @@ type messages struct {
 	body int    // bytes of a string that follow
 	line []byte // as far as it has come
 	err  error
+
+	demoted bool // READONLY was among them
 }
 
 // pass follows the stream through b, and calls begin for each message. It returns how
@@ -117,7 +126,10 @@ func (m *messages) element() bool {
 		return false
 	}
 	switch line[0] {
-	case '+', '-', ':':
+	case '-':
+		m.demoted = m.demoted || bytes.HasPrefix(line, []byte("-READONLY "))
+		return true
+	case '+', ':':
 		return true
 	case '$', '*':
 	default:

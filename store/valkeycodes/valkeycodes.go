@@ -6,25 +6,29 @@
 //	vault, err := cardvault.New(ctx, store, keys, &cardvault.Options{Codes: codes})
 //
 // The vault seals a code before it gives it away, under a key that ends with the
-// cached value: the server, and whoever listens, sees ids of tokens, how long codes are
-// kept, and which were put by the same cache.
+// cached value: the server, and whoever listens, sees ids of tokens and how long codes
+// are kept.
 //
 // # The server
 //
 // A code that is written to a disk is stored, which PCI DSS forbids after the
 // authorization. So a server with save points or an append-only file is refused; so is
-// one that does not tell (CONFIG GET needs +config|get). Each connection is looked at,
-// and there is a new one every minute. What does not show there is up to whoever runs
+// one that does not tell (CONFIG GET needs +config|get), and one that takes no writes, such
+// as a replica. Each connection is tried, and there is a new one every minute, or when
+// a server becomes a replica. What does not show there is up to whoever runs
 // the server: no swap, no BGSAVE, no dumps of memory, no replicas, which may persist for
 // themselves. A fail-over to a replica may also bring back a code that was
 // erased a moment before; a server that starts again, empty, does not. Any
 // maxmemory-policy is safe: volatile-ttl lets the code with the least time left go,
 // noeviction keeps no new one.
 //
-// It needs Redis 6.2 or any Valkey, and of their commands GET, SET, GETDEL, DEL, PTTL,
-// PING, CONFIG GET, HELLO and AUTH; for some options SELECT and CLIENT SETNAME. One server is
-// enough, and all vaults on a store need the same: Sentinel and clusters are not
-// supported, and a server of a cluster is refused.
+// SLOWLOG keeps commands, and so sealed codes, until others come: set
+// slowlog-log-slower-than to -1. A cache that finds it set otherwise logs a warning.
+//
+// It needs Redis 6.2 or any Valkey, and of their commands GET, SET, GETDEL, DEL, SCAN,
+// PING, CONFIG GET, HELLO and AUTH, on keys that begin with [Options.Prefix]; for some
+// options SELECT and CLIENT SETNAME. One server is enough, and all vaults on a store need
+// the same: Sentinel and clusters are not supported, and a server of a cluster is refused.
 //
 // # Failures
 //
@@ -35,11 +39,9 @@
 // to begin with, and whenever a connection ends: no call needs to find that out.
 //
 // What could not be erased or replaced meanwhile the cache erases when the server is
-// back, before it is used: up to 65,536 values, for 15 minutes at most and until the cache is
-// closed. Others go with their time. It leaves what another cache has put under the same
-// id since, and tells that by how long the value has been there (PTTL), so that clocks need
-// not agree. What was put within 50 milliseconds of the failure, or between that look and
-// the DEL that follows, goes too: a code that is lost can be entered again.
+// back, before it is used, for 15 minutes at most and until the cache is closed. That
+// may be what another vault has put since: a code that is lost can be entered again. Of more
+// than 65,536 values it does not remember which, and erases all with its prefix.
 //
 // A connection that is given up is reset, so that a command which has not left this host
 // never does. One that has, and is held up by a proxy until another connection is in
@@ -50,10 +52,11 @@ package valkeycodes
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -78,11 +81,11 @@ const (
 	maxCalls = 256
 
 	maxErase   = 1 << 16          // keys
-	eraseBatch = 128              // of which each is asked for twice: it fits in the queue beside the calls
+	eraseBatch = 512              // of one command
 	eraseFor   = 15 * time.Minute // as long as a vault keeps a code
 )
 
-var errDown = errors.New("valkeycodes: the server does not answer")
+var errDown = errors.New("valkeycodes: the server cannot be used")
 
 // Options of a [Cache] may be nil.
 type Options struct {
@@ -99,6 +102,10 @@ type Options struct {
 	// AllowPlaintext takes a connection without TLS that leaves the host. Without it
 	// only loopback and Unix sockets need none.
 	AllowPlaintext bool
+
+	// Logger is told of a SLOWLOG, and when a server that was lost is back. If nil,
+	// nothing is logged.
+	Logger *slog.Logger
 }
 
 var _ store.CodeCache = (*Cache)(nil)
@@ -108,7 +115,7 @@ type Cache struct {
 	client valkey.Client
 	check  checker
 	prefix string
-	self   uuid.UUID // begins each value that this cache has put
+	log    *slog.Logger
 	slots  chan struct{}
 	ctx    context.Context // ends with the cache
 	cancel context.CancelFunc
@@ -120,6 +127,7 @@ type Cache struct {
 	down    error                    // if set, calls fail at once, and with it
 	busy    map[string]chan struct{} // keys that a call changes; closed when it does no more
 	erase   map[string]time.Time     // keys to erase as soon as the server answers, and since when
+	all     time.Time                // if set, they were too many: all with the prefix, and since when
 	mending bool                     // while down, in doubt, or with keys to erase
 	work    sync.WaitGroup           // grows unless closed
 }
@@ -128,28 +136,28 @@ type Cache struct {
 // Username, Password, AuthCredentialsFn, ClientName, SelectDB, Dialer and DialCtxFn.
 // The cache must be closed.
 //
-// The error is about options or a server that does not fit. A server that
+// The error is about options, or a server that answers and does not fit. A server that
 // does not answer is none: a vault starts without it, and uses it from when it does.
 // [Cache.Ping] tells.
 func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, error) {
-	if opts == nil {
-		opts = &Options{}
+	var settings Options
+	if opts != nil {
+		settings = *opts
 	}
+	settings.Prefix = cmp.Or(settings.Prefix, "cardvault:code:")
+	settings.Logger = cmp.Or(settings.Logger, slog.New(slog.DiscardHandler))
 	if len(o.InitAddress) != 1 || o.Sentinel.MasterSet != "" {
 		return nil, errors.New("valkeycodes: want the address of one server")
 	}
 	c := &Cache{
-		prefix: opts.Prefix,
-		self:   uuid.New(),
+		prefix: settings.Prefix,
+		log:    settings.Logger,
 		slots:  make(chan struct{}, maxCalls),
 		late:   make(chan struct{}, 1),
 		busy:   make(map[string]chan struct{}),
 		erase:  make(map[string]time.Time),
 	}
-	c.check = checker{client: o, opts: *opts, lost: c.lost}
-	if c.prefix == "" {
-		c.prefix = "cardvault:code:"
-	}
+	c.check = checker{client: o, opts: settings, lost: c.lost}
 	dialer := o.Dialer
 	if dialer.Timeout == 0 {
 		dialer.Timeout = limit
@@ -214,16 +222,9 @@ func (c *Cache) Put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Du
 		return c.Delete(ctx, id)
 	}
 	key := c.key(id)
-	framed := make([]byte, 0, frameSize+store.MaxCode)
-	framed = binary.BigEndian.AppendUint64(append(framed, c.self[:]...), uint64(ms))
-	framed = append(framed, value...)
-	_, err := c.do(ctx, c.client.B().Set().Key(key).Value(string(framed)).PxMilliseconds(ms).Build(), key, set)
+	_, err := c.do(ctx, c.client.B().Set().Key(key).Value(string(value)).PxMilliseconds(ms).Build(), key, set)
 	return err
 }
-
-// frameSize is the size of what is before a value: who has put it, and for how many
-// milliseconds.
-const frameSize = 16 + 8
 
 // Get implements [store.CodeCache].
 func (c *Cache) Get(ctx context.Context, id uuid.UUID) ([]byte, error) {
@@ -270,10 +271,7 @@ func value(m *valkey.ValkeyMessage) ([]byte, error) {
 		return nil, errProtocol
 	}
 	text, err := m.ToString()
-	if len(text) < frameSize {
-		return nil, store.ErrNotFound // no cache has put it
-	}
-	return []byte(text[frameSize:]), err
+	return []byte(text), err
 }
 
 func set(m *valkey.ValkeyMessage) ([]byte, error)  { return nil, says(m, "OK") }
@@ -497,10 +495,15 @@ func (c *Cache) fail(cause error) {
 func (c *Cache) eraseLater(key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if key == "" || len(c.erase) >= maxErase {
+	switch {
+	case key == "":
 		return
+	case !c.all.IsZero() || len(c.erase) >= maxErase:
+		clear(c.erase)
+		c.all = time.Now()
+	default:
+		c.erase[key] = time.Now()
 	}
-	c.erase[key] = time.Now()
 	c.mend()
 }
 
@@ -545,101 +548,95 @@ func (c *Cache) mended() bool {
 			return false
 		}
 	}
-	for {
-		due := c.toErase()
-		if len(due) == 0 {
-			break
-		}
-		err := c.eraseOld(due)
-		c.erased(due, err == nil)
-		if _, refused := errors.AsType[*valkey.ValkeyError](err); refused {
-			break // it may be read-only for a while
-		}
-		if err != nil {
-			c.fail(err)
-			return false
-		}
+	if err := c.eraseDue(); err != nil {
+		c.fail(err)
+		return false
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	back := c.down != nil
 	c.down = nil
-	c.mending = len(c.erase) > 0
-	return !c.mending
+	c.mending = len(c.erase) > 0 || !c.all.IsZero()
+	mended := !c.mending
+	c.mu.Unlock()
+	if back {
+		c.log.Info("the cache of security codes is back")
+	}
+	return mended
 }
 
-// An erasure is of a key whose value was to go at a time.
-type erasure struct {
-	key   string
-	since time.Time
+// eraseDue erases what nobody else in this process changes at the time.
+func (c *Cache) eraseDue() error {
+	if err := c.eraseAll(); err != nil {
+		return err
+	}
+	for due := c.toErase(); len(due) > 0; due = c.toErase() {
+		err := c.del(due)
+		c.erased(due, err == nil)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// eraseAll erases all values of the cache, also those of other vaults, if it is to.
+func (c *Cache) eraseAll() error {
+	c.mu.Lock()
+	since := c.all
+	c.all = time.Time{} // what is to be erased from now on has a name again
+	c.mu.Unlock()
+	ids := glob.Replace(c.prefix) + strings.Repeat("?", len(uuid.Nil.String()))
+	for cursor := uint64(0); time.Since(since) <= eraseFor; {
+		found, err := c.within(c.ctx, limit, c.client.B().Scan().Cursor(cursor).Match(ids).Count(eraseBatch).Build()).AsScanEntry()
+		if err == nil && len(found.Elements) > 0 {
+			err = c.del(found.Elements)
+		}
+		if err != nil {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.all.IsZero() {
+				c.all = since
+			}
+			return err
+		}
+		if cursor = found.Cursor; cursor == 0 {
+			break
+		}
+	}
+	return nil
+}
+
+// glob makes text a pattern.
+var glob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
+
+func (c *Cache) del(keys []string) error {
+	return c.within(c.ctx, limit, c.client.B().Del().Key(keys...).Build()).Error()
 }
 
 // toErase returns some of the keys to erase, which nobody else in this process changes until
 // erased is called.
-func (c *Cache) toErase() (due []erasure) {
+func (c *Cache) toErase() (due []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for key, since := range c.erase {
+	for key := range c.erase {
 		if len(due) == eraseBatch {
 			break
 		}
 		if c.busy[key] == nil {
 			c.busy[key] = make(chan struct{})
-			due = append(due, erasure{key, since})
+			due = append(due, key)
 		}
 	}
 	return due
 }
 
-func (c *Cache) erased(due []erasure, done bool) {
+func (c *Cache) erased(due []string, done bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, e := range due {
+	for _, key := range due {
 		if done {
-			delete(c.erase, e.key)
+			delete(c.erase, key)
 		}
-		c.release(e.key)
+		c.release(key)
 	}
-}
-
-// eraseOld erases values, but for those that another cache has put since.
-func (c *Cache) eraseOld(due []erasure) error {
-	var look []valkey.Completed
-	for _, e := range due {
-		// The time that is left is never that of an older value.
-		look = append(look, c.client.B().Get().Key(e.key).Build(), c.client.B().Pttl().Key(e.key).Build())
-	}
-	ctx, cancel := context.WithTimeout(c.ctx, limit)
-	defer cancel()
-	asked := time.Now()
-	answers := c.client.DoMulti(ctx, look...)
-	var keys []string
-	for i, e := range due {
-		value, left := answers[2*i], answers[2*i+1]
-		if err := cmp.Or(value.NonValkeyError(), left.NonValkeyError()); err != nil {
-			return err
-		}
-		if !c.newer(value, left, asked.Sub(e.since)) {
-			keys = append(keys, e.key)
-		}
-	}
-	if len(keys) == 0 {
-		return nil
-	}
-	return c.client.Do(ctx, c.client.B().Del().Key(keys...).Build()).Error()
-}
-
-// newer tells whether another cache has put a value, of which some time is left, less
-// than d ago. What the server does not tell counts as old, and so does all that this cache has
-// put: it may have arrived after it was given up.
-func (c *Cache) newer(value, left valkey.ValkeyResult, d time.Duration) bool {
-	text, err := value.ToString()
-	if err != nil || len(text) < frameSize || text[:16] == string(c.self[:]) {
-		return false
-	}
-	ms, err := left.AsInt64()
-	if err != nil || ms <= 0 {
-		return false
-	}
-	age := int64(binary.BigEndian.Uint64([]byte(text[16:frameSize]))) - ms
-	return age >= 0 && age+patience.Milliseconds() < d.Milliseconds()
 }

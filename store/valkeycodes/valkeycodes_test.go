@@ -6,7 +6,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -296,69 +298,89 @@ func TestLostAnswer(t *testing.T) {
 	}
 }
 
-// TestNewer: what another replica has put since is not erased late, as what was there
-// before is.
-func TestNewer(t *testing.T) {
+// TestReplaced: what could not be replaced or erased goes, also if another replica has put it
+// since. Which is older only the server's clock could tell, and that may have stood still.
+func TestReplaced(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	p := realtest.NewProxy(t, s.Addr())
 	c, other := open(t, p.Addr(), nil), open(t, s.Addr(), nil)
-	const deleted, replaced, gone, lost, newer = 1, 2, 3, 4, 100
-	for _, n := range []int{deleted, gone} {
+	const deleted, replaced = 1, 2
+	put(t, other, deleted)
+	put(t, other, replaced)
+	p.Cut()
+	if err := c.Delete(t.Context(), id(deleted)); err == nil {
+		t.Error("Delete on a cut connection succeeds")
+	}
+	if err := c.Put(t.Context(), id(replaced), nil, time.Hour); err == nil {
+		t.Error("Put on a cut connection succeeds")
+	}
+	<-time.After(200 * time.Millisecond)
+	put(t, other, replaced)
+	p.Resume()
+	recovers(t, c)
+	lacks(t, "a value that was deleted", other, deleted)
+	lacks(t, "a value that was replaced", other, replaced)
+}
+
+// TestCrowdedOut: what is to be erased is, however much there is, and nothing of others.
+func TestCrowdedOut(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	p := realtest.NewProxy(t, s.Addr())
+	const prefix = `a\b[c]*?:`
+	c := open(t, p.Addr(), &valkeycodes.Options{Prefix: prefix})
+	a := administer(t, s)
+	const values = 2_000
+	for n := range values {
 		put(t, c, n)
 	}
-	for _, n := range []int{replaced, lost} {
-		put(t, other, n)
+	others := []string{"other:" + id(1).String(), prefix + "other", `a\bcde:` + id(1).String()}
+	for _, key := range others {
+		a.run("SET", key, "")
 	}
 	p.Cut()
-	for _, n := range []int{deleted, gone} {
-		if err := c.Delete(t.Context(), id(n)); err == nil {
-			t.Error("Delete on a cut connection succeeds")
+	for n := range 1 << 16 {
+		if err := c.Put(t.Context(), id(values+n), nil, time.Hour); err == nil {
+			t.Fatal("Put on a cut connection succeeds")
 		}
 	}
-	for _, n := range []int{replaced, lost} {
-		if err := c.Put(t.Context(), id(n), nil, time.Hour); err == nil {
-			t.Error("Put on a cut connection succeeds")
-		}
-	}
-	<-time.After(200 * time.Millisecond) // what is put sooner goes too
-	for _, n := range []int{deleted, replaced} {
-		if err := other.Put(t.Context(), id(n), fmt.Append(nil, newer), time.Minute); err != nil {
-			t.Fatal(err)
-		}
+	if err := c.Delete(t.Context(), id(1)); err == nil {
+		t.Error("Delete on a cut connection succeeds")
 	}
 	p.Resume()
 	recovers(t, c)
-	for _, n := range []int{deleted, replaced} {
-		if got, err := other.Get(t.Context(), id(n)); string(got) != fmt.Sprint(newer) {
-			t.Errorf("what another replica has put since is %q, %v", got, err)
-		}
+	lacks(t, "what was deleted after 65,536 others", c, 1)
+	keys := slices.DeleteFunc(a.keys(), func(key string) bool { return key == prefix+uuid.Max.String() }) // that of recovers
+	slices.Sort(keys)
+	slices.Sort(others)
+	if !slices.Equal(keys, others) {
+		t.Errorf("%d keys are left, want %q", len(keys), others)
 	}
-	for _, n := range []int{gone, lost} {
-		lacks(t, "a value from before", other, n)
-	}
+	put(t, c, 1)
+	<-time.After(2500 * time.Millisecond) // in which it would be done again
+	holds(t, c, 1, "1")
 }
 
-// TestRefusedErase: what a server does not erase at the time is erased when it does.
+// TestRefusedErase: what a server does not erase is not read, and erased when it can be.
 func TestRefusedErase(t *testing.T) {
 	s := realtest.Redis(t, nil)
-	p := realtest.NewProxy(t, s.Addr())
-	c := open(t, p.Addr(), nil)
+	c := open(t, s.Addr(), nil)
 	a := administer(t, s)
 	put(t, c, 1)
-	p.Cut()
-	if err := c.Delete(t.Context(), id(1)); err == nil {
-		t.Fatal("Delete on a cut connection succeeds")
+	a.run("ACL", "SETUSER", "default", "-del")
+	if err := c.Delete(t.Context(), id(1)); err == nil || !strings.Contains(err.Error(), "NOPERM") {
+		t.Fatalf("Delete = %v", err)
 	}
-	a.run("REPLICAOF", "127.0.0.1", "1")
-	p.Resume()
-	eventually(t, "a server that cannot be written to is not read", func() error {
-		got, err := c.Get(t.Context(), id(1))
-		if err == nil && string(got) != "1" {
-			t.Errorf("Get = %q", got)
+	begin := time.Now()
+	eventually(t, "it is still read", func() error {
+		if got, err := c.Get(t.Context(), id(1)); err == nil {
+			return fmt.Errorf("Get = %q", got)
 		}
-		return err
+		return nil
 	})
-	a.run("REPLICAOF", "NO", "ONE")
+	if took := time.Since(begin); took > 30*time.Second {
+		t.Errorf("it is read for %v, until the connection ends", took)
+	}
+	a.run("ACL", "SETUSER", "default", "+del")
 	eventually(t, "it is not erased", func() error {
 		if keys := a.keys(); len(keys) > 0 {
 			return fmt.Errorf("%d keys are left", len(keys))
@@ -511,8 +533,9 @@ func TestFull(t *testing.T) {
 			}
 		}
 		there := 0
+		other := open(t, s.Addr(), nil)
 		for n := range values {
-			switch _, err := c.Get(t.Context(), id(n)); {
+			switch _, err := other.Get(t.Context(), id(n)); {
 			case err == nil:
 				there++
 			case !errors.Is(err, store.ErrNotFound):
@@ -527,13 +550,39 @@ func TestFull(t *testing.T) {
 
 // TestErrors tell nothing of what was sent, which a server may repeat.
 func TestErrors(t *testing.T) {
-	s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"rename-command": `SET ""`}})
-	c := open(t, s.Addr(), nil)
+	s := realtest.Redis(t, nil)
+	c := open(t, relay(t, nil, s.Addr(), func(client net.Conn, b []byte) {
+		if string(b) == "+OK\r\n" {
+			b = []byte("-ERR unknown command 'SET', with args beginning with: 'secret'\r\n")
+		}
+		write(client, b)
+	}), nil)
 	err := c.Put(t.Context(), id(1), []byte("secret"), time.Hour)
 	if err == nil || err.Error() != "valkeycodes: the server refuses: ERR" {
 		t.Errorf("Put = %v", err)
 	}
 	if err := c.Ping(t.Context()); err != nil {
 		t.Errorf("after a refusal: %v", err)
+	}
+}
+
+// TestBack: that a server is back is logged once.
+func TestBack(t *testing.T) {
+	s := realtest.Redis(t, nil)
+	var log logged
+	c := open(t, s.Addr(), &valkeycodes.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	for lost := range 3 {
+		recovers(t, c)
+		if n := log.count("level=INFO", "is back"); n != lost {
+			t.Errorf("%d lines after it was lost %d times", n, lost)
+		}
+		s.Kill()
+		eventually(t, "the server is not missed", func() error {
+			if _, err := c.Get(t.Context(), id(1)); err == nil || !strings.Contains(err.Error(), "cannot be used") {
+				return fmt.Errorf("Get = %v", err)
+			}
+			return nil
+		})
+		s.Restart(t)
 	}
 }
