@@ -60,4 +60,4 @@ bench: ## ratios against raw bbolt and bare net/http (BENCH="import get …" sel
 	go run ./internal/bench $(BENCH)
 
 faults: deps ## fail-overs of PostgreSQL under writes, FAULTS (100) times: what is lost, and for how long
-	FAULTS=$(FAULTS) go test -C examples/cluster -v -count=1 -timeout 60m -run '^TestFailover$$' .
+	CI=true FAULTS=$(FAULTS) go test -C examples/cluster -v -count=1 -timeout 60m -run '^TestFailover$$' .

@@ -922,3 +922,44 @@ func TestAnotherNetwork(t *testing.T) {
 		}
 	})
 }
+
+// A told store is one of several processes that hear of each other's work: of what is in
+// heard.
+type told struct {
+	*frail
+	heard chan store.Kind
+}
+
+func (s told) Wakes(ctx context.Context, wake func(store.Kind)) error {
+	for {
+		select {
+		case kind := <-s.heard:
+			wake(kind)
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// A vault that runs does at once what it hears that another process has written, and
+// looks for everything when it may have missed something.
+func TestHeard(t *testing.T) {
+	for _, heard := range []store.Kind{kindNetworkToken, 0} {
+		t.Run(fmt.Sprintf("kind %d", heard), func(t *testing.T) {
+			inLab(t, nil, func(l *lab) {
+				writes, wakes := l.Vault, told{l.store, make(chan store.Kind)}
+				l.Vault = l.on(wakes)
+				l.run(func() {
+					l.pass(time.Second)
+					token, err := writes.Import(l.Context(), visa, nil)
+					l.must(err)
+					l.pass(time.Second) // it is due a little later
+					l.is(token.ID, pending, "")
+					wakes.heard <- heard
+					synctest.Wait()
+					l.is(token.ID, active, "")
+				})
+			})
+		})
+	}
+}

@@ -36,7 +36,7 @@ type opened struct {
 
 func openBackend(ctx context.Context, c *config, log *slog.Logger) (*backend, error) {
 	openStore, openSimulator := openPostgres(c.store, "", log), openPostgres(c.store, simulatorSchema, log)
-	openCodes := openValkey(c.codes)
+	openCodes := openValkey(c.codes, log)
 	if c.store == "memory" {
 		openStore, openSimulator = inMemory[store.Store](memstore.New()), inMemory[store.Store](memstore.New())
 	} else if c.migrate {
@@ -98,7 +98,7 @@ func openPostgres(url, schema string, log *slog.Logger) opener[store.Store] {
 		if err != nil {
 			return nil, nil, fmt.Errorf("-store: %w", err)
 		}
-		s, err := pgstore.New(ctx, pool, &pgstore.Options{Schema: schema, Logger: log})
+		s, err := pgstore.New(ctx, pool, &pgstore.Options{Schema: schema, Listen: pool.Config().ConnConfig, Logger: log})
 		if err != nil {
 			pool.Close()
 			return nil, nil, err
@@ -111,13 +111,13 @@ func openPostgres(url, schema string, log *slog.Logger) opener[store.Store] {
 }
 
 // openValkey opens caches on a server, each with a connection of its own.
-func openValkey(url string) opener[store.CodeCache] {
+func openValkey(url string, log *slog.Logger) opener[store.CodeCache] {
 	return func(ctx context.Context) (store.CodeCache, func() error, error) {
 		options, err := valkey.ParseURL(url)
 		if err != nil {
 			return nil, nil, errors.New("-codes: not a URL of redis, rediss or valkey")
 		}
-		c, err := valkeycodes.Open(ctx, options, &valkeycodes.Options{AllowPlaintext: true}) // of test cards; rediss is TLS
+		c, err := valkeycodes.Open(ctx, options, &valkeycodes.Options{AllowPlaintext: true, Logger: log}) // of test cards; rediss is TLS
 		if err != nil {
 			return nil, nil, err
 		}

@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -97,7 +98,7 @@ func (cl *cluster) open(ctx context.Context) (err error) {
 }
 
 // setUp makes the vault and its accounts, unless they are there, and writes the
-// credentials.
+// credentials. A replica of others only looks: they would each make their own.
 func (cl *cluster) setUp(ctx context.Context) (err error) {
 	if cl.config.store == "memory" { // what they were for is gone
 		if err := os.Remove(cl.file); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -114,7 +115,18 @@ func (cl *cluster) setUp(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, v.Close()) }()
-	made, err := sandbox.Open(ctx, v, cl.file)
+	if cl.config.listen != "" {
+		made, err := sandbox.Read(ctx, v, cl.file)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, cardvault.ErrUnauthenticated) {
+			err = fmt.Errorf("%w: -setup makes what replicas need", err)
+		}
+		if err != nil {
+			return err
+		}
+		cl.credentials.Accounts = made.Accounts
+		return nil
+	}
+	made, err := sandbox.Open(ctx, v, cl.file, cl.log)
 	if err != nil {
 		return err
 	}
@@ -124,14 +136,10 @@ func (cl *cluster) setUp(ctx context.Context) (err error) {
 
 // start starts the replicas, and the proxy.
 func (cl *cluster) start(ctx context.Context) error {
-	alone := cl.config.listen != ""
-	if _, err := os.Stat(cl.file); alone && err != nil {
-		return fmt.Errorf("there is no %s: -setup makes it", cl.file)
-	}
 	if err := cl.setUp(ctx); err != nil {
 		return err
 	}
-	if alone {
+	if cl.config.listen != "" {
 		// That of the other replicas: whoever has the API key may have it.
 		mac := hmac.New(sha256.New, []byte(cl.credentials.Accounts[0].APIKey))
 		mac.Write([]byte("cookie of the page"))

@@ -9,10 +9,11 @@
 //
 // -store memory and -codes memory need no servers and keep nothing. DATA holds the key
 // file that all replicas need, and sandbox.json, which is for their clients. What is
-// printed, and what is served, is as of examples/server.
+// printed, and what is served, is as of examples/server. sandbox.json is made anew if its
+// keys are of another store.
 //
-// SIGINT and SIGTERM stop it. SIGHUP starts the replicas anew, one after the other,
-// while the others go on.
+// SIGINT and SIGTERM stop it; the second one at once. SIGHUP starts the replicas anew, one
+// after the other, while the others go on.
 //
 // # Processes
 //
@@ -61,7 +62,7 @@ type config struct {
 
 func main() {
 	var c config
-	flag.StringVar(&c.store, "store", "", "`URL` of the PostgreSQL database, or memory")
+	flag.StringVar(&c.store, "store", "", "`URL` of the PostgreSQL database, past any pooler, or memory")
 	flag.StringVar(&c.codes, "codes", "", "`URL` of the Valkey or Redis for security codes, or memory")
 	flag.BoolVar(&c.migrate, "migrate", true, "bring the schema of the store up to date first")
 	flag.BoolVar(&c.setup, "setup", false, "make what replicas need in the store and the data directory, and end")
@@ -82,6 +83,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	restart := make(chan os.Signal, 1)
 	signal.Notify(restart, syscall.SIGHUP)
 	if err := run(ctx, c, restart, os.Stdout, os.Stderr); err != nil {
@@ -105,8 +107,8 @@ func (c *config) wrong() string {
 		return "-listen is for -replicas 1"
 	case (c.listen != "" || c.setup) && (c.store == "memory" || c.codes == "memory"):
 		return "other processes cannot reach what is in memory"
-	case c.setup && c.baseURL == "":
-		return "-setup needs -base-url"
+	case c.setup && (c.baseURL == "" || c.listen != ""):
+		return "-setup needs -base-url, and no -listen"
 	case c.securityCodeTTL == 0 || c.sessionTTL == 0: // which would be the defaults
 		return "-security-code-ttl and -session-ttl must not be 0"
 	}

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"syscall"
@@ -84,17 +85,52 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
+// leaves stops a replica, and checks that it says so while it still takes requests: for
+// long enough that a proxy which asks less often than ours hears of it.
+func (f *fleet) leaves(t *testing.T, i int) {
+	t.Helper()
+	f.replicas[i].signal(t, syscall.SIGTERM)
+	ask := &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	look := time.NewTicker(50 * time.Millisecond)
+	defer look.Stop()
+	const enough = 3
+	said := 0
+	for said < enough {
+		answer, err := ask.Get("http://" + f.at[i] + readyPath)
+		if err != nil {
+			break
+		}
+		answer.Body.Close()
+		if answer.StatusCode == http.StatusServiceUnavailable {
+			said++
+		}
+		<-look.C
+	}
+	if said < enough {
+		t.Errorf("a replica that stops has said so %d times, want %d", said, enough)
+	}
+	if err := f.replicas[i].wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+}
+
 // TestFleet stops replicas in processes of their own with SIGTERM, one after the other,
 // and starts them again. No request fails.
 func TestFleet(t *testing.T) {
 	t.Parallel()
 	f := startFleet(t)
 	pageOf(t, f.direct(0), f.direct(1), f.direct(2))
+	for _, p := range []*sandboxtest.Program{f.direct(0), &f.proxy.Program} {
+		p.Want(t, 204, "", "GET", readyPath, "")
+		p.Want(t, 404, "", "POST", readyPath, "") // it is none of the API
+	}
 	l := startLoad(&f.proxy.Program, 8)
 	for i := range f.replicas {
 		before := l.answered()
-		f.replicas[i].stop(t)
+		f.leaves(t, i)
+		f.proxy.log.wait(t, "a replica takes no requests", i+1)
 		f.start(t, i)
+		f.proxy.log.wait(t, "a replica takes requests", len(f.replicas)+i+1)
 		for l.answered() < before+100 {
 			<-time.After(10 * time.Millisecond)
 		}

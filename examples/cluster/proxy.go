@@ -10,10 +10,13 @@ import (
 	"net/http/httputil"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 const (
@@ -22,7 +25,8 @@ const (
 	probeEvery    = 100 * time.Millisecond
 	probeWithin   = time.Second
 
-	// readyPath is where a replica says whether it takes requests.
+	// readyPath is where a replica says whether it takes requests, and a proxy whether it
+	// has one that does. It is none of the API.
 	readyPath = "/ready"
 )
 
@@ -33,7 +37,8 @@ const (
 //
 // It sees cards in the clear: it is no less in scope of PCI DSS than the replicas.
 type proxy struct {
-	*httputil.ReverseProxy
+	pass      *httputil.ReverseProxy
+	log       *slog.Logger
 	replicas  []*upstream
 	turn      atomic.Uint64
 	transport *http.Transport
@@ -45,7 +50,7 @@ func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
 	}
-	p := &proxy{transport: &http.Transport{
+	p := &proxy{log: log, transport: &http.Transport{
 		DialContext:           dial,
 		ResponseHeaderTimeout: answerTimeout,
 		DisableCompression:    true,
@@ -55,10 +60,14 @@ func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string
 	for _, u := range at {
 		p.replicas = append(p.replicas, &upstream{url: u, idle: closed()})
 	}
-	p.ReverseProxy = &httputil.ReverseProxy{
+	p.pass = &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetXForwarded() // those that a client sends, and Forwarded, are gone by now
 			r.Out.Header.Del("X-Real-Ip")
+			given := r.In.Header.Get("X-Request-Id")
+			if id, err := uuid.Parse(given); err != nil || id.String() != given {
+				r.Out.Header.Set("X-Request-Id", uuid.NewString()) // what a failure tells, the replica logs
+			}
 			r.Out.Host = r.In.Host
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // also what cannot be parsed: the replica says so
 		},
@@ -67,6 +76,25 @@ func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string
 		ErrorHandler: p.fail,
 	}
 	return p
+}
+
+// ServeHTTP implements [http.Handler].
+func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if asksReady(r) {
+		answerReady(w, slices.ContainsFunc(p.replicas, (*upstream).isReady))
+		return
+	}
+	p.pass.ServeHTTP(w, r)
+}
+
+func asksReady(r *http.Request) bool { return r.Method == http.MethodGet && r.URL.Path == readyPath }
+
+func answerReady(w http.ResponseWriter, ready bool) {
+	status := http.StatusServiceUnavailable
+	if ready {
+		status = http.StatusNoContent
+	}
+	w.WriteHeader(status)
 }
 
 var errNoReplica = errors.New("no replica takes requests")
@@ -100,6 +128,8 @@ func (p *proxy) RoundTrip(r *http.Request) (*http.Response, error) {
 // fail answers in the form of the REST surface.
 func (p *proxy) fail(w http.ResponseWriter, r *http.Request, err error) {
 	h := w.Header()
+	h.Set("X-Api-Version", "1.0")
+	h.Set("X-Request-Id", r.Header.Get("X-Request-Id"))
 	h.Set("Cache-Control", "no-store")
 	h.Set("Content-Type", "application/json")
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -121,7 +151,13 @@ func (p *proxy) watch(ctx context.Context) {
 			tick := time.NewTicker(probeEvery)
 			defer tick.Stop()
 			for ctx.Err() == nil {
-				u.setReady(p.probe(ctx, u))
+				switch ready := p.probe(ctx, u); {
+				case ready == u.setReady(ready) || ctx.Err() != nil:
+				case ready:
+					p.log.Info("a replica takes requests", "at", u.url.Host)
+				default:
+					p.log.Info("a replica takes no requests", "at", u.url.Host)
+				}
 				select {
 				case <-tick.C:
 				case <-ctx.Done():
@@ -165,10 +201,18 @@ func closed() chan struct{} {
 	return c
 }
 
-func (u *upstream) setReady(ready bool) {
+// setReady returns what was before.
+func (u *upstream) setReady(ready bool) (before bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.ready = ready
+	before, u.ready = u.ready, ready
+	return before
+}
+
+func (u *upstream) isReady() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.ready
 }
 
 // acquire takes a place for a request, if the replica is ready.

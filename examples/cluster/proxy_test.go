@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/google/uuid"
 )
 
 // proxyOf returns a proxy for replicas at some addresses, all ready.
@@ -99,15 +101,63 @@ func TestProxy(t *testing.T) {
 	}
 
 	p = proxyOf(t, freeAddress(t))
-	if w := post(p, body); w.Code != 503 || w.Header().Get("Retry-After") != "1" {
+	w := post(p, body)
+	wantFailure(t, w, "SERVICE_UNAVAILABLE")
+	if w.Code != 503 || w.Header().Get("Retry-After") != "1" {
 		t.Errorf("without a replica that listens the answer is %d", w.Code)
 	}
 	p.replicas[0].setReady(false)
-	w := post(p, body)
+	w = post(p, body)
 	wantFailure(t, w, "SERVICE_UNAVAILABLE")
 	if w.Code != 503 {
 		t.Errorf("without a replica that is ready the answer is %d", w.Code)
 	}
+}
+
+// A request has an id wherever it comes to, the one that the client has given if it is a
+// UUID, and a failure of the proxy tells it.
+func TestRequestID(t *testing.T) {
+	ids := make(chan string, 1)
+	replica := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		ids <- r.Header.Get("X-Request-Id")
+		panic(http.ErrAbortHandler)
+	}))
+	t.Cleanup(replica.Close)
+	p := proxyOf(t, replica.Listener.Addr().String())
+	const id = "0b6d6a0e-3a4e-4c0b-8f0e-1d2c3b4a5968"
+	for _, given := range []string{"", "1", strings.ToUpper(id), id} {
+		r := httptest.NewRequest("POST", "/cde-import", nil)
+		r.Header.Set("X-Request-Id", given)
+		w := httptest.NewRecorder()
+		p.ServeHTTP(w, r)
+		wantFailure(t, w, "OUTCOME_UNKNOWN")
+		got := <-ids
+		if told := w.Header().Get("X-Request-Id"); told != got || (told == given) != (given == id) {
+			t.Errorf("given %q, the replica has %q, the client is told %q", given, got, told)
+		}
+	}
+}
+
+// The proxy takes requests as long as a replica does. What is no GET is a request like
+// any other.
+func TestReady(t *testing.T) {
+	replica := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(replica.Close)
+	p := proxyOf(t, freeAddress(t), replica.Listener.Addr().String())
+	want := func(when, method string, status int) {
+		t.Helper()
+		w := httptest.NewRecorder()
+		p.ServeHTTP(w, httptest.NewRequest(method, readyPath, nil))
+		if w.Code != status {
+			t.Errorf("%s: %s answers %d, want %d", when, method, w.Code, status)
+		}
+	}
+	want("all ready", "GET", 204)
+	want("all ready", "POST", 404)
+	p.replicas[0].setReady(false)
+	want("one ready", "GET", 204)
+	p.replicas[1].setReady(false)
+	want("none ready", "GET", 503)
 }
 
 // A client cannot say who it is, nor what it has asked for: the proxy does.
@@ -165,6 +215,9 @@ func TestClient(t *testing.T) {
 
 func wantFailure(t *testing.T, w *httptest.ResponseRecorder, classifier string) {
 	t.Helper()
+	if h := w.Header(); uuid.Validate(h.Get("X-Request-Id")) != nil || h.Get("X-Api-Version") != "1.0" {
+		t.Errorf("headers of the answer: %v", h)
+	}
 	var f struct{ Status, Classifier, Message string }
 	if err := json.Unmarshal(w.Body.Bytes(), &f); err != nil || f.Classifier != classifier || f.Message == "" {
 		t.Errorf("the answer is %s: %v", w.Body, err)

@@ -48,13 +48,11 @@ func start(ctx context.Context, l net.Listener, o *opened, keys *cardvault.Keyri
 	}
 	r := &replica{log: log, opened: o, vault: v, served: make(chan error, 1), worked: make(chan error, 1)}
 	r.server = sandbox.Server(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		if q.URL.Path != readyPath {
-			handler.ServeHTTP(w, q)
-		} else if r.ready.Load() {
-			w.WriteHeader(http.StatusNoContent)
-		} else {
-			w.WriteHeader(http.StatusServiceUnavailable)
+		if asksReady(q) {
+			answerReady(w, r.ready.Load())
+			return
 		}
+		handler.ServeHTTP(w, q)
 	}), log)
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	r.stopWork = stop

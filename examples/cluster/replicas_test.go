@@ -3,10 +3,12 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"strings"
@@ -19,6 +21,7 @@ import (
 	"github.com/cardvault/cardvault/examples/internal/sandboxtest"
 	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/webhook/webhooktest"
 )
 
@@ -192,6 +195,89 @@ func TestDeliveries(t *testing.T) {
 			t.Errorf("the log has %v deliveries, want %d", n, want+2)
 		}
 	})
+}
+
+// On another database the credentials of the one before are of no use: they are made anew.
+// A replica of others leaves that to -setup.
+func TestAnotherDatabase(t *testing.T) {
+	onBackends(t, func(t *testing.T, c config) {
+		old := startProcess(t, c.data, c.flags("-addr", "127.0.0.1:0")...)
+		old.stop(t)
+		if c.store != "memory" {
+			c.store = database(t, "template1")
+			replica := startProcess(t, "", c.flags("-replicas", "1", "-listen", "127.0.0.1:0")...)
+			if err := replica.wait(); err == nil || !strings.Contains(replica.log.String(), "sandbox.json") {
+				t.Errorf("a replica without a setup: %v: %s", err, replica.log)
+			}
+		}
+		p := startProcess(t, c.data, c.flags("-addr", "127.0.0.1:0")...)
+		for i, a := range p.Accounts {
+			if a == old.Accounts[i] {
+				t.Error("an account of the database before")
+			}
+			p.Want(t, 200, a.APIKey, "GET", "/tokens?limit=1", "")
+		}
+		p.stop(t)
+	})
+}
+
+// What one replica writes another does at once, without looking for it.
+func TestWake(t *testing.T) {
+	stores, cache := openStores(t, "memory")
+	network, err := simnet.New(t.Context(), memstore.New(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := network.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	var vaults []*cardvault.Vault
+	for _, s := range stores[:2] {
+		keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := cardvault.New(t.Context(), s, keys, &cardvault.Options{Mode: cardvault.Sandbox, Network: network, Codes: cache})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := v.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		vaults = append(vaults, v)
+	}
+	writes, works := vaults[0], vaults[1]
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- works.Run(ctx) }()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	card := cardvault.Card{PAN: simnet.ScenarioPAN(cardvault.SchemeVISA, 0), Expiry: cardvault.Expiry{Month: 12, Year: 2030}}
+	look := time.NewTicker(10 * time.Millisecond)
+	defer look.Stop()
+	late := time.After(20 * time.Second) // Run looks by itself every 30
+	for n := range 5 {
+		token, err := writes.Import(t.Context(), card, nil)
+		for err == nil && token.NetworkTokenStatus != cardvault.NetworkTokenActive {
+			select {
+			case <-look.C:
+				token, err = writes.Get(t.Context(), token.ID)
+			case <-late:
+				t.Fatalf("card %d waits until it is looked for", n+1)
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // Whoever has loaded the page from one replica goes on with it at the others.
@@ -490,6 +576,42 @@ func TestScenarios(t *testing.T) {
 		p := startProcess(t, c.data, c.flags("-addr", "127.0.0.1:0")...)
 		sandboxtest.Scenarios(t, &p.Program)
 	})
+}
+
+// A second signal does not wait for what is under way.
+func TestStoppedTwice(t *testing.T) {
+	t.Parallel()
+	c := config{store: "memory", codes: "memory", data: t.TempDir()}
+	p := startProcess(t, c.data, c.flags("-addr", "127.0.0.1:0")...)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(p.BaseURL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := fmt.Fprintf(conn, "POST /cde-import HTTP/1.1\r\nHost: vault.example\r\nX-Api-Key: %s\r\n"+
+		"Content-Type: application/json\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n", p.Accounts[0].APIKey); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.1 100 ") {
+		t.Fatalf("no replica waits for the body: %q, %v", line, err)
+	}
+	p.signal(t, syscall.SIGTERM)
+	p.log.wait(t, "stopping", 1)
+	ended := make(chan error, 1)
+	go func() { ended <- p.wait() }()
+	again := time.NewTicker(50 * time.Millisecond)
+	defer again.Stop()
+	for ok := false; !ok; {
+		select {
+		case <-again.C:
+			_ = p.Process.Signal(syscall.SIGTERM) // it may have ended
+		case err = <-ended:
+			ok = true
+		}
+	}
+	if s, ok := p.ProcessState.Sys().(syscall.WaitStatus); !ok || s.Signal() != syscall.SIGTERM {
+		t.Errorf("it does not end by the signal: %v", err)
+	}
 }
 
 // What is under way when the cluster is stopped comes to its end.

@@ -3,14 +3,10 @@
 package main
 
 import (
-	"net/http"
-	"net/http/httptest"
-	"slices"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/cardvault/cardvault/examples/internal/sandbox"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/realtest"
@@ -38,50 +34,20 @@ func TestTranscripts(t *testing.T) {
 	}
 }
 
-// TestTranscriptsOnServers plays it on PostgreSQL.
+// TestTranscriptsOnServers plays it on PostgreSQL and Redis.
 func TestTranscriptsOnServers(t *testing.T) {
 	for _, file := range transcript.Files(t, transcripts) {
 		t.Run(file.Name, func(t *testing.T) {
-			stores, _ := openStores(t, "memory")
+			stores, cache := openStores(t, realtest.Redis(t, nil).URL("0"))
 			for i := range stores {
 				stores[i] = bubble.Outside(t, stores[i])
 			}
+			cache = bubble.OutsideCodes(t, cache)
 			file.Play(t, false, func(t *testing.T) *transcript.Setup {
-				return &transcript.Setup{Stores: stores, Codes: codes.New(1000, nil), Front: front, ClientAddr: client, Rest: time.Hour}
+				return &transcript.Setup{Stores: stores, Codes: cache, Front: front, ClientAddr: client, Rest: time.Hour}
 			})
 		})
 	}
-}
-
-// TestTranscriptsOverTCP plays what is about security codes once more, in real time:
-// with the cache, which has no other, and over TCP.
-func TestTranscriptsOverTCP(t *testing.T) {
-	t.Parallel()
-	about := []string{"get_security_code", "identification", "post_cde_import", "post_complete_action", "post_consume", "post_refresh_session"}
-	for _, file := range transcript.Files(t, transcripts) {
-		if !slices.Contains(about, file.Name) {
-			continue
-		}
-		t.Run(file.Name, func(t *testing.T) {
-			t.Parallel()
-			stores, cache := openStores(t, realtest.Redis(t, nil).URL("0"))
-			played, of := file.PlayNow(t, &transcript.Setup{Stores: stores, Codes: cache, Front: frontOverTCP, ClientAddr: client})
-			t.Logf("%d of %d requests", played, of)
-		})
-	}
-}
-
-// frontOverTCP serves replicas, each on its own, behind a proxy.
-func frontOverTCP(t testing.TB, replicas []http.Handler) http.Handler {
-	var at []string
-	for _, h := range replicas {
-		server := httptest.NewUnstartedServer(nil)
-		server.Config = sandbox.Server(h, quiet)
-		server.Start()
-		t.Cleanup(server.Close)
-		at = append(at, server.Listener.Addr().String())
-	}
-	return proxyOf(t, at...)
 }
 
 // tables makes a database with tables, of which others are copies.

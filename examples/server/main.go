@@ -9,7 +9,7 @@
 // At every start it writes what a client needs to DATA/sandbox.json and prints
 // curl lines that work. GET / is a page on which cards are entered and tokens
 // tried. POST /simulator/tokens/{id}/{action} does to a stored card what its scheme
-// would. It stops on SIGINT and SIGTERM.
+// would. SIGINT and SIGTERM stop it; the second one at once.
 package main
 
 import (
@@ -60,6 +60,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	if err := run(ctx, c, os.Stdout, os.Stderr); err != nil {
 		fmt.Fprintln(os.Stderr, "server:", err)
 		os.Exit(1)
@@ -115,7 +116,7 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	defer func() { err = errors.Join(err, v.Close()) }()
 
 	file := filepath.Join(c.data, "sandbox.json")
-	credentials, err := sandbox.Open(ctx, v, file)
+	credentials, err := sandbox.Open(ctx, v, file, log)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -109,4 +110,63 @@ func TestOutside(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A remote cache waits in real time, as one on a server does.
+type remote struct{ store.CodeCache }
+
+func (c remote) Get(ctx context.Context, id uuid.UUID) ([]byte, error) {
+	<-time.After(time.Millisecond)
+	return c.CodeCache.Get(ctx, id)
+}
+
+func TestOutsideCodes(t *testing.T) {
+	inside := codes.New(10, nil)
+	c := bubble.OutsideCodes(t, remote{inside})
+	id := uuid.New()
+	bubble.Test(t, func(t *testing.T) {
+		ctx, begin := t.Context(), time.Now()
+		holds := func(when, want string) {
+			t.Helper()
+			got, err := c.Get(ctx, id)
+			if want == "" && !errors.Is(err, store.ErrNotFound) || want != "" && err != nil || string(got) != want {
+				t.Errorf("%s: %q, %v", when, got, err)
+			}
+		}
+		put := func(value string) {
+			t.Helper()
+			if err := c.Put(ctx, id, []byte(value), time.Hour); err != nil {
+				t.Error(err)
+			}
+		}
+		put("a")
+		holds("put", "a")
+		if !time.Now().Equal(begin) {
+			t.Error("time passes during calls")
+		}
+		time.Sleep(time.Hour - 1)
+		holds("before its time is over", "a")
+		time.Sleep(time.Nanosecond)
+		holds("when its time is over", "")
+		put("b")
+		holds("put again", "b")
+		if got, err := c.Take(ctx, id); err != nil || string(got) != "b" {
+			t.Errorf("taken: %q, %v", got, err)
+		}
+		holds("taken", "")
+		put("c")
+		if err := c.Delete(ctx, id); err != nil {
+			t.Error(err)
+		}
+		holds("deleted", "")
+		put("d")
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		if _, err := c.Get(ended, id); !errors.Is(err, context.Canceled) {
+			t.Errorf("a context that has ended: %v", err)
+		}
+	})
+	if got, err := inside.Get(t.Context(), id); err != nil || string(got) != "d" {
+		t.Errorf("the cache itself has %q, %v", got, err)
+	}
 }

@@ -92,40 +92,6 @@ func (f *File) Play(t *testing.T, update bool, setup func(t *testing.T) *Setup) 
 	}
 }
 
-// longest is how long a wait PlayNow waits.
-const longest = 5 * time.Second
-
-// PlayNow plays the transcript in real time up to the first wait that is longer than
-// five seconds, and returns how many of the requests of the file that are. It knows less
-// than Play: times are not compared, and what is read is read again until background
-// work that should be over is.
-func (f *File) PlayNow(t *testing.T, s *Setup) (played, of int) {
-	p := &player{world: newWorld(t, s), now: true, loose: true}
-	for _, paragraph := range f.text {
-		if strings.Contains(paragraph, "\n= ") {
-			of++
-		}
-	}
-	for _, paragraph := range f.text {
-		for line := range strings.Lines(paragraph) {
-			if d, ok := strings.CutPrefix(strings.TrimSpace(line), "@wait "); ok {
-				if long, err := time.ParseDuration(d); err != nil || long > longest {
-					return played, of
-				}
-			}
-		}
-		p.play(t, paragraph)
-		if t.Failed() {
-			return played, of // what follows follows from it
-		}
-		if strings.Contains(paragraph, "\n= ") {
-			played++
-		}
-	}
-	NoEcho(t, "log", p.world.log.String())
-	return played, of
-}
-
 // InBubble runs f in a bubble of synctest in which it is 2026-11-21, midnight.
 func InBubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
@@ -154,7 +120,6 @@ var placeholder = regexp.MustCompile(`\{([a-z]+)(\d*)\}|\{spaces (\d+)\}`)
 type player struct {
 	world  *world
 	update bool
-	now    bool   // in real time
 	loose  bool   // times are not compared
 	on     string // the handler of requests that name none
 }
@@ -213,18 +178,10 @@ func (p *player) play(t *testing.T, paragraph string) string {
 		where = strings.Join(lines[:i], "\n")
 	}
 	want := unwrap(lines[i:])
-	if !p.now {
-		synctest.Wait() // what is due in the background is done
-	}
+	synctest.Wait() // what is due in the background is done
 	actual := p.ask(t, h, &r, paragraph)
-	ok := p.match(t, want, actual)
-	for end := time.Now().Add(longest); p.now && !ok && r.method == "GET" && time.Now().Before(end); {
-		<-time.After(20 * time.Millisecond)
-		actual = p.ask(t, h, &r, paragraph)
-		ok = p.match(t, want, actual)
-	}
 	switch {
-	case ok:
+	case p.match(t, want, actual):
 	case p.update:
 		return where + "\n" + p.record(actual)
 	default:
@@ -237,7 +194,7 @@ func (p *player) play(t *testing.T, paragraph string) string {
 func (p *player) ask(t *testing.T, h http.Handler, r *request, paragraph string) string {
 	t.Helper()
 	got := Send(t, h, r.method, r.target, r.body, r.headers...)
-	if p.loose && !p.now {
+	if p.loose {
 		time.Sleep(time.Microsecond)
 	}
 	image := strings.Contains(got.Header.Get("Content-Type"), "image/")
@@ -338,11 +295,7 @@ func (p *player) match(t *testing.T, want, actual string) bool {
 		}
 	}
 	pattern.WriteString(regexp.QuoteMeta(want[rest:]))
-	whole := pattern.String()
-	if p.now {
-		whole = clocked.ReplaceAllString(whole, `${1}\d+`)
-	}
-	m := regexp.MustCompile("^(?s:" + whole + ")$").FindStringSubmatch(actual)
+	m := regexp.MustCompile("^(?s:" + pattern.String() + ")$").FindStringSubmatch(actual)
 	if m == nil {
 		return false
 	}
@@ -356,9 +309,6 @@ func (p *player) match(t *testing.T, want, actual string) bool {
 	maps.Copy(p.world.values, found)
 	return true
 }
-
-// clocked are numbers that depend on how fast a machine is.
-var clocked = regexp.MustCompile(`(Retry-After: |"duration_ms":)\d+`)
 
 func kind(t *testing.T, name string) string {
 	for _, k := range kinds {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -31,18 +32,41 @@ type Account struct {
 	PaymentSecret string    `json:"payment_secret"`
 }
 
-// Open returns the two accounts of the sandbox in v: one with every approval, one
-// with none. What the file holds is kept. Without one, as at the first start, they
-// are made anew. Only one process at a time may do that.
-func Open(ctx context.Context, v *cardvault.Vault, file string) (*Credentials, error) {
-	box := new(Credentials)
+// Read returns what the file holds. The error is [cardvault.ErrUnauthenticated] if it is
+// of another vault than v, or its keys are no longer valid.
+func Read(ctx context.Context, v *cardvault.Vault, file string) (*Credentials, error) {
 	data, err := os.ReadFile(file)
-	switch {
-	case err == nil:
-		if err := json.Unmarshal(data, box); err != nil {
-			return nil, fmt.Errorf("%s is not readable; remove it to have new keys made: %w", file, err)
+	if err != nil {
+		return nil, err
+	}
+	box := new(Credentials)
+	err = json.Unmarshal(data, box)
+	if err == nil && len(box.Accounts) == 0 {
+		err = errors.New("it has no accounts")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s is not readable; remove it to have new keys made: %w", file, err)
+	}
+	for _, a := range box.Accounts {
+		if _, err := v.Authenticate(ctx, a.APIKey); err != nil {
+			return nil, fmt.Errorf("the keys in %s: %w", file, err)
 		}
-	case !errors.Is(err, fs.ErrNotExist):
+	}
+	return box, nil
+}
+
+// Open returns the two accounts of the sandbox in v: one with every approval, one
+// with none. What the file holds is kept. Without one, as at the first start, or with
+// keys that v does not know, they are made anew. Only one process at a time may do that.
+func Open(ctx context.Context, v *cardvault.Vault, file string, log *slog.Logger) (*Credentials, error) {
+	box, err := Read(ctx, v, file)
+	switch {
+	case errors.Is(err, cardvault.ErrUnauthenticated):
+		log.Warn("keys and accounts are made anew: the vault does not know those in the file", "file", file)
+		box = new(Credentials)
+	case errors.Is(err, fs.ErrNotExist):
+		box = new(Credentials)
+	case err != nil:
 		return nil, err
 	}
 	for _, want := range []struct {
