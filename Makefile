@@ -29,7 +29,7 @@ GOTEST := sh $(CURDIR)/.ci/gotest
 
 # Tests that pass days of virtual time, in which one goroutine works at a time, or do on
 # disk or one after another what others do at once.
-export LONG := ^Test(StatesTold|WebhookFailsNowAndThen|WebhookWithoutSuccess|WebhookAfterAQuietTime|ManyWebhooksHang|EventRetries|KeyFileRefusesBitFlips|CardChangesFoundByLookups|DamagedJobs|ReceiverDown|IdentificationUnanswered|IdentificationFaults|ReleaseRetries|NoSender|RefusedCards|Reconcile|FaultsWhileDeleting|NoEcho|Damage|TranscriptsOnDisk|GivingUp|KeyFileModeWhateverUmask)$$
+export LONG := ^Test(StatesTold|WebhookFailsNowAndThen|WebhookWithoutSuccess|WebhookAfterAQuietTime|ManyWebhooksHang|EventRetries|CardChangesFoundByLookups|DamagedJobs|ReceiverDown|IdentificationUnanswered|IdentificationFaults|ReleaseRetries|NoSender|RefusedCards|Reconcile|FaultsWhileDeleting|NoEcho|TranscriptsOnDisk|GivingUp)$$
 export SECRETS := Card|Code|Key|Left|Leak|Nothing|Secret
 
 # Much of this waits for servers, browsers and clocks, so three run at a time, those that
@@ -45,7 +45,7 @@ test: deps ## all tests, also in FIPS 140-3 mode, against encoding/json/v2 and w
 	} | xargs -P 3 -I {} sh -c '{}'
 
 race: deps ## tests under the race detector, but for those that spend their time in other programs
-	@$(GOTEST) -race -short -skip "$$LONG" $$(go list ./... | grep -v -e /examples -e /iin -e /iso)
+	@$(GOTEST) -race -short -skip "$$LONG|^Test(Damage|KeyFileRefusesBitFlips|KeyFileModeWhateverUmask)$$" $$(go list ./... | grep -v -e /examples -e /iin -e /iso)
 	@cd store/valkeycodes && $(GOTEST) -race -short ./...
 
 fuzz: ## every fuzz target for FUZZTIME (30s)

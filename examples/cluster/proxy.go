@@ -64,10 +64,6 @@ func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetXForwarded() // those that a client sends, and Forwarded, are gone by now
 			r.Out.Header.Del("X-Real-Ip")
-			given := r.In.Header.Get("X-Request-Id")
-			if id, err := uuid.Parse(given); err != nil || id.String() != given {
-				r.Out.Header.Set("X-Request-Id", uuid.NewString()) // what a failure tells, the replica logs
-			}
 			r.Out.Host = r.In.Host
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // also what cannot be parsed: the replica says so
 		},
@@ -84,6 +80,11 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answerReady(w, slices.ContainsFunc(p.replicas, (*upstream).isReady))
 		return
 	}
+	given := r.Header.Get("X-Request-Id")
+	if id, err := uuid.Parse(given); err != nil || id.String() != given {
+		r.Header.Set("X-Request-Id", uuid.NewString()) // what a failure tells, the replica logs
+	}
+	r.Header.Del("Upgrade") // there is nothing to upgrade to
 	p.pass.ServeHTTP(w, r)
 }
 

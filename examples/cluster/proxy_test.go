@@ -128,6 +128,8 @@ func TestRequestID(t *testing.T) {
 	for _, given := range []string{"", "1", strings.ToUpper(id), id} {
 		r := httptest.NewRequest("POST", "/cde-import", nil)
 		r.Header.Set("X-Request-Id", given)
+		r.Header.Set("Connection", "Upgrade")
+		r.Header.Set("Upgrade", "é") // which a proxy need not pass on
 		w := httptest.NewRecorder()
 		p.ServeHTTP(w, r)
 		wantFailure(t, w, "OUTCOME_UNKNOWN")

@@ -144,6 +144,9 @@ func (p *Postgres) Follow(t testing.TB, primary *Postgres) {
 
 // copyOf fills the data of a standby of a server.
 func (p *Postgres) copyOf(t testing.TB, primary *Postgres) error {
+	if p.Link != nil {
+		p.Link.close()
+	}
 	p.Link = NewProxy(t, primary.Addr())
 	_, err := run(p.guard, p.dir, filepath.Join(p.bin, "pg_basebackup"), "--dbname", fmt.Sprintf(primary.url, p.Link.Addr(), "postgres"),
 		"--pgdata", p.data(), "--write-recovery-conf", "--wal-method", "stream", "--checkpoint", "fast", "--no-sync")

@@ -88,7 +88,8 @@ type group struct {
 	failed       error           // of a read
 
 	attempt   int       // 0 for the first
-	began     time.Time // of the first
+	began     time.Time // of the first, or after a silent one
+	silent    bool      // one took too long to be told anything
 	careful   bool      // takes nothing for granted: an attempt has failed
 	lonely    bool      // has one call and takes no other
 	exclusive bool      // nobody else writes meanwhile
@@ -116,7 +117,7 @@ func (s *Store) keep(g *group) {
 		return // clearing a map costs as much as it has ever held
 	}
 	g.forget()
-	g.conn, g.next, g.attempt, g.careful, g.lonely, g.exclusive = nil, nil, 0, false, false, false
+	g.conn, g.next, g.attempt, g.careful, g.lonely, g.exclusive, g.silent = nil, nil, 0, false, false, false, false
 	s.spare = g
 }
 

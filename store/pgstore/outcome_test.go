@@ -103,18 +103,22 @@ func tap(t testing.TB, server string, on func(request []byte) *deed) string {
 
 // A trigger does something with the next call of a function, once it is armed.
 type trigger struct {
-	calls *regexp.Regexp
-	does  *deed
-	armed atomic.Bool
+	calls  *regexp.Regexp
+	does   *deed
+	always bool // stays armed
+	armed  atomic.Bool
+	did    atomic.Int64
 }
 
 var (
+	reads   = regexp.MustCompile(`AS k\(kind, id\)`)
 	commits = regexp.MustCompile(`\.(add|apply)\(`)
 	settles = regexp.MustCompile(`\.settle\(`)
 )
 
 func (g *trigger) on(request []byte) *deed {
-	if g.calls.Match(request) && g.armed.CompareAndSwap(true, false) {
+	if g.calls.Match(request) && g.armed.CompareAndSwap(true, g.always) {
+		g.did.Add(1)
 		return g.does
 	}
 	return nil
@@ -150,24 +154,63 @@ func check(t testing.TB, s store.Store, n, records int) {
 	}
 }
 
-// A connection that falls silent fails nothing: the server answers on another one.
+// A connection that falls silent fails nothing: the server answers on another one. Nor
+// does what others do meanwhile.
 func TestSilentConnection(t *testing.T) {
 	t.Parallel()
-	end := make(chan struct{})
-	defer close(end)
-	dies := &trigger{calls: commits, does: &deed{freeze: end}}
-	p := tapped(t, postgres.Get(t), dies)
+	for what, when := range map[string]*regexp.Regexp{"read": reads, "commit": commits} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			end := make(chan struct{})
+			defer close(end)
+			dies := &trigger{calls: when, does: &deed{freeze: end}}
+			server := postgres.Get(t)
+			p, direct := tapped(t, server, dies), pool(t, server.URL("postgres"))
+			name := schema(t, direct)
+			s, other := open(t, p, name), open(t, direct, name)
+			check(t, other, 0, 1)
+			dies.armed.Store(true)
+			runs := 0
+			err := s.Update(t.Context(), func(tx store.Tx) error {
+				r, err := tx.Get(kind, id(0))
+				if err != nil {
+					return err
+				}
+				if runs++; runs == 2 {
+					changed := *r
+					changed.Version++
+					if err := put(other, &changed); err != nil {
+						return err
+					}
+				}
+				r.Version++
+				tx.Put(r)
+				return nil
+			})
+			if err != nil {
+				t.Errorf("Update = %v after %d runs", err, runs)
+			}
+			if dies.armed.Load() || runs < 2 && what == "commit" {
+				t.Errorf("nothing fell silent in %d runs, so nothing is proved", runs)
+			}
+		})
+	}
+}
+
+// Commits that never arrive are not tried for ever.
+func TestEachCommitLost(t *testing.T) {
+	lost := &trigger{calls: commits, does: &deed{drop: true}, always: true}
+	p := tapped(t, postgres.Get(t), lost)
 	s := open(t, p, schema(t, p))
-	check(t, s, 0, 1)
-	dies.armed.Store(true)
-	var group sync.WaitGroup
-	for n := range 3 {
-		group.Go(func() { check(t, s, 10*(n+1), 1) })
+	lost.armed.Store(true)
+	if err := put(s, record(1)); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("Update = %v, want ErrUnavailable", err)
 	}
-	group.Wait()
-	if dies.armed.Load() {
-		t.Error("nothing fell silent, so nothing is proved")
+	if n := lost.did.Load(); n > 20 {
+		t.Errorf("%d attempts", n)
 	}
+	lost.armed.Store(false)
+	check(t, s, 10, 1)
 }
 
 // A function that leaves its goroutine has its outcome only if it was told what it has read.

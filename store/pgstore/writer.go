@@ -142,7 +142,7 @@ func (s *Store) wakeTimer() <-chan time.Time {
 // execute runs a group until its outcome is known, and answers its calls.
 func (s *Store) execute(g *group) {
 	for {
-		again := false
+		tried := time.Now()
 		v, err := s.try(g)
 		if err == nil {
 			g.remember()
@@ -159,13 +159,12 @@ func (s *Store) execute(g *group) {
 				g.answer(nil)
 				return
 			}
-			if v == unavailable && time.Since(g.began) < 2*answering {
-				again = true // what was silent was the connection: the server has just answered on another
-			}
+		}
+		if v == unavailable && time.Since(tried) > patience && !g.silent {
+			g.silent, g.began = true, time.Now() // it may be the connection, not the server
 		}
 		calls := len(g.calls) + len(g.pending)
 		switch {
-		case again:
 		case (v == broken || v == full) && calls > 1:
 			// One of them may be to blame, or find room where the others do not.
 			g.again()
@@ -588,7 +587,7 @@ func (s *Store) tidy(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, answering)
 		if conn, err := s.acquire(ctx); err == nil {
 			if err := conn.SendBatch(ctx, &b).Close(); err != nil {
-				s.abandon(conn, err)
+				discard(conn)
 			} else {
 				conn.Release()
 			}

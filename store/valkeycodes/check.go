@@ -269,10 +269,10 @@ type refusal string
 func (r refusal) Error() string { return "the server refuses: " + string(r) }
 
 // lasts tells whether the server will refuse the next time, too. What else there is
-// passes: that it is busy, or loading.
+// passes: that it is busy, or loading, or a replica that its name leads to for a while.
 func (r refusal) lasts() bool {
 	switch r {
-	case "NOPERM", "READONLY", "ERR", unknown:
+	case "NOPERM", "ERR", unknown:
 		return true
 	}
 	return false

@@ -13,9 +13,9 @@
 //
 // A code that is written to a disk is stored, which PCI DSS forbids after the
 // authorization. So a server with save points or an append-only file is refused; so is
-// one that does not tell (CONFIG GET needs +config|get), and one that takes no writes, such
-// as a replica. Each connection is tried, and there is a new one every minute, or when
-// a server becomes a replica. What does not show there is up to whoever runs
+// one that does not tell (CONFIG GET needs +config|get), and a login that lacks a command.
+// A replica is as good as down. Each connection is tried, and there is a new one every
+// minute, or when a server becomes a replica. What does not show there is up to whoever runs
 // the server: no swap, no BGSAVE, no dumps of memory, no replicas, which may persist for
 // themselves. A fail-over to a replica may also bring back a code that was
 // erased a moment before; a server that starts again, empty, does not. Any

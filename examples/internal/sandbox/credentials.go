@@ -57,12 +57,16 @@ func Read(ctx context.Context, v *cardvault.Vault, file string) (*Credentials, e
 
 // Open returns the two accounts of the sandbox in v: one with every approval, one
 // with none. What the file holds is kept. Without one, as at the first start, or with
-// keys that v does not know, they are made anew. Only one process at a time may do that.
+// keys that v does not know, they are made anew; that file then has .old behind its name.
+// Only one process at a time may do that.
 func Open(ctx context.Context, v *cardvault.Vault, file string, log *slog.Logger) (*Credentials, error) {
 	box, err := Read(ctx, v, file)
 	switch {
 	case errors.Is(err, cardvault.ErrUnauthenticated):
-		log.Warn("keys and accounts are made anew: the vault does not know those in the file", "file", file)
+		log.Warn("keys and accounts are made anew: the vault does not know those in the file", "old", file+".old")
+		if err := os.Rename(file, file+".old"); err != nil {
+			return nil, err
+		}
 		box = new(Credentials)
 	case errors.Is(err, fs.ErrNotExist):
 		box = new(Credentials)

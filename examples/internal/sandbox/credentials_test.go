@@ -64,6 +64,9 @@ func TestCredentials(t *testing.T) {
 	if said := log.String(); strings.Count(said, "\n") != 1 || !strings.Contains(said, file) {
 		t.Errorf("of what was made anew it says %q", said)
 	}
+	if old, err := sandbox.Read(t.Context(), first, file+".old"); err != nil || !reflect.DeepEqual(old, made) {
+		t.Errorf("what was there before is gone: %v", err)
+	}
 
 	for _, text := range []string{"", "{}", `{"accounts":[]}`} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
