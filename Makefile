@@ -40,7 +40,8 @@ test: deps ## all tests, also in FIPS 140-3 mode, against encoding/json/v2 and w
 	@cd store/valkeycodes && $(GOTEST) ./...
 	@{ echo 'cd store/pgstore && $(GOTEST) -short ./...'; \
 		for m in $(filter-out store/pgstore/ store/valkeycodes/,$(CODE)); do echo "cd $$m && $(GOTEST) ./..."; done; \
-		echo 'GODEBUG=fips140=only $(GOTEST) -short -skip $$LONG $$(go list ./... | grep -v -e /store -e /examples -e /realtest)'; \
+		echo 'GODEBUG=fips140=only $(GOTEST) -short -skip $$LONG $$(go list ./... | grep -v -e /cardvault$$ -e /store -e /examples -e /realtest)'; \
+		echo 'GODEBUG=fips140=only $(GOTEST) -short -run $$SECRETS .'; \
 		echo 'GOEXPERIMENT=runtimesecret $(GOTEST) -short $$(go list ./internal/... | grep -v /realtest)'; \
 		echo 'GOEXPERIMENT=runtimesecret $(GOTEST) -short -run $$SECRETS .'; \
 		echo 'GOEXPERIMENT=jsonv2 $(GOTEST) -short ./httpapi/... ./internal/jsontext/...'; \
@@ -48,7 +49,7 @@ test: deps ## all tests, also in FIPS 140-3 mode, against encoding/json/v2 and w
 
 race: deps ## tests under the race detector, but for those that spend their time in other programs
 	@cd store/valkeycodes && $(GOTEST) -race -short ./...
-	@$(GOTEST) -race -short -skip "$$LONG|^Test(Damage|KeyFileRefusesBitFlips|KeyFileModeWhateverUmask)$$" $$(go list ./... | grep -v -e /examples -e /iin -e /iso)
+	@$(GOTEST) -race -short -skip "$$LONG|^Test(Damage|KeyFileRefusesBitFlips|KeyFileModeWhateverUmask)$$" $$(go list ./... | grep -v -e /examples -e /iin -e /iso -e /simnet -e /networktest)
 
 fuzz: ## every fuzz target for FUZZTIME (30s)
 	@grep -rlE '^func Fuzz' --include='*_test.go' . | while read -r f; do \

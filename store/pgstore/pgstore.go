@@ -68,7 +68,8 @@
 // send its answer is in no statement. Set TCP_USER_TIMEOUT in DialFunc of the pool's
 // ConnConfig, also to some seconds: a connection that falls silent without an end, as when
 // the machine at its other end dies, otherwise holds up the writes of its Store for
-// fifteen seconds, until they are made on another one.
+// fifteen seconds, until they are made on another one. If nothing answers at all, they
+// end after half a minute.
 //
 // Whatever ends the wait for the standby early, be it pg_cancel_backend or a Store after
 // its fifteen seconds, leaves a commit that others see and the standby does not have. The
