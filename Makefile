@@ -36,7 +36,7 @@ export SECRETS := Card|Code|Key|Left|Leak|Nothing|Secret
 # take longest first. The whole is done once. With -short a few tests do the same with
 # less, and what is left out elsewhere has nothing to do with what is different there.
 # A cache that has to answer within milliseconds is tested before the machine is busy.
-test: deps ## all tests, also in FIPS 140-3 mode, against encoding/json/v2 and with runtime/secret
+test: deps ## all tests, some also in FIPS 140-3 mode, against encoding/json/v2 and with runtime/secret
 	@cd store/valkeycodes && $(GOTEST) ./...
 	@{ echo 'cd store/pgstore && $(GOTEST) -short ./...'; \
 		for m in $(filter-out store/pgstore/ store/valkeycodes/,$(CODE)); do echo "cd $$m && $(GOTEST) ./..."; done; \
