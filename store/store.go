@@ -69,15 +69,20 @@ const (
 // Zero is no kind.
 type Kind uint8
 
+// A Key names a record.
+type Key struct {
+	Kind Kind
+	ID   uuid.UUID
+}
+
 // A Record is one row. Kind, ID, Account and Parent never change while it exists.
 type Record struct {
 	Kind    Kind
 	ID      uuid.UUID // row key, not zero; creation order where the kind orders its keys
 	Account uuid.UUID // whose it is; zero for what belongs to the whole vault
 
-	// Parent, if set, is the id of the record that this one belongs to.
-	// Deleting any record deletes those whose Parent is its ID, whatever
-	// their kind, and theirs in turn.
+	// Parent, if set, is the id of the record that this one belongs to. A store
+	// finds the children of an id, whether or not there is a record with that id.
 	Parent uuid.UUID
 
 	// Class, if not zero, puts the record in a list: that of its parent if it
@@ -162,6 +167,18 @@ type ReadTx interface {
 
 	// Next returns the earliest Due of a kind, or the zero time if none is set.
 	Next(kind Kind) (time.Time, error)
+
+	// Scan returns at most limit records of a kind whose ids come after an id,
+	// in the order of their ids, whatever their account. None is not an error.
+	Scan(kind Kind, after uuid.UUID, limit int) ([]*Record, error)
+
+	// Children returns the keys of at most limit records whose Parent is the id,
+	// in the order of their kinds and ids. None is not an error. Its cost does
+	// not depend on how many there are beyond limit.
+	Children(parent uuid.UUID, limit int) ([]Key, error)
+
+	// Empty reports whether the store holds no record of any kind.
+	Empty() (bool, error)
 }
 
 // A Tx reads the state before an Update and collects its writes. Reads do not

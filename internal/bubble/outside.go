@@ -176,6 +176,21 @@ func (c crossing) Next(kind store.Kind) (at time.Time, err error) {
 	return at, err
 }
 
+func (c crossing) Scan(kind store.Kind, after uuid.UUID, limit int) (found []*store.Record, err error) {
+	c.do(func(tx store.ReadTx) { found, err = tx.Scan(kind, after, limit) })
+	return found, err
+}
+
+func (c crossing) Children(parent uuid.UUID, limit int) (keys []store.Key, err error) {
+	c.do(func(tx store.ReadTx) { keys, err = tx.Children(parent, limit) })
+	return keys, err
+}
+
+func (c crossing) Empty() (empty bool, err error) {
+	c.do(func(tx store.ReadTx) { empty, err = tx.Empty() })
+	return empty, err
+}
+
 func (c crossing) Put(r *store.Record) {
 	c.do(func(tx store.ReadTx) { tx.(store.Tx).Put(r) })
 }

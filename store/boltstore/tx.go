@@ -306,6 +306,71 @@ func (r *reader) Next(kind store.Kind) (due time.Time, err error) {
 	return time.UnixMicro(dueOfKey(k)).UTC(), nil
 }
 
+func (r *reader) Scan(kind store.Kind, after uuid.UUID, limit int) (recs []*store.Record, err error) {
+	r.mustLive()
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer guard(&err)
+	name := rowsBucket(kind)
+	rows := r.tx.Bucket(name[:])
+	if rows == nil {
+		return nil, nil
+	}
+	cur := rows.Cursor()
+	k, raw := cur.Seek(after[:])
+	if bytes.Equal(k, after[:]) {
+		k, raw = cur.Next()
+	}
+	for ; k != nil && len(recs) < limit; k, raw = cur.Next() {
+		if len(k) != len(after) {
+			return nil, errRow
+		}
+		row, err := decodeRow(raw)
+		if err != nil {
+			return nil, err
+		}
+		recs = append(recs, row.record(kind, uuid.UUID(k), true))
+	}
+	return recs, nil
+}
+
+func (r *reader) Children(parent uuid.UUID, limit int) (keys []store.Key, err error) {
+	r.mustLive()
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer guard(&err)
+	if r.lister != nil {
+		r.lister.flush()
+	}
+	prefix := keyOfList(0, uuid.Nil, parent)
+	cur := bucket(r.tx, listsBucket).Cursor()
+	for k, v := cur.Seek(prefix[:17]); len(keys) < limit && bytes.HasPrefix(k, prefix[:17]); k, v = cur.Next() {
+		if len(k) != len(nodeKey{}) {
+			return nil, errLists
+		}
+		if level := ^k[18]; level == 1 {
+			_, block := decodeNode(level, v, func(uint8, int64) {})
+			for i := range min(block.len(), limit-len(keys)) {
+				keys = append(keys, store.Key{Kind: store.Kind(k[17]), ID: block.id(i)})
+			}
+		}
+	}
+	return keys, nil
+}
+
+func (r *reader) Empty() (empty bool, err error) {
+	r.mustLive()
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer guard(&err)
+	for kind := range 256 {
+		name := rowsBucket(store.Kind(kind))
+		if rows := r.tx.Bucket(name[:]); rows != nil {
+			if k, _ := rows.Cursor().First(); k != nil {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
+}
+
 // An op is one write of a function: a row to put, or none to delete.
 type op struct {
 	kind    store.Kind

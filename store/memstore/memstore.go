@@ -2,8 +2,8 @@
 //
 // It follows the contract of package store to the letter except that what is
 // "durable" ends with the process. It starts no goroutine, so it works inside a
-// bubble of testing/synctest. Totals, and pages behind a large offset, cost a
-// walk over the list.
+// bubble of testing/synctest. Totals, pages behind a large offset and Children cost
+// a walk over the list, Scan one over all records.
 package memstore
 
 import (
@@ -348,6 +348,34 @@ func (t *tx) Next(kind store.Kind) (time.Time, error) {
 	}
 	return time.UnixMicro(entries[0].due).UTC(), nil
 }
+
+func (t *tx) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+	var ids []uuid.UUID
+	for k := range t.state.rows {
+		if k.kind == kind && bytes.Compare(k.id[:], after[:]) > 0 {
+			ids = append(ids, k.id)
+		}
+	}
+	slices.SortFunc(ids, func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) })
+	var records []*store.Record
+	for _, id := range ids[:max(0, min(limit, len(ids)))] {
+		records = append(records, clone(t.state.rows[key{kind, id}]))
+	}
+	return records, nil
+}
+
+func (t *tx) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
+	var keys []store.Key
+	for _, e := range t.state.indexes[childrenOf(parent)] {
+		keys = append(keys, store.Key{Kind: e.kind, ID: e.id})
+	}
+	slices.SortFunc(keys, func(a, b store.Key) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), bytes.Compare(a.ID[:], b.ID[:]))
+	})
+	return keys[:max(0, min(limit, len(keys)))], nil
+}
+
+func (t *tx) Empty() (bool, error) { return len(t.state.rows) == 0, nil }
 
 func (t *tx) Put(r *store.Record) {
 	r = clone(r)

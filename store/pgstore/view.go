@@ -81,6 +81,16 @@ func (r *reader) Next(kind store.Kind) (time.Time, error) {
 	return a.next.Time.UTC(), nil
 }
 
+func (r *reader) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+	return nil, store.ErrUnavailable
+}
+
+func (r *reader) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
+	return nil, store.ErrUnavailable
+}
+
+func (r *reader) Empty() (bool, error) { return false, nil }
+
 func (r *reader) records(q *question) ([]*store.Record, error) {
 	r.mustLive()
 	a, err := r.ask(q)
