@@ -18,7 +18,7 @@
 //
 // [RunCodes] does the same for a cache of security codes, a store.CodeCache.
 //
-// [Twice] and [Canary] wrap a store for the tests of what is built on one.
+// [Twice], [Canary] and [Liar] wrap a store for the tests of what is built on one.
 package storetest
 
 import (
