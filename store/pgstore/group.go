@@ -80,6 +80,8 @@ type group struct {
 	hashes   map[hashKey]struct{}   // lookups, lists and due times that were written
 	lists    map[listKey]struct{}
 	dues     map[store.Kind]struct{}
+	parents  map[uuid.UUID]struct{} // of what was written
+	kinds    map[store.Kind]struct{}
 
 	wantRows     map[key]struct{}
 	wantFamilies map[uuid.UUID]struct{}
@@ -104,6 +106,7 @@ func (s *Store) newGroup() *group {
 			s: s, known: map[key]*row{}, relied: map[key]struct{}{}, families: map[uuid.UUID][]key{}, answers: map[string]*answer{},
 			overlay: map[key]*row{}, children: map[uuid.UUID]map[key]struct{}{}, gone: map[uuid.UUID]struct{}{},
 			hashes: map[hashKey]struct{}{}, lists: map[listKey]struct{}{}, dues: map[store.Kind]struct{}{},
+			parents: map[uuid.UUID]struct{}{}, kinds: map[store.Kind]struct{}{},
 			wantRows: map[key]struct{}{}, wantFamilies: map[uuid.UUID]struct{}{}, wantAnswers: map[string]*question{},
 		}
 	}
@@ -135,6 +138,8 @@ func (g *group) forget() {
 	clear(g.hashes)
 	clear(g.lists)
 	clear(g.dues)
+	clear(g.parents)
+	clear(g.kinds)
 	clear(g.wantRows)
 	clear(g.wantFamilies)
 	clear(g.wantAnswers)
@@ -332,6 +337,12 @@ func (g *group) touches(q *question) (yes bool) {
 		_, yes = g.hashes[*q.lookup]
 	case q.list != nil:
 		_, yes = g.lists[*q.list]
+	case q.parent != uuid.Nil:
+		_, yes = g.parents[q.parent]
+	case q.scan != 0:
+		_, yes = g.kinds[q.scan]
+	case q.empty:
+		yes = len(g.overlay) > 0
 	default:
 		_, yes = g.dues[q.due]
 	}
@@ -398,6 +409,8 @@ func (g *group) apply(ops []op) (refused error, known bool) {
 	clear(g.hashes)
 	clear(g.lists)
 	clear(g.dues)
+	clear(g.parents)
+	clear(g.kinds)
 	for k, r := range g.overlay {
 		g.touch(g.known[k])
 		g.touch(r)
@@ -520,7 +533,11 @@ func (g *group) touch(r *row) {
 	if r == nil {
 		return
 	}
+	g.kinds[r.kind] = struct{}{}
 	g.lists[r.list()] = struct{}{}
+	if r.parent != uuid.Nil {
+		g.parents[r.parent] = struct{}{}
+	}
 	if r.due.Valid {
 		g.dues[r.kind] = struct{}{}
 	}

@@ -19,8 +19,10 @@ import (
 // it has found nothing, and what it has asked. It shares the ids of the rows that it only
 // reads and of the parents of those that it writes, and the births, lists, hashes and due
 // times that its writes touch: with other writers, that is, but not with those who ask
-// for them. Who asks for a hash or a list also shares all of the kind, which a large group
-// has to itself in place of each that it touches.
+// for them. Who asks for children has the id of the parent to itself, who scans a kind all
+// its births, and who asks whether there is anything the lock of all. Who asks for a hash
+// or a list also shares all of the kind, which a large group has to itself in place of
+// each that it touches.
 type locker uint64
 
 // A server has room for some ten thousand locks, as it is installed, for all groups
@@ -28,6 +30,7 @@ type locker uint64
 const (
 	groupLocks = 1024 // of a group of several calls
 	mostLocks  = 4096 // of one call, as a deletion of much: of these one has its turn at a time
+	births     = 16   // of a kind
 )
 
 func newLocker(schema string) locker { return locker(14695981039346656037).with([]byte(schema)) }
@@ -48,7 +51,7 @@ func (l locker) all() int64                   { return l.of('a', 0, nil) }
 func (l locker) migration() int64             { return l.of('m', 0, nil) }
 func (l locker) large() int64                 { return l.of('g', 0, nil) }
 func (l locker) id(id uuid.UUID) int64        { return l.of('r', 0, id[:]) }
-func (l locker) birth(k key) int64            { return l.of('b', k.kind, []byte{k.id[15] & 15}) }
+func (l locker) birth(k key) int64            { return l.of('b', k.kind, []byte{k.id[15] % births}) }
 func (l locker) hash(h hashKey) int64         { return l.of('h', h.kind, []byte(h.hash)) }
 func (l locker) hashes(kind store.Kind) int64 { return l.of('k', kind, nil) }
 func (l locker) due(kind store.Kind) int64    { return l.of('d', kind, nil) }
@@ -62,7 +65,7 @@ func (l locker) list(k listKey) int64 {
 
 // crowded reports whether the group has about as many locks as it may.
 func (g *group) crowded() bool {
-	return len(g.calls) > 0 && len(g.relied)+len(g.hashes)+len(g.lists)+len(g.asked) >= groupLocks*3/4
+	return len(g.calls) > 0 && len(g.relied)+len(g.hashes)+len(g.lists)+len(g.parents)+len(g.asked) >= groupLocks*3/4
 }
 
 // locks returns the locks of a group, and which of them it has to itself.
@@ -84,9 +87,9 @@ func (g *group) locks() (keys []int64, exclusive []bool) {
 		default:
 			lock(l.birth(k), true)
 		}
-		if after != nil && after.parent != uuid.Nil {
-			lock(l.id(after.parent), false)
-		}
+	}
+	for id := range g.parents {
+		lock(l.id(id), false)
 	}
 	for id := range g.gone {
 		lock(l.id(id), true)
@@ -102,6 +105,14 @@ func (g *group) locks() (keys []int64, exclusive []bool) {
 		case q.list != nil:
 			lock(l.list(*q.list), true)
 			lock(l.lists(q.list.kind), false)
+		case q.parent != uuid.Nil:
+			lock(l.id(q.parent), true)
+		case q.scan != 0: // what it has found is among what was read
+			for i := range byte(births) {
+				lock(l.birth(key{q.scan, uuid.UUID{15: i}}), true)
+			}
+		case q.empty:
+			return []int64{l.all()}, []bool{true}
 		default:
 			lock(l.due(q.due), true)
 		}

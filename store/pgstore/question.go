@@ -20,6 +20,9 @@ type question struct {
 	lookup *hashKey // what must not change for the answer to hold: one of these
 	list   *listKey
 	high   uuid.UUID // of a list: no greater id is asked for
+	parent uuid.UUID // whose children are asked for
+	scan   store.Kind
+	empty  bool
 	due    store.Kind
 	next   bool // asks for a time only
 	claims bool // locks rows, and leaves out those that others have locked
@@ -37,14 +40,15 @@ func (q *question) name() string { return fmt.Sprint(q.sql, q.args) }
 // An answer is what a question found.
 type answer struct {
 	rows  []*row
-	total int64 // of a list
-	tail  int64 // of a list: records that were counted one by one
+	keys  []store.Key // of children
+	total int64       // of a list; of Empty 1 if there is a record
+	tail  int64       // of a list: records that were counted one by one
 	next  pgtype.Timestamptz
 }
 
 // same reports whether two answers are of one state, as far as can be told from them.
 func (a *answer) same(b *answer) bool {
-	return a.total == b.total && a.next.Valid == b.next.Valid && a.next.Time.Equal(b.next.Time) &&
+	return a.total == b.total && slices.Equal(a.keys, b.keys) && a.next.Valid == b.next.Valid && a.next.Time.Equal(b.next.Time) &&
 		slices.EqualFunc(a.rows, b.rows, func(a, b *row) bool { return a.key == b.key && a.stamp == b.stamp })
 }
 
@@ -52,6 +56,7 @@ func (a *answer) same(b *answer) bool {
 type statements struct {
 	get, lookup, due, claim, next                string
 	list, hashed                                 string
+	scan, children, empty                        string
 	rows, family                                 string
 	apply, add, lock, arrange, settle, tidy, old string
 }
@@ -72,10 +77,13 @@ func statementsOf(schema string) *statements {
 			WHERE l.kind = $1 AND l.hash = $2 ORDER BY l.id LIMIT $3`,
 		due: due,
 		// A row that has changed since the statement began is locked as it is now, out of order.
-		claim:  `SELECT * FROM (` + due + ` FOR UPDATE SKIP LOCKED) AS r ORDER BY r.due, r.id`,
-		next:   `SELECT r.due FROM "cardvault".records r WHERE r.kind = $1 AND r.due IS NOT NULL ORDER BY r.due LIMIT 1`,
-		list:   fmt.Sprintf(list, "list"),
-		hashed: fmt.Sprintf(list, "list_hash"),
+		claim:    `SELECT * FROM (` + due + ` FOR UPDATE SKIP LOCKED) AS r ORDER BY r.due, r.id`,
+		next:     `SELECT r.due FROM "cardvault".records r WHERE r.kind = $1 AND r.due IS NOT NULL ORDER BY r.due LIMIT 1`,
+		list:     fmt.Sprintf(list, "list"),
+		hashed:   fmt.Sprintf(list, "list_hash"),
+		scan:     `SELECT ` + columns + ` FROM "cardvault".records r WHERE r.kind = $1 AND r.id > $2 ORDER BY r.id LIMIT $3`,
+		children: `SELECT c.kind, c.id FROM "cardvault".children($1, $2) AS c`,
+		empty:    `SELECT count(*) FROM (SELECT FROM "cardvault".records LIMIT 1) AS r`,
 		rows: `SELECT ` + columns + ` FROM unnest($1::smallint[], $2::uuid[]) AS k(kind, id)
 			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = k.kind AND x.id = k.id OFFSET 0) AS r`,
 		family: `SELECT ` + outlineColumns + ` FROM "cardvault".family($1) AS f
@@ -90,7 +98,8 @@ func statementsOf(schema string) *statements {
 		old: `DELETE FROM "cardvault".groups WHERE ctid = ANY (ARRAY(
 			SELECT ctid FROM "cardvault".groups WHERE at < now() - interval '1 day' LIMIT 10000))`,
 	}
-	for _, text := range []*string{&s.get, &s.lookup, &s.due, &s.claim, &s.next, &s.list, &s.hashed, &s.rows, &s.family,
+	for _, text := range []*string{&s.get, &s.lookup, &s.due, &s.claim, &s.next, &s.list, &s.hashed,
+		&s.scan, &s.children, &s.empty, &s.rows, &s.family,
 		&s.apply, &s.add, &s.lock, &s.arrange, &s.settle, &s.tidy, &s.old} {
 		*text = in(schema, *text)
 	}
@@ -117,6 +126,16 @@ func (s *statements) ofDue(kind store.Kind, until time.Time, limit int, claims b
 func (s *statements) ofNext(kind store.Kind) *question {
 	return &question{sql: s.next, args: []any{int16(kind)}, due: kind, next: true}
 }
+
+func (s *statements) ofScan(kind store.Kind, after uuid.UUID, limit int) *question {
+	return &question{sql: s.scan, args: []any{int16(kind), pgUUID(after), count(limit)}, scan: kind}
+}
+
+func (s *statements) ofChildren(parent uuid.UUID, limit int) *question {
+	return &question{sql: s.children, args: []any{pgUUID(parent), count(limit)}, parent: parent}
+}
+
+func (s *statements) ofEmpty() *question { return &question{sql: s.empty, empty: true} }
 
 func (s *statements) ofList(q *store.Query) *question {
 	list := listOf(q.Kind, q.Account, q.Parent)
@@ -161,6 +180,19 @@ func (q *question) read(rows pgx.Rows) (*answer, error) {
 			if rows.Scan(&a.next) != nil {
 				return nil, store.ErrDamaged
 			}
+			continue
+		case q.empty:
+			if rows.Scan(&a.total) != nil {
+				return nil, store.ErrDamaged
+			}
+			continue
+		case q.parent != uuid.Nil:
+			var kind int16
+			var id pgtype.UUID
+			if rows.Scan(&kind, &id) != nil || kind < 1 || kind > 255 {
+				return nil, store.ErrDamaged
+			}
+			a.keys = append(a.keys, store.Key{Kind: store.Kind(kind), ID: id.Bytes})
 			continue
 		case q.list != nil:
 			s.lead = []any{&a.total, &a.tail}

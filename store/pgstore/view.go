@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -82,14 +83,33 @@ func (r *reader) Next(kind store.Kind) (time.Time, error) {
 }
 
 func (r *reader) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
-	return nil, store.ErrUnavailable
+	r.mustLive()
+	if limit <= 0 {
+		return nil, nil
+	}
+	return r.records(r.sql.ofScan(kind, after, limit))
 }
 
 func (r *reader) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
-	return nil, store.ErrUnavailable
+	r.mustLive()
+	if limit <= 0 || parent == uuid.Nil {
+		return nil, nil
+	}
+	a, err := r.ask(r.sql.ofChildren(parent, limit))
+	if err != nil {
+		return nil, err
+	}
+	return slices.Clone(a.keys), nil
 }
 
-func (r *reader) Empty() (bool, error) { return false, nil }
+func (r *reader) Empty() (bool, error) {
+	r.mustLive()
+	a, err := r.ask(r.sql.ofEmpty())
+	if err != nil {
+		return false, err
+	}
+	return a.total == 0, nil
+}
 
 func (r *reader) records(q *question) ([]*store.Record, error) {
 	r.mustLive()

@@ -631,13 +631,13 @@ func (s *Store) count(g *group) {
 
 // noticed is told of every answer.
 func (s *Store) noticed(q *question, a *answer) {
-	if q.list == nil {
+	switch {
+	case q.scan != 0: // would push out what others come back to
+	case q.list == nil:
 		for _, r := range a.rows {
 			s.memory.remember(r)
 		}
-		return
-	}
-	if a.tail > 2*longTail {
+	case a.tail > 2*longTail:
 		s.long.note(*q.list, q.high)
 	}
 }

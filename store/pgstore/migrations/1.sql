@@ -651,6 +651,16 @@ BEGIN
 	ids := ids[greatest(place, 0) + 1:least(place + most, CASE WHEN descending THEN total - skip ELSE total END)];
 END $$;
 
+-- children returns the first of the records that belong to an id, by kind and id, in
+-- one walk of records_list that ends with the last of these.
+CREATE FUNCTION "cardvault".children(of_parent uuid, most bigint) RETURNS TABLE (kind smallint, id uuid)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan SET jit = off
+AS $$
+BEGIN
+	RETURN QUERY SELECT r.kind, r.id FROM "cardvault".records r WHERE r.scope = of_parent AND r.child ORDER BY r.kind, r.id LIMIT most;
+END $$;
+
 -- family returns the records that belong to some ids, and all that belong to these in turn.
 CREATE FUNCTION "cardvault".family(ids uuid[]) RETURNS TABLE (kind smallint, id uuid)
 LANGUAGE plpgsql STABLE
