@@ -11,7 +11,6 @@ require (
 	go.etcd.io/bbolt v1.5.0
 	go.uber.org/goleak v1.3.0
 	golang.org/x/crypto v0.58.0
-	golang.org/x/time v0.16.0
 	pgregory.net/rapid v1.3.0
 )
 

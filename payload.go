@@ -76,17 +76,34 @@ func (v *Vault) Session(ctx context.Context, id uuid.UUID) (*Session, error) {
 	}
 }
 
+// A SessionStatus is what [Vault.SessionStatus] tells of a session.
+type SessionStatus struct {
+	Account  uuid.UUID
+	State    SessionState
+	Refusals int // cards that were refused
+}
+
+// SessionStatus returns how far a session is. Unlike [Vault.Session] it asks no
+// IDVProvider and completes nothing, and costs one read. The error is ErrNotFound for a
+// session that is unknown, over, or of another account.
+func (v *Vault) SessionStatus(ctx context.Context, id uuid.UUID) (*SessionStatus, error) {
+	_, r, s, err := v.readSession(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &SessionStatus{r.Account, s.state(), int(s.refused)}, nil
+}
+
 func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
-	d := &Session{Refresh: s.refresh != uuid.Nil, ReasonCode: s.failed}
-	switch {
-	case s.token != uuid.Nil:
-		d.State, d.TokenID = SessionSucceeded, v.mask(kindToken, s.token)
+	d := &Session{State: s.state(), Refresh: s.refresh != uuid.Nil, ReasonCode: s.failed}
+	switch d.State {
+	case SessionSucceeded:
+		d.TokenID = v.mask(kindToken, s.token)
 		return d, nil
-	case s.failed != "":
-		d.State = SessionFailed
+	case SessionFailed:
 		return d, nil
-	case s.idv != nil:
-		d.State, d.ChallengeURL = SessionIdentifying, s.idv.challenge
+	case SessionIdentifying:
+		d.ChallengeURL = s.idv.challenge
 		return d, nil
 	}
 	if d.Refresh {

@@ -237,6 +237,18 @@ type session struct {
 	idv *identification // of the cardholder whose card it has; nil if it has none
 }
 
+func (s *session) state() SessionState {
+	switch {
+	case s.token != uuid.Nil:
+		return SessionSucceeded
+	case s.failed != "":
+		return SessionFailed
+	case s.idv != nil:
+		return SessionIdentifying
+	}
+	return SessionOpen
+}
+
 func (s *session) finished() bool { return s.token != uuid.Nil || s.failed != "" }
 
 const (

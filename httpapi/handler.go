@@ -57,9 +57,14 @@ type Options struct {
 	// Authenticator checks API keys. Defaults to the vault, with its own keys.
 	Authenticator Authenticator
 
-	// RateLimit bounds the requests of each API key. The zero value is no limit.
-	// It counts for this handler alone, not for others on the same store.
+	// RateLimit bounds the requests of each account, whatever keys they come with. The
+	// zero value is no limit. Rates count for this handler alone, not for others on the
+	// same store, and only for requests with a valid key.
 	RateLimit RateLimit
+
+	// KeyRateLimit bounds the requests of each API key within RateLimit. The zero value
+	// is no limit. Principals whose Key has no ID have the limit of the account alone.
+	KeyRateLimit RateLimit
 
 	// ClientAddr finds the address of the client, for the log, and for the limit of
 	// 30 completions of a session that fail a minute. The zero Addr is an unknown
@@ -112,7 +117,7 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 		h.opts = *opts
 	}
 	o := &h.opts
-	if p := o.RateLimit.PerSecond; !(p >= 0 && p <= 1e9) || o.RateLimit.Burst < 0 || o.Timeout < 0 {
+	if !o.RateLimit.valid() || !o.KeyRateLimit.valid() || o.Timeout < 0 {
 		return nil, errors.New("httpapi: Options holds a limit that is negative or no number")
 	}
 	h.routes = routes
@@ -141,9 +146,12 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	h.entry = cardentry.NewHandler(o.AllowedOrigins)
-	h.keys = newLimiter[uuid.UUID](o.RateLimit)
-	h.reads = newLimiter[[sha256.Size]byte](sessionReads)
+	h.accounts = newLimiter[uuid.UUID](o.RateLimit)
+	h.keys = newLimiter[accountKey](o.KeyRateLimit)
+	h.reads = newLimiter[sessionHash](sessionReads)
+	h.unfailed = newLimiter[sessionHash](firstFailure)
 	h.failures = newLimiter[netip.Addr](failedCompletions)
+	h.strangers = newLimiter[netip.Addr](failedCompletions)
 	return h, nil
 }
 
@@ -157,14 +165,24 @@ func peer(r *http.Request) netip.Addr {
 }
 
 type handler struct {
-	vault    *cardvault.Vault
-	opts     Options
-	routes   []route
-	keys     *limiter[uuid.UUID]         // requests of an API key
-	reads    *limiter[[sha256.Size]byte] // of a session, by a hash of its id
-	failures *limiter[netip.Addr]        // completions of sessions, by client
-	entry    http.Handler                // the card-entry component
+	vault     *cardvault.Vault
+	opts      Options
+	routes    []route
+	accounts  *limiter[uuid.UUID]   // requests of an account
+	keys      *limiter[accountKey]  // of an API key
+	reads     *limiter[sessionHash] // of a session
+	unfailed  *limiter[sessionHash] // completions of a session, until one fails
+	failures  *limiter[netip.Addr]  // of sessions that have failed, by client
+	strangers *limiter[netip.Addr]  // of sessions that never were, by client
+	entry     http.Handler          // the card-entry component
 }
+
+// An accountKey is an API key of an account: other authenticators may have keys of the
+// same id in several.
+type accountKey struct{ account, key uuid.UUID }
+
+// A sessionHash stands for the id of a session, which is a credential.
+type sessionHash [sha256.Size]byte
 
 // An endpoint is what one method of a path does.
 type endpoint struct {
@@ -450,9 +468,9 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 	client := h.opts.ClientAddr(r)
 	open := e.public && (e != getCardArt || !h.opts.CardArtRequiresKey)
 	if open {
-		answered, f := h.limitSession(c, e, client)
-		if f != nil {
-			return pattern, f
+		answered, limited := h.limitSession(c, e, network(client))
+		if limited != nil {
+			return pattern, limited
 		}
 		if answered != nil {
 			defer func() { answered(err) }()
@@ -520,7 +538,17 @@ func (h *handler) authenticate(c *call) (err error) {
 	if c.principal, err = h.opts.Authenticator.Authenticate(c.ctx, keys[0]); err != nil {
 		return err
 	}
-	if retry := h.keys.take(c.principal.Key.ID); retry > 0 {
+	account, key := c.principal.Account.ID, c.principal.Key.ID
+	retry := 0
+	if key != uuid.Nil {
+		retry = h.keys.take(accountKey{account, key})
+	}
+	if retry == 0 {
+		if retry = h.accounts.take(account); retry > 0 && key != uuid.Nil {
+			h.keys.give(accountKey{account, key})
+		}
+	}
+	if retry > 0 {
 		return rateLimited.with(strconv.Itoa(retry))
 	}
 	return nil

@@ -3,6 +3,7 @@ package httpapi_test
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
 	"net/netip"
 	"strconv"
@@ -25,6 +26,7 @@ func TestNewHandlerErrors(t *testing.T) {
 		{Timeout: -1},
 		{RateLimit: httpapi.RateLimit{PerSecond: -1}},
 		{RateLimit: httpapi.RateLimit{PerSecond: 1, Burst: -1}},
+		{KeyRateLimit: httpapi.RateLimit{PerSecond: math.NaN()}},
 	} {
 		if h, err := httpapi.NewHandler(r.vault, &o); err == nil || h != nil {
 			t.Errorf("%+v is taken", o)
@@ -40,6 +42,7 @@ func TestHandleDoesNotMatter(t *testing.T) {
 	send(t, h, "GET", "/tokens/"+id, "", "X-Api-Key", r.key).want(t, 200)
 }
 
+// A limit is of an account, however many keys it has, or of a key.
 func TestRateLimit(t *testing.T) {
 	for _, test := range []struct {
 		limit httpapi.RateLimit
@@ -52,80 +55,159 @@ func TestRateLimit(t *testing.T) {
 		{httpapi.RateLimit{PerSecond: 0.5}, 1, 2},
 		{httpapi.RateLimit{PerSecond: 0.3, Burst: 3}, 3, 4},
 		{httpapi.RateLimit{PerSecond: 100, Burst: 7}, 7, 1},
+		{httpapi.RateLimit{PerSecond: 0.1, Burst: 10}, 10, 10},
 	} {
-		inBubble(t, func(t *testing.T) {
-			r := newRig(t, nil, &httpapi.Options{RateLimit: test.limit})
-			_, second := r.newKey(t, r.vault, 0, cardvault.AllScopes()...)
-			get := func(key string) *answer { return send(t, r.handler, "GET", "/tokens", "", "X-Api-Key", key) }
-			for range test.burst {
+		for what, opts := range map[string]*httpapi.Options{"account": {RateLimit: test.limit}, "key": {KeyRateLimit: test.limit}} {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, nil, opts)
+				_, second := r.newKey(t, r.vault, 0, cardvault.AllScopes()...)
+				_, foreign := r.newKey(t, r.newAccount(t, nil), 0, cardvault.AllScopes()...)
+				get := func(key string) *answer { return send(t, r.handler, "GET", "/tokens", "", "X-Api-Key", key) }
+				for range test.burst {
+					get(r.key).want(t, 200)
+				}
+				if test.retry == 0 {
+					return
+				}
+				a := get(r.key)
+				a.want(t, 429, "RATE_LIMITED")
+				if got := a.header.Get("Retry-After"); got != strconv.Itoa(test.retry) {
+					t.Errorf("%s %+v: Retry-After is %s", what, test.limit, got)
+				}
+				if got := get(second).status; (got == 429) != (what == "account") {
+					t.Errorf("%s %+v: the other key of the account is answered %d", what, test.limit, got)
+				}
+				// Accounts do not count for each other, and no key does not count.
+				get(foreign).want(t, 200)
+				get("x").want(t, 401)
+				// Being refused costs nothing.
+				for range 100 {
+					get(r.key).want(t, 429)
+				}
+				time.Sleep(time.Duration(test.retry) * time.Second)
 				get(r.key).want(t, 200)
-			}
-			if test.retry == 0 {
-				return
-			}
-			a := get(r.key)
-			a.want(t, 429, "RATE_LIMITED")
-			if got := a.header.Get("Retry-After"); got != strconv.Itoa(test.retry) {
-				t.Errorf("%+v: Retry-After is %s", test.limit, got)
-			}
-			// Keys do not count for each other, and no key does not count.
-			get(second).want(t, 200)
-			get("x").want(t, 401)
-			// Being refused costs nothing.
-			for range 100 {
+				// After a long time there is a whole burst, and no more.
+				time.Sleep(time.Hour)
+				for range test.burst {
+					get(r.key).want(t, 200)
+				}
 				get(r.key).want(t, 429)
-			}
-			time.Sleep(time.Duration(test.retry) * time.Second)
-			get(r.key).want(t, 200)
-			// After a long time there is a whole burst, and no more.
-			time.Sleep(time.Hour)
-			for range test.burst {
-				get(r.key).want(t, 200)
-			}
-			get(r.key).want(t, 429)
-		})
+			})
+		}
 	}
 }
 
-// The memory for limits is bounded, however many keys there are.
-func TestRateLimitOfManyKeys(t *testing.T) {
+// Keys that a key has made get no more than it.
+func TestRateLimitOfChildren(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, nil, &httpapi.Options{RateLimit: httpapi.RateLimit{PerSecond: 1, Burst: 5}})
+		get := func(key string) int { return send(t, r.handler, "GET", "/tokens", "", "X-Api-Key", key).status }
+		keys := []string{r.key}
+		for range 200 {
+			_, child, err := r.vault.CreateAPIKey(t.Context(), "child", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: r.principal.ID})
+			if err != nil {
+				t.Fatal(err)
+			}
+			keys = append(keys, child)
+		}
+		answered := 0
+		for range 10 {
+			for _, key := range keys {
+				if get(key) == 200 {
+					answered++
+				}
+			}
+			time.Sleep(time.Second)
+		}
+		if answered != 5+9 {
+			t.Errorf("in ten seconds 201 keys of an account get %d answers", answered)
+		}
+	})
+}
+
+// The limit of an account holds also for a key that is below its own, and what the
+// account is refused is not counted for the key. Principals without a key id share the
+// limit of their account.
+func TestRateLimitOfKeyInAccount(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
 		account, err := r.vault.Account(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		// A key of any text is one of its own.
 		h := newHandler(t, r.vault, &httpapi.Options{
-			RateLimit: httpapi.RateLimit{PerSecond: 0.001},
+			RateLimit:    httpapi.RateLimit{PerSecond: 1, Burst: 4},
+			KeyRateLimit: httpapi.RateLimit{PerSecond: 0.1, Burst: 2},
 			Authenticator: authenticator(func(_ context.Context, key string) (*cardvault.Principal, error) {
 				var id uuid.UUID
-				copy(id[:], key)
+				if key != "none" {
+					copy(id[:], key)
+				}
 				return &cardvault.Principal{Key: &cardvault.APIKey{ID: id}, Account: account}, nil
 			}),
 		})
-		get := func(key string) int { return send(t, h, "GET", "/tokens", "", "X-Api-Key", key).status }
-		if get("first") != 403 || get("first") != 429 {
-			t.Fatal("the limit does not work")
-		}
-		const generation = 32 << 10
-		for i := range 2*generation - 1 {
-			if get(strconv.Itoa(i)) != 403 {
-				t.Fatal("a fresh key is limited")
+		want := func(key string, status int, retry string) {
+			t.Helper()
+			a := send(t, h, "GET", "/tokens", "", "X-Api-Key", key)
+			if a.status != status || a.header.Get("Retry-After") != retry {
+				t.Errorf("%s: %d after %q, want %d after %q", key, a.status, a.header.Get("Retry-After"), status, retry)
 			}
 		}
-		last := strconv.Itoa(2*generation - 2)
-		if get("0") != 429 || get(last) != 429 {
-			t.Error("keys are forgotten while there is room for them")
+		want("a", 403, "")
+		want("a", 403, "")
+		want("a", 429, "10")
+		want("none", 403, "")
+		want("none", 403, "")
+		want("none", 429, "1")
+		want("b", 429, "1")
+		time.Sleep(2 * time.Second)
+		want("b", 403, "")
+		want("b", 403, "")
+		want("b", 429, "10")
+		time.Sleep(4 * time.Second)
+		for range 4 {
+			want("none", 403, "")
 		}
-		// That was what makes the first generation go, but for what was asked for lately.
-		if get("first") != 403 {
-			t.Error("limits grow without bound")
-		}
-		if get("0") != 429 || get(last) != 429 {
-			t.Error("forgetting the oldest forgets others")
-		}
+		want("none", 429, "1")
 	})
+}
+
+// The memory for limits is bounded, however many keys and accounts there are.
+func TestRateLimitOfManyKeys(t *testing.T) {
+	few := httpapi.RateLimit{PerSecond: 0.001}
+	for what, opts := range map[string]*httpapi.Options{"account": {RateLimit: few}, "key": {KeyRateLimit: few}} {
+		inBubble(t, func(t *testing.T) {
+			r := newRig(t, nil, nil)
+			// A key of any text is one of its own, of an account of its own.
+			opts.Authenticator = authenticator(func(_ context.Context, key string) (*cardvault.Principal, error) {
+				var id uuid.UUID
+				copy(id[:], key)
+				return &cardvault.Principal{Key: &cardvault.APIKey{ID: id}, Account: &cardvault.Account{ID: id}}, nil
+			})
+			h := newHandler(t, r.vault, opts)
+			get := func(key string) int { return send(t, h, "GET", "/tokens", "", "X-Api-Key", key).status }
+			if get("first") != 403 || get("first") != 429 {
+				t.Fatal("the limit does not work")
+			}
+			const generation = 32 << 10
+			for i := range 2*generation - 1 {
+				if get(strconv.Itoa(i)) != 403 {
+					t.Fatal("a fresh key is limited")
+				}
+			}
+			last := strconv.Itoa(2*generation - 2)
+			if get("0") != 429 || get(last) != 429 {
+				t.Errorf("%s: they are forgotten while there is room for them", what)
+			}
+			// That was what makes the first generation go, but for what was asked for lately.
+			if get("first") != 403 {
+				t.Errorf("%s: limits grow without bound", what)
+			}
+			if get("0") != 429 || get(last) != 429 {
+				t.Errorf("%s: forgetting the oldest forgets others", what)
+			}
+		})
+	}
 }
 
 func TestAuthenticator(t *testing.T) {

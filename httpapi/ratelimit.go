@@ -5,8 +5,6 @@ import (
 	"net/netip"
 	"sync"
 	"time"
-
-	"golang.org/x/time/rate"
 )
 
 // A RateLimit is a token bucket.
@@ -15,21 +13,32 @@ type RateLimit struct {
 	Burst     int     // requests at once; 0 means as many as PerSecond, at least 1
 }
 
+func (l RateLimit) valid() bool { return l.PerSecond >= 0 && l.PerSecond <= 1e9 && l.Burst >= 0 }
+
 // What is always limited: decisions, chapter 15.
 var (
 	sessionReads      = RateLimit{PerSecond: 1, Burst: 60}   // of a session
-	failedCompletions = RateLimit{PerSecond: 0.5, Burst: 30} // of a client
+	failedCompletions = RateLimit{PerSecond: 0.5, Burst: 30} // of a client, see limitCompletion
+	firstFailure      = RateLimit{PerSecond: 1e-9, Burst: 1} // of a session: it lives for an hour at most
 )
 
-// maxLimited bounds the keys of a generation of a limiter.
-const maxLimited = 32 << 10
+const (
+	maxLimited = 32 << 10    // keys of a generation of a limiter
+	maxDebt    = time.Minute // longest wait for what always limits, whatever was counted
+)
 
 // A limiter counts for each key on its own. It knows two generations of keys: when
 // the younger one is full, the other one is forgotten. A nil limiter has no limit.
 type limiter[K comparable] struct {
 	limit      RateLimit
 	mu         sync.Mutex
-	young, old map[K]*rate.Limiter
+	young, old map[K]*bucket
+}
+
+// A bucket has as many tokens as requests may come at once. Fewer than none is a debt.
+type bucket struct {
+	tokens float64
+	at     time.Time // when it had them
 }
 
 func newLimiter[K comparable](l RateLimit) *limiter[K] {
@@ -39,51 +48,63 @@ func newLimiter[K comparable](l RateLimit) *limiter[K] {
 	if l.Burst == 0 {
 		l.Burst = max(1, int(l.PerSecond))
 	}
-	return &limiter[K]{limit: l, young: map[K]*rate.Limiter{}}
+	return &limiter[K]{limit: l, young: map[K]*bucket{}}
 }
 
 // take counts one of a key. If it is one too many, it is not counted, and take
 // returns after how many seconds the next may come.
-func (l *limiter[K]) take(key K) (seconds int) { return l.ask(key, true) }
-
-// wait is take without counting.
-func (l *limiter[K]) wait(key K) (seconds int) { return l.ask(key, false) }
-
-func (l *limiter[K]) ask(key K, count bool) (seconds int) {
+func (l *limiter[K]) take(key K) (seconds int) {
 	if l == nil {
 		return 0
 	}
-	now := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := l.bucket(key).ReserveN(now, 1)
-	delay := r.DelayFrom(now)
-	if delay > 0 || !count {
-		r.CancelAt(now)
+	b := l.bucket(key)
+	// A microsecond is what adding up parts of tokens may be off.
+	if wait := (1-b.tokens)/l.limit.PerSecond - 1e-6; wait > 0 {
+		return int(math.Ceil(min(wait, math.MaxInt32)))
 	}
-	return int(math.Ceil(delay.Seconds()))
+	b.tokens--
+	return 0
 }
 
-// count counts one of a key also if it is one too many: the next waits longer.
+// give takes back that one of a key was counted.
+func (l *limiter[K]) give(key K) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b := l.bucket(key)
+	b.tokens = min(b.tokens+1, float64(l.limit.Burst))
+}
+
+// count counts one of a key also if it is one too many: the next waits longer, but
+// never longer than maxDebt.
 func (l *limiter[K]) count(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.bucket(key).ReserveN(time.Now(), 1)
+	b := l.bucket(key)
+	b.tokens = max(b.tokens-1, 1-maxDebt.Seconds()*l.limit.PerSecond)
 }
 
-// bucket returns what counts for a key. The caller holds the lock.
-func (l *limiter[K]) bucket(key K) *rate.Limiter {
-	if b := l.young[key]; b != nil {
-		return b
-	}
-	b := l.old[key]
+// bucket returns what counts for a key, as it is now. The caller holds the lock.
+func (l *limiter[K]) bucket(key K) *bucket {
+	now := time.Now()
+	b := l.young[key]
 	if b == nil {
-		b = rate.NewLimiter(rate.Limit(l.limit.PerSecond), l.limit.Burst)
+		if b = l.old[key]; b == nil {
+			b = &bucket{float64(l.limit.Burst), now}
+		}
+		if len(l.young) == maxLimited {
+			l.young, l.old = map[K]*bucket{}, l.young
+		}
+		l.young[key] = b
 	}
-	if len(l.young) == maxLimited {
-		l.young, l.old = map[K]*rate.Limiter{}, l.young
+	if passed := now.Sub(b.at).Seconds(); passed > 0 {
+		b.tokens = min(b.tokens+passed*l.limit.PerSecond, float64(l.limit.Burst))
+		b.at = now
 	}
-	l.young[key] = b
 	return b
 }
 

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"math"
 	"net/http"
 	"net/netip"
@@ -173,35 +174,69 @@ func (c *call) state(s *cardvault.Session, err error) error {
 }
 
 // limitSession says whether a call of a session is one too many, and returns what to do
-// when it was answered with err. Completions that fail are counted then: what is
-// under way meanwhile is let in, and adds to how long the next has to wait.
-func (h *handler) limitSession(c *call, e *endpoint, client netip.Addr) (answered func(err error), f *failure) {
-	retry := 0
-	client = network(client)
+// when it was answered with err.
+func (h *handler) limitSession(c *call, e *endpoint, client netip.Addr) (answered func(err error), err error) {
+	id := sessionHash(sha256.Sum256(c.id[:]))
 	switch e {
 	case getSession:
-		if c.id != uuid.Nil {
-			retry = h.reads.take(sha256.Sum256(c.id[:]))
+		if c.id == uuid.Nil {
+			return nil, nil // what is no id is nobody's
 		}
-		answered = func(error) {
-			if c.refused {
+		if retry := h.reads.take(id); retry > 0 {
+			return nil, rateLimited.with(strconv.Itoa(retry))
+		}
+		return func(error) {
+			if c.refused && h.unfailed.take(id) == 0 { // once, however often it is read
 				h.failures.count(client)
 			}
-		}
+		}, nil
 	case completeSession:
-		retry = h.failures.wait(client)
-		answered = func(err error) {
-			// A failure of ours is not held against a client.
-			if c.refused || err != nil && failed(err).status < 500 {
-				h.failures.count(client)
-			}
-		}
+		return h.limitCompletion(c, id, client)
 	}
-	if retry > 0 {
+	return nil, nil
+}
+
+// limitCompletion lets a completion in before its body is read, in one of three ways.
+// It costs one read of the store, as finding an API key does.
+//
+//   - A session that is open and has not failed is let in whatever else its client does,
+//     one call at a time: nobody shuts out the shoppers behind an address.
+//   - Further calls of a session that is known take a place among the failures of the
+//     client, and give it back when they succeed.
+//   - Ids that never were take a place among those of the client, so that whoever makes
+//     them up spends nothing that shoppers need.
+//
+// So of one client, no more bodies are read than these places and sessions allow.
+func (h *handler) limitCompletion(c *call, id sessionHash, client netip.Addr) (answered func(err error), err error) {
+	s, err := h.vault.In(uuid.Nil).SessionStatus(c.ctx, c.id)
+	places := h.failures
+	switch {
+	case errors.Is(err, cardvault.ErrNotFound):
+		places = h.strangers
+	case err != nil:
+		return nil, err
+	case s.State == cardvault.SessionOpen && s.Refusals == 0 && h.unfailed.take(id) == 0:
+		return func(err error) {
+			if c.failed(err) {
+				h.failures.count(client)
+			} else {
+				h.unfailed.give(id)
+			}
+		}, nil
+	}
+	if retry := places.take(client); retry > 0 {
 		return nil, rateLimited.with(strconv.Itoa(retry))
 	}
-	return answered, nil
+	return func(err error) {
+		if !c.failed(err) {
+			places.give(client)
+		}
+	}, nil
 }
+
+// failed reports whether a call of a session that was answered with err is held against
+// its client: a failure of ours is not.
+func (c *call) failed(err error) bool { return c.refused || err != nil && failed(err).status < 500 }
 
 // Values of headers that tell a browser what a page of another origin may do.
 var (

@@ -381,22 +381,26 @@ func TestSessionReads(t *testing.T) {
 	})
 }
 
-// A client may fail to complete sessions 30 times a minute.
+// A client may fail to complete sessions 30 times a minute, and as often make up ids.
+// Neither keeps a session that has not failed from being completed.
 func TestFailedCompletions(t *testing.T) {
 	var client netip.Addr
 	opts := &httpapi.Options{ClientAddr: func(*http.Request) netip.Addr { return client }}
 	addresses := []string{"192.0.2.1", "192.0.2.2", "::ffff:192.0.2.3", "2001:db8::1", "2001:db8:0:1::1", ""}
 	same := map[string]string{"::ffff:192.0.2.3": "192.0.2.3", "2001:db8::1": "2001:db8::ffff:ffff:ffff:ffff", "2001:db8:0:1::1": "2001:db8:0:1:8000::%eth0"}
-	for name, fail := range map[string]func(path, payload, bad string) (string, string, int){
-		"refused card": func(path, _, bad string) (string, string, int) { return path, bad, 200 },
-		"payload": func(path, _, _ string) (string, string, int) {
+	for name, test := range map[string]struct {
+		stranger bool // to the vault is the id
+		fail     func(path, payload, bad string) (string, string, int)
+	}{
+		"refused card": {false, func(path, _, bad string) (string, string, int) { return path, bad, 200 }},
+		"payload": {false, func(path, _, _ string) (string, string, int) {
 			return path, `{"action":"tokenize_card","result":{"enc_payload":"x"}}`, 422
-		},
-		"no session":       func(_, good, _ string) (string, string, int) { return "/sessions/" + uuid.NewString(), good, 404 },
-		"no id":            func(_, good, _ string) (string, string, int) { return "/sessions/x", good, 404 },
-		"no JSON":          func(path, _, _ string) (string, string, int) { return path, "x", 400 },
-		"no body":          func(path, _, _ string) (string, string, int) { return path, "", 400 },
-		"finished session": func(_, good, _ string) (string, string, int) { return "", good, 409 },
+		}},
+		"no session":       {true, func(_, good, _ string) (string, string, int) { return "/sessions/" + uuid.NewString(), good, 404 }},
+		"no id":            {true, func(_, good, _ string) (string, string, int) { return "/sessions/x", good, 404 }},
+		"no JSON":          {false, func(path, _, _ string) (string, string, int) { return path, "x", 400 }},
+		"no body":          {false, func(path, _, _ string) (string, string, int) { return path, "", 400 }},
+		"finished session": {false, func(_, good, _ string) (string, string, int) { return "", good, 409 }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -415,28 +419,44 @@ func TestFailedCompletions(t *testing.T) {
 					}
 				}
 				complete(finished, good).want(t, 200)
+				var path string
+				fail := func() (*answer, int) {
+					p, body, status := test.fail(path, good, completion(t, open, refused, ""))
+					if p == "" {
+						p = finished
+					}
+					return complete(p, body), status
+				}
 				for _, address := range addresses {
 					client, _ = netip.ParseAddr(address)
-					var path string
 					for i := range 30 {
 						if i%4 == 0 { // a session takes five cards
 							path = r.newSession(t)
 						}
-						p, body, status := fail(path, good, completion(t, open, refused, ""))
-						if p == "" {
-							p = finished
-						}
-						if a := complete(p, body); a.status != status {
+						if a, status := fail(); a.status != status {
 							t.Fatalf("%s: failure %d is answered %d: %s", address, i+1, a.status, a.body)
 						}
 						if i == 14 {
 							succeed()
 						}
 					}
-					wantLimit(t, complete(r.newSession(t), completion(t, open, entered, "")), 2)
+					limited := func() {
+						t.Helper()
+						a, _ := fail()
+						wantLimit(t, a, 2)
+					}
+					limited()
 					if other := same[address]; other != "" {
 						client = netip.MustParseAddr(other)
-						wantLimit(t, complete(path, good), 2)
+						limited()
+					}
+					succeed()
+					// Places of the one sort are none of the other.
+					if other := complete("/sessions/x", good); (other.status == 429) != test.stranger {
+						t.Errorf("%s: an id that never was is answered %d", address, other.status)
+					}
+					if other := complete(finished, good); (other.status == 429) == test.stranger {
+						t.Errorf("%s: a finished session is answered %d", address, other.status)
 					}
 					send(t, r.handler, "GET", path, "").want(t, 200)
 				}
@@ -445,11 +465,32 @@ func TestFailedCompletions(t *testing.T) {
 				for range 40 {
 					succeed()
 				}
-				complete("/sessions/x", good).want(t, 404)
-				wantLimit(t, complete("/sessions/x", good), 2)
+				if a, status := fail(); a.status != status {
+					t.Errorf("two seconds later: %d %s", a.status, a.body)
+				}
+				a, _ := fail()
+				wantLimit(t, a, 2)
 			})
 		})
 	}
+}
+
+// Nobody waits for more than a minute, however much has failed.
+func TestDebt(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, nil, nil)
+		var paths []string
+		for range 100 {
+			paths = append(paths, r.newSession(t))
+		}
+		for _, path := range paths {
+			send(t, r.handler, "POST", path+"/complete-action", "{}").want(t, 422)
+		}
+		wantLimit(t, send(t, r.handler, "POST", paths[0]+"/complete-action", "{}"), 60)
+		time.Sleep(time.Minute)
+		send(t, r.handler, "POST", paths[0]+"/complete-action", "{}").want(t, 422)
+		wantLimit(t, send(t, r.handler, "POST", paths[0]+"/complete-action", "{}"), 2)
+	})
 }
 
 // What fails for a reason of the vault's own is not held against a client.
@@ -467,41 +508,71 @@ func TestFailuresOfTheVault(t *testing.T) {
 	})
 }
 
-// Many that fail at a time are all let in, and make the client wait for all of them.
+// Of many at a time as many are let in as may fail. The others are refused before their
+// bodies are read.
 func TestFailuresAtOnce(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		r := newRig(t, nil, nil)
-		const n = 40
-		arrived, release := make(chan struct{}), make(chan struct{})
-		h := newHandler(t, r.vault, nil)
-		var group sync.WaitGroup
-		for range n {
-			group.Go(func() {
-				body := &gate{arrived: arrived, release: release}
-				req, err := http.NewRequestWithContext(t.Context(), "POST", "/sessions/"+uuid.NewString()+"/complete-action", body)
-				if err != nil {
-					t.Error(err)
-					return
+	const n = 40
+	for name, test := range map[string]struct {
+		known  bool
+		places int
+		status int
+	}{
+		"ids that never were": {false, 30, 404},
+		"one session":         {true, 31, 422}, // as one that has not failed it is let in beside
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, nil, nil)
+				path := r.newSession(t)
+				arrived, release := make(chan struct{}), make(chan struct{})
+				statuses := make(chan int, n)
+				var group sync.WaitGroup
+				for range n {
+					if !test.known {
+						path = "/sessions/" + uuid.NewString()
+					}
+					group.Go(func() {
+						body := &gate{arrived: arrived, release: release}
+						req, err := http.NewRequestWithContext(t.Context(), "POST", path+"/complete-action", body)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						req.RemoteAddr, req.ContentLength = "192.0.2.1:1", -1
+						req.ProtoMajor = 2 // which reads nothing that nobody wants
+						req.Header.Set("Content-Type", "application/json")
+						w := &statusWriter{header: http.Header{}}
+						r.handler.ServeHTTP(w, req)
+						statuses <- w.status
+					})
 				}
-				req.RemoteAddr, req.ContentLength = "192.0.2.1:1", -1
-				req.Header.Set("Content-Type", "application/json")
-				w := &statusWriter{header: http.Header{}}
-				h.ServeHTTP(w, req)
-				if w.status != 404 {
-					t.Errorf("status %d", w.status)
+				for range test.places {
+					<-arrived
 				}
+				for range n - test.places {
+					if status := <-statuses; status != 429 {
+						t.Errorf("while others are under way one more is answered %d", status)
+					}
+				}
+				close(release)
+				group.Wait()
+				for range test.places {
+					if status := <-statuses; status != test.status {
+						t.Errorf("status %d", status)
+					}
+				}
+				again := func() *answer { return send(t, r.handler, "POST", path+"/complete-action", "{}") }
+				if test.known {
+					wantLimit(t, again(), 4) // also for the one that was let in beside
+					time.Sleep(2 * time.Second)
+				}
+				wantLimit(t, again(), 2)
+				time.Sleep(2 * time.Second)
+				again().want(t, test.status)
+				wantLimit(t, again(), 2)
 			})
-		}
-		for range n {
-			<-arrived
-		}
-		close(release)
-		group.Wait()
-		wantLimit(t, send(t, h, "POST", "/sessions/x/complete-action", "{}"), 2*(n-30+1))
-		time.Sleep(2 * (n - 30 + 1) * time.Second)
-		send(t, h, "POST", "/sessions/x/complete-action", "{}").want(t, 404)
-		wantLimit(t, send(t, h, "POST", "/sessions/x/complete-action", "{}"), 2)
-	})
+		})
+	}
 }
 
 // A gate is a body that is not read before it is released.
@@ -546,14 +617,17 @@ func TestIdentificationLimits(t *testing.T) {
 			v = verifier(state)
 			for _, path := range paths {
 				if state == cardvault.IDVFailed {
-					if a := send(t, r.handler, "GET", path, ""); a.member(t, "status") != "failed" {
-						t.Fatal(a.body)
+					for range 3 { // however often it is read
+						if a := send(t, r.handler, "GET", path, ""); a.member(t, "status") != "failed" {
+							t.Fatal(a.body)
+						}
 					}
 				} else if a := send(t, r.handler, "POST", path+"/complete-action", `{"x":1}`); a.body != `{"next_action":"wait"}` {
 					t.Fatal(a.body)
 				}
 			}
 			late := r.newSession(t)
+			send(t, r.handler, "POST", late+"/complete-action", `{}`).want(t, 422) // its first failure
 			if a := send(t, r.handler, "POST", late+"/complete-action", `{}`); a.status != 429 {
 				t.Errorf("%s: one more is answered %d", what, a.status)
 			}

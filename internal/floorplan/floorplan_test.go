@@ -33,7 +33,6 @@ var owners = map[string][]string{
 	"code.dny.dev/ssrf":                {"/webhook"},
 	"go.etcd.io/bbolt":                 {"/store/boltstore"},
 	"golang.org/x/crypto/":             {"", "/internal/seal"},
-	"golang.org/x/time/":               {"/httpapi"},
 	"github.com/go-jose/":              {""},
 	"github.com/hashicorp/golang-lru/": {"/internal/codes"},
 	"github.com/standard-webhooks/":    {"/webhook", "/examples/checkout"},

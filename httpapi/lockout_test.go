@@ -1,0 +1,305 @@
+package httpapi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault/httpapi"
+	"github.com/google/uuid"
+)
+
+// hostile is how many requests a hostile client has under way at a time.
+const hostile = 10_000
+
+// An ambush is a vault on a server, with shoppers and hostile requests that all come from
+// one address.
+type ambush struct {
+	*rig
+	came, answered atomic.Int64 // requests
+	sockets        net.Listener
+	memory         *pipeListener
+}
+
+func newAmbush(t *testing.T) *ambush {
+	a := new(ambush)
+	shared := netip.MustParseAddr("192.0.2.1")
+	a.rig = newRig(t, nil, &httpapi.Options{ClientAddr: func(*http.Request) netip.Addr {
+		a.came.Add(1)
+		return shared
+	}})
+	var err error
+	if a.sockets, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	a.memory = &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
+	s := &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer a.answered.Add(1)
+			a.handler.ServeHTTP(w, r)
+		}),
+		Protocols: protocols(),
+		ErrorLog:  log.New(io.Discard, "", 0),
+	}
+	var served sync.WaitGroup
+	for _, l := range []net.Listener{a.sockets, a.memory} {
+		served.Go(func() {
+			if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		served.Wait()
+	})
+	return a
+}
+
+func protocols() *http.Protocols {
+	p := new(http.Protocols)
+	p.SetHTTP1(true)
+	p.SetUnencryptedHTTP2(true)
+	return p
+}
+
+// await returns when a counter has come to n, which the machine may take its time for.
+func await(t *testing.T, counter *atomic.Int64, n int64) {
+	t.Helper()
+	for deadline := time.Now().Add(4 * time.Minute); counter.Load() < n; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of %d", counter.Load(), n)
+		}
+	}
+}
+
+// shop completes a session of its own, with refused cards before that, and returns what
+// the last completion was answered. Other connections are not used.
+func (a *ambush) shop(t *testing.T, when string, refusals int, http2 bool) *answer {
+	t.Helper()
+	transport := &http.Transport{Protocols: new(http.Protocols)}
+	defer transport.CloseIdleConnections()
+	transport.Protocols.SetHTTP1(!http2)
+	transport.Protocols.SetUnencryptedHTTP2(http2)
+	do := func(method, path, body string) *answer {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+a.sockets.Addr().String()+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := transport.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &answer{resp.StatusCode, resp.Header, string(text)}
+	}
+	path := a.newSession(t)
+	start := time.Now()
+	open := do("GET", path, "")
+	open.want(t, 200)
+	for range refusals {
+		do("POST", path+"/complete-action", completion(t, open, refused, "")).want(t, 200)
+	}
+	done := do("POST", path+"/complete-action", completion(t, open, entered, ""))
+	t.Logf("%s, a shopper whose card was refused %d times before is answered %d after %v", when, refusals, done.status, time.Since(start).Round(time.Millisecond))
+	return done
+}
+
+func (a *ambush) wantToken(t *testing.T, when string, refusals int, http2 bool) {
+	t.Helper()
+	done := a.shop(t, when, refusals, http2)
+	done.want(t, 200)
+	if done.member(t, "status") != "success" {
+		t.Errorf("%s: %s", when, done.body)
+	}
+}
+
+// TestLockout has hostile requests come from the address of honest shoppers, hang, and
+// then fail all at once. Shoppers complete their sessions meanwhile and afterwards.
+func TestLockout(t *testing.T) {
+	if testing.Short() {
+		t.Skip("opens ten thousand connections")
+	}
+	for name, own := range map[string]bool{
+		"ids that never were": false, // also shoppers go on whose cards were refused
+		"sessions of its own": true,
+	} {
+		for _, http2 := range []bool{false, true} {
+			version := map[bool]string{false: "HTTP/1.1", true: "HTTP/2"}[http2]
+			t.Run(name+" over "+version, func(t *testing.T) {
+				a := newAmbush(t)
+				a.shop(t, "before", 0, http2).want(t, 200)
+				var sessions []string
+				for range 100 {
+					sessions = append(sessions, a.newSession(t))
+				}
+				path := func(i int) string {
+					switch {
+					case own:
+						return sessions[i%len(sessions)]
+					case i%10 == 0:
+						return "/sessions/x"
+					}
+					return "/sessions/" + uuid.NewString()
+				}
+				before := a.came.Load()
+				attack := a.overHTTP1
+				if http2 {
+					attack = a.overHTTP2
+				}
+				fail := attack(t, path)
+				await(t, &a.came, before+hostile)
+				a.wantToken(t, "while they hang", 0, http2)
+				if !own {
+					a.wantToken(t, "while they hang", 1, http2)
+				}
+				fail()
+				await(t, &a.answered, before+hostile)
+				a.wantToken(t, "when they have failed", 0, http2)
+				if !own {
+					a.wantToken(t, "when they have failed", 1, http2)
+					return
+				}
+				// Who shares the address of somebody with many sessions may be asked to wait
+				// before a second try, for a minute at most.
+				again := a.shop(t, "when they have failed", 1, http2)
+				if seconds, err := strconv.Atoi(again.header.Get("Retry-After")); again.status != 200 && (err != nil || seconds < 1 || seconds > 60) {
+					t.Errorf("a second try is answered %d, Retry-After %d", again.status, seconds)
+				}
+			})
+		}
+	}
+}
+
+// overHTTP1 opens connections on which a completion is begun, and returns what goes on
+// with them. A thousand are sockets, the others are in memory.
+func (a *ambush) overHTTP1(t *testing.T, path func(i int) string) (fail func()) {
+	var conns [hostile]net.Conn
+	var open sync.WaitGroup
+	turns := make(chan int)
+	for range 32 {
+		open.Go(func() {
+			for i := range turns {
+				var c net.Conn
+				if i < 1000 {
+					var err error
+					if c, err = new(net.Dialer).DialContext(t.Context(), "tcp", a.sockets.Addr().String()); err != nil {
+						t.Error(err)
+						continue
+					}
+				} else {
+					client, server := net.Pipe()
+					a.memory.conns <- server
+					c = client
+				}
+				conns[i] = c
+				if _, err := fmt.Fprintf(c, "POST %s/complete-action HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{", path(i)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range hostile {
+		turns <- i
+	}
+	close(turns)
+	open.Wait()
+	var read sync.WaitGroup
+	t.Cleanup(func() {
+		for _, c := range conns {
+			if c != nil {
+				c.Close()
+			}
+		}
+		read.Wait()
+	})
+	for _, c := range conns {
+		if c != nil {
+			read.Go(func() { _, _ = io.Copy(io.Discard, c) }) // until the server ends it
+		}
+	}
+	return func() {
+		for _, c := range conns {
+			if c != nil {
+				_, _ = io.WriteString(c, "}") // it fails where the server was quicker
+			}
+		}
+	}
+}
+
+// overHTTP2 does the same with streams, as many a connection as a server lets have.
+func (a *ambush) overHTTP2(t *testing.T, path func(i int) string) (fail func()) {
+	const streams = 250
+	release := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	var transports []*http.Transport
+	for i := range hostile {
+		if i%streams == 0 {
+			transports = append(transports, &http.Transport{
+				Protocols: new(http.Protocols),
+				HTTP2:     &http.HTTP2Config{StrictMaxConcurrentRequests: true},
+			})
+			transports[len(transports)-1].Protocols.SetUnencryptedHTTP2(true)
+		}
+		transport := transports[len(transports)-1]
+		req, err := http.NewRequestWithContext(ctx, "POST", "http://"+a.sockets.Addr().String()+path(i)+"/complete-action", &hangingBody{release: release})
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		group.Go(func() {
+			resp, err := transport.RoundTrip(req)
+			if err != nil {
+				return // the server has ended the stream
+			}
+			_, _ = io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+		})
+	}
+	t.Cleanup(func() {
+		cancel()
+		group.Wait()
+		for _, transport := range transports {
+			transport.CloseIdleConnections()
+		}
+	})
+	return func() { close(release) }
+}
+
+// A hangingBody is half a body until it is released.
+type hangingBody struct {
+	release chan struct{}
+	sent    int
+}
+
+func (b *hangingBody) Read(p []byte) (int, error) {
+	b.sent++
+	switch b.sent {
+	case 1:
+		return copy(p, "{"), nil
+	case 2:
+		<-b.release
+		return copy(p, "}"), nil
+	}
+	return 0, io.EOF
+}
