@@ -112,13 +112,18 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 		return nil
 	}
 	source := v.box.Lookup(v.account, "card art source", []byte(v.opts.Network.Name()+"\x00"+asset))
-	var known []*store.Record
-	err := v.view(ctx, func(tx store.ReadTx) (err error) {
-		known, err = tx.Lookup(kindCardArt, source, 1)
-		return err
+	var known *art
+	err := v.findBy(ctx, kindCardArt, source, artHeads, func(r *store.Record, readable bool) bool {
+		if readable && r.Account == v.account {
+			known = &art{id: r.ID, asset: asset}
+		}
+		return known == nil
 	})
-	if err == nil && len(known) == 1 && known[0].Account == v.account {
-		return &art{id: known[0].ID, asset: asset}
+	if known != nil {
+		return known
+	}
+	if errors.Is(err, ErrDamaged) {
+		err = nil // it is fetched anew
 	}
 	var mediaType string
 	var image []byte
@@ -147,6 +152,9 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 // artTimeout is how long a network token that is ready waits for its art. What
 // is missed is fetched when it is next looked up.
 const artTimeout = 2 * time.Second
+
+// artHeads bounds how many images are looked at to find the one of an asset.
+const artHeads = 16
 
 // isImage reports whether an image is of one of the two types, and says so.
 func isImage(mediaType string, image []byte) bool {
@@ -226,7 +234,10 @@ func (v *Vault) dropArt(row, id uuid.UUID) func(store.Tx) error {
 	hash := v.artHash(id)
 	return func(tx store.Tx) error {
 		users, err := tx.Lookup(kindNetworkToken, hash, 2)
-		if err == nil && len(users) == 1 && users[0].ID == row {
+		switch {
+		case errors.Is(err, ErrDamaged): // it stays: somebody may show it
+			return nil
+		case err == nil && len(users) == 1 && users[0].ID == row:
 			tx.Delete(kindCardArt, id)
 		}
 		return err

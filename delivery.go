@@ -654,12 +654,16 @@ func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.R
 // none of them left, and returns how many records it has changed.
 func (v *Vault) forget(ctx context.Context, _ *pool) (wrote int, err error) {
 	var due []*store.Record
-	err = v.view(ctx, func(tx store.ReadTx) (err error) {
-		due, err = tx.Due(kindPast, now(), claimBatch)
+	damaged := v.readDue(ctx, kindPast, now(), claimBatch, func(r *store.Record) error {
+		plain, err := v.openSecretCopy(ctx, r)
+		clear(plain)
+		if err == nil {
+			due = append(due, r)
+		}
 		return err
 	})
-	if err != nil || len(due) == 0 {
-		return 0, err
+	if len(due) == 0 {
+		return 0, damaged
 	}
 	err = wrapped(v.store.Update(ctx, func(tx store.Tx) error {
 		wrote = 0
@@ -693,5 +697,5 @@ func (v *Vault) forget(ctx context.Context, _ *pool) (wrote int, err error) {
 		}
 		return nil
 	}))
-	return wrote, err
+	return wrote, errors.Join(damaged, err)
 }

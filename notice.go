@@ -44,7 +44,7 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) error {
 		if !errors.Is(err, store.ErrNotFound) {
 			return err
 		}
-		if holders, err = tx.Lookup(kindNetworkToken, hash, maxHolders+1); err != nil {
+		if holders, err = tx.Lookup(kindNetworkToken, hash, noticeHolders+1); err != nil {
 			return err
 		}
 		releases, err = tx.Lookup(kindRelease, hash, 1)
@@ -60,9 +60,9 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) error {
 		return nil // it is about to be deleted
 	case len(holders) == 0:
 		return ErrNotFound
-	case len(holders) > maxHolders:
-		v.log.Error("network token is shared by too many tokens; a notice reaches some of them", "tokens", maxHolders)
-		holders = holders[:maxHolders]
+	case len(holders) > noticeHolders:
+		v.log.Error("network token is shared by too many tokens; a notice reaches some of them", "tokens", noticeHolders)
+		holders = holders[:noticeHolders]
 	}
 	if err := v.box.SealShown(seen, tlv.Pad(nil, 16, 16)); err != nil {
 		return wrapped(err)
@@ -97,8 +97,8 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) error {
 }
 
 const (
-	noticeTTL  = 30 * 24 * time.Hour // how long a notice is known to be applied
-	maxHolders = 1000                // tokens of one network token that a notice reaches
+	noticeTTL     = 30 * 24 * time.Hour // how long a notice is known to be applied
+	noticeHolders = 1000                // tokens of one network token that a notice reaches
 )
 
 func (n *Notice) check() error {

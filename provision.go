@@ -461,7 +461,7 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 			}
 			var put func(store.Tx) error
 			var err error
-			release, put, err = v.releaseLater(id, key, got.ID)
+			release, put, err = v.releaseLater(key, got.ID)
 			return put, err
 		case reason != nil:
 			h.move(notAvailable, reason)
@@ -474,11 +474,11 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 			return nil, nil
 		}
 		repeated := n.unsure
-		also := v.attach(h, got, art, asked)
+		also, err := v.attach(ctx, h, got, art, asked)
 		if repeated {
 			h.due = at.Add(polls[0]) // the answer may be that of the first call
 		}
-		return also, nil
+		return also, err
 	}
 	for {
 		_, stored := v.change(ctx, opNetworkToken, row, store)
@@ -489,7 +489,7 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 			got, failure = nil, errReleasing
 		case errors.Is(stored, ErrNotFound) && got != nil:
 			// The token was deleted meanwhile.
-			release, put, err := v.releaseLater(id, key, got.ID)
+			release, put, err := v.releaseLater(key, got.ID)
 			if err == nil {
 				err = v.write(ctx, opRelease, id, put)
 			}
@@ -590,27 +590,46 @@ func (v *Vault) openPAN(ctx context.Context, card *store.Record) (PAN, error) {
 
 // attach makes what the network answered the network token of h, and returns
 // what is to be stored with it.
-func (v *Vault) attach(h *holding, got *NetworkToken, art *art, asked time.Time) func(store.Tx) error {
+func (v *Vault) attach(ctx context.Context, h *holding, got *NetworkToken, art *art, asked time.Time) (func(store.Tx) error, error) {
 	n, at := h.net, now()
 	n.id, n.unsure, n.called, n.tries, n.since = got.ID, false, true, 0, at
 	n.problem, n.news, n.suspendedBy = Reason{}, news{}, 0
 	also := v.observe(h, got, art, asked)
 	v.schedule(h, at)
+
+	// Another token of the same card may have been its last holder. A release that
+	// cannot be read is never worked on, so it is in nobody's way.
 	hash := v.networkHash(n.network, n.id)
+	type state struct {
+		version  uint64
+		readable bool
+	}
+	known := map[uuid.UUID]state{}
+	err := v.findBy(ctx, kindRelease, hash, maxReleases, func(r *store.Record, readable bool) bool {
+		known[r.ID] = state{r.Version, readable}
+		return true
+	})
+	if err != nil && !errors.Is(err, ErrDamaged) {
+		return nil, err
+	}
 	return func(tx store.Tx) error {
-		// Another token of the same card may have been its last holder.
 		releases, err := tx.Lookup(kindRelease, hash, maxReleases)
-		if err != nil {
+		if err != nil && !errors.Is(err, ErrDamaged) {
 			return err
 		}
 		for _, r := range releases {
-			if r.Version > 1 {
+			switch was := known[r.ID]; {
+			case was.version != r.Version:
+				return store.ErrConflict // it came since, or has changed
+			case !was.readable:
+			case r.Version > 1:
 				return errReleasing
+			default:
+				tx.Delete(kindRelease, r.ID)
 			}
-			tx.Delete(kindRelease, r.ID)
 		}
 		return also(tx)
-	}
+	}, nil
 }
 
 // observe applies what the network says of the network token of h since it was
@@ -883,7 +902,7 @@ func (v *Vault) lookup(ctx context.Context, h *holding) error {
 		var e *NetworkError
 		switch {
 		case err == nil && ref.ID == "":
-			return v.attach(h, got, art, asked), nil
+			return v.attach(ctx, h, got, art, asked)
 		case err == nil && h.net.news != known:
 			h.due = at // a notice that came meanwhile may be newer: look again
 			return nil, nil

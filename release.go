@@ -80,19 +80,43 @@ func (v *Vault) newRelease(network string, ref NetworkTokenRef, due time.Time) (
 	return r, wrapped(v.box.SealShown(r, l.encode()))
 }
 
-// releaseLater returns the release of a network token that came too late for its
-// token, and what stores it unless others hold the network token.
-func (v *Vault) releaseLater(token uuid.UUID, key, id string) (*store.Record, func(store.Tx) error, error) {
-	network := v.opts.Network.Name()
-	r, err := v.newRelease(network, NetworkTokenRef{id, key}, now())
-	hash := v.networkHash(network, id)
-	return r, func(tx store.Tx) error {
-		holders, err := tx.Lookup(kindNetworkToken, hash, 1)
-		if err == nil && len(holders) == 0 {
-			tx.Put(r)
+// holder returns a network token that has a hash, other than that of a row, or nil. The
+// error is ErrDamaged if there is one that cannot be read and none that can: who holds a
+// network token decides whether it is deleted at the network.
+func (v *Vault) holder(ctx context.Context, hash []byte, except uuid.UUID) (holder *store.Record, err error) {
+	err = v.findBy(ctx, kindNetworkToken, hash, holdersRead, func(r *store.Record, readable bool) bool {
+		if readable && r.ID != except {
+			holder = r
 		}
-		return err
-	}, err
+		return holder == nil
+	})
+	return holder, err
+}
+
+// holdersRead bounds how many network tokens are read to find one that can be.
+const holdersRead = 16
+
+// heldStill reports whether a holder that was found still holds a network token. It
+// returns errChanged if that is left open because others hold it by now.
+func (v *Vault) heldStill(tx store.ReadTx, hash []byte, holder *store.Record) (bool, error) {
+	if holder != nil {
+		if ok, err := same(tx, holder); ok || err != nil {
+			return ok, err
+		}
+	}
+	found, err := tx.Lookup(kindNetworkToken, hash, 1)
+	if err == nil && len(found) > 0 || errors.Is(err, ErrDamaged) {
+		err = errChanged
+	}
+	return false, err
+}
+
+// releaseLater returns the release of a network token that came too late for its
+// token, and what stores it. If others hold the network token it is withdrawn when it is
+// due.
+func (v *Vault) releaseLater(key, id string) (*store.Record, func(store.Tx) error, error) {
+	r, err := v.newRelease(v.opts.Network.Name(), NetworkTokenRef{id, key}, now())
+	return r, func(tx store.Tx) error { tx.Put(r); return nil }, err
 }
 
 // Delete removes a token with all that belongs to it, and has its network token
@@ -131,7 +155,7 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 			n, err := v.openNetworkToken(ctx, rec)
 			switch {
 			case err == nil:
-				release, also, err = v.dropNetworkToken(id, row, n, rec.Due)
+				release, also, err = v.dropNetworkToken(ctx, id, row, n, rec.Due)
 			case errors.Is(err, ErrDamaged): // what is damaged can be removed
 				v.log.Error("network token is left at the network: its record cannot be read", "token", id, "error", err)
 				err = nil
@@ -177,7 +201,7 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 
 // dropNetworkToken returns what a deletion does about a network token: its
 // release, unless others hold it, and the end of art that nobody else shows.
-func (v *Vault) dropNetworkToken(id, row uuid.UUID, n *networkToken, due time.Time) (*store.Record, func(store.Tx) error, error) {
+func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *networkToken, due time.Time) (*store.Record, func(store.Tx) error, error) {
 	dropArt := v.dropArt(row, n.artID)
 	if n.id == "" && !n.called {
 		return nil, dropArt, nil
@@ -188,21 +212,24 @@ func (v *Vault) dropNetworkToken(id, row uuid.UUID, n *networkToken, due time.Ti
 	} else if n.id == "" && due.After(at) {
 		at = due // a call may be under way until then
 	}
-	rec, err := v.newRelease(n.network, n.ref(id), at)
-	var hash []byte
+	var holder *store.Record
 	if n.id != "" {
-		hash = v.networkHash(n.network, n.id)
+		var err error
+		holder, err = v.holder(ctx, v.networkHash(n.network, n.id), row)
+		if err != nil && !errors.Is(err, ErrDamaged) { // what is damaged is for the release to find
+			return nil, nil, err
+		}
 	}
+	rec, err := v.newRelease(n.network, n.ref(id), at)
 	return rec, func(tx store.Tx) error {
-		if hash == nil {
-			tx.Put(rec)
-			return dropArt(tx)
+		held := false
+		if holder != nil {
+			var err error
+			if held, err = same(tx, holder); err != nil {
+				return err
+			}
 		}
-		holders, err := tx.Lookup(kindNetworkToken, hash, 2)
-		if err != nil {
-			return err
-		}
-		if len(holders) < 2 {
+		if !held { // whoever has come to hold it since has it withdrawn
 			tx.Put(rec)
 		}
 		return dropArt(tx)

@@ -348,6 +348,9 @@ func (u *unreadable) all() map[uuid.UUID]uint64 {
 func (u *unreadable) first(tx store.ReadTx, hash []byte, id uuid.UUID) (*store.Record, error) {
 	known := u.all()
 	line, err := tx.Lookup(kindDelivery, hash, len(known)+2)
+	if errors.Is(err, ErrDamaged) { // what was found by mistake holds back nothing
+		err = nil
+	}
 	for _, r := range line {
 		if r.ID != id && known[r.ID] != r.Version {
 			return r, err
@@ -677,20 +680,37 @@ func (t *turn) hold(ctx context.Context, p *pending) (again []*pending, err erro
 	return again, wrapped(err)
 }
 
-// drop erases the deliveries that hold p back.
+// drop erases the deliveries that hold p back. Those that cannot be read stay, and hold
+// back nothing.
 func (t *turn) drop(ctx context.Context, p *pending) error {
+	var others []*store.Record
 	hash := t.tokenHash(t.rec.ID, p.token, false)
+	err := t.findBy(ctx, kindDelivery, hash, claimBatch, func(r *store.Record, readable bool) bool {
+		switch {
+		case !readable:
+			t.unread.add(r)
+		case r.ID != p.rec.ID:
+			others = append(others, r)
+		}
+		return true
+	})
+	if err != nil && !errors.Is(err, ErrDamaged) {
+		return err
+	}
 	return wrapped(t.store.Update(ctx, func(tx store.Tx) error {
 		if ok, err := same(tx, p.rec); err != nil || !ok {
 			return err
 		}
-		others, err := tx.Lookup(kindDelivery, hash, claimBatch)
 		for _, r := range others {
-			if r.ID != p.rec.ID {
+			ok, err := same(tx, r)
+			if err != nil {
+				return err
+			}
+			if ok {
 				tx.Delete(kindDelivery, r.ID)
 			}
 		}
-		return err
+		return nil
 	}))
 }
 

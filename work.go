@@ -3,7 +3,6 @@ package cardvault
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -140,7 +139,7 @@ func (v *Vault) Run(ctx context.Context) error {
 	if f, ok := v.opts.Network.(Feeder); ok {
 		group.Go(func() { v.feed(running, f) })
 	}
-	if w, ok := v.store.(store.Waker); ok {
+	if w, ok := v.store.Store.(store.Waker); ok {
 		group.Go(func() {
 			if err := w.Wakes(running, v.work.wake); err != nil && running.Err() == nil {
 				v.log.Warn("work of other processes is found by looking for it only", "error", err)
@@ -166,6 +165,7 @@ func (v *Vault) repeat(ctx context.Context, t *task) {
 	timer := time.NewTimer(workPause)
 	defer timer.Stop()
 	var told time.Time // when a failure was last logged
+	idle := 0          // how often in a row nothing came of what was due
 	for pause := time.Duration(0); ctx.Err() == nil; {
 		if pause > 0 { // not for what is due already: golang.org/issue/78156
 			timer.Reset(pause)
@@ -177,14 +177,24 @@ func (v *Vault) repeat(ctx context.Context, t *task) {
 			}
 		}
 		pause = workPause
-		_, err := v.steps(ctx, t, p)
+		began := time.Now()
+		n, err := v.steps(ctx, t, p)
+		took := time.Since(began)
 		var next time.Time
 		if err == nil {
 			next, err = v.nextDue(ctx, t.kinds)
 		}
+		if n > 0 || next.After(began) {
+			idle = 0
+		}
 		switch {
 		case err == nil && !next.IsZero():
 			pause = min(pause, max(0, time.Until(next)))
+			if pause == 0 && n == 0 {
+				// Others are working on it, or the store names as due what is not there.
+				pause = min(time.Second, time.Millisecond<<idle)
+				idle = min(idle+1, 10)
+			}
 		case errors.Is(err, ErrClosed):
 			return
 		case err != nil && ctx.Err() == nil:
@@ -193,6 +203,9 @@ func (v *Vault) repeat(ctx context.Context, t *task) {
 				v.log.Error("background work failed and will be tried again", "error", err)
 			}
 			pause = time.Second
+			if n == 0 { // looking past what cannot be read takes a tenth of the time at most
+				pause = min(workPause, max(pause, 10*took))
+			}
 		}
 	}
 }
@@ -313,8 +326,11 @@ func (c *core) lease(kind store.Kind) time.Duration { return c.longest(kind) * 3
 type job struct {
 	rec   *store.Record
 	plain []byte    // what its shown part held
-	hash  []byte    // of a release: by which holders of its network token are found
 	after uuid.UUID // of an event: row key of the one that holds it back
+
+	// Of a release: by which holders of its network token are found, and one if there is any.
+	hash   []byte
+	holder *store.Record
 
 	ending <-chan struct{} // closed when Run is to end
 	pool   *pool
@@ -322,7 +338,8 @@ type job struct {
 
 // readDue has use look at records of a kind that are due, until it has taken most of
 // them, and returns the first error of those that cannot be read. These are due for
-// ever: it looks past them. Any other error ends it.
+// ever: it looks past them, of which it reads claimMost at most. Any other error ends
+// it. When something is due says the index of a store, so use opens each.
 func (v *Vault) readDue(ctx context.Context, kind store.Kind, at time.Time, most int, use func(*store.Record) error) (damaged error) {
 	for limit := most; ; limit *= 2 {
 		var due []*store.Record
@@ -330,20 +347,18 @@ func (v *Vault) readDue(ctx context.Context, kind store.Kind, at time.Time, most
 			due, err = tx.Due(kind, at, limit)
 			return err
 		})
-		if err != nil {
+		switch {
+		case err != nil && !errors.Is(err, ErrDamaged):
 			return err
+		case damaged == nil:
+			damaged = err
 		}
 		// Cards that were imported one after the other are not sent like that: see
 		// slot, which does it if there is a rate limit.
 		rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
 		used := 0
 		for _, r := range due {
-			if r.Due.IsZero() || r.Due.After(at) {
-				err = fmt.Errorf("%w: something is listed as due that is not", ErrDamaged)
-			} else {
-				err = use(r)
-			}
-			switch {
+			switch err := use(r); {
 			case err == nil:
 				used++
 			case !errors.Is(err, ErrDamaged):
@@ -355,7 +370,7 @@ func (v *Vault) readDue(ctx context.Context, kind store.Kind, at time.Time, most
 				return damaged
 			}
 		}
-		if used > 0 || len(due) < limit || limit >= claimMost {
+		if used > 0 || err == nil && len(due) < limit || limit >= claimMost {
 			return damaged
 		}
 	}
@@ -400,11 +415,12 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 				continue // somebody else was faster
 			}
 			if j.hash != nil {
-				holders, err := tx.Lookup(kindNetworkToken, j.hash, 1)
-				if err != nil {
+				switch withdrawn, err := v.heldStill(tx, j.hash, j.holder); {
+				case errors.Is(err, errChanged):
+					continue // it is looked at again
+				case err != nil:
 					return err
-				}
-				if len(holders) > 0 {
+				case withdrawn:
 					wrote++
 					tx.Delete(kind, j.rec.ID)
 					continue
@@ -494,6 +510,9 @@ func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*jo
 		}
 		if l.ref.ID != "" {
 			j.hash = v.networkHash(l.network, l.ref.ID)
+			if j.holder, err = v.holder(ctx, j.hash, uuid.Nil); err != nil {
+				return nil, err
+			}
 		}
 	case kindEvent:
 		if j.after, err = v.In(r.Account).heldBy(ctx, r); err != nil {
@@ -724,40 +743,39 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 }
 
 // sweep erases one batch of lapsed records of a kind and returns how many. It counts those
-// whose events have to be made again, so that it is called again.
+// whose events have to be made again, so that it is called again. One that cannot be read
+// stays: what it says of its end may be somebody else's.
 func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	var due []*store.Record
-	at := now()
-	tell := kind == kindToken // events are sealed before they are written
-	limit := 1                // looking first costs a write only when there is something to erase
-	if tell {
-		limit = sweepBatch
-	}
-	err := v.view(ctx, func(tx store.ReadTx) (err error) {
-		due, err = tx.Due(kind, at, limit)
+	damaged := v.readDue(ctx, kind, now(), sweepBatch, func(r *store.Record) error {
+		err := v.authentic(ctx, r)
+		if err == nil {
+			due = append(due, r)
+		}
 		return err
 	})
-	if err != nil || len(due) == 0 {
-		return 0, err
+	if len(due) == 0 {
+		return 0, damaged
 	}
-	ends := new(endings)
-	if !tell {
-		due = nil
-	} else if ends, err = v.endingsOf(ctx, due); err != nil {
-		return 0, err
+	ends := &endings{vault: v, events: make([]*outbox, len(due))}
+	var err error
+	if kind == kindToken { // events are sealed before they are written
+		if ends, err = v.endingsOf(ctx, due); err != nil {
+			return 0, errors.Join(damaged, err)
+		}
 	}
-	erased, err := v.sweepDue(ctx, kind, at, due, ends)
-	if tell && errors.Is(err, store.ErrFull) {
+	erased, err := v.sweepDue(ctx, due, ends)
+	if kind == kindToken && errors.Is(err, store.ErrFull) {
 		// There is room for what erases, and a card that has lapsed has to go.
 		full := err
 		ends = &endings{vault: v, events: make([]*outbox, len(due))}
-		if erased, err = v.sweepDue(ctx, kind, at, due, ends); err == nil {
+		if erased, err = v.sweepDue(ctx, due, ends); err == nil {
 			v.log.Error("the end of tokens cannot be told", "tokens", len(erased), "error", full)
 		}
 	}
 	if err != nil {
 		v.wrote(ctx, opExpire, uuid.Nil, uuid.Nil, err)
-		return 0, err
+		return 0, errors.Join(damaged, err)
 	}
 	for _, r := range erased {
 		var object uuid.UUID // of a session it is a credential
@@ -766,40 +784,27 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 		}
 		v.wrote(ctx, opExpire, r.Account, object, nil)
 	}
-	return len(erased) + ends.stale, nil
+	return len(erased) + ends.stale, damaged
 }
 
-// sweepDue erases those of due that are as they were, and writes ends; or, if due is nil,
-// the next batch of its kind. It returns what it has erased.
-func (v *Vault) sweepDue(ctx context.Context, kind store.Kind, at time.Time, due []*store.Record, ends *endings) (erased []*store.Record, err error) {
-	err = wrapped(v.store.Update(ctx, func(tx store.Tx) (err error) {
+// sweepDue erases those of due that are as they were, writes ends, and returns what it has
+// erased.
+func (v *Vault) sweepDue(ctx context.Context, due []*store.Record, ends *endings) (erased []*store.Record, err error) {
+	err = wrapped(v.store.Update(ctx, func(tx store.Tx) error {
 		erased = erased[:0]
 		ends.begin()
-		lapsed := due
-		if due == nil {
-			if lapsed, err = tx.Due(kind, at, sweepBatch); err != nil {
+		for i, r := range due {
+			ok, err := same(tx, r)
+			if ok {
+				ok, err = ends.put(tx, i)
+			}
+			if err != nil {
 				return err
 			}
-		}
-		for i, r := range lapsed {
-			// The index that was asked is not authenticated.
-			if r.Due.IsZero() || lives(r, at) {
-				return fmt.Errorf("%w: something is listed as lapsed that has not", ErrDamaged)
+			if ok {
+				tx.Delete(r.Kind, r.ID)
+				erased = append(erased, r)
 			}
-			if due != nil {
-				ok, err := same(tx, r)
-				if ok {
-					ok, err = ends.put(tx, i)
-				}
-				if err != nil {
-					return err
-				}
-				if !ok {
-					continue
-				}
-			}
-			tx.Delete(kind, r.ID)
-			erased = append(erased, r)
 		}
 		return nil
 	}))

@@ -1,0 +1,218 @@
+package cardvault
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// A checkedStore is a store whose answers are compared with the questions. What a record
+// says of itself is authenticated once it is opened, not where it was found: an index
+// may have been edited. So a record that does not itself fulfil the question is never
+// used, whatever led to it. Every read of a vault goes through here.
+//
+// A store can still hide a record, or give a former one: neither shows in an answer.
+type checkedStore struct {
+	store.Store
+	told func(what string) // of an answer that cannot be right
+}
+
+func (s *checkedStore) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(checkedReadTx{tx, s}) })
+}
+
+func (s *checkedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(checkedTx{checkedReadTx{tx, s}, tx}) })
+}
+
+type checkedTx struct {
+	checkedReadTx
+	writes store.Tx
+}
+
+func (tx checkedTx) Put(r *store.Record)                  { tx.writes.Put(r) }
+func (tx checkedTx) Delete(kind store.Kind, id uuid.UUID) { tx.writes.Delete(kind, id) }
+
+type checkedReadTx struct {
+	tx store.ReadTx
+	s  *checkedStore
+}
+
+// lie returns the error of an answer that cannot be right.
+func (tx checkedReadTx) lie(what string) error {
+	tx.s.told(what)
+	return fmt.Errorf("%w: the store gave %s", ErrDamaged, what)
+}
+
+func (tx checkedReadTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	r, err := tx.tx.Get(kind, id)
+	if err == nil && (r == nil || r.Kind != kind || r.ID != id) {
+		return nil, tx.lie("another record than the one asked for")
+	}
+	return r, err
+}
+
+// List fails for a page of which anything cannot be right: it is shown as a whole.
+func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
+	list, err := tx.tx.List(q)
+	if err != nil {
+		return nil, err
+	}
+	n := int64(len(list.Records))
+	wrong := n > int64(max(0, q.Limit)) || list.Total < 0 || !q.Count && list.Total != 0
+	if q.Count && q.Limit > 0 { // a page that is not full is the last one
+		end := max(0, q.Offset) + n
+		wrong = wrong || n > 0 && (list.Total < end || n < int64(q.Limit) && list.Total != end) || n == 0 && list.Total > end
+	}
+	for i, r := range list.Records {
+		wrong = wrong || r == nil || r.Kind != q.Kind || r.Account != q.Account || r.Parent != q.Parent ||
+			r.Class == 0 || !q.Classes.Has(r.Class) || !q.Live.IsZero() && !lives(r, q.Live) ||
+			bytes.Compare(r.ID[:], q.Min[:]) < 0 || q.Max != uuid.Nil && bytes.Compare(r.ID[:], q.Max[:]) > 0 ||
+			q.Lookup != nil && !carries(r, q.Lookup)
+		if !wrong && i > 0 {
+			order := bytes.Compare(list.Records[i-1].ID[:], r.ID[:])
+			wrong = q.Desc && order <= 0 || !q.Desc && order >= 0
+		}
+	}
+	if wrong {
+		return nil, tx.lie("a list that holds what does not belong there")
+	}
+	return list, nil
+}
+
+// Lookup returns the records that have the hash, and ErrDamaged beside them if there
+// were others: what is damaged keeps no other record from being found.
+func (tx checkedReadTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+	found, err := tx.tx.Lookup(kind, hash, limit)
+	return tx.sift(found, err, "records by a hash that they do not have", limit,
+		func(r *store.Record) bool { return r.Kind == kind && carries(r, hash) },
+		func(a, b *store.Record) bool { return bytes.Compare(a.ID[:], b.ID[:]) <= 0 })
+}
+
+// Due returns the records that are due, and ErrDamaged beside them as Lookup does.
+func (tx checkedReadTx) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
+	due, err := tx.tx.Due(kind, until, limit)
+	return tx.sift(due, err, "records as due that are not", limit,
+		func(r *store.Record) bool { return r.Kind == kind && !r.Due.IsZero() && !r.Due.After(until) },
+		func(a, b *store.Record) bool { return !b.Due.Before(a.Due) })
+}
+
+func (tx checkedReadTx) Next(kind store.Kind) (time.Time, error) { return tx.tx.Next(kind) }
+
+func (tx checkedReadTx) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+	found, err := tx.tx.Scan(kind, after, limit)
+	if err != nil {
+		return nil, err
+	}
+	wrong := len(found) > max(0, limit)
+	for _, r := range found {
+		wrong = wrong || r == nil || r.Kind != kind || bytes.Compare(r.ID[:], after[:]) <= 0
+		if !wrong {
+			after = r.ID
+		}
+	}
+	if wrong {
+		return nil, tx.lie("records of a kind out of their order")
+	}
+	return found, nil
+}
+
+func (tx checkedReadTx) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
+	keys, err := tx.tx.Children(parent, limit)
+	if err != nil {
+		return nil, err
+	}
+	wrong := len(keys) > max(0, limit)
+	for i := 1; i < len(keys); i++ {
+		wrong = wrong || cmp.Or(cmp.Compare(keys[i-1].Kind, keys[i].Kind), bytes.Compare(keys[i-1].ID[:], keys[i].ID[:])) >= 0
+	}
+	if wrong {
+		return nil, tx.lie("children out of their order")
+	}
+	return keys, nil
+}
+
+func (tx checkedReadTx) Empty() (bool, error) { return tx.tx.Empty() }
+
+// sift returns those of an answer that fulfil the question, each once. The error is
+// ErrDamaged if that are not all of them, or if they are too many or out of order.
+func (tx checkedReadTx) sift(found []*store.Record, err error, what string, limit int, is func(*store.Record) bool, ordered func(a, b *store.Record) bool) ([]*store.Record, error) {
+	if err != nil && !errors.Is(err, store.ErrDamaged) {
+		return nil, err
+	}
+	wrong := len(found) > max(0, limit)
+	right := found[:0]
+	seen := make(map[uuid.UUID]bool, len(found))
+	for _, r := range found {
+		if r == nil || !is(r) || seen[r.ID] || len(right) == limit {
+			wrong = true
+			continue
+		}
+		wrong = wrong || len(right) > 0 && !ordered(right[len(right)-1], r)
+		seen[r.ID] = true
+		right = append(right, r)
+	}
+	if err != nil {
+		return right, wrapped(err)
+	}
+	if wrong {
+		return right, tx.lie(what)
+	}
+	return right, nil
+}
+
+// mistrusts logs that the store gave an answer that cannot be right.
+func (c *core) mistrusts(what string) {
+	if c.mistrusted.now() {
+		c.log.Error("somebody has edited the store, or it is damaged", "answer", what)
+	}
+}
+
+// carries reports whether a record has a hash.
+func carries(r *store.Record, hash []byte) bool {
+	return slices.ContainsFunc(r.Lookup, func(h []byte) bool { return bytes.Equal(h, hash) })
+}
+
+// authentic returns ErrDamaged for a record that is not as a vault has written it: only
+// then its columns say why it was found. The record stays sealed.
+func (c *core) authentic(ctx context.Context, r *store.Record) error {
+	opened := *r
+	opened.Shown = bytes.Clone(r.Shown)
+	plain, err := c.openShown(ctx, &opened)
+	clear(plain)
+	return err
+}
+
+// findBy calls fn with each of the records of a kind that have a hash, and whether it can
+// be read; at most with as many as limit, and until fn returns false. Otherwise the error
+// is ErrDamaged if some could not be read, or did not have the hash.
+func (v *Vault) findBy(ctx context.Context, kind store.Kind, hash []byte, limit int, fn func(r *store.Record, readable bool) bool) error {
+	var found []*store.Record
+	damaged := v.view(ctx, func(tx store.ReadTx) (err error) {
+		found, err = tx.Lookup(kind, hash, limit)
+		return err
+	})
+	if damaged != nil && !errors.Is(damaged, ErrDamaged) {
+		return damaged
+	}
+	for _, r := range found {
+		err := v.authentic(ctx, r)
+		if err != nil && !errors.Is(err, ErrDamaged) {
+			return err
+		}
+		if !fn(r, err == nil) {
+			return nil
+		}
+		if err != nil {
+			damaged = err
+		}
+	}
+	return damaged
+}
