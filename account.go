@@ -1,6 +1,7 @@
 package cardvault
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -9,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"math"
 	"math/big"
 	"slices"
 	"strings"
@@ -487,7 +487,13 @@ type APIKey struct {
 	Label     string
 	Scopes    []Scope
 
-	digest hidden // SHA-256 of the 43 characters that carry the 256-bit secret
+	// Root is the id of the first key of the chain of creators: its own id if no key
+	// made it. Whatever counts calls for a key counts them for its root, so that a key
+	// gains nothing by making others.
+	Root uuid.UUID
+
+	creators []uuid.UUID // row keys of the keys that made it, the root first; authenticated
+	digest   hidden      // SHA-256 of the 43 characters that carry the 256-bit secret
 }
 
 // Has reports whether the key allows scope.
@@ -506,7 +512,18 @@ type APIKeyOptions struct {
 	// key can hold no scope that its creator lacks, ends with it at the latest,
 	// and is revoked with it.
 	Creator uuid.UUID
+
+	// NotAfter, if set, is when the key ends at the latest. One that is past makes a
+	// key that authenticates nobody.
+	NotAfter time.Time
 }
+
+// MaxAPIKeyDepth is how long a chain of keys can be of which each has made the next.
+const MaxAPIKeyDepth = store.MaxLookups
+
+// ErrAPIKeyDepth is returned for an API key that would be below the depth of
+// [MaxAPIKeyDepth].
+var ErrAPIKeyDepth = errors.New("cardvault: creator of the API key is as deep as a key can be")
 
 // ErrInsufficientScope is returned for an API key whose creator lacks a scope
 // that it should have.
@@ -532,8 +549,9 @@ func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 // CreateAPIKey makes an API key of the account and returns it with its text,
 // which is shown only here. opts may be nil.
 //
-// Errors: FieldErrors; ErrNotFound for a creator that does not exist, and
-// ErrInsufficientScope for one that lacks a scope.
+// Errors: FieldErrors; ErrNotFound for a creator that does not exist or was revoked,
+// ErrInsufficientScope for one that lacks a scope, and ErrAPIKeyDepth for one at the end
+// of the longest chain.
 func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (*APIKey, string, error) {
 	if err := CheckAPIKey(label, scopes, opts); err != nil {
 		return nil, "", err
@@ -546,35 +564,36 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 		return nil, "", err
 	}
 	k := &APIKey{ID: v.mask(kindAPIKey, row), Account: v.account, CreatedAt: rowkey.Time(row), Label: label}
+	k.Root = k.ID
 	for _, s := range allScopes {
 		if slices.Contains(scopes, s) {
 			k.Scopes = append(k.Scopes, s)
 		}
 	}
-	r := v.newRecord(kindAPIKey, row)
-	r.Lookup = [][]byte{[]byte(shortID(k.ID))}
 	if opts == nil {
 		opts = new(APIKeyOptions)
 	}
 	if opts.ExpirationTime > 0 {
 		k.ExpiresAt = k.CreatedAt.Add(time.Duration(opts.ExpirationTime) * time.Second)
 	}
-	var creator *store.Record
+	k.endBy(opts.NotAfter.UTC().Truncate(time.Microsecond))
 	if opts.Creator != uuid.Nil {
-		if creator, err = v.get(ctx, kindAPIKey, opts.Creator); err != nil {
-			return nil, "", err
-		}
-		by, err := v.openAPIKey(ctx, creator)
+		by, err := v.creator(ctx, opts.Creator)
 		if err != nil {
 			return nil, "", err
 		}
 		if slices.ContainsFunc(k.Scopes, func(s Scope) bool { return !by.Has(s) }) {
 			return nil, "", ErrInsufficientScope
 		}
-		if !by.ExpiresAt.IsZero() && (k.ExpiresAt.IsZero() || k.ExpiresAt.After(by.ExpiresAt)) {
-			k.ExpiresAt = by.ExpiresAt
+		k.endBy(by.ExpiresAt)
+		if k.Root, k.creators = by.Root, by.creators; len(k.creators) >= MaxAPIKeyDepth {
+			return nil, "", ErrAPIKeyDepth
 		}
-		r.Lookup = append(r.Lookup, createdBy(creator.ID))
+	}
+	r := v.newRecord(kindAPIKey, row)
+	r.Lookup = [][]byte{[]byte(shortID(k.ID))}
+	for _, by := range k.creators {
+		r.Lookup = append(r.Lookup, createdBy(by))
 	}
 	r.Due = k.ExpiresAt
 
@@ -585,10 +604,8 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 		return nil, "", wrapped(err)
 	}
 	err = v.write(ctx, opCreateAPIKey, k.ID, func(tx store.Tx) error {
-		if creator != nil {
-			if _, err := tx.Get(kindAPIKey, creator.ID); err != nil {
-				return err // revoked meanwhile
-			}
+		if _, err := v.creatorsOf(tx, k); err != nil {
+			return err // revoked meanwhile
 		}
 		tx.Put(r)
 		return nil
@@ -599,8 +616,84 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	return k, text, nil
 }
 
-// createdBy is the hash by which the keys that a key made are found.
+// endBy makes a key end at a time, unless it ends before. The zero time ends nothing.
+func (k *APIKey) endBy(at time.Time) {
+	if !at.IsZero() && (k.ExpiresAt.IsZero() || k.ExpiresAt.After(at)) {
+		k.ExpiresAt = at
+	}
+}
+
+// creator returns a key that is to make another. Its creators are those that the other
+// has: itself is the last of them.
+func (v *Vault) creator(ctx context.Context, id uuid.UUID) (*APIKey, error) {
+	r, err := v.get(ctx, kindAPIKey, id)
+	if err != nil {
+		return nil, err
+	}
+	k, err := v.openAPIKey(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.checkCreators(ctx, k); err != nil {
+		return nil, err
+	}
+	k.creators = append(k.creators, r.ID)
+	return k, nil
+}
+
+// creatorsOf returns the records of all keys that made k, one by the other. The error is
+// ErrNotFound unless each is there and lives.
+func (v *Vault) creatorsOf(tx store.ReadTx, k *APIKey) (chain []*store.Record, err error) {
+	for _, row := range k.creators { // at most MaxAPIKeyDepth-1
+		r, err := v.find(tx, kindAPIKey, row)
+		if err != nil {
+			return nil, err
+		}
+		chain = append(chain, r)
+	}
+	return chain, nil
+}
+
+// checkCreators returns ErrNotFound for a key of whose creators one was revoked or has
+// lapsed. That is what revokes a key together with all that are below it, however many
+// these are.
+func (v *Vault) checkCreators(ctx context.Context, k *APIKey) error {
+	if len(k.creators) == 0 {
+		return nil
+	}
+	var chain []*store.Record
+	err := v.view(ctx, func(tx store.ReadTx) (err error) {
+		chain, err = v.creatorsOf(tx, k)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for i, r := range chain {
+		by, err := v.openAPIKey(ctx, r)
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(by.creators, k.creators[:i]) {
+			return fmt.Errorf("%w: the creators of an API key are not those of its creator", ErrDamaged)
+		}
+	}
+	return nil
+}
+
+// createdBy is the hash by which the keys below a key are found: a key has that of each of
+// its creators.
 func createdBy(row uuid.UUID) []byte { return append([]byte("by"), row[:]...) }
+
+// creatorRows returns the row keys of the creators of the key in a record, oldest first.
+func creatorRows(r *store.Record) (rows []uuid.UUID) {
+	for _, hash := range r.Lookup {
+		if by, ok := bytes.CutPrefix(hash, []byte("by")); ok && len(by) == len(uuid.UUID{}) {
+			rows = append(rows, uuid.UUID(by))
+		}
+	}
+	return rows
+}
 
 // ListAPIKeys returns one page of the account's API keys. opts may be nil.
 func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (*Page[*APIKey], error) {
@@ -611,25 +704,45 @@ func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (*Page[*APIK
 	return page(ctx, v, q, o, v.openAPIKey)
 }
 
-// DeleteAPIKey revokes an API key and all that it made, at once. The error is
-// ErrNotFound for an id that the account does not have.
+// DeleteAPIKey revokes an API key and all that are below it, those that it made and what
+// these made, at once. The error is ErrNotFound for an id that the account does not have.
+//
+// It takes as long whatever is below: the keys of a large family, of more than a thousand,
+// authenticate nobody from then on, but are listed until [Vault.Run] has erased them.
 func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) error {
-	return v.removeWith(ctx, opDeleteAPIKey, kindAPIKey, id, func(tx store.Tx, row uuid.UUID) error {
-		// Keys are made by keys that exist, so there is no circle.
-		queue := []uuid.UUID{row}
-		for len(queue) > 0 {
-			made, err := tx.Lookup(kindAPIKey, createdBy(queue[0]), math.MaxInt)
-			if err != nil {
-				return err
-			}
-			for _, r := range made {
-				tx.Delete(kindAPIKey, r.ID)
-				queue = append(queue, r.ID)
-			}
-			queue = queue[1:]
-		}
-		return nil
-	})
+	return v.removeWith(ctx, opDeleteAPIKey, kindAPIKey, id, v.deleteBelow)
+}
+
+// DeleteAPIKeyBy is DeleteAPIKey on behalf of the key whose id is by: it revokes by itself
+// and the keys below it. Any other id is ErrNotFound.
+func (v *Vault) DeleteAPIKeyBy(ctx context.Context, by, id uuid.UUID) error {
+	r, err := v.get(ctx, kindAPIKey, id)
+	if err != nil {
+		return err
+	}
+	k, err := v.openAPIKey(ctx, r) // who made it is not authenticated before
+	if err != nil {
+		return err
+	}
+	if id != by && !slices.Contains(k.creators, v.unmask(kindAPIKey, by)) {
+		return ErrNotFound
+	}
+	return v.DeleteAPIKey(ctx, id)
+}
+
+// keyFamily is how many keys are deleted together with the one above them.
+const keyFamily = 1000
+
+// deleteBelow deletes the keys below a key that is deleted, unless there are too many.
+func (v *Vault) deleteBelow(tx store.Tx, row uuid.UUID) error {
+	below, err := tx.Lookup(kindAPIKey, createdBy(row), keyFamily+1)
+	if err != nil || len(below) > keyFamily {
+		return err
+	}
+	for _, r := range below {
+		tx.Delete(kindAPIKey, r.ID)
+	}
+	return nil
 }
 
 // A Principal is who an API key stands for.
@@ -663,7 +776,7 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 			candidates = append(candidates, candidate{k, account})
 		}
 		if len(keys) == 0 {
-			_, err = tx.Get(kindMeta, metaID) // see nobody
+			_, err = tx.Get(kindAccount, v.nobody.account)
 		}
 		return err
 	})
@@ -677,6 +790,16 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 			return nil, err
 		}
 		if subtle.ConstantTimeCompare(k.digest.get(), sum[:]) == 1 && lives(c.key, at) {
+			// The creators are looked at once the secret is right: what a wrong one takes
+			// does not depend on them. They were there before the key was, so if they
+			// are now they were when the key was read.
+			err := v.In(k.Account).checkCreators(ctx, k)
+			if errors.Is(err, ErrNotFound) {
+				return nil, ErrUnauthenticated
+			}
+			if err != nil {
+				return nil, err
+			}
 			a, err := whole.openAccount(ctx, c.account)
 			if err != nil {
 				return nil, err
@@ -685,7 +808,7 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 		}
 	}
 	if len(candidates) == 0 {
-		if err := v.nobody.compare(sum[:]); err != nil {
+		if err := v.nobody.compare(v, sum[:]); err != nil {
 			return nil, err
 		}
 	}
@@ -693,29 +816,39 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 }
 
 // A nobody is the API key that an unknown one is compared with, so that an
-// unknown id costs what a known one does. It is sealed under keys of its own.
+// unknown id costs what a known one does: the account of somebody is read, and a record
+// copied, opened and decoded. It is sealed under keys of its own.
 type nobody struct {
-	box *seal.Box
-	key store.Record
+	box     *seal.Box
+	key     store.Record
+	account uuid.UUID // row key of an account that there is
 }
 
-func newNobody() (*nobody, error) {
-	keys := seal.NewKeys()
-	n := &nobody{seal.NewBox(keys, nil), store.Record{Kind: kindAPIKey, Version: 1}}
+// newNobody returns the nobody of a vault, given a handle on its default account.
+func (v *Vault) newNobody() (*nobody, error) {
+	row, keys := rowkey.First(firstRow), seal.NewKeys()
+	n := &nobody{box: seal.NewBox(keys, nil), key: *v.newRecord(kindAPIKey, row), account: v.whole().unmask(kindAccount, v.account)}
 	n.box.Grant(keys, 1)
-	k := &APIKey{Scopes: allScopes, digest: hide(make([]byte, sha256.Size))}
+	n.key.Lookup = [][]byte{[]byte(shortID(row))}
+	k := &APIKey{Label: "nobody", Scopes: allScopes, digest: hide(make([]byte, sha256.Size))}
 	return n, n.box.SealShown(&n.key, k.encode())
 }
 
-func (n *nobody) compare(sum []byte) error {
-	r := n.key
-	r.Shown = slices.Clone(r.Shown)
-	plain, err := n.box.OpenShown(&r)
-	if err != nil {
-		return err
+// compare does what is done for a key that is known. It opens the record twice: that is
+// about what a store takes to find one.
+func (n *nobody) compare(v *Vault, sum []byte) error {
+	var k *APIKey
+	var plain []byte
+	for range 2 {
+		r := n.key
+		r.Shown, r.Lookup = slices.Clone(r.Shown), [][]byte{slices.Clone(r.Lookup[0])}
+		var err error
+		if plain, err = n.box.OpenShown(&r); err != nil {
+			return err
+		}
+		k = v.In(r.Account).describeAPIKey(&r)
 	}
-	k := new(APIKey)
-	err = k.decode(plain)
+	err := k.decode(plain)
 	subtle.ConstantTimeCompare(k.digest.get(), sum)
 	return err
 }
@@ -794,8 +927,18 @@ func (k *APIKey) encode() []byte {
 	return tlv.Pad(b, 64, 0)
 }
 
+// describeAPIKey returns what the columns of a record say of an API key.
+func (v *Vault) describeAPIKey(rec *store.Record) *APIKey {
+	k := &APIKey{ID: v.mask(kindAPIKey, rec.ID), Account: rec.Account, CreatedAt: rowkey.Time(rec.ID), creators: creatorRows(rec)}
+	k.Root = k.ID
+	if len(k.creators) > 0 {
+		k.Root = v.mask(kindAPIKey, k.creators[0])
+	}
+	return k
+}
+
 func (v *Vault) openAPIKey(ctx context.Context, rec *store.Record) (*APIKey, error) {
-	k := &APIKey{ID: v.mask(kindAPIKey, rec.ID), Account: rec.Account, CreatedAt: rowkey.Time(rec.ID)}
+	k := v.describeAPIKey(rec)
 	plain, err := v.openShown(ctx, rec)
 	if err != nil {
 		return nil, err

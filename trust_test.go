@@ -3,6 +3,9 @@ package cardvault_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"hash/crc32"
+	"slices"
 	"testing"
 	"time"
 
@@ -168,6 +171,77 @@ func TestUnknownKeyOnFullStore(t *testing.T) {
 	l.update = store.ErrFull
 	if _, err := v.Authenticate(t.Context(), key); !errors.Is(err, cardvault.ErrUnauthenticated) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A reader is a store that remembers what is read.
+type reader struct {
+	store.Store
+	read []string
+}
+
+func (s *reader) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(readerTx{tx, s}) })
+}
+
+type readerTx struct {
+	store.ReadTx
+	s *reader
+}
+
+func (tx readerTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	r, err := tx.ReadTx.Get(kind, id)
+	tx.s.read = append(tx.s.read, fmt.Sprint("get ", kind, " ", err))
+	return r, err
+}
+
+func (tx readerTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+	tx.s.read = append(tx.s.read, fmt.Sprint("lookup ", kind))
+	return tx.ReadTx.Lookup(kind, hash, limit)
+}
+
+// An id of an API key that is not known costs the store what one costs that is known, with
+// a wrong secret, however many keys were made one by the other before it.
+func TestUnknownKeyReads(t *testing.T) {
+	s := &reader{Store: memstore.New()}
+	v := vaultOn(t, s)
+	key := func(by *cardvault.APIKey) (*cardvault.APIKey, string) {
+		opts := new(cardvault.APIKeyOptions)
+		if by != nil {
+			opts.Creator = by.ID
+		}
+		k, text, err := v.CreateAPIKey(t.Context(), "a key", cardvault.AllScopes(), opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k, text
+	}
+	root, text := key(nil)
+	child, below := key(root)
+	_, deep := key(child)
+	// with returns the text of a key with the head of one and the secret of another.
+	with := func(head, secret string) string {
+		text := head[:17] + secret[17:60]
+		n := crc32.ChecksumIEEE([]byte(text))
+		var c [6]byte
+		for i := range c {
+			c[5-i] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"[n%62]
+			n /= 62
+		}
+		return text + string(c[:])
+	}
+	var want []string
+	for i, test := range []string{with(text[:8]+"00000000_", text), with(text, below), with(below, text), with(deep, text)} {
+		s.read = nil
+		if _, err := v.Authenticate(t.Context(), test); !errors.Is(err, cardvault.ErrUnauthenticated) {
+			t.Fatalf("text %d: %v", i, err)
+		}
+		if i == 0 {
+			want = s.read
+		}
+		if !slices.Equal(s.read, want) {
+			t.Errorf("text %d reads %q, an unknown one %q", i, s.read, want)
+		}
 	}
 }
 

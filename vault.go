@@ -438,7 +438,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 			return nil, err
 		}
 	}
-	c.nobody, err = newNobody()
+	c.nobody, err = v.newNobody()
 	return v, err
 }
 

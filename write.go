@@ -12,6 +12,7 @@ import (
 // An Actor says on whose behalf calls are made. What is zero is not known.
 type Actor struct {
 	KeyID     uuid.UUID // of the API key
+	RootKeyID uuid.UUID // of the first of the chain of keys that made it: [APIKey.Root]
 	Address   string    // of the client
 	RequestID string
 }
@@ -84,6 +85,7 @@ func (c *core) wrote(ctx context.Context, op operation, account, object uuid.UUI
 		slog.Any("account", account),
 		slog.Any("object", object),
 		slog.Any("key_id", actor.KeyID),
+		slog.Any("root_key_id", actor.RootKeyID),
 		slog.String("address", actor.Address),
 		slog.String("request_id", actor.RequestID),
 		slog.Any("error", err))

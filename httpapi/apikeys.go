@@ -8,11 +8,12 @@ import (
 
 var createAPIKey = &endpoint{
 	scope:     cardvault.ScopeAPIKeysWrite,
+	ofKeys:    true,
 	needsBody: true,
 	serve: func(c *call) error {
 		var label string
 		var scopes []cardvault.Scope
-		o := cardvault.APIKeyOptions{Creator: c.principal.Key.ID}
+		o := cardvault.APIKeyOptions{Creator: c.principal.Key.ID, NotAfter: c.principal.Key.ExpiresAt}
 		err := c.read(func(f fields, _ *query) error {
 			text, _ := f.text("label", required, 1, maxText)
 			label = string(text)
@@ -42,7 +43,8 @@ var createAPIKey = &endpoint{
 }
 
 var listAPIKeys = &endpoint{
-	scope: cardvault.ScopeAPIKeysRead,
+	scope:  cardvault.ScopeAPIKeysRead,
+	ofKeys: true,
 	serve: func(c *call) error {
 		var o cardvault.ListOptions
 		err := c.read(func(_ fields, q *query) error {
@@ -62,11 +64,12 @@ var listAPIKeys = &endpoint{
 }
 
 var deleteAPIKey = &endpoint{
-	scope: cardvault.ScopeAPIKeysWrite,
+	scope:  cardvault.ScopeAPIKeysWrite,
+	ofKeys: true,
 	serve: func(c *call) error {
 		if err := c.readNothing(); err != nil {
 			return err
 		}
-		return c.vault.DeleteAPIKey(c.ctx, c.id)
+		return c.vault.DeleteAPIKeyBy(c.ctx, c.principal.Key.ID, c.id)
 	},
 }

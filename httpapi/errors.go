@@ -28,6 +28,7 @@ var (
 	unsupportedVersion  = &failure{status: 400, classifier: "UNSUPPORTED_VERSION", message: "The version must be 1.0."}
 	unauthorized        = &failure{status: 401, classifier: "UNAUTHORIZED", message: "A valid API key is needed.", header: "WWW-Authenticate", value: `ApiKey realm="cardvault"`}
 	insufficientScope   = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE", message: "The API key lacks a scope."}
+	notAKey             = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE", message: "API keys are managed with an API key of the vault."}
 	importNotApproved   = &failure{status: 403, classifier: "IMPORT_NOT_APPROVED", message: "The account is not approved for the import of card numbers."}
 	integrationDisabled = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "The integration of the provider is not enabled."}
 	webhooksDisabled    = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "Webhooks are not enabled."}
@@ -40,6 +41,7 @@ var (
 	tokenInvalidated    = &failure{status: 409, classifier: "TOKEN_INVALIDATED", message: "The scheme has invalidated the card."}
 	noWebhook           = &failure{status: 409, classifier: "WEBHOOK_STATE_CONFLICT", message: "No webhook that is enabled takes the event."}
 	tooManySecrets      = &failure{status: 409, classifier: "WEBHOOK_STATE_CONFLICT", message: "The webhook has as many secrets that sign as it may: the next can be made when one has ended."}
+	keyTooDeep          = &failure{status: 409, classifier: "QUOTA_EXCEEDED", message: "The API key is as deep as one can be: it can make no other."}
 	payloadTooLarge     = &failure{status: 413, classifier: "PAYLOAD_TOO_LARGE", message: "The body is too large."}
 	unsupportedMedia    = &failure{status: 415, classifier: "UNSUPPORTED_MEDIA_TYPE", message: "The body must be application/json."}
 	validationFailed    = &failure{status: 422, classifier: "VALIDATION_FAILED"}
@@ -62,6 +64,7 @@ var causes = []struct {
 	{cardvault.ErrNotFound, notFound},
 	{cardvault.ErrUnauthenticated, unauthorized},
 	{cardvault.ErrInsufficientScope, insufficientScope},
+	{cardvault.ErrAPIKeyDepth, keyTooDeep},
 	{cardvault.ErrSessionCompleted, sessionCompleted},
 	{cardvault.ErrNetworkTokenState, networkTokenState},
 	{cardvault.ErrNotEnabled, integrationDisabled},

@@ -195,6 +195,11 @@ type endpoint struct {
 	// approved, if set, says whether the account may use the endpoint.
 	approved func(*cardvault.Account) *failure
 
+	// ofKeys is whether the endpoint manages API keys: a principal that stands for no
+	// key of the vault, with a zero Key.ID, may not use it, because what it makes would
+	// end with nothing.
+	ofKeys bool
+
 	// enabled, if set, says whether the vault is set up for the endpoint.
 	enabled func(*cardvault.Vault) *failure
 
@@ -501,7 +506,10 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 	actor := cardvault.Actor{RequestID: requestID}
 	if !open {
 		c.vault = h.vault.In(c.principal.Account.ID)
-		actor.KeyID = c.principal.Key.ID
+		actor.KeyID, actor.RootKeyID = c.principal.Key.ID, c.principal.Key.Root
+		if actor.RootKeyID == uuid.Nil { // of an Authenticator that knows no chains
+			actor.RootKeyID = actor.KeyID
+		}
 	}
 	if client.IsValid() {
 		actor.Address = client.String()
@@ -558,6 +566,9 @@ func (h *handler) authenticate(c *call) (err error) {
 func (e *endpoint) admits(p *cardvault.Principal) *failure {
 	if !p.Key.Has(e.scope) {
 		return lacksScope(e.scope)
+	}
+	if e.ofKeys && p.Key.ID == uuid.Nil {
+		return notAKey
 	}
 	if e.approved != nil {
 		return e.approved(p.Account)

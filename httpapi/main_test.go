@@ -102,6 +102,22 @@ func (r *rig) newKey(t testing.TB, v *cardvault.Vault, ttl time.Duration, scopes
 	return k, text
 }
 
+// A madeKey is an API key with its text.
+type madeKey struct {
+	*cardvault.APIKey
+	text string
+}
+
+// newKeyBelow makes an API key of v's account that another has made.
+func (r *rig) newKeyBelow(t testing.TB, v *cardvault.Vault, by uuid.UUID, scopes ...cardvault.Scope) madeKey {
+	t.Helper()
+	k, text, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{Creator: by})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return madeKey{k, text}
+}
+
 // newAccount makes an account and returns the vault in it.
 func (r *rig) newAccount(t testing.TB, approvals *cardvault.Approvals) *cardvault.Vault {
 	t.Helper()

@@ -104,7 +104,8 @@ func testTenants(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, expired := newKey(r.vault, time.Second, all...)
-	_, otherKey := newKey(other, 0, all...)
+	otherID, otherKey := newKey(other, 0, all...)
+	writer := r.newKeyBelow(t, r.vault, r.principal.ID, cardvault.ScopeAPIKeysWrite)
 	time.Sleep(2 * time.Second)
 	// A checksum that is wrong, and one that is right on a secret that is not.
 	malformed := r.key[:len(r.key)-1] + string('0'+(r.key[len(r.key)-1]-'0'+1)%10)
@@ -137,8 +138,11 @@ func testTenants(t *testing.T) {
 		{"create key", "POST", "/api-keys", `{"label":"l","scopes":["api-keys:write"]}`, cardvault.ScopeAPIKeysWrite, nil, 200},
 		{"list keys", "GET", "/api-keys", "", cardvault.ScopeAPIKeysRead, nil, 200},
 		{"delete key", "DELETE", "/api-keys/{id}", "", cardvault.ScopeAPIKeysWrite, func(v *cardvault.Vault) string {
-			id, _ := newKey(v, 0, all...)
-			return id
+			by := writer.ID // is below the key that has every scope
+			if v == other {
+				by = parseUUID(t, otherID)
+			}
+			return r.newKeyBelow(t, v, by, cardvault.ScopeAPIKeysWrite).ID.String()
 		}, 204},
 		{"create webhook", "POST", "/webhooks", hook, cardvault.ScopeWebhooksWrite, nil, 200},
 		{"list webhooks", "GET", "/webhooks", "", cardvault.ScopeWebhooksRead, nil, 200},
@@ -159,6 +163,9 @@ func testTenants(t *testing.T) {
 		}
 		_, wrongScope := newKey(r.vault, 0, lacking...)
 		_, oneScope := newKey(r.vault, 0, e.scope)
+		if e.scope == cardvault.ScopeAPIKeysWrite {
+			oneScope = writer.text
+		}
 		ids := map[string]string{"": ""}
 		if e.object != nil {
 			own, theirs := e.object(r.vault), e.object(other)

@@ -24,6 +24,9 @@ var accountBehaviours = []behaviour{
 	{"APIKeys", apiKeys},
 	{"APIKeyTexts", apiKeyTexts},
 	{"APIKeyCreators", apiKeyCreators},
+	{"APIKeyChain", apiKeyChain},
+	{"DeleteAPIKeyBy", deleteAPIKeyBy},
+	{"APIKeyNotAfter", apiKeyNotAfter},
 	{"NothingInClear", nothingInClear},
 }
 
@@ -347,6 +350,141 @@ func apiKeyCreators(t *testing.T, s store.Store) {
 	}
 	_, err = create(root, 0, read)
 	fails(t, "a revoked creator", err, cardvault.ErrNotFound)
+}
+
+// A link is a key of a chain of which each made the next.
+type link struct {
+	*cardvault.APIKey
+	text string
+	row  *store.Record
+}
+
+// chain makes a chain of n keys.
+func chain(t *testing.T, v *cardvault.Vault, spy *spy, n int) (keys []link) {
+	t.Helper()
+	for range n {
+		opts := new(cardvault.APIKeyOptions)
+		if len(keys) > 0 {
+			opts.Creator = keys[len(keys)-1].ID
+		}
+		key, text, err := v.CreateAPIKey(t.Context(), canary, cardvault.AllScopes(), opts)
+		noError(t, err)
+		keys = append(keys, link{key, text, spy.last()[0]})
+	}
+	return keys
+}
+
+// apiKeyChain: a key is worth what all keys of its chain are worth.
+func apiKeyChain(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	v, ctx := vaultOn(t, spy, nil), t.Context()
+	keys := chain(t, v, spy, cardvault.MaxAPIKeyDepth)
+	last := keys[len(keys)-1]
+	_, _, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: last.ID})
+	fails(t, "a key deeper than keys can be", err, cardvault.ErrAPIKeyDepth)
+	_, _, err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: keys[len(keys)-2].ID})
+	noError(t, err)
+	for i, key := range keys {
+		p := must(v.Authenticate(ctx, key.text))(t)
+		if key.Root != keys[0].ID || p.Key.Root != keys[0].ID {
+			t.Errorf("key %d: root %v and %v, want %v", i, key.Root, p.Key.Root, keys[0].ID)
+		}
+	}
+	for _, key := range must(v.ListAPIKeys(ctx, nil))(t).Items {
+		if key.Root != keys[0].ID {
+			t.Errorf("root of a listed key is %v", key.Root)
+		}
+	}
+
+	// With any one of them gone, and nothing else done, all below are worth nothing.
+	for i, gone := range keys {
+		noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Delete(gone.row.Kind, gone.row.ID); return nil }))
+		for j, key := range keys {
+			_, err := v.Authenticate(ctx, key.text)
+			_, _, made := v.CreateAPIKey(ctx, canary, key.Scopes, &cardvault.APIKeyOptions{Creator: key.ID})
+			switch {
+			case j < i:
+				noError(t, err)
+				noError(t, made)
+			default:
+				fails(t, fmt.Sprintf("key %d without key %d", j, i), err, cardvault.ErrUnauthenticated)
+				fails(t, fmt.Sprintf("key %d makes another without key %d", j, i), made, cardvault.ErrNotFound)
+			}
+		}
+		noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(gone.row); return nil }))
+	}
+
+	// A row that names other creators than the key has is no key.
+	for what, change := range map[string]func(*store.Record){
+		"no creator":           func(r *store.Record) { r.Lookup = r.Lookup[:1] },
+		"one creator less":     func(r *store.Record) { r.Lookup = slices.Delete(r.Lookup, 3, 4) },
+		"creators in disorder": func(r *store.Record) { r.Lookup[2], r.Lookup[3] = r.Lookup[3], r.Lookup[2] },
+	} {
+		spoiled := clone(last.row)
+		change(spoiled)
+		overwrite(t, s, last.row, spoiled)
+		fails(t, what, second(v.Authenticate(ctx, last.text)), cardvault.ErrDamaged)
+		overwrite(t, s, spoiled, last.row)
+	}
+	must(v.Authenticate(ctx, last.text))(t)
+}
+
+// deleteAPIKeyBy: a key revokes itself and what is below it, and nothing else.
+func deleteAPIKeyBy(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	v, ctx := vaultOn(t, spy, nil), t.Context()
+	keys := chain(t, v, spy, 4)
+	stranger := chain(t, v, spy, 2)
+	sister, sisterText, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: keys[0].ID})
+	noError(t, err)
+	all := map[string]link{"above": keys[0], "beside": {sister, sisterText, nil}, "a stranger": stranger[0], "below a stranger": stranger[1]}
+	for name, key := range all {
+		fails(t, name, v.DeleteAPIKeyBy(ctx, keys[1].ID, key.ID), cardvault.ErrNotFound)
+		must(v.Authenticate(ctx, key.text))(t)
+	}
+	for name, by := range map[string]uuid.UUID{"nobody": uuid.Nil, "no key": uuid.New()} {
+		fails(t, name, v.DeleteAPIKeyBy(ctx, by, keys[1].ID), cardvault.ErrNotFound)
+	}
+	fails(t, "an id that is none", v.DeleteAPIKeyBy(ctx, keys[1].ID, uuid.New()), cardvault.ErrNotFound)
+
+	noError(t, v.DeleteAPIKeyBy(ctx, keys[1].ID, keys[3].ID)) // what is below what it made
+	fails(t, "again", v.DeleteAPIKeyBy(ctx, keys[1].ID, keys[3].ID), cardvault.ErrNotFound)
+	must(v.Authenticate(ctx, keys[2].text))(t)
+	noError(t, v.DeleteAPIKeyBy(ctx, keys[1].ID, keys[1].ID)) // itself
+	for _, key := range keys[1:] {
+		fails(t, "revoked", second(v.Authenticate(ctx, key.text)), cardvault.ErrUnauthenticated)
+	}
+	must(v.Authenticate(ctx, keys[0].text))(t)
+	if p := must(v.ListAPIKeys(ctx, nil))(t); p.TotalItems != 4 {
+		t.Errorf("%d keys left, want 4", p.TotalItems)
+	}
+}
+
+// apiKeyNotAfter: whoever makes a key can bound its life.
+func apiKeyNotAfter(t *testing.T, s store.Store) {
+	v, ctx := vaultOn(t, s, nil), t.Context()
+	soon, late := time.Now().Add(time.Hour).UTC().Truncate(time.Microsecond), time.Now().Add(9*time.Hour).UTC().Truncate(time.Microsecond)
+	creator, _, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{NotAfter: late})
+	noError(t, err)
+	for _, test := range []struct {
+		what string
+		opts cardvault.APIKeyOptions
+		want time.Time
+	}{
+		{"no end", cardvault.APIKeyOptions{NotAfter: soon}, soon},
+		{"a later end", cardvault.APIKeyOptions{NotAfter: soon, ExpirationTime: 7200}, soon},
+		{"a creator that ends later", cardvault.APIKeyOptions{NotAfter: soon, Creator: creator.ID}, soon},
+		{"a creator that ends before", cardvault.APIKeyOptions{NotAfter: late.Add(time.Hour), Creator: creator.ID}, late},
+	} {
+		key, _, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &test.opts)
+		noError(t, err)
+		if !key.ExpiresAt.Equal(test.want) {
+			t.Errorf("%s: the key ends at %v, want %v", test.what, key.ExpiresAt, test.want)
+		}
+	}
+	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{NotAfter: time.Now().Add(-time.Hour)})
+	noError(t, err)
+	fails(t, "an end that is past", second(v.Authenticate(ctx, text)), cardvault.ErrUnauthenticated)
 }
 
 // A keeper is a store that keeps a copy of every byte that is put.

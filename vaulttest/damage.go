@@ -150,6 +150,8 @@ func damaged(t *testing.T, s store.Store) {
 		_, key[i], err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes()[:1+i], nil)
 		noError(t, err)
 	})
+	_, made, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes()[:1], &cardvault.APIKeyOptions{Creator: must(v.Authenticate(ctx, key[0]))(t).Key.ID})
+	noError(t, err)
 	merchantRow, otherMerchant := pair(func(i int) { must(v.CreateMerchant(ctx, fmt.Sprint(canary, i)))(t) })
 	var account [2]*cardvault.Account
 	accountRow, otherAccount := pair(func(i int) {
@@ -175,6 +177,7 @@ func damaged(t *testing.T, s store.Store) {
 		read       func() error
 	}{
 		{"an API key", keyRow, otherKey, func() error { return second(v.Authenticate(ctx, key[0])) }},
+		{"the creator of an API key", keyRow, otherKey, func() error { return second(v.Authenticate(ctx, made)) }},
 		{"an API key in a list", keyRow, otherKey, func() error { return second(v.ListAPIKeys(ctx, nil)) }},
 		{"an API key that creates", keyRow, otherKey, func() error {
 			p, err := v.Authenticate(ctx, key[0])

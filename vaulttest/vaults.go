@@ -116,6 +116,9 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		},
 		"ListAPIKeys":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListAPIKeys(ctx, nil)) },
 		"DeleteAPIKey": func(ctx context.Context, v *cardvault.Vault) error { return v.DeleteAPIKey(ctx, key.ID) },
+		"DeleteAPIKeyBy": func(ctx context.Context, v *cardvault.Vault) error {
+			return v.DeleteAPIKeyBy(ctx, key.ID, key.ID)
+		},
 		"Authenticate": func(ctx context.Context, v *cardvault.Vault) error { return second(v.Authenticate(ctx, text)) },
 		"CreateWebhook": func(ctx context.Context, v *cardvault.Vault) error {
 			_, _, err := v.CreateWebhook(ctx, receiver, nil)

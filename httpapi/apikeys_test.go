@@ -1,0 +1,94 @@
+package httpapi_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/httpapi"
+	"github.com/google/uuid"
+)
+
+// A key that was stolen revokes itself and what was made with it, and no key above or
+// beside it: the answer is that of an id that there is not.
+func TestKeyRevokesOnlyBelow(t *testing.T) {
+	r := newRig(t, nil, nil)
+	root := r.newKeyBelow(t, r.vault, uuid.Nil, cardvault.AllScopes()...)
+	beside := r.newKeyBelow(t, r.vault, root.ID, cardvault.AllScopes()...)
+	child := r.newKeyBelow(t, r.vault, root.ID, cardvault.AllScopes()...)
+	grandchild := r.newKeyBelow(t, r.vault, child.ID, cardvault.AllScopes()...)
+
+	absent := send(t, r.handler, "DELETE", "/api-keys/"+uuid.NewString(), "", "X-Api-Key", child.text)
+	absent.want(t, 404, "NOT_FOUND")
+	for name, key := range map[string]madeKey{"above": root, "beside": beside, "a stranger": {r.principal, r.key}} {
+		a := send(t, r.handler, "DELETE", "/api-keys/"+key.ID.String(), "", "X-Api-Key", child.text)
+		a.want(t, 404, "NOT_FOUND")
+		if a.body != absent.body {
+			t.Errorf("%s: the answer tells more: %s", name, a.body)
+		}
+		send(t, r.handler, "GET", "/tokens", "", "X-Api-Key", key.text).want(t, 200)
+	}
+	send(t, r.handler, "DELETE", "/api-keys/"+grandchild.ID.String(), "", "X-Api-Key", root.text).want(t, 204)
+	send(t, r.handler, "GET", "/tokens", "", "X-Api-Key", grandchild.text).want(t, 401)
+	send(t, r.handler, "DELETE", "/api-keys/"+child.ID.String(), "", "X-Api-Key", child.text).want(t, 204)
+	send(t, r.handler, "GET", "/tokens", "", "X-Api-Key", child.text).want(t, 401)
+}
+
+// A chain of keys ends.
+func TestKeyDepth(t *testing.T) {
+	r := newRig(t, nil, nil)
+	text := r.key
+	for depth := 2; depth <= cardvault.MaxAPIKeyDepth; depth++ {
+		a := send(t, r.handler, "POST", "/api-keys", `{"label":"l","scopes":["api-keys:write"]}`, "X-Api-Key", text)
+		a.want(t, 200)
+		text = a.member(t, "key")
+	}
+	a := send(t, r.handler, "POST", "/api-keys", `{"label":"l","scopes":["api-keys:write"]}`, "X-Api-Key", text)
+	a.want(t, 409, "QUOTA_EXCEEDED")
+	// A scope that it lacks comes first.
+	send(t, r.handler, "POST", "/api-keys", `{"label":"l","scopes":["tokens:read"]}`, "X-Api-Key", text).want(t, 403, "INSUFFICIENT_SCOPE")
+}
+
+// A principal that stands for no key of the vault makes no key: it would outlive it.
+func TestKeysNeedAKey(t *testing.T) {
+	r := newRig(t, nil, nil)
+	account, err := r.vault.Account(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends := time.Now().Add(time.Minute).UTC().Truncate(time.Second)
+	id := uuid.Nil
+	h := newHandler(t, r.vault, &httpapi.Options{Authenticator: authenticator(func(context.Context, string) (*cardvault.Principal, error) {
+		return &cardvault.Principal{Key: &cardvault.APIKey{ID: id, Scopes: cardvault.AllScopes(), ExpiresAt: ends}, Account: account}, nil
+	})})
+	const body = `{"label":"l","scopes":["tokens:read"]}`
+	for _, e := range [][3]string{
+		{"POST", "/api-keys", body},
+		{"GET", "/api-keys", ""},
+		{"DELETE", "/api-keys/" + r.principal.ID.String(), ""},
+	} {
+		send(t, h, e[0], e[1], e[2], "X-Api-Key", "x").want(t, 403, "INSUFFICIENT_SCOPE")
+	}
+	send(t, h, "GET", "/tokens", "", "X-Api-Key", "x").want(t, 200)
+
+	// One that ends gets keys that end with it.
+	id = r.principal.ID
+	a := send(t, h, "POST", "/api-keys", body, "X-Api-Key", "x")
+	a.want(t, 200)
+	if got := a.member(t, "expires_at"); !strings.HasPrefix(got, ends.Format("2006-01-02T15:04:05")) {
+		t.Errorf("the key ends at %s, its principal at %v", got, ends)
+	}
+}
+
+// The log says on whose behalf a key was used, however many it has made.
+func TestActorHasRoot(t *testing.T) {
+	r := newRig(t, nil, nil)
+	child := r.newKeyBelow(t, r.vault, r.principal.ID, cardvault.AllScopes()...)
+	r.log.take()
+	send(t, r.handler, "POST", "/cde-import", card, "X-Api-Key", child.text).want(t, 200)
+	if log := r.log.take(); !strings.Contains(log, "key_id="+child.ID.String()) || !strings.Contains(log, "root_key_id="+r.principal.ID.String()) {
+		t.Errorf("no key and root in %s", log)
+	}
+}
