@@ -36,6 +36,11 @@ type Account struct {
 
 	// NetworkTokensActive allows network tokens.
 	NetworkTokensActive bool
+
+	// Quotas are those that count: what SetQuotas has set, else Options.Quotas.
+	Quotas Quotas
+
+	overrides Quotas // 0: as Options.Quotas
 }
 
 // Approvals are what an operator grants an account. In sandbox mode a new
@@ -91,6 +96,7 @@ func (v *Vault) newAccount(name string, grant Approvals) (*Account, []*store.Rec
 		Name:                name,
 		ImportApproved:      grant.Import,
 		NetworkTokensActive: grant.NetworkTokens,
+		Quotas:              v.opts.Quotas,
 	}
 	account := whole.newRecord(kindAccount, row)
 	m := &Merchant{Name: "primary", Primary: true}
@@ -239,12 +245,16 @@ const (
 	accountName = iota + 1
 	accountImport
 	accountNetworkTokens
+	accountQuota // and the numbers after it: one for each of allQuotas
 )
 
 func (a *Account) encode() []byte {
 	b := tlv.Append(nil, accountName, a.Name)
 	b = tlv.AppendUint(b, accountImport, bit(a.ImportApproved))
 	b = tlv.AppendUint(b, accountNetworkTokens, bit(a.NetworkTokensActive))
+	for i, f := range allQuotas {
+		b = tlv.AppendUint(b, accountQuota+byte(i), uint64(*f.of(&a.overrides)))
+	}
 	return tlv.Pad(b, 64, 0)
 }
 
@@ -262,8 +272,14 @@ func (v *Vault) openAccount(ctx context.Context, rec *store.Record) (*Account, e
 			a.ImportApproved = r.Uint() == 1
 		case accountNetworkTokens:
 			a.NetworkTokensActive = r.Uint() == 1
+		default:
+			if i := int(r.Tag) - accountQuota; i >= 0 && i < len(allQuotas) {
+				f := allQuotas[i]
+				*f.of(&a.overrides) = int(min(r.Uint(), uint64(f.most)))
+			}
 		}
 	}
+	a.Quotas = a.overrides.or(v.opts.Quotas)
 	return a, readError(r)
 }
 
@@ -551,7 +567,7 @@ func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 //
 // Errors: FieldErrors; ErrNotFound for a creator that does not exist or was revoked,
 // ErrInsufficientScope for one that lacks a scope, and ErrAPIKeyDepth for one at the end
-// of the longest chain.
+// of the longest chain; ErrQuotaExceeded.
 func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (*APIKey, string, error) {
 	if err := CheckAPIKey(label, scopes, opts); err != nil {
 		return nil, "", err
@@ -603,12 +619,17 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	if err := v.box.SealShown(r, k.encode()); err != nil {
 		return nil, "", wrapped(err)
 	}
-	err = v.write(ctx, opCreateAPIKey, k.ID, func(tx store.Tx) error {
-		if _, err := v.creatorsOf(tx, k); err != nil {
-			return err // revoked meanwhile
-		}
-		tx.Put(r)
-		return nil
+	err = v.withinQuota(ctx, opCreateAPIKey, quotaAPIKeys, kindAPIKey, func(room func(store.Tx) error) error {
+		return v.write(ctx, opCreateAPIKey, k.ID, func(tx store.Tx) error {
+			if _, err := v.creatorsOf(tx, k); err != nil {
+				return err // revoked meanwhile
+			}
+			if err := room(tx); err != nil {
+				return err
+			}
+			tx.Put(r)
+			return nil
+		})
 	})
 	if err != nil {
 		return nil, "", err

@@ -200,6 +200,10 @@ type Options struct {
 	// key, 1 hour to 7 days. Defaults to 24 hours.
 	IdempotencyTTL time.Duration
 
+	// Quotas bound what one account can have, unless the operator has set others for it:
+	// [Vault.SetQuotas].
+	Quotas Quotas
+
 	// Logger is told of background failures, and of every write at debug level.
 	// Nothing sensitive is logged. Defaults to none.
 	Logger *slog.Logger
@@ -267,6 +271,9 @@ func (o *Options) withDefaults() (Options, error) {
 	if _, ok := opts.IDV.(SandboxOnly); ok && opts.Mode == Live {
 		return opts, fmt.Errorf("%w: the IDVProvider is for sandboxes, and Options.Mode is Live", ErrWrongMode)
 	}
+	if err := opts.Quotas.withDefaults(); err != nil {
+		return opts, err
+	}
 	if opts.SecurityCodeCapacity == 0 {
 		opts.SecurityCodeCapacity = 1 << 16
 	}
@@ -307,6 +314,7 @@ type core struct {
 	rowkeys   rowkey.Generator
 	known     accountSet
 	approvals sync.Map // of accounts: *approval
+	limited   sync.Map // of accounts: *limits
 	listening listening
 	sending   sync.Map // of queues: *inflow of the turn that is under way
 	testing   sync.Map // row keys of webhooks to which a test is under way

@@ -127,8 +127,9 @@ type WebhookUpdate struct {
 }
 
 const (
-	// MaxWebhooks is how many webhooks an account can have.
-	MaxWebhooks = 16
+	// MaxWebhooks is the largest Quotas.Webhooks: an event is written in one transaction
+	// with its delivery to each.
+	MaxWebhooks = 64
 
 	// WebhookSecretOverlap is how long a rotated signing secret goes on signing, beside
 	// those that are newer.
@@ -176,8 +177,7 @@ func (v *Vault) CheckWebhook(u WebhookUpdate) error {
 // CreateWebhook registers an endpoint and returns it with its signing secret, which is
 // shown only here. It gets the events of what happens from now on. opts may be nil.
 //
-// Errors: FieldErrors, also of url for one webhook too many; ErrNotEnabled without
-// [Options.Webhooks].
+// Errors: FieldErrors; ErrQuotaExceeded; ErrNotEnabled without [Options.Webhooks].
 func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOptions) (*Webhook, WebhookSecret, error) {
 	if v.opts.Webhooks == nil {
 		return nil, WebhookSecret{}, ErrNotEnabled
@@ -205,14 +205,13 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 	if err := v.box.SealShown(q, new(queue).encode()); err != nil {
 		return nil, WebhookSecret{}, wrapped(err)
 	}
-	err = v.changeWebhooks(ctx, opCreateWebhook, w.ID, func() (func(store.Tx) error, error) {
+	err = v.changeWebhooks(ctx, opCreateWebhook, w.ID, func(a *Account) (func(store.Tx) error, error) {
 		return func(tx store.Tx) error {
-			all, err := tx.List(&store.Query{Kind: kindWebhook, Account: v.account, Count: true})
-			if err != nil {
+			limit := a.Quotas.Webhooks
+			if err := v.room(tx, kindWebhook, limit); errors.Is(err, errAtQuota) {
+				return &QuotaError{quotaWebhooks.name, limit}
+			} else if err != nil {
 				return err
-			}
-			if all.Total >= MaxWebhooks {
-				return &FieldError{"url", "out_of_range", fmt.Sprintf("would be that of more than %d webhooks", MaxWebhooks)}
 			}
 			tx.Put(r)
 			tx.Put(q)
@@ -281,7 +280,7 @@ func set[T any](to, from *T) {
 func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 	row := v.unmask(kindWebhook, id)
 	remains := &store.Record{Kind: kindRemains, ID: row, Account: v.account, Version: 1, Due: now()}
-	err := v.changeWebhooks(ctx, opDeleteWebhook, id, func() (func(store.Tx) error, error) {
+	err := v.changeWebhooks(ctx, opDeleteWebhook, id, func(*Account) (func(store.Tx) error, error) {
 		if _, err := v.getRow(ctx, kindWebhook, row); err != nil {
 			return nil, err
 		}
@@ -390,7 +389,7 @@ func (v *Vault) checkWebhook(w *Webhook) error {
 // editWebhook lets fn change a webhook, stores it and returns it.
 func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn func(*Webhook) error) (w *Webhook, err error) {
 	var queue *store.Record // if a pause of it ends
-	err = v.changeWebhooks(ctx, op, v.mask(kindWebhook, row), func() (func(store.Tx) error, error) {
+	err = v.changeWebhooks(ctx, op, v.mask(kindWebhook, row), func(*Account) (func(store.Tx) error, error) {
 		queue = nil
 		r, err := v.getRow(ctx, kindWebhook, row)
 		if err != nil {
@@ -464,7 +463,7 @@ func (v *Vault) endPause(ctx context.Context, id uuid.UUID) (due *store.Record, 
 
 // changeWebhooks writes what plan returns, and a new version of the account's record,
 // by which every process knows that its webhooks have changed.
-func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UUID, plan func() (func(store.Tx) error, error)) error {
+func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UUID, plan func(*Account) (func(store.Tx) error, error)) error {
 	whole := v.whole()
 	for {
 		r, err := whole.get(ctx, kindAccount, v.account)
@@ -475,7 +474,7 @@ func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UU
 		if err != nil {
 			return err
 		}
-		fn, err := plan()
+		fn, err := plan(a)
 		if err != nil {
 			return err
 		}

@@ -47,6 +47,7 @@ const (
 	opObtainPPAN          operation = "ppan.obtain"
 	opCreateAccount       operation = "account.create"
 	opApprove             operation = "account.approve"
+	opSetQuotas           operation = "account.set_quotas"
 	opCreateMerchant      operation = "merchant.create"
 	opRotateSecret        operation = "merchant.rotate_secret"
 	opCreateAPIKey        operation = "api_key.create"

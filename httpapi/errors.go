@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 
 	"github.com/cardvault/cardvault"
@@ -40,6 +41,7 @@ var (
 	cardDataStale       = &failure{status: 409, classifier: "CARD_DATA_STALE", message: "The scheme has replaced the card number that is stored."}
 	tokenInvalidated    = &failure{status: 409, classifier: "TOKEN_INVALIDATED", message: "The scheme has invalidated the card."}
 	noWebhook           = &failure{status: 409, classifier: "WEBHOOK_STATE_CONFLICT", message: "No webhook that is enabled takes the event."}
+	quotaExceeded       = &failure{status: 409, classifier: "QUOTA_EXCEEDED"}
 	tooManySecrets      = &failure{status: 409, classifier: "WEBHOOK_STATE_CONFLICT", message: "The webhook has as many secrets that sign as it may: the next can be made when one has ended."}
 	keyTooDeep          = &failure{status: 409, classifier: "QUOTA_EXCEEDED", message: "The API key is as deep as one can be: it can make no other."}
 	payloadTooLarge     = &failure{status: 413, classifier: "PAYLOAD_TOO_LARGE", message: "The body is too large."}
@@ -96,6 +98,12 @@ func failed(err error) *failure {
 	v.merge(err)
 	if len(v) > 0 {
 		return invalid(v)
+	}
+	var q *cardvault.QuotaError
+	if errors.As(err, &q) {
+		f := *quotaExceeded
+		f.message = fmt.Sprintf("The account has as many as it may: %s, %d.", q.Quota, q.Limit)
+		return &f
 	}
 	for _, c := range causes {
 		if errors.Is(err, c.err) {

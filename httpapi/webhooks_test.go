@@ -81,15 +81,15 @@ func TestWebhookLimits(t *testing.T) {
 		t.Error(got)
 	}
 	create(r.key, 2048, 255).want(t, 200)
-	for range cardvault.MaxWebhooks - 2 {
+	for range 16 - 2 {
 		create(r.key, 100, 1).want(t, 200)
 	}
 	last := create(r.key, 100, 1)
 	last.want(t, 200)
 	a = create(r.key, 100, 1)
-	a.want(t, 422, "VALIDATION_FAILED")
-	if !strings.Contains(a.body, `"validation_errors":[{"field":"url","code":"out_of_range",`) {
-		t.Error(a.body)
+	a.want(t, 409, "QUOTA_EXCEEDED")
+	if got := a.member(t, "message"); got != "The account has as many as it may: webhooks, 16." {
+		t.Error(got)
 	}
 	_, other := r.newKey(t, r.newAccount(t, nil), 0, cardvault.ScopeWebhooksWrite)
 	create(other, 100, 1).want(t, 200)

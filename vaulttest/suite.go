@@ -63,7 +63,7 @@ type behaviour struct {
 var behaviours = slices.Concat(
 	tokenBehaviours, validationBehaviours, listBehaviours, sessionBehaviours, idempotencyBehaviours,
 	accountBehaviours, vaultBehaviours, damageBehaviours, raceBehaviours, eventBehaviours,
-	paymentBehaviours, networkBehaviours, codeBehaviours, enteredBehaviours, webhookBehaviours,
+	paymentBehaviours, networkBehaviours, codeBehaviours, enteredBehaviours, webhookBehaviours, quotaBehaviours,
 )
 
 // Every number, text and name that the suite stores begins with one of these.

@@ -104,6 +104,9 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		"SetApprovals": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.SetApprovals(ctx, cardvault.Approvals{})
 		},
+		"SetQuotas": func(ctx context.Context, v *cardvault.Vault) error {
+			return v.SetQuotas(ctx, cardvault.QuotaUpdate{})
+		},
 		"CreateMerchant":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateMerchant(ctx, canary)) },
 		"ListMerchants":   func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListMerchants(ctx, nil)) },
 		"PrimaryMerchant": func(ctx context.Context, v *cardvault.Vault) error { return second(v.PrimaryMerchant(ctx)) },

@@ -198,14 +198,6 @@ func webhookRules(t *testing.T, s store.Store) {
 	}
 	sameWebhook(t, "after an update that was refused", must(v.Webhook(ctx, w.ID))(t), w)
 
-	for range cardvault.MaxWebhooks - 1 {
-		noError(t, create(receiver, cardvault.WebhookOptions{}))
-	}
-	refuses(t, "one too many", create(receiver, cardvault.WebhookOptions{}), "url out_of_range")
-	other := must(v.CreateAccount(ctx, canary, nil))(t)
-	hook(t, v.In(other.ID), receiver)
-	noError(t, v.DeleteWebhook(ctx, w.ID))
-	noError(t, create(receiver, cardvault.WebhookOptions{}))
 }
 
 // webhookRaces puts calls in the way of others.
@@ -251,19 +243,6 @@ func webhookRaces(t *testing.T, s store.Store) {
 	noError(t, v.Drain(ctx))
 	arrived(t, "an import while a webhook is registered", mail.at(receiver+"late"),
 		told(token, cardvault.TokenCreated, cardvault.ReasonImported))
-
-	// One account has no more webhooks than it can, however many ask.
-	other := must(v.CreateAccount(ctx, canary, nil))(t)
-	parallel(t, 2*cardvault.MaxWebhooks, func(int) error {
-		_, _, err := v.In(other.ID).CreateWebhook(ctx, receiver, nil)
-		if len(cardvault.FieldErrors(err)) > 0 {
-			return nil
-		}
-		return err
-	})
-	if n := must(v.In(other.ID).ListWebhooks(ctx, nil))(t).TotalItems; n != cardvault.MaxWebhooks {
-		t.Errorf("%d webhooks, want %d", n, cardvault.MaxWebhooks)
-	}
 }
 
 func deliveries(t *testing.T, s store.Store) {

@@ -1,0 +1,238 @@
+package cardvault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// Quotas bound what one account can have, so that none can fill the vault of all.
+// There is none for tokens. A field that is 0 stands for its default.
+type Quotas struct {
+	// APIKeys is how many API keys the account has, at most 100,000. Those that have
+	// been revoked or have expired count until they are erased, in seconds. Defaults to 1,000.
+	APIKeys int
+
+	// Webhooks is how many webhooks the account has, at most [MaxWebhooks]. Defaults to 16.
+	Webhooks int
+
+	// OpenSessions is how many sessions of the account are neither finished nor over, at
+	// most 10,000,000. Defaults to 100,000.
+	OpenSessions int
+
+	// PaymentData is how many records of payment data a token has, at most 1,000,000.
+	// Beyond it the oldest failures are erased, then the oldest whose encrypted data is no
+	// longer kept: a request is never refused for it. Defaults to 10,000.
+	PaymentData int
+}
+
+// A QuotaUpdate says which quotas of an account to change. What is nil stays; 0 is
+// again what [Options.Quotas] says.
+type QuotaUpdate struct {
+	APIKeys, Webhooks, OpenSessions, PaymentData *int
+}
+
+// ErrQuotaExceeded comes as a [*QuotaError], which names the quota.
+var ErrQuotaExceeded = errors.New("cardvault: quota of the account is used up")
+
+// A QuotaError is returned by a call that would make more of something than a quota of
+// its account allows. It is ErrQuotaExceeded.
+type QuotaError struct {
+	Quota string // api_keys, webhooks or open_sessions
+	Limit int
+}
+
+func (e *QuotaError) Error() string {
+	return fmt.Sprintf("%v: %s, %d", ErrQuotaExceeded, e.Quota, e.Limit)
+}
+
+// Unwrap returns ErrQuotaExceeded.
+func (e *QuotaError) Unwrap() error { return ErrQuotaExceeded }
+
+// A quota is one field of Quotas.
+type quota struct {
+	name      string
+	of        func(*Quotas) *int
+	def, most int
+}
+
+var (
+	quotaAPIKeys      = &quota{"api_keys", func(q *Quotas) *int { return &q.APIKeys }, 1000, 100_000}
+	quotaWebhooks     = &quota{"webhooks", func(q *Quotas) *int { return &q.Webhooks }, 16, MaxWebhooks}
+	quotaOpenSessions = &quota{"open_sessions", func(q *Quotas) *int { return &q.OpenSessions }, 100_000, 10_000_000}
+	quotaPaymentData  = &quota{"payment_data", func(q *Quotas) *int { return &q.PaymentData }, 10_000, 1_000_000}
+
+	// allQuotas is in the order in which accounts store theirs: new ones go last.
+	allQuotas = []*quota{quotaAPIKeys, quotaWebhooks, quotaOpenSessions, quotaPaymentData}
+)
+
+// withDefaults sets the fields that are 0.
+func (q *Quotas) withDefaults() error {
+	for _, f := range allQuotas {
+		n := f.of(q)
+		if *n == 0 {
+			*n = f.def
+		}
+		if *n < 1 || *n > f.most {
+			return fmt.Errorf("cardvault: Options.Quotas: %s must be between 1 and %d", f.name, f.most)
+		}
+	}
+	return nil
+}
+
+// or returns q with what is 0 as in of.
+func (q Quotas) or(of Quotas) Quotas {
+	for _, f := range allQuotas {
+		if n := f.of(&q); *n == 0 {
+			*n = *f.of(&of)
+		}
+	}
+	return q
+}
+
+// SetQuotas changes quotas of the account of this handle. Every process on the store
+// follows at once. What the account has beyond a new quota stays.
+//
+// Errors: FieldErrors for what is out of bounds; ErrNotFound.
+func (v *Vault) SetQuotas(ctx context.Context, u QuotaUpdate) error {
+	to := []*int{u.APIKeys, u.Webhooks, u.OpenSessions, u.PaymentData} // as allQuotas
+	var errs []error
+	for i, f := range allQuotas {
+		if to[i] != nil {
+			errs = append(errs, checkRange(f.name, *to[i], 0, f.most))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return v.editAccount(ctx, opSetQuotas, func(a *Account) error {
+		for i, f := range allQuotas {
+			set(f.of(&a.overrides), to[i])
+		}
+		return nil
+	})
+}
+
+// editAccount lets fn change what is stored of the account, and stores it.
+func (v *Vault) editAccount(ctx context.Context, op operation, fn func(*Account) error) error {
+	whole := v.whole()
+	for {
+		r, err := whole.get(ctx, kindAccount, v.account)
+		if err != nil {
+			return err
+		}
+		a, err := whole.openAccount(ctx, r)
+		if err != nil {
+			return err
+		}
+		if err := fn(a); err != nil {
+			return err
+		}
+		r.Version++
+		if err := v.box.SealShown(r, a.encode()); err != nil {
+			return wrapped(err)
+		}
+		err = v.put(ctx, op, a.ID, r)
+		if !errors.Is(err, store.ErrConflict) {
+			return err
+		}
+	}
+}
+
+// limits are the quotas of an account as they were last read.
+type limits struct {
+	account uuid.UUID // row key
+	version uint64    // of its record
+	quotas  Quotas
+}
+
+// quotas returns the present quotas of the account. It costs a read; only what has
+// changed since the last one is opened.
+func (v *Vault) quotas(ctx context.Context) (Quotas, error) {
+	l, err := v.readLimits(ctx)
+	if err != nil {
+		return Quotas{}, err
+	}
+	return l.quotas, nil
+}
+
+func (v *Vault) readLimits(ctx context.Context) (*limits, error) {
+	whole := v.whole()
+	r, err := whole.get(ctx, kindAccount, v.account)
+	if err != nil {
+		return nil, err
+	}
+	if known, ok := v.limited.Load(v.account); ok && known.(*limits).version == r.Version {
+		return known.(*limits), nil
+	}
+	version := r.Version
+	a, err := whole.openAccount(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	l := &limits{r.ID, version, a.Quotas}
+	v.limited.Store(v.account, l)
+	return l, nil
+}
+
+// errAtQuota is returned in a transaction that finds as many records as a quota allows.
+// Some of them may have lapsed.
+var errAtQuota = fmt.Errorf("%w: as many as the quota allows", store.ErrConflict)
+
+// withinQuota calls write to make one more listed record of a kind, in the list of the
+// account. write calls room in its transaction, and returns its error. What has lapsed
+// and is not erased yet is erased when it is in the way, in the order in which it
+// lapsed: the transaction itself counts what is stored, whose cost does not depend on
+// how much that is.
+func (v *Vault) withinQuota(ctx context.Context, op operation, q *quota, kind store.Kind, write func(room func(store.Tx) error) error) error {
+	for {
+		known, ok := v.limited.Load(v.account)
+		if !ok {
+			l, err := v.readLimits(ctx)
+			if err != nil {
+				return err
+			}
+			known = l
+		}
+		l := known.(*limits)
+		limit := *q.of(&l.quotas)
+		err := write(func(tx store.Tx) error {
+			a, err := tx.Get(kindAccount, l.account)
+			if err != nil {
+				return err
+			}
+			if a.Version != l.version { // the quota may be another
+				v.limited.CompareAndDelete(v.account, l)
+				return errStale
+			}
+			return v.room(tx, kind, limit)
+		})
+		switch {
+		case errors.Is(err, errStale):
+		case errors.Is(err, errAtQuota):
+			// One batch at a time, each of which leaves less to erase.
+			if n, err := v.sweep(ctx, kind); n == 0 || err != nil {
+				full := &QuotaError{q.name, limit}
+				v.wrote(ctx, op, v.account, uuid.Nil, full)
+				return errors.Join(full, err)
+			}
+		default:
+			return err
+		}
+	}
+}
+
+// room returns errAtQuota if the account has as many records of a kind as it may.
+func (v *Vault) room(tx store.Tx, kind store.Kind, limit int) error {
+	all, err := tx.List(&store.Query{Kind: kind, Account: v.account, Count: true})
+	if err != nil {
+		return err
+	}
+	if all.Total >= int64(limit) {
+		return errAtQuota
+	}
+	return nil
+}
