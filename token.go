@@ -436,7 +436,7 @@ type ListOptions struct {
 	// fields add up. Empty: any.
 	NetworkTokenStatus []NetworkTokenStatus
 	Scheme             []Scheme
-	BusinessKey        string // exact
+	BusinessKey        string // exact; of at most [store.MaxShared] tokens
 }
 
 // Bounds of ListOptions: chapter 8 of the interface document.

@@ -854,6 +854,9 @@ func (v *Vault) list(ctx context.Context, q *store.Query) (list *store.List, err
 		list, err = tx.List(q)
 		return err
 	})
+	if errors.Is(err, store.ErrTooMany) {
+		return nil, &FieldError{"query.business_key", "out_of_range", fmt.Sprintf("must be that of at most %d tokens", store.MaxShared)}
+	}
 	return list, err
 }
 

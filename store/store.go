@@ -47,6 +47,10 @@ var (
 	// Reads and deletions go on.
 	ErrFull = errors.New("store: no space left")
 
+	// ErrTooMany is returned by List for a Query.Lookup that more than
+	// [MaxShared] records share.
+	ErrTooMany = errors.New("store: too many records share a hash")
+
 	// ErrDamaged is returned when stored data cannot be read as what it
 	// should be.
 	ErrDamaged = errors.New("store: damaged")
@@ -64,6 +68,10 @@ const (
 	MaxLookups = 8        // hashes a record
 	MaxLookup  = 64       // bytes a hash
 )
+
+// MaxShared is how many records of a kind may share a hash by which List is asked.
+// Any number may be put, and found by Lookup.
+const MaxShared = 10_000
 
 // A Kind tells apart the sorts of records; ids are unique within one.
 // Zero is no kind.
@@ -125,7 +133,7 @@ type Query struct {
 
 	Classes  Classes   // zero: all
 	Min, Max uuid.UUID // bounds of ID, both inclusive; zero Max: no upper bound
-	Lookup   []byte    // if not nil, only records that have this hash
+	Lookup   []byte    // if not nil, only records that have this hash, see MaxShared
 
 	// Live leaves out records whose Due is not zero and not after it.
 	// Zero: none is left out.
@@ -145,18 +153,29 @@ type List struct {
 
 // A ReadTx reads one consistent state of the store. It is used by one
 // goroutine at a time and is invalid once its function has returned.
-// Records that it returns belong to the caller and stay valid.
+// Records that it returns belong to the caller and stay valid. A limit of 0 or
+// less returns none.
+//
+// Indexes only lead to records. Where one names a record that is not there, or
+// that says otherwise, Lookup, Due, Next and Children pass over it: one lost
+// record must not hide the others. Due and Next also pass over a record that
+// cannot be read. A store whose indexes can be damaged apart from its records
+// reports what it passed over and mends the index, so that it does not come
+// again. List may return ErrDamaged instead, because it counts.
 type ReadTx interface {
 	// Get returns the record, or ErrNotFound.
 	Get(kind Kind, id uuid.UUID) (*Record, error)
 
 	// List answers q. The cost of a page and of a total does not depend on how
 	// many records are listed, but on Limit, on how many lapsed records Live
-	// leaves out and, if set, on how many records share Lookup.
+	// leaves out and, if Lookup is set, on how many records of the kind share
+	// that hash. If these are more than [MaxShared], whatever else q asks for,
+	// List returns ErrTooMany.
 	List(q *Query) (*List, error)
 
 	// Lookup returns at most limit records of a kind that have the hash,
-	// in the order of their ids. None is not an error.
+	// in the order of their ids. None is not an error. Its cost does not depend
+	// on how many there are beyond limit.
 	Lookup(kind Kind, hash []byte, limit int) ([]*Record, error)
 
 	// Due returns at most limit records of a kind with a Due at or before
@@ -169,12 +188,16 @@ type ReadTx interface {
 	Next(kind Kind) (time.Time, error)
 
 	// Scan returns at most limit records of a kind whose ids come after an id,
-	// in the order of their ids, whatever their account. None is not an error.
+	// in the order of their ids, whatever their account, parent and class. There
+	// need not be a record with that id. None is not an error. Its cost does not
+	// depend on how many there are beyond limit.
 	Scan(kind Kind, after uuid.UUID, limit int) ([]*Record, error)
 
 	// Children returns the keys of at most limit records whose Parent is the id,
-	// in the order of their kinds and ids. None is not an error. Its cost does
-	// not depend on how many there are beyond limit.
+	// in the order of their kinds and ids, whatever their account and class, and
+	// whether or not there is a record with that id. The zero id is the parent of
+	// none. None is not an error. Its cost does not depend on how many there are
+	// beyond limit.
 	Children(parent uuid.UUID, limit int) ([]Key, error)
 
 	// Empty reports whether the store holds no record of any kind.

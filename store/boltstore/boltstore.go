@@ -15,7 +15,9 @@
 // A damaged file is reported with store.ErrDamaged and does not end the process,
 // as far as bbolt lets one see the damage: Open looks at how pages point to each
 // other, Check at everything. Whether a sealed column was altered is for the
-// vault to find.
+// vault to find. A record that was lost from the file keeps no other from being
+// found: Lookup, Due, Next and Children pass over it, which is logged, and the
+// entries that named it are removed.
 //
 // The file must be on a local file system. Do not copy it while it is open, and
 // never truncate it.
@@ -29,6 +31,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cardvault/cardvault/store"
@@ -40,8 +43,9 @@ type Options struct {
 	// open. Zero: 1 second. Negative: not at all.
 	LockTimeout time.Duration
 
-	// Logger is told what an operator should see: unsafe file permissions, and
-	// commits that fail and what becomes of the file. If nil, nothing is logged.
+	// Logger is told what an operator should see: unsafe file permissions, indexes
+	// that name lost records, and commits that fail and what becomes of the file. If
+	// nil, nothing is logged.
 	Logger *slog.Logger
 }
 
@@ -78,6 +82,10 @@ type Store struct {
 	stopped chan struct{} // closed when the writing goroutine has ended
 	closed  sync.Once
 
+	reported [256]atomic.Int64 // by kind, when a stray was: nanoseconds since 1970
+	mending  atomic.Bool       // a call that mends strays is under way
+	mendAt   atomic.Int64      // when the next such call may come, after one that failed
+
 	mu     sync.RWMutex // held to read while h is used
 	h      *handle      // nil while the file is not open
 	failed error        // why h is nil
@@ -106,8 +114,11 @@ func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
 		return err
 	}
 	defer s.h.rollback(tx)
-	r := &reader{tx: tx}
-	defer r.end()
+	r := &reader{tx: tx, ctx: ctx}
+	defer func() {
+		r.end()
+		s.passed(r.strays)
+	}()
 	return fn(r)
 }
 

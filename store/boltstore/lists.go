@@ -301,6 +301,17 @@ func (l *lister) mustFind(list listKey, id uuid.UUID, class uint8) ([]*node, int
 	panic(failed{errLists})
 }
 
+// has reports whether an entry is there.
+func (l *lister) has(list listKey, id uuid.UUID, class uint8) bool {
+	path := l.find(list, id, false)
+	if path == nil {
+		return false
+	}
+	block := path[len(path)-1]
+	i, found := block.entries.search(id)
+	return found && block.entries.class(i) == class
+}
+
 // find returns the nodes that cover id, from the root to a block, or nil if the
 // list is empty. An id before every node belongs to the first; if one is to be
 // inserted there, the node is made to begin earlier.

@@ -210,6 +210,13 @@ func keyOfDue(kind store.Kind, due int64, id uuid.UUID) (k dueKey) {
 	return k
 }
 
+// listOfDue returns the list that the value of a dueKey names.
+func listOfDue(kind store.Kind, v []byte) listKey {
+	list := listKey(v)
+	list[17] = byte(kind)
+	return list
+}
+
 func dueOfKey(k []byte) int64 { return int64(binary.BigEndian.Uint64(k[1:]) ^ 1<<63) }
 
 // appendLookupKey appends kind, length of hash and hash; the key goes on with

@@ -2,7 +2,9 @@ package boltstore
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"math"
 	"runtime/debug"
 	"slices"
 	"time"
@@ -69,7 +71,9 @@ func bucket(tx *bolt.Tx, name []byte) *bolt.Bucket {
 // A reader is a store.ReadTx on a bolt transaction.
 type reader struct {
 	tx     *bolt.Tx
-	lister *lister // of an Update: flushed before a list is read
+	ctx    context.Context // of a View: ends long walks
+	lister *lister         // of an Update: flushed before a list is read
+	strays []stray
 }
 
 var _ store.ReadTx = (*reader)(nil)
@@ -103,16 +107,36 @@ func (r *reader) Get(kind store.Kind, id uuid.UUID) (rec *store.Record, err erro
 	return row.record(kind, id, true), nil
 }
 
-// mustRow returns a row that an index names.
-func (r *reader) mustRow(kind store.Kind, id []byte) row {
-	name := rowsBucket(kind)
-	raw := bucket(r.tx, name[:]).Get(id)
-	if raw == nil {
-		panic(failed{errIndex})
+// patient is called in each step of a walk that may be long, and ends it when ctx has ended.
+func (r *reader) patient(step int) {
+	if step%256 == 0 && r.ctx != nil {
+		check(r.ctx.Err())
 	}
-	row, err := decodeRow(raw)
-	check(err)
-	return row
+}
+
+// rowsOf returns a function that finds rows of a kind, and returns one without raw for
+// an id that has none. Neighbours in an index are often neighbours among the rows.
+func (r *reader) rowsOf(kind store.Kind) func(id []byte) row {
+	name := rowsBucket(kind)
+	b := r.tx.Bucket(name[:])
+	if b == nil {
+		return func([]byte) row { return row{} }
+	}
+	cur := b.Cursor()
+	var k, raw []byte
+	return func(id []byte) row {
+		if k != nil {
+			k, raw = cur.Next()
+		}
+		if !bytes.Equal(k, id) {
+			if k, raw = cur.Seek(id); !bytes.Equal(k, id) {
+				return row{}
+			}
+		}
+		row, err := decodeRow(raw)
+		check(err)
+		return row
+	}
 }
 
 func (r *reader) List(q *store.Query) (list *store.List, err error) {
@@ -149,19 +173,11 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 	if q.Desc {
 		skip = s.total() - end + offset
 	}
-	name := rowsBucket(q.Kind)
-	rows := bucket(r.tx, name[:]).Cursor()
+	find := r.rowsOf(q.Kind)
 	list.Records = make([]*store.Record, 0, min(limit, 1024))
 	s.walk(skip, q.Desc, func(id uuid.UUID, class uint8) bool {
-		k, raw := rows.Next() // neighbours in a list are often neighbours here
-		if !bytes.Equal(k, id[:]) {
-			if k, raw = rows.Seek(id[:]); !bytes.Equal(k, id[:]) {
-				panic(failed{errIndex})
-			}
-		}
-		row, err := decodeRow(raw)
-		check(err)
-		if row.class != class || keyOfList(q.Kind, row.account, row.parent) != s.list || row.lapsed(q) {
+		row := find(id[:])
+		if row.raw == nil || row.class != class || keyOfList(q.Kind, row.account, row.parent) != s.list || row.lapsed(q) {
 			panic(failed{errIndex})
 		}
 		list.Records = append(list.Records, row.record(q.Kind, id, false))
@@ -193,6 +209,7 @@ func (r *reader) lapsed(q *store.Query, list listKey) (ids []uuid.UUID) {
 func (r *reader) eachDue(kind store.Kind, until time.Time, f func(k, v []byte) bool) {
 	limit := until.UnixMicro()
 	c := bucket(r.tx, dueBucket).Cursor()
+	step := 0
 	for k, v := c.Seek([]byte{byte(kind)}); len(k) > 0 && k[0] == byte(kind); k, v = c.Next() {
 		if len(k) != len(dueKey{}) || len(v) != 18 {
 			panic(failed{errIndex})
@@ -200,6 +217,8 @@ func (r *reader) eachDue(kind store.Kind, until time.Time, f func(k, v []byte) b
 		if dueOfKey(k) > limit || !f(k, v) {
 			return
 		}
+		step++
+		r.patient(step)
 	}
 }
 
@@ -211,6 +230,7 @@ func (r *reader) eachLookup(kind store.Kind, hash []byte, f func(id []byte) bool
 	}
 	prefix := appendLookupKey(make([]byte, 0, 2+store.MaxLookup), kind, hash)
 	c := bucket(r.tx, lookupBucket).Cursor()
+	step := 0
 	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
 		if len(k) != len(prefix)+16 {
 			panic(failed{errIndex})
@@ -218,24 +238,34 @@ func (r *reader) eachLookup(kind store.Kind, hash []byte, f func(id []byte) bool
 		if !f(k[len(prefix):]) {
 			return
 		}
+		step++
+		r.patient(step)
 	}
 }
 
 // listLookup answers a query for one hash by looking at all that have it.
 func (r *reader) listLookup(q *store.Query) *store.List {
+	shared := 0
+	r.eachLookup(q.Kind, q.Lookup, func([]byte) bool {
+		shared++
+		return shared <= store.MaxShared
+	})
+	if shared > store.MaxShared {
+		panic(failed{store.ErrTooMany})
+	}
 	var ids []uuid.UUID
+	find := r.rowsOf(q.Kind)
 	r.eachLookup(q.Kind, q.Lookup, func(key []byte) bool {
-		id, row := uuid.UUID(key), r.mustRow(q.Kind, key)
-		if !row.hasLookup(q.Lookup) {
+		id := uuid.UUID(key)
+		if compareIDs(id, q.Min) < 0 || q.Max != uuid.Nil && compareIDs(id, q.Max) > 0 {
+			return true
+		}
+		row := find(key)
+		if row.raw == nil || !row.hasLookup(q.Lookup) {
 			panic(failed{errIndex})
 		}
-		switch {
-		case keyOfList(q.Kind, row.account, row.parent) != keyOfList(q.Kind, q.Account, q.Parent),
-			!wanted(&q.Classes, row.class),
-			compareIDs(id, q.Min) < 0,
-			q.Max != uuid.Nil && compareIDs(id, q.Max) > 0,
-			row.lapsed(q):
-		default:
+		if keyOfList(q.Kind, row.account, row.parent) == keyOfList(q.Kind, q.Account, q.Parent) &&
+			wanted(&q.Classes, row.class) && !row.lapsed(q) {
 			ids = append(ids, id)
 		}
 		return true
@@ -249,7 +279,7 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 	}
 	ids = ids[min(max(0, q.Offset), int64(len(ids))):]
 	for _, id := range ids[:max(0, min(q.Limit, len(ids)))] {
-		row := r.mustRow(q.Kind, id[:])
+		row := find(id[:])
 		list.Records = append(list.Records, row.record(q.Kind, id, false))
 	}
 	return list
@@ -262,10 +292,12 @@ func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) (recs []*store.
 	if limit <= 0 {
 		return nil, nil
 	}
+	find := r.rowsOf(kind)
 	r.eachLookup(kind, hash, func(key []byte) bool {
-		row := r.mustRow(kind, key)
-		if !row.hasLookup(hash) {
-			panic(failed{errIndex})
+		row := find(key)
+		if row.raw == nil || !row.hasLookup(hash) {
+			r.pass(strayLookup{kind, bytes.Clone(hash), uuid.UUID(key)})
+			return true
 		}
 		recs = append(recs, row.record(kind, uuid.UUID(key), true))
 		return len(recs) < limit
@@ -280,31 +312,55 @@ func (r *reader) Due(kind store.Kind, until time.Time, limit int) (recs []*store
 	if limit <= 0 {
 		return nil, nil
 	}
-	r.eachDue(kind, until, func(k, v []byte) bool {
-		row := r.mustRow(kind, k[9:])
-		list := keyOfList(kind, row.account, row.parent)
-		if !row.hasDue || row.due != dueOfKey(k) || row.class != v[17] || !bytes.Equal(v[:17], list[:17]) {
-			panic(failed{errIndex})
-		}
-		recs = append(recs, row.record(kind, uuid.UUID(k[9:]), true))
+	r.eachDueRow(kind, until, func(id uuid.UUID, row *row) bool {
+		recs = append(recs, row.record(kind, id, true))
 		return len(recs) < limit
 	})
 	return recs, nil
+}
+
+// eachDueRow calls f with the rows that are due at or before until, in order, until it
+// returns false. It passes over what is not there, cannot be read or is not due then.
+func (r *reader) eachDueRow(kind store.Kind, until time.Time, f func(uuid.UUID, *row) bool) {
+	name := rowsBucket(kind)
+	rows := r.tx.Bucket(name[:])
+	r.eachDue(kind, until, func(k, v []byte) bool {
+		s := strayDue{dueKey(k), listOfDue(kind, v), v[17]}
+		id := uuid.UUID(k[9:])
+		var raw []byte
+		if rows != nil {
+			raw = rows.Get(id[:])
+		}
+		if raw == nil {
+			r.pass(s)
+			return true
+		}
+		row, err := decodeRow(raw)
+		if err != nil {
+			r.pass(unreadable{kind})
+			return true
+		}
+		agrees := row.hasDue && row.due == dueOfKey(k)
+		if !agrees || row.class != s.class || keyOfList(kind, row.account, row.parent) != s.list {
+			r.pass(s)
+		}
+		return !agrees || f(id, &row)
+	})
 }
 
 func (r *reader) Next(kind store.Kind) (due time.Time, err error) {
 	r.mustLive()
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guard(&err)
-	k, _ := bucket(r.tx, dueBucket).Cursor().Seek([]byte{byte(kind)})
-	switch {
-	case len(k) == 0 || k[0] != byte(kind):
-		return time.Time{}, nil
-	case len(k) != len(dueKey{}):
-		return time.Time{}, errIndex
-	}
-	return time.UnixMicro(dueOfKey(k)).UTC(), nil
+	r.eachDueRow(kind, latest, func(_ uuid.UUID, row *row) bool {
+		due = time.UnixMicro(row.due).UTC()
+		return false
+	})
+	return due, nil
 }
+
+// latest is the last time that an index can have.
+var latest = time.UnixMicro(math.MaxInt64)
 
 func (r *reader) Scan(kind store.Kind, after uuid.UUID, limit int) (recs []*store.Record, err error) {
 	r.mustLive()
@@ -337,19 +393,40 @@ func (r *reader) Children(parent uuid.UUID, limit int) (keys []store.Key, err er
 	r.mustLive()
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guard(&err)
+	if limit <= 0 || parent == uuid.Nil {
+		return nil, nil
+	}
 	if r.lister != nil {
 		r.lister.flush()
 	}
-	prefix := keyOfList(0, uuid.Nil, parent)
+	of := keyOfList(0, uuid.Nil, parent)
 	cur := bucket(r.tx, listsBucket).Cursor()
-	for k, v := cur.Seek(prefix[:17]); len(keys) < limit && bytes.HasPrefix(k, prefix[:17]); k, v = cur.Next() {
-		if len(k) != len(nodeKey{}) {
+	// One list for each kind of children. Its blocks come after its other nodes.
+	for k, v := cur.Seek(of[:17]); bytes.HasPrefix(k, of[:17]); {
+		if len(k) != len(nodeKey{}) || k[18] == ^byte(0) {
 			return nil, errLists
 		}
-		if level := ^k[18]; level == 1 {
-			_, block := decodeNode(level, v, func(uint8, int64) {})
-			for i := range min(block.len(), limit-len(keys)) {
-				keys = append(keys, store.Key{Kind: store.Kind(k[17]), ID: block.id(i)})
+		list := listKey(k[:18])
+		kind := store.Kind(list[17])
+		name := rowsBucket(kind)
+		rows := r.tx.Bucket(name[:])
+		block := keyOfNode(list, 1, uuid.Nil)
+		for k, v = cur.Seek(block[:]); block.sameLevel(k); k, v = cur.Next() {
+			_, entries := decodeNode(1, v, func(uint8, int64) {})
+			for i := range entries.len() {
+				id := entries.id(i)
+				var raw []byte
+				if rows != nil {
+					raw = rows.Get(id[:])
+				}
+				// One that cannot be read is there, and can be deleted.
+				if row, err := decodeRow(raw); raw == nil || err == nil && row.parent != parent {
+					r.pass(strayEntry{list, id, entries.class(i)})
+					continue
+				}
+				if keys = append(keys, store.Key{Kind: kind, ID: id}); len(keys) == limit {
+					return keys, nil
+				}
 			}
 		}
 	}
@@ -489,7 +566,7 @@ func (w *writer) delete(kind store.Kind, id uuid.UUID) {
 	for doomed := []key{{kind, id}}; len(doomed) > 0; {
 		d := doomed[len(doomed)-1]
 		doomed = doomed[:len(doomed)-1]
-		old := w.get(d.kind, d.id)
+		old := w.doomed(d.kind, d.id)
 		if old.raw == nil {
 			continue
 		}
@@ -505,17 +582,32 @@ func (w *writer) rows(kind store.Kind) *bolt.Bucket {
 
 // get returns a row, or one without raw and with version 0 if there is none.
 func (w *writer) get(kind store.Kind, id uuid.UUID) row {
-	rows := w.rows(kind)
-	if rows == nil || bytes.Compare(id[:], w.tail(kind, rows).bound) > 0 {
-		return row{}
-	}
-	raw := rows.Get(id[:])
+	raw := w.raw(kind, id)
 	if raw == nil {
 		return row{}
 	}
 	r, err := decodeRow(raw)
 	check(err)
 	return r
+}
+
+// doomed returns a row that is to be deleted, as get does. One that cannot be read
+// has only raw: what the indexes say of it stays, until it is passed over and mended.
+func (w *writer) doomed(kind store.Kind, id uuid.UUID) row {
+	raw := w.raw(kind, id)
+	r, err := decodeRow(raw)
+	if err != nil {
+		r = row{raw: raw}
+	}
+	return r
+}
+
+func (w *writer) raw(kind store.Kind, id uuid.UUID) []byte {
+	rows := w.rows(kind)
+	if rows == nil || bytes.Compare(id[:], w.tail(kind, rows).bound) > 0 {
+		return nil
+	}
+	return rows.Get(id[:])
 }
 
 // set replaces a row, and what the indexes say of it. Either may be absent.

@@ -22,6 +22,9 @@ type call struct {
 	done  chan struct{} // closed when what follows is set
 	err   error
 
+	strays   []stray // to mend, instead of fn
+	answered func(err error)
+
 	panicked any  // value of a panic in fn
 	exited   bool // fn called runtime.Goexit
 
@@ -128,6 +131,9 @@ func (s *Store) take(wait bool) *call {
 
 func (c *call) answer(err error) {
 	c.err = err
+	if c.answered != nil {
+		c.answered(err)
+	}
 	close(c.done)
 }
 
@@ -161,8 +167,17 @@ func (s *Store) begin() error {
 // runCall runs the function of the last call of the group and applies its writes.
 func (s *Store) runCall(c *call) {
 	g := &s.group
+	if c.strays != nil {
+		if err := g.w.mend(c.strays); err != nil {
+			s.drop(c, err)
+			return
+		}
+		c.wrote = true
+		return
+	}
 	c.tx = updater{reader: reader{tx: g.tx, lister: &g.w.lister}}
 	err, ok := c.run()
+	s.passed(c.tx.strays)
 	if !ok || err != nil || len(c.tx.ops) == 0 {
 		c.err = err
 		return

@@ -2,8 +2,8 @@
 //
 // It follows the contract of package store to the letter except that what is
 // "durable" ends with the process. It starts no goroutine, so it works inside a
-// bubble of testing/synctest. Totals, pages behind a large offset and Children cost
-// a walk over the list, Scan one over all records.
+// bubble of testing/synctest. Totals and pages behind a large offset cost a walk over
+// the list, Scan one over all records.
 package memstore
 
 import (
@@ -117,7 +117,7 @@ type index struct {
 	hash  string
 }
 
-// An entry stands for a record in an index and sorts by due, id and kind.
+// An entry stands for a record in an index, which is of one kind, and sorts by due and id.
 type entry struct {
 	due int64 // microseconds; 0 in indexes that are not sorted by it
 	key
@@ -125,11 +125,12 @@ type entry struct {
 }
 
 func (e entry) compare(f entry) int {
-	return cmp.Or(cmp.Compare(e.due, f.due), bytes.Compare(e.id[:], f.id[:]), cmp.Compare(e.kind, f.kind))
+	return cmp.Or(cmp.Compare(e.due, f.due), bytes.Compare(e.id[:], f.id[:]))
 }
 
-func childrenOf(id uuid.UUID) index { return index{of: 'c', scope: id} }
-func dueOf(kind store.Kind) index   { return index{of: 'd', kind: kind} }
+func dueOf(kind store.Kind) index { return index{of: 'd', kind: kind} }
+
+func childrenOf(id uuid.UUID, kind store.Kind) index { return index{of: 'c', kind: kind, scope: id} }
 
 func hashOf(kind store.Kind, hash []byte) index {
 	return index{of: 'h', kind: kind, hash: string(hash)}
@@ -146,7 +147,7 @@ func listOf(kind store.Kind, account, parent uuid.UUID) index {
 func places(r *store.Record, f func(index, entry)) {
 	e := entry{key: keyOf(r), class: r.Class}
 	if r.Parent != uuid.Nil {
-		f(childrenOf(r.Parent), e)
+		f(childrenOf(r.Parent, r.Kind), e)
 	}
 	if r.Class != 0 {
 		f(listOf(r.Kind, r.Account, r.Parent), e)
@@ -213,8 +214,10 @@ func (s *state) delete(k key, set func(key, *store.Record)) {
 			continue
 		}
 		set(k, nil)
-		for _, child := range s.indexes[childrenOf(k.id)] {
-			doomed = append(doomed, child.key)
+		for kind := range 256 {
+			for _, child := range s.indexes[childrenOf(k.id, store.Kind(kind))] {
+				doomed = append(doomed, child.key)
+			}
 		}
 	}
 }
@@ -267,6 +270,9 @@ func (t *tx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 }
 
 func (t *tx) List(q *store.Query) (*store.List, error) {
+	if q.Lookup != nil && len(t.state.indexes[hashOf(q.Kind, q.Lookup)]) > store.MaxShared {
+		return nil, store.ErrTooMany
+	}
 	entries := t.state.indexes[listOf(q.Kind, q.Account, q.Parent)]
 	from, _ := slices.BinarySearchFunc(entries, q.Min, compareID)
 	to := len(entries)
@@ -366,13 +372,13 @@ func (t *tx) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record,
 
 func (t *tx) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
 	var keys []store.Key
-	for _, e := range t.state.indexes[childrenOf(parent)] {
-		keys = append(keys, store.Key{Kind: e.kind, ID: e.id})
+	for kind := range 256 {
+		entries := t.state.indexes[childrenOf(parent, store.Kind(kind))]
+		for _, e := range entries[:max(0, min(limit-len(keys), len(entries)))] {
+			keys = append(keys, store.Key{Kind: e.kind, ID: e.id})
+		}
 	}
-	slices.SortFunc(keys, func(a, b store.Key) int {
-		return cmp.Or(cmp.Compare(a.Kind, b.Kind), bytes.Compare(a.ID[:], b.ID[:]))
-	})
-	return keys[:max(0, min(limit, len(keys)))], nil
+	return keys, nil
 }
 
 func (t *tx) Empty() (bool, error) { return len(t.state.rows) == 0, nil }

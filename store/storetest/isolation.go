@@ -36,6 +36,21 @@ and write different ones cannot both decide by what the other changes.`,
 	`Serializable also covers what is not there: of those that find no record by a hash, or a
 list below its limit, and add one, only as many succeed as one after the other would.`,
 	phantom,
+}, {
+	"PhantomChild",
+	`Children and Scan are reads like any other: of those that find less than a limit and add
+one, only as many succeed as one after the other would.`,
+	phantomChild,
+}, {
+	"ChildOrParent",
+	`A parent that is deleted because it has no children, and a child that is put because it has
+a parent, are never both.`,
+	childOrParent,
+}, {
+	"FirstOne",
+	`Of those that find the store empty and put a record, one succeeds. Two keys of one vault would
+each be wrong for half of its cards.`,
+	firstOne,
 }}
 
 func number(r *store.Record) int64 { return int64(binary.BigEndian.Uint64(r.Shown)) }

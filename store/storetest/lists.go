@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -60,6 +61,86 @@ pages at any offset and from totals. An expired card must not be seen, nor leave
 conditions.`,
 	listByHash,
 }}
+
+var sharedRules = []rule{{
+	"Shared",
+	`A list by a hash that more than MaxShared records of the kind share is ErrTooMany, whatever
+else the query asks for; up to that many it is exact. One account must not be able to make
+lists that keep the store busy for everybody.`,
+	shared,
+}}
+
+func shared(t testing.TB, s store.Store) {
+	const batch = 500
+	for from := 0; from < store.MaxShared; from += batch {
+		update(t, s, func(tx store.Tx) error {
+			for n := from; n < from+batch; n++ {
+				r := row(1+n, hashes("h"), class(uint8(n%3)))
+				switch n % 5 {
+				case 0:
+					r.Account = bob
+				case 1:
+					r.Parent = id(77)
+				}
+				tx.Put(r)
+			}
+			return nil
+		})
+	}
+	put(t, s, row(1, kind(kindB), hashes("h")), row(1<<20, hashes("x")))
+	total := int64(0)
+	for n := range store.MaxShared {
+		if n%5 > 1 && n%3 > 0 {
+			total++
+		}
+	}
+	q := store.Query{Kind: kindA, Account: alice, Lookup: []byte("h"), Limit: 2, Count: true}
+	exact := func() {
+		t.Helper()
+		l := list(t, s, q)
+		is(t, "the first of many", l.Records, 3, 5)
+		if l.Total != total {
+			t.Errorf("Total = %d, want %d", l.Total, total)
+		}
+	}
+	exact()
+
+	more := row(1<<21, hashes("h"), class(0), account(bob)) // of no list that is asked for
+	put(t, s, more)
+	for _, edit := range []func(q *store.Query){
+		func(q *store.Query) {},
+		func(q *store.Query) { q.Limit, q.Count = 1, false },
+		func(q *store.Query) { q.Limit, q.Count = 0, false },
+		func(q *store.Query) { q.Min, q.Max = id(1), id(2) },
+		func(q *store.Query) { q.Account, q.Parent = uuid.Nil, id(77) },
+		func(q *store.Query) { q.Account = uuid.UUID{1} },
+	} {
+		q := q
+		edit(&q)
+		for _, call := range []func(fn func(store.ReadTx) error) error{
+			func(fn func(store.ReadTx) error) error { return s.View(ctx, fn) },
+			func(fn func(store.ReadTx) error) error {
+				return s.Update(ctx, func(tx store.Tx) error { return fn(tx) })
+			},
+		} {
+			var l *store.List
+			if err := call(func(tx store.ReadTx) (err error) { l, err = tx.List(&q); return err }); !errors.Is(err, store.ErrTooMany) || l != nil {
+				t.Errorf("List by a hash of too many = %v, %v, want nil and ErrTooMany", l, err)
+			}
+		}
+	}
+	found(t, s, kindA, "h", 2, 1, 2)
+	lists(t, s, "another kind", store.Query{Kind: kindB, Account: alice, Lookup: []byte("h")}, 1)
+	lists(t, s, "another hash", store.Query{Kind: kindA, Account: alice, Lookup: []byte("x")}, 1<<20)
+	if l := list(t, s, store.Query{Kind: kindA, Account: alice, Limit: 1}); len(l.Records) != 1 {
+		t.Error("a list without the hash is empty")
+	}
+	put(t, s, row(1<<22, hashes("h"))) // may be put all the same
+
+	update(t, s, deleting(row(1<<22)))
+	put(t, s, row(1<<21, hashes("x"), class(0), account(bob), version(2)))
+	exact()
+}
 
 func listed(t testing.TB, s store.Store) {
 	put(t, s,

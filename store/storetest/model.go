@@ -59,7 +59,10 @@ func (m model) sorted(compare func(a, b *store.Record) int, selects func(*store.
 	return rs
 }
 
-func byID(a, b *store.Record) int  { return bytes.Compare(a.ID[:], b.ID[:]) }
+func byID(a, b *store.Record) int { return bytes.Compare(a.ID[:], b.ID[:]) }
+func byKind(a, b *store.Record) int {
+	return cmp.Or(cmp.Compare(a.Kind, b.Kind), byID(a, b))
+}
 func byDue(a, b *store.Record) int { return cmp.Or(a.Due.Compare(b.Due), byID(a, b)) }
 
 func has(r *store.Record, hash []byte) bool {
@@ -260,9 +263,27 @@ func (w *walk) ask(tx store.ReadTx, m model) error {
 		return fmt.Errorf("due: %w", err)
 	}
 
+	after, limit := id(w.IntN(1<<24)), w.IntN(60)-1
+	want = m.sorted(byID, func(r *store.Record) bool { return r.Kind == kindA && bytes.Compare(r.ID[:], after[:]) > 0 })
+	got, err = tx.Scan(kindA, after, limit)
+	if err = cmp.Or(err, alike(got, want[:max(0, min(limit, len(want)))], false)); err != nil {
+		return fmt.Errorf("scan: %w", err)
+	}
+	none, err := tx.Empty()
+	if err != nil || none != (len(m) == 0) {
+		return fmt.Errorf("Empty = %v with %d records (%v)", none, len(m), err)
+	}
+
 	if len(w.known) == 0 {
 		return nil
 	}
+	of := w.known[w.IntN(min(20, len(w.known)))].id
+	want = m.sorted(byKind, func(r *store.Record) bool { return r.Parent == of })
+	keys, err := tx.Children(of, limit)
+	if err != nil || !slices.Equal(keys, keysOf(want[:max(0, min(limit, len(want)))])) {
+		return fmt.Errorf("Children = %v, want %d of %v (%v)", keys, limit, keysOf(want), err)
+	}
+
 	k := w.known[w.IntN(len(w.known))]
 	r, err := tx.Get(k.kind, k.id)
 	switch stored := m[k]; {

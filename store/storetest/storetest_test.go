@@ -94,6 +94,10 @@ type reads struct {
 	lookup func(tx store.ReadTx, kind store.Kind, hash []byte, limit int) ([]*store.Record, error)
 	due    func(tx store.ReadTx, kind store.Kind, until time.Time, limit int) ([]*store.Record, error)
 	next   func(tx store.ReadTx, kind store.Kind) (time.Time, error)
+
+	scan     func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error)
+	children func(tx store.ReadTx, parent uuid.UUID, limit int) ([]store.Key, error)
+	empty    func(tx store.ReadTx) (bool, error)
 }
 
 func (m *mutant) View(ctx context.Context, fn func(store.ReadTx) error) error {
@@ -157,6 +161,27 @@ func (t readTx) Next(kind store.Kind) (time.Time, error) {
 		return t.next(t.ReadTx, kind)
 	}
 	return t.ReadTx.Next(kind)
+}
+
+func (t readTx) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+	if t.scan != nil {
+		return t.scan(t.ReadTx, kind, after, limit)
+	}
+	return t.ReadTx.Scan(kind, after, limit)
+}
+
+func (t readTx) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
+	if t.children != nil {
+		return t.children(t.ReadTx, parent, limit)
+	}
+	return t.ReadTx.Children(parent, limit)
+}
+
+func (t readTx) Empty() (bool, error) {
+	if t.empty != nil {
+		return t.empty(t.ReadTx)
+	}
+	return t.ReadTx.Empty()
 }
 
 type mutantTx struct {
@@ -421,6 +446,135 @@ var mutants = []struct {
 			}
 		})
 	}},
+	{"the bound of what shares a hash is one off", "Shared", func(m *mutant) {
+		m.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+			rs, err := tx.Lookup(q.Kind, q.Lookup, store.MaxShared)
+			if err == nil && len(rs) == store.MaxShared {
+				err = store.ErrTooMany
+			}
+			if err != nil {
+				return nil, err
+			}
+			return tx.List(q)
+		}
+	}},
+	{"only the records of a list share its hash", "Shared", func(m *mutant) {
+		m.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+			l, err := tx.List(q)
+			if errors.Is(err, store.ErrTooMany) && q.Account == (uuid.UUID{1}) {
+				return &store.List{}, nil
+			}
+			return l, err
+		}
+	}},
+	{"a list without a total is not bounded", "Shared", func(m *mutant) {
+		m.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+			l, err := tx.List(q)
+			if errors.Is(err, store.ErrTooMany) && !q.Count {
+				return &store.List{}, nil
+			}
+			return l, err
+		}
+	}},
+	{"a scan begins with the id", "Scan", func(m *mutant) {
+		m.scan = func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+			rs, err := tx.Scan(kind, after, limit)
+			if r, e := tx.Get(kind, after); e == nil && limit > 0 {
+				rs = append([]*store.Record{r}, rs[:min(limit-1, len(rs))]...)
+			}
+			return rs, err
+		}
+	}},
+	{"a scan needs a record with the id", "Scan", func(m *mutant) {
+		m.scan = func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+			if _, err := tx.Get(kind, after); err != nil && after != uuid.Nil {
+				return nil, nil
+			}
+			return tx.Scan(kind, after, limit)
+		}
+	}},
+	{"a scan goes over lists", "Scan", scanning(func(r *store.Record) bool { return r.Class != 0 })},
+	{"a scan leaves out children", "Scan", scanning(func(r *store.Record) bool { return r.Parent == uuid.Nil })},
+	{"a scan carries no Secret", "Scan", scanning(func(r *store.Record) bool { r.Secret = nil; return true })},
+	{"a scan without a limit is of all", "Scan", func(m *mutant) {
+		m.scan = func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+			if limit <= 0 {
+				limit = 100
+			}
+			return tx.Scan(kind, after, limit)
+		}
+	}},
+	{"a scan ends at the last of a thousand", "ScanPages", scanning(func(r *store.Record) bool { return r.ID[2] < 8 })},
+	{"a scan is of every kind", "ScanPages", func(m *mutant) {
+		m.scan = func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+			rs, err := tx.Scan(kind, after, limit)
+			others, _ := tx.Scan(kind+1, after, limit)
+			rs = append(rs, others...)
+			slices.SortFunc(rs, func(a, b *store.Record) int { return strings.Compare(string(a.ID[:]), string(b.ID[:])) })
+			return rs[:min(limit, len(rs))], err
+		}
+	}},
+	{"children of one kind are found", "Children", family(func(k store.Key, _ *store.Record) bool { return k.Kind == 1 })},
+	{"children in no list are not found", "Children", family(func(_ store.Key, r *store.Record) bool { return r.Class != 0 })},
+	{"children of another account are not found", "Children", family(func(_ store.Key, r *store.Record) bool { return r.Account == uuid.UUID{0: 0xa1, 15: 1} })},
+	{"children need a parent", "Children", func(m *mutant) {
+		m.children = func(tx store.ReadTx, parent uuid.UUID, limit int) ([]store.Key, error) {
+			for kind := range 256 {
+				if _, err := tx.Get(store.Kind(kind), parent); err == nil {
+					return tx.Children(parent, limit)
+				}
+			}
+			return nil, nil
+		}
+	}},
+	{"children are sorted by id", "Children", func(m *mutant) {
+		m.children = func(tx store.ReadTx, parent uuid.UUID, limit int) ([]store.Key, error) {
+			keys, err := tx.Children(parent, limit)
+			slices.SortStableFunc(keys, func(a, b store.Key) int { return strings.Compare(string(a.ID[:]), string(b.ID[:])) })
+			return keys, err
+		}
+	}},
+	{"what belongs to nobody has the zero id as parent", "Children", func(m *mutant) {
+		m.children = func(tx store.ReadTx, parent uuid.UUID, limit int) ([]store.Key, error) {
+			if parent == uuid.Nil {
+				return []store.Key{{Kind: 1}}, nil
+			}
+			return tx.Children(parent, limit)
+		}
+	}},
+	{"children forget their limit", "Children", func(m *mutant) {
+		m.children = func(tx store.ReadTx, parent uuid.UUID, limit int) ([]store.Key, error) {
+			return tx.Children(parent, max(limit, 3))
+		}
+	}},
+	{"a family ends at some size", "ChildrenOfMany", func(m *mutant) {
+		m.children = func(tx store.ReadTx, parent uuid.UUID, limit int) ([]store.Key, error) {
+			keys, err := tx.Children(parent, limit)
+			return slices.DeleteFunc(keys, func(k store.Key) bool { return k.ID[2] > 0x20 }), err
+		}
+	}},
+	{"only listed records count", "Empty", func(m *mutant) {
+		m.empty = func(tx store.ReadTx) (bool, error) {
+			rs, err := tx.Scan(1, uuid.Nil, 1)
+			return len(rs) == 0, err
+		}
+	}},
+	{"a store that was used is not empty", "Empty", func(m *mutant) {
+		var used atomic.Bool
+		m.put = func(tx store.Tx, r *store.Record) { used.Store(true); tx.Put(r) }
+		m.empty = func(tx store.ReadTx) (bool, error) {
+			none, err := tx.Empty()
+			return none && !used.Load(), err
+		}
+	}},
+	{"own writes are visible to scans", "ScanSeesTheStateBefore", func(m *mutant) {
+		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
+			return m.Store.Update(ctx, func(tx store.Tx) error { return fn(&ownWrites{Tx: tx}) })
+		}
+	}},
+	{"two Updates read before either writes", "PhantomChild", snapshots},
+	{"two Updates read before either writes", "ChildOrParent", snapshots},
+	{"two Updates read before either writes", "FirstOne", snapshots},
 	{"Lookup forgets its limit", "Lookup", func(m *mutant) {
 		m.lookup = func(tx store.ReadTx, kind store.Kind, hash []byte, _ int) ([]*store.Record, error) {
 			return tx.Lookup(kind, hash, 1000)
@@ -605,6 +759,29 @@ var mutants = []struct {
 	}},
 }
 
+// scanning makes scans without some of the records.
+func scanning(keep func(*store.Record) bool) func(m *mutant) {
+	return func(m *mutant) {
+		m.scan = func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+			rs, err := tx.Scan(kind, after, limit)
+			return slices.DeleteFunc(rs, func(r *store.Record) bool { return !keep(r) }), err
+		}
+	}
+}
+
+// family makes Children forget some of them.
+func family(keep func(store.Key, *store.Record) bool) func(m *mutant) {
+	return func(m *mutant) {
+		m.children = func(tx store.ReadTx, parent uuid.UUID, limit int) ([]store.Key, error) {
+			keys, err := tx.Children(parent, limit)
+			return slices.DeleteFunc(keys, func(k store.Key) bool {
+				r, err := tx.Get(k.Kind, k.ID)
+				return err == nil && !keep(k, r)
+			}), err
+		}
+	}
+}
+
 // oneByOne makes every write in an Update of its own.
 func oneByOne(m *mutant) {
 	m.update = func(ctx context.Context, fn func(store.Tx) error) error {
@@ -650,7 +827,7 @@ func (d *deletionsFirst) Put(r *store.Record) {
 	d.puts = append(d.puts, func(tx store.Tx) { tx.Put(r) })
 }
 
-// ownWrites shows to Get what was put.
+// ownWrites shows to Get and Scan what was put.
 type ownWrites struct {
 	store.Tx
 	puts []*store.Record
@@ -659,6 +836,11 @@ type ownWrites struct {
 func (o *ownWrites) Put(r *store.Record) {
 	o.puts = append(o.puts, r)
 	o.Tx.Put(r)
+}
+
+func (o *ownWrites) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+	rs, err := o.Tx.Scan(kind, after, limit)
+	return append(rs, o.puts...), err
 }
 
 func (o *ownWrites) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
