@@ -287,6 +287,10 @@ func undecryptable() error {
 	return &FieldError{payloadField, "undecryptable", "must be a compact JWE under the key of this session"}
 }
 
+func unbound() error {
+	return &FieldError{payloadField, "undecryptable", "must name this session in its header, as sid"}
+}
+
 func lacksClaims() error {
 	return &FieldError{payloadField, "invalid_format", "must hold the claims of the action, of their types"}
 }
@@ -297,59 +301,89 @@ func (v *Vault) openPayload(ctx context.Context, id, row uuid.UUID, payload []by
 	if len(payload) > maxPayload {
 		return nil, nil, &FieldError{payloadField, "too_long", "must have at most 8192 characters"}
 	}
-	kid, ok := checkPayloadHeader(payload, id)
+	header, ok := checkPayloadHeader(payload, id)
 	if !ok {
 		return nil, nil, undecryptable()
 	}
-	key, err := v.keyOf(ctx, kid)
-	if errors.Is(err, ErrNotFound) {
-		err = undecryptable()
+	if v.opts.RequireSessionBinding && !header.bound {
+		return nil, nil, unbound()
 	}
+	keys, err := v.payloadKeys(ctx, header)
 	if err != nil {
 		return nil, nil, err
 	}
-	d := &decryption{key: key}
+	var d decryption
 	defer func() { clear(d.contentKey) }()
 	// go-jose takes an IV from outside, as every receiver does, which FIPS 140-3 does not know.
 	fips140.WithoutEnforcement(func() {
 		var jwe *jose.JSONWebEncryption
 		jwe, err = jose.ParseEncryptedCompact(string(payload), []jose.KeyAlgorithm{jose.RSA_OAEP_256}, []jose.ContentEncryption{jose.A256GCM})
-		if err == nil {
-			erase.Do(func() { claims, err = jwe.Decrypt(d) })
+		if err != nil {
+			return
+		}
+		// Whichever key fails and how, the error is the same, and no other key was meant.
+		err = errUndecryptable
+		for _, key := range keys {
+			clear(d.contentKey)
+			d = decryption{key: key}
+			erase.Do(func() { claims, err = jwe.Decrypt(&d) })
+			if err == nil {
+				return
+			}
 		}
 	})
 	if err != nil {
 		return nil, nil, undecryptable()
 	}
-	if used, err = v.usePayload(ctx, row, d); err != nil {
+	if used, err = v.usePayload(ctx, row, &d); err != nil {
 		clear(claims)
 		return nil, nil, err
 	}
 	return claims, used, nil
 }
 
-// checkPayloadHeader returns the id of the key in the header of a payload, and
-// whether it has nothing but what it may have.
-func checkPayloadHeader(payload []byte, session uuid.UUID) (kid string, ok bool) {
+// payloadKeys returns the keys to try on a payload: the one that its header names, else
+// those that are honoured, at most maxTried.
+func (v *Vault) payloadKeys(ctx context.Context, h payloadHeader) ([]*sessionKey, error) {
+	if !h.named {
+		return v.honouredKeys(ctx)
+	}
+	key, err := v.keyOf(ctx, h.key)
+	if errors.Is(err, ErrNotFound) {
+		err = undecryptable()
+	}
+	return []*sessionKey{key}, err
+}
+
+// A payloadHeader is what the header of a payload says besides how it is encrypted.
+type payloadHeader struct {
+	key   string // of the session's, if named
+	named bool
+	bound bool // to its session
+}
+
+// checkPayloadHeader reads the header of a payload, and returns whether it has nothing
+// but what it may have.
+func checkPayloadHeader(payload []byte, session uuid.UUID) (h payloadHeader, ok bool) {
 	// Decoders of base64 pass over line breaks.
 	if bytes.ContainsAny(payload, "\r\n") {
-		return "", false
+		return h, false
 	}
 	encoded, _, found := bytes.Cut(payload, []byte("."))
 	header := make([]byte, base64.RawURLEncoding.DecodedLen(len(encoded)))
 	n, err := base64.RawURLEncoding.Strict().Decode(header, encoded)
 	if !found || err != nil {
-		return "", false
+		return h, false
 	}
 	values, err := jsontext.Parse(header[:n])
 	if err != nil {
-		return "", false
+		return h, false
 	}
 	members := values[1:]
 	for i := 0; i < len(members); i += members[i].Size {
 		m := &members[i]
 		if m.Kind != '"' {
-			return "", false
+			return h, false
 		}
 		switch text := string(m.Text); string(m.Name) {
 		case "alg":
@@ -357,19 +391,20 @@ func checkPayloadHeader(payload []byte, session uuid.UUID) (kid string, ok bool)
 		case "enc":
 			ok = text == string(jose.A256GCM)
 		case "kid":
-			kid, ok = text, true
+			h.key, h.named, ok = text, true, true
 		case "sid":
-			ok = text == session.String()
+			h.bound = text == session.String()
+			ok = h.bound
 		case "typ":
 			ok = true
 		default:
 			ok = false
 		}
 		if !ok {
-			return "", false
+			return h, false
 		}
 	}
-	return kid, jsontext.Find(members, "alg") >= 0 && jsontext.Find(members, "enc") >= 0
+	return h, jsontext.Find(members, "alg") >= 0 && jsontext.Find(members, "enc") >= 0
 }
 
 // usePayload returns the record that a payload was used in a session, or none if

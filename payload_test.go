@@ -3,7 +3,9 @@ package cardvault_test
 import (
 	"context"
 	"crypto/fips140"
+	"crypto/rand"
 	"crypto/rsa"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"math/big"
@@ -210,8 +212,6 @@ func TestPayloads(t *testing.T) {
 		}
 		other := *s.Key
 		other.ID = uuid.NewString()
-		unnamed := *s.Key
-		unnamed.ID = ""
 		for what, payload := range map[string]string{
 			"nothing":                  "",
 			"no JWE":                   "hello",
@@ -223,7 +223,8 @@ func TestPayloads(t *testing.T) {
 			"another text":             with(3, "AAAA"+parts[3][4:]),
 			"another tag":              with(4, strings.Repeat("A", len(parts[4]))),
 			"an unknown key":           encrypts(l, &cardvault.Session{Key: &other}, entered, nil),
-			"no key":                   encrypts(l, &cardvault.Session{Key: &unnamed}, entered, nil),
+			"no id of a key":           encrypts(l, s, entered, map[jose.HeaderKey]any{"kid": ""}),
+			"no text as id of a key":   encrypts(l, s, entered, map[jose.HeaderKey]any{"kid": nil}),
 			"another session's":        encrypts(l, s, entered, map[jose.HeaderKey]any{"sid": uuid.NewString()}),
 			"a session id that is odd": encrypts(l, s, entered, map[jose.HeaderKey]any{"sid": 7}),
 			"a header of its own":      encrypts(l, s, entered, map[jose.HeaderKey]any{"x5u": "https://example.com"}),
@@ -254,6 +255,146 @@ func TestPayloads(t *testing.T) {
 			l.Errorf("after all that: %+v", done)
 		}
 	})
+}
+
+// unnamed returns a session whose key has no name: the payloads of public SDKs of the
+// protocol have only alg and enc in their header.
+func unnamed(s *cardvault.Session) *cardvault.Session {
+	key := *s.Key
+	key.ID = ""
+	return &cardvault.Session{Key: &key}
+}
+
+// TestPayloadNamesNoKey: a payload that names no key is opened by those that are honoured.
+func TestPayloadNamesNoKey(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		id, first := l.session(nil)
+		payload := encrypts(l, unnamed(first), entered, nil)
+		header, err := base64.RawURLEncoding.DecodeString(strings.Split(payload, ".")[0])
+		l.must(err)
+		if string(header) != `{"alg":"RSA-OAEP-256","enc":"A256GCM"}` {
+			l.Fatalf("header %s", header)
+		}
+		token := l.completes(id, payload)
+		if token.State != cardvault.SessionSucceeded || l.get(token.TokenID).MaskedAccountNumber != "424242******4242" {
+			l.Errorf("completed: %+v", token)
+		}
+		other, _ := l.session(nil)
+		l.refuses("what another session has taken", other, payload, "undecryptable")
+		l.refuses("a header of its own", other, encrypts(l, unnamed(first), entered, map[jose.HeaderKey]any{"cty": "json"}), "undecryptable")
+
+		// Its error is that of a payload which names a key, whichever failed and why.
+		wrong := func(s *cardvault.Session) error {
+			parts := strings.Split(encrypts(l, s, entered, nil), ".")
+			parts[4] = strings.Repeat("A", len(parts[4]))
+			_, err := l.CompleteSession(l.Context(), other, []byte(strings.Join(parts, ".")))
+			return err
+		}
+		stranger, err := rsa.GenerateKey(rand.Reader, 2048)
+		l.must(err)
+		unknown := &cardvault.Session{Key: &cardvault.SessionKey{N: stranger.N.Bytes()}}
+		for what, s := range map[string]*cardvault.Session{"another tag": unnamed(first), "another key": unknown} {
+			if got, want := wrong(s), wrong(first); !reflect.DeepEqual(got, want) {
+				l.Errorf("%s: %v, not %v", what, got, want)
+			}
+		}
+
+		// The former key is tried as well, also by a process that has seen neither.
+		l.pass(24*time.Hour - time.Minute)
+		late, former := l.session(nil)
+		again, _ := l.session(nil)
+		l.pass(2 * time.Minute)
+		fresh, second := l.session(nil)
+		if former.Key.ID != first.Key.ID || second.Key.ID == first.Key.ID {
+			l.Fatal("the key has not changed")
+		}
+		l.restart()
+		for id, s := range map[uuid.UUID]*cardvault.Session{late: former, fresh: second} {
+			if done := l.completes(id, encrypts(l, unnamed(s), entered, nil)); done.State != cardvault.SessionSucceeded {
+				l.Errorf("completed: %+v", done)
+			}
+		}
+		// One that cannot be read is passed over, and is no error of its own.
+		l.spoil(kindSessionKey, func(r *store.Record) bool { return r.Due.After(time.Now().Add(2 * time.Hour)) }, 1)
+		l.restart()
+		if done := l.completes(again, encrypts(l, unnamed(former), entered, nil)); done.State != cardvault.SessionSucceeded {
+			l.Errorf("beside a damaged key: %+v", done)
+		}
+		id, third := l.session(nil)
+		if third.Key.ID == second.Key.ID {
+			l.Fatal("a damaged key is given out")
+		}
+		l.completes(id, encrypts(l, unnamed(third), entered, nil))
+
+		// One that is honoured no more opens nothing.
+		l.pass(time.Hour)
+		id, _ = l.session(nil)
+		l.refuses("under a key that is over", id, encrypts(l, unnamed(former), entered, nil), "undecryptable")
+	})
+}
+
+// TestOneSessionKey: of those that find no key at a time one makes it, so that there are
+// few to try on a payload.
+func TestOneSessionKey(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		id, err := l.CreateSession(l.Context(), nil)
+		l.must(err)
+		for day := range 3 {
+			var mu sync.Mutex
+			var group sync.WaitGroup
+			seen := map[string]bool{}
+			for range 6 {
+				v := l.open()
+				group.Go(func() {
+					s, err := v.Session(l.Context(), id)
+					mu.Lock()
+					defer mu.Unlock()
+					if err != nil {
+						l.Error(err)
+						return
+					}
+					seen[s.Key.ID] = true
+				})
+			}
+			group.Wait()
+			if len(seen) != 1 {
+				l.Errorf("on day %d there are %d keys", day, len(seen))
+			}
+			l.pass(24 * time.Hour)
+			id, err = l.CreateSession(l.Context(), nil)
+			l.must(err)
+		}
+	})
+}
+
+// TestSessionBinding: where it is required, a payload is good for the session that its
+// header names alone.
+func TestSessionBinding(t *testing.T) {
+	for _, required := range []bool{false, true} {
+		opts := &cardvault.Options{Mode: cardvault.Sandbox, RequireSessionBinding: required}
+		inLab(t, opts, func(l *lab) {
+			id, s := l.session(nil)
+			other, err := l.CreateAccount(l.Context(), "other", nil)
+			l.must(err)
+			theirs, err := l.In(other.ID).CreateSession(l.Context(), nil)
+			l.must(err)
+			seen := encrypts(l, s, entered, nil) // on its way
+			if !required {
+				if done := l.completes(theirs, seen); done.State != cardvault.SessionSucceeded {
+					l.Errorf("without a session: %+v", done)
+				}
+				return
+			}
+			l.refuses("one that names no session", theirs, seen, "undecryptable")
+			l.refuses("one that names no session", id, seen, "undecryptable")
+			l.refuses("one that names neither session nor key", id, encrypts(l, unnamed(s), entered, nil), "undecryptable")
+			bound := encrypts(l, s, entered, map[jose.HeaderKey]any{"sid": id.String()})
+			l.refuses("one that names another session", theirs, bound, "undecryptable")
+			if done := l.completes(id, bound); done.State != cardvault.SessionSucceeded {
+				l.Errorf("with its session: %+v", done)
+			}
+		})
+	}
 }
 
 // TestReplayedPayload: a payload is good for one session, whatever became of it there.
@@ -324,6 +465,8 @@ func TestSessionRace(t *testing.T) {
 	})
 }
 
+const kindSessionKey store.Kind = 18
+
 // TestSessionKeys: all who work on a store share a key, which changes daily and is
 // honoured for one session more.
 func TestSessionKeys(t *testing.T) {
@@ -390,7 +533,6 @@ func TestSessionKeys(t *testing.T) {
 // TestBadSessionKeys: a key that cannot be read, or comes from a clock that was
 // ahead, keeps nobody from entering a card.
 func TestBadSessionKeys(t *testing.T) {
-	const kindSessionKey store.Kind = 18
 	inLab(t, nil, func(l *lab) {
 		_, first := l.session(nil)
 		l.spoil(kindSessionKey, func(*store.Record) bool { return true }, 1)

@@ -93,7 +93,7 @@ func (s *sessionKeys) giveOut() *sessionKey {
 }
 
 // currentKey returns the key that is given out now. Of several processes that find
-// none, each may make one.
+// none one makes it.
 func (v *Vault) currentKey(ctx context.Context) (*sessionKey, error) {
 	v = v.whole()
 	keys := &v.sessionKeys
@@ -109,8 +109,42 @@ func (v *Vault) currentKey(ctx context.Context) (*sessionKey, error) {
 	if k := keys.giveOut(); k != nil {
 		return k, nil
 	}
-	// What a clock that was ahead has made sorts last, and is passed over.
-	q := &store.Query{Kind: kindSessionKey, Live: now(), Max: rowkey.Last(now().Add(clockSkew)), Desc: true, Limit: 8}
+	// Each turn but the last somebody else has made a key.
+	for {
+		q := newestKeys(8)
+		list, err := v.listKeys(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range list {
+			k, err := v.loadKey(ctx, r.ID)
+			switch {
+			case errors.Is(err, ErrDamaged):
+				v.log.Error("session key cannot be read: another is made", "error", err)
+			case err != nil && !errors.Is(err, ErrNotFound):
+				return nil, err
+			case err == nil && k.current():
+				return k, nil
+			}
+		}
+		k, err := v.newKey(ctx, q, list)
+		if !errors.Is(err, errKeyMade) {
+			return k, err
+		}
+	}
+}
+
+// newestKeys selects the newest keys that are honoured. What a clock that was ahead has
+// made sorts last, and is passed over.
+func newestKeys(limit int) *store.Query {
+	at := now()
+	return &store.Query{Kind: kindSessionKey, Live: at, Max: rowkey.Last(at.Add(clockSkew)), Desc: true, Limit: limit}
+}
+
+func (v *Vault) listKeys(ctx context.Context, q *store.Query) ([]*store.Record, error) {
+	if v.closed.Load() {
+		return nil, ErrClosed
+	}
 	var list *store.List
 	err := v.view(ctx, func(tx store.ReadTx) (err error) {
 		list, err = tx.List(q)
@@ -119,22 +153,39 @@ func (v *Vault) currentKey(ctx context.Context) (*sessionKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range list.Records {
-		k, err := v.loadKey(ctx, r.ID)
-		switch {
-		case errors.Is(err, ErrDamaged):
-			v.log.Error("session key cannot be read: another is made", "error", err)
-		case err != nil && !errors.Is(err, ErrNotFound):
-			return nil, err
-		case err == nil && k.current():
-			return k, nil
-		}
-	}
-	return v.newKey(ctx)
+	return list.Records, nil
 }
 
-// newKey makes a key and stores it.
-func (v *Vault) newKey(ctx context.Context) (*sessionKey, error) {
+// maxTried bounds the keys that are tried on a payload which names none: each costs an
+// RSA decryption. There are the one of the day, for an hour the one before, and perhaps
+// one that cannot be read.
+const maxTried = 3
+
+// honouredKeys returns the keys that may open a payload which names none, newest first.
+func (v *Vault) honouredKeys(ctx context.Context) ([]*sessionKey, error) {
+	v = v.whole()
+	list, err := v.listKeys(ctx, newestKeys(maxTried))
+	if err != nil {
+		return nil, err
+	}
+	var keys []*sessionKey
+	for _, r := range list {
+		k, err := v.keyOf(ctx, v.mask(kindSessionKey, r.ID).String())
+		switch {
+		case err == nil:
+			keys = append(keys, k)
+		case !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNotFound):
+			return nil, err
+		}
+	}
+	return keys, nil
+}
+
+var errKeyMade = errors.New("cardvault: another process has made a session key")
+
+// newKey makes a key and stores it, unless there is another newest one by now than in
+// the list that q selected.
+func (v *Vault) newKey(ctx context.Context, q *store.Query, known []*store.Record) (*sessionKey, error) {
 	row, err := v.newRow()
 	if err != nil {
 		return nil, err
@@ -158,7 +209,18 @@ func (v *Vault) newKey(ctx context.Context) (*sessionKey, error) {
 	if err := v.box.SealSecret(r, der); err != nil {
 		return nil, wrapped(err)
 	}
-	if err := v.put(ctx, opSessionKey, uuid.Nil, r); err != nil {
+	err = v.write(ctx, opSessionKey, uuid.Nil, func(tx store.Tx) error {
+		newest, err := tx.List(q)
+		if err != nil {
+			return err
+		}
+		if len(newest.Records) > 0 && (len(known) == 0 || newest.Records[0].ID != known[0].ID) {
+			return errKeyMade
+		}
+		tx.Put(r)
+		return nil
+	})
+	if err != nil {
 		return nil, err
 	}
 	v.workDue(r)

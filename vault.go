@@ -196,6 +196,13 @@ type Options struct {
 	// empty, all are.
 	Schemes []Scheme
 
+	// RequireSessionBinding refuses payloads of CompleteSession whose header does not
+	// name the session they are for, as sid. Without that, who sees a payload on its way
+	// before it is used can complete another session with it, also one of another
+	// account. The card-entry component sends it. Defaults to false: other clients of
+	// the protocol send none.
+	RequireSessionBinding bool
+
 	// IdempotencyTTL is how long a call can be repeated under its idempotency
 	// key, 1 hour to 7 days. Defaults to 24 hours.
 	IdempotencyTTL time.Duration

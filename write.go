@@ -67,7 +67,7 @@ func (v *Vault) write(ctx context.Context, op operation, object uuid.UUID, fn fu
 		return ErrClosed
 	}
 	err := wrapped(v.store.Update(ctx, fn))
-	if errors.Is(err, errRepeated) || errors.Is(err, store.ErrConflict) {
+	if errors.Is(err, errRepeated) || errors.Is(err, errKeyMade) || errors.Is(err, store.ErrConflict) {
 		return err // the caller looks again: not an outcome yet
 	}
 	v.wrote(ctx, op, v.account, object, err)

@@ -193,12 +193,14 @@ func TestSessionInNode(t *testing.T) {
 	s := newServer(t, r.handler, false)
 	first := r.newSession(t)
 	second := r.newSession(t)
-	for _, test := range []struct{ url, claims, want string }{
-		{first, refused, `{"data":{"reason":"The expiry date is not valid.","reason_code":"invalid_expiry_date"},"status":"failed","next_action":"tokenize_card"}`},
-		{first, entered, `{"data":{"token_id":"`},
-		{second, strings.Replace(entered, "{", `{"cardholder_name":"Zoë Ω","email":"z@example.com",`, 1), `{"data":{"token_id":"`},
+	third := r.newSession(t)
+	for _, test := range []struct{ url, header, claims, want string }{
+		{first, "", refused, `{"data":{"reason":"The expiry date is not valid.","reason_code":"invalid_expiry_date"},"status":"failed","next_action":"tokenize_card"}`},
+		{first, "", entered, `{"data":{"token_id":"`},
+		{third, "bare", entered, `{"data":{"token_id":"`},
+		{second, "", strings.Replace(entered, "{", `{"cardholder_name":"Zoë Ω","email":"z@example.com",`, 1), `{"data":{"token_id":"`},
 	} {
-		cmd := exec.CommandContext(t.Context(), node, filepath.Join("testdata", "complete.mjs"), s.URL+test.url)
+		cmd := exec.CommandContext(t.Context(), node, filepath.Join("testdata", "complete.mjs"), s.URL+test.url, test.header)
 		cmd.Stdin = bytes.NewReader([]byte(test.claims))
 		out, err := cmd.CombinedOutput()
 		if err != nil || !strings.HasPrefix(string(out), test.want) {
@@ -206,7 +208,7 @@ func TestSessionInNode(t *testing.T) {
 		}
 	}
 	p, err := r.vault.List(t.Context(), nil)
-	if err != nil || len(p.Items) != 2 {
+	if err != nil || len(p.Items) != 3 {
 		t.Fatalf("%+v, %v", p, err)
 	}
 	p.Items[0].CardholderName.Expose(func(name []byte) {

@@ -1,14 +1,16 @@
 // Completes a session as a page would: WebCrypto and fetch alone, but for the first and
-// the last line of code. The address of the session is the argument, standard input what
-// was entered, standard output the answer.
-const [session, entered] = [process.argv[2], (await import('node:fs')).readFileSync(0)];
+// the last line of code. The address of the session is the first argument, standard input
+// what was entered, standard output the answer. With "bare" as the second argument the
+// header is what public SDKs of the protocol send.
+const [session, bare, entered] = [process.argv[2], process.argv[3] === 'bare', (await import('node:fs')).readFileSync(0)];
 
 const utf8 = new TextEncoder();
 const base64url = (bytes) => btoa(String.fromCharCode(...new Uint8Array(bytes)))
   .replaceAll('+', '-').replaceAll('/', '_').replaceAll('=', '');
 
 const { data: { jwk }, next_action: action } = await (await fetch(session)).json();
-const header = { alg: jwk.alg, enc: 'A256GCM', kid: jwk.kid, sid: session.split('/').pop() };
+const binding = { kid: jwk.kid, sid: session.split('/').pop() };
+const header = { alg: jwk.alg, enc: 'A256GCM', ...(!bare && binding) };
 const additionalData = utf8.encode(base64url(utf8.encode(JSON.stringify(header))));
 
 const publicKey = await crypto.subtle.importKey('jwk', jwk, { name: 'RSA-OAEP', hash: 'SHA-256' }, false, ['encrypt']);
