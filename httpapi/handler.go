@@ -22,6 +22,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -62,8 +63,9 @@ type Options struct {
 	// same store, and only for requests with a valid key.
 	RateLimit RateLimit
 
-	// KeyRateLimit bounds the requests of each API key within RateLimit. The zero value
-	// is no limit. Principals whose Key has no ID have the limit of the account alone.
+	// KeyRateLimit bounds the requests of each API key within RateLimit, together with
+	// those of the keys that it has made and that these have made. The zero value is no
+	// limit. Principals whose Key has no ID have the limit of the account alone.
 	KeyRateLimit RateLimit
 
 	// ClientAddr finds the address of the client, for the log, and for the limit of
@@ -169,7 +171,7 @@ type handler struct {
 	opts      Options
 	routes    []route
 	accounts  *limiter[uuid.UUID]   // requests of an account
-	keys      *limiter[accountKey]  // of an API key
+	keys      *limiter[accountKey]  // of an API key and those that come of it
 	reads     *limiter[sessionHash] // of a session
 	unfailed  *limiter[sessionHash] // completions of a session, until one fails
 	failures  *limiter[netip.Addr]  // of sessions that have failed, by client
@@ -177,9 +179,9 @@ type handler struct {
 	entry     http.Handler          // the card-entry component
 }
 
-// An accountKey is an API key of an account: other authenticators may have keys of the
-// same id in several.
-type accountKey struct{ account, key uuid.UUID }
+// An accountKey is the first API key of a chain in an account: other authenticators may
+// have keys of the same id in several.
+type accountKey struct{ account, root uuid.UUID }
 
 // A sessionHash stands for the id of a session, which is a credential.
 type sessionHash [sha256.Size]byte
@@ -506,10 +508,7 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 	actor := cardvault.Actor{RequestID: requestID}
 	if !open {
 		c.vault = h.vault.In(c.principal.Account.ID)
-		actor.KeyID, actor.RootKeyID = c.principal.Key.ID, c.principal.Key.Root
-		if actor.RootKeyID == uuid.Nil { // of an Authenticator that knows no chains
-			actor.RootKeyID = actor.KeyID
-		}
+		actor.KeyID, actor.RootKeyID = c.principal.Key.ID, root(c.principal.Key)
 	}
 	if client.IsValid() {
 		actor.Address = client.String()
@@ -546,14 +545,14 @@ func (h *handler) authenticate(c *call) (err error) {
 	if c.principal, err = h.opts.Authenticator.Authenticate(c.ctx, keys[0]); err != nil {
 		return err
 	}
-	account, key := c.principal.Account.ID, c.principal.Key.ID
-	retry := 0
-	if key != uuid.Nil {
-		retry = h.keys.take(accountKey{account, key})
+	account, retry := c.principal.Account.ID, 0
+	key := accountKey{account, root(c.principal.Key)}
+	if key.root != uuid.Nil {
+		retry = h.keys.take(key)
 	}
 	if retry == 0 {
-		if retry = h.accounts.take(account); retry > 0 && key != uuid.Nil {
-			h.keys.give(accountKey{account, key})
+		if retry = h.accounts.take(account); retry > 0 && key.root != uuid.Nil {
+			h.keys.give(key)
 		}
 	}
 	if retry > 0 {
@@ -561,6 +560,10 @@ func (h *handler) authenticate(c *call) (err error) {
 	}
 	return nil
 }
+
+// root returns the id of the first key of the chain that has made a key: its own for one of
+// an Authenticator that knows no chains.
+func root(k *cardvault.APIKey) uuid.UUID { return cmp.Or(k.Root, k.ID) }
 
 // admits says why a principal may not use the endpoint, or nil.
 func (e *endpoint) admits(p *cardvault.Principal) *failure {

@@ -99,30 +99,41 @@ func TestRateLimit(t *testing.T) {
 
 // Keys that a key has made get no more than it.
 func TestRateLimitOfChildren(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		r := newRig(t, nil, &httpapi.Options{RateLimit: httpapi.RateLimit{PerSecond: 1, Burst: 5}})
-		get := func(key string) int { return send(t, r.handler, "GET", "/tokens", "", "X-Api-Key", key).status }
-		keys := []string{r.key}
-		for range 200 {
-			_, child, err := r.vault.CreateAPIKey(t.Context(), "child", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: r.principal.ID})
-			if err != nil {
-				t.Fatal(err)
-			}
-			keys = append(keys, child)
-		}
-		answered := 0
-		for range 10 {
-			for _, key := range keys {
-				if get(key) == 200 {
-					answered++
+	limit := httpapi.RateLimit{PerSecond: 1, Burst: 5}
+	for what, opts := range map[string]*httpapi.Options{"account": {RateLimit: limit}, "key": {KeyRateLimit: limit}} {
+		inBubble(t, func(t *testing.T) {
+			r := newRig(t, nil, opts)
+			get := func(key string) int { return send(t, r.handler, "GET", "/tokens", "", "X-Api-Key", key).status }
+			keys := []string{r.key}
+			creator := r.principal.ID
+			for i := range 100 {
+				child, text, err := r.vault.CreateAPIKey(t.Context(), "child", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: creator})
+				if err != nil {
+					t.Fatal(err)
+				}
+				keys = append(keys, text)
+				if i == 50 { // the others are its children
+					creator = child.ID
 				}
 			}
-			time.Sleep(time.Second)
-		}
-		if answered != 5+9 {
-			t.Errorf("in ten seconds 201 keys of an account get %d answers", answered)
-		}
-	})
+			answered := 0
+			for range 10 {
+				for _, key := range keys {
+					if get(key) == 200 {
+						answered++
+					}
+				}
+				time.Sleep(time.Second)
+			}
+			if answered != 5+9 {
+				t.Errorf("%s: in ten seconds a key and those that it made get %d answers", what, answered)
+			}
+			_, other := r.newKey(t, r.vault, 0, cardvault.ScopeTokensRead)
+			if got := get(other); what == "key" && got != 200 {
+				t.Errorf("a key that it has not made is answered %d", got)
+			}
+		})
+	}
 }
 
 // The limit of an account holds also for a key that is below its own, and what the
