@@ -189,6 +189,7 @@ type sessionHash [sha256.Size]byte
 // An endpoint is what one method of a path does.
 type endpoint struct {
 	scope cardvault.Scope
+	also  cardvault.Scope // a second one that is needed, if set
 
 	// public endpoints answer without an API key. Of card art,
 	// Options.CardArtRequiresKey may say otherwise.
@@ -567,8 +568,10 @@ func root(k *cardvault.APIKey) uuid.UUID { return cmp.Or(k.Root, k.ID) }
 
 // admits says why a principal may not use the endpoint, or nil.
 func (e *endpoint) admits(p *cardvault.Principal) *failure {
-	if !p.Key.Has(e.scope) {
-		return lacksScope(e.scope)
+	for _, s := range []cardvault.Scope{e.scope, e.also} {
+		if s != "" && !p.Key.Has(s) {
+			return lacksScope(s)
+		}
 	}
 	if e.ofKeys && p.Key.ID == uuid.Nil {
 		return notAKey

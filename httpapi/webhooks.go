@@ -13,6 +13,7 @@ import (
 
 var createWebhook = &endpoint{
 	scope:     cardvault.ScopeWebhooksWrite,
+	also:      cardvault.ScopeTokensRead, // events hold tokens
 	enabled:   webhooksEnabled,
 	needsBody: true,
 	serve: func(c *call) error {
@@ -69,6 +70,7 @@ var getWebhook = &endpoint{
 
 var updateWebhook = &endpoint{
 	scope:     cardvault.ScopeWebhooksWrite,
+	also:      cardvault.ScopeTokensRead, // the address is where events go
 	enabled:   webhooksEnabled,
 	needsBody: true,
 	serve: func(c *call) error {

@@ -67,6 +67,45 @@ func (s *sender) take() []*cardvault.Delivery {
 	return s.sent
 }
 
+// Where events go decides who reads tokens. What else there is to webhooks does not: a
+// secret, a test and the log hold none, and a redelivery goes where events went before.
+func TestWebhookScopes(t *testing.T) {
+	r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)
+	path := "/webhooks/" + r.newWebhook(t, r.vault)
+	r.importCard(t)
+	event := r.lastEvent(t, r.vault)
+	_, write := r.newKey(t, r.vault, 0, cardvault.ScopeWebhooksWrite)
+	_, read := r.newKey(t, r.vault, 0, cardvault.ScopeTokensRead)
+	_, both := r.newKey(t, r.vault, 0, cardvault.ScopeWebhooksWrite, cardvault.ScopeTokensRead)
+	for _, test := range []struct {
+		method, path, body string
+		status             int // with both scopes
+		alone              bool
+	}{
+		{"POST", "/webhooks", hook, 200, false},
+		{"PATCH", path, `{"url":"https://hook.example/other"}`, 200, false},
+		{"PATCH", path, `{"description":"x"}`, 200, false},
+		{"POST", path + "/rotate-secret", "", 200, true},
+		{"POST", path + "/test", "", 200, true},
+		{"POST", "/events/" + event + "/redeliver", "", 204, true},
+		{"DELETE", path, "", 204, true},
+	} {
+		a := send(t, r.handler, test.method, test.path, test.body, "X-Api-Key", read)
+		a.want(t, 403, "INSUFFICIENT_SCOPE")
+		if got, want := a.member(t, "message"), "The API key needs the scope webhooks:write."; got != want {
+			t.Errorf("%s %s: %s", test.method, test.path, got)
+		}
+		if !test.alone {
+			a := send(t, r.handler, test.method, test.path, test.body, "X-Api-Key", write)
+			a.want(t, 403, "INSUFFICIENT_SCOPE")
+			if got, want := a.member(t, "message"), "The API key needs the scope tokens:read."; got != want {
+				t.Errorf("%s %s: %s", test.method, test.path, got)
+			}
+		}
+		send(t, r.handler, test.method, test.path, test.body, "X-Api-Key", map[bool]string{true: write, false: both}[test.alone]).want(t, test.status)
+	}
+}
+
 // A URL has at most 2048 characters, a description 255, an account 16 webhooks.
 func TestWebhookLimits(t *testing.T) {
 	r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)
@@ -91,7 +130,7 @@ func TestWebhookLimits(t *testing.T) {
 	if got := a.member(t, "message"); got != "The account has as many as it may: webhooks, 16." {
 		t.Error(got)
 	}
-	_, other := r.newKey(t, r.newAccount(t, nil), 0, cardvault.ScopeWebhooksWrite)
+	_, other := r.newKey(t, r.newAccount(t, nil), 0, cardvault.ScopeWebhooksWrite, cardvault.ScopeTokensRead)
 	create(other, 100, 1).want(t, 200)
 	r.do(t, "DELETE", "/webhooks/"+last.member(t, "id"), "").want(t, 204)
 	create(r.key, 100, 1).want(t, 200)
