@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"log/slog"
 	"math/big"
 	"slices"
 	"strings"
@@ -366,28 +367,47 @@ func (v *Vault) PrimaryMerchant(ctx context.Context) (*Merchant, error) {
 // receivers can load it.
 const SecretOverlap = 24 * time.Hour
 
-// RotatePaymentSecret makes a new shared secret for a merchant and returns it:
-// 43 base64url characters, shown only here. The first one is used at once, a
+// A SharedSecret opens payment data: 43 base64url characters. However it is printed,
+// logged or encoded, nothing of it shows. The zero value is none.
+type SharedSecret struct{ hidden }
+
+// NewSharedSecret returns a SharedSecret of a copy of text.
+func NewSharedSecret(text []byte) SharedSecret { return SharedSecret{hide(text)} }
+
+// Text returns the secret itself, which nothing hides from then on.
+func (s SharedSecret) Text() string { return string(s.get()) }
+
+// String returns a text of fixed length.
+func (s SharedSecret) String() string { return masked(len(s.get())) }
+
+func (s SharedSecret) Format(f fmt.State, _ rune)   { fmt.Fprint(f, s.String()) }
+func (s SharedSecret) LogValue() slog.Value         { return slog.StringValue(s.String()) }
+func (s SharedSecret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// RotatePaymentSecret makes a new shared secret for a merchant and returns it, which
+// is shown only here. The first one is used at once, a
 // later one from activateAt on: zero means after [SecretOverlap], a time that
 // is past at once. One that waits to be used is replaced. The error is
 // ErrNotFound for a merchant that the account does not have.
-func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, activateAt time.Time) (string, error) {
+func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, activateAt time.Time) (SharedSecret, error) {
 	var random [32]byte
 	rand.Read(random[:])
-	secret := base64.RawURLEncoding.EncodeToString(random[:])
+	text := base64.RawURLEncoding.AppendEncode(nil, random[:])
+	defer clear(text)
+	secret := NewSharedSecret(text)
 	for {
 		r, err := v.get(ctx, kindMerchant, merchant)
 		if err != nil {
-			return "", err
+			return SharedSecret{}, err
 		}
 		m, err := v.openMerchant(ctx, r)
 		if err != nil {
-			return "", err
+			return SharedSecret{}, err
 		}
 		at := now()
 		m.Secrets = slices.DeleteFunc(m.Secrets, func(s PaymentSecret) bool { return s.ActivateAt.After(at) })
 		m.Secrets = m.Secrets[max(0, len(m.Secrets)-1):]
-		next := PaymentSecret{KeyID: uuid.NewString(), ActivateAt: at, value: hide([]byte(secret))}
+		next := PaymentSecret{KeyID: uuid.NewString(), ActivateAt: at, value: secret.hidden}
 		switch {
 		case len(m.Secrets) == 0:
 		case activateAt.IsZero():
@@ -400,14 +420,14 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, act
 		m.Secrets = append(m.Secrets, next)
 		r.Version++
 		if err := v.box.SealShown(r, m.encode()); err != nil {
-			return "", wrapped(err)
+			return SharedSecret{}, wrapped(err)
 		}
 		err = v.put(ctx, opRotateSecret, merchant, r)
 		if errors.Is(err, store.ErrConflict) {
 			continue
 		}
 		if err != nil {
-			return "", err
+			return SharedSecret{}, err
 		}
 		return secret, nil
 	}
@@ -562,22 +582,36 @@ func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 	return errors.Join(errs...)
 }
 
+// An APIKeyText is what authenticates as an API key: the value of the header x-api-key.
+// However it is printed, logged or encoded, nothing of it shows. The zero value is none.
+type APIKeyText struct{ hidden }
+
+// Text returns the text itself, which nothing hides from then on.
+func (t APIKeyText) Text() string { return string(t.get()) }
+
+// String returns a text of fixed length.
+func (t APIKeyText) String() string { return masked(len(t.get())) }
+
+func (t APIKeyText) Format(s fmt.State, _ rune)   { fmt.Fprint(s, t.String()) }
+func (t APIKeyText) LogValue() slog.Value         { return slog.StringValue(t.String()) }
+func (t APIKeyText) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
 // CreateAPIKey makes an API key of the account and returns it with its text,
 // which is shown only here. opts may be nil.
 //
 // Errors: FieldErrors; ErrNotFound for a creator that does not exist or was revoked,
 // ErrInsufficientScope for one that lacks a scope, and ErrAPIKeyDepth for one at the end
 // of the longest chain; ErrQuotaExceeded.
-func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (*APIKey, string, error) {
+func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (*APIKey, APIKeyText, error) {
 	if err := CheckAPIKey(label, scopes, opts); err != nil {
-		return nil, "", err
+		return nil, APIKeyText{}, err
 	}
 	if err := v.exists(ctx); err != nil {
-		return nil, "", err
+		return nil, APIKeyText{}, err
 	}
 	row, err := v.newRow()
 	if err != nil {
-		return nil, "", err
+		return nil, APIKeyText{}, err
 	}
 	k := &APIKey{ID: v.mask(kindAPIKey, row), Account: v.account, CreatedAt: rowkey.Time(row), Label: label}
 	k.Root = k.ID
@@ -596,14 +630,14 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	if opts.Creator != uuid.Nil {
 		by, err := v.creator(ctx, opts.Creator)
 		if err != nil {
-			return nil, "", err
+			return nil, APIKeyText{}, err
 		}
 		if slices.ContainsFunc(k.Scopes, func(s Scope) bool { return !by.Has(s) }) {
-			return nil, "", ErrInsufficientScope
+			return nil, APIKeyText{}, ErrInsufficientScope
 		}
 		k.endBy(by.ExpiresAt)
 		if k.Root, k.creators = by.Root, by.creators; len(k.creators) >= MaxAPIKeyDepth {
-			return nil, "", ErrAPIKeyDepth
+			return nil, APIKeyText{}, ErrAPIKeyDepth
 		}
 	}
 	r := v.newRecord(kindAPIKey, row)
@@ -617,7 +651,7 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	digest := sha256.Sum256([]byte(secret))
 	k.digest = hide(digest[:])
 	if err := v.box.SealShown(r, k.encode()); err != nil {
-		return nil, "", wrapped(err)
+		return nil, APIKeyText{}, wrapped(err)
 	}
 	err = v.withinQuota(ctx, opCreateAPIKey, quotaAPIKeys, kindAPIKey, func(room func(store.Tx) error) error {
 		return v.write(ctx, opCreateAPIKey, k.ID, func(tx store.Tx) error {
@@ -632,9 +666,9 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 		})
 	})
 	if err != nil {
-		return nil, "", err
+		return nil, APIKeyText{}, err
 	}
-	return k, text, nil
+	return k, APIKeyText{hide([]byte(text))}, nil
 }
 
 // endBy makes a key end at a time, unless it ends before. The zero time ends nothing.

@@ -600,7 +600,7 @@ var ErrPaymentData = errors.New("cardvault: payment data cannot be opened with t
 const maxPaymentData = 8 << 10
 
 // OpenPaymentData decrypts PaymentData.Encrypted with the shared secret of the
-// merchant, as RotatePaymentSecret showed it. During a rotation it is given the
+// merchant that RotatePaymentSecret returned. During a rotation it is given the
 // old and the new secret; whichever fits is used. It needs no vault.
 //
 // Receivers in other languages do the same: it is a JWE in compact form (RFC 7516)
@@ -614,7 +614,7 @@ const maxPaymentData = 8 << 10
 // in which eci is null if none was assigned.
 //
 // The error is ErrPaymentData, whatever the reason, and holds nothing of jwe.
-func OpenPaymentData(jwe string, secrets ...string) (*PaymentCredential, error) {
+func OpenPaymentData(jwe string, secrets ...SharedSecret) (*PaymentCredential, error) {
 	if len(jwe) > maxPaymentData {
 		return nil, ErrPaymentData
 	}
@@ -626,7 +626,7 @@ func OpenPaymentData(jwe string, secrets ...string) (*PaymentCredential, error) 
 		return nil, ErrPaymentData
 	}
 	for _, secret := range secrets {
-		key := sha256.Sum256([]byte(secret))
+		key := sha256.Sum256(secret.get())
 		var payload []byte
 		fips140.WithoutEnforcement(func() { payload, err = sealed.Decrypt(key[:]) })
 		clear(key[:])

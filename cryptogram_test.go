@@ -38,7 +38,7 @@ const (
 type till struct {
 	*lab
 	merchant uuid.UUID
-	secret   string
+	secret   cardvault.SharedSecret
 
 	mu     sync.Mutex
 	asked  []cardvault.CryptogramRequest
@@ -141,7 +141,7 @@ func (t *till) lists(id uuid.UUID, want ...*cardvault.PaymentData) {
 }
 
 // opens checks that p is for the merchant who has a secret.
-func opens(t testing.TB, p *cardvault.PaymentData, secret string) {
+func opens(t testing.TB, p *cardvault.PaymentData, secret cardvault.SharedSecret) {
 	t.Helper()
 	if !p.Success || p.Encrypted == "" || len(p.Failures) != 0 {
 		t.Fatalf("no cryptogram: %+v", p)
@@ -534,7 +534,7 @@ func TestPaymentFailures(t *testing.T) {
 				if len(l.stored(kindPaymentJWE)) != 0 {
 					l.Error("something is encrypted")
 				}
-				vaulttest.AssertNoLeak(l, []string{networkNumber, cryptogram, l.secret, "4242424242424242"}, l.log.text())
+				vaulttest.AssertNoLeak(l, []string{networkNumber, cryptogram, l.secret.Text(), "4242424242424242"}, l.log.text())
 				vaulttest.AssertNoCardNumber(l, nil, l.log.text())
 			})
 		})
@@ -557,7 +557,7 @@ func TestCryptograms(t *testing.T) {
 				return got, nil
 			})
 			p := l.pay(id)
-			if _, payload := openByHand(l, p.Encrypted, l.secret); payload != c.payload {
+			if _, payload := openByHand(l, p.Encrypted, l.secret.Text()); payload != c.payload {
 				l.Errorf("payload %s, want %s", payload, c.payload)
 			}
 			opened, err := cardvault.OpenPaymentData(p.Encrypted, l.secret)
@@ -678,11 +678,11 @@ func TestPaymentSecretRotation(t *testing.T) {
 			}
 			return kids
 		}
-		check := func(what, secret, kid string, others ...string) {
+		check := func(what string, secret cardvault.SharedSecret, kid string, others ...cardvault.SharedSecret) {
 			l.Helper()
 			p := l.pay(id)
 			opens(l, p, secret)
-			header, _ := openByHand(l, p.Encrypted, secret)
+			header, _ := openByHand(l, p.Encrypted, secret.Text())
 			if header["kid"] != kid {
 				l.Errorf("%s: kid %v, want %v", what, header["kid"], kid)
 			}
@@ -782,9 +782,9 @@ func TestPaymentDataLeaks(t *testing.T) {
 		if len(stored) < 6 {
 			l.Fatalf("%d parts of records", len(stored))
 		}
-		secrets := []string{networkNumber, cryptogram, l.secret, p.Encrypted, purchase.Reference}
+		secrets := []string{networkNumber, cryptogram, l.secret.Text(), p.Encrypted, purchase.Reference}
 		vaulttest.AssertNoLeak(l, secrets, stored...)
-		_, err := cardvault.OpenPaymentData(p.Encrypted, l.secret+"x")
+		_, err := cardvault.OpenPaymentData(p.Encrypted, cardvault.NewSharedSecret([]byte(l.secret.Text()+"x")))
 		opened, _ := cardvault.OpenPaymentData(p.Encrypted, l.secret)
 		vaulttest.AssertNoLeak(l, secrets[:4], l.log.text(), err, opened)
 	})
@@ -1119,6 +1119,13 @@ const (
 	vectorPayload = `{"network_token":{"token":"4895370000000000","expiry_year":2030,"expiry_month":12},"cryptogram":"AgAAAAAA","eci":null}`
 )
 
+func shared(texts []string) (secrets []cardvault.SharedSecret) {
+	for _, text := range texts {
+		secrets = append(secrets, cardvault.NewSharedSecret([]byte(text)))
+	}
+	return secrets
+}
+
 func TestOpenPaymentData(t *testing.T) {
 	header, payload := openByHand(t, vectorJWE, vectorSecret)
 	if payload != vectorPayload {
@@ -1126,7 +1133,7 @@ func TestOpenPaymentData(t *testing.T) {
 	}
 	opened := func(jwe string, secrets ...string) string {
 		t.Helper()
-		c, err := cardvault.OpenPaymentData(jwe, secrets...)
+		c, err := cardvault.OpenPaymentData(jwe, shared(secrets)...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1188,14 +1195,14 @@ func TestOpenPaymentData(t *testing.T) {
 		"no cryptogram":     sealByHand(t, header, `{"network_token":{"token":"4895370000000000"},"cryptogram":""}`, vectorSecret),
 		"an ECI of another": sealByHand(t, header, `{"network_token":{"token":"4895370000000000"},"cryptogram":"A","eci":7}`, vectorSecret),
 	} {
-		if c, err := cardvault.OpenPaymentData(jwe, vectorSecret); err != cardvault.ErrPaymentData || c != nil {
+		if c, err := cardvault.OpenPaymentData(jwe, cardvault.NewSharedSecret([]byte(vectorSecret))); err != cardvault.ErrPaymentData || c != nil {
 			t.Errorf("%s: %v, %v", name, c, err)
 		}
 	}
 	for name, secrets := range map[string][]string{
 		"no secret": nil, "another": {"shared-secre"}, "in other words": {strings.ToUpper(vectorSecret)},
 	} {
-		if c, err := cardvault.OpenPaymentData(vectorJWE, secrets...); err != cardvault.ErrPaymentData || c != nil {
+		if c, err := cardvault.OpenPaymentData(vectorJWE, shared(secrets)...); err != cardvault.ErrPaymentData || c != nil {
 			t.Errorf("%s: %v, %v", name, c, err)
 		}
 	}
@@ -1214,7 +1221,7 @@ func FuzzOpenPaymentData(f *testing.F) {
 	f.Add(strings.Replace(vectorJWE, ".", "..", 1))
 	f.Add("eyJhbGciOiJBMjU2R0NNS1ciLCJlbmMiOiJBMjU2R0NNIn0....")
 	f.Fuzz(func(t *testing.T, jwe string) {
-		c, err := cardvault.OpenPaymentData(jwe, vectorSecret)
+		c, err := cardvault.OpenPaymentData(jwe, cardvault.NewSharedSecret([]byte(vectorSecret)))
 		switch {
 		case err == nil && exposed(c) == "4895370000000000 12/2030 AgAAAAAA ":
 		case err != cardvault.ErrPaymentData || c != nil:
@@ -1232,10 +1239,10 @@ func TestPaymentDataElsewhere(t *testing.T) {
 	}
 	samples := []sample{{vectorJWE, vectorSecret}}
 	atTill(t, nil, func(l *till) {
-		samples = append(samples, sample{l.pay(l.become(active)).Encrypted, l.secret})
+		samples = append(samples, sample{l.pay(l.become(active)).Encrypted, l.secret.Text()})
 		m, err := l.PrimaryMerchant(l.Context())
 		l.must(err)
-		header, _ := openByHand(l, samples[1].JWE, l.secret)
+		header, _ := openByHand(l, samples[1].JWE, l.secret.Text())
 		delete(header, "iv")
 		delete(header, "tag")
 		if want := map[string]any{"alg": "A256GCMKW", "enc": "A256GCM", "kid": m.Secrets[0].KeyID}; !maps.Equal(header, want) {

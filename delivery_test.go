@@ -1968,7 +1968,7 @@ func TestRedeliver(t *testing.T) {
 // TestRegisteredMeanwhile: what is stored after a webhook was registered is told, also
 // if it was begun before.
 func TestRegisteredMeanwhile(t *testing.T) {
-	var session, refresh uuid.UUID
+	var session, refresh cardvault.SessionID
 	for what, change := range map[string]func(l *lab, id uuid.UUID){
 		createdEvent: func(l *lab, _ uuid.UUID) { l.imports(visa) },
 		"token.created tokenized": func(l *lab, _ uuid.UUID) {

@@ -5,6 +5,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -33,12 +34,27 @@ type Idempotency struct {
 	// within the account, the operation and the object that it concerns.
 	Key string
 
-	// Request is what must be the same in a repetition. If nil, that is the
+	// Request is what must be the same in a repetition. If zero, that is the
 	// arguments of the call.
-	Request []byte
+	Request IdempotentRequest
 
 	replayed bool
 }
+
+// An IdempotentRequest is a request as it came, which may hold a card. However it is
+// printed, logged or encoded, nothing of it shows. The zero value is none.
+type IdempotentRequest struct{ hidden }
+
+// NewIdempotentRequest returns an IdempotentRequest of a copy of body: wipe it after
+// the call.
+func NewIdempotentRequest(body []byte) IdempotentRequest { return IdempotentRequest{hide(body)} }
+
+// String returns a text of fixed length.
+func (r IdempotentRequest) String() string { return masked(len(r.get())) }
+
+func (r IdempotentRequest) Format(s fmt.State, _ rune)   { fmt.Fprint(s, r.String()) }
+func (r IdempotentRequest) LogValue() slog.Value         { return slog.StringValue(r.String()) }
+func (r IdempotentRequest) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
 // Replayed reports whether the call had been made before and its result was
 // replayed. It is valid once the call has returned.
@@ -95,7 +111,7 @@ func (v *Vault) once(ctx context.Context, op operation, object uuid.UUID, reques
 	if err := checkIdempotencyKey(i.Key); err != nil {
 		return nil, nil, err
 	}
-	req := i.Request
+	req := i.Request.get()
 	if req == nil {
 		req = request()
 		defer clear(req)

@@ -89,7 +89,7 @@ func identifying(t *testing.T, opts cardvault.Options, f func(l *idvLab)) {
 }
 
 // enters enters the usual card in a new session.
-func (l *idvLab) enters() (uuid.UUID, *cardvault.Session) {
+func (l *idvLab) enters() (cardvault.SessionID, *cardvault.Session) {
 	l.Helper()
 	id, s := l.session(nil)
 	return id, l.completes(id, encrypts(l, s, entered, nil))
@@ -176,7 +176,7 @@ func TestIdentification(t *testing.T) {
 		if len(l.idv.asked) != asked {
 			l.Error("the provider was asked about a card that was refused")
 		}
-		vaulttest.AssertNoLeak(t, []string{"4242424242424242", "737", id.String()}, l.log.text())
+		vaulttest.AssertNoLeak(t, []string{"4242424242424242", "737", id.UUID().String()}, l.log.text())
 	})
 }
 
@@ -329,7 +329,7 @@ func TestIdentificationUnanswered(t *testing.T) {
 				}
 				l.holds("in the end", 0, 0)
 				l.tokens(0)
-				vaulttest.AssertNoLeak(t, []string{"4242424242424242", "4242 4242", id.String(), "737"}, l.log.text())
+				vaulttest.AssertNoLeak(t, []string{"4242424242424242", "4242 4242", id.UUID().String(), "737"}, l.log.text())
 
 				// It can answer in time.
 				_, s = l.enters()
@@ -559,7 +559,7 @@ func (f *fickle) LookupBIN(context.Context, []byte) (*cardvault.BIN, error) {
 // TestTokenizeIdentifies: a program that enters cards itself has them identified too.
 func TestTokenizeIdentifies(t *testing.T) {
 	identifying(t, cardvault.Options{}, func(l *idvLab) {
-		tokenize := func() (uuid.UUID, *cardvault.Token, error) {
+		tokenize := func() (cardvault.SessionID, *cardvault.Token, error) {
 			id, err := l.CreateSession(l.Context(), nil)
 			l.must(err)
 			token, err := l.Tokenize(l.Context(), id, coded(visa, "737"))
@@ -705,7 +705,7 @@ func TestIdentificationRows(t *testing.T) {
 		l.idv.says(passedIDV, nil)
 		l.pass(time.Second)
 		synctest.Wait()
-		for _, id := range []uuid.UUID{first, second} {
+		for _, id := range []cardvault.SessionID{first, second} {
 			if _, err := l.In(uuid.Nil).Session(l.Context(), id); !errors.Is(err, cardvault.ErrDamaged) {
 				l.Errorf("a card of another session: %v", err)
 			}

@@ -61,7 +61,7 @@ const (
 //
 // The error is ErrNotFound for a session that is unknown, over, or of another
 // account, or for the security code of a token that is gone.
-func (v *Vault) Session(ctx context.Context, id uuid.UUID) (*Session, error) {
+func (v *Vault) Session(ctx context.Context, id SessionID) (*Session, error) {
 	for {
 		v, r, s, err := v.readSession(ctx, id)
 		if err == nil {
@@ -86,7 +86,7 @@ type SessionStatus struct {
 // SessionStatus returns how far a session is. Unlike [Vault.Session] it asks no
 // IDVProvider and completes nothing, and costs one read. The error is ErrNotFound for a
 // session that is unknown, over, or of another account.
-func (v *Vault) SessionStatus(ctx context.Context, id uuid.UUID) (*SessionStatus, error) {
+func (v *Vault) SessionStatus(ctx context.Context, id SessionID) (*SessionStatus, error) {
 	_, r, s, err := v.readSession(ctx, id)
 	if err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ const (
 // Errors: a FieldError of result.enc_payload for a payload that cannot be opened,
 // was used in another session, or lacks a claim; ErrNotFound; ErrSessionCompleted;
 // for a security code that is entered anew those of RefreshSecurityCode.
-func (v *Vault) CompleteSession(ctx context.Context, id uuid.UUID, payload []byte) (*Session, error) {
+func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byte) (*Session, error) {
 	for {
 		v, r, s, err := v.readSession(ctx, id)
 		if err != nil {
@@ -152,7 +152,7 @@ func (v *Vault) CompleteSession(ctx context.Context, id uuid.UUID, payload []byt
 		case s.idv != nil:
 			return v.describe(ctx, s)
 		}
-		claims, used, err := v.openPayload(ctx, id, r.ID, payload)
+		claims, used, err := v.openPayload(ctx, id.UUID(), r.ID, payload)
 		if err != nil {
 			return nil, err
 		}

@@ -50,21 +50,21 @@ func encrypts(t testing.TB, s *cardvault.Session, claims string, header map[jose
 }
 
 // session makes a session and reads it as a browser does, on a handle on no account.
-func (l *lab) session(opts *cardvault.SessionOptions) (uuid.UUID, *cardvault.Session) {
+func (l *lab) session(opts *cardvault.SessionOptions) (cardvault.SessionID, *cardvault.Session) {
 	l.Helper()
 	id, err := l.CreateSession(l.Context(), opts)
 	l.must(err)
 	return id, l.sees(id)
 }
 
-func (l *lab) sees(id uuid.UUID) *cardvault.Session {
+func (l *lab) sees(id cardvault.SessionID) *cardvault.Session {
 	l.Helper()
 	s, err := l.In(uuid.Nil).Session(l.Context(), id)
 	l.must(err)
 	return s
 }
 
-func (l *lab) completes(id uuid.UUID, payload string) *cardvault.Session {
+func (l *lab) completes(id cardvault.SessionID, payload string) *cardvault.Session {
 	l.Helper()
 	s, err := l.In(uuid.Nil).CompleteSession(l.Context(), id, []byte(payload))
 	l.must(err)
@@ -72,7 +72,7 @@ func (l *lab) completes(id uuid.UUID, payload string) *cardvault.Session {
 }
 
 // refuses checks that a payload gets a FieldError of a code, and changes nothing.
-func (l *lab) refuses(what string, id uuid.UUID, payload, code string) {
+func (l *lab) refuses(what string, id cardvault.SessionID, payload, code string) {
 	l.Helper()
 	before := *l.sees(id)
 	_, err := l.In(uuid.Nil).CompleteSession(l.Context(), id, []byte(payload))
@@ -90,7 +90,7 @@ func TestCompleteSession(t *testing.T) {
 		if s.State != cardvault.SessionOpen || s.Refresh || s.Key == nil || len(s.Key.N) != 256 || s.ReasonCode != "" {
 			l.Fatalf("an open session: %+v", s)
 		}
-		payload := encrypts(l, s, strings.Replace(entered, "{", `{"cardholder_name":"Ada","email":"a@example.com","unknown":[1],`, 1), map[jose.HeaderKey]any{"sid": id.String(), "typ": "JWE"})
+		payload := encrypts(l, s, strings.Replace(entered, "{", `{"cardholder_name":"Ada","email":"a@example.com","unknown":[1],`, 1), map[jose.HeaderKey]any{"sid": id.UUID().String(), "typ": "JWE"})
 		done := l.completes(id, payload)
 		if done.State != cardvault.SessionSucceeded || done.Key != nil {
 			l.Fatalf("completed: %+v", done)
@@ -127,7 +127,7 @@ func TestCompleteSession(t *testing.T) {
 		l.refuses("a code of another session", replayed, code, "undecryptable")
 
 		l.pass(15 * time.Minute)
-		for _, id := range []uuid.UUID{id, refresh, uuid.New(), uuid.Nil} {
+		for _, id := range []cardvault.SessionID{id, refresh, cardvault.NewSessionID(uuid.New()), {}} {
 			if _, err := l.In(uuid.Nil).Session(l.Context(), id); !errors.Is(err, cardvault.ErrNotFound) {
 				l.Errorf("a session that is over: %v", err)
 			}
@@ -135,7 +135,7 @@ func TestCompleteSession(t *testing.T) {
 				l.Errorf("completing a session that is over: %v", err)
 			}
 		}
-		vaulttest.AssertNoLeak(t, []string{"4242424242424242", id.String()}, l.log.text())
+		vaulttest.AssertNoLeak(t, []string{"4242424242424242", id.UUID().String()}, l.log.text())
 	})
 }
 
@@ -309,8 +309,8 @@ func TestPayloadNamesNoKey(t *testing.T) {
 			l.Fatal("the key has not changed")
 		}
 		l.restart()
-		for id, s := range map[uuid.UUID]*cardvault.Session{late: former, fresh: second} {
-			if done := l.completes(id, encrypts(l, unnamed(s), entered, nil)); done.State != cardvault.SessionSucceeded {
+		for id, s := range map[uuid.UUID]*cardvault.Session{late.UUID(): former, fresh.UUID(): second} {
+			if done := l.completes(cardvault.NewSessionID(id), encrypts(l, unnamed(s), entered, nil)); done.State != cardvault.SessionSucceeded {
 				l.Errorf("completed: %+v", done)
 			}
 		}
@@ -448,7 +448,7 @@ func TestSessionRace(t *testing.T) {
 		b, _ := l.session(nil)
 		payload := encrypts(l, s, entered, nil)
 		won = 0
-		for _, id := range []uuid.UUID{a, b} {
+		for _, id := range []cardvault.SessionID{a, b} {
 			group.Go(func() {
 				_, err := l.CompleteSession(l.Context(), id, []byte(payload))
 				mu.Lock()

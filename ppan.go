@@ -72,7 +72,7 @@ type PPANRequest struct {
 type PPAN struct {
 	Status PPANStatus
 
-	PseudoPAN    string // 16 to 19 digits if PPANValid
+	PseudoPAN    PseudoPAN
 	TruncatedPAN string // such as "401200XXXXXX1112"
 	CardType     string // the provider's code, such as "V"
 	CardExpiry   string // YYMM
@@ -86,6 +86,24 @@ type PPAN struct {
 	ErrorMessage    string // for the merchant
 	CustomerMessage string // for the shopper
 }
+
+// A PseudoPAN is a pseudo card number: 16 to 19 digits if PPANValid. Whoever has it and
+// an account at the provider can charge the card. However it is printed, logged or
+// encoded, nothing of it shows. The zero value is none.
+type PseudoPAN struct{ hidden }
+
+// NewPseudoPAN returns a PseudoPAN of a copy of digits.
+func NewPseudoPAN(digits []byte) PseudoPAN { return PseudoPAN{hide(digits)} }
+
+// Text returns the number itself, which nothing hides from then on.
+func (p PseudoPAN) Text() string { return string(p.get()) }
+
+// String returns a text of fixed length.
+func (p PseudoPAN) String() string { return masked(len(p.get())) }
+
+func (p PseudoPAN) Format(s fmt.State, _ rune)   { fmt.Fprint(s, p.String()) }
+func (p PseudoPAN) LogValue() slog.Value         { return slog.StringValue(p.String()) }
+func (p PseudoPAN) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
 // A PPANStatus is what a provider says of a request.
 type PPANStatus uint8
@@ -243,8 +261,9 @@ func (p *PPAN) check(r *PPANRequest) error {
 	if most := 6 + 4; shown > most && (shown > 8+4 || len(pan) < 16) {
 		return errGarbage // what is hidden could be computed
 	}
-	n := len(p.PseudoPAN)
-	if !allDigits([]byte(p.PseudoPAN)) || holdsNumber(p.PseudoPAN, pan) ||
+	pseudo := p.PseudoPAN.get()
+	n := len(pseudo)
+	if !allDigits(pseudo) || holdsNumber(string(pseudo), pan) ||
 		(n > 0 || p.Status == PPANValid) && (n < 16 || n > maxPAN) {
 		return errGarbage
 	}

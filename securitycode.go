@@ -85,17 +85,17 @@ func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
 // CreateSession, and the session ends with the token.
 //
 // Errors: ErrNotFound, ErrIdempotencyKeyReused.
-func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (uuid.UUID, error) {
+func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (SessionID, error) {
 	once, answer, err := v.once(ctx, opRefreshSession, id, func() []byte { return nil })
 	switch {
 	case err != nil:
-		return uuid.Nil, err
+		return SessionID{}, err
 	case answer != nil:
-		return uuid.FromBytes(answer[:min(16, len(answer))])
+		return sessionOf(answer)
 	}
 	card, err := v.get(ctx, kindToken, id)
 	if err != nil {
-		return uuid.Nil, err
+		return SessionID{}, err
 	}
 	session, err := v.newSession(ctx, opRefreshSession, &session{refresh: card.ID}, once)
 	if errors.Is(err, errRepeated) {
@@ -112,7 +112,7 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (uuid.UUID, er
 // another account or a token that is gone; ErrSessionCompleted; ErrSessionKind;
 // ErrUnavailable if the cache does not take the code or the store cannot be read
 // then: the session is completed all the same, and no code is left.
-func (v *Vault) RefreshSecurityCode(ctx context.Context, session uuid.UUID, code SecurityCode) (*Token, error) {
+func (v *Vault) RefreshSecurityCode(ctx context.Context, session SessionID, code SecurityCode) (*Token, error) {
 	for {
 		r, s, err := v.openSession(ctx, session)
 		if err != nil {

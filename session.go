@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -33,12 +34,33 @@ func (o *SessionOptions) Check() error {
 	return checkRange("expiration_time", o.ExpirationTime, 1, MaxExpirationTime)
 }
 
+// A SessionID is the id of a session, and a credential: whoever has it can use the
+// session until it ends. However it is printed, logged or encoded, nothing of it shows.
+// The zero value is of no session.
+type SessionID struct{ hidden }
+
+// NewSessionID returns the SessionID of an id that [SessionID.UUID] gave.
+func NewSessionID(id uuid.UUID) SessionID { return SessionID{hide(id[:])} }
+
+// UUID returns the id itself, which nothing hides from then on. It is what the page of
+// a shop is given.
+func (id SessionID) UUID() (u uuid.UUID) {
+	copy(u[:], id.get())
+	return u
+}
+
+// String returns a text of fixed length.
+func (id SessionID) String() string { return masked(len(id.get())) }
+
+func (id SessionID) Format(s fmt.State, _ rune)   { fmt.Fprint(s, id.String()) }
+func (id SessionID) LogValue() slog.Value         { return slog.StringValue(id.String()) }
+func (id SessionID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
+
 // CreateSession returns the id of a new session, in which one card becomes a
-// token. opts may be nil. The id is a credential: whoever has it can use the
-// session until it ends, after [Options.SessionTTL].
-func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (uuid.UUID, error) {
+// token. opts may be nil. The session ends after [Options.SessionTTL].
+func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (SessionID, error) {
 	if err := opts.Check(); err != nil {
-		return uuid.Nil, err
+		return SessionID{}, err
 	}
 	s := session{}
 	if opts != nil {
@@ -47,12 +69,12 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (uuid.U
 	once, answer, err := v.once(ctx, opCreateSession, uuid.Nil, s.encode)
 	switch {
 	case err != nil:
-		return uuid.Nil, err
+		return SessionID{}, err
 	case answer != nil:
-		return uuid.FromBytes(answer[:min(16, len(answer))])
+		return sessionOf(answer)
 	}
 	if err := v.exists(ctx); err != nil {
-		return uuid.Nil, err
+		return SessionID{}, err
 	}
 	id, err := v.newSession(ctx, opCreateSession, &s, once)
 	if errors.Is(err, errRepeated) {
@@ -62,7 +84,7 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (uuid.U
 }
 
 // newSession stores a session under a new id, and that as the result of once.
-func (v *Vault) newSession(ctx context.Context, op operation, s *session, once *once) (uuid.UUID, error) {
+func (v *Vault) newSession(ctx context.Context, op operation, s *session, once *once) (SessionID, error) {
 	id := uuid.New() // no row key: a credential has no structure
 	r := &store.Record{
 		Kind:    kindSession,
@@ -73,11 +95,11 @@ func (v *Vault) newSession(ctx context.Context, op operation, s *session, once *
 		Version: 1,
 	}
 	if err := v.box.SealShown(r, s.encode()); err != nil {
-		return uuid.Nil, wrapped(err)
+		return SessionID{}, wrapped(err)
 	}
 	if once != nil {
 		if err := once.seal(v, id[:], s.refresh); err != nil {
-			return uuid.Nil, err
+			return SessionID{}, err
 		}
 	}
 	// Whoever reads the log must not get to use the session.
@@ -91,20 +113,29 @@ func (v *Vault) newSession(ctx context.Context, op operation, s *session, once *
 		return once.put(tx)
 	})
 	if err != nil {
-		return uuid.Nil, err
+		return SessionID{}, err
 	}
-	return id, nil
+	return NewSessionID(id), nil
+}
+
+// sessionOf returns the session of an answer that was kept.
+func sessionOf(answer []byte) (SessionID, error) {
+	id, err := uuid.FromBytes(answer[:min(16, len(answer))])
+	if err != nil {
+		return SessionID{}, fmt.Errorf("%w: answer cannot be read", ErrDamaged)
+	}
+	return NewSessionID(id), nil
 }
 
 // readSession returns a session with its record and a handle on its account: any
 // account, for a handle on none.
-func (v *Vault) readSession(ctx context.Context, id uuid.UUID) (*Vault, *store.Record, *session, error) {
+func (v *Vault) readSession(ctx context.Context, id SessionID) (*Vault, *store.Record, *session, error) {
 	if v.closed.Load() {
 		return nil, nil, nil, ErrClosed
 	}
 	var r *store.Record
 	err := v.view(ctx, func(tx store.ReadTx) (err error) {
-		r, err = tx.Get(kindSession, v.sessionRow(id))
+		r, err = tx.Get(kindSession, v.sessionRow(id.UUID()))
 		return err
 	})
 	if err == nil && (v.account != uuid.Nil && v.account != r.Account || !lives(r, now())) {
@@ -122,7 +153,7 @@ func (v *Vault) readSession(ctx context.Context, id uuid.UUID) (*Vault, *store.R
 }
 
 // openSession is readSession for one of this account that is not finished.
-func (v *Vault) openSession(ctx context.Context, id uuid.UUID) (*store.Record, *session, error) {
+func (v *Vault) openSession(ctx context.Context, id SessionID) (*store.Record, *session, error) {
 	if v.account == uuid.Nil {
 		return nil, nil, ErrNotFound
 	}
@@ -151,7 +182,7 @@ func (v *Vault) sessionRow(id uuid.UUID) uuid.UUID {
 // ErrNotFound for a session that is unknown, over, or of another account;
 // ErrSessionCompleted; ErrSessionKind; ErrIdentificationPending;
 // ErrIdentificationFailed, which ends the session.
-func (v *Vault) Tokenize(ctx context.Context, id uuid.UUID, c Card) (*Token, error) {
+func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (*Token, error) {
 	for {
 		r, s, err := v.openSession(ctx, id)
 		if err != nil {

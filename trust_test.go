@@ -161,7 +161,7 @@ func TestUnknownKeyOnFullStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	principal, err := v.Authenticate(t.Context(), key)
+	principal, err := v.Authenticate(t.Context(), key.Text())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestUnknownKeyOnFullStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.update = store.ErrFull
-	if _, err := v.Authenticate(t.Context(), key); !errors.Is(err, cardvault.ErrUnauthenticated) {
+	if _, err := v.Authenticate(t.Context(), key.Text()); !errors.Is(err, cardvault.ErrUnauthenticated) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -214,7 +214,7 @@ func TestUnknownKeyReads(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return k, text
+		return k, text.Text()
 	}
 	root, text := key(nil)
 	child, below := key(root)
@@ -259,7 +259,7 @@ func TestSessionIDStaysOut(t *testing.T) {
 		t.Fatal("nothing was stored")
 	}
 	for _, id := range ids {
-		if id == session {
+		if id == session.UUID() {
 			t.Error("the store has the id of the session as a key")
 		}
 	}

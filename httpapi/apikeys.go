@@ -37,7 +37,7 @@ var createAPIKey = &endpoint{
 		case err != nil:
 			return err
 		}
-		c.answer = appendAPIKey(c.answer, k, text)
+		c.answer = appendAPIKey(c.answer, k, text.Text())
 		return nil
 	},
 }

@@ -45,7 +45,7 @@ func ExampleNewHandler() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	r.Header.Set("x-api-key", key)
+	r.Header.Set("x-api-key", key.Text())
 	r.Header.Set("Content-Type", "application/json")
 	w, err := http.DefaultClient.Do(r)
 	if err != nil {

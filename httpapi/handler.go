@@ -527,8 +527,9 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 	}
 	// A copy, because strings are unescaped in place.
 	raw := append([]byte(r.Method+" "+pattern+" "+id+"\n"), c.body...)
-	defer clear(raw)
-	once := &cardvault.Idempotency{Key: key, Request: raw}
+	once := &cardvault.Idempotency{Key: key, Request: cardvault.NewIdempotentRequest(raw)}
+	clear(raw)
+	defer once.Request.Wipe()
 	c.ctx = cardvault.WithIdempotency(c.ctx, once)
 	err = e.serve(c)
 	if once.Replayed() && (err == nil || errors.Is(err, cardvault.ErrNetworkTokenState)) {

@@ -99,7 +99,7 @@ func (r *rig) newKey(t testing.TB, v *cardvault.Vault, ttl time.Duration, scopes
 	if err != nil {
 		t.Fatal(err)
 	}
-	return k, text
+	return k, text.Text()
 }
 
 // A madeKey is an API key with its text.
@@ -115,7 +115,7 @@ func (r *rig) newKeyBelow(t testing.TB, v *cardvault.Vault, by uuid.UUID, scopes
 	if err != nil {
 		t.Fatal(err)
 	}
-	return madeKey{k, text}
+	return madeKey{k, text.Text()}
 }
 
 // newAccount makes an account and returns the vault in it.

@@ -128,7 +128,7 @@ func newSecret(t testing.TB, v *cardvault.Vault) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return secret
+	return secret.Text()
 }
 
 // activate imports a card and lets the vault provision it.
@@ -213,7 +213,7 @@ func TestPaymentData(t *testing.T) {
 			if got["reference"] != `Größe "1" <b>` || got["amount"] != 0.0 || got["currency_code"] != "JPY" || got["token_id"] != id {
 				t.Error(a.body)
 			}
-			credential, err := cardvault.OpenPaymentData(a.member(t, "encrypted_authentication_data"), secret)
+			credential, err := cardvault.OpenPaymentData(a.member(t, "encrypted_authentication_data"), cardvault.NewSharedSecret([]byte(secret)))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -111,7 +111,7 @@ func TestRateLimitOfChildren(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				keys = append(keys, text)
+				keys = append(keys, text.Text())
 				if i == 50 { // the others are its children
 					creator = child.ID
 				}

@@ -88,7 +88,7 @@ func appendPPAN(b []byte, p *cardvault.PPAN) []byte {
 		{"status", p.Status.String()},
 		{"cardtype", p.CardType},
 		{"cardexpiredate", p.CardExpiry},
-		{"pseudocardpan", p.PseudoPAN},
+		{"pseudocardpan", p.PseudoPAN.Text()},
 		{"truncatedcardpan", p.TruncatedPAN},
 		{"tcdata", p.TravelCard},
 		{"tcprovider", p.TravelCardProvider},

@@ -67,7 +67,7 @@ func (p *provider) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (*c
 
 func validPPAN() *cardvault.PPAN {
 	return &cardvault.PPAN{
-		Status: cardvault.PPANValid, PseudoPAN: pseudoPAN, TruncatedPAN: "424242XXXXXX4242", CardType: "V", CardExpiry: "3104",
+		Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte(pseudoPAN)), TruncatedPAN: "424242XXXXXX4242", CardType: "V", CardExpiry: "3104",
 	}
 }
 
@@ -112,9 +112,9 @@ func TestPPANAnswers(t *testing.T) {
 	}{
 		"valid": {*validPPAN(),
 			`{"status":"VALID","cardtype":"V","cardexpiredate":"3104","pseudocardpan":"9410010000038248746","truncatedcardpan":"424242XXXXXX4242"}`},
-		"valid, no more": {cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: "4100000228091881"},
+		"valid, no more": {cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte("4100000228091881"))},
 			`{"status":"VALID","pseudocardpan":"4100000228091881"}`},
-		"travel card": {cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: pseudoPAN, TravelCard: "yes", TravelCardProvider: "Süd & Söhne", TravelCardInvoice: `a "b"`},
+		"travel card": {cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte(pseudoPAN)), TravelCard: "yes", TravelCardProvider: "Süd & Söhne", TravelCardInvoice: `a "b"`},
 			`{"status":"VALID","pseudocardpan":"9410010000038248746","tcdata":"yes","tcprovider":"Süd \u0026 Söhne","tcinvoice":"a \"b\""}`},
 		"invalid": {cardvault.PPAN{Status: cardvault.PPANInvalid, ErrorCode: "33", ErrorMessage: "Expiry date invalid", CustomerMessage: "Bitte prüfen."},
 			`{"status":"INVALID","errorcode":"33","errormessage":"Expiry date invalid","customermessage":"Bitte prüfen."}`},
@@ -433,8 +433,8 @@ func TestPPANFailures(t *testing.T) {
 		"cancelled by itself": answers(nil, context.Canceled),
 		"panic":               func(context.Context) (*cardvault.PPAN, error) { panic("card " + secretPAN) },
 		"nothing":             answers(nil, nil),
-		"no status":           answers(&cardvault.PPAN{PseudoPAN: pseudoPAN}, nil),
-		"unknown status":      answers(&cardvault.PPAN{Status: 4, PseudoPAN: pseudoPAN}, nil),
+		"no status":           answers(&cardvault.PPAN{PseudoPAN: cardvault.NewPseudoPAN([]byte(pseudoPAN))}, nil),
+		"unknown status":      answers(&cardvault.PPAN{Status: 4, PseudoPAN: cardvault.NewPseudoPAN([]byte(pseudoPAN))}, nil),
 	}
 	garbage := func(name string, status cardvault.PPANStatus, change func(*cardvault.PPAN)) {
 		p := validPPAN()
@@ -443,13 +443,13 @@ func TestPPANFailures(t *testing.T) {
 		fails[name+", "+status.String()] = answers(p, nil)
 	}
 	all := []cardvault.PPANStatus{cardvault.PPANValid, cardvault.PPANInvalid, cardvault.PPANError}
-	garbage("no number", cardvault.PPANValid, func(p *cardvault.PPAN) { p.PseudoPAN = "" })
+	garbage("no number", cardvault.PPANValid, func(p *cardvault.PPAN) { p.PseudoPAN = cardvault.NewPseudoPAN([]byte("")) })
 	for _, status := range all {
 		for name, number := range map[string]string{
 			"short number": "941001000003824", "long number": "94100100000382487461", "letters": "941001000003824874x", "masked number": "941001XXXXXX8746",
 			"the number": secretPAN, "the number and more": secretPAN + "123", "more and the number": "12" + secretPAN,
 		} {
-			garbage(name, status, func(p *cardvault.PPAN) { p.PseudoPAN = number })
+			garbage(name, status, func(p *cardvault.PPAN) { p.PseudoPAN = cardvault.NewPseudoPAN([]byte(number)) })
 		}
 		for name, member := range map[string]func(*cardvault.PPAN) *string{
 			"TruncatedPAN":       func(p *cardvault.PPAN) *string { return &p.TruncatedPAN },

@@ -95,7 +95,7 @@ func TestRefreshAfterConsume(t *testing.T) {
 			t.Helper()
 			a := r.do(t, "POST", "/tokens/"+id+"/refresh-session", "")
 			a.want(t, 200)
-			tok, err := r.vault.RefreshSecurityCode(t.Context(), parseUUID(t, a.member(t, "session_id")), cardvault.NewSecurityCode([]byte(code)))
+			tok, err := r.vault.RefreshSecurityCode(t.Context(), cardvault.NewSessionID(parseUUID(t, a.member(t, "session_id"))), cardvault.NewSecurityCode([]byte(code)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -164,7 +164,7 @@ func TestRefreshSession(t *testing.T) {
 		t.Errorf("%d tokens", n)
 	}
 	r.do(t, "DELETE", "/tokens/"+id, "").want(t, 204)
-	if _, err := r.vault.RefreshSecurityCode(t.Context(), parseUUID(t, first), cardvault.NewSecurityCode([]byte("246"))); err == nil {
+	if _, err := r.vault.RefreshSecurityCode(t.Context(), cardvault.NewSessionID(parseUUID(t, first)), cardvault.NewSecurityCode([]byte("246"))); err == nil {
 		t.Error("the code of a deleted token is refreshed")
 	}
 	// The repetition is not a way to a session of a token that is gone.

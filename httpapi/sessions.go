@@ -25,7 +25,7 @@ var getSession = &endpoint{
 		if err := c.readNothing(); err != nil {
 			return err
 		}
-		s, err := c.vault.Session(c.ctx, c.id)
+		s, err := c.vault.Session(c.ctx, cardvault.NewSessionID(c.id))
 		if err := c.state(s, err); err != nil {
 			return err
 		}
@@ -43,7 +43,7 @@ var completeSession = &endpoint{
 		var s *cardvault.Session
 		var dead error
 		err := c.read(func(f fields, _ *query) error {
-			if s, dead = c.vault.Session(c.ctx, c.id); dead != nil {
+			if s, dead = c.vault.Session(c.ctx, cardvault.NewSessionID(c.id)); dead != nil {
 				return nil
 			}
 			switch s.State {
@@ -72,7 +72,7 @@ var completeSession = &endpoint{
 		case err != nil:
 			return err
 		}
-		return c.state(c.vault.CompleteSession(c.ctx, c.id, payload))
+		return c.state(c.vault.CompleteSession(c.ctx, cardvault.NewSessionID(c.id), payload))
 	},
 }
 
@@ -208,7 +208,7 @@ func (h *handler) limitSession(c *call, e *endpoint, client netip.Addr) (answere
 //
 // So of one client, no more bodies are read than these places and sessions allow.
 func (h *handler) limitCompletion(c *call, id sessionHash, client netip.Addr) (answered func(err error), err error) {
-	s, err := h.vault.In(uuid.Nil).SessionStatus(c.ctx, c.id)
+	s, err := h.vault.In(uuid.Nil).SessionStatus(c.ctx, cardvault.NewSessionID(c.id))
 	places := h.failures
 	switch {
 	case errors.Is(err, cardvault.ErrNotFound):

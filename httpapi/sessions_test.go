@@ -36,7 +36,7 @@ func (r *rig) newSession(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return "/sessions/" + id.String()
+	return "/sessions/" + id.UUID().String()
 }
 
 // completion returns the body that completes a session with claims, as a browser
@@ -109,7 +109,7 @@ func TestSessionAccount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := "/sessions/" + session.String()
+	path := "/sessions/" + session.UUID().String()
 	r.do(t, "POST", path+"/complete-action", completion(t, r.do(t, "GET", path, ""), entered, "")).want(t, 200)
 	p, err := other.List(t.Context(), nil)
 	if total := r.total(t); err != nil || p.TotalItems != 1 || total != 0 {

@@ -5,7 +5,6 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
-	"github.com/google/uuid"
 )
 
 var createSession = &endpoint{
@@ -238,13 +237,13 @@ func (c *call) token(t *cardvault.Token, err error) error {
 }
 
 // session answers with the id of a session.
-func (c *call) session(id uuid.UUID, err error) error {
+func (c *call) session(id cardvault.SessionID, err error) error {
 	if err != nil {
 		return err
 	}
 	answer := wire.Object{B: c.answer}
 	answer.Open()
-	answer.ID("session_id", id)
+	answer.ID("session_id", id.UUID())
 	answer.Close()
 	c.answer = answer.B
 	return nil

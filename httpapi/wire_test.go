@@ -126,7 +126,7 @@ func TestEphemeralToken(t *testing.T) {
 		r := newRig(t, nil, nil)
 		session := r.do(t, "POST", "/tokens/session", `{"expiration_time":60,"bypass_identification":true}`)
 		session.want(t, 200)
-		tok, err := r.vault.Tokenize(t.Context(), parseUUID(t, session.member(t, "session_id")), cardvault.Card{
+		tok, err := r.vault.Tokenize(t.Context(), cardvault.NewSessionID(parseUUID(t, session.member(t, "session_id"))), cardvault.Card{
 			PAN: cardvault.NewPAN([]byte(pan)), Expiry: cardvault.Expiry{Month: 4, Year: 2031},
 		})
 		if err != nil {

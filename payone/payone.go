@@ -258,14 +258,14 @@ func (c *Client) decode(answer []byte) (*cardvault.PPAN, error) {
 		return nil, unusable("it is not a JSON object")
 	}
 	var p cardvault.PPAN
-	var status string
+	var status, number string
 	type member struct {
 		name string
 		to   *string
 	}
 	wanted := []member{
 		{"status", &status},
-		{"pseudocardpan", &p.PseudoPAN},
+		{"pseudocardpan", &number},
 		{"truncatedcardpan", &p.TruncatedPAN},
 		{"cardtype", &p.CardType},
 		{"cardexpiredate", &p.CardExpiry},
@@ -297,9 +297,10 @@ func (c *Client) decode(answer []byte) (*cardvault.PPAN, error) {
 	default:
 		return nil, unusable("its status is missing or unknown")
 	}
-	if (p.Status == cardvault.PPANValid || p.PseudoPAN != "") && !pseudo(p.PseudoPAN) {
+	if (p.Status == cardvault.PPANValid || number != "") && !pseudo(number) {
 		return nil, unusable("its pseudo card number has not 16 to 19 digits")
 	}
+	p.PseudoPAN = cardvault.NewPseudoPAN([]byte(number))
 	return &p, nil
 }
 

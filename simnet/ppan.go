@@ -65,7 +65,7 @@ func (n *Network) ppan(digits []byte, e cardvault.Expiry) *cardvault.PPAN {
 	end := len(digits) - 4
 	return &cardvault.PPAN{
 		Status:       cardvault.PPANValid,
-		PseudoPAN:    string(pseudo),
+		PseudoPAN:    cardvault.NewPseudoPAN(pseudo),
 		TruncatedPAN: string(digits[:6]) + string(bytes.Repeat([]byte("X"), end-6)) + string(digits[end:]),
 		CardType:     kind,
 		CardExpiry:   fmt.Sprintf("%02d%02d", e.Year%100, e.Month),

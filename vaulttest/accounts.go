@@ -35,7 +35,7 @@ func accounts(t *testing.T, s store.Store, mode cardvault.Mode) {
 	granted := mode == cardvault.Sandbox
 	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
-	if v.Mode() != mode || !strings.HasPrefix(text, map[bool]string{true: "vk_test_", false: "vk_live_"}[granted]) {
+	if v.Mode() != mode || !strings.HasPrefix(text.Text(), map[bool]string{true: "vk_test_", false: "vk_live_"}[granted]) {
 		t.Errorf("mode %v, want %v, or a key of the other", v.Mode(), mode)
 	}
 	own := must(v.Account(ctx))(t)
@@ -81,7 +81,7 @@ func isolation(t *testing.T, s store.Store) {
 	key, text, err := a.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
 	merchant := must(a.CreateMerchant(ctx, canary))(t)
-	if p := must(b.Authenticate(ctx, text))(t); p.Account.ID == other.ID || p.Key.Account != p.Account.ID || p.Key.ID != key.ID {
+	if p := must(b.Authenticate(ctx, text.Text()))(t); p.Account.ID == other.ID || p.Key.Account != p.Account.ID || p.Key.ID != key.ID {
 		t.Error("a key authenticates for the account of the handle, not for its own")
 	}
 
@@ -93,7 +93,10 @@ func isolation(t *testing.T, s store.Store) {
 			_, err := v.Update(ctx, id, cardvault.TokenUpdate{BusinessKey: &business})
 			return err
 		},
-		"Tokenize":     func(v *cardvault.Vault, id uuid.UUID) error { _, err := v.Tokenize(ctx, id, card(2)); return err },
+		"Tokenize": func(v *cardvault.Vault, id uuid.UUID) error {
+			_, err := v.Tokenize(ctx, cardvault.NewSessionID(id), card(2))
+			return err
+		},
 		"DeleteAPIKey": func(v *cardvault.Vault, id uuid.UUID) error { return v.DeleteAPIKey(ctx, id) },
 		"CreateAPIKey": func(v *cardvault.Vault, id uuid.UUID) error {
 			_, _, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: id})
@@ -110,7 +113,7 @@ func isolation(t *testing.T, s store.Store) {
 		"merchant": {"RotatePaymentSecret"}, "account": {"In"}, "none": nil, "zero": nil,
 	}
 	for kind, id := range map[string]uuid.UUID{
-		"token": token.ID, "session": session, "key": key.ID, "merchant": merchant.ID,
+		"token": token.ID, "session": session.UUID(), "key": key.ID, "merchant": merchant.ID,
 		"account": must(v.Account(ctx))(t).ID, "none": uuid.New(), "zero": uuid.Nil,
 	} {
 		for name, call := range calls {
@@ -178,7 +181,7 @@ func merchants(t *testing.T, s store.Store) {
 	base64url := regexp.MustCompile(`^[0-9A-Za-z_-]{43}$`)
 	var secrets, ids []string
 	rotate := func(at time.Time) {
-		secret := must(v.RotatePaymentSecret(ctx, shop.ID, at))(t)
+		secret := must(v.RotatePaymentSecret(ctx, shop.ID, at))(t).Text()
 		if !base64url.MatchString(secret) || slices.Contains(secrets, secret) {
 			t.Errorf("secret of %d characters is not 43 of base64url, or was given before", len(secret))
 		}
@@ -237,8 +240,9 @@ func checksum(head string) string {
 func apiKeys(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	scopes := []cardvault.Scope{cardvault.ScopeTokensRead, cardvault.ScopeSessionsCreate, cardvault.ScopeTokensRead}
-	key, text, err := v.CreateAPIKey(ctx, canary, scopes, &cardvault.APIKeyOptions{ExpirationTime: 1000})
+	key, made, err := v.CreateAPIKey(ctx, canary, scopes, &cardvault.APIKeyOptions{ExpirationTime: 1000})
 	noError(t, err)
+	text := made.Text()
 	account := must(v.Account(ctx))(t)
 	if key.Label != canary || key.ID.Version() != 4 || key.Account != account.ID || len(key.Scopes) != 2 ||
 		!key.Has(cardvault.ScopeTokensRead) || !key.Has(cardvault.ScopeSessionsCreate) || key.Has(cardvault.ScopeTokensImport) ||
@@ -275,8 +279,9 @@ func apiKeys(t *testing.T, s store.Store) {
 
 func apiKeyTexts(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
-	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	_, made, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
+	text := made.Text()
 	must(v.Authenticate(ctx, text))(t)
 	bad := []string{"", " ", text + " ", " " + text, text + "0", text[1:], strings.ToUpper(text), strings.Repeat("x", 1<<20), text + "\x00"}
 	for i := range text {
@@ -319,7 +324,7 @@ func apiKeyCreators(t *testing.T, s store.Store) {
 			opts.Creator = by.ID
 		}
 		key, text, err := v.CreateAPIKey(ctx, canary, scopes, opts)
-		return &made{key, text}, err
+		return &made{key, text.Text()}, err
 	}
 	read, write := cardvault.ScopeTokensRead, cardvault.ScopeAPIKeysWrite
 	root := must(create(nil, 1000, read, write))(t)
@@ -369,7 +374,7 @@ func chain(t *testing.T, v *cardvault.Vault, spy *spy, n int) (keys []link) {
 		}
 		key, text, err := v.CreateAPIKey(t.Context(), canary, cardvault.AllScopes(), opts)
 		noError(t, err)
-		keys = append(keys, link{key, text, spy.last()[0]})
+		keys = append(keys, link{key, text.Text(), spy.last()[0]})
 	}
 	return keys
 }
@@ -437,7 +442,7 @@ func deleteAPIKeyBy(t *testing.T, s store.Store) {
 	stranger := chain(t, v, spy, 2)
 	sister, sisterText, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: keys[0].ID})
 	noError(t, err)
-	all := map[string]link{"above": keys[0], "beside": {sister, sisterText, nil}, "a stranger": stranger[0], "below a stranger": stranger[1]}
+	all := map[string]link{"above": keys[0], "beside": {sister, sisterText.Text(), nil}, "a stranger": stranger[0], "below a stranger": stranger[1]}
 	for name, key := range all {
 		fails(t, name, v.DeleteAPIKeyBy(ctx, keys[1].ID, key.ID), cardvault.ErrNotFound)
 		must(v.Authenticate(ctx, key.text))(t)
@@ -484,7 +489,7 @@ func apiKeyNotAfter(t *testing.T, s store.Store) {
 	}
 	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{NotAfter: time.Now().Add(-time.Hour)})
 	noError(t, err)
-	fails(t, "an end that is past", second(v.Authenticate(ctx, text)), cardvault.ErrUnauthenticated)
+	fails(t, "an end that is past", second(v.Authenticate(ctx, text.Text())), cardvault.ErrUnauthenticated)
 }
 
 // A keeper is a store that keeps a copy of every byte that is put.
@@ -516,9 +521,10 @@ func nothingInClear(t *testing.T, s store.Store) {
 	token := must(v.Import(ctx, c, &cardvault.ImportOptions{BusinessKey: canary + "key"}))(t)
 	session := must(v.CreateSession(t.Context(), nil))(t)
 	must(v.Tokenize(t.Context(), session, c))(t)
-	_, text, err := v.CreateAPIKey(t.Context(), canary, cardvault.AllScopes(), nil)
+	_, made, err := v.CreateAPIKey(t.Context(), canary, cardvault.AllScopes(), nil)
 	noError(t, err)
-	secret := must(v.RotatePaymentSecret(t.Context(), must(v.PrimaryMerchant(t.Context()))(t).ID, time.Time{}))(t)
+	text := made.Text()
+	secret := must(v.RotatePaymentSecret(t.Context(), must(v.PrimaryMerchant(t.Context()))(t).ID, time.Time{}))(t).Text()
 	noError(t, v.RotateKeys(t.Context()))
 
 	AssertNoLeak(t, []string{

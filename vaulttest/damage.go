@@ -144,13 +144,13 @@ func damaged(t *testing.T, s store.Store) {
 		create(1)
 		return row, spy.last()[0]
 	}
-	var key [2]string
+	var key [2]cardvault.APIKeyText
 	keyRow, otherKey := pair(func(i int) {
 		var err error
 		_, key[i], err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes()[:1+i], nil)
 		noError(t, err)
 	})
-	_, made, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes()[:1], &cardvault.APIKeyOptions{Creator: must(v.Authenticate(ctx, key[0]))(t).Key.ID})
+	_, made, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes()[:1], &cardvault.APIKeyOptions{Creator: must(v.Authenticate(ctx, key[0].Text()))(t).Key.ID})
 	noError(t, err)
 	merchantRow, otherMerchant := pair(func(i int) { must(v.CreateMerchant(ctx, fmt.Sprint(canary, i)))(t) })
 	var account [2]*cardvault.Account
@@ -176,11 +176,11 @@ func damaged(t *testing.T, s store.Store) {
 		row, other *store.Record
 		read       func() error
 	}{
-		{"an API key", keyRow, otherKey, func() error { return second(v.Authenticate(ctx, key[0])) }},
-		{"the creator of an API key", keyRow, otherKey, func() error { return second(v.Authenticate(ctx, made)) }},
+		{"an API key", keyRow, otherKey, func() error { return second(v.Authenticate(ctx, key[0].Text())) }},
+		{"the creator of an API key", keyRow, otherKey, func() error { return second(v.Authenticate(ctx, made.Text())) }},
 		{"an API key in a list", keyRow, otherKey, func() error { return second(v.ListAPIKeys(ctx, nil)) }},
 		{"an API key that creates", keyRow, otherKey, func() error {
-			p, err := v.Authenticate(ctx, key[0])
+			p, err := v.Authenticate(ctx, key[0].Text())
 			if err != nil {
 				return err
 			}

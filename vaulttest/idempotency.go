@@ -93,12 +93,12 @@ func replay(t *testing.T, s store.Store) {
 	}
 
 	// A caller may say what the request is.
-	asked := &cardvault.Idempotency{Key: canary + "2", Request: []byte("body")}
+	asked := &cardvault.Idempotency{Key: canary + "2", Request: cardvault.NewIdempotentRequest([]byte("body"))}
 	one := must(v.Import(cardvault.WithIdempotency(ctx, asked), card(3), nil))(t)
-	asked = &cardvault.Idempotency{Key: canary + "2", Request: []byte("body")}
+	asked = &cardvault.Idempotency{Key: canary + "2", Request: cardvault.NewIdempotentRequest([]byte("body"))}
 	two := must(v.Import(cardvault.WithIdempotency(ctx, asked), card(4), nil))(t)
 	same(t, "same request by the caller's word", two, one)
-	asked = &cardvault.Idempotency{Key: canary + "2", Request: []byte("Body")}
+	asked = &cardvault.Idempotency{Key: canary + "2", Request: cardvault.NewIdempotentRequest([]byte("Body"))}
 	_, err = v.Import(cardvault.WithIdempotency(ctx, asked), card(3), nil)
 	fails(t, "another request by the caller's word", err, cardvault.ErrIdempotencyKeyReused)
 }
@@ -108,7 +108,8 @@ func replayScope(t *testing.T, s store.Store) {
 	account := must(v.CreateAccount(ctx, canary, nil))(t)
 	session := func(v *cardvault.Vault, o *cardvault.SessionOptions) (uuid.UUID, error) {
 		ctx, _ := keyed(ctx, idemKey)
-		return v.CreateSession(ctx, o)
+		id, err := v.CreateSession(ctx, o)
+		return id.UUID(), err
 	}
 	imported := func(v *cardvault.Vault) *cardvault.Token {
 		ctx, _ := keyed(ctx, idemKey)
@@ -130,7 +131,7 @@ func replayScope(t *testing.T, s store.Store) {
 	fails(t, "other options", err, cardvault.ErrIdempotencyKeyReused)
 	_, err = session(v, &cardvault.SessionOptions{ExpirationTime: 1})
 	fails(t, "other options", err, cardvault.ErrIdempotencyKeyReused)
-	must(v.Tokenize(ctx, one, card(2)))(t)
+	must(v.Tokenize(ctx, cardvault.NewSessionID(one), card(2)))(t)
 	if again := must(session(v, &cardvault.SessionOptions{}))(t); again != one {
 		t.Error("a replay after completion gives another session")
 	}

@@ -220,14 +220,14 @@ func (a *modelAccount) step(t *testing.T, o op) error {
 		return err
 	case "session":
 		id, err := v.CreateSession(ctx, &cardvault.SessionOptions{ExpirationTime: o.seconds})
-		a.sessions = append(a.sessions, &modelSession{id: id, end: time.Now().Add(15 * time.Minute).Truncate(time.Microsecond), seconds: o.seconds})
+		a.sessions = append(a.sessions, &modelSession{id: id.UUID(), end: time.Now().Add(15 * time.Minute).Truncate(time.Microsecond), seconds: o.seconds})
 		return err
 	case "tokenize":
 		if len(a.sessions) == 0 {
 			return nil
 		}
 		s := a.sessions[o.object%len(a.sessions)]
-		token, err := v.Tokenize(ctx, s.id, c)
+		token, err := v.Tokenize(ctx, cardvault.NewSessionID(s.id), c)
 		switch {
 		case !time.Now().Before(s.end):
 			return unexpected(err, cardvault.ErrNotFound)

@@ -96,7 +96,7 @@ func usable(t testing.TB, v *cardvault.Vault, n int) *cardvault.Token {
 func secret(t testing.TB, v *cardvault.Vault) string {
 	t.Helper()
 	m := must(v.PrimaryMerchant(t.Context()))(t)
-	return must(v.RotatePaymentSecret(t.Context(), m.ID, time.Time{}))(t)
+	return must(v.RotatePaymentSecret(t.Context(), m.ID, time.Time{}))(t).Text()
 }
 
 var payment = cardvault.PaymentRequest{Amount: 1099, Currency: "EUR", Reference: canary + "reference"}
@@ -112,7 +112,7 @@ func pays(t testing.TB, p *cardvault.PaymentData, secret string) {
 	if !p.Success || len(p.Failures) > 0 {
 		t.Fatalf("no cryptogram: %+v", p.Failures)
 	}
-	c := must(cardvault.OpenPaymentData(p.Encrypted, secret))(t)
+	c := must(cardvault.OpenPaymentData(p.Encrypted, cardvault.NewSharedSecret([]byte(secret))))(t)
 	var number, value string
 	c.Number.Expose(func(b []byte) { number = string(b) })
 	c.Cryptogram.Expose(func(b []byte) { value = string(b) })

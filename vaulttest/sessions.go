@@ -24,7 +24,7 @@ func session(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	plain := must(v.CreateSession(ctx, nil))(t)
 	bypass := must(v.CreateSession(ctx, &cardvault.SessionOptions{BypassIdentification: true, ExpirationTime: 100}))(t)
-	if plain.Version() != 4 || bypass.Version() != 4 || plain == bypass {
+	if plain.UUID().Version() != 4 || bypass.UUID().Version() != 4 || plain.UUID() == bypass.UUID() {
 		t.Error("session ids are no random UUIDv4")
 	}
 
@@ -53,15 +53,15 @@ func session(t *testing.T, s store.Store) {
 
 	// Completed stays completed, also when the token is gone.
 	noError(t, v.Delete(ctx, got.ID))
-	for _, id := range []uuid.UUID{plain, bypass} {
+	for _, id := range []cardvault.SessionID{plain, bypass} {
 		_, err := v.Tokenize(ctx, id, card(3))
 		fails(t, "a session that is completed", err, cardvault.ErrSessionCompleted)
 	}
-	_, err := v.Tokenize(ctx, uuid.New(), card(3))
+	_, err := v.Tokenize(ctx, cardvault.NewSessionID(uuid.New()), card(3))
 	fails(t, "a session that was never made", err, cardvault.ErrNotFound)
-	_, err = v.Tokenize(ctx, uuid.Nil, card(3))
+	_, err = v.Tokenize(ctx, cardvault.NewSessionID(uuid.Nil), card(3))
 	fails(t, "no session", err, cardvault.ErrNotFound)
-	_, err = v.Tokenize(ctx, short.ID, card(3))
+	_, err = v.Tokenize(ctx, cardvault.NewSessionID(short.ID), card(3))
 	fails(t, "the id of a token", err, cardvault.ErrNotFound)
 	if p := must(v.List(ctx, nil))(t); p.TotalItems != 2 {
 		t.Errorf("%d tokens, want 2", p.TotalItems)
@@ -138,7 +138,7 @@ func lapse(t *testing.T, s store.Store) {
 
 	listed(t, v, keep, keyed, short[0], short[1], late)
 	lists(t, v, cardvault.ListOptions{BusinessKey: canary}, []*cardvault.Token{keyed, short[1]})
-	if p := must(v.Authenticate(ctx, text))(t); p.Key.ID != key.ID || !p.Key.ExpiresAt.Equal(p.Key.CreatedAt.Add(life*time.Second)) {
+	if p := must(v.Authenticate(ctx, text.Text()))(t); p.Key.ID != key.ID || !p.Key.ExpiresAt.Equal(p.Key.CreatedAt.Add(life*time.Second)) {
 		t.Errorf("key %+v", p.Key)
 	}
 
@@ -155,7 +155,7 @@ func lapse(t *testing.T, s store.Store) {
 			fails(t, when+": Update of a lapsed token", err, cardvault.ErrNotFound)
 			fails(t, when+": Delete of a lapsed token", v.Delete(ctx, token.ID), cardvault.ErrNotFound)
 		}
-		_, err := v.Authenticate(ctx, text)
+		_, err := v.Authenticate(ctx, text.Text())
 		fails(t, when+": lapsed key", err, cardvault.ErrUnauthenticated)
 		fails(t, when+": revoking a lapsed key", v.DeleteAPIKey(ctx, key.ID), cardvault.ErrNotFound)
 		_, _, err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: key.ID})

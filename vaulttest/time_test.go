@@ -76,12 +76,12 @@ func session(t testing.TB, v *cardvault.Vault, seconds int) uuid.UUID {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return id
+	return id.UUID()
 }
 
 func tokenize(t testing.TB, v *cardvault.Vault, seconds int) *cardvault.Token {
 	t.Helper()
-	token, err := v.Tokenize(t.Context(), session(t, v, seconds), testCard(visa))
+	token, err := v.Tokenize(t.Context(), cardvault.NewSessionID(session(t, v, seconds)), testCard(visa))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,12 +99,12 @@ func TestSessionTTL(t *testing.T) {
 			early, late := session(t, v, 0), session(t, v, 0)
 			end := time.Now().Add(ttl)
 			until(t, end.Add(-time.Microsecond))
-			if _, err := v.Tokenize(t.Context(), early, testCard(visa)); err != nil {
+			if _, err := v.Tokenize(t.Context(), cardvault.NewSessionID(early), testCard(visa)); err != nil {
 				t.Errorf("%v: just before the end: %v", ttl, err)
 			}
 			until(t, end)
 			for _, id := range []uuid.UUID{early, late} {
-				_, err := v.Tokenize(t.Context(), id, testCard(visa))
+				_, err := v.Tokenize(t.Context(), cardvault.NewSessionID(id), testCard(visa))
 				want(t, fmt.Sprintf("%v: at the end", ttl), err, cardvault.ErrNotFound)
 			}
 			if n := total(t, v); n != 1 {
@@ -250,14 +250,14 @@ func TestAPIKeyExpiry(t *testing.T) {
 			t.Fatal(err)
 		}
 		until(t, creator.ExpiresAt.Add(-time.Microsecond))
-		for _, text := range []string{text, child} {
+		for _, text := range []string{text.Text(), child.Text()} {
 			if _, err := v.Authenticate(ctx, text); err != nil {
 				t.Errorf("just before the end: %v", err)
 			}
 		}
 		until(t, creator.ExpiresAt)
 		for range 2 {
-			for _, text := range []string{text, child} {
+			for _, text := range []string{text.Text(), child.Text()} {
 				_, err := v.Authenticate(ctx, text)
 				want(t, "at the end", err, cardvault.ErrUnauthenticated)
 			}
@@ -303,11 +303,11 @@ func TestSessionCardExpiry(t *testing.T) {
 		// Valid through the last day of its month, anywhere on earth.
 		end := time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC)
 		until(t, end.Add(-time.Microsecond))
-		if _, err := v.Tokenize(t.Context(), session(t, v, 0), c); err != nil {
+		if _, err := v.Tokenize(t.Context(), cardvault.NewSessionID(session(t, v, 0)), c); err != nil {
 			t.Errorf("just before the end: %v", err)
 		}
 		until(t, end)
-		_, err := v.Tokenize(t.Context(), session(t, v, 0), c)
+		_, err := v.Tokenize(t.Context(), cardvault.NewSessionID(session(t, v, 0)), c)
 		if errs := cardvault.FieldErrors(err); len(errs) != 1 || errs[0].Code != "card_expired" {
 			t.Errorf("at the end: %v", err)
 		}

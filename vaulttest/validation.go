@@ -190,7 +190,9 @@ func badOptions(t *testing.T, s store.Store) {
 func second[T any](_ T, err error) error { return err }
 
 // must2 is must for a call that returns a text too.
-func must2[T any](value T, _ string, err error) func(testing.TB) T { return must(value, err) }
+func must2[T any](value T, _ cardvault.APIKeyText, err error) func(testing.TB) T {
+	return must(value, err)
+}
 
 func nonLuhn(t *testing.T, s store.Store) {
 	v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, AllowNonLuhn: true})

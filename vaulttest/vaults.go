@@ -122,7 +122,7 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		"DeleteAPIKeyBy": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.DeleteAPIKeyBy(ctx, key.ID, key.ID)
 		},
-		"Authenticate": func(ctx context.Context, v *cardvault.Vault) error { return second(v.Authenticate(ctx, text)) },
+		"Authenticate": func(ctx context.Context, v *cardvault.Vault) error { return second(v.Authenticate(ctx, text.Text())) },
 		"CreateWebhook": func(ctx context.Context, v *cardvault.Vault) error {
 			_, _, err := v.CreateWebhook(ctx, receiver, nil)
 			return err
@@ -361,7 +361,7 @@ func reopened(t *testing.T, s store.Store) {
 	v := vaultOn(t, s, nil)
 	listed(t, v, kept...)
 	listed(t, v.In(account.ID), theirs)
-	if p := must(v.Authenticate(ctx, text))(t); p.Key.ID != key.ID {
+	if p := must(v.Authenticate(ctx, text.Text()))(t); p.Key.ID != key.ID {
 		t.Error("the key is another")
 	}
 	if got := must(v.ListMerchants(ctx, nil))(t).Items[0]; got.ID != merchant.ID || got.Secrets[0].KeyID != merchant.Secrets[0].KeyID {
@@ -399,7 +399,7 @@ func rotateKeys(t *testing.T, s store.Store) {
 		tokens[0] = must(follower.Update(ctx, tokens[0].ID, cardvault.TokenUpdate{BusinessKey: &key}))(t)
 		same(t, "updated under a new term", must(v.Get(ctx, tokens[0].ID))(t), tokens[0])
 	}
-	must(v.Authenticate(ctx, text))(t)
+	must(v.Authenticate(ctx, text.Text()))(t)
 	idempotent, i := keyed(ctx, idemKey)
 	same(t, "replayed", must(follower.Import(idempotent, card(1), nil))(t), tokens[1])
 	if !i.Replayed() {

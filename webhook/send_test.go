@@ -76,7 +76,7 @@ func TestBody(t *testing.T) {
 				t.Fatalf("received %+v, %v", e, last.Err)
 			}
 			if d.Event == nil {
-				if e.Type != webhook.TypeTest || e.Reason != "" || e.Sequence != 0 || e.TokenID != uuid.Nil || e.Token != nil {
+				if e.Type != webhook.TypeTest || e.Reason != "" || e.Sequence != 0 || e.TokenID != uuid.Nil || !e.Token.IsZero() {
 					t.Errorf("received %+v", e)
 				}
 				return

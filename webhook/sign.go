@@ -5,6 +5,8 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"log/slog"
 	"net/http"
 	"strings"
 	"time"
@@ -64,7 +66,34 @@ func sign(secrets []cardvault.WebhookSecret, id string, at time.Time, body []byt
 	return strings.Join(signatures, " "), nil
 }
 
-// An Event is what a receiver gets. Token may hold the name of the cardholder.
+// A Token is the JSON of a token, which may hold the name of the cardholder. However it
+// is printed, logged or encoded, nothing of it shows. The zero value is none.
+type Token struct{ json func() []byte } // fmt and encoders cannot look into a closure
+
+// JSON returns the token itself, which nothing hides from then on, or nil.
+func (t Token) JSON() json.RawMessage {
+	if t.json == nil {
+		return nil
+	}
+	return t.json()
+}
+
+// IsZero reports whether there is no token.
+func (t Token) IsZero() bool { return t.json == nil }
+
+// String returns a text of fixed length.
+func (t Token) String() string {
+	if t.IsZero() {
+		return ""
+	}
+	return "***"
+}
+
+func (t Token) Format(s fmt.State, _ rune)   { fmt.Fprint(s, t.String()) }
+func (t Token) LogValue() slog.Value         { return slog.StringValue(t.String()) }
+func (t Token) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
+// An Event is what a receiver gets.
 type Event struct {
 	ID        uuid.UUID // the same when it is delivered again
 	CreatedAt time.Time
@@ -76,11 +105,11 @@ type Event struct {
 	Reason   cardvault.EventReason // "" of a test
 	Sequence uint64                // rises in an account, with gaps; 0 of a test
 
-	// TokenID and Token are zero and nil of a test. Token is as in the answer of
+	// TokenID and Token are zero of a test. Token is as in the answer of
 	// GET /tokens/{id} at the time of the event; of one that was deleted it has only
 	// its id.
 	TokenID uuid.UUID
-	Token   json.RawMessage
+	Token   Token
 }
 
 // Verify returns the event of a delivery: of its headers, and its body as it came.
@@ -143,6 +172,6 @@ func Parse(body []byte) (*Event, error) {
 	if json.Unmarshal(e.Token, &token) != nil || token.ID == uuid.Nil {
 		return nil, ErrBody
 	}
-	event.TokenID, event.Token = token.ID, e.Token
+	event.TokenID, event.Token = token.ID, Token{func() []byte { return e.Token }}
 	return event, nil
 }

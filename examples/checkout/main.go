@@ -343,7 +343,7 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 		}
 		return declined(data.Failures[0], next), nil
 	}
-	credential, err := cardvault.OpenPaymentData(data.Encrypted, s.PaymentSecret)
+	credential, err := cardvault.OpenPaymentData(data.Encrypted, cardvault.NewSharedSecret([]byte(s.PaymentSecret)))
 	if err != nil {
 		return nil, err
 	}

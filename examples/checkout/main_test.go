@@ -97,7 +97,7 @@ func newRig(t *testing.T, webhooks bool) *rig {
 	if r.api, err = httpapi.NewHandler(r.vault, &httpapi.Options{Logger: logger}); err != nil {
 		t.Fatal(err)
 	}
-	r.shop, err = newShop("http://vault.example", account{APIKey: key, MerchantID: merchant.ID.String(), PaymentSecret: payment}, logger)
+	r.shop, err = newShop("http://vault.example", account{APIKey: key.Text(), MerchantID: merchant.ID.String(), PaymentSecret: payment.Text()}, logger)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -184,7 +184,7 @@ func TestPage(t *testing.T) {
 	record := v.call(t, 200, "POST", api+"/payment-data", payment)
 	jwe := record["encrypted_authentication_data"].(string)
 	opened := v.call(t, 200, "POST", "/sandbox/open", `{"encrypted_authentication_data":"`+jwe+`"}`)
-	want, err := cardvault.OpenPaymentData(jwe, p.Accounts[0].PaymentSecret)
+	want, err := cardvault.OpenPaymentData(jwe, cardvault.NewSharedSecret([]byte(p.Accounts[0].PaymentSecret)))
 	if err != nil {
 		t.Fatal(err)
 	}

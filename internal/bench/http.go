@@ -58,7 +58,7 @@ func (b *bench) http(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		r.Header.Set("X-Api-Key", key)
+		r.Header.Set("X-Api-Key", key.Text())
 		if body != nil {
 			r.Header.Set("Content-Type", "application/json")
 		}

@@ -269,7 +269,7 @@ func newKey(t *testing.T, v *cardvault.Vault, ttl time.Duration, scopes ...cardv
 	if err != nil {
 		t.Fatal(err)
 	}
-	return k, text
+	return k, text.Text()
 }
 
 func newAccount(t *testing.T, v *cardvault.Vault, approvals *cardvault.Approvals) *cardvault.Vault {
@@ -342,7 +342,7 @@ func (Provider) ObtainPPAN(_ context.Context, r *cardvault.PPANRequest) (*cardva
 		return &cardvault.PPAN{Status: cardvault.PPANError, ErrorCode: "2006", ErrorMessage: "Hash incorrect", CustomerMessage: "An error occurred."}, nil
 	}
 	return &cardvault.PPAN{
-		Status: cardvault.PPANValid, PseudoPAN: "9410010000038248746", CardType: "V",
+		Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte("9410010000038248746")), CardType: "V",
 		TruncatedPAN: pan[:6] + "XXXXXX" + pan[12:],
 		CardExpiry:   fmt.Sprintf("%02d%02d", r.Expiry.Year%100, r.Expiry.Month),
 	}, nil

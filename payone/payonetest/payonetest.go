@@ -60,7 +60,7 @@ func NewHandler(portalKey string, p cardvault.PPANProvider) http.Handler {
 		// Who has gone gets no answer.
 		_ = json.NewEncoder(w).Encode(wire{
 			Status:             answer.Status.String(),
-			PseudoPAN:          answer.PseudoPAN,
+			PseudoPAN:          answer.PseudoPAN.Text(),
 			TruncatedPAN:       answer.TruncatedPAN,
 			CardType:           answer.CardType,
 			CardExpiry:         answer.CardExpiry,

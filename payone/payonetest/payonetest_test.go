@@ -79,7 +79,7 @@ func TestHandler(t *testing.T) {
 		{"other escapes", strings.ReplaceAll(form(false).Encode(), "a%26b+%25", "%61%26b%20%25"), card + ",7391,{2 2041},sandbox"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := &recorder{p: &cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: "9410010000038248", CardType: "V", TravelCard: "no"}}
+			p := &recorder{p: &cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte("9410010000038248")), CardType: "V", TravelCard: "no"}}
 			w := post(payonetest.NewHandler(simnet.PortalKey, p), formType+"; charset=UTF-8", c.body)
 			want := `{"status":"VALID","pseudocardpan":"9410010000038248","cardtype":"V","tcdata":"no"}` + "\n"
 			if w.Code != http.StatusOK || w.Body.String() != want || !strings.HasPrefix(w.Header().Get("Content-Type"), "application/json") {

@@ -332,7 +332,7 @@ func TestRefresh(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, nil)
-			token, err := r.vault.Tokenize(t.Context(), uuid.MustParse(r.newSession()), cardvault.Card{
+			token, err := r.vault.Tokenize(t.Context(), cardvault.NewSessionID(uuid.MustParse(r.newSession())), cardvault.Card{
 				PAN: cardvault.NewPAN([]byte(c.number)), Expiry: cardvault.Expiry{Month: 12, Year: 2030},
 			})
 			if err != nil {
@@ -342,7 +342,7 @@ func TestRefresh(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := r.open(visit{session: session.String()})
+			p := r.open(visit{session: session.UUID().String()})
 			if d := p.await("ready"); d.Action != "refresh_security_code" || d.MaskedAccountNumber != c.mask || d.Scheme != c.scheme {
 				t.Errorf("ready: %+v", d)
 			}

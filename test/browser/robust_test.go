@@ -405,7 +405,7 @@ func TestWayBack(t *testing.T) {
 func TestUnknownSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
-	token, err := r.vault.Tokenize(t.Context(), uuid.MustParse(r.newSession()), cardvault.Card{
+	token, err := r.vault.Tokenize(t.Context(), cardvault.NewSessionID(uuid.MustParse(r.newSession())), cardvault.Card{
 		PAN: cardvault.NewPAN([]byte(visa.number)), Expiry: cardvault.Expiry{Month: 12, Year: 2030},
 	})
 	if err != nil {
@@ -416,7 +416,7 @@ func TestUnknownSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.wire.set(only("GET", cut))
-	p := r.open(visit{session: session.String()})
+	p := r.open(visit{session: session.UUID().String()})
 	p.allow(`network error|Fetch failed`)
 	d := p.wantFailure("network_error", "retry")
 	p.enter()

@@ -452,7 +452,7 @@ func (s *sandbox) testPaymentData() {
 	if err := json.Unmarshal(s.call("GET", "/tokens/"+id+"/payment-data", ""), &list); err != nil || len(list.Data) != 1 {
 		s.t.Fatalf("%d records, %v", len(list.Data), err)
 	}
-	c, err := cardvault.OpenPaymentData(list.Data[0].JWE, s.Accounts[0].PaymentSecret)
+	c, err := cardvault.OpenPaymentData(list.Data[0].JWE, cardvault.NewSharedSecret([]byte(s.Accounts[0].PaymentSecret)))
 	if err != nil {
 		s.t.Fatal(err)
 	}

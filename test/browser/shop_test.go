@@ -93,7 +93,7 @@ func (r *rig) newSession() string {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	return id.String()
+	return id.UUID().String()
 }
 
 // token returns a token that the browser was told of.

@@ -119,7 +119,7 @@ func newAccount(ctx context.Context, v *cardvault.Vault, name string, grant card
 	if err != nil {
 		return nil, err
 	}
-	return &Account{name, a.ID, key, m.ID, secret}, nil
+	return &Account{name, a.ID, key.Text(), m.ID, secret.Text()}, nil
 }
 
 // Write puts the file in place whole, for its owner alone.

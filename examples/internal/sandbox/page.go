@@ -241,7 +241,7 @@ func (p *page) open(w http.ResponseWriter, r *http.Request) {
 		notAsked.write(w)
 		return
 	}
-	c, err := cardvault.OpenPaymentData(asked.JWE, p.secret)
+	c, err := cardvault.OpenPaymentData(asked.JWE, cardvault.NewSharedSecret([]byte(p.secret)))
 	if err != nil {
 		notForSandbox.write(w)
 		return

@@ -214,7 +214,7 @@ func (p *Program) WantCredential(t *testing.T, id string) (c Credential, jwe str
 	if !ok {
 		t.Fatalf("no cryptogram: %v", r["failure_details"])
 	}
-	opened, err := cardvault.OpenPaymentData(jwe, p.Accounts[0].PaymentSecret)
+	opened, err := cardvault.OpenPaymentData(jwe, cardvault.NewSharedSecret([]byte(p.Accounts[0].PaymentSecret)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +311,7 @@ func Scenarios(t *testing.T, p *Program) {
 			if len(list) != 2 || list[0].(map[string]any)["encrypted_authentication_data"] != jwe {
 				t.Errorf("%d records are listed, not both that were asked for", len(list))
 			}
-			plain := OpenInNode(t, jwe, p.Accounts[0].PaymentSecret)
+			plain := OpenInNode(t, jwe, cardvault.NewSharedSecret([]byte(p.Accounts[0].PaymentSecret)).Text())
 			var inNode Credential
 			if err := json.Unmarshal(plain, &inNode); err != nil {
 				t.Fatal(err)
