@@ -49,10 +49,16 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// Bounds of a transaction. The last call of a group may go beyond them by what its
+// function writes, which its caller bounds.
+const (
+	groupCalls = 256
+	groupBytes = 4 << 20 // of rows put
+	groupOps   = 4096    // rows put and deleted
+)
+
 const (
 	queueLength = 1024
-	groupCalls  = 256
-	groupBytes  = 4 << 20
 	reopenPause = time.Second // between attempts to open the file again
 )
 

@@ -46,6 +46,7 @@ type group struct {
 	w     writer
 	calls []*call // that were run and are not answered
 	bytes int
+	ops   int
 	alone bool // takes no further calls
 }
 
@@ -68,7 +69,7 @@ func (s *Store) run() {
 // It returns false when the store is closing and no group is open.
 func (s *Store) step() bool {
 	g := &s.group
-	if g.tx != nil && (g.alone || len(g.calls) >= groupCalls || g.bytes >= groupBytes) {
+	if g.tx != nil && (g.alone || len(g.calls) >= groupCalls || g.bytes >= groupBytes || g.ops >= groupOps) {
 		s.commit()
 		return true
 	}
@@ -160,7 +161,7 @@ func (s *Store) begin() error {
 		s.h.rollback(tx)
 		return err
 	}
-	g.tx, g.id, g.bytes = tx, tx.ID(), 0
+	g.tx, g.id, g.bytes, g.ops = tx, tx.ID(), 0, 0
 	return nil
 }
 
@@ -189,6 +190,7 @@ func (s *Store) runCall(c *call) {
 	}
 	c.err, c.wrote = refused, refused == nil
 	g.bytes += c.tx.bytes
+	g.ops += len(c.tx.ops)
 }
 
 // run calls the function. It reports false if it did not return.

@@ -16,7 +16,8 @@
 // why a vault depends on it. Run the suite with -race too: some rules are about
 // memory that two goroutines must not share.
 //
-// [RunCodes] does the same for a cache of security codes, a store.CodeCache.
+// [RunCodes] does the same for a cache of security codes, a store.CodeCache. [Deletions]
+// proves of a backend that can measure its work that deletions are cheap.
 //
 // [Twice], [Canary] and [Liar] wrap a store for the tests of what is built on one.
 package storetest
