@@ -414,7 +414,7 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	if err != nil {
 		return 0, errors.Join(damaged, err)
 	}
-	err = v.store.Update(ctx, func(tx store.Tx) error {
+	err = v.whole().update(ctx, opStep, func(tx store.Tx) error {
 		wrote = 0
 		for _, r := range ready {
 			was := *r
@@ -665,7 +665,7 @@ func (v *Vault) forget(ctx context.Context, _ *pool) (wrote int, err error) {
 	if len(due) == 0 {
 		return 0, damaged
 	}
-	err = wrapped(v.store.Update(ctx, func(tx store.Tx) error {
+	err = wrapped(v.whole().update(ctx, opStep, func(tx store.Tx) error {
 		wrote = 0
 		for _, r := range due {
 			if ok, err := same(tx, r); err != nil {

@@ -436,7 +436,7 @@ func (v *Vault) settle(ctx context.Context, rec, by *store.Record) error {
 				}
 			}
 		}
-		err := v.store.Update(ctx, func(tx store.Tx) error {
+		err := v.update(ctx, opStep, func(tx store.Tx) error {
 			if ok, err := same(tx, rec); err != nil || !ok {
 				return err // gone with its token, or taken over
 			}

@@ -227,7 +227,7 @@ func (o *once) storeClaim(ctx context.Context, v *Vault, until time.Time) error 
 	if err := o.sealKey(v, b); err != nil {
 		return err
 	}
-	if err := v.store.Update(ctx, o.putKey); err != nil {
+	if err := v.update(ctx, opStep, o.putKey); err != nil {
 		return wrapped(err)
 	}
 	o.held = o.key.Version

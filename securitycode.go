@@ -61,7 +61,7 @@ func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
 	}
 	if err == nil && once != nil {
 		if err = once.seal(v, nil, card.ID); err == nil {
-			err = wrapped(v.store.Update(ctx, func(tx store.Tx) error {
+			err = wrapped(v.update(ctx, opConsume, func(tx store.Tx) error {
 				if _, err := v.find(tx, kindToken, card.ID); err != nil {
 					return err
 				}

@@ -164,7 +164,7 @@ func (t *turn) renew(ctx context.Context) (ok bool, err error) {
 	if err := t.box.SealShown(&next, plain); err != nil {
 		return false, wrapped(err)
 	}
-	err = t.store.Update(ctx, func(tx store.Tx) error {
+	err = t.update(ctx, opStep, func(tx store.Tx) error {
 		if ok, err = same(tx, t.claim); ok {
 			tx.Put(&next)
 		}
@@ -661,7 +661,7 @@ func (t *turn) hold(ctx context.Context, p *pending) (again []*pending, err erro
 		return nil, err
 	}
 	hash := t.tokenHash(t.rec.ID, p.token, false)
-	err = t.store.Update(ctx, func(tx store.Tx) error {
+	err = t.update(ctx, opStep, func(tx store.Tx) error {
 		again = nil
 		if ok, err := same(tx, p.rec); err != nil || !ok {
 			return err
@@ -697,7 +697,7 @@ func (t *turn) drop(ctx context.Context, p *pending) error {
 	if err != nil && !errors.Is(err, ErrDamaged) {
 		return err
 	}
-	return wrapped(t.store.Update(ctx, func(tx store.Tx) error {
+	return wrapped(t.update(ctx, opStep, func(tx store.Tx) error {
 		if ok, err := same(tx, p.rec); err != nil || !ok {
 			return err
 		}
@@ -749,7 +749,7 @@ func (t *turn) settle(ctx context.Context, p *pending, is *delivery, class uint8
 			}
 		}
 		changed := false
-		err := t.store.Update(ctx, func(tx store.Tx) error {
+		err := t.update(ctx, opStep, func(tx store.Tx) error {
 			ok, err := same(tx, p.rec)
 			if changed = !ok; changed || err != nil {
 				return err
@@ -856,7 +856,7 @@ func (v *Vault) goOn(ctx context.Context, unread *unreadable, hashes ...[]byte) 
 				return nil, err
 			}
 			ok := false
-			err = v.store.Update(ctx, func(tx store.Tx) (err error) {
+			err = v.update(ctx, opStep, func(tx store.Tx) (err error) {
 				if ok, err = same(tx, held); err != nil || !ok {
 					return err
 				}
@@ -901,7 +901,7 @@ func (t *turn) rest(ctx context.Context) error {
 		}
 	}
 	next := &busy
-	err := t.store.Update(ctx, func(tx store.Tx) error {
+	err := t.update(ctx, opStep, func(tx store.Tx) error {
 		if ok, err := same(tx, t.claim); err != nil || !ok {
 			return err
 		}
@@ -947,7 +947,7 @@ func (v *Vault) erase(ctx context.Context, j *job) error {
 	q := &store.Query{Kind: kindDelivery, Account: v.account, Parent: queue, Limit: claimBatch}
 	for ending := false; !ending && time.Until(j.rec.Due) > sendTimeout; {
 		left := 0
-		err := v.store.Update(ctx, func(tx store.Tx) error {
+		err := v.update(ctx, opStep, func(tx store.Tx) error {
 			list, err := tx.List(q)
 			if err != nil {
 				return err

@@ -313,6 +313,7 @@ type Vault struct {
 // core is what all handles of a vault share.
 type core struct {
 	store     *checkedStore
+	gate      gate
 	owned     bool // the store is closed with the vault
 	keys      *Keyring
 	opts      Options
@@ -474,6 +475,7 @@ func (v *Vault) Close() error {
 		return nil
 	}
 	v.work.stop()
+	v.gate.close()
 	var errs []error
 	if v.opts.Codes == nil {
 		errs = append(errs, v.codes.Close())
@@ -619,7 +621,7 @@ func (v *Vault) initialize(ctx context.Context) error {
 		return err
 	}
 	records = append(records, m.record(), countRecord(keys, 2, 1))
-	err = v.store.Update(ctx, func(tx store.Tx) error {
+	err = v.whole().update(ctx, opRotateKeys, func(tx store.Tx) error {
 		for _, r := range records {
 			tx.Put(r)
 		}
@@ -701,7 +703,7 @@ func (c *core) grant() error {
 			return seal.ErrExhausted
 		}
 		next := countRecord(keys, used+grantBlock, rec.Version+1)
-		err = c.store.Update(ctx, func(tx store.Tx) error {
+		err = v.whole().update(ctx, opRotateKeys, func(tx store.Tx) error {
 			tx.Put(next)
 			return nil
 		})

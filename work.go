@@ -404,7 +404,7 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 	}
 	wrote := 0
 	var won []*job
-	err := wrapped(v.store.Update(ctx, func(tx store.Tx) error {
+	err := wrapped(v.whole().update(ctx, opStep, func(tx store.Tx) error {
 		won, wrote = won[:0], 0
 		for _, j := range claimed {
 			was := *j.rec
@@ -633,7 +633,7 @@ func (v *Vault) again(ctx context.Context, rec *store.Record, plain []byte) erro
 
 // jobChanged writes unless somebody else has taken the job over.
 func (v *Vault) jobChanged(ctx context.Context, rec *store.Record, fn func(store.Tx)) error {
-	err := v.store.Update(ctx, func(tx store.Tx) error {
+	err := v.update(ctx, opStep, func(tx store.Tx) error {
 		ok, err := same(tx, rec)
 		if ok {
 			fn(tx)
@@ -790,7 +790,7 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 // sweepDue erases those of due that are as they were, writes ends, and returns what it has
 // erased.
 func (v *Vault) sweepDue(ctx context.Context, due []*store.Record, ends *endings) (erased []*store.Record, err error) {
-	err = wrapped(v.store.Update(ctx, func(tx store.Tx) error {
+	err = wrapped(v.whole().update(ctx, opExpire, func(tx store.Tx) error {
 		erased = erased[:0]
 		ends.begin()
 		for i, r := range due {

@@ -59,14 +59,24 @@ const (
 	opRedeliver           operation = "event.redeliver"
 	opRotateKeys          operation = "keys.rotate"
 	opExpire              operation = "expire"
+	opStep                operation = "step" // of a call or of background work: not logged
 )
+
+// ends reports whether o takes something away: a right, a secret, or what is stored.
+func (o operation) ends() bool {
+	switch o {
+	case opDelete, opConsume, opApprove, opSetQuotas, opRotateSecret, opDeleteAPIKey, opDeleteWebhook, opRotateWebhook, opRotateKeys, opExpire:
+		return true
+	}
+	return false
+}
 
 // write is the one way in which a call changes the store.
 func (v *Vault) write(ctx context.Context, op operation, object uuid.UUID, fn func(store.Tx) error) error {
 	if v.closed.Load() {
 		return ErrClosed
 	}
-	err := wrapped(v.store.Update(ctx, fn))
+	err := wrapped(v.update(ctx, op, fn))
 	if errors.Is(err, errRepeated) || errors.Is(err, errKeyMade) || errors.Is(err, store.ErrConflict) {
 		return err // the caller looks again: not an outcome yet
 	}

@@ -1,0 +1,143 @@
+package cardvault
+
+import (
+	"container/list"
+	"context"
+	"sync"
+
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// gateWidth is how many Updates of a vault are at its store at a time: two groups of
+// those that commit in groups of 256, so that the next is there when one is done.
+const gateWidth = 512
+
+// A lane is where writes wait for their turn: those of an account, apart from those by
+// which it takes something away. What ends a stolen key, or erases a card, does not
+// stand behind what the key floods the vault with. Zero is the account of what belongs
+// to the whole vault.
+type lane struct {
+	account uuid.UUID
+	ends    bool
+}
+
+// A gate lets gateWidth Updates through to the store. Lanes with further ones take
+// turns, one call each, and within a lane the first comes first: a call waits for no
+// more than one of each other lane, besides those before it in its own. The queue of a
+// lane is the calls that are being made: each is a goroutine of its caller, which waits
+// here as it would wait at a store whose queue is full. The zero value is ready.
+type gate struct {
+	mu     sync.Mutex
+	inside int
+	open   bool // for all: the vault is closed
+	lanes  map[lane]*queueAtGate
+	turns  list.List // of *queueAtGate, none of them empty; there is one only if inside is gateWidth
+}
+
+type queueAtGate struct {
+	lane    lane
+	turn    *list.Element // of gate.turns
+	waiting list.List     // of *atGate
+}
+
+// An atGate is a call that waits.
+type atGate struct {
+	admitted chan struct{}
+	err      error // set before admitted is closed
+}
+
+// enter waits for a turn. Who got one leaves.
+func (g *gate) enter(ctx context.Context, l lane) error {
+	g.mu.Lock()
+	if g.inside < gateWidth || g.open {
+		g.inside++
+		g.mu.Unlock()
+		return nil
+	}
+	q := g.lanes[l]
+	if q == nil {
+		if g.lanes == nil {
+			g.lanes = map[lane]*queueAtGate{}
+		}
+		q = &queueAtGate{lane: l}
+		q.turn = g.turns.PushBack(q)
+		g.lanes[l] = q
+	}
+	w := &atGate{admitted: make(chan struct{})}
+	place := q.waiting.PushBack(w)
+	g.mu.Unlock()
+
+	select {
+	case <-w.admitted:
+		return w.err
+	case <-ctx.Done():
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	select {
+	case <-w.admitted: // just now: the turn is the next one's
+		if w.err == nil {
+			g.next()
+		}
+	default:
+		g.remove(q, place)
+	}
+	return ctx.Err()
+}
+
+// leave ends the turn of a call that has entered.
+func (g *gate) leave() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.next()
+}
+
+// next gives a turn that has ended to the lane that is due.
+func (g *gate) next() {
+	first := g.turns.Front()
+	if first == nil {
+		g.inside--
+		return
+	}
+	q := first.Value.(*queueAtGate)
+	g.turns.MoveToBack(first)
+	w := g.remove(q, q.waiting.Front())
+	close(w.admitted)
+}
+
+func (g *gate) remove(q *queueAtGate, place *list.Element) *atGate {
+	w := q.waiting.Remove(place).(*atGate)
+	if q.waiting.Len() == 0 {
+		g.turns.Remove(q.turn)
+		delete(g.lanes, q.lane)
+	}
+	return w
+}
+
+// close ends the waiting of all calls with ErrClosed. Jobs that are under way may still
+// store what they came to, if the store is open.
+func (g *gate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.open = true
+	for _, q := range g.lanes {
+		for q.waiting.Len() > 0 {
+			w := q.waiting.Remove(q.waiting.Front()).(*atGate)
+			w.err = ErrClosed
+			close(w.admitted)
+		}
+	}
+	g.lanes = nil
+	g.turns.Init()
+}
+
+// update is Update of the store for the account of this handle, in its turn. It is the
+// one way to write.
+func (v *Vault) update(ctx context.Context, op operation, fn func(store.Tx) error) error {
+	if err := v.gate.enter(ctx, lane{v.account, op.ends()}); err != nil {
+		return err
+	}
+	defer v.gate.leave()
+	return v.store.Update(ctx, fn)
+}

@@ -1,0 +1,227 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+)
+
+// A stepper is a store that commits a group of Updates, in the order in which they
+// came, when it is told to.
+type stepper struct {
+	store.Store
+	mu      sync.Mutex
+	holding bool
+	queue   []chan struct{} // closed when the Update may go on
+	longest int             // that queue was
+	group   sync.WaitGroup  // of Updates that go on
+}
+
+func (s *stepper) Update(ctx context.Context, fn func(store.Tx) error) error {
+	s.mu.Lock()
+	if !s.holding {
+		s.mu.Unlock()
+		return s.Store.Update(ctx, fn)
+	}
+	turn := make(chan struct{})
+	s.queue = append(s.queue, turn)
+	s.longest = max(s.longest, len(s.queue))
+	s.mu.Unlock()
+	<-turn
+	return s.Store.Update(ctx, fn)
+}
+
+// step commits a group of at most 256 and waits until nothing moves.
+func (s *stepper) step() {
+	s.mu.Lock()
+	n := min(256, len(s.queue))
+	for _, turn := range s.queue[:n] {
+		close(turn)
+	}
+	s.queue = s.queue[n:]
+	s.mu.Unlock()
+	synctest.Wait()
+}
+
+// steps commits groups until a call has ended, and returns how many.
+func (s *stepper) steps(ended <-chan error) (n int, err error) {
+	for ; n < 1000; n++ {
+		select {
+		case err := <-ended:
+			return n, err
+		default:
+			s.step()
+		}
+	}
+	return n, errors.New("the call has not ended")
+}
+
+// hold begins to hold back Updates, until the test ends.
+func (s *stepper) hold(l *lab) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holding = true
+	l.Cleanup(func() {
+		for s.step(); len(s.queue) > 0; {
+			s.step()
+		}
+	})
+}
+
+// inGate runs f in a bubble on a vault on a stepper.
+func inGate(t *testing.T, f func(l *lab, s *stepper)) {
+	inLab(t, nil, func(l *lab) {
+		s := &stepper{Store: memstore.New()}
+		l.Vault = l.on(s)
+		f(l, s)
+	})
+}
+
+func (l *lab) newAccount() *cardvault.Vault {
+	l.Helper()
+	a, err := l.CreateAccount(l.Context(), "", nil)
+	l.must(err)
+	return l.In(a.ID)
+}
+
+// calls makes a call that writes once and returns how it ends.
+func calls(ctx context.Context, v *cardvault.Vault) <-chan error {
+	ended := make(chan error, 1)
+	go func() {
+		_, err := v.CreateMerchant(ctx, "one more")
+		ended <- err
+	}()
+	synctest.Wait()
+	return ended
+}
+
+// flood makes n calls of an account at a time.
+func (l *lab) flood(v *cardvault.Vault, n int, done func()) {
+	for range n {
+		go func() {
+			if _, err := v.CreateMerchant(l.Context(), "flood"); err == nil { // else the test has ended
+				done()
+			}
+		}()
+	}
+	synctest.Wait()
+}
+
+// TestFloodOfOne: however many calls of one account wait, those of another are served
+// within a few groups, and so is what ends a right of the account itself.
+func TestFloodOfOne(t *testing.T) {
+	inGate(t, func(l *lab, s *stepper) {
+		loud, quiet := l.newAccount(), l.newAccount()
+		key, _, err := loud.CreateAPIKey(l.Context(), "stolen", cardvault.AllScopes(), nil)
+		l.must(err)
+		const most = 3 // two groups are at the store, the next has one of each account
+		s.hold(l)
+		l.flood(loud, 4096, func() {})
+		for range 3 {
+			if n, err := s.steps(calls(l.Context(), quiet)); n > most || err != nil {
+				l.Errorf("a call of another account took %d groups, %v", n, err)
+			}
+		}
+		revoked := make(chan error, 1)
+		go func() { revoked <- loud.DeleteAPIKey(l.Context(), key.ID) }()
+		synctest.Wait()
+		if n, err := s.steps(revoked); n > most || err != nil {
+			l.Errorf("revoking a key of the account took %d groups, %v", n, err)
+		}
+		if s.longest > 512 {
+			l.Errorf("%d Updates were at the store at a time", s.longest)
+		}
+		if n, err := s.steps(calls(l.Context(), loud)); n < 2 || n > 4096/256+1 || err != nil {
+			l.Errorf("the last call of the account took %d more groups, %v", n, err)
+		}
+	})
+}
+
+// TestFloodOfMany: accounts take turns.
+func TestFloodOfMany(t *testing.T) {
+	const accounts, each = 1000, 8
+	inGate(t, func(l *lab, s *stepper) {
+		var vaults [accounts]*cardvault.Vault
+		for i := range vaults {
+			vaults[i] = l.newAccount()
+		}
+		quiet := l.newAccount()
+		s.hold(l)
+		var done [accounts]atomic.Int32
+		for i, v := range vaults { // one after the other, each with all it has
+			l.flood(v, each, func() { done[i].Add(1) })
+		}
+		late := calls(l.Context(), quiet)
+
+		const round = accounts/256 + 1 // groups
+		for range 2 {                  // of what was at the store before anybody waited
+			s.step()
+		}
+		for n := range int32(each - 1) {
+			for range round {
+				s.step()
+			}
+			for i := range done {
+				if turns := done[i].Load(); turns <= n {
+					l.Fatalf("account %d has had %d turns after %d rounds", i, turns, n+1)
+				}
+			}
+			if n == 0 {
+				select {
+				case err := <-late:
+					l.must(err)
+				default:
+					l.Fatal("the account that came last has had no turn in the first round")
+				}
+			}
+		}
+	})
+}
+
+// TestWaitingEnds: a call that waits for its turn ends with its context and with the
+// vault, and leaves its turn to others.
+func TestWaitingEnds(t *testing.T) {
+	inGate(t, func(l *lab, s *stepper) {
+		loud, quiet := l.newAccount(), l.newAccount()
+		s.hold(l)
+		l.flood(loud, 600, func() {})
+		ctx, leave := context.WithCancel(l.Context())
+		left, next := calls(ctx, quiet), calls(l.Context(), quiet)
+		leave()
+		synctest.Wait()
+		select {
+		case err := <-left:
+			if !errors.Is(err, context.Canceled) {
+				l.Errorf("a call whose caller has left: %v", err)
+			}
+		default:
+			l.Error("a call whose caller has left still waits")
+		}
+		if n, err := s.steps(next); n > 3 || err != nil {
+			l.Errorf("the next call took %d groups, %v", n, err)
+		}
+		if n, err := s.steps(calls(l.Context(), loud)); n > 3 || err != nil {
+			l.Errorf("the last call took %d groups, %v", n, err)
+		}
+
+		l.flood(loud, 512, func() {})
+		waits := calls(l.Context(), quiet)
+		l.must(l.Close())
+		synctest.Wait()
+		select {
+		case err := <-waits:
+			if !errors.Is(err, cardvault.ErrClosed) {
+				l.Errorf("a call that waits when the vault is closed: %v", err)
+			}
+		default:
+			l.Error("a call still waits when the vault is closed")
+		}
+	})
+}
