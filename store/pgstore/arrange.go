@@ -19,7 +19,7 @@ const (
 	arrangeTries = 5
 	arrangePause = time.Second // between two
 	// Writers to the list wait for as long as arrange waits for its lock.
-	arrangeTimeouts = `SELECT set_config('statement_timeout', '5s', true), set_config('lock_timeout', '100ms', true)`
+	arrangeTimeouts = `SELECT pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_config('lock_timeout', '100ms', true)`
 )
 
 // An arranger knows which lists are to be cut into blocks. A goroutine of the Store

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/url"
 	"strings"
 	"sync"
@@ -354,16 +355,35 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
+// skewed asks another clock.
+type skewed struct{ net.Conn }
+
+func (s skewed) Write(b []byte) (int, error) {
+	return s.Conn.Write(bytes.ReplaceAll(b, []byte("pg_catalog.clock_timestamp()"), []byte("skewed_far.clock_timestamp()")))
+}
+
 func TestClock(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
-	if _, err := p.Exec(t.Context(), `CREATE SCHEMA skew; CREATE FUNCTION skew.clock_timestamp() RETURNS timestamptz
+	if _, err := p.Exec(t.Context(), `CREATE SCHEMA skewed_far; CREATE FUNCTION skewed_far.clock_timestamp() RETURNS timestamptz
 			LANGUAGE sql AS $$ SELECT pg_catalog.clock_timestamp() + current_setting('skew.by')::interval $$`); err != nil {
 		t.Fatal(err)
 	}
 	for by, want := range map[string]error{"0ms": nil, "-5s": pgstore.ErrClock, "5s": pgstore.ErrClock, "300ms": nil} {
-		skewed := pool(t, postgres.Get(t).URL("postgres")+"&search_path=skew,pg_catalog&skew.by="+by)
-		s, err := pgstore.New(t.Context(), skewed, &pgstore.Options{Schema: name})
+		config, err := pgxpool.ParseConfig(postgres.Get(t).URL("postgres") + "&skew.by=" + by)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			return skewed{conn}, err
+		}
+		p, err := pgxpool.NewWithConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(p.Close)
+		s, err := pgstore.New(t.Context(), p, &pgstore.Options{Schema: name})
 		if !errors.Is(err, want) {
 			t.Errorf("New with a clock off by %s = %v, want %v", by, err, want)
 		}

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cardvault/cardvault/store"
@@ -22,6 +24,7 @@ var migrations embed.FS
 // [Migrate] runs, for those who let another tool do it. They name the schema
 // "cardvault" and do not create it, nor the table of versions, which has to say what was run:
 //
+//	SET search_path = pg_catalog, pg_temp;
 //	CREATE SCHEMA "cardvault";
 //	CREATE TABLE "cardvault".migrations (version integer PRIMARY KEY, at timestamptz NOT NULL DEFAULT now());
 //	INSERT INTO "cardvault".migrations (version) VALUES (1);
@@ -52,45 +55,67 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 	if err := checkName(schema); err != nil {
 		return err
 	}
-	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", newLocker(schema).migration()))
+	for tries := 1; ; tries++ {
+		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			return migrate(ctx, tx, schema)
+		})
+		if err != nil && othersMigrate(err) && tries < migrateTries {
+			continue
+		}
 		if err != nil {
-			return err
-		}
-		at, err := schemaVersion(ctx, tx, schema)
-		if err != nil {
-			return err
-		}
-		if at > newest {
-			return fmt.Errorf("%w: the schema has version %d, this program knows %d", store.ErrFormat, at, newest)
-		}
-		if at == 0 {
-			var found bool
-			if err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", schema).Scan(&found); err != nil {
-				return err
-			}
-			script := `CREATE TABLE "cardvault".migrations (version integer PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())`
-			if !found {
-				script = `CREATE SCHEMA "cardvault"; ` + script
-			}
-			if err := execScript(ctx, tx, schema, script); err != nil {
-				return err
-			}
-		}
-		for v := at + 1; v <= newest; v++ {
-			script, err := fs.ReadFile(Migrations, strconv.Itoa(v)+".sql")
-			if err != nil {
-				return err
-			}
-			mark := fmt.Sprintf(`; INSERT INTO "cardvault".migrations (version) VALUES (%d)`, v)
-			if err := execScript(ctx, tx, schema, string(script)+mark); err != nil {
-				return err
-			}
+			return fmt.Errorf("pgstore: migrate: %w", plain(err))
 		}
 		return nil
-	})
+	}
+}
+
+const migrateTries = 10
+
+// othersMigrate reports whether a transaction has failed because another one has made
+// the same, for whose end it has waited: there is no lock for this of which anybody
+// could know the name.
+func othersMigrate(err error) bool {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && slices.Contains([]string{
+		"23505", // unique_violation
+		"42P06", // duplicate_schema
+		"42P07", // duplicate_table
+	}, pg.Code)
+}
+
+func migrate(ctx context.Context, tx pgx.Tx, schema string) error {
+	if err := execScript(ctx, tx, schema, `SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL lock_timeout = '10s'`); err != nil {
+		return err
+	}
+	at, err := schemaVersion(ctx, tx, schema)
 	if err != nil {
-		return fmt.Errorf("pgstore: migrate: %w", plain(err))
+		return err
+	}
+	if at > newest {
+		return fmt.Errorf("%w: the schema has version %d, this program knows %d", store.ErrFormat, at, newest)
+	}
+	if at == 0 {
+		var found bool
+		if err := tx.QueryRow(ctx, builtIn("SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)"), schema).Scan(&found); err != nil {
+			return err
+		}
+		script := `CREATE TABLE "cardvault".migrations (version integer PRIMARY KEY, at timestamptz NOT NULL DEFAULT pg_catalog.now())`
+		if !found {
+			script = `CREATE SCHEMA "cardvault"; ` + script
+		}
+		if err := execScript(ctx, tx, schema, script); err != nil {
+			return err
+		}
+	}
+	for v := at + 1; v <= newest; v++ {
+		script, err := fs.ReadFile(Migrations, strconv.Itoa(v)+".sql")
+		if err != nil {
+			return err
+		}
+		mark := fmt.Sprintf(`INSERT INTO "cardvault".migrations (version) VALUES (%d); `, v) // first, for which others wait
+		if err := execScript(ctx, tx, schema, mark+string(script)); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -110,6 +135,19 @@ func checkName(schema string) error {
 	return nil
 }
 
+// builtIn returns a statement whose operators are those of pg_catalog. The pool is the
+// caller's, whose sessions may have any search path: a statement names the schema of
+// each function too.
+func builtIn(sql string) string { return operators.Replace(sql) }
+
+var operators = func() *strings.Replacer {
+	var pairs []string
+	for _, o := range []string{"=", "<", "<=", ">", "-", "||"} {
+		pairs = append(pairs, " "+o+" ", " OPERATOR(pg_catalog."+o+") ")
+	}
+	return strings.NewReplacer(pairs...)
+}()
+
 // in returns a statement with the name of the schema.
 func in(schema, sql string) string { return strings.ReplaceAll(sql, `"cardvault"`, quoted(schema)) }
 
@@ -121,11 +159,11 @@ func schemaVersion(ctx context.Context, q interface {
 }, schema string) (version int, err error) {
 	var found bool
 	// Unlike to_regclass, this sees what another session has just made.
-	err = q.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE n.nspname = $1 AND c.relname = 'migrations')`, schema).Scan(&found)
+	err = q.QueryRow(ctx, builtIn(`SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = 'migrations')`), schema).Scan(&found)
 	if err != nil || !found {
 		return 0, err
 	}
-	err = q.QueryRow(ctx, in(schema, `SELECT coalesce(max(version), 0) FROM "cardvault".migrations`)).Scan(&version)
+	err = q.QueryRow(ctx, in(schema, `SELECT coalesce(pg_catalog.max(version), 0) FROM "cardvault".migrations`)).Scan(&version)
 	return version, err
 }

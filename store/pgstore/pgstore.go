@@ -267,7 +267,7 @@ func (s *Store) inspect(ctx context.Context, schema string) error {
 		return fmt.Errorf("%w by %v", ErrClock, off.Round(time.Millisecond))
 	}
 	var standbys string
-	if err := conn.QueryRow(ctx, "SELECT current_setting('synchronous_standby_names')").Scan(&standbys); err != nil {
+	if err := conn.QueryRow(ctx, "SELECT pg_catalog.current_setting('synchronous_standby_names')").Scan(&standbys); err != nil {
 		return failed(verdictOfRead(err), err)
 	}
 	if strings.TrimSpace(standbys) == "" {
@@ -294,8 +294,8 @@ func (s *Store) check(ctx context.Context, conn *pgx.Conn) (off time.Duration, e
 	var recovers bool
 	var now time.Time
 	began := time.Now()
-	err = conn.QueryRow(ctx, `SELECT clock_timestamp(), current_setting('fsync'), current_setting('full_page_writes'),
-		current_setting('default_transaction_isolation'), pg_is_in_recovery()`).Scan(&now, &fsync, &pages, &isolation, &recovers)
+	err = conn.QueryRow(ctx, `SELECT pg_catalog.clock_timestamp(), pg_catalog.current_setting('fsync'), pg_catalog.current_setting('full_page_writes'),
+		pg_catalog.current_setting('default_transaction_isolation'), pg_catalog.pg_is_in_recovery()`).Scan(&now, &fsync, &pages, &isolation, &recovers)
 	took := time.Since(began)
 	switch {
 	case err != nil:
@@ -318,7 +318,7 @@ func (s *Store) checkTimeline(ctx context.Context, conn *pgx.Conn) error {
 		return nil
 	}
 	var timeline int64
-	err := conn.QueryRow(ctx, "SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint").Scan(&timeline)
+	err := conn.QueryRow(ctx, builtIn("SELECT ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::bigint")).Scan(&timeline)
 	if _, ok := errors.AsType[*pgconn.PgError](err); ok && seen == 0 && !conn.IsClosed() {
 		s.timeline.CompareAndSwap(0, -1)
 		return nil

@@ -67,7 +67,7 @@ func statementsOf(schema string) *statements {
 	// was empty when it looked: OFFSET 0 keeps it from joining in another way.
 	list := `SELECT l.total, l.tail, $1::smallint, r.id, r.account, r.scope, r.child, r.class, r.due, r.version, r.stamp, r.lookup, r.shown
 		FROM "cardvault".%s($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) AS l
-		LEFT JOIN LATERAL (SELECT r.* FROM unnest(l.ids) AS i(id)
+		LEFT JOIN LATERAL (SELECT r.* FROM pg_catalog.unnest(l.ids) AS i(id)
 			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = $1 AND x.id = i.id OFFSET 0) AS r) AS r ON true
 		ORDER BY r.id`
 	s := &statements{
@@ -83,8 +83,8 @@ func statementsOf(schema string) *statements {
 		hashed:   fmt.Sprintf(list, "list_hash"),
 		scan:     `SELECT ` + columns + ` FROM "cardvault".records r WHERE r.kind = $1 AND r.id > $2 ORDER BY r.id LIMIT $3`,
 		children: `SELECT c.kind, c.id FROM "cardvault".children($1, $2) AS c`,
-		empty:    `SELECT count(*) FROM (SELECT FROM "cardvault".records LIMIT 1) AS r`,
-		rows: `SELECT ` + columns + ` FROM unnest($1::smallint[], $2::uuid[]) AS k(kind, id)
+		empty:    `SELECT pg_catalog.count(*) FROM (SELECT FROM "cardvault".records LIMIT 1) AS r`,
+		rows: `SELECT ` + columns + ` FROM ROWS FROM (pg_catalog.unnest($1::smallint[]), pg_catalog.unnest($2::pg_catalog.uuid[])) AS k(kind, id)
 			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = k.kind AND x.id = k.id OFFSET 0) AS r`,
 		family: `SELECT ` + outlineColumns + ` FROM "cardvault".family($1) AS f
 			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = f.kind AND x.id = f.id OFFSET 0) AS r`,
@@ -96,12 +96,12 @@ func statementsOf(schema string) *statements {
 		settle:  `SELECT "cardvault".settle($1, $2)`,
 		tidy:    `DELETE FROM "cardvault".groups WHERE store = $1 AND turn > $2 AND turn <= $3 AND done`,
 		old: `DELETE FROM "cardvault".groups WHERE ctid = ANY (ARRAY(
-			SELECT ctid FROM "cardvault".groups WHERE at < now() - interval '1 day' LIMIT 10000))`,
+			SELECT ctid FROM "cardvault".groups WHERE at < (pg_catalog.now() - interval '1 day') LIMIT 10000))`,
 	}
 	for _, text := range []*string{&s.get, &s.lookup, &s.due, &s.claim, &s.next, &s.list, &s.hashed,
 		&s.scan, &s.children, &s.empty, &s.rows, &s.family,
 		&s.apply, &s.add, &s.lock, &s.arrange, &s.settle, &s.tidy, &s.old} {
-		*text = in(schema, *text)
+		*text = in(schema, builtIn(*text))
 	}
 	return s
 }

@@ -127,7 +127,7 @@ func (s *Store) notify() {
 	if err != nil {
 		return // others look without being told
 	}
-	if _, err := conn.Exec(ctx, `SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)`, s.channel, payload); err != nil {
+	if _, err := conn.Exec(ctx, `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify($1, $2)`, s.channel, payload); err != nil {
 		discard(conn)
 		return
 	}

@@ -27,8 +27,8 @@ const (
 
 	// A machine that dies holds its locks for no longer than the last. None of these cuts
 	// short the wait of a commit for the standby.
-	timeouts = `SELECT set_config('statement_timeout', '10s', true), set_config('lock_timeout', '3s', true),
-		set_config('idle_in_transaction_session_timeout', '3s', true)`
+	timeouts = `SELECT pg_catalog.set_config('statement_timeout', '10s', true), pg_catalog.set_config('lock_timeout', '3s', true),
+		pg_catalog.set_config('idle_in_transaction_session_timeout', '3s', true)`
 
 	addLocks   = 8   // that add can take
 	groupsKept = 256 // rows of groups whose outcome is known
@@ -573,7 +573,7 @@ func (s *Store) tidy(ctx context.Context) {
 	defer timer.Stop()
 	for {
 		var b pgx.Batch
-		b.Queue(`SELECT set_config('synchronous_commit', 'off', true)`)
+		b.Queue(`SELECT pg_catalog.set_config('synchronous_commit', 'off', true)`)
 		select {
 		case <-ctx.Done():
 			return

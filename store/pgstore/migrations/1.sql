@@ -1,5 +1,10 @@
--- The schema of pgstore, version 1. Names are qualified, so that no search path matters;
--- Migrate puts another schema's name for "cardvault".
+-- The schema of pgstore, version 1, to be run in one transaction. Migrate puts another
+-- schema's name for "cardvault".
+--
+-- A function or operator of another schema never takes the place of one of pg_catalog:
+-- each function sets its search path, except blocks and below, which would not be inlined
+-- then and name pg_catalog themselves.
+SET LOCAL search_path = pg_catalog, pg_temp;
 
 CREATE TABLE "cardvault".records (
 	version bigint   NOT NULL,
@@ -56,14 +61,16 @@ CREATE TABLE "cardvault".groups (
 	store uuid        NOT NULL,
 	turn  bigint      NOT NULL,
 	done  boolean     NOT NULL, -- false: it never will be
-	at    timestamptz NOT NULL DEFAULT now(),
+	at    timestamptz NOT NULL DEFAULT pg_catalog.now(),
 	PRIMARY KEY (store, turn)
 );
 
 -- lock takes locks until the end of the transaction, in the order of the keys, waiting
 -- for each or for none.
 CREATE FUNCTION "cardvault".lock(patient boolean, keys bigint[], exclusive boolean[]) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
 BEGIN
 	IF current_setting('transaction_isolation') <> 'read committed' THEN
 		RAISE EXCEPTION USING ERRCODE = 'CV003', MESSAGE = 'the isolation level is not read committed';
@@ -97,6 +104,7 @@ CREATE FUNCTION "cardvault".apply(
 	entry_list integer[], entry_id uuid[], entry_class smallint[], entry_n integer[] -- what changes in them
 ) RETURNS integer[]
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '3s' SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
@@ -159,6 +167,7 @@ CREATE FUNCTION "cardvault".add(
 	hashes bytea[]
 ) RETURNS integer[]
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off -- and no more, as each setting costs time
 AS $$
 DECLARE
@@ -207,6 +216,7 @@ END $$;
 -- what it says is as durable as the group.
 CREATE FUNCTION "cardvault".settle(of_store uuid, of_turn bigint) RETURNS boolean
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '3s'
 AS $$
 DECLARE
@@ -226,6 +236,7 @@ CREATE FUNCTION "cardvault".replace(
 	off_kind smallint[], off_hash bytea[], off_id uuid[]
 ) RETURNS void
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
 BEGIN
@@ -256,6 +267,7 @@ CREATE FUNCTION "cardvault".tally(
 	entry_list integer[], entry_id uuid[], entry_class smallint[], entry_n integer[]
 ) RETURNS integer[]
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
 DECLARE
@@ -299,7 +311,9 @@ END $$;
 -- fold puts one row of each class for all of a block that nobody else folds, and returns
 -- how many records these count.
 CREATE FUNCTION "cardvault".fold(of_kind smallint, of_child boolean, of_scope uuid, of_level smallint, of_first uuid) RETURNS bigint
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
 DECLARE
 	size bigint;
 BEGIN
@@ -321,7 +335,9 @@ END $$;
 -- block_of returns where the block of a level begins that has an id, or null if the list
 -- has no blocks. That of the greatest id is the open one.
 CREATE FUNCTION "cardvault".block_of(of_kind smallint, of_child boolean, of_scope uuid, of_level smallint, of_id uuid) RETURNS uuid
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
 	SELECT first FROM "cardvault".counts
 	WHERE scope = of_scope AND child = of_child AND kind = of_kind AND level = of_level AND first <= of_id
 	ORDER BY first DESC LIMIT 1
@@ -332,14 +348,18 @@ $$;
 CREATE FUNCTION "cardvault".blocks(of_kind smallint, of_child boolean, of_scope uuid, of_level smallint,
 	low uuid, high uuid, of_class smallint[]) RETURNS TABLE (first uuid, next uuid, n bigint)
 LANGUAGE sql STABLE AS $$
-	SELECT c.first, lead(c.first) OVER (ORDER BY c.first), coalesce(sum(c.n) FILTER (WHERE of_class IS NULL OR c.class = ANY (of_class)), 0)::bigint
+	SELECT c.first, pg_catalog.lead(c.first) OVER (ORDER BY c.first),
+		coalesce(pg_catalog.sum(c.n) FILTER (WHERE of_class IS NULL OR c.class OPERATOR(pg_catalog.=) ANY (of_class)), 0)::bigint
 	FROM "cardvault".counts c
-	WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level = of_level
-		AND c.first >= coalesce((
+	WHERE c.scope OPERATOR(pg_catalog.=) of_scope AND c.child OPERATOR(pg_catalog.=) of_child
+		AND c.kind OPERATOR(pg_catalog.=) of_kind AND c.level OPERATOR(pg_catalog.=) of_level
+		AND c.first OPERATOR(pg_catalog.>=) coalesce((
 			SELECT x.first FROM "cardvault".counts x
-			WHERE x.scope = of_scope AND x.child = of_child AND x.kind = of_kind AND x.level = of_level AND x.first <= low
+			WHERE x.scope OPERATOR(pg_catalog.=) of_scope AND x.child OPERATOR(pg_catalog.=) of_child
+				AND x.kind OPERATOR(pg_catalog.=) of_kind AND x.level OPERATOR(pg_catalog.=) of_level
+				AND x.first OPERATOR(pg_catalog.<=) low
 			ORDER BY x.first DESC LIMIT 1), low)
-		AND c.first <= high
+		AND c.first OPERATOR(pg_catalog.<=) high
 	GROUP BY c.first
 $$;
 
@@ -350,6 +370,7 @@ $$;
 -- piece is small.
 CREATE FUNCTION "cardvault".arrange(of_kind smallint, of_child boolean, of_scope uuid, at uuid, keys bigint[], exclusive boolean[]) RETURNS uuid
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
 DECLARE
@@ -417,7 +438,9 @@ END $$;
 -- counted if the block was.
 CREATE FUNCTION "cardvault".cut(of_kind smallint, of_child boolean, of_scope uuid, of_level smallint,
 	of_first uuid, of_next uuid, firsts uuid[]) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
 DECLARE
 	bounds CONSTANT uuid[] := of_first || firsts;
 	rest CONSTANT uuid := firsts[cardinality(firsts)];
@@ -454,7 +477,9 @@ END $$;
 -- one, or up to it. seen is how many records it has looked at.
 CREATE FUNCTION "cardvault".rank(of_kind smallint, of_child boolean, of_scope uuid, of_class smallint[], up_to uuid, inclusive boolean,
 	OUT n bigint, OUT seen bigint)
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
 DECLARE
 	zero CONSTANT uuid := '00000000-0000-0000-0000-000000000000';
 	run uuid;
@@ -489,6 +514,7 @@ CREATE FUNCTION "cardvault".list(
 	of_kind smallint, of_child boolean, of_scope uuid, of_class smallint[], low uuid, high uuid, live timestamptz,
 	descending boolean, skip bigint, most bigint, counted boolean, OUT total bigint, OUT tail bigint, OUT ids uuid[])
 LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
 DECLARE
@@ -549,7 +575,8 @@ END $$;
 -- below returns how many of some ids, which ascend, are below one.
 CREATE FUNCTION "cardvault".below(of_id uuid, ids uuid[]) RETURNS integer
 LANGUAGE sql IMMUTABLE AS $$
-	SELECT width_bucket(of_id, ids) - (ids[width_bucket(of_id, ids)] IS NOT DISTINCT FROM of_id)::integer
+	SELECT pg_catalog.width_bucket(of_id, ids)
+		OPERATOR(pg_catalog.-) coalesce((ids[pg_catalog.width_bucket(of_id, ids)] OPERATOR(pg_catalog.=) of_id)::integer, 0)
 $$;
 
 -- walk returns a page of the ids in a range: it passes over some. It looks at 512
@@ -559,6 +586,7 @@ CREATE FUNCTION "cardvault".walk(
 	of_kind smallint, of_child boolean, of_scope uuid, of_class smallint[], low uuid, high uuid, live timestamptz,
 	descending boolean, pass bigint, most bigint) RETURNS uuid[]
 LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
 DECLARE
@@ -632,6 +660,7 @@ CREATE FUNCTION "cardvault".list_hash(
 	of_kind smallint, of_child boolean, of_scope uuid, of_class smallint[], low uuid, high uuid, live timestamptz,
 	descending boolean, skip bigint, most bigint, of_hash bytea, OUT total bigint, OUT tail bigint, OUT ids uuid[])
 LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
 DECLARE
@@ -655,6 +684,7 @@ END $$;
 -- one walk of records_list that ends with the last of these.
 CREATE FUNCTION "cardvault".children(of_parent uuid, most bigint) RETURNS TABLE (kind smallint, id uuid)
 LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
 BEGIN
@@ -664,6 +694,7 @@ END $$;
 -- family returns the records that belong to some ids, and all that belong to these in turn.
 CREATE FUNCTION "cardvault".family(ids uuid[]) RETURNS TABLE (kind smallint, id uuid)
 LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
 BEGIN

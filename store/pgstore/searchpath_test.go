@@ -1,0 +1,408 @@
+//go:build unix
+
+package pgstore_test
+
+import (
+	"context"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/pgstore"
+)
+
+// sqlOf returns all SQL that the package sends, and more: every string of its sources.
+func sqlOf(t *testing.T) string {
+	t.Helper()
+	var all strings.Builder
+	comments := regexp.MustCompile(`--.*`)
+	if err := fs.WalkDir(pgstore.Migrations, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := fs.ReadFile(pgstore.Migrations, path)
+		all.Write(comments.ReplaceAll(b, nil))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+				text, err := strconv.Unquote(lit.Value)
+				if err != nil {
+					t.Fatal(err)
+				}
+				all.WriteString("\n" + text)
+			}
+			return true
+		})
+	}
+	return all.String()
+}
+
+func found(pattern, in string) []string {
+	names := map[string]bool{}
+	for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(in, -1) {
+		names[m[len(m)-1]] = true
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// traps returns statements that make, in the schema public, a function for each that
+// some SQL may call and an operator for each that it may use, for all types that can
+// meet there. Each warns that it was called.
+func traps(t *testing.T, admin *pgxpool.Pool, sql string) (statements []string) {
+	t.Helper()
+	scalars := []string{"smallint", "integer", "bigint", "uuid", "bytea", "boolean", "text", "timestamptz", "numeric", "name", "oid"}
+	types := slices.Clone(scalars)
+	for _, s := range scalars {
+		types = append(types, s+"[]")
+	}
+	function := func(name string, args []string, returns, warning string) {
+		end := " RETURN NULL;"
+		if returns == "void" || strings.HasPrefix(returns, "SETOF") {
+			end = ""
+		}
+		statements = append(statements, fmt.Sprintf(`CREATE FUNCTION public.%s(%s) RETURNS %s LANGUAGE plpgsql AS 'BEGIN RAISE WARNING ''trap: %s'';%s END'`,
+			pgx.Identifier{name}.Sanitize(), strings.Join(args, ", "), returns, strings.ReplaceAll(warning, "%", "%%"), end))
+	}
+
+	rows, err := admin.Query(t.Context(), `SELECT proname, pronargs::int, bool_or(proretset),
+			coalesce(min(prorettype::regtype::text) FILTER (WHERE typtype <> 'p' OR typname = 'void'), ''),
+			coalesce(array_agg(oidvectortypes(proargtypes)) FILTER (WHERE NOT EXISTS (
+				SELECT FROM unnest(proargtypes) AS a(t) JOIN pg_type x ON x.oid = a.t WHERE x.typtype = 'p')), '{}')
+		FROM pg_proc JOIN pg_type y ON y.oid = prorettype
+		WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = ANY ($1) GROUP BY 1, 2 ORDER BY 1, 2`,
+		found(`\b([a-z_0-9]+)\s*\(`, sql))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var name, returned string
+	var arguments int
+	var set bool
+	var signatures []string
+	functions := 0
+	if _, err := pgx.ForEachRow(rows, []any{&name, &arguments, &set, &returned, &signatures}, func() error {
+		functions++
+		var all [][]string
+		switch arguments {
+		case 1:
+			for _, a := range types {
+				all = append(all, []string{a})
+			}
+		case 2:
+			for _, a := range types {
+				for _, b := range types {
+					all = append(all, []string{a, b})
+				}
+			}
+		default:
+			for _, s := range signatures {
+				all = append(all, []string{s})
+			}
+		}
+		for _, args := range all {
+			returns := returned
+			if returns == "" { // polymorphic
+				returns = "integer"
+				if len(args) > 0 {
+					returns = strings.TrimSuffix(args[0], "[]")
+				}
+			}
+			if set {
+				returns = "SETOF " + returns
+			}
+			function(name, args, returns, name)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+
+	rows, err = admin.Query(t.Context(), `SELECT oprname, coalesce(bool_or(oprresult = 'bool'::regtype), false) FROM pg_operator
+		WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprkind = 'b' AND oprname = ANY ($1) GROUP BY 1 ORDER BY 1`,
+		found(`[^-+*/<>=~!@#%^&|?]([-+*/<>=~!@#%^&|?]{1,3})[^-+*/<>=~!@#%^&|?]`, sql))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var boolean bool
+	operators := 0
+	if _, err := pgx.ForEachRow(rows, []any{&name, &boolean}, func() error {
+		operators++
+		for _, left := range types {
+			for _, right := range types {
+				of, returns := fmt.Sprintf("operator %d", operators), left
+				if boolean {
+					returns = "boolean"
+				}
+				function(of, []string{left, right}, returns, name)
+				statements = append(statements, fmt.Sprintf(`CREATE OPERATOR public.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = public.%s)`,
+					name, left, right, pgx.Identifier{of}.Sanitize()))
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d traps for %d functions and %d operators", len(statements), functions, operators)
+	if functions < 20 || operators < 6 {
+		t.Error("too few: nothing is proved")
+	}
+	return statements
+}
+
+// What another role makes takes the place of nothing that the package uses: neither in
+// public, nor in the schema named like the role of the vault, nor in one of the search
+// path before pg_catalog, nor as a temporary table or type.
+func TestSearchPath(t *testing.T) {
+	server := postgres.Get(t)
+	server.SQL(t, "postgres", "CREATE DATABASE trapped")
+	server.SQL(t, "postgres", "CREATE ROLE vault LOGIN; CREATE ROLE intern LOGIN; ALTER DATABASE trapped SET track_functions = 'all'")
+	server.SQL(t, "trapped", "GRANT CREATE ON DATABASE trapped TO vault, intern; GRANT CREATE ON SCHEMA public TO intern")
+	as := func(role string) string { return strings.Replace(server.URL("trapped"), "cardvault@", role+"@", 1) }
+	admin := pool(t, server.URL("trapped")+"&search_path=pg_catalog")
+	sql := sqlOf(t)
+	intern := pool(t, as("intern")+"&search_path=pg_catalog")
+	for statements := range slices.Chunk(traps(t, admin, sql), 1000) {
+		conn, err := intern.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = conn.Conn().PgConn().Exec(t.Context(), strings.Join(statements, ";")).ReadAll()
+		conn.Release()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var temporary []string
+	for _, name := range found(`\b(pg_[a-z_]+)`, sql) {
+		var relation bool
+		if err := admin.QueryRow(t.Context(), "SELECT to_regclass('pg_catalog.' || $1::text) IS NOT NULL", name).Scan(&relation); err != nil {
+			t.Fatal(err)
+		}
+		if relation {
+			temporary = append(temporary, "CREATE TEMPORARY TABLE "+name+" ()")
+		}
+	}
+	if len(temporary) < 2 {
+		t.Errorf("temporary tables: %q", temporary)
+	}
+	for _, name := range []string{"records", "lookups", "counts", "groups", "migrations"} {
+		temporary = append(temporary, "CREATE TEMPORARY TABLE "+name+" ()")
+	}
+	for _, name := range []string{"uuid", "bytea", "text", "timestamptz"} {
+		temporary = append(temporary, "CREATE DOMAIN pg_temp."+name+" AS pg_catalog.point")
+	}
+
+	for i, test := range []struct{ name, before, path string }{
+		{"in public", "", ""},
+		{"in the schema of the role", "ALTER SCHEMA public RENAME TO vault; CREATE SCHEMA public", ""},
+		{"before pg_catalog", "", "&search_path=pg_temp,vault,pg_catalog"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.before != "" {
+				server.SQL(t, "trapped", test.before)
+			}
+			config, err := pgxpool.ParseConfig(as("vault") + test.path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			config.MaxConns = 4
+			var mu sync.Mutex
+			heard := map[string]int{}
+			config.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+				mu.Lock()
+				defer mu.Unlock()
+				heard[n.Message]++
+			}
+			config.ConnConfig.OnPgError = func(_ *pgconn.PgConn, e *pgconn.PgError) bool {
+				mu.Lock()
+				defer mu.Unlock()
+				if e.Code != "CV001" {
+					heard[e.Message]++
+				}
+				return true
+			}
+			config.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
+				_, err := c.PgConn().Exec(ctx, strings.Join(temporary, ";")).ReadAll()
+				return err
+			}
+			p, err := pgxpool.NewWithConfig(t.Context(), config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name := fmt.Sprint("trapped ", i)
+			if err := pgstore.Migrate(t.Context(), p, &pgstore.Options{Schema: name}); err != nil {
+				t.Error(err)
+			}
+			exercise(t, admin, p, name)
+			p.Close()
+			var unset []string
+			if err := admin.QueryRow(t.Context(), `SELECT coalesce(array_agg(proname::text ORDER BY proname), '{}') FROM pg_proc
+				WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1)
+					AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)`, name).Scan(&unset); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(unset, []string{"below", "blocks"}) {
+				t.Errorf("without a search path of their own: %q", unset)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for message, n := range heard {
+				t.Errorf("%d times: %s", n, message)
+			}
+			var missed []string
+			for deadline := time.Now().Add(5 * time.Second); ; <-time.After(10 * time.Millisecond) {
+				rows, err := admin.Query(t.Context(), `SELECT proname FROM pg_proc p WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1)
+					AND proname NOT IN ('blocks', 'below') AND NOT EXISTS (SELECT FROM pg_stat_user_functions f WHERE f.funcid = p.oid)`, name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if missed, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+					t.Fatal(err)
+				}
+				if len(missed) == 0 {
+					return
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("not called: %q", missed)
+				}
+			}
+		})
+	}
+}
+
+// exercise does everything that a Store can do.
+func exercise(t *testing.T, admin, p *pgxpool.Pool, name string) {
+	t.Helper()
+	s, err := pgstore.New(t.Context(), p, &pgstore.Options{Schema: name})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer s.Close()
+	fill(t, admin, name, 70_000, map[int]uint8{40_000: 9})
+	rare := &store.Query{Kind: kind, Account: account, Limit: 2, Count: true, Live: time.Now()}
+	rare.Classes.Add(9)
+	queries := []*store.Query{
+		rare,
+		{Kind: kind, Account: account, Count: true},
+		{Kind: kind, Account: account, Limit: 3, Offset: 30_000, Count: true, Min: id(5), Live: time.Now()},
+		{Kind: kind, Account: account, Limit: 3, Desc: true},
+		{Kind: kind, Account: account, Limit: 3, Count: true, Lookup: []byte("hash"), Live: time.Now()},
+		{Kind: kind, Parent: id(1), Limit: 3, Count: true},
+	}
+	read := func(tx store.ReadTx) error {
+		_, _ = tx.Get(kind, id(1))
+		for _, q := range queries {
+			if _, err := tx.List(q); err != nil {
+				return err
+			}
+		}
+		if _, err := tx.Lookup(kind, []byte("hash"), 2); err != nil {
+			return err
+		}
+		if _, err := tx.Next(kind); err != nil {
+			return err
+		}
+		if _, err := tx.Scan(kind, id(3), 2); err != nil {
+			return err
+		}
+		if _, err := tx.Children(id(1), 2); err != nil {
+			return err
+		}
+		_, err := tx.Empty()
+		return err
+	}
+	view := func() {
+		t.Helper()
+		for _, q := range queries { // each as a statement of its own
+			list(t, s, q)
+		}
+		if err := s.View(t.Context(), read); err != nil {
+			t.Error(err)
+		}
+		if err := s.View(t.Context(), func(tx store.ReadTx) error { _, err := tx.Due(kind, time.Now(), 2); return err }); err != nil {
+			t.Error(err)
+		}
+	}
+	view()
+	arranged(t, admin, name, 70_000/128-1)
+	view()
+	between := func(n int) *store.Record { // in a closed block
+		r := record(n)
+		r.ID[15] = 2
+		r.Lookup = [][]byte{[]byte("hash")}
+		r.Due = time.Now()
+		return r
+	}
+	for n := range 300 {
+		if err := put(s, between(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	due := func(tx store.Tx) error {
+		found, err := tx.Due(kind, time.Now(), 5)
+		for _, r := range found {
+			r.Version++
+			r.Due, r.Class, r.Lookup = time.Time{}, 3, nil
+			tx.Put(r)
+		}
+		return err
+	}
+	second := between(20)
+	second.Version = 2
+	for _, fn := range []func(store.Tx) error{
+		due,
+		func(tx store.Tx) error { tx.Put(child(-1, 1)); tx.Put(child(-2, 1)); return read(tx) },
+		func(tx store.Tx) error { tx.Put(second); return nil },
+		func(tx store.Tx) error { tx.Delete(kind, id(1)); tx.Delete(kind+1, id(-1)); return nil },
+	} {
+		if err := s.Update(t.Context(), fn); err != nil {
+			t.Error(err)
+		}
+	}
+	view()
+	// What a Store does only when an answer is lost or somebody else has the lock, and what
+	// is inlined.
+	schema := pgx.Identifier{name}.Sanitize()
+	for _, sql := range []string{
+		`SELECT ` + schema + `.settle($1, 1)`,
+		`SELECT ` + schema + `.lock(true, '{1,2}', '{true,false}') WHERE $1::pg_catalog.uuid IS NOT NULL`,
+		`SELECT b.n FROM ` + schema + `.blocks(7::smallint, false, $1, 1::smallint, $1, $1, '{1}') AS b`,
+		`SELECT ` + schema + `.below($1, ARRAY[$1, r.id]) FROM ` + schema + `.records r LIMIT 1`,
+	} {
+		if _, err := p.Exec(t.Context(), sql, uuid.New()); err != nil {
+			t.Error(err)
+		}
+	}
+}
