@@ -2,17 +2,25 @@ package pgstore
 
 import (
 	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/cardvault/cardvault/store"
 )
 
 // A locker names the advisory locks of a schema: by a hash, so that two things may
-// share one, which costs no more than a wait.
+// share one, which costs no more than a wait. Whoever may connect to the database may take
+// any advisory lock, so it hashes the seed of the schema too, which only the role of the
+// vault can read. From one name no other one follows.
 //
 // All groups of all processes share the lock of all, or one has it to itself and needs
 // no other. A group has to itself the ids of the rows that it changes, the births where
@@ -23,7 +31,7 @@ import (
 // its births, and who asks whether there is anything the lock of all. Who asks for a hash
 // or a list also shares all of the kind, which a large group has to itself in place of
 // each that it touches.
-type locker uint64
+type locker uuid.UUID
 
 // A server has room for some ten thousand locks, as it is installed, for all groups
 // together.
@@ -33,22 +41,14 @@ const (
 	births     = 16   // of a kind
 )
 
-func newLocker(schema string) locker { return locker(14695981039346656037).with([]byte(schema)) }
-
-// with is one step of FNV-1a for each byte.
-func (l locker) with(b []byte) locker {
-	for _, c := range b {
-		l = (l ^ locker(c)) * 1099511628211
-	}
-	return l
-}
-
 func (l locker) of(what byte, kind store.Kind, b []byte) int64 {
-	return int64(l.with([]byte{0, what, byte(kind)}).with(b))
+	text := make([]byte, 0, len(l)+2+store.MaxLookup)
+	sum := sha256.Sum256(append(append(append(text, l[:]...), what, byte(kind)), b...))
+	return int64(binary.BigEndian.Uint64(sum[:]))
 }
 
 func (l locker) all() int64                   { return l.of('a', 0, nil) }
-func (l locker) migration() int64             { return l.of('m', 0, nil) }
+func (l locker) channel() string              { return fmt.Sprintf("cardvault %x", uint64(l.of('n', 0, nil))) }
 func (l locker) large() int64                 { return l.of('g', 0, nil) }
 func (l locker) id(id uuid.UUID) int64        { return l.of('r', 0, id[:]) }
 func (l locker) birth(k key) int64            { return l.of('b', k.kind, []byte{k.id[15] % births}) }
@@ -149,6 +149,39 @@ func sorted(locks map[int64]bool) (keys []int64, exclusive []bool) {
 	}
 	return keys, exclusive
 }
+
+// blame logs which sessions hold locks that a group has waited for in vain. That is at
+// most eight, and no more often than each blamePause.
+func (s *Store) blame(g *group) {
+	if time.Since(s.blamed) < blamePause {
+		return
+	}
+	s.blamed = time.Now()
+	keys, _ := g.locks()
+	if g.exclusive {
+		keys = []int64{s.locks.all()}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // writes wait for it
+	defer cancel()
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return
+	}
+	var pid pgtype.Int4 // null: of a prepared transaction
+	var role pgtype.Text
+	rows, _ := conn.Query(ctx, s.sql.holders, keys, s.schema) // rows have the error
+	_, err = pgx.ForEachRow(rows, []any{&pid, &role}, func() error {
+		s.log.Warn("writes wait for a lock that a session holds", "pid", pid.Int32, "role", role.String)
+		return nil
+	})
+	if err != nil {
+		discard(conn)
+		return
+	}
+	conn.Release()
+}
+
+const blamePause = 10 * time.Second
 
 // Writes are what a group changes, as parameters of apply.
 type writes struct {

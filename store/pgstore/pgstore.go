@@ -107,7 +107,6 @@ import (
 	"log/slog"
 	"math"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -116,6 +115,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cardvault/cardvault/store"
@@ -159,13 +159,13 @@ var (
 
 // A Store is a [store.Store] in PostgreSQL. Get one from [New].
 type Store struct {
-	pool  *pgxpool.Pool
-	sql   *statements
-	locks locker
-	log   *slog.Logger
+	pool   *pgxpool.Pool
+	schema string
+	sql    *statements
+	locks  locker
+	log    *slog.Logger
 
 	listenTo *pgx.ConnConfig
-	channel  string    // of notifications
 	id       uuid.UUID // in notifications, and of groups
 
 	queue   chan *call
@@ -193,6 +193,7 @@ type Store struct {
 	grown    map[listKey]int
 	wakes    map[store.Kind]bool // to notify of
 	notified time.Time
+	blamed   time.Time // when blame has last looked
 }
 
 var _ store.Store = (*Store)(nil)
@@ -210,16 +211,16 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error)
 		return nil, err
 	}
 	s := &Store{
-		pool: pool, sql: statementsOf(opts.schema()), locks: newLocker(opts.schema()), log: opts.Logger,
+		pool: pool, schema: opts.schema(), sql: statementsOf(opts.schema()), log: opts.Logger,
 		queue: make(chan *call, queueLength), closing: make(chan struct{}), stopped: make(chan struct{}),
 		memory: memory{rows: map[key]*row{}}, long: newArranger(), settled: make(chan int64),
 		grown: map[listKey]int{}, wakes: map[store.Kind]bool{},
-		listenTo: opts.Listen, channel: "cardvault " + strconv.FormatUint(uint64(newLocker(opts.schema())), 16), id: uuid.New(),
+		listenTo: opts.Listen, id: uuid.New(),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
-	if err := s.inspect(ctx, opts.schema()); err != nil {
+	if err := s.inspect(ctx); err != nil {
 		return nil, err
 	}
 	background, stop := context.WithCancel(context.Background())
@@ -237,8 +238,8 @@ const (
 )
 
 // inspect looks at the schema and the server.
-func (s *Store) inspect(ctx context.Context, schema string) error {
-	version, err := schemaVersion(ctx, s.pool, schema)
+func (s *Store) inspect(ctx context.Context) error {
+	version, err := schemaVersion(ctx, s.pool, s.schema)
 	switch {
 	case err != nil:
 		return failed(verdictOfRead(err), err)
@@ -266,9 +267,18 @@ func (s *Store) inspect(ctx context.Context, schema string) error {
 	if off > clockOff {
 		return fmt.Errorf("%w by %v", ErrClock, off.Round(time.Millisecond))
 	}
+	var seed pgtype.UUID
 	var standbys string
-	if err := conn.QueryRow(ctx, "SELECT pg_catalog.current_setting('synchronous_standby_names')").Scan(&standbys); err != nil {
+	var open bool
+	if err := conn.QueryRow(ctx, s.sql.seed).Scan(&seed, &standbys, &open); err != nil {
 		return failed(verdictOfRead(err), err)
+	}
+	if !seed.Valid {
+		return fmt.Errorf("%w: there is not one seed of locks", store.ErrDamaged)
+	}
+	s.locks = seed.Bytes
+	if open {
+		s.log.Warn("every role may connect to the database, where it sees the names of locks in use and can hold these: revoke CONNECT from PUBLIC")
 	}
 	if strings.TrimSpace(standbys) == "" {
 		s.log.Warn("PostgreSQL has no synchronous standby: what it acknowledges is lost with its disk")

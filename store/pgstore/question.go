@@ -59,6 +59,7 @@ type statements struct {
 	scan, children, empty                        string
 	rows, family                                 string
 	apply, add, lock, arrange, settle, tidy, old string
+	seed, holders                                string
 }
 
 func statementsOf(schema string) *statements {
@@ -97,10 +98,21 @@ func statementsOf(schema string) *statements {
 		tidy:    `DELETE FROM "cardvault".groups WHERE store = $1 AND turn > $2 AND turn <= $3 AND done`,
 		old: `DELETE FROM "cardvault".groups WHERE ctid = ANY (ARRAY(
 			SELECT ctid FROM "cardvault".groups WHERE at < (pg_catalog.now() - interval '1 day') LIMIT 10000))`,
+		seed: `SELECT (SELECT s.seed FROM "cardvault".seed s WHERE (SELECT pg_catalog.count(*) FROM "cardvault".seed) = 1),
+			pg_catalog.current_setting('synchronous_standby_names'), pg_catalog.has_database_privilege('public', d.oid, 'CONNECT')
+			FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()`,
+		// Of advisory locks, and of the tables those that no writer takes.
+		holders: `SELECT DISTINCT l.pid, a.usename::text FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+			WHERE l.granted AND (l.pid IS NULL OR l.pid <> pg_catalog.pg_backend_pid())
+				AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+				AND (l.locktype = 'advisory' AND l.objsubid = 1 AND ((l.classid::bigint << 32) | l.objid::bigint) = ANY ($1)
+					OR l.mode = ANY ('{ShareLock,ShareRowExclusiveLock,ExclusiveLock,AccessExclusiveLock}') AND l.relation = ANY (ARRAY(
+						SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $2)))
+			LIMIT 8`,
 	}
 	for _, text := range []*string{&s.get, &s.lookup, &s.due, &s.claim, &s.next, &s.list, &s.hashed,
 		&s.scan, &s.children, &s.empty, &s.rows, &s.family,
-		&s.apply, &s.add, &s.lock, &s.arrange, &s.settle, &s.tidy, &s.old} {
+		&s.apply, &s.add, &s.lock, &s.arrange, &s.settle, &s.tidy, &s.old, &s.seed, &s.holders} {
 		*text = in(schema, builtIn(*text))
 	}
 	return s

@@ -67,7 +67,7 @@ func (s *Store) listen(ctx context.Context, wake func(store.Kind)) error {
 		defer cancel()
 		_ = conn.Close(end) // it may be lost
 	}()
-	if _, err := conn.Exec(dial, "LISTEN "+pgx.Identifier{s.channel}.Sanitize()); err != nil {
+	if _, err := conn.Exec(dial, "LISTEN "+pgx.Identifier{s.locks.channel()}.Sanitize()); err != nil {
 		return err
 	}
 	wake(0) // what was missed
@@ -127,7 +127,7 @@ func (s *Store) notify() {
 	if err != nil {
 		return // others look without being told
 	}
-	if _, err := conn.Exec(ctx, `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify($1, $2)`, s.channel, payload); err != nil {
+	if _, err := conn.Exec(ctx, `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify($1, $2)`, s.locks.channel(), payload); err != nil {
 		discard(conn)
 		return
 	}

@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -159,6 +161,9 @@ func (s *Store) execute(g *group) {
 				g.answer(nil)
 				return
 			}
+		}
+		if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "55P03" { // lock_not_available
+			s.blame(g)
 		}
 		if v == unavailable && time.Since(tried) > patience && !g.silent {
 			g.silent, g.began = true, time.Now() // it may be the connection, not the server

@@ -65,6 +65,12 @@ CREATE TABLE "cardvault".groups (
 	PRIMARY KEY (store, turn)
 );
 
+-- The names of the advisory locks follow from this, so that only who may read it knows
+-- them. It stays what it is: two Stores of which each has another one exclude nothing.
+CREATE TABLE "cardvault".seed (seed uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid());
+REVOKE ALL ON "cardvault".seed FROM PUBLIC;
+INSERT INTO "cardvault".seed DEFAULT VALUES;
+
 -- lock takes locks until the end of the transaction, in the order of the keys, waiting
 -- for each or for none.
 CREATE FUNCTION "cardvault".lock(patient boolean, keys bigint[], exclusive boolean[]) RETURNS void
