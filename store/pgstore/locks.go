@@ -169,7 +169,7 @@ func (s *Store) blame(g *group) {
 	}
 	var pid pgtype.Int4 // null: of a prepared transaction
 	var role pgtype.Text
-	rows, _ := conn.Query(ctx, s.sql.holders, keys, s.schema) // rows have the error
+	rows, _ := conn.Query(ctx, s.sql.holders, keys, s.opts.schema()) // rows have the error
 	_, err = pgx.ForEachRow(rows, []any{&pid, &role}, func() error {
 		s.log.Warn("writes wait for a lock that a session holds", "pid", pid.Int32, "role", role.String)
 		return nil

@@ -51,13 +51,12 @@ var ErrNotMigrated = errors.New("pgstore: the database is not migrated")
 // or to create in it if it is there; New needs none of these. It returns
 // store.ErrFormat if a newer version was here.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
-	schema := opts.schema()
-	if err := checkName(schema); err != nil {
+	if err := opts.check(pool); err != nil {
 		return err
 	}
 	for tries := 1; ; tries++ {
 		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			return migrate(ctx, tx, schema)
+			return migrate(ctx, tx, opts.schema())
 		})
 		if err != nil && othersMigrate(err) && tries < migrateTries {
 			continue

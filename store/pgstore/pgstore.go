@@ -35,9 +35,26 @@
 // answers for ten seconds. Rows that are not needed go soon, those of a Store that is gone
 // after a day.
 //
-// The role of the pool needs USAGE on the schema, SELECT on migrations, and SELECT, INSERT,
-// UPDATE and DELETE on the other tables. Everybody may call the functions, which do what
-// their caller may do.
+// The role of the pool needs USAGE on the schema, SELECT on migrations and seed, and SELECT,
+// INSERT, UPDATE and DELETE on the other tables. Everybody may call the functions, which do
+// what their caller may do. No search path matters, as all SQL names pg_catalog, and no
+// session is told one: the pool may be used for other things, and PgBouncer refuses a
+// search_path at the start of a session.
+//
+// Give a vault a database of its own, to which no other role may connect: New warns if
+// PUBLIC may. Advisory locks need no right but that. Their names follow from the random
+// number in seed, which is for the role of the vault alone; but pg_locks shows everybody
+// the names of those that are in use, and a session that holds one stops writes for as
+// long as it lives. The log then says which.
+//
+// # TLS
+//
+// A connection that leaves the host has to be TLS with a certificate that is verified:
+// sslmode=verify-full, or verify-ca with a root certificate that signs for nobody else.
+// sslmode=require encrypts for whoever answers, and prefer and allow, which is what pgx
+// does if nothing is set, do without: all of these are refused with ErrPlaintext, by each
+// host that the URL names and again by where each connection has led. Loopback and Unix
+// sockets need no TLS. See Options.AllowPlaintext.
 //
 // # What the server has to be
 //
@@ -131,6 +148,12 @@ type Options struct {
 	// of the work of others at once. If nil it looks for it, twice a minute.
 	Listen *pgx.ConnConfig
 
+	// AllowPlaintext takes a connection without TLS that leaves the host, or one whose
+	// certificate is not verified. Without it only loopback and Unix sockets need none:
+	// Migrate and New return ErrPlaintext if the URL has a host for which sslmode is not
+	// verify-full, or verify-ca with a root certificate of your own.
+	AllowPlaintext bool
+
 	// Logger is told what an operator should see. If nil, nothing is logged.
 	Logger *slog.Logger
 }
@@ -140,6 +163,19 @@ func (o *Options) schema() string {
 		return "cardvault"
 	}
 	return o.Schema
+}
+
+// check refuses options, and settings of a pool.
+func (o *Options) check(pool *pgxpool.Pool) error {
+	if err := checkName(o.schema()); err != nil {
+		return err
+	}
+	if o != nil && o.Listen != nil {
+		if err := o.checkPrivate(o.Listen); err != nil {
+			return err
+		}
+	}
+	return o.checkPrivate(pool.Config().ConnConfig)
 }
 
 // Errors of [New].
@@ -159,14 +195,12 @@ var (
 
 // A Store is a [store.Store] in PostgreSQL. Get one from [New].
 type Store struct {
-	pool   *pgxpool.Pool
-	schema string
-	sql    *statements
-	locks  locker
-	log    *slog.Logger
-
-	listenTo *pgx.ConnConfig
-	id       uuid.UUID // in notifications, and of groups
+	pool  *pgxpool.Pool
+	opts  Options
+	sql   *statements
+	locks locker
+	log   *slog.Logger
+	id    uuid.UUID // in notifications, and of groups
 
 	queue   chan *call
 	closing chan struct{} // closed by Close
@@ -207,15 +241,15 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error)
 	if opts == nil {
 		opts = new(Options)
 	}
-	if err := checkName(opts.schema()); err != nil {
+	if err := opts.check(pool); err != nil {
 		return nil, err
 	}
 	s := &Store{
-		pool: pool, schema: opts.schema(), sql: statementsOf(opts.schema()), log: opts.Logger,
+		pool: pool, opts: *opts, sql: statementsOf(opts.schema()), log: opts.Logger,
 		queue: make(chan *call, queueLength), closing: make(chan struct{}), stopped: make(chan struct{}),
 		memory: memory{rows: map[key]*row{}}, long: newArranger(), settled: make(chan int64),
 		grown: map[listKey]int{}, wakes: map[store.Kind]bool{},
-		listenTo: opts.Listen, id: uuid.New(),
+		id: uuid.New(),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -239,7 +273,7 @@ const (
 
 // inspect looks at the schema and the server.
 func (s *Store) inspect(ctx context.Context) error {
-	version, err := schemaVersion(ctx, s.pool, s.schema)
+	version, err := schemaVersion(ctx, s.pool, s.opts.schema())
 	switch {
 	case err != nil:
 		return failed(verdictOfRead(err), err)
@@ -257,7 +291,7 @@ func (s *Store) inspect(ctx context.Context) error {
 	for range 3 { // the quickest answer tells the time best
 		o, err := s.check(ctx, conn.Conn())
 		switch {
-		case errors.Is(err, ErrUnsafe), errors.Is(err, ErrIsolation):
+		case errors.Is(err, ErrUnsafe), errors.Is(err, ErrIsolation), errors.Is(err, ErrPlaintext):
 			return err
 		case err != nil:
 			return failed(verdictOfRead(err), err)
@@ -294,7 +328,7 @@ var (
 
 // unfit reports whether a server answers and must not be used.
 func unfit(err error) bool {
-	return errors.Is(err, ErrUnsafe) || errors.Is(err, ErrIsolation) || errors.Is(err, errNoPrimary) || errors.Is(err, errOldPrimary)
+	return errors.Is(err, ErrUnsafe) || errors.Is(err, ErrPlaintext) || errors.Is(err, ErrIsolation) || errors.Is(err, errNoPrimary) || errors.Is(err, errOldPrimary)
 }
 
 // check refuses a server that must not be used, and returns by how much its clock is
@@ -303,6 +337,9 @@ func (s *Store) check(ctx context.Context, conn *pgx.Conn) (off time.Duration, e
 	var fsync, pages, isolation string
 	var recovers bool
 	var now time.Time
+	if !s.opts.private(conn) {
+		return 0, ErrPlaintext
+	}
 	began := time.Now()
 	err = conn.QueryRow(ctx, `SELECT pg_catalog.clock_timestamp(), pg_catalog.current_setting('fsync'), pg_catalog.current_setting('full_page_writes'),
 		pg_catalog.current_setting('default_transaction_isolation'), pg_catalog.pg_is_in_recovery()`).Scan(&now, &fsync, &pages, &isolation, &recovers)

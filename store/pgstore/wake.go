@@ -25,7 +25,7 @@ const (
 // Wakes implements [store.Waker] by LISTEN, on a connection of its own. It returns at
 // once if Options.Listen is nil, and goes on when the connection is lost.
 func (s *Store) Wakes(ctx context.Context, wake func(store.Kind)) error {
-	if s.listenTo == nil {
+	if s.opts.Listen == nil {
 		return nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -58,7 +58,7 @@ func (s *Store) Wakes(ctx context.Context, wake func(store.Kind)) error {
 func (s *Store) listen(ctx context.Context, wake func(store.Kind)) error {
 	dial, cancel := context.WithTimeout(ctx, answering)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(dial, s.listenTo)
+	conn, err := pgx.ConnectConfig(dial, s.opts.Listen)
 	if err != nil {
 		return err
 	}
@@ -67,6 +67,9 @@ func (s *Store) listen(ctx context.Context, wake func(store.Kind)) error {
 		defer cancel()
 		_ = conn.Close(end) // it may be lost
 	}()
+	if !s.opts.private(conn) {
+		return ErrPlaintext
+	}
 	if _, err := conn.Exec(dial, "LISTEN "+pgx.Identifier{s.locks.channel()}.Sanitize()); err != nil {
 		return err
 	}

@@ -75,7 +75,7 @@ func run(ctx context.Context, url string, only []string, n, held int, span time.
 	if err := drop(); err != nil {
 		return err
 	}
-	opts := &pgstore.Options{Schema: schema}
+	opts := &pgstore.Options{Schema: schema, AllowPlaintext: true}
 	if err := pgstore.Migrate(ctx, pool, opts); err != nil {
 		return err
 	}
