@@ -598,7 +598,7 @@ func TestRights(t *testing.T) {
 	p := pool(t, server.URL("postgres"))
 	name := schema(t, p)
 	if _, err := p.Exec(t.Context(), strings.ReplaceAll(`CREATE ROLE vault LOGIN; GRANT USAGE ON SCHEMA "s" TO vault;
-		GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "s" TO vault; REVOKE INSERT, UPDATE, DELETE ON "s".migrations FROM vault`,
+		GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "s" TO vault; REVOKE INSERT, UPDATE, DELETE ON "s".migrations, "s".seed FROM vault`,
 		`"s"`, pgx.Identifier{name}.Sanitize()), pgx.QueryExecModeSimpleProtocol); err != nil {
 		t.Fatal(err)
 	}

@@ -13,12 +13,15 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
+// tooMany is the total of a list of more than store.MaxShared records that have a hash.
+const tooMany = -1
+
 // A question is one read: a statement whose answer one snapshot gives.
 type question struct {
 	sql    string
 	args   []any
-	lookup *hashKey // what must not change for the answer to hold: one of these
-	list   *listKey
+	lookup *hashKey  // what must not change for the answer to hold: one of these
+	list   *listKey  // also if its part with a hash is asked for
 	high   uuid.UUID // of a list: no greater id is asked for
 	parent uuid.UUID // whose children are asked for
 	scan   store.Kind
@@ -63,7 +66,8 @@ type statements struct {
 }
 
 func statementsOf(schema string) *statements {
-	due := `SELECT ` + columns + ` FROM "cardvault".records r WHERE r.kind = $1 AND r.due <= $2 ORDER BY r.due, r.id LIMIT $3`
+	due := `SELECT ` + columns + ` FROM "cardvault".records r WHERE r.kind = $1 AND r.due <= $2
+		AND "cardvault".readable(r.class, r.due, r.lookup) ORDER BY r.due, r.id LIMIT $3`
 	// Rows are found by their primary key, whatever the planner expects of a table that
 	// was empty when it looked: OFFSET 0 keeps it from joining in another way.
 	list := `SELECT l.total, l.tail, $1::smallint, r.id, r.account, r.scope, r.child, r.class, r.due, r.version, r.stamp, r.lookup, r.shown
@@ -75,11 +79,12 @@ func statementsOf(schema string) *statements {
 		get: `SELECT ` + columns + ` FROM "cardvault".records r WHERE r.kind = $1 AND r.id = $2`,
 		lookup: `SELECT ` + columns + ` FROM "cardvault".lookups l
 			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = l.kind AND x.id = l.id OFFSET 0) AS r
-			WHERE l.kind = $1 AND l.hash = $2 ORDER BY l.id LIMIT $3`,
+			WHERE l.kind = $1 AND l.hash = $2 AND "cardvault".has(r.lookup, l.hash) ORDER BY l.id LIMIT $3`,
 		due: due,
 		// A row that has changed since the statement began is locked as it is now, out of order.
-		claim:    `SELECT * FROM (` + due + ` FOR UPDATE SKIP LOCKED) AS r ORDER BY r.due, r.id`,
-		next:     `SELECT r.due FROM "cardvault".records r WHERE r.kind = $1 AND r.due IS NOT NULL ORDER BY r.due LIMIT 1`,
+		claim: `SELECT * FROM (` + due + ` FOR UPDATE SKIP LOCKED) AS r ORDER BY r.due, r.id`,
+		next: `SELECT r.due FROM "cardvault".records r WHERE r.kind = $1 AND r.due IS NOT NULL
+			AND "cardvault".readable(r.class, r.due, r.lookup) ORDER BY r.due LIMIT 1`,
 		list:     fmt.Sprintf(list, "list"),
 		hashed:   fmt.Sprintf(list, "list_hash"),
 		scan:     `SELECT ` + columns + ` FROM "cardvault".records r WHERE r.kind = $1 AND r.id > $2 ORDER BY r.id LIMIT $3`,
@@ -172,7 +177,7 @@ func (s *statements) ofList(q *store.Query) *question {
 		q.Desc, min(max(0, q.Offset), 1<<60), count(q.Limit), q.Count,
 	}}
 	if q.Lookup != nil {
-		asked.sql = s.hashed
+		asked.sql, asked.lookup = s.hashed, &hashKey{q.Kind, string(q.Lookup)} // who writes to that list and has the hash, shares this too
 		asked.args[10] = bytes.Clone(q.Lookup)
 	}
 	return asked

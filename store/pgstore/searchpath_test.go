@@ -186,8 +186,8 @@ func traps(t *testing.T, admin *pgxpool.Pool, sql string) (statements []string) 
 func TestSearchPath(t *testing.T) {
 	server := postgres.Get(t)
 	server.SQL(t, "postgres", "CREATE DATABASE trapped")
-	server.SQL(t, "postgres", "CREATE ROLE vault LOGIN; CREATE ROLE intern LOGIN; ALTER DATABASE trapped SET track_functions = 'all'")
-	server.SQL(t, "trapped", "GRANT CREATE ON DATABASE trapped TO vault, intern; GRANT CREATE ON SCHEMA public TO intern")
+	server.SQL(t, "postgres", "CREATE ROLE trapped LOGIN; CREATE ROLE intern LOGIN; ALTER DATABASE trapped SET track_functions = 'all'")
+	server.SQL(t, "trapped", "GRANT CREATE ON DATABASE trapped TO trapped, intern; GRANT CREATE ON SCHEMA public TO intern")
 	as := func(role string) string { return strings.Replace(server.URL("trapped"), "cardvault@", role+"@", 1) }
 	admin := pool(t, server.URL("trapped")+"&search_path=pg_catalog")
 	sql := sqlOf(t)
@@ -225,14 +225,14 @@ func TestSearchPath(t *testing.T) {
 
 	for i, test := range []struct{ name, before, path string }{
 		{"in public", "", ""},
-		{"in the schema of the role", "ALTER SCHEMA public RENAME TO vault; CREATE SCHEMA public", ""},
-		{"before pg_catalog", "", "&search_path=pg_temp,vault,pg_catalog"},
+		{"in the schema of the role", "ALTER SCHEMA public RENAME TO trapped; CREATE SCHEMA public", ""},
+		{"before pg_catalog", "", "&search_path=pg_temp,trapped,pg_catalog"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.before != "" {
 				server.SQL(t, "trapped", test.before)
 			}
-			config, err := pgxpool.ParseConfig(as("vault") + test.path)
+			config, err := pgxpool.ParseConfig(as("trapped") + test.path)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -272,7 +272,7 @@ func TestSearchPath(t *testing.T) {
 					AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)`, name).Scan(&unset); err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(unset, []string{"below", "blocks"}) {
+			if !slices.Equal(unset, []string{"below", "blocks", "has"}) {
 				t.Errorf("without a search path of their own: %q", unset)
 			}
 			mu.Lock()
@@ -283,7 +283,7 @@ func TestSearchPath(t *testing.T) {
 			var missed []string
 			for deadline := time.Now().Add(5 * time.Second); ; <-time.After(10 * time.Millisecond) {
 				rows, err := admin.Query(t.Context(), `SELECT proname FROM pg_proc p WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1)
-					AND proname NOT IN ('blocks', 'below') AND NOT EXISTS (SELECT FROM pg_stat_user_functions f WHERE f.funcid = p.oid)`, name)
+					AND proname NOT IN ('blocks', 'below', 'has') AND NOT EXISTS (SELECT FROM pg_stat_user_functions f WHERE f.funcid = p.oid)`, name)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -399,6 +399,7 @@ func exercise(t *testing.T, admin, p *pgxpool.Pool, name string) {
 		`SELECT ` + schema + `.settle($1, 1)`,
 		`SELECT ` + schema + `.lock(true, '{1,2}', '{true,false}') WHERE $1::pg_catalog.uuid IS NOT NULL`,
 		`SELECT b.n FROM ` + schema + `.blocks(7::smallint, false, $1, 1::smallint, $1, $1, '{1}') AS b`,
+		`SELECT ` + schema + `.has(r.lookup, r.shown) FROM ` + schema + `.records r WHERE r.id OPERATOR(pg_catalog.<>) $1 LIMIT 1`,
 		`SELECT ` + schema + `.below($1, ARRAY[$1, r.id]) FROM ` + schema + `.records r LIMIT 1`,
 	} {
 		if _, err := p.Exec(t.Context(), sql, uuid.New()); err != nil {

@@ -47,6 +47,9 @@ func (r *reader) List(q *store.Query) (*store.List, error) {
 	if err != nil {
 		return nil, err
 	}
+	if a.total == tooMany {
+		return nil, store.ErrTooMany
+	}
 	l := &store.List{Records: make([]*store.Record, len(a.rows))}
 	for i, row := range a.rows {
 		l.Records[i] = row.record(false)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/cardvault/cardvault/internal/realtest"
@@ -96,6 +97,91 @@ func TestDamaged(t *testing.T) {
 		if made := p.Stat().NewConnsCount() - connections; made > 3 {
 			t.Errorf("%d connections were made for it", made)
 		}
+	}
+}
+
+// A row that cannot be read keeps nothing from being due but itself.
+func TestDamagedDue(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := schema(t, p)
+	s := open(t, p, name)
+	at := time.Now().Add(-time.Hour).UTC().Truncate(time.Second)
+	for n := range 5 {
+		r := record(n)
+		r.Due = at.Add(time.Duration(n) * time.Second)
+		if err := put(s, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n, damage := range []string{`lookup = '\x0501'`, `class = 300`, `class = -1`, `due = '-infinity'`} {
+		if _, err := p.Exec(t.Context(), "UPDATE "+pgx.Identifier{name, "records"}.Sanitize()+" SET "+damage+" WHERE id = $1", id(n).String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	due := func(tx store.ReadTx) error {
+		found, err := tx.Due(kind, time.Now(), 1)
+		if err != nil || len(found) != 1 || found[0].ID != id(4) {
+			t.Errorf("Due = %v, %v, want the record that can be read", found, err)
+		}
+		next, err := tx.Next(kind)
+		if err != nil || !next.Equal(at.Add(4*time.Second)) {
+			t.Errorf("Next = %v, %v", next, err)
+		}
+		return err
+	}
+	if err := s.View(t.Context(), due); err != nil {
+		t.Error(err)
+	}
+	if err := s.Update(t.Context(), func(tx store.Tx) error { return due(tx) }); err != nil {
+		t.Error(err)
+	}
+}
+
+// What a row of lookups says of a record counts only if the record says so too.
+func TestStrayLookups(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := schema(t, p)
+	s := open(t, p, name)
+	var rs []*store.Record
+	for n, hash := range []string{"alice", "bob", "carol", "carol"} {
+		r := record(n)
+		r.Lookup = [][]byte{[]byte("other"), []byte(hash)}
+		rs = append(rs, r)
+	}
+	if err := put(s, rs...); err != nil {
+		t.Fatal(err)
+	}
+	lookups := pgx.Identifier{name, "lookups"}.Sanitize()
+	if _, err := p.Exec(t.Context(), "UPDATE "+lookups+" SET id = CASE id WHEN $1 THEN $2 WHEN $2 THEN $1 ELSE id END WHERE hash <> 'other'", id(0).String(), id(1).String()); err != nil {
+		t.Fatal(err)
+	}
+	for n := range 20 { // before those that are right, of records that are there and not
+		if _, err := p.Exec(t.Context(), "INSERT INTO "+lookups+" (kind, hash, id) VALUES ($1, 'carol', $2), ($1, 'other', $2) ON CONFLICT DO NOTHING",
+			int16(kind), uuid.UUID{14: byte(n)}.String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := p.Exec(t.Context(), "INSERT INTO "+lookups+" (kind, hash, id) VALUES ($1, 'carol', $2)", int16(kind), id(0).String()); err != nil {
+		t.Fatal(err)
+	}
+	read := func(tx store.ReadTx) error {
+		for hash, want := range map[string]int{"alice": 0, "bob": 0, "carol": 2, "other": 4} {
+			found, err := tx.Lookup(kind, []byte(hash), 4)
+			if err != nil || len(found) != want {
+				t.Errorf("Lookup of %s finds %d records, %v, want %d", hash, len(found), err, want)
+			}
+			l, err := tx.List(&store.Query{Kind: kind, Account: account, Lookup: []byte(hash), Limit: 5, Count: true})
+			if err != nil || len(l.Records) != want || l.Total != int64(want) {
+				t.Errorf("List by %s = %v, %v, want %d", hash, l, err, want)
+			}
+		}
+		return nil
+	}
+	if err := s.View(t.Context(), read); err != nil {
+		t.Error(err)
+	}
+	if err := s.Update(t.Context(), func(tx store.Tx) error { return read(tx) }); err != nil {
+		t.Error(err)
 	}
 }
 

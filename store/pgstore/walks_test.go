@@ -43,6 +43,17 @@ func TestWalksAreChecked(t *testing.T) {
 		e, err := tx.Empty()
 		return fmt.Sprint(e), err
 	}
+	byHash := func(tx store.ReadTx) (string, error) {
+		l, err := tx.List(&store.Query{Kind: kind, Account: account, Lookup: []byte("hash"), Limit: 1, Count: true})
+		return fmt.Sprint(l), err
+	}
+	with := func(n int, hash string, class uint8) *store.Record {
+		r := record(n)
+		r.Lookup, r.Class = [][]byte{[]byte(hash)}, class
+		return r
+	}
+	left := with(10, "hash", 0)
+	left.Version = 2
 	second := *child(10, 1)
 	second.Version = 2
 	for name, test := range map[string]struct {
@@ -51,19 +62,22 @@ func TestWalksAreChecked(t *testing.T) {
 		act    func(store.Store) error
 		again  bool
 	}{
-		"a child is added":         {nil, children, func(s store.Store) error { return put(s, child(10, 1)) }, true},
-		"a child is added between": {[]*store.Record{child(10, 1), child(12, 1)}, children, func(s store.Store) error { return put(s, child(11, 1)) }, true},
-		"a child is removed":       {[]*store.Record{child(10, 1)}, children, func(s store.Store) error { return remove(s, child(10, 1)) }, true},
-		"a child beyond the limit": {[]*store.Record{child(10, 1), child(11, 1)}, children, func(s store.Store) error { return put(s, child(12, 1)) }, false},
-		"a child of another":       {nil, children, func(s store.Store) error { return put(s, child(10, 2)) }, false},
-		"a record is added":        {nil, scan, func(s store.Store) error { return put(s, child(10, 1)) }, true},
-		"a record is changed":      {[]*store.Record{child(10, 1)}, scan, func(s store.Store) error { return put(s, &second) }, true},
-		"a record is removed":      {[]*store.Record{child(10, 1)}, scan, func(s store.Store) error { return remove(s, child(10, 1)) }, true},
-		"a record before the scan": {nil, scan, func(s store.Store) error { return put(s, child(9, 1)) }, false},
-		"a record of another kind": {nil, scan, func(s store.Store) error { return put(s, record(10)) }, false},
-		"the first record":         {nil, empty, func(s store.Store) error { return put(s, record(10)) }, true},
-		"the last record":          {[]*store.Record{record(10)}, empty, func(s store.Store) error { return remove(s, record(10)) }, true},
-		"one more record":          {[]*store.Record{record(10)}, empty, func(s store.Store) error { return put(s, record(11)) }, false},
+		"a child is added":                  {nil, children, func(s store.Store) error { return put(s, child(10, 1)) }, true},
+		"a child is added between":          {[]*store.Record{child(10, 1), child(12, 1)}, children, func(s store.Store) error { return put(s, child(11, 1)) }, true},
+		"a child is removed":                {[]*store.Record{child(10, 1)}, children, func(s store.Store) error { return remove(s, child(10, 1)) }, true},
+		"a child beyond the limit":          {[]*store.Record{child(10, 1), child(11, 1)}, children, func(s store.Store) error { return put(s, child(12, 1)) }, false},
+		"a child of another":                {nil, children, func(s store.Store) error { return put(s, child(10, 2)) }, false},
+		"a record is added":                 {nil, scan, func(s store.Store) error { return put(s, child(10, 1)) }, true},
+		"a record is changed":               {[]*store.Record{child(10, 1)}, scan, func(s store.Store) error { return put(s, &second) }, true},
+		"a record is removed":               {[]*store.Record{child(10, 1)}, scan, func(s store.Store) error { return remove(s, child(10, 1)) }, true},
+		"a record before the scan":          {nil, scan, func(s store.Store) error { return put(s, child(9, 1)) }, false},
+		"a record of another kind":          {nil, scan, func(s store.Store) error { return put(s, record(10)) }, false},
+		"the first record":                  {nil, empty, func(s store.Store) error { return put(s, record(10)) }, true},
+		"the last record":                   {[]*store.Record{record(10)}, empty, func(s store.Store) error { return remove(s, record(10)) }, true},
+		"one with the hash is added":        {nil, byHash, func(s store.Store) error { return put(s, with(10, "hash", 1)) }, true},
+		"one with the hash leaves the list": {[]*store.Record{with(10, "hash", 1)}, byHash, func(s store.Store) error { return put(s, left) }, true},
+		"one with another hash":             {nil, byHash, func(s store.Store) error { return put(s, with(10, "other", 1)) }, false},
+		"one more record":                   {[]*store.Record{record(10)}, empty, func(s store.Store) error { return put(s, record(11)) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			schema := schema(t, p)
@@ -171,6 +185,23 @@ func TestWalksHold(t *testing.T) {
 		})
 		if got := total(id(of)); got != 1 {
 			t.Fatalf("%d records after an id, want that of one store", got)
+		}
+
+		hash := fmt.Append(nil, n)
+		byHash := &store.Query{Kind: kind, Account: account, Lookup: hash, Limit: 1, Count: true}
+		at(func(s store.Store, i int) error {
+			return s.Update(context.Background(), func(tx store.Tx) error {
+				if l, err := tx.List(byHash); err != nil || l.Total > 0 {
+					return err
+				}
+				r := record(200_000 + 10*n + i)
+				r.Lookup = [][]byte{hash}
+				tx.Put(r)
+				return nil
+			})
+		})
+		if got := list(t, stores[1], byHash).Total; got != 1 {
+			t.Fatalf("%d records with a hash, want that of one store", got)
 		}
 
 		// One store takes the child away unless there is a mark, the others set the

@@ -2,8 +2,8 @@
 -- schema's name for "cardvault".
 --
 -- A function or operator of another schema never takes the place of one of pg_catalog:
--- each function sets its search path, except blocks and below, which would not be inlined
--- then and name pg_catalog themselves.
+-- each function sets its search path, except blocks, below and has, which would not be
+-- inlined then and name pg_catalog themselves.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 CREATE TABLE "cardvault".records (
@@ -661,7 +661,8 @@ BEGIN
 	RETURN ids;
 END $$;
 
--- list_hash is list for the records that have a hash, which are few.
+-- list_hash is list for the records that have a hash, of which it looks at most at 10,000
+-- whatever list they are in: if more have it, total is -1.
 CREATE FUNCTION "cardvault".list_hash(
 	of_kind smallint, of_child boolean, of_scope uuid, of_class smallint[], low uuid, high uuid, live timestamptz,
 	descending boolean, skip bigint, most bigint, of_hash bytea, OUT total bigint, OUT tail bigint, OUT ids uuid[])
@@ -672,18 +673,48 @@ AS $$
 DECLARE
 	place bigint;
 BEGIN
-	ids := ARRAY(
-		SELECT l.id FROM "cardvault".lookups l
-		CROSS JOIN LATERAL (
-			SELECT x.scope, x.child, x.class, x.due FROM "cardvault".records x WHERE x.kind = l.kind AND x.id = l.id OFFSET 0) AS r
-		WHERE l.kind = of_kind AND l.hash = of_hash AND l.id >= low AND l.id <= high
-			AND r.scope = of_scope AND r.child = of_child AND r.class <> 0 AND (of_class IS NULL OR r.class = ANY (of_class))
-			AND (live IS NULL OR r.due IS NULL OR r.due > live)
-		ORDER BY l.id);
-	total := cardinality(ids);
 	tail := 0;
+	ids := ARRAY(SELECT l.id FROM "cardvault".lookups l WHERE l.kind = of_kind AND l.hash = of_hash ORDER BY l.id LIMIT 10001);
+	IF cardinality(ids) > 10000 THEN
+		total := -1;
+		ids := NULL;
+		RETURN;
+	END IF;
+	ids := ARRAY(
+		SELECT i.id FROM unnest(ids) AS i(id)
+		CROSS JOIN LATERAL (
+			SELECT x.scope, x.child, x.class, x.due, x.lookup FROM "cardvault".records x WHERE x.kind = of_kind AND x.id = i.id OFFSET 0) AS r
+		WHERE i.id >= low AND i.id <= high
+			AND r.scope = of_scope AND r.child = of_child AND r.class <> 0 AND (of_class IS NULL OR r.class = ANY (of_class))
+			AND (live IS NULL OR r.due IS NULL OR r.due > live) AND "cardvault".has(r.lookup, of_hash)
+		ORDER BY i.id);
+	total := cardinality(ids);
 	place := CASE WHEN descending THEN total - skip - most ELSE skip END;
 	ids := ids[greatest(place, 0) + 1:least(place + most, CASE WHEN descending THEN total - skip ELSE total END)];
+END $$;
+
+-- has reports whether a row has a hash, as a row of lookups says. Such a row may be left
+-- from another state of the database, or be somebody's.
+CREATE FUNCTION "cardvault".has(lookup bytea, hash bytea) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+	SELECT pg_catalog.position(lookup,
+		pg_catalog.set_byte('\x00', 0, pg_catalog.octet_length(hash)) OPERATOR(pg_catalog.||) hash) OPERATOR(pg_catalog.>) 0
+$$;
+
+-- readable reports whether a row can be read. What is due passes over others, which would
+-- keep it from what comes after them.
+CREATE FUNCTION "cardvault".readable(of_class smallint, of_due timestamptz, hashes bytea) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	size CONSTANT integer := coalesce(octet_length(hashes), 0);
+	at integer := 0;
+BEGIN
+	WHILE at < size LOOP
+		at := at + 1 + get_byte(hashes, at);
+	END LOOP;
+	RETURN at = size AND isfinite(of_due) AND of_class BETWEEN 0 AND 255;
 END $$;
 
 -- children returns the first of the records that belong to an id, by kind and id, in
