@@ -33,6 +33,7 @@ var (
 	importNotApproved   = &failure{status: 403, classifier: "IMPORT_NOT_APPROVED", message: "The account is not approved for the import of card numbers."}
 	integrationDisabled = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "The integration of the provider is not enabled."}
 	webhooksDisabled    = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "Webhooks are not enabled."}
+	originNotAllowed    = &failure{status: 403, classifier: "ORIGIN_NOT_ALLOWED", message: "Pages of this origin may not use sessions of the account."}
 	notFound            = &failure{status: 404, classifier: "NOT_FOUND", message: "There is no such resource."}
 	methodNotAllowed    = &failure{status: 405, classifier: "METHOD_NOT_ALLOWED", message: "The resource does not have this method.", header: "Allow"}
 	sessionCompleted    = &failure{status: 409, classifier: "SESSION_COMPLETED", message: "The session is completed."}

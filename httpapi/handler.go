@@ -99,6 +99,13 @@ type Options struct {
 	// itself.
 	AllowedOrigins []string
 
+	// AccountOrigins returns those of AllowedOrigins whose pages may make the calls of
+	// the sessions of an account, themselves or from the frame that they hold: calls for
+	// other pages are refused. It is called concurrently, for each of these calls that
+	// says whose page it comes from, which browsers see to and others need not. If nil,
+	// each account has all of AllowedOrigins.
+	AccountOrigins func(account uuid.UUID) []string
+
 	// Logger is told of failures, and of every request at debug level, without
 	// ids of the path. Defaults to none.
 	Logger *slog.Logger
@@ -222,13 +229,14 @@ type call struct {
 	vault       *cardvault.Vault     // in the account of the principal
 	principal   *cardvault.Principal // nil if none is asked for
 	request     *http.Request
-	id          uuid.UUID // of the path; zero, which no object has, if it is no UUID
-	body        []byte    // raw; empty if there was none
-	answer      []byte    // appended to by serve; nothing for 204 and 304
-	contentType []string  // of the answer
-	unchanged   bool      // 304
-	refused     bool      // a card was, though with 200
-	component   bool      // the answer is a file of the card-entry component
+	id          uuid.UUID                        // of the path; zero, which no object has, if it is no UUID
+	body        []byte                           // raw; empty if there was none
+	answer      []byte                           // appended to by serve; nothing for 204 and 304
+	contentType []string                         // of the answer
+	unchanged   bool                             // 304
+	refused     bool                             // a card was, though with 200
+	component   bool                             // the answer is a file of the card-entry component
+	origins     func(account uuid.UUID) []string // Options.AccountOrigins
 	header      http.Header
 }
 
@@ -363,7 +371,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 	buffers := pool.Get().(*buffers)
 	defer buffers.free()
-	c := call{ctx: ctx, request: r, answer: buffers.answer[:0], contentType: jsonType, header: header}
+	c := call{ctx: ctx, request: r, answer: buffers.answer[:0], contentType: jsonType, header: header, origins: h.opts.AccountOrigins}
 	pattern, err := h.serve(&c, buffers, requestID)
 	buffers.drop(r)
 	if c.component {

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -23,6 +24,9 @@ var getSession = &endpoint{
 	public: true,
 	serve: func(c *call) error {
 		if err := c.readNothing(); err != nil {
+			return err
+		}
+		if err := c.checkPage(); err != nil {
 			return err
 		}
 		s, err := c.vault.Session(c.ctx, cardvault.NewSessionID(c.id))
@@ -43,6 +47,9 @@ var completeSession = &endpoint{
 		var s *cardvault.Session
 		var dead error
 		err := c.read(func(f fields, _ *query) error {
+			if dead = c.checkPage(); dead != nil {
+				return nil
+			}
 			if s, dead = c.vault.Session(c.ctx, cardvault.NewSessionID(c.id)); dead != nil {
 				return nil
 			}
@@ -237,6 +244,44 @@ func (h *handler) limitCompletion(c *call, id sessionHash, client netip.Addr) (a
 // failed reports whether a call of a session that was answered with err is held against
 // its client: a failure of ours is not.
 func (c *call) failed(err error) bool { return c.refused || err != nil && failed(err).status < 500 }
+
+// checkPage refuses a call of a session by a page whose origin the account of the session
+// does not name.
+func (c *call) checkPage() error {
+	if c.origins == nil {
+		return nil
+	}
+	pages := c.pages()
+	if len(pages) == 0 {
+		return nil
+	}
+	s, err := c.vault.SessionStatus(c.ctx, cardvault.NewSessionID(c.id))
+	if err != nil {
+		return err
+	}
+	allowed := c.origins(s.Account)
+	for _, origin := range pages {
+		if !slices.Contains(allowed, origin) {
+			return originNotAllowed
+		}
+	}
+	return nil
+}
+
+// pages returns the origins of the pages that a call comes from, without the vault's own:
+// the one that makes it, and the one that the component's frame says it is in. Pages of
+// other origins cannot set either header.
+func (c *call) pages() (origins []string) {
+	h := c.request.Header
+	if h.Get("Sec-Fetch-Site") != "same-origin" {
+		for _, origin := range h["Origin"] {
+			if u, err := url.Parse(origin); err != nil || u.Host != c.request.Host {
+				origins = append(origins, origin)
+			}
+		}
+	}
+	return append(origins, h["X-Page-Origin"]...)
+}
 
 // Values of headers that tell a browser what a page of another origin may do.
 var (

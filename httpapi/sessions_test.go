@@ -308,6 +308,71 @@ func TestCORS(t *testing.T) {
 	}
 }
 
+// Sessions of an account are for the pages of its own shop, whether they make the calls
+// themselves or hold the frame that does.
+func TestAccountOrigins(t *testing.T) {
+	const second = "https://second.example"
+	shops := map[uuid.UUID][]string{}
+	r := newRig(t, nil, &httpapi.Options{
+		AllowedOrigins: []string{shop, second},
+		AccountOrigins: func(account uuid.UUID) []string { return shops[account] },
+		ClientAddr:     clients(),
+	})
+	other := r.newAccount(t, nil)
+	shops[r.principal.Account] = []string{shop}
+	account, err := other.Account(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	shops[account.ID] = []string{second}
+	id, err := other.CreateSession(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, own := range map[string]string{r.newSession(t): shop, "/sessions/" + id.UUID().String(): second} {
+		foreign := map[string]string{shop: second, second: shop}[own]
+		open := send(t, r.handler, "GET", path, "")
+		open.want(t, 200) // as the shop's server reads it
+		card := completion(t, open, refused, "")
+		for _, test := range []struct {
+			what    string
+			headers []string
+			status  int
+		}{
+			{"own page", []string{"Origin", own}, 200},
+			{"frame in its own page", []string{"X-Page-Origin", own, "Origin", "https://vault.example", "Sec-Fetch-Site", "same-origin"}, 200},
+			{"frame in its own page, in an old browser", []string{"X-Page-Origin", own, "Origin", "https://vault.example"}, 200},
+			{"page of the vault", []string{"Origin", "https://vault.example"}, 200},
+			{"foreign page", []string{"Origin", foreign}, 403},
+			{"frame in a foreign page", []string{"X-Page-Origin", foreign, "Sec-Fetch-Site", "same-origin"}, 403},
+			{"frame in a foreign page, in an old browser", []string{"X-Page-Origin", foreign, "Origin", "https://vault.example"}, 403},
+			{"own page beside a foreign one", []string{"Origin", own, "X-Page-Origin", foreign}, 403},
+			{"two frames", []string{"X-Page-Origin", own, "X-Page-Origin", foreign}, 403},
+			{"page of nobody", []string{"Origin", "null"}, 403},
+		} {
+			for _, a := range []*answer{
+				send(t, r.handler, "GET", path, "", test.headers...),
+				send(t, r.handler, "POST", path+"/complete-action", map[int]string{200: card, 403: completion(t, open, entered, "")}[test.status], test.headers...),
+			} {
+				if a.status == 409 && test.status == 200 {
+					continue // five cards were refused
+				}
+				if a.status != test.status || a.status == 403 && a.member(t, "classifier") != "ORIGIN_NOT_ALLOWED" {
+					t.Errorf("%s: %d %s", test.what, a.status, a.body)
+				}
+			}
+		}
+		if a := send(t, r.handler, "GET", path, "", "Origin", foreign); a.header.Get("Access-Control-Allow-Origin") != foreign {
+			t.Error("a page is not told what is wrong")
+		}
+		// Without a session there is nothing to say of origins.
+		send(t, r.handler, "GET", "/sessions/"+uuid.NewString(), "", "Origin", foreign).want(t, 404)
+	}
+	if total := r.total(t); total != 0 {
+		t.Errorf("%d tokens came of foreign pages", total)
+	}
+}
+
 func TestAllowedOrigins(t *testing.T) {
 	r := newRig(t, nil, nil)
 	for origin, ok := range map[string]bool{

@@ -26,7 +26,9 @@
 //
 // Element and frame talk over the ends of a MessageChannel. The element sends one of
 // them to the exact origin of the vault; the frame takes it from its parent, if that is
-// of the vault's own origin or an allowed one. A session id is a credential: it is in
+// of the vault's own origin or an allowed one. The frame is asked for with the origin of
+// the page, and names that alone as one that may hold it: whoever looks for allowed
+// origins has to guess them. A session id is a credential: it is in
 // messages and in the calls of the session, never in the URL of the frame.
 //
 // The token id of success is what a browser says. A shop's server that needs to be sure
@@ -69,6 +71,7 @@ import (
 	"encoding/hex"
 	"html"
 	"net/http"
+	"net/url"
 	"path"
 	"slices"
 	"strings"
@@ -109,24 +112,26 @@ func NewHandler(origins []string) http.Handler {
 			// Asked for anew every time, so that element and frame are of one version.
 			"Cache-Control":                "no-cache",
 			"Content-Type":                 contentType,
+			"ETag":                         tag(body),
 			"Cross-Origin-Resource-Policy": "cross-origin",
 			"Referrer-Policy":              "no-referrer",
 			"X-Content-Type-Options":       "nosniff",
 		}}
-		if name == "frame.html" {
-			f.guard(origins)
+		if name == frame {
+			// Pages that are cross-origin isolated embed nothing that does not say this.
+			f.header["Cross-Origin-Embedder-Policy"] = "require-corp"
+			f.header["Permissions-Policy"] = "camera=(), geolocation=(), microphone=(), payment=(), usb=()"
 		}
 		if f.shared = !strings.HasPrefix(name, "frame."); f.shared {
 			f.header["Vary"] = "Origin"
 		}
-		sum := sha256.Sum256(f.body)
-		f.header["ETag"] = `"` + hex.EncodeToString(sum[:16]) + `"`
 		h.files["/sdk/v1/"+name] = f
 	}
 	return h
 }
 
 const (
+	frame      = "frame.html"
 	anyOrigins = `name="cardvault-origins" content=""`
 
 	framePolicy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; " +
@@ -134,15 +139,32 @@ const (
 		"frame-ancestors 'self'"
 )
 
-// guard keeps the frame from other pages than those of the origins, and tells its
-// script which these are.
-func (f *file) guard(origins []string) {
+// maxAsked bounds the origins that may be asked for at a time: a page, and those that
+// hold it.
+const maxAsked = 8
+
+// asked returns those of the allowed origins that a query names, in its order.
+func (h *handler) asked(query url.Values) (origins []string) {
+	for i, origin := range query["origin"] {
+		if i < maxAsked && slices.Contains(h.origins, origin) && !slices.Contains(origins, origin) {
+			origins = append(origins, origin)
+		}
+	}
+	return origins
+}
+
+// guard returns the body of the frame for pages of the origins and keeps it from others.
+func guard(body []byte, header http.Header, origins []string) []byte {
+	header.Set("Content-Security-Policy", strings.Join(append([]string{framePolicy}, origins...), " "))
 	meta := strings.Replace(anyOrigins, `""`, `"`+html.EscapeString(strings.Join(origins, " "))+`"`, 1)
-	f.body = bytes.Replace(f.body, []byte(anyOrigins), []byte(meta), 1)
-	f.header["Content-Security-Policy"] = strings.Join(append([]string{framePolicy}, origins...), " ")
-	// Pages that are cross-origin isolated embed nothing that does not say this.
-	f.header["Cross-Origin-Embedder-Policy"] = "require-corp"
-	f.header["Permissions-Policy"] = "camera=(), geolocation=(), microphone=(), payment=(), usb=()"
+	body = bytes.Replace(body, []byte(anyOrigins), []byte(meta), 1)
+	header.Set("ETag", tag(body))
+	return body
+}
+
+func tag(body []byte) string {
+	sum := sha256.Sum256(body)
+	return `"` + hex.EncodeToString(sum[:16]) + `"`
 }
 
 type handler struct {
@@ -156,16 +178,21 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
+	header := w.Header()
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		w.Header().Set("Allow", "GET, HEAD")
+		header.Set("Allow", "GET, HEAD")
 		http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
 		return
 	}
 	for name, value := range f.header {
-		w.Header().Set(name, value)
+		header.Set(name, value)
+	}
+	body, name := f.body, path.Base(r.URL.Path)
+	if name == frame {
+		body = guard(body, header, h.asked(r.URL.Query()))
 	}
 	if origins := r.Header["Origin"]; f.shared && len(origins) == 1 && slices.Contains(h.origins, origins[0]) {
-		w.Header().Set("Access-Control-Allow-Origin", origins[0])
+		header.Set("Access-Control-Allow-Origin", origins[0])
 	}
-	http.ServeContent(w, r, path.Base(r.URL.Path), time.Time{}, bytes.NewReader(f.body))
+	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(body))
 }

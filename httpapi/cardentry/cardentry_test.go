@@ -135,35 +135,55 @@ func TestOtherOrigins(t *testing.T) {
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'; frame-ancestors 'self'"
 
+// TestFrame: the frame names the pages that ask for it, if they may hold it, and no others.
 func TestFrame(t *testing.T) {
-	for _, test := range []struct {
-		origins       []string
-		policy, named string
-	}{
-		{nil, policy, ""},
-		{shops, policy + " https://shop.example http://localhost:8090", "https://shop.example http://localhost:8090"},
+	h := cardentry.NewHandler(shops)
+	many := strings.Repeat("&origin=https://evil.example", 7)
+	for query, named := range map[string]string{
+		"":                             "",
+		"?origin=https://evil.example": "",
+		"?origin=":                     "",
+		"?origin=*":                    "",
+		"?origin=null":                 "",
+		"?origin=https://shop.example%20https://evil.example":                       "",
+		"?origin=https://shop.example;x":                                            "",
+		"?origin=HTTPS://shop.example":                                              "",
+		"?x=https://shop.example":                                                   "",
+		"?origin=https://shop.example":                                              "https://shop.example",
+		"?origin=http%3A%2F%2Flocalhost%3A8090":                                     "http://localhost:8090",
+		"?origin=https://shop.example&origin=https://shop.example":                  "https://shop.example",
+		"?origin=https://evil.example&origin=https://shop.example":                  "https://shop.example",
+		"?origin=https://shop.example&origin=http://localhost:8090":                 "https://shop.example http://localhost:8090",
+		"?" + many[1:] + "&origin=https://shop.example":                             "https://shop.example",
+		"?" + many[1:] + "&origin=https://evil.example&origin=https://shop.example": "",
 	} {
-		r := get(cardentry.NewHandler(test.origins), "GET", "frame.html")
+		r := get(h, "GET", "frame.html"+query)
 		for key, want := range map[string]string{
-			"Content-Security-Policy":      test.policy,
+			"Content-Security-Policy":      strings.TrimSuffix(policy+" "+named, " "),
 			"Cross-Origin-Embedder-Policy": "require-corp",
 			"Permissions-Policy":           "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 		} {
 			if got := r.Header.Get(key); got != want {
-				t.Errorf("%s is %q, want %q", key, got, want)
+				t.Errorf("%s: %s is %q, want %q", query, key, got, want)
 			}
 		}
-		named := regexp.MustCompile(`<meta name="cardvault-origins" content="([^"]*)">`).FindStringSubmatch(body(t, r))
-		if named == nil || named[1] != test.named {
-			t.Errorf("the frame speaks with %q", named)
+		page := body(t, r)
+		in := regexp.MustCompile(`<meta name="cardvault-origins" content="([^"]*)">`).FindStringSubmatch(page)
+		if in == nil || in[1] != named {
+			t.Errorf("%s: the frame speaks with %q", query, in)
+		}
+		for _, shop := range shops {
+			if !strings.Contains(named, shop) && strings.Contains(page, shop) {
+				t.Errorf("%s: the frame names %s", query, shop)
+			}
 		}
 	}
 	// The page differs, so its tag does.
-	if tag := get(cardentry.NewHandler(nil), "GET", "frame.html").Header.Get("ETag"); tag == get(cardentry.NewHandler(shops), "GET", "frame.html").Header.Get("ETag") {
+	if tag := get(h, "GET", "frame.html").Header.Get("ETag"); tag == get(h, "GET", "frame.html?origin=https://shop.example").Header.Get("ETag") {
 		t.Error("two pages have one tag")
 	}
 	// What is in it is text, whatever it is.
-	r := get(cardentry.NewHandler([]string{`"><script>`}), "GET", "frame.html")
+	r := get(cardentry.NewHandler([]string{`"><script>`}), "GET", `frame.html?origin=%22%3E%3Cscript%3E`)
 	if text := body(t, r); !strings.Contains(text, html.EscapeString(`"><script>`)) || strings.Contains(text, `"><script>`) {
 		t.Error("an origin is markup")
 	}

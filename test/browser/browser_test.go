@@ -297,7 +297,7 @@ func (p *tab) observe(ctx context.Context) {
 				p.frames <- frameRef{target: e.TargetInfo.TargetID}
 			}
 		case *page.EventFrameNavigated:
-			if e.Frame.ParentID != "" && strings.HasSuffix(e.Frame.URL, "/sdk/v1/frame.html") {
+			if e.Frame.ParentID != "" && strings.Contains(e.Frame.URL, "/sdk/v1/frame.html?") {
 				p.frames <- frameRef{frame: e.Frame.ID}
 			}
 		}

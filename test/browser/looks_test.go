@@ -2,6 +2,7 @@ package browser_test
 
 import (
 	"encoding/json"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -292,7 +293,7 @@ func TestTitle(t *testing.T) {
 		const e = roots[0].querySelector("iframe");
 		return {Title: e.title, URL: e.src, Name: e.name};
 	})()`)
-	if frame.Title == "" || frame.URL != p.rig.base+"/sdk/v1/frame.html" || frame.Name != "" {
+	if frame.Title == "" || frame.URL != p.rig.base+"/sdk/v1/frame.html?origin="+url.QueryEscape(p.rig.other.origin) || frame.Name != "" {
 		b, err := json.Marshal(frame)
 		t.Errorf("the frame: %s %v", b, err)
 	}

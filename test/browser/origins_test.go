@@ -73,6 +73,55 @@ func TestStranger(t *testing.T) {
 	})
 }
 
+// TestForeignAccount opens the component in the shop of another account.
+func TestForeignAccount(t *testing.T) {
+	t.Parallel()
+	for name, where := range map[string]func(r *rig) (own, foreign *shop){
+		"same site":  func(r *rig) (own, foreign *shop) { return r.abroad, r.other },
+		"other site": func(r *rig) (own, foreign *shop) { return r.other, r.abroad },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, nil)
+			own, foreign := where(r)
+			r.origins = []string{own.origin}
+			p := r.open(visit{shop: foreign})
+			p.allow(`status of 403`)
+			p.wantFailure("unavailable", "check_setup")
+			if p.count("ready") != 0 {
+				t.Error("a session of another account is read")
+			}
+			for _, request := range r.wire.seen("GET", "/frame.html") {
+				if strings.Contains(request.url, url.QueryEscape(own.origin)) {
+					t.Errorf("the frame is asked for %s", request.url)
+				}
+			}
+			for _, shop := range []*shop{own, r.home} {
+				p := r.ready(visit{shop: shop})
+				p.enterCard(visa)
+				p.submit()
+				p.wantToken(p.await("success"), "411111******0005")
+			}
+		})
+	}
+}
+
+// TestHeldPage has a page with the component in a frame of another shop: all that are
+// around the card have to be allowed, and are.
+func TestHeldPage(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	p := r.ready(visit{shop: r.other})
+	session := r.newSession()
+	p.do(`(() => {
+		const e = document.createElement("iframe");
+		e.src = %s;
+		e.title = "shop";
+		document.querySelector("main").append(e);
+	})()`, r.abroad.page(visit{session: session}))
+	r.wire.await(t, 1, "GET", "/sessions/"+session)
+}
+
 // An unguarded answer has no policy of who may hold it in a frame.
 type unguarded struct{ http.ResponseWriter }
 

@@ -39,6 +39,8 @@ type rig struct {
 	other    *shop // another origin on the vault's site: the frame is in the process of the page
 	abroad   *shop // another site: the frame is in a process of its own
 	stranger *shop // on the vault's site, but its origin is not allowed
+
+	origins []string // that the account names; both if nil
 }
 
 // shared is the vault of most tests, each of which has an account of its own in it: to
@@ -78,7 +80,13 @@ func newRig(t testing.TB, opts *cardvault.Options) *rig {
 	r.home, r.other, r.abroad, r.stranger = r.newShop("127.0.0.1"), r.newShop("127.0.0.1"), r.newShop("localhost"), r.newShop("127.0.0.1")
 	r.base = r.home.origin + "/vault"
 	var err error
-	r.handler, err = httpapi.NewHandler(r.vault, &httpapi.Options{AllowedOrigins: []string{r.other.origin, r.abroad.origin}})
+	all := []string{r.other.origin, r.abroad.origin}
+	r.handler, err = httpapi.NewHandler(r.vault, &httpapi.Options{AllowedOrigins: all, AccountOrigins: func(uuid.UUID) []string {
+		if r.origins != nil {
+			return r.origins
+		}
+		return all
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -391,3 +391,23 @@ func TestEncryption(t *testing.T) {
 		}
 	}
 }
+
+// TestEmbedders: the vault is asked for all pages around the component that the browser
+// tells of.
+func TestEmbedders(t *testing.T) {
+	place := func(ancestors ...string) map[string]any {
+		p := map[string]any{"origin": "https://shop.example"}
+		if ancestors != nil {
+			p["ancestorOrigins"] = ancestors
+		}
+		return p
+	}
+	check(t, []row{
+		{[]any{"embedders", place([]string{}...), ""}, `["https://shop.example"]`},
+		{[]any{"embedders", place("https://shop.example", "https://b.example"), "https://c.example/x"}, `["https://shop.example","https://b.example"]`},
+		{[]any{"embedders", place("https://b.example", "https://b.example"), ""}, `["https://shop.example","https://b.example"]`},
+		{[]any{"embedders", place(), ""}, `["https://shop.example"]`},
+		{[]any{"embedders", place(), "https://b.example/x?y"}, `["https://shop.example","https://b.example"]`},
+		{[]any{"embedders", place(), "https://shop.example/x"}, `["https://shop.example"]`},
+	})
+}

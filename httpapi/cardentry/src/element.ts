@@ -2,7 +2,7 @@
 // in which the card is typed and encrypted. No card data gets here.
 
 import type * as api from "./card-entry.js";
-import { CONNECT, isFromFrame, LOOK, type Failure, type Setup, type ToFrame } from "./messages.js";
+import { CONNECT, embedders, isFromFrame, LOOK, type Failure, type Setup, type ToFrame } from "./messages.js";
 import { addTexts, textsOf, type Texts } from "./texts.js";
 
 /** Where the script came from, without /sdk/v1/card-entry.js. */
@@ -394,10 +394,15 @@ class CardEntry extends HTMLElement implements api.CardEntry {
   }
 }
 
-/** Where the frame of a vault is, or null if its address is none. */
+/**
+ * Where the frame of a vault is, or null if its address is none. The address names the
+ * page, so that the vault can answer whether that may hold the frame and name no other.
+ */
 function frameOf(base: string): URL | null {
   try {
     const url = new URL("sdk/v1/frame.html", new URL(base.replace(/\/?$/, "/"), document.baseURI));
+    const holder = window === window.parent ? "" : document.referrer;
+    for (const origin of embedders(location, holder)) url.searchParams.append("origin", origin);
     return /^https?:$/.test(url.protocol) ? url : null;
   } catch {
     return null;

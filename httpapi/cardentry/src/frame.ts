@@ -25,6 +25,7 @@ const fields: readonly Field[] = ["name", "number", "expiry", "code"];
 const inputs = Object.fromEntries(fields.map((f) => [f, find(f)])) as Record<Field, HTMLInputElement>;
 
 let port: MessagePort;
+let page = ""; // the origin of the element, if it is not the vault's
 let setup: Omit<Setup, "type"> = { session: "", turn: 0, name: "off", locale: "", dir: "", scheme: "", look: {}, texts: {} };
 
 let known = false; // what is asked for
@@ -279,7 +280,7 @@ function start() {
   if (!submitted) tell({ type: "replaced" });
   lock(false);
   if (!session) return;
-  void serve(session, {
+  void serve(session, page, {
     current: () => turn === setup.turn,
     ready(detail) {
       known = true;
@@ -352,7 +353,7 @@ function hear(message: unknown) {
   }
 }
 
-/** Whose pages may hold the frame: the vault's own, and those that it names. */
+/** Whose pages may hold the frame: the vault's own, and those that it allows of the ones asked for. */
 const allowed = document.querySelector<HTMLMetaElement>("meta[name=cardvault-origins]")!.content;
 const origins = [location.origin, ...allowed.split(" ")];
 
@@ -361,6 +362,7 @@ window.addEventListener("message", function connect({ source, origin, data, port
   if (membersOf(data).type !== CONNECT || !end) return;
   window.removeEventListener("message", connect);
   port = end;
+  if (origin !== location.origin) page = origin;
   port.onmessage = (event) => hear(event.data);
   tell({ type: "connected" });
   // A page that the browser keeps for the way back has no card in it.

@@ -51,6 +51,15 @@ export type Told =
 /** What the frame tells, and the turn that it is of. */
 export type FromFrame = Told & { turn: number };
 
+/** What a page is told of where it is. Not every browser tells of the pages around it. */
+type Place = { origin: string; ancestorOrigins?: ArrayLike<string> };
+
+/** The origins of a page and of those that hold it: at least of the one that refers to it, if any. */
+export function embedders({ origin, ancestorOrigins }: Place, referrer: string): string[] {
+  const around = ancestorOrigins ?? (referrer ? [new URL(referrer).origin] : []);
+  return [...new Set([origin, ...Array.from(around)])];
+}
+
 /** Why a submission did not succeed; the element adds the message. */
 export type Failure = Omit<Detail["error"], "message">;
 

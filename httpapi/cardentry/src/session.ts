@@ -67,6 +67,7 @@ function refusal(reason: unknown, again: boolean): Failure {
   return { reason_code, action: again ? "correct" : "new_session" };
 }
 
+const unavailable = () => new Failed({ reason_code: "unavailable", action: "check_setup" });
 const expired = () => new Failed({ reason_code: "session_expired", action: "new_session" });
 
 function retry(reason_code: ReasonCode, after?: string | null): Failed {
@@ -74,17 +75,17 @@ function retry(reason_code: ReasonCode, after?: string | null): Failed {
   return new Failed({ reason_code, action: "retry", ...(seconds > 0 && { retry_after: seconds }) });
 }
 
-/** Reads a session, or completes its action. */
-async function call(id: string, completion?: object): Promise<Answer> {
+/**
+ * Reads a session, or completes its action. The vault is told whose page the frame is in,
+ * which it would not see, as the call is of its own origin. "" is a page of the vault.
+ */
+async function call(id: string, page: string, completion?: object): Promise<Answer> {
   if (!isID(id)) throw expired();
   const url = new URL(`../../sessions/${id}${completion ? "/complete-action" : ""}`, location.href);
   try {
     const response = await fetch(url, {
-      ...(completion && {
-        method: "POST",
-        headers: { "Content-Type": "application/json" },
-        body: JSON.stringify(completion),
-      }),
+      headers: { ...(page && { "X-Page-Origin": page }), ...(completion && { "Content-Type": "application/json" }) },
+      ...(completion && { method: "POST", body: JSON.stringify(completion) }),
       cache: "no-store",
       credentials: "omit",
       redirect: "error",
@@ -95,6 +96,7 @@ async function call(id: string, completion?: object): Promise<Answer> {
     const date = Date.parse(headers.get("Date") ?? "");
     if (date) ahead = date - Date.now();
     if (status === 200) return membersOf(await response.json());
+    if (status === 403) throw unavailable();
     if (status === 404) throw expired();
     if (status === 422) throw retry("payload_refused");
     // Conflict: it is completed, and the answer was lost.
@@ -104,13 +106,13 @@ async function call(id: string, completion?: object): Promise<Answer> {
   } catch (error) {
     throw error instanceof Failed ? error : retry("network_error");
   }
-  return call(id);
+  return call(id, page);
 }
 
 const sleep = (milliseconds: number) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
-/** Goes with a session from its first reading to its token. */
-export async function serve(id: string, page: Page): Promise<void> {
+/** Goes with a session from its first reading to its token, for the page of an origin. */
+export async function serve(id: string, origin: string, page: Page): Promise<void> {
   let answer: Answer | null = null; // null: to be asked for
   let open: Answer | null = null; // the one with the key
   let ready = false;
@@ -121,8 +123,8 @@ export async function serve(id: string, page: Page): Promise<void> {
     let failure: Failure;
     try {
       // Encryption needs https, of the page around the frame as well.
-      if (!window.isSecureContext) throw new Failed({ reason_code: "unavailable", action: "check_setup" });
-      answer ??= await call(id);
+      if (!window.isSecureContext) throw unavailable();
+      answer ??= await call(id, origin);
       if (!page.current()) return;
       const { status, next_action } = answer;
       const data = membersOf(answer.data);
@@ -132,7 +134,7 @@ export async function serve(id: string, page: Page): Promise<void> {
         if (performance.now() >= until) throw expired();
         page.wait(typeof data.url === "string" ? data.url : null);
         await sleep(waits++ ? 2000 : 1000);
-        answer = await call(id).catch(async (error) => {
+        answer = await call(id, origin).catch(async (error) => {
           if (!(error instanceof Failed) || error.failure.action !== "retry") throw error;
           await sleep(1000 * Math.min(error.failure.retry_after ?? 0, PAUSE));
           return answer;
@@ -165,7 +167,7 @@ export async function serve(id: string, page: Page): Promise<void> {
           sent = true;
           answer = null; // whatever becomes of the call
           const enc_payload = await encrypt(claims, data.jwk as SessionKey, id);
-          answer = await call(id, { action: next_action, result: { enc_payload } });
+          answer = await call(id, origin, { action: next_action, result: { enc_payload } });
           continue;
         }
       }
