@@ -42,7 +42,7 @@ type cluster struct {
 
 	file        string // of the credentials
 	credentials *sandbox.Credentials
-	cookie      string
+	pageKey     string
 
 	proxy    *proxy // nil if the one replica has front
 	server   *http.Server
@@ -142,8 +142,8 @@ func (cl *cluster) start(ctx context.Context) error {
 	if cl.config.listen != "" {
 		// That of the other replicas: whoever has the API key may have it.
 		mac := hmac.New(sha256.New, []byte(cl.credentials.Accounts[0].APIKey))
-		mac.Write([]byte("cookie of the page"))
-		cl.cookie = hex.EncodeToString(mac.Sum(nil))
+		mac.Write([]byte("cookies of the page"))
+		cl.pageKey = hex.EncodeToString(mac.Sum(nil))
 		cl.at = []string{cl.front.Addr().String()}
 		cl.replicas = []*replica{nil}
 		go cl.pollSimulator(ctx)
@@ -151,7 +151,7 @@ func (cl *cluster) start(ctx context.Context) error {
 		cl.front = nil
 		return cl.startReplica(ctx, 0, l)
 	}
-	cl.cookie = rand.Text()
+	cl.pageKey = rand.Text()
 	var urls []*url.URL
 	for i := range cl.config.replicas {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -193,7 +193,7 @@ func (cl *cluster) startReplica(ctx context.Context, i int, l net.Listener) erro
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
-	r, err := start(ctx, l, o, cl.keys, cl.around, cl.credentials.Accounts, cl.cookie, log)
+	r, err := start(ctx, l, o, cl.keys, cl.around, cl.credentials.Accounts, cl.pageKey, log)
 	if err != nil {
 		return err
 	}

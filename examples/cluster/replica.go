@@ -37,12 +37,12 @@ func vaultOn(ctx context.Context, o *opened, keys *cardvault.Keyring, around *sa
 }
 
 // start starts a replica on a listener. Whatever becomes of it, the replica owns both.
-func start(ctx context.Context, l net.Listener, o *opened, keys *cardvault.Keyring, around *sandbox.Sandbox, accounts []sandbox.Account, cookie string, log *slog.Logger) (*replica, error) {
+func start(ctx context.Context, l net.Listener, o *opened, keys *cardvault.Keyring, around *sandbox.Sandbox, accounts []sandbox.Account, pageKey string, log *slog.Logger) (*replica, error) {
 	v, err := vaultOn(ctx, o, keys, around)
 	if err != nil {
 		return nil, errors.Join(err, l.Close(), o.close())
 	}
-	handler, err := around.Handler(v, accounts, cookie)
+	handler, err := around.Handler(v, accounts, pageKey)
 	if err != nil {
 		return nil, errors.Join(err, l.Close(), v.Close(), o.close())
 	}

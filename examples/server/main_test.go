@@ -116,7 +116,7 @@ func (p *process) stop(t *testing.T) {
 }
 
 func TestServer(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "data")
+	dir := filepath.Join(t.TempDir(), "data of 'mine'")
 	p := start(t, dir)
 	if len(p.Accounts) != 2 || p.Accounts[0].Name != "sandbox" || p.Accounts[1].Name != "restricted" {
 		t.Fatalf("accounts %+v", p.Accounts)
@@ -190,7 +190,16 @@ func TestServer(t *testing.T) {
 		}
 	}
 
-	// The printed lines work as they are.
+	// No key is printed, and the printed lines work as they are, wherever they are pasted.
+	said := strings.Join(p.output, "\n")
+	for _, a := range p.Accounts {
+		if strings.Contains(said, a.APIKey) || strings.Contains(said, a.PaymentSecret) {
+			t.Errorf("a key or secret of the account %s is printed", a.Name)
+		}
+	}
+	if !strings.Contains(said, filepath.Join(dir, "sandbox.json")) {
+		t.Error("it does not say where the keys are")
+	}
 	for _, line := range p.output {
 		if !strings.HasPrefix(line, "curl ") {
 			continue
@@ -198,7 +207,9 @@ func TestServer(t *testing.T) {
 		if _, err := exec.LookPath("curl"); err != nil {
 			t.Skip("curl is not installed")
 		}
-		out, err := exec.Command("sh", "-c", line).CombinedOutput()
+		cmd := exec.Command("sh", "-c", line)
+		cmd.Dir = t.TempDir()
+		out, err := cmd.CombinedOutput()
 		want := `id":`
 		if strings.Contains(line, "payment-data") {
 			want = `"success":true`

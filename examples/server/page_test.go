@@ -122,8 +122,11 @@ func TestPage(t *testing.T) {
 	dir := t.TempDir()
 	p := start(t, dir)
 	v := visit(t, p)
-	if c := v.cookie; !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.Path != "/sandbox" || len(c.Value) < 26 || c.Domain != "" {
+	if c := v.cookie; !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.Path != "/sandbox" || c.MaxAge != 8*60*60 || len(c.Value) < 26 || c.Domain != "" {
 		t.Errorf("the cookie is %v", c)
+	}
+	if other := visit(t, p); other.cookie.Value == v.cookie.Value {
+		t.Error("two visits have one cookie")
 	}
 	status, h, html := v.send(t, v.request(t, "GET", "/", ""))
 	if status != 200 || h.Get("Content-Type") != "text/html; charset=utf-8" || !bytes.Contains(html, []byte("This is a sandbox")) {
@@ -400,6 +403,9 @@ func TestPageAlone(t *testing.T) {
 			"without a cookie": {401, func(r *http.Request) { r.Header.Del("Cookie") }},
 			"another cookie": {401, func(r *http.Request) {
 				r.Header.Set("Cookie", v.cookie.Name+"="+strings.Repeat("A", len(v.cookie.Value)))
+			}},
+			"a cookie that is cut": {401, func(r *http.Request) {
+				r.Header.Set("Cookie", v.cookie.Name+"="+v.cookie.Value[:len(v.cookie.Value)-1])
 			}},
 			"an API key alone": {401, func(r *http.Request) {
 				r.Header.Del("Cookie")

@@ -600,7 +600,7 @@ func (s *sandbox) testRestarted() {
 	p.text("#trouble", "The sandbox does not answer.")
 	p.screenshot("killed")
 	s.start(strings.TrimPrefix(s.Base, "http://"))
-	p.text("#trouble", "This page is of an earlier start of the sandbox: load it again.")
+	p.text("#trouble", "The sandbox does not know this page any more: load it again.")
 	p.screenshot("restarted")
 	p.click("#reload")
 	p.enter()

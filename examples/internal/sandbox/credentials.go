@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/cardvault/cardvault"
@@ -140,15 +141,23 @@ func (b *Credentials) Write(file string) error {
 	return os.Rename(f.Name(), file)
 }
 
-// Announce prints how to use the sandbox whose credentials are in a file.
+// Announce prints how to use the sandbox whose credentials are in a file. The lines read
+// the key from there: what is printed is often kept, as the log of a container.
 func (b *Credentials) Announce(w io.Writer, file string) {
-	key := b.Accounts[0].APIKey
+	if whole, err := filepath.Abs(file); err == nil {
+		file = whole // the lines are for another terminal
+	}
+	// The first key in the file is that of the first account.
+	key := `"x-api-key: $(grep -om1 'vk_test_[^"]*' ` + quoted(file) + `)"`
 	fmt.Fprintf(w, `Cardvault sandbox on %[1]s
-Credentials are in %[2]s. Import a card, look at it, and get a payment cryptogram for the latest one:
+API keys and secrets are in %[2]s. Import a card, look at it, and get a payment cryptogram for the latest one:
 
-curl -s %[1]s/cde-import -H 'x-api-key: %[3]s' -H 'content-type: application/json' -d '{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}'
-curl -s '%[1]s/tokens?limit=5' -H 'x-api-key: %[3]s'
-curl -s %[1]s/tokens/$(sleep 1; curl -s '%[1]s/tokens?limit=1' -H 'x-api-key: %[3]s' | cut -d'"' -f6)/payment-data -H 'x-api-key: %[3]s' -H 'content-type: application/json' -d '{"amount":1999,"currency_code":"EUR","reference":"order 7"}'
+curl -s %[1]s/cde-import -H %[3]s -H 'content-type: application/json' -d '{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}'
+curl -s '%[1]s/tokens?limit=5' -H %[3]s
+curl -s %[1]s/tokens/$(sleep 1; curl -s '%[1]s/tokens?limit=1' -H %[3]s | cut -d'"' -f6)/payment-data -H %[3]s -H 'content-type: application/json' -d '{"amount":1999,"currency_code":"EUR","reference":"order 7"}'
 
 `, b.BaseURL, file, key)
 }
+
+// quoted returns text as one word of a shell.
+func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }

@@ -3,8 +3,12 @@ package sandbox
 import (
 	"bytes"
 	"context"
-	"crypto/subtle"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
 	"embed"
+	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -29,9 +33,9 @@ import (
 // A page is the sandbox for people: GET / and what that calls below /sandbox/.
 //
 // Below /sandbox/api/ are the REST surface and the simulator, for one account. The
-// cookie that comes with GET / stands for an API key there, one that cannot make
-// others. Keys and secrets stay in this process, but for the signing secret of a
-// webhook, which is shown to who registers it. Who can load the page can use it.
+// cookie that comes with GET /, another for each visit, stands for an API key there, one
+// that cannot make others. Keys and secrets stay in this process, but for the signing
+// secret of a webhook, which is shown to who registers it. Who can load the page can use it.
 type page struct {
 	vault   *cardvault.Vault // in the account of the page
 	account uuid.UUID
@@ -39,8 +43,9 @@ type page struct {
 	told    *events
 	log     *slog.Logger
 	html    []byte
-	policy  string // Content-Security-Policy
-	cookie  http.Cookie
+	policy  string      // Content-Security-Policy
+	cookie  http.Cookie // but for its value
+	visits  visits
 	mux     http.ServeMux
 }
 
@@ -49,8 +54,9 @@ var pageFiles embed.FS
 
 var pageTemplates = template.Must(template.ParseFS(pageFiles, "page/*.html"))
 
-// newPage returns the page of a server at baseURL for the account a, behind a cookie.
-func newPage(v *cardvault.Vault, a *Account, baseURL, cookie string, c *simnet.Control, told *events, log *slog.Logger) (*page, error) {
+// newPage returns the page of a server at baseURL for the account a, behind cookies that
+// are made under a key.
+func newPage(v *cardvault.Vault, a *Account, baseURL, key string, c *simnet.Control, told *events, log *slog.Logger) (*page, error) {
 	at, err := url.Parse(baseURL)
 	if err != nil {
 		return nil, err
@@ -67,11 +73,12 @@ func newPage(v *cardvault.Vault, a *Account, baseURL, cookie string, c *simnet.C
 		cookie: http.Cookie{
 			// Browsers send cookies to every port of a host.
 			Name:     "cardvault-sandbox-" + at.Port(),
-			Value:    cookie,
 			Path:     "/sandbox",
+			MaxAge:   int(visitTime.Seconds()),
 			HttpOnly: true,
 			SameSite: http.SameSiteStrictMode,
 		},
+		visits: visits(key),
 	}
 	if p.html, err = render(baseURL); err != nil {
 		return nil, err
@@ -126,7 +133,7 @@ func sameOrigin(r *http.Request) bool {
 var (
 	foreignHost = &failure{421, "MISDIRECTED_REQUEST", "The sandbox is not reached under this name.", "", ""}
 	crossOrigin = &failure{403, "CROSS_ORIGIN", "Only the page of the sandbox may call this.", "", ""}
-	noCookie    = &failure{401, "UNAUTHORIZED", "This page is of an earlier start of the sandbox: load it again.", "", ""}
+	noCookie    = &failure{401, "UNAUTHORIZED", "The sandbox does not know this page any more: load it again.", "", ""}
 )
 
 func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -148,7 +155,7 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	cookie, err := r.Cookie(p.cookie.Name)
-	if err != nil || !p.knows(cookie.Value) {
+	if err != nil || !p.visits.know(cookie.Value) {
 		noCookie.write(w)
 		return
 	}
@@ -157,8 +164,41 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.mux.ServeHTTP(w, r)
 }
 
-func (p *page) knows(cookie string) bool {
-	return subtle.ConstantTimeCompare([]byte(cookie), []byte(p.cookie.Value)) == 1
+// visits is a key under which the cookies of visits are made. None is kept, so that there
+// may be any number, and replicas that share the key know those of each other.
+type visits string
+
+// visitTime is how long a visit lasts.
+const visitTime = 8 * time.Hour
+
+// A cookie is when its visit ends, in seconds of Unix time, random bytes, and a MAC of both.
+const (
+	visitEnd    = 8
+	visitRandom = 16
+)
+
+// begin returns the cookie of a new visit.
+func (v visits) begin() string {
+	b := binary.BigEndian.AppendUint64(nil, uint64(time.Now().Add(visitTime).Unix()))
+	b = append(b, make([]byte, visitRandom)...)
+	rand.Read(b[visitEnd:])
+	return base64.RawURLEncoding.EncodeToString(append(b, v.mac(b)...))
+}
+
+// know reports whether a cookie is of a visit that has not ended.
+func (v visits) know(cookie string) bool {
+	b, err := base64.RawURLEncoding.Strict().DecodeString(cookie)
+	if err != nil || len(b) != visitEnd+visitRandom+sha256.Size {
+		return false
+	}
+	said, mac := b[:visitEnd+visitRandom], b[visitEnd+visitRandom:]
+	return hmac.Equal(mac, v.mac(said)) && time.Now().Unix() < int64(binary.BigEndian.Uint64(said))
+}
+
+func (v visits) mac(said []byte) []byte {
+	h := hmac.New(sha256.New, []byte(v))
+	h.Write(said)
+	return h.Sum(nil)
 }
 
 // Authenticate implements [httpapi.Authenticator] for the cookie. Whom it stands for
@@ -166,7 +206,7 @@ func (p *page) knows(cookie string) bool {
 // webhooks: to register one is to have this server send requests, in a sandbox also
 // to this machine. It can make no API key and import no card.
 func (p *page) Authenticate(ctx context.Context, cookie string) (*cardvault.Principal, error) {
-	if !p.knows(cookie) {
+	if !p.visits.know(cookie) {
 		return nil, cardvault.ErrUnauthenticated
 	}
 	a, err := p.vault.Account(ctx)
@@ -185,7 +225,9 @@ func (p *page) Authenticate(ctx context.Context, cookie string) (*cardvault.Prin
 
 // index answers with the page itself.
 func (p *page) index(w http.ResponseWriter, _ *http.Request) {
-	http.SetCookie(w, &p.cookie)
+	cookie := p.cookie
+	cookie.Value = p.visits.begin()
+	http.SetCookie(w, &cookie)
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	_, _ = w.Write(p.html) // the client is gone if this fails
 }

@@ -2,12 +2,14 @@ package sandbox
 
 import (
 	"bytes"
+	"encoding/base64"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cardvault/cardvault"
@@ -39,6 +41,49 @@ func TestEvents(t *testing.T) {
 	if none := e.since(uuid.New(), 0); none == nil || len(none) > 0 {
 		t.Errorf("an account without events has %v", none)
 	}
+}
+
+// TestVisits: a cookie is of one visit, for its time, under the key that it was made with.
+func TestVisits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := visits("a key that nobody guesses")
+		replica := v
+		cookies := map[string]bool{}
+		for range 1000 {
+			cookies[v.begin()] = true
+		}
+		if len(cookies) != 1000 {
+			t.Errorf("a thousand visits have %d cookies", len(cookies))
+		}
+		cookie := v.begin()
+		if !v.know(cookie) || !replica.know(cookie) || visits("another").know(cookie) {
+			t.Error("a cookie is known to those that have its key, and to them alone")
+		}
+		raw, err := base64.RawURLEncoding.DecodeString(cookie)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range raw {
+			forged := bytes.Clone(raw)
+			forged[i] ^= 1
+			if v.know(base64.RawURLEncoding.EncodeToString(forged)) {
+				t.Errorf("with another byte %d it is known", i)
+			}
+		}
+		for _, other := range []string{"", "x", cookie[1:], cookie + "A", cookie + "="} {
+			if v.know(other) {
+				t.Errorf("%q is known", other)
+			}
+		}
+		time.Sleep(visitTime - time.Second)
+		if !v.know(cookie) {
+			t.Error("a visit is over early")
+		}
+		time.Sleep(2 * time.Second)
+		if v.know(cookie) {
+			t.Error("a visit is not over")
+		}
+	})
 }
 
 // TestChallenge confirms and refuses identifications.

@@ -86,9 +86,9 @@ func (s *Sandbox) Vault() *cardvault.Options {
 }
 
 // Handler returns the REST surface of v with all that the sandbox has beside it. The
-// page is for the first of the accounts, and stands behind a cookie that cannot be
-// guessed and that all replicas share.
-func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, cookie string) (http.Handler, error) {
+// page is for the first of the accounts, and stands behind cookies that are made under a
+// key, which cannot be guessed and which all replicas share.
+func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, key string) (http.Handler, error) {
 	log, control := s.opts.Log, s.opts.Network.Control()
 	api, err := httpapi.NewHandler(v, &httpapi.Options{
 		AllowedOrigins: strings.FieldsFunc(s.opts.Origins, func(r rune) bool { return r == ',' }),
@@ -98,7 +98,7 @@ func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, cookie string)
 	if err != nil {
 		return nil, err
 	}
-	people, err := newPage(v, &accounts[0], s.opts.BaseURL, cookie, control, s.told, log)
+	people, err := newPage(v, &accounts[0], s.opts.BaseURL, key, control, s.told, log)
 	if err != nil {
 		return nil, err
 	}
