@@ -215,6 +215,8 @@ type approval struct {
 	version  uint64 // of the record of the account
 	active   bool   // network tokens are
 	merchant uuid.UUID
+
+	paymentData int // the quota of a token
 }
 
 // approved returns the present approval of the account. It costs a read; only
@@ -237,7 +239,7 @@ func (v *Vault) approved(ctx context.Context) (*approval, error) {
 	if err != nil {
 		return nil, err
 	}
-	now := &approval{version, a.NetworkTokensActive, m.ID}
+	now := &approval{version, a.NetworkTokensActive, m.ID, a.Quotas.PaymentData}
 	v.approvals.Store(v.account, now)
 	return now, nil
 }
@@ -765,7 +767,7 @@ func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (*Page[*APIK
 // It takes as long whatever is below: the keys of a large family, of more than a thousand,
 // authenticate nobody from then on, but are listed until [Vault.Run] has erased them.
 func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) error {
-	return v.removeWith(ctx, opDeleteAPIKey, kindAPIKey, id, v.deleteBelow)
+	return v.remove(ctx, opDeleteAPIKey, kindAPIKey, id, nil)
 }
 
 // DeleteAPIKeyBy is DeleteAPIKey on behalf of the key whose id is by: it revokes by itself
@@ -783,21 +785,6 @@ func (v *Vault) DeleteAPIKeyBy(ctx context.Context, by, id uuid.UUID) error {
 		return ErrNotFound
 	}
 	return v.DeleteAPIKey(ctx, id)
-}
-
-// keyFamily is how many keys are deleted together with the one above them.
-const keyFamily = 1000
-
-// deleteBelow deletes the keys below a key that is deleted, unless there are too many.
-func (v *Vault) deleteBelow(tx store.Tx, row uuid.UUID) error {
-	below, err := tx.Lookup(kindAPIKey, createdBy(row), keyFamily+1)
-	if err != nil || len(below) > keyFamily {
-		return err
-	}
-	for _, r := range below {
-		tx.Delete(kindAPIKey, r.ID)
-	}
-	return nil
 }
 
 // A Principal is who an API key stands for.

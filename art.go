@@ -239,6 +239,9 @@ func (v *Vault) dropArt(row, id uuid.UUID) func(store.Tx) error {
 			return nil
 		case err == nil && len(users) == 1 && users[0].ID == row:
 			tx.Delete(kindCardArt, id)
+			for i := range artParts { // not more: what shows the same makes the same records again
+				tx.Delete(kindCardArtPart, artPart(id, i))
+			}
 		}
 		return err
 	}

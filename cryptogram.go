@@ -173,7 +173,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		err = v.askCryptogram(ctx, h, p, secret)
 	}
 	if err == nil {
-		err = v.storePaymentData(ctx, h.card.ID, row, p, once)
+		err = v.storePaymentData(ctx, h.card.ID, row, p, a.paymentData, once)
 	}
 	switch {
 	case errors.Is(err, errRepeated):
@@ -465,14 +465,24 @@ func (v *Vault) openRecord(ctx context.Context, rec *store.Record) (*PaymentData
 	return p, readError(r)
 }
 
+// Classes of payment data in the list of their token.
+const (
+	paymentSucceeded = iota + 1
+	paymentFailed
+)
+
 // paymentJWE is the tag of the JWE in a record that holds nothing else, so that
 // it can be erased on its own.
 const paymentJWE = 1
 
 // storePaymentData writes p, unless the token was deleted meanwhile.
-func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *PaymentData, once *once) error {
+// If it has as many as most, older ones make room.
+func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *PaymentData, most int, once *once) error {
 	record := v.newRecord(kindPaymentData, row)
-	record.Parent = token
+	record.Parent, record.Class = token, paymentSucceeded
+	if !p.Success {
+		record.Class = paymentFailed
+	}
 	if err := v.box.SealShown(record, p.encode()); err != nil {
 		return wrapped(err)
 	}
@@ -500,11 +510,55 @@ func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *P
 		if _, err := v.find(tx, kindToken, token); err != nil {
 			return err
 		}
+		if err := v.trimPaymentData(tx, token, most); err != nil {
+			return err
+		}
 		for _, r := range records {
 			tx.Put(r)
 		}
 		return once.put(tx)
 	})
+}
+
+// paymentTrim is how many records of payment data make room for one, at most: more than
+// one where the quota was higher.
+const paymentTrim = 4
+
+// trimPaymentData makes room for a record of payment data of a token that has as many as
+// it may: the oldest failures go, then the oldest whose JWE is not kept any more. Those
+// with a JWE stay, so there may be more than the quota until it has lapsed: nobody can
+// keep a payment from being made. JWEs lapse in the order in which they were made,
+// so the oldest say of all whether there is one without.
+func (v *Vault) trimPaymentData(tx store.Tx, token uuid.UUID, most int) error {
+	q := &store.Query{Kind: kindPaymentData, Account: v.account, Parent: token, Count: true}
+	all, err := tx.List(q)
+	if err != nil || all.Total < int64(most) {
+		return err
+	}
+	room := int(min(paymentTrim, all.Total-int64(most)+1))
+	for _, class := range []uint8{paymentFailed, paymentSucceeded} {
+		if room == 0 {
+			break
+		}
+		q := &store.Query{Kind: kindPaymentData, Account: v.account, Parent: token, Limit: room}
+		q.Classes.Add(class)
+		oldest, err := tx.List(q)
+		if err != nil {
+			return err
+		}
+		for _, r := range oldest.Records {
+			switch jwe, err := tx.Get(kindPaymentJWE, r.ID); {
+			case err != nil && !errors.Is(err, store.ErrNotFound):
+				return err
+			case err == nil && lives(jwe, now()):
+				continue
+			}
+			tx.Delete(kindPaymentData, r.ID)
+			tx.Delete(kindPaymentJWE, r.ID)
+			room--
+		}
+	}
+	return nil
 }
 
 // repeatedPaymentData returns the payment data of an idempotent answer.
@@ -520,7 +574,14 @@ func (v *Vault) repeatedPaymentData(ctx context.Context, answer []byte) (*Paymen
 	if err != nil {
 		return nil, err
 	}
-	return p, v.addEncrypted(ctx, []*PaymentData{p})
+	jwe, err := v.getRow(ctx, kindPaymentJWE, r.ID)
+	if errors.Is(err, ErrNotFound) {
+		return p, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return p, v.addEncrypted(ctx, p, jwe)
 }
 
 // ListPaymentData returns one page of the payment data of a token. opts may be
@@ -536,53 +597,48 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 		return nil, err
 	}
 	q.Parent = token.ID
-	p, err := page(ctx, v, q, o, v.openRecord)
-	if err != nil {
-		return nil, err
-	}
-	return p, v.addEncrypted(ctx, p.Items)
-}
-
-// addEncrypted sets Encrypted of each that has not lost it yet.
-func (v *Vault) addEncrypted(ctx context.Context, items []*PaymentData) error {
-	found := make([]*store.Record, len(items))
-	err := v.view(ctx, func(tx store.ReadTx) error {
-		for i, p := range items {
-			if !p.Success {
+	kept := map[uuid.UUID]*store.Record{} // JWEs by the row key of their payment data
+	p, err := page(ctx, v, q, o, v.openRecord, func(tx store.ReadTx, list *store.List) error {
+		clear(kept)
+		for _, r := range list.Records { // at most MaxLimit; they and the token are there
+			if r.Class != paymentSucceeded {
 				continue
 			}
-			r, err := v.find(tx, kindPaymentJWE, v.unmask(kindPaymentData, p.ID))
-			if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrNotFound) {
-				continue
-			}
-			if err != nil {
+			jwe, err := tx.Get(kindPaymentJWE, r.ID)
+			switch {
+			case err == nil && jwe.Account == v.account && lives(jwe, now()):
+				kept[r.ID] = jwe
+			case err != nil && !errors.Is(err, store.ErrNotFound):
 				return err
 			}
-			found[i] = r
 		}
 		return nil
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for i, rec := range found {
-		if rec == nil {
-			continue
-		}
-		r, err := v.read(ctx, rec)
-		if err != nil {
-			return err
-		}
-		for r.Next() {
-			if r.Tag == paymentJWE {
-				items[i].Encrypted = string(r.Value)
+	for _, item := range p.Items {
+		if jwe := kept[v.unmask(kindPaymentData, item.ID)]; jwe != nil {
+			if err := v.addEncrypted(ctx, item, jwe); err != nil {
+				return nil, err
 			}
 		}
-		if err := readError(r); err != nil {
-			return err
+	}
+	return p, nil
+}
+
+// addEncrypted sets Encrypted from the record of its JWE.
+func (v *Vault) addEncrypted(ctx context.Context, p *PaymentData, jwe *store.Record) error {
+	r, err := v.read(ctx, jwe)
+	if err != nil {
+		return err
+	}
+	for r.Next() {
+		if r.Tag == paymentJWE {
+			p.Encrypted = string(r.Value)
 		}
 	}
-	return nil
+	return readError(r)
 }
 
 // A PaymentCredential is what a merchant sends in place of a card number.

@@ -556,7 +556,7 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 		}
 		err = v.write(ctx, opRedeliver, event, func(tx store.Tx) error {
 			if d.typ != TokenDeleted {
-				if _, err := tx.Get(kindToken, d.token); err != nil {
+				if _, err := v.find(tx, kindToken, d.token); err != nil {
 					return err
 				}
 			}
@@ -592,7 +592,10 @@ func (v *Vault) deliveriesOf(ctx context.Context, event uuid.UUID) (map[uuid.UUI
 		clear(made)
 		for _, w := range hooks {
 			r, err := tx.Get(kindDelivery, rowkey.Beside(event, w.ID))
-			if errors.Is(err, store.ErrNotFound) {
+			if err == nil {
+				err = v.belongs(tx, r)
+			}
+			if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrNotFound) {
 				continue
 			}
 			if err != nil {

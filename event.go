@@ -323,7 +323,7 @@ func (v *Vault) heldBy(ctx context.Context, r *store.Record) (uuid.UUID, error) 
 	if r.Class != eventOrdered {
 		return uuid.Nil, nil
 	}
-	list, err := v.list(ctx, v.ordered(r.Parent, uuid.Nil))
+	list, err := v.siblings(ctx, v.ordered(r.Parent, uuid.Nil))
 	if err != nil || len(list.Records) == 0 || list.Records[0].ID == r.ID {
 		return uuid.Nil, err
 	}
@@ -365,12 +365,15 @@ func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error
 	}
 	defer over()
 	err = v.view(ctx, func(tx store.ReadTx) error {
-		_, err := tx.Get(kindEvent, rec.ID)
-		return err
+		r, err := tx.Get(kindEvent, rec.ID)
+		if err != nil {
+			return err
+		}
+		return v.belongs(tx, r)
 	})
 	switch {
 	case errors.Is(err, ErrNotFound):
-		return nil
+		return nil // nor is it told later: it goes with its token
 	case err != nil:
 		return err
 	case time.Until(rec.Due) < eventTimeout:
@@ -425,7 +428,7 @@ func (v *Vault) settle(ctx context.Context, rec, by *store.Record) error {
 	for {
 		var held, woken *store.Record
 		if frees {
-			list, err := v.list(ctx, after)
+			list, err := v.siblings(ctx, after)
 			if err != nil {
 				return err
 			}

@@ -127,9 +127,9 @@ func (v *Vault) once(ctx context.Context, op operation, object uuid.UUID, reques
 		if key, err = o.find(tx); key == nil || err != nil {
 			return err
 		}
-		result, err = tx.Get(kindAnswer, o.key.ID)
-		if errors.Is(err, store.ErrNotFound) {
-			err = nil
+		result, err = v.find(tx, kindAnswer, o.key.ID)
+		if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrNotFound) {
+			result, err = nil, nil // it goes with its token
 		}
 		return err
 	})

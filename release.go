@@ -164,7 +164,7 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 				return err
 			}
 		}
-		err = v.removeWith(ctx, opDelete, kindToken, id, func(tx store.Tx, row uuid.UUID) error {
+		err = v.remove(ctx, opDelete, kindToken, id, func(tx store.Tx, row uuid.UUID) error {
 			switch is, err := tx.Get(kindToken, row); {
 			case err != nil:
 				return err

@@ -101,7 +101,7 @@ func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
 		t.fail(err)
 	}
 	for from, begun := uuid.Nil, false; t.goesOn() && t.stays(ctx); {
-		list, err := v.list(ctx, t.ready(from, sendBatch))
+		list, err := v.siblings(ctx, t.ready(from, sendBatch)) // each attempt looks at the webhook
 		if err != nil {
 			t.fail(err)
 			break
@@ -526,7 +526,10 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 		if x.card, err = get(kindToken, p.token); err != nil {
 			return err
 		}
-		if x.past, err = get(kindPast, eventOf(p.rec)); err != nil {
+		if x.card != nil && (x.card.Account != t.account || !lives(x.card, now())) {
+			x.card = nil
+		}
+		if x.past, err = get(kindPast, eventOf(p.rec)); err != nil { // it belongs to the card
 			return err
 		}
 		if !p.loose {
@@ -939,37 +942,4 @@ func (t *turn) left(tx store.ReadTx) (bool, error) {
 		return false, err
 	}
 	return slices.ContainsFunc(list.Records, func(r *store.Record) bool { return !t.unread.has(r) }), nil
-}
-
-// erase removes the deliveries of a webhook that was deleted, and then its queue.
-func (v *Vault) erase(ctx context.Context, j *job) error {
-	queue := beside(j.rec.ID)
-	q := &store.Query{Kind: kindDelivery, Account: v.account, Parent: queue, Limit: claimBatch}
-	for ending := false; !ending && time.Until(j.rec.Due) > sendTimeout; {
-		left := 0
-		err := v.update(ctx, opStep, func(tx store.Tx) error {
-			list, err := tx.List(q)
-			if err != nil {
-				return err
-			}
-			if left = len(list.Records); left == 0 {
-				tx.Delete(kindQueue, queue)
-				tx.Delete(kindRemains, j.rec.ID)
-			}
-			for _, r := range list.Records {
-				tx.Delete(kindDelivery, r.ID)
-			}
-			return nil
-		})
-		if err != nil || left == 0 {
-			return wrapped(err)
-		}
-		select {
-		case <-j.ending:
-			ending = true
-		default:
-		}
-	}
-	j.rec.Due = now()
-	return v.again(ctx, j.rec, j.plain)
 }

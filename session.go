@@ -135,8 +135,10 @@ func (v *Vault) readSession(ctx context.Context, id SessionID) (*Vault, *store.R
 	}
 	var r *store.Record
 	err := v.view(ctx, func(tx store.ReadTx) (err error) {
-		r, err = tx.Get(kindSession, v.sessionRow(id.UUID()))
-		return err
+		if r, err = tx.Get(kindSession, v.sessionRow(id.UUID())); err != nil {
+			return err
+		}
+		return v.In(r.Account).belongs(tx, r)
 	})
 	if err == nil && (v.account != uuid.Nil && v.account != r.Account || !lives(r, now())) {
 		err = ErrNotFound

@@ -546,9 +546,9 @@ func in[T comparable](values []T, x T) bool {
 	return len(values) == 0 || slices.Contains(values, x)
 }
 
-// page answers a query with one page of a list.
-func page[T any](ctx context.Context, v *Vault, q *store.Query, o ListOptions, open func(context.Context, *store.Record) (T, error)) (*Page[T], error) {
-	list, err := v.list(ctx, q)
+// page answers a query with one page of a list, as Vault.list does.
+func page[T any](ctx context.Context, v *Vault, q *store.Query, o ListOptions, open func(context.Context, *store.Record) (T, error), also ...func(store.ReadTx, *store.List) error) (*Page[T], error) {
+	list, err := v.list(ctx, q, also...)
 	if err != nil {
 		return nil, err
 	}

@@ -381,7 +381,7 @@ const (
 	kindQueue    // what is to be sent to a webhook; its children are the deliveries
 	kindDelivery // of an event to a webhook; child of its queue
 	kindPast     // what deliveries of an event tell of a token that has changed since; its child
-	kindRemains  // a webhook that was deleted, whose deliveries are to be erased
+	kindRemains  // records that were deleted, to which others belong that are to be erased
 )
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file
@@ -814,7 +814,8 @@ func (v *Vault) getRow(ctx context.Context, kind store.Kind, row uuid.UUID) (*st
 	return rec, err
 }
 
-// find returns a record of the account that has not lapsed.
+// find returns a record of the account that has not lapsed, and belongs to none that is
+// gone or has.
 func (v *Vault) find(tx store.ReadTx, kind store.Kind, row uuid.UUID) (*store.Record, error) {
 	r, err := tx.Get(kind, row)
 	if err != nil {
@@ -823,11 +824,12 @@ func (v *Vault) find(tx store.ReadTx, kind store.Kind, row uuid.UUID) (*store.Re
 	if r.Account != v.account || !lives(r, now()) {
 		return nil, ErrNotFound
 	}
-	return r, nil
+	return r, v.belongs(tx, r)
 }
 
-// removeWith deletes the record of an id in one transaction with what also does.
-func (v *Vault) removeWith(ctx context.Context, op operation, kind store.Kind, id uuid.UUID, also func(store.Tx, uuid.UUID) error) error {
+// remove deletes the record of an id and what belongs to it, in one transaction with what
+// also does.
+func (v *Vault) remove(ctx context.Context, op operation, kind store.Kind, id uuid.UUID, also func(store.Tx, uuid.UUID) error) error {
 	if v.closed.Load() {
 		return ErrClosed
 	}
@@ -836,13 +838,42 @@ func (v *Vault) removeWith(ctx context.Context, op operation, kind store.Kind, i
 		v.wrote(ctx, op, v.account, id, ErrNotFound)
 		return ErrNotFound
 	}
-	return v.write(ctx, op, id, func(tx store.Tx) error {
-		if _, err := v.find(tx, kind, row); err != nil {
+	left, err := v.newRemains(kind, row)
+	if err != nil {
+		return err
+	}
+	for {
+		large := false
+		err = v.write(ctx, op, id, func(tx store.Tx) (err error) {
+			if _, err := v.find(tx, kind, row); err != nil {
+				return err
+			}
+			if large, err = deleteFamily(tx, kind, row, left); err != nil || also == nil {
+				return err
+			}
+			return also(tx, row)
+		})
+		switch {
+		case err == nil && large:
+			v.workDue(left)
+			return nil
+		case !large || !errors.Is(err, store.ErrFull):
 			return err
 		}
-		tx.Delete(kind, row)
-		return also(tx, row)
-	})
+		// There is no room for the job, but for what erases: the family first, until
+		// it is small.
+		if err := v.shrink(ctx, kind, row); err != nil {
+			return err
+		}
+	}
+}
+
+// shrink erases some of what belongs to a record.
+func (v *Vault) shrink(ctx context.Context, kind store.Kind, row uuid.UUID) error {
+	return wrapped(v.update(ctx, opDelete, func(tx store.Tx) error {
+		_, _, err := deleteSome(tx, kind, row, familyRows)
+		return err
+	}))
 }
 
 // put writes one record.
@@ -853,12 +884,34 @@ func (v *Vault) put(ctx context.Context, op operation, object uuid.UUID, r *stor
 	})
 }
 
-func (v *Vault) list(ctx context.Context, q *store.Query) (list *store.List, err error) {
+// list answers a query, of records of a parent that is there. In the same state of the
+// store also reads what belongs to them.
+func (v *Vault) list(ctx context.Context, q *store.Query, also ...func(store.ReadTx, *store.List) error) (list *store.List, err error) {
 	if q.Kind != kindAccount { // these belong to none
 		if err := v.exists(ctx); err != nil {
 			return nil, err
 		}
 	}
+	err = v.view(ctx, func(tx store.ReadTx) (err error) {
+		if err := v.parent(tx, parentKind(q.Kind), q.Parent); err != nil {
+			return err
+		}
+		if list, err = tx.List(q); err != nil {
+			return err
+		}
+		for _, read := range also {
+			if err := read(tx, list); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return list, err
+}
+
+// siblings answers a query of records of one parent, which may be gone: whoever uses one
+// of them looks at that.
+func (v *Vault) siblings(ctx context.Context, q *store.Query) (list *store.List, err error) {
 	err = v.view(ctx, func(tx store.ReadTx) (err error) {
 		list, err = tx.List(q)
 		return err

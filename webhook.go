@@ -279,25 +279,26 @@ func set[T any](to, from *T) {
 // not have.
 func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 	row := v.unmask(kindWebhook, id)
-	remains := &store.Record{Kind: kindRemains, ID: row, Account: v.account, Version: 1, Due: now()}
-	err := v.changeWebhooks(ctx, opDeleteWebhook, id, func(*Account) (func(store.Tx) error, error) {
+	left, err := v.newRemains(kindQueue, beside(row))
+	if err != nil {
+		return err
+	}
+	large := false
+	err = v.changeWebhooks(ctx, opDeleteWebhook, id, func(*Account) (func(store.Tx) error, error) {
 		if _, err := v.getRow(ctx, kindWebhook, row); err != nil {
 			return nil, err
 		}
-		if err := v.box.SealShown(remains, make([]byte, 32)); err != nil {
-			return nil, wrapped(err)
-		}
-		return func(tx store.Tx) error {
+		return func(tx store.Tx) (err error) {
 			if _, err := v.find(tx, kindWebhook, row); err != nil {
 				return err
 			}
 			tx.Delete(kindWebhook, row)
-			tx.Put(remains)
-			return nil
+			large, err = deleteFamily(tx, kindQueue, beside(row), left)
+			return err
 		}, nil
 	})
-	if err == nil {
-		v.workDue(remains)
+	if err == nil && large {
+		v.workDue(left)
 	}
 	return err
 }

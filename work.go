@@ -19,6 +19,7 @@ var lapsing = []store.Kind{kindToken, kindSession, kindAPIKey, kindIdempotency, 
 
 const (
 	sweepBatch = 500              // records erased in one transaction
+	sweepRows  = 1000             // rows of events written with them
 	workPause  = 30 * time.Second // longest pause of Run: what another process stored is found then
 	claimBatch = 128              // jobs claimed in one transaction
 	claimMost  = 1 << 16          // jobs looked at to find one that can be read
@@ -758,18 +759,26 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 		return 0, damaged
 	}
 	ends := &endings{vault: v, events: make([]*outbox, len(due))}
-	var err error
+	var left *store.Record
 	if kind == kindToken { // events are sealed before they are written
+		var err error
 		if ends, err = v.endingsOf(ctx, due); err != nil {
 			return 0, errors.Join(damaged, err)
 		}
+		rows := make([]uuid.UUID, len(due))
+		for i, r := range due {
+			rows[i] = r.ID
+		}
+		if left, err = v.whole().newRemains(kindToken, rows...); err != nil {
+			return 0, errors.Join(damaged, err)
+		}
 	}
-	erased, err := v.sweepDue(ctx, due, ends)
+	erased, err := v.sweepDue(ctx, due, ends, left)
+	more := ends.stale
 	if kind == kindToken && errors.Is(err, store.ErrFull) {
 		// There is room for what erases, and a card that has lapsed has to go.
 		full := err
-		ends = &endings{vault: v, events: make([]*outbox, len(due))}
-		if erased, err = v.sweepDue(ctx, due, ends); err == nil {
+		if erased, more, err = v.sweepFull(ctx, due); err == nil {
 			v.log.Error("the end of tokens cannot be told", "tokens", len(erased), "error", full)
 		}
 	}
@@ -784,16 +793,49 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 		}
 		v.wrote(ctx, opExpire, r.Account, object, nil)
 	}
-	return len(erased) + ends.stale, damaged
+	return len(erased) + more, damaged
+}
+
+// sweepFull is sweepDue for tokens where there is no room for anything that is written:
+// their children go with them, up to familyRows, and a token goes once it has none left. It
+// returns also how many of these it has erased.
+func (v *Vault) sweepFull(ctx context.Context, due []*store.Record) (erased []*store.Record, children int, err error) {
+	err = wrapped(v.whole().update(ctx, opExpire, func(tx store.Tx) error {
+		erased, children = nil, 0
+		for _, r := range due {
+			ok, err := same(tx, r)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				continue
+			}
+			all, n, err := deleteSome(tx, r.Kind, r.ID, familyRows-children)
+			if children += n; err != nil {
+				return err
+			}
+			if !all {
+				break
+			}
+			tx.Delete(r.Kind, r.ID)
+			erased = append(erased, r)
+		}
+		return nil
+	}))
+	return erased, children, err
 }
 
 // sweepDue erases those of due that are as they were, writes ends, and returns what it has
-// erased.
-func (v *Vault) sweepDue(ctx context.Context, due []*store.Record, ends *endings) (erased []*store.Record, err error) {
+// erased. Their children are left for a job, left, if they can have any. It writes at most
+// sweepBatch rows, and up to sweepRows of events and those of one more.
+func (v *Vault) sweepDue(ctx context.Context, due []*store.Record, ends *endings, left *store.Record) (erased []*store.Record, err error) {
 	err = wrapped(v.whole().update(ctx, opExpire, func(tx store.Tx) error {
 		erased = erased[:0]
 		ends.begin()
 		for i, r := range due {
+			if ends.rows >= sweepRows {
+				break
+			}
 			ok, err := same(tx, r)
 			if ok {
 				ok, err = ends.put(tx, i)
@@ -806,10 +848,16 @@ func (v *Vault) sweepDue(ctx context.Context, due []*store.Record, ends *endings
 				erased = append(erased, r)
 			}
 		}
+		if left != nil && len(erased) > 0 {
+			tx.Put(left)
+		}
 		return nil
 	}))
 	if err == nil {
 		ends.written()
+	}
+	if err == nil && len(erased) > 0 {
+		v.workDue(left)
 	}
 	return erased, err
 }
@@ -822,6 +870,7 @@ type endings struct {
 	told   []int // of events, those that were written
 	queues wakings
 	stale  int // events that have to be made again
+	rows   int // of the events that were written
 }
 
 func (v *Vault) endingsOf(ctx context.Context, due []*store.Record) (*endings, error) {
@@ -841,7 +890,9 @@ func (v *Vault) endingsOf(ctx context.Context, due []*store.Record) (*endings, e
 }
 
 // begin forgets what was written in a transaction that is begun again.
-func (e *endings) begin() { e.woken, e.told, e.queues, e.stale = map[uuid.UUID]bool{}, nil, nil, 0 }
+func (e *endings) begin() {
+	e.woken, e.told, e.queues, e.stale, e.rows = map[uuid.UUID]bool{}, nil, nil, 0, 0
+}
 
 // put writes the i-th event. It returns false if that has to be made again.
 func (e *endings) put(tx store.Tx, i int) (bool, error) {
@@ -873,6 +924,7 @@ func (e *endings) put(tx store.Tx, i int) (bool, error) {
 	}
 	if err == nil {
 		e.told = append(e.told, i)
+		e.rows += len(o.records)
 	}
 	return err == nil, err
 }
