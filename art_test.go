@@ -338,7 +338,10 @@ func TestDamagedCardArt(t *testing.T) {
 				t.Errorf("%s: %d bytes, %v", what, len(image), err)
 			}
 			l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) error {
-				tx.Delete(kindCardArt, art) // and its parts
+				tx.Delete(kindCardArt, art)
+				for i := range 3 {
+					tx.Delete(kindCardArtPart, part(i))
+				}
 				for _, r := range before {
 					tx.Put(r)
 				}

@@ -98,11 +98,7 @@ func decodeRemains(plain []byte) (*remains, error) {
 // newRemains returns the job that erases what is left of records. It is sealed before
 // they are deleted, and written with that if something is left.
 func (v *Vault) newRemains(kind store.Kind, of ...uuid.UUID) (*store.Record, error) {
-	row, err := v.newRow()
-	if err != nil {
-		return nil, err
-	}
-	r := &store.Record{Kind: kindRemains, ID: row, Account: v.account, Version: 1, Due: now()}
+	r := &store.Record{Kind: kindRemains, ID: uuid.New(), Account: v.account, Version: 1, Due: now()}
 	return r, wrapped(v.box.SealShown(r, (&remains{kind, of}).encode()))
 }
 
