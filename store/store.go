@@ -157,11 +157,11 @@ type List struct {
 // less returns none.
 //
 // Indexes only lead to records. Where one names a record that is not there, or
-// that says otherwise, Lookup, Due, Next and Children pass over it: one lost
-// record must not hide the others. Due and Next also pass over a record that
-// cannot be read. A store whose indexes can be damaged apart from its records
-// reports what it passed over and mends the index, so that it does not come
-// again. List may return ErrDamaged instead, because it counts.
+// that says otherwise, Lookup, Due, Next and Children pass over it, and so does
+// List by a hash: one lost record must not hide the others. Due and Next also
+// pass over a record that cannot be read. A store whose indexes can be damaged
+// apart from its records reports what it passed over and mends the index, so that
+// it does not come again. Other lists may be ErrDamaged, because they are counted.
 type ReadTx interface {
 	// Get returns the record, or ErrNotFound.
 	Get(kind Kind, id uuid.UUID) (*Record, error)

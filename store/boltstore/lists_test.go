@@ -51,7 +51,6 @@ func TestForeignRow(t *testing.T) {
 		{"list, no parent", list, func(r *store.Record) { r.Parent = uuid.Nil }},
 		{"list, another class", list, func(r *store.Record) { r.Class = 2 }},
 		{"list of what is live, earlier due", live, func(r *store.Record) { r.Due = r.Due.Add(-time.Microsecond) }},
-		{"list by lookup, no hash", query(store.Query{Lookup: good.Lookup[0]}), func(r *store.Record) { r.Lookup = nil }},
 	} {
 		if err := test.read(); err != nil {
 			t.Fatalf("%s: %v", test.name, err)

@@ -70,10 +70,13 @@ func TestLostRows(t *testing.T) {
 	const n = 50
 	at := func(n int) time.Time { return time.UnixMicro(1e15 + int64(n)).UTC() }
 	lost := []int{1, 2, 20, 21, 22, 50}
-	var left []int
+	var left, listed []int // listed: those with a class
 	for i := 1; i <= n; i++ {
 		if !slices.Contains(lost, i) {
 			left = append(left, i)
+			if i%3 != 0 {
+				listed = append(listed, i)
+			}
 		}
 	}
 	for name, call := range map[string]func(s *Store, fn func(store.ReadTx) error) error{
@@ -118,6 +121,10 @@ func TestLostRows(t *testing.T) {
 					due, err = tx.Due(1, at(n), 2)
 					if got := numbersOf(due, record); err != nil || !slices.Equal(got, left[:2]) {
 						t.Errorf("Due, two = %v, %v, want %v", got, err, left[:2])
+					}
+					l, err := tx.List(&store.Query{Kind: 1, Parent: number(99), Lookup: []byte("hash"), Limit: n, Count: true})
+					if got := numbersOf(l.Records, record); err != nil || l.Total != 29 || !slices.Equal(got, listed) {
+						t.Errorf("List by hash = %v of %d, %v, want %v", got, l.Total, err, listed)
 					}
 					found, err := tx.Lookup(1, []byte("hash"), n)
 					if got := numbersOf(found, record); err != nil || !slices.Equal(got, left) {
@@ -191,6 +198,10 @@ func TestStrayEntries(t *testing.T) {
 				found, err := tx.Lookup(1, []byte{8}, 9)
 				if err != nil || len(found) != c.found {
 					t.Errorf("%s, mended %v: Lookup = %v, %v", name, mended, found, err)
+				}
+				l, err := tx.List(&store.Query{Kind: 1, Parent: number(1), Lookup: []byte{8}, Limit: 9, Count: true})
+				if want := c.found * c.child; err != nil || len(l.Records) != want || l.Total != int64(want) {
+					t.Errorf("%s, mended %v: List by hash = %v, %v", name, mended, l, err)
 				}
 				keys, err := tx.Children(number(1), 9)
 				if err != nil || len(keys) != c.child {

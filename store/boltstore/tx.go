@@ -262,7 +262,8 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 		}
 		row := find(key)
 		if row.raw == nil || !row.hasLookup(q.Lookup) {
-			panic(failed{errIndex})
+			r.pass(strayLookup{q.Kind, bytes.Clone(q.Lookup), id})
+			return true
 		}
 		if keyOfList(q.Kind, row.account, row.parent) == keyOfList(q.Kind, q.Account, q.Parent) &&
 			wanted(&q.Classes, row.class) && !row.lapsed(q) {
