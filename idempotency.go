@@ -203,8 +203,22 @@ func (o *once) claim(ctx context.Context, v *Vault, row uuid.UUID) error {
 	if o == nil {
 		return nil
 	}
+	return o.claimWith(ctx, v, opStep, row, func(store.Tx) error { return nil })
+}
+
+// claimWith stores the claim in one transaction with what write does. A nil once has no
+// claim.
+func (o *once) claimWith(ctx context.Context, v *Vault, op operation, row uuid.UUID, write func(store.Tx) error) error {
+	if o == nil {
+		return wrapped(v.update(ctx, op, write))
+	}
+	was := o.row
 	o.row = row
-	return o.storeClaim(ctx, v, now().Add(claimLease))
+	err := o.storeClaim(ctx, v, op, now().Add(claimLease), write)
+	if err != nil {
+		o.row = was
+	}
+	return err
 }
 
 // release ends a claim, so that the call can be repeated at once. If that fails
@@ -215,19 +229,25 @@ func (o *once) release(ctx context.Context, v *Vault) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	if err := o.storeClaim(ctx, v, o.at); err != nil && !errors.Is(err, errRepeated) {
+	if err := o.storeClaim(ctx, v, opStep, o.at, func(store.Tx) error { return nil }); err != nil && !errors.Is(err, errRepeated) {
 		v.log.Warn("idempotency key stays in progress for a minute", "error", err)
 	}
 }
 
-// storeClaim stores a claim that ends at until.
-func (o *once) storeClaim(ctx context.Context, v *Vault, until time.Time) error {
+// storeClaim stores a claim that ends at until, with what write does.
+func (o *once) storeClaim(ctx context.Context, v *Vault, op operation, until time.Time, write func(store.Tx) error) error {
 	b := tlv.Append(nil, onceFingerprint, o.fingerprint)
 	b = tlv.Append(appendTime(b, onceLease, until), onceRow, o.row[:])
 	if err := o.sealKey(v, b); err != nil {
 		return err
 	}
-	if err := v.update(ctx, opStep, o.putKey); err != nil {
+	err := v.update(ctx, op, func(tx store.Tx) error {
+		if err := o.putKey(tx); err != nil {
+			return err
+		}
+		return write(tx)
+	})
+	if err != nil {
 		return wrapped(err)
 	}
 	o.held = o.key.Version

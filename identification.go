@@ -245,7 +245,7 @@ func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, 
 	}
 	s.idv = &identification{key: uuid.New(), scheme: scheme, since: now()}
 	// Logged; the cardholder may be identified without.
-	_ = v.keepCode(ctx, s.idv.key, c.SecurityCode, v.codeUntil(r.Due), codesAside)
+	_ = v.keepCode(ctx, s.idv.key, 0, c.SecurityCode, v.codeUntil(r.Due), codesAside)
 	if err := v.leaseIdentification(ctx, r, s, also...); err != nil {
 		v.dropCode(ctx, s.idv.key)
 		return nil, err
@@ -369,7 +369,7 @@ func (v *Vault) openEntered(ctx context.Context, r *store.Record, key uuid.UUID)
 		c.Wipe()
 		return Card{}, fmt.Errorf("%w: card of a session cannot be read", ErrDamaged)
 	}
-	c.SecurityCode, _ = v.securityCode(ctx, key)
+	c.SecurityCode, _, _ = v.keptCode(ctx, key) // the only one there is under the key
 	return c, nil
 }
 

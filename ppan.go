@@ -168,7 +168,9 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*P
 		return nil, err
 	}
 	defer r.PAN.Wipe()
-	r.SecurityCode, _ = v.securityCode(ctx, id)
+	if r.SecurityCode, _, err = v.securityCode(ctx, id); err != nil {
+		return nil, err
+	}
 	defer r.SecurityCode.Wipe()
 	answer, err := v.askProvider(ctx, r)
 	v.wrote(ctx, opObtainPPAN, v.account, id, err)

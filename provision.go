@@ -408,7 +408,13 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 			return err
 		}
 		defer pan.Wipe()
-		code, _ := v.securityCode(ctx, id)
+		code, _, err := v.securityCode(ctx, id)
+		if errors.Is(err, ErrNotFound) {
+			return nil // deleted meanwhile
+		}
+		if err != nil {
+			return err
+		}
 		defer code.Wipe()
 		contact, err := v.openContact(ctx, h.record)
 		if err != nil {

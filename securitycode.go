@@ -2,6 +2,7 @@ package cardvault
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -34,41 +35,25 @@ func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (available
 	if _, err := v.get(ctx, kindToken, id); err != nil {
 		return false, time.Time{}, err
 	}
-	code, until := v.securityCode(ctx, id)
+	code, until, err := v.securityCode(ctx, id)
 	code.Wipe()
-	return !code.IsZero(), until, nil
+	return !code.IsZero(), until, err
 }
 
-// Consume erases the security code of a token. It is the caller's word that the
-// payment was authorized: nothing else that uses the code consumes it. A token
-// without one stays as it is.
+// Consume ends the security code of a token: nobody gets it any more, whatever its cache
+// does, and it is erased there. It is the caller's word that the payment was authorized:
+// nothing else that uses the code consumes it. A token without one stays as it is.
 //
-// Errors: ErrNotFound; ErrUnavailable if the cache could not be reached, so that
-// the code may still be there; ErrIdempotencyKeyReused; ErrIdempotencyInProgress.
-// Repeated under an idempotency key it does not erase the code of a later refresh.
+// Errors: ErrNotFound; ErrUnavailable if the cache could not be reached, so that the
+// code, which is of no use any more, may still be there; ErrIdempotencyKeyReused;
+// ErrIdempotencyInProgress. Repeated under an idempotency key it does not end the code
+// of a later refresh.
 func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
 	once, answer, err := v.once(ctx, opConsume, id, func() []byte { return nil })
 	if err != nil || answer != nil {
 		return err
 	}
-	card, err := v.get(ctx, kindToken, id)
-	if err == nil {
-		// No other call under the key erases the code of a refresh that follows.
-		err = once.claim(ctx, v, id)
-	}
-	if err == nil {
-		err = v.eraseCode(ctx, id)
-	}
-	if err == nil && once != nil {
-		if err = once.seal(v, nil, card.ID); err == nil {
-			err = wrapped(v.update(ctx, opConsume, func(tx store.Tx) error {
-				if _, err := v.find(tx, kindToken, card.ID); err != nil {
-					return err
-				}
-				return once.put(tx)
-			}))
-		}
-	}
+	err = v.consume(ctx, id, once)
 	if errors.Is(err, errRepeated) {
 		return v.Consume(ctx, id)
 	}
@@ -77,6 +62,67 @@ func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
 	}
 	v.wrote(ctx, opConsume, v.account, id, err)
 	return err
+}
+
+func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *once) error {
+	row, last, err := v.endCode(ctx, id, once)
+	if err == nil && last {
+		err = v.eraseCode(ctx, id)
+	}
+	if err != nil || once == nil {
+		return err
+	}
+	if err := once.seal(v, nil, row); err != nil {
+		return err
+	}
+	return wrapped(v.update(ctx, opConsume, func(tx store.Tx) error {
+		if _, err := v.find(tx, kindToken, row); err != nil {
+			return err
+		}
+		return once.put(tx)
+	}))
+}
+
+// endCode makes the security code that is kept of a token one of the past, and stores the
+// claim of the call with that: whoever takes over after a crash ends no later code. It
+// returns the row key of the token, and whether there is no later code: only then may
+// what the cache has be erased.
+func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *once) (row uuid.UUID, last bool, err error) {
+	for {
+		card, err := v.get(ctx, kindToken, id)
+		if err != nil {
+			return uuid.Nil, false, err
+		}
+		t, err := v.openToken(ctx, card)
+		if err != nil {
+			return uuid.Nil, false, err
+		}
+		if once != nil && once.row != uuid.Nil { // it is ended: see claim
+			ended := binary.BigEndian.Uint64(once.row[8:])
+			return card.ID, t.codes == ended, once.claim(ctx, v, once.row)
+		}
+		t.codes++
+		if t.since == card.Version {
+			t.since++ // nothing has changed that deliveries tell
+		}
+		card.Version++
+		if err := v.sealToken(card, t); err != nil {
+			return uuid.Nil, false, err
+		}
+		var ended uuid.UUID
+		binary.BigEndian.PutUint64(ended[8:], t.codes)
+		err = once.claimWith(ctx, v, opConsume, ended, func(tx store.Tx) error {
+			if _, err := v.find(tx, kindToken, card.ID); err != nil {
+				return err
+			}
+			tx.Put(card)
+			return nil
+		})
+		if errors.Is(err, store.ErrConflict) {
+			continue // somebody else was faster, so there is progress
+		}
+		return card.ID, true, err
+	}
 }
 
 // RefreshSession returns the id of a new session in which the shopper enters the
@@ -142,6 +188,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	if err != nil {
 		return nil, err
 	}
+	t.codes++ // the former code is one of the past, before its cache has the new one
 	s.token = s.refresh
 	r.Version++
 	if err := v.box.SealShown(r, s.encode()); err != nil {
@@ -174,7 +221,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	// have been deleted meanwhile, perhaps before there was this code to erase.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)
 	defer cancel()
-	if v.keepCode(ctx, t.ID, code, v.codeUntil(t.ExpiresAt), codesWait) != nil {
+	if v.keepCode(ctx, t.ID, t.codes, code, v.codeUntil(t.ExpiresAt), codesWait) != nil {
 		err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
 	} else {
 		_, err = v.getRow(ctx, kindToken, s.refresh)
@@ -198,6 +245,7 @@ func checkSecurityCode(c SecurityCode) error {
 const (
 	codeUntil = iota + 1
 	codeDigits
+	codeNumber // Token.codes
 )
 
 // codeUntil returns until when a security code that was entered now is kept: not
@@ -211,13 +259,15 @@ func (v *Vault) codeUntil(end time.Time) time.Time {
 }
 
 // keepCode puts the security code of a token, or of the card that a session has, into
-// the cache, in place of the one before. The cache has the time wait for it.
-func (v *Vault) keepCode(ctx context.Context, id uuid.UUID, code SecurityCode, until time.Time, wait time.Duration) error {
+// the cache, in place of the one before: number is Token.codes, 0 in a session. The cache
+// has the time wait for it.
+func (v *Vault) keepCode(ctx context.Context, id uuid.UUID, number uint64, code SecurityCode, until time.Time, wait time.Duration) error {
 	if code.IsZero() {
 		return nil
 	}
 	var buf [96]byte
 	plain := appendTime(buf[:0], codeUntil, until)
+	plain = tlv.AppendUint(plain, codeNumber, number)
 	plain = tlv.Pad(tlv.Append(plain, codeDigits, code.get()), 32, 0)
 	sealed := v.box.SealCode(v.codeKey, v.account, id, plain)
 	clear(plain)
@@ -232,16 +282,33 @@ func (v *Vault) keepCode(ctx context.Context, id uuid.UUID, code SecurityCode, u
 	return err
 }
 
-// securityCode returns the security code that is kept under an id and until when it is kept. It
-// has none if the cache has none or cannot be reached.
-func (v *Vault) securityCode(ctx context.Context, id uuid.UUID) (SecurityCode, time.Time) {
+// securityCode returns the security code of a token and until when it is kept, none if
+// the cache has none, cannot be reached, or has one that was consumed or replaced. The
+// token is read after the cache: a code that is returned had not been consumed when it was
+// asked for.
+func (v *Vault) securityCode(ctx context.Context, id uuid.UUID) (SecurityCode, time.Time, error) {
+	code, number, until := v.keptCode(ctx, id)
+	if code.IsZero() {
+		return SecurityCode{}, time.Time{}, nil
+	}
+	t, err := v.Get(ctx, id)
+	if err == nil && number == t.codes {
+		return code, until, nil
+	}
+	code.Wipe()
+	return SecurityCode{}, time.Time{}, err
+}
+
+// keptCode returns what the cache has under an id: a security code, its number, and until
+// when it is kept. It has none if the cache has none or cannot be reached.
+func (v *Vault) keptCode(ctx context.Context, id uuid.UUID) (SecurityCode, uint64, time.Time) {
 	var sealed []byte
 	err := v.withCodes(ctx, codesAside, func(ctx context.Context) (err error) {
 		sealed, err = v.codes.Get(ctx, id)
 		return err
 	})
 	if errors.Is(err, store.ErrNotFound) {
-		return SecurityCode{}, time.Time{}
+		return SecurityCode{}, 0, time.Time{}
 	}
 	defer clear(sealed) // it is opened in place
 	var plain []byte
@@ -250,24 +317,27 @@ func (v *Vault) securityCode(ctx context.Context, id uuid.UUID) (SecurityCode, t
 	}
 	if err != nil {
 		v.codesFailed("read", err)
-		return SecurityCode{}, time.Time{}
+		return SecurityCode{}, 0, time.Time{}
 	}
 	var code SecurityCode
+	var number uint64
 	var until time.Time
 	r := tlv.Read(plain)
 	for r.Next() {
 		switch r.Tag {
 		case codeUntil:
 			until = readTime(&r)
+		case codeNumber:
+			number = r.Uint()
 		case codeDigits:
 			code = NewSecurityCode(r.Value)
 		}
 	}
 	if r.Err() != nil || !until.After(now()) { // a cache that keeps it too long is not believed
 		code.Wipe()
-		return SecurityCode{}, time.Time{}
+		return SecurityCode{}, 0, time.Time{}
 	}
-	return code, until
+	return code, number, until
 }
 
 func (v *Vault) openCode(ctx context.Context, id uuid.UUID, sealed []byte) ([]byte, error) {

@@ -114,6 +114,60 @@ func TestSecurityCodeInProvisioning(t *testing.T) {
 	})
 }
 
+// TestConsumedInProvisioning: a network does not get a code that was consumed between two
+// tries, also if its cache still has it.
+func TestConsumedInProvisioning(t *testing.T) {
+	cache := &undeleting{codecache.New(10, nil)}
+	inLab(t, &cardvault.Options{Mode: cardvault.Live, Codes: cache}, func(l *lab) {
+		l.net.script(refuse("Provision", schemeError("issuer_unavailable")), nil)
+		id := l.imports(coded(visa, "737"))
+		l.drain()
+		l.must(l.Consume(l.Context(), id))
+		l.net.script(nil, nil)
+		l.pass(40 * time.Second)
+		l.drain()
+		l.is(id, active, "")
+		if want := []string{""}; !slices.Equal(l.net.codes, want) {
+			l.Errorf("the network got codes %q, want %q", l.net.codes, want)
+		}
+	})
+}
+
+// An undeleting is a cache that erases nothing.
+type undeleting struct{ store.CodeCache }
+
+func (undeleting) Delete(context.Context, uuid.UUID) error { return nil }
+
+// TestConsumeDies: wherever a process dies that consumes a code, the code is ended or as
+// it was, and the repetition under its idempotency key ends no later one.
+func TestConsumeDies(t *testing.T) {
+	for survived := range 3 { // writes
+		inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Codes: codecache.New(10, nil)}, func(l *lab) {
+			id := l.imports(coded(visa, "111"))
+			ctx := cardvault.WithIdempotencyKey(l.Context(), "order 1")
+			n := 0
+			l.store.hook(func() error {
+				if n++; n > survived {
+					return store.ErrUnavailable
+				}
+				return nil
+			})
+			if err := l.Consume(ctx, id); (err == nil) != (survived == 2) {
+				l.Errorf("dying after %d writes: %v", survived, err)
+			}
+			l.store.hook(nil)
+			l.hasCode(id, survived == 0)
+			session, err := l.RefreshSession(l.Context(), id)
+			l.must(err)
+			l.must2(l.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("222"))))
+			l.pass(2 * time.Minute)
+			l.must(l.Consume(ctx, id))
+			l.hasCode(id, survived > 0)
+			l.must(l.Consume(ctx, id))
+		})
+	}
+}
+
 // TestSecurityCodeInRefusals: a network that tells the code again, against its
 // contract, does not get it into log, answer or event.
 func TestSecurityCodeInRefusals(t *testing.T) {

@@ -73,6 +73,10 @@ type Token struct {
 	told  uuid.UUID // row key of its last event
 	since uint64    // version of its record that deliveries of that event tell; 0: none do
 
+	// codes numbers the security codes of the token. It rises when one is consumed or
+	// replaced: a cache that keeps the former one, or brings it back, is of no use.
+	codes uint64
+
 	// Fingerprint is the same for two tokens of an account if their cards have
 	// the same number.
 	Fingerprint Fingerprint
@@ -334,7 +338,7 @@ func (v *Vault) writeToken(ctx context.Context, op operation, t *Token, code Sec
 	if end := v.codeUntil(t.ExpiresAt); until.IsZero() || until.After(end) {
 		until = end
 	}
-	_ = v.keepCode(ctx, t.ID, code, until, codesAside) // logged; the card is stored all the same
+	_ = v.keepCode(ctx, t.ID, t.codes, code, until, codesAside) // logged; the card is stored all the same
 	err := v.write(ctx, op, t.ID, fn)
 	if err != nil {
 		v.dropCode(ctx, t.ID)
@@ -815,6 +819,7 @@ const (
 	_ // was the sequence of the last event
 	tokenTold
 	tokenToldSince
+	tokenCodes
 )
 
 // encode appends what the shown part holds. Id and time of creation are the
@@ -864,6 +869,7 @@ func (t *Token) encode(b []byte) []byte {
 		b = tlv.Append(b, tokenTold, t.told[:])
 	}
 	b = tlv.AppendUint(b, tokenToldSince, t.since)
+	b = tlv.AppendUint(b, tokenCodes, t.codes)
 	return appendTime(b, tokenExpiresAt, t.ExpiresAt)
 }
 
@@ -932,6 +938,8 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 			copy(t.told[:], r.Value)
 		case tokenToldSince:
 			t.since = r.Uint()
+		case tokenCodes:
+			t.codes = r.Uint()
 		case tokenExpiresAt:
 			t.ExpiresAt = readTime(&r)
 		case tokenArt:

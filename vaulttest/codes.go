@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -23,6 +24,8 @@ var codeBehaviours = []behaviour{
 	{"RefreshRace", refreshRace},
 	{"SharedCodes", sharedCodes},
 	{"CodesGone", codesGone},
+	{"StubbornCodes", stubbornCodes},
+	{"ConsumedUntold", consumedUntold},
 }
 
 func code(digits string) cardvault.SecurityCode { return cardvault.NewSecurityCode([]byte(digits)) }
@@ -353,8 +356,9 @@ func codesGone(t *testing.T, s store.Store) {
 		fails(t, what+": refreshing", failed, cardvault.ErrUnavailable)
 		noError(t, v.Delete(ctx, imported.ID))
 
+		// The cache still has the former code, and it is of no use.
 		cache.fail(nil)
-		hasCode(t, what+": afterwards", v, token.ID, "737")
+		hasCode(t, what+": afterwards", v, token.ID, "")
 		if err == nil {
 			continue
 		}
@@ -386,6 +390,120 @@ func codesGone(t *testing.T, s store.Store) {
 	fails(t, "refreshing in a vault that is closed meanwhile", err, cardvault.ErrClosed)
 	if _, err := cache.CodeCache.Get(ctx, token.ID); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("a code is left: %v", err)
+	}
+}
+
+// stubbornCodes: a security code that was consumed or replaced is not used again, also if
+// its cache erases nothing and gives whatever it ever had.
+func stubbornCodes(t *testing.T, s store.Store) {
+	ctx := t.Context()
+	cache := new(stubborn)
+	v, replica := coding(t, s, cache), coding(t, s, cache)
+	has := func(what string, id uuid.UUID, want ...string) {
+		t.Helper()
+		for i := range cache.kept(id) {
+			cache.give = i
+			text := ""
+			if i < len(want) {
+				text = want[i]
+			}
+			hasCode(t, what, v, id, text)
+			hasCode(t, what+", in another vault", replica, id, text)
+		}
+	}
+	token := must(v.Import(ctx, coded(1, "111"), nil))(t)
+	has("imported", token.ID, "111")
+	consumed, _ := keyed(ctx, idemKey)
+	noError(t, v.Consume(consumed, token.ID))
+	has("consumed", token.ID)
+
+	enter := func(digits string) {
+		t.Helper()
+		session := must(replica.RefreshSession(ctx, token.ID))(t)
+		must(replica.RefreshSecurityCode(ctx, session, code(digits)))(t)
+	}
+	enter("222")
+	has("refreshed", token.ID, "", "222")
+	noError(t, replica.Consume(consumed, token.ID))
+	has("refreshed and consumed again under the former key", token.ID, "", "222")
+	must(v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &cardvault.Expiry{Month: 11, Year: 2090}}))(t)
+	has("updated", token.ID, "", "222")
+	enter("333")
+	has("refreshed twice", token.ID, "", "", "333")
+	noError(t, replica.Consume(ctx, token.ID))
+	has("consumed", token.ID)
+	noError(t, v.Consume(ctx, token.ID))
+	enter("444")
+	has("consumed twice and refreshed", token.ID, "", "", "", "444")
+
+	session := must(v.CreateSession(ctx, nil))(t)
+	token = must(v.Tokenize(ctx, session, coded(2, "555")))(t)
+	has("tokenized", token.ID, "555")
+	noError(t, v.Consume(ctx, token.ID))
+	has("tokenized and consumed", token.ID)
+}
+
+// A stubborn is a cache that keeps all it was ever given, and gives the one of an id that
+// it is told to.
+type stubborn struct {
+	mu     sync.Mutex
+	values map[uuid.UUID][][]byte
+	give   int
+}
+
+func (c *stubborn) kept(id uuid.UUID) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.values[id])
+}
+
+func (c *stubborn) Put(_ context.Context, id uuid.UUID, value []byte, _ time.Duration) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.values == nil {
+		c.values = map[uuid.UUID][][]byte{}
+	}
+	c.values[id] = append(c.values[id], bytes.Clone(value))
+	return nil
+}
+
+func (c *stubborn) Get(_ context.Context, id uuid.UUID) ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := c.values[id]
+	if c.give >= len(all) {
+		return nil, store.ErrNotFound
+	}
+	return bytes.Clone(all[c.give]), nil
+}
+
+func (c *stubborn) Take(ctx context.Context, id uuid.UUID) ([]byte, error) { return c.Get(ctx, id) }
+func (c *stubborn) Delete(context.Context, uuid.UUID) error                { return nil }
+func (c *stubborn) Close() error                                           { return nil }
+
+// consumedUntold: what becomes of a security code changes nothing of what events tell.
+func consumedUntold(t *testing.T, s store.Store) {
+	var mail mailbox
+	v, ctx := sending(t, s, &mail), t.Context()
+	hook(t, v, receiver)
+	token := must(v.Import(ctx, coded(1, "737"), nil))(t)
+	noError(t, v.Consume(ctx, token.ID))
+	noError(t, v.Drain(ctx))
+	updated := must(v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &cardvault.Expiry{Month: 11, Year: 2090}}))(t)
+	noError(t, v.Consume(ctx, token.ID))
+	noError(t, v.Consume(ctx, token.ID))
+	last := must(v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &cardvault.Expiry{Month: 10, Year: 2090}}))(t)
+	noError(t, v.Consume(ctx, token.ID))
+	noError(t, v.Drain(ctx))
+	var got, want []cardvault.Expiry
+	for _, e := range mail.at(receiver) {
+		got = append(got, e.Token.Expiry)
+	}
+	for _, t := range []*cardvault.Token{token, updated, last} {
+		want = append(want, t.Expiry)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("events tell the expiries %v, want %v", got, want)
 	}
 }
 
