@@ -90,7 +90,8 @@ type Record struct {
 	Account uuid.UUID // whose it is; zero for what belongs to the whole vault
 
 	// Parent, if set, is the id of the record that this one belongs to. A store
-	// finds the children of an id, whether or not there is a record with that id.
+	// finds the children of an id and does no more about it: there need not be a
+	// record with that id, and to delete it leaves them.
 	Parent uuid.UUID
 
 	// Class, if not zero, puts the record in a list: that of its parent if it
@@ -208,6 +209,9 @@ type ReadTx interface {
 // see the writes of the same function; these are applied together, in their
 // order, when it returns nil. That is why the writes return nothing: what is
 // wrong with them is the error of Update.
+//
+// The caller bounds what one function writes, to hundreds of records rather than
+// thousands: they are one transaction, and others wait for it.
 type Tx interface {
 	ReadTx
 
@@ -216,8 +220,11 @@ type Tx interface {
 	// The store keeps no reference to r or its slices after Update returns.
 	Put(r *Record)
 
-	// Delete removes a record and all that belongs to it. Deleting an absent
-	// record does nothing.
+	// Delete removes a record and nothing else: those whose Parent is its id stay
+	// as they are, with all by which they are found, until they are deleted
+	// themselves. So what a deletion costs does not depend on what hangs below
+	// it, and a family of any size is erased by [ReadTx.Children], a few at a
+	// time. Deleting an absent record does nothing.
 	Delete(kind Kind, id uuid.UUID)
 }
 

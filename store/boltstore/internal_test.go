@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/storetest"
 )
 
 // small makes trees of several levels from a few records.
@@ -52,18 +53,6 @@ type modelKey struct {
 	id   uuid.UUID
 }
 
-func (m model) delete(k modelKey) {
-	if m[k] == nil {
-		return
-	}
-	delete(m, k)
-	for child, r := range m {
-		if r.Parent == k.id {
-			m.delete(child)
-		}
-	}
-}
-
 func (m model) list(q *store.Query) (ids []uuid.UUID, total int64) {
 	for k, r := range m {
 		inList := r.Parent == q.Parent && (q.Parent != uuid.Nil || r.Account == q.Account)
@@ -85,7 +74,7 @@ func (m model) list(q *store.Query) (ids []uuid.UUID, total int64) {
 }
 
 // TestModel compares a store of tiny nodes with a plain map under random
-// writes: in and out of order, changes of class, lapses, cascades, deletions of
+// writes: in and out of order, changes of class, lapses, deletions of parents and of
 // whole ranges, several writes in one transaction and refused transactions.
 func TestModel(t *testing.T) {
 	outer := t
@@ -168,7 +157,7 @@ func TestModel(t *testing.T) {
 					for n := from; n <= to; n++ {
 						for _, kind := range kinds {
 							tx.Delete(kind, number(n))
-							m.delete(modelKey{kind, number(n)})
+							delete(m, modelKey{kind, number(n)})
 						}
 					}
 					return nil
@@ -226,5 +215,26 @@ func TestModel(t *testing.T) {
 				}
 			},
 		})
+	})
+}
+
+// The cost is in pages that a transaction changes, also those that it empties, and writes.
+func TestDeletions(t *testing.T) {
+	c := defaults
+	c.noSync = true
+	s := openSmall(t, c)
+	storetest.Deletions(t, s, func(fn func(store.Tx) error) (pages int) {
+		err := s.Update(t.Context(), func(tx store.Tx) error {
+			b := tx.(*updater).tx
+			b.OnCommit(func() {
+				stats := b.Stats()
+				pages = int(stats.GetNodeCount() + stats.GetPageCount())
+			})
+			return fn(tx)
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		return pages
 	})
 }

@@ -515,19 +515,6 @@ func (l *lister) below(n *node, count int, f func(i int, child *node)) {
 	}
 }
 
-// children calls f with every entry of the lists of a parent.
-func (l *lister) children(parent uuid.UUID, f func(store.Kind, uuid.UUID)) {
-	prefix := keyOfList(0, uuid.Nil, parent)
-	cur := l.lists.Cursor()
-	for k, v := cur.Seek(prefix[:17]); bytes.HasPrefix(k, prefix[:17]); k, v = cur.Next() {
-		if n := l.load(k, v); n.key.level() == 1 {
-			for i := range n.entries.len() {
-				f(store.Kind(k[17]), n.entries.id(i))
-			}
-		}
-	}
-}
-
 // load returns the node of a key and stored value.
 func (l *lister) load(k, v []byte) *node {
 	if len(k) != len(nodeKey{}) || k[18] == ^byte(0) {

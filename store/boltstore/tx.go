@@ -537,7 +537,9 @@ func (w *writer) apply(ops []op) (refused, err error) {
 
 func (w *writer) applyOne(o op) error {
 	if o.deletes {
-		w.delete(o.kind, o.id)
+		if old := w.doomed(o.kind, o.id); old.raw != nil {
+			w.set(o.kind, o.id, old, row{})
+		}
 		return nil
 	}
 	if o.row == nil {
@@ -556,24 +558,6 @@ func (w *writer) applyOne(o op) error {
 	}
 	w.set(o.kind, o.id, old, r)
 	return nil
-}
-
-// delete removes a record, then what belongs to it.
-func (w *writer) delete(kind store.Kind, id uuid.UUID) {
-	type key struct {
-		kind store.Kind
-		id   uuid.UUID
-	}
-	for doomed := []key{{kind, id}}; len(doomed) > 0; {
-		d := doomed[len(doomed)-1]
-		doomed = doomed[:len(doomed)-1]
-		old := w.doomed(d.kind, d.id)
-		if old.raw == nil {
-			continue
-		}
-		w.set(d.kind, d.id, old, row{})
-		w.lister.children(d.id, func(kind store.Kind, id uuid.UUID) { doomed = append(doomed, key{kind, id}) })
-	}
 }
 
 func (w *writer) rows(kind store.Kind) *bolt.Bucket {

@@ -170,7 +170,7 @@ func (s *state) apply(writes []write) error {
 	}
 	for _, w := range writes {
 		if w.record == nil {
-			s.delete(w.key, set)
+			set(w.key, nil)
 			continue
 		}
 		if err := check(w.record, s.rows[w.key]); err != nil {
@@ -202,24 +202,6 @@ func check(r, old *store.Record) error {
 		return store.ErrInvalid
 	}
 	return nil
-}
-
-// delete removes a record, then what belongs to it. The last child goes first,
-// which is cheap in a sorted slice.
-func (s *state) delete(k key, set func(key, *store.Record)) {
-	for doomed := []key{k}; len(doomed) > 0; {
-		k := doomed[len(doomed)-1]
-		doomed = doomed[:len(doomed)-1]
-		if s.rows[k] == nil {
-			continue
-		}
-		set(k, nil)
-		for kind := range 256 {
-			for _, child := range s.indexes[childrenOf(k.id, store.Kind(kind))] {
-				doomed = append(doomed, child.key)
-			}
-		}
-	}
 }
 
 // set replaces what is at k by r, or removes it if r is nil.

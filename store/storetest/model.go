@@ -35,18 +35,6 @@ type model map[rowKey]*store.Record
 
 func (m model) put(r *store.Record) { m[rowKey{r.Kind, r.ID}] = clone(r) }
 
-func (m model) delete(k rowKey) {
-	if m[k] == nil {
-		return
-	}
-	delete(m, k)
-	for child, r := range m {
-		if r.Parent == k.id {
-			m.delete(child)
-		}
-	}
-}
-
 // sorted returns the records that a condition selects.
 func (m model) sorted(compare func(a, b *store.Record) int, selects func(*store.Record) bool) []*store.Record {
 	var rs []*store.Record
@@ -145,7 +133,7 @@ func (w *walk) writes(m model, n int) []func(store.Tx) {
 	for range n {
 		if len(w.known) > 0 && w.IntN(8) == 0 {
 			k := w.known[w.IntN(len(w.known))]
-			m.delete(k)
+			delete(m, k)
 			writes = append(writes, func(tx store.Tx) { tx.Delete(k.kind, k.id) })
 			continue
 		}

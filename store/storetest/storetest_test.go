@@ -310,30 +310,48 @@ var mutants = []struct {
 			}
 		})
 	}},
-	{"children are not deleted", "Cascade", func(m *mutant) {
-		m.delete = func(tx store.Tx, kind store.Kind, id uuid.UUID) {
-			l, err := tx.List(&store.Query{Kind: kind, Parent: id, Limit: 1000})
-			if err != nil {
-				panic(err)
+	{"children are deleted", "Delete", cascading(1)},
+	{"grandchildren are deleted", "Delete", cascading(2)},
+	{"children are taken out of their lists", "Delete", func(m *mutant) {
+		var gone sync.Map
+		m.delete = func(tx store.Tx, kind store.Kind, id uuid.UUID) { gone.Store(id, true); tx.Delete(kind, id) }
+		m.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+			if _, ok := gone.Load(q.Parent); ok {
+				return &store.List{}, nil
 			}
-			tx.Delete(kind, id)
-			for _, child := range l.Records {
-				child.Version = 1
-				tx.Put(child)
-			}
+			return tx.List(q)
 		}
+	}},
+	{"children are not due without their parent", "Delete", func(m *mutant) {
+		m.due = func(tx store.ReadTx, kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
+			rs, err := tx.Due(kind, until, limit)
+			return slices.DeleteFunc(rs, func(r *store.Record) bool {
+				_, err := tx.Get(1, r.Parent)
+				return r.Parent != uuid.Nil && err != nil
+			}), err
+		}
+	}},
+	{"children are not found without their parent", "Orphans", func(m *mutant) {
+		m.lookup = func(tx store.ReadTx, kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+			rs, err := tx.Lookup(kind, hash, limit)
+			return slices.DeleteFunc(rs, func(r *store.Record) bool {
+				_, err := tx.Get(1, r.Parent)
+				return r.Parent != uuid.Nil && err != nil
+			}), err
+		}
+	}},
+	{"a child needs its parent", "Orphans", func(m *mutant) {
+		m.put = altered(func(tx store.Tx, r *store.Record) {
+			if _, err := tx.Get(1, r.Parent); err != nil && r.Parent != uuid.Nil {
+				r.Kind = 0 // invalid
+			}
+		})
 	}},
 	{"half of the writes are kept when one fails", "AllOrNone", oneByOne},
 	{"half of the writes are visible", "Snapshot", oneByOne},
-	{"children put in the same Update survive", "CascadeWithinUpdate", func(m *mutant) {
+	{"a deletion takes the children put before it", "DeleteWithinUpdate", func(m *mutant) {
 		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
-			return m.Store.Update(ctx, func(tx store.Tx) error {
-				first := &deletionsFirst{Tx: tx}
-				if err := fn(first); err != nil {
-					return err
-				}
-				return replay(first.puts...)(tx)
-			})
+			return m.Store.Update(ctx, func(tx store.Tx) error { return fn(&cascadingPuts{Tx: tx}) })
 		}
 	}},
 	{"records stay in the caller's hands", "PutKeepsNothing", func(m *mutant) {
@@ -738,25 +756,36 @@ var mutants = []struct {
 			tx.Delete(kind, id)
 		}
 	}},
-	{"the id alone is the key", "CascadeOfSharedID", func(m *mutant) {
+	{"the id alone is the key", "DeleteOfSharedID", func(m *mutant) {
 		m.delete = func(tx store.Tx, _ store.Kind, id uuid.UUID) {
 			tx.Delete(1, id)
 			tx.Delete(2, id)
 		}
 	}},
-	{"a cascade ends after a thousand", "CascadeOfMany", func(m *mutant) {
+}
+
+// cascading makes deletions take what is some generations below.
+func cascading(generations int) func(m *mutant) {
+	return func(m *mutant) {
 		m.delete = func(tx store.Tx, kind store.Kind, id uuid.UUID) {
-			l, err := tx.List(&store.Query{Kind: kind, Parent: id, Offset: 1000, Limit: 10000})
-			if err != nil {
-				panic(err)
-			}
 			tx.Delete(kind, id)
-			for _, child := range l.Records {
-				child.Version = 1
-				tx.Put(child)
+			below := []store.Key{{Kind: kind, ID: id}}
+			for range generations {
+				var next []store.Key
+				for _, k := range below {
+					keys, err := tx.Children(k.ID, 1000)
+					if err != nil {
+						panic(err)
+					}
+					next = append(next, keys...)
+				}
+				below = next
+			}
+			for _, k := range below {
+				tx.Delete(k.Kind, k.ID)
 			}
 		}
-	}},
+	}
 }
 
 // scanning makes scans without some of the records.
@@ -818,13 +847,24 @@ func (d *deletionsLast) Delete(kind store.Kind, id uuid.UUID) {
 	d.deletions = append(d.deletions, func(tx store.Tx) { tx.Delete(kind, id) })
 }
 
-type deletionsFirst struct {
+// cascadingPuts deletes with a record what was put below it in the same Update.
+type cascadingPuts struct {
 	store.Tx
-	puts []func(store.Tx)
+	puts []*store.Record
 }
 
-func (d *deletionsFirst) Put(r *store.Record) {
-	d.puts = append(d.puts, func(tx store.Tx) { tx.Put(r) })
+func (c *cascadingPuts) Put(r *store.Record) {
+	c.puts = append(c.puts, r)
+	c.Tx.Put(r)
+}
+
+func (c *cascadingPuts) Delete(kind store.Kind, id uuid.UUID) {
+	c.Tx.Delete(kind, id)
+	for _, r := range c.puts {
+		if r.Parent == id {
+			c.Tx.Delete(r.Kind, r.ID)
+		}
+	}
 }
 
 // ownWrites shows to Get and Scan what was put.
