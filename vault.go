@@ -906,6 +906,9 @@ func (v *Vault) list(ctx context.Context, q *store.Query, also ...func(store.Rea
 		}
 		return nil
 	})
+	if errors.Is(err, store.ErrTooMany) {
+		return nil, &FieldError{"query.business_key", "out_of_range", fmt.Sprintf("must be that of at most %d tokens", store.MaxShared)}
+	}
 	return list, err
 }
 
@@ -916,9 +919,6 @@ func (v *Vault) siblings(ctx context.Context, q *store.Query) (list *store.List,
 		list, err = tx.List(q)
 		return err
 	})
-	if errors.Is(err, store.ErrTooMany) {
-		return nil, &FieldError{"query.business_key", "out_of_range", fmt.Sprintf("must be that of at most %d tokens", store.MaxShared)}
-	}
 	return list, err
 }
 
