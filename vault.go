@@ -316,6 +316,7 @@ type core struct {
 	gate      gate
 	owned     bool // the store is closed with the vault
 	keys      *Keyring
+	first     uuid.UUID // the default account
 	opts      Options
 	log       *slog.Logger
 	box       *seal.Box
@@ -440,22 +441,37 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		c.codes = codes.New(o.SecurityCodeCapacity, c.codesEvicted)
 	}
 	v := &Vault{core: c}
-	for {
-		m, err := c.loadMeta(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if m != nil {
-			v.account = m.account
-			break
-		}
-		err = v.initialize(ctx)
-		if err != nil && !errors.Is(err, store.ErrConflict) {
-			return nil, err
-		}
+	if err := v.load(ctx); err != nil {
+		return nil, err
 	}
 	c.nobody, err = v.newNobody()
 	return v, err
+}
+
+// metaTries bounds how often the keyring is read or written again because it is not what
+// it was a moment ago. Each try calls the key provider twice at most.
+const metaTries = 3
+
+// load reads the keys of the vault, or makes a vault if the store is empty.
+func (v *Vault) load(ctx context.Context) error {
+	for range metaTries {
+		m, err := v.loadMeta(ctx)
+		switch {
+		case err != nil:
+			return err
+		case m == nil:
+			err = v.initialize(ctx)
+		default:
+			v.account = v.first
+			if err = v.newest(ctx, m); err == nil {
+				return nil
+			}
+		}
+		if err != nil && !errors.Is(err, store.ErrConflict) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: the keyring is another one whenever it is read: look who writes into the store", ErrDamaged)
 }
 
 // In returns a handle that works on an account. If there is no such account,
@@ -563,29 +579,41 @@ func (c *core) wrap(ctx context.Context, m *meta, keys *seal.Keys) error {
 	return nil
 }
 
+// errKeyringLost is returned when the store does not have the keyring that is in use, or a
+// later one of the same vault.
+var errKeyringLost = fmt.Errorf("%w: the keyring in the store is gone, or a former or foreign one: RotateKeys writes it anew", ErrDamaged)
+
 // loadMeta reads the vault's keys from the store, and makes or updates the box.
-// It returns nil if the store is empty.
+// It returns nil if there is no keyring. What it returns with errKeyringLost, or without
+// having unwrapped it, is not authenticated.
 func (c *core) loadMeta(ctx context.Context) (*meta, error) {
+	var known *seal.Keys // before the store is read: it is not behind this
+	if c.box != nil {
+		known = c.box.Keys()
+	}
 	var rec *store.Record
 	err := c.view(ctx, func(tx store.ReadTx) (err error) {
 		rec, err = tx.Get(kindMeta, metaID)
 		return err
 	})
-	if errors.Is(err, ErrNotFound) {
+	switch {
+	case errors.Is(err, ErrNotFound) && known != nil:
+		return new(meta), errKeyringLost
+	case errors.Is(err, ErrNotFound):
 		return nil, nil
-	}
-	if err != nil {
+	case err != nil:
 		return nil, err
 	}
 	m, err := parseMeta(rec)
-	if err != nil {
-		return nil, err
-	}
-	if m.mode != c.opts.Mode {
-		return nil, fmt.Errorf("%w: it was made in %v mode and is opened in %v mode", ErrWrongMode, m.mode, c.opts.Mode)
-	}
-	if c.box != nil && m.generation <= c.box.Keys().Generation {
+	switch {
+	case known != nil && (err != nil || m.mode != c.opts.Mode || m.account != c.first || m.vault != known.Vault || m.generation < known.Generation):
+		return m, errKeyringLost
+	case known != nil && m.generation == known.Generation:
 		return m, nil // nothing new to unwrap
+	case err != nil:
+		return nil, err
+	case m.mode != c.opts.Mode:
+		return nil, fmt.Errorf("%w: it was made in %v mode and is opened in %v mode", ErrWrongMode, m.mode, c.opts.Mode)
 	}
 	if id := c.keys.wrapper.KeyID(); m.keyID != id {
 		return nil, fmt.Errorf("%w: the vault needs key %q, not %q%s", ErrWrongKey, m.keyID, id, c.keys.source())
@@ -600,18 +628,60 @@ func (c *core) loadMeta(ctx context.Context) (*meta, error) {
 		return nil, fmt.Errorf("%w: keyring cannot be read", ErrDamaged)
 	}
 	if c.box == nil {
-		c.box = seal.NewBox(keys, c.grant)
+		c.first, c.box = m.account, seal.NewBox(keys, c.grant)
 	} else {
 		c.box.SetKeys(keys)
 	}
 	return m, nil
 }
 
-// initialize writes a new vault with its default account.
+// newest returns ErrDamaged if a count of seals says that there was a later term than the
+// last one of the keyring: then somebody has put back a former one. It returns
+// store.ErrConflict if the keyring is not m any more.
+func (c *core) newest(ctx context.Context, m *meta) error {
+	id := countID(c.box.Keys())
+	var rec *store.Record
+	var later []*store.Record
+	err := c.view(ctx, func(tx store.ReadTx) (err error) {
+		if rec, err = tx.Get(kindMeta, metaID); err != nil {
+			return err
+		}
+		later, err = tx.Scan(kindMeta, id, 1)
+		return err
+	})
+	switch {
+	case errors.Is(err, ErrNotFound) || err == nil && rec.Version != m.version:
+		return store.ErrConflict
+	case err == nil && len(later) > 0:
+		err = fmt.Errorf("%w: the keyring is one of before a rotation: put back the latest one, from a backup or by RotateKeys of a vault that still has it open", ErrDamaged)
+	}
+	return err
+}
+
+// initialize writes a new vault with its default account, if the store is empty. It
+// returns store.ErrConflict if somebody else was faster.
 func (v *Vault) initialize(ctx context.Context) error {
+	// What the keyring of a store was lost of must not become another vault.
+	empty := func(tx store.ReadTx) error {
+		switch empty, err := tx.Empty(); {
+		case err != nil || empty:
+			return err
+		}
+		switch _, err := tx.Get(kindMeta, metaID); {
+		case errors.Is(err, store.ErrNotFound):
+			return fmt.Errorf("%w: the store holds records and no keyring: put that back from a backup", ErrDamaged)
+		case err != nil:
+			return err
+		}
+		return store.ErrConflict
+	}
+	if err := v.view(ctx, empty); err != nil {
+		return err
+	}
 	keys := seal.NewKeys()
 	v.box = seal.NewBox(keys, v.grant)
-	v.box.Grant(keys, 2) // the two records below
+	defer func() { v.box = nil }() // what is stored counts, whoever wrote it
+	v.box.Grant(keys, 2)           // the two records below
 	a, records, err := v.newAccount("default", v.defaultApprovals())
 	if err != nil {
 		return err
@@ -621,31 +691,52 @@ func (v *Vault) initialize(ctx context.Context) error {
 		return err
 	}
 	records = append(records, m.record(), countRecord(keys, 2, 1))
-	err = v.whole().update(ctx, opRotateKeys, func(tx store.Tx) error {
+	return wrapped(v.whole().update(ctx, opRotateKeys, func(tx store.Tx) error {
+		if err := empty(tx); err != nil {
+			return err
+		}
 		for _, r := range records {
 			tx.Put(r)
 		}
 		return nil
-	})
-	v.box = nil // what is stored counts, whoever wrote it
-	return wrapped(err)
+	}))
 }
 
 // RotateKeys starts a new term: records are sealed under a new master key from
 // now on. What was sealed before is still read, and is sealed anew when it is
 // next written. Other processes on the same store follow when they meet the
 // new term.
+//
+// It also mends a store whose keyring is gone, or was replaced by a former one, while
+// the vault is open; and a count of seals that is lost. The error is ErrDamaged, without
+// another call of the key provider, if the store has a later term than the vault knows.
 func (v *Vault) RotateKeys(ctx context.Context) error {
-	for {
+	var last uint64 // version of the keyring at the last try
+	for same := 0; same < metaTries; {
 		m, err := v.loadMeta(ctx)
-		if err != nil {
+		lost := errors.Is(err, errKeyringLost)
+		switch {
+		case err != nil && !lost:
 			return err
+		case lost:
+			v.log.Error("the keyring is written anew", "error", err)
+		default:
+			err = v.newest(ctx, m)
+			if err != nil && !errors.Is(err, store.ErrConflict) {
+				return err
+			}
+		}
+		if same++; m.version != last { // somebody else was faster, so there is progress
+			same, last = 1, m.version
+		}
+		if errors.Is(err, store.ErrConflict) {
+			continue
 		}
 		next := v.box.Keys().Next()
+		m = &meta{mode: v.opts.Mode, account: v.first, version: m.version + 1} // what is stored was not unwrapped
 		if err := v.wrap(ctx, m, next); err != nil {
 			return err
 		}
-		m.version++
 		rec, count := m.record(), countRecord(next, 0, 1)
 		err = v.write(ctx, opRotateKeys, uuid.Nil, func(tx store.Tx) error {
 			tx.Put(rec)
@@ -660,6 +751,7 @@ func (v *Vault) RotateKeys(ctx context.Context) error {
 		}
 		return err
 	}
+	return fmt.Errorf("%w: the keyring cannot be replaced: look who writes into the store", ErrDamaged)
 }
 
 // Seals are granted in blocks, so that counting them costs no write each. A
@@ -677,7 +769,8 @@ func (c *core) grant() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	v := &Vault{core: c}
-	for {
+	var last store.Record // of the count, at the last try
+	for same := 0; same < metaTries; {
 		keys := c.box.Keys()
 		id := countID(keys)
 		var rec *store.Record
@@ -685,8 +778,14 @@ func (c *core) grant() error {
 			rec, err = tx.Get(kindMeta, id)
 			return err
 		})
+		if errors.Is(err, ErrNotFound) {
+			return errCount
+		}
 		if err != nil {
 			return err
+		}
+		if same++; rec.ID != last.ID || rec.Version != last.Version { // somebody else was faster
+			same, last = 1, *rec
 		}
 		used, err := readCount(keys, rec)
 		if err != nil {
@@ -715,7 +814,11 @@ func (c *core) grant() error {
 		}
 		return err
 	}
+	return errCount
 }
+
+// errCount is returned when it is not known how much the present term has sealed.
+var errCount = fmt.Errorf("%w: count of seals cannot be read: RotateKeys begins another", ErrDamaged)
 
 // countID is the id of the record that counts the seals of the last term.
 func countID(k *seal.Keys) uuid.UUID {
@@ -747,7 +850,7 @@ func readCount(k *seal.Keys, rec *store.Record) (uint64, error) {
 		}
 	}
 	if !k.ValidCount(k.Masters[len(k.Masters)-1].Term, count, mac) {
-		return 0, fmt.Errorf("%w: count of seals cannot be read", ErrDamaged)
+		return 0, errCount
 	}
 	return count, nil
 }
