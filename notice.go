@@ -3,6 +3,7 @@ package cardvault
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -12,8 +13,9 @@ import (
 
 // Notify applies a notice of the network to every token that has the network
 // token, in whatever account. Once it has returned nil the effect is durable,
-// and the network can be told so. A notice that was applied before, or that is
-// older than what is known, changes nothing and returns nil.
+// and the network can be told so: what is for more than a thousand tokens is stored,
+// and applied by [Vault.Run]. A notice that was applied before, or that is older than
+// what is known, changes nothing and returns nil.
 //
 // Errors: FieldErrors; ErrNotFound if no token has the network token, which can
 // also be because the vault has not stored it yet: let the network deliver the
@@ -22,7 +24,7 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) error {
 	if err := n.check(); err != nil {
 		return err
 	}
-	whole, network := v.whole(), ""
+	network := ""
 	if v.opts.Network != nil {
 		network = v.opts.Network.Name()
 	}
@@ -38,68 +40,259 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) error {
 	}
 	hash := v.networkHash(network, handle)
 	var known *store.Record
-	var holders, releases []*store.Record
+	var holders []*store.Record
 	err := v.view(ctx, func(tx store.ReadTx) (err error) {
 		known, err = tx.Get(kindNotice, seen.ID)
 		if !errors.Is(err, store.ErrNotFound) {
 			return err
 		}
-		if holders, err = tx.Lookup(kindNetworkToken, hash, noticeHolders+1); err != nil {
-			return err
-		}
-		releases, err = tx.Lookup(kindRelease, hash, 1)
+		holders, err = tx.Lookup(kindNetworkToken, hash, noticeHolders+1)
 		return err
 	})
+	var errs []error // none keeps anybody else from being told
+	if errors.Is(err, ErrDamaged) && known == nil {
+		errs, err = append(errs, err), nil
+	}
 	switch {
 	case err != nil:
 		return err
 	case known != nil:
 		_, err := v.openShown(ctx, known)
 		return err
-	case len(holders) == 0 && len(releases) > 0:
-		return nil // it is about to be deleted
 	case len(holders) == 0:
-		return ErrNotFound
-	case len(holders) > noticeHolders:
-		v.log.Error("network token is shared by too many tokens; a notice reaches some of them", "tokens", noticeHolders)
-		holders = holders[:noticeHolders]
+		releasing := false // what cannot be read is no release
+		err := v.findBy(ctx, kindRelease, hash, maxReleases, func(_ *store.Record, readable bool) bool {
+			releasing = readable
+			return !readable
+		})
+		if errs = append(errs, err); errors.Join(errs...) == nil && !releasing {
+			return ErrNotFound
+		}
+		return errors.Join(errs...)
 	}
 	if err := v.box.SealShown(seen, tlv.Pad(nil, 16, 16)); err != nil {
 		return wrapped(err)
 	}
+	if len(holders) > noticeHolders {
+		return v.notifyMany(ctx, &spread{notice: *n, network: network}, seen)
+	}
 	// Each in a transaction of its own: what was applied is found stale, or the
 	// same, when the notice is delivered again after a failure in between.
-	var errs []error
 	for i, r := range holders {
-		last := i == len(holders)-1 && len(errs) == 0
-		_, err := whole.In(r.Account).change(ctx, opNotice, r.ID, func(h *holding) (func(store.Tx) error, error) {
-			if h.net.id != n.Token.ID && (n.Token.ID != "" || h.net.provisionKey(h.token.ID) != handle) {
-				return nil, nil // it has another one by now
-			}
-			v.applyNotice(h, n)
-			if !last {
-				return nil, nil
-			}
-			return func(tx store.Tx) error {
-				_, err := tx.Get(kindNotice, seen.ID)
-				if errors.Is(err, store.ErrNotFound) {
-					tx.Put(seen)
-					return nil
-				}
-				return err
-			}, nil
-		})
-		if err != nil && !errors.Is(err, ErrNotFound) {
-			errs = append(errs, err) // it keeps nobody else from being told
+		var also func(store.Tx) error
+		if i == len(holders)-1 && len(errs) == 0 {
+			also = func(tx store.Tx) error { return putNew(tx, seen) }
+		}
+		if err := v.notifyOne(ctx, r, n, also); err != nil {
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
+// putNew writes records, unless there is one like the first.
+func putNew(tx store.Tx, records ...*store.Record) error {
+	_, err := tx.Get(records[0].Kind, records[0].ID)
+	if !errors.Is(err, store.ErrNotFound) {
+		return err
+	}
+	for _, r := range records {
+		tx.Put(r)
+	}
+	return nil
+}
+
+// notifyOne applies a notice to the token of a network token, unless that is another one
+// by now.
+func (v *Vault) notifyOne(ctx context.Context, r *store.Record, n *Notice, also func(store.Tx) error) error {
+	_, err := v.In(r.Account).change(ctx, opNotice, r.ID, func(h *holding) (func(store.Tx) error, error) {
+		if h.net.id != n.Token.ID && (n.Token.ID != "" || h.net.provisionKey(h.token.ID) != n.Token.IdempotencyKey) {
+			return nil, nil
+		}
+		v.applyNotice(h, n)
+		return also, nil
+	})
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
 const (
 	noticeTTL     = 30 * 24 * time.Hour // how long a notice is known to be applied
-	noticeHolders = 1000                // tokens of one network token that a notice reaches
+	noticeHolders = 1000                // tokens of one network token that are told at once; more are told by a job
+	noticeBatch   = 256                 // network tokens that the job reads at a time
 )
+
+// A spread is a notice that is applied to more tokens than one call should wait for. It
+// goes through all network tokens of the vault in the order of their row keys, because an
+// index by hash has no places to go on from.
+type spread struct {
+	notice  Notice
+	network string
+	from    uuid.UUID // row key of the last network token that was looked at
+}
+
+const (
+	spreadNetwork = iota + 1
+	spreadFrom
+	spreadToken
+	spreadKey
+	spreadKind
+	spreadAt
+	spreadBy
+	spreadSchemeCode
+	spreadArt
+	spreadLastFour // of a card, and that there is one
+	spreadMonth
+	spreadYear
+	spreadSource // of a failure, and that there is one
+	spreadCode
+	spreadFailure
+)
+
+// encode leaves out what applyNotice does not look at.
+func (s *spread) encode() []byte {
+	n := &s.notice
+	b := tlv.Append(nil, spreadNetwork, s.network)
+	b = tlv.Append(b, spreadFrom, s.from[:])
+	b = tlv.Append(b, spreadToken, n.Token.ID)
+	b = tlv.Append(b, spreadKey, n.Token.IdempotencyKey)
+	b = tlv.AppendUint(b, spreadKind, uint64(n.Kind))
+	b = appendTime(b, spreadAt, n.OccurredAt)
+	b = tlv.AppendUint(b, spreadBy, uint64(n.By))
+	b = tlv.Append(b, spreadSchemeCode, schemeText(n.SchemeCode))
+	b = tlv.Append(b, spreadArt, n.Art[:min(len(n.Art), maxText+1)]) // one that is longer is nobody's
+	if c := n.Card; c != nil {
+		b = tlv.Append(b, spreadLastFour, c.LastFour)
+		b = tlv.AppendUint(b, spreadMonth, uint64(c.Expiry.Month))
+		b = tlv.AppendUint(b, spreadYear, uint64(c.Expiry.Year))
+	}
+	if e := n.Failure; e != nil {
+		code, schemeCode := e.reason(e.Source)
+		b = tlv.AppendUint(b, spreadSource, uint64(e.Source))
+		b = tlv.Append(b, spreadCode, code)
+		b = tlv.Append(b, spreadFailure, schemeCode)
+	}
+	return tlv.Pad(b, 64, 0)
+}
+
+func decodeSpread(plain []byte) (*spread, error) {
+	s := new(spread)
+	n := &s.notice
+	var card CardState
+	var failure NetworkError
+	r := tlv.Read(plain)
+	for r.Next() {
+		switch r.Tag {
+		case spreadNetwork:
+			s.network = string(r.Value)
+		case spreadFrom:
+			copy(s.from[:], r.Value)
+		case spreadToken:
+			n.Token.ID = string(r.Value)
+		case spreadKey:
+			n.Token.IdempotencyKey = string(r.Value)
+		case spreadKind:
+			n.Kind = NoticeKind(r.Uint())
+		case spreadAt:
+			n.OccurredAt = readTime(&r)
+		case spreadBy:
+			n.By = Owner(r.Uint())
+		case spreadSchemeCode:
+			n.SchemeCode = string(r.Value)
+		case spreadArt:
+			n.Art = string(r.Value)
+		case spreadLastFour:
+			card.LastFour = string(r.Value)
+			n.Card = &card
+		case spreadMonth:
+			card.Expiry.Month = int(r.Uint())
+		case spreadYear:
+			card.Expiry.Year = int(r.Uint())
+		case spreadSource:
+			failure.Source = Source(r.Uint())
+			n.Failure = &failure
+		case spreadCode:
+			failure.Code = string(r.Value)
+		case spreadFailure:
+			failure.SchemeCode = string(r.Value)
+		}
+	}
+	return s, readError(&r)
+}
+
+// notifyMany stores the job that applies a notice, with the record that it was seen.
+func (v *Vault) notifyMany(ctx context.Context, s *spread, seen *store.Record) error {
+	row, err := v.newRow()
+	if err != nil {
+		return err
+	}
+	r := &store.Record{Kind: kindSpread, ID: row, Due: now(), Version: 1}
+	if err := v.box.SealShown(r, s.encode()); err != nil {
+		return wrapped(err)
+	}
+	err = v.write(ctx, opNotice, uuid.Nil, func(tx store.Tx) error { return putNew(tx, seen, r) })
+	if errors.Is(err, store.ErrConflict) { // the same notice was stored meanwhile
+		return nil
+	}
+	if err == nil {
+		v.workDue(r)
+	}
+	return err
+}
+
+// spreadOn goes on with a spread until it is done or the claim is nearly over.
+func (v *Vault) spreadOn(ctx context.Context, j *job, s *spread) error {
+	handle := s.notice.Token.ID
+	if handle == "" {
+		handle = s.notice.Token.IdempotencyKey
+	}
+	hash := v.networkHash(s.network, handle)
+	for time.Until(j.rec.Due) > sendTimeout {
+		select {
+		case <-j.ending:
+			j.rec.Due = now()
+			return v.again(ctx, j.rec, s.encode())
+		default:
+		}
+		var all []*store.Record
+		err := v.view(ctx, func(tx store.ReadTx) (err error) {
+			all, err = tx.Scan(kindNetworkToken, s.from, noticeBatch)
+			return err
+		})
+		if err != nil {
+			return err // after the lease it goes on from where it was
+		}
+		free := make(chan struct{}, 32) // they share commits
+		var group sync.WaitGroup
+		errs := make([]error, len(all))
+		for i, r := range all {
+			if !carries(r, hash) {
+				continue
+			}
+			free <- struct{}{}
+			group.Go(func() {
+				defer func() { <-free }()
+				errs[i] = v.notifyOne(ctx, r, &s.notice, nil)
+				if errors.Is(errs[i], ErrDamaged) { // it keeps nobody else from being told
+					v.log.Error("a notice cannot be applied", "token", v.In(r.Account).mask(kindToken, r.ID), "error", errs[i])
+					errs[i] = nil
+				}
+			})
+		}
+		group.Wait()
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+		if len(all) < noticeBatch {
+			return v.finish(ctx, j.rec)
+		}
+		s.from = all[len(all)-1].ID
+	}
+	j.rec.Due = now()
+	return v.again(ctx, j.rec, s.encode())
+}
 
 func (n *Notice) check() error {
 	if n == nil {

@@ -773,3 +773,77 @@ func TestSchemeCodes(t *testing.T) {
 		})
 	}
 }
+
+// TestNoticeOfManyHolders: an account that has a network token a thousand times keeps no
+// other from hearing what becomes of it.
+func TestNoticeOfManyHolders(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		l.net.shared = true
+		crowd := l.crowd(1100, visa)
+		other, err := l.CreateAccount(l.Context(), "another", nil)
+		l.must(err)
+		good := l.In(other.ID)
+		token, err := good.Import(l.Context(), visa, nil)
+		l.must(err)
+		l.drain()
+		n := l.notice(notice{Kind: cardvault.NoticeDeleted})
+		l.must(l.Notify(l.Context(), n))
+		l.must(l.Notify(l.Context(), n)) // delivered again
+		// The process dies while it tells them.
+		updates := 0
+		l.store.hook(func() error {
+			if updates++; updates > 200 {
+				return store.ErrUnavailable
+			}
+			return nil
+		})
+		_ = l.Drain(l.Context())
+		l.restart()
+		l.run(func() { l.pass(5 * time.Minute) })
+		token, err = l.In(other.ID).Get(l.Context(), token.ID)
+		l.must(err)
+		if token.NetworkTokenStatus != deleted {
+			t.Errorf("the network token of the other account is %v", token.NetworkTokenStatus)
+		}
+		for _, id := range crowd {
+			if got := l.get(id).NetworkTokenStatus; got != deleted {
+				t.Fatalf("a network token is %v", got)
+			}
+		}
+		if left := l.all(kindSpread); len(left) > 0 {
+			t.Errorf("%d jobs are left", len(left))
+		}
+	})
+}
+
+const kindSpread store.Kind = 25
+
+// TestNoticesOfManyHolders: a notice that is told by a job does what it does at once, and
+// older ones are dropped.
+func TestNoticesOfManyHolders(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		l.net.shared = true
+		ids := l.crowd(1001, visa)
+		l.drain()
+		last := func(status cardvault.NetworkTokenStatus, code string) *cardvault.Token {
+			l.Helper()
+			l.drain()
+			return l.is(ids[len(ids)-1], status, code)
+		}
+		l.notify(notice{ID: "1", Kind: cardvault.NoticeSuspended, By: cardvault.OwnerIssuer, OccurredAt: at(l, 10), SchemeCode: "S1"})
+		if got := last(inactive, "suspended_by_issuer"); got.NetworkTokenStatusReason.SchemeCode != "S1" {
+			t.Errorf("told as %+v", got.NetworkTokenStatusReason)
+		}
+		l.notify(notice{ID: "2", Kind: cardvault.NoticeResumed, By: cardvault.OwnerIssuer, OccurredAt: at(l, 9)})
+		last(inactive, "suspended_by_issuer")
+		l.notify(notice{ID: "3", Kind: cardvault.NoticeResumed, By: cardvault.OwnerIssuer, OccurredAt: at(l, 11)})
+		last(active, "")
+		l.notify(notice{ID: "4", Kind: cardvault.NoticeCardReplaced, OccurredAt: at(l, 12),
+			Card: &cardvault.CardState{LastFour: "1881", Expiry: cardvault.Expiry{Month: 7, Year: 2035}}})
+		if got := last(active, ""); got.LastFour != "1881" || got.Expiry.Year != 2035 {
+			t.Errorf("the card is %s, %v", got.LastFour, got.Expiry)
+		}
+		l.notify(notice{ID: "5", Kind: cardvault.NoticeInvalidated, OccurredAt: at(l, 13)})
+		last(deleted, "account_closed")
+	})
+}

@@ -57,6 +57,7 @@ type turn struct {
 	late map[uuid.UUID]bool // tokens that were worked on when more of theirs was listed
 
 	unread *unreadable
+	passed *unreadable // those that were listed as they are not
 
 	mu      sync.Mutex
 	queue   *queue
@@ -81,7 +82,7 @@ func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
 	rec := j.rec
 	t := &turn{
 		Vault: v, rec: rec, claim: rec, lease: rec.Due, pool: j.pool,
-		began: time.Now(), ending: j.ending, queue: q, unread: new(unreadable),
+		began: time.Now(), ending: j.ending, queue: q, unread: new(unreadable), passed: new(unreadable),
 		sending: make(chan struct{}, sendWorkers),
 		tokens:  make(chan struct{}, sendTokens),
 		ended:   make(chan struct{}, 1),
@@ -175,6 +176,7 @@ func (t *turn) renew(ctx context.Context) (ok bool, err error) {
 	}
 	t.complain()
 	t.unread.forget()
+	t.passed.forget()
 	t.claim, t.began = &next, time.Now()
 	return true, nil
 }
@@ -255,7 +257,7 @@ func (t *turn) begin(ctx context.Context, ready []*store.Record) (begun int) {
 	byToken := map[uuid.UUID][]*pending{}
 	var tokens []uuid.UUID
 	for _, r := range ready {
-		if t.unread.has(r) {
+		if t.skips(r) {
 			continue
 		}
 		p, err := t.openDelivery(ctx, r)
@@ -404,6 +406,9 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 		return nil, nil
 	}
 	x, err := t.look(ctx, p)
+	if err == nil && x == nil {
+		t.passed.add(p.rec)
+	}
 	if err != nil || x == nil {
 		return nil, err
 	}
@@ -937,9 +942,12 @@ func (t *turn) rest(ctx context.Context) error {
 
 // left reports whether there is something to do for the queue.
 func (t *turn) left(tx store.ReadTx) (bool, error) {
-	list, err := tx.List(t.ready(uuid.Nil, len(t.unread.all())+1))
+	list, err := tx.List(t.ready(uuid.Nil, len(t.unread.all())+len(t.passed.all())+1))
 	if err != nil {
 		return false, err
 	}
-	return slices.ContainsFunc(list.Records, func(r *store.Record) bool { return !t.unread.has(r) }), nil
+	return slices.ContainsFunc(list.Records, func(r *store.Record) bool { return !t.skips(r) }), nil
 }
+
+// skips reports whether a delivery is of no use as it is listed.
+func (t *turn) skips(r *store.Record) bool { return t.unread.has(r) || t.passed.has(r) }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -28,8 +29,18 @@ func (s *checkedStore) View(ctx context.Context, fn func(store.ReadTx) error) er
 	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(checkedReadTx{tx, s}) })
 }
 
+// Update waits for a moment after a conflict, in which ctx counts: whoever tries again does
+// so until it has ended, and does not spin on a store that names wrong versions.
 func (s *checkedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
-	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(checkedTx{checkedReadTx{tx, s}, tx}) })
+	err := s.Store.Update(ctx, func(tx store.Tx) error { return fn(checkedTx{checkedReadTx{tx, s}, tx}) })
+	if errors.Is(err, store.ErrConflict) {
+		select {
+		case <-ctx.Done():
+			return ctx.Err() // nothing was written
+		case <-time.After(rand.N(time.Millisecond)):
+		}
+	}
+	return err
 }
 
 type checkedTx struct {

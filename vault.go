@@ -383,6 +383,7 @@ const (
 	kindDelivery // of an event to a webhook; child of its queue
 	kindPast     // what deliveries of an event tell of a token that has changed since; its child
 	kindRemains  // records that were deleted, to which others belong that are to be erased
+	kindSpread   // a notice that is to be applied to many tokens
 )
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file

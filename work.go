@@ -44,7 +44,7 @@ func (w *work) init() {
 	w.opened = time.Now()
 	w.done = make(chan struct{})
 	w.wakes = map[store.Kind]chan struct{}{}
-	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent, kindDelivery, kindQueue, kindRemains} {
+	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent, kindDelivery, kindQueue, kindRemains, kindSpread} {
 		w.wakes[kind] = make(chan struct{}, 1)
 	}
 	lapse := make(chan struct{}, 1)
@@ -107,6 +107,7 @@ func (v *Vault) tasks() []*task {
 		}})
 	}
 	job(kindRemains, 4)
+	job(kindSpread, 4)
 	if v.opts.Network != nil {
 		job(kindNetworkToken, 64)
 		job(kindRelease, 16)
@@ -313,7 +314,7 @@ func (c *core) longest(kind store.Kind) time.Duration {
 	switch kind {
 	case kindEvent:
 		return eventTimeout + 5*time.Second
-	case kindQueue, kindRemains:
+	case kindQueue, kindRemains, kindSpread:
 		return sendTurn + sendTimeout + 15*time.Second
 	}
 	return 3*c.opts.NetworkTimeout + 5*time.Second
@@ -459,8 +460,15 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 		}
 		p.running.Go(func() {
 			defer func() { <-p.busy }()
-			// What has been begun is ended: each call has a deadline.
-			if err := v.do(context.WithoutCancel(ctx), j); err != nil && !errors.Is(err, ErrClosed) {
+			// What has been begun is ended: each call has a deadline. After the lease it
+			// is others' work; a turn of a webhook renews its own.
+			ctx := context.WithoutCancel(ctx)
+			if kind != kindQueue {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithDeadline(ctx, j.rec.Due)
+				defer cancel()
+			}
+			if err := v.do(ctx, j); err != nil && !errors.Is(err, ErrClosed) {
 				v.log.Error("background work failed and will be tried again", "error", err)
 			}
 		})
@@ -592,6 +600,12 @@ func (v *Vault) do(ctx context.Context, j *job) error {
 		return v.deliver(ctx, j, q)
 	case kindRemains:
 		return v.erase(ctx, j)
+	case kindSpread:
+		s, err := decodeSpread(j.plain)
+		if err != nil {
+			return err
+		}
+		return v.spreadOn(ctx, j, s)
 	default:
 		b, err := decodeBackfill(j.plain)
 		if err != nil {

@@ -1,0 +1,441 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/boltstore"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/store/storetest"
+	"github.com/google/uuid"
+)
+
+// A shop is a vault on a store that lies, with some of everything.
+type shop struct {
+	*lab
+	liar  *storetest.LyingStore
+	other *cardvault.Vault // another account
+
+	alice, bob, carol, theirs uuid.UUID // tokens; carol's card is alice's, theirs is of the other account
+	root, child, next         *cardvault.APIKey
+	texts                     []string // of the keys, and of one of the other account
+	hook                      *cardvault.Webhook
+	session                   uuid.UUID
+}
+
+// inShop runs f in a bubble with a shop on s, of which each token has its network token.
+func inShop(t *testing.T, s store.Store, f func(s *shop)) {
+	t.Helper()
+	liar := storetest.Liar(s)
+	outside := bubble.Outside(t, liar)
+	bubble.Test(t, func(t *testing.T) {
+		l := &lab{TB: t, net: &scripted{shared: true}, store: &frail{Store: outside}}
+		l.opts = cardvault.Options{Mode: cardvault.Sandbox, Network: l.net, Webhooks: &post{t: t}}
+		l.Vault = l.open()
+		s := &shop{lab: l, liar: liar}
+		ctx := t.Context()
+		a, err := s.CreateAccount(ctx, "other", nil)
+		s.must(err)
+		s.other = s.In(a.ID)
+		s.hook = s.lab.hook(url)
+		imports := func(v *cardvault.Vault, c cardvault.Card, key string) uuid.UUID {
+			token, err := v.Import(ctx, c, &cardvault.ImportOptions{BusinessKey: key})
+			s.must(err)
+			return token.ID
+		}
+		s.alice = imports(s.Vault, visa, "alice")
+		s.bob = imports(s.Vault, mastercard, "bob")
+		s.carol = imports(s.Vault, visa, "carol")
+		s.theirs = imports(s.other, mastercard, "alice")
+		makes := func(v *cardvault.Vault, creator uuid.UUID) *cardvault.APIKey {
+			k, text, err := v.CreateAPIKey(ctx, "a key", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: creator})
+			s.must(err)
+			s.texts = append(s.texts, text)
+			return k
+		}
+		s.root = makes(s.Vault, uuid.Nil)
+		s.child = makes(s.Vault, s.root.ID)
+		s.next = makes(s.Vault, s.root.ID)
+		makes(s.other, uuid.Nil)
+		s.session, err = s.CreateSession(ctx, nil)
+		s.must(err)
+		_, _, err = s.other.CreateWebhook(ctx, url+"other", nil)
+		s.must(err)
+		imports(s.other, visa, "dave")
+		s.drain()
+		f(s)
+	})
+}
+
+// stores are what the tests of lies run on.
+func onStores(t *testing.T, f func(t *testing.T, s store.Store)) {
+	t.Run("memstore", func(t *testing.T) { f(t, memstore.New()) })
+	t.Run("boltstore", func(t *testing.T) {
+		s, err := boltstore.Open(t.Context(), t.TempDir()+"/lies.db", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		f(t, s)
+	})
+}
+
+// lies are those that a vault notices: all but former rows. That is no lie of one answer.
+func lies() []storetest.Lie {
+	return slices.DeleteFunc(storetest.Lies(), func(l storetest.Lie) bool { return l == storetest.Stale })
+}
+
+// TestReadsOfALiar: whatever a store answers, a call gives the right answer or ErrDamaged.
+func TestReadsOfALiar(t *testing.T) {
+	onStores(t, func(t *testing.T, st store.Store) {
+		inShop(t, st, func(s *shop) {
+			ctx := s.Context()
+			guest, err := s.CreateSession(ctx, &cardvault.SessionOptions{ExpirationTime: 1})
+			s.must(err)
+			s.must2(s.Tokenize(ctx, guest, visa))
+			s.pass(2 * time.Second)
+			one := func(x any, err error) (string, error) { return fmt.Sprintf("%+v", x), err }
+			name := func(w *cardvault.Webhook, err error) (string, error) {
+				if err != nil {
+					return "", err
+				}
+				return fmt.Sprint(w.ID, w.URL), nil
+			}
+			tokens := func(v *cardvault.Vault, o *cardvault.ListOptions) (string, error) {
+				page, err := v.List(ctx, o)
+				if err != nil {
+					return "", err
+				}
+				text := fmt.Sprint(page.TotalItems, page.TotalPages)
+				for _, t := range page.Items {
+					text += fmt.Sprint(" ", t.ID, t.BusinessKey)
+				}
+				return text, nil
+			}
+			calls := map[string]func() (string, error){
+				"Get": func() (string, error) {
+					t, err := s.Get(ctx, s.alice)
+					if err != nil {
+						return "", err
+					}
+					return fmt.Sprint(t.ID, t.BusinessKey, t.MaskedAccountNumber), nil
+				},
+				"List": func() (string, error) { return tokens(s.Vault, nil) },
+				"List by business key": func() (string, error) {
+					return tokens(s.Vault, &cardvault.ListOptions{BusinessKey: "alice"})
+				},
+				"List by another business key": func() (string, error) {
+					return tokens(s.Vault, &cardvault.ListOptions{BusinessKey: "nobody"})
+				},
+				"List by scheme": func() (string, error) {
+					return tokens(s.Vault, &cardvault.ListOptions{Scheme: []cardvault.Scheme{cardvault.SchemeVISA}})
+				},
+				"List by status": func() (string, error) {
+					return tokens(s.Vault, &cardvault.ListOptions{NetworkTokenStatus: []cardvault.NetworkTokenStatus{cardvault.NetworkTokenFailed}})
+				},
+				"List, pages": func() (string, error) {
+					return tokens(s.Vault, &cardvault.ListOptions{Limit: 2, Page: 2, Ascending: true})
+				},
+				"List, first page": func() (string, error) { return tokens(s.Vault, &cardvault.ListOptions{Limit: 2}) },
+				"List, bounds": func() (string, error) {
+					return tokens(s.Vault, &cardvault.ListOptions{From: time.Now().Add(-time.Hour), To: time.Now().Add(-time.Minute)})
+				},
+				"List, another account": func() (string, error) { return tokens(s.other, nil) },
+				"All": func() (text string, err error) {
+					for t, err := range s.All(ctx, nil) {
+						if err != nil {
+							return "", err
+						}
+						text += fmt.Sprint(" ", t.ID)
+					}
+					return text, nil
+				},
+				"Account":         func() (string, error) { return one(s.Account(ctx)) },
+				"PrimaryMerchant": func() (string, error) { return one(s.PrimaryMerchant(ctx)) },
+				"Webhook":         func() (string, error) { w, err := s.Webhook(ctx, s.hook.ID); return name(w, err) },
+				"Session": func() (string, error) {
+					d, err := s.Session(ctx, s.session)
+					if err != nil {
+						return "", err
+					}
+					return fmt.Sprint(d.State, d.TokenID), nil
+				},
+				"ListAccounts": func() (string, error) {
+					p, err := s.ListAccounts(ctx, nil)
+					if err != nil {
+						return "", err
+					}
+					return fmt.Sprint(p.TotalItems, *p.Items[0]), nil
+				},
+				"ListAPIKeys": func() (string, error) {
+					p, err := s.ListAPIKeys(ctx, nil)
+					if err != nil {
+						return "", err
+					}
+					return fmt.Sprint(p.TotalItems, p.Items[0].ID), nil
+				},
+				"ListWebhooks": func() (string, error) {
+					p, err := s.ListWebhooks(ctx, nil)
+					if err != nil {
+						return "", err
+					}
+					return fmt.Sprint(p.TotalItems, p.Items[0].ID), nil
+				},
+				"ListPaymentData": func() (string, error) {
+					p, err := s.ListPaymentData(ctx, s.alice, nil)
+					if err != nil {
+						return "", err
+					}
+					return fmt.Sprint(p.TotalItems), nil
+				},
+				"ListDeliveries": func() (string, error) {
+					p, err := s.ListDeliveries(ctx, s.hook.ID, nil)
+					if err != nil {
+						return "", err
+					}
+					text := fmt.Sprint(p.TotalItems)
+					for _, d := range p.Items {
+						if d.EventType != 0 { // else it says that it cannot be read
+							text += fmt.Sprint(" ", d.ID, d.TokenID)
+						}
+					}
+					return text, nil
+				},
+			}
+			for i, text := range s.texts {
+				calls[fmt.Sprint("Authenticate ", i)] = func() (string, error) {
+					p, err := s.Authenticate(ctx, text)
+					if err != nil {
+						return "", err
+					}
+					return fmt.Sprint(p.Key.ID, p.Account.ID), nil
+				}
+			}
+			told, found := map[storetest.Lie]int{}, map[storetest.Lie]int{}
+			for name, call := range calls {
+				s.liar.Tell(0)
+				want, err := call()
+				s.must(err)
+				for _, lie := range lies() {
+					s.liar.Tell(lie)
+					got, err := call()
+					n := s.liar.Told()
+					told[lie] += n
+					switch {
+					case errors.Is(err, cardvault.ErrDamaged):
+						found[lie]++
+					case name == "ListDeliveries" && lie == storetest.Dressed:
+					case err != nil || got != want:
+						s.Errorf("%s, lie %d, told %d times: %s, %v; want %s", name, lie, n, got, err, want)
+					}
+				}
+			}
+			s.liar.Tell(0)
+			for _, lie := range lies() {
+				// A vault looks for work with Next and finds what belongs to another with Children.
+				if lie < storetest.NextEarlier && lie != storetest.NotDue && (told[lie] == 0 || found[lie] == 0) {
+					s.Errorf("lie %d was told %d times and found %d times", lie, told[lie], found[lie])
+				}
+			}
+		})
+	})
+}
+
+// TestWritesOnALiar: whatever a store answers, a call changes what it is about, or nothing.
+func TestWritesOnALiar(t *testing.T) {
+	for _, lie := range lies() {
+		onStores(t, func(t *testing.T, st store.Store) {
+			inShop(t, st, func(s *shop) {
+				ctx, cancel := context.WithTimeout(s.Context(), 100*time.Millisecond) // of tries that meet with another version
+				defer cancel()
+				name := cardvault.NewName([]byte("Bobby"))
+				s.liar.Tell(lie)
+				for what, call := range map[string]func() error{
+					"Update": func() error {
+						_, err := s.Update(ctx, s.bob, cardvault.TokenUpdate{CardholderName: &name})
+						return err
+					},
+					"DeleteAPIKey": func() error { return s.DeleteAPIKey(ctx, s.child.ID) },
+					"Delete":       func() error { return s.Delete(ctx, s.carol) },
+					"Notify": func() error {
+						return s.Notify(ctx, &cardvault.Notice{ID: "1", Token: cardvault.NetworkTokenRef{ID: s.net.keyOf(s, s.theirs)},
+							Kind: cardvault.NoticeSuspended, OccurredAt: time.Now(), By: cardvault.OwnerIssuer})
+					},
+					"CreateMerchant": func() error { _, err := s.CreateMerchant(ctx, "m"); return err },
+					"DeleteWebhook":  func() error { return s.DeleteWebhook(ctx, s.hook.ID) },
+					"Tokenize":       func() error { _, err := s.Tokenize(ctx, s.session, visa); return err },
+					"Drain":          func() error { return s.Drain(ctx) },
+				} {
+					// A record that looks lapsed, or another's, is not found.
+					if err := call(); err != nil && !errors.Is(err, cardvault.ErrDamaged) && !errors.Is(err, cardvault.ErrNotFound) &&
+						!errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("%s, lie %d: %v", what, lie, err)
+					}
+				}
+				s.liar.Tell(0)
+				s.pass(time.Minute)
+				s.drain()
+				s.unharmed(lie)
+			})
+		})
+	}
+}
+
+// keyOf returns the handle of the network token of a token.
+func (n *scripted) keyOf(s *shop, token uuid.UUID) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.keys[token.String()+":1"]
+}
+
+// unharmed checks what nobody has touched.
+func (s *shop) unharmed(lie storetest.Lie) {
+	s.Helper()
+	for id, key := range map[uuid.UUID]string{s.alice: "alice", s.bob: "bob"} {
+		token, err := s.Get(s.Context(), id)
+		if err != nil || token.BusinessKey != key {
+			s.Errorf("lie %d: token of %s: %v", lie, key, err)
+		}
+	}
+	if token, err := s.other.Get(s.Context(), s.theirs); err != nil || token.BusinessKey != "alice" {
+		s.Errorf("lie %d: token of the other account: %v", lie, err)
+	}
+	if token := s.get(s.alice); token.NetworkTokenStatus != cardvault.NetworkTokenActive {
+		s.Errorf("lie %d: network token of alice is %v", lie, token.NetworkTokenStatus)
+	}
+	for i, text := range s.texts {
+		if _, err := s.Authenticate(s.Context(), text); err != nil && i != 1 {
+			s.Errorf("lie %d: key %d: %v", lie, i, err)
+		}
+	}
+	if left := s.net.left(); len(left) != 2 { // that of alice and carol, and that of bob
+		s.Errorf("lie %d: at the network is left %v", lie, left)
+	}
+}
+
+// TestSweepOfALiar: what has not lapsed is not erased, what has lapsed is: at the latest
+// when the lies have ended.
+func TestSweepOfALiar(t *testing.T) {
+	for _, lie := range lies() {
+		onStores(t, func(t *testing.T, st store.Store) {
+			inShop(t, st, func(s *shop) {
+				short, err := s.CreateSession(s.Context(), &cardvault.SessionOptions{ExpirationTime: 1})
+				s.must(err)
+				guest, err := s.Tokenize(s.Context(), short, visa)
+				s.must(err)
+				long, err := s.CreateSession(s.Context(), &cardvault.SessionOptions{ExpirationTime: 3600})
+				s.must(err)
+				later, err := s.Tokenize(s.Context(), long, visa)
+				s.must(err)
+				s.pass(time.Minute)
+				s.liar.Tell(lie)
+				s.run(func() { s.pass(time.Minute) })
+				s.liar.Tell(0)
+				if _, err := s.Get(s.Context(), later.ID); err != nil {
+					t.Errorf("lie %d: a token that lives: %v", lie, err)
+				}
+				s.unharmed(lie)
+				s.pass(time.Minute)
+				s.drain()
+				s.unharmed(lie)
+				for _, r := range s.all(kindToken) {
+					if !r.Due.IsZero() && r.Due.Before(time.Now()) {
+						t.Errorf("lie %d: %v is left", lie, guest.ID)
+					}
+				}
+			})
+		})
+	}
+}
+
+// all returns the records of a kind, at most a thousand.
+func (l *lab) all(kind store.Kind) (all []*store.Record) {
+	l.Helper()
+	l.must(l.store.View(l.Context(), func(tx store.ReadTx) (err error) {
+		all, err = tx.Scan(kind, uuid.Nil, 1000)
+		return err
+	}))
+	return all
+}
+
+// A spinner counts the reads of a store.
+type spinner struct {
+	store.Store
+	views int
+}
+
+func (s *spinner) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	s.views++
+	return s.Store.View(ctx, fn)
+}
+
+// TestRunDoesNotSpin: work that is due and cannot be done is looked at now and then.
+func TestRunDoesNotSpin(t *testing.T) {
+	for _, lie := range []storetest.Lie{0, storetest.NextEarlier, storetest.NotDue, storetest.Dressed} {
+		bubble.Test(t, func(t *testing.T) {
+			s := &spinner{Store: storetest.Liar(memstore.New())}
+			l := &lab{TB: t, net: new(scripted), store: &frail{Store: s}}
+			l.opts = cardvault.Options{Mode: cardvault.Sandbox, Network: l.net}
+			l.Vault = l.open()
+			l.imports(visa)
+			_, err := l.CreateSession(l.Context(), nil)
+			l.must(err)
+			l.drain()
+			s.Store.(*storetest.LyingStore).Tell(lie)
+			l.run(func() {
+				l.pass(time.Minute)
+				s.views = 0
+				l.pass(20 * time.Minute)
+			})
+			synctest.Wait()
+			if s.views > 20*60*100 { // ten tasks, each of which looks at some kinds each second
+				t.Errorf("lie %d: %d reads in 20 minutes", lie, s.views)
+			}
+		})
+	}
+}
+
+// TestDuePoison: a card is not erased because somebody has set when it is due, and one that
+// is damaged keeps no other from being erased.
+func TestDuePoison(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		l.imports(visa)
+		var lapsing []uuid.UUID
+		for range 20 {
+			id, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: 60})
+			l.must(err)
+			token, err := l.Tokenize(l.Context(), id, visa)
+			l.must(err)
+			lapsing = append(lapsing, token.ID)
+		}
+		var poisoned *store.Record
+		for _, r := range l.all(kindToken) {
+			if r.Due.IsZero() {
+				poisoned = r
+			}
+		}
+		was := *poisoned
+		poisoned.Due = time.Now().Add(-time.Hour)
+		poisoned.Version++
+		l.must(l.store.Update(l.Context(), func(tx store.Tx) error { tx.Put(poisoned); return nil }))
+		l.pass(2 * time.Minute)
+		if err := l.Drain(l.Context()); !errors.Is(err, cardvault.ErrDamaged) {
+			t.Errorf("Drain: %v", err)
+		}
+		left := l.all(kindToken)
+		if len(left) != 1 || left[0].ID != poisoned.ID {
+			t.Errorf("%d cards are left of %d that have lapsed and one that has not", len(left), len(lapsing))
+		}
+		if len(left) == 1 && string(left[0].Secret) != string(was.Secret) {
+			t.Error("the card is another")
+		}
+	})
+}
