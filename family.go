@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -103,14 +104,15 @@ func (v *Vault) newRemains(kind store.Kind, of ...uuid.UUID) (*store.Record, err
 }
 
 // deleteFamily deletes a record and what belongs to it. If that is too much for one
-// transaction it writes left, the job that erases the rest, and returns true.
-func deleteFamily(tx store.Tx, kind store.Kind, row uuid.UUID, left *store.Record) (large bool, err error) {
+// transaction it writes left, the job that erases the rest, and returns true. Of the API
+// keys below one it deletes those that were read before.
+func deleteFamily(tx store.Tx, kind store.Kind, row uuid.UUID, left *store.Record, read map[uuid.UUID]glimpse) (large bool, err error) {
 	tx.Delete(kind, row)
 	most := familyRows
 	if kind == kindAPIKey {
 		most = familyKeys
 	}
-	all, _, err := deleteSome(tx, kind, row, most)
+	all, _, err := deleteSome(tx, kind, row, most, read)
 	if err == nil && !all {
 		tx.Put(left)
 	}
@@ -119,8 +121,8 @@ func deleteFamily(tx store.Tx, kind store.Kind, row uuid.UUID, left *store.Recor
 
 // deleteSome deletes at most so many records that belong to one, and reports whether these
 // are all, and how many it has deleted.
-func deleteSome(tx store.Tx, kind store.Kind, row uuid.UUID, most int) (all bool, deleted int, err error) {
-	below, err := familyOf(tx, kind, row, most+1)
+func deleteSome(tx store.Tx, kind store.Kind, row uuid.UUID, most int, read map[uuid.UUID]glimpse) (all bool, deleted int, err error) {
+	below, unread, err := familyOf(tx, kind, row, most+1, read)
 	if err != nil {
 		return false, 0, err
 	}
@@ -128,28 +130,51 @@ func deleteSome(tx store.Tx, kind store.Kind, row uuid.UUID, most int) (all bool
 	for _, k := range below[:deleted] {
 		tx.Delete(k.Kind, k.ID)
 	}
-	return deleted == len(below), deleted, nil
+	return deleted == len(below) && !unread, deleted, nil
 }
 
-// familyOf returns the keys of at most limit records that belong to one.
-func familyOf(tx store.ReadTx, kind store.Kind, row uuid.UUID, limit int) (keys []store.Key, err error) {
+// keysBelow reads the API keys below some, if it is a kind of these: their records say by
+// whom they were made, and are not believed in a transaction.
+func (v *Vault) keysBelow(ctx context.Context, kind store.Kind, rows ...uuid.UUID) (map[uuid.UUID]glimpse, error) {
+	if kind != kindAPIKey {
+		return nil, nil
+	}
+	read := map[uuid.UUID]glimpse{}
+	for _, row := range rows {
+		below, err := v.glimpses(ctx, kindAPIKey, createdBy(row), familyKeys+1)
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(read, below)
+	}
+	return read, nil
+}
+
+// familyOf returns the keys of at most limit records that belong to one, and whether there
+// are API keys that were not read before. It leaves out those that cannot be read.
+func familyOf(tx store.ReadTx, kind store.Kind, row uuid.UUID, limit int, read map[uuid.UUID]glimpse) (keys []store.Key, unread bool, err error) {
 	if kind == kindAPIKey {
 		made, err := tx.Lookup(kindAPIKey, createdBy(row), limit)
 		if err != nil && !errors.Is(err, ErrDamaged) { // what was found by mistake keeps no key from being revoked
-			return nil, err
+			return nil, false, err
 		}
 		for _, r := range made {
-			keys = append(keys, store.Key{Kind: kindAPIKey, ID: r.ID})
+			switch was := read[r.ID]; {
+			case was.version != r.Version:
+				unread = true
+			case was.readable:
+				keys = append(keys, store.Key{Kind: kindAPIKey, ID: r.ID})
+			}
 		}
-		return keys, nil
+		return keys, unread, nil
 	}
 	children, err := tx.Children(row, limit)
 	for _, k := range children {
 		if parentKind(k.Kind) != kind {
-			return nil, fmt.Errorf("%w: the store gave children of another kind of record", ErrDamaged)
+			return nil, false, fmt.Errorf("%w: the store gave children of another kind of record", ErrDamaged)
 		}
 	}
-	return children, err
+	return children, false, err
 }
 
 // erase is the job that erases what is left of records that were deleted, in
@@ -186,12 +211,16 @@ func ended(c <-chan struct{}) bool {
 // eraseBatch erases some of what is left, and returns of how many of the records, from
 // the first on, nothing is left.
 func (v *Vault) eraseBatch(ctx context.Context, m *remains) (done int, err error) {
+	read, err := v.keysBelow(ctx, m.kind, m.of[:min(len(m.of), erasePlaces)]...)
+	if err != nil {
+		return 0, err
+	}
 	var left [][]store.Key // of the records from the first on
 	rows := 0
 	err = v.view(ctx, func(tx store.ReadTx) error {
 		left, rows = left[:0], 0
 		for len(left) < min(len(m.of), erasePlaces) && rows < eraseRows {
-			keys, err := familyOf(tx, m.kind, m.of[len(left)], eraseRows-rows)
+			keys, _, err := familyOf(tx, m.kind, m.of[len(left)], eraseRows-rows, read)
 			if err != nil {
 				return err
 			}

@@ -26,9 +26,9 @@ type shop struct {
 
 	alice, bob, carol, theirs uuid.UUID // tokens; carol's card is alice's, theirs is of the other account
 	root, child, next         *cardvault.APIKey
-	texts                     []string // of the keys, and of one of the other account
+	texts                     []cardvault.APIKeyText // of the keys, and of one of the other account
 	hook                      *cardvault.Webhook
-	session                   uuid.UUID
+	session                   cardvault.SessionID
 }
 
 // inShop runs f in a bubble with a shop on s, of which each token has its network token.
@@ -212,7 +212,7 @@ func TestReadsOfALiar(t *testing.T) {
 			}
 			for i, text := range s.texts {
 				calls[fmt.Sprint("Authenticate ", i)] = func() (string, error) {
-					p, err := s.Authenticate(ctx, text)
+					p, err := s.Authenticate(ctx, text.Text())
 					if err != nil {
 						return "", err
 					}
@@ -312,7 +312,7 @@ func (s *shop) unharmed(lie storetest.Lie) {
 		s.Errorf("lie %d: network token of alice is %v", lie, token.NetworkTokenStatus)
 	}
 	for i, text := range s.texts {
-		if _, err := s.Authenticate(s.Context(), text); err != nil && i != 1 {
+		if _, err := s.Authenticate(s.Context(), text.Text()); err != nil && i != 1 {
 			s.Errorf("lie %d: key %d: %v", lie, i, err)
 		}
 	}

@@ -606,16 +606,8 @@ func (v *Vault) attach(ctx context.Context, h *holding, got *NetworkToken, art *
 	// Another token of the same card may have been its last holder. A release that
 	// cannot be read is never worked on, so it is in nobody's way.
 	hash := v.networkHash(n.network, n.id)
-	type state struct {
-		version  uint64
-		readable bool
-	}
-	known := map[uuid.UUID]state{}
-	err := v.findBy(ctx, kindRelease, hash, maxReleases, func(r *store.Record, readable bool) bool {
-		known[r.ID] = state{r.Version, readable}
-		return true
-	})
-	if err != nil && !errors.Is(err, ErrDamaged) {
+	known, err := v.glimpses(ctx, kindRelease, hash, maxReleases)
+	if err != nil {
 		return nil, err
 	}
 	return func(tx store.Tx) error {

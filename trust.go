@@ -227,3 +227,23 @@ func (v *Vault) findBy(ctx context.Context, kind store.Kind, hash []byte, limit 
 	}
 	return damaged
 }
+
+// A glimpse is what was seen of a record outside of the transaction that goes by it.
+type glimpse struct {
+	version  uint64
+	readable bool
+}
+
+// glimpses returns what is seen of the records of a kind that have a hash, at most of as
+// many as limit, by their ids.
+func (v *Vault) glimpses(ctx context.Context, kind store.Kind, hash []byte, limit int) (map[uuid.UUID]glimpse, error) {
+	seen := map[uuid.UUID]glimpse{}
+	err := v.findBy(ctx, kind, hash, limit, func(r *store.Record, readable bool) bool {
+		seen[r.ID] = glimpse{r.Version, readable}
+		return true
+	})
+	if errors.Is(err, ErrDamaged) {
+		err = nil
+	}
+	return seen, err
+}

@@ -947,12 +947,16 @@ func (v *Vault) remove(ctx context.Context, op operation, kind store.Kind, id uu
 		return err
 	}
 	for {
+		below, err := v.keysBelow(ctx, kind, row)
+		if err != nil {
+			return err
+		}
 		large := false
 		err = v.write(ctx, op, id, func(tx store.Tx) (err error) {
 			if _, err := v.find(tx, kind, row); err != nil {
 				return err
 			}
-			if large, err = deleteFamily(tx, kind, row, left); err != nil || also == nil {
+			if large, err = deleteFamily(tx, kind, row, left, below); err != nil || also == nil {
 				return err
 			}
 			return also(tx, row)
@@ -966,16 +970,16 @@ func (v *Vault) remove(ctx context.Context, op operation, kind store.Kind, id uu
 		}
 		// There is no room for the job, but for what erases: the family first, until
 		// it is small.
-		if err := v.shrink(ctx, kind, row); err != nil {
+		if err := v.shrink(ctx, kind, row, below); err != nil {
 			return err
 		}
 	}
 }
 
 // shrink erases some of what belongs to a record.
-func (v *Vault) shrink(ctx context.Context, kind store.Kind, row uuid.UUID) error {
+func (v *Vault) shrink(ctx context.Context, kind store.Kind, row uuid.UUID, below map[uuid.UUID]glimpse) error {
 	return wrapped(v.update(ctx, opDelete, func(tx store.Tx) error {
-		_, _, err := deleteSome(tx, kind, row, familyRows)
+		_, _, err := deleteSome(tx, kind, row, familyRows, below)
 		return err
 	}))
 }

@@ -293,7 +293,7 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 				return err
 			}
 			tx.Delete(kindWebhook, row)
-			large, err = deleteFamily(tx, kindQueue, beside(row), left)
+			large, err = deleteFamily(tx, kindQueue, beside(row), left, nil)
 			return err
 		}, nil
 	})

@@ -824,7 +824,7 @@ func (v *Vault) sweepFull(ctx context.Context, due []*store.Record) (erased []*s
 			if !ok {
 				continue
 			}
-			all, n, err := deleteSome(tx, r.Kind, r.ID, familyRows-children)
+			all, n, err := deleteSome(tx, r.Kind, r.ID, familyRows-children, nil)
 			if children += n; err != nil {
 				return err
 			}
