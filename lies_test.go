@@ -337,7 +337,7 @@ func TestSweepOfALiar(t *testing.T) {
 				s.must(err)
 				s.pass(time.Minute)
 				s.liar.Tell(lie)
-				s.run(func() { s.pass(time.Minute) })
+				s.run(func() { s.pass(10 * time.Second) })
 				s.liar.Tell(0)
 				if _, err := s.Get(s.Context(), later.ID); err != nil {
 					t.Errorf("lie %d: a token that lives: %v", lie, err)
