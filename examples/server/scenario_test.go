@@ -70,7 +70,7 @@ func TestMidTimeline(t *testing.T) {
 				want[p.Import(t, pan).ID()] = course
 			}
 		}
-		for end := time.Now().Add(10 * time.Second); len(list(p, "&network_token_status=active")) < answers; <-look.C {
+		for end := time.Now().Add(sandboxtest.Patience); len(list(p, "&network_token_status=active")) < answers; <-look.C {
 			if time.Now().After(end) {
 				t.Fatal("nothing becomes active")
 			}
@@ -83,7 +83,7 @@ func TestMidTimeline(t *testing.T) {
 	states := map[string]string{}
 	look.Reset(200 * time.Millisecond)
 	// What the killed server had claimed is free again after some time.
-	for end := time.Now().Add(45 * time.Second); !reflect.DeepEqual(states, want); <-look.C {
+	for end := time.Now().Add(sandboxtest.Patience); !reflect.DeepEqual(states, want); <-look.C {
 		clear(states)
 		for _, k := range list(p, "") {
 			states[sandboxtest.Token(k.(map[string]any)).ID()] = arrived(k.(map[string]any))

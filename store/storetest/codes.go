@@ -579,22 +579,20 @@ func codesClosed(t testing.TB, c store.CodeCache) {
 }
 
 func closeAmidCodes(t testing.TB, c store.CodeCache) {
-	deadline := time.Now().Add(patience)
+	var closed atomic.Bool
 	parallel(t, 8, func(i int) error {
 		if i == 0 {
+			defer closed.Store(true)
 			return c.Close()
 		}
-		for closed := false; !closed; {
-			if time.Now().After(deadline) {
-				return errors.New("calls do not return ErrClosed")
-			}
-			closed = true
+		for after := false; !after; {
+			after = closed.Load()
 			for what, err := range codeCalls(c, id(i)) {
-				if errors.Is(err, store.ErrClosed) {
-					continue
-				}
-				closed = false
-				if err != nil && !errors.Is(err, store.ErrNotFound) {
+				switch {
+				case errors.Is(err, store.ErrClosed):
+				case after:
+					return fmt.Errorf("%s once Close has returned = %w, want %w", what, err, store.ErrClosed)
+				case err != nil && !errors.Is(err, store.ErrNotFound):
 					return fmt.Errorf("%s amid Close: %w", what, err)
 				}
 			}
