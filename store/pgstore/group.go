@@ -67,27 +67,23 @@ type group struct {
 	next    []*call // for the next group
 	bytes   int     // of rows to be written
 
-	known    map[key]*row        // as stored; nil for what is not there
-	relied   map[key]struct{}    // which of known the settled calls have looked at
-	looked   []key               // which of them the call has that runs
-	families map[uuid.UUID][]key // all stored children of an id
-	answers  map[string]*answer
-	asked    []*question // that have an answer on which calls rely
+	known   map[key]*row     // as stored; nil for what is not there
+	relied  map[key]struct{} // which of known the settled calls have looked at
+	looked  []key            // which of them the call has that runs
+	answers map[string]*answer
+	asked   []*question // that have an answer on which calls rely
 
-	overlay  map[key]*row // as the calls leave it; nil for what is gone
-	children map[uuid.UUID]map[key]struct{}
-	gone     map[uuid.UUID]struct{} // ids that have lost their children
-	hashes   map[hashKey]struct{}   // lookups, lists and due times that were written
-	lists    map[listKey]struct{}
-	dues     map[store.Kind]struct{}
-	parents  map[uuid.UUID]struct{} // of what was written
-	kinds    map[store.Kind]struct{}
+	overlay map[key]*row         // as the calls leave it; nil for what is gone
+	hashes  map[hashKey]struct{} // lookups, lists and due times that were written
+	lists   map[listKey]struct{}
+	dues    map[store.Kind]struct{}
+	parents map[uuid.UUID]struct{} // of what was written
+	kinds   map[store.Kind]struct{}
 
-	wantRows     map[key]struct{}
-	wantFamilies map[uuid.UUID]struct{}
-	wantAnswers  map[string]*question
-	ctx          context.Context // of this attempt
-	failed       error           // of a read
+	wantRows    map[key]struct{}
+	wantAnswers map[string]*question
+	ctx         context.Context // of this attempt
+	failed      error           // of a read
 
 	attempt   int       // 0 for the first
 	began     time.Time // of the first, or after a silent one
@@ -103,11 +99,11 @@ func (s *Store) newGroup() *group {
 	s.spare = nil
 	if g == nil {
 		g = &group{
-			s: s, known: map[key]*row{}, relied: map[key]struct{}{}, families: map[uuid.UUID][]key{}, answers: map[string]*answer{},
-			overlay: map[key]*row{}, children: map[uuid.UUID]map[key]struct{}{}, gone: map[uuid.UUID]struct{}{},
-			hashes: map[hashKey]struct{}{}, lists: map[listKey]struct{}{}, dues: map[store.Kind]struct{}{},
+			s: s, known: map[key]*row{}, relied: map[key]struct{}{}, answers: map[string]*answer{},
+			overlay: map[key]*row{},
+			hashes:  map[hashKey]struct{}{}, lists: map[listKey]struct{}{}, dues: map[store.Kind]struct{}{},
 			parents: map[uuid.UUID]struct{}{}, kinds: map[store.Kind]struct{}{},
-			wantRows: map[key]struct{}{}, wantFamilies: map[uuid.UUID]struct{}{}, wantAnswers: map[string]*question{},
+			wantRows: map[key]struct{}{}, wantAnswers: map[string]*question{},
 		}
 	}
 	g.began = time.Now()
@@ -130,18 +126,14 @@ func (g *group) forget() {
 	g.looked = g.looked[:0]
 	clear(g.known)
 	clear(g.relied)
-	clear(g.families)
 	clear(g.answers)
 	clear(g.overlay)
-	clear(g.children)
-	clear(g.gone)
 	clear(g.hashes)
 	clear(g.lists)
 	clear(g.dues)
 	clear(g.parents)
 	clear(g.kinds)
 	clear(g.wantRows)
-	clear(g.wantFamilies)
 	clear(g.wantAnswers)
 }
 
@@ -291,7 +283,7 @@ func (u *updater) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	u.mustLive()
 	k := key{kind, id}
 	r, known := u.g.state(k)
-	if !known || r != nil && r.outline {
+	if !known {
 		u.g.wantRows[k] = struct{}{}
 		u.g.await(u.c)
 		r, _ = u.g.state(k)
@@ -369,9 +361,8 @@ func (g *group) state(k key) (r *row, known bool) {
 // A change is what apply undoes.
 type change struct {
 	key
-	was  *row
-	had  bool
-	gone bool // the key's id was put into gone
+	was *row
+	had bool
 }
 
 // apply makes the writes of a function, all or none: what breaks a rule is refused. It
@@ -384,7 +375,7 @@ func (g *group) apply(ops []op) (refused error, known bool) {
 	known = true
 	for _, o := range ops {
 		if o.deletes {
-			known = g.delete(o.key, &undo)
+			g.delete(o.key, &undo)
 		} else {
 			refused, known = g.put(o, &undo)
 		}
@@ -397,10 +388,6 @@ func (g *group) apply(ops []op) (refused error, known bool) {
 	}
 	for i := len(undo) - 1; i >= 0; i-- {
 		u := undo[i]
-		if u.gone {
-			delete(g.gone, u.id)
-			continue
-		}
 		g.set(u.key, u.was)
 		if !u.had {
 			delete(g.overlay, u.key)
@@ -428,10 +415,6 @@ func (g *group) wants(ops []op) (some bool) {
 			g.wantRows[o.key] = struct{}{}
 			some = true
 		}
-		if _, known := g.families[o.id]; o.deletes && !known {
-			g.wantFamilies[o.id] = struct{}{}
-			some = true
-		}
 	}
 	return some
 }
@@ -455,48 +438,15 @@ func (g *group) put(o op, undo *[]change) (refused error, known bool) {
 	case old != nil && (o.row.account != old.account || o.row.parent != old.parent):
 		return store.ErrInvalid, true
 	}
-	o.row.born = old == nil || old.born
 	g.change(o.key, o.row, undo)
 	return nil, true
 }
 
-// delete removes a record, then what belongs to it.
-func (g *group) delete(k key, undo *[]change) (known bool) {
-	known = true
-	for doomed := []key{k}; len(doomed) > 0; {
-		k := doomed[len(doomed)-1]
-		doomed = doomed[:len(doomed)-1]
-		r, ok := g.state(k)
-		if !ok {
-			g.wantRows[k] = struct{}{}
-			g.wantFamilies[k.id] = struct{}{}
-			known = false
-			continue
-		}
-		if r == nil {
-			continue
-		}
-		family, ok := g.families[k.id]
-		if !ok {
-			g.wantFamilies[k.id] = struct{}{}
-			known = false
-			continue
-		}
+// delete removes a record, which wants has seen to be known.
+func (g *group) delete(k key, undo *[]change) {
+	if r, _ := g.state(k); r != nil {
 		g.change(k, nil, undo)
-		if _, ok := g.gone[k.id]; !ok {
-			g.gone[k.id] = struct{}{}
-			*undo = append(*undo, change{key: k, gone: true})
-		}
-		for _, child := range family {
-			if r, _ := g.state(child); r != nil && r.parent == k.id { // it may have come back as another's
-				doomed = append(doomed, child)
-			}
-		}
-		for child := range g.children[k.id] {
-			doomed = append(doomed, child)
-		}
 	}
-	return known
 }
 
 func (g *group) change(k key, r *row, undo *[]change) {
@@ -516,15 +466,6 @@ func (g *group) set(k key, r *row) {
 	}
 	g.touch(was)
 	g.touch(r)
-	if was != nil && was.parent != uuid.Nil {
-		delete(g.children[was.parent], k)
-	}
-	if r != nil && r.parent != uuid.Nil {
-		if g.children[r.parent] == nil {
-			g.children[r.parent] = map[key]struct{}{}
-		}
-		g.children[r.parent][k] = struct{}{}
-	}
 	g.overlay[k] = r
 }
 

@@ -37,7 +37,7 @@ type locker uuid.UUID
 // together.
 const (
 	groupLocks = 1024 // of a group of several calls
-	mostLocks  = 4096 // of one call, as a deletion of much: of these one has its turn at a time
+	mostLocks  = 4096 // of one call: one with more has its turn alone
 	births     = 16   // of a kind
 )
 
@@ -90,9 +90,6 @@ func (g *group) locks() (keys []int64, exclusive []bool) {
 	}
 	for id := range g.parents {
 		lock(l.id(id), false)
-	}
-	for id := range g.gone {
-		lock(l.id(id), true)
 	}
 	for kind := range g.dues {
 		lock(l.due(kind), false)
@@ -227,9 +224,6 @@ func (g *group) writes() *writes {
 			w.gone = append(w.gone, k)
 		case before == nil:
 			fresh = append(fresh, after)
-		case after.born:
-			w.gone = append(w.gone, k)
-			fresh = append(fresh, after)
 		default:
 			w.rows = append(w.rows, after)
 		}
@@ -308,10 +302,6 @@ func (w *writes) encode(g *group, writer uuid.UUID, turn, stamp int64) {
 		readStamps = append(readStamps, s)
 	}
 	goneKinds, goneIDs := columnsOf(w.gone)
-	var gone []pgtype.UUID
-	for id := range g.gone {
-		gone = append(gone, pgUUID(id))
-	}
 	n = len(w.rows)
 	kinds, classes, children := make([]int16, n), make([]int16, n), make([]bool, n)
 	ids, accounts, scopes := make([]pgtype.UUID, n), make([]pgtype.UUID, n), make([]pgtype.UUID, n)
@@ -330,7 +320,7 @@ func (w *writes) encode(g *group, writer uuid.UUID, turn, stamp int64) {
 	} else {
 		w.args = append(w.args, pgtype.UUID{}, pgtype.Int8{}, pgtype.Int8{})
 	}
-	w.args = append(w.args, goneKinds, goneIDs, gone, kinds, ids, accounts, scopes, children, classes, dues, versions, lookups, shown, secret, int32(w.changed))
+	w.args = append(w.args, goneKinds, goneIDs, kinds, ids, accounts, scopes, children, classes, dues, versions, lookups, shown, secret, int32(w.changed))
 	for _, l := range [][]lookup{w.off, w.on} {
 		var k []int16
 		var h [][]byte

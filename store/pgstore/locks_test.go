@@ -60,8 +60,13 @@ func TestManyLocks(t *testing.T) {
 		family = append(family, r)
 	}
 	for what, act := range map[string]func(s store.Store) error{
-		"a deletion with 2000 children": func(s store.Store) error {
-			return s.Update(context.Background(), func(tx store.Tx) error { tx.Delete(kind, id(0)); return nil })
+		"2001 deletions": func(s store.Store) error {
+			return s.Update(context.Background(), func(tx store.Tx) error {
+				for _, r := range family {
+					tx.Delete(r.Kind, r.ID)
+				}
+				return nil
+			})
 		},
 		"600 Updates of 8 hashes": func(s store.Store) error {
 			var group sync.WaitGroup
@@ -108,26 +113,25 @@ func TestManyLocks(t *testing.T) {
 	}
 }
 
-// Who adds a child to what is being deleted waits, whether that is little or much.
+// Who puts a child of what it has read, while that is being deleted, waits and then runs
+// again; who has not read it does not wait for the deletion of any number of children.
 func TestChildOfTheDeleted(t *testing.T) {
-	for _, children := range []int{1, 1200} {
+	for _, reads := range []bool{true, false} {
 		p := pool(t, postgres.Get(t).URL("postgres"))
 		name := schema(t, p)
 		s, other := open(t, p, name), open(t, p, name)
-		family := []*store.Record{record(0)}
-		for n := range children {
-			r := record(1 + n)
-			r.Parent = id(0)
-			family = append(family, r)
-		}
-		if err := put(s, family...); err != nil {
+		if err := put(s, record(0), child(1, 0)); err != nil {
 			t.Fatal(err)
 		}
 		release := locked(t, p, name, "lookups")
 		deleted, added := make(chan error, 1), make(chan error, 1)
 		go func() {
 			deleted <- s.Update(context.Background(), func(tx store.Tx) error {
-				tx.Delete(kind, id(0))
+				r := child(1, 0)
+				if reads {
+					r = record(0)
+				}
+				tx.Delete(r.Kind, r.ID)
 				last := record(-1) // waits once there is no more to delete
 				last.Lookup = [][]byte{[]byte("hash")}
 				tx.Put(last)
@@ -136,15 +140,28 @@ func TestChildOfTheDeleted(t *testing.T) {
 		}()
 		waits(t, p, "relation")
 		go func() {
-			grandchild := record(-2)
-			grandchild.Parent = id(1)
-			added <- put(other, grandchild)
+			added <- other.Update(context.Background(), func(tx store.Tx) error {
+				if reads {
+					if _, err := tx.Get(kind, id(0)); err != nil {
+						return err
+					}
+				}
+				tx.Put(child(2, 0))
+				return nil
+			})
 		}()
-		waits(t, p, "advisory")
+		if reads {
+			waits(t, p, "advisory")
+		} else if err := <-added; err != nil {
+			t.Error(err)
+		}
 		release()
-		for _, done := range []chan error{deleted, added} {
-			if err := <-done; err != nil {
-				t.Error(err)
+		if err := <-deleted; err != nil {
+			t.Error(err)
+		}
+		if reads {
+			if err := <-added; !errors.Is(err, store.ErrNotFound) {
+				t.Errorf("Update of a child of what was deleted = %v, want ErrNotFound", err)
 			}
 		}
 	}

@@ -21,7 +21,7 @@ func (m *memory) recall(k key) *row {
 }
 
 func (m *memory) remember(r *row) {
-	if r.outline || r.size() > memoryRow {
+	if r.size() > memoryRow {
 		return
 	}
 	m.mu.Lock()

@@ -15,8 +15,8 @@
 // The locks last until the commit, so commits have the order of a serial run, and every
 // snapshot is the state after some of them. Groups that do not touch each other commit at
 // the same time. A group that has read what has changed meanwhile runs again; after three
-// attempts it locks out everybody, so that it succeeds. So does a deletion of more than
-// four thousand records at once.
+// attempts it locks out everybody, so that it succeeds. So does an Update of more than
+// four thousand records.
 //
 // A View of one read is one statement. One of several reads is a transaction that is
 // repeatable read; see [Store.View] for when its function runs twice.

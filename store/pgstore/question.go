@@ -60,7 +60,7 @@ type statements struct {
 	get, lookup, due, claim, next                string
 	list, hashed                                 string
 	scan, children, empty                        string
-	rows, family                                 string
+	rows                                         string
 	apply, add, lock, arrange, settle, tidy, old string
 	seed, holders                                string
 }
@@ -92,10 +92,8 @@ func statementsOf(schema string) *statements {
 		empty:    `SELECT pg_catalog.count(*) FROM (SELECT FROM "cardvault".records LIMIT 1) AS r`,
 		rows: `SELECT ` + columns + ` FROM ROWS FROM (pg_catalog.unnest($1::smallint[]), pg_catalog.unnest($2::pg_catalog.uuid[])) AS k(kind, id)
 			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = k.kind AND x.id = k.id OFFSET 0) AS r`,
-		family: `SELECT ` + outlineColumns + ` FROM "cardvault".family($1) AS f
-			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = f.kind AND x.id = f.id OFFSET 0) AS r`,
 		apply: `SELECT "cardvault".apply($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
-			$21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38)`,
+			$21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37)`,
 		add:     `SELECT "cardvault".add($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)`,
 		lock:    `SELECT "cardvault".lock($1, $2, $3)`,
 		arrange: `SELECT "cardvault".arrange($1, $2, $3, $4, $5, $6)`,
@@ -116,7 +114,7 @@ func statementsOf(schema string) *statements {
 			LIMIT 8`,
 	}
 	for _, text := range []*string{&s.get, &s.lookup, &s.due, &s.claim, &s.next, &s.list, &s.hashed,
-		&s.scan, &s.children, &s.empty, &s.rows, &s.family,
+		&s.scan, &s.children, &s.empty, &s.rows,
 		&s.apply, &s.add, &s.lock, &s.arrange, &s.settle, &s.tidy, &s.old, &s.seed, &s.holders} {
 		*text = in(schema, builtIn(*text))
 	}

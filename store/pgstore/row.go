@@ -41,8 +41,6 @@ type row struct {
 	stamp           int64  // tells what is stored here from all else that ever was
 	lookup          []byte // hashes, each after a byte with its length
 	shown, secret   []byte
-	outline         bool // shown and secret were not read
-	born            bool // in this group, so what was there is gone with what belonged to it
 }
 
 func (r *row) list() listKey { return listOf(r.kind, r.account, r.parent) }
@@ -107,11 +105,8 @@ func (r *row) record(secret bool) *store.Record {
 	return rec
 }
 
-// Columns of rows, in the order of their targets.
-const (
-	outlineColumns = `r.kind, r.id, r.account, r.scope, r.child, r.class, r.due, r.version, r.stamp, r.lookup`
-	columns        = outlineColumns + `, r.shown, r.secret`
-)
+// columns are those of rows, in the order of their targets.
+const columns = `r.kind, r.id, r.account, r.scope, r.child, r.class, r.due, r.version, r.stamp, r.lookup, r.shown, r.secret`
 
 // A scanner reads rows.
 type scanner struct {
@@ -139,7 +134,7 @@ func (s *scanner) scan(rows pgx.Rows) (*row, error) {
 		return nil, store.ErrDamaged // the error would quote the value
 	}
 	r := s.row
-	r.kind, r.class, r.version, r.outline = store.Kind(s.k), uint8(s.c), uint64(s.v), n < len(s.targets)
+	r.kind, r.class, r.version = store.Kind(s.k), uint8(s.c), uint64(s.v)
 	r.id, r.account = s.uuids[0].Bytes, s.uuids[1].Bytes
 	if s.child {
 		r.parent = s.uuids[2].Bytes

@@ -264,7 +264,7 @@ func (s *Store) attempt(g *group) (verdict, error) {
 		if g.failed != nil {
 			return verdictOfRead(g.failed), g.failed
 		}
-		if len(g.wantRows)+len(g.wantFamilies)+len(g.wantAnswers) > 0 {
+		if len(g.wantRows)+len(g.wantAnswers) > 0 {
 			if err := s.fetch(ctx, g); err != nil {
 				return verdictOfRead(err), err
 			}
@@ -314,13 +314,6 @@ func (s *Store) fetch(ctx context.Context, g *group) (err error) {
 		kinds, ids := columnsOf(slices.Collect(maps.Keys(g.wantRows)))
 		b.Queue(s.sql.rows, kinds, ids)
 	}
-	if len(g.wantFamilies) > 0 {
-		var ids []pgtype.UUID
-		for id := range g.wantFamilies {
-			ids = append(ids, pgUUID(id))
-		}
-		b.Queue(s.sql.family, ids)
-	}
 	questions := slices.Collect(maps.Values(g.wantAnswers))
 	for _, q := range questions {
 		b.Queue(q.sql, q.args...)
@@ -336,37 +329,17 @@ func (s *Store) fetch(ctx context.Context, g *group) (err error) {
 			return err
 		}
 	}
-	plainRows := new(question)
 	if len(g.wantRows) > 0 {
-		a, err := plainRows.of(results)
+		a, err := new(question).of(results)
 		if err != nil {
 			return err
 		}
 		g.learn(a.rows)
 		for k := range g.wantRows {
-			switch r, known := g.known[k]; {
-			case !known:
+			if _, known := g.known[k]; !known {
 				g.known[k] = nil
-			case r != nil && r.outline: // of another state than the row has now
-				return errStale
 			}
 		}
-	}
-	if len(g.wantFamilies) > 0 {
-		a, err := plainRows.of(results)
-		if err != nil {
-			return err
-		}
-		for id := range g.wantFamilies {
-			g.families[id] = []key{}
-		}
-		for _, r := range a.rows {
-			if g.families[r.id] == nil {
-				g.families[r.id] = []key{}
-			}
-			g.families[r.parent] = append(g.families[r.parent], r.key)
-		}
-		g.learn(a.rows)
 	}
 	for _, q := range questions {
 		a, err := q.of(results)
@@ -386,7 +359,6 @@ func (s *Store) fetch(ctx context.Context, g *group) (err error) {
 		s.noticed(q, a)
 	}
 	clear(g.wantRows)
-	clear(g.wantFamilies)
 	clear(g.wantAnswers)
 	return nil
 }
@@ -395,7 +367,7 @@ func (s *Store) fetch(ctx context.Context, g *group) (err error) {
 // that there is no row: whether it is so, the transaction finds out.
 func (g *group) learn(rows []*row) {
 	for _, r := range rows {
-		if old, known := g.known[r.key]; !known || old != nil && old.outline && old.stamp == r.stamp {
+		if _, known := g.known[r.key]; !known {
 			g.known[r.key] = r
 		}
 	}
@@ -464,7 +436,7 @@ func (s *Store) commit(ctx context.Context, g *group) (verdict, error) {
 // a process in which little goes on at once add one row and have read one. An array costs
 // the server more than all values of that row, so they take two thirds of the time.
 func (w *writes) single(g *group, keys []int64, exclusive []bool) []any {
-	if len(w.rows) != 1 || w.changed+len(w.gone)+len(w.off)+len(g.gone) > 0 || len(keys) > addLocks || slices.Contains(exclusive, true) {
+	if len(w.rows) != 1 || w.changed+len(w.gone)+len(w.off) > 0 || len(keys) > addLocks || slices.Contains(exclusive, true) {
 		return nil
 	}
 	var read *row
@@ -609,7 +581,6 @@ func (g *group) remember() {
 		case !written && before != nil:
 			g.s.memory.remember(before)
 		case written && r != nil && before != nil:
-			r.born = false
 			g.s.memory.remember(r)
 		case written && before != nil:
 			g.s.memory.forget(k)

@@ -99,8 +99,7 @@ CREATE FUNCTION "cardvault".apply(
 	patient boolean, keys bigint[], exclusive boolean[], -- see lock
 	read_kind smallint[], read_id uuid[], read_stamp bigint[], -- rows; a stamp of null: there is none
 	of_store uuid, of_turn bigint, new_stamp bigint, -- null: nothing is written
-	gone_kind smallint[], gone_id uuid[], -- rows, with
-	gone uuid[], -- ids that shall have no children left
+	gone_kind smallint[], gone_id uuid[], -- rows
 	new_kind smallint[], new_id uuid[], new_account uuid[], new_scope uuid[], new_child boolean[], new_class smallint[],
 	new_due timestamptz[], new_version bigint[], new_lookup bytea[], new_shown bytea[], new_secret bytea[],
 	changed integer, -- how many of the new, the first, take the place of a row
@@ -137,8 +136,8 @@ BEGIN
 		RETURN NULL;
 	END IF;
 	INSERT INTO "cardvault".groups (store, turn, done) VALUES (of_store, of_turn, true);
-	IF cardinality(off_id) > 0 OR cardinality(gone_id) > 0 OR cardinality(gone) > 0 OR changed > 0 THEN
-		PERFORM "cardvault".replace(new_stamp, gone_kind, gone_id, gone, new_kind[:changed], new_id[:changed], new_account[:changed],
+	IF cardinality(off_id) > 0 OR cardinality(gone_id) > 0 OR changed > 0 THEN
+		PERFORM "cardvault".replace(new_stamp, gone_kind, gone_id, new_kind[:changed], new_id[:changed], new_account[:changed],
 			new_scope[:changed], new_child[:changed], new_class[:changed], new_due[:changed], new_version[:changed],
 			new_lookup[:changed], new_shown[:changed], new_secret[:changed], off_kind, off_hash, off_id);
 	END IF;
@@ -236,7 +235,7 @@ END $$;
 
 -- replace is the part of apply that removes and changes rows.
 CREATE FUNCTION "cardvault".replace(
-	new_stamp bigint, gone_kind smallint[], gone_id uuid[], gone uuid[],
+	new_stamp bigint, gone_kind smallint[], gone_id uuid[],
 	new_kind smallint[], new_id uuid[], new_account uuid[], new_scope uuid[], new_child boolean[], new_class smallint[],
 	new_due timestamptz[], new_version bigint[], new_lookup bytea[], new_shown bytea[], new_secret bytea[],
 	off_kind smallint[], off_hash bytea[], off_id uuid[]
@@ -252,9 +251,6 @@ BEGIN
 	END IF;
 	IF cardinality(gone_id) > 0 THEN
 		DELETE FROM "cardvault".records r USING unnest(gone_kind, gone_id) AS d(k, i) WHERE r.kind = d.k AND r.id = d.i;
-	END IF;
-	IF cardinality(gone) > 0 AND EXISTS (SELECT FROM "cardvault".records r WHERE r.scope = ANY (gone) AND r.child) THEN
-		RAISE EXCEPTION USING ERRCODE = 'CV001', MESSAGE = 'stale';
 	END IF;
 	IF cardinality(new_id) > 0 THEN
 		UPDATE "cardvault".records r
@@ -726,18 +722,4 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET p
 AS $$
 BEGIN
 	RETURN QUERY SELECT r.kind, r.id FROM "cardvault".records r WHERE r.scope = of_parent AND r.child ORDER BY r.kind, r.id LIMIT most;
-END $$;
-
--- family returns the records that belong to some ids, and all that belong to these in turn.
-CREATE FUNCTION "cardvault".family(ids uuid[]) RETURNS TABLE (kind smallint, id uuid)
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET jit = off
-AS $$
-BEGIN
-	RETURN QUERY WITH RECURSIVE family AS (
-		SELECT r.kind, r.id FROM "cardvault".records r WHERE r.scope = ANY (ids) AND r.child
-		UNION SELECT r.kind, r.id FROM family f
-			CROSS JOIN LATERAL (SELECT x.kind, x.id FROM "cardvault".records x WHERE x.scope = f.id AND x.child OFFSET 0) AS r)
-	SELECT f.kind, f.id FROM family f;
 END $$;
