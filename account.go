@@ -492,6 +492,7 @@ const (
 	ScopeNetworkTokensProvision Scope = "network-tokens:provision"
 	ScopePaymentDataCreate      Scope = "payment-data:create"
 	ScopePaymentDataRead        Scope = "payment-data:read"
+	ScopeFingerprintsRead       Scope = "fingerprints:read"
 	ScopeSecurityCodeRead       Scope = "security-code:read"
 	ScopeSecurityCodeRefresh    Scope = "security-code:refresh"
 	ScopeSecurityCodeConsume    Scope = "security-code:consume"
@@ -509,7 +510,7 @@ var allScopes = []Scope{
 	ScopeNetworkTokensProvision, ScopePaymentDataCreate, ScopePaymentDataRead,
 	ScopeSecurityCodeRead, ScopeSecurityCodeRefresh, ScopeSecurityCodeConsume,
 	ScopePPANCreate, ScopeForwardCreate, ScopeWebhooksRead, ScopeWebhooksWrite,
-	ScopeAPIKeysRead, ScopeAPIKeysWrite,
+	ScopeAPIKeysRead, ScopeAPIKeysWrite, ScopeFingerprintsRead,
 }
 
 // AllScopes returns every scope.

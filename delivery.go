@@ -160,10 +160,14 @@ func (v *Vault) eventOfDelivery(ctx context.Context, p *pending, card, past *sto
 	}
 	if past != nil {
 		plain, err := v.openSecret(ctx, past)
-		if err == nil {
-			e.Token, err = v.decodeToken(p.token, plain)
+		if err != nil {
+			return nil, err
 		}
-		return e, err
+		if e.Token, err = v.decodeToken(p.token, plain); err != nil {
+			return nil, err
+		}
+		e.Token.Fingerprint = Fingerprint{}
+		return e, nil
 	}
 	t, err := v.openToken(ctx, card)
 	if err != nil {
@@ -172,6 +176,7 @@ func (v *Vault) eventOfDelivery(ctx context.Context, p *pending, card, past *sto
 	if t.told != id || t.since != card.Version {
 		return nil, fmt.Errorf("%w: what an event told of a token is missing", ErrDamaged)
 	}
+	t.Fingerprint = Fingerprint{}
 	e.Token = t
 	return e, nil
 }

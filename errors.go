@@ -39,6 +39,14 @@ var (
 	// key is being made. Repeat it in a second.
 	ErrIdempotencyInProgress = errors.New("cardvault: call under the idempotency key is in progress")
 
+	// ErrTooManyNumbers is returned by Import, Tokenize and CompleteSession for a card
+	// number if too many others with the same masked form were passed in since the UTC
+	// day began: somebody may be trying out what the mask hides. The limit is a
+	// thousandth of the numbers that can be behind the mask, at least 3 and at most 100,
+	// divided by [Options.Replicas]. A number that was let through on that day may come
+	// again. Until the day ends other numbers with the mask are refused.
+	ErrTooManyNumbers = errors.New("cardvault: too many card numbers with the same mask")
+
 	// ErrNetworkTokenState is returned by Provision for a network token that
 	// cannot be provisioned any more, and for a token that gets none: inactive,
 	// deleted, ephemeral, or of an invalidated card.

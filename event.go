@@ -31,7 +31,7 @@ type Event struct {
 	// gaps.
 	Sequence uint64
 
-	// Token is the token as it was then, nil for TokenDeleted.
+	// Token is the token as it was then, nil for TokenDeleted. It has no Fingerprint.
 	Token *Token
 }
 
@@ -354,6 +354,7 @@ func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error
 		if e.Token, err = v.decodeToken(o.row, o.token); err != nil {
 			return err
 		}
+		e.Token.Fingerprint = Fingerprint{}
 	}
 	// The event of a deletion waits for what is under way, and what has not begun
 	// by then is gone with the token.

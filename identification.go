@@ -214,9 +214,12 @@ const (
 // enter makes the token of a card that was checked, or begins the identification
 // of its holder, and stores also with it.
 //
-// Errors: errScheme; ErrIdentificationPending; ErrIdentificationFailed;
-// store.ErrConflict if the session has changed.
+// Errors: errScheme; ErrTooManyNumbers; ErrIdentificationPending;
+// ErrIdentificationFailed; store.ErrConflict if the session has changed.
 func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, also ...*store.Record) (*Token, error) {
+	if err := v.takeNumber(ctx, c.PAN); err != nil {
+		return nil, err
+	}
 	identifies := !s.bypass && v.opts.IDV != nil
 	scheme := SchemeUnknown
 	if identifies || len(v.opts.Schemes) > 0 {

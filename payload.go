@@ -139,6 +139,7 @@ const (
 //
 // Errors: a FieldError of result.enc_payload for a payload that cannot be opened,
 // was used in another session, or lacks a claim; ErrNotFound; ErrSessionCompleted;
+// ErrTooManyNumbers, which leaves the session open and counts as no refused card;
 // for a security code that is entered anew those of RefreshSecurityCode.
 func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byte) (*Session, error) {
 	for {
@@ -171,13 +172,7 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 	c, ok := readClaims(claims, refresh)
 	defer c.Wipe()
 	if !ok {
-		if len(used) > 0 {
-			// Also one that is of no use is good for one session.
-			if err := v.write(ctx, opRefuseCard, uuid.Nil, func(tx store.Tx) error { tx.Put(used[0]); return nil }); err != nil {
-				return nil, err
-			}
-		}
-		return nil, lacksClaims()
+		return nil, v.refusePayload(ctx, used, lacksClaims())
 	}
 	reason := v.refuses(c, refresh)
 	if reason == "" {
@@ -190,6 +185,8 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 		switch {
 		case errors.Is(err, errScheme):
 			reason = "unsupported_scheme"
+		case errors.Is(err, ErrTooManyNumbers):
+			return nil, v.refusePayload(ctx, used, err)
 		case errors.Is(err, ErrIdentificationPending), errors.Is(err, ErrIdentificationFailed):
 			return v.describe(ctx, s)
 		case err != nil:
@@ -211,6 +208,17 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 		return nil, err
 	}
 	return d, nil
+}
+
+// refusePayload returns why nothing comes of a payload, once it is stored that it was
+// used: also one that is of no use is good for one session.
+func (v *Vault) refusePayload(ctx context.Context, used []*store.Record, why error) error {
+	if len(used) > 0 {
+		if err := v.write(ctx, opRefuseCard, uuid.Nil, func(tx store.Tx) error { tx.Put(used[0]); return nil }); err != nil {
+			return err
+		}
+	}
+	return why
 }
 
 // refuses returns the reason code for a card or code that is not taken, or "".

@@ -182,8 +182,8 @@ func (v *Vault) sessionRow(id uuid.UUID) uuid.UUID {
 //
 // Errors: FieldErrors, with the code card_expired for a card that has expired;
 // ErrNotFound for a session that is unknown, over, or of another account;
-// ErrSessionCompleted; ErrSessionKind; ErrIdentificationPending;
-// ErrIdentificationFailed, which ends the session.
+// ErrSessionCompleted; ErrSessionKind; ErrIdentificationPending; ErrTooManyNumbers, which
+// leaves the session open; ErrIdentificationFailed, which ends it.
 func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (*Token, error) {
 	for {
 		r, s, err := v.openSession(ctx, id)

@@ -1,6 +1,7 @@
 package cardvault
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -78,11 +79,14 @@ type Token struct {
 	codes uint64
 
 	// Fingerprint is the same for two tokens of an account if their cards have
-	// the same number.
+	// the same number. With the masked number it would tell a guess of the number
+	// right from wrong: an event has none, and package httpapi shows it only to keys
+	// with ScopeFingerprintsRead.
 	Fingerprint Fingerprint
 }
 
-// A Fingerprint is a keyed hash of a card number, under a key of the account.
+// A Fingerprint is a keyed hash of a card number, under a key of the account. Zero is
+// none.
 type Fingerprint [32]byte
 
 // String returns 64 hexadecimal digits.
@@ -155,6 +159,11 @@ type ImportOptions struct {
 	// ImportProvider names that system: 1 to 40 of a-z, 0-9, "_" and "-",
 	// beginning with a letter or digit. Needs BusinessKey.
 	ImportProvider string
+
+	// Bulk says that the program imports cards of its own accord, as in a migration, and
+	// for nobody who may be guessing: the number is not counted towards
+	// [ErrTooManyNumbers]. Package httpapi never sets it.
+	Bulk bool
 }
 
 // Check returns a FieldError for each rule that an Import of these values
@@ -202,8 +211,8 @@ func dependsOnBusinessKey() error {
 // expiry may be past, as in a migration. Importing a number twice makes two
 // tokens with the same Fingerprint.
 //
-// Errors: FieldErrors, ErrIdempotencyKeyReused, and ErrNotFound for a handle
-// on an account that does not exist.
+// Errors: FieldErrors, ErrTooManyNumbers, ErrIdempotencyKeyReused, and ErrNotFound for a
+// handle on an account that does not exist.
 func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token, error) {
 	if opts == nil {
 		opts = new(ImportOptions)
@@ -212,11 +221,14 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 		return nil, err
 	}
 	once, answer, err := v.once(ctx, opImport, uuid.Nil, func() []byte { return opts.canonical(c) })
-	switch {
-	case err != nil:
+	if answer != nil && err == nil {
+		return v.decodeAnswer(answer) // whoever repeats the request knew the number
+	}
+	if !opts.Bulk {
+		err = cmp.Or(v.takeNumber(ctx, c.PAN), err)
+	}
+	if err != nil {
 		return nil, err
-	case answer != nil:
-		return v.decodeAnswer(answer)
 	}
 	t := &Token{BusinessKey: opts.BusinessKey, ImportProvider: opts.ImportProvider}
 	records, event, err := v.newToken(ctx, c, t, 0, ReasonImported)
@@ -351,9 +363,7 @@ const cardNumber = 1
 
 // describe sets what a card number tells about a card.
 func (t *Token) describe(pan []byte, iinLength int, bin *BIN) {
-	if iinLength != 8 || len(pan) < 16 {
-		iinLength = 6
-	}
+	iinLength = shownIIN(pan, iinLength)
 	scheme, _ := iin.Detect(pan)
 	t.AccountNumberLength = len(pan)
 	t.setMasked(mask(pan))
@@ -368,6 +378,14 @@ func (t *Token) describe(pan []byte, iinLength int, bin *BIN) {
 		t.Scheme = *bin.Scheme
 	}
 	t.BankName, t.Segment, t.Type, t.CountryCode = bin.BankName, bin.Segment, bin.Type, bin.CountryCode
+}
+
+// shownIIN returns how many first digits of a number a token shows.
+func shownIIN(pan []byte, iinLength int) int {
+	if len(pan) < 16 {
+		return 6
+	}
+	return iinLength
 }
 
 // setMasked sets the masked number and what can be read in it.

@@ -203,6 +203,17 @@ type Options struct {
 	// the protocol send none.
 	RequireSessionBinding bool
 
+	// Replicas is how many vaults work on the store, in this process and others, 1 to
+	// 1000. Each counts on its own how many card numbers callers may pass in, see
+	// ErrTooManyNumbers, and takes its part of the limit. Defaults to 1.
+	Replicas int
+
+	// OnSuspicion is told when the limit of ErrTooManyNumbers refuses a card number: once
+	// a day for each account and masked number, 1,024 times a day at most. It is called
+	// in the call that was refused, concurrently, and should return soon. If nil, there
+	// is only a warning in the log.
+	OnSuspicion func(context.Context, Suspicion)
+
 	// IdempotencyTTL is how long a call can be repeated under its idempotency
 	// key, 1 hour to 7 days. Defaults to 24 hours.
 	IdempotencyTTL time.Duration
@@ -287,6 +298,12 @@ func (o *Options) withDefaults() (Options, error) {
 	if n := opts.SecurityCodeCapacity; n < 1 || n > 1e8 {
 		return opts, errors.New("cardvault: Options.SecurityCodeCapacity must be between 1 and a hundred million")
 	}
+	if opts.Replicas == 0 {
+		opts.Replicas = 1
+	}
+	if opts.Replicas < 1 || opts.Replicas > 1000 {
+		return opts, errors.New("cardvault: Options.Replicas must be between 1 and 1000")
+	}
 	if opts.BaseURL != "" {
 		u, err := url.Parse(opts.BaseURL)
 		if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil ||
@@ -339,6 +356,8 @@ type core struct {
 
 	identificationTold seldom
 	mistrusted         seldom
+
+	guesses guesses
 }
 
 // A seldom bounds how often something is logged.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
@@ -51,6 +52,7 @@ var (
 	idempotencyReused   = &failure{status: 422, classifier: "IDEMPOTENCY_KEY_REUSED", message: "The idempotency key was used for another request."}
 	testInProgress      = &failure{status: 429, classifier: "RATE_LIMITED", message: "A test of the webhook is under way.", header: "Retry-After", value: "5"}
 	rateLimited         = &failure{status: 429, classifier: "RATE_LIMITED", message: "There were too many requests.", header: "Retry-After"}
+	tooManyNumbers      = &failure{status: 429, classifier: "RATE_LIMITED", message: "Too many different card numbers with the same first and last digits were sent today.", header: "Retry-After"}
 	internalError       = &failure{status: 500, classifier: "INTERNAL_ERROR", message: "Something went wrong."}
 	providerUnavailable = &failure{status: 502, classifier: "PROVIDER_UNAVAILABLE", message: "The provider could not be reached or gave no answer that can be understood. Whether it got the request is unknown."}
 	serviceUnavailable  = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service is unavailable.", header: "Retry-After", value: "5"}
@@ -80,6 +82,7 @@ var causes = []struct {
 	{cardvault.ErrProviderTimeout, providerTimeout},
 	{cardvault.ErrIdempotencyInProgress, idempotencyPending},
 	{cardvault.ErrIdempotencyKeyReused, idempotencyReused},
+	{cardvault.ErrTooManyNumbers, tooManyNumbers},
 	{cardvault.ErrOutcomeUnknown, outcomeUnknown},
 	{cardvault.ErrStorageFull, insufficientStorage},
 	{cardvault.ErrUnavailable, serviceUnavailable},
@@ -107,11 +110,21 @@ func failed(err error) *failure {
 		return &f
 	}
 	for _, c := range causes {
-		if errors.Is(err, c.err) {
+		switch {
+		case !errors.Is(err, c.err):
+		case c.failure == tooManyNumbers:
+			return tooManyNumbers.with(strconv.Itoa(untilMidnight(time.Now())))
+		default:
 			return c.failure
 		}
 	}
 	return internalError
+}
+
+// untilMidnight returns after how many seconds the UTC day has ended.
+func untilMidnight(now time.Time) int {
+	const day = 24 * 60 * 60
+	return day - int(now.Unix()%day)
 }
 
 // merge notes the rules that the vault found broken, for fields without a

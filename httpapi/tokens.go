@@ -90,7 +90,7 @@ var listTokens = &endpoint{
 		if err != nil {
 			return err
 		}
-		c.answer = appendPage(c.answer, page, wire.AppendToken)
+		c.answer = appendPage(c.answer, page, c.appendToken)
 		return nil
 	},
 }
@@ -232,8 +232,16 @@ func (c *call) token(t *cardvault.Token, err error) error {
 	if err != nil {
 		return err
 	}
-	c.answer = wire.AppendToken(c.answer, t)
+	c.answer = c.appendToken(c.answer, t)
 	return nil
+}
+
+// appendToken appends a token as the API key may see it.
+func (c *call) appendToken(b []byte, t *cardvault.Token) []byte {
+	if !c.principal.Key.Has(cardvault.ScopeFingerprintsRead) {
+		t.Fingerprint = cardvault.Fingerprint{}
+	}
+	return wire.AppendToken(b, t)
 }
 
 // session answers with the id of a session.

@@ -156,10 +156,14 @@ func AppendToken(b []byte, t *cardvault.Token) []byte {
 	o.Bool("supports_device_binding", t.SupportsDeviceBinding)
 	o.Text("business_key", t.BusinessKey)
 	o.Text("import_provider", t.ImportProvider)
-	o.Name("fingerprint")
-	o.B = append(o.B, '"')
-	o.B = hex.AppendEncode(o.B, t.Fingerprint[:])
-	o.B = append(o.B, '"')
+	if t.Fingerprint == (cardvault.Fingerprint{}) {
+		o.Null("fingerprint")
+	} else {
+		o.Name("fingerprint")
+		o.B = append(o.B, '"')
+		o.B = hex.AppendEncode(o.B, t.Fingerprint[:])
+		o.B = append(o.B, '"')
+	}
 	o.Close()
 	return o.B
 }

@@ -1,0 +1,108 @@
+package cardvault
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/tally"
+	"github.com/google/uuid"
+)
+
+// A Suspicion is that somebody is trying out card numbers: more different numbers with
+// the same masked form were passed in than [ErrTooManyNumbers] lets through.
+type Suspicion struct {
+	At      time.Time
+	Account uuid.UUID
+	Actor   Actor // of the call that was refused
+
+	// What the numbers have in common.
+	IIN                 string
+	LastFour            string
+	AccountNumberLength int
+
+	Limit int // different numbers that this vault takes in a UTC day
+}
+
+// maxSuspicions bounds what is told of a day: those who guess are not to flood whoever is
+// told.
+const maxSuspicions = 1024
+
+// guesses counts the card numbers that callers pass in.
+type guesses struct {
+	tally tally.Tally
+
+	mu   sync.Mutex // guards what follows
+	day  int64
+	told map[[16]byte]struct{} // masked numbers of the day, by their hashes
+}
+
+// takeNumber counts a card number under what its mask shows, before anything that depends
+// on the number is answered or done. A number that was counted on that day passes. It
+// returns ErrTooManyNumbers for one too many.
+func (v *Vault) takeNumber(ctx context.Context, p PAN) error {
+	digits, at := p.get(), now()
+	shown := shownIIN(digits, v.opts.IINLength)
+	s := Suspicion{
+		At:                  at,
+		Account:             v.account,
+		IIN:                 string(digits[:shown]),
+		LastFour:            string(digits[len(digits)-4:]),
+		AccountNumberLength: len(digits),
+		Limit:               v.opts.numbersADay(len(digits) - shown - 4),
+	}
+	shape := v.box.Lookup(v.account, "masked number", []byte(mask(digits)+s.IIN))
+	number := v.box.Lookup(v.account, "number", digits)
+	day := at.Unix() / (24 * 60 * 60)
+	if v.guesses.tally.Take(day, v.account, [16]byte(shape), [16]byte(number), s.Limit) {
+		return nil
+	}
+	v.suspect(ctx, day, [16]byte(shape), s)
+	return ErrTooManyNumbers
+}
+
+// numbersADay returns how many different numbers may be passed in that differ in so many
+// digits alone: of those that there are, so few that guessing takes years or, where there
+// are hardly any, months.
+func (o *Options) numbersADay(hidden int) int {
+	candidates := 1
+	for range hidden {
+		candidates *= 10
+	}
+	if !o.AllowNonLuhn {
+		candidates /= 10
+	}
+	return max(1, max(3, min(100, candidates/1000))/o.Replicas)
+}
+
+// suspect tells of a suspicion: of each masked number once a day.
+func (v *Vault) suspect(ctx context.Context, day int64, shape [16]byte, s Suspicion) {
+	g := &v.guesses
+	g.mu.Lock()
+	if g.told == nil || day != g.day {
+		g.day, g.told = day, map[[16]byte]struct{}{}
+	}
+	_, known := g.told[shape]
+	n := len(g.told)
+	if !known && n < maxSuspicions {
+		g.told[shape] = struct{}{}
+	}
+	g.mu.Unlock()
+	if known || n >= maxSuspicions {
+		return
+	}
+
+	s.Actor, _ = ctx.Value(actorKey{}).(Actor)
+	// Not the last four digits: logs go further than tokens do.
+	v.log.LogAttrs(ctx, slog.LevelWarn, "card numbers are being tried out: too many different ones with one mask",
+		slog.Any("account", s.Account),
+		slog.String("iin", s.IIN),
+		slog.Int("limit", s.Limit),
+		slog.Any("key_id", s.Actor.KeyID),
+		slog.String("address", s.Actor.Address),
+		slog.Bool("last_of_day", n+1 == maxSuspicions))
+	if v.opts.OnSuspicion != nil {
+		_ = v.guard("Options.OnSuspicion", func() error { v.opts.OnSuspicion(ctx, s); return nil }) // logged
+	}
+}

@@ -1,0 +1,180 @@
+// Package tally counts distinct values under keys, day by day, in bounded memory. It may
+// count too many and never counts too few.
+package tally
+
+import (
+	"encoding/binary"
+	"sync"
+)
+
+// Bounds. A layer of n slots takes 16 n bytes, so that a Tally takes 64 KiB for its first
+// 2,048 values of a day, 17 MiB for as many as small owners have, and 97 MiB at most,
+// besides 8 MiB for the owners.
+const (
+	rows      = 4  // counters of a key in a layer
+	ways      = 16 // slots among which a value has its place
+	slots     = 1 << 20
+	share     = 1 << 16 // values that an owner may add to the table of all
+	maxOwners = 1 << 16
+	maxOwn    = 4 // tables that belong to one owner
+)
+
+// MaxLimit is the highest limit that Take takes.
+const MaxLimit = 254
+
+// A Tally counts for many owners. The zero value is ready; it may be used concurrently.
+//
+// All owners share a table. An owner who has added 65,536 values on a day goes on in a
+// table of its own, so that it does harm to nobody else, if four others have none before
+// it; and else, like an owner who comes when 65,536 others are known, in a second shared
+// one. A value is found again by 64 bits of it: of a million, one in 10^12 new values is
+// taken for one of them.
+type Tally struct {
+	mu     sync.Mutex // guards what follows
+	day    int64
+	owners map[[16]byte]*owner
+	own    int // tables that belong to one owner
+	all    table
+	rest   table
+}
+
+type owner struct {
+	added int    // to the table of all
+	own   *table // once that is its share; nil: the rest
+}
+
+// Take counts a value under a key, unless it was counted on that day, and reports whether
+// it may pass. It may not, and is not counted, if limit values were counted under the
+// key. Key and value are keyed hashes, of an owner alone.
+//
+// With another day all is forgotten, except by a clock that has stepped back over
+// midnight: the day that it had reached goes on.
+func (t *Tally) Take(day int64, of, key, value [16]byte, limit int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.owners == nil || day != t.day && day != t.day-1 {
+		t.day, t.own = day, 0
+		t.owners = map[[16]byte]*owner{}
+		t.all, t.rest = table{layers: []*layer{newLayer(slots >> 8)}}, table{}
+	}
+
+	o := t.owners[of]
+	if o == nil && len(t.owners) < maxOwners {
+		o = &owner{}
+		t.owners[of] = o
+	}
+	first, last := &t.all, &t.all
+	switch {
+	case o == nil:
+		first, last = &t.rest, &t.rest
+	case o.added >= share:
+		if o.own == nil && t.own < maxOwn {
+			t.own++
+			o.own = &table{}
+		}
+		if last = o.own; last == nil {
+			last = &t.rest
+		}
+	}
+
+	n := first.count(key)
+	if first != last {
+		n += last.count(key)
+	}
+	switch {
+	case first.has(value) || last.has(value):
+		return true
+	case n >= min(limit, MaxLimit):
+		return false
+	}
+	last.add(key, value)
+	if last == &t.all {
+		o.added++
+	}
+	return true
+}
+
+// A table is a chain of layers, each sixteen times as large as the one before: a layer
+// that is half full takes no more. The last one takes whatever comes.
+type table struct{ layers []*layer }
+
+// A layer is a set of values, of which one for which there is no room is forgotten, and a
+// count-min sketch of keys.
+type layer struct {
+	values []uint64 // 0: none
+	counts []uint8  // rows, one after the other
+	added  int
+}
+
+func newLayer(n int) *layer {
+	return &layer{values: make([]uint64, n), counts: make([]uint8, rows*2*n)}
+}
+
+func (t *table) has(value [16]byte) bool {
+	for _, l := range t.layers {
+		id, bucket := l.place(value)
+		for _, have := range bucket {
+			if have == id {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (t *table) count(key [16]byte) (n int) {
+	for _, l := range t.layers {
+		n += int(l.count(key))
+	}
+	return n
+}
+
+func (t *table) add(key, value [16]byte) {
+	n := len(t.layers)
+	switch {
+	case n == 0:
+		t.layers = append(t.layers, newLayer(slots))
+	case len(t.layers[n-1].values) < slots && t.layers[n-1].added >= len(t.layers[n-1].values)/2:
+		t.layers = append(t.layers, newLayer(16*len(t.layers[n-1].values)))
+	}
+	l := t.layers[len(t.layers)-1]
+
+	// Only the lowest counters rise: the others are too high as it is.
+	next := l.count(key) + 1
+	for row := range rows {
+		c := l.counter(row, key)
+		*c = max(*c, next)
+	}
+
+	id, bucket := l.place(value)
+	at := l.added % ways
+	for i, have := range bucket {
+		if have == 0 {
+			at = i
+			break
+		}
+	}
+	bucket[at] = id
+	l.added++
+}
+
+// place returns what a value is known by and the slots in which it may be.
+func (l *layer) place(value [16]byte) (id uint64, bucket []uint64) {
+	id = max(1, binary.BigEndian.Uint64(value[:]))
+	i := int(binary.BigEndian.Uint32(value[8:])%uint32(len(l.values)/ways)) * ways
+	return id, l.values[i : i+ways]
+}
+
+func (l *layer) count(key [16]byte) uint8 {
+	n := *l.counter(0, key)
+	for row := 1; row < rows; row++ {
+		n = min(n, *l.counter(row, key))
+	}
+	return n
+}
+
+func (l *layer) counter(row int, key [16]byte) *uint8 {
+	width := len(l.counts) / rows
+	i := int(binary.BigEndian.Uint32(key[4*row:]) % uint32(width))
+	return &l.counts[row*width+i]
+}
