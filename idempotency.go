@@ -21,10 +21,20 @@ import (
 // Its record is written in the transaction of the effect. It holds a keyed
 // hash of the request, never the request, and the result, sealed. When the
 // token of a result is deleted the result goes with it: a repetition is
-// ErrNotFound then and creates nothing. A result is what it was, whatever the
+// ErrNotFound then and creates nothing. So is that of CreateSession and
+// RefreshSession once the session has lapsed: its id is a credential. A result is what
+// it was, whatever the
 // token has become since, until [Options.IdempotencyTTL] is over; of payment
 // data it is the record as it is now. An error is no result, but for the
 // ErrNetworkTokenState of Provision.
+//
+// A security code is no part of a request: whether one was right cannot be found out by
+// repeating the call with another. Another request under the key is
+// ErrIdempotencyKeyReused, and is counted for the [Actor.RootKeyID] of the call, or for
+// all calls without one. After five of them every call for that root is
+// ErrIdempotencyKeyReused as long as the key is kept, also the right one, so that nothing
+// else of a request can be tried out either. Others in the account who know key and
+// request get the result as before.
 //
 // RequestPaymentData waits for the network, Consume for the cache of security
 // codes. A repetition meanwhile is ErrIdempotencyInProgress, for a minute at most
@@ -34,8 +44,8 @@ type Idempotency struct {
 	// within the account, the operation and the object that it concerns.
 	Key string
 
-	// Request is what must be the same in a repetition. If zero, that is the
-	// arguments of the call.
+	// Request is what must be the same in a repetition. It must not hold a security
+	// code. If zero, that is the arguments of the call without the code.
 	Request IdempotentRequest
 
 	replayed bool
@@ -84,6 +94,7 @@ var errRepeated = errors.New("cardvault: call was repeated")
 // waits for somebody else stores the key before it does: see claim.
 type once struct {
 	key, result store.Record
+	mistakes    uuid.UUID // id of the record that counts those of the root
 	fingerprint []byte
 	at          time.Time
 	held        uint64    // version of the claim that this call has or takes over; 0: there is none
@@ -99,6 +110,10 @@ const (
 
 // claimLease is how long a claim keeps others out: longer than NetworkTimeout can be.
 const claimLease = time.Minute
+
+// maxMistakes is how many other requests the holders of one root API key may make under
+// an idempotency key.
+const maxMistakes = 5
 
 // once returns how to make the call repeatable, or the answer of the call that
 // this one repeats. A refusal that was sealed is returned as its error.
@@ -121,61 +136,178 @@ func (v *Vault) once(ctx context.Context, op operation, object uuid.UUID, reques
 	due := o.at.Add(v.opts.IdempotencyTTL)
 	o.key = store.Record{Kind: kindIdempotency, ID: uuid.UUID(name[:16]), Account: v.account, Due: due}
 	o.result = store.Record{Kind: kindAnswer, ID: o.key.ID, Account: v.account, Due: due, Version: 1}
+	actor, _ := ctx.Value(actorKey{}).(Actor)
+	o.mistakes = uuid.UUID(v.box.Idempotency(v.account, []byte("mistakes"), name, actor.RootKeyID[:])[:16])
 
-	var key, result *store.Record
-	err := v.view(ctx, func(tx store.ReadTx) (err error) {
-		if key, err = o.find(tx); key == nil || err != nil {
-			return err
-		}
-		result, err = v.find(tx, kindAnswer, o.key.ID)
-		if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrNotFound) {
-			result, err = nil, nil // it goes with its token
-		}
-		return err
-	})
-	if key == nil || err != nil {
-		return o, nil, err
+	// One at a time, so that what is tried out side by side is counted as well.
+	over := v.repeating.take(ctx, o.mistakes)
+	if over == nil {
+		return nil, nil, ctx.Err()
 	}
-	plain, err := v.openShown(ctx, key)
-	if err != nil {
-		return nil, nil, err
-	}
-	var fingerprint []byte
-	var until time.Time
-	var row uuid.UUID
-	refused := false
-	r := tlv.Read(plain)
-	for r.Next() {
-		switch r.Tag {
-		case onceFingerprint:
-			fingerprint = r.Value
-		case onceLease:
-			until = readTime(&r)
-		case onceRow:
-			copy(row[:], r.Value)
-		case onceRefused:
-			refused = r.Uint() == 1
-		}
-	}
+	defer over()
+	first, result, err := o.repeats(ctx, v)
 	switch {
-	case r.Err() != nil || fingerprint == nil:
-		return nil, nil, fmt.Errorf("%w: idempotency record cannot be read", ErrDamaged)
-	case subtle.ConstantTimeCompare(fingerprint, o.fingerprint) != 1:
-		return nil, nil, ErrIdempotencyKeyReused
-	case until.After(o.at):
+	case err != nil:
+		return nil, nil, err
+	case first == nil:
+		return o, nil, nil
+	case first.until.After(o.at):
 		return nil, nil, ErrIdempotencyInProgress
-	case !until.IsZero():
-		o.held, o.row = key.Version, row // whoever had it is gone
+	case !first.until.IsZero():
+		o.held, o.row = first.version, first.row // whoever had it is gone
 		return o, nil, nil
 	case result == nil:
 		return nil, nil, ErrNotFound
 	}
 	i.replayed = true
 	answer, err := v.openShown(ctx, result)
-	if err == nil && refused {
+	if err == nil && first.refused {
 		return nil, nil, ErrNetworkTokenState
 	}
 	return nil, answer, err
+}
+
+// A firstCall is what the record of a key tells of the call that was made under it.
+type firstCall struct {
+	fingerprint []byte
+	until       time.Time
+	row         uuid.UUID
+	refused     bool
+	version     uint64
+}
+
+// repeats returns the call that was made under the key, and its result if that is still
+// there; nil if there was none. For another request it returns ErrIdempotencyKeyReused,
+// once that is counted: if it cannot be counted nobody gets to know.
+func (o *once) repeats(ctx context.Context, v *Vault) (first *firstCall, result *store.Record, err error) {
+	for {
+		var key, count *store.Record
+		err := v.view(ctx, func(tx store.ReadTx) (err error) {
+			if key, err = o.find(tx); key == nil || err != nil {
+				return err
+			}
+			result, err = v.find(tx, kindAnswer, o.key.ID)
+			if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrNotFound) {
+				result, err = nil, nil // it goes with its token, and with a session
+			}
+			if err != nil {
+				return err
+			}
+			count, err = tx.Get(kindMistakes, o.mistakes)
+			if errors.Is(err, store.ErrNotFound) {
+				count, err = nil, nil
+			}
+			return err
+		})
+		if key == nil || err != nil {
+			return nil, nil, err
+		}
+		if first, err = v.readFirst(ctx, key); err != nil {
+			return nil, nil, err
+		}
+		n, err := v.readMistakes(ctx, count, o.at)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case n >= maxMistakes:
+			return nil, nil, ErrIdempotencyKeyReused
+		}
+
+		// Whoever was wrong before is counted in advance, because other processes may be
+		// asked at the same time; so is everybody while counting fails.
+		advance := n > 0 || v.uncounted.Load()
+		if advance {
+			if count, err = o.storeMistakes(ctx, v, key, count, n+1); errors.Is(err, store.ErrConflict) {
+				continue
+			} else if err != nil {
+				return nil, nil, err
+			}
+		}
+		right := subtle.ConstantTimeCompare(first.fingerprint, o.fingerprint) == 1
+		switch {
+		case right && advance:
+			// If this fails there was one mistake more.
+			_, _ = o.storeMistakes(ctx, v, key, count, n)
+		case !right && !advance:
+			if _, err = o.storeMistakes(ctx, v, key, count, n+1); errors.Is(err, store.ErrConflict) {
+				continue
+			} else if err != nil {
+				return nil, nil, err
+			}
+		}
+		if !right {
+			return nil, nil, ErrIdempotencyKeyReused
+		}
+		return first, result, nil
+	}
+}
+
+func (v *Vault) readFirst(ctx context.Context, key *store.Record) (*firstCall, error) {
+	r, err := v.read(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	first := &firstCall{version: key.Version}
+	for r.Next() {
+		switch r.Tag {
+		case onceFingerprint:
+			first.fingerprint = r.Value
+		case onceLease:
+			first.until = readTime(r)
+		case onceRow:
+			copy(first.row[:], r.Value)
+		case onceRefused:
+			first.refused = r.Uint() == 1
+		}
+	}
+	if r.Err() != nil || first.fingerprint == nil {
+		return nil, fmt.Errorf("%w: idempotency record cannot be read", ErrDamaged)
+	}
+	return first, nil
+}
+
+// readMistakes returns how many mistakes a record counts, which may be nil or lapsed.
+func (v *Vault) readMistakes(ctx context.Context, count *store.Record, at time.Time) (n uint64, err error) {
+	if count == nil || !lives(count, at) {
+		return 0, nil
+	}
+	r, err := v.read(ctx, count)
+	if err != nil {
+		return 0, err
+	}
+	for r.Next() {
+		if r.Tag == mistakesCount {
+			n = r.Uint()
+		}
+	}
+	return n, readError(r)
+}
+
+// mistakesCount is the tag of the number in a record of mistakes.
+const mistakesCount = 1
+
+// storeMistakes stores how many mistakes there were, in place of the count before, which
+// may be nil. It returns what it stored, and store.ErrConflict if somebody was faster.
+// Whether the caller is still there does not matter.
+func (o *once) storeMistakes(ctx context.Context, v *Vault, key, before *store.Record, n uint64) (*store.Record, error) {
+	r := &store.Record{Kind: kindMistakes, ID: o.mistakes, Account: v.account, Due: key.Due, Version: 1}
+	if before != nil {
+		r.Version = before.Version + 1
+	}
+	if err := v.box.SealShown(r, tlv.AppendUint(nil, mistakesCount, n)); err != nil {
+		return nil, wrapped(err)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	err := v.store.Update(ctx, func(tx store.Tx) error {
+		tx.Put(r)
+		return nil
+	})
+	if !errors.Is(err, store.ErrConflict) {
+		v.uncounted.Store(err != nil)
+		err = wrapped(err)
+	}
+	return r, err
 }
 
 // find returns the record of the key, or nil if there is none or it has lapsed.

@@ -98,6 +98,7 @@ func (v *Vault) newSession(ctx context.Context, op operation, s *session, once *
 		return SessionID{}, wrapped(err)
 	}
 	if once != nil {
+		once.result.Due = r.Due // a credential is not kept longer than it is one
 		if err := once.seal(v, id[:], s.refresh); err != nil {
 			return SessionID{}, err
 		}

@@ -263,12 +263,12 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 
 // canonical returns what must be the same for an Import to be a repetition.
 func (o *ImportOptions) canonical(c Card) []byte {
-	b := make([]byte, 0, 128+len(c.Name.get())+len(o.BusinessKey)+len(c.Contact.get())) // never grown: nothing is left behind
+	// Without the security code, and never grown: nothing is left behind.
+	b := make([]byte, 0, 128+len(c.Name.get())+len(o.BusinessKey)+len(c.Contact.get()))
 	b = tlv.Append(b, 1, c.PAN.get())
 	b = tlv.AppendUint(b, 2, uint64(c.Expiry.Month))
 	b = tlv.AppendUint(b, 3, uint64(c.Expiry.Year))
 	b = tlv.Append(b, 4, c.Name.get())
-	b = tlv.Append(b, 5, c.SecurityCode.get())
 	b = tlv.Append(b, 6, o.BusinessKey)
 	b = tlv.Append(b, 7, o.ImportProvider)
 	return tlv.Append(b, 8, c.Contact.get())

@@ -357,7 +357,9 @@ type core struct {
 	identificationTold seldom
 	mistrusted         seldom
 
-	guesses guesses
+	guesses   guesses
+	repeating turns       // of those who repeat calls under idempotency keys
+	uncounted atomic.Bool // that such a call could not be counted
 }
 
 // A seldom bounds how often something is logged.
@@ -403,6 +405,7 @@ const (
 	kindPast     // what deliveries of an event tell of a token that has changed since; its child
 	kindRemains  // records that were deleted, to which others belong that are to be erased
 	kindSpread   // a notice that is to be applied to many tokens
+	kindMistakes // how often a root API key was used for other requests under an idempotency key
 )
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file

@@ -15,7 +15,7 @@ import (
 )
 
 // lapsing are the kinds whose records are erased when they are due.
-var lapsing = []store.Kind{kindToken, kindSession, kindAPIKey, kindIdempotency, kindAnswer, kindNotice, kindPaymentJWE, kindSessionKey, kindPayload}
+var lapsing = []store.Kind{kindToken, kindSession, kindAPIKey, kindIdempotency, kindAnswer, kindNotice, kindPaymentJWE, kindSessionKey, kindPayload, kindMistakes}
 
 const (
 	sweepBatch = 500              // records erased in one transaction

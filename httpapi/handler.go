@@ -38,6 +38,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi/cardentry"
+	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/google/uuid"
 )
 
@@ -533,8 +534,7 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 	if key == "" {
 		return pattern, e.serve(c)
 	}
-	// A copy, because strings are unescaped in place.
-	raw := append([]byte(r.Method+" "+pattern+" "+id+"\n"), c.body...)
+	raw := withoutCode([]byte(r.Method+" "+pattern+" "+id+"\n"), c.body)
 	once := &cardvault.Idempotency{Key: key, Request: cardvault.NewIdempotentRequest(raw)}
 	clear(raw)
 	defer once.Request.Wipe()
@@ -544,6 +544,17 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 		c.header.Set("Idempotency-Replayed", "true")
 	}
 	return pattern, err
+}
+
+// withoutCode appends a body as it was received without the value of security_code, which
+// is to leave nothing behind, not even a hash. It is a copy, because strings are unescaped
+// in place. A body that cannot be read is refused before it is compared with another.
+func withoutCode(b, body []byte) []byte {
+	b = slices.Grow(b, len(body))
+	if start, end, ok := jsontext.Member(body, "security_code"); ok {
+		return append(append(b, body[:start]...), body[end:]...)
+	}
+	return append(b, body...)
 }
 
 // authenticate finds the principal of a request, and counts the request.

@@ -3,6 +3,7 @@ package vaulttest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -16,6 +17,9 @@ var idempotencyBehaviours = []behaviour{
 	{"Replay", replay},
 	{"ReplayScope", replayScope},
 	{"ReplayRace", replayRace},
+	{"Mistakes", mistakes},
+	{"MistakesRace", mistakesRace},
+	{"MistakesStoreFails", mistakesStoreFails},
 }
 
 const idemKey = canary + "idempotency"
@@ -43,20 +47,34 @@ func replay(t *testing.T, s store.Store) {
 		if !i.Replayed() {
 			t.Error("the second call is no replay")
 		}
-		// Every part of the request counts.
+		// A security code is no part of the request: nobody is to find out which was right.
+		for _, code := range []string{"7374", "737", ""} {
+			other := c
+			setCode(code)(&other)
+			again, i := keyed(ctx, idemKey)
+			same(t, "replayed with code "+code, must(v.Import(again, other, opts))(t), first)
+			if !i.Replayed() {
+				t.Error("a call with another code is no replay")
+			}
+		}
+	})
+	if wrote != 0 {
+		t.Errorf("repetitions made the vault write %d times", wrote)
+	}
+	wrote = spy.wrote(func() {
+		// Every other part counts.
 		for what, change := range map[string]func(*cardvault.Card, *cardvault.ImportOptions){
 			"number":   func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.PAN = card(2).PAN },
 			"month":    func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Expiry.Month = 1 },
 			"year":     func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Expiry.Year = 2091 },
 			"name":     func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Name = name(canary + "x") },
 			"no name":  func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Name = cardvault.Name{} },
-			"code":     func(c *cardvault.Card, _ *cardvault.ImportOptions) { setCode("7374")(c) },
 			"key":      func(_ *cardvault.Card, o *cardvault.ImportOptions) { o.BusinessKey = canary },
 			"provider": func(_ *cardvault.Card, o *cardvault.ImportOptions) { o.ImportProvider = "" },
 		} {
 			other, o := c, *opts
 			change(&other, &o)
-			again, i := keyed(ctx, idemKey)
+			again, i := keyed(cardvault.WithActor(ctx, cardvault.Actor{RootKeyID: uuid.New()}), idemKey)
 			_, err := v.Import(again, other, &o)
 			fails(t, "same key, other "+what, err, cardvault.ErrIdempotencyKeyReused)
 			if i.Replayed() {
@@ -64,8 +82,8 @@ func replay(t *testing.T, s store.Store) {
 			}
 		}
 	})
-	if wrote != 0 {
-		t.Errorf("repetitions made the vault write %d times", wrote)
+	if wrote != 7 {
+		t.Errorf("7 other requests made the vault write %d times", wrote)
 	}
 	listed(t, v, first)
 
@@ -161,4 +179,120 @@ func replayRace(t *testing.T, s store.Store) {
 		t.Errorf("%d of 50 calls were replays, want 49", replays.Load())
 	}
 	listed(t, v, token.Load())
+}
+
+// by returns a context of a call under a key, on behalf of a root API key.
+func by(ctx context.Context, root byte, key string) context.Context {
+	ctx, _ = keyed(cardvault.WithActor(ctx, cardvault.Actor{RootKeyID: uuid.UUID{15: root}}), key)
+	return ctx
+}
+
+func mistakes(t *testing.T, s store.Store) {
+	spy := &spy{Store: s}
+	v, ctx := vaultOn(t, spy, nil), t.Context()
+	other := must(v.CreateAccount(ctx, canary, nil))(t)
+	first := must(v.Import(by(ctx, 1, idemKey), card(1), nil))(t)
+	right := func(root byte, key string) error {
+		got, err := v.Import(by(ctx, root, key), card(1), nil)
+		if err == nil && got.ID != first.ID {
+			t.Error("a repetition gives another token")
+		}
+		return err
+	}
+	wrong := func(root byte, n int) {
+		_, err := v.Import(by(ctx, root, idemKey), card(n), nil)
+		fails(t, "another request", err, cardvault.ErrIdempotencyKeyReused)
+	}
+	// What is right in between costs nothing.
+	for n := range 5 {
+		noError(t, right(2, idemKey))
+		wrong(2, 2+n)
+	}
+	fails(t, "the right request after five others", right(2, idemKey), cardvault.ErrIdempotencyKeyReused)
+	wrote := spy.wrote(func() {
+		for n := range 20 {
+			wrong(2, 10+n)
+		}
+		fails(t, "the right request", right(2, idemKey), cardvault.ErrIdempotencyKeyReused)
+	})
+	if wrote != 0 {
+		t.Errorf("after five other requests the vault wrote %d times", wrote)
+	}
+
+	// It lasts, and concerns nobody else and no other key.
+	v = vaultOn(t, spy, nil)
+	fails(t, "the right request to another vault on the store", right(2, idemKey), cardvault.ErrIdempotencyKeyReused)
+	noError(t, right(1, idemKey))
+	noError(t, right(0, idemKey))
+	must(v.Import(by(ctx, 2, idemKey+"2"), card(1), nil))(t)
+	must(v.In(other.ID).Import(by(ctx, 2, idemKey), card(1), nil))(t)
+	// All operations and objects have keys of their own.
+	must(v.CreateSession(by(ctx, 2, idemKey), nil))(t)
+	must(v.Provision(by(ctx, 2, idemKey), importCard(t, v, card(3), nil).ID))(t)
+
+	// Nor does a token that is gone show what was right.
+	noError(t, v.Delete(ctx, first.ID))
+	fails(t, "the right request for a deleted token", right(2, idemKey), cardvault.ErrIdempotencyKeyReused)
+	fails(t, "the right request for a deleted token", right(1, idemKey), cardvault.ErrNotFound)
+}
+
+// The right request comes with thirty others at once. Among the first six it is answered;
+// if those were not counted one by one it would be every time.
+func mistakesRace(t *testing.T, s store.Store) {
+	vaults := []*cardvault.Vault{vaultOn(t, s, nil), vaultOn(t, s, nil)}
+	const keys, others = 20, 30
+	var answered, wrong atomic.Int64
+	for k := range keys {
+		key := fmt.Sprint(idemKey, k)
+		first := must(vaults[0].Import(by(t.Context(), 1, key), card(0), nil))(t)
+		v := vaults[k%2]
+		parallel(t, others+1, func(n int) error {
+			token, err := v.Import(by(t.Context(), 2, key), card((n+1)%(others+1)), nil)
+			switch {
+			case err == nil && token.ID == first.ID:
+				answered.Add(1)
+			case errors.Is(err, cardvault.ErrIdempotencyKeyReused):
+				wrong.Add(1)
+			default:
+				return fmt.Errorf("another request is answered with %v", err)
+			}
+			return nil
+		})
+		for _, v := range vaults {
+			_, err := v.Import(by(t.Context(), 2, key), card(0), nil)
+			fails(t, "the right request after many others", err, cardvault.ErrIdempotencyKeyReused)
+		}
+	}
+	if answered.Load() > keys/2 || wrong.Load()+answered.Load() != keys*(others+1) {
+		t.Errorf("%d of %d right requests were answered, %d others refused", answered.Load(), keys, wrong.Load())
+	}
+}
+
+// While mistakes cannot be counted, nobody learns what is one.
+func mistakesStoreFails(t *testing.T, s store.Store) {
+	full := &fullStore{Store: s}
+	v := vaultOn(t, full, nil)
+	must(v.Import(by(t.Context(), 1, idemKey), card(0), nil))(t)
+	full.full.Store(true)
+	_, err := v.Import(by(t.Context(), 2, idemKey), card(1), nil)
+	fails(t, "another request", err, cardvault.ErrStorageFull)
+	for n := range 3 {
+		_, err = v.Import(by(t.Context(), 2, idemKey), card(n), nil)
+		fails(t, "a request right or wrong", err, cardvault.ErrStorageFull)
+	}
+	full.full.Store(false)
+	must(v.Import(by(t.Context(), 2, idemKey), card(0), nil))(t)
+}
+
+// A fullStore has no room while it is full.
+type fullStore struct {
+	store.Store
+	full atomic.Bool
+}
+
+func (s *fullStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+	if s.full.Load() {
+		return store.ErrFull
+	}
+	return s.Store.Update(ctx, fn)
 }

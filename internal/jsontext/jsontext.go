@@ -59,12 +59,29 @@ func Find[T ~string | ~[]byte](members []Value, name T) int {
 	return -1
 }
 
+// Member returns where the value of a member of the outer object stands in text as it
+// was received, from the first byte of the value to the one after its last; ok is false if
+// there is no such member or text cannot be parsed. Text stays as it is.
+func Member(text []byte, name string) (start, end int, ok bool) {
+	p := parser{data: bytes.Clone(text), values: make([]Value, 0, 8), wanted: &name}
+	defer clear(p.data)
+	p.space()
+	if p.peek() != '{' || !p.value(nil, 1) {
+		return 0, 0, false
+	}
+	p.space()
+	return p.start, p.end, p.pos == len(text) && p.end > 0
+}
+
 // The methods of a parser that return a bool report whether they found what
 // they look for; nothing is read after the first that did not.
 type parser struct {
 	data   []byte
 	pos    int
 	values []Value
+
+	wanted     *string // name of the member that Member looks for
+	start, end int     // of its value
 }
 
 // peek returns the next byte. The 0 at the end begins nothing in JSON.
@@ -141,8 +158,12 @@ func (p *parser) inside(i, depth int, end byte) bool {
 			}
 			p.space()
 		}
+		start := p.pos
 		if !p.value(name, depth+1) {
 			return false
+		}
+		if p.wanted != nil && depth == 1 && end == '}' && string(name) == *p.wanted {
+			p.start, p.end = start, p.pos
 		}
 		p.space()
 		if p.take(end) {
