@@ -140,7 +140,7 @@ func events(t *testing.T, s store.Store) {
 		told(imported, cardvault.TokenUpdated, cardvault.ReasonPatched),
 		told(imported, cardvault.TokenUpdated, cardvault.ReasonPatched))
 	for i, want := range []*cardvault.Token{imported, patched, again} {
-		same(t, fmt.Sprintf("the token of event %d, as it was then", i), got[i].Token, want)
+		sameTold(t, fmt.Sprintf("the token of event %d, as it was then", i), got[i].Token, want)
 	}
 	if got[0].CreatedAt.Before(imported.CreatedAt) || got[0].CreatedAt.After(got[1].CreatedAt) || got[0].ID == got[1].ID {
 		t.Errorf("events %+v", got)

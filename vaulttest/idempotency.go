@@ -236,7 +236,7 @@ func mistakes(t *testing.T, s store.Store) {
 	fails(t, "the right request for a deleted token", right(1, idemKey), cardvault.ErrNotFound)
 }
 
-// The right request comes with thirty others at once. Among the first six it is answered;
+// The right request comes amid thirty others at once. Among the first six it is answered;
 // if those were not counted one by one it would be every time.
 func mistakesRace(t *testing.T, s store.Store) {
 	vaults := []*cardvault.Vault{vaultOn(t, s, nil), vaultOn(t, s, nil)}
@@ -247,7 +247,7 @@ func mistakesRace(t *testing.T, s store.Store) {
 		first := must(vaults[0].Import(by(t.Context(), 1, key), card(0), nil))(t)
 		v := vaults[k%2]
 		parallel(t, others+1, func(n int) error {
-			token, err := v.Import(by(t.Context(), 2, key), card((n+1)%(others+1)), nil)
+			token, err := v.Import(by(t.Context(), 2, key), card((n+others/2)%(others+1)), nil)
 			switch {
 			case err == nil && token.ID == first.ID:
 				answered.Add(1)

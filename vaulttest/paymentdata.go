@@ -264,7 +264,7 @@ func paymentDataReplay(t *testing.T, s store.Store) {
 			t.Error("an error is called a replay")
 		}
 	})
-	if wrote != 0 || n.calls() != 1 {
+	if wrote != 1 || n.calls() != 1 { // the other request is counted
 		t.Errorf("repetitions made the vault write %d times; the network was asked %d times", wrote, n.calls())
 	}
 	second, replayed, err := call(v, other, payment)

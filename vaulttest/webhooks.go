@@ -265,8 +265,8 @@ func deliveries(t *testing.T, s store.Store) {
 	arrived(t, "all events", got,
 		told(imported, cardvault.TokenCreated, cardvault.ReasonImported),
 		told(imported, cardvault.TokenUpdated, cardvault.ReasonPatched))
-	same(t, "the token as it was then", got[0].Token, imported)
-	same(t, "the token as it is", got[1].Token, patched)
+	sameTold(t, "the token as it was then", got[0].Token, imported)
+	sameTold(t, "the token as it is", got[1].Token, patched)
 	if got[0].Sequence >= got[1].Sequence || got[1].Sequence >= 1<<53 || got[0].ID == got[1].ID {
 		t.Errorf("events %+v, %+v", got[0], got[1])
 	}
