@@ -70,7 +70,10 @@ func Member(text []byte, name string) (start, end int, ok bool) {
 		return 0, 0, false
 	}
 	p.space()
-	return p.start, p.end, p.pos == len(text) && p.end > 0
+	if p.pos < len(text) || p.end == 0 {
+		return 0, 0, false
+	}
+	return p.start, p.end, true
 }
 
 // The methods of a parser that return a bool report whether they found what

@@ -193,3 +193,27 @@ func same(t *testing.T, n []jsontext.Value, want any) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
+
+func TestMember(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"a":"12"}`: `"12"`,
+		` { "b" : {"a":1} , "a" : "\u0031\u0032" } `: `"\u0031\u0032"`,
+		`{"\u0061":[1, 2 ],"b":"a"}`:                 `[1, 2 ]`,
+		`{"a":null}`:                                 `null`,
+		`{"a":-1.5e3,"aa":2}`:                        `-1.5e3`,
+		`{"a":{"a":1}}`:                              `{"a":1}`,
+		`{"é\n":"é","a":""}`:                         `""`,
+		`{"A":1,"b":{"a":1},"c":[{"a":1}]}`:          "",
+		`{}`:                                         "",
+		`{"a":1`:                                     "",
+		`{"a":1}x`:                                   "",
+		`{"a":1,"a":2}`:                              "",
+		``:                                           "",
+	} {
+		before := strings.Clone(text)
+		start, end, ok := jsontext.Member([]byte(text), "a")
+		if ok != (want != "") || ok && text[start:end] != want || text != before {
+			t.Errorf("%q: %d to %d, %t", text, start, end, ok)
+		}
+	}
+}

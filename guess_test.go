@@ -1,0 +1,191 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+// behindMask returns cards whose numbers have the same first six and last four digits.
+func behindMask(last string, n int) (cards []cardvault.Card) {
+	for i := 0; len(cards) < n; i++ {
+		number := fmt.Appendf(nil, "453201%06d%s", i, last)
+		if iin.Luhn(number) {
+			cards = append(cards, cardvault.Card{PAN: cardvault.NewPAN(number), Expiry: cardvault.Expiry{Month: 12, Year: 2090}})
+		}
+	}
+	return cards
+}
+
+func memVault(t testing.TB, opts *cardvault.Options) *cardvault.Vault {
+	t.Helper()
+	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := cardvault.New(t.Context(), memstore.New(), keys, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// letThrough returns how many of cards are imported; the others are ErrTooManyNumbers.
+func letThrough(t testing.TB, v *cardvault.Vault, cards []cardvault.Card, opts *cardvault.ImportOptions) (n int) {
+	t.Helper()
+	for _, c := range cards {
+		switch _, err := v.Import(t.Context(), c, opts); {
+		case err == nil:
+			n++
+		case !errors.Is(err, cardvault.ErrTooManyNumbers):
+			t.Fatal(err)
+		}
+	}
+	return n
+}
+
+func TestNumbersOfADay(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		v := memVault(t, nil)
+		other, err := v.CreateAccount(t.Context(), "other", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cards := behindMask("0366", 1000)
+		for day := range 3 {
+			today := cards[200*day : 200*(day+1)]
+			if n := letThrough(t, v, today, nil); n != 100 {
+				t.Errorf("day %d: %d", day, n)
+			}
+			if n := letThrough(t, v.In(other.ID), today[:10], nil); n != 10 {
+				t.Errorf("day %d, another account: %d", day, n)
+			}
+			for range 3 {
+				if n := letThrough(t, v, today, nil); n != 100 {
+					t.Errorf("day %d, the same once more: %d", day, n)
+				}
+			}
+			// Imports of the program's own neither count nor are refused.
+			if n := letThrough(t, v, cards, &cardvault.ImportOptions{Bulk: true}); n != 1000 {
+				t.Errorf("day %d, in bulk: %d", day, n)
+			}
+			time.Sleep(24*time.Hour - time.Microsecond)
+			if n := letThrough(t, v, cards[900:], nil); n != 0 {
+				t.Errorf("day %d, at its end: %d", day, n)
+			}
+			time.Sleep(time.Microsecond)
+		}
+		id, err := v.CreateSession(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		letThrough(t, v, cards[:100], nil)
+		for range 7 { // more than a session refuses cards
+			if _, err := v.Tokenize(t.Context(), id, cards[100]); !errors.Is(err, cardvault.ErrTooManyNumbers) {
+				t.Errorf("in a session: %v", err)
+			}
+		}
+		if _, err := v.Tokenize(t.Context(), id, cards[99]); err != nil {
+			t.Errorf("another card in the session: %v", err)
+		}
+	})
+}
+
+// The operator is told once a day of each mask, and never of a number.
+func TestSuspicion(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var told []cardvault.Suspicion
+		var log lockedBuffer
+		v := memVault(t, &cardvault.Options{
+			Replicas: 100,
+			Logger:   slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn})),
+			OnSuspicion: func(_ context.Context, s cardvault.Suspicion) {
+				mu.Lock()
+				defer mu.Unlock()
+				if told = append(told, s); len(told) == 2 {
+					panic("told")
+				}
+			},
+		})
+		actor := cardvault.Actor{KeyID: uuid.New(), RootKeyID: uuid.New(), Address: "192.0.2.1"}
+		ctx := cardvault.WithActor(t.Context(), actor)
+		guess := func(cards []cardvault.Card) {
+			for _, c := range cards {
+				_, _ = v.Import(ctx, c, nil)
+			}
+		}
+		a, b := behindMask("0366", 20), behindMask("0367", 20)
+		guess(a[:1])
+		if len(told) != 0 {
+			t.Errorf("told %v", told)
+		}
+		guess(a)
+		guess(b)
+		guess(a)
+		s := cardvault.Suspicion{At: time.Now().UTC().Truncate(time.Microsecond), Account: told[0].Account, Actor: actor, IIN: "453201", LastFour: "0366", AccountNumberLength: 16, Limit: 1}
+		if len(told) != 2 || told[0] != s || told[1].LastFour != "0367" {
+			t.Errorf("told %+v, want %+v", told, s)
+		}
+		text := log.text()
+		if n := strings.Count(text, "level=WARN"); n != 2 || !strings.Contains(text, actor.KeyID.String()) ||
+			strings.Contains(text, "0366") || !strings.Contains(text, "iin=453201") {
+			t.Errorf("log: %s", text)
+		}
+		if !strings.Contains(text, "OnSuspicion panicked") {
+			t.Errorf("the panic is not in the log: %s", text)
+		}
+
+		// Those who guess do not flood whoever is told.
+		for i := range 3000 {
+			guess(behindMask(fmt.Sprintf("%04d", i), 2))
+		}
+		if len(told) != 1024 || strings.Count(log.text(), "last_of_day=true") != 1 {
+			t.Errorf("told %d times", len(told))
+		}
+		time.Sleep(24 * time.Hour)
+		guess(a)
+		if len(told) != 1025 {
+			t.Errorf("told %d times on the next day", len(told)-1024)
+		}
+	})
+}
+
+func TestReplicas(t *testing.T) {
+	for _, n := range []int{-1, 1001} {
+		if _, err := cardvault.New(t.Context(), memstore.New(), nil, &cardvault.Options{Replicas: n}); err == nil || !strings.Contains(err.Error(), "Replicas") {
+			t.Errorf("Replicas %d: %v", n, err)
+		}
+	}
+	for replicas, want := range map[int]int{0: 100, 1: 100, 3: 33, 100: 1, 1000: 1} {
+		if n := letThrough(t, memVault(t, &cardvault.Options{Replicas: replicas}), behindMask("0366", 110), nil); n != want {
+			t.Errorf("Replicas %d: %d are let through, want %d", replicas, n, want)
+		}
+	}
+}
+
+// A request that fails for another reason has told something, too.
+func TestNumbersOfFailingCalls(t *testing.T) {
+	v := memVault(t, &cardvault.Options{Replicas: 20}) // five a day
+	cards := behindMask("0366", 10)
+	nobody := v.In(uuid.New())
+	for _, c := range cards[:5] {
+		if _, err := nobody.Import(t.Context(), c, nil); !errors.Is(err, cardvault.ErrNotFound) {
+			t.Errorf("import into no account: %v", err)
+		}
+	}
+	if _, err := nobody.Import(t.Context(), cards[5], nil); !errors.Is(err, cardvault.ErrTooManyNumbers) {
+		t.Errorf("the sixth: %v", err)
+	}
+}
