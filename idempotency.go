@@ -299,7 +299,7 @@ func (o *once) storeMistakes(ctx context.Context, v *Vault, key, before *store.R
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	err := v.store.Update(ctx, func(tx store.Tx) error {
+	err := v.update(ctx, opStep, func(tx store.Tx) error {
 		tx.Put(r)
 		return nil
 	})

@@ -37,7 +37,7 @@ func newLiveRig(t *testing.T, opts *cardvault.Options) *liveRig {
 		if err != nil {
 			t.Fatal(err)
 		}
-		*key = text
+		*key = text.Text()
 	}
 	return r
 }
@@ -254,7 +254,7 @@ func TestMistakesOfARoot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		keys = append(keys, text)
+		keys = append(keys, text.Text())
 	}
 	guesses := behind("400005", "5556", 16, 40)
 	for i := range 5 {
@@ -291,7 +291,7 @@ func TestIdempotentSession(t *testing.T) {
 		}
 		token := r.importAs(t, r.key, "4000056655665556").member(t, "id")
 		for path, keys := range map[string][]string{
-			"/tokens/session":                      {r.key, other},
+			"/tokens/session":                       {r.key, other.Text()},
 			"/tokens/" + token + "/refresh-session": {r.key},
 		} {
 			start := time.Now()
