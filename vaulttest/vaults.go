@@ -83,6 +83,7 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		"CreateSession": func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateSession(ctx, nil)) },
 		"Tokenize":      func(ctx context.Context, v *cardvault.Vault) error { return second(v.Tokenize(ctx, session, card(3))) },
 		"Session":       func(ctx context.Context, v *cardvault.Vault) error { return second(v.Session(ctx, session)) },
+		"SessionStatus": func(ctx context.Context, v *cardvault.Vault) error { return second(v.SessionStatus(ctx, session)) },
 		"CompleteSession": func(ctx context.Context, v *cardvault.Vault) error {
 			return second(v.CompleteSession(ctx, session, []byte("e30.e30.e30.e30.e30")))
 		},
