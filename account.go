@@ -38,6 +38,9 @@ type Account struct {
 	// NetworkTokensActive allows network tokens.
 	NetworkTokensActive bool
 
+	// ProviderAccounts are those for whom ObtainPPAN sends cards: SetProviderAccounts.
+	ProviderAccounts []ProviderAccount
+
 	// Quotas are those that count: what SetQuotas has set, else Options.Quotas.
 	Quotas Quotas
 
@@ -248,13 +251,21 @@ const (
 	accountName = iota + 1
 	accountImport
 	accountNetworkTokens
-	accountQuota // and the numbers after it: one for each of allQuotas
+	accountProviderAID
+	accountProviderMID
+	accountProviderPortal // ends one ProviderAccount
+	accountQuota          // and the numbers after it: one for each of allQuotas
 )
 
 func (a *Account) encode() []byte {
 	b := tlv.Append(nil, accountName, a.Name)
 	b = tlv.AppendUint(b, accountImport, bit(a.ImportApproved))
 	b = tlv.AppendUint(b, accountNetworkTokens, bit(a.NetworkTokensActive))
+	for _, p := range a.ProviderAccounts {
+		b = tlv.Append(b, accountProviderAID, p.AID)
+		b = tlv.Append(b, accountProviderMID, p.MID)
+		b = tlv.Append(b, accountProviderPortal, p.PortalID)
+	}
 	for i, f := range allQuotas {
 		b = tlv.AppendUint(b, accountQuota+byte(i), uint64(*f.of(&a.overrides)))
 	}
@@ -267,6 +278,7 @@ func (v *Vault) openAccount(ctx context.Context, rec *store.Record) (*Account, e
 	if err != nil {
 		return nil, err
 	}
+	var p ProviderAccount
 	for r.Next() {
 		switch r.Tag {
 		case accountName:
@@ -275,6 +287,13 @@ func (v *Vault) openAccount(ctx context.Context, rec *store.Record) (*Account, e
 			a.ImportApproved = r.Uint() == 1
 		case accountNetworkTokens:
 			a.NetworkTokensActive = r.Uint() == 1
+		case accountProviderAID:
+			p.AID = string(r.Value)
+		case accountProviderMID:
+			p.MID = string(r.Value)
+		case accountProviderPortal:
+			p.PortalID = string(r.Value)
+			a.ProviderAccounts = append(a.ProviderAccounts, p)
 		default:
 			if i := int(r.Tag) - accountQuota; i >= 0 && i < len(allQuotas) {
 				f := allQuotas[i]

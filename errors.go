@@ -68,6 +68,10 @@ var (
 	// ErrNotEnabled is returned by a call for which the vault is not set up.
 	ErrNotEnabled = errors.New("cardvault: not enabled")
 
+	// ErrProviderAccount is returned by ObtainPPAN for somebody for whom the account
+	// sends no cards: see [Vault.SetProviderAccounts].
+	ErrProviderAccount = errors.New("cardvault: account sends no cards for this account at the provider")
+
 	// ErrTokenInvalidated is returned by ObtainPPAN for a token whose card the
 	// scheme has invalidated.
 	ErrTokenInvalidated = errors.New("cardvault: card of the token was invalidated")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
@@ -39,6 +40,38 @@ type PPANAccount struct {
 	MID      string // merchant
 	PortalID string
 	Hash     PPANHash // computed by the caller over the parameters that are sent
+}
+
+// A ProviderAccount says for whom cards may be sent to the provider: three fields of a
+// PPANAccount.
+type ProviderAccount struct {
+	AID      string
+	MID      string
+	PortalID string
+}
+
+// MaxProviderAccounts is how many of them an account has at most.
+const MaxProviderAccounts = 16
+
+// SetProviderAccounts replaces the list of those for whom ObtainPPAN sends cards of the
+// account of this handle. Every process on the store follows at once. A vault in live mode
+// sends none for anybody else. In sandbox mode the first for whom a card is sent is put
+// into a list that is empty.
+//
+// Errors: FieldErrors; ErrNotFound.
+func (v *Vault) SetProviderAccounts(ctx context.Context, allowed []ProviderAccount) error {
+	if len(allowed) > MaxProviderAccounts {
+		return &FieldError{"provider_accounts", "out_of_range", fmt.Sprintf("must be at most %d", MaxProviderAccounts)}
+	}
+	for _, a := range allowed {
+		if err := errors.Join(checkHeader("aid", []byte(a.AID)), checkHeader("mid", []byte(a.MID)), checkHeader("portalid", []byte(a.PortalID))); err != nil {
+			return err
+		}
+	}
+	return v.editAccount(ctx, opSetProviderAccounts, func(a *Account) error {
+		a.ProviderAccounts = slices.Clone(allowed)
+		return nil
+	})
 }
 
 // A PPANHash authenticates requests to the provider. It is the same for every card,
@@ -136,8 +169,11 @@ func (s PPANStatus) MarshalText() ([]byte, error) { return []byte(s.String()), n
 // came of a request without an answer is not known, and repeating it may make a
 // second pseudo card number, which does no harm.
 //
+// A card is sent only for those whom SetProviderAccounts names, and each time that is
+// logged: who asked, for which token, and what came of it.
+//
 // Errors: FieldErrors, which name fields as the headers of the REST surface;
-// ErrNotEnabled without a provider; ErrNotFound; ErrTokenInvalidated;
+// ErrNotEnabled without a provider; ErrProviderAccount; ErrNotFound; ErrTokenInvalidated;
 // ErrCardDataStale; ErrProviderUnavailable with the cause in its text;
 // ErrProviderTimeout, also when the deadline of ctx has come first.
 func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*PPAN, error) {
@@ -149,6 +185,15 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*P
 	}
 	if err := a.Check(); err != nil {
 		return nil, err
+	}
+	target := ProviderAccount{a.AID, a.MID, a.PortalID}
+	account, err := v.Account(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !v.maySendFor(account, target) {
+		v.sentCard(ctx, id, "refused")
+		return nil, ErrProviderAccount
 	}
 	card, err := v.get(ctx, kindToken, id)
 	if err != nil {
@@ -163,6 +208,20 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*P
 	case t.stale:
 		return nil, ErrCardDataStale
 	}
+	if len(account.ProviderAccounts) == 0 {
+		err := v.editAccount(ctx, opPinProviderAccount, func(a *Account) error {
+			if !v.maySendFor(a, target) {
+				return ErrProviderAccount // somebody else was faster
+			}
+			if len(a.ProviderAccounts) == 0 {
+				a.ProviderAccounts = []ProviderAccount{target}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
 	r := &PPANRequest{Account: a, Mode: v.opts.Mode, Expiry: t.Expiry}
 	if r.PAN, err = v.openPAN(ctx, card); err != nil {
 		return nil, err
@@ -173,8 +232,34 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*P
 	}
 	defer r.SecurityCode.Wipe()
 	answer, err := v.askProvider(ctx, r)
+	outcome := "no answer"
+	switch {
+	case err == nil:
+		outcome = answer.Status.String()
+	case errors.Is(err, ErrProviderTimeout):
+		outcome = "timeout"
+	}
+	v.sentCard(ctx, id, outcome)
 	v.wrote(ctx, opObtainPPAN, v.account, id, err)
 	return answer, err
+}
+
+// maySendFor reports whether cards of an account may be sent for somebody.
+func (v *Vault) maySendFor(a *Account, somebody ProviderAccount) bool {
+	return slices.Contains(a.ProviderAccounts, somebody) || v.opts.Mode == Sandbox && len(a.ProviderAccounts) == 0
+}
+
+// sentCard logs that a card was sent to the provider, or would have been.
+func (v *Vault) sentCard(ctx context.Context, token uuid.UUID, outcome string) {
+	actor, _ := ctx.Value(actorKey{}).(Actor)
+	v.log.LogAttrs(ctx, slog.LevelInfo, "card sent to the provider of pseudo card numbers",
+		slog.Any("account", v.account),
+		slog.Any("token", token),
+		slog.Any("key_id", actor.KeyID),
+		slog.Any("root_key_id", actor.RootKeyID),
+		slog.String("address", actor.Address),
+		slog.String("request_id", actor.RequestID),
+		slog.String("outcome", outcome))
 }
 
 // PPANEnabled reports whether the vault has a provider: [Options.PPAN].
@@ -183,27 +268,25 @@ func (v *Vault) PPANEnabled() bool { return v.opts.PPAN != nil }
 // Check returns a FieldError for each value that ObtainPPAN would report, or nil.
 // Fields are named as the headers of the REST surface.
 func (a *PPANAccount) Check() error {
-	var errs []error
-	for _, f := range []struct {
-		name string
-		text []byte
-	}{
-		{"aid", []byte(a.AID)},
-		{"hash", a.Hash.get()},
-		{"mid", []byte(a.MID)},
-		{"portalid", []byte(a.PortalID)},
-	} {
-		field := "header.x-provider-" + f.name
-		switch {
-		case len(f.text) == 0:
-			errs = append(errs, required(field))
-		case len(f.text) > maxText:
-			errs = append(errs, &FieldError{field, "too_long", fmt.Sprintf("must have at most %d characters", maxText)})
-		case bytes.ContainsFunc(f.text, func(c rune) bool { return c < ' ' || c > '~' }):
-			errs = append(errs, &FieldError{field, "invalid_format", "must be printable ASCII characters"})
-		}
+	return errors.Join(
+		checkHeader("aid", []byte(a.AID)),
+		checkHeader("hash", a.Hash.get()),
+		checkHeader("mid", []byte(a.MID)),
+		checkHeader("portalid", []byte(a.PortalID)),
+	)
+}
+
+func checkHeader(name string, text []byte) error {
+	field := "header.x-provider-" + name
+	switch {
+	case len(text) == 0:
+		return required(field)
+	case len(text) > maxText:
+		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d characters", maxText)}
+	case bytes.ContainsFunc(text, func(c rune) bool { return c < ' ' || c > '~' }):
+		return &FieldError{field, "invalid_format", "must be printable ASCII characters"}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // askProvider calls the provider with a deadline and checks its answer.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -230,6 +232,145 @@ func TestPPANRefused(t *testing.T) {
 	}
 	if _, err := newVault(t, &cardvault.Options{PPAN: toy{provider}}); !errors.Is(err, cardvault.ErrWrongMode) {
 		t.Errorf("a live vault with a provider for sandboxes: %v", err)
+	}
+}
+
+// TestPPANAccounts: a live vault sends cards for those alone whom the operator has named,
+// a sandbox for the first alone unless he has named others; and each time that is logged.
+func TestPPANAccounts(t *testing.T) {
+	var mu sync.Mutex
+	var sent []string
+	provider := providerFunc(func(_ context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		sent = append(sent, r.Account.AID)
+		if r.Account.AID == "silent" {
+			return nil, errors.New("connection refused")
+		}
+		return valid(), nil
+	})
+	of := func(aid string) cardvault.PPANAccount {
+		a := portal()
+		a.AID = aid
+		return a
+	}
+	named := func(aids ...string) (list []cardvault.ProviderAccount) {
+		for _, aid := range aids {
+			list = append(list, cardvault.ProviderAccount{AID: aid, MID: portal().MID, PortalID: portal().PortalID})
+		}
+		return list
+	}
+	run := func(mode cardvault.Mode, f func(l *lab, ask func(v *cardvault.Vault, id uuid.UUID, a cardvault.PPANAccount, want error))) {
+		sent = nil
+		inLab(t, &cardvault.Options{Mode: mode, PPAN: provider}, func(l *lab) {
+			f(l, func(v *cardvault.Vault, id uuid.UUID, a cardvault.PPANAccount, want error) {
+				l.Helper()
+				before := len(sent)
+				if _, err := v.ObtainPPAN(l.Context(), id, a); !errors.Is(err, want) {
+					l.Errorf("for %s: %v, want %v", a.AID, err, want)
+				}
+				if errors.Is(want, cardvault.ErrProviderAccount) != (len(sent) == before) {
+					l.Errorf("for %s: the provider got cards for %q", a.AID, sent)
+				}
+			})
+			vaulttest.AssertNoLeak(t, []string{portalHash, "737", "4242424242424242"}, l.log.text())
+		})
+	}
+	run(cardvault.Live, func(l *lab, ask func(*cardvault.Vault, uuid.UUID, cardvault.PPANAccount, error)) {
+		replica, other := l.open(), l.newAccount()
+		id := l.imports(coded(visa, "737"))
+		ask(l.Vault, id, of("ATTACKER"), cardvault.ErrProviderAccount)
+		l.must(l.SetProviderAccounts(l.Context(), named("one", "silent")))
+		for _, v := range []*cardvault.Vault{l.Vault, replica} {
+			ask(v, id, of("ATTACKER"), cardvault.ErrProviderAccount)
+			for _, edit := range []func(*cardvault.PPANAccount){
+				func(a *cardvault.PPANAccount) { a.MID += "1" },
+				func(a *cardvault.PPANAccount) { a.PortalID += "1" },
+				func(a *cardvault.PPANAccount) { a.AID, a.MID = a.MID, a.AID },
+			} {
+				a := of("one")
+				edit(&a)
+				ask(v, id, a, cardvault.ErrProviderAccount)
+			}
+			ask(v, id, of("one"), nil)
+			ask(v, id, of("silent"), cardvault.ErrProviderUnavailable)
+		}
+		token, err := other.Import(l.Context(), visa, nil)
+		l.must(err)
+		ask(other, token.ID, of("one"), cardvault.ErrProviderAccount)
+		l.must(l.SetQuotas(l.Context(), cardvault.QuotaUpdate{APIKeys: new(7)}))
+		if a, err := l.Account(l.Context()); err != nil || !slices.Equal(a.ProviderAccounts, named("one", "silent")) || a.Quotas.APIKeys != 7 {
+			l.Errorf("the account shows %+v, %v", a, err)
+		}
+		l.must(l.SetProviderAccounts(l.Context(), nil))
+		ask(replica, id, of("one"), cardvault.ErrProviderAccount)
+
+		key := uuid.New()
+		l.must(l.SetProviderAccounts(l.Context(), named("one")))
+		ctx := cardvault.WithActor(l.Context(), cardvault.Actor{KeyID: key})
+		if _, err := l.ObtainPPAN(ctx, id, of("one")); err != nil {
+			l.Error(err)
+		}
+		lines := strings.Split(strings.TrimSpace(l.log.text()), "\n")
+		last := lines[len(lines)-1]
+		account, err := l.Account(l.Context())
+		l.must(err)
+		for _, part := range []string{"level=INFO", account.ID.String(), key.String(), id.String(), "outcome=VALID"} {
+			if !strings.Contains(last, part) {
+				l.Errorf("the log lacks %s: %s", part, last)
+			}
+		}
+		for outcome, n := range map[string]int{"refused": 11, `"no answer"`: 2, "VALID": 3} {
+			if got := strings.Count(l.log.text(), "outcome="+outcome+"\n"); got != n {
+				l.Errorf("%d lines say %s, want %d", got, outcome, n)
+			}
+		}
+	})
+	run(cardvault.Sandbox, func(l *lab, ask func(*cardvault.Vault, uuid.UUID, cardvault.PPANAccount, error)) {
+		id := l.imports(visa)
+		if _, err := l.ObtainPPAN(l.Context(), uuid.New(), of("nobody")); !errors.Is(err, cardvault.ErrNotFound) {
+			l.Error(err)
+		}
+		ask(l.Vault, id, of("silent"), cardvault.ErrProviderUnavailable)
+		l.restart()
+		ask(l.Vault, id, of("two"), cardvault.ErrProviderAccount)
+		ask(l.Vault, id, of("silent"), cardvault.ErrProviderUnavailable)
+		l.must(l.SetProviderAccounts(l.Context(), named("two", "three")))
+		ask(l.Vault, id, of("silent"), cardvault.ErrProviderAccount)
+		ask(l.Vault, id, of("two"), nil)
+		ask(l.Vault, id, of("three"), nil)
+		l.must(l.SetProviderAccounts(l.Context(), nil))
+		sent = nil
+		replica := l.open()
+		var group sync.WaitGroup
+		for i := range 16 {
+			group.Go(func() {
+				v := []*cardvault.Vault{l.Vault, replica}[i%2]
+				_, err := v.ObtainPPAN(l.Context(), id, of(fmt.Sprint("number ", i)))
+				if err != nil && !errors.Is(err, cardvault.ErrProviderAccount) {
+					l.Error(err)
+				}
+			})
+		}
+		group.Wait()
+		if len(sent) != 1 {
+			l.Errorf("of several that come first cards are sent for %q", sent)
+		}
+	})
+
+	v, err := newVault(t, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, list := range map[string][]cardvault.ProviderAccount{
+		"too many":  make([]cardvault.ProviderAccount, cardvault.MaxProviderAccounts+1),
+		"nothing":   {{}},
+		"too long":  named(strings.Repeat("1", 256)),
+		"non-ASCII": named("é"),
+	} {
+		if err := v.SetProviderAccounts(t.Context(), list); len(cardvault.FieldErrors(err)) == 0 {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }
 

@@ -48,6 +48,8 @@ const (
 	opCreateAccount       operation = "account.create"
 	opApprove             operation = "account.approve"
 	opSetQuotas           operation = "account.set_quotas"
+	opSetProviderAccounts operation = "account.set_provider_accounts"
+	opPinProviderAccount  operation = "account.pin_provider_account"
 	opCreateMerchant      operation = "merchant.create"
 	opRotateSecret        operation = "merchant.rotate_secret"
 	opCreateAPIKey        operation = "api_key.create"
@@ -65,7 +67,7 @@ const (
 // ends reports whether o takes something away: a right, a secret, or what is stored.
 func (o operation) ends() bool {
 	switch o {
-	case opDelete, opConsume, opApprove, opSetQuotas, opRotateSecret, opDeleteAPIKey, opDeleteWebhook, opRotateWebhook, opRotateKeys, opExpire:
+	case opDelete, opConsume, opApprove, opSetQuotas, opSetProviderAccounts, opRotateSecret, opDeleteAPIKey, opDeleteWebhook, opRotateWebhook, opRotateKeys, opExpire:
 		return true
 	}
 	return false

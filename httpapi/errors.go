@@ -73,6 +73,7 @@ var causes = []struct {
 	{cardvault.ErrSessionCompleted, sessionCompleted},
 	{cardvault.ErrNetworkTokenState, networkTokenState},
 	{cardvault.ErrNotEnabled, integrationDisabled},
+	{cardvault.ErrProviderAccount, integrationDisabled},
 	{cardvault.ErrTokenInvalidated, tokenInvalidated},
 	{cardvault.ErrCardDataStale, cardDataStale},
 	{cardvault.ErrNoWebhook, noWebhook},

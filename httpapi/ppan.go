@@ -1,6 +1,8 @@
 package httpapi
 
 import (
+	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -55,6 +57,11 @@ func obtainPPAN(name string) *endpoint {
 				return err
 			}
 			p, err := c.vault.ObtainPPAN(c.ctx, c.id, a)
+			if errors.Is(err, cardvault.ErrProviderAccount) {
+				f := *integrationDisabled
+				f.message = fmt.Sprintf("The integration of the provider is not enabled for the account that x-%[1]s-aid, x-%[1]s-mid and x-%[1]s-portalid name.", name)
+				return &f
+			}
 			if err != nil {
 				return err
 			}

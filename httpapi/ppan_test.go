@@ -212,6 +212,9 @@ func TestPPANHeaders(t *testing.T) {
 				return &answer{w.Code, w.Header(), w.Body.String()}
 			}
 			for _, n := range names {
+				if err := r.vault.SetProviderAccounts(t.Context(), nil); err != nil {
+					t.Fatal(err)
+				}
 				a := do(ppanPath, tokenBody(id), n)
 				checkBeta(t, "POST", a)
 				if test.code == "" {
@@ -249,6 +252,36 @@ func TestPPANHeaders(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A card goes to the account at the provider alone that the operator has named, or that a
+// sandbox has met first.
+func TestPPANAccount(t *testing.T) {
+	p := &provider{}
+	r := newPPANRig(t, p, &httpapi.Options{ProviderName: "acme"})
+	id := r.importCard(t)
+	ask := func(aid string) *answer {
+		t.Helper()
+		headers := []string{"X-Acme-Aid", aid, "X-Acme-Hash", ppanHash, "X-Acme-Mid", "2", "X-Acme-Portalid", "3"}
+		return r.do(t, "POST", "/integrations/acme/obtain-ppan", tokenBody(id), headers...)
+	}
+	ask("OWN").want(t, 200)
+	ask("OWN").want(t, 200)
+	p.take()
+	a := ask("ATTACKER")
+	checkBeta(t, "POST", a)
+	a.want(t, 403, "INTEGRATION_NOT_ENABLED")
+	if got := a.member(t, "message"); got != "The integration of the provider is not enabled for the account that x-acme-aid, x-acme-mid and x-acme-portalid name." {
+		t.Error(got)
+	}
+	if sent := p.take(); len(sent) != 0 {
+		t.Errorf("the provider was sent %d cards", len(sent))
+	}
+	if err := r.vault.SetProviderAccounts(t.Context(), []cardvault.ProviderAccount{{AID: "OTHER", MID: "2", PortalID: "3"}}); err != nil {
+		t.Fatal(err)
+	}
+	ask("OWN").want(t, 403, "INTEGRATION_NOT_ENABLED")
+	ask("OTHER").want(t, 200)
 }
 
 // violations returns the code of each field.

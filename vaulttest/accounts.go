@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -50,7 +51,7 @@ func accounts(t *testing.T, s store.Store, mode cardvault.Mode) {
 	if !b.ImportApproved || b.NetworkTokensActive || b.Name != "" {
 		t.Errorf("account with one approval: %+v", b)
 	}
-	if got := must(v.In(a.ID).Account(ctx))(t); *got != *a {
+	if got := must(v.In(a.ID).Account(ctx))(t); !reflect.DeepEqual(got, a) {
 		t.Errorf("read: %+v, want %+v", got, a)
 	}
 	noError(t, v.In(a.ID).SetApprovals(ctx, cardvault.Approvals{NetworkTokens: true}))
@@ -253,7 +254,7 @@ func apiKeys(t *testing.T, s store.Store) {
 		t.Error("the text of the key has another form")
 	}
 	p := must(v.Authenticate(ctx, text))(t)
-	if *p.Account != *account || p.Key.ID != key.ID || p.Key.Label != key.Label || !slices.Equal(p.Key.Scopes, key.Scopes) ||
+	if !reflect.DeepEqual(p.Account, account) || p.Key.ID != key.ID || p.Key.Label != key.Label || !slices.Equal(p.Key.Scopes, key.Scopes) ||
 		!p.Key.ExpiresAt.Equal(key.ExpiresAt) || !p.Key.CreatedAt.Equal(key.CreatedAt) {
 		t.Errorf("principal %+v, %+v", p.Account, p.Key)
 	}

@@ -108,6 +108,9 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		"SetQuotas": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.SetQuotas(ctx, cardvault.QuotaUpdate{})
 		},
+		"SetProviderAccounts": func(ctx context.Context, v *cardvault.Vault) error {
+			return v.SetProviderAccounts(ctx, []cardvault.ProviderAccount{{AID: "1", MID: "2", PortalID: "3"}})
+		},
 		"CreateMerchant":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateMerchant(ctx, canary)) },
 		"ListMerchants":   func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListMerchants(ctx, nil)) },
 		"PrimaryMerchant": func(ctx context.Context, v *cardvault.Vault) error { return second(v.PrimaryMerchant(ctx)) },
@@ -206,7 +209,7 @@ func cancelled(t *testing.T, s store.Store) {
 	if got := must(v.ListAPIKeys(t.Context(), nil))(t); got.TotalItems != keys.TotalItems {
 		t.Errorf("%d keys, want %d", got.TotalItems, keys.TotalItems)
 	}
-	if got := must(v.Account(t.Context()))(t); *got != *account {
+	if got := must(v.Account(t.Context()))(t); !reflect.DeepEqual(got, account) {
 		t.Errorf("account %+v, want %+v", got, account)
 	}
 	// What was not done can be done under the same key.
