@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -228,6 +229,9 @@ func (c *call) run(g *group) fate {
 		return c.ended
 	case !ok || c.err != nil:
 		return settled
+	case c.tx.much:
+		c.err = fmt.Errorf("%w: an Update of more than %d writes or %d bytes", store.ErrInvalid, mostWrites, mostBytes)
+		return settled
 	}
 	refused, known := g.apply(c.tx.ops)
 	for !known && c.direct && g.failed == nil {
@@ -260,22 +264,28 @@ type updater struct {
 	c     *call
 	ops   []op
 	bytes int
+	much  bool // more than one transaction takes
 }
 
 var _ store.Tx = (*updater)(nil)
 
 func (u *updater) Put(r *store.Record) {
-	u.mustLive()
 	w := rowOf(r)
-	u.ops = append(u.ops, op{key: key{r.Kind, r.ID}, row: w})
 	if w != nil {
 		u.bytes += w.size()
 	}
+	u.write(op{key: key{r.Kind, r.ID}, row: w})
 }
 
 func (u *updater) Delete(kind store.Kind, id uuid.UUID) {
+	u.write(op{key: key{kind, id}, deletes: true})
+}
+
+func (u *updater) write(o op) {
 	u.mustLive()
-	u.ops = append(u.ops, op{key: key{kind, id}, deletes: true})
+	if u.much = u.much || len(u.ops) == mostWrites || u.bytes > mostBytes; !u.much {
+		u.ops = append(u.ops, o)
+	}
 }
 
 // Get implements [store.ReadTx] without a question.

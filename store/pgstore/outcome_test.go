@@ -620,3 +620,34 @@ func TestRights(t *testing.T) {
 		t.Errorf("deletion = %v", err)
 	}
 }
+
+// An Update of more writes than one transaction shall have is refused whole.
+func TestTooMuch(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	s := open(t, p, schema(t, p))
+	large := make([]byte, store.MaxRecord)
+	for what, write := range map[string]func(tx store.Tx, n int){
+		"deletions": func(tx store.Tx, n int) { tx.Delete(kind, id(n)) },
+		"records":   func(tx store.Tx, n int) { tx.Put(record(n)) },
+		"bytes": func(tx store.Tx, n int) {
+			r := record(n)
+			r.Shown, r.Secret = nil, large
+			tx.Put(r)
+		},
+	} {
+		most := 1 << 16
+		if what == "bytes" {
+			most = 64 << 20 / store.MaxRecord
+		}
+		err := s.Update(t.Context(), func(tx store.Tx) error {
+			for n := range most + 1 {
+				write(tx, n)
+			}
+			return nil
+		})
+		if !errors.Is(err, store.ErrInvalid) || has(t, s, 0) {
+			t.Errorf("Update of too many %s = %v, want ErrInvalid", what, err)
+		}
+	}
+	check(t, s, 0, 2000)
+}

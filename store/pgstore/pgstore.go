@@ -16,7 +16,7 @@
 // snapshot is the state after some of them. Groups that do not touch each other commit at
 // the same time. A group that has read what has changed meanwhile runs again; after three
 // attempts it locks out everybody, so that it succeeds. So does an Update of more than
-// four thousand records.
+// four thousand records; one of more than 65,536 writes or 64 MB is store.ErrInvalid.
 //
 // A View of one read is one statement. One of several reads is a transaction that is
 // repeatable read; see [Store.View] for when its function runs twice.

@@ -15,10 +15,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// What a transaction writes is bounded: a group takes no other call once it has groupBytes,
+// or about groupLocks locks, and one call has at most mostWrites and mostBytes.
 const (
 	queueLength = 1024
 	groupCalls  = 256
 	groupBytes  = 4 << 20
+	mostWrites  = 1 << 16
+	mostBytes   = 64 << 20
 
 	optimistic = 3                // attempts before a group locks out everybody
 	attempts   = 12               // before it is given up
@@ -32,8 +36,9 @@ const (
 	timeouts = `SELECT pg_catalog.set_config('statement_timeout', '10s', true), pg_catalog.set_config('lock_timeout', '3s', true),
 		pg_catalog.set_config('idle_in_transaction_session_timeout', '3s', true)`
 
-	addLocks   = 8   // that add can take
-	groupsKept = 256 // rows of groups whose outcome is known
+	addLocks   = 8               // that add can take
+	groupsKept = 256             // rows of groups whose outcome is known
+	groupsTidy = 16 * groupsKept // that are deleted at once
 )
 
 // run is the writing goroutine. A function that calls runtime.Goexit ends the goroutine
@@ -555,7 +560,7 @@ func (s *Store) tidy(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case to := <-s.settled:
-			b.Queue(s.sql.tidy, pgUUID(s.id), tidied, to)
+			b.Queue(s.sql.tidy, pgUUID(s.id), max(tidied, to-groupsTidy), to)
 			tidied = to // what is missed goes after a day
 		case <-timer.C:
 			b.Queue(s.sql.old)

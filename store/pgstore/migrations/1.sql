@@ -94,7 +94,8 @@ BEGIN
 END $$;
 
 -- apply makes the writes of a group if what it has read is still so. It returns which of
--- the lists have a block that has grown too large.
+-- the lists have a block that has grown too large. What loops in it and in the functions
+-- that it calls does so over the arrays, which the Store bounds.
 CREATE FUNCTION "cardvault".apply(
 	patient boolean, keys bigint[], exclusive boolean[], -- see lock
 	read_kind smallint[], read_id uuid[], read_stamp bigint[], -- rows; a stamp of null: there is none
@@ -310,8 +311,8 @@ BEGIN
 	RETURN large;
 END $$;
 
--- fold puts one row of each class for all of a block that nobody else folds, and returns
--- how many records these count.
+-- fold puts one row of each class for those of a block that nobody else folds, at most
+-- 4,096, and returns how many records these count.
 CREATE FUNCTION "cardvault".fold(of_kind smallint, of_child boolean, of_scope uuid, of_level smallint, of_first uuid) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -322,7 +323,7 @@ BEGIN
 	WITH mine AS MATERIALIZED (
 		SELECT ctid FROM "cardvault".counts
 		WHERE scope = of_scope AND child = of_child AND kind = of_kind AND level = of_level AND first = of_first AND class <> 0
-		FOR UPDATE SKIP LOCKED
+		LIMIT 4096 FOR UPDATE SKIP LOCKED
 	), gone AS (
 		DELETE FROM "cardvault".counts WHERE ctid = ANY (ARRAY(SELECT ctid FROM mine)) RETURNING class, n
 	), kept AS (
@@ -427,11 +428,12 @@ BEGIN
 		ORDER BY e.place);
 	PERFORM "cardvault".cut(of_kind, of_child, of_scope, 2::smallint, run, after_run, firsts);
 	IF cardinality(firsts) > 0 THEN
-		-- Runs that have become empty join the one before.
+		-- Runs that have become empty join the one before, at most 16 at a time: each has
+		-- some hundred blocks.
 		DELETE FROM "cardvault".counts c
-			USING "cardvault".blocks(of_kind, of_child, of_scope, 2::smallint, zero, top, NULL) AS b
-			WHERE b.n = 0 AND b.first > zero AND b.next IS NOT NULL
-				AND c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level IN (1, 2) AND c.first >= b.first AND c.first < b.next;
+			USING (SELECT r.first, r.next FROM "cardvault".blocks(of_kind, of_child, of_scope, 2::smallint, zero, top, NULL) AS r
+				WHERE r.n = 0 AND r.first > zero AND r.next IS NOT NULL ORDER BY r.first LIMIT 16) AS b
+			WHERE c.scope = of_scope AND c.child = of_child AND c.kind = of_kind AND c.level IN (1, 2) AND c.first >= b.first AND c.first < b.next;
 	END IF;
 	RETURN onward;
 END $$;
@@ -511,7 +513,9 @@ BEGIN
 END $$;
 
 -- list answers a query: how many records it selects, if counted, and the ids of a page.
--- tail is how many records were counted one by one. A page is found by adding up blocks.
+-- tail is how many records were counted one by one. A page is found by adding up blocks:
+-- one row or a few for each 16,384 records, then for each 128 of these. Beyond that, only
+-- how many have lapsed counts, of the whole kind, as the contract has it.
 CREATE FUNCTION "cardvault".list(
 	of_kind smallint, of_child boolean, of_scope uuid, of_class smallint[], low uuid, high uuid, live timestamptz,
 	descending boolean, skip bigint, most bigint, counted boolean, OUT total bigint, OUT tail bigint, OUT ids uuid[])
@@ -583,7 +587,7 @@ $$;
 
 -- walk returns a page of the ids in a range: it passes over some. It looks at 512
 -- records whatever their class, and if that is not enough only at blocks that have
--- records of these classes.
+-- records of these classes, of which only lapsed ones may keep the page from being full.
 CREATE FUNCTION "cardvault".walk(
 	of_kind smallint, of_child boolean, of_scope uuid, of_class smallint[], low uuid, high uuid, live timestamptz,
 	descending boolean, pass bigint, most bigint) RETURNS uuid[]
