@@ -1,0 +1,28 @@
+//go:build unix
+
+package pgstore_test
+
+import (
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/cardvault/cardvault/internal/familytest"
+	"github.com/cardvault/cardvault/store"
+)
+
+// What ends a family takes as long whatever hangs below: CARDVAULT_FAMILY records.
+func TestFamilies(t *testing.T) {
+	if testing.Short() {
+		return
+	}
+	n := 4000
+	if text := os.Getenv("CARDVAULT_FAMILY"); text != "" {
+		var err error
+		if n, err = strconv.Atoi(text); err != nil || n < 2001 {
+			t.Fatal("CARDVAULT_FAMILY must be a number above 2000")
+		}
+	}
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	familytest.Run(t, func(t testing.TB) store.Store { return open(t, p, schema(t, p)) }, n)
+}
