@@ -16,6 +16,7 @@ import (
 var sessionBehaviours = []behaviour{
 	{"Session", session},
 	{"SessionRace", sessionRace},
+	{"SessionKeyRace", sessionKeyRace},
 	{"Lapse", lapse},
 	{"LapseInRun", lapseInRun},
 }
@@ -86,6 +87,27 @@ func sessionRace(t *testing.T, s store.Store) {
 		t.Fatal("no call completed the session")
 	}
 	listed(t, v, won.Load())
+}
+
+// sessionKeyRace has several vaults find no key for sessions: one of them makes it, so that
+// a payload which names no key has few to be tried with.
+func sessionKeyRace(t *testing.T, s store.Store) {
+	var vaults []*cardvault.Vault
+	for range 4 {
+		vaults = append(vaults, vaultOn(t, s, nil))
+	}
+	id := must(vaults[0].CreateSession(t.Context(), nil))(t)
+	var first atomic.Pointer[string]
+	parallel(t, len(vaults), func(i int) error {
+		session, err := vaults[i].Session(t.Context(), id)
+		if err != nil {
+			return err
+		}
+		if !first.CompareAndSwap(nil, &session.Key.ID) && *first.Load() != session.Key.ID {
+			return errors.New("there are several keys at a time")
+		}
+		return nil
+	})
 }
 
 // passed waits until a time has come.
