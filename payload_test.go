@@ -388,7 +388,7 @@ func TestSessionBinding(t *testing.T) {
 			l.refuses("one that names no session", theirs, seen, "undecryptable")
 			l.refuses("one that names no session", id, seen, "undecryptable")
 			l.refuses("one that names neither session nor key", id, encrypts(l, unnamed(s), entered, nil), "undecryptable")
-			bound := encrypts(l, s, entered, map[jose.HeaderKey]any{"sid": id.String()})
+			bound := encrypts(l, s, entered, map[jose.HeaderKey]any{"sid": id.UUID().String()})
 			l.refuses("one that names another session", theirs, bound, "undecryptable")
 			if done := l.completes(id, bound); done.State != cardvault.SessionSucceeded {
 				l.Errorf("with its session: %+v", done)

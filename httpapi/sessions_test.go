@@ -591,13 +591,13 @@ func TestFailuresAtOnce(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				r := newRig(t, nil, nil)
 				path := r.newSession(t)
+				if !test.known {
+					path = "/sessions/" + uuid.NewString()
+				}
 				arrived, release := make(chan struct{}), make(chan struct{})
 				statuses := make(chan int, n)
 				var group sync.WaitGroup
 				for range n {
-					if !test.known {
-						path = "/sessions/" + uuid.NewString()
-					}
 					group.Go(func() {
 						body := &gate{arrived: arrived, release: release}
 						req, err := http.NewRequestWithContext(t.Context(), "POST", path+"/complete-action", body)
