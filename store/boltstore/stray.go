@@ -122,19 +122,25 @@ func (s *Store) passed(strays []stray) {
 	if !lost || now < s.mendAt.Load() || s.mending.Swap(true) {
 		return
 	}
-	c := &call{strays: strays, done: make(chan struct{})}
-	c.answered = func(err error) {
+	answered := func(err error) {
 		if err != nil {
 			s.log.Error("an index cannot be mended", "error", err)
 			s.mendAt.Store(time.Now().Add(reportPause).UnixNano())
 		}
 		s.mending.Store(false)
 	}
+	c := &call{mending: &mending{strays, answered}, done: make(chan struct{})}
 	select {
 	case s.queue <- c:
 	default:
 		s.mending.Store(false)
 	}
+}
+
+// A mending is a call of the store itself.
+type mending struct {
+	strays   []stray
+	answered func(err error)
 }
 
 // mend makes the indexes agree with the rows.

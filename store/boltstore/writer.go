@@ -22,8 +22,7 @@ type call struct {
 	done  chan struct{} // closed when what follows is set
 	err   error
 
-	strays   []stray // to mend, instead of fn
-	answered func(err error)
+	mending *mending // instead of fn
 
 	panicked any  // value of a panic in fn
 	exited   bool // fn called runtime.Goexit
@@ -132,8 +131,8 @@ func (s *Store) take(wait bool) *call {
 
 func (c *call) answer(err error) {
 	c.err = err
-	if c.answered != nil {
-		c.answered(err)
+	if c.mending != nil {
+		c.mending.answered(err)
 	}
 	close(c.done)
 }
@@ -168,8 +167,8 @@ func (s *Store) begin() error {
 // runCall runs the function of the last call of the group and applies its writes.
 func (s *Store) runCall(c *call) {
 	g := &s.group
-	if c.strays != nil {
-		if err := g.w.mend(c.strays); err != nil {
+	if c.mending != nil {
+		if err := g.w.mend(c.mending.strays); err != nil {
 			s.drop(c, err)
 			return
 		}
