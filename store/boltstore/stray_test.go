@@ -301,3 +301,44 @@ func TestUnreadableRow(t *testing.T) {
 		t.Errorf("the file afterwards: %v", err)
 	}
 }
+
+// An index that cannot be mended disturbs no call, and is not tried again at once.
+func TestMendingFails(t *testing.T) {
+	s, log := openLogged(t)
+	at := time.UnixMicro(5).UTC()
+	record := func(n int, account byte) *store.Record {
+		return &store.Record{Kind: 1, ID: number(n), Account: uuid.UUID{account}, Class: 1, Version: 1, Due: at}
+	}
+	puts := func(r *store.Record) {
+		t.Helper()
+		if err := s.Update(t.Context(), func(tx store.Tx) error { tx.Put(r); return nil }); err != nil {
+			t.Errorf("Update = %v", err)
+		}
+	}
+	puts(record(1, 7))
+	puts(record(2, 8))
+	id := number(1)
+	inFile(t, s, func(rows *bolt.Bucket) error { return rows.Delete(id[:]) })
+	node := keyOfNode(keyOfList(1, uuid.UUID{7}, uuid.Nil), 1, uuid.Nil)
+	if err := s.h.db.Update(func(tx *bolt.Tx) error {
+		return tx.Bucket(listsBucket).Put(node[:], []byte("rubbish"))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for n := 3; n < 9; n++ {
+		if err := s.View(t.Context(), func(tx store.ReadTx) error {
+			due, err := tx.Due(1, at, 9)
+			if err == nil && len(due) != n-2 {
+				err = fmt.Errorf("%d records are due, want %d", len(due), n-2)
+			}
+			return err
+		}); err != nil {
+			t.Error(err)
+		}
+		puts(record(n, 8))
+	}
+	settled(t, s)
+	if text := log.String(); strings.Count(text, "\n") != 2 || strings.Count(text, "cannot be mended") != 1 {
+		t.Errorf("logged %q, want two lines", text)
+	}
+}
