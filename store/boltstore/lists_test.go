@@ -1,6 +1,7 @@
 package boltstore
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -97,6 +98,34 @@ func TestGapBetweenNodes(t *testing.T) {
 					tx.Delete(1, number(10*first-9))
 				})
 			}
+		}
+	}
+}
+
+// The walks of a View that may be long end with its ctx.
+func TestWalkEnds(t *testing.T) {
+	s := openSmall(t, small)
+	lapsed := time.UnixMicro(1).UTC()
+	if err := s.Update(t.Context(), func(tx store.Tx) error {
+		for n := range 1000 {
+			tx.Put(&store.Record{Kind: 1, ID: number(n + 1), Class: 1, Version: 1, Due: lapsed, Lookup: [][]byte{{1}}})
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for name, q := range map[string]store.Query{
+		"by a hash":   {Lookup: []byte{1}},
+		"of the live": {Live: lapsed},
+	} {
+		q.Kind, q.Limit = 1, 1
+		ctx, cancel := context.WithCancel(t.Context())
+		read := func(tx store.ReadTx) error { _, err := tx.List(&q); return err }
+		if err := s.View(ctx, read); err != nil {
+			t.Errorf("list %s: %v", name, err)
+		}
+		if err := s.View(ctx, func(tx store.ReadTx) error { cancel(); return read(tx) }); !errors.Is(err, context.Canceled) {
+			t.Errorf("list %s, when nobody waits for it: %v", name, err)
 		}
 	}
 }

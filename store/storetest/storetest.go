@@ -27,8 +27,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -49,10 +47,6 @@ func Run(t *testing.T, open func(t testing.TB) store.Store) {
 		for _, r := range rules {
 			t.Run(r.name, func(t *testing.T) {
 				s := open(t)
-				// pgstore does not keep this one yet.
-				if r.name == "Shared" && fmt.Sprintf("%T", s) == "*pgstore.Store" && os.Getenv("STORETEST_PENDING") == "" {
-					t.Skip("STORETEST_PENDING is not set")
-				}
 				t.Cleanup(func() {
 					if err := s.Close(); err != nil {
 						t.Errorf("Close: %v", err)
