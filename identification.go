@@ -266,8 +266,8 @@ func (v *Vault) leaseIdentification(ctx context.Context, r *store.Record, s *ses
 // putSession stores a session that has changed.
 func (v *Vault) putSession(ctx context.Context, op operation, r *store.Record, s *session, also ...*store.Record) error {
 	r.Version++
-	if err := v.box.SealShown(r, s.encode()); err != nil {
-		return wrapped(err)
+	if err := v.sealSession(r, s); err != nil {
+		return err
 	}
 	return v.write(ctx, op, uuid.Nil, func(tx store.Tx) error {
 		if !lives(r, now()) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -199,17 +201,7 @@ func (v *Vault) withinQuota(ctx context.Context, op operation, q *quota, kind st
 		}
 		l := known.(*limits)
 		limit := *q.of(&l.quotas)
-		err := write(func(tx store.Tx) error {
-			a, err := tx.Get(kindAccount, l.account)
-			if err != nil {
-				return err
-			}
-			if a.Version != l.version { // the quota may be another
-				v.limited.CompareAndDelete(v.account, l)
-				return errStale
-			}
-			return v.room(tx, kind, limit)
-		})
+		err := v.oneMore(ctx, q, kind, l, write)
 		switch {
 		case errors.Is(err, errStale):
 		case errors.Is(err, errAtQuota):
@@ -225,14 +217,99 @@ func (v *Vault) withinQuota(ctx context.Context, op operation, q *quota, kind st
 	}
 }
 
+func (v *Vault) oneMore(ctx context.Context, q *quota, kind store.Kind, l *limits, write func(room func(store.Tx) error) error) error {
+	limit := *q.of(&l.quotas)
+	spare, began := false, time.Now()
+	if slack := max(limit/8, leastSlack); q == quotaOpenSessions && limit > slack {
+		c, _ := v.crowds.LoadOrStore(v.account, new(crowd))
+		n, err := c.(*crowd).enter(ctx, v)
+		defer c.(*crowd).leave()
+		if err != nil {
+			return err
+		}
+		spare = n <= int64(limit-slack)
+	}
+	return write(func(tx store.Tx) error {
+		a, err := tx.Get(kindAccount, l.account)
+		switch {
+		case err != nil:
+			return err
+		case a.Version != l.version: // the quota may be another
+			v.limited.CompareAndDelete(v.account, l)
+			return errStale
+		case spare && time.Since(began) < crowdWait:
+			return nil
+		case spare: // it has waited so long that others may have filled up what was to spare
+			return errStale
+		}
+		return v.room(tx, kind, limit)
+	})
+}
+
 // room returns errAtQuota if the account has as many records of a kind as it may.
-func (v *Vault) room(tx store.Tx, kind store.Kind, limit int) error {
+func (v *Vault) room(tx store.ReadTx, kind store.Kind, limit int) error {
+	n, err := v.count(tx, kind)
+	if err == nil && n >= int64(limit) {
+		err = errAtQuota
+	}
+	return err
+}
+
+func (v *Vault) count(tx store.ReadTx, kind store.Kind) (int64, error) {
 	all, err := tx.List(&store.Query{Kind: kind, Account: v.account, Count: true})
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if all.Total >= int64(limit) {
-		return errAtQuota
+	return all.Total, nil
+}
+
+const (
+	leastSlack = 8192            // open sessions that other processes may make meanwhile
+	crowdFresh = time.Second     // how long a count is good for
+	crowdWait  = 5 * time.Second // how long a call may wait for its transaction on it
+)
+
+// A crowd bounds the open sessions of an account without counting them each time: on a
+// store that commits in groups, two transactions that count a list to which both add
+// cannot be in one group. It is exact for what this process makes. Others could pass a
+// quota by it only by making an eighth of it, and no less than leastSlack, within the
+// seconds that a count and a call on it are good for. Beyond what is left then, each
+// transaction counts. The zero value is ready.
+type crowd struct {
+	mu           sync.Mutex
+	begun, ended int64     // calls of this process that make a session, also in vain
+	base         int64     // a count, less what had ended before it
+	counted      time.Time // when that was begun
+}
+
+// enter returns how many open sessions there can be at most, with the one that is made.
+// Who has entered leaves.
+func (c *crowd) enter(ctx context.Context, v *Vault) (int64, error) {
+	c.mu.Lock()
+	c.begun++
+	at, ended := time.Now(), c.ended
+	fresh := at.Sub(c.counted) < crowdFresh
+	c.mu.Unlock()
+	if !fresh {
+		var n int64
+		err := v.view(ctx, func(tx store.ReadTx) (err error) {
+			n, err = v.count(tx, kindSession)
+			return err
+		})
+		if err != nil {
+			return 0, err
+		}
+		c.mu.Lock()
+		c.base, c.counted = n-ended, at
+		c.mu.Unlock()
 	}
-	return nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.base + c.begun, nil
+}
+
+func (c *crowd) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended++
 }

@@ -2,10 +2,13 @@ package cardvault_test
 
 import (
 	"errors"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store/memstore"
 )
 
 // What quotas do on any store is tested by vaulttest.Suite.
@@ -23,20 +26,58 @@ func TestQuotaBounds(t *testing.T) {
 
 // TestQuotaOfLapsed: what has lapsed does not count, also if nobody has erased it.
 func TestQuotaOfLapsed(t *testing.T) {
-	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Quotas: cardvault.Quotas{APIKeys: 2}}, func(l *lab) {
-		create := func(life int) error {
-			_, _, err := l.CreateAPIKey(l.Context(), "key", cardvault.AllScopes(), &cardvault.APIKeyOptions{ExpirationTime: life})
+	for what, create := range map[string]func(l *lab) error{
+		"an API key": func(l *lab) error {
+			_, _, err := l.CreateAPIKey(l.Context(), "key", cardvault.AllScopes(), &cardvault.APIKeyOptions{ExpirationTime: 60})
 			return err
-		}
-		l.must(create(60))
-		l.must(create(120))
-		for range 2 {
-			l.pass(59 * time.Second)
-			if err := create(60); !errors.Is(err, cardvault.ErrQuotaExceeded) {
-				l.Errorf("one too many: %v", err)
+		},
+		"a session": func(l *lab) error {
+			_, err := l.CreateSession(l.Context(), nil)
+			return err
+		},
+	} {
+		opts := &cardvault.Options{Mode: cardvault.Sandbox, SessionTTL: time.Minute, Quotas: cardvault.Quotas{APIKeys: 2, OpenSessions: 2}}
+		inLab(t, opts, func(l *lab) {
+			l.must(create(l))
+			l.pass(30 * time.Second)
+			l.must(create(l))
+			for range 3 {
+				l.pass(29 * time.Second)
+				if err := create(l); !errors.Is(err, cardvault.ErrQuotaExceeded) {
+					l.Errorf("%s too many: %v", what, err)
+				}
+				l.pass(time.Second)
+				l.must(create(l))
 			}
-			l.pass(time.Second)
-			l.must(create(60))
-		}
-	})
+		})
+	}
+}
+
+// TestQuotaOfMany: also where not each call counts, an account gets what it may have and
+// no more.
+func TestQuotaOfMany(t *testing.T) {
+	const limit = 9000
+	l := &lab{TB: t, net: new(scripted), store: &frail{Store: memstore.New()}}
+	l.opts = cardvault.Options{Mode: cardvault.Sandbox, Quotas: cardvault.Quotas{OpenSessions: limit}}
+	vaults := []*cardvault.Vault{l.open(), l.open()}
+	var made atomic.Int32
+	var group sync.WaitGroup
+	for i := range 32 {
+		group.Go(func() {
+			for made.Load() < 2*limit {
+				_, err := vaults[i%2].CreateSession(t.Context(), nil)
+				if err != nil {
+					if !errors.Is(err, cardvault.ErrQuotaExceeded) {
+						t.Error(err)
+					}
+					return
+				}
+				made.Add(1)
+			}
+		})
+	}
+	group.Wait()
+	if n := made.Load(); n != limit {
+		t.Errorf("%d sessions were made, want %d", n, limit)
+	}
 }

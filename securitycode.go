@@ -130,7 +130,7 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *once) (row uuid
 // then the vault keeps the code that it has. The id is a credential like that of
 // CreateSession, and the session ends with the token.
 //
-// Errors: ErrNotFound, ErrIdempotencyKeyReused.
+// Errors: ErrNotFound, ErrQuotaExceeded, ErrIdempotencyKeyReused.
 func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (SessionID, error) {
 	once, answer, err := v.once(ctx, opRefreshSession, id, func() []byte { return nil })
 	switch {
@@ -191,8 +191,8 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	t.codes++ // the former code is one of the past, before its cache has the new one
 	s.token = s.refresh
 	r.Version++
-	if err := v.box.SealShown(r, s.encode()); err != nil {
-		return nil, wrapped(err)
+	if err := v.sealSession(r, s); err != nil {
+		return nil, err
 	}
 	event, err := v.newEvent(ctx, card, t, TokenUpdated, ReasonSecurityCodeRefreshed)
 	if err != nil {

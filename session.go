@@ -58,6 +58,9 @@ func (id SessionID) MarshalText() ([]byte, error) { return []byte(id.String()), 
 
 // CreateSession returns the id of a new session, in which one card becomes a
 // token. opts may be nil. The session ends after [Options.SessionTTL].
+//
+// Errors: FieldErrors; ErrQuotaExceeded; ErrIdempotencyKeyReused; ErrNotFound for a handle
+// on an account that does not exist.
 func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (SessionID, error) {
 	if err := opts.Check(); err != nil {
 		return SessionID{}, err
@@ -90,12 +93,11 @@ func (v *Vault) newSession(ctx context.Context, op operation, s *session, once *
 		Kind:    kindSession,
 		ID:      v.sessionRow(id),
 		Account: v.account,
-		Parent:  s.refresh,
 		Due:     now().Add(v.opts.SessionTTL),
 		Version: 1,
 	}
-	if err := v.box.SealShown(r, s.encode()); err != nil {
-		return SessionID{}, wrapped(err)
+	if err := v.sealSession(r, s); err != nil {
+		return SessionID{}, err
 	}
 	if once != nil {
 		once.result.Due = r.Due // a credential is not kept longer than it is one
@@ -104,14 +106,19 @@ func (v *Vault) newSession(ctx context.Context, op operation, s *session, once *
 		}
 	}
 	// Whoever reads the log must not get to use the session.
-	err := v.write(ctx, op, uuid.Nil, func(tx store.Tx) error {
-		if s.refresh != uuid.Nil {
-			if _, err := v.find(tx, kindToken, s.refresh); err != nil {
+	err := v.withinQuota(ctx, op, quotaOpenSessions, kindSession, func(room func(store.Tx) error) error {
+		return v.write(ctx, op, uuid.Nil, func(tx store.Tx) error {
+			if s.refresh != uuid.Nil {
+				if _, err := v.find(tx, kindToken, s.refresh); err != nil {
+					return err
+				}
+			}
+			if err := room(tx); err != nil {
 				return err
 			}
-		}
-		tx.Put(r)
-		return once.put(tx)
+			tx.Put(r)
+			return once.put(tx)
+		})
 	})
 	if err != nil {
 		return SessionID{}, err
@@ -152,6 +159,11 @@ func (v *Vault) readSession(ctx context.Context, id SessionID) (*Vault, *store.R
 		return nil, nil, nil, err
 	}
 	s, err := decodeSession(plain)
+	if err == nil && s.refresh != uuid.Nil {
+		// It is in the list of the account, so that it counts there, and no child of the
+		// token that it ends with.
+		_, err = v.In(r.Account).getRow(ctx, kindToken, s.refresh)
+	}
 	return v.In(r.Account), r, s, err
 }
 
@@ -222,8 +234,8 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 		}
 		s.token = records[0].ID
 		next.Version++
-		if err := v.box.SealShown(&next, s.encode()); err != nil {
-			return nil, wrapped(err)
+		if err := v.sealSession(&next, s); err != nil {
+			return nil, err
 		}
 		err = v.writeToken(ctx, opTokenize, &made, c.SecurityCode, until, func(tx store.Tx) error {
 			if !lives(&next, now()) {
@@ -284,6 +296,18 @@ func (s *session) state() SessionState {
 }
 
 func (s *session) finished() bool { return s.token != uuid.Nil || s.failed != "" }
+
+// sessionOpen is the class of the sessions that count: those that are not finished.
+const sessionOpen = 1
+
+// sealSession sets the columns of r that follow from s.
+func (v *Vault) sealSession(r *store.Record, s *session) error {
+	r.Class = sessionOpen
+	if s.finished() {
+		r.Class = 0
+	}
+	return wrapped(v.box.SealShown(r, s.encode()))
+}
 
 const (
 	sessionBypass = iota + 1

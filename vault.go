@@ -341,6 +341,7 @@ type core struct {
 	known     accountSet
 	approvals sync.Map // of accounts: *approval
 	limited   sync.Map // of accounts: *limits
+	crowds    sync.Map // of accounts: *crowd
 	listening listening
 	sending   sync.Map // of queues: *inflow of the turn that is under way
 	testing   sync.Map // row keys of webhooks to which a test is under way

@@ -43,6 +43,21 @@ var bounded = []struct {
 			return func() error { return v.DeleteWebhook(t.Context(), w.ID) }, err
 		},
 	},
+	{
+		"open_sessions", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{OpenSessions: n} },
+		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
+			id, err := v.CreateSession(t.Context(), nil)
+			return func() error { return second(v.Tokenize(t.Context(), id, card(1))) }, err
+		},
+	},
+	{
+		"open_sessions", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{OpenSessions: n} },
+		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
+			token := importCard(t, v, card(1), nil)
+			id, err := v.RefreshSession(t.Context(), token.ID)
+			return func() error { return second(v.RefreshSecurityCode(t.Context(), id, code("999"))) }, err
+		},
+	},
 }
 
 func quotas(t *testing.T, s store.Store) {
@@ -50,12 +65,13 @@ func quotas(t *testing.T, s store.Store) {
 	opts := &cardvault.Options{Mode: cardvault.Sandbox, Webhooks: &mail, Quotas: cardvault.Quotas{APIKeys: 3, Webhooks: 3, OpenSessions: 3}}
 	v, ctx := vaultOn(t, s, opts), t.Context()
 	replica := vaultOn(t, s, opts)
-	a, b := must(v.CreateAccount(ctx, canary, nil))(t), must(v.CreateAccount(ctx, canary, nil))(t)
+	a := must(v.CreateAccount(ctx, canary, nil))(t)
 	want := cardvault.Quotas{APIKeys: 3, Webhooks: 3, OpenSessions: 3, PaymentData: 10_000}
 	if a.Quotas != want || must(v.Account(ctx))(t).Quotas != want {
 		t.Errorf("quotas of accounts: %+v and %+v, want %+v", a.Quotas, must(v.Account(ctx))(t).Quotas, want)
 	}
 	for _, kind := range bounded {
+		a, b := must(v.CreateAccount(ctx, canary, nil))(t), must(v.CreateAccount(ctx, canary, nil))(t)
 		of, other := v.In(a.ID), v.In(b.ID)
 		var undo func() error
 		fill := func(v *cardvault.Vault, n int) {
