@@ -71,6 +71,12 @@ func newWorld(t *testing.T, s *Setup) *world {
 	w.vaults = w.open(t, s.Stores, &w.opts)
 	v := w.vaults[0]
 	all := cardvault.AllScopes()
+	if err := v.SetProviderAccounts(t.Context(), []cardvault.ProviderAccount{
+		{AID: PPANHeaders[1], MID: PPANHeaders[5], PortalID: PPANHeaders[7]},
+		{AID: "1", MID: "~", PortalID: "x y"},
+	}); err != nil {
+		t.Fatal(err)
+	}
 	principal, key := newKey(t, v, 0, all...)
 	other, unapproved := newAccount(t, v, nil), newAccount(t, v, &cardvault.Approvals{})
 	text := func(v *cardvault.Vault, ttl time.Duration, scopes ...cardvault.Scope) string {
