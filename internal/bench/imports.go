@@ -31,6 +31,9 @@ func rowBytes(ctx context.Context) (int, error) {
 	return r.size, err
 }
 
+// bulk is for cards that nobody guesses.
+var bulk = &cardvault.ImportOptions{Bulk: true}
+
 // imports compares durable imports with raw bbolt writing the same bytes.
 func (b *bench) imports(ctx context.Context) error {
 	floor, err := newFloor(filepath.Join(b.dir, "floor.db"), b.rowBytes, b.tokens)
@@ -68,6 +71,19 @@ func (b *bench) imports(ctx context.Context) error {
 		accounts[i] = b.vault.In(a.ID)
 	}
 	var turn atomic.Int64
+	err = b.compare(64,
+		contender{"vault, different cards, counted under their masks", func(int) error {
+			_, err := b.vault.Import(ctx, card(int(turn.Add(1)%1000)), nil)
+			return err
+		}},
+		contender{"vault, different cards, in bulk", func(int) error {
+			_, err := b.vault.Import(ctx, card(int(turn.Add(1)%1000)), bulk)
+			return err
+		}},
+	)
+	if err != nil {
+		return err
+	}
 	return b.compare(64,
 		contender{"vault, one account", func(int) error {
 			_, err := b.vault.Import(ctx, visa, nil)

@@ -152,7 +152,7 @@ func (b *bench) fill(ctx context.Context) error {
 	left.Store(int64(b.tokens))
 	err = parallel(256, func(int) error {
 		for n := left.Add(-1); n >= 0; n = left.Add(-1) {
-			t, err := b.vault.Import(ctx, card(int(n%1000)), nil)
+			t, err := b.vault.Import(ctx, card(int(n%1000)), bulk)
 			if err != nil {
 				return err
 			}
