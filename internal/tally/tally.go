@@ -8,7 +8,7 @@ import (
 )
 
 // Bounds. A layer of n slots takes 16 n bytes, so that a Tally takes 64 KiB for its first
-// 2,048 values of a day, 17 MiB for as many as small owners have, and 97 MiB at most,
+// 2,048 values of a day, 16 MiB for as many as small owners have, and 97 MiB at most,
 // besides 8 MiB for the owners.
 const (
 	rows      = 4  // counters of a key in a layer
@@ -94,8 +94,8 @@ func (t *Tally) Take(day int64, of, key, value [16]byte, limit int) bool {
 	return true
 }
 
-// A table is a chain of layers, each sixteen times as large as the one before: a layer
-// that is half full takes no more. The last one takes whatever comes.
+// A table is a small layer, which takes no more once it is half full, and a large one, which
+// takes whatever comes then.
 type table struct{ layers []*layer }
 
 // A layer is a set of values, of which one for which there is no room is forgotten, and a
@@ -134,8 +134,8 @@ func (t *table) add(key, value [16]byte) {
 	switch {
 	case n == 0:
 		t.layers = append(t.layers, newLayer(slots))
-	case len(t.layers[n-1].values) < slots && t.layers[n-1].added >= len(t.layers[n-1].values)/2:
-		t.layers = append(t.layers, newLayer(16*len(t.layers[n-1].values)))
+	case n == 1 && len(t.layers[0].values) < slots && t.layers[0].added >= len(t.layers[0].values)/2:
+		t.layers = append(t.layers, newLayer(slots))
 	}
 	l := t.layers[len(t.layers)-1]
 
