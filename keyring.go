@@ -18,12 +18,17 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/crypto/argon2"
 )
 
 // KeySize is the size of a key-encryption key, in bytes.
 const KeySize = 32
+
+// MinPassphrase is how many characters the passphrase of a new key file has at least.
+// Argon2id makes each guess cost some milliseconds, which does not save a word.
+const MinPassphrase = 12
 
 // A KeyWrapper holds a key-encryption key, such as one in a KMS. It is called
 // when a vault is opened and when keys are rotated, never for a single card.
@@ -84,10 +89,13 @@ func KeyBytes(key []byte) (*Keyring, error) {
 // KeyFile returns a Keyring of the key in the file at path. If there is no such
 // file, it makes one with a random key, and the last element of its directory
 // too. The file is in clear, unless passphrase is not empty: then it is sealed
-// under a key made from that with Argon2id.
+// under a key made from that with Argon2id. A new file takes a passphrase of
+// [MinPassphrase] characters at least.
 //
-// KeyFile refuses a file that others than its owner may use, a symlink, and a
-// passphrase for a file in clear or none for a sealed one. [Open] refuses a key
+// KeyFile refuses a file that others may use, one of somebody else than this user or
+// root, in a folder of somebody else, or one that others may write to; one that has
+// another name besides, a symlink; and a passphrase for a file in clear or none for a
+// sealed one. Owners and names are not looked at on Windows. [Open] refuses a key
 // file that lies in the folder of the vault, where a backup would take both.
 //
 // A path that is mistyped makes a new key too. It opens no vault that exists:
@@ -192,6 +200,9 @@ func newKeyFile(passphrase []byte) ([]byte, error) {
 	rand.Read(key)
 	head := keyFileMagic + fmt.Sprintf(keyFileID, keyID(key))
 	if len(passphrase) > 0 {
+		if utf8.RuneCount(passphrase) < MinPassphrase {
+			return nil, fmt.Errorf("the passphrase of a new file must have %d characters or more", MinPassphrase)
+		}
 		salt := make([]byte, saltSize)
 		rand.Read(salt)
 		k := kdf{3, 64 << 10, 4, salt} // RFC 9106, second recommended option
@@ -291,12 +302,18 @@ func readKeyFile(path string) ([]byte, error) {
 	if runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
 		return nil, fmt.Errorf("may be used by others (mode %#o): make it 0600", info.Mode().Perm())
 	}
+	if err := checkOwners(path, f); err != nil {
+		return nil, err
+	}
 	text, err := io.ReadAll(io.LimitReader(f, maxKeyFile+1))
 	if err == nil && len(text) > maxKeyFile {
 		err = errKeyFileForm
 	}
 	return text, err
 }
+
+// newKeyName begins the name of a key file that is being written.
+const newKeyName = ".key-"
 
 // writeKeyFile puts a new key file in place whole and durable, or not at all.
 // If another process was faster, it returns the content of that file.
@@ -310,7 +327,11 @@ func writeKeyFile(path string, text []byte) ([]byte, error) {
 	case !errors.Is(err, fs.ErrExist):
 		return nil, err
 	}
-	f, err := os.CreateTemp(dir, ".key-*")
+	if err := checkFolder(dir); err != nil {
+		return nil, err
+	}
+	// A crash leaves this name beside the other, or alone, with a key that nobody uses.
+	f, err := os.CreateTemp(dir, newKeyName+"*")
 	if err != nil {
 		return nil, err
 	}

@@ -418,6 +418,21 @@ func TestKeyFileRacingCreators(t *testing.T) {
 	}
 }
 
+// A file that is made is worth its passphrase; one that is there opens with what it has.
+func TestKeyFilePassphraseTooShort(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "vault.key")
+	for _, short := range []string{"x", "elevenchars", "\xc3\xa4\xc3\xb6\xc3\xbc"} {
+		refusesKeyFile(t, path, short)
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Fatalf("a file was made: %v", err)
+		}
+	}
+	made := mustKeyFile(t, path, "twelve chars")
+	if !sameKey(t, made, mustKeyFile(t, path, "twelve chars")) {
+		t.Error("another key is read back")
+	}
+}
+
 func TestKeyFileWhereNoneCanBe(t *testing.T) {
 	t.Run("missing folders", func(t *testing.T) {
 		refusesKeyFile(t, filepath.Join(t.TempDir(), "a", "b", "vault.key"), "")
