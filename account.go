@@ -824,14 +824,22 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 	whole := v.whole()
 	type candidate struct{ key, account *store.Record }
 	var candidates []candidate
+	var damaged error // of another key: it keeps none from being found
 	err := v.view(ctx, func(tx store.ReadTx) error {
 		candidates = nil
 		keys, err := tx.Lookup(kindAPIKey, []byte(short), 16)
+		if damaged = nil; errors.Is(err, ErrDamaged) {
+			damaged, err = err, nil
+		}
 		if err != nil {
 			return err
 		}
 		for _, k := range keys {
 			account, err := tx.Get(kindAccount, whole.unmask(kindAccount, k.Account))
+			if errors.Is(err, store.ErrNotFound) { // no vault has written such a key
+				damaged = fmt.Errorf("%w: API key of no account", ErrDamaged)
+				continue
+			}
 			if err != nil {
 				return err
 			}
@@ -848,6 +856,10 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 	sum := sha256.Sum256([]byte(secret))
 	for _, c := range candidates {
 		k, err := v.In(c.key.Account).openAPIKey(ctx, c.key)
+		if errors.Is(err, ErrDamaged) {
+			damaged = err
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -868,6 +880,9 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 			}
 			return &Principal{k, a}, nil
 		}
+	}
+	if damaged != nil {
+		return nil, damaged
 	}
 	if len(candidates) == 0 {
 		if err := v.nobody.compare(v, sum[:]); err != nil {
