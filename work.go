@@ -460,15 +460,8 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 		}
 		p.running.Go(func() {
 			defer func() { <-p.busy }()
-			// What has been begun is ended: each call has a deadline. After the lease it
-			// is others' work; a turn of a webhook renews its own.
-			ctx := context.WithoutCancel(ctx)
-			if kind != kindQueue {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithDeadline(ctx, j.rec.Due)
-				defer cancel()
-			}
-			if err := v.do(ctx, j); err != nil && !errors.Is(err, ErrClosed) {
+			// What has been begun is ended: each call has a deadline.
+			if err := v.do(context.WithoutCancel(ctx), j); err != nil && !errors.Is(err, ErrClosed) {
 				v.log.Error("background work failed and will be tried again", "error", err)
 			}
 		})
