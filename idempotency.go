@@ -97,6 +97,7 @@ type once struct {
 	mistakes    uuid.UUID // id of the record that counts those of the root
 	fingerprint []byte
 	at          time.Time
+	lapsed      uint64    // version of a lapsed record under the key, that was opened; 0: there is none
 	held        uint64    // version of the claim that this call has or takes over; 0: there is none
 	row         uuid.UUID // row key of what the call makes, from that claim
 }
@@ -183,7 +184,11 @@ func (o *once) repeats(ctx context.Context, v *Vault) (first *firstCall, result 
 	for {
 		var key, count *store.Record
 		err := v.view(ctx, func(tx store.ReadTx) (err error) {
-			if key, err = o.find(tx); key == nil || err != nil {
+			if key, err = tx.Get(kindIdempotency, o.key.ID); err != nil {
+				key = nil
+				if errors.Is(err, store.ErrNotFound) {
+					err = nil
+				}
 				return err
 			}
 			result, err = v.find(tx, kindAnswer, o.key.ID)
@@ -204,6 +209,10 @@ func (o *once) repeats(ctx context.Context, v *Vault) (first *firstCall, result 
 		}
 		if first, err = v.readFirst(ctx, key); err != nil {
 			return nil, nil, err
+		}
+		if !key.Due.After(o.at) { // that is authenticated by now: nothing is made twice because a row says so
+			o.lapsed = key.Version
+			return nil, nil, nil
 		}
 		n, err := v.readMistakes(ctx, count, o.at)
 		switch {
@@ -306,15 +315,6 @@ func (o *once) storeMistakes(ctx context.Context, v *Vault, key, before *store.R
 	if !errors.Is(err, store.ErrConflict) {
 		v.uncounted.Store(err != nil)
 		err = wrapped(err)
-	}
-	return r, err
-}
-
-// find returns the record of the key, or nil if there is none or it has lapsed.
-func (o *once) find(tx store.ReadTx) (*store.Record, error) {
-	r, err := tx.Get(kindIdempotency, o.key.ID)
-	if errors.Is(err, store.ErrNotFound) || err == nil && !r.Due.After(o.at) {
-		return nil, nil
 	}
 	return r, err
 }
@@ -426,13 +426,17 @@ func (o *once) put(tx store.Tx) error {
 // putKey writes the key unless another call was faster. Lapsed records under the
 // same key make room.
 func (o *once) putKey(tx store.Tx) error {
-	switch r, err := o.find(tx); {
-	case err != nil:
+	r, err := tx.Get(kindIdempotency, o.key.ID)
+	none := errors.Is(err, store.ErrNotFound)
+	if err != nil && !none {
 		return err
-	case r == nil && o.held == 0:
+	}
+	lapsed := !none && !r.Due.After(o.at)
+	switch {
+	case o.held == 0 && (none || lapsed && o.lapsed > 0 && r.Version == o.lapsed):
 		tx.Delete(kindIdempotency, o.key.ID)
 		tx.Delete(kindAnswer, o.key.ID)
-	case r == nil || r.Version != o.held:
+	case none || lapsed || r.Version != o.held:
 		return errRepeated
 	}
 	tx.Put(&o.key)

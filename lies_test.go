@@ -439,3 +439,26 @@ func TestDuePoison(t *testing.T) {
 		}
 	})
 }
+
+// TestIdempotencyKeyMadeToLapse: a call is not made twice because somebody has set when its
+// idempotency key lapses.
+func TestIdempotencyKeyMadeToLapse(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		repeats := func() (*cardvault.Token, error) {
+			return l.Import(cardvault.WithIdempotencyKey(l.Context(), "order 1"), visa, nil)
+		}
+		first, err := repeats()
+		l.must(err)
+		l.pass(time.Minute)
+		key := l.all(kindIdempotency)[0]
+		key.Due = time.Now().Add(-time.Second)
+		key.Version++
+		l.must(l.store.Update(l.Context(), func(tx store.Tx) error { tx.Put(key); return nil }))
+		if token, err := repeats(); !errors.Is(err, cardvault.ErrDamaged) {
+			t.Errorf("repeated as %+v, %v; the first was %v", token, err, first.ID)
+		}
+		if n := len(l.all(kindToken)); n != 1 {
+			t.Errorf("%d tokens", n)
+		}
+	})
+}
