@@ -324,7 +324,7 @@ func (h *hunt) obtain(behaviour string, status int) {
 	ctx, giveUp := context.WithCancel(h.t.Context())
 	defer giveUp()
 	r := h.request("POST", "/integrations/provider/obtain-ppan", `{"token_id":"`+id+`"}`).WithContext(ctx)
-	for name, value := range map[string]string{"Aid": behaviour, "Mid": "1", "Portalid": "1", "Hash": strings.Repeat("0", 96)} {
+	for name, value := range map[string]string{"Aid": "1", "Mid": "1", "Portalid": "1", "Hash": behaviour} {
 		r.Header.Set("X-Provider-"+name, value)
 	}
 	if status != 0 {
@@ -467,7 +467,7 @@ func (h *hunt) answer(w http.ResponseWriter, r *http.Request) {
 	h.mu.Lock()
 	h.received[values.Get("cardcvc2")] = true
 	h.mu.Unlock()
-	switch values.Get("aid") {
+	switch values.Get("hash") {
 	case "valid":
 		fmt.Fprint(w, `{"status":"VALID","pseudocardpan":"9410010000000000001","truncatedcardpan":"411111XXXXXX0000","cardtype":"V","cardexpiredate":"3012"}`)
 	case "invalid":
