@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +29,7 @@ type forever struct {
 	dialed int           // connections so far
 	slow   time.Duration // until it answers GET
 	busy   int           // this many times it refuses SCAN
+	hung   bool          // answers nothing
 	conns  []net.Conn
 	values map[string]string
 }
@@ -75,6 +77,18 @@ func (f *forever) die(dead bool) {
 	f.conns = nil
 }
 
+func (f *forever) hang(hung bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hung = hung
+}
+
+func (f *forever) hangs() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.hung
+}
+
 func (f *forever) dials() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -94,6 +108,9 @@ func (f *forever) serve(conn net.Conn) {
 		words, err := command(r)
 		if err != nil {
 			return
+		}
+		for f.hangs() {
+			<-time.After(time.Millisecond)
 		}
 		answer := f.answer(words)
 		if words[0] == "GET" {
@@ -219,6 +236,41 @@ func TestConnects(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestNobodyWaits: no caller waits for a server that hangs once a PING was in vain.
+func TestNobodyWaits(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		f, c := openForever(t, false)
+		put(t, c, 0)
+		f.hang(true)
+		const callers, calls = 50, 100
+		var waited atomic.Int32
+		var group sync.WaitGroup
+		for i := range callers {
+			group.Go(func() {
+				for n := range calls {
+					ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+					err := c.Put(ctx, id(i*calls+n), nil, time.Hour)
+					cancel()
+					switch {
+					case err == nil:
+						t.Error("Put on a hanging server succeeds")
+					case errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), "no answer"):
+						waited.Add(1)
+					}
+				}
+			})
+		}
+		group.Wait()
+		// Of each caller one waits until the PING is sent, one for as long, and one may begin
+		// just before it was in vain.
+		if n := waited.Load(); n < callers || n > 3*callers {
+			t.Errorf("%d calls of %d waited, want one to three for each of %d callers", n, callers*calls, callers)
+		}
+		f.hang(false)
+		recovers(t, c)
+	})
 }
 
 // TestImpatient: a caller who gives up does not make others think that the server is down.

@@ -71,7 +71,7 @@ func (c *checker) fits(ctx context.Context, conn net.Conn) error {
 	if !c.opts.AllowPlaintext && !c.private(conn) {
 		return unfit("a connection that leaves the host needs TLS, with a certificate that is verified")
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(ctx, max(limit, c.opts.Patience))
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
 	defer stop()

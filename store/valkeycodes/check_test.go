@@ -30,7 +30,7 @@ import (
 // opens checks that Open succeeds, or fails for a reason.
 func opens(t *testing.T, what string, client valkey.ClientOption, o *valkeycodes.Options, want string) {
 	t.Helper()
-	c, err := valkeycodes.Open(t.Context(), client, o)
+	c, err := valkeycodes.Open(t.Context(), client, patient(o))
 	switch {
 	case want == "" && err != nil:
 		t.Errorf("%s: Open = %v", what, err)
@@ -231,7 +231,7 @@ func TestReplica(t *testing.T) {
 	o.DialCtxFn = func(ctx context.Context, _ string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
 		return dialer.DialContext(ctx, "tcp", name.Load().(string))
 	}
-	c, err := valkeycodes.Open(t.Context(), o, nil)
+	c, err := valkeycodes.Open(t.Context(), o, patient(nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestReplica(t *testing.T) {
 	put(t, c, 1)
 	begin := time.Now()
 	administer(t, old).run("REPLICAOF", "127.0.0.1", "1")
-	early, err := valkeycodes.Open(t.Context(), at(old.Addr()), nil)
+	early, err := valkeycodes.Open(t.Context(), at(old.Addr()), patient(nil))
 	if err != nil {
 		t.Fatal(err) // whose name may lead to another one soon
 	}
@@ -358,7 +358,7 @@ func TestOpenEnds(t *testing.T) {
 func TestNotARedis(t *testing.T) {
 	for _, answer := range []string{"HTTP/1.1 400 Bad Request\r\n\r\n", "*2\r\n$4\r\nsave\r\n$9\r\nno\r\n", "*-1\r\n", strings.Repeat("x", 1<<20)} {
 		addr := serve(t, nil, func(conn net.Conn) { _, _ = io.WriteString(conn, answer) })
-		c := open(t, addr, nil)
+		c := open(t, addr, hasty)
 		if err := c.Put(t.Context(), id(1), nil, time.Minute); err == nil {
 			t.Errorf("Put succeeds at a server that answers %.20q", answer)
 		}

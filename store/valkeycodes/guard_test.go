@@ -46,18 +46,19 @@ func TestAnswers(t *testing.T) {
 			}
 			write(client, b)
 		}
-		c := open(t, relay(t, nil, s.Addr(), wrongly), nil)
-		err := c.Put(t.Context(), id(1), []byte("abc"), time.Hour)
+		c := open(t, relay(t, nil, s.Addr(), wrongly), hasty)
+		put := func() error { return c.Put(t.Context(), id(1), []byte("abc"), time.Hour) }
+		var err error
 		if test.right == get {
-			if err != nil {
-				t.Fatal(err)
-			}
+			eventually(t, test.what, put)
 			_, err = c.Get(t.Context(), id(1))
+		} else {
+			err = put()
 		}
 		if err == nil || errors.Is(err, store.ErrNotFound) {
 			t.Errorf("%s: %v", test.what, err)
 		}
-		eventually(t, test.what, func() error { return c.Put(t.Context(), id(1), []byte("abc"), time.Hour) })
+		eventually(t, test.what, put)
 		holds(t, c, 1, "abc")
 	}
 }
@@ -88,7 +89,7 @@ func TestReset(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	config, roots := certificate(t)
 	for what, config := range map[string]*tls.Config{"TCP": nil, "TLS": config} {
-		closed, ended := make(chan struct{}), make(chan error, 1)
+		arrived, closed, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 		addr := serve(t, config, func(client net.Conn) {
 			server, err := net.Dial("tcp", s.Addr())
 			if err != nil {
@@ -99,6 +100,7 @@ func TestReset(t *testing.T) {
 			for {
 				n, err := client.Read(b)
 				if strings.Contains(string(b[:n]), id(1).String()) {
+					close(arrived)
 					<-closed
 					_, err := io.Copy(io.Discard, client)
 					ended <- err
@@ -120,15 +122,18 @@ func TestReset(t *testing.T) {
 		if config != nil {
 			o.TLSConfig = &tls.Config{RootCAs: roots}
 		}
-		c, err := valkeycodes.Open(t.Context(), o, nil)
+		c, err := valkeycodes.Open(t.Context(), o, patient(nil))
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			<-arrived
+			cancel()
+		}()
 		if err := c.Put(ctx, id(1), nil, time.Hour); err == nil {
 			t.Error("Put succeeds without an answer")
 		}
-		cancel()
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}

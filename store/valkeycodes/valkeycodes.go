@@ -33,8 +33,8 @@
 // # Failures
 //
 // A server that is killed, flushed or hangs has no codes; nothing else fails. When a call
-// has waited in vain a PING follows, which the server must answer within 50 milliseconds:
-// as long as a vault waits for most. If it does not, calls fail at once until it does. It
+// has waited in vain a PING follows, which the server must answer within [Options.Patience]:
+// 50 milliseconds, as long as a vault waits for most. If it does not, calls fail at once until it does. It
 // is asked in the background, every three seconds at least, also if no server was there
 // to begin with, and whenever a connection ends: no call needs to find that out.
 //
@@ -67,9 +67,8 @@ import (
 )
 
 const (
-	limit    = time.Second           // for a call, and for a connection
+	limit    = time.Second           // for a call, and for a connection; more if Options.Patience is
 	patience = 50 * time.Millisecond // for a server that is up
-	slow     = patience / 2          // whoever has waited longer in vain tells of the server
 
 	lifetime = time.Minute // of a connection, and so until a server is looked at again
 
@@ -103,6 +102,10 @@ type Options struct {
 	// only loopback and Unix sockets need none.
 	AllowPlaintext bool
 
+	// Patience is how long a server that is up may take to answer a PING. Defaults to 50
+	// milliseconds, which is as long as a vault waits for a cache in most calls.
+	Patience time.Duration
+
 	// Logger is told of a SLOWLOG, and when a server that was lost is back. If nil,
 	// nothing is logged.
 	Logger *slog.Logger
@@ -112,13 +115,15 @@ var _ store.CodeCache = (*Cache)(nil)
 
 // A Cache is a [store.CodeCache] that vaults may share.
 type Cache struct {
-	client valkey.Client
-	check  checker
-	prefix string
-	log    *slog.Logger
-	slots  chan struct{}
-	ctx    context.Context // ends with the cache
-	cancel context.CancelFunc
+	client   valkey.Client
+	limit    time.Duration
+	patience time.Duration
+	check    checker
+	prefix   string
+	log      *slog.Logger
+	slots    chan struct{}
+	ctx      context.Context // ends with the cache
+	cancel   context.CancelFunc
 
 	late chan struct{} // a call was, while mending
 
@@ -145,22 +150,27 @@ func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, er
 		settings = *opts
 	}
 	settings.Prefix = cmp.Or(settings.Prefix, "cardvault:code:")
+	if settings.Patience <= 0 {
+		settings.Patience = patience
+	}
 	settings.Logger = cmp.Or(settings.Logger, slog.New(slog.DiscardHandler))
 	if len(o.InitAddress) != 1 || o.Sentinel.MasterSet != "" {
 		return nil, errors.New("valkeycodes: want the address of one server")
 	}
 	c := &Cache{
-		prefix: settings.Prefix,
-		log:    settings.Logger,
-		slots:  make(chan struct{}, maxCalls),
-		late:   make(chan struct{}, 1),
-		busy:   make(map[string]chan struct{}),
-		erase:  make(map[string]time.Time),
+		limit:    max(limit, settings.Patience),
+		patience: settings.Patience,
+		prefix:   settings.Prefix,
+		log:      settings.Logger,
+		slots:    make(chan struct{}, maxCalls),
+		late:     make(chan struct{}, 1),
+		busy:     make(map[string]chan struct{}),
+		erase:    make(map[string]time.Time),
 	}
 	c.check = checker{client: o, opts: settings, lost: c.lost}
 	dialer := o.Dialer
 	if dialer.Timeout == 0 {
-		dialer.Timeout = limit
+		dialer.Timeout = c.limit
 	}
 	client, err := valkey.NewClient(valkey.ClientOption{
 		InitAddress:       o.InitAddress,
@@ -183,7 +193,7 @@ func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, er
 		PipelineMultiplex:   -1,
 		AlwaysPipelining:    true,
 		ConnLifetime:        lifetime,
-		ConnWriteTimeout:    limit,
+		ConnWriteTimeout:    c.limit,
 		ReadBufferEachConn:  32 << 10,
 		WriteBufferEachConn: 32 << 10,
 	})
@@ -244,7 +254,7 @@ func (c *Cache) Delete(ctx context.Context, id uuid.UUID) error {
 }
 
 // Close implements [store.CodeCache]. It leaves the values, which other vaults
-// may need, and takes two seconds at most.
+// may need, and takes two seconds at most, or twice Options.Patience.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	first := !c.closed
@@ -396,7 +406,7 @@ func (c *Cache) send(ctx context.Context, cmd valkey.Completed, key string, read
 		defer c.leave(key)
 		defer func() { <-c.slots }()
 		var a answer
-		m, err := c.within(ctx, limit, cmd).ToMessage()
+		m, err := c.within(ctx, c.limit, cmd).ToMessage()
 		if a.err = err; err == nil || valkey.IsValkeyNil(err) {
 			a.value, a.err = read(&m)
 		}
@@ -427,8 +437,9 @@ func (c *Cache) send(ctx context.Context, cmd valkey.Completed, key string, read
 	}
 	waited := time.Since(begin)
 	err := fmt.Errorf("valkeycodes: no answer in %v: %w", waited.Round(time.Millisecond), ctx.Err())
-	// A caller who has lost interest says nothing about the server.
-	if waited >= slow && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+	// A caller who has lost interest says nothing about the server: one who has waited for
+	// half as long as it may take has not.
+	if waited >= c.patience/2 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		c.doubt()
 	}
 	return nil, err
@@ -478,7 +489,7 @@ func (c *Cache) lost() {
 		case <-c.ctx.Done():
 			return
 		}
-		if c.ping(limit) != nil {
+		if c.ping(c.limit) != nil {
 			c.doubt()
 		}
 	})
@@ -533,15 +544,15 @@ func (c *Cache) mended() bool {
 	down := c.down != nil
 	c.mu.Unlock()
 	if !down {
-		if err := c.ping(patience); err != nil {
+		if err := c.ping(c.patience); err != nil {
 			c.fail(err)
 			down = true
 		}
 	}
 	if down {
-		err := c.ping(limit) // which may have to connect
+		err := c.ping(c.limit) // which may have to connect
 		if err == nil {
-			err = c.ping(patience)
+			err = c.ping(c.patience)
 		}
 		if err != nil {
 			c.fail(err)
@@ -587,7 +598,7 @@ func (c *Cache) eraseAll() error {
 	c.mu.Unlock()
 	ids := glob.Replace(c.prefix) + strings.Repeat("?", len(uuid.Nil.String()))
 	for cursor := uint64(0); time.Since(since) <= eraseFor; {
-		found, err := c.within(c.ctx, limit, c.client.B().Scan().Cursor(cursor).Match(ids).Count(eraseBatch).Build()).AsScanEntry()
+		found, err := c.within(c.ctx, c.limit, c.client.B().Scan().Cursor(cursor).Match(ids).Count(eraseBatch).Build()).AsScanEntry()
 		if err == nil && len(found.Elements) > 0 {
 			err = c.del(found.Elements)
 		}
@@ -610,7 +621,7 @@ func (c *Cache) eraseAll() error {
 var glob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
 func (c *Cache) del(keys []string) error {
-	return c.within(c.ctx, limit, c.client.B().Del().Key(keys...).Build()).Error()
+	return c.within(c.ctx, c.limit, c.client.B().Del().Key(keys...).Build()).Error()
 }
 
 // toErase returns some of the keys to erase, which nobody else in this process changes until
