@@ -12,6 +12,7 @@ import (
 	htmltemplate "html/template"
 	"log"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"reflect"
@@ -23,6 +24,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
@@ -601,8 +603,7 @@ func TestCheckSecurityCodeAndName(t *testing.T) {
 		"x378282246310005x":             "looks_like_pan",
 		"李4222222222222李":               "looks_like_pan",
 		"1 4242424242424242":            "looks_like_pan",
-		"4242424242424241":              "", // fails Luhn
-		"42424242424242424242":          "", // longer than a number
+		"1111111111111111":              "", // fails Luhn
 		"00000000000":                   "", // shorter
 		"000000000000":                  "looks_like_pan",
 		strings.Repeat("1 ", 127) + "1": "",
@@ -614,6 +615,61 @@ func TestCheckSecurityCodeAndName(t *testing.T) {
 		}
 		if got := codes(check(c)); got != want {
 			t.Errorf("name %.30q of %d characters: %q, want %q", name, utf8.RuneCountInString(name), got, want)
+		}
+	}
+}
+
+// names are cases of what in a name is taken for a card number, for the component too.
+func names(t testing.TB) (cases struct{ Refused, Taken []string }) {
+	t.Helper()
+	text, err := os.ReadFile("testdata/names.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &cases); err != nil || len(cases.Refused) == 0 || len(cases.Taken) == 0 {
+		t.Fatalf("cases: %v", err)
+	}
+	return cases
+}
+
+// A card number in place of a name is refused, however it is written.
+func TestNumberInName(t *testing.T) {
+	check := checker(t, nil)
+	named := func(name string) string {
+		return codes(check(cardvault.Card{
+			PAN: cardvault.NewPAN([]byte("4242424242424242")), Expiry: cardvault.Expiry{Month: 1, Year: 2030}, Name: cardvault.NewName([]byte(name)),
+		}))
+	}
+	cases := names(t)
+	for _, name := range cases.Refused {
+		if got := named(name); got != "cardholder_name looks_like_pan" {
+			t.Errorf("%q: %q", name, got)
+		}
+	}
+	for _, name := range cases.Taken {
+		if got := named(name); got != "" {
+			t.Errorf("%q: %q", name, got)
+		}
+	}
+
+	// Any number, in digits of any script, with any separators, amid other text.
+	scripts := []rune{'0', '\u0660', '\u06f0', '\u0966', '\uff10', 0x1d7ce, 0x1d7d8}
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		digits := make([]byte, 11+random.IntN(8))
+		for i := range digits {
+			digits[i] = '0' + byte(random.IntN(10))
+		}
+		digits = append(digits, iin.CheckDigit(digits))
+		name := "A"
+		for _, d := range digits {
+			name += string(scripts[random.IntN(len(scripts))] + rune(d-'0'))
+			for random.IntN(3) == 0 {
+				name += string([]rune(" -._/\u2003\u2014\u200d")[random.IntN(8)])
+			}
+		}
+		if got := named(name + "B"); got != "cardholder_name looks_like_pan" && utf8.RuneCountInString(name) < 255 {
+			t.Fatalf("%q: %q", name, got)
 		}
 	}
 }

@@ -146,11 +146,18 @@ export function codeFault(digits: string, brand: string | null): Fault | null {
   return n === 3 || (n === 4 && four) ? null : "invalid";
 }
 
+/** Whether there are 12 to 19 digits in a row among digits that pass the Luhn check. */
+function holdsNumber(digits: string): boolean {
+  for (let end = 12; end <= digits.length; end++)
+    for (let n = 12; n <= Math.min(19, end); n++) if (luhn(digits.slice(end - n, end))) return true;
+  return false;
+}
+
 /** What is wrong with a cardholder's name, or null. */
 export function nameFault(name: string, required: boolean): Fault | null {
   if (!name.trim()) return required ? "required" : null;
-  // A card number in the wrong field would be kept as a name, also one in groups.
-  const numbers = name.replace(/[\s-]/g, "").match(/\p{Nd}+/gu) ?? [];
-  const card = numbers.map(digitsOf).some((d) => d.length >= 12 && d.length <= 19 && luhn(d));
-  return card || [...name].length > 255 || /\p{Cc}/u.test(name) ? "invalid" : null;
+  // A card number in the wrong field would be kept as a name, also one in groups or among
+  // other digits. The vault has the same rule, and testdata/names.json cases for both.
+  const numbers = name.replace(/[\p{Z}\p{Pd}\p{Cf}\p{Mn}._/\u00b7\u2212\u30fb]/gu, "").match(/\p{Nd}+/gu) ?? [];
+  return numbers.map(digitsOf).some(holdsNumber) || [...name].length > 255 || /\p{Cc}/u.test(name) ? "invalid" : null;
 }
