@@ -74,6 +74,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.PseudoPAN](),
 		reflect.TypeFor[cardvault.QuotaError](),
 		reflect.TypeFor[cardvault.QuotaUpdate](),
+		reflect.TypeFor[cardvault.ProviderAccount](),
 		reflect.TypeFor[cardvault.Quotas](),
 		reflect.TypeFor[cardvault.Reason](),
 		reflect.TypeFor[cardvault.Scope](),
@@ -263,6 +264,11 @@ var shown = map[string]string{
 	"webhook.Event.Reason":                     "one of a few words or codes",
 	"webhook.Event.Type":                       "one of a few words or codes",
 
-	"store/boltstore.*": "its path, and rows as they are in the file, where what is secret is sealed",
-	"store/memstore.*":  "rows, where what is secret is sealed",
+	"store/boltstore.*":                  "its path, and rows as they are in the file, where what is secret is sealed",
+	"store/memstore.*":                   "rows, where what is secret is sealed",
+	"internal/tally.*":                   "ids of accounts and keys",
+	"cardvault.guesses.told":             "ids of accounts",
+	"cardvault.ProviderAccount.AID":      "an account at the provider, without its keys",
+	"cardvault.ProviderAccount.MID":      "an account at the provider, without its keys",
+	"cardvault.ProviderAccount.PortalID": "an account at the provider, without its keys",
 }
