@@ -5,7 +5,7 @@ FUZZTIME ?= 30s
 BENCH    ?=
 FAULTS   ?= 100
 
-.PHONY: help check test race fuzz bench faults bundle deps
+.PHONY: help check test stress race fuzz bench faults bundle deps
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -45,6 +45,9 @@ test: deps ## all tests, some also in FIPS 140-3 mode, against encoding/json/v2 
 		echo 'GOEXPERIMENT=jsonv2,runtimesecret $(GOTEST) -short $$(go list ./httpapi/... ./internal/... | grep -v /realtest)'; \
 		echo 'GOEXPERIMENT=jsonv2,runtimesecret $(GOTEST) -short -run $$SECRETS .'; \
 	} | xargs -P 3 -I {} sh -c '{}'
+
+stress: deps ## the tests N (10) times, LOAD=4 beside four busy loops: names what fails by chance
+	@N=$(or $(N),10) LOAD=$(or $(LOAD),0) WHAT='$(WHAT)' sh .ci/stress
 
 race: deps ## tests under the race detector, but for those that spend their time in other programs
 	@cd store/valkeycodes && $(GOTEST) -race -short ./...

@@ -86,6 +86,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.SessionOptions](),
 		reflect.TypeFor[cardvault.SessionStatus](),
 		reflect.TypeFor[cardvault.SharedSecret](),
+		reflect.TypeFor[cardvault.Suspicion](),
 		reflect.TypeFor[cardvault.Token](),
 		reflect.TypeFor[cardvault.TokenUpdate](),
 		reflect.TypeFor[cardvault.Vault](),
@@ -271,4 +272,6 @@ var shown = map[string]string{
 	"cardvault.ProviderAccount.AID":      "an account at the provider, without its keys",
 	"cardvault.ProviderAccount.MID":      "an account at the provider, without its keys",
 	"cardvault.ProviderAccount.PortalID": "an account at the provider, without its keys",
+	"cardvault.Suspicion.IIN":            "too few digits to find the rest",
+	"cardvault.Suspicion.LastFour":       "too few digits to find the rest",
 }

@@ -1,0 +1,199 @@
+// Package doctest compares what documents say with the code.
+package doctest
+
+import (
+	"fmt"
+	"go/ast"
+	"go/constant"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+const root = "../.."
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// sources calls f with each Go file of the repository.
+func sources(t *testing.T, f func(file string, source *ast.File)) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == "node_modules" || d.Name() == ".git"):
+			return fs.SkipDir
+		case !strings.HasSuffix(file, ".go"):
+			return nil
+		}
+		source, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		if err == nil {
+			f(filepath.ToSlash(strings.TrimPrefix(file, root+string(filepath.Separator))), source)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestThreats: each row of the table of SECURITY.md has tests, which are there.
+func TestThreats(t *testing.T) {
+	tests := map[string]bool{}
+	sources(t, func(file string, source *ast.File) {
+		pkg, _, _ := strings.Cut(file, "/")
+		if strings.HasPrefix(file, "store/storetest/") {
+			pkg = "storetest"
+		}
+		kit := strings.HasSuffix(pkg, "test") && !strings.HasSuffix(file, "_test.go")
+		ast.Inspect(source, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				if strings.HasSuffix(file, "_test.go") && n.Recv == nil && strings.HasPrefix(n.Name.Name, "Test") {
+					tests[n.Name.Name] = true
+				}
+			case *ast.CompositeLit: // a rule of a test kit begins with its name
+				if len(n.Elts) > 1 && kit {
+					if first, ok := n.Elts[0].(*ast.BasicLit); ok && first.Kind == token.STRING {
+						tests[pkg+"."+strings.Trim(first.Value, `"`)] = true
+					}
+				}
+			}
+			return true
+		})
+	})
+
+	document := read(t, "SECURITY.md")
+	_, table, _ := strings.Cut(document, "| Somebody who |")
+	table, rest, _ := strings.Cut(table, "\n\n")
+	_, shown, _ := strings.Cut(rest, "What shows it:\n\n")
+	shown, _, _ = strings.Cut(shown, "\n\n")
+	lists := map[string]string{}
+	for line := range strings.Lines(shown) {
+		who, list, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "- "), ": ")
+		lists[who] = list
+	}
+	rows := 0
+	for line := range strings.Lines(table) {
+		cells := strings.Split(line, "|")
+		if len(cells) < 4 || !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| can |") {
+			continue
+		}
+		rows++
+		who := strings.TrimSpace(cells[1])
+		list := lists[who]
+		delete(lists, who)
+		if strings.HasPrefix(strings.TrimSpace(cells[3]), "out of scope") && list == "" {
+			continue
+		}
+		names := regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(list, -1)
+		if len(names) == 0 && !strings.HasPrefix(list, "nothing") {
+			t.Errorf("no test shows what is said of somebody who %s", who)
+		}
+		for _, name := range names {
+			if !tests[name[1]] {
+				t.Errorf("of somebody who %s: there is no test %s", who, name[1])
+			}
+		}
+	}
+	if rows < 10 {
+		t.Errorf("the table has %d rows", rows)
+	}
+	for who := range lists {
+		t.Errorf("tests for somebody who %s, of whom the table says nothing", who)
+	}
+}
+
+// value returns a constant of a package.
+func value(t *testing.T, dir, name string) string {
+	t.Helper()
+	found := ""
+	units := strings.NewReplacer("time.Millisecond", "1000000", "time.Second", "1000000000", "time.Minute", "60000000000", "time.Hour", "3600000000000")
+	files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fset := token.NewFileSet()
+		source, err := parser.ParseFile(fset, file, text, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, decl := range source.Decls {
+			g, ok := decl.(*ast.GenDecl)
+			if !ok || g.Tok != token.CONST {
+				continue
+			}
+			for _, spec := range g.Specs {
+				s := spec.(*ast.ValueSpec)
+				for i, n := range s.Names {
+					if n.Name != name || i >= len(s.Values) {
+						continue
+					}
+					e := text[fset.Position(s.Values[i].Pos()).Offset:fset.Position(s.Values[i].End()).Offset]
+					v, err := types.Eval(fset, nil, token.NoPos, units.Replace(string(e)))
+					if err != nil {
+						t.Fatalf("%s: %v", name, err)
+					}
+					found = constant.ToInt(v.Value).ExactString()
+				}
+			}
+		}
+	}
+	if found == "" {
+		t.Fatalf("there is no constant %s in %q", name, dir)
+	}
+	return found
+}
+
+// TestNumbers: numbers in documents are those of the code.
+func TestNumbers(t *testing.T) {
+	const second = 1_000_000_000
+	const minute, hour = 60 * second, 3600 * second
+	for _, test := range []struct {
+		document, phrase string // which is there
+		dir, name        string // of the constant
+		want             int64  // its value, as the phrase has it
+	}{
+		{"SECURITY.md", "signatures with a time, by up to eight secrets", "", "MaxWebhookSecrets", 8},
+		{"SECURITY.md", "15 seconds and 64 KiB for an answer", "webhook", "timeout", 15 * second},
+		{"SECURITY.md", "15 seconds and 64 KiB for an answer", "webhook", "maxAnswer", 64 << 10},
+		{"SECURITY.md", "disabled after five days without success", "", "webhookPatience", 5 * 24 * hour},
+		{"SECURITY.md", "five refused cards end it", "", "maxRefusals", 5},
+		{"CHANGELOG.md", "up to eight of its secrets sign at a time", "", "MaxWebhookSecrets", 8},
+		{"webhook.go", "each signs; 1 to 8, the oldest first", "", "MaxWebhookSecrets", 8},
+		{"webhook/webhook.go", "Defaults to 15 seconds", "webhook", "timeout", 15 * second},
+		{"webhook/webhook.go", "Secrets decode to 24 to 64 bytes", "webhook", "minKey", 24},
+		{"account.go", "1 to 255 characters", "", "maxText", 255},
+		{"session.go", "1 to [MaxExpirationTime]", "", "MaxExpirationTime", 2592000},
+		{"payload.go", "the fifth fails it", "", "maxRefusals", 5},
+		{"store/valkeycodes/valkeycodes.go", "Defaults to 50\n\t// milliseconds", "store/valkeycodes", "patience", 50 * second / 1000},
+		{"store/valkeycodes/valkeycodes.go", "more\n// than 65,536 values", "store/valkeycodes", "maxErase", 65536},
+		{"store/valkeycodes/valkeycodes.go", "for 15 minutes at most", "store/valkeycodes", "eraseFor", 15 * minute},
+	} {
+		text := read(t, test.document)
+		if !strings.Contains(text, test.phrase) {
+			t.Errorf("%s does not say %q", test.document, test.phrase)
+		}
+		if got := value(t, test.dir, test.name); got != fmt.Sprint(test.want) {
+			t.Errorf("%s says %q, but %s is %s", test.document, test.phrase, test.name, got)
+		}
+	}
+}
