@@ -35,11 +35,9 @@ export SECRETS := Card|Code|Key|Left|Leak|Nothing|Secret
 # Much of this waits for servers, browsers and clocks, so three run at a time, those that
 # take longest first. The whole is done once. With -short a few tests do the same with
 # less, and what is left out elsewhere has nothing to do with what is different there.
-# A cache that has to answer within milliseconds is tested before the machine is busy.
 test: deps ## all tests, some also in FIPS 140-3 mode, against encoding/json/v2 and with runtime/secret
-	@cd store/valkeycodes && $(GOTEST) ./...
 	@{ echo 'cd store/pgstore && $(GOTEST) -short ./...'; \
-		for m in $(filter-out store/pgstore/ store/valkeycodes/,$(CODE)); do echo "cd $$m && $(GOTEST) ./..."; done; \
+		for m in $(filter-out store/pgstore/,$(CODE)); do echo "cd $$m && $(GOTEST) ./..."; done; \
 		echo 'GODEBUG=fips140=only $(GOTEST) -short -skip $$LONG $$(go list ./... | grep -v -e /cardvault$$ -e /store -e /examples -e /realtest)'; \
 		echo 'GODEBUG=fips140=only $(GOTEST) -short -run $$SECRETS .'; \
 		echo 'GOEXPERIMENT=jsonv2,runtimesecret $(GOTEST) -short $$(go list ./httpapi/... ./internal/... | grep -v /realtest)'; \
