@@ -86,7 +86,7 @@ func TestThreats(t *testing.T) {
 		who, list, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "- "), ": ")
 		lists[who] = list
 	}
-	rows := 0
+	rows, said := 0, map[string]bool{}
 	for line := range strings.Lines(table) {
 		cells := strings.Split(line, "|")
 		if len(cells) < 4 || !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| can |") {
@@ -95,7 +95,7 @@ func TestThreats(t *testing.T) {
 		rows++
 		who := strings.TrimSpace(cells[1])
 		list := lists[who]
-		delete(lists, who)
+		said[who] = true
 		if strings.HasPrefix(strings.TrimSpace(cells[3]), "out of scope") && list == "" {
 			continue
 		}
@@ -113,6 +113,9 @@ func TestThreats(t *testing.T) {
 		t.Errorf("the table has %d rows", rows)
 	}
 	for who := range lists {
+		if said[who] {
+			continue
+		}
 		t.Errorf("tests for somebody who %s, of whom the table says nothing", who)
 	}
 }

@@ -238,12 +238,14 @@ func (c *Cache) Put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Du
 
 // Get implements [store.CodeCache].
 func (c *Cache) Get(ctx context.Context, id uuid.UUID) ([]byte, error) {
-	return c.do(ctx, c.client.B().Get().Key(c.key(id)).Build(), "", value)
+	key := c.key(id)
+	return c.read(ctx, c.client.B().Get().Key(key).Build(), key)
 }
 
 // Take implements [store.CodeCache].
 func (c *Cache) Take(ctx context.Context, id uuid.UUID) ([]byte, error) {
-	return c.do(ctx, c.client.B().Getdel().Key(c.key(id)).Build(), "", value)
+	key := c.key(id)
+	return c.read(ctx, c.client.B().Getdel().Key(key).Build(), key)
 }
 
 // Delete implements [store.CodeCache].
@@ -312,6 +314,23 @@ func (c *Cache) do(ctx context.Context, cmd valkey.Completed, key string, read r
 		return nil, err
 	}
 	return c.send(ctx, cmd, key, read)
+}
+
+// read is do for a value. One that is still to be erased is none.
+func (c *Cache) read(ctx context.Context, cmd valkey.Completed, key string) ([]byte, error) {
+	doomed := c.doomed(key)
+	b, err := c.do(ctx, cmd, "", value)
+	if err == nil && (doomed || c.doomed(key)) {
+		return nil, store.ErrNotFound
+	}
+	return b, err
+}
+
+func (c *Cache) doomed(key string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, doomed := c.erase[key]
+	return doomed || !c.all.IsZero()
 }
 
 // begin waits until a call has a slot, and is the only one that changes a key if it names
