@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/cardvault/cardvault/store"
@@ -22,18 +23,24 @@ import (
 // A store can still hide a record, or give a former one: neither shows in an answer.
 type checkedStore struct {
 	store.Store
-	told func(what string) // of an answer that cannot be right
+	told      func(what string) // of an answer that cannot be right
+	conflicts atomic.Int64      // in a row
 }
+
+const manyConflicts = 100
 
 func (s *checkedStore) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(checkedReadTx{tx, s}) })
 }
 
-// Update waits for a moment after a conflict, in which ctx counts: whoever tries again does
-// so until it has ended, and does not spin on a store that names wrong versions.
+// Update waits for a moment after a conflict when there have been many and no write: each
+// is that of somebody who was faster, or of a store that names wrong versions. So nobody
+// spins on that, and whoever tries again does so until ctx has ended.
 func (s *checkedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 	err := s.Store.Update(ctx, func(tx store.Tx) error { return fn(checkedTx{checkedReadTx{tx, s}, tx}) })
-	if errors.Is(err, store.ErrConflict) {
+	if !errors.Is(err, store.ErrConflict) {
+		s.conflicts.Store(0)
+	} else if s.conflicts.Add(1) > manyConflicts {
 		select {
 		case <-ctx.Done():
 			return ctx.Err() // nothing was written

@@ -457,7 +457,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		return nil, err
 	}
 	c := &core{keys: keys, opts: o, log: o.Logger}
-	c.store = &checkedStore{s, c.mistrusts}
+	c.store = &checkedStore{Store: s, told: c.mistrusts}
 	c.work.init()
 	c.sessionKeys.init()
 	if c.codes = o.Codes; c.codes == nil {
