@@ -44,7 +44,8 @@ var (
 	// day began: somebody may be trying out what the mask hides. The limit is a
 	// thousandth of the numbers that can be behind the mask, at least 3 and at most 100,
 	// divided by [Options.Replicas]. A number that was let through on that day may come
-	// again. Until the day ends other numbers with the mask are refused.
+	// again, until one is refused: from then on, until the day ends, all numbers with the
+	// mask are, or it could be found out which were let through before.
 	ErrTooManyNumbers = errors.New("cardvault: too many card numbers with the same mask")
 
 	// ErrNetworkTokenState is returned by Provision for a network token that

@@ -40,7 +40,7 @@ type guesses struct {
 
 // takeNumber counts a card number under what its mask shows, before anything that depends
 // on the number is answered or done. A number that was counted on that day passes. It
-// returns ErrTooManyNumbers for one too many.
+// returns ErrTooManyNumbers for one too many, and for all with its mask from then on.
 func (v *Vault) takeNumber(ctx context.Context, p PAN) error {
 	digits, at := p.get(), now()
 	shown := shownIIN(digits, v.opts.IINLength)

@@ -95,8 +95,8 @@ func TestFingerprintOracle(t *testing.T) {
 		// Whatever the rest of the request is, and whoever sends it.
 		r.importAs(t, r.imports, numbers[200], "Idempotency-Key", "k").want(t, 429, "RATE_LIMITED")
 		r.importAs(t, r.key, numbers[201]).want(t, 429, "RATE_LIMITED")
-		// What was let through may come again, and so may what has another mask.
-		r.importAs(t, r.imports, numbers[0]).want(t, 200)
+		// Also what was let through before: see TestCountedOracle. What has another mask may come.
+		r.importAs(t, r.imports, numbers[0]).want(t, 429, "RATE_LIMITED")
 		r.importAs(t, r.imports, behind("411111", "1235", 16, 1)[0]).want(t, 200)
 		r.importAs(t, r.imports, behind("411111", "1234", 19, 1)[0]).want(t, 200)
 		// What is no number is not counted.
@@ -117,6 +117,25 @@ func TestFingerprintOracle(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		r.importAs(t, r.imports, numbers[300]).want(t, 200)
+	})
+}
+
+// Whoever uses up the limit of a mask does not find out which numbers others passed in on the
+// day, by which of them are still let through.
+func TestCountedOracle(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newLiveRig(t, nil)
+		numbers := behind("411111", "1234", 16, 2000)
+		const card = 1234
+		r.importAs(t, r.key, numbers[card]).want(t, 200) // a shopper's
+		for _, number := range numbers[:100] {
+			r.importAs(t, r.imports, number)
+		}
+		for i, number := range numbers[100:] {
+			if a := r.importAs(t, r.imports, number); a.status == 200 {
+				t.Errorf("number %d is told from the others; that of the shopper is %d", 100+i, card)
+			}
+		}
 	})
 }
 

@@ -45,7 +45,9 @@ type owner struct {
 
 // Take counts a value under a key, unless it was counted on that day, and reports whether
 // it may pass. It may not, and is not counted, if limit values were counted under the
-// key. Key and value are keyed hashes, of an owner alone.
+// key: from then on no value of that key passes, also none that was counted. Who has used up
+// the limit would find out else which values others have had. Key and value are keyed
+// hashes, of an owner alone.
 //
 // With another day all is forgotten, except by a clock that has stepped back over
 // midnight: the day that it had reached goes on.
@@ -82,9 +84,12 @@ func (t *Tally) Take(day int64, of, key, value [16]byte, limit int) bool {
 		n += last.count(key)
 	}
 	switch {
+	case n > MaxLimit:
+		return false
 	case first.has(value) || last.has(value):
 		return true
 	case n >= min(limit, MaxLimit):
+		last.close(key)
 		return false
 	}
 	last.add(key, value)
@@ -129,7 +134,8 @@ func (t *table) count(key [16]byte) (n int) {
 	return n
 }
 
-func (t *table) add(key, value [16]byte) {
+// top returns the layer that takes what comes.
+func (t *table) top() *layer {
 	n := len(t.layers)
 	switch {
 	case n == 0:
@@ -137,7 +143,19 @@ func (t *table) add(key, value [16]byte) {
 	case n == 1 && len(t.layers[0].values) < slots && t.layers[0].added >= len(t.layers[0].values)/2:
 		t.layers = append(t.layers, newLayer(slots))
 	}
-	l := t.layers[len(t.layers)-1]
+	return t.layers[len(t.layers)-1]
+}
+
+// close makes count more than MaxLimit.
+func (t *table) close(key [16]byte) {
+	l := t.top()
+	for row := range rows {
+		*l.counter(row, key) = MaxLimit + 1
+	}
+}
+
+func (t *table) add(key, value [16]byte) {
+	l := t.top()
 
 	// Only the lowest counters rise: the others are too high as it is.
 	next := l.count(key) + 1

@@ -32,7 +32,7 @@ func TestNeverTooFew(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var counted tally.Tally
 		type place struct{ owner, key int }
-		let := map[place]map[int]bool{}
+		let, closed := map[place]map[int]bool{}, map[place]bool{}
 		hashed := rapid.SampledFrom([]func(int) [16]byte{alike, func(n int) [16]byte { return hash(n) }}).Draw(t, "hash")
 		limit := rapid.IntRange(0, 20).Draw(t, "limit")
 		owners, keys, values := rapid.IntRange(1, 5).Draw(t, "owners"), rapid.IntRange(1, 300).Draw(t, "keys"), rapid.IntRange(1, 5000).Draw(t, "values")
@@ -42,6 +42,7 @@ func TestNeverTooFew(t *testing.T) {
 			if random.IntN(5000) == 0 {
 				day++
 				clear(let)
+				clear(closed)
 			}
 			at := place{random.IntN(owners), random.IntN(keys)}
 			value := random.IntN(values)
@@ -55,6 +56,10 @@ func TestNeverTooFew(t *testing.T) {
 			if may && !known && len(before) >= limit {
 				t.Fatalf("%d values pass under a limit of %d", len(before)+1, limit)
 			}
+			if may && closed[at] {
+				t.Fatal("a value passes after one was too many")
+			}
+			closed[at] = closed[at] || !may
 			before[value] = before[value] || may
 		}
 	})
@@ -79,8 +84,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// A value that was counted passes for the rest of the day, and one that was refused is still
-// refused. An owner's do not count for others.
+// A value that was counted passes until one too many comes: then all are refused, or it could
+// be found out which were counted. An owner's do not count for others.
 func TestTake(t *testing.T) {
 	var counted tally.Tally
 	take := func(day int64, owner, key, value int) bool {
@@ -91,7 +96,8 @@ func TestTake(t *testing.T) {
 		owner, key, value int
 		want              bool
 	}{
-		{5, 1, 1, 1, true}, {5, 1, 1, 2, true}, {5, 1, 1, 3, false}, {5, 1, 1, 3, false}, {5, 1, 1, 1, true}, {5, 1, 1, 2, true},
+		{5, 1, 1, 1, true}, {5, 1, 1, 2, true}, {5, 1, 1, 1, true}, {5, 1, 1, 2, true},
+		{5, 1, 1, 3, false}, {5, 1, 1, 3, false}, {5, 1, 1, 1, false}, {5, 1, 1, 2, false},
 		{5, 1, 2, 4, true}, {5, 2, 1, 1, true}, {5, 2, 1, 3, true}, {5, 2, 1, 4, false},
 		{6, 1, 1, 3, true}, {6, 1, 1, 4, true}, {6, 1, 1, 1, false},
 		{5, 1, 1, 5, false}, {6, 1, 1, 5, false}, // a clock that steps back over midnight
