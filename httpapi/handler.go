@@ -107,8 +107,10 @@ type Options struct {
 	// each account has all of AllowedOrigins.
 	AccountOrigins func(account uuid.UUID) []string
 
-	// Logger is told of failures, and of every request at debug level, without
-	// ids of the path. Defaults to none.
+	// Logger is told of failures of the service, at info level of each request that is
+	// answered with 401 or 403, and at debug level of every other, with account and key if
+	// they are known, and the address of the client, but without ids of the path. Defaults
+	// to none.
 	Logger *slog.Logger
 }
 
@@ -230,6 +232,7 @@ type call struct {
 	vault       *cardvault.Vault     // in the account of the principal
 	principal   *cardvault.Principal // nil if none is asked for
 	request     *http.Request
+	client      netip.Addr                       // zero if it is not known
 	id          uuid.UUID                        // of the path; zero, which no object has, if it is no UUID
 	body        []byte                           // raw; empty if there was none
 	answer      []byte                           // appended to by serve; nothing for 204 and 304
@@ -435,8 +438,11 @@ func earliest(a, b time.Time) time.Time {
 func (h *handler) log(c *call, pattern, requestID string, status int, took time.Duration, err error) {
 	level := slog.LevelDebug
 	clientGone := errors.Is(err, context.Canceled) && c.request.Context().Err() != nil
-	if status >= 500 && !clientGone {
+	switch {
+	case status >= 500 && !clientGone:
 		level = slog.LevelError
+	case status == http.StatusUnauthorized, status == http.StatusForbidden:
+		level = slog.LevelInfo
 	}
 	if !h.opts.Logger.Enabled(c.ctx, level) {
 		return
@@ -445,10 +451,17 @@ func (h *handler) log(c *call, pattern, requestID string, status int, took time.
 	if !slices.Contains(methods, method) {
 		method = "?" // any word is a method
 	}
-	h.opts.Logger.LogAttrs(c.ctx, level, "request",
+	attrs := append(make([]slog.Attr, 0, 9),
 		slog.String("method", method), slog.String("path", pattern),
 		slog.Int("status", status), slog.Duration("took", took),
-		slog.String("request_id", requestID), slog.Any("error", err))
+		slog.String("request_id", requestID))
+	if c.client.IsValid() {
+		attrs = append(attrs, slog.String("address", c.client.String()))
+	}
+	if p := c.principal; p != nil {
+		attrs = append(attrs, slog.Any("account", p.Account.ID), slog.Any("key_id", p.Key.ID))
+	}
+	h.opts.Logger.LogAttrs(c.ctx, level, "request", append(attrs, slog.Any("error", err))...)
 }
 
 // serve checks a request in the documented order and lets its endpoint answer:
@@ -466,6 +479,7 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 		}
 	}()
 	r := c.request
+	c.client = h.opts.ClientAddr(r)
 	route, e, id, f := h.route(r)
 	if route != nil {
 		pattern = "/" + strings.Join(route.path, "/")
@@ -482,7 +496,7 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 	if id != "" {
 		c.id, _ = parseID(id)
 	}
-	client := h.opts.ClientAddr(r)
+	client := c.client
 	open := e.public && (e != getCardArt || !h.opts.CardArtRequiresKey)
 	if open {
 		answered, limited := h.limitSession(c, e, network(client))

@@ -3,6 +3,7 @@ package httpapi_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math"
 	"net/http"
 	"net/netip"
@@ -423,5 +424,44 @@ func TestCancelled(t *testing.T) {
 	}
 	if log := r.log.take(); strings.Contains(log, "level=ERROR") {
 		t.Errorf("logged as an error: %s", log)
+	}
+}
+
+// Refusals leave a trail at info level, which says who was refused and never with what.
+func TestRefusalsAreLogged(t *testing.T) {
+	log := new(logBuffer)
+	r := newRig(t, nil, &httpapi.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})
+	k, reads := r.newKey(t, r.vault, 0, cardvault.ScopeTokensRead)
+	id := r.importCard(t)
+	account := "account=" + r.principal.Account.String()
+	for _, test := range []struct {
+		method, target, key string
+		status              int
+		want                []string
+	}{
+		{"GET", "/tokens/" + id, reads, 200, nil},
+		{"GET", "/tokens/" + uuid.NewString(), reads, 404, nil},
+		{"DELETE", "/tokens/" + id, reads, 403, []string{"path=/tokens/*", account, "key_id=" + k.ID.String()}},
+		{"GET", "/tokens/" + id, reads[:len(reads)-1], 401, []string{"path=/tokens/*"}},
+		{"GET", "/tokens/" + id, "", 401, []string{"path=/tokens/*"}},
+	} {
+		log.take()
+		send(t, r.handler, test.method, test.target, "", "X-Api-Key", test.key).want(t, test.status)
+		line := log.take()
+		if (line != "") != (test.want != nil) {
+			t.Errorf("%s %d: logged %q", test.method, test.status, line)
+			continue
+		}
+		if test.want == nil {
+			continue
+		}
+		for _, want := range append(test.want, "level=INFO", "status="+strconv.Itoa(test.status), "address=192.0.2.1", "request_id=") {
+			if !strings.Contains(line, want) {
+				t.Errorf("%s %d: %q lacks %s", test.method, test.status, line, want)
+			}
+		}
+		if strings.Contains(line, reads[len(reads)-20:]) || strings.Contains(line, id) || test.key == "" && strings.Contains(line, "key_id") {
+			t.Errorf("%s %d: logged %q", test.method, test.status, line)
+		}
 	}
 }
