@@ -226,3 +226,31 @@ func BenchmarkTake(b *testing.B) {
 		}
 	})
 }
+
+// What an owner has counted stays counted when it goes on in a table of its own, or in the
+// second one that is shared.
+func TestTablesOfTheirOwn(t *testing.T) {
+	var counted tally.Tally
+	for owner := range 6 {
+		take := func(key string, n int) bool {
+			return counted.Take(1, hash(owner), hash(key, owner), hash(key, owner, n), 10)
+		}
+		let := 0
+		for n := range 6 {
+			if take("key", n) {
+				let++
+			}
+		}
+		for n := range 1<<16 + 10 {
+			take(fmt.Sprint("other", n), n)
+		}
+		for n := range 20 {
+			if take("key", n) && n >= 6 {
+				let++
+			}
+		}
+		if let != 10 {
+			t.Errorf("owner %d: %d pass, want 10", owner, let)
+		}
+	}
+}
