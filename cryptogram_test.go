@@ -267,6 +267,7 @@ func TestRequestPaymentData(t *testing.T) {
 // Kinds of records, as they are stored.
 const (
 	kindToken       store.Kind = 5
+	kindSession     store.Kind = 6
 	kindIdempotency store.Kind = 7
 	kindPaymentData store.Kind = 15
 	kindPaymentJWE  store.Kind = 16

@@ -1,15 +1,20 @@
 package cardvault_test
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
+	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/familytest"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
 	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
 )
 
 // familySize is how many records families have in tests: CARDVAULT_FAMILY, by default a
@@ -40,5 +45,117 @@ func TestFamilies(t *testing.T) {
 			}
 			return s
 		}, familySize(t))
+	})
+}
+
+// What erases has room where there is none to note what is left of a large family.
+func TestFamiliesWhereStorageIsFull(t *testing.T) {
+	const n = 1100
+	refresh := func(ctx context.Context, v *cardvault.Vault, id uuid.UUID) {
+		for range n {
+			if _, err := v.RefreshSession(ctx, id); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Run("Deleted", func(t *testing.T) {
+		s := &cramped{Store: memstore.New()}
+		v := vaultOn(t, s)
+		token := imported(t, v)
+		refresh(t.Context(), v, token.ID)
+		root, text, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := v.SetQuotas(t.Context(), cardvault.QuotaUpdate{APIKeys: new(2 * n)}); err != nil {
+			t.Fatal(err)
+		}
+		for range n {
+			if _, _, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.full = true
+		if err := v.DeleteAPIKey(t.Context(), root.ID); err != nil {
+			t.Error(err)
+		}
+		if err := v.Delete(t.Context(), token.ID); err != nil {
+			t.Error(err)
+		}
+		if _, err := v.Authenticate(t.Context(), text.Text()); !errors.Is(err, cardvault.ErrUnauthenticated) {
+			t.Errorf("a key that was revoked: %v", err)
+		}
+		if _, err := v.Get(t.Context(), token.ID); !errors.Is(err, cardvault.ErrNotFound) {
+			t.Errorf("a token that was deleted: %v", err)
+		}
+		if keys, err := v.ListAPIKeys(t.Context(), nil); err != nil || keys.TotalItems != 0 {
+			t.Errorf("%d keys are left, %v", keys.TotalItems, err)
+		}
+	})
+	t.Run("Lapsed", func(t *testing.T) {
+		inLab(t, nil, func(l *lab) {
+			id := dying(l, 60)
+			refresh(l.Context(), l.Vault, id)
+			l.store.Store = &cramped{Store: l.store.Store, full: true}
+			l.pass(2 * time.Minute)
+			l.drain()
+			l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
+				tokens, err := tx.Scan(kindToken, uuid.Nil, 1)
+				sessions, err2 := tx.Scan(kindSession, uuid.Nil, 2)
+				// The one in which the card was entered is left until it lapses.
+				if len(tokens) > 0 || len(sessions) > 1 {
+					t.Errorf("%d tokens and more than %d sessions are left", len(tokens), len(sessions)-1)
+				}
+				return errors.Join(err, err2)
+			}))
+		})
+	})
+}
+
+// A token has so many records of payment data: failures make room for more, then those
+// whose JWE is not kept any more. No payment is refused for it.
+func TestPaymentDataQuota(t *testing.T) {
+	opts := &cardvault.Options{Mode: cardvault.Sandbox, PaymentDataRetention: time.Hour, Quotas: cardvault.Quotas{PaymentData: 5}}
+	atTill(t, opts, func(till *till) {
+		id := till.become(active)
+		good := func() *cardvault.PaymentData {
+			till.answers(nil)
+			p := till.pay(id)
+			if !p.Success {
+				t.Errorf("no cryptogram: %+v", p.Failures)
+			}
+			return p
+		}
+		bad := func() *cardvault.PaymentData {
+			till.fails(schemeError("declined"))
+			return till.pay(id)
+		}
+		first := good()
+		ctx := cardvault.WithIdempotencyKey(till.Context(), "failed")
+		till.fails(schemeError("declined"))
+		_, err := till.RequestPaymentData(ctx, id, purchase)
+		till.must(err)
+		second := bad()
+		third, fourth := good(), good()
+		fifth := good()
+		till.lists(id, fifth, fourth, third, second, first)
+		if _, err := till.RequestPaymentData(ctx, id, purchase); !errors.Is(err, cardvault.ErrNotFound) {
+			t.Errorf("a failure that made room is repeated: %v", err)
+		}
+		sixth := bad()
+		till.lists(id, sixth, fifth, fourth, third, first)
+		seventh := good()
+		till.lists(id, seventh, fifth, fourth, third, first)
+		eighth := good() // all have a JWE
+		till.lists(id, eighth, seventh, fifth, fourth, third, first)
+		till.pass(2 * time.Hour)
+		ninth := good()
+		for _, p := range []*cardvault.PaymentData{fourth, fifth, seventh, eighth} {
+			p.Encrypted = ""
+		}
+		till.lists(id, ninth, eighth, seventh, fifth, fourth)
+		if n := len(till.stored(kindPaymentJWE)); n > 5 {
+			t.Errorf("%d JWEs are stored", n)
+		}
 	})
 }

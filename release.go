@@ -120,7 +120,9 @@ func (v *Vault) releaseLater(key, id string) (*store.Record, func(store.Tx) erro
 }
 
 // Delete removes a token with all that belongs to it, and has its network token
-// deleted at the network unless another token holds it too. It cannot be undone.
+// deleted at the network unless another token holds it too. It cannot be undone. It takes
+// as long whatever belongs to the token: what is too much for one transaction is out of
+// reach from then on, and erased by [Vault.Run].
 // The error is ErrNotFound for an id that the account does not have, or has no
 // more.
 func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {

@@ -1,9 +1,9 @@
 // Bench prints the figures of the vault as ratios, taken in one run: durable
 // imports against raw bbolt, reads against a bare View and one GCM open, pages
 // of a list against its first, HTTP against a bare net/http handler, imports with a
-// webhook against those without.
+// webhook against those without, and beside the erasure of a large family.
 //
-//	go run ./internal/bench [-tokens 1000000] [-rounds 3] [-for 2s] [import get list disk open sweep http network webhooks]
+//	go run ./internal/bench [-tokens 1000000] [-rounds 3] [-for 2s] [-family 100000] [import get list disk open sweep http network webhooks families]
 //
 // What is compared runs in turn, and the medians of the rounds count. Absolute
 // figures depend on the machine; the ratios hardly do.
@@ -30,6 +30,7 @@ import (
 
 type bench struct {
 	tokens, rounds int
+	family         int // records below one
 	span           time.Duration
 	dir            string
 	keys           *cardvault.Keyring
@@ -43,6 +44,7 @@ func main() {
 	flag.IntVar(&b.tokens, "tokens", 1_000_000, "tokens in the vault")
 	flag.IntVar(&b.rounds, "rounds", 3, "rounds, of which the median counts")
 	flag.DurationVar(&b.span, "for", 2*time.Second, "duration of one run")
+	flag.IntVar(&b.family, "family", 100_000, "records below the one that is deleted, of families")
 	child := flag.String("import-until-killed", "", "used by open: import into the vault in this `directory`")
 	flag.Parse()
 	if *child != "" {
@@ -56,7 +58,7 @@ func main() {
 	}{
 		{"import", b.imports}, {"get", b.gets}, {"list", b.lists}, {"disk", b.disk},
 		{"open", b.opens}, {"sweep", b.sweep}, {"http", b.http}, {"network", b.network},
-		{"webhooks", b.webhooks},
+		{"webhooks", b.webhooks}, {"families", b.families},
 	}
 	dir, err := os.MkdirTemp("", "cardvault-bench-*")
 	must(err)

@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/boltstore"
+	"github.com/google/uuid"
+)
+
+// families measures how long it takes to revoke an API key and to delete a token with
+// much below it, and what another account notices until all of it is erased: the 99th
+// percentile of its imports then, against that of its imports alone. The keys are at most as many
+// as an account can have.
+func (b *bench) families(ctx context.Context) error {
+	s, err := boltstore.Open(ctx, filepath.Join(b.dir, "families.db"), nil)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	last := &keeper{Store: s}
+	v, err := cardvault.New(ctx, last, b.keys, &cardvault.Options{
+		Quotas: cardvault.Quotas{APIKeys: 100_000, PaymentData: 1_000_000},
+	})
+	if err != nil {
+		return err
+	}
+	defer v.Close()
+	other, err := v.CreateAccount(ctx, "", nil)
+	if err != nil {
+		return err
+	}
+	visa := card(0)
+	imports := func(span time.Duration) ([]time.Duration, error) {
+		_, latencies, err := rate(16, span, func(int) error {
+			_, err := v.In(other.ID).Import(ctx, visa, nil)
+			return err
+		})
+		return latencies, err
+	}
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- v.Run(running) }()
+
+	keys := func() (end func() error, n int, err error) {
+		n = min(b.family, 99_999)
+		root, _, err := v.CreateAPIKey(ctx, "root", cardvault.AllScopes(), nil)
+		if err != nil {
+			return nil, 0, err
+		}
+		var left atomic.Int64
+		left.Store(int64(n))
+		return func() error { return v.DeleteAPIKey(ctx, root.ID) }, n, parallel(256, func(int) error {
+			for left.Add(-1) >= 0 {
+				if _, _, err := v.CreateAPIKey(ctx, "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	payments := func() (end func() error, n int, err error) {
+		t, err := v.Import(ctx, visa, nil)
+		if err != nil {
+			return nil, 0, err
+		}
+		_, err = v.RequestPaymentData(ctx, t.ID, cardvault.PaymentRequest{Amount: 1, Currency: "EUR", Reference: "a reference"})
+		if err != nil {
+			return nil, 0, err
+		}
+		return func() error { return v.Delete(ctx, t.ID) }, b.family, clones(ctx, s, last.record.Load(), b.family-1)
+	}
+	for _, f := range []struct {
+		what, of string
+		make     func() (end func() error, n int, err error)
+	}{
+		{"revoke an API key", "keys below it", keys},
+		{"delete a token", "records of payment data", payments},
+	} {
+		end, n, err := f.make()
+		if err != nil {
+			return err
+		}
+		alone, err := imports(b.span)
+		if err != nil {
+			return err
+		}
+		size := last.deleted.Load()
+		start := time.Now()
+		if err := end(); err != nil {
+			return err
+		}
+		took := time.Since(start)
+		var meanwhile []time.Duration
+		for last.deleted.Load()-size < int64(n) {
+			more, err := imports(100 * time.Millisecond)
+			if err != nil {
+				return err
+			}
+			meanwhile = append(meanwhile, more...)
+		}
+		slices.Sort(meanwhile)
+		before, then := quantile(alone, .99), quantile(meanwhile, .99)
+		fmt.Printf("  %s with %d %s: %v; all erased after %v; imports of another account, p99 alone %v, meanwhile %v: ratio %.2f\n",
+			f.what, n, f.of, took.Round(100*time.Microsecond), time.Since(start).Round(100*time.Millisecond),
+			before.Round(10*time.Microsecond), then.Round(10*time.Microsecond), float64(then)/float64(before))
+	}
+	stop()
+	return <-ended
+}
+
+// clones puts n records beside one, in which nothing can be read.
+func clones(ctx context.Context, s store.Store, r *store.Record, n int) error {
+	for done := 0; done < n; done += 1000 {
+		err := s.Update(ctx, func(tx store.Tx) error {
+			for i := done; i < min(n, done+1000); i++ {
+				c := *r
+				binary.BigEndian.PutUint64(c.ID[8:], uint64(i))
+				tx.Put(&c)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A keeper is a store that keeps the record with a parent that was put last, and counts
+// those that were deleted.
+type keeper struct {
+	store.Store
+	record  atomic.Pointer[store.Record]
+	deleted atomic.Int64
+}
+
+func (k *keeper) Update(ctx context.Context, fn func(store.Tx) error) error {
+	var tx *keeperTx
+	err := k.Store.Update(ctx, func(inner store.Tx) error {
+		tx = &keeperTx{Tx: inner}
+		return fn(tx)
+	})
+	if err == nil && tx.record != nil {
+		k.record.Store(tx.record)
+	}
+	if err == nil {
+		k.deleted.Add(tx.deleted)
+	}
+	return err
+}
+
+type keeperTx struct {
+	store.Tx
+	record  *store.Record
+	deleted int64
+}
+
+func (tx *keeperTx) Put(r *store.Record) {
+	if r.Parent != uuid.Nil {
+		tx.record = r
+	}
+	tx.Tx.Put(r)
+}
+
+func (tx *keeperTx) Delete(kind store.Kind, id uuid.UUID) {
+	tx.deleted++
+	tx.Tx.Delete(kind, id)
+}
