@@ -133,15 +133,15 @@ func deleteSome(tx store.Tx, kind store.Kind, row uuid.UUID, most int, read map[
 	return deleted == len(below) && !unread, deleted, nil
 }
 
-// keysBelow reads the API keys below some, if it is a kind of these: their records say by
-// whom they were made, and are not believed in a transaction.
-func (v *Vault) keysBelow(ctx context.Context, kind store.Kind, rows ...uuid.UUID) (map[uuid.UUID]glimpse, error) {
+// keysBelow reads at most so many of the API keys below each of some, if it is a kind of
+// these: their records say by whom they were made, and are not believed in a transaction.
+func (v *Vault) keysBelow(ctx context.Context, kind store.Kind, most int, rows ...uuid.UUID) (map[uuid.UUID]glimpse, error) {
 	if kind != kindAPIKey {
 		return nil, nil
 	}
 	read := map[uuid.UUID]glimpse{}
 	for _, row := range rows {
-		below, err := v.glimpses(ctx, kindAPIKey, createdBy(row), familyKeys+1)
+		below, err := v.glimpses(ctx, kindAPIKey, createdBy(row), most)
 		if err != nil {
 			return nil, err
 		}
@@ -190,13 +190,27 @@ func (v *Vault) erase(ctx context.Context, j *job) error {
 			j.rec.Due = now()
 			return v.again(ctx, j.rec, m.encode())
 		}
+		began := time.Now()
 		n, err := v.eraseBatch(ctx, m)
 		if err != nil {
 			return err // it is tried again after the lease
 		}
 		m.of = m.of[n:]
+		v.rest(time.Since(began), j.ending)
 	}
 	return v.finish(ctx, j.rec)
+}
+
+// rest lets others write for as long as a batch took, unless nothing else is to be done: not
+// in Drain.
+func (v *Vault) rest(d time.Duration, ending <-chan struct{}) {
+	if d <= 0 || v.work.running.Load() == 0 {
+		return
+	}
+	select {
+	case <-ending:
+	case <-time.After(d):
+	}
 }
 
 func ended(c <-chan struct{}) bool {
@@ -211,7 +225,7 @@ func ended(c <-chan struct{}) bool {
 // eraseBatch erases some of what is left, and returns of how many of the records, from
 // the first on, nothing is left.
 func (v *Vault) eraseBatch(ctx context.Context, m *remains) (done int, err error) {
-	read, err := v.keysBelow(ctx, m.kind, m.of[:min(len(m.of), erasePlaces)]...)
+	read, err := v.keysBelow(ctx, m.kind, eraseRows, m.of[:min(len(m.of), erasePlaces)]...)
 	if err != nil {
 		return 0, err
 	}

@@ -970,7 +970,7 @@ func (v *Vault) remove(ctx context.Context, op operation, kind store.Kind, id uu
 		return err
 	}
 	for {
-		below, err := v.keysBelow(ctx, kind, row)
+		below, err := v.keysBelow(ctx, kind, familyKeys+1, row)
 		if err != nil {
 			return err
 		}
