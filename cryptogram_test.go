@@ -267,8 +267,8 @@ func TestRequestPaymentData(t *testing.T) {
 // Kinds of records, as they are stored.
 const (
 	kindToken       store.Kind = 5
-	kindSession     store.Kind = 6
 	kindIdempotency store.Kind = 7
+	kindAnswer      store.Kind = 8
 	kindPaymentData store.Kind = 15
 	kindPaymentJWE  store.Kind = 16
 )

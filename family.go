@@ -28,7 +28,7 @@ const (
 // parentKind returns of what kind the parents of records of a kind are, 0 if they have none.
 func parentKind(kind store.Kind) store.Kind {
 	switch kind {
-	case kindSession, kindAnswer, kindPaymentData, kindPaymentJWE, kindEvent, kindPast:
+	case kindAnswer, kindPaymentData, kindPaymentJWE, kindEvent, kindPast:
 		return kindToken
 	case kindCardArtPart:
 		return kindCardArt

@@ -38,7 +38,7 @@ const mostKeys = 100_000 - 1
 const (
 	kindAPIKey      store.Kind = 4
 	kindToken       store.Kind = 5
-	kindSession     store.Kind = 6
+	kindAnswer      store.Kind = 8
 	kindPaymentData store.Kind = 15
 	kindDelivery    store.Kind = 22
 	kindRemains     store.Kind = 24
@@ -62,7 +62,7 @@ var acts = []struct {
 }{
 	{"APIKeys", apiKeys},
 	{"PaymentData", paymentData},
-	{"Sessions", sessions},
+	{"Answers", answers},
 	{"Deliveries", deliveries},
 	{"Lapse", lapse},
 }
@@ -356,18 +356,21 @@ func paymentData(a *stage) *family {
 	}
 }
 
-func sessions(a *stage) *family {
+func answers(a *stage) *family {
 	t, gone := a.token()
 	row := a.store.last(kindToken).ID
-	session, err := a.RefreshSession(a.Context(), t.ID)
+	ctx := cardvault.WithIdempotencyKey(a.Context(), "refresh")
+	session, err := a.RefreshSession(ctx, t.ID)
 	a.must(err)
 	return &family{
-		of: store.Key{Kind: kindToken, ID: row}, child: kindSession,
+		of: store.Key{Kind: kindToken, ID: row}, child: kindAnswer,
 		end: func() error { return a.Delete(a.Context(), t.ID) },
 		gone: func(when string) {
 			a.Helper()
 			gone(when)
-			_, err := a.Session(a.Context(), session)
+			_, err := a.RefreshSession(ctx, t.ID)
+			a.fails(when+": repeated session", err, cardvault.ErrNotFound)
+			_, err = a.Session(a.Context(), session)
 			a.fails(when+": session", err, cardvault.ErrNotFound)
 			_, err = a.RefreshSecurityCode(a.Context(), session, cardvault.NewSecurityCode([]byte("123")))
 			a.fails(when+": security code", err, cardvault.ErrNotFound)
