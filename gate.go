@@ -14,12 +14,12 @@ import (
 const gateWidth = 512
 
 // A lane is where writes wait for their turn: those of an account, apart from those by
-// which it takes something away. What ends a stolen key, or erases a card, does not
-// stand behind what the key floods the vault with. Zero is the account of what belongs
-// to the whole vault.
+// which it takes something away, and apart from both those that end rights. What erases a
+// card does not stand behind what a stolen key floods the vault with, and what ends that key
+// not behind what it erases. Zero is the account of what belongs to the whole vault.
 type lane struct {
 	account uuid.UUID
-	ends    bool
+	urgency urgency
 }
 
 // A gate lets gateWidth Updates through to the store. Lanes with further ones take
@@ -135,7 +135,7 @@ func (g *gate) close() {
 // update is Update of the store for the account of this handle, in its turn. It is the
 // one way to write.
 func (v *Vault) update(ctx context.Context, op operation, fn func(store.Tx) error) error {
-	if err := v.gate.enter(ctx, lane{v.account, op.ends()}); err != nil {
+	if err := v.gate.enter(ctx, lane{v.account, op.urgency()}); err != nil {
 		return err
 	}
 	defer v.gate.leave()

@@ -11,6 +11,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
 )
 
 // A stepper is a store that commits a group of Updates, in the order in which they
@@ -140,6 +141,33 @@ func TestFloodOfOne(t *testing.T) {
 		}
 		if n, err := s.steps(calls(l.Context(), loud)); n < 2 || n > 4096/256+1 || err != nil {
 			l.Errorf("the last call of the account took %d more groups, %v", n, err)
+		}
+	})
+}
+
+// TestFloodOfConsumes: a key that floods the vault with what takes something away is revoked
+// within a few groups, too.
+func TestFloodOfConsumes(t *testing.T) {
+	inGate(t, func(l *lab, s *stepper) {
+		loud := l.newAccount()
+		key, _, err := loud.CreateAPIKey(l.Context(), "stolen", cardvault.AllScopes(), nil)
+		l.must(err)
+		var cards []uuid.UUID
+		for range 2048 {
+			card, err := loud.Import(l.Context(), visa, nil)
+			l.must(err)
+			cards = append(cards, card.ID)
+		}
+		s.hold(l)
+		for _, id := range cards {
+			go func() { _ = loud.Consume(l.Context(), id) }() // the test ends before
+		}
+		synctest.Wait()
+		revoked := make(chan error, 1)
+		go func() { revoked <- loud.DeleteAPIKey(l.Context(), key.ID) }()
+		synctest.Wait()
+		if n, err := s.steps(revoked); n > 3 || err != nil {
+			l.Errorf("revoking a key of the account took %d groups, %v", n, err)
 		}
 	})
 }

@@ -64,13 +64,23 @@ const (
 	opStep                operation = "step" // of a call or of background work: not logged
 )
 
-// ends reports whether o takes something away: a right, a secret, or what is stored.
-func (o operation) ends() bool {
+// An urgency says behind what an operation does not wait: see lane.
+type urgency uint8
+
+const (
+	adds  urgency = iota
+	takes         // what is stored, or a secret: most keys may do that
+	ends          // a right; an account has no more of them to end than its quota of API keys
+)
+
+func (o operation) urgency() urgency {
 	switch o {
-	case opDelete, opConsume, opApprove, opSetQuotas, opSetProviderAccounts, opRotateSecret, opDeleteAPIKey, opDeleteWebhook, opRotateWebhook, opRotateKeys, opExpire:
-		return true
+	case opDeleteAPIKey, opApprove, opSetQuotas, opSetProviderAccounts, opRotateSecret, opRotateKeys:
+		return ends
+	case opDelete, opConsume, opDeleteWebhook, opRotateWebhook, opExpire:
+		return takes
 	}
-	return false
+	return adds
 }
 
 // write is the one way in which a call changes the store.

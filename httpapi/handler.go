@@ -61,7 +61,9 @@ type Options struct {
 
 	// RateLimit bounds the requests of each account, whatever keys they come with. The
 	// zero value is no limit. Rates count for this handler alone, not for others on the
-	// same store, and only for requests with a valid key.
+	// same store, and only for requests with a valid key. DELETE /api-keys/{id} does not
+	// count: each key has as many of these apart, so that one that uses up a limit can be
+	// revoked.
 	RateLimit RateLimit
 
 	// KeyRateLimit bounds the requests of each API key within RateLimit, together with
@@ -160,6 +162,11 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	h.entry = cardentry.NewHandler(o.AllowedOrigins)
 	h.accounts = newLimiter[uuid.UUID](o.RateLimit)
 	h.keys = newLimiter[accountKey](o.KeyRateLimit)
+	revocations := o.RateLimit
+	if revocations.PerSecond == 0 {
+		revocations = o.KeyRateLimit
+	}
+	h.revocations = newLimiter[accountKey](revocations)
 	h.reads = newLimiter[sessionHash](sessionReads)
 	h.unfailed = newLimiter[sessionHash](firstFailure)
 	h.failures = newLimiter[netip.Addr](failedCompletions)
@@ -177,21 +184,22 @@ func peer(r *http.Request) netip.Addr {
 }
 
 type handler struct {
-	vault     *cardvault.Vault
-	opts      Options
-	routes    []route
-	accounts  *limiter[uuid.UUID]   // requests of an account
-	keys      *limiter[accountKey]  // of an API key and those that come of it
-	reads     *limiter[sessionHash] // of a session
-	unfailed  *limiter[sessionHash] // completions of a session, until one fails
-	failures  *limiter[netip.Addr]  // of sessions that have failed, by client
-	strangers *limiter[netip.Addr]  // of sessions that never were, by client
-	entry     http.Handler          // the card-entry component
+	vault       *cardvault.Vault
+	opts        Options
+	routes      []route
+	accounts    *limiter[uuid.UUID]   // requests of an account
+	keys        *limiter[accountKey]  // of an API key and those that come of it
+	revocations *limiter[accountKey]  // by an API key alone
+	reads       *limiter[sessionHash] // of a session
+	unfailed    *limiter[sessionHash] // completions of a session, until one fails
+	failures    *limiter[netip.Addr]  // of sessions that have failed, by client
+	strangers   *limiter[netip.Addr]  // of sessions that never were, by client
+	entry       http.Handler          // the card-entry component
 }
 
-// An accountKey is the first API key of a chain in an account: other authenticators may
+// An accountKey is an API key in an account, the first of its chain or any: other authenticators may
 // have keys of the same id in several.
-type accountKey struct{ account, root uuid.UUID }
+type accountKey struct{ account, key uuid.UUID }
 
 // A sessionHash stands for the id of a session, which is a credential.
 type sessionHash [sha256.Size]byte
@@ -506,7 +514,7 @@ func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, 
 		if answered != nil {
 			defer func() { answered(err) }()
 		}
-	} else if err := h.authenticate(c); err != nil {
+	} else if err := h.authenticate(c, e); err != nil {
 		return pattern, err
 	}
 	if v := r.Header["X-Api-Version"]; len(v) > 1 || len(v) == 1 && v[0] != "1.0" {
@@ -572,7 +580,7 @@ func withoutCode(b, body []byte) []byte {
 }
 
 // authenticate finds the principal of a request, and counts the request.
-func (h *handler) authenticate(c *call) (err error) {
+func (h *handler) authenticate(c *call, e *endpoint) (err error) {
 	keys := c.request.Header["X-Api-Key"]
 	if len(keys) != 1 || keys[0] == "" {
 		return unauthorized
@@ -581,12 +589,18 @@ func (h *handler) authenticate(c *call) (err error) {
 		return err
 	}
 	account, retry := c.principal.Account.ID, 0
+	if e == deleteAPIKey && e.admits(c.principal) == nil {
+		if retry = h.revocations.take(accountKey{account, c.principal.Key.ID}); retry > 0 {
+			return rateLimited.with(strconv.Itoa(retry))
+		}
+		return nil
+	}
 	key := accountKey{account, root(c.principal.Key)}
-	if key.root != uuid.Nil {
+	if key.key != uuid.Nil {
 		retry = h.keys.take(key)
 	}
 	if retry == 0 {
-		if retry = h.accounts.take(account); retry > 0 && key.root != uuid.Nil {
+		if retry = h.accounts.take(account); retry > 0 && key.key != uuid.Nil {
 			h.keys.give(key)
 		}
 	}

@@ -137,6 +137,38 @@ func TestRateLimitOfChildren(t *testing.T) {
 	}
 }
 
+// A key that uses up the limit of its account cannot be kept from being revoked by that.
+func TestRevocationBesideALimit(t *testing.T) {
+	for what, opts := range map[string]*httpapi.Options{
+		"account": {RateLimit: httpapi.RateLimit{PerSecond: 1, Burst: 5}},
+		"key":     {KeyRateLimit: httpapi.RateLimit{PerSecond: 1, Burst: 5}},
+	} {
+		inBubble(t, func(t *testing.T) {
+			r := newRig(t, nil, opts)
+			stolen, text, err := r.vault.CreateAPIKey(t.Context(), "stolen", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: r.principal.ID})
+			if err != nil {
+				t.Fatal(err)
+			}
+			call := func(key, method, path string) int {
+				return send(t, r.handler, method, path, "", "X-Api-Key", key).status
+			}
+			for range 10 { // all that there is, also of revocations
+				call(text.Text(), "GET", "/tokens")
+				call(text.Text(), "DELETE", "/api-keys/"+uuid.NewString())
+			}
+			if got := call(text.Text(), "DELETE", "/api-keys/"+uuid.NewString()); got != 429 {
+				t.Errorf("%s: revocations have no limit: %d", what, got)
+			}
+			if got := call(r.key, "GET", "/tokens"); got != 429 {
+				t.Errorf("%s: the limit is not used up: %d", what, got)
+			}
+			if got := call(r.key, "DELETE", "/api-keys/"+stolen.ID.String()); got != 204 {
+				t.Errorf("%s: the key cannot be revoked: %d", what, got)
+			}
+		})
+	}
+}
+
 // The limit of an account holds also for a key that is below its own, and what the
 // account is refused is not counted for the key. Principals without a key id share the
 // limit of their account.
