@@ -22,7 +22,6 @@ type stepper struct {
 	holding bool
 	queue   []chan struct{} // closed when the Update may go on
 	longest int             // that queue was
-	group   sync.WaitGroup  // of Updates that go on
 }
 
 func (s *stepper) Update(ctx context.Context, fn func(store.Tx) error) error {

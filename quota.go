@@ -151,16 +151,8 @@ type limits struct {
 	quotas  Quotas
 }
 
-// quotas returns the present quotas of the account. It costs a read; only what has
+// readLimits returns the present quotas of the account. It costs a read; only what has
 // changed since the last one is opened.
-func (v *Vault) quotas(ctx context.Context) (Quotas, error) {
-	l, err := v.readLimits(ctx)
-	if err != nil {
-		return Quotas{}, err
-	}
-	return l.quotas, nil
-}
-
 func (v *Vault) readLimits(ctx context.Context) (*limits, error) {
 	whole := v.whole()
 	r, err := whole.get(ctx, kindAccount, v.account)
@@ -239,9 +231,8 @@ func (v *Vault) oneMore(ctx context.Context, q *quota, kind store.Kind, l *limit
 			return errStale
 		case spare && time.Since(began) < crowdWait:
 			return nil
-		case spare: // it has waited so long that others may have filled up what was to spare
-			return errStale
 		}
+		// Whatever was to spare, others may have filled it up while this call waited.
 		return v.room(tx, kind, limit)
 	})
 }

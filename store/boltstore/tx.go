@@ -403,7 +403,7 @@ func (r *reader) Children(parent uuid.UUID, limit int) (keys []store.Key, err er
 	of := keyOfList(0, uuid.Nil, parent)
 	cur := bucket(r.tx, listsBucket).Cursor()
 	// One list for each kind of children. Its blocks come after its other nodes.
-	for k, v := cur.Seek(of[:17]); bytes.HasPrefix(k, of[:17]); {
+	for k, _ := cur.Seek(of[:17]); bytes.HasPrefix(k, of[:17]); {
 		if len(k) != len(nodeKey{}) || k[18] == ^byte(0) {
 			return nil, errLists
 		}
@@ -412,6 +412,7 @@ func (r *reader) Children(parent uuid.UUID, limit int) (keys []store.Key, err er
 		name := rowsBucket(kind)
 		rows := r.tx.Bucket(name[:])
 		block := keyOfNode(list, 1, uuid.Nil)
+		var v []byte
 		for k, v = cur.Seek(block[:]); block.sameLevel(k); k, v = cur.Next() {
 			_, entries := decodeNode(1, v, func(uint8, int64) {})
 			for i := range entries.len() {

@@ -259,7 +259,7 @@ func (w *walk) ask(tx store.ReadTx, m model) error {
 	}
 	none, err := tx.Empty()
 	if err != nil || none != (len(m) == 0) {
-		return fmt.Errorf("Empty = %v with %d records (%v)", none, len(m), err)
+		return fmt.Errorf("reading Empty = %v with %d records (%v)", none, len(m), err)
 	}
 
 	if len(w.known) == 0 {

@@ -63,7 +63,8 @@ func scanned(t testing.TB, s store.Store) {
 		row(15, kind(kindB)), row(70, kind(kindC)),
 	}
 	put(t, s, records...)
-	last := int(math.MaxUint32) // the number of uuid.Max
+	highest := uint32(math.MaxUint32)
+	last := int(highest) // the number of uuid.Max; -1 where int has 32 bits
 	for _, c := range []struct {
 		after uuid.UUID
 		limit int
