@@ -25,9 +25,12 @@ type Suspicion struct {
 	Limit int // different numbers that this vault takes in a UTC day
 }
 
-// maxSuspicions bounds what is told of a day: those who guess are not to flood whoever is
-// told.
-const maxSuspicions = 1024
+// What is told of a day: those who guess are not to flood whoever is told, and not to use
+// up what there is to tell of others.
+const (
+	maxSuspicions    = 64      // of an account
+	maxAllSuspicions = 1 << 14 // of all
+)
 
 // guesses counts the card numbers that callers pass in.
 type guesses struct {
@@ -36,6 +39,7 @@ type guesses struct {
 	mu   sync.Mutex // guards what follows
 	day  int64
 	told map[[16]byte]struct{} // masked numbers of the day, by their hashes
+	of   map[uuid.UUID]int     // how many of them are an account's
 }
 
 // takeNumber counts a card number under what its mask shows, before anything that depends
@@ -81,15 +85,17 @@ func (v *Vault) suspect(ctx context.Context, day int64, shape [16]byte, s Suspic
 	g := &v.guesses
 	g.mu.Lock()
 	if g.told == nil || day != g.day {
-		g.day, g.told = day, map[[16]byte]struct{}{}
+		g.day, g.told, g.of = day, map[[16]byte]struct{}{}, map[uuid.UUID]int{}
 	}
 	_, known := g.told[shape]
-	n := len(g.told)
-	if !known && n < maxSuspicions {
+	tell := !known && g.of[s.Account] < maxSuspicions && len(g.told) < maxAllSuspicions
+	if tell {
 		g.told[shape] = struct{}{}
+		g.of[s.Account]++
 	}
+	last := g.of[s.Account] == maxSuspicions || len(g.told) == maxAllSuspicions
 	g.mu.Unlock()
-	if known || n >= maxSuspicions {
+	if !tell {
 		return
 	}
 
@@ -101,7 +107,7 @@ func (v *Vault) suspect(ctx context.Context, day int64, shape [16]byte, s Suspic
 		slog.Int("limit", s.Limit),
 		slog.Any("key_id", s.Actor.KeyID),
 		slog.String("address", s.Actor.Address),
-		slog.Bool("last_of_day", n+1 == maxSuspicions))
+		slog.Bool("last_of_day", last))
 	if v.opts.OnSuspicion != nil {
 		_ = v.guard("Options.OnSuspicion", func() error { v.opts.OnSuspicion(ctx, s); return nil }) // logged
 	}

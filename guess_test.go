@@ -154,13 +154,24 @@ func TestSuspicion(t *testing.T) {
 		for i := range 3000 {
 			guess(behindMask(fmt.Sprintf("%04d", i), 2))
 		}
-		if len(told) != 1024 || strings.Count(log.text(), "last_of_day=true") != 1 {
+		if len(told) != 64 || strings.Count(log.text(), "last_of_day=true") != 1 {
 			t.Errorf("told %d times", len(told))
+		}
+		// Nor do they keep it from being told of others.
+		other, err := v.CreateAccount(t.Context(), "other", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range a {
+			_, _ = v.In(other.ID).Import(ctx, c, nil)
+		}
+		if len(told) != 65 || told[64].Account != other.ID {
+			t.Errorf("told %d times, of another account: %+v", len(told), told[len(told)-1])
 		}
 		time.Sleep(24 * time.Hour)
 		guess(a)
-		if len(told) != 1025 {
-			t.Errorf("told %d times on the next day", len(told)-1024)
+		if len(told) != 66 {
+			t.Errorf("told %d times on the next day", len(told)-65)
 		}
 	})
 }

@@ -209,9 +209,9 @@ type Options struct {
 	Replicas int
 
 	// OnSuspicion is told when the limit of ErrTooManyNumbers refuses a card number: once
-	// a day for each account and masked number, 1,024 times a day at most. It is called
-	// in the call that was refused, concurrently, and should return soon. If nil, there
-	// is only a warning in the log.
+	// a day for each account and masked number, for 64 of an account and 16,384 of all at
+	// most. It is called in the call that was refused, concurrently, and should return
+	// soon. If nil, there is only a warning in the log.
 	OnSuspicion func(context.Context, Suspicion)
 
 	// IdempotencyTTL is how long a call can be repeated under its idempotency
