@@ -217,14 +217,24 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 		return nil, err
 	}
 	event.written()
-	// Only whoever completes the session gets to replace the code. The token may
-	// have been deleted meanwhile, perhaps before there was this code to erase.
+	// Only whoever completes the session gets to replace the code. The token may have been
+	// deleted meanwhile, or the code consumed, perhaps before there was this code to erase.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)
 	defer cancel()
 	if v.keepCode(ctx, t.ID, t.codes, code, v.codeUntil(t.ExpiresAt), codesWait) != nil {
 		err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
 	} else {
-		_, err = v.getRow(ctx, kindToken, s.refresh)
+		var is *Token
+		if card, err = v.getRow(ctx, kindToken, s.refresh); err == nil {
+			is, err = v.openToken(ctx, card)
+		}
+		if err == nil && is.codes != t.codes {
+			// Of another refresh the code may be there by now, in place of this one.
+			code, number, _ := v.keptCode(ctx, t.ID)
+			if code.Wipe(); number == t.codes {
+				v.dropCode(ctx, t.ID)
+			}
+		}
 	}
 	if err != nil {
 		v.dropCode(ctx, t.ID)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cardvault/cardvault"
@@ -291,6 +292,44 @@ type lateCodes struct{ store.CodeCache }
 
 func (c lateCodes) Put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 	return c.CodeCache.Put(ctx, id, value, ttl+time.Hour)
+}
+
+// TestConsumedWhileKept: what a refresh brings to the cache after its code was consumed does
+// not stay there.
+func TestConsumedWhileKept(t *testing.T) {
+	codes := &waitingCodes{CodeCache: codecache.New(10, nil)}
+	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Codes: codes}, func(l *lab) {
+		id := l.imports(coded(visa, "111"))
+		session, err := l.RefreshSession(l.Context(), id)
+		l.must(err)
+		codes.release = make(chan struct{})
+		refreshed := make(chan error, 1)
+		go func() {
+			_, err := l.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("222")))
+			refreshed <- err
+		}()
+		synctest.Wait()
+		l.must(l.Consume(l.Context(), id))
+		close(codes.release)
+		l.must(<-refreshed)
+		l.hasCode(id, false)
+		if _, err := codes.CodeCache.Get(l.Context(), id); !errors.Is(err, store.ErrNotFound) {
+			l.Errorf("the cache has the code: %v", err)
+		}
+	})
+}
+
+// waitingCodes is a cache that keeps nothing before it is released.
+type waitingCodes struct {
+	store.CodeCache
+	release chan struct{}
+}
+
+func (c *waitingCodes) Put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+	if c.release != nil {
+		<-c.release
+	}
+	return c.CodeCache.Put(ctx, id, value, ttl)
 }
 
 // TestHangingCodes: a cache that does not answer costs an import 50 milliseconds.
