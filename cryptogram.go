@@ -307,7 +307,7 @@ const maxCryptogram = 256 // characters; those of the schemes have 28
 // substitutes reports whether a number is another than that of the card, which
 // must never leave the vault.
 func (v *Vault) substitutes(number PAN, t *Token) bool {
-	return Fingerprint(v.box.Fingerprint(v.account, number.get())) != t.Fingerprint
+	return v.fingerprint(number) != t.Fingerprint
 }
 
 // failure says what an error of the network means for a payment.

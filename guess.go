@@ -2,6 +2,7 @@ package cardvault
 
 import (
 	"context"
+	"hash/maphash"
 	"log/slog"
 	"sync"
 	"time"
@@ -35,34 +36,41 @@ const (
 // guesses counts the card numbers that callers pass in.
 type guesses struct {
 	tally tally.Tally
+	seed  maphash.Seed // of the hashes of masked numbers, which show nothing secret
 
 	mu   sync.Mutex // guards what follows
 	day  int64
-	told map[[16]byte]struct{} // masked numbers of the day, by their hashes
-	of   map[uuid.UUID]int     // how many of them are an account's
+	told map[uint64]struct{} //  masked numbers of the day, by their hashes
+	of   map[uuid.UUID]int   // how many of them are an account's
 }
 
-// takeNumber counts a card number under what its mask shows, before anything that depends
-// on the number is answered or done. A number that was counted on that day passes. It
-// returns ErrTooManyNumbers for one too many, and for all with its mask from then on.
-func (v *Vault) takeNumber(ctx context.Context, p PAN) error {
+// takeNumber counts a card number, which has the fingerprint f, under what its mask shows,
+// before anything that depends on the number is answered or done. A number that was
+// counted on that day passes. It returns ErrTooManyNumbers for one too many, and for all
+// with its mask from then on.
+func (v *Vault) takeNumber(ctx context.Context, p PAN, f Fingerprint) error {
 	digits, at := p.get(), now()
 	shown := shownIIN(digits, v.opts.IINLength)
-	s := Suspicion{
+	limit := v.opts.numbersADay(len(digits) - shown - 4)
+
+	var shape [16 + maxPAN]byte // account, and the digits that show
+	copy(shape[:], v.account[:])
+	copy(shape[16:], digits[:shown])
+	copy(shape[16+len(digits)-4:], digits[len(digits)-4:])
+	key := maphash.Bytes(v.guesses.seed, shape[:16+len(digits)])
+
+	day := at.Unix() / (24 * 60 * 60)
+	if v.guesses.tally.Take(day, v.account, key, [16]byte(f[:16]), limit) {
+		return nil
+	}
+	v.suspect(ctx, day, key, Suspicion{
 		At:                  at,
 		Account:             v.account,
 		IIN:                 string(digits[:shown]),
 		LastFour:            string(digits[len(digits)-4:]),
 		AccountNumberLength: len(digits),
-		Limit:               v.opts.numbersADay(len(digits) - shown - 4),
-	}
-	shape := v.box.Lookup(v.account, "masked number", []byte(mask(digits)+s.IIN))
-	number := v.box.Lookup(v.account, "number", digits)
-	day := at.Unix() / (24 * 60 * 60)
-	if v.guesses.tally.Take(day, v.account, [16]byte(shape), [16]byte(number), s.Limit) {
-		return nil
-	}
-	v.suspect(ctx, day, [16]byte(shape), s)
+		Limit:               limit,
+	})
 	return ErrTooManyNumbers
 }
 
@@ -81,11 +89,11 @@ func (o *Options) numbersADay(hidden int) int {
 }
 
 // suspect tells of a suspicion: of each masked number once a day.
-func (v *Vault) suspect(ctx context.Context, day int64, shape [16]byte, s Suspicion) {
+func (v *Vault) suspect(ctx context.Context, day int64, shape uint64, s Suspicion) {
 	g := &v.guesses
 	g.mu.Lock()
 	if g.told == nil || day != g.day {
-		g.day, g.told, g.of = day, map[[16]byte]struct{}{}, map[uuid.UUID]int{}
+		g.day, g.told, g.of = day, map[uint64]struct{}{}, map[uuid.UUID]int{}
 	}
 	_, known := g.told[shape]
 	tell := !known && g.of[s.Account] < maxSuspicions && len(g.told) < maxAllSuspicions

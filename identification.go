@@ -217,7 +217,7 @@ const (
 // Errors: errScheme; ErrTooManyNumbers; ErrIdentificationPending;
 // ErrIdentificationFailed; store.ErrConflict if the session has changed.
 func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, also ...*store.Record) (*Token, error) {
-	if err := v.takeNumber(ctx, c.PAN); err != nil {
+	if err := v.takeNumber(ctx, c.PAN, v.fingerprint(c.PAN)); err != nil {
 		return nil, err
 	}
 	identifies := !s.bypass && v.opts.IDV != nil

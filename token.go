@@ -224,13 +224,13 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 	if answer != nil && err == nil {
 		return v.decodeAnswer(answer) // whoever repeats the request knew the number
 	}
+	t := &Token{BusinessKey: opts.BusinessKey, ImportProvider: opts.ImportProvider, Fingerprint: v.fingerprint(c.PAN)}
 	if !opts.Bulk {
-		err = cmp.Or(v.takeNumber(ctx, c.PAN), err)
+		err = cmp.Or(v.takeNumber(ctx, c.PAN, t.Fingerprint), err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	t := &Token{BusinessKey: opts.BusinessKey, ImportProvider: opts.ImportProvider}
 	records, event, err := v.newToken(ctx, c, t, 0, ReasonImported)
 	if err != nil {
 		return nil, err
@@ -259,6 +259,10 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 	v.workDue(records...)
 	event.written()
 	return t, nil
+}
+
+func (v *Vault) fingerprint(p PAN) Fingerprint {
+	return Fingerprint(v.box.Fingerprint(v.account, p.get()))
 }
 
 // canonical returns what must be the same for an Import to be a repetition.
@@ -293,7 +297,9 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	}
 	t.CardholderName, t.Expiry = NewName(c.Name.get()), c.Expiry
 	t.describe(c.PAN.get(), v.opts.IINLength, bin)
-	t.Fingerprint = Fingerprint(v.box.Fingerprint(v.account, c.PAN.get()))
+	if t.Fingerprint == (Fingerprint{}) {
+		t.Fingerprint = v.fingerprint(c.PAN)
+	}
 	reason, err := v.unavailable(ctx, t, t.CreatedAt)
 	if err != nil {
 		return nil, nil, err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,8 +31,30 @@ type checkedStore struct {
 const manyConflicts = 100
 
 func (s *checkedStore) View(ctx context.Context, fn func(store.ReadTx) error) error {
-	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(checkedReadTx{tx, s}) })
+	v := checkedViews.Get().(*checkedView)
+	v.tx.s, v.fn = s, fn
+	err := s.Store.View(ctx, v.run)
+	v.tx, v.fn = checkedReadTx{}, nil // not after a panic: such a one is not used again
+	checkedViews.Put(v)
+	return err
 }
+
+// A checkedView is a call of View. It is used again, as reading one record costs little
+// besides.
+type checkedView struct {
+	tx  checkedReadTx
+	fn  func(store.ReadTx) error
+	run func(store.ReadTx) error
+}
+
+var checkedViews = sync.Pool{New: func() any {
+	v := new(checkedView)
+	v.run = func(tx store.ReadTx) error {
+		v.tx.tx = tx
+		return v.fn(&v.tx)
+	}
+	return v
+}}
 
 // Update waits for a moment after a conflict when there have been many and no write: each
 // is that of somebody who was faster, or of a store that names wrong versions. So nobody
@@ -39,7 +62,9 @@ func (s *checkedStore) View(ctx context.Context, fn func(store.ReadTx) error) er
 func (s *checkedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 	err := s.Store.Update(ctx, func(tx store.Tx) error { return fn(checkedTx{checkedReadTx{tx, s}, tx}) })
 	if !errors.Is(err, store.ErrConflict) {
-		s.conflicts.Store(0)
+		if s.conflicts.Load() > 0 {
+			s.conflicts.Store(0)
+		}
 	} else if s.conflicts.Add(1) > manyConflicts {
 		select {
 		case <-ctx.Done():
@@ -167,14 +192,19 @@ func (tx checkedReadTx) sift(found []*store.Record, err error, what string, limi
 	}
 	wrong := len(found) > max(0, limit)
 	right := found[:0]
-	seen := make(map[uuid.UUID]bool, len(found))
+	var seen map[uuid.UUID]bool
+	if len(found) > 1 {
+		seen = make(map[uuid.UUID]bool, len(found))
+	}
 	for _, r := range found {
 		if r == nil || !is(r) || seen[r.ID] || len(right) == limit {
 			wrong = true
 			continue
 		}
 		wrong = wrong || len(right) > 0 && !ordered(right[len(right)-1], r)
-		seen[r.ID] = true
+		if seen != nil {
+			seen[r.ID] = true
+		}
 		right = append(right, r)
 	}
 	if err != nil {

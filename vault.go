@@ -68,6 +68,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"net/url"
 	"path/filepath"
@@ -456,7 +457,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	if err != nil {
 		return nil, err
 	}
-	c := &core{keys: keys, opts: o, log: o.Logger}
+	c := &core{keys: keys, opts: o, log: o.Logger, guesses: guesses{seed: maphash.MakeSeed()}}
 	c.store = &checkedStore{Store: s, told: c.mistrusts}
 	c.work.init()
 	c.sessionKeys.init()

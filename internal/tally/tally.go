@@ -12,6 +12,7 @@ import (
 // besides 8 MiB for the owners.
 const (
 	rows      = 4  // counters of a key in a layer
+	line      = 64 // counters among which a key has its own: what the processor reads at once
 	ways      = 16 // slots among which a value has its place
 	slots     = 1 << 20
 	share     = 1 << 16 // values that an owner may add to the table of all
@@ -47,11 +48,12 @@ type owner struct {
 // it may pass. It may not, and is not counted, if limit values were counted under the
 // key: from then on no value of that key passes, also none that was counted. Who has used up
 // the limit would find out else which values others have had. Key and value are keyed
-// hashes, of an owner alone.
+// hashes, of an owner alone. A value that has the hash of another passes; a key that has
+// counts too many.
 //
 // With another day all is forgotten, except by a clock that has stepped back over
 // midnight: the day that it had reached goes on.
-func (t *Tally) Take(day int64, of, key, value [16]byte, limit int) bool {
+func (t *Tally) Take(day int64, of [16]byte, key uint64, value [16]byte, limit int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.owners == nil || day != t.day && day != t.day-1 {
@@ -107,7 +109,7 @@ type table struct{ layers []*layer }
 // count-min sketch of keys.
 type layer struct {
 	values []uint64 // 0: none
-	counts []uint8  // rows, one after the other
+	counts []uint8  // in lines
 	added  int
 }
 
@@ -127,7 +129,7 @@ func (t *table) has(value [16]byte) bool {
 	return false
 }
 
-func (t *table) count(key [16]byte) (n int) {
+func (t *table) count(key uint64) (n int) {
 	for _, l := range t.layers {
 		n += int(l.count(key))
 	}
@@ -147,20 +149,21 @@ func (t *table) top() *layer {
 }
 
 // close makes count more than MaxLimit.
-func (t *table) close(key [16]byte) {
-	l := t.top()
+func (t *table) close(key uint64) {
+	counts := t.top().line(key)
 	for row := range rows {
-		*l.counter(row, key) = MaxLimit + 1
+		counts[counter(row, key)] = MaxLimit + 1
 	}
 }
 
-func (t *table) add(key, value [16]byte) {
+func (t *table) add(key uint64, value [16]byte) {
 	l := t.top()
 
 	// Only the lowest counters rise: the others are too high as it is.
 	next := l.count(key) + 1
+	counts := l.line(key)
 	for row := range rows {
-		c := l.counter(row, key)
+		c := &counts[counter(row, key)]
 		*c = max(*c, next)
 	}
 
@@ -183,16 +186,23 @@ func (l *layer) place(value [16]byte) (id uint64, bucket []uint64) {
 	return id, l.values[i : i+ways]
 }
 
-func (l *layer) count(key [16]byte) uint8 {
-	n := *l.counter(0, key)
+func (l *layer) count(key uint64) uint8 {
+	counts := l.line(key)
+	n := counts[counter(0, key)]
 	for row := 1; row < rows; row++ {
-		n = min(n, *l.counter(row, key))
+		n = min(n, counts[counter(row, key)])
 	}
 	return n
 }
 
-func (l *layer) counter(row int, key [16]byte) *uint8 {
-	width := len(l.counts) / rows
-	i := int(binary.BigEndian.Uint32(key[4*row:]) % uint32(width))
-	return &l.counts[row*width+i]
+// line returns the counters among which those of a key are.
+func (l *layer) line(key uint64) *[line]uint8 {
+	i := int(uint32(key>>32)%uint32(len(l.counts)/line)) * line
+	return (*[line]uint8)(l.counts[i:])
+}
+
+// counter returns which of a line is the counter of a key in a row.
+func counter(row int, key uint64) int {
+	const width = line / rows
+	return row*width + int(key>>(8*row)%width)
 }

@@ -19,6 +19,11 @@ func hash(parts ...any) [16]byte {
 	return [16]byte(sum[:])
 }
 
+// key is hash for a key.
+func key(parts ...any) uint64 { return first(hash(parts...)) }
+
+func first(h [16]byte) uint64 { return binary.BigEndian.Uint64(h[:]) }
+
 // alike returns hashes of which many are the same where a small table looks.
 func alike(n int) (h [16]byte) {
 	binary.BigEndian.PutUint64(h[:], uint64(n)<<13)
@@ -52,7 +57,7 @@ func TestNeverTooFew(t *testing.T) {
 				let[at] = before
 			}
 			known := before[value]
-			may := counted.Take(day, hash("owner", at.owner), hashed(at.owner*1000+at.key), hashed((1+at.owner)*1e9+value*1000+at.key), limit)
+			may := counted.Take(day, hash("owner", at.owner), first(hashed(at.owner*1000+at.key)), hashed((1+at.owner)*1e9+value*1000+at.key), limit)
 			if may && !known && len(before) >= limit {
 				t.Fatalf("%d values pass under a limit of %d", len(before)+1, limit)
 			}
@@ -69,12 +74,12 @@ func TestNeverTooFew(t *testing.T) {
 func TestLimits(t *testing.T) {
 	var counted tally.Tally
 	for n := range 200_000 { // several layers, and tables of its own
-		counted.Take(1, hash(n%2), hash("key", n%5000), hash(n), 100)
+		counted.Take(1, hash(n%2), key("key", n%5000), hash(n), 100)
 	}
 	for _, limit := range []int{0, 1, 3, 100, tally.MaxLimit, 1000} {
 		let := 0
 		for n := range 1000 {
-			if counted.Take(1, hash(0), hash("fresh", limit), hash("fresh", limit, n), limit) {
+			if counted.Take(1, hash(0), key("fresh", limit), hash("fresh", limit, n), limit) {
 				let++
 			}
 		}
@@ -88,8 +93,8 @@ func TestLimits(t *testing.T) {
 // be found out which were counted. An owner's do not count for others.
 func TestTake(t *testing.T) {
 	var counted tally.Tally
-	take := func(day int64, owner, key, value int) bool {
-		return counted.Take(day, hash("owner", owner), hash("key", owner, key), hash("value", owner, value), 2)
+	take := func(day int64, owner, of, value int) bool {
+		return counted.Take(day, hash("owner", owner), key("key", owner, of), hash("value", owner, value), 2)
 	}
 	for i, step := range []struct {
 		day               int64
@@ -115,7 +120,7 @@ func TestRace(t *testing.T) {
 	var wg sync.WaitGroup
 	for n := range 1000 {
 		wg.Go(func() {
-			if counted.Take(1, hash(1), hash("key"), hash(n), 100) {
+			if counted.Take(1, hash(1), key("key"), hash(n), 100) {
 				let.Add(1)
 			}
 		})
@@ -145,7 +150,7 @@ func TestMemory(t *testing.T) {
 			binary.BigEndian.PutUint64(h[1+i][:], random.Uint64())
 			binary.BigEndian.PutUint64(h[1+i][8:], random.Uint64())
 		}
-		counted.Take(1, h[0], h[1], h[2], 100)
+		counted.Take(1, h[0], first(h[1]), h[2], 100)
 	}
 	before := heap()
 	for range 2000 {
@@ -191,13 +196,13 @@ func TestHonestShop(t *testing.T) {
 			var counted tally.Tally
 			random := rand.New(rand.NewPCG(7, 7))
 			zipf := rand.NewZipf(random, 1.2, 8, uint64(c.iins-1)) // few issuers have most cards
-			exact := map[[16]byte]uint8{}
+			exact := map[uint64]uint8{}
 			wrongly := 0
 			for range cards {
-				var key, value [16]byte
+				var value [16]byte
 				mask := zipf.Uint64()<<16 | uint64(random.IntN(10_000))
 				sum := sha256.Sum256(binary.BigEndian.AppendUint64(nil, mask))
-				copy(key[:], sum[:])
+				key := first([16]byte(sum[:]))
 				binary.BigEndian.PutUint64(value[:], random.Uint64())
 				binary.BigEndian.PutUint64(value[8:], random.Uint64())
 				switch {
@@ -222,7 +227,7 @@ func BenchmarkTake(b *testing.B) {
 			var h [16]byte
 			binary.BigEndian.PutUint64(h[:], random.Uint64())
 			binary.BigEndian.PutUint64(h[8:], random.Uint64())
-			counted.Take(1, [16]byte{1}, h, h, 100)
+			counted.Take(1, [16]byte{1}, first(h), h, 100)
 		}
 	})
 }
@@ -232,8 +237,8 @@ func BenchmarkTake(b *testing.B) {
 func TestTablesOfTheirOwn(t *testing.T) {
 	var counted tally.Tally
 	for owner := range 6 {
-		take := func(key string, n int) bool {
-			return counted.Take(1, hash(owner), hash(key, owner), hash(key, owner, n), 10)
+		take := func(name string, n int) bool {
+			return counted.Take(1, hash(owner), key(name, owner), hash(name, owner, n), 10)
 		}
 		let := 0
 		for n := range 6 {
