@@ -555,7 +555,11 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 			return err
 		}
 		if once != nil {
-			if err := once.seal(v, nil, d.token); err != nil {
+			parent := d.token
+			if d.typ == TokenDeleted { // it is gone, and this event is not
+				parent = uuid.Nil
+			}
+			if err := once.seal(v, nil, parent); err != nil {
 				return err
 			}
 		}

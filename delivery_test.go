@@ -1860,6 +1860,24 @@ func TestRedeliver(t *testing.T) {
 			}
 		})
 	})
+	t.Run("a deletion, once under a key", func(t *testing.T) {
+		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+			id := l.imports(visa)
+			l.drain()
+			l.must(l.Vault.Delete(l.Context(), id))
+			l.drain()
+			event := post.took(url)[1].ID
+			for i := range 3 {
+				key := &cardvault.Idempotency{Key: "again"}
+				l.must(l.Redeliver(cardvault.WithIdempotency(l.Context(), key), event))
+				if key.Replayed() != (i > 0) {
+					t.Errorf("call %d: replayed is %t", i, key.Replayed())
+				}
+				l.drain()
+			}
+			post.has(url, id, createdEvent, deletedEvent, deletedEvent)
+		})
+	})
 	t.Run("what is on its way", func(t *testing.T) {
 		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 			post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
