@@ -1,6 +1,7 @@
 package cardvault_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -157,4 +158,68 @@ func TestPaymentDataQuota(t *testing.T) {
 			t.Errorf("%d JWEs are stored", n)
 		}
 	})
+}
+
+// A beaten store erases, once, the API keys that a job has found before it comes to them,
+// as the job of a key above or below may.
+type beaten struct {
+	store.Store
+	armed bool
+}
+
+type beatenTx struct {
+	store.ReadTx
+	found *[]*store.Record
+}
+
+func (tx beatenTx) Lookup(kind store.Kind, hash []byte, limit int) (found []*store.Record, err error) {
+	found, err = tx.ReadTx.Lookup(kind, hash, limit)
+	const kindAPIKey = 4
+	if kind == kindAPIKey && bytes.HasPrefix(hash, []byte("by")) {
+		*tx.found = found
+	}
+	return found, err
+}
+
+func (s *beaten) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	var found []*store.Record
+	err := s.Store.View(ctx, func(tx store.ReadTx) error { return fn(beatenTx{tx, &found}) })
+	if !s.armed || len(found) == 0 {
+		return err
+	}
+	s.armed = false
+	return errors.Join(err, s.Update(ctx, func(tx store.Tx) error {
+		for _, r := range found {
+			tx.Delete(r.Kind, r.ID)
+		}
+		return nil
+	}))
+}
+
+// What two jobs have to erase is erased, whoever comes first.
+func TestFamilyOfTwoJobs(t *testing.T) {
+	s := &beaten{Store: memstore.New()}
+	v := vaultOn(t, s)
+	if err := v.SetQuotas(t.Context(), cardvault.QuotaUpdate{APIKeys: new(3000)}); err != nil {
+		t.Fatal(err)
+	}
+	root, _, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 1800 {
+		if _, _, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := v.DeleteAPIKey(t.Context(), root.ID); err != nil {
+		t.Fatal(err)
+	}
+	s.armed = true
+	if err := v.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if keys, err := v.ListAPIKeys(t.Context(), nil); s.armed || err != nil || keys.TotalItems != 0 {
+		t.Errorf("%d keys are left for good, %v", keys.TotalItems, err)
+	}
 }

@@ -230,21 +230,29 @@ func (v *Vault) eraseBatch(ctx context.Context, m *remains) (done int, err error
 		return 0, err
 	}
 	var left [][]store.Key // of the records from the first on
-	rows := 0
+	rows, more := 0, false // whether there may be more of the last one
 	err = v.view(ctx, func(tx store.ReadTx) error {
-		left, rows = left[:0], 0
-		for len(left) < min(len(m.of), erasePlaces) && rows < eraseRows {
-			keys, _, err := familyOf(tx, m.kind, m.of[len(left)], eraseRows-rows, read)
+		left, rows, more = left[:0], 0, false
+		for len(left) < min(len(m.of), erasePlaces) && !more {
+			// Of keys that were not read somebody else has erased those before: a job for
+			// one above or below.
+			keys, unread, err := familyOf(tx, m.kind, m.of[len(left)], eraseRows-rows, read)
 			if err != nil {
 				return err
 			}
 			rows += len(keys)
 			left = append(left, keys)
+			more = unread || rows >= eraseRows
 		}
 		return nil
 	})
-	if err != nil || rows == 0 {
-		return len(left), err
+	switch {
+	case err != nil:
+		return 0, err
+	case rows == 0 && more:
+		return len(left) - 1, nil
+	case rows == 0:
+		return len(left), nil
 	}
 	err = v.update(ctx, opStep, func(tx store.Tx) error {
 		done = len(left)
@@ -258,8 +266,8 @@ func (v *Vault) eraseBatch(ctx context.Context, m *remains) (done int, err error
 				return err
 			case stands:
 				continue
-			case i == len(left)-1 && rows == eraseRows:
-				done = i // there may be more of it
+			case i == len(left)-1 && more:
+				done = i
 			}
 			for _, k := range keys {
 				tx.Delete(k.Kind, k.ID)
