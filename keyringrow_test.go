@@ -482,3 +482,53 @@ func TestVaultMadeTwiceAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestKeyringOfAnotherVault: under the same key-encryption key, too, a vault does not open
+// with the keyring of another one, under which it would seal from then on.
+func TestKeyringOfAnotherVault(t *testing.T) {
+	kms := newFakeKMS(t, "arn:key/1")
+	made := func() store.Store {
+		s := memstore.New()
+		imported(t, vaultWith(t, s, cardvault.WrappedBy(kms)))
+		return s
+	}
+	e, other := editedCopy(t, made()), editedCopy(t, made())
+	e.rows[e.at(kindMeta, keyringID)] = other.rows[other.at(kindMeta, keyringID)]
+	if _, err := cardvault.New(t.Context(), e, cardvault.WrappedBy(kms), nil); !errors.Is(err, cardvault.ErrDamaged) {
+		t.Errorf("with the keyring of another vault: %v", err)
+	}
+	e.rows = other.rows
+	if _, err := cardvault.New(t.Context(), e, cardvault.WrappedBy(kms), nil); !errors.Is(err, cardvault.ErrDamaged) {
+		t.Errorf("and its count: %v", err)
+	}
+}
+
+// TestKeyringNeverUnwrapped: a keyring that claims to be a later one, and cannot be
+// unwrapped, does not make each read call the key provider.
+func TestKeyringNeverUnwrapped(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		s, keyrings, kms, token := rotated(t)
+		e := editedCopy(t, s)
+		e.rows = slices.DeleteFunc(e.rows, func(r *store.Record) bool { return r.ID[0] == 1 && r.ID[15] > 1 })
+		e.rows[e.at(kindMeta, keyringID)] = keyrings[0]
+		v := vaultWith(t, e, cardvault.WrappedBy(kms))
+		forged := *keyrings[2]
+		forged.Shown = bytes.Clone(forged.Shown)
+		forged.Shown[len(forged.Shown)-1] ^= 1
+		e.rows[e.at(kindMeta, keyringID)] = &forged
+		calls := kms.opens
+		for range 100 {
+			if _, err := v.Get(t.Context(), token); !errors.Is(err, cardvault.ErrUnavailable) && !errors.Is(err, cardvault.ErrWrongKey) {
+				t.Fatal(err)
+			}
+		}
+		if calls = kms.opens - calls; calls > 1 {
+			t.Errorf("%d calls of the key provider", calls)
+		}
+		e.rows[e.at(kindMeta, keyringID)] = keyrings[2]
+		<-time.After(time.Second)
+		if _, err := v.Get(t.Context(), token); err != nil {
+			t.Errorf("after a second, with the keyring put back: %v", err)
+		}
+	})
+}

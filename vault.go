@@ -351,6 +351,7 @@ type core struct {
 	nobody    *nobody
 
 	sessionKeys sessionKeys
+	unwrapping  unwrapping
 
 	codes     store.CodeCache
 	codeKey   *seal.CodeKey // nil if codes is shared
@@ -489,7 +490,7 @@ func (v *Vault) load(ctx context.Context) error {
 		default:
 			v.account = v.first
 			if err = v.newest(ctx, m); err == nil {
-				return nil
+				return v.ours(ctx)
 			}
 		}
 		if err != nil && !errors.Is(err, store.ErrConflict) {
@@ -643,6 +644,33 @@ func (c *core) loadMeta(ctx context.Context) (*meta, error) {
 	if id := c.keys.wrapper.KeyID(); m.keyID != id {
 		return nil, fmt.Errorf("%w: the vault needs key %q, not %q%s", ErrWrongKey, m.keyID, id, c.keys.source())
 	}
+	over := c.unwrapping.turn.take(ctx, metaID)
+	if over == nil {
+		return nil, ctx.Err()
+	}
+	defer over()
+	switch {
+	case known != nil && c.box.Keys().Generation >= m.generation:
+		return m, nil // somebody else has
+	case known != nil && time.Since(c.unwrapping.failed) < unwrapPause:
+		return nil, c.unwrapping.err
+	}
+	keys, err := c.unwrap(ctx, m)
+	if err != nil {
+		if ctx.Err() == nil {
+			c.unwrapping.failed, c.unwrapping.err = time.Now(), err
+		}
+		return nil, err
+	}
+	if c.box == nil {
+		c.first, c.box = m.account, seal.NewBox(keys, c.grant)
+	} else {
+		c.box.SetKeys(keys)
+	}
+	return m, nil
+}
+
+func (c *core) unwrap(ctx context.Context, m *meta) (*seal.Keys, error) {
 	plain, err := c.keys.wrapper.Unwrap(ctx, m.wrapped, m.associated())
 	if err != nil {
 		return nil, unavailable(fmt.Errorf("cardvault: unwrapping the keys: %w", err))
@@ -652,12 +680,30 @@ func (c *core) loadMeta(ctx context.Context) (*meta, error) {
 	if err != nil || keys.Vault != m.vault || keys.Generation != m.generation {
 		return nil, fmt.Errorf("%w: keyring cannot be read", ErrDamaged)
 	}
-	if c.box == nil {
-		c.first, c.box = m.account, seal.NewBox(keys, c.grant)
-	} else {
-		c.box.SetKeys(keys)
+	return keys, nil
+}
+
+// An unwrapping bounds the calls of the key provider while the vault is open: whoever
+// writes to the store must not make each read one. The zero value is ready.
+type unwrapping struct {
+	turn turns
+
+	// What follows is of whose turn it is.
+	failed time.Time // when a keyring could not be unwrapped
+	err    error
+}
+
+// unwrapPause is for how long none is tried then.
+const unwrapPause = time.Second
+
+// ours returns ErrDamaged if the store does not have the account that was made with the
+// keyring: then that is the keyring of another vault, in the place of its own.
+func (v *Vault) ours(ctx context.Context) error {
+	_, err := v.whole().get(ctx, kindAccount, v.first)
+	if errors.Is(err, ErrNotFound) {
+		err = fmt.Errorf("%w: the keyring is that of another vault, or the default account is lost: put it back from a backup", ErrDamaged)
 	}
-	return m, nil
+	return err
 }
 
 // newest returns ErrDamaged if a count of seals says that there was a later term than the
