@@ -352,7 +352,7 @@ func (h *hunt) misplace() {
 	h.send(422, h.request("GET", h.fill("/tokens?security_code=LOST", "query"), ""))
 	h.send(404, h.request("GET", h.fill("/tokens/LOST", "id"), ""))
 	h.send(404, h.request("GET", h.fill("/LOST", "path"), ""))
-	h.send(200, h.request("POST", "/cde-import", h.fill(withoutCode+`,"cardholder_name":"LOST"}`, "name")))
+	h.send(200, h.request("POST", "/cde-import", h.fill(withoutCode+`,"business_key":"LOST"}`, "business key")))
 	r := h.request("GET", "/tokens", "")
 	for _, name := range []string{"X-Request-Id", "User-Agent", "Authorization", "Cookie"} {
 		r.Header.Set(name, h.fill("LOST", "header "+name))

@@ -220,7 +220,7 @@ func TestPage(t *testing.T) {
 	}
 	simulator := "/sandbox/api/simulator/tokens/" + id
 	v.call(t, 202, "POST", simulator+"/suspend", "")
-	k = p.Follow(t, k, "pending", "inactive suspended_by_issuer")
+	k = p.Follow(t, k, "active", "inactive suspended_by_issuer")
 	v.call(t, 202, "POST", simulator+"/resume", "")
 	p.Follow(t, k, "inactive suspended_by_issuer", "active")
 

@@ -172,6 +172,9 @@ func (p *player) play(t *testing.T, paragraph string) string {
 		for range p.world.vaults { // each has a limit of its own
 			Send(t, h, "GET", "/tokens", "", "X-Api-Key", p.world.values["key"])
 		}
+		for range p.world.vaults { // and another of revocations
+			Send(t, h, "DELETE", "/api-keys/00000000-0000-4000-8000-000000000000", "", "X-Api-Key", p.world.values["key"])
+		}
 	}
 	where := paragraph
 	if i < len(lines) {
