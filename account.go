@@ -301,7 +301,8 @@ func (v *Vault) openAccount(ctx context.Context, rec *store.Record) (*Account, e
 			}
 		}
 	}
-	a.Quotas = a.overrides.or(v.opts.Quotas)
+	a.Quotas = a.overrides
+	a.Quotas.or(&v.opts.Quotas)
 	return a, readError(r)
 }
 
@@ -823,13 +824,15 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 	at := now()
 	whole := v.whole()
 	type candidate struct{ key, account *store.Record }
-	var candidates []candidate
-	var damaged error // of another key: it keeps none from being found
+	var found struct { // one variable, as the function below keeps it on the heap
+		candidates []candidate
+		damaged    error // of another key: it keeps none from being found
+	}
 	err := v.view(ctx, func(tx store.ReadTx) error {
-		candidates = nil
+		found.candidates, found.damaged = nil, nil
 		keys, err := tx.Lookup(kindAPIKey, []byte(short), 16)
-		if damaged = nil; errors.Is(err, ErrDamaged) {
-			damaged, err = err, nil
+		if errors.Is(err, ErrDamaged) {
+			found.damaged, err = err, nil
 		}
 		if err != nil {
 			return err
@@ -837,13 +840,13 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 		for _, k := range keys {
 			account, err := tx.Get(kindAccount, whole.unmask(kindAccount, k.Account))
 			if errors.Is(err, store.ErrNotFound) { // no vault has written such a key
-				damaged = fmt.Errorf("%w: API key of no account", ErrDamaged)
+				found.damaged = fmt.Errorf("%w: API key of no account", ErrDamaged)
 				continue
 			}
 			if err != nil {
 				return err
 			}
-			candidates = append(candidates, candidate{k, account})
+			found.candidates = append(found.candidates, candidate{k, account})
 		}
 		if len(keys) == 0 {
 			_, err = tx.Get(kindAccount, v.nobody.account)
@@ -854,10 +857,10 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 		return nil, err
 	}
 	sum := sha256.Sum256([]byte(secret))
-	for _, c := range candidates {
+	for _, c := range found.candidates {
 		k, err := v.In(c.key.Account).openAPIKey(ctx, c.key)
 		if errors.Is(err, ErrDamaged) {
-			damaged = err
+			found.damaged = err
 			continue
 		}
 		if err != nil {
@@ -881,10 +884,10 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 			return &Principal{k, a}, nil
 		}
 	}
-	if damaged != nil {
-		return nil, damaged
+	if found.damaged != nil {
+		return nil, found.damaged
 	}
-	if len(candidates) == 0 {
+	if len(found.candidates) == 0 {
 		if err := v.nobody.compare(v, sum[:]); err != nil {
 			return nil, err
 		}

@@ -40,7 +40,7 @@ type guesses struct {
 
 	mu   sync.Mutex // guards what follows
 	day  int64
-	told map[uint64]struct{} //  masked numbers of the day, by their hashes
+	told map[uint64]struct{} // masked numbers of the day, by their hashes
 	of   map[uuid.UUID]int   // how many of them are an account's
 }
 

@@ -85,14 +85,13 @@ func (q *Quotas) withDefaults() error {
 	return nil
 }
 
-// or returns q with what is 0 as in of.
-func (q Quotas) or(of Quotas) Quotas {
+// or sets what is 0 in q as in of.
+func (q *Quotas) or(of *Quotas) {
 	for _, f := range allQuotas {
-		if n := f.of(&q); *n == 0 {
-			*n = *f.of(&of)
+		if n := f.of(q); *n == 0 {
+			*n = *f.of(of)
 		}
 	}
-	return q
 }
 
 // SetQuotas changes quotas of the account of this handle. Every process on the store

@@ -114,29 +114,36 @@ func (r *reader) patient(step int) {
 	}
 }
 
-// rowsOf returns a function that finds rows of a kind, and returns one without raw for
-// an id that has none. Neighbours in an index are often neighbours among the rows.
-func (r *reader) rowsOf(kind store.Kind) func(id []byte) row {
+// A finder finds rows of a kind. Neighbours in an index are often neighbours among the rows.
+type finder struct {
+	cur    *bolt.Cursor // nil: there are no rows
+	k, raw []byte       // where it is
+}
+
+func (r *reader) rowsOf(kind store.Kind) (f finder) {
 	name := rowsBucket(kind)
-	b := r.tx.Bucket(name[:])
-	if b == nil {
-		return func([]byte) row { return row{} }
+	if b := r.tx.Bucket(name[:]); b != nil {
+		f.cur = b.Cursor()
 	}
-	cur := b.Cursor()
-	var k, raw []byte
-	return func(id []byte) row {
-		if k != nil {
-			k, raw = cur.Next()
-		}
-		if !bytes.Equal(k, id) {
-			if k, raw = cur.Seek(id); !bytes.Equal(k, id) {
-				return row{}
-			}
-		}
-		row, err := decodeRow(raw)
-		check(err)
-		return row
+	return f
+}
+
+// find returns a row, one without raw for an id that has none.
+func (f *finder) find(id []byte) row {
+	if f.cur == nil {
+		return row{}
 	}
+	if f.k != nil {
+		f.k, f.raw = f.cur.Next()
+	}
+	if !bytes.Equal(f.k, id) {
+		if f.k, f.raw = f.cur.Seek(id); !bytes.Equal(f.k, id) {
+			return row{}
+		}
+	}
+	row, err := decodeRow(f.raw)
+	check(err)
+	return row
 }
 
 func (r *reader) List(q *store.Query) (list *store.List, err error) {
@@ -173,10 +180,10 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 	if q.Desc {
 		skip = s.total() - end + offset
 	}
-	find := r.rowsOf(q.Kind)
+	rows := r.rowsOf(q.Kind)
 	list.Records = make([]*store.Record, 0, min(limit, 1024))
 	s.walk(skip, q.Desc, func(id uuid.UUID, class uint8) bool {
-		row := find(id[:])
+		row := rows.find(id[:])
 		if row.raw == nil || row.class != class || keyOfList(q.Kind, row.account, row.parent) != s.list || row.lapsed(q) {
 			panic(failed{errIndex})
 		}
@@ -254,13 +261,13 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 		panic(failed{store.ErrTooMany})
 	}
 	var ids []uuid.UUID
-	find := r.rowsOf(q.Kind)
+	rows := r.rowsOf(q.Kind)
 	r.eachLookup(q.Kind, q.Lookup, func(key []byte) bool {
 		id := uuid.UUID(key)
 		if compareIDs(id, q.Min) < 0 || q.Max != uuid.Nil && compareIDs(id, q.Max) > 0 {
 			return true
 		}
-		row := find(key)
+		row := rows.find(key)
 		if row.raw == nil || !row.hasLookup(q.Lookup) {
 			r.pass(strayLookup{q.Kind, bytes.Clone(q.Lookup), id})
 			return true
@@ -280,7 +287,7 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 	}
 	ids = ids[min(max(0, q.Offset), int64(len(ids))):]
 	for _, id := range ids[:max(0, min(q.Limit, len(ids)))] {
-		row := find(id[:])
+		row := rows.find(id[:])
 		list.Records = append(list.Records, row.record(q.Kind, id, false))
 	}
 	return list
@@ -293,9 +300,9 @@ func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) (recs []*store.
 	if limit <= 0 {
 		return nil, nil
 	}
-	find := r.rowsOf(kind)
+	rows := r.rowsOf(kind)
 	r.eachLookup(kind, hash, func(key []byte) bool {
-		row := find(key)
+		row := rows.find(key)
 		if row.raw == nil || !row.hasLookup(hash) {
 			r.pass(strayLookup{kind, bytes.Clone(hash), uuid.UUID(key)})
 			return true
