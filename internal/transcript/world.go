@@ -135,7 +135,8 @@ func newWorld(t *testing.T, s *Setup) *world {
 		"disabled": w.serve(t, w.open(t, s.Stores, &disabled), httpapi.Options{}), // it has no provider and no sender
 		"failing":  w.serve(t, failingVaults, httpapi.Options{}),                  // its store is unavailable
 		"shop":     w.serve(t, w.vaults, httpapi.Options{AllowedOrigins: []string{"https://shop.example"}}),
-		// {key} has just made its one request in ten seconds to each replica.
+		// {key} has just made its one request in ten seconds to each replica, and one DELETE
+		// of an API key.
 		"limited": w.serve(t, w.vaults, httpapi.Options{RateLimit: httpapi.RateLimit{PerSecond: 0.1}}),
 	}
 	return w
