@@ -532,3 +532,39 @@ func TestKeyringNeverUnwrapped(t *testing.T) {
 		}
 	})
 }
+
+// A restless store has a keyring of another version whenever it was read, once it is on.
+type restless struct {
+	*edited
+	on bool
+}
+
+func (s *restless) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	err := s.edited.View(ctx, fn)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := s.at(kindMeta, keyringID); s.on && i >= 0 {
+		r := *s.rows[i]
+		r.Version++
+		s.rows[i] = &r
+	}
+	return err
+}
+
+// TestKeyringRestless: whoever writes the keyring again and again does not keep a rotation
+// going, nor have the key provider called.
+func TestKeyringRestless(t *testing.T) {
+	s, _, kms, _ := rotated(t)
+	e := &restless{edited: editedCopy(t, s)}
+	v := vaultWith(t, e, cardvault.WrappedBy(kms))
+	e.on = true
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	calls := kms.wraps + kms.opens
+	if err := v.RotateKeys(ctx); !errors.Is(err, cardvault.ErrDamaged) {
+		t.Errorf("rotating: %v", err)
+	}
+	if calls = kms.wraps + kms.opens - calls; calls > 10 {
+		t.Errorf("%d calls of the key provider", calls)
+	}
+}

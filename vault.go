@@ -782,7 +782,7 @@ func (v *Vault) initialize(ctx context.Context) error {
 // the vault is open; and a count of seals that is lost. The error is ErrDamaged, without
 // another call of the key provider, if the store has a later term than the vault knows.
 func (v *Vault) RotateKeys(ctx context.Context) error {
-	var last uint64 // version of the keyring at the last try
+	var last uint32 // generation of the keyring at the last try
 	for same := 0; same < metaTries; {
 		m, err := v.loadMeta(ctx)
 		lost := errors.Is(err, errKeyringLost)
@@ -797,8 +797,10 @@ func (v *Vault) RotateKeys(ctx context.Context) error {
 				return err
 			}
 		}
-		if same++; m.version != last { // somebody else was faster, so there is progress
-			same, last = 1, m.version
+		// Somebody else was faster, so there is progress: that was unwrapped, while a version
+		// can be anybody's.
+		if same++; v.box.Keys().Generation != last {
+			same, last = 1, v.box.Keys().Generation
 		}
 		if errors.Is(err, store.ErrConflict) {
 			continue
@@ -840,7 +842,8 @@ func (c *core) grant() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	v := &Vault{core: c}
-	var last store.Record // of the count, at the last try
+	var last uuid.UUID // of the count, at the last try
+	var most uint64
 	for same := 0; same < metaTries; {
 		keys := c.box.Keys()
 		id := countID(keys)
@@ -855,12 +858,12 @@ func (c *core) grant() error {
 		if err != nil {
 			return err
 		}
-		if same++; rec.ID != last.ID || rec.Version != last.Version { // somebody else was faster
-			same, last = 1, *rec
-		}
 		used, err := readCount(keys, rec)
 		if err != nil {
 			return err
+		}
+		if same++; id != last || used > most { // somebody else was faster
+			same, last, most = 1, id, used
 		}
 		if used >= rotateAfter {
 			err := v.RotateKeys(ctx)
