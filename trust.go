@@ -31,36 +31,52 @@ type checkedStore struct {
 const manyConflicts = 100
 
 func (s *checkedStore) View(ctx context.Context, fn func(store.ReadTx) error) error {
-	v := checkedViews.Get().(*checkedView)
-	v.tx.s, v.fn = s, fn
-	err := s.Store.View(ctx, v.run)
-	v.tx, v.fn = checkedReadTx{}, nil // not after a panic: such a one is not used again
-	checkedViews.Put(v)
+	c := checkedCalls.Get().(*checkedCall)
+	c.tx.s, c.reads = s, fn
+	return c.end(s.Store.View(ctx, c.view))
+}
+
+// A checkedCall is one of View or Update. It is used again, as it would cost allocations
+// that show beside the reading of a record.
+type checkedCall struct {
+	tx     checkedTx
+	reads  func(store.ReadTx) error
+	writes func(store.Tx) error
+
+	view   func(store.ReadTx) error // calls reads
+	update func(store.Tx) error     // calls writes
+}
+
+var checkedCalls = sync.Pool{New: func() any {
+	c := new(checkedCall)
+	c.view = func(tx store.ReadTx) error {
+		c.tx.tx = tx
+		return c.reads(&c.tx.checkedReadTx)
+	}
+	c.update = func(tx store.Tx) error {
+		c.tx.tx, c.tx.writes = tx, tx
+		return c.writes(&c.tx)
+	}
+	return c
+}}
+
+// end returns err. The call is used again only after nil: then the store has called it,
+// and has no reason to do so once more.
+func (c *checkedCall) end(err error) error {
+	c.tx, c.reads, c.writes = checkedTx{}, nil, nil
+	if err == nil {
+		checkedCalls.Put(c)
+	}
 	return err
 }
-
-// A checkedView is a call of View. It is used again, as reading one record costs little
-// besides.
-type checkedView struct {
-	tx  checkedReadTx
-	fn  func(store.ReadTx) error
-	run func(store.ReadTx) error
-}
-
-var checkedViews = sync.Pool{New: func() any {
-	v := new(checkedView)
-	v.run = func(tx store.ReadTx) error {
-		v.tx.tx = tx
-		return v.fn(&v.tx)
-	}
-	return v
-}}
 
 // Update waits for a moment after a conflict when there have been many and no write: each
 // is that of somebody who was faster, or of a store that names wrong versions. So nobody
 // spins on that, and whoever tries again does so until ctx has ended.
 func (s *checkedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
-	err := s.Store.Update(ctx, func(tx store.Tx) error { return fn(checkedTx{checkedReadTx{tx, s}, tx}) })
+	c := checkedCalls.Get().(*checkedCall)
+	c.tx.s, c.writes = s, fn
+	err := c.end(s.Store.Update(ctx, c.update))
 	if !errors.Is(err, store.ErrConflict) {
 		if s.conflicts.Load() > 0 {
 			s.conflicts.Store(0)
