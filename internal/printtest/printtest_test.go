@@ -268,7 +268,6 @@ var shown = map[string]string{
 	"store/boltstore.*":                  "its path, and rows as they are in the file, where what is secret is sealed",
 	"store/memstore.*":                   "rows, where what is secret is sealed",
 	"internal/tally.*":                   "ids of accounts and keys",
-	"cardvault.guesses.told":             "ids of accounts",
 	"cardvault.ProviderAccount.AID":      "an account at the provider, without its keys",
 	"cardvault.ProviderAccount.MID":      "an account at the provider, without its keys",
 	"cardvault.ProviderAccount.PortalID": "an account at the provider, without its keys",
