@@ -2276,3 +2276,63 @@ func TestQueueIsMissing(t *testing.T) {
 		})
 	}
 }
+
+// A reckoner knows how many records an Update has listed at most.
+type reckoner struct {
+	store.Store
+	most int
+}
+
+type reckoningTx struct {
+	store.Tx
+	s *reckoner
+}
+
+func (tx reckoningTx) List(q *store.Query) (*store.List, error) {
+	tx.s.most = max(tx.s.most, q.Limit)
+	return tx.Tx.List(q)
+}
+
+func (tx reckoningTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+	tx.s.most = max(tx.s.most, limit)
+	return tx.Tx.Lookup(kind, hash, limit)
+}
+
+func (s *reckoner) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(reckoningTx{tx, s}) })
+}
+
+// However many deliveries somebody has damaged, no transaction goes through them all, and
+// the others arrive.
+func TestManyDamagedDeliveries(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		const n = 3000
+		for range n {
+			l.imports(visa)
+		}
+		for from := uuid.Nil; ; {
+			var some []*store.Record
+			l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) (err error) {
+				some, err = tx.Scan(kindDelivery, from, 100)
+				for _, r := range some {
+					r.Version++
+					r.Shown[len(r.Shown)-1] ^= 1
+					tx.Put(r)
+				}
+				return err
+			}))
+			if len(some) == 0 {
+				break
+			}
+			from = some[len(some)-1].ID
+		}
+		id := l.imports(visa)
+		s := &reckoner{Store: l.store.Store}
+		l.store.Store = s
+		l.try(l.Drain(l.Context()))
+		if s.most > 1100 {
+			t.Errorf("an Update listed up to %d records", s.most)
+		}
+		post.has(url, id, createdEvent)
+	})
+}

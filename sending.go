@@ -345,11 +345,14 @@ func (u *unreadable) all() map[uuid.UUID]uint64 {
 	return maps.Clone(u.known)
 }
 
+// unreadMost is how many deliveries that cannot be read are looked past in a transaction.
+const unreadMost = 1024
+
 // first returns the first delivery with a hash, but for one and for those that cannot be
 // read; nil if there is none.
 func (u *unreadable) first(tx store.ReadTx, hash []byte, id uuid.UUID) (*store.Record, error) {
 	known := u.all()
-	line, err := tx.Lookup(kindDelivery, hash, len(known)+2)
+	line, err := tx.Lookup(kindDelivery, hash, min(len(known), unreadMost)+2)
 	if errors.Is(err, ErrDamaged) { // what was found by mistake holds back nothing
 		err = nil
 	}
@@ -891,8 +894,11 @@ func (v *Vault) goOn(ctx context.Context, unread *unreadable, hashes ...[]byte) 
 func (t *turn) rest(ctx context.Context) error {
 	busy, idle := *t.claim, *t.claim
 	busy.Due, idle.Due = now(), time.Time{}
-	if t.failure != nil {
+	switch {
+	case t.failure != nil:
 		busy.Due = busy.Due.Add(sendRelapse)
+	case t.useless() > unreadMost:
+		busy.Due = busy.Due.Add(workPause)
 	}
 	paused := busy
 	t.queue.pause = time.Time{}
@@ -940,14 +946,22 @@ func (t *turn) rest(ctx context.Context) error {
 	return wrapped(err)
 }
 
-// left reports whether there is something to do for the queue.
+// left reports whether there is something to do for the queue, or perhaps if what is of no
+// use is too much to look past.
 func (t *turn) left(tx store.ReadTx) (bool, error) {
-	list, err := tx.List(t.ready(uuid.Nil, len(t.unread.all())+len(t.passed.all())+1))
+	n := t.useless()
+	if n > unreadMost {
+		return true, nil
+	}
+	list, err := tx.List(t.ready(uuid.Nil, n+1))
 	if err != nil {
 		return false, err
 	}
 	return slices.ContainsFunc(list.Records, func(r *store.Record) bool { return !t.skips(r) }), nil
 }
+
+// useless returns how many deliveries are of no use as they are listed.
+func (t *turn) useless() int { return len(t.unread.all()) + len(t.passed.all()) }
 
 // skips reports whether a delivery is of no use as it is listed.
 func (t *turn) skips(r *store.Record) bool { return t.unread.has(r) || t.passed.has(r) }
