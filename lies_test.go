@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -369,11 +370,11 @@ func (l *lab) all(kind store.Kind) (all []*store.Record) {
 // A spinner counts the reads of a store.
 type spinner struct {
 	store.Store
-	views int
+	views atomic.Int64
 }
 
 func (s *spinner) View(ctx context.Context, fn func(store.ReadTx) error) error {
-	s.views++
+	s.views.Add(1)
 	return s.Store.View(ctx, fn)
 }
 
@@ -392,12 +393,12 @@ func TestRunDoesNotSpin(t *testing.T) {
 			s.Store.(*storetest.LyingStore).Tell(lie)
 			l.run(func() {
 				l.pass(time.Minute)
-				s.views = 0
+				s.views.Store(0)
 				l.pass(20 * time.Minute)
 			})
 			synctest.Wait()
-			if s.views > 20*60*100 { // ten tasks, each of which looks at some kinds each second
-				t.Errorf("lie %d: %d reads in 20 minutes", lie, s.views)
+			if n := s.views.Load(); n > 20*60*100 { // ten tasks, each of which looks at some kinds each second
+				t.Errorf("lie %d: %d reads in 20 minutes", lie, n)
 			}
 		})
 	}

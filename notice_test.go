@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -790,9 +791,9 @@ func TestNoticeOfManyHolders(t *testing.T) {
 		l.must(l.Notify(l.Context(), n))
 		l.must(l.Notify(l.Context(), n)) // delivered again
 		// The process dies while it tells them.
-		updates := 0
+		var updates atomic.Int64
 		l.store.hook(func() error {
-			if updates++; updates > 200 {
+			if updates.Add(1) > 200 {
 				return store.ErrUnavailable
 			}
 			return nil

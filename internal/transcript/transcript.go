@@ -175,9 +175,6 @@ func (p *player) play(t *testing.T, paragraph string) string {
 				Send(t, h, call[0], call[1], "", "X-Api-Key", p.world.values["key"])
 			}
 		}
-		for range p.world.vaults { // and another of revocations
-			Send(t, h, "DELETE", "/api-keys/00000000-0000-4000-8000-000000000000", "", "X-Api-Key", p.world.values["key"])
-		}
 	}
 	where := paragraph
 	if i < len(lines) {
