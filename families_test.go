@@ -223,3 +223,33 @@ func TestFamilyOfTwoJobs(t *testing.T) {
 		t.Errorf("%d keys are left for good, %v", keys.TotalItems, err)
 	}
 }
+
+// A record of somebody else's making that says it belongs to a token keeps neither that
+// nor what others have left from being erased.
+func TestFamilyWithAStranger(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		ids := []uuid.UUID{dying(l, 60), dying(l, 60), dying(l, 60)}
+		for _, id := range ids {
+			_, err := l.RefreshSession(cardvault.WithIdempotencyKey(l.Context(), "answer"), id)
+			l.must(err)
+		}
+		l.must(l.store.Update(l.Context(), func(tx store.Tx) error {
+			tokens, err := tx.Scan(kindToken, uuid.Nil, 3)
+			for i, r := range tokens {
+				if i != 1 {
+					tx.Put(&store.Record{Kind: 3, ID: uuid.New(), Account: r.Account, Parent: r.ID, Version: 1})
+				}
+			}
+			return err
+		}))
+		l.must(l.Vault.Delete(l.Context(), ids[2]))
+		l.pass(2 * time.Minute)
+		l.drain()
+		if n := len(l.all(kindAnswer)); n > 0 {
+			t.Errorf("%d answers are left", n)
+		}
+		if n := len(l.all(kindToken)); n > 0 {
+			t.Errorf("%d tokens are left", n)
+		}
+	})
+}

@@ -3,8 +3,8 @@ package cardvault
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -151,7 +151,8 @@ func (v *Vault) keysBelow(ctx context.Context, kind store.Kind, most int, rows .
 }
 
 // familyOf returns the keys of at most limit records that belong to one, and whether there
-// are API keys that were not read before. It leaves out those that cannot be read.
+// may be more: API keys that were not read before. It leaves out those that cannot be read,
+// and what is of a kind that cannot belong to it.
 func familyOf(tx store.ReadTx, kind store.Kind, row uuid.UUID, limit int, read map[uuid.UUID]glimpse) (keys []store.Key, unread bool, err error) {
 	if kind == kindAPIKey {
 		made, err := tx.Lookup(kindAPIKey, createdBy(row), limit)
@@ -169,12 +170,10 @@ func familyOf(tx store.ReadTx, kind store.Kind, row uuid.UUID, limit int, read m
 		return keys, unread, nil
 	}
 	children, err := tx.Children(row, limit)
-	for _, k := range children {
-		if parentKind(k.Kind) != kind {
-			return nil, false, fmt.Errorf("%w: the store gave children of another kind of record", ErrDamaged)
-		}
-	}
-	return children, false, err
+	full := len(children) == limit
+	// No vault has made one of another kind. It stays, and keeps nothing from being erased.
+	keys = slices.DeleteFunc(children, func(k store.Key) bool { return parentKind(k.Kind) != kind })
+	return keys, full && 0 < len(keys) && len(keys) < limit, err
 }
 
 // erase is the job that erases what is left of records that were deleted, in
