@@ -858,7 +858,8 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 	}
 	sum := sha256.Sum256([]byte(secret))
 	for _, c := range found.candidates {
-		k, err := v.In(c.key.Account).openAPIKey(ctx, c.key)
+		of := v.In(c.key.Account)
+		k, err := of.openAPIKey(ctx, c.key)
 		if errors.Is(err, ErrDamaged) {
 			found.damaged = err
 			continue
@@ -870,7 +871,7 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 			// The creators are looked at once the secret is right: what a wrong one takes
 			// does not depend on them. They were there before the key was, so if they
 			// are now they were when the key was read.
-			err := v.In(k.Account).checkCreators(ctx, k)
+			err := of.checkCreators(ctx, k)
 			if errors.Is(err, ErrNotFound) {
 				return nil, ErrUnauthenticated
 			}
