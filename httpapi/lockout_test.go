@@ -182,7 +182,7 @@ func TestLockout(t *testing.T) {
 					return
 				}
 				// Who shares the address of somebody with many sessions may be asked to wait
-				// before a second try, for a minute at most.
+				// before a second try, for a minute at a time.
 				again := a.shop(t, "when they have failed", 1, http2)
 				if seconds, err := strconv.Atoi(again.header.Get("Retry-After")); again.status != 200 && (err != nil || seconds < 1 || seconds > 60) {
 					t.Errorf("a second try is answered %d, Retry-After %d", again.status, seconds)
