@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -164,7 +165,7 @@ func TestPaymentDataQuota(t *testing.T) {
 // as the job of a key above or below may.
 type beaten struct {
 	store.Store
-	armed bool
+	armed atomic.Bool
 }
 
 type beatenTx struct {
@@ -184,10 +185,9 @@ func (tx beatenTx) Lookup(kind store.Kind, hash []byte, limit int) (found []*sto
 func (s *beaten) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	var found []*store.Record
 	err := s.Store.View(ctx, func(tx store.ReadTx) error { return fn(beatenTx{tx, &found}) })
-	if !s.armed || len(found) == 0 {
+	if len(found) == 0 || !s.armed.CompareAndSwap(true, false) {
 		return err
 	}
-	s.armed = false
 	return errors.Join(err, s.Update(ctx, func(tx store.Tx) error {
 		for _, r := range found {
 			tx.Delete(r.Kind, r.ID)
@@ -215,11 +215,11 @@ func TestFamilyOfTwoJobs(t *testing.T) {
 	if err := v.DeleteAPIKey(t.Context(), root.ID); err != nil {
 		t.Fatal(err)
 	}
-	s.armed = true
+	s.armed.Store(true)
 	if err := v.Drain(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if keys, err := v.ListAPIKeys(t.Context(), nil); s.armed || err != nil || keys.TotalItems != 0 {
+	if keys, err := v.ListAPIKeys(t.Context(), nil); s.armed.Load() || err != nil || keys.TotalItems != 0 {
 		t.Errorf("%d keys are left for good, %v", keys.TotalItems, err)
 	}
 }
