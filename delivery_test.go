@@ -21,7 +21,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// What becomes of deliveries on any store is tested by vaulttest.Suite. Here is what
+// What becomes of deliveries on any store is tested by vaultsuite.Run. Here is what
 // takes time, and what goes wrong in between.
 
 // A post is a Sender that remembers what it was to send, and answers what it is told

@@ -20,7 +20,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// What becomes of events on any store is tested by vaulttest.Suite. Here is what
+// What becomes of events on any store is tested by vaultsuite.Run. Here is what
 // takes time, and what goes wrong in between.
 
 // A listener is a sink that remembers what it was passed and when, and answers

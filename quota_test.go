@@ -11,7 +11,7 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// What quotas do on any store is tested by vaulttest.Suite.
+// What quotas do on any store is tested by vaultsuite.Run.
 
 func TestQuotaBounds(t *testing.T) {
 	for _, q := range []cardvault.Quotas{

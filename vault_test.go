@@ -23,7 +23,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// What a vault does on any store is tested by vaulttest.Suite. Here is what
+// What a vault does on any store is tested by vaultsuite.Run. Here is what
 // concerns the folder of Open, and what shows outside.
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -5,12 +5,9 @@ import (
 	"context"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/cardvault/cardvault"
-	"github.com/cardvault/cardvault/store"
-	"github.com/cardvault/cardvault/store/boltstore"
 	"github.com/cardvault/cardvault/vaulttest"
 )
 
@@ -48,19 +45,6 @@ func ExampleAssertNoCardNumber() {
 	_ = func(t *testing.T, dir string) {
 		allow := []string{"4242424242424242"} // in the documentation
 		vaulttest.AssertNoCardNumber(t, allow, os.DirFS(dir))
-	}
-}
-
-// The test of a backend, after storetest.Run.
-func ExampleSuite() {
-	_ = func(t *testing.T) {
-		vaulttest.Suite(t, func(t testing.TB) store.Store {
-			s, err := boltstore.Open(t.Context(), filepath.Join(t.TempDir(), "cardvault.db"), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return s
-		})
 	}
 }
 

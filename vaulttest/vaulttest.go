@@ -1,5 +1,4 @@
-// Package vaulttest helps to test programs that keep cards in a vault, and
-// backends that a vault is built on.
+// Package vaulttest helps to test programs that keep cards in a vault.
 //
 // [New] returns the real vault, in memory:
 //
@@ -12,8 +11,8 @@
 // that a test has used is not in them. [AssertNoCardNumber] looks for any card
 // number.
 //
-// [Suite] is for authors of a [store.Store]: the behaviour of a vault on it.
-// It comes after storetest.Run, which tests the store alone.
+// Package vaultsuite below is for authors of a store: it tests the behaviour of a
+// vault on it.
 package vaulttest
 
 import (
@@ -21,7 +20,6 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
-	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
@@ -36,25 +34,21 @@ func New(t testing.TB) *cardvault.Vault {
 // Live. If opts is nil the vault is a sandbox.
 func NewWith(t testing.TB, opts *cardvault.Options) *cardvault.Vault {
 	t.Helper()
-	key := make([]byte, cardvault.KeySize)
-	rand.Read(key)
-	return open(t, memstore.New(), key, opts)
-}
-
-// open returns the vault in s under a key. It is closed when the test ends.
-func open(t testing.TB, s store.Store, key []byte, opts *cardvault.Options) *cardvault.Vault {
-	t.Helper()
 	if opts == nil {
 		opts = &cardvault.Options{Mode: cardvault.Sandbox}
 	}
+
+	key := make([]byte, cardvault.KeySize)
+	rand.Read(key)
 	keys, err := cardvault.KeyBytes(key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := cardvault.New(t.Context(), s, keys, opts)
+	v, err := cardvault.New(t.Context(), memstore.New(), keys, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		if err := v.Close(); err != nil {
 			t.Errorf("closing the vault: %v", err)

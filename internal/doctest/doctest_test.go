@@ -10,6 +10,7 @@ import (
 	"go/types"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -54,11 +55,8 @@ func sources(t *testing.T, f func(file string, source *ast.File)) {
 func TestThreats(t *testing.T) {
 	tests := map[string]bool{}
 	sources(t, func(file string, source *ast.File) {
-		pkg, _, _ := strings.Cut(file, "/")
-		if strings.HasPrefix(file, "store/storetest/") {
-			pkg = "storetest"
-		}
-		kit := strings.HasSuffix(pkg, "test") && !strings.HasSuffix(file, "_test.go")
+		pkg := path.Base(path.Dir(file))
+		kit := (strings.HasSuffix(pkg, "test") || strings.HasSuffix(pkg, "suite")) && !strings.HasSuffix(file, "_test.go")
 		ast.Inspect(source, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.FuncDecl:

@@ -16,7 +16,7 @@ import (
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/pgstore"
 	"github.com/cardvault/cardvault/store/storetest"
-	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/cardvault/cardvault/vaulttest/vaultsuite"
 )
 
 var postgres = realtest.SharedPostgreSQL(nil)
@@ -86,5 +86,5 @@ func TestVault(t *testing.T) {
 		return
 	}
 	p := pool(t, postgres.Get(t).URL("postgres"))
-	vaulttest.Suite(t, func(t testing.TB) store.Store { return open(t, p, schema(t, p)) })
+	vaultsuite.Run(t, func(t testing.TB) store.Store { return open(t, p, schema(t, p)) })
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/storetest"
-	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/cardvault/cardvault/vaulttest/vaultsuite"
 )
 
 // replicas are several stores on one schema, which take calls in turn.
@@ -52,5 +52,5 @@ func TestReplicas(t *testing.T) {
 }
 
 func TestVaultReplicas(t *testing.T) {
-	vaulttest.Suite(t, func(t testing.TB) store.Store { return openReplicas(t, 3) })
+	vaultsuite.Run(t, func(t testing.TB) store.Store { return openReplicas(t, 3) })
 }

@@ -1,4 +1,4 @@
-package vaulttest
+package vaultsuite
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
@@ -203,7 +204,7 @@ func merchants(t *testing.T, s store.Store) {
 				ids = append(ids, secret.KeyID)
 			}
 		}
-		AssertNoLeak(t, secrets, got, read())
+		vaulttest.AssertNoLeak(t, secrets, got, read())
 	}
 	if n := len(read().Secrets); n != 0 {
 		t.Errorf("a new merchant has %d secrets", n)
@@ -262,7 +263,7 @@ func apiKeys(t *testing.T, s store.Store) {
 	if list.TotalItems != 1 || list.Items[0].ID != key.ID || !slices.Equal(list.Items[0].Scopes, key.Scopes) {
 		t.Errorf("%d keys listed", list.TotalItems)
 	}
-	AssertNoLeak(t, []string{text, text[17:60]}, key, list.Items[0], p.Key)
+	vaulttest.AssertNoLeak(t, []string{text, text[17:60]}, key, list.Items[0], p.Key)
 
 	// Approvals are judged at each call.
 	noError(t, v.SetApprovals(ctx, cardvault.Approvals{}))
@@ -528,7 +529,7 @@ func nothingInClear(t *testing.T, s store.Store) {
 	secret := must(v.RotatePaymentSecret(t.Context(), must(v.PrimaryMerchant(t.Context()))(t).ID, time.Time{}))(t).Text()
 	noError(t, v.RotateKeys(t.Context()))
 
-	AssertNoLeak(t, []string{
+	vaulttest.AssertNoLeak(t, []string{
 		number(canaryNumber, 16, 1), canary, text, text[17:60], secret, idemKey, token.Fingerprint.String(),
 		string(token.ID[:]), string(suiteKey), token.MaskedAccountNumber,
 	}, k.bytes)

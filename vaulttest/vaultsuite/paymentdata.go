@@ -1,4 +1,4 @@
-package vaulttest
+package vaultsuite
 
 import (
 	"context"

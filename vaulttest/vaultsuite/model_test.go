@@ -1,4 +1,4 @@
-package vaulttest_test
+package vaultsuite_test
 
 import (
 	"errors"

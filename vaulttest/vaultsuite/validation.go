@@ -1,4 +1,4 @@
-package vaulttest
+package vaultsuite
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/vaulttest"
 )
 
 var validationBehaviours = []behaviour{
@@ -90,7 +91,7 @@ func badCard(t *testing.T, s store.Store) {
 	if wrote != 0 {
 		t.Errorf("bad cards made the vault write %d times", wrote)
 	}
-	AssertNoLeak(t, []string{"41111100000000", "3400000", "canary", "73737"}, errors.Join(errs...))
+	vaulttest.AssertNoLeak(t, []string{"41111100000000", "3400000", "canary", "73737"}, errors.Join(errs...))
 	listed(t, v)
 	must(v.Tokenize(ctx, session, card(1)))(t) // bad cards do not use a session up
 }
@@ -177,7 +178,7 @@ func badOptions(t *testing.T, s store.Store) {
 			{second(collect(ctx, v, &cardvault.ListOptions{From: time.UnixMicro(2), To: time.UnixMicro(1)})), "query.from invalid_range"},
 		} {
 			refuses(t, fmt.Sprintf("row %d", i), test.err, strings.Split(test.want, ", ")...)
-			AssertNoLeak(t, []string{"canary", "tokens:steal"}, test.err)
+			vaulttest.AssertNoLeak(t, []string{"canary", "tokens:steal"}, test.err)
 		}
 	})
 	if wrote != 0 {

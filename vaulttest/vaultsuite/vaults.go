@@ -1,4 +1,4 @@
-package vaulttest
+package vaultsuite
 
 import (
 	"bytes"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
@@ -241,7 +242,7 @@ func wrongKey(t *testing.T, s store.Store) {
 			if v != nil {
 				t.Errorf("%s: New returns a vault", what)
 			}
-			AssertNoLeak(t, []string{string(suiteKey), string(other)}, err)
+			vaulttest.AssertNoLeak(t, []string{string(suiteKey), string(other)}, err)
 		}
 		for _, opts := range []cardvault.Options{
 			{Mode: 2}, {IINLength: 7}, {SessionTTL: time.Second}, {SessionTTL: 2 * time.Hour},

@@ -1,4 +1,4 @@
-package vaulttest
+package vaultsuite
 
 import (
 	"bytes"
@@ -13,6 +13,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
@@ -194,7 +195,7 @@ func securityCodeRepeated(t *testing.T, s store.Store) {
 }
 
 func refresh(t *testing.T, s store.Store) {
-	events, ctx := new(Recorder), t.Context()
+	events, ctx := new(vaulttest.Recorder), t.Context()
 	v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: desk{}, Events: events})
 	token := must(v.Import(ctx, coded(1, "737"), nil))(t)
 	session := must(v.RefreshSession(ctx, token.ID))(t)

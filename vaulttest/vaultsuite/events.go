@@ -1,4 +1,4 @@
-package vaulttest
+package vaultsuite
 
 import (
 	"bytes"
@@ -12,39 +12,9 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
-
-// A Recorder is a sink of events that keeps them for a test to look at. The zero
-// value is ready. It may be used concurrently, and by several vaults.
-//
-//	var events vaulttest.Recorder
-//	v := vaulttest.NewWith(t, &cardvault.Options{Mode: cardvault.Sandbox, Events: &events})
-//	… // the program that is tested
-//	err := v.Drain(t.Context())
-//	got := events.Events()
-type Recorder struct {
-	mu     sync.Mutex
-	events []*cardvault.Event
-}
-
-var _ cardvault.EventSink = (*Recorder)(nil)
-
-// Event implements [cardvault.EventSink]. It takes every event.
-func (r *Recorder) Event(_ context.Context, e *cardvault.Event) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.events = append(r.events, e)
-	return nil
-}
-
-// Events returns what has arrived, in that order: an event that arrived twice is
-// there twice. The slice is the caller's.
-func (r *Recorder) Events() []*cardvault.Event {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.events)
-}
 
 var eventBehaviours = []behaviour{
 	{"Events", events},
@@ -59,7 +29,7 @@ var eventBehaviours = []behaviour{
 
 // A sink records what it takes, and refuses what refuse says.
 type sink struct {
-	Recorder
+	vaulttest.Recorder
 	mu      sync.Mutex
 	refuse  func(*cardvault.Event) bool
 	refused []*cardvault.Event
@@ -121,7 +91,7 @@ func rename(t testing.TB, v *cardvault.Vault, token *cardvault.Token, key string
 }
 
 func events(t *testing.T, s store.Store) {
-	var sink Recorder
+	var sink vaulttest.Recorder
 	v, ctx := listening(t, s, &sink), t.Context()
 	other := must(v.CreateAccount(ctx, canary, nil))(t)
 
@@ -195,7 +165,7 @@ func eventsUnheard(t *testing.T, s store.Store) {
 		t.Errorf("a deletion puts %d records, want none", n)
 	}
 
-	var sink Recorder
+	var sink vaulttest.Recorder
 	heard := listening(t, spy, &sink)
 	token = importCard(t, heard, card(2), nil)
 	if n := len(spy.last()); n != 2 {
@@ -214,7 +184,7 @@ func eventsUnheard(t *testing.T, s store.Store) {
 }
 
 func eventsOfADeletedToken(t *testing.T, s store.Store) {
-	var sink Recorder
+	var sink vaulttest.Recorder
 	v, ctx := listening(t, s, &sink), t.Context()
 	token, other := importCard(t, v, card(1), nil), importCard(t, v, card(2), nil)
 	rename(t, v, token, "a")
@@ -287,7 +257,7 @@ func eventsRefused(t *testing.T, s store.Store) {
 // removal, the event is still there.
 func eventsRepeated(t *testing.T, s store.Store) {
 	spy := &spy{Store: s}
-	var sink Recorder
+	var sink vaulttest.Recorder
 	v, ctx := listening(t, spy, &sink), t.Context()
 	token := importCard(t, v, card(1), nil)
 	records := spy.last()
@@ -308,7 +278,7 @@ func eventsRepeated(t *testing.T, s store.Store) {
 // eventsOfTwoVaults: of those that work on one store at the same time, one passes
 // an event, and the order holds.
 func eventsOfTwoVaults(t *testing.T, s store.Store) {
-	var sink Recorder
+	var sink vaulttest.Recorder
 	inOrder(t, []*cardvault.Vault{listening(t, s, &sink), listening(t, s, &sink)}, sink.Events)
 }
 

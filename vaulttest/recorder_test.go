@@ -9,10 +9,10 @@ import (
 
 // What a program learns of the cards that it stores.
 func ExampleRecorder() {
-	_ = func(t *testing.T) {
+	_ = func(t *testing.T, card cardvault.Card) {
 		var events vaulttest.Recorder
 		v := vaulttest.NewWith(t, &cardvault.Options{Mode: cardvault.Sandbox, Events: &events})
-		token, err := v.Import(t.Context(), testCard("4242424242424242"), nil)
+		token, err := v.Import(t.Context(), card, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

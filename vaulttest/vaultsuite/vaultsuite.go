@@ -1,4 +1,12 @@
-package vaulttest
+// Package vaultsuite tests the behaviour of a vault on a [store.Store]. It is for
+// authors of stores:
+//
+//	func TestVault(t *testing.T) {
+//		vaultsuite.Run(t, func(t testing.TB) store.Store { return open(t) })
+//	}
+//
+// It comes after storetest.Run, which tests the store alone.
+package vaultsuite
 
 import (
 	"bytes"
@@ -18,14 +26,14 @@ import (
 	"github.com/google/uuid"
 )
 
-// Suite checks that a vault behaves on a store as it is documented to. Each call
-// of open returns a new, empty store, which Suite closes.
+// Run checks that a vault behaves on a store as it is documented to. Each call of
+// open returns a new, empty store, which Run closes.
 //
 // It runs on the store alone and again on storetest.Twice, and watches that
 // nothing sensitive reaches the store in clear. Its subtests run in parallel;
 // together they make some thousand records, and wait some seconds for tokens to
 // lapse. With -short they run once instead of twice.
-func Suite(t *testing.T, open func(t testing.TB) store.Store) {
+func Run(t *testing.T, open func(t testing.TB) store.Store) {
 	for _, run := range []struct {
 		name string
 		wrap func(store.Store) store.Store
@@ -80,7 +88,21 @@ var suiteKey = bytes.Repeat([]byte{7}, cardvault.KeySize)
 // vaultOn returns a vault on s, a sandbox if opts are nil.
 func vaultOn(t testing.TB, s store.Store, opts *cardvault.Options) *cardvault.Vault {
 	t.Helper()
-	return open(t, s, suiteKey, opts)
+	if opts == nil {
+		opts = &cardvault.Options{Mode: cardvault.Sandbox}
+	}
+
+	v, err := cardvault.New(t.Context(), s, keyring(t, suiteKey), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	t.Cleanup(func() {
+		if err := v.Close(); err != nil {
+			t.Errorf("closing the vault: %v", err)
+		}
+	})
+	return v
 }
 
 func keyring(t testing.TB, key []byte) *cardvault.Keyring {
