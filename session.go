@@ -185,6 +185,197 @@ func (v *Vault) sessionRow(id uuid.UUID) uuid.UUID {
 	return uuid.UUID(v.box.Lookup(uuid.Nil, "session", id[:]))
 }
 
+// A Session is what the browser is told that has the id of one: decisions, chapter 9.
+type Session struct {
+	State SessionState
+
+	// Refresh is set if a security code is entered anew, and not a card.
+	Refresh bool
+
+	// Key is what to encrypt under while State is SessionOpen, else nil.
+	Key *SessionKey
+
+	// MaskedAccountNumber and Scheme are those of the card whose code is entered
+	// anew, while State is SessionOpen.
+	MaskedAccountNumber string
+	Scheme              Scheme
+
+	TokenID uuid.UUID // of SessionSucceeded
+
+	// ReasonCode is why the card was refused, "" if none was: of SessionFailed, and
+	// of SessionOpen from CompleteSession. One of invalid_account_number,
+	// invalid_expiry_date, card_expired, invalid_security_code, unsupported_scheme,
+	// identification_failed and too_many_attempts.
+	ReasonCode string
+
+	// ChallengeURL is the page on which the shopper proves who they are, of
+	// SessionIdentifying: show it in a frame, and read the session again. If "",
+	// there is nothing to do but to read it again.
+	ChallengeURL string
+}
+
+// A SessionState says how far a session is.
+type SessionState uint8
+
+const (
+	SessionOpen        SessionState = iota // waits for a card or code
+	SessionIdentifying                     // has a card, and waits for the identification of its holder
+	SessionSucceeded                       // has done what it is for; final
+	SessionFailed                          // too many cards were refused, or the cardholder was not identified; final
+)
+
+// Session returns a session, by an id that is its credential: a handle on no
+// account, In(uuid.Nil), finds those of all. It can be read until it lapses, also
+// when it is finished. Reading one in state SessionIdentifying asks the IDVProvider,
+// once a second at most, and completes the session, also after ctx has ended: if
+// nobody reads it, the card goes with it.
+//
+// The error is ErrNotFound for a session that is unknown, over, or of another
+// account, or for the security code of a token that is gone.
+func (v *Vault) Session(ctx context.Context, id SessionID) (*Session, error) {
+	for {
+		v, r, s, err := v.readSession(ctx, id)
+		if err == nil {
+			err = v.advance(ctx, r, s)
+		}
+		if err == nil {
+			return v.describe(ctx, s)
+		}
+		if !errors.Is(err, store.ErrConflict) {
+			return nil, err
+		}
+	}
+}
+
+// A SessionStatus is what [Vault.SessionStatus] tells of a session.
+type SessionStatus struct {
+	Account  uuid.UUID
+	State    SessionState
+	Refusals int // cards that were refused
+}
+
+// SessionStatus returns how far a session is. Unlike [Vault.Session] it asks no
+// IDVProvider and completes nothing, and costs one read. The error is ErrNotFound for a
+// session that is unknown, over, or of another account.
+func (v *Vault) SessionStatus(ctx context.Context, id SessionID) (*SessionStatus, error) {
+	_, r, s, err := v.readSession(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &SessionStatus{r.Account, s.state(), int(s.refused)}, nil
+}
+
+func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
+	d := &Session{State: s.state(), Refresh: s.refresh != uuid.Nil, ReasonCode: s.failed}
+	switch d.State {
+	case SessionSucceeded:
+		d.TokenID = v.mask(kindToken, s.token)
+		return d, nil
+	case SessionFailed:
+		return d, nil
+	case SessionIdentifying:
+		d.ChallengeURL = s.idv.challenge
+		return d, nil
+	}
+	if d.Refresh {
+		card, err := v.getRow(ctx, kindToken, s.refresh)
+		if err != nil {
+			return nil, err
+		}
+		t, err := v.openToken(ctx, card)
+		if err != nil {
+			return nil, err
+		}
+		d.MaskedAccountNumber, d.Scheme = t.MaskedAccountNumber, t.Scheme
+	}
+	k, err := v.currentKey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.Key = &SessionKey{ID: k.id, N: k.private.N.Bytes()}
+	return d, nil
+}
+
+// CompleteSession takes the payload that a browser has encrypted under the key of
+// an open session, as a compact JWE, and returns the session as it is then. A card
+// that is refused leaves it open, with ReasonCode; the fifth fails it. Nothing of a
+// card that is refused is kept. Of several calls at a time one completes the session.
+// While the holder of a card is identified other payloads are not looked at: the
+// session is returned as it is.
+//
+// Errors: a FieldError of result.enc_payload for a payload that cannot be opened,
+// was used in another session, or lacks a claim; ErrNotFound; ErrSessionCompleted;
+// ErrTooManyNumbers, which leaves the session open and counts as no refused card;
+// for a security code that is entered anew those of RefreshSecurityCode.
+func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byte) (*Session, error) {
+	for {
+		v, r, s, err := v.readSession(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case s.finished():
+			return nil, ErrSessionCompleted
+		case s.idv != nil:
+			return v.describe(ctx, s)
+		}
+		claims, used, err := v.openPayload(ctx, id.UUID(), r.ID, payload)
+		if err != nil {
+			return nil, err
+		}
+		d, err := v.complete(ctx, r, s, claims, used)
+		clear(claims)
+		if !errors.Is(err, store.ErrConflict) {
+			return d, err
+		}
+	}
+}
+
+// complete does with a session what the claims of a payload ask for. It returns
+// store.ErrConflict if the session, or the use of the payload, has changed.
+func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claims []byte, used []*store.Record) (*Session, error) {
+	refresh := s.refresh != uuid.Nil
+	c, ok := readClaims(claims, refresh)
+	defer c.Wipe()
+	if !ok {
+		return nil, v.refusePayload(ctx, used, lacksClaims())
+	}
+	reason := v.refuses(c, refresh)
+	if reason == "" {
+		var err error
+		if refresh {
+			_, err = v.refreshCode(ctx, r, s, c.SecurityCode, used...)
+		} else {
+			_, err = v.enter(ctx, r, s, c, used...)
+		}
+		switch {
+		case errors.Is(err, errScheme):
+			reason = "unsupported_scheme"
+		case errors.Is(err, ErrTooManyNumbers):
+			return nil, v.refusePayload(ctx, used, err)
+		case errors.Is(err, ErrIdentificationPending), errors.Is(err, ErrIdentificationFailed):
+			return v.describe(ctx, s)
+		case err != nil:
+			return nil, err
+		default:
+			return v.describe(ctx, s)
+		}
+	}
+	if s.refused++; s.refused >= maxRefusals {
+		s.failed, reason = "too_many_attempts", "too_many_attempts"
+	}
+	// Before the card is counted: what is counted is answered.
+	d, err := v.describe(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	d.ReasonCode = reason
+	if err := v.putSession(ctx, opRefuseCard, r, s, used...); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
 // Tokenize stores a card in a session and returns its token. A session makes
 // one token, whatever races for it.
 //

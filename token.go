@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"slices"
 	"sync"
 	"time"
 
@@ -450,95 +449,6 @@ func (v *Vault) Get(ctx context.Context, id uuid.UUID) (*Token, error) {
 	return v.openToken(ctx, r)
 }
 
-// ListOptions select and order what a list shows. The zero value selects
-// everything, newest first.
-type ListOptions struct {
-	Limit     int  // items a page, 1 to 500; 0 means 50
-	Page      int  // from 1; 0 means 1
-	Ascending bool // oldest first
-
-	// From and To bound the time of creation, both inclusive. Zero: no bound.
-	From, To time.Time
-
-	// The following are for tokens. Values of one field are alternatives;
-	// fields add up. Empty: any.
-	NetworkTokenStatus []NetworkTokenStatus
-	Scheme             []Scheme
-	BusinessKey        string // exact; of at most [store.MaxShared] tokens
-}
-
-// Bounds of ListOptions: chapter 8 of the interface document.
-const (
-	DefaultLimit = 50
-	MaxLimit     = 500
-	MaxPage      = 1<<31 - 1
-)
-
-// A Page is a part of a list.
-type Page[T any] struct {
-	Items      []T
-	Page       int   // its number, from 1
-	Limit      int   // most items on a page
-	TotalItems int64 // in the whole list, exact at the instant of the page
-	TotalPages int64 // 0 for an empty list
-}
-
-func (o *ListOptions) check() error {
-	var errs []error
-	if o.Limit != 0 {
-		errs = append(errs, checkRange("query.limit", o.Limit, 1, MaxLimit))
-	}
-	if o.Page != 0 {
-		errs = append(errs, checkRange("query.page", o.Page, 1, MaxPage))
-	}
-	if !o.From.IsZero() && !o.To.IsZero() && o.From.After(o.To) {
-		errs = append(errs, &FieldError{"query.from", "invalid_range", "must not be after to"})
-	}
-	// Classes of none of the schemes would be those of all.
-	if slices.ContainsFunc(o.Scheme, func(s Scheme) bool { return s >= schemes }) {
-		errs = append(errs, &FieldError{"query.scheme", "invalid_enum", "must name schemes that exist"})
-	}
-	if slices.ContainsFunc(o.NetworkTokenStatus, func(s NetworkTokenStatus) bool { return s >= networkTokenStatuses }) {
-		errs = append(errs, &FieldError{"query.network_token_status", "invalid_enum", "must name statuses that exist"})
-	}
-	return errors.Join(errs...)
-}
-
-// query returns the query for a page of records of a kind, and the options
-// with their defaults.
-func (v *Vault) query(kind store.Kind, o *ListOptions) (*store.Query, ListOptions, error) {
-	opts := ListOptions{}
-	if o != nil {
-		opts = *o
-	}
-	if err := opts.check(); err != nil {
-		return nil, opts, err
-	}
-	if opts.Limit == 0 {
-		opts.Limit = DefaultLimit
-	}
-	if opts.Page == 0 {
-		opts.Page = 1
-	}
-	q := &store.Query{
-		Kind:    kind,
-		Account: v.account,
-		Live:    now(),
-		Desc:    !opts.Ascending,
-		Offset:  int64(opts.Page-1) * int64(opts.Limit),
-		Limit:   opts.Limit,
-		Count:   true,
-	}
-	if !opts.From.IsZero() {
-		// Keys hold whole microseconds: the first one that is not before From.
-		q.Min = rowkey.First(opts.From.Add(time.Microsecond - 1))
-	}
-	if !opts.To.IsZero() {
-		q.Max = rowkey.Last(opts.To)
-	}
-	return q, opts, nil
-}
-
 // List returns one page of the account's tokens. opts may be nil. A page past
 // the end is empty.
 func (v *Vault) List(ctx context.Context, opts *ListOptions) (*Page[*Token], error) {
@@ -567,32 +477,6 @@ func (v *Vault) tokenQuery(opts *ListOptions) (*store.Query, ListOptions, error)
 		q.Lookup = v.box.Lookup(v.account, "business_key", []byte(o.BusinessKey))
 	}
 	return q, o, nil
-}
-
-// in reports whether one of values is x, or there are none.
-func in[T comparable](values []T, x T) bool {
-	return len(values) == 0 || slices.Contains(values, x)
-}
-
-// page answers a query with one page of a list, as Vault.list does.
-func page[T any](ctx context.Context, v *Vault, q *store.Query, o ListOptions, open func(context.Context, *store.Record) (T, error), also ...func(store.ReadTx, *store.List) error) (*Page[T], error) {
-	list, err := v.list(ctx, q, also...)
-	if err != nil {
-		return nil, err
-	}
-	p := &Page[T]{
-		Items:      make([]T, len(list.Records)),
-		Page:       o.Page,
-		Limit:      o.Limit,
-		TotalItems: list.Total,
-		TotalPages: (list.Total + int64(o.Limit) - 1) / int64(o.Limit),
-	}
-	for i, r := range list.Records {
-		if p.Items[i], err = open(ctx, r); err != nil {
-			return nil, err
-		}
-	}
-	return p, nil
 }
 
 // All iterates over the account's tokens that opts select; Limit and Page do
@@ -639,17 +523,6 @@ func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, er
 			}
 		}
 	}
-}
-
-// step returns the id next to id: above it for 1, below it for 255.
-func step(id uuid.UUID, by byte) uuid.UUID {
-	for i := len(id) - 1; i >= 0; i-- {
-		id[i] += by
-		if by == 1 && id[i] != 0 || by != 1 && id[i] != 255 {
-			break
-		}
-	}
-	return id
 }
 
 // A TokenUpdate says what to change. What is nil stays as it is; a pointer to
@@ -743,6 +616,125 @@ func (u *TokenUpdate) apply(t *Token) error {
 		return dependsOnBusinessKey()
 	}
 	return nil
+}
+
+// Delete removes a token with all that belongs to it, and has its network token
+// deleted at the network unless another token holds it too. It cannot be undone. It takes
+// as long whatever belongs to the token: what is too much for one transaction is out of
+// reach from then on, and erased by [Vault.Run].
+// The error is ErrNotFound for an id that the account does not have, or has no
+// more.
+func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
+	row := v.unmask(kindToken, id)
+	for {
+		var seen uint64 // version of its record; 0: there is none
+		var rec, release *store.Record
+		card := &store.Record{ID: row} // if there is none, nothing is deleted
+		err := v.view(ctx, func(tx store.ReadTx) (err error) {
+			switch r, err := v.find(tx, kindToken, row); {
+			case err == nil:
+				card = r
+			case !errors.Is(err, ErrNotFound) && !errors.Is(err, store.ErrNotFound):
+				return err
+			}
+			rec, err = tx.Get(kindNetworkToken, row)
+			if errors.Is(err, store.ErrNotFound) {
+				rec, err = nil, nil
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		event, err := v.newEvent(ctx, card, nil, TokenDeleted, ReasonRequested)
+		if err != nil {
+			return err
+		}
+		also := func(store.Tx) error { return nil }
+		if rec != nil {
+			seen = rec.Version
+			n, err := v.openNetworkToken(ctx, rec)
+			switch {
+			case err == nil:
+				release, also, err = v.dropNetworkToken(ctx, id, row, n, rec.Due)
+			case errors.Is(err, ErrDamaged): // what is damaged can be removed
+				v.log.Error("network token is left at the network: its record cannot be read", "token", id, "error", err)
+				err = nil
+			}
+			if err != nil {
+				return err
+			}
+		}
+		err = v.remove(ctx, opDelete, kindToken, id, func(tx store.Tx, row uuid.UUID) error {
+			switch is, err := tx.Get(kindToken, row); {
+			case err != nil:
+				return err
+			case is.Version != card.Version:
+				return store.ErrConflict // perhaps there is a later event
+			}
+			if err := event.put(tx); err != nil {
+				return err
+			}
+			switch r, err := tx.Get(kindNetworkToken, row); {
+			case errors.Is(err, store.ErrNotFound) && seen == 0:
+				return nil
+			case err != nil && !errors.Is(err, store.ErrNotFound):
+				return err
+			case err != nil || r.Version != seen:
+				return store.ErrConflict // it has changed since it was read
+			}
+			tx.Delete(kindNetworkToken, row)
+			return also(tx)
+		})
+		if errors.Is(err, store.ErrConflict) {
+			continue
+		}
+		if err == nil || errors.Is(err, ErrOutcomeUnknown) {
+			v.dropCode(ctx, id)
+		}
+		if err == nil {
+			v.workDue(release)
+			event.written()
+		}
+		return err
+	}
+}
+
+// dropNetworkToken returns what a deletion does about a network token: its
+// release, unless others hold it, and the end of art that nobody else shows.
+func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *networkToken, due time.Time) (*store.Record, func(store.Tx) error, error) {
+	dropArt := v.dropArt(row, n.artID)
+	if n.id == "" && !n.called {
+		return nil, dropArt, nil
+	}
+	at := now()
+	if end := at.Add(v.lease(kindNetworkToken)); n.id == "" && due.After(end) {
+		at = end
+	} else if n.id == "" && due.After(at) {
+		at = due // a call may be under way until then
+	}
+	var holder *store.Record
+	if n.id != "" {
+		var err error
+		holder, err = v.holder(ctx, v.networkHash(n.network, n.id), row)
+		if err != nil && !errors.Is(err, ErrDamaged) { // what is damaged is for the release to find
+			return nil, nil, err
+		}
+	}
+	rec, err := v.newRelease(n.network, n.ref(id), at)
+	return rec, func(tx store.Tx) error {
+		held := false
+		if holder != nil {
+			var err error
+			if held, err = same(tx, holder); err != nil {
+				return err
+			}
+		}
+		if !held { // whoever has come to hold it since has it withdrawn
+			tx.Put(rec)
+		}
+		return dropArt(tx)
+	}, err
 }
 
 // class puts a token into a list by what lists filter by. Zero is no class.

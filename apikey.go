@@ -1,0 +1,578 @@
+package cardvault
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"log/slog"
+	"math/big"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// A Scope is what an API key allows.
+type Scope string
+
+// The scopes: decisions, chapter 14.
+const (
+	ScopeSessionsCreate         Scope = "sessions:create"
+	ScopeTokensImport           Scope = "tokens:import"
+	ScopeTokensRead             Scope = "tokens:read"
+	ScopeTokensUpdate           Scope = "tokens:update"
+	ScopeTokensDelete           Scope = "tokens:delete"
+	ScopeNetworkTokensProvision Scope = "network-tokens:provision"
+	ScopePaymentDataCreate      Scope = "payment-data:create"
+	ScopePaymentDataRead        Scope = "payment-data:read"
+	ScopeFingerprintsRead       Scope = "fingerprints:read"
+	ScopeSecurityCodeRead       Scope = "security-code:read"
+	ScopeSecurityCodeRefresh    Scope = "security-code:refresh"
+	ScopeSecurityCodeConsume    Scope = "security-code:consume"
+	ScopePPANCreate             Scope = "ppan:create"
+	ScopeForwardCreate          Scope = "forward:create"
+	ScopeWebhooksRead           Scope = "webhooks:read"
+	ScopeWebhooksWrite          Scope = "webhooks:write"
+	ScopeAPIKeysRead            Scope = "api-keys:read"
+	ScopeAPIKeysWrite           Scope = "api-keys:write"
+)
+
+// allScopes is in the order in which keys store their scopes: new ones go last.
+var allScopes = []Scope{
+	ScopeSessionsCreate, ScopeTokensImport, ScopeTokensRead, ScopeTokensUpdate, ScopeTokensDelete,
+	ScopeNetworkTokensProvision, ScopePaymentDataCreate, ScopePaymentDataRead,
+	ScopeSecurityCodeRead, ScopeSecurityCodeRefresh, ScopeSecurityCodeConsume,
+	ScopePPANCreate, ScopeForwardCreate, ScopeWebhooksRead, ScopeWebhooksWrite,
+	ScopeAPIKeysRead, ScopeAPIKeysWrite, ScopeFingerprintsRead,
+}
+
+// AllScopes returns every scope.
+func AllScopes() []Scope { return slices.Clone(allScopes) }
+
+// An APIKey authenticates calls of one account at the REST border. Only a hash
+// of its secret is stored.
+type APIKey struct {
+	ID        uuid.UUID
+	Account   uuid.UUID
+	CreatedAt time.Time
+	ExpiresAt time.Time // zero: never
+	Label     string
+	Scopes    []Scope
+
+	// Root is the id of the first key of the chain of creators: its own id if no key
+	// made it. Whatever counts calls for a key counts them for its root, so that a key
+	// gains nothing by making others.
+	Root uuid.UUID
+
+	creators []uuid.UUID // row keys of the keys that made it, the root first; authenticated
+	digest   hidden      // SHA-256 of the 43 characters that carry the 256-bit secret
+}
+
+// Has reports whether the key allows scope.
+func (k *APIKey) Has(scope Scope) bool { return slices.Contains(k.Scopes, scope) }
+
+// MaxAPIKeyExpiration is the longest life of an API key that has an end, in seconds.
+const MaxAPIKeyExpiration = 7776000
+
+// APIKeyOptions are the optional parts of an API key.
+type APIKeyOptions struct {
+	// ExpirationTime is the life of the key in seconds, 1 to
+	// [MaxAPIKeyExpiration]. 0: no end.
+	ExpirationTime int
+
+	// Creator is the id of the key that makes this one, if one does. The new
+	// key can hold no scope that its creator lacks, ends with it at the latest,
+	// and is revoked with it.
+	Creator uuid.UUID
+
+	// NotAfter, if set, is when the key ends at the latest. One that is past makes a
+	// key that authenticates nobody.
+	NotAfter time.Time
+}
+
+// MaxAPIKeyDepth is how long a chain of keys can be of which each has made the next.
+const MaxAPIKeyDepth = store.MaxLookups
+
+// ErrAPIKeyDepth is returned for an API key that would be below the depth of
+// [MaxAPIKeyDepth].
+var ErrAPIKeyDepth = errors.New("cardvault: creator of the API key is as deep as a key can be")
+
+// ErrInsufficientScope is returned for an API key whose creator lacks a scope
+// that it should have.
+var ErrInsufficientScope = errors.New("cardvault: creator of the API key lacks a scope")
+
+// CheckAPIKey returns a FieldError for each rule that CreateAPIKey would
+// report before it looks at the creator, or nil.
+func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
+	var errs []error
+	errs = append(errs, checkText("label", []byte(label)))
+	switch {
+	case len(scopes) == 0:
+		errs = append(errs, &FieldError{"scopes", "too_short", "must name at least one scope"})
+	case slices.ContainsFunc(scopes, func(s Scope) bool { return !slices.Contains(allScopes, s) }):
+		errs = append(errs, &FieldError{"scopes", "invalid_enum", "must name scopes that exist"})
+	}
+	if opts != nil && opts.ExpirationTime != 0 {
+		errs = append(errs, checkRange("expiration_time", opts.ExpirationTime, 1, MaxAPIKeyExpiration))
+	}
+	return errors.Join(errs...)
+}
+
+// An APIKeyText is what authenticates as an API key: the value of the header x-api-key.
+// However it is printed, logged or encoded, nothing of it shows. The zero value is none.
+type APIKeyText struct{ hidden }
+
+// Text returns the text itself, which nothing hides from then on.
+func (t APIKeyText) Text() string { return string(t.get()) }
+
+// String returns a text of fixed length.
+func (t APIKeyText) String() string { return masked(len(t.get())) }
+
+func (t APIKeyText) Format(s fmt.State, _ rune) { fmt.Fprint(s, t.String()) }
+
+func (t APIKeyText) LogValue() slog.Value { return slog.StringValue(t.String()) }
+
+func (t APIKeyText) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
+// CreateAPIKey makes an API key of the account and returns it with its text,
+// which is shown only here. opts may be nil.
+//
+// Errors: FieldErrors; ErrNotFound for a creator that does not exist or was revoked,
+// ErrInsufficientScope for one that lacks a scope, and ErrAPIKeyDepth for one at the end
+// of the longest chain; ErrQuotaExceeded.
+func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (*APIKey, APIKeyText, error) {
+	if err := CheckAPIKey(label, scopes, opts); err != nil {
+		return nil, APIKeyText{}, err
+	}
+	if err := v.exists(ctx); err != nil {
+		return nil, APIKeyText{}, err
+	}
+	row, err := v.newRow()
+	if err != nil {
+		return nil, APIKeyText{}, err
+	}
+	k := &APIKey{ID: v.mask(kindAPIKey, row), Account: v.account, CreatedAt: rowkey.Time(row), Label: label}
+	k.Root = k.ID
+	for _, s := range allScopes {
+		if slices.Contains(scopes, s) {
+			k.Scopes = append(k.Scopes, s)
+		}
+	}
+	if opts == nil {
+		opts = new(APIKeyOptions)
+	}
+	if opts.ExpirationTime > 0 {
+		k.ExpiresAt = k.CreatedAt.Add(time.Duration(opts.ExpirationTime) * time.Second)
+	}
+	k.endBy(opts.NotAfter.UTC().Truncate(time.Microsecond))
+	if opts.Creator != uuid.Nil {
+		by, err := v.creator(ctx, opts.Creator)
+		if err != nil {
+			return nil, APIKeyText{}, err
+		}
+		if slices.ContainsFunc(k.Scopes, func(s Scope) bool { return !by.Has(s) }) {
+			return nil, APIKeyText{}, ErrInsufficientScope
+		}
+		k.endBy(by.ExpiresAt)
+		if k.Root, k.creators = by.Root, by.creators; len(k.creators) >= MaxAPIKeyDepth {
+			return nil, APIKeyText{}, ErrAPIKeyDepth
+		}
+	}
+	r := v.newRecord(kindAPIKey, row)
+	r.Lookup = [][]byte{[]byte(shortID(k.ID))}
+	for _, by := range k.creators {
+		r.Lookup = append(r.Lookup, createdBy(by))
+	}
+	r.Due = k.ExpiresAt
+
+	text, secret := v.newKeyText(k.ID)
+	digest := sha256.Sum256([]byte(secret))
+	k.digest = hide(digest[:])
+	if err := v.box.SealShown(r, k.encode()); err != nil {
+		return nil, APIKeyText{}, wrapped(err)
+	}
+	err = v.withinQuota(ctx, opCreateAPIKey, quotaAPIKeys, kindAPIKey, func(room func(store.Tx) error) error {
+		return v.write(ctx, opCreateAPIKey, k.ID, func(tx store.Tx) error {
+			if _, err := v.creatorsOf(tx, k); err != nil {
+				return err // revoked meanwhile
+			}
+			if err := room(tx); err != nil {
+				return err
+			}
+			tx.Put(r)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, APIKeyText{}, err
+	}
+	return k, APIKeyText{hide([]byte(text))}, nil
+}
+
+// endBy makes a key end at a time, unless it ends before. The zero time ends nothing.
+func (k *APIKey) endBy(at time.Time) {
+	if !at.IsZero() && (k.ExpiresAt.IsZero() || k.ExpiresAt.After(at)) {
+		k.ExpiresAt = at
+	}
+}
+
+// creator returns a key that is to make another. Its creators are those that the other
+// has: itself is the last of them.
+func (v *Vault) creator(ctx context.Context, id uuid.UUID) (*APIKey, error) {
+	r, err := v.get(ctx, kindAPIKey, id)
+	if err != nil {
+		return nil, err
+	}
+	k, err := v.openAPIKey(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.checkCreators(ctx, k); err != nil {
+		return nil, err
+	}
+	k.creators = append(k.creators, r.ID)
+	return k, nil
+}
+
+// creatorsOf returns the records of all keys that made k, one by the other. The error is
+// ErrNotFound unless each is there and lives.
+func (v *Vault) creatorsOf(tx store.ReadTx, k *APIKey) (chain []*store.Record, err error) {
+	for _, row := range k.creators { // at most MaxAPIKeyDepth-1
+		r, err := v.find(tx, kindAPIKey, row)
+		if err != nil {
+			return nil, err
+		}
+		chain = append(chain, r)
+	}
+	return chain, nil
+}
+
+// checkCreators returns ErrNotFound for a key of whose creators one was revoked or has
+// lapsed. That is what revokes a key together with all that are below it, however many
+// these are.
+func (v *Vault) checkCreators(ctx context.Context, k *APIKey) error {
+	if len(k.creators) == 0 {
+		return nil
+	}
+	var chain []*store.Record
+	err := v.view(ctx, func(tx store.ReadTx) (err error) {
+		chain, err = v.creatorsOf(tx, k)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for i, r := range chain {
+		by, err := v.openAPIKey(ctx, r)
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(by.creators, k.creators[:i]) {
+			return fmt.Errorf("%w: the creators of an API key are not those of its creator", ErrDamaged)
+		}
+	}
+	return nil
+}
+
+// createdBy is the hash by which the keys below a key are found: a key has that of each of
+// its creators.
+func createdBy(row uuid.UUID) []byte { return append([]byte("by"), row[:]...) }
+
+// creatorRows returns the row keys of the creators of the key in a record, oldest first.
+func creatorRows(r *store.Record) (rows []uuid.UUID) {
+	for _, hash := range r.Lookup {
+		if by, ok := bytes.CutPrefix(hash, []byte("by")); ok && len(by) == len(uuid.UUID{}) {
+			rows = append(rows, uuid.UUID(by))
+		}
+	}
+	return rows
+}
+
+// ListAPIKeys returns one page of the account's API keys. opts may be nil.
+func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (*Page[*APIKey], error) {
+	q, o, err := v.query(kindAPIKey, opts)
+	if err != nil {
+		return nil, err
+	}
+	return page(ctx, v, q, o, v.openAPIKey)
+}
+
+// DeleteAPIKey revokes an API key and all that are below it, those that it made and what
+// these made, at once. The error is ErrNotFound for an id that the account does not have.
+//
+// It takes as long whatever is below: the keys of a large family, of more than a thousand,
+// authenticate nobody from then on, but are listed until [Vault.Run] has erased them.
+func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) error {
+	return v.remove(ctx, opDeleteAPIKey, kindAPIKey, id, nil)
+}
+
+// DeleteAPIKeyBy is DeleteAPIKey on behalf of the key whose id is by: it revokes by itself
+// and the keys below it. Any other id is ErrNotFound.
+func (v *Vault) DeleteAPIKeyBy(ctx context.Context, by, id uuid.UUID) error {
+	r, err := v.get(ctx, kindAPIKey, id)
+	if err != nil {
+		return err
+	}
+	k, err := v.openAPIKey(ctx, r) // who made it is not authenticated before
+	if err != nil {
+		return err
+	}
+	if id != by && !slices.Contains(k.creators, v.unmask(kindAPIKey, by)) {
+		return ErrNotFound
+	}
+	return v.DeleteAPIKey(ctx, id)
+}
+
+// A Principal is who an API key stands for.
+type Principal struct {
+	Key     *APIKey
+	Account *Account
+}
+
+// Authenticate returns who the text of an API key stands for, in any account.
+// The error is ErrUnauthenticated for every text that is no valid key.
+func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, error) {
+	short, secret, ok := v.parseKeyText(text)
+	if !ok {
+		return nil, ErrUnauthenticated
+	}
+	at := now()
+	whole := v.whole()
+	type candidate struct{ key, account *store.Record }
+	var found struct { // one variable, as the function below keeps it on the heap
+		candidates []candidate
+		damaged    error // of another key: it keeps none from being found
+	}
+	err := v.view(ctx, func(tx store.ReadTx) error {
+		found.candidates, found.damaged = nil, nil
+		keys, err := tx.Lookup(kindAPIKey, []byte(short), 16)
+		if errors.Is(err, ErrDamaged) {
+			found.damaged, err = err, nil
+		}
+		if err != nil {
+			return err
+		}
+		for _, k := range keys {
+			account, err := tx.Get(kindAccount, whole.unmask(kindAccount, k.Account))
+			if errors.Is(err, store.ErrNotFound) { // no vault has written such a key
+				found.damaged = fmt.Errorf("%w: API key of no account", ErrDamaged)
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			found.candidates = append(found.candidates, candidate{k, account})
+		}
+		if len(keys) == 0 {
+			_, err = tx.Get(kindAccount, v.nobody.account)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256([]byte(secret))
+	for _, c := range found.candidates {
+		of := v.In(c.key.Account)
+		k, err := of.openAPIKey(ctx, c.key)
+		if errors.Is(err, ErrDamaged) {
+			found.damaged = err
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if subtle.ConstantTimeCompare(k.digest.get(), sum[:]) == 1 && lives(c.key, at) {
+			// The creators are looked at once the secret is right: what a wrong one takes
+			// does not depend on them. They were there before the key was, so if they
+			// are now they were when the key was read.
+			err := of.checkCreators(ctx, k)
+			if errors.Is(err, ErrNotFound) {
+				return nil, ErrUnauthenticated
+			}
+			if err != nil {
+				return nil, err
+			}
+			a, err := whole.openAccount(ctx, c.account)
+			if err != nil {
+				return nil, err
+			}
+			return &Principal{k, a}, nil
+		}
+	}
+	if found.damaged != nil {
+		return nil, found.damaged
+	}
+	if len(found.candidates) == 0 {
+		if err := v.nobody.compare(v, sum[:]); err != nil {
+			return nil, err
+		}
+	}
+	return nil, ErrUnauthenticated
+}
+
+// A nobody is the API key that an unknown one is compared with, so that an
+// unknown id costs what a known one does: the account of somebody is read, and a record
+// copied, opened and decoded. It is sealed under keys of its own.
+type nobody struct {
+	box     *seal.Box
+	key     store.Record
+	account uuid.UUID // row key of an account that there is
+}
+
+// newNobody returns the nobody of a vault, given a handle on its default account.
+func (v *Vault) newNobody() (*nobody, error) {
+	row, keys := rowkey.First(firstRow), seal.NewKeys()
+	n := &nobody{box: seal.NewBox(keys, nil), key: *v.newRecord(kindAPIKey, row), account: v.whole().unmask(kindAccount, v.account)}
+	n.box.Grant(keys, 1)
+	n.key.Lookup = [][]byte{[]byte(shortID(row))}
+	k := &APIKey{Label: "nobody", Scopes: allScopes, digest: hide(make([]byte, sha256.Size))}
+	return n, n.box.SealShown(&n.key, k.encode())
+}
+
+// compare does what is done for a key that is known. It opens the record twice: that is
+// about what a store takes to find one.
+func (n *nobody) compare(v *Vault, sum []byte) error {
+	var k *APIKey
+	var plain []byte
+	for range 2 {
+		r := n.key
+		r.Shown, r.Lookup = slices.Clone(r.Shown), [][]byte{slices.Clone(r.Lookup[0])}
+		var err error
+		if plain, err = n.box.OpenShown(&r); err != nil {
+			return err
+		}
+		k = v.In(r.Account).describeAPIKey(&r)
+	}
+	err := k.decode(plain)
+	subtle.ConstantTimeCompare(k.digest.get(), sum)
+	return err
+}
+
+// The text of a key: "vk_test_" or "vk_live_", the first 8 characters of its
+// id, "_", 43 base62 characters of secret, 6 of CRC-32 over all before.
+const (
+	shortIDLen  = 8
+	secretLen   = 43
+	checksumLen = 6
+)
+
+func (v *Vault) keyPrefix() string {
+	if v.opts.Mode == Sandbox {
+		return "vk_test_"
+	}
+	return "vk_live_"
+}
+
+func shortID(id uuid.UUID) string { return id.String()[:shortIDLen] }
+
+func (v *Vault) newKeyText(id uuid.UUID) (text, secret string) {
+	var random [32]byte
+	rand.Read(random[:])
+	secret = base62(new(big.Int).SetBytes(random[:]), secretLen)
+	head := v.keyPrefix() + shortID(id) + "_" + secret
+	return head + checksum(head), secret
+}
+
+func (v *Vault) parseKeyText(text string) (short, secret string, ok bool) {
+	rest, ok := strings.CutPrefix(text, v.keyPrefix())
+	if !ok || len(rest) != shortIDLen+1+secretLen+checksumLen || rest[shortIDLen] != '_' {
+		return "", "", false
+	}
+	if checksum(text[:len(text)-checksumLen]) != text[len(text)-checksumLen:] {
+		return "", "", false
+	}
+	return rest[:shortIDLen], rest[shortIDLen+1 : shortIDLen+1+secretLen], true
+}
+
+func checksum(head string) string {
+	n := crc32.ChecksumIEEE([]byte(head))
+	var c [checksumLen]byte
+	for i := range c {
+		c[len(c)-1-i] = base62Digits[n%62]
+		n /= 62
+	}
+	return string(c[:])
+}
+
+const base62Digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+func base62(n *big.Int, width int) string {
+	text := n.Text(62)
+	return strings.Repeat("0", width-len(text)) + text
+}
+
+const (
+	keyExpiresAt = iota + 1
+	keyLabel
+	keyScopes // bytes that are indexes of allScopes
+	keyDigest
+)
+
+func (k *APIKey) encode() []byte {
+	b := appendTime(nil, keyExpiresAt, k.ExpiresAt)
+	b = tlv.Append(b, keyLabel, k.Label)
+	var scopes []byte
+	for i, s := range allScopes {
+		if k.Has(s) {
+			scopes = append(scopes, byte(i))
+		}
+	}
+	b = tlv.Append(b, keyScopes, scopes)
+	b = tlv.Append(b, keyDigest, k.digest.get())
+	return tlv.Pad(b, 64, 0)
+}
+
+// describeAPIKey returns what the columns of a record say of an API key.
+func (v *Vault) describeAPIKey(rec *store.Record) *APIKey {
+	k := &APIKey{ID: v.mask(kindAPIKey, rec.ID), Account: rec.Account, CreatedAt: rowkey.Time(rec.ID), creators: creatorRows(rec)}
+	k.Root = k.ID
+	if len(k.creators) > 0 {
+		k.Root = v.mask(kindAPIKey, k.creators[0])
+	}
+	return k
+}
+
+func (v *Vault) openAPIKey(ctx context.Context, rec *store.Record) (*APIKey, error) {
+	k := v.describeAPIKey(rec)
+	plain, err := v.openShown(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	return k, k.decode(plain)
+}
+
+func (k *APIKey) decode(plain []byte) error {
+	r := tlv.Read(plain)
+	for r.Next() {
+		switch r.Tag {
+		case keyExpiresAt:
+			k.ExpiresAt = readTime(&r)
+		case keyLabel:
+			k.Label = string(r.Value)
+		case keyScopes:
+			k.Scopes = make([]Scope, 0, len(r.Value))
+			for _, i := range r.Value {
+				if int(i) < len(allScopes) {
+					k.Scopes = append(k.Scopes, allScopes[i])
+				}
+			}
+		case keyDigest:
+			k.digest = hide(r.Value)
+		}
+	}
+	if len(k.digest.get()) != sha256.Size {
+		return fmt.Errorf("%w: API key cannot be read", ErrDamaged)
+	}
+	return readError(&r)
+}

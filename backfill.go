@@ -1,0 +1,179 @@
+package cardvault
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// A backfill goes through the tokens of an account and asks for network tokens
+// for those that can have one.
+type backfill struct {
+	from  uuid.UUID // row key to go on from
+	began time.Time
+	again bool // for tokens that were imported while it began
+}
+
+const (
+	backfillFrom = iota + 1
+	backfillBegan
+	backfillAgain
+)
+
+func (b *backfill) encode() []byte {
+	p := tlv.Append(nil, backfillFrom, b.from[:])
+	p = appendTime(p, backfillBegan, b.began)
+	return tlv.Pad(tlv.AppendUint(p, backfillAgain, bit(b.again)), 64, 0)
+}
+
+func decodeBackfill(plain []byte) (*backfill, error) {
+	b := new(backfill)
+	r := tlv.Read(plain)
+	for r.Next() {
+		switch r.Tag {
+		case backfillFrom:
+			copy(b.from[:], r.Value)
+		case backfillBegan:
+			b.began = readTime(&r)
+		case backfillAgain:
+			b.again = r.Uint() == 1
+		}
+	}
+	return b, readError(&r)
+}
+
+// newBackfill returns the job that asks for network tokens for all tokens of the
+// account, from the first.
+func (v *Vault) newBackfill(ctx context.Context) (*store.Record, error) {
+	r := &store.Record{Kind: kindBackfill, ID: v.account, Account: v.account, Due: now(), Version: 1}
+	err := v.view(ctx, func(tx store.ReadTx) error {
+		former, err := tx.Get(kindBackfill, v.account)
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+			r.Version = 1
+		case err == nil:
+			r.Version = former.Version + 1
+		default:
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	b := &backfill{began: r.Due}
+	return r, wrapped(v.box.SealShown(r, b.encode()))
+}
+
+// backfillBatch is how many tokens one run of the job takes.
+const backfillBatch = 256
+
+// backfill does a part of the job and stores how far it has come.
+func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) error {
+	q := &store.Query{Kind: kindToken, Account: v.account, Min: b.from, Live: now(), Limit: backfillBatch}
+	for s := range Scheme(schemes) {
+		q.Classes.Add(class(s, NetworkTokenNotAvailable))
+	}
+	list, err := v.list(ctx, q)
+	if err != nil {
+		return err
+	}
+	free := make(chan struct{}, 32) // they share commits
+	var group sync.WaitGroup
+	errs := make([]error, len(list.Records))
+	for i, r := range list.Records {
+		free <- struct{}{}
+		group.Go(func() {
+			defer func() { <-free }()
+			_, errs[i] = v.change(ctx, opProvision, r.ID, func(h *holding) (func(store.Tx) error, error) {
+				if h.token.NetworkTokenStatus != NetworkTokenNotAvailable || !h.token.ExpiresAt.IsZero() {
+					return nil, nil
+				}
+				if reason, err := v.unavailable(ctx, h.token, now()); reason != nil || err != nil {
+					return nil, err
+				}
+				release, err := v.request(ctx, h)
+				if release == nil {
+					return nil, err
+				}
+				return func(tx store.Tx) error { tx.Put(release); return nil }, err
+			})
+			switch {
+			case errors.Is(errs[i], ErrNotFound):
+				errs[i] = nil
+			case errors.Is(errs[i], ErrDamaged): // it keeps no other from its network token
+				v.log.Error("token cannot be provisioned", "token", v.mask(kindToken, r.ID), "error", errs[i])
+				errs[i] = nil
+			}
+		})
+	}
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err // after the lease it goes on from where it was
+	}
+	rec.Due = now()
+	switch n := len(list.Records); {
+	case n == backfillBatch:
+		b.from = step(list.Records[n-1].ID, 1)
+	case b.again:
+		return v.finish(ctx, rec)
+	default:
+		b.again = true
+		b.from = rowkey.First(b.began.Add(-time.Minute))
+		rec.Due = rec.Due.Add(time.Minute)
+	}
+	return v.again(ctx, rec, b.encode())
+}
+
+const (
+	missed = 10 * time.Second // how late a job may come to its place under the rate limit
+	mixed  = 5 * time.Second  // how far a place is moved to mix up a queue
+)
+
+// slot takes a place under the rate limit of a scheme, unless n has one, and
+// returns how long n has to wait for it. Places within some seconds are mixed up:
+// cards that were imported one after the other, and are of one issuer, do not
+// come to the network like that. Farther apart they stay in order, because what
+// is due is indexed by when it is.
+func (v *Vault) slot(n *networkToken, at time.Time) time.Duration {
+	if v.opts.NetworkRate == 0 || n.slot {
+		return 0
+	}
+	v.work.mu.Lock()
+	defer v.work.mu.Unlock()
+	next := &v.work.slots[n.scheme%schemes]
+	if next.Before(at) {
+		*next = at
+	}
+	wait := next.Sub(at)
+	if n.reconciles() && wait > missed {
+		return jitter(time.Hour) // it must not keep new cards waiting
+	}
+	*next = next.Add(time.Duration(float64(time.Second) / v.opts.NetworkRate))
+	n.slot = true
+	mix := min(wait/5, mixed)
+	return wait - mix + rand.N(2*mix+1)
+}
+
+// postpone leaves alone a network token of another network than the one that is
+// configured. One that has not been provisioned yet goes to that.
+func (v *Vault) postpone(ctx context.Context, h *holding) error {
+	_, err := v.change(ctx, opNetworkToken, h.card.ID, func(h *holding) (func(store.Tx) error, error) {
+		if h.token.NetworkTokenStatus == NetworkTokenPending && !h.net.called {
+			h.net.network = v.opts.Network.Name()
+			h.due = now()
+			return nil, nil
+		}
+		v.log.Warn("the network of a network token is not configured", "token", h.token.ID)
+		h.due = now().Add(jitter(reconcileAfter))
+		return nil, nil
+	})
+	return err
+}

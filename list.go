@@ -1,0 +1,177 @@
+package cardvault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// ListOptions select and order what a list shows. The zero value selects
+// everything, newest first.
+type ListOptions struct {
+	Limit     int  // items a page, 1 to 500; 0 means 50
+	Page      int  // from 1; 0 means 1
+	Ascending bool // oldest first
+
+	// From and To bound the time of creation, both inclusive. Zero: no bound.
+	From, To time.Time
+
+	// The following are for tokens. Values of one field are alternatives;
+	// fields add up. Empty: any.
+	NetworkTokenStatus []NetworkTokenStatus
+	Scheme             []Scheme
+	BusinessKey        string // exact; of at most [store.MaxShared] tokens
+}
+
+// Bounds of ListOptions: chapter 8 of the interface document.
+const (
+	DefaultLimit = 50
+	MaxLimit     = 500
+	MaxPage      = 1<<31 - 1
+)
+
+// A Page is a part of a list.
+type Page[T any] struct {
+	Items      []T
+	Page       int   // its number, from 1
+	Limit      int   // most items on a page
+	TotalItems int64 // in the whole list, exact at the instant of the page
+	TotalPages int64 // 0 for an empty list
+}
+
+func (o *ListOptions) check() error {
+	var errs []error
+	if o.Limit != 0 {
+		errs = append(errs, checkRange("query.limit", o.Limit, 1, MaxLimit))
+	}
+	if o.Page != 0 {
+		errs = append(errs, checkRange("query.page", o.Page, 1, MaxPage))
+	}
+	if !o.From.IsZero() && !o.To.IsZero() && o.From.After(o.To) {
+		errs = append(errs, &FieldError{"query.from", "invalid_range", "must not be after to"})
+	}
+	// Classes of none of the schemes would be those of all.
+	if slices.ContainsFunc(o.Scheme, func(s Scheme) bool { return s >= schemes }) {
+		errs = append(errs, &FieldError{"query.scheme", "invalid_enum", "must name schemes that exist"})
+	}
+	if slices.ContainsFunc(o.NetworkTokenStatus, func(s NetworkTokenStatus) bool { return s >= networkTokenStatuses }) {
+		errs = append(errs, &FieldError{"query.network_token_status", "invalid_enum", "must name statuses that exist"})
+	}
+	return errors.Join(errs...)
+}
+
+// query returns the query for a page of records of a kind, and the options
+// with their defaults.
+func (v *Vault) query(kind store.Kind, o *ListOptions) (*store.Query, ListOptions, error) {
+	opts := ListOptions{}
+	if o != nil {
+		opts = *o
+	}
+	if err := opts.check(); err != nil {
+		return nil, opts, err
+	}
+	if opts.Limit == 0 {
+		opts.Limit = DefaultLimit
+	}
+	if opts.Page == 0 {
+		opts.Page = 1
+	}
+	q := &store.Query{
+		Kind:    kind,
+		Account: v.account,
+		Live:    now(),
+		Desc:    !opts.Ascending,
+		Offset:  int64(opts.Page-1) * int64(opts.Limit),
+		Limit:   opts.Limit,
+		Count:   true,
+	}
+	if !opts.From.IsZero() {
+		// Keys hold whole microseconds: the first one that is not before From.
+		q.Min = rowkey.First(opts.From.Add(time.Microsecond - 1))
+	}
+	if !opts.To.IsZero() {
+		q.Max = rowkey.Last(opts.To)
+	}
+	return q, opts, nil
+}
+
+// page answers a query with one page of a list, as Vault.list does.
+func page[T any](ctx context.Context, v *Vault, q *store.Query, o ListOptions, open func(context.Context, *store.Record) (T, error), also ...func(store.ReadTx, *store.List) error) (*Page[T], error) {
+	list, err := v.list(ctx, q, also...)
+	if err != nil {
+		return nil, err
+	}
+	p := &Page[T]{
+		Items:      make([]T, len(list.Records)),
+		Page:       o.Page,
+		Limit:      o.Limit,
+		TotalItems: list.Total,
+		TotalPages: (list.Total + int64(o.Limit) - 1) / int64(o.Limit),
+	}
+	for i, r := range list.Records {
+		if p.Items[i], err = open(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// in reports whether one of values is x, or there are none.
+func in[T comparable](values []T, x T) bool {
+	return len(values) == 0 || slices.Contains(values, x)
+}
+
+// step returns the id next to id: above it for 1, below it for 255.
+func step(id uuid.UUID, by byte) uuid.UUID {
+	for i := len(id) - 1; i >= 0; i-- {
+		id[i] += by
+		if by == 1 && id[i] != 0 || by != 1 && id[i] != 255 {
+			break
+		}
+	}
+	return id
+}
+
+// list answers a query, of records of a parent that is there. In the same state of the
+// store also reads what belongs to them.
+func (v *Vault) list(ctx context.Context, q *store.Query, also ...func(store.ReadTx, *store.List) error) (list *store.List, err error) {
+	if q.Kind != kindAccount { // these belong to none
+		if err := v.exists(ctx); err != nil {
+			return nil, err
+		}
+	}
+	err = v.view(ctx, func(tx store.ReadTx) (err error) {
+		if err := v.parent(tx, parentKind(q.Kind), q.Parent); err != nil {
+			return err
+		}
+		if list, err = tx.List(q); err != nil {
+			return err
+		}
+		for _, read := range also {
+			if err := read(tx, list); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if errors.Is(err, store.ErrTooMany) {
+		return nil, &FieldError{"query.business_key", "out_of_range", fmt.Sprintf("must be that of at most %d tokens", store.MaxShared)}
+	}
+	return list, err
+}
+
+// siblings answers a query of records of one parent, which may be gone: whoever uses one
+// of them looks at that.
+func (v *Vault) siblings(ctx context.Context, q *store.Query) (list *store.List, err error) {
+	err = v.view(ctx, func(tx store.ReadTx) (err error) {
+		list, err = tx.List(q)
+		return err
+	})
+	return list, err
+}

@@ -1,0 +1,212 @@
+package cardvault
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// A Merchant is one for whom payment cryptograms are requested. Every account
+// has a primary one.
+type Merchant struct {
+	ID        uuid.UUID
+	CreatedAt time.Time
+	Name      string // 1 to 255 characters
+	Primary   bool
+
+	// Secrets of the merchant, oldest first: at most one that is used now and
+	// one that will be. Their values are shown once, by RotatePaymentSecret.
+	Secrets []PaymentSecret
+}
+
+// A PaymentSecret is a shared secret under which payment data is encrypted.
+type PaymentSecret struct {
+	KeyID      string    // as in the header kid
+	ActivateAt time.Time // used from then on, until the next one is
+
+	value hidden // what the receiver hashes: 43 base64url characters
+}
+
+// CreateMerchant makes a merchant of the account.
+func (v *Vault) CreateMerchant(ctx context.Context, name string) (*Merchant, error) {
+	if err := checkText("name", []byte(name)); err != nil {
+		return nil, err
+	}
+	if err := v.exists(ctx); err != nil {
+		return nil, err
+	}
+	m := &Merchant{Name: name}
+	r, err := v.newMerchant(m)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.put(ctx, opCreateMerchant, m.ID, r); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (v *Vault) newMerchant(m *Merchant) (*store.Record, error) {
+	row, err := v.newRow()
+	if err != nil {
+		return nil, err
+	}
+	m.ID = v.mask(kindMerchant, row)
+	m.CreatedAt = rowkey.Time(row)
+	r := v.newRecord(kindMerchant, row)
+	return r, wrapped(v.box.SealShown(r, m.encode()))
+}
+
+// ListMerchants returns one page of the account's merchants. opts may be nil.
+func (v *Vault) ListMerchants(ctx context.Context, opts *ListOptions) (*Page[*Merchant], error) {
+	q, o, err := v.query(kindMerchant, opts)
+	if err != nil {
+		return nil, err
+	}
+	return page(ctx, v, q, o, v.openMerchant)
+}
+
+// PrimaryMerchant returns the account's primary merchant.
+func (v *Vault) PrimaryMerchant(ctx context.Context) (*Merchant, error) {
+	// It is the first, unless the clock stepped back before another was made.
+	for n := 1; ; n++ {
+		p, err := v.ListMerchants(ctx, &ListOptions{Page: n, Ascending: true})
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range p.Items {
+			if m.Primary {
+				return m, nil
+			}
+		}
+		if len(p.Items) < p.Limit {
+			return nil, fmt.Errorf("%w: account without a primary merchant", ErrDamaged)
+		}
+	}
+}
+
+// SecretOverlap is how long a rotated payment secret is not used yet, so that
+// receivers can load it.
+const SecretOverlap = 24 * time.Hour
+
+// A SharedSecret opens payment data: 43 base64url characters. However it is printed,
+// logged or encoded, nothing of it shows. The zero value is none.
+type SharedSecret struct{ hidden }
+
+// NewSharedSecret returns a SharedSecret of a copy of text.
+func NewSharedSecret(text []byte) SharedSecret { return SharedSecret{hide(text)} }
+
+// Text returns the secret itself, which nothing hides from then on.
+func (s SharedSecret) Text() string { return string(s.get()) }
+
+// String returns a text of fixed length.
+func (s SharedSecret) String() string { return masked(len(s.get())) }
+
+func (s SharedSecret) Format(f fmt.State, _ rune) { fmt.Fprint(f, s.String()) }
+
+func (s SharedSecret) LogValue() slog.Value { return slog.StringValue(s.String()) }
+
+func (s SharedSecret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// RotatePaymentSecret makes a new shared secret for a merchant and returns it, which
+// is shown only here. The first one is used at once, a
+// later one from activateAt on: zero means after [SecretOverlap], a time that
+// is past at once. One that waits to be used is replaced. The error is
+// ErrNotFound for a merchant that the account does not have.
+func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, activateAt time.Time) (SharedSecret, error) {
+	var random [32]byte
+	rand.Read(random[:])
+	text := base64.RawURLEncoding.AppendEncode(nil, random[:])
+	defer clear(text)
+	secret := NewSharedSecret(text)
+	for {
+		r, err := v.get(ctx, kindMerchant, merchant)
+		if err != nil {
+			return SharedSecret{}, err
+		}
+		m, err := v.openMerchant(ctx, r)
+		if err != nil {
+			return SharedSecret{}, err
+		}
+		at := now()
+		m.Secrets = slices.DeleteFunc(m.Secrets, func(s PaymentSecret) bool { return s.ActivateAt.After(at) })
+		m.Secrets = m.Secrets[max(0, len(m.Secrets)-1):]
+		next := PaymentSecret{KeyID: uuid.NewString(), ActivateAt: at, value: secret.hidden}
+		switch {
+		case len(m.Secrets) == 0:
+		case activateAt.IsZero():
+			next.ActivateAt = at.Add(SecretOverlap)
+		case activateAt.After(at):
+			next.ActivateAt = activateAt.UTC().Truncate(time.Microsecond)
+		default:
+			m.Secrets = nil // replaced at once
+		}
+		m.Secrets = append(m.Secrets, next)
+		r.Version++
+		if err := v.box.SealShown(r, m.encode()); err != nil {
+			return SharedSecret{}, wrapped(err)
+		}
+		err = v.put(ctx, opRotateSecret, merchant, r)
+		if errors.Is(err, store.ErrConflict) {
+			continue
+		}
+		if err != nil {
+			return SharedSecret{}, err
+		}
+		return secret, nil
+	}
+}
+
+const (
+	merchantName = iota + 1
+	merchantPrimary
+	merchantSecretID
+	merchantSecretAt
+	merchantSecret // ends one secret
+)
+
+func (m *Merchant) encode() []byte {
+	b := tlv.Append(nil, merchantName, m.Name)
+	b = tlv.AppendUint(b, merchantPrimary, bit(m.Primary))
+	for _, s := range m.Secrets {
+		b = tlv.Append(b, merchantSecretID, s.KeyID)
+		b = appendTime(b, merchantSecretAt, s.ActivateAt)
+		b = tlv.Append(b, merchantSecret, s.value.get())
+	}
+	return tlv.Pad(b, 64, 0)
+}
+
+func (v *Vault) openMerchant(ctx context.Context, rec *store.Record) (*Merchant, error) {
+	m := &Merchant{ID: v.mask(kindMerchant, rec.ID), CreatedAt: rowkey.Time(rec.ID)}
+	r, err := v.read(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	var s PaymentSecret
+	for r.Next() {
+		switch r.Tag {
+		case merchantName:
+			m.Name = string(r.Value)
+		case merchantPrimary:
+			m.Primary = r.Uint() == 1
+		case merchantSecretID:
+			s.KeyID = string(r.Value)
+		case merchantSecretAt:
+			s.ActivateAt = readTime(r)
+		case merchantSecret:
+			s.value = hide(r.Value)
+			m.Secrets = append(m.Secrets, s)
+		}
+	}
+	return m, readError(r)
+}

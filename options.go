@@ -1,0 +1,246 @@
+package cardvault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// A Mode says whether a vault may hold real cards. It is fixed when the vault
+// is made.
+type Mode uint8
+
+const (
+	Live    Mode = iota // real cards
+	Sandbox             // test cards; new accounts have every approval
+)
+
+// MarshalText returns what String does.
+func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// String returns "live" or "sandbox".
+func (m Mode) String() string {
+	if m == Sandbox {
+		return "sandbox"
+	}
+	return "live"
+}
+
+// Options are the optional parts of a vault. The zero value is a live vault
+// with the defaults below.
+type Options struct {
+	Mode Mode // Live unless set
+
+	// BIN tells bank, segment, type and country of a card. If nil, only the
+	// scheme is known.
+	BIN BINProvider
+
+	// Network issues network tokens. If nil, they are not available.
+	Network Network
+
+	// NetworkTimeout bounds each call to the network, 100 milliseconds to 30
+	// seconds. Defaults to 10 seconds.
+	NetworkTimeout time.Duration
+
+	// NetworkRate is how often background work of this process calls the network,
+	// in requests a second for each scheme. Queues are mixed, so that cards of
+	// one issuer that were imported together do not come together. The calls of
+	// RequestPaymentData do not count. Defaults to 100 in live mode and to no bound in sandbox mode.
+	NetworkRate float64
+
+	// ProvisionWait is how long Provision waits for a state other than pending,
+	// up to 10 seconds. [Vault.Run] must be running. A repetition under an
+	// idempotency key gets the token as it was before the wait. Defaults to not at all.
+	ProvisionWait time.Duration
+
+	// PPAN gives pseudo card numbers. If nil, ObtainPPAN returns ErrNotEnabled.
+	PPAN PPANProvider
+
+	// PPANTimeout bounds each call to PPAN, 100 milliseconds to 1 minute. Defaults
+	// to 10 seconds.
+	PPANTimeout time.Duration
+
+	// IDV identifies cardholders in sessions. If nil, nobody does.
+	IDV IDVProvider
+
+	// IDVTimeout bounds each call to IDV, 100 milliseconds to 30 seconds. Defaults
+	// to 10 seconds.
+	IDVTimeout time.Duration
+
+	// SecurityCodeTTL is how long a security code is kept, 1 to 15 minutes.
+	// Defaults to 10 minutes.
+	SecurityCodeTTL time.Duration
+
+	// SecurityCodeCapacity is how many security codes are kept at a time, at most
+	// a hundred million. Beyond it the oldest goes early, with a warning in the
+	// log. One takes about 500 bytes. Defaults to 65,536. Without effect if Codes is set.
+	SecurityCodeCapacity int
+
+	// Codes keeps security codes. All vaults on one store need the same cache: with
+	// caches apart, one does not have the codes of the other, and does not erase them.
+	// A code that it does not take or give within 50 milliseconds counts as not kept;
+	// calls that erase or refresh one wait for a second, and a deletion goes on
+	// then: what it could not erase goes with its time. The vault does not close it. If nil, they are in the memory of this process, under a key that
+	// ends with it.
+	Codes store.CodeCache
+
+	// Events receives what becomes of tokens. If nil, webhooks alone do.
+	Events EventSink
+
+	// Webhooks delivers what becomes of tokens to the webhooks of their accounts:
+	// package webhook has one over HTTP. If nil, what is for them waits for a vault on
+	// the store that has one, and none can be registered.
+	Webhooks Sender
+
+	// PaymentDataRetention is how long encrypted payment data can be read again,
+	// 1 minute to 30 days. Defaults to 24 hours; with NoRetention it is only in
+	// the answer of RequestPaymentData.
+	PaymentDataRetention time.Duration
+
+	// BaseURL is where the REST surface is reached, such as
+	// "https://vault.example", for Token.CardArtURL. If "", that is "".
+	BaseURL string
+
+	// IINLength is 6 or 8: how many digits Token.IIN has. 8 counts for numbers
+	// of 16 digits and more. Defaults to 6.
+	IINLength int
+
+	// AllowNonLuhn stores numbers that fail the Luhn check, as closed-loop
+	// ranges have them.
+	AllowNonLuhn bool
+
+	// SessionTTL is how long a session lives, 1 minute to 1 hour.
+	// Defaults to 15 minutes.
+	SessionTTL time.Duration
+
+	// Schemes are those whose cards are taken in sessions; an Import takes any. If
+	// empty, all are.
+	Schemes []Scheme
+
+	// RequireSessionBinding refuses payloads of CompleteSession whose header does not
+	// name the session they are for, as sid. Without that, who sees a payload on its way
+	// before it is used can complete another session with it, also one of another
+	// account. The card-entry component sends it. Defaults to false: other clients of
+	// the protocol send none.
+	RequireSessionBinding bool
+
+	// Replicas is how many vaults work on the store, in this process and others, 1 to
+	// 1000. Each counts on its own how many card numbers callers may pass in, see
+	// ErrTooManyNumbers, and takes its part of the limit. Defaults to 1.
+	Replicas int
+
+	// OnSuspicion is told when the limit of ErrTooManyNumbers refuses a card number: once
+	// a day for each account and masked number, for 64 of an account and 16,384 of all at
+	// most. It is called in the call that was refused, concurrently, and should return
+	// soon. If nil, there is only a warning in the log.
+	OnSuspicion func(context.Context, Suspicion)
+
+	// IdempotencyTTL is how long a call can be repeated under its idempotency
+	// key, 1 hour to 7 days. Defaults to 24 hours.
+	IdempotencyTTL time.Duration
+
+	// Quotas bound what one account can have, unless the operator has set others for it:
+	// [Vault.SetQuotas].
+	Quotas Quotas
+
+	// Logger is told of background failures, and of every write at debug level.
+	// Nothing sensitive is logged. Defaults to none.
+	Logger *slog.Logger
+}
+
+// NoRetention as Options.PaymentDataRetention keeps no encrypted payment data.
+const NoRetention time.Duration = -1
+
+func (o *Options) withDefaults() (Options, error) {
+	opts := Options{}
+	if o != nil {
+		opts = *o
+	}
+	if opts.Mode > Sandbox {
+		return opts, errors.New("cardvault: Options.Mode must be Live or Sandbox")
+	}
+	switch opts.IINLength {
+	case 0:
+		opts.IINLength = 6
+	case 6, 8:
+	default:
+		return opts, errors.New("cardvault: Options.IINLength must be 6 or 8")
+	}
+	for _, d := range []struct {
+		name           string
+		value          *time.Duration
+		low, def, high time.Duration
+	}{
+		{"SessionTTL", &opts.SessionTTL, time.Minute, 15 * time.Minute, time.Hour},
+		{"SecurityCodeTTL", &opts.SecurityCodeTTL, minSecurityCodeTTL, 10 * time.Minute, 15 * time.Minute},
+		{"PPANTimeout", &opts.PPANTimeout, 100 * time.Millisecond, 10 * time.Second, time.Minute},
+		{"IDVTimeout", &opts.IDVTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
+		{"NetworkTimeout", &opts.NetworkTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
+		{"ProvisionWait", &opts.ProvisionWait, 0, 0, 10 * time.Second},
+		{"PaymentDataRetention", &opts.PaymentDataRetention, time.Minute, 24 * time.Hour, 30 * 24 * time.Hour},
+		{"IdempotencyTTL", &opts.IdempotencyTTL, time.Hour, 24 * time.Hour, 7 * 24 * time.Hour},
+	} {
+		if *d.value == 0 {
+			*d.value = d.def
+		}
+		if d.value == &opts.PaymentDataRetention && *d.value == NoRetention {
+			continue
+		}
+		if *d.value < d.low || *d.value > d.high {
+			return opts, fmt.Errorf("cardvault: Options.%s must be between %v and %v", d.name, d.low, d.high)
+		}
+	}
+	if opts.NetworkRate == 0 && opts.Mode == Live {
+		opts.NetworkRate = 100
+	}
+	if !(opts.NetworkRate >= 0 && opts.NetworkRate <= 1e6) {
+		return opts, errors.New("cardvault: Options.NetworkRate must be between 0 and a million")
+	}
+	if n := opts.Network; n != nil {
+		if name := n.Name(); name == "" || checkProvider(name) != nil {
+			return opts, errors.New("cardvault: Name of Options.Network must be 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit")
+		}
+		if _, ok := n.(SandboxOnly); ok && opts.Mode == Live {
+			return opts, fmt.Errorf("%w: network %q is for sandboxes, and Options.Mode is Live", ErrWrongMode, n.Name())
+		}
+	}
+	if _, ok := opts.PPAN.(SandboxOnly); ok && opts.Mode == Live {
+		return opts, fmt.Errorf("%w: the provider of pseudo card numbers is for sandboxes, and Options.Mode is Live", ErrWrongMode)
+	}
+	if _, ok := opts.IDV.(SandboxOnly); ok && opts.Mode == Live {
+		return opts, fmt.Errorf("%w: the IDVProvider is for sandboxes, and Options.Mode is Live", ErrWrongMode)
+	}
+	if err := opts.Quotas.withDefaults(); err != nil {
+		return opts, err
+	}
+	if opts.SecurityCodeCapacity == 0 {
+		opts.SecurityCodeCapacity = 1 << 16
+	}
+	if n := opts.SecurityCodeCapacity; n < 1 || n > 1e8 {
+		return opts, errors.New("cardvault: Options.SecurityCodeCapacity must be between 1 and a hundred million")
+	}
+	if opts.Replicas == 0 {
+		opts.Replicas = 1
+	}
+	if opts.Replicas < 1 || opts.Replicas > 1000 {
+		return opts, errors.New("cardvault: Options.Replicas must be between 1 and 1000")
+	}
+	if opts.BaseURL != "" {
+		u, err := url.Parse(opts.BaseURL)
+		if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil ||
+			strings.ContainsAny(opts.BaseURL, "?#\"'<>\\ ") {
+			return opts, errors.New("cardvault: Options.BaseURL must be a URL of http or https without user, query and fragment")
+		}
+	}
+	opts.BaseURL = strings.TrimSuffix(opts.BaseURL, "/")
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	return opts, nil
+}
