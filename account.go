@@ -224,8 +224,8 @@ const (
 
 func (a *Account) encode() []byte {
 	b := tlv.Append(nil, accountName, a.Name)
-	b = tlv.AppendUint(b, accountImport, bit(a.ImportApproved))
-	b = tlv.AppendUint(b, accountNetworkTokens, bit(a.NetworkTokensActive))
+	b = tlv.AppendBool(b, accountImport, a.ImportApproved)
+	b = tlv.AppendBool(b, accountNetworkTokens, a.NetworkTokensActive)
 	for _, p := range a.ProviderAccounts {
 		b = tlv.Append(b, accountProviderAID, p.AID)
 		b = tlv.Append(b, accountProviderMID, p.MID)
@@ -249,9 +249,9 @@ func (v *Vault) openAccount(ctx context.Context, rec *store.Record) (*Account, e
 		case accountName:
 			a.Name = string(r.Value)
 		case accountImport:
-			a.ImportApproved = r.Uint() == 1
+			a.ImportApproved = r.Bool()
 		case accountNetworkTokens:
-			a.NetworkTokensActive = r.Uint() == 1
+			a.NetworkTokensActive = r.Bool()
 		case accountProviderAID:
 			p.AID = string(r.Value)
 		case accountProviderMID:

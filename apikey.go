@@ -520,7 +520,7 @@ const (
 )
 
 func (k *APIKey) encode() []byte {
-	b := appendTime(nil, keyExpiresAt, k.ExpiresAt)
+	b := tlv.AppendTime(nil, keyExpiresAt, k.ExpiresAt)
 	b = tlv.Append(b, keyLabel, k.Label)
 	var scopes []byte
 	for i, s := range allScopes {
@@ -557,7 +557,7 @@ func (k *APIKey) decode(plain []byte) error {
 	for r.Next() {
 		switch r.Tag {
 		case keyExpiresAt:
-			k.ExpiresAt = readTime(&r)
+			k.ExpiresAt = r.Time()
 		case keyLabel:
 			k.Label = string(r.Value)
 		case keyScopes:

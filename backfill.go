@@ -29,8 +29,8 @@ const (
 
 func (b *backfill) encode() []byte {
 	p := tlv.Append(nil, backfillFrom, b.from[:])
-	p = appendTime(p, backfillBegan, b.began)
-	return tlv.Pad(tlv.AppendUint(p, backfillAgain, bit(b.again)), 64, 0)
+	p = tlv.AppendTime(p, backfillBegan, b.began)
+	return tlv.Pad(tlv.AppendBool(p, backfillAgain, b.again), 64, 0)
 }
 
 func decodeBackfill(plain []byte) (*backfill, error) {
@@ -41,9 +41,9 @@ func decodeBackfill(plain []byte) (*backfill, error) {
 		case backfillFrom:
 			copy(b.from[:], r.Value)
 		case backfillBegan:
-			b.began = readTime(&r)
+			b.began = r.Time()
 		case backfillAgain:
-			b.again = r.Uint() == 1
+			b.again = r.Bool()
 		}
 	}
 	return b, readError(&r)
@@ -121,7 +121,7 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 	rec.Due = now()
 	switch n := len(list.Records); {
 	case n == backfillBatch:
-		b.from = step(list.Records[n-1].ID, 1)
+		b.from = rowkey.Above(list.Records[n-1].ID)
 	case b.again:
 		return v.finish(ctx, rec)
 	default:

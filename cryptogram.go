@@ -419,7 +419,7 @@ func (p *PaymentData) encode() []byte {
 		b = tlv.Append(b, paymentCode, f.Code)
 		b = tlv.AppendUint(b, paymentSource, uint64(f.Source))
 		b = tlv.Append(b, paymentMessage, f.Message)
-		b = tlv.AppendUint(b, paymentRetryable, bit(f.Retryable))
+		b = tlv.AppendBool(b, paymentRetryable, f.Retryable)
 		b = tlv.Append(b, paymentSchemeCode, f.SchemeCode)
 	}
 	return tlv.Pad(b, 64, 0)
@@ -456,7 +456,7 @@ func (v *Vault) openRecord(ctx context.Context, rec *store.Record) (*PaymentData
 		case paymentMessage:
 			f.Message = string(r.Value)
 		case paymentRetryable:
-			f.Retryable = r.Uint() == 1
+			f.Retryable = r.Bool()
 		case paymentSchemeCode:
 			f.SchemeCode = string(r.Value)
 		}

@@ -94,9 +94,9 @@ func (d *delivery) encode() []byte {
 	b = tlv.Append(b, deliveryToken, d.token[:])
 	b = tlv.AppendUint(b, deliveryAttempts, d.attempts)
 	b = tlv.AppendUint(b, deliveryTries, d.tries)
-	b = appendTime(b, deliveryLast, d.last)
+	b = tlv.AppendTime(b, deliveryLast, d.last)
 	b = tlv.AppendUint(b, deliveryCode, d.code)
-	b = tlv.AppendUint(b, deliveryLoose, bit(d.loose))
+	b = tlv.AppendBool(b, deliveryLoose, d.loose)
 	b = tlv.AppendUint(b, deliveryThrottled, d.throttled)
 	return tlv.Pad(tlv.Append(b, deliveryReason, d.reason), 32, 0)
 }
@@ -115,11 +115,11 @@ func decodeDelivery(plain []byte) (*delivery, error) {
 		case deliveryTries:
 			d.tries = r.Uint()
 		case deliveryLast:
-			d.last = readTime(&r)
+			d.last = r.Time()
 		case deliveryCode:
 			d.code = r.Uint()
 		case deliveryLoose:
-			d.loose = r.Uint() == 1
+			d.loose = r.Bool()
 		case deliveryReason:
 			d.reason = EventReason(r.Value)
 		case deliveryThrottled:
@@ -227,9 +227,9 @@ const (
 )
 
 func (q *queue) encode() []byte {
-	b := appendTime(nil, queueFailing, q.failing)
-	b = appendTime(b, queuePause, q.pause)
-	b = appendTime(b, queueFailed, q.failed)
+	b := tlv.AppendTime(nil, queueFailing, q.failing)
+	b = tlv.AppendTime(b, queuePause, q.pause)
+	b = tlv.AppendTime(b, queueFailed, q.failed)
 	return tlv.Pad(tlv.AppendUint(b, queuePauses, q.pauses), 32, 0)
 }
 
@@ -239,11 +239,11 @@ func decodeQueue(plain []byte) (*queue, error) {
 	for r.Next() {
 		switch r.Tag {
 		case queueFailing:
-			q.failing = readTime(&r)
+			q.failing = r.Time()
 		case queuePause:
-			q.pause = readTime(&r)
+			q.pause = r.Time()
 		case queueFailed:
-			q.failed = readTime(&r)
+			q.failed = r.Time()
 		case queuePauses:
 			q.pauses = r.Uint()
 		}

@@ -425,7 +425,7 @@ func (c *core) callSink(ctx context.Context, e *Event) (err error) {
 // it if that is nil, and wakes the event that it holds back no longer.
 func (v *Vault) settle(ctx context.Context, rec, by *store.Record) error {
 	frees := rec.Class == eventOrdered && (by == nil || by.Class != eventOrdered)
-	after := v.ordered(rec.Parent, step(rec.ID, 1))
+	after := v.ordered(rec.Parent, rowkey.Above(rec.ID))
 	for {
 		var held, woken *store.Record
 		if frees {

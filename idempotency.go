@@ -262,11 +262,11 @@ func (v *Vault) readFirst(ctx context.Context, key *store.Record) (*firstCall, e
 		case onceFingerprint:
 			first.fingerprint = r.Value
 		case onceLease:
-			first.until = readTime(r)
+			first.until = r.Time()
 		case onceRow:
 			copy(first.row[:], r.Value)
 		case onceRefused:
-			first.refused = r.Uint() == 1
+			first.refused = r.Bool()
 		}
 	}
 	if r.Err() != nil || first.fingerprint == nil {
@@ -369,7 +369,7 @@ func (o *once) release(ctx context.Context, v *Vault) {
 // storeClaim stores a claim that ends at until, with what write does.
 func (o *once) storeClaim(ctx context.Context, v *Vault, op operation, until time.Time, write func(store.Tx) error) error {
 	b := tlv.Append(nil, onceFingerprint, o.fingerprint)
-	b = tlv.Append(appendTime(b, onceLease, until), onceRow, o.row[:])
+	b = tlv.Append(tlv.AppendTime(b, onceLease, until), onceRow, o.row[:])
 	if err := o.sealKey(v, b); err != nil {
 		return err
 	}
@@ -399,7 +399,7 @@ func (o *once) sealRefusal(v *Vault, parent uuid.UUID) error {
 
 func (o *once) sealResult(v *Vault, answer []byte, parent uuid.UUID, refused bool) error {
 	b := tlv.Append(nil, onceFingerprint, o.fingerprint)
-	if err := o.sealKey(v, tlv.AppendUint(b, onceRefused, bit(refused))); err != nil {
+	if err := o.sealKey(v, tlv.AppendBool(b, onceRefused, refused)); err != nil {
 		return err
 	}
 	o.result.Parent = parent

@@ -153,15 +153,15 @@ func (n *networkToken) encode(b []byte) []byte {
 	b = tlv.Append(b, networkName, n.network)
 	b = tlv.Append(b, networkID, n.id)
 	b = tlv.AppendUint(b, networkAttempt, n.attempt)
-	b = tlv.AppendUint(b, networkCalled, bit(n.called))
-	b = tlv.AppendUint(b, networkUnsure, bit(n.unsure))
+	b = tlv.AppendBool(b, networkCalled, n.called)
+	b = tlv.AppendBool(b, networkUnsure, n.unsure)
 	b = tlv.AppendUint(b, networkTries, n.tries)
-	b = appendTime(b, networkSince, n.since)
-	b = tlv.AppendUint(b, networkSlot, bit(n.slot))
+	b = tlv.AppendTime(b, networkSince, n.since)
+	b = tlv.AppendBool(b, networkSlot, n.slot)
 	b = tlv.AppendUint(b, networkSuspendedBy, uint64(n.suspendedBy))
-	b = appendTime(b, networkStateAt, n.stateAt)
-	b = appendTime(b, networkCardAt, n.cardAt)
-	b = appendTime(b, networkArtAt, n.artAt)
+	b = tlv.AppendTime(b, networkStateAt, n.stateAt)
+	b = tlv.AppendTime(b, networkCardAt, n.cardAt)
+	b = tlv.AppendTime(b, networkArtAt, n.artAt)
 	b = tlv.Append(b, networkLastFour, n.card.LastFour)
 	b = tlv.AppendUint(b, networkMonth, uint64(n.card.Expiry.Month))
 	b = tlv.AppendUint(b, networkYear, uint64(n.card.Expiry.Year))
@@ -172,7 +172,7 @@ func (n *networkToken) encode(b []byte) []byte {
 	b = tlv.Append(b, networkProblem, n.problem.Code)
 	b = tlv.Append(b, networkProblemCode, n.problem.SchemeCode)
 	for o, at := range n.ownerAt {
-		b = appendTime(b, networkOwnerAt+byte(o), at)
+		b = tlv.AppendTime(b, networkOwnerAt+byte(o), at)
 	}
 	return b
 }
@@ -191,23 +191,23 @@ func decodeNetworkToken(plain []byte) (*networkToken, error) {
 		case networkAttempt:
 			n.attempt = r.Uint()
 		case networkCalled:
-			n.called = r.Uint() == 1
+			n.called = r.Bool()
 		case networkUnsure:
-			n.unsure = r.Uint() == 1
+			n.unsure = r.Bool()
 		case networkTries:
 			n.tries = r.Uint()
 		case networkSince:
-			n.since = readTime(&r)
+			n.since = r.Time()
 		case networkSlot:
-			n.slot = r.Uint() == 1
+			n.slot = r.Bool()
 		case networkSuspendedBy:
 			n.suspendedBy = Owners(r.Uint())
 		case networkStateAt:
-			n.stateAt = readTime(&r)
+			n.stateAt = r.Time()
 		case networkCardAt:
-			n.cardAt = readTime(&r)
+			n.cardAt = r.Time()
 		case networkArtAt:
-			n.artAt = readTime(&r)
+			n.artAt = r.Time()
 		case networkLastFour:
 			n.card.LastFour = string(r.Value)
 		case networkMonth:
@@ -223,7 +223,7 @@ func decodeNetworkToken(plain []byte) (*networkToken, error) {
 		case networkProblemCode:
 			n.problem.SchemeCode = string(r.Value)
 		case networkOwnerAt, networkOwnerAt + 1, networkOwnerAt + 2:
-			n.ownerAt[r.Tag-networkOwnerAt] = readTime(&r)
+			n.ownerAt[r.Tag-networkOwnerAt] = r.Time()
 		}
 	}
 	return n, readError(&r)

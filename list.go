@@ -9,7 +9,6 @@ import (
 
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
-	"github.com/google/uuid"
 )
 
 // ListOptions select and order what a list shows. The zero value selects
@@ -125,17 +124,6 @@ func page[T any](ctx context.Context, v *Vault, q *store.Query, o ListOptions, o
 // in reports whether one of values is x, or there are none.
 func in[T comparable](values []T, x T) bool {
 	return len(values) == 0 || slices.Contains(values, x)
-}
-
-// step returns the id next to id: above it for 1, below it for 255.
-func step(id uuid.UUID, by byte) uuid.UUID {
-	for i := len(id) - 1; i >= 0; i-- {
-		id[i] += by
-		if by == 1 && id[i] != 0 || by != 1 && id[i] != 255 {
-			break
-		}
-	}
-	return id
 }
 
 // list answers a query, of records of a parent that is there. In the same state of the

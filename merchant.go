@@ -177,10 +177,10 @@ const (
 
 func (m *Merchant) encode() []byte {
 	b := tlv.Append(nil, merchantName, m.Name)
-	b = tlv.AppendUint(b, merchantPrimary, bit(m.Primary))
+	b = tlv.AppendBool(b, merchantPrimary, m.Primary)
 	for _, s := range m.Secrets {
 		b = tlv.Append(b, merchantSecretID, s.KeyID)
-		b = appendTime(b, merchantSecretAt, s.ActivateAt)
+		b = tlv.AppendTime(b, merchantSecretAt, s.ActivateAt)
 		b = tlv.Append(b, merchantSecret, s.value.get())
 	}
 	return tlv.Pad(b, 64, 0)
@@ -198,11 +198,11 @@ func (v *Vault) openMerchant(ctx context.Context, rec *store.Record) (*Merchant,
 		case merchantName:
 			m.Name = string(r.Value)
 		case merchantPrimary:
-			m.Primary = r.Uint() == 1
+			m.Primary = r.Bool()
 		case merchantSecretID:
 			s.KeyID = string(r.Value)
 		case merchantSecretAt:
-			s.ActivateAt = readTime(r)
+			s.ActivateAt = r.Time()
 		case merchantSecret:
 			s.value = hide(r.Value)
 			m.Secrets = append(m.Secrets, s)

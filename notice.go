@@ -159,7 +159,7 @@ func (s *spread) encode() []byte {
 	b = tlv.Append(b, spreadToken, n.Token.ID)
 	b = tlv.Append(b, spreadKey, n.Token.IdempotencyKey)
 	b = tlv.AppendUint(b, spreadKind, uint64(n.Kind))
-	b = appendTime(b, spreadAt, n.OccurredAt)
+	b = tlv.AppendTime(b, spreadAt, n.OccurredAt)
 	b = tlv.AppendUint(b, spreadBy, uint64(n.By))
 	b = tlv.Append(b, spreadSchemeCode, schemeText(n.SchemeCode))
 	b = tlv.Append(b, spreadArt, n.Art[:min(len(n.Art), maxText+1)]) // one that is longer is nobody's
@@ -196,7 +196,7 @@ func decodeSpread(plain []byte) (*spread, error) {
 		case spreadKind:
 			n.Kind = NoticeKind(r.Uint())
 		case spreadAt:
-			n.OccurredAt = readTime(&r)
+			n.OccurredAt = r.Time()
 		case spreadBy:
 			n.By = Owner(r.Uint())
 		case spreadSchemeCode:

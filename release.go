@@ -35,7 +35,7 @@ func (r *release) encode() []byte {
 	b = tlv.Append(b, releaseID, r.ref.ID)
 	b = tlv.Append(b, releaseKey, r.ref.IdempotencyKey)
 	b = tlv.AppendUint(b, releaseTries, r.tries)
-	return tlv.Pad(tlv.AppendUint(b, releaseDone, bit(r.done)), 64, 0)
+	return tlv.Pad(tlv.AppendBool(b, releaseDone, r.done), 64, 0)
 }
 
 func decodeRelease(plain []byte) (*release, error) {
@@ -52,7 +52,7 @@ func decodeRelease(plain []byte) (*release, error) {
 		case releaseTries:
 			l.tries = r.Uint()
 		case releaseDone:
-			l.done = r.Uint() == 1
+			l.done = r.Bool()
 		}
 	}
 	return l, readError(&r)

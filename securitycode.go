@@ -276,7 +276,7 @@ func (v *Vault) keepCode(ctx context.Context, id uuid.UUID, number uint64, code 
 		return nil
 	}
 	var buf [96]byte
-	plain := appendTime(buf[:0], codeUntil, until)
+	plain := tlv.AppendTime(buf[:0], codeUntil, until)
 	plain = tlv.AppendUint(plain, codeNumber, number)
 	plain = tlv.Pad(tlv.Append(plain, codeDigits, code.get()), 32, 0)
 	sealed := v.box.SealCode(v.codeKey, v.account, id, plain)
@@ -336,7 +336,7 @@ func (v *Vault) keptCode(ctx context.Context, id uuid.UUID) (SecurityCode, uint6
 	for r.Next() {
 		switch r.Tag {
 		case codeUntil:
-			until = readTime(&r)
+			until = r.Time()
 		case codeNumber:
 			number = r.Uint()
 		case codeDigits:

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -112,7 +113,7 @@ func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
 			t.sleep(time.Duration(min(int64(tokens), t.inflow.stored.Swap(0))) * sendPause)
 		}
 		if n := len(list.Records); n == sendBatch {
-			from = step(list.Records[n-1].ID, 1)
+			from = rowkey.Above(list.Records[n-1].ID)
 			continue
 		}
 		if !t.wait() && !begun {

@@ -516,7 +516,7 @@ const (
 )
 
 func (s *session) encode() []byte {
-	b := tlv.AppendUint(nil, sessionBypass, bit(s.bypass))
+	b := tlv.AppendBool(nil, sessionBypass, s.bypass)
 	b = tlv.AppendUint(b, sessionTTL, uint64(s.ttl))
 	if s.token != uuid.Nil {
 		b = tlv.Append(b, sessionToken, s.token[:])
@@ -531,8 +531,8 @@ func (s *session) encode() []byte {
 	if s.idv != nil {
 		b = tlv.Append(b, sessionIDVKey, s.idv.key[:])
 		b = tlv.AppendUint(b, sessionIDVScheme, uint64(s.idv.scheme))
-		b = appendTime(b, sessionIDVSince, s.idv.since)
-		b = appendTime(b, sessionIDVNext, s.idv.next)
+		b = tlv.AppendTime(b, sessionIDVSince, s.idv.since)
+		b = tlv.AppendTime(b, sessionIDVNext, s.idv.next)
 		b = tlv.Append(b, sessionIDVReference, s.idv.reference)
 		b = tlv.Append(b, sessionIDVChallenge, s.idv.challenge)
 	}
@@ -546,7 +546,7 @@ func decodeSession(plain []byte) (*session, error) {
 	for r.Next() {
 		switch r.Tag {
 		case sessionBypass:
-			s.bypass = r.Uint() == 1
+			s.bypass = r.Bool()
 		case sessionTTL:
 			s.ttl = time.Duration(r.Uint())
 		case sessionToken:
@@ -563,9 +563,9 @@ func decodeSession(plain []byte) (*session, error) {
 		case sessionIDVScheme:
 			idv.scheme = Scheme(r.Uint())
 		case sessionIDVSince:
-			idv.since = readTime(&r)
+			idv.since = r.Time()
 		case sessionIDVNext:
-			idv.next = readTime(&r)
+			idv.next = r.Time()
 		case sessionIDVReference:
 			idv.reference = string(r.Value)
 		case sessionIDVChallenge:

@@ -517,9 +517,9 @@ func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, er
 			}
 			last := list.Records[len(list.Records)-1].ID
 			if q.Desc {
-				q.Max = step(last, ^byte(0))
+				q.Max = rowkey.Below(last)
 			} else {
-				q.Min = step(last, 1)
+				q.Min = rowkey.Above(last)
 			}
 		}
 	}
@@ -842,7 +842,7 @@ const (
 // row key's.
 func (t *Token) encode(b []byte) []byte {
 	b = tlv.AppendUint(b, tokenStatus, uint64(t.Status))
-	b = appendTime(b, tokenInvalidatedAt, t.InvalidatedAt)
+	b = tlv.AppendTime(b, tokenInvalidatedAt, t.InvalidatedAt)
 	b = tlv.Append(b, tokenName, t.CardholderName.get())
 	b = tlv.AppendUint(b, tokenMonth, uint64(t.Expiry.Month))
 	b = tlv.AppendUint(b, tokenYear, uint64(t.Expiry.Year))
@@ -861,9 +861,9 @@ func (t *Token) encode(b []byte) []byte {
 		if r.Message != reasons[r.Code].text {
 			b = tlv.Append(b, tokenReasonMessage, r.Message)
 		}
-		b = tlv.AppendUint(b, tokenReasonRetryable, bit(r.Retryable))
+		b = tlv.AppendBool(b, tokenReasonRetryable, r.Retryable)
 		b = tlv.Append(b, tokenReasonSchemeCode, r.SchemeCode)
-		b = appendTime(b, tokenReasonAt, r.OccurredAt)
+		b = tlv.AppendTime(b, tokenReasonAt, r.OccurredAt)
 	}
 	b = tlv.AppendUint(b, tokenIdentification, uint64(t.Identification))
 	b = tlv.Append(b, tokenBusinessKey, t.BusinessKey)
@@ -872,21 +872,21 @@ func (t *Token) encode(b []byte) []byte {
 	if t.artID != uuid.Nil {
 		b = tlv.Append(b, tokenArt, t.artID[:])
 	}
-	b = tlv.AppendUint(b, tokenStale, bit(t.stale))
-	b = tlv.AppendUint(b, tokenDeviceBinding, bit(t.SupportsDeviceBinding))
+	b = tlv.AppendBool(b, tokenStale, t.stale)
+	b = tlv.AppendBool(b, tokenDeviceBinding, t.SupportsDeviceBinding)
 	if a := t.Authentication; a != nil {
 		b = tlv.Append(b, tokenAuthMethod, a.Method)
 		b = tlv.Append(b, tokenAuthStatus, a.Status)
 		b = tlv.Append(b, tokenAuthECI, a.ECI)
 		b = tlv.Append(b, tokenAuthTransaction, a.DSTransactionID)
-		b = appendTime(b, tokenAuthAt, a.At)
+		b = tlv.AppendTime(b, tokenAuthAt, a.At)
 	}
 	if t.told != uuid.Nil {
 		b = tlv.Append(b, tokenTold, t.told[:])
 	}
 	b = tlv.AppendUint(b, tokenToldSince, t.since)
 	b = tlv.AppendUint(b, tokenCodes, t.codes)
-	return appendTime(b, tokenExpiresAt, t.ExpiresAt)
+	return tlv.AppendTime(b, tokenExpiresAt, t.ExpiresAt)
 }
 
 // decodeToken returns the token that encode wrote.
@@ -904,7 +904,7 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 		case tokenStatus:
 			t.Status = Status(r.Uint())
 		case tokenInvalidatedAt:
-			t.InvalidatedAt = readTime(&r)
+			t.InvalidatedAt = r.Time()
 		case tokenName:
 			t.CardholderName = NewName(r.Value)
 		case tokenMonth:
@@ -937,11 +937,11 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 		case tokenReasonMessage:
 			reason.Message = string(r.Value)
 		case tokenReasonRetryable:
-			reason.Retryable = r.Uint() == 1
+			reason.Retryable = r.Bool()
 		case tokenReasonSchemeCode:
 			reason.SchemeCode = string(r.Value)
 		case tokenReasonAt:
-			reason.OccurredAt = readTime(&r)
+			reason.OccurredAt = r.Time()
 		case tokenIdentification:
 			t.Identification = Identification(r.Uint())
 		case tokenBusinessKey:
@@ -957,14 +957,14 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 		case tokenCodes:
 			t.codes = r.Uint()
 		case tokenExpiresAt:
-			t.ExpiresAt = readTime(&r)
+			t.ExpiresAt = r.Time()
 		case tokenArt:
 			copy(t.artID[:], r.Value)
 			t.CardArtURL = v.artURL(t.artID)
 		case tokenStale:
-			t.stale = r.Uint() == 1
+			t.stale = r.Bool()
 		case tokenDeviceBinding:
-			t.SupportsDeviceBinding = r.Uint() == 1
+			t.SupportsDeviceBinding = r.Bool()
 		case tokenAuthMethod:
 			auth.Method = string(r.Value)
 			t.Authentication = &auth
@@ -975,7 +975,7 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 		case tokenAuthTransaction:
 			auth.DSTransactionID = string(r.Value)
 		case tokenAuthAt:
-			auth.At = readTime(&r)
+			auth.At = r.Time()
 		}
 	}
 	n := t.AccountNumberLength
@@ -993,20 +993,4 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 		t.NetworkTokenStatusReason = &reason
 	}
 	return t, nil
-}
-
-func appendTime(b []byte, tag byte, t time.Time) []byte {
-	if t.IsZero() {
-		return b
-	}
-	return tlv.AppendUint(b, tag, uint64(t.UnixMicro()))
-}
-
-func readTime(r *tlv.Reader) time.Time { return time.UnixMicro(int64(r.Uint())).UTC() }
-
-func bit(b bool) uint64 {
-	if b {
-		return 1
-	}
-	return 0
 }

@@ -617,7 +617,7 @@ func (v *Vault) sealWebhook(r *store.Record, w *Webhook) error {
 	defer wipe(buf)
 	b := tlv.Append((*buf)[:0], webhookSet, w.set[:])
 	for _, s := range w.secrets {
-		b = appendTime(b, webhookSecretUntil, s.until)
+		b = tlv.AppendTime(b, webhookSecretUntil, s.until)
 		b = tlv.Append(b, webhookSecret, s.value.get())
 	}
 	*buf = tlv.Pad(b, 64, 0)
@@ -630,10 +630,10 @@ func (w *Webhook) encode() []byte {
 	for _, e := range w.Events {
 		b = tlv.AppendUint(b, webhookEvents, uint64(e))
 	}
-	b = tlv.AppendUint(b, webhookLegacy, bit(w.LegacyHMAC))
-	b = tlv.AppendUint(b, webhookDisabled, bit(w.Disabled))
+	b = tlv.AppendBool(b, webhookLegacy, w.LegacyHMAC)
+	b = tlv.AppendBool(b, webhookDisabled, w.Disabled)
 	b = tlv.Append(b, webhookReason, w.DisabledReason)
-	b = appendTime(b, webhookSince, w.since)
+	b = tlv.AppendTime(b, webhookSince, w.since)
 	return tlv.Pad(tlv.Append(b, webhookSecretSet, w.set[:]), 64, 0)
 }
 
@@ -656,7 +656,7 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 		case webhookSet:
 			copy(set[:], r.Value)
 		case webhookSecretUntil:
-			until = readTime(&r)
+			until = r.Time()
 		case webhookSecret:
 			w.secrets = append(w.secrets, signingSecret{NewWebhookSecret(r.Value), until})
 			until = time.Time{}
@@ -684,13 +684,13 @@ func (v *Vault) listedWebhook(ctx context.Context, rec *store.Record) (*Webhook,
 		case webhookEvents:
 			w.Events = append(w.Events, EventType(r.Uint()))
 		case webhookLegacy:
-			w.LegacyHMAC = r.Uint() == 1
+			w.LegacyHMAC = r.Bool()
 		case webhookDisabled:
-			w.Disabled = r.Uint() == 1
+			w.Disabled = r.Bool()
 		case webhookReason:
 			w.DisabledReason = string(r.Value)
 		case webhookSince:
-			w.since = readTime(r)
+			w.since = r.Time()
 		case webhookSecretSet:
 			copy(w.set[:], r.Value)
 		}

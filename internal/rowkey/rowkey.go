@@ -110,6 +110,24 @@ func After(key, former uuid.UUID) uuid.UUID {
 // epoch is the beginning of the year 2000, in microseconds of Unix time.
 const epoch = 946684800e6
 
+// Above returns the row key that follows key, in the order of their bytes. After the
+// last one comes the first.
+func Above(key uuid.UUID) uuid.UUID { return step(key, 1, 0) }
+
+// Below returns the row key before key, in the order of their bytes. Before the first
+// one comes the last.
+func Below(key uuid.UUID) uuid.UUID { return step(key, 0xff, 0xff) }
+
+// step adds to the last byte, and on to the byte before it as long as the sum is carried.
+func step(key uuid.UUID, add, carried byte) uuid.UUID {
+	for i := len(key) - 1; i >= 0; i-- {
+		if key[i] += add; key[i] != carried {
+			break
+		}
+	}
+	return key
+}
+
 // Beside returns the row key of what belongs to two others: it has the time of the
 // first, and random bits that only the two make.
 func Beside(key, other uuid.UUID) uuid.UUID {

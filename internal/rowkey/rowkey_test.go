@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"math"
+	"math/big"
 	"os"
 	"slices"
 	"sync"
@@ -462,6 +463,23 @@ func TestBeside(t *testing.T) {
 		}
 		if !bytes.Equal(a[8:], b[8:]) && rowkey.Beside(key, b) == beside {
 			t.Fatalf("%v and %v have the same key beside %v", a, b, key)
+		}
+	})
+}
+
+// Above and below are neighbours in the order of bytes, over every carry.
+func TestNeighbours(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var key uuid.UUID
+		copy(key[:], rapid.SliceOfN(rapid.SampledFrom([]byte{0, 1, 0xfe, 0xff}), 16, 16).Draw(t, "key"))
+		number := new(big.Int).SetBytes(key[:])
+		end := new(big.Int).Lsh(big.NewInt(1), 128)
+		for add, got := range map[int64]uuid.UUID{1: rowkey.Above(key), -1: rowkey.Below(key)} {
+			var want uuid.UUID
+			new(big.Int).Mod(new(big.Int).Add(number, big.NewInt(add)), end).FillBytes(want[:])
+			if got != want {
+				t.Fatalf("%v and %d is %v, want %v", key, add, got, want)
+			}
 		}
 	})
 }

@@ -7,6 +7,7 @@ package tlv
 import (
 	"encoding/binary"
 	"errors"
+	"time"
 )
 
 // ErrMalformed is returned for data that is not a sequence of fields.
@@ -34,6 +35,22 @@ func AppendUint(b []byte, tag byte, n uint64) []byte {
 		i++
 	}
 	return Append(b, tag, v[i:])
+}
+
+// AppendBool appends a 1 for true. False is left out.
+func AppendBool(b []byte, tag byte, value bool) []byte {
+	if !value {
+		return b
+	}
+	return Append(b, tag, []byte{1})
+}
+
+// AppendTime appends a time in microseconds since 1970. The zero time is left out.
+func AppendTime(b []byte, tag byte, t time.Time) []byte {
+	if t.IsZero() {
+		return b
+	}
+	return AppendUint(b, tag, uint64(t.UnixMicro()))
 }
 
 // Pad appends zeros until the length is a multiple of step and at least min.
@@ -85,6 +102,12 @@ func (r *Reader) Uint() uint64 {
 	}
 	return n
 }
+
+// Bool reports whether the current field is the number 1.
+func (r *Reader) Bool() bool { return r.Uint() == 1 }
+
+// Time returns the current field as a time in UTC.
+func (r *Reader) Time() time.Time { return time.UnixMicro(int64(r.Uint())).UTC() }
 
 // Err returns what stopped Next, or nil at the end of the data.
 func (r *Reader) Err() error { return r.err }

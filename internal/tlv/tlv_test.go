@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/cardvault/cardvault/internal/tlv"
 	"pgregory.net/rapid"
@@ -50,6 +51,31 @@ func TestUint(t *testing.T) {
 	}
 	if b := tlv.AppendUint(nil, 7, 0); len(b) != 0 {
 		t.Errorf("zero is %x, want nothing", b)
+	}
+}
+
+func TestBool(t *testing.T) {
+	r := tlv.Read(tlv.AppendBool(nil, 7, true))
+	if !r.Next() || !r.Bool() {
+		t.Error("true is read as false")
+	}
+	if b := tlv.AppendBool(nil, 7, false); len(b) != 0 {
+		t.Errorf("false is %x, want nothing", b)
+	}
+	if r = tlv.Read(tlv.AppendUint(nil, 7, 2)); !r.Next() || r.Bool() {
+		t.Error("2 is read as true")
+	}
+}
+
+func TestTime(t *testing.T) {
+	for _, at := range []time.Time{time.UnixMicro(1).UTC(), time.Date(2026, 1, 2, 3, 4, 5, 678e3, time.UTC), time.UnixMicro(-1).UTC()} {
+		r := tlv.Read(tlv.AppendTime(nil, 7, at.In(time.FixedZone("", 3600))))
+		if !r.Next() || r.Time() != at {
+			t.Errorf("got %v, want %v", r.Time(), at)
+		}
+	}
+	if b := tlv.AppendTime(nil, 7, time.Time{}); len(b) != 0 {
+		t.Errorf("the zero time is %x, want nothing", b)
 	}
 }
 
