@@ -69,7 +69,7 @@ func AssertNoLeak(t testing.TB, secrets []string, sinks ...any) {
 func AssertNoCardNumber(t testing.TB, allow []string, sinks ...any) {
 	t.Helper()
 	for name, content := range contents(t, sinks) {
-		for _, v := range viewsOf(content) {
+		for _, v := range viewsOf(withoutUUIDs(content)) {
 			if offset := findNumber(v.text, allow); offset >= 0 {
 				t.Errorf("a card number leaks into %s, %s at offset %d", name, v.name, v.source(offset))
 				break
@@ -459,13 +459,33 @@ func isNumber(text []byte, allow []string) bool {
 	return scheme != iin.Unknown && lengthOK && iin.Luhn(digits)
 }
 
+// withoutUUIDs returns text with an x for each character of a UUID: the digits of a few in
+// a hundred thousand would pass for a card number.
+func withoutUUIDs(text []byte) []byte {
+	const form = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+	fits := func(run []byte) bool {
+		for i, c := range run {
+			if hex := isDigit(c) || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F'; form[i] == '-' && c != '-' || form[i] != '-' && !hex {
+				return false
+			}
+		}
+		return true
+	}
+	text = bytes.Clone(text)
+	for i := 0; i+len(form) <= len(text); i++ {
+		if fits(text[i : i+len(form)]) {
+			copy(text[i:], bytes.Repeat([]byte{'x'}, len(form)))
+		}
+	}
+	return text
+}
+
 // continues reports whether digits are part of something longer: a hash, a
-// word, a UUID, a telephone number or a number with a fraction.
+// word, a telephone number or a number with a fraction.
 func continues(text []byte, from, to int) bool {
 	if from > 0 {
 		c := text[from-1]
-		uuid := c == '-' && from > 5 && text[from-6] == '-' && to-from == 12
-		if isWord(c) || uuid || c == '+' || c == '.' && from > 1 && isDigit(text[from-2]) {
+		if isWord(c) || c == '+' || c == '.' && from > 1 && isDigit(text[from-2]) {
 			return true
 		}
 	}

@@ -287,6 +287,8 @@ func TestCardNumber(t *testing.T) {
 		"x" + pan:                              false,
 		pan + "f":                              false,
 		"00000000-0000-0000-0000-501800000009": false,
+		"0123abcd-5018-0000-0009-0123456789ab": false,
+		"0123abcd-5018-0000-0009-0123456789":   true, // no UUID
 	} {
 		r := &recorder{TB: t}
 		r.run(func(t testing.TB) {
