@@ -128,14 +128,6 @@ func untilMidnight(now time.Time) int {
 	return day - int(now.Unix()%day)
 }
 
-// merge notes the rules that the vault found broken, for fields without a
-// violation of their own.
-func (v *violations) merge(err error) {
-	for _, e := range cardvault.FieldErrors(err) {
-		v.note(violation{e.Field, e.Code, e.Message})
-	}
-}
-
 func invalid(v violations) *failure {
 	f := *validationFailed
 	f.violations, f.message = v, v.message()

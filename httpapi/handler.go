@@ -234,24 +234,6 @@ type endpoint struct {
 	serve func(*call) error
 }
 
-// A call is one request to an endpoint.
-type call struct {
-	ctx         context.Context
-	vault       *cardvault.Vault     // in the account of the principal
-	principal   *cardvault.Principal // nil if none is asked for
-	request     *http.Request
-	client      netip.Addr                       // zero if it is not known
-	id          uuid.UUID                        // of the path; zero, which no object has, if it is no UUID
-	body        []byte                           // raw; empty if there was none
-	answer      []byte                           // appended to by serve; nothing for 204 and 304
-	contentType []string                         // of the answer
-	unchanged   bool                             // 304
-	refused     bool                             // a card was, though with 200
-	component   bool                             // the answer is a file of the card-entry component
-	origins     func(account uuid.UUID) []string // Options.AccountOrigins
-	header      http.Header
-}
-
 // A route is a path, split at "/", with what its methods do. "*" stands for an id.
 type route struct {
 	path    []string

@@ -2,112 +2,13 @@ package httpapi
 
 import (
 	"bytes"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/google/uuid"
 )
-
-// A violation is a broken field rule as the client sees it.
-type violation struct{ Field, Code, Message string }
-
-// violations are those of one request: at most one a field, the first.
-type violations []violation
-
-// messages has a text for each code that is found here; the vault brings its
-// own with its errors. What is filled in comes from our rules, never from the
-// request.
-var messages = map[string]string{
-	"required":            "is required",
-	"null_not_allowed":    "must not be null",
-	"empty_string":        "must not be empty",
-	"blank":               "must not be blank",
-	"wrong_type":          "must be %s",
-	"not_an_integer":      "must be an integer written in digits only",
-	"out_of_range":        "must be between %d and %d",
-	"too_short":           "must have at least %d characters",
-	"too_long":            "must have at most %d characters",
-	"invalid_format":      "must be %s",
-	"invalid_enum":        "must be one of: %s",
-	"unknown_field":       "is not a known field",
-	"unknown_parameter":   "is not a known parameter",
-	"duplicate_parameter": "must be given only once",
-	"empty_list_item":     "must not have an empty item",
-	"invalid_range":       "must not be after %s",
-	"empty_patch":         "must have at least one member",
-	"depends_on":          "is required with %s",
-}
-
-// note keeps the first violation of a field.
-func (v *violations) note(x violation) {
-	if !slices.ContainsFunc(*v, func(have violation) bool { return have.Field == x.Field }) {
-		*v = append(*v, x)
-	}
-}
-
-// add notes a violation; limits fill in the text of its code.
-func (v *violations) add(field, code string, limits ...any) {
-	v.note(violation{field, code, fmt.Sprintf(messages[code], limits...)})
-}
-
-// message tells all violations in one text for humans.
-func (v violations) message() string {
-	sentences := make([]string, len(v))
-	for i, x := range v {
-		sentences[i] = x.Field + " " + x.Message + "."
-	}
-	return strings.Join(sentences, " ")
-}
-
-// checkText applies the rules of every string; lengths are in characters.
-func (v *violations) checkText(field string, text []byte, min, max int) bool {
-	n, control := 0, false
-	for rest := text; len(rest) > 0; n++ {
-		r, size := utf8.DecodeRune(rest)
-		control = control || unicode.IsControl(r)
-		rest = rest[size:]
-	}
-	switch {
-	case n == 0:
-		v.add(field, "empty_string")
-	case len(bytes.TrimSpace(text)) == 0:
-		v.add(field, "blank")
-	case control:
-		v.add(field, "invalid_format", "free of control characters")
-	case n < min:
-		v.add(field, "too_short", min)
-	case n > max:
-		v.add(field, "too_long", max)
-	default:
-		return true
-	}
-	return false
-}
-
-// shown is how an answer names what nobody asked for: a name may be a card
-// number put in the wrong place.
-func shown(name []byte) string {
-	n, digits := 0, 0
-	for rest := name; len(rest) > 0; n++ {
-		r, size := utf8.DecodeRune(rest)
-		rest = rest[size:]
-		if !unicode.IsPrint(r) {
-			return "?"
-		}
-		if unicode.IsDigit(r) {
-			digits++
-		}
-	}
-	if n == 0 || n > 40 || digits >= 8 {
-		return "?"
-	}
-	return string(name)
-}
 
 // A need says what the absence of a member means.
 type need uint8

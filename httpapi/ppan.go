@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/cardvault/cardvault"
-	"github.com/cardvault/cardvault/internal/wire"
 )
 
 // neutralProvider stands for the name of the provider in the interface document.
@@ -84,30 +83,4 @@ func (c *call) providerHeader(f fields, provider, name string) string {
 		return values[0]
 	}
 	return ""
-}
-
-// appendPPAN appends the answer of a provider: chapter 2.6 of the interface
-// document. Unlike elsewhere, what is absent is left out.
-func appendPPAN(b []byte, p *cardvault.PPAN) []byte {
-	o := wire.Object{B: b}
-	o.Open()
-	for _, m := range []struct{ name, value string }{
-		{"status", p.Status.String()},
-		{"cardtype", p.CardType},
-		{"cardexpiredate", p.CardExpiry},
-		{"pseudocardpan", p.PseudoPAN.Text()},
-		{"truncatedcardpan", p.TruncatedPAN},
-		{"tcdata", p.TravelCard},
-		{"tcprovider", p.TravelCardProvider},
-		{"tcinvoice", p.TravelCardInvoice},
-		{"errorcode", p.ErrorCode},
-		{"errormessage", p.ErrorMessage},
-		{"customermessage", p.CustomerMessage},
-	} {
-		if m.value != "" {
-			o.Text(m.name, m.value)
-		}
-	}
-	o.Close()
-	return o.B
 }

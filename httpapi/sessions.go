@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"crypto/sha256"
-	"encoding/base64"
 	"errors"
 	"math"
 	"net/http"
@@ -13,7 +12,6 @@ import (
 	"strconv"
 
 	"github.com/cardvault/cardvault"
-	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/google/uuid"
 )
 
@@ -125,59 +123,6 @@ var reasons = map[string]string{
 	"unsupported_scheme":     "Cards of this scheme are not accepted.",
 	"identification_failed":  "The cardholder could not be verified.",
 	"too_many_attempts":      "Too many cards were refused. A new session is needed.",
-}
-
-// state answers with the state of a session.
-func (c *call) state(s *cardvault.Session, err error) error {
-	if err != nil {
-		return err
-	}
-	c.refused = s.ReasonCode != ""
-	o := wire.Object{B: c.answer}
-	o.Open()
-	switch {
-	case c.refused:
-		o.Name("data")
-		o.Open()
-		o.Text("reason", reasons[s.ReasonCode])
-		o.Text("reason_code", s.ReasonCode)
-		o.Close()
-		o.Text("status", "failed")
-	case s.State == cardvault.SessionSucceeded:
-		o.Name("data")
-		o.Open()
-		o.ID("token_id", s.TokenID)
-		o.Close()
-		o.Text("status", "success")
-	case s.State == cardvault.SessionOpen:
-		o.Name("data")
-		o.Open()
-		o.Name("jwk")
-		o.Open()
-		o.Text("kty", "RSA")
-		o.Text("n", base64.RawURLEncoding.EncodeToString(s.Key.N))
-		o.Text("e", "AQAB")
-		o.Text("alg", "RSA-OAEP-256")
-		o.Text("use", "enc")
-		o.Text("kid", s.Key.ID)
-		o.Close()
-		if s.Refresh {
-			o.Text("masked_account_number", s.MaskedAccountNumber)
-			o.Text("scheme", s.Scheme.String())
-		}
-		o.Close()
-	case s.ChallengeURL != "":
-		o.Name("data")
-		o.Open()
-		o.Text("url", s.ChallengeURL)
-		o.Close()
-	}
-	if s.State == cardvault.SessionOpen || s.State == cardvault.SessionIdentifying {
-		o.Text("next_action", nextAction(s))
-	}
-	o.Close()
-	c.answer = o.B
-	return nil
 }
 
 // limitSession says whether a call of a session is one too many, and returns what to do
