@@ -14,6 +14,7 @@ var createAPIKey = &endpoint{
 		var label string
 		var scopes []cardvault.Scope
 		o := cardvault.APIKeyOptions{Creator: c.principal.Key.ID, NotAfter: c.principal.Key.ExpiresAt}
+
 		err := c.read(func(f fields, _ *query) error {
 			text, _ := f.text("label", required, 1, maxText)
 			label = string(text)
@@ -25,11 +26,13 @@ var createAPIKey = &endpoint{
 		if err != nil {
 			return err
 		}
+
 		for _, s := range scopes {
 			if !c.principal.Key.Has(s) {
 				return lacksScope(s)
 			}
 		}
+
 		k, text, err := c.vault.CreateAPIKey(c.ctx, label, scopes, &o)
 		switch {
 		case errors.Is(err, cardvault.ErrNotFound):
@@ -37,6 +40,7 @@ var createAPIKey = &endpoint{
 		case err != nil:
 			return err
 		}
+
 		c.answer = appendAPIKey(c.answer, k, text.Text())
 		return nil
 	},
@@ -46,30 +50,18 @@ var listAPIKeys = &endpoint{
 	scope:  cardvault.ScopeAPIKeysRead,
 	ofKeys: true,
 	serve: func(c *call) error {
-		var o cardvault.ListOptions
-		err := c.read(func(_ fields, q *query) error {
-			readPage(q, &o)
-			return nil
-		})
+		o, err := c.readList(nil)
 		if err != nil {
 			return err
 		}
-		page, err := c.vault.ListAPIKeys(c.ctx, &o)
-		if err != nil {
-			return err
-		}
-		c.answer = appendPage(c.answer, page, func(b []byte, k *cardvault.APIKey) []byte { return appendAPIKey(b, k, "") })
-		return nil
+		return answerPage(c, appendListedAPIKey)(c.vault.ListAPIKeys(c.ctx, o))
 	},
 }
 
 var deleteAPIKey = &endpoint{
 	scope:  cardvault.ScopeAPIKeysWrite,
 	ofKeys: true,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		return c.vault.DeleteAPIKeyBy(c.ctx, c.principal.Key.ID, c.id)
-	},
+	}),
 }

@@ -41,7 +41,9 @@ func readBody(r *http.Request, b *buffers) ([]byte, error) {
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
 		return nil, nil
 	}
+
 	defer erase.Registers()
+
 	typed := isJSON(r.Header["Content-Type"]) && len(r.Header["Content-Encoding"]) == 0
 	if r.ContentLength > 0 && !typed {
 		return nil, unsupportedMedia
@@ -49,6 +51,8 @@ func readBody(r *http.Request, b *buffers) ([]byte, error) {
 	if r.ContentLength > maxBody {
 		return nil, payloadTooLarge
 	}
+
+	// The buffer that is too small is erased: it may hold a card number.
 	for {
 		if len(b.body) == cap(b.body) {
 			grown := make([]byte, len(b.body), min(2*cap(b.body), maxBody+1))
@@ -56,6 +60,7 @@ func readBody(r *http.Request, b *buffers) ([]byte, error) {
 			clear(b.body)
 			b.body = grown
 		}
+
 		n, err := r.Body.Read(b.body[len(b.body):cap(b.body)])
 		b.body = b.body[:len(b.body)+n]
 		switch {

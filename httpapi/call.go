@@ -10,27 +10,48 @@ import (
 	"github.com/google/uuid"
 )
 
-// A call is one request to an endpoint.
+// A call is one request to an endpoint, and its answer.
 type call struct {
-	ctx         context.Context
-	vault       *cardvault.Vault     // in the account of the principal
-	principal   *cardvault.Principal // nil if none is asked for
-	request     *http.Request
-	client      netip.Addr                       // zero if it is not known
-	id          uuid.UUID                        // of the path; zero, which no object has, if it is no UUID
-	body        []byte                           // raw; empty if there was none
-	answer      []byte                           // appended to by serve; nothing for 204 and 304
-	contentType []string                         // of the answer
-	unchanged   bool                             // 304
-	refused     bool                             // a card was, though with 200
-	component   bool                             // the answer is a file of the card-entry component
-	origins     func(account uuid.UUID) []string // Options.AccountOrigins
-	header      http.Header
+	ctx       context.Context
+	request   *http.Request
+	requestID string
+	buffers   *buffers // of body and answer
+
+	// What the checks find.
+	client    netip.Addr // zero if it is not known
+	pattern   string     // of the path; "" if no route has it
+	endpoint  *endpoint
+	open      bool                 // it needs no API key
+	principal *cardvault.Principal // nil if open
+	answered  func(error)          // if set, is called with the outcome
+	pathID    string               // the id in the path, as it was written
+	id        uuid.UUID            // pathID; zero, which no object has, if that is not a UUID
+	body      []byte               // raw; empty if there was none
+
+	vault   *cardvault.Vault                 // in the account of the principal
+	origins func(account uuid.UUID) []string // Options.AccountOrigins
+
+	header      http.Header // of the answer
+	contentType []string
+	answer      []byte // appended to by the endpoint; nothing for 204 and 304
+	unchanged   bool   // 304
+	refused     bool   // a card was, though with 200
+	component   bool   // the answer is a file of the card-entry component
 }
 
-// read lets what read the members of the body and the parameters of the query,
-// and check what they mean together. It returns all that is wrong with them.
-func (c *call) read(what func(fields, *query) error) error {
+// bare returns the handler of an endpoint that takes neither members nor parameters.
+func bare(serve func(*call) error) func(*call) error {
+	return func(c *call) error {
+		if err := c.read(func(fields, *query) error { return nil }); err != nil {
+			return err
+		}
+		return serve(c)
+	}
+}
+
+// read lets parse read the members of the body and the parameters of the query, and
+// check what they mean together. It returns all that is wrong with them.
+func (c *call) read(parse func(fields, *query) error) error {
 	var v violations
 	f := fields{violations: &v}
 	if len(c.body) > 0 {
@@ -43,7 +64,8 @@ func (c *call) read(what func(fields, *query) error) error {
 	if err != nil {
 		return malformedRequest
 	}
-	v.merge(what(f, q))
+
+	v.merge(parse(f, q))
 	f.done()
 	q.done()
 	if len(v) > 0 {
@@ -52,15 +74,31 @@ func (c *call) read(what func(fields, *query) error) error {
 	return nil
 }
 
-// readNothing checks that a request has neither members nor parameters.
-func (c *call) readNothing() error {
-	return c.read(func(fields, *query) error { return nil })
+// readList reads which part of a list is wanted, in which order. More parameters than
+// those of every list are read by more, which may be nil.
+func (c *call) readList(more func(*query, *cardvault.ListOptions)) (*cardvault.ListOptions, error) {
+	var o cardvault.ListOptions
+	err := c.read(func(_ fields, q *query) error {
+		limit, page := q.page()
+		o.Limit, o.Page, o.Ascending = int(limit), int(page), q.ascending()
+		if more != nil {
+			more(q, &o)
+		}
+		return nil
+	})
+	return &o, err
 }
 
-// readPage reads which part of a list is wanted, in which order.
-func readPage(q *query, o *cardvault.ListOptions) {
-	limit, page := q.page()
-	o.Limit, o.Page, o.Ascending = int(limit), int(page), q.ascending()
+// answerPage returns a function that answers with a page of a list, each item as
+// appendItem appends it.
+func answerPage[T any](c *call, appendItem func([]byte, T) []byte) func(*cardvault.Page[T], error) error {
+	return func(p *cardvault.Page[T], err error) error {
+		if err != nil {
+			return err
+		}
+		c.answer = appendPage(c.answer, p, appendItem)
+		return nil
+	}
 }
 
 // token answers with a token.
@@ -85,11 +123,7 @@ func (c *call) session(id cardvault.SessionID, err error) error {
 	if err != nil {
 		return err
 	}
-	answer := wire.Object{B: c.answer}
-	answer.Open()
-	answer.ID("session_id", id.UUID())
-	answer.Close()
-	c.answer = answer.B
+	c.answer = appendSessionID(c.answer, id)
 	return nil
 }
 

@@ -29,6 +29,7 @@ var requestPaymentData = &endpoint{
 		if err != nil {
 			return err
 		}
+
 		p, err := c.vault.RequestPaymentData(c.ctx, c.id, r)
 		if err != nil {
 			return err
@@ -41,19 +42,10 @@ var requestPaymentData = &endpoint{
 var listPaymentData = &endpoint{
 	scope: cardvault.ScopePaymentDataRead,
 	serve: func(c *call) error {
-		var o cardvault.ListOptions
-		err := c.read(func(_ fields, q *query) error {
-			readPage(q, &o)
-			return nil
-		})
+		o, err := c.readList(nil)
 		if err != nil {
 			return err
 		}
-		page, err := c.vault.ListPaymentData(c.ctx, c.id, &o)
-		if err != nil {
-			return err
-		}
-		c.answer = appendPage(c.answer, page, appendPaymentData)
-		return nil
+		return answerPage(c, appendPaymentData)(c.vault.ListPaymentData(c.ctx, c.id, o))
 	},
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
-	"github.com/cardvault/cardvault/internal/wire"
 )
 
 // A failure is an answer other than success: chapter 7 of the interface document.
@@ -99,17 +98,20 @@ func failed(err error) *failure {
 	if errors.As(err, &f) {
 		return f
 	}
+
 	var v violations
 	v.merge(err)
 	if len(v) > 0 {
 		return invalid(v)
 	}
+
 	var q *cardvault.QuotaError
 	if errors.As(err, &q) {
 		f := *quotaExceeded
 		f.message = fmt.Sprintf("The account has as many as it may: %s, %d.", q.Quota, q.Limit)
 		return &f
 	}
+
 	for _, c := range causes {
 		switch {
 		case !errors.Is(err, c.err):
@@ -150,29 +152,3 @@ func (f *failure) with(value string) *failure {
 
 // Error makes a failure an error, so that handlers can return one.
 func (f *failure) Error() string { return "httpapi: " + f.classifier }
-
-func (f *failure) append(b []byte) []byte {
-	b = append(b, `{"status":"`...)
-	b = strconv.AppendInt(b, int64(f.status), 10)
-	b = append(b, `","classifier":"`...)
-	b = append(b, f.classifier...)
-	b = append(b, `","message":`...)
-	b = wire.AppendString(b, f.message)
-	if f.violations != nil {
-		b = append(b, `,"validation_errors":[`...)
-		for i, v := range f.violations {
-			if i > 0 {
-				b = append(b, ',')
-			}
-			b = append(b, `{"field":`...)
-			b = wire.AppendString(b, v.Field)
-			b = append(b, `,"code":"`...)
-			b = append(b, v.Code...)
-			b = append(b, `","message":`...)
-			b = wire.AppendString(b, v.Message)
-			b = append(b, '}')
-		}
-		b = append(b, ']')
-	}
-	return append(b, '}')
-}

@@ -38,7 +38,6 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi/cardentry"
-	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/google/uuid"
 )
 
@@ -126,15 +125,15 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	if v == nil {
 		return nil, errors.New("httpapi: NewHandler needs a vault")
 	}
-	h := &handler{vault: v}
+	h := &handler{vault: v, routes: routes}
 	if opts != nil {
 		h.opts = *opts
 	}
 	o := &h.opts
+
 	if !o.RateLimit.valid() || !o.KeyRateLimit.valid() || o.Timeout < 0 {
 		return nil, errors.New("httpapi: Options holds a limit that is negative or no number")
 	}
-	h.routes = routes
 	if name := o.ProviderName; name != "" && name != neutralProvider {
 		if !isProviderName(name) {
 			return nil, errors.New("httpapi: Options.ProviderName must be 1 to 40 of a-z, 0-9 and -, beginning with a letter or digit")
@@ -147,6 +146,7 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 		}
 	}
 	o.AllowedOrigins = slices.Clone(o.AllowedOrigins)
+
 	if o.Authenticator == nil {
 		o.Authenticator = v
 	}
@@ -159,13 +159,14 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	h.entry = cardentry.NewHandler(o.AllowedOrigins)
-	h.accounts = newLimiter[uuid.UUID](o.RateLimit)
-	h.keys = newLimiter[accountKey](o.KeyRateLimit)
+
 	revocations := o.RateLimit
 	if revocations.PerSecond == 0 {
 		revocations = o.KeyRateLimit
 	}
+	h.entry = cardentry.NewHandler(o.AllowedOrigins)
+	h.accounts = newLimiter[uuid.UUID](o.RateLimit)
+	h.keys = newLimiter[accountKey](o.KeyRateLimit)
 	h.revocations = newLimiter[accountKey](revocations)
 	h.reads = newLimiter[sessionHash](sessionReads)
 	h.unfailed = newLimiter[sessionHash](firstFailure)
@@ -214,7 +215,7 @@ type endpoint struct {
 	public bool
 
 	// approved, if set, says whether the account may use the endpoint.
-	approved func(*cardvault.Account) *failure
+	approved func(*cardvault.Account) error
 
 	// ofKeys is whether the endpoint manages API keys: a principal that stands for no
 	// key of the vault, with a zero Key.ID, may not use it, because what it makes would
@@ -222,7 +223,7 @@ type endpoint struct {
 	ofKeys bool
 
 	// enabled, if set, says whether the vault is set up for the endpoint.
-	enabled func(*cardvault.Vault) *failure
+	enabled func(*cardvault.Vault) error
 
 	// repeatable endpoints honour an idempotency key.
 	repeatable bool
@@ -274,12 +275,13 @@ var routes = []route{
 
 // route returns the route of a request, if it has one, its endpoint and the id in
 // its path.
-func (h *handler) route(r *http.Request) (found *route, e *endpoint, id string, err *failure) {
+func (h *handler) route(r *http.Request) (found *route, e *endpoint, id string, err error) {
 	path, ok := strings.CutPrefix(r.URL.Path, "/")
 	// A path that was written with escapes is not one of ours.
 	if !ok || r.URL.RawPath != "" {
 		return nil, nil, "", notFound
 	}
+
 	var segments [4]string
 	n := 0
 	for segment := range strings.SplitSeq(path, "/") {
@@ -289,14 +291,16 @@ func (h *handler) route(r *http.Request) (found *route, e *endpoint, id string, 
 		segments[n] = segment
 		n++
 	}
+
 next:
 	for i := range h.routes {
-		route := &h.routes[i]
-		if len(route.path) != n {
+		found := &h.routes[i]
+		if len(found.path) != n {
 			continue
 		}
+
 		id := ""
-		for j, want := range route.path {
+		for j, want := range found.path {
 			switch {
 			case want == "*" && segments[j] != "":
 				id = segments[j]
@@ -304,14 +308,15 @@ next:
 				continue next
 			}
 		}
+
 		method := r.Method
 		if method == http.MethodHead {
 			method = http.MethodGet
 		}
-		if e := route.methods[method]; e != nil {
-			return route, e, id, nil
+		if e := found.methods[method]; e != nil {
+			return found, e, id, nil
 		}
-		return route, nil, "", methodNotAllowed.with(allow(route.methods))
+		return found, nil, "", methodNotAllowed.with(allow(found.methods))
 	}
 	return nil, nil, "", notFound
 }
@@ -343,13 +348,14 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	deadline := start.Add(h.opts.Timeout)
 	ctx, cancel := context.WithDeadline(r.Context(), deadline)
 	defer cancel()
+
 	// The embedding server may have no deadlines. An error means that w cannot
 	// have them, as in a test. net/http ends them: the one for reading when the
 	// body is read, both before the next request of the connection.
 	rc := http.NewResponseController(w)
 	_ = rc.SetWriteDeadline(deadline.Add(time.Second))
 	if r.ContentLength != 0 {
-		// Also for a body that nobody reads: net/http drops it before it answers.
+		// Also for a body that is not read: net/http drops it before it answers.
 		_ = rc.SetReadDeadline(earliest(deadline, start.Add(bodyTimeout)))
 	}
 
@@ -363,48 +369,55 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header["X-Request-Id"] = []string{requestID}
 	header["X-Api-Version"] = apiVersion
 
-	buffers := pool.Get().(*buffers)
-	defer buffers.free()
-	c := call{ctx: ctx, request: r, answer: buffers.answer[:0], contentType: jsonType, header: header, origins: h.opts.AccountOrigins}
-	pattern, err := h.serve(&c, buffers, requestID)
-	buffers.drop(r)
+	b := pool.Get().(*buffers)
+	defer b.free()
+	c := call{ctx: ctx, request: r, requestID: requestID, buffers: b, answer: b.answer[:0], contentType: jsonType, header: header}
+	err := h.serve(&c)
+	b.drop(r)
+
+	var status int
 	if c.component {
 		told := &statusTeller{w, http.StatusOK}
 		h.entry.ServeHTTP(told, r)
-		_ = rc.Flush()
-		h.log(&c, pattern, requestID, told.status, time.Since(start), nil)
-		return
+		status = told.status
+	} else {
+		status = c.write(w, err)
 	}
 
-	status := http.StatusOK
+	// Written out while the deadline holds.
+	_ = rc.Flush()
+	h.log(&c, status, time.Since(start), err)
+}
+
+// write writes the answer to a call that ended with err, and returns its status.
+func (c *call) write(w http.ResponseWriter, err error) (status int) {
+	status = http.StatusOK
 	if err != nil {
 		f := failed(err)
 		status = f.status
-		c.answer = f.append(c.answer[:0])
+		c.answer = appendFailure(c.answer[:0], f)
 		if f.header != "" {
-			header.Set(f.header, f.value)
+			c.header.Set(f.header, f.value)
 		}
 	}
-	buffers.answer = c.answer
+	c.buffers.answer = c.answer
+
 	switch {
+	case c.unchanged && len(c.answer) == 0:
+		status = http.StatusNotModified
+		w.WriteHeader(status)
 	case len(c.answer) == 0:
 		status = http.StatusNoContent
-		if c.unchanged {
-			status = http.StatusNotModified
-		}
 		w.WriteHeader(status)
 	default:
-		header["Content-Type"] = c.contentType
-		header["Content-Length"] = []string{strconv.Itoa(len(c.answer))}
+		c.header["Content-Type"] = c.contentType
+		c.header["Content-Length"] = []string{strconv.Itoa(len(c.answer))}
 		w.WriteHeader(status)
-		if r.Method != http.MethodHead {
-			// The client is gone if this fails.
-			_, _ = w.Write(c.answer)
+		if c.request.Method != http.MethodHead {
+			_, _ = w.Write(c.answer) // the client is gone if this fails
 		}
 	}
-	// Written out while the deadline holds.
-	_ = rc.Flush()
-	h.log(&c, pattern, requestID, status, time.Since(start), err)
+	return status
 }
 
 // A statusTeller knows what was answered.
@@ -425,7 +438,8 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-func (h *handler) log(c *call, pattern, requestID string, status int, took time.Duration, err error) {
+// log reports a call that was answered with status and ended with err.
+func (h *handler) log(c *call, status int, took time.Duration, err error) {
 	level := slog.LevelDebug
 	clientGone := errors.Is(err, context.Canceled) && c.request.Context().Err() != nil
 	switch {
@@ -437,14 +451,15 @@ func (h *handler) log(c *call, pattern, requestID string, status int, took time.
 	if !h.opts.Logger.Enabled(c.ctx, level) {
 		return
 	}
+
 	method := c.request.Method
 	if !slices.Contains(methods, method) {
 		method = "?" // any word is a method
 	}
 	attrs := append(make([]slog.Attr, 0, 9),
-		slog.String("method", method), slog.String("path", pattern),
+		slog.String("method", method), slog.String("path", c.pattern),
 		slog.Int("status", status), slog.Duration("took", took),
-		slog.String("request_id", requestID))
+		slog.String("request_id", c.requestID))
 	if c.client.IsValid() {
 		attrs = append(attrs, slog.String("address", c.client.String()))
 	}
@@ -454,115 +469,137 @@ func (h *handler) log(c *call, pattern, requestID string, status int, took time.
 	h.opts.Logger.LogAttrs(c.ctx, level, "request", append(attrs, slog.Any("error", err))...)
 }
 
-// serve checks a request in the documented order and lets its endpoint answer:
-// path, method, API key, version, scope, approval, content type and size; the
-// endpoint goes on with syntax, field rules, existence and state.
-func (h *handler) serve(c *call, b *buffers, requestID string) (pattern string, err error) {
+// checks are made of every call, in the documented order. The endpoint goes on with
+// syntax, field rules, existence and state.
+var checks = []func(*handler, *call) error{
+	(*handler).checkPath,
+	(*handler).checkCaller,
+	(*handler).checkVersion,
+	(*handler).checkScope,
+	(*handler).checkSetup,
+	(*handler).checkBody,
+}
+
+// serve lets the endpoint of a call answer, if the call passes the checks.
+func (h *handler) serve(c *call) (err error) {
+	defer h.recoverPanic(c, &err)
 	defer func() {
-		if p := recover(); p != nil {
-			if p == http.ErrAbortHandler {
-				panic(p)
-			}
-			// The value is not logged: it may hold anything.
-			h.opts.Logger.Error("panic", "path", pattern, "request_id", requestID, "stack", string(debug.Stack()))
-			err = internalError
+		if c.answered != nil {
+			c.answered(err)
 		}
 	}()
-	r := c.request
-	c.client = h.opts.ClientAddr(r)
-	route, e, id, f := h.route(r)
-	if route != nil {
-		pattern = "/" + strings.Join(route.path, "/")
-		switch route.path[0] {
+	c.client = h.opts.ClientAddr(c.request)
+
+	for _, check := range checks {
+		if err := check(h, c); err != nil {
+			return err
+		}
+	}
+
+	h.enter(c)
+	if c.endpoint.repeatable {
+		return c.serveOnce()
+	}
+	return c.endpoint.serve(c)
+}
+
+// recoverPanic is deferred: a call that panics is answered as a failure of the service.
+func (h *handler) recoverPanic(c *call, err *error) {
+	p := recover()
+	switch p {
+	case nil:
+	case http.ErrAbortHandler:
+		panic(p)
+	default:
+		// The value is not logged: it may hold anything.
+		h.opts.Logger.Error("panic", "path", c.pattern, "request_id", c.requestID, "stack", string(debug.Stack()))
+		*err = internalError
+	}
+}
+
+// checkPath finds the endpoint of a call by its path and method, and sets the headers
+// that all answers on the path have.
+func (h *handler) checkPath(c *call) error {
+	found, e, id, err := h.route(c.request)
+	if found != nil {
+		c.pattern = "/" + strings.Join(found.path, "/")
+		switch found.path[0] {
 		case "integrations":
 			c.header["X-Api-Stability"] = beta
 		case "sessions":
-			h.allowOrigin(c, route)
+			h.allowOrigin(c, found)
 		}
 	}
-	if f != nil {
-		return pattern, f
+	if err != nil {
+		return err
 	}
+
+	c.endpoint = e
+	c.open = e.public && (e != getCardArt || !h.opts.CardArtRequiresKey)
 	if id != "" {
+		c.pathID = id
 		c.id, _ = parseID(id)
 	}
-	client := c.client
-	open := e.public && (e != getCardArt || !h.opts.CardArtRequiresKey)
-	if open {
-		answered, limited := h.limitSession(c, e, network(client))
-		if limited != nil {
-			return pattern, limited
-		}
-		if answered != nil {
-			defer func() { answered(err) }()
-		}
-	} else if err := h.authenticate(c, e); err != nil {
-		return pattern, err
+	return nil
+}
+
+// checkCaller finds the principal of a call and counts the call, or holds it to the
+// limits of its session if it needs no API key.
+func (h *handler) checkCaller(c *call) (err error) {
+	if !c.open {
+		return h.authenticate(c)
 	}
-	if v := r.Header["X-Api-Version"]; len(v) > 1 || len(v) == 1 && v[0] != "1.0" {
-		return pattern, unsupportedVersion
+	c.answered, err = h.limitSession(c, network(c.client))
+	return err
+}
+
+func (h *handler) checkVersion(c *call) error {
+	if v := c.request.Header["X-Api-Version"]; len(v) > 1 || len(v) == 1 && v[0] != "1.0" {
+		return unsupportedVersion
 	}
-	if !open {
-		if f := e.admits(c.principal); f != nil {
-			return pattern, f
-		}
+	return nil
+}
+
+func (h *handler) checkScope(c *call) error {
+	if c.open {
+		return nil
 	}
-	if e.enabled != nil {
-		if f := e.enabled(h.vault); f != nil {
-			return pattern, f
-		}
+	return c.endpoint.admits(c.principal)
+}
+
+func (h *handler) checkSetup(c *call) error {
+	if c.endpoint.enabled == nil {
+		return nil
 	}
-	if c.body, err = readBody(r, b); err != nil {
-		return pattern, err
+	return c.endpoint.enabled(h.vault)
+}
+
+func (h *handler) checkBody(c *call) (err error) {
+	if c.body, err = readBody(c.request, c.buffers); err != nil {
+		return err
 	}
-	if e.needsBody && len(c.body) == 0 {
-		return pattern, bodyMissing
+	if c.endpoint.needsBody && len(c.body) == 0 {
+		return bodyMissing
 	}
-	c.vault = h.vault.In(uuid.Nil)
-	actor := cardvault.Actor{RequestID: requestID}
-	if !open {
+	return nil
+}
+
+// enter lets a call that passed the checks act in the account of its principal.
+func (h *handler) enter(c *call) {
+	c.vault, c.origins = h.vault.In(uuid.Nil), h.opts.AccountOrigins
+	actor := cardvault.Actor{RequestID: c.requestID}
+	if !c.open {
 		c.vault = h.vault.In(c.principal.Account.ID)
 		actor.KeyID, actor.RootKeyID = c.principal.Key.ID, root(c.principal.Key)
 	}
-	if client.IsValid() {
-		actor.Address = client.String()
+	if c.client.IsValid() {
+		actor.Address = c.client.String()
 	}
 	c.ctx = cardvault.WithActor(c.ctx, actor)
-	if !e.repeatable {
-		return pattern, e.serve(c)
-	}
-	key, f := idempotencyKey(r.Header)
-	if f != nil {
-		return pattern, f
-	}
-	if key == "" {
-		return pattern, e.serve(c)
-	}
-	raw := withoutCode([]byte(r.Method+" "+pattern+" "+id+"\n"), c.body)
-	once := &cardvault.Idempotency{Key: key, Request: cardvault.NewIdempotentRequest(raw)}
-	clear(raw)
-	defer once.Request.Wipe()
-	c.ctx = cardvault.WithIdempotency(c.ctx, once)
-	err = e.serve(c)
-	if once.Replayed() && (err == nil || errors.Is(err, cardvault.ErrNetworkTokenState)) {
-		c.header.Set("Idempotency-Replayed", "true")
-	}
-	return pattern, err
 }
 
-// withoutCode appends a body as it was received without the value of security_code, which
-// is to leave nothing behind, not even a hash. It is a copy, because strings are unescaped
-// in place. A body that cannot be read is refused before it is compared with another.
-func withoutCode(b, body []byte) []byte {
-	b = slices.Grow(b, len(body))
-	if start, end, ok := jsontext.Member(body, "security_code"); ok {
-		return append(append(b, body[:start]...), body[end:]...)
-	}
-	return append(b, body...)
-}
-
-// authenticate finds the principal of a request, and counts the request.
-func (h *handler) authenticate(c *call, e *endpoint) (err error) {
+// authenticate finds the principal of a call, and counts the call.
+func (h *handler) authenticate(c *call) (err error) {
 	keys := c.request.Header["X-Api-Key"]
 	if len(keys) != 1 || keys[0] == "" {
 		return unauthorized
@@ -570,34 +607,43 @@ func (h *handler) authenticate(c *call, e *endpoint) (err error) {
 	if c.principal, err = h.opts.Authenticator.Authenticate(c.ctx, keys[0]); err != nil {
 		return err
 	}
-	account, retry := c.principal.Account.ID, 0
-	if e == deleteAPIKey && e.admits(c.principal) == nil {
-		if retry = h.revocations.take(accountKey{account, c.principal.Key.ID}); retry > 0 {
-			return rateLimited.with(strconv.Itoa(retry))
-		}
+
+	// Revocations have a limit of their own, so that a key that uses up the others can
+	// be revoked.
+	account := c.principal.Account.ID
+	if c.endpoint == deleteAPIKey && c.endpoint.admits(c.principal) == nil {
+		return tooMany(h.revocations.take(accountKey{account, c.principal.Key.ID}))
+	}
+
+	key := accountKey{account, root(c.principal.Key)}
+	if key.key == uuid.Nil {
+		return tooMany(h.accounts.take(account))
+	}
+	if retry := h.keys.take(key); retry > 0 {
+		return tooMany(retry)
+	}
+	retry := h.accounts.take(account)
+	if retry > 0 {
+		h.keys.give(key)
+	}
+	return tooMany(retry)
+}
+
+// tooMany returns how a request is refused that may come again after some seconds, and
+// nil if it need not wait.
+func tooMany(seconds int) error {
+	if seconds == 0 {
 		return nil
 	}
-	key := accountKey{account, root(c.principal.Key)}
-	if key.key != uuid.Nil {
-		retry = h.keys.take(key)
-	}
-	if retry == 0 {
-		if retry = h.accounts.take(account); retry > 0 && key.key != uuid.Nil {
-			h.keys.give(key)
-		}
-	}
-	if retry > 0 {
-		return rateLimited.with(strconv.Itoa(retry))
-	}
-	return nil
+	return rateLimited.with(strconv.Itoa(seconds))
 }
 
 // root returns the id of the first key of the chain that has made a key: its own for one of
 // an Authenticator that knows no chains.
 func root(k *cardvault.APIKey) uuid.UUID { return cmp.Or(k.Root, k.ID) }
 
-// admits says why a principal may not use the endpoint, or nil.
-func (e *endpoint) admits(p *cardvault.Principal) *failure {
+// admits returns why a principal may not use the endpoint, or nil.
+func (e *endpoint) admits(p *cardvault.Principal) error {
 	for _, s := range []cardvault.Scope{e.scope, e.also} {
 		if s != "" && !p.Key.Has(s) {
 			return lacksScope(s)
@@ -610,29 +656,6 @@ func (e *endpoint) admits(p *cardvault.Principal) *failure {
 		return e.approved(p.Account)
 	}
 	return nil
-}
-
-// idempotencyKey returns the key of a request, or "" if it has none.
-func idempotencyKey(h http.Header) (string, *failure) {
-	keys := h["Idempotency-Key"]
-	if alias := h["X-Idempotency-Key"]; len(alias) > 0 {
-		if len(keys) > 0 && (len(keys) > 1 || len(alias) > 1 || keys[0] != alias[0]) {
-			return "", badIdempotencyKey
-		}
-		keys = alias
-	}
-	if len(keys) == 0 {
-		return "", nil
-	}
-	if len(keys) > 1 || len(keys[0]) < 1 || len(keys[0]) > 255 {
-		return "", badIdempotencyKey
-	}
-	for _, c := range []byte(keys[0]) {
-		if c < ' ' || c > '~' {
-			return "", badIdempotencyKey
-		}
-	}
-	return keys[0], nil
 }
 
 // isUUID reports whether s is a UUID of any version in its canonical form.

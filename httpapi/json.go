@@ -10,13 +10,13 @@ import (
 	"github.com/google/uuid"
 )
 
-// A need says what the absence of a member means.
-type need uint8
+// A presence says what the absence of a member means.
+type presence uint8
 
 const (
-	required need = iota
-	optional      // null is the same as absent; null tells them apart
-	nonNull       // may be absent but not null
+	required presence = iota
+	optional          // null is the same as absent; null tells them apart
+	nonNull           // may be absent but not null
 )
 
 // fields reads the members of an object by name and notes what is wrong with
@@ -56,7 +56,7 @@ var wanted = map[string]string{
 }
 
 // get returns the value of a member and those inside it, or nil.
-func (f fields) get(name string, need need, kinds string) []jsontext.Value {
+func (f fields) get(name string, need presence, kinds string) []jsontext.Value {
 	i := jsontext.Find(f.members, name)
 	if i < 0 {
 		if need == required {
@@ -64,6 +64,7 @@ func (f fields) get(name string, need need, kinds string) []jsontext.Value {
 		}
 		return nil
 	}
+
 	n := &f.members[i]
 	n.Mark |= asked
 	switch {
@@ -91,7 +92,7 @@ func (f fields) null(name string) bool {
 }
 
 // text reads a string of min to max characters.
-func (f fields) text(name string, need need, min, max int) ([]byte, bool) {
+func (f fields) text(name string, need presence, min, max int) ([]byte, bool) {
 	n := f.get(name, need, `"`)
 	if n == nil || !f.violations.checkText(f.prefix+name, n[0].Text, min, max) {
 		return nil, false
@@ -100,7 +101,7 @@ func (f fields) text(name string, need need, min, max int) ([]byte, bool) {
 }
 
 // integer reads a number from min to max.
-func (f fields) integer(name string, need need, min, max int64) (int64, bool) {
+func (f fields) integer(name string, need presence, min, max int64) (int64, bool) {
 	n := f.get(name, need, "0")
 	if n == nil {
 		return 0, false
@@ -144,13 +145,13 @@ func parseInt(text []byte) (n int64, ok bool) {
 }
 
 // boolean reads true or false.
-func (f fields) boolean(name string, need need) (value, ok bool) {
+func (f fields) boolean(name string, need presence) (value, ok bool) {
 	n := f.get(name, need, "tf")
 	return n != nil && n[0].Kind == 't', n != nil
 }
 
 // id reads a UUID as the vault writes them.
-func (f fields) id(name string, need need) (uuid.UUID, bool) {
+func (f fields) id(name string, need presence) (uuid.UUID, bool) {
 	text, ok := f.text(name, need, 0, math.MaxInt)
 	if !ok {
 		return uuid.Nil, false
@@ -168,6 +169,7 @@ func parseID[T ~string | ~[]byte](s T) (id uuid.UUID, ok bool) {
 	if len(s) != 36 {
 		return uuid.Nil, false
 	}
+
 	for i := range len(s) {
 		switch c := s[i]; {
 		case i == 8 || i == 13 || i == 18 || i == 23:
@@ -183,13 +185,14 @@ func parseID[T ~string | ~[]byte](s T) (id uuid.UUID, ok bool) {
 			return uuid.Nil, false
 		}
 	}
+
 	id, err := uuid.ParseBytes([]byte(s))
 	return id, err == nil
 }
 
 // literals reads a list of strings out of a closed set, each once. What it
 // returns comes from the set.
-func literals[T ~string](f fields, name string, need need, set []T) ([]T, bool) {
+func literals[T ~string](f fields, name string, need presence, set []T) ([]T, bool) {
 	n := f.get(name, need, "[")
 	if n == nil {
 		return nil, false
@@ -215,6 +218,7 @@ func choose[T ~string](v *violations, field string, item []byte, set, chosen []T
 		v.add(field, "empty_list_item")
 		return nil, false
 	}
+
 	for _, literal := range set {
 		if string(literal) != string(item) {
 			continue
@@ -224,6 +228,7 @@ func choose[T ~string](v *violations, field string, item []byte, set, chosen []T
 		}
 		return chosen, true
 	}
+
 	names := make([]string, len(set))
 	for i, literal := range set {
 		names[i] = string(literal)
@@ -234,7 +239,7 @@ func choose[T ~string](v *violations, field string, item []byte, set, chosen []T
 
 // object reads an object. Without one it returns fields that nothing may be
 // asked of.
-func (f fields) object(name string, need need) (fields, bool) {
+func (f fields) object(name string, need presence) (fields, bool) {
 	n := f.get(name, need, "{")
 	if n == nil {
 		return fields{}, false

@@ -11,12 +11,9 @@ import (
 var provisionToken = &endpoint{
 	scope:      cardvault.ScopeNetworkTokensProvision,
 	repeatable: true,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		return c.token(c.vault.Provision(c.ctx, c.id))
-	},
+	}),
 }
 
 // Values of headers of an image, which a page of any origin may show.
@@ -30,14 +27,12 @@ var (
 var getCardArt = &endpoint{
 	scope:  cardvault.ScopeTokensRead,
 	public: true,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		mediaType, image, err := c.vault.CardArt(c.ctx, c.id)
 		if err != nil {
 			return err
 		}
+
 		sum := sha256.Sum256(image)
 		tag := `"` + hex.EncodeToString(sum[:16]) + `"`
 		h := c.header
@@ -48,14 +43,16 @@ var getCardArt = &endpoint{
 		if c.principal != nil {
 			h["Cache-Control"] = forOne
 		}
+
 		if hasTag(c.request.Header["If-None-Match"], tag) {
 			c.unchanged = true
 			return nil
 		}
+
 		c.contentType = []string{mediaType}
 		c.answer = append(c.answer, image...)
 		return nil
-	},
+	}),
 }
 
 // hasTag reports whether If-None-Match names an entity tag. The strength of a

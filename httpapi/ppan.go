@@ -31,7 +31,7 @@ func obtainPPAN(name string) *endpoint {
 	return &endpoint{
 		scope:     cardvault.ScopePPANCreate,
 		needsBody: true,
-		enabled: func(v *cardvault.Vault) *failure {
+		enabled: func(v *cardvault.Vault) error {
 			if !v.PPANEnabled() {
 				return integrationDisabled
 			}
@@ -46,6 +46,7 @@ func obtainPPAN(name string) *endpoint {
 				a.MID = c.providerHeader(f, name, "mid")
 				a.PortalID = c.providerHeader(f, name, "portalid")
 				c.id, _ = f.id("token_id", required)
+
 				for _, e := range cardvault.FieldErrors(a.Check()) {
 					field := strings.Replace(e.Field, neutralProvider, name, 1)
 					f.violations.note(violation{field, e.Code, e.Message})
@@ -55,6 +56,7 @@ func obtainPPAN(name string) *endpoint {
 			if err != nil {
 				return err
 			}
+
 			p, err := c.vault.ObtainPPAN(c.ctx, c.id, a)
 			if errors.Is(err, cardvault.ErrProviderAccount) {
 				f := *integrationDisabled
@@ -64,6 +66,7 @@ func obtainPPAN(name string) *endpoint {
 			if err != nil {
 				return err
 			}
+
 			c.answer = appendPPAN(c.answer, p)
 			return nil
 		},

@@ -164,10 +164,12 @@ func (q *query) instant(name string) (t time.Time, day, ok bool) {
 		q.refuse(name, "empty_string")
 		return t, false, false
 	}
+
 	t, err := time.Parse(time.DateOnly, value)
 	if err == nil {
 		return t, true, true
 	}
+
 	if rfc3339.MatchString(value) {
 		t, err = time.Parse(time.RFC3339, strings.Replace(value, " ", "+", 1))
 	}

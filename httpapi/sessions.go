@@ -20,10 +20,7 @@ import (
 
 var getSession = &endpoint{
 	public: true,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		if err := c.checkPage(); err != nil {
 			return err
 		}
@@ -34,7 +31,7 @@ var getSession = &endpoint{
 		// That fails while it is waited for; other cards have failed when they were sent.
 		c.refused = s.ReasonCode == "identification_failed"
 		return nil
-	},
+	}),
 }
 
 var completeSession = &endpoint{
@@ -58,6 +55,7 @@ var completeSession = &endpoint{
 			case cardvault.SessionIdentifying:
 				return nil // it has a card
 			}
+
 			if action, ok := f.text("action", required, 1, math.MaxInt); ok {
 				choose(f.violations, "action", action, []string{nextAction(s)}, nil)
 			}
@@ -66,7 +64,8 @@ var completeSession = &endpoint{
 			}
 			return nil
 		})
-		// What is to be said of the session comes before what is wrong with the fields.
+
+		// An answer about the session comes before one about the fields.
 		switch {
 		case dead != nil:
 			return dead
@@ -114,6 +113,16 @@ func nextAction(s *cardvault.Session) string {
 	return "tokenize_card"
 }
 
+// state answers with the state of a session.
+func (c *call) state(s *cardvault.Session, err error) error {
+	if err != nil {
+		return err
+	}
+	c.refused = s.ReasonCode != ""
+	c.answer = appendSession(c.answer, s)
+	return nil
+}
+
 // reasons tell people what the code of a reason means.
 var reasons = map[string]string{
 	"invalid_account_number": "The card number is not valid.",
@@ -127,9 +136,9 @@ var reasons = map[string]string{
 
 // limitSession says whether a call of a session is one too many, and returns what to do
 // when it was answered with err.
-func (h *handler) limitSession(c *call, e *endpoint, client netip.Addr) (answered func(err error), err error) {
+func (h *handler) limitSession(c *call, client netip.Addr) (answered func(err error), err error) {
 	id := sessionHash(sha256.Sum256(c.id[:]))
-	switch e {
+	switch c.endpoint {
 	case getSession:
 		if c.id == uuid.Nil {
 			return nil, nil // what is no id is nobody's
@@ -176,6 +185,8 @@ func (h *handler) limitCompletion(c *call, id sessionHash, client netip.Addr) (a
 			}
 		}, nil
 	}
+
+	// It takes a place that it gives back when it succeeds.
 	if retry := places.take(client); retry > 0 {
 		return nil, rateLimited.with(strconv.Itoa(retry))
 	}
@@ -238,7 +249,7 @@ var (
 
 // allowOrigin lets pages of Options.AllowedOrigins make the calls of a route and
 // read their answers. There are no cookies, so credentials are never allowed.
-func (h *handler) allowOrigin(c *call, route *route) {
+func (h *handler) allowOrigin(c *call, found *route) {
 	c.header["Vary"] = varyOrigin
 	origins := c.request.Header["Origin"]
 	if len(origins) != 1 || !slices.Contains(h.opts.AllowedOrigins, origins[0]) {
@@ -249,7 +260,7 @@ func (h *handler) allowOrigin(c *call, route *route) {
 		c.header["Access-Control-Expose-Headers"] = exposedHeaders
 		return
 	}
-	c.header["Access-Control-Allow-Methods"] = []string{allow(route.methods)}
+	c.header["Access-Control-Allow-Methods"] = []string{allow(found.methods)}
 	c.header["Access-Control-Allow-Headers"] = allowedHeaders
 	c.header["Access-Control-Max-Age"] = preflightAge
 }

@@ -4,7 +4,6 @@ import (
 	"math"
 
 	"github.com/cardvault/cardvault"
-	"github.com/cardvault/cardvault/internal/wire"
 )
 
 var createSession = &endpoint{
@@ -27,7 +26,7 @@ var createSession = &endpoint{
 
 var importCard = &endpoint{
 	scope: cardvault.ScopeTokensImport,
-	approved: func(a *cardvault.Account) *failure {
+	approved: func(a *cardvault.Account) error {
 		if !a.ImportApproved {
 			return importNotApproved
 		}
@@ -39,6 +38,7 @@ var importCard = &endpoint{
 		var card cardvault.Card
 		defer func() { card.Wipe() }()
 		var o cardvault.ImportOptions
+
 		err := c.read(func(f fields, _ *query) error {
 			if name, ok := f.text("cardholder_name", optional, 1, math.MaxInt); ok {
 				card.Name = cardvault.NewName(name)
@@ -61,6 +61,7 @@ var importCard = &endpoint{
 		if err != nil {
 			return err
 		}
+
 		return c.token(c.vault.Import(c.ctx, card, &o))
 	},
 }
@@ -68,9 +69,7 @@ var importCard = &endpoint{
 var listTokens = &endpoint{
 	scope: cardvault.ScopeTokensRead,
 	serve: func(c *call) error {
-		var o cardvault.ListOptions
-		err := c.read(func(_ fields, q *query) error {
-			readPage(q, &o)
+		o, err := c.readList(func(q *query, o *cardvault.ListOptions) {
 			o.From, o.To = q.span()
 			for _, name := range listOf(q, "network_token_status", statusNames) {
 				s, _ := cardvault.ParseNetworkTokenStatus(name)
@@ -81,28 +80,19 @@ var listTokens = &endpoint{
 				o.Scheme = append(o.Scheme, s)
 			}
 			o.BusinessKey, _ = q.text("business_key", 1, maxText)
-			return nil
 		})
 		if err != nil {
 			return err
 		}
-		page, err := c.vault.List(c.ctx, &o)
-		if err != nil {
-			return err
-		}
-		c.answer = appendPage(c.answer, page, c.appendToken)
-		return nil
+		return answerPage(c, c.appendToken)(c.vault.List(c.ctx, o))
 	},
 }
 
 var getToken = &endpoint{
 	scope: cardvault.ScopeTokensRead,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		return c.token(c.vault.Get(c.ctx, c.id))
-	},
+	}),
 }
 
 var updateToken = &endpoint{
@@ -110,6 +100,7 @@ var updateToken = &endpoint{
 	needsBody: true,
 	serve: func(c *call) error {
 		var u cardvault.TokenUpdate
+
 		err := c.read(func(f fields, _ *query) error {
 			if name, ok := f.text("cardholder_name", optional, 1, math.MaxInt); ok || f.null("cardholder_name") {
 				n := cardvault.NewName(name)
@@ -123,6 +114,7 @@ var updateToken = &endpoint{
 				text := string(provider)
 				u.ImportProvider = &text
 			}
+
 			month, year := f.has("expiry_month"), f.has("expiry_year")
 			if month || year {
 				expiry := readExpiry(f, nonNull)
@@ -135,6 +127,7 @@ var updateToken = &endpoint{
 				}
 				f.refuse(missing, "depends_on", given)
 			}
+
 			if u == (cardvault.TokenUpdate{}) && len(f.members) > 0 {
 				return nil // what is wrong with them is said
 			}
@@ -154,64 +147,47 @@ var updateToken = &endpoint{
 
 var deleteToken = &endpoint{
 	scope: cardvault.ScopeTokensDelete,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		return c.vault.Delete(c.ctx, c.id)
-	},
+	}),
 }
 
 var getSecurityCode = &endpoint{
 	scope: cardvault.ScopeSecurityCodeRead,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		available, until, err := c.vault.SecurityCodeStatus(c.ctx, c.id)
 		if err != nil {
 			return err
 		}
-		answer := wire.Object{B: c.answer}
-		answer.Open()
-		answer.Bool("security_code_available", available)
-		answer.Time("expires_at", until)
-		answer.Close()
-		c.answer = answer.B
+		c.answer = appendSecurityCode(c.answer, available, until)
 		return nil
-	},
+	}),
 }
 
 var refreshSession = &endpoint{
 	scope:      cardvault.ScopeSecurityCodeRefresh,
 	repeatable: true,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		return c.session(c.vault.RefreshSession(c.ctx, c.id))
-	},
+	}),
 }
 
 var consumeToken = &endpoint{
 	scope:      cardvault.ScopeSecurityCodeConsume,
 	repeatable: true,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		return c.vault.Consume(c.ctx, c.id)
-	},
+	}),
 }
 
 // maxText is the most characters of a text, as in the vault.
 const maxText = 255
 
-var schemeNames, statusNames = names(cardvault.ParseScheme, cardvault.Scheme.String),
-	names(cardvault.ParseNetworkTokenStatus, cardvault.NetworkTokenStatus.String)
+var schemeNames, statusNames = namesOf(cardvault.ParseScheme, cardvault.Scheme.String),
+	namesOf(cardvault.ParseNetworkTokenStatus, cardvault.NetworkTokenStatus.String)
 
-// names returns the names of all values of an enumeration from 0 on.
-func names[T ~uint8](parse func(string) (T, bool), name func(T) string) (all []string) {
+// namesOf returns the names of all values of an enumeration from 0 on.
+func namesOf[T ~uint8](parse func(string) (T, bool), name func(T) string) (all []string) {
 	for v := T(0); ; v++ {
 		n := name(v)
 		if w, ok := parse(n); !ok || w != v {
@@ -221,7 +197,7 @@ func names[T ~uint8](parse func(string) (T, bool), name func(T) string) (all []s
 	}
 }
 
-func readExpiry(f fields, need need) cardvault.Expiry {
+func readExpiry(f fields, need presence) cardvault.Expiry {
 	month, _ := f.integer("expiry_month", need, 1, 12)
 	year, _ := f.integer("expiry_year", need, 2000, 2099)
 	return cardvault.Expiry{Month: int(month), Year: int(year)}

@@ -78,6 +78,7 @@ func (v *violations) checkText(field string, text []byte, min, max int) bool {
 		control = control || unicode.IsControl(r)
 		rest = rest[size:]
 	}
+
 	switch {
 	case n == 0:
 		v.add(field, "empty_string")

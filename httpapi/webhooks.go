@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/cardvault/cardvault"
-	"github.com/cardvault/cardvault/internal/wire"
 )
 
 // Where the events of an account are delivered, and what became of that: decisions,
@@ -38,34 +37,20 @@ var createWebhook = &endpoint{
 var listWebhooks = &endpoint{
 	scope: cardvault.ScopeWebhooksRead,
 	serve: func(c *call) error {
-		var o cardvault.ListOptions
-		err := c.read(func(_ fields, q *query) error {
-			readPage(q, &o)
-			return nil
-		})
+		o, err := c.readList(nil)
 		if err != nil {
 			return err
 		}
-		page, err := c.vault.ListWebhooks(c.ctx, &o)
-		if err != nil {
-			return err
-		}
-		c.answer = appendPage(c.answer, page, func(b []byte, w *cardvault.Webhook) []byte {
-			return appendWebhook(b, w, cardvault.WebhookSecret{})
-		})
-		return nil
+		return answerPage(c, appendListedWebhook)(c.vault.ListWebhooks(c.ctx, o))
 	},
 }
 
 var getWebhook = &endpoint{
 	scope: cardvault.ScopeWebhooksRead,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		w, err := c.vault.Webhook(c.ctx, c.id)
 		return c.webhook(w, cardvault.WebhookSecret{}, err)
-	},
+	}),
 }
 
 var updateWebhook = &endpoint{
@@ -91,12 +76,14 @@ var updateWebhook = &endpoint{
 			if legacy, ok := f.boolean("legacy_hmac", optional); ok || f.null("legacy_hmac") {
 				u.LegacyHMAC = &legacy
 			}
+
 			if text, ok := f.text("status", nonNull, 1, math.MaxInt); ok {
 				if _, ok := choose(f.violations, "status", text, []string{enabled, disabled}, nil); ok {
 					off := string(text) == disabled
 					u.Disabled = &off
 				}
 			}
+
 			if len(f.members) == 0 {
 				f.refuse("body", "empty_patch")
 			}
@@ -105,6 +92,7 @@ var updateWebhook = &endpoint{
 		if err != nil {
 			return err
 		}
+
 		w, err := c.vault.UpdateWebhook(c.ctx, c.id, u)
 		return c.webhook(w, cardvault.WebhookSecret{}, err)
 	},
@@ -112,20 +100,14 @@ var updateWebhook = &endpoint{
 
 var deleteWebhook = &endpoint{
 	scope: cardvault.ScopeWebhooksWrite,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		return c.vault.DeleteWebhook(c.ctx, c.id)
-	},
+	}),
 }
 
 var rotateSecret = &endpoint{
 	scope: cardvault.ScopeWebhooksWrite,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		// First what may fail: a secret that nobody was shown would end the one in use,
 		// a day later.
 		w, err := c.vault.Webhook(c.ctx, c.id)
@@ -134,60 +116,41 @@ var rotateSecret = &endpoint{
 		}
 		secret, err := c.vault.RotateWebhookSecret(c.ctx, c.id)
 		return c.webhook(w, secret, err)
-	},
+	}),
 }
 
 var testWebhook = &endpoint{
 	scope:   cardvault.ScopeWebhooksWrite,
 	enabled: webhooksEnabled,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		result, err := c.vault.TestWebhook(c.ctx, c.id)
 		if err != nil {
 			return err
 		}
-		o := wire.Object{B: c.answer}
-		o.Open()
-		status(&o, "status_code", result.StatusCode)
-		o.Int("duration_ms", result.Duration.Milliseconds())
-		o.Close()
-		c.answer = o.B
+		c.answer = appendWebhookTest(c.answer, result)
 		return nil
-	},
+	}),
 }
 
 var listDeliveries = &endpoint{
 	scope: cardvault.ScopeWebhooksRead,
 	serve: func(c *call) error {
-		var o cardvault.ListOptions
-		err := c.read(func(_ fields, q *query) error {
-			readPage(q, &o)
+		o, err := c.readList(func(q *query, o *cardvault.ListOptions) {
 			o.From, o.To = q.span()
-			return nil
 		})
 		if err != nil {
 			return err
 		}
-		page, err := c.vault.ListDeliveries(c.ctx, c.id, &o)
-		if err != nil {
-			return err
-		}
-		c.answer = appendPage(c.answer, page, appendDelivery)
-		return nil
+		return answerPage(c, appendDelivery)(c.vault.ListDeliveries(c.ctx, c.id, o))
 	},
 }
 
 var redeliverEvent = &endpoint{
 	scope:      cardvault.ScopeWebhooksWrite,
 	repeatable: true,
-	serve: func(c *call) error {
-		if err := c.readNothing(); err != nil {
-			return err
-		}
+	serve: bare(func(c *call) error {
 		return c.vault.Redeliver(c.ctx, c.id)
-	},
+	}),
 }
 
 // Values of the status of a webhook.
@@ -213,7 +176,7 @@ func readEventTypes(f fields) (types []cardvault.EventType) {
 	return types
 }
 
-func webhooksEnabled(v *cardvault.Vault) *failure {
+func webhooksEnabled(v *cardvault.Vault) error {
 	if !v.WebhooksEnabled() {
 		return webhooksDisabled
 	}

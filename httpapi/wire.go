@@ -2,6 +2,8 @@ package httpapi
 
 import (
 	"encoding/base64"
+	"strconv"
+	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
@@ -17,21 +19,23 @@ func appendPaymentData(b []byte, p *cardvault.PaymentData) []byte {
 	o.Text("currency_code", p.Currency)
 	o.Time("created_at", p.CreatedAt)
 	o.Text("encrypted_authentication_data", p.Encrypted)
+
 	o.Name("failure_details")
-	o.B = append(o.B, '[')
-	for i, f := range p.Failures {
-		if i > 0 {
-			o.B = append(o.B, ',')
-		}
-		o.Open()
-		o.Failure(f)
-		o.Close()
-	}
-	o.B = append(o.B, ']')
+	o.B = appendList(o.B, p.Failures, appendReason)
+
 	o.ID("merchant_id", p.Merchant)
 	o.Text("reference", p.Reference)
 	o.Bool("success", p.Success)
 	o.ID("token_id", p.TokenID)
+	o.Close()
+	return o.B
+}
+
+// appendReason appends one reason of a failed request for payment data.
+func appendReason(b []byte, f cardvault.Failure) []byte {
+	o := wire.Object{B: b}
+	o.Open()
+	o.Failure(f)
 	o.Close()
 	return o.B
 }
@@ -45,14 +49,7 @@ func appendAPIKey(b []byte, k *cardvault.APIKey, text string) []byte {
 	o.Time("created_at", k.CreatedAt)
 	o.Time("expires_at", k.ExpiresAt)
 	o.Name("scopes")
-	o.B = append(o.B, '[')
-	for i, s := range k.Scopes {
-		if i > 0 {
-			o.B = append(o.B, ',')
-		}
-		o.B = wire.AppendString(o.B, string(s))
-	}
-	o.B = append(o.B, ']')
+	o.B = appendList(o.B, k.Scopes, func(b []byte, s cardvault.Scope) []byte { return wire.AppendString(b, string(s)) })
 	if text != "" {
 		o.Text("key", text)
 	}
@@ -60,16 +57,26 @@ func appendAPIKey(b []byte, k *cardvault.APIKey, text string) []byte {
 	return o.B
 }
 
+// appendListedAPIKey appends an API key without its text.
+func appendListedAPIKey(b []byte, k *cardvault.APIKey) []byte { return appendAPIKey(b, k, "") }
+
+func appendViolation(b []byte, v violation) []byte {
+	o := wire.Object{B: b}
+	o.Open()
+	o.Name("field")
+	o.B = wire.AppendString(o.B, v.Field)
+	o.Name("code")
+	o.B = wire.AppendString(o.B, v.Code)
+	o.Name("message")
+	o.B = wire.AppendString(o.B, v.Message)
+	o.Close()
+	return o.B
+}
+
 // appendPage appends a page of a list: its items in data, and pagination.
-func appendPage[T any](b []byte, p *cardvault.Page[T], item func([]byte, T) []byte) []byte {
-	b = append(b, `{"data":[`...)
-	for i, x := range p.Items {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = item(b, x)
-	}
-	b = append(b, `],"pagination":`...)
+func appendPage[T any](b []byte, p *cardvault.Page[T], appendItem func([]byte, T) []byte) []byte {
+	b = appendList(append(b, `{"data":`...), p.Items, appendItem)
+	b = append(b, `,"pagination":`...)
 	o := wire.Object{B: b}
 	o.Open()
 	o.Int("current_page", int64(p.Page))
@@ -80,59 +87,7 @@ func appendPage[T any](b []byte, p *cardvault.Page[T], item func([]byte, T) []by
 	return append(o.B, '}')
 }
 
-// state answers with the state of a session.
-func (c *call) state(s *cardvault.Session, err error) error {
-	if err != nil {
-		return err
-	}
-	c.refused = s.ReasonCode != ""
-	o := wire.Object{B: c.answer}
-	o.Open()
-	switch {
-	case c.refused:
-		o.Name("data")
-		o.Open()
-		o.Text("reason", reasons[s.ReasonCode])
-		o.Text("reason_code", s.ReasonCode)
-		o.Close()
-		o.Text("status", "failed")
-	case s.State == cardvault.SessionSucceeded:
-		o.Name("data")
-		o.Open()
-		o.ID("token_id", s.TokenID)
-		o.Close()
-		o.Text("status", "success")
-	case s.State == cardvault.SessionOpen:
-		o.Name("data")
-		o.Open()
-		o.Name("jwk")
-		o.Open()
-		o.Text("kty", "RSA")
-		o.Text("n", base64.RawURLEncoding.EncodeToString(s.Key.N))
-		o.Text("e", "AQAB")
-		o.Text("alg", "RSA-OAEP-256")
-		o.Text("use", "enc")
-		o.Text("kid", s.Key.ID)
-		o.Close()
-		if s.Refresh {
-			o.Text("masked_account_number", s.MaskedAccountNumber)
-			o.Text("scheme", s.Scheme.String())
-		}
-		o.Close()
-	case s.ChallengeURL != "":
-		o.Name("data")
-		o.Open()
-		o.Text("url", s.ChallengeURL)
-		o.Close()
-	}
-	if s.State == cardvault.SessionOpen || s.State == cardvault.SessionIdentifying {
-		o.Text("next_action", nextAction(s))
-	}
-	o.Close()
-	c.answer = o.B
-	return nil
-}
-
+// appendWebhook appends a webhook, with its secret if that is to be shown.
 func appendWebhook(b []byte, w *cardvault.Webhook, secret cardvault.WebhookSecret) []byte {
 	o := wire.Object{B: b}
 	o.Open()
@@ -141,14 +96,8 @@ func appendWebhook(b []byte, w *cardvault.Webhook, secret cardvault.WebhookSecre
 	o.Text("url", w.URL)
 	o.Text("description", w.Description)
 	o.Name("events")
-	o.B = append(o.B, '[')
-	for i, e := range w.Events {
-		if i > 0 {
-			o.B = append(o.B, ',')
-		}
-		o.B = wire.AppendString(o.B, e.String())
-	}
-	o.B = append(o.B, ']')
+	o.B = appendList(o.B, w.Events, func(b []byte, e cardvault.EventType) []byte { return wire.AppendString(b, e.String()) })
+
 	o.Bool("legacy_hmac", w.LegacyHMAC)
 	if w.Disabled {
 		o.Text("status", disabled)
@@ -156,6 +105,7 @@ func appendWebhook(b []byte, w *cardvault.Webhook, secret cardvault.WebhookSecre
 		o.Text("status", enabled)
 	}
 	o.Text("disabled_reason", w.DisabledReason)
+
 	if !secret.IsZero() {
 		secret.Expose(func(text []byte) { o.Text("signing_secret", string(text)) })
 	}
@@ -163,6 +113,12 @@ func appendWebhook(b []byte, w *cardvault.Webhook, secret cardvault.WebhookSecre
 	return o.B
 }
 
+// appendListedWebhook appends a webhook without a secret.
+func appendListedWebhook(b []byte, w *cardvault.Webhook) []byte {
+	return appendWebhook(b, w, cardvault.WebhookSecret{})
+}
+
+// appendDelivery appends an entry of the log of deliveries.
 func appendDelivery(b []byte, d *cardvault.DeliveryRecord) []byte {
 	o := wire.Object{B: b}
 	o.Open()
@@ -174,13 +130,13 @@ func appendDelivery(b []byte, d *cardvault.DeliveryRecord) []byte {
 	o.Int("attempts", int64(d.Attempts))
 	o.Time("last_attempt_at", d.LastAttemptAt)
 	o.Time("next_attempt_at", d.NextAttemptAt)
-	status(&o, "last_status_code", d.LastStatusCode)
+	appendStatus(&o, "last_status_code", d.LastStatusCode)
 	o.Close()
 	return o.B
 }
 
-// status appends a status of HTTP, null if there was no answer.
-func status(o *wire.Object, name string, code int) {
+// appendStatus appends a status of HTTP, null if there was no answer.
+func appendStatus(o *wire.Object, name string, code int) {
 	if code == 0 {
 		o.Null(name)
 		return
@@ -189,7 +145,7 @@ func status(o *wire.Object, name string, code int) {
 }
 
 // appendPPAN appends the answer of a provider: chapter 2.6 of the interface
-// document. Unlike elsewhere, what is absent is left out.
+// document. Unlike elsewhere, absent members are left out.
 func appendPPAN(b []byte, p *cardvault.PPAN) []byte {
 	o := wire.Object{B: b}
 	o.Open()
@@ -210,6 +166,120 @@ func appendPPAN(b []byte, p *cardvault.PPAN) []byte {
 			o.Text(m.name, m.value)
 		}
 	}
+
 	o.Close()
 	return o.B
+}
+
+// appendWebhookTest appends the outcome of a test of a webhook.
+func appendWebhookTest(b []byte, r *cardvault.WebhookTest) []byte {
+	o := wire.Object{B: b}
+	o.Open()
+	appendStatus(&o, "status_code", r.StatusCode)
+	o.Int("duration_ms", r.Duration.Milliseconds())
+	o.Close()
+	return o.B
+}
+
+// appendSecurityCode appends whether a security code is there, and until when.
+func appendSecurityCode(b []byte, available bool, until time.Time) []byte {
+	o := wire.Object{B: b}
+	o.Open()
+	o.Bool("security_code_available", available)
+	o.Time("expires_at", until)
+	o.Close()
+	return o.B
+}
+
+// appendSessionID appends the id of a session that was made.
+func appendSessionID(b []byte, id cardvault.SessionID) []byte {
+	o := wire.Object{B: b}
+	o.Open()
+	o.ID("session_id", id.UUID())
+	o.Close()
+	return o.B
+}
+
+// appendSession appends the state of a session, as the browser that has its id sees it.
+func appendSession(b []byte, s *cardvault.Session) []byte {
+	o := wire.Object{B: b}
+	o.Open()
+
+	switch {
+	case s.ReasonCode != "":
+		o.Name("data")
+		o.Open()
+		o.Text("reason", reasons[s.ReasonCode])
+		o.Text("reason_code", s.ReasonCode)
+		o.Close()
+		o.Text("status", "failed")
+	case s.State == cardvault.SessionSucceeded:
+		o.Name("data")
+		o.Open()
+		o.ID("token_id", s.TokenID)
+		o.Close()
+		o.Text("status", "success")
+	case s.State == cardvault.SessionOpen:
+		o.Name("data")
+		appendTask(&o, s)
+	case s.ChallengeURL != "":
+		o.Name("data")
+		o.Open()
+		o.Text("url", s.ChallengeURL)
+		o.Close()
+	}
+
+	if s.State == cardvault.SessionOpen || s.State == cardvault.SessionIdentifying {
+		o.Text("next_action", nextAction(s))
+	}
+	o.Close()
+	return o.B
+}
+
+// appendTask appends what the browser needs to send a card in an open session.
+func appendTask(o *wire.Object, s *cardvault.Session) {
+	o.Open()
+
+	o.Name("jwk")
+	o.Open()
+	o.Text("kty", "RSA")
+	o.Text("n", base64.RawURLEncoding.EncodeToString(s.Key.N))
+	o.Text("e", "AQAB")
+	o.Text("alg", "RSA-OAEP-256")
+	o.Text("use", "enc")
+	o.Text("kid", s.Key.ID)
+	o.Close()
+
+	if s.Refresh {
+		o.Text("masked_account_number", s.MaskedAccountNumber)
+		o.Text("scheme", s.Scheme.String())
+	}
+	o.Close()
+}
+
+// appendFailure appends the answer to a call that failed.
+func appendFailure(b []byte, f *failure) []byte {
+	b = append(b, `{"status":"`...)
+	b = strconv.AppendInt(b, int64(f.status), 10)
+	b = append(b, `","classifier":"`...)
+	b = append(b, f.classifier...)
+	b = append(b, `","message":`...)
+	b = wire.AppendString(b, f.message)
+	if f.violations != nil {
+		b = append(b, `,"validation_errors":`...)
+		b = appendList(b, f.violations, appendViolation)
+	}
+	return append(b, '}')
+}
+
+// appendList appends a JSON array, each item as appendItem appends it.
+func appendList[T any](b []byte, items []T, appendItem func([]byte, T) []byte) []byte {
+	b = append(b, '[')
+	for i, x := range items {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendItem(b, x)
+	}
+	return append(b, ']')
 }

@@ -108,6 +108,7 @@ func NewHandler(origins []string) http.Handler {
 		if err != nil {
 			panic(err) // the package was built without it
 		}
+
 		f := &file{body: body, header: map[string]string{
 			// Asked for anew every time, so that element and frame are of one version.
 			"Cache-Control":                "no-cache",
@@ -117,6 +118,7 @@ func NewHandler(origins []string) http.Handler {
 			"Referrer-Policy":              "no-referrer",
 			"X-Content-Type-Options":       "nosniff",
 		}}
+
 		if name == frame {
 			// Pages that are cross-origin isolated embed nothing that does not say this.
 			f.header["Cross-Origin-Embedder-Policy"] = "require-corp"
@@ -178,15 +180,18 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
+
 	header := w.Header()
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		header.Set("Allow", "GET, HEAD")
 		http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
 		return
 	}
+
 	for name, value := range f.header {
 		header.Set(name, value)
 	}
+
 	body, name := f.body, path.Base(r.URL.Path)
 	if name == frame {
 		body = guard(body, header, h.asked(r.URL.Query()))
