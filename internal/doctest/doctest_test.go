@@ -184,7 +184,7 @@ func TestNumbers(t *testing.T) {
 		{"webhook/webhook.go", "Secrets decode to 24 to 64 bytes", "webhook", "minKey", 24},
 		{"account.go", "1 to 255 characters", "", "maxText", 255},
 		{"session.go", "1 to [MaxExpirationTime]", "", "MaxExpirationTime", 2592000},
-		{"payload.go", "the fifth fails it", "", "maxRefusals", 5},
+		{"session.go", "the fifth fails it", "", "maxRefusals", 5},
 		{"store/valkeycodes/valkeycodes.go", "Defaults to 50\n\t// milliseconds", "store/valkeycodes", "patience", 50 * second / 1000},
 		{"store/valkeycodes/valkeycodes.go", "more\n// than 65,536 values", "store/valkeycodes", "maxErase", 65536},
 		{"store/valkeycodes/valkeycodes.go", "for 15 minutes at most", "store/valkeycodes", "eraseFor", 15 * minute},
