@@ -28,13 +28,13 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"runtime"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/internal/queue"
 )
 
 // Options are the optional parts of [Open].
@@ -52,15 +52,11 @@ type Options struct {
 // Bounds of a transaction. The last call of a group may go beyond them by what its
 // function writes, which its caller bounds.
 const (
-	groupCalls = 256
 	groupBytes = 4 << 20 // of rows put
 	groupOps   = 4096    // rows put and deleted
 )
 
-const (
-	queueLength = 1024
-	reopenPause = time.Second // between attempts to open the file again
-)
+const reopenPause = time.Second // between attempts to open the file again
 
 // config is what tests change.
 type config struct {
@@ -83,10 +79,8 @@ type Store struct {
 	config config
 	log    *slog.Logger
 
-	queue   chan *call
-	closing chan struct{} // closed by Close
-	stopped chan struct{} // closed when the writing goroutine has ended
-	closed  sync.Once
+	queue  *queue.Queue[*call]
+	closed sync.Once
 
 	reported [256]atomic.Int64 // by kind, when a stray was: nanoseconds since 1970
 	mending  atomic.Bool       // a call that mends strays is under way
@@ -98,7 +92,6 @@ type Store struct {
 
 	// The rest belongs to the writing goroutine.
 	group   group
-	again   []*call // to run before what is queued, each in a group of its own
 	retryAt time.Time
 }
 
@@ -131,54 +124,13 @@ func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
 // Update implements [store.Store]. It runs fn in another goroutine than the
 // caller's. A Tx used after fn has returned panics.
 func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	c := &call{fn: fn, done: make(chan struct{})}
-	select {
-	case <-s.closing:
-		return store.ErrClosed
-	default:
-	}
-	select {
-	case s.queue <- c:
-	default:
-		select {
-		case s.queue <- c:
-		case <-s.closing:
-			return store.ErrClosed
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	select {
-	case <-c.done:
-	case <-s.stopped:
-		select {
-		case <-c.done:
-		default:
-			return store.ErrClosed
-		}
-	case <-ctx.Done():
-		if c.state.CompareAndSwap(queued, abandoned) {
-			return ctx.Err()
-		}
-		<-c.done
-	}
-	switch {
-	case c.panicked != nil:
-		panic(c.panicked)
-	case c.exited:
-		runtime.Goexit()
-	}
-	return c.err
+	return s.queue.Do(ctx, &call{fn: fn})
 }
 
 // Close implements [store.Store]. What waits in the queue gets store.ErrClosed.
 func (s *Store) Close() (err error) {
 	s.closed.Do(func() {
-		close(s.closing)
-		<-s.stopped
+		s.queue.Close()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.h != nil {

@@ -62,7 +62,7 @@ func together(t testing.TB, s *Store, fns ...func(store.Tx) error) []error {
 	errs := make([]error, len(fns))
 	for i, fn := range fns {
 		wg.Go(func() { errs[i] = s.Update(context.Background(), fn) })
-		for len(s.queue) <= i {
+		for s.queue.Len() <= i {
 			runtime.Gosched()
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/internal/queue"
 )
 
 var formatKey = []byte("format")
@@ -57,12 +58,10 @@ func open(ctx context.Context, path string, opts *Options, c config) (*Store, er
 		opts = new(Options)
 	}
 	s := &Store{
-		path:    path,
-		config:  c,
-		log:     opts.Logger,
-		queue:   make(chan *call, queueLength),
-		closing: make(chan struct{}),
-		stopped: make(chan struct{}),
+		path:   path,
+		config: c,
+		log:    opts.Logger,
+		queue:  queue.New[*call](),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -88,7 +87,7 @@ func open(ctx context.Context, path string, opts *Options, c config) (*Store, er
 		return nil, err
 	}
 	removeLeftovers(path)
-	go s.run()
+	s.queue.Start(s.step)
 	return s, nil
 }
 

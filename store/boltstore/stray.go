@@ -129,18 +129,9 @@ func (s *Store) passed(strays []stray) {
 		}
 		s.mending.Store(false)
 	}
-	c := &call{mending: &mending{strays, answered}, done: make(chan struct{})}
-	select {
-	case s.queue <- c:
-	default:
+	if !s.queue.Offer(&call{strays: strays}, answered) {
 		s.mending.Store(false)
 	}
-}
-
-// A mending is a call of the store itself.
-type mending struct {
-	strays   []stray
-	answered func(err error)
 }
 
 // mend makes the indexes agree with the rows.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -13,30 +12,17 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/internal/queue"
 )
 
-// A call is one Update.
+// A call is one Update, or a mending of strays. It is owned by the writing goroutine.
 type call struct {
-	fn    func(store.Tx) error
-	state atomic.Int32
-	done  chan struct{} // closed when what follows is set
-	err   error
-
-	mending *mending // instead of fn
-
-	panicked any  // value of a panic in fn
-	exited   bool // fn called runtime.Goexit
-
-	wrote bool // has writes in the open transaction
-	tx    updater
+	queue.Call
+	fn     func(store.Tx) error
+	strays []stray // to mend, instead of fn
+	wrote  bool    // has writes in the open transaction
+	tx     updater
 }
-
-// States of a call. The first change wins.
-const (
-	queued = iota
-	started
-	abandoned
-)
 
 // A group is the calls that share one bolt transaction.
 type group struct {
@@ -46,95 +32,34 @@ type group struct {
 	calls []*call // that were run and are not answered
 	bytes int
 	ops   int
-	alone bool // takes no further calls
-}
-
-// run is the writing goroutine. A function that calls runtime.Goexit ends the
-// goroutine it is called in; another goes on in its place with the same group.
-func (s *Store) run() {
-	ended := false
-	defer func() {
-		if !ended {
-			go s.run()
-		}
-	}()
-	for s.step() {
-	}
-	ended = true
-	close(s.stopped)
 }
 
 // step runs one call, or commits the group if there is none to add.
 // It returns false when the store is closing and no group is open.
 func (s *Store) step() bool {
 	g := &s.group
-	if g.tx != nil && (g.alone || len(g.calls) >= groupCalls || g.bytes >= groupBytes || g.ops >= groupOps) {
+	if g.tx != nil && (g.bytes >= groupBytes || g.ops >= groupOps) {
 		s.commit()
 		return true
 	}
-	c := s.take(g.tx == nil)
-	if c == nil {
-		if g.tx == nil {
-			return false
-		}
+
+	c, ok := s.queue.Next(g.calls, nil)
+	switch {
+	case !ok && g.tx == nil:
+		return false
+	case !ok:
 		s.commit()
 		return true
-	}
-	if g.tx == nil {
+	case g.tx == nil:
 		if err := s.begin(); err != nil {
-			c.answer(err)
+			c.Fail(err)
 			return true
 		}
 	}
+
 	g.calls = append(g.calls, c)
 	s.runCall(c)
 	return true
-}
-
-// take returns the next call, or nil if none is there. If wait, it waits for
-// one and returns nil only when the store is closing.
-func (s *Store) take(wait bool) *call {
-	if n := len(s.again); n > 0 {
-		if !wait {
-			return nil
-		}
-		c := s.again[0]
-		s.again = s.again[1:]
-		s.group.alone = true
-		return c
-	}
-	for {
-		select {
-		case <-s.closing:
-			return nil
-		default:
-		}
-		var c *call
-		if wait {
-			select {
-			case <-s.closing:
-				return nil
-			case c = <-s.queue:
-			}
-		} else {
-			select {
-			case c = <-s.queue:
-			default:
-				return nil
-			}
-		}
-		if c.state.CompareAndSwap(queued, started) {
-			return c
-		}
-	}
-}
-
-func (c *call) answer(err error) {
-	c.err = err
-	if c.mending != nil {
-		c.mending.answered(err)
-	}
-	close(c.done)
 }
 
 // begin opens a transaction, and the file if a failure has closed it.
@@ -167,8 +92,8 @@ func (s *Store) begin() error {
 // runCall runs the function of the last call of the group and applies its writes.
 func (s *Store) runCall(c *call) {
 	g := &s.group
-	if c.mending != nil {
-		if err := g.w.mend(c.mending.strays); err != nil {
+	if c.strays != nil {
+		if err := g.w.mend(c.strays); err != nil {
 			s.drop(c, err)
 			return
 		}
@@ -176,10 +101,12 @@ func (s *Store) runCall(c *call) {
 		return
 	}
 	c.tx = updater{reader: reader{tx: g.tx, lister: &g.w.lister}}
-	err, ok := c.run()
+	returned := c.Run(func() error {
+		defer c.tx.end()
+		return c.fn(&c.tx)
+	})
 	s.passed(c.tx.strays)
-	if !ok || err != nil || len(c.tx.ops) == 0 {
-		c.err = err
+	if !returned || c.Err != nil || len(c.tx.ops) == 0 {
 		return
 	}
 	refused, err := g.w.apply(c.tx.ops)
@@ -187,23 +114,9 @@ func (s *Store) runCall(c *call) {
 		s.drop(c, err)
 		return
 	}
-	c.err, c.wrote = refused, refused == nil
+	c.Err, c.wrote = refused, refused == nil
 	g.bytes += c.tx.bytes
 	g.ops += len(c.tx.ops)
-}
-
-// run calls the function. It reports false if it did not return.
-func (c *call) run() (err error, ok bool) {
-	defer func() {
-		c.tx.end()
-		if ok {
-			return
-		}
-		if c.panicked = recover(); c.panicked == nil {
-			c.exited = true
-		}
-	}()
-	return c.fn(&c.tx), true
 }
 
 // drop gives up the transaction because of a failure before its commit, so
@@ -212,20 +125,30 @@ func (c *call) run() (err error, ok bool) {
 func (s *Store) drop(culprit *call, err error) {
 	g := &s.group
 	calls := g.calls
-	g.calls, g.alone = nil, false
+	g.calls = nil
 	s.h.rollback(g.tx)
 	g.tx = nil
+
+	var innocent []*call
 	for _, c := range calls {
 		switch {
 		case c == culprit:
-			c.answer(err)
-		case c.panicked != nil || c.exited:
-			c.answer(nil)
+			c.Fail(err)
+		case !c.Returned():
+			c.Answer()
 		default:
-			c.err, c.wrote = nil, false
-			s.again = append(s.again, c)
+			innocent = append(innocent, c)
 		}
 	}
+	s.again(innocent)
+}
+
+// again has calls of which nothing was written run once more, each in a group of its own.
+func (s *Store) again(calls []*call) {
+	for _, c := range calls {
+		c.Alone, c.wrote = true, false
+	}
+	s.queue.Again(calls...)
 }
 
 // commit makes the writes of the group durable and answers its calls.
@@ -237,9 +160,9 @@ func (s *Store) commit() {
 		s.commitFailed(err)
 		return
 	}
-	g.tx, g.alone = nil, false
+	g.tx = nil
 	for i, c := range g.calls {
-		c.answer(c.err)
+		c.Answer()
 		g.calls[i] = nil
 	}
 	g.calls = g.calls[:0]
@@ -255,8 +178,8 @@ func (s *Store) commit() {
 // taken back.
 func (s *Store) commitFailed(cause error) {
 	g := &s.group
-	tx, id, calls, alone := g.tx, g.id, g.calls, g.alone
-	g.tx, g.calls, g.alone = nil, nil, false
+	tx, id, calls := g.tx, g.id, g.calls
+	g.tx, g.calls = nil, nil
 	s.h.rollback(tx) // after a panic; a commit that returned an error has ended tx
 
 	full, damaged := isFull(cause), errors.Is(cause, store.ErrDamaged)
@@ -274,21 +197,22 @@ func (s *Store) commitFailed(cause error) {
 	if !unwritten {
 		err = fmt.Errorf("%w: %w", store.ErrOutcomeUnknown, err)
 	}
+	var undone []*call
 	for _, c := range calls {
 		switch {
-		case c.panicked != nil || c.exited:
-			c.answer(nil)
-		case c.wrote && (alone || len(calls) == 1 || !unwritten):
-			c.answer(err)
+		case !c.Returned():
+			c.Answer()
+		case c.wrote && (len(calls) == 1 || !unwritten):
+			c.Fail(err)
 		case s.h == nil:
-			c.answer(s.failed)
+			c.Fail(s.failed)
 		default:
 			// Nothing of this call was written. Alone it may succeed: one
 			// deletion finds room where a group of imports does not.
-			c.err, c.wrote = nil, false
-			s.again = append(s.again, c)
+			undone = append(undone, c)
 		}
 	}
+	s.again(undone)
 }
 
 // isFull reports whether an error of bbolt is for want of room. It flattens

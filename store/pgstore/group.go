@@ -3,38 +3,24 @@ package pgstore
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/internal/queue"
 )
 
-// A call is one Update.
+// A call is one Update. It is owned by the writing goroutine.
 type call struct {
-	fn    func(store.Tx) error
-	state atomic.Int32
-	done  chan struct{} // closed when what follows is set
-	err   error
-
-	panicked any  // value of a panic in fn
-	exited   bool // fn called runtime.Goexit
-
+	queue.Call
+	fn     func(store.Tx) error
 	ended  fate
 	rounds int  // in this group
 	direct bool // reads what it wants at once
-	alone  bool // wants a group of its own
 	tx     updater
 }
-
-// States of a call. The first change wins.
-const (
-	queued = iota
-	started
-	abandoned
-)
 
 // A fate is how a run of a call has ended.
 type fate int
@@ -113,7 +99,7 @@ func (s *Store) newGroup() *group {
 
 // keep keeps an answered group for the next newGroup.
 func (s *Store) keep(g *group) {
-	if len(g.known) > groupCalls {
+	if len(g.known) > queue.GroupCalls {
 		return // clearing a map costs as much as it has ever held
 	}
 	g.forget()
@@ -163,7 +149,7 @@ func (g *group) round() {
 		switch {
 		case g.failed != nil:
 			g.pending = append(g.pending, c)
-		case g.bytes >= groupBytes || g.crowded() || c.alone && !g.lonely:
+		case g.bytes >= groupBytes || g.crowded() || c.Alone && !g.lonely:
 			g.next = append(g.next, c)
 		default:
 			c.rounds++
@@ -202,37 +188,31 @@ func (g *group) place(c *call, f fate) {
 
 // run calls the function and applies its writes to the overlay.
 func (c *call) run(g *group) fate {
-	c.err, c.panicked, c.exited, c.ended = nil, nil, false, settled
+	c.ended = settled
 	g.looked = g.looked[:0]
 	c.tx = updater{reader: reader{sql: g.s.sql, ask: func(q *question) (*answer, error) { return g.ask(c, q) }}, g: g, c: c}
-	ok := false
-	func() {
-		defer func() {
-			c.tx.end()
-			if ok {
-				return
-			}
-			switch p := recover(); p.(type) {
-			case unwind:
-			case nil:
-				c.exited = c.ended == settled
-				g.place(c, c.ended)
-			default:
-				c.panicked = p
-			}
-		}()
-		c.err = c.fn(&c.tx)
-		ok = true
+
+	gone := true
+	defer func() {
+		if gone { // the function has ended the goroutine
+			g.place(c, c.ended)
+		}
 	}()
+	returned := c.Run(func() error {
+		defer c.tx.end()
+		return c.fn(&c.tx)
+	})
+	gone = false
 	switch {
-	case c.ended != settled:
+	case c.ended != settled: // the panic was that of unwind, unless the function has made something else of it
 		return c.ended
-	case !ok || c.err != nil:
+	case !returned || c.Err != nil:
 		return settled
 	case c.tx.much:
-		c.err = fmt.Errorf("%w: an Update of more than %d writes or %d bytes", store.ErrInvalid, mostWrites, mostBytes)
+		c.Err = fmt.Errorf("%w: an Update of more than %d writes or %d bytes", store.ErrInvalid, mostWrites, mostBytes)
 		return settled
 	}
+
 	refused, known := g.apply(c.tx.ops)
 	for !known && c.direct && g.failed == nil {
 		if g.failed = g.s.fetch(g.ctx, g); g.failed == nil {
@@ -242,7 +222,7 @@ func (c *call) run(g *group) fate {
 	if !known {
 		return wanting
 	}
-	c.err = refused
+	c.Err = refused
 	if refused == nil {
 		g.bytes += c.tx.bytes
 	}
@@ -310,7 +290,7 @@ func (u *updater) Due(kind store.Kind, until time.Time, limit int) ([]*store.Rec
 		return nil, nil
 	}
 	if !u.g.lonely {
-		u.c.alone, u.c.ended = true, later // rows stay locked, so the group has no time to lose
+		u.c.Alone, u.c.ended = true, later // rows stay locked, so the group has no time to lose
 		panic(unwind{})
 	}
 	return u.records(u.sql.ofDue(kind, until, limit, true))

@@ -123,7 +123,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -136,6 +135,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/internal/queue"
 )
 
 // Options are the optional parts of [New] and [Migrate].
@@ -202,10 +202,8 @@ type Store struct {
 	log   *slog.Logger
 	id    uuid.UUID // in notifications, and of groups
 
-	queue   chan *call
-	closing chan struct{} // closed by Close
-	stopped chan struct{} // closed when the writing goroutine has ended
-	once    sync.Once
+	queue *queue.Queue[*call]
+	once  sync.Once
 
 	background sync.WaitGroup // of goroutines that stop ends
 	stop       context.CancelFunc
@@ -219,8 +217,7 @@ type Store struct {
 	settled chan int64 // for tidy: up to this turn outcomes are known
 
 	// The rest belongs to the writing goroutine.
-	group    *group  // that is being executed
-	again    []*call // to run before what is queued
+	group    *group // that is being executed
 	spare    *group
 	turn     int64 // of the last group that was to be written
 	tidied   int64 // the last one that was told to tidy
@@ -246,7 +243,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error)
 	}
 	s := &Store{
 		pool: pool, opts: *opts, sql: statementsOf(opts.schema()), log: opts.Logger,
-		queue: make(chan *call, queueLength), closing: make(chan struct{}), stopped: make(chan struct{}),
+		queue:  queue.New[*call](),
 		memory: memory{rows: map[key]*row{}}, long: newArranger(), settled: make(chan int64),
 		grown: map[listKey]int{}, wakes: map[store.Kind]bool{},
 		id: uuid.New(),
@@ -259,7 +256,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error)
 	}
 	background, stop := context.WithCancel(context.Background())
 	s.stop = stop
-	go s.run()
+	s.queue.Start(s.step)
 	s.background.Go(func() { s.arrangeLists(background) })
 	s.background.Go(func() { s.watch(background) })
 	s.background.Go(func() { s.tidy(background) })
@@ -494,55 +491,14 @@ func (s *Store) askOnce(ctx context.Context, q *question) (*answer, error) {
 // Update implements [store.Store]. It runs fn in another goroutine than the
 // caller's. A Tx used after fn has returned panics.
 func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	c := &call{fn: fn, done: make(chan struct{})}
-	select {
-	case <-s.closing:
-		return store.ErrClosed
-	default:
-	}
-	select {
-	case s.queue <- c:
-	default:
-		select {
-		case s.queue <- c:
-		case <-s.closing:
-			return store.ErrClosed
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	select {
-	case <-c.done:
-	case <-s.stopped:
-		select {
-		case <-c.done:
-		default:
-			return store.ErrClosed
-		}
-	case <-ctx.Done():
-		if c.state.CompareAndSwap(queued, abandoned) {
-			return ctx.Err()
-		}
-		<-c.done
-	}
-	switch {
-	case c.panicked != nil:
-		panic(c.panicked)
-	case c.exited:
-		runtime.Goexit()
-	}
-	return c.err
+	return s.queue.Do(ctx, &call{fn: fn})
 }
 
 // Close implements [store.Store]. What waits in the queue gets store.ErrClosed.
 func (s *Store) Close() error {
 	s.once.Do(func() {
-		close(s.closing)
 		s.stop()
-		<-s.stopped
+		s.queue.Close()
 		s.background.Wait()
 		s.mu.Lock()
 		defer s.mu.Unlock()

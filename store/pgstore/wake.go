@@ -32,7 +32,7 @@ func (s *Store) Wakes(ctx context.Context, wake func(store.Kind)) error {
 	defer cancel()
 	go func() {
 		select {
-		case <-s.closing:
+		case <-s.queue.Closing():
 			cancel()
 		case <-ctx.Done():
 		}

@@ -18,11 +18,9 @@ import (
 // What a transaction writes is bounded: a group takes no other call once it has groupBytes,
 // or about groupLocks locks, and one call has at most mostWrites and mostBytes.
 const (
-	queueLength = 1024
-	groupCalls  = 256
-	groupBytes  = 4 << 20
-	mostWrites  = 1 << 16
-	mostBytes   = 64 << 20
+	groupBytes = 4 << 20
+	mostWrites = 1 << 16
+	mostBytes  = 64 << 20
 
 	optimistic = 3                // attempts before a group locks out everybody
 	attempts   = 12               // before it is given up
@@ -41,101 +39,55 @@ const (
 	groupsTidy = 16 * groupsKept // that are deleted at once
 )
 
-// run is the writing goroutine. A function that calls runtime.Goexit ends the goroutine
-// it is called in; another goes on in its place with the same group.
-func (s *Store) run() {
-	ended := false
-	defer func() {
-		if !ended {
-			go s.run()
-		}
-	}()
-	for {
-		if s.group == nil {
-			s.group = s.collect()
-		}
-		g := s.group
-		if g == nil {
-			break
-		}
-		s.execute(g)
-		if g.conn != nil {
-			g.conn.Release()
-		}
-		s.group = nil
-		s.again = append(g.next, s.again...)
-		s.keep(g)
-		s.notify()
-		if s.turn-s.tidied >= groupsKept {
-			select {
-			case s.settled <- s.turn:
-				s.tidied = s.turn
-			default: // the last are still being deleted
-			}
+// step makes one group of calls. It returns false when the store is closing. A function
+// that calls runtime.Goexit ends step amid a group, which the next step goes on with.
+func (s *Store) step() bool {
+	if s.group == nil {
+		s.group = s.collect()
+	}
+	g := s.group
+	if g == nil {
+		return false
+	}
+
+	s.execute(g)
+	if g.conn != nil {
+		g.conn.Release()
+	}
+	s.group = nil
+	s.queue.Again(g.next...)
+	s.keep(g)
+	s.notify()
+
+	if s.turn-s.tidied >= groupsKept {
+		select {
+		case s.settled <- s.turn:
+			s.tidied = s.turn
+		default: // the last are still being deleted
 		}
 	}
-	ended = true
-	close(s.stopped)
+	return true
 }
 
 // collect waits for a call and returns a group of all that are there, or nil when the
 // store is closing.
 func (s *Store) collect() *group {
-	var first *call
-	if len(s.again) == 0 {
-		if first = s.take(); first == nil {
-			return nil
-		}
-	}
-	g := s.newGroup()
-	if first != nil {
-		g.pending = append(g.pending, first)
-	}
-	for len(s.again) > 0 && len(g.pending) < groupCalls {
-		c := s.again[0]
-		if c.alone && len(g.pending) > 0 {
-			break
-		}
-		s.again = s.again[1:]
-		g.pending = append(g.pending, c)
-		if c.alone {
-			g.lonely = true
-			return g
-		}
-	}
-	for len(g.pending) < groupCalls {
+	c, ok := s.queue.Next(nil, s.wakeTimer())
+	for !ok {
 		select {
-		case c := <-s.queue:
-			if c.state.CompareAndSwap(queued, started) {
-				g.pending = append(g.pending, c)
-			}
-			continue
+		case <-s.queue.Closing():
+			return nil
 		default:
+			s.notify()
+			c, ok = s.queue.Next(nil, s.wakeTimer())
 		}
-		break
+	}
+
+	g := s.newGroup()
+	for g.lonely = c.Alone; ok; c, ok = s.queue.Next(g.pending, nil) {
+		g.pending = append(g.pending, c)
 	}
 	return g
-}
-
-// take waits for a call. It returns nil when the store is closing.
-func (s *Store) take() *call {
-	for {
-		select {
-		case <-s.closing:
-			return nil
-		default:
-		}
-		select {
-		case <-s.closing:
-			return nil
-		case c := <-s.queue:
-			if c.state.CompareAndSwap(queued, started) {
-				return c
-			}
-		case <-s.wakeTimer():
-			s.notify()
-		}
-	}
 }
 
 // wakeTimer fires when there is something to notify of and it is time to.
@@ -179,7 +131,7 @@ func (s *Store) execute(g *group) {
 			// One of them may be to blame, or find room where the others do not.
 			g.again()
 			for _, c := range g.pending {
-				c.alone = true
+				c.Alone = true
 			}
 			g.next, g.pending = append(g.pending, g.next...), nil
 			return
@@ -207,9 +159,10 @@ const done verdict = -1
 func (g *group) answer(err error) {
 	for _, c := range slices.Concat(g.calls, g.pending) {
 		if err != nil {
-			c.err, c.panicked, c.exited = err, nil, false
+			c.Fail(err)
+		} else {
+			c.Answer()
 		}
-		close(c.done)
 	}
 	g.calls, g.pending = nil, nil
 }
