@@ -1,22 +1,25 @@
 # Every target works on all modules of the repository: ./... stops at their borders.
 MODULES := $(sort $(dir $(shell git ls-files '*go.mod')))
-CODE    := $(filter-out tools/,$(MODULES))
 FUZZTIME ?= 30s
 BENCH    ?=
 FAULTS   ?= 100
 
-.PHONY: help check test stress race fuzz bench faults bundle deps
+.PHONY: help check house test stress race fuzz bench faults bundle deps
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-check: ## formatting, vet, staticcheck, tidy modules, other platforms
+check: ## formatting, vet, staticcheck, tidy modules, the limits of the shape, other platforms
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
 	@for m in $(MODULES); do echo "check $$m" && (cd $$m && go mod tidy -diff) || exit 1; done
-	@for m in $(CODE); do (cd $$m && go vet ./... && go tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...) || exit 1; done
+	@for m in $(MODULES); do (cd $$m && go vet ./... && go tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...) || exit 1; done
+	@go run -C tools ./house -q
 	GOOS=windows go build ./...
 	GOOS=darwin go build . ./store/... ./examples/embed
 	GOARCH=386 go vet ./...
+
+house: ## the shape of the code in figures, beside limits and goals (V=1 names what they count)
+	@go run -C tools ./house $(if $(V),-v)
 
 # What tests need from the system is installed through apt when this is root on
 # Debian, and printed; what they need of npm goes into test/node_modules. NO_INSTALL=1
@@ -37,7 +40,7 @@ export SECRETS := Card|Code|Key|Left|Leak|Nothing|Secret
 # less, and what is left out elsewhere has nothing to do with what is different there.
 test: deps ## all tests, some also in FIPS 140-3 mode, against encoding/json/v2 and with runtime/secret
 	@{ echo 'cd store/pgstore && $(GOTEST) -short ./...'; \
-		for m in $(filter-out store/pgstore/,$(CODE)); do echo "cd $$m && $(GOTEST) ./..."; done; \
+		for m in $(filter-out store/pgstore/,$(MODULES)); do echo "cd $$m && $(GOTEST) ./..."; done; \
 		echo 'GODEBUG=fips140=only $(GOTEST) -short -skip $$LONG $$(go list ./... | grep -v -e /cardvault$$ -e /store -e /examples -e /realtest)'; \
 		echo 'GODEBUG=fips140=only $(GOTEST) -short -run $$SECRETS .'; \
 		echo 'GOEXPERIMENT=jsonv2,runtimesecret $(GOTEST) -short $$(go list ./httpapi/... ./internal/... | grep -v /realtest)'; \
