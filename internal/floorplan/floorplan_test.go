@@ -53,11 +53,12 @@ func TestOwners(t *testing.T) {
 
 // Packages of the module that import only the named others of it.
 var neighbours = map[string][]string{
-	"/store/internal/queue": {"/store"},
+	"/internal/fault":       {},
 	"/internal/wire":        {""},
+	"/store/internal/queue": {"/store"},
 	"/vaulttest":            {"", "/internal/iin", "/store/memstore"}, // the suite is another package
 	"/webhook":              {"", "/internal/wire"},
-	"/webhook/webhooktest":  {"", "/webhook"},
+	"/webhook/webhooktest":  {"", "/internal/fault", "/webhook"},
 }
 
 func TestNeighbours(t *testing.T) {

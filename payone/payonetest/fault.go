@@ -1,79 +1,64 @@
 package payonetest
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
-	"time"
+
+	"github.com/cardvault/cardvault/internal/fault"
 )
 
 // A Fault answers a request otherwise than a provider should. The form has been
 // read and can be read again.
 type Fault func(w http.ResponseWriter, r *http.Request)
 
-// A Faulty provider answers as its handler does, but for the faults that a test
+// A Faulty provider answers as its handler does, except for the faults that a test
 // asks for. It is a handler, for httptest.NewServer or httptest.NewTLSServer. Its
 // methods may be called concurrently.
 type Faulty struct {
-	handler http.Handler
-
-	mu       sync.Mutex
-	faults   []Fault
+	plan     *fault.Plan[Fault] // its lock guards the fields below
 	requests int
 	form     url.Values
 }
 
 // NewFaulty returns a provider without a fault.
-func NewFaulty(h http.Handler) *Faulty { return &Faulty{handler: h} }
+func NewFaulty(h http.Handler) *Faulty { return &Faulty{plan: fault.NewPlan[Fault](h.ServeHTTP)} }
 
 // Next has the next requests answered by these faults, one each.
-func (f *Faulty) Next(faults ...Fault) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.faults = append(f.faults, faults...)
-}
+func (f *Faulty) Next(faults ...Fault) { f.plan.Next(faults...) }
 
 // Requests returns how many requests have come, on any path.
 func (f *Faulty) Requests() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.plan.Lock()
+	defer f.plan.Unlock()
 	return f.requests
 }
 
 // Form returns the last form that has come, without hash, card number and code.
 func (f *Faulty) Form() url.Values {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.plan.Lock()
+	defer f.plan.Unlock()
 	return f.form
 }
 
 // ServeHTTP answers a request.
 func (f *Faulty) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	form, err := io.ReadAll(io.LimitReader(r.Body, maxForm+1))
-	if err != nil {
-		panic(http.ErrAbortHandler)
-	}
-	r.Body = io.NopCloser(bytes.NewReader(form))
-	values, err := url.ParseQuery(string(form))
+	values, err := url.ParseQuery(string(fault.Body(r, maxForm+1)))
 	if err != nil {
 		values = nil
 	}
 	for _, secret := range []string{"hash", "cardpan", "cardcvc2"} {
 		values.Del(secret)
 	}
-	f.mu.Lock()
+
+	f.plan.Lock()
 	f.requests++
 	f.form = values
-	answer := Fault(f.handler.ServeHTTP)
-	if len(f.faults) > 0 {
-		answer, f.faults = f.faults[0], f.faults[1:]
-	}
-	f.mu.Unlock()
+	answer := f.plan.Take()
+	f.plan.Unlock()
 	answer(w, r)
 }
 
@@ -86,24 +71,10 @@ func Answer(status int, body string) Fault {
 }
 
 // Redirect answers with a status of 300 to 399 and another path.
-func Redirect(status int) Fault {
-	return func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Location", "/elsewhere")
-		w.WriteHeader(status)
-	}
-}
+func Redirect(status int) Fault { return fault.Redirect(status, "/elsewhere") }
 
 // Raw sends text, be it HTTP or not, and closes the connection.
-func Raw(text string) Fault {
-	return func(w http.ResponseWriter, r *http.Request) {
-		conn, _, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			panic(err)
-		}
-		defer conn.Close()
-		_, _ = io.WriteString(conn, text)
-	}
-}
+func Raw(text string) Fault { return fault.Raw(text) }
 
 // Hang answers nothing until the client has gone or release is closed.
 func Hang(release <-chan struct{}) Fault {
@@ -117,23 +88,7 @@ func Hang(release <-chan struct{}) Fault {
 
 // Drip begins an answer at once and sends a byte of it every few milliseconds,
 // without an end, until the client has gone.
-func Drip(w http.ResponseWriter, r *http.Request) {
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for control := http.NewResponseController(w); ; {
-		if _, err := io.WriteString(w, " "); err != nil {
-			return
-		}
-		if err := control.Flush(); err != nil {
-			return
-		}
-		select {
-		case <-r.Context().Done():
-			return
-		case <-tick.C:
-		}
-	}
-}
+func Drip(w http.ResponseWriter, r *http.Request) { fault.Drip(w, r) }
 
 // Headers answers with headers of a megabyte.
 func Headers(w http.ResponseWriter, r *http.Request) {
@@ -145,13 +100,9 @@ func Headers(w http.ResponseWriter, r *http.Request) {
 // Huge answers with a VALID answer of ten megabytes.
 func Huge(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, `{"status":"VALID","pseudocardpan":"9410010000038248746","x":"`)
-	chunk := strings.Repeat("x", 1<<16)
-	for range 160 {
-		if _, err := io.WriteString(w, chunk); err != nil {
-			return
-		}
+	if fault.Fill(w, 10<<20) == nil {
+		_, _ = io.WriteString(w, `"}`)
 	}
-	_, _ = io.WriteString(w, `"}`)
 }
 
 // Echo answers with the form: as the errormessage of an answer with status ERROR.

@@ -3,19 +3,17 @@
 package webhooktest
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/fault"
 	"github.com/cardvault/cardvault/webhook"
 )
 
@@ -37,16 +35,14 @@ type Delivery struct {
 type Receiver struct {
 	secrets []cardvault.WebhookSecret
 
-	mu         sync.Mutex
+	plan       *fault.Plan[Answer] // its lock guards the fields below
 	deliveries []Delivery
 	arrived    chan struct{} // closed and replaced with each delivery
-	next       []Answer
-	always     Answer
 }
 
 // New returns a receiver with the secrets that it takes signatures of.
 func New(secrets ...cardvault.WebhookSecret) *Receiver {
-	return &Receiver{secrets: secrets, arrived: make(chan struct{}), always: Status(http.StatusNoContent)}
+	return &Receiver{secrets: secrets, plan: fault.NewPlan(Status(http.StatusNoContent)), arrived: make(chan struct{})}
 }
 
 // Start serves on a loopback address until the end of the test, and returns the URL.
@@ -61,32 +57,24 @@ func (r *Receiver) Start(t testing.TB) string {
 }
 
 // Next has the next deliveries answered so, one each.
-func (r *Receiver) Next(answers ...Answer) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.next = append(r.next, answers...)
-}
+func (r *Receiver) Next(answers ...Answer) { r.plan.Next(answers...) }
 
 // Always has all deliveries answered so for which Next has nothing.
-func (r *Receiver) Always(a Answer) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.always = a
-}
+func (r *Receiver) Always(a Answer) { r.plan.Always(a) }
 
 // Deliveries returns all that have come, in their order.
 func (r *Receiver) Deliveries() []Delivery {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.plan.Lock()
+	defer r.plan.Unlock()
 	return slices.Clone(r.deliveries)
 }
 
 // Wait returns the first n deliveries as soon as they have come, or the error of ctx.
 func (r *Receiver) Wait(ctx context.Context, n int) ([]Delivery, error) {
 	for {
-		r.mu.Lock()
+		r.plan.Lock()
 		got, arrived := r.deliveries, r.arrived
-		r.mu.Unlock()
+		r.plan.Unlock()
 		if len(got) >= n {
 			return slices.Clone(got[:n]), nil
 		}
@@ -100,22 +88,16 @@ func (r *Receiver) Wait(ctx context.Context, n int) ([]Delivery, error) {
 
 // ServeHTTP takes a delivery.
 func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	body, err := io.ReadAll(io.LimitReader(req.Body, maxBody))
-	if err != nil {
-		panic(http.ErrAbortHandler)
-	}
+	body := fault.Body(req, maxBody)
 	d := Delivery{At: time.Now(), Header: req.Header.Clone(), Body: body}
 	d.Event, d.Err = webhook.Verify(r.secrets, req.Header, body)
-	req.Body = io.NopCloser(bytes.NewReader(body))
-	r.mu.Lock()
+
+	r.plan.Lock()
 	r.deliveries = append(r.deliveries, d)
 	close(r.arrived)
 	r.arrived = make(chan struct{})
-	answer := r.always
-	if len(r.next) > 0 {
-		answer, r.next = r.next[0], r.next[1:]
-	}
-	r.mu.Unlock()
+	answer := r.plan.Take()
+	r.plan.Unlock()
 	answer(w, req)
 }
 
@@ -136,12 +118,7 @@ func RetryAfter(code int, value string) Answer {
 }
 
 // Redirect answers with a status of 300 to 399 and another URL.
-func Redirect(code int, url string) Answer {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Location", url)
-		w.WriteHeader(code)
-	}
-}
+func Redirect(code int, url string) Answer { return fault.Redirect(code, url) }
 
 // Delay answers after a while, unless the sender has gone by then.
 func Delay(d time.Duration, answer Answer) Answer {
@@ -169,50 +146,13 @@ func Cut(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
 // Drip begins an answer with status 200 at once and sends a byte of it every few
 // milliseconds, without an end, until the sender has gone.
-func Drip(w http.ResponseWriter, r *http.Request) {
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for control := http.NewResponseController(w); ; {
-		if _, err := io.WriteString(w, " "); err != nil {
-			return
-		}
-		if err := control.Flush(); err != nil {
-			return
-		}
-		select {
-		case <-r.Context().Done():
-			return
-		case <-tick.C:
-		}
-	}
-}
+func Drip(w http.ResponseWriter, r *http.Request) { fault.Drip(w, r) }
 
 // Body answers with status 200 and a body of n bytes; a negative n is without an end,
 // until the sender has gone.
 func Body(n int) Answer {
-	chunk := strings.Repeat("x", 64<<10)
-	return func(w http.ResponseWriter, _ *http.Request) {
-		for left := n; left != 0; {
-			size := len(chunk)
-			if left > 0 {
-				size = min(size, left)
-				left -= size
-			}
-			if _, err := io.WriteString(w, chunk[:size]); err != nil {
-				return
-			}
-		}
-	}
+	return func(w http.ResponseWriter, _ *http.Request) { _ = fault.Fill(w, n) }
 }
 
 // Raw sends text in place of an answer, be it HTTP or not, and closes the connection.
-func Raw(text string) Answer {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		conn, _, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			panic(err)
-		}
-		defer conn.Close()
-		_, _ = io.WriteString(conn, text) // the sender may have gone
-	}
-}
+func Raw(text string) Answer { return fault.Raw(text) }
