@@ -110,6 +110,7 @@ func (c *Client) tunnel(ctx context.Context, address string) (net.Conn, error) {
 	case proxy.Scheme != "http":
 		return nil, &connectError{"proxy", errors.New("must be http")}
 	}
+
 	port := proxy.Port()
 	if port == "" {
 		port = "80"
@@ -118,6 +119,7 @@ func (c *Client) tunnel(ctx context.Context, address string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	err = ask(conn, proxy.User, address)
 	if !stop() {
@@ -139,9 +141,11 @@ func ask(conn net.Conn, user *url.Userinfo, address string) error {
 		r.Header["Proxy-Authorization"] = r.Header["Authorization"]
 		r.Header.Del("Authorization")
 	}
+
 	if err := r.Write(conn); err != nil {
 		return errors.New("connection is lost")
 	}
+
 	// No byte of the provider is read ahead: it speaks when it is spoken to.
 	resp, err := http.ReadResponse(bufio.NewReader(io.LimitReader(conn, maxHeader)), r)
 	switch {

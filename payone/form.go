@@ -47,6 +47,7 @@ func encode(list []parameter) []byte {
 	for _, p := range list {
 		size += len(p.name) + len("=&") + len("%00")*len(p.value)
 	}
+
 	text := make([]byte, 0, size)
 	for _, p := range list {
 		if len(p.value) == 0 {
@@ -57,6 +58,7 @@ func encode(list []parameter) []byte {
 		}
 		text = append(text, p.name...)
 		text = append(text, '=')
+
 		for _, c := range p.value {
 			if unreserved(c) {
 				text = append(text, c)
@@ -75,7 +77,7 @@ func unreserved(c byte) bool {
 }
 
 // body returns a reader of the form from its beginning.
-func (f *form) body() (io.ReadCloser, error) { return &body{form: f}, nil }
+func (f *form) body() (io.ReadCloser, error) { return &formReader{form: f}, nil }
 
 // wipe overwrites the form. Who is still reading it fails.
 func (f *form) wipe() {
@@ -85,14 +87,14 @@ func (f *form) wipe() {
 	f.wiped = true
 }
 
-type body struct {
+type formReader struct {
 	form *form
 	read int
 }
 
 // Read fails only before the end. Having read everything, the transport flushes
 // its buffer, whatever became of the call, and so erases it.
-func (b *body) Read(p []byte) (int, error) {
+func (b *formReader) Read(p []byte) (int, error) {
 	f := b.form
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,4 +110,4 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (b *body) Close() error { return nil }
+func (b *formReader) Close() error { return nil }

@@ -26,12 +26,12 @@ type HashParameters struct {
 // it is computed once, by whoever has the portal key, which the vault never does.
 // See the package comment for how other programs compute it.
 func Hash(portalKey string, p HashParameters) cardvault.PPANHash {
-	return cardvault.NewPPANHash(hash(portalKey, p.list()))
+	return cardvault.NewPPANHash(digest(portalKey, p.list()))
 }
 
 // Verify reports whether given is the hash that [Hash] returns, in constant time.
 func Verify(portalKey string, p HashParameters, given cardvault.PPANHash) (ok bool) {
-	want := hash(portalKey, p.list())
+	want := digest(portalKey, p.list())
 	given.Expose(func(text []byte) { ok = subtle.ConstantTimeCompare(text, want) == 1 })
 	return ok
 }
@@ -51,6 +51,7 @@ func (p HashParameters) list() []parameter {
 	if p.TravelCard {
 		check = "TC"
 	}
+
 	return []parameter{
 		{"aid", []byte(p.AID)},
 		{"api_version", []byte("3.11")},
@@ -65,7 +66,8 @@ func (p HashParameters) list() []parameter {
 	}
 }
 
-func hash(portalKey string, list []parameter) (text []byte) {
+// digest returns the hash of parameters under a portal key, in hexadecimal.
+func digest(portalKey string, list []parameter) (text []byte) {
 	// Portal keys are shorter than FIPS 140 wants a key to be.
 	fips140.WithoutEnforcement(func() {
 		mac := hmac.New(sha512.New384, []byte(portalKey))

@@ -26,7 +26,7 @@ func TestHashVector(t *testing.T) {
 	list := HashParameters{AID: "10002", MID: "10001", PortalID: "2000002"}.list()
 	list = append(list[:1], list[2:]...)
 	const want = "1cf456bf692453613ebb992a3fb859cc347ddc7e94e2ca764efbe8b0089de6964ab1266df0831e59de89dc5291070fe7"
-	if got := hash("123456", list); string(got) != want {
+	if got := digest("123456", list); string(got) != want {
 		t.Errorf("hash is %s", got)
 	}
 }

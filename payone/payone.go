@@ -118,6 +118,7 @@ func New(address string, opts *Options) (*Client, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
+
 	u, err := url.Parse(address)
 	switch {
 	case err != nil || u.Hostname() == "":
@@ -127,11 +128,13 @@ func New(address string, opts *Options) (*Client, error) {
 	case u.Scheme != "https" && (u.Scheme != "http" || !loopback(u.Hostname())):
 		return nil, errors.New("payone: address must be https, or http on a loopback host")
 	}
+
 	c := &Client{url: u, travelCard: opts.TravelCard, tls: &tls.Config{}, proxy: opts.Proxy, dial: new(net.Dialer).DialContext}
 	if opts.TLS != nil {
 		c.tls = opts.TLS.Clone()
 	}
 	c.tls.NextProtos = []string{"http/1.1"}
+
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	c.transport = &http.Transport{
@@ -176,17 +179,20 @@ func (c *Client) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (*car
 	if err := r.Account.Check(); err != nil {
 		return nil, err
 	}
+
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
+
 	f := newForm(r, c.travelCard)
 	defer f.wipe()
 	answer, err := c.post(ctx, f)
 	if err != nil {
 		return nil, err
 	}
+
 	r.PAN.Expose(func(digits []byte) {
 		if bytes.Contains(answer, digits) {
 			err = unusable("it holds the card number")
@@ -205,6 +211,7 @@ func (c *Client) post(ctx context.Context, f *form) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	resp, err := c.transport.RoundTrip((&http.Request{
 		Method:        http.MethodPost,
 		URL:           c.url,
@@ -220,6 +227,7 @@ func (c *Client) post(ctx context.Context, f *form) ([]byte, error) {
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("payone: provider answers with status %d", resp.StatusCode)
 	}
+
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
 	case err != nil || ctx.Err() != nil: // giving up can look like an end of the answer
@@ -257,6 +265,7 @@ func (c *Client) decode(answer []byte) (*cardvault.PPAN, error) {
 	if !utf8.Valid(answer) || json.Unmarshal(answer, &members) != nil {
 		return nil, unusable("it is not a JSON object")
 	}
+
 	var p cardvault.PPAN
 	var status, number string
 	type member struct {
@@ -273,6 +282,7 @@ func (c *Client) decode(answer []byte) (*cardvault.PPAN, error) {
 		{"errormessage", &p.ErrorMessage},
 		{"customermessage", &p.CustomerMessage},
 	}
+
 	if c.travelCard {
 		wanted = append(wanted,
 			member{"tcdata", &p.TravelCard},
@@ -280,12 +290,14 @@ func (c *Client) decode(answer []byte) (*cardvault.PPAN, error) {
 			member{"tcinvoice", &p.TravelCardInvoice},
 		)
 	}
+
 	for _, m := range wanted {
 		var ok bool
-		if *m.to, ok = text(members[m.name]); !ok {
+		if *m.to, ok = scalar(members[m.name]); !ok {
 			return nil, unusable(m.name + " is not a text or number, too long, or has control characters")
 		}
 	}
+
 	switch status {
 	case "VALID":
 		p.Status = cardvault.PPANValid
@@ -297,6 +309,7 @@ func (c *Client) decode(answer []byte) (*cardvault.PPAN, error) {
 	default:
 		return nil, unusable("its status is missing or unknown")
 	}
+
 	if (p.Status == cardvault.PPANValid || number != "") && !pseudo(number) {
 		return nil, unusable("its pseudo card number has not 16 to 19 digits")
 	}
@@ -304,8 +317,8 @@ func (c *Client) decode(answer []byte) (*cardvault.PPAN, error) {
 	return &p, nil
 }
 
-// text returns the value of a member, "" for one that is absent or null.
-func text(raw json.RawMessage) (s string, ok bool) {
+// scalar returns the value of a member, "" for one that is absent or null.
+func scalar(raw json.RawMessage) (s string, ok bool) {
 	switch {
 	case raw == nil || string(raw) == "null":
 		return "", true
@@ -318,6 +331,7 @@ func text(raw json.RawMessage) (s string, ok bool) {
 	default:
 		return "", false
 	}
+
 	if utf8.RuneCountInString(s) > maxText {
 		return "", false
 	}

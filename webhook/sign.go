@@ -130,12 +130,14 @@ func verify(secrets []cardvault.WebhookSecret, header http.Header, body []byte) 
 	if len(header.Get(standardwebhooks.HeaderWebhookSignature)) > maxSignatures {
 		return ErrSignature
 	}
+
 	for _, s := range secrets {
 		var failed error
 		err := withKey(s, func(w *standardwebhooks.Webhook) error {
 			failed = w.Verify(body, header)
 			return nil
 		})
+
 		switch {
 		case err != nil:
 			return err
@@ -162,10 +164,12 @@ func Parse(body []byte) (*Event, error) {
 	if json.Unmarshal(body, &e) != nil || e.ID == uuid.Nil || e.Type == "" {
 		return nil, ErrBody
 	}
+
 	event := &Event{ID: e.ID, CreatedAt: e.CreatedAt, Type: e.Type, Reason: e.Reason, Sequence: e.Sequence}
 	if len(e.Token) == 0 || string(e.Token) == "null" {
 		return event, nil
 	}
+
 	var token struct {
 		ID uuid.UUID `json:"id"`
 	}

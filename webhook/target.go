@@ -31,6 +31,7 @@ func (s *Sender) target(text string) (*url.URL, error) {
 			return nil, errors.New("must be ASCII without spaces: a host in another script is written in punycode")
 		}
 	}
+
 	u, err := url.Parse(text)
 	switch {
 	case err != nil:
@@ -42,12 +43,14 @@ func (s *Sender) target(text string) (*url.URL, error) {
 	case strings.Contains(text, "#"):
 		return nil, errors.New("must not have a fragment")
 	}
+
 	port := uint64(443)
 	if p := u.Port(); p != "" {
 		if port, err = strconv.ParseUint(p, 10, 16); err != nil {
 			return nil, errPort
 		}
 	}
+
 	host := u.Hostname()
 	address, err := netip.ParseAddr(host)
 	switch {

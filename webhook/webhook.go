@@ -95,12 +95,14 @@ func New(opts *Options) *Sender {
 	if s.timeout <= 0 {
 		s.timeout = timeout
 	}
+
 	if !s.private {
 		s.dialer.Control = control
 	}
 	if opts.TLS != nil {
 		s.tls = opts.TLS.Clone()
 	}
+
 	s.tls.NextProtos = []string{"http/1.1"}
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
@@ -149,11 +151,13 @@ func (s *Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.Se
 	if err != nil {
 		return nil, fmt.Errorf("webhook: URL %w", err)
 	}
+
 	body, at := appendBody(nil, d), time.Now()
 	signatures, err := sign(d.Secrets, d.ID.String(), at, body)
 	if err != nil {
 		return nil, err
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	r := (&http.Request{
@@ -170,6 +174,7 @@ func (s *Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.Se
 		GetBody:       func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil },
 		ContentLength: int64(len(body)),
 	}).WithContext(ctx)
+
 	if d.Legacy {
 		d.Secrets[0].Expose(func(text []byte) {
 			mac := hmac.New(sha256.New, text)
@@ -177,6 +182,7 @@ func (s *Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.Se
 			r.Header.Set("X-Hmac-Signature", hex.EncodeToString(mac.Sum(nil)))
 		})
 	}
+
 	resp, err := s.transport.RoundTrip(r) // http.Client would follow redirects
 	if err != nil {
 		return nil, failure(ctx, err)
@@ -202,6 +208,7 @@ func appendBody(b []byte, d *cardvault.Delivery) []byte {
 	o.Open()
 	o.ID("id", d.ID)
 	o.Time("created_at", d.CreatedAt)
+
 	e := d.Event
 	if e == nil {
 		o.Text("event_type", TypeTest)
@@ -211,6 +218,7 @@ func appendBody(b []byte, d *cardvault.Delivery) []byte {
 		o.Close()
 		return o.B
 	}
+
 	o.Text("event_type", e.Type.String())
 	o.Text("reason", string(e.Reason))
 	o.Int("sequence", int64(e.Sequence))

@@ -39,6 +39,7 @@ func NewHandler(portalKey string, p cardvault.PPANProvider) http.Handler {
 			w.WriteHeader(http.StatusUnsupportedMediaType)
 			return
 		}
+
 		var buf [maxForm + 1]byte
 		defer clear(buf[:])
 		n, err := io.ReadFull(r.Body, buf[:])
@@ -50,14 +51,16 @@ func NewHandler(portalKey string, p cardvault.PPANProvider) http.Handler {
 			w.WriteHeader(http.StatusBadRequest)
 			return
 		}
+
 		answer, err := check(r, portalKey, p, buf[:n])
 		if err != nil {
 			w.WriteHeader(http.StatusInternalServerError)
 			return
 		}
+
 		w.Header().Set("Content-Type", "application/json; charset=UTF-8")
 		w.Header().Set("Cache-Control", "no-store")
-		// Who has gone gets no answer.
+		// A client that has gone gets no answer.
 		_ = json.NewEncoder(w).Encode(wire{
 			Status:             answer.Status.String(),
 			PseudoPAN:          answer.PseudoPAN.Text(),
@@ -104,16 +107,19 @@ func check(r *http.Request, portalKey string, p cardvault.PPANProvider, form []b
 	if !ok {
 		return refused("1000", "Parameters are not as documented."), nil
 	}
-	for _, rule := range rules {
-		value, given := f[rule.name]
-		if !given && !rule.optional || given && rule.must != "" && string(value) != rule.must {
-			return refused("1000", "Parameter {"+rule.name+"} faulty or missing."), nil
+
+	for _, want := range rules {
+		value, given := f[want.name]
+		if !given && !want.optional || given && want.must != "" && string(value) != want.must {
+			return refused("1000", "Parameter {"+want.name+"} faulty or missing."), nil
 		}
 	}
+
 	expiry := f["cardexpiredate"]
 	if len(expiry) != 4 || !digits(expiry) || !digits(f["cardpan"]) || !digits(f["cardcvc2"]) {
 		return refused("1000", "Parameters of the card faulty."), nil
 	}
+
 	of := payone.HashParameters{
 		AID: string(f["aid"]), MID: string(f["mid"]), PortalID: string(f["portalid"]),
 		Mode: cardvault.Sandbox, TravelCard: f["checktype"] != nil,
@@ -128,6 +134,7 @@ func check(r *http.Request, portalKey string, p cardvault.PPANProvider, form []b
 	defer request.Account.Hash.Wipe()
 	defer request.PAN.Wipe()
 	defer request.SecurityCode.Wipe()
+
 	if !payone.Verify(portalKey, of, request.Account.Hash) {
 		return refused("2006", "Parameter {hash} faulty or missing."), nil
 	}
@@ -191,6 +198,7 @@ func unescape(b []byte) (plain []byte, ok bool) {
 			}
 			c, size = high<<4|low, 3
 		}
+
 		plain, b = append(plain, c), b[size:]
 	}
 	return plain, true
