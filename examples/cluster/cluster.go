@@ -91,6 +91,7 @@ func (cl *cluster) open(ctx context.Context) (err error) {
 		Origins:         c.origins,
 		SecurityCodeTTL: c.securityCodeTTL,
 		SessionTTL:      c.sessionTTL,
+		Replicas:        c.replicas,
 		ClientAddr:      client,
 		Log:             cl.log,
 	})

@@ -21,7 +21,7 @@
 // DATA, which is made once:
 //
 //	cluster -store … -codes … -data … -base-url http://vault.example -setup
-//	cluster -store … -codes … -data … -base-url http://vault.example -replicas 1 -listen :8081
+//	cluster -store … -codes … -data … -base-url http://vault.example -replicas 2 -listen :8081
 //	cluster -proxy http://10.0.0.1:8081,http://10.0.0.2:8081 -addr :8080
 //
 // Any other proxy will do, if it asks GET /ready of a replica more often than once a
@@ -66,7 +66,7 @@ func main() {
 	flag.StringVar(&c.codes, "codes", "", "`URL` of the Valkey or Redis for security codes, or memory")
 	flag.BoolVar(&c.migrate, "migrate", true, "bring the schema of the store up to date first")
 	flag.BoolVar(&c.setup, "setup", false, "make what replicas need in the store and the data directory, and end")
-	flag.IntVar(&c.replicas, "replicas", 3, "`number` of replicas in this process")
+	flag.IntVar(&c.replicas, "replicas", 3, "`number` of replicas: all are in this process, or with -listen one of them")
 	flag.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` of the proxy; port 0 takes a free one")
 	flag.StringVar(&c.listen, "listen", "", "`address` of the one replica of this process, which has no proxy then")
 	flag.StringVar(&c.proxy, "proxy", "", "comma-separated `URLs` of replicas, for a process that is only their proxy")
@@ -103,8 +103,6 @@ func (c *config) wrong() string {
 		return "-store and -codes are needed"
 	case c.replicas < 1 || c.replicas > 100:
 		return "-replicas must be 1 to 100"
-	case c.listen != "" && c.replicas != 1:
-		return "-listen is for -replicas 1"
 	case (c.listen != "" || c.setup) && (c.store == "memory" || c.codes == "memory"):
 		return "other processes cannot reach what is in memory"
 	case c.setup && (c.baseURL == "" || c.listen != ""):

@@ -38,6 +38,7 @@ type Options struct {
 
 	SecurityCodeTTL time.Duration // of the vault; 0: its default
 	SessionTTL      time.Duration // of the vault; 0: its default
+	Replicas        int           // of the vault on its store; 0: one
 
 	// ClientAddr finds the client behind a proxy. If nil, it is who is connected.
 	ClientAddr func(*http.Request) netip.Addr
@@ -79,6 +80,7 @@ func (s *Sandbox) Vault() *cardvault.Options {
 		BaseURL:         s.opts.BaseURL,
 		SecurityCodeTTL: s.opts.SecurityCodeTTL,
 		SessionTTL:      s.opts.SessionTTL,
+		Replicas:        s.opts.Replicas,
 		Events:          s.told,
 		Webhooks:        s.sender,
 		Logger:          s.opts.Log,
