@@ -106,12 +106,14 @@ func newSuite(t testing.TB, h Harness) *suite {
 			s.numbers = append(s.numbers, string(digits(card.PAN)))
 		}
 	}
+
 	switch {
 	case h.Card.PAN.IsZero():
 		t.Fatal("networktest: Harness.Card has no number")
 	case s.network == nil:
 		t.Fatal("networktest: Harness.Open returned nil")
 	}
+
 	if s.Merchant == uuid.Nil {
 		s.Merchant = uuid.New()
 	}
@@ -181,9 +183,9 @@ func (s *suite) lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*car
 	return got, err
 }
 
-func (s *suite) payment(ref cardvault.NetworkTokenRef, key string) *cardvault.CryptogramRequest {
+func (s *suite) payment(ref cardvault.NetworkTokenRef, k string) *cardvault.CryptogramRequest {
 	return &cardvault.CryptogramRequest{
-		IdempotencyKey: key,
+		IdempotencyKey: k,
 		Token:          ref,
 		Scheme:         s.Scheme,
 		Merchant:       s.Merchant,
@@ -194,11 +196,11 @@ func (s *suite) payment(ref cardvault.NetworkTokenRef, key string) *cardvault.Cr
 }
 
 // cryptogram asks for a cryptogram and returns its value.
-func (s *suite) cryptogram(ctx context.Context, ref cardvault.NetworkTokenRef, key string) (value string, err error) {
+func (s *suite) cryptogram(ctx context.Context, ref cardvault.NetworkTokenRef, k string) (value string, err error) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	got, err := s.network.Cryptogram(ctx, s.payment(ref, key))
+	got, err := s.network.Cryptogram(ctx, s.payment(ref, k))
 	vaulttest.AssertNoLeak(s, s.numbers, got, err)
 	if err == nil {
 		err = s.checkCryptogram(got, ref)
@@ -295,15 +297,16 @@ func checkToken(got *cardvault.NetworkToken) error {
 	const (
 		pending  = cardvault.NetworkTokenPending
 		inactive = cardvault.NetworkTokenInactive
-		deleted  = cardvault.NetworkTokenDeleted
+		gone     = cardvault.NetworkTokenDeleted
 	)
+
 	what := ""
 	switch {
 	case got == nil:
 		what = "there is neither an answer nor an error"
 	case got.ID == "" || len(got.ID) > maxText:
 		what = "ID must have 1 to 255 bytes"
-	case got.State != pending && got.State != cardvault.NetworkTokenActive && got.State != inactive && got.State != deleted:
+	case got.State != pending && got.State != cardvault.NetworkTokenActive && got.State != inactive && got.State != gone:
 		what = "State must be pending, active, inactive or deleted"
 	case got.StateAt.After(time.Now().Add(time.Hour)):
 		what = "StateAt is in the future, so that what happens till then counts as older and is dropped"
@@ -311,7 +314,7 @@ func checkToken(got *cardvault.NetworkToken) error {
 		what = "SuspendedBy is set, but State is not inactive"
 	case got.SuspendedBy&^cardvault.OwnersOf(cardvault.OwnerIssuer, cardvault.OwnerScheme, cardvault.OwnerCardholder) != 0:
 		what = "SuspendedBy has an owner that does not exist"
-	case got.Invalidated && got.State != deleted:
+	case got.Invalidated && got.State != gone:
 		what = "Invalidated is set, but State is not deleted"
 	case len(got.Reason) > maxText:
 		what = "Reason must have at most 255 bytes"
@@ -323,6 +326,7 @@ func checkToken(got *cardvault.NetworkToken) error {
 	case got.Card.Expiry != cardvault.Expiry{} && !month(got.Card.Expiry):
 		what = "Card.Expiry must be a month and a year of four digits, or zero"
 	}
+
 	if what != "" {
 		return errors.New("networktest: network token: " + what)
 	}
@@ -338,6 +342,7 @@ func (s *suite) checkCryptogram(got *cardvault.Cryptogram, ref cardvault.Network
 		d := string(digits(got.Number))
 		var value string
 		got.Value.Expose(func(text []byte) { value = string(text) })
+
 		switch {
 		case got.TokenID != ref.ID:
 			what = "TokenID is not that of the network token that was asked for"
@@ -353,6 +358,7 @@ func (s *suite) checkCryptogram(got *cardvault.Cryptogram, ref cardvault.Network
 			what = `ECI must be two digits, or "" if there is none`
 		}
 	}
+
 	if what != "" {
 		return errors.New("networktest: cryptogram: " + what)
 	}
@@ -409,6 +415,7 @@ func checkRefusal(err error) error {
 	case e.RetryAfter < 0:
 		what = "RetryAfter is negative"
 	}
+
 	if what != "" {
 		return errors.New("networktest: refusal: " + what)
 	}

@@ -236,6 +236,7 @@ func provisionAfterTimeout(s *suite) {
 		s.promptly("Provision", func() { _, _ = s.provision(ctx, s.request(s.Card, token, 1)) })
 		cancel()
 	}
+
 	ids := make([]string, 2)
 	for i := range ids {
 		got, err := s.provision(s.Context(), s.request(s.Card, token, 1))
@@ -244,6 +245,7 @@ func provisionAfterTimeout(s *suite) {
 		}
 		ids[i] = got.ID
 	}
+
 	got, err := s.lookup(s.Context(), cardvault.NetworkTokenRef{IdempotencyKey: key(token, 1)})
 	if err != nil {
 		s.Fatalf("Lookup by the key of a call that was repeated: %v", err)
@@ -258,8 +260,10 @@ func refused(s *suite) {
 		s.Log("not checked: there is no Harness.Refused")
 		return
 	}
+
 	ctx, cancel := context.WithTimeout(s.Context(), patience)
 	defer cancel()
+
 	token := uuid.New()
 	var first *cardvault.NetworkError
 	for range 2 {
@@ -273,6 +277,7 @@ func refused(s *suite) {
 		}
 		var e *cardvault.NetworkError
 		errors.As(err, &e)
+
 		if first == nil {
 			first = e
 		} else if e.Source != first.Source || e.Code != first.Code {
@@ -347,6 +352,7 @@ func cryptogramKeys(s *suite) {
 		}
 		values = append(values, value)
 	}
+
 	again, err := s.cryptogram(s.Context(), ref, key(payment, 1))
 	var e *cardvault.NetworkError
 	switch {
@@ -447,6 +453,7 @@ func (s *suite) calls() []call {
 			return err
 		}},
 	}
+
 	if art, ok := s.network.(cardvault.ArtFetcher); ok {
 		if got, err := s.lookup(s.Context(), ref); err == nil && got.Art != "" {
 			all = append(all, call{"CardArt", func(ctx context.Context) error {
@@ -455,11 +462,13 @@ func (s *suite) calls() []call {
 			}})
 		}
 	}
+
 	if n, ok := s.network.(cardvault.Suspender); ok {
 		all = append(all,
 			call{"Suspend", func(ctx context.Context) error { return n.Suspend(ctx, ref) }},
 			call{"Resume", func(ctx context.Context) error { return n.Resume(ctx, ref) }})
 	}
+
 	return append(all, call{"Delete", func(ctx context.Context) error { return s.delete(ctx, ref) }})
 }
 
@@ -468,13 +477,13 @@ func contextEnded(s *suite) {
 	cancel()
 	expired, cancel := context.WithTimeout(s.Context(), 0)
 	defer cancel()
-	for _, call := range s.calls() {
+	for _, c := range s.calls() {
 		for _, ctx := range []context.Context{cancelled, expired} {
-			s.promptly(call.method, func() {
-				if err := call.do(ctx); err == nil {
-					s.Errorf("%s with a context that has ended succeeds", call.method)
+			s.promptly(c.method, func() {
+				if err := c.do(ctx); err == nil {
+					s.Errorf("%s with a context that has ended succeeds", c.method)
 				} else {
-					s.unanswered(ctx, call.method, err)
+					s.unanswered(ctx, c.method, err)
 				}
 			})
 		}
@@ -482,12 +491,12 @@ func contextEnded(s *suite) {
 }
 
 func contextEnds(s *suite) {
-	for _, call := range s.calls() {
-		s.promptly(call.method, func() {
+	for _, c := range s.calls() {
+		s.promptly(c.method, func() {
 			ctx, cancel := context.WithTimeout(s.Context(), time.Millisecond)
 			defer cancel()
-			if err := call.do(ctx); err != nil {
-				s.unanswered(ctx, call.method, err)
+			if err := c.do(ctx); err != nil {
+				s.unanswered(ctx, c.method, err)
 			}
 		})
 	}
@@ -505,21 +514,24 @@ func (s *suite) unanswered(ctx context.Context, method string, err error) {
 }
 
 func noCardData(s *suite) {
-	number := digits(s.Card.PAN)
-	wrong := slices.Clone(number)
+	pan := digits(s.Card.PAN)
+	wrong := slices.Clone(pan)
 	wrong[len(wrong)-1] = '0' + (wrong[len(wrong)-1]-'0'+1)%10
+
 	with := func(edit func(*cardvault.Card)) cardvault.Card {
 		card := s.Card
 		edit(&card)
 		return card
 	}
-	s.numbers = append(s.numbers, string(wrong), string(number)[:len(number)-1])
+
+	s.numbers = append(s.numbers, string(wrong), string(pan)[:len(pan)-1])
 	for what, card := range map[string]cardvault.Card{
 		"number that fails the Luhn check": with(func(c *cardvault.Card) { c.PAN = cardvault.NewPAN(wrong) }),
-		"number that is too short":         with(func(c *cardvault.Card) { c.PAN = cardvault.NewPAN(number[:len(number)-1]) }),
+		"number that is too short":         with(func(c *cardvault.Card) { c.PAN = cardvault.NewPAN(pan[:len(pan)-1]) }),
 		"card that has expired":            with(func(c *cardvault.Card) { c.Expiry.Year = 2001 }),
 		"card without expiry":              with(func(c *cardvault.Card) { c.Expiry = cardvault.Expiry{} }),
 	} {
+
 		r := s.request(card, uuid.New(), 1)
 		if _, err := s.provision(s.Context(), r); err != nil {
 			s.Logf("a %s: %v", what, err)
@@ -528,6 +540,7 @@ func noCardData(s *suite) {
 			s.Logf("Lookup of it: %v", err)
 		}
 	}
+
 	r := s.request(s.Card, uuid.New(), 1)
 	r.Scheme = 200
 	if _, err := s.provision(s.Context(), r); err != nil {
@@ -543,11 +556,13 @@ func concurrency(s *suite) {
 		if err := s.network.Eligible(s.Scheme, s.Merchant); err != nil {
 			return err
 		}
+
 		r := s.request(s.Card, uuid.New(), 1)
 		got, err := s.provision(s.Context(), r)
 		if err != nil {
 			return err
 		}
+
 		found, err := s.lookup(s.Context(), cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey})
 		if err != nil {
 			return err
@@ -555,15 +570,18 @@ func concurrency(s *suite) {
 		if found.ID != got.ID {
 			return errors.New("look-up by a key returns the network token of another")
 		}
+
 		if _, err := s.lookup(s.Context(), shared); err != nil {
 			return err
 		}
 		if err := s.delete(s.Context(), cardvault.NetworkTokenRef{ID: other(shared.ID), IdempotencyKey: key(uuid.New(), 1)}); err != nil {
 			return err
 		}
+
 		values[i], err = s.cryptogram(s.Context(), shared, key(payment, i))
 		return err
 	})
+
 	if n := len(slices.Compact(slices.Sorted(slices.Values(values)))); n != callers {
 		s.Errorf("%d payments at once have %d cryptograms", callers, n)
 	}
@@ -575,6 +593,7 @@ func suspender(s *suite) {
 		s.Log("not checked: the network is no Suspender")
 		return
 	}
+
 	ref := s.active()
 	for _, step := range []struct {
 		name   string
@@ -587,6 +606,7 @@ func suspender(s *suite) {
 		{"Resume", n.Resume, cardvault.NetworkTokenActive, 0},
 		{"Resume, repeated", n.Resume, cardvault.NetworkTokenActive, 0},
 	} {
+
 		ctx, cancel := context.WithTimeout(s.Context(), patience)
 		err := step.do(ctx, ref)
 		cancel()
@@ -594,6 +614,7 @@ func suspender(s *suite) {
 		if err != nil {
 			s.Fatalf("%s = %v", step.name, err)
 		}
+
 		got, err := s.lookup(s.Context(), ref)
 		if err != nil {
 			s.Fatalf("Lookup after %s: %v", step.name, err)
@@ -601,6 +622,7 @@ func suspender(s *suite) {
 		if got.State != step.state || got.SuspendedBy != step.owners {
 			s.Errorf("after %s: State %v, SuspendedBy %03b, want %v, %03b", step.name, got.State, got.SuspendedBy, step.state, step.owners)
 		}
+
 		if step.state == cardvault.NetworkTokenInactive {
 			s.none("a suspended network token", ref)
 		} else if _, err := s.cryptogram(s.Context(), ref, key(uuid.New(), 1)); err != nil {
@@ -623,6 +645,7 @@ func artFetcher(s *suite) {
 		s.Log("not checked: the network token of Harness.Card has no art")
 		return
 	}
+
 	fetch := func() (string, []byte) {
 		s.Helper()
 		ctx, cancel := context.WithTimeout(s.Context(), patience)
@@ -633,8 +656,10 @@ func artFetcher(s *suite) {
 		}
 		return mediaType, image
 	}
+
 	mediaType, image := fetch()
 	magic := map[string]string{"image/png": "\x89PNG\r\n\x1a\n", "image/jpeg": "\xff\xd8\xff"}[mediaType]
+
 	switch {
 	case magic == "":
 		s.Error("CardArt: the media type must be image/png or image/jpeg")
@@ -643,11 +668,13 @@ func artFetcher(s *suite) {
 	case len(image) > cardvault.MaxCardArt:
 		s.Errorf("CardArt: %d bytes, want at most %d", len(image), cardvault.MaxCardArt)
 	}
+
 	before := bytes.Clone(image)
 	clear(image)
 	if again, image := fetch(); again != mediaType || !bytes.Equal(image, before) {
 		s.Error("CardArt of one id changes")
 	}
+
 	ctx, cancel := context.WithTimeout(s.Context(), patience)
 	defer cancel()
 	if _, _, err := n.CardArt(ctx, uuid.NewString()); err == nil {
@@ -678,6 +705,7 @@ func feeder(s *suite) {
 		}()
 		return ended
 	}
+
 	ctx, cancel := context.WithCancel(s.Context())
 	ended := feed(ctx)
 	ref := s.active()
@@ -686,11 +714,13 @@ func feeder(s *suite) {
 			s.Errorf("Suspend = %v", err)
 		}
 	}
+
 	select {
 	case <-ended:
 		s.Error("Feed returned before its context ended")
 	case <-time.After(promptness / 4):
 	}
+
 	cancel()
 	s.await(ended, "Feed, after its context")
 	s.await(feed(ctx), "Feed, with a context that has ended")
@@ -719,5 +749,6 @@ func checkNotice(n *cardvault.Notice) error {
 			return fmt.Errorf("networktest: notice: %w", err)
 		}
 	}
+
 	return nil
 }

@@ -35,7 +35,7 @@ var gallery = func() map[string]func() ([]byte, error) {
 }()
 
 // CardArt implements [cardvault.ArtFetcher]: a PNG of 480 by 302.
-func (n *Network) CardArt(ctx context.Context, id string) (mediaType string, image []byte, err error) {
+func (n *Network) CardArt(ctx context.Context, id string) (mediaType string, picture []byte, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", nil, err
 	}
@@ -43,8 +43,8 @@ func (n *Network) CardArt(ctx context.Context, id string) (mediaType string, ima
 	if art == nil {
 		return "", nil, errors.New("simnet: no such card art")
 	}
-	image, err = art()
-	return "image/png", bytes.Clone(image), err
+	picture, err = art()
+	return "image/png", bytes.Clone(picture), err
 }
 
 type rgb [3]float64
@@ -90,6 +90,7 @@ func draw(palette [3]rgb) ([]byte, error) {
 	for _, y := range []int{110, 124, 138} {
 		layers = append(layers, layer{box(44, y, 64, 2, 0), groove, 1})
 	}
+
 	layers = append(layers,
 		layer{box(63, 107, 26, 36, 4), groove, 1},
 		layer{box(65, 109, 22, 32, 3), gold, 1},
@@ -105,12 +106,14 @@ func draw(palette [3]rgb) ([]byte, error) {
 		layer{ring(412, 240, 32, 18), accent, 1},
 		layer{disc(412, 240, 9), accent, 0.8},
 	)
+
 	m := image.NewNRGBA(image.Rect(0, 0, width, height))
 	canvas := make([]rgb, width*height)
 	for i := range canvas {
 		x, y := i%width, i/width
 		canvas[i] = mix(from, to, (float64(x)/width+float64(y)/height)/2)
 	}
+
 	for _, l := range layers {
 		l.shape.each(func(i int, covered float64) { canvas[i] = mix(canvas[i], l.colour, l.opacity*covered) })
 	}
@@ -118,6 +121,7 @@ func draw(palette [3]rgb) ([]byte, error) {
 		c := canvas[i]
 		m.SetNRGBA(i%width, i/width, color.NRGBA{uint8(c[0]), uint8(c[1]), uint8(c[2]), uint8(255 * covered)})
 	})
+
 	var b bytes.Buffer
 	err := png.Encode(&b, m)
 	return b.Bytes(), err

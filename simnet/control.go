@@ -24,35 +24,35 @@ type Control struct{ n *Network }
 func (n *Network) Control() *Control { return &Control{n} }
 
 // Suspend has the issuer suspend the network token. One that is pending stays so.
-func (c *Control) Suspend(ctx context.Context, token uuid.UUID) error {
-	return c.happen(ctx, token, cardvault.NoticeSuspended)
+func (c *Control) Suspend(ctx context.Context, id uuid.UUID) error {
+	return c.happen(ctx, id, cardvault.NoticeSuspended)
 }
 
 // Resume ends what Suspend began. The network token is active again if nobody
 // else suspends it.
-func (c *Control) Resume(ctx context.Context, token uuid.UUID) error {
-	return c.happen(ctx, token, cardvault.NoticeResumed)
+func (c *Control) Resume(ctx context.Context, id uuid.UUID) error {
+	return c.happen(ctx, id, cardvault.NoticeResumed)
 }
 
 // Delete has the issuer delete the network token, for good.
-func (c *Control) Delete(ctx context.Context, token uuid.UUID) error {
-	return c.happen(ctx, token, cardvault.NoticeDeleted)
+func (c *Control) Delete(ctx context.Context, id uuid.UUID) error {
+	return c.happen(ctx, id, cardvault.NoticeDeleted)
 }
 
 // Invalidate ends the card, and the network token with it.
-func (c *Control) Invalidate(ctx context.Context, token uuid.UUID) error {
-	return c.happen(ctx, token, cardvault.NoticeInvalidated)
+func (c *Control) Invalidate(ctx context.Context, id uuid.UUID) error {
+	return c.happen(ctx, id, cardvault.NoticeInvalidated)
 }
 
 // Replace gives the card a new number, of which only the last four digits are
 // told, and an expiry four years later.
-func (c *Control) Replace(ctx context.Context, token uuid.UUID) error {
-	return c.happen(ctx, token, cardvault.NoticeCardReplaced)
+func (c *Control) Replace(ctx context.Context, id uuid.UUID) error {
+	return c.happen(ctx, id, cardvault.NoticeCardReplaced)
 }
 
 // Renew gives the card an expiry three years later.
-func (c *Control) Renew(ctx context.Context, token uuid.UUID) error {
-	return c.happen(ctx, token, cardvault.NoticeCardRenewed)
+func (c *Control) Renew(ctx context.Context, id uuid.UUID) error {
+	return c.happen(ctx, id, cardvault.NoticeCardRenewed)
 }
 
 // maxAttempts bounds how many provisionings of a token are looked at. Those whose
@@ -62,6 +62,7 @@ const maxAttempts = 100
 func (c *Control) happen(ctx context.Context, id uuid.UUID, kind cardvault.NoticeKind) error {
 	now := c.n.now()
 	var latest *held
+
 	err := c.n.store.View(ctx, func(tx store.ReadTx) error {
 		attempts, err := tx.Lookup(kindAttempt, id[:], maxAttempts)
 		if err != nil {
@@ -78,12 +79,15 @@ func (c *Control) happen(ctx context.Context, id uuid.UUID, kind cardvault.Notic
 		}
 		return nil
 	})
+
 	if err != nil {
 		return err
 	}
+
 	if latest == nil {
 		return ErrUnknownToken
 	}
+
 	err = c.n.update(ctx, latest.record.ID, func(t *token) (changed bool, err error) {
 		return t.happen(kind, cardvault.OwnerIssuer, now), nil
 	})

@@ -29,18 +29,22 @@ func (n *Network) Feed(ctx context.Context, sink func(context.Context, *cardvaul
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
+
 		news, now := n.woken(), n.now()
 		var due []*store.Record
 		var next time.Time
+
 		err := n.store.View(ctx, func(tx store.ReadTx) (err error) {
 			if due, err = tx.Due(kindAttempt, time.UnixMicro(now), 1); err == nil && len(due) == 0 {
 				next, err = tx.Next(kindAttempt)
 			}
 			return err
 		})
+
 		if err == nil && len(due) == 1 {
 			err = n.deliver(ctx, due[0], now, sink)
 		}
+
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -49,11 +53,13 @@ func (n *Network) Feed(ctx context.Context, sink func(context.Context, *cardvaul
 		case len(due) == 1:
 			continue
 		}
+
 		var wait <-chan time.Time
 		if !next.IsZero() {
 			timer.Reset(time.Duration(next.UnixMicro()-now) * time.Microsecond)
 			wait = timer.C
 		}
+
 		select {
 		case <-ctx.Done():
 			return nil
@@ -73,16 +79,20 @@ func (n *Network) deliver(ctx context.Context, r *store.Record, now int64, sink 
 	if a.Token != nil {
 		a.Token.settle(now)
 	}
+
 	if a.Token == nil || len(a.Token.Outbox) == 0 {
 		return fmt.Errorf("simnet: %w", store.ErrDamaged)
 	}
 	first := a.Token.Outbox[0]
+
 	err := sink(ctx, a.Token.notice(r.ID, first))
 	if err != nil && ctx.Err() != nil {
 		return nil
 	}
+
 	now = n.now()
 	done := err == nil || errors.Is(err, cardvault.ErrNotFound) && now-first.Due >= unknownFor.Microseconds()
+
 	// What was delivered is stored as such even if ctx has ended since.
 	return n.update(context.WithoutCancel(ctx), r.ID, func(t *token) (changed bool, err error) {
 		i := slices.Index(t.Outbox, first)

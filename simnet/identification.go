@@ -30,14 +30,17 @@ func (n *Network) Identify(ctx context.Context, r *cardvault.IDVRequest) (*cardv
 	if s := scenarios[code]; !s.identified {
 		return &cardvault.IDVResult{State: cardvault.IDVNotNeeded}, nil
 	}
+
 	if !keyOK(r.IdempotencyKey) {
 		return nil, errors.New("simnet: idempotency key must have 1 to 64 bytes")
 	}
+
 	id := random(n.mac("identification", []byte(r.IdempotencyKey)))
 	fresh := identification{Scheme: scheme(r.Scheme)}
 	if n.challenge == "" {
 		fresh.Ends = n.now() + later.Microseconds()
 	}
+
 	return n.identification(ctx, id, func(tx store.Tx, i *identification, err error) error {
 		if !errors.Is(err, store.ErrNotFound) {
 			return err
@@ -116,6 +119,7 @@ func (n *Network) result(id uuid.UUID, i *identification, err error) (*cardvault
 	if err != nil {
 		return nil, err
 	}
+
 	got := &cardvault.IDVResult{State: cardvault.IDVPending, Reference: id.String()}
 	switch {
 	case i.Ends == 0:
@@ -136,6 +140,7 @@ func (n *Network) result(id uuid.UUID, i *identification, err error) (*cardvault
 			got.Authentication.ECI = "02"
 		}
 	}
+
 	return got, nil
 }
 

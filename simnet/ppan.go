@@ -42,14 +42,15 @@ func (n *Network) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (p *
 }
 
 func (n *Network) ppan(digits []byte, e cardvault.Expiry) *cardvault.PPAN {
-	scheme, lengthOK := iin.Detect(digits)
-	switch scenarioOf(cardvault.Scheme(scheme), digits) {
+	of, lengthOK := iin.Detect(digits)
+	switch scenarioOf(cardvault.Scheme(of), digits) {
 	case 81:
 		return notPPAN(cardvault.PPANInvalid, "4", "Card not approved.")
 	case 82:
 		return notPPAN(cardvault.PPANError, "2003", "Merchant not found or without rights.")
 	}
-	kind := cardType(scheme, digits)
+
+	kind := cardType(of, digits)
 	switch {
 	case !lengthOK || !iin.Luhn(digits):
 		return notPPAN(cardvault.PPANInvalid, "14", "Invalid card.")
@@ -58,10 +59,12 @@ func (n *Network) ppan(digits []byte, e cardvault.Expiry) *cardvault.PPAN {
 	case e.Month < 1 || e.Month > 12 || e.Expired(time.UnixMicro(n.now())):
 		return notPPAN(cardvault.PPANInvalid, "33", "Expiry date invalid.")
 	}
+
 	pseudo := []byte("9410010000000000000")
 	for i, b := range n.mac("ppan", digits)[:13] {
 		pseudo[6+i] = '0' + b%10
 	}
+
 	end := len(digits) - 4
 	return &cardvault.PPAN{
 		Status:       cardvault.PPANValid,

@@ -33,21 +33,21 @@ func known(s cardvault.Scheme) bool { return int(s) < len(issuers) && issuers[s]
 
 // ScenarioPAN returns the test card number of a scenario, 0 to 999, for a scheme.
 // It panics for any other scenario, and for SchemeUnknown.
-func ScenarioPAN(scheme cardvault.Scheme, scenario int) cardvault.PAN {
-	if !known(scheme) || scenario < 0 || scenario > 999 {
+func ScenarioPAN(s cardvault.Scheme, code int) cardvault.PAN {
+	if !known(s) || code < 0 || code > 999 {
 		panic("simnet: no such scenario or scheme")
 	}
-	is := issuers[scheme]
-	digits := fmt.Appendf(nil, "%s%0*d", is.cards, is.cardDigits-len(is.cards)-1, scenario)
+	is := issuers[s]
+	digits := fmt.Appendf(nil, "%s%0*d", is.cards, is.cardDigits-len(is.cards)-1, code)
 	return cardvault.NewPAN(append(digits, iin.CheckDigit(digits)))
 }
 
-// scenarioOf returns the scenario of a card number, 0 for one that is no scenario's.
-func scenarioOf(scheme cardvault.Scheme, digits []byte) (code int) {
-	if !known(scheme) {
+// scenarioOf returns the scenario of a card code, 0 for one that is no scenario's.
+func scenarioOf(of cardvault.Scheme, digits []byte) (code int) {
+	if !known(of) {
 		return 0
 	}
-	is, end := issuers[scheme], len(digits)-1
+	is, end := issuers[of], len(digits)-1
 	if len(digits) != is.cardDigits || string(digits[:6]) != is.cards {
 		return 0
 	}

@@ -193,18 +193,21 @@ func New(ctx context.Context, s store.Store, opts *Options) (*Network, error) {
 	if opts != nil {
 		o = *opts
 	}
+
 	if o.Schemes == nil {
 		o.Schemes = []cardvault.Scheme{
 			cardvault.SchemeVISA, cardvault.SchemeMastercard, cardvault.SchemeAmericanExpress, cardvault.SchemeDiscover,
 		}
 	}
+
 	n := &Network{store: s, shared: o.Shared, challenge: o.ChallengeURL, news: make(chan struct{})}
-	for _, scheme := range o.Schemes {
-		if !known(scheme) {
+	for _, of := range o.Schemes {
+		if !known(of) {
 			return nil, errors.New("simnet: Options.Schemes has one that the simulator does not know")
 		}
-		n.enabled[scheme] = true
+		n.enabled[of] = true
 	}
+
 	seed, err := seedOf(ctx, s, o.Seed)
 	if err != nil {
 		return nil, err
@@ -219,6 +222,7 @@ func seedOf(ctx context.Context, s store.Store, seed uint64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	var st state
 	err = s.Update(ctx, func(tx store.Tx) error {
 		r, err := tx.Get(kindState, stateID)
@@ -230,6 +234,7 @@ func seedOf(ctx context.Context, s store.Store, seed uint64) (uint64, error) {
 		}
 		return decode(r, &st)
 	})
+
 	if err == nil && st.Format > format {
 		err = fmt.Errorf("simnet: %w", store.ErrFormat)
 	}
@@ -281,8 +286,8 @@ func (n *Network) Name() string { return "simulator" }
 
 // Eligible implements [cardvault.Network]: every merchant is enrolled for the
 // schemes of [Options].
-func (n *Network) Eligible(scheme cardvault.Scheme, _ uuid.UUID) error {
-	if !known(scheme) || !n.enabled[scheme] {
+func (n *Network) Eligible(s cardvault.Scheme, _ uuid.UUID) error {
+	if !known(s) || !n.enabled[s] {
 		return &cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "scheme_not_enabled"}
 	}
 	return nil
@@ -303,6 +308,7 @@ func (n *Network) Provision(ctx context.Context, r *cardvault.ProvisionRequest) 
 			Source: cardvault.SourceScheme, Code: "invalid_card_data", SchemeCode: "INVALID_PAN",
 		}
 	}
+
 	s := scenarios[code]
 	switch {
 	case s.refused == always, s.identified && r.Identification != cardvault.IdentificationChecked:
@@ -311,10 +317,11 @@ func (n *Network) Provision(ctx context.Context, r *cardvault.ProvisionRequest) 
 		<-ctx.Done()
 		return nil, ctx.Err()
 	case s.slow:
-		if err := wait(ctx, slowness); err != nil {
+		if err := sleep(ctx, slowness); err != nil {
 			return nil, err
 		}
 	}
+
 	row, now := n.row(r.IdempotencyKey), n.now()
 	fresh := newToken(r.Scheme, code, c, now)
 	var h *held
@@ -323,27 +330,10 @@ func (n *Network) Provision(ctx context.Context, r *cardvault.ProvisionRequest) 
 			return err // or nil: the key was used before
 		}
 		record := &store.Record{Kind: kindAttempt, ID: row, Lookup: [][]byte{r.TokenID[:]}}
-		if s.refused > 0 {
-			before, err := tx.Lookup(kindAttempt, r.TokenID[:], s.refused)
-			if err != nil {
-				return err
-			}
-			if len(before) < s.refused {
-				h = &held{record: record}
-				return put(tx, record, &attempt{Refused: true})
-			}
-		}
-		if n.shared {
-			if h, err = n.share(tx, cardID, row, now); err != nil {
-				return err
-			}
-			if h != nil {
-				return put(tx, record, &attempt{Of: h.record.ID})
-			}
-		}
-		h = &held{record, fresh}
-		return put(tx, record, &attempt{Token: fresh})
+		h, err = n.attempt(tx, record, fresh, cardID)
+		return err
 	})
+
 	switch {
 	case err != nil:
 		return nil, err
@@ -353,10 +343,36 @@ func (n *Network) Provision(ctx context.Context, r *cardvault.ProvisionRequest) 
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
+
 	if len(fresh.Outbox) > 0 {
 		n.wake()
 	}
 	return h.token.tell(h.record.ID, h.token.First), nil
+}
+
+// attempt puts the first attempt under a key, and returns the network token that it
+// leads to: fresh, another one of the same card, or none if the scenario refuses it.
+func (n *Network) attempt(tx store.Tx, record *store.Record, fresh *token, cardID uuid.UUID) (*held, error) {
+	if refused := scenarios[fresh.Scenario].refused; refused > 0 {
+		before, err := tx.Lookup(kindAttempt, record.Lookup[0], refused)
+		if err != nil {
+			return nil, err
+		}
+		if len(before) < refused {
+			return &held{record: record}, put(tx, record, &attempt{Refused: true})
+		}
+	}
+
+	if n.shared {
+		h, err := n.share(tx, cardID, record.ID, fresh.Made)
+		if err != nil {
+			return nil, err
+		}
+		if h != nil {
+			return h, put(tx, record, &attempt{Of: h.record.ID})
+		}
+	}
+	return &held{record, fresh}, put(tx, record, &attempt{Token: fresh})
 }
 
 // Lookup implements [cardvault.Network].
@@ -374,6 +390,7 @@ func (n *Network) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest
 	if !keyOK(r.IdempotencyKey) {
 		return nil, badRequest()
 	}
+
 	h, err := n.look(ctx, r.Token)
 	switch {
 	case errors.Is(err, cardvault.ErrUnknownNetworkToken):
@@ -385,25 +402,20 @@ func (n *Network) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest
 	case h.token.State != active:
 		return nil, badState()
 	}
+
 	t, s := h.token, scenarios[h.token.Scenario].cryptogram
 	switch {
 	case s.hangs:
 		<-ctx.Done()
 		return nil, ctx.Err()
 	case s.slow:
-		if err := wait(ctx, slowness); err != nil {
+		if err := sleep(ctx, slowness); err != nil {
 			return nil, err
 		}
 	case s.refused == always:
 		return nil, s.refusal()
 	case t.Refusals < s.refused:
-		refused := false
-		err := n.update(ctx, h.record.ID, func(t *token) (changed bool, err error) {
-			if refused = t.Refusals < s.refused; refused {
-				t.Refusals++
-			}
-			return refused, nil
-		})
+		refused, err := n.countRefusal(ctx, h.record.ID, s.refused)
 		if err != nil {
 			return nil, err
 		}
@@ -411,6 +423,7 @@ func (n *Network) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest
 			return nil, s.refusal()
 		}
 	}
+
 	size, eci := 20, "07"
 	if t.Scheme == scheme(cardvault.SchemeMastercard) {
 		size, eci = 19, "06"
@@ -418,6 +431,7 @@ func (n *Network) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest
 	if s.noECI {
 		eci = ""
 	}
+
 	value := n.mac("cryptogram", h.record.ID[:], []byte(r.IdempotencyKey))
 	return &cardvault.Cryptogram{
 		TokenID: tokenID(h.record.ID),
@@ -426,6 +440,18 @@ func (n *Network) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest
 		Value:   cardvault.NewCryptogramValue(base64.StdEncoding.AppendEncode(nil, value[:size])),
 		ECI:     eci,
 	}, nil
+}
+
+// countRefusal counts a cryptogram that is refused, up to a limit, and reports whether
+// it was counted.
+func (n *Network) countRefusal(ctx context.Context, row uuid.UUID, limit int) (counted bool, err error) {
+	err = n.update(ctx, row, func(t *token) (changed bool, err error) {
+		if counted = t.Refusals < limit; counted {
+			t.Refusals++
+		}
+		return counted, nil
+	})
+	return counted, err
 }
 
 // Delete implements [cardvault.Network]. Nothing more is told of the network token.
@@ -475,8 +501,8 @@ func badState() error {
 
 func keyOK(key string) bool { return len(key) >= 1 && len(key) <= 64 }
 
-// wait waits for d, or until ctx ends.
-func wait(ctx context.Context, d time.Duration) error {
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -522,12 +548,12 @@ func (n *Network) row(key string) uuid.UUID { return uuid.UUID(n.mac("attempt", 
 func (n *Network) number(row uuid.UUID, t *token) cardvault.PAN {
 	is := issuers[t.Scheme]
 	digits := make([]byte, is.tokenDigits)
-	for draw := range byte(10) { // one in 3,000 is drawn again
-		random := n.mac("number", row[:], []byte{byte(t.Generation), draw})
+	for try := range byte(10) { // one in 3,000 is drawn again
+		bytes := n.mac("number", row[:], []byte{byte(t.Generation), try})
 		copy(digits, is.tokens)
 		end := len(digits) - 1
 		for i := len(is.tokens); i < end; i++ {
-			digits[i] = '0' + random[i]%10
+			digits[i] = '0' + bytes[i]%10
 		}
 		digits[end] = iin.CheckDigit(digits[:end])
 		if four := string(digits[end-3:]); four != t.First.LastFour && four != newLastFours[0] && four != newLastFours[1] {

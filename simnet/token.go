@@ -106,12 +106,14 @@ func newToken(of cardvault.Scheme, code int, c card, now int64) *token {
 	if of != cardvault.SchemeVISA {
 		t.Expiry = after(c.Expiry, 3)
 	}
+
 	s := scenarios[code]
 	if s.pending {
 		t.State = pending
 	}
-	for _, step := range s.steps {
-		c := t.next(step.kind, cardvault.OwnerIssuer, now+step.after.Microseconds())
+
+	for _, st := range s.steps {
+		c := t.next(st.kind, cardvault.OwnerIssuer, now+st.after.Microseconds())
 		t.Timeline = append(t.Timeline, c)
 		switch {
 		case s.silent:
@@ -163,40 +165,41 @@ func (t *token) happen(kind cardvault.NoticeKind, by cardvault.Owner, now int64)
 // apply makes a change and reports whether it means something in this state.
 func (t *token) apply(c change) bool {
 	owner := cardvault.OwnersOf(c.By)
-	state, owners := t.State, t.SuspendedBy
+	current, owners := t.State, t.SuspendedBy
 	switch c.Kind {
 	case cardvault.NoticeActivated:
-		if state != pending {
+		if current != pending {
 			return false
 		}
-		state = active
+		current = active
 	case cardvault.NoticeSuspended:
-		if state == pending || state == deleted || owners&owner != 0 {
+		if current == pending || current == deleted || owners&owner != 0 {
 			return false
 		}
-		state, owners = inactive, owners|owner
+		current, owners = inactive, owners|owner
 	case cardvault.NoticeResumed:
 		if owners&owner == 0 {
 			return false
 		}
 		if owners &^= owner; owners == 0 {
-			state = active
+			current = active
 		}
 	case cardvault.NoticeDeleted, cardvault.NoticeInvalidated:
-		if state == deleted {
+		if current == deleted {
 			return false
 		}
-		state, owners = deleted, 0
+		current, owners = deleted, 0
 		t.Invalidated = c.Kind == cardvault.NoticeInvalidated
 		t.Outbox = slices.DeleteFunc(t.Outbox, func(o notice) bool { return o.Due > c.At })
 	default:
-		if state == deleted {
+		if current == deleted {
 			return false
 		}
 		t.renew(c.Kind)
 	}
-	if state != t.State || owners != t.SuspendedBy {
-		t.State, t.SuspendedBy, t.StateAt = state, owners, c.At
+
+	if current != t.State || owners != t.SuspendedBy {
+		t.State, t.SuspendedBy, t.StateAt = current, owners, c.At
 	}
 	t.Last = c.At
 	return true
@@ -243,6 +246,7 @@ func (t *token) tell(row uuid.UUID, c card) *cardvault.NetworkToken {
 	case t.State == deleted:
 		reason = schemeCodes[cardvault.NoticeDeleted]
 	}
+
 	return &cardvault.NetworkToken{
 		ID:                    tokenID(row),
 		State:                 cardvault.NetworkTokenStatus(t.State),
@@ -348,6 +352,7 @@ func (n *Network) share(tx store.Tx, cardID, row uuid.UUID, now int64) (*held, e
 			return h, err
 		}
 	}
+
 	r.Shown = row[:]
 	r.Version++
 	tx.Put(r)
@@ -391,12 +396,14 @@ func (n *Network) update(ctx context.Context, row uuid.UUID, f func(*token) (cha
 		if h.token == nil {
 			return cardvault.ErrUnknownNetworkToken
 		}
+
 		changed, err := f(h.token)
 		if err != nil || !changed {
 			return err
 		}
 		return put(tx, h.record, &attempt{Token: h.token})
 	})
+
 	if errors.Is(err, store.ErrNotFound) {
 		return cardvault.ErrUnknownNetworkToken
 	}

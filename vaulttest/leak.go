@@ -84,6 +84,7 @@ func contents(t testing.TB, sinks []any) iter.Seq2[string, []byte] {
 	return func(yield func(string, []byte) bool) {
 		for i, sink := range sinks {
 			name := fmt.Sprintf("sink %d (%T)", i+1, sink)
+
 			switch s := sink.(type) {
 			case nil:
 			case string:
@@ -137,6 +138,7 @@ func files(t testing.TB, name string, fsys fs.FS) iter.Seq2[string, []byte] {
 			if err != nil || d.IsDir() {
 				return err
 			}
+
 			f, err := fsys.Open(path)
 			if err != nil {
 				return err
@@ -148,6 +150,7 @@ func files(t testing.TB, name string, fsys fs.FS) iter.Seq2[string, []byte] {
 			}
 			return nil
 		})
+
 		if err != nil {
 			t.Fatalf("vaulttest: reading %s: %v", name, err)
 		}
@@ -215,6 +218,7 @@ func viewsOf(b []byte) []view {
 		for _, c := range v.steps {
 			v.text = append(v.text, c)
 		}
+
 		if !bytes.Equal(v.text, b) {
 			v.folded = lower(v.text)
 			views = append(views, v)
@@ -255,6 +259,7 @@ func unescaped(b []byte) iter.Seq2[int, byte] {
 					}
 				}
 			}
+
 			for _, c := range char {
 				if !yield(i, c) {
 					return
@@ -298,6 +303,7 @@ func findSecret(views []view, secret string) (form string, offset int) {
 	if len(secret) < shortest {
 		return findWord(views, lower([]byte(secret)))
 	}
+
 	needles := needlesOf([]byte(secret))
 	for _, v := range views {
 		for _, n := range needles {
@@ -305,6 +311,7 @@ func findSecret(views []view, secret string) (form string, offset int) {
 			if n.fold {
 				text = v.folded
 			}
+
 			i := bytes.Index(text, n.text)
 			switch {
 			case i < 0:
@@ -355,6 +362,7 @@ func needlesOf(b []byte) []needle {
 		{"reversed text", lower(reversed), true},
 		{"hexadecimal", hex.AppendEncode(nil, b), true},
 	}
+
 	for shift := range 3 {
 		padded := append(make([]byte, shift), b...)
 		for _, alphabet := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
@@ -363,6 +371,7 @@ func needlesOf(b []byte) []needle {
 			ns = append(ns, needle{"base64", []byte(text), false})
 		}
 	}
+
 	for _, list := range []struct{ verb, separator string }{
 		{"%d", " "}, {"%d", ","}, {"%d", ", "}, {"%02x", " "}, {"0x%x", ", "}, {"0x%02x", ", "},
 	} {
@@ -372,12 +381,14 @@ func needlesOf(b []byte) []needle {
 		}
 		ns = append(ns, needle{"a list of bytes", []byte(strings.Join(items, list.separator)), true})
 	}
+
 	var little, big []byte
 	for _, unit := range utf16.Encode([]rune(string(b))) {
 		little = binary.LittleEndian.AppendUint16(little, unit)
 		big = binary.BigEndian.AppendUint16(big, unit)
 	}
 	ns = append(ns, needle{"UTF-16", lower(little), true}, needle{"UTF-16", lower(big), true})
+
 	if !slices.ContainsFunc(b, func(c byte) bool { return !isDigit(c) }) {
 		for start := range 2 { // whichever half of a byte it begins in
 			packed, err := hex.AppendDecode(nil, b[start:start+(len(b)-start)/2*2])
@@ -398,6 +409,7 @@ func findNumber(text []byte, allow []string) int {
 		if !isDigit(text[i]) {
 			continue
 		}
+
 		// Groups of digits with one space or dash between them.
 		groups := [][2]int{{i, i}}
 		for ; i < len(text); i++ {
@@ -410,6 +422,7 @@ func findNumber(text []byte, allow []string) int {
 				groups[len(groups)-1][1] = i + 1
 			}
 		}
+
 		for g := range groups {
 			for _, n := range numberShape(groups[g:]) {
 				from, to := groups[g][0], groups[g+n-1][1]
@@ -465,7 +478,7 @@ func withoutUUIDs(text []byte) []byte {
 	const form = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
 	fits := func(run []byte) bool {
 		for i, c := range run {
-			if hex := isDigit(c) || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F'; form[i] == '-' && c != '-' || form[i] != '-' && !hex {
+			if digit := isDigit(c) || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F'; form[i] == '-' && c != '-' || form[i] != '-' && !digit {
 				return false
 			}
 		}
