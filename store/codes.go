@@ -31,10 +31,6 @@ type CodeCache interface {
 	// Get returns the value of id, or ErrNotFound.
 	Get(ctx context.Context, id uuid.UUID) ([]byte, error)
 
-	// Take returns the value of id and erases it, or returns ErrNotFound. Of
-	// several calls at a time one gets the value.
-	Take(ctx context.Context, id uuid.UUID) ([]byte, error)
-
 	// Delete erases the value of id, if there is one. Once it has returned no
 	// call that begins later gets it.
 	Delete(ctx context.Context, id uuid.UUID) error

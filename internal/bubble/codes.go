@@ -71,14 +71,6 @@ func (o outsideCodes) Get(ctx context.Context, id uuid.UUID) (value []byte, err 
 	return value, err
 }
 
-func (o outsideCodes) Take(ctx context.Context, id uuid.UUID) (value []byte, err error) {
-	err = o.do(ctx, id, func(ctx context.Context, _ time.Time) (err error) {
-		value, err = o.cache.Take(ctx, id)
-		return err
-	})
-	return value, err
-}
-
 func (o outsideCodes) Delete(ctx context.Context, id uuid.UUID) error {
 	return o.do(ctx, id, func(ctx context.Context, _ time.Time) error { return o.cache.Delete(ctx, id) })
 }

@@ -17,8 +17,7 @@ import (
 var _ store.CodeCache = (*Cache)(nil)
 
 // A Cache is a [store.CodeCache]. It overwrites a value with zeros at the instant
-// its time is over, and whenever it goes otherwise than through Take. It has no
-// goroutine of its own; dropped without Close it still erases each value in time.
+// its time is over, and whenever it goes earlier. It has no goroutine of its own; dropped without Close it still erases each value in time.
 type Cache struct {
 	capacity int
 	evicted  func(uint64)
@@ -100,19 +99,6 @@ func (c *Cache) Get(ctx context.Context, id uuid.UUID) ([]byte, error) {
 	return bytes.Clone(e.value), nil
 }
 
-// Take implements [store.CodeCache].
-func (c *Cache) Take(ctx context.Context, id uuid.UUID) ([]byte, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e, err := c.find(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	c.entries.Remove(id)
-	e.timer.Stop()
-	return e.value, nil
-}
-
 // Delete implements [store.CodeCache].
 func (c *Cache) Delete(ctx context.Context, id uuid.UUID) error {
 	c.mu.Lock()
@@ -162,8 +148,8 @@ func (c *Cache) erase(id uuid.UUID) {
 	}
 }
 
-// expire erases e, unless it has gone while the timer waited for the lock: its
-// value may be the caller's by now, and the id another's.
+// expire erases e, unless it has gone while the timer waited for the lock: its id may
+// be that of another entry by now.
 func (c *Cache) expire(e *entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

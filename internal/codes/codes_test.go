@@ -70,9 +70,6 @@ func TestExpiry(t *testing.T) {
 		put(t, c, 2, ttl)
 		<-time.After(1)
 		has(t, c, 1, false)
-		if _, err := c.Take(t.Context(), id(1)); !errors.Is(err, store.ErrNotFound) {
-			t.Errorf("Take = %v", err)
-		}
 		has(t, c, 2, true)
 		<-time.After(ttl - 1)
 		has(t, c, 2, false)
@@ -169,35 +166,7 @@ func TestTooLong(t *testing.T) {
 	}
 }
 
-func TestTakeRace(t *testing.T) {
-	const rounds = 20_000
-	c := codes.New(rounds, nil)
-	defer closed(t, c)
-	for n := range uint64(rounds) {
-		put(t, c, n, time.Hour)
-	}
-	var wins [2]int
-	var group sync.WaitGroup
-	for i := range wins {
-		group.Go(func() {
-			for n := range uint64(rounds) {
-				got, err := c.Take(context.Background(), id(n))
-				switch {
-				case err == nil && string(got) == strconv.FormatUint(n, 10):
-					wins[i]++
-				case !errors.Is(err, store.ErrNotFound):
-					t.Errorf("Take(%d) = %d bytes, %v", n, len(got), err)
-				}
-			}
-		})
-	}
-	group.Wait()
-	if wins[0]+wins[1] != rounds {
-		t.Errorf("%d and %d wins of %d", wins[0], wins[1], rounds)
-	}
-}
-
-func BenchmarkPutTake(b *testing.B) {
+func BenchmarkPutGetDelete(b *testing.B) {
 	for _, goroutines := range []int{1, 2} {
 		b.Run(strconv.Itoa(goroutines), func(b *testing.B) {
 			c := codes.New(1000, nil)
@@ -212,7 +181,10 @@ func BenchmarkPutTake(b *testing.B) {
 						if err := c.Put(context.Background(), id, value, time.Minute); err != nil {
 							b.Error(err)
 						}
-						if _, err := c.Take(context.Background(), id); err != nil {
+						if _, err := c.Get(context.Background(), id); err != nil {
+							b.Error(err)
+						}
+						if err := c.Delete(context.Background(), id); err != nil {
 							b.Error(err)
 						}
 					}

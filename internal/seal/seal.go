@@ -66,9 +66,6 @@ const (
 	partSecret = 2
 )
 
-// Overhead is what sealing adds to a plaintext, in bytes.
-const Overhead = overhead
-
 // A Box seals and opens the records of one vault. It is safe for concurrent use.
 type Box struct {
 	current atomic.Pointer[current]

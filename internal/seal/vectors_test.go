@@ -234,7 +234,7 @@ func TestRecordVectors(t *testing.T) {
 				t.Fatal(err)
 			}
 			same(t, "plaintext of a new seal", plain, v.Plaintext)
-			if got, want := len(sealed), len(plain)+seal.Overhead; got != want {
+			if got, want := len(sealed), len(plain)+overhead; got != want {
 				t.Errorf("%d bytes sealed, want %d", got, want)
 			}
 			if bytes.Equal(sealed[6:18], v.Nonce) {

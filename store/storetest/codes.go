@@ -54,8 +54,6 @@ var codeRules = []codeRule{
 	{"Absent", "An absent value is ErrNotFound and never an empty one: the vault then says that it has no code.", absent},
 	{"Overwrite", "Put replaces what was there: a shopper who enters a code again means the new one.", overwrite},
 	{"IDsApart", "Ids are compared in all their bits: a code must never go out with another card.", idsApart},
-	{"Take", "Take returns the value and erases it, and nothing else.", take},
-	{"TakeOnce", "Of several calls of Take at a time one gets the value: a code is used once.", takeOnce},
 	{"Delete", "Delete erases, also what is not there.", deleteCodes},
 	{"DeleteRace", "Once Delete has returned, no call that begins later gets the value: the vault then says that it is gone.", deleteRace},
 	{"Expiry", "From the instant its time is over a value is not returned, however often it was read: PCI DSS lets nobody keep it.", expiry},
@@ -95,15 +93,16 @@ func holdsCode(t testing.TB, c store.CodeCache, what string, id uuid.UUID, want 
 
 func checkCode(c store.CodeCache, id uuid.UUID, want []byte) error {
 	got, err := c.Get(ctx, id)
-	return same("Get", got, err, want)
+	return same(got, err, want)
 }
 
-func same(call string, got []byte, err error, want []byte) error {
+// same compares the answer of a Get with the value that was put.
+func same(got []byte, err error, want []byte) error {
 	if err != nil {
-		return fmt.Errorf("%s: %w", call, err)
+		return fmt.Errorf("Get: %w", err)
 	}
 	if !bytes.Equal(got, want) {
-		return fmt.Errorf("%s returns %d other bytes than the %d that were put", call, len(got), len(want))
+		return fmt.Errorf("Get returns %d other bytes than the %d that were put", len(got), len(want))
 	}
 	return nil
 }
@@ -116,15 +115,13 @@ func lacksCode(t testing.TB, c store.CodeCache, what string, id uuid.UUID) {
 	}
 }
 
-// checkNoCode calls Get first: Take would hide what it shows.
 func checkNoCode(c store.CodeCache, id uuid.UUID) error {
 	got, err := c.Get(ctx, id)
-	taken, errTake := c.Take(ctx, id)
-	if !errors.Is(err, store.ErrNotFound) || !errors.Is(errTake, store.ErrNotFound) {
-		return fmt.Errorf("Get, Take = %v, %v, want %v", err, errTake, store.ErrNotFound)
+	if !errors.Is(err, store.ErrNotFound) {
+		return fmt.Errorf("Get = %v, want %v", err, store.ErrNotFound)
 	}
-	if got != nil || taken != nil {
-		return errors.New("Get or Take returns ErrNotFound and a value")
+	if got != nil {
+		return errors.New("Get returns ErrNotFound and a value")
 	}
 	return nil
 }
@@ -150,12 +147,6 @@ func roundTripOfCodes(t testing.TB, c store.CodeCache) {
 	for range 2 {
 		for i, value := range values {
 			holdsCode(t, c, fmt.Sprintf("value %d", i), id(i), value)
-		}
-	}
-	for i, value := range values {
-		got, err := c.Take(ctx, id(i))
-		if err := same("Take", got, err, value); err != nil {
-			t.Errorf("value %d: %v", i, err)
 		}
 	}
 }
@@ -188,10 +179,10 @@ func overwrite(t testing.TB, c store.CodeCache) {
 		keep(t, c, id(1), []byte(value), ample)
 		holdsCode(t, c, "put over another", id(1), []byte(value))
 	}
-	if _, err := c.Take(ctx, id(1)); err != nil {
-		t.Errorf("Take: %v", err)
+	if err := c.Delete(ctx, id(1)); err != nil {
+		t.Errorf("Delete: %v", err)
 	}
-	lacksCode(t, c, "all taken", id(1))
+	lacksCode(t, c, "the last deleted", id(1))
 }
 
 func idsApart(t testing.TB, c store.CodeCache) {
@@ -226,54 +217,6 @@ func idsApart(t testing.TB, c store.CodeCache) {
 	}
 }
 
-func take(t testing.TB, c store.CodeCache) {
-	keep(t, c, id(1), []byte("one"), ample)
-	keep(t, c, id(2), []byte("two"), ample)
-	for range 2 {
-		got, err := c.Take(ctx, id(1))
-		if err := same("Take", got, err, []byte("one")); err != nil {
-			t.Error(err)
-		}
-		lacksCode(t, c, "taken", id(1))
-		keep(t, c, id(1), []byte("one"), ample)
-		holdsCode(t, c, "put again", id(1), []byte("one"))
-	}
-	holdsCode(t, c, "its neighbour taken", id(2), []byte("two"))
-}
-
-func takeOnce(t testing.TB, c store.CodeCache) {
-	// Racers go through the same ids one after the other. Get and Delete in turn,
-	// with nothing in between, give a value twice about once in a thousand ids.
-	const racers, ids, rounds = 8, 100, 500
-	begin := time.Now()
-	for round := 0; round < rounds && (round < 2 || time.Since(begin) < time.Second); round++ {
-		value := fmt.Appendf(nil, "value %d", round)
-		for n := range ids {
-			keep(t, c, id(n), value, ample)
-		}
-		var wins [ids]atomic.Int32
-		parallel(t, racers, func(int) error {
-			for n := range ids {
-				got, err := c.Take(ctx, id(n))
-				if errors.Is(err, store.ErrNotFound) {
-					continue
-				}
-				wins[n].Add(1)
-				if err := same("Take", got, err, value); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		for n := range ids {
-			if wins := wins[n].Load(); wins != 1 {
-				t.Fatalf("%d of %d calls got the value", wins, racers)
-			}
-		}
-		lacksCode(t, c, "taken", id(0))
-	}
-}
-
 func deleteCodes(t testing.TB, c store.CodeCache) {
 	keep(t, c, id(2), []byte("two"), ample)
 	for range 2 {
@@ -298,7 +241,6 @@ func deleteRace(t testing.TB, c store.CodeCache) {
 		value := fmt.Appendf(nil, "value %d", n)
 		keep(t, c, id(n), value, ample)
 		parallel(t, racers, func(i int) error {
-			call, read := "Get", c.Get
 			switch {
 			case i == n%racers: // which of them starts first depends on its number
 				if err := c.Delete(ctx, id(n)); err != nil {
@@ -307,14 +249,12 @@ func deleteRace(t testing.TB, c store.CodeCache) {
 				return checkNoCode(c, id(n))
 			case i%4 == 0:
 				return c.Put(ctx, id(rounds+i), value, ample)
-			case i%4 == 1 && n%2 == 0:
-				call, read = "Take", c.Take
 			}
-			got, err := read(ctx, id(n))
+			got, err := c.Get(ctx, id(n))
 			if errors.Is(err, store.ErrNotFound) {
 				return nil
 			}
-			return same(call, got, err, value)
+			return same(got, err, value)
 		})
 		lacksCode(t, c, "deleted amid other calls", id(n))
 	}
@@ -333,8 +273,8 @@ func expiry(t testing.TB, c store.CodeCache) {
 		}
 	}
 	over(time.Until(stored.Add(brief)))
-	for n, call := range []func(context.Context, uuid.UUID) ([]byte, error){c.Get, c.Take, c.Get} {
-		if got, err := call(ctx, id(n)); !errors.Is(err, store.ErrNotFound) || got != nil {
+	for n := range 3 {
+		if got, err := c.Get(ctx, id(n)); !errors.Is(err, store.ErrNotFound) || got != nil {
 			t.Errorf("%v after its time: %d bytes, %v, want %v", time.Since(stored)-brief, len(got), err, store.ErrNotFound)
 		}
 	}
@@ -392,7 +332,6 @@ func oldTime(t testing.TB, c store.CodeCache) {
 	}{
 		{"overwritten", func(uuid.UUID) error { return nil }},
 		{"deleted", func(id uuid.UUID) error { return c.Delete(ctx, id) }},
-		{"taken", func(id uuid.UUID) error { _, err := c.Take(ctx, id); return err }},
 		{"erased by a ttl of zero", func(id uuid.UUID) error { return c.Put(ctx, id, nil, 0) }},
 	}
 	for n, way := range ways {
@@ -431,16 +370,11 @@ func slicesApart(t testing.TB, c store.CodeCache) {
 		if errors.Is(err, store.ErrNotFound) && ttl == brief {
 			continue // slow
 		}
-		if err := same("Get", got, err, original); err != nil {
+		if err := same(got, err, original); err != nil {
 			t.Fatal(err)
 		}
 		kept = append(kept, got)
 	}
-	taken, err := c.Take(ctx, id(0))
-	if err := same("Take", taken, err, original); err != nil {
-		t.Fatal(err)
-	}
-	kept = append(kept, taken)
 	keep(t, c, id(0), []byte("999"), ample)
 	keep(t, c, id(1), []byte("999"), ample)
 	keep(t, c, id(2), nil, 0)
@@ -469,18 +403,11 @@ func concurrent(t testing.TB, c store.CodeCache) {
 			if err := checkCode(c, id, value); err != nil {
 				return err
 			}
-			switch n % 3 {
-			case 0:
-				got, err := c.Take(ctx, id)
-				if err := same("Take", got, err, value); err != nil {
-					return err
-				}
-			case 1:
-				if err := c.Delete(ctx, id); err != nil {
-					return err
-				}
-			case 2:
+			if n%2 == 0 {
 				continue // put over it
+			}
+			if err := c.Delete(ctx, id); err != nil {
+				return err
 			}
 			if err := checkNoCode(c, id); err != nil {
 				return err
@@ -491,14 +418,14 @@ func concurrent(t testing.TB, c store.CodeCache) {
 }
 
 func sameID(t testing.TB, c store.CodeCache) {
-	whole := func(call string, got []byte, err error) error {
+	whole := func(got []byte, err error) error {
 		if errors.Is(err, store.ErrNotFound) {
 			return nil
 		}
 		if err == nil && len(got) == 0 {
-			return fmt.Errorf("%s returns a value that nobody put", call)
+			return errors.New("Get returns a value that nobody put")
 		}
-		return same(call, got, err, filled(len(got), byte(len(got))))
+		return same(got, err, filled(len(got), byte(len(got))))
 	}
 	parallel(t, 16, func(i int) error {
 		for range 100 {
@@ -506,12 +433,11 @@ func sameID(t testing.TB, c store.CodeCache) {
 				return err
 			}
 			got, err := c.Get(ctx, id(1))
-			if err := whole("Get", got, err); err != nil {
+			if err := whole(got, err); err != nil {
 				return err
 			}
 			if i%4 == 0 {
-				got, err := c.Take(ctx, id(1))
-				if err := whole("Take", got, err); err != nil {
+				if err := c.Delete(ctx, id(1)); err != nil {
 					return err
 				}
 			}
@@ -521,7 +447,7 @@ func sameID(t testing.TB, c store.CodeCache) {
 	got, err := c.Get(ctx, id(1))
 	if err != nil {
 		t.Errorf("Get after all Puts: %v", err)
-	} else if err := whole("Get", got, nil); err != nil {
+	} else if err := whole(got, nil); err != nil {
 		t.Error(err)
 	}
 }
@@ -534,10 +460,9 @@ func endedContext(t testing.TB, c store.CodeCache) {
 	keep(t, c, id(1), []byte("before"), ample)
 	for _, ended := range []context.Context{cancelled, late} {
 		_, errGet := c.Get(ended, id(1))
-		_, errTake := c.Take(ended, id(1))
 		_, errAbsent := c.Get(ended, id(3))
 		for what, err := range map[string]error{
-			"Get": errGet, "Take": errTake, "Get of nothing": errAbsent,
+			"Get": errGet, "Get of nothing": errAbsent,
 			"Delete":                 c.Delete(ended, id(1)),
 			"Put":                    c.Put(ended, id(1), []byte("after"), ample),
 			"Put with a ttl of zero": c.Put(ended, id(1), nil, 0),
@@ -555,9 +480,8 @@ func endedContext(t testing.TB, c store.CodeCache) {
 // codeCalls makes every call and returns their errors.
 func codeCalls(c store.CodeCache, id uuid.UUID) map[string]error {
 	_, errGet := c.Get(ctx, id)
-	_, errTake := c.Take(ctx, id)
 	return map[string]error{
-		"Get": errGet, "Take": errTake,
+		"Get":                    errGet,
 		"Delete":                 c.Delete(ctx, id),
 		"Put":                    c.Put(ctx, id, []byte("737"), ample),
 		"Put with a ttl of zero": c.Put(ctx, id, nil, 0),

@@ -25,7 +25,6 @@ type codeMutant struct {
 	store.CodeCache
 	put    func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error
 	get    func(ctx context.Context, id uuid.UUID) ([]byte, error)
-	take   func(ctx context.Context, id uuid.UUID) ([]byte, error)
 	delete func(ctx context.Context, id uuid.UUID) error
 	close  func() error
 }
@@ -44,13 +43,6 @@ func (m *codeMutant) Get(ctx context.Context, id uuid.UUID) ([]byte, error) {
 	return m.CodeCache.Get(ctx, id)
 }
 
-func (m *codeMutant) Take(ctx context.Context, id uuid.UUID) ([]byte, error) {
-	if m.take != nil {
-		return m.take(ctx, id)
-	}
-	return m.CodeCache.Take(ctx, id)
-}
-
 func (m *codeMutant) Delete(ctx context.Context, id uuid.UUID) error {
 	if m.delete != nil {
 		return m.delete(ctx, id)
@@ -63,6 +55,15 @@ func (m *codeMutant) Close() error {
 		return m.close()
 	}
 	return m.CodeCache.Close()
+}
+
+// taken returns a value and erases it.
+func (m *codeMutant) taken(ctx context.Context, id uuid.UUID) ([]byte, error) {
+	value, err := m.CodeCache.Get(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return value, m.CodeCache.Delete(ctx, id)
 }
 
 // valued returns a put of other values.
@@ -85,12 +86,11 @@ func (m *codeMutant) under(edit func(id uuid.UUID) uuid.UUID) {
 		return m.CodeCache.Put(ctx, edit(id), value, ttl)
 	}
 	m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) { return m.CodeCache.Get(ctx, edit(id)) }
-	m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) { return m.CodeCache.Take(ctx, edit(id)) }
 	m.delete = func(ctx context.Context, id uuid.UUID) error { return m.CodeCache.Delete(ctx, edit(id)) }
 }
 
 // deafTo makes the calls that it is told with a context that never ends.
-func (m *codeMutant) deafTo(put, get, take, delete bool) {
+func (m *codeMutant) deafTo(put, get, delete bool) {
 	if put {
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 			return m.CodeCache.Put(context.WithoutCancel(ctx), id, value, ttl)
@@ -99,11 +99,6 @@ func (m *codeMutant) deafTo(put, get, take, delete bool) {
 	if get {
 		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
 			return m.CodeCache.Get(context.WithoutCancel(ctx), id)
-		}
-	}
-	if take {
-		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
-			return m.CodeCache.Take(context.WithoutCancel(ctx), id)
 		}
 	}
 	if delete {
@@ -137,7 +132,7 @@ var codeMutants = []struct {
 			return m.CodeCache.Put(ctx, id, value, ttl)
 		}
 	}},
-	{"Get takes", "RoundTrip", func(m *codeMutant) { m.get = m.CodeCache.Take }},
+	{"Get takes", "RoundTrip", func(m *codeMutant) { m.get = m.taken }},
 	{"values are cut", "TooLong", func(m *codeMutant) {
 		m.valued(func(value []byte) []byte { return value[:min(len(value), store.MaxCode)] })
 	}},
@@ -175,9 +170,9 @@ var codeMutants = []struct {
 			return value, err
 		}
 	}},
-	{"Take of an absent value fails otherwise", "Absent", func(m *codeMutant) {
-		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
-			value, err := m.CodeCache.Take(ctx, id)
+	{"Get of an absent value fails otherwise", "Absent", func(m *codeMutant) {
+		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Get(ctx, id)
 			if errors.Is(err, store.ErrNotFound) {
 				err = store.ErrUnavailable
 			}
@@ -200,14 +195,11 @@ var codeMutants = []struct {
 			}
 			return m.CodeCache.Put(ctx, id, value, ttl)
 		}
-		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
-			value, err := m.CodeCache.Take(ctx, id)
-			if errors.Is(err, store.ErrNotFound) {
-				if old, ok := under.LoadAndDelete(id); ok {
-					return old.([]byte), nil
-				}
+		m.delete = func(ctx context.Context, id uuid.UUID) error {
+			if old, ok := under.LoadAndDelete(id); ok {
+				return m.CodeCache.Put(ctx, id, old.([]byte), time.Hour)
 			}
-			return value, err
+			return m.CodeCache.Delete(ctx, id)
 		}
 	}},
 	{"ids are masked as in UUIDv4", "IDsApart", func(m *codeMutant) {
@@ -219,38 +211,17 @@ var codeMutants = []struct {
 	{"ids are texts without case", "IDsApart", func(m *codeMutant) {
 		m.under(func(id uuid.UUID) uuid.UUID { copy(id[:], bytes.ToLower(id[:])); return id })
 	}},
-	{"Take leaves the value", "Take", func(m *codeMutant) { m.take = m.CodeCache.Get }},
-	{"Take and Put exclude each other for ever", "Take", func(m *codeMutant) {
-		var taken sync.Map
-		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
-			taken.Store(id, true)
-			return m.CodeCache.Take(ctx, id)
+	{"Delete and Put exclude each other for ever", "Delete", func(m *codeMutant) {
+		var deleted sync.Map
+		m.delete = func(ctx context.Context, id uuid.UUID) error {
+			deleted.Store(id, true)
+			return m.CodeCache.Delete(ctx, id)
 		}
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
-			if _, ok := taken.Load(id); ok {
+			if _, ok := deleted.Load(id); ok {
 				return nil
 			}
 			return m.CodeCache.Put(ctx, id, value, ttl)
-		}
-	}},
-	{"Take is Get and Delete", "TakeOnce", func(m *codeMutant) {
-		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
-			value, err := m.CodeCache.Get(ctx, id)
-			if err != nil {
-				return nil, err
-			}
-			<-time.After(time.Millisecond) // the round trip of a network
-			return value, m.CodeCache.Delete(ctx, id)
-		}
-	}},
-	{"a value is lost on the way now and then", "TakeOnce", func(m *codeMutant) {
-		var calls atomic.Int32
-		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
-			value, err := m.CodeCache.Take(ctx, id)
-			if err == nil && calls.Add(1)%50 == 0 {
-				return nil, store.ErrNotFound
-			}
-			return value, err
 		}
 	}},
 	{"Delete does nothing", "Delete", func(m *codeMutant) {
@@ -258,7 +229,7 @@ var codeMutants = []struct {
 	}},
 	{"Delete of an absent value fails", "Delete", func(m *codeMutant) {
 		m.delete = func(ctx context.Context, id uuid.UUID) error {
-			_, err := m.CodeCache.Take(ctx, id)
+			_, err := m.taken(ctx, id)
 			return err
 		}
 	}},
@@ -272,7 +243,7 @@ var codeMutants = []struct {
 	}},
 	{"Get puts back what it has taken", "DeleteRace", func(m *codeMutant) {
 		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
-			value, err := m.CodeCache.Take(ctx, id)
+			value, err := m.taken(ctx, id)
 			if err != nil {
 				return nil, err
 			}
@@ -431,15 +402,15 @@ var codeMutants = []struct {
 			return held[id], nil
 		}
 	}},
-	{"Close clears what was taken", "Slices", func(m *codeMutant) {
-		var taken [][]byte
-		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
-			value, err := m.CodeCache.Take(ctx, id)
-			taken = append(taken, value)
+	{"Close clears what was returned", "Slices", func(m *codeMutant) {
+		var returned [][]byte
+		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+			value, err := m.CodeCache.Get(ctx, id)
+			returned = append(returned, value)
 			return value, err
 		}
 		m.close = func() error {
-			for _, value := range taken {
+			for _, value := range returned {
 				clear(value)
 			}
 			return m.CodeCache.Close()
@@ -470,14 +441,12 @@ var codeMutants = []struct {
 			return m.CodeCache.Put(ctx, id, value, ttl)
 		}
 	}},
-	{"Put ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(true, false, false, false) }},
-	{"Get ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(false, true, false, false) }},
-	{"Take ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(false, false, true, false) }},
-	{"Delete ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(false, false, false, true) }},
+	{"Put ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(true, false, false) }},
+	{"Get ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(false, true, false) }},
+	{"Delete ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(false, false, true) }},
 	{"an error of ctx hides an erasure", "EndedContext", func(m *codeMutant) {
-		m.take = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
-			value, err := m.CodeCache.Take(context.WithoutCancel(ctx), id)
-			return value, errors.Join(err, ctx.Err())
+		m.delete = func(ctx context.Context, id uuid.UUID) error {
+			return errors.Join(m.CodeCache.Delete(context.WithoutCancel(ctx), id), ctx.Err())
 		}
 	}},
 	{"closing again fails", "Closed", func(m *codeMutant) {

@@ -169,9 +169,6 @@ func (f *forever) answer(words []string) string {
 			return text(value)
 		}
 		return "$-1\r\n"
-	case "GETDEL": // of what is put when a connection is tried
-		delete(f.values, words[1])
-		return text("")
 	case "SCAN":
 		prefix, found := strings.CutSuffix(words[3], strings.Repeat("?", 36))
 		if !found { // when a connection is tried

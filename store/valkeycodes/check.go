@@ -190,7 +190,7 @@ func (c *checker) login(conn net.Conn) ([]byte, error) {
 func (c *checker) trial() [][]string {
 	key := c.opts.Prefix + "check"
 	trial := [][]string{
-		{"PING"}, {"SET", key, "", "PX", "1000"}, {"GET", key}, {"GETDEL", key}, {"DEL", key}, {"SCAN", "0", "MATCH", ""},
+		{"PING"}, {"SET", key, "", "PX", "1000"}, {"GET", key}, {"DEL", key}, {"SCAN", "0", "MATCH", ""},
 	}
 	if c.client.SelectDB == 0 {
 		return trial

@@ -92,7 +92,7 @@ func TestPersistsLater(t *testing.T) {
 // TestLogins: the commands that the package names are all that it needs, and a user who lacks
 // one is refused.
 func TestLogins(t *testing.T) {
-	commands := []string{"get", "set", "getdel", "del", "scan", "ping", "config|get"}
+	commands := []string{"get", "set", "del", "scan", "ping", "config|get"}
 	const keys = " on >secret ~cardvault:code:* +auth +"
 	settings := map[string]string{
 		"requirepass": "master",

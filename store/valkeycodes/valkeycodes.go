@@ -25,8 +25,8 @@
 // SLOWLOG keeps commands, and so sealed codes, until others come: set
 // slowlog-log-slower-than to -1. A cache that finds it set otherwise logs a warning.
 //
-// It needs Redis 6.2 or any Valkey, and of their commands GET, SET, GETDEL, DEL, SCAN,
-// PING, CONFIG GET, HELLO and AUTH, on keys that begin with [Options.Prefix]; for some
+// It needs Redis 6.2 or any Valkey, and of their commands GET, SET, DEL, SCAN, PING,
+// CONFIG GET, HELLO and AUTH, on keys that begin with [Options.Prefix]; for some
 // options SELECT and CLIENT SETNAME. One server is enough, and all vaults on a store need
 // the same: Sentinel and clusters are not supported, and a server of a cluster is refused.
 //
@@ -240,12 +240,6 @@ func (c *Cache) Put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Du
 func (c *Cache) Get(ctx context.Context, id uuid.UUID) ([]byte, error) {
 	key := c.key(id)
 	return c.read(ctx, c.client.B().Get().Key(key).Build(), key)
-}
-
-// Take implements [store.CodeCache].
-func (c *Cache) Take(ctx context.Context, id uuid.UUID) ([]byte, error) {
-	key := c.key(id)
-	return c.read(ctx, c.client.B().Getdel().Key(key).Build(), key)
 }
 
 // Delete implements [store.CodeCache].

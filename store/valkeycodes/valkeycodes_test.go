@@ -187,35 +187,6 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// TestTakeRace: of 50 calls in five replicas one gets the value.
-func TestTakeRace(t *testing.T) {
-	s := realtest.Redis(t, nil)
-	var replicas []*valkeycodes.Cache
-	for range 5 {
-		replicas = append(replicas, open(t, s.Addr(), nil))
-	}
-	for n := range 100 {
-		put(t, replicas[0], n)
-		var wins atomic.Int32
-		var racers sync.WaitGroup
-		for i := range 50 {
-			racers.Go(func() {
-				got, err := replicas[i%len(replicas)].Take(t.Context(), id(n))
-				switch {
-				case err == nil && string(got) == fmt.Sprint(n):
-					wins.Add(1)
-				case !errors.Is(err, store.ErrNotFound):
-					t.Errorf("Take = %q, %v", got, err)
-				}
-			})
-		}
-		racers.Wait()
-		if wins.Load() != 1 {
-			t.Fatalf("%d calls got the value", wins.Load())
-		}
-	}
-}
-
 // TestKilled: a server that dies has no values, fails calls, and starts again empty.
 func TestKilled(t *testing.T) {
 	s := realtest.Redis(t, nil)

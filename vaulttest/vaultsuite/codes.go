@@ -480,9 +480,8 @@ func (c *stubborn) Get(_ context.Context, id uuid.UUID) ([]byte, error) {
 	return bytes.Clone(all[c.give]), nil
 }
 
-func (c *stubborn) Take(ctx context.Context, id uuid.UUID) ([]byte, error) { return c.Get(ctx, id) }
-func (c *stubborn) Delete(context.Context, uuid.UUID) error                { return nil }
-func (c *stubborn) Close() error                                           { return nil }
+func (c *stubborn) Delete(context.Context, uuid.UUID) error { return nil }
+func (c *stubborn) Close() error                            { return nil }
 
 // consumedUntold: what becomes of a security code changes nothing of what events tell.
 func consumedUntold(t *testing.T, s store.Store) {
