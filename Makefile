@@ -18,8 +18,8 @@ check: ## formatting, vet, staticcheck, tidy modules, the limits of the shape, o
 	GOOS=darwin go build . ./store/... ./examples/embed
 	GOARCH=386 go vet ./...
 
-house: ## the shape of the code in figures, beside limits and goals (V=1 names what they count)
-	@go run -C tools ./house $(if $(V),-v)
+house: ## the shape of the code in figures, beside limits and goals (V=1 names what they count, PICTURE=1 draws DESIGN.md's picture)
+	@go run -C tools ./house $(if $(V),-v) $(if $(PICTURE),-picture)
 
 # What tests need from the system is installed through apt when this is root on
 # Debian, and printed; what they need of npm goes into test/node_modules. NO_INSTALL=1

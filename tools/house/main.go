@@ -1,5 +1,5 @@
 // Command house prints the shape of the repository in figures, and fails if one of them is
-// worse than its limit.
+// worse than its limit, or if DESIGN.md has another picture of the packages.
 package main
 
 import (
@@ -16,16 +16,25 @@ func main() {
 	dir := flag.String("C", "..", "the repository")
 	quiet := flag.Bool("q", false, "print only figures whose limit is to change, or is passed")
 	verbose := flag.Bool("v", false, "name everything that the figures count")
+	draw := flag.Bool("picture", false, "put the picture of the packages into DESIGN.md")
 	flag.Parse()
 
 	h, err := open(*dir)
+	if err == nil && *draw {
+		err = h.drawPicture(*dir)
+	}
 	if err != nil {
 		log.Fatal(err)
 	}
 	if !*quiet {
 		h.print(os.Stdout, limits)
 	}
-	if !h.check(os.Stdout, limits, *verbose) {
+	holds := h.check(os.Stdout, limits, *verbose)
+	if err := h.checkPicture(*dir); err != nil {
+		fmt.Println("FAIL:", err)
+		holds = false
+	}
+	if !holds {
 		os.Exit(1)
 	}
 }
