@@ -19,10 +19,10 @@ import (
 )
 
 var accountBehaviours = []behaviour{
-	{"Accounts", func(t *testing.T, s store.Store) { accounts(t, s, cardvault.Sandbox) }},
-	{"AccountsLive", func(t *testing.T, s store.Store) { accounts(t, s, cardvault.Live) }},
+	{"Accounts", func(t *testing.T, s store.Store) { accountsIn(t, s, cardvault.Sandbox) }},
+	{"AccountsLive", func(t *testing.T, s store.Store) { accountsIn(t, s, cardvault.Live) }},
 	{"Isolation", isolation},
-	{"Merchants", merchants},
+	{"Merchants", merchantSecrets},
 	{"APIKeys", apiKeys},
 	{"APIKeyTexts", apiKeyTexts},
 	{"APIKeyCreators", apiKeyCreators},
@@ -32,7 +32,7 @@ var accountBehaviours = []behaviour{
 	{"NothingInClear", nothingInClear},
 }
 
-func accounts(t *testing.T, s store.Store, mode cardvault.Mode) {
+func accountsIn(t *testing.T, s store.Store, mode cardvault.Mode) {
 	v, ctx := vaultOn(t, s, &cardvault.Options{Mode: mode}), t.Context()
 	granted := mode == cardvault.Sandbox
 	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
@@ -40,10 +40,12 @@ func accounts(t *testing.T, s store.Store, mode cardvault.Mode) {
 	if v.Mode() != mode || !strings.HasPrefix(text.Text(), map[bool]string{true: "vk_test_", false: "vk_live_"}[granted]) {
 		t.Errorf("mode %v, want %v, or a key of the other", v.Mode(), mode)
 	}
+
 	own := must(v.Account(ctx))(t)
 	if own.Name != "default" || own.ImportApproved != granted || own.NetworkTokensActive != granted {
 		t.Errorf("default account: %+v", own)
 	}
+
 	a := must(v.CreateAccount(ctx, canary+"A", nil))(t)
 	b := must(v.CreateAccount(ctx, "", &cardvault.Approvals{Import: true}))(t)
 	if a.ID.Version() != 4 || a.ImportApproved != granted || a.NetworkTokensActive != granted || a.Name != canary+"A" {
@@ -52,13 +54,16 @@ func accounts(t *testing.T, s store.Store, mode cardvault.Mode) {
 	if !b.ImportApproved || b.NetworkTokensActive || b.Name != "" {
 		t.Errorf("account with one approval: %+v", b)
 	}
+
 	if got := must(v.In(a.ID).Account(ctx))(t); !reflect.DeepEqual(got, a) {
 		t.Errorf("read: %+v, want %+v", got, a)
 	}
+
 	noError(t, v.In(a.ID).SetApprovals(ctx, cardvault.Approvals{NetworkTokens: true}))
 	if got := must(v.In(a.ID).Account(ctx))(t); got.ImportApproved || !got.NetworkTokensActive || got.Name != a.Name {
 		t.Errorf("after Approve: %+v", got)
 	}
+
 	p := must(v.In(b.ID).ListAccounts(ctx, &cardvault.ListOptions{Ascending: true, Limit: 2}))(t)
 	if p.TotalItems != 3 || len(p.Items) != 2 || p.Items[0].ID != own.ID || p.Items[1].ID != a.ID {
 		t.Errorf("%d of %d accounts listed", len(p.Items), p.TotalItems)
@@ -79,6 +84,7 @@ func isolation(t *testing.T, s store.Store) {
 	if token.Fingerprint == theirs.Fingerprint {
 		t.Error("two accounts have one fingerprint for a number")
 	}
+
 	session := must(a.CreateSession(ctx, nil))(t)
 	key, text, err := a.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
@@ -87,8 +93,50 @@ func isolation(t *testing.T, s store.Store) {
 		t.Error("a key authenticates for the account of the handle, not for its own")
 	}
 
+	calls := callsByID(ctx)
+	own := map[string][]string{ // the calls for which an id of a kind is right
+		"token": {"Get", "Delete", "Update"}, "session": {"Tokenize"}, "key": {"DeleteAPIKey", "CreateAPIKey"},
+		"merchant": {"RotatePaymentSecret"}, "account": {"In"}, "none": nil, "zero": nil,
+	}
+
+	for kind, id := range map[string]uuid.UUID{
+		"token": token.ID, "session": session.UUID(), "key": key.ID, "merchant": merchant.ID,
+		"account": must(v.Account(ctx))(t).ID, "none": uuid.New(), "zero": uuid.Nil,
+	} {
+		for name, call := range calls {
+			if name == "CreateAPIKey" && kind == "zero" {
+				continue // no creator
+			}
+			if !slices.Contains(own[kind], name) {
+				fails(t, fmt.Sprintf("%s of id of %s", name, kind), call(a, id), cardvault.ErrNotFound)
+			}
+			if name != "In" {
+				fails(t, fmt.Sprintf("%s of another account's %s", name, kind), call(b, id), cardvault.ErrNotFound)
+			}
+		}
+	}
+
+	checkListed(t, a, token)
+	checkListed(t, b, theirs)
+	if got := must(collect(ctx, b, nil))(t); len(got) != 1 {
+		t.Errorf("All yields %d tokens, want 1", len(got))
+	}
+
+	lists(t, b, cardvault.ListOptions{BusinessKey: canary}, []*cardvault.Token{theirs})
+	if keys, merchants := must(b.ListAPIKeys(ctx, nil))(t), must(b.ListMerchants(ctx, nil))(t); keys.TotalItems != 0 || merchants.TotalItems != 1 {
+		t.Errorf("%d keys and %d merchants, want those of the account", keys.TotalItems, merchants.TotalItems)
+	}
+
+	must(a.Tokenize(ctx, session, card(3)))(t)
+
+	noAccount(t, v, token.ID, session)
+}
+
+// callsByID returns calls that take an id, by name.
+func callsByID(ctx context.Context) map[string]func(v *cardvault.Vault, id uuid.UUID) error {
 	business := canary + "x"
-	calls := map[string]func(v *cardvault.Vault, id uuid.UUID) error{
+
+	return map[string]func(v *cardvault.Vault, id uuid.UUID) error{
 		"Get":    func(v *cardvault.Vault, id uuid.UUID) error { _, err := v.Get(ctx, id); return err },
 		"Delete": func(v *cardvault.Vault, id uuid.UUID) error { return v.Delete(ctx, id) },
 		"Update": func(v *cardvault.Vault, id uuid.UUID) error {
@@ -110,52 +158,27 @@ func isolation(t *testing.T, s store.Store) {
 		},
 		"In": func(v *cardvault.Vault, id uuid.UUID) error { _, err := v.In(id).Import(ctx, card(2), nil); return err },
 	}
-	own := map[string][]string{ // the calls for which an id of a kind is right
-		"token": {"Get", "Delete", "Update"}, "session": {"Tokenize"}, "key": {"DeleteAPIKey", "CreateAPIKey"},
-		"merchant": {"RotatePaymentSecret"}, "account": {"In"}, "none": nil, "zero": nil,
-	}
-	for kind, id := range map[string]uuid.UUID{
-		"token": token.ID, "session": session.UUID(), "key": key.ID, "merchant": merchant.ID,
-		"account": must(v.Account(ctx))(t).ID, "none": uuid.New(), "zero": uuid.Nil,
-	} {
-		for name, call := range calls {
-			if name == "CreateAPIKey" && kind == "zero" {
-				continue // no creator
-			}
-			if !slices.Contains(own[kind], name) {
-				fails(t, fmt.Sprintf("%s of id of %s", name, kind), call(a, id), cardvault.ErrNotFound)
-			}
-			if name != "In" {
-				fails(t, fmt.Sprintf("%s of another account's %s", name, kind), call(b, id), cardvault.ErrNotFound)
-			}
-		}
-	}
-	listed(t, a, token)
-	listed(t, b, theirs)
-	if got := must(collect(ctx, b, nil))(t); len(got) != 1 {
-		t.Errorf("All yields %d tokens, want 1", len(got))
-	}
-	lists(t, b, cardvault.ListOptions{BusinessKey: canary}, []*cardvault.Token{theirs})
-	if keys, merchants := must(b.ListAPIKeys(ctx, nil))(t), must(b.ListMerchants(ctx, nil))(t); keys.TotalItems != 0 || merchants.TotalItems != 1 {
-		t.Errorf("%d keys and %d merchants, want those of the account", keys.TotalItems, merchants.TotalItems)
-	}
-	must(a.Tokenize(ctx, session, card(3)))(t)
+}
+
+// noAccount checks that no call works in an account that does not exist.
+func noAccount(t *testing.T, v *cardvault.Vault, token uuid.UUID, session cardvault.SessionID) {
+	ctx := t.Context()
 
 	for what, nobody := range map[string]*cardvault.Vault{"unknown": v.In(uuid.New()), "no": v.In(uuid.Nil)} {
 		for name, err := range map[string]error{
-			"Import":          second(nobody.Import(ctx, card(1), nil)),
-			"CreateSession":   second(nobody.CreateSession(ctx, nil)),
-			"Tokenize":        second(nobody.Tokenize(ctx, session, card(1))),
-			"Get":             second(nobody.Get(ctx, token.ID)),
-			"Delete":          nobody.Delete(ctx, token.ID),
-			"List":            second(nobody.List(ctx, nil)),
-			"All":             second(collect(ctx, nobody, nil)),
-			"Account":         second(nobody.Account(ctx)),
+			"Import":          errorOf(nobody.Import(ctx, card(1), nil)),
+			"CreateSession":   errorOf(nobody.CreateSession(ctx, nil)),
+			"Tokenize":        errorOf(nobody.Tokenize(ctx, session, card(1))),
+			"Get":             errorOf(nobody.Get(ctx, token)),
+			"Delete":          nobody.Delete(ctx, token),
+			"List":            errorOf(nobody.List(ctx, nil)),
+			"All":             errorOf(collect(ctx, nobody, nil)),
+			"Account":         errorOf(nobody.Account(ctx)),
 			"SetApprovals":    nobody.SetApprovals(ctx, cardvault.Approvals{}),
-			"CreateMerchant":  second(nobody.CreateMerchant(ctx, canary)),
-			"ListMerchants":   second(nobody.ListMerchants(ctx, nil)),
-			"PrimaryMerchant": second(nobody.PrimaryMerchant(ctx)),
-			"ListAPIKeys":     second(nobody.ListAPIKeys(ctx, nil)),
+			"CreateMerchant":  errorOf(nobody.CreateMerchant(ctx, canary)),
+			"ListMerchants":   errorOf(nobody.ListMerchants(ctx, nil)),
+			"PrimaryMerchant": errorOf(nobody.PrimaryMerchant(ctx)),
+			"ListAPIKeys":     errorOf(nobody.ListAPIKeys(ctx, nil)),
 			"CreateAPIKey": func() error {
 				_, _, err := nobody.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 				return err
@@ -166,13 +189,14 @@ func isolation(t *testing.T, s store.Store) {
 	}
 }
 
-func merchants(t *testing.T, s store.Store) {
+func merchantSecrets(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	primary := must(v.PrimaryMerchant(ctx))(t)
 	shop := must(v.CreateMerchant(ctx, canary+"shop"))(t)
 	if !primary.Primary || shop.Primary || shop.Name != canary+"shop" || len(shop.Secrets) != 0 || shop.ID.Version() != 4 {
 		t.Errorf("merchants %+v, %+v", primary, shop)
 	}
+
 	read := func() *cardvault.Merchant {
 		p := must(v.ListMerchants(ctx, nil))(t)
 		if p.TotalItems != 2 || p.Items[0].ID != shop.ID || p.Items[1].ID != primary.ID {
@@ -180,6 +204,7 @@ func merchants(t *testing.T, s store.Store) {
 		}
 		return p.Items[0]
 	}
+
 	base64url := regexp.MustCompile(`^[0-9A-Za-z_-]{43}$`)
 	var secrets, ids []string
 	rotate := func(at time.Time) {
@@ -189,6 +214,7 @@ func merchants(t *testing.T, s store.Store) {
 		}
 		secrets = append(secrets, secret)
 	}
+
 	state := func(what string, want ...time.Duration) { // from now, -1 for: in use
 		t.Helper()
 		got := read().Secrets
@@ -206,9 +232,11 @@ func merchants(t *testing.T, s store.Store) {
 		}
 		vaulttest.AssertNoLeak(t, secrets, got, read())
 	}
+
 	if n := len(read().Secrets); n != 0 {
 		t.Errorf("a new merchant has %d secrets", n)
 	}
+
 	rotate(time.Now().Add(time.Hour)) // there is none to use until then
 	state("first rotation", -1)
 	rotate(time.Time{})
@@ -220,6 +248,7 @@ func merchants(t *testing.T, s store.Store) {
 	if len(ids) != 4 {
 		t.Errorf("%d key ids for 4 secrets", len(ids))
 	}
+
 	if got := must(v.PrimaryMerchant(ctx))(t); len(got.Secrets) != 0 || got.ID != primary.ID {
 		t.Error("the rotation of one merchant's secret changed another")
 	}
@@ -251,18 +280,22 @@ func apiKeys(t *testing.T, s store.Store) {
 		!key.ExpiresAt.Equal(key.CreatedAt.Add(1000*time.Second)) {
 		t.Errorf("key %+v", key)
 	}
+
 	if !keyShape.MatchString(text) || !strings.HasPrefix(text, "vk_test_"+key.ID.String()[:8]+"_") || checksum(text[:len(text)-6]) != text[len(text)-6:] {
 		t.Error("the text of the key has another form")
 	}
+
 	p := must(v.Authenticate(ctx, text))(t)
 	if !reflect.DeepEqual(p.Account, account) || p.Key.ID != key.ID || p.Key.Label != key.Label || !slices.Equal(p.Key.Scopes, key.Scopes) ||
 		!p.Key.ExpiresAt.Equal(key.ExpiresAt) || !p.Key.CreatedAt.Equal(key.CreatedAt) {
 		t.Errorf("principal %+v, %+v", p.Account, p.Key)
 	}
+
 	list := must(v.ListAPIKeys(ctx, nil))(t)
 	if list.TotalItems != 1 || list.Items[0].ID != key.ID || !slices.Equal(list.Items[0].Scopes, key.Scopes) {
 		t.Errorf("%d keys listed", list.TotalItems)
 	}
+
 	vaulttest.AssertNoLeak(t, []string{text, text[17:60]}, key, list.Items[0], p.Key)
 
 	// Approvals are judged at each call.
@@ -270,6 +303,7 @@ func apiKeys(t *testing.T, s store.Store) {
 	if p := must(v.Authenticate(ctx, text))(t); p.Account.ImportApproved {
 		t.Error("a withdrawn approval is still given")
 	}
+
 	noError(t, v.DeleteAPIKey(ctx, key.ID))
 	_, err = v.Authenticate(ctx, text)
 	fails(t, "revoked key", err, cardvault.ErrUnauthenticated)
@@ -286,6 +320,7 @@ func apiKeyTexts(t *testing.T, s store.Store) {
 	text := made.Text()
 	must(v.Authenticate(ctx, text))(t)
 	bad := []string{"", " ", text + " ", " " + text, text + "0", text[1:], strings.ToUpper(text), strings.Repeat("x", 1<<20), text + "\x00"}
+
 	for i := range text {
 		bad = append(bad, text[:i], text[:i]+text[i+1:])
 		for _, c := range "0aZ_" {
@@ -303,6 +338,7 @@ func apiKeyTexts(t *testing.T, s store.Store) {
 			bad = append(bad, head+checksum(head))
 		}
 	}
+
 	live := "vk_live" + text[len("vk_test"):len(text)-6]
 	bad = append(bad, live+checksum(live))
 	for i, altered := range bad {
@@ -320,6 +356,7 @@ func apiKeyCreators(t *testing.T, s store.Store) {
 		*cardvault.APIKey
 		text string
 	}
+
 	create := func(by *made, seconds int, scopes ...cardvault.Scope) (*made, error) {
 		opts := &cardvault.APIKeyOptions{ExpirationTime: seconds}
 		if by != nil {
@@ -328,6 +365,7 @@ func apiKeyCreators(t *testing.T, s store.Store) {
 		key, text, err := v.CreateAPIKey(ctx, canary, scopes, opts)
 		return &made{key, text.Text()}, err
 	}
+
 	read, write := cardvault.ScopeTokensRead, cardvault.ScopeAPIKeysWrite
 	root := must(create(nil, 1000, read, write))(t)
 	child := must(create(root, 0, read, write))(t)
@@ -340,9 +378,11 @@ func apiKeyCreators(t *testing.T, s store.Store) {
 			t.Errorf("%s: the key ends at %v, its creator at %v", name, key.ExpiresAt, root.ExpiresAt)
 		}
 	}
+
 	if !short.ExpiresAt.Equal(short.CreatedAt.Add(10 * time.Second)) {
 		t.Errorf("an earlier expiry became %v", short.ExpiresAt)
 	}
+
 	_, err := create(child, 0, read, cardvault.ScopeTokensDelete)
 	fails(t, "a scope that the creator lacks", err, cardvault.ErrInsufficientScope)
 
@@ -351,10 +391,12 @@ func apiKeyCreators(t *testing.T, s store.Store) {
 		_, err := v.Authenticate(ctx, key.text)
 		fails(t, name+" of a revoked key", err, cardvault.ErrUnauthenticated)
 	}
+
 	must(v.Authenticate(ctx, stranger.text))(t)
 	if p := must(v.ListAPIKeys(ctx, nil))(t); p.TotalItems != 1 {
 		t.Errorf("%d keys left, want 1", p.TotalItems)
 	}
+
 	_, err = create(root, 0, read)
 	fails(t, "a revoked creator", err, cardvault.ErrNotFound)
 }
@@ -367,7 +409,7 @@ type link struct {
 }
 
 // chain makes a chain of n keys.
-func chain(t *testing.T, v *cardvault.Vault, spy *spy, n int) (keys []link) {
+func chain(t *testing.T, v *cardvault.Vault, spy *watched, n int) (keys []link) {
 	t.Helper()
 	for range n {
 		opts := new(cardvault.APIKeyOptions)
@@ -383,7 +425,7 @@ func chain(t *testing.T, v *cardvault.Vault, spy *spy, n int) (keys []link) {
 
 // apiKeyChain: a key is worth what all keys of its chain are worth.
 func apiKeyChain(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
+	spy := &watched{Store: s}
 	v, ctx := vaultOn(t, spy, nil), t.Context()
 	keys := chain(t, v, spy, cardvault.MaxAPIKeyDepth)
 	last := keys[len(keys)-1]
@@ -397,6 +439,7 @@ func apiKeyChain(t *testing.T, s store.Store) {
 			t.Errorf("key %d: root %v and %v, want %v", i, key.Root, p.Key.Root, keys[0].ID)
 		}
 	}
+
 	for _, key := range must(v.ListAPIKeys(ctx, nil))(t).Items {
 		if key.Root != keys[0].ID {
 			t.Errorf("root of a listed key is %v", key.Root)
@@ -430,15 +473,16 @@ func apiKeyChain(t *testing.T, s store.Store) {
 		spoiled := clone(last.row)
 		change(spoiled)
 		overwrite(t, s, last.row, spoiled)
-		fails(t, what, second(v.Authenticate(ctx, last.text)), cardvault.ErrDamaged)
+		fails(t, what, errorOf(v.Authenticate(ctx, last.text)), cardvault.ErrDamaged)
 		overwrite(t, s, spoiled, last.row)
 	}
+
 	must(v.Authenticate(ctx, last.text))(t)
 }
 
 // deleteAPIKeyBy: a key revokes itself and what is below it, and nothing else.
 func deleteAPIKeyBy(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
+	spy := &watched{Store: s}
 	v, ctx := vaultOn(t, spy, nil), t.Context()
 	keys := chain(t, v, spy, 4)
 	stranger := chain(t, v, spy, 2)
@@ -449,9 +493,11 @@ func deleteAPIKeyBy(t *testing.T, s store.Store) {
 		fails(t, name, v.DeleteAPIKeyBy(ctx, keys[1].ID, key.ID), cardvault.ErrNotFound)
 		must(v.Authenticate(ctx, key.text))(t)
 	}
+
 	for name, by := range map[string]uuid.UUID{"nobody": uuid.Nil, "no key": uuid.New()} {
 		fails(t, name, v.DeleteAPIKeyBy(ctx, by, keys[1].ID), cardvault.ErrNotFound)
 	}
+
 	fails(t, "an id that is none", v.DeleteAPIKeyBy(ctx, keys[1].ID, uuid.New()), cardvault.ErrNotFound)
 
 	noError(t, v.DeleteAPIKeyBy(ctx, keys[1].ID, keys[3].ID)) // what is below what it made
@@ -459,8 +505,9 @@ func deleteAPIKeyBy(t *testing.T, s store.Store) {
 	must(v.Authenticate(ctx, keys[2].text))(t)
 	noError(t, v.DeleteAPIKeyBy(ctx, keys[1].ID, keys[1].ID)) // itself
 	for _, key := range keys[1:] {
-		fails(t, "revoked", second(v.Authenticate(ctx, key.text)), cardvault.ErrUnauthenticated)
+		fails(t, "revoked", errorOf(v.Authenticate(ctx, key.text)), cardvault.ErrUnauthenticated)
 	}
+
 	must(v.Authenticate(ctx, keys[0].text))(t)
 	if p := must(v.ListAPIKeys(ctx, nil))(t); p.TotalItems != 4 {
 		t.Errorf("%d keys left, want 4", p.TotalItems)
@@ -473,6 +520,7 @@ func apiKeyNotAfter(t *testing.T, s store.Store) {
 	soon, late := time.Now().Add(time.Hour).UTC().Truncate(time.Microsecond), time.Now().Add(9*time.Hour).UTC().Truncate(time.Microsecond)
 	creator, _, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{NotAfter: late})
 	noError(t, err)
+
 	for _, test := range []struct {
 		what string
 		opts cardvault.APIKeyOptions
@@ -489,9 +537,10 @@ func apiKeyNotAfter(t *testing.T, s store.Store) {
 			t.Errorf("%s: the key ends at %v, want %v", test.what, key.ExpiresAt, test.want)
 		}
 	}
+
 	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{NotAfter: time.Now().Add(-time.Hour)})
 	noError(t, err)
-	fails(t, "an end that is past", second(v.Authenticate(ctx, text.Text())), cardvault.ErrUnauthenticated)
+	fails(t, "an end that is past", errorOf(v.Authenticate(ctx, text.Text())), cardvault.ErrUnauthenticated)
 }
 
 // A keeper is a store that keeps a copy of every byte that is put.
@@ -502,7 +551,7 @@ type keeper struct {
 
 func (k *keeper) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return k.Store.Update(ctx, func(tx store.Tx) error {
-		w := &spyTx{Tx: tx}
+		w := &watchedTx{Tx: tx}
 		err := fn(w)
 		for _, r := range w.put {
 			for _, part := range append(r.Lookup, r.Shown, r.Secret, r.ID[:], r.Account[:], r.Parent[:]) {
@@ -518,22 +567,23 @@ func nothingInClear(t *testing.T, s store.Store) {
 	k := &keeper{Store: s}
 	v, ctx := vaultOn(t, k, nil), t.Context()
 	c := card(1)
-	c.Name, c.SecurityCode = name(canary), cardvault.NewSecurityCode([]byte("737373"[:4]))
-	ctx, _ = keyed(ctx, idemKey)
+	c.Name, c.SecurityCode = holder(canary), cardvault.NewSecurityCode([]byte("737373"[:4]))
+	ctx, _ = withKey(ctx, idemKey)
 	token := must(v.Import(ctx, c, &cardvault.ImportOptions{BusinessKey: canary + "key"}))(t)
 	session := must(v.CreateSession(t.Context(), nil))(t)
 	must(v.Tokenize(t.Context(), session, c))(t)
 	_, made, err := v.CreateAPIKey(t.Context(), canary, cardvault.AllScopes(), nil)
 	noError(t, err)
+
 	text := made.Text()
 	secret := must(v.RotatePaymentSecret(t.Context(), must(v.PrimaryMerchant(t.Context()))(t).ID, time.Time{}))(t).Text()
 	noError(t, v.RotateKeys(t.Context()))
 
 	vaulttest.AssertNoLeak(t, []string{
-		number(canaryNumber, 16, 1), canary, text, text[17:60], secret, idemKey, token.Fingerprint.String(),
+		cardNumber(canaryNumber, 16, 1), canary, text, text[17:60], secret, idemKey, token.Fingerprint.String(),
 		string(token.ID[:]), string(suiteKey), token.MaskedAccountNumber,
 	}, k.bytes)
-	if !errors.Is(second(v.Get(t.Context(), uuid.New())), cardvault.ErrNotFound) || len(k.bytes) < 1000 {
+	if !errors.Is(errorOf(v.Get(t.Context(), uuid.New())), cardvault.ErrNotFound) || len(k.bytes) < 1000 {
 		t.Errorf("only %d bytes were put, so nothing is proved", len(k.bytes))
 	}
 }

@@ -21,7 +21,7 @@ var codeBehaviours = []behaviour{
 	{"SecurityCode", securityCode},
 	{"SecurityCodeErased", securityCodeErased},
 	{"SecurityCodeRepeated", securityCodeRepeated},
-	{"Refresh", refresh},
+	{"Refresh", refreshCode},
 	{"RefreshRace", refreshRace},
 	{"SharedCodes", sharedCodes},
 	{"CodesGone", codesGone},
@@ -29,12 +29,12 @@ var codeBehaviours = []behaviour{
 	{"ConsumedUntold", consumedUntold},
 }
 
-func code(digits string) cardvault.SecurityCode { return cardvault.NewSecurityCode([]byte(digits)) }
+func codeOf(digits string) cardvault.SecurityCode { return cardvault.NewSecurityCode([]byte(digits)) }
 
 // coded returns the n-th card with a security code.
 func coded(n int, digits string) cardvault.Card {
 	c := card(n)
-	c.SecurityCode = code(digits)
+	c.SecurityCode = codeOf(digits)
 	return c
 }
 
@@ -89,6 +89,7 @@ func securityCode(t *testing.T, s store.Store) {
 	if d := until.Sub(with.CreatedAt); d < 10*time.Minute || d > 10*time.Minute+time.Second {
 		t.Errorf("a code is kept for %v, want 10 minutes", d)
 	}
+
 	if _, until, err = v.SecurityCodeStatus(ctx, brief.ID); err != nil || !until.Equal(brief.ExpiresAt) {
 		t.Errorf("the code of a token that expires at %v is kept until %v, %v", brief.ExpiresAt, until, err)
 	}
@@ -101,6 +102,7 @@ func securityCode(t *testing.T, s store.Store) {
 		_, err = v.RefreshSession(ctx, with.ID)
 		fails(t, "refreshing in another account", err, cardvault.ErrNotFound)
 	}
+
 	hasCode(t, "tried from another account", v, with.ID, "737")
 
 	_, err = v.Import(ctx, coded(4, "12"), nil)
@@ -150,24 +152,26 @@ func (s *failingStore) Update(ctx context.Context, fn func(store.Tx) error) erro
 
 func securityCodeRepeated(t *testing.T, s store.Store) {
 	v, ctx := coding(t, s, nil), t.Context()
-	imported, _ := keyed(ctx, idemKey)
+	imported, _ := withKey(ctx, idemKey)
 	token := must(v.Import(imported, coded(1, "737"), nil))(t)
-	consumed, i := keyed(ctx, idemKey)
+	consumed, i := withKey(ctx, idemKey)
 	noError(t, v.Consume(consumed, token.ID))
 
 	must(v.Import(imported, coded(1, "737"), nil))(t)
 	hasCode(t, "imported again under the same key", v, token.ID, "")
 
-	refreshed, j := keyed(ctx, idemKey)
+	refreshed, j := withKey(ctx, idemKey)
 	session := must(v.RefreshSession(refreshed, token.ID))(t)
 	if again := must(v.RefreshSession(refreshed, token.ID))(t); again.UUID() != session.UUID() || !j.Replayed() {
 		t.Error("a repetition makes another session")
 	}
-	must(v.RefreshSecurityCode(ctx, session, code("999")))(t)
+
+	must(v.RefreshSecurityCode(ctx, session, codeOf("999")))(t)
 	noError(t, v.Consume(consumed, token.ID))
 	if !i.Replayed() {
 		t.Error("consuming again under the same key is not called a replay")
 	}
+
 	hasCode(t, "consumed again under the same key", v, token.ID, "999")
 
 	noError(t, v.Delete(ctx, token.ID))
@@ -181,10 +185,11 @@ func securityCodeRepeated(t *testing.T, s store.Store) {
 	token = must(v.Import(ctx, coded(4, "737"), nil))(t)
 	cache.fail(func(context.Context) error {
 		cache.fail(nil)
-		again, _ := keyed(ctx, idemKey)
+		again, _ := withKey(ctx, idemKey)
 		fails(t, "consuming under the same key meanwhile", v.Consume(again, token.ID), cardvault.ErrIdempotencyInProgress)
 		return nil
 	})
+
 	noError(t, v.Consume(consumed, token.ID))
 	hasCode(t, "consumed", v, token.ID, "")
 
@@ -194,7 +199,7 @@ func securityCodeRepeated(t *testing.T, s store.Store) {
 	hasCode(t, "another token", v, two.ID, "222")
 }
 
-func refresh(t *testing.T, s store.Store) {
+func refreshCode(t *testing.T, s store.Store) {
 	events, ctx := new(vaulttest.Recorder), t.Context()
 	v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: desk{}, Events: events})
 	token := must(v.Import(ctx, coded(1, "737"), nil))(t)
@@ -202,19 +207,20 @@ func refresh(t *testing.T, s store.Store) {
 	if session.UUID().Version() != 4 {
 		t.Error("the session id is no random UUIDv4")
 	}
+
 	hasCode(t, "before the session is completed", v, token.ID, "737")
 
-	_, err := v.RefreshSecurityCode(ctx, session, code("99"))
+	_, err := v.RefreshSecurityCode(ctx, session, codeOf("99"))
 	refuses(t, "two digits", err, "security_code too_short")
 	_, err = v.RefreshSecurityCode(ctx, session, cardvault.SecurityCode{})
 	refuses(t, "no code", err, "security_code required")
 	_, err = v.Tokenize(ctx, session, card(2))
 	fails(t, "tokenizing in it", err, cardvault.ErrSessionKind)
-	_, err = v.In(must(v.CreateAccount(ctx, canary, nil))(t).ID).RefreshSecurityCode(ctx, session, code("999"))
+	_, err = v.In(must(v.CreateAccount(ctx, canary, nil))(t).ID).RefreshSecurityCode(ctx, session, codeOf("999"))
 	fails(t, "from another account", err, cardvault.ErrNotFound)
 	hasCode(t, "after what was refused", v, token.ID, "737")
 
-	got := must(v.RefreshSecurityCode(ctx, session, code("999")))(t)
+	got := must(v.RefreshSecurityCode(ctx, session, codeOf("999")))(t)
 	same(t, "refreshed", got, must(v.Get(ctx, token.ID))(t))
 	hasCode(t, "refreshed", v, token.ID, "999")
 	noError(t, v.Drain(ctx))
@@ -222,7 +228,8 @@ func refresh(t *testing.T, s store.Store) {
 	if last := told[len(told)-1]; len(told) != 2 || last.Type != cardvault.TokenUpdated || last.Reason != cardvault.ReasonSecurityCodeRefreshed || last.TokenID != token.ID {
 		t.Errorf("%d events, the last %+v", len(told), last)
 	}
-	_, err = v.RefreshSecurityCode(ctx, session, code("111"))
+
+	_, err = v.RefreshSecurityCode(ctx, session, codeOf("111"))
 	fails(t, "a session that is completed", err, cardvault.ErrSessionCompleted)
 	_, err = v.Tokenize(ctx, session, card(2))
 	fails(t, "tokenizing in one that is completed", err, cardvault.ErrSessionCompleted)
@@ -230,26 +237,27 @@ func refresh(t *testing.T, s store.Store) {
 
 	noError(t, v.Consume(ctx, token.ID))
 	again := must(v.RefreshSession(ctx, token.ID))(t)
-	must(v.RefreshSecurityCode(ctx, again, code("111")))(t)
+	must(v.RefreshSecurityCode(ctx, again, codeOf("111")))(t)
 	hasCode(t, "consumed and refreshed", v, token.ID, "111")
 
 	plain := must(v.CreateSession(ctx, nil))(t)
-	_, err = v.RefreshSecurityCode(ctx, plain, code("999"))
+	_, err = v.RefreshSecurityCode(ctx, plain, codeOf("999"))
 	fails(t, "a session that makes a token", err, cardvault.ErrSessionKind)
-	_, err = v.RefreshSecurityCode(ctx, cardvault.NewSessionID(uuid.New()), code("999"))
+	_, err = v.RefreshSecurityCode(ctx, cardvault.NewSessionID(uuid.New()), codeOf("999"))
 	fails(t, "a session that was never made", err, cardvault.ErrNotFound)
 
 	noError(t, v.Delete(ctx, token.ID))
 	token = importCard(t, v, card(1), nil)
 	late := must(v.RefreshSession(ctx, token.ID))(t)
 	done := must(v.RefreshSession(ctx, token.ID))(t)
-	must(v.RefreshSecurityCode(ctx, done, code("999")))(t)
+	must(v.RefreshSecurityCode(ctx, done, codeOf("999")))(t)
 	noError(t, v.Delete(ctx, token.ID))
 	for _, session := range []cardvault.SessionID{late, done} {
 		_, err = v.Session(ctx, session)
 		fails(t, "reading a session whose token is gone", err, cardvault.ErrNotFound)
 	}
-	_, err = v.RefreshSecurityCode(ctx, late, code("999"))
+
+	_, err = v.RefreshSecurityCode(ctx, late, codeOf("999"))
 	fails(t, "a session whose token is gone", err, cardvault.ErrNotFound)
 	_, err = v.RefreshSession(ctx, token.ID)
 	fails(t, "a token that is gone", err, cardvault.ErrNotFound)
@@ -262,9 +270,10 @@ func refreshRace(t *testing.T, s store.Store) {
 	token := importCard(t, v, card(1), nil)
 	session := must(v.RefreshSession(ctx, token.ID))(t)
 	var won atomic.Pointer[string]
+
 	parallel(t, 32, func(i int) error {
 		digits := string([]byte{'7', byte('0' + i/10), byte('0' + i%10)})
-		_, err := v.RefreshSecurityCode(ctx, session, code(digits))
+		_, err := v.RefreshSecurityCode(ctx, session, codeOf(digits))
 		switch {
 		case err == nil && won.Swap(&digits) != nil:
 			return errors.New("two calls completed one session")
@@ -273,9 +282,11 @@ func refreshRace(t *testing.T, s store.Store) {
 		}
 		return nil
 	})
+
 	if won.Load() == nil {
 		t.Fatal("no call completed the session")
 	}
+
 	hasCode(t, "after the race", v, token.ID, *won.Load())
 
 	// A code that comes while its token is deleted does not stay.
@@ -287,7 +298,8 @@ func refreshRace(t *testing.T, s store.Store) {
 		cache.fail(nil)
 		return v.Delete(ctx, token.ID)
 	})
-	_, err := v.RefreshSecurityCode(ctx, session, code("999"))
+
+	_, err := v.RefreshSecurityCode(ctx, session, codeOf("999"))
 	fails(t, "refreshing what is deleted meanwhile", err, cardvault.ErrNotFound)
 	if n := cache.left(t); n != 0 || len(cache.ids) != 1 {
 		t.Errorf("%d of %d codes of deleted tokens are left", n, len(cache.ids))
@@ -310,13 +322,14 @@ func sharedCodes(t *testing.T, s store.Store) {
 	noError(t, first.RotateKeys(ctx))
 	noError(t, first.Consume(ctx, token.ID))
 	session := must(first.RefreshSession(ctx, token.ID))(t)
-	must(first.RefreshSecurityCode(ctx, session, code("111")))(t)
+	must(first.RefreshSecurityCode(ctx, session, codeOf("111")))(t)
 	hasCode(t, "sealed under a term that this vault has not met", second, token.ID, "111")
 
 	sealed := must(cache.Get(ctx, token.ID))(t)
 	if bytes.Contains(sealed, []byte("111")) {
 		t.Error("the code is in the cache in clear")
 	}
+
 	noError(t, cache.Put(ctx, other.ID, sealed, time.Minute))
 	hasCode(t, "moved to another token", first, other.ID, "")
 	for i := range sealed {
@@ -327,6 +340,7 @@ func sharedCodes(t *testing.T, s store.Store) {
 			t.Fatalf("byte %d changed: available %v, %v", i, available, err)
 		}
 	}
+
 	noError(t, cache.Put(ctx, token.ID, nil, time.Minute))
 	hasCode(t, "emptied", first, token.ID, "")
 	noError(t, cache.Put(ctx, token.ID, sealed, time.Minute))
@@ -340,6 +354,7 @@ func codesGone(t *testing.T, s store.Store) {
 	cache := &cacheSpy{CodeCache: codes.New(100, nil)}
 	v := coding(t, s, cache)
 	token := must(v.Import(ctx, coded(1, "737"), nil))(t)
+
 	for what, err := range map[string]error{"dead": errors.New("connection refused"), "hanging": nil} {
 		cache.fail(func(ctx context.Context) error {
 			if err == nil {
@@ -348,14 +363,15 @@ func codesGone(t *testing.T, s store.Store) {
 			}
 			return err
 		})
+
 		imported := must(v.Import(ctx, coded(2, "737"), nil))(t)
 		must(v.Get(ctx, imported.ID))(t)
 		hasCode(t, what, v, token.ID, "")
 		fails(t, what+": consuming", v.Consume(ctx, token.ID), cardvault.ErrUnavailable)
-		consumed, _ := keyed(ctx, idemKey+what)
+		consumed, _ := withKey(ctx, idemKey+what)
 		fails(t, what+": consuming", v.Consume(consumed, token.ID), cardvault.ErrUnavailable)
 		session := must(v.RefreshSession(ctx, token.ID))(t)
-		_, failed := v.RefreshSecurityCode(ctx, session, code("999"))
+		_, failed := v.RefreshSecurityCode(ctx, session, codeOf("999"))
 		fails(t, what+": refreshing", failed, cardvault.ErrUnavailable)
 		noError(t, v.Delete(ctx, imported.ID))
 
@@ -365,11 +381,12 @@ func codesGone(t *testing.T, s store.Store) {
 		if err == nil {
 			continue
 		}
+
 		// What could not be done under a key can be done under it later.
 		noError(t, v.Consume(consumed, token.ID))
 		hasCode(t, "consumed afterwards", v, token.ID, "")
 		session = must(v.RefreshSession(ctx, token.ID))(t)
-		must(v.RefreshSecurityCode(ctx, session, code("737")))(t)
+		must(v.RefreshSecurityCode(ctx, session, codeOf("737")))(t)
 	}
 
 	// A new code that is not taken leaves none: the shopper has replaced the old one.
@@ -378,7 +395,8 @@ func codesGone(t *testing.T, s store.Store) {
 		cache.fail(nil)
 		return errors.New("out of memory")
 	})
-	_, err := v.RefreshSecurityCode(ctx, session, code("999"))
+
+	_, err := v.RefreshSecurityCode(ctx, session, codeOf("999"))
 	fails(t, "refreshing", err, cardvault.ErrUnavailable)
 	hasCode(t, "a new code was not taken", v, token.ID, "")
 
@@ -389,7 +407,8 @@ func codesGone(t *testing.T, s store.Store) {
 		cache.fail(nil)
 		return v.Close()
 	})
-	_, err = v.RefreshSecurityCode(ctx, session, code("999"))
+
+	_, err = v.RefreshSecurityCode(ctx, session, codeOf("999"))
 	fails(t, "refreshing in a vault that is closed meanwhile", err, cardvault.ErrClosed)
 	if _, err := cache.CodeCache.Get(ctx, token.ID); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("a code is left: %v", err)
@@ -414,17 +433,19 @@ func stubbornCodes(t *testing.T, s store.Store) {
 			hasCode(t, what+", in another vault", replica, id, text)
 		}
 	}
+
 	token := must(v.Import(ctx, coded(1, "111"), nil))(t)
 	has("imported", token.ID, "111")
-	consumed, _ := keyed(ctx, idemKey)
+	consumed, _ := withKey(ctx, idemKey)
 	noError(t, v.Consume(consumed, token.ID))
 	has("consumed", token.ID)
 
 	enter := func(digits string) {
 		t.Helper()
 		session := must(replica.RefreshSession(ctx, token.ID))(t)
-		must(replica.RefreshSecurityCode(ctx, session, code(digits)))(t)
+		must(replica.RefreshSecurityCode(ctx, session, codeOf(digits)))(t)
 	}
+
 	enter("222")
 	has("refreshed", token.ID, "", "222")
 	noError(t, replica.Consume(consumed, token.ID))
@@ -435,6 +456,7 @@ func stubbornCodes(t *testing.T, s store.Store) {
 	has("refreshed twice", token.ID, "", "", "333")
 	noError(t, replica.Consume(ctx, token.ID))
 	has("consumed", token.ID)
+
 	noError(t, v.Consume(ctx, token.ID))
 	enter("444")
 	has("consumed twice and refreshed", token.ID, "", "", "", "444")
@@ -487,7 +509,7 @@ func (c *stubborn) Close() error                            { return nil }
 func consumedUntold(t *testing.T, s store.Store) {
 	var mail mailbox
 	v, ctx := sending(t, s, &mail), t.Context()
-	hook(t, v, receiver)
+	newHook(t, v, receiver)
 	token := must(v.Import(ctx, coded(1, "737"), nil))(t)
 	noError(t, v.Consume(ctx, token.ID))
 	noError(t, v.Drain(ctx))
@@ -495,12 +517,14 @@ func consumedUntold(t *testing.T, s store.Store) {
 	noError(t, v.Consume(ctx, token.ID))
 	noError(t, v.Consume(ctx, token.ID))
 	last := must(v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &cardvault.Expiry{Month: 10, Year: 2090}}))(t)
+
 	noError(t, v.Consume(ctx, token.ID))
 	noError(t, v.Drain(ctx))
 	var got, want []cardvault.Expiry
 	for _, e := range mail.at(receiver) {
 		got = append(got, e.Token.Expiry)
 	}
+
 	for _, t := range []*cardvault.Token{token, updated, last} {
 		want = append(want, t.Expiry)
 	}

@@ -47,9 +47,9 @@ func encrypted(t testing.TB, s *cardvault.Session, claims string) []byte {
 	return []byte(header + "." + text(wrapped) + "." + text(iv) + "." + text(sealed[:tag]) + "." + text(sealed[tag:]))
 }
 
-// claims returns the claims of the n-th card.
-func claims(n int, code string) string {
-	return `{"account_number":"` + number(canaryNumber, 16, n) + `","expiry_month":12,"expiry_year":2090,` +
+// claimsOf returns the claims of the n-th card.
+func claimsOf(n int, code string) string {
+	return `{"account_number":"` + cardNumber(canaryNumber, 16, n) + `","expiry_month":12,"expiry_year":2090,` +
 		`"security_code":"` + code + `","cardholder_name":"` + canary + `name"}`
 }
 
@@ -61,24 +61,28 @@ func entered(t *testing.T, s store.Store) {
 	id := must(v.CreateSession(ctx, nil))(t)
 	open := must(browser.Session(ctx, id))(t)
 	for i := range 4 {
-		refused := must(browser.CompleteSession(ctx, id, encrypted(t, open, claims(i, "7"))))(t)
+		refused := must(browser.CompleteSession(ctx, id, encrypted(t, open, claimsOf(i, "7"))))(t)
 		if refused.State != cardvault.SessionOpen || refused.ReasonCode != "invalid_security_code" {
 			t.Errorf("a card that is refused: %+v", refused)
 		}
 	}
-	payload := encrypted(t, open, claims(1, "737"))
+
+	payload := encrypted(t, open, claimsOf(1, "737"))
 	done := must(v.CompleteSession(ctx, id, payload))(t)
 	if done.State != cardvault.SessionSucceeded {
 		t.Fatalf("completed: %+v", done)
 	}
+
 	token := must(v.Get(ctx, done.TokenID))(t)
 	if imported := importCard(t, v, card(1), nil); imported.Fingerprint != token.Fingerprint || token.CardholderName.IsZero() {
 		t.Errorf("token %+v", flat(token))
 	}
+
 	hasCode(t, "entered", v, token.ID, "737")
 	if seen := must(browser.Session(ctx, id))(t); *seen != *done {
 		t.Errorf("afterwards: %+v", seen)
 	}
+
 	_, err := browser.CompleteSession(ctx, id, payload)
 	fails(t, "completing again", err, cardvault.ErrSessionCompleted)
 
@@ -87,7 +91,7 @@ func entered(t *testing.T, s store.Store) {
 	other := must(v.CreateSession(ctx, nil))(t)
 	_, err = browser.CompleteSession(ctx, other, payload)
 	refuses(t, "a payload of another session", err, "result.enc_payload undecryptable")
-	if done := must(browser.CompleteSession(ctx, other, encrypted(t, open, claims(2, "737"))))(t); done.State != cardvault.SessionSucceeded {
+	if done := must(browser.CompleteSession(ctx, other, encrypted(t, open, claimsOf(2, "737"))))(t); done.State != cardvault.SessionSucceeded {
 		t.Errorf("under the same key: %+v", done)
 	}
 
@@ -96,6 +100,7 @@ func entered(t *testing.T, s store.Store) {
 	if !open.Refresh || open.MaskedAccountNumber != token.MaskedAccountNumber || open.Scheme != token.Scheme {
 		t.Errorf("a session for a code: %+v", open)
 	}
+
 	must(v.CompleteSession(ctx, renewal, encrypted(t, open, `{"security_code":"999"}`)))(t)
 	hasCode(t, "entered anew", v, token.ID, "999")
 	renewal = must(v.RefreshSession(ctx, token.ID))(t)
@@ -119,8 +124,9 @@ func enteredRace(t *testing.T, s store.Store) {
 	open := must(v.Session(ctx, id))(t)
 	payloads := make([][]byte, 32)
 	for i := range payloads {
-		payloads[i] = encrypted(t, open, claims(i, "737"))
+		payloads[i] = encrypted(t, open, claimsOf(i, "737"))
 	}
+
 	var won atomic.Int32
 	parallel(t, len(payloads), func(i int) error {
 		_, err := v.CompleteSession(ctx, id, payloads[i])
@@ -132,14 +138,16 @@ func enteredRace(t *testing.T, s store.Store) {
 		}
 		return nil
 	})
+
 	if p := must(v.List(ctx, nil))(t); won.Load() != 1 || p.TotalItems != 1 {
 		t.Errorf("%d calls have completed one session, and there are %d tokens", won.Load(), p.TotalItems)
 	}
 
 	id = must(v.CreateSession(ctx, nil))(t)
 	for i := range payloads {
-		payloads[i] = encrypted(t, open, claims(i, "7"))
+		payloads[i] = encrypted(t, open, claimsOf(i, "7"))
 	}
+
 	var refused, failed atomic.Int32
 	parallel(t, len(payloads), func(i int) error {
 		s, err := v.CompleteSession(ctx, id, payloads[i])
@@ -155,6 +163,7 @@ func enteredRace(t *testing.T, s store.Store) {
 		}
 		return nil
 	})
+
 	if refused.Load() != 4 || failed.Load() != 1 {
 		t.Errorf("%d cards were refused, and %d were one too many; want 4 and 1", refused.Load(), failed.Load())
 	}
@@ -184,10 +193,11 @@ func identified(t *testing.T, s store.Store) {
 		opts := &cardvault.Options{Mode: cardvault.Sandbox, IDV: judge{says}}
 		v, browser := vaultOn(t, s, opts), vaultOn(t, s, opts).In(uuid.Nil)
 		id := must(v.CreateSession(ctx, nil))(t)
-		payload := encrypted(t, must(browser.Session(ctx, id))(t), claims(int(says), "737"))
+		payload := encrypted(t, must(browser.Session(ctx, id))(t), claimsOf(int(says), "737"))
 		if waiting := must(browser.CompleteSession(ctx, id, payload))(t); waiting.State != cardvault.SessionIdentifying {
 			t.Fatalf("pending: %+v", waiting)
 		}
+
 		noError(t, v.RotateKeys(ctx))
 		before := must(v.List(ctx, nil))(t).TotalItems
 		done := must(v.Session(ctx, id))(t)
@@ -203,6 +213,7 @@ func identified(t *testing.T, s store.Store) {
 			all.Wait()
 			done = must(v.Session(ctx, id))(t)
 		}
+
 		made := must(v.List(ctx, nil))(t).TotalItems - before
 		if says == cardvault.IDVFailed {
 			if done.ReasonCode != "identification_failed" || made != 0 {
@@ -210,9 +221,11 @@ func identified(t *testing.T, s store.Store) {
 			}
 			continue
 		}
+
 		if done.State != cardvault.SessionSucceeded || made != 1 {
 			t.Fatalf("passed: %+v, %d tokens", done, made)
 		}
+
 		token := must(v.Get(ctx, done.TokenID))(t)
 		if token.Identification != cardvault.IdentificationChecked || token.Authentication == nil || token.Authentication.ECI != "05" {
 			t.Errorf("token %+v", flat(token))

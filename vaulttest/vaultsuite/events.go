@@ -17,7 +17,7 @@ import (
 )
 
 var eventBehaviours = []behaviour{
-	{"Events", events},
+	{"Events", tokenEvents},
 	{"EventsUnheard", eventsUnheard},
 	{"EventsOfADeletedToken", eventsOfADeletedToken},
 	{"EventsRefused", eventsRefused},
@@ -27,15 +27,15 @@ var eventBehaviours = []behaviour{
 	{"EventsDamaged", eventsDamaged},
 }
 
-// A sink records what it takes, and refuses what refuse says.
-type sink struct {
+// A pickySink records what it takes, and refuses what refuse says.
+type pickySink struct {
 	vaulttest.Recorder
 	mu      sync.Mutex
 	refuse  func(*cardvault.Event) bool
 	refused []*cardvault.Event
 }
 
-func (s *sink) Event(ctx context.Context, e *cardvault.Event) error {
+func (s *pickySink) Event(ctx context.Context, e *cardvault.Event) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.refuse != nil && s.refuse(e) {
@@ -46,7 +46,7 @@ func (s *sink) Event(ctx context.Context, e *cardvault.Event) error {
 }
 
 // set changes what is refused and returns what was, until now.
-func (s *sink) set(refuse func(*cardvault.Event) bool) []*cardvault.Event {
+func (s *pickySink) set(refuse func(*cardvault.Event) bool) []*cardvault.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	refused := s.refused
@@ -60,13 +60,13 @@ func listening(t testing.TB, s store.Store, sink cardvault.EventSink) *cardvault
 	return vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Events: sink})
 }
 
-// told is what an event is checked for: of which token, what and why.
-func told(token *cardvault.Token, typ cardvault.EventType, why cardvault.EventReason) string {
+// eventLine is what an event is checked for: of which token, what and why.
+func eventLine(token *cardvault.Token, typ cardvault.EventType, why cardvault.EventReason) string {
 	return fmt.Sprint(token.ID, " ", typ, " ", why)
 }
 
-// arrived checks that events are these, in this order, and well formed.
-func arrived(t testing.TB, what string, events []*cardvault.Event, want ...string) {
+// checkArrived checks that events are these, in this order, and well formed.
+func checkArrived(t testing.TB, what string, events []*cardvault.Event, want ...string) {
 	t.Helper()
 	var got []string
 	for _, e := range events {
@@ -90,25 +90,27 @@ func rename(t testing.TB, v *cardvault.Vault, token *cardvault.Token, key string
 	return must(v.Update(t.Context(), token.ID, cardvault.TokenUpdate{BusinessKey: &key}))(t)
 }
 
-func events(t *testing.T, s store.Store) {
+func tokenEvents(t *testing.T, s store.Store) {
 	var sink vaulttest.Recorder
 	v, ctx := listening(t, s, &sink), t.Context()
 	other := must(v.CreateAccount(ctx, canary, nil))(t)
 
 	c := card(1)
-	c.Name = name(canary)
+	c.Name = holder(canary)
 	imported := importCard(t, v, c, &cardvault.ImportOptions{BusinessKey: canary})
 	patched := rename(t, v, imported, "a")
 	again := rename(t, v, imported, "b")
 	if len(sink.Events()) != 0 {
 		t.Error("events arrive before there is background work")
 	}
+
 	noError(t, v.Drain(ctx))
 	got := sink.Events()
-	arrived(t, "a token", got,
-		told(imported, cardvault.TokenCreated, cardvault.ReasonImported),
-		told(imported, cardvault.TokenUpdated, cardvault.ReasonPatched),
-		told(imported, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	checkArrived(t, "a token", got,
+		eventLine(imported, cardvault.TokenCreated, cardvault.ReasonImported),
+		eventLine(imported, cardvault.TokenUpdated, cardvault.ReasonPatched),
+		eventLine(imported, cardvault.TokenUpdated, cardvault.ReasonPatched))
+
 	for i, want := range []*cardvault.Token{imported, patched, again} {
 		sameTold(t, fmt.Sprintf("the token of event %d, as it was then", i), got[i].Token, want)
 	}
@@ -119,7 +121,7 @@ func events(t *testing.T, s store.Store) {
 	theirs := importCard(t, v.In(other.ID), card(2), nil)
 	noError(t, v.Drain(ctx))
 	got = sink.Events()[3:]
-	arrived(t, "another account", got, told(theirs, cardvault.TokenCreated, cardvault.ReasonImported))
+	checkArrived(t, "another account", got, eventLine(theirs, cardvault.TokenCreated, cardvault.ReasonImported))
 	if got[0].Account != other.ID {
 		t.Error("an event of another account than the token's")
 	}
@@ -128,20 +130,20 @@ func events(t *testing.T, s store.Store) {
 	noError(t, v.Drain(ctx))
 	noError(t, v.Delete(ctx, tokenized.ID))
 	noError(t, v.Drain(ctx))
-	arrived(t, "a session", sink.Events()[4:],
-		told(tokenized, cardvault.TokenCreated, cardvault.ReasonTokenized),
-		told(tokenized, cardvault.TokenDeleted, cardvault.ReasonRequested))
+	checkArrived(t, "a session", sink.Events()[4:],
+		eventLine(tokenized, cardvault.TokenCreated, cardvault.ReasonTokenized),
+		eventLine(tokenized, cardvault.TokenDeleted, cardvault.ReasonRequested))
 
 	// What fails or changes nothing is no event.
-	refuses(t, "a card that is refused", second(v.Import(ctx, cardOf("4111110000000006"), nil)), "account_number luhn")
+	refuses(t, "a card that is refused", errorOf(v.Import(ctx, cardOf("4111110000000006"), nil)), "account_number luhn")
 	fails(t, "Delete of a deleted token", v.Delete(ctx, tokenized.ID), cardvault.ErrNotFound)
-	idempotent, _ := keyed(ctx, idemKey)
+	idempotent, _ := withKey(ctx, idemKey)
 	once := must(v.Import(idempotent, card(4), nil))(t)
-	idempotent, _ = keyed(ctx, idemKey)
+	idempotent, _ = withKey(ctx, idemKey)
 	must(v.Import(idempotent, card(4), nil))(t)
 	noError(t, v.Drain(ctx))
 	noError(t, v.Drain(ctx))
-	arrived(t, "a replay", sink.Events()[6:], told(once, cardvault.TokenCreated, cardvault.ReasonImported))
+	checkArrived(t, "a replay", sink.Events()[6:], eventLine(once, cardvault.TokenCreated, cardvault.ReasonImported))
 	if n := everything(t, s, time.Now().Add(time.Minute)); n != 0 {
 		t.Errorf("%d records are due, though all has arrived", n)
 	}
@@ -150,16 +152,18 @@ func events(t *testing.T, s store.Store) {
 // eventsUnheard: nothing is stored while nobody listens, and what was stored
 // before waits for somebody who does.
 func eventsUnheard(t *testing.T, s store.Store) {
-	spy, ctx := &spy{Store: s}, t.Context()
+	spy, ctx := &watched{Store: s}, t.Context()
 	silent := vaultOn(t, spy, nil)
 	token := importCard(t, silent, card(1), nil)
 	if n := len(spy.last()); n != 1 {
 		t.Errorf("an import puts %d records, want 1", n)
 	}
+
 	rename(t, silent, token, "a")
 	if n := len(spy.last()); n != 1 {
 		t.Errorf("an update puts %d records, want 1", n)
 	}
+
 	noError(t, silent.Delete(ctx, token.ID))
 	if n := len(spy.last()); n != 0 {
 		t.Errorf("a deletion puts %d records, want none", n)
@@ -171,12 +175,14 @@ func eventsUnheard(t *testing.T, s store.Store) {
 	if n := len(spy.last()); n != 2 {
 		t.Errorf("an import puts %d records, want token and event", n)
 	}
+
 	wrote := spy.wrote(func() { noError(t, silent.Drain(ctx)) })
 	if wrote != 0 || len(sink.Events()) != 0 {
 		t.Errorf("a vault without a sink wrote %d times", wrote)
 	}
+
 	noError(t, heard.Drain(ctx))
-	arrived(t, "a sink is there", sink.Events(), told(token, cardvault.TokenCreated, cardvault.ReasonImported))
+	checkArrived(t, "a sink is there", sink.Events(), eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported))
 	wrote = spy.wrote(func() { noError(t, heard.Drain(ctx)) })
 	if wrote != 0 {
 		t.Errorf("with nothing to do Drain wrote %d times", wrote)
@@ -192,19 +198,20 @@ func eventsOfADeletedToken(t *testing.T, s store.Store) {
 	noError(t, v.Drain(ctx))
 	got := sink.Events()
 	slices.SortFunc(got, func(a, b *cardvault.Event) int { return int(a.Type) - int(b.Type) })
-	arrived(t, "after the deletion", got,
-		told(other, cardvault.TokenCreated, cardvault.ReasonImported),
-		told(token, cardvault.TokenDeleted, cardvault.ReasonRequested))
+	checkArrived(t, "after the deletion", got,
+		eventLine(other, cardvault.TokenCreated, cardvault.ReasonImported),
+		eventLine(token, cardvault.TokenDeleted, cardvault.ReasonRequested))
 }
 
 // eventsRefused: a sink that fails gets the same event again, and the events of
 // a token in their order, while other tokens do not wait.
 func eventsRefused(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
-	var sink sink
+	spy := &watched{Store: s}
+	var sink pickySink
 	v, ctx := listening(t, spy, &sink), t.Context()
 	token, other := importCard(t, v, card(1), nil), importCard(t, v, card(2), nil)
 	failures := 2 // the third would let the later events pass
+
 	sink.set(func(e *cardvault.Event) bool {
 		if e.TokenID != token.ID || failures == 0 {
 			return false
@@ -212,8 +219,9 @@ func eventsRefused(t *testing.T, s store.Store) {
 		failures--
 		return true
 	})
+
 	noError(t, v.Drain(ctx))
-	arrived(t, "another token", sink.Events(), told(other, cardvault.TokenCreated, cardvault.ReasonImported))
+	checkArrived(t, "another token", sink.Events(), eventLine(other, cardvault.TokenCreated, cardvault.ReasonImported))
 	rename(t, v, token, "a")
 	rename(t, v, token, "b")
 	wrote := spy.wrote(func() {
@@ -224,6 +232,7 @@ func eventsRefused(t *testing.T, s store.Store) {
 	if wrote > 8 {
 		t.Errorf("%d writes while events are held back", wrote)
 	}
+
 	poll, patience := time.NewTicker(20*time.Millisecond), time.After(30*time.Second)
 	defer poll.Stop()
 	for len(sink.Events()) < 4 {
@@ -234,17 +243,20 @@ func eventsRefused(t *testing.T, s store.Store) {
 			t.Fatal("the event is not passed again")
 		}
 	}
+
 	refused := sink.set(nil)
 	got := sink.Events()[1:]
-	arrived(t, "a sink that works again", got,
-		told(token, cardvault.TokenCreated, cardvault.ReasonImported),
-		told(token, cardvault.TokenUpdated, cardvault.ReasonPatched),
-		told(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	checkArrived(t, "a sink that works again", got,
+		eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported),
+		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched),
+		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+
 	for _, e := range refused {
 		if e.ID != refused[0].ID {
 			t.Errorf("a later event was passed while the first was refused")
 		}
 	}
+
 	if len(refused) == 0 || len(got) == 0 || got[0].ID != refused[0].ID || !got[0].CreatedAt.Equal(refused[0].CreatedAt) {
 		t.Error("an event is another one when it is passed again")
 	}
@@ -256,7 +268,7 @@ func eventsRefused(t *testing.T, s store.Store) {
 // eventsRepeated: of a process that dies between the delivery of an event and its
 // removal, the event is still there.
 func eventsRepeated(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
+	spy := &watched{Store: s}
 	var sink vaulttest.Recorder
 	v, ctx := listening(t, spy, &sink), t.Context()
 	token := importCard(t, v, card(1), nil)
@@ -266,10 +278,10 @@ func eventsRepeated(t *testing.T, s store.Store) {
 	rename(t, v, token, "a")
 	noError(t, v.Drain(ctx))
 	got := sink.Events()
-	arrived(t, "after a crash", got,
-		told(token, cardvault.TokenCreated, cardvault.ReasonImported),
-		told(token, cardvault.TokenCreated, cardvault.ReasonImported),
-		told(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	checkArrived(t, "after a crash", got,
+		eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported),
+		eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported),
+		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
 	if got[0].ID != got[1].ID || got[0].ID == got[2].ID {
 		t.Error("an event that is passed again has another id")
 	}
@@ -295,6 +307,7 @@ func inOrder(t *testing.T, vaults []*cardvault.Vault, arrived func() []*cardvaul
 			}
 		})
 	}
+
 	defer running.Wait()
 	defer stop()
 	parallel(t, tokens, func(i int) error {
@@ -305,6 +318,7 @@ func inOrder(t *testing.T, vaults []*cardvault.Vault, arrived func() []*cardvaul
 		}
 		return err
 	})
+
 	poll, patience := time.NewTicker(20*time.Millisecond), time.After(30*time.Second)
 	defer poll.Stop()
 	for len(arrived()) < tokens*(1+updates) {
@@ -317,10 +331,12 @@ func inOrder(t *testing.T, vaults []*cardvault.Vault, arrived func() []*cardvaul
 			t.Fatalf("%d events have arrived, want %d", len(arrived()), tokens*(1+updates))
 		}
 	}
+
 	stop()
 	running.Wait()
 	seen := map[uuid.UUID]bool{}
 	next := map[uuid.UUID]int{}
+
 	for _, e := range arrived() {
 		if seen[e.ID] {
 			t.Error("an event has arrived twice")
@@ -339,7 +355,7 @@ func inOrder(t *testing.T, vaults []*cardvault.Vault, arrived func() []*cardvaul
 
 // eventOfAnExpiry: of two vaults that sweep one store, one tells of an expiry.
 func eventOfAnExpiry(t *testing.T, s store.Store) {
-	var sink sink
+	var sink pickySink
 	sink.set(func(e *cardvault.Event) bool { return e.Type == cardvault.TokenCreated })
 	vaults := []*cardvault.Vault{listening(t, s, &sink), listening(t, s, &sink)}
 	v, ctx := vaults[0], t.Context()
@@ -351,9 +367,9 @@ func eventOfAnExpiry(t *testing.T, s store.Store) {
 	got := sink.Events()
 	slices.SortFunc(got, func(a, b *cardvault.Event) int { return bytes.Compare(a.TokenID[:], b.TokenID[:]) })
 	slices.SortFunc(tokens, func(a, b *cardvault.Token) int { return bytes.Compare(a.ID[:], b.ID[:]) })
-	arrived(t, "expired tokens", got,
-		told(tokens[0], cardvault.TokenDeleted, cardvault.ReasonExpired),
-		told(tokens[1], cardvault.TokenDeleted, cardvault.ReasonExpired))
+	checkArrived(t, "expired tokens", got,
+		eventLine(tokens[0], cardvault.TokenDeleted, cardvault.ReasonExpired),
+		eventLine(tokens[1], cardvault.TokenDeleted, cardvault.ReasonExpired))
 	if n := everything(t, s, time.Now().Add(time.Minute)); n != 0 {
 		t.Errorf("%d records are due, though the tokens are gone", n)
 	}
@@ -362,8 +378,8 @@ func eventOfAnExpiry(t *testing.T, s store.Store) {
 // eventsDamaged: an event that somebody has changed does not arrive, and keeps
 // none of another token.
 func eventsDamaged(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
-	var sink sink
+	spy := &watched{Store: s}
+	var sink pickySink
 	v, ctx := listening(t, spy, &sink), t.Context()
 	account := must(v.CreateAccount(ctx, canary, nil))(t)
 	token := importCard(t, v, card(1), nil)
@@ -372,6 +388,7 @@ func eventsDamaged(t *testing.T, s store.Store) {
 	otherRow := spy.last()[1]
 	importCard(t, v, card(3), nil)
 	third := spy.last()[0].ID
+
 	noError(t, v.Drain(ctx))
 	arrivals := len(sink.Events())
 
@@ -385,19 +402,21 @@ func eventsDamaged(t *testing.T, s store.Store) {
 	} {
 		damage[what] = change
 	}
+
 	for what, change := range damage {
 		spoiled := clone(row)
 		change(spoiled)
 		noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(spoiled); return nil }))
 		rename(t, v, other, "b")
 		fails(t, what, v.Drain(ctx), cardvault.ErrDamaged)
-		arrived(t, what, sink.Events()[arrivals:], told(other, cardvault.TokenUpdated, cardvault.ReasonPatched))
+		checkArrived(t, what, sink.Events()[arrivals:], eventLine(other, cardvault.TokenUpdated, cardvault.ReasonPatched))
 		arrivals++
 		noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Delete(spoiled.Kind, spoiled.ID); return nil }))
 	}
+
 	noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(row); return nil }))
 	noError(t, v.Drain(ctx))
-	arrived(t, "an event that was put back", sink.Events()[arrivals:], told(token, cardvault.TokenCreated, cardvault.ReasonImported))
+	checkArrived(t, "an event that was put back", sink.Events()[arrivals:], eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported))
 
 	// One that waits for another does not keep that from being settled.
 	sink.set(func(*cardvault.Event) bool { return true })
@@ -405,6 +424,7 @@ func eventsDamaged(t *testing.T, s store.Store) {
 	rename(t, v, token, "d")
 	noError(t, v.Drain(ctx))
 	var again time.Time // of the first
+
 	noError(t, s.Update(ctx, func(tx store.Tx) error {
 		list, err := tx.List(&store.Query{Kind: row.Kind, Account: row.Account, Parent: row.Parent, Limit: 10})
 		if err != nil {
@@ -418,11 +438,12 @@ func eventsDamaged(t *testing.T, s store.Store) {
 		tx.Put(list.Records[1])
 		return nil
 	}))
+
 	sink.set(nil)
 	arrivals = len(sink.Events())
 	passed(t, again)
 	noError(t, v.Drain(ctx))
-	arrived(t, "the first event of a token", sink.Events()[arrivals:], told(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	checkArrived(t, "the first event of a token", sink.Events()[arrivals:], eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
 	if n := everything(t, s, time.Now().Add(time.Hour)); n != 0 {
 		t.Errorf("%d records are due, though all that can has arrived", n)
 	}

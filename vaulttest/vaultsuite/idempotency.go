@@ -24,25 +24,26 @@ var idempotencyBehaviours = []behaviour{
 
 const idemKey = canary + "idempotency"
 
-func keyed(ctx context.Context, key string) (context.Context, *cardvault.Idempotency) {
+func withKey(ctx context.Context, key string) (context.Context, *cardvault.Idempotency) {
 	i := &cardvault.Idempotency{Key: key}
 	return cardvault.WithIdempotency(ctx, i), i
 }
 
 func replay(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
+	spy := &watched{Store: s}
 	v, ctx := vaultOn(t, spy, nil), t.Context()
 	c := card(1)
-	c.Name, c.SecurityCode = name(canary), cardvault.NewSecurityCode([]byte("7373"))
+	c.Name, c.SecurityCode = holder(canary), cardvault.NewSecurityCode([]byte("7373"))
 	opts := &cardvault.ImportOptions{BusinessKey: canary + "key", ImportProvider: "p"}
 
-	once, i := keyed(ctx, idemKey)
+	once, i := withKey(ctx, idemKey)
 	first := must(v.Import(once, c, opts))(t)
 	if i.Replayed() {
 		t.Error("the first call is called a replay")
 	}
+
 	wrote := spy.wrote(func() {
-		again, i := keyed(ctx, idemKey)
+		again, i := withKey(ctx, idemKey)
 		same(t, "replayed", must(v.Import(again, c, opts))(t), first)
 		if !i.Replayed() {
 			t.Error("the second call is no replay")
@@ -51,7 +52,7 @@ func replay(t *testing.T, s store.Store) {
 		for _, code := range []string{"7374", "737", ""} {
 			other := c
 			setCode(code)(&other)
-			again, i := keyed(ctx, idemKey)
+			again, i := withKey(ctx, idemKey)
 			same(t, "replayed with code "+code, must(v.Import(again, other, opts))(t), first)
 			if !i.Replayed() {
 				t.Error("a call with another code is no replay")
@@ -61,63 +62,75 @@ func replay(t *testing.T, s store.Store) {
 	if wrote != 0 {
 		t.Errorf("repetitions made the vault write %d times", wrote)
 	}
-	wrote = spy.wrote(func() {
-		// Every other part counts.
-		for what, change := range map[string]func(*cardvault.Card, *cardvault.ImportOptions){
-			"number":   func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.PAN = card(2).PAN },
-			"month":    func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Expiry.Month = 1 },
-			"year":     func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Expiry.Year = 2091 },
-			"name":     func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Name = name(canary + "x") },
-			"no name":  func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Name = cardvault.Name{} },
-			"key":      func(_ *cardvault.Card, o *cardvault.ImportOptions) { o.BusinessKey = canary },
-			"provider": func(_ *cardvault.Card, o *cardvault.ImportOptions) { o.ImportProvider = "" },
-		} {
-			other, o := c, *opts
-			change(&other, &o)
-			again, i := keyed(cardvault.WithActor(ctx, cardvault.Actor{RootKeyID: uuid.New()}), idemKey)
-			_, err := v.Import(again, other, &o)
-			fails(t, "same key, other "+what, err, cardvault.ErrIdempotencyKeyReused)
-			if i.Replayed() {
-				t.Errorf("same key, other %s: called a replay", what)
-			}
-		}
-	})
+
+	wrote = spy.wrote(func() { otherRequests(t, v, c, opts) })
 	if wrote != 7 {
 		t.Errorf("7 other requests made the vault write %d times", wrote)
 	}
-	listed(t, v, first)
+
+	checkListed(t, v, first)
 
 	// The result is that of the first call, whatever has happened to the token.
 	changed := canary + "changed"
 	must(v.Update(ctx, first.ID, cardvault.TokenUpdate{BusinessKey: &changed}))(t)
-	again, _ := keyed(ctx, idemKey)
+	again, _ := withKey(ctx, idemKey)
 	same(t, "replayed after an update", must(v.Import(again, c, opts))(t), first)
 
 	noError(t, v.Delete(ctx, first.ID))
-	again, i = keyed(ctx, idemKey)
+	again, i = withKey(ctx, idemKey)
 	_, err := v.Import(again, c, opts)
 	fails(t, "replay after the token is deleted", err, cardvault.ErrNotFound)
 	if i.Replayed() {
 		t.Error("what was not replayed is called a replay")
 	}
-	listed(t, v)
+
+	checkListed(t, v)
 
 	// Without a key, and under another, the same request is another call.
 	importCard(t, v, c, opts)
-	other, _ := keyed(ctx, strings.Repeat("k", 255))
+	other, _ := withKey(ctx, strings.Repeat("k", 255))
 	must(v.Import(other, c, opts))(t)
 	if p := must(v.List(ctx, nil))(t); p.TotalItems != 2 {
 		t.Errorf("%d tokens, want 2", p.TotalItems)
 	}
 
-	// A caller may say what the request is.
+	requestsByWord(t, v)
+}
+
+// otherRequests: every other part of a request counts.
+func otherRequests(t *testing.T, v *cardvault.Vault, c cardvault.Card, opts *cardvault.ImportOptions) {
+	ctx := t.Context()
+
+	for what, change := range map[string]func(*cardvault.Card, *cardvault.ImportOptions){
+		"number":   func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.PAN = card(2).PAN },
+		"month":    func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Expiry.Month = 1 },
+		"year":     func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Expiry.Year = 2091 },
+		"name":     func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Name = holder(canary + "x") },
+		"no name":  func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Name = cardvault.Name{} },
+		"key":      func(_ *cardvault.Card, o *cardvault.ImportOptions) { o.BusinessKey = canary },
+		"provider": func(_ *cardvault.Card, o *cardvault.ImportOptions) { o.ImportProvider = "" },
+	} {
+		other, o := c, *opts
+		change(&other, &o)
+		again, i := withKey(cardvault.WithActor(ctx, cardvault.Actor{RootKeyID: uuid.New()}), idemKey)
+		_, err := v.Import(again, other, &o)
+		fails(t, "same key, other "+what, err, cardvault.ErrIdempotencyKeyReused)
+		if i.Replayed() {
+			t.Errorf("same key, other %s: called a replay", what)
+		}
+	}
+}
+
+// requestsByWord: a caller may say what the request is.
+func requestsByWord(t *testing.T, v *cardvault.Vault) {
+	ctx := t.Context()
 	asked := &cardvault.Idempotency{Key: canary + "2", Request: cardvault.NewIdempotentRequest([]byte("body"))}
 	one := must(v.Import(cardvault.WithIdempotency(ctx, asked), card(3), nil))(t)
 	asked = &cardvault.Idempotency{Key: canary + "2", Request: cardvault.NewIdempotentRequest([]byte("body"))}
 	two := must(v.Import(cardvault.WithIdempotency(ctx, asked), card(4), nil))(t)
 	same(t, "same request by the caller's word", two, one)
 	asked = &cardvault.Idempotency{Key: canary + "2", Request: cardvault.NewIdempotentRequest([]byte("Body"))}
-	_, err = v.Import(cardvault.WithIdempotency(ctx, asked), card(3), nil)
+	_, err := v.Import(cardvault.WithIdempotency(ctx, asked), card(3), nil)
 	fails(t, "another request by the caller's word", err, cardvault.ErrIdempotencyKeyReused)
 }
 
@@ -125,19 +138,22 @@ func replayScope(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	account := must(v.CreateAccount(ctx, canary, nil))(t)
 	session := func(v *cardvault.Vault, o *cardvault.SessionOptions) (uuid.UUID, error) {
-		ctx, _ := keyed(ctx, idemKey)
+		ctx, _ := withKey(ctx, idemKey)
 		id, err := v.CreateSession(ctx, o)
 		return id.UUID(), err
 	}
+
 	imported := func(v *cardvault.Vault) *cardvault.Token {
-		ctx, _ := keyed(ctx, idemKey)
+		ctx, _ := withKey(ctx, idemKey)
 		return must(v.Import(ctx, card(1), nil))(t)
 	}
+
 	// One key: two operations, two accounts.
 	a, b := imported(v), imported(v.In(account.ID))
 	if a.ID == b.ID {
 		t.Error("one account's key replays in another")
 	}
+
 	one := must(session(v, nil))(t)
 	if two := must(session(v, nil))(t); two != one {
 		t.Error("a repeated CreateSession made another session")
@@ -145,6 +161,7 @@ func replayScope(t *testing.T, s store.Store) {
 	if other := must(session(v.In(account.ID), nil))(t); other == one {
 		t.Error("one account's key replays in another")
 	}
+
 	_, err := session(v, &cardvault.SessionOptions{BypassIdentification: true})
 	fails(t, "other options", err, cardvault.ErrIdempotencyKeyReused)
 	_, err = session(v, &cardvault.SessionOptions{ExpirationTime: 1})
@@ -160,7 +177,7 @@ func replayRace(t *testing.T, s store.Store) {
 	var replays atomic.Int64
 	var token atomic.Pointer[cardvault.Token]
 	parallel(t, 50, func(int) error {
-		ctx, i := keyed(t.Context(), idemKey)
+		ctx, i := withKey(t.Context(), idemKey)
 		got, err := v.Import(ctx, card(1), nil)
 		if err != nil {
 			return err
@@ -175,39 +192,44 @@ func replayRace(t *testing.T, s store.Store) {
 		}
 		return nil
 	})
+
 	if replays.Load() != 49 {
 		t.Errorf("%d of 50 calls were replays, want 49", replays.Load())
 	}
-	listed(t, v, token.Load())
+	checkListed(t, v, token.Load())
 }
 
-// by returns a context of a call under a key, on behalf of a root API key.
-func by(ctx context.Context, root byte, key string) context.Context {
-	ctx, _ = keyed(cardvault.WithActor(ctx, cardvault.Actor{RootKeyID: uuid.UUID{15: root}}), key)
+// byActor returns a context of a call under a key, on behalf of a root API key.
+func byActor(ctx context.Context, root byte, key string) context.Context {
+	ctx, _ = withKey(cardvault.WithActor(ctx, cardvault.Actor{RootKeyID: uuid.UUID{15: root}}), key)
 	return ctx
 }
 
 func mistakes(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
+	spy := &watched{Store: s}
 	v, ctx := vaultOn(t, spy, nil), t.Context()
 	other := must(v.CreateAccount(ctx, canary, nil))(t)
-	first := must(v.Import(by(ctx, 1, idemKey), card(1), nil))(t)
+	first := must(v.Import(byActor(ctx, 1, idemKey), card(1), nil))(t)
+
 	right := func(root byte, key string) error {
-		got, err := v.Import(by(ctx, root, key), card(1), nil)
+		got, err := v.Import(byActor(ctx, root, key), card(1), nil)
 		if err == nil && got.ID != first.ID {
 			t.Error("a repetition gives another token")
 		}
 		return err
 	}
+
 	wrong := func(root byte, n int) {
-		_, err := v.Import(by(ctx, root, idemKey), card(n), nil)
+		_, err := v.Import(byActor(ctx, root, idemKey), card(n), nil)
 		fails(t, "another request", err, cardvault.ErrIdempotencyKeyReused)
 	}
+
 	// What is right in between costs nothing.
 	for n := range 5 {
 		noError(t, right(2, idemKey))
 		wrong(2, 2+n)
 	}
+
 	fails(t, "the right request after five others", right(2, idemKey), cardvault.ErrIdempotencyKeyReused)
 	wrote := spy.wrote(func() {
 		for n := range 20 {
@@ -224,11 +246,12 @@ func mistakes(t *testing.T, s store.Store) {
 	fails(t, "the right request to another vault on the store", right(2, idemKey), cardvault.ErrIdempotencyKeyReused)
 	noError(t, right(1, idemKey))
 	noError(t, right(0, idemKey))
-	must(v.Import(by(ctx, 2, idemKey+"2"), card(1), nil))(t)
-	must(v.In(other.ID).Import(by(ctx, 2, idemKey), card(1), nil))(t)
+	must(v.Import(byActor(ctx, 2, idemKey+"2"), card(1), nil))(t)
+	must(v.In(other.ID).Import(byActor(ctx, 2, idemKey), card(1), nil))(t)
+
 	// All operations and objects have keys of their own.
-	must(v.CreateSession(by(ctx, 2, idemKey), nil))(t)
-	must(v.Provision(by(ctx, 2, idemKey), importCard(t, v, card(3), nil).ID))(t)
+	must(v.CreateSession(byActor(ctx, 2, idemKey), nil))(t)
+	must(v.Provision(byActor(ctx, 2, idemKey), importCard(t, v, card(3), nil).ID))(t)
 
 	// Nor does a token that is gone show what was right.
 	noError(t, v.Delete(ctx, first.ID))
@@ -244,10 +267,10 @@ func mistakesRace(t *testing.T, s store.Store) {
 	var answered, wrong atomic.Int64
 	for k := range keys {
 		key := fmt.Sprint(idemKey, k)
-		first := must(vaults[0].Import(by(t.Context(), 1, key), card(0), nil))(t)
+		first := must(vaults[0].Import(byActor(t.Context(), 1, key), card(0), nil))(t)
 		v := vaults[k%2]
 		parallel(t, others+1, func(n int) error {
-			token, err := v.Import(by(t.Context(), 2, key), card((n+others/2)%(others+1)), nil)
+			token, err := v.Import(byActor(t.Context(), 2, key), card((n+others/2)%(others+1)), nil)
 			switch {
 			case err == nil && token.ID == first.ID:
 				answered.Add(1)
@@ -258,11 +281,13 @@ func mistakesRace(t *testing.T, s store.Store) {
 			}
 			return nil
 		})
+
 		for _, v := range vaults {
-			_, err := v.Import(by(t.Context(), 2, key), card(0), nil)
+			_, err := v.Import(byActor(t.Context(), 2, key), card(0), nil)
 			fails(t, "the right request after many others", err, cardvault.ErrIdempotencyKeyReused)
 		}
 	}
+
 	if answered.Load() > keys/2 || wrong.Load()+answered.Load() != keys*(others+1) {
 		t.Errorf("%d of %d right requests were answered, %d others refused", answered.Load(), keys, wrong.Load())
 	}
@@ -272,16 +297,16 @@ func mistakesRace(t *testing.T, s store.Store) {
 func mistakesStoreFails(t *testing.T, s store.Store) {
 	full := &fullStore{Store: s}
 	v := vaultOn(t, full, nil)
-	must(v.Import(by(t.Context(), 1, idemKey), card(0), nil))(t)
+	must(v.Import(byActor(t.Context(), 1, idemKey), card(0), nil))(t)
 	full.full.Store(true)
-	_, err := v.Import(by(t.Context(), 2, idemKey), card(1), nil)
+	_, err := v.Import(byActor(t.Context(), 2, idemKey), card(1), nil)
 	fails(t, "another request", err, cardvault.ErrStorageFull)
 	for n := range 3 {
-		_, err = v.Import(by(t.Context(), 2, idemKey), card(n), nil)
+		_, err = v.Import(byActor(t.Context(), 2, idemKey), card(n), nil)
 		fails(t, "a request right or wrong", err, cardvault.ErrStorageFull)
 	}
 	full.full.Store(false)
-	must(v.Import(by(t.Context(), 2, idemKey), card(0), nil))(t)
+	must(v.Import(byActor(t.Context(), 2, idemKey), card(0), nil))(t)
 }
 
 // A fullStore has no room while it is full.

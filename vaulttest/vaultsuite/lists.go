@@ -16,10 +16,10 @@ import (
 
 var listBehaviours = []behaviour{
 	{"Filters", filters},
-	{"Pages", pages},
+	{"Pages", listPages},
 	{"Bounds", bounds},
-	{"AllAscending", func(t *testing.T, s store.Store) { all(t, s, true) }},
-	{"AllDescending", func(t *testing.T, s store.Store) { all(t, s, false) }},
+	{"AllAscending", func(t *testing.T, s store.Store) { allTokens(t, s, true) }},
+	{"AllDescending", func(t *testing.T, s store.Store) { allTokens(t, s, false) }},
 }
 
 // selects reports whether a list with o holds a token.
@@ -31,9 +31,9 @@ func selects(o *cardvault.ListOptions, token *cardvault.Token) bool {
 		(o.BusinessKey == "" || o.BusinessKey == token.BusinessKey)
 }
 
-// expected returns the ids of the tokens, which are in the order of their
+// expectedIDs returns the ids of the tokens, which are in the order of their
 // creation, that a list with o holds.
-func expected(o *cardvault.ListOptions, tokens []*cardvault.Token) []uuid.UUID {
+func expectedIDs(o *cardvault.ListOptions, tokens []*cardvault.Token) []uuid.UUID {
 	var want []uuid.UUID
 	for _, token := range tokens {
 		if selects(o, token) {
@@ -49,12 +49,12 @@ func expected(o *cardvault.ListOptions, tokens []*cardvault.Token) []uuid.UUID {
 // lists checks the page and the total that o asks for.
 func lists(t testing.TB, v *cardvault.Vault, o cardvault.ListOptions, tokens []*cardvault.Token) {
 	t.Helper()
-	want := expected(&o, tokens)
+	want := expectedIDs(&o, tokens)
 	limit := cmp.Or(o.Limit, cardvault.DefaultLimit)
 	from := min(len(want), (cmp.Or(o.Page, 1)-1)*limit)
 	to := min(len(want), from+limit)
 	p := must(v.List(t.Context(), &o))(t)
-	if !slices.Equal(ids(p.Items), want[from:to]) {
+	if !slices.Equal(idsOf(p.Items), want[from:to]) {
 		t.Errorf("%+v: %d items, want %d in another order or others", o, len(p.Items), to-from)
 	}
 	if pages := (len(want) + limit - 1) / limit; p.TotalItems != int64(len(want)) || p.TotalPages != int64(pages) ||
@@ -62,7 +62,7 @@ func lists(t testing.TB, v *cardvault.Vault, o cardvault.ListOptions, tokens []*
 		t.Errorf("%+v: page %d of %d, limit %d, total %d; want %d pages, total %d", o, p.Page, p.TotalPages, p.Limit, p.TotalItems, pages, len(want))
 	}
 	got := must(collect(t.Context(), v, &o))(t)
-	if !slices.Equal(ids(got), want) {
+	if !slices.Equal(idsOf(got), want) {
 		t.Errorf("%+v: All yields %d tokens, want %d", o, len(got), len(want))
 	}
 }
@@ -77,7 +77,7 @@ func mixed(t testing.TB, v *cardvault.Vault, n int) []*cardvault.Token {
 		if i%2 == 0 {
 			opts.BusinessKey = fmt.Sprint(canary, i%3)
 		}
-		tokens[i] = importCard(t, v, cardOf(number(c.prefix, c.length, i)), opts)
+		tokens[i] = importCard(t, v, cardOf(cardNumber(c.prefix, c.length, i)), opts)
 	}
 	return tokens
 }
@@ -88,6 +88,7 @@ func filters(t *testing.T, s store.Store) {
 	for _, i := range []int{3, 30, 31, 59} {
 		noError(t, v.Delete(t.Context(), tokens[i].ID))
 	}
+
 	tokens = slices.DeleteFunc(tokens, func(token *cardvault.Token) bool {
 		_, err := v.Get(t.Context(), token.ID)
 		return err != nil
@@ -95,6 +96,7 @@ func filters(t *testing.T, s store.Store) {
 	if len(tokens) != 56 {
 		t.Fatalf("%d tokens left", len(tokens))
 	}
+
 	for i := range 150 {
 		r := rand.New(rand.NewPCG(1, uint64(i)))
 		o := cardvault.ListOptions{Ascending: r.IntN(2) == 0, Limit: 1 + r.IntN(60), Page: 1 + r.IntN(3)}
@@ -103,14 +105,17 @@ func filters(t *testing.T, s store.Store) {
 				o.Scheme = append(o.Scheme, scheme)
 			}
 		}
+
 		for status := range cardvault.NetworkTokenStatus(6) {
 			if r.IntN(6) == 0 {
 				o.NetworkTokenStatus = append(o.NetworkTokenStatus, status)
 			}
 		}
+
 		if r.IntN(3) == 0 {
 			o.BusinessKey = fmt.Sprint(canary, r.IntN(4))
 		}
+
 		near := func() time.Time {
 			at := tokens[r.IntN(len(tokens))].CreatedAt
 			return at.Add([]time.Duration{0, -time.Microsecond, time.Microsecond, -1, 1}[r.IntN(5)])
@@ -121,18 +126,20 @@ func filters(t *testing.T, s store.Store) {
 		if r.IntN(2) == 0 {
 			o.To = near()
 		}
+
 		if !o.From.IsZero() && !o.To.IsZero() && o.From.After(o.To) {
 			o.From, o.To = o.To, o.From
 		}
 		lists(t, v, o, tokens)
 	}
+
 	// No part of a business key, and no other case of it, is the key.
 	for _, key := range []string{canary, canary + "00", "Canary 0", canary + "0 "} {
 		lists(t, v, cardvault.ListOptions{BusinessKey: key}, tokens)
 	}
 }
 
-func pages(t *testing.T, s store.Store) {
+func listPages(t *testing.T, s store.Store) {
 	v := vaultOn(t, s, nil)
 	lists(t, v, cardvault.ListOptions{}, nil)
 	lists(t, v, cardvault.ListOptions{Page: cardvault.MaxPage, Limit: cardvault.MaxLimit}, nil)
@@ -150,6 +157,7 @@ func bounds(t *testing.T, s store.Store) {
 	v := vaultOn(t, s, nil)
 	tokens := mixed(t, v, 5)
 	at := tokens[2].CreatedAt
+
 	for _, o := range []cardvault.ListOptions{
 		{From: at, To: at},
 		{From: at.Add(1)},
@@ -169,24 +177,32 @@ func bounds(t *testing.T, s store.Store) {
 	}
 }
 
-// all iterates over more than two reads while tokens come and go.
-func all(t *testing.T, s store.Store, ascending bool) {
-	const n = 2*cardvault.MaxLimit + 50
-	v, ctx := vaultOn(t, s, nil), t.Context()
+// importAtOnce imports n cards, 50 at a time, and returns the ids of their tokens.
+func importAtOnce(t *testing.T, v *cardvault.Vault, n int) map[uuid.UUID]bool {
 	var mu sync.Mutex
-	var tokens []*cardvault.Token
+	known := map[uuid.UUID]bool{} // under mu
+
 	parallel(t, 50, func(i int) error {
 		for j := range n / 50 {
-			token, err := v.Import(ctx, card(i*n/50+j), nil)
+			token, err := v.Import(t.Context(), card(i*n/50+j), nil)
 			if err != nil {
 				return err
 			}
 			mu.Lock()
-			tokens = append(tokens, token)
+			known[token.ID] = true
 			mu.Unlock()
 		}
 		return nil
 	})
+	return known
+}
+
+// allTokens iterates over more than two reads while tokens come and go.
+func allTokens(t *testing.T, s store.Store, ascending bool) {
+	const n = 2*cardvault.MaxLimit + 50
+	v, ctx := vaultOn(t, s, nil), t.Context()
+	known := importAtOnce(t, v, n)
+
 	o := &cardvault.ListOptions{Ascending: ascending, Limit: 3, Page: 9} // the last two do not count
 	first := must(collect(ctx, v, o))(t)
 	if len(first) != n || !slices.IsSortedFunc(first, func(a, b *cardvault.Token) int {
@@ -197,10 +213,7 @@ func all(t *testing.T, s store.Store, ascending bool) {
 	}) {
 		t.Fatalf("All yields %d tokens, want %d in order", len(first), n)
 	}
-	known := map[uuid.UUID]bool{}
-	for _, token := range tokens {
-		known[token.ID] = true
-	}
+
 	for _, token := range first {
 		if !known[token.ID] {
 			t.Fatal("All yields a token twice, or one that was not imported")
@@ -214,6 +227,7 @@ func all(t *testing.T, s store.Store, ascending bool) {
 	var seen []uuid.UUID
 	var added []*cardvault.Token
 	i := 0
+
 	for token, err := range v.All(ctx, o) {
 		noError(t, err)
 		seen = append(seen, token.ID)
@@ -228,9 +242,10 @@ func all(t *testing.T, s store.Store, ascending bool) {
 			t.Fatal("All does not end")
 		}
 	}
-	want := slices.DeleteFunc(ids(first), func(id uuid.UUID) bool { return gone[id] })
+
+	want := slices.DeleteFunc(idsOf(first), func(id uuid.UUID) bool { return gone[id] })
 	if ascending {
-		want = append(want, ids(added)...)
+		want = append(want, idsOf(added)...)
 	}
 	if !slices.Equal(seen, want) {
 		t.Errorf("All yields %d tokens while some come and go, want %d", len(seen), len(want))

@@ -138,8 +138,8 @@ func provisioning(t testing.TB, s store.Store, n *bureau) *cardvault.Vault {
 	return vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Network: n, BaseURL: "https://vault.example"})
 }
 
-// state checks the network token of a token, as it is read and as it is listed.
-func state(t testing.TB, v *cardvault.Vault, id uuid.UUID, want cardvault.NetworkTokenStatus, code string) {
+// checkState checks the network token of a token, as it is read and as it is listed.
+func checkState(t testing.TB, v *cardvault.Vault, id uuid.UUID, want cardvault.NetworkTokenStatus, code string) {
 	t.Helper()
 	token := must(v.Get(t.Context(), id))(t)
 	got := ""
@@ -151,7 +151,7 @@ func state(t testing.TB, v *cardvault.Vault, id uuid.UUID, want cardvault.Networ
 	}
 	for status := range cardvault.NetworkTokenFailed + 1 {
 		p := must(v.List(t.Context(), &cardvault.ListOptions{Limit: cardvault.MaxLimit, NetworkTokenStatus: []cardvault.NetworkTokenStatus{status}}))(t)
-		if listed := slices.Contains(ids(p.Items), id); listed != (status == want) {
+		if listed := slices.Contains(idsOf(p.Items), id); listed != (status == want) {
 			t.Errorf("the token is %v, and among those that are %v: %v", want, status, listed)
 		}
 	}
@@ -174,29 +174,31 @@ func networkToken(t *testing.T, s store.Store) {
 	n := &bureau{}
 	v, ctx := provisioning(t, s, n), t.Context()
 	id := importCard(t, v, card(1), nil).ID
-	state(t, v, id, cardvault.NetworkTokenPending, "")
+	checkState(t, v, id, cardvault.NetworkTokenPending, "")
 	drain(t, v)
-	state(t, v, id, cardvault.NetworkTokenActive, "")
+	checkState(t, v, id, cardvault.NetworkTokenActive, "")
 	must(v.Provision(ctx, id))(t)
-	state(t, v, id, cardvault.NetworkTokenActive, "")
+	checkState(t, v, id, cardvault.NetworkTokenActive, "")
 	noError(t, v.Notify(ctx, suspended(1, time.Now(), n.left()[0])))
-	state(t, provisioning(t, s, n), id, cardvault.NetworkTokenInactive, "suspended_by_issuer")
-	fails(t, "Provision", second(v.Provision(ctx, id)), cardvault.ErrNetworkTokenState)
+	checkState(t, provisioning(t, s, n), id, cardvault.NetworkTokenInactive, "suspended_by_issuer")
+
+	fails(t, "Provision", errorOf(v.Provision(ctx, id)), cardvault.ErrNetworkTokenState)
 	resumed := suspended(2, time.Now(), n.left()[0])
 	resumed.Kind = cardvault.NoticeResumed
 	noError(t, v.Notify(ctx, resumed))
-	state(t, v, id, cardvault.NetworkTokenActive, "")
+	checkState(t, v, id, cardvault.NetworkTokenActive, "")
 	dead := suspended(3, time.Now(), n.left()[0])
 	dead.Kind = cardvault.NoticeInvalidated
 	noError(t, v.Notify(ctx, dead))
-	state(t, v, id, cardvault.NetworkTokenDeleted, "account_closed")
+	checkState(t, v, id, cardvault.NetworkTokenDeleted, "account_closed")
 	if token := must(v.Get(ctx, id))(t); token.Status != cardvault.StatusInvalid {
 		t.Errorf("status %v", token.Status)
 	}
+
 	noError(t, v.Delete(ctx, id))
 	drain(t, v)
 	n.remains(t, 0)
-	listed(t, v)
+	checkListed(t, v)
 }
 
 // networkTokenNotices: each counts once, in the order in which it came to pass.
@@ -213,10 +215,11 @@ func networkTokenNotices(t *testing.T, s store.Store) {
 	for _, i := range []int{1, 0, 2, 2, 0, 1} {
 		noError(t, v.Notify(ctx, notices[i]))
 	}
-	state(t, v, id, cardvault.NetworkTokenInactive, "suspended_by_cardholder")
+
+	checkState(t, v, id, cardvault.NetworkTokenInactive, "suspended_by_cardholder")
 	notices[0].OccurredAt = at.Add(time.Minute) // known by its id
 	noError(t, provisioning(t, s, n).Notify(ctx, notices[0]))
-	state(t, v, id, cardvault.NetworkTokenInactive, "suspended_by_cardholder")
+	checkState(t, v, id, cardvault.NetworkTokenInactive, "suspended_by_cardholder")
 
 	// The same ones at once, from two vaults.
 	vaults := []*cardvault.Vault{v, provisioning(t, s, n)}
@@ -228,7 +231,8 @@ func networkTokenNotices(t *testing.T, s store.Store) {
 		}
 		return vaults[i%2].Notify(ctx, notice)
 	})
-	state(t, v, id, cardvault.NetworkTokenActive, "")
+
+	checkState(t, v, id, cardvault.NetworkTokenActive, "")
 }
 
 // networkTokenShared: it goes with its last holder, and a notice reaches all.
@@ -241,17 +245,20 @@ func networkTokenShared(t *testing.T, s store.Store) {
 	for _, v := range vaults {
 		holders = append(holders, importCard(t, v, card(1), nil).ID)
 	}
+
 	drain(t, v)
 	n.remains(t, 1)
 	noError(t, v.Notify(ctx, suspended(1, time.Now(), n.left()[0])))
 	for i, v := range vaults {
-		state(t, v, holders[i], cardvault.NetworkTokenInactive, "suspended_by_issuer")
+		checkState(t, v, holders[i], cardvault.NetworkTokenInactive, "suspended_by_issuer")
 	}
+
 	for i, v := range vaults {
 		n.remains(t, 1)
 		noError(t, v.Delete(ctx, holders[i]))
 		drain(t, v)
 	}
+
 	n.remains(t, 0)
 	fails(t, "a notice later", v.Notify(ctx, suspended(2, time.Now(), canary+"token 2")), cardvault.ErrNotFound)
 }
@@ -271,8 +278,8 @@ func networkTokenDeletedMeanwhile(t *testing.T, s store.Store) {
 	}
 	drain(t, v)
 	n.remains(t, 1)
-	state(t, v, stays.ID, cardvault.NetworkTokenActive, "")
-	fails(t, "Get", second(v.Get(ctx, gone.ID)), cardvault.ErrNotFound)
+	checkState(t, v, stays.ID, cardvault.NetworkTokenActive, "")
+	fails(t, "Get", errorOf(v.Get(ctx, gone.ID)), cardvault.ErrNotFound)
 }
 
 // networkTokenRace imports, deletes, works and notifies from two vaults at once.
@@ -283,6 +290,7 @@ func networkTokenRace(t *testing.T, s store.Store) {
 	ctx := t.Context()
 	var mu sync.Mutex
 	var kept []uuid.UUID
+
 	parallel(t, 8, func(worker int) error {
 		r := rand.New(rand.NewPCG(9, uint64(worker)))
 		v := vaults[worker%2]
@@ -296,6 +304,7 @@ func networkTokenRace(t *testing.T, s store.Store) {
 					return err
 				}
 			}
+
 			for _, id := range n.left() {
 				if r.IntN(20) > 0 {
 					continue
@@ -305,27 +314,33 @@ func networkTokenRace(t *testing.T, s store.Store) {
 					return err
 				}
 			}
+
 			if r.IntN(3) == 0 {
 				if err := v.Delete(ctx, token.ID); err != nil {
 					return err
 				}
 				continue
 			}
+
 			mu.Lock()
 			kept = append(kept, token.ID)
 			mu.Unlock()
 		}
+
 		return nil
 	})
+
 	for _, v := range vaults {
 		drain(t, v)
 	}
+
 	n.remains(t, len(kept))
 	for _, id := range kept {
 		if token := must(vaults[0].Get(ctx, id))(t); token.NetworkTokenStatus != cardvault.NetworkTokenActive && token.NetworkTokenStatus != cardvault.NetworkTokenInactive {
 			t.Errorf("network token is %v", token.NetworkTokenStatus)
 		}
 	}
+
 	parallel(t, len(kept), func(i int) error { return vaults[i%2].Delete(ctx, kept[i]) })
 	for _, v := range vaults {
 		drain(t, v)
@@ -341,6 +356,7 @@ func networkTokenActivation(t *testing.T, s store.Store) {
 	late := v.In(account.ID)
 	const many = 300
 	tokens := make([]uuid.UUID, many)
+
 	parallel(t, 16, func(worker int) error {
 		for i := worker; i < many; i += 16 {
 			token, err := late.Import(ctx, card(i), nil)
@@ -351,9 +367,10 @@ func networkTokenActivation(t *testing.T, s store.Store) {
 		}
 		return nil
 	})
+
 	idle := v.In(must(v.CreateAccount(ctx, canary, &cardvault.Approvals{}))(t).ID)
 	other := importCard(t, idle, card(1), nil)
-	state(t, late, tokens[0], cardvault.NetworkTokenNotAvailable, "network_tokens_not_activated")
+	checkState(t, late, tokens[0], cardvault.NetworkTokenNotAvailable, "network_tokens_not_activated")
 	drain(t, v)
 	n.remains(t, 0)
 	noError(t, late.SetApprovals(ctx, cardvault.Approvals{NetworkTokens: true}))
@@ -363,35 +380,38 @@ func networkTokenActivation(t *testing.T, s store.Store) {
 	if p.TotalItems != many {
 		t.Errorf("%d tokens are active", p.TotalItems)
 	}
-	state(t, idle, other.ID, cardvault.NetworkTokenNotAvailable, "network_tokens_not_activated")
+
+	checkState(t, idle, other.ID, cardvault.NetworkTokenNotAvailable, "network_tokens_not_activated")
 }
 
 // networkTokenDamaged does to the record of a network token what damagedToken
 // does to tokens.
 func networkTokenDamaged(t *testing.T, s store.Store) {
 	n := &bureau{}
-	spy := &spy{Store: s}
+	spy := &watched{Store: s}
 	v, ctx := provisioning(t, spy, n), t.Context()
 	row := func(i int) (uuid.UUID, *store.Record) {
 		id := importCard(t, v, card(i), nil).ID
 		return id, spy.last()[len(spy.last())-1]
 	}
+
 	id, record := row(1)
 	_, other := row(2)
 	for what, change := range shownDamage(record, other) {
 		spoiled := clone(record)
 		change(spoiled)
 		overwrite(t, s, record, spoiled)
-		fails(t, what+": Provision", second(v.Provision(ctx, id)), cardvault.ErrDamaged)
+		fails(t, what+": Provision", errorOf(v.Provision(ctx, id)), cardvault.ErrDamaged)
 		overwrite(t, s, spoiled, record)
 	}
+
 	spoiled := clone(record)
 	spoiled.Shown[9] ^= 1
 	overwrite(t, s, record, spoiled)
 	fails(t, "Drain", v.Drain(ctx), cardvault.ErrDamaged)
 	n.remains(t, 1) // the other one
 	noError(t, v.Delete(ctx, id))
-	fails(t, "Get", second(v.Get(ctx, id)), cardvault.ErrNotFound)
+	fails(t, "Get", errorOf(v.Get(ctx, id)), cardvault.ErrNotFound)
 	drain(t, v)
 }
 
@@ -405,6 +425,7 @@ func cardArt(t *testing.T, s store.Store) {
 	url := must(v.Get(ctx, tokens[0]))(t).CardArtURL
 	id, err := uuid.Parse(path.Base(url))
 	noError(t, err)
+
 	for _, token := range tokens {
 		if got := must(v.Get(ctx, token))(t).CardArtURL; got != url {
 			t.Errorf("card art at %q and %q", got, url)
@@ -416,6 +437,7 @@ func cardArt(t *testing.T, s store.Store) {
 		}
 		noError(t, v.Delete(ctx, token))
 	}
+
 	_, _, err = v.CardArt(ctx, id)
 	fails(t, "CardArt after the last token", err, cardvault.ErrNotFound)
 }

@@ -26,7 +26,7 @@ var paymentBehaviours = []behaviour{
 }
 
 // A till is a network on which every card becomes active at once and every
-// payment gets a cryptogram. All that it says is a canary.
+// examplePayment gets a cryptogram. All that it says is a canary.
 type till struct {
 	mu     sync.Mutex
 	asked  []string // idempotency keys
@@ -36,7 +36,7 @@ type till struct {
 const tillECI = "05"
 
 var (
-	tillNumber = number(canaryNumber, 16, 9999) // of a network token; no test stores this card
+	tillNumber = cardNumber(canaryNumber, 16, 9999) // of a network token; no test stores this card
 	tillExpiry = cardvault.Expiry{Month: 6, Year: 2091}
 )
 
@@ -92,18 +92,18 @@ func usable(t testing.TB, v *cardvault.Vault, n int) *cardvault.Token {
 	return token
 }
 
-// secret makes a shared secret for the account's primary merchant.
-func secret(t testing.TB, v *cardvault.Vault) string {
+// newSecret makes a shared secret for the account's primary merchant.
+func newSecret(t testing.TB, v *cardvault.Vault) string {
 	t.Helper()
 	m := must(v.PrimaryMerchant(t.Context()))(t)
 	return must(v.RotatePaymentSecret(t.Context(), m.ID, time.Time{}))(t).Text()
 }
 
-var payment = cardvault.PaymentRequest{Amount: 1099, Currency: "EUR", Reference: canary + "reference"}
+var examplePayment = cardvault.PaymentRequest{Amount: 1099, Currency: "EUR", Reference: canary + "reference"}
 
 func pay(t testing.TB, v *cardvault.Vault, token *cardvault.Token) *cardvault.PaymentData {
 	t.Helper()
-	return must(v.RequestPaymentData(t.Context(), token.ID, payment))(t)
+	return must(v.RequestPaymentData(t.Context(), token.ID, examplePayment))(t)
 }
 
 // pays checks that p is a success for whoever has a secret.
@@ -140,23 +140,27 @@ func paymentData(t *testing.T, s store.Store) {
 	if early.Success || early.Failures[0].Code != "no_encryption_key" || n.calls() != 0 {
 		t.Errorf("without a secret: %+v", early)
 	}
-	secret := secret(t, v)
+
+	secret := newSecret(t, v)
 	success := pay(t, v, token)
 	pays(t, success, secret)
-	if success.TokenID != token.ID || success.ID.Version() != 4 || success.Amount != payment.Amount ||
-		success.Currency != payment.Currency || success.Reference != payment.Reference || success.Merchant == uuid.Nil {
+	if success.TokenID != token.ID || success.ID.Version() != 4 || success.Amount != examplePayment.Amount ||
+		success.Currency != examplePayment.Currency || success.Reference != examplePayment.Reference || success.Merchant == uuid.Nil {
 		t.Errorf("record %+v", success)
 	}
+
 	n.refuse = &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: canary + "05"}
 	declined := pay(t, v, token)
 	want := cardvault.Failure{Source: cardvault.SourceScheme, Code: "cryptogram_declined", Message: "The scheme declined the request.", SchemeCode: canary + "05"}
 	if declined.Success || declined.Encrypted != "" || !slices.Equal(declined.Failures, []cardvault.Failure{want}) {
 		t.Errorf("declined: %+v", declined)
 	}
+
 	n.refuse = nil
 	if n.calls() != 2 || n.asked[0] != success.ID.String() || n.asked[1] != declined.ID.String() {
 		t.Errorf("the network was asked for %v", n.asked)
 	}
+
 	paid(t, v, token, declined, success, early)
 	paid(t, v, other)
 
@@ -171,7 +175,7 @@ func paymentData(t *testing.T, s store.Store) {
 	noError(t, v.Delete(ctx, token.ID))
 	_, err := v.ListPaymentData(ctx, token.ID, nil)
 	fails(t, "the list of a deleted token", err, cardvault.ErrNotFound)
-	_, err = v.RequestPaymentData(ctx, token.ID, payment)
+	_, err = v.RequestPaymentData(ctx, token.ID, examplePayment)
 	fails(t, "a payment with a deleted token", err, cardvault.ErrNotFound)
 	paid(t, v, other)
 }
@@ -180,14 +184,15 @@ func paymentDataOfAccounts(t *testing.T, s store.Store) {
 	n := new(till)
 	mine, ctx := paying(t, s, n), t.Context()
 	theirs := mine.In(must(mine.CreateAccount(ctx, canary, nil))(t).ID)
-	secret(t, mine)
+	newSecret(t, mine)
 	token := usable(t, mine, 1)
 	p := pay(t, mine, token)
 	_, err := theirs.ListPaymentData(ctx, token.ID, nil)
 	fails(t, "the list of another account's token", err, cardvault.ErrNotFound)
-	_, err = theirs.RequestPaymentData(ctx, token.ID, payment)
+	_, err = theirs.RequestPaymentData(ctx, token.ID, examplePayment)
 	fails(t, "a payment with another account's token", err, cardvault.ErrNotFound)
-	r := payment
+
+	r := examplePayment
 	r.Merchant = must(theirs.PrimaryMerchant(ctx))(t).ID
 	_, err = mine.RequestPaymentData(ctx, token.ID, r)
 	refuses(t, "another account's merchant", err, "merchant_id unknown_merchant")
@@ -201,13 +206,14 @@ func paymentDataOfAccounts(t *testing.T, s store.Store) {
 
 func paymentDataPages(t *testing.T, s store.Store) {
 	v, ctx := paying(t, s, new(till)), t.Context()
-	secret(t, v)
+	newSecret(t, v)
 	token, other := usable(t, v, 1), usable(t, v, 2)
 	var all []*cardvault.PaymentData // oldest first
 	for range 23 {
 		all = append(all, pay(t, v, token))
 		pay(t, v, other)
 	}
+
 	for _, o := range []cardvault.ListOptions{
 		{}, {Ascending: true}, {Limit: 10}, {Limit: 10, Page: 3}, {Limit: 10, Page: 4}, {Limit: 1, Page: 23, Ascending: true},
 		{From: all[5].CreatedAt}, {To: all[5].CreatedAt}, {From: all[5].CreatedAt, To: all[11].CreatedAt, Ascending: true, Limit: 3, Page: 2},
@@ -233,31 +239,34 @@ func paymentDataPages(t *testing.T, s store.Store) {
 			t.Errorf("%+v: %d items, want %d in another order or others", o, len(p.Items), len(want))
 		}
 	}
+
 	_, err := v.ListPaymentData(ctx, token.ID, &cardvault.ListOptions{Limit: 501, Page: -1})
 	refuses(t, "a page that cannot be", err, "query.limit out_of_range", "query.page out_of_range")
 }
 
 func paymentDataReplay(t *testing.T, s store.Store) {
-	n, spy := new(till), &spy{Store: s}
+	n, spy := new(till), &watched{Store: s}
 	v, again, ctx := paying(t, spy, n), paying(t, spy, n), t.Context()
-	secret(t, v)
+	newSecret(t, v)
 	token, other := usable(t, v, 1), usable(t, v, 2)
 	call := func(v *cardvault.Vault, token *cardvault.Token, r cardvault.PaymentRequest) (*cardvault.PaymentData, bool, error) {
-		ctx, i := keyed(ctx, idemKey)
+		ctx, i := withKey(ctx, idemKey)
 		p, err := v.RequestPaymentData(ctx, token.ID, r)
 		return p, i.Replayed(), err
 	}
-	first, replayed, err := call(v, token, payment)
+
+	first, replayed, err := call(v, token, examplePayment)
 	noError(t, err)
 	if replayed {
 		t.Error("the first call is called a replay")
 	}
+
 	wrote := spy.wrote(func() {
-		p, replayed, err := call(again, token, payment)
+		p, replayed, err := call(again, token, examplePayment)
 		if err != nil || !replayed || !equalPayments(p, first) {
 			t.Errorf("replayed %t: %+v, %v", replayed, p, err)
 		}
-		r := payment
+		r := examplePayment
 		r.Amount++
 		_, replayed, err = call(v, token, r)
 		if fails(t, "same key, other amount", err, cardvault.ErrIdempotencyKeyReused); replayed {
@@ -267,13 +276,15 @@ func paymentDataReplay(t *testing.T, s store.Store) {
 	if wrote != 1 || n.calls() != 1 { // the other request is counted
 		t.Errorf("repetitions made the vault write %d times; the network was asked %d times", wrote, n.calls())
 	}
-	second, replayed, err := call(v, other, payment)
+
+	second, replayed, err := call(v, other, examplePayment)
 	if err != nil || replayed || second.ID == first.ID {
 		t.Errorf("the key of another token: replayed %t, %v", replayed, err)
 	}
+
 	paid(t, v, token, first)
 	noError(t, v.Delete(ctx, token.ID))
-	_, replayed, err = call(again, token, payment)
+	_, replayed, err = call(again, token, examplePayment)
 	if fails(t, "replay after the token is deleted", err, cardvault.ErrNotFound); replayed {
 		t.Error("an error is called a replay")
 	}
@@ -283,34 +294,38 @@ func paymentDataReplay(t *testing.T, s store.Store) {
 func paymentDataRace(t *testing.T, s store.Store) {
 	n := new(till)
 	vaults := []*cardvault.Vault{paying(t, s, n), paying(t, s, n)}
-	secret(t, vaults[0])
+	newSecret(t, vaults[0])
 	token := usable(t, vaults[0], 1)
 	first := make([]*cardvault.PaymentData, 16)
+
 	parallel(t, len(first), func(i int) (err error) {
-		ctx, _ := keyed(t.Context(), idemKey)
+		ctx, _ := withKey(t.Context(), idemKey)
 		for first[i] == nil {
-			first[i], err = vaults[i%2].RequestPaymentData(ctx, token.ID, payment)
+			first[i], err = vaults[i%2].RequestPaymentData(ctx, token.ID, examplePayment)
 			if err != nil && !errors.Is(err, cardvault.ErrIdempotencyInProgress) {
 				return err
 			}
 		}
 		return nil
 	})
+
 	if n.calls() != 1 {
 		t.Errorf("the network was asked %d times", n.calls())
 	}
+
 	for _, p := range first {
 		if !equalPayments(p, first[0]) {
 			t.Errorf("two results under one key:\n%+v\n%+v", p, first[0])
 		}
 	}
+
 	paid(t, vaults[1], token, first[0])
 }
 
 // paymentDataDeleteRace: payments and the deletion of their token.
 func paymentDataDeleteRace(t *testing.T, s store.Store) {
 	v := paying(t, s, new(till))
-	secret(t, v)
+	newSecret(t, v)
 	token := usable(t, v, 1)
 	parallel(t, 8, func(i int) error {
 		for step := range 10 {
@@ -319,9 +334,9 @@ func paymentDataDeleteRace(t *testing.T, s store.Store) {
 				return v.Delete(ctx, token.ID)
 			}
 			if i%2 == 0 {
-				ctx, _ = keyed(ctx, fmt.Sprint(canary, i, step))
+				ctx, _ = withKey(ctx, fmt.Sprint(canary, i, step))
 			}
-			p, err := v.RequestPaymentData(ctx, token.ID, payment)
+			p, err := v.RequestPaymentData(ctx, token.ID, examplePayment)
 			if err == nil && !p.Success {
 				return errors.New("no cryptogram")
 			}
@@ -331,6 +346,7 @@ func paymentDataDeleteRace(t *testing.T, s store.Store) {
 		}
 		return nil
 	})
+
 	_, err := v.ListPaymentData(t.Context(), token.ID, nil)
 	fails(t, "the list of the deleted token", err, cardvault.ErrNotFound)
 }
@@ -345,9 +361,10 @@ func provisionReplay(t *testing.T, s store.Store) {
 			Token: cardvault.NetworkTokenRef{ID: canary + token.ID.String() + ":1"},
 		}))
 	}
+
 	notice(cardvault.NoticeSuspended, "1")
 	for i := range 3 {
-		ctx, idem := keyed(ctx, idemKey)
+		ctx, idem := withKey(ctx, idemKey)
 		_, err := v.Provision(ctx, token.ID)
 		if fails(t, "provisioning what is suspended", err, cardvault.ErrNetworkTokenState); idem.Replayed() != (i > 0) {
 			t.Errorf("call %d: replayed %t", i, idem.Replayed())
@@ -356,8 +373,9 @@ func provisionReplay(t *testing.T, s store.Store) {
 			notice(cardvault.NoticeResumed, "2")
 		}
 	}
+
 	must(v.Provision(ctx, token.ID))(t)
 	noError(t, v.Delete(ctx, token.ID))
-	again, _ := keyed(ctx, idemKey)
-	fails(t, "replay after the token is deleted", second(v.Provision(again, token.ID)), cardvault.ErrNotFound)
+	again, _ := withKey(ctx, idemKey)
+	fails(t, "replay after the token is deleted", errorOf(v.Provision(again, token.ID)), cardvault.ErrNotFound)
 }

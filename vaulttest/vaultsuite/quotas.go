@@ -47,7 +47,7 @@ var bounded = []struct {
 		"open_sessions", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{OpenSessions: n} },
 		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
 			id, err := v.CreateSession(t.Context(), nil)
-			return func() error { return second(v.Tokenize(t.Context(), id, card(1))) }, err
+			return func() error { return errorOf(v.Tokenize(t.Context(), id, card(1))) }, err
 		},
 	},
 	{
@@ -55,7 +55,7 @@ var bounded = []struct {
 		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
 			token := importCard(t, v, card(1), nil)
 			id, err := v.RefreshSession(t.Context(), token.ID)
-			return func() error { return second(v.RefreshSecurityCode(t.Context(), id, code("999"))) }, err
+			return func() error { return errorOf(v.RefreshSecurityCode(t.Context(), id, codeOf("999"))) }, err
 		},
 	},
 }
@@ -70,6 +70,7 @@ func quotas(t *testing.T, s store.Store) {
 	if a.Quotas != want || must(v.Account(ctx))(t).Quotas != want {
 		t.Errorf("quotas of accounts: %+v and %+v, want %+v", a.Quotas, must(v.Account(ctx))(t).Quotas, want)
 	}
+
 	for _, kind := range bounded {
 		a, b := must(v.CreateAccount(ctx, canary, nil))(t), must(v.CreateAccount(ctx, canary, nil))(t)
 		of, other := v.In(a.ID), v.In(b.ID)
@@ -80,11 +81,13 @@ func quotas(t *testing.T, s store.Store) {
 				undo = must(kind.make(t, v))(t)
 			}
 		}
+
 		full := func(what string, v *cardvault.Vault, limit int) {
 			t.Helper()
 			_, err := kind.make(t, v)
 			exceeds(t, what, err, kind.quota, limit)
 		}
+
 		fill(of, 3)
 		full("one too many", of, 3)
 		full("one too many in another vault", replica.In(a.ID), 3)
@@ -103,10 +106,12 @@ func quotas(t *testing.T, s store.Store) {
 		noError(t, undo())
 		full("at the new quota", of, 4)
 		noError(t, of.SetQuotas(ctx, cardvault.QuotaUpdate{}))
+
 		full("after what was named stays", of, 4)
 		set(0)
 		full("at the usual quota again", of, 3)
 	}
+
 	noError(t, v.In(a.ID).SetApprovals(ctx, cardvault.Approvals{}))
 	noError(t, v.In(a.ID).SetQuotas(ctx, cardvault.QuotaUpdate{PaymentData: new(9)}))
 	want.PaymentData = 9
@@ -122,6 +127,7 @@ func quotas(t *testing.T, s store.Store) {
 	} {
 		refuses(t, what, v.SetQuotas(ctx, u), what+" out_of_range")
 	}
+
 	fails(t, "an account that is none", v.In(uuid.New()).SetQuotas(ctx, cardvault.QuotaUpdate{}), cardvault.ErrNotFound)
 }
 
@@ -131,6 +137,7 @@ func quotaRace(t *testing.T, s store.Store) {
 	const limit = 10
 	opts := &cardvault.Options{Mode: cardvault.Sandbox, Webhooks: &mail, Quotas: cardvault.Quotas{APIKeys: limit, Webhooks: limit, OpenSessions: limit}}
 	vaults := []*cardvault.Vault{vaultOn(t, s, opts), vaultOn(t, s, opts)}
+
 	for _, kind := range bounded {
 		a := must(vaults[0].CreateAccount(t.Context(), canary, nil))(t)
 		made := make(chan struct{}, 64)

@@ -29,55 +29,35 @@ func races(t *testing.T, s store.Store) {
 	for i := range tokens {
 		tokens[i] = importCard(t, v, card(i), &cardvault.ImportOptions{BusinessKey: canary + "start"})
 	}
+
 	var deleted [n]atomic.Int64
 	var imported atomic.Int64
-	expected := func(err error) error {
-		if errors.Is(err, cardvault.ErrNotFound) {
-			return nil
-		}
-		return err
-	}
 	parallel(t, workers, func(worker int) error {
 		r := rand.New(rand.NewPCG(7, uint64(worker)))
 		v := vaults[worker%2]
 		for step := range steps {
 			i := r.IntN(n)
-			id := tokens[i].ID
+			what := r.IntN(8)
 			var err error
-			switch r.IntN(8) {
-			case 0:
-				if i%3 == 0 { // the others stay
-					if err = v.Delete(ctx, id); err == nil {
-						deleted[i].Add(1)
-					}
+			switch {
+			case what == 0 && i%3 == 0: // the others stay
+				if err = v.Delete(ctx, tokens[i].ID); err == nil {
+					deleted[i].Add(1)
 				}
-			case 1, 2, 3:
-				key := fmt.Sprint(canary, worker, step)
-				var token *cardvault.Token
-				if token, err = v.Update(ctx, id, cardvault.TokenUpdate{BusinessKey: &key}); err == nil && token.BusinessKey != key {
-					return errors.New("Update returns another key than was set")
-				}
-			case 4:
-				named := name(fmt.Sprint(canary, worker))
-				_, err = v.Update(ctx, id, cardvault.TokenUpdate{CardholderName: &named})
-			case 5:
+			case what == 1:
 				if _, err = v.Import(ctx, card(n), nil); err == nil {
 					imported.Add(1)
 				}
-			case 6:
-				_, err = v.List(ctx, &cardvault.ListOptions{BusinessKey: canary + "start"})
 			default:
-				var token *cardvault.Token
-				if token, err = v.Get(ctx, id); err == nil && (token.ID != id || token.Fingerprint != tokens[i].Fingerprint) {
-					return errors.New("get returns another token")
-				}
+				err = raceStep(ctx, v, tokens[i], what, fmt.Sprint(canary, worker, step))
 			}
-			if err = expected(err); err != nil {
+			if err != nil && !errors.Is(err, cardvault.ErrNotFound) {
 				return err
 			}
 		}
 		return nil
 	})
+
 	left := imported.Load()
 	for i, token := range tokens {
 		_, err := v.Get(ctx, token.ID)
@@ -91,15 +71,43 @@ func races(t *testing.T, s store.Store) {
 			left++
 		}
 	}
+
 	all := must(collect(ctx, v, &cardvault.ListOptions{Ascending: true}))(t)
 	if int64(len(all)) != left {
 		t.Errorf("%d tokens, want %d", len(all), left)
 	}
+
 	for _, v := range vaults {
-		listed(t, v, all...)
+		checkListed(t, v, all...)
 		for _, token := range all {
 			lists(t, v, cardvault.ListOptions{BusinessKey: token.BusinessKey, Ascending: true, Limit: 500}, all)
 		}
+	}
+}
+
+// raceStep reads or updates a token that another goroutine may have deleted.
+func raceStep(ctx context.Context, v *cardvault.Vault, token *cardvault.Token, what int, text string) error {
+	switch what {
+	case 0, 2, 3, 4:
+		got, err := v.Update(ctx, token.ID, cardvault.TokenUpdate{BusinessKey: &text})
+		if err == nil && got.BusinessKey != text {
+			err = errors.New("Update returns another key than was set")
+		}
+		return err
+
+	case 5:
+		named := holder(text)
+		return errorOf(v.Update(ctx, token.ID, cardvault.TokenUpdate{CardholderName: &named}))
+
+	case 6:
+		return errorOf(v.List(ctx, &cardvault.ListOptions{BusinessKey: canary + "start"}))
+
+	default:
+		got, err := v.Get(ctx, token.ID)
+		if err == nil && (got.ID != token.ID || got.Fingerprint != token.Fingerprint) {
+			err = errors.New("Get returns another token")
+		}
+		return err
 	}
 }
 
@@ -115,7 +123,7 @@ func updateRace(t *testing.T, s store.Store) {
 				key := fmt.Sprint(canary, i)
 				u.BusinessKey = &key
 			case 1:
-				named := name(fmt.Sprint(canary, i))
+				named := holder(fmt.Sprint(canary, i))
 				u.CardholderName = &named
 			default:
 				u.Expiry = &cardvault.Expiry{Month: 1, Year: 2060 + i}
@@ -126,13 +134,15 @@ func updateRace(t *testing.T, s store.Store) {
 		}
 		return nil
 	})
+
 	token := must(v.Get(ctx, id))(t)
-	var holder string
-	token.CardholderName.Expose(func(b []byte) { holder = string(b) })
-	if token.BusinessKey != canary+"19" || holder != canary+"19" || token.Expiry.Year != 2079 {
+	var changed string
+	token.CardholderName.Expose(func(b []byte) { changed = string(b) })
+	if token.BusinessKey != canary+"19" || changed != canary+"19" || token.Expiry.Year != 2079 {
 		t.Errorf("an update was lost: %+v", flat(token))
 	}
-	listed(t, v, token)
+
+	checkListed(t, v, token)
 }
 
 // A meddler is a store on which something else happens once, between what the
@@ -155,16 +165,17 @@ func between(t *testing.T, s store.Store) {
 	m := &meddler{Store: s}
 	v, ctx := vaultOn(t, m, nil), t.Context()
 	text := func(s string) *string { return &s }
-	named := name(canary)
+	named := holder(canary)
 	token := importCard(t, v, card(0), nil)
 	merchant := must(v.PrimaryMerchant(ctx))(t)
 	key := must2(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t)
 	session := must(v.CreateSession(ctx, nil))(t)
 
 	idempotent := func() (*cardvault.Token, error) {
-		ctx, _ := keyed(ctx, idemKey)
+		ctx, _ := withKey(ctx, idemKey)
 		return v.Import(ctx, card(1), nil)
 	}
+
 	var first *cardvault.Token
 	m.meddle = func() { first = must(idempotent())(t) }
 	same(t, "Import while the same is imported", must(idempotent())(t), first)
@@ -172,10 +183,12 @@ func between(t *testing.T, s store.Store) {
 	m.meddle = func() {
 		must(v.Update(ctx, token.ID, cardvault.TokenUpdate{BusinessKey: text(canary)}))(t)
 	}
+
 	got := must(v.Update(ctx, token.ID, cardvault.TokenUpdate{CardholderName: &named}))(t)
 	if got.BusinessKey != canary || got.CardholderName.IsZero() {
 		t.Error("Update while another field is updated: one of them is lost")
 	}
+
 	same(t, "read", must(v.Get(ctx, token.ID))(t), got)
 
 	m.meddle = func() { noError(t, v.Delete(ctx, token.ID)) }
@@ -183,13 +196,13 @@ func between(t *testing.T, s store.Store) {
 	fails(t, "Update while the token is deleted", err, cardvault.ErrNotFound)
 	m.meddle = func() { noError(t, v.Delete(ctx, first.ID)) }
 	fails(t, "Delete while it is deleted", v.Delete(ctx, first.ID), cardvault.ErrNotFound)
-	listed(t, v)
+	checkListed(t, v)
 
 	var tokenized *cardvault.Token
 	m.meddle = func() { tokenized = must(v.Tokenize(ctx, session, card(2)))(t) }
 	_, err = v.Tokenize(ctx, session, card(3))
 	fails(t, "Tokenize while another does", err, cardvault.ErrSessionCompleted)
-	listed(t, v, tokenized)
+	checkListed(t, v, tokenized)
 
 	m.meddle = func() { noError(t, v.DeleteAPIKey(ctx, key.ID)) }
 	_, _, err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: key.ID})
@@ -200,14 +213,16 @@ func between(t *testing.T, s store.Store) {
 	if a := must(v.Account(ctx))(t); !a.ImportApproved || a.NetworkTokensActive {
 		t.Errorf("Approve while another does: %+v", a)
 	}
+
 	m.meddle = func() { must(v.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))(t) }
 	must(v.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))(t)
 	if n := len(must(v.PrimaryMerchant(ctx))(t).Secrets); n != 2 {
 		t.Errorf("RotatePaymentSecret while another does: %d secrets, want 2", n)
 	}
+
 	m.meddle = func() { noError(t, v.RotateKeys(ctx)) }
 	noError(t, v.RotateKeys(ctx))
-	listed(t, vaultOn(t, s, nil), tokenized)
+	checkListed(t, vaultOn(t, s, nil), tokenized)
 }
 
 func betweenNew(t *testing.T, s store.Store) {
@@ -216,7 +231,7 @@ func betweenNew(t *testing.T, s store.Store) {
 	m.meddle = func() { first = vaultOn(t, s, nil) }
 	second := vaultOn(t, m, nil)
 	token := importCard(t, first, card(1), nil)
-	listed(t, second, token)
+	checkListed(t, second, token)
 	if p := must(second.ListAccounts(t.Context(), nil))(t); p.TotalItems != 1 {
 		t.Errorf("%d accounts, want one default", p.TotalItems)
 	}

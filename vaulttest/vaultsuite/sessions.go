@@ -14,14 +14,14 @@ import (
 )
 
 var sessionBehaviours = []behaviour{
-	{"Session", session},
+	{"Session", sessionUse},
 	{"SessionRace", sessionRace},
 	{"SessionKeyRace", sessionKeyRace},
 	{"Lapse", lapse},
 	{"LapseInRun", lapseInRun},
 }
 
-func session(t *testing.T, s store.Store) {
+func sessionUse(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	plain := must(v.CreateSession(ctx, nil))(t)
 	bypass := must(v.CreateSession(ctx, &cardvault.SessionOptions{BypassIdentification: true, ExpirationTime: 100}))(t)
@@ -30,11 +30,12 @@ func session(t *testing.T, s store.Store) {
 	}
 
 	c := card(1)
-	c.Name = name(canary)
+	c.Name = holder(canary)
 	got := must(v.Tokenize(ctx, plain, c))(t)
 	if got.Identification != cardvault.IdentificationNone || !got.ExpiresAt.IsZero() || got.NetworkTokenStatusReason.Code != "no_network" {
 		t.Errorf("tokenized: %+v", flat(got))
 	}
+
 	same(t, "read", must(v.Get(ctx, got.ID))(t), got)
 	if imported := importCard(t, v, card(1), nil); imported.Fingerprint != got.Fingerprint {
 		t.Error("an imported and a tokenized number have two fingerprints")
@@ -45,6 +46,7 @@ func session(t *testing.T, s store.Store) {
 		short.NetworkTokenStatusReason.Code != "ephemeral_token" {
 		t.Errorf("tokenized for 100 seconds: %+v", flat(short))
 	}
+
 	same(t, "read", must(v.Get(ctx, short.ID))(t), short)
 	key := canary
 	updated := must(v.Update(ctx, short.ID, cardvault.TokenUpdate{BusinessKey: &key}))(t)
@@ -58,6 +60,7 @@ func session(t *testing.T, s store.Store) {
 		_, err := v.Tokenize(ctx, id, card(3))
 		fails(t, "a session that is completed", err, cardvault.ErrSessionCompleted)
 	}
+
 	_, err := v.Tokenize(ctx, cardvault.NewSessionID(uuid.New()), card(3))
 	fails(t, "a session that was never made", err, cardvault.ErrNotFound)
 	_, err = v.Tokenize(ctx, cardvault.NewSessionID(uuid.Nil), card(3))
@@ -86,7 +89,7 @@ func sessionRace(t *testing.T, s store.Store) {
 	if won.Load() == nil {
 		t.Fatal("no call completed the session")
 	}
-	listed(t, v, won.Load())
+	checkListed(t, v, won.Load())
 }
 
 // sessionKeyRace has several vaults find no key for sessions: one of them makes it, so that
@@ -156,9 +159,10 @@ func lapse(t *testing.T, s store.Store) {
 	short := []*cardvault.Token{ephemeral(t, v, 2, life), ephemeral(t, v, 3, life)}
 	late := ephemeral(t, v, 4, 1000)
 	business := canary
+
 	short[1] = must(v.Update(ctx, short[1].ID, cardvault.TokenUpdate{BusinessKey: &business}))(t)
 
-	listed(t, v, keep, keyed, short[0], short[1], late)
+	checkListed(t, v, keep, keyed, short[0], short[1], late)
 	lists(t, v, cardvault.ListOptions{BusinessKey: canary}, []*cardvault.Token{keyed, short[1]})
 	if p := must(v.Authenticate(ctx, text.Text()))(t); p.Key.ID != key.ID || !p.Key.ExpiresAt.Equal(p.Key.CreatedAt.Add(life*time.Second)) {
 		t.Errorf("key %+v", p.Key)
@@ -167,9 +171,10 @@ func lapse(t *testing.T, s store.Store) {
 	passed(t, short[1].ExpiresAt)
 	gone := func(when string) {
 		t.Helper()
-		listed(t, v, keep, keyed, late)
+		checkListed(t, v, keep, keyed, late)
 		lists(t, v, cardvault.ListOptions{}, []*cardvault.Token{keep, keyed, late})
 		lists(t, v, cardvault.ListOptions{BusinessKey: canary}, []*cardvault.Token{keyed})
+
 		for _, token := range short {
 			_, err := v.Get(ctx, token.ID)
 			fails(t, when+": Get of a lapsed token", err, cardvault.ErrNotFound)
@@ -177,6 +182,7 @@ func lapse(t *testing.T, s store.Store) {
 			fails(t, when+": Update of a lapsed token", err, cardvault.ErrNotFound)
 			fails(t, when+": Delete of a lapsed token", v.Delete(ctx, token.ID), cardvault.ErrNotFound)
 		}
+
 		_, err := v.Authenticate(ctx, text.Text())
 		fails(t, when+": lapsed key", err, cardvault.ErrUnauthenticated)
 		fails(t, when+": revoking a lapsed key", v.DeleteAPIKey(ctx, key.ID), cardvault.ErrNotFound)
@@ -186,11 +192,13 @@ func lapse(t *testing.T, s store.Store) {
 			t.Errorf("%s: %d keys listed, want the creator", when, p.TotalItems)
 		}
 	}
+
 	gone("before the sweep")
 	now := time.Now()
 	if n := everything(t, s, now); n != 3 {
 		t.Errorf("%d lapsed records in the store, want 2 tokens and a key", n)
 	}
+
 	noError(t, v.Drain(ctx))
 	if n := everything(t, s, now); n != 0 {
 		t.Errorf("Drain left %d lapsed records", n)
@@ -209,10 +217,12 @@ func lapseInRun(t *testing.T, s store.Store) {
 			t.Errorf("Run = %v, want nil when its context ends", err)
 		}
 	}()
+
 	tokens := []*cardvault.Token{ephemeral(t, v, 1, 1), ephemeral(t, v, 2, 1)}
 	end := slices.MaxFunc(tokens, func(a, b *cardvault.Token) int { return a.ExpiresAt.Compare(b.ExpiresAt) }).ExpiresAt
 	poll, patience := time.NewTicker(20*time.Millisecond), time.After(20*time.Second)
 	defer poll.Stop()
+
 	for {
 		select {
 		case <-poll.C:
@@ -223,6 +233,7 @@ func lapseInRun(t *testing.T, s store.Store) {
 			break
 		}
 	}
+
 	if time.Now().Before(end) {
 		t.Error("Run erased tokens before they lapsed")
 	}

@@ -28,13 +28,13 @@ func importing(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	before := time.Now()
 	c := card(1)
-	c.Name, c.SecurityCode = name(canary+"Zoë"), cardvault.NewSecurityCode([]byte("737"))
+	c.Name, c.SecurityCode = holder(canary+"Zoë"), cardvault.NewSecurityCode([]byte("737"))
 	got := importCard(t, v, c, &cardvault.ImportOptions{BusinessKey: canary + "key", ImportProvider: "old-vault_1"})
 
 	want := &cardvault.Token{
 		ID: got.ID, CreatedAt: got.CreatedAt, Fingerprint: got.Fingerprint,
 		Status:              cardvault.StatusActive,
-		CardholderName:      name(canary + "Zoë"),
+		CardholderName:      holder(canary + "Zoë"),
 		Expiry:              cardvault.Expiry{Month: 12, Year: 2090},
 		IIN:                 "411111",
 		LastFour:            "0011",
@@ -49,7 +49,8 @@ func importing(t *testing.T, s store.Store) {
 		Identification: cardvault.IdentificationNone,
 		BusinessKey:    canary + "key", ImportProvider: "old-vault_1",
 	}
-	want.LastFour = number(canaryNumber, 16, 1)[12:]
+
+	want.LastFour = cardNumber(canaryNumber, 16, 1)[12:]
 	want.MaskedAccountNumber = "411111******" + want.LastFour
 	same(t, "imported", got, want)
 	if text := got.Fingerprint.String(); len(text) != 64 || strings.Trim(text, "0123456789abcdef") != "" {
@@ -58,10 +59,11 @@ func importing(t *testing.T, s store.Store) {
 	if at := got.CreatedAt; at.Before(before.Add(-time.Microsecond)) || at.After(time.Now()) || at.Location() != time.UTC || at.Nanosecond()%1000 != 0 {
 		t.Errorf("created at %v, want now, in UTC and whole microseconds", at)
 	}
+
 	same(t, "read", must(v.Get(ctx, got.ID))(t), want)
 
 	// The least that a card needs; a past expiry; the same number again.
-	least := cardOf(number(canaryNumber, 16, 1))
+	least := cardOf(cardNumber(canaryNumber, 16, 1))
 	least.Expiry = cardvault.Expiry{Month: 1, Year: 2000}
 	second := importCard(t, v, least, nil)
 	if second.Fingerprint != got.Fingerprint || second.ID == got.ID {
@@ -70,15 +72,18 @@ func importing(t *testing.T, s store.Store) {
 	if r := second.NetworkTokenStatusReason; r == nil || r.Code != "card_expired" {
 		t.Errorf("reason of an expired card = %+v", r)
 	}
+
 	if third := importCard(t, v, card(2), nil); third.Fingerprint == got.Fingerprint {
 		t.Error("two numbers have one fingerprint")
 	}
+
 	p := must(v.List(ctx, nil))(t)
 	if p.TotalItems != 3 || len(p.Items) != 3 || p.Items[2].ID != got.ID || p.Limit != cardvault.DefaultLimit || p.Page != 1 || p.TotalPages != 1 {
 		t.Errorf("List = %d items of %d, page %d of %d, limit %d", len(p.Items), p.TotalItems, p.Page, p.TotalPages, p.Limit)
 	}
+
 	all := must(collect(ctx, v, nil))(t)
-	if !slices.Equal(ids(all), ids(p.Items)) {
+	if !slices.Equal(idsOf(all), idsOf(p.Items)) {
 		t.Error("All and List differ")
 	}
 }
@@ -108,7 +113,7 @@ func schemes(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	count := map[cardvault.Scheme]int64{}
 	for i, c := range schemeCards {
-		digits := number(c.prefix, c.length, i)
+		digits := cardNumber(c.prefix, c.length, i)
 		token := importCard(t, v, cardOf(digits), nil)
 		got := must(v.Get(ctx, token.ID))(t)
 		mask := digits[:6] + strings.Repeat("*", c.length-10) + digits[c.length-4:]
@@ -118,6 +123,7 @@ func schemes(t *testing.T, s store.Store) {
 		}
 		count[c.scheme]++
 	}
+
 	for scheme, want := range count {
 		p := must(v.List(ctx, &cardvault.ListOptions{Scheme: []cardvault.Scheme{scheme}}))(t)
 		if p.TotalItems != want || int64(len(p.Items)) != want {
@@ -146,10 +152,12 @@ func identifiers(t *testing.T, s store.Store) {
 		}
 		tokens = append(tokens, token)
 	}
+
 	if ascents < 12 || ascents > 51 { // 31.5 on average, deviation 2.3
 		t.Errorf("%d of 63 ids are above the one before: ids tell the order of creation", ascents)
 	}
-	listed(t, v, tokens...)
+
+	checkListed(t, v, tokens...)
 	// Nothing else is the id of a token: not a neighbour, nor its row key.
 	for i := range 16 {
 		for bit := range 8 {
@@ -166,32 +174,34 @@ func updating(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	want := importCard(t, v, card(1), nil)
 	text := func(s string) *string { return &s }
-	named := func(s string) *cardvault.Name { n := name(s); return &n }
+	named := func(s string) *cardvault.Name { n := holder(s); return &n }
+
 	for i, step := range []struct {
 		update cardvault.TokenUpdate
 		apply  func()
 	}{
-		{cardvault.TokenUpdate{CardholderName: named(canary + "A")}, func() { want.CardholderName = name(canary + "A") }},
+		{cardvault.TokenUpdate{CardholderName: named(canary + "A")}, func() { want.CardholderName = holder(canary + "A") }},
 		{cardvault.TokenUpdate{BusinessKey: text(canary + "1"), ImportProvider: text("p")},
 			func() { want.BusinessKey, want.ImportProvider = canary+"1", "p" }},
 		{cardvault.TokenUpdate{Expiry: &cardvault.Expiry{Month: 1, Year: 2001}}, func() { want.Expiry = cardvault.Expiry{Month: 1, Year: 2001} }},
 		{cardvault.TokenUpdate{ImportProvider: text("")}, func() { want.ImportProvider = "" }},
 		{cardvault.TokenUpdate{BusinessKey: text("")}, func() { want.BusinessKey = "" }},
 		{cardvault.TokenUpdate{CardholderName: &cardvault.Name{}}, func() { want.CardholderName = cardvault.Name{} }},
-		{cardvault.TokenUpdate{CardholderName: named(long(255)), BusinessKey: text(long(255))},
-			func() { want.CardholderName, want.BusinessKey = name(long(255)), long(255) }},
+		{cardvault.TokenUpdate{CardholderName: named(longText(255)), BusinessKey: text(longText(255))},
+			func() { want.CardholderName, want.BusinessKey = holder(longText(255)), longText(255) }},
 	} {
 		step.apply()
 		same(t, fmt.Sprintf("update %d", i), must(v.Update(ctx, want.ID, step.update))(t), want)
 		same(t, fmt.Sprintf("read after update %d", i), must(v.Get(ctx, want.ID))(t), want)
-		listed(t, v, want)
-		for _, key := range []string{canary + "1", long(255)} {
+		checkListed(t, v, want)
+		for _, key := range []string{canary + "1", longText(255)} {
 			p := must(v.List(ctx, &cardvault.ListOptions{BusinessKey: key}))(t)
 			if found := p.TotalItems == 1; found != (want.BusinessKey == key) {
 				t.Errorf("after update %d: found by a business key: %v", i, found)
 			}
 		}
 	}
+
 	_, err := v.Update(ctx, uuid.New(), cardvault.TokenUpdate{BusinessKey: text(canary)})
 	fails(t, "updating an id that was never issued", err, cardvault.ErrNotFound)
 }
@@ -211,7 +221,7 @@ func deleting(t *testing.T, s store.Store) {
 	} {
 		fails(t, what+" of a deleted token", call(), cardvault.ErrNotFound)
 	}
-	listed(t, v, a)
+	checkListed(t, v, a)
 	if p := must(v.List(ctx, &cardvault.ListOptions{BusinessKey: canary + "b"}))(t); p.TotalItems != 0 {
 		t.Error("a deleted token is found by its business key")
 	}
@@ -236,6 +246,7 @@ func binLookup(t *testing.T, s store.Store) {
 	bin := func(segment, kind, country string) *cardvault.BIN {
 		return &cardvault.BIN{BankName: canary + "Bank", Segment: segment, Type: kind, CountryCode: country}
 	}
+
 	for i, test := range []struct {
 		bin                          *cardvault.BIN
 		err                          error
@@ -260,7 +271,8 @@ func binLookup(t *testing.T, s store.Store) {
 			t.Errorf("answer %d gave %q, %v, want %q, %v", i, got, token.Scheme, want, test.scheme)
 		}
 	}
-	importCard(t, v, cardOf(number("34", 15, 1)), nil)
+
+	importCard(t, v, cardOf(cardNumber("34", 15, 1)), nil)
 	if n := len(p.asked); p.asked[0] != canaryNumber[:8] || p.asked[n-1] != "340000" {
 		t.Errorf("asked for numbers of %d and %d digits, want the first 8 and 6", len(p.asked[0]), len(p.asked[n-1]))
 	}
@@ -268,7 +280,7 @@ func binLookup(t *testing.T, s store.Store) {
 
 func iinLength(t *testing.T, s store.Store) {
 	v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, IINLength: 8})
-	for digits, want := range map[string]string{number(canaryNumber, 16, 1): canaryNumber[:8], number("34", 15, 1): "340000"} {
+	for digits, want := range map[string]string{cardNumber(canaryNumber, 16, 1): canaryNumber[:8], cardNumber("34", 15, 1): "340000"} {
 		token := importCard(t, v, cardOf(digits), nil)
 		token = must(v.Get(t.Context(), token.ID))(t)
 		if token.IIN != want || token.MaskedAccountNumber[6] != '*' {

@@ -30,8 +30,8 @@ var badCards = []struct {
 	{"a space", setPAN("4111110000000 05"), []string{"account_number invalid_format"}},
 	{"11 digits", setPAN("41111100000"), []string{"account_number too_short"}},
 	{"20 digits", setPAN("41111100000000000000"), []string{"account_number too_long"}},
-	{"14 digits of VISA", setPAN(number("4", 14, 0)), []string{"account_number invalid_format"}},
-	{"16 digits of American Express", setPAN(number("34", 16, 0)), []string{"account_number invalid_format"}},
+	{"14 digits of VISA", setPAN(cardNumber("4", 14, 0)), []string{"account_number invalid_format"}},
+	{"16 digits of American Express", setPAN(cardNumber("34", 16, 0)), []string{"account_number invalid_format"}},
 	{"wrong last digit", setPAN("4111110000000006"), []string{"account_number luhn"}},
 	{"month 0", setExpiry(0, 2030), []string{"expiry_month out_of_range"}},
 	{"month 13", setExpiry(13, 2030), []string{"expiry_month out_of_range"}},
@@ -42,10 +42,10 @@ var badCards = []struct {
 	{"code of 5", setCode("73737"), []string{"security_code too_long"}},
 	{"code with a letter", setCode("73x"), []string{"security_code invalid_format"}},
 	{"blank name", setName(" \u00a0 "), []string{"cardholder_name blank"}},
-	{"long name", setName(long(256)), []string{"cardholder_name too_long"}},
+	{"long name", setName(longText(256)), []string{"cardholder_name too_long"}},
 	{"name with a line break", setName(canary + "\n"), []string{"cardholder_name invalid_format"}},
 	{"name that is no UTF-8", setName(canary + "\xff"), []string{"cardholder_name invalid_format"}},
-	{"name with a number", setName(canary + number(canaryNumber, 16, 1)), []string{"cardholder_name looks_like_pan"}},
+	{"name with a number", setName(canary + cardNumber(canaryNumber, 16, 1)), []string{"cardholder_name looks_like_pan"}},
 	{"all", func(c *cardvault.Card) {
 		setPAN("1")(c)
 		setExpiry(99, 9)(c)
@@ -61,17 +61,18 @@ func setCode(s string) func(*cardvault.Card) {
 	return func(c *cardvault.Card) { c.SecurityCode = cardvault.NewSecurityCode([]byte(s)) }
 }
 func setName(s string) func(*cardvault.Card) {
-	return func(c *cardvault.Card) { c.Name = name(s) }
+	return func(c *cardvault.Card) { c.Name = holder(s) }
 }
 func setExpiry(month, year int) func(*cardvault.Card) {
 	return func(c *cardvault.Card) { c.Expiry = cardvault.Expiry{Month: month, Year: year} }
 }
 
 func badCard(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
+	spy := &watched{Store: s}
 	v, ctx := vaultOn(t, spy, nil), t.Context()
 	session := must(v.CreateSession(ctx, nil))(t)
 	var errs []error
+
 	wrote := spy.wrote(func() {
 		for _, bad := range badCards {
 			c := card(1)
@@ -91,13 +92,14 @@ func badCard(t *testing.T, s store.Store) {
 	if wrote != 0 {
 		t.Errorf("bad cards made the vault write %d times", wrote)
 	}
+
 	vaulttest.AssertNoLeak(t, []string{"41111100000000", "3400000", "canary", "73737"}, errors.Join(errs...))
-	listed(t, v)
+	checkListed(t, v)
 	must(v.Tokenize(ctx, session, card(1)))(t) // bad cards do not use a session up
 }
 
 func badOptions(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
+	spy := &watched{Store: s}
 	v, ctx := vaultOn(t, spy, nil), t.Context()
 	token := importCard(t, v, card(1), nil)
 	key := must2(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t)
@@ -109,18 +111,22 @@ func badOptions(t *testing.T, s store.Store) {
 		_, err := v.CreateSession(ctx, &cardvault.SessionOptions{ExpirationTime: seconds})
 		return err
 	}
+
 	apiKey := func(label string, scopes []cardvault.Scope, seconds int) error {
 		_, _, err := v.CreateAPIKey(ctx, label, scopes, &cardvault.APIKeyOptions{ExpirationTime: seconds, Creator: key.ID})
 		return err
 	}
+
 	list := func(o cardvault.ListOptions) error {
 		_, err := v.List(ctx, &o)
 		return err
 	}
+
 	idempotent := func(key string) error {
 		_, err := v.Import(cardvault.WithIdempotencyKey(ctx, key), card(2), nil)
 		return err
 	}
+
 	named := cardvault.NewName([]byte{0})
 	scopes := cardvault.AllScopes()
 	spoiledCard := card(2)
@@ -132,7 +138,7 @@ func badOptions(t *testing.T, s store.Store) {
 			err  error
 			want string
 		}{
-			{importWith(cardvault.ImportOptions{BusinessKey: long(256)}), "business_key too_long"},
+			{importWith(cardvault.ImportOptions{BusinessKey: longText(256)}), "business_key too_long"},
 			{importWith(cardvault.ImportOptions{BusinessKey: "\t\t"}), "business_key blank"},
 			{importWith(cardvault.ImportOptions{BusinessKey: "  "}), "business_key blank"},
 			{importWith(cardvault.ImportOptions{ImportProvider: "p"}), "business_key depends_on"},
@@ -156,14 +162,14 @@ func badOptions(t *testing.T, s store.Store) {
 			{session(cardvault.MaxExpirationTime + 1), "expiration_time out_of_range"},
 
 			{apiKey("", scopes, 0), "label empty_string"},
-			{apiKey(long(256), scopes, 0), "label too_long"},
+			{apiKey(longText(256), scopes, 0), "label too_long"},
 			{apiKey(canary, nil, 0), "scopes too_short"},
 			{apiKey(canary, []cardvault.Scope{"tokens:steal"}, 0), "scopes invalid_enum"},
 			{apiKey(canary, scopes, -1), "expiration_time out_of_range"},
 			{apiKey(" ", nil, cardvault.MaxAPIKeyExpiration+1), "label blank, scopes too_short, expiration_time out_of_range"},
 
-			{second(v.CreateAccount(ctx, " ", nil)), "name blank"},
-			{second(v.CreateMerchant(ctx, "")), "name empty_string"},
+			{errorOf(v.CreateAccount(ctx, " ", nil)), "name blank"},
+			{errorOf(v.CreateMerchant(ctx, "")), "name empty_string"},
 
 			{list(cardvault.ListOptions{Limit: -1}), "query.limit out_of_range"},
 			{list(cardvault.ListOptions{Limit: 501}), "query.limit out_of_range"},
@@ -172,10 +178,10 @@ func badOptions(t *testing.T, s store.Store) {
 				"query.limit out_of_range, query.page out_of_range, query.from invalid_range"},
 			{list(cardvault.ListOptions{Scheme: []cardvault.Scheme{99}}), "query.scheme invalid_enum"},
 			{list(cardvault.ListOptions{NetworkTokenStatus: []cardvault.NetworkTokenStatus{99}}), "query.network_token_status invalid_enum"},
-			{second(v.ListMerchants(ctx, &cardvault.ListOptions{Limit: 501})), "query.limit out_of_range"},
-			{second(v.ListAPIKeys(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
-			{second(v.ListAccounts(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
-			{second(collect(ctx, v, &cardvault.ListOptions{From: time.UnixMicro(2), To: time.UnixMicro(1)})), "query.from invalid_range"},
+			{errorOf(v.ListMerchants(ctx, &cardvault.ListOptions{Limit: 501})), "query.limit out_of_range"},
+			{errorOf(v.ListAPIKeys(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
+			{errorOf(v.ListAccounts(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
+			{errorOf(collect(ctx, v, &cardvault.ListOptions{From: time.UnixMicro(2), To: time.UnixMicro(1)})), "query.from invalid_range"},
 		} {
 			refuses(t, fmt.Sprintf("row %d", i), test.err, strings.Split(test.want, ", ")...)
 			vaulttest.AssertNoLeak(t, []string{"canary", "tokens:steal"}, test.err)
@@ -184,11 +190,11 @@ func badOptions(t *testing.T, s store.Store) {
 	if wrote != 0 {
 		t.Errorf("bad input made the vault write %d times", wrote)
 	}
-	listed(t, v, token)
+	checkListed(t, v, token)
 }
 
-// second returns the error of a call.
-func second[T any](_ T, err error) error { return err }
+// errorOf returns the error of a call.
+func errorOf[T any](_ T, err error) error { return err }
 
 // must2 is must for a call that returns a text too.
 func must2[T any](value T, _ cardvault.APIKeyText, err error) func(testing.TB) T {

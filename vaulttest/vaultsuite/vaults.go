@@ -27,38 +27,39 @@ var vaultBehaviours = []behaviour{
 	{"RotateKeys", rotateKeys},
 }
 
-// call is a method of a vault, called so that it would do something.
-type call func(ctx context.Context, v *cardvault.Vault) error
+// methodCall is a method of a vault, called so that it would do something.
+type methodCall func(ctx context.Context, v *cardvault.Vault) error
 
-// calls returns every method of a vault that reads or writes, by its name.
-func calls(t testing.TB, v *cardvault.Vault) map[string]call {
+// methods returns every method of a vault that reads or writes, by its name.
+func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 	ctx := t.Context()
 	token := usable(t, v, 1)
-	secret(t, v)
+	newSecret(t, v)
 	session := must(v.CreateSession(ctx, nil))(t)
 	refresh := must(v.RefreshSession(ctx, token.ID))(t)
 	merchant := must(v.PrimaryMerchant(ctx))(t)
 	key, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
-	named := name(canary)
-	hook := hook(t, v, receiver)
+	named := holder(canary)
+	hook := newHook(t, v, receiver)
+
 	rename(t, v, token, "told")
 	event := must(v.ListDeliveries(ctx, hook.ID, nil))(t).Items[0].EventID
-	all := map[string]call{
-		"Import": func(ctx context.Context, v *cardvault.Vault) error { return second(v.Import(ctx, card(2), nil)) },
-		"Get":    func(ctx context.Context, v *cardvault.Vault) error { return second(v.Get(ctx, token.ID)) },
-		"List":   func(ctx context.Context, v *cardvault.Vault) error { return second(v.List(ctx, nil)) },
-		"All":    func(ctx context.Context, v *cardvault.Vault) error { return second(collect(ctx, v, nil)) },
+	all := map[string]methodCall{
+		"Import": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Import(ctx, card(2), nil)) },
+		"Get":    func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Get(ctx, token.ID)) },
+		"List":   func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.List(ctx, nil)) },
+		"All":    func(ctx context.Context, v *cardvault.Vault) error { return errorOf(collect(ctx, v, nil)) },
 		"Update": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.Update(ctx, token.ID, cardvault.TokenUpdate{CardholderName: &named}))
+			return errorOf(v.Update(ctx, token.ID, cardvault.TokenUpdate{CardholderName: &named}))
 		},
 		"Delete":    func(ctx context.Context, v *cardvault.Vault) error { return v.Delete(ctx, token.ID) },
-		"Provision": func(ctx context.Context, v *cardvault.Vault) error { return second(v.Provision(ctx, token.ID)) },
+		"Provision": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Provision(ctx, token.ID)) },
 		"SuspendNetworkToken": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.SuspendNetworkToken(ctx, token.ID))
+			return errorOf(v.SuspendNetworkToken(ctx, token.ID))
 		},
 		"ResumeNetworkToken": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.ResumeNetworkToken(ctx, token.ID))
+			return errorOf(v.ResumeNetworkToken(ctx, token.ID))
 		},
 		"Notify": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.Notify(ctx, &cardvault.Notice{
@@ -71,38 +72,38 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 			return err
 		},
 		"CheckPayment": func(ctx context.Context, v *cardvault.Vault) error {
-			payment := payment
+			payment := examplePayment
 			payment.Merchant = merchant.ID
 			return v.CheckPayment(ctx, payment)
 		},
 		"RequestPaymentData": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.RequestPaymentData(ctx, token.ID, payment))
+			return errorOf(v.RequestPaymentData(ctx, token.ID, examplePayment))
 		},
 		"ListPaymentData": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.ListPaymentData(ctx, token.ID, nil))
+			return errorOf(v.ListPaymentData(ctx, token.ID, nil))
 		},
-		"CreateSession": func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateSession(ctx, nil)) },
-		"Tokenize":      func(ctx context.Context, v *cardvault.Vault) error { return second(v.Tokenize(ctx, session, card(3))) },
-		"Session":       func(ctx context.Context, v *cardvault.Vault) error { return second(v.Session(ctx, session)) },
-		"SessionStatus": func(ctx context.Context, v *cardvault.Vault) error { return second(v.SessionStatus(ctx, session)) },
+		"CreateSession": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.CreateSession(ctx, nil)) },
+		"Tokenize":      func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Tokenize(ctx, session, card(3))) },
+		"Session":       func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Session(ctx, session)) },
+		"SessionStatus": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.SessionStatus(ctx, session)) },
 		"CompleteSession": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.CompleteSession(ctx, session, []byte("e30.e30.e30.e30.e30")))
+			return errorOf(v.CompleteSession(ctx, session, []byte("e30.e30.e30.e30.e30")))
 		},
 		"SecurityCodeStatus": func(ctx context.Context, v *cardvault.Vault) error {
 			_, _, err := v.SecurityCodeStatus(ctx, token.ID)
 			return err
 		},
 		"Consume":        func(ctx context.Context, v *cardvault.Vault) error { return v.Consume(ctx, token.ID) },
-		"RefreshSession": func(ctx context.Context, v *cardvault.Vault) error { return second(v.RefreshSession(ctx, token.ID)) },
+		"RefreshSession": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.RefreshSession(ctx, token.ID)) },
 		"RefreshSecurityCode": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.RefreshSecurityCode(ctx, refresh, code("123")))
+			return errorOf(v.RefreshSecurityCode(ctx, refresh, codeOf("123")))
 		},
 		"ObtainPPAN": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.ObtainPPAN(ctx, token.ID, ppanAccount()))
+			return errorOf(v.ObtainPPAN(ctx, token.ID, ppanAccount()))
 		},
-		"CreateAccount": func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateAccount(ctx, canary, nil)) },
-		"Account":       func(ctx context.Context, v *cardvault.Vault) error { return second(v.Account(ctx)) },
-		"ListAccounts":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListAccounts(ctx, nil)) },
+		"CreateAccount": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.CreateAccount(ctx, canary, nil)) },
+		"Account":       func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Account(ctx)) },
+		"ListAccounts":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.ListAccounts(ctx, nil)) },
 		"SetApprovals": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.SetApprovals(ctx, cardvault.Approvals{})
 		},
@@ -112,44 +113,45 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 		"SetProviderAccounts": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.SetProviderAccounts(ctx, []cardvault.ProviderAccount{{AID: "1", MID: "2", PortalID: "3"}})
 		},
-		"CreateMerchant":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.CreateMerchant(ctx, canary)) },
-		"ListMerchants":   func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListMerchants(ctx, nil)) },
-		"PrimaryMerchant": func(ctx context.Context, v *cardvault.Vault) error { return second(v.PrimaryMerchant(ctx)) },
+		"CreateMerchant":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.CreateMerchant(ctx, canary)) },
+		"ListMerchants":   func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.ListMerchants(ctx, nil)) },
+		"PrimaryMerchant": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.PrimaryMerchant(ctx)) },
 		"RotatePaymentSecret": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))
+			return errorOf(v.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))
 		},
 		"CreateAPIKey": func(ctx context.Context, v *cardvault.Vault) error {
 			_, _, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 			return err
 		},
-		"ListAPIKeys":  func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListAPIKeys(ctx, nil)) },
+		"ListAPIKeys":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.ListAPIKeys(ctx, nil)) },
 		"DeleteAPIKey": func(ctx context.Context, v *cardvault.Vault) error { return v.DeleteAPIKey(ctx, key.ID) },
 		"DeleteAPIKeyBy": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.DeleteAPIKeyBy(ctx, key.ID, key.ID)
 		},
-		"Authenticate": func(ctx context.Context, v *cardvault.Vault) error { return second(v.Authenticate(ctx, text.Text())) },
+		"Authenticate": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Authenticate(ctx, text.Text())) },
 		"CreateWebhook": func(ctx context.Context, v *cardvault.Vault) error {
 			_, _, err := v.CreateWebhook(ctx, receiver, nil)
 			return err
 		},
-		"Webhook":      func(ctx context.Context, v *cardvault.Vault) error { return second(v.Webhook(ctx, hook.ID)) },
-		"ListWebhooks": func(ctx context.Context, v *cardvault.Vault) error { return second(v.ListWebhooks(ctx, nil)) },
+		"Webhook":      func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Webhook(ctx, hook.ID)) },
+		"ListWebhooks": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.ListWebhooks(ctx, nil)) },
 		"UpdateWebhook": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.UpdateWebhook(ctx, hook.ID, cardvault.WebhookUpdate{LegacyHMAC: new(true)}))
+			return errorOf(v.UpdateWebhook(ctx, hook.ID, cardvault.WebhookUpdate{LegacyHMAC: new(true)}))
 		},
 		"DeleteWebhook": func(ctx context.Context, v *cardvault.Vault) error { return v.DeleteWebhook(ctx, hook.ID) },
 		"RotateWebhookSecret": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.RotateWebhookSecret(ctx, hook.ID))
+			return errorOf(v.RotateWebhookSecret(ctx, hook.ID))
 		},
-		"TestWebhook": func(ctx context.Context, v *cardvault.Vault) error { return second(v.TestWebhook(ctx, hook.ID)) },
+		"TestWebhook": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.TestWebhook(ctx, hook.ID)) },
 		"ListDeliveries": func(ctx context.Context, v *cardvault.Vault) error {
-			return second(v.ListDeliveries(ctx, hook.ID, nil))
+			return errorOf(v.ListDeliveries(ctx, hook.ID, nil))
 		},
 		"Redeliver":  func(ctx context.Context, v *cardvault.Vault) error { return v.Redeliver(ctx, event) },
 		"RotateKeys": func(ctx context.Context, v *cardvault.Vault) error { return v.RotateKeys(ctx) },
 		"Run":        func(ctx context.Context, v *cardvault.Vault) error { return v.Run(ctx) },
 		"Drain":      func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
 	}
+
 	// Those neither read nor write.
 	exempt := []string{"In", "Mode", "Check", "PPANEnabled", "WebhooksEnabled", "CheckWebhook", "Close"}
 	for method := range reflect.TypeFor[*cardvault.Vault]().Methods() {
@@ -161,15 +163,16 @@ func calls(t testing.TB, v *cardvault.Vault) map[string]call {
 }
 
 func closed(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
+	spy := &watched{Store: s}
 	v, ctx := paying(t, spy, new(till)), t.Context()
-	calls := calls(t, v)
+	calls := methods(t, v)
 	running := make(chan error, 1)
 	go func() { running <- v.Run(ctx) }()
 	noError(t, v.In(uuid.New()).Close()) // any handle closes all
 	if err := v.Close(); err != nil {
 		t.Errorf("closing again = %v", err)
 	}
+
 	fails(t, "Run when the vault is closed", <-running, cardvault.ErrClosed)
 	wrote := spy.wrote(func() {
 		for name, call := range calls {
@@ -180,6 +183,7 @@ func closed(t *testing.T, s store.Store) {
 	if wrote != 0 {
 		t.Errorf("a closed vault wrote %d times", wrote)
 	}
+
 	// The store is the caller's and still open.
 	if p := must(vaultOn(t, s, nil).List(ctx, nil))(t); p.TotalItems != 1 {
 		t.Errorf("%d tokens after reopening, want 1", p.TotalItems)
@@ -188,33 +192,37 @@ func closed(t *testing.T, s store.Store) {
 
 func cancelled(t *testing.T, s store.Store) {
 	v := paying(t, s, new(till))
-	calls := calls(t, v)
+	calls := methods(t, v)
 	before := must(v.List(t.Context(), nil))(t)
 	keys := must(v.ListAPIKeys(t.Context(), nil))(t)
 	account := must(v.Account(t.Context()))(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the caller has gone"))
+
 	for name, call := range calls {
 		if name == "Run" {
 			noError(t, call(ctx, v))
 			continue
 		}
 		fails(t, name+" with a context that has ended", call(ctx, v), context.Canceled)
-		ctx, _ := keyed(ctx, canary+name)
+		ctx, _ := withKey(ctx, canary+name)
 		fails(t, name+" with a context that has ended and an idempotency key", call(ctx, v), context.Canceled)
 	}
+
 	if _, err := cardvault.New(ctx, s, keyring(t, suiteKey), &cardvault.Options{Mode: cardvault.Sandbox}); !errors.Is(err, context.Canceled) {
 		t.Errorf("New with a context that has ended = %v", err)
 	}
-	listed(t, v, before.Items...)
+
+	checkListed(t, v, before.Items...)
 	if got := must(v.ListAPIKeys(t.Context(), nil))(t); got.TotalItems != keys.TotalItems {
 		t.Errorf("%d keys, want %d", got.TotalItems, keys.TotalItems)
 	}
 	if got := must(v.Account(t.Context()))(t); !reflect.DeepEqual(got, account) {
 		t.Errorf("account %+v, want %+v", got, account)
 	}
+
 	// What was not done can be done under the same key.
-	done, i := keyed(t.Context(), canary+"Import")
+	done, i := withKey(t.Context(), canary+"Import")
 	must(v.Import(done, card(2), nil))(t)
 	if i.Replayed() {
 		t.Error("a call that was not made is replayed")
@@ -222,11 +230,12 @@ func cancelled(t *testing.T, s store.Store) {
 }
 
 func wrongKey(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
+	spy := &watched{Store: s}
 	ctx := t.Context()
 	token := importCard(t, vaultOn(t, spy, nil), card(1), nil)
 	other := bytes.Repeat([]byte{8}, cardvault.KeySize)
 	sandbox := &cardvault.Options{Mode: cardvault.Sandbox}
+
 	wrote := spy.wrote(func() {
 		for what, test := range map[string]struct {
 			keys *cardvault.Keyring
@@ -244,6 +253,7 @@ func wrongKey(t *testing.T, s store.Store) {
 			}
 			vaulttest.AssertNoLeak(t, []string{string(suiteKey), string(other)}, err)
 		}
+
 		for _, opts := range []cardvault.Options{
 			{Mode: 2}, {IINLength: 7}, {SessionTTL: time.Second}, {SessionTTL: 2 * time.Hour},
 			{SessionTTL: -1}, {IdempotencyTTL: time.Minute}, {IdempotencyTTL: 8 * 24 * time.Hour},
@@ -256,7 +266,7 @@ func wrongKey(t *testing.T, s store.Store) {
 	if wrote != 0 {
 		t.Errorf("vaults that could not be opened wrote %d times", wrote)
 	}
-	listed(t, vaultOn(t, spy, nil), token)
+	checkListed(t, vaultOn(t, spy, nil), token)
 }
 
 // A kms is a key provider that fails when it is told to. It hides nothing.
@@ -280,10 +290,11 @@ func (k *kms) Unwrap(_ context.Context, wrapped, aad []byte) ([]byte, error) {
 }
 
 func keyProvider(t *testing.T, s store.Store) {
-	spy, k, ctx := &spy{Store: s}, &kms{key: "a"}, t.Context()
+	spy, k, ctx := &watched{Store: s}, &kms{key: "a"}, t.Context()
 	open := func() (*cardvault.Vault, error) {
 		return cardvault.New(ctx, spy, cardvault.WrappedBy(k), &cardvault.Options{Mode: cardvault.Sandbox})
 	}
+
 	failing := func(what string, cause, want error) {
 		t.Helper()
 		k.err = cause
@@ -297,6 +308,7 @@ func keyProvider(t *testing.T, s store.Store) {
 			t.Errorf("%s: written %d times", what, wrote)
 		}
 	}
+
 	down := errors.New("no route to host")
 	failing("making a vault", down, cardvault.ErrUnavailable)
 	failing("making a vault", context.DeadlineExceeded, context.DeadlineExceeded)
@@ -305,7 +317,7 @@ func keyProvider(t *testing.T, s store.Store) {
 	failing("opening a vault", down, cardvault.ErrUnavailable)
 	failing("opening a vault", context.DeadlineExceeded, context.DeadlineExceeded)
 	k.key = "b"
-	fails(t, "another key of the same name", second(open()), cardvault.ErrWrongKey)
+	fails(t, "another key of the same name", errorOf(open()), cardvault.ErrWrongKey)
 	k.key = "a"
 
 	k.err = down
@@ -313,7 +325,7 @@ func keyProvider(t *testing.T, s store.Store) {
 	another := importCard(t, v, card(2), nil) // cards do not need the provider
 	k.err = nil
 	noError(t, v.RotateKeys(ctx))
-	listed(t, must(open())(t), token, another)
+	checkListed(t, must(open())(t), token, another)
 }
 
 // openRace: of those that make a vault in one empty store, all get the same.
@@ -325,6 +337,7 @@ func openRace(t *testing.T, s store.Store) {
 		if err != nil {
 			return err
 		}
+
 		v, err := cardvault.New(t.Context(), s, keys, &cardvault.Options{Mode: cardvault.Sandbox})
 		if err != nil {
 			return err
@@ -332,15 +345,18 @@ func openRace(t *testing.T, s store.Store) {
 		if _, err := v.Import(t.Context(), card(i), nil); err != nil {
 			return err
 		}
+
 		a, err := v.Account(t.Context())
 		if err != nil {
 			return err
 		}
+
 		mu.Lock()
 		defer mu.Unlock()
 		accounts[a.ID] = true
 		return nil
 	})
+
 	p := must(vaultOn(t, s, nil).List(t.Context(), nil))(t)
 	if len(accounts) != 1 || p.TotalItems != 8 {
 		t.Errorf("%d default accounts and %d tokens, want 1 and 8", len(accounts), p.TotalItems)
@@ -353,26 +369,28 @@ func reopened(t *testing.T, s store.Store) {
 	account := must(first.CreateAccount(ctx, canary, nil))(t)
 	kept := []*cardvault.Token{importCard(t, first, card(1), nil), ephemeral(t, first, 2, 1000)}
 	theirs := importCard(t, first.In(account.ID), card(1), nil)
-	idempotent, _ := keyed(ctx, idemKey)
+	idempotent, _ := withKey(ctx, idemKey)
 	kept = append(kept, must(first.Import(idempotent, card(3), nil))(t))
 	session := must(first.CreateSession(ctx, &cardvault.SessionOptions{BypassIdentification: true}))(t)
 	key, text, err := first.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
+
 	merchant := must(first.CreateMerchant(ctx, canary))(t)
 	must(first.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))(t)
 	merchant = must(first.ListMerchants(ctx, nil))(t).Items[0]
 	noError(t, first.Close())
 
 	v := vaultOn(t, s, nil)
-	listed(t, v, kept...)
-	listed(t, v.In(account.ID), theirs)
+	checkListed(t, v, kept...)
+	checkListed(t, v.In(account.ID), theirs)
 	if p := must(v.Authenticate(ctx, text.Text()))(t); p.Key.ID != key.ID {
 		t.Error("the key is another")
 	}
 	if got := must(v.ListMerchants(ctx, nil))(t).Items[0]; got.ID != merchant.ID || got.Secrets[0].KeyID != merchant.Secrets[0].KeyID {
 		t.Error("the merchant is another")
 	}
-	idempotent, i := keyed(ctx, idemKey)
+
+	idempotent, i := withKey(ctx, idemKey)
 	same(t, "replayed", must(v.Import(idempotent, card(3), nil))(t), kept[2])
 	if !i.Replayed() {
 		t.Error("not called a replay")
@@ -380,6 +398,7 @@ func reopened(t *testing.T, s store.Store) {
 	if token := must(v.Tokenize(ctx, session, card(4)))(t); token.Identification != cardvault.IdentificationSkipped {
 		t.Error("the session has lost its options")
 	}
+
 	if again := importCard(t, v, card(1), nil); again.Fingerprint != kept[0].Fingerprint {
 		t.Error("the fingerprint of a number has changed")
 	}
@@ -391,21 +410,23 @@ func rotateKeys(t *testing.T, s store.Store) {
 	tokens := []*cardvault.Token{importCard(t, v, card(0), nil)}
 	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
-	idempotent, _ := keyed(ctx, idemKey)
+	idempotent, _ := withKey(ctx, idemKey)
 	tokens = append(tokens, must(v.Import(idempotent, card(1), nil))(t))
+
 	for i := range 3 {
 		noError(t, []*cardvault.Vault{v, follower}[i%2].RotateKeys(ctx))
 		tokens = append(tokens, importCard(t, v, card(2+2*i), nil))
 		// The other vault meets the new term, or still seals under the former.
-		listed(t, follower, tokens...)
+		checkListed(t, follower, tokens...)
 		tokens = append(tokens, importCard(t, follower, card(3+2*i), nil))
-		listed(t, v, tokens...)
+		checkListed(t, v, tokens...)
 		key := fmt.Sprint(canary, i)
 		tokens[0] = must(follower.Update(ctx, tokens[0].ID, cardvault.TokenUpdate{BusinessKey: &key}))(t)
 		same(t, "updated under a new term", must(v.Get(ctx, tokens[0].ID))(t), tokens[0])
 	}
+
 	must(v.Authenticate(ctx, text.Text()))(t)
-	idempotent, i := keyed(ctx, idemKey)
+	idempotent, i := withKey(ctx, idemKey)
 	same(t, "replayed", must(follower.Import(idempotent, card(1), nil))(t), tokens[1])
 	if !i.Replayed() {
 		t.Error("no replay after rotation")
@@ -415,6 +436,7 @@ func rotateKeys(t *testing.T, s store.Store) {
 	} else {
 		tokens = append(tokens, again)
 	}
+
 	parallel(t, 4, func(i int) error { return []*cardvault.Vault{v, follower}[i%2].RotateKeys(ctx) })
-	listed(t, vaultOn(t, s, nil), tokens...)
+	checkListed(t, vaultOn(t, s, nil), tokens...)
 }

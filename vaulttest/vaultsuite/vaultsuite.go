@@ -44,6 +44,7 @@ func Run(t *testing.T, open func(t testing.TB) store.Store) {
 		if testing.Short() && run.name == "Once" {
 			continue
 		}
+
 		t.Run(run.name, func(t *testing.T) {
 			t.Parallel()
 			for _, b := range behaviours {
@@ -55,6 +56,7 @@ func Run(t *testing.T, open func(t testing.TB) store.Store) {
 							t.Errorf("closing the store: %v", err)
 						}
 					})
+
 					b.check(t, storetest.Canary(t, run.wrap(s), inClear...))
 				})
 			}
@@ -114,9 +116,9 @@ func keyring(t testing.TB, key []byte) *cardvault.Keyring {
 	return k
 }
 
-// number returns a card number that begins with prefix and ends with n and its
+// cardNumber returns a card number that begins with prefix and ends with n and its
 // Luhn digit.
-func number(prefix string, length, n int) string {
+func cardNumber(prefix string, length, n int) string {
 	digits := fmt.Sprintf("%s%0*d", prefix, length-1-len(prefix), n)
 	sum := 0
 	for i := range len(digits) {
@@ -132,13 +134,13 @@ func number(prefix string, length, n int) string {
 }
 
 // card returns the n-th card, of 10,000.
-func card(n int) cardvault.Card { return cardOf(number(canaryNumber, 16, n)) }
+func card(n int) cardvault.Card { return cardOf(cardNumber(canaryNumber, 16, n)) }
 
 func cardOf(number string) cardvault.Card {
 	return cardvault.Card{PAN: cardvault.NewPAN([]byte(number)), Expiry: cardvault.Expiry{Month: 12, Year: 2090}}
 }
 
-func name(text string) cardvault.Name { return cardvault.NewName([]byte(text)) }
+func holder(text string) cardvault.Name { return cardvault.NewName([]byte(text)) }
 
 func importCard(t testing.TB, v *cardvault.Vault, c cardvault.Card, opts *cardvault.ImportOptions) *cardvault.Token {
 	t.Helper()
@@ -216,8 +218,8 @@ func sameTold(t testing.TB, what string, got, want *cardvault.Token) {
 	same(t, what, got, &told)
 }
 
-// listed checks that the vault lists just these tokens, oldest first.
-func listed(t testing.TB, v *cardvault.Vault, want ...*cardvault.Token) {
+// checkListed checks that the vault lists just these tokens, oldest first.
+func checkListed(t testing.TB, v *cardvault.Vault, want ...*cardvault.Token) {
 	t.Helper()
 	p := must(v.List(t.Context(), &cardvault.ListOptions{Ascending: true, Limit: cardvault.MaxLimit}))(t)
 	if p.TotalItems != int64(len(want)) || len(p.Items) != len(want) {
@@ -240,7 +242,7 @@ func collect(ctx context.Context, v *cardvault.Vault, opts *cardvault.ListOption
 	return tokens, nil
 }
 
-func ids(tokens []*cardvault.Token) []uuid.UUID {
+func idsOf(tokens []*cardvault.Token) []uuid.UUID {
 	all := make([]uuid.UUID, len(tokens))
 	for i, token := range tokens {
 		all[i] = token.ID
@@ -262,8 +264,8 @@ func parallel(t testing.TB, n int, f func(i int) error) {
 	}
 }
 
-// A spy is a store that counts Updates and keeps what the last one put.
-type spy struct {
+// A watched is a store that counts Updates and keeps what the last one put.
+type watched struct {
 	store.Store
 	updates atomic.Int64
 
@@ -271,11 +273,11 @@ type spy struct {
 	put []*store.Record
 }
 
-func (s *spy) Update(ctx context.Context, fn func(store.Tx) error) error {
+func (s *watched) Update(ctx context.Context, fn func(store.Tx) error) error {
 	s.updates.Add(1)
 	var put []*store.Record
 	err := s.Store.Update(ctx, func(tx store.Tx) error {
-		w := &spyTx{Tx: tx}
+		w := &watchedTx{Tx: tx}
 		err := fn(w)
 		put = w.put
 		return err
@@ -287,7 +289,7 @@ func (s *spy) Update(ctx context.Context, fn func(store.Tx) error) error {
 }
 
 // last returns copies of what the last Update put.
-func (s *spy) last() []*store.Record {
+func (s *watched) last() []*store.Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(func(yield func(*store.Record) bool) {
@@ -300,18 +302,18 @@ func (s *spy) last() []*store.Record {
 }
 
 // wrote reports what f made the vault write, as a number of Updates.
-func (s *spy) wrote(f func()) int64 {
+func (s *watched) wrote(f func()) int64 {
 	before := s.updates.Load()
 	f()
 	return s.updates.Load() - before
 }
 
-type spyTx struct {
+type watchedTx struct {
 	store.Tx
 	put []*store.Record
 }
 
-func (tx *spyTx) Put(r *store.Record) {
+func (tx *watchedTx) Put(r *store.Record) {
 	tx.put = append(tx.put, clone(r))
 	tx.Tx.Put(r)
 }
@@ -326,5 +328,5 @@ func clone(r *store.Record) *store.Record {
 	return &c
 }
 
-// long returns a text of n characters that are not one byte each.
-func long(n int) string { return canary + strings.Repeat("é", n-len(canary)) }
+// longText returns a text of n characters that are not one byte each.
+func longText(n int) string { return canary + strings.Repeat("é", n-len(canary)) }

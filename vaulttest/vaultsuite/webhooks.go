@@ -84,8 +84,8 @@ func sending(t testing.TB, s store.Store, m *mailbox) *cardvault.Vault {
 	return vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Webhooks: m})
 }
 
-// hook registers a webhook.
-func hook(t testing.TB, v *cardvault.Vault, url string, events ...cardvault.EventType) *cardvault.Webhook {
+// newHook registers a webhook.
+func newHook(t testing.TB, v *cardvault.Vault, url string, events ...cardvault.EventType) *cardvault.Webhook {
 	t.Helper()
 	w, _, err := v.CreateWebhook(t.Context(), url, &cardvault.WebhookOptions{Events: events})
 	noError(t, err)
@@ -103,7 +103,7 @@ func sameWebhook(t testing.TB, what string, got, want *cardvault.Webhook) {
 }
 
 func webhooks(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
+	spy := &watched{Store: s}
 	v, ctx := sending(t, spy, new(mailbox)), t.Context()
 	all := []cardvault.EventType{cardvault.TokenCreated, cardvault.TokenUpdated, cardvault.TokenDeleted}
 
@@ -116,10 +116,12 @@ func webhooks(t *testing.T, s store.Store) {
 			}
 		}
 	})
+
 	if plain.ID.Version() != 4 || plain.URL != receiver || plain.Description != "" || !slices.Equal(plain.Events, all) ||
 		plain.LegacyHMAC || plain.Disabled || plain.DisabledReason != "" || time.Since(plain.CreatedAt) > time.Minute {
 		t.Errorf("a new webhook: %+v", plain)
 	}
+
 	full, _, err := v.CreateWebhook(ctx, receiver+"2", &cardvault.WebhookOptions{
 		Events:      []cardvault.EventType{cardvault.TokenDeleted, cardvault.TokenCreated, cardvault.TokenDeleted},
 		Description: canary + "description", LegacyHMAC: true,
@@ -128,6 +130,7 @@ func webhooks(t *testing.T, s store.Store) {
 	if full.Description != canary+"description" || !full.LegacyHMAC || !slices.Equal(full.Events, []cardvault.EventType{cardvault.TokenCreated, cardvault.TokenDeleted}) {
 		t.Errorf("a webhook with options: %+v", full)
 	}
+
 	for _, v := range []*cardvault.Vault{v, sending(t, s, new(mailbox))} {
 		for _, w := range []*cardvault.Webhook{plain, full} {
 			sameWebhook(t, "read", must(v.Webhook(ctx, w.ID))(t), w)
@@ -138,8 +141,27 @@ func webhooks(t *testing.T, s store.Store) {
 		}
 		sameWebhook(t, "the oldest, listed last", page.Items[0], plain)
 	}
+
+	webhookUpdates(t, v, full.ID)
+
+	sameWebhook(t, "another", must(v.Webhook(ctx, plain.ID))(t), plain)
+	must(v.RotateWebhookSecret(ctx, plain.ID))(t)
+	sameWebhook(t, "a new secret", must(v.Webhook(ctx, plain.ID))(t), plain)
+
+	noError(t, v.DeleteWebhook(ctx, full.ID))
+	_, err = v.Webhook(ctx, full.ID)
+	fails(t, "a deleted webhook", err, cardvault.ErrNotFound)
+	fails(t, "deleting it again", v.DeleteWebhook(ctx, full.ID), cardvault.ErrNotFound)
+	if page := must(v.ListWebhooks(ctx, nil))(t); page.TotalItems != 1 {
+		t.Errorf("%d webhooks are listed, want 1", page.TotalItems)
+	}
+}
+
+func webhookUpdates(t *testing.T, v *cardvault.Vault, id uuid.UUID) {
+	ctx, all := t.Context(), []cardvault.EventType{cardvault.TokenCreated, cardvault.TokenUpdated, cardvault.TokenDeleted}
 	text := func(s string) *string { return &s }
 	on, off := true, false
+
 	for what, test := range map[string]struct {
 		update cardvault.WebhookUpdate
 		change func(*cardvault.Webhook)
@@ -156,21 +178,10 @@ func webhooks(t *testing.T, s store.Store) {
 		"enabled":     {cardvault.WebhookUpdate{Disabled: &off}, func(w *cardvault.Webhook) { w.Disabled, w.DisabledReason = false, "" }},
 		"two of them": {cardvault.WebhookUpdate{URL: text(receiver), Disabled: &on}, func(w *cardvault.Webhook) { w.URL, w.Disabled, w.DisabledReason = receiver, true, "requested" }},
 	} {
-		want := *must(v.Webhook(ctx, full.ID))(t)
+		want := *must(v.Webhook(ctx, id))(t)
 		test.change(&want)
-		sameWebhook(t, what, must(v.UpdateWebhook(ctx, full.ID, test.update))(t), &want)
-		sameWebhook(t, what+", read", must(v.Webhook(ctx, full.ID))(t), &want)
-	}
-	sameWebhook(t, "another", must(v.Webhook(ctx, plain.ID))(t), plain)
-	must(v.RotateWebhookSecret(ctx, plain.ID))(t)
-	sameWebhook(t, "a new secret", must(v.Webhook(ctx, plain.ID))(t), plain)
-
-	noError(t, v.DeleteWebhook(ctx, full.ID))
-	_, err = v.Webhook(ctx, full.ID)
-	fails(t, "a deleted webhook", err, cardvault.ErrNotFound)
-	fails(t, "deleting it again", v.DeleteWebhook(ctx, full.ID), cardvault.ErrNotFound)
-	if page := must(v.ListWebhooks(ctx, nil))(t); page.TotalItems != 1 {
-		t.Errorf("%d webhooks are listed, want 1", page.TotalItems)
+		sameWebhook(t, what, must(v.UpdateWebhook(ctx, id, test.update))(t), &want)
+		sameWebhook(t, what+", read", must(v.Webhook(ctx, id))(t), &want)
 	}
 }
 
@@ -180,15 +191,17 @@ func webhookRules(t *testing.T, s store.Store) {
 		_, _, err := v.CreateWebhook(ctx, url, &o)
 		return err
 	}
+
 	refuses(t, "no URL", create("", cardvault.WebhookOptions{}), "url required")
 	refuses(t, "a URL that the sender does not take", create("http://receiver.example/", cardvault.WebhookOptions{}), "url invalid_format")
-	refuses(t, "a long URL", create("https://"+long(2041), cardvault.WebhookOptions{}), "url too_long")
-	refuses(t, "a long description", create(receiver, cardvault.WebhookOptions{Description: long(256)}), "description too_long")
+	refuses(t, "a long URL", create("https://"+longText(2041), cardvault.WebhookOptions{}), "url too_long")
+	refuses(t, "a long description", create(receiver, cardvault.WebhookOptions{Description: longText(256)}), "description too_long")
 	refuses(t, "an unknown event", create(receiver, cardvault.WebhookOptions{Events: []cardvault.EventType{4}}), "events invalid_enum")
 	refuses(t, "the zero event", create(receiver, cardvault.WebhookOptions{Events: []cardvault.EventType{0}}), "events invalid_enum")
-	refuses(t, "everything", create("ftp:", cardvault.WebhookOptions{Description: long(256), Events: []cardvault.EventType{9}}),
+	refuses(t, "everything", create("ftp:", cardvault.WebhookOptions{Description: longText(256), Events: []cardvault.EventType{9}}),
 		"url invalid_format", "description too_long", "events invalid_enum")
-	noError(t, create(receiver, cardvault.WebhookOptions{Description: long(255)}))
+
+	noError(t, create(receiver, cardvault.WebhookOptions{Description: longText(255)}))
 	w := must(v.ListWebhooks(ctx, nil))(t).Items[0]
 	empty := ""
 	got, err := v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{URL: &empty, Events: []cardvault.EventType{7}})
@@ -196,8 +209,8 @@ func webhookRules(t *testing.T, s store.Store) {
 	if got != nil {
 		t.Error("an update that was refused returns a webhook")
 	}
-	sameWebhook(t, "after an update that was refused", must(v.Webhook(ctx, w.ID))(t), w)
 
+	sameWebhook(t, "after an update that was refused", must(v.Webhook(ctx, w.ID))(t), w)
 }
 
 // webhookRaces puts calls in the way of others.
@@ -205,12 +218,13 @@ func webhookRaces(t *testing.T, s store.Store) {
 	m := &meddler{Store: s}
 	var mail mailbox
 	v, ctx := sending(t, m, &mail), t.Context()
-	w := hook(t, v, receiver)
+	w := newHook(t, v, receiver)
 	text, on := canary, true
 	m.meddle = func() { must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Description: &text}))(t) }
 	if got := must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{LegacyHMAC: &on}))(t); got.Description != canary || !got.LegacyHMAC {
 		t.Error("UpdateWebhook while another field is updated: one of them is lost")
 	}
+
 	var first cardvault.WebhookSecret
 	m.meddle = func() { first = must(v.RotateWebhookSecret(ctx, w.ID))(t) }
 	second := must(v.RotateWebhookSecret(ctx, w.ID))(t)
@@ -223,90 +237,82 @@ func webhookRaces(t *testing.T, s store.Store) {
 	for _, s := range mail.taken[0].Secrets {
 		s.Expose(keep(&got))
 	}
+
 	if len(got) != 3 || !slices.Equal(got[1:], want) { // the first is that of the creation
 		t.Error("RotateWebhookSecret while another does: one of them does not sign")
 	}
+
 	m.meddle = func() { noError(t, v.SetApprovals(ctx, cardvault.Approvals{Import: true})) }
 	must(v.RotateWebhookSecret(ctx, w.ID))(t)
 	if a := must(v.Account(ctx))(t); !a.ImportApproved || a.NetworkTokensActive {
 		t.Errorf("SetApprovals while a webhook is changed: %+v", a)
 	}
+
 	m.meddle = func() { noError(t, v.DeleteWebhook(ctx, w.ID)) }
 	_, err := v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{LegacyHMAC: &on})
 	fails(t, "UpdateWebhook while it is deleted", err, cardvault.ErrNotFound)
-	w = hook(t, v, receiver)
+	w = newHook(t, v, receiver)
 	m.meddle = func() { noError(t, v.DeleteWebhook(ctx, w.ID)) }
 	fails(t, "DeleteWebhook while it is deleted", v.DeleteWebhook(ctx, w.ID), cardvault.ErrNotFound)
 
-	m.meddle = func() { hook(t, v, receiver+"late") }
+	m.meddle = func() { newHook(t, v, receiver+"late") }
 	token := importCard(t, v, card(2), nil)
 	noError(t, v.Drain(ctx))
-	arrived(t, "an import while a webhook is registered", mail.at(receiver+"late"),
-		told(token, cardvault.TokenCreated, cardvault.ReasonImported))
+	checkArrived(t, "an import while a webhook is registered", mail.at(receiver+"late"),
+		eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported))
 }
 
 func deliveries(t *testing.T, s store.Store) {
 	var mail mailbox
 	v, ctx := sending(t, s, &mail), t.Context()
 	account := must(v.CreateAccount(ctx, canary, nil))(t)
-	all, some := hook(t, v, receiver+"all"), hook(t, v, receiver+"some", cardvault.TokenDeleted)
-	hook(t, v.In(account.ID), receiver+"theirs")
+	all, some := newHook(t, v, receiver+"all"), newHook(t, v, receiver+"some", cardvault.TokenDeleted)
+	newHook(t, v.In(account.ID), receiver+"theirs")
 
 	c := card(1)
-	c.Name = name(canary)
+	c.Name = holder(canary)
 	imported := importCard(t, v, c, &cardvault.ImportOptions{BusinessKey: canary})
 	patched := rename(t, v, imported, "a")
 	theirs := importCard(t, v.In(account.ID), card(2), nil)
 	if len(mail.taken) != 0 {
 		t.Error("events are delivered before there is background work")
 	}
+
 	noError(t, v.Drain(ctx))
 	got := mail.at(all.URL)
-	arrived(t, "all events", got,
-		told(imported, cardvault.TokenCreated, cardvault.ReasonImported),
-		told(imported, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	checkArrived(t, "all events", got,
+		eventLine(imported, cardvault.TokenCreated, cardvault.ReasonImported),
+		eventLine(imported, cardvault.TokenUpdated, cardvault.ReasonPatched))
+
 	sameTold(t, "the token as it was then", got[0].Token, imported)
 	sameTold(t, "the token as it is", got[1].Token, patched)
 	if got[0].Sequence >= got[1].Sequence || got[1].Sequence >= 1<<53 || got[0].ID == got[1].ID {
 		t.Errorf("events %+v, %+v", got[0], got[1])
 	}
-	arrived(t, "events of deletions alone", mail.at(some.URL))
-	arrived(t, "another account", mail.at(receiver+"theirs"), told(theirs, cardvault.TokenCreated, cardvault.ReasonImported))
+
+	checkArrived(t, "events of deletions alone", mail.at(some.URL))
+	checkArrived(t, "another account", mail.at(receiver+"theirs"), eventLine(theirs, cardvault.TokenCreated, cardvault.ReasonImported))
 	if e := mail.at(receiver + "theirs")[0]; e.Account != account.ID {
 		t.Error("an event of another account than the token's")
 	}
+
 	noError(t, v.Delete(ctx, imported.ID))
 	noError(t, v.Drain(ctx))
-	gone := told(imported, cardvault.TokenDeleted, cardvault.ReasonRequested)
-	arrived(t, "a deletion", mail.at(all.URL)[2:], gone)
-	arrived(t, "a deletion, at the other webhook", mail.at(some.URL), gone)
+	gone := eventLine(imported, cardvault.TokenDeleted, cardvault.ReasonRequested)
+	checkArrived(t, "a deletion", mail.at(all.URL)[2:], gone)
+	checkArrived(t, "a deletion, at the other webhook", mail.at(some.URL), gone)
 	if mail.at(all.URL)[2].ID != mail.at(some.URL)[0].ID {
 		t.Error("one event has two ids")
 	}
+
 	for _, d := range mail.taken {
 		if d.ID != d.Event.ID || !d.CreatedAt.Equal(d.Event.CreatedAt) || len(d.Secrets) != 1 || d.Legacy {
 			t.Errorf("delivery %+v", d)
 		}
 	}
 
-	page := must(v.ListDeliveries(ctx, all.ID, &cardvault.ListOptions{Limit: 2, Ascending: true}))(t)
-	if page.TotalItems != 3 || len(page.Items) != 2 {
-		t.Fatalf("page %+v", page)
-	}
-	for i, d := range page.Items {
-		e := mail.at(all.URL)[i]
-		if d.EventID != e.ID || d.EventType != e.Type || d.TokenID != e.TokenID || d.Status != cardvault.DeliveryDelivered || d.Attempts != 1 ||
-			d.LastStatusCode != 200 || d.LastAttemptAt.Before(e.CreatedAt) || !d.NextAttemptAt.IsZero() || d.ID.Version() != 4 || d.ID == page.Items[1-i].ID {
-			t.Errorf("entry %d of the log: %+v", i, d)
-		}
-	}
-	from := must(v.ListDeliveries(ctx, all.ID, &cardvault.ListOptions{From: mail.at(all.URL)[1].CreatedAt}))(t)
-	if from.TotalItems != 2 {
-		t.Errorf("%d entries from the second event on, want 2", from.TotalItems)
-	}
-	if n := must(v.ListDeliveries(ctx, some.ID, nil))(t).TotalItems; n != 1 {
-		t.Errorf("%d entries in the log of the other webhook, want 1", n)
-	}
+	deliveryLog(t, v, &mail, all.ID, some.ID)
+
 	_, err := v.In(account.ID).ListDeliveries(ctx, all.ID, nil)
 	fails(t, "the log of a webhook of another account", err, cardvault.ErrNotFound)
 	if n := everything(t, s, time.Now().Add(24*time.Hour)); n != 0 {
@@ -314,10 +320,36 @@ func deliveries(t *testing.T, s store.Store) {
 	}
 }
 
+// deliveryLog checks the log after all events, of two webhooks.
+func deliveryLog(t *testing.T, v *cardvault.Vault, mail *mailbox, all, some uuid.UUID) {
+	ctx := t.Context()
+	events := mail.at(receiver + "all")
+	page := must(v.ListDeliveries(ctx, all, &cardvault.ListOptions{Limit: 2, Ascending: true}))(t)
+	if page.TotalItems != 3 || len(page.Items) != 2 {
+		t.Fatalf("page %+v", page)
+	}
+
+	for i, d := range page.Items {
+		e := events[i]
+		if d.EventID != e.ID || d.EventType != e.Type || d.TokenID != e.TokenID || d.Status != cardvault.DeliveryDelivered || d.Attempts != 1 ||
+			d.LastStatusCode != 200 || d.LastAttemptAt.Before(e.CreatedAt) || !d.NextAttemptAt.IsZero() || d.ID.Version() != 4 || d.ID == page.Items[1-i].ID {
+			t.Errorf("entry %d of the log: %+v", i, d)
+		}
+	}
+
+	from := must(v.ListDeliveries(ctx, all, &cardvault.ListOptions{From: events[1].CreatedAt}))(t)
+	if from.TotalItems != 2 {
+		t.Errorf("%d entries from the second event on, want 2", from.TotalItems)
+	}
+	if n := must(v.ListDeliveries(ctx, some, nil))(t).TotalItems; n != 1 {
+		t.Errorf("%d entries in the log of the other webhook, want 1", n)
+	}
+}
+
 // deliveriesUnheard: nothing is stored while nobody listens, and what was stored waits
 // for a vault that can send.
 func deliveriesUnheard(t *testing.T, s store.Store) {
-	spy, ctx := &spy{Store: s}, t.Context()
+	spy, ctx := &watched{Store: s}, t.Context()
 	var mail mailbox
 	v, silent := sending(t, spy, &mail), vaultOn(t, spy, nil)
 	stores := func(what string, want int) {
@@ -326,9 +358,10 @@ func deliveriesUnheard(t *testing.T, s store.Store) {
 			t.Errorf("%s puts %d records, want %d", what, n, want)
 		}
 	}
+
 	importCard(t, v, card(1), nil)
 	stores("an import without webhooks", 1)
-	w := hook(t, v, receiver, cardvault.TokenDeleted)
+	w := newHook(t, v, receiver, cardvault.TokenDeleted)
 	token := importCard(t, v, card(2), nil)
 	stores("an import that no webhook is told of", 1)
 	on := true
@@ -336,6 +369,7 @@ func deliveriesUnheard(t *testing.T, s store.Store) {
 	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Disabled: &on}))(t)
 	rename(t, v, token, "a")
 	stores("an update while the webhook is disabled", 1)
+
 	on = false
 	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Disabled: &on}))(t)
 	rename(t, silent, token, "b")
@@ -348,9 +382,10 @@ func deliveriesUnheard(t *testing.T, s store.Store) {
 	if len(mail.taken) != 0 {
 		t.Error("a vault that cannot send has sent")
 	}
+
 	noError(t, v.Drain(ctx))
-	arrived(t, "a vault that can send", mail.at(receiver),
-		told(token, cardvault.TokenUpdated, cardvault.ReasonPatched), told(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	checkArrived(t, "a vault that can send", mail.at(receiver),
+		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched), eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
 	if wrote := spy.wrote(func() { noError(t, v.Drain(ctx)) }); wrote != 0 {
 		t.Errorf("with nothing to do Drain wrote %d times", wrote)
 	}
@@ -361,10 +396,11 @@ func deliveriesUnheard(t *testing.T, s store.Store) {
 func deliveriesRefused(t *testing.T, s store.Store) {
 	var mail mailbox
 	v, ctx := sending(t, s, &mail), t.Context()
-	w := hook(t, v, receiver)
+	w := newHook(t, v, receiver)
 	token, other := importCard(t, v, card(1), nil), importCard(t, v, card(2), nil)
 	rename(t, v, token, "a")
 	failures := 2 // the third would let the later events pass
+
 	mail.set(func(d *cardvault.Delivery) bool {
 		if d.Event.TokenID != token.ID || failures == 0 {
 			return false
@@ -372,8 +408,9 @@ func deliveriesRefused(t *testing.T, s store.Store) {
 		failures--
 		return true
 	})
+
 	noError(t, v.Drain(ctx))
-	arrived(t, "another token", mail.at(receiver), told(other, cardvault.TokenCreated, cardvault.ReasonImported))
+	checkArrived(t, "another token", mail.at(receiver), eventLine(other, cardvault.TokenCreated, cardvault.ReasonImported))
 	log := must(v.ListDeliveries(ctx, w.ID, &cardvault.ListOptions{Ascending: true}))(t).Items
 	if d := log[0]; d.Status != cardvault.DeliveryPending || d.Attempts == 0 || d.LastStatusCode != 500 || d.NextAttemptAt.Before(d.LastAttemptAt) {
 		t.Errorf("a delivery that has failed: %+v", d)
@@ -381,6 +418,7 @@ func deliveriesRefused(t *testing.T, s store.Store) {
 	if d := log[2]; d.Status != cardvault.DeliveryPending || d.Attempts != 0 || !d.LastAttemptAt.IsZero() || !d.NextAttemptAt.IsZero() {
 		t.Errorf("a delivery that waits for it: %+v", d)
 	}
+
 	rename(t, v, token, "b")
 	poll, patience := time.NewTicker(20*time.Millisecond), time.After(30*time.Second)
 	defer poll.Stop()
@@ -392,16 +430,19 @@ func deliveriesRefused(t *testing.T, s store.Store) {
 			t.Fatal("the event is not sent again")
 		}
 	}
+
 	refused, got := mail.set(nil), mail.at(receiver)[1:]
-	arrived(t, "a webhook that works again", got,
-		told(token, cardvault.TokenCreated, cardvault.ReasonImported),
-		told(token, cardvault.TokenUpdated, cardvault.ReasonPatched),
-		told(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	checkArrived(t, "a webhook that works again", got,
+		eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported),
+		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched),
+		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+
 	for _, d := range refused {
 		if d.ID != got[0].ID || !d.CreatedAt.Equal(got[0].CreatedAt) {
 			t.Error("an event is another one when it is sent again, or later ones do not wait")
 		}
 	}
+
 	if got[1].Token.BusinessKey != canary+"a" || got[2].Token.BusinessKey != canary+"b" {
 		t.Error("the events of a token are out of order")
 	}
@@ -410,7 +451,7 @@ func deliveriesRefused(t *testing.T, s store.Store) {
 func deliveriesOfADeletedToken(t *testing.T, s store.Store) {
 	var mail mailbox
 	v, ctx := sending(t, s, &mail), t.Context()
-	w := hook(t, v, receiver)
+	w := newHook(t, v, receiver)
 	mail.set(func(*cardvault.Delivery) bool { return true })
 	token := importCard(t, v, card(1), nil)
 	rename(t, v, token, "a")
@@ -420,7 +461,7 @@ func deliveriesOfADeletedToken(t *testing.T, s store.Store) {
 	noError(t, v.Delete(ctx, token.ID))
 	passed(t, time.Now().Add(60*time.Millisecond)) // a hundredth of 5 seconds, up to a fifth longer
 	noError(t, v.Drain(ctx))
-	arrived(t, "after the deletion", mail.at(receiver), told(token, cardvault.TokenDeleted, cardvault.ReasonRequested))
+	checkArrived(t, "after the deletion", mail.at(receiver), eventLine(token, cardvault.TokenDeleted, cardvault.ReasonRequested))
 	if n := must(v.ListDeliveries(ctx, w.ID, nil))(t).TotalItems; n != 1 {
 		t.Errorf("%d entries in the log, want that of the deletion", n)
 	}
@@ -431,16 +472,16 @@ func deliveriesOfADeletedToken(t *testing.T, s store.Store) {
 func deliveriesOfTwoVaults(t *testing.T, s store.Store) {
 	var mail mailbox
 	vaults := []*cardvault.Vault{sending(t, s, &mail), sending(t, s, &mail)}
-	hook(t, vaults[0], receiver)
+	newHook(t, vaults[0], receiver)
 	inOrder(t, vaults, func() []*cardvault.Event { return mail.at(receiver) })
 }
 
 // deliveriesOfADeletedWebhook: they are erased, and those to others stay.
 func deliveriesOfADeletedWebhook(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
+	spy := &watched{Store: s}
 	var mail mailbox
 	v, ctx := sending(t, spy, &mail), t.Context()
-	first, second := hook(t, v, receiver+"1"), hook(t, v, receiver+"2", cardvault.TokenCreated)
+	first, second := newHook(t, v, receiver+"1"), newHook(t, v, receiver+"2", cardvault.TokenCreated)
 	var put []*store.Record // what is stored of events
 	for i := range 3 {
 		token := importCard(t, v, card(i), nil)
@@ -448,6 +489,7 @@ func deliveriesOfADeletedWebhook(t *testing.T, s store.Store) {
 		rename(t, v, token, "a")
 		put = append(put, spy.last()[1:]...)
 	}
+
 	kinds := map[store.Kind]int{}
 	left := func() (n int) {
 		noError(t, s.View(ctx, func(tx store.ReadTx) error {
@@ -466,9 +508,11 @@ func deliveriesOfADeletedWebhook(t *testing.T, s store.Store) {
 		}))
 		return n
 	}
+
 	noError(t, v.Drain(ctx))
 	noError(t, v.DeleteWebhook(ctx, first.ID))
 	noError(t, v.Drain(ctx))
+
 	// What is left are the deliveries of the creations, what they tell, and the queue.
 	if n := left(); n != 3+3+1 {
 		t.Errorf("%d records are left when one webhook is deleted, want 7: by kind %v", n, kinds)
@@ -476,8 +520,10 @@ func deliveriesOfADeletedWebhook(t *testing.T, s store.Store) {
 	if n := must(v.ListDeliveries(ctx, second.ID, nil))(t).TotalItems; n != 3 {
 		t.Errorf("%d entries in the log of the other webhook, want 3", n)
 	}
+
 	noError(t, v.DeleteWebhook(ctx, second.ID))
 	noError(t, v.Drain(ctx))
+
 	// What is left are states of tokens that are kept for another week.
 	if n := left(); n != 3 {
 		t.Errorf("%d records are left when all webhooks are deleted, want 3: by kind %v", n, kinds)
@@ -487,11 +533,12 @@ func deliveriesOfADeletedWebhook(t *testing.T, s store.Store) {
 // deliveriesDamaged: what somebody has changed is not sent, and keeps nothing of
 // another token or webhook.
 func deliveriesDamaged(t *testing.T, s store.Store) {
-	spy := &spy{Store: s}
+	spy := &watched{Store: s}
 	var mail mailbox
 	v, ctx := sending(t, spy, &mail), t.Context()
-	hook(t, v, receiver)
+	newHook(t, v, receiver)
 	importCard(t, v, card(0), nil)
+
 	// The queue is due by now: what is put are the token and its delivery, then the token,
 	// what the delivery tells of it, and another.
 	changed := func(n int) (delivery, past *store.Record) {
@@ -500,6 +547,7 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 		rename(t, v, token, "new")
 		return delivery, spy.last()[1]
 	}
+
 	delivery, past := changed(1)
 	otherDelivery, otherPast := changed(2)
 	noError(t, v.Drain(ctx))
@@ -519,13 +567,15 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 			return nil
 		}))
 	}
+
 	check := func(what string) {
 		t.Helper()
 		rename(t, v, token, what)
 		noError(t, v.Drain(ctx))
-		arrived(t, what, mail.at(receiver)[taken:], told(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+		checkArrived(t, what, mail.at(receiver)[taken:], eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
 		taken = len(mail.at(receiver))
 	}
+
 	part := &store.Record{Shown: past.Secret}
 	for what, change := range shownDamage(part, &store.Record{Shown: otherPast.Secret}) {
 		spoiled, sealed := clone(past), clone(part)
@@ -535,6 +585,7 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 		put(spoiled)
 		check("a state, " + what)
 	}
+
 	put(past)
 	damage := shownDamage(delivery, otherDelivery)
 	damage["another class"] = func(r *store.Record) { r.Class = 4 }
@@ -545,6 +596,7 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 		put(spoiled)
 		check("a delivery, " + what)
 	}
+
 	put(delivery)
 	rename(t, v, token, "whole")
 	noError(t, v.Drain(ctx))
@@ -556,28 +608,31 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 func redelivered(t *testing.T, s store.Store) {
 	var mail mailbox
 	v, ctx := sending(t, s, &mail), t.Context()
-	w := hook(t, v, receiver)
-	hook(t, v, receiver+"other", cardvault.TokenDeleted)
+	w := newHook(t, v, receiver)
+	newHook(t, v, receiver+"other", cardvault.TokenDeleted)
 	token := importCard(t, v, card(1), nil)
-	created := told(token, cardvault.TokenCreated, cardvault.ReasonImported)
+	created := eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported)
 	noError(t, v.Drain(ctx))
 	event := mail.at(receiver)[0].ID
-	late := hook(t, v, receiver+"late")
+	late := newHook(t, v, receiver+"late")
 	noError(t, v.Redeliver(ctx, event))
+
 	noError(t, v.Redeliver(ctx, event))
 	if d := must(v.ListDeliveries(ctx, w.ID, nil))(t).Items[0]; d.Status != cardvault.DeliveryPending || d.Attempts != 1 {
 		t.Errorf("a delivery that is made anew: %+v", d)
 	}
+
 	noError(t, v.Drain(ctx))
-	arrived(t, "delivered again", mail.at(receiver), created, created)
-	arrived(t, "a webhook that was not there", mail.at(late.URL), created)
-	arrived(t, "a webhook that does not take it", mail.at(receiver+"other"))
+	checkArrived(t, "delivered again", mail.at(receiver), created, created)
+	checkArrived(t, "a webhook that was not there", mail.at(late.URL), created)
+	checkArrived(t, "a webhook that does not take it", mail.at(receiver+"other"))
 	if got := mail.at(receiver)[1]; got.ID != event || got.Sequence != mail.at(receiver)[0].Sequence {
 		t.Error("the event is another one when it is delivered again")
 	}
 	if n := must(v.ListDeliveries(ctx, w.ID, nil))(t).TotalItems; n != 1 {
 		t.Errorf("%d entries in the log, want 1", n)
 	}
+
 	account := must(v.CreateAccount(ctx, canary, nil))(t)
 	fails(t, "an event of another account", v.In(account.ID).Redeliver(ctx, event), cardvault.ErrNotFound)
 	fails(t, "no event", v.Redeliver(ctx, uuid.New()), cardvault.ErrNotFound)
