@@ -54,29 +54,6 @@ const deliveryRetention = 7 * 24 * time.Hour
 // of a token that is past: most have left the log by then.
 const pastRetention = deliveryRetention + 24*time.Hour
 
-// Classes of deliveries in the list of their queue.
-const (
-	deliveryReady   = iota + 1 // to be attempted
-	deliveryHeld               // until an earlier one of the same token is out of the way
-	deliveryRetried            // due when it is to be ready again
-	deliveryDone               // delivered; due when it is forgotten
-	deliveryFailed             // likewise
-)
-
-// A delivery is what the record of one holds: nothing of the token but its row key. Its
-// own is beside that of the event.
-type delivery struct {
-	typ       EventType
-	reason    EventReason
-	token     uuid.UUID // row key
-	attempts  uint64
-	tries     uint64 // attempts that were planned
-	throttled uint64 // of those, how many a webhook has answered that wanted to be left alone
-	last      time.Time
-	code      uint64
-	loose     bool // has failed too often to hold back others, or was redelivered
-}
-
 const (
 	deliveryType = iota + 1
 	deliveryToken
@@ -84,7 +61,7 @@ const (
 	deliveryTries
 	deliveryLast
 	deliveryCode
-	deliveryLoose
+	deliveryUnordered
 	deliveryReason
 	deliveryThrottled
 )
@@ -96,7 +73,7 @@ func (d *delivery) encode() []byte {
 	b = tlv.AppendUint(b, deliveryTries, d.tries)
 	b = tlv.AppendTime(b, deliveryLast, d.last)
 	b = tlv.AppendUint(b, deliveryCode, d.code)
-	b = tlv.AppendBool(b, deliveryLoose, d.loose)
+	b = tlv.AppendBool(b, deliveryUnordered, d.unordered)
 	b = tlv.AppendUint(b, deliveryThrottled, d.throttled)
 	return tlv.Pad(tlv.Append(b, deliveryReason, d.reason), 32, 0)
 }
@@ -118,8 +95,8 @@ func decodeDelivery(plain []byte) (*delivery, error) {
 			d.last = r.Time()
 		case deliveryCode:
 			d.code = r.Uint()
-		case deliveryLoose:
-			d.loose = r.Bool()
+		case deliveryUnordered:
+			d.unordered = r.Bool()
 		case deliveryReason:
 			d.reason = EventReason(r.Value)
 		case deliveryThrottled:
@@ -144,6 +121,7 @@ func (v *Vault) openDelivery(ctx context.Context, r *store.Record) (*pending, er
 	if err != nil {
 		return nil, err
 	}
+	d.class, d.due = r.Class, r.Due
 	return &pending{r, *d}, nil
 }
 
@@ -181,22 +159,24 @@ func (v *Vault) eventOfDelivery(ctx context.Context, p *pending, card, past *sto
 	return e, nil
 }
 
-// sealDelivery sets what follows from a delivery and its class. One that is ready at
+// sealDelivery sets every column that follows from a delivery. One that is ready at
 // once is not found by its token: those are listed in their order, and most deliveries
 // cost no entry of a random key.
 func (v *Vault) sealDelivery(r *store.Record, d *delivery) error {
+	r.Class, r.Due = d.class, d.due
 	r.Lookup = nil
-	if r.Class < deliveryDone && (r.Class != deliveryReady || d.attempts > 0) {
-		r.Lookup = [][]byte{v.tokenHash(r.Parent, d.token, d.loose)}
+	if d.class < deliveryDone && (d.class != deliveryReady || d.attempts > 0) {
+		r.Lookup = [][]byte{v.tokenHash(r.Parent, d.token, d.unordered)}
 	}
+
 	return wrapped(v.box.SealShown(r, d.encode()))
 }
 
-// tokenHash is by which deliveries of a token in a queue are found that have failed or
-// wait for one that has: those that hold back later ones, or those that are loose.
-func (v *Vault) tokenHash(queue, token uuid.UUID, loose bool) []byte {
+// tokenHash returns the hash of the deliveries of a token in a queue that have failed, or
+// wait for one that has: of those that hold back later ones, or of those that are unordered.
+func (v *Vault) tokenHash(queue, token uuid.UUID, unordered bool) []byte {
 	purpose := "deliveries"
-	if loose {
+	if unordered {
 		purpose = "loose deliveries"
 	}
 	return v.box.Lookup(v.account, purpose, append(queue[:], token[:]...))
@@ -206,7 +186,7 @@ func (v *Vault) tokenHash(queue, token uuid.UUID, loose bool) []byte {
 // row key: one event makes one delivery, whatever is repeated.
 func (v *Vault) newDelivery(webhook, event uuid.UUID) *store.Record {
 	r := v.newRecord(kindDelivery, rowkey.Beside(event, webhook))
-	r.Parent, r.Class = beside(webhook), deliveryReady
+	r.Parent = beside(webhook)
 	return r
 }
 
@@ -400,13 +380,16 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 		if err != nil {
 			return err
 		}
-		if r.Class >= deliveryDone {
+		if _, ok := p.after(forgotten, nil, schedule{}); ok {
 			over = append(over, r)
 			return nil
 		}
+		next, ok := p.after(ripe, nil, schedule{})
+		if !ok {
+			return fmt.Errorf("%w: a delivery of class %d is due", ErrDamaged, r.Class)
+		}
 		r.Version++
-		r.Class, r.Due = deliveryReady, time.Time{}
-		if err := v.sealDelivery(r, &p.delivery); err != nil {
+		if err := v.sealDelivery(r, &next); err != nil {
 			return err
 		}
 		ready, hooks[beside(r.Parent)] = append(ready, r), true
@@ -636,30 +619,30 @@ func (v *Vault) anyOf(ctx context.Context, made map[uuid.UUID]*store.Record) (of
 }
 
 // anew returns the delivery of an event to a webhook as it begins again, or nil if it
-// is to be attempted anyway. was is the one there is, nil if there is none.
+// is to be attempted anyway. was is the present delivery, nil if there is none.
 func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.Record, of *delivery) (*store.Record, error) {
 	r := v.newDelivery(webhook, event)
-	d := &delivery{typ: of.typ, reason: of.reason, token: of.token, loose: true}
+	d := delivery{typ: of.typ, reason: of.reason, token: of.token, class: deliveryFailed}
+
 	if was != nil {
 		r.Version = was.Version + 1
 		p, err := v.openDelivery(ctx, was)
 		switch {
-		case errors.Is(err, ErrDamaged): // it is whole again then
-			p = new(pending)
-			d.loose = was.Class >= deliveryDone
+		case errors.Is(err, ErrDamaged):
+			// It becomes whole, whatever its class. The attempt has later ones find it.
+			d.class, d.attempts = max(was.Class, deliveryRetried), 1
 		case err != nil:
 			return nil, err
-		case was.Class == deliveryReady || was.Class == deliveryHeld:
-			return nil, nil
 		default:
-			d.loose = was.Class >= deliveryDone || p.loose
-		}
-		d.attempts, d.last, d.code = p.attempts, p.last, p.code
-		if !d.loose { // later ones find it
-			d.attempts = max(1, d.attempts)
+			d = p.delivery
 		}
 	}
-	return r, v.sealDelivery(r, d)
+
+	next, ok := d.after(redelivered, nil, schedule{})
+	if !ok {
+		return nil, nil
+	}
+	return r, v.sealDelivery(r, &next)
 }
 
 // forget erases what deliveries told of tokens that have changed since, once there is

@@ -1234,7 +1234,7 @@ func TestDeliveriesOfADeletion(t *testing.T) {
 				})
 			})
 		})
-		t.Run(what+", while loose ones are left", func(t *testing.T) {
+		t.Run(what+", while unordered ones are left", func(t *testing.T) {
 			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 				post.says(500)
 				l.run(func() {

@@ -90,16 +90,7 @@ type EventSink interface {
 	Event(ctx context.Context, e *Event) error
 }
 
-const (
-	eventTimeout = 15 * time.Second
-	eventHolds   = 3 // failures until an event no longer holds back later ones
-)
-
-// eventRetries are the pauses after each failure: decisions, chapter 13.
-var eventRetries = []time.Duration{
-	5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour, 5 * time.Hour,
-	10 * time.Hour, 14 * time.Hour, 20 * time.Hour, 24 * time.Hour,
-}
+const eventTimeout = 15 * time.Second
 
 // Classes of the events of a token. That of a deletion has none: the token, of
 // which the others are children, is gone.
@@ -216,7 +207,7 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 	t.since = card.Version + 1
 	for _, hook := range hooks {
 		d := v.newDelivery(hook, id)
-		if err := v.sealDelivery(d, &delivery{typ: typ, reason: reason, token: card.ID}); err != nil {
+		if err := v.sealDelivery(d, &delivery{typ: typ, reason: reason, token: card.ID, class: deliveryReady}); err != nil {
 			return nil, err
 		}
 		o.records = append(o.records, d)

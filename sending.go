@@ -28,9 +28,8 @@ const (
 
 	sendRelapse = 5 * time.Second // after a store that has failed
 
-	maxSendRetryAfter = 24 * time.Hour
-	maxSendPause      = time.Hour // of a whole webhook
-	sendPauses        = 3         // of eventRetries: those of a webhook that does not say for how long
+	maxSendPause = time.Hour // of a whole webhook
+	sendPauses   = 3         // of eventRetries: those of a webhook that does not say for how long
 
 	// webhookPatience is after how long without success a webhook is disabled. It begins
 	// anew after webhookQuiet without an attempt, which is more than any pause of
@@ -388,13 +387,13 @@ type prospect struct {
 	webhook, card *store.Record // nil if it is gone
 	past          *store.Record // what it tells of the token, if that has changed since
 	head          *store.Record // that holds it back
-	early         *store.Record // that is loose and could be attempted first
+	early         *store.Record // that is unordered and could be attempted first
 }
 
 // attempt sends an event and stores what came of it, unless it has to wait. It returns
 // what is to be attempted next.
 //
-// One that is loose is attempted again before a later one of its token, beside its
+// An unordered one is attempted again before a later one of its token, beside its
 // schedule: after a webhook was down, events arrive in their order all the same.
 func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]bool) ([]*pending, error) {
 	t.sending <- struct{}{}
@@ -446,12 +445,11 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 		}
 		return t.hold(ctx, p)
 	}
-	next := p.delivery
 	switch {
 	case x.card == nil && p.typ != TokenDeleted:
-		return t.settle(ctx, p, &next, 0, time.Time{})
+		return t.settleAs(ctx, p, tokenGone)
 	case w.Disabled, !slices.Contains(w.Events, p.typ):
-		return t.settle(ctx, p, &next, deliveryFailed, time.Time{})
+		return t.settleAs(ctx, p, notWanted)
 	case x.early != nil && !failed[x.early.ID]:
 		early, err := t.openDelivery(ctx, x.early)
 		if errors.Is(err, ErrDamaged) {
@@ -468,34 +466,15 @@ func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]boo
 		return nil, nil
 	}
 
-	next.last = now()
 	out := t.send(ctx, w, &Delivery{Event: event, ID: event.ID, CreatedAt: event.CreatedAt})
 	free()
-	next.attempts++
-	next.code = uint64(out.code)
-	class, due := uint8(deliveryRetried), p.rec.Due // that of an attempt beside the schedule
-	switch {
-	case out.success():
-		class = deliveryDone
-	case out.code == 410:
-		class = deliveryFailed
-	case p.rec.Class == deliveryReady:
-		if next.tries++; next.tries > uint64(len(eventRetries)) {
-			class = deliveryFailed
-			break
-		}
-		if out.throttled() {
-			next.throttled++
-		}
-		next.loose = next.loose || next.tries-next.throttled >= eventHolds
-		due = now().Add(max(t.pace(eventRetries[next.tries-1]), min(out.after, maxSendRetryAfter)))
-	}
+	next, _ := p.after(attempted, out, t.schedule())
 	why := t.note(w, out, next.tries)
-	failed[p.rec.ID] = class != deliveryDone
-	if class == deliveryFailed {
+	failed[p.rec.ID] = next.class != deliveryDone
+	if next.class == deliveryFailed {
 		t.log.Warn("event could not be delivered", "webhook", w.ID, "event", event.ID, "status", out.code)
 	}
-	woken, err := t.settle(ctx, p, &next, class, due)
+	woken, err := t.settle(ctx, p, next)
 	if err == nil && why != "" {
 		err = t.disable(ctx, w, why)
 	}
@@ -516,8 +495,8 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 			}
 			return r, err
 		}
-		first := func(loose bool) (*store.Record, error) {
-			r, err := t.unread.first(tx, t.tokenHash(t.rec.ID, p.token, loose), uuid.Nil)
+		first := func(unordered bool) (*store.Record, error) {
+			r, err := t.unread.first(tx, t.tokenHash(t.rec.ID, p.token, unordered), uuid.Nil)
 			if r != nil && !before(r, p.rec) {
 				r = nil
 			}
@@ -541,7 +520,7 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 		if x.past, err = get(kindPast, eventOf(p.rec)); err != nil { // it belongs to the card
 			return err
 		}
-		if !p.loose {
+		if !p.unordered {
 			if x.head, err = first(false); err != nil {
 				return err
 			}
@@ -559,23 +538,11 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 // before reports whether the event of a was before that of b.
 func before(a, b *store.Record) bool { return slices.Compare(a.ID[:], b.ID[:]) < 0 }
 
-// An outcome is what came of an attempt.
-type outcome struct {
-	code  int // of HTTP; 0: no answer
-	after time.Duration
-}
-
-func (o *outcome) success() bool { return o.code >= 200 && o.code < 300 }
-
-// throttled reports whether the whole webhook wants to be left alone, whatever it is sent.
-func (o *outcome) throttled() bool {
-	return o.code == 429 || o.code >= 502 && o.code <= 504 || !o.success() && o.after > 0
-}
-
 // send makes one attempt with a deadline.
-func (v *Vault) send(ctx context.Context, w *Webhook, d *Delivery) *outcome {
+func (v *Vault) send(ctx context.Context, w *Webhook, d *Delivery) *answer {
+	began := now()
 	d.URL, d.Legacy = w.URL, w.LegacyHMAC
-	for _, s := range w.signing(now()) {
+	for _, s := range w.signing(began) {
 		d.Secrets = append(d.Secrets, s.value)
 	}
 	ctx, cancel := context.WithTimeout(ctx, sendTimeout)
@@ -590,14 +557,14 @@ func (v *Vault) send(ctx context.Context, w *Webhook, d *Delivery) *outcome {
 	}
 	if err != nil {
 		v.log.Info("webhook did not answer", "webhook", w.ID, "event", d.ID, "error", printable(err))
-		return &outcome{}
+		return &answer{began: began}
 	}
-	return &outcome{got.StatusCode, got.RetryAfter}
+	return &answer{began, got.StatusCode, got.RetryAfter}
 }
 
 // note draws conclusions for the whole webhook, and returns why it is to be disabled. One
 // event that fails does not end its patience: tries is how often it has.
-func (t *turn) note(w *Webhook, out *outcome, tries uint64) (why string) {
+func (t *turn) note(w *Webhook, out *answer, tries uint64) (why string) {
 	at := now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -666,12 +633,16 @@ var errChanged = errors.New("cardvault: webhook has changed")
 // hold makes p wait until what holds it back is out of the way. It returns p if
 // nothing does any more.
 func (t *turn) hold(ctx context.Context, p *pending) (again []*pending, err error) {
+	held, ok := p.after(heldBack, nil, t.schedule())
+	if !ok {
+		return nil, nil
+	}
 	next := *p.rec
 	next.Version++
-	next.Class = deliveryHeld
-	if err := t.sealDelivery(&next, &p.delivery); err != nil {
+	if err := t.sealDelivery(&next, &held); err != nil {
 		return nil, err
 	}
+
 	hash := t.tokenHash(t.rec.ID, p.token, false)
 	err = t.update(ctx, opStep, func(tx store.Tx) error {
 		again = nil
@@ -735,23 +706,34 @@ func same(tx store.ReadTx, r *store.Record) (bool, error) {
 	return err == nil && is.Version == r.Version, err
 }
 
-// settle stores what became of a delivery, whose class is 0 if it is dropped. It
-// returns the one that is not held back by it any more and ready now.
-func (t *turn) settle(ctx context.Context, p *pending, is *delivery, class uint8, due time.Time) ([]*pending, error) {
-	if class == deliveryDone || class == deliveryFailed {
-		due = now().Add(deliveryRetention)
+// schedule returns that of a webhook.
+func (t *turn) schedule() schedule {
+	return schedule{at: now(), pace: t.pace, retention: deliveryRetention}
+}
+
+// settleAs settles a delivery to which something has happened without an attempt.
+func (t *turn) settleAs(ctx context.Context, p *pending, o occasion) ([]*pending, error) {
+	next, ok := p.after(o, nil, t.schedule())
+	if !ok {
+		return nil, nil
 	}
-	frees := !p.loose && (class == 0 || class >= deliveryDone || is.loose)
+	return t.settle(ctx, p, next)
+}
+
+// settle stores the next state of a delivery. It returns the delivery that was held back
+// by it and is ready now.
+func (t *turn) settle(ctx context.Context, p *pending, is delivery) ([]*pending, error) {
+	frees := p.holdsBack() && !is.holdsBack()
 	hash := t.tokenHash(t.rec.ID, p.token, false)
 	for {
 		next := *p.rec
 		next.Version++
-		next.Class, next.Due = class, due
-		if class != 0 {
-			if err := t.sealDelivery(&next, is); err != nil {
+		if is.class != 0 {
+			if err := t.sealDelivery(&next, &is); err != nil {
 				return nil, err
 			}
 		}
+
 		var held *store.Record
 		var woken []*pending
 		if frees {
@@ -760,13 +742,14 @@ func (t *turn) settle(ctx context.Context, p *pending, is *delivery, class uint8
 				return nil, err
 			}
 		}
+
 		changed := false
 		err := t.update(ctx, opStep, func(tx store.Tx) error {
 			ok, err := same(tx, p.rec)
 			if changed = !ok; changed || err != nil {
 				return err
 			}
-			if class == 0 {
+			if is.class == 0 {
 				tx.Delete(kindDelivery, p.rec.ID)
 			} else {
 				tx.Put(&next)
@@ -792,11 +775,12 @@ func (t *turn) settle(ctx context.Context, p *pending, is *delivery, class uint8
 		case err != nil:
 			return nil, wrapped(err)
 		case !changed:
-			if class != 0 {
+			if is.class != 0 {
 				t.workDue(&next)
 			}
 			return woken, nil
 		}
+
 		if p, err = t.reread(ctx, p); err != nil || p == nil {
 			return nil, err
 		}
@@ -845,11 +829,15 @@ func (v *Vault) wakeAfter(ctx context.Context, unread *unreadable, hash []byte, 
 		case errors.Is(err, ErrDamaged):
 			unread.add(held)
 			continue
-		case err != nil || held.Class != deliveryHeld:
+		case err != nil:
 			return nil, nil, err
 		}
+		ready, ok := p.after(released, nil, schedule{})
+		if !ok {
+			return nil, nil, nil
+		}
 		next.Version++
-		next.Class = deliveryReady
+		p.delivery = ready
 		return held, []*pending{p}, v.sealDelivery(&next, &p.delivery)
 	}
 }
