@@ -166,13 +166,10 @@ func (v *Vault) slot(n *networkToken, at time.Time) time.Duration {
 // configured. One that has not been provisioned yet goes to that.
 func (v *Vault) postpone(ctx context.Context, h *holding) error {
 	_, err := v.change(ctx, opNetworkToken, h.card.ID, func(h *holding) (func(store.Tx) error, error) {
-		if h.token.NetworkTokenStatus == NetworkTokenPending && !h.net.called {
-			h.net.network = v.opts.Network.Name()
-			h.due = now()
-			return nil, nil
+		v.answered(h, networkAnswer{kind: answerElsewhere, network: v.opts.Network.Name()}, now())
+		if h.net.network != v.opts.Network.Name() {
+			v.log.Warn("the network of a network token is not configured", "token", h.token.ID)
 		}
-		v.log.Warn("the network of a network token is not configured", "token", h.token.ID)
-		h.due = now().Add(jitter(reconcileAfter))
 		return nil, nil
 	})
 	return err

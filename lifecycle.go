@@ -2,6 +2,7 @@ package cardvault
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -238,6 +239,484 @@ func (n *networkToken) ref(token uuid.UUID) NetworkTokenRef {
 	return NetworkTokenRef{ID: n.id, IdempotencyKey: n.provisionKey(token)}
 }
 
+// A progress is how far the vault has come with the network token of a token.
+// What follows an answer is decided on it alone, without store, network or vault.
+type progress struct {
+	status        NetworkTokenStatus
+	reason        *Reason   // of status; never changed in place
+	invalidatedAt time.Time // zero while the card is alive
+	networkToken
+	pause // until the next call
+}
+
+// An answer has one of these kinds. Those after answerOutdated are not the
+// network's.
+type answerKind uint8
+
+const (
+	answerNothing   answerKind = iota // an error, a timeout, a panic or garbage: the outcome is unknown
+	answerToken                       // there is a network token
+	answerRefusal                     // there is none, for now or for good
+	answerUnknown                     // of a look-up: there is none, and never will be under that key
+	answerReleasing                   // there is one that is about to be deleted
+	answerOutdated                    // of a look-up: a notice that came meanwhile may be newer
+	answerRequested                   // a caller asks for a network token
+	answerForbidden                   // the vault's own configuration allows none
+	answerElsewhere                   // it is of another network than the configured one
+	answerSuspended                   // the network has suspended it on behalf of the cardholder
+	answerResumed                     // the network has ended that
+	answerKinds     = 11
+)
+
+// A networkAnswer is what the vault has learnt about a network token.
+type networkAnswer struct {
+	kind       answerKind
+	provisions bool          // it answers Provision, else Lookup
+	asked      time.Time     // when the call began
+	token      *NetworkToken // of answerToken
+	refusal    *NetworkError // of answerRefusal
+	unmade     bool          // a look-up after the refusal found that no network token was made
+	err        error         // why there is no network token
+	reason     *Reason       // of answerForbidden
+	network    string        // of answerRequested and answerElsewhere: the configured one
+}
+
+// take makes a the answer to a call that returned a network token or an error.
+func (a *networkAnswer) take(got *NetworkToken, err error) {
+	a.kind, a.token, a.refusal, a.err = answerNothing, got, nil, err
+	switch {
+	case err == nil:
+		a.kind = answerToken
+	case errors.As(err, &a.refusal):
+		a.kind = answerRefusal
+	case errors.Is(err, ErrUnknownNetworkToken) && !a.provisions:
+		a.kind = answerUnknown
+	}
+}
+
+// A scaling shortens delays in the sandbox.
+type scaling func(time.Duration) time.Duration
+
+// A pause is how long a network token is left alone. The zero pause leaves when
+// it is due as it is.
+type pause struct {
+	kind        pauseKind
+	wait, least time.Duration
+	sooner      bool // unless it is due before that already
+}
+
+type pauseKind uint8
+
+const (
+	pauseKept  pauseKind = iota
+	pauseEver            // there is nothing to do
+	pauseExact           // for wait
+	pauseMixed           // for about wait
+	pausePaced           // for about wait and at least for least; both are shortened in the sandbox
+)
+
+// dueAfter returns when a network token is due that was due at a time.
+func (c *core) dueAfter(p pause, at, was time.Time) time.Time {
+	var next time.Time
+	switch p.kind {
+	case pauseKept:
+		return was
+	case pauseEver:
+		return time.Time{}
+	case pauseExact:
+		next = at.Add(p.wait)
+	case pauseMixed:
+		next = at.Add(jitter(p.wait))
+	case pausePaced:
+		next = at.Add(max(c.capped(p.least), c.pace(p.wait)))
+	}
+
+	if p.sooner && !was.IsZero() && was.Before(next) {
+		return was
+	}
+	return next
+}
+
+// progress returns how far h is.
+func (h *holding) progress() progress {
+	return progress{
+		status:        h.token.NetworkTokenStatus,
+		reason:        h.token.NetworkTokenStatusReason,
+		invalidatedAt: h.token.InvalidatedAt,
+		networkToken:  *h.net,
+	}
+}
+
+// proceed makes p the progress of h.
+func (c *core) proceed(h *holding, p progress, at time.Time) {
+	t := h.token
+	t.NetworkTokenStatus, t.NetworkTokenStatusReason = p.status, p.reason
+	if t.InvalidatedAt = p.invalidatedAt; !t.InvalidatedAt.IsZero() {
+		t.Status = StatusInvalid
+	}
+
+	*h.net = p.networkToken
+	h.due = c.dueAfter(p.pause, at, h.due)
+}
+
+// answered makes h what it is after an answer.
+func (c *core) answered(h *holding, a networkAnswer, at time.Time) {
+	c.proceed(h, h.progress().after(a, at, c.scale), at)
+}
+
+// after returns the progress after an answer that came at a time.
+func (p progress) after(a networkAnswer, at time.Time, scale scaling) progress {
+	switch a.kind {
+	case answerRequested:
+		p.request(a.network)
+	case answerForbidden:
+		p.move(notAvailable, a.reason)
+		p.called = p.unsure // not this time
+		p.pause = pause{kind: pauseEver}
+	case answerElsewhere:
+		p.postpone(a.network)
+	case answerSuspended, answerResumed:
+		p.suspend(a.kind == answerSuspended, at)
+	case answerOutdated:
+		p.pause = pause{kind: pauseExact} // look again
+	default:
+		if a.provisions {
+			p.provisioned(a, at, scale)
+		} else {
+			p.lookedUp(a, at, scale)
+		}
+	}
+	return p
+}
+
+// move applies a trigger and reports whether it means something in this state.
+// reason is that of the new state, nil for active and pending.
+func (p *progress) move(t trigger, reason *Reason) bool {
+	next, ok := p.status.after(t)
+	if ok {
+		p.status, p.reason = next, reason
+	}
+	return ok
+}
+
+// leaves reports whether asking a network of that name for another network token
+// leaves one behind, or a call whose outcome is unknown at another network.
+func (n *networkToken) leaves(network string) bool {
+	return n.id != "" || n.unsure && n.network != network
+}
+
+// calling returns n as it is stored before the network is asked to provision it.
+// Whoever has stored that before may have made the call.
+func (n networkToken) calling() networkToken {
+	n.unsure = n.unsure || n.called
+	n.called = true
+	return n
+}
+
+// request begins a provisioning. While the outcome of the former one is unknown
+// it is the same, under the same key.
+func (p *progress) request(network string) {
+	if p.leaves(network) {
+		p.id, p.unsure = "", false
+	}
+	if !p.unsure {
+		p.attempt++
+		p.called = false
+	}
+
+	p.network = network
+	p.tries, p.slot, p.problem = 0, false, Reason{}
+	p.move(requested, nil)
+	p.pause = pause{kind: pauseExact}
+}
+
+// postpone leaves alone a network token of another network than the configured
+// one. One that has not been asked for yet goes to the configured one.
+func (p *progress) postpone(network string) {
+	if p.network == network {
+		return // it was requested again meanwhile
+	}
+	if p.status == NetworkTokenPending && !p.called {
+		p.network = network
+		p.pause = pause{kind: pauseExact}
+		return
+	}
+	p.pause = pause{kind: pauseMixed, wait: reconcileAfter}
+}
+
+// provisioned applies the answer to Provision.
+func (p *progress) provisioned(a networkAnswer, at time.Time, scale scaling) {
+	switch a.kind {
+	case answerToken:
+		repeated := p.unsure
+		p.attach(a, at, scale)
+		if repeated { // the answer may be that of the first call
+			p.pause = pause{kind: pauseExact, wait: polls[0]}
+		}
+	case answerRefusal:
+		p.declined(a, at, scale)
+	case answerReleasing:
+		// By the next attempt it has been deleted, and there is another.
+		p.unsure, p.called = false, false
+		p.attempt++
+		p.problem = Reason{Code: "scheme_unavailable"}
+		p.retry(0, at, scale)
+	default:
+		p.unsure = true
+		p.problem = Reason{Code: "scheme_unavailable"}
+		if errors.Is(a.err, context.DeadlineExceeded) {
+			p.problem.Code = "timeout"
+		}
+		p.retry(0, at, scale)
+	}
+}
+
+// declined applies a refusal to provision.
+func (p *progress) declined(a networkAnswer, at time.Time, scale scaling) {
+	e := a.refusal
+	// A refusal that may pass says nothing of whether a network token was made,
+	// nor does one of the set-up of a call that was made before.
+	p.unsure = !e.final() && !a.unmade && (p.unsure || e.Source != SourceConfiguration)
+	p.called = p.called && p.unsure
+
+	if e.final() || e.Source == SourceConfiguration {
+		p.end(e, at)
+		p.pause = pause{kind: pauseEver}
+		return
+	}
+	if !p.unsure {
+		p.attempt++
+	}
+	p.problem.Code, p.problem.SchemeCode = e.reason(SourceScheme)
+	p.retry(e.RetryAfter, at, scale)
+}
+
+// end makes a refusal the state.
+func (p *progress) end(e *NetworkError, at time.Time) {
+	source, on := SourceScheme, refused
+	if e.Source == SourceConfiguration {
+		source, on = SourceConfiguration, notAvailable
+	}
+	code, schemeCode := e.reason(source)
+	p.move(on, newReason(source, code, schemeCode, at))
+}
+
+// lookedUp applies the answer to Lookup.
+func (p *progress) lookedUp(a networkAnswer, at time.Time, scale scaling) {
+	e := a.refusal
+	switch {
+	case a.kind == answerToken && p.id == "":
+		p.attach(a, at, scale)
+		return
+	case a.kind == answerToken:
+		p.problem = Reason{}
+		p.adopt(a.token, a.asked, at)
+		p.schedule(at, scale)
+		return
+	case p.id == "" && p.status == NetworkTokenPending:
+		return // it was requested again meanwhile: that call finds out
+	case p.id == "" && (a.kind == answerUnknown || e != nil && e.final()):
+		p.settle()
+		return
+	case e != nil && p.status == NetworkTokenPending:
+		if e.final() || e.Source == SourceConfiguration {
+			p.refuse(e, at)
+			return
+		}
+		p.problem.Code, p.problem.SchemeCode = e.reason(SourceScheme)
+	}
+
+	p.schedule(at, scale)
+	if p.status == NetworkTokenActive || p.status == NetworkTokenInactive {
+		p.pause = pause{kind: pauseMixed, wait: time.Hour}
+	}
+}
+
+// attach makes what the network answered the network token.
+func (p *progress) attach(a networkAnswer, at time.Time, scale scaling) {
+	p.id, p.unsure, p.called, p.tries, p.since = a.token.ID, false, true, 0, at
+	p.problem, p.news, p.suspendedBy = Reason{}, news{}, 0
+	p.adopt(a.token, a.asked, at)
+	p.schedule(at, scale)
+}
+
+// adopt applies the state in which the network token was at the network when it
+// was asked. A state older than the known one is dropped, except the last one.
+func (p *progress) adopt(got *NetworkToken, asked, at time.Time) {
+	stateAt := networkTime(got.StateAt, at)
+	if got.StateAt.IsZero() {
+		stateAt = asked
+		if latest := p.latest(); latest.After(asked) { // its clock is ahead of ours
+			stateAt = latest
+		}
+	}
+	if stateAt.Before(p.latest()) && got.State != NetworkTokenDeleted {
+		return
+	}
+	p.stateAt, p.ownerAt = stateAt, [ownerCount]time.Time{}
+
+	switch {
+	case got.Invalidated:
+		p.invalidate(stateAt, got.Reason)
+	case got.State == NetworkTokenDeleted:
+		p.move(deleted, newReason(SourceScheme, "deleted_by_scheme", schemeText(got.Reason), stateAt))
+	case got.State == NetworkTokenInactive:
+		owners := got.SuspendedBy & (1<<ownerCount - 1)
+		if owners == 0 {
+			owners = OwnersOf(OwnerScheme)
+		}
+		p.move(issued, nil) // it was active before
+		known := p.suspendedBy == owners && p.status == NetworkTokenInactive
+		if !known && p.move(suspended, suspensionReason(owners, got.Reason, stateAt)) {
+			p.suspendedBy = owners
+		}
+	case got.State == NetworkTokenActive:
+		p.suspendedBy = 0
+		if !p.move(issued, nil) {
+			p.move(resumed, nil)
+		}
+	}
+}
+
+// networkTime returns a time of the network as it is stored. A time far ahead
+// counts as now: it must not shut out later news.
+func networkTime(t, at time.Time) time.Time {
+	if t.After(at.Add(time.Hour)) {
+		return at
+	}
+	return t.UTC().Truncate(time.Microsecond)
+}
+
+// latest is when the network token took the state that is known.
+func (n *networkToken) latest() time.Time {
+	latest := n.stateAt
+	for _, at := range n.ownerAt {
+		if at.After(latest) {
+			latest = at
+		}
+	}
+	return latest
+}
+
+// refuse ends a provisioning that the network refuses after it had accepted it.
+func (p *progress) refuse(e *NetworkError, at time.Time) {
+	p.end(e, at)
+	p.settle()
+}
+
+// settle ends a provisioning whose outcome is known. A network token that it has
+// left at the network is deleted with the token.
+func (p *progress) settle() {
+	p.unsure, p.called = false, p.id != ""
+	p.pause = pause{kind: pauseEver}
+}
+
+// invalidate makes the token invalid, for good.
+func (p *progress) invalidate(at time.Time, schemeCode string) {
+	if !p.invalidatedAt.IsZero() {
+		return
+	}
+	p.invalidatedAt = at
+	p.move(invalidated, newReason(SourceScheme, "account_closed", schemeText(schemeCode), at))
+}
+
+// suspend applies that the network has suspended or resumed a network token on
+// behalf of the cardholder.
+func (p *progress) suspend(suspends bool, at time.Time) {
+	switch by := OwnersOf(OwnerCardholder); {
+	case suspends:
+		if p.suspendedBy&by == 0 && p.move(suspended, suspensionReason(p.suspendedBy|by, "", at)) {
+			p.suspendedBy |= by
+		}
+	case p.suspendedBy == by:
+		p.suspendedBy = 0
+		p.move(resumed, nil)
+	case p.suspendedBy&by != 0:
+		p.suspendedBy &^= by
+		p.move(suspended, suspensionReason(p.suspendedBy, "", at))
+	}
+	p.pause = pause{kind: pauseExact} // the network knows better, such as who else suspends it
+}
+
+// suspensionReason names one of the owners: the issuer before the scheme.
+func suspensionReason(owners Owners, schemeCode string, at time.Time) *Reason {
+	code := "suspended_by_cardholder"
+	switch {
+	case owners&OwnersOf(OwnerIssuer) != 0:
+		code = "suspended_by_issuer"
+	case owners&OwnersOf(OwnerScheme) != 0:
+		code = "suspended_by_scheme"
+	}
+	return newReason(SourceScheme, code, schemeText(schemeCode), at)
+}
+
+// retries are the pauses after each transient failure.
+var retries = []time.Duration{30 * time.Second, 2 * time.Minute, 10 * time.Minute, time.Hour, 6 * time.Hour}
+
+// maxRetryAfter bounds how long a network can make the vault wait.
+const maxRetryAfter = 24 * time.Hour
+
+// retry waits after a failure that may pass, or gives up.
+func (p *progress) retry(after time.Duration, at time.Time, scale scaling) {
+	p.tries++
+	if p.tries <= uint64(len(retries)) {
+		after = min(after, maxRetryAfter)
+		p.pause = pause{kind: pausePaced, wait: max(retries[p.tries-1], after), least: after}
+		return
+	}
+	p.move(refused, newReason(SourceScheme, p.problem.Code, p.problem.SchemeCode, at))
+	p.tries, p.since = 0, at
+	p.schedule(at, scale)
+}
+
+// schedule sets the pause until the next look-up.
+func (p *progress) schedule(at time.Time, scale scaling) {
+	p.pause = pause{kind: pauseEver}
+	switch p.status {
+	case NetworkTokenPending:
+		if next, ok := poll(p.tries, at.Sub(p.since), scale); ok {
+			p.tries++
+			p.pause = next
+			return
+		}
+		// A notice may still make it active.
+		p.move(refused, newReason(SourceScheme, cmp.Or(p.problem.Code, "timeout"), p.problem.SchemeCode, at))
+	case NetworkTokenActive, NetworkTokenInactive:
+		p.tries = 0
+		p.pause = pause{kind: pauseMixed, wait: reconcileAfter}
+	case NetworkTokenFailed:
+		// What became of a call whose outcome is unknown, or of a provisioning
+		// that was thought to have failed and is going on.
+		if (p.unsure || p.id != "") && at.Sub(p.since) < scale(pollsEnd) {
+			p.pause = pause{kind: pausePaced, wait: time.Hour}
+		}
+	}
+}
+
+// reconcileAfter is how often the vault asks whether it has missed a notice.
+const reconcileAfter = 24 * time.Hour
+
+// reconciles reports whether all that is due is to see that nothing was missed.
+func (n *networkToken) reconciles() bool { return n.id != "" && n.tries == 0 }
+
+// polls are the first pauses of polling. Later ones are a minute, then an hour.
+var polls = []time.Duration{time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 30 * time.Second}
+
+const pollsEnd = 48 * time.Hour
+
+// poll returns the n-th pause, or false if polling has gone on for long enough.
+func poll(n uint64, since time.Duration, scale scaling) (next pause, ok bool) {
+	switch {
+	case n == 0:
+		return pause{kind: pauseExact, wait: polls[0]}, true // also in the sandbox
+	case n < uint64(len(polls)):
+		return pause{kind: pausePaced, wait: polls[n]}, true
+	case since < scale(5*time.Minute):
+		return pause{kind: pausePaced, wait: time.Minute}, true
+	}
+	return pause{kind: pausePaced, wait: time.Hour}, since < scale(pollsEnd)
+}
+
 // A holding is a token with its network token, as they were read, and how they
 // are to be stored.
 type holding struct {
@@ -412,15 +891,4 @@ func (c *core) networkHash(network, id string) []byte {
 // artHash is by what the tokens that show an art are found.
 func (v *Vault) artHash(id uuid.UUID) []byte {
 	return v.box.Lookup(v.account, "card art", id[:])
-}
-
-// move applies a trigger and reports whether it means something in this state.
-// reason is that of the new state, nil for active and pending.
-func (h *holding) move(t trigger, reason *Reason) bool {
-	next, ok := h.token.NetworkTokenStatus.after(t)
-	if !ok {
-		return false
-	}
-	h.token.NetworkTokenStatus, h.token.NetworkTokenStatusReason = next, reason
-	return true
 }

@@ -1,6 +1,11 @@
 package cardvault
 
-import "testing"
+import (
+	"context"
+	"reflect"
+	"testing"
+	"time"
+)
 
 // The rows of decisions, chapter 7, in their order. A pair that no row names
 // means nothing: the state stays.
@@ -127,5 +132,350 @@ func TestReasons(t *testing.T) {
 	}
 	if n != len(reasons) {
 		t.Errorf("%d codes, want %d", len(reasons), n)
+	}
+}
+
+// Where a network token can be when an answer comes, each with what the machine
+// keeps of it.
+var progresses = func() map[string]progress {
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	net := networkToken{network: "net", attempt: 1}
+	with := func(status NetworkTokenStatus, change func(*progress)) progress {
+		p := progress{status: status, networkToken: net}
+		if change != nil {
+			change(&p)
+		}
+		return p
+	}
+	token := func(p *progress) { p.id, p.called, p.since, p.stateAt = "nt", true, at, at }
+	called := func(p *progress) { p.called = true }
+	unsure := func(p *progress) { p.called, p.unsure = true, true }
+	return map[string]progress{
+		"fresh":      with(NetworkTokenPending, nil),
+		"called":     with(NetworkTokenPending, called),
+		"repeated":   with(NetworkTokenPending, unsure),
+		"last try":   with(NetworkTokenPending, func(p *progress) { called(p); p.tries = uint64(len(retries)) }),
+		"accepted":   with(NetworkTokenPending, func(p *progress) { token(p); p.tries = 1 }),
+		"polled":     with(NetworkTokenPending, func(p *progress) { token(p); p.tries = 9; p.since = at.Add(-pollsEnd) }),
+		"active":     with(NetworkTokenActive, token),
+		"inactive":   with(NetworkTokenInactive, func(p *progress) { token(p); p.suspendedBy = OwnersOf(OwnerIssuer) }),
+		"paused":     with(NetworkTokenInactive, func(p *progress) { token(p); p.suspendedBy = OwnersOf(OwnerCardholder) }),
+		"deleted":    with(NetworkTokenDeleted, token),
+		"failed":     with(NetworkTokenFailed, nil),
+		"lost":       with(NetworkTokenFailed, func(p *progress) { unsure(p); p.since = at }),
+		"lost long":  with(NetworkTokenFailed, func(p *progress) { unsure(p); p.since = at.Add(-pollsEnd) }),
+		"given up":   with(NetworkTokenFailed, func(p *progress) { token(p); p.since = at }),
+		"none":       with(NetworkTokenNotAvailable, nil),
+		"none, lost": with(NetworkTokenNotAvailable, unsure),
+	}
+}()
+
+// The answers that there are, to Provision with "p ", to Lookup with "l ", and
+// of nobody.
+var answers = func() map[string]networkAnswer {
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	all := map[string]networkAnswer{
+		"requested":           {kind: answerRequested, network: "net"},
+		"requested elsewhere": {kind: answerRequested, network: "other"},
+		"forbidden":           {kind: answerForbidden, provisions: true, reason: newReason(SourceConfiguration, "card_expired", "", at)},
+		"elsewhere":           {kind: answerElsewhere, network: "other"},
+		"not elsewhere":       {kind: answerElsewhere, network: "net"},
+		"suspended":           {kind: answerSuspended},
+		"resumed":             {kind: answerResumed},
+		"l outdated":          {kind: answerOutdated},
+		"p releasing":         {kind: answerReleasing, provisions: true, err: errReleasing},
+		"l releasing":         {kind: answerReleasing, err: errReleasing},
+	}
+	both := func(name string, got *NetworkToken, err error) {
+		p := networkAnswer{provisions: true, asked: at}
+		p.take(got, err)
+		l := networkAnswer{asked: at}
+		l.take(got, err)
+		all["p "+name], all["l "+name] = p, l
+	}
+	both("pending", &NetworkToken{ID: "nt", State: NetworkTokenPending}, nil)
+	both("active", &NetworkToken{ID: "nt", State: NetworkTokenActive}, nil)
+	both("inactive", &NetworkToken{ID: "nt", State: NetworkTokenInactive, SuspendedBy: OwnersOf(OwnerScheme)}, nil)
+	both("deleted", &NetworkToken{ID: "nt", State: NetworkTokenDeleted}, nil)
+	both("dead", &NetworkToken{ID: "nt", State: NetworkTokenDeleted, Invalidated: true}, nil)
+	both("older", &NetworkToken{ID: "nt", State: NetworkTokenActive, StateAt: at.Add(-time.Hour)}, nil)
+	both("final", nil, &NetworkError{Source: SourceScheme, Code: "declined", SchemeCode: "51"})
+	both("passing", nil, &NetworkError{Source: SourceScheme, Code: "issuer_unavailable"})
+	both("later", nil, &NetworkError{Source: SourceScheme, Code: "issuer_unavailable", RetryAfter: time.Hour})
+	both("much later", nil, &NetworkError{Source: SourceScheme, Code: "issuer_unavailable", RetryAfter: 1000 * time.Hour})
+	both("set-up", nil, &NetworkError{Source: SourceConfiguration, Code: "scheme_not_enabled"})
+	both("timeout", nil, context.DeadlineExceeded)
+	both("panic", nil, errPanic)
+	both("garbage", nil, errGarbage)
+	both("unknown", nil, ErrUnknownNetworkToken)
+	for _, name := range []string{"passing", "set-up"} {
+		a := all["p "+name]
+		a.unmade = true
+		all["p "+name+", unmade"] = a
+	}
+	return all
+}()
+
+// What each answer leads to. A field that a row does not change stays.
+func TestProgress(t *testing.T) {
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	live := func(d time.Duration) time.Duration { return d }
+
+	// Steps of rows.
+	type step = func(*progress)
+	state := func(s NetworkTokenStatus) step { return func(p *progress) { p.status, p.reason = s, nil } }
+	because := func(s NetworkTokenStatus, source Source, code, schemeCode string) step {
+		return func(p *progress) { p.status, p.reason = s, newReason(source, code, schemeCode, at) }
+	}
+	wait := func(kind pauseKind, d ...time.Duration) step {
+		return func(p *progress) {
+			p.pause = pause{kind: kind}
+			if len(d) > 0 {
+				p.wait = d[0]
+			}
+			if len(d) > 1 {
+				p.least = d[1]
+			}
+		}
+	}
+	tries := func(n uint64) step { return func(p *progress) { p.tries = n } }
+	problem := func(code string) step { return func(p *progress) { p.problem.Code = code } }
+	unsure := func(p *progress) { p.unsure = true }
+	known := func(p *progress) { p.unsure, p.called = false, false }
+	another := func(p *progress) { known(p); p.attempt++ }
+	attached := func(p *progress) {
+		p.id, p.called, p.unsure, p.tries, p.since, p.stateAt = "nt", true, false, 0, at, at
+	}
+	by := func(o ...Owner) step { return func(p *progress) { p.suspendedBy = OwnersOf(o...) } }
+	began := func(p *progress) { p.since = at }
+	network := func(name string) step { return func(p *progress) { p.network = name } }
+	dead := func(p *progress) { p.invalidatedAt = at }
+
+	now, never, daily := wait(pauseExact), wait(pauseEver), wait(pauseMixed, reconcileAfter)
+	hourly, poll := wait(pausePaced, time.Hour), wait(pauseExact, polls[0])
+	active := state(NetworkTokenActive)
+	declined := because(NetworkTokenFailed, SourceScheme, "declined", "51")
+	gaveUp := func(code string) step { return because(NetworkTokenFailed, SourceScheme, code, "") }
+	setUp := because(NetworkTokenNotAvailable, SourceConfiguration, "scheme_not_enabled", "")
+	byScheme := because(NetworkTokenInactive, SourceScheme, "suspended_by_scheme", "")
+	gone := because(NetworkTokenDeleted, SourceScheme, "deleted_by_scheme", "")
+
+	rows := []struct {
+		from, on string
+		to       []step
+	}{
+		// Granted.
+		{"called", "p active", []step{attached, active, daily}},
+		{"called", "p pending", []step{attached, poll, tries(1)}},
+		{"called", "p inactive", []step{attached, byScheme, by(OwnerScheme), daily}},
+		{"called", "p deleted", []step{attached, gone, never}},
+		{"called", "p dead", []step{attached, dead, because(NetworkTokenDeleted, SourceScheme, "account_closed", ""), never}},
+		{"repeated", "p active", []step{attached, active, poll}}, // perhaps the state at the first call
+		{"last try", "p active", []step{attached, active, daily}},
+		{"failed", "p active", []step{attached, active, daily}}, // given up while the call was under way
+		{"lost", "p active", []step{attached, active, poll}},
+
+		// Refused for good.
+		{"called", "p final", []step{known, declined, never}},
+		{"repeated", "p final", []step{known, declined, never}},
+
+		// Refused for now: whether it was made is not known, unless a look-up has said.
+		{"called", "p passing", []step{unsure, problem("issuer_unavailable"), tries(1), wait(pausePaced, retries[0])}},
+		{"called", "p later", []step{unsure, problem("issuer_unavailable"), tries(1), wait(pausePaced, time.Hour, time.Hour)}},
+		{"called", "p much later", []step{unsure, problem("issuer_unavailable"), tries(1), wait(pausePaced, maxRetryAfter, maxRetryAfter)}},
+		{"called", "p passing, unmade", []step{another, problem("issuer_unavailable"), tries(1), wait(pausePaced, retries[0])}},
+		{"repeated", "p passing, unmade", []step{another, problem("issuer_unavailable"), tries(1), wait(pausePaced, retries[0])}},
+		{"last try", "p passing", []step{unsure, problem("issuer_unavailable"), tries(0), began, gaveUp("issuer_unavailable"), hourly}},
+		{"last try", "p passing, unmade", []step{another, problem("issuer_unavailable"), tries(0), began, gaveUp("issuer_unavailable"), never}},
+
+		// Refused by the set-up, which says nothing of a call that was made before.
+		{"called", "p set-up", []step{known, setUp, never}},
+		{"repeated", "p set-up", []step{setUp, never}},
+		{"repeated", "p set-up, unmade", []step{known, setUp, never}},
+
+		// No answer, or none that can be right.
+		{"called", "p timeout", []step{unsure, problem("timeout"), tries(1), wait(pausePaced, retries[0])}},
+		{"called", "p panic", []step{unsure, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
+		{"called", "p garbage", []step{unsure, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
+		{"called", "p unknown", []step{unsure, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
+		{"repeated", "p timeout", []step{problem("timeout"), tries(1), wait(pausePaced, retries[0])}},
+		{"last try", "p timeout", []step{unsure, problem("timeout"), tries(0), began, gaveUp("timeout"), hourly}},
+
+		// About to be deleted for another token.
+		{"called", "p releasing", []step{another, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
+		{"lost", "l releasing", []step{hourly}},
+
+		// Not asked.
+		{"called", "forbidden", []step{known, because(NetworkTokenNotAvailable, SourceConfiguration, "card_expired", ""), never}},
+		{"repeated", "forbidden", []step{because(NetworkTokenNotAvailable, SourceConfiguration, "card_expired", ""), never}},
+		{"fresh", "elsewhere", []step{network("other"), now}},
+		{"called", "elsewhere", []step{daily}}, // the call may have been made
+		{"active", "elsewhere", []step{daily}},
+		{"active", "not elsewhere", nil},
+
+		// A caller asks.
+		{"failed", "requested", []step{state(NetworkTokenPending), another, now}},
+		{"none", "requested", []step{state(NetworkTokenPending), another, now}},
+		{"lost", "requested", []step{state(NetworkTokenPending), now}}, // the same key: it may have been made
+		{"none, lost", "requested", []step{state(NetworkTokenPending), now}},
+		{"lost", "requested elsewhere", []step{state(NetworkTokenPending), another, network("other"), now}},
+		{"given up", "requested", []step{state(NetworkTokenPending), another, now, func(p *progress) { p.id = "" }}},
+
+		// A look-up under the key of a lost call.
+		{"lost", "l active", []step{attached, active, daily}},
+		{"lost", "l pending", []step{attached, tries(0), hourly}}, // it is going on
+		{"lost", "l unknown", []step{known, never}},
+		{"lost", "l final", []step{known, never}},
+		{"lost", "l passing", []step{hourly}},
+		{"lost", "l timeout", []step{hourly}},
+		{"lost long", "l timeout", []step{never}},
+		{"repeated", "l active", []step{attached, active, daily}},
+		{"repeated", "l unknown", nil}, // requested meanwhile: the next call finds out
+		{"repeated", "l final", nil},
+		{"repeated", "l passing", nil},
+		{"repeated", "l timeout", nil},
+
+		// Polling.
+		{"accepted", "l pending", []step{wait(pausePaced, polls[1]), tries(2)}},
+		{"accepted", "l active", []step{active, tries(0), daily}},
+		{"accepted", "l final", []step{declined, never}},
+		{"accepted", "l set-up", []step{setUp, never}},
+		{"accepted", "l passing", []step{problem("issuer_unavailable"), wait(pausePaced, polls[1]), tries(2)}},
+		{"accepted", "l garbage", []step{wait(pausePaced, polls[1]), tries(2)}},
+		{"accepted", "l unknown", []step{wait(pausePaced, polls[1]), tries(2)}},
+		{"polled", "l pending", []step{gaveUp("timeout"), never}},
+		{"polled", "l passing", []step{problem("issuer_unavailable"), gaveUp("issuer_unavailable"), never}},
+		{"polled", "l active", []step{active, tries(0), daily}},
+		{"given up", "l active", []step{active, daily}},
+		{"given up", "l pending", []step{hourly}},
+
+		// Reconciling.
+		{"active", "l active", []step{daily}},
+		{"active", "l inactive", []step{byScheme, by(OwnerScheme), daily}},
+		{"active", "l deleted", []step{gone, never}},
+		{"active", "l older", []step{daily}},
+		{"active", "l timeout", []step{wait(pauseMixed, time.Hour)}},
+		{"active", "l final", []step{wait(pauseMixed, time.Hour)}},
+		{"active", "l unknown", []step{wait(pauseMixed, time.Hour)}},
+		{"active", "l outdated", []step{now}},
+		{"inactive", "l active", []step{active, by(), daily}},
+		{"inactive", "l inactive", []step{byScheme, by(OwnerScheme), daily}},
+
+		// Suspended and resumed on behalf of the cardholder.
+		{"active", "suspended", []step{because(NetworkTokenInactive, SourceScheme, "suspended_by_cardholder", ""), by(OwnerCardholder), now}},
+		{"inactive", "suspended", []step{because(NetworkTokenInactive, SourceScheme, "suspended_by_issuer", ""), by(OwnerIssuer, OwnerCardholder), now}},
+		{"paused", "suspended", []step{now}},
+		{"paused", "resumed", []step{active, by(), now}},
+		{"inactive", "resumed", []step{now}},
+		{"active", "resumed", []step{now}},
+	}
+	for _, row := range rows {
+		from, known := progresses[row.from]
+		a, ok := answers[row.on]
+		if !known || !ok {
+			t.Fatalf("no state %q or answer %q", row.from, row.on)
+		}
+		want := from
+		for _, change := range row.to {
+			change(&want)
+		}
+		if got := from.after(a, at, live); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s after %s:\n got %+v %+v\nwant %+v %+v", row.from, row.on, got, got.reason, want, want.reason)
+		}
+	}
+}
+
+// Rules that hold for any answer in any state.
+func TestProgressRules(t *testing.T) {
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	kinds := map[answerKind]bool{}
+	for from, p := range progresses {
+		if p.status == NetworkTokenPending {
+			p.pause = pause{kind: pauseExact} // it is due
+		}
+		for on, a := range answers {
+			kinds[a.kind] = true
+			if a.kind == answerRequested && p.status != NetworkTokenFailed && p.status != NetworkTokenNotAvailable {
+				continue // refused to the caller, or nothing to do
+			}
+			if a.provisions && (p.id != "" || !p.called || p.status != NetworkTokenPending && a.kind != answerToken) {
+				continue // of another provisioning
+			}
+			got := p.after(a, at, func(d time.Duration) time.Duration { return d })
+			bad := func(rule string) { t.Errorf("%s after %s: %s: %+v", from, on, rule, got) }
+
+			if got.status == NetworkTokenPending && (got.pause == pause{} || got.pause.kind == pauseEver) {
+				bad("pending, and never due")
+			}
+			if got.unsure && !got.called {
+				bad("unsure of a call that was not made")
+			}
+			if got.unsure && got.id != "" {
+				bad("unsure of a network token that is known")
+			}
+			if got.attempt != p.attempt && p.unsure && !a.unmade && a.kind != answerReleasing && got.network == p.network {
+				bad("another key while the outcome under the former is unknown")
+			}
+			if p.id != "" && got.id != p.id && a.kind != answerRequested {
+				bad("its network token is lost")
+			}
+			if p.status == NetworkTokenDeleted && got.status != p.status {
+				bad("alive after its end")
+			}
+			if a.kind == answerToken && (got.id == "" || !got.called) {
+				bad("a network token that is not kept")
+			}
+			if got.tries > uint64(len(retries)) && got.id == "" {
+				bad("tries without end")
+			}
+		}
+	}
+	if len(kinds) != answerKinds {
+		t.Errorf("%d kinds of answers, want %d", len(kinds), answerKinds)
+	}
+}
+
+// A claim is written before the call: a process that finds it does not know
+// whether the call was made.
+func TestCalling(t *testing.T) {
+	first := networkToken{attempt: 1}.calling()
+	if !first.called || first.unsure {
+		t.Errorf("first call: %+v", first)
+	}
+	if again := first.calling(); !again.called || !again.unsure {
+		t.Errorf("call after a claim that was not concluded: %+v", again)
+	}
+}
+
+// A pause of the sandbox is shorter, except the first of polling; what the
+// network asks for is never cut by chance.
+func TestPauses(t *testing.T) {
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	was := at.Add(time.Minute)
+	rows := []struct {
+		mode      Mode
+		pause     pause
+		from, end time.Time
+	}{
+		{Live, pause{}, was, was},
+		{Live, pause{kind: pauseEver}, time.Time{}, time.Time{}},
+		{Live, pause{kind: pauseExact}, at, at},
+		{Sandbox, pause{kind: pauseExact, wait: time.Second}, at.Add(time.Second), at.Add(time.Second)},
+		{Sandbox, pause{kind: pauseMixed, wait: time.Hour}, at.Add(48 * time.Minute), at.Add(72 * time.Minute)},
+		{Live, pause{kind: pausePaced, wait: time.Hour}, at.Add(48 * time.Minute), at.Add(72 * time.Minute)},
+		{Live, pause{kind: pausePaced, wait: time.Hour, least: time.Hour}, at.Add(time.Hour), at.Add(72 * time.Minute)},
+		{Sandbox, pause{kind: pausePaced, wait: 100 * time.Second}, at.Add(800 * time.Millisecond), at.Add(1200 * time.Millisecond)},
+		{Sandbox, pause{kind: pausePaced, wait: time.Hour}, at.Add(4 * time.Second), at.Add(6 * time.Second)},
+		{Live, pause{kind: pauseMixed, wait: time.Hour, sooner: true}, was, was},
+		{Live, pause{kind: pauseExact, sooner: true}, at, at},
+		{Live, pause{kind: pauseEver, sooner: true}, time.Time{}, time.Time{}},
+	}
+	for _, row := range rows {
+		c := &core{opts: Options{Mode: row.mode}}
+		for range 100 {
+			if got := c.dueAfter(row.pause, at, was); got.Before(row.from) || got.After(row.end) {
+				t.Errorf("%v, %+v: due %v, want %v to %v", row.mode, row.pause, got, row.from, row.end)
+			}
+		}
 	}
 }

@@ -325,93 +325,120 @@ func (n *Notice) check() error {
 
 // applyNotice applies a notice to h.
 func (c *core) applyNotice(h *holding, n *Notice) {
-	t, net := h.token, h.net
-	at := networkTime(n.OccurredAt)
-	status := t.NetworkTokenStatus
-	switch n.Kind {
-	case NoticeActivated:
-		if at.Before(net.latest()) {
-			return
-		}
-		if net.id == "" {
-			h.due = now() // the answer was lost: what it was is looked up
-			return
-		}
-		if h.move(issued, nil) {
-			net.stateAt = at
-		}
-	case NoticeRefused:
-		if at.Before(net.latest()) || status != NetworkTokenPending {
-			return
-		}
-		net.stateAt = at
-		h.refuse(n.Failure, at)
+	at := now()
+	occurredAt := networkTime(n.OccurredAt, at)
+	if n.Kind == NoticeCardReplaced || n.Kind == NoticeCardRenewed {
+		h.cardNoticed(n, occurredAt)
 		return
-	case NoticeSuspended, NoticeResumed:
-		if at.Before(net.stateAt) || at.Before(net.ownerAt[n.By]) {
-			return
-		}
-		if _, ok := status.after(suspended); !ok {
-			if _, ok := status.after(issued); ok {
-				h.due = now() // it has become active meanwhile: what it is now is looked up
-			}
-			return
-		}
-		owners, schemeCode := net.suspendedBy&^OwnersOf(n.By), ""
-		if n.Kind == NoticeSuspended {
-			owners, schemeCode = net.suspendedBy|OwnersOf(n.By), n.SchemeCode
-		}
-		net.ownerAt[n.By] = at
-		if owners == net.suspendedBy {
-			return
-		}
-		net.suspendedBy = owners
-		if owners == 0 {
-			h.move(resumed, nil)
-		} else {
-			reason := suspensionReason(owners, schemeCode, at)
-			if r := t.NetworkTokenStatusReason; r != nil && r.Code == reason.Code {
-				reason = r // by one more owner
-			}
-			h.move(suspended, reason)
-		}
-	case NoticeDeleted:
-		code := "deleted_by_issuer"
-		if n.By == OwnerScheme {
-			code = "deleted_by_scheme"
-		}
-		h.move(deleted, newReason(SourceScheme, code, schemeText(n.SchemeCode), at))
-	case NoticeInvalidated:
-		h.invalidate(at, n.SchemeCode)
-	case NoticeCardReplaced, NoticeCardRenewed:
-		if at.Before(net.cardAt) {
-			return
-		}
-		card := CardState{}
-		if n.Card != nil {
-			card = *n.Card
-		}
-		if h.renew(&card, n.Kind == NoticeCardReplaced) {
-			net.cardAt = at
-		}
-	case NoticeTokenRenewed:
-		return // its number and expiry come with each cryptogram
-	case NoticeArtChanged:
-		if at.Before(net.artAt) || n.Art != "" && n.Art == net.art {
-			return
-		}
-		if status == NetworkTokenActive || status == NetworkTokenInactive {
-			net.artAt = at
-			h.due = now() // it is fetched in the background
+	}
+	c.proceed(h, h.progress().noticed(n, occurredAt, at, c.scale), at)
+}
+
+// cardNoticed applies that the card has a new number or expiry.
+func (h *holding) cardNoticed(n *Notice, at time.Time) {
+	if at.Before(h.net.cardAt) {
+		return
+	}
+	var card CardState
+	if n.Card != nil {
+		card = *n.Card
+	}
+	if h.renew(&card, n.Kind == NoticeCardReplaced) {
+		h.net.cardAt = at
+	}
+}
+
+// notices is the effect of each kind of notice, by the time at which it occurred.
+// Those of the card are not here: they change the token.
+var notices = map[NoticeKind]func(p *progress, n *Notice, at time.Time){
+	NoticeActivated:    (*progress).activateNoticed,
+	NoticeRefused:      (*progress).refuseNoticed,
+	NoticeSuspended:    (*progress).ownersNoticed,
+	NoticeResumed:      (*progress).ownersNoticed,
+	NoticeDeleted:      (*progress).deleteNoticed,
+	NoticeInvalidated:  func(p *progress, n *Notice, at time.Time) { p.invalidate(at, n.SchemeCode) },
+	NoticeTokenRenewed: func(*progress, *Notice, time.Time) {}, // its number and expiry come with each cryptogram
+	NoticeArtChanged:   (*progress).artNoticed,
+}
+
+// noticed returns the progress after a notice. A state that it has led to is
+// looked up in time, unless the notice says when itself.
+func (p progress) noticed(n *Notice, occurredAt, at time.Time, scale scaling) progress {
+	former := p.status
+	notices[n.Kind](&p, n, occurredAt)
+	if p.status != former && p.pause.kind == pauseKept {
+		p.schedule(at, scale)
+		p.sooner = true // what was to be looked up still is
+	}
+	return p
+}
+
+func (p *progress) activateNoticed(_ *Notice, at time.Time) {
+	switch {
+	case at.Before(p.latest()):
+	case p.id == "": // the answer was lost: it is looked up
+		p.pause = pause{kind: pauseExact}
+	case p.move(issued, nil):
+		p.stateAt = at
+	}
+}
+
+func (p *progress) refuseNoticed(n *Notice, at time.Time) {
+	if at.Before(p.latest()) || p.status != NetworkTokenPending {
+		return
+	}
+	p.stateAt = at
+	p.refuse(n.Failure, at)
+}
+
+// ownersNoticed applies that one owner suspends the network token or no longer
+// does.
+func (p *progress) ownersNoticed(n *Notice, at time.Time) {
+	if at.Before(p.stateAt) || at.Before(p.ownerAt[n.By]) {
+		return
+	}
+	if _, ok := p.status.after(suspended); !ok {
+		if _, ok := p.status.after(issued); ok { // it has become active meanwhile: its state is looked up
+			p.pause = pause{kind: pauseExact}
 		}
 		return
 	}
-	if t.NetworkTokenStatus == status {
+
+	owners, schemeCode := p.suspendedBy&^OwnersOf(n.By), ""
+	if n.Kind == NoticeSuspended {
+		owners, schemeCode = p.suspendedBy|OwnersOf(n.By), n.SchemeCode
+	}
+	p.ownerAt[n.By] = at
+	if owners == p.suspendedBy {
 		return
 	}
-	due := h.due
-	c.schedule(h, now())
-	if !due.IsZero() && due.Before(h.due) {
-		h.due = due // what was to be looked up still is
+
+	p.suspendedBy = owners
+	if owners == 0 {
+		p.move(resumed, nil)
+		return
+	}
+	reason := suspensionReason(owners, schemeCode, at)
+	if p.reason != nil && p.reason.Code == reason.Code {
+		reason = p.reason // by one more owner
+	}
+	p.move(suspended, reason)
+}
+
+func (p *progress) deleteNoticed(n *Notice, at time.Time) {
+	code := "deleted_by_issuer"
+	if n.By == OwnerScheme {
+		code = "deleted_by_scheme"
+	}
+	p.move(deleted, newReason(SourceScheme, code, schemeText(n.SchemeCode), at))
+}
+
+func (p *progress) artNoticed(n *Notice, at time.Time) {
+	if at.Before(p.artAt) || n.Art != "" && n.Art == p.art {
+		return
+	}
+	if p.status == NetworkTokenActive || p.status == NetworkTokenInactive {
+		p.artAt = at
+		p.pause = pause{kind: pauseExact} // it is fetched in the background
 	}
 }

@@ -2,7 +2,6 @@ package cardvault
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -109,6 +108,7 @@ func (v *Vault) provisioned(ctx context.Context, t *Token) (*Token, error) {
 // a network token that h had before is deleted at the network, or nil.
 func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) {
 	t, n := h.token, h.net
+
 	_, ok := t.NetworkTokenStatus.after(requested)
 	if !ok || t.Status == StatusInvalid || !t.ExpiresAt.IsZero() {
 		return nil, ErrNetworkTokenState
@@ -116,6 +116,7 @@ func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) 
 	if t.NetworkTokenStatus == NetworkTokenPending || t.NetworkTokenStatus == NetworkTokenActive {
 		return nil, nil
 	}
+
 	reason, err := v.unavailable(ctx, t, now())
 	if err != nil {
 		return nil, err
@@ -125,22 +126,19 @@ func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) 
 		h.due = time.Time{}
 		return nil, nil
 	}
-	var release *store.Record
-	if n.id != "" || n.unsure && n.network != v.opts.Network.Name() {
-		if release, err = v.newRelease(n.network, n.ref(t.ID), now()); err != nil {
+	// A network token of before, or a call to a network that is no longer the
+	// configured one, is left to its release.
+	var released *store.Record
+	name := v.opts.Network.Name()
+	if n.leaves(name) {
+		if released, err = v.newRelease(n.network, n.ref(t.ID), now()); err != nil {
 			return nil, err
 		}
-		n.id, n.unsure = "", false
 	}
-	if !n.unsure {
-		n.attempt++ // what came of the former one is known
-		n.called = false
-	}
-	n.scheme, n.network = t.Scheme, v.opts.Network.Name()
-	n.tries, n.slot, n.problem = 0, false, Reason{}
-	h.move(requested, nil)
-	h.due = now()
-	return release, nil
+
+	n.scheme = t.Scheme
+	v.answered(h, networkAnswer{kind: answerRequested, network: name}, now())
+	return released, nil
 }
 
 // unavailable says why the configuration allows no network token for t at a
@@ -273,128 +271,187 @@ func (c *CardState) check() bool {
 // provision asks the network for the network token of h, and stores what came
 // of it.
 func (v *Vault) provision(ctx context.Context, h *holding) error {
-	row, id, key := h.card.ID, h.token.ID, h.net.provisionKey(h.token.ID)
-	reason, err := v.unavailable(ctx, h.token, now())
+	a := networkAnswer{provisions: true, asked: now()}
+	reason, err := v.unavailable(ctx, h.token, a.asked)
 	if err != nil {
 		return err
 	}
-	asked := now()
-	var failure error
-	var got *NetworkToken
-	if reason == nil {
-		a, err := v.approved(ctx)
-		if err != nil {
-			return err
-		}
-		pan, err := v.openPAN(ctx, h.card)
-		if err != nil {
-			return err
-		}
-		defer pan.Wipe()
-		code, _, err := v.securityCode(ctx, id)
-		if errors.Is(err, ErrNotFound) {
-			return nil // deleted meanwhile
-		}
-		if err != nil {
-			return err
-		}
-		defer code.Wipe()
-		contact, err := v.openContact(ctx, h.record)
-		if err != nil {
-			return err
-		}
-		defer contact.Wipe()
-		got, failure = v.callProvision(ctx, h, &ProvisionRequest{
-			IdempotencyKey: key,
-			TokenID:        id,
-			Merchant:       a.merchant,
-			Scheme:         h.token.Scheme,
-			PAN:            pan,
-			Expiry:         h.token.Expiry,
-			Name:           h.token.CardholderName,
-			SecurityCode:   code,
-			Contact:        contact,
-			Identification: h.token.Identification,
-		})
-		failure = withhold(failure, pan, code.get())
+	if reason != nil {
+		a.kind, a.reason = answerForbidden, reason
+		return v.conclude(ctx, h, a)
 	}
-	settled := false
-	var refusal *NetworkError
-	passing := errors.As(failure, &refusal) && !refusal.final() &&
-		(h.net.unsure || refusal.Source != SourceConfiguration)
-	if passing {
-		// What an overloaded network says, or a gateway in front of it, may tell
-		// nothing of what came of the call. Whether there is a network token does.
-		found, err := v.callLookup(ctx, NetworkTokenRef{IdempotencyKey: key}, h.token.LastFour)
+
+	approval, err := v.approved(ctx)
+	if err != nil {
+		return err
+	}
+	got, failure, err := v.askForToken(ctx, h, approval.merchant)
+	if errors.Is(err, ErrNotFound) {
+		return nil // the token was deleted meanwhile
+	}
+	if err != nil {
+		return err
+	}
+	a.take(got, failure)
+
+	// What an overloaded network says, or a gateway in front of it, may tell
+	// nothing of what came of the call. Whether there is a network token does.
+	if e := a.refusal; e != nil && !e.final() && (h.net.unsure || e.Source != SourceConfiguration) {
+		made, err := v.callLookup(ctx, h.net.ref(h.token.ID), h.token.LastFour)
 		switch {
 		case errors.Is(err, ErrUnknownNetworkToken):
-			settled = true
+			a.unmade = true
 		case err == nil:
-			got, failure = found, nil
+			a.take(made, nil)
 		}
 	}
-	var art *art
-	if got != nil {
-		art = v.art(ctx, got.Art)
+	return v.conclude(ctx, h, a)
+}
+
+// askForToken opens the card of h and asks the network for a network token. It
+// returns the network's answer, or why there is none; err is a failure of the
+// vault, before the network was asked.
+func (v *Vault) askForToken(ctx context.Context, h *holding, merchant uuid.UUID) (got *NetworkToken, failure, err error) {
+	pan, err := v.openPAN(ctx, h.card)
+	if err != nil {
+		return nil, nil, err
 	}
-	var release *store.Record
+	defer pan.Wipe()
+	code, _, err := v.securityCode(ctx, h.token.ID)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer code.Wipe()
+	contact, err := v.openContact(ctx, h.record)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer contact.Wipe()
+
+	got, failure = v.callProvision(ctx, h, &ProvisionRequest{
+		IdempotencyKey: h.net.provisionKey(h.token.ID),
+		TokenID:        h.token.ID,
+		Merchant:       merchant,
+		Scheme:         h.token.Scheme,
+		PAN:            pan,
+		Expiry:         h.token.Expiry,
+		Name:           h.token.CardholderName,
+		SecurityCode:   code,
+		Contact:        contact,
+		Identification: h.token.Identification,
+	})
+	return got, withhold(failure, pan, code.get()), nil
+}
+
+// conclude stores what came of a call that was made for h as it was read.
+func (v *Vault) conclude(ctx context.Context, asked *holding, a networkAnswer) error {
+	row, id, ref := asked.card.ID, asked.token.ID, asked.net.ref(asked.token.ID)
+	var image *art
+	if a.kind == answerToken && (ref.ID == "" || a.token.Art != asked.net.art) {
+		image = v.art(ctx, a.token.Art)
+	}
 	at := now()
-	store := func(h *holding) (func(store.Tx) error, error) {
-		n, status := h.net, h.token.NetworkTokenStatus
-		switch {
-		case status != NetworkTokenPending && (status != NetworkTokenFailed || got == nil),
-			n.id != "", n.provisionKey(id) != key:
-			// It has gone another way meanwhile.
-			if got == nil || got.ID == n.id {
-				return nil, nil
-			}
-			var put func(store.Tx) error
-			var err error
-			release, put, err = v.releaseLater(key, got.ID)
-			return put, err
-		case reason != nil:
-			h.move(notAvailable, reason)
-			n.called = n.unsure // not this time
-			h.due = time.Time{}
-			return nil, nil
-		case failure != nil:
-			n.unsure = (n.unsure || passing) && !settled
-			v.failed(h, failure, at)
-			return nil, nil
-		}
-		repeated := n.unsure
-		also, err := v.attach(ctx, h, got, art, asked)
-		if repeated {
-			h.due = at.Add(polls[0]) // the answer may be that of the first call
-		}
-		return also, err
-	}
+
 	for {
-		_, stored := v.change(ctx, opNetworkToken, row, store)
+		var stray *store.Record
+		_, err := v.change(ctx, opNetworkToken, row, func(h *holding) (put func(store.Tx) error, err error) {
+			switch {
+			case !a.overtaken(h, ref):
+				return v.absorb(ctx, h, a, asked.net.news, image, at)
+			case a.provisions && a.kind == answerToken && a.token.ID != h.net.id:
+				stray, put, err = v.releaseLater(ref.IdempotencyKey, a.token.ID)
+			}
+			return put, err
+		})
+
 		switch {
-		case errors.Is(stored, errArtGone):
-			art = v.art(ctx, got.Art)
-		case errors.Is(stored, errReleasing):
-			got, failure = nil, errReleasing
-		case errors.Is(stored, ErrNotFound) && got != nil:
-			// The token was deleted meanwhile.
-			release, put, err := v.releaseLater(key, got.ID)
-			if err == nil {
-				err = v.write(ctx, opRelease, id, put)
-			}
-			if err == nil {
-				v.workDue(release)
-			}
-			return err
-		case errors.Is(stored, ErrNotFound):
+		case errors.Is(err, errArtGone):
+			image = v.art(ctx, a.token.Art)
+		case errors.Is(err, errReleasing):
+			a.kind, a.token, a.err = answerReleasing, nil, err
+		case errors.Is(err, ErrNotFound) && a.provisions && a.kind == answerToken:
+			return v.releaseStray(ctx, id, NetworkTokenRef{a.token.ID, ref.IdempotencyKey})
+		case errors.Is(err, ErrNotFound):
 			return nil
 		default:
-			if stored == nil {
-				v.workDue(release)
+			if err == nil {
+				v.workDue(stray)
 			}
-			return stored
+			return err
 		}
 	}
+}
+
+// overtaken reports whether h has gone another way since the network was asked
+// about ref.
+func (a *networkAnswer) overtaken(h *holding, ref NetworkTokenRef) bool {
+	if h.net.ref(h.token.ID) != ref {
+		return true
+	}
+	switch status := h.token.NetworkTokenStatus; {
+	case !a.provisions, status == NetworkTokenPending:
+		return false
+	default: // a provisioning that was given up may still succeed
+		return status != NetworkTokenFailed || a.kind != answerToken
+	}
+}
+
+// absorb makes h what it is after an answer, and returns what is to be stored
+// with it. known is the news of h when the network was asked.
+func (v *Vault) absorb(ctx context.Context, h *holding, a networkAnswer, known news, image *art, at time.Time) (func(store.Tx) error, error) {
+	attaches := h.net.id == ""
+	if a.kind == answerToken && !attaches && h.net.news != known {
+		a.kind = answerOutdated
+	}
+	v.answered(h, a, at)
+	if a.kind != answerToken {
+		v.logFailure(h, a)
+		return nil, nil
+	}
+
+	put := v.observe(h, a.token, image, a.asked)
+	if !attaches {
+		return put, nil
+	}
+	withdraw, err := v.withdrawReleases(ctx, v.networkHash(h.net.network, h.net.id))
+	if err != nil {
+		return nil, err
+	}
+	return func(tx store.Tx) error {
+		if err := withdraw(tx); err != nil {
+			return err
+		}
+		return put(tx)
+	}, nil
+}
+
+// logFailure logs an answer after which h has no network token, or its state is
+// not known, unless that is the ordinary course.
+func (v *Vault) logFailure(h *holding, a networkAnswer) {
+	switch e := a.refusal; {
+	case a.kind == answerForbidden, a.kind == answerOutdated:
+	case a.provisions && a.kind == answerNothing:
+		v.log.Warn("provisioning has an unknown outcome and will be repeated", "token", h.token.ID, "error", printable(a.err))
+	case a.provisions && e != nil && e.Source == SourceConfiguration:
+		code, schemeCode := e.reason(SourceConfiguration)
+		v.log.Error("network refused by configuration", "scheme", h.token.Scheme, "code", code, "scheme_code", schemeCode)
+	case a.provisions:
+	case a.kind == answerNothing, !h.due.IsZero(): // else it is over
+		v.log.Warn("network token could not be looked up", "token", h.token.ID, "error", printable(a.err))
+	}
+}
+
+// releaseStray deletes at the network what was made for a token that was
+// deleted meanwhile.
+func (v *Vault) releaseStray(ctx context.Context, id uuid.UUID, ref NetworkTokenRef) error {
+	stray, put, err := v.releaseLater(ref.IdempotencyKey, ref.ID)
+	if err == nil {
+		err = v.write(ctx, opRelease, id, put)
+	}
+	if err == nil {
+		v.workDue(stray)
+	}
+	return err
 }
 
 // callProvision asks the network for a network token of h.
@@ -477,22 +534,15 @@ func (v *Vault) openPAN(ctx context.Context, card *store.Record) (PAN, error) {
 	return PAN{}, fmt.Errorf("%w: card cannot be read", ErrDamaged)
 }
 
-// attach makes what the network answered the network token of h, and returns
-// what is to be stored with it.
-func (v *Vault) attach(ctx context.Context, h *holding, got *NetworkToken, art *art, asked time.Time) (func(store.Tx) error, error) {
-	n, at := h.net, now()
-	n.id, n.unsure, n.called, n.tries, n.since = got.ID, false, true, 0, at
-	n.problem, n.news, n.suspendedBy = Reason{}, news{}, 0
-	also := v.observe(h, got, art, asked)
-	v.schedule(h, at)
-
-	// Another token of the same card may have been its last holder. A release that
-	// cannot be read is never worked on, so it is in nobody's way.
-	hash := v.networkHash(n.network, n.id)
+// withdrawReleases returns what deletes the releases of a network token that has
+// a holder again: another token of the same card may have been its last. A
+// release that cannot be read is never worked on, so it is in nobody's way.
+func (v *Vault) withdrawReleases(ctx context.Context, hash []byte) (func(store.Tx) error, error) {
 	known, err := v.glimpses(ctx, kindRelease, hash, maxReleases)
 	if err != nil {
 		return nil, err
 	}
+
 	return func(tx store.Tx) error {
 		releases, err := tx.Lookup(kindRelease, hash, maxReleases)
 		if err != nil && !errors.Is(err, ErrDamaged) {
@@ -509,45 +559,14 @@ func (v *Vault) attach(ctx context.Context, h *holding, got *NetworkToken, art *
 				tx.Delete(kindRelease, r.ID)
 			}
 		}
-		return also(tx)
+		return nil
 	}, nil
 }
 
-// observe applies what the network says of the network token of h since it was
-// asked, and returns what is to be stored with it.
-func (v *Vault) observe(h *holding, got *NetworkToken, art *art, asked time.Time) func(store.Tx) error {
+// observe applies what the network says of the card behind the network token of
+// h, and returns what is to be stored with it.
+func (v *Vault) observe(h *holding, got *NetworkToken, image *art, asked time.Time) func(store.Tx) error {
 	t, n := h.token, h.net
-	stateAt := networkTime(got.StateAt)
-	if got.StateAt.IsZero() {
-		stateAt = asked
-		if latest := n.latest(); latest.After(asked) { // its clock is ahead of ours
-			stateAt = latest
-		}
-	}
-	if !stateAt.Before(n.latest()) || got.State == NetworkTokenDeleted {
-		n.stateAt, n.ownerAt = stateAt, [ownerCount]time.Time{}
-		switch {
-		case got.Invalidated:
-			h.invalidate(stateAt, got.Reason)
-		case got.State == NetworkTokenDeleted:
-			h.move(deleted, newReason(SourceScheme, "deleted_by_scheme", schemeText(got.Reason), stateAt))
-		case got.State == NetworkTokenInactive:
-			owners := got.SuspendedBy & (1<<ownerCount - 1)
-			if owners == 0 {
-				owners = OwnersOf(OwnerScheme)
-			}
-			h.move(issued, nil) // it was active before
-			same := n.suspendedBy == owners && t.NetworkTokenStatus == NetworkTokenInactive
-			if !same && h.move(suspended, suspensionReason(owners, got.Reason, stateAt)) {
-				n.suspendedBy = owners
-			}
-		case got.State == NetworkTokenActive:
-			n.suspendedBy = 0
-			if !h.move(issued, nil) {
-				h.move(resumed, nil)
-			}
-		}
-	}
 	if got.Card != nil {
 		// Only what the network says anew: what the caller has changed stays.
 		var change CardState
@@ -568,40 +587,9 @@ func (v *Vault) observe(h *holding, got *NetworkToken, art *art, asked time.Time
 			n.cardAt = asked
 		}
 	}
+
 	t.SupportsDeviceBinding = got.SupportsDeviceBinding
-	return v.show(h, got.Art, art)
-}
-
-// networkTime returns a time of the network as it is stored. What is far ahead
-// counts as of now: it must not shut out what comes later.
-func networkTime(t time.Time) time.Time {
-	if at := now(); t.After(at.Add(time.Hour)) {
-		return at
-	}
-	return t.UTC().Truncate(time.Microsecond)
-}
-
-// latest is when the network token took the state that is known.
-func (n *networkToken) latest() time.Time {
-	latest := n.stateAt
-	for _, at := range n.ownerAt {
-		if at.After(latest) {
-			latest = at
-		}
-	}
-	return latest
-}
-
-// suspensionReason names one of the owners: the issuer before the scheme.
-func suspensionReason(owners Owners, schemeCode string, at time.Time) *Reason {
-	code := "suspended_by_cardholder"
-	switch {
-	case owners&OwnersOf(OwnerIssuer) != 0:
-		code = "suspended_by_issuer"
-	case owners&OwnersOf(OwnerScheme) != 0:
-		code = "suspended_by_scheme"
-	}
-	return newReason(SourceScheme, code, schemeText(schemeCode), at)
+	return v.show(h, got.Art, image)
 }
 
 // schemeText returns a code of the network as it may be kept.
@@ -612,22 +600,14 @@ func schemeText(code string) string {
 	return code
 }
 
-// invalidate makes the token invalid, for good.
-func (h *holding) invalidate(at time.Time, schemeCode string) {
-	if h.token.Status == StatusInvalid {
-		return
-	}
-	h.token.Status, h.token.InvalidatedAt = StatusInvalid, at
-	h.move(invalidated, newReason(SourceScheme, "account_closed", schemeText(schemeCode), at))
-}
-
 // renew applies what the network says of the card. The number of a card that
 // was replaced is not told: the one that is stored is stale then.
 func (h *holding) renew(c *CardState, replaced bool) bool {
 	t, n := h.token, h.net
-	if !h.move(cardChanged, t.NetworkTokenStatusReason) {
+	if _, ok := t.NetworkTokenStatus.after(cardChanged); !ok {
 		return false
 	}
+
 	if c.LastFour != "" {
 		n.card.LastFour = c.LastFour
 	}
@@ -645,64 +625,6 @@ func (h *holding) renew(c *CardState, replaced bool) bool {
 	return true
 }
 
-// failed stores in h that a provisioning has failed, for good or for now.
-func (v *Vault) failed(h *holding, err error, at time.Time) {
-	n := h.net
-	var e *NetworkError
-	switch {
-	case errors.Is(err, errReleasing):
-		// By the next attempt it has been deleted, and there is another.
-		n.unsure, e = false, &NetworkError{Source: SourceScheme, Code: "scheme_unavailable"}
-	case !errors.As(err, &e):
-		n.unsure = true
-		n.problem = Reason{Code: "scheme_unavailable"}
-		if errors.Is(err, context.DeadlineExceeded) {
-			n.problem.Code = "timeout"
-		}
-		v.log.Warn("provisioning has an unknown outcome and will be repeated", "token", h.token.ID, "error", printable(err))
-		v.retry(h, 0, at)
-		return
-	}
-	if e.final() || !n.unsure {
-		n.unsure, n.called = false, false
-	}
-	if e.Source == SourceConfiguration {
-		code, schemeCode := e.reason(SourceConfiguration)
-		v.log.Error("network refused by configuration", "scheme", h.token.Scheme, "code", code, "scheme_code", schemeCode)
-		h.move(notAvailable, newReason(SourceConfiguration, code, schemeCode, at))
-		h.due = time.Time{}
-		return
-	}
-	code, schemeCode := e.reason(SourceScheme)
-	if !reasons[code].retryable {
-		h.move(refused, newReason(SourceScheme, code, schemeCode, at))
-		h.due = time.Time{}
-		return
-	}
-	if !n.unsure {
-		n.attempt++
-	}
-	n.problem = Reason{Code: code, SchemeCode: schemeCode}
-	v.retry(h, e.RetryAfter, at)
-}
-
-// retries are the pauses after each transient failure: decisions, chapter 7.
-var retries = []time.Duration{30 * time.Second, 2 * time.Minute, 10 * time.Minute, time.Hour, 6 * time.Hour}
-
-// retry makes h due again after a failure that may pass, or gives up.
-func (v *Vault) retry(h *holding, after time.Duration, at time.Time) {
-	n := h.net
-	n.tries++
-	if n.tries <= uint64(len(retries)) {
-		after = min(after, maxRetryAfter)
-		h.due = at.Add(max(v.capped(after), v.pace(max(retries[n.tries-1], after))))
-		return
-	}
-	h.move(refused, newReason(SourceScheme, n.problem.Code, n.problem.SchemeCode, at))
-	n.tries, n.since = 0, at
-	v.schedule(h, at)
-}
-
 // final reports whether the refusal of a provisioning is the last word on it. A
 // network that is overloaded, or set up wrongly, may know more later.
 func (e *NetworkError) final() bool {
@@ -710,122 +632,15 @@ func (e *NetworkError) final() bool {
 	return e.Source != SourceConfiguration && !reasons[code].retryable
 }
 
-// maxRetryAfter bounds how long a network can make the vault wait.
-const maxRetryAfter = 24 * time.Hour
-
-// schedule sets when h is to be looked up next.
-func (c *core) schedule(h *holding, at time.Time) {
-	n := h.net
-	h.due = time.Time{}
-	switch h.token.NetworkTokenStatus {
-	case NetworkTokenPending:
-		if pause, ok := c.poll(n.tries, at.Sub(n.since)); ok {
-			n.tries++
-			h.due = at.Add(pause)
-			return
-		}
-		// A notice may still make it active.
-		h.move(refused, newReason(SourceScheme, cmp.Or(n.problem.Code, "timeout"), n.problem.SchemeCode, at))
-	case NetworkTokenActive, NetworkTokenInactive:
-		n.tries = 0
-		h.due = at.Add(jitter(reconcileAfter))
-	case NetworkTokenFailed:
-		// What became of a call whose outcome is unknown, or of a provisioning
-		// that was thought to have failed and is going on.
-		if (n.unsure || n.id != "") && at.Sub(n.since) < c.scale(pollsEnd) {
-			h.due = at.Add(c.pace(time.Hour))
-		}
-	}
-}
-
-// reconcileAfter is how often the vault asks whether it has missed a notice.
-const reconcileAfter = 24 * time.Hour
-
-// reconciles reports whether all that is due is to see that nothing was missed.
-func (n *networkToken) reconciles() bool { return n.id != "" && n.tries == 0 }
-
-// polls are the first pauses of polling: decisions, chapter 19.
-var polls = []time.Duration{time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 30 * time.Second}
-
-const pollsEnd = 48 * time.Hour
-
-// poll returns the n-th pause, or that polling since then is enough.
-func (c *core) poll(n uint64, since time.Duration) (time.Duration, bool) {
-	switch {
-	case n == 0:
-		return polls[0], true // also in the sandbox
-	case n < uint64(len(polls)):
-		return c.pace(polls[n]), true
-	case since < c.scale(5*time.Minute):
-		return c.pace(time.Minute), true
-	}
-	return c.pace(time.Hour), since < c.scale(pollsEnd)
-}
-
 // lookup asks the network for the state of h, and stores it.
 func (v *Vault) lookup(ctx context.Context, h *holding) error {
-	row, ref := h.card.ID, h.net.ref(h.token.ID)
-	asked, known := now(), h.net.news
-	lastFour := ""
+	a, ref := networkAnswer{asked: now()}, h.net.ref(h.token.ID)
+	lastFour := "" // of a network token that is known the card may have been replaced
 	if ref.ID == "" {
 		lastFour = h.token.LastFour
 	}
-	got, err := v.callLookup(ctx, ref, lastFour)
-	var art *art
-	if err == nil && got.Art != "" && got.Art != h.net.art {
-		art = v.art(ctx, got.Art)
-	}
-	at := now()
-	store := func(h *holding) (func(store.Tx) error, error) {
-		if h.net.ref(h.token.ID) != ref {
-			return nil, nil // it has gone another way meanwhile
-		}
-		var e *NetworkError
-		switch {
-		case err == nil && ref.ID == "":
-			return v.attach(ctx, h, got, art, asked)
-		case err == nil && h.net.news != known:
-			h.due = at // a notice that came meanwhile may be newer: look again
-			return nil, nil
-		case err == nil:
-			h.net.problem = Reason{}
-			also := v.observe(h, got, art, asked)
-			v.schedule(h, at)
-			return also, nil
-		case errors.Is(err, ErrUnknownNetworkToken) && ref.ID == "":
-			h.settle()
-			return nil, nil
-		case errors.As(err, &e) && e.final() && ref.ID == "":
-			h.settle()
-			return nil, nil
-		case errors.As(err, &e) && h.token.NetworkTokenStatus == NetworkTokenPending:
-			if e.final() || e.Source == SourceConfiguration {
-				h.refuse(e, at)
-				return nil, nil
-			}
-			code, schemeCode := e.reason(SourceScheme)
-			h.net.problem = Reason{Code: code, SchemeCode: schemeCode}
-		}
-		v.log.Warn("network token could not be looked up", "token", h.token.ID, "error", printable(err))
-		v.schedule(h, at)
-		if h.token.NetworkTokenStatus == NetworkTokenActive || h.token.NetworkTokenStatus == NetworkTokenInactive {
-			h.due = at.Add(jitter(time.Hour))
-		}
-		return nil, nil
-	}
-	for {
-		_, stored := v.change(ctx, opNetworkToken, row, store)
-		switch {
-		case errors.Is(stored, errArtGone):
-			art = v.art(ctx, got.Art)
-		case errors.Is(stored, errReleasing):
-			got, err = nil, errReleasing // looked up again when it has been deleted
-		case errors.Is(stored, ErrNotFound):
-			return nil
-		default:
-			return stored
-		}
-	}
+	a.take(v.callLookup(ctx, ref, lastFour))
+	return v.conclude(ctx, h, a)
 }
 
 // SuspendNetworkToken has the network suspend the network token of a token, on
@@ -865,46 +680,19 @@ func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call f
 		v.log.Warn("network token could not be suspended or resumed", "token", id, "error", printable(err))
 		return nil, fmt.Errorf("%w: the network gave no answer", ErrUnavailable)
 	}
+
+	kind := answerResumed
+	if suspends {
+		kind = answerSuspended
+	}
 	t, err := v.change(ctx, opNetworkToken, h.card.ID, func(h *holding) (func(store.Tx) error, error) {
-		n := h.net
-		switch by := OwnersOf(OwnerCardholder); {
-		case suspends:
-			if n.suspendedBy&by == 0 && h.move(suspended, suspensionReason(n.suspendedBy|by, "", now())) {
-				n.suspendedBy |= by
-			}
-		case n.suspendedBy == by:
-			n.suspendedBy = 0
-			h.move(resumed, nil)
-		case n.suspendedBy&by != 0:
-			n.suspendedBy &^= by
-			h.move(suspended, suspensionReason(n.suspendedBy, "", now()))
-		}
-		h.due = now() // the network knows better, such as who else suspends it
+		v.answered(h, networkAnswer{kind: kind}, now())
 		return nil, nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	return t, nil
-}
-
-// refuse ends a provisioning that the network refuses after it had accepted it.
-func (h *holding) refuse(e *NetworkError, at time.Time) {
-	if e.Source == SourceConfiguration {
-		code, schemeCode := e.reason(SourceConfiguration)
-		h.move(notAvailable, newReason(SourceConfiguration, code, schemeCode, at))
-	} else {
-		code, schemeCode := e.reason(SourceScheme)
-		h.move(refused, newReason(SourceScheme, code, schemeCode, at))
-	}
-	h.settle()
-}
-
-// settle ends a provisioning whose outcome is known. What it has left at the
-// network goes with the token.
-func (h *holding) settle() {
-	h.net.unsure, h.net.called = false, h.net.id != ""
-	h.due = time.Time{}
 }
 
 // scale shortens delays in the sandbox: decisions, chapter 7.

@@ -498,8 +498,7 @@ func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*jo
 		} else {
 			n.slot = false
 			if n.id == "" && n.network == v.opts.Network.Name() {
-				n.unsure = n.unsure || n.called // whoever had claimed it may have called
-				n.called = true
+				*n = n.calling()
 			}
 		}
 		r.Lookup = v.In(r.Account).networkLookups(v.In(r.Account).mask(kindToken, r.ID), n)
