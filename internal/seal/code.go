@@ -27,7 +27,7 @@ const (
 )
 
 // A CodeKey is a secret that lives as long as this process.
-type CodeKey struct{ prf *mac }
+type CodeKey struct{ prf *keyedMAC }
 
 // NewCodeKey returns a random key.
 func NewCodeKey() *CodeKey {
@@ -47,6 +47,7 @@ func (b *Box) SealCode(key *CodeKey, account, token uuid.UUID, plain []byte) []b
 		binary.BigEndian.PutUint32(sealed[1:], m.Term)
 		key = &CodeKey{newMAC(m.Key[:])}
 	}
+
 	_, _ = rand.Read(sealed[5:codeHeader])
 	erase.Do(func() {
 		sealed = key.aead(k.Vault, account, token, sealed[5:codeHeader]).Seal(sealed, nil, plain, sealed[:5])
@@ -59,6 +60,7 @@ func (b *Box) OpenCode(key *CodeKey, account, token uuid.UUID, sealed []byte) (p
 	if len(sealed) < codeHeader || sealed[0] != format {
 		return nil, ErrIntegrity
 	}
+
 	k := b.Keys()
 	if key == nil {
 		m := k.master(binary.BigEndian.Uint32(sealed[1:]))
@@ -67,6 +69,7 @@ func (b *Box) OpenCode(key *CodeKey, account, token uuid.UUID, sealed []byte) (p
 		}
 		key = &CodeKey{newMAC(m.Key[:])}
 	}
+
 	erase.Do(func() {
 		aead := key.aead(k.Vault, account, token, sealed[5:codeHeader])
 		plain, err = aead.Open(sealed[codeHeader:codeHeader], nil, sealed[codeHeader:], sealed[:5])

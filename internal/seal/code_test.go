@@ -23,26 +23,26 @@ func TestCode(t *testing.T) {
 	b := boxOf(keys)
 	for name, secret := range map[string]*seal.CodeKey{"own": seal.NewCodeKey(), "shared": nil} {
 		sealed := b.SealCode(secret, account, token, plain)
-		open := func(secret *seal.CodeKey, account, token uuid.UUID, sealed []byte) error {
+		try := func(secret *seal.CodeKey, account, token uuid.UUID, sealed []byte) error {
 			got, err := b.OpenCode(secret, account, token, slices.Clone(sealed))
 			if err == nil && !bytes.Equal(got, plain) {
 				t.Errorf("%s: opens to something else", name)
 			}
 			return err
 		}
-		if err := open(secret, account, token, sealed); err != nil {
+		if err := try(secret, account, token, sealed); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if bytes.Contains(sealed, plain) || bytes.Equal(sealed, b.SealCode(secret, account, token, plain)) {
 			t.Errorf("%s: not sealed, or twice the same", name)
 		}
 		for what, err := range map[string]error{
-			"another token":   open(secret, account, uuid.New(), sealed),
-			"another account": open(secret, uuid.New(), token, sealed),
-			"another secret":  open(other, account, token, sealed),
-			"cut short":       open(secret, account, token, sealed[:len(sealed)-1]),
-			"only a header":   open(secret, account, token, sealed[:37]),
-			"nothing":         open(secret, account, token, nil),
+			"another token":   try(secret, account, uuid.New(), sealed),
+			"another account": try(secret, uuid.New(), token, sealed),
+			"another secret":  try(other, account, token, sealed),
+			"cut short":       try(secret, account, token, sealed[:len(sealed)-1]),
+			"only a header":   try(secret, account, token, sealed[:37]),
+			"nothing":         try(secret, account, token, nil),
 		} {
 			if !errors.Is(err, seal.ErrIntegrity) {
 				t.Errorf("%s, %s: %v, want ErrIntegrity", name, what, err)
@@ -50,7 +50,7 @@ func TestCode(t *testing.T) {
 		}
 		for i := range sealed {
 			sealed[i] ^= 1
-			if open(secret, account, token, sealed) == nil {
+			if try(secret, account, token, sealed) == nil {
 				t.Errorf("%s: opens with byte %d changed", name, i)
 			}
 			sealed[i] ^= 1
@@ -80,11 +80,13 @@ func TestCodeFormat(t *testing.T) {
 	if sealed[0] != 1 || binary.BigEndian.Uint32(sealed[1:]) != m.Term {
 		t.Fatalf("header %x", sealed[:5])
 	}
+
 	info := "cardvault 1 security code\x00" + string(keys.Vault[:]) + string(account[:]) + string(token[:]) + string(sealed[5:37])
 	key, err := hkdf.Expand(sha256.New, m.Key[:], info, 32)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	block, err := aes.NewCipher(key)
 	if err != nil {
 		t.Fatal(err)
@@ -93,6 +95,7 @@ func TestCodeFormat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if got, err := aead.Open(nil, nil, sealed[37:], sealed[:5]); err != nil || string(got) != "4711" {
 		t.Errorf("opens to %q, %v", got, err)
 	}

@@ -99,6 +99,7 @@ func ParseKeys(data []byte) (*Keys, error) {
 		tagLookup:      k.Lookup[:],
 		tagAudit:       k.Audit[:],
 	}
+
 	r := tlv.Read(data)
 	for r.Next() {
 		switch r.Tag {
@@ -124,6 +125,7 @@ func ParseKeys(data []byte) (*Keys, error) {
 			delete(missing, r.Tag)
 		}
 	}
+
 	if err := r.Err(); err != nil {
 		return nil, fmt.Errorf("%w: %w", errKeys, err)
 	}

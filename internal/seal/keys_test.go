@@ -18,12 +18,14 @@ func TestNewKeys(t *testing.T) {
 		if len(k.Masters) != 1 || k.Masters[0].Term != 1 || k.Generation != 0 {
 			t.Fatalf("not the first term: %d masters, generation %d", len(k.Masters), k.Generation)
 		}
+
 		for _, key := range [][seal.KeySize]byte{k.Masters[0].Key, k.ID, k.Fingerprint, k.Lookup, k.Audit} {
 			if seen[key] {
 				t.Fatal("two keys are the same, or one is zero")
 			}
 			seen[key] = true
 		}
+
 		if vaults[k.Vault] {
 			t.Fatal("two vaults are the same")
 		}
@@ -41,6 +43,7 @@ func TestNext(t *testing.T) {
 	if one.Masters[1] == two.Masters[1] || one.Masters[1].Key == k.Masters[0].Key {
 		t.Error("two new master keys are the same")
 	}
+
 	for i := range 10 {
 		next := one.Next()
 		if n := uint32(len(next.Masters)); next.Generation != uint32(i+2) || next.Masters[n-1].Term != n {
@@ -49,6 +52,7 @@ func TestNext(t *testing.T) {
 		if !reflect.DeepEqual(next.Masters[:len(one.Masters)], one.Masters) {
 			t.Fatal("a former master key changed")
 		}
+
 		rest := *next
 		rest.Generation, rest.Masters = one.Generation, one.Masters
 		if !reflect.DeepEqual(&rest, one) {
@@ -94,6 +98,7 @@ func TestParseKeysRefuses(t *testing.T) {
 		{vault, key[:16]}, {generation, []byte{9}}, {term, []byte{1}}, {master, key}, {term, []byte{2}}, {master, key},
 		{id, key}, {fingerprint, key}, {lookup, key}, {audit, key},
 	}
+
 	parse := func(fields []field) error {
 		var b []byte
 		for _, f := range fields {
@@ -102,12 +107,15 @@ func TestParseKeysRefuses(t *testing.T) {
 		_, err := seal.ParseKeys(b)
 		return err
 	}
+
 	if err := parse(whole); err != nil {
 		t.Fatal(err)
 	}
+
 	with := func(i int, fields ...field) []field {
 		return append(append(append([]field{}, whole[:i]...), fields...), whole[i+1:]...)
 	}
+
 	for name, fields := range map[string][]field{
 		"nothing":                   nil,
 		"no vault":                  with(0),
@@ -137,6 +145,7 @@ func TestParseKeysRefuses(t *testing.T) {
 			t.Errorf("%s: accepted", name)
 		}
 	}
+
 	data := seal.NewKeys().Next().Marshal()
 	for n := range len(data) {
 		if _, err := seal.ParseKeys(data[:n]); err == nil {
@@ -150,16 +159,19 @@ func FuzzParseKeys(f *testing.F) {
 	f.Add(k.Marshal())
 	f.Add(k.Next().Next().Marshal())
 	f.Add([]byte{1, 16})
+
 	f.Fuzz(func(t *testing.T, data []byte) {
 		k, err := seal.ParseKeys(data)
 		if err != nil {
 			return
 		}
+
 		for i, m := range k.Masters {
 			if m.Term == 0 || i > 0 && m.Term <= k.Masters[i-1].Term {
 				t.Fatalf("terms do not rise: %d", m.Term)
 			}
 		}
+
 		again, err := seal.ParseKeys(k.Marshal())
 		if err != nil || !reflect.DeepEqual(again, k) {
 			t.Fatalf("what was read does not come back: %v", err)

@@ -76,7 +76,7 @@ type Box struct {
 	failed    error // of the last refill
 	failedAt  time.Time
 	mu        sync.RWMutex
-	accounts  map[uuid.UUID]*account
+	accounts  map[uuid.UUID]*accountKeys
 }
 
 // current is what a Box works with. Its keys never change, so that what was
@@ -94,7 +94,7 @@ const maxAccounts = 4096
 // time, when the seals granted by Grant are used up; refill calls Grant or
 // returns why it cannot.
 func NewBox(k *Keys, refill func() error) *Box {
-	b := &Box{refill: refill, accounts: map[uuid.UUID]*account{}}
+	b := &Box{refill: refill, accounts: map[uuid.UUID]*accountKeys{}}
 	b.current.Store(&current{keys: k})
 	return b
 }
@@ -178,9 +178,11 @@ func (b *Box) seal(r *store.Record, part byte, plain []byte) ([]byte, error) {
 	}
 	m := &k.Masters[len(k.Masters)-1]
 	aead := b.account(r.Account).aead(k, m, part)
+
 	dst := make([]byte, header, overhead+len(plain))
 	dst[0], dst[1] = format, aesGCM
 	binary.BigEndian.PutUint32(dst[2:], m.Term)
+
 	aad := scratch.Get().(*[]byte)
 	defer scratch.Put(aad)
 	*aad = associated((*aad)[:0], k.Vault, r, part, dst[:header])
@@ -192,15 +194,18 @@ func (b *Box) open(r *store.Record, part byte, sealed []byte) ([]byte, error) {
 	if len(sealed) < overhead || sealed[0] != format || sealed[1] != aesGCM {
 		return nil, ErrIntegrity
 	}
+
 	k := b.Keys()
 	m := k.master(binary.BigEndian.Uint32(sealed[2:]))
 	if m == nil {
 		return nil, ErrUnknownTerm
 	}
 	aead := b.account(r.Account).aead(k, m, part)
+
 	aad := scratch.Get().(*[]byte)
 	defer scratch.Put(aad)
 	*aad = associated((*aad)[:0], k.Vault, r, part, sealed[:header])
+
 	var plain []byte
 	var err error
 	erase.Do(func() { plain, err = aead.Open(sealed[header:header], nil, sealed[header:], *aad) })
@@ -221,9 +226,9 @@ func (k *Keys) master(term uint32) *Master {
 	return nil
 }
 
-func associated(b []byte, vault uuid.UUID, r *store.Record, part byte, header []byte) []byte {
+func associated(b []byte, vault uuid.UUID, r *store.Record, part byte, head []byte) []byte {
 	b = append(b, 'C', 'V')
-	b = append(b, header...)
+	b = append(b, head...)
 	b = binary.BigEndian.AppendUint16(b, schema)
 	b = append(b, part)
 	b = append(b, vault[:]...)
@@ -231,9 +236,12 @@ func associated(b []byte, vault uuid.UUID, r *store.Record, part byte, header []
 	b = append(b, r.Account[:]...)
 	b = append(b, r.ID[:]...)
 	b = append(b, r.Parent[:]...)
+
+	// The secret part is bound only to columns that never change.
 	if part == partSecret {
 		return b
 	}
+
 	due := int64(math.MinInt64)
 	if !r.Due.IsZero() {
 		due = r.Due.UnixMicro()
@@ -248,37 +256,41 @@ func associated(b []byte, vault uuid.UUID, r *store.Record, part byte, header []
 	return b
 }
 
-// An account holds the keys derived for one account.
-type account struct {
+// accountKeys holds the keys derived for one account.
+type accountKeys struct {
 	id                               uuid.UUID
 	prf                              cipher.Block
-	fingerprint, lookup, idempotency *mac
+	fingerprint, lookup, idempotency *keyedMAC
 
 	mu    sync.RWMutex
-	aeads map[purpose]cipher.AEAD
+	aeads map[cipherName]cipher.AEAD
 }
 
-type purpose struct {
+// An cipherName names one of the ciphers of an account.
+type cipherName struct {
 	term uint32
 	part byte
 }
 
-func (b *Box) account(id uuid.UUID) *account {
+func (b *Box) account(id uuid.UUID) *accountKeys {
 	b.mu.RLock()
 	a := b.accounts[id]
 	b.mu.RUnlock()
 	if a != nil {
 		return a
 	}
+
+	// Two goroutines may derive the same keys: the lock is not held for it.
 	k := b.Keys()
-	a = &account{
+	a = &accountKeys{
 		id:          id,
 		prf:         newAES(derive(k.ID[:], "id", k.Vault, id)),
 		fingerprint: newMAC(derive(k.Fingerprint[:], "fingerprint", k.Vault, id)),
 		lookup:      newMAC(derive(k.Lookup[:], "lookup", k.Vault, id)),
 		idempotency: newMAC(derive(k.Lookup[:], "idempotency", k.Vault, id)),
-		aeads:       map[purpose]cipher.AEAD{},
+		aeads:       map[cipherName]cipher.AEAD{},
 	}
+
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.accounts) >= maxAccounts {
@@ -288,8 +300,8 @@ func (b *Box) account(id uuid.UUID) *account {
 	return a
 }
 
-func (a *account) aead(k *Keys, m *Master, part byte) cipher.AEAD {
-	p := purpose{m.Term, part}
+func (a *accountKeys) aead(k *Keys, m *Master, part byte) cipher.AEAD {
+	p := cipherName{m.Term, part}
 	a.mu.RLock()
 	aead := a.aeads[p]
 	a.mu.RUnlock()
@@ -299,7 +311,7 @@ func (a *account) aead(k *Keys, m *Master, part byte) cipher.AEAD {
 	return a.derive(k, m, p)
 }
 
-func (a *account) derive(k *Keys, m *Master, p purpose) cipher.AEAD {
+func (a *accountKeys) derive(k *Keys, m *Master, p cipherName) cipher.AEAD {
 	label := "shown"
 	if p.part == partSecret {
 		label = "secret"
@@ -308,6 +320,7 @@ func (a *account) derive(k *Keys, m *Master, p purpose) cipher.AEAD {
 	if err != nil {
 		panic(err) // only for a block that is not AES
 	}
+
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.aeads[p] = aead
@@ -372,14 +385,14 @@ func (k *Keys) CountMAC(term uint32, count uint64) []byte {
 	return mac.Sum(nil)
 }
 
-// A mac computes HMAC-SHA-256 under one key, reusing its key schedule.
-type mac struct{ pool sync.Pool }
+// A keyedMAC computes HMAC-SHA-256 under one key, reusing its key schedule.
+type keyedMAC struct{ pool sync.Pool }
 
-func newMAC(key []byte) *mac {
-	return &mac{sync.Pool{New: func() any { return hmac.New(sha256.New, key) }}}
+func newMAC(key []byte) *keyedMAC {
+	return &keyedMAC{sync.Pool{New: func() any { return hmac.New(sha256.New, key) }}}
 }
 
-func (m *mac) sum(parts ...[]byte) []byte {
+func (m *keyedMAC) sum(parts ...[]byte) []byte {
 	h := m.pool.Get().(hash.Hash)
 	defer m.pool.Put(h)
 	sum := make([]byte, 0, sha256.Size)

@@ -56,7 +56,7 @@ func open(b *seal.Box, r *store.Record, part string, sealed []byte) ([]byte, err
 	return b.OpenShown(&c)
 }
 
-var parts = []string{"shown", "secret"}
+var bothParts = []string{"shown", "secret"}
 
 // sample returns a record with every column set.
 func sample() *store.Record {
@@ -91,6 +91,7 @@ func TestRoundTrip(t *testing.T) {
 		if rapid.Bool().Draw(t, "has due") {
 			r.Due = time.UnixMicro(rapid.Int64Range(-1<<55, 1<<55).Draw(t, "due"))
 		}
+
 		if err := errors.Join(box.SealShown(r, plain), box.SealSecret(r, plain)); err != nil {
 			t.Fatal(err)
 		}
@@ -102,6 +103,7 @@ func TestRoundTrip(t *testing.T) {
 				t.Fatal("the plaintext shows")
 			}
 		}
+
 		shown, err1 := box.OpenShown(r)
 		secret, err2 := box.OpenSecret(r)
 		if err := errors.Join(err1, err2); err != nil {
@@ -157,7 +159,7 @@ func TestTransplant(t *testing.T) {
 				for _, account := range []uuid.UUID{x, y} {
 					for _, id := range []uuid.UUID{x, y} {
 						for _, parent := range []uuid.UUID{uuid.Nil, x, y} {
-							for _, part := range parts {
+							for _, part := range bothParts {
 								places = append(places, place{vault, term, kind, account, id, parent, part})
 							}
 						}
@@ -166,6 +168,7 @@ func TestTransplant(t *testing.T) {
 			}
 		}
 	}
+
 	moves := 0
 	for _, from := range places {
 		sealed := sealPart(t, vaults[from.vault].byTerm[from.term], record(from), from.part, []byte("mine"))
@@ -221,6 +224,7 @@ func TestMutableColumns(t *testing.T) {
 			if plain, err := open(box, r, "shown", shown); err != nil || string(plain) != "s" {
 				t.Fatalf("unchanged: %q, %v", plain, err)
 			}
+
 			change(r)
 			if _, err := open(box, r, "shown", shown); !errors.Is(err, seal.ErrIntegrity) {
 				t.Errorf("shown part: %v", err)
@@ -259,12 +263,14 @@ func TestColumnBitFlips(t *testing.T) {
 	} {
 		r := sample()
 		shown, secret := sealPart(t, box, r, "shown", []byte("s")), sealPart(t, box, r, "secret", []byte("s"))
+
 		for bit := range c.bits {
 			r := sample()
 			c.flip(r, bit)
 			if _, err := open(box, r, "shown", shown); !errors.Is(err, seal.ErrIntegrity) {
 				t.Errorf("bit %d of %s, shown part: %v", bit, c.name, err)
 			}
+
 			var want error
 			if !c.mutable {
 				want = seal.ErrIntegrity
@@ -279,7 +285,7 @@ func TestColumnBitFlips(t *testing.T) {
 func TestSealedBitFlips(t *testing.T) {
 	keys := seal.NewKeys()
 	box, r := boxOf(keys.Next().Next()), sample() // terms 1, 2 and 3
-	for _, part := range parts {
+	for _, part := range bothParts {
 		sealed := sealPart(t, box, r, part, []byte("a plaintext of some length"))
 		for bit := range len(sealed) * 8 {
 			sealed[bit/8] ^= 1 << (bit % 8)
@@ -287,11 +293,13 @@ func TestSealedBitFlips(t *testing.T) {
 			if term := binary.BigEndian.Uint32(sealed[2:]); term < 1 || term > 3 {
 				want = seal.ErrUnknownTerm
 			}
+
 			if plain, err := open(box, r, part, sealed); !errors.Is(err, want) || plain != nil {
 				t.Errorf("%s part, bit %d: opened %q, %v; want %v", part, bit, plain, err, want)
 			}
 			sealed[bit/8] ^= 1 << (bit % 8)
 		}
+
 		if _, err := open(box, r, part, sealed); err != nil {
 			t.Errorf("%s part, not flipped: %v", part, err)
 		}
@@ -300,7 +308,7 @@ func TestSealedBitFlips(t *testing.T) {
 
 func TestTruncation(t *testing.T) {
 	box, r := boxOf(seal.NewKeys()), sample()
-	for _, part := range parts {
+	for _, part := range bothParts {
 		sealed := sealPart(t, box, r, part, []byte("a plaintext of some length"))
 		for n := range len(sealed) {
 			if _, err := open(box, r, part, sealed[:n]); !errors.Is(err, seal.ErrIntegrity) {
@@ -310,6 +318,7 @@ func TestTruncation(t *testing.T) {
 				t.Errorf("%s part without its first %d bytes opens", part, n+1)
 			}
 		}
+
 		if _, err := open(box, r, part, append(sealed, 0)); !errors.Is(err, seal.ErrIntegrity) {
 			t.Errorf("%s part with one more byte: %v", part, err)
 		}
@@ -320,7 +329,7 @@ func TestTerms(t *testing.T) {
 	k1 := seal.NewKeys()
 	k2 := k1.Next()
 	b1, b2, r := boxOf(k1), boxOf(k2), sample()
-	for _, part := range parts {
+	for _, part := range bothParts {
 		old, young := sealPart(t, b1, r, part, []byte("old")), sealPart(t, b2, r, part, []byte("young"))
 		if plain, err := open(b2, r, part, old); err != nil || string(plain) != "old" {
 			t.Errorf("former term: %q, %v", plain, err)
@@ -328,6 +337,7 @@ func TestTerms(t *testing.T) {
 		if _, err := open(b1, r, part, young); !errors.Is(err, seal.ErrUnknownTerm) {
 			t.Errorf("term that the keys do not have: %v", err)
 		}
+
 		b := boxOf(k1)
 		b.SetKeys(k2)
 		if plain, err := open(b, r, part, young); err != nil || string(plain) != "young" {
@@ -357,6 +367,7 @@ func TestOpenDecryptsInPlace(t *testing.T) {
 	if string(plain) != "plaintext" {
 		t.Error("sealing changed its input")
 	}
+
 	for _, p := range []struct {
 		name   string
 		open   func(*store.Record) ([]byte, error)
@@ -369,6 +380,7 @@ func TestOpenDecryptsInPlace(t *testing.T) {
 		if !bytes.Contains(p.sealed, got) {
 			t.Errorf("%s part was decrypted elsewhere", p.name)
 		}
+
 		clear(got)
 		if bytes.Contains(p.sealed, []byte("plain")) {
 			t.Errorf("clearing the plaintext of the %s part leaves some of it behind", p.name)
@@ -394,6 +406,7 @@ func TestGrantIsNeverExceeded(t *testing.T) {
 		box.Grant(box.Keys(), block)
 		return nil
 	})
+
 	var sealed atomic.Int32
 	var wg sync.WaitGroup
 	for range workers {
@@ -409,10 +422,12 @@ func TestGrantIsNeverExceeded(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 	if n := sealed.Load(); n != block*blocks {
 		t.Errorf("%d seals with %d granted", n, block*blocks)
 	}
+
 	box.Grant(box.Keys(), 1)
 	r := sample()
 	if err := box.SealShown(r, nil); err != nil {
@@ -433,6 +448,7 @@ func TestSetKeys(t *testing.T) {
 	if err := box.SealShown(sample(), nil); err != nil {
 		t.Fatal(err)
 	}
+
 	box.SetKeys(k2)
 	if box.Keys() != k2 {
 		t.Error("the later generation was not taken")
@@ -440,11 +456,13 @@ func TestSetKeys(t *testing.T) {
 	if err := box.SealShown(sample(), nil); !errors.Is(err, errNoMore) {
 		t.Errorf("what was granted for the former term counts for the next: %v", err)
 	}
+
 	box.Grant(box.Keys(), 1)
 	box.SetKeys(k1)
 	if box.Keys() != k2 {
 		t.Error("an earlier generation was taken")
 	}
+
 	r := sample()
 	if err := box.SealShown(r, nil); err != nil {
 		t.Fatal(err)
@@ -464,6 +482,7 @@ func TestSetKeysAmongSeals(t *testing.T) {
 		box.Grant(box.Keys(), 1<<30)
 		started := make(chan struct{})
 		start := sync.OnceFunc(func() { close(started) })
+
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			r := sample()
@@ -477,12 +496,14 @@ func TestSetKeysAmongSeals(t *testing.T) {
 					t.Error(err)
 					return
 				}
+
 				if term := binary.BigEndian.Uint32(r.Secret[2:]); term != 1 {
 					t.Errorf("sealed under term %d", term)
 					return
 				}
 			}
 		})
+
 		<-started
 		box.SetKeys(next)
 		wg.Wait()
@@ -494,6 +515,7 @@ func TestConcurrentUse(t *testing.T) {
 	const accounts, workers = 5000, 4
 	keys := seal.NewKeys()
 	box := boxOf(keys)
+
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
@@ -503,6 +525,7 @@ func TestConcurrentUse(t *testing.T) {
 				if w%2 == 1 {
 					n = accounts - 1 - i
 				}
+
 				r := sample()
 				binary.BigEndian.PutUint32(r.Account[:], uint32(n))
 				want := fmt.Sprint(w, n)
@@ -510,12 +533,14 @@ func TestConcurrentUse(t *testing.T) {
 					t.Error(err)
 					return
 				}
+
 				shown, err1 := box.OpenShown(r)
 				secret, err2 := box.OpenSecret(r)
 				if err := errors.Join(err1, err2); err != nil || string(shown) != want || string(secret) != want {
 					t.Errorf("account %d: %q, %q, %v", n, shown, secret, err)
 					return
 				}
+
 				sum := rawHMAC(rawKey(keys.Fingerprint[:], "fingerprint", keys.Vault, r.Account), []byte("4242"))
 				if n%100 == 0 && !bytes.Equal(box.Fingerprint(r.Account, []byte("4242")), sum) {
 					t.Errorf("account %d: wrong fingerprint", n)
@@ -524,6 +549,7 @@ func TestConcurrentUse(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Go(func() {
 		k := keys
 		for range 20 {
@@ -538,6 +564,7 @@ func TestHashesAreApart(t *testing.T) {
 	box, other := boxOf(seal.NewKeys()), boxOf(seal.NewKeys())
 	a, b := uuid.New(), uuid.New()
 	value := []byte("4242424242424242")
+
 	seen := map[string]string{}
 	for name, sum := range map[string][]byte{
 		"fingerprint":             box.Fingerprint(a, value)[:seal.LookupSize],
@@ -559,6 +586,7 @@ func TestHashesAreApart(t *testing.T) {
 		}
 		seen[string(sum)] = name
 	}
+
 	if !bytes.Equal(box.Lookup(a, "x", value), box.Lookup(a, "x", value)) {
 		t.Error("the same value has two hashes")
 	}
@@ -572,12 +600,14 @@ func TestIdempotencyFraming(t *testing.T) {
 	for _, p := range []string{"", "\x00", "\x01", "\x02", "\x00\x00", "\x00\x01", "\x01\x00", "\x01\x01"} {
 		parts = append(parts, []byte(p))
 	}
+
 	all := [][][]byte{{}}
 	for n := 0; len(all[n]) < 3; n++ {
 		for _, p := range parts {
 			all = append(all, append(slices.Clip(all[n]), p))
 		}
 	}
+
 	seen := map[string][][]byte{}
 	for _, sequence := range all {
 		sum := string(box.Idempotency(account, sequence...))
@@ -586,6 +616,7 @@ func TestIdempotencyFraming(t *testing.T) {
 		}
 		seen[sum] = sequence
 	}
+
 	if want := 1 + 8 + 64 + 512; len(all) != want {
 		t.Errorf("%d sequences, want %d", len(all), want)
 	}
@@ -601,6 +632,7 @@ func TestCountMAC(t *testing.T) {
 		k.ValidCount(2, 1000, mac[:31]) || seal.NewKeys().Next().ValidCount(2, 1000, mac) {
 		t.Error("another count, term or vault is accepted")
 	}
+
 	for bit := range len(mac) * 8 {
 		mac[bit/8] ^= 1 << (bit % 8)
 		if k.ValidCount(2, 1000, mac) {

@@ -50,6 +50,7 @@ func (v *recordVector) record(t *testing.T) *store.Record {
 	r := &store.Record{
 		Kind: store.Kind(v.Kind), ID: v.ID, Account: v.Account, Parent: v.Parent, Class: v.Class, Version: v.Version,
 	}
+
 	if v.Due != "" {
 		due, err := time.Parse(time.RFC3339, v.Due)
 		if err != nil {
@@ -57,6 +58,7 @@ func (v *recordVector) record(t *testing.T) *store.Record {
 		}
 		r.Due = due
 	}
+
 	for _, h := range v.Lookup {
 		r.Lookup = append(r.Lookup, h)
 	}
@@ -104,10 +106,12 @@ func vectors(t *testing.T) (*vectorFile, *seal.Keys) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	f := new(vectorFile)
 	if err := json.Unmarshal(data, f); err != nil {
 		t.Fatal(err)
 	}
+
 	k := &seal.Keys{
 		Vault:       f.Keys.Vault,
 		Generation:  f.Keys.Generation,
@@ -116,6 +120,7 @@ func vectors(t *testing.T) (*vectorFile, *seal.Keys) {
 		Lookup:      [32]byte(f.Keys.Lookup),
 		Audit:       [32]byte(f.Keys.Audit),
 	}
+
 	for _, m := range f.Keys.Masters {
 		k.Masters = append(k.Masters, seal.Master{Term: m.Term, Key: [32]byte(m.Key)})
 	}
@@ -146,14 +151,17 @@ func rawAAD(vault uuid.UUID, r *store.Record, part string, term uint32) []byte {
 	b.Write(rawHeader(term))
 	b.Write([]byte{0, 1})
 	b.WriteByte(map[string]byte{"shown": 1, "secret": 2}[part])
+
 	b.Write(vault[:])
 	b.WriteByte(byte(r.Kind))
 	b.Write(r.Account[:])
 	b.Write(r.ID[:])
 	b.Write(r.Parent[:])
+
 	if part == "secret" {
 		return b.Bytes()
 	}
+
 	b.WriteByte(r.Class)
 	due := uint64(1) << 63
 	if !r.Due.IsZero() {
