@@ -16,7 +16,7 @@ import (
 )
 
 // families measures how long it takes to revoke an API key and to delete a token with
-// much below it, and what another account notices until all of it is erased: the 99th
+// much below it, and how much another account notices until all of it is erased: the 99th
 // percentile of its imports then, against that of its imports alone. The keys are at most as many
 // as an account can have.
 func (b *bench) families(ctx context.Context) error {
@@ -37,84 +37,106 @@ func (b *bench) families(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	visa := card(0)
-	imports := func(span time.Duration) ([]time.Duration, error) {
-		_, latencies, err := rate(16, span, func(int) error {
-			_, err := v.In(other.ID).Import(ctx, visa, nil)
-			return err
-		})
-		return latencies, err
-	}
+
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- v.Run(running) }()
 
-	keys := func() (end func() error, n int, err error) {
-		n = min(b.family, 99_999)
-		root, _, err := v.CreateAPIKey(ctx, "root", cardvault.AllScopes(), nil)
-		if err != nil {
-			return nil, 0, err
-		}
-		var left atomic.Int64
-		left.Store(int64(n))
-		return func() error { return v.DeleteAPIKey(ctx, root.ID) }, n, parallel(256, func(int) error {
-			for left.Add(-1) >= 0 {
-				if _, _, err := v.CreateAPIKey(ctx, "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	payments := func() (end func() error, n int, err error) {
-		t, err := v.Import(ctx, visa, nil)
-		if err != nil {
-			return nil, 0, err
-		}
-		_, err = v.RequestPaymentData(ctx, t.ID, cardvault.PaymentRequest{Amount: 1, Currency: "EUR", Reference: "a reference"})
-		if err != nil {
-			return nil, 0, err
-		}
-		return func() error { return v.Delete(ctx, t.ID) }, b.family, clones(ctx, s, last.record.Load(), b.family-1)
-	}
-	for _, f := range []struct {
-		what, of string
-		make     func() (end func() error, n int, err error)
-	}{
-		{"revoke an API key", "keys below it", keys},
-		{"delete a token", "records of payment data", payments},
-	} {
-		end, n, err := f.make()
+	for _, grow := range []func(context.Context, *cardvault.Vault, *keeper) (*family, error){b.keysBelow, b.paymentsBelow} {
+		f, err := grow(ctx, v, last)
 		if err != nil {
 			return err
 		}
-		alone, err := imports(b.span)
-		if err != nil {
+		if err := b.endFamily(ctx, f, v.In(other.ID), last); err != nil {
 			return err
 		}
-		size := last.deleted.Load()
-		start := time.Now()
-		if err := end(); err != nil {
-			return err
-		}
-		took := time.Since(start)
-		var meanwhile []time.Duration
-		for last.deleted.Load()-size < int64(n) {
-			more, err := imports(100 * time.Millisecond)
-			if err != nil {
-				return err
-			}
-			meanwhile = append(meanwhile, more...)
-		}
-		slices.Sort(meanwhile)
-		before, then := quantile(alone, .99), quantile(meanwhile, .99)
-		fmt.Printf("  %s with %d %s: %v; all erased after %v; imports of another account, p99 alone %v, meanwhile %v: ratio %.2f\n",
-			f.what, n, f.of, took.Round(100*time.Microsecond), time.Since(start).Round(100*time.Millisecond),
-			before.Round(10*time.Microsecond), then.Round(10*time.Microsecond), float64(then)/float64(before))
 	}
 	stop()
 	return <-ended
+}
+
+// A family is a record with n below it.
+type family struct {
+	ending, of string // as they are printed
+	n          int
+	end        func() error
+}
+
+// keysBelow makes API keys below one.
+func (b *bench) keysBelow(ctx context.Context, v *cardvault.Vault, _ *keeper) (*family, error) {
+	n := min(b.family, 99_999)
+	root, _, err := v.CreateAPIKey(ctx, "root", cardvault.AllScopes(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	var left atomic.Int64
+	left.Store(int64(n))
+	err = parallel(256, func(int) error {
+		for left.Add(-1) >= 0 {
+			if _, _, err := v.CreateAPIKey(ctx, "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return &family{"revoke an API key", "keys below it", n, func() error { return v.DeleteAPIKey(ctx, root.ID) }}, err
+}
+
+// paymentsBelow makes payment data below a token.
+func (b *bench) paymentsBelow(ctx context.Context, v *cardvault.Vault, last *keeper) (*family, error) {
+	t, err := v.Import(ctx, card(0), nil)
+	if err != nil {
+		return nil, err
+	}
+	_, err = v.RequestPaymentData(ctx, t.ID, cardvault.PaymentRequest{Amount: 1, Currency: "EUR", Reference: "a reference"})
+	if err != nil {
+		return nil, err
+	}
+
+	err = clones(ctx, last.Store, last.record.Load(), b.family-1)
+	return &family{"delete a token", "records of payment data", b.family, func() error { return v.Delete(ctx, t.ID) }}, err
+}
+
+// endFamily ends a family, and prints how another account's imports fare until the family
+// is erased.
+func (b *bench) endFamily(ctx context.Context, f *family, other *cardvault.Vault, last *keeper) error {
+	visa := card(0)
+	imports := func(span time.Duration) ([]time.Duration, error) {
+		_, latencies, err := rate(16, span, func(int) error {
+			_, err := other.Import(ctx, visa, nil)
+			return err
+		})
+		return latencies, err
+	}
+	alone, err := imports(b.span)
+	if err != nil {
+		return err
+	}
+
+	size := last.deleted.Load()
+	start := time.Now()
+	if err := f.end(); err != nil {
+		return err
+	}
+	took := time.Since(start)
+
+	var meanwhile []time.Duration
+	for last.deleted.Load()-size < int64(f.n) {
+		more, err := imports(100 * time.Millisecond)
+		if err != nil {
+			return err
+		}
+		meanwhile = append(meanwhile, more...)
+	}
+
+	slices.Sort(meanwhile)
+	before, then := quantile(alone, .99), quantile(meanwhile, .99)
+	fmt.Printf("  %s with %d %s: %v; all erased after %v; imports of another account, p99 alone %v, meanwhile %v: ratio %.2f\n",
+		f.ending, f.n, f.of, took.Round(100*time.Microsecond), time.Since(start).Round(100*time.Millisecond),
+		before.Round(10*time.Microsecond), then.Round(10*time.Microsecond), float64(then)/float64(before))
+	return nil
 }
 
 // clones puts n records beside one, in which nothing can be read.

@@ -22,6 +22,7 @@ func (b *bench) http(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	answer := bytes.Repeat([]byte("x"), 1050)
 	bare := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err != nil {
@@ -30,25 +31,27 @@ func (b *bench) http(ctx context.Context) error {
 		w.Header().Set("Content-Type", "application/json")
 		w.Write(answer)
 	})
+
 	vault, stop, err := b.rest(ctx)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	floor, stop, err := client(ctx, bare, "")
+	empty, stop, err := client(ctx, bare, "")
 	if err != nil {
 		return err
 	}
 	defer stop()
+
 	fmt.Printf("  %d tokens\n", p.TotalItems)
 	for _, n := range []int{1, 64} {
 		err := errors.Join(
 			b.compare(n,
 				contender{"GET /tokens/{id}", func(int) error { return vault.get(b) }},
-				contender{"bare GET", func(int) error { return floor.get(b) }}),
+				contender{"bare GET", func(int) error { return empty.get(b) }}),
 			b.compare(n,
 				contender{"POST /cde-import", func(int) error { return vault.post() }},
-				contender{"bare POST", func(int) error { return floor.post() }}),
+				contender{"bare POST", func(int) error { return empty.post() }}),
 		)
 		if err != nil {
 			return err
@@ -105,14 +108,17 @@ func (c *caller) do(method, path string, body []byte) error {
 	if err != nil {
 		return err
 	}
+
 	r.Header.Set("X-Api-Key", c.key)
 	if body != nil {
 		r.Header.Set("Content-Type", "application/json")
 	}
+
 	w, err := c.client.Do(r)
 	if err != nil {
 		return err
 	}
+
 	defer w.Body.Close()
 	if w.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s answers %s", method, w.Status)

@@ -36,32 +36,38 @@ var bulk = &cardvault.ImportOptions{Bulk: true}
 
 // imports compares durable imports with raw bbolt writing the same bytes.
 func (b *bench) imports(ctx context.Context) error {
-	floor, err := newFloor(filepath.Join(b.dir, "floor.db"), b.rowBytes, b.tokens)
+	appending, err := newFloor(filepath.Join(b.dir, "floor.db"), b.rowBytes, b.tokens)
 	if err != nil {
 		return err
 	}
-	defer floor.close()
+	defer appending.close()
 	naive, err := bbolt.Open(filepath.Join(b.dir, "naive.db"), 0o600, nil)
 	if err != nil {
 		return err
 	}
 	defer naive.Close()
+
 	value := make([]byte, b.rowBytes)
-	visa, coded := card(0), card(0)
-	coded.SecurityCode = cardvault.NewSecurityCode([]byte("737"))
+	visa := card(0)
 	for _, n := range []int{1, 16, 64, 256} {
 		err := b.compare(n,
 			contender{"vault, one account", func(int) error {
 				_, err := b.vault.Import(ctx, visa, nil)
 				return err
 			}},
-			contender{"append-only bbolt with group commit", func(int) error { return floor.put() }},
+			contender{"append-only bbolt with group commit", func(int) error { return appending.put() }},
 			contender{"bbolt Batch, random key and three indexes", func(int) error { return batch(naive, value) }},
 		)
 		if err != nil {
 			return err
 		}
 	}
+	return b.importsApart(ctx)
+}
+
+// importsApart compares durable imports of one account with those of many, and with those
+// that do more.
+func (b *bench) importsApart(ctx context.Context) error {
 	accounts := make([]*cardvault.Vault, 1000)
 	for i := range accounts {
 		a, err := b.vault.CreateAccount(ctx, "", nil)
@@ -70,8 +76,9 @@ func (b *bench) imports(ctx context.Context) error {
 		}
 		accounts[i] = b.vault.In(a.ID)
 	}
+
 	var turn atomic.Int64
-	err = b.compare(64,
+	err := b.compare(64,
 		contender{"vault, different cards, counted under their masks", func(int) error {
 			_, err := b.vault.Import(ctx, card(int(turn.Add(1)%1000)), nil)
 			return err
@@ -84,6 +91,9 @@ func (b *bench) imports(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
+	visa, coded := card(0), card(0)
+	coded.SecurityCode = cardvault.NewSecurityCode([]byte("737"))
 	return b.compare(64,
 		contender{"vault, one account", func(int) error {
 			_, err := b.vault.Import(ctx, visa, nil)
@@ -112,10 +122,12 @@ func batch(db *bbolt.DB, value []byte) error {
 		if err != nil {
 			return err
 		}
+
 		id := uuid.New()
 		if err := rows.Put(id[:], value); err != nil {
 			return err
 		}
+
 		for _, name := range []string{"business_key", "fingerprint", "status"} {
 			index, err := tx.CreateBucketIfNotExists([]byte(name))
 			if err != nil {
@@ -165,6 +177,7 @@ func (f *floor) append(n int) error {
 			return err
 		}
 		rows.FillPercent = 1
+
 		for range n {
 			f.rows++
 			var key [16]byte
@@ -209,11 +222,13 @@ func (b *bench) importUntilKilled() error {
 	if err := b.open(ctx); err != nil {
 		return err
 	}
+
 	go func() {
 		for range time.Tick(time.Second) {
 			fmt.Println("importing")
 		}
 	}()
+
 	return parallel(64, func(int) error {
 		for {
 			if _, err := b.vault.Import(ctx, card(0), nil); err != nil {

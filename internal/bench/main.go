@@ -48,11 +48,13 @@ func main() {
 	flag.IntVar(&b.family, "family", 100_000, "records below the one that is deleted, of families")
 	child := flag.String("import-until-killed", "", "used by open: import into the vault in this `directory`")
 	flag.Parse()
+
 	if *child != "" {
 		b.dir = *child
 		must(b.importUntilKilled())
 		return
 	}
+
 	parts := []struct {
 		name string
 		run  func(context.Context) error
@@ -61,10 +63,12 @@ func main() {
 		{"open", b.opens}, {"sweep", b.sweep}, {"http", b.http}, {"network", b.network},
 		{"webhooks", b.webhooks}, {"families", b.families}, {"cost", b.costs},
 	}
+
 	dir, err := os.MkdirTemp("", "cardvault-bench-*")
 	must(err)
 	defer os.RemoveAll(dir)
 	b.dir = dir
+
 	ctx := context.Background()
 	must(b.fill(ctx))
 	for _, p := range parts {
@@ -105,6 +109,7 @@ func card(n int) cardvault.Card {
 			for i := 6; i < len(d); i++ {
 				d[i] = byte('0' + rand.IntN(10))
 			}
+
 			return cardvault.Card{
 				PAN:    cardvault.NewPAN(append(d, luhn(d))),
 				Expiry: cardvault.Expiry{Month: 1 + rand.IntN(12), Year: 2030},
@@ -149,6 +154,7 @@ func (b *bench) fill(ctx context.Context) error {
 	if b.rowBytes, err = rowBytes(ctx); err != nil {
 		return err
 	}
+
 	start := time.Now()
 	var mu sync.Mutex
 	var left atomic.Int64
@@ -167,6 +173,7 @@ func (b *bench) fill(ctx context.Context) error {
 		}
 		return nil
 	})
+
 	took := time.Since(start)
 	fmt.Printf("%s, %d CPUs; %d tokens imported by 256 goroutines at %.0f a second; a record is %d bytes\n",
 		runtime.Version(), runtime.NumCPU(), b.tokens, float64(b.tokens)/took.Seconds(), b.rowBytes)
@@ -204,11 +211,13 @@ func rate(n int, span time.Duration, f func(i int) error) (perSecond float64, la
 			now = time.Now()
 			own = append(own, now.Sub(then))
 		}
+
 		mu.Lock()
 		latencies = append(latencies, own...)
 		mu.Unlock()
 		return nil
 	})
+
 	slices.Sort(latencies)
 	return float64(len(latencies)) / time.Since(start).Seconds(), latencies, err
 }
@@ -248,6 +257,7 @@ func (b *bench) compare(n int, cs ...contender) error {
 			p99[j] = quantile(latencies, .99)
 		}
 	}
+
 	for j, c := range cs {
 		fmt.Printf("  %4d  %-44s %10.0f/s  p99 %9v", n, c.name, median(rates[j]), p99[j].Round(time.Microsecond))
 		if j > 0 {

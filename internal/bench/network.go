@@ -26,6 +26,7 @@ func (b *bench) network(ctx context.Context) error {
 		vaults = append(vaults, v)
 		return err
 	}
+
 	defer func() {
 		for _, v := range vaults {
 			if v != nil {
@@ -33,6 +34,7 @@ func (b *bench) network(ctx context.Context) error {
 			}
 		}
 	}()
+
 	sim, err := simnet.New(ctx, memstore.New(), nil)
 	if err == nil {
 		err = errors.Join(open("none", nil), open("idle", sim), open("up", sim), open("down", &down{Network: sim}))
@@ -40,12 +42,14 @@ func (b *bench) network(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 2)
 	for _, v := range vaults[2:] {
 		go func() { ended <- v.Run(running) }()
 	}
+
 	visa := card(0)
 	into := func(v *cardvault.Vault) func(int) error {
 		return func(int) error {
@@ -64,6 +68,7 @@ func (b *bench) network(ctx context.Context) error {
 			return errors.Join(err, fmt.Errorf("importing"))
 		}
 	}
+
 	stop()
 	if err := errors.Join(<-ended, <-ended); err != nil {
 		return err
@@ -78,15 +83,18 @@ func (b *bench) activate(ctx context.Context) error {
 		return err
 	}
 	defer func() { must(sim.Close()) }()
+
 	v, err := cardvault.Open(ctx, filepath.Join(b.dir, "active"), b.keys, &cardvault.Options{Mode: cardvault.Sandbox, Network: sim})
 	if err != nil {
 		return err
 	}
 	defer func() { must(v.Close()) }()
+
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- v.Run(running) }()
+
 	var imported atomic.Int64
 	begun := time.Now()
 	importers := make(chan error, 1)
@@ -101,6 +109,7 @@ func (b *bench) activate(ctx context.Context) error {
 			return nil
 		})
 	}()
+
 	active := int64(0)
 	for active < activations {
 		time.Sleep(10 * time.Millisecond)
@@ -110,9 +119,11 @@ func (b *bench) activate(ctx context.Context) error {
 		}
 		active = p.TotalItems
 	}
+
 	took := time.Since(begun)
 	fmt.Printf("        %d active in %v: %.0f a second, with a durable simulator, while 16 goroutines import %.0f a second\n",
 		active, took.Round(time.Millisecond), float64(active)/took.Seconds(), float64(imported.Load())/took.Seconds())
+
 	stop()
 	return errors.Join(<-importers, <-ended)
 }

@@ -31,40 +31,18 @@ func (b *bench) gets(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	db, err := bbolt.Open(filepath.Join(b.dir, "get.db"), 0o600, &bbolt.Options{NoSync: true})
 	if err != nil {
 		return err
 	}
 	defer db.Close()
 	aad := make([]byte, 100)
-	sealed := aead.Seal(nil, nil, make([]byte, b.rowBytes-150), aad)
-	var keys []uuid.UUID
-	for done := 0; done < b.tokens; {
-		err := db.Update(func(tx *bbolt.Tx) error {
-			rows, err := tx.CreateBucketIfNotExists([]byte("rows"))
-			if err != nil {
-				return err
-			}
-			rows.FillPercent = 1
-			for range min(10000, b.tokens-done) {
-				key, err := uuid.NewV7()
-				if err != nil {
-					return err
-				}
-				if err := rows.Put(key[:], sealed); err != nil {
-					return err
-				}
-				if done%max(1, b.tokens/10000) == 0 {
-					keys = append(keys, key)
-				}
-				done++
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
+	keys, err := b.rows(db, aead.Seal(nil, nil, make([]byte, b.rowBytes-150), aad))
+	if err != nil {
+		return err
 	}
+
 	for _, n := range []int{1, 2} {
 		err := b.compare(n,
 			contender{"Get", func(int) error {
@@ -92,6 +70,39 @@ func (b *bench) gets(ctx context.Context) error {
 	return nil
 }
 
+// rows puts a row for each token into db, all with the same value, and returns a sample of
+// their keys.
+func (b *bench) rows(db *bbolt.DB, value []byte) (keys []uuid.UUID, err error) {
+	for done := 0; done < b.tokens; {
+		err := db.Update(func(tx *bbolt.Tx) error {
+			rows, err := tx.CreateBucketIfNotExists([]byte("rows"))
+			if err != nil {
+				return err
+			}
+			rows.FillPercent = 1
+
+			for range min(10000, b.tokens-done) {
+				key, err := uuid.NewV7()
+				if err != nil {
+					return err
+				}
+				if err := rows.Put(key[:], value); err != nil {
+					return err
+				}
+				if done%max(1, b.tokens/10000) == 0 {
+					keys = append(keys, key)
+				}
+				done++
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return keys, nil
+}
+
 // lists prints the median duration of pages, and their ratio to page 1.
 func (b *bench) lists(ctx context.Context) error {
 	first, err := b.vault.List(ctx, nil)
@@ -99,11 +110,13 @@ func (b *bench) lists(ctx context.Context) error {
 		return err
 	}
 	from := first.Items[0].CreatedAt.Add(-time.Hour)
+
 	middle, err := b.vault.List(ctx, &cardvault.ListOptions{Page: int(first.TotalPages / 2)})
 	if err != nil {
 		return err
 	}
 	half := middle.Items[0].CreatedAt
+
 	visa, rare := []cardvault.Scheme{cardvault.SchemeVISA}, []cardvault.Scheme{cardvault.SchemeUnionPay}
 	mixed := []cardvault.Scheme{cardvault.SchemeVISA, cardvault.SchemeJCB, cardvault.SchemeUnionPay}
 	status := []cardvault.NetworkTokenStatus{cardvault.NetworkTokenNotAvailable, cardvault.NetworkTokenActive}
@@ -125,6 +138,7 @@ func (b *bench) lists(ctx context.Context) error {
 		{"time, schemes and status, middle page", cardvault.ListOptions{From: from, To: half, Scheme: mixed, NetworkTokenStatus: status, Page: pages / 8}},
 		{"empty page past the end: total alone", cardvault.ListOptions{Page: pages + 1}},
 	}
+
 	medians := make([][]float64, len(cases))
 	for range b.rounds {
 		for i, c := range cases {
@@ -156,14 +170,17 @@ func (b *bench) disk(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	info, err := os.Stat(filepath.Join(b.dir, "vault", "cardvault.db"))
 	if err != nil {
 		return err
 	}
+
 	runtime.GC()
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
+
 	fmt.Printf("  %d tokens in the default account; file %.0f bytes a token, %.2f of the sealed records; heap %.1f MiB\n",
 		p.TotalItems, float64(info.Size())/float64(p.TotalItems), float64(info.Size())/float64(p.TotalItems)/float64(b.rowBytes), float64(m.HeapAlloc)/(1<<20))
 	return nil
@@ -181,6 +198,7 @@ func (b *bench) opens(ctx context.Context) error {
 		fmt.Printf("  open and first read after %-8s %v\n", what, time.Since(start).Round(time.Microsecond))
 		return err
 	}
+
 	for range b.rounds {
 		if err := b.vault.Close(); err != nil {
 			return err
@@ -192,6 +210,7 @@ func (b *bench) opens(ctx context.Context) error {
 	if err := b.vault.Close(); err != nil {
 		return err
 	}
+
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -204,6 +223,8 @@ func (b *bench) opens(ctx context.Context) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
+
+	// The child is in the middle of imports once it has printed a line.
 	_, readErr := bufio.NewReader(out).ReadString('\n')
 	err = errors.Join(readErr, cmd.Process.Kill())
 	_ = cmd.Wait() // says that it was killed
@@ -218,6 +239,7 @@ func (b *bench) sweep(ctx context.Context) error {
 	lapsing := b.tokens / 10
 	var left atomic.Int64
 	left.Store(int64(lapsing))
+
 	// All lapse within a second of the last one made.
 	started := time.Now()
 	err := parallel(256, func(int) error {
@@ -236,10 +258,12 @@ func (b *bench) sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	before, err := b.vault.List(ctx, &cardvault.ListOptions{Limit: 1})
 	if err != nil {
 		return err
 	}
+
 	<-time.After(time.Until(started.Add(33 * time.Second)))
 	working, stop := context.WithCancel(ctx)
 	imported := make(chan []time.Duration, 1)
@@ -259,10 +283,12 @@ func (b *bench) sweep(ctx context.Context) error {
 		}
 		imported <- latencies
 	}()
+
 	start := time.Now()
 	err = b.vault.Drain(ctx)
 	took := time.Since(start)
 	stop()
+
 	latencies := <-imported
 	select {
 	case err = <-failed:
@@ -271,6 +297,7 @@ func (b *bench) sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	var worst time.Duration
 	for _, l := range latencies {
 		worst = max(worst, l)

@@ -24,6 +24,7 @@ func (b *bench) webhooks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	var received atomic.Int64
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err == nil {
@@ -34,10 +35,12 @@ func (b *bench) webhooks(ctx context.Context) error {
 	if _, _, err := b.vault.In(heard.ID).CreateWebhook(ctx, receiver.URL, nil); err != nil {
 		return err
 	}
+
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- b.vault.Run(running) }()
+
 	visa := card(0)
 	for _, n := range []int{1, 64, 256} {
 		var ratios, silence, hearing, sending []float64
@@ -49,26 +52,33 @@ func (b *bench) webhooks(ctx context.Context) error {
 				})
 				return perSecond, err
 			}
+
 			without, err := imports(silent)
 			if err != nil {
 				return err
 			}
+
 			before, start := received.Load(), time.Now()
 			with, err := imports(heard)
 			if err != nil {
 				return err
 			}
+
+			// The deliveries are over once none arrives for a while.
 			for last := int64(-1); last != received.Load(); time.Sleep(100 * time.Millisecond) {
 				last = received.Load()
 			}
+
 			taken := float64(received.Load() - before)
 			sending = append(sending, taken/(time.Since(start)-100*time.Millisecond).Seconds())
 			silence, hearing = append(silence, without), append(hearing, with)
 			ratios = append(ratios, with/without)
 		}
+
 		fmt.Printf("  %4d  imports, no webhook %.0f/s, one webhook %.0f/s: ratio %.2f (%.2f to %.2f); deliveries %.0f/s\n",
 			n, median(silence), median(hearing), median(ratios), slices.Min(ratios), slices.Max(ratios), median(sending))
 	}
+
 	stop()
 	return <-ended
 }
