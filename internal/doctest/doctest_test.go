@@ -40,6 +40,7 @@ func sources(t *testing.T, f func(file string, source *ast.File)) {
 		case !strings.HasSuffix(file, ".go"):
 			return nil
 		}
+
 		source, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
 		if err == nil {
 			f(filepath.ToSlash(strings.TrimPrefix(file, root+string(filepath.Separator))), source)
@@ -123,10 +124,12 @@ func value(t *testing.T, dir, name string) string {
 	t.Helper()
 	found := ""
 	units := strings.NewReplacer("time.Millisecond", "1000000", "time.Second", "1000000000", "time.Minute", "60000000000", "time.Hour", "3600000000000")
+
 	files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -137,6 +140,7 @@ func value(t *testing.T, dir, name string) string {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, decl := range source.Decls {
 			g, ok := decl.(*ast.GenDecl)
 			if !ok || g.Tok != token.CONST {
@@ -148,6 +152,7 @@ func value(t *testing.T, dir, name string) string {
 					if n.Name != name || i >= len(s.Values) {
 						continue
 					}
+
 					e := text[fset.Position(s.Values[i].Pos()).Offset:fset.Position(s.Values[i].End()).Offset]
 					v, err := types.Eval(fset, nil, token.NoPos, units.Replace(string(e)))
 					if err != nil {
@@ -158,6 +163,7 @@ func value(t *testing.T, dir, name string) string {
 			}
 		}
 	}
+
 	if found == "" {
 		t.Fatalf("there is no constant %s in %q", name, dir)
 	}

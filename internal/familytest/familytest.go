@@ -75,6 +75,7 @@ func Run(t *testing.T, open func(t testing.TB) store.Store, n int) {
 			if a.name == "APIKeys" { // they are made one by one
 				of = [2]int{smallKeys, min(max(smallKeys+500, n/4), mostKeys)}
 			}
+
 			few, many := play(t, open, a.act, of[0]), play(t, open, a.act, of[1])
 			if few != many {
 				t.Errorf("what ends a family depends on how large it is:\n%d: %+v\n%d: %+v", of[0], few, of[1], many)
@@ -101,11 +102,13 @@ func on(t *testing.T, open func(t testing.TB) store.Store, f func(*stage)) {
 			t.Error(err)
 		}
 	}()
+
 	s := bubble.Outside(t, inner)
 	bubble.Test(t, func(t *testing.T) {
 		a := &stage{T: t, store: &counter{Store: s}}
 		a.restart()
 		f(a)
+
 		a.store.mu.Lock()
 		defer a.store.mu.Unlock()
 		if most := a.store.most; most.Writes > mostWrites || most.Reads > mostReads {
@@ -144,9 +147,9 @@ func (a *stage) fails(what string, err, want error) {
 
 // play ends a family of n and returns what that cost. The background erases what is left
 // though a transaction of it fails, and though its process dies.
-func play(t *testing.T, open func(t testing.TB) store.Store, act act, n int) (cost Cost) {
+func play(t *testing.T, open func(t testing.TB) store.Store, begin act, n int) (cost Cost) {
 	on(t, open, func(a *stage) {
-		f := act(a)
+		f := begin(a)
 		if more := n - a.below(f, 10); f.more != nil {
 			f.more(more)
 		} else {
@@ -155,10 +158,13 @@ func play(t *testing.T, open func(t testing.TB) store.Store, act act, n int) (co
 		if got := a.below(f, n+1); got != n {
 			a.Fatalf("the family has %d below it, want %d", got, n)
 		}
+
 		a.store.take()
 		a.must(f.end())
 		cost = a.store.take()
 		f.gone("at that instant")
+
+		// The process goes on after a failed transaction.
 		a.store.failAfter(2, 1)
 		_ = a.Drain(a.Context())
 		a.store.failAfter(0, 0)
@@ -166,6 +172,8 @@ func play(t *testing.T, open func(t testing.TB) store.Store, act act, n int) (co
 		if a.below(f, 1) == 0 {
 			a.Error("nothing is left for the next process, so nothing is shown")
 		}
+
+		// The process dies in the middle, and another one goes on.
 		time.Sleep(3 * time.Minute)
 		a.store.failAfter(2, 1<<30)
 		_ = a.Drain(a.Context())
@@ -175,6 +183,8 @@ func play(t *testing.T, open func(t testing.TB) store.Store, act act, n int) (co
 		if a.below(f, 1) == 0 {
 			a.Error("nothing is left for the next process, so nothing is shown")
 		}
+
+		// The next attempt ends it.
 		time.Sleep(3 * time.Minute)
 		a.must(a.Drain(a.Context()))
 		f.gone("in the end")
@@ -184,6 +194,7 @@ func play(t *testing.T, open func(t testing.TB) store.Store, act act, n int) (co
 		if jobs := a.kinds(kindRemains); jobs > 0 {
 			a.Errorf("%d jobs are left", jobs)
 		}
+
 		if f.child == kindAPIKey {
 			p, err := a.ListAPIKeys(a.Context(), nil)
 			a.must(err)
@@ -230,6 +241,7 @@ func (a *stage) clone(f *family, n int) {
 	if r == nil {
 		a.Fatal("there is nothing to clone")
 	}
+
 	for done := 0; done < n; {
 		batch := min(1000, n-done)
 		a.must(a.store.Store.Update(a.Context(), func(tx store.Tx) error {
@@ -254,6 +266,7 @@ func apiKeys(a *stage) *family {
 	a.must(err)
 	_, deep, err := a.CreateAPIKey(a.Context(), "grandchild", scopes, &cardvault.APIKeyOptions{Creator: child.ID})
 	a.must(err)
+
 	return &family{
 		of: store.Key{Kind: kindAPIKey, ID: row}, child: kindAPIKey,
 		more: func(n int) { // only those that can be read are erased
@@ -328,11 +341,13 @@ func (a *stage) goneToken(when string, t *cardvault.Token) {
 	} {
 		a.fails(when+": "+what, call(), cardvault.ErrNotFound)
 	}
+
 	p, err := a.List(ctx, nil)
 	a.must(err)
 	if p.TotalItems != 0 || len(p.Items) != 0 {
 		a.Errorf("%s: %d tokens listed, total %d", when, len(p.Items), p.TotalItems)
 	}
+
 	for range a.All(ctx, nil) {
 		a.Errorf("%s: All yields it", when)
 	}
@@ -344,6 +359,7 @@ func paymentData(a *stage) *family {
 	ctx := cardvault.WithIdempotencyKey(a.Context(), "payment")
 	_, err := a.RequestPaymentData(ctx, t.ID, payment)
 	a.must(err)
+
 	return &family{
 		of: store.Key{Kind: kindToken, ID: row}, child: kindPaymentData,
 		end: func() error { return a.Delete(a.Context(), t.ID) },
@@ -362,6 +378,7 @@ func answers(a *stage) *family {
 	ctx := cardvault.WithIdempotencyKey(a.Context(), "refresh")
 	session, err := a.RefreshSession(ctx, t.ID)
 	a.must(err)
+
 	return &family{
 		of: store.Key{Kind: kindToken, ID: row}, child: kindAnswer,
 		end: func() error { return a.Delete(a.Context(), t.ID) },
@@ -370,6 +387,7 @@ func answers(a *stage) *family {
 			gone(when)
 			_, err := a.RefreshSession(ctx, t.ID)
 			a.fails(when+": repeated session", err, cardvault.ErrNotFound)
+
 			_, err = a.Session(a.Context(), session)
 			a.fails(when+": session", err, cardvault.ErrNotFound)
 			_, err = a.RefreshSecurityCode(a.Context(), session, cardvault.NewSecurityCode([]byte("123")))
@@ -394,6 +412,7 @@ func deliveries(a *stage) *family {
 	p, err := a.ListDeliveries(a.Context(), hook.ID, nil)
 	a.must(err)
 	event := p.Items[0].EventID
+
 	return &family{
 		of: store.Key{ID: r.Parent}, child: kindDelivery,
 		end: func() error { return a.DeleteWebhook(a.Context(), hook.ID) },
@@ -405,6 +424,7 @@ func deliveries(a *stage) *family {
 			_, err = a.Webhook(ctx, hook.ID)
 			a.fails(when+": webhook", err, cardvault.ErrNotFound)
 			a.fails(when+": redelivery", a.Redeliver(ctx, event), cardvault.ErrNotFound)
+
 			p, err := a.ListWebhooks(ctx, nil)
 			a.must(err)
 			if p.TotalItems != 0 {
@@ -423,8 +443,10 @@ func lapse(a *stage) *family {
 	t, err := a.Tokenize(a.Context(), session, visa)
 	a.must(err)
 	row := a.store.last(kindToken).ID
+
 	_, err = a.RequestPaymentData(a.Context(), t.ID, payment)
 	a.must(err)
+
 	return &family{
 		of: store.Key{Kind: kindToken, ID: row}, child: kindPaymentData,
 		end:  func() error { time.Sleep(time.Minute); return nil },
@@ -438,14 +460,17 @@ func restored(t *testing.T, open func(t testing.TB) store.Store) {
 	on(t, open, func(a *stage) {
 		f := paymentData(a)
 		a.clone(f, small)
+
 		var token *store.Record
 		a.must(a.store.Store.View(a.Context(), func(tx store.ReadTx) (err error) {
 			token, err = tx.Get(kindToken, f.of.ID)
 			return err
 		}))
 		token.Shown, token.Secret = bytes.Clone(token.Shown), bytes.Clone(token.Secret)
+
 		a.must(f.end())
 		a.must(a.store.Store.Update(a.Context(), func(tx store.Tx) error { tx.Put(token); return nil }))
+
 		before := a.below(f, 2*small)
 		a.must(a.Drain(a.Context()))
 		if after := a.below(f, 2*small); before == 0 || after != before {
@@ -533,12 +558,14 @@ func (c *counter) Update(ctx context.Context, fn func(store.Tx) error) error {
 	if failing {
 		return errDied
 	}
+
 	var one Cost
 	var put []*store.Record
 	err := c.Store.Update(ctx, func(tx store.Tx) error {
 		one, put = Cost{Updates: 1}, nil
 		return fn(countedTx{countedReadTx{tx, &one}, tx, &put})
 	})
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.count(one)
@@ -548,6 +575,7 @@ func (c *counter) Update(ctx context.Context, fn func(store.Tx) error) error {
 	if c.records == nil {
 		c.records = map[store.Kind]*store.Record{}
 	}
+
 	for _, r := range put {
 		copied := *r
 		copied.Shown, copied.Secret = bytes.Clone(r.Shown), bytes.Clone(r.Secret)

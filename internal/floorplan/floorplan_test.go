@@ -16,12 +16,14 @@ func deps(t *testing.T) (direct, all map[string][]string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	direct, all = map[string][]string{}, map[string][]string{}
 	for line := range strings.Lines(string(out)) {
 		f := strings.Split(strings.TrimSpace(line), "|")
 		name := strings.TrimPrefix(f[0], module)
 		direct[name], all[name] = strings.Fields(f[1]), strings.Fields(f[2])
 	}
+
 	if len(direct) < 10 {
 		t.Fatalf("found %d packages", len(direct))
 	}
@@ -98,6 +100,7 @@ func TestStores(t *testing.T) {
 			}
 		}
 	}
+
 	for _, path := range direct["/store"] {
 		if strings.Contains(path, ".") && path != "github.com/google/uuid" {
 			t.Errorf("store imports %s: it is a leaf", path)

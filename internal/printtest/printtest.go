@@ -61,6 +61,7 @@ func Run(t *testing.T, dir, path string, shown map[string]string, types ...refle
 			}
 		}
 	}
+
 	for _, field := range slices.Sorted(maps.Keys(printed)) {
 		if shown[field] == "" && shown[inside(field)] == "" {
 			t.Errorf("%s is seen in %s: hide it, or say why it may be", field, printed[field])
@@ -109,10 +110,12 @@ func declared(t *testing.T, dir, path string) (names []string) {
 		case !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go"):
 			return nil
 		}
+
 		source, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
 		if err != nil || source.Name.Name == "main" {
 			return err
 		}
+
 		below, err := filepath.Rel(dir, filepath.Dir(file))
 		if err != nil {
 			return err
@@ -121,6 +124,7 @@ func declared(t *testing.T, dir, path string) (names []string) {
 		if pkg == "" {
 			pkg = "cardvault"
 		}
+
 		for _, decl := range source.Decls {
 			if g, ok := decl.(*ast.GenDecl); ok && g.Tok == token.TYPE {
 				for _, spec := range g.Specs {
@@ -171,6 +175,7 @@ func (f *filler) fill(v reflect.Value, field string, outer []reflect.Type) {
 	if !v.CanSet() {
 		v = reflect.NewAt(t, unsafe.Pointer(v.UnsafeAddr())).Elem()
 	}
+
 	outer = append(slices.Clone(outer), t)
 	switch t.Kind() {
 	case reflect.String:
@@ -229,11 +234,13 @@ func print(v reflect.Value) map[string]string {
 	list.Index(0).Set(v)
 	table := reflect.MakeMap(reflect.MapOf(reflect.TypeFor[string](), v.Type()))
 	table.SetMapIndex(reflect.ValueOf("key"), v)
+
 	forms := map[string]any{
 		"value": v.Interface(), "pointer": v.Addr().Interface(), "slice": list.Interface(), "map": table.Interface(),
 		"interface": struct{ X any }{v.Interface()}, "unexported": struct{ x any }{v.Interface()},
 		"pointer in interface": struct{ X any }{v.Addr().Interface()},
 	}
+
 	outputs := map[string]string{}
 	for form, x := range forms {
 		try := func(how string, out func() ([]byte, error)) {
@@ -245,12 +252,14 @@ func print(v reflect.Value) map[string]string {
 			b, err := out()
 			outputs[form+", "+how] = string(b) + fmt.Sprint(err)
 		}
+
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%t"} {
 			try(verb, func() ([]byte, error) { return fmt.Appendf(nil, verb, x), nil })
 		}
 		try("error", func() ([]byte, error) {
 			return []byte(errors.Join(fmt.Errorf("wrapped: %v", x), fmt.Errorf("%+v", x)).Error()), nil
 		})
+
 		try("json", func() ([]byte, error) { return json.Marshal(x) })
 		try("xml", func() ([]byte, error) { return xml.Marshal(x) })
 		try("gob", func() ([]byte, error) {
@@ -258,6 +267,7 @@ func print(v reflect.Value) map[string]string {
 			err := gob.NewEncoder(&b).Encode(x)
 			return b.Bytes(), err
 		})
+
 		try("slog text", func() ([]byte, error) {
 			var b bytes.Buffer
 			slog.New(slog.NewTextHandler(&b, nil)).Info("x", "x", x)
@@ -269,6 +279,7 @@ func print(v reflect.Value) map[string]string {
 			return b.Bytes(), nil
 		})
 	}
+
 	return outputs
 }
 

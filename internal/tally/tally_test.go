@@ -42,6 +42,7 @@ func TestNeverTooFew(t *testing.T) {
 		limit := rapid.IntRange(0, 20).Draw(t, "limit")
 		owners, keys, values := rapid.IntRange(1, 5).Draw(t, "owners"), rapid.IntRange(1, 300).Draw(t, "keys"), rapid.IntRange(1, 5000).Draw(t, "values")
 		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+
 		day := int64(1)
 		for range rapid.IntRange(0, 6000).Draw(t, "calls") {
 			if random.IntN(5000) == 0 {
@@ -49,6 +50,7 @@ func TestNeverTooFew(t *testing.T) {
 				clear(let)
 				clear(closed)
 			}
+
 			at := place{random.IntN(owners), random.IntN(keys)}
 			value := random.IntN(values)
 			before := let[at]
@@ -56,6 +58,7 @@ func TestNeverTooFew(t *testing.T) {
 				before = map[int]bool{}
 				let[at] = before
 			}
+
 			known := before[value]
 			may := counted.Take(day, hash("owner", at.owner), first(hashed(at.owner*1000+at.key)), hashed((1+at.owner)*1e9+value*1000+at.key), limit)
 			if may && !known && len(before) >= limit {
@@ -64,6 +67,7 @@ func TestNeverTooFew(t *testing.T) {
 			if may && closed[at] {
 				t.Fatal("a value passes after one was too many")
 			}
+
 			closed[at] = closed[at] || !may
 			before[value] = before[value] || may
 		}
@@ -76,6 +80,7 @@ func TestLimits(t *testing.T) {
 	for n := range 200_000 { // several layers, and tables of its own
 		counted.Take(1, hash(n%2), key("key", n%5000), hash(n), 100)
 	}
+
 	for _, limit := range []int{0, 1, 3, 100, tally.MaxLimit, 1000} {
 		let := 0
 		for n := range 1000 {
@@ -96,6 +101,7 @@ func TestTake(t *testing.T) {
 	take := func(day int64, owner, of, value int) bool {
 		return counted.Take(day, hash("owner", owner), key("key", owner, of), hash("value", owner, value), 2)
 	}
+
 	for i, step := range []struct {
 		day               int64
 		owner, key, value int
@@ -142,6 +148,7 @@ func TestMemory(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return int64(m.HeapAlloc) >> 10
 	}
+
 	var counted tally.Tally
 	random := rand.New(rand.NewPCG(1, 1))
 	take := func(owner int) {
@@ -153,6 +160,7 @@ func TestMemory(t *testing.T) {
 		}
 		counted.Take(1, h[0], first(h[1]), h[2], 100)
 	}
+
 	before := heap()
 	for range 2000 {
 		take(1)
@@ -160,6 +168,7 @@ func TestMemory(t *testing.T) {
 	if used := heap() - before; used > 100 {
 		t.Errorf("the first 2,000 values take %d KiB", used)
 	}
+
 	for n := range values {
 		switch n % 3 {
 		case 0:
@@ -171,6 +180,7 @@ func TestMemory(t *testing.T) {
 	if used := heap() - before; used > 106<<10 {
 		t.Errorf("it takes %d KiB", used)
 	}
+
 	runtime.KeepAlive(&counted)
 }
 
@@ -181,6 +191,7 @@ func TestHonestShop(t *testing.T) {
 	if testing.Short() {
 		cards = 200_000
 	}
+
 	for _, c := range []struct {
 		name  string
 		iins  int
@@ -197,22 +208,25 @@ func TestHonestShop(t *testing.T) {
 			var counted tally.Tally
 			random := rand.New(rand.NewPCG(7, 7))
 			zipf := rand.NewZipf(random, 1.2, 8, uint64(c.iins-1)) // few issuers have most cards
+
 			exact := map[uint64]uint8{}
 			wrongly := 0
 			for range cards {
 				var value [16]byte
 				mask := zipf.Uint64()<<16 | uint64(random.IntN(10_000))
 				sum := sha256.Sum256(binary.BigEndian.AppendUint64(nil, mask))
-				key := first([16]byte(sum[:]))
+				masked := first([16]byte(sum[:]))
 				binary.BigEndian.PutUint64(value[:], random.Uint64())
 				binary.BigEndian.PutUint64(value[8:], random.Uint64())
+
 				switch {
-				case counted.Take(1, hash("shop"), key, value, c.limit):
-					exact[key]++
-				case int(exact[key]) < c.limit:
+				case counted.Take(1, hash("shop"), masked, value, c.limit):
+					exact[masked]++
+				case int(exact[masked]) < c.limit:
 					wrongly++
 				}
 			}
+
 			if share := float64(wrongly) / float64(cards); share > c.most {
 				t.Errorf("%d of %d cards are refused for others with other masks", wrongly, cards)
 			}
@@ -241,12 +255,14 @@ func TestTablesOfTheirOwn(t *testing.T) {
 		take := func(name string, n int) bool {
 			return counted.Take(1, hash(owner), key(name, owner), hash(name, owner, n), 10)
 		}
+
 		let := 0
 		for n := range 6 {
 			if take("key", n) {
 				let++
 			}
 		}
+
 		for n := range 1<<16 + 10 {
 			take(fmt.Sprint("other", n), n)
 		}
@@ -255,6 +271,7 @@ func TestTablesOfTheirOwn(t *testing.T) {
 				let++
 			}
 		}
+
 		if let != 10 {
 			t.Errorf("owner %d: %d pass, want 10", owner, let)
 		}
