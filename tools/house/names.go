@@ -24,6 +24,7 @@ var hidden = measure{"locals that hide a name", "hidden", func(h house, where st
 
 func (r *room) hiding(f *file) (all []string) {
 	bodied := map[*ast.FuncType]bool{}
+
 	ast.Inspect(f.syntax, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.FuncDecl:
@@ -103,6 +104,7 @@ func receiver(d *ast.FuncDecl) string {
 	if p, ok := of.(*ast.StarExpr); ok {
 		of = p.X
 	}
+
 	switch x := of.(type) { // with type parameters
 	case *ast.IndexExpr:
 		of = x.X
