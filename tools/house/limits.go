@@ -15,11 +15,11 @@ const (
 )
 
 var limits = []limit{
-	{walls, everywhere, 81.1, 9.9},
+	{walls, everywhere, 65, 9.9},
 	{p99, everywhere, 75, 75},
-	{over75, everywhere, 20, 0},
+	{over75, everywhere, 19, 0},
 	{over100, everywhere, 4, 0},
-	{hidden, everywhere, 405, 0},
+	{hidden, everywhere, 357, 0},
 	{methods, root, 297, 170},
 	{circle, root, 34, 19},
 	{circle, "store/pgstore", 11, 4},
