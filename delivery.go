@@ -14,8 +14,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// A DeliveryRecord is an entry of the log of a webhook. It holds nothing of what was
-// sent and answered.
+// A DeliveryRecord is an entry of the log of a webhook. It holds neither the event nor
+// the answer.
 type DeliveryRecord struct {
 	ID        uuid.UUID
 	EventID   uuid.UUID
@@ -46,12 +46,12 @@ func (s DeliveryStatus) String() string {
 // MarshalText returns what String does.
 func (s DeliveryStatus) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// deliveryRetention is how long a delivery that is over is in the log, and can be made
-// again.
+// deliveryRetention is how long a delivery that has ended stays in the log, and can be
+// made again.
 const deliveryRetention = 7 * 24 * time.Hour
 
-// pastRetention is after how long it is first asked whether deliveries still tell a state
-// of a token that is past: most have left the log by then.
+// pastRetention is the delay until a former state of a token is first checked for
+// deliveries that still contain it: most have left the log by then.
 const pastRetention = deliveryRetention + 24*time.Hour
 
 const (
@@ -128,14 +128,15 @@ func (v *Vault) openDelivery(ctx context.Context, r *store.Record) (*pending, er
 // eventOf returns the row key of the event of a delivery.
 func eventOf(r *store.Record) uuid.UUID { return rowkey.Beside(r.ID, beside(r.Parent)) }
 
-// eventOfDelivery returns the event of a delivery. card is the record of its token and
-// past what it told before it has changed, each nil if it is not there.
+// eventOfDelivery returns the event of a delivery. card is the record of its token, and
+// past the state of the token at the event if it has changed since; each may be nil.
 func (v *Vault) eventOfDelivery(ctx context.Context, p *pending, card, past *store.Record) (*Event, error) {
 	id := eventOf(p.rec)
 	e := v.event(id, p.typ, p.reason, p.token)
 	if p.typ == TokenDeleted {
 		return e, nil
 	}
+
 	if past != nil {
 		plain, err := v.openSecret(ctx, past)
 		if err != nil {
@@ -147,12 +148,13 @@ func (v *Vault) eventOfDelivery(ctx context.Context, p *pending, card, past *sto
 		e.Token.Fingerprint = Fingerprint{}
 		return e, nil
 	}
+
 	t, err := v.openToken(ctx, card)
 	if err != nil {
 		return nil, err
 	}
-	if t.told != id || t.since != card.Version {
-		return nil, fmt.Errorf("%w: what an event told of a token is missing", ErrDamaged)
+	if t.lastEvent != id || t.toldVersion != card.Version {
+		return nil, fmt.Errorf("%w: the state of a token at an event is missing", ErrDamaged)
 	}
 	t.Fingerprint = Fingerprint{}
 	e.Token = t
@@ -190,13 +192,13 @@ func (v *Vault) newDelivery(webhook, event uuid.UUID) *store.Record {
 	return r
 }
 
-// A queue is due when something is to be sent to a webhook. Whoever has claimed it
-// sends, alone.
+// A queue is due when something is to be sent to a webhook. The process that has claimed
+// it sends, alone.
 type queue struct {
-	failing time.Time // since when there was no success, zero if the last attempt was one
+	failing time.Time // of the first failure since the last success; zero: none
 	failed  time.Time // when an attempt last failed
-	pause   time.Time // if it is due then: that is what the webhook has asked for
-	pauses  uint64    // how many it has got in a row without saying how long
+	pause   time.Time // end of the pause that the webhook has asked for, if it is due then
+	pauses  uint64    // in a row for which the webhook did not say how long
 }
 
 const (
@@ -231,8 +233,8 @@ func decodeQueue(plain []byte) (*queue, error) {
 	return q, readError(&r)
 }
 
-// openQueue is openShown for a queue. One that is damaged is made whole: no more than
-// since when its webhook fails is lost.
+// openQueue is openShown for a queue. A damaged queue is made whole: only the record of
+// failures of its webhook is lost.
 func (c *core) openQueue(ctx context.Context, r *store.Record) ([]byte, error) {
 	plain, err := c.openShown(ctx, r)
 	if errors.Is(err, ErrDamaged) {
@@ -248,7 +250,7 @@ func beside(row uuid.UUID) uuid.UUID {
 	return row
 }
 
-// A waking is what happens to a queue that is given something.
+// A waking makes a queue due that is given a delivery.
 type waking struct {
 	queue uuid.UUID
 	by    *store.Record // the queue as it is due; nil: it is so already, or gone
@@ -256,14 +258,14 @@ type waking struct {
 
 type wakings []waking
 
-// wakingsOf returns those of the queues of webhooks. It reads them but for those that are
-// sent from here just now, which are due until their turn has ended. One that is missing,
-// though its webhook is there, is made anew.
+// wakingsOf returns the wakings of the queues of webhooks. It does not read a queue of
+// which a shift of this process is under way: it is due until the shift has ended. A queue
+// that is missing, though its webhook is there, is made anew.
 func (v *Vault) wakingsOf(ctx context.Context, webhooks ...uuid.UUID) (wakings, error) {
 	w, resting := make(wakings, len(webhooks)), false
 	for i, row := range webhooks {
 		w[i].queue = beside(row)
-		_, busy := v.sending.Load(w[i].queue)
+		_, busy := v.shifts.Load(w[i].queue)
 		resting = resting || !busy
 	}
 	if !resting {
@@ -276,7 +278,7 @@ func (w wakings) read(ctx context.Context, v *Vault) error {
 	err := v.view(ctx, func(tx store.ReadTx) error {
 		for i, q := range w {
 			w[i].by = nil
-			if _, busy := v.sending.Load(q.queue); busy {
+			if _, busy := v.shifts.Load(q.queue); busy {
 				continue
 			}
 			r, err := queueAt(tx, q.queue)
@@ -292,6 +294,7 @@ func (w wakings) read(ctx context.Context, v *Vault) error {
 	if err != nil {
 		return err
 	}
+
 	for _, q := range w {
 		if q.by == nil {
 			continue
@@ -338,7 +341,7 @@ func (w wakings) put(tx store.Tx, v *Vault) error {
 			return err
 		case is == nil || !is.Due.IsZero(): // whoever works on it looks again before it rests
 		case q.by == nil || q.by.Version != is.Version+1:
-			v.sending.Delete(q.queue)
+			v.shifts.Delete(q.queue)
 			return errStale
 		default:
 			tx.Put(q.by)
@@ -347,12 +350,12 @@ func (w wakings) put(tx store.Tx, v *Vault) error {
 	return nil
 }
 
-// told tells Run of them.
-func (w wakings) told(v *Vault) {
+// written tells Run, and the shifts that are under way, of queues that were given something.
+func (w wakings) written(v *Vault) {
 	for _, q := range w {
 		v.workDue(q.by)
-		if turn, ok := v.sending.Load(q.queue); ok {
-			n := turn.(*inflow)
+		if shift, ok := v.shifts.Load(q.queue); ok {
+			n := shift.(*inflow)
 			n.stored.Add(1)
 			select {
 			case n.more <- struct{}{}:
@@ -362,8 +365,8 @@ func (w wakings) told(v *Vault) {
 	}
 }
 
-// ripen makes deliveries ready whose pause is over, erases those that were in the log
-// for their time, and returns how many it has changed.
+// ripen makes deliveries ready whose pause is over, erases those whose time in the log is
+// over, and returns how many it has changed.
 func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	var ready, over []*store.Record
 	hooks := map[uuid.UUID]bool{} // of ready
@@ -371,15 +374,16 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 		v := v.In(r.Account)
 		p, err := v.openDelivery(ctx, r)
 		if errors.Is(err, ErrDamaged) {
-			u := new(unreadable)
-			u.add(r)
-			if _, err := v.goOn(ctx, u, r.Lookup...); err != nil {
+			alone := new(recordSet)
+			alone.add(r)
+			if _, err := v.releaseFirst(ctx, alone, r.Lookup...); err != nil {
 				return err
 			}
 		}
 		if err != nil {
 			return err
 		}
+
 		if _, ok := p.after(forgotten, nil, schedule{}); ok {
 			over = append(over, r)
 			return nil
@@ -388,6 +392,7 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 		if !ok {
 			return fmt.Errorf("%w: a delivery of class %d is due", ErrDamaged, r.Class)
 		}
+
 		r.Version++
 		if err := v.sealDelivery(r, &next); err != nil {
 			return err
@@ -398,6 +403,7 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	if len(ready)+len(over) == 0 {
 		return 0, damaged
 	}
+
 	queues, err := v.wakingsOf(ctx, slices.Collect(maps.Keys(hooks))...)
 	if err != nil {
 		return 0, errors.Join(damaged, err)
@@ -411,7 +417,7 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 			if err != nil {
 				return err
 			}
-			if ok { // nobody else was faster
+			if ok { // no other process was faster
 				tx.Put(r)
 				wrote++
 			}
@@ -428,21 +434,22 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 		}
 		return queues.put(tx, v)
 	})
+
 	if errors.Is(err, errStale) {
 		return 1, damaged // once more
 	}
 	if err != nil {
 		return 0, errors.Join(damaged, wrapped(err))
 	}
-	queues.told(v)
+	queues.written(v)
 	return wrote, damaged
 }
 
-// ListDeliveries returns one page of the deliveries to a webhook: what is under way, and
-// what has come to an end in the last seven days, unless its token went before it was
-// sent. One that cannot be read, because somebody has damaged the store, has failed, with
-// neither type nor token. The times of opts are those of the events. opts may be nil. The
-// error is ErrNotFound for a webhook that the account does not have.
+// ListDeliveries returns one page of the deliveries to a webhook: those under way, and
+// those that ended in the last seven days, except deliveries of which the token was
+// deleted first. A damaged delivery is listed as failed, with neither type nor token. The
+// times of opts are those of the events. opts may be nil. The error is ErrNotFound for a
+// webhook that the account does not have.
 func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (*Page[*DeliveryRecord], error) {
 	w, err := v.get(ctx, kindWebhook, webhook)
 	if err != nil {
@@ -465,6 +472,7 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 	if err != nil {
 		return nil, err
 	}
+
 	e := &DeliveryRecord{
 		ID:             id,
 		EventID:        event,
@@ -487,12 +495,12 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 }
 
 // Redeliver delivers an event once more, under the same id, to every webhook that is
-// enabled and takes events of its type, whatever became of it before. It does not
+// enabled and takes events of its type, also if it was delivered before. It does not
 // wait for other events of its token. The ten attempts begin anew; the log goes on
 // counting them.
 //
-// Errors: ErrNotFound for an event that the account does not have: one that is in the
-// log of no webhook any more, or whose token is gone; ErrNoWebhook;
+// Errors: ErrNotFound for an event that the account does not have, that is no longer in
+// the log of a webhook, or of which the token is gone; ErrNoWebhook;
 // ErrIdempotencyKeyReused.
 func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 	row := v.unmask(kindEvent, event)
@@ -512,6 +520,9 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 		if err != nil {
 			return err
 		}
+
+		// An answer for want of webhooks writes nothing, and so compares no version of them:
+		// they are read again.
 		heard, err := v.webhooks(ctx)
 		if err != nil {
 			return err
@@ -520,21 +531,13 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 			if fresh {
 				return ErrNoWebhook
 			}
-			fresh = true // nothing is written that would tell that what is known is old
+			fresh = true
 			v.listening.forget(v.account)
 			continue
 		}
-		o := &outbox{vault: v, heard: heard}
-		for _, hook := range heard.of[d.typ&3] {
-			r, err := v.anew(ctx, hook, row, made[hook], d)
-			if err != nil {
-				return err
-			}
-			if r != nil {
-				o.records = append(o.records, r)
-			}
-		}
-		if o.queues, err = v.wakingsOf(ctx, heard.of[d.typ&3]...); err != nil {
+
+		o, err := v.redelivery(ctx, row, heard, made, d)
+		if err != nil {
 			return err
 		}
 		if once != nil {
@@ -546,13 +549,15 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 				return err
 			}
 		}
+
 		err = v.write(ctx, opRedeliver, event, func(tx store.Tx) error {
 			if d.typ != TokenDeleted {
 				if _, err := v.find(tx, kindToken, d.token); err != nil {
 					return err
 				}
 			}
-			switch _, err := tx.Get(kindDelivery, of.ID); { // while it is there, so is what it tells
+			// While one delivery is there, so is the state of the token at the event.
+			switch _, err := tx.Get(kindDelivery, of.ID); {
 			case errors.Is(err, store.ErrNotFound):
 				return store.ErrConflict
 			case err != nil:
@@ -573,12 +578,33 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 	}
 }
 
+// redelivery returns the outbox of an event that is delivered again, to the webhooks that
+// take events of its type. made are its present deliveries, by webhook.
+func (v *Vault) redelivery(ctx context.Context, event uuid.UUID, heard *listeners, made map[uuid.UUID]*store.Record, of *delivery) (*outbox, error) {
+	o := &outbox{vault: v, heard: heard}
+	hooks := heard.of[of.typ&3]
+	for _, hook := range hooks {
+		r, err := v.anew(ctx, hook, event, made[hook], of)
+		if err != nil {
+			return nil, err
+		}
+		if r != nil {
+			o.records = append(o.records, r)
+		}
+	}
+
+	queues, err := v.wakingsOf(ctx, hooks...)
+	o.queues = queues
+	return o, err
+}
+
 // deliveriesOf returns the deliveries of an event, by the row keys of their webhooks.
 func (v *Vault) deliveriesOf(ctx context.Context, event uuid.UUID) (map[uuid.UUID]*store.Record, error) {
 	hooks, err := v.allWebhooks(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	made := map[uuid.UUID]*store.Record{}
 	err = v.view(ctx, func(tx store.ReadTx) error {
 		clear(made)
@@ -645,9 +671,9 @@ func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.R
 	return r, v.sealDelivery(r, &next)
 }
 
-// forget erases what deliveries told of tokens that have changed since, once there is
-// none of them left, and returns how many records it has changed.
-func (v *Vault) forget(ctx context.Context, _ *pool) (wrote int, err error) {
+// erasePast erases states of tokens that no delivery contains any more, and returns how
+// many records it has changed.
+func (v *Vault) erasePast(ctx context.Context, _ *pool) (wrote int, err error) {
 	var due []*store.Record
 	damaged := v.readDue(ctx, kindPast, now(), claimBatch, func(r *store.Record) error {
 		plain, err := v.openSecretCopy(ctx, r)
@@ -660,6 +686,7 @@ func (v *Vault) forget(ctx context.Context, _ *pool) (wrote int, err error) {
 	if len(due) == 0 {
 		return 0, damaged
 	}
+
 	err = wrapped(v.whole().update(ctx, opStep, func(tx store.Tx) error {
 		wrote = 0
 		for _, r := range due {
@@ -668,29 +695,37 @@ func (v *Vault) forget(ctx context.Context, _ *pool) (wrote int, err error) {
 			} else if !ok {
 				continue
 			}
+
 			wrote++
-			hooks, err := tx.List(&store.Query{Kind: kindWebhook, Account: r.Account, Limit: MaxWebhooks})
-			if err != nil {
+			needed, err := delivers(tx, r.Account, r.ID)
+			switch {
+			case err != nil:
 				return err
-			}
-			told := false
-			for _, w := range hooks.Records {
-				_, err := tx.Get(kindDelivery, rowkey.Beside(r.ID, w.ID))
-				if err != nil && !errors.Is(err, store.ErrNotFound) {
-					return err
-				}
-				told = told || err == nil
-			}
-			if !told {
+			case !needed:
 				tx.Delete(kindPast, r.ID)
-				continue
+			default:
+				later := *r // only the part is sealed that binds no time
+				later.Version++
+				later.Due = now().Add(pastRetention)
+				tx.Put(&later)
 			}
-			later := *r // only the part is sealed that binds no time
-			later.Version++
-			later.Due = now().Add(pastRetention)
-			tx.Put(&later)
 		}
 		return nil
 	}))
 	return wrote, errors.Join(damaged, err)
+}
+
+// delivers reports whether there is a delivery of an event.
+func delivers(tx store.ReadTx, account, event uuid.UUID) (bool, error) {
+	hooks, err := tx.List(&store.Query{Kind: kindWebhook, Account: account, Limit: MaxWebhooks})
+	if err != nil {
+		return false, err
+	}
+	for _, w := range hooks.Records {
+		r, err := present(tx, kindDelivery, rowkey.Beside(event, w.ID))
+		if r != nil || err != nil {
+			return r != nil, err
+		}
+	}
+	return false, nil
 }

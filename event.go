@@ -174,7 +174,7 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 		return nil, err
 	}
 	o := &outbox{vault: v, heard: heard}
-	if t != nil && t.since > 0 && t.since == card.Version && !heard.none {
+	if t != nil && t.toldVersion > 0 && t.toldVersion == card.Version && !heard.none {
 		if err := o.keepPast(card, t); err != nil {
 			return nil, err
 		}
@@ -192,8 +192,8 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 			return nil, err
 		}
 	}
-	id = rowkey.After(id, t.told)
-	t.told = id
+	id = rowkey.After(id, t.lastEvent)
+	t.lastEvent = id
 	if v.opts.Events != nil {
 		r, err := v.sinkEvent(id, card, t, typ, reason)
 		if err != nil {
@@ -204,7 +204,7 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 	if len(hooks) == 0 {
 		return o, nil
 	}
-	t.since = card.Version + 1
+	t.toldVersion = card.Version + 1
 	for _, hook := range hooks {
 		d := v.newDelivery(hook, id)
 		if err := v.sealDelivery(d, &delivery{typ: typ, reason: reason, token: card.ID, class: deliveryReady}); err != nil {
@@ -236,8 +236,8 @@ func (v *Vault) sinkEvent(id uuid.UUID, card *store.Record, t *Token, typ EventT
 // keepPast adds the state of a token that deliveries tell, before it changes: card as it
 // was opened.
 func (o *outbox) keepPast(card *store.Record, t *Token) error {
-	r := o.vault.newRecord(kindPast, t.told)
-	r.Parent, r.Due = card.ID, rowkey.Time(t.told).Add(pastRetention)
+	r := o.vault.newRecord(kindPast, t.lastEvent)
+	r.Parent, r.Due = card.ID, rowkey.Time(t.lastEvent).Add(pastRetention)
 	if err := o.vault.box.SealSecret(r, card.Shown); err != nil {
 		return wrapped(err)
 	}
@@ -286,7 +286,7 @@ func (o *outbox) put(tx store.Tx) error {
 // written tells Run of an event that was stored.
 func (o *outbox) written() {
 	o.vault.workDue(o.records...)
-	o.queues.told(o.vault)
+	o.queues.written(o.vault)
 }
 
 // reasonOf says what has changed of a token.

@@ -102,8 +102,8 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *once) (row uuid
 			return card.ID, t.codes == ended, once.claim(ctx, v, once.row)
 		}
 		t.codes++
-		if t.since == card.Version {
-			t.since++ // nothing has changed that deliveries tell
+		if t.toldVersion == card.Version {
+			t.toldVersion++ // nothing has changed that deliveries tell
 		}
 		card.Version++
 		if err := v.sealToken(card, t); err != nil {

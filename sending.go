@@ -16,157 +16,182 @@ import (
 
 const (
 	sendTimeout = 15 * time.Second // of one attempt
-	sendTurn    = 15 * time.Second // how long one turn begins attempts
+	shiftTime   = 15 * time.Second // how long a shift lasts until it is renewed
 	sendWorkers = 8                // attempts at a time for one webhook
 	sendTokens  = 128              // tokens at a time whose deliveries are worked on
 	sendBatch   = 128              // deliveries read at a time
 
-	sendPoll   = time.Second            // how often a turn looks for what other processes have stored
-	sendLinger = 100 * time.Millisecond // how long a turn waits for more: a queue that rests costs writes
-	sendGather = 10 * time.Millisecond  // and for what is stored with it
-	sendPause  = 2 * time.Millisecond   // for each token that was begun while this process stored another: imports come first
+	sendPoll   = time.Second            // how often a shift looks for deliveries of other processes
+	sendLinger = 100 * time.Millisecond // how long a shift waits for more: a queue that rests costs writes
+	sendGather = 10 * time.Millisecond  // and for more that is stored at the same time
+	sendPause  = 2 * time.Millisecond   // for each token that was started while this process stored another: imports come first
 
 	sendRelapse = 5 * time.Second // after a store that has failed
 
 	maxSendPause = time.Hour // of a whole webhook
 	sendPauses   = 3         // of eventRetries: those of a webhook that does not say for how long
 
-	// webhookPatience is after how long without success a webhook is disabled. It begins
-	// anew after webhookQuiet without an attempt, which is more than any pause of
+	// webhookPatience is how long a webhook may be without success before it is disabled.
+	// It begins anew after webhookQuiet without an attempt, which is more than any pause of
 	// eventRetries: when nothing happens nothing fails.
 	webhookPatience = 5 * 24 * time.Hour
 	webhookQuiet    = 36 * time.Hour
 )
 
-// A turn is the time in which this process alone sends to a webhook. Deliveries of
-// different tokens go beside each other, those of a token one after the other.
-type turn struct {
-	*Vault
-	rec    *store.Record // of the queue
-	claim  *store.Record // likewise, as it is claimed
-	pool   *pool
-	began  time.Time       // or was renewed
-	ending <-chan struct{} // closed when nothing more is to be begun
+// A shift is the time in which this process alone sends the deliveries of a queue.
+// Deliveries of different tokens are sent beside each other, those of a token one after
+// the other.
+type shift struct {
+	vault  *Vault    // of the account of the queue
+	id     uuid.UUID // of the queue
+	pool   *pool     // of all shifts of this process
+	ending <-chan struct{}
+	inflow *inflow
+	slots  chan struct{} // holds a value for each attempt under way
+	tokens chan struct{} // holds a value for each token that is worked on
+	ended  chan struct{} // has a value if a token was done with since run last looked
 
-	sending chan struct{} // holds a value for each attempt under way
-	tokens  chan struct{} // and for each token
-	group   sync.WaitGroup
-	ended   chan struct{} // has a value if a token was done with since it was asked
-	inflow  *inflow
+	damaged *recordSet // deliveries that cannot be read; they hold back no other
+	changed *recordSet // deliveries that are not as they are listed
 
-	late map[uuid.UUID]bool // tokens that were worked on when more of theirs was listed
+	// The goroutine of deliver owns these.
+	claim   *store.Record      // the queue as this process has written it
+	renewed time.Time          // when the claim was made or renewed
+	late    map[uuid.UUID]bool // tokens that were busy when a later delivery of theirs was listed
+	group   sync.WaitGroup     // of the goroutines of tokens
 
-	unread *unreadable
-	passed *unreadable // those that were listed as they are not
-
-	mu      sync.Mutex
-	queue   *queue
-	busy    map[uuid.UUID]*store.Record // by token: the last delivery that is worked on
-	lease   time.Time                   // when the claim ends
-	over    bool                        // another webhook is to have its turn, or the claim is lost
-	pause   time.Time                   // when the webhook has asked to be left alone until then
-	asked   uint64                      // version of the webhook that has
-	gone    bool                        // the webhook is deleted
-	failure error
+	mu       sync.Mutex                  // guards what follows
+	queue    *queue                      // what the record of the queue holds
+	busy     map[uuid.UUID]*store.Record // by token: the last delivery that is worked on
+	lease    time.Time                   // when the claim ends
+	over     bool                        // another webhook is to have a shift, or the claim is lost
+	pause    time.Time                   // end of the pause that the webhook has asked for; zero: none
+	pausedBy uint64                      // version of the webhook that has
+	gone     bool                        // the webhook is deleted
+	failure  error
 }
 
-// An inflow is what this process stores for a webhook while it sends to it.
+// An inflow counts the events that this process stores for a queue during its shift.
 type inflow struct {
-	more   chan struct{} // has a value if something was stored since it was asked
-	stored atomic.Int64  // events
+	more   chan struct{} // has a value if something was stored since the shift last looked
+	stored atomic.Int64
 }
 
-// deliver sends what is ready for a webhook whose queue was claimed, until its turn is
-// over or nothing is left.
-func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
-	rec := j.rec
-	t := &turn{
-		Vault: v, rec: rec, claim: rec, lease: rec.Due, pool: j.pool,
-		began: time.Now(), ending: j.ending, queue: q, unread: new(unreadable), passed: new(unreadable),
-		sending: make(chan struct{}, sendWorkers),
+func (v *Vault) newShift(j *job, q *queue) *shift {
+	return &shift{
+		vault:   v,
+		id:      j.rec.ID,
+		pool:    j.pool,
+		ending:  j.ending,
+		inflow:  &inflow{more: make(chan struct{}, 1)},
+		slots:   make(chan struct{}, sendWorkers),
 		tokens:  make(chan struct{}, sendTokens),
 		ended:   make(chan struct{}, 1),
-		inflow:  &inflow{more: make(chan struct{}, 1)},
-		busy:    map[uuid.UUID]*store.Record{},
+		damaged: new(recordSet),
+		changed: new(recordSet),
+		claim:   j.rec,
+		renewed: time.Now(),
 		late:    map[uuid.UUID]bool{},
+		queue:   q,
+		busy:    map[uuid.UUID]*store.Record{},
+		lease:   j.rec.Due,
 	}
-	v.sending.Store(rec.ID, t.inflow)
-	defer v.sending.CompareAndDelete(rec.ID, t.inflow)
-	_, err := v.webhookRow(ctx, beside(rec.ID))
+}
+
+// deliver sends what is ready for a webhook whose queue was claimed, until its shift is
+// over or nothing is left.
+func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
+	s := v.newShift(j, q)
+	v.shifts.Store(s.id, s.inflow)
+	defer v.shifts.CompareAndDelete(s.id, s.inflow)
+
+	_, err := v.webhookRow(ctx, beside(s.id))
 	switch {
 	case errors.Is(err, ErrNotFound):
-		return t.rest(ctx)
+		return s.rest(ctx)
 	case errors.Is(err, ErrDamaged):
-		return err // as it will be until somebody has put it back: the lease is soon enough
+		return err // it stays so until it is put back: the lease is soon enough
 	case err != nil:
-		t.fail(err)
+		s.fail(err)
 	}
-	for from, begun := uuid.Nil, false; t.goesOn() && t.stays(ctx); {
-		list, err := v.siblings(ctx, t.ready(from, sendBatch)) // each attempt looks at the webhook
+
+	s.run(ctx)
+	s.group.Wait()
+	s.complain()
+	return errors.Join(s.failure, s.rest(ctx))
+}
+
+// run starts the deliveries that are ready, page by page.
+func (s *shift) run(ctx context.Context) {
+	for from, started := uuid.Nil, false; s.goesOn() && s.stays(ctx); {
+		// The webhook may be gone: each attempt looks at it.
+		list, err := s.vault.siblings(ctx, s.ready(from, sendBatch))
 		if err != nil {
-			t.fail(err)
-			break
+			s.fail(err)
+			return
 		}
-		if tokens := t.begin(ctx, list.Records); tokens > 0 {
-			begun = true
-			t.sleep(time.Duration(min(int64(tokens), t.inflow.stored.Swap(0))) * sendPause)
+
+		if tokens := s.start(ctx, list.Records); tokens > 0 {
+			started = true
+			s.sleep(time.Duration(min(int64(tokens), s.inflow.stored.Swap(0))) * sendPause)
 		}
 		if n := len(list.Records); n == sendBatch {
 			from = rowkey.Above(list.Records[n-1].ID)
 			continue
 		}
-		if !t.wait() && !begun {
-			break
+
+		if !s.wait() && !started {
+			return
 		}
-		from, begun = uuid.Nil, false
-		clear(t.late)
-	}
-	t.group.Wait()
-	t.complain()
-	return errors.Join(t.failure, t.rest(ctx))
-}
-
-// complain tells of the deliveries that could not be read.
-func (t *turn) complain() {
-	if n := len(t.unread.all()); n > 0 {
-		t.log.Error("deliveries to a webhook cannot be read", "webhook", t.mask(kindWebhook, beside(t.rec.ID)), "count", n)
+		from, started = uuid.Nil, false
+		clear(s.late)
 	}
 }
 
-// stays reports whether the turn goes on. When its time is over it is renewed, so that
-// others need not wait for an attempt that is slow, but if a webhook waits for a worker.
-func (t *turn) stays(ctx context.Context) bool {
-	if time.Since(t.began) < sendTurn {
+// complain logs that deliveries could not be read.
+func (s *shift) complain() {
+	if n := len(s.damaged.all()); n > 0 {
+		s.vault.log.Error("deliveries to a webhook cannot be read", "webhook", s.vault.mask(kindWebhook, beside(s.id)), "count", n)
+	}
+}
+
+// stays reports whether the shift goes on. When its time is over it is renewed, so that
+// others need not wait for an attempt that is slow, unless a webhook waits for a worker.
+func (s *shift) stays(ctx context.Context) bool {
+	if time.Since(s.renewed) < shiftTime {
 		return true
 	}
+
 	ok, err := false, error(nil)
-	if len(t.pool.busy) < cap(t.pool.busy) {
-		ok, err = t.renew(ctx)
+	if len(s.pool.busy) < cap(s.pool.busy) {
+		ok, err = s.renew(ctx)
 	}
 	if err != nil {
-		t.fail(err)
+		s.fail(err)
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.over = !ok
-	t.lease = t.claim.Due
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.over = !ok
+	s.lease = s.claim.Due
 	return ok
 }
 
-// renew lengthens the claim, and has what could not be read be looked at again. It
+// renew lengthens the claim, and looks again at deliveries that could not be read. It
 // returns false if the claim is lost.
-func (t *turn) renew(ctx context.Context) (ok bool, err error) {
-	next := *t.claim
+func (s *shift) renew(ctx context.Context) (ok bool, err error) {
+	next := *s.claim
 	next.Version++
-	next.Due = now().Add(t.core.lease(kindQueue))
-	t.mu.Lock()
-	plain := t.queue.encode()
-	t.mu.Unlock()
-	if err := t.box.SealShown(&next, plain); err != nil {
+	next.Due = now().Add(s.vault.lease(next.Kind))
+	s.mu.Lock()
+	plain := s.queue.encode()
+	s.mu.Unlock()
+	if err := s.vault.box.SealShown(&next, plain); err != nil {
 		return false, wrapped(err)
 	}
-	err = t.update(ctx, opStep, func(tx store.Tx) error {
-		if ok, err = same(tx, t.claim); ok {
+
+	err = s.vault.update(ctx, opStep, func(tx store.Tx) error {
+		if ok, err = same(tx, s.claim); ok {
 			tx.Put(&next)
 		}
 		return err
@@ -174,75 +199,75 @@ func (t *turn) renew(ctx context.Context) (ok bool, err error) {
 	if err != nil || !ok {
 		return false, wrapped(err)
 	}
-	t.complain()
-	t.unread.forget()
-	t.passed.forget()
-	t.claim, t.began = &next, time.Now()
+
+	s.complain()
+	s.damaged.reset()
+	s.changed.reset()
+	s.claim, s.renewed = &next, time.Now()
 	return true, nil
 }
 
-// ready selects what is to be attempted, from a row key on.
-func (t *turn) ready(from uuid.UUID, limit int) *store.Query {
-	q := &store.Query{Kind: kindDelivery, Account: t.account, Parent: t.rec.ID, Min: from, Limit: limit}
+// ready selects the deliveries to attempt, from a row key on.
+func (s *shift) ready(from uuid.UUID, limit int) *store.Query {
+	q := &store.Query{Kind: kindDelivery, Account: s.vault.account, Parent: s.id, Min: from, Limit: limit}
 	q.Classes.Add(deliveryReady)
 	return q
 }
 
-// goesOn reports whether more may be begun. What is begun ends before the lease.
-func (t *turn) goesOn() bool {
-	select {
-	case <-t.ending:
+// goesOn reports whether another attempt may be made: each ends before the lease.
+func (s *shift) goesOn() bool {
+	if ended(s.ending) {
 		return false
-	default:
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.failure == nil && !t.gone && !t.over && t.pause.IsZero() && time.Until(t.lease) > sendTimeout
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failure == nil && !s.gone && !s.over && s.pause.IsZero() && time.Until(s.lease) > sendTimeout
 }
 
-func (t *turn) fail(err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.failure = errors.Join(t.failure, err)
+func (s *shift) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failure = errors.Join(s.failure, err)
 }
 
-// sleep waits for a while, or until nothing more is to be begun. Drain does not wait.
-func (t *turn) sleep(d time.Duration) {
-	if t.work.running.Load() == 0 {
+// sleep waits for a while, or until Run ends. Drain does not wait.
+func (s *shift) sleep(d time.Duration) {
+	if s.vault.work.running.Load() == 0 {
 		return
 	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
-	case <-t.ending:
+	case <-s.ending:
 	case <-timer.C:
 	}
 }
 
-// wait waits until there may be something to begin: all tokens are done with, or one if
+// wait waits until there may be something to start: all tokens are done with, or one if
 // others are late, or more was stored. It returns false if nothing happens.
-func (t *turn) wait() bool {
+func (s *shift) wait() bool {
 	patience := time.NewTimer(sendPoll)
 	defer patience.Stop()
 	for first := true; ; first = false {
-		t.mu.Lock()
-		busy := len(t.busy)
-		t.mu.Unlock()
+		s.mu.Lock()
+		busy := len(s.busy)
+		s.mu.Unlock()
 		if busy == 0 {
-			if !first || t.work.running.Load() == 0 {
+			if !first || s.vault.work.running.Load() == 0 {
 				return !first
 			}
 			patience.Reset(sendLinger)
 		}
+
 		select {
-		case <-t.ended:
-			if len(t.late) > 0 {
+		case <-s.ended:
+			if len(s.late) > 0 {
 				return true
 			}
-		case <-t.inflow.more:
-			t.sleep(sendGather)
+		case <-s.inflow.more:
+			s.sleep(sendGather)
 			return true
-		case <-t.ending:
+		case <-s.ending:
 			return true
 		case <-patience.C:
 			return busy > 0
@@ -250,114 +275,137 @@ func (t *turn) wait() bool {
 	}
 }
 
-// begin works on deliveries that are ready, but not on those of a token that is worked
-// on already: they are late, and so is what follows of it. It returns how many tokens it
-// has begun.
-func (t *turn) begin(ctx context.Context, ready []*store.Record) (begun int) {
-	byToken := map[uuid.UUID][]*pending{}
-	var tokens []uuid.UUID
-	for _, r := range ready {
-		if t.skips(r) {
+// start works on deliveries that are ready, except those of a token that is worked on
+// already: they are late, and so are the later ones of that token. It returns how many
+// tokens it has started.
+func (s *shift) start(ctx context.Context, ready []*store.Record) (started int) {
+	chains, err := s.chains(ctx, ready)
+	if err != nil {
+		s.fail(err)
+		return 0
+	}
+
+	for _, chain := range chains {
+		token, last := chain[0].token, chain[len(chain)-1].rec
+		if s.delayed(token, last) {
 			continue
 		}
-		p, err := t.openDelivery(ctx, r)
+		s.tokens <- struct{}{}
+		s.mu.Lock()
+		s.busy[token] = last
+		s.mu.Unlock()
+		started++
+		s.group.Go(func() { s.work(ctx, token, chain) })
+	}
+	return started
+}
+
+// chains opens deliveries and returns them by token, in their order.
+func (s *shift) chains(ctx context.Context, ready []*store.Record) (chains [][]*pending, err error) {
+	places := map[uuid.UUID]int{} // in chains, by token
+	for _, r := range ready {
+		if s.skips(r) {
+			continue
+		}
+
+		p, err := s.vault.openDelivery(ctx, r)
 		next := []*pending{p}
 		if errors.Is(err, ErrDamaged) {
-			t.unread.add(r)
-			next, err = t.goOn(ctx, t.unread, r.Lookup...)
+			s.damaged.add(r)
+			next, err = s.vault.releaseFirst(ctx, s.damaged, r.Lookup...)
 		}
 		if err != nil {
-			t.fail(err)
-			return 0
+			return nil, err
 		}
+
 		for _, p := range next {
-			if byToken[p.token] == nil {
-				tokens = append(tokens, p.token)
+			place, known := places[p.token]
+			if !known {
+				place = len(chains)
+				places[p.token] = place
+				chains = append(chains, nil)
 			}
-			byToken[p.token] = append(byToken[p.token], p)
+			chains[place] = append(chains[place], p)
 		}
 	}
-	for _, token := range tokens {
-		chain := byToken[token]
-		last := chain[len(chain)-1].rec
-		t.mu.Lock()
-		worked, busy := t.busy[token]
-		t.mu.Unlock()
-		if busy && before(worked, last) {
-			t.late[token] = true
-		}
-		if busy || t.late[token] {
-			continue
-		}
-		t.tokens <- struct{}{}
-		t.mu.Lock()
-		t.busy[token] = last
-		t.mu.Unlock()
-		begun++
-		t.group.Go(func() {
-			if err := t.attemptAll(ctx, chain); err != nil {
-				t.fail(err)
-			}
-			<-t.tokens
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			delete(t.busy, token)
-			select {
-			case t.ended <- struct{}{}:
-			default:
-			}
-		})
+	return chains, nil
+}
+
+// delayed reports whether a token is worked on, or is late. It is late from now on if a
+// delivery of it is not worked on.
+func (s *shift) delayed(token uuid.UUID, last *store.Record) bool {
+	s.mu.Lock()
+	worked, busy := s.busy[token]
+	s.mu.Unlock()
+	if busy && before(worked, last) {
+		s.late[token] = true
 	}
-	return begun
+	return busy || s.late[token]
 }
 
-// unreadable are deliveries that cannot be read. They stay as they are, and keep no other
-// from being sent. The zero value is ready.
-type unreadable struct {
-	mu    sync.Mutex
-	known map[uuid.UUID]uint64 // their versions
-}
-
-func (u *unreadable) add(r *store.Record) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.known == nil {
-		u.known = map[uuid.UUID]uint64{}
+// work attempts deliveries of a token, in a goroutine of its own.
+func (s *shift) work(ctx context.Context, token uuid.UUID, chain []*pending) {
+	if err := s.attemptAll(ctx, chain); err != nil {
+		s.fail(err)
 	}
-	u.known[r.ID] = r.Version
+
+	<-s.tokens
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.busy, token)
+	select {
+	case s.ended <- struct{}{}:
+	default:
+	}
 }
 
-func (u *unreadable) has(r *store.Record) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.known[r.ID] == r.Version
+// A recordSet remembers records at the version at which they were seen. The zero value is
+// ready; it is safe for concurrent use.
+type recordSet struct {
+	mu       sync.Mutex
+	versions map[uuid.UUID]uint64 // mu
 }
 
-func (u *unreadable) forget() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	clear(u.known)
+func (c *recordSet) add(r *store.Record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.versions == nil {
+		c.versions = map[uuid.UUID]uint64{}
+	}
+	c.versions[r.ID] = r.Version
 }
 
-func (u *unreadable) all() map[uuid.UUID]uint64 {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return maps.Clone(u.known)
+func (c *recordSet) has(r *store.Record) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.versions[r.ID] == r.Version
 }
 
-// unreadMost is how many deliveries that cannot be read are looked past in a transaction.
-const unreadMost = 1024
+func (c *recordSet) reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.versions)
+}
 
-// first returns the first delivery with a hash, but for one and for those that cannot be
-// read; nil if there is none.
-func (u *unreadable) first(tx store.ReadTx, hash []byte, id uuid.UUID) (*store.Record, error) {
-	known := u.all()
-	line, err := tx.Lookup(kindDelivery, hash, min(len(known), unreadMost)+2)
-	if errors.Is(err, ErrDamaged) { // what was found by mistake holds back nothing
+func (c *recordSet) all() map[uuid.UUID]uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.versions)
+}
+
+// damagedMost is how many deliveries that cannot be read are looked past in a transaction.
+const damagedMost = 1024
+
+// firstWith returns the first delivery with a hash, except one with an id and those that
+// are damaged. It returns nil if there is none.
+func firstWith(tx store.ReadTx, hash []byte, except uuid.UUID, damaged *recordSet) (*store.Record, error) {
+	known := damaged.all()
+	line, err := tx.Lookup(kindDelivery, hash, min(len(known), damagedMost)+2)
+	if errors.Is(err, ErrDamaged) { // a record that was found by mistake holds back nothing
 		err = nil
 	}
 	for _, r := range line {
-		if r.ID != id && known[r.ID] != r.Version {
+		if r.ID != except && known[r.ID] != r.Version {
 			return r, err
 		}
 	}
@@ -365,167 +413,172 @@ func (u *unreadable) first(tx store.ReadTx, hash []byte, id uuid.UUID) (*store.R
 }
 
 // attemptAll attempts deliveries of a token in their order.
-func (t *turn) attemptAll(ctx context.Context, ready []*pending) error {
+func (s *shift) attemptAll(ctx context.Context, ready []*pending) error {
 	failed := map[uuid.UUID]bool{}
 	for len(ready) > 0 {
-		first, err := t.attempt(ctx, ready[0], failed)
+		next, err := s.attempt(ctx, ready[0], failed)
 		if errors.Is(err, ErrDamaged) {
 			failed[ready[0].rec.ID] = true
-			t.unread.add(ready[0].rec)
-			first, err = t.goOn(ctx, t.unread, t.tokenHash(t.rec.ID, ready[0].token, false))
+			s.damaged.add(ready[0].rec)
+			next, err = s.vault.releaseFirst(ctx, s.damaged, s.tokenHash(ready[0], false))
 		}
-		if err != nil || !t.goesOn() {
+		if err != nil || !s.goesOn() {
 			return err
 		}
-		ready = append(first, ready[1:]...)
+		ready = append(next, ready[1:]...)
 	}
 	return nil
+}
+
+// tokenHash returns the hash of the deliveries of a token: see Vault.tokenHash.
+func (s *shift) tokenHash(p *pending, unordered bool) []byte {
+	return s.vault.tokenHash(s.id, p.token, unordered)
 }
 
 // A prospect is what there is to know before an attempt.
 type prospect struct {
 	webhook, card *store.Record // nil if it is gone
-	past          *store.Record // what it tells of the token, if that has changed since
-	head          *store.Record // that holds it back
-	early         *store.Record // that is unordered and could be attempted first
+	past          *store.Record // state of the token at the event, if that has changed since
+	head          *store.Record // earlier delivery that holds this one back
+	early         *store.Record // earlier delivery that is unordered and can be attempted first
 }
 
-// attempt sends an event and stores what came of it, unless it has to wait. It returns
-// what is to be attempted next.
+// attempt sends an event and stores the result, unless the delivery has to wait. It returns
+// the deliveries to attempt next.
 //
 // An unordered one is attempted again before a later one of its token, beside its
 // schedule: after a webhook was down, events arrive in their order all the same.
-func (t *turn) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]bool) ([]*pending, error) {
-	t.sending <- struct{}{}
-	sending := true
-	free := func() {
-		if sending {
-			<-t.sending
-		}
-		sending = false
-	}
+func (s *shift) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]bool) ([]*pending, error) {
+	s.slots <- struct{}{}
+	free := sync.OnceFunc(func() { <-s.slots })
 	defer free()
-	if !t.goesOn() {
+	if !s.goesOn() {
 		return nil, nil
 	}
-	x, err := t.look(ctx, p)
-	if err == nil && x == nil {
-		t.passed.add(p.rec)
-	}
-	if err != nil || x == nil {
-		return nil, err
-	}
-	if x.webhook == nil {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.gone = true
-		return nil, nil
-	}
-	w, err := t.openWebhook(ctx, x.webhook)
-	if err != nil {
-		t.fail(err) // it concerns all deliveries
-		return nil, nil
-	}
-	if x.head != nil {
-		if p.typ == TokenDeleted { // the events before are gone with the token
-			return []*pending{p}, t.drop(ctx, p)
-		}
-		head, err := t.openDelivery(ctx, x.head)
-		switch {
-		case errors.Is(err, ErrDamaged):
-			t.unread.add(x.head)
-			return []*pending{p}, nil
-		case err != nil:
-			return nil, err
-		case x.head.Class == deliveryHeld: // by one that cannot be read
-			first, err := t.goOn(ctx, t.unread, t.tokenHash(t.rec.ID, p.token, false))
-			return append(first, p), err
-		case x.head.Class == deliveryRetried && head.last.Before(w.since) && !failed[x.head.ID]:
-			return []*pending{head, p}, nil // it has failed at another URL
-		}
-		return t.hold(ctx, p)
-	}
+
+	x, err := s.look(ctx, p)
 	switch {
+	case err != nil:
+		return nil, err
+	case x == nil:
+		s.changed.add(p.rec)
+		return nil, nil
+	case x.webhook == nil:
+		s.leave()
+		return nil, nil
+	}
+	w, err := s.vault.openWebhook(ctx, x.webhook)
+	if err != nil {
+		s.fail(err) // it concerns all deliveries
+		return nil, nil
+	}
+
+	switch {
+	case x.head != nil:
+		return s.yield(ctx, p, x.head, w, failed)
 	case x.card == nil && p.typ != TokenDeleted:
-		return t.settleAs(ctx, p, tokenGone)
+		return s.settleAs(ctx, p, tokenGone)
 	case w.Disabled, !slices.Contains(w.Events, p.typ):
-		return t.settleAs(ctx, p, notWanted)
+		return s.settleAs(ctx, p, notWanted)
 	case x.early != nil && !failed[x.early.ID]:
-		early, err := t.openDelivery(ctx, x.early)
+		early, err := s.vault.openDelivery(ctx, x.early)
 		if errors.Is(err, ErrDamaged) {
-			t.unread.add(x.early)
+			s.damaged.add(x.early)
 			return []*pending{p}, nil
 		}
 		return []*pending{early, p}, err
 	}
-	event, err := t.eventOfDelivery(ctx, p, x.card, x.past)
-	if err != nil {
+
+	event, err := s.vault.eventOfDelivery(ctx, p, x.card, x.past)
+	if err != nil || !s.goesOn() { // reading may have taken longer than the lease
 		return nil, err
 	}
-	if !t.goesOn() { // reading may have taken longer than the lease
-		return nil, nil
-	}
-
-	out := t.send(ctx, w, &Delivery{Event: event, ID: event.ID, CreatedAt: event.CreatedAt})
+	a := s.vault.send(ctx, w, &Delivery{Event: event, ID: event.ID, CreatedAt: event.CreatedAt})
 	free()
-	next, _ := p.after(attempted, out, t.schedule())
-	why := t.note(w, out, next.tries)
-	failed[p.rec.ID] = next.class != deliveryDone
-	if next.class == deliveryFailed {
-		t.log.Warn("event could not be delivered", "webhook", w.ID, "event", event.ID, "status", out.code)
-	}
-	woken, err := t.settle(ctx, p, next)
-	if err == nil && why != "" {
-		err = t.disable(ctx, w, why)
-	}
-	return woken, err
+	failed[p.rec.ID] = !a.success()
+	return s.conclude(ctx, p, w, event, a)
 }
 
-// look reads what there is to know before an attempt, and p with its event. It returns
-// nil if p was changed since it was read.
-func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
+// leave ends the shift of a webhook that is deleted.
+func (s *shift) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone = true
+}
+
+// conclude stores what an answer means for a delivery, and for its webhook. It returns the
+// deliveries that are ready now.
+func (s *shift) conclude(ctx context.Context, p *pending, w *Webhook, event *Event, a *answer) ([]*pending, error) {
+	next, _ := p.after(attempted, a, s.schedule())
+	if next.class == deliveryFailed {
+		s.vault.log.Warn("event could not be delivered", "webhook", w.ID, "event", event.ID, "status", a.code)
+	}
+
+	why := s.judge(w, a, next.tries)
+	freed, err := s.settle(ctx, p, next)
+	if err == nil && why != "" {
+		err = s.disable(ctx, w, why)
+	}
+	return freed, err
+}
+
+// yield is called for a delivery that is held back by another, head. It returns the
+// deliveries to attempt next.
+func (s *shift) yield(ctx context.Context, p *pending, head *store.Record, w *Webhook, failed map[uuid.UUID]bool) ([]*pending, error) {
+	if p.typ == TokenDeleted { // the events before are gone with the token
+		return []*pending{p}, s.drop(ctx, p)
+	}
+
+	first, err := s.vault.openDelivery(ctx, head)
+	switch {
+	case errors.Is(err, ErrDamaged):
+		s.damaged.add(head)
+		return []*pending{p}, nil
+	case err != nil:
+		return nil, err
+	case first.class == deliveryHeld: // by one that cannot be read
+		ready, err := s.vault.releaseFirst(ctx, s.damaged, s.tokenHash(p, false))
+		return append(ready, p), err
+	case first.class == deliveryRetried && first.last.Before(w.since) && !failed[head.ID]:
+		return []*pending{first, p}, nil // it has failed at another URL
+	}
+	return s.hold(ctx, p)
+}
+
+// look reads what there is to know before an attempt, and p anew. It returns nil if p was
+// changed since it was read.
+func (s *shift) look(ctx context.Context, p *pending) (x *prospect, err error) {
 	var is *store.Record
 	var stale bool
-	err = t.view(ctx, func(tx store.ReadTx) error {
+	ordered, unordered := s.tokenHash(p, false), s.tokenHash(p, true)
+	err = s.vault.view(ctx, func(tx store.ReadTx) error {
 		x, stale = new(prospect), false
-		get := func(kind store.Kind, id uuid.UUID) (*store.Record, error) {
-			r, err := tx.Get(kind, id)
-			if errors.Is(err, store.ErrNotFound) {
-				return nil, nil
-			}
-			return r, err
-		}
-		first := func(unordered bool) (*store.Record, error) {
-			r, err := t.unread.first(tx, t.tokenHash(t.rec.ID, p.token, unordered), uuid.Nil)
-			if r != nil && !before(r, p.rec) {
-				r = nil
-			}
-			return r, err
-		}
-		if is, err = get(kindDelivery, p.rec.ID); err != nil {
+		if is, err = present(tx, kindDelivery, p.rec.ID); err != nil {
 			return err
 		}
 		if stale = is == nil || is.Version != p.rec.Version; stale {
 			return nil
 		}
-		if x.webhook, err = get(kindWebhook, beside(t.rec.ID)); err != nil {
+
+		if x.webhook, err = present(tx, kindWebhook, beside(s.id)); err != nil {
 			return err
 		}
-		if x.card, err = get(kindToken, p.token); err != nil {
+		if x.card, err = present(tx, kindToken, p.token); err != nil {
 			return err
 		}
-		if x.card != nil && (x.card.Account != t.account || !lives(x.card, now())) {
+		if x.card != nil && (x.card.Account != s.vault.account || !lives(x.card, now())) {
 			x.card = nil
 		}
-		if x.past, err = get(kindPast, eventOf(p.rec)); err != nil { // it belongs to the card
+		if x.past, err = present(tx, kindPast, eventOf(p.rec)); err != nil { // it belongs to the card
 			return err
 		}
+
 		if !p.unordered {
-			if x.head, err = first(false); err != nil {
+			if x.head, err = s.earlier(tx, ordered, p); err != nil {
 				return err
 			}
 		}
-		x.early, err = first(true)
+		x.early, err = s.earlier(tx, unordered, p)
 		return err
 	})
 	if err != nil || stale {
@@ -533,6 +586,24 @@ func (t *turn) look(ctx context.Context, p *pending) (x *prospect, err error) {
 	}
 	p.rec = is
 	return x, nil
+}
+
+// earlier returns the first delivery with a hash if it is earlier than p.
+func (s *shift) earlier(tx store.ReadTx, hash []byte, p *pending) (*store.Record, error) {
+	r, err := firstWith(tx, hash, uuid.Nil, s.damaged)
+	if r != nil && !before(r, p.rec) {
+		r = nil
+	}
+	return r, err
+}
+
+// present returns a record, nil if there is none.
+func present(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	r, err := tx.Get(kind, id)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	}
+	return r, err
 }
 
 // before reports whether the event of a was before that of b.
@@ -545,6 +616,7 @@ func (v *Vault) send(ctx context.Context, w *Webhook, d *Delivery) *answer {
 	for _, s := range w.signing(began) {
 		d.Secrets = append(d.Secrets, s.value)
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, sendTimeout)
 	defer cancel()
 	var got *SendResult
@@ -562,57 +634,59 @@ func (v *Vault) send(ctx context.Context, w *Webhook, d *Delivery) *answer {
 	return &answer{began, got.StatusCode, got.RetryAfter}
 }
 
-// note draws conclusions for the whole webhook, and returns why it is to be disabled. One
-// event that fails does not end its patience: tries is how often it has.
-func (t *turn) note(w *Webhook, out *answer, tries uint64) (why string) {
+// judge notes what an answer says of the whole webhook, and returns why it is to be
+// disabled. One event that fails does not end its patience: tries is how often it has.
+func (s *shift) judge(w *Webhook, a *answer, tries uint64) (why string) {
 	at := now()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	q := t.queue
-	if out.success() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := s.queue
+	if a.success() {
 		q.failing, q.failed, q.pauses = time.Time{}, time.Time{}, 0
 		return ""
 	}
+
 	if q.failing.IsZero() || q.failed.Before(at.Add(-webhookQuiet)) {
 		q.failing, q.pauses = at, 0
 	}
 	q.failed = at
-	if out.throttled() && w.version >= t.asked {
-		t.leaveAlone(at, out.after, w.version)
+	if a.throttled() && w.version >= s.pausedBy {
+		s.leaveAlone(at, a.after, w.version)
 	}
+
+	patience := at.Add(-webhookPatience)
 	switch {
-	case out.code == 410:
+	case a.gone():
 		return disabledGone
-	case tries >= eventHolds &&
-		t.queue.failing.Before(at.Add(-webhookPatience)) && w.since.Before(at.Add(-webhookPatience)):
+	case tries >= eventHolds && q.failing.Before(patience) && w.since.Before(patience):
 		return disabledFailing
 	}
 	return ""
 }
 
 // leaveAlone notes that a version of the webhook wants a pause, for as long as it says or
-// a little longer each time. Several attempts may end so: the longest counts, but nothing
-// that a former version has said.
-func (t *turn) leaveAlone(at time.Time, after time.Duration, version uint64) {
-	if version > t.asked {
-		t.pause = time.Time{}
+// a little longer each time. Several attempts may end so: the longest pause counts, except
+// that of a former version. It is called with s.mu.
+func (s *shift) leaveAlone(at time.Time, pause time.Duration, version uint64) {
+	if version > s.pausedBy {
+		s.pause = time.Time{}
 	}
-	if after == 0 {
-		if !t.pause.IsZero() {
+	if pause == 0 {
+		if !s.pause.IsZero() {
 			return
 		}
-		after = t.pace(eventRetries[min(t.queue.pauses, sendPauses-1)])
-		t.queue.pauses++
+		pause = s.vault.pace(eventRetries[min(s.queue.pauses, sendPauses-1)])
+		s.queue.pauses++
 	}
-	if until := at.Add(min(after, maxSendPause)); until.After(t.pause) {
-		t.pause = until
+	if until := at.Add(min(pause, maxSendPause)); until.After(s.pause) {
+		s.pause = until
 	}
-	t.asked = version
+	s.pausedBy = version
 }
 
 // disable disables a webhook, unless its URL or state has changed since an attempt.
-func (t *turn) disable(ctx context.Context, w *Webhook, why string) error {
-	_, err := t.editWebhook(ctx, opUpdateWebhook, w.row, func(is *Webhook) error {
+func (s *shift) disable(ctx context.Context, w *Webhook, why string) error {
+	_, err := s.vault.editWebhook(ctx, opUpdateWebhook, w.row, func(is *Webhook) error {
 		if is.Disabled || is.URL != w.URL || !is.since.Equal(w.since) {
 			return errChanged
 		}
@@ -621,7 +695,7 @@ func (t *turn) disable(ctx context.Context, w *Webhook, why string) error {
 	})
 	switch {
 	case err == nil:
-		t.log.Warn("webhook is disabled", "webhook", w.ID, "reason", why)
+		s.vault.log.Warn("webhook is disabled", "webhook", w.ID, "reason", why)
 	case errors.Is(err, errChanged), errors.Is(err, ErrNotFound):
 		return nil
 	}
@@ -630,26 +704,26 @@ func (t *turn) disable(ctx context.Context, w *Webhook, why string) error {
 
 var errChanged = errors.New("cardvault: webhook has changed")
 
-// hold makes p wait until what holds it back is out of the way. It returns p if
-// nothing does any more.
-func (t *turn) hold(ctx context.Context, p *pending) (again []*pending, err error) {
-	held, ok := p.after(heldBack, nil, t.schedule())
+// hold makes p wait for the delivery that holds it back. It returns p if none does any
+// more.
+func (s *shift) hold(ctx context.Context, p *pending) (again []*pending, err error) {
+	held, ok := p.after(heldBack, nil, s.schedule())
 	if !ok {
 		return nil, nil
 	}
 	next := *p.rec
 	next.Version++
-	if err := t.sealDelivery(&next, &held); err != nil {
+	if err := s.vault.sealDelivery(&next, &held); err != nil {
 		return nil, err
 	}
 
-	hash := t.tokenHash(t.rec.ID, p.token, false)
-	err = t.update(ctx, opStep, func(tx store.Tx) error {
+	hash := s.tokenHash(p, false)
+	err = s.vault.update(ctx, opStep, func(tx store.Tx) error {
 		again = nil
 		if ok, err := same(tx, p.rec); err != nil || !ok {
 			return err
 		}
-		first, err := t.unread.first(tx, hash, uuid.Nil)
+		first, err := firstWith(tx, hash, uuid.Nil, s.damaged)
 		switch {
 		case err != nil:
 			return err
@@ -663,15 +737,14 @@ func (t *turn) hold(ctx context.Context, p *pending) (again []*pending, err erro
 	return again, wrapped(err)
 }
 
-// drop erases the deliveries that hold p back. Those that cannot be read stay, and hold
-// back nothing.
-func (t *turn) drop(ctx context.Context, p *pending) error {
+// drop erases the deliveries that hold p back, the event of a deletion. Damaged ones stay,
+// and hold back nothing.
+func (s *shift) drop(ctx context.Context, p *pending) error {
 	var others []*store.Record
-	hash := t.tokenHash(t.rec.ID, p.token, false)
-	err := t.findBy(ctx, kindDelivery, hash, claimBatch, func(r *store.Record, readable bool) bool {
+	err := s.vault.findBy(ctx, kindDelivery, s.tokenHash(p, false), claimBatch, func(r *store.Record, readable bool) bool {
 		switch {
 		case !readable:
-			t.unread.add(r)
+			s.damaged.add(r)
 		case r.ID != p.rec.ID:
 			others = append(others, r)
 		}
@@ -680,7 +753,8 @@ func (t *turn) drop(ctx context.Context, p *pending) error {
 	if err != nil && !errors.Is(err, ErrDamaged) {
 		return err
 	}
-	return wrapped(t.update(ctx, opStep, func(tx store.Tx) error {
+
+	return wrapped(s.vault.update(ctx, opStep, func(tx store.Tx) error {
 		if ok, err := same(tx, p.rec); err != nil || !ok {
 			return err
 		}
@@ -706,95 +780,100 @@ func same(tx store.ReadTx, r *store.Record) (bool, error) {
 	return err == nil && is.Version == r.Version, err
 }
 
-// schedule returns that of a webhook.
-func (t *turn) schedule() schedule {
-	return schedule{at: now(), pace: t.pace, retention: deliveryRetention}
+// schedule returns the schedule of a webhook.
+func (s *shift) schedule() schedule {
+	return schedule{at: now(), pace: s.vault.pace, retention: deliveryRetention}
 }
 
 // settleAs settles a delivery to which something has happened without an attempt.
-func (t *turn) settleAs(ctx context.Context, p *pending, o occasion) ([]*pending, error) {
-	next, ok := p.after(o, nil, t.schedule())
+func (s *shift) settleAs(ctx context.Context, p *pending, o occasion) ([]*pending, error) {
+	next, ok := p.after(o, nil, s.schedule())
 	if !ok {
 		return nil, nil
 	}
-	return t.settle(ctx, p, next)
+	return s.settle(ctx, p, next)
 }
 
 // settle stores the next state of a delivery. It returns the delivery that was held back
 // by it and is ready now.
-func (t *turn) settle(ctx context.Context, p *pending, is delivery) ([]*pending, error) {
+func (s *shift) settle(ctx context.Context, p *pending, is delivery) (freed []*pending, err error) {
 	frees := p.holdsBack() && !is.holdsBack()
-	hash := t.tokenHash(t.rec.ID, p.token, false)
+	hash := s.tokenHash(p, false)
 	for {
 		next := *p.rec
 		next.Version++
 		if is.class != 0 {
-			if err := t.sealDelivery(&next, &is); err != nil {
+			if err := s.vault.sealDelivery(&next, &is); err != nil {
 				return nil, err
 			}
 		}
 
 		var held *store.Record
-		var woken []*pending
+		freed = nil
 		if frees {
-			var err error
-			if held, woken, err = t.wakeAfter(ctx, t.unread, hash, p.rec.ID); err != nil {
+			if held, freed, err = s.vault.nextHeld(ctx, s.damaged, hash, p.rec.ID); err != nil {
 				return nil, err
 			}
 		}
 
 		changed := false
-		err := t.update(ctx, opStep, func(tx store.Tx) error {
+		err = s.vault.update(ctx, opStep, func(tx store.Tx) error {
 			ok, err := same(tx, p.rec)
 			if changed = !ok; changed || err != nil {
 				return err
 			}
 			if is.class == 0 {
-				tx.Delete(kindDelivery, p.rec.ID)
+				tx.Delete(kindDelivery, next.ID)
 			} else {
 				tx.Put(&next)
 			}
 			if !frees {
 				return nil
 			}
-			after, err := t.unread.first(tx, hash, p.rec.ID)
-			if err != nil || after == nil || after.Class != deliveryHeld {
-				return err
-			}
-			if held == nil || after.ID != held.ID || after.Version != held.Version {
-				return store.ErrConflict // it was held back since
-			}
-			for _, w := range woken {
-				tx.Put(w.rec)
-			}
-			return nil
+			return s.free(tx, hash, p.rec.ID, held, freed)
 		})
 		switch {
 		case errors.Is(err, store.ErrConflict):
-			continue
+			continue // another delivery was held back in between, so there is progress
 		case err != nil:
 			return nil, wrapped(err)
 		case !changed:
 			if is.class != 0 {
-				t.workDue(&next)
+				s.vault.workDue(&next)
 			}
-			return woken, nil
+			return freed, nil
 		}
 
-		if p, err = t.reread(ctx, p); err != nil || p == nil {
+		if p, err = s.reread(ctx, p); err != nil || p == nil {
 			return nil, err
 		}
 	}
 }
 
+// free writes the delivery that the one with an id has held back, as it is ready. held is
+// its record as it was read. It returns ErrConflict if another one is held back by now.
+func (s *shift) free(tx store.Tx, hash []byte, id uuid.UUID, held *store.Record, freed []*pending) error {
+	first, err := firstWith(tx, hash, id, s.damaged)
+	if err != nil || first == nil || first.Class != deliveryHeld {
+		return err
+	}
+	if held == nil || first.ID != held.ID || first.Version != held.Version {
+		return store.ErrConflict
+	}
+	for _, f := range freed {
+		tx.Put(f.rec)
+	}
+	return nil
+}
+
 // reread returns a delivery that was attempted beside its schedule and has become due
 // meanwhile, or nil if something else has happened to it.
-func (t *turn) reread(ctx context.Context, p *pending) (*pending, error) {
+func (s *shift) reread(ctx context.Context, p *pending) (*pending, error) {
 	if p.rec.Class != deliveryRetried {
 		return nil, nil // gone with its webhook
 	}
 	var r *store.Record
-	err := t.view(ctx, func(tx store.ReadTx) (err error) {
+	err := s.vault.view(ctx, func(tx store.ReadTx) (err error) {
 		r, err = tx.Get(kindDelivery, p.rec.ID)
 		return err
 	})
@@ -804,57 +883,61 @@ func (t *turn) reread(ctx context.Context, p *pending) (*pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	is, err := t.openDelivery(ctx, r)
-	if err != nil || r.Class != deliveryReady || is.attempts != p.attempts || is.tries != p.tries {
+
+	is, err := s.vault.openDelivery(ctx, r)
+	if err != nil || is.class != deliveryReady || is.attempts != p.attempts || is.tries != p.tries {
 		return nil, err // it was redelivered
 	}
 	return is, nil
 }
 
-// wakeAfter returns the delivery that the one with an id holds back, and that as it is
+// nextHeld returns the delivery that the one with an id holds back, and that as it is
 // when it is ready; nothing if there is none.
-func (v *Vault) wakeAfter(ctx context.Context, unread *unreadable, hash []byte, id uuid.UUID) (held *store.Record, woken []*pending, err error) {
+func (v *Vault) nextHeld(ctx context.Context, damaged *recordSet, hash []byte, id uuid.UUID) (held *store.Record, ready []*pending, err error) {
 	for {
 		err = v.view(ctx, func(tx store.ReadTx) error {
-			held, err = unread.first(tx, hash, id)
+			held, err = firstWith(tx, hash, id, damaged)
 			return err
 		})
 		if err != nil || held == nil {
 			return nil, nil, err
 		}
+
 		next := *held
 		next.Shown = slices.Clone(held.Shown)
 		p, err := v.openDelivery(ctx, &next)
 		switch {
 		case errors.Is(err, ErrDamaged):
-			unread.add(held)
+			damaged.add(held)
 			continue
 		case err != nil:
 			return nil, nil, err
 		}
-		ready, ok := p.after(released, nil, schedule{})
+
+		is, ok := p.after(released, nil, schedule{})
 		if !ok {
 			return nil, nil, nil
 		}
 		next.Version++
-		p.delivery = ready
+		p.delivery = is
 		return held, []*pending{p}, v.sealDelivery(&next, &p.delivery)
 	}
 }
 
-// goOn makes those ready, and returns them, that are the first with a hash and held: what
-// they have waited for cannot be read.
-func (v *Vault) goOn(ctx context.Context, unread *unreadable, hashes ...[]byte) (ready []*pending, err error) {
+// releaseFirst makes the first delivery with each hash ready if it is held, and returns
+// them: the deliveries that they have waited for cannot be read.
+func (v *Vault) releaseFirst(ctx context.Context, damaged *recordSet, hashes ...[]byte) (ready []*pending, err error) {
 	for _, hash := range hashes {
-		held, woken, err := v.wakeAfter(ctx, unread, hash, uuid.Nil)
+		held, next, err := v.nextHeld(ctx, damaged, hash, uuid.Nil)
 		if err != nil {
 			return nil, err
 		}
-		for _, p := range woken {
+		for _, p := range next {
 			queues, err := v.wakingsOf(ctx, beside(p.rec.Parent))
 			if err != nil {
 				return nil, err
 			}
+
 			ok := false
 			err = v.update(ctx, opStep, func(tx store.Tx) (err error) {
 				if ok, err = same(tx, held); err != nil || !ok {
@@ -864,13 +947,14 @@ func (v *Vault) goOn(ctx context.Context, unread *unreadable, hashes ...[]byte) 
 				return queues.put(tx, v)
 			})
 			if errors.Is(err, errStale) {
-				return v.goOn(ctx, unread, hashes...)
+				return v.releaseFirst(ctx, damaged, hashes...)
 			}
 			if err != nil {
 				return nil, wrapped(err)
 			}
+
 			if ok {
-				queues.told(v)
+				queues.written(v)
 				ready = append(ready, p)
 			}
 		}
@@ -880,48 +964,50 @@ func (v *Vault) goOn(ctx context.Context, unread *unreadable, hashes ...[]byte) 
 
 // rest ends the claim. The queue is due at once if something is ready, or when the
 // webhook wants to hear more; after a failure a little later.
-func (t *turn) rest(ctx context.Context) error {
-	busy, idle := *t.claim, *t.claim
+func (s *shift) rest(ctx context.Context) error {
+	busy, idle := *s.claim, *s.claim
 	busy.Due, idle.Due = now(), time.Time{}
 	switch {
-	case t.failure != nil:
+	case s.failure != nil:
 		busy.Due = busy.Due.Add(sendRelapse)
-	case t.useless() > unreadMost:
+	case s.useless() > damagedMost:
 		busy.Due = busy.Due.Add(workPause)
 	}
 	paused := busy
-	t.queue.pause = time.Time{}
-	if t.pause.After(busy.Due) {
-		paused.Due = t.pause
+	if s.pause.After(busy.Due) {
+		paused.Due = s.pause
 	}
+
+	// Which of the three is written is seen in the transaction, which seals nothing.
+	s.queue.pause = time.Time{}
 	for _, r := range []*store.Record{&busy, &idle, &paused} {
 		if r == &paused {
-			t.queue.pause = r.Due
+			s.queue.pause = r.Due
 		}
 		r.Version++
-		if err := t.box.SealShown(r, t.queue.encode()); err != nil {
+		if err := s.vault.box.SealShown(r, s.queue.encode()); err != nil {
 			return wrapped(err)
 		}
 	}
+
 	next := &busy
-	err := t.update(ctx, opStep, func(tx store.Tx) error {
-		if ok, err := same(tx, t.claim); err != nil || !ok {
+	err := s.vault.update(ctx, opStep, func(tx store.Tx) error {
+		if ok, err := same(tx, s.claim); err != nil || !ok {
 			return err
 		}
-		hook, err := tx.Get(kindWebhook, beside(t.rec.ID))
-		gone := errors.Is(err, store.ErrNotFound)
-		if err != nil && !gone {
+		hook, err := present(tx, kindWebhook, beside(s.id))
+		if err != nil {
 			return err
 		}
-		left, err := t.left(tx)
+		left, err := s.left(tx)
 		switch {
 		case err != nil:
 			return err
-		case gone: // what is left is erased
+		case hook == nil: // the deliveries that are left are erased
 			next = &idle
-		case !t.pause.IsZero() && hook.Version == t.asked:
+		case !s.pause.IsZero() && hook.Version == s.pausedBy:
 			next = &paused
-		case left || !t.pause.IsZero() || t.failure != nil:
+		case left || !s.pause.IsZero() || s.failure != nil:
 			next = &busy
 		default:
 			next = &idle
@@ -930,27 +1016,27 @@ func (t *turn) rest(ctx context.Context) error {
 		return nil
 	})
 	if err == nil {
-		t.workDue(next)
+		s.vault.workDue(next)
 	}
 	return wrapped(err)
 }
 
-// left reports whether there is something to do for the queue, or perhaps if what is of no
-// use is too much to look past.
-func (t *turn) left(tx store.ReadTx) (bool, error) {
-	n := t.useless()
-	if n > unreadMost {
+// left reports whether there is something to do for the queue, or may be if more
+// deliveries are useless than can be looked past.
+func (s *shift) left(tx store.ReadTx) (bool, error) {
+	n := s.useless()
+	if n > damagedMost {
 		return true, nil
 	}
-	list, err := tx.List(t.ready(uuid.Nil, n+1))
+	list, err := tx.List(s.ready(uuid.Nil, n+1))
 	if err != nil {
 		return false, err
 	}
-	return slices.ContainsFunc(list.Records, func(r *store.Record) bool { return !t.skips(r) }), nil
+	return slices.ContainsFunc(list.Records, func(r *store.Record) bool { return !s.skips(r) }), nil
 }
 
-// useless returns how many deliveries are of no use as they are listed.
-func (t *turn) useless() int { return len(t.unread.all()) + len(t.passed.all()) }
+// useless returns how many deliveries cannot be attempted as they are listed.
+func (s *shift) useless() int { return len(s.damaged.all()) + len(s.changed.all()) }
 
-// skips reports whether a delivery is of no use as it is listed.
-func (t *turn) skips(r *store.Record) bool { return t.unread.has(r) || t.passed.has(r) }
+// skips reports whether a delivery cannot be attempted as it is listed.
+func (s *shift) skips(r *store.Record) bool { return s.damaged.has(r) || s.changed.has(r) }

@@ -68,10 +68,10 @@ type Token struct {
 	BusinessKey    string
 	ImportProvider string
 
-	artID uuid.UUID // of CardArtURL
-	stale bool      // the scheme has replaced the number that is stored
-	told  uuid.UUID // row key of its last event
-	since uint64    // version of its record that deliveries of that event tell; 0: none do
+	artID       uuid.UUID // of CardArtURL
+	stale       bool      // the scheme has replaced the number that is stored
+	lastEvent   uuid.UUID // row key of its last event
+	toldVersion uint64    // version of its record that deliveries of that event contain; 0: none do
 
 	// codes numbers the security codes of the token. It rises when one is consumed or
 	// replaced: a cache that keeps the former one, or brings it back, is of no use.
@@ -881,10 +881,10 @@ func (t *Token) encode(b []byte) []byte {
 		b = tlv.Append(b, tokenAuthTransaction, a.DSTransactionID)
 		b = tlv.AppendTime(b, tokenAuthAt, a.At)
 	}
-	if t.told != uuid.Nil {
-		b = tlv.Append(b, tokenTold, t.told[:])
+	if t.lastEvent != uuid.Nil {
+		b = tlv.Append(b, tokenTold, t.lastEvent[:])
 	}
-	b = tlv.AppendUint(b, tokenToldSince, t.since)
+	b = tlv.AppendUint(b, tokenToldSince, t.toldVersion)
 	b = tlv.AppendUint(b, tokenCodes, t.codes)
 	return tlv.AppendTime(b, tokenExpiresAt, t.ExpiresAt)
 }
@@ -951,9 +951,9 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 		case tokenFingerprint:
 			copy(t.Fingerprint[:], r.Value)
 		case tokenTold:
-			copy(t.told[:], r.Value)
+			copy(t.lastEvent[:], r.Value)
 		case tokenToldSince:
-			t.since = r.Uint()
+			t.toldVersion = r.Uint()
 		case tokenCodes:
 			t.codes = r.Uint()
 		case tokenExpiresAt:

@@ -109,7 +109,7 @@ type core struct {
 	limited   sync.Map // of accounts: *limits
 	crowds    sync.Map // of accounts: *crowd
 	listening listening
-	sending   sync.Map // of queues: *inflow of the turn that is under way
+	shifts    sync.Map // of queues: *inflow of the shift that is under way
 	testing   sync.Map // row keys of webhooks to which a test is under way
 	closed    atomic.Bool
 	work      work

@@ -150,6 +150,7 @@ func (v *Vault) CheckWebhook(u WebhookUpdate) error {
 		return ErrNotEnabled
 	}
 	var errs []error
+
 	if u.URL != nil {
 		switch err := v.opts.Webhooks.Check(*u.URL); {
 		case *u.URL == "":
@@ -160,11 +161,13 @@ func (v *Vault) CheckWebhook(u WebhookUpdate) error {
 			errs = append(errs, &FieldError{"url", "invalid_format", err.Error()})
 		}
 	}
+
 	if u.Description != nil && *u.Description != "" {
 		if err := checkText("description", []byte(*u.Description)); err != nil {
 			errs = append(errs, err)
 		}
 	}
+
 	for _, e := range u.Events {
 		if e < TokenCreated || e > TokenDeleted {
 			errs = append(errs, &FieldError{"events", "invalid_enum", "must be types of events"})
@@ -197,6 +200,7 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 	w.since = w.CreatedAt
 	secret := newSigningSecret()
 	w.secrets = []signingSecret{{value: secret}}
+
 	r := v.newRecord(kindWebhook, row)
 	q := &store.Record{Kind: kindQueue, ID: beside(row), Account: v.account, Version: 1}
 	if err := v.sealWebhook(r, w); err != nil {
@@ -205,6 +209,7 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 	if err := v.box.SealShown(q, new(queue).encode()); err != nil {
 		return nil, WebhookSecret{}, wrapped(err)
 	}
+
 	err = v.changeWebhooks(ctx, opCreateWebhook, w.ID, func(a *Account) (func(store.Tx) error, error) {
 		return func(tx store.Tx) error {
 			limit := a.Quotas.Webhooks
@@ -255,6 +260,7 @@ func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate
 		set(&w.URL, u.URL)
 		set(&w.Description, u.Description)
 		set(&w.LegacyHMAC, u.LegacyHMAC)
+
 		if u.Events != nil {
 			w.Events = u.Events
 		}
@@ -283,6 +289,7 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 	if err != nil {
 		return err
 	}
+
 	large := false
 	err = v.changeWebhooks(ctx, opDeleteWebhook, id, func(*Account) (func(store.Tx) error, error) {
 		if _, err := v.getRow(ctx, kindWebhook, row); err != nil {
@@ -357,6 +364,7 @@ func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (*WebhookTest, er
 		return nil, ErrTestInProgress
 	}
 	defer v.testing.Delete(w.row)
+
 	begin := time.Now()
 	out := v.send(ctx, w, &Delivery{ID: uuid.New(), CreatedAt: now()})
 	if err := ctx.Err(); err != nil {
@@ -403,12 +411,14 @@ func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn
 		if err := fn(w); err != nil {
 			return nil, err
 		}
+
 		wake := func(store.Tx) error { return nil }
 		if !w.Disabled && (was.Disabled || w.URL != was.URL) {
 			if queue, wake, err = v.endPause(ctx, beside(row)); err != nil {
 				return nil, err
 			}
 		}
+
 		r.Version++
 		return func(tx store.Tx) error { tx.Put(r); return wake(tx) }, v.sealWebhook(r, w)
 	})
@@ -419,8 +429,8 @@ func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn
 	return w, nil
 }
 
-// endPause returns a queue as it is due now, nil if it does not pause, and what writes
-// it. A turn that is under way sees by itself that the webhook has changed.
+// endPause returns a queue as it is due now, nil if it does not pause, and a function that
+// writes it. A shift that is under way sees by itself that the webhook has changed.
 func (v *Vault) endPause(ctx context.Context, id uuid.UUID) (due *store.Record, put func(store.Tx) error, err error) {
 	var r *store.Record
 	err = v.view(ctx, func(tx store.ReadTx) (err error) {
@@ -433,6 +443,7 @@ func (v *Vault) endPause(ctx context.Context, id uuid.UUID) (due *store.Record, 
 	if err != nil {
 		return nil, nil, err
 	}
+
 	was := *r
 	plain, err := v.openQueue(ctx, r)
 	if err != nil {
@@ -448,6 +459,7 @@ func (v *Vault) endPause(ctx context.Context, id uuid.UUID) (due *store.Record, 
 		due.Due, q.pause = now(), time.Time{}
 		err = wrapped(v.box.SealShown(due, q.encode()))
 	}
+
 	return due, func(tx store.Tx) error {
 		ok, err := same(tx, &was)
 		switch {
@@ -479,6 +491,7 @@ func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UU
 		if err != nil {
 			return err
 		}
+
 		r.Version++
 		if err := v.box.SealShown(r, a.encode()); err != nil {
 			return wrapped(err)
@@ -501,8 +514,8 @@ type listeners struct {
 	of      [4][]uuid.UUID // row keys, by the type of event that they take
 }
 
-// webhooks returns the listeners of the account as they were last read: whoever tells
-// them something makes sure that they are still the same, see [outbox.put].
+// webhooks returns the listeners of the account as they were last read. An event that is
+// written for them compares their version: see [outbox.put].
 func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 	if known := v.listening.of(v.account); known != nil {
 		return known, nil
@@ -515,12 +528,13 @@ func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	l := &listeners{account: r.ID, version: r.Version, none: len(all) == 0}
 	for _, r := range all {
 		w, err := v.listedWebhook(ctx, r)
 		if errors.Is(err, ErrDamaged) {
-			// It keeps nobody from his tokens, and has missed nothing when it is put back:
-			// what it does not take is sorted out then.
+			// It keeps no token from being changed, and has missed nothing when it is put
+			// back: events that it does not take are sorted out then.
 			w, err = &Webhook{row: r.ID, Events: allEvents}, nil
 		}
 		if err != nil {
@@ -533,6 +547,7 @@ func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 			l.of[typ&3] = append(l.of[typ&3], w.row)
 		}
 	}
+
 	v.listening.set(v.account, l)
 	return l, nil
 }
@@ -613,6 +628,7 @@ func (v *Vault) sealWebhook(r *store.Record, w *Webhook) error {
 	if err := v.box.SealShown(r, w.encode()); err != nil {
 		return wrapped(err)
 	}
+
 	buf := plaintexts.Get().(*[]byte)
 	defer wipe(buf)
 	b := tlv.Append((*buf)[:0], webhookSet, w.set[:])
@@ -648,6 +664,7 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 		return nil, err
 	}
 	defer clear(plain)
+
 	var set uuid.UUID
 	var until time.Time
 	r := tlv.Read(plain)
@@ -662,6 +679,7 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 			until = time.Time{}
 		}
 	}
+
 	if set != w.set || len(w.secrets) == 0 {
 		return nil, fmt.Errorf("%w: the secrets of a webhook are not those it has", ErrDamaged)
 	}
@@ -675,6 +693,7 @@ func (v *Vault) listedWebhook(ctx context.Context, rec *store.Record) (*Webhook,
 	if err != nil {
 		return nil, err
 	}
+
 	for r.Next() {
 		switch r.Tag {
 		case webhookURL:

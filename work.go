@@ -98,7 +98,7 @@ func (v *Vault) tasks() []*task {
 	all := []*task{
 		{kinds: lapsing, step: v.lapse},
 		{kinds: []store.Kind{kindDelivery}, step: v.ripen},
-		{kinds: []store.Kind{kindPast}, step: v.forget},
+		{kinds: []store.Kind{kindPast}, step: v.erasePast},
 	}
 	job := func(kind store.Kind, workers int) {
 		all = append(all, &task{[]store.Kind{kind}, workers, func(ctx context.Context, p *pool) (int, error) {
@@ -308,13 +308,13 @@ type pool struct {
 func newPool(workers int) *pool { return &pool{busy: make(chan struct{}, workers)} }
 
 // longest is how long a job of a kind takes at most: three calls to the network,
-// or one to the sink, or a turn of a webhook, and some writes.
+// or one to the sink, or a shift of a webhook, and some writes.
 func (c *core) longest(kind store.Kind) time.Duration {
 	switch kind {
 	case kindEvent:
 		return eventTimeout + 5*time.Second
 	case kindQueue, kindRemains, kindSpread:
-		return sendTurn + sendTimeout + 15*time.Second
+		return shiftTime + sendTimeout + 15*time.Second
 	}
 	return 3*c.opts.NetworkTimeout + 5*time.Second
 }
@@ -797,5 +797,5 @@ func (e *endings) written() {
 	for _, i := range e.told {
 		e.vault.workDue(e.events[i].records...)
 	}
-	e.queues.told(e.vault)
+	e.queues.written(e.vault)
 }
