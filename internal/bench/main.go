@@ -1,10 +1,10 @@
 // Bench prints the figures of the vault as ratios, taken in one run: durable
 // imports against raw bbolt, reads against a bare View and one GCM open, pages
 // of a list against its first, HTTP against a bare net/http handler, imports with a
-// webhook against those without, and beside the erasure of a large family. cost prints
+// webhook or a sink against those without, and beside the erasure of a large family. cost prints
 // what calls take of the processor and of the heap instead, to compare two versions.
 //
-//	go run ./internal/bench [-tokens 1000000] [-rounds 3] [-for 2s] [-family 100000] [import get list disk open sweep http network webhooks families cost]
+//	go run ./internal/bench [-tokens 1000000] [-rounds 3] [-for 2s] [-family 100000] [import get list disk open sweep http network webhooks sinks families cost]
 //
 // What is compared runs in turn, and the medians of the rounds count. Absolute
 // figures depend on the machine; the ratios hardly do.
@@ -61,7 +61,7 @@ func main() {
 	}{
 		{"import", b.imports}, {"get", b.gets}, {"list", b.lists}, {"disk", b.disk},
 		{"open", b.opens}, {"sweep", b.sweep}, {"http", b.http}, {"network", b.network},
-		{"webhooks", b.webhooks}, {"families", b.families}, {"cost", b.costs},
+		{"webhooks", b.webhooks}, {"sinks", b.sinks}, {"families", b.families}, {"cost", b.costs},
 	}
 
 	dir, err := os.MkdirTemp("", "cardvault-bench-*")
