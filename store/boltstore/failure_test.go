@@ -128,6 +128,14 @@ func TestFull(t *testing.T) {
 	if !errors.Is(errs[0], store.ErrFull) || errs[1] != nil {
 		t.Fatal(errs)
 	}
+	refused := s.Update(context.Background(), func(tx store.Tx) error {
+		tx.Put(large)
+		tx.Put(numbered(1)) // is there
+		return nil
+	})
+	if !errors.Is(refused, store.ErrConflict) {
+		t.Errorf("a refused Update on a full disk: %v", refused)
+	}
 	for i := range n {
 		if has(t, s, i) != (i > 0 && i < n-1) {
 			t.Errorf("record %d: %v", i, has(t, s, i))

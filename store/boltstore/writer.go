@@ -206,6 +206,8 @@ func (s *Store) commitFailed(cause error) {
 			c.Fail(err)
 		case s.h == nil:
 			c.Fail(s.failed)
+		case len(calls) == 1:
+			c.Answer() // refused: its writes were undone before the commit
 		default:
 			// Nothing of this call was written. Alone it may succeed: one
 			// deletion finds room where a group of imports does not.
