@@ -108,6 +108,7 @@ func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	if s.h == nil {
 		return s.failed
 	}
+
 	tx, err := s.h.begin(false)
 	if err != nil {
 		return err

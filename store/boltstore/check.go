@@ -29,6 +29,7 @@ func (s *Store) Check(ctx context.Context) error {
 	if s.h == nil {
 		return s.failed
 	}
+
 	// bbolt's own check needs that nobody else writes.
 	tx, err := s.h.begin(true)
 	if err != nil {
@@ -36,6 +37,7 @@ func (s *Store) Check(ctx context.Context) error {
 	}
 	defer s.h.rollback(tx)
 	c := &checker{ctx: ctx, tx: tx, fanout: s.config.fanout}
+
 	// bbolt's check runs in a goroutine that cannot be guarded: it comes last.
 	err = guarded(func() error { return checkPages(s.h.file, tx, true) })
 	if err != nil {
@@ -44,6 +46,7 @@ func (s *Store) Check(ctx context.Context) error {
 	if err := guarded(c.check); err != nil {
 		return err
 	}
+
 	if len(c.findings) == 0 {
 		for err := range tx.Check(bolt.WithKVStringer(silent{})) {
 			c.report("%v", err)
@@ -70,9 +73,9 @@ type checker struct {
 	entries              int // in lists
 }
 
-func (c *checker) report(format string, args ...any) {
+func (c *checker) report(text string, args ...any) {
 	if len(c.findings) < maxFindings {
-		c.findings = append(c.findings, fmt.Errorf("%w: %s", store.ErrDamaged, fmt.Sprintf(format, args...)))
+		c.findings = append(c.findings, fmt.Errorf("%w: %s", store.ErrDamaged, fmt.Sprintf(text, args...)))
 	}
 }
 
@@ -86,12 +89,14 @@ func (c *checker) check() error {
 	if err != nil {
 		return err
 	}
+
 	if err := c.lists(); err != nil {
 		return err
 	}
 	if c.entries != c.listed {
 		c.report("lists have %d entries, rows ask for %d", c.entries, c.listed)
 	}
+
 	for _, index := range []struct {
 		name []byte
 		want int
@@ -105,6 +110,7 @@ func (c *checker) check() error {
 			c.report("index %s has %d entries, rows ask for %d", index.name, n, index.want)
 		}
 	}
+
 	return nil
 }
 
@@ -114,6 +120,7 @@ func (c *checker) rows(kind store.Kind, rows *bolt.Bucket) error {
 	lists := lister{fanout: c.fanout}
 	n := 0
 	cur := rows.Cursor()
+
 	for k, v := cur.First(); k != nil; k, v = cur.Next() {
 		if n%1024 == 0 {
 			if err := c.ctx.Err(); err != nil {
@@ -121,12 +128,14 @@ func (c *checker) rows(kind store.Kind, rows *bolt.Bucket) error {
 			}
 			lists.begin(c.tx, c.fanout) // forgets what it has read
 		}
+
 		n++
 		r, err := decodeRow(v)
 		if err != nil || len(k) != 16 || r.version == 0 {
 			c.report("kind %d, row %d is not in the format of rows", kind, n)
 			continue
 		}
+
 		id, list := uuid.UUID(k), keyOfList(kind, r.account, r.parent)
 		if r.class != 0 || r.parent != uuid.Nil {
 			c.listed++
@@ -138,6 +147,7 @@ func (c *checker) rows(kind store.Kind, rows *bolt.Bucket) error {
 				}
 			}
 		}
+
 		if r.hasDue {
 			c.due++
 			key := keyOfDue(kind, r.due, id)
@@ -146,6 +156,7 @@ func (c *checker) rows(kind store.Kind, rows *bolt.Bucket) error {
 				c.report("kind %d, row %d is not in the index of what is due", kind, n)
 			}
 		}
+
 		seen := make([][]byte, 0, r.lookupCount)
 		r.eachLookup(func(hash []byte) {
 			if slices.ContainsFunc(seen, func(h []byte) bool { return bytes.Equal(h, hash) }) {
@@ -158,6 +169,7 @@ func (c *checker) rows(kind store.Kind, rows *bolt.Bucket) error {
 			}
 		})
 	}
+
 	return nil
 }
 
@@ -167,6 +179,7 @@ func (c *checker) lists() error {
 	lists := bucket(c.tx, listsBucket)
 	cur := lists.Cursor()
 	var last listKey
+
 	for k, v := cur.First(); k != nil; k, v = cur.Next() {
 		if keys++; keys%1024 == 0 && c.ctx.Err() != nil {
 			return c.ctx.Err()
@@ -184,6 +197,7 @@ func (c *checker) lists() error {
 			nodes += w.nodes
 		}
 	}
+
 	if keys != nodes {
 		c.report("%d nodes of lists are below no root", keys-nodes)
 	}
@@ -209,6 +223,7 @@ func (w *listWalk) node(key nodeKey, v []byte, begin, end uuid.UUID) (counts [25
 	if compareIDs(key.id(), begin) < 0 {
 		w.report("a node of level %d begins before the one above it", level)
 	}
+
 	for i := range entries.len() {
 		id := entries.id(i)
 		if i > 0 && compareIDs(id, at) <= 0 || compareIDs(id, key.id()) < 0 || end != uuid.Nil && compareIDs(id, end) >= 0 {
@@ -217,6 +232,7 @@ func (w *listWalk) node(key nodeKey, v []byte, begin, end uuid.UUID) (counts [25
 		at = id
 		counts[entries.class(i)]++
 	}
+
 	open := level == 1 && end == uuid.Nil
 	limit := w.fanout.of(level)
 	if open {
@@ -226,6 +242,7 @@ func (w *listWalk) node(key nodeKey, v []byte, begin, end uuid.UUID) (counts [25
 	if size := n + entries.len(); size > limit || size == 0 && !open {
 		w.report("a node of level %d has %d below it", level, size)
 	}
+
 	if level > 1 {
 		from := keyOfNode(key.list(), level-1, key.id())
 		cur := w.lists.Cursor()
@@ -243,10 +260,12 @@ func (w *listWalk) node(key nodeKey, v []byte, begin, end uuid.UUID) (counts [25
 				counts[class] += count
 			}
 		}
+
 		if from.sameLevel(k) && (end == uuid.Nil || bytes.Compare(k[19:], end[:]) < 0) {
 			w.report("a node of level %d counts too few below it", level)
 		}
 	}
+
 	if counts != stored {
 		w.report("a node of level %d has wrong counts", level)
 	}

@@ -346,7 +346,7 @@ func use(path string, writes bool) (errs []error) {
 	}
 	c := small
 	c.noSync = true
-	s, err := open(ctx, path, nil, c)
+	s, err := openWith(ctx, path, nil, c)
 	if err != nil {
 		return []error{err}
 	}
@@ -382,7 +382,7 @@ func use(path string, writes bool) (errs []error) {
 // TestTruncated cuts the file while it is open: reads report it and the process lives.
 func TestTruncated(t *testing.T) {
 	for _, keep := range []int64{0, 4096, 2 * 4096} {
-		s, err := open(t.Context(), filepath.Join(t.TempDir(), "vault.db"), nil, small)
+		s, err := openWith(t.Context(), filepath.Join(t.TempDir(), "vault.db"), nil, small)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -423,7 +423,7 @@ func TestFormat(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "vault.db")
 	if *update {
-		s, err := open(t.Context(), path, nil, small)
+		s, err := openWith(t.Context(), path, nil, small)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -453,7 +453,7 @@ func TestFormat(t *testing.T) {
 	if err := os.WriteFile(path, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s, err := open(t.Context(), path, nil, small)
+	s, err := openWith(t.Context(), path, nil, small)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -491,7 +491,7 @@ func TestFormat(t *testing.T) {
 	if err := os.WriteFile(path, newer, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := open(t.Context(), path, nil, small); !errors.Is(err, store.ErrFormat) || !strings.Contains(err.Error(), "newer program") {
+	if _, err := openWith(t.Context(), path, nil, small); !errors.Is(err, store.ErrFormat) || !strings.Contains(err.Error(), "newer program") {
 		t.Errorf("newer format: %v", err)
 	}
 }

@@ -24,7 +24,7 @@ var small = config{fanout: fanout{block: 4, node: 3}, sync: (*os.File).Sync}
 
 func openSmall(t testing.TB, c config) *Store {
 	t.Helper()
-	s, err := open(t.Context(), filepath.Join(t.TempDir(), "vault.db"), nil, c)
+	s, err := openWith(t.Context(), filepath.Join(t.TempDir(), "vault.db"), nil, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func TestModel(t *testing.T) {
 			block: rapid.IntRange(2, 24).Draw(t, "block"),
 			node:  rapid.IntRange(2, 20).Draw(t, "node"),
 		}, noSync: true}
-		s, err := open(context.Background(), filepath.Join(outer.TempDir(), "vault.db"), nil, c)
+		s, err := openWith(context.Background(), filepath.Join(outer.TempDir(), "vault.db"), nil, c)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -63,17 +63,17 @@ func (f fanout) of(level uint8) int {
 // behind in a new one, since ids come almost in order.
 func (f fanout) open() int { return f.block + max(1, f.block/4) }
 
-// entries are the ids of a block, each followed by the class.
-type entries []byte
+// An entryList holds the ids of a block, each followed by the class.
+type entryList []byte
 
 const entrySize = 16 + 1
 
-func (e entries) len() int           { return len(e) / entrySize }
-func (e entries) id(i int) uuid.UUID { return uuid.UUID(e[i*entrySize:]) }
-func (e entries) class(i int) uint8  { return e[i*entrySize+16] }
+func (e entryList) len() int           { return len(e) / entrySize }
+func (e entryList) id(i int) uuid.UUID { return uuid.UUID(e[i*entrySize:]) }
+func (e entryList) class(i int) uint8  { return e[i*entrySize+16] }
 
 // search returns where id is or belongs.
-func (e entries) search(id uuid.UUID) (i int, found bool) {
+func (e entryList) search(id uuid.UUID) (i int, found bool) {
 	n := e.len()
 	if n > 0 && bytes.Compare(e[(n-1)*entrySize:n*entrySize-1], id[:]) < 0 {
 		return n, false
@@ -91,7 +91,7 @@ type classCount struct {
 type node struct {
 	key     nodeKey
 	n       int          // nodes directly below; not of a block
-	entries entries      // of a block
+	entries entryList    // of a block
 	owned   bool         // entries are not in the mapped file and may be changed
 	open    bool         // the last block
 	classes []classCount // by class, no count is 0; none of the open block
@@ -132,7 +132,7 @@ func (n *node) addAll(classes []classCount) {
 // own makes the entries changeable, with room for more of them.
 func (n *node) own(more int) {
 	if !n.owned {
-		n.entries = append(make(entries, 0, len(n.entries)+(more+8)*entrySize), n.entries...)
+		n.entries = append(make(entryList, 0, len(n.entries)+(more+8)*entrySize), n.entries...)
 		n.owned = true
 	}
 	n.dirty = true
@@ -164,7 +164,7 @@ func (n *node) encode() []byte {
 
 // decodeNode calls f with every class of a node's value and returns how many
 // nodes are below, or the entries.
-func decodeNode(level uint8, b []byte, f func(class uint8, count int64)) (below int, _ entries) {
+func decodeNode(level uint8, b []byte, f func(class uint8, count int64)) (below int, _ entryList) {
 	number := func() uint64 {
 		n, size := binary.Uvarint(b)
 		if size <= 0 {
@@ -173,11 +173,13 @@ func decodeNode(level uint8, b []byte, f func(class uint8, count int64)) (below 
 		b = b[size:]
 		return n
 	}
+
 	if level > 1 {
 		if below = int(min(number(), 1<<20)); below == 0 || below == 1<<20 {
 			panic(failed{errLists})
 		}
 	}
+
 	for n := number(); n > 0; n-- {
 		if len(b) == 0 {
 			panic(failed{errLists})
@@ -186,6 +188,7 @@ func decodeNode(level uint8, b []byte, f func(class uint8, count int64)) (below 
 		b = b[1:]
 		f(class, int64(number()))
 	}
+
 	if level == 1 && len(b)%entrySize != 0 || level > 1 && len(b) > 0 {
 		panic(failed{errLists})
 	}
@@ -200,15 +203,15 @@ type lister struct {
 	fanout fanout
 	nodes  map[nodeKey]*node
 
-	paths map[listKey]path // of lists that were changed: appending needs no search
+	paths map[listKey]trail // of lists that were changed: appending needs no search
 
 	fill fill
 	last listKey // of an insert
 }
 
-// A path is the nodes from the root to the block that covered the last id, and where
+// A trail is the nodes from the root to the block that covered the last id, and where
 // that block ends, if it is not open.
-type path struct {
+type trail struct {
 	nodes []*node
 	end   uuid.UUID
 }
@@ -217,7 +220,7 @@ type path struct {
 func (l *lister) begin(tx *bolt.Tx, f fanout) {
 	l.lists, l.fanout = bucket(tx, listsBucket), f
 	if l.nodes == nil {
-		l.nodes, l.paths = make(map[nodeKey]*node), make(map[listKey]path)
+		l.nodes, l.paths = make(map[nodeKey]*node), make(map[listKey]trail)
 	}
 	clear(l.nodes)
 	clear(l.paths)
@@ -241,6 +244,7 @@ func (l *lister) insert(list listKey, id uuid.UUID, class uint8) {
 		l.put(root)
 		path = []*node{root}
 	}
+
 	block := path[len(path)-1]
 	i, found := block.entries.search(id)
 	if found {
@@ -320,12 +324,14 @@ func (l *lister) find(list listKey, id uuid.UUID, insert bool) []*node {
 		l.fill.see(list == l.last)
 		l.last = list
 	}
+
 	if p, ok := l.paths[list]; ok {
 		block := p.nodes[len(p.nodes)-1]
 		if compareIDs(block.key.id(), id) <= 0 && (block.open || compareIDs(id, p.end) < 0) {
 			return p.nodes
 		}
 	}
+
 	cur := l.lists.Cursor()
 	k, v := cur.Seek(list[:])
 	if !bytes.HasPrefix(k, list[:]) {
@@ -335,7 +341,8 @@ func (l *lister) find(list listKey, id uuid.UUID, insert bool) []*node {
 	if insert && compareIDs(id, root.key.id()) < 0 {
 		l.rename(root, uuid.Nil)
 	}
-	p := path{append(make([]*node, 0, 5), root), uuid.Max}
+
+	p := trail{append(make([]*node, 0, 5), root), uuid.Max}
 	for level := root.key.level() - 1; level >= 1; level-- {
 		parent := p.nodes[len(p.nodes)-1].key.id()
 		at := keyOfNode(list, level, id)
@@ -352,6 +359,7 @@ func (l *lister) find(list listKey, id uuid.UUID, insert bool) []*node {
 		}
 		p.nodes = append(p.nodes, n)
 	}
+
 	// A node may begin before the first below it does, once that was removed. So
 	// the block ends where the next node begins, on whichever level that is first.
 	for _, n := range p.nodes {
@@ -362,6 +370,7 @@ func (l *lister) find(list listKey, id uuid.UUID, insert bool) []*node {
 			copy(p.end[:], k[19:])
 		}
 	}
+
 	l.paths[list] = p
 	return p.nodes
 }
@@ -382,12 +391,14 @@ func (l *lister) split(path []*node) {
 		case l.next(n) == nil: // more will come at the end than here
 			keep = n.size() - max(1, limit/16)
 		}
+
 		right := &node{open: n.open}
 		if n.key.level() == 1 {
 			right.key = keyOfNode(n.key.list(), 1, n.entries.id(keep))
 			right.entries = slices.Clone(n.entries[keep*entrySize:])
 			right.owned = true
 			n.entries = n.entries[:keep*entrySize]
+
 			n.open = false
 			n.recount()
 			right.recount()
@@ -410,6 +421,7 @@ func (l *lister) split(path []*node) {
 				}
 			})
 		}
+
 		n.dirty = true
 		l.put(right)
 		if i > 0 {
@@ -439,6 +451,7 @@ func (l *lister) shrink(path []*node) {
 		path[i-1].n--
 		path[i-1].dirty = true
 	}
+
 	root := path[0]
 	for root.n == 1 { // it gives way to what is below
 		list := root.key.list()
@@ -449,6 +462,7 @@ func (l *lister) shrink(path []*node) {
 		}
 		root = l.load(k, v)
 	}
+
 	if root.size() == 0 {
 		l.drop(root)
 	}
@@ -468,6 +482,7 @@ func (l *lister) merge(parent, n *node, limit int) bool {
 		l.drop(right)
 		return true
 	}
+
 	left := l.previous(n)
 	if left != nil && compareIDs(left.key.id(), parent.key.id()) >= 0 && join(left, n) {
 		return true
@@ -476,6 +491,7 @@ func (l *lister) merge(parent, n *node, limit int) bool {
 	if right == nil || after != nil && compareIDs(right.key.id(), after.key.id()) >= 0 {
 		return false
 	}
+
 	if right.key.level() == 1 && l.next(right) == nil {
 		return false
 	}
@@ -611,18 +627,21 @@ func (s *scan) init(lists *bolt.Bucket) {
 	s.buf = make([][]item, s.level)
 	s.root = s.item(s.level, k, v)
 	s.root.last = true
+
 	if s.level > 1 {
 		end := keyOfNode(s.list, 0, uuid.Nil) // after every level
 		if k, v = floor(s.lists, end[:]); !bytes.HasPrefix(k, s.list[:]) || k[18] != ^byte(1) {
 			panic(failed{errLists})
 		}
 	}
+
 	_, open := decodeNode(1, v, func(uint8, int64) {})
 	for i := range open.len() {
 		if wanted(&s.classes, open.class(i)) {
 			s.openCount++
 		}
 	}
+
 	s.root.count += s.openCount
 }
 
@@ -643,6 +662,7 @@ func (s *scan) below(level uint8, n item) []item {
 	if grow := count + entries.len(); cap(items) < grow {
 		items = make([]item, 0, grow)
 	}
+
 	for i := range entries.len() {
 		it := item{id: entries.id(i), class: entries.class(i)}
 		if wanted(&s.classes, it.class) {
@@ -650,6 +670,7 @@ func (s *scan) below(level uint8, n item) []item {
 		}
 		items = append(items, it)
 	}
+
 	if level > 1 {
 		from := keyOfNode(s.list, level-1, n.id)
 		k, v := s.lists.Seek(from[:])
@@ -666,6 +687,7 @@ func (s *scan) below(level uint8, n item) []item {
 			last.count += s.openCount
 		}
 	}
+
 	s.buf[level-1] = items
 	return items
 }
@@ -694,6 +716,7 @@ func (s *scan) rank(id uuid.UUID, inclusive bool) int64 {
 			lapsed++
 		}
 	}
+
 	var rank int64
 	n := s.root
 	for level := s.level; level >= 1; level-- {
@@ -710,6 +733,7 @@ func (s *scan) rank(id uuid.UUID, inclusive bool) int64 {
 		n = items[before-1]
 		rank -= n.count
 	}
+
 	return rank - lapsed
 }
 
@@ -728,6 +752,7 @@ func (s *scan) visit(level uint8, n item, lapsed int64, skip *int64, desc bool, 
 		if desc {
 			i = len(items) - 1 - i
 		}
+
 		it, end := items[i], lapsed
 		count := it.count
 		if len(s.lapsed) > 0 && count > 0 {
@@ -736,6 +761,7 @@ func (s *scan) visit(level uint8, n item, lapsed int64, skip *int64, desc bool, 
 			}
 			count -= end - s.lapsedBefore(it.id)
 		}
+
 		switch {
 		case *skip >= count:
 			*skip -= count
@@ -747,5 +773,6 @@ func (s *scan) visit(level uint8, n item, lapsed int64, skip *int64, desc bool, 
 			return false
 		}
 	}
+
 	return true
 }

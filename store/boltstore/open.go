@@ -25,8 +25,8 @@ import (
 
 var formatKey = []byte("format")
 
-// format is the version of the layout of the file.
-const format = 1
+// fileFormat is the version of the layout of the file.
+const fileFormat = 1
 
 // initialMmapSize is address space, not memory: with it, growth of the file
 // seldom has to wait for readers. On Windows it would be disk space.
@@ -50,10 +50,10 @@ const lockPoll = 20 * time.Millisecond
 // Errors: store.ErrLocked, store.ErrFormat, store.ErrDamaged, and those of the
 // operating system, wrapped.
 func Open(ctx context.Context, path string, opts *Options) (*Store, error) {
-	return open(ctx, path, opts, defaults)
+	return openWith(ctx, path, opts, defaults)
 }
 
-func open(ctx context.Context, path string, opts *Options, c config) (*Store, error) {
+func openWith(ctx context.Context, path string, opts *Options, c config) (*Store, error) {
 	if opts == nil {
 		opts = new(Options)
 	}
@@ -63,6 +63,7 @@ func open(ctx context.Context, path string, opts *Options, c config) (*Store, er
 		log:    opts.Logger,
 		queue:  queue.New[*call](),
 	}
+
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -73,6 +74,7 @@ func open(ctx context.Context, path string, opts *Options, c config) (*Store, er
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := create(path); err != nil {
@@ -83,6 +85,7 @@ func open(ctx context.Context, path string, opts *Options, c config) (*Store, er
 	} else if runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
 		s.log.Warn("the store's file is open to other users: set its mode to 0600", "path", path)
 	}
+
 	if s.h, err = waitForHandle(ctx, path, c, timeout); err != nil {
 		return nil, err
 	}
@@ -140,6 +143,7 @@ func openHandle(path string, c config) (*handle, error) {
 		}
 		return f, nil
 	}
+
 	err := guarded(func() (err error) {
 		h.db, err = bolt.Open(path, 0o600, &bolt.Options{
 			Timeout:         time.Nanosecond, // one attempt
@@ -152,6 +156,7 @@ func openHandle(path string, c config) (*handle, error) {
 		})
 		return err
 	})
+
 	if err == nil {
 		err = h.verify()
 		if err == nil {
@@ -159,6 +164,7 @@ func openHandle(path string, c config) (*handle, error) {
 		}
 		return nil, errors.Join(err, h.close())
 	}
+
 	switch {
 	case errors.Is(err, bolterrors.ErrTimeout):
 		err = fmt.Errorf("%w: close the other process, or give this one a file of its own", store.ErrLocked)
@@ -166,6 +172,7 @@ func openHandle(path string, c config) (*handle, error) {
 		errors.Is(err, bolterrors.ErrChecksum), strings.HasPrefix(err.Error(), "file size too small"):
 		err = fmt.Errorf("%w: %w", store.ErrDamaged, err)
 	}
+
 	if errors.Is(err, store.ErrDamaged) {
 		err = fmt.Errorf("%w: restore the file from a backup", err)
 		if h.file != nil {
@@ -190,6 +197,7 @@ func (h *handle) verify() error {
 		if info.Size() < tx.Size() {
 			return fmt.Errorf("%w: the file has lost its end: restore it from a backup", store.ErrDamaged)
 		}
+
 		if err := checkPages(h.file, tx, false); err != nil {
 			return err
 		}
@@ -197,13 +205,15 @@ func (h *handle) verify() error {
 		if meta == nil {
 			return fmt.Errorf("%w: a bbolt file that is not a store of this package", store.ErrFormat)
 		}
+
 		switch v := meta.Get(formatKey); {
 		case len(v) != 1 || v[0] == 0:
 			return fmt.Errorf("%w: no format version: restore the file from a backup", store.ErrDamaged)
-		case v[0] > format:
+		case v[0] > fileFormat:
 			return fmt.Errorf("%w: the file has version %d, this program knows %d: use a newer program",
-				store.ErrFormat, v[0], format)
+				store.ErrFormat, v[0], fileFormat)
 		}
+
 		for _, name := range [][]byte{listsBucket, dueBucket, lookupBucket} {
 			bucket(tx, name)
 		}
@@ -219,6 +229,7 @@ func (h *handle) begin(writable bool) (tx *bolt.Tx, err error) {
 		h.beginning.Lock()
 		defer h.beginning.Unlock()
 	}
+
 	if h.stuck.Load() {
 		return nil, fmt.Errorf("%w: the file was changed or lost while it was open", store.ErrDamaged)
 	}
@@ -228,6 +239,7 @@ func (h *handle) begin(writable bool) (tx *bolt.Tx, err error) {
 			h.stuck.Store(true)
 		}
 	}()
+
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guard(&err)
 	tx, err = h.db.Begin(writable)
@@ -285,6 +297,7 @@ func create(path string) (err error) {
 	case !errors.Is(err, fs.ErrExist):
 		return err
 	}
+
 	f, err := os.CreateTemp(dir, leftoverPrefix(path)+"*")
 	if err != nil {
 		return err
@@ -296,6 +309,7 @@ func create(path string) (err error) {
 		}
 		err = errors.Join(err, syncDir(dir))
 	}()
+
 	if err := errors.Join(f.Chmod(0o600), f.Close()); err != nil {
 		return err
 	}
@@ -303,6 +317,7 @@ func create(path string) (err error) {
 	if err != nil {
 		return err
 	}
+
 	err = db.Update(func(tx *bolt.Tx) error {
 		for _, name := range [][]byte{listsBucket, dueBucket, lookupBucket} {
 			if _, err := tx.CreateBucket(name); err != nil {
@@ -313,8 +328,9 @@ func create(path string) (err error) {
 		if err != nil {
 			return err
 		}
-		return meta.Put(formatKey, []byte{format})
+		return meta.Put(formatKey, []byte{fileFormat})
 	})
+
 	if err := errors.Join(err, db.Sync(), db.Close()); err != nil {
 		return err
 	}
@@ -322,6 +338,7 @@ func create(path string) (err error) {
 	if _, e := os.Lstat(path); e == nil {
 		return nil // ours, or that of whoever was faster
 	}
+
 	return err
 }
 

@@ -30,8 +30,8 @@ const (
 	maxExtent = 1 << 12 // pages that a page extends over
 )
 
-// pages reads the pages of a file.
-type pages struct {
+// A pageChecker reads the pages of a file.
+type pageChecker struct {
 	file   io.ReaderAt
 	size   int64
 	end    uint64 // of the pages in use
@@ -42,7 +42,7 @@ type pages struct {
 // checkPages checks that the pages of every bucket form a tree.
 func checkPages(file io.ReaderAt, tx *bolt.Tx, leaves bool) error {
 	size := int64(tx.DB().Info().PageSize)
-	p := &pages{file: file, size: size, end: uint64(tx.Size() / size), leaves: leaves}
+	p := &pageChecker{file: file, size: size, end: uint64(tx.Size() / size), leaves: leaves}
 	p.seen = make([]uint64, p.end/64+1)
 	if err := p.tree(uint64(tx.Cursor().Bucket().Root())); err != nil {
 		return err
@@ -56,14 +56,14 @@ func checkPages(file io.ReaderAt, tx *bolt.Tx, leaves bool) error {
 }
 
 // tree checks the tree below a page. All its leaves are equally far below.
-func (p *pages) tree(root uint64) error {
+func (p *pageChecker) tree(root uint64) error {
 	height := 0
 	for id := root; ; height++ {
 		page, err := p.read(id)
 		if err != nil {
 			return err
 		}
-		if kind(page) == leafPage {
+		if pageType(page) == leafPage {
 			break
 		}
 		if height == maxHeight {
@@ -74,7 +74,7 @@ func (p *pages) tree(root uint64) error {
 	return p.check(root, height)
 }
 
-func (p *pages) check(id uint64, height int) error {
+func (p *pageChecker) check(id uint64, height int) error {
 	if id < p.end && p.seen[id/64]&(1<<(id%64)) != 0 {
 		return badPage(id)
 	}
@@ -82,6 +82,7 @@ func (p *pages) check(id uint64, height int) error {
 		p.seen[id/64] |= 1 << (id % 64)
 		return nil
 	}
+
 	page, err := p.read(id)
 	if err != nil {
 		return err
@@ -89,9 +90,10 @@ func (p *pages) check(id uint64, height int) error {
 	for i := range uint64(len(page)) / uint64(p.size) {
 		p.seen[(id+i)/64] |= 1 << ((id + i) % 64)
 	}
-	if (kind(page) == leafPage) != (height == 0) {
+	if (pageType(page) == leafPage) != (height == 0) {
 		return badPage(id)
 	}
+
 	for i := range int(binary.NativeEndian.Uint16(page[10:])) {
 		at := pageHeader + i*pageElement
 		element := page[at : at+pageElement]
@@ -109,13 +111,14 @@ func (p *pages) check(id uint64, height int) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
-func kind(page []byte) uint16 { return binary.NativeEndian.Uint16(page[8:]) }
+func pageType(page []byte) uint16 { return binary.NativeEndian.Uint16(page[8:]) }
 
 // read returns a branch or leaf with what it extends over. Its elements fit.
-func (p *pages) read(id uint64) ([]byte, error) {
+func (p *pageChecker) read(id uint64) ([]byte, error) {
 	if id < 2 || id >= p.end {
 		return nil, badPage(id)
 	}
@@ -123,17 +126,20 @@ func (p *pages) read(id uint64) ([]byte, error) {
 	if _, err := p.file.ReadAt(page, int64(id)*p.size); err != nil {
 		return nil, fmt.Errorf("%w: page %d cannot be read: %w", store.ErrDamaged, id, err)
 	}
+
 	count, extent := int(binary.NativeEndian.Uint16(page[10:])), binary.NativeEndian.Uint32(page[12:])
-	if binary.NativeEndian.Uint64(page) != id || kind(page) != branchPage && kind(page) != leafPage ||
-		extent > maxExtent || id+uint64(extent) >= p.end || kind(page) == branchPage && count == 0 {
+	if binary.NativeEndian.Uint64(page) != id || pageType(page) != branchPage && pageType(page) != leafPage ||
+		extent > maxExtent || id+uint64(extent) >= p.end || pageType(page) == branchPage && count == 0 {
 		return nil, badPage(id)
 	}
+
 	if extent > 0 {
 		page = make([]byte, int64(extent+1)*p.size)
 		if _, err := p.file.ReadAt(page, int64(id)*p.size); err != nil {
 			return nil, fmt.Errorf("%w: page %d cannot be read: %w", store.ErrDamaged, id, err)
 		}
 	}
+
 	if pageHeader+count*pageElement > len(page) {
 		return nil, badPage(id)
 	}

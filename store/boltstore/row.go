@@ -52,6 +52,7 @@ func encodeRow(r *store.Record) []byte {
 		}
 		size += len(hash)
 	}
+
 	if r.Kind == 0 || r.ID == uuid.Nil || len(r.Lookup) > store.MaxLookups || size > store.MaxRecord {
 		return nil
 	}
@@ -69,6 +70,7 @@ func encodeRow(r *store.Record) []byte {
 		b[2] |= rowDue
 		b = binary.BigEndian.AppendUint64(b, uint64(r.Due.UnixMicro()))
 	}
+
 	b = binary.AppendUvarint(b, r.Version)
 	for _, hash := range r.Lookup {
 		b = append(b, byte(len(hash)))
@@ -94,6 +96,7 @@ func decodeRow(raw []byte) (r row, err error) {
 		rest = rest[n:]
 		return b
 	}
+
 	number := func() uint64 {
 		v, n := binary.Uvarint(rest)
 		if n <= 0 {
@@ -102,6 +105,7 @@ func decodeRow(raw []byte) (r row, err error) {
 		rest = rest[n:]
 		return v
 	}
+
 	if flags&rowAccount != 0 {
 		copy(r.account[:], take(16))
 	}
@@ -113,6 +117,7 @@ func decodeRow(raw []byte) (r row, err error) {
 			r.hasDue, r.due = true, int64(binary.BigEndian.Uint64(b))
 		}
 	}
+
 	r.version = number()
 	r.lookups, r.lookupCount = rest, int(flags>>rowLookups)
 	for range r.lookupCount {
@@ -120,6 +125,7 @@ func decodeRow(raw []byte) (r row, err error) {
 			take(int(n[0]))
 		}
 	}
+
 	r.lookups = r.lookups[:len(r.lookups)-len(rest)]
 	r.shown = take(int(min(number(), maxRow)))
 	r.secret = rest
@@ -149,6 +155,7 @@ func (r *row) record(kind store.Kind, id uuid.UUID, secret bool) *store.Record {
 	if secret {
 		size += len(r.secret)
 	}
+
 	b := make([]byte, 0, size)
 	add := func(column []byte) []byte {
 		if len(column) == 0 {
@@ -157,6 +164,7 @@ func (r *row) record(kind store.Kind, id uuid.UUID, secret bool) *store.Record {
 		b = append(b, column...)
 		return b[len(b)-len(column) : len(b) : len(b)]
 	}
+
 	if r.lookupCount > 0 {
 		rec.Lookup = make([][]byte, 0, r.lookupCount)
 		r.eachLookup(func(hash []byte) { rec.Lookup = append(rec.Lookup, add(hash)) })

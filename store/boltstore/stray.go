@@ -107,6 +107,7 @@ func (s *Store) passed(strays []stray) {
 	if len(strays) == 0 {
 		return
 	}
+
 	now := time.Now().UnixNano()
 	lost := false
 	for _, one := range strays {
@@ -119,6 +120,7 @@ func (s *Store) passed(strays []stray) {
 			s.log.Error("an index names records that are lost or damaged; they are passed over", "index", index, "kind", kind)
 		}
 	}
+
 	if !lost || now < s.mendAt.Load() || s.mending.Swap(true) {
 		return
 	}
@@ -129,6 +131,7 @@ func (s *Store) passed(strays []stray) {
 		}
 		s.mending.Store(false)
 	}
+
 	if !s.queue.Offer(&call{strays: strays}, answered) {
 		s.mending.Store(false)
 	}

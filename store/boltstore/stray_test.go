@@ -23,7 +23,7 @@ import (
 func openLogged(t *testing.T) (*Store, *strings.Builder) {
 	t.Helper()
 	var log strings.Builder
-	s, err := open(t.Context(), filepath.Join(t.TempDir(), "vault.db"),
+	s, err := openWith(t.Context(), filepath.Join(t.TempDir(), "vault.db"),
 		&Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, config{fanout: small.fanout, noSync: true, sync: (*os.File).Sync})
 	if err != nil {
 		t.Fatal(err)

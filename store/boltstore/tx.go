@@ -96,15 +96,17 @@ func (r *reader) Get(kind store.Kind, id uuid.UUID) (rec *store.Record, err erro
 	if rows == nil {
 		return nil, store.ErrNotFound
 	}
+
 	raw := rows.Get(id[:])
 	if raw == nil {
 		return nil, store.ErrNotFound
 	}
-	row, err := decodeRow(raw)
+	found, err := decodeRow(raw)
 	if err != nil {
 		return nil, err
 	}
-	return row.record(kind, id, true), nil
+
+	return found.record(kind, id, true), nil
 }
 
 // patient is called in each step of a walk that may be long, and ends it when ctx has ended.
@@ -141,9 +143,9 @@ func (f *finder) find(id []byte) row {
 			return row{}
 		}
 	}
-	row, err := decodeRow(f.raw)
+	found, err := decodeRow(f.raw)
 	check(err)
-	return row
+	return found
 }
 
 func (r *reader) List(q *store.Query) (list *store.List, err error) {
@@ -156,6 +158,7 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 	if r.lister != nil {
 		r.lister.flush()
 	}
+
 	s := scan{list: keyOfList(q.Kind, q.Account, q.Parent), classes: q.Classes}
 	s.lapsed = r.lapsed(q, s.list)
 	s.init(bucket(r.tx, listsBucket))
@@ -171,6 +174,7 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 	if q.Count {
 		list.Total = end - begin
 	}
+
 	offset := max(0, q.Offset)
 	limit := int(min(int64(q.Limit), end-begin-offset))
 	if limit <= 0 {
@@ -180,16 +184,18 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 	if q.Desc {
 		skip = s.total() - end + offset
 	}
+
 	rows := r.rowsOf(q.Kind)
 	list.Records = make([]*store.Record, 0, min(limit, 1024))
 	s.walk(skip, q.Desc, func(id uuid.UUID, class uint8) bool {
-		row := rows.find(id[:])
-		if row.raw == nil || row.class != class || keyOfList(q.Kind, row.account, row.parent) != s.list || row.lapsed(q) {
+		found := rows.find(id[:])
+		if found.raw == nil || found.class != class || keyOfList(q.Kind, found.account, found.parent) != s.list || found.lapsed(q) {
 			panic(failed{errIndex})
 		}
-		list.Records = append(list.Records, row.record(q.Kind, id, false))
+		list.Records = append(list.Records, found.record(q.Kind, id, false))
 		return len(list.Records) < limit
 	})
+
 	if len(list.Records) < limit {
 		return nil, errLists
 	}
@@ -235,6 +241,7 @@ func (r *reader) eachLookup(kind store.Kind, hash []byte, f func(id []byte) bool
 	if len(hash) > store.MaxLookup {
 		return
 	}
+
 	prefix := appendLookupKey(make([]byte, 0, 2+store.MaxLookup), kind, hash)
 	c := bucket(r.tx, lookupBucket).Cursor()
 	step := 0
@@ -260,6 +267,7 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 	if shared > store.MaxShared {
 		panic(failed{store.ErrTooMany})
 	}
+
 	var ids []uuid.UUID
 	rows := r.rowsOf(q.Kind)
 	r.eachLookup(q.Kind, q.Lookup, func(key []byte) bool {
@@ -267,17 +275,18 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 		if compareIDs(id, q.Min) < 0 || q.Max != uuid.Nil && compareIDs(id, q.Max) > 0 {
 			return true
 		}
-		row := rows.find(key)
-		if row.raw == nil || !row.hasLookup(q.Lookup) {
+		found := rows.find(key)
+		if found.raw == nil || !found.hasLookup(q.Lookup) {
 			r.pass(strayLookup{q.Kind, bytes.Clone(q.Lookup), id})
 			return true
 		}
-		if keyOfList(q.Kind, row.account, row.parent) == keyOfList(q.Kind, q.Account, q.Parent) &&
-			wanted(&q.Classes, row.class) && !row.lapsed(q) {
+		if keyOfList(q.Kind, found.account, found.parent) == keyOfList(q.Kind, q.Account, q.Parent) &&
+			wanted(&q.Classes, found.class) && !found.lapsed(q) {
 			ids = append(ids, id)
 		}
 		return true
 	})
+
 	list := new(store.List)
 	if q.Count {
 		list.Total = int64(len(ids))
@@ -285,10 +294,11 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 	if q.Desc {
 		slices.Reverse(ids)
 	}
+
 	ids = ids[min(max(0, q.Offset), int64(len(ids))):]
 	for _, id := range ids[:max(0, min(q.Limit, len(ids)))] {
-		row := rows.find(id[:])
-		list.Records = append(list.Records, row.record(q.Kind, id, false))
+		found := rows.find(id[:])
+		list.Records = append(list.Records, found.record(q.Kind, id, false))
 	}
 	return list
 }
@@ -302,14 +312,15 @@ func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) (recs []*store.
 	}
 	rows := r.rowsOf(kind)
 	r.eachLookup(kind, hash, func(key []byte) bool {
-		row := rows.find(key)
-		if row.raw == nil || !row.hasLookup(hash) {
+		found := rows.find(key)
+		if found.raw == nil || !found.hasLookup(hash) {
 			r.pass(strayLookup{kind, bytes.Clone(hash), uuid.UUID(key)})
 			return true
 		}
-		recs = append(recs, row.record(kind, uuid.UUID(key), true))
+		recs = append(recs, found.record(kind, uuid.UUID(key), true))
 		return len(recs) < limit
 	})
+
 	return recs, nil
 }
 
@@ -320,8 +331,8 @@ func (r *reader) Due(kind store.Kind, until time.Time, limit int) (recs []*store
 	if limit <= 0 {
 		return nil, nil
 	}
-	r.eachDueRow(kind, until, func(id uuid.UUID, row *row) bool {
-		recs = append(recs, row.record(kind, id, true))
+	r.eachDueRow(kind, until, func(id uuid.UUID, found *row) bool {
+		recs = append(recs, found.record(kind, id, true))
 		return len(recs) < limit
 	})
 	return recs, nil
@@ -343,16 +354,17 @@ func (r *reader) eachDueRow(kind store.Kind, until time.Time, f func(uuid.UUID, 
 			r.pass(s)
 			return true
 		}
-		row, err := decodeRow(raw)
+
+		found, err := decodeRow(raw)
 		if err != nil {
 			r.pass(unreadable{kind})
 			return true
 		}
-		agrees := row.hasDue && row.due == dueOfKey(k)
-		if !agrees || row.class != s.class || keyOfList(kind, row.account, row.parent) != s.list {
+		agrees := found.hasDue && found.due == dueOfKey(k)
+		if !agrees || found.class != s.class || keyOfList(kind, found.account, found.parent) != s.list {
 			r.pass(s)
 		}
-		return !agrees || f(id, &row)
+		return !agrees || f(id, &found)
 	})
 }
 
@@ -360,8 +372,8 @@ func (r *reader) Next(kind store.Kind) (due time.Time, err error) {
 	r.mustLive()
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guard(&err)
-	r.eachDueRow(kind, latest, func(_ uuid.UUID, row *row) bool {
-		due = time.UnixMicro(row.due).UTC()
+	r.eachDueRow(kind, latest, func(_ uuid.UUID, found *row) bool {
+		due = time.UnixMicro(found.due).UTC()
 		return false
 	})
 	return due, nil
@@ -379,21 +391,24 @@ func (r *reader) Scan(kind store.Kind, after uuid.UUID, limit int) (recs []*stor
 	if rows == nil {
 		return nil, nil
 	}
+
 	cur := rows.Cursor()
 	k, raw := cur.Seek(after[:])
 	if bytes.Equal(k, after[:]) {
 		k, raw = cur.Next()
 	}
+
 	for ; k != nil && len(recs) < limit; k, raw = cur.Next() {
 		if len(k) != len(after) {
 			return nil, errRow
 		}
-		row, err := decodeRow(raw)
+		found, err := decodeRow(raw)
 		if err != nil {
 			return nil, err
 		}
-		recs = append(recs, row.record(kind, uuid.UUID(k), true))
+		recs = append(recs, found.record(kind, uuid.UUID(k), true))
 	}
+
 	return recs, nil
 }
 
@@ -407,8 +422,10 @@ func (r *reader) Children(parent uuid.UUID, limit int) (keys []store.Key, err er
 	if r.lister != nil {
 		r.lister.flush()
 	}
+
 	of := keyOfList(0, uuid.Nil, parent)
 	cur := bucket(r.tx, listsBucket).Cursor()
+
 	// One list for each kind of children. Its blocks come after its other nodes.
 	for k, _ := cur.Seek(of[:17]); bytes.HasPrefix(k, of[:17]); {
 		if len(k) != len(nodeKey{}) || k[18] == ^byte(0) {
@@ -420,6 +437,7 @@ func (r *reader) Children(parent uuid.UUID, limit int) (keys []store.Key, err er
 		rows := r.tx.Bucket(name[:])
 		block := keyOfNode(list, 1, uuid.Nil)
 		var v []byte
+
 		for k, v = cur.Seek(block[:]); block.sameLevel(k); k, v = cur.Next() {
 			_, entries := decodeNode(1, v, func(uint8, int64) {})
 			for i := range entries.len() {
@@ -429,7 +447,7 @@ func (r *reader) Children(parent uuid.UUID, limit int) (keys []store.Key, err er
 					raw = rows.Get(id[:])
 				}
 				// One that cannot be read is there, and can be deleted.
-				if row, err := decodeRow(raw); raw == nil || err == nil && row.parent != parent {
+				if found, err := decodeRow(raw); raw == nil || err == nil && found.parent != parent {
 					r.pass(strayEntry{list, id, entries.class(i)})
 					continue
 				}
@@ -439,6 +457,7 @@ func (r *reader) Children(parent uuid.UUID, limit int) (keys []store.Key, err er
 			}
 		}
 	}
+
 	return keys, nil
 }
 
@@ -550,6 +569,7 @@ func (w *writer) applyOne(o op) error {
 		}
 		return nil
 	}
+
 	if o.row == nil {
 		return store.ErrInvalid
 	}
@@ -557,6 +577,7 @@ func (w *writer) applyOne(o op) error {
 	if err != nil {
 		return err
 	}
+
 	old := w.get(o.kind, o.id)
 	switch {
 	case r.version != old.version+1:
@@ -564,6 +585,7 @@ func (w *writer) applyOne(o op) error {
 	case old.raw != nil && (r.account != old.account || r.parent != old.parent):
 		return store.ErrInvalid
 	}
+
 	w.set(o.kind, o.id, old, r)
 	return nil
 }
@@ -630,12 +652,14 @@ func (w *writer) setRow(kind store.Kind, id uuid.UUID, new row) {
 		check(rows.Delete(id[:]))
 		return
 	}
+
 	if rows == nil {
 		name := rowsBucket(kind)
 		var err error
 		rows, err = w.tx.CreateBucket(name[:])
 		check(err)
 	}
+
 	t := w.tail(kind, rows)
 	if new.version == 1 {
 		// Within a transaction callers come as they like.
@@ -689,6 +713,7 @@ func (w *writer) setLookups(kind store.Kind, id uuid.UUID, old, new *row) {
 			check(w.lookup.Delete(key(hash)))
 		}
 	})
+
 	new.eachLookup(func(hash []byte) {
 		if !old.hasLookup(hash) {
 			check(w.lookup.Put(key(hash), nil))
@@ -704,11 +729,11 @@ type fill struct {
 }
 
 func (f *fill) see(follows bool) {
-	stray := 1.0
+	share := 1.0
 	if follows {
-		stray = 0
+		share = 0
 	}
-	f.stray += (stray - f.stray) / 64
+	f.stray += (share - f.stray) / 64
 }
 
 func (f *fill) percent() float64 {

@@ -76,6 +76,7 @@ func (s *Store) begin() error {
 			return s.failed
 		}
 	}
+
 	tx, err := s.h.begin(true)
 	if err != nil {
 		return err
@@ -85,6 +86,7 @@ func (s *Store) begin() error {
 		s.h.rollback(tx)
 		return err
 	}
+
 	g.tx, g.id, g.bytes, g.ops = tx, tx.ID(), 0, 0
 	return nil
 }
@@ -100,6 +102,7 @@ func (s *Store) runCall(c *call) {
 		c.wrote = true
 		return
 	}
+
 	c.tx = updater{reader: reader{tx: g.tx, lister: &g.w.lister}}
 	returned := c.Run(func() error {
 		defer c.tx.end()
@@ -109,6 +112,7 @@ func (s *Store) runCall(c *call) {
 	if !returned || c.Err != nil || len(c.tx.ops) == 0 {
 		return
 	}
+
 	refused, err := g.w.apply(c.tx.ops)
 	if err != nil {
 		s.drop(c, err)
@@ -140,6 +144,7 @@ func (s *Store) drop(culprit *call, err error) {
 			innocent = append(innocent, c)
 		}
 	}
+
 	s.again(innocent)
 }
 
@@ -189,6 +194,7 @@ func (s *Store) commitFailed(cause error) {
 		s.log.Error("commit failed; the file is closed and opened again", "error", cause)
 		s.reopen()
 	}
+
 	unwritten := (full || damaged) && s.h != nil && s.h.lastID() < id
 	err := fmt.Errorf("boltstore: commit: %w", cause)
 	if full {
@@ -197,6 +203,7 @@ func (s *Store) commitFailed(cause error) {
 	if !unwritten {
 		err = fmt.Errorf("%w: %w", store.ErrOutcomeUnknown, err)
 	}
+
 	var undone []*call
 	for _, c := range calls {
 		switch {
@@ -214,6 +221,7 @@ func (s *Store) commitFailed(cause error) {
 			undone = append(undone, c)
 		}
 	}
+
 	s.again(undone)
 }
 
@@ -262,6 +270,7 @@ func (s *Store) reopen() {
 			s.log.Warn("closing the file after a failure", "error", err)
 		}
 	}
+
 	h, err := openHandle(s.path, s.config)
 	if err == nil {
 		// What bbolt has read may have left the cache before it was settled: it reads
@@ -270,10 +279,12 @@ func (s *Store) reopen() {
 			h, err = openHandle(s.path, s.config)
 		}
 	}
+
 	if err != nil {
 		s.h, s.failed, s.retryAt = nil, unavailable(err), time.Now().Add(reopenPause)
 		s.log.Error("the file cannot be opened again", "error", err)
 		return
 	}
+
 	s.h, s.failed = h, nil
 }
