@@ -11,8 +11,10 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -113,6 +115,17 @@ type Record struct {
 
 	Shown  []byte // sealed: what an answer or a list needs
 	Secret []byte // sealed: the rest
+}
+
+// Clone returns a copy that shares no memory with r.
+func (r *Record) Clone() *Record {
+	c := *r
+	c.Shown, c.Secret = bytes.Clone(r.Shown), bytes.Clone(r.Secret)
+	c.Lookup = slices.Clone(r.Lookup)
+	for i, hash := range c.Lookup {
+		c.Lookup[i] = bytes.Clone(hash)
+	}
+	return &c
 }
 
 // Classes is a set of classes. The zero value contains every class.

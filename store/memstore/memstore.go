@@ -63,6 +63,7 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+
 	if err := ctx.Err(); err != nil { // both were ready and select took the turn
 		return err
 	}
@@ -74,6 +75,7 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 	if err := fn(t); err != nil {
 		return err
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.state.apply(t.writes)
@@ -168,6 +170,7 @@ func (s *state) apply(writes []write) error {
 		undo = append(undo, write{k, s.rows[k]})
 		s.set(k, r)
 	}
+
 	for _, w := range writes {
 		if w.record == nil {
 			set(w.key, nil)
@@ -181,6 +184,7 @@ func (s *state) apply(writes []write) error {
 		}
 		set(w.key, w.record)
 	}
+
 	return nil
 }
 
@@ -193,6 +197,7 @@ func check(r, old *store.Record) error {
 		}
 		size += len(hash)
 	}
+
 	switch {
 	case r.Kind == 0, r.ID == uuid.Nil, len(r.Lookup) > store.MaxLookups, size > store.MaxRecord:
 		return store.ErrInvalid
@@ -248,13 +253,14 @@ func (t *tx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	if r == nil {
 		return nil, store.ErrNotFound
 	}
-	return clone(r), nil
+	return r.Clone(), nil
 }
 
 func (t *tx) List(q *store.Query) (*store.List, error) {
 	if q.Lookup != nil && len(t.state.indexes[hashOf(q.Kind, q.Lookup)]) > store.MaxShared {
 		return nil, store.ErrTooMany
 	}
+
 	entries := t.state.indexes[listOf(q.Kind, q.Account, q.Parent)]
 	from, _ := slices.BinarySearchFunc(entries, q.Min, compareID)
 	to := len(entries)
@@ -271,6 +277,7 @@ func (t *tx) List(q *store.Query) (*store.List, error) {
 	for c := range classes {
 		classes[c] = q.Classes.Has(uint8(c))
 	}
+
 	list, skipped := new(store.List), int64(0)
 	for i := range entries {
 		if !q.Count && len(list.Records) >= q.Limit {
@@ -282,6 +289,7 @@ func (t *tx) List(q *store.Query) (*store.List, error) {
 		if !classes[entries[i].class] {
 			continue
 		}
+
 		r := t.state.rows[entries[i].key]
 		if !selects(q, r) {
 			continue
@@ -289,15 +297,17 @@ func (t *tx) List(q *store.Query) (*store.List, error) {
 		if q.Count {
 			list.Total++
 		}
+
 		switch {
 		case skipped < q.Offset:
 			skipped++
 		case len(list.Records) < q.Limit:
 			shown := *r
 			shown.Secret = nil
-			list.Records = append(list.Records, clone(&shown))
+			list.Records = append(list.Records, shown.Clone())
 		}
 	}
+
 	return list, nil
 }
 
@@ -324,7 +334,7 @@ func (t *tx) first(x index, until int64, limit int) []*store.Record {
 		if e.due > until || len(records) >= limit {
 			break
 		}
-		records = append(records, clone(t.state.rows[e.key]))
+		records = append(records, t.state.rows[e.key].Clone())
 	}
 	return records
 }
@@ -347,7 +357,7 @@ func (t *tx) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record,
 	slices.SortFunc(ids, func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) })
 	var records []*store.Record
 	for _, id := range ids[:max(0, min(limit, len(ids)))] {
-		records = append(records, clone(t.state.rows[key{kind, id}]))
+		records = append(records, t.state.rows[key{kind, id}].Clone())
 	}
 	return records, nil
 }
@@ -366,7 +376,7 @@ func (t *tx) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
 func (t *tx) Empty() (bool, error) { return len(t.state.rows) == 0, nil }
 
 func (t *tx) Put(r *store.Record) {
-	r = clone(r)
+	r = r.Clone()
 	if !r.Due.IsZero() {
 		r.Due = time.UnixMicro(r.Due.UnixMicro()).UTC()
 	}
@@ -375,14 +385,4 @@ func (t *tx) Put(r *store.Record) {
 
 func (t *tx) Delete(kind store.Kind, id uuid.UUID) {
 	t.writes = append(t.writes, write{key: key{kind, id}})
-}
-
-func clone(r *store.Record) *store.Record {
-	c := *r
-	c.Shown, c.Secret = bytes.Clone(r.Shown), bytes.Clone(r.Secret)
-	c.Lookup = slices.Clone(r.Lookup)
-	for i, hash := range c.Lookup {
-		c.Lookup[i] = bytes.Clone(hash)
-	}
-	return &c
 }

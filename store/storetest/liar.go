@@ -261,7 +261,7 @@ func (q *question) wrongIn(r *store.Record) (n int) {
 
 // dressed returns r with the columns that q asks for.
 func (q *question) dressed(r *store.Record) *store.Record {
-	r = clone(r)
+	r = r.Clone()
 	r.Kind = q.kind
 	if q.id != uuid.Nil {
 		r.ID = q.id
@@ -356,7 +356,7 @@ func (t lyingReads) answer(q *question, truth []*store.Record) []*store.Record {
 	if !ok && lie >= OtherID && lie <= Stale && q.limit > 0 {
 		if r := t.falsehood(q, lie, truth); r != nil {
 			told = slices.DeleteFunc(slices.Clone(truth), func(o *store.Record) bool { return o.Kind == r.Kind && o.ID == r.ID })
-			told, ok = append(told[:min(len(told), q.limit-1)], clone(r)), true
+			told, ok = append(told[:min(len(told), q.limit-1)], r.Clone()), true
 			slices.SortStableFunc(told, q.sort)
 		}
 	}

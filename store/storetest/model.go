@@ -33,7 +33,7 @@ type rowKey struct {
 // A model is a store of the fewest lines.
 type model map[rowKey]*store.Record
 
-func (m model) put(r *store.Record) { m[rowKey{r.Kind, r.ID}] = clone(r) }
+func (m model) put(r *store.Record) { m[rowKey{r.Kind, r.ID}] = r.Clone() }
 
 // sorted returns the records that a condition selects.
 func (m model) sorted(compare func(a, b *store.Record) int, selects func(*store.Record) bool) []*store.Record {
@@ -292,7 +292,7 @@ func alike(got, want []*store.Record, listed bool) error {
 	}
 	for i, r := range want {
 		if listed {
-			r = clone(r)
+			r = r.Clone()
 			r.Secret = nil
 		}
 		if field := differs(got[i], r); field != "" {

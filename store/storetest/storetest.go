@@ -233,17 +233,6 @@ func differs(a, b *store.Record) string {
 	return ""
 }
 
-// clone returns a deep copy.
-func clone(r *store.Record) *store.Record {
-	c := *r
-	c.Shown, c.Secret = bytes.Clone(r.Shown), bytes.Clone(r.Secret)
-	c.Lookup = slices.Clone(r.Lookup)
-	for i, hash := range c.Lookup {
-		c.Lookup[i] = bytes.Clone(hash)
-	}
-	return &c
-}
-
 func list(t testing.TB, s store.Store, q store.Query) *store.List {
 	t.Helper()
 	var l *store.List

@@ -470,7 +470,7 @@ func apiKeyChain(t *testing.T, s store.Store) {
 		"one creator less":     func(r *store.Record) { r.Lookup = slices.Delete(r.Lookup, 3, 4) },
 		"creators in disorder": func(r *store.Record) { r.Lookup[2], r.Lookup[3] = r.Lookup[3], r.Lookup[2] },
 	} {
-		spoiled := clone(last.row)
+		spoiled := last.row.Clone()
 		change(spoiled)
 		overwrite(t, s, last.row, spoiled)
 		fails(t, what, errorOf(v.Authenticate(ctx, last.text)), cardvault.ErrDamaged)

@@ -88,7 +88,7 @@ func damagedToken(t *testing.T, s store.Store) {
 	}
 
 	for what, change := range damage {
-		spoiled := clone(row)
+		spoiled := row.Clone()
 		change(spoiled)
 		moved := spoiled.ID != row.ID
 		if moved {
@@ -123,7 +123,7 @@ func damagedToken(t *testing.T, s store.Store) {
 
 	// A row of the past is not the row of today.
 	must(v.Update(ctx, a.ID, cardvault.TokenUpdate{BusinessKey: &key}))(t)
-	past := clone(row)
+	past := row.Clone()
 	past.Version = 3
 	noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(past); return nil }))
 	fails(t, "a former row with the next version", errorOf(v.Get(ctx, a.ID)), cardvault.ErrDamaged)
@@ -228,7 +228,7 @@ func damaged(t *testing.T, s store.Store) {
 // is put back.
 func damagedRow(t *testing.T, s store.Store, name string, row, other *store.Record, read func() error) {
 	for what, change := range shownDamage(row, other) {
-		spoiled := clone(row)
+		spoiled := row.Clone()
 		change(spoiled)
 		overwrite(t, s, row, spoiled)
 		fails(t, name+": "+what, read(), cardvault.ErrDamaged)

@@ -404,7 +404,7 @@ func eventsDamaged(t *testing.T, s store.Store) {
 	}
 
 	for what, change := range damage {
-		spoiled := clone(row)
+		spoiled := row.Clone()
 		change(spoiled)
 		noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(spoiled); return nil }))
 		rename(t, v, other, "b")

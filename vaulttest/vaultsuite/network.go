@@ -398,14 +398,14 @@ func networkTokenDamaged(t *testing.T, s store.Store) {
 	id, record := row(1)
 	_, other := row(2)
 	for what, change := range shownDamage(record, other) {
-		spoiled := clone(record)
+		spoiled := record.Clone()
 		change(spoiled)
 		overwrite(t, s, record, spoiled)
 		fails(t, what+": Provision", errorOf(v.Provision(ctx, id)), cardvault.ErrDamaged)
 		overwrite(t, s, spoiled, record)
 	}
 
-	spoiled := clone(record)
+	spoiled := record.Clone()
 	spoiled.Shown[9] ^= 1
 	overwrite(t, s, record, spoiled)
 	fails(t, "Drain", v.Drain(ctx), cardvault.ErrDamaged)

@@ -294,7 +294,7 @@ func (s *watched) last() []*store.Record {
 	defer s.mu.Unlock()
 	return slices.Collect(func(yield func(*store.Record) bool) {
 		for _, r := range s.put {
-			if !yield(clone(r)) {
+			if !yield(r.Clone()) {
 				return
 			}
 		}
@@ -314,18 +314,8 @@ type watchedTx struct {
 }
 
 func (tx *watchedTx) Put(r *store.Record) {
-	tx.put = append(tx.put, clone(r))
+	tx.put = append(tx.put, r.Clone())
 	tx.Tx.Put(r)
-}
-
-func clone(r *store.Record) *store.Record {
-	c := *r
-	c.Shown, c.Secret = bytes.Clone(r.Shown), bytes.Clone(r.Secret)
-	c.Lookup = nil
-	for _, hash := range r.Lookup {
-		c.Lookup = append(c.Lookup, bytes.Clone(hash))
-	}
-	return &c
 }
 
 // longText returns a text of n characters that are not one byte each.

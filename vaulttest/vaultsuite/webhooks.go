@@ -578,7 +578,7 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 
 	part := &store.Record{Shown: past.Secret}
 	for what, change := range shownDamage(part, &store.Record{Shown: otherPast.Secret}) {
-		spoiled, sealed := clone(past), clone(part)
+		spoiled, sealed := past.Clone(), part.Clone()
 		change(sealed)
 		spoiled.Secret = sealed.Shown
 		put(delivery)
@@ -591,7 +591,7 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 	damage["another class"] = func(r *store.Record) { r.Class = 4 }
 	damage["a hash"] = func(r *store.Record) { r.Lookup = [][]byte{[]byte("hash")} }
 	for what, change := range damage {
-		spoiled := clone(delivery)
+		spoiled := delivery.Clone()
 		change(spoiled)
 		put(spoiled)
 		check("a delivery, " + what)
