@@ -25,13 +25,16 @@ const (
 // An arranger knows which lists are to be cut into blocks. A goroutine of the Store
 // does it.
 type arranger struct {
+	*server
+	locks locker
+	some  chan struct{} // has a value when there may be lists
+
 	mu    sync.Mutex
-	lists map[listKey]uuid.UUID // from the block on that has this id
-	some  chan struct{}         // has one when there may be some
+	lists map[listKey]uuid.UUID // under mu: from the block on that has this id
 }
 
-func newArranger() *arranger {
-	return &arranger{lists: map[listKey]uuid.UUID{}, some: make(chan struct{}, 1)}
+func newArranger(s *server, locks locker) *arranger {
+	return &arranger{server: s, locks: locks, lists: map[listKey]uuid.UUID{}, some: make(chan struct{}, 1)}
 }
 
 // note asks for a list to be cut from the block on that has an id. The greatest id
@@ -61,31 +64,32 @@ func (a *arranger) take() (list listKey, from uuid.UUID, ok bool) {
 	return listKey{}, uuid.Nil, false
 }
 
-// arrangeLists cuts the lists that are noted until ctx ends.
-func (s *Store) arrangeLists(ctx context.Context) {
+// run cuts the lists that are noted until ctx ends.
+func (a *arranger) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.long.some:
+		case <-a.some:
 		}
-		for list, from, ok := s.long.take(); ok && ctx.Err() == nil; list, from, ok = s.long.take() {
-			s.arrange(ctx, list, from)
+		for list, from, ok := a.take(); ok && ctx.Err() == nil; list, from, ok = a.take() {
+			a.arrange(ctx, list, from)
 		}
 	}
 }
 
 // arrange cuts a list into blocks piece by piece: others write to it between these.
-func (s *Store) arrange(ctx context.Context, list listKey, from uuid.UUID) {
+func (a *arranger) arrange(ctx context.Context, list listKey, from uuid.UUID) {
 	at, tries := pgUUID(from), 0
 	for at.Valid {
-		next, err := s.arrangePiece(ctx, list, at)
+		next, err := a.arrangePiece(ctx, list, at)
 		if err == nil {
 			at, tries = next, 0
 			continue
 		}
+
 		if tries++; tries == arrangeTries {
-			s.log.Warn("a long list is not in blocks yet, so reading it takes longer", "error", plain(err))
+			a.log.Warn("a long list is not in blocks yet, so reading it takes longer", "error", plain(err))
 			return
 		}
 		select {
@@ -97,20 +101,23 @@ func (s *Store) arrange(ctx context.Context, list listKey, from uuid.UUID) {
 }
 
 // arrangePiece cuts one piece, and returns where the next one begins.
-func (s *Store) arrangePiece(ctx context.Context, list listKey, at pgtype.UUID) (next pgtype.UUID, err error) {
+func (a *arranger) arrangePiece(ctx context.Context, list listKey, at pgtype.UUID) (next pgtype.UUID, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answering)
 	defer cancel()
-	conn, err := s.acquire(ctx)
+	conn, err := a.acquire(ctx)
 	if err != nil {
 		return next, err
 	}
-	keys, exclusive := sorted(map[int64]bool{s.locks.all(): false, s.locks.lists(list.kind): false, s.locks.list(list): true})
+
+	locks := lockSet{a.locks.all(): false, a.locks.lists(list.kind): false, a.locks.list(list): true}
+	keys, exclusive := locks.sorted()
 	var b pgx.Batch
 	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
 	b.Queue(arrangeTimeouts)
-	b.Queue(s.sql.arrange, int16(list.kind), list.child, pgUUID(list.scope), at, keys, exclusive).
+	b.Queue(a.sql.arrange, int16(list.kind), list.child, pgUUID(list.scope), at, keys, exclusive).
 		QueryRow(func(row pgx.Row) error { return row.Scan(&next) })
 	b.Queue("COMMIT")
+
 	if err := conn.SendBatch(ctx, &b).Close(); err != nil {
 		discard(conn)
 		return next, err

@@ -11,6 +11,40 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
+// Errors of [New].
+var (
+	// ErrUnsafe is returned for a server that acknowledges what it may forget:
+	// with fsync or full_page_writes off.
+	ErrUnsafe = errors.New("pgstore: the server does not keep what it acknowledges")
+
+	// ErrClock is returned if the clocks of the server and of this machine differ by
+	// more than a second.
+	ErrClock = errors.New("pgstore: the clock is off")
+
+	// ErrIsolation is returned if transactions do not begin as read committed: what a
+	// group reads under its locks would be older than these.
+	ErrIsolation = errors.New("pgstore: default_transaction_isolation is not read committed")
+)
+
+// ErrPlaintext is returned for a connection that leaves the host, unless it is TLS with a
+// certificate that is verified. See Options.AllowPlaintext.
+var ErrPlaintext = errors.New("pgstore: a connection that leaves the host needs TLS, with a certificate that is verified")
+
+// ErrNotMigrated is returned by New for a database without the tables of this version.
+// Call Migrate first.
+var ErrNotMigrated = errors.New("pgstore: the database is not migrated")
+
+// errNoPrimary and errOldPrimary are of servers whose state is not the latest.
+var (
+	errNoPrimary  = errors.New("pgstore: the server is a standby")
+	errOldPrimary = errors.New("pgstore: another server has been promoted since this one was the primary")
+)
+
+// unfit reports whether a server answers and must not be used.
+func unfit(err error) bool {
+	return errors.Is(err, ErrUnsafe) || errors.Is(err, ErrPlaintext) || errors.Is(err, ErrIsolation) || errors.Is(err, errNoPrimary) || errors.Is(err, errOldPrimary)
+}
+
 // plain returns an error without what PostgreSQL says in words: that may quote a value.
 func plain(err error) error {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
@@ -32,7 +66,8 @@ func plain(err error) error {
 type verdict int
 
 const (
-	broken      verdict = iota // this transaction can never succeed
+	done        verdict = iota // committed
+	broken                     // this transaction can never succeed
 	stale                      // not done: what was read has changed, or is being changed
 	full                       // not done: no room
 	unavailable                // not done: there is no server that takes writes
@@ -79,6 +114,14 @@ func judge(err error) verdict {
 		return unavailable
 	}
 	return broken
+}
+
+// verdictOfRead is that on an error before anything could be committed.
+func verdictOfRead(err error) verdict {
+	if v := judge(err); v != unknown {
+		return v
+	}
+	return unavailable
 }
 
 // readOnly reports whether a server takes no writes: it was the primary, or never was.

@@ -3,10 +3,11 @@ package pgstore
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/internal/queue"
@@ -31,8 +32,30 @@ const (
 	later               // because what it reads has been written by the group: it is for the next
 )
 
-// unwind is the panic value by which a read ends a run.
-type unwind struct{}
+// A mode says what a group takes for granted.
+type mode uint8
+
+const (
+	modeTrusting  mode = iota // remembered rows are current, and new ids are free
+	modeCareful               // nothing: an attempt has failed
+	modeExclusive             // nothing, and it has locked out all other groups
+)
+
+// A chance says how long a group still waits for a server that takes writes.
+type chance uint8
+
+const (
+	firstChance chance = iota // from its first attempt on
+	lastChance                // from an attempt on that took too long: perhaps only its connection was silent
+)
+
+// What a transaction writes is bounded: a group takes no other call once it has groupBytes,
+// or about groupLocks locks, and one call has at most mostWrites and mostBytes.
+const (
+	groupBytes = 4 << 20
+	mostWrites = 1 << 16
+	mostBytes  = 64 << 20
+)
 
 // A group is the calls that share a transaction. They run one after the other on what
 // the group knows of the database and what the calls before have written. What is not
@@ -44,10 +67,12 @@ type unwind struct{}
 // What a group knows may be of different instants, or remembered from earlier groups:
 // that all of it still holds is checked in the transaction, under locks that keep it so
 // until the commit. Else all is forgotten, and the calls run once more.
+//
+// A group is owned by the writing goroutine.
 type group struct {
-	s    *Store
-	conn *pgxpool.Conn // nil while none is needed
-	open bool          // a transaction is, on conn
+	session
+	locks  locker
+	memory *memory
 
 	pending []*call
 	calls   []*call // settled
@@ -72,39 +97,33 @@ type group struct {
 	ctx         context.Context // of this attempt
 	failed      error           // of a read
 
-	attempt   int       // 0 for the first
-	began     time.Time // of the first, or after a silent one
-	silent    bool      // one took too long to be told anything
-	careful   bool      // takes nothing for granted: an attempt has failed
-	lonely    bool      // has one call and takes no other
-	exclusive bool      // nobody else writes meanwhile
+	mode    mode
+	attempt int // 0 for the first
+	chance  chance
+	began   time.Time // of the chance
 }
 
-// newGroup returns a group without calls: the last one of the store, if that was small.
-func (s *Store) newGroup() *group {
-	g := s.spare
-	s.spare = nil
-	if g == nil {
-		g = &group{
-			s: s, known: map[key]*row{}, relied: map[key]struct{}{}, answers: map[string]*answer{},
-			overlay: map[key]*row{},
-			hashes:  map[hashKey]struct{}{}, lists: map[listKey]struct{}{}, dues: map[store.Kind]struct{}{},
-			parents: map[uuid.UUID]struct{}{}, kinds: map[store.Kind]struct{}{},
-			wantRows: map[key]struct{}{}, wantAnswers: map[string]*question{},
-		}
+func newGroup(s *server, locks locker, m *memory) *group {
+	return &group{
+		session: session{server: s}, locks: locks, memory: m,
+		known: map[key]*row{}, relied: map[key]struct{}{}, answers: map[string]*answer{},
+		overlay: map[key]*row{},
+		hashes:  map[hashKey]struct{}{}, lists: map[listKey]struct{}{}, dues: map[store.Kind]struct{}{},
+		parents: map[uuid.UUID]struct{}{}, kinds: map[store.Kind]struct{}{},
+		wantRows: map[key]struct{}{}, wantAnswers: map[string]*question{},
 	}
-	g.began = time.Now()
-	return g
 }
 
-// keep keeps an answered group for the next newGroup.
-func (s *Store) keep(g *group) {
-	if len(g.known) > queue.GroupCalls {
-		return // clearing a map costs as much as it has ever held
-	}
+// reset makes an answered group a new one.
+func (g *group) reset() {
 	g.forget()
-	g.conn, g.next, g.attempt, g.careful, g.lonely, g.exclusive, g.silent = nil, nil, 0, false, false, false, false
-	s.spare = g
+	g.next, g.mode, g.attempt, g.chance = nil, modeTrusting, 0, firstChance
+}
+
+// alone reports whether the group has one call that wants no other beside it.
+func (g *group) alone() bool {
+	wants := func(c *call) bool { return c.Alone }
+	return slices.ContainsFunc(g.calls, wants) || slices.ContainsFunc(g.pending, wants)
 }
 
 // forget forgets everything but the calls.
@@ -127,7 +146,7 @@ func (g *group) forget() {
 // again prepares another attempt.
 func (g *group) again() {
 	for k := range g.relied {
-		g.s.memory.forget(k)
+		g.memory.forget(k)
 	}
 	g.pending = append(g.calls, g.pending...)
 	g.calls = nil
@@ -136,7 +155,7 @@ func (g *group) again() {
 	}
 	g.forget()
 	g.attempt++
-	g.careful = true
+	g.mode = max(g.mode, modeCareful)
 }
 
 // round runs the pending calls. Those that want something stay pending. A function that
@@ -149,7 +168,7 @@ func (g *group) round() {
 		switch {
 		case g.failed != nil:
 			g.pending = append(g.pending, c)
-		case g.bytes >= groupBytes || g.crowded() || c.Alone && !g.lonely:
+		case g.bytes >= groupBytes || g.crowded():
 			g.next = append(g.next, c)
 		default:
 			c.rounds++
@@ -164,7 +183,7 @@ const fewRounds = 4 // after which a call reads at once
 // await ends the run of a call that wants something, or reads it.
 func (g *group) await(c *call) {
 	if c.direct && g.failed == nil {
-		if g.failed = g.s.fetch(g.ctx, g); g.failed == nil {
+		if g.failed = g.fetch(); g.failed == nil {
 			return
 		}
 	}
@@ -190,7 +209,7 @@ func (g *group) place(c *call, f fate) {
 func (c *call) run(g *group) fate {
 	c.ended = settled
 	g.looked = g.looked[:0]
-	c.tx = updater{reader: reader{sql: g.s.sql, ask: func(q *question) (*answer, error) { return g.ask(c, q) }}, g: g, c: c}
+	c.tx = updater{reader: reader{sql: g.sql, ask: func(q *question) (*answer, error) { return g.ask(c, q) }}, g: g, c: c}
 
 	gone := true
 	defer func() {
@@ -215,7 +234,7 @@ func (c *call) run(g *group) fate {
 
 	refused, known := g.apply(c.tx.ops)
 	for !known && c.direct && g.failed == nil {
-		if g.failed = g.s.fetch(g.ctx, g); g.failed == nil {
+		if g.failed = g.fetch(); g.failed == nil {
 			refused, known = g.apply(c.tx.ops)
 		}
 	}
@@ -289,7 +308,7 @@ func (u *updater) Due(kind store.Kind, until time.Time, limit int) ([]*store.Rec
 	if limit <= 0 {
 		return nil, nil
 	}
-	if !u.g.lonely {
+	if !u.c.Alone {
 		u.c.Alone, u.c.ended = true, later // rows stay locked, so the group has no time to lose
 		panic(unwind{})
 	}
@@ -337,8 +356,8 @@ func (g *group) state(k key) (r *row, known bool) {
 	if ok {
 		return r, true
 	}
-	if r, ok = g.known[k]; !ok && !g.careful {
-		if r = g.s.memory.recall(k); r != nil {
+	if r, ok = g.known[k]; !ok && g.mode == modeTrusting {
+		if r = g.memory.recall(k); r != nil {
 			g.known[k], ok = r, true
 		}
 	}
@@ -398,7 +417,7 @@ func (g *group) apply(ops []op) (refused error, known bool) {
 // wants notes what has to be known for all writes of a function.
 func (g *group) wants(ops []op) (some bool) {
 	for _, o := range ops {
-		if !o.deletes && (o.row == nil || o.row.version == 1 && !g.careful) {
+		if !o.deletes && (o.row == nil || o.row.version == 1 && g.mode == modeTrusting) {
 			continue
 		}
 		if _, known := g.state(o.key); !known {
@@ -415,7 +434,7 @@ func (g *group) put(o op, undo *[]change) (refused error, known bool) {
 	}
 	old, known := g.state(o.key)
 	if !known {
-		if o.row.version != 1 || g.careful {
+		if o.row.version != 1 || g.mode != modeTrusting {
 			g.wantRows[o.key] = struct{}{}
 			return nil, false
 		}
@@ -475,4 +494,81 @@ func (g *group) touch(r *row) {
 	for _, hash := range r.hashes() {
 		g.hashes[hashKey{r.kind, string(hash)}] = struct{}{}
 	}
+}
+
+// learn takes rows for what is stored. What calls may go by already stays as it is, also
+// that there is no row: whether it is so, the transaction finds out.
+func (g *group) learn(rows []*row) {
+	for _, r := range rows {
+		if _, known := g.known[r.key]; !known {
+			g.known[r.key] = r
+		}
+	}
+}
+
+// fetch reads what calls want to know.
+func (g *group) fetch() error {
+	keys := slices.Collect(maps.Keys(g.wantRows))
+	questions := slices.Collect(maps.Values(g.wantAnswers))
+	rows, answers, err := g.session.fetch(g.ctx, keys, questions)
+	if err != nil {
+		return err
+	}
+
+	g.learn(rows)
+	for _, k := range keys {
+		if _, known := g.known[k]; !known {
+			g.known[k] = nil
+		}
+	}
+	for i, q := range questions {
+		a := answers[i]
+		g.answers[q.name()] = a
+		if !q.claims {
+			g.asked = append(g.asked, q)
+		}
+		if q.list == nil {
+			for _, r := range a.rows {
+				g.relied[r.key] = struct{}{}
+			}
+			g.learn(a.rows)
+		}
+		g.memory.notice(q, a)
+	}
+	clear(g.wantRows)
+	clear(g.wantAnswers)
+	return nil
+}
+
+// remember keeps what the group has read, and what has become of it.
+func (g *group) remember() {
+	for k := range g.relied {
+		r, written := g.overlay[k]
+		switch before := g.known[k]; {
+		case !written && before != nil:
+			g.memory.remember(before)
+		case written && r != nil && before != nil:
+			g.memory.remember(r)
+		case written && before != nil:
+			g.memory.forget(k)
+		}
+	}
+}
+
+// answer ends the calls of a group with their outcomes, or all with err: what fails a
+// group also leaves open whether what it has read was so.
+func (g *group) answer(err error) {
+	for _, c := range slices.Concat(g.calls, g.pending) {
+		if err != nil {
+			c.Fail(err)
+		} else {
+			c.Answer()
+		}
+	}
+	g.calls, g.pending = nil, nil
+}
+
+// crowded reports whether the group has about as many locks as it may.
+func (g *group) crowded() bool {
+	return len(g.calls) > 0 && len(g.relied)+len(g.hashes)+len(g.lists)+len(g.parents)+len(g.asked) >= groupLocks*3/4
 }

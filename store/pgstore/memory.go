@@ -5,8 +5,10 @@ import "sync"
 // A memory holds rows as they were when last read, for the reads of Updates: whether a
 // row is still so is checked with the writes. What it holds is sealed.
 type memory struct {
+	lists *arranger // hears which lists are long
+
 	mu   sync.Mutex
-	rows map[key]*row
+	rows map[key]*row // under mu
 }
 
 const (
@@ -39,4 +41,17 @@ func (m *memory) forget(k key) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.rows, k)
+}
+
+// notice keeps of an answer what later reads can use.
+func (m *memory) notice(q *question, a *answer) {
+	switch {
+	case q.scan != 0: // would push out rows that are read again
+	case q.list == nil:
+		for _, r := range a.rows {
+			m.remember(r)
+		}
+	case a.tail > 2*longTail:
+		m.lists.note(*q.list, q.high)
+	}
 }

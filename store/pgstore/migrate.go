@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -40,10 +39,6 @@ func sub(f fs.FS, dir string) fs.FS {
 
 // newest is the version of the schema that this package works with.
 const newest = 1
-
-// ErrNotMigrated is returned by New for a database without the tables of this version.
-// Call Migrate first.
-var ErrNotMigrated = errors.New("pgstore: the database is not migrated")
 
 // Migrate brings the tables in the default schema, or in that of Options.Schema, up to
 // this version. It does nothing if they are, may be called by many processes at once,
@@ -124,33 +119,6 @@ func execScript(ctx context.Context, tx pgx.Tx, schema, script string) error {
 	_, err := tx.Conn().PgConn().Exec(ctx, in(schema, script)).ReadAll()
 	return err
 }
-
-// checkName refuses names of a schema that PostgreSQL would cut off, or that would end
-// the text of a function.
-func checkName(schema string) error {
-	if len(schema) > 63 || strings.ContainsRune(schema, 0) || strings.Contains(schema, "$$") {
-		return errors.New("pgstore: the name of a schema has at most 63 bytes, no NUL and no $$")
-	}
-	return nil
-}
-
-// builtIn returns a statement whose operators are those of pg_catalog. The pool is the
-// caller's, whose sessions may have any search path: a statement names the schema of
-// each function too.
-func builtIn(sql string) string { return operators.Replace(sql) }
-
-var operators = func() *strings.Replacer {
-	var pairs []string
-	for _, o := range []string{"=", "<>", "<", "<=", ">", "-", "||", "<<", "|"} {
-		pairs = append(pairs, " "+o+" ", " OPERATOR(pg_catalog."+o+") ")
-	}
-	return strings.NewReplacer(pairs...)
-}()
-
-// in returns a statement with the name of the schema.
-func in(schema, sql string) string { return strings.ReplaceAll(sql, `"cardvault"`, quoted(schema)) }
-
-func quoted(schema string) string { return pgx.Identifier{schema}.Sanitize() }
 
 // schemaVersion returns the version of the schema, 0 if there is none.
 func schemaVersion(ctx context.Context, q interface {

@@ -125,12 +125,9 @@ import (
 	"math"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -138,96 +135,25 @@ import (
 	"github.com/cardvault/cardvault/store/internal/queue"
 )
 
-// Options are the optional parts of [New] and [Migrate].
-type Options struct {
-	// Schema holds the tables. One vault has one schema. Its name has at most 63 bytes,
-	// and no two dollar signs in a row. Empty: "cardvault".
-	Schema string
-
-	// Listen is how to reach the server past any pooler, for LISTEN. A vault then hears
-	// of the work of others at once. If nil it looks for it, twice a minute.
-	Listen *pgx.ConnConfig
-
-	// AllowPlaintext takes a connection without TLS that leaves the host, or one whose
-	// certificate is not verified. Without it only loopback and Unix sockets need none:
-	// Migrate and New return ErrPlaintext if the URL has a host for which sslmode is not
-	// verify-full, or verify-ca with a root certificate of your own.
-	AllowPlaintext bool
-
-	// Logger is told what an operator should see. If nil, nothing is logged.
-	Logger *slog.Logger
-}
-
-func (o *Options) schema() string {
-	if o == nil || o.Schema == "" {
-		return "cardvault"
-	}
-	return o.Schema
-}
-
-// check refuses options, and settings of a pool.
-func (o *Options) check(pool *pgxpool.Pool) error {
-	if err := checkName(o.schema()); err != nil {
-		return err
-	}
-	if o != nil && o.Listen != nil {
-		if err := o.checkPrivate(o.Listen); err != nil {
-			return err
-		}
-	}
-	return o.checkPrivate(pool.Config().ConnConfig)
-}
-
-// Errors of [New].
-var (
-	// ErrUnsafe is returned for a server that acknowledges what it may forget:
-	// with fsync or full_page_writes off.
-	ErrUnsafe = errors.New("pgstore: the server does not keep what it acknowledges")
-
-	// ErrClock is returned if the clocks of the server and of this machine differ by
-	// more than a second.
-	ErrClock = errors.New("pgstore: the clock is off")
-
-	// ErrIsolation is returned if transactions do not begin as read committed: what a
-	// group reads under its locks would be older than these.
-	ErrIsolation = errors.New("pgstore: default_transaction_isolation is not read committed")
-)
-
 // A Store is a [store.Store] in PostgreSQL. Get one from [New].
 type Store struct {
-	pool  *pgxpool.Pool
-	opts  Options
-	sql   *statements
-	locks locker
-	log   *slog.Logger
-	id    uuid.UUID // in notifications, and of groups
-
-	queue *queue.Queue[*call]
-	once  sync.Once
+	server   *server
+	memory   *memory
+	notifier *notifier
+	queue    *queue.Queue[*call] // to the writing goroutine, which owns a writer
 
 	background sync.WaitGroup // of goroutines that stop ends
 	stop       context.CancelFunc
-	timeline   atomic.Int64 // the latest that a server has had; -1: servers do not say
+	once       sync.Once
 
-	mu       sync.RWMutex // held to read by Views
-	isClosed bool
-
-	memory  memory
-	long    *arranger
-	settled chan int64 // for tidy: up to this turn outcomes are known
-
-	// The rest belongs to the writing goroutine.
-	group    *group // that is being executed
-	spare    *group
-	turn     int64 // of the last group that was to be written
-	tidied   int64 // the last one that was told to tidy
-	grown    map[listKey]int
-	wakes    map[store.Kind]bool // to notify of
-	notified time.Time
-	blamed   time.Time // when blame has last looked
+	mu     sync.RWMutex // held to read by Views
+	closed bool         // under mu
 }
 
-var _ store.Store = (*Store)(nil)
+var (
+	_ store.Store = (*Store)(nil)
+	_ store.Waker = (*Store)(nil)
+)
 
 // New returns a store on a database that [Migrate] has prepared, and starts its
 // goroutines, which Close ends. The pool stays the caller's, who closes the store first;
@@ -241,47 +167,52 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error)
 	if err := opts.check(pool); err != nil {
 		return nil, err
 	}
-	s := &Store{
-		pool: pool, opts: *opts, sql: statementsOf(opts.schema()), log: opts.Logger,
-		queue:  queue.New[*call](),
-		memory: memory{rows: map[key]*row{}}, long: newArranger(), settled: make(chan int64),
-		grown: map[listKey]int{}, wakes: map[store.Kind]bool{},
-		id: uuid.New(),
+	pg := &server{pool: pool, opts: *opts, sql: statementsOf(opts.schema()), log: opts.Logger}
+	if pg.log == nil {
+		pg.log = slog.New(slog.DiscardHandler)
 	}
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
-	}
-	if err := s.inspect(ctx); err != nil {
+	locks, err := pg.inspect(ctx)
+	if err != nil {
 		return nil, err
 	}
+
+	id := uuid.New() // in notifications, and of groups
+	lists := newArranger(pg, locks)
+	ends := &outcomes{server: pg, id: id, settled: make(chan int64)}
+	s := &Store{
+		server: pg, queue: queue.New[*call](),
+		memory:   &memory{lists: lists, rows: map[key]*row{}},
+		notifier: &notifier{server: pg, locks: locks, id: id, wakes: map[store.Kind]bool{}},
+	}
+	w := &writer{
+		server: pg, locks: locks, memory: s.memory, outcomes: ends, notifier: s.notifier,
+		queue: s.queue, grown: map[listKey]int{},
+	}
+
 	background, stop := context.WithCancel(context.Background())
 	s.stop = stop
-	s.queue.Start(s.step)
-	s.background.Go(func() { s.arrangeLists(background) })
-	s.background.Go(func() { s.watch(background) })
-	s.background.Go(func() { s.tidy(background) })
+	s.queue.Start(w.step)
+	s.background.Go(func() { lists.run(background) })
+	s.background.Go(func() { pg.watch(background) })
+	s.background.Go(func() { ends.tidy(background) })
 	return s, nil
 }
 
-const (
-	clockOff   = time.Second
-	watchPause = 5 * time.Second // between two looks at the server
-)
-
-// inspect looks at the schema and the server.
-func (s *Store) inspect(ctx context.Context) error {
+// inspect looks at the schema and the server, and returns how locks are named.
+func (s *server) inspect(ctx context.Context) (locks locker, err error) {
 	version, err := schemaVersion(ctx, s.pool, s.opts.schema())
 	switch {
 	case err != nil:
-		return failed(verdictOfRead(err), err)
+		return locks, failed(verdictOfRead(err), err)
 	case version == 0 || version < newest:
-		return ErrNotMigrated
+		return locks, ErrNotMigrated
 	case version > newest:
-		return fmt.Errorf("%w: the schema has version %d, this program knows %d", store.ErrFormat, version, newest)
+		return locks, fmt.Errorf("%w: the schema has version %d, this program knows %d", store.ErrFormat, version, newest)
 	}
+
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return failed(verdictOfRead(err), err)
+		return locks, failed(verdictOfRead(err), err)
 	}
 	defer conn.Release()
 	off := time.Duration(math.MaxInt64)
@@ -289,203 +220,55 @@ func (s *Store) inspect(ctx context.Context) error {
 		o, err := s.check(ctx, conn.Conn())
 		switch {
 		case errors.Is(err, ErrUnsafe), errors.Is(err, ErrIsolation), errors.Is(err, ErrPlaintext):
-			return err
+			return locks, err
 		case err != nil:
-			return failed(verdictOfRead(err), err)
+			return locks, failed(verdictOfRead(err), err)
 		}
 		off = min(off, o)
 	}
 	if off > clockOff {
-		return fmt.Errorf("%w by %v", ErrClock, off.Round(time.Millisecond))
+		return locks, fmt.Errorf("%w by %v", ErrClock, off.Round(time.Millisecond))
 	}
+
 	var seed pgtype.UUID
 	var standbys string
 	var open bool
 	if err := conn.QueryRow(ctx, s.sql.seed).Scan(&seed, &standbys, &open); err != nil {
-		return failed(verdictOfRead(err), err)
+		return locks, failed(verdictOfRead(err), err)
 	}
 	if !seed.Valid {
-		return fmt.Errorf("%w: there is not one seed of locks", store.ErrDamaged)
+		return locks, fmt.Errorf("%w: there is not one seed of locks", store.ErrDamaged)
 	}
-	s.locks = seed.Bytes
 	if open {
 		s.log.Warn("every role may connect to the database, where it sees the names of locks in use and can hold these: revoke CONNECT from PUBLIC")
 	}
 	if strings.TrimSpace(standbys) == "" {
 		s.log.Warn("PostgreSQL has no synchronous standby: what it acknowledges is lost with its disk")
 	}
-	return nil
+	return seed.Bytes, nil
 }
 
-// errNoPrimary and errOldPrimary are of servers whose state is not the latest.
-var (
-	errNoPrimary  = errors.New("pgstore: the server is a standby")
-	errOldPrimary = errors.New("pgstore: another server has been promoted since this one was the primary")
-)
-
-// unfit reports whether a server answers and must not be used.
-func unfit(err error) bool {
-	return errors.Is(err, ErrUnsafe) || errors.Is(err, ErrPlaintext) || errors.Is(err, ErrIsolation) || errors.Is(err, errNoPrimary) || errors.Is(err, errOldPrimary)
-}
-
-// check refuses a server that must not be used, and returns by how much its clock is
-// off at least.
-func (s *Store) check(ctx context.Context, conn *pgx.Conn) (off time.Duration, err error) {
-	var fsync, pages, isolation string
-	var recovers bool
-	var now time.Time
-	if !s.opts.private(conn) {
-		return 0, ErrPlaintext
-	}
-	began := time.Now()
-	err = conn.QueryRow(ctx, `SELECT pg_catalog.clock_timestamp(), pg_catalog.current_setting('fsync'), pg_catalog.current_setting('full_page_writes'),
-		pg_catalog.current_setting('default_transaction_isolation'), pg_catalog.pg_is_in_recovery()`).Scan(&now, &fsync, &pages, &isolation, &recovers)
-	took := time.Since(began)
-	switch {
-	case err != nil:
-		return 0, err
-	case recovers:
-		return 0, errNoPrimary
-	case fsync != "on" || pages != "on":
-		return 0, fmt.Errorf("%w: fsync is %s, full_page_writes is %s", ErrUnsafe, fsync, pages)
-	case isolation != "read committed":
-		return 0, ErrIsolation
-	}
-	return max(0, now.Sub(began.Add(took/2)).Abs()-took/2), s.checkTimeline(ctx, conn)
-}
-
-// checkTimeline refuses a server that was the primary before the one that it has seen
-// last. Those that are only compatible with PostgreSQL may have no timeline.
-func (s *Store) checkTimeline(ctx context.Context, conn *pgx.Conn) error {
-	seen := s.timeline.Load()
-	if seen < 0 {
-		return nil
-	}
-	var timeline int64
-	err := conn.QueryRow(ctx, builtIn("SELECT ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::bigint")).Scan(&timeline)
-	if _, ok := errors.AsType[*pgconn.PgError](err); ok && seen == 0 && !conn.IsClosed() {
-		s.timeline.CompareAndSwap(0, -1)
-		return nil
-	}
-	if err != nil {
+// View implements [store.Store]. It runs fn once more if what fn has read first has
+// changed when it reads on, or if the connection is lost amid several reads. A ReadTx
+// used after fn has returned panics.
+func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	if err := ctx.Err(); err != nil {
 		return err
 	}
-	for ; seen < timeline; seen = s.timeline.Load() {
-		s.timeline.CompareAndSwap(seen, timeline)
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.closed {
+		return store.ErrClosed
 	}
-	if seen > timeline {
-		return errOldPrimary
-	}
-	return nil
-}
 
-// watch looks at the server again and again. What was set on it or promoted beside it
-// since a connection was made shows only so.
-func (s *Store) watch(ctx context.Context) {
-	ticker := time.NewTicker(watchPause)
-	defer ticker.Stop()
-	for told := false; ; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		switch off, err := s.look(ctx); {
-		case err != nil && !unfit(err):
-			// Who reads and writes tells.
-		case err == nil && off <= clockOff:
-			told = false
-		case told:
-		case err != nil:
-			told = true
-			s.log.Error("PostgreSQL is not used any more", "error", plain(err))
-		default:
-			told = true
-			s.log.Error("the clocks of PostgreSQL and of this machine differ", "by", off)
+	v := &view{server: s.server, memory: s.memory, ctx: ctx}
+	defer v.end()
+	for {
+		again, err := v.run(fn)
+		if !again {
+			return err
 		}
 	}
-}
-
-// look checks a connection that was trusted. If that is to be no more, none is.
-func (s *Store) look(ctx context.Context) (off time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, answering)
-	defer cancel()
-	conn, err := s.acquire(ctx)
-	if err != nil {
-		return 0, err
-	}
-	if off, err = s.check(ctx, conn.Conn()); err != nil {
-		discard(conn)
-		s.pool.Reset()
-		return 0, err
-	}
-	conn.Release()
-	return off, nil
-}
-
-// trusted is the name of what a connection has that was checked.
-const trusted = "cardvault"
-
-// acquire returns a connection of the pool. The server of a new one is checked: another
-// may answer at the address of the one before.
-func (s *Store) acquire(ctx context.Context) (*pgxpool.Conn, error) {
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	known := conn.Conn().PgConn().CustomData()
-	if known[trusted] == nil {
-		if _, err := s.check(ctx, conn.Conn()); err != nil {
-			discard(conn)
-			return nil, err
-		}
-		known[trusted] = true
-	}
-	return conn, nil
-}
-
-// discard closes a connection and gives its place in the pool free.
-func discard(conn *pgxpool.Conn) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_ = conn.Conn().Close(ctx) // what the server hears of it does not matter
-	conn.Release()
-}
-
-// askPool puts a question on any connection, and on another one if that is lost: after
-// the server has gone all of the pool are, and one that takes its place is found soon.
-func (s *Store) askPool(ctx context.Context, q *question) (*answer, error) {
-	return patiently(ctx, func() (*answer, error) { return s.askOnce(ctx, q) })
-}
-
-// patiently repeats what does nothing until there is a server that answers.
-func patiently[T any](ctx context.Context, do func() (T, error)) (T, error) {
-	for began := time.Now(); ; {
-		v, err := do()
-		if err == nil || ctx.Err() != nil || verdictOfRead(err) != unavailable || time.Since(began) > patience {
-			return v, err
-		}
-		select {
-		case <-ctx.Done():
-			return v, ctx.Err()
-		case <-time.After(pause):
-		}
-	}
-}
-
-func (s *Store) askOnce(ctx context.Context, q *question) (*answer, error) {
-	answered, cancel := context.WithTimeout(ctx, answering)
-	defer cancel()
-	conn, err := s.acquire(answered)
-	if err != nil {
-		return nil, err
-	}
-	a, err := ask(answered, conn.Conn(), q)
-	if err != nil && conn.Conn().IsClosed() && ctx.Err() == nil {
-		s.pool.Reset() // the others are most likely lost too
-	}
-	conn.Release()
-	return a, err
 }
 
 // Update implements [store.Store]. It runs fn in another goroutine than the
@@ -502,7 +285,26 @@ func (s *Store) Close() error {
 		s.background.Wait()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.isClosed = true
+		s.closed = true
 	})
+	return nil
+}
+
+// Wakes implements [store.Waker] by LISTEN, on a connection of its own. It returns at
+// once if Options.Listen is nil, and goes on when the connection is lost.
+func (s *Store) Wakes(ctx context.Context, wake func(store.Kind)) error {
+	if s.server.opts.Listen == nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-s.queue.Closing():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	s.notifier.wait(ctx, wake)
 	return nil
 }

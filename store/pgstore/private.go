@@ -2,7 +2,6 @@ package pgstore
 
 import (
 	"crypto/tls"
-	"errors"
 	"net"
 	"net/netip"
 	"strings"
@@ -11,22 +10,15 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ErrPlaintext is returned for a connection that leaves the host, unless it is TLS with a
-// certificate that is verified. See Options.AllowPlaintext.
-var ErrPlaintext = errors.New("pgstore: a connection that leaves the host needs TLS, with a certificate that is verified")
-
-// checkPrivate refuses settings by which a connection may be made that needs TLS and has
-// none: each host of them counts. It makes no connection.
-func (o *Options) checkPrivate(c *pgx.ConnConfig) error {
-	if o != nil && o.AllowPlaintext {
-		return nil
-	}
+// allPrivate reports whether no connection of these settings can be one that needs TLS
+// and has none: each host counts. It makes no connection.
+func allPrivate(c *pgx.ConnConfig) bool {
 	for _, way := range ways(c) {
 		if !verified(way.TLSConfig) && !local(way) {
-			return ErrPlaintext
+			return false
 		}
 	}
-	return nil
+	return true
 }
 
 // ways returns all ways to connect, of which the first that works is taken: with
@@ -53,10 +45,7 @@ func local(way *pgconn.FallbackConfig) bool {
 
 // private reports whether nobody else can listen to a connection that was made: whatever
 // its settings say, functions of the pool may have led elsewhere.
-func (o *Options) private(c *pgx.Conn) bool {
-	if o != nil && o.AllowPlaintext {
-		return true
-	}
+func private(c *pgx.Conn) bool {
 	conn := c.PgConn().Conn()
 	if conn, ok := conn.(*tls.Conn); ok {
 		if len(conn.ConnectionState().VerifiedChains) > 0 {

@@ -154,6 +154,14 @@ func (s *statements) ofEmpty() *question { return &question{sql: s.empty, empty:
 
 func (s *statements) ofList(q *store.Query) *question {
 	list := listOf(q.Kind, q.Account, q.Parent)
+	high, live := q.Max, pgtype.Timestamptz{}
+	if high == uuid.Nil {
+		high = uuid.Max
+	}
+	if !q.Live.IsZero() {
+		live = timestamp(q.Live)
+	}
+
 	var classes []int16
 	if q.Classes != (store.Classes{}) {
 		classes = []int16{}
@@ -163,27 +171,20 @@ func (s *statements) ofList(q *store.Query) *question {
 			}
 		}
 	}
-	high, live := q.Max, pgtype.Timestamptz{}
-	if high == uuid.Nil {
-		high = uuid.Max
+
+	args := listArgs{
+		ofKind: int16(q.Kind), ofChild: list.child, ofScope: pgUUID(list.scope), ofClass: classes,
+		low: pgUUID(q.Min), high: pgUUID(high), live: live, descending: q.Desc,
+		skip: min(max(0, q.Offset), 1<<60), most: count(q.Limit), counted: q.Count, ofHash: bytes.Clone(q.Lookup),
 	}
-	if !q.Live.IsZero() {
-		live = timestamp(q.Live)
-	}
-	asked := &question{sql: s.list, list: &list, high: high, desc: q.Desc, args: []any{
-		int16(q.Kind), list.child, pgUUID(list.scope), classes, pgUUID(q.Min), pgUUID(high), live,
-		q.Desc, min(max(0, q.Offset), 1<<60), count(q.Limit), q.Count,
-	}}
+	asked := &question{sql: s.list, args: args.args(), list: &list, high: high, desc: q.Desc}
 	if q.Lookup != nil {
-		asked.sql, asked.lookup = s.hashed, &hashKey{q.Kind, string(q.Lookup)} // who writes to that list and has the hash, shares this too
-		asked.args[10] = bytes.Clone(q.Lookup)
+		asked.sql, asked.lookup = s.hashed, &hashKey{q.Kind, string(q.Lookup)} // writers to that list with the hash share this too
 	}
 	return asked
 }
 
 func count(limit int) int64 { return int64(min(max(0, limit), 1<<30)) }
-
-func pgUUID(id uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} }
 
 // read reads the answer and closes rows.
 func (q *question) read(rows pgx.Rows) (*answer, error) {

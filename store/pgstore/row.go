@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"bytes"
+	"cmp"
 	"slices"
 	"time"
 
@@ -155,4 +156,17 @@ func wellFormed(b []byte) bool {
 		b = b[n:]
 	}
 	return true
+}
+
+func pgUUID(id uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} }
+
+func columnsOf(keys []key) (kinds []int16, ids []pgtype.UUID) {
+	for _, k := range keys {
+		kinds, ids = append(kinds, int16(k.kind)), append(ids, pgUUID(k.id))
+	}
+	return kinds, ids
+}
+
+func compareKeys(a, b key) int {
+	return cmp.Or(cmp.Compare(a.kind, b.kind), slices.Compare(a.id[:], b.id[:]))
 }

@@ -9,12 +9,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/cardvault/cardvault/store"
 )
-
-var _ store.Waker = (*Store)(nil)
 
 const (
 	wakePause   = 10 * time.Millisecond // between two notifications of a store
@@ -22,61 +21,62 @@ const (
 	listenCheck = 30 * time.Second      // after which a silent connection is tried
 )
 
-// Wakes implements [store.Waker] by LISTEN, on a connection of its own. It returns at
-// once if Options.Listen is nil, and goes on when the connection is lost.
-func (s *Store) Wakes(ctx context.Context, wake func(store.Kind)) error {
-	if s.opts.Listen == nil {
-		return nil
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		select {
-		case <-s.queue.Closing():
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
+// A notifier tells other processes of records that are due, and hears of theirs.
+type notifier struct {
+	*server
+	locks locker
+	id    uuid.UUID // of the Store: it is not woken by itself
+
+	// Owned by the writing goroutine.
+	wakes    map[store.Kind]bool // to notify of
+	notified time.Time
+}
+
+// wait calls wake for what other processes have written until ctx ends. It listens on
+// a connection of its own, and makes another one when that is lost.
+func (n *notifier) wait(ctx context.Context, wake func(store.Kind)) {
 	for told := false; ; {
-		err := s.listen(ctx, wake)
+		err := n.listen(ctx, wake)
 		if ctx.Err() != nil {
-			return nil
+			return
 		}
 		if !told {
 			told = true
-			s.log.Warn("the connection that listens is lost and will be made again", "error", plain(err))
+			n.log.Warn("the connection that listens is lost and will be made again", "error", plain(err))
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-time.After(listenPause):
 		}
 	}
 }
 
 // listen passes on notifications until the connection fails.
-func (s *Store) listen(ctx context.Context, wake func(store.Kind)) error {
+func (n *notifier) listen(ctx context.Context, wake func(store.Kind)) error {
 	dial, cancel := context.WithTimeout(ctx, answering)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(dial, s.opts.Listen)
+	conn, err := pgx.ConnectConfig(dial, n.opts.Listen)
 	if err != nil {
 		return err
 	}
+
 	defer func() {
 		end, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		_ = conn.Close(end) // it may be lost
 	}()
-	if !s.opts.private(conn) {
+	if !n.opts.allows(conn) {
 		return ErrPlaintext
 	}
-	if _, err := conn.Exec(dial, "LISTEN "+pgx.Identifier{s.locks.channel()}.Sanitize()); err != nil {
+	if _, err := conn.Exec(dial, "LISTEN "+pgx.Identifier{n.locks.channel()}.Sanitize()); err != nil {
 		return err
 	}
-	wake(0) // what was missed
+
+	wake(0) // for notifications that were missed
 	for {
 		wait, cancel := context.WithTimeout(ctx, listenCheck)
-		n, err := conn.WaitForNotification(wait)
+		heard, err := conn.WaitForNotification(wait)
 		silent := wait.Err() != nil && ctx.Err() == nil
 		cancel()
 		if silent {
@@ -90,47 +90,61 @@ func (s *Store) listen(ctx context.Context, wake func(store.Kind)) error {
 		if err != nil {
 			return err
 		}
-		from, kinds, _ := strings.Cut(n.Payload, " ")
-		if from == s.id.String() {
-			continue
-		}
-		for kind := range strings.SplitSeq(kinds, " ") {
-			if k, err := strconv.ParseUint(kind, 10, 8); err == nil && k != 0 {
-				wake(store.Kind(k))
-			}
+		n.pass(heard.Payload, wake)
+	}
+}
+
+// pass calls wake for the kinds of a notification, unless it is one of its own.
+func (n *notifier) pass(payload string, wake func(store.Kind)) {
+	from, kinds, _ := strings.Cut(payload, " ")
+	if from == n.id.String() {
+		return
+	}
+	for kind := range strings.SplitSeq(kinds, " ") {
+		if k, err := strconv.ParseUint(kind, 10, 8); err == nil && k != 0 {
+			wake(store.Kind(k))
 		}
 	}
 }
 
-// dueNow notes the kinds of which a group has written records that are due.
-func (s *Store) dueNow(g *group) {
+// note notes the kinds of which a group has written records that are due.
+func (n *notifier) note(g *group) {
 	now := time.Now()
 	for k, r := range g.overlay {
 		if r != nil && r.due.Valid && !r.due.Time.After(now) && r != g.known[k] {
-			s.wakes[k.kind] = true
+			n.wakes[k.kind] = true
 		}
 	}
+}
+
+// timer fires when there is something to notify of and it is time to.
+func (n *notifier) timer() <-chan time.Time {
+	if len(n.wakes) == 0 {
+		return nil
+	}
+	return time.After(time.Until(n.notified.Add(wakePause)))
 }
 
 // notify tells other processes of these kinds. It is a transaction of its own: NOTIFY
 // holds a lock of the whole server until its commit, which therefore waits for no disk.
-func (s *Store) notify() {
-	if len(s.wakes) == 0 || time.Since(s.notified) < wakePause {
+func (n *notifier) notify() {
+	if len(n.wakes) == 0 || time.Since(n.notified) < wakePause {
 		return
 	}
-	s.notified = time.Now()
-	payload := s.id.String()
-	for _, kind := range slices.Sorted(maps.Keys(s.wakes)) {
+	n.notified = time.Now()
+	payload := n.id.String()
+	for _, kind := range slices.Sorted(maps.Keys(n.wakes)) {
 		payload += fmt.Sprintf(" %d", kind)
 	}
-	clear(s.wakes)
+	clear(n.wakes)
+
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // writes wait for it
 	defer cancel()
-	conn, err := s.acquire(ctx)
+	conn, err := n.acquire(ctx)
 	if err != nil {
 		return // others look without being told
 	}
-	if _, err := conn.Exec(ctx, `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify($1, $2)`, s.locks.channel(), payload); err != nil {
+	if _, err := conn.Exec(ctx, `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify($1, $2)`, n.locks.channel(), payload); err != nil {
 		discard(conn)
 		return
 	}

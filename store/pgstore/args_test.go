@@ -1,0 +1,118 @@
+package pgstore
+
+import (
+	"io/fs"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+// signature returns the names of the parameters that a function of the migrations takes.
+func signature(t *testing.T, function string) (names []string) {
+	t.Helper()
+	script, err := fs.ReadFile(Migrations, "1.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := regexp.MustCompile(`--.*`).ReplaceAllString(string(script), "")
+	declared := regexp.MustCompile(`CREATE FUNCTION "cardvault"\.` + function + `\(([^()]*)\)`).FindStringSubmatch(text)
+	if declared == nil {
+		t.Fatalf("the migrations have no function %s", function)
+	}
+	for parameter := range strings.SplitSeq(declared[1], ",") {
+		if name := strings.Fields(parameter)[0]; name != "OUT" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// inSQL returns the name that a field has in SQL: read_id of readID.
+func inSQL(field string) string {
+	var name strings.Builder
+	for i, c := range field {
+		if unicode.IsUpper(c) && i > 0 && !unicode.IsUpper(rune(field[i-1])) {
+			name.WriteByte('_')
+		}
+		name.WriteRune(unicode.ToLower(c))
+	}
+	return name.String()
+}
+
+// distinct sets each field to a value that no other field has, and returns these values
+// by their names in SQL, with the names in order.
+func distinct(t *testing.T, args any) (names []string, values map[string]any) {
+	t.Helper()
+	values = map[string]any{}
+	v := reflect.ValueOf(args).Elem()
+	for i := range v.NumField() {
+		name := inSQL(v.Type().Field(i).Name)
+		f := v.Field(i)
+		f = reflect.NewAt(f.Type(), f.Addr().UnsafePointer()).Elem() // it is unexported
+		switch f.Kind() {
+		case reflect.Slice:
+			f.Set(reflect.MakeSlice(f.Type(), i+1, i+1))
+		case reflect.Bool:
+			f.SetBool(i%2 == 0)
+		case reflect.Int16, reflect.Int32, reflect.Int64:
+			f.SetInt(int64(i + 1))
+		case reflect.Struct:
+			switch first := f.Field(0); first.Kind() {
+			case reflect.Array: // of a UUID
+				first.Index(0).SetUint(uint64(i + 1))
+			case reflect.Int16, reflect.Int64:
+				first.SetInt(int64(i + 1))
+			case reflect.Struct: // of a time, and no other field has one
+				f.FieldByName("Valid").SetBool(true)
+			default:
+				t.Fatalf("%s is a %v", name, f.Type())
+			}
+		default:
+			t.Fatalf("%s is a %v", name, f.Type())
+		}
+		names, values[name] = append(names, name), f.Interface()
+	}
+	return names, values
+}
+
+// The parameters have the names and the order of the functions that they are for.
+func TestArgs(t *testing.T) {
+	for _, test := range []struct {
+		function  string
+		statement string
+		args      interface{ args() []any }
+		without   string // a field that is for another function
+	}{
+		{function: "apply", statement: statementsOf("x").apply, args: new(applyArgs)},
+		{function: "add", statement: statementsOf("x").add, args: new(addArgs)},
+		{function: "list", statement: statementsOf("x").list, args: new(listArgs), without: "of_hash"},
+		{function: "list_hash", statement: statementsOf("x").hashed, args: new(listArgs), without: "counted"},
+	} {
+		t.Run(test.function, func(t *testing.T) {
+			names, values := distinct(t, test.args)
+			if list, ok := test.args.(*listArgs); ok && test.without == "of_hash" {
+				list.ofHash = nil
+			}
+			names = slices.DeleteFunc(names, func(name string) bool { return name == test.without })
+			if want := signature(t, test.function); !slices.Equal(names, want) {
+				t.Fatalf("the fields are\n%s, the function takes\n%s", names, want)
+			}
+			args := test.args.args()
+			if len(args) != len(names) {
+				t.Fatalf("%d arguments for %d parameters", len(args), len(names))
+			}
+			for i, name := range names {
+				if !reflect.DeepEqual(args[i], values[name]) {
+					t.Errorf("the argument for %s is %v, want %v", name, args[i], values[name])
+				}
+			}
+			placeholders := regexp.MustCompile(`"x"\.` + test.function + `\(([^()]*)\)`).FindStringSubmatch(test.statement)
+			if placeholders == nil || strings.Count(placeholders[1], "$") != len(names) {
+				t.Errorf("the statement has %q", placeholders)
+			}
+		})
+	}
+}

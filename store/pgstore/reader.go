@@ -1,0 +1,128 @@
+package pgstore
+
+import (
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// A reader is a store.ReadTx that puts questions.
+type reader struct {
+	sql   *statements
+	ask   func(*question) (*answer, error)
+	ended bool
+}
+
+var _ store.ReadTx = (*reader)(nil)
+
+// end makes later use panic.
+func (r *reader) end() { r.ended = true }
+
+func (r *reader) mustLive() {
+	if r.ended {
+		panic("pgstore: transaction used after its function has returned")
+	}
+}
+
+func (r *reader) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	found, err := r.records(r.sql.ofGet(kind, id))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(found) == 0:
+		return nil, store.ErrNotFound
+	}
+	return found[0], nil
+}
+
+func (r *reader) List(q *store.Query) (*store.List, error) {
+	r.mustLive()
+	a, err := r.ask(r.sql.ofList(q))
+	if err != nil {
+		return nil, err
+	}
+	if a.total == tooMany {
+		return nil, store.ErrTooMany
+	}
+	l := &store.List{Records: make([]*store.Record, len(a.rows))}
+	for i, row := range a.rows {
+		l.Records[i] = row.record(false)
+	}
+	if q.Count {
+		l.Total = a.total
+	}
+	return l, nil
+}
+
+func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+	r.mustLive()
+	if limit <= 0 {
+		return nil, nil
+	}
+	return r.records(r.sql.ofLookup(kind, hash, limit))
+}
+
+func (r *reader) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
+	r.mustLive()
+	if limit <= 0 {
+		return nil, nil
+	}
+	return r.records(r.sql.ofDue(kind, until, limit, false))
+}
+
+func (r *reader) Next(kind store.Kind) (time.Time, error) {
+	r.mustLive()
+	a, err := r.ask(r.sql.ofNext(kind))
+	if err != nil || !a.next.Valid {
+		return time.Time{}, err
+	}
+	return a.next.Time.UTC(), nil
+}
+
+func (r *reader) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+	r.mustLive()
+	if limit <= 0 {
+		return nil, nil
+	}
+	return r.records(r.sql.ofScan(kind, after, limit))
+}
+
+func (r *reader) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
+	r.mustLive()
+	if limit <= 0 || parent == uuid.Nil {
+		return nil, nil
+	}
+	a, err := r.ask(r.sql.ofChildren(parent, limit))
+	if err != nil {
+		return nil, err
+	}
+	return slices.Clone(a.keys), nil
+}
+
+func (r *reader) Empty() (bool, error) {
+	r.mustLive()
+	a, err := r.ask(r.sql.ofEmpty())
+	if err != nil {
+		return false, err
+	}
+	return a.total == 0, nil
+}
+
+func (r *reader) records(q *question) ([]*store.Record, error) {
+	r.mustLive()
+	a, err := r.ask(q)
+	if err != nil || len(a.rows) == 0 {
+		return nil, err
+	}
+	records := make([]*store.Record, len(a.rows))
+	for i, row := range a.rows {
+		records[i] = row.record(true)
+	}
+	return records, nil
+}
+
+// unwind is the panic value by which a read ends a run.
+type unwind struct{}
