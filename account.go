@@ -54,6 +54,7 @@ func (v *Vault) CreateAccount(ctx context.Context, name string, approvals *Appro
 			return nil, err
 		}
 	}
+
 	grant := v.defaultApprovals()
 	if approvals != nil {
 		grant = *approvals
@@ -62,6 +63,7 @@ func (v *Vault) CreateAccount(ctx context.Context, name string, approvals *Appro
 	if err != nil {
 		return nil, err
 	}
+
 	err = v.write(ctx, opCreateAccount, a.ID, func(tx store.Tx) error {
 		for _, r := range records {
 			tx.Put(r)
@@ -82,6 +84,7 @@ func (v *Vault) newAccount(name string, grant Approvals) (*Account, []*store.Rec
 	if err != nil {
 		return nil, nil, err
 	}
+
 	a := &Account{
 		ID:                  whole.mask(kindAccount, row),
 		CreatedAt:           rowkey.Time(row),
@@ -90,12 +93,14 @@ func (v *Vault) newAccount(name string, grant Approvals) (*Account, []*store.Rec
 		NetworkTokensActive: grant.NetworkTokens,
 		Quotas:              v.opts.Quotas,
 	}
+
 	account := whole.newRecord(kindAccount, row)
 	m := &Merchant{Name: "primary", Primary: true}
 	merchant, err := v.In(a.ID).newMerchant(m)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	if err := v.box.SealShown(account, a.encode()); err != nil {
 		return nil, nil, wrapped(err)
 	}
@@ -136,18 +141,21 @@ func (v *Vault) SetApprovals(ctx context.Context, grant Approvals) error {
 		if err != nil {
 			return err
 		}
+
 		activated := grant.NetworkTokens && !a.NetworkTokensActive
 		a.ImportApproved, a.NetworkTokensActive = grant.Import, grant.NetworkTokens
 		r.Version++
 		if err := v.box.SealShown(r, a.encode()); err != nil {
 			return wrapped(err)
 		}
+
 		var fill *store.Record
 		if activated {
 			if fill, err = v.newBackfill(ctx); err != nil {
 				return err
 			}
 		}
+
 		err = v.write(ctx, opApprove, a.ID, func(tx store.Tx) error {
 			tx.Put(r)
 			if fill != nil {
@@ -195,9 +203,11 @@ func (v *Vault) approved(ctx context.Context) (*approval, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if known, ok := v.approvals.Load(v.account); ok && known.(*approval).version == r.Version {
 		return known.(*approval), nil
 	}
+
 	version := r.Version
 	a, err := whole.openAccount(ctx, r)
 	if err != nil {
@@ -207,6 +217,7 @@ func (v *Vault) approved(ctx context.Context) (*approval, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	now := &approval{version, a.NetworkTokensActive, m.ID, a.Quotas.PaymentData}
 	v.approvals.Store(v.account, now)
 	return now, nil
@@ -243,6 +254,7 @@ func (v *Vault) openAccount(ctx context.Context, rec *store.Record) (*Account, e
 	if err != nil {
 		return nil, err
 	}
+
 	var p ProviderAccount
 	for r.Next() {
 		switch r.Tag {
@@ -266,6 +278,7 @@ func (v *Vault) openAccount(ctx context.Context, rec *store.Record) (*Account, e
 			}
 		}
 	}
+
 	a.Quotas = a.overrides
 	a.Quotas.or(&v.opts.Quotas)
 	return a, readError(r)

@@ -72,13 +72,16 @@ func withhold(err error, pan PAN, secrets ...[]byte) error {
 		}
 		return err
 	}
+
 	if err == nil {
 		return nil
 	}
+
 	bad := holdsNumber(err.Error(), pan.get())
 	for _, s := range secrets {
 		bad = bad || len(s) > 0 && bytes.Contains([]byte(err.Error()), s)
 	}
+
 	if bad {
 		return &withheld{err}
 	}

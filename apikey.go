@@ -116,6 +116,7 @@ var ErrInsufficientScope = errors.New("cardvault: creator of the API key lacks a
 func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 	var errs []error
 	errs = append(errs, checkText("label", []byte(label)))
+
 	switch {
 	case len(scopes) == 0:
 		errs = append(errs, &FieldError{"scopes", "too_short", "must name at least one scope"})
@@ -125,6 +126,7 @@ func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 	if opts != nil && opts.ExpirationTime != 0 {
 		errs = append(errs, checkRange("expiration_time", opts.ExpirationTime, 1, MaxAPIKeyExpiration))
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -157,10 +159,12 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	if err := v.exists(ctx); err != nil {
 		return nil, APIKeyText{}, err
 	}
+
 	row, err := v.newRow()
 	if err != nil {
 		return nil, APIKeyText{}, err
 	}
+
 	k := &APIKey{ID: v.mask(kindAPIKey, row), Account: v.account, CreatedAt: rowkey.Time(row), Label: label}
 	k.Root = k.ID
 	for _, s := range allScopes {
@@ -168,6 +172,7 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 			k.Scopes = append(k.Scopes, s)
 		}
 	}
+
 	if opts == nil {
 		opts = new(APIKeyOptions)
 	}
@@ -175,6 +180,7 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 		k.ExpiresAt = k.CreatedAt.Add(time.Duration(opts.ExpirationTime) * time.Second)
 	}
 	k.endBy(opts.NotAfter.UTC().Truncate(time.Microsecond))
+
 	if opts.Creator != uuid.Nil {
 		by, err := v.creator(ctx, opts.Creator)
 		if err != nil {
@@ -188,6 +194,7 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 			return nil, APIKeyText{}, ErrAPIKeyDepth
 		}
 	}
+
 	r := v.newRecord(kindAPIKey, row)
 	r.Lookup = [][]byte{[]byte(shortID(k.ID))}
 	for _, by := range k.creators {
@@ -201,6 +208,8 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	if err := v.box.SealShown(r, k.encode()); err != nil {
 		return nil, APIKeyText{}, wrapped(err)
 	}
+
+	// A creator that was revoked meanwhile makes no key.
 	err = v.withinQuota(ctx, opCreateAPIKey, quotaAPIKeys, kindAPIKey, func(room func(store.Tx) error) error {
 		return v.write(ctx, opCreateAPIKey, k.ID, func(tx store.Tx) error {
 			if _, err := v.creatorsOf(tx, k); err != nil {
@@ -237,6 +246,7 @@ func (v *Vault) creator(ctx context.Context, id uuid.UUID) (*APIKey, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if err := v.checkCreators(ctx, k); err != nil {
 		return nil, err
 	}
@@ -264,6 +274,7 @@ func (v *Vault) checkCreators(ctx context.Context, k *APIKey) error {
 	if len(k.creators) == 0 {
 		return nil
 	}
+
 	var chain []*store.Record
 	err := v.view(ctx, func(tx store.ReadTx) (err error) {
 		chain, err = v.creatorsOf(tx, k)
@@ -272,6 +283,7 @@ func (v *Vault) checkCreators(ctx context.Context, k *APIKey) error {
 	if err != nil {
 		return err
 	}
+
 	for i, r := range chain {
 		by, err := v.openAPIKey(ctx, r)
 		if err != nil {
@@ -327,6 +339,7 @@ func (v *Vault) DeleteAPIKeyBy(ctx context.Context, by, id uuid.UUID) error {
 	if err != nil {
 		return err
 	}
+
 	if id != by && !slices.Contains(k.creators, v.unmask(kindAPIKey, by)) {
 		return ErrNotFound
 	}
@@ -454,6 +467,7 @@ func (n *nobody) compare(v *Vault, sum []byte) error {
 		}
 		k = v.In(r.Account).describeAPIKey(&r)
 	}
+
 	err := k.decode(plain)
 	subtle.ConstantTimeCompare(k.digest.get(), sum)
 	return err
@@ -571,6 +585,7 @@ func (k *APIKey) decode(plain []byte) error {
 			k.digest = hide(r.Value)
 		}
 	}
+
 	if len(k.digest.get()) != sha256.Size {
 		return fmt.Errorf("%w: API key cannot be read", ErrDamaged)
 	}

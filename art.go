@@ -25,6 +25,7 @@ func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (mediaType string, im
 	if id == uuid.Nil {
 		return "", nil, ErrNotFound
 	}
+
 	var head *store.Record
 	var parts []*store.Record
 	err = v.view(ctx, func(tx store.ReadTx) (err error) {
@@ -50,6 +51,7 @@ func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (mediaType string, im
 	if err != nil {
 		return "", nil, err
 	}
+
 	plain, err := v.openShown(ctx, head)
 	if err != nil {
 		return "", nil, err
@@ -64,6 +66,7 @@ func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (mediaType string, im
 			sum = r.Value
 		}
 	}
+
 	for i, part := range parts {
 		if part.Parent != id || part.Account != head.Account {
 			return "", nil, fmt.Errorf("%w: part %d of card art is another's", ErrDamaged, i)
@@ -74,6 +77,7 @@ func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (mediaType string, im
 		}
 		image = append(image, plain...)
 	}
+
 	if got := sha256.Sum256(image); r.Err() != nil || !bytes.Equal(got[:], sum) {
 		return "", nil, fmt.Errorf("%w: card art cannot be read", ErrDamaged)
 	}
@@ -111,6 +115,7 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 	if asset == "" || !ok {
 		return nil
 	}
+
 	source := v.box.Lookup(v.account, "card art source", []byte(v.opts.Network.Name()+"\x00"+asset))
 	var known *art
 	err := v.findBy(ctx, kindCardArt, source, artHeads, func(r *store.Record, readable bool) bool {
@@ -119,12 +124,14 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 		}
 		return known == nil
 	})
+
 	if known != nil {
 		return known
 	}
 	if errors.Is(err, ErrDamaged) {
 		err = nil // it is fetched anew
 	}
+
 	var mediaType string
 	var image []byte
 	if err == nil {
@@ -135,9 +142,11 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 			return err
 		})
 	}
+
 	if err == nil && (len(image) > MaxCardArt || !isImage(mediaType, image)) {
 		err = errGarbage
 	}
+
 	var a *art
 	if err == nil {
 		a, err = v.newArt(asset, mediaType, image, source)
@@ -173,9 +182,11 @@ func (v *Vault) newArt(asset, mediaType string, image, source []byte) (*art, err
 	sum := sha256.Sum256(image)
 	id := uuid.UUID(v.box.Lookup(v.account, "card art content", sum[:])[:16])
 	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // looks like any version 4
+
 	head := &store.Record{Kind: kindCardArt, ID: id, Account: v.account, Version: 1, Lookup: [][]byte{source}}
 	err := v.box.SealShown(head, tlv.Append(tlv.Append(nil, artType, mediaType), artSum, sum[:]))
 	a := &art{id: id, asset: asset, records: []*store.Record{head}}
+
 	for chunk := range slices.Chunk(image, artPartSize) {
 		part := &store.Record{Kind: kindCardArtPart, ID: artPart(id, len(a.records)-1), Account: v.account, Parent: id, Version: 1}
 		if err == nil {
@@ -200,9 +211,11 @@ func (v *Vault) show(h *holding, asset string, a *art) func(store.Tx) error {
 	case a != nil:
 		h.net.art, h.net.artID = a.asset, a.id
 	}
+
 	h.token.artID = h.net.artID
 	h.token.CardArtURL = v.artURL(h.net.artID)
 	drop := v.dropArt(h.card.ID, former)
+
 	same := former == h.net.artID
 	return func(tx store.Tx) error {
 		if same {

@@ -53,6 +53,7 @@ func decodeBackfill(plain []byte) (*backfill, error) {
 // account, from the first.
 func (v *Vault) newBackfill(ctx context.Context) (*store.Record, error) {
 	r := &store.Record{Kind: kindBackfill, ID: v.account, Account: v.account, Due: now(), Version: 1}
+
 	err := v.view(ctx, func(tx store.ReadTx) error {
 		former, err := tx.Get(kindBackfill, v.account)
 		switch {
@@ -68,6 +69,7 @@ func (v *Vault) newBackfill(ctx context.Context) (*store.Record, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	b := &backfill{began: r.Due}
 	return r, wrapped(v.box.SealShown(r, b.encode()))
 }
@@ -81,10 +83,13 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 	for s := range Scheme(schemes) {
 		q.Classes.Add(class(s, NetworkTokenNotAvailable))
 	}
+
 	list, err := v.list(ctx, q)
 	if err != nil {
 		return err
 	}
+
+	// A few at a time, so that they share commits.
 	free := make(chan struct{}, 32) // they share commits
 	var group sync.WaitGroup
 	errs := make([]error, len(list.Records))
@@ -114,11 +119,14 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 			}
 		})
 	}
+
 	group.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return err // after the lease it goes on from where it was
 	}
+
 	rec.Due = now()
+
 	switch n := len(list.Records); {
 	case n == backfillBatch:
 		b.from = rowkey.Above(list.Records[n-1].ID)
@@ -129,6 +137,7 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 		b.from = rowkey.First(b.began.Add(-time.Minute))
 		rec.Due = rec.Due.Add(time.Minute)
 	}
+
 	return v.again(ctx, rec, b.encode())
 }
 
@@ -148,14 +157,17 @@ func (v *Vault) slot(n *networkToken, at time.Time) time.Duration {
 	}
 	v.work.mu.Lock()
 	defer v.work.mu.Unlock()
+
 	next := &v.work.slots[n.scheme%schemes]
 	if next.Before(at) {
 		*next = at
 	}
+
 	wait := next.Sub(at)
 	if n.reconciles() && wait > missed {
 		return jitter(time.Hour) // it must not keep new cards waiting
 	}
+
 	*next = next.Add(time.Duration(float64(time.Second) / v.opts.NetworkRate))
 	n.slot = true
 	mix := min(wait/5, mixed)

@@ -134,6 +134,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 	if err := v.CheckPayment(ctx, r); err != nil {
 		return nil, err
 	}
+
 	once, answer, err := v.once(ctx, opPaymentData, id, r.canonical)
 	switch {
 	case err != nil:
@@ -141,6 +142,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 	case answer != nil:
 		return v.repeatedPaymentData(ctx, answer)
 	}
+
 	h, err := v.hold(ctx, v.unmask(kindToken, id))
 	if err != nil {
 		return nil, err
@@ -153,10 +155,12 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 	if err != nil {
 		return nil, err
 	}
+
 	row, err := once.newRow(v)
 	if err != nil {
 		return nil, err
 	}
+
 	p := &PaymentData{
 		ID:        v.mask(kindPaymentData, row),
 		CreatedAt: rowkey.Time(row),
@@ -166,15 +170,18 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		Currency:  r.Currency,
 		Reference: r.Reference,
 	}
+
 	secret := m.secret(now())
 	if f := v.forbids(h, a, m, secret); f != nil {
 		p.Failures = []Failure{*f}
 	} else if err = once.claim(ctx, v, row); err == nil {
 		err = v.askCryptogram(ctx, h, p, secret)
 	}
+
 	if err == nil {
 		err = v.storePaymentData(ctx, h.card.ID, row, p, a.paymentData, once)
 	}
+
 	switch {
 	case errors.Is(err, errRepeated):
 		return v.RequestPaymentData(ctx, id, r)
@@ -182,6 +189,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		once.release(ctx, v)
 		return nil, err
 	}
+
 	if !p.Success && p.Failures[0].Code == "cryptogram_declined" {
 		v.lookSoon(ctx, h.card.ID)
 	}
@@ -280,10 +288,12 @@ func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, s
 	if err == nil && !(got.check() && got.TokenID == h.net.id && v.substitutes(got.Number, h.token)) {
 		err = errGarbage
 	}
+
 	if err != nil {
 		p.Failures = []Failure{*v.failure(p, err)}
 		return nil
 	}
+
 	p.Success = true
 	p.Encrypted, err = got.encrypt(secret)
 	return err
@@ -320,11 +330,13 @@ func (v *Vault) failure(p *PaymentData, err error) *Failure {
 		}
 		return newFailure("scheme_unavailable", "")
 	}
+
 	code, schemeCode := e.reason(e.Source)
 	if e.Source == SourceConfiguration {
 		v.log.Error("network refused by configuration", "payment_data", p.ID, "code", code, "scheme_code", schemeCode)
 		return newFailure(code, schemeCode)
 	}
+
 	if e.SchemeCode == "" {
 		schemeCode = schemeText(e.Code)
 	}
@@ -342,6 +354,7 @@ func (c *Cryptogram) encrypt(secret *PaymentSecret) (jwe string, err error) {
 	defer clear(key[:])
 	payload := c.payload()
 	defer clear(payload)
+
 	fips140.WithoutEnforcement(func() {
 		to := jose.Recipient{Algorithm: jose.A256GCMKW, Key: key[:], KeyID: secret.KeyID}
 		var e jose.Encrypter
@@ -362,12 +375,14 @@ func (c *Cryptogram) encrypt(secret *PaymentSecret) (jwe string, err error) {
 // payload returns the JSON text of chapter 2.3 of the interface document.
 func (c *Cryptogram) payload() []byte {
 	b := make([]byte, 0, 2*maxCryptogram+160) // never grown: nothing is left behind
+
 	b = append(b, `{"network_token":{"token":"`...)
 	b = append(b, c.Number.get()...)
 	b = append(b, `","expiry_year":`...)
 	b = strconv.AppendInt(b, int64(c.Expiry.Year), 10)
 	b = append(b, `,"expiry_month":`...)
 	b = strconv.AppendInt(b, int64(c.Expiry.Month), 10)
+
 	b = append(b, `},"cryptogram":"`...)
 	for _, char := range c.Value.get() {
 		if char == '"' || char == '\\' {
@@ -375,6 +390,7 @@ func (c *Cryptogram) payload() []byte {
 		}
 		b = append(b, char)
 	}
+
 	b = append(b, `","eci":`...)
 	if c.ECI == "" {
 		return append(b, `null}`...)
@@ -433,10 +449,12 @@ func (v *Vault) openRecord(ctx context.Context, rec *store.Record) (*PaymentData
 		CreatedAt: rowkey.Time(rec.ID),
 		TokenID:   v.mask(kindToken, rec.Parent),
 	}
+
 	r, err := v.read(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
+
 	f := new(Failure)
 	for r.Next() {
 		switch r.Tag {
@@ -461,6 +479,7 @@ func (v *Vault) openRecord(ctx context.Context, rec *store.Record) (*PaymentData
 			f.SchemeCode = string(r.Value)
 		}
 	}
+
 	p.Success = len(p.Failures) == 0
 	return p, readError(r)
 }
@@ -486,6 +505,7 @@ func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *P
 	if err := v.box.SealShown(record, p.encode()); err != nil {
 		return wrapped(err)
 	}
+
 	records := []*store.Record{record}
 	if p.Success && v.opts.PaymentDataRetention != NoRetention {
 		jwe := &store.Record{
@@ -501,11 +521,13 @@ func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *P
 		}
 		records = append(records, jwe)
 	}
+
 	if once != nil {
 		if err := once.seal(v, row[:], token); err != nil {
 			return err
 		}
 	}
+
 	return v.write(ctx, opPaymentData, p.ID, func(tx store.Tx) error {
 		if _, err := v.find(tx, kindToken, token); err != nil {
 			return err
@@ -535,17 +557,20 @@ func (v *Vault) trimPaymentData(tx store.Tx, token uuid.UUID, most int) error {
 	if err != nil || all.Total < int64(most) {
 		return err
 	}
+
 	room := int(min(paymentTrim, all.Total-int64(most)+1))
 	for _, class := range []uint8{paymentFailed, paymentSucceeded} {
 		if room == 0 {
 			break
 		}
+
 		q := &store.Query{Kind: kindPaymentData, Account: v.account, Parent: token, Limit: room}
 		q.Classes.Add(class)
 		oldest, err := tx.List(q)
 		if err != nil {
 			return err
 		}
+
 		for _, r := range oldest.Records {
 			switch jwe, err := tx.Get(kindPaymentJWE, r.ID); {
 			case err != nil && !errors.Is(err, store.ErrNotFound):
@@ -566,6 +591,7 @@ func (v *Vault) repeatedPaymentData(ctx context.Context, answer []byte) (*Paymen
 	if len(answer) < len(uuid.UUID{}) {
 		return nil, fmt.Errorf("%w: answer cannot be read", ErrDamaged)
 	}
+
 	r, err := v.getRow(ctx, kindPaymentData, uuid.UUID(answer[:16]))
 	if err != nil {
 		return nil, err
@@ -574,6 +600,7 @@ func (v *Vault) repeatedPaymentData(ctx context.Context, answer []byte) (*Paymen
 	if err != nil {
 		return nil, err
 	}
+
 	jwe, err := v.getRow(ctx, kindPaymentJWE, r.ID)
 	if errors.Is(err, ErrNotFound) {
 		return p, nil
@@ -597,6 +624,7 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 		return nil, err
 	}
 	q.Parent = token.ID
+
 	kept := map[uuid.UUID]*store.Record{} // JWEs by the row key of their payment data
 	p, err := page(ctx, v, q, o, v.openRecord, func(tx store.ReadTx, list *store.List) error {
 		clear(kept)
@@ -617,6 +645,7 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 	if err != nil {
 		return nil, err
 	}
+
 	for _, item := range p.Items {
 		if jwe := kept[v.unmask(kindPaymentData, item.ID)]; jwe != nil {
 			if err := v.addEncrypted(ctx, item, jwe); err != nil {
@@ -674,6 +703,7 @@ func OpenPaymentData(jwe string, secrets ...SharedSecret) (*PaymentCredential, e
 	if len(jwe) > maxPaymentData {
 		return nil, ErrPaymentData
 	}
+
 	sealed, err := jose.ParseEncryptedCompact(jwe, []jose.KeyAlgorithm{jose.A256GCMKW}, []jose.ContentEncryption{jose.A256GCM})
 	if err != nil {
 		return nil, ErrPaymentData
@@ -681,6 +711,7 @@ func OpenPaymentData(jwe string, secrets ...SharedSecret) (*PaymentCredential, e
 	if _, ok := sealed.Header.ExtraHeaders["zip"]; ok {
 		return nil, ErrPaymentData
 	}
+
 	for _, secret := range secrets {
 		key := sha256.Sum256(secret.get())
 		var payload []byte
@@ -704,12 +735,14 @@ func parsePayload(payload []byte) (*PaymentCredential, error) {
 		Cryptogram text    `json:"cryptogram"`
 		ECI        *string `json:"eci"`
 	}
+
 	err := json.Unmarshal(payload, &p)
 	defer clear(p.Token.Number)
 	defer clear(p.Cryptogram)
 	if err != nil || len(p.Token.Number) == 0 || !allDigits(p.Token.Number) || len(p.Cryptogram) == 0 {
 		return nil, ErrPaymentData
 	}
+
 	c := &PaymentCredential{
 		Number:     NewPAN(p.Token.Number),
 		Expiry:     Expiry{Month: p.Token.Month, Year: p.Token.Year},

@@ -123,15 +123,18 @@ func (v *Vault) once(ctx context.Context, op operation, object uuid.UUID, reques
 	if i == nil {
 		return nil, nil, nil
 	}
+
 	i.replayed = false
 	if err := checkIdempotencyKey(i.Key); err != nil {
 		return nil, nil, err
 	}
+
 	req := i.Request.get()
 	if req == nil {
 		req = request()
 		defer clear(req)
 	}
+
 	o := &once{at: now(), fingerprint: v.box.Idempotency(v.account, []byte("request"), req)}
 	name := v.box.Idempotency(v.account, []byte("key"), []byte(op), object[:], []byte(i.Key))
 	due := o.at.Add(v.opts.IdempotencyTTL)
@@ -147,6 +150,7 @@ func (v *Vault) once(ctx context.Context, op operation, object uuid.UUID, reques
 	}
 	defer over()
 	first, result, err := o.repeats(ctx, v)
+
 	switch {
 	case err != nil:
 		return nil, nil, err
@@ -160,6 +164,7 @@ func (v *Vault) once(ctx context.Context, op operation, object uuid.UUID, reques
 	case result == nil:
 		return nil, nil, ErrNotFound
 	}
+
 	i.replayed = true
 	answer, err := v.openShown(ctx, result)
 	if err == nil && first.refused {
@@ -207,6 +212,7 @@ func (o *once) repeats(ctx context.Context, v *Vault) (first *firstCall, result 
 		if key == nil || err != nil {
 			return nil, nil, err
 		}
+
 		if first, err = v.readFirst(ctx, key); err != nil {
 			return nil, nil, err
 		}
@@ -214,6 +220,7 @@ func (o *once) repeats(ctx context.Context, v *Vault) (first *firstCall, result 
 			o.lapsed = key.Version
 			return nil, nil, nil
 		}
+
 		n, err := v.readMistakes(ctx, count, o.at)
 		switch {
 		case err != nil:
@@ -232,6 +239,7 @@ func (o *once) repeats(ctx context.Context, v *Vault) (first *firstCall, result 
 				return nil, nil, err
 			}
 		}
+
 		right := subtle.ConstantTimeCompare(first.fingerprint, o.fingerprint) == 1
 		switch {
 		case right && advance:
@@ -244,6 +252,7 @@ func (o *once) repeats(ctx context.Context, v *Vault) (first *firstCall, result 
 				return nil, nil, err
 			}
 		}
+
 		if !right {
 			return nil, nil, ErrIdempotencyKeyReused
 		}
@@ -256,6 +265,7 @@ func (v *Vault) readFirst(ctx context.Context, key *store.Record) (*firstCall, e
 	if err != nil {
 		return nil, err
 	}
+
 	first := &firstCall{version: key.Version}
 	for r.Next() {
 		switch r.Tag {
@@ -269,6 +279,7 @@ func (v *Vault) readFirst(ctx context.Context, key *store.Record) (*firstCall, e
 			first.refused = r.Bool()
 		}
 	}
+
 	if r.Err() != nil || first.fingerprint == nil {
 		return nil, fmt.Errorf("%w: idempotency record cannot be read", ErrDamaged)
 	}
@@ -280,10 +291,12 @@ func (v *Vault) readMistakes(ctx context.Context, count *store.Record, at time.T
 	if count == nil || !lives(count, at) {
 		return 0, nil
 	}
+
 	r, err := v.read(ctx, count)
 	if err != nil {
 		return 0, err
 	}
+
 	for r.Next() {
 		if r.Tag == mistakesCount {
 			n = r.Uint()
@@ -303,15 +316,18 @@ func (o *once) storeMistakes(ctx context.Context, v *Vault, key, before *store.R
 	if before != nil {
 		r.Version = before.Version + 1
 	}
+
 	if err := v.box.SealShown(r, tlv.AppendUint(nil, mistakesCount, n)); err != nil {
 		return nil, wrapped(err)
 	}
+
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	err := v.update(ctx, opStep, func(tx store.Tx) error {
 		tx.Put(r)
 		return nil
 	})
+
 	if !errors.Is(err, store.ErrConflict) {
 		v.uncounted.Store(err != nil)
 		err = wrapped(err)

@@ -164,9 +164,11 @@ func readContact(members []jsontext.Value) (c Contact, ok bool) {
 		}
 		claims[name] = string(m.Text)
 	}
+
 	if len(claims) == 0 {
 		return Contact{}, true
 	}
+
 	var object bytes.Buffer
 	e := json.NewEncoder(&object)
 	e.SetEscapeHTML(false)
@@ -220,6 +222,7 @@ func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, 
 	if err := v.takeNumber(ctx, c.PAN, v.fingerprint(c.PAN)); err != nil {
 		return nil, err
 	}
+
 	identifies := !s.bypass && v.opts.IDV != nil
 	scheme := SchemeUnknown
 	if identifies || len(v.opts.Schemes) > 0 {
@@ -228,6 +231,7 @@ func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, 
 	if len(v.opts.Schemes) > 0 && !slices.Contains(v.opts.Schemes, scheme) {
 		return nil, errScheme
 	}
+
 	if !identifies {
 		t := &Token{}
 		if s.bypass {
@@ -235,6 +239,7 @@ func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, 
 		}
 		return v.tokenize(ctx, r, s, c, t, time.Time{}, also...)
 	}
+
 	b := make([]byte, 0, 512+len(c.Name.get())+len(c.Contact.get())) // so that it does not grow
 	b = tlv.Append(b, enteredNumber, c.PAN.get())
 	b = tlv.AppendUint(b, enteredMonth, uint64(c.Expiry.Month))
@@ -246,9 +251,11 @@ func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, 
 	if err != nil {
 		return nil, wrapped(err)
 	}
+
 	s.idv = &identification{key: uuid.New(), scheme: scheme, since: now()}
 	// Logged; the cardholder may be identified without.
 	_ = v.keepCode(ctx, s.idv.key, 0, c.SecurityCode, v.codeUntil(r.Due), codesAside)
+
 	if err := v.leaseIdentification(ctx, r, s, also...); err != nil {
 		v.dropCode(ctx, s.idv.key)
 		return nil, err
@@ -287,6 +294,7 @@ func (v *Vault) advance(ctx context.Context, r *store.Record, s *session) error 
 	if s.idv == nil || now().Before(s.idv.next) {
 		return nil
 	}
+
 	err := v.leaseIdentification(ctx, r, s)
 	if err == nil {
 		var c Card
@@ -295,6 +303,7 @@ func (v *Vault) advance(ctx context.Context, r *store.Record, s *session) error 
 			c.Wipe()
 		}
 	}
+
 	if errors.Is(err, ErrIdentificationPending) || errors.Is(err, ErrIdentificationFailed) {
 		return nil
 	}
@@ -307,6 +316,7 @@ func (v *Vault) advance(ctx context.Context, r *store.Record, s *session) error 
 func (v *Vault) identify(ctx context.Context, r *store.Record, s *session, c Card) (*Token, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), v.opts.IDVTimeout+identificationMargin)
 	defer cancel()
+
 	idv := s.idv
 	got, failure := v.askIdentification(ctx, idv, c)
 	switch {
@@ -321,6 +331,7 @@ func (v *Vault) identify(ctx context.Context, r *store.Record, s *session, c Car
 		t, err := v.tokenize(ctx, r, s, c, t, idv.since.Add(v.opts.SecurityCodeTTL))
 		v.dropEntered(ctx, idv, err)
 		return t, err
+
 	case failure == nil && got.State == IDVFailed,
 		failure != nil && idv.reference == "" && now().Sub(idv.since) >= identificationPatience:
 		s.failed, s.idv, r.Secret = "identification_failed", nil, nil
@@ -332,6 +343,7 @@ func (v *Vault) identify(ctx context.Context, r *store.Record, s *session, c Car
 	case failure == nil:
 		idv.reference, idv.challenge = got.Reference, got.ChallengeURL
 	}
+
 	idv.next = now().Add(identificationPace)
 	if err := v.putSession(ctx, opIdentify, r, s); err != nil {
 		return nil, err
@@ -353,6 +365,7 @@ func (v *Vault) openEntered(ctx context.Context, r *store.Record, key uuid.UUID)
 		return Card{}, err
 	}
 	defer clear(plain)
+
 	fields := tlv.Read(plain)
 	for fields.Next() {
 		switch fields.Tag {
@@ -368,10 +381,12 @@ func (v *Vault) openEntered(ctx context.Context, r *store.Record, key uuid.UUID)
 			c.Contact = NewContact(fields.Value)
 		}
 	}
+
 	if fields.Err() != nil || c.PAN.IsZero() {
 		c.Wipe()
 		return Card{}, fmt.Errorf("%w: card of a session cannot be read", ErrDamaged)
 	}
+
 	c.SecurityCode, _, _ = v.keptCode(ctx, key) // the only one there is under the key
 	return c, nil
 }
@@ -380,6 +395,7 @@ func (v *Vault) openEntered(ctx context.Context, r *store.Record, key uuid.UUID)
 func (v *Vault) askIdentification(ctx context.Context, idv *identification, c Card) (got *IDVResult, err error) {
 	ctx, cancel := context.WithTimeout(ctx, v.opts.IDVTimeout)
 	defer cancel()
+
 	err = v.guard("IDVProvider", func() (err error) {
 		switch {
 		case v.opts.IDV == nil: // there was one when the card was entered
@@ -405,6 +421,7 @@ func (v *Vault) askIdentification(ctx context.Context, idv *identification, c Ca
 	if err == nil {
 		return got, nil
 	}
+
 	if v.identificationTold.now() { // once a minute
 		secrets := [][]byte{c.SecurityCode.get(), c.Name.get()}
 		_ = c.Contact.each(func(_ string, m *jsontext.Value) { secrets = append(secrets, bytes.Clone(m.Text)) })
@@ -418,6 +435,7 @@ func (got *IDVResult) check(mode Mode, pan PAN) error {
 	if got == nil {
 		return errGarbage
 	}
+
 	switch got.State {
 	case IDVPending:
 		if n := len(got.Reference); n < 1 || n > maxText || holdsNumber(got.Reference, pan.get()) ||
@@ -432,6 +450,7 @@ func (got *IDVResult) check(mode Mode, pan PAN) error {
 			a.ECI != "" && (len(a.ECI) != 2 || !allDigits([]byte(a.ECI))) {
 			return errGarbage
 		}
+
 		if id, err := uuid.Parse(a.DSTransactionID); a.DSTransactionID != "" &&
 			(err != nil || id.String() != a.DSTransactionID || holdsNumber(a.DSTransactionID, pan.get())) {
 			return errGarbage

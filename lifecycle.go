@@ -42,6 +42,7 @@ func (s NetworkTokenStatus) after(t trigger) (next NetworkTokenStatus, ok bool) 
 		gone     = NetworkTokenDeleted
 		failed   = NetworkTokenFailed
 	)
+
 	switch t {
 	case requested:
 		switch s {
@@ -153,16 +154,19 @@ func (n *networkToken) encode(b []byte) []byte {
 	b = tlv.AppendUint(b, networkScheme, uint64(n.scheme))
 	b = tlv.Append(b, networkName, n.network)
 	b = tlv.Append(b, networkID, n.id)
+
 	b = tlv.AppendUint(b, networkAttempt, n.attempt)
 	b = tlv.AppendBool(b, networkCalled, n.called)
 	b = tlv.AppendBool(b, networkUnsure, n.unsure)
 	b = tlv.AppendUint(b, networkTries, n.tries)
 	b = tlv.AppendTime(b, networkSince, n.since)
 	b = tlv.AppendBool(b, networkSlot, n.slot)
+
 	b = tlv.AppendUint(b, networkSuspendedBy, uint64(n.suspendedBy))
 	b = tlv.AppendTime(b, networkStateAt, n.stateAt)
 	b = tlv.AppendTime(b, networkCardAt, n.cardAt)
 	b = tlv.AppendTime(b, networkArtAt, n.artAt)
+
 	b = tlv.Append(b, networkLastFour, n.card.LastFour)
 	b = tlv.AppendUint(b, networkMonth, uint64(n.card.Expiry.Month))
 	b = tlv.AppendUint(b, networkYear, uint64(n.card.Expiry.Year))
@@ -170,6 +174,7 @@ func (n *networkToken) encode(b []byte) []byte {
 	if n.artID != uuid.Nil {
 		b = tlv.Append(b, networkArtID, n.artID[:])
 	}
+
 	b = tlv.Append(b, networkProblem, n.problem.Code)
 	b = tlv.Append(b, networkProblemCode, n.problem.SchemeCode)
 	for o, at := range n.ownerAt {
@@ -180,6 +185,7 @@ func (n *networkToken) encode(b []byte) []byte {
 
 func decodeNetworkToken(plain []byte) (*networkToken, error) {
 	n := new(networkToken)
+
 	r := tlv.Read(plain)
 	for r.Next() {
 		switch r.Tag {
@@ -227,6 +233,7 @@ func decodeNetworkToken(plain []byte) (*networkToken, error) {
 			n.ownerAt[r.Tag-networkOwnerAt] = r.Time()
 		}
 	}
+
 	return n, readError(&r)
 }
 
@@ -672,6 +679,7 @@ func (p *progress) retry(after time.Duration, at time.Time, scale scaling) {
 // schedule sets the pause until the next look-up.
 func (p *progress) schedule(at time.Time, scale scaling) {
 	p.pause = pause{kind: pauseEver}
+
 	switch p.status {
 	case NetworkTokenPending:
 		if next, ok := poll(p.tries, at.Sub(p.since), scale); ok {
@@ -740,6 +748,7 @@ func (v *Vault) hold(ctx context.Context, row uuid.UUID) (*holding, error) {
 	if row == uuid.Nil {
 		return nil, ErrNotFound
 	}
+
 	h := new(holding)
 	err := v.view(ctx, func(tx store.ReadTx) (err error) {
 		if h.card, err = v.find(tx, kindToken, row); err != nil {
@@ -754,11 +763,13 @@ func (v *Vault) hold(ctx context.Context, row uuid.UUID) (*holding, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if h.token, err = v.openToken(ctx, h.card); err != nil {
 		return nil, err
 	}
 	h.was = *h.token
 	h.shown = h.token.encode(nil)
+
 	h.net = new(networkToken)
 	if h.record != nil {
 		if h.net, err = v.openNetworkToken(ctx, h.record); err != nil {
@@ -766,6 +777,7 @@ func (v *Vault) hold(ctx context.Context, row uuid.UUID) (*holding, error) {
 		}
 		h.due, h.wasDue = h.record.Due, h.record.Due
 	}
+
 	h.stored = h.net.encode(nil)
 	return h, nil
 }
@@ -789,10 +801,12 @@ func (v *Vault) change(ctx context.Context, op operation, row uuid.UUID, fn func
 		if err != nil {
 			return nil, err
 		}
+
 		also, err := fn(h)
 		if err != nil {
 			return h.token, err
 		}
+
 		shown := h.token.encode(nil)
 		changed := !bytes.Equal(shown, h.shown)
 		clear(shown)
@@ -807,6 +821,7 @@ func (v *Vault) change(ctx context.Context, op operation, row uuid.UUID, fn func
 				return nil, err
 			}
 		}
+
 		moved := !bytes.Equal(h.net.encode(nil), h.stored) || !h.due.Equal(h.wasDue)
 		if !changed && !moved && also == nil {
 			return h.token, nil
@@ -816,6 +831,7 @@ func (v *Vault) change(ctx context.Context, op operation, row uuid.UUID, fn func
 				return nil, err
 			}
 		}
+
 		err = v.write(ctx, op, h.token.ID, func(tx store.Tx) error {
 			switch {
 			case changed:
@@ -844,6 +860,7 @@ func (v *Vault) change(ctx context.Context, op operation, row uuid.UUID, fn func
 		if err != nil {
 			return nil, err
 		}
+
 		v.workDue(h.record)
 		if event != nil {
 			event.written()

@@ -75,12 +75,14 @@ func (v *Vault) query(kind store.Kind, o *ListOptions) (*store.Query, ListOption
 	if err := opts.check(); err != nil {
 		return nil, opts, err
 	}
+
 	if opts.Limit == 0 {
 		opts.Limit = DefaultLimit
 	}
 	if opts.Page == 0 {
 		opts.Page = 1
 	}
+
 	q := &store.Query{
 		Kind:    kind,
 		Account: v.account,
@@ -90,6 +92,7 @@ func (v *Vault) query(kind store.Kind, o *ListOptions) (*store.Query, ListOption
 		Limit:   opts.Limit,
 		Count:   true,
 	}
+
 	if !opts.From.IsZero() {
 		// Keys hold whole microseconds: the first one that is not before From.
 		q.Min = rowkey.First(opts.From.Add(time.Microsecond - 1))
@@ -97,6 +100,7 @@ func (v *Vault) query(kind store.Kind, o *ListOptions) (*store.Query, ListOption
 	if !opts.To.IsZero() {
 		q.Max = rowkey.Last(opts.To)
 	}
+
 	return q, opts, nil
 }
 
@@ -106,6 +110,7 @@ func page[T any](ctx context.Context, v *Vault, q *store.Query, o ListOptions, o
 	if err != nil {
 		return nil, err
 	}
+
 	p := &Page[T]{
 		Items:      make([]T, len(list.Records)),
 		Page:       o.Page,
@@ -113,6 +118,7 @@ func page[T any](ctx context.Context, v *Vault, q *store.Query, o ListOptions, o
 		TotalItems: list.Total,
 		TotalPages: (list.Total + int64(o.Limit) - 1) / int64(o.Limit),
 	}
+
 	for i, r := range list.Records {
 		if p.Items[i], err = open(ctx, r); err != nil {
 			return nil, err
@@ -134,6 +140,7 @@ func (v *Vault) list(ctx context.Context, q *store.Query, also ...func(store.Rea
 			return nil, err
 		}
 	}
+
 	err = v.view(ctx, func(tx store.ReadTx) (err error) {
 		if err := v.parent(tx, parentKind(q.Kind), q.Parent); err != nil {
 			return err

@@ -129,6 +129,7 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, act
 	text := base64.RawURLEncoding.AppendEncode(nil, random[:])
 	defer clear(text)
 	secret := NewSharedSecret(text)
+
 	for {
 		r, err := v.get(ctx, kindMerchant, merchant)
 		if err != nil {
@@ -138,9 +139,12 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, act
 		if err != nil {
 			return SharedSecret{}, err
 		}
+
+		// A secret that waits to be used is replaced, and so is all before the used one.
 		at := now()
 		m.Secrets = slices.DeleteFunc(m.Secrets, func(s PaymentSecret) bool { return s.ActivateAt.After(at) })
 		m.Secrets = m.Secrets[max(0, len(m.Secrets)-1):]
+
 		next := PaymentSecret{KeyID: uuid.NewString(), ActivateAt: at, value: secret.hidden}
 		switch {
 		case len(m.Secrets) == 0:
@@ -151,12 +155,15 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, act
 		default:
 			m.Secrets = nil // replaced at once
 		}
+
 		m.Secrets = append(m.Secrets, next)
 		r.Version++
 		if err := v.box.SealShown(r, m.encode()); err != nil {
 			return SharedSecret{}, wrapped(err)
 		}
+
 		err = v.put(ctx, opRotateSecret, merchant, r)
+
 		if errors.Is(err, store.ErrConflict) {
 			continue
 		}
@@ -192,6 +199,7 @@ func (v *Vault) openMerchant(ctx context.Context, rec *store.Record) (*Merchant,
 	if err != nil {
 		return nil, err
 	}
+
 	var s PaymentSecret
 	for r.Next() {
 		switch r.Tag {
@@ -208,5 +216,6 @@ func (v *Vault) openMerchant(ctx context.Context, rec *store.Record) (*Merchant,
 			m.Secrets = append(m.Secrets, s)
 		}
 	}
+
 	return m, readError(r)
 }

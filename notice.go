@@ -156,6 +156,7 @@ func (s *spread) encode() []byte {
 	n := &s.notice
 	b := tlv.Append(nil, spreadNetwork, s.network)
 	b = tlv.Append(b, spreadFrom, s.from[:])
+
 	b = tlv.Append(b, spreadToken, n.Token.ID)
 	b = tlv.Append(b, spreadKey, n.Token.IdempotencyKey)
 	b = tlv.AppendUint(b, spreadKind, uint64(n.Kind))
@@ -163,6 +164,7 @@ func (s *spread) encode() []byte {
 	b = tlv.AppendUint(b, spreadBy, uint64(n.By))
 	b = tlv.Append(b, spreadSchemeCode, schemeText(n.SchemeCode))
 	b = tlv.Append(b, spreadArt, n.Art[:min(len(n.Art), maxText+1)]) // one that is longer is nobody's
+
 	if c := n.Card; c != nil {
 		b = tlv.Append(b, spreadLastFour, c.LastFour)
 		b = tlv.AppendUint(b, spreadMonth, uint64(c.Expiry.Month))
@@ -174,6 +176,7 @@ func (s *spread) encode() []byte {
 		b = tlv.Append(b, spreadCode, code)
 		b = tlv.Append(b, spreadFailure, schemeCode)
 	}
+
 	return tlv.Pad(b, 64, 0)
 }
 
@@ -182,6 +185,7 @@ func decodeSpread(plain []byte) (*spread, error) {
 	n := &s.notice
 	var card CardState
 	var failure NetworkError
+
 	r := tlv.Read(plain)
 	for r.Next() {
 		switch r.Tag {
@@ -219,6 +223,7 @@ func decodeSpread(plain []byte) (*spread, error) {
 			failure.SchemeCode = string(r.Value)
 		}
 	}
+
 	return s, readError(&r)
 }
 
@@ -249,6 +254,7 @@ func (v *Vault) spreadOn(ctx context.Context, j *job, s *spread) error {
 		handle = s.notice.Token.IdempotencyKey
 	}
 	hash := v.networkHash(s.network, handle)
+
 	for time.Until(j.rec.Due) > sendTimeout {
 		select {
 		case <-j.ending:
@@ -256,6 +262,7 @@ func (v *Vault) spreadOn(ctx context.Context, j *job, s *spread) error {
 			return v.again(ctx, j.rec, s.encode())
 		default:
 		}
+
 		var all []*store.Record
 		err := v.view(ctx, func(tx store.ReadTx) (err error) {
 			all, err = tx.Scan(kindNetworkToken, s.from, noticeBatch)
@@ -264,6 +271,8 @@ func (v *Vault) spreadOn(ctx context.Context, j *job, s *spread) error {
 		if err != nil {
 			return err // after the lease it goes on from where it was
 		}
+
+		// A few at a time, so that they share commits.
 		free := make(chan struct{}, 32) // they share commits
 		var group sync.WaitGroup
 		errs := make([]error, len(all))
@@ -281,15 +290,19 @@ func (v *Vault) spreadOn(ctx context.Context, j *job, s *spread) error {
 				}
 			})
 		}
+
 		group.Wait()
 		if err := errors.Join(errs...); err != nil {
 			return err
 		}
+
 		if len(all) < noticeBatch {
 			return v.finish(ctx, j.rec)
 		}
+
 		s.from = all[len(all)-1].ID
 	}
+
 	j.rec.Due = now()
 	return v.again(ctx, j.rec, s.encode())
 }
@@ -299,6 +312,7 @@ func (n *Notice) check() error {
 		return required("notice")
 	}
 	var errs []error
+
 	if len(n.ID) < 1 || len(n.ID) > maxText {
 		errs = append(errs, &FieldError{"id", "out_of_range", "must have 1 to 255 bytes"})
 	}
@@ -320,6 +334,7 @@ func (n *Notice) check() error {
 	if n.Kind == NoticeRefused && n.Failure == nil {
 		errs = append(errs, required("failure"))
 	}
+
 	return errors.Join(errs...)
 }
 

@@ -58,6 +58,7 @@ func readClaims(claims []byte, refresh bool) (c Card, ok bool) {
 	if err != nil {
 		return Card{}, false
 	}
+
 	members := values[1:]
 	get := func(name string, kind byte) []byte {
 		if i := jsontext.Find(members, name); i >= 0 && members[i].Kind == kind {
@@ -66,18 +67,22 @@ func readClaims(claims []byte, refresh bool) (c Card, ok bool) {
 		ok = false
 		return nil
 	}
+
 	ok = true
 	c.SecurityCode = NewSecurityCode(get("security_code", '"'))
 	if refresh {
 		return c, ok
 	}
+
 	c.PAN = NewPAN(get("account_number", '"'))
 	c.Expiry.Month = claimedInt(get("expiry_month", '0'), &ok)
 	c.Expiry.Year = claimedInt(get("expiry_year", '0'), &ok)
+
 	if i := jsontext.Find(members, "cardholder_name"); i >= 0 && members[i].Kind != 'n' {
 		c.Name = NewName(get("cardholder_name", '"'))
 		ok = ok && !c.Name.IsZero() && checkName(c.Name) == nil
 	}
+
 	contact, contactOK := readContact(members)
 	c.Contact = contact
 	return c, ok && contactOK
@@ -118,6 +123,7 @@ func (v *Vault) openPayload(ctx context.Context, id, row uuid.UUID, payload []by
 	if len(payload) > maxPayload {
 		return nil, nil, &FieldError{payloadField, "too_long", "must have at most 8192 characters"}
 	}
+
 	header, ok := checkPayloadHeader(payload, id)
 	if !ok {
 		return nil, nil, undecryptable()
@@ -125,12 +131,14 @@ func (v *Vault) openPayload(ctx context.Context, id, row uuid.UUID, payload []by
 	if v.opts.RequireSessionBinding && !header.bound {
 		return nil, nil, unbound()
 	}
+
 	keys, err := v.payloadKeys(ctx, header)
 	if err != nil {
 		return nil, nil, err
 	}
 	var d decryption
 	defer func() { clear(d.contentKey) }()
+
 	// go-jose takes an IV from outside, as every receiver does, which FIPS 140-3 does not know.
 	fips140.WithoutEnforcement(func() {
 		var jwe *jose.JSONWebEncryption
@@ -152,6 +160,7 @@ func (v *Vault) openPayload(ctx context.Context, id, row uuid.UUID, payload []by
 	if err != nil {
 		return nil, nil, undecryptable()
 	}
+
 	if used, err = v.usePayload(ctx, row, &d); err != nil {
 		clear(claims)
 		return nil, nil, err
@@ -186,16 +195,19 @@ func checkPayloadHeader(payload []byte, session uuid.UUID) (h payloadHeader, ok 
 	if bytes.ContainsAny(payload, "\r\n") {
 		return h, false
 	}
+
 	encoded, _, found := bytes.Cut(payload, []byte("."))
 	header := make([]byte, base64.RawURLEncoding.DecodedLen(len(encoded)))
 	n, err := base64.RawURLEncoding.Strict().Decode(header, encoded)
 	if !found || err != nil {
 		return h, false
 	}
+
 	values, err := jsontext.Parse(header[:n])
 	if err != nil {
 		return h, false
 	}
+
 	members := values[1:]
 	for i := 0; i < len(members); i += members[i].Size {
 		m := &members[i]
@@ -221,6 +233,7 @@ func checkPayloadHeader(payload []byte, session uuid.UUID) (h payloadHeader, ok 
 			return h, false
 		}
 	}
+
 	return h, jsontext.Find(members, "alg") >= 0 && jsontext.Find(members, "enc") >= 0
 }
 
@@ -239,6 +252,7 @@ func (v *Vault) usePayload(ctx context.Context, session uuid.UUID, d *decryption
 	if err != nil {
 		return nil, err
 	}
+
 	by, err := v.openShown(ctx, r)
 	if err == nil && !bytes.Equal(by, session[:]) {
 		err = undecryptable()

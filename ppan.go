@@ -186,6 +186,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*P
 	if err := a.Check(); err != nil {
 		return nil, err
 	}
+
 	target := ProviderAccount{a.AID, a.MID, a.PortalID}
 	account, err := v.Account(ctx)
 	if err != nil {
@@ -195,6 +196,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*P
 		v.sentCard(ctx, id, "refused")
 		return nil, ErrProviderAccount
 	}
+
 	card, err := v.get(ctx, kindToken, id)
 	if err != nil {
 		return nil, err
@@ -208,6 +210,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*P
 	case t.stale:
 		return nil, ErrCardDataStale
 	}
+
 	if len(account.ProviderAccounts) == 0 {
 		err := v.editAccount(ctx, opPinProviderAccount, func(a *Account) error {
 			if !v.maySendFor(a, target) {
@@ -222,6 +225,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*P
 			return nil, err
 		}
 	}
+
 	r := &PPANRequest{Account: a, Mode: v.opts.Mode, Expiry: t.Expiry}
 	if r.PAN, err = v.openPAN(ctx, card); err != nil {
 		return nil, err
@@ -231,6 +235,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*P
 		return nil, err
 	}
 	defer r.SecurityCode.Wipe()
+
 	answer, err := v.askProvider(ctx, r)
 	outcome := "no answer"
 	switch {
@@ -293,6 +298,7 @@ func checkHeader(name string, text []byte) error {
 func (v *Vault) askProvider(ctx context.Context, r *PPANRequest) (answer *PPAN, err error) {
 	calling, cancel := context.WithTimeout(ctx, v.opts.PPANTimeout)
 	defer cancel()
+
 	err = v.guard("provider of pseudo card numbers", func() (err error) {
 		answer, err = v.opts.PPAN.ObtainPPAN(calling, r)
 		return err
@@ -303,11 +309,14 @@ func (v *Vault) askProvider(ctx context.Context, r *PPANRequest) (answer *PPAN, 
 	if err == nil {
 		return answer, nil
 	}
+
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return nil, ctx.Err() // the caller has left
 	}
+
 	cause := printable(withhold(err, r.PAN, r.Account.Hash.get(), r.SecurityCode.get()))
 	v.log.Warn("provider of pseudo card numbers gave no answer", "error", cause)
+
 	switch {
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("%w: %w", ErrProviderTimeout, ctx.Err())
@@ -323,6 +332,7 @@ func (p *PPAN) check(r *PPANRequest) error {
 	if p == nil || p.Status < PPANValid || p.Status > PPANError {
 		return errGarbage
 	}
+
 	pan, hash, code := r.PAN.get(), r.Account.Hash.get(), r.SecurityCode.get()
 	guessed := len(hash) < 32 // that is no hash, and may be in any text
 	for _, text := range []string{
@@ -333,10 +343,12 @@ func (p *PPAN) check(r *PPANRequest) error {
 			return errGarbage
 		}
 	}
+
 	// Other texts can be the same as a code by chance.
 	if holdsRun(p.ErrorMessage, code) || holdsRun(p.CustomerMessage, code) {
 		return errGarbage
 	}
+
 	shown := 0
 	for _, c := range []byte(p.TruncatedPAN) {
 		if c >= '0' && c <= '9' {
@@ -346,6 +358,7 @@ func (p *PPAN) check(r *PPANRequest) error {
 	if most := 6 + 4; shown > most && (shown > 8+4 || len(pan) < 16) {
 		return errGarbage // what is hidden could be computed
 	}
+
 	pseudo := p.PseudoPAN.get()
 	n := len(pseudo)
 	if !allDigits(pseudo) || holdsNumber(string(pseudo), pan) ||

@@ -82,10 +82,12 @@ func (v *Vault) provisioned(ctx context.Context, t *Token) (*Token, error) {
 	if v.opts.ProvisionWait == 0 || t.NetworkTokenStatus != NetworkTokenPending {
 		return t, nil
 	}
+
 	until := time.NewTimer(v.opts.ProvisionWait)
 	defer until.Stop()
 	look := time.NewTicker(20 * time.Millisecond)
 	defer look.Stop()
+
 	for {
 		select {
 		case <-ctx.Done():
@@ -126,6 +128,7 @@ func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) 
 		h.due = time.Time{}
 		return nil, nil
 	}
+
 	// A network token of before, or a call to a network that is no longer the
 	// configured one, is left to its release.
 	var released *store.Record
@@ -165,6 +168,7 @@ func (v *Vault) unavailable(ctx context.Context, t *Token, at time.Time) (*Reaso
 		}
 		code, schemeCode = v.ineligible(t.Scheme, a.merchant)
 	}
+
 	if code == "" {
 		return nil, nil
 	}
@@ -497,11 +501,13 @@ func (v *Vault) openContact(ctx context.Context, job *store.Record) (c Contact, 
 	if len(job.Secret) == 0 {
 		return Contact{}, nil
 	}
+
 	plain, err := v.openSecretCopy(ctx, job)
 	if err != nil {
 		return Contact{}, err
 	}
 	defer clear(plain)
+
 	fields := tlv.Read(plain)
 	for fields.Next() {
 		if fields.Tag == jobContact {
@@ -567,12 +573,14 @@ func (v *Vault) withdrawReleases(ctx context.Context, hash []byte) (func(store.T
 // h, and returns what is to be stored with it.
 func (v *Vault) observe(h *holding, got *NetworkToken, image *art, asked time.Time) func(store.Tx) error {
 	t, n := h.token, h.net
+
 	if got.Card != nil {
 		// Only what the network says anew: what the caller has changed stays.
 		var change CardState
 		if got.Card.LastFour != t.LastFour {
 			change.LastFour = got.Card.LastFour
 		}
+
 		switch n.card.Expiry {
 		case Expiry{}:
 			n.card.Expiry = got.Card.Expiry
@@ -580,9 +588,11 @@ func (v *Vault) observe(h *holding, got *NetworkToken, image *art, asked time.Ti
 		default:
 			change.Expiry = got.Card.Expiry
 		}
+
 		if change != (CardState{}) {
 			h.renew(&change, change.LastFour != "")
 		}
+
 		if asked.After(n.cardAt) {
 			n.cardAt = asked
 		}
@@ -614,6 +624,7 @@ func (h *holding) renew(c *CardState, replaced bool) bool {
 	if (c.Expiry != Expiry{}) {
 		t.Expiry, n.card.Expiry = c.Expiry, c.Expiry
 	}
+
 	if replaced {
 		t.stale = true
 		if c.LastFour != "" {
@@ -671,6 +682,7 @@ func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call f
 	if _, ok := h.token.NetworkTokenStatus.after(suspended); !ok || h.token.Status == StatusInvalid {
 		return nil, ErrNetworkTokenState
 	}
+
 	err = v.ask(ctx, func(ctx context.Context) error { return call(s, ctx, h.net.ref(id)) })
 	var refused *NetworkError
 	switch {

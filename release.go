@@ -128,6 +128,7 @@ func (v *Vault) releaseNow(ctx context.Context, rec *store.Record, l *release) e
 	if l.done {
 		return v.finish(ctx, rec)
 	}
+
 	found, err := v.callRelease(ctx, l)
 	switch {
 	case err == nil && !found:
@@ -143,15 +144,18 @@ func (v *Vault) releaseNow(ctx context.Context, rec *store.Record, l *release) e
 	case errors.Is(err, ErrClosed):
 		return err
 	}
+
 	v.log.Warn("network token could not be deleted at the network", "tries", l.tries+1, "error", printable(err))
 	if l.tries++; l.tries >= releaseTriesMax {
 		v.log.Error("network token is left at the network", "error", printable(err))
 		return v.finish(ctx, rec)
 	}
+
 	pause := 24 * time.Hour
 	if l.tries <= uint64(len(retries)) {
 		pause = retries[l.tries-1]
 	}
+
 	rec.Due = now().Add(v.pace(pause))
 	return v.again(ctx, rec, l.encode())
 }

@@ -53,6 +53,7 @@ func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
 	if err != nil || answer != nil {
 		return err
 	}
+
 	err = v.consume(ctx, id, once)
 	if errors.Is(err, errRepeated) {
 		return v.Consume(ctx, id)
@@ -72,6 +73,7 @@ func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *once) error {
 	if err != nil || once == nil {
 		return err
 	}
+
 	if err := once.seal(v, nil, row); err != nil {
 		return err
 	}
@@ -97,10 +99,12 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *once) (row uuid
 		if err != nil {
 			return uuid.Nil, false, err
 		}
+
 		if once != nil && once.row != uuid.Nil { // it is ended: see claim
 			ended := binary.BigEndian.Uint64(once.row[8:])
 			return card.ID, t.codes == ended, once.claim(ctx, v, once.row)
 		}
+
 		t.codes++
 		if t.toldVersion == card.Version {
 			t.toldVersion++ // nothing has changed that deliveries tell
@@ -109,6 +113,7 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *once) (row uuid
 		if err := v.sealToken(card, t); err != nil {
 			return uuid.Nil, false, err
 		}
+
 		var ended uuid.UUID
 		binary.BigEndian.PutUint64(ended[8:], t.codes)
 		err = once.claimWith(ctx, v, opConsume, ended, func(tx store.Tx) error {
@@ -139,6 +144,7 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (SessionID, er
 	case answer != nil:
 		return sessionOf(answer)
 	}
+
 	card, err := v.get(ctx, kindToken, id)
 	if err != nil {
 		return SessionID{}, err
@@ -164,12 +170,14 @@ func (v *Vault) RefreshSecurityCode(ctx context.Context, session SessionID, code
 		if err != nil {
 			return nil, err
 		}
+
 		if s.refresh == uuid.Nil {
 			return nil, ErrSessionKind
 		}
 		if err := checkSecurityCode(code); err != nil {
 			return nil, err
 		}
+
 		t, err := v.refreshCode(ctx, r, s, code)
 		if !errors.Is(err, store.ErrConflict) {
 			return t, err
@@ -188,12 +196,14 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	if err != nil {
 		return nil, err
 	}
+
 	t.codes++ // the former code is one of the past, before its cache has the new one
 	s.token = s.refresh
 	r.Version++
 	if err := v.sealSession(r, s); err != nil {
 		return nil, err
 	}
+
 	event, err := v.newEvent(ctx, card, t, TokenUpdated, ReasonSecurityCodeRefreshed)
 	if err != nil {
 		return nil, err
@@ -202,6 +212,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	if err := v.sealToken(card, t); err != nil {
 		return nil, err
 	}
+
 	err = v.write(ctx, opRefreshSecurityCode, t.ID, func(tx store.Tx) error {
 		if _, err := v.find(tx, kindToken, s.refresh); err != nil {
 			return err
@@ -216,7 +227,9 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	if err != nil {
 		return nil, err
 	}
+
 	event.written()
+
 	// Only whoever completes the session gets to replace the code. The token may have been
 	// deleted meanwhile, or the code consumed, perhaps before there was this code to erase.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)
@@ -320,6 +333,7 @@ func (v *Vault) keptCode(ctx context.Context, id uuid.UUID) (SecurityCode, uint6
 	if errors.Is(err, store.ErrNotFound) {
 		return SecurityCode{}, 0, time.Time{}
 	}
+
 	defer clear(sealed) // it is opened in place
 	var plain []byte
 	if err == nil {
@@ -329,6 +343,7 @@ func (v *Vault) keptCode(ctx context.Context, id uuid.UUID) (SecurityCode, uint6
 		v.codesFailed("read", err)
 		return SecurityCode{}, 0, time.Time{}
 	}
+
 	var code SecurityCode
 	var number uint64
 	var until time.Time
@@ -343,6 +358,7 @@ func (v *Vault) keptCode(ctx context.Context, id uuid.UUID) (SecurityCode, uint6
 			code = NewSecurityCode(r.Value)
 		}
 	}
+
 	if r.Err() != nil || !until.After(now()) { // a cache that keeps it too long is not believed
 		code.Wipe()
 		return SecurityCode{}, 0, time.Time{}

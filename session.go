@@ -65,10 +65,12 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (Sessio
 	if err := opts.Check(); err != nil {
 		return SessionID{}, err
 	}
+
 	s := session{}
 	if opts != nil {
 		s.bypass, s.ttl = opts.BypassIdentification, time.Duration(opts.ExpirationTime)*time.Second
 	}
+
 	once, answer, err := v.once(ctx, opCreateSession, uuid.Nil, s.encode)
 	switch {
 	case err != nil:
@@ -76,6 +78,7 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (Sessio
 	case answer != nil:
 		return sessionOf(answer)
 	}
+
 	if err := v.exists(ctx); err != nil {
 		return SessionID{}, err
 	}
@@ -99,12 +102,14 @@ func (v *Vault) newSession(ctx context.Context, op operation, s *session, once *
 	if err := v.sealSession(r, s); err != nil {
 		return SessionID{}, err
 	}
+
 	if once != nil {
 		once.result.Due = r.Due // a credential is not kept longer than it is one
 		if err := once.seal(v, id[:], s.refresh); err != nil {
 			return SessionID{}, err
 		}
 	}
+
 	// Whoever reads the log must not get to use the session.
 	err := v.withinQuota(ctx, op, quotaOpenSessions, kindSession, func(room func(store.Tx) error) error {
 		return v.write(ctx, op, uuid.Nil, func(tx store.Tx) error {
@@ -141,6 +146,7 @@ func (v *Vault) readSession(ctx context.Context, id SessionID) (*Vault, *store.R
 	if v.closed.Load() {
 		return nil, nil, nil, ErrClosed
 	}
+
 	var r *store.Record
 	err := v.view(ctx, func(tx store.ReadTx) (err error) {
 		if r, err = tx.Get(kindSession, v.sessionRow(id.UUID())); err != nil {
@@ -154,10 +160,12 @@ func (v *Vault) readSession(ctx context.Context, id SessionID) (*Vault, *store.R
 	if err != nil {
 		return nil, nil, nil, err
 	}
+
 	plain, err := v.openShown(ctx, r)
 	if err != nil {
 		return nil, nil, nil, err
 	}
+
 	s, err := decodeSession(plain)
 	if err == nil && s.refresh != uuid.Nil {
 		// It is in the list of the account, so that it counts there, and no child of the
@@ -267,6 +275,7 @@ func (v *Vault) SessionStatus(ctx context.Context, id SessionID) (*SessionStatus
 
 func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
 	d := &Session{State: s.state(), Refresh: s.refresh != uuid.Nil, ReasonCode: s.failed}
+
 	switch d.State {
 	case SessionSucceeded:
 		d.TokenID = v.mask(kindToken, s.token)
@@ -277,6 +286,7 @@ func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
 		d.ChallengeURL = s.idv.challenge
 		return d, nil
 	}
+
 	if d.Refresh {
 		card, err := v.getRow(ctx, kindToken, s.refresh)
 		if err != nil {
@@ -288,6 +298,7 @@ func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
 		}
 		d.MaskedAccountNumber, d.Scheme = t.MaskedAccountNumber, t.Scheme
 	}
+
 	k, err := v.currentKey(ctx)
 	if err != nil {
 		return nil, err
@@ -313,16 +324,19 @@ func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byt
 		if err != nil {
 			return nil, err
 		}
+
 		switch {
 		case s.finished():
 			return nil, ErrSessionCompleted
 		case s.idv != nil:
 			return v.describe(ctx, s)
 		}
+
 		claims, used, err := v.openPayload(ctx, id.UUID(), r.ID, payload)
 		if err != nil {
 			return nil, err
 		}
+
 		d, err := v.complete(ctx, r, s, claims, used)
 		clear(claims)
 		if !errors.Is(err, store.ErrConflict) {
@@ -340,6 +354,7 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 	if !ok {
 		return nil, v.refusePayload(ctx, used, lacksClaims())
 	}
+
 	reason := v.refuses(c, refresh)
 	if reason == "" {
 		var err error
@@ -361,9 +376,11 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 			return v.describe(ctx, s)
 		}
 	}
+
 	if s.refused++; s.refused >= maxRefusals {
 		s.failed, reason = "too_many_attempts", "too_many_attempts"
 	}
+
 	// Before the card is counted: what is counted is answered.
 	d, err := v.describe(ctx, s)
 	if err != nil {
@@ -394,12 +411,14 @@ func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (*Token, err
 		if err != nil {
 			return nil, err
 		}
+
 		switch {
 		case s.refresh != uuid.Nil:
 			return nil, ErrSessionKind
 		case s.idv != nil:
 			return nil, ErrIdentificationPending
 		}
+
 		if err := v.checkSessionCard(c); err != nil {
 			return nil, err
 		}
@@ -423,11 +442,13 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 		if err != nil {
 			return nil, err
 		}
+
 		s.token = records[0].ID
 		next.Version++
 		if err := v.sealSession(&next, s); err != nil {
 			return nil, err
 		}
+
 		err = v.writeToken(ctx, opTokenize, &made, c.SecurityCode, until, func(tx store.Tx) error {
 			if !lives(&next, now()) {
 				return ErrNotFound
@@ -447,6 +468,7 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 		if err != nil {
 			return nil, err
 		}
+
 		v.workDue(records...)
 		event.written()
 		return &made, nil
@@ -518,6 +540,7 @@ const (
 func (s *session) encode() []byte {
 	b := tlv.AppendBool(nil, sessionBypass, s.bypass)
 	b = tlv.AppendUint(b, sessionTTL, uint64(s.ttl))
+
 	if s.token != uuid.Nil {
 		b = tlv.Append(b, sessionToken, s.token[:])
 	}
@@ -527,6 +550,7 @@ func (s *session) encode() []byte {
 	if s.refused > 0 {
 		b = tlv.AppendUint(b, sessionRefused, s.refused)
 	}
+
 	b = tlv.Append(b, sessionFailed, s.failed)
 	if s.idv != nil {
 		b = tlv.Append(b, sessionIDVKey, s.idv.key[:])
@@ -536,12 +560,14 @@ func (s *session) encode() []byte {
 		b = tlv.Append(b, sessionIDVReference, s.idv.reference)
 		b = tlv.Append(b, sessionIDVChallenge, s.idv.challenge)
 	}
+
 	return tlv.Pad(b, 64, 0)
 }
 
 func decodeSession(plain []byte) (*session, error) {
 	s := new(session)
 	var idv identification
+
 	r := tlv.Read(plain)
 	for r.Next() {
 		switch r.Tag {
@@ -572,6 +598,7 @@ func decodeSession(plain []byte) (*session, error) {
 			idv.challenge = string(r.Value)
 		}
 	}
+
 	if r.Err() != nil {
 		return nil, fmt.Errorf("%w: session cannot be read", ErrDamaged)
 	}

@@ -100,15 +100,18 @@ func (v *Vault) currentKey(ctx context.Context) (*sessionKey, error) {
 	if k := keys.giveOut(); k != nil {
 		return k, nil
 	}
+
 	select {
 	case keys.turn <- struct{}{}:
 		defer func() { <-keys.turn }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+
 	if k := keys.giveOut(); k != nil {
 		return k, nil
 	}
+
 	// Each turn but the last somebody else has made a key.
 	for {
 		q := newestKeys(8)
@@ -116,6 +119,7 @@ func (v *Vault) currentKey(ctx context.Context) (*sessionKey, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		for _, r := range list {
 			k, err := v.loadKey(ctx, r.ID)
 			switch {
@@ -127,6 +131,7 @@ func (v *Vault) currentKey(ctx context.Context) (*sessionKey, error) {
 				return k, nil
 			}
 		}
+
 		k, err := v.newKey(ctx, q, list)
 		if !errors.Is(err, errKeyMade) {
 			return k, err
@@ -168,6 +173,7 @@ func (v *Vault) honouredKeys(ctx context.Context) ([]*sessionKey, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var keys []*sessionKey
 	for _, r := range list {
 		k, err := v.keyOf(ctx, v.mask(kindSessionKey, r.ID).String())
@@ -190,17 +196,20 @@ func (v *Vault) newKey(ctx context.Context, q *store.Query, known []*store.Recor
 	if err != nil {
 		return nil, err
 	}
+
 	keys := &v.sessionKeys
 	if keys.spare == nil {
 		if keys.spare, err = rsa.GenerateKey(rand.Reader, 2048); err != nil {
 			return nil, fmt.Errorf("cardvault: making a session key: %w", err)
 		}
 	}
+
 	r := v.newRecord(kindSessionKey, row)
 	r.Due = rowkey.Time(row).Add(sessionKeyLife + maxSessionTTL)
 	if err := v.box.SealShown(r, nil); err != nil {
 		return nil, wrapped(err)
 	}
+
 	der, err := x509.MarshalPKCS8PrivateKey(keys.spare)
 	if err != nil {
 		return nil, fmt.Errorf("cardvault: making a session key: %w", err)
@@ -209,6 +218,7 @@ func (v *Vault) newKey(ctx context.Context, q *store.Query, known []*store.Recor
 	if err := v.box.SealSecret(r, der); err != nil {
 		return nil, wrapped(err)
 	}
+
 	err = v.write(ctx, opSessionKey, uuid.Nil, func(tx store.Tx) error {
 		newest, err := tx.List(q)
 		if err != nil {
@@ -223,6 +233,7 @@ func (v *Vault) newKey(ctx context.Context, q *store.Query, known []*store.Recor
 	if err != nil {
 		return nil, err
 	}
+
 	v.workDue(r)
 	k := &sessionKey{v.mask(kindSessionKey, row).String(), rowkey.Time(row), r.Due, keys.spare}
 	keys.spare = nil
@@ -253,20 +264,24 @@ func (v *Vault) loadKey(ctx context.Context, row uuid.UUID) (*sessionKey, error)
 	if err != nil {
 		return nil, err
 	}
+
 	// The shown part holds nothing, but vouches for when the key is due.
 	if _, err := v.openShown(ctx, r); err != nil {
 		return nil, err
 	}
+
 	der, err := v.openSecret(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 	defer clear(der)
+
 	private, err := x509.ParsePKCS8PrivateKey(der)
 	key, ok := private.(*rsa.PrivateKey)
 	if err != nil || !ok {
 		return nil, fmt.Errorf("%w: session key cannot be read", ErrDamaged)
 	}
+
 	k := &sessionKey{v.mask(kindSessionKey, row).String(), rowkey.Time(row), r.Due, key}
 	v.sessionKeys.add(k)
 	return k, nil

@@ -219,10 +219,12 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 	if err := v.Check(c, opts); err != nil {
 		return nil, err
 	}
+
 	once, answer, err := v.once(ctx, opImport, uuid.Nil, func() []byte { return opts.canonical(c) })
 	if answer != nil && err == nil {
 		return v.decodeAnswer(answer) // whoever repeats the request knew the number
 	}
+
 	t := &Token{BusinessKey: opts.BusinessKey, ImportProvider: opts.ImportProvider, Fingerprint: v.fingerprint(c.PAN)}
 	if !opts.Bulk {
 		err = cmp.Or(v.takeNumber(ctx, c.PAN, t.Fingerprint), err)
@@ -230,16 +232,19 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 	if err != nil {
 		return nil, err
 	}
+
 	records, event, err := v.newToken(ctx, c, t, 0, ReasonImported)
 	if err != nil {
 		return nil, err
 	}
+
 	if once != nil {
 		row := records[0].ID
 		if err := once.seal(v, t.encode(row[:]), row); err != nil {
 			return nil, err
 		}
 	}
+
 	err = v.writeToken(ctx, opImport, t, c.SecurityCode, time.Time{}, func(tx store.Tx) error {
 		for _, r := range records {
 			tx.Put(r)
@@ -255,6 +260,7 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 	if err != nil {
 		return nil, err
 	}
+
 	v.workDue(records...)
 	event.written()
 	return t, nil
@@ -284,11 +290,13 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	if err := v.exists(ctx); err != nil {
 		return nil, nil, err
 	}
+
 	bin := v.lookupBIN(ctx, c.PAN)
 	row, err := v.newRow()
 	if err != nil {
 		return nil, nil, err
 	}
+
 	t.ID = v.mask(kindToken, row)
 	t.CreatedAt = rowkey.Time(row)
 	if ttl > 0 {
@@ -299,6 +307,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	if t.Fingerprint == (Fingerprint{}) {
 		t.Fingerprint = v.fingerprint(c.PAN)
 	}
+
 	reason, err := v.unavailable(ctx, t, t.CreatedAt)
 	if err != nil {
 		return nil, nil, err
@@ -308,6 +317,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	}
 
 	r := &store.Record{Kind: kindToken, ID: row, Account: v.account}
+
 	// The length of what is sealed does not tell that of the number.
 	buf := plaintexts.Get().(*[]byte)
 	card := tlv.Pad(tlv.Append((*buf)[:0], cardNumber, c.PAN.get()), 32, 0)
@@ -317,6 +327,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	if err != nil {
 		return nil, nil, wrapped(err)
 	}
+
 	records = []*store.Record{r}
 	if event, err = v.newEvent(ctx, r, t, TokenCreated, why); err != nil {
 		return nil, nil, err
@@ -324,17 +335,20 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	if err := v.sealToken(r, t); err != nil || reason != nil {
 		return records, event, err
 	}
+
 	h := &holding{token: t, card: r, due: now()}
 	h.net = &networkToken{scheme: t.Scheme, network: v.opts.Network.Name(), attempt: 1}
 	h.due = h.due.Add(v.slot(h.net, t.CreatedAt))
 	if err := v.sealNetworkToken(h); err != nil {
 		return nil, nil, err
 	}
+
 	if contact := c.Contact.get(); len(contact) > 0 {
 		plain := tlv.Pad(tlv.Append(make([]byte, 0, len(contact)+128), jobContact, contact), 64, 0)
 		err = v.box.SealSecret(h.record, plain)
 		clear(plain)
 	}
+
 	return append(records, h.record), event, wrapped(err)
 }
 
@@ -403,10 +417,13 @@ func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
 	if v.opts.BIN == nil {
 		return nil
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
+
 	prefix := p.get()
 	prefix = append([]byte(nil), prefix[:6+2*min(1, len(prefix)/16)]...)
+
 	got, err := v.opts.BIN.LookupBIN(ctx, prefix)
 	if err != nil || got == nil {
 		if err != nil {
@@ -414,6 +431,8 @@ func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
 		}
 		return nil
 	}
+
+	// An answer outside the lists of the vault counts as unknown.
 	bin := *got
 	if checkText("bank_name", []byte(bin.BankName)) != nil {
 		bin.BankName = ""
@@ -427,15 +446,18 @@ func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
 	default:
 		bin.Type = ""
 	}
+
 	switch bin.Segment {
 	case "business", "consumer", "commercial", "other", "":
 	default:
 		bin.Segment = ""
 	}
+
 	if bin.CountryCode != "" && !iso.Country(bin.CountryCode) {
 		v.log.WarnContext(ctx, "BIN look-up gave a country that is not in ISO 3166-1", "iin", string(prefix[:6]))
 		bin.CountryCode = ""
 	}
+
 	return &bin
 }
 
@@ -464,6 +486,7 @@ func (v *Vault) tokenQuery(opts *ListOptions) (*store.Query, ListOptions, error)
 	if err != nil {
 		return nil, o, err
 	}
+
 	if len(o.Scheme) > 0 || len(o.NetworkTokenStatus) > 0 {
 		for s := range Scheme(schemes) {
 			for n := range NetworkTokenStatus(networkTokenStatuses) {
@@ -473,6 +496,7 @@ func (v *Vault) tokenQuery(opts *ListOptions) (*store.Query, ListOptions, error)
 			}
 		}
 	}
+
 	if o.BusinessKey != "" {
 		q.Lookup = v.box.Lookup(v.account, "business_key", []byte(o.BusinessKey))
 	}
@@ -490,12 +514,14 @@ func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, er
 			o = *opts
 		}
 		o.Limit, o.Page = MaxLimit, 1
+
 		q, _, err := v.tokenQuery(&o)
 		if err != nil {
 			yield(nil, err)
 			return
 		}
 		q.Count = false
+
 		for {
 			q.Live = now()
 			list, err := v.list(ctx, q)
@@ -503,6 +529,7 @@ func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, er
 				yield(nil, err)
 				return
 			}
+
 			for _, r := range list.Records {
 				if !lives(r, now()) {
 					continue
@@ -512,6 +539,8 @@ func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, er
 					return
 				}
 			}
+
+			// The next page begins after the last token, which may be gone by then.
 			if len(list.Records) < q.Limit {
 				return
 			}
@@ -564,11 +593,13 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 	if err := u.Check(); err != nil {
 		return nil, err
 	}
+
 	for {
 		r, err := v.get(ctx, kindToken, id)
 		if err != nil {
 			return nil, err
 		}
+
 		t, err := v.openToken(ctx, r)
 		if err != nil {
 			return nil, err
@@ -576,14 +607,17 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		if err := u.apply(t); err != nil {
 			return nil, err
 		}
+
 		event, err := v.newEvent(ctx, r, t, TokenUpdated, ReasonPatched)
 		if err != nil {
 			return nil, err
 		}
+
 		r.Version++
 		if err := v.sealToken(r, t); err != nil {
 			return nil, err
 		}
+
 		err = v.write(ctx, opUpdate, id, func(tx store.Tx) error {
 			tx.Put(r)
 			return event.put(tx)
@@ -594,6 +628,7 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		if err != nil {
 			return nil, err
 		}
+
 		event.written()
 		return t, nil
 	}
@@ -753,9 +788,11 @@ func (v *Vault) sealToken(r *store.Record, t *Token) error {
 	if t.BusinessKey != "" {
 		r.Lookup = [][]byte{v.box.Lookup(v.account, "business_key", []byte(t.BusinessKey))}
 	}
+
 	// Steps hide the length of names and keys; room for the state of a network
 	// token keeps the row from growing when that changes.
 	const steps, room = 64, 48
+
 	buf := plaintexts.Get().(*[]byte)
 	plain := t.encode((*buf)[:0])
 	grown := len(plain) + room
@@ -763,6 +800,7 @@ func (v *Vault) sealToken(r *store.Record, t *Token) error {
 		grown = old // r.Shown is the former plaintext, opened in place
 	}
 	plain = tlv.Pad(plain, steps, grown)
+
 	err := v.box.SealShown(r, plain)
 	*buf = plain
 	wipe(buf)
@@ -843,6 +881,7 @@ const (
 func (t *Token) encode(b []byte) []byte {
 	b = tlv.AppendUint(b, tokenStatus, uint64(t.Status))
 	b = tlv.AppendTime(b, tokenInvalidatedAt, t.InvalidatedAt)
+
 	b = tlv.Append(b, tokenName, t.CardholderName.get())
 	b = tlv.AppendUint(b, tokenMonth, uint64(t.Expiry.Month))
 	b = tlv.AppendUint(b, tokenYear, uint64(t.Expiry.Year))
@@ -854,6 +893,7 @@ func (t *Token) encode(b []byte) []byte {
 	b = tlv.Append(b, tokenSegment, t.Segment)
 	b = tlv.Append(b, tokenType, t.Type)
 	b = tlv.Append(b, tokenCountry, t.CountryCode)
+
 	b = tlv.AppendUint(b, tokenNetworkStatus, uint64(t.NetworkTokenStatus))
 	if r := t.NetworkTokenStatusReason; r != nil {
 		b = tlv.AppendUint(b, tokenReasonSource, uint64(r.Source))
@@ -865,15 +905,18 @@ func (t *Token) encode(b []byte) []byte {
 		b = tlv.Append(b, tokenReasonSchemeCode, r.SchemeCode)
 		b = tlv.AppendTime(b, tokenReasonAt, r.OccurredAt)
 	}
+
 	b = tlv.AppendUint(b, tokenIdentification, uint64(t.Identification))
 	b = tlv.Append(b, tokenBusinessKey, t.BusinessKey)
 	b = tlv.Append(b, tokenImportProvider, t.ImportProvider)
 	b = tlv.Append(b, tokenFingerprint, t.Fingerprint[:])
+
 	if t.artID != uuid.Nil {
 		b = tlv.Append(b, tokenArt, t.artID[:])
 	}
 	b = tlv.AppendBool(b, tokenStale, t.stale)
 	b = tlv.AppendBool(b, tokenDeviceBinding, t.SupportsDeviceBinding)
+
 	if a := t.Authentication; a != nil {
 		b = tlv.Append(b, tokenAuthMethod, a.Method)
 		b = tlv.Append(b, tokenAuthStatus, a.Status)
@@ -881,6 +924,7 @@ func (t *Token) encode(b []byte) []byte {
 		b = tlv.Append(b, tokenAuthTransaction, a.DSTransactionID)
 		b = tlv.AppendTime(b, tokenAuthAt, a.At)
 	}
+
 	if t.lastEvent != uuid.Nil {
 		b = tlv.Append(b, tokenTold, t.lastEvent[:])
 	}
