@@ -49,32 +49,35 @@ const (
 
 func main() {
 	addr := flag.String("addr", "127.0.0.1:8090", "`address` to listen on, of an origin that the vault allows")
-	file := flag.String("sandbox", "./cardvault-data/sandbox.json", "`file` that the sandbox server has written")
+	sandboxFile := flag.String("sandbox", "./cardvault-data/sandbox.json", "`file` that the sandbox server has written")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *addr, *file); err != nil {
+	if err := run(ctx, *addr, *sandboxFile); err != nil {
 		fmt.Fprintln(os.Stderr, "checkout:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, addr, file string) error {
-	data, err := os.ReadFile(file)
+func run(ctx context.Context, addr, sandboxFile string) error {
+	data, err := os.ReadFile(sandboxFile)
 	if err != nil {
 		return fmt.Errorf("start the sandbox server first: %w", err)
 	}
+
 	var sandbox struct {
 		BaseURL  string    `json:"base_url"`
 		Accounts []account `json:"accounts"`
 	}
 	if err := json.Unmarshal(data, &sandbox); err != nil || len(sandbox.Accounts) == 0 {
-		return fmt.Errorf("%s is not the sandbox.json of the sandbox server", file)
+		return fmt.Errorf("%s is not the sandbox.json of the sandbox server", sandboxFile)
 	}
+
 	s, err := newShop(sandbox.BaseURL, sandbox.Accounts[0], slog.Default())
 	if err != nil {
 		return err
 	}
+
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {
 		return err
@@ -154,6 +157,7 @@ func (s *shop) serve(ctx context.Context, listener net.Listener) error {
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
+
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	s.log.Info("the shop is open", "url", shopURL, "vault", s.vault)
@@ -162,6 +166,7 @@ func (s *shop) serve(ctx context.Context, listener net.Listener) error {
 	case err = <-served:
 	case <-ctx.Done():
 	}
+
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), payTimeout)
 	defer cancel()
 	err = errors.Join(err, server.Shutdown(closing))
@@ -240,14 +245,17 @@ func (s *shop) forOrder(do func(context.Context, *order) (*answer, error)) http.
 			reply(w, http.StatusNotFound, &answer{Message: "This order is no longer here. Please reload the page."})
 			return
 		}
+
 		if !o.mu.TryLock() {
 			reply(w, http.StatusConflict, &answer{Message: "This order is being worked on. Please wait a moment.", Next: "retry"})
 			return
 		}
 		defer o.mu.Unlock()
+
 		// A shopper who closes the page does not stop a payment halfway.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), payTimeout)
 		defer cancel()
+
 		a, err := do(ctx, o)
 		var refused *refusal
 		switch {
@@ -294,25 +302,11 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 		return o.paid, nil
 	}
 	if o.token == "" {
-		// If the browser named a token, it could name that of somebody else.
-		var session struct {
-			Status string
-			Data   struct {
-				TokenID string `json:"token_id"`
-			}
-		}
-		if err := s.call(ctx, "GET", "/sessions/"+o.session, "", nil, &session); err != nil {
-			return nil, err
-		}
-		switch session.Status {
-		case "success":
-			o.token = session.Data.TokenID
-		case "failed":
-			return declined(reason{Message: "This card cannot be used."}, "new_session"), nil
-		default:
-			return &answer{Message: "Please enter your card first.", Next: "new_session"}, nil
+		if a, err := s.findToken(ctx, o); a != nil || err != nil {
+			return a, err
 		}
 	}
+
 	t, err := s.ready(ctx, o.token)
 	switch {
 	case err != nil:
@@ -322,11 +316,13 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 	case t.NetworkTokenStatus != "active":
 		return declined(t.Reason, "new_session"), nil
 	}
+
 	var data struct {
 		Success   bool
 		Encrypted string    `json:"encrypted_authentication_data"`
 		Failures  [1]reason `json:"failure_details"`
 	}
+
 	// If the answer gets lost, asking again under the same key gives the same
 	// cryptogram, not a second one. After a refusal it is another attempt.
 	err = s.call(ctx, "POST", "/tokens/"+o.token+"/payment-data", fmt.Sprintf("%s-%d", o.id, o.attempt), map[string]any{
@@ -335,6 +331,7 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if !data.Success {
 		o.attempt++
 		next := "new_session"
@@ -343,10 +340,12 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 		}
 		return declined(data.Failures[0], next), nil
 	}
+
 	credential, err := cardvault.OpenPaymentData(data.Encrypted, cardvault.NewSharedSecret([]byte(s.PaymentSecret)))
 	if err != nil {
 		return nil, err
 	}
+
 	err = s.acquire(ctx, o.id, price, credential)
 	// The acquirer has answered, so the security code has done its work: the card
 	// industry forbids to keep it any longer, and only the shop knows that this is the
@@ -358,6 +357,7 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 		o.attempt++ // a cryptogram is for one try
 		return declined(reason{Message: "Your bank declined the payment."}, "new_session"), nil
 	}
+
 	// The token may stay for the shopper's next order; a shop that keeps no cards
 	// deletes it now.
 	o.paid = &answer{State: "paid", Message: "Thank you. Your order is paid.", Facts: [][2]string{
@@ -366,8 +366,34 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 		{"Cryptogram", shape(credential.Cryptogram)},
 		{"Order", o.id},
 	}}
+
 	s.log.Info("an order is paid", "order", o.id, "eci", credential.ECI)
 	return o.paid, nil
+}
+
+// findToken finds the token that came of the session of an order. It returns an answer
+// instead if there is none.
+func (s *shop) findToken(ctx context.Context, o *order) (*answer, error) {
+	// If the browser named a token, it could name that of somebody else.
+	var session struct {
+		Status string
+		Data   struct {
+			TokenID string `json:"token_id"`
+		}
+	}
+	if err := s.call(ctx, "GET", "/sessions/"+o.session, "", nil, &session); err != nil {
+		return nil, err
+	}
+
+	switch session.Status {
+	case "success":
+		o.token = session.Data.TokenID
+	case "failed":
+		return declined(reason{Message: "This card cannot be used."}, "new_session"), nil
+	default:
+		return &answer{Message: "Please enter your card first.", Next: "new_session"}, nil
+	}
+	return nil, nil
 }
 
 // acquire stands for the API of the shop's acquirer, which gets the number and
@@ -431,6 +457,7 @@ func (s *shop) ready(ctx context.Context, id string) (*token, error) {
 		delete(s.waiting, id)
 		s.mu.Unlock()
 	}()
+
 	late := time.After(readyTimeout)
 	for pause := time.Second / 4; ; pause = min(2*pause, time.Second) {
 		t := new(token)
@@ -480,16 +507,19 @@ func (s *shop) webhook(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "The body is too large or incomplete.", http.StatusBadRequest)
 		return
 	}
+
 	// Before anything else is believed: that it was signed, and within five minutes.
 	if s.hook == nil || s.hook.Verify(body, r.Header) != nil {
 		http.Error(w, "The signature is not valid.", http.StatusForbidden)
 		return
 	}
+
 	var event struct{ Token struct{ ID string } }
 	if err := json.Unmarshal(body, &event); err != nil {
 		http.Error(w, "The body is not an event.", http.StatusBadRequest)
 		return
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if id := r.Header.Get(standardwebhooks.HeaderWebhookID); !s.heard[id] {
@@ -499,6 +529,7 @@ func (s *shop) webhook(w http.ResponseWriter, r *http.Request) {
 		default: // nobody waits, or is told already
 		}
 	}
+
 	w.WriteHeader(http.StatusNoContent) // also to what came before, or it comes again
 }
 
@@ -535,10 +566,12 @@ func (s *shop) call(ctx context.Context, method, path, key string, in, out any) 
 		}
 		body = bytes.NewReader(data)
 	}
+
 	r, err := http.NewRequestWithContext(ctx, method, s.vault+path, body)
 	if err != nil {
 		return errors.New("a call of the vault cannot be made") // err has the URL
 	}
+
 	r.Header.Set("X-Api-Key", s.APIKey)
 	if in != nil {
 		r.Header.Set("Content-Type", "application/json")
@@ -546,6 +579,7 @@ func (s *shop) call(ctx context.Context, method, path, key string, in, out any) 
 	if key != "" {
 		r.Header.Set("Idempotency-Key", key)
 	}
+
 	w, err := s.client.Do(r)
 	if err != nil {
 		if u := (*url.Error)(nil); errors.As(err, &u) {
@@ -554,6 +588,7 @@ func (s *shop) call(ctx context.Context, method, path, key string, in, out any) 
 		return fmt.Errorf("the vault does not answer: %w", err)
 	}
 	defer w.Body.Close()
+
 	data, err := io.ReadAll(io.LimitReader(w.Body, maxBody))
 	if err != nil {
 		return fmt.Errorf("the vault does not answer: %w", err)
@@ -563,6 +598,7 @@ func (s *shop) call(ctx context.Context, method, path, key string, in, out any) 
 		_ = json.Unmarshal(data, refused) // the status says enough
 		return refused
 	}
+
 	if out == nil {
 		return nil
 	}

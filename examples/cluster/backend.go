@@ -44,9 +44,11 @@ func openBackend(ctx context.Context, c *config, log *slog.Logger) (*backend, er
 			return nil, err
 		}
 	}
+
 	if c.codes == "memory" {
 		openCodes = inMemory[store.CodeCache](codes.New(1<<16, nil))
 	}
+
 	simulator, closeSimulator, err := openSimulator(ctx)
 	if err != nil {
 		return nil, err

@@ -72,6 +72,7 @@ func (cl *cluster) open(ctx context.Context) (err error) {
 			}
 		}
 	}
+
 	cl.credentials = &sandbox.Credentials{BaseURL: baseURL}
 	if err := os.MkdirAll(c.data, 0o700); err != nil {
 		return err
@@ -82,9 +83,11 @@ func (cl *cluster) open(ctx context.Context) (err error) {
 	if cl.backend, err = openBackend(ctx, c, cl.log); err != nil {
 		return err
 	}
+
 	if cl.network, err = simnet.New(ctx, cl.backend.simulator, &simnet.Options{ChallengeURL: sandbox.Challenges(baseURL)}); err != nil {
 		return err
 	}
+
 	cl.around, err = sandbox.New(sandbox.Options{
 		Network:         cl.network,
 		BaseURL:         baseURL,
@@ -106,16 +109,19 @@ func (cl *cluster) setUp(ctx context.Context) (err error) {
 			return err
 		}
 	}
+
 	o, err := cl.backend.open(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, o.close()) }()
+
 	v, err := vaultOn(ctx, o, cl.keys, cl.around)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, v.Close()) }()
+
 	if cl.config.listen != "" {
 		made, err := sandbox.Read(ctx, v, cl.file)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, cardvault.ErrUnauthenticated) {
@@ -127,10 +133,12 @@ func (cl *cluster) setUp(ctx context.Context) (err error) {
 		cl.credentials.Accounts = made.Accounts
 		return nil
 	}
+
 	made, err := sandbox.Open(ctx, v, cl.file, cl.log)
 	if err != nil {
 		return err
 	}
+
 	cl.credentials.Accounts = made.Accounts
 	return cl.credentials.Write(cl.file)
 }
@@ -152,6 +160,7 @@ func (cl *cluster) start(ctx context.Context) error {
 		cl.front = nil
 		return cl.startReplica(ctx, 0, l)
 	}
+
 	cl.pageKey = rand.Text()
 	var urls []*url.URL
 	for i := range cl.config.replicas {
@@ -166,10 +175,12 @@ func (cl *cluster) start(ctx context.Context) error {
 		}
 		urls = append(urls, &url.URL{Scheme: "http", Host: cl.at[i]})
 	}
+
 	cl.proxy = newProxy(urls, nil, cl.log)
 	for _, u := range cl.proxy.replicas {
 		u.setReady(true)
 	}
+
 	cl.server = sandbox.Server(cl.proxy, cl.log)
 	go func() { cl.end(cl.server.Serve(httpapi.Erasing(cl.front))) }()
 	return nil
@@ -237,6 +248,7 @@ func (cl *cluster) restart(ctx context.Context) error {
 			cl.proxy.replicas[i].setReady(true)
 		}
 	}
+
 	return nil
 }
 
@@ -272,6 +284,7 @@ func (cl *cluster) close() error {
 	} else if cl.front != nil {
 		errs = append(errs, cl.front.Close())
 	}
+
 	stopped := make(chan error)
 	for i, r := range cl.replicas {
 		go func() {
@@ -283,6 +296,7 @@ func (cl *cluster) close() error {
 			stopped <- r.stop(ctx)
 		}()
 	}
+
 	for range cl.replicas {
 		errs = append(errs, <-stopped)
 	}
@@ -292,6 +306,7 @@ func (cl *cluster) close() error {
 	if cl.network != nil {
 		errs = append(errs, cl.network.Close())
 	}
+
 	if cl.backend != nil {
 		errs = append(errs, cl.backend.close())
 	}
@@ -308,10 +323,12 @@ func runProxy(ctx context.Context, addr string, replicas []string, log *slog.Log
 		}
 		urls = append(urls, u)
 	}
+
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return err
 	}
+
 	p := newProxy(urls, nil, log)
 	server := sandbox.Server(p, log)
 	log.Info("the proxy takes requests", "at", l.Addr())
@@ -319,17 +336,20 @@ func runProxy(ctx context.Context, addr string, replicas []string, log *slog.Log
 	go func() { served <- server.Serve(httpapi.Erasing(l)) }()
 	watching, stop := context.WithCancel(context.Background())
 	defer stop()
+
 	watched := make(chan struct{})
 	go func() { p.watch(watching); close(watched) }()
 	select {
 	case err = <-served:
 	case <-ctx.Done():
 	}
+
 	deadline, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	if late := server.Shutdown(deadline); late != nil {
 		err = errors.Join(err, server.Close())
 	}
+
 	stop()
 	<-watched
 	return err

@@ -71,6 +71,7 @@ func main() {
 	flag.StringVar(&c.listen, "listen", "", "`address` of the one replica of this process, which has no proxy then")
 	flag.StringVar(&c.proxy, "proxy", "", "comma-separated `URLs` of replicas, for a process that is only their proxy")
 	flag.StringVar(&c.baseURL, "base-url", "", "`URL` at which clients reach the proxy; by default that of -addr, or of -listen")
+
 	flag.StringVar(&c.data, "data", "./cardvault-cluster", "`directory` of the key and sandbox.json")
 	flag.StringVar(&c.origins, "origins", sandbox.Shops, "comma-separated `origins` whose pages may enter cards")
 	flag.DurationVar(&c.securityCodeTTL, "security-code-ttl", 10*time.Minute, "how long a security code is kept")
@@ -81,6 +82,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "cluster:", wrong)
 		os.Exit(2)
 	}
+
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
@@ -118,17 +120,20 @@ func run(ctx context.Context, c config, restart <-chan os.Signal, stdout, stderr
 	if c.proxy != "" {
 		return runProxy(ctx, c.addr, strings.Split(c.proxy, ","), log)
 	}
+
 	cl, err := open(ctx, &c, log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, cl.close()) }()
+
 	if c.setup {
 		return cl.setUp(ctx)
 	}
 	if err := cl.start(ctx); err != nil {
 		return err
 	}
+
 	cl.credentials.Announce(stdout, cl.file)
 	for {
 		select {

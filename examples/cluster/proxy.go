@@ -50,6 +50,7 @@ func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
 	}
+
 	p := &proxy{log: log, transport: &http.Transport{
 		DialContext:           dial,
 		ResponseHeaderTimeout: answerTimeout,
@@ -57,9 +58,11 @@ func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string
 		MaxIdleConnsPerHost:   256,
 		IdleConnTimeout:       30 * time.Second, // shorter than that of the replicas
 	}}
+
 	for _, u := range at {
 		p.replicas = append(p.replicas, &upstream{url: u, idle: closed()})
 	}
+
 	p.pass = &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetXForwarded() // those that a client sends, and Forwarded, are gone by now
@@ -123,6 +126,7 @@ func (p *proxy) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
+
 	return nil, err
 }
 
@@ -166,6 +170,7 @@ func (p *proxy) watch(ctx context.Context) {
 			}
 		})
 	}
+
 	group.Wait()
 	p.transport.CloseIdleConnections()
 }

@@ -42,10 +42,12 @@ func start(ctx context.Context, l net.Listener, o *opened, keys *cardvault.Keyri
 	if err != nil {
 		return nil, errors.Join(err, l.Close(), o.close())
 	}
+
 	handler, err := around.Handler(v, accounts, pageKey)
 	if err != nil {
 		return nil, errors.Join(err, l.Close(), v.Close(), o.close())
 	}
+
 	r := &replica{log: log, opened: o, vault: v, served: make(chan error, 1), worked: make(chan error, 1)}
 	r.server = sandbox.Server(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if asksReady(q) {
@@ -54,6 +56,7 @@ func start(ctx context.Context, l net.Listener, o *opened, keys *cardvault.Keyri
 		}
 		handler.ServeHTTP(w, q)
 	}), log)
+
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	r.stopWork = stop
 	go func() { r.worked <- v.Run(working) }()

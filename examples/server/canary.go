@@ -25,15 +25,18 @@ func instrument(o *cardvault.Options) error {
 	if err != nil {
 		return err
 	}
+
 	o.PPAN, o.PPANTimeout = provider, 2*time.Second
 	o.IDV = verifier{}
 	o.BIN = explosive(os.Getenv("CARDVAULT_CANARY_PANIC"))
+
 	// Where only parents may look into a process, gcore may look into this one. It is
 	// an error where everybody may.
 	const setPtracer, anybody = 0x59616d61, ^uintptr(0)
 	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, setPtracer, anybody, 0)
 	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, syscall.SIGUSR1, syscall.SIGUSR2)
+
 	go func() {
 		for s := range asked {
 			if s == syscall.SIGUSR2 {
@@ -66,6 +69,7 @@ func work() {
 			}
 		})
 	}
+
 	threads.Wait()
 	var garbage [][]byte
 	for size := 16; size <= 32<<10; size *= 2 {
@@ -73,6 +77,7 @@ func work() {
 			garbage = append(garbage, make([]byte, size))
 		}
 	}
+
 	runtime.KeepAlive(garbage)
 }
 

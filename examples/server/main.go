@@ -21,6 +21,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -54,10 +55,12 @@ func main() {
 		fmt.Fprintln(os.Stderr, "server: takes no arguments besides flags")
 		os.Exit(2)
 	}
+
 	if c.securityCodeTTL == 0 || c.sessionTTL == 0 { // which would be the defaults
 		fmt.Fprintln(os.Stderr, "server: -security-code-ttl and -session-ttl must not be 0")
 		os.Exit(2)
 	}
+
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
@@ -77,25 +80,30 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 		return err
 	}
 	defer listener.Close()
+
 	if a, ok := listener.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
 		log.Warn("whoever reaches this address can use the page, and what it can do", "addr", a)
 	}
 	if err := os.MkdirAll(c.data, 0o700); err != nil {
 		return err
 	}
+
 	keys, err := cardvault.KeyFile(filepath.Join(c.data, "keys", "vault.key"), nil)
 	if err != nil {
 		return err
 	}
+
 	baseURL, err := sandbox.URL(listener)
 	if err != nil {
 		return err
 	}
+
 	network, err := simnet.Open(ctx, filepath.Join(c.data, "simulator"), &simnet.Options{ChallengeURL: sandbox.Challenges(baseURL)})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, network.Close()) }()
+
 	around, err := sandbox.New(sandbox.Options{
 		Network:         network,
 		BaseURL:         baseURL,
@@ -108,10 +116,12 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, around.Close()) }()
+
 	options := around.Vault()
 	if err := instrument(options); err != nil {
 		return err
 	}
+
 	v, err := cardvault.Open(ctx, filepath.Join(c.data, "vault"), keys, options)
 	if err != nil {
 		return err
@@ -123,12 +133,25 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+
 	credentials.BaseURL = baseURL
 	handler, err := around.Handler(v, credentials.Accounts, rand.Text())
 	if err != nil {
 		return err
 	}
-	server := sandbox.Server(handler, log)
+
+	return serve(ctx, listener, sandbox.Server(handler, log), v, log, func() error {
+		if err := credentials.Write(file); err != nil {
+			return err
+		}
+		credentials.Announce(stdout, file)
+		return nil
+	})
+}
+
+// serve serves and has the vault work in the background until ctx ends. announce is
+// called when both have begun.
+func serve(ctx context.Context, listener net.Listener, server *http.Server, v *cardvault.Vault, log *slog.Logger, announce func() error) error {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(httpapi.Erasing(listener)) }()
 
@@ -137,21 +160,24 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	worked := make(chan error, 1)
 	go func() { worked <- v.Run(working) }()
 
-	if err = credentials.Write(file); err == nil {
-		credentials.Announce(stdout, file)
+	err := announce()
+	if err == nil {
 		select {
 		case err = <-served:
 		case <-ctx.Done():
 		}
 	}
+
 	log.Info("stopping")
 	stopWork()
 	deadline, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
+
 	if late := server.Shutdown(deadline); late != nil {
 		log.Warn("some requests were cut off", "error", late)
 		err = errors.Join(err, server.Close())
 	}
+
 	select {
 	case failed := <-worked:
 		err = errors.Join(err, failed)

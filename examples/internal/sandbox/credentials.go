@@ -74,6 +74,7 @@ func Open(ctx context.Context, v *cardvault.Vault, file string, log *slog.Logger
 	case err != nil:
 		return nil, err
 	}
+
 	for _, want := range []struct {
 		name  string
 		grant cardvault.Approvals
@@ -90,6 +91,7 @@ func Open(ctx context.Context, v *cardvault.Vault, file string, log *slog.Logger
 		}
 		box.Accounts = append(box.Accounts, *a)
 	}
+
 	return box, nil
 }
 

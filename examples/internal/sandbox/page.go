@@ -61,6 +61,7 @@ func newPage(v *cardvault.Vault, a *Account, baseURL, key string, c *simnet.Cont
 	if err != nil {
 		return nil, err
 	}
+
 	p := &page{
 		vault:   v.In(a.AccountID),
 		account: a.AccountID,
@@ -80,17 +81,21 @@ func newPage(v *cardvault.Vault, a *Account, baseURL, key string, c *simnet.Cont
 		},
 		visits: visits(key),
 	}
+
 	if p.html, err = render(baseURL); err != nil {
 		return nil, err
 	}
+
 	rest, err := httpapi.NewHandler(v, &httpapi.Options{Authenticator: p, Logger: log})
 	if err != nil {
 		return nil, err
 	}
+
 	p.mux.HandleFunc("GET /{$}", p.index)
 	for _, name := range []string{"page.css", "page.js", "icon.svg"} {
 		p.mux.HandleFunc("GET /sandbox/"+name, pageFile(name))
 	}
+
 	p.mux.Handle("/sandbox/api/", http.StripPrefix("/sandbox/api", rest))
 	p.mux.Handle("/sandbox/api/simulator/", http.StripPrefix("/sandbox/api", newSimulator(p, v, c, log)))
 	p.mux.HandleFunc("GET /sandbox/live", p.live)
@@ -154,11 +159,13 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		crossOrigin.write(w)
 		return
 	}
+
 	cookie, err := r.Cookie(p.cookie.Name)
 	if err != nil || !p.visits.know(cookie.Value) {
 		noCookie.write(w)
 		return
 	}
+
 	r = r.Clone(r.Context())
 	r.Header.Set("X-Api-Key", cookie.Value)
 	p.mux.ServeHTTP(w, r)
@@ -245,6 +252,7 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 		tooManyTokens.write(w)
 		return
 	}
+
 	codes := map[uuid.UUID]time.Time{}
 	for _, token := range query["token"] {
 		id, _ := parseID(token) // zero, which no token has, if it is none
@@ -258,6 +266,7 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 			codes[id] = until
 		}
 	}
+
 	after, _ := strconv.Atoi(query.Get("after")) // all of them, if it is no number
 	reply(w, struct {
 		Codes  map[uuid.UUID]time.Time `json:"security_codes"`
@@ -278,11 +287,13 @@ func (p *page) open(w http.ResponseWriter, r *http.Request) {
 	var asked struct {
 		JWE string `json:"encrypted_authentication_data"`
 	}
+
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxOpen))
 	if err != nil || json.Unmarshal(body, &asked) != nil {
 		notAsked.write(w)
 		return
 	}
+
 	c, err := cardvault.OpenPaymentData(asked.JWE, cardvault.NewSharedSecret([]byte(p.secret)))
 	if err != nil {
 		notForSandbox.write(w)
@@ -290,21 +301,25 @@ func (p *page) open(w http.ResponseWriter, r *http.Request) {
 	}
 	defer c.Number.Wipe()
 	defer c.Cryptogram.Wipe()
+
 	type networkToken struct {
 		Number string `json:"token"`
 		Year   int    `json:"expiry_year"`
 		Month  int    `json:"expiry_month"`
 	}
+
 	answer := struct {
 		Token      networkToken `json:"network_token"`
 		Cryptogram string       `json:"cryptogram"`
 		ECI        *string      `json:"eci"`
 	}{Token: networkToken{Year: c.Expiry.Year, Month: c.Expiry.Month}}
+
 	c.Number.Expose(func(digits []byte) { answer.Token.Number = string(digits) })
 	c.Cryptogram.Expose(func(text []byte) { answer.Cryptogram = string(text) })
 	if c.ECI != "" {
 		answer.ECI = &c.ECI
 	}
+
 	reply(w, answer)
 }
 

@@ -25,10 +25,12 @@ func startProvider(network *simnet.Network, log *slog.Logger) (*provider, error)
 	if err != nil {
 		return nil, err
 	}
+
 	client, err := payone.New("http://"+listener.Addr().String()+"/client-api/", nil)
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
+
 	p := &provider{client, &http.Server{
 		Handler:           payonetest.NewHandler(simnet.PortalKey, network),
 		ReadHeaderTimeout: 5 * time.Second,
@@ -38,6 +40,7 @@ func startProvider(network *simnet.Network, log *slog.Logger) (*provider, error)
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}}
+
 	go func() {
 		if err := p.server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("the provider of pseudo card numbers has stopped", "error", err)

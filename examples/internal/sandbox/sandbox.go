@@ -100,10 +100,12 @@ func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, key string) (h
 	if err != nil {
 		return nil, err
 	}
+
 	people, err := newPage(v, &accounts[0], s.opts.BaseURL, key, control, s.told, log)
 	if err != nil {
 		return nil, err
 	}
+
 	scheme, shoppers := newSimulator(v, v, control, log), newChallenges(s.opts.Network, log)
 	// No ServeMux: it would redirect paths that the REST surface answers.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

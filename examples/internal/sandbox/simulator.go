@@ -43,6 +43,7 @@ func (s *simulator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		requestID = uuid.New()
 	}
+
 	h.Set("X-Request-Id", requestID.String())
 
 	err := s.act(r)
@@ -62,6 +63,7 @@ func (s *simulator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.log.Error("simulator", "request_id", requestID, "error", err)
 		f = internalError
 	}
+
 	f.write(w)
 }
 
@@ -76,14 +78,17 @@ func (s *simulator) act(r *http.Request) error {
 	if r.Method != http.MethodPost {
 		return methodNotAllowed
 	}
+
 	keys := r.Header["X-Api-Key"]
 	if len(keys) != 1 {
 		return unauthorized
 	}
+
 	p, err := s.keys.Authenticate(r.Context(), keys[0])
 	if err != nil {
 		return err
 	}
+
 	id, _ := parseID(token) // zero, which no token has, if it is none
 	if _, err := s.vault.In(p.Account.ID).Get(r.Context(), id); err != nil {
 		return err

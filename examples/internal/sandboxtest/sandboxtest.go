@@ -68,6 +68,7 @@ func (p *Program) ImportOnce(key, idempotency string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	r.Header.Set("X-Api-Key", key)
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Idempotency-Key", idempotency)
@@ -76,6 +77,7 @@ func (p *Program) ImportOnce(key, idempotency string) (string, error) {
 		return "", err
 	}
 	defer w.Body.Close()
+
 	var token struct {
 		ID string `json:"id"`
 	}
@@ -302,6 +304,49 @@ func (p *Program) Art(t *testing.T, k Token) []byte {
 	return image
 }
 
+// wantPayments checks art, payments and their list for a token of the VISA card whose
+// network token works.
+func (p *Program) wantPayments(t *testing.T, k Token, _ time.Time) {
+	t.Helper()
+	if p.Provisions(t, k.ID()).State() != "active" {
+		t.Error("provisions changes a network token that is active")
+	}
+
+	p.Art(t, k)
+	c, jwe := p.WantCredential(t, k.ID())
+	n := c.NetworkToken
+	if len(n.Token) != 16 || n.Token[:6] != "489500" || strings.HasSuffix(n.Token, "0005") || n.Year != 2030 || n.Month != 12 {
+		t.Error("the network token is not one of VISA's with the expiry of the card")
+	}
+	if raw, err := base64.StdEncoding.DecodeString(c.Cryptogram); err != nil || len(raw) != 20 {
+		t.Errorf("cryptogram of %d bytes, %v", len(raw), err)
+	}
+
+	if c.ECI == nil || *c.ECI != "07" {
+		t.Error("the ECI is not 07")
+	}
+
+	again, _ := p.WantCredential(t, k.ID())
+	if again.Cryptogram == c.Cryptogram || again.NetworkToken != n {
+		t.Error("the second payment has the cryptogram of the first, or another network token")
+	}
+
+	list := p.Want(t, 200, p.Accounts[0].APIKey, "GET", "/tokens/"+k.ID()+"/payment-data?sort=created_at%20asc", "")["data"].([]any)
+	list = slices.DeleteFunc(list, func(r any) bool { return r.(map[string]any)["success"] != true }) // the network was late
+	if len(list) != 2 || list[0].(map[string]any)["encrypted_authentication_data"] != jwe {
+		t.Errorf("%d records are listed, not both that were asked for", len(list))
+	}
+
+	plain := OpenInNode(t, jwe, p.Accounts[0].PaymentSecret)
+	var inNode Credential
+	if err := json.Unmarshal(plain, &inNode); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(inNode, c) {
+		t.Error("Node reads another credential than Go")
+	}
+}
+
 // step is between what a scenario does.
 const step = 2 * time.Second
 
@@ -315,44 +360,13 @@ func Scenarios(t *testing.T, p *Program) {
 			t.Errorf("took %v, want at least %v", d, least)
 		}
 	}
+
 	for _, s := range []struct {
 		pan, course string
 		more        func(t *testing.T, k Token, imported time.Time)
 	}{
-		{"4111110000000005", "pending, active", func(t *testing.T, k Token, _ time.Time) {
-			if p.Provisions(t, k.ID()).State() != "active" {
-				t.Error("provisions changes a network token that is active")
-			}
-			p.Art(t, k)
-			c, jwe := p.WantCredential(t, k.ID())
-			n := c.NetworkToken
-			if len(n.Token) != 16 || n.Token[:6] != "489500" || strings.HasSuffix(n.Token, "0005") || n.Year != 2030 || n.Month != 12 {
-				t.Error("the network token is not one of VISA's with the expiry of the card")
-			}
-			if raw, err := base64.StdEncoding.DecodeString(c.Cryptogram); err != nil || len(raw) != 20 {
-				t.Errorf("cryptogram of %d bytes, %v", len(raw), err)
-			}
-			if c.ECI == nil || *c.ECI != "07" {
-				t.Error("the ECI is not 07")
-			}
-			again, _ := p.WantCredential(t, k.ID())
-			if again.Cryptogram == c.Cryptogram || again.NetworkToken != n {
-				t.Error("the second payment has the cryptogram of the first, or another network token")
-			}
-			list := p.Want(t, 200, p.Accounts[0].APIKey, "GET", "/tokens/"+k.ID()+"/payment-data?sort=created_at%20asc", "")["data"].([]any)
-			list = slices.DeleteFunc(list, func(r any) bool { return r.(map[string]any)["success"] != true }) // the network was late
-			if len(list) != 2 || list[0].(map[string]any)["encrypted_authentication_data"] != jwe {
-				t.Errorf("%d records are listed, not both that were asked for", len(list))
-			}
-			plain := OpenInNode(t, jwe, p.Accounts[0].PaymentSecret)
-			var inNode Credential
-			if err := json.Unmarshal(plain, &inNode); err != nil {
-				t.Fatal(err)
-			}
-			if !reflect.DeepEqual(inNode, c) {
-				t.Error("Node reads another credential than Go")
-			}
-		}},
+		{"4111110000000005", "pending, active", p.wantPayments},
+
 		{"4111110000000013", "pending, active", func(t *testing.T, _ Token, imported time.Time) { took(t, imported, step) }},
 		{"4111110000000021", "pending, active", func(t *testing.T, _ Token, imported time.Time) { took(t, imported, step) }},
 
