@@ -43,14 +43,14 @@ func (o outsideCodes) do(ctx context.Context, id uuid.UUID, call func(ctx contex
 	}
 	now := time.Now()
 	o.calls <- func() {
-		outside := context.Background()
+		unbound := context.Background()
 		if until, ok := o.until[id]; ok && !now.Before(until) {
 			delete(o.until, id)
-			if err = o.cache.Delete(outside, id); err != nil {
+			if err = o.cache.Delete(unbound, id); err != nil {
 				return
 			}
 		}
-		err = call(outside, now)
+		err = call(unbound, now)
 	}
 	<-o.done
 	return err

@@ -72,6 +72,7 @@ func (c *Cache) put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Du
 	if err := c.usable(ctx); err != nil {
 		return 0, err
 	}
+
 	c.erase(id)
 	if ttl <= 0 {
 		return 0, nil
@@ -82,6 +83,7 @@ func (c *Cache) put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Du
 		c.evictions++
 		evictions = c.evictions
 	}
+
 	e := &entry{id: id, value: bytes.Clone(value), until: time.Now().Add(ttl)}
 	e.timer = time.AfterFunc(ttl, func() { c.expire(e) })
 	c.entries.Add(id, e)

@@ -35,6 +35,7 @@ func lookUp(iin uint32) (Scheme, lengths) {
 			}
 		}
 	}
+
 	for _, r := range issuers {
 		if iin <= r.high {
 			if iin >= r.low {

@@ -119,6 +119,7 @@ func (p *parser) value(name []byte, depth int) (ok bool) {
 	if i > MaxValues || depth > MaxDepth && (p.peek() == '{' || p.peek() == '[') {
 		return false
 	}
+
 	p.values = append(p.values, Value{Kind: p.peek(), Size: 1, Name: name})
 	switch p.peek() {
 	case '{':
@@ -137,6 +138,7 @@ func (p *parser) value(name []byte, depth int) (ok bool) {
 		p.values[i].Kind = '0'
 		p.values[i].Text, ok = p.number()
 	}
+
 	p.values[i].Size = len(p.values) - i
 	return ok
 }
@@ -148,6 +150,7 @@ func (p *parser) inside(i, depth int, end byte) bool {
 	if p.take(end) {
 		return true
 	}
+
 	for {
 		var name []byte
 		if end == '}' {
@@ -161,6 +164,7 @@ func (p *parser) inside(i, depth int, end byte) bool {
 			}
 			p.space()
 		}
+
 		start := p.pos
 		if !p.value(name, depth+1) {
 			return false
@@ -168,6 +172,7 @@ func (p *parser) inside(i, depth int, end byte) bool {
 		if p.wanted != nil && depth == 1 && end == '}' && string(name) == *p.wanted {
 			p.start, p.end = start, p.pos
 		}
+
 		p.space()
 		if p.take(end) {
 			return true
@@ -219,6 +224,7 @@ func (p *parser) str() ([]byte, bool) {
 	if !p.take('"') {
 		return nil, false
 	}
+
 	start := p.pos
 	for i, c := range p.data[start:] {
 		if c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
@@ -226,6 +232,7 @@ func (p *parser) str() ([]byte, bool) {
 			break
 		}
 	}
+
 	end := p.pos
 	for p.pos < len(p.data) {
 		switch c := p.data[p.pos]; {
@@ -253,6 +260,7 @@ func (p *parser) str() ([]byte, bool) {
 			p.pos += n
 		}
 	}
+
 	return nil, false
 }
 

@@ -19,7 +19,7 @@ func PgBouncer(t testing.TB, p *Postgres, mode string) *Server {
 	s.args = func(port int) ([]string, error) {
 		config := filepath.Join(s.dir, "pgbouncer.ini")
 		head := "[databases]\n* = host=127.0.0.1 user=cardvault port=" + strconv.Itoa(p.port) + "\n[pgbouncer]\n"
-		return []string{config}, write(config, map[string]string{
+		return []string{config}, writeSettings(config, map[string]string{
 			"listen_addr": "127.0.0.1", "listen_port": strconv.Itoa(port), "unix_socket_dir": "",
 			"auth_type": "any", "pool_mode": mode,
 		}, head, "%s = %s\n")

@@ -50,16 +50,19 @@ func newPostgres(o *PostgreSQLOptions) (*Postgres, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	slices.Sort(folders)
 	slices.Reverse(folders)
 	bin, err := folder(folders, "postgres", "initdb", "pg_basebackup", "psql")
 	if err != nil {
 		return nil, err
 	}
+
 	var settings map[string]string
 	if o != nil {
 		settings = o.Settings
 	}
+
 	p := &Postgres{bin: bin, settings: settings}
 	return p, p.open(func() error {
 		_, err := run(p.guard, p.dir, filepath.Join(bin, "initdb"), "--pgdata", p.data(), "--username", "cardvault",
@@ -75,6 +78,7 @@ func (p *Postgres) open(prepare func() error) error {
 	p.url = "postgres://cardvault@%s/%s?sslmode=disable"
 	p.serves = servesPostgres
 	p.quits = syscall.SIGQUIT
+
 	p.args = func(port int) ([]string, error) {
 		settings := map[string]string{
 			"listen_addresses":        "127.0.0.1",
@@ -90,6 +94,7 @@ func (p *Postgres) open(prepare func() error) error {
 		}
 		return args, nil
 	}
+
 	return p.Server.open(prepare)
 }
 

@@ -96,18 +96,22 @@ func (p *Proxy) serve(client net.Conn) {
 		return
 	}
 	defer p.drop(client)
+
 	if !p.pass() {
 		return
 	}
+
 	server, err := net.DialTimeout("tcp", p.to, patience)
 	if err != nil || !p.admit(server) {
 		return
 	}
+
 	p.waits.Go(func() {
 		defer p.drop(client)
 		read(server, func(b []byte) bool { return p.answer(client, b) })
 	})
 	defer p.drop(server)
+
 	read(client, func(b []byte) bool {
 		if !p.pass() {
 			return false
@@ -133,6 +137,7 @@ func (p *Proxy) answer(to io.Writer, b []byte) bool {
 	if !p.pass() {
 		return false
 	}
+
 	p.mu.Lock()
 	last := false
 	if p.left >= 0 {

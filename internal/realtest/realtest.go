@@ -100,6 +100,7 @@ func (s *Server) open(prepare func() error) (err error) {
 			err = errors.Join(err, s.close())
 		}
 	}()
+
 	if s.dir, err = os.MkdirTemp("", "realtest"); err != nil {
 		return err
 	}
@@ -109,9 +110,11 @@ func (s *Server) open(prepare func() error) (err error) {
 	if err := own(s.dir); err != nil {
 		return err
 	}
+
 	if err := prepare(); err != nil {
 		return err
 	}
+
 	for range 3 { // another process may take the port first
 		if s.port, err = freePort(); err != nil {
 			return err
@@ -148,15 +151,18 @@ func (s *Server) start() error {
 		return err
 	}
 	defer log.Close()
+
 	args, err := s.args(s.port)
 	if err != nil {
 		return err
 	}
+
 	cmd := command(context.Background(), s.dir, s.path, args...) // a server ends by a signal
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		return err
 	}
+
 	err = s.guard.watch(cmd.Process.Pid)
 	ended := make(chan struct{})
 	s.proc, s.ended = cmd.Process, ended
@@ -171,6 +177,7 @@ func (s *Server) start() error {
 	if err != nil {
 		return fmt.Errorf("%s does not start: %w\n%s", filepath.Base(s.path), err, s.tail())
 	}
+
 	return nil
 }
 

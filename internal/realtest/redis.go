@@ -36,6 +36,7 @@ func Redis(t testing.TB, o *RedisOptions) *Server {
 	}
 	need(t, err)
 	s := &Server{path: filepath.Join(bin, program), url: "redis://%s/%s", serves: servesRedis, quits: syscall.SIGKILL}
+
 	s.args = func(port int) ([]string, error) {
 		settings := map[string]string{
 			"bind": "127.0.0.1", "port": strconv.Itoa(port), "dir": s.dir, "save": `""`, "appendonly": "no",
@@ -44,8 +45,9 @@ func Redis(t testing.TB, o *RedisOptions) *Server {
 			maps.Copy(settings, o.Settings)
 		}
 		config := filepath.Join(s.dir, "redis.conf")
-		return []string{config}, write(config, settings, "", "%s %s\n")
+		return []string{config}, writeSettings(config, settings, "", "%s %s\n")
 	}
+
 	need(t, s.open(func() error { return nil }))
 	closes(t, s.close)
 	return s
@@ -66,8 +68,8 @@ func servesRedis(conn net.Conn) error {
 	return nil
 }
 
-// write writes a file of settings that a server reads.
-func write(path string, settings map[string]string, head, line string) error {
+// writeSettings writes a file of settings that a server reads.
+func writeSettings(path string, settings map[string]string, head, line string) error {
 	text := []byte(head)
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		text = fmt.Appendf(text, line, name, settings[name])

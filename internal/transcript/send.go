@@ -45,6 +45,7 @@ func SendContext(t testing.TB, ctx context.Context, h http.Handler, method, targ
 		chunked = chunked || strings.EqualFold(headers[i], "Transfer-Encoding")
 		b.WriteString(headers[i] + ": " + headers[i+1] + "\r\n")
 	}
+
 	if !typed {
 		b.WriteString("Content-Type: application/json\r\n")
 	}
@@ -56,11 +57,13 @@ func SendContext(t testing.TB, ctx context.Context, h http.Handler, method, targ
 	case body != "":
 		b.WriteString("Content-Length: " + strconv.Itoa(len(body)) + "\r\n")
 	}
+
 	b.WriteString("\r\n" + body)
 	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(b.String())))
 	if err != nil {
 		t.Fatalf("%s %s cannot be sent: %v", method, target, err)
 	}
+
 	r.RemoteAddr = "192.0.2.1:1234"
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r.WithContext(ctx))
@@ -76,26 +79,32 @@ func Encrypt(t testing.TB, session *Answer, claims, sid string) string {
 			JWK struct{ Kty, N, E, Alg, Use, Kid string }
 		}
 	}
+
 	if err := json.Unmarshal([]byte(session.Body), &s); session.Status != http.StatusOK || err != nil {
 		t.Fatalf("no session: %d %s, %v", session.Status, session.Body, err)
 	}
+
 	k, b64 := s.Data.JWK, base64.RawURLEncoding
 	n, err := b64.DecodeString(k.N)
 	if err != nil || k.Kty != "RSA" || k.E != "AQAB" || k.Alg != "RSA-OAEP-256" || k.Use != "enc" {
 		t.Fatalf("key %+v: %v", k, err)
 	}
+
 	header := map[string]string{"alg": k.Alg, "enc": "A256GCM", "kid": k.Kid}
 	if sid != "" {
 		header["sid"] = sid
 	}
+
 	plain, err := json.Marshal(header)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	protected := b64.EncodeToString(plain)
 	key := make([]byte, 32)
 	rand.Read(key)
 	var wrapped []byte
+
 	// A browser knows nothing of FIPS 140-3, nor does the randomness of a bubble.
 	fips140.WithoutEnforcement(func() {
 		wrapped, err = rsa.EncryptOAEP(sha256.New(), rand.Reader, &rsa.PublicKey{N: new(big.Int).SetBytes(n), E: 65537}, key, nil)
@@ -103,14 +112,17 @@ func Encrypt(t testing.TB, session *Answer, claims, sid string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	block, err := aes.NewCipher(key)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	gcm, err := cipher.NewGCMWithRandomNonce(block)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	sealed := gcm.Seal(nil, nil, []byte(claims), []byte(protected))
 	tag := len(sealed) - 16
 	return strings.Join([]string{protected, b64.EncodeToString(wrapped), b64.EncodeToString(sealed[:12]),

@@ -130,6 +130,7 @@ func (p *player) play(t *testing.T, paragraph string) string {
 	r := request{on: p.on}
 	lines := strings.Split(paragraph, "\n")
 	i := 0
+
 	for ; i < len(lines) && !strings.HasPrefix(lines[i], "="); i++ {
 		switch line := lines[i]; {
 		case strings.HasPrefix(line, "#"):
@@ -160,9 +161,11 @@ func (p *player) play(t *testing.T, paragraph string) string {
 			r.read(p.fill(t, line))
 		}
 	}
+
 	if r.method == "" {
 		return paragraph
 	}
+
 	r.complete(t, p.world.values["key"])
 	h := p.world.handlers[r.on]
 	if h == nil {
@@ -176,10 +179,12 @@ func (p *player) play(t *testing.T, paragraph string) string {
 			}
 		}
 	}
+
 	where := paragraph
 	if i < len(lines) {
 		where = strings.Join(lines[:i], "\n")
 	}
+
 	want := unwrap(lines[i:])
 	synctest.Wait() // what is due in the background is done
 	actual := p.ask(t, h, &r, paragraph)
@@ -200,11 +205,13 @@ func (p *player) ask(t *testing.T, h http.Handler, r *request, paragraph string)
 	if p.loose {
 		time.Sleep(time.Microsecond)
 	}
+
 	image := strings.Contains(got.Header.Get("Content-Type"), "image/")
 	if !image && got.Status != http.StatusNotModified {
 		CheckCommon(t, r.method, got)
 		NoEcho(t, paragraph, fmt.Sprint(got.Header), got.Body)
 	}
+
 	answer := ExtraHeaders(got)
 	switch {
 	case image:
@@ -212,6 +219,7 @@ func (p *player) ask(t *testing.T, h http.Handler, r *request, paragraph string)
 	case got.Body != "":
 		answer = append(answer, got.Body)
 	}
+
 	actual := fmt.Sprintf("= %d", got.Status)
 	if len(answer) > 0 {
 		actual += "\n" + strings.Join(answer, "\n")
@@ -246,6 +254,7 @@ func (r *request) complete(t *testing.T, key string) {
 			t.Fatalf("%s: %v", r.target, err)
 		}
 	}
+
 	given := false
 	for i := 0; i < len(r.headers); i += 2 {
 		if strings.EqualFold(r.headers[i], "X-Api-Key") {
@@ -256,6 +265,7 @@ func (r *request) complete(t *testing.T, key string) {
 			}
 		}
 	}
+
 	if !given {
 		r.headers = append(r.headers, "X-Api-Key", key)
 	}
@@ -297,11 +307,13 @@ func (p *player) match(t *testing.T, want, actual string) bool {
 			pattern.WriteString("(" + kind(t, name) + ")")
 		}
 	}
+
 	pattern.WriteString(regexp.QuoteMeta(want[rest:]))
 	m := regexp.MustCompile("^(?s:" + pattern.String() + ")$").FindStringSubmatch(actual)
 	if m == nil {
 		return false
 	}
+
 	found := map[string]string{}
 	for i, name := range fresh {
 		if value, ok := found[name]; ok && value != m[i+1] {
@@ -309,6 +321,7 @@ func (p *player) match(t *testing.T, want, actual string) bool {
 		}
 		found[name] = m[i+1]
 	}
+
 	maps.Copy(p.world.values, found)
 	return true
 }
@@ -330,6 +343,7 @@ func (p *player) record(actual string) string {
 			actual = strings.ReplaceAll(actual, value, "{"+name+"}")
 		}
 	}
+
 	for _, k := range kinds[:8] {
 		actual = regexp.MustCompile(k.pattern).ReplaceAllStringFunc(actual, func(value string) string {
 			for name, v := range p.world.values {
@@ -345,6 +359,7 @@ func (p *player) record(actual string) string {
 			return "{" + name + "}"
 		})
 	}
+
 	const width = 110
 	var wrapped []string
 	for line := range strings.SplitSeq(actual, "\n") {
@@ -360,6 +375,7 @@ func (p *player) record(actual string) string {
 		}
 		wrapped = append(wrapped, line)
 	}
+
 	return strings.Join(wrapped, "\n")
 }
 
@@ -392,6 +408,7 @@ func CheckCommon(t testing.TB, method string, a *Answer) {
 			t.Errorf("header %s is %q", name, v)
 		}
 	}
+
 	contentType, length := a.Header["Content-Type"], a.Header["Content-Length"]
 	switch {
 	case a.Status == http.StatusNoContent:

@@ -68,6 +68,7 @@ func newWorld(t *testing.T, s *Setup) *world {
 		Codes:    s.Codes,
 		Logger:   slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
+
 	w.vaults = w.open(t, s.Stores, &w.opts)
 	v := w.vaults[0]
 	all := cardvault.AllScopes()
@@ -77,16 +78,19 @@ func newWorld(t *testing.T, s *Setup) *world {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	principal, key := newKey(t, v, 0, all...)
 	other, unapproved := newAccount(t, v, nil), newAccount(t, v, &cardvault.Approvals{})
 	text := func(v *cardvault.Vault, ttl time.Duration, scopes ...cardvault.Scope) string {
 		_, text := newKey(t, v, ttl, scopes...)
 		return text
 	}
+
 	revoked, revokedText := newKey(t, v, 0, all...)
 	if err := v.DeleteAPIKey(t.Context(), revoked.ID); err != nil {
 		t.Fatal(err)
 	}
+
 	w.values = map[string]string{
 		"key":        key,
 		"keyid":      principal.ID.String(),
@@ -101,6 +105,7 @@ func newWorld(t *testing.T, s *Setup) *world {
 		"unknown":    text(w.open(t, []store.Store{memstore.New()}, &cardvault.Options{Mode: cardvault.Sandbox})[0], 0, all...),
 		"nobody":     uuid.NewString(),
 	}
+
 	foreign, err := other.Import(t.Context(), cardvault.Card{
 		PAN:    cardvault.NewPAN([]byte(card)),
 		Expiry: cardvault.Expiry{Month: 4, Year: 2031},
@@ -108,38 +113,47 @@ func newWorld(t *testing.T, s *Setup) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	w.values["foreign"] = foreign.ID.String() // a token of another account
 	w.values["merchant"] = primaryMerchant(t, v).ID.String()
 	w.values["foreigner"] = primaryMerchant(t, other).ID.String() // a merchant of another account
 	<-time.After(2 * time.Second)
 
+	w.handlers = w.replicas(t)
+	return w
+}
+
+// replicas returns handlers of all sorts, by the names that @on uses.
+func (w *world) replicas(t *testing.T) map[string]http.Handler {
 	disabled := w.opts
 	disabled.PPAN, disabled.Webhooks = nil, nil
-	closed := w.open(t, s.Stores, &w.opts)
+	closed := w.open(t, w.setup.Stores, &w.opts)
+
 	var failing []*failingStore
 	var failingStores []store.Store
 	for i, v := range closed {
 		if err := v.Close(); err != nil {
 			t.Fatal(err)
 		}
-		failing = append(failing, &failingStore{Store: s.Stores[i]})
+		failing = append(failing, &failingStore{Store: w.setup.Stores[i]})
 		failingStores = append(failingStores, failing[i])
 	}
+
 	failingVaults := w.open(t, failingStores, &w.opts)
 	for _, s := range failing {
 		s.fails.Store(true)
 	}
-	w.handlers = map[string]http.Handler{
+
+	return map[string]http.Handler{
 		"":         w.serve(t, w.vaults, httpapi.Options{}),
 		"closed":   w.serve(t, closed, httpapi.Options{}),
-		"disabled": w.serve(t, w.open(t, s.Stores, &disabled), httpapi.Options{}), // it has no provider and no sender
-		"failing":  w.serve(t, failingVaults, httpapi.Options{}),                  // its store is unavailable
+		"disabled": w.serve(t, w.open(t, w.setup.Stores, &disabled), httpapi.Options{}), // it has no provider and no sender
+		"failing":  w.serve(t, failingVaults, httpapi.Options{}),                        // its store is unavailable
 		"shop":     w.serve(t, w.vaults, httpapi.Options{AllowedOrigins: []string{"https://shop.example"}}),
 		// {key} has just made its one request in ten seconds to each replica, and one DELETE
 		// of an API key.
 		"limited": w.serve(t, w.vaults, httpapi.Options{RateLimit: httpapi.RateLimit{PerSecond: 0.1}}),
 	}
-	return w
 }
 
 // open opens a vault on each store.
@@ -184,6 +198,7 @@ func (w *world) addNetwork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	w.sim = sim
 	opts := w.opts
 	opts.Network, opts.IDV, opts.BaseURL = sim, sim, "https://vault.example"
@@ -193,6 +208,7 @@ func (w *world) addNetwork(t *testing.T) {
 			t.Error(err)
 		}
 	})
+
 	w.run(t, vaults)
 	w.handlers["network"] = w.serve(t, vaults, httpapi.Options{})
 	v := vaults[0]
@@ -203,17 +219,20 @@ func (w *world) addNetwork(t *testing.T) {
 	if _, err := v.RotatePaymentSecret(t.Context(), primaryMerchant(t, v).ID, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
+
 	w.values["secretless"] = second.ID.String() // a merchant without a shared secret
 	session, err := w.vaults[0].CreateSession(t.Context(), &cardvault.SessionOptions{ExpirationTime: 3600})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ephemeral, err := w.vaults[0].Tokenize(t.Context(), session, cardvault.Card{
 		PAN: cardvault.NewPAN([]byte(card)), Expiry: cardvault.Expiry{Month: 4, Year: 2031},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	w.values["ephemeral"] = ephemeral.ID.String() // a token that lapses in an hour
 }
 
@@ -253,10 +272,12 @@ func (w *world) wait(t *testing.T, d time.Duration) {
 		<-time.After(d)
 		return
 	}
+
 	<-time.After(time.Minute) // what has been asked for is done first
 	for _, r := range w.running {
 		r.rest(t)
 	}
+
 	for d -= time.Minute; d > 0; d -= w.setup.Rest {
 		<-time.After(min(d, w.setup.Rest))
 		for _, r := range w.running {
@@ -265,6 +286,7 @@ func (w *world) wait(t *testing.T, d time.Duration) {
 			}
 		}
 	}
+
 	for _, r := range w.running {
 		r.start(t)
 	}
@@ -389,6 +411,7 @@ func (Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.SendR
 			return nil, ctx.Err()
 		}
 	}
+
 	status, err := strconv.Atoi(strings.Trim(u.Path, "/"))
 	if err != nil {
 		return nil, errors.New("no answer")

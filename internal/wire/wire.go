@@ -116,6 +116,7 @@ func AppendToken(b []byte, t *cardvault.Token) []byte {
 		o.Name("cardholder_name")
 		t.CardholderName.Expose(func(name []byte) { o.B = AppendString(o.B, string(name)) })
 	}
+
 	o.Text("card_art_url", t.CardArtURL)
 	o.Time("created_at", t.CreatedAt)
 	o.Int("expiry_month", int64(t.Expiry.Month))
@@ -131,6 +132,7 @@ func AppendToken(b []byte, t *cardvault.Token) []byte {
 	o.Text("status", t.Status.String())
 	o.Text("type", t.Type)
 	o.Text("country_code", t.CountryCode)
+
 	o.Text("network_token_status", t.NetworkTokenStatus.String())
 	if r := t.NetworkTokenStatusReason; r == nil {
 		o.Null("network_token_status_reason")
@@ -141,6 +143,7 @@ func AppendToken(b []byte, t *cardvault.Token) []byte {
 		o.Time("occurred_at", r.OccurredAt)
 		o.Close()
 	}
+
 	o.Text("scheme", t.Scheme.String())
 	o.Text("identity_and_verification", t.Identification.String())
 	o.Name("authentication_data")
@@ -153,6 +156,7 @@ func AppendToken(b []byte, t *cardvault.Token) []byte {
 		o.Time("authenticated_at", a.At)
 	}
 	o.Close()
+
 	o.Bool("supports_device_binding", t.SupportsDeviceBinding)
 	o.Text("business_key", t.BusinessKey)
 	o.Text("import_provider", t.ImportProvider)
@@ -164,6 +168,7 @@ func AppendToken(b []byte, t *cardvault.Token) []byte {
 		o.B = hex.AppendEncode(o.B, t.Fingerprint[:])
 		o.B = append(o.B, '"')
 	}
+
 	o.Close()
 	return o.B
 }
