@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -64,7 +65,7 @@ func (v *Vault) CreateAccount(ctx context.Context, name string, approvals *Appro
 		return nil, err
 	}
 
-	err = v.write(ctx, opCreateAccount, a.ID, func(tx store.Tx) error {
+	err = v.rows.Write(ctx, opCreateAccount, a.ID, func(tx store.Tx) error {
 		for _, r := range records {
 			tx.Put(r)
 		}
@@ -80,13 +81,13 @@ func (v *Vault) CreateAccount(ctx context.Context, name string, approvals *Appro
 // primary merchant.
 func (v *Vault) newAccount(name string, grant Approvals) (*Account, []*store.Record, error) {
 	whole := v.whole()
-	row, err := v.newRow()
+	row, err := v.rows.NewRow()
 	if err != nil {
 		return nil, nil, err
 	}
 
 	a := &Account{
-		ID:                  whole.mask(kindAccount, row),
+		ID:                  whole.rows.Mask(kindAccount, row),
 		CreatedAt:           rowkey.Time(row),
 		Name:                name,
 		ImportApproved:      grant.Import,
@@ -94,15 +95,15 @@ func (v *Vault) newAccount(name string, grant Approvals) (*Account, []*store.Rec
 		Quotas:              v.opts.Quotas,
 	}
 
-	account := whole.newRecord(kindAccount, row)
+	account := whole.rows.NewRecord(kindAccount, row)
 	m := &Merchant{Name: "primary", Primary: true}
 	merchant, err := v.In(a.ID).newMerchant(m)
 	if err != nil {
 		return nil, nil, err
 	}
 
-	if err := v.box.SealShown(account, a.encode()); err != nil {
-		return nil, nil, wrapped(err)
+	if err := v.rows.SealShown(account, a.encode()); err != nil {
+		return nil, nil, err
 	}
 	return a, []*store.Record{account, merchant}, nil
 }
@@ -110,7 +111,7 @@ func (v *Vault) newAccount(name string, grant Approvals) (*Account, []*store.Rec
 // Account returns the account that this handle works on.
 func (v *Vault) Account(ctx context.Context) (*Account, error) {
 	whole := v.whole()
-	r, err := whole.get(ctx, kindAccount, v.account)
+	r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +134,7 @@ func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (*Page[*Acc
 func (v *Vault) SetApprovals(ctx context.Context, grant Approvals) error {
 	whole := v.whole()
 	for {
-		r, err := whole.get(ctx, kindAccount, v.account)
+		r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
 		if err != nil {
 			return err
 		}
@@ -145,8 +146,8 @@ func (v *Vault) SetApprovals(ctx context.Context, grant Approvals) error {
 		activated := grant.NetworkTokens && !a.NetworkTokensActive
 		a.ImportApproved, a.NetworkTokensActive = grant.Import, grant.NetworkTokens
 		r.Version++
-		if err := v.box.SealShown(r, a.encode()); err != nil {
-			return wrapped(err)
+		if err := v.rows.SealShown(r, a.encode()); err != nil {
+			return err
 		}
 
 		var fill *store.Record
@@ -156,7 +157,7 @@ func (v *Vault) SetApprovals(ctx context.Context, grant Approvals) error {
 			}
 		}
 
-		err = v.write(ctx, opApprove, a.ID, func(tx store.Tx) error {
+		err = v.rows.Write(ctx, opApprove, a.ID, func(tx store.Tx) error {
 			tx.Put(r)
 			if fill != nil {
 				tx.Put(fill)
@@ -173,19 +174,6 @@ func (v *Vault) SetApprovals(ctx context.Context, grant Approvals) error {
 	}
 }
 
-// exists returns ErrNotFound unless the account of this handle exists.
-// Accounts are never deleted, so that one look is enough.
-func (v *Vault) exists(ctx context.Context) error {
-	if v.known.has(v.account) {
-		return nil
-	}
-	if _, err := v.whole().get(ctx, kindAccount, v.account); err != nil {
-		return err
-	}
-	v.known.add(v.account)
-	return nil
-}
-
 // An approval is what an import must know of its account.
 type approval struct {
 	version  uint64 // of the record of the account
@@ -199,12 +187,12 @@ type approval struct {
 // what has changed since the last one is opened.
 func (v *Vault) approved(ctx context.Context) (*approval, error) {
 	whole := v.whole()
-	r, err := whole.get(ctx, kindAccount, v.account)
+	r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
 	if err != nil {
 		return nil, err
 	}
 
-	if known, ok := v.approvals.Load(v.account); ok && known.(*approval).version == r.Version {
+	if known, ok := v.approvals.Load(v.rows.ID); ok && known.(*approval).version == r.Version {
 		return known.(*approval), nil
 	}
 
@@ -219,7 +207,7 @@ func (v *Vault) approved(ctx context.Context) (*approval, error) {
 	}
 
 	now := &approval{version, a.NetworkTokensActive, m.ID, a.Quotas.PaymentData}
-	v.approvals.Store(v.account, now)
+	v.approvals.Store(v.rows.ID, now)
 	return now, nil
 }
 
@@ -249,8 +237,8 @@ func (a *Account) encode() []byte {
 }
 
 func (v *Vault) openAccount(ctx context.Context, rec *store.Record) (*Account, error) {
-	a := &Account{ID: v.mask(kindAccount, rec.ID), CreatedAt: rowkey.Time(rec.ID)}
-	r, err := v.read(ctx, rec)
+	a := &Account{ID: v.rows.Mask(kindAccount, rec.ID), CreatedAt: rowkey.Time(rec.ID)}
+	r, err := v.rows.Read(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
@@ -281,5 +269,5 @@ func (v *Vault) openAccount(ctx context.Context, rec *store.Record) (*Account, e
 
 	a.Quotas = a.overrides
 	a.Quotas.or(&v.opts.Quotas)
-	return a, readError(r)
+	return a, ledger.ReadError(r)
 }

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -156,16 +157,16 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	if err := CheckAPIKey(label, scopes, opts); err != nil {
 		return nil, APIKeyText{}, err
 	}
-	if err := v.exists(ctx); err != nil {
+	if err := v.rows.Exists(ctx); err != nil {
 		return nil, APIKeyText{}, err
 	}
 
-	row, err := v.newRow()
+	row, err := v.rows.NewRow()
 	if err != nil {
 		return nil, APIKeyText{}, err
 	}
 
-	k := &APIKey{ID: v.mask(kindAPIKey, row), Account: v.account, CreatedAt: rowkey.Time(row), Label: label}
+	k := &APIKey{ID: v.rows.Mask(kindAPIKey, row), Account: v.rows.ID, CreatedAt: rowkey.Time(row), Label: label}
 	k.Root = k.ID
 	for _, s := range allScopes {
 		if slices.Contains(scopes, s) {
@@ -195,7 +196,7 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 		}
 	}
 
-	r := v.newRecord(kindAPIKey, row)
+	r := v.rows.NewRecord(kindAPIKey, row)
 	r.Lookup = [][]byte{[]byte(shortID(k.ID))}
 	for _, by := range k.creators {
 		r.Lookup = append(r.Lookup, createdBy(by))
@@ -205,13 +206,13 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	text, secret := v.newKeyText(k.ID)
 	digest := sha256.Sum256([]byte(secret))
 	k.digest = hide(digest[:])
-	if err := v.box.SealShown(r, k.encode()); err != nil {
-		return nil, APIKeyText{}, wrapped(err)
+	if err := v.rows.SealShown(r, k.encode()); err != nil {
+		return nil, APIKeyText{}, err
 	}
 
 	// A creator that was revoked meanwhile makes no key.
 	err = v.withinQuota(ctx, opCreateAPIKey, quotaAPIKeys, kindAPIKey, func(room func(store.Tx) error) error {
-		return v.write(ctx, opCreateAPIKey, k.ID, func(tx store.Tx) error {
+		return v.rows.Write(ctx, opCreateAPIKey, k.ID, func(tx store.Tx) error {
 			if _, err := v.creatorsOf(tx, k); err != nil {
 				return err // revoked meanwhile
 			}
@@ -238,7 +239,7 @@ func (k *APIKey) endBy(at time.Time) {
 // creator returns a key that is to make another. Its creators are those that the other
 // has: itself is the last of them.
 func (v *Vault) creator(ctx context.Context, id uuid.UUID) (*APIKey, error) {
-	r, err := v.get(ctx, kindAPIKey, id)
+	r, err := v.rows.Get(ctx, kindAPIKey, id)
 	if err != nil {
 		return nil, err
 	}
@@ -258,7 +259,7 @@ func (v *Vault) creator(ctx context.Context, id uuid.UUID) (*APIKey, error) {
 // ErrNotFound unless each is there and lives.
 func (v *Vault) creatorsOf(tx store.ReadTx, k *APIKey) (chain []*store.Record, err error) {
 	for _, row := range k.creators { // at most MaxAPIKeyDepth-1
-		r, err := v.find(tx, kindAPIKey, row)
+		r, err := v.rows.Find(tx, kindAPIKey, row)
 		if err != nil {
 			return nil, err
 		}
@@ -276,7 +277,7 @@ func (v *Vault) checkCreators(ctx context.Context, k *APIKey) error {
 	}
 
 	var chain []*store.Record
-	err := v.view(ctx, func(tx store.ReadTx) (err error) {
+	err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
 		chain, err = v.creatorsOf(tx, k)
 		return err
 	})
@@ -331,7 +332,7 @@ func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) error {
 // DeleteAPIKeyBy is DeleteAPIKey on behalf of the key whose id is by: it revokes by itself
 // and the keys below it. Any other id is ErrNotFound.
 func (v *Vault) DeleteAPIKeyBy(ctx context.Context, by, id uuid.UUID) error {
-	r, err := v.get(ctx, kindAPIKey, id)
+	r, err := v.rows.Get(ctx, kindAPIKey, id)
 	if err != nil {
 		return err
 	}
@@ -340,7 +341,7 @@ func (v *Vault) DeleteAPIKeyBy(ctx context.Context, by, id uuid.UUID) error {
 		return err
 	}
 
-	if id != by && !slices.Contains(k.creators, v.unmask(kindAPIKey, by)) {
+	if id != by && !slices.Contains(k.creators, v.rows.Unmask(kindAPIKey, by)) {
 		return ErrNotFound
 	}
 	return v.DeleteAPIKey(ctx, id)
@@ -366,7 +367,7 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 		candidates []candidate
 		damaged    error // of another key: it keeps none from being found
 	}
-	err := v.view(ctx, func(tx store.ReadTx) error {
+	err := v.rows.View(ctx, func(tx store.ReadTx) error {
 		found.candidates, found.damaged = nil, nil
 		keys, err := tx.Lookup(kindAPIKey, []byte(short), 16)
 		if errors.Is(err, ErrDamaged) {
@@ -376,7 +377,7 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 			return err
 		}
 		for _, k := range keys {
-			account, err := tx.Get(kindAccount, whole.unmask(kindAccount, k.Account))
+			account, err := tx.Get(kindAccount, whole.rows.Unmask(kindAccount, k.Account))
 			if errors.Is(err, store.ErrNotFound) { // no vault has written such a key
 				found.damaged = fmt.Errorf("%w: API key of no account", ErrDamaged)
 				continue
@@ -405,7 +406,7 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 		if err != nil {
 			return nil, err
 		}
-		if subtle.ConstantTimeCompare(k.digest.get(), sum[:]) == 1 && lives(c.key, at) {
+		if subtle.ConstantTimeCompare(k.digest.get(), sum[:]) == 1 && ledger.Lives(c.key, at) {
 			// The creators are looked at once the secret is right: what a wrong one takes
 			// does not depend on them. They were there before the key was, so if they
 			// are now they were when the key was read.
@@ -445,8 +446,8 @@ type nobody struct {
 
 // newNobody returns the nobody of a vault, given a handle on its default account.
 func (v *Vault) newNobody() (*nobody, error) {
-	row, keys := rowkey.First(firstRow), seal.NewKeys()
-	n := &nobody{box: seal.NewBox(keys, nil), key: *v.newRecord(kindAPIKey, row), account: v.whole().unmask(kindAccount, v.account)}
+	row, keys := rowkey.First(ledger.FirstTime), seal.NewKeys()
+	n := &nobody{box: seal.NewBox(keys, nil), key: *v.rows.NewRecord(kindAPIKey, row), account: v.whole().rows.Unmask(kindAccount, v.rows.ID)}
 	n.box.Grant(keys, 1)
 	n.key.Lookup = [][]byte{[]byte(shortID(row))}
 	k := &APIKey{Label: "nobody", Scopes: allScopes, digest: hide(make([]byte, sha256.Size))}
@@ -549,17 +550,17 @@ func (k *APIKey) encode() []byte {
 
 // describeAPIKey returns what the columns of a record say of an API key.
 func (v *Vault) describeAPIKey(rec *store.Record) *APIKey {
-	k := &APIKey{ID: v.mask(kindAPIKey, rec.ID), Account: rec.Account, CreatedAt: rowkey.Time(rec.ID), creators: creatorRows(rec)}
+	k := &APIKey{ID: v.rows.Mask(kindAPIKey, rec.ID), Account: rec.Account, CreatedAt: rowkey.Time(rec.ID), creators: creatorRows(rec)}
 	k.Root = k.ID
 	if len(k.creators) > 0 {
-		k.Root = v.mask(kindAPIKey, k.creators[0])
+		k.Root = v.rows.Mask(kindAPIKey, k.creators[0])
 	}
 	return k
 }
 
 func (v *Vault) openAPIKey(ctx context.Context, rec *store.Record) (*APIKey, error) {
 	k := v.describeAPIKey(rec)
-	plain, err := v.openShown(ctx, rec)
+	plain, err := v.rows.OpenShown(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
@@ -589,5 +590,5 @@ func (k *APIKey) decode(plain []byte) error {
 	if len(k.digest.get()) != sha256.Size {
 		return fmt.Errorf("%w: API key cannot be read", ErrDamaged)
 	}
-	return readError(&r)
+	return ledger.ReadError(&r)
 }

@@ -19,7 +19,7 @@ import (
 // unguessable, and says nothing of a card. The error is ErrNotFound for an id
 // that no token shows.
 func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (mediaType string, image []byte, err error) {
-	if v.closed.Load() {
+	if v.ledger.Closed() {
 		return "", nil, ErrClosed
 	}
 	if id == uuid.Nil {
@@ -28,7 +28,7 @@ func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (mediaType string, im
 
 	var head *store.Record
 	var parts []*store.Record
-	err = v.view(ctx, func(tx store.ReadTx) (err error) {
+	err = v.rows.View(ctx, func(tx store.ReadTx) (err error) {
 		parts = nil
 		if head, err = tx.Get(kindCardArt, id); err != nil {
 			return err
@@ -45,14 +45,14 @@ func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (mediaType string, im
 		}
 		return nil
 	})
-	if err == nil && v.account != uuid.Nil && head.Account != v.account {
+	if err == nil && v.rows.ID != uuid.Nil && head.Account != v.rows.ID {
 		err = ErrNotFound
 	}
 	if err != nil {
 		return "", nil, err
 	}
 
-	plain, err := v.openShown(ctx, head)
+	plain, err := v.rows.OpenShown(ctx, head)
 	if err != nil {
 		return "", nil, err
 	}
@@ -71,7 +71,7 @@ func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (mediaType string, im
 		if part.Parent != id || part.Account != head.Account {
 			return "", nil, fmt.Errorf("%w: part %d of card art is another's", ErrDamaged, i)
 		}
-		plain, err := v.openShown(ctx, part)
+		plain, err := v.rows.OpenShown(ctx, part)
 		if err != nil {
 			return "", nil, err
 		}
@@ -116,10 +116,10 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 		return nil
 	}
 
-	source := v.box.Lookup(v.account, "card art source", []byte(v.opts.Network.Name()+"\x00"+asset))
+	source := v.rows.Box.Lookup(v.rows.ID, "card art source", []byte(v.opts.Network.Name()+"\x00"+asset))
 	var known *art
-	err := v.findBy(ctx, kindCardArt, source, artHeads, func(r *store.Record, readable bool) bool {
-		if readable && r.Account == v.account {
+	err := v.rows.FindBy(ctx, kindCardArt, source, artHeads, func(r *store.Record, readable bool) bool {
+		if readable && r.Account == v.rows.ID {
 			known = &art{id: r.ID, asset: asset}
 		}
 		return known == nil
@@ -180,21 +180,21 @@ func isImage(mediaType string, image []byte) bool {
 // shows: unguessable, the same for the same image, and another for another.
 func (v *Vault) newArt(asset, mediaType string, image, source []byte) (*art, error) {
 	sum := sha256.Sum256(image)
-	id := uuid.UUID(v.box.Lookup(v.account, "card art content", sum[:])[:16])
+	id := uuid.UUID(v.rows.Box.Lookup(v.rows.ID, "card art content", sum[:])[:16])
 	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // looks like any version 4
 
-	head := &store.Record{Kind: kindCardArt, ID: id, Account: v.account, Version: 1, Lookup: [][]byte{source}}
-	err := v.box.SealShown(head, tlv.Append(tlv.Append(nil, artType, mediaType), artSum, sum[:]))
+	head := &store.Record{Kind: kindCardArt, ID: id, Account: v.rows.ID, Version: 1, Lookup: [][]byte{source}}
+	err := v.rows.SealShown(head, tlv.Append(tlv.Append(nil, artType, mediaType), artSum, sum[:]))
 	a := &art{id: id, asset: asset, records: []*store.Record{head}}
 
 	for chunk := range slices.Chunk(image, artPartSize) {
-		part := &store.Record{Kind: kindCardArtPart, ID: artPart(id, len(a.records)-1), Account: v.account, Parent: id, Version: 1}
+		part := &store.Record{Kind: kindCardArtPart, ID: artPart(id, len(a.records)-1), Account: v.rows.ID, Parent: id, Version: 1}
 		if err == nil {
-			err = v.box.SealShown(part, chunk)
+			err = v.rows.SealShown(part, chunk)
 		}
 		a.records = append(a.records, part)
 	}
-	return a, wrapped(err)
+	return a, err
 }
 
 // errArtGone is returned in a transaction that finds art gone that was there.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -46,16 +47,16 @@ func decodeBackfill(plain []byte) (*backfill, error) {
 			b.again = r.Bool()
 		}
 	}
-	return b, readError(&r)
+	return b, ledger.ReadError(&r)
 }
 
 // newBackfill returns the job that asks for network tokens for all tokens of the
 // account, from the first.
 func (v *Vault) newBackfill(ctx context.Context) (*store.Record, error) {
-	r := &store.Record{Kind: kindBackfill, ID: v.account, Account: v.account, Due: now(), Version: 1}
+	r := &store.Record{Kind: kindBackfill, ID: v.rows.ID, Account: v.rows.ID, Due: now(), Version: 1}
 
-	err := v.view(ctx, func(tx store.ReadTx) error {
-		former, err := tx.Get(kindBackfill, v.account)
+	err := v.rows.View(ctx, func(tx store.ReadTx) error {
+		former, err := tx.Get(kindBackfill, v.rows.ID)
 		switch {
 		case errors.Is(err, store.ErrNotFound):
 			r.Version = 1
@@ -71,7 +72,7 @@ func (v *Vault) newBackfill(ctx context.Context) (*store.Record, error) {
 	}
 
 	b := &backfill{began: r.Due}
-	return r, wrapped(v.box.SealShown(r, b.encode()))
+	return r, v.rows.SealShown(r, b.encode())
 }
 
 // backfillBatch is how many tokens one run of the job takes.
@@ -79,7 +80,7 @@ const backfillBatch = 256
 
 // backfill does a part of the job and stores how far it has come.
 func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) error {
-	q := &store.Query{Kind: kindToken, Account: v.account, Min: b.from, Live: now(), Limit: backfillBatch}
+	q := &store.Query{Kind: kindToken, Account: v.rows.ID, Min: b.from, Live: now(), Limit: backfillBatch}
 	for s := range Scheme(schemes) {
 		q.Classes.Add(class(s, NetworkTokenNotAvailable))
 	}
@@ -114,7 +115,7 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 			case errors.Is(errs[i], ErrNotFound):
 				errs[i] = nil
 			case errors.Is(errs[i], ErrDamaged): // it keeps no other from its network token
-				v.log.Error("token cannot be provisioned", "token", v.mask(kindToken, r.ID), "error", errs[i])
+				v.log.Error("token cannot be provisioned", "token", v.rows.Mask(kindToken, r.ID), "error", errs[i])
 				errs[i] = nil
 			}
 		})

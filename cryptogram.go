@@ -13,6 +13,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/iso"
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -143,7 +144,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		return v.repeatedPaymentData(ctx, answer)
 	}
 
-	h, err := v.hold(ctx, v.unmask(kindToken, id))
+	h, err := v.hold(ctx, v.rows.Unmask(kindToken, id))
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +163,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 	}
 
 	p := &PaymentData{
-		ID:        v.mask(kindPaymentData, row),
+		ID:        v.rows.Mask(kindPaymentData, row),
 		CreatedAt: rowkey.Time(row),
 		TokenID:   id,
 		Merchant:  m.ID,
@@ -204,7 +205,7 @@ func (v *Vault) CheckPayment(ctx context.Context, r PaymentRequest) error {
 	if r.Merchant == uuid.Nil {
 		return err
 	}
-	_, unknown := v.get(ctx, kindMerchant, r.Merchant)
+	_, unknown := v.rows.Get(ctx, kindMerchant, r.Merchant)
 	if errors.Is(unknown, ErrNotFound) {
 		unknown = unknownMerchant()
 	}
@@ -220,7 +221,7 @@ func (v *Vault) payee(ctx context.Context, id uuid.UUID, a *approval) (*Merchant
 	if id == uuid.Nil {
 		id = a.merchant
 	}
-	r, err := v.get(ctx, kindMerchant, id)
+	r, err := v.rows.Get(ctx, kindMerchant, id)
 	if errors.Is(err, ErrNotFound) {
 		return nil, unknownMerchant()
 	}
@@ -445,12 +446,12 @@ func (p *PaymentData) encode() []byte {
 // for the merchant.
 func (v *Vault) openRecord(ctx context.Context, rec *store.Record) (*PaymentData, error) {
 	p := &PaymentData{
-		ID:        v.mask(kindPaymentData, rec.ID),
+		ID:        v.rows.Mask(kindPaymentData, rec.ID),
 		CreatedAt: rowkey.Time(rec.ID),
-		TokenID:   v.mask(kindToken, rec.Parent),
+		TokenID:   v.rows.Mask(kindToken, rec.Parent),
 	}
 
-	r, err := v.read(ctx, rec)
+	r, err := v.rows.Read(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
@@ -481,7 +482,7 @@ func (v *Vault) openRecord(ctx context.Context, rec *store.Record) (*PaymentData
 	}
 
 	p.Success = len(p.Failures) == 0
-	return p, readError(r)
+	return p, ledger.ReadError(r)
 }
 
 // Classes of payment data in the list of their token.
@@ -497,13 +498,13 @@ const paymentJWE = 1
 // storePaymentData writes p, unless the token was deleted meanwhile.
 // If it has as many as most, older ones make room.
 func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *PaymentData, most int, once *once) error {
-	record := v.newRecord(kindPaymentData, row)
+	record := v.rows.NewRecord(kindPaymentData, row)
 	record.Parent, record.Class = token, paymentSucceeded
 	if !p.Success {
 		record.Class = paymentFailed
 	}
-	if err := v.box.SealShown(record, p.encode()); err != nil {
-		return wrapped(err)
+	if err := v.rows.SealShown(record, p.encode()); err != nil {
+		return err
 	}
 
 	records := []*store.Record{record}
@@ -511,13 +512,13 @@ func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *P
 		jwe := &store.Record{
 			Kind:    kindPaymentJWE,
 			ID:      row,
-			Account: v.account,
+			Account: v.rows.ID,
 			Parent:  token,
 			Due:     now().Add(v.opts.PaymentDataRetention),
 			Version: 1,
 		}
-		if err := v.box.SealShown(jwe, tlv.Pad(tlv.Append(nil, paymentJWE, p.Encrypted), 64, 0)); err != nil {
-			return wrapped(err)
+		if err := v.rows.SealShown(jwe, tlv.Pad(tlv.Append(nil, paymentJWE, p.Encrypted), 64, 0)); err != nil {
+			return err
 		}
 		records = append(records, jwe)
 	}
@@ -528,8 +529,8 @@ func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *P
 		}
 	}
 
-	return v.write(ctx, opPaymentData, p.ID, func(tx store.Tx) error {
-		if _, err := v.find(tx, kindToken, token); err != nil {
+	return v.rows.Write(ctx, opPaymentData, p.ID, func(tx store.Tx) error {
+		if _, err := v.rows.Find(tx, kindToken, token); err != nil {
 			return err
 		}
 		if err := v.trimPaymentData(tx, token, most); err != nil {
@@ -552,7 +553,7 @@ const paymentTrim = 4
 // keep a payment from being made. JWEs lapse in the order in which they were made,
 // so the oldest say of all whether there is one without.
 func (v *Vault) trimPaymentData(tx store.Tx, token uuid.UUID, most int) error {
-	q := &store.Query{Kind: kindPaymentData, Account: v.account, Parent: token, Count: true}
+	q := &store.Query{Kind: kindPaymentData, Account: v.rows.ID, Parent: token, Count: true}
 	all, err := tx.List(q)
 	if err != nil || all.Total < int64(most) {
 		return err
@@ -564,7 +565,7 @@ func (v *Vault) trimPaymentData(tx store.Tx, token uuid.UUID, most int) error {
 			break
 		}
 
-		q := &store.Query{Kind: kindPaymentData, Account: v.account, Parent: token, Limit: room}
+		q := &store.Query{Kind: kindPaymentData, Account: v.rows.ID, Parent: token, Limit: room}
 		q.Classes.Add(class)
 		oldest, err := tx.List(q)
 		if err != nil {
@@ -575,7 +576,7 @@ func (v *Vault) trimPaymentData(tx store.Tx, token uuid.UUID, most int) error {
 			switch jwe, err := tx.Get(kindPaymentJWE, r.ID); {
 			case err != nil && !errors.Is(err, store.ErrNotFound):
 				return err
-			case err == nil && lives(jwe, now()):
+			case err == nil && ledger.Lives(jwe, now()):
 				continue
 			}
 			tx.Delete(kindPaymentData, r.ID)
@@ -592,7 +593,7 @@ func (v *Vault) repeatedPaymentData(ctx context.Context, answer []byte) (*Paymen
 		return nil, fmt.Errorf("%w: answer cannot be read", ErrDamaged)
 	}
 
-	r, err := v.getRow(ctx, kindPaymentData, uuid.UUID(answer[:16]))
+	r, err := v.rows.GetRow(ctx, kindPaymentData, uuid.UUID(answer[:16]))
 	if err != nil {
 		return nil, err
 	}
@@ -601,7 +602,7 @@ func (v *Vault) repeatedPaymentData(ctx context.Context, answer []byte) (*Paymen
 		return nil, err
 	}
 
-	jwe, err := v.getRow(ctx, kindPaymentJWE, r.ID)
+	jwe, err := v.rows.GetRow(ctx, kindPaymentJWE, r.ID)
 	if errors.Is(err, ErrNotFound) {
 		return p, nil
 	}
@@ -619,7 +620,7 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 	if err != nil {
 		return nil, err
 	}
-	token, err := v.get(ctx, kindToken, id)
+	token, err := v.rows.Get(ctx, kindToken, id)
 	if err != nil {
 		return nil, err
 	}
@@ -634,7 +635,7 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 			}
 			jwe, err := tx.Get(kindPaymentJWE, r.ID)
 			switch {
-			case err == nil && jwe.Account == v.account && lives(jwe, now()):
+			case err == nil && jwe.Account == v.rows.ID && ledger.Lives(jwe, now()):
 				kept[r.ID] = jwe
 			case err != nil && !errors.Is(err, store.ErrNotFound):
 				return err
@@ -647,7 +648,7 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 	}
 
 	for _, item := range p.Items {
-		if jwe := kept[v.unmask(kindPaymentData, item.ID)]; jwe != nil {
+		if jwe := kept[v.rows.Unmask(kindPaymentData, item.ID)]; jwe != nil {
 			if err := v.addEncrypted(ctx, item, jwe); err != nil {
 				return nil, err
 			}
@@ -658,7 +659,7 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 
 // addEncrypted sets Encrypted from the record of its JWE.
 func (v *Vault) addEncrypted(ctx context.Context, p *PaymentData, jwe *store.Record) error {
-	r, err := v.read(ctx, jwe)
+	r, err := v.rows.Read(ctx, jwe)
 	if err != nil {
 		return err
 	}
@@ -667,7 +668,7 @@ func (v *Vault) addEncrypted(ctx context.Context, p *PaymentData, jwe *store.Rec
 			p.Encrypted = string(r.Value)
 		}
 	}
-	return readError(r)
+	return ledger.ReadError(r)
 }
 
 // A PaymentCredential is what a merchant sends in place of a card number.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -103,7 +104,7 @@ func decodeDelivery(plain []byte) (*delivery, error) {
 			d.throttled = r.Uint()
 		}
 	}
-	return d, readError(&r)
+	return d, ledger.ReadError(&r)
 }
 
 // A pending delivery is a record of one with what it holds.
@@ -113,7 +114,7 @@ type pending struct {
 }
 
 func (v *Vault) openDelivery(ctx context.Context, r *store.Record) (*pending, error) {
-	plain, err := v.openShown(ctx, r)
+	plain, err := v.rows.OpenShown(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +139,7 @@ func (v *Vault) eventOfDelivery(ctx context.Context, p *pending, card, past *sto
 	}
 
 	if past != nil {
-		plain, err := v.openSecret(ctx, past)
+		plain, err := v.rows.OpenSecret(ctx, past)
 		if err != nil {
 			return nil, err
 		}
@@ -171,7 +172,7 @@ func (v *Vault) sealDelivery(r *store.Record, d *delivery) error {
 		r.Lookup = [][]byte{v.tokenHash(r.Parent, d.token, d.unordered)}
 	}
 
-	return wrapped(v.box.SealShown(r, d.encode()))
+	return v.rows.SealShown(r, d.encode())
 }
 
 // tokenHash returns the hash of the deliveries of a token in a queue that have failed, or
@@ -181,13 +182,13 @@ func (v *Vault) tokenHash(queue, token uuid.UUID, unordered bool) []byte {
 	if unordered {
 		purpose = "loose deliveries"
 	}
-	return v.box.Lookup(v.account, purpose, append(queue[:], token[:]...))
+	return v.rows.Box.Lookup(v.rows.ID, purpose, append(queue[:], token[:]...))
 }
 
 // newDelivery returns the record of an event for a webhook, which has always the same
 // row key: one event makes one delivery, whatever is repeated.
 func (v *Vault) newDelivery(webhook, event uuid.UUID) *store.Record {
-	r := v.newRecord(kindDelivery, rowkey.Beside(event, webhook))
+	r := v.rows.NewRecord(kindDelivery, rowkey.Beside(event, webhook))
 	r.Parent = beside(webhook)
 	return r
 }
@@ -230,13 +231,13 @@ func decodeQueue(plain []byte) (*queue, error) {
 			q.pauses = r.Uint()
 		}
 	}
-	return q, readError(&r)
+	return q, ledger.ReadError(&r)
 }
 
 // openQueue is openShown for a queue. A damaged queue is made whole: only the record of
 // failures of its webhook is lost.
 func (c *core) openQueue(ctx context.Context, r *store.Record) ([]byte, error) {
-	plain, err := c.openShown(ctx, r)
+	plain, err := c.ledger.OpenShown(ctx, r)
 	if errors.Is(err, ErrDamaged) {
 		return []byte{}, nil
 	}
@@ -275,7 +276,7 @@ func (v *Vault) wakingsOf(ctx context.Context, webhooks ...uuid.UUID) (wakings, 
 }
 
 func (w wakings) read(ctx context.Context, v *Vault) error {
-	err := v.view(ctx, func(tx store.ReadTx) error {
+	err := v.rows.View(ctx, func(tx store.ReadTx) error {
 		for i, q := range w {
 			w[i].by = nil
 			if _, busy := v.shifts.Load(q.queue); busy {
@@ -307,8 +308,8 @@ func (w wakings) read(ctx context.Context, v *Vault) error {
 		}
 		q.by.Version++
 		q.by.Due = now()
-		if err := v.box.SealShown(q.by, plain); err != nil {
-			return wrapped(err)
+		if err := v.rows.SealShown(q.by, plain); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -408,12 +409,12 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	if err != nil {
 		return 0, errors.Join(damaged, err)
 	}
-	err = v.whole().update(ctx, opStep, func(tx store.Tx) error {
+	err = v.whole().rows.Update(ctx, opStep, func(tx store.Tx) error {
 		wrote = 0
 		for _, r := range ready {
 			was := *r
 			was.Version--
-			ok, err := same(tx, &was)
+			ok, err := ledger.Same(tx, &was)
 			if err != nil {
 				return err
 			}
@@ -423,7 +424,7 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 			}
 		}
 		for _, r := range over {
-			ok, err := same(tx, r)
+			ok, err := ledger.Same(tx, r)
 			if err != nil {
 				return err
 			}
@@ -439,7 +440,7 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 		return 1, damaged // once more
 	}
 	if err != nil {
-		return 0, errors.Join(damaged, wrapped(err))
+		return 0, errors.Join(damaged, err)
 	}
 	queues.written(v)
 	return wrote, damaged
@@ -451,7 +452,7 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 // times of opts are those of the events. opts may be nil. The error is ErrNotFound for a
 // webhook that the account does not have.
 func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (*Page[*DeliveryRecord], error) {
-	w, err := v.get(ctx, kindWebhook, webhook)
+	w, err := v.rows.Get(ctx, kindWebhook, webhook)
 	if err != nil {
 		return nil, err
 	}
@@ -464,7 +465,7 @@ func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *Lis
 }
 
 func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*DeliveryRecord, error) {
-	id, event := v.mask(kindDelivery, r.ID), v.mask(kindEvent, eventOf(r))
+	id, event := v.rows.Mask(kindDelivery, r.ID), v.rows.Mask(kindEvent, eventOf(r))
 	d, err := v.openDelivery(ctx, r)
 	if errors.Is(err, ErrDamaged) {
 		return &DeliveryRecord{ID: id, EventID: event, Status: DeliveryFailed}, nil
@@ -477,7 +478,7 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 		ID:             id,
 		EventID:        event,
 		EventType:      d.typ,
-		TokenID:        v.mask(kindToken, d.token),
+		TokenID:        v.rows.Mask(kindToken, d.token),
 		Status:         DeliveryPending,
 		Attempts:       int(d.attempts),
 		LastAttemptAt:  d.last,
@@ -503,7 +504,7 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 // the log of a webhook, or of which the token is gone; ErrNoWebhook;
 // ErrIdempotencyKeyReused.
 func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
-	row := v.unmask(kindEvent, event)
+	row := v.rows.Unmask(kindEvent, event)
 	if row == uuid.Nil {
 		return ErrNotFound
 	}
@@ -532,7 +533,7 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 				return ErrNoWebhook
 			}
 			fresh = true
-			v.listening.forget(v.account)
+			v.listening.forget(v.rows.ID)
 			continue
 		}
 
@@ -550,9 +551,9 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 			}
 		}
 
-		err = v.write(ctx, opRedeliver, event, func(tx store.Tx) error {
+		err = v.rows.Write(ctx, opRedeliver, event, func(tx store.Tx) error {
 			if d.typ != TokenDeleted {
-				if _, err := v.find(tx, kindToken, d.token); err != nil {
+				if _, err := v.rows.Find(tx, kindToken, d.token); err != nil {
 					return err
 				}
 			}
@@ -606,12 +607,12 @@ func (v *Vault) deliveriesOf(ctx context.Context, event uuid.UUID) (map[uuid.UUI
 	}
 
 	made := map[uuid.UUID]*store.Record{}
-	err = v.view(ctx, func(tx store.ReadTx) error {
+	err = v.rows.View(ctx, func(tx store.ReadTx) error {
 		clear(made)
 		for _, w := range hooks {
 			r, err := tx.Get(kindDelivery, rowkey.Beside(event, w.ID))
 			if err == nil {
-				err = v.belongs(tx, r)
+				err = v.rows.Belongs(tx, r)
 			}
 			if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrNotFound) {
 				continue
@@ -676,7 +677,7 @@ func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.R
 func (v *Vault) erasePast(ctx context.Context, _ *pool) (wrote int, err error) {
 	var due []*store.Record
 	damaged := v.readDue(ctx, kindPast, now(), claimBatch, func(r *store.Record) error {
-		plain, err := v.openSecretCopy(ctx, r)
+		plain, err := v.rows.CopySecret(ctx, r)
 		clear(plain)
 		if err == nil {
 			due = append(due, r)
@@ -687,10 +688,10 @@ func (v *Vault) erasePast(ctx context.Context, _ *pool) (wrote int, err error) {
 		return 0, damaged
 	}
 
-	err = wrapped(v.whole().update(ctx, opStep, func(tx store.Tx) error {
+	err = v.whole().rows.Update(ctx, opStep, func(tx store.Tx) error {
 		wrote = 0
 		for _, r := range due {
-			if ok, err := same(tx, r); err != nil {
+			if ok, err := ledger.Same(tx, r); err != nil {
 				return err
 			} else if !ok {
 				continue
@@ -711,7 +712,7 @@ func (v *Vault) erasePast(ctx context.Context, _ *pool) (wrote int, err error) {
 			}
 		}
 		return nil
-	}))
+	})
 	return wrote, errors.Join(damaged, err)
 }
 

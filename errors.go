@@ -1,19 +1,16 @@
 package cardvault
 
 import (
-	"context"
 	"errors"
-	"fmt"
 
-	"github.com/cardvault/cardvault/internal/seal"
-	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/internal/ledger"
 )
 
 // Errors of calls that concern one object.
 var (
 	// ErrNotFound is returned for an id that the account does not have: never
 	// issued, deleted, expired, or of another account. These are not told apart.
-	ErrNotFound = errors.New("cardvault: not found")
+	ErrNotFound = ledger.ErrNotFound
 
 	// ErrSessionCompleted is returned by Tokenize and RefreshSecurityCode for a
 	// session that has done what it is for.
@@ -98,45 +95,45 @@ var (
 // Errors that concern the whole vault.
 var (
 	// ErrClosed is returned by every call after Close.
-	ErrClosed = errors.New("cardvault: vault is closed")
+	ErrClosed = ledger.ErrClosed
 
 	// ErrUnavailable comes with errors of the store or of the key provider that
 	// a later call may not meet. Nothing was changed. Of calls about security codes
 	// it may be their cache: see there what was done.
-	ErrUnavailable = errors.New("cardvault: unavailable")
+	ErrUnavailable = ledger.ErrUnavailable
 
 	// ErrOutcomeUnknown comes with the error of a write whose commit failed in
 	// a way that leaves open whether it took place. Repeat it under the same
 	// idempotency key, or look.
-	ErrOutcomeUnknown = errors.New("cardvault: outcome of the write is unknown")
+	ErrOutcomeUnknown = ledger.ErrOutcomeUnknown
 
 	// ErrDamaged comes with errors about stored data that is not what was
 	// written: a damaged file, or a row that was changed or moved.
-	ErrDamaged = errors.New("cardvault: stored data is damaged")
+	ErrDamaged = ledger.ErrDamaged
 
 	// ErrStorageFull comes with the error of a write for which no room was
 	// left. Reads and deletions go on.
-	ErrStorageFull = errors.New("cardvault: storage is full")
+	ErrStorageFull = ledger.ErrStorageFull
 
 	// ErrLocked is returned by Open for a directory that another process has open.
-	ErrLocked = errors.New("cardvault: vault is in use by another process")
+	ErrLocked = ledger.ErrLocked
 
 	// ErrFormat is returned by Open and New for data written by a later version.
-	ErrFormat = errors.New("cardvault: written by a later version")
+	ErrFormat = ledger.ErrFormat
 
 	// ErrWrongKey is returned by Open and New for a key that is not the vault's.
-	ErrWrongKey = errors.New("cardvault: wrong key")
+	ErrWrongKey = ledger.ErrWrongKey
 
 	// ErrWrongMode is returned by Open and New for a vault made in the other mode,
 	// and for a live vault with an adapter that is for sandboxes.
-	ErrWrongMode = errors.New("cardvault: wrong mode")
+	ErrWrongMode = ledger.ErrWrongMode
 
 	// ErrKeyFile comes with errors about a key file that cannot be used.
 	ErrKeyFile = errors.New("cardvault: key file")
 
 	// ErrKeyExhausted is returned by writes once the key of the current term
 	// has sealed as much as is safe and no new term could be started.
-	ErrKeyExhausted = errors.New("cardvault: key has sealed as much as it may")
+	ErrKeyExhausted = ledger.ErrKeyExhausted
 )
 
 // A FieldError reports that a value breaks a rule. It names the field and
@@ -170,45 +167,4 @@ func FieldErrors(err error) []*FieldError {
 	default:
 		return FieldErrors(errors.Unwrap(err))
 	}
-}
-
-// wrapped turns an error of the store or of internal/seal into one of ours.
-// The cause stays in the text and in the tree.
-func wrapped(err error) error {
-	if err == nil {
-		return nil
-	}
-	for _, to := range []struct{ from, to error }{
-		{store.ErrNotFound, ErrNotFound},
-		{store.ErrClosed, ErrClosed},
-		{store.ErrFull, ErrStorageFull},
-		{store.ErrOutcomeUnknown, ErrOutcomeUnknown},
-		{store.ErrUnavailable, ErrUnavailable},
-		{store.ErrDamaged, ErrDamaged},
-		{store.ErrLocked, ErrLocked},
-		{store.ErrFormat, ErrFormat},
-		{seal.ErrIntegrity, ErrDamaged},
-		{seal.ErrUnknownTerm, ErrDamaged},
-		{seal.ErrExhausted, ErrKeyExhausted},
-	} {
-		switch {
-		case !errors.Is(err, to.from):
-		case errors.Is(to.to, ErrNotFound), errors.Is(to.to, ErrClosed):
-			return to.to
-		case errors.Is(err, store.ErrOutcomeUnknown) && to.from == store.ErrFull:
-			return fmt.Errorf("%w: %w: %w", ErrStorageFull, ErrOutcomeUnknown, err)
-		default:
-			return fmt.Errorf("%w: %w", to.to, err)
-		}
-	}
-	return err
-}
-
-// unavailable marks an error of the key provider, unless it is final or the
-// caller's own.
-func unavailable(err error) error {
-	if errors.Is(err, ErrWrongKey) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }

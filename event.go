@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -143,7 +144,7 @@ func decodeEvent(plain []byte) (*outEvent, error) {
 			e.tries = r.Uint()
 		}
 	}
-	return e, readError(&r)
+	return e, ledger.ReadError(&r)
 }
 
 // An outbox is an event of a token as it is written with what it tells: a record for
@@ -183,7 +184,7 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 	if v.opts.Events == nil && len(hooks) == 0 {
 		return o, nil
 	}
-	id, err := v.newRow()
+	id, err := v.rows.NewRow()
 	if err != nil {
 		return nil, err
 	}
@@ -219,7 +220,7 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 // sinkEvent returns the record of an event for the sink.
 func (v *Vault) sinkEvent(id uuid.UUID, card *store.Record, t *Token, typ EventType, reason EventReason) (*store.Record, error) {
 	e := &outEvent{typ: typ, reason: reason, row: card.ID}
-	r := &store.Record{Kind: kindEvent, ID: id, Account: v.account, Version: 1, Due: now()}
+	r := &store.Record{Kind: kindEvent, ID: id, Account: v.rows.ID, Version: 1, Due: now()}
 	buf := plaintexts.Get().(*[]byte)
 	defer wipe(buf)
 	*buf = (*buf)[:0]
@@ -230,16 +231,16 @@ func (v *Vault) sinkEvent(id uuid.UUID, card *store.Record, t *Token, typ EventT
 	}
 	plain := e.encode((*buf)[len(*buf):]) // behind the token, in what is wiped
 	*buf = (*buf)[:min(cap(*buf), len(*buf)+len(plain))]
-	return r, wrapped(v.box.SealShown(r, plain))
+	return r, v.rows.SealShown(r, plain)
 }
 
 // keepPast adds the state of a token that deliveries tell, before it changes: card as it
 // was opened.
 func (o *outbox) keepPast(card *store.Record, t *Token) error {
-	r := o.vault.newRecord(kindPast, t.lastEvent)
+	r := o.vault.rows.NewRecord(kindPast, t.lastEvent)
 	r.Parent, r.Due = card.ID, rowkey.Time(t.lastEvent).Add(pastRetention)
-	if err := o.vault.box.SealSecret(r, card.Shown); err != nil {
-		return wrapped(err)
+	if err := o.vault.rows.SealSecret(r, card.Shown); err != nil {
+		return err
 	}
 	o.records = append(o.records, r)
 	return nil
@@ -265,7 +266,7 @@ func (o *outbox) put(tx store.Tx) error {
 		return err
 	}
 	if a.Version != o.heard.version {
-		o.vault.listening.forget(o.vault.account)
+		o.vault.listening.forget(o.vault.rows.ID)
 		return errStale
 	}
 	for _, r := range o.records {
@@ -304,7 +305,7 @@ func reasonOf(was, is *Token) EventReason {
 // ordered selects the first event of a token, from a row key on, that holds back
 // others.
 func (v *Vault) ordered(token, from uuid.UUID) *store.Query {
-	q := &store.Query{Kind: kindEvent, Account: v.account, Parent: token, Min: from, Limit: 1}
+	q := &store.Query{Kind: kindEvent, Account: v.rows.ID, Parent: token, Min: from, Limit: 1}
 	q.Classes.Add(eventOrdered)
 	return q
 }
@@ -314,7 +315,7 @@ func (v *Vault) heldBy(ctx context.Context, r *store.Record) (uuid.UUID, error) 
 	if r.Class != eventOrdered {
 		return uuid.Nil, nil
 	}
-	list, err := v.siblings(ctx, v.ordered(r.Parent, uuid.Nil))
+	list, err := v.rows.Siblings(ctx, v.ordered(r.Parent, uuid.Nil))
 	if err != nil || len(list.Records) == 0 || list.Records[0].ID == r.ID {
 		return uuid.Nil, err
 	}
@@ -324,13 +325,13 @@ func (v *Vault) heldBy(ctx context.Context, r *store.Record) (uuid.UUID, error) 
 // event returns an event without its token.
 func (v *Vault) event(row uuid.UUID, typ EventType, reason EventReason, token uuid.UUID) *Event {
 	return &Event{
-		ID:        v.mask(kindEvent, row),
+		ID:        v.rows.Mask(kindEvent, row),
 		CreatedAt: rowkey.Time(row),
-		Account:   v.account,
+		Account:   v.rows.ID,
 		Type:      typ,
 		Reason:    reason,
 		Sequence:  rowkey.Sequence(row),
-		TokenID:   v.mask(kindToken, token),
+		TokenID:   v.rows.Mask(kindToken, token),
 	}
 }
 
@@ -356,12 +357,12 @@ func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error
 		return nil // the lease ends: it comes again then
 	}
 	defer over()
-	err = v.view(ctx, func(tx store.ReadTx) error {
+	err = v.rows.View(ctx, func(tx store.ReadTx) error {
 		r, err := tx.Get(kindEvent, rec.ID)
 		if err != nil {
 			return err
 		}
-		return v.belongs(tx, r)
+		return v.rows.Belongs(tx, r)
 	})
 	switch {
 	case errors.Is(err, ErrNotFound):
@@ -389,10 +390,10 @@ func (v *Vault) tell(ctx context.Context, rec *store.Record, plain []byte) error
 		next.Class = eventUnordered
 	}
 	failed := o.encode(nil)
-	err = v.box.SealShown(&next, failed)
+	err = v.rows.SealShown(&next, failed)
 	clear(failed)
 	if err != nil {
-		return wrapped(err)
+		return err
 	}
 	return v.settle(ctx, rec, &next)
 }
@@ -420,7 +421,7 @@ func (v *Vault) settle(ctx context.Context, rec, by *store.Record) error {
 	for {
 		var held, woken *store.Record
 		if frees {
-			list, err := v.siblings(ctx, after)
+			list, err := v.rows.Siblings(ctx, after)
 			if err != nil {
 				return err
 			}
@@ -431,8 +432,8 @@ func (v *Vault) settle(ctx context.Context, rec, by *store.Record) error {
 				}
 			}
 		}
-		err := v.update(ctx, opStep, func(tx store.Tx) error {
-			if ok, err := same(tx, rec); err != nil || !ok {
+		err := v.rows.Update(ctx, opStep, func(tx store.Tx) error {
+			if ok, err := ledger.Same(tx, rec); err != nil || !ok {
 				return err // gone with its token, or taken over
 			}
 			if by == nil {
@@ -461,7 +462,7 @@ func (v *Vault) settle(ctx context.Context, rec, by *store.Record) error {
 		if err == nil {
 			v.workDue(by, woken)
 		}
-		return wrapped(err)
+		return err
 	}
 }
 
@@ -469,9 +470,9 @@ func (v *Vault) settle(ctx context.Context, rec, by *store.Record) error {
 // be read: then it, and those after it, never are.
 func (v *Vault) wake(ctx context.Context, r store.Record) (*store.Record, error) {
 	r.Shown = bytes.Clone(r.Shown)
-	plain, err := v.openShown(ctx, &r)
+	plain, err := v.rows.OpenShown(ctx, &r)
 	if errors.Is(err, ErrDamaged) {
-		v.log.Error("the events of a token cannot be passed on", "token", v.mask(kindToken, r.Parent), "error", err)
+		v.log.Error("the events of a token cannot be passed on", "token", v.rows.Mask(kindToken, r.Parent), "error", err)
 		return nil, nil
 	}
 	if err != nil {
@@ -479,7 +480,7 @@ func (v *Vault) wake(ctx context.Context, r store.Record) (*store.Record, error)
 	}
 	r.Version++
 	r.Due = now()
-	return &r, wrapped(v.box.SealShown(&r, plain))
+	return &r, v.rows.SealShown(&r, plain)
 }
 
 // turns are taken by what must not be done twice at a time for one token.

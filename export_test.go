@@ -7,7 +7,7 @@ import (
 
 // ExhaustSeals seals until that is refused.
 func (v *Vault) ExhaustSeals() {
-	r := &store.Record{Kind: 255, ID: uuid.New(), Account: v.account}
-	for v.box.SealShown(r, nil) == nil {
+	r := &store.Record{Kind: 255, ID: uuid.New(), Account: v.rows.ID}
+	for v.rows.SealShown(r, nil) == nil {
 	}
 }

@@ -54,18 +54,18 @@ func (v *Vault) takeNumber(ctx context.Context, p PAN, f Fingerprint) error {
 	limit := v.opts.numbersADay(len(digits) - shown - 4)
 
 	var shape [16 + maxPAN]byte // account, and the digits that show
-	copy(shape[:], v.account[:])
+	copy(shape[:], v.rows.ID[:])
 	copy(shape[16:], digits[:shown])
 	copy(shape[16+len(digits)-4:], digits[len(digits)-4:])
 	key := maphash.Bytes(v.guesses.seed, shape[:16+len(digits)])
 
 	day := at.Unix() / (24 * 60 * 60)
-	if v.guesses.tally.Take(day, v.account, key, [16]byte(f[:16]), limit) {
+	if v.guesses.tally.Take(day, v.rows.ID, key, [16]byte(f[:16]), limit) {
 		return nil
 	}
 	v.suspect(ctx, day, key, Suspicion{
 		At:                  at,
-		Account:             v.account,
+		Account:             v.rows.ID,
 		IIN:                 string(digits[:shown]),
 		LastFour:            string(digits[len(digits)-4:]),
 		AccountNumberLength: len(digits),

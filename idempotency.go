@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -85,7 +86,7 @@ func WithIdempotencyKey(ctx context.Context, key string) context.Context {
 
 // errRepeated is returned in a transaction that finds the same call made, or
 // being made, since it looked.
-var errRepeated = errors.New("cardvault: call was repeated")
+var errRepeated = fmt.Errorf("%w: call was repeated", ledger.ErrAgain)
 
 // A once is the idempotency of one call. A nil once has none.
 //
@@ -118,7 +119,7 @@ const maxMistakes = 5
 
 // once returns how to make the call repeatable, or the answer of the call that
 // this one repeats. A refusal that was sealed is returned as its error.
-func (v *Vault) once(ctx context.Context, op operation, object uuid.UUID, request func() []byte) (*once, []byte, error) {
+func (v *Vault) once(ctx context.Context, op ledger.Operation, object uuid.UUID, request func() []byte) (*once, []byte, error) {
 	i, _ := ctx.Value(idempotencyKey{}).(*Idempotency)
 	if i == nil {
 		return nil, nil, nil
@@ -135,13 +136,13 @@ func (v *Vault) once(ctx context.Context, op operation, object uuid.UUID, reques
 		defer clear(req)
 	}
 
-	o := &once{at: now(), fingerprint: v.box.Idempotency(v.account, []byte("request"), req)}
-	name := v.box.Idempotency(v.account, []byte("key"), []byte(op), object[:], []byte(i.Key))
+	o := &once{at: now(), fingerprint: v.rows.Box.Idempotency(v.rows.ID, []byte("request"), req)}
+	name := v.rows.Box.Idempotency(v.rows.ID, []byte("key"), []byte(op.Name), object[:], []byte(i.Key))
 	due := o.at.Add(v.opts.IdempotencyTTL)
-	o.key = store.Record{Kind: kindIdempotency, ID: uuid.UUID(name[:16]), Account: v.account, Due: due}
-	o.result = store.Record{Kind: kindAnswer, ID: o.key.ID, Account: v.account, Due: due, Version: 1}
+	o.key = store.Record{Kind: kindIdempotency, ID: uuid.UUID(name[:16]), Account: v.rows.ID, Due: due}
+	o.result = store.Record{Kind: kindAnswer, ID: o.key.ID, Account: v.rows.ID, Due: due, Version: 1}
 	actor, _ := ctx.Value(actorKey{}).(Actor)
-	o.mistakes = uuid.UUID(v.box.Idempotency(v.account, []byte("mistakes"), name, actor.RootKeyID[:])[:16])
+	o.mistakes = uuid.UUID(v.rows.Box.Idempotency(v.rows.ID, []byte("mistakes"), name, actor.RootKeyID[:])[:16])
 
 	// One at a time, so that what is tried out side by side is counted as well.
 	over := v.repeating.take(ctx, o.mistakes)
@@ -166,7 +167,7 @@ func (v *Vault) once(ctx context.Context, op operation, object uuid.UUID, reques
 	}
 
 	i.replayed = true
-	answer, err := v.openShown(ctx, result)
+	answer, err := v.rows.OpenShown(ctx, result)
 	if err == nil && first.refused {
 		return nil, nil, ErrNetworkTokenState
 	}
@@ -188,7 +189,7 @@ type firstCall struct {
 func (o *once) repeats(ctx context.Context, v *Vault) (first *firstCall, result *store.Record, err error) {
 	for {
 		var key, count *store.Record
-		err := v.view(ctx, func(tx store.ReadTx) (err error) {
+		err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
 			if key, err = tx.Get(kindIdempotency, o.key.ID); err != nil {
 				key = nil
 				if errors.Is(err, store.ErrNotFound) {
@@ -196,7 +197,7 @@ func (o *once) repeats(ctx context.Context, v *Vault) (first *firstCall, result 
 				}
 				return err
 			}
-			result, err = v.find(tx, kindAnswer, o.key.ID)
+			result, err = v.rows.Find(tx, kindAnswer, o.key.ID)
 			if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrNotFound) {
 				result, err = nil, nil // it goes with its token, and with a session
 			}
@@ -261,7 +262,7 @@ func (o *once) repeats(ctx context.Context, v *Vault) (first *firstCall, result 
 }
 
 func (v *Vault) readFirst(ctx context.Context, key *store.Record) (*firstCall, error) {
-	r, err := v.read(ctx, key)
+	r, err := v.rows.Read(ctx, key)
 	if err != nil {
 		return nil, err
 	}
@@ -288,11 +289,11 @@ func (v *Vault) readFirst(ctx context.Context, key *store.Record) (*firstCall, e
 
 // readMistakes returns how many mistakes a record counts, which may be nil or lapsed.
 func (v *Vault) readMistakes(ctx context.Context, count *store.Record, at time.Time) (n uint64, err error) {
-	if count == nil || !lives(count, at) {
+	if count == nil || !ledger.Lives(count, at) {
 		return 0, nil
 	}
 
-	r, err := v.read(ctx, count)
+	r, err := v.rows.Read(ctx, count)
 	if err != nil {
 		return 0, err
 	}
@@ -302,7 +303,7 @@ func (v *Vault) readMistakes(ctx context.Context, count *store.Record, at time.T
 			n = r.Uint()
 		}
 	}
-	return n, readError(r)
+	return n, ledger.ReadError(r)
 }
 
 // mistakesCount is the tag of the number in a record of mistakes.
@@ -312,25 +313,24 @@ const mistakesCount = 1
 // may be nil. It returns what it stored, and store.ErrConflict if somebody was faster.
 // Whether the caller is still there does not matter.
 func (o *once) storeMistakes(ctx context.Context, v *Vault, key, before *store.Record, n uint64) (*store.Record, error) {
-	r := &store.Record{Kind: kindMistakes, ID: o.mistakes, Account: v.account, Due: key.Due, Version: 1}
+	r := &store.Record{Kind: kindMistakes, ID: o.mistakes, Account: v.rows.ID, Due: key.Due, Version: 1}
 	if before != nil {
 		r.Version = before.Version + 1
 	}
 
-	if err := v.box.SealShown(r, tlv.AppendUint(nil, mistakesCount, n)); err != nil {
-		return nil, wrapped(err)
+	if err := v.rows.SealShown(r, tlv.AppendUint(nil, mistakesCount, n)); err != nil {
+		return nil, err
 	}
 
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	err := v.update(ctx, opStep, func(tx store.Tx) error {
+	err := v.rows.Update(ctx, opStep, func(tx store.Tx) error {
 		tx.Put(r)
 		return nil
 	})
 
 	if !errors.Is(err, store.ErrConflict) {
 		v.uncounted.Store(err != nil)
-		err = wrapped(err)
 	}
 	return r, err
 }
@@ -341,7 +341,7 @@ func (o *once) newRow(v *Vault) (uuid.UUID, error) {
 	if o != nil && o.row != uuid.Nil {
 		return o.row, nil
 	}
-	return v.newRow()
+	return v.rows.NewRow()
 }
 
 // claim stores that the call is being made, and the row key of what it makes, so
@@ -356,9 +356,9 @@ func (o *once) claim(ctx context.Context, v *Vault, row uuid.UUID) error {
 
 // claimWith stores the claim in one transaction with what write does. A nil once has no
 // claim.
-func (o *once) claimWith(ctx context.Context, v *Vault, op operation, row uuid.UUID, write func(store.Tx) error) error {
+func (o *once) claimWith(ctx context.Context, v *Vault, op ledger.Operation, row uuid.UUID, write func(store.Tx) error) error {
 	if o == nil {
-		return wrapped(v.update(ctx, op, write))
+		return v.rows.Update(ctx, op, write)
 	}
 	was := o.row
 	o.row = row
@@ -383,20 +383,20 @@ func (o *once) release(ctx context.Context, v *Vault) {
 }
 
 // storeClaim stores a claim that ends at until, with what write does.
-func (o *once) storeClaim(ctx context.Context, v *Vault, op operation, until time.Time, write func(store.Tx) error) error {
+func (o *once) storeClaim(ctx context.Context, v *Vault, op ledger.Operation, until time.Time, write func(store.Tx) error) error {
 	b := tlv.Append(nil, onceFingerprint, o.fingerprint)
 	b = tlv.Append(tlv.AppendTime(b, onceLease, until), onceRow, o.row[:])
 	if err := o.sealKey(v, b); err != nil {
 		return err
 	}
-	err := v.update(ctx, op, func(tx store.Tx) error {
+	err := v.rows.Update(ctx, op, func(tx store.Tx) error {
 		if err := o.putKey(tx); err != nil {
 			return err
 		}
 		return write(tx)
 	})
 	if err != nil {
-		return wrapped(err)
+		return err
 	}
 	o.held = o.key.Version
 	return nil
@@ -419,12 +419,12 @@ func (o *once) sealResult(v *Vault, answer []byte, parent uuid.UUID, refused boo
 		return err
 	}
 	o.result.Parent = parent
-	return wrapped(v.box.SealShown(&o.result, tlv.Pad(answer, 64, 64)))
+	return v.rows.SealShown(&o.result, tlv.Pad(answer, 64, 64))
 }
 
 func (o *once) sealKey(v *Vault, plain []byte) error {
 	o.key.Version = o.held + 1
-	return wrapped(v.box.SealShown(&o.key, plain))
+	return v.rows.SealShown(&o.key, plain)
 }
 
 // put writes key and result in the transaction of the effect.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/jsontext"
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -246,10 +247,10 @@ func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, 
 	b = tlv.AppendUint(b, enteredYear, uint64(c.Expiry.Year))
 	b = tlv.Append(b, enteredName, c.Name.get())
 	b = tlv.Pad(tlv.Append(b, enteredContact, c.Contact.get()), 64, 0)
-	err := v.box.SealSecret(r, b)
+	err := v.rows.SealSecret(r, b)
 	clear(b)
 	if err != nil {
-		return nil, wrapped(err)
+		return nil, err
 	}
 
 	s.idv = &identification{key: uuid.New(), scheme: scheme, since: now()}
@@ -271,13 +272,13 @@ func (v *Vault) leaseIdentification(ctx context.Context, r *store.Record, s *ses
 }
 
 // putSession stores a session that has changed.
-func (v *Vault) putSession(ctx context.Context, op operation, r *store.Record, s *session, also ...*store.Record) error {
+func (v *Vault) putSession(ctx context.Context, op ledger.Operation, r *store.Record, s *session, also ...*store.Record) error {
 	r.Version++
 	if err := v.sealSession(r, s); err != nil {
 		return err
 	}
-	return v.write(ctx, op, uuid.Nil, func(tx store.Tx) error {
-		if !lives(r, now()) {
+	return v.rows.Write(ctx, op, uuid.Nil, func(tx store.Tx) error {
+		if !ledger.Lives(r, now()) {
 			return ErrNotFound
 		}
 		tx.Put(r)
@@ -360,7 +361,7 @@ func (v *Vault) dropEntered(ctx context.Context, idv *identification, err error)
 
 // openEntered returns the card in a session.
 func (v *Vault) openEntered(ctx context.Context, r *store.Record, key uuid.UUID) (c Card, err error) {
-	plain, err := v.openSecretCopy(ctx, r)
+	plain, err := v.rows.CopySecret(ctx, r)
 	if err != nil {
 		return Card{}, err
 	}

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -234,7 +235,7 @@ func decodeNetworkToken(plain []byte) (*networkToken, error) {
 		}
 	}
 
-	return n, readError(&r)
+	return n, ledger.ReadError(&r)
 }
 
 // provisionKey is the idempotency key of the current provisioning.
@@ -742,7 +743,7 @@ type holding struct {
 
 // hold reads a token of the account and its network token.
 func (v *Vault) hold(ctx context.Context, row uuid.UUID) (*holding, error) {
-	if v.closed.Load() {
+	if v.ledger.Closed() {
 		return nil, ErrClosed
 	}
 	if row == uuid.Nil {
@@ -750,8 +751,8 @@ func (v *Vault) hold(ctx context.Context, row uuid.UUID) (*holding, error) {
 	}
 
 	h := new(holding)
-	err := v.view(ctx, func(tx store.ReadTx) (err error) {
-		if h.card, err = v.find(tx, kindToken, row); err != nil {
+	err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
+		if h.card, err = v.rows.Find(tx, kindToken, row); err != nil {
 			return err
 		}
 		h.record, err = tx.Get(kindNetworkToken, row)
@@ -783,10 +784,10 @@ func (v *Vault) hold(ctx context.Context, row uuid.UUID) (*holding, error) {
 }
 
 func (v *Vault) openNetworkToken(ctx context.Context, r *store.Record) (*networkToken, error) {
-	if r.Account != v.account {
+	if r.Account != v.rows.ID {
 		return nil, fmt.Errorf("%w: network token is of another account", ErrDamaged)
 	}
-	plain, err := v.openShown(ctx, r)
+	plain, err := v.rows.OpenShown(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -795,7 +796,7 @@ func (v *Vault) openNetworkToken(ctx context.Context, r *store.Record) (*network
 
 // change lets fn change a token and its network token and stores both with what
 // fn returns besides. fn may run more than once.
-func (v *Vault) change(ctx context.Context, op operation, row uuid.UUID, fn func(*holding) (also func(store.Tx) error, err error)) (*Token, error) {
+func (v *Vault) change(ctx context.Context, op ledger.Operation, row uuid.UUID, fn func(*holding) (also func(store.Tx) error, err error)) (*Token, error) {
 	for {
 		h, err := v.hold(ctx, row)
 		if err != nil {
@@ -832,12 +833,12 @@ func (v *Vault) change(ctx context.Context, op operation, row uuid.UUID, fn func
 			}
 		}
 
-		err = v.write(ctx, op, h.token.ID, func(tx store.Tx) error {
+		err = v.rows.Write(ctx, op, h.token.ID, func(tx store.Tx) error {
 			switch {
 			case changed:
 				tx.Put(h.card)
 			case !moved:
-				if _, err := v.find(tx, kindToken, row); err != nil {
+				if _, err := v.rows.Find(tx, kindToken, row); err != nil {
 					return err
 				}
 			}
@@ -872,7 +873,7 @@ func (v *Vault) change(ctx context.Context, op operation, row uuid.UUID, fn func
 // sealNetworkToken sets every column of the record that follows from h.
 func (v *Vault) sealNetworkToken(h *holding) error {
 	if h.record == nil {
-		h.record = &store.Record{Kind: kindNetworkToken, ID: h.card.ID, Account: v.account}
+		h.record = &store.Record{Kind: kindNetworkToken, ID: h.card.ID, Account: v.rows.ID}
 	}
 	r, n := h.record, h.net
 	if n.id != "" || h.token.NetworkTokenStatus != NetworkTokenPending {
@@ -881,7 +882,7 @@ func (v *Vault) sealNetworkToken(h *holding) error {
 	r.Version++
 	r.Due = h.due
 	r.Lookup = v.networkLookups(h.token.ID, n)
-	return wrapped(v.box.SealShown(r, tlv.Pad(n.encode(nil), 64, 0)))
+	return v.rows.SealShown(r, tlv.Pad(n.encode(nil), 64, 0))
 }
 
 // networkLookups are the hashes by which the network token of a token is found.
@@ -902,10 +903,10 @@ func (v *Vault) networkLookups(token uuid.UUID, n *networkToken) (hashes [][]byt
 // networkHash is by what a network token is found, whosever it is: the handle
 // of the network, or the idempotency key while that is not known.
 func (c *core) networkHash(network, id string) []byte {
-	return c.box.Lookup(uuid.Nil, "network token", []byte(network+"\x00"+id))
+	return c.ledger.Box.Lookup(uuid.Nil, "network token", []byte(network+"\x00"+id))
 }
 
 // artHash is by what the tokens that show an art are found.
 func (v *Vault) artHash(id uuid.UUID) []byte {
-	return v.box.Lookup(v.account, "card art", id[:])
+	return v.rows.Box.Lookup(v.rows.ID, "card art", id[:])
 }

@@ -85,7 +85,7 @@ func (v *Vault) query(kind store.Kind, o *ListOptions) (*store.Query, ListOption
 
 	q := &store.Query{
 		Kind:    kind,
-		Account: v.account,
+		Account: v.rows.ID,
 		Live:    now(),
 		Desc:    !opts.Ascending,
 		Offset:  int64(opts.Page-1) * int64(opts.Limit),
@@ -104,7 +104,16 @@ func (v *Vault) query(kind store.Kind, o *ListOptions) (*store.Query, ListOption
 	return q, opts, nil
 }
 
-// page answers a query with one page of a list, as Vault.list does.
+// list answers a query for records of the account.
+func (v *Vault) list(ctx context.Context, q *store.Query, also ...func(store.ReadTx, *store.List) error) (*store.List, error) {
+	list, err := v.rows.List(ctx, q, also...)
+	if errors.Is(err, store.ErrTooMany) {
+		return nil, &FieldError{"query.business_key", "out_of_range", fmt.Sprintf("must be that of at most %d tokens", store.MaxShared)}
+	}
+	return list, err
+}
+
+// page answers a query with one page of a list.
 func page[T any](ctx context.Context, v *Vault, q *store.Query, o ListOptions, open func(context.Context, *store.Record) (T, error), also ...func(store.ReadTx, *store.List) error) (*Page[T], error) {
 	list, err := v.list(ctx, q, also...)
 	if err != nil {
@@ -130,43 +139,4 @@ func page[T any](ctx context.Context, v *Vault, q *store.Query, o ListOptions, o
 // in reports whether one of values is x, or there are none.
 func in[T comparable](values []T, x T) bool {
 	return len(values) == 0 || slices.Contains(values, x)
-}
-
-// list answers a query, of records of a parent that is there. In the same state of the
-// store also reads what belongs to them.
-func (v *Vault) list(ctx context.Context, q *store.Query, also ...func(store.ReadTx, *store.List) error) (list *store.List, err error) {
-	if q.Kind != kindAccount { // these belong to none
-		if err := v.exists(ctx); err != nil {
-			return nil, err
-		}
-	}
-
-	err = v.view(ctx, func(tx store.ReadTx) (err error) {
-		if err := v.parent(tx, parentKind(q.Kind), q.Parent); err != nil {
-			return err
-		}
-		if list, err = tx.List(q); err != nil {
-			return err
-		}
-		for _, read := range also {
-			if err := read(tx, list); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if errors.Is(err, store.ErrTooMany) {
-		return nil, &FieldError{"query.business_key", "out_of_range", fmt.Sprintf("must be that of at most %d tokens", store.MaxShared)}
-	}
-	return list, err
-}
-
-// siblings answers a query of records of one parent, which may be gone: whoever uses one
-// of them looks at that.
-func (v *Vault) siblings(ctx context.Context, q *store.Query) (list *store.List, err error) {
-	err = v.view(ctx, func(tx store.ReadTx) (err error) {
-		list, err = tx.List(q)
-		return err
-	})
-	return list, err
 }

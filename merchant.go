@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -42,7 +43,7 @@ func (v *Vault) CreateMerchant(ctx context.Context, name string) (*Merchant, err
 	if err := checkText("name", []byte(name)); err != nil {
 		return nil, err
 	}
-	if err := v.exists(ctx); err != nil {
+	if err := v.rows.Exists(ctx); err != nil {
 		return nil, err
 	}
 	m := &Merchant{Name: name}
@@ -50,21 +51,21 @@ func (v *Vault) CreateMerchant(ctx context.Context, name string) (*Merchant, err
 	if err != nil {
 		return nil, err
 	}
-	if err := v.put(ctx, opCreateMerchant, m.ID, r); err != nil {
+	if err := v.rows.Put(ctx, opCreateMerchant, m.ID, r); err != nil {
 		return nil, err
 	}
 	return m, nil
 }
 
 func (v *Vault) newMerchant(m *Merchant) (*store.Record, error) {
-	row, err := v.newRow()
+	row, err := v.rows.NewRow()
 	if err != nil {
 		return nil, err
 	}
-	m.ID = v.mask(kindMerchant, row)
+	m.ID = v.rows.Mask(kindMerchant, row)
 	m.CreatedAt = rowkey.Time(row)
-	r := v.newRecord(kindMerchant, row)
-	return r, wrapped(v.box.SealShown(r, m.encode()))
+	r := v.rows.NewRecord(kindMerchant, row)
+	return r, v.rows.SealShown(r, m.encode())
 }
 
 // ListMerchants returns one page of the account's merchants. opts may be nil.
@@ -131,7 +132,7 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, act
 	secret := NewSharedSecret(text)
 
 	for {
-		r, err := v.get(ctx, kindMerchant, merchant)
+		r, err := v.rows.Get(ctx, kindMerchant, merchant)
 		if err != nil {
 			return SharedSecret{}, err
 		}
@@ -158,11 +159,11 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, act
 
 		m.Secrets = append(m.Secrets, next)
 		r.Version++
-		if err := v.box.SealShown(r, m.encode()); err != nil {
-			return SharedSecret{}, wrapped(err)
+		if err := v.rows.SealShown(r, m.encode()); err != nil {
+			return SharedSecret{}, err
 		}
 
-		err = v.put(ctx, opRotateSecret, merchant, r)
+		err = v.rows.Put(ctx, opRotateSecret, merchant, r)
 
 		if errors.Is(err, store.ErrConflict) {
 			continue
@@ -194,8 +195,8 @@ func (m *Merchant) encode() []byte {
 }
 
 func (v *Vault) openMerchant(ctx context.Context, rec *store.Record) (*Merchant, error) {
-	m := &Merchant{ID: v.mask(kindMerchant, rec.ID), CreatedAt: rowkey.Time(rec.ID)}
-	r, err := v.read(ctx, rec)
+	m := &Merchant{ID: v.rows.Mask(kindMerchant, rec.ID), CreatedAt: rowkey.Time(rec.ID)}
+	r, err := v.rows.Read(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
@@ -217,5 +218,5 @@ func (v *Vault) openMerchant(ctx context.Context, rec *store.Record) (*Merchant,
 		}
 	}
 
-	return m, readError(r)
+	return m, ledger.ReadError(r)
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -30,7 +31,7 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) error {
 	}
 	seen := &store.Record{
 		Kind:    kindNotice,
-		ID:      uuid.UUID(v.box.Lookup(uuid.Nil, "notice", []byte(network+"\x00"+n.ID))[:16]),
+		ID:      uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "notice", []byte(network+"\x00"+n.ID))[:16]),
 		Due:     now().Add(noticeTTL),
 		Version: 1,
 	}
@@ -41,7 +42,7 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) error {
 	hash := v.networkHash(network, handle)
 	var known *store.Record
 	var holders []*store.Record
-	err := v.view(ctx, func(tx store.ReadTx) (err error) {
+	err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
 		known, err = tx.Get(kindNotice, seen.ID)
 		if !errors.Is(err, store.ErrNotFound) {
 			return err
@@ -57,11 +58,11 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) error {
 	case err != nil:
 		return err
 	case known != nil:
-		_, err := v.openShown(ctx, known)
+		_, err := v.rows.OpenShown(ctx, known)
 		return err
 	case len(holders) == 0:
 		releasing := false // what cannot be read is no release
-		err := v.findBy(ctx, kindRelease, hash, maxReleases, func(_ *store.Record, readable bool) bool {
+		err := v.rows.FindBy(ctx, kindRelease, hash, maxReleases, func(_ *store.Record, readable bool) bool {
 			releasing = readable
 			return !readable
 		})
@@ -70,8 +71,8 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) error {
 		}
 		return errors.Join(errs...)
 	}
-	if err := v.box.SealShown(seen, tlv.Pad(nil, 16, 16)); err != nil {
-		return wrapped(err)
+	if err := v.rows.SealShown(seen, tlv.Pad(nil, 16, 16)); err != nil {
+		return err
 	}
 	if len(holders) > noticeHolders {
 		return v.notifyMany(ctx, &spread{notice: *n, network: network}, seen)
@@ -224,20 +225,20 @@ func decodeSpread(plain []byte) (*spread, error) {
 		}
 	}
 
-	return s, readError(&r)
+	return s, ledger.ReadError(&r)
 }
 
 // notifyMany stores the job that applies a notice, with the record that it was seen.
 func (v *Vault) notifyMany(ctx context.Context, s *spread, seen *store.Record) error {
-	row, err := v.newRow()
+	row, err := v.rows.NewRow()
 	if err != nil {
 		return err
 	}
 	r := &store.Record{Kind: kindSpread, ID: row, Due: now(), Version: 1}
-	if err := v.box.SealShown(r, s.encode()); err != nil {
-		return wrapped(err)
+	if err := v.rows.SealShown(r, s.encode()); err != nil {
+		return err
 	}
-	err = v.write(ctx, opNotice, uuid.Nil, func(tx store.Tx) error { return putNew(tx, seen, r) })
+	err = v.rows.Write(ctx, opNotice, uuid.Nil, func(tx store.Tx) error { return putNew(tx, seen, r) })
 	if errors.Is(err, store.ErrConflict) { // the same notice was stored meanwhile
 		return nil
 	}
@@ -264,7 +265,7 @@ func (v *Vault) spreadOn(ctx context.Context, j *job, s *spread) error {
 		}
 
 		var all []*store.Record
-		err := v.view(ctx, func(tx store.ReadTx) (err error) {
+		err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
 			all, err = tx.Scan(kindNetworkToken, s.from, noticeBatch)
 			return err
 		})
@@ -277,7 +278,7 @@ func (v *Vault) spreadOn(ctx context.Context, j *job, s *spread) error {
 		var group sync.WaitGroup
 		errs := make([]error, len(all))
 		for i, r := range all {
-			if !carries(r, hash) {
+			if !ledger.Carries(r, hash) {
 				continue
 			}
 			free <- struct{}{}
@@ -285,7 +286,7 @@ func (v *Vault) spreadOn(ctx context.Context, j *job, s *spread) error {
 				defer func() { <-free }()
 				errs[i] = v.notifyOne(ctx, r, &s.notice, nil)
 				if errors.Is(errs[i], ErrDamaged) { // it keeps nobody else from being told
-					v.log.Error("a notice cannot be applied", "token", v.In(r.Account).mask(kindToken, r.ID), "error", errs[i])
+					v.log.Error("a notice cannot be applied", "token", v.In(r.Account).rows.Mask(kindToken, r.ID), "error", errs[i])
 					errs[i] = nil
 				}
 			})
@@ -322,7 +323,7 @@ func (n *Notice) check() error {
 	if n.Kind < NoticeActivated || n.Kind > NoticeArtChanged {
 		errs = append(errs, &FieldError{"kind", "invalid_enum", "must be a kind of notice"})
 	}
-	if n.OccurredAt.IsZero() || n.OccurredAt.Before(firstRow) || n.OccurredAt.After(lastRow) {
+	if n.OccurredAt.IsZero() || n.OccurredAt.Before(ledger.FirstTime) || n.OccurredAt.After(ledger.LastTime) {
 		errs = append(errs, &FieldError{"occurred_at", "out_of_range", "must be a time of this century"})
 	}
 	if n.By >= ownerCount {

@@ -23,7 +23,7 @@ const (
 // used: also one that is of no use is good for one session.
 func (v *Vault) refusePayload(ctx context.Context, used []*store.Record, why error) error {
 	if len(used) > 0 {
-		if err := v.write(ctx, opRefuseCard, uuid.Nil, func(tx store.Tx) error { tx.Put(used[0]); return nil }); err != nil {
+		if err := v.rows.Write(ctx, opRefuseCard, uuid.Nil, func(tx store.Tx) error { tx.Put(used[0]); return nil }); err != nil {
 			return err
 		}
 	}
@@ -242,18 +242,18 @@ func checkPayloadHeader(payload []byte, session uuid.UUID) (h payloadHeader, ok 
 // content-encryption key, for as long as the key that opens it is honoured.
 func (v *Vault) usePayload(ctx context.Context, session uuid.UUID, d *decryption) ([]*store.Record, error) {
 	v = v.whole()
-	id := uuid.UUID(v.box.Lookup(uuid.Nil, "session payload", d.contentKey))
-	r, err := v.getRow(ctx, kindPayload, id)
+	id := uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "session payload", d.contentKey))
+	r, err := v.rows.GetRow(ctx, kindPayload, id)
 	if errors.Is(err, ErrNotFound) {
 		// Longer than the key, also by the clock of whoever erases it.
 		r = &store.Record{Kind: kindPayload, ID: id, Due: d.key.due.Add(maxSessionTTL), Version: 1}
-		return []*store.Record{r}, wrapped(v.box.SealShown(r, session[:]))
+		return []*store.Record{r}, v.rows.SealShown(r, session[:])
 	}
 	if err != nil {
 		return nil, err
 	}
 
-	by, err := v.openShown(ctx, r)
+	by, err := v.rows.OpenShown(ctx, r)
 	if err == nil && !bytes.Equal(by, session[:]) {
 		err = undecryptable()
 	}

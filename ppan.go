@@ -177,7 +177,7 @@ func (s PPANStatus) MarshalText() ([]byte, error) { return []byte(s.String()), n
 // ErrCardDataStale; ErrProviderUnavailable with the cause in its text;
 // ErrProviderTimeout, also when the deadline of ctx has come first.
 func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*PPAN, error) {
-	if v.closed.Load() {
+	if v.ledger.Closed() {
 		return nil, ErrClosed
 	}
 	if !v.PPANEnabled() {
@@ -197,7 +197,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*P
 		return nil, ErrProviderAccount
 	}
 
-	card, err := v.get(ctx, kindToken, id)
+	card, err := v.rows.Get(ctx, kindToken, id)
 	if err != nil {
 		return nil, err
 	}
@@ -245,7 +245,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*P
 		outcome = "timeout"
 	}
 	v.sentCard(ctx, id, outcome)
-	v.wrote(ctx, opObtainPPAN, v.account, id, err)
+	v.rows.Wrote(ctx, opObtainPPAN, id, err)
 	return answer, err
 }
 
@@ -258,7 +258,7 @@ func (v *Vault) maySendFor(a *Account, somebody ProviderAccount) bool {
 func (v *Vault) sentCard(ctx context.Context, token uuid.UUID, outcome string) {
 	actor, _ := ctx.Value(actorKey{}).(Actor)
 	v.log.LogAttrs(ctx, slog.LevelInfo, "card sent to the provider of pseudo card numbers",
-		slog.Any("account", v.account),
+		slog.Any("account", v.rows.ID),
 		slog.Any("token", token),
 		slog.Any("key_id", actor.KeyID),
 		slog.Any("root_key_id", actor.RootKeyID),

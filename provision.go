@@ -28,7 +28,7 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
 	case answer != nil:
 		return v.decodeAnswer(answer)
 	}
-	row := v.unmask(kindToken, id)
+	row := v.rows.Unmask(kindToken, id)
 	var release *store.Record
 	t, err := v.change(ctx, opProvision, row, func(h *holding) (also func(store.Tx) error, err error) {
 		if release, err = v.request(ctx, h); err != nil {
@@ -55,8 +55,8 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
 		if err := once.sealRefusal(v, row); err != nil {
 			return nil, err
 		}
-		err = v.write(ctx, opProvision, id, func(tx store.Tx) error {
-			if _, err := v.find(tx, kindToken, row); err != nil {
+		err = v.rows.Write(ctx, opProvision, id, func(tx store.Tx) error {
+			if _, err := v.rows.Find(tx, kindToken, row); err != nil {
 				return err
 			}
 			return once.put(tx)
@@ -65,7 +65,7 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
 			err = ErrNetworkTokenState
 		}
 	case errors.Is(err, ErrNetworkTokenState):
-		v.wrote(ctx, opProvision, v.account, id, err)
+		v.rows.Wrote(ctx, opProvision, id, err)
 	}
 	if errors.Is(err, errRepeated) {
 		return v.Provision(ctx, id)
@@ -450,7 +450,7 @@ func (v *Vault) logFailure(h *holding, a networkAnswer) {
 func (v *Vault) releaseStray(ctx context.Context, id uuid.UUID, ref NetworkTokenRef) error {
 	stray, put, err := v.releaseLater(ref.IdempotencyKey, ref.ID)
 	if err == nil {
-		err = v.write(ctx, opRelease, id, put)
+		err = v.rows.Write(ctx, opRelease, id, put)
 	}
 	if err == nil {
 		v.workDue(stray)
@@ -502,7 +502,7 @@ func (v *Vault) openContact(ctx context.Context, job *store.Record) (c Contact, 
 		return Contact{}, nil
 	}
 
-	plain, err := v.openSecretCopy(ctx, job)
+	plain, err := v.rows.CopySecret(ctx, job)
 	if err != nil {
 		return Contact{}, err
 	}
@@ -517,16 +517,9 @@ func (v *Vault) openContact(ctx context.Context, job *store.Record) (c Contact, 
 	return c, nil
 }
 
-// openSecretCopy opens the secret part of a record, which stays as it is.
-func (v *Vault) openSecretCopy(ctx context.Context, r *store.Record) ([]byte, error) {
-	c := *r
-	c.Secret = bytes.Clone(r.Secret)
-	return v.openSecret(ctx, &c)
-}
-
 // openPAN returns the number of a card. The record stays as it is.
 func (v *Vault) openPAN(ctx context.Context, card *store.Record) (PAN, error) {
-	plain, err := v.openSecretCopy(ctx, card)
+	plain, err := v.rows.CopySecret(ctx, card)
 	if err != nil {
 		return PAN{}, err
 	}
@@ -544,7 +537,7 @@ func (v *Vault) openPAN(ctx context.Context, card *store.Record) (PAN, error) {
 // a holder again: another token of the same card may have been its last. A
 // release that cannot be read is never worked on, so it is in nobody's way.
 func (v *Vault) withdrawReleases(ctx context.Context, hash []byte) (func(store.Tx) error, error) {
-	known, err := v.glimpses(ctx, kindRelease, hash, maxReleases)
+	known, err := v.rows.Glimpses(ctx, kindRelease, hash, maxReleases)
 	if err != nil {
 		return nil, err
 	}
@@ -556,9 +549,9 @@ func (v *Vault) withdrawReleases(ctx context.Context, hash []byte) (func(store.T
 		}
 		for _, r := range releases {
 			switch was := known[r.ID]; {
-			case was.version != r.Version:
+			case was.Version != r.Version:
 				return store.ErrConflict // it came since, or has changed
-			case !was.readable:
+			case !was.Readable:
 			case r.Version > 1:
 				return errReleasing
 			default:
@@ -671,7 +664,7 @@ func (v *Vault) ResumeNetworkToken(ctx context.Context, id uuid.UUID) (*Token, e
 }
 
 func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call func(Suspender, context.Context, NetworkTokenRef) error) (*Token, error) {
-	h, err := v.hold(ctx, v.unmask(kindToken, id))
+	h, err := v.hold(ctx, v.rows.Unmask(kindToken, id))
 	if err != nil {
 		return nil, err
 	}

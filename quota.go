@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -118,10 +119,10 @@ func (v *Vault) SetQuotas(ctx context.Context, u QuotaUpdate) error {
 }
 
 // editAccount lets fn change what is stored of the account, and stores it.
-func (v *Vault) editAccount(ctx context.Context, op operation, fn func(*Account) error) error {
+func (v *Vault) editAccount(ctx context.Context, op ledger.Operation, fn func(*Account) error) error {
 	whole := v.whole()
 	for {
-		r, err := whole.get(ctx, kindAccount, v.account)
+		r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
 		if err != nil {
 			return err
 		}
@@ -133,10 +134,10 @@ func (v *Vault) editAccount(ctx context.Context, op operation, fn func(*Account)
 			return err
 		}
 		r.Version++
-		if err := v.box.SealShown(r, a.encode()); err != nil {
-			return wrapped(err)
+		if err := v.rows.SealShown(r, a.encode()); err != nil {
+			return err
 		}
-		err = v.put(ctx, op, a.ID, r)
+		err = v.rows.Put(ctx, op, a.ID, r)
 		if !errors.Is(err, store.ErrConflict) {
 			return err
 		}
@@ -154,11 +155,11 @@ type limits struct {
 // changed since the last one is opened.
 func (v *Vault) readLimits(ctx context.Context) (*limits, error) {
 	whole := v.whole()
-	r, err := whole.get(ctx, kindAccount, v.account)
+	r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
 	if err != nil {
 		return nil, err
 	}
-	if known, ok := v.limited.Load(v.account); ok && known.(*limits).version == r.Version {
+	if known, ok := v.limited.Load(v.rows.ID); ok && known.(*limits).version == r.Version {
 		return known.(*limits), nil
 	}
 	version := r.Version
@@ -167,7 +168,7 @@ func (v *Vault) readLimits(ctx context.Context) (*limits, error) {
 		return nil, err
 	}
 	l := &limits{r.ID, version, a.Quotas}
-	v.limited.Store(v.account, l)
+	v.limited.Store(v.rows.ID, l)
 	return l, nil
 }
 
@@ -180,9 +181,9 @@ var errAtQuota = fmt.Errorf("%w: as many as the quota allows", store.ErrConflict
 // and is not erased yet is erased when it is in the way, in the order in which it
 // lapsed: the transaction itself counts what is stored, whose cost does not depend on
 // how much that is.
-func (v *Vault) withinQuota(ctx context.Context, op operation, q *quota, kind store.Kind, write func(room func(store.Tx) error) error) error {
+func (v *Vault) withinQuota(ctx context.Context, op ledger.Operation, q *quota, kind store.Kind, write func(room func(store.Tx) error) error) error {
 	for {
-		known, ok := v.limited.Load(v.account)
+		known, ok := v.limited.Load(v.rows.ID)
 		if !ok {
 			l, err := v.readLimits(ctx)
 			if err != nil {
@@ -199,7 +200,7 @@ func (v *Vault) withinQuota(ctx context.Context, op operation, q *quota, kind st
 			// One batch at a time, each of which leaves less to erase.
 			if n, err := v.sweep(ctx, kind); n == 0 || err != nil {
 				full := &QuotaError{q.name, limit}
-				v.wrote(ctx, op, v.account, uuid.Nil, full)
+				v.rows.Wrote(ctx, op, uuid.Nil, full)
 				return errors.Join(full, err)
 			}
 		default:
@@ -212,7 +213,7 @@ func (v *Vault) oneMore(ctx context.Context, q *quota, kind store.Kind, l *limit
 	limit := *q.of(&l.quotas)
 	spare, began := false, time.Now()
 	if slack := max(limit/8, leastSlack); q == quotaOpenSessions && limit > slack {
-		c, _ := v.crowds.LoadOrStore(v.account, new(crowd))
+		c, _ := v.crowds.LoadOrStore(v.rows.ID, new(crowd))
 		n, err := c.(*crowd).enter(ctx, v)
 		defer c.(*crowd).leave()
 		if err != nil {
@@ -226,7 +227,7 @@ func (v *Vault) oneMore(ctx context.Context, q *quota, kind store.Kind, l *limit
 		case err != nil:
 			return err
 		case a.Version != l.version: // the quota may be another
-			v.limited.CompareAndDelete(v.account, l)
+			v.limited.CompareAndDelete(v.rows.ID, l)
 			return errStale
 		case spare && time.Since(began) < crowdWait:
 			return nil
@@ -246,7 +247,7 @@ func (v *Vault) room(tx store.ReadTx, kind store.Kind, limit int) error {
 }
 
 func (v *Vault) count(tx store.ReadTx, kind store.Kind) (int64, error) {
-	all, err := tx.List(&store.Query{Kind: kind, Account: v.account, Count: true})
+	all, err := tx.List(&store.Query{Kind: kind, Account: v.rows.ID, Count: true})
 	if err != nil {
 		return 0, err
 	}
@@ -282,7 +283,7 @@ func (c *crowd) enter(ctx context.Context, v *Vault) (int64, error) {
 	c.mu.Unlock()
 	if !fresh {
 		var n int64
-		err := v.view(ctx, func(tx store.ReadTx) (err error) {
+		err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
 			n, err = v.count(tx, kindSession)
 			return err
 		})

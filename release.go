@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -55,7 +56,7 @@ func decodeRelease(plain []byte) (*release, error) {
 			l.done = r.Bool()
 		}
 	}
-	return l, readError(&r)
+	return l, ledger.ReadError(&r)
 }
 
 // errReleasing is returned in a transaction that finds its network token about
@@ -68,23 +69,23 @@ const maxReleases = 100
 // newRelease returns the record of a release. Until it is worked on it has
 // version 1, and can be withdrawn.
 func (v *Vault) newRelease(network string, ref NetworkTokenRef, due time.Time) (*store.Record, error) {
-	row, err := v.newRow()
+	row, err := v.rows.NewRow()
 	if err != nil {
 		return nil, err
 	}
 	l := &release{network: network, ref: ref}
-	r := &store.Record{Kind: kindRelease, ID: row, Account: v.account, Due: due, Version: 1}
+	r := &store.Record{Kind: kindRelease, ID: row, Account: v.rows.ID, Due: due, Version: 1}
 	if ref.ID != "" {
 		r.Lookup = [][]byte{v.networkHash(network, ref.ID)}
 	}
-	return r, wrapped(v.box.SealShown(r, l.encode()))
+	return r, v.rows.SealShown(r, l.encode())
 }
 
 // holder returns a network token that has a hash, other than that of a row, or nil. The
 // error is ErrDamaged if there is one that cannot be read and none that can: who holds a
 // network token decides whether it is deleted at the network.
 func (v *Vault) holder(ctx context.Context, hash []byte, except uuid.UUID) (holder *store.Record, err error) {
-	err = v.findBy(ctx, kindNetworkToken, hash, holdersRead, func(r *store.Record, readable bool) bool {
+	err = v.rows.FindBy(ctx, kindNetworkToken, hash, holdersRead, func(r *store.Record, readable bool) bool {
 		if readable && r.ID != except {
 			holder = r
 		}
@@ -100,7 +101,7 @@ const holdersRead = 16
 // returns errChanged if that is left open because others hold it by now.
 func (v *Vault) heldStill(tx store.ReadTx, hash []byte, holder *store.Record) (bool, error) {
 	if holder != nil {
-		if ok, err := same(tx, holder); ok || err != nil {
+		if ok, err := ledger.Same(tx, holder); ok || err != nil {
 			return ok, err
 		}
 	}

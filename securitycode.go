@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/erase"
-	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -32,7 +31,7 @@ const (
 //
 // The error is ErrNotFound for an id that the account does not have.
 func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (available bool, until time.Time, err error) {
-	if _, err := v.get(ctx, kindToken, id); err != nil {
+	if _, err := v.rows.Get(ctx, kindToken, id); err != nil {
 		return false, time.Time{}, err
 	}
 	code, until, err := v.securityCode(ctx, id)
@@ -61,7 +60,7 @@ func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
 	if err != nil {
 		once.release(ctx, v)
 	}
-	v.wrote(ctx, opConsume, v.account, id, err)
+	v.rows.Wrote(ctx, opConsume, id, err)
 	return err
 }
 
@@ -77,12 +76,12 @@ func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *once) error {
 	if err := once.seal(v, nil, row); err != nil {
 		return err
 	}
-	return wrapped(v.update(ctx, opConsume, func(tx store.Tx) error {
-		if _, err := v.find(tx, kindToken, row); err != nil {
+	return v.rows.Update(ctx, opConsume, func(tx store.Tx) error {
+		if _, err := v.rows.Find(tx, kindToken, row); err != nil {
 			return err
 		}
 		return once.put(tx)
-	}))
+	})
 }
 
 // endCode makes the security code that is kept of a token one of the past, and stores the
@@ -91,7 +90,7 @@ func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *once) error {
 // what the cache has be erased.
 func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *once) (row uuid.UUID, last bool, err error) {
 	for {
-		card, err := v.get(ctx, kindToken, id)
+		card, err := v.rows.Get(ctx, kindToken, id)
 		if err != nil {
 			return uuid.Nil, false, err
 		}
@@ -117,7 +116,7 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *once) (row uuid
 		var ended uuid.UUID
 		binary.BigEndian.PutUint64(ended[8:], t.codes)
 		err = once.claimWith(ctx, v, opConsume, ended, func(tx store.Tx) error {
-			if _, err := v.find(tx, kindToken, card.ID); err != nil {
+			if _, err := v.rows.Find(tx, kindToken, card.ID); err != nil {
 				return err
 			}
 			tx.Put(card)
@@ -145,7 +144,7 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (SessionID, er
 		return sessionOf(answer)
 	}
 
-	card, err := v.get(ctx, kindToken, id)
+	card, err := v.rows.Get(ctx, kindToken, id)
 	if err != nil {
 		return SessionID{}, err
 	}
@@ -188,7 +187,7 @@ func (v *Vault) RefreshSecurityCode(ctx context.Context, session SessionID, code
 // refreshCode completes a session with a security code that was checked, and stores
 // also with it. It returns store.ErrConflict if the session has changed.
 func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, code SecurityCode, also ...*store.Record) (*Token, error) {
-	card, err := v.getRow(ctx, kindToken, s.refresh)
+	card, err := v.rows.GetRow(ctx, kindToken, s.refresh)
 	if err != nil {
 		return nil, err
 	}
@@ -213,8 +212,8 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 		return nil, err
 	}
 
-	err = v.write(ctx, opRefreshSecurityCode, t.ID, func(tx store.Tx) error {
-		if _, err := v.find(tx, kindToken, s.refresh); err != nil {
+	err = v.rows.Write(ctx, opRefreshSecurityCode, t.ID, func(tx store.Tx) error {
+		if _, err := v.rows.Find(tx, kindToken, s.refresh); err != nil {
 			return err
 		}
 		tx.Put(card)
@@ -238,7 +237,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 		err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
 	} else {
 		var is *Token
-		if card, err = v.getRow(ctx, kindToken, s.refresh); err == nil {
+		if card, err = v.rows.GetRow(ctx, kindToken, s.refresh); err == nil {
 			is, err = v.openToken(ctx, card)
 		}
 		if err == nil && is.codes != t.codes {
@@ -292,7 +291,7 @@ func (v *Vault) keepCode(ctx context.Context, id uuid.UUID, number uint64, code 
 	plain := tlv.AppendTime(buf[:0], codeUntil, until)
 	plain = tlv.AppendUint(plain, codeNumber, number)
 	plain = tlv.Pad(tlv.Append(plain, codeDigits, code.get()), 32, 0)
-	sealed := v.box.SealCode(v.codeKey, v.account, id, plain)
+	sealed := v.rows.Box.SealCode(v.codeKey, v.rows.ID, id, plain)
 	clear(plain)
 	erase.Registers()
 	defer clear(sealed)
@@ -367,14 +366,7 @@ func (v *Vault) keptCode(ctx context.Context, id uuid.UUID) (SecurityCode, uint6
 }
 
 func (v *Vault) openCode(ctx context.Context, id uuid.UUID, sealed []byte) ([]byte, error) {
-	plain, err := v.box.OpenCode(v.codeKey, v.account, id, sealed)
-	if errors.Is(err, seal.ErrUnknownTerm) {
-		if _, err := v.loadMeta(ctx); err != nil {
-			return nil, err
-		}
-		plain, err = v.box.OpenCode(v.codeKey, v.account, id, sealed)
-	}
-	return plain, err
+	return v.rows.OpenCode(ctx, v.codeKey, id, sealed)
 }
 
 // eraseCode erases the security code of a token.
@@ -383,7 +375,7 @@ func (v *Vault) eraseCode(ctx context.Context, id uuid.UUID) error {
 	switch {
 	case err == nil:
 		return nil
-	case v.closed.Load():
+	case v.ledger.Closed():
 		return ErrClosed
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -413,7 +405,7 @@ func (v *Vault) withCodes(ctx context.Context, wait time.Duration, f func(contex
 
 // codesFailed logs that a cache failed, once a minute at most.
 func (c *core) codesFailed(what string, err error) {
-	if c.closed.Load() || errors.Is(err, context.Canceled) {
+	if c.ledger.Closed() || errors.Is(err, context.Canceled) {
 		return
 	}
 	if c.codesTold.now() {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -125,7 +126,7 @@ func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
 func (s *shift) run(ctx context.Context) {
 	for from, started := uuid.Nil, false; s.goesOn() && s.stays(ctx); {
 		// The webhook may be gone: each attempt looks at it.
-		list, err := s.vault.siblings(ctx, s.ready(from, sendBatch))
+		list, err := s.vault.rows.Siblings(ctx, s.ready(from, sendBatch))
 		if err != nil {
 			s.fail(err)
 			return
@@ -151,7 +152,7 @@ func (s *shift) run(ctx context.Context) {
 // complain logs that deliveries could not be read.
 func (s *shift) complain() {
 	if n := len(s.damaged.all()); n > 0 {
-		s.vault.log.Error("deliveries to a webhook cannot be read", "webhook", s.vault.mask(kindWebhook, beside(s.id)), "count", n)
+		s.vault.log.Error("deliveries to a webhook cannot be read", "webhook", s.vault.rows.Mask(kindWebhook, beside(s.id)), "count", n)
 	}
 }
 
@@ -186,18 +187,18 @@ func (s *shift) renew(ctx context.Context) (ok bool, err error) {
 	s.mu.Lock()
 	plain := s.queue.encode()
 	s.mu.Unlock()
-	if err := s.vault.box.SealShown(&next, plain); err != nil {
-		return false, wrapped(err)
+	if err := s.vault.rows.SealShown(&next, plain); err != nil {
+		return false, err
 	}
 
-	err = s.vault.update(ctx, opStep, func(tx store.Tx) error {
-		if ok, err = same(tx, s.claim); ok {
+	err = s.vault.rows.Update(ctx, opStep, func(tx store.Tx) error {
+		if ok, err = ledger.Same(tx, s.claim); ok {
 			tx.Put(&next)
 		}
 		return err
 	})
 	if err != nil || !ok {
-		return false, wrapped(err)
+		return false, err
 	}
 
 	s.complain()
@@ -209,7 +210,7 @@ func (s *shift) renew(ctx context.Context) (ok bool, err error) {
 
 // ready selects the deliveries to attempt, from a row key on.
 func (s *shift) ready(from uuid.UUID, limit int) *store.Query {
-	q := &store.Query{Kind: kindDelivery, Account: s.vault.account, Parent: s.id, Min: from, Limit: limit}
+	q := &store.Query{Kind: kindDelivery, Account: s.vault.rows.ID, Parent: s.id, Min: from, Limit: limit}
 	q.Classes.Add(deliveryReady)
 	return q
 }
@@ -551,7 +552,7 @@ func (s *shift) look(ctx context.Context, p *pending) (x *prospect, err error) {
 	var is *store.Record
 	var stale bool
 	ordered, unordered := s.tokenHash(p, false), s.tokenHash(p, true)
-	err = s.vault.view(ctx, func(tx store.ReadTx) error {
+	err = s.vault.rows.View(ctx, func(tx store.ReadTx) error {
 		x, stale = new(prospect), false
 		if is, err = present(tx, kindDelivery, p.rec.ID); err != nil {
 			return err
@@ -566,7 +567,7 @@ func (s *shift) look(ctx context.Context, p *pending) (x *prospect, err error) {
 		if x.card, err = present(tx, kindToken, p.token); err != nil {
 			return err
 		}
-		if x.card != nil && (x.card.Account != s.vault.account || !lives(x.card, now())) {
+		if x.card != nil && (x.card.Account != s.vault.rows.ID || !ledger.Lives(x.card, now())) {
 			x.card = nil
 		}
 		if x.past, err = present(tx, kindPast, eventOf(p.rec)); err != nil { // it belongs to the card
@@ -718,9 +719,9 @@ func (s *shift) hold(ctx context.Context, p *pending) (again []*pending, err err
 	}
 
 	hash := s.tokenHash(p, false)
-	err = s.vault.update(ctx, opStep, func(tx store.Tx) error {
+	err = s.vault.rows.Update(ctx, opStep, func(tx store.Tx) error {
 		again = nil
-		if ok, err := same(tx, p.rec); err != nil || !ok {
+		if ok, err := ledger.Same(tx, p.rec); err != nil || !ok {
 			return err
 		}
 		first, err := firstWith(tx, hash, uuid.Nil, s.damaged)
@@ -734,14 +735,14 @@ func (s *shift) hold(ctx context.Context, p *pending) (again []*pending, err err
 		}
 		return nil
 	})
-	return again, wrapped(err)
+	return again, err
 }
 
 // drop erases the deliveries that hold p back, the event of a deletion. Damaged ones stay,
 // and hold back nothing.
 func (s *shift) drop(ctx context.Context, p *pending) error {
 	var others []*store.Record
-	err := s.vault.findBy(ctx, kindDelivery, s.tokenHash(p, false), claimBatch, func(r *store.Record, readable bool) bool {
+	err := s.vault.rows.FindBy(ctx, kindDelivery, s.tokenHash(p, false), claimBatch, func(r *store.Record, readable bool) bool {
 		switch {
 		case !readable:
 			s.damaged.add(r)
@@ -754,12 +755,12 @@ func (s *shift) drop(ctx context.Context, p *pending) error {
 		return err
 	}
 
-	return wrapped(s.vault.update(ctx, opStep, func(tx store.Tx) error {
-		if ok, err := same(tx, p.rec); err != nil || !ok {
+	return s.vault.rows.Update(ctx, opStep, func(tx store.Tx) error {
+		if ok, err := ledger.Same(tx, p.rec); err != nil || !ok {
 			return err
 		}
 		for _, r := range others {
-			ok, err := same(tx, r)
+			ok, err := ledger.Same(tx, r)
 			if err != nil {
 				return err
 			}
@@ -768,16 +769,7 @@ func (s *shift) drop(ctx context.Context, p *pending) error {
 			}
 		}
 		return nil
-	}))
-}
-
-// same reports whether a record is as it was read.
-func same(tx store.ReadTx, r *store.Record) (bool, error) {
-	is, err := tx.Get(r.Kind, r.ID)
-	if errors.Is(err, store.ErrNotFound) {
-		return false, nil
-	}
-	return err == nil && is.Version == r.Version, err
+	})
 }
 
 // schedule returns the schedule of a webhook.
@@ -817,8 +809,8 @@ func (s *shift) settle(ctx context.Context, p *pending, is delivery) (freed []*p
 		}
 
 		changed := false
-		err = s.vault.update(ctx, opStep, func(tx store.Tx) error {
-			ok, err := same(tx, p.rec)
+		err = s.vault.rows.Update(ctx, opStep, func(tx store.Tx) error {
+			ok, err := ledger.Same(tx, p.rec)
 			if changed = !ok; changed || err != nil {
 				return err
 			}
@@ -836,7 +828,7 @@ func (s *shift) settle(ctx context.Context, p *pending, is delivery) (freed []*p
 		case errors.Is(err, store.ErrConflict):
 			continue // another delivery was held back in between, so there is progress
 		case err != nil:
-			return nil, wrapped(err)
+			return nil, err
 		case !changed:
 			if is.class != 0 {
 				s.vault.workDue(&next)
@@ -873,7 +865,7 @@ func (s *shift) reread(ctx context.Context, p *pending) (*pending, error) {
 		return nil, nil // gone with its webhook
 	}
 	var r *store.Record
-	err := s.vault.view(ctx, func(tx store.ReadTx) (err error) {
+	err := s.vault.rows.View(ctx, func(tx store.ReadTx) (err error) {
 		r, err = tx.Get(kindDelivery, p.rec.ID)
 		return err
 	})
@@ -895,7 +887,7 @@ func (s *shift) reread(ctx context.Context, p *pending) (*pending, error) {
 // when it is ready; nothing if there is none.
 func (v *Vault) nextHeld(ctx context.Context, damaged *recordSet, hash []byte, id uuid.UUID) (held *store.Record, ready []*pending, err error) {
 	for {
-		err = v.view(ctx, func(tx store.ReadTx) error {
+		err = v.rows.View(ctx, func(tx store.ReadTx) error {
 			held, err = firstWith(tx, hash, id, damaged)
 			return err
 		})
@@ -939,8 +931,8 @@ func (v *Vault) releaseFirst(ctx context.Context, damaged *recordSet, hashes ...
 			}
 
 			ok := false
-			err = v.update(ctx, opStep, func(tx store.Tx) (err error) {
-				if ok, err = same(tx, held); err != nil || !ok {
+			err = v.rows.Update(ctx, opStep, func(tx store.Tx) (err error) {
+				if ok, err = ledger.Same(tx, held); err != nil || !ok {
 					return err
 				}
 				tx.Put(p.rec)
@@ -950,7 +942,7 @@ func (v *Vault) releaseFirst(ctx context.Context, damaged *recordSet, hashes ...
 				return v.releaseFirst(ctx, damaged, hashes...)
 			}
 			if err != nil {
-				return nil, wrapped(err)
+				return nil, err
 			}
 
 			if ok {
@@ -985,14 +977,14 @@ func (s *shift) rest(ctx context.Context) error {
 			s.queue.pause = r.Due
 		}
 		r.Version++
-		if err := s.vault.box.SealShown(r, s.queue.encode()); err != nil {
-			return wrapped(err)
+		if err := s.vault.rows.SealShown(r, s.queue.encode()); err != nil {
+			return err
 		}
 	}
 
 	next := &busy
-	err := s.vault.update(ctx, opStep, func(tx store.Tx) error {
-		if ok, err := same(tx, s.claim); err != nil || !ok {
+	err := s.vault.rows.Update(ctx, opStep, func(tx store.Tx) error {
+		if ok, err := ledger.Same(tx, s.claim); err != nil || !ok {
 			return err
 		}
 		hook, err := present(tx, kindWebhook, beside(s.id))
@@ -1018,7 +1010,7 @@ func (s *shift) rest(ctx context.Context) error {
 	if err == nil {
 		s.vault.workDue(next)
 	}
-	return wrapped(err)
+	return err
 }
 
 // left reports whether there is something to do for the queue, or may be if more

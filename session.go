@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -79,7 +80,7 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (Sessio
 		return sessionOf(answer)
 	}
 
-	if err := v.exists(ctx); err != nil {
+	if err := v.rows.Exists(ctx); err != nil {
 		return SessionID{}, err
 	}
 	id, err := v.newSession(ctx, opCreateSession, &s, once)
@@ -90,12 +91,12 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (Sessio
 }
 
 // newSession stores a session under a new id, and that as the result of once.
-func (v *Vault) newSession(ctx context.Context, op operation, s *session, once *once) (SessionID, error) {
+func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session, once *once) (SessionID, error) {
 	id := uuid.New() // no row key: a credential has no structure
 	r := &store.Record{
 		Kind:    kindSession,
 		ID:      v.sessionRow(id),
-		Account: v.account,
+		Account: v.rows.ID,
 		Due:     now().Add(v.opts.SessionTTL),
 		Version: 1,
 	}
@@ -112,9 +113,9 @@ func (v *Vault) newSession(ctx context.Context, op operation, s *session, once *
 
 	// Whoever reads the log must not get to use the session.
 	err := v.withinQuota(ctx, op, quotaOpenSessions, kindSession, func(room func(store.Tx) error) error {
-		return v.write(ctx, op, uuid.Nil, func(tx store.Tx) error {
+		return v.rows.Write(ctx, op, uuid.Nil, func(tx store.Tx) error {
 			if s.refresh != uuid.Nil {
-				if _, err := v.find(tx, kindToken, s.refresh); err != nil {
+				if _, err := v.rows.Find(tx, kindToken, s.refresh); err != nil {
 					return err
 				}
 			}
@@ -143,25 +144,25 @@ func sessionOf(answer []byte) (SessionID, error) {
 // readSession returns a session with its record and a handle on its account: any
 // account, for a handle on none.
 func (v *Vault) readSession(ctx context.Context, id SessionID) (*Vault, *store.Record, *session, error) {
-	if v.closed.Load() {
+	if v.ledger.Closed() {
 		return nil, nil, nil, ErrClosed
 	}
 
 	var r *store.Record
-	err := v.view(ctx, func(tx store.ReadTx) (err error) {
+	err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
 		if r, err = tx.Get(kindSession, v.sessionRow(id.UUID())); err != nil {
 			return err
 		}
-		return v.In(r.Account).belongs(tx, r)
+		return v.In(r.Account).rows.Belongs(tx, r)
 	})
-	if err == nil && (v.account != uuid.Nil && v.account != r.Account || !lives(r, now())) {
+	if err == nil && (v.rows.ID != uuid.Nil && v.rows.ID != r.Account || !ledger.Lives(r, now())) {
 		err = ErrNotFound
 	}
 	if err != nil {
 		return nil, nil, nil, err
 	}
 
-	plain, err := v.openShown(ctx, r)
+	plain, err := v.rows.OpenShown(ctx, r)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -170,14 +171,14 @@ func (v *Vault) readSession(ctx context.Context, id SessionID) (*Vault, *store.R
 	if err == nil && s.refresh != uuid.Nil {
 		// It is in the list of the account, so that it counts there, and no child of the
 		// token that it ends with.
-		_, err = v.In(r.Account).getRow(ctx, kindToken, s.refresh)
+		_, err = v.In(r.Account).rows.GetRow(ctx, kindToken, s.refresh)
 	}
 	return v.In(r.Account), r, s, err
 }
 
 // openSession is readSession for one of this account that is not finished.
 func (v *Vault) openSession(ctx context.Context, id SessionID) (*store.Record, *session, error) {
-	if v.account == uuid.Nil {
+	if v.rows.ID == uuid.Nil {
 		return nil, nil, ErrNotFound
 	}
 	_, r, s, err := v.readSession(ctx, id)
@@ -190,7 +191,7 @@ func (v *Vault) openSession(ctx context.Context, id SessionID) (*store.Record, *
 // sessionRow returns the row key of a session: a keyed hash, so that whoever
 // reads the store does not get to use the session.
 func (v *Vault) sessionRow(id uuid.UUID) uuid.UUID {
-	return uuid.UUID(v.box.Lookup(uuid.Nil, "session", id[:]))
+	return uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "session", id[:]))
 }
 
 // A Session is what the browser is told that has the id of one: decisions, chapter 9.
@@ -278,7 +279,7 @@ func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
 
 	switch d.State {
 	case SessionSucceeded:
-		d.TokenID = v.mask(kindToken, s.token)
+		d.TokenID = v.rows.Mask(kindToken, s.token)
 		return d, nil
 	case SessionFailed:
 		return d, nil
@@ -288,7 +289,7 @@ func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
 	}
 
 	if d.Refresh {
-		card, err := v.getRow(ctx, kindToken, s.refresh)
+		card, err := v.rows.GetRow(ctx, kindToken, s.refresh)
 		if err != nil {
 			return nil, err
 		}
@@ -450,7 +451,7 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 		}
 
 		err = v.writeToken(ctx, opTokenize, &made, c.SecurityCode, until, func(tx store.Tx) error {
-			if !lives(&next, now()) {
+			if !ledger.Lives(&next, now()) {
 				return ErrNotFound
 			}
 			tx.Put(&next)
@@ -519,7 +520,7 @@ func (v *Vault) sealSession(r *store.Record, s *session) error {
 	if s.finished() {
 		r.Class = 0
 	}
-	return wrapped(v.box.SealShown(r, s.encode()))
+	return v.rows.SealShown(r, s.encode())
 }
 
 const (

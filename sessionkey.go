@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
 	"github.com/go-jose/go-jose/v4"
@@ -147,11 +148,11 @@ func newestKeys(limit int) *store.Query {
 }
 
 func (v *Vault) listKeys(ctx context.Context, q *store.Query) ([]*store.Record, error) {
-	if v.closed.Load() {
+	if v.ledger.Closed() {
 		return nil, ErrClosed
 	}
 	var list *store.List
-	err := v.view(ctx, func(tx store.ReadTx) (err error) {
+	err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
 		list, err = tx.List(q)
 		return err
 	})
@@ -176,7 +177,7 @@ func (v *Vault) honouredKeys(ctx context.Context) ([]*sessionKey, error) {
 
 	var keys []*sessionKey
 	for _, r := range list {
-		k, err := v.keyOf(ctx, v.mask(kindSessionKey, r.ID).String())
+		k, err := v.keyOf(ctx, v.rows.Mask(kindSessionKey, r.ID).String())
 		switch {
 		case err == nil:
 			keys = append(keys, k)
@@ -187,12 +188,12 @@ func (v *Vault) honouredKeys(ctx context.Context) ([]*sessionKey, error) {
 	return keys, nil
 }
 
-var errKeyMade = errors.New("cardvault: another process has made a session key")
+var errKeyMade = fmt.Errorf("%w: another process has made a session key", ledger.ErrAgain)
 
 // newKey makes a key and stores it, unless there is another newest one by now than in
 // the list that q selected.
 func (v *Vault) newKey(ctx context.Context, q *store.Query, known []*store.Record) (*sessionKey, error) {
-	row, err := v.newRow()
+	row, err := v.rows.NewRow()
 	if err != nil {
 		return nil, err
 	}
@@ -204,10 +205,10 @@ func (v *Vault) newKey(ctx context.Context, q *store.Query, known []*store.Recor
 		}
 	}
 
-	r := v.newRecord(kindSessionKey, row)
+	r := v.rows.NewRecord(kindSessionKey, row)
 	r.Due = rowkey.Time(row).Add(sessionKeyLife + maxSessionTTL)
-	if err := v.box.SealShown(r, nil); err != nil {
-		return nil, wrapped(err)
+	if err := v.rows.SealShown(r, nil); err != nil {
+		return nil, err
 	}
 
 	der, err := x509.MarshalPKCS8PrivateKey(keys.spare)
@@ -215,11 +216,11 @@ func (v *Vault) newKey(ctx context.Context, q *store.Query, known []*store.Recor
 		return nil, fmt.Errorf("cardvault: making a session key: %w", err)
 	}
 	defer clear(der)
-	if err := v.box.SealSecret(r, der); err != nil {
-		return nil, wrapped(err)
+	if err := v.rows.SealSecret(r, der); err != nil {
+		return nil, err
 	}
 
-	err = v.write(ctx, opSessionKey, uuid.Nil, func(tx store.Tx) error {
+	err = v.rows.Write(ctx, opSessionKey, uuid.Nil, func(tx store.Tx) error {
 		newest, err := tx.List(q)
 		if err != nil {
 			return err
@@ -235,7 +236,7 @@ func (v *Vault) newKey(ctx context.Context, q *store.Query, known []*store.Recor
 	}
 
 	v.workDue(r)
-	k := &sessionKey{v.mask(kindSessionKey, row).String(), rowkey.Time(row), r.Due, keys.spare}
+	k := &sessionKey{v.rows.Mask(kindSessionKey, row).String(), rowkey.Time(row), r.Due, keys.spare}
 	keys.spare = nil
 	keys.add(k)
 	return k, nil
@@ -251,7 +252,7 @@ func (v *Vault) keyOf(ctx context.Context, id string) (*sessionKey, error) {
 	if err != nil || parsed.String() != id {
 		return nil, ErrNotFound
 	}
-	row := v.unmask(kindSessionKey, parsed)
+	row := v.rows.Unmask(kindSessionKey, parsed)
 	if row == uuid.Nil {
 		return nil, ErrNotFound
 	}
@@ -260,17 +261,17 @@ func (v *Vault) keyOf(ctx context.Context, id string) (*sessionKey, error) {
 
 // loadKey reads a key from the store.
 func (v *Vault) loadKey(ctx context.Context, row uuid.UUID) (*sessionKey, error) {
-	r, err := v.getRow(ctx, kindSessionKey, row)
+	r, err := v.rows.GetRow(ctx, kindSessionKey, row)
 	if err != nil {
 		return nil, err
 	}
 
 	// The shown part holds nothing, but vouches for when the key is due.
-	if _, err := v.openShown(ctx, r); err != nil {
+	if _, err := v.rows.OpenShown(ctx, r); err != nil {
 		return nil, err
 	}
 
-	der, err := v.openSecret(ctx, r)
+	der, err := v.rows.OpenSecret(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -282,7 +283,7 @@ func (v *Vault) loadKey(ctx context.Context, row uuid.UUID) (*sessionKey, error)
 		return nil, fmt.Errorf("%w: session key cannot be read", ErrDamaged)
 	}
 
-	k := &sessionKey{v.mask(kindSessionKey, row).String(), rowkey.Time(row), r.Due, key}
+	k := &sessionKey{v.rows.Mask(kindSessionKey, row).String(), rowkey.Time(row), r.Due, key}
 	v.sessionKeys.add(k)
 	return k, nil
 }

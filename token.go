@@ -12,6 +12,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/iso"
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -267,7 +268,7 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 }
 
 func (v *Vault) fingerprint(p PAN) Fingerprint {
-	return Fingerprint(v.box.Fingerprint(v.account, p.get()))
+	return Fingerprint(v.rows.Box.Fingerprint(v.rows.ID, p.get()))
 }
 
 // canonical returns what must be the same for an Import to be a repetition.
@@ -287,17 +288,17 @@ func (o *ImportOptions) canonical(c Card) []byte {
 // record, that of its network token if it is to get one, and its event. A ttl of 0
 // is for ever.
 func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duration, why EventReason) (records []*store.Record, event *outbox, err error) {
-	if err := v.exists(ctx); err != nil {
+	if err := v.rows.Exists(ctx); err != nil {
 		return nil, nil, err
 	}
 
 	bin := v.lookupBIN(ctx, c.PAN)
-	row, err := v.newRow()
+	row, err := v.rows.NewRow()
 	if err != nil {
 		return nil, nil, err
 	}
 
-	t.ID = v.mask(kindToken, row)
+	t.ID = v.rows.Mask(kindToken, row)
 	t.CreatedAt = rowkey.Time(row)
 	if ttl > 0 {
 		t.ExpiresAt = t.CreatedAt.Add(ttl)
@@ -316,16 +317,16 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 		t.NetworkTokenStatus = NetworkTokenPending
 	}
 
-	r := &store.Record{Kind: kindToken, ID: row, Account: v.account}
+	r := &store.Record{Kind: kindToken, ID: row, Account: v.rows.ID}
 
 	// The length of what is sealed does not tell that of the number.
 	buf := plaintexts.Get().(*[]byte)
 	card := tlv.Pad(tlv.Append((*buf)[:0], cardNumber, c.PAN.get()), 32, 0)
-	err = v.box.SealSecret(r, card)
+	err = v.rows.SealSecret(r, card)
 	*buf = card
 	wipe(buf)
 	if err != nil {
-		return nil, nil, wrapped(err)
+		return nil, nil, err
 	}
 
 	records = []*store.Record{r}
@@ -345,11 +346,11 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 
 	if contact := c.Contact.get(); len(contact) > 0 {
 		plain := tlv.Pad(tlv.Append(make([]byte, 0, len(contact)+128), jobContact, contact), 64, 0)
-		err = v.box.SealSecret(h.record, plain)
+		err = v.rows.SealSecret(h.record, plain)
 		clear(plain)
 	}
 
-	return append(records, h.record), event, wrapped(err)
+	return append(records, h.record), event, err
 }
 
 // schemeOf returns what the token of a card would have for its scheme.
@@ -362,15 +363,15 @@ func (v *Vault) schemeOf(ctx context.Context, p PAN) Scheme {
 // writeToken writes a new token and keeps its security code, for the usual time or
 // until the time given, if that is earlier. The code comes first: whoever sees the
 // token, such as its provisioning, finds the code.
-func (v *Vault) writeToken(ctx context.Context, op operation, t *Token, code SecurityCode, until time.Time, fn func(store.Tx) error) error {
+func (v *Vault) writeToken(ctx context.Context, op ledger.Operation, t *Token, code SecurityCode, until time.Time, fn func(store.Tx) error) error {
 	if code.IsZero() {
-		return v.write(ctx, op, t.ID, fn)
+		return v.rows.Write(ctx, op, t.ID, fn)
 	}
 	if end := v.codeUntil(t.ExpiresAt); until.IsZero() || until.After(end) {
 		until = end
 	}
 	_ = v.keepCode(ctx, t.ID, t.codes, code, until, codesAside) // logged; the card is stored all the same
-	err := v.write(ctx, op, t.ID, fn)
+	err := v.rows.Write(ctx, op, t.ID, fn)
 	if err != nil {
 		v.dropCode(ctx, t.ID)
 	}
@@ -464,7 +465,7 @@ func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
 // Get returns a token. The error is ErrNotFound for an id that the account does
 // not have.
 func (v *Vault) Get(ctx context.Context, id uuid.UUID) (*Token, error) {
-	r, err := v.get(ctx, kindToken, id)
+	r, err := v.rows.Get(ctx, kindToken, id)
 	if err != nil {
 		return nil, err
 	}
@@ -498,7 +499,7 @@ func (v *Vault) tokenQuery(opts *ListOptions) (*store.Query, ListOptions, error)
 	}
 
 	if o.BusinessKey != "" {
-		q.Lookup = v.box.Lookup(v.account, "business_key", []byte(o.BusinessKey))
+		q.Lookup = v.rows.Box.Lookup(v.rows.ID, "business_key", []byte(o.BusinessKey))
 	}
 	return q, o, nil
 }
@@ -531,7 +532,7 @@ func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, er
 			}
 
 			for _, r := range list.Records {
-				if !lives(r, now()) {
+				if !ledger.Lives(r, now()) {
 					continue
 				}
 				t, err := v.openToken(ctx, r)
@@ -595,7 +596,7 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 	}
 
 	for {
-		r, err := v.get(ctx, kindToken, id)
+		r, err := v.rows.Get(ctx, kindToken, id)
 		if err != nil {
 			return nil, err
 		}
@@ -618,7 +619,7 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 			return nil, err
 		}
 
-		err = v.write(ctx, opUpdate, id, func(tx store.Tx) error {
+		err = v.rows.Write(ctx, opUpdate, id, func(tx store.Tx) error {
 			tx.Put(r)
 			return event.put(tx)
 		})
@@ -660,13 +661,13 @@ func (u *TokenUpdate) apply(t *Token) error {
 // The error is ErrNotFound for an id that the account does not have, or has no
 // more.
 func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
-	row := v.unmask(kindToken, id)
+	row := v.rows.Unmask(kindToken, id)
 	for {
 		var seen uint64 // version of its record; 0: there is none
 		var rec, release *store.Record
 		card := &store.Record{ID: row} // if there is none, nothing is deleted
-		err := v.view(ctx, func(tx store.ReadTx) (err error) {
-			switch r, err := v.find(tx, kindToken, row); {
+		err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
+			switch r, err := v.rows.Find(tx, kindToken, row); {
 			case err == nil:
 				card = r
 			case !errors.Is(err, ErrNotFound) && !errors.Is(err, store.ErrNotFound):
@@ -761,7 +762,7 @@ func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *netw
 		held := false
 		if holder != nil {
 			var err error
-			if held, err = same(tx, holder); err != nil {
+			if held, err = ledger.Same(tx, holder); err != nil {
 				return err
 			}
 		}
@@ -786,7 +787,7 @@ func (v *Vault) sealToken(r *store.Record, t *Token) error {
 	r.Due = t.ExpiresAt
 	r.Lookup = nil
 	if t.BusinessKey != "" {
-		r.Lookup = [][]byte{v.box.Lookup(v.account, "business_key", []byte(t.BusinessKey))}
+		r.Lookup = [][]byte{v.rows.Box.Lookup(v.rows.ID, "business_key", []byte(t.BusinessKey))}
 	}
 
 	// Steps hide the length of names and keys; room for the state of a network
@@ -801,10 +802,10 @@ func (v *Vault) sealToken(r *store.Record, t *Token) error {
 	}
 	plain = tlv.Pad(plain, steps, grown)
 
-	err := v.box.SealShown(r, plain)
+	err := v.rows.SealShown(r, plain)
 	*buf = plain
 	wipe(buf)
-	return wrapped(err)
+	return err
 }
 
 // wipe clears a buffer of plaintexts and puts it back.
@@ -819,7 +820,7 @@ var plaintexts = sync.Pool{New: func() any { b := make([]byte, 0, 16<<10); retur
 
 // openToken returns the token of a record.
 func (v *Vault) openToken(ctx context.Context, r *store.Record) (*Token, error) {
-	plain, err := v.openShown(ctx, r)
+	plain, err := v.rows.OpenShown(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -936,7 +937,7 @@ func (t *Token) encode(b []byte) []byte {
 // decodeToken returns the token that encode wrote.
 func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 	t := &Token{
-		ID:        v.mask(kindToken, row),
+		ID:        v.rows.Mask(kindToken, row),
 		CreatedAt: rowkey.Time(row),
 	}
 	var reason Reason

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -192,22 +193,22 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 	if err := v.checkWebhook(w); err != nil {
 		return nil, WebhookSecret{}, err
 	}
-	row, err := v.newRow()
+	row, err := v.rows.NewRow()
 	if err != nil {
 		return nil, WebhookSecret{}, err
 	}
-	w.row, w.ID, w.CreatedAt = row, v.mask(kindWebhook, row), rowkey.Time(row)
+	w.row, w.ID, w.CreatedAt = row, v.rows.Mask(kindWebhook, row), rowkey.Time(row)
 	w.since = w.CreatedAt
 	secret := newSigningSecret()
 	w.secrets = []signingSecret{{value: secret}}
 
-	r := v.newRecord(kindWebhook, row)
-	q := &store.Record{Kind: kindQueue, ID: beside(row), Account: v.account, Version: 1}
+	r := v.rows.NewRecord(kindWebhook, row)
+	q := &store.Record{Kind: kindQueue, ID: beside(row), Account: v.rows.ID, Version: 1}
 	if err := v.sealWebhook(r, w); err != nil {
 		return nil, WebhookSecret{}, err
 	}
-	if err := v.box.SealShown(q, new(queue).encode()); err != nil {
-		return nil, WebhookSecret{}, wrapped(err)
+	if err := v.rows.SealShown(q, new(queue).encode()); err != nil {
+		return nil, WebhookSecret{}, err
 	}
 
 	err = v.changeWebhooks(ctx, opCreateWebhook, w.ID, func(a *Account) (func(store.Tx) error, error) {
@@ -232,7 +233,7 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 // Webhook returns a webhook. The error is ErrNotFound for an id that the account does
 // not have.
 func (v *Vault) Webhook(ctx context.Context, id uuid.UUID) (*Webhook, error) {
-	return v.webhookRow(ctx, v.unmask(kindWebhook, id))
+	return v.webhookRow(ctx, v.rows.Unmask(kindWebhook, id))
 }
 
 // ListWebhooks returns one page of the webhooks of the account. opts may be nil.
@@ -253,7 +254,7 @@ func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate
 	if v.opts.Webhooks == nil {
 		return nil, ErrNotEnabled
 	}
-	return v.editWebhook(ctx, opUpdateWebhook, v.unmask(kindWebhook, id), func(w *Webhook) error {
+	return v.editWebhook(ctx, opUpdateWebhook, v.rows.Unmask(kindWebhook, id), func(w *Webhook) error {
 		if u.URL != nil && *u.URL != w.URL || u.Disabled != nil && *u.Disabled != w.Disabled {
 			w.since = now()
 		}
@@ -284,7 +285,7 @@ func set[T any](to, from *T) {
 // without [Options.Webhooks]. The error is ErrNotFound for an id that the account does
 // not have.
 func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
-	row := v.unmask(kindWebhook, id)
+	row := v.rows.Unmask(kindWebhook, id)
 	left, err := v.newRemains(kindQueue, beside(row))
 	if err != nil {
 		return err
@@ -292,15 +293,15 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 
 	large := false
 	err = v.changeWebhooks(ctx, opDeleteWebhook, id, func(*Account) (func(store.Tx) error, error) {
-		if _, err := v.getRow(ctx, kindWebhook, row); err != nil {
+		if _, err := v.rows.GetRow(ctx, kindWebhook, row); err != nil {
 			return nil, err
 		}
 		return func(tx store.Tx) (err error) {
-			if _, err := v.find(tx, kindWebhook, row); err != nil {
+			if _, err := v.rows.Find(tx, kindWebhook, row); err != nil {
 				return err
 			}
 			tx.Delete(kindWebhook, row)
-			large, err = deleteFamily(tx, kindQueue, beside(row), left, nil)
+			large, err = v.ledger.DeleteFamily(tx, kindQueue, beside(row), left, nil)
 			return err
 		}, nil
 	})
@@ -318,7 +319,7 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 // Errors: ErrNotFound; ErrTooManySecrets while [MaxWebhookSecrets] sign.
 func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID) (WebhookSecret, error) {
 	secret := newSigningSecret()
-	_, err := v.editWebhook(ctx, opRotateWebhook, v.unmask(kindWebhook, id), func(w *Webhook) error {
+	_, err := v.editWebhook(ctx, opRotateWebhook, v.rows.Unmask(kindWebhook, id), func(w *Webhook) error {
 		at := now()
 		w.secrets = w.signing(at)
 		if len(w.secrets) >= MaxWebhookSecrets {
@@ -396,11 +397,11 @@ func (v *Vault) checkWebhook(w *Webhook) error {
 }
 
 // editWebhook lets fn change a webhook, stores it and returns it.
-func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn func(*Webhook) error) (w *Webhook, err error) {
+func (v *Vault) editWebhook(ctx context.Context, op ledger.Operation, row uuid.UUID, fn func(*Webhook) error) (w *Webhook, err error) {
 	var queue *store.Record // if a pause of it ends
-	err = v.changeWebhooks(ctx, op, v.mask(kindWebhook, row), func(*Account) (func(store.Tx) error, error) {
+	err = v.changeWebhooks(ctx, op, v.rows.Mask(kindWebhook, row), func(*Account) (func(store.Tx) error, error) {
 		queue = nil
-		r, err := v.getRow(ctx, kindWebhook, row)
+		r, err := v.rows.GetRow(ctx, kindWebhook, row)
 		if err != nil {
 			return nil, err
 		}
@@ -433,7 +434,7 @@ func (v *Vault) editWebhook(ctx context.Context, op operation, row uuid.UUID, fn
 // writes it. A shift that is under way sees by itself that the webhook has changed.
 func (v *Vault) endPause(ctx context.Context, id uuid.UUID) (due *store.Record, put func(store.Tx) error, err error) {
 	var r *store.Record
-	err = v.view(ctx, func(tx store.ReadTx) (err error) {
+	err = v.rows.View(ctx, func(tx store.ReadTx) (err error) {
 		r, err = tx.Get(kindQueue, id)
 		return err
 	})
@@ -457,11 +458,11 @@ func (v *Vault) endPause(ctx context.Context, id uuid.UUID) (due *store.Record, 
 		due = r
 		due.Version++
 		due.Due, q.pause = now(), time.Time{}
-		err = wrapped(v.box.SealShown(due, q.encode()))
+		err = v.rows.SealShown(due, q.encode())
 	}
 
 	return due, func(tx store.Tx) error {
-		ok, err := same(tx, &was)
+		ok, err := ledger.Same(tx, &was)
 		switch {
 		case err != nil:
 			return err
@@ -476,10 +477,10 @@ func (v *Vault) endPause(ctx context.Context, id uuid.UUID) (due *store.Record, 
 
 // changeWebhooks writes what plan returns, and a new version of the account's record,
 // by which every process knows that its webhooks have changed.
-func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UUID, plan func(*Account) (func(store.Tx) error, error)) error {
+func (v *Vault) changeWebhooks(ctx context.Context, op ledger.Operation, object uuid.UUID, plan func(*Account) (func(store.Tx) error, error)) error {
 	whole := v.whole()
 	for {
-		r, err := whole.get(ctx, kindAccount, v.account)
+		r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
 		if err != nil {
 			return err
 		}
@@ -493,10 +494,10 @@ func (v *Vault) changeWebhooks(ctx context.Context, op operation, object uuid.UU
 		}
 
 		r.Version++
-		if err := v.box.SealShown(r, a.encode()); err != nil {
-			return wrapped(err)
+		if err := v.rows.SealShown(r, a.encode()); err != nil {
+			return err
 		}
-		err = v.write(ctx, op, object, func(tx store.Tx) error {
+		err = v.rows.Write(ctx, op, object, func(tx store.Tx) error {
 			tx.Put(r)
 			return fn(tx)
 		})
@@ -517,10 +518,10 @@ type listeners struct {
 // webhooks returns the listeners of the account as they were last read. An event that is
 // written for them compares their version: see [outbox.put].
 func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
-	if known := v.listening.of(v.account); known != nil {
+	if known := v.listening.of(v.rows.ID); known != nil {
 		return known, nil
 	}
-	r, err := v.whole().get(ctx, kindAccount, v.account)
+	r, err := v.whole().rows.Get(ctx, kindAccount, v.rows.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -548,7 +549,7 @@ func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
 		}
 	}
 
-	v.listening.set(v.account, l)
+	v.listening.set(v.rows.ID, l)
 	return l, nil
 }
 
@@ -585,7 +586,7 @@ func (l *listening) forget(account uuid.UUID) {
 }
 
 func (v *Vault) allWebhooks(ctx context.Context) ([]*store.Record, error) {
-	list, err := v.list(ctx, &store.Query{Kind: kindWebhook, Account: v.account, Limit: MaxWebhooks})
+	list, err := v.list(ctx, &store.Query{Kind: kindWebhook, Account: v.rows.ID, Limit: MaxWebhooks})
 	if err != nil {
 		return nil, err
 	}
@@ -593,7 +594,7 @@ func (v *Vault) allWebhooks(ctx context.Context) ([]*store.Record, error) {
 }
 
 func (v *Vault) webhookRow(ctx context.Context, row uuid.UUID) (*Webhook, error) {
-	r, err := v.getRow(ctx, kindWebhook, row)
+	r, err := v.rows.GetRow(ctx, kindWebhook, row)
 	if err != nil {
 		return nil, err
 	}
@@ -625,8 +626,8 @@ const (
 // they are of: a former one cannot be put back.
 func (v *Vault) sealWebhook(r *store.Record, w *Webhook) error {
 	w.set = uuid.New()
-	if err := v.box.SealShown(r, w.encode()); err != nil {
-		return wrapped(err)
+	if err := v.rows.SealShown(r, w.encode()); err != nil {
+		return err
 	}
 
 	buf := plaintexts.Get().(*[]byte)
@@ -637,7 +638,7 @@ func (v *Vault) sealWebhook(r *store.Record, w *Webhook) error {
 		b = tlv.Append(b, webhookSecret, s.value.get())
 	}
 	*buf = tlv.Pad(b, 64, 0)
-	return wrapped(v.box.SealSecret(r, *buf))
+	return v.rows.SealSecret(r, *buf)
 }
 
 func (w *Webhook) encode() []byte {
@@ -659,7 +660,7 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 	if err != nil {
 		return nil, err
 	}
-	plain, err := v.openSecret(ctx, rec)
+	plain, err := v.rows.OpenSecret(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
@@ -683,13 +684,13 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 	if set != w.set || len(w.secrets) == 0 {
 		return nil, fmt.Errorf("%w: the secrets of a webhook are not those it has", ErrDamaged)
 	}
-	return w, readError(&r)
+	return w, ledger.ReadError(&r)
 }
 
 // listedWebhook returns a webhook without its secrets, which are in no list.
 func (v *Vault) listedWebhook(ctx context.Context, rec *store.Record) (*Webhook, error) {
-	w := &Webhook{ID: v.mask(kindWebhook, rec.ID), CreatedAt: rowkey.Time(rec.ID), row: rec.ID, version: rec.Version}
-	r, err := v.read(ctx, rec)
+	w := &Webhook{ID: v.rows.Mask(kindWebhook, rec.ID), CreatedAt: rowkey.Time(rec.ID), row: rec.ID, version: rec.Version}
+	r, err := v.rows.Read(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
@@ -714,5 +715,5 @@ func (v *Vault) listedWebhook(ctx context.Context, rec *store.Record) (*Webhook,
 			copy(w.set[:], r.Value)
 		}
 	}
-	return w, readError(r)
+	return w, ledger.ReadError(r)
 }

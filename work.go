@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -140,20 +141,18 @@ func (v *Vault) Run(ctx context.Context) error {
 	if f, ok := v.opts.Network.(Feeder); ok {
 		group.Go(func() { v.feed(running, f) })
 	}
-	if w, ok := v.store.Store.(store.Waker); ok {
-		group.Go(func() {
-			if err := w.Wakes(running, v.work.wake); err != nil && running.Err() == nil {
-				v.log.Warn("work of other processes is found by looking for it only", "error", err)
-			}
-		})
-	}
+	group.Go(func() {
+		if err := v.ledger.Wakes(running, v.work.wake); err != nil && running.Err() == nil {
+			v.log.Warn("work of other processes is found by looking for it only", "error", err)
+		}
+	})
 	select {
 	case <-ctx.Done():
 	case <-v.work.done:
 	}
 	stop()
 	group.Wait()
-	if v.closed.Load() {
+	if v.ledger.Closed() {
 		return ErrClosed
 	}
 	return nil
@@ -283,7 +282,7 @@ func (v *Vault) lapse(ctx context.Context, _ *pool) (all int, err error) {
 
 // nextDue returns when a record of some kinds is due next, or the zero time.
 func (v *Vault) nextDue(ctx context.Context, kinds []store.Kind) (next time.Time, err error) {
-	err = v.view(ctx, func(tx store.ReadTx) error {
+	err = v.rows.View(ctx, func(tx store.ReadTx) error {
 		next = time.Time{}
 		for _, kind := range kinds {
 			t, err := tx.Next(kind)
@@ -344,7 +343,7 @@ type job struct {
 func (v *Vault) readDue(ctx context.Context, kind store.Kind, at time.Time, most int, use func(*store.Record) error) (damaged error) {
 	for limit := most; ; limit *= 2 {
 		var due []*store.Record
-		err := v.view(ctx, func(tx store.ReadTx) (err error) {
+		err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
 			due, err = tx.Due(kind, at, limit)
 			return err
 		})
@@ -405,12 +404,12 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 	}
 	wrote := 0
 	var won []*job
-	err := wrapped(v.whole().update(ctx, opStep, func(tx store.Tx) error {
+	err := v.whole().rows.Update(ctx, opStep, func(tx store.Tx) error {
 		won, wrote = won[:0], 0
 		for _, j := range claimed {
 			was := *j.rec
 			was.Version--
-			if ok, err := same(tx, &was); err != nil {
+			if ok, err := ledger.Same(tx, &was); err != nil {
 				return err
 			} else if !ok {
 				continue // somebody else was faster
@@ -440,7 +439,7 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 			won = append(won, j)
 		}
 		return nil
-	}))
+	})
 	if err != nil {
 		return 0, errors.Join(damaged, err)
 	}
@@ -470,7 +469,7 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 
 // prepare returns the job of a record as it is written to claim it.
 func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*job, error) {
-	open := v.openShown
+	open := v.rows.OpenShown
 	if r.Kind == kindQueue {
 		open = v.openQueue
 	}
@@ -501,7 +500,7 @@ func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*jo
 				*n = n.calling()
 			}
 		}
-		r.Lookup = v.In(r.Account).networkLookups(v.In(r.Account).mask(kindToken, r.ID), n)
+		r.Lookup = v.In(r.Account).networkLookups(v.In(r.Account).rows.Mask(kindToken, r.ID), n)
 		sealed = tlv.Pad(n.encode(nil), 64, 0)
 	case kindRelease:
 		l, err := decodeRelease(plain)
@@ -523,7 +522,7 @@ func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*jo
 			j.plain = nil
 		}
 	}
-	return j, wrapped(v.box.SealShown(r, sealed))
+	return j, v.rows.SealShown(r, sealed)
 }
 
 // do does a job that was claimed.
@@ -585,16 +584,16 @@ func (v *Vault) finish(ctx context.Context, rec *store.Record) error {
 func (v *Vault) again(ctx context.Context, rec *store.Record, plain []byte) error {
 	next := *rec
 	next.Version++
-	if err := v.box.SealShown(&next, plain); err != nil {
-		return wrapped(err)
+	if err := v.rows.SealShown(&next, plain); err != nil {
+		return err
 	}
 	return v.jobChanged(ctx, rec, func(tx store.Tx) { tx.Put(&next) })
 }
 
 // jobChanged writes unless somebody else has taken the job over.
 func (v *Vault) jobChanged(ctx context.Context, rec *store.Record, fn func(store.Tx)) error {
-	err := v.update(ctx, opStep, func(tx store.Tx) error {
-		ok, err := same(tx, rec)
+	err := v.rows.Update(ctx, opStep, func(tx store.Tx) error {
+		ok, err := ledger.Same(tx, rec)
 		if ok {
 			fn(tx)
 		}
@@ -603,7 +602,7 @@ func (v *Vault) jobChanged(ctx context.Context, rec *store.Record, fn func(store
 	if err == nil {
 		v.workDue(rec)
 	}
-	return wrapped(err)
+	return err
 }
 
 // sweep erases one batch of lapsed records of a kind and returns how many. It counts those
@@ -612,7 +611,7 @@ func (v *Vault) jobChanged(ctx context.Context, rec *store.Record, fn func(store
 func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 	var due []*store.Record
 	damaged := v.readDue(ctx, kind, now(), sweepBatch, func(r *store.Record) error {
-		err := v.authentic(ctx, r)
+		err := v.rows.Authentic(ctx, r)
 		if err == nil {
 			due = append(due, r)
 		}
@@ -646,34 +645,34 @@ func (v *Vault) sweep(ctx context.Context, kind store.Kind) (int, error) {
 		}
 	}
 	if err != nil {
-		v.wrote(ctx, opExpire, uuid.Nil, uuid.Nil, err)
+		v.whole().rows.Wrote(ctx, opExpire, uuid.Nil, err)
 		return 0, errors.Join(damaged, err)
 	}
 	for _, r := range erased {
 		var object uuid.UUID // of a session it is a credential
 		if kind == kindToken || kind == kindAPIKey {
-			object = v.In(r.Account).mask(kind, r.ID)
+			object = v.In(r.Account).rows.Mask(kind, r.ID)
 		}
-		v.wrote(ctx, opExpire, r.Account, object, nil)
+		v.ledger.In(r.Account).Wrote(ctx, opExpire, object, nil)
 	}
 	return len(erased) + more, damaged
 }
 
 // sweepFull is sweepDue for tokens where there is no room for anything that is written:
-// their children go with them, up to familyRows, and a token goes once it has none left. It
+// their children go with them, up to ledger.FamilyRows, and a token goes once it has none left. It
 // returns also how many of these it has erased.
 func (v *Vault) sweepFull(ctx context.Context, due []*store.Record) (erased []*store.Record, children int, err error) {
-	err = wrapped(v.whole().update(ctx, opExpire, func(tx store.Tx) error {
+	err = v.whole().rows.Update(ctx, opExpire, func(tx store.Tx) error {
 		erased, children = nil, 0
 		for _, r := range due {
-			ok, err := same(tx, r)
+			ok, err := ledger.Same(tx, r)
 			if err != nil {
 				return err
 			}
 			if !ok {
 				continue
 			}
-			all, n, err := deleteSome(tx, r.Kind, r.ID, familyRows-children, nil)
+			all, n, err := v.ledger.DeleteSome(tx, r.Kind, r.ID, ledger.FamilyRows-children, nil)
 			if children += n; err != nil {
 				return err
 			}
@@ -684,7 +683,7 @@ func (v *Vault) sweepFull(ctx context.Context, due []*store.Record) (erased []*s
 			erased = append(erased, r)
 		}
 		return nil
-	}))
+	})
 	return erased, children, err
 }
 
@@ -692,14 +691,14 @@ func (v *Vault) sweepFull(ctx context.Context, due []*store.Record) (erased []*s
 // erased. Their children are left for a job, left, if they can have any. It writes at most
 // sweepBatch rows, and up to sweepRows of events and those of one more.
 func (v *Vault) sweepDue(ctx context.Context, due []*store.Record, ends *endings, left *store.Record) (erased []*store.Record, err error) {
-	err = wrapped(v.whole().update(ctx, opExpire, func(tx store.Tx) error {
+	err = v.whole().rows.Update(ctx, opExpire, func(tx store.Tx) error {
 		erased = erased[:0]
 		ends.begin()
 		for i, r := range due {
 			if ends.rows >= sweepRows {
 				break
 			}
-			ok, err := same(tx, r)
+			ok, err := ledger.Same(tx, r)
 			if ok {
 				ok, err = ends.put(tx, i)
 			}
@@ -715,7 +714,7 @@ func (v *Vault) sweepDue(ctx context.Context, due []*store.Record, ends *endings
 			tx.Put(left)
 		}
 		return nil
-	}))
+	})
 	if err == nil {
 		ends.written()
 	}

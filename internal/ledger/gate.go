@@ -1,11 +1,10 @@
-package cardvault
+package ledger
 
 import (
 	"container/list"
 	"context"
 	"sync"
 
-	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
 
@@ -130,14 +129,4 @@ func (g *gate) close() {
 	}
 	g.lanes = nil
 	g.turns.Init()
-}
-
-// update is Update of the store for the account of this handle, in its turn. It is the
-// one way to write.
-func (v *Vault) update(ctx context.Context, op operation, fn func(store.Tx) error) error {
-	if err := v.gate.enter(ctx, lane{v.account, op.urgency()}); err != nil {
-		return err
-	}
-	defer v.gate.leave()
-	return v.store.Update(ctx, fn)
 }

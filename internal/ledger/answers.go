@@ -1,4 +1,4 @@
-package cardvault
+package ledger
 
 import (
 	"bytes"
@@ -24,8 +24,8 @@ import (
 // A store can still hide a record, or give a former one: neither shows in an answer.
 type checkedStore struct {
 	store.Store
-	told      func(what string) // of an answer that cannot be right
-	conflicts atomic.Int64      // in a row
+	mistrust  func(answer string) // called for an answer that cannot be right
+	conflicts atomic.Int64        // in a row
 }
 
 const manyConflicts = 100
@@ -106,7 +106,7 @@ type checkedReadTx struct {
 
 // lie returns the error of an answer that cannot be right.
 func (tx checkedReadTx) lie(what string) error {
-	tx.s.told(what)
+	tx.s.mistrust(what)
 	return fmt.Errorf("%w: the store gave %s", ErrDamaged, what)
 }
 
@@ -132,9 +132,9 @@ func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 	}
 	for i, r := range list.Records {
 		wrong = wrong || r == nil || r.Kind != q.Kind || r.Account != q.Account || r.Parent != q.Parent ||
-			r.Class == 0 || !q.Classes.Has(r.Class) || !q.Live.IsZero() && !lives(r, q.Live) ||
+			r.Class == 0 || !q.Classes.Has(r.Class) || !q.Live.IsZero() && !Lives(r, q.Live) ||
 			bytes.Compare(r.ID[:], q.Min[:]) < 0 || q.Max != uuid.Nil && bytes.Compare(r.ID[:], q.Max[:]) > 0 ||
-			q.Lookup != nil && !carries(r, q.Lookup)
+			q.Lookup != nil && !Carries(r, q.Lookup)
 		if !wrong && i > 0 {
 			order := bytes.Compare(list.Records[i-1].ID[:], r.ID[:])
 			wrong = q.Desc && order <= 0 || !q.Desc && order >= 0
@@ -151,7 +151,7 @@ func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 func (tx checkedReadTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
 	found, err := tx.tx.Lookup(kind, hash, limit)
 	return tx.sift(found, err, "records by a hash that they do not have", limit,
-		func(r *store.Record) bool { return r.Kind == kind && carries(r, hash) },
+		func(r *store.Record) bool { return r.Kind == kind && Carries(r, hash) },
 		func(a, b *store.Record) bool { return bytes.Compare(a.ID[:], b.ID[:]) <= 0 })
 }
 
@@ -224,7 +224,7 @@ func (tx checkedReadTx) sift(found []*store.Record, err error, what string, limi
 		right = append(right, r)
 	}
 	if err != nil {
-		return right, wrapped(err)
+		return right, Translate(err)
 	}
 	if wrong {
 		return right, tx.lie(what)
@@ -232,71 +232,7 @@ func (tx checkedReadTx) sift(found []*store.Record, err error, what string, limi
 	return right, nil
 }
 
-// mistrusts logs that the store gave an answer that cannot be right.
-func (c *core) mistrusts(what string) {
-	if c.mistrusted.now() {
-		c.log.Error("somebody has edited the store, or it is damaged", "answer", what)
-	}
-}
-
-// carries reports whether a record has a hash.
-func carries(r *store.Record, hash []byte) bool {
+// Carries reports whether a record has a hash.
+func Carries(r *store.Record, hash []byte) bool {
 	return slices.ContainsFunc(r.Lookup, func(h []byte) bool { return bytes.Equal(h, hash) })
-}
-
-// authentic returns ErrDamaged for a record that is not as a vault has written it: only
-// then its columns say why it was found. The record stays sealed.
-func (c *core) authentic(ctx context.Context, r *store.Record) error {
-	opened := *r
-	opened.Shown = bytes.Clone(r.Shown)
-	plain, err := c.openShown(ctx, &opened)
-	clear(plain)
-	return err
-}
-
-// findBy calls fn with each of the records of a kind that have a hash, and whether it can
-// be read; at most with as many as limit, and until fn returns false. Otherwise the error
-// is ErrDamaged if some could not be read, or did not have the hash.
-func (v *Vault) findBy(ctx context.Context, kind store.Kind, hash []byte, limit int, fn func(r *store.Record, readable bool) bool) error {
-	var found []*store.Record
-	damaged := v.view(ctx, func(tx store.ReadTx) (err error) {
-		found, err = tx.Lookup(kind, hash, limit)
-		return err
-	})
-	if damaged != nil && !errors.Is(damaged, ErrDamaged) {
-		return damaged
-	}
-	for _, r := range found {
-		err := v.authentic(ctx, r)
-		if err != nil && !errors.Is(err, ErrDamaged) {
-			return err
-		}
-		if !fn(r, err == nil) {
-			return nil
-		}
-		if err != nil {
-			damaged = err
-		}
-	}
-	return damaged
-}
-
-// A glimpse is what was seen of a record outside of the transaction that goes by it.
-type glimpse struct {
-	version  uint64
-	readable bool
-}
-
-// glimpses returns what is seen of the records of a kind that have a hash, at most of as
-// many as limit, by their ids.
-func (v *Vault) glimpses(ctx context.Context, kind store.Kind, hash []byte, limit int) (map[uuid.UUID]glimpse, error) {
-	seen := map[uuid.UUID]glimpse{}
-	err := v.findBy(ctx, kind, hash, limit, func(r *store.Record, readable bool) bool {
-		seen[r.ID] = glimpse{r.Version, readable}
-		return true
-	})
-	if errors.Is(err, ErrDamaged) {
-		err = nil
-	}
-	return seen, err
 }

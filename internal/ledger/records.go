@@ -1,0 +1,238 @@
+package ledger
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// View reads in one transaction. fn may be called more than once.
+func (l *Ledger) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	if l.closed.Load() {
+		return ErrClosed
+	}
+	return Translate(l.store.View(ctx, fn))
+}
+
+// Get returns the record of an id, unless it has lapsed.
+func (a Account) Get(ctx context.Context, kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	return a.GetRow(ctx, kind, a.Unmask(kind, id))
+}
+
+// GetRow returns the record of a row key, unless it has lapsed. The zero key is not found.
+func (a Account) GetRow(ctx context.Context, kind store.Kind, row uuid.UUID) (*store.Record, error) {
+	if a.closed.Load() {
+		return nil, ErrClosed
+	}
+	if row == uuid.Nil {
+		return nil, ErrNotFound
+	}
+	var rec *store.Record
+	err := a.View(ctx, func(tx store.ReadTx) (err error) {
+		rec, err = a.Find(tx, kind, row)
+		return err
+	})
+	return rec, err
+}
+
+// Find returns a record of the account, unless it has lapsed, or the record to which it
+// belongs has lapsed or is missing.
+func (a Account) Find(tx store.ReadTx, kind store.Kind, row uuid.UUID) (*store.Record, error) {
+	r, err := tx.Get(kind, row)
+	if err != nil {
+		return nil, err
+	}
+	if r.Account != a.ID || !Lives(r, Now()) {
+		return nil, ErrNotFound
+	}
+	return r, a.Belongs(tx, r)
+}
+
+// Exists returns ErrNotFound unless the account exists. Accounts are never deleted, so
+// that one look is enough.
+func (a Account) Exists(ctx context.Context) error {
+	if _, ok := a.known.Load(a.ID); ok {
+		return nil
+	}
+	if _, err := a.In(uuid.Nil).Get(ctx, KindAccount, a.ID); err != nil {
+		return err
+	}
+	a.known.Store(a.ID, struct{}{})
+	return nil
+}
+
+// List answers a query for records of the account. The parent that the query names must
+// be there. In the same transaction also reads the records that belong to the answer.
+func (a Account) List(ctx context.Context, q *store.Query, also ...func(store.ReadTx, *store.List) error) (list *store.List, err error) {
+	if q.Kind != KindAccount { // these belong to no account
+		if err := a.Exists(ctx); err != nil {
+			return nil, err
+		}
+	}
+
+	err = a.View(ctx, func(tx store.ReadTx) (err error) {
+		if err := a.parent(tx, a.config.Families[q.Kind].Parent, q.Parent); err != nil {
+			return err
+		}
+		if list, err = tx.List(q); err != nil {
+			return err
+		}
+		for _, read := range also {
+			if err := read(tx, list); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return list, err
+}
+
+// Siblings answers a query for records of one parent, which may be missing: whoever uses
+// one of the records looks at that.
+func (l *Ledger) Siblings(ctx context.Context, q *store.Query) (list *store.List, err error) {
+	err = l.View(ctx, func(tx store.ReadTx) (err error) {
+		list, err = tx.List(q)
+		return err
+	})
+	return list, err
+}
+
+// Same reports whether a record is as it was read.
+func Same(tx store.ReadTx, r *store.Record) (bool, error) {
+	is, err := tx.Get(r.Kind, r.ID)
+	if errors.Is(err, store.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil && is.Version == r.Version, err
+}
+
+// SealShown seals the shown part of a record.
+func (l *Ledger) SealShown(r *store.Record, plain []byte) error {
+	return Translate(l.Box.SealShown(r, plain))
+}
+
+// SealSecret seals the secret part of a record.
+func (l *Ledger) SealSecret(r *store.Record, plain []byte) error {
+	return Translate(l.Box.SealSecret(r, plain))
+}
+
+// OpenShown opens the shown part of a record in place. A term that another
+// process has started is loaded.
+func (l *Ledger) OpenShown(ctx context.Context, r *store.Record) ([]byte, error) {
+	plain, err := l.open(ctx, func() ([]byte, error) { return l.Box.OpenShown(r) })
+	if err != nil {
+		return nil, Translate(err)
+	}
+	r.Shown = plain
+	return plain, nil
+}
+
+// OpenSecret opens the secret part of a record in place, as OpenShown does.
+func (l *Ledger) OpenSecret(ctx context.Context, r *store.Record) ([]byte, error) {
+	plain, err := l.open(ctx, func() ([]byte, error) { return l.Box.OpenSecret(r) })
+	return plain, Translate(err)
+}
+
+// OpenCode opens what seal.Box.SealCode has sealed under key for a record of the account.
+func (a Account) OpenCode(ctx context.Context, key *seal.CodeKey, id uuid.UUID, sealed []byte) ([]byte, error) {
+	return a.open(ctx, func() ([]byte, error) { return a.Box.OpenCode(key, a.ID, id, sealed) })
+}
+
+// open calls fn, and once more when the keys of a term were missing that another process
+// has started.
+func (l *Ledger) open(ctx context.Context, fn func() ([]byte, error)) ([]byte, error) {
+	plain, err := fn()
+	if !errors.Is(err, seal.ErrUnknownTerm) {
+		return plain, err
+	}
+	if _, err := l.loadMeta(ctx); err != nil {
+		return nil, err
+	}
+	return fn()
+}
+
+// CopySecret opens the secret part of a record, which stays as it is.
+func (l *Ledger) CopySecret(ctx context.Context, r *store.Record) ([]byte, error) {
+	opened := *r
+	opened.Secret = bytes.Clone(r.Secret)
+	return l.OpenSecret(ctx, &opened)
+}
+
+// Read opens the shown part of a record that holds fields.
+func (l *Ledger) Read(ctx context.Context, rec *store.Record) (*tlv.Reader, error) {
+	plain, err := l.OpenShown(ctx, rec)
+	r := tlv.Read(plain)
+	return &r, err
+}
+
+// ReadError returns ErrDamaged if a record did not hold fields.
+func ReadError(r *tlv.Reader) error {
+	if r.Err() != nil {
+		return fmt.Errorf("%w: record cannot be read", ErrDamaged)
+	}
+	return nil
+}
+
+// Authentic returns ErrDamaged for a record that is not as a vault has written it: its
+// columns do not say then why it was found. The record stays sealed.
+func (l *Ledger) Authentic(ctx context.Context, r *store.Record) error {
+	opened := *r
+	opened.Shown = bytes.Clone(r.Shown)
+	plain, err := l.OpenShown(ctx, &opened)
+	clear(plain)
+	return err
+}
+
+// FindBy calls fn with each record of a kind that has a hash, and with whether the record
+// can be read. It ends after limit records, and when fn returns false. Otherwise the error
+// is ErrDamaged if a record could not be read, or did not have the hash.
+func (l *Ledger) FindBy(ctx context.Context, kind store.Kind, hash []byte, limit int, fn func(r *store.Record, readable bool) bool) error {
+	var found []*store.Record
+	damaged := l.View(ctx, func(tx store.ReadTx) (err error) {
+		found, err = tx.Lookup(kind, hash, limit)
+		return err
+	})
+	if damaged != nil && !errors.Is(damaged, ErrDamaged) {
+		return damaged
+	}
+
+	for _, r := range found {
+		err := l.Authentic(ctx, r)
+		if err != nil && !errors.Is(err, ErrDamaged) {
+			return err
+		}
+		if !fn(r, err == nil) {
+			return nil
+		}
+		if err != nil {
+			damaged = err
+		}
+	}
+	return damaged
+}
+
+// A Glimpse holds the state of a record as it was seen before a transaction.
+type Glimpse struct {
+	Version  uint64
+	Readable bool
+}
+
+// Glimpses returns glimpses of at most limit records of a kind that have a hash, by their
+// row keys.
+func (l *Ledger) Glimpses(ctx context.Context, kind store.Kind, hash []byte, limit int) (map[uuid.UUID]Glimpse, error) {
+	seen := map[uuid.UUID]Glimpse{}
+	err := l.FindBy(ctx, kind, hash, limit, func(r *store.Record, readable bool) bool {
+		seen[r.ID] = Glimpse{r.Version, readable}
+		return true
+	})
+	if errors.Is(err, ErrDamaged) {
+		err = nil
+	}
+	return seen, err
+}

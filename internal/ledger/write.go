@@ -1,0 +1,71 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// An Operation names a write, and says behind which others it does not wait: see lane.
+type Operation struct {
+	Name    string
+	urgency urgency
+}
+
+type urgency uint8
+
+const (
+	adds  urgency = iota
+	takes         // away stored data or a secret: most API keys may do that
+	ends          // a right; an account has no more of them to end than its quota of API keys
+)
+
+// Adds returns the operation of a write that adds or changes.
+func Adds(name string) Operation { return Operation{name, adds} }
+
+// Takes returns the operation of a write that takes something away.
+func Takes(name string) Operation { return Operation{name, takes} }
+
+// Ends returns the operation of a write that ends a right.
+func Ends(name string) Operation { return Operation{name, ends} }
+
+// Step is a part of a call or of background work: Wrote does not hear of it.
+var Step = Adds("step")
+
+// Update writes in one transaction, when it is the turn of the account at the gate. All
+// writes go through here. fn may be called more than once, and must not seal or open.
+func (a Account) Update(ctx context.Context, op Operation, fn func(store.Tx) error) error {
+	if err := a.gate.enter(ctx, lane{a.ID, op.urgency}); err != nil {
+		return err
+	}
+	defer a.gate.leave()
+	return Translate(a.store.Update(ctx, fn))
+}
+
+// Write is Update for a call of the vault's user, which Config.Wrote hears of.
+func (a Account) Write(ctx context.Context, op Operation, object uuid.UUID, fn func(store.Tx) error) error {
+	if a.closed.Load() {
+		return ErrClosed
+	}
+	err := a.Update(ctx, op, fn)
+	if errors.Is(err, ErrAgain) || errors.Is(err, store.ErrConflict) {
+		return err // the caller looks again: not an outcome yet
+	}
+	a.Wrote(ctx, op, object, err)
+	return err
+}
+
+// Put writes one record.
+func (a Account) Put(ctx context.Context, op Operation, object uuid.UUID, r *store.Record) error {
+	return a.Write(ctx, op, object, func(tx store.Tx) error {
+		tx.Put(r)
+		return nil
+	})
+}
+
+// Wrote tells Config.Wrote how a write has ended.
+func (a Account) Wrote(ctx context.Context, op Operation, object uuid.UUID, err error) {
+	a.config.Wrote(ctx, op, a.ID, object, err)
+}
