@@ -115,7 +115,7 @@ func (a *arranger) arrangePiece(ctx context.Context, list listKey, at pgtype.UUI
 	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
 	b.Queue(arrangeTimeouts)
 	b.Queue(a.sql.arrange, int16(list.kind), list.child, pgUUID(list.scope), at, keys, exclusive).
-		QueryRow(func(row pgx.Row) error { return row.Scan(&next) })
+		QueryRow(func(r pgx.Row) error { return r.Scan(&next) })
 	b.Queue("COMMIT")
 
 	if err := conn.SendBatch(ctx, &b).Close(); err != nil {

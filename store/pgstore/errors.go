@@ -95,6 +95,7 @@ func judge(err error) verdict {
 		}
 		return unknown
 	}
+
 	switch code := pg.Code; {
 	case pg.SeverityUnlocalized != "ERROR", strings.HasPrefix(code, "08"), strings.HasPrefix(code, "57P"),
 		code == "40003": // statement_completion_unknown
@@ -106,6 +107,7 @@ func judge(err error) verdict {
 		code == "55P03", // lock_not_available: lock_timeout
 		code == "53200": // out_of_memory: of locks
 		return stale
+
 	case code == "53100": // disk_full
 		return full
 	case code == "25006", // read_only_sql_transaction: a standby
@@ -113,6 +115,7 @@ func judge(err error) verdict {
 		strings.HasPrefix(code, "53"):
 		return unavailable
 	}
+
 	return broken
 }
 

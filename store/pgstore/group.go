@@ -217,11 +217,13 @@ func (c *call) run(g *group) fate {
 			g.place(c, c.ended)
 		}
 	}()
+
 	returned := c.Run(func() error {
 		defer c.tx.end()
 		return c.fn(&c.tx)
 	})
 	gone = false
+
 	switch {
 	case c.ended != settled: // the panic was that of unwind, unless the function has made something else of it
 		return c.ended
@@ -238,6 +240,7 @@ func (c *call) run(g *group) fate {
 			refused, known = g.apply(c.tx.ops)
 		}
 	}
+
 	if !known {
 		return wanting
 	}
@@ -380,6 +383,7 @@ func (g *group) apply(ops []op) (refused error, known bool) {
 	if g.wants(ops) {
 		return nil, false
 	}
+
 	var undo []change
 	known = true
 	for _, o := range ops {
@@ -392,6 +396,7 @@ func (g *group) apply(ops []op) (refused error, known bool) {
 			break
 		}
 	}
+
 	if refused == nil && known {
 		return nil, true
 	}
@@ -402,11 +407,13 @@ func (g *group) apply(ops []op) (refused error, known bool) {
 			delete(g.overlay, u.key)
 		}
 	}
+
 	clear(g.hashes)
 	clear(g.lists)
 	clear(g.dues)
 	clear(g.parents)
 	clear(g.kinds)
+
 	for k, r := range g.overlay {
 		g.touch(g.known[k])
 		g.touch(r)
@@ -432,6 +439,7 @@ func (g *group) put(o op, undo *[]change) (refused error, known bool) {
 	if o.row == nil {
 		return store.ErrInvalid, true
 	}
+
 	old, known := g.state(o.key)
 	if !known {
 		if o.row.version != 1 || g.mode != modeTrusting {
@@ -441,12 +449,14 @@ func (g *group) put(o op, undo *[]change) (refused error, known bool) {
 		g.known[o.key] = nil // most likely: ids are new
 		g.looked = append(g.looked, o.key)
 	}
+
 	switch {
 	case old == nil && o.row.version != 1, old != nil && o.row.version != old.version+1:
 		return store.ErrConflict, true
 	case old != nil && (o.row.account != old.account || o.row.parent != old.parent):
 		return store.ErrInvalid, true
 	}
+
 	g.change(o.key, o.row, undo)
 	return nil, true
 }
@@ -521,6 +531,7 @@ func (g *group) fetch() error {
 			g.known[k] = nil
 		}
 	}
+
 	for i, q := range questions {
 		a := answers[i]
 		g.answers[q.name()] = a
@@ -535,6 +546,7 @@ func (g *group) fetch() error {
 		}
 		g.memory.notice(q, a)
 	}
+
 	clear(g.wantRows)
 	clear(g.wantAnswers)
 	return nil

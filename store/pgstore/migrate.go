@@ -85,6 +85,7 @@ func migrate(ctx context.Context, tx pgx.Tx, schema string) error {
 	if err != nil {
 		return err
 	}
+
 	if at > newest {
 		return fmt.Errorf("%w: the schema has version %d, this program knows %d", store.ErrFormat, at, newest)
 	}
@@ -101,6 +102,7 @@ func migrate(ctx context.Context, tx pgx.Tx, schema string) error {
 			return err
 		}
 	}
+
 	for v := at + 1; v <= newest; v++ {
 		script, err := fs.ReadFile(Migrations, strconv.Itoa(v)+".sql")
 		if err != nil {
@@ -111,6 +113,7 @@ func migrate(ctx context.Context, tx pgx.Tx, schema string) error {
 			return err
 		}
 	}
+
 	return nil
 }
 

@@ -171,6 +171,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error)
 	if pg.log == nil {
 		pg.log = slog.New(slog.DiscardHandler)
 	}
+
 	locks, err := pg.inspect(ctx)
 	if err != nil {
 		return nil, err
@@ -184,6 +185,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error)
 		memory:   &memory{lists: lists, rows: map[key]*row{}},
 		notifier: &notifier{server: pg, locks: locks, id: id, wakes: map[store.Kind]bool{}},
 	}
+
 	w := &writer{
 		server: pg, locks: locks, memory: s.memory, outcomes: ends, notifier: s.notifier,
 		queue: s.queue, grown: map[listKey]int{},
@@ -215,6 +217,7 @@ func (s *server) inspect(ctx context.Context) (locks locker, err error) {
 		return locks, failed(verdictOfRead(err), err)
 	}
 	defer conn.Release()
+
 	off := time.Duration(math.MaxInt64)
 	for range 3 { // the quickest answer tells the time best
 		o, err := s.check(ctx, conn.Conn())
@@ -226,6 +229,7 @@ func (s *server) inspect(ctx context.Context) (locks locker, err error) {
 		}
 		off = min(off, o)
 	}
+
 	if off > clockOff {
 		return locks, fmt.Errorf("%w by %v", ErrClock, off.Round(time.Millisecond))
 	}
@@ -239,6 +243,7 @@ func (s *server) inspect(ctx context.Context) (locks locker, err error) {
 	if !seed.Valid {
 		return locks, fmt.Errorf("%w: there is not one seed of locks", store.ErrDamaged)
 	}
+
 	if open {
 		s.log.Warn("every role may connect to the database, where it sees the names of locks in use and can hold these: revoke CONNECT from PUBLIC")
 	}

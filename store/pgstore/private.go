@@ -59,6 +59,7 @@ func private(c *pgx.Conn) bool {
 			return true
 		}
 	}
+
 	switch addr := conn.RemoteAddr().(type) {
 	case *net.TCPAddr:
 		return addr.IP.IsLoopback()

@@ -68,6 +68,7 @@ type statements struct {
 func statementsOf(schema string) *statements {
 	due := `SELECT ` + columns + ` FROM "cardvault".records r WHERE r.kind = $1 AND r.due <= $2
 		AND "cardvault".readable(r.class, r.due, r.lookup) ORDER BY r.due, r.id LIMIT $3`
+
 	// Rows are found by their primary key, whatever the planner expects of a table that
 	// was empty when it looked: OFFSET 0 keeps it from joining in another way.
 	list := `SELECT l.total, l.tail, $1::smallint, r.id, r.account, r.scope, r.child, r.class, r.due, r.version, r.stamp, r.lookup, r.shown
@@ -75,6 +76,7 @@ func statementsOf(schema string) *statements {
 		LEFT JOIN LATERAL (SELECT r.* FROM pg_catalog.unnest(l.ids) AS i(id)
 			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = $1 AND x.id = i.id OFFSET 0) AS r) AS r ON true
 		ORDER BY r.id`
+
 	s := &statements{
 		get: `SELECT ` + columns + ` FROM "cardvault".records r WHERE r.kind = $1 AND r.id = $2`,
 		lookup: `SELECT ` + columns + ` FROM "cardvault".lookups l
@@ -113,6 +115,7 @@ func statementsOf(schema string) *statements {
 						SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $2)))
 			LIMIT 8`,
 	}
+
 	for _, text := range []*string{&s.get, &s.lookup, &s.due, &s.claim, &s.next, &s.list, &s.hashed,
 		&s.scan, &s.children, &s.empty, &s.rows,
 		&s.apply, &s.add, &s.lock, &s.arrange, &s.settle, &s.tidy, &s.old, &s.seed, &s.holders} {
@@ -177,6 +180,7 @@ func (s *statements) ofList(q *store.Query) *question {
 		low: pgUUID(q.Min), high: pgUUID(high), live: live, descending: q.Desc,
 		skip: min(max(0, q.Offset), 1<<60), most: count(q.Limit), counted: q.Count, ofHash: bytes.Clone(q.Lookup),
 	}
+
 	asked := &question{sql: s.list, args: args.args(), list: &list, high: high, desc: q.Desc}
 	if q.Lookup != nil {
 		asked.sql, asked.lookup = s.hashed, &hashKey{q.Kind, string(q.Lookup)} // writers to that list with the hash share this too
@@ -197,11 +201,13 @@ func (q *question) read(rows pgx.Rows) (*answer, error) {
 				return nil, store.ErrDamaged
 			}
 			continue
+
 		case q.empty:
 			if rows.Scan(&a.total) != nil {
 				return nil, store.ErrDamaged
 			}
 			continue
+
 		case q.parent != uuid.Nil:
 			var kind int16
 			var id pgtype.UUID
@@ -210,6 +216,7 @@ func (q *question) read(rows pgx.Rows) (*answer, error) {
 			}
 			a.keys = append(a.keys, store.Key{Kind: store.Kind(kind), ID: id.Bytes})
 			continue
+
 		case q.list != nil:
 			s.lead = []any{&a.total, &a.tail}
 			if rows.RawValues()[3] == nil { // no record, but a total
@@ -219,12 +226,14 @@ func (q *question) read(rows pgx.Rows) (*answer, error) {
 				continue
 			}
 		}
+
 		r, err := s.scan(rows)
 		if err != nil {
 			return nil, err
 		}
 		a.rows = append(a.rows, r)
 	}
+
 	if q.desc {
 		slices.Reverse(a.rows)
 	}

@@ -47,9 +47,10 @@ func (r *reader) List(q *store.Query) (*store.List, error) {
 	if a.total == tooMany {
 		return nil, store.ErrTooMany
 	}
+
 	l := &store.List{Records: make([]*store.Record, len(a.rows))}
-	for i, row := range a.rows {
-		l.Records[i] = row.record(false)
+	for i, found := range a.rows {
+		l.Records[i] = found.record(false)
 	}
 	if q.Count {
 		l.Total = a.total
@@ -118,8 +119,8 @@ func (r *reader) records(q *question) ([]*store.Record, error) {
 		return nil, err
 	}
 	records := make([]*store.Record, len(a.rows))
-	for i, row := range a.rows {
-		records[i] = row.record(true)
+	for i, found := range a.rows {
+		records[i] = found.record(true)
 	}
 	return records, nil
 }

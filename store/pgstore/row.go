@@ -60,14 +60,15 @@ func (r *row) size() int { return 128 + len(r.shown) + len(r.secret) + len(r.loo
 // rowOf returns the row of a record, or nil if it breaks a rule of [store.Record].
 func rowOf(r *store.Record) *row {
 	size := len(r.Shown) + len(r.Secret)
-	lookup := make([]byte, 0, 64)
+	hashes := make([]byte, 0, 64)
 	for _, hash := range r.Lookup {
 		if len(hash) > store.MaxLookup {
 			return nil
 		}
 		size += len(hash)
-		lookup = append(append(lookup, byte(len(hash))), hash...)
+		hashes = append(append(hashes, byte(len(hash))), hash...)
 	}
+
 	if r.Kind == 0 || r.ID == uuid.Nil || r.Due.Year() < -4000 || r.Due.Year() > 200_000 || len(r.Lookup) > store.MaxLookups || size > store.MaxRecord {
 		return nil
 	}
@@ -75,7 +76,7 @@ func rowOf(r *store.Record) *row {
 	sealed = append(append(sealed, r.Shown...), r.Secret...)
 	w := &row{
 		key: key{r.Kind, r.ID}, account: r.Account, parent: r.Parent, class: r.Class, version: r.Version,
-		lookup: lookup, shown: sealed[:len(r.Shown):len(r.Shown)], secret: sealed[len(r.Shown):],
+		lookup: hashes, shown: sealed[:len(r.Shown):len(r.Shown)], secret: sealed[len(r.Shown):],
 	}
 	if !r.Due.IsZero() {
 		w.due = timestamp(r.Due)
@@ -134,6 +135,7 @@ func (s *scanner) scan(rows pgx.Rows) (*row, error) {
 	if rows.Scan(targets...) != nil {
 		return nil, store.ErrDamaged // the error would quote the value
 	}
+
 	r := s.row
 	r.kind, r.class, r.version = store.Kind(s.k), uint8(s.c), uint64(s.v)
 	r.id, r.account = s.uuids[0].Bytes, s.uuids[1].Bytes
@@ -143,6 +145,7 @@ func (s *scanner) scan(rows pgx.Rows) (*row, error) {
 	if !wellFormed(r.lookup) || r.due.InfinityModifier != pgtype.Finite || uint16(s.k)|uint16(s.c) > 255 {
 		return nil, store.ErrDamaged
 	}
+
 	return &r, nil
 }
 

@@ -52,6 +52,7 @@ func (s *server) check(ctx context.Context, conn *pgx.Conn) (off time.Duration, 
 	err = conn.QueryRow(ctx, `SELECT pg_catalog.clock_timestamp(), pg_catalog.current_setting('fsync'), pg_catalog.current_setting('full_page_writes'),
 		pg_catalog.current_setting('default_transaction_isolation'), pg_catalog.pg_is_in_recovery()`).Scan(&now, &fsync, &pages, &isolation, &recovers)
 	took := time.Since(began)
+
 	switch {
 	case err != nil:
 		return 0, err
@@ -62,6 +63,7 @@ func (s *server) check(ctx context.Context, conn *pgx.Conn) (off time.Duration, 
 	case isolation != "read committed":
 		return 0, ErrIsolation
 	}
+
 	return max(0, now.Sub(began.Add(took/2)).Abs()-took/2), s.checkTimeline(ctx, conn)
 }
 
@@ -81,6 +83,7 @@ func (s *server) checkTimeline(ctx context.Context, conn *pgx.Conn) error {
 	if err != nil {
 		return err
 	}
+
 	for ; seen < timeline; seen = s.timeline.Load() {
 		s.timeline.CompareAndSwap(seen, timeline)
 	}
@@ -101,9 +104,10 @@ func (s *server) watch(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
+
 		switch off, err := s.look(ctx); {
 		case err != nil && !unfit(err):
-			// Who reads and writes tells.
+			// Reads and writes report it.
 		case err == nil && off <= clockOff:
 			told = false
 		case told:

@@ -71,6 +71,7 @@ func (s *session) fetch(ctx context.Context, keys []key, questions []*question) 
 			err = e
 		}
 	}()
+
 	if err := pass(results, skip); err != nil {
 		return nil, nil, err
 	}
@@ -81,6 +82,7 @@ func (s *session) fetch(ctx context.Context, keys []key, questions []*question) 
 		}
 		rows = a.rows
 	}
+
 	for _, q := range questions {
 		a, err := q.of(results)
 		if err != nil {

@@ -43,6 +43,7 @@ func (v *view) run(fn func(store.ReadTx) error) (again bool, err error) {
 			panic(p)
 		}
 	}()
+
 	err = fn(r)
 	ok = true
 	return false, err
@@ -61,12 +62,14 @@ func (v *view) ask(q *question) (a *answer, err error) {
 	case v.err != nil:
 		return nil, v.err
 	}
+
 	same, ctx := true, v.ctx
 	if v.first != nil {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(v.ctx, answering+patience)
 		defer cancel()
 	}
+
 	switch {
 	case v.conn != nil:
 		a, err = ask(ctx, v.conn.Conn(), q)
@@ -76,6 +79,7 @@ func (v *view) ask(q *question) (a *answer, err error) {
 	default:
 		a, same, err = v.begin(ctx, q)
 	}
+
 	if err != nil {
 		if v.conn != nil && v.conn.Conn().IsClosed() && ctx.Err() == nil && v.lost < viewsLost {
 			v.lost++
@@ -88,6 +92,7 @@ func (v *view) ask(q *question) (a *answer, err error) {
 		}
 		return nil, v.err
 	}
+
 	if !same {
 		v.unwind()
 	}
@@ -112,11 +117,13 @@ func (v *view) begin(ctx context.Context, q *question) (a *answer, same bool, er
 			err = e
 		}
 	}()
+
 	for range 2 {
 		if _, err = results.Exec(); err != nil {
 			return nil, false, err
 		}
 	}
+
 	first, err := v.first.of(results)
 	if err != nil {
 		return nil, false, err

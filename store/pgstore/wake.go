@@ -66,6 +66,7 @@ func (n *notifier) listen(ctx context.Context, wake func(store.Kind)) error {
 		defer cancel()
 		_ = conn.Close(end) // it may be lost
 	}()
+
 	if !n.opts.allows(conn) {
 		return ErrPlaintext
 	}
@@ -87,6 +88,7 @@ func (n *notifier) listen(ctx context.Context, wake func(store.Kind)) error {
 				continue
 			}
 		}
+
 		if err != nil {
 			return err
 		}

@@ -153,6 +153,7 @@ func (w *writer) retry(g *group, v verdict, err error) bool {
 		}
 		g.next, g.pending = append(g.pending, g.next...), nil
 		return false
+
 	case v == broken, v == full, v == unknown,
 		v == unavailable && time.Since(g.began) > patience,
 		time.Since(g.began) > answering, g.attempt >= attempts:
@@ -166,6 +167,7 @@ func (w *writer) retry(g *group, v verdict, err error) bool {
 	case v == stale && g.alone():
 		time.Sleep(rand.N(5 * time.Millisecond)) // it may not have waited for a lock
 	}
+
 	return true
 }
 
@@ -202,6 +204,7 @@ func (w *writer) attempt(g *group) (verdict, error) {
 			}
 		}
 	}
+
 	return w.commit(ctx, g)
 }
 
@@ -211,6 +214,7 @@ func (w *writer) commit(ctx context.Context, g *group) (verdict, error) {
 	if len(g.relied) == 0 && len(g.asked) == 0 && !changes.any && !g.open {
 		return done, nil
 	}
+
 	if err := g.connect(ctx); err != nil {
 		return verdictOfRead(err), err
 	}
@@ -275,6 +279,7 @@ func (w *writer) writeAndCommit(ctx context.Context, g *group, changes *writes, 
 	if err := results.Close(); err != nil {
 		return nil, err
 	}
+
 	g.open = false
 	return large, nil
 }
@@ -295,6 +300,7 @@ func (w *writer) askAgain(ctx context.Context, g *group, keys []int64, exclusive
 			v, err = verdictOfRead(e), e
 		}
 	}()
+
 	if err := pass(results, skip); err != nil {
 		return verdictOfRead(err), err
 	}
@@ -307,6 +313,7 @@ func (w *writer) askAgain(ctx context.Context, g *group, keys []int64, exclusive
 			return stale, errStale
 		}
 	}
+
 	return done, nil
 }
 

@@ -21,6 +21,7 @@ func (g *group) lockSet() lockSet {
 		}
 		g.lockQuestion(locks, q)
 	}
+
 	g.lockRows(locks)
 	g.lockTouched(locks)
 	if len(locks) > mostLocks {
@@ -43,6 +44,7 @@ func (g *group) lockRows(locks lockSet) {
 			locks.add(g.locks.birth(k), true)
 		}
 	}
+
 	for id := range g.parents {
 		locks.add(g.locks.id(id), false)
 	}
@@ -86,6 +88,7 @@ func (g *group) lockTouched(locks lockSet) {
 			locks.add(g.locks.hash(h), false)
 		}
 	}
+
 	for k := range g.lists {
 		if large {
 			locks.add(g.locks.lists(k.kind), true)
@@ -142,6 +145,7 @@ func (g *group) writes() *writes {
 		default:
 			w.rows = append(w.rows, after)
 		}
+
 		w.setLookups(before, after)
 		w.setLists(before, after)
 	}
@@ -190,6 +194,7 @@ func (w *writes) setLists(before, after *row) {
 			i = int32(len(w.lists))
 			w.place[list] = i
 		}
+
 		if slices.Compare(r.id[:], w.least[i-1][:]) < 0 {
 			w.least[i-1] = r.id
 		}
@@ -212,10 +217,10 @@ func (w *writes) judge(err error) verdict {
 
 // applyArgs returns the parameters of apply, except for the locks. Each of the rows gets
 // the stamp.
-func (w *writes) applyArgs(g *group, writer uuid.UUID, turn, stamp int64) *applyArgs {
+func (w *writes) applyArgs(g *group, of uuid.UUID, turn, stamp int64) *applyArgs {
 	a := &applyArgs{changed: int32(w.changed)}
 	if w.any {
-		a.ofStore = pgUUID(writer)
+		a.ofStore = pgUUID(of)
 		a.ofTurn, a.newStamp = pgtype.Int8{Int64: turn, Valid: true}, pgtype.Int8{Int64: stamp, Valid: true}
 	}
 	a.setRead(g)
@@ -292,10 +297,11 @@ const addLocks = 8
 // groups of a process in which little goes on at once add one row and have read one. An
 // array costs the server more than all values of that row, so they take two thirds of
 // the time.
-func (w *writes) addArgs(g *group, writer uuid.UUID, turn, stamp int64, keys []int64, exclusive []bool) *addArgs {
+func (w *writes) addArgs(g *group, of uuid.UUID, turn, stamp int64, keys []int64, exclusive []bool) *addArgs {
 	if len(w.rows) != 1 || w.changed+len(w.gone)+len(w.off) > 0 || len(keys) > addLocks || slices.Contains(exclusive, true) {
 		return nil
 	}
+
 	var read *row
 	for k := range g.relied { // a row that is not there is the added one, or not all locks were shared
 		if r := g.known[k]; r != nil && read != nil {
@@ -309,11 +315,12 @@ func (w *writes) addArgs(g *group, writer uuid.UUID, turn, stamp int64, keys []i
 	r.stamp = stamp
 	list := r.list()
 	a := &addArgs{
-		keys: keys, ofStore: pgUUID(writer), ofTurn: turn, newStamp: stamp,
+		keys: keys, ofStore: pgUUID(of), ofTurn: turn, newStamp: stamp,
 		newKind: int16(r.kind), newID: pgUUID(r.id), newAccount: pgUUID(r.account),
 		newScope: pgUUID(list.scope), newChild: list.child, newClass: int16(r.class),
 		newDue: r.due, newVersion: int64(r.version), newLookup: r.lookup, newShown: r.shown, newSecret: r.secret,
 	}
+
 	if read != nil {
 		a.readKind = pgtype.Int2{Int16: int16(read.kind), Valid: true}
 		a.readID, a.readStamp = pgUUID(read.id), pgtype.Int8{Int64: read.stamp, Valid: true}

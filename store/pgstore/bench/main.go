@@ -68,6 +68,7 @@ func run(ctx context.Context, url string, only []string, n, held int, span time.
 		return err
 	}
 	defer pool.Close()
+
 	drop := func() error {
 		_, err := pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE; DROP SCHEMA IF EXISTS "+schema+"_raw CASCADE")
 		return err
@@ -75,6 +76,7 @@ func run(ctx context.Context, url string, only []string, n, held int, span time.
 	if err := drop(); err != nil {
 		return err
 	}
+
 	opts := &pgstore.Options{Schema: schema, AllowPlaintext: true}
 	if err := pgstore.Migrate(ctx, pool, opts); err != nil {
 		return err
@@ -83,6 +85,7 @@ func run(ctx context.Context, url string, only []string, n, held int, span time.
 	if err != nil {
 		return err
 	}
+
 	b := &bench{pool: pool, store: s, span: span, rounds: rounds}
 	for _, step := range []struct {
 		name string
@@ -102,6 +105,7 @@ func run(ctx context.Context, url string, only []string, n, held int, span time.
 			break
 		}
 	}
+
 	return cmp.Or(err, s.Close(), drop())
 }
 
@@ -118,11 +122,11 @@ func (b *bench) raw(ctx context.Context) error {
 }
 
 func (b *bench) open(ctx context.Context) error {
-	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+	ring, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
 	if err != nil {
 		return err
 	}
-	b.vault, err = cardvault.New(ctx, b.store, keys, nil)
+	b.vault, err = cardvault.New(ctx, b.store, ring, nil)
 	return err
 }
 
@@ -163,6 +167,7 @@ func (b *bench) compare(ctx context.Context, what string, workers int, contender
 			}
 		}
 	}
+
 	last := median(rates[len(rates)-1])
 	for i, c := range contenders {
 		fmt.Printf("%-8s %3d  %-34s %10.0f /s  %5.2f\n", what, workers, c.name, median(rates[i]), median(rates[i])/last)
@@ -175,6 +180,7 @@ func (b *bench) rate(ctx context.Context, workers int, do func(context.Context) 
 	var failed atomic.Pointer[error]
 	var group sync.WaitGroup
 	start := time.Now()
+
 	for range workers {
 		group.Go(func() {
 			for time.Since(start) < b.span && failed.Load() == nil {
@@ -186,6 +192,7 @@ func (b *bench) rate(ctx context.Context, workers int, do func(context.Context) 
 			}
 		})
 	}
+
 	group.Wait()
 	if err := failed.Load(); err != nil {
 		return 0, *err
@@ -213,6 +220,7 @@ func (b *bench) imports(ctx context.Context) error {
 	if err := b.store.Update(ctx, func(tx store.Tx) error { tx.Put(account); return nil }); err != nil {
 		return err
 	}
+
 	card := cardvault.Card{PAN: cardvault.NewPAN([]byte("4111111111111111")), Expiry: cardvault.Expiry{Month: 12, Year: 2090}}
 	for _, workers := range []int{1, 16, 64} {
 		err := b.compare(ctx, "import", workers,
@@ -240,6 +248,7 @@ func (b *bench) imports(ctx context.Context) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -254,6 +263,7 @@ func (b *bench) held(ctx context.Context, groups int) error {
 	if _, err := tx.Exec(ctx, "SELECT 1"); err != nil {
 		return err
 	}
+
 	var tenths [10]time.Duration
 	for i := range tenths {
 		start := time.Now()
@@ -265,6 +275,7 @@ func (b *bench) held(ctx context.Context, groups int) error {
 		}
 		tenths[i] = time.Since(start)
 	}
+
 	if groups >= 10 {
 		fmt.Printf("held          %d groups, the last tenth took %.2f of the first\n", groups, tenths[9].Seconds()/tenths[0].Seconds())
 	}
@@ -279,6 +290,7 @@ func (b *bench) gets(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	rows, err := b.pool.Query(ctx, `SELECT id FROM `+schema+`_raw.tokens LIMIT 20000`)
 	if err != nil {
 		return err
@@ -302,6 +314,7 @@ func (b *bench) gets(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	for _, workers := range []int{1, 16, 64} {
 		err := b.compare(ctx, "get", workers,
 			contender{"View: Get", func(ctx context.Context) error {
@@ -324,6 +337,7 @@ func (b *bench) gets(ctx context.Context) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -333,6 +347,7 @@ func (b *bench) pages(ctx context.Context, n int) error {
 	start := time.Now()
 	var group sync.WaitGroup
 	var failed atomic.Pointer[error]
+
 	for range 4 {
 		group.Go(func() {
 			for done := 0; done < n/4; done += 500 {
@@ -351,6 +366,7 @@ func (b *bench) pages(ctx context.Context, n int) error {
 			}
 		})
 	}
+
 	group.Wait()
 	if err := failed.Load(); err != nil {
 		return *err
@@ -368,6 +384,7 @@ func (b *bench) pages(ctx context.Context, n int) error {
 			})
 		}
 	}
+
 	far := int64(min(10_000, n/50-1)) * 50
 	return b.compare(ctx, "list", 1, contender{fmt.Sprintf("page %d of %d", far/50, n/50), page(far)}, contender{"page 1", page(0)})
 }
