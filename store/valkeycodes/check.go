@@ -42,6 +42,7 @@ func (c *checker) dial(ctx context.Context, addr string, dialer *net.Dialer, con
 	if err != nil {
 		return nil, err
 	}
+
 	// Whoever closes a connection takes back what has not been sent: a SET would bring
 	// back a code that is erased over the next connection.
 	if tcp, ok := inner(conn).(interface{ SetLinger(int) error }); ok {
@@ -54,6 +55,7 @@ func (c *checker) dial(ctx context.Context, addr string, dialer *net.Dialer, con
 		_ = inner(conn).Close()
 		return nil, err
 	}
+
 	return guard(conn, c.lost), nil
 }
 
@@ -128,19 +130,22 @@ func (c *checker) ask(conn net.Conn) error {
 	if _, err := conn.Write(ask); err != nil {
 		return err
 	}
+
 	r := bufio.NewReaderSize(conn, 1<<10)
 	if auth {
-		if _, err := answer(r); err != nil {
+		if _, err := readAnswer(r); err != nil {
 			return err
 		}
 	}
-	hello, err := answer(r)
+
+	hello, err := readAnswer(r)
 	if no, ok := errors.AsType[refusal](err); ok && no.lasts() && no != "ERR" { // which is also that it is full
 		return unfit("the server refuses HELLO: " + string(no))
 	}
 	if err != nil {
 		return err
 	}
+
 	if mode := valueOf(hello, "mode"); mode != "" && mode != "standalone" {
 		return unfit("the server is one of several: " + mode)
 	}
@@ -150,8 +155,9 @@ func (c *checker) ask(conn net.Conn) error {
 	if err := c.remembers(r); err != nil {
 		return err
 	}
+
 	for _, words := range trial {
-		_, err := answer(r)
+		_, err := readAnswer(r)
 		no, _ := errors.AsType[refusal](err)
 		switch {
 		case no == "OOM": // and keeps what it has
@@ -161,6 +167,7 @@ func (c *checker) ask(conn net.Conn) error {
 			return err
 		}
 	}
+
 	if r.Buffered() > 0 {
 		return errProtocol
 	}
@@ -235,7 +242,7 @@ func (c *checker) remembers(r *bufio.Reader) error {
 
 // configured reads the answer to CONFIG GET of one setting, which the server may not tell.
 func configured(r *bufio.Reader) (value string, told bool, err error) {
-	words, err := answer(r)
+	words, err := readAnswer(r)
 	if no, _ := errors.AsType[refusal](err); no.lasts() {
 		return "", false, nil
 	}
@@ -284,17 +291,18 @@ var errProtocol = errors.New("not the answer of a Valkey or Redis server")
 
 const maxElements = 256 // of the answer to HELLO, which lists modules
 
-// answer reads the answer to a command: its strings, also those of arrays within it.
-func answer(r *bufio.Reader) (words []string, err error) {
+// readAnswer reads the answer to a command: its strings, also those of arrays within it.
+func readAnswer(r *bufio.Reader) (words []string, err error) {
 	left := 1
 	for n := 0; n < left; n++ {
-		head, err := line(r)
+		head, err := readLine(r)
 		switch {
 		case err != nil:
 			return nil, err
 		case head == "":
 			return nil, errProtocol
 		}
+
 		switch head[0] {
 		case '-':
 			return nil, failure(head)
@@ -305,7 +313,7 @@ func answer(r *bufio.Reader) (words []string, err error) {
 				words = append(words, "")
 				continue
 			}
-			text, err := line(r)
+			text, err := readLine(r)
 			if err != nil {
 				return nil, err
 			}
@@ -313,15 +321,18 @@ func answer(r *bufio.Reader) (words []string, err error) {
 				return nil, errProtocol
 			}
 			words = append(words, text)
+
 		case '*':
 			more, err := strconv.Atoi(head[1:])
 			if left += more; err != nil || more < 0 || more > maxElements || left > maxElements {
 				return nil, errProtocol
 			}
+
 		default:
 			return nil, errProtocol
 		}
 	}
+
 	return words, nil
 }
 
@@ -337,8 +348,8 @@ func failure(head string) error {
 	}
 }
 
-// line reads a line, without its end.
-func line(r *bufio.Reader) (string, error) {
+// readLine reads a line, without its end.
+func readLine(r *bufio.Reader) (string, error) {
 	b, err := r.ReadSlice('\n')
 	if err != nil {
 		return "", err

@@ -94,6 +94,7 @@ func (m *messages) pass(b []byte, begin func() bool) (n int, err error) {
 			n += skip
 			continue
 		}
+
 		if m.left == 0 {
 			if !begin() {
 				m.err = errProtocol
@@ -101,6 +102,7 @@ func (m *messages) pass(b []byte, begin func() bool) (n int, err error) {
 			}
 			m.room, m.left = m.limit, 1
 		}
+
 		part := b[n:]
 		end := bytes.IndexByte(part, '\n') + 1
 		if end > 0 {
@@ -112,8 +114,10 @@ func (m *messages) pass(b []byte, begin func() bool) (n int, err error) {
 			m.err = errProtocol
 			break
 		}
+
 		n += len(part)
 	}
+
 	return n, m.err
 }
 
@@ -125,6 +129,7 @@ func (m *messages) element() bool {
 	if !ok || len(line) == 0 {
 		return false
 	}
+
 	switch line[0] {
 	case '-':
 		m.demoted = m.demoted || bytes.HasPrefix(line, []byte("-READONLY "))
@@ -135,6 +140,7 @@ func (m *messages) element() bool {
 	default:
 		return false
 	}
+
 	n, err := strconv.Atoi(string(line[1:]))
 	switch {
 	case err != nil || n < -1 || n > m.room:
@@ -147,5 +153,6 @@ func (m *messages) element() bool {
 		m.left += n
 		m.room -= n * elementSize
 	}
+
 	return m.room >= 0
 }

@@ -157,6 +157,7 @@ func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, er
 	if len(o.InitAddress) != 1 || o.Sentinel.MasterSet != "" {
 		return nil, errors.New("valkeycodes: want the address of one server")
 	}
+
 	c := &Cache{
 		limit:    max(limit, settings.Patience),
 		patience: settings.Patience,
@@ -167,6 +168,7 @@ func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, er
 		busy:     make(map[string]chan struct{}),
 		erase:    make(map[string]time.Time),
 	}
+
 	c.check = checker{client: o, opts: settings, lost: c.lost}
 	dialer := o.Dialer
 	if dialer.Timeout == 0 {
@@ -203,7 +205,7 @@ func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, er
 	c.client = client // which has not connected yet: see dial
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if err := c.Ping(ctx); err != nil {
-		if _, unfit := errors.AsType[unfit](err); unfit || ctx.Err() != nil {
+		if _, refused := errors.AsType[unfit](err); refused || ctx.Err() != nil {
 			return nil, errors.Join(err, c.Close())
 		}
 	}
@@ -269,7 +271,7 @@ func (c *Cache) key(id uuid.UUID) string { return c.prefix + id.String() }
 // A reader returns the value of an answer, or an error if it is not one to the command.
 type reader func(*valkey.ValkeyMessage) ([]byte, error)
 
-func value(m *valkey.ValkeyMessage) ([]byte, error) {
+func valueIn(m *valkey.ValkeyMessage) ([]byte, error) {
 	switch {
 	case m.IsNil():
 		return nil, store.ErrNotFound
@@ -313,7 +315,7 @@ func (c *Cache) do(ctx context.Context, cmd valkey.Completed, key string, read r
 // read is do for a value. One that is still to be erased is none.
 func (c *Cache) read(ctx context.Context, cmd valkey.Completed, key string) ([]byte, error) {
 	doomed := c.doomed(key)
-	b, err := c.do(ctx, cmd, "", value)
+	b, err := c.do(ctx, cmd, "", valueIn)
 	if err == nil && (doomed || c.doomed(key)) {
 		return nil, store.ErrNotFound
 	}
@@ -334,6 +336,7 @@ func (c *Cache) begin(ctx context.Context, key string, anyway bool) error {
 	if err := c.enter(ctx, key, anyway); err != nil {
 		return err
 	}
+
 	var err error
 	select {
 	case c.slots <- struct{}{}:
@@ -350,6 +353,7 @@ func (c *Cache) begin(ctx context.Context, key string, anyway bool) error {
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
+
 	c.leave(key)
 	return err
 }
@@ -367,6 +371,7 @@ func (c *Cache) enter(ctx context.Context, key string, anyway bool) error {
 			}
 		}
 		c.mu.Unlock()
+
 		if err != nil || other == nil {
 			return err
 		}
@@ -413,6 +418,7 @@ func (c *Cache) send(ctx context.Context, cmd valkey.Completed, key string, read
 	}
 	begin := time.Now()
 	answered := make(chan answer)
+
 	// Whoever finds another call connecting waits for that, whatever its own context
 	// says. So it does not wait here.
 	go func() {
@@ -432,12 +438,14 @@ func (c *Cache) send(ctx context.Context, cmd valkey.Completed, key string, read
 		}
 		c.eraseLater(key)
 	}()
+
 	var a answer
 	select {
 	case a = <-answered:
 	case <-ctx.Done():
 		a.err = ctx.Err()
 	}
+
 	var reply *valkey.ValkeyError
 	switch err := a.err; {
 	case err == nil, errors.Is(err, store.ErrNotFound):
@@ -448,8 +456,10 @@ func (c *Cache) send(ctx context.Context, cmd valkey.Completed, key string, read
 		c.doubt()
 		return nil, fmt.Errorf("valkeycodes: %w", err)
 	}
+
 	waited := time.Since(begin)
 	err := fmt.Errorf("valkeycodes: no answer in %v: %w", waited.Round(time.Millisecond), ctx.Err())
+
 	// A caller who has lost interest says nothing about the server: one who has waited for
 	// half as long as it may take has not.
 	if waited >= c.patience/2 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -556,12 +566,14 @@ func (c *Cache) mended() bool {
 	maps.DeleteFunc(c.erase, func(_ string, since time.Time) bool { return time.Since(since) > eraseFor })
 	down := c.down != nil
 	c.mu.Unlock()
+
 	if !down {
 		if err := c.ping(c.patience); err != nil {
 			c.fail(err)
 			down = true
 		}
 	}
+
 	if down {
 		err := c.ping(c.limit) // which may have to connect
 		if err == nil {
@@ -572,6 +584,7 @@ func (c *Cache) mended() bool {
 			return false
 		}
 	}
+
 	if err := c.eraseDue(); err != nil {
 		c.fail(err)
 		return false
@@ -610,6 +623,7 @@ func (c *Cache) eraseAll() error {
 	c.all = time.Time{} // what is to be erased from now on has a name again
 	c.mu.Unlock()
 	ids := glob.Replace(c.prefix) + strings.Repeat("?", len(uuid.Nil.String()))
+
 	for cursor := uint64(0); time.Since(since) <= eraseFor; {
 		found, err := c.within(c.ctx, c.limit, c.client.B().Scan().Cursor(cursor).Match(ids).Count(eraseBatch).Build()).AsScanEntry()
 		if err == nil && len(found.Elements) > 0 {
@@ -627,6 +641,7 @@ func (c *Cache) eraseAll() error {
 			break
 		}
 	}
+
 	return nil
 }
 
