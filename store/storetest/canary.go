@@ -68,6 +68,7 @@ func needles(value int, b []byte) []needle {
 		{value, "reversed text", lower(reversed), true},
 		{value, "hexadecimal", hex.AppendEncode(nil, b), true},
 	}
+
 	for shift := range 3 {
 		padded := append(make([]byte, shift), b...)
 		for _, alphabet := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
@@ -76,6 +77,7 @@ func needles(value int, b []byte) []needle {
 			ns = append(ns, needle{value, "base64", []byte(text), false})
 		}
 	}
+
 	if len(bytes.Trim(b, "0123456789")) == 0 {
 		for start := range 2 { // whichever half of a byte it begins in
 			digits := b[start : start+(len(b)-start)/2*2]
@@ -86,6 +88,7 @@ func needles(value int, b []byte) []needle {
 			ns = append(ns, needle{value, "packed digits", packed, false})
 		}
 	}
+
 	return slices.DeleteFunc(ns, func(n needle) bool { return len(n.bytes) < shortest })
 }
 
@@ -104,14 +107,14 @@ func lower(b []byte) []byte {
 func (c *canary) look(kind store.Kind, part string, b []byte) {
 	c.t.Helper()
 	folded := lower(b)
-	found := 0 // the last value found: one form of it is enough
+	last := 0 // the last value found: one form of it is enough
 	for _, n := range c.needles {
 		hay := b
 		if n.fold {
 			hay = folded
 		}
-		if n.value != found && bytes.Contains(hay, n.bytes) {
-			found = n.value
+		if n.value != last && bytes.Contains(hay, n.bytes) {
+			last = n.value
 			c.t.Errorf("forbidden value %d reaches the store as %s, in %s of kind %d", n.value, n.form, part, kind)
 		}
 	}

@@ -78,7 +78,7 @@ const (
 // keep puts a value.
 func keep(t testing.TB, c store.CodeCache, id uuid.UUID, value []byte, ttl time.Duration) {
 	t.Helper()
-	if err := c.Put(ctx, id, value, ttl); err != nil {
+	if err := c.Put(background, id, value, ttl); err != nil {
 		t.Fatalf("Put of %d bytes for %v: %v", len(value), ttl, err)
 	}
 }
@@ -92,7 +92,7 @@ func holdsCode(t testing.TB, c store.CodeCache, what string, id uuid.UUID, want 
 }
 
 func checkCode(c store.CodeCache, id uuid.UUID, want []byte) error {
-	got, err := c.Get(ctx, id)
+	got, err := c.Get(background, id)
 	return same(got, err, want)
 }
 
@@ -116,7 +116,7 @@ func lacksCode(t testing.TB, c store.CodeCache, what string, id uuid.UUID) {
 }
 
 func checkNoCode(c store.CodeCache, id uuid.UUID) error {
-	got, err := c.Get(ctx, id)
+	got, err := c.Get(background, id)
 	if !errors.Is(err, store.ErrNotFound) {
 		return fmt.Errorf("Get = %v, want %v", err, store.ErrNotFound)
 	}
@@ -142,20 +142,21 @@ func roundTripOfCodes(t testing.TB, c store.CodeCache) {
 		[]byte("\x00737"), []byte("737\x00"), []byte(" 737\n"), []byte("$-1\r\n"), []byte("\xff\xfe\xc3"), []byte("0737"), []byte("nil"),
 	}
 	for i, value := range values {
-		keep(t, c, id(i), value, ample)
+		keep(t, c, idOf(i), value, ample)
 	}
+
 	for range 2 {
 		for i, value := range values {
-			holdsCode(t, c, fmt.Sprintf("value %d", i), id(i), value)
+			holdsCode(t, c, fmt.Sprintf("value %d", i), idOf(i), value)
 		}
 	}
 }
 
 func tooLong(t testing.TB, c store.CodeCache) {
-	keep(t, c, id(1), []byte("before"), ample)
+	keep(t, c, idOf(1), []byte("before"), ample)
 	for _, ttl := range []time.Duration{ample, 0} {
 		for i := range 2 {
-			err := c.Put(ctx, id(1+i), filled(store.MaxCode+1, 'x'), ttl)
+			err := c.Put(background, idOf(1+i), filled(store.MaxCode+1, 'x'), ttl)
 			if !errors.Is(err, store.ErrInvalid) {
 				t.Errorf("Put of %d bytes for %v = %v, want ErrInvalid", store.MaxCode+1, ttl, err)
 			} else if strings.Contains(err.Error(), "xxx") {
@@ -163,26 +164,26 @@ func tooLong(t testing.TB, c store.CodeCache) {
 			}
 		}
 	}
-	holdsCode(t, c, "before a refused Put", id(1), []byte("before"))
-	lacksCode(t, c, "a refused Put", id(2))
+	holdsCode(t, c, "before a refused Put", idOf(1), []byte("before"))
+	lacksCode(t, c, "a refused Put", idOf(2))
 }
 
 func absent(t testing.TB, c store.CodeCache) {
-	lacksCode(t, c, "never put", id(1))
-	keep(t, c, id(1), []byte("737"), ample)
-	lacksCode(t, c, "another id", id(2))
-	holdsCode(t, c, "a miss later", id(1), []byte("737"))
+	lacksCode(t, c, "never put", idOf(1))
+	keep(t, c, idOf(1), []byte("737"), ample)
+	lacksCode(t, c, "another id", idOf(2))
+	holdsCode(t, c, "a miss later", idOf(1), []byte("737"))
 }
 
 func overwrite(t testing.TB, c store.CodeCache) {
 	for _, value := range []string{"737", "a longer one", "9", "", "1234"} {
-		keep(t, c, id(1), []byte(value), ample)
-		holdsCode(t, c, "put over another", id(1), []byte(value))
+		keep(t, c, idOf(1), []byte(value), ample)
+		holdsCode(t, c, "put over another", idOf(1), []byte(value))
 	}
-	if err := c.Delete(ctx, id(1)); err != nil {
+	if err := c.Delete(background, idOf(1)); err != nil {
 		t.Errorf("Delete: %v", err)
 	}
-	lacksCode(t, c, "the last deleted", id(1))
+	lacksCode(t, c, "the last deleted", idOf(1))
 }
 
 func idsApart(t testing.TB, c store.CodeCache) {
@@ -192,6 +193,7 @@ func idsApart(t testing.TB, c store.CodeCache) {
 		near[bit/8] ^= 1 << (bit % 8)
 		ids = append(ids, near)
 	}
+
 	for _, text := range []string{"%%%%%%%%%%%%%%%%", "****************", "\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\n", "{}{}{}{}{}{}{}{}", "                ", "AAAAAAAAAAAAAAAA", "aaaaaaaaaaaaaaaa"} {
 		ids = append(ids, uuid.UUID([]byte(text)))
 	}
@@ -201,13 +203,15 @@ func idsApart(t testing.TB, c store.CodeCache) {
 	for i, id := range ids {
 		holdsCode(t, c, fmt.Sprintf("id %d", i), id, []byte{byte(i)})
 	}
+
 	for i, id := range ids {
 		if i%2 == 0 {
-			if err := c.Delete(ctx, id); err != nil {
+			if err := c.Delete(background, id); err != nil {
 				t.Fatalf("Delete: %v", err)
 			}
 		}
 	}
+
 	for i, id := range ids {
 		if i%2 == 0 {
 			lacksCode(t, c, fmt.Sprintf("deleted id %d", i), id)
@@ -218,110 +222,114 @@ func idsApart(t testing.TB, c store.CodeCache) {
 }
 
 func deleteCodes(t testing.TB, c store.CodeCache) {
-	keep(t, c, id(2), []byte("two"), ample)
+	keep(t, c, idOf(2), []byte("two"), ample)
 	for range 2 {
 		for range 2 {
-			if err := c.Delete(ctx, id(1)); err != nil {
+			if err := c.Delete(background, idOf(1)); err != nil {
 				t.Errorf("Delete of what is not there: %v", err)
 			}
 		}
-		keep(t, c, id(1), []byte("one"), ample)
-		holdsCode(t, c, "put after Delete", id(1), []byte("one"))
-		if err := c.Delete(ctx, id(1)); err != nil {
+		keep(t, c, idOf(1), []byte("one"), ample)
+		holdsCode(t, c, "put after Delete", idOf(1), []byte("one"))
+		if err := c.Delete(background, idOf(1)); err != nil {
 			t.Errorf("Delete: %v", err)
 		}
-		lacksCode(t, c, "deleted", id(1))
+		lacksCode(t, c, "deleted", idOf(1))
 	}
-	holdsCode(t, c, "its neighbour deleted", id(2), []byte("two"))
+	holdsCode(t, c, "its neighbour deleted", idOf(2), []byte("two"))
 }
 
 func deleteRace(t testing.TB, c store.CodeCache) {
 	const racers, rounds = 16, 200
 	for n := range rounds {
 		value := fmt.Appendf(nil, "value %d", n)
-		keep(t, c, id(n), value, ample)
+		keep(t, c, idOf(n), value, ample)
 		parallel(t, racers, func(i int) error {
 			switch {
 			case i == n%racers: // which of them starts first depends on its number
-				if err := c.Delete(ctx, id(n)); err != nil {
+				if err := c.Delete(background, idOf(n)); err != nil {
 					return fmt.Errorf("Delete: %w", err)
 				}
-				return checkNoCode(c, id(n))
+				return checkNoCode(c, idOf(n))
 			case i%4 == 0:
-				return c.Put(ctx, id(rounds+i), value, ample)
+				return c.Put(background, idOf(rounds+i), value, ample)
 			}
-			got, err := c.Get(ctx, id(n))
+			got, err := c.Get(background, idOf(n))
 			if errors.Is(err, store.ErrNotFound) {
 				return nil
 			}
 			return same(got, err, value)
 		})
-		lacksCode(t, c, "deleted amid other calls", id(n))
+
+		lacksCode(t, c, "deleted amid other calls", idOf(n))
 	}
 }
 
 func expiry(t testing.TB, c store.CodeCache) {
 	begin := time.Now()
 	for n := range 3 {
-		keep(t, c, id(n), []byte("737"), brief)
+		keep(t, c, idOf(n), []byte("737"), brief)
 	}
+
 	stored := time.Now()
 	for _, at := range []time.Duration{0, brief / 2} {
 		<-time.After(time.Until(stored.Add(at)))
-		if err := checkCode(c, id(0), []byte("737")); err != nil && time.Since(begin) < brief*3/4 {
+		if err := checkCode(c, idOf(0), []byte("737")); err != nil && time.Since(begin) < brief*3/4 {
 			t.Errorf("with %v of %v left: %v", brief-time.Since(begin), brief, err)
 		}
 	}
+
 	over(time.Until(stored.Add(brief)))
 	for n := range 3 {
-		if got, err := c.Get(ctx, id(n)); !errors.Is(err, store.ErrNotFound) || got != nil {
+		if got, err := c.Get(background, idOf(n)); !errors.Is(err, store.ErrNotFound) || got != nil {
 			t.Errorf("%v after its time: %d bytes, %v, want %v", time.Since(stored)-brief, len(got), err, store.ErrNotFound)
 		}
 	}
-	if err := c.Delete(ctx, id(0)); err != nil {
+
+	if err := c.Delete(background, idOf(0)); err != nil {
 		t.Errorf("Delete of what has expired: %v", err)
 	}
-	keep(t, c, id(1), []byte("999"), ample)
-	holdsCode(t, c, "put after another expired", id(1), []byte("999"))
+	keep(t, c, idOf(1), []byte("999"), ample)
+	holdsCode(t, c, "put after another expired", idOf(1), []byte("999"))
 }
 
 func ttlOfEach(t testing.TB, c store.CodeCache) {
-	keep(t, c, id(1), []byte("one"), ample)
-	keep(t, c, id(2), []byte("two"), brief)
-	keep(t, c, id(3), []byte("three"), 2*ample)
-	keep(t, c, id(4), []byte("four"), brief/2)
+	keep(t, c, idOf(1), []byte("one"), ample)
+	keep(t, c, idOf(2), []byte("two"), brief)
+	keep(t, c, idOf(3), []byte("three"), 2*ample)
+	keep(t, c, idOf(4), []byte("four"), brief/2)
 	over(brief)
-	holdsCode(t, c, "put before one that expired", id(1), []byte("one"))
-	lacksCode(t, c, "expired", id(2))
-	holdsCode(t, c, "put between two that expired", id(3), []byte("three"))
-	lacksCode(t, c, "expired", id(4))
+	holdsCode(t, c, "put before one that expired", idOf(1), []byte("one"))
+	lacksCode(t, c, "expired", idOf(2))
+	holdsCode(t, c, "put between two that expired", idOf(3), []byte("three"))
+	lacksCode(t, c, "expired", idOf(4))
 }
 
 func ttlZero(t testing.TB, c store.CodeCache) {
-	keep(t, c, id(2), []byte("two"), ample)
+	keep(t, c, idOf(2), []byte("two"), ample)
 	for _, ttl := range []time.Duration{0, -1, -time.Millisecond, -time.Hour, math.MinInt64} {
-		keep(t, c, id(1), []byte("one"), ample)
-		keep(t, c, id(1), []byte("another"), ttl)
-		lacksCode(t, c, fmt.Sprintf("over a value, for %v", ttl), id(1))
-		keep(t, c, id(1), []byte("one"), ttl)
-		lacksCode(t, c, fmt.Sprintf("for %v", ttl), id(1))
+		keep(t, c, idOf(1), []byte("one"), ample)
+		keep(t, c, idOf(1), []byte("another"), ttl)
+		lacksCode(t, c, fmt.Sprintf("over a value, for %v", ttl), idOf(1))
+		keep(t, c, idOf(1), []byte("one"), ttl)
+		lacksCode(t, c, fmt.Sprintf("for %v", ttl), idOf(1))
 	}
-	holdsCode(t, c, "its neighbour erased", id(2), []byte("two"))
+	holdsCode(t, c, "its neighbour erased", idOf(2), []byte("two"))
 }
 
 func ttlExtremes(t testing.TB, c store.CodeCache) {
 	tiny := []time.Duration{1, time.Microsecond, time.Millisecond - 1, time.Millisecond, time.Millisecond + 1}
 	for n, ttl := range tiny {
-		keep(t, c, id(n), []byte("old"), ample)
-		keep(t, c, id(n), []byte("new"), ttl)
+		keep(t, c, idOf(n), []byte("old"), ample)
+		keep(t, c, idOf(n), []byte("new"), ttl)
 	}
 	over(tiny[len(tiny)-1])
 	for n, ttl := range tiny {
-		lacksCode(t, c, fmt.Sprintf("after %v", ttl), id(n))
+		lacksCode(t, c, fmt.Sprintf("after %v", ttl), idOf(n))
 	}
 	for n, ttl := range []time.Duration{15 * time.Minute, 25 * 24 * time.Hour, math.MaxInt64 - 1, math.MaxInt64} {
-		keep(t, c, id(n), []byte("737"), ttl)
-		holdsCode(t, c, fmt.Sprintf("for %v", ttl), id(n), []byte("737"))
+		keep(t, c, idOf(n), []byte("737"), ttl)
+		holdsCode(t, c, fmt.Sprintf("for %v", ttl), idOf(n), []byte("737"))
 	}
 }
 
@@ -331,42 +339,44 @@ func oldTime(t testing.TB, c store.CodeCache) {
 		end  func(id uuid.UUID) error
 	}{
 		{"overwritten", func(uuid.UUID) error { return nil }},
-		{"deleted", func(id uuid.UUID) error { return c.Delete(ctx, id) }},
-		{"erased by a ttl of zero", func(id uuid.UUID) error { return c.Put(ctx, id, nil, 0) }},
+		{"deleted", func(id uuid.UUID) error { return c.Delete(background, id) }},
+		{"erased by a ttl of zero", func(id uuid.UUID) error { return c.Put(background, id, nil, 0) }},
 	}
+
 	for n, way := range ways {
-		keep(t, c, id(n), []byte("old"), brief)
-		if err := way.end(id(n)); err != nil && !errors.Is(err, store.ErrNotFound) {
+		keep(t, c, idOf(n), []byte("old"), brief)
+		if err := way.end(idOf(n)); err != nil && !errors.Is(err, store.ErrNotFound) {
 			t.Errorf("%s: %v", way.what, err)
 		}
-		keep(t, c, id(n), []byte("new"), ample)
+		keep(t, c, idOf(n), []byte("new"), ample)
 	}
+
 	over(brief)
 	for n, way := range ways {
-		holdsCode(t, c, "put in place of a value that was "+way.what, id(n), []byte("new"))
+		holdsCode(t, c, "put in place of a value that was "+way.what, idOf(n), []byte("new"))
 	}
 }
 
 func slicesApart(t testing.TB, c store.CodeCache) {
 	original := []byte("737")
 	given := bytes.Clone(original)
-	keep(t, c, id(1), given, ample)
+	keep(t, c, idOf(1), given, ample)
 	clear(given)
-	holdsCode(t, c, "what was put is cleared", id(1), original)
+	holdsCode(t, c, "what was put is cleared", idOf(1), original)
 
-	got, err := c.Get(ctx, id(1))
+	got, err := c.Get(background, idOf(1))
 	if err != nil {
 		t.Fatalf("Get: %v", err)
 	}
 	clear(got)
 	_ = append(got, "xxxxxxxx"...)
-	holdsCode(t, c, "what Get returned is cleared", id(1), original)
+	holdsCode(t, c, "what Get returned is cleared", idOf(1), original)
 
 	given = bytes.Clone(original)
 	kept := [][]byte{given}
 	for n, ttl := range []time.Duration{ample, ample, ample, ample, brief} {
-		keep(t, c, id(n), given, ttl)
-		got, err := c.Get(ctx, id(n))
+		keep(t, c, idOf(n), given, ttl)
+		got, err := c.Get(background, idOf(n))
 		if errors.Is(err, store.ErrNotFound) && ttl == brief {
 			continue // slow
 		}
@@ -375,16 +385,18 @@ func slicesApart(t testing.TB, c store.CodeCache) {
 		}
 		kept = append(kept, got)
 	}
-	keep(t, c, id(0), []byte("999"), ample)
-	keep(t, c, id(1), []byte("999"), ample)
-	keep(t, c, id(2), nil, 0)
-	if err := c.Delete(ctx, id(3)); err != nil {
+
+	keep(t, c, idOf(0), []byte("999"), ample)
+	keep(t, c, idOf(1), []byte("999"), ample)
+	keep(t, c, idOf(2), nil, 0)
+	if err := c.Delete(background, idOf(3)); err != nil {
 		t.Errorf("Delete: %v", err)
 	}
 	over(brief) // for 4
 	if err := c.Close(); err != nil {
 		t.Errorf("Close: %v", err)
 	}
+
 	for n, b := range kept {
 		if !bytes.Equal(b, original) {
 			t.Errorf("slice %d has changed", n)
@@ -394,25 +406,27 @@ func slicesApart(t testing.TB, c store.CodeCache) {
 
 func concurrent(t testing.TB, c store.CodeCache) {
 	parallel(t, 16, func(i int) error {
-		id := id(i)
+		id := idOf(i)
 		for n := range 50 {
 			value := fmt.Appendf(nil, "value %d of %d", n, i)
-			if err := c.Put(ctx, id, value, ample); err != nil {
+			if err := c.Put(background, id, value, ample); err != nil {
 				return err
 			}
 			if err := checkCode(c, id, value); err != nil {
 				return err
 			}
+
 			if n%2 == 0 {
 				continue // put over it
 			}
-			if err := c.Delete(ctx, id); err != nil {
+			if err := c.Delete(background, id); err != nil {
 				return err
 			}
 			if err := checkNoCode(c, id); err != nil {
 				return err
 			}
 		}
+
 		return nil
 	})
 }
@@ -427,24 +441,26 @@ func sameID(t testing.TB, c store.CodeCache) {
 		}
 		return same(got, err, filled(len(got), byte(len(got))))
 	}
+
 	parallel(t, 16, func(i int) error {
 		for range 100 {
-			if err := c.Put(ctx, id(1), filled(i+1, byte(i+1)), ample); err != nil {
+			if err := c.Put(background, idOf(1), filled(i+1, byte(i+1)), ample); err != nil {
 				return err
 			}
-			got, err := c.Get(ctx, id(1))
+			got, err := c.Get(background, idOf(1))
 			if err := whole(got, err); err != nil {
 				return err
 			}
 			if i%4 == 0 {
-				if err := c.Delete(ctx, id(1)); err != nil {
+				if err := c.Delete(background, idOf(1)); err != nil {
 					return err
 				}
 			}
 		}
-		return c.Put(ctx, id(1), filled(i+1, byte(i+1)), ample)
+		return c.Put(background, idOf(1), filled(i+1, byte(i+1)), ample)
 	})
-	got, err := c.Get(ctx, id(1))
+
+	got, err := c.Get(background, idOf(1))
 	if err != nil {
 		t.Errorf("Get after all Puts: %v", err)
 	} else if err := whole(got, nil); err != nil {
@@ -453,48 +469,50 @@ func sameID(t testing.TB, c store.CodeCache) {
 }
 
 func endedContext(t testing.TB, c store.CodeCache) {
-	cancelled, cancel := context.WithCancel(ctx)
+	cancelled, cancel := context.WithCancel(background)
 	cancel()
-	late, cancel := context.WithDeadline(ctx, time.Now().Add(-time.Second))
+	late, cancel := context.WithDeadline(background, time.Now().Add(-time.Second))
 	defer cancel()
-	keep(t, c, id(1), []byte("before"), ample)
+	keep(t, c, idOf(1), []byte("before"), ample)
+
 	for _, ended := range []context.Context{cancelled, late} {
-		_, errGet := c.Get(ended, id(1))
-		_, errAbsent := c.Get(ended, id(3))
+		_, errGet := c.Get(ended, idOf(1))
+		_, errAbsent := c.Get(ended, idOf(3))
 		for what, err := range map[string]error{
 			"Get": errGet, "Get of nothing": errAbsent,
-			"Delete":                 c.Delete(ended, id(1)),
-			"Put":                    c.Put(ended, id(1), []byte("after"), ample),
-			"Put with a ttl of zero": c.Put(ended, id(1), nil, 0),
-			"Put under a new id":     c.Put(ended, id(2), []byte("after"), ample),
+			"Delete":                 c.Delete(ended, idOf(1)),
+			"Put":                    c.Put(ended, idOf(1), []byte("after"), ample),
+			"Put with a ttl of zero": c.Put(ended, idOf(1), nil, 0),
+			"Put under a new id":     c.Put(ended, idOf(2), []byte("after"), ample),
 		} {
 			if !errors.Is(err, ended.Err()) {
 				t.Errorf("%s = %v, want %v", what, err, ended.Err())
 			}
 		}
 	}
-	holdsCode(t, c, "all calls ended before they began", id(1), []byte("before"))
-	lacksCode(t, c, "put by a call that had ended", id(2))
+
+	holdsCode(t, c, "all calls ended before they began", idOf(1), []byte("before"))
+	lacksCode(t, c, "put by a call that had ended", idOf(2))
 }
 
 // codeCalls makes every call and returns their errors.
 func codeCalls(c store.CodeCache, id uuid.UUID) map[string]error {
-	_, errGet := c.Get(ctx, id)
+	_, errGet := c.Get(background, id)
 	return map[string]error{
 		"Get":                    errGet,
-		"Delete":                 c.Delete(ctx, id),
-		"Put":                    c.Put(ctx, id, []byte("737"), ample),
-		"Put with a ttl of zero": c.Put(ctx, id, nil, 0),
+		"Delete":                 c.Delete(background, id),
+		"Put":                    c.Put(background, id, []byte("737"), ample),
+		"Put with a ttl of zero": c.Put(background, id, nil, 0),
 	}
 }
 
 func codesClosed(t testing.TB, c store.CodeCache) {
-	keep(t, c, id(1), []byte("737"), ample)
+	keep(t, c, idOf(1), []byte("737"), ample)
 	for range 2 {
 		if err := c.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}
-		for what, err := range codeCalls(c, id(1)) {
+		for what, err := range codeCalls(c, idOf(1)) {
 			if !errors.Is(err, store.ErrClosed) {
 				t.Errorf("%s after Close = %v, want %v", what, err, store.ErrClosed)
 			}
@@ -503,15 +521,16 @@ func codesClosed(t testing.TB, c store.CodeCache) {
 }
 
 func closeAmidCodes(t testing.TB, c store.CodeCache) {
-	var closed atomic.Bool
+	var done atomic.Bool
 	parallel(t, 8, func(i int) error {
 		if i == 0 {
-			defer closed.Store(true)
+			defer done.Store(true)
 			return c.Close()
 		}
+
 		for after := false; !after; {
-			after = closed.Load()
-			for what, err := range codeCalls(c, id(i)) {
+			after = done.Load()
+			for what, err := range codeCalls(c, idOf(i)) {
 				switch {
 				case errors.Is(err, store.ErrClosed):
 				case after:
@@ -521,6 +540,7 @@ func closeAmidCodes(t testing.TB, c store.CodeCache) {
 				}
 			}
 		}
+
 		return nil
 	})
 }

@@ -25,21 +25,23 @@ func Deletions(t testing.TB, s store.Store, measure func(fn func(store.Tx) error
 		}
 		large = n
 	}
+
 	at := time.UnixMicro(1e15)
 	start := time.Now()
 	costs := make(map[int][2]int)
 	for i, n := range []int{small, large} {
 		first := 1 + i<<30
-		of := id(first)
+		of := idOf(first)
 		put(t, s, row(first, hashes("h"), due(at)))
 		for from := 0; from < n; from += 1000 {
 			update(t, s, func(tx store.Tx) error {
 				for c := from; c < min(from+1000, n); c++ {
-					tx.Put(row(first+1+c, kind(kindB), parent(of), class(uint8(c%3)), hashes("h"), due(at)))
+					tx.Put(row(first+1+c, ofKind(kindB), ofParent(of), class(uint8(c%3)), hashes("h"), due(at)))
 				}
 				return nil
 			})
 		}
+
 		var cost [2]int
 		cost[0] = measure(deleting(row(first)))
 		lacks(t, s, row(first))
@@ -50,12 +52,14 @@ func Deletions(t testing.TB, s store.Store, measure func(fn func(store.Tx) error
 			}
 			return err
 		})
-		holds(t, s, row(first+1+some, kind(kindB), parent(of), class(some%3), hashes("h"), due(at)))
+
+		holds(t, s, row(first+1+some, ofKind(kindB), ofParent(of), class(some%3), hashes("h"), due(at)))
 		if total := list(t, s, store.Query{Kind: kindB, Parent: of, Count: true}).Total; total != listedOf(n)-listedOf(some) {
 			t.Errorf("Total of a family of %d, %d of them erased = %d, want %d", n, some, total, listedOf(n)-listedOf(some))
 		}
 		costs[n] = cost
 	}
+
 	t.Logf("to delete the parent of %d costs %d, of %d %d; to erase %d of them %d and %d (%v)", small, costs[small][0],
 		large, costs[large][0], some, costs[small][1], costs[large][1], time.Since(start).Round(time.Millisecond))
 	for i, what := range []string{"delete a parent", "erase some children"} {

@@ -81,9 +81,10 @@ func next(t testing.TB, s store.Store, k store.Kind, want time.Time) {
 func lookup(t testing.TB, s store.Store) {
 	records := []*store.Record{
 		row(5, hashes("h")), row(2, hashes("h"), class(0)), row(4, hashes("x", "h", "h"), account(bob)),
-		row(3, hashes("h"), parent(id(9)), due(time.UnixMicro(1))), row(1, hashes("x")), row(6),
-		row(7, kind(kindB), hashes("h")),
+		row(3, hashes("h"), ofParent(idOf(9)), due(time.UnixMicro(1))), row(1, hashes("x")), row(6),
+		row(7, ofKind(kindB), hashes("h")),
 	}
+
 	put(t, s, records...)
 	found(t, s, kindA, "h", 100, 2, 3, 4, 5)
 	found(t, s, kindA, "h", math.MaxInt, 2, 3, 4, 5)
@@ -123,12 +124,13 @@ func lookupChange(t testing.TB, s store.Store) {
 }
 
 func lookupOfSimilar(t testing.TB, s store.Store) {
-	first := func(b byte) string { u := id(int(b) << 24); return string(u[:]) }
+	first := func(b byte) string { u := idOf(int(b) << 24); return string(u[:]) }
 	put(t, s,
 		row(1, hashes("a")), row(2, hashes("aa")), row(3, hashes("a\x00")), row(4, hashes("\x00")),
 		row(5, hashes("\xff")), row(6, hashes("\xff\xff")), row(7, hashes("b")),
 		row('k'<<24, hashes("pre")), row(8, hashes("pre"+first('k'))), row(9, hashes("prek")),
 	)
+
 	found(t, s, kindA, "a", 9, 1)
 	found(t, s, kindA, "aa", 9, 2)
 	found(t, s, kindA, "a\x00", 9, 3)
@@ -145,8 +147,8 @@ func dueOrder(t testing.TB, s store.Store) {
 	at := func(n int64) time.Time { return time.UnixMicro(1e15 + n) }
 	next(t, s, kindA, time.Time{})
 	records := []*store.Record{
-		row(1, due(at(50))), row(2, due(at(20)), class(0)), row(3), row(4, due(at(40)), parent(id(9))),
-		row(5, due(at(10)), account(bob), hashes("h")), row(6, due(at(5)), kind(kindB)),
+		row(1, due(at(50))), row(2, due(at(20)), class(0)), row(3), row(4, due(at(40)), ofParent(idOf(9))),
+		row(5, due(at(10)), account(bob), hashes("h")), row(6, due(at(5)), ofKind(kindB)),
 	}
 	put(t, s, records...)
 	overdue(t, s, kindA, at(100), 9, 5, 2, 4, 1)
@@ -172,10 +174,11 @@ func dueOrder(t testing.TB, s store.Store) {
 	// Many at one instant are all returned, and none is ahead of an earlier one.
 	update(t, s, func(tx store.Tx) error {
 		for i := range 100 {
-			tx.Put(row(100+i, kind(kindC), due(at(int64(i%2)))))
+			tx.Put(row(100+i, ofKind(kindC), due(at(int64(i%2)))))
 		}
 		return nil
 	})
+
 	view(t, s, func(tx store.ReadTx) error {
 		got, err := tx.Due(kindC, at(1), 1000)
 		seen := make(map[uuid.UUID]bool)
@@ -218,14 +221,17 @@ func dueEver(t testing.TB, s store.Store) {
 		time.UnixMicro(0), time.UnixMicro(1), time.Date(2038, 1, 19, 3, 14, 8, 0, time.UTC),
 		time.Date(2262, 4, 12, 0, 0, 0, 0, time.UTC), time.Date(9999, 12, 31, 23, 59, 59, 999999000, time.UTC),
 	}
+
 	for _, i := range []int{3, 6, 0, 4, 2, 5, 1} {
 		put(t, s, row(1+i, due(times[i])))
 		holds(t, s, row(1+i, due(times[i])))
 	}
+
 	for i, at := range times {
 		overdue(t, s, kindA, at, 9, []int{1, 2, 3, 4, 5, 6, 7}[:i+1]...)
 		overdue(t, s, kindA, at.Add(-time.Microsecond), 9, []int{1, 2, 3, 4, 5, 6, 7}[:i]...)
 	}
+
 	for i, at := range times {
 		next(t, s, kindA, at)
 		update(t, s, deleting(row(1+i)))

@@ -61,7 +61,7 @@ func numbered(n int64) func(*store.Record) {
 
 // add returns an fn that adds to the number of row n.
 func add(tx store.Tx, n int, amount int64) error {
-	r, err := tx.Get(kindA, id(n))
+	r, err := tx.Get(kindA, idOf(n))
 	if err != nil {
 		return err
 	}
@@ -74,6 +74,7 @@ func snapshot(t testing.TB, s store.Store) {
 	for n := range accounts {
 		put(t, s, row(1+n, numbered(amount)))
 	}
+
 	done := make(chan struct{})
 	readers := make(chan error, 2)
 	for range cap(readers) {
@@ -86,19 +87,20 @@ func snapshot(t testing.TB, s store.Store) {
 					running = false // one last look
 				default:
 				}
-				err = s.View(ctx, func(tx store.ReadTx) error { return consistent(tx, accounts*amount, seen[:]) })
+				err = s.View(background, func(tx store.ReadTx) error { return consistent(tx, accounts*amount, seen[:]) })
 			}
 			readers <- err
 		}()
 	}
+
 	parallel(t, 4, func(w int) error {
 		for i := range moves {
 			from, to := 1+(w+i)%accounts, 1+(w+3*i+1)%accounts
 			extra := 1000 + w*moves + i // records that come and go, in changing classes
-			err := s.Update(ctx, func(tx store.Tx) error {
+			err := s.Update(background, func(tx store.Tx) error {
 				tx.Put(row(extra, class(uint8(2+i%3)), numbered(0)))
 				if i >= 5 {
-					tx.Delete(kindA, id(extra-5))
+					tx.Delete(kindA, idOf(extra-5))
 				}
 				if from == to {
 					return nil
@@ -109,8 +111,10 @@ func snapshot(t testing.TB, s store.Store) {
 				return fmt.Errorf("Update = %w", err)
 			}
 		}
+
 		return nil
 	})
+
 	close(done)
 	for range cap(readers) {
 		if err := await(t, readers, "readers"); err != nil {
@@ -124,7 +128,7 @@ func snapshot(t testing.TB, s store.Store) {
 func consistent(tx store.ReadTx, want int64, seen []uint64) error {
 	var sum int64
 	for i := range seen {
-		r, err := tx.Get(kindA, id(1+i))
+		r, err := tx.Get(kindA, idOf(1+i))
 		if err != nil {
 			return err
 		}
@@ -135,6 +139,7 @@ func consistent(tx store.ReadTx, want int64, seen []uint64) error {
 		sum += number(r)
 		runtime.Gosched()
 	}
+
 	if sum != want {
 		return fmt.Errorf("sum over records is %d, want %d", sum, want)
 	}
@@ -143,6 +148,7 @@ func consistent(tx store.ReadTx, want int64, seen []uint64) error {
 	if err != nil {
 		return err
 	}
+
 	sum = 0
 	for _, r := range whole.Records {
 		sum += number(r)
@@ -150,9 +156,11 @@ func consistent(tx store.ReadTx, want int64, seen []uint64) error {
 	if sum != want {
 		return fmt.Errorf("sum over the list is %d, want %d", sum, want)
 	}
+
 	if whole.Total != int64(len(whole.Records)) {
 		return fmt.Errorf("total is %d with %d records", whole.Total, len(whole.Records))
 	}
+
 	var total int64
 	for c := range uint8(5) {
 		q.Classes = set(c)
@@ -162,6 +170,7 @@ func consistent(tx store.ReadTx, want int64, seen []uint64) error {
 		}
 		total += part.Total
 	}
+
 	if total != whole.Total {
 		return fmt.Errorf("totals of the classes make %d, Total is %d", total, whole.Total)
 	}
@@ -175,7 +184,7 @@ func lostUpdate(t testing.TB, s store.Store) {
 	}
 	parallel(t, workers, func(w int) error {
 		for i := range each {
-			err := s.Update(ctx, func(tx store.Tx) error {
+			err := s.Update(background, func(tx store.Tx) error {
 				runtime.Gosched()
 				return add(tx, 1+(w+i)%counters, 1)
 			})
@@ -185,6 +194,7 @@ func lostUpdate(t testing.TB, s store.Store) {
 		}
 		return nil
 	})
+
 	var sum int64
 	for n := range counters {
 		r := get(t, s, row(1+n))
@@ -196,6 +206,7 @@ func lostUpdate(t testing.TB, s store.Store) {
 		}
 		sum += number(r)
 	}
+
 	if sum != workers*each {
 		t.Errorf("%d additions kept of %d", sum, workers*each)
 	}
@@ -206,12 +217,12 @@ func compareAndSwap(t testing.TB, s store.Store) {
 	for round := range uint64(rounds) {
 		var won atomic.Int64
 		parallel(t, workers, func(w int) error {
-			err := s.Update(ctx, putting(row(1, version(round+1), numbered(int64(w)))))
+			err := s.Update(background, putting(row(1, version(round+1), numbered(int64(w)))))
 			switch {
 			case err == nil:
 				won.Add(1)
-				return s.View(ctx, func(tx store.ReadTx) error {
-					r, err := tx.Get(kindA, id(1))
+				return s.View(background, func(tx store.ReadTx) error {
+					r, err := tx.Get(kindA, idOf(1))
 					if err == nil && number(r) != int64(w) {
 						return errors.New("the winner's record is not what it put")
 					}
@@ -222,6 +233,7 @@ func compareAndSwap(t testing.TB, s store.Store) {
 			}
 			return nil
 		})
+
 		if won := won.Load(); won != 1 {
 			t.Errorf("%d of %d writers of one version won, want 1", won, workers)
 			return
@@ -236,10 +248,10 @@ func writeSkew(t testing.TB, s store.Store) {
 		put(t, s, row(a, numbered(1)), row(b, numbered(1)))
 		parallel(t, 2, func(i int) error {
 			// Leave only while the other stays.
-			return s.Update(ctx, func(tx store.Tx) error {
+			return s.Update(background, func(tx store.Tx) error {
 				on := int64(0)
 				for _, n := range []int{a, b} {
-					r, err := tx.Get(kindA, id(n))
+					r, err := tx.Get(kindA, idOf(n))
 					if err != nil {
 						return err
 					}
@@ -252,12 +264,14 @@ func writeSkew(t testing.TB, s store.Store) {
 				return nil
 			})
 		})
+
 		left := int64(0)
 		for _, n := range []int{a, b} {
 			if r := get(t, s, row(n)); r != nil {
 				left += number(r)
 			}
 		}
+
 		if left != 1 {
 			t.Errorf("%d of 2 left, want 1: no order of the two Updates explains it", left)
 			return
@@ -268,10 +282,10 @@ func writeSkew(t testing.TB, s store.Store) {
 func phantom(t testing.TB, s store.Store) {
 	const rounds, workers, limit = 15, 6, 2
 	for round := range rounds {
-		hash, family := fmt.Sprint(round), id(100000+round)
+		hash, family := fmt.Sprint(round), idOf(100000+round)
 		parallel(t, workers, func(i int) error {
-			return s.Update(ctx, func(tx store.Tx) error {
-				same, err := tx.Lookup(kindA, []byte(hash), 1)
+			return s.Update(background, func(tx store.Tx) error {
+				sharing, err := tx.Lookup(kindA, []byte(hash), 1)
 				if err != nil {
 					return err
 				}
@@ -279,24 +293,27 @@ func phantom(t testing.TB, s store.Store) {
 				if err != nil {
 					return err
 				}
+
 				runtime.Gosched()
 				n := 1 + round*workers + i
-				if len(same) == 0 {
+				if len(sharing) == 0 {
 					tx.Put(row(n, hashes(hash)))
 				}
 				if l.Total < limit {
-					tx.Put(row(n, kind(kindB), parent(family)))
+					tx.Put(row(n, ofKind(kindB), ofParent(family)))
 				}
 				return nil
 			})
 		})
+
 		view(t, s, func(tx store.ReadTx) error {
-			same, err := tx.Lookup(kindA, []byte(hash), workers)
-			if err == nil && len(same) != 1 {
-				t.Errorf("%d records with a hash that each writer wanted for itself, want 1", len(same))
+			sharing, err := tx.Lookup(kindA, []byte(hash), workers)
+			if err == nil && len(sharing) != 1 {
+				t.Errorf("%d records with a hash that each writer wanted for itself, want 1", len(sharing))
 			}
 			return err
 		})
+
 		if total := list(t, s, store.Query{Kind: kindB, Parent: family, Count: true}).Total; total != limit {
 			t.Errorf("%d records in a list limited to %d", total, limit)
 		}

@@ -225,6 +225,7 @@ func (q *question) wrong(lie Lie, r *store.Record) bool {
 	if l == nil {
 		l = &store.Query{Account: r.Account, Parent: r.Parent}
 	}
+
 	switch lie {
 	case OtherID:
 		return q.id != uuid.Nil && r.ID != q.id
@@ -236,6 +237,7 @@ func (q *question) wrong(lie Lie, r *store.Record) bool {
 		return r.Parent != l.Parent
 	case OtherClass:
 		return !l.Classes.Has(r.Class) || q.list != nil && r.Class == 0
+
 	case OtherHash:
 		return q.hash != nil && !has(r, q.hash)
 	case OutOfRange:
@@ -246,6 +248,7 @@ func (q *question) wrong(lie Lie, r *store.Record) bool {
 	case Lapsed:
 		return !l.Live.IsZero() && !r.Due.IsZero() && !r.Due.After(l.Live)
 	}
+
 	return false
 }
 
@@ -275,6 +278,7 @@ func (q *question) dressed(r *store.Record) *store.Record {
 	if q.wrong(NotDue, r) {
 		r.Due = q.until
 	}
+
 	if l := q.list; l != nil {
 		r.Parent = l.Parent
 		if l.Parent == uuid.Nil {
@@ -287,6 +291,7 @@ func (q *question) dressed(r *store.Record) *store.Record {
 			r.Due = time.Time{}
 		}
 	}
+
 	return r
 }
 
@@ -314,10 +319,10 @@ func (t lyingReads) falsehood(q *question, lie Lie, truth []*store.Record) *stor
 	var best *store.Record
 	least := 0
 	for _, r := range t.known(q, lie) {
-		same := func(o *store.Record) bool { return o.Kind == r.Kind && o.ID == r.ID }
+		isIt := func(o *store.Record) bool { return o.Kind == r.Kind && o.ID == r.ID }
 		switch lie {
 		case Dressed:
-			if q.wrongIn(r) == 0 || slices.ContainsFunc(truth, same) {
+			if q.wrongIn(r) == 0 || slices.ContainsFunc(truth, isIt) {
 				continue
 			}
 			if r = q.dressed(r); q.wrongIn(r) > 0 {
@@ -332,10 +337,12 @@ func (t lyingReads) falsehood(q *question, lie Lie, truth []*store.Record) *stor
 				continue
 			}
 		}
+
 		if n := q.wrongIn(r); best == nil || n < least {
 			best, least = r, n
 		}
 	}
+
 	return best
 }
 
@@ -353,6 +360,7 @@ func (t lyingReads) answer(q *question, truth []*store.Record) []*store.Record {
 			}
 		}
 	}
+
 	if !ok && lie >= OtherID && lie <= Stale && q.limit > 0 {
 		if r := t.falsehood(q, lie, truth); r != nil {
 			told = slices.DeleteFunc(slices.Clone(truth), func(o *store.Record) bool { return o.Kind == r.Kind && o.ID == r.ID })
@@ -360,6 +368,7 @@ func (t lyingReads) answer(q *question, truth []*store.Record) []*store.Record {
 			slices.SortStableFunc(told, q.sort)
 		}
 	}
+
 	if !ok {
 		return truth
 	}
@@ -405,12 +414,14 @@ func (t lyingReads) List(query *store.Query) (*store.List, error) {
 	if query.Desc {
 		q.sort = func(a, b *store.Record) int { return byID(b, a) }
 	}
+
 	told := &store.List{Total: l.Total}
 	for _, r := range t.answer(q, l.Records) {
-		shown := *r
-		shown.Secret = nil
-		told.Records = append(told.Records, &shown)
+		public := *r
+		public.Secret = nil
+		told.Records = append(told.Records, &public)
 	}
+
 	if query.Count && len(l.Records) > 0 && t.l.lieAbout(query.Kind) == WrongTotal {
 		told.Total = int64(len(l.Records)) - 1
 		t.l.tell()
@@ -467,6 +478,7 @@ func (t lyingReads) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
 	if err != nil || limit <= 0 {
 		return truth, err
 	}
+
 	lie := t.l.lieAbout(0)
 	told, ok := disarranged(lie, truth, limit)
 	switch lie {
@@ -476,6 +488,7 @@ func (t lyingReads) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
 			return nil, err
 		}
 		told, ok = more, len(more) > limit
+
 	case OtherParent:
 		for k := 1; k < 256 && !ok; k++ {
 			rs, err := t.ReadTx.Scan(store.Kind(k), uuid.Nil, 1000)
@@ -490,6 +503,7 @@ func (t lyingReads) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
 			}
 		}
 	}
+
 	if !ok {
 		return truth, nil
 	}

@@ -80,20 +80,22 @@ func shared(t testing.TB, s store.Store) {
 				case 0:
 					r.Account = bob
 				case 1:
-					r.Parent = id(77)
+					r.Parent = idOf(77)
 				}
 				tx.Put(r)
 			}
 			return nil
 		})
 	}
-	put(t, s, row(1, kind(kindB), hashes("h")), row(1<<20, hashes("x")))
+
+	put(t, s, row(1, ofKind(kindB), hashes("h")), row(1<<20, hashes("x")))
 	total := int64(0)
 	for n := range store.MaxShared {
 		if n%5 > 1 && n%3 > 0 {
 			total++
 		}
 	}
+
 	q := store.Query{Kind: kindA, Account: alice, Lookup: []byte("h"), Limit: 2, Count: true}
 	exact := func() {
 		t.Helper()
@@ -103,6 +105,7 @@ func shared(t testing.TB, s store.Store) {
 			t.Errorf("Total = %d, want %d", l.Total, total)
 		}
 	}
+
 	exact()
 
 	more := row(1<<21, hashes("h"), class(0), account(bob)) // of no list that is asked for
@@ -111,16 +114,16 @@ func shared(t testing.TB, s store.Store) {
 		func(q *store.Query) {},
 		func(q *store.Query) { q.Limit, q.Count = 1, false },
 		func(q *store.Query) { q.Limit, q.Count = 0, false },
-		func(q *store.Query) { q.Min, q.Max = id(1), id(2) },
-		func(q *store.Query) { q.Account, q.Parent = uuid.Nil, id(77) },
+		func(q *store.Query) { q.Min, q.Max = idOf(1), idOf(2) },
+		func(q *store.Query) { q.Account, q.Parent = uuid.Nil, idOf(77) },
 		func(q *store.Query) { q.Account = uuid.UUID{1} },
 	} {
 		q := q
 		edit(&q)
 		for _, call := range []func(fn func(store.ReadTx) error) error{
-			func(fn func(store.ReadTx) error) error { return s.View(ctx, fn) },
+			func(fn func(store.ReadTx) error) error { return s.View(background, fn) },
 			func(fn func(store.ReadTx) error) error {
-				return s.Update(ctx, func(tx store.Tx) error { return fn(tx) })
+				return s.Update(background, func(tx store.Tx) error { return fn(tx) })
 			},
 		} {
 			var l *store.List
@@ -129,6 +132,7 @@ func shared(t testing.TB, s store.Store) {
 			}
 		}
 	}
+
 	found(t, s, kindA, "h", 2, 1, 2)
 	lists(t, s, "another kind", store.Query{Kind: kindB, Account: alice, Lookup: []byte("h")}, 1)
 	lists(t, s, "another hash", store.Query{Kind: kindA, Account: alice, Lookup: []byte("x")}, 1<<20)
@@ -145,51 +149,53 @@ func shared(t testing.TB, s store.Store) {
 func listed(t testing.TB, s store.Store) {
 	put(t, s,
 		row(1), row(2, class(255)), row(3, class(0)),
-		row(4, account(bob)), row(5, account(uuid.Nil)), row(6, kind(kindB)),
-		row(7, parent(id(1))), row(8, parent(id(1)), account(bob)), row(9, parent(id(1)), class(0)),
-		row(10, parent(id(99))), row(11, parent(alice)),
-		row(12, parent(id(1)), kind(kindB)),
+		row(4, account(bob)), row(5, account(uuid.Nil)), row(6, ofKind(kindB)),
+		row(7, ofParent(idOf(1))), row(8, ofParent(idOf(1)), account(bob)), row(9, ofParent(idOf(1)), class(0)),
+		row(10, ofParent(idOf(99))), row(11, ofParent(alice)),
+		row(12, ofParent(idOf(1)), ofKind(kindB)),
 	)
+
 	lists(t, s, "account", store.Query{Kind: kindA, Account: alice}, 1, 2)
 	lists(t, s, "another account", store.Query{Kind: kindA, Account: bob}, 4)
 	lists(t, s, "no account", store.Query{Kind: kindA}, 5)
 	lists(t, s, "another kind", store.Query{Kind: kindB, Account: alice}, 6)
 	lists(t, s, "empty kind", store.Query{Kind: kindC, Account: alice})
-	lists(t, s, "parent", store.Query{Kind: kindA, Parent: id(1)}, 7, 8)
-	lists(t, s, "parent and account", store.Query{Kind: kindA, Parent: id(1), Account: alice}, 7, 8)
-	lists(t, s, "parent of another kind", store.Query{Kind: kindB, Parent: id(1)}, 12)
-	lists(t, s, "absent parent", store.Query{Kind: kindA, Parent: id(99)}, 10)
+	lists(t, s, "parent", store.Query{Kind: kindA, Parent: idOf(1)}, 7, 8)
+	lists(t, s, "parent and account", store.Query{Kind: kindA, Parent: idOf(1), Account: alice}, 7, 8)
+	lists(t, s, "parent of another kind", store.Query{Kind: kindB, Parent: idOf(1)}, 12)
+	lists(t, s, "absent parent", store.Query{Kind: kindA, Parent: idOf(99)}, 10)
 	lists(t, s, "parent with the id of an account", store.Query{Kind: kindA, Parent: alice}, 11)
-	lists(t, s, "account with the id of a parent", store.Query{Kind: kindA, Account: id(1)})
-	lists(t, s, "no children", store.Query{Kind: kindA, Parent: id(2)})
+	lists(t, s, "account with the id of a parent", store.Query{Kind: kindA, Account: idOf(1)})
+	lists(t, s, "no children", store.Query{Kind: kindA, Parent: idOf(2)})
 }
 
 func classChange(t testing.TB, s store.Store) {
-	put(t, s, row(1), row(2), row(3, parent(id(1))))
+	put(t, s, row(1), row(2), row(3, ofParent(idOf(1))))
 	for v, c := range []uint8{1, 2, 0, 0, 255, 1} {
 		if v > 0 {
-			put(t, s, row(1, class(c), version(uint64(v+1))), row(3, parent(id(1)), class(c), version(uint64(v+1))))
+			put(t, s, row(1, class(c), version(uint64(v+1))), row(3, ofParent(idOf(1)), class(c), version(uint64(v+1))))
 		}
 		for _, of := range []uint8{1, 2, 255} {
-			var want, children []int
+			var want, below []int
 			if of == c {
-				want, children = []int{1}, []int{3}
+				want, below = []int{1}, []int{3}
 			}
 			if of == 1 {
 				want = append(want, 2)
 			}
 			lists(t, s, "list", store.Query{Kind: kindA, Account: alice, Classes: set(of)}, want...)
-			lists(t, s, "children", store.Query{Kind: kindA, Parent: id(1), Classes: set(of)}, children...)
+			lists(t, s, "children", store.Query{Kind: kindA, Parent: idOf(1), Classes: set(of)}, below...)
 		}
 	}
+
 	update(t, s, deleting(row(1)))
 	lists(t, s, "list after deletion", store.Query{Kind: kindA, Account: alice}, 2)
 }
 
 // set returns a set of classes.
-func set(classes ...uint8) store.Classes {
+func set(of ...uint8) store.Classes {
 	var s store.Classes
-	for _, c := range classes {
+	for _, c := range of {
 		s.Add(c)
 	}
 	return s
@@ -203,9 +209,11 @@ func classes(t testing.TB, s store.Store) {
 		}
 		return nil
 	})
+
 	for c := 1; c < 256; c++ {
 		all = append(all, 1+c)
 	}
+
 	q := store.Query{Kind: kindA, Account: alice}
 	lists(t, s, "every class", q, all...)
 	for _, cs := range [][]uint8{{1}, {63}, {64}, {127, 128}, {255}, {2, 64, 65, 191, 192, 254}, {0}, {0, 7}} {
@@ -224,22 +232,23 @@ func idRange(t testing.TB, s store.Store) {
 	for n := 10; n <= 50; n += 10 {
 		put(t, s, row(n))
 	}
+
 	for _, c := range []struct {
 		name     string
 		min, max uuid.UUID
 		want     []int
 	}{
 		{"no bound", uuid.Nil, uuid.Nil, []int{10, 20, 30, 40, 50}},
-		{"bounds that are ids", id(20), id(40), []int{20, 30, 40}},
-		{"bounds between ids", id(15), id(45), []int{20, 30, 40}},
-		{"lower bound", id(40), uuid.Nil, []int{40, 50}},
-		{"upper bound", uuid.Nil, id(20), []int{10, 20}},
-		{"one id", id(30), id(30), []int{30}},
-		{"between two ids", id(31), id(39), nil},
-		{"below all", uuid.Nil, id(9), nil},
-		{"above all", id(51), uuid.Nil, nil},
-		{"up to the highest", id(10), uuid.Max, []int{10, 20, 30, 40, 50}},
-		{"nothing: Min above Max", id(40), id(20), nil},
+		{"bounds that are ids", idOf(20), idOf(40), []int{20, 30, 40}},
+		{"bounds between ids", idOf(15), idOf(45), []int{20, 30, 40}},
+		{"lower bound", idOf(40), uuid.Nil, []int{40, 50}},
+		{"upper bound", uuid.Nil, idOf(20), []int{10, 20}},
+		{"one id", idOf(30), idOf(30), []int{30}},
+		{"between two ids", idOf(31), idOf(39), nil},
+		{"below all", uuid.Nil, idOf(9), nil},
+		{"above all", idOf(51), uuid.Nil, nil},
+		{"up to the highest", idOf(10), uuid.Max, []int{10, 20, 30, 40, 50}},
+		{"nothing: Min above Max", idOf(40), idOf(20), nil},
 	} {
 		q := store.Query{Kind: kindA, Account: alice, Min: c.min, Max: c.max}
 		lists(t, s, c.name, q, c.want...)
@@ -257,6 +266,7 @@ func order(t testing.TB, s store.Store) {
 	for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(len(ids)) {
 		put(t, s, row(1, func(r *store.Record) { r.ID = ids[i] }))
 	}
+
 	for _, desc := range []bool{false, true} {
 		var got []uuid.UUID
 		for _, r := range list(t, s, store.Query{Kind: kindA, Account: alice, Desc: desc, Limit: 100}).Records {
@@ -277,13 +287,14 @@ func pages(t testing.TB, s store.Store) {
 		}
 		return nil
 	})
+
 	for _, q := range []store.Query{
 		{},
 		{Desc: true},
 		{Classes: set(2)},
 		{Classes: set(1, 3), Desc: true},
-		{Min: id(5), Max: id(40)},
-		{Min: id(5), Max: id(40), Classes: set(3), Desc: true},
+		{Min: idOf(5), Max: idOf(40)},
+		{Min: idOf(5), Max: idOf(40), Classes: set(3), Desc: true},
 	} {
 		q.Kind, q.Account = kindA, alice
 		q.Limit = math.MaxInt
@@ -301,6 +312,7 @@ func pages(t testing.TB, s store.Store) {
 				t.Errorf("pages of %d: got %v, want %v", q.Limit, got, whole)
 			}
 		}
+
 		for _, q.Offset = range []int64{n, n + 1, 1 << 40, math.MaxInt64} {
 			q.Limit = math.MaxInt
 			is(t, "page behind the end", list(t, s, q).Records)
@@ -315,6 +327,7 @@ func totals(t testing.TB, s store.Store) {
 		}
 		return nil
 	})
+
 	for _, c := range []struct {
 		q    store.Query
 		want int64
@@ -323,9 +336,9 @@ func totals(t testing.TB, s store.Store) {
 		{store.Query{Classes: set(2)}, 10},
 		{store.Query{Classes: set(2, 4, 9)}, 20},
 		{store.Query{Classes: set(9)}, 0},
-		{store.Query{Min: id(5), Max: id(24)}, 20},
-		{store.Query{Min: id(5), Max: id(24), Classes: set(1)}, 5},
-		{store.Query{Min: id(33)}, 8},
+		{store.Query{Min: idOf(5), Max: idOf(24)}, 20},
+		{store.Query{Min: idOf(5), Max: idOf(24), Classes: set(1)}, 5},
+		{store.Query{Min: idOf(33)}, 8},
 	} {
 		q := c.q
 		q.Kind, q.Account = kindA, alice
@@ -358,6 +371,7 @@ func live(t testing.TB, s store.Store) {
 	} {
 		put(t, s, row(1+n, due(at), class(uint8(1+n%2))))
 	}
+
 	q := store.Query{Kind: kindA, Account: alice}
 	lists(t, s, "without Live", q, 1, 2, 3, 4, 5, 6, 7, 8, 9)
 	for _, c := range []struct {
@@ -382,36 +396,43 @@ func live(t testing.TB, s store.Store) {
 			is(t, c.name+", a page", list(t, s, q).Records, c.want[offset:min(offset+2, len(c.want))]...)
 		}
 	}
+
 	q.Live = now
 	lists(t, s, "with classes", store.Query{Kind: kindA, Account: alice, Live: now, Classes: set(1)}, 1, 5, 7)
-	lists(t, s, "with a range", store.Query{Kind: kindA, Account: alice, Live: now, Min: id(2), Max: id(6)}, 5, 6)
+	lists(t, s, "with a range", store.Query{Kind: kindA, Account: alice, Live: now, Min: idOf(2), Max: idOf(6)}, 5, 6)
 
 	put(t, s, row(1, version(2), due(now)), row(2, version(2), due(now.Add(micro))), row(3, version(2), class(1)))
 	update(t, s, deleting(row(4)))
 	lists(t, s, "after changes", q, 2, 3, 5, 6, 7)
 	lists(t, s, "after changes, without Live", store.Query{Kind: kindA, Account: alice}, 1, 2, 3, 5, 6, 7, 8, 9)
+	liveAmongMany(t, s, now)
+}
 
-	// Many that have lapsed, among many that have not.
+// liveAmongMany puts many records that have lapsed among many that have not.
+func liveAmongMany(t testing.TB, s store.Store, now time.Time) {
+	t.Helper()
 	update(t, s, func(tx store.Tx) error {
 		for i := range 900 {
-			r := row(1000+i, parent(id(999)), class(uint8(1+i%2)))
+			r := row(1000+i, ofParent(idOf(999)), class(uint8(1+i%2)))
 			switch i % 3 {
 			case 0:
-				r.Due = now.Add(-time.Duration(i) * micro)
+				r.Due = now.Add(-time.Duration(i) * time.Microsecond)
 			case 1:
-				r.Due = now.Add(time.Duration(i) * micro)
+				r.Due = now.Add(time.Duration(i) * time.Microsecond)
 			}
 			tx.Put(r)
 		}
 		return nil
 	})
-	many := store.Query{Kind: kindA, Parent: id(999), Live: now, Limit: 4, Count: true}
+
+	many := store.Query{Kind: kindA, Parent: idOf(999), Live: now, Limit: 4, Count: true}
 	var want []int
 	for i := range 900 {
 		if i%3 != 0 {
 			want = append(want, 1000+i)
 		}
 	}
+
 	for _, many.Desc = range []bool{false, true} {
 		for _, many.Offset = range []int64{0, 1, 301, 598, 600} {
 			l := list(t, s, many)
@@ -425,9 +446,9 @@ func live(t testing.TB, s store.Store) {
 }
 
 func withoutSecret(t testing.TB, s store.Store) {
-	want := row(1, parent(id(9)), due(time.UnixMicro(12)), hashes("b", "a"), class(200))
+	want := row(1, ofParent(idOf(9)), due(time.UnixMicro(12)), hashes("b", "a"), class(200))
 	put(t, s, want)
-	l := list(t, s, store.Query{Kind: kindA, Parent: id(9), Limit: 1})
+	l := list(t, s, store.Query{Kind: kindA, Parent: idOf(9), Limit: 1})
 	is(t, "list", l.Records, 1)
 	for _, r := range l.Records {
 		if len(r.Secret) != 0 {
@@ -445,9 +466,10 @@ func listByHash(t testing.TB, s store.Store) {
 	put(t, s,
 		row(1, hashes("h")), row(2, hashes("x", "h"), class(2)), row(3, hashes("x")), row(4),
 		row(5, hashes("h"), due(now)), row(6, hashes("h", "x"), due(now.Add(time.Microsecond))),
-		row(7, hashes("h"), class(0)), row(8, hashes("h"), account(bob)), row(9, hashes("h"), kind(kindB)),
-		row(10, hashes("h"), parent(id(1))), row(11, hashes("hh")), row(12, hashes("h"), class(2)),
+		row(7, hashes("h"), class(0)), row(8, hashes("h"), account(bob)), row(9, hashes("h"), ofKind(kindB)),
+		row(10, hashes("h"), ofParent(idOf(1))), row(11, hashes("hh")), row(12, hashes("h"), class(2)),
 	)
+
 	h := []byte("h")
 	base := store.Query{Kind: kindA, Account: alice, Lookup: h}
 	for _, c := range []struct {
@@ -458,11 +480,11 @@ func listByHash(t testing.TB, s store.Store) {
 		{"hash", func(q *store.Query) {}, []int{1, 2, 5, 6, 12}},
 		{"descending", func(q *store.Query) { q.Desc = true }, []int{12, 6, 5, 2, 1}},
 		{"classes", func(q *store.Query) { q.Classes = set(2, 3) }, []int{2, 12}},
-		{"range", func(q *store.Query) { q.Min, q.Max = id(2), id(6) }, []int{2, 5, 6}},
+		{"range", func(q *store.Query) { q.Min, q.Max = idOf(2), idOf(6) }, []int{2, 5, 6}},
 		{"live", func(q *store.Query) { q.Live = now }, []int{1, 2, 6, 12}},
-		{"all", func(q *store.Query) { q.Live, q.Min, q.Classes = now, id(2), set(1) }, []int{6}},
+		{"all", func(q *store.Query) { q.Live, q.Min, q.Classes = now, idOf(2), set(1) }, []int{6}},
 		{"another account", func(q *store.Query) { q.Account = bob }, []int{8}},
-		{"parent", func(q *store.Query) { q.Parent = id(1) }, []int{10}},
+		{"parent", func(q *store.Query) { q.Parent = idOf(1) }, []int{10}},
 		{"another kind", func(q *store.Query) { q.Kind = kindB }, []int{9}},
 		{"another hash", func(q *store.Query) { q.Lookup = []byte("x") }, []int{2, 3, 6}},
 		{"unknown hash", func(q *store.Query) { q.Lookup = []byte("y") }, nil},
@@ -471,6 +493,7 @@ func listByHash(t testing.TB, s store.Store) {
 		c.edit(&q)
 		lists(t, s, c.name, q, c.want...)
 	}
+
 	base.Offset, base.Limit, base.Count = 1, 2, true
 	l := list(t, s, base)
 	is(t, "page", l.Records, 2, 5)

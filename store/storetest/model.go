@@ -87,6 +87,7 @@ func modelled(t testing.TB, s store.Store) {
 			t.Fatal("STORETEST_SEED is not a number")
 		}
 	}
+
 	t.Logf("STORETEST_SEED=%d", seed)
 	w := &walk{Rand: rand.New(rand.NewPCG(seed, 0))}
 	m := model{}
@@ -101,18 +102,21 @@ func modelled(t testing.TB, s store.Store) {
 		if stale {
 			writes = append(writes, func(tx store.Tx) { tx.Put(row(1<<30, version(7))) })
 		}
+
 		fn := func(tx store.Tx) error {
 			for _, write := range writes {
 				write(tx)
 			}
 			return nil
 		}
+
 		if stale {
 			refused(t, s, store.ErrConflict, fn)
 		} else {
 			update(t, s, fn)
 			m = after
 		}
+
 		view(t, s, func(tx store.ReadTx) error {
 			for range 3 {
 				if err := w.ask(tx, m); err != nil {
@@ -121,6 +125,7 @@ func modelled(t testing.TB, s store.Store) {
 			}
 			return nil
 		})
+
 		if t.Failed() {
 			return
 		}
@@ -158,6 +163,7 @@ func (w *walk) record(m model) *store.Record {
 			r.Parent = w.known[w.IntN(min(20, len(w.known)))].id
 		}
 	}
+
 	if len(w.known) > 0 && w.IntN(3) == 0 {
 		k := w.known[w.IntN(len(w.known))]
 		r.Kind, r.ID = k.kind, k.id
@@ -167,6 +173,7 @@ func (w *walk) record(m model) *store.Record {
 	} else if r.Parent == r.ID {
 		r.Parent = uuid.Nil
 	}
+
 	r.Class = []uint8{0, 1, 2, 64, 255}[w.IntN(5)]
 	if w.IntN(2) == 0 {
 		r.Due = w.time()
@@ -184,6 +191,38 @@ func (w *walk) hash() []byte    { return []byte{'h', byte(w.IntN(40))} }
 
 // ask compares answers of the store to those of the model.
 func (w *walk) ask(tx store.ReadTx, m model) error {
+	for _, ask := range []func(store.ReadTx, model) error{w.askList, w.askLookup, w.askDue, w.askScan, w.askRecord} {
+		if err := ask(tx, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// askList compares List.
+func (w *walk) askList(tx store.ReadTx, m model) error {
+	q := w.query()
+	want := m.list(q)
+	if w.IntN(2) == 0 && len(want) > 0 {
+		q.Offset = int64(w.IntN(len(want)))
+	}
+	l, err := tx.List(q)
+	if err != nil {
+		return fmt.Errorf("List: %w", err)
+	}
+
+	if l.Total != int64(len(want)) {
+		return fmt.Errorf("List: Total = %d, want %d for %+v", l.Total, len(want), *q)
+	}
+	want = want[min(int(q.Offset), len(want)):]
+	if err := alike(l.Records, want[:min(q.Limit, len(want))], true); err != nil {
+		return fmt.Errorf("List: %w for %+v", err, *q)
+	}
+	return nil
+}
+
+// query returns a query for a list of the model.
+func (w *walk) query() *store.Query {
 	q := &store.Query{ // the longest list in about one case of twenty
 		Kind: kindA, Account: alice, Count: true, Desc: w.IntN(2) == 0,
 		Limit: w.IntN(50), Offset: int64(w.IntN(20)),
@@ -194,6 +233,7 @@ func (w *walk) ask(tx store.ReadTx, m model) error {
 	if w.IntN(3) == 0 && len(w.known) > 0 {
 		q.Parent = w.known[w.IntN(min(20, len(w.known)))].id
 	}
+
 	if w.IntN(3) == 0 {
 		q.Classes = set(2, 255)
 	}
@@ -201,48 +241,42 @@ func (w *walk) ask(tx store.ReadTx, m model) error {
 		q.Live = w.time()
 	}
 	if w.IntN(3) == 0 {
-		q.Min = id(w.IntN(1 << 24))
+		q.Min = idOf(w.IntN(1 << 24))
 	}
 	if w.IntN(3) == 0 {
-		q.Max = id(w.IntN(1 << 24))
+		q.Max = idOf(w.IntN(1 << 24))
 	}
 	if w.IntN(4) == 0 {
 		q.Lookup = w.hash()
 	}
-	want := m.list(q)
-	if w.IntN(2) == 0 && len(want) > 0 {
-		q.Offset = int64(w.IntN(len(want)))
-	}
-	l, err := tx.List(q)
-	if err != nil {
-		return fmt.Errorf("List: %w", err)
-	}
-	if l.Total != int64(len(want)) {
-		return fmt.Errorf("List: Total = %d, want %d for %+v", l.Total, len(want), *q)
-	}
-	want = want[min(int(q.Offset), len(want)):]
-	if err := alike(l.Records, want[:min(q.Limit, len(want))], true); err != nil {
-		return fmt.Errorf("List: %w for %+v", err, *q)
-	}
+	return q
+}
 
+// askLookup compares Lookup.
+func (w *walk) askLookup(tx store.ReadTx, m model) error {
 	hash, limit := w.hash(), w.IntN(60)
-	want = m.sorted(byID, func(r *store.Record) bool { return r.Kind == kindA && has(r, hash) })
+	want := m.sorted(byID, func(r *store.Record) bool { return r.Kind == kindA && has(r, hash) })
 	got, err := tx.Lookup(kindA, hash, limit)
 	if err = cmp.Or(err, alike(got, want[:min(limit, len(want))], false)); err != nil {
 		return fmt.Errorf("Lookup: %w", err)
 	}
+	return nil
+}
 
+// askDue compares Next and Due.
+func (w *walk) askDue(tx store.ReadTx, m model) error {
 	until := w.time()
-	want = m.sorted(byDue, func(r *store.Record) bool { return r.Kind == kindA && !r.Due.IsZero() })
-	next, err := tx.Next(kindA)
+	want := m.sorted(byDue, func(r *store.Record) bool { return r.Kind == kindA && !r.Due.IsZero() })
+	earliest, err := tx.Next(kindA)
 	if err != nil {
 		return fmt.Errorf("next: %w", err)
 	}
-	if len(want) == 0 && !next.IsZero() || len(want) > 0 && !next.Equal(want[0].Due) {
-		return fmt.Errorf("next = %v, which is not the earliest", next)
+	if len(want) == 0 && !earliest.IsZero() || len(want) > 0 && !earliest.Equal(want[0].Due) {
+		return fmt.Errorf("next = %v, which is not the earliest", earliest)
 	}
+
 	want = slices.DeleteFunc(want, func(r *store.Record) bool { return r.Due.After(until) })
-	got, err = tx.Due(kindA, until, len(m)+1)
+	got, err := tx.Due(kindA, until, len(m)+1)
 	if !slices.IsSortedFunc(got, func(a, b *store.Record) int { return a.Due.Compare(b.Due) }) {
 		return errors.New("due: out of order")
 	}
@@ -250,10 +284,14 @@ func (w *walk) ask(tx store.ReadTx, m model) error {
 	if err = cmp.Or(err, alike(got, want, false)); err != nil {
 		return fmt.Errorf("due: %w", err)
 	}
+	return nil
+}
 
-	after, limit := id(w.IntN(1<<24)), w.IntN(60)-1
-	want = m.sorted(byID, func(r *store.Record) bool { return r.Kind == kindA && bytes.Compare(r.ID[:], after[:]) > 0 })
-	got, err = tx.Scan(kindA, after, limit)
+// askScan compares Scan, Empty and Children.
+func (w *walk) askScan(tx store.ReadTx, m model) error {
+	after, limit := idOf(w.IntN(1<<24)), w.IntN(60)-1
+	want := m.sorted(byID, func(r *store.Record) bool { return r.Kind == kindA && bytes.Compare(r.ID[:], after[:]) > 0 })
+	got, err := tx.Scan(kindA, after, limit)
 	if err = cmp.Or(err, alike(got, want[:max(0, min(limit, len(want)))], false)); err != nil {
 		return fmt.Errorf("scan: %w", err)
 	}
@@ -271,7 +309,14 @@ func (w *walk) ask(tx store.ReadTx, m model) error {
 	if err != nil || !slices.Equal(keys, keysOf(want[:max(0, min(limit, len(want)))])) {
 		return fmt.Errorf("Children = %v, want %d of %v (%v)", keys, limit, keysOf(want), err)
 	}
+	return nil
+}
 
+// askRecord compares Get of a record that the model has or had.
+func (w *walk) askRecord(tx store.ReadTx, m model) error {
+	if len(w.known) == 0 {
+		return nil
+	}
 	k := w.known[w.IntN(len(w.known))]
 	r, err := tx.Get(k.kind, k.id)
 	switch stored := m[k]; {
@@ -286,12 +331,12 @@ func (w *walk) ask(tx store.ReadTx, m model) error {
 }
 
 // alike returns how got differs from want, if it does.
-func alike(got, want []*store.Record, listed bool) error {
+func alike(got, want []*store.Record, inList bool) error {
 	if len(got) != len(want) {
 		return fmt.Errorf("%d records, want %d", len(got), len(want))
 	}
 	for i, r := range want {
-		if listed {
+		if inList {
 			r = r.Clone()
 			r.Secret = nil
 		}

@@ -85,22 +85,24 @@ func roundTrip(t testing.TB, s store.Store) {
 	for i := range every {
 		every[i] = byte(i)
 	}
-	largest := row(3, kind(kindC), class(255), func(r *store.Record) {
+	largest := row(3, ofKind(kindC), class(255), func(r *store.Record) {
 		for i := range store.MaxLookups {
 			r.Lookup = append(r.Lookup, []byte(strings.Repeat(string(rune('a'+i)), store.MaxLookup)))
 		}
 		r.Shown = []byte(strings.Repeat("s", 1000))
 		r.Secret = make([]byte, store.MaxRecord-len(r.Shown)-store.MaxLookups*store.MaxLookup)
 	})
+
 	records := []*store.Record{
-		row(1, parent(id(100)), due(time.UnixMicro(1700000000123456)), hashes("z", "a", "\x00\xff"), func(r *store.Record) {
+		row(1, ofParent(idOf(100)), due(time.UnixMicro(1700000000123456)), hashes("z", "a", "\x00\xff"), func(r *store.Record) {
 			r.Shown, r.Secret = every, every[100:]
 		}),
-		{Kind: kindB, ID: id(2), Version: 1}, // the least that is a record
+		{Kind: kindB, ID: idOf(2), Version: 1}, // the least that is a record
 		largest,
 		row(4, func(r *store.Record) { r.ID = uuid.Max }),
 		row(5, func(r *store.Record) { r.ID = uuid.UUID{15: 1} }),
 	}
+
 	put(t, s, records...)
 	holds(t, s, records...)
 	for _, r := range records {
@@ -109,13 +111,13 @@ func roundTrip(t testing.TB, s store.Store) {
 	put(t, s, records...)
 	holds(t, s, records...)
 
-	bare := row(1, parent(id(100)), class(0), version(3), func(r *store.Record) { r.Shown, r.Secret = nil, nil })
+	bare := row(1, ofParent(idOf(100)), class(0), version(3), func(r *store.Record) { r.Shown, r.Secret = nil, nil })
 	put(t, s, bare)
 	holds(t, s, bare)
 }
 
 func notFound(t testing.TB, s store.Store) {
-	absent := func(k store.Kind, u uuid.UUID) {
+	isAbsent := func(k store.Kind, u uuid.UUID) {
 		t.Helper()
 		view(t, s, func(tx store.ReadTx) error {
 			if r, err := tx.Get(k, u); r != nil || !errors.Is(err, store.ErrNotFound) {
@@ -124,15 +126,16 @@ func notFound(t testing.TB, s store.Store) {
 			return nil
 		})
 	}
-	absent(kindA, id(1))
-	a, b := row(1, shown("of kind A")), row(1, kind(kindB), shown("of kind B"))
+
+	isAbsent(kindA, idOf(1))
+	a, b := row(1, shown("of kind A")), row(1, ofKind(kindB), shown("of kind B"))
 	put(t, s, a)
-	absent(kindB, id(1))
-	absent(kindA, id(2))
+	isAbsent(kindB, idOf(1))
+	isAbsent(kindA, idOf(2))
 	put(t, s, b)
 	holds(t, s, a, b)
 	update(t, s, deleting(a))
-	absent(kindA, id(1))
+	isAbsent(kindA, idOf(1))
 	holds(t, s, b)
 }
 
@@ -161,40 +164,43 @@ func writesInOrder(t testing.TB, s store.Store) {
 	lacks(t, s, row(2))
 
 	update(t, s, func(tx store.Tx) error {
-		tx.Delete(kindA, id(1))
+		tx.Delete(kindA, idOf(1))
 		tx.Put(row(1, shown("again"), account(bob), hashes("h")))
 		tx.Put(row(3, hashes("h")))
-		tx.Delete(kindA, id(3))
+		tx.Delete(kindA, idOf(3))
 		return nil
 	})
+
 	holds(t, s, row(1, shown("again"), account(bob), hashes("h")))
 	lacks(t, s, row(3))
 	refused(t, s, store.ErrConflict, func(tx store.Tx) error {
-		tx.Delete(kindA, id(1))
+		tx.Delete(kindA, idOf(1))
 		tx.Put(row(1, version(2), account(bob)))
 		return nil
 	})
+
 	holds(t, s, row(1, shown("again"), account(bob), hashes("h")))
 	lists(t, s, "list of the new account", store.Query{Kind: kindA, Account: bob}, 1)
 	lists(t, s, "list of the old account", store.Query{Kind: kindA, Account: alice})
 }
 
 func invalid(t testing.TB, s store.Store) {
-	size := func(shown, secret int) func(*store.Record) {
-		return func(r *store.Record) { r.Shown, r.Secret = make([]byte, shown), make([]byte, secret) }
+	size := func(public, secret int) func(*store.Record) {
+		return func(r *store.Record) { r.Shown, r.Secret = make([]byte, public), make([]byte, secret) }
 	}
-	child := row(2, parent(id(1)))
+
+	child := row(2, ofParent(idOf(1)))
 	put(t, s, row(1), child)
 	for _, c := range []struct {
 		name string
 		bad  *store.Record
 	}{
-		{"no kind", row(3, kind(0))},
+		{"no kind", row(3, ofKind(0))},
 		{"no id", row(3, func(r *store.Record) { r.ID = uuid.Nil })},
 		{"another account", row(1, version(2), account(bob))},
 		{"no account any more", row(1, version(2), account(uuid.Nil))},
-		{"a parent later", row(1, version(2), parent(id(9)))},
-		{"another parent", row(2, version(2), parent(id(9)))},
+		{"a parent later", row(1, version(2), ofParent(idOf(9)))},
+		{"another parent", row(2, version(2), ofParent(idOf(9)))},
 		{"no parent any more", row(2, version(2))},
 		{"a ninth hash", row(3, hashes("1", "2", "3", "4", "5", "6", "7", "8", "9"))},
 		{"a hash too long", row(3, hashes(strings.Repeat("h", store.MaxLookup+1)))},
@@ -203,53 +209,56 @@ func invalid(t testing.TB, s store.Store) {
 		{"together too long", row(3, size(store.MaxRecord/2, store.MaxRecord/2), hashes("h"))},
 		{"new version too long", row(1, version(2), size(1, store.MaxRecord))},
 	} {
-		err := s.Update(ctx, putting(row(10), c.bad, row(11)))
+		err := s.Update(background, putting(row(10), c.bad, row(11)))
 		if !errors.Is(err, store.ErrInvalid) {
 			t.Errorf("%s: Update = %v, want ErrInvalid", c.name, err)
 		}
 		holds(t, s, row(1), child)
 		lacks(t, s, row(3), row(10), row(11))
 	}
+
 	lists(t, s, "list after", store.Query{Kind: kindA, Account: alice}, 1)
 }
 
 func allOrNone(t testing.TB, s store.Store) {
 	at := time.UnixMicro(5)
 	kept := row(1, hashes("kept"), due(at))
-	put(t, s, kept, row(2, parent(id(1))), row(3))
+	put(t, s, kept, row(2, ofParent(idOf(1))), row(3))
 	good := func(tx store.Tx) {
 		tx.Put(row(4, hashes("new"), due(at)))
 		tx.Put(row(3, version(2), hashes("new"), class(9)))
-		tx.Delete(kindA, id(1))
+		tx.Delete(kindA, idOf(1))
 	}
+
 	for want, bad := range map[error]*store.Record{
 		store.ErrConflict: row(3, version(9)),
-		store.ErrInvalid:  row(9, kind(0)),
+		store.ErrInvalid:  row(9, ofKind(0)),
 	} {
 		refused(t, s, want, func(tx store.Tx) error { tx.Put(bad); good(tx); return nil })
 		refused(t, s, want, func(tx store.Tx) error { good(tx); tx.Put(bad); return nil })
 	}
-	holds(t, s, kept, row(2, parent(id(1))), row(3))
+
+	holds(t, s, kept, row(2, ofParent(idOf(1))), row(3))
 	lacks(t, s, row(4))
 	lists(t, s, "list", store.Query{Kind: kindA, Account: alice}, 1, 3)
-	lists(t, s, "children", store.Query{Kind: kindA, Parent: id(1)}, 2)
+	lists(t, s, "children", store.Query{Kind: kindA, Parent: idOf(1)}, 2)
 	view(t, s, func(tx store.ReadTx) error {
-		found, err := tx.Lookup(kindA, []byte("new"), 9)
-		is(t, "Lookup of a hash never written", found)
+		got, err := tx.Lookup(kindA, []byte("new"), 9)
+		is(t, "Lookup of a hash never written", got)
 		if err != nil {
 			return err
 		}
-		overdue, err := tx.Due(kindA, at, 9)
-		is(t, "Due", overdue, 1)
+		ready, err := tx.Due(kindA, at, 9)
+		is(t, "Due", ready, 1)
 		return err
 	})
 }
 
 func deleteAbsent(t testing.TB, s store.Store) {
-	orphan := row(2, parent(id(1)))
+	orphan := row(2, ofParent(idOf(1)))
 	put(t, s, orphan)
 	update(t, s, deleting(row(1)))
-	update(t, s, deleting(row(2, kind(kindB))))
+	update(t, s, deleting(row(2, ofKind(kindB))))
 	holds(t, s, orphan)
 	update(t, s, deleting(orphan))
 	update(t, s, deleting(orphan))
@@ -258,15 +267,16 @@ func deleteAbsent(t testing.TB, s store.Store) {
 
 func deletes(t testing.TB, s store.Store) {
 	at := time.UnixMicro(7)
-	of := func(n int) func(*store.Record) { return parent(id(n)) }
+	of := func(n int) func(*store.Record) { return ofParent(idOf(n)) }
 	doomed := row(1, hashes("h"), due(at))
 	family := []*store.Record{
 		row(2, of(1), hashes("h"), due(at)),
-		row(3, of(1), kind(kindB), account(bob), class(0), hashes("h"), due(at)),
-		row(4, of(3), kind(kindC), hashes("h"), due(at)),
+		row(3, of(1), ofKind(kindB), account(bob), class(0), hashes("h"), due(at)),
+		row(4, of(3), ofKind(kindC), hashes("h"), due(at)),
 		row(5, of(4), class(7)),
 	}
-	others := []*store.Record{row(6), row(7, of(6), kind(kindB)), row(8, kind(kindB), hashes("h"), due(at))}
+
+	others := []*store.Record{row(6), row(7, of(6), ofKind(kindB)), row(8, ofKind(kindB), hashes("h"), due(at))}
 	put(t, s, doomed)
 	put(t, s, family...)
 	put(t, s, others...)
@@ -277,17 +287,18 @@ func deletes(t testing.TB, s store.Store) {
 		holds(t, s, family...)
 		holds(t, s, others...)
 		lists(t, s, "list of the account", store.Query{Kind: kindA, Account: alice}, 6)
-		lists(t, s, "list of the deleted parent", store.Query{Kind: kindA, Parent: id(1)}, 2)
-		lists(t, s, "list of a grandchild", store.Query{Kind: kindA, Parent: id(4), Classes: set(7)}, 5)
-		lists(t, s, "list of another parent", store.Query{Kind: kindB, Parent: id(6)}, 7)
-		childrenAre(t, s, id(1), 9, family[0], family[1])
-		childrenAre(t, s, id(3), 9, family[2])
+		lists(t, s, "list of the deleted parent", store.Query{Kind: kindA, Parent: idOf(1)}, 2)
+		lists(t, s, "list of a grandchild", store.Query{Kind: kindA, Parent: idOf(4), Classes: set(7)}, 5)
+		lists(t, s, "list of another parent", store.Query{Kind: kindB, Parent: idOf(6)}, 7)
+		childrenAre(t, s, idOf(1), 9, family[0], family[1])
+		childrenAre(t, s, idOf(3), 9, family[2])
 		for k, want := range map[store.Kind][]int{kindA: {2}, kindB: {3, 8}, kindC: {4}} {
 			found(t, s, k, "h", 9, want...)
 			overdue(t, s, k, at, 9, want...)
 			next(t, s, k, at)
 		}
 	}
+
 	left(doomed)
 	update(t, s, deleting(doomed)) // again
 	left(doomed)
@@ -302,11 +313,12 @@ func deletes(t testing.TB, s store.Store) {
 	update(t, s, deleting(family[1]))
 	lacks(t, s, family[1])
 	holds(t, s, doomed, family[0], family[2], family[3])
-	childrenAre(t, s, id(1), 9, family[0])
-	childrenAre(t, s, id(3), 9, family[2])
+	childrenAre(t, s, idOf(1), 9, family[0])
+	childrenAre(t, s, idOf(3), 9, family[2])
 	for _, r := range slices.Concat(family, others) {
 		update(t, s, deleting(r))
 	}
+
 	update(t, s, deleting(doomed))
 	for _, k := range []store.Kind{kindA, kindB, kindC} {
 		scans(t, s, k, uuid.Nil, 9)
@@ -316,80 +328,82 @@ func deletes(t testing.TB, s store.Store) {
 }
 
 func deleteWithinUpdate(t testing.TB, s store.Store) {
-	put(t, s, row(1), row(2, parent(id(1))))
+	put(t, s, row(1), row(2, ofParent(idOf(1))))
 	update(t, s, func(tx store.Tx) error {
-		tx.Put(row(3, parent(id(1))))
-		tx.Put(row(4, parent(id(3)), kind(kindB)))
+		tx.Put(row(3, ofParent(idOf(1))))
+		tx.Put(row(4, ofParent(idOf(3)), ofKind(kindB)))
 		tx.Put(row(5))
-		tx.Put(row(6, parent(id(5))))
-		tx.Delete(kindA, id(1))
-		tx.Delete(kindA, id(5))
+		tx.Put(row(6, ofParent(idOf(5))))
+		tx.Delete(kindA, idOf(1))
+		tx.Delete(kindA, idOf(5))
 		tx.Put(row(1, shown("again")))
-		tx.Put(row(7, parent(id(1))))
-		tx.Put(row(8, parent(id(5))))
+		tx.Put(row(7, ofParent(idOf(1))))
+		tx.Put(row(8, ofParent(idOf(5))))
 		return nil
 	})
-	holds(t, s, row(1, shown("again")), row(2, parent(id(1))), row(3, parent(id(1))), row(4, parent(id(3)), kind(kindB)))
-	lacks(t, s, row(5))
-	lists(t, s, "children", store.Query{Kind: kindA, Parent: id(1)}, 2, 3, 7)
-	lists(t, s, "children of what was put and deleted", store.Query{Kind: kindA, Parent: id(5)}, 6, 8)
 
-	put := func(tx store.Tx) error {
-		tx.Delete(kindA, id(1))
-		tx.Put(row(7, parent(id(1)), version(2)))
+	holds(t, s, row(1, shown("again")), row(2, ofParent(idOf(1))), row(3, ofParent(idOf(1))), row(4, ofParent(idOf(3)), ofKind(kindB)))
+	lacks(t, s, row(5))
+	lists(t, s, "children", store.Query{Kind: kindA, Parent: idOf(1)}, 2, 3, 7)
+	lists(t, s, "children of what was put and deleted", store.Query{Kind: kindA, Parent: idOf(5)}, 6, 8)
+
+	rewrite := func(tx store.Tx) error {
+		tx.Delete(kindA, idOf(1))
+		tx.Put(row(7, ofParent(idOf(1)), version(2)))
 		return nil
 	}
-	update(t, s, put)
+
+	update(t, s, rewrite)
 	lacks(t, s, row(1))
-	holds(t, s, row(7, parent(id(1)), version(2)))
-	refused(t, s, store.ErrConflict, put)
+	holds(t, s, row(7, ofParent(idOf(1)), version(2)))
+	refused(t, s, store.ErrConflict, rewrite)
 }
 
 func deleteOfSharedID(t testing.TB, s store.Store) {
-	token, twin, child := row(1), row(1, kind(kindB)), row(2, parent(id(1)))
+	token, twin, child := row(1), row(1, ofKind(kindB)), row(2, ofParent(idOf(1)))
 	put(t, s, token, twin, child)
 	update(t, s, deleting(twin))
 	holds(t, s, token, child)
 	lacks(t, s, twin)
 
-	part := row(1, kind(kindB), parent(id(1))) // a child with the id of its parent
+	part := row(1, ofKind(kindB), ofParent(idOf(1))) // a child with the id of its parent
 	put(t, s, part)
 	update(t, s, deleting(token))
 	lacks(t, s, token)
 	holds(t, s, part, child)
-	childrenAre(t, s, id(1), 9, child, part)
+	childrenAre(t, s, idOf(1), 9, child, part)
 
-	own := row(9, parent(id(9)))
-	put(t, s, row(3, parent(id(4))), row(4, parent(id(3))), own)
-	childrenAre(t, s, id(9), 9, own)
+	own := row(9, ofParent(idOf(9)))
+	put(t, s, row(3, ofParent(idOf(4))), row(4, ofParent(idOf(3))), own)
+	childrenAre(t, s, idOf(9), 9, own)
 	update(t, s, deleting(row(3)))
 	update(t, s, deleting(own))
 	lacks(t, s, row(3), own)
-	holds(t, s, row(4, parent(id(3))))
-	childrenAre(t, s, id(3), 9, row(4))
-	childrenAre(t, s, id(4), 9)
-	childrenAre(t, s, id(9), 9)
+	holds(t, s, row(4, ofParent(idOf(3))))
+	childrenAre(t, s, idOf(3), 9, row(4))
+	childrenAre(t, s, idOf(4), 9)
+	childrenAre(t, s, idOf(9), 9)
 }
 
 func orphans(t testing.TB, s store.Store) {
 	at := time.UnixMicro(7)
-	orphan := row(2, parent(id(1)), hashes("h"), due(at))
-	put(t, s, orphan, row(3, parent(id(2)), class(0)))
-	holds(t, s, orphan, row(3, parent(id(2)), class(0)))
-	lists(t, s, "list of a parent that never was", store.Query{Kind: kindA, Parent: id(1)}, 2)
+	orphan := row(2, ofParent(idOf(1)), hashes("h"), due(at))
+	put(t, s, orphan, row(3, ofParent(idOf(2)), class(0)))
+	holds(t, s, orphan, row(3, ofParent(idOf(2)), class(0)))
+	lists(t, s, "list of a parent that never was", store.Query{Kind: kindA, Parent: idOf(1)}, 2)
 	found(t, s, kindA, "h", 9, 2)
 	overdue(t, s, kindA, at, 9, 2)
-	childrenAre(t, s, id(1), 9, orphan)
+	childrenAre(t, s, idOf(1), 9, orphan)
 
-	put(t, s, row(2, parent(id(1)), version(2), class(5)))
-	lists(t, s, "list afterwards", store.Query{Kind: kindA, Parent: id(1), Classes: set(5)}, 2)
+	put(t, s, row(2, ofParent(idOf(1)), version(2), class(5)))
+	lists(t, s, "list afterwards", store.Query{Kind: kindA, Parent: idOf(1), Classes: set(5)}, 2)
 	found(t, s, kindA, "h", 9)
 	update(t, s, deleting(row(1)))
-	holds(t, s, row(2, parent(id(1)), version(2), class(5)))
+	holds(t, s, row(2, ofParent(idOf(1)), version(2), class(5)))
 	update(t, s, deleting(orphan))
 	lacks(t, s, orphan)
-	childrenAre(t, s, id(1), 9)
-	lists(t, s, "list of a parent without children", store.Query{Kind: kindA, Parent: id(1)})
+	childrenAre(t, s, idOf(1), 9)
+	lists(t, s, "list of a parent without children", store.Query{Kind: kindA, Parent: idOf(1)})
 }
 
 func putKeepsNothing(t testing.TB, s store.Store) {
@@ -400,8 +414,8 @@ func putKeepsNothing(t testing.TB, s store.Store) {
 	r.Version, r.Class, r.Due = 9, 9, time.Time{}
 	holds(t, s, want)
 	view(t, s, func(tx store.ReadTx) error {
-		found, err := tx.Lookup(kindA, []byte("hash"), 9)
-		is(t, "Lookup", found, 1)
+		got, err := tx.Lookup(kindA, []byte("hash"), 9)
+		is(t, "Lookup", got, 1)
 		return err
 	})
 }
@@ -421,16 +435,17 @@ func readsAreCopies(t testing.TB, s store.Store) {
 	put(t, s, want)
 	read := func() []*store.Record {
 		var all []*store.Record
-		err := s.View(ctx, func(tx store.ReadTx) error {
-			r, err := tx.Get(kindA, id(1))
+		err := s.View(background, func(tx store.ReadTx) error {
+			r, err := tx.Get(kindA, idOf(1))
 			if err != nil {
 				return err
 			}
-			found, err := tx.Lookup(kindA, []byte("hash"), 1)
+			got, err := tx.Lookup(kindA, []byte("hash"), 1)
 			if err != nil {
 				return err
 			}
-			overdue, err := tx.Due(kindA, at, 1)
+
+			ready, err := tx.Due(kindA, at, 1)
 			if err != nil {
 				return err
 			}
@@ -438,7 +453,8 @@ func readsAreCopies(t testing.TB, s store.Store) {
 			if err != nil {
 				return err
 			}
-			all = slices.Concat([]*store.Record{r}, found, overdue, l.Records)
+
+			all = slices.Concat([]*store.Record{r}, got, ready, l.Records)
 			return nil
 		})
 		if err != nil || len(all) != 4 {
@@ -446,18 +462,21 @@ func readsAreCopies(t testing.TB, s store.Store) {
 		}
 		return all
 	}
+
 	parallel(t, 4, func(int) error {
 		for _, r := range read() {
 			spoil(r)
 		}
 		return nil
 	})
+
 	holds(t, s, want)
 
 	kept := read()
 	for v := range uint64(50) {
 		put(t, s, row(1, version(v+2), shown("other"), func(r *store.Record) { r.Secret = make([]byte, 1000*v) }), row(int(10+v), shown("third")))
 	}
+
 	update(t, s, deleting(row(1)))
 	for i, r := range kept {
 		if i == len(kept)-1 {

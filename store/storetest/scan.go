@@ -58,10 +58,11 @@ func scans(t testing.TB, s store.Store, k store.Kind, after uuid.UUID, limit int
 func scanned(t testing.TB, s store.Store) {
 	scans(t, s, kindA, uuid.Nil, 9)
 	records := []*store.Record{
-		row(30, hashes("h")), row(10, class(0)), row(40, account(bob)), row(20, parent(id(10)), class(0)),
+		row(30, hashes("h")), row(10, class(0)), row(40, account(bob)), row(20, ofParent(idOf(10)), class(0)),
 		row(50, account(uuid.Nil)), row(60, func(r *store.Record) { r.ID = uuid.Max }),
-		row(15, kind(kindB)), row(70, kind(kindC)),
+		row(15, ofKind(kindB)), row(70, ofKind(kindC)),
 	}
+
 	put(t, s, records...)
 	highest := uint32(math.MaxUint32)
 	last := int(highest) // the number of uuid.Max; -1 where int has 32 bits
@@ -78,18 +79,19 @@ func scanned(t testing.TB, s store.Store) {
 		{uuid.Nil, 0, nil},
 		{uuid.Nil, -1, nil},
 		{uuid.Nil, math.MinInt, nil},
-		{id(10), 2, []int{20, 30}},
-		{id(11), 2, []int{20, 30}},
-		{id(9), 1, []int{10}},
-		{id(50), 2, []int{last}},
-		{id(60), 2, []int{last}},
+		{idOf(10), 2, []int{20, 30}},
+		{idOf(11), 2, []int{20, 30}},
+		{idOf(9), 1, []int{10}},
+		{idOf(50), 2, []int{last}},
+		{idOf(60), 2, []int{last}},
 		{uuid.Max, 9, nil},
 	} {
 		scans(t, s, kindA, c.after, c.limit, c.want...)
 	}
+
 	scans(t, s, kindB, uuid.Nil, 9, 15)
-	scans(t, s, kindB, id(15), 9)
-	scans(t, s, kindC, id(15), 9, 70)
+	scans(t, s, kindB, idOf(15), 9)
+	scans(t, s, kindC, idOf(15), 9, 70)
 	scans(t, s, 7, uuid.Nil, 9)
 	view(t, s, func(tx store.ReadTx) error {
 		got, err := tx.Scan(kindA, uuid.Nil, 9)
@@ -103,7 +105,7 @@ func scanned(t testing.TB, s store.Store) {
 
 	put(t, s, row(10, class(7), version(2)))
 	update(t, s, deleting(row(30)))
-	scans(t, s, kindA, id(1), 3, 10, 20, 40)
+	scans(t, s, kindA, idOf(1), 3, 10, 20, 40)
 }
 
 func scanPages(t testing.TB, s store.Store) {
@@ -115,13 +117,14 @@ func scanPages(t testing.TB, s store.Store) {
 			case 0:
 				r.Account = bob
 			case 1:
-				r.Parent = id(9)
+				r.Parent = idOf(9)
 			}
 			tx.Put(r)
-			tx.Put(row(3+2*i, kind(kindB)))
+			tx.Put(row(3+2*i, ofKind(kindB)))
 		}
 		return nil
 	})
+
 	for _, limit := range []int{1, 97, n, n + 1} {
 		var got []int
 		for after := uuid.Nil; ; {
@@ -139,6 +142,7 @@ func scanPages(t testing.TB, s store.Store) {
 			}
 			after = page[len(page)-1].ID
 		}
+
 		want := n
 		if limit == 1 {
 			want = 50
@@ -170,27 +174,28 @@ func keysOf(rs []*store.Record) []store.Key {
 }
 
 func children(t testing.TB, s store.Store) {
-	childrenAre(t, s, id(1), 9)
-	of := parent(id(1))
+	childrenAre(t, s, idOf(1), 9)
+	of := ofParent(idOf(1))
 	family := []*store.Record{ // in order
 		row(3, of), row(5, of, class(0), hashes("h")), row(9, of, class(255), account(bob)),
-		row(2, of, kind(kindB)), row(3, of, kind(kindB), class(0)),
-		row(1, of, kind(kindC)), row(4, of, kind(kindC)),
+		row(2, of, ofKind(kindB)), row(3, of, ofKind(kindB), class(0)),
+		row(1, of, ofKind(kindC)), row(4, of, ofKind(kindC)),
 	}
-	put(t, s, row(1), row(2), row(6, parent(id(3))), row(7, parent(alice)), row(8, kind(kindB)), row(10, parent(id(2)), kind(kindB)),
+
+	put(t, s, row(1), row(2), row(6, ofParent(idOf(3))), row(7, ofParent(alice)), row(8, ofKind(kindB)), row(10, ofParent(idOf(2)), ofKind(kindB)),
 		row(11, account(uuid.Nil)), row(12, account(uuid.Nil), class(0)))
 	for _, i := range []int{4, 0, 6, 2, 5, 1, 3} {
 		put(t, s, family[i])
 	}
 	for limit := range len(family) + 2 {
-		childrenAre(t, s, id(1), limit, family[:min(limit, len(family))]...)
+		childrenAre(t, s, idOf(1), limit, family[:min(limit, len(family))]...)
 	}
-	childrenAre(t, s, id(1), math.MaxInt, family...)
-	childrenAre(t, s, id(1), -1)
-	childrenAre(t, s, id(1), math.MinInt)
-	childrenAre(t, s, id(3), 9, row(6))
-	childrenAre(t, s, id(2), 9, row(10, kind(kindB)))
-	childrenAre(t, s, id(99), 9)
+	childrenAre(t, s, idOf(1), math.MaxInt, family...)
+	childrenAre(t, s, idOf(1), -1)
+	childrenAre(t, s, idOf(1), math.MinInt)
+	childrenAre(t, s, idOf(3), 9, row(6))
+	childrenAre(t, s, idOf(2), 9, row(10, ofKind(kindB)))
+	childrenAre(t, s, idOf(99), 9)
 	childrenAre(t, s, uuid.Max, 9)
 	childrenAre(t, s, uuid.Nil, 9)
 	childrenAre(t, s, alice, 9, row(7)) // the id of an account is one like any other
@@ -199,19 +204,20 @@ func children(t testing.TB, s store.Store) {
 	// In and out of lists, and gone.
 	for v, c := range []uint8{0, 7, 0, 1} {
 		put(t, s, row(3, of, class(c), version(uint64(v+2))), row(5, of, class(c), version(uint64(v+2))))
-		childrenAre(t, s, id(1), 9, family...)
+		childrenAre(t, s, idOf(1), 9, family...)
 	}
+
 	update(t, s, deleting(family[1]))
 	update(t, s, deleting(family[5]))
 	family = slices.Delete(slices.Delete(family, 5, 6), 1, 2)
-	childrenAre(t, s, id(1), 9, family...)
+	childrenAre(t, s, idOf(1), 9, family...)
 
 	// Children of what is not there.
-	orphans := []*store.Record{row(20, parent(id(50))), row(21, parent(id(50)), kind(kindB), class(0))}
-	put(t, s, orphans...)
-	holds(t, s, orphans...)
-	childrenAre(t, s, id(50), 9, orphans...)
-	lists(t, s, "list of an absent parent", store.Query{Kind: kindA, Parent: id(50)}, 20)
+	strays := []*store.Record{row(20, ofParent(idOf(50))), row(21, ofParent(idOf(50)), ofKind(kindB), class(0))}
+	put(t, s, strays...)
+	holds(t, s, strays...)
+	childrenAre(t, s, idOf(50), 9, strays...)
+	lists(t, s, "list of an absent parent", store.Query{Kind: kindA, Parent: idOf(50)}, 20)
 }
 
 func childrenOfMany(t testing.TB, s store.Store) {
@@ -220,19 +226,21 @@ func childrenOfMany(t testing.TB, s store.Store) {
 	for from := 0; from < n; from += n / 3 {
 		update(t, s, func(tx store.Tx) error {
 			for i := from; i < from+n/3; i++ {
-				tx.Put(row(10+i, parent(id(1)), kind(kinds[i%3]), class(uint8(i%2))))
+				tx.Put(row(10+i, ofParent(idOf(1)), ofKind(kinds[i%3]), class(uint8(i%2))))
 			}
 			return nil
 		})
 	}
-	put(t, s, row(9, parent(id(2)), kind(kindA)))
-	childrenAre(t, s, id(1), 2, row(10), row(13))
+
+	put(t, s, row(9, ofParent(idOf(2)), ofKind(kindA)))
+	childrenAre(t, s, idOf(1), 2, row(10), row(13))
 	seen := make(map[store.Key]bool)
 	var last store.Key
+
 	for round := 0; len(seen) < n; round++ {
 		var keys []store.Key
 		update(t, s, func(tx store.Tx) (err error) {
-			if keys, err = tx.Children(id(1), batch); err != nil {
+			if keys, err = tx.Children(idOf(1), batch); err != nil {
 				return err
 			}
 			for _, k := range keys {
@@ -240,18 +248,21 @@ func childrenOfMany(t testing.TB, s store.Store) {
 			}
 			return nil
 		})
+
 		for _, k := range keys {
 			if k.Kind < last.Kind || k.Kind == last.Kind && byID(&store.Record{ID: k.ID}, &store.Record{ID: last.ID}) <= 0 {
 				t.Fatalf("%v comes after %v", k, last)
 			}
 			seen[k], last = true, k
 		}
+
 		if len(keys) != batch {
 			t.Fatalf("%d children in round %d, want %d", len(keys), round, batch)
 		}
 	}
-	childrenAre(t, s, id(1), 9)
-	childrenAre(t, s, id(2), 9, row(9))
+
+	childrenAre(t, s, idOf(1), 9)
+	childrenAre(t, s, idOf(2), 9, row(9))
 }
 
 // isEmpty checks what Empty returns, in a View and in an Update.
@@ -273,26 +284,30 @@ func empty(t testing.TB, s store.Store) {
 	no := errors.New("no")
 	refused(t, s, no, func(tx store.Tx) error { tx.Put(row(1)); return no })
 	isEmpty(t, s, true)
+
 	for _, r := range []*store.Record{
-		row(1), row(1, kind(kindC), class(0)), row(1, kind(kindB), parent(id(5))), row(1, kind(7), account(uuid.Nil), class(0)),
+		row(1), row(1, ofKind(kindC), class(0)), row(1, ofKind(kindB), ofParent(idOf(5))), row(1, ofKind(7), account(uuid.Nil), class(0)),
 	} {
 		put(t, s, r)
 		isEmpty(t, s, false)
 		update(t, s, deleting(r))
 		isEmpty(t, s, true)
 	}
+
 	update(t, s, func(tx store.Tx) error {
 		for i := range 1000 {
 			tx.Put(row(1 + i))
 		}
 		return nil
 	})
+
 	update(t, s, func(tx store.Tx) error {
 		for i := range 999 {
-			tx.Delete(kindA, id(1+i))
+			tx.Delete(kindA, idOf(1+i))
 		}
 		return nil
 	})
+
 	isEmpty(t, s, false)
 	update(t, s, deleting(row(1000)))
 	isEmpty(t, s, true)
@@ -300,15 +315,16 @@ func empty(t testing.TB, s store.Store) {
 
 func scanSeesTheStateBefore(t testing.TB, s store.Store) {
 	update(t, s, func(tx store.Tx) error {
-		tx.Put(row(2, parent(id(1))))
+		tx.Put(row(2, ofParent(idOf(1))))
 		if none, err := tx.Empty(); err != nil || !none {
 			t.Errorf("Empty beside a record just put = %v, %v, want true", none, err)
 		}
 		return nil
 	})
+
 	update(t, s, func(tx store.Tx) error {
-		tx.Delete(kindA, id(2))
-		tx.Put(row(3, parent(id(1))))
+		tx.Delete(kindA, idOf(2))
+		tx.Put(row(3, ofParent(idOf(1))))
 		if none, err := tx.Empty(); err != nil || none {
 			t.Errorf("Empty beside a record just deleted = %v, %v, want false", none, err)
 		}
@@ -317,14 +333,15 @@ func scanSeesTheStateBefore(t testing.TB, s store.Store) {
 			return err
 		}
 		is(t, "Scan", records, 2)
-		keys, err := tx.Children(id(1), 9)
+		keys, err := tx.Children(idOf(1), 9)
 		if want := keysOf([]*store.Record{row(2)}); !slices.Equal(keys, want) {
 			t.Errorf("Children = %v, want %v", keys, want)
 		}
 		return err
 	})
+
 	scans(t, s, kindA, uuid.Nil, 9, 3)
-	childrenAre(t, s, id(1), 9, row(3))
+	childrenAre(t, s, idOf(1), 9, row(3))
 }
 
 // phantomChild: what Scan, Children and Empty did not find is not added by another Update
@@ -332,28 +349,30 @@ func scanSeesTheStateBefore(t testing.TB, s store.Store) {
 func phantomChild(t testing.TB, s store.Store) {
 	const rounds, workers, limit = 15, 6, 2
 	for round := range rounds {
-		family := id(100_000 + round)
+		family := idOf(100_000 + round)
 		first := 1 + round*workers
 		parallel(t, workers, func(i int) error {
-			return s.Update(ctx, func(tx store.Tx) error {
+			return s.Update(background, func(tx store.Tx) error {
 				keys, err := tx.Children(family, limit)
 				if err != nil {
 					return err
 				}
-				records, err := tx.Scan(kindB, id(first-1), limit)
+				records, err := tx.Scan(kindB, idOf(first-1), limit)
 				if err != nil {
 					return err
 				}
+
 				runtime.Gosched()
 				if len(keys) < limit {
-					tx.Put(row(first+i, kind([]store.Kind{kindA, kindC}[i%2]), parent(family), class(uint8(i%2))))
+					tx.Put(row(first+i, ofKind([]store.Kind{kindA, kindC}[i%2]), ofParent(family), class(uint8(i%2))))
 				}
 				if len(records) < limit {
-					tx.Put(row(first+i, kind(kindB), class(0)))
+					tx.Put(row(first+i, ofKind(kindB), class(0)))
 				}
 				return nil
 			})
 		})
+
 		view(t, s, func(tx store.ReadTx) error {
 			keys, err := tx.Children(family, workers)
 			if err == nil && len(keys) != limit {
@@ -361,13 +380,15 @@ func phantomChild(t testing.TB, s store.Store) {
 			}
 			return err
 		})
+
 		view(t, s, func(tx store.ReadTx) error {
-			records, err := tx.Scan(kindB, id(first-1), workers)
+			records, err := tx.Scan(kindB, idOf(first-1), workers)
 			if err == nil && len(records) != limit {
 				t.Errorf("%d records after an id, limited to %d", len(records), limit)
 			}
 			return err
 		})
+
 		if t.Failed() {
 			return
 		}
@@ -382,7 +403,7 @@ func childOrParent(t testing.TB, s store.Store) {
 		p := row(1 + round)
 		put(t, s, p)
 		parallel(t, workers, func(i int) error {
-			return s.Update(ctx, func(tx store.Tx) error {
+			return s.Update(background, func(tx store.Tx) error {
 				if i%2 == 0 {
 					keys, err := tx.Children(p.ID, 1)
 					runtime.Gosched()
@@ -396,10 +417,11 @@ func childOrParent(t testing.TB, s store.Store) {
 				if errors.Is(err, store.ErrNotFound) {
 					return nil
 				}
-				tx.Put(row(1+round*workers+i, kind(kindB), parent(p.ID), class(0)))
+				tx.Put(row(1+round*workers+i, ofKind(kindB), ofParent(p.ID), class(0)))
 				return err
 			})
 		})
+
 		there := get(t, s, p) != nil
 		view(t, s, func(tx store.ReadTx) error {
 			keys, err := tx.Children(p.ID, workers)
@@ -408,6 +430,7 @@ func childOrParent(t testing.TB, s store.Store) {
 			}
 			return err
 		})
+
 		if t.Failed() {
 			return
 		}
@@ -419,22 +442,24 @@ func firstOne(t testing.TB, s store.Store) {
 	const rounds, workers = 15, 6
 	for range rounds {
 		parallel(t, workers, func(i int) error {
-			return s.Update(ctx, func(tx store.Tx) error {
+			return s.Update(background, func(tx store.Tx) error {
 				none, err := tx.Empty()
 				runtime.Gosched()
 				if none {
-					tx.Put(row(1, kind(store.Kind(1+i))))
+					tx.Put(row(1, ofKind(store.Kind(1+i))))
 				}
 				return err
 			})
 		})
+
 		n := 0
 		for i := range workers {
-			if r := row(1, kind(store.Kind(1+i))); get(t, s, r) != nil {
+			if r := row(1, ofKind(store.Kind(1+i))); get(t, s, r) != nil {
 				n++
 				update(t, s, deleting(r))
 			}
 		}
+
 		if n != 1 {
 			t.Errorf("%d records were put into an empty store, want 1", n)
 			return

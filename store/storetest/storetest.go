@@ -43,8 +43,8 @@ import (
 // The rule Model draws random writes and logs its seed; the environment variable
 // STORETEST_SEED repeats a run.
 func Run(t *testing.T, open func(t testing.TB) store.Store) {
-	run := func(t *testing.T, rules []rule, wrap func(store.Store) store.Store) {
-		for _, r := range rules {
+	run := func(t *testing.T, suite []rule, wrap func(store.Store) store.Store) {
+		for _, r := range suite {
 			t.Run(r.name, func(t *testing.T) {
 				s := open(t)
 				t.Cleanup(func() {
@@ -59,6 +59,7 @@ func Run(t *testing.T, open func(t testing.TB) store.Store) {
 			})
 		}
 	}
+
 	run(t, rules, func(s store.Store) store.Store { return s })
 	t.Run("Twice", func(t *testing.T) {
 		run(t, slices.Concat(recordRules, listRules, indexRules), Twice)
@@ -81,16 +82,16 @@ const (
 )
 
 var (
-	alice = uuid.UUID{0: 0xa1, 15: 1}
-	bob   = uuid.UUID{0: 0xb0, 15: 2}
-	ctx   = context.Background()
+	alice      = uuid.UUID{0: 0xa1, 15: 1}
+	bob        = uuid.UUID{0: 0xb0, 15: 2}
+	background = context.Background()
 )
 
 // patience is how long the suite waits before it calls a store stuck.
 const patience = 20 * time.Second
 
-// id returns the n-th id; order of n is order of ids.
-func id(n int) uuid.UUID {
+// idOf returns the n-th id; order of n is order of ids.
+func idOf(n int) uuid.UUID {
 	u := uuid.UUID{6: 0x70, 8: 0x80}
 	binary.BigEndian.PutUint32(u[:4], uint32(n))
 	return u
@@ -99,7 +100,7 @@ func id(n int) uuid.UUID {
 // row returns the n-th record of kind A, in the list of alice, changed by edits.
 func row(n int, edits ...func(*store.Record)) *store.Record {
 	r := &store.Record{
-		Kind: kindA, ID: id(n), Account: alice, Class: 1, Version: 1,
+		Kind: kindA, ID: idOf(n), Account: alice, Class: 1, Version: 1,
 		Shown: []byte("shown"), Secret: []byte("secret"),
 	}
 	for _, edit := range edits {
@@ -108,13 +109,13 @@ func row(n int, edits ...func(*store.Record)) *store.Record {
 	return r
 }
 
-func due(t time.Time) func(*store.Record)     { return func(r *store.Record) { r.Due = t } }
-func class(c uint8) func(*store.Record)       { return func(r *store.Record) { r.Class = c } }
-func version(v uint64) func(*store.Record)    { return func(r *store.Record) { r.Version = v } }
-func kind(k store.Kind) func(*store.Record)   { return func(r *store.Record) { r.Kind = k } }
-func parent(p uuid.UUID) func(*store.Record)  { return func(r *store.Record) { r.Parent = p } }
-func account(a uuid.UUID) func(*store.Record) { return func(r *store.Record) { r.Account = a } }
-func shown(text string) func(*store.Record)   { return func(r *store.Record) { r.Shown = []byte(text) } }
+func due(t time.Time) func(*store.Record)      { return func(r *store.Record) { r.Due = t } }
+func class(c uint8) func(*store.Record)        { return func(r *store.Record) { r.Class = c } }
+func version(v uint64) func(*store.Record)     { return func(r *store.Record) { r.Version = v } }
+func ofKind(k store.Kind) func(*store.Record)  { return func(r *store.Record) { r.Kind = k } }
+func ofParent(p uuid.UUID) func(*store.Record) { return func(r *store.Record) { r.Parent = p } }
+func account(a uuid.UUID) func(*store.Record)  { return func(r *store.Record) { r.Account = a } }
+func shown(text string) func(*store.Record)    { return func(r *store.Record) { r.Shown = []byte(text) } }
 
 func hashes(texts ...string) func(*store.Record) {
 	return func(r *store.Record) {
@@ -145,7 +146,7 @@ func deleting(r *store.Record) func(store.Tx) error {
 
 func update(t testing.TB, s store.Store, fn func(store.Tx) error) {
 	t.Helper()
-	if err := s.Update(ctx, fn); err != nil {
+	if err := s.Update(background, fn); err != nil {
 		t.Fatalf("Update: %v", err)
 	}
 }
@@ -158,14 +159,14 @@ func put(t testing.TB, s store.Store, rs ...*store.Record) {
 // refused checks that an Update fails with want.
 func refused(t testing.TB, s store.Store, want error, fn func(store.Tx) error) {
 	t.Helper()
-	if err := s.Update(ctx, fn); !errors.Is(err, want) {
+	if err := s.Update(background, fn); !errors.Is(err, want) {
 		t.Errorf("Update = %v, want %v", err, want)
 	}
 }
 
 func view(t testing.TB, s store.Store, fn func(store.ReadTx) error) {
 	t.Helper()
-	if err := s.View(ctx, fn); err != nil {
+	if err := s.View(background, fn); err != nil {
 		t.Fatalf("View: %v", err)
 	}
 }
@@ -219,6 +220,7 @@ func differs(a, b *store.Record) string {
 		return "Parent"
 	case a.Class != b.Class:
 		return "Class"
+
 	case !a.Due.Equal(b.Due):
 		return "Due"
 	case !slices.EqualFunc(a.Lookup, b.Lookup, bytes.Equal):
@@ -230,6 +232,7 @@ func differs(a, b *store.Record) string {
 	case !bytes.Equal(a.Secret, b.Secret):
 		return "Secret"
 	}
+
 	return ""
 }
 

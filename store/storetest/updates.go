@@ -84,17 +84,18 @@ func readsSeeTheStateBefore(t testing.TB, s store.Store) {
 	update(t, s, func(tx store.Tx) error {
 		tx.Put(row(1, version(2), hashes("new"), due(early), class(2)))
 		tx.Put(row(3, hashes("new"), due(early)))
-		tx.Delete(kindA, id(2))
+		tx.Delete(kindA, idOf(2))
 
-		if r, err := tx.Get(kindA, id(1)); err != nil || differs(r, before) != "" {
+		if r, err := tx.Get(kindA, idOf(1)); err != nil || differs(r, before) != "" {
 			t.Errorf("Get of a record just put = %v, want it as it was before", err)
 		}
-		if _, err := tx.Get(kindA, id(2)); err != nil {
+		if _, err := tx.Get(kindA, idOf(2)); err != nil {
 			t.Errorf("Get of a record just deleted = %v, want it as it was before", err)
 		}
-		if _, err := tx.Get(kindA, id(3)); !errors.Is(err, store.ErrNotFound) {
+		if _, err := tx.Get(kindA, idOf(3)); !errors.Is(err, store.ErrNotFound) {
 			t.Errorf("Get of a record just created = %v, want ErrNotFound", err)
 		}
+
 		l, err := tx.List(&store.Query{Kind: kindA, Account: alice, Classes: set(1), Limit: 9, Count: true})
 		if err != nil {
 			return err
@@ -107,23 +108,26 @@ func readsSeeTheStateBefore(t testing.TB, s store.Store) {
 		if err != nil {
 			return err
 		}
+
 		is(t, "Lookup of a hash just removed", old, 1, 2)
 		fresh, err := tx.Lookup(kindA, []byte("new"), 9)
 		if err != nil {
 			return err
 		}
 		is(t, "Lookup of a hash just written", fresh)
-		overdue, err := tx.Due(kindA, late, 9)
+		ready, err := tx.Due(kindA, late, 9)
 		if err != nil {
 			return err
 		}
-		is(t, "Due", overdue, 1)
+
+		is(t, "Due", ready, 1)
 		at, err := tx.Next(kindA)
 		if !at.Equal(late) {
 			t.Errorf("Next = %v, want %v", at, late)
 		}
 		return err
 	})
+
 	lists(t, s, "list afterwards", store.Query{Kind: kindA, Account: alice}, 1, 3)
 	next(t, s, kindA, early)
 }
@@ -143,7 +147,7 @@ func untouched(t testing.TB, s store.Store) {
 // spoiling makes writes that untouched would find.
 func spoiling(tx store.Tx) {
 	tx.Put(row(2, hashes("h")))
-	tx.Delete(kindA, id(1))
+	tx.Delete(kindA, idOf(1))
 }
 
 func errorOfFn(t testing.TB, s store.Store) {
@@ -152,10 +156,10 @@ func errorOfFn(t testing.TB, s store.Store) {
 	for _, want := range []error{
 		errors.New("no"), fmt.Errorf("mine: %w", store.ErrConflict), store.ErrClosed, context.Canceled,
 	} {
-		if err := s.Update(ctx, func(tx store.Tx) error { spoiling(tx); return want }); err != want {
+		if err := s.Update(background, func(tx store.Tx) error { spoiling(tx); return want }); err != want {
 			t.Errorf("Update = %v, want the error of fn itself: %v", err, want)
 		}
-		if err := s.View(ctx, func(store.ReadTx) error { return want }); err != want {
+		if err := s.View(background, func(store.ReadTx) error { return want }); err != want {
 			t.Errorf("View = %v, want the error of fn itself: %v", err, want)
 		}
 		untouched(t, s)
@@ -174,13 +178,13 @@ func panicOfFn(t testing.TB, s store.Store) {
 	want := errors.New("a value")
 	for range 3 {
 		got := catch(func() {
-			err := s.Update(ctx, func(tx store.Tx) error { spoiling(tx); panic(want) })
+			err := s.Update(background, func(tx store.Tx) error { spoiling(tx); panic(want) })
 			t.Errorf("Update = %v after a panic of fn", err)
 		})
 		if got != want {
 			t.Errorf("Update panics with %v, want %v", got, want)
 		}
-		if got := catch(func() { s.View(ctx, func(store.ReadTx) error { panic(want) }) }); got != want {
+		if got := catch(func() { s.View(background, func(store.ReadTx) error { panic(want) }) }); got != want {
 			t.Errorf("View panics with %v, want %v", got, want)
 		}
 		untouched(t, s)
@@ -201,12 +205,13 @@ func goexitOfFn(t testing.TB, s store.Store) {
 		}()
 		await(t, ended, "call whose fn ended its goroutine")
 	}
+
 	for range 3 {
 		ends(func() error {
-			return s.Update(ctx, func(tx store.Tx) error { spoiling(tx); runtime.Goexit(); return nil })
+			return s.Update(background, func(tx store.Tx) error { spoiling(tx); runtime.Goexit(); return nil })
 		})
 		ends(func() error {
-			return s.View(ctx, func(store.ReadTx) error { runtime.Goexit(); return nil })
+			return s.View(background, func(store.ReadTx) error { runtime.Goexit(); return nil })
 		})
 		untouched(t, s)
 	}
@@ -216,10 +221,10 @@ func failingNeighbours(t testing.TB, s store.Store) {
 	const workers, rounds = 16, 25
 	put(t, s, row(1))
 	no := errors.New("no")
-	number := func(worker, round int) int { return 100 + worker*rounds + round }
+	numberOf := func(worker, round int) int { return 100 + worker*rounds + round }
 	parallel(t, workers, func(w int) error {
 		for i := range rounds {
-			r := row(number(w, i), hashes("h"))
+			r := row(numberOf(w, i), hashes("h"))
 			var want error
 			var fn func(store.Tx) error
 			switch w % 5 {
@@ -231,27 +236,31 @@ func failingNeighbours(t testing.TB, s store.Store) {
 				fn, want = putting(r, row(1)), store.ErrConflict
 			case 4:
 				value := catch(func() {
-					_ = s.Update(ctx, func(tx store.Tx) error { tx.Put(r); tx.Delete(kindA, id(1)); panic(no) })
+					_ = s.Update(background, func(tx store.Tx) error { tx.Put(r); tx.Delete(kindA, idOf(1)); panic(no) })
 				})
 				if value != no {
 					return fmt.Errorf("Update panics with %v, want %v", value, no)
 				}
 				continue
 			}
-			if err := s.Update(ctx, fn); !errors.Is(err, want) {
+
+			if err := s.Update(background, fn); !errors.Is(err, want) {
 				return fmt.Errorf("Update = %v, want %v", err, want)
 			}
 		}
+
 		return nil
 	})
+
 	want := []int{}
 	for w := range workers {
 		for i := range rounds {
 			if w%5 < 2 {
-				want = append(want, number(w, i))
+				want = append(want, numberOf(w, i))
 			}
 		}
 	}
+
 	found(t, s, kindA, "h", workers*rounds, want...)
 	holds(t, s, row(1))
 }
@@ -264,7 +273,7 @@ func visibleAfterReturn(t testing.TB, s store.Store) {
 		group.Go(func() {
 			for i := range each {
 				n := 1 + w*each + i
-				if err := s.Update(ctx, putting(row(n, hashes(fmt.Sprint(n)), due(time.UnixMicro(int64(n)))))); err != nil {
+				if err := s.Update(background, putting(row(n, hashes(fmt.Sprint(n)), due(time.UnixMicro(int64(n)))))); err != nil {
 					t.Errorf("Update: %v", err)
 					return
 				}
@@ -272,16 +281,17 @@ func visibleAfterReturn(t testing.TB, s store.Store) {
 			}
 		})
 	}
+
 	go func() { group.Wait(); close(written) }()
 	for n := range written {
-		err := s.View(ctx, func(tx store.ReadTx) error {
-			if _, err := tx.Get(kindA, id(n)); err != nil {
+		err := s.View(background, func(tx store.ReadTx) error {
+			if _, err := tx.Get(kindA, idOf(n)); err != nil {
 				return fmt.Errorf("Get: %w", err)
 			}
-			if l, err := tx.List(&store.Query{Kind: kindA, Account: alice, Min: id(n), Max: id(n), Limit: 1, Count: true}); err != nil || len(l.Records) != 1 || l.Total != 1 {
+			if l, err := tx.List(&store.Query{Kind: kindA, Account: alice, Min: idOf(n), Max: idOf(n), Limit: 1, Count: true}); err != nil || len(l.Records) != 1 || l.Total != 1 {
 				return fmt.Errorf("not listed (%v)", err)
 			}
-			if found, err := tx.Lookup(kindA, []byte(fmt.Sprint(n)), 1); err != nil || len(found) != 1 {
+			if got, err := tx.Lookup(kindA, []byte(fmt.Sprint(n)), 1); err != nil || len(got) != 1 {
 				return fmt.Errorf("not found by its hash (%v)", err)
 			}
 			return nil
@@ -293,10 +303,11 @@ func visibleAfterReturn(t testing.TB, s store.Store) {
 }
 
 func cancelledBefore(t testing.TB, s store.Store) {
-	cancelled, cancel := context.WithCancel(ctx)
+	cancelled, cancel := context.WithCancel(background)
 	cancel()
-	expired, stop := context.WithDeadline(ctx, time.UnixMicro(0))
+	expired, stop := context.WithDeadline(background, time.UnixMicro(0))
 	defer stop()
+
 	for range 20 { // a select among two that are ready picks either
 		for _, done := range []context.Context{cancelled, expired} {
 			if err := s.Update(done, putting(row(1))); !errors.Is(err, done.Err()) {
@@ -309,6 +320,7 @@ func cancelledBefore(t testing.TB, s store.Store) {
 			}
 		}
 	}
+
 	put(t, s, row(1))
 }
 
@@ -318,31 +330,34 @@ func cancelledInQueue(t testing.TB, s store.Store) {
 	first := make(chan error, 1)
 	var once sync.Once
 	go func() {
-		first <- s.Update(ctx, func(tx store.Tx) error {
+		first <- s.Update(background, func(tx store.Tx) error {
 			once.Do(func() { close(started) })
 			<-release
 			tx.Put(row(1))
 			return nil
 		})
 	}()
+
 	var free sync.Once
 	defer free.Do(func() { close(release) })
 	await(t, started, "first Update")
 
-	impatient, cancel := context.WithCancel(ctx)
+	impatient, cancel := context.WithCancel(background)
 	defer cancel()
 	type outcome struct {
 		n   int
 		err error
 	}
+
 	gone, stayed := make(chan outcome, callers), make(chan outcome, callers)
 	for n := 2; n < 2+callers; n++ {
-		c, out := ctx, stayed
+		c, out := background, stayed
 		if n%2 == 0 {
 			c, out = impatient, gone
 		}
 		go func() { out <- outcome{n, s.Update(c, putting(row(n)))} }()
 	}
+
 	for range callers {
 		runtime.Gosched() // lets most of them reach the queue
 	}
@@ -351,6 +366,7 @@ func cancelledInQueue(t testing.TB, s store.Store) {
 	for range callers / 2 {
 		outcomes = append(outcomes, await(t, gone, "Update that was cancelled in the queue"))
 	}
+
 	free.Do(func() { close(release) })
 	for range callers / 2 {
 		o := await(t, stayed, "Update that waited in the queue")
@@ -359,13 +375,14 @@ func cancelledInQueue(t testing.TB, s store.Store) {
 		}
 		outcomes = append(outcomes, o)
 	}
+
 	if err := await(t, first, "first Update, now let go"); err != nil {
 		t.Errorf("first Update = %v", err)
 	}
 	holds(t, s, row(1))
 	view(t, s, func(tx store.ReadTx) error {
 		for _, o := range outcomes {
-			_, err := tx.Get(kindA, id(o.n))
+			_, err := tx.Get(kindA, idOf(o.n))
 			switch written := err == nil; {
 			case err != nil && !errors.Is(err, store.ErrNotFound):
 				return err
@@ -381,10 +398,10 @@ func cancelledInQueue(t testing.TB, s store.Store) {
 
 func cancelledAfterStart(t testing.TB, s store.Store) {
 	for n := range 20 {
-		c, cancel := context.WithCancel(ctx)
+		c, cancel := context.WithCancel(background)
 		err := s.Update(c, func(tx store.Tx) error {
 			cancel()
-			if _, err := tx.Get(kindA, id(n+1)); !errors.Is(err, store.ErrNotFound) {
+			if _, err := tx.Get(kindA, idOf(n+1)); !errors.Is(err, store.ErrNotFound) {
 				return fmt.Errorf("Get = %w, want ErrNotFound", err)
 			}
 			tx.Put(row(n + 1))
@@ -395,7 +412,8 @@ func cancelledAfterStart(t testing.TB, s store.Store) {
 		}
 		holds(t, s, row(n+1))
 	}
-	c, cancel := context.WithCancel(ctx)
+
+	c, cancel := context.WithCancel(background)
 	no := errors.New("no")
 	if err := s.Update(c, func(tx store.Tx) error { cancel(); return no }); err != no {
 		t.Errorf("Update = %v, want the error of fn", err)
@@ -408,11 +426,11 @@ func closed(t testing.TB, s store.Store) {
 		if err := s.Close(); err != nil {
 			t.Errorf("Close = %v", err)
 		}
-		err := s.View(ctx, func(store.ReadTx) error { t.Error("View calls fn after Close"); return nil })
+		err := s.View(background, func(store.ReadTx) error { t.Error("View calls fn after Close"); return nil })
 		if !errors.Is(err, store.ErrClosed) {
 			t.Errorf("View = %v, want ErrClosed", err)
 		}
-		err = s.Update(ctx, func(store.Tx) error { t.Error("Update calls fn after Close"); return nil })
+		err = s.Update(background, func(store.Tx) error { t.Error("Update calls fn after Close"); return nil })
 		if !errors.Is(err, store.ErrClosed) {
 			t.Errorf("Update = %v, want ErrClosed", err)
 		}
@@ -430,45 +448,51 @@ func closeWaits(t testing.TB, s store.Store) {
 		end := sync.OnceFunc(func() { ended.Add(1) })
 		return func() { started(); <-release; end() }
 	}
+
 	results := make(chan error, 2)
 	inView, inUpdate := fn(), fn()
 	go func() {
-		results <- s.View(ctx, func(tx store.ReadTx) error {
+		results <- s.View(background, func(tx store.ReadTx) error {
 			inView()
-			_, err := tx.Get(kindA, id(1))
+			_, err := tx.Get(kindA, idOf(1))
 			return err
 		})
 	}()
+
 	go func() {
-		results <- s.Update(ctx, func(tx store.Tx) error {
+		results <- s.Update(background, func(tx store.Tx) error {
 			inUpdate()
 			tx.Put(row(2))
-			_, err := tx.Get(kindA, id(1))
+			_, err := tx.Get(kindA, idOf(1))
 			return err
 		})
 	}()
+
 	started := make(chan struct{})
 	go func() { running.Wait(); close(started) }()
 	await(t, started, "a View and an Update")
 
-	closed := make(chan error, 1)
+	result := make(chan error, 1)
 	go func() {
 		err := s.Close()
 		if n := ended.Load(); n != 2 {
 			t.Errorf("Close returned while %d calls were running", 2-n)
 		}
-		closed <- err
+		result <- err
 	}()
+
 	for range 1000 {
 		runtime.Gosched() // lets a Close that does not wait return
 	}
+
 	close(release)
 	for range cap(results) {
 		if err := await(t, results, "call that was running when Close came"); err != nil {
 			t.Errorf("call that was running when Close came = %v", err)
 		}
 	}
-	if err := await(t, closed, "Close"); err != nil {
+
+	if err := await(t, result, "Close"); err != nil {
 		t.Errorf("Close = %v", err)
 	}
 }
@@ -483,17 +507,19 @@ func closeAmidCalls(t testing.TB, s store.Store) {
 			<-busy
 			return s.Close()
 		}
+
 		defer enough()
 		for n := 0; ; n++ {
 			var err error
 			if i%2 == 0 {
-				err = s.Update(ctx, putting(row(i<<20+n)))
+				err = s.Update(background, putting(row(i<<20+n)))
 			} else {
-				err = s.View(ctx, func(tx store.ReadTx) error {
-					_, err := tx.Get(kindA, id(1))
+				err = s.View(background, func(tx store.ReadTx) error {
+					_, err := tx.Get(kindA, idOf(1))
 					return err
 				})
 			}
+
 			if errors.Is(err, store.ErrClosed) {
 				return nil
 			}
