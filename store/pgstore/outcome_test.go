@@ -566,12 +566,15 @@ func TestTidy(t *testing.T) {
 
 // A timeout of a statement fails nothing that can be done soon after, and no connection.
 func TestStatementTimeout(t *testing.T) {
-	p := pool(t, postgres.Get(t).URL("postgres")+"&statement_timeout=150")
-	name := schema(t, p)
+	url := postgres.Get(t).URL("postgres")
+	others := pool(t, url)
+	name := schema(t, others)
+	p := pool(t, url+"&statement_timeout=2000&application_name=impatient")
 	s := open(t, p, name)
 	check(t, s, 0, 1)
 	before := p.Stat().NewConnsCount()
-	block, err := p.Begin(t.Context())
+
+	block, err := others.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -580,7 +583,31 @@ func TestStatementTimeout(t *testing.T) {
 	}
 	done := make(chan error)
 	go func() { done <- put(s, record(1)) }()
-	<-time.After(time.Second)
+
+	// The second statement that waits comes after the timeout of the first.
+	waiting := func() (since time.Time) {
+		err := others.QueryRow(t.Context(), `SELECT coalesce(max(query_start), 'epoch') FROM pg_stat_activity
+			WHERE application_name = 'impatient' AND wait_event_type = 'Lock'`).Scan(&since)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return since
+	}
+	var first time.Time
+	for {
+		since := waiting()
+		if since.Unix() > 0 && first.IsZero() {
+			first = since
+		}
+		if since.Unix() > 0 && since.After(first) {
+			break
+		}
+		select {
+		case err := <-done:
+			t.Fatalf("Update = %v while the table is locked", err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 	if err := block.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
