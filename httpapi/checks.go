@@ -1,0 +1,202 @@
+package httpapi
+
+import (
+	"cmp"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"strings"
+
+	"github.com/cardvault/cardvault"
+	"github.com/google/uuid"
+)
+
+// checks are made of every call, in the documented order. The endpoint goes on with
+// syntax, field rules, existence and state.
+var checks = []func(*handler, *call) error{
+	(*handler).checkPath,    // and method
+	(*handler).checkCaller,  // API key, and limits
+	(*handler).checkVersion, // of the API
+	(*handler).checkScope,   // and approval
+	(*handler).checkSetup,   // of the vault
+	(*handler).checkBody,    // content type and size
+}
+
+// serve lets the endpoint of a call answer, if the call passes the checks.
+func (h *handler) serve(c *call) (err error) {
+	defer h.recoverPanic(c, &err)
+	defer func() {
+		if c.answered != nil {
+			c.answered(err)
+		}
+	}()
+	c.client = h.opts.ClientAddr(c.request)
+
+	for _, check := range checks {
+		if err := check(h, c); err != nil {
+			return err
+		}
+	}
+
+	h.enter(c)
+	if c.endpoint.repeatable {
+		return c.serveOnce()
+	}
+	return c.endpoint.serve(c)
+}
+
+// recoverPanic is deferred: a call that panics is answered as a failure of the service.
+func (h *handler) recoverPanic(c *call, err *error) {
+	p := recover()
+	switch p {
+	case nil:
+	case http.ErrAbortHandler:
+		panic(p)
+	default:
+		// The value is not logged: it may hold anything.
+		h.opts.Logger.Error("panic", "path", c.pattern, "request_id", c.requestID, "stack", string(debug.Stack()))
+		*err = internalError
+	}
+}
+
+// checkPath finds the endpoint of a call by its path and method, and sets the headers
+// that all answers on the path have.
+func (h *handler) checkPath(c *call) error {
+	found, e, id, err := h.route(c.request)
+	if found != nil {
+		c.pattern = "/" + strings.Join(found.path, "/")
+		switch found.path[0] {
+		case "integrations":
+			c.header["X-Api-Stability"] = beta
+		case "sessions":
+			h.allowOrigin(c, found)
+		}
+	}
+	if err != nil {
+		return err
+	}
+
+	c.endpoint = e
+	c.open = e.public && (e != getCardArt || !h.opts.CardArtRequiresKey)
+	if id != "" {
+		c.pathID = id
+		c.id, _ = parseID(id)
+	}
+	return nil
+}
+
+// checkCaller finds the principal of a call and counts the call, or holds it to the
+// limits of its session if it needs no API key.
+func (h *handler) checkCaller(c *call) (err error) {
+	if !c.open {
+		return h.authenticate(c)
+	}
+	c.answered, err = h.limitSession(c, network(c.client))
+	return err
+}
+
+// authenticate finds the principal of a call, and counts the call against the limits of
+// account and key.
+func (h *handler) authenticate(c *call) (err error) {
+	keys := c.request.Header["X-Api-Key"]
+	if len(keys) != 1 || keys[0] == "" {
+		return unauthorized
+	}
+	if c.principal, err = h.opts.Authenticator.Authenticate(c.ctx, keys[0]); err != nil {
+		return err
+	}
+
+	// Revocations have a limit of their own, so that a key that uses up the others can
+	// be revoked.
+	account := c.principal.Account.ID
+	if c.endpoint == deleteAPIKey && c.endpoint.admits(c.principal) == nil {
+		return tooMany(h.revocations.take(accountKey{account, c.principal.Key.ID}))
+	}
+
+	key := accountKey{account, root(c.principal.Key)}
+	if key.key == uuid.Nil {
+		return tooMany(h.accounts.take(account))
+	}
+	if retry := h.keys.take(key); retry > 0 {
+		return tooMany(retry)
+	}
+	retry := h.accounts.take(account)
+	if retry > 0 {
+		h.keys.give(key)
+	}
+	return tooMany(retry)
+}
+
+// tooMany refuses a call that may come again after some seconds. It returns nil if that
+// is at once.
+func tooMany(seconds int) error {
+	if seconds == 0 {
+		return nil
+	}
+	return rateLimited.with(strconv.Itoa(seconds))
+}
+
+// root returns the id of the first key of the chain that made a key. That is the key's own
+// id if the Authenticator knows no chains.
+func root(k *cardvault.APIKey) uuid.UUID { return cmp.Or(k.Root, k.ID) }
+
+func (h *handler) checkVersion(c *call) error {
+	if v := c.request.Header["X-Api-Version"]; len(v) > 1 || len(v) == 1 && v[0] != "1.0" {
+		return unsupportedVersion
+	}
+	return nil
+}
+
+func (h *handler) checkScope(c *call) error {
+	if c.open {
+		return nil
+	}
+	return c.endpoint.admits(c.principal)
+}
+
+// admits returns why a principal may not use the endpoint, or nil.
+func (e *endpoint) admits(p *cardvault.Principal) error {
+	for _, s := range []cardvault.Scope{e.scope, e.also} {
+		if s != "" && !p.Key.Has(s) {
+			return lacksScope(s)
+		}
+	}
+	if e.ofKeys && p.Key.ID == uuid.Nil {
+		return notAKey
+	}
+	if e.approved != nil {
+		return e.approved(p.Account)
+	}
+	return nil
+}
+
+func (h *handler) checkSetup(c *call) error {
+	if c.endpoint.enabled == nil {
+		return nil
+	}
+	return c.endpoint.enabled(h.vault)
+}
+
+func (h *handler) checkBody(c *call) (err error) {
+	if c.body, err = readBody(c.request, c.buffers); err != nil {
+		return err
+	}
+	if c.endpoint.needsBody && len(c.body) == 0 {
+		return bodyMissing
+	}
+	return nil
+}
+
+// enter lets a call that passed the checks act in the account of its principal.
+func (h *handler) enter(c *call) {
+	c.vault, c.origins = h.vault.In(uuid.Nil), h.opts.AccountOrigins
+	actor := cardvault.Actor{RequestID: c.requestID}
+	if !c.open {
+		c.vault = h.vault.In(c.principal.Account.ID)
+		actor.KeyID, actor.RootKeyID = c.principal.Key.ID, root(c.principal.Key)
+	}
+	if c.client.IsValid() {
+		actor.Address = c.client.String()
+	}
+	c.ctx = cardvault.WithActor(c.ctx, actor)
+}
