@@ -206,9 +206,9 @@ func (v *Vault) approved(ctx context.Context) (*approval, error) {
 		return nil, err
 	}
 
-	now := &approval{version, a.NetworkTokensActive, m.ID, a.Quotas.PaymentData}
-	v.approvals.Store(v.rows.ID, now)
-	return now, nil
+	is := &approval{version, a.NetworkTokensActive, m.ID, a.Quotas.PaymentData}
+	v.approvals.Store(v.rows.ID, is)
+	return is, nil
 }
 
 const (

@@ -32,8 +32,8 @@ func (c *core) guard(who string, f func() error) (err error) {
 		}
 	}()
 	err = f()
-	var refused *NetworkError
-	if errors.As(err, &refused) && refused == nil {
+	var refusal *NetworkError
+	if errors.As(err, &refusal) && refusal == nil {
 		return errGarbage
 	}
 	return err

@@ -355,20 +355,57 @@ type Principal struct {
 
 // Authenticate returns who the text of an API key stands for, in any account.
 // The error is ErrUnauthenticated for every text that is no valid key.
-func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, error) {
-	short, secret, ok := v.parseKeyText(text)
+func (v *Vault) Authenticate(ctx context.Context, key string) (*Principal, error) {
+	short, secret, ok := v.parseKeyText(key)
 	if !ok {
 		return nil, ErrUnauthenticated
 	}
 	at := now()
-	whole := v.whole()
-	type candidate struct{ key, account *store.Record }
-	var found struct { // one variable, as the function below keeps it on the heap
-		candidates []candidate
-		damaged    error // of another key: it keeps none from being found
+	found, err := v.keysOf(ctx, short)
+	if err != nil {
+		return nil, err
 	}
-	err := v.rows.View(ctx, func(tx store.ReadTx) error {
-		found.candidates, found.damaged = nil, nil
+
+	sum := sha256.Sum256([]byte(secret))
+	for _, c := range found.candidates {
+		k, err := v.In(c.key.Account).openAPIKey(ctx, c.key)
+		if errors.Is(err, ErrDamaged) {
+			found.damaged = err
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if subtle.ConstantTimeCompare(k.digest.get(), sum[:]) == 1 && ledger.Lives(c.key, at) {
+			return v.principal(ctx, k, c.account)
+		}
+	}
+	if found.damaged != nil {
+		return nil, found.damaged
+	}
+
+	// An id that no key has costs what a known one does.
+	if len(found.candidates) == 0 {
+		if err := v.nobody.compare(v, sum[:]); err != nil {
+			return nil, err
+		}
+	}
+	return nil, ErrUnauthenticated
+}
+
+// A keySearch is what was found under the short id of an API key.
+type keySearch struct {
+	candidates []keyCandidate
+	damaged    error // of another key: it keeps none from being found
+}
+
+type keyCandidate struct{ key, account *store.Record }
+
+// keysOf returns the API keys that have a short id, each with its account.
+func (v *Vault) keysOf(ctx context.Context, short string) (found keySearch, err error) {
+	whole := v.whole()
+	err = v.rows.View(ctx, func(tx store.ReadTx) error {
+		found = keySearch{}
 		keys, err := tx.Lookup(kindAPIKey, []byte(short), 16)
 		if errors.Is(err, ErrDamaged) {
 			found.damaged, err = err, nil
@@ -376,6 +413,7 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 		if err != nil {
 			return err
 		}
+
 		for _, k := range keys {
 			account, err := tx.Get(kindAccount, whole.rows.Unmask(kindAccount, k.Account))
 			if errors.Is(err, store.ErrNotFound) { // no vault has written such a key
@@ -385,54 +423,35 @@ func (v *Vault) Authenticate(ctx context.Context, text string) (*Principal, erro
 			if err != nil {
 				return err
 			}
-			found.candidates = append(found.candidates, candidate{k, account})
+			found.candidates = append(found.candidates, keyCandidate{k, account})
 		}
+
+		// An unknown id costs the same: an account is read for it too.
 		if len(keys) == 0 {
 			_, err = tx.Get(kindAccount, v.nobody.account)
 		}
 		return err
 	})
+	return found, err
+}
+
+// principal returns who a key stands for whose secret was right. Its creators are
+// looked at only now: what a wrong secret takes does not depend on them. They were
+// there before the key was, so if they are now they were when the key was read.
+func (v *Vault) principal(ctx context.Context, k *APIKey, account *store.Record) (*Principal, error) {
+	err := v.In(k.Account).checkCreators(ctx, k)
+	if errors.Is(err, ErrNotFound) {
+		return nil, ErrUnauthenticated
+	}
 	if err != nil {
 		return nil, err
 	}
-	sum := sha256.Sum256([]byte(secret))
-	for _, c := range found.candidates {
-		of := v.In(c.key.Account)
-		k, err := of.openAPIKey(ctx, c.key)
-		if errors.Is(err, ErrDamaged) {
-			found.damaged = err
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if subtle.ConstantTimeCompare(k.digest.get(), sum[:]) == 1 && ledger.Lives(c.key, at) {
-			// The creators are looked at once the secret is right: what a wrong one takes
-			// does not depend on them. They were there before the key was, so if they
-			// are now they were when the key was read.
-			err := of.checkCreators(ctx, k)
-			if errors.Is(err, ErrNotFound) {
-				return nil, ErrUnauthenticated
-			}
-			if err != nil {
-				return nil, err
-			}
-			a, err := whole.openAccount(ctx, c.account)
-			if err != nil {
-				return nil, err
-			}
-			return &Principal{k, a}, nil
-		}
+
+	a, err := v.whole().openAccount(ctx, account)
+	if err != nil {
+		return nil, err
 	}
-	if found.damaged != nil {
-		return nil, found.damaged
-	}
-	if len(found.candidates) == 0 {
-		if err := v.nobody.compare(v, sum[:]); err != nil {
-			return nil, err
-		}
-	}
-	return nil, ErrUnauthenticated
+	return &Principal{k, a}, nil
 }
 
 // A nobody is the API key that an unknown one is compared with, so that an

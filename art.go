@@ -216,9 +216,9 @@ func (v *Vault) show(h *holding, asset string, a *art) func(store.Tx) error {
 	h.token.CardArtURL = v.artURL(h.net.artID)
 	drop := v.dropArt(h.card.ID, former)
 
-	same := former == h.net.artID
+	stays := former == h.net.artID
 	return func(tx store.Tx) error {
-		if same {
+		if stays {
 			return nil
 		}
 		if a != nil {

@@ -105,11 +105,11 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 				if reason, err := v.unavailable(ctx, h.token, now()); reason != nil || err != nil {
 					return nil, err
 				}
-				release, err := v.request(ctx, h)
-				if release == nil {
+				freed, err := v.request(ctx, h)
+				if freed == nil {
 					return nil, err
 				}
-				return func(tx store.Tx) error { tx.Put(release); return nil }, err
+				return func(tx store.Tx) error { tx.Put(freed); return nil }, err
 			})
 			switch {
 			case errors.Is(errs[i], ErrNotFound):

@@ -148,8 +148,8 @@ type Expiry struct {
 
 // Expired reports whether the month is over everywhere on earth: twelve hours
 // after it has ended in UTC.
-func (e Expiry) Expired(now time.Time) bool {
-	return !now.Before(time.Date(e.Year, time.Month(e.Month)+1, 1, 12, 0, 0, 0, time.UTC))
+func (e Expiry) Expired(at time.Time) bool {
+	return !at.Before(time.Date(e.Year, time.Month(e.Month)+1, 1, 12, 0, 0, 0, time.UTC))
 }
 
 // A Card is what a vault stores in exchange for a token.
@@ -344,7 +344,7 @@ func digitOf(r rune) (byte, bool) {
 	}
 	// They come in runs of ten, from zero to nine: Unicode, section 4.6.
 	value := 0
-	for before := r - 1; unicode.Is(unicode.Nd, before); before-- {
+	for lower := r - 1; unicode.Is(unicode.Nd, lower); lower-- {
 		value++
 	}
 	return '0' + byte(value%10), true

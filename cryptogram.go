@@ -497,7 +497,7 @@ const paymentJWE = 1
 
 // storePaymentData writes p, unless the token was deleted meanwhile.
 // If it has as many as most, older ones make room.
-func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *PaymentData, most int, once *once) error {
+func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *PaymentData, most int, once *repeatable) error {
 	record := v.rows.NewRecord(kindPaymentData, row)
 	record.Parent, record.Class = token, paymentSucceeded
 	if !p.Success {
@@ -560,13 +560,13 @@ func (v *Vault) trimPaymentData(tx store.Tx, token uuid.UUID, most int) error {
 	}
 
 	room := int(min(paymentTrim, all.Total-int64(most)+1))
-	for _, class := range []uint8{paymentFailed, paymentSucceeded} {
+	for _, c := range []uint8{paymentFailed, paymentSucceeded} {
 		if room == 0 {
 			break
 		}
 
 		q := &store.Query{Kind: kindPaymentData, Account: v.rows.ID, Parent: token, Limit: room}
-		q.Classes.Add(class)
+		q.Classes.Add(c)
 		oldest, err := tx.List(q)
 		if err != nil {
 			return err
@@ -729,12 +729,12 @@ func OpenPaymentData(jwe string, secrets ...SharedSecret) (*PaymentCredential, e
 func parsePayload(payload []byte) (*PaymentCredential, error) {
 	var p struct {
 		Token struct {
-			Number text `json:"token"`
-			Year   int  `json:"expiry_year"`
-			Month  int  `json:"expiry_month"`
+			Number jsonText `json:"token"`
+			Year   int      `json:"expiry_year"`
+			Month  int      `json:"expiry_month"`
 		} `json:"network_token"`
-		Cryptogram text    `json:"cryptogram"`
-		ECI        *string `json:"eci"`
+		Cryptogram jsonText `json:"cryptogram"`
+		ECI        *string  `json:"eci"`
 	}
 
 	err := json.Unmarshal(payload, &p)
@@ -755,10 +755,10 @@ func parsePayload(payload []byte) (*PaymentCredential, error) {
 	return c, nil
 }
 
-// A text is a JSON string that can be overwritten.
-type text []byte
+// A jsonText is a JSON string that can be overwritten.
+type jsonText []byte
 
-func (t *text) UnmarshalText(b []byte) error {
-	*t = append(text(nil), b...)
+func (t *jsonText) UnmarshalText(b []byte) error {
+	*t = append(jsonText(nil), b...)
 	return nil
 }

@@ -77,9 +77,9 @@ func (v *Vault) takeNumber(ctx context.Context, p PAN, f Fingerprint) error {
 // numbersADay returns how many different numbers may be passed in that differ in so many
 // digits alone: of those that there are, so few that guessing takes years or, where there
 // are hardly any, months.
-func (o *Options) numbersADay(hidden int) int {
+func (o *Options) numbersADay(unknown int) int {
 	candidates := 1
-	for range hidden {
+	for range unknown {
 		candidates *= 10
 	}
 	if !o.AllowNonLuhn {

@@ -88,12 +88,12 @@ func WithIdempotencyKey(ctx context.Context, key string) context.Context {
 // being made, since it looked.
 var errRepeated = fmt.Errorf("%w: call was repeated", ledger.ErrAgain)
 
-// A once is the idempotency of one call. A nil once has none.
+// A repeatable is the idempotency of one call. A nil repeatable has none.
 //
 // It is kept as two records: the key with the fingerprint of the request, and
 // the answer, which belongs to what the call made and goes with it. A call that
 // waits for somebody else stores the key before it does: see claim.
-type once struct {
+type repeatable struct {
 	key, result store.Record
 	mistakes    uuid.UUID // id of the record that counts those of the root
 	fingerprint []byte
@@ -119,7 +119,7 @@ const maxMistakes = 5
 
 // once returns how to make the call repeatable, or the answer of the call that
 // this one repeats. A refusal that was sealed is returned as its error.
-func (v *Vault) once(ctx context.Context, op ledger.Operation, object uuid.UUID, request func() []byte) (*once, []byte, error) {
+func (v *Vault) once(ctx context.Context, op ledger.Operation, object uuid.UUID, request func() []byte) (*repeatable, []byte, error) {
 	i, _ := ctx.Value(idempotencyKey{}).(*Idempotency)
 	if i == nil {
 		return nil, nil, nil
@@ -135,14 +135,7 @@ func (v *Vault) once(ctx context.Context, op ledger.Operation, object uuid.UUID,
 		req = request()
 		defer clear(req)
 	}
-
-	o := &once{at: now(), fingerprint: v.rows.Box.Idempotency(v.rows.ID, []byte("request"), req)}
-	name := v.rows.Box.Idempotency(v.rows.ID, []byte("key"), []byte(op.Name), object[:], []byte(i.Key))
-	due := o.at.Add(v.opts.IdempotencyTTL)
-	o.key = store.Record{Kind: kindIdempotency, ID: uuid.UUID(name[:16]), Account: v.rows.ID, Due: due}
-	o.result = store.Record{Kind: kindAnswer, ID: o.key.ID, Account: v.rows.ID, Due: due, Version: 1}
-	actor, _ := ctx.Value(actorKey{}).(Actor)
-	o.mistakes = uuid.UUID(v.rows.Box.Idempotency(v.rows.ID, []byte("mistakes"), name, actor.RootKeyID[:])[:16])
+	o := v.newRepeatable(ctx, op, object, i.Key, req)
 
 	// One at a time, so that what is tried out side by side is counted as well.
 	over := v.repeating.take(ctx, o.mistakes)
@@ -174,6 +167,19 @@ func (v *Vault) once(ctx context.Context, op ledger.Operation, object uuid.UUID,
 	return nil, answer, err
 }
 
+// newRepeatable returns what a call under an idempotency key writes.
+func (v *Vault) newRepeatable(ctx context.Context, op ledger.Operation, object uuid.UUID, key string, req []byte) *repeatable {
+	o := &repeatable{at: now(), fingerprint: v.rows.Box.Idempotency(v.rows.ID, []byte("request"), req)}
+	name := v.rows.Box.Idempotency(v.rows.ID, []byte("key"), []byte(op.Name), object[:], []byte(key))
+	due := o.at.Add(v.opts.IdempotencyTTL)
+	o.key = store.Record{Kind: kindIdempotency, ID: uuid.UUID(name[:16]), Account: v.rows.ID, Due: due}
+	o.result = store.Record{Kind: kindAnswer, ID: o.key.ID, Account: v.rows.ID, Due: due, Version: 1}
+
+	actor, _ := ctx.Value(actorKey{}).(Actor)
+	o.mistakes = uuid.UUID(v.rows.Box.Idempotency(v.rows.ID, []byte("mistakes"), name, actor.RootKeyID[:])[:16])
+	return o
+}
+
 // A firstCall is what the record of a key tells of the call that was made under it.
 type firstCall struct {
 	fingerprint []byte
@@ -186,30 +192,10 @@ type firstCall struct {
 // repeats returns the call that was made under the key, and its result if that is still
 // there; nil if there was none. For another request it returns ErrIdempotencyKeyReused,
 // once that is counted: if it cannot be counted nobody gets to know.
-func (o *once) repeats(ctx context.Context, v *Vault) (first *firstCall, result *store.Record, err error) {
+func (o *repeatable) repeats(ctx context.Context, v *Vault) (first *firstCall, result *store.Record, err error) {
 	for {
 		var key, count *store.Record
-		err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
-			if key, err = tx.Get(kindIdempotency, o.key.ID); err != nil {
-				key = nil
-				if errors.Is(err, store.ErrNotFound) {
-					err = nil
-				}
-				return err
-			}
-			result, err = v.rows.Find(tx, kindAnswer, o.key.ID)
-			if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrNotFound) {
-				result, err = nil, nil // it goes with its token, and with a session
-			}
-			if err != nil {
-				return err
-			}
-			count, err = tx.Get(kindMistakes, o.mistakes)
-			if errors.Is(err, store.ErrNotFound) {
-				count, err = nil, nil
-			}
-			return err
-		})
+		key, result, count, err = o.read(ctx, v)
 		if key == nil || err != nil {
 			return nil, nil, err
 		}
@@ -261,6 +247,33 @@ func (o *once) repeats(ctx context.Context, v *Vault) (first *firstCall, result 
 	}
 }
 
+// read returns the record of the key, and, if there is one, those of its result
+// and of the mistakes under it, each nil if it is not there.
+func (o *repeatable) read(ctx context.Context, v *Vault) (key, result, count *store.Record, err error) {
+	err = v.rows.View(ctx, func(tx store.ReadTx) (err error) {
+		if key, err = tx.Get(kindIdempotency, o.key.ID); err != nil {
+			key = nil
+			if errors.Is(err, store.ErrNotFound) {
+				err = nil
+			}
+			return err
+		}
+		result, err = v.rows.Find(tx, kindAnswer, o.key.ID)
+		if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrNotFound) {
+			result, err = nil, nil // it goes with its token, and with a session
+		}
+		if err != nil {
+			return err
+		}
+		count, err = tx.Get(kindMistakes, o.mistakes)
+		if errors.Is(err, store.ErrNotFound) {
+			count, err = nil, nil
+		}
+		return err
+	})
+	return key, result, count, err
+}
+
 func (v *Vault) readFirst(ctx context.Context, key *store.Record) (*firstCall, error) {
 	r, err := v.rows.Read(ctx, key)
 	if err != nil {
@@ -309,13 +322,13 @@ func (v *Vault) readMistakes(ctx context.Context, count *store.Record, at time.T
 // mistakesCount is the tag of the number in a record of mistakes.
 const mistakesCount = 1
 
-// storeMistakes stores how many mistakes there were, in place of the count before, which
+// storeMistakes stores how many mistakes there were, in place of the former count, which
 // may be nil. It returns what it stored, and store.ErrConflict if somebody was faster.
 // Whether the caller is still there does not matter.
-func (o *once) storeMistakes(ctx context.Context, v *Vault, key, before *store.Record, n uint64) (*store.Record, error) {
+func (o *repeatable) storeMistakes(ctx context.Context, v *Vault, key, former *store.Record, n uint64) (*store.Record, error) {
 	r := &store.Record{Kind: kindMistakes, ID: o.mistakes, Account: v.rows.ID, Due: key.Due, Version: 1}
-	if before != nil {
-		r.Version = before.Version + 1
+	if former != nil {
+		r.Version = former.Version + 1
 	}
 
 	if err := v.rows.SealShown(r, tlv.AppendUint(nil, mistakesCount, n)); err != nil {
@@ -337,7 +350,7 @@ func (o *once) storeMistakes(ctx context.Context, v *Vault, key, before *store.R
 
 // newRow returns the row key of what the call makes: a new one, unless the call
 // takes over from one that had begun.
-func (o *once) newRow(v *Vault) (uuid.UUID, error) {
+func (o *repeatable) newRow(v *Vault) (uuid.UUID, error) {
 	if o != nil && o.row != uuid.Nil {
 		return o.row, nil
 	}
@@ -347,16 +360,16 @@ func (o *once) newRow(v *Vault) (uuid.UUID, error) {
 // claim stores that the call is being made, and the row key of what it makes, so
 // that no other call makes it meanwhile and who takes over after a crash goes on
 // where it was.
-func (o *once) claim(ctx context.Context, v *Vault, row uuid.UUID) error {
+func (o *repeatable) claim(ctx context.Context, v *Vault, row uuid.UUID) error {
 	if o == nil {
 		return nil
 	}
 	return o.claimWith(ctx, v, opStep, row, func(store.Tx) error { return nil })
 }
 
-// claimWith stores the claim in one transaction with what write does. A nil once has no
-// claim.
-func (o *once) claimWith(ctx context.Context, v *Vault, op ledger.Operation, row uuid.UUID, write func(store.Tx) error) error {
+// claimWith stores the claim in one transaction with what write does. A nil
+// repeatable has no claim.
+func (o *repeatable) claimWith(ctx context.Context, v *Vault, op ledger.Operation, row uuid.UUID, write func(store.Tx) error) error {
 	if o == nil {
 		return v.rows.Update(ctx, op, write)
 	}
@@ -371,7 +384,7 @@ func (o *once) claimWith(ctx context.Context, v *Vault, op ledger.Operation, row
 
 // release ends a claim, so that the call can be repeated at once. If that fails
 // the lease ends it.
-func (o *once) release(ctx context.Context, v *Vault) {
+func (o *repeatable) release(ctx context.Context, v *Vault) {
 	if o == nil || o.held == 0 {
 		return
 	}
@@ -383,7 +396,7 @@ func (o *once) release(ctx context.Context, v *Vault) {
 }
 
 // storeClaim stores a claim that ends at until, with what write does.
-func (o *once) storeClaim(ctx context.Context, v *Vault, op ledger.Operation, until time.Time, write func(store.Tx) error) error {
+func (o *repeatable) storeClaim(ctx context.Context, v *Vault, op ledger.Operation, until time.Time, write func(store.Tx) error) error {
 	b := tlv.Append(nil, onceFingerprint, o.fingerprint)
 	b = tlv.Append(tlv.AppendTime(b, onceLease, until), onceRow, o.row[:])
 	if err := o.sealKey(v, b); err != nil {
@@ -404,31 +417,31 @@ func (o *once) storeClaim(ctx context.Context, v *Vault, op ledger.Operation, un
 
 // seal keeps answer as the result of the call, which goes with the record
 // whose id is parent.
-func (o *once) seal(v *Vault, answer []byte, parent uuid.UUID) error {
+func (o *repeatable) seal(v *Vault, answer []byte, parent uuid.UUID) error {
 	return o.sealResult(v, answer, parent, false)
 }
 
 // sealRefusal keeps ErrNetworkTokenState as the result.
-func (o *once) sealRefusal(v *Vault, parent uuid.UUID) error {
+func (o *repeatable) sealRefusal(v *Vault, parent uuid.UUID) error {
 	return o.sealResult(v, nil, parent, true)
 }
 
-func (o *once) sealResult(v *Vault, answer []byte, parent uuid.UUID, refused bool) error {
+func (o *repeatable) sealResult(v *Vault, answer []byte, parent uuid.UUID, refusal bool) error {
 	b := tlv.Append(nil, onceFingerprint, o.fingerprint)
-	if err := o.sealKey(v, tlv.AppendBool(b, onceRefused, refused)); err != nil {
+	if err := o.sealKey(v, tlv.AppendBool(b, onceRefused, refusal)); err != nil {
 		return err
 	}
 	o.result.Parent = parent
 	return v.rows.SealShown(&o.result, tlv.Pad(answer, 64, 64))
 }
 
-func (o *once) sealKey(v *Vault, plain []byte) error {
+func (o *repeatable) sealKey(v *Vault, plain []byte) error {
 	o.key.Version = o.held + 1
 	return v.rows.SealShown(&o.key, plain)
 }
 
 // put writes key and result in the transaction of the effect.
-func (o *once) put(tx store.Tx) error {
+func (o *repeatable) put(tx store.Tx) error {
 	if o == nil {
 		return nil
 	}
@@ -441,7 +454,7 @@ func (o *once) put(tx store.Tx) error {
 
 // putKey writes the key unless another call was faster. Lapsed records under the
 // same key make room.
-func (o *once) putKey(tx store.Tx) error {
+func (o *repeatable) putKey(tx store.Tx) error {
 	r, err := tx.Get(kindIdempotency, o.key.ID)
 	none := errors.Is(err, store.ErrNotFound)
 	if err != nil && !none {

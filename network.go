@@ -162,11 +162,11 @@ const (
 type Owners uint8
 
 // OwnersOf returns the set of some owners.
-func OwnersOf(owners ...Owner) (set Owners) {
+func OwnersOf(owners ...Owner) (all Owners) {
 	for _, o := range owners {
-		set |= 1 << o
+		all |= 1 << o
 	}
-	return set
+	return all
 }
 
 // A CryptogramRequest asks for a cryptogram.

@@ -1,6 +1,7 @@
 package cardvault
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -35,24 +36,12 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) error {
 		Due:     now().Add(noticeTTL),
 		Version: 1,
 	}
-	handle := n.Token.ID
-	if handle == "" {
-		handle = n.Token.IdempotencyKey
-	}
-	hash := v.networkHash(network, handle)
-	var known *store.Record
-	var holders []*store.Record
-	err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
-		known, err = tx.Get(kindNotice, seen.ID)
-		if !errors.Is(err, store.ErrNotFound) {
-			return err
-		}
-		holders, err = tx.Lookup(kindNetworkToken, hash, noticeHolders+1)
-		return err
-	})
-	var errs []error // none keeps anybody else from being told
+
+	hash := v.networkHash(network, n.Token.handle())
+	known, holders, err := v.readNotice(ctx, seen.ID, hash)
+	var damaged error // a holder that cannot be read keeps the notice from no other
 	if errors.Is(err, ErrDamaged) && known == nil {
-		errs, err = append(errs, err), nil
+		damaged, err = err, nil
 	}
 	switch {
 	case err != nil:
@@ -61,27 +50,61 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) error {
 		_, err := v.rows.OpenShown(ctx, known)
 		return err
 	case len(holders) == 0:
-		releasing := false // what cannot be read is no release
-		err := v.rows.FindBy(ctx, kindRelease, hash, maxReleases, func(_ *store.Record, readable bool) bool {
-			releasing = readable
-			return !readable
-		})
-		if errs = append(errs, err); errors.Join(errs...) == nil && !releasing {
-			return ErrNotFound
-		}
-		return errors.Join(errs...)
+		return v.unheld(ctx, hash, damaged)
 	}
+
 	if err := v.rows.SealShown(seen, tlv.Pad(nil, 16, 16)); err != nil {
 		return err
 	}
 	if len(holders) > noticeHolders {
 		return v.notifyMany(ctx, &spread{notice: *n, network: network}, seen)
 	}
-	// Each in a transaction of its own: what was applied is found stale, or the
-	// same, when the notice is delivered again after a failure in between.
+	return v.notifyAll(ctx, holders, n, seen, damaged)
+}
+
+// handle is the name by which a network token is found: the network's, or the
+// idempotency key while that is not known.
+func (r *NetworkTokenRef) handle() string { return cmp.Or(r.ID, r.IdempotencyKey) }
+
+// readNotice returns the record of a notice that was seen before, or else the
+// network tokens that it is about, one more than are notified at once.
+func (v *Vault) readNotice(ctx context.Context, id uuid.UUID, hash []byte) (known *store.Record, holders []*store.Record, err error) {
+	err = v.rows.View(ctx, func(tx store.ReadTx) (err error) {
+		known, err = tx.Get(kindNotice, id)
+		if !errors.Is(err, store.ErrNotFound) {
+			return err
+		}
+		holders, err = tx.Lookup(kindNetworkToken, hash, noticeHolders+1)
+		return err
+	})
+	return known, holders, err
+}
+
+// unheld returns the answer to a notice of a network token that no token holds:
+// nil if it is about to be deleted at the network, else ErrNotFound.
+func (v *Vault) unheld(ctx context.Context, hash []byte, damaged error) error {
+	releasing := false // what cannot be read is no release
+	err := v.rows.FindBy(ctx, kindRelease, hash, maxReleases, func(_ *store.Record, readable bool) bool {
+		releasing = readable
+		return !readable
+	})
+	if err = errors.Join(damaged, err); err == nil && !releasing {
+		return ErrNotFound
+	}
+	return err
+}
+
+// notifyAll applies a notice to all holders of a network token, each in a
+// transaction of its own: what was applied is found stale, or the same, when the
+// notice is delivered again after a failure in between.
+func (v *Vault) notifyAll(ctx context.Context, holders []*store.Record, n *Notice, seen *store.Record, damaged error) error {
+	var errs []error
+	if damaged != nil {
+		errs = append(errs, damaged)
+	}
 	for i, r := range holders {
 		var also func(store.Tx) error
-		if i == len(holders)-1 && len(errs) == 0 {
+		if i == len(holders)-1 && len(errs) == 0 { // all have it
 			also = func(tx store.Tx) error { return putNew(tx, seen) }
 		}
 		if err := v.notifyOne(ctx, r, n, also); err != nil {
@@ -250,11 +273,7 @@ func (v *Vault) notifyMany(ctx context.Context, s *spread, seen *store.Record) e
 
 // spreadOn goes on with a spread until it is done or the claim is nearly over.
 func (v *Vault) spreadOn(ctx context.Context, j *job, s *spread) error {
-	handle := s.notice.Token.ID
-	if handle == "" {
-		handle = s.notice.Token.IdempotencyKey
-	}
-	hash := v.networkHash(s.network, handle)
+	hash := v.networkHash(s.network, s.notice.Token.handle())
 
 	for time.Until(j.rec.Due) > sendTimeout {
 		select {

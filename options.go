@@ -157,90 +157,134 @@ type Options struct {
 // NoRetention as Options.PaymentDataRetention keeps no encrypted payment data.
 const NoRetention time.Duration = -1
 
+// withDefaults returns a copy of o, which may be nil, with its defaults, or the
+// first thing that is wrong with it.
 func (o *Options) withDefaults() (Options, error) {
 	opts := Options{}
 	if o != nil {
 		opts = *o
 	}
-	if opts.Mode > Sandbox {
-		return opts, errors.New("cardvault: Options.Mode must be Live or Sandbox")
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	switch opts.IINLength {
+
+	for _, complete := range []func(*Options) error{
+		(*Options).completeMode,
+		(*Options).completeDurations,
+		(*Options).completeNetwork,
+		(*Options).checkProviders,
+		(*Options).completeLimits,
+		(*Options).completeBaseURL,
+	} {
+		if err := complete(&opts); err != nil {
+			return opts, err
+		}
+	}
+	return opts, nil
+}
+
+func (o *Options) completeMode() error {
+	if o.Mode > Sandbox {
+		return errors.New("cardvault: Options.Mode must be Live or Sandbox")
+	}
+	switch o.IINLength {
 	case 0:
-		opts.IINLength = 6
+		o.IINLength = 6
 	case 6, 8:
 	default:
-		return opts, errors.New("cardvault: Options.IINLength must be 6 or 8")
+		return errors.New("cardvault: Options.IINLength must be 6 or 8")
 	}
+	return nil
+}
+
+func (o *Options) completeDurations() error {
 	for _, d := range []struct {
 		name           string
 		value          *time.Duration
 		low, def, high time.Duration
 	}{
-		{"SessionTTL", &opts.SessionTTL, time.Minute, 15 * time.Minute, time.Hour},
-		{"SecurityCodeTTL", &opts.SecurityCodeTTL, minSecurityCodeTTL, 10 * time.Minute, 15 * time.Minute},
-		{"PPANTimeout", &opts.PPANTimeout, 100 * time.Millisecond, 10 * time.Second, time.Minute},
-		{"IDVTimeout", &opts.IDVTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
-		{"NetworkTimeout", &opts.NetworkTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
-		{"ProvisionWait", &opts.ProvisionWait, 0, 0, 10 * time.Second},
-		{"PaymentDataRetention", &opts.PaymentDataRetention, time.Minute, 24 * time.Hour, 30 * 24 * time.Hour},
-		{"IdempotencyTTL", &opts.IdempotencyTTL, time.Hour, 24 * time.Hour, 7 * 24 * time.Hour},
+		{"SessionTTL", &o.SessionTTL, time.Minute, 15 * time.Minute, time.Hour},
+		{"SecurityCodeTTL", &o.SecurityCodeTTL, minSecurityCodeTTL, 10 * time.Minute, 15 * time.Minute},
+		{"PPANTimeout", &o.PPANTimeout, 100 * time.Millisecond, 10 * time.Second, time.Minute},
+		{"IDVTimeout", &o.IDVTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
+		{"NetworkTimeout", &o.NetworkTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
+		{"ProvisionWait", &o.ProvisionWait, 0, 0, 10 * time.Second},
+		{"PaymentDataRetention", &o.PaymentDataRetention, time.Minute, 24 * time.Hour, 30 * 24 * time.Hour},
+		{"IdempotencyTTL", &o.IdempotencyTTL, time.Hour, 24 * time.Hour, 7 * 24 * time.Hour},
 	} {
 		if *d.value == 0 {
 			*d.value = d.def
 		}
-		if d.value == &opts.PaymentDataRetention && *d.value == NoRetention {
+		if d.value == &o.PaymentDataRetention && *d.value == NoRetention {
 			continue
 		}
 		if *d.value < d.low || *d.value > d.high {
-			return opts, fmt.Errorf("cardvault: Options.%s must be between %v and %v", d.name, d.low, d.high)
+			return fmt.Errorf("cardvault: Options.%s must be between %v and %v", d.name, d.low, d.high)
 		}
 	}
-	if opts.NetworkRate == 0 && opts.Mode == Live {
-		opts.NetworkRate = 100
+	return nil
+}
+
+func (o *Options) completeNetwork() error {
+	if o.NetworkRate == 0 && o.Mode == Live {
+		o.NetworkRate = 100
 	}
-	if !(opts.NetworkRate >= 0 && opts.NetworkRate <= 1e6) {
-		return opts, errors.New("cardvault: Options.NetworkRate must be between 0 and a million")
+	if !(o.NetworkRate >= 0 && o.NetworkRate <= 1e6) {
+		return errors.New("cardvault: Options.NetworkRate must be between 0 and a million")
 	}
-	if n := opts.Network; n != nil {
-		if name := n.Name(); name == "" || checkProvider(name) != nil {
-			return opts, errors.New("cardvault: Name of Options.Network must be 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit")
-		}
-		if _, ok := n.(SandboxOnly); ok && opts.Mode == Live {
-			return opts, fmt.Errorf("%w: network %q is for sandboxes, and Options.Mode is Live", ErrWrongMode, n.Name())
-		}
+	if o.Network == nil {
+		return nil
 	}
-	if _, ok := opts.PPAN.(SandboxOnly); ok && opts.Mode == Live {
-		return opts, fmt.Errorf("%w: the provider of pseudo card numbers is for sandboxes, and Options.Mode is Live", ErrWrongMode)
+
+	if name := o.Network.Name(); name == "" || checkProvider(name) != nil {
+		return errors.New("cardvault: Name of Options.Network must be 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit")
 	}
-	if _, ok := opts.IDV.(SandboxOnly); ok && opts.Mode == Live {
-		return opts, fmt.Errorf("%w: the IDVProvider is for sandboxes, and Options.Mode is Live", ErrWrongMode)
+	if _, ok := o.Network.(SandboxOnly); ok && o.Mode == Live {
+		return fmt.Errorf("%w: network %q is for sandboxes, and Options.Mode is Live", ErrWrongMode, o.Network.Name())
 	}
-	if err := opts.Quotas.withDefaults(); err != nil {
-		return opts, err
+	return nil
+}
+
+// checkProviders refuses providers that must not see real cards.
+func (o *Options) checkProviders() error {
+	if _, ok := o.PPAN.(SandboxOnly); ok && o.Mode == Live {
+		return fmt.Errorf("%w: the provider of pseudo card numbers is for sandboxes, and Options.Mode is Live", ErrWrongMode)
 	}
-	if opts.SecurityCodeCapacity == 0 {
-		opts.SecurityCodeCapacity = 1 << 16
+	if _, ok := o.IDV.(SandboxOnly); ok && o.Mode == Live {
+		return fmt.Errorf("%w: the IDVProvider is for sandboxes, and Options.Mode is Live", ErrWrongMode)
 	}
-	if n := opts.SecurityCodeCapacity; n < 1 || n > 1e8 {
-		return opts, errors.New("cardvault: Options.SecurityCodeCapacity must be between 1 and a hundred million")
+	return nil
+}
+
+func (o *Options) completeLimits() error {
+	if err := o.Quotas.withDefaults(); err != nil {
+		return err
 	}
-	if opts.Replicas == 0 {
-		opts.Replicas = 1
+
+	if o.SecurityCodeCapacity == 0 {
+		o.SecurityCodeCapacity = 1 << 16
 	}
-	if opts.Replicas < 1 || opts.Replicas > 1000 {
-		return opts, errors.New("cardvault: Options.Replicas must be between 1 and 1000")
+	if n := o.SecurityCodeCapacity; n < 1 || n > 1e8 {
+		return errors.New("cardvault: Options.SecurityCodeCapacity must be between 1 and a hundred million")
 	}
-	if opts.BaseURL != "" {
-		u, err := url.Parse(opts.BaseURL)
+
+	if o.Replicas == 0 {
+		o.Replicas = 1
+	}
+	if o.Replicas < 1 || o.Replicas > 1000 {
+		return errors.New("cardvault: Options.Replicas must be between 1 and 1000")
+	}
+	return nil
+}
+
+func (o *Options) completeBaseURL() error {
+	if o.BaseURL != "" {
+		u, err := url.Parse(o.BaseURL)
 		if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil ||
-			strings.ContainsAny(opts.BaseURL, "?#\"'<>\\ ") {
-			return opts, errors.New("cardvault: Options.BaseURL must be a URL of http or https without user, query and fragment")
+			strings.ContainsAny(o.BaseURL, "?#\"'<>\\ ") {
+			return errors.New("cardvault: Options.BaseURL must be a URL of http or https without user, query and fragment")
 		}
 	}
-	opts.BaseURL = strings.TrimSuffix(opts.BaseURL, "/")
-	if opts.Logger == nil {
-		opts.Logger = slog.New(slog.DiscardHandler)
-	}
-	return opts, nil
+	o.BaseURL = strings.TrimSuffix(o.BaseURL, "/")
+	return nil
 }

@@ -190,7 +190,7 @@ type payloadHeader struct {
 
 // checkPayloadHeader reads the header of a payload, and returns whether it has nothing
 // but what it may have.
-func checkPayloadHeader(payload []byte, session uuid.UUID) (h payloadHeader, ok bool) {
+func checkPayloadHeader(payload []byte, id uuid.UUID) (h payloadHeader, ok bool) {
 	// Decoders of base64 pass over line breaks.
 	if bytes.ContainsAny(payload, "\r\n") {
 		return h, false
@@ -222,7 +222,7 @@ func checkPayloadHeader(payload []byte, session uuid.UUID) (h payloadHeader, ok 
 		case "kid":
 			h.key, h.named, ok = text, true, true
 		case "sid":
-			h.bound = text == session.String()
+			h.bound = text == id.String()
 			ok = h.bound
 		case "typ":
 			ok = true
@@ -240,21 +240,21 @@ func checkPayloadHeader(payload []byte, session uuid.UUID) (h payloadHeader, ok 
 // usePayload returns the record that a payload was used in a session, or none if
 // there is one: a payload is good for one session. It is known by its
 // content-encryption key, for as long as the key that opens it is honoured.
-func (v *Vault) usePayload(ctx context.Context, session uuid.UUID, d *decryption) ([]*store.Record, error) {
+func (v *Vault) usePayload(ctx context.Context, row uuid.UUID, d *decryption) ([]*store.Record, error) {
 	v = v.whole()
 	id := uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "session payload", d.contentKey))
 	r, err := v.rows.GetRow(ctx, kindPayload, id)
 	if errors.Is(err, ErrNotFound) {
 		// Longer than the key, also by the clock of whoever erases it.
 		r = &store.Record{Kind: kindPayload, ID: id, Due: d.key.due.Add(maxSessionTTL), Version: 1}
-		return []*store.Record{r}, v.rows.SealShown(r, session[:])
+		return []*store.Record{r}, v.rows.SealShown(r, row[:])
 	}
 	if err != nil {
 		return nil, err
 	}
 
 	by, err := v.rows.OpenShown(ctx, r)
-	if err == nil && !bytes.Equal(by, session[:]) {
+	if err == nil && !bytes.Equal(by, row[:]) {
 		err = undecryptable()
 	}
 	return nil, err

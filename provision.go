@@ -2,6 +2,7 @@ package cardvault
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,10 +29,11 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
 	case answer != nil:
 		return v.decodeAnswer(answer)
 	}
+
 	row := v.rows.Unmask(kindToken, id)
-	var release *store.Record
+	var freed *store.Record // the release of the network token that it had
 	t, err := v.change(ctx, opProvision, row, func(h *holding) (also func(store.Tx) error, err error) {
-		if release, err = v.request(ctx, h); err != nil {
+		if freed, err = v.request(ctx, h); err != nil {
 			return nil, err
 		}
 		if once != nil {
@@ -39,31 +41,20 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
 				return nil, err
 			}
 		}
-		if once == nil && release == nil {
+		if once == nil && freed == nil {
 			return nil, nil
 		}
 		return func(tx store.Tx) error {
-			if release != nil {
-				tx.Put(release)
+			if freed != nil {
+				tx.Put(freed)
 			}
 			return once.put(tx)
 		}, nil
 	})
+
 	switch {
 	case errors.Is(err, ErrNetworkTokenState) && once != nil:
-		// The one error that a repetition gets again.
-		if err := once.sealRefusal(v, row); err != nil {
-			return nil, err
-		}
-		err = v.rows.Write(ctx, opProvision, id, func(tx store.Tx) error {
-			if _, err := v.rows.Find(tx, kindToken, row); err != nil {
-				return err
-			}
-			return once.put(tx)
-		})
-		if err == nil {
-			err = ErrNetworkTokenState
-		}
+		err = v.storeRefusal(ctx, id, once)
 	case errors.Is(err, ErrNetworkTokenState):
 		v.rows.Wrote(ctx, opProvision, id, err)
 	}
@@ -73,8 +64,24 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
 	if err != nil {
 		return nil, err
 	}
-	v.workDue(release)
+	v.workDue(freed)
 	return v.provisioned(ctx, t)
+}
+
+// storeRefusal stores and returns ErrNetworkTokenState, the one error that a
+// repetition gets again.
+func (v *Vault) storeRefusal(ctx context.Context, id uuid.UUID, once *repeatable) error {
+	row := v.rows.Unmask(kindToken, id)
+	if err := once.sealRefusal(v, row); err != nil {
+		return err
+	}
+	err := v.rows.Write(ctx, opProvision, id, func(tx store.Tx) error {
+		if _, err := v.rows.Find(tx, kindToken, row); err != nil {
+			return err
+		}
+		return once.put(tx)
+	})
+	return cmp.Or(err, ErrNetworkTokenState)
 }
 
 // provisioned waits for a token that is pending, if it is to be waited for.
@@ -96,12 +103,13 @@ func (v *Vault) provisioned(ctx context.Context, t *Token) (*Token, error) {
 			return t, nil
 		case <-look.C:
 		}
-		now, err := v.Get(ctx, t.ID)
+
+		latest, err := v.Get(ctx, t.ID)
 		switch {
 		case ctx.Err() != nil:
 			return t, nil
-		case err != nil || now.NetworkTokenStatus != NetworkTokenPending:
-			return now, err
+		case err != nil || latest.NetworkTokenStatus != NetworkTokenPending:
+			return latest, err
 		}
 	}
 }
@@ -131,17 +139,17 @@ func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) 
 
 	// A network token of before, or a call to a network that is no longer the
 	// configured one, is left to its release.
-	var released *store.Record
+	var freed *store.Record
 	name := v.opts.Network.Name()
 	if n.leaves(name) {
-		if released, err = v.newRelease(n.network, n.ref(t.ID), now()); err != nil {
+		if freed, err = v.newRelease(n.network, n.ref(t.ID), now()); err != nil {
 			return nil, err
 		}
 	}
 
 	n.scheme = t.Scheme
 	v.answered(h, networkAnswer{kind: answerRequested, network: name}, now())
-	return released, nil
+	return freed, nil
 }
 
 // unavailable says why the configuration allows no network token for t at a
@@ -285,11 +293,11 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 		return v.conclude(ctx, h, a)
 	}
 
-	approval, err := v.approved(ctx)
+	may, err := v.approved(ctx)
 	if err != nil {
 		return err
 	}
-	got, failure, err := v.askForToken(ctx, h, approval.merchant)
+	got, failure, err := v.askForToken(ctx, h, may.merchant)
 	if errors.Is(err, ErrNotFound) {
 		return nil // the token was deleted meanwhile
 	}
@@ -497,12 +505,12 @@ func (v *Vault) callLookup(ctx context.Context, ref NetworkTokenRef, lastFour st
 const jobContact = 1
 
 // openContact returns the contact that is to be passed to the network, or none.
-func (v *Vault) openContact(ctx context.Context, job *store.Record) (c Contact, err error) {
-	if len(job.Secret) == 0 {
+func (v *Vault) openContact(ctx context.Context, r *store.Record) (c Contact, err error) {
+	if len(r.Secret) == 0 {
 		return Contact{}, nil
 	}
 
-	plain, err := v.rows.CopySecret(ctx, job)
+	plain, err := v.rows.CopySecret(ctx, r)
 	if err != nil {
 		return Contact{}, err
 	}
@@ -677,10 +685,10 @@ func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call f
 	}
 
 	err = v.ask(ctx, func(ctx context.Context) error { return call(s, ctx, h.net.ref(id)) })
-	var refused *NetworkError
+	var refusal *NetworkError
 	switch {
-	case errors.As(err, &refused):
-		return nil, refused
+	case errors.As(err, &refusal):
+		return nil, refusal
 	case err != nil:
 		v.log.Warn("network token could not be suspended or resumed", "token", id, "error", printable(err))
 		return nil, fmt.Errorf("%w: the network gave no answer", ErrUnavailable)

@@ -152,12 +152,12 @@ func (v *Vault) releaseNow(ctx context.Context, rec *store.Record, l *release) e
 		return v.finish(ctx, rec)
 	}
 
-	pause := 24 * time.Hour
+	wait := 24 * time.Hour
 	if l.tries <= uint64(len(retries)) {
-		pause = retries[l.tries-1]
+		wait = retries[l.tries-1]
 	}
 
-	rec.Due = now().Add(v.pace(pause))
+	rec.Due = now().Add(v.pace(wait))
 	return v.again(ctx, rec, l.encode())
 }
 

@@ -64,7 +64,7 @@ func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
 	return err
 }
 
-func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *once) error {
+func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *repeatable) error {
 	row, last, err := v.endCode(ctx, id, once)
 	if err == nil && last {
 		err = v.eraseCode(ctx, id)
@@ -88,7 +88,7 @@ func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *once) error {
 // claim of the call with that: whoever takes over after a crash ends no later code. It
 // returns the row key of the token, and whether there is no later code: only then may
 // what the cache has be erased.
-func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *once) (row uuid.UUID, last bool, err error) {
+func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *repeatable) (row uuid.UUID, last bool, err error) {
 	for {
 		card, err := v.rows.Get(ctx, kindToken, id)
 		if err != nil {
@@ -100,8 +100,8 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *once) (row uuid
 		}
 
 		if once != nil && once.row != uuid.Nil { // it is ended: see claim
-			ended := binary.BigEndian.Uint64(once.row[8:])
-			return card.ID, t.codes == ended, once.claim(ctx, v, once.row)
+			number := binary.BigEndian.Uint64(once.row[8:])
+			return card.ID, t.codes == number, once.claim(ctx, v, once.row)
 		}
 
 		t.codes++
@@ -113,9 +113,9 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *once) (row uuid
 			return uuid.Nil, false, err
 		}
 
-		var ended uuid.UUID
-		binary.BigEndian.PutUint64(ended[8:], t.codes)
-		err = once.claimWith(ctx, v, opConsume, ended, func(tx store.Tx) error {
+		var which uuid.UUID
+		binary.BigEndian.PutUint64(which[8:], t.codes)
+		err = once.claimWith(ctx, v, opConsume, which, func(tx store.Tx) error {
 			if _, err := v.rows.Find(tx, kindToken, card.ID); err != nil {
 				return err
 			}
@@ -148,11 +148,11 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (SessionID, er
 	if err != nil {
 		return SessionID{}, err
 	}
-	session, err := v.newSession(ctx, opRefreshSession, &session{refresh: card.ID}, once)
+	made, err := v.newSession(ctx, opRefreshSession, &session{refresh: card.ID}, once)
 	if errors.Is(err, errRepeated) {
 		return v.RefreshSession(ctx, id)
 	}
-	return session, err
+	return made, err
 }
 
 // RefreshSecurityCode keeps the security code that was entered in a session of
@@ -163,9 +163,9 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (SessionID, er
 // another account or a token that is gone; ErrSessionCompleted; ErrSessionKind;
 // ErrUnavailable if the cache does not take the code or the store cannot be read
 // then: the session is completed all the same, and no code is left.
-func (v *Vault) RefreshSecurityCode(ctx context.Context, session SessionID, code SecurityCode) (*Token, error) {
+func (v *Vault) RefreshSecurityCode(ctx context.Context, id SessionID, code SecurityCode) (*Token, error) {
 	for {
-		r, s, err := v.openSession(ctx, session)
+		r, s, err := v.openSession(ctx, id)
 		if err != nil {
 			return nil, err
 		}

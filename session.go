@@ -91,7 +91,7 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (Sessio
 }
 
 // newSession stores a session under a new id, and that as the result of once.
-func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session, once *once) (SessionID, error) {
+func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session, once *repeatable) (SessionID, error) {
 	id := uuid.New() // no row key: a credential has no structure
 	r := &store.Record{
 		Kind:    kindSession,

@@ -661,79 +661,103 @@ func (u *TokenUpdate) apply(t *Token) error {
 // The error is ErrNotFound for an id that the account does not have, or has no
 // more.
 func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
-	row := v.rows.Unmask(kindToken, id)
 	for {
-		var seen uint64 // version of its record; 0: there is none
-		var rec, release *store.Record
-		card := &store.Record{ID: row} // if there is none, nothing is deleted
-		err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
-			switch r, err := v.rows.Find(tx, kindToken, row); {
-			case err == nil:
-				card = r
-			case !errors.Is(err, ErrNotFound) && !errors.Is(err, store.ErrNotFound):
-				return err
-			}
-			rec, err = tx.Get(kindNetworkToken, row)
-			if errors.Is(err, store.ErrNotFound) {
-				rec, err = nil, nil
-			}
-			return err
-		})
-		if err != nil {
+		err := v.deleteToken(ctx, id)
+		if !errors.Is(err, store.ErrConflict) {
 			return err
 		}
-		event, err := v.newEvent(ctx, card, nil, TokenDeleted, ReasonRequested)
-		if err != nil {
-			return err
-		}
-		also := func(store.Tx) error { return nil }
-		if rec != nil {
-			seen = rec.Version
-			n, err := v.openNetworkToken(ctx, rec)
-			switch {
-			case err == nil:
-				release, also, err = v.dropNetworkToken(ctx, id, row, n, rec.Due)
-			case errors.Is(err, ErrDamaged): // what is damaged can be removed
-				v.log.Error("network token is left at the network: its record cannot be read", "token", id, "error", err)
-				err = nil
-			}
-			if err != nil {
-				return err
-			}
-		}
-		err = v.remove(ctx, opDelete, kindToken, id, func(tx store.Tx, row uuid.UUID) error {
-			switch is, err := tx.Get(kindToken, row); {
-			case err != nil:
-				return err
-			case is.Version != card.Version:
-				return store.ErrConflict // perhaps there is a later event
-			}
-			if err := event.put(tx); err != nil {
-				return err
-			}
-			switch r, err := tx.Get(kindNetworkToken, row); {
-			case errors.Is(err, store.ErrNotFound) && seen == 0:
-				return nil
-			case err != nil && !errors.Is(err, store.ErrNotFound):
-				return err
-			case err != nil || r.Version != seen:
-				return store.ErrConflict // it has changed since it was read
-			}
-			tx.Delete(kindNetworkToken, row)
-			return also(tx)
-		})
-		if errors.Is(err, store.ErrConflict) {
-			continue
-		}
-		if err == nil || errors.Is(err, ErrOutcomeUnknown) {
-			v.dropCode(ctx, id)
-		}
-		if err == nil {
-			v.workDue(release)
-			event.written()
-		}
+	}
+}
+
+// deleteToken deletes a token as it is when it is read. It returns
+// store.ErrConflict if the token or its network token has changed since.
+func (v *Vault) deleteToken(ctx context.Context, id uuid.UUID) error {
+	row := v.rows.Unmask(kindToken, id)
+	card, rec, err := v.readToDelete(ctx, row)
+	if err != nil {
 		return err
 	}
+	event, err := v.newEvent(ctx, card, nil, TokenDeleted, ReasonRequested)
+	if err != nil {
+		return err
+	}
+
+	var freed *store.Record // the release of its network token
+	drop := func(store.Tx) error { return nil }
+	if rec != nil {
+		n, err := v.openNetworkToken(ctx, rec)
+		switch {
+		case err == nil:
+			freed, drop, err = v.dropNetworkToken(ctx, id, row, n, rec.Due)
+		case errors.Is(err, ErrDamaged): // what is damaged can be removed
+			v.log.Error("network token is left at the network: its record cannot be read", "token", id, "error", err)
+			err = nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+
+	err = v.remove(ctx, opDelete, kindToken, id, func(tx store.Tx, row uuid.UUID) error {
+		if err := unchanged(tx, kindToken, row, card); err != nil {
+			return err // perhaps there is a later event
+		}
+		if err := event.put(tx); err != nil {
+			return err
+		}
+		if err := unchanged(tx, kindNetworkToken, row, rec); err != nil || rec == nil {
+			return err
+		}
+		tx.Delete(kindNetworkToken, row)
+		return drop(tx)
+	})
+
+	// Erased also if the outcome is unknown: the code is of no use without its token.
+	if err == nil || errors.Is(err, ErrOutcomeUnknown) {
+		v.dropCode(ctx, id)
+	}
+	if err == nil {
+		v.workDue(freed)
+		event.written()
+	}
+	return err
+}
+
+// readToDelete returns the records of a token and of its network token, nil if
+// there is none. Of a token that is not there it returns an empty record: nothing
+// is deleted then.
+func (v *Vault) readToDelete(ctx context.Context, row uuid.UUID) (card, net *store.Record, err error) {
+	card = &store.Record{ID: row}
+	err = v.rows.View(ctx, func(tx store.ReadTx) (err error) {
+		switch r, err := v.rows.Find(tx, kindToken, row); {
+		case err == nil:
+			card = r
+		case !errors.Is(err, ErrNotFound) && !errors.Is(err, store.ErrNotFound):
+			return err
+		}
+		net, err = tx.Get(kindNetworkToken, row)
+		if errors.Is(err, store.ErrNotFound) {
+			net, err = nil, nil
+		}
+		return err
+	})
+	return card, net, err
+}
+
+// unchanged returns store.ErrConflict unless a record has the version that was
+// read, or there still is none if read is nil.
+func unchanged(tx store.ReadTx, kind store.Kind, row uuid.UUID, read *store.Record) error {
+	switch r, err := tx.Get(kind, row); {
+	case errors.Is(err, store.ErrNotFound) && read == nil:
+		return nil
+	case errors.Is(err, store.ErrNotFound):
+		return store.ErrConflict
+	case err != nil:
+		return err
+	case read == nil || r.Version != read.Version:
+		return store.ErrConflict
+	}
+	return nil
 }
 
 // dropNetworkToken returns what a deletion does about a network token: its
@@ -974,19 +998,6 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 			t.CountryCode = string(r.Value)
 		case tokenNetworkStatus:
 			t.NetworkTokenStatus = NetworkTokenStatus(r.Uint())
-		case tokenReasonSource:
-			reason.Source = Source(r.Uint())
-		case tokenReasonCode:
-			reason.Code = string(r.Value)
-			reason.Message = reasons[reason.Code].text
-		case tokenReasonMessage:
-			reason.Message = string(r.Value)
-		case tokenReasonRetryable:
-			reason.Retryable = r.Bool()
-		case tokenReasonSchemeCode:
-			reason.SchemeCode = string(r.Value)
-		case tokenReasonAt:
-			reason.OccurredAt = r.Time()
 		case tokenIdentification:
 			t.Identification = Identification(r.Uint())
 		case tokenBusinessKey:
@@ -1013,20 +1024,17 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 		case tokenAuthMethod:
 			auth.Method = string(r.Value)
 			t.Authentication = &auth
-		case tokenAuthStatus:
-			auth.Status = string(r.Value)
-		case tokenAuthECI:
-			auth.ECI = string(r.Value)
-		case tokenAuthTransaction:
-			auth.DSTransactionID = string(r.Value)
-		case tokenAuthAt:
-			auth.At = r.Time()
+		default:
+			reason.decode(&r)
+			auth.decode(&r)
 		}
 	}
+
 	n := t.AccountNumberLength
 	if r.Err() != nil || len(prefix) < 6 || len(lastFour) != 4 || n < minPAN || n > maxPAN {
 		return nil, fmt.Errorf("%w: token cannot be read", ErrDamaged)
 	}
+
 	var digits [maxPAN]byte
 	copy(digits[:], prefix)
 	copy(digits[n-4:], lastFour)
@@ -1038,4 +1046,37 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 		t.NetworkTokenStatusReason = &reason
 	}
 	return t, nil
+}
+
+// decode reads a field of a reason, if r is at one.
+func (reason *Reason) decode(r *tlv.Reader) {
+	switch r.Tag {
+	case tokenReasonSource:
+		reason.Source = Source(r.Uint())
+	case tokenReasonCode:
+		reason.Code = string(r.Value)
+		reason.Message = reasons[reason.Code].text
+	case tokenReasonMessage:
+		reason.Message = string(r.Value)
+	case tokenReasonRetryable:
+		reason.Retryable = r.Bool()
+	case tokenReasonSchemeCode:
+		reason.SchemeCode = string(r.Value)
+	case tokenReasonAt:
+		reason.OccurredAt = r.Time()
+	}
+}
+
+// decode reads a field of an authentication, except its method, if r is at one.
+func (a *Authentication) decode(r *tlv.Reader) {
+	switch r.Tag {
+	case tokenAuthStatus:
+		a.Status = string(r.Value)
+	case tokenAuthECI:
+		a.ECI = string(r.Value)
+	case tokenAuthTransaction:
+		a.DSTransactionID = string(r.Value)
+	case tokenAuthAt:
+		a.At = r.Time()
+	}
 }
