@@ -65,9 +65,11 @@ const (
 	deliveryUnordered
 	deliveryReason
 	deliveryThrottled
+	deliveryAccount // if the record is of the whole vault
 )
 
-func (d *delivery) encode() []byte {
+// encode returns what a record of an account, or of the whole vault, holds of d.
+func (d *delivery) encode(account uuid.UUID) []byte {
 	b := tlv.AppendUint(make([]byte, 0, 64), deliveryType, uint64(d.typ))
 	b = tlv.Append(b, deliveryToken, d.token[:])
 	b = tlv.AppendUint(b, deliveryAttempts, d.attempts)
@@ -76,6 +78,9 @@ func (d *delivery) encode() []byte {
 	b = tlv.AppendUint(b, deliveryCode, d.code)
 	b = tlv.AppendBool(b, deliveryUnordered, d.unordered)
 	b = tlv.AppendUint(b, deliveryThrottled, d.throttled)
+	if account == uuid.Nil {
+		b = tlv.Append(b, deliveryAccount, d.account[:])
+	}
 	return tlv.Pad(tlv.Append(b, deliveryReason, d.reason), 32, 0)
 }
 
@@ -102,6 +107,8 @@ func decodeDelivery(plain []byte) (*delivery, error) {
 			d.reason = EventReason(r.Value)
 		case deliveryThrottled:
 			d.throttled = r.Uint()
+		case deliveryAccount:
+			copy(d.account[:], r.Value)
 		}
 	}
 	return d, ledger.ReadError(&r)
@@ -111,6 +118,7 @@ func decodeDelivery(plain []byte) (*delivery, error) {
 type pending struct {
 	rec *store.Record
 	delivery
+	hash []byte // of shift.orderedHash, once that was asked for
 }
 
 func (v *Vault) openDelivery(ctx context.Context, r *store.Record) (*pending, error) {
@@ -123,7 +131,10 @@ func (v *Vault) openDelivery(ctx context.Context, r *store.Record) (*pending, er
 		return nil, err
 	}
 	d.class, d.due = r.Class, r.Due
-	return &pending{r, *d}, nil
+	if r.Account != uuid.Nil {
+		d.account = r.Account
+	}
+	return &pending{rec: r, delivery: *d}, nil
 }
 
 // eventOf returns the row key of the event of a delivery.
@@ -132,6 +143,7 @@ func eventOf(r *store.Record) uuid.UUID { return rowkey.Beside(r.ID, beside(r.Pa
 // eventOfDelivery returns the event of a delivery. card is the record of its token, and
 // past the state of the token at the event if it has changed since; each may be nil.
 func (v *Vault) eventOfDelivery(ctx context.Context, p *pending, card, past *store.Record) (*Event, error) {
+	v = v.In(p.account)
 	id := eventOf(p.rec)
 	e := v.event(id, p.typ, p.reason, p.token)
 	if p.typ == TokenDeleted {
@@ -169,31 +181,34 @@ func (v *Vault) sealDelivery(r *store.Record, d *delivery) error {
 	r.Class, r.Due = d.class, d.due
 	r.Lookup = nil
 	if d.class < deliveryDone && (d.class != deliveryReady || d.attempts > 0) {
-		r.Lookup = [][]byte{v.tokenHash(r.Parent, d.token, d.unordered)}
+		r.Lookup = [][]byte{v.tokenHash(r.Account, r.Parent, d.token, d.unordered)}
 	}
 
-	return v.rows.SealShown(r, d.encode())
+	return v.rows.SealShown(r, d.encode(r.Account))
 }
 
 // tokenHash returns the hash of the deliveries of a token in a queue that have failed, or
 // wait for one that has: of those that hold back later ones, or of those that are unordered.
-func (v *Vault) tokenHash(queue, token uuid.UUID, unordered bool) []byte {
+func (v *Vault) tokenHash(account, queue, token uuid.UUID, unordered bool) []byte {
 	purpose := "deliveries"
 	if unordered {
 		purpose = "loose deliveries"
 	}
-	return v.rows.Box.Lookup(v.rows.ID, purpose, append(queue[:], token[:]...))
+	return v.rows.Box.Lookup(account, purpose, append(queue[:], token[:]...))
 }
 
-// newDelivery returns the record of an event for a webhook, which has always the same
-// row key: one event makes one delivery, whatever is repeated.
-func (v *Vault) newDelivery(webhook, event uuid.UUID) *store.Record {
-	r := v.rows.NewRecord(kindDelivery, rowkey.Beside(event, webhook))
-	r.Parent = beside(webhook)
+// newDelivery returns the record of an event for a webhook or the sink, which has always the
+// same row key: one event makes one delivery, whatever is repeated.
+func (v *Vault) newDelivery(receiver, event uuid.UUID) *store.Record {
+	r := v.rows.NewRecord(kindDelivery, rowkey.Beside(event, receiver))
+	r.Parent = beside(receiver)
+	if receiver == sinkRow {
+		r.Account = uuid.Nil
+	}
 	return r
 }
 
-// A queue is due when something is to be sent to a webhook. The process that has claimed
+// A queue is due when something is to be sent to a webhook, or to the sink. The process that has claimed
 // it sends, alone.
 type queue struct {
 	failing time.Time // of the first failure since the last success; zero: none
@@ -259,7 +274,7 @@ type waking struct {
 
 type wakings []waking
 
-// wakingsOf returns the wakings of the queues of webhooks. It does not read a queue of
+// wakingsOf returns the wakings of the queues of webhooks, or of the sink. It does not read a queue of
 // which a shift of this process is under way: it is due until the shift has ended. A queue
 // that is missing, though its webhook is there, is made anew.
 func (v *Vault) wakingsOf(ctx context.Context, webhooks ...uuid.UUID) (wakings, error) {
@@ -318,9 +333,12 @@ func (w wakings) read(ctx context.Context, v *Vault) error {
 // queueAt returns a queue, one without a version if it is missing, or nil if its webhook
 // is gone.
 func queueAt(tx store.ReadTx, id uuid.UUID) (*store.Record, error) {
-	r, err := tx.Get(kindQueue, id)
+	r, err := tx.Get(queueKind(id), id)
 	if !errors.Is(err, store.ErrNotFound) {
 		return r, err
+	}
+	if id == sinkQueue {
+		return &store.Record{Kind: kindSinkQueue, ID: id}, nil
 	}
 	hook, err := tx.Get(kindWebhook, beside(id))
 	if errors.Is(err, store.ErrNotFound) {
@@ -718,6 +736,9 @@ func (v *Vault) erasePast(ctx context.Context, _ *pool) (wrote int, err error) {
 
 // delivers reports whether there is a delivery of an event.
 func delivers(tx store.ReadTx, account, event uuid.UUID) (bool, error) {
+	if r, err := present(tx, kindDelivery, rowkey.Beside(event, sinkRow)); r != nil || err != nil {
+		return r != nil, err
+	}
 	hooks, err := tx.List(&store.Query{Kind: kindWebhook, Account: account, Limit: MaxWebhooks})
 	if err != nil {
 		return false, err

@@ -211,11 +211,12 @@ const (
 
 // Numbers of kinds of records, as they are stored.
 const (
-	kindWebhook  store.Kind = 20
-	kindQueue    store.Kind = 21
-	kindDelivery store.Kind = 22
-	kindPast     store.Kind = 23
-	kindRemains  store.Kind = 24
+	kindWebhook   store.Kind = 20
+	kindQueue     store.Kind = 21
+	kindDelivery  store.Kind = 22
+	kindPast      store.Kind = 23
+	kindRemains   store.Kind = 24
+	kindSinkQueue store.Kind = 27
 )
 
 // A ledger is a store that knows what was put, and whose records can be damaged for a

@@ -19,9 +19,10 @@ const (
 // A delivery is one event on its way to one receiver. It holds nothing of the token but
 // its row key.
 type delivery struct {
-	typ    EventType
-	reason EventReason
-	token  uuid.UUID // row key
+	typ     EventType
+	reason  EventReason
+	account uuid.UUID // of the token
+	token   uuid.UUID // row key
 
 	class uint8     // of the record
 	due   time.Time // likewise

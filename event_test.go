@@ -328,7 +328,11 @@ func TestEventRetries(t *testing.T) {
 						t.Error("the event has another id when it is passed again")
 					}
 				}
-				within(t, "event", calls, want...)
+				// A shift that is under way looks for more every ten milliseconds.
+				if pause := calls[1].at.Sub(calls[0].at); pause < want[0]*4/5 || pause > want[0]*6/5+15*time.Millisecond {
+					t.Errorf("the first pause is %v, want %v", pause, want[0])
+				}
+				within(t, "event", calls[1:], want[1:]...)
 				if n := strings.Count(l.log.text(), "level=ERROR"); n != 1 {
 					t.Errorf("%d errors in the log, want 1", n)
 				}
@@ -686,53 +690,125 @@ func TestEventsWithoutNetwork(t *testing.T) {
 	})
 }
 
-// TestEventHeldBackMeanwhile: an event that comes to wait for another in the very
-// moment in which that is done with does not wait for ever.
-func TestEventHeldBackMeanwhile(t *testing.T) {
-	// once has f run before the next Update.
-	once := func(l *lab, f func()) {
-		var done atomic.Bool
+// TestEventStoredMeanwhile: an event that is stored in the very moment in which its queue
+// comes to rest, or an earlier one is done with, does not wait for ever.
+func TestEventStoredMeanwhile(t *testing.T) {
+	// once has f run before the n-th Update from now on.
+	once := func(l *lab, n int64, f func()) {
+		var updates atomic.Int64
 		l.store.hook(func() error {
-			if !done.Swap(true) {
+			if updates.Add(1) == n {
 				f()
 			}
 			return nil
 		})
 	}
-	t.Run("before it waits", func(t *testing.T) {
-		inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
-			answer := make(chan struct{})
-			ear.set(func(context.Context, *cardvault.Event) error { <-answer; return nil })
-			id := l.imports(visa)
-			l.run(func() {
-				other := l.open()
+	for n, when := range []string{"before the queue is claimed", "before the first is erased", "before the queue rests"} {
+		t.Run(when, func(t *testing.T) {
+			inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+				id := l.imports(visa)
 				l.pass(time.Second)
-				_, err := other.Update(l.Context(), id, cardvault.TokenUpdate{Expiry: &cardvault.Expiry{Month: 1, Year: 2050}})
+				once(l, int64(n+1), func() { patch(l, id, "a") })
+				l.must(l.Drain(l.Context()))
+				ear.took(id, createdEvent, patchedEvent)
+			})
+		})
+	}
+	t.Run("while the queue rests", func(t *testing.T) {
+		inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+			other, id := l.open(), l.imports(visa)
+			l.run(func() {
+				l.pass(50 * time.Millisecond) // the shift lingers
+				once(l, 1, func() { <-time.After(time.Second) })
+				_, err := other.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: new("a")})
 				l.must(err)
-				once(l, func() {
-					close(answer)
-					<-time.After(time.Second)
-				})
-				l.must(other.Drain(l.Context()))
-				l.must(other.Drain(l.Context()))
+				l.pass(time.Minute)
 			})
 			ear.took(id, createdEvent, patchedEvent)
 		})
 	})
-	t.Run("before the other is removed", func(t *testing.T) {
-		inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
-			other, id := l.open(), l.imports(visa)
-			ear.set(func(context.Context, *cardvault.Event) error {
-				ear.set(nil)
-				once(l, func() {
-					patch(l, id, "a")
-					l.try(other.Drain(l.Context()))
-				})
-				return nil
-			})
-			l.drain()
-			l.drain()
-			ear.took(id, createdEvent, patchedEvent)
+}
+
+// TestEventsCostLittle: an event is one row beside its token, which is erased together with
+// others.
+func TestEventsCostLittle(t *testing.T) {
+	const events = 64
+	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		l.imports(visa)
+		l.drain()
+		s := &cramped{Store: l.store.Store}
+		l.store.Store = s
+		var updates atomic.Int64
+		l.store.hook(func() error { updates.Add(1); return nil })
+		l.crowd(events, visa)
+		l.pass(time.Second)
+		if stored := updates.Load(); stored != events || s.puts[kindDelivery] != events || s.puts[kindSinkQueue] != 1 || len(s.puts) != 3 {
+			t.Errorf("%d updates for %d imports put %v", stored, events, s.puts)
+		}
+		updates.Store(0)
+		l.store.hook(func() error { // others come meanwhile
+			updates.Add(1)
+			<-time.After(time.Millisecond)
+			return nil
 		})
+		ear.set(func(context.Context, *cardvault.Event) error {
+			<-time.After(time.Second)
+			return nil
+		})
+		l.must(l.Drain(l.Context()))
+		if n := len(ear.passed()); n != events+1 {
+			t.Errorf("%d events were passed", n)
+		}
+		if n := updates.Load(); n > 8 || s.puts[kindDelivery] != events {
+			t.Errorf("%d updates for passing on %d events put %v", n, events, s.puts)
+		}
+	})
+}
+
+// TestEventOfATokenThatChangesUnheard: an event that waits tells the token as it was, though
+// a process without a sink has changed that. When it has arrived, no former state is kept.
+func TestEventOfATokenThatChangesUnheard(t *testing.T) {
+	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		l.keepBooks()
+		opts := l.opts
+		opts.Events = nil
+		keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+		l.must(err)
+		other, err := cardvault.New(l.Context(), l.store, keys, &opts)
+		l.must(err)
+		defer other.Close()
+		change := func(id uuid.UUID, key string) {
+			_, err := other.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: &key})
+			l.must(err)
+		}
+
+		id := l.imports(visa)
+		change(id, "a")
+		change(id, "b")
+		l.must(other.Drain(l.Context())) // it leaves events to those that have a sink
+		if n := len(l.stored(kindPast)); n != 1 {
+			t.Errorf("%d states are kept, want 1", n)
+		}
+		l.drain()
+		ear.took(id, createdEvent)
+		if got := ear.passed()[0].Token.BusinessKey; got != "" {
+			t.Errorf("the event tells of %q", got)
+		}
+		if n := len(l.stored(kindDelivery)); n != 0 {
+			t.Errorf("%d deliveries are left", n)
+		}
+
+		patch(l, id, "c")
+		l.drain()
+		patch(l, id, "d")
+		l.drain()
+		ear.took(id, createdEvent, patchedEvent, patchedEvent)
+		if n := len(l.stored(kindPast)); n != 1 {
+			t.Errorf("%d states are kept, want none of events that have arrived", n-1)
+		}
+		l.run(func() { l.pass(9 * 24 * time.Hour) })
+		if n := len(l.stored(kindPast)); n != 0 {
+			t.Errorf("%d states are kept in the end", n)
+		}
 	})
 }

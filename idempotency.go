@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -481,4 +482,40 @@ func checkIdempotencyKey(key string) error {
 		return &FieldError{"header.idempotency-key", "invalid_format", "must be 1 to 255 printable ASCII characters"}
 	}
 	return nil
+}
+
+// turns are taken by what must not be done twice at a time for one token.
+// The zero value is ready.
+type turns struct {
+	mu    sync.Mutex
+	taken map[uuid.UUID]chan struct{} // closed when the turn is over
+}
+
+// take waits for a turn and returns what ends it, nil if ctx ends before.
+func (t *turns) take(ctx context.Context, row uuid.UUID) (over func()) {
+	for {
+		t.mu.Lock()
+		before := t.taken[row]
+		if before == nil {
+			break
+		}
+		t.mu.Unlock()
+		select {
+		case <-before:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	defer t.mu.Unlock()
+	if t.taken == nil {
+		t.taken = map[uuid.UUID]chan struct{}{}
+	}
+	ended := make(chan struct{})
+	t.taken[row] = ended
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.taken, row)
+		close(ended)
+	}
 }

@@ -39,21 +39,25 @@ const (
 	webhookQuiet    = 36 * time.Hour
 )
 
-// A shift is the time in which this process alone sends the deliveries of a queue.
+// A shift is the time in which this process alone sends the deliveries of a queue: those
+// to a webhook, or to the sink.
 // Deliveries of different tokens are sent beside each other, those of a token one after
 // the other.
 type shift struct {
-	vault  *Vault    // of the account of the queue
-	id     uuid.UUID // of the queue
-	pool   *pool     // of all shifts of this process
+	vault  *Vault        // of the account of the queue
+	id     uuid.UUID     // of the queue
+	sink   bool          // it is that of the sink, not of a webhook
+	space  time.Duration // pause for each token that was started while this process stored another
+	pool   *pool         // of all shifts of this process
 	ending <-chan struct{}
 	inflow *inflow
 	slots  chan struct{} // holds a value for each attempt under way
 	tokens chan struct{} // holds a value for each token that is worked on
 	ended  chan struct{} // has a value if a token was done with since run last looked
 
-	damaged *recordSet // deliveries that cannot be read; they hold back no other
-	changed *recordSet // deliveries that are not as they are listed
+	damaged *recordSet    // deliveries that cannot be read; they hold back no other
+	changed *recordSet    // deliveries that are not as they are listed
+	erasing chan struct{} // holds a value while deliveries are erased
 
 	// The goroutine of deliver owns these.
 	claim   *store.Record      // the queue as this process has written it
@@ -69,6 +73,7 @@ type shift struct {
 	pause    time.Time                   // end of the pause that the webhook has asked for; zero: none
 	pausedBy uint64                      // version of the webhook that has
 	gone     bool                        // the webhook is deleted
+	erasures []*erasure                  // that no goroutine has begun to write
 	failure  error
 }
 
@@ -79,17 +84,24 @@ type inflow struct {
 }
 
 func (v *Vault) newShift(j *job, q *queue) *shift {
+	sink, workers, space := j.rec.ID == sinkQueue, sendWorkers, sendPause
+	if sink {
+		workers, space = sinkWorkers, sinkPause
+	}
 	return &shift{
 		vault:   v,
 		id:      j.rec.ID,
+		sink:    sink,
+		space:   space,
 		pool:    j.pool,
 		ending:  j.ending,
 		inflow:  &inflow{more: make(chan struct{}, 1)},
-		slots:   make(chan struct{}, sendWorkers),
+		slots:   make(chan struct{}, workers),
 		tokens:  make(chan struct{}, sendTokens),
 		ended:   make(chan struct{}, 1),
 		damaged: new(recordSet),
 		changed: new(recordSet),
+		erasing: make(chan struct{}, 1),
 		claim:   j.rec,
 		renewed: time.Now(),
 		late:    map[uuid.UUID]bool{},
@@ -99,14 +111,17 @@ func (v *Vault) newShift(j *job, q *queue) *shift {
 	}
 }
 
-// deliver sends what is ready for a webhook whose queue was claimed, until its shift is
-// over or nothing is left.
+// deliver sends the deliveries of a queue that was claimed, until the shift is over or
+// nothing is left.
 func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
 	s := v.newShift(j, q)
 	v.shifts.Store(s.id, s.inflow)
 	defer v.shifts.CompareAndDelete(s.id, s.inflow)
 
-	_, err := v.webhookRow(ctx, beside(s.id))
+	var err error
+	if !s.sink {
+		_, err = v.webhookRow(ctx, beside(s.id))
+	}
 	switch {
 	case errors.Is(err, ErrNotFound):
 		return s.rest(ctx)
@@ -134,7 +149,7 @@ func (s *shift) run(ctx context.Context) {
 
 		if tokens := s.start(ctx, list.Records); tokens > 0 {
 			started = true
-			s.sleep(time.Duration(min(int64(tokens), s.inflow.stored.Swap(0))) * sendPause)
+			s.sleep(time.Duration(min(int64(tokens), s.inflow.stored.Swap(0))) * s.space)
 		}
 		if n := len(list.Records); n == sendBatch {
 			from = rowkey.Above(list.Records[n-1].ID)
@@ -151,7 +166,12 @@ func (s *shift) run(ctx context.Context) {
 
 // complain logs that deliveries could not be read.
 func (s *shift) complain() {
-	if n := len(s.damaged.all()); n > 0 {
+	n := len(s.damaged.all())
+	switch {
+	case n == 0:
+	case s.sink:
+		s.vault.log.Error("events for the sink cannot be read", "count", n)
+	default:
 		s.vault.log.Error("deliveries to a webhook cannot be read", "webhook", s.vault.rows.Mask(kindWebhook, beside(s.id)), "count", n)
 	}
 }
@@ -421,7 +441,7 @@ func (s *shift) attemptAll(ctx context.Context, ready []*pending) error {
 		if errors.Is(err, ErrDamaged) {
 			failed[ready[0].rec.ID] = true
 			s.damaged.add(ready[0].rec)
-			next, err = s.vault.releaseFirst(ctx, s.damaged, s.tokenHash(ready[0], false))
+			next, err = s.vault.releaseFirst(ctx, s.damaged, s.orderedHash(ready[0]))
 		}
 		if err != nil || !s.goesOn() {
 			return err
@@ -431,9 +451,13 @@ func (s *shift) attemptAll(ctx context.Context, ready []*pending) error {
 	return nil
 }
 
-// tokenHash returns the hash of the deliveries of a token: see Vault.tokenHash.
-func (s *shift) tokenHash(p *pending, unordered bool) []byte {
-	return s.vault.tokenHash(s.id, p.token, unordered)
+// orderedHash returns the hash of those deliveries of the token that hold back later ones,
+// or wait: see tokenHash.
+func (s *shift) orderedHash(p *pending) []byte {
+	if p.hash == nil {
+		p.hash = s.vault.tokenHash(s.vault.rows.ID, s.id, p.token, false)
+	}
+	return p.hash
 }
 
 // A prospect is what there is to know before an attempt.
@@ -448,7 +472,8 @@ type prospect struct {
 // the deliveries to attempt next.
 //
 // An unordered one is attempted again before a later one of its token, beside its
-// schedule: after a webhook was down, events arrive in their order all the same.
+// schedule: after a webhook was down, events arrive in their order all the same. The sink
+// is promised the pauses, and gets no attempt beside them.
 func (s *shift) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]bool) ([]*pending, error) {
 	s.slots <- struct{}{}
 	free := sync.OnceFunc(func() { <-s.slots })
@@ -464,11 +489,14 @@ func (s *shift) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]bo
 	case x == nil:
 		s.changed.add(p.rec)
 		return nil, nil
-	case x.webhook == nil:
+	case x.webhook == nil && !s.sink:
 		s.leave()
 		return nil, nil
 	}
-	w, err := s.vault.openWebhook(ctx, x.webhook)
+	w := anyEvent
+	if !s.sink {
+		w, err = s.vault.openWebhook(ctx, x.webhook)
+	}
 	if err != nil {
 		s.fail(err) // it concerns all deliveries
 		return nil, nil
@@ -494,7 +522,12 @@ func (s *shift) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]bo
 	if err != nil || !s.goesOn() { // reading may have taken longer than the lease
 		return nil, err
 	}
-	a := s.vault.send(ctx, w, &Delivery{Event: event, ID: event.ID, CreatedAt: event.CreatedAt})
+	var a *answer
+	if s.sink {
+		a = s.vault.pass(ctx, event)
+	} else {
+		a = s.vault.send(ctx, w, &Delivery{Event: event, ID: event.ID, CreatedAt: event.CreatedAt})
+	}
 	free()
 	failed[p.rec.ID] = !a.success()
 	return s.conclude(ctx, p, w, event, a)
@@ -511,6 +544,12 @@ func (s *shift) leave() {
 // deliveries that are ready now.
 func (s *shift) conclude(ctx context.Context, p *pending, w *Webhook, event *Event, a *answer) ([]*pending, error) {
 	next, _ := p.after(attempted, a, s.schedule())
+	if s.sink {
+		if next.class == 0 && !a.success() {
+			s.vault.log.Error("event is dropped: the sink has failed too often", "event", event.ID, "type", event.Type, "token", event.TokenID)
+		}
+		return s.settle(ctx, p, next)
+	}
 	if next.class == deliveryFailed {
 		s.vault.log.Warn("event could not be delivered", "webhook", w.ID, "event", event.ID, "status", a.code)
 	}
@@ -538,7 +577,7 @@ func (s *shift) yield(ctx context.Context, p *pending, head *store.Record, w *We
 	case err != nil:
 		return nil, err
 	case first.class == deliveryHeld: // by one that cannot be read
-		ready, err := s.vault.releaseFirst(ctx, s.damaged, s.tokenHash(p, false))
+		ready, err := s.vault.releaseFirst(ctx, s.damaged, s.orderedHash(p))
 		return append(ready, p), err
 	case first.class == deliveryRetried && first.last.Before(w.since) && !failed[head.ID]:
 		return []*pending{first, p}, nil // it has failed at another URL
@@ -551,7 +590,10 @@ func (s *shift) yield(ctx context.Context, p *pending, head *store.Record, w *We
 func (s *shift) look(ctx context.Context, p *pending) (x *prospect, err error) {
 	var is *store.Record
 	var stale bool
-	ordered, unordered := s.tokenHash(p, false), s.tokenHash(p, true)
+	ordered, unordered := s.orderedHash(p), []byte(nil)
+	if !s.sink {
+		unordered = s.vault.tokenHash(s.vault.rows.ID, s.id, p.token, true)
+	}
 	err = s.vault.rows.View(ctx, func(tx store.ReadTx) error {
 		x, stale = new(prospect), false
 		if is, err = present(tx, kindDelivery, p.rec.ID); err != nil {
@@ -561,13 +603,15 @@ func (s *shift) look(ctx context.Context, p *pending) (x *prospect, err error) {
 			return nil
 		}
 
-		if x.webhook, err = present(tx, kindWebhook, beside(s.id)); err != nil {
-			return err
+		if !s.sink {
+			if x.webhook, err = present(tx, kindWebhook, beside(s.id)); err != nil {
+				return err
+			}
 		}
 		if x.card, err = present(tx, kindToken, p.token); err != nil {
 			return err
 		}
-		if x.card != nil && (x.card.Account != s.vault.rows.ID || !ledger.Lives(x.card, now())) {
+		if x.card != nil && (x.card.Account != p.account || !ledger.Lives(x.card, now())) {
 			x.card = nil
 		}
 		if x.past, err = present(tx, kindPast, eventOf(p.rec)); err != nil { // it belongs to the card
@@ -579,7 +623,9 @@ func (s *shift) look(ctx context.Context, p *pending) (x *prospect, err error) {
 				return err
 			}
 		}
-		x.early, err = s.earlier(tx, unordered, p)
+		if !s.sink {
+			x.early, err = s.earlier(tx, unordered, p)
+		}
 		return err
 	})
 	if err != nil || stale {
@@ -718,7 +764,7 @@ func (s *shift) hold(ctx context.Context, p *pending) (again []*pending, err err
 		return nil, err
 	}
 
-	hash := s.tokenHash(p, false)
+	hash := s.orderedHash(p)
 	err = s.vault.rows.Update(ctx, opStep, func(tx store.Tx) error {
 		again = nil
 		if ok, err := ledger.Same(tx, p.rec); err != nil || !ok {
@@ -742,7 +788,7 @@ func (s *shift) hold(ctx context.Context, p *pending) (again []*pending, err err
 // and hold back nothing.
 func (s *shift) drop(ctx context.Context, p *pending) error {
 	var others []*store.Record
-	err := s.vault.rows.FindBy(ctx, kindDelivery, s.tokenHash(p, false), claimBatch, func(r *store.Record, readable bool) bool {
+	err := s.vault.rows.FindBy(ctx, kindDelivery, s.orderedHash(p), claimBatch, func(r *store.Record, readable bool) bool {
 		switch {
 		case !readable:
 			s.damaged.add(r)
@@ -772,8 +818,11 @@ func (s *shift) drop(ctx context.Context, p *pending) error {
 	})
 }
 
-// schedule returns the schedule of a webhook.
+// schedule returns the schedule of a webhook, or of the sink, which has no log.
 func (s *shift) schedule() schedule {
+	if s.sink {
+		return schedule{at: now(), pace: s.vault.pace}
+	}
 	return schedule{at: now(), pace: s.vault.pace, retention: deliveryRetention}
 }
 
@@ -789,8 +838,14 @@ func (s *shift) settleAs(ctx context.Context, p *pending, o occasion) ([]*pendin
 // settle stores the next state of a delivery. It returns the delivery that was held back
 // by it and is ready now.
 func (s *shift) settle(ctx context.Context, p *pending, is delivery) (freed []*pending, err error) {
+	if is.class == 0 {
+		if ok, err := s.erase(ctx, p); ok || err != nil {
+			return nil, err
+		}
+	}
+
 	frees := p.holdsBack() && !is.holdsBack()
-	hash := s.tokenHash(p, false)
+	hash := s.orderedHash(p)
 	for {
 		next := *p.rec
 		next.Version++
@@ -995,7 +1050,7 @@ func (s *shift) rest(ctx context.Context) error {
 		switch {
 		case err != nil:
 			return err
-		case hook == nil: // the deliveries that are left are erased
+		case hook == nil && !s.sink: // the deliveries that are left are erased
 			next = &idle
 		case !s.pause.IsZero() && hook.Version == s.pausedBy:
 			next = &paused

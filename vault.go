@@ -147,16 +147,17 @@ const (
 	kindCardArtPart
 	kindPaymentData
 	kindPaymentJWE // id and parent are those of its payment data
-	kindEvent      // child of its token, if that is left
+	kindEvent      // the id of an event; a former version had records of it, which are erased
 	kindSessionKey // of the whole vault
 	kindPayload    // that a payload was used in a session
 	kindWebhook
-	kindQueue    // what is to be sent to a webhook; its children are the deliveries
-	kindDelivery // of an event to a webhook; child of its queue
-	kindPast     // what deliveries of an event tell of a token that has changed since; its child
-	kindRemains  // records that were deleted, to which others belong that are to be erased
-	kindSpread   // a notice that is to be applied to many tokens
-	kindMistakes // how often a root API key was used for other requests under an idempotency key
+	kindQueue     // what is to be sent to a webhook; its children are the deliveries
+	kindDelivery  // of an event to a webhook; child of its queue
+	kindPast      // what deliveries of an event tell of a token that has changed since; its child
+	kindRemains   // records that were deleted, to which others belong that are to be erased
+	kindSpread    // a notice that is to be applied to many tokens
+	kindMistakes  // how often a root API key was used for other requests under an idempotency key
+	kindSinkQueue // what is to be passed to the EventSink; its children are deliveries
 )
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file

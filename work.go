@@ -15,7 +15,7 @@ import (
 )
 
 // lapsing are the kinds whose records are erased when they are due.
-var lapsing = []store.Kind{kindToken, kindSession, kindAPIKey, kindIdempotency, kindAnswer, kindNotice, kindPaymentJWE, kindSessionKey, kindPayload, kindMistakes}
+var lapsing = []store.Kind{kindToken, kindSession, kindAPIKey, kindIdempotency, kindAnswer, kindNotice, kindPaymentJWE, kindSessionKey, kindPayload, kindMistakes, kindEvent}
 
 const (
 	sweepBatch = 500              // records erased in one transaction
@@ -34,8 +34,6 @@ type work struct {
 	done    chan struct{} // closed with the vault
 	once    sync.Once
 
-	telling turns // of tokens whose events are being passed on
-
 	mu    sync.Mutex
 	slots [schemes]time.Time // when the rate limit allows the next call for a scheme
 }
@@ -44,7 +42,7 @@ func (w *work) init() {
 	w.opened = time.Now()
 	w.done = make(chan struct{})
 	w.wakes = map[store.Kind]chan struct{}{}
-	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindEvent, kindDelivery, kindQueue, kindRemains, kindSpread} {
+	for _, kind := range []store.Kind{kindNetworkToken, kindRelease, kindBackfill, kindDelivery, kindQueue, kindSinkQueue, kindRemains, kindSpread} {
 		w.wakes[kind] = make(chan struct{}, 1)
 	}
 	lapse := make(chan struct{}, 1)
@@ -114,7 +112,7 @@ func (v *Vault) tasks() []*task {
 		job(kindBackfill, 4)
 	}
 	if v.opts.Events != nil {
-		job(kindEvent, 64)
+		job(kindSinkQueue, sinkShifts)
 	}
 	if v.opts.Webhooks != nil {
 		job(kindQueue, 256)
@@ -307,12 +305,10 @@ type pool struct {
 func newPool(workers int) *pool { return &pool{busy: make(chan struct{}, workers)} }
 
 // longest is how long a job of a kind takes at most: three calls to the network,
-// or one to the sink, or a shift of a webhook, and some writes.
+// or a shift of a queue, and some writes.
 func (c *core) longest(kind store.Kind) time.Duration {
 	switch kind {
-	case kindEvent:
-		return eventTimeout + 5*time.Second
-	case kindQueue, kindRemains, kindSpread:
+	case kindQueue, kindSinkQueue, kindRemains, kindSpread:
 		return shiftTime + sendTimeout + 15*time.Second
 	}
 	return 3*c.opts.NetworkTimeout + 5*time.Second
@@ -325,8 +321,7 @@ func (c *core) lease(kind store.Kind) time.Duration { return c.longest(kind) * 3
 // A job is a record that was claimed. Its Due is the end of the lease.
 type job struct {
 	rec   *store.Record
-	plain []byte    // what its shown part held
-	after uuid.UUID // of an event: row key of the one that holds it back
+	plain []byte // what its shown part held
 
 	// Of a release: by which holders of its network token are found, and one if there is any.
 	hash   []byte
@@ -380,7 +375,7 @@ func (v *Vault) readDue(ctx context.Context, kind store.Kind, at time.Time, most
 // records it has written. It waits for workers to be free.
 func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error) {
 	most := claimBatch
-	if kind == kindQueue { // what one process has no time for, another may have
+	if kind == kindQueue || kind == kindSinkQueue { // what one process has no time for, another may have
 		select {
 		case p.busy <- struct{}{}:
 			<-p.busy
@@ -426,14 +421,6 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 					continue
 				}
 			}
-			if j.after != uuid.Nil {
-				switch e, err := tx.Get(kind, j.after); {
-				case errors.Is(err, store.ErrNotFound) || err == nil && e.Class != eventOrdered:
-					continue // it is held back no longer
-				case err != nil:
-					return err
-				}
-			}
 			wrote++
 			tx.Put(j.rec)
 			won = append(won, j)
@@ -445,7 +432,7 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 	}
 	for _, j := range won {
 		if j.plain == nil {
-			continue // it waits for the rate limit, or for another event
+			continue // it waits for the rate limit
 		}
 		select {
 		case p.busy <- struct{}{}:
@@ -470,7 +457,7 @@ func (v *Vault) claim(ctx context.Context, p *pool, kind store.Kind) (int, error
 // prepare returns the job of a record as it is written to claim it.
 func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*job, error) {
 	open := v.rows.OpenShown
-	if r.Kind == kindQueue {
+	if r.Kind == kindQueue || r.Kind == kindSinkQueue {
 		open = v.openQueue
 	}
 	plain, err := open(ctx, r)
@@ -513,14 +500,6 @@ func (v *Vault) prepare(ctx context.Context, r *store.Record, at time.Time) (*jo
 				return nil, err
 			}
 		}
-	case kindEvent:
-		if j.after, err = v.In(r.Account).heldBy(ctx, r); err != nil {
-			return nil, err
-		}
-		if j.after != uuid.Nil {
-			r.Due = time.Time{} // that one wakes it
-			j.plain = nil
-		}
 	}
 	return j, v.rows.SealShown(r, sealed)
 }
@@ -550,9 +529,7 @@ func (v *Vault) do(ctx context.Context, j *job) error {
 			return err
 		}
 		return v.releaseNow(ctx, j.rec, l)
-	case kindEvent:
-		return v.tell(ctx, j.rec, j.plain)
-	case kindQueue:
+	case kindQueue, kindSinkQueue:
 		q, err := decodeQueue(j.plain)
 		if err != nil {
 			return err

@@ -171,9 +171,13 @@ func eventsUnheard(t *testing.T, s store.Store) {
 
 	var sink vaulttest.Recorder
 	heard := listening(t, spy, &sink)
-	token = importCard(t, heard, card(2), nil)
+	importCard(t, heard, card(2), nil)
+	if n := len(spy.last()); n != 3 {
+		t.Errorf("an import puts %d records, want token, delivery and the queue that has rested", n)
+	}
+	importCard(t, heard, card(3), nil)
 	if n := len(spy.last()); n != 2 {
-		t.Errorf("an import puts %d records, want token and event", n)
+		t.Errorf("another import puts %d records, want token and delivery", n)
 	}
 
 	wrote := spy.wrote(func() { noError(t, silent.Drain(ctx)) })
@@ -182,7 +186,9 @@ func eventsUnheard(t *testing.T, s store.Store) {
 	}
 
 	noError(t, heard.Drain(ctx))
-	checkArrived(t, "a sink is there", sink.Events(), eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported))
+	if n := len(sink.Events()); n != 2 {
+		t.Errorf("%d events have arrived, want 2", n)
+	}
 	wrote = spy.wrote(func() { noError(t, heard.Drain(ctx)) })
 	if wrote != 0 {
 		t.Errorf("with nothing to do Drain wrote %d times", wrote)
@@ -381,7 +387,6 @@ func eventsDamaged(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	var sink pickySink
 	v, ctx := listening(t, spy, &sink), t.Context()
-	account := must(v.CreateAccount(ctx, canary, nil))(t)
 	token := importCard(t, v, card(1), nil)
 	row := spy.last()[1]
 	other := importCard(t, v, card(2), nil)
@@ -394,11 +399,10 @@ func eventsDamaged(t *testing.T, s store.Store) {
 
 	damage := shownDamage(row, otherRow)
 	for what, change := range map[string]func(*store.Record){
-		"another class":   func(r *store.Record) { r.Class++ },
-		"no class":        func(r *store.Record) { r.Class = 0 },
-		"another time":    func(r *store.Record) { r.Due = r.Due.Add(-time.Minute) },
-		"another token":   func(r *store.Record) { r.Parent = third },
-		"another account": func(r *store.Record) { r.Account = account.ID },
+		"another class": func(r *store.Record) { r.Class++ },
+		"no class":      func(r *store.Record) { r.Class = 0 },
+		"a hash":        func(r *store.Record) { r.Lookup = [][]byte{[]byte("hash")} },
+		"another queue": func(r *store.Record) { r.Parent = third },
 	} {
 		damage[what] = change
 	}
@@ -408,15 +412,18 @@ func eventsDamaged(t *testing.T, s store.Store) {
 		change(spoiled)
 		noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(spoiled); return nil }))
 		rename(t, v, other, "b")
-		fails(t, what, v.Drain(ctx), cardvault.ErrDamaged)
+		noError(t, v.Drain(ctx))
 		checkArrived(t, what, sink.Events()[arrivals:], eventLine(other, cardvault.TokenUpdated, cardvault.ReasonPatched))
-		arrivals++
+		arrivals = len(sink.Events())
 		noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Delete(spoiled.Kind, spoiled.ID); return nil }))
 	}
 
 	noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(row); return nil }))
+	rename(t, v, token, "a") // the queue is due with it
 	noError(t, v.Drain(ctx))
-	checkArrived(t, "an event that was put back", sink.Events()[arrivals:], eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported))
+	checkArrived(t, "an event that was put back", sink.Events()[arrivals:],
+		eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported),
+		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
 
 	// One that waits for another does not keep that from being settled.
 	sink.set(func(*cardvault.Event) bool { return true })

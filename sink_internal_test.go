@@ -1,0 +1,59 @@
+package cardvault
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+)
+
+// deaf is a sink that takes everything.
+type deaf struct{}
+
+func (deaf) Event(context.Context, *Event) error { return nil }
+
+// TestFormerEvents: a record of an event that is due, as a former version wrote it, is
+// erased.
+func TestFormerEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		keys, err := KeyBytes(make([]byte, KeySize))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := memstore.New()
+		v, err := New(t.Context(), s, keys, &Options{Events: deaf{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer v.Close()
+		row, err := v.rows.NewRow()
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		r := &store.Record{Kind: kindEvent, ID: row, Account: v.rows.ID, Version: 1, Due: now()}
+		if err := v.rows.SealShown(r, make([]byte, 64)); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Update(t.Context(), func(tx store.Tx) error { tx.Put(r); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if err := v.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		err = s.View(t.Context(), func(tx store.ReadTx) error {
+			r, err := present(tx, kindEvent, row)
+			if r != nil {
+				t.Error("the record is still there")
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
