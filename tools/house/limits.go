@@ -22,7 +22,7 @@ var limits = []limit{
 	{hidden, everywhere, 357, 0},
 	{methods, root, 297, 170},
 	{circle, root, 34, 19},
-	{circle, "store/pgstore", 11, 4},
+	{circle, "store/pgstore", 4, 4},
 	{lines, root, 15818, 9999},
 	{listings, root, 5, 1},
 }
