@@ -10,7 +10,7 @@ import (
 	"github.com/cardvault/cardvault"
 )
 
-// A failure is an answer other than success: chapter 7 of the interface document.
+// A failure is an answer other than success.
 type failure struct {
 	status     int
 	classifier string
@@ -20,8 +20,7 @@ type failure struct {
 	header, value string // one more response header, if set
 }
 
-// The table of failures: decisions, chapter 2. Everything that can go wrong is
-// answered by one of these.
+// The table of failures. Each error is answered by one of these.
 var (
 	malformedRequest    = &failure{status: 400, classifier: "MALFORMED_REQUEST", message: "The request cannot be read."}
 	badIdempotencyKey   = &failure{status: 400, classifier: "MALFORMED_REQUEST", message: "The idempotency key must be 1 to 255 printable ASCII characters, given once."}

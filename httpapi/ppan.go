@@ -9,7 +9,7 @@ import (
 	"github.com/cardvault/cardvault"
 )
 
-// neutralProvider stands for the name of the provider in the interface document.
+// neutralProvider stands for the name of the provider in documented paths and headers.
 const neutralProvider = "provider"
 
 func isProviderName(name string) bool {

@@ -15,7 +15,7 @@ type RateLimit struct {
 
 func (l RateLimit) valid() bool { return l.PerSecond >= 0 && l.PerSecond <= 1e9 && l.Burst >= 0 }
 
-// What is always limited: decisions, chapter 15.
+// Limits that always apply, beside those of Options.
 var (
 	sessionReads      = RateLimit{PerSecond: 1, Burst: 60}   // of a session
 	failedCompletions = RateLimit{PerSecond: 0.5, Burst: 30} // of a client, see limitCompletion

@@ -15,8 +15,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// The calls that a browser makes in a session: decisions, chapter 9. The id of the
-// session is all that they ask for.
+// The calls that a browser makes in a session. They need no API key: the id of the
+// session entitles to them.
 
 var getSession = &endpoint{
 	public: true,

@@ -9,8 +9,7 @@ import (
 	"github.com/cardvault/cardvault/internal/wire"
 )
 
-// appendPaymentData appends a payment data record: chapter 2.3 of the interface
-// document.
+// appendPaymentData appends a payment data record.
 func appendPaymentData(b []byte, p *cardvault.PaymentData) []byte {
 	o := wire.Object{B: b}
 	o.Open()
@@ -144,8 +143,8 @@ func appendStatus(o *wire.Object, name string, code int) {
 	o.Int(name, int64(code))
 }
 
-// appendPPAN appends the answer of a provider: chapter 2.6 of the interface
-// document. Unlike elsewhere, absent members are left out.
+// appendPPAN appends the answer of a provider. Unlike elsewhere, absent members are left
+// out.
 func appendPPAN(b []byte, p *cardvault.PPAN) []byte {
 	o := wire.Object{B: b}
 	o.Open()

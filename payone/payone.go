@@ -259,7 +259,7 @@ func failure(ctx context.Context, err error) error {
 // unusable returns an error about an answer.
 func unusable(why string) error { return errors.New("payone: answer cannot be used: " + why) }
 
-// decode reads an answer: chapter 2.6 of the interface document.
+// decode reads the answer of a provider.
 func (c *Client) decode(answer []byte) (*cardvault.PPAN, error) {
 	var members map[string]json.RawMessage
 	if !utf8.Valid(answer) || json.Unmarshal(answer, &members) != nil {

@@ -108,7 +108,7 @@ var (
 	notEnrolled = cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "merchant_not_enrolled"}
 )
 
-// scenarios: decisions, chapter 17.
+// scenarios are the test cards, by the number within their prefix.
 var scenarios = map[int]*scenario{
 	0: {},
 

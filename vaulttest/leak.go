@@ -60,7 +60,7 @@ func AssertNoLeak(t testing.TB, secrets []string, sinks ...any) {
 // AssertNoCardNumber fails t for every sink that holds what looks like a card
 // number: 12 to 19 digits, together or in the groups that are printed on cards,
 // that pass the Luhn check and have the prefix and a length of a scheme that
-// the interface document names. Those in allow may show. Sinks are those of
+// the vault knows. Those in allow may show. Sinks are those of
 // [AssertNoLeak]; escapes of JSON, Go and URLs are seen through, other
 // encodings are not.
 //

@@ -202,7 +202,7 @@ func (s *Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.Se
 // TypeTest is the type of an event that tells nothing.
 const TypeTest = "webhook.test"
 
-// appendBody appends what is told: decisions, chapter 13.
+// appendBody appends the body of a delivery.
 func appendBody(b []byte, d *cardvault.Delivery) []byte {
 	o := wire.Object{B: b}
 	o.Open()

@@ -6,7 +6,7 @@ package iin
 // A Scheme is a card scheme. The values are stored with tokens: they never change.
 type Scheme uint8
 
-// The schemes that the interface document names. Domestic schemes are Unknown.
+// The schemes that the vault knows. Domestic schemes are Unknown.
 const (
 	Unknown Scheme = iota
 	VISA
@@ -22,8 +22,7 @@ var names = [...]string{
 	"Unknown", "VISA", "Mastercard", "American Express", "Discover", "Diners Club", "JCB", "UnionPay",
 }
 
-// String returns the name that the interface document uses. What is no scheme
-// reads "Unknown".
+// String returns the name that answers use, "Unknown" for any other value.
 func (s Scheme) String() string {
 	if int(s) >= len(names) {
 		s = Unknown

@@ -105,7 +105,7 @@ func AppendString(b []byte, s string) []byte {
 	return append(b, '"')
 }
 
-// AppendToken appends a token: chapter 2.1 of the interface document.
+// AppendToken appends a token.
 func AppendToken(b []byte, t *cardvault.Token) []byte {
 	o := Object{b}
 	o.Open()

@@ -1,6 +1,7 @@
 package vaultsuite
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -117,11 +118,6 @@ func badOptions(t *testing.T, s store.Store) {
 		return err
 	}
 
-	list := func(o cardvault.ListOptions) error {
-		_, err := v.List(ctx, &o)
-		return err
-	}
-
 	idempotent := func(key string) error {
 		_, err := v.Import(cardvault.WithIdempotencyKey(ctx, key), card(2), nil)
 		return err
@@ -134,10 +130,7 @@ func badOptions(t *testing.T, s store.Store) {
 	_, spoiled := v.Import(ctx, spoiledCard, &cardvault.ImportOptions{BusinessKey: " ", ImportProvider: "É"})
 
 	wrote := spy.wrote(func() {
-		for i, test := range []struct {
-			err  error
-			want string
-		}{
+		refusesAll(t, []refusal{
 			{importWith(cardvault.ImportOptions{BusinessKey: longText(256)}), "business_key too_long"},
 			{importWith(cardvault.ImportOptions{BusinessKey: "\t\t"}), "business_key blank"},
 			{importWith(cardvault.ImportOptions{BusinessKey: "  "}), "business_key blank"},
@@ -170,27 +163,46 @@ func badOptions(t *testing.T, s store.Store) {
 
 			{errorOf(v.CreateAccount(ctx, " ", nil)), "name blank"},
 			{errorOf(v.CreateMerchant(ctx, "")), "name empty_string"},
-
-			{list(cardvault.ListOptions{Limit: -1}), "query.limit out_of_range"},
-			{list(cardvault.ListOptions{Limit: 501}), "query.limit out_of_range"},
-			{list(cardvault.ListOptions{Page: -1}), "query.page out_of_range"},
-			{list(cardvault.ListOptions{Limit: 501, Page: -1, From: time.UnixMicro(2), To: time.UnixMicro(1)}),
-				"query.limit out_of_range, query.page out_of_range, query.from invalid_range"},
-			{list(cardvault.ListOptions{Scheme: []cardvault.Scheme{99}}), "query.scheme invalid_enum"},
-			{list(cardvault.ListOptions{NetworkTokenStatus: []cardvault.NetworkTokenStatus{99}}), "query.network_token_status invalid_enum"},
-			{errorOf(v.ListMerchants(ctx, &cardvault.ListOptions{Limit: 501})), "query.limit out_of_range"},
-			{errorOf(v.ListAPIKeys(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
-			{errorOf(v.ListAccounts(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
-			{errorOf(collect(ctx, v, &cardvault.ListOptions{From: time.UnixMicro(2), To: time.UnixMicro(1)})), "query.from invalid_range"},
-		} {
-			refuses(t, fmt.Sprintf("row %d", i), test.err, strings.Split(test.want, ", ")...)
-			vaulttest.AssertNoLeak(t, []string{"canary", "tokens:steal"}, test.err)
-		}
+		})
+		refusesAll(t, badLists(ctx, v))
 	})
 	if wrote != 0 {
 		t.Errorf("bad input made the vault write %d times", wrote)
 	}
 	checkListed(t, v, token)
+}
+
+// badLists asks for lists with options that are refused.
+func badLists(ctx context.Context, v *cardvault.Vault) []refusal {
+	list := func(o cardvault.ListOptions) error { return errorOf(v.List(ctx, &o)) }
+
+	return []refusal{
+		{list(cardvault.ListOptions{Limit: -1}), "query.limit out_of_range"},
+		{list(cardvault.ListOptions{Limit: 501}), "query.limit out_of_range"},
+		{list(cardvault.ListOptions{Page: -1}), "query.page out_of_range"},
+		{list(cardvault.ListOptions{Limit: 501, Page: -1, From: time.UnixMicro(2), To: time.UnixMicro(1)}),
+			"query.limit out_of_range, query.page out_of_range, query.from invalid_range"},
+		{list(cardvault.ListOptions{Scheme: []cardvault.Scheme{99}}), "query.scheme invalid_enum"},
+		{list(cardvault.ListOptions{NetworkTokenStatus: []cardvault.NetworkTokenStatus{99}}), "query.network_token_status invalid_enum"},
+		{errorOf(v.ListMerchants(ctx, &cardvault.ListOptions{Limit: 501})), "query.limit out_of_range"},
+		{errorOf(v.ListAPIKeys(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
+		{errorOf(v.ListAccounts(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
+		{errorOf(collect(ctx, v, &cardvault.ListOptions{From: time.UnixMicro(2), To: time.UnixMicro(1)})), "query.from invalid_range"},
+	}
+}
+
+// A refusal is an error that a call has returned, and the violations that it must report.
+type refusal struct {
+	err  error
+	want string
+}
+
+// refusesAll checks refusals, and that none of them repeats its input.
+func refusesAll(t *testing.T, all []refusal) {
+	for i, r := range all {
+		refuses(t, fmt.Sprintf("row %d", i), r.err, strings.Split(r.want, ", ")...)
+		vaulttest.AssertNoLeak(t, []string{"canary", "tokens:steal"}, r.err)
+	}
 }
 
 // errorOf returns the error of a call.

@@ -401,7 +401,7 @@ func (c testCard) Number() (number string) {
 	return number
 }
 
-// testCards are what the page has at hand: decisions, chapter 17.
+// testCards are the cards that the page offers.
 var testCards = []struct {
 	Name  string
 	Cards []testCard

@@ -350,8 +350,7 @@ func (p *Program) wantPayments(t *testing.T, k Token, _ time.Time) {
 // step is between what a scenario does.
 const step = 2 * time.Second
 
-// Scenarios has every test card of decisions, chapter 17, do what is said there, in
-// parallel subtests.
+// Scenarios checks the course of every test card, in parallel subtests.
 func Scenarios(t *testing.T, p *Program) {
 	plain := p.Follow(t, p.Import(t, "4242424242424242"), "pending", "active") // its art is drawn now
 	took := func(t *testing.T, since time.Time, least time.Duration) {
