@@ -152,7 +152,8 @@ var shown = map[string]string{
 	"simnet.Network.challenge": "of a simulator, whose cards are nobody's",
 	"simnet.Network.key":       "of a simulator, whose cards are nobody's",
 
-	"cardvault.Keyring.file": "a path",
+	"cardvault.Keyring.file":           "a path",
+	"internal/ledger.Config.KeySource": "a path",
 
 	"cardvault.Actor.RequestID":                "an id, which is no credential",
 	"cardvault.Authentication.DSTransactionID": "an id, which is no credential",
