@@ -361,8 +361,8 @@ func (v *Vault) Authenticate(ctx context.Context, key string) (*Principal, error
 		return nil, ErrUnauthenticated
 	}
 	at := now()
-	found, err := v.keysOf(ctx, short)
-	if err != nil {
+	var found keySearch
+	if err := found.read(ctx, v, short); err != nil {
 		return nil, err
 	}
 
@@ -401,14 +401,14 @@ type keySearch struct {
 
 type keyCandidate struct{ key, account *store.Record }
 
-// keysOf returns the API keys that have a short id, each with its account.
-func (v *Vault) keysOf(ctx context.Context, short string) (found keySearch, err error) {
+// read finds the API keys that have a short id, each with its account.
+func (s *keySearch) read(ctx context.Context, v *Vault, short string) error {
 	whole := v.whole()
-	err = v.rows.View(ctx, func(tx store.ReadTx) error {
-		found = keySearch{}
+	return v.rows.View(ctx, func(tx store.ReadTx) error {
+		*s = keySearch{}
 		keys, err := tx.Lookup(kindAPIKey, []byte(short), 16)
 		if errors.Is(err, ErrDamaged) {
-			found.damaged, err = err, nil
+			s.damaged, err = err, nil
 		}
 		if err != nil {
 			return err
@@ -417,13 +417,13 @@ func (v *Vault) keysOf(ctx context.Context, short string) (found keySearch, err 
 		for _, k := range keys {
 			account, err := tx.Get(kindAccount, whole.rows.Unmask(kindAccount, k.Account))
 			if errors.Is(err, store.ErrNotFound) { // no vault has written such a key
-				found.damaged = fmt.Errorf("%w: API key of no account", ErrDamaged)
+				s.damaged = fmt.Errorf("%w: API key of no account", ErrDamaged)
 				continue
 			}
 			if err != nil {
 				return err
 			}
-			found.candidates = append(found.candidates, keyCandidate{k, account})
+			s.candidates = append(s.candidates, keyCandidate{k, account})
 		}
 
 		// An unknown id costs the same: an account is read for it too.
@@ -432,7 +432,6 @@ func (v *Vault) keysOf(ctx context.Context, short string) (found keySearch, err 
 		}
 		return err
 	})
-	return found, err
 }
 
 // principal returns who a key stands for whose secret was right. Its creators are

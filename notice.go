@@ -37,77 +37,86 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) error {
 		Version: 1,
 	}
 
-	hash := v.networkHash(network, n.Token.handle())
-	known, holders, err := v.readNotice(ctx, seen.ID, hash)
-	var damaged error // a holder that cannot be read keeps the notice from no other
-	if errors.Is(err, ErrDamaged) && known == nil {
-		damaged, err = err, nil
+	a := &arrival{vault: v, notice: n, seen: seen, hash: v.networkHash(network, n.Token.handle())}
+	if err := a.read(ctx); err != nil {
+		return err
 	}
 	switch {
-	case err != nil:
+	case a.known != nil:
+		_, err := v.rows.OpenShown(ctx, a.known)
 		return err
-	case known != nil:
-		_, err := v.rows.OpenShown(ctx, known)
-		return err
-	case len(holders) == 0:
-		return v.unheld(ctx, hash, damaged)
+	case len(a.holders) == 0:
+		return a.unheld(ctx)
 	}
 
 	if err := v.rows.SealShown(seen, tlv.Pad(nil, 16, 16)); err != nil {
 		return err
 	}
-	if len(holders) > noticeHolders {
+	if len(a.holders) > noticeHolders {
 		return v.notifyMany(ctx, &spread{notice: *n, network: network}, seen)
 	}
-	return v.notifyAll(ctx, holders, n, seen, damaged)
+	return a.apply(ctx)
 }
 
 // handle is the name by which a network token is found: the network's, or the
 // idempotency key while that is not known.
 func (r *NetworkTokenRef) handle() string { return cmp.Or(r.ID, r.IdempotencyKey) }
 
-// readNotice returns the record of a notice that was seen before, or else the
-// network tokens that it is about, one more than are notified at once.
-func (v *Vault) readNotice(ctx context.Context, id uuid.UUID, hash []byte) (known *store.Record, holders []*store.Record, err error) {
-	err = v.rows.View(ctx, func(tx store.ReadTx) (err error) {
-		known, err = tx.Get(kindNotice, id)
+// An arrival is a notice that has come, and what the vault has of it.
+type arrival struct {
+	vault  *Vault
+	notice *Notice
+	hash   []byte        // of its network token
+	seen   *store.Record // that it has come, as it is to be stored
+
+	known   *store.Record   // that it had come before; nil if it had not
+	holders []*store.Record // the network tokens it is about, one more than are notified at once
+	damaged error           // of a holder that cannot be read: it keeps the notice from no other
+}
+
+func (a *arrival) read(ctx context.Context) error {
+	err := a.vault.rows.View(ctx, func(tx store.ReadTx) (err error) {
+		a.known, err = tx.Get(kindNotice, a.seen.ID)
 		if !errors.Is(err, store.ErrNotFound) {
 			return err
 		}
-		holders, err = tx.Lookup(kindNetworkToken, hash, noticeHolders+1)
+		a.holders, err = tx.Lookup(kindNetworkToken, a.hash, noticeHolders+1)
 		return err
 	})
-	return known, holders, err
+	if errors.Is(err, ErrDamaged) && a.known == nil {
+		a.damaged, err = err, nil
+	}
+	return err
 }
 
-// unheld returns the answer to a notice of a network token that no token holds:
-// nil if it is about to be deleted at the network, else ErrNotFound.
-func (v *Vault) unheld(ctx context.Context, hash []byte, damaged error) error {
+// unheld is the answer if no token has the network token: nil if it is about to be
+// deleted at the network, else ErrNotFound.
+func (a *arrival) unheld(ctx context.Context) error {
 	releasing := false // what cannot be read is no release
-	err := v.rows.FindBy(ctx, kindRelease, hash, maxReleases, func(_ *store.Record, readable bool) bool {
+	err := a.vault.rows.FindBy(ctx, kindRelease, a.hash, maxReleases, func(_ *store.Record, readable bool) bool {
 		releasing = readable
 		return !readable
 	})
-	if err = errors.Join(damaged, err); err == nil && !releasing {
+	if err = errors.Join(a.damaged, err); err == nil && !releasing {
 		return ErrNotFound
 	}
 	return err
 }
 
-// notifyAll applies a notice to all holders of a network token, each in a
-// transaction of its own: what was applied is found stale, or the same, when the
-// notice is delivered again after a failure in between.
-func (v *Vault) notifyAll(ctx context.Context, holders []*store.Record, n *Notice, seen *store.Record, damaged error) error {
+// apply applies the notice to all holders, each in a transaction of its own: what
+// was applied is found stale, or the same, when the notice is delivered again
+// after a failure in between.
+func (a *arrival) apply(ctx context.Context) error {
 	var errs []error
-	if damaged != nil {
-		errs = append(errs, damaged)
+	if a.damaged != nil {
+		errs = append(errs, a.damaged)
 	}
-	for i, r := range holders {
+	for i, r := range a.holders {
 		var also func(store.Tx) error
-		if i == len(holders)-1 && len(errs) == 0 { // all have it
-			also = func(tx store.Tx) error { return putNew(tx, seen) }
+		if i == len(a.holders)-1 && len(errs) == 0 { // every holder has it
+			also = func(tx store.Tx) error { return putNew(tx, a.seen) }
 		}
-		if err := v.notifyOne(ctx, r, n, also); err != nil {
+		if err := a.vault.notifyOne(ctx, r, a.notice, also); err != nil {
 			errs = append(errs, err)
 		}
 	}

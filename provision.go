@@ -280,67 +280,88 @@ func (c *CardState) check() bool {
 	return four && (c.Expiry == Expiry{} || len(checkExpiry(c.Expiry)) == 0)
 }
 
+// A networkCall is a call to the network about a network token, and what came of
+// it.
+type networkCall struct {
+	vault  *Vault
+	asked  *holding // as it was read before the call
+	answer networkAnswer
+
+	image *art      // that the answer names
+	at    time.Time // when the answer had come
+}
+
 // provision asks the network for the network token of h, and stores what came
 // of it.
 func (v *Vault) provision(ctx context.Context, h *holding) error {
-	a := networkAnswer{provisions: true, asked: now()}
-	reason, err := v.unavailable(ctx, h.token, a.asked)
+	c := &networkCall{vault: v, asked: h, answer: networkAnswer{provisions: true, asked: now()}}
+	reason, err := v.unavailable(ctx, h.token, c.answer.asked)
 	if err != nil {
 		return err
 	}
 	if reason != nil {
-		a.kind, a.reason = answerForbidden, reason
-		return v.conclude(ctx, h, a)
+		c.answer.kind, c.answer.reason = answerForbidden, reason
+		return c.conclude(ctx)
 	}
 
 	may, err := v.approved(ctx)
 	if err != nil {
 		return err
 	}
-	got, failure, err := v.askForToken(ctx, h, may.merchant)
+	err = c.provision(ctx, may.merchant)
 	if errors.Is(err, ErrNotFound) {
 		return nil // the token was deleted meanwhile
 	}
 	if err != nil {
 		return err
 	}
-	a.take(got, failure)
 
 	// What an overloaded network says, or a gateway in front of it, may tell
 	// nothing of what came of the call. Whether there is a network token does.
-	if e := a.refusal; e != nil && !e.final() && (h.net.unsure || e.Source != SourceConfiguration) {
-		made, err := v.callLookup(ctx, h.net.ref(h.token.ID), h.token.LastFour)
+	if e := c.answer.refusal; e != nil && !e.final() && (h.net.unsure || e.Source != SourceConfiguration) {
+		got, err := v.callLookup(ctx, h.net.ref(h.token.ID), h.token.LastFour)
 		switch {
 		case errors.Is(err, ErrUnknownNetworkToken):
-			a.unmade = true
+			c.answer.unmade = true
 		case err == nil:
-			a.take(made, nil)
+			c.answer.take(got, nil)
 		}
 	}
-	return v.conclude(ctx, h, a)
+	return c.conclude(ctx)
 }
 
-// askForToken opens the card of h and asks the network for a network token. It
-// returns the network's answer, or why there is none; err is a failure of the
-// vault, before the network was asked.
-func (v *Vault) askForToken(ctx context.Context, h *holding, merchant uuid.UUID) (got *NetworkToken, failure, err error) {
+// lookup asks the network for the state of h, and stores it.
+func (v *Vault) lookup(ctx context.Context, h *holding) error {
+	c, ref := &networkCall{vault: v, asked: h, answer: networkAnswer{asked: now()}}, h.net.ref(h.token.ID)
+	lastFour := "" // of a network token that is known the card may have been replaced
+	if ref.ID == "" {
+		lastFour = h.token.LastFour
+	}
+	c.answer.take(v.callLookup(ctx, ref, lastFour))
+	return c.conclude(ctx)
+}
+
+// provision opens the card and passes it to the network. An error is a failure of
+// the vault, before the network was called.
+func (c *networkCall) provision(ctx context.Context, merchant uuid.UUID) error {
+	v, h := c.vault, c.asked
 	pan, err := v.openPAN(ctx, h.card)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	defer pan.Wipe()
 	code, _, err := v.securityCode(ctx, h.token.ID)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	defer code.Wipe()
 	contact, err := v.openContact(ctx, h.record)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	defer contact.Wipe()
 
-	got, failure = v.callProvision(ctx, h, &ProvisionRequest{
+	got, failure := v.callProvision(ctx, h, &ProvisionRequest{
 		IdempotencyKey: h.net.provisionKey(h.token.ID),
 		TokenID:        h.token.ID,
 		Merchant:       merchant,
@@ -352,24 +373,24 @@ func (v *Vault) askForToken(ctx context.Context, h *holding, merchant uuid.UUID)
 		Contact:        contact,
 		Identification: h.token.Identification,
 	})
-	return got, withhold(failure, pan, code.get()), nil
+	c.answer.take(got, withhold(failure, pan, code.get()))
+	return nil
 }
 
-// conclude stores what came of a call that was made for h as it was read.
-func (v *Vault) conclude(ctx context.Context, asked *holding, a networkAnswer) error {
-	row, id, ref := asked.card.ID, asked.token.ID, asked.net.ref(asked.token.ID)
-	var image *art
-	if a.kind == answerToken && (ref.ID == "" || a.token.Art != asked.net.art) {
-		image = v.art(ctx, a.token.Art)
+// conclude stores what came of a call.
+func (c *networkCall) conclude(ctx context.Context) error {
+	v, a, ref := c.vault, &c.answer, c.asked.net.ref(c.asked.token.ID)
+	if a.kind == answerToken && (ref.ID == "" || a.token.Art != c.asked.net.art) {
+		c.image = v.art(ctx, a.token.Art)
 	}
-	at := now()
+	c.at = now()
 
 	for {
 		var stray *store.Record
-		_, err := v.change(ctx, opNetworkToken, row, func(h *holding) (put func(store.Tx) error, err error) {
+		_, err := v.change(ctx, opNetworkToken, c.asked.card.ID, func(h *holding) (put func(store.Tx) error, err error) {
 			switch {
-			case !a.overtaken(h, ref):
-				return v.absorb(ctx, h, a, asked.net.news, image, at)
+			case !c.overtaken(h, ref):
+				return c.absorb(ctx, h)
 			case a.provisions && a.kind == answerToken && a.token.ID != h.net.id:
 				stray, put, err = v.releaseLater(ref.IdempotencyKey, a.token.ID)
 			}
@@ -378,11 +399,11 @@ func (v *Vault) conclude(ctx context.Context, asked *holding, a networkAnswer) e
 
 		switch {
 		case errors.Is(err, errArtGone):
-			image = v.art(ctx, a.token.Art)
+			c.image = v.art(ctx, a.token.Art)
 		case errors.Is(err, errReleasing):
 			a.kind, a.token, a.err = answerReleasing, nil, err
 		case errors.Is(err, ErrNotFound) && a.provisions && a.kind == answerToken:
-			return v.releaseStray(ctx, id, NetworkTokenRef{a.token.ID, ref.IdempotencyKey})
+			return c.releaseStray(ctx, ref.IdempotencyKey)
 		case errors.Is(err, ErrNotFound):
 			return nil
 		default:
@@ -396,32 +417,32 @@ func (v *Vault) conclude(ctx context.Context, asked *holding, a networkAnswer) e
 
 // overtaken reports whether h has gone another way since the network was asked
 // about ref.
-func (a *networkAnswer) overtaken(h *holding, ref NetworkTokenRef) bool {
+func (c *networkCall) overtaken(h *holding, ref NetworkTokenRef) bool {
 	if h.net.ref(h.token.ID) != ref {
 		return true
 	}
 	switch status := h.token.NetworkTokenStatus; {
-	case !a.provisions, status == NetworkTokenPending:
+	case !c.answer.provisions, status == NetworkTokenPending:
 		return false
 	default: // a provisioning that was given up may still succeed
-		return status != NetworkTokenFailed || a.kind != answerToken
+		return status != NetworkTokenFailed || c.answer.kind != answerToken
 	}
 }
 
-// absorb makes h what it is after an answer, and returns what is to be stored
-// with it. known is the news of h when the network was asked.
-func (v *Vault) absorb(ctx context.Context, h *holding, a networkAnswer, known news, image *art, at time.Time) (func(store.Tx) error, error) {
-	attaches := h.net.id == ""
-	if a.kind == answerToken && !attaches && h.net.news != known {
+// absorb makes h what it is after the answer, and returns what is to be stored
+// with it.
+func (c *networkCall) absorb(ctx context.Context, h *holding) (func(store.Tx) error, error) {
+	v, a, attaches := c.vault, c.answer, h.net.id == ""
+	if a.kind == answerToken && !attaches && h.net.news != c.asked.net.news {
 		a.kind = answerOutdated
 	}
-	v.answered(h, a, at)
+	v.answered(h, a, c.at)
 	if a.kind != answerToken {
-		v.logFailure(h, a)
+		c.logFailure(h, a)
 		return nil, nil
 	}
 
-	put := v.observe(h, a.token, image, a.asked)
+	put := v.observe(h, a.token, c.image, a.asked)
 	if !attaches {
 		return put, nil
 	}
@@ -439,29 +460,30 @@ func (v *Vault) absorb(ctx context.Context, h *holding, a networkAnswer, known n
 
 // logFailure logs an answer after which h has no network token, or its state is
 // not known, unless that is the ordinary course.
-func (v *Vault) logFailure(h *holding, a networkAnswer) {
+func (c *networkCall) logFailure(h *holding, a networkAnswer) {
+	log := c.vault.log
 	switch e := a.refusal; {
 	case a.kind == answerForbidden, a.kind == answerOutdated:
 	case a.provisions && a.kind == answerNothing:
-		v.log.Warn("provisioning has an unknown outcome and will be repeated", "token", h.token.ID, "error", printable(a.err))
+		log.Warn("provisioning has an unknown outcome and will be repeated", "token", h.token.ID, "error", printable(a.err))
 	case a.provisions && e != nil && e.Source == SourceConfiguration:
 		code, schemeCode := e.reason(SourceConfiguration)
-		v.log.Error("network refused by configuration", "scheme", h.token.Scheme, "code", code, "scheme_code", schemeCode)
+		log.Error("network refused by configuration", "scheme", h.token.Scheme, "code", code, "scheme_code", schemeCode)
 	case a.provisions:
 	case a.kind == answerNothing, !h.due.IsZero(): // else it is over
-		v.log.Warn("network token could not be looked up", "token", h.token.ID, "error", printable(a.err))
+		log.Warn("network token could not be looked up", "token", h.token.ID, "error", printable(a.err))
 	}
 }
 
 // releaseStray deletes at the network what was made for a token that was
 // deleted meanwhile.
-func (v *Vault) releaseStray(ctx context.Context, id uuid.UUID, ref NetworkTokenRef) error {
-	stray, put, err := v.releaseLater(ref.IdempotencyKey, ref.ID)
+func (c *networkCall) releaseStray(ctx context.Context, key string) error {
+	stray, put, err := c.vault.releaseLater(key, c.answer.token.ID)
 	if err == nil {
-		err = v.rows.Write(ctx, opRelease, id, put)
+		err = c.vault.rows.Write(ctx, opRelease, c.asked.token.ID, put)
 	}
 	if err == nil {
-		v.workDue(stray)
+		c.vault.workDue(stray)
 	}
 	return err
 }
@@ -642,17 +664,6 @@ func (h *holding) renew(c *CardState, replaced bool) bool {
 func (e *NetworkError) final() bool {
 	code, _ := e.reason(SourceScheme)
 	return e.Source != SourceConfiguration && !reasons[code].retryable
-}
-
-// lookup asks the network for the state of h, and stores it.
-func (v *Vault) lookup(ctx context.Context, h *holding) error {
-	a, ref := networkAnswer{asked: now()}, h.net.ref(h.token.ID)
-	lastFour := "" // of a network token that is known the card may have been replaced
-	if ref.ID == "" {
-		lastFour = h.token.LastFour
-	}
-	a.take(v.callLookup(ctx, ref, lastFour))
-	return v.conclude(ctx, h, a)
 }
 
 // SuspendNetworkToken has the network suspend the network token of a token, on

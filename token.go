@@ -662,35 +662,62 @@ func (u *TokenUpdate) apply(t *Token) error {
 // more.
 func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
 	for {
-		err := v.deleteToken(ctx, id)
+		d := &deletion{vault: v, id: id, row: v.rows.Unmask(kindToken, id)}
+		err := d.read(ctx)
+		if err == nil {
+			err = d.run(ctx)
+		}
 		if !errors.Is(err, store.ErrConflict) {
 			return err
 		}
 	}
 }
 
-// deleteToken deletes a token as it is when it is read. It returns
-// store.ErrConflict if the token or its network token has changed since.
-func (v *Vault) deleteToken(ctx context.Context, id uuid.UUID) error {
-	row := v.rows.Unmask(kindToken, id)
-	card, rec, err := v.readToDelete(ctx, row)
-	if err != nil {
+// A deletion is the end of a token, as it was read.
+type deletion struct {
+	vault   *Vault
+	id, row uuid.UUID
+	card    *store.Record
+	net     *store.Record // of its network token; nil if there is none
+}
+
+// read reads the records of the token. Of a token that is not there the record is
+// empty: nothing is deleted then.
+func (d *deletion) read(ctx context.Context) error {
+	d.card = &store.Record{ID: d.row}
+	return d.vault.rows.View(ctx, func(tx store.ReadTx) (err error) {
+		switch r, err := d.vault.rows.Find(tx, kindToken, d.row); {
+		case err == nil:
+			d.card = r
+		case !errors.Is(err, ErrNotFound) && !errors.Is(err, store.ErrNotFound):
+			return err
+		}
+		d.net, err = tx.Get(kindNetworkToken, d.row)
+		if errors.Is(err, store.ErrNotFound) {
+			d.net, err = nil, nil
+		}
 		return err
-	}
-	event, err := v.newEvent(ctx, card, nil, TokenDeleted, ReasonRequested)
+	})
+}
+
+// run deletes the token. It returns store.ErrConflict if the token or its network
+// token has changed since it was read.
+func (d *deletion) run(ctx context.Context) error {
+	v := d.vault
+	event, err := v.newEvent(ctx, d.card, nil, TokenDeleted, ReasonRequested)
 	if err != nil {
 		return err
 	}
 
 	var freed *store.Record // the release of its network token
 	drop := func(store.Tx) error { return nil }
-	if rec != nil {
-		n, err := v.openNetworkToken(ctx, rec)
+	if d.net != nil {
+		n, err := v.openNetworkToken(ctx, d.net)
 		switch {
 		case err == nil:
-			freed, drop, err = v.dropNetworkToken(ctx, id, row, n, rec.Due)
+			freed, drop, err = v.dropNetworkToken(ctx, d.id, d.row, n, d.net.Due)
 		case errors.Is(err, ErrDamaged): // what is damaged can be removed
-			v.log.Error("network token is left at the network: its record cannot be read", "token", id, "error", err)
+			v.log.Error("network token is left at the network: its record cannot be read", "token", d.id, "error", err)
 			err = nil
 		}
 		if err != nil {
@@ -698,14 +725,14 @@ func (v *Vault) deleteToken(ctx context.Context, id uuid.UUID) error {
 		}
 	}
 
-	err = v.remove(ctx, opDelete, kindToken, id, func(tx store.Tx, row uuid.UUID) error {
-		if err := unchanged(tx, kindToken, row, card); err != nil {
+	err = v.remove(ctx, opDelete, kindToken, d.id, func(tx store.Tx, row uuid.UUID) error {
+		if err := unchanged(tx, kindToken, row, d.card); err != nil {
 			return err // perhaps there is a later event
 		}
 		if err := event.put(tx); err != nil {
 			return err
 		}
-		if err := unchanged(tx, kindNetworkToken, row, rec); err != nil || rec == nil {
+		if err := unchanged(tx, kindNetworkToken, row, d.net); err != nil || d.net == nil {
 			return err
 		}
 		tx.Delete(kindNetworkToken, row)
@@ -714,34 +741,13 @@ func (v *Vault) deleteToken(ctx context.Context, id uuid.UUID) error {
 
 	// Erased also if the outcome is unknown: the code is of no use without its token.
 	if err == nil || errors.Is(err, ErrOutcomeUnknown) {
-		v.dropCode(ctx, id)
+		v.dropCode(ctx, d.id)
 	}
 	if err == nil {
 		v.workDue(freed)
 		event.written()
 	}
 	return err
-}
-
-// readToDelete returns the records of a token and of its network token, nil if
-// there is none. Of a token that is not there it returns an empty record: nothing
-// is deleted then.
-func (v *Vault) readToDelete(ctx context.Context, row uuid.UUID) (card, net *store.Record, err error) {
-	card = &store.Record{ID: row}
-	err = v.rows.View(ctx, func(tx store.ReadTx) (err error) {
-		switch r, err := v.rows.Find(tx, kindToken, row); {
-		case err == nil:
-			card = r
-		case !errors.Is(err, ErrNotFound) && !errors.Is(err, store.ErrNotFound):
-			return err
-		}
-		net, err = tx.Get(kindNetworkToken, row)
-		if errors.Is(err, store.ErrNotFound) {
-			net, err = nil, nil
-		}
-		return err
-	})
-	return card, net, err
 }
 
 // unchanged returns store.ErrConflict unless a record has the version that was
