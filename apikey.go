@@ -26,7 +26,7 @@ import (
 // A Scope is what an API key allows.
 type Scope string
 
-// The scopes: decisions, chapter 14.
+// The scopes.
 const (
 	ScopeSessionsCreate         Scope = "sessions:create"
 	ScopeTokensImport           Scope = "tokens:import"

@@ -98,8 +98,7 @@ type Failure struct {
 	SchemeCode string // what the network said, "" if it said nothing
 }
 
-// failures are the codes of a Failure that are not also codes of a [Reason]:
-// decisions, chapter 8.
+// failures are the codes of a Failure that are not also codes of a [Reason].
 var failures = map[string]Failure{
 	"network_token_pending":  {Source: SourceScheme, Retryable: true, Message: "The network token is still being provisioned."},
 	"network_token_inactive": {Source: SourceScheme, Message: "The network token is suspended."},
@@ -187,7 +186,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 	case errors.Is(err, errRepeated):
 		return v.RequestPaymentData(ctx, id, r)
 	case err != nil:
-		once.release(ctx, v)
+		once.abandon(ctx, v)
 		return nil, err
 	}
 

@@ -259,6 +259,7 @@ func (o *repeatable) read(ctx context.Context, v *Vault) (key, result, count *st
 			}
 			return err
 		}
+
 		result, err = v.rows.Find(tx, kindAnswer, o.key.ID)
 		if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrNotFound) {
 			result, err = nil, nil // it goes with its token, and with a session
@@ -266,6 +267,7 @@ func (o *repeatable) read(ctx context.Context, v *Vault) (key, result, count *st
 		if err != nil {
 			return err
 		}
+
 		count, err = tx.Get(kindMistakes, o.mistakes)
 		if errors.Is(err, store.ErrNotFound) {
 			count, err = nil, nil
@@ -383,9 +385,9 @@ func (o *repeatable) claimWith(ctx context.Context, v *Vault, op ledger.Operatio
 	return err
 }
 
-// release ends a claim, so that the call can be repeated at once. If that fails
+// abandon ends a claim, so that the call can be repeated at once. If that fails
 // the lease ends it.
-func (o *repeatable) release(ctx context.Context, v *Vault) {
+func (o *repeatable) abandon(ctx context.Context, v *Vault) {
 	if o == nil || o.held == 0 {
 		return
 	}

@@ -31,9 +31,8 @@ const (
 	triggers     = 9
 )
 
-// after is the state machine of decisions, chapter 7: the state that follows s,
-// and whether the trigger means something in s. If not, s stays: a caller is
-// refused, what the network says is dropped.
+// after returns the state that follows s, and whether the trigger means something
+// in s. If not, s stays: a caller is refused, and news of the network are dropped.
 func (s NetworkTokenStatus) after(t trigger) (next NetworkTokenStatus, ok bool) {
 	const (
 		none     = NetworkTokenNotAvailable
@@ -102,7 +101,7 @@ type networkToken struct {
 
 	// attempt numbers the provisionings: it is in the idempotency key, and rises
 	// once the outcome of the former one is known. called is whether the network
-	// may have seen the key, unsure whether what came of it is unknown.
+	// may have seen the key, unsure whether its outcome is unknown.
 	attempt        uint64
 	called, unsure bool
 
@@ -247,8 +246,8 @@ func (n *networkToken) ref(token uuid.UUID) NetworkTokenRef {
 	return NetworkTokenRef{ID: n.id, IdempotencyKey: n.provisionKey(token)}
 }
 
-// A progress is how far the vault has come with the network token of a token.
-// What follows an answer is decided on it alone, without store, network or vault.
+// A progress is the state of a network token as the vault works on it. The next
+// state follows from it and an answer alone, without store, network or vault.
 type progress struct {
 	status        NetworkTokenStatus
 	reason        *Reason   // of status; never changed in place
@@ -276,7 +275,7 @@ const (
 	answerKinds     = 11
 )
 
-// A networkAnswer is what the vault has learnt about a network token.
+// A networkAnswer is one piece of news about a network token.
 type networkAnswer struct {
 	kind       answerKind
 	provisions bool          // it answers Provision, else Lookup
@@ -289,8 +288,8 @@ type networkAnswer struct {
 	network    string        // of answerRequested and answerElsewhere: the configured one
 }
 
-// take makes a the answer to a call that returned a network token or an error.
-func (a *networkAnswer) take(got *NetworkToken, err error) {
+// receive makes a the answer to a call that returned a network token or an error.
+func (a *networkAnswer) receive(got *NetworkToken, err error) {
 	a.kind, a.token, a.refusal, a.err = answerNothing, got, nil, err
 	switch {
 	case err == nil:
@@ -305,8 +304,8 @@ func (a *networkAnswer) take(got *NetworkToken, err error) {
 // A scaling shortens delays in the sandbox.
 type scaling func(time.Duration) time.Duration
 
-// A pause is how long a network token is left alone. The zero pause leaves when
-// it is due as it is.
+// A pause leaves a network token alone for some time. The zero pause keeps the
+// time at which it is due.
 type pause struct {
 	kind        pauseKind
 	wait, least time.Duration
@@ -367,7 +366,7 @@ func (c *core) proceed(h *holding, p progress, at time.Time) {
 	h.due = c.dueAfter(p.pause, at, h.due)
 }
 
-// answered makes h what it is after an answer.
+// answered applies an answer to h.
 func (c *core) answered(h *holding, a networkAnswer, at time.Time) {
 	c.proceed(h, h.progress().after(a, at, c.scale), at)
 }
@@ -383,10 +382,12 @@ func (p progress) after(a networkAnswer, at time.Time, scale scaling) progress {
 		p.pause = pause{kind: pauseEver}
 	case answerElsewhere:
 		p.postpone(a.network)
+
 	case answerSuspended, answerResumed:
 		p.suspend(a.kind == answerSuspended, at)
 	case answerOutdated:
 		p.pause = pause{kind: pauseExact} // look again
+
 	default:
 		if a.provisions {
 			p.provisioned(a, at, scale)
@@ -407,14 +408,14 @@ func (p *progress) move(t trigger, reason *Reason) bool {
 	return ok
 }
 
-// leaves reports whether asking a network of that name for another network token
-// leaves one behind, or a call whose outcome is unknown at another network.
+// leaves reports whether a request to a network of that name leaves something
+// behind: a network token, or a call to another network with an unknown outcome.
 func (n *networkToken) leaves(network string) bool {
 	return n.id != "" || n.unsure && n.network != network
 }
 
 // calling returns n as it is stored before the network is asked to provision it.
-// Whoever has stored that before may have made the call.
+// If it was stored like that before, the call may have been made then.
 func (n networkToken) calling() networkToken {
 	n.unsure = n.unsure || n.called
 	n.called = true
@@ -463,12 +464,14 @@ func (p *progress) provisioned(a networkAnswer, at time.Time, scale scaling) {
 		}
 	case answerRefusal:
 		p.declined(a, at, scale)
+
 	case answerReleasing:
 		// By the next attempt it has been deleted, and there is another.
 		p.unsure, p.called = false, false
 		p.attempt++
 		p.problem = Reason{Code: "scheme_unavailable"}
 		p.retry(0, at, scale)
+
 	default:
 		p.unsure = true
 		p.problem = Reason{Code: "scheme_unavailable"}
@@ -488,7 +491,7 @@ func (p *progress) declined(a networkAnswer, at time.Time, scale scaling) {
 	p.called = p.called && p.unsure
 
 	if e.final() || e.Source == SourceConfiguration {
-		p.end(e, at)
+		p.refusedBy(e, at)
 		p.pause = pause{kind: pauseEver}
 		return
 	}
@@ -499,8 +502,8 @@ func (p *progress) declined(a networkAnswer, at time.Time, scale scaling) {
 	p.retry(e.RetryAfter, at, scale)
 }
 
-// end makes a refusal the state.
-func (p *progress) end(e *NetworkError, at time.Time) {
+// refusedBy makes a refusal the state.
+func (p *progress) refusedBy(e *NetworkError, at time.Time) {
 	source, on := SourceScheme, refused
 	if e.Source == SourceConfiguration {
 		source, on = SourceConfiguration, notAvailable
@@ -524,7 +527,7 @@ func (p *progress) lookedUp(a networkAnswer, at time.Time, scale scaling) {
 	case p.id == "" && p.status == NetworkTokenPending:
 		return // it was requested again meanwhile: that call finds out
 	case p.id == "" && (a.kind == answerUnknown || e != nil && e.final()):
-		p.settle()
+		p.outcomeKnown()
 		return
 	case e != nil && p.status == NetworkTokenPending:
 		if e.final() || e.Source == SourceConfiguration {
@@ -540,7 +543,7 @@ func (p *progress) lookedUp(a networkAnswer, at time.Time, scale scaling) {
 	}
 }
 
-// attach makes what the network answered the network token.
+// attach takes over the network token of an answer.
 func (p *progress) attach(a networkAnswer, at time.Time, scale scaling) {
 	p.id, p.unsure, p.called, p.tries, p.since = a.token.ID, false, true, 0, at
 	p.problem, p.news, p.suspendedBy = Reason{}, news{}, 0
@@ -608,13 +611,13 @@ func (n *networkToken) latest() time.Time {
 
 // refuse ends a provisioning that the network refuses after it had accepted it.
 func (p *progress) refuse(e *NetworkError, at time.Time) {
-	p.end(e, at)
-	p.settle()
+	p.refusedBy(e, at)
+	p.outcomeKnown()
 }
 
-// settle ends a provisioning whose outcome is known. A network token that it has
-// left at the network is deleted with the token.
-func (p *progress) settle() {
+// outcomeKnown ends a provisioning whose outcome is known. A network token that it
+// has left at the network is deleted with the token.
+func (p *progress) outcomeKnown() {
 	p.unsure, p.called = false, p.id != ""
 	p.pause = pause{kind: pauseEver}
 }
@@ -824,6 +827,7 @@ func (v *Vault) change(ctx context.Context, op ledger.Operation, row uuid.UUID, 
 		}
 
 		moved := !bytes.Equal(h.net.encode(nil), h.stored) || !h.due.Equal(h.wasDue)
+
 		if !changed && !moved && also == nil {
 			return h.token, nil
 		}
@@ -856,7 +860,7 @@ func (v *Vault) change(ctx context.Context, op ledger.Operation, row uuid.UUID, 
 			return also(tx)
 		})
 		if errors.Is(err, store.ErrConflict) {
-			continue // somebody else was faster, so there is progress
+			continue // another write was faster, so there is progress
 		}
 		if err != nil {
 			return nil, err
@@ -900,13 +904,13 @@ func (v *Vault) networkLookups(token uuid.UUID, n *networkToken) (hashes [][]byt
 	return hashes
 }
 
-// networkHash is by what a network token is found, whosever it is: the handle
+// networkHash returns the lookup key of a network token, across accounts: the handle
 // of the network, or the idempotency key while that is not known.
 func (c *core) networkHash(network, id string) []byte {
 	return c.ledger.Box.Lookup(uuid.Nil, "network token", []byte(network+"\x00"+id))
 }
 
-// artHash is by what the tokens that show an art are found.
+// artHash returns the lookup key of the tokens that show an art.
 func (v *Vault) artHash(id uuid.UUID) []byte {
 	return v.rows.Box.Lookup(v.rows.ID, "card art", id[:])
 }

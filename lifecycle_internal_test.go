@@ -188,9 +188,9 @@ var answers = func() map[string]networkAnswer {
 	}
 	both := func(name string, got *NetworkToken, err error) {
 		p := networkAnswer{provisions: true, asked: at}
-		p.take(got, err)
+		p.receive(got, err)
 		l := networkAnswer{asked: at}
-		l.take(got, err)
+		l.receive(got, err)
 		all["p "+name], all["l "+name] = p, l
 	}
 	both("pending", &NetworkToken{ID: "nt", State: NetworkTokenPending}, nil)

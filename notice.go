@@ -62,7 +62,7 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) error {
 // idempotency key while that is not known.
 func (r *NetworkTokenRef) handle() string { return cmp.Or(r.ID, r.IdempotencyKey) }
 
-// An arrival is a notice that has come, and what the vault has of it.
+// An arrival is a notice that has come, with the records that it concerns.
 type arrival struct {
 	vault  *Vault
 	notice *Notice
@@ -92,7 +92,7 @@ func (a *arrival) read(ctx context.Context) error {
 // unheld is the answer if no token has the network token: nil if it is about to be
 // deleted at the network, else ErrNotFound.
 func (a *arrival) unheld(ctx context.Context) error {
-	releasing := false // what cannot be read is no release
+	releasing := false // a record that cannot be read is not a release
 	err := a.vault.rows.FindBy(ctx, kindRelease, a.hash, maxReleases, func(_ *store.Record, readable bool) bool {
 		releasing = readable
 		return !readable
@@ -103,9 +103,8 @@ func (a *arrival) unheld(ctx context.Context) error {
 	return err
 }
 
-// apply applies the notice to all holders, each in a transaction of its own: what
-// was applied is found stale, or the same, when the notice is delivered again
-// after a failure in between.
+// apply applies the notice to all holders, each in a transaction of its own. If one
+// fails the notice is delivered again: holders that had it find it stale then.
 func (a *arrival) apply(ctx context.Context) error {
 	var errs []error
 	if a.damaged != nil {
@@ -196,7 +195,7 @@ func (s *spread) encode() []byte {
 	b = tlv.AppendTime(b, spreadAt, n.OccurredAt)
 	b = tlv.AppendUint(b, spreadBy, uint64(n.By))
 	b = tlv.Append(b, spreadSchemeCode, schemeText(n.SchemeCode))
-	b = tlv.Append(b, spreadArt, n.Art[:min(len(n.Art), maxText+1)]) // one that is longer is nobody's
+	b = tlv.Append(b, spreadArt, n.Art[:min(len(n.Art), maxText+1)]) // no art has a longer id
 
 	if c := n.Card; c != nil {
 		b = tlv.Append(b, spreadLastFour, c.LastFour)
@@ -313,7 +312,7 @@ func (v *Vault) spreadOn(ctx context.Context, j *job, s *spread) error {
 			group.Go(func() {
 				defer func() { <-free }()
 				errs[i] = v.notifyOne(ctx, r, &s.notice, nil)
-				if errors.Is(errs[i], ErrDamaged) { // it keeps nobody else from being told
+				if errors.Is(errs[i], ErrDamaged) { // other tokens get the notice all the same
 					v.log.Error("a notice cannot be applied", "token", v.In(r.Account).rows.Mask(kindToken, r.ID), "error", errs[i])
 					errs[i] = nil
 				}
@@ -412,7 +411,7 @@ func (p progress) noticed(n *Notice, occurredAt, at time.Time, scale scaling) pr
 	notices[n.Kind](&p, n, occurredAt)
 	if p.status != former && p.pause.kind == pauseKept {
 		p.schedule(at, scale)
-		p.sooner = true // what was to be looked up still is
+		p.sooner = true // a look-up that was due before stays due
 	}
 	return p
 }

@@ -215,6 +215,7 @@ func (o *Options) completeDurations() error {
 		if *d.value == 0 {
 			*d.value = d.def
 		}
+
 		if d.value == &o.PaymentDataRetention && *d.value == NoRetention {
 			continue
 		}

@@ -153,7 +153,7 @@ func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) 
 }
 
 // unavailable says why the configuration allows no network token for t at a
-// time, or nil. The order is that of decisions, chapter 6.
+// time, or nil.
 func (v *Vault) unavailable(ctx context.Context, t *Token, at time.Time) (*Reason, error) {
 	code, schemeCode := "", ""
 	switch {
@@ -198,7 +198,7 @@ func (v *Vault) ineligible(s Scheme, merchant uuid.UUID) (code, schemeCode strin
 	return e.reason(SourceConfiguration)
 }
 
-// Reasons: decisions, chapter 6. Each code with its source and text, and whether
+// Each code with its source and text, and whether
 // what it explains may pass.
 var reasons = map[string]struct {
 	source    Source
@@ -280,8 +280,7 @@ func (c *CardState) check() bool {
 	return four && (c.Expiry == Expiry{} || len(checkExpiry(c.Expiry)) == 0)
 }
 
-// A networkCall is a call to the network about a network token, and what came of
-// it.
+// A networkCall is a call to the network about a network token, with its answer.
 type networkCall struct {
 	vault  *Vault
 	asked  *holding // as it was read before the call
@@ -291,8 +290,7 @@ type networkCall struct {
 	at    time.Time // when the answer had come
 }
 
-// provision asks the network for the network token of h, and stores what came
-// of it.
+// provision asks the network for the network token of h, and stores the outcome.
 func (v *Vault) provision(ctx context.Context, h *holding) error {
 	c := &networkCall{vault: v, asked: h, answer: networkAnswer{provisions: true, asked: now()}}
 	reason, err := v.unavailable(ctx, h.token, c.answer.asked)
@@ -316,15 +314,15 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 		return err
 	}
 
-	// What an overloaded network says, or a gateway in front of it, may tell
-	// nothing of what came of the call. Whether there is a network token does.
+	// The answer of an overloaded network, or of a gateway in front of it, may leave
+	// the outcome open. A look-up tells whether there is a network token.
 	if e := c.answer.refusal; e != nil && !e.final() && (h.net.unsure || e.Source != SourceConfiguration) {
 		got, err := v.callLookup(ctx, h.net.ref(h.token.ID), h.token.LastFour)
 		switch {
 		case errors.Is(err, ErrUnknownNetworkToken):
 			c.answer.unmade = true
 		case err == nil:
-			c.answer.take(got, nil)
+			c.answer.receive(got, nil)
 		}
 	}
 	return c.conclude(ctx)
@@ -337,7 +335,7 @@ func (v *Vault) lookup(ctx context.Context, h *holding) error {
 	if ref.ID == "" {
 		lastFour = h.token.LastFour
 	}
-	c.answer.take(v.callLookup(ctx, ref, lastFour))
+	c.answer.receive(v.callLookup(ctx, ref, lastFour))
 	return c.conclude(ctx)
 }
 
@@ -373,11 +371,11 @@ func (c *networkCall) provision(ctx context.Context, merchant uuid.UUID) error {
 		Contact:        contact,
 		Identification: h.token.Identification,
 	})
-	c.answer.take(got, withhold(failure, pan, code.get()))
+	c.answer.receive(got, withhold(failure, pan, code.get()))
 	return nil
 }
 
-// conclude stores what came of a call.
+// conclude stores the outcome of a call.
 func (c *networkCall) conclude(ctx context.Context) error {
 	v, a, ref := c.vault, &c.answer, c.asked.net.ref(c.asked.token.ID)
 	if a.kind == answerToken && (ref.ID == "" || a.token.Art != c.asked.net.art) {
@@ -429,8 +427,8 @@ func (c *networkCall) overtaken(h *holding, ref NetworkTokenRef) bool {
 	}
 }
 
-// absorb makes h what it is after the answer, and returns what is to be stored
-// with it.
+// absorb applies the answer to h, and returns a function that stores what belongs
+// to it.
 func (c *networkCall) absorb(ctx context.Context, h *holding) (func(store.Tx) error, error) {
 	v, a, attaches := c.vault, c.answer, h.net.id == ""
 	if a.kind == answerToken && !attaches && h.net.news != c.asked.net.news {
@@ -475,8 +473,7 @@ func (c *networkCall) logFailure(h *holding, a networkAnswer) {
 	}
 }
 
-// releaseStray deletes at the network what was made for a token that was
-// deleted meanwhile.
+// releaseStray has a network token deleted whose token was deleted meanwhile.
 func (c *networkCall) releaseStray(ctx context.Context, key string) error {
 	stray, put, err := c.vault.releaseLater(key, c.answer.token.ID)
 	if err == nil {
@@ -563,9 +560,9 @@ func (v *Vault) openPAN(ctx context.Context, card *store.Record) (PAN, error) {
 	return PAN{}, fmt.Errorf("%w: card cannot be read", ErrDamaged)
 }
 
-// withdrawReleases returns what deletes the releases of a network token that has
-// a holder again: another token of the same card may have been its last. A
-// release that cannot be read is never worked on, so it is in nobody's way.
+// withdrawReleases returns a function that deletes the releases of a network token
+// which has a holder again: another token of the same card may have been its last.
+// A release that cannot be read is never worked on, and stays.
 func (v *Vault) withdrawReleases(ctx context.Context, hash []byte) (func(store.Tx) error, error) {
 	known, err := v.rows.Glimpses(ctx, kindRelease, hash, maxReleases)
 	if err != nil {
@@ -592,13 +589,13 @@ func (v *Vault) withdrawReleases(ctx context.Context, hash []byte) (func(store.T
 	}, nil
 }
 
-// observe applies what the network says of the card behind the network token of
-// h, and returns what is to be stored with it.
+// observe applies the network's news of the card behind the network token of h,
+// and returns a function that stores its art.
 func (v *Vault) observe(h *holding, got *NetworkToken, image *art, asked time.Time) func(store.Tx) error {
 	t, n := h.token, h.net
 
 	if got.Card != nil {
-		// Only what the network says anew: what the caller has changed stays.
+		// Only news count: values that the caller has changed stay.
 		var change CardState
 		if got.Card.LastFour != t.LastFour {
 			change.LastFour = got.Card.LastFour
@@ -719,7 +716,7 @@ func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call f
 	return t, nil
 }
 
-// scale shortens delays in the sandbox: decisions, chapter 7.
+// scale shortens delays in the sandbox.
 func (c *core) scale(d time.Duration) time.Duration {
 	if c.opts.Mode == Sandbox {
 		return d / 100

@@ -58,7 +58,7 @@ func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
 		return v.Consume(ctx, id)
 	}
 	if err != nil {
-		once.release(ctx, v)
+		once.abandon(ctx, v)
 	}
 	v.rows.Wrote(ctx, opConsume, id, err)
 	return err

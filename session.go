@@ -194,7 +194,7 @@ func (v *Vault) sessionRow(id uuid.UUID) uuid.UUID {
 	return uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "session", id[:]))
 }
 
-// A Session is what the browser is told that has the id of one: decisions, chapter 9.
+// A Session is the public state of a session, as the holder of its id sees it.
 type Session struct {
 	State SessionState
 

@@ -773,12 +773,14 @@ func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *netw
 	if n.id == "" && !n.called {
 		return nil, dropArt, nil
 	}
+
 	at := now()
 	if end := at.Add(v.lease(kindNetworkToken)); n.id == "" && due.After(end) {
 		at = end
 	} else if n.id == "" && due.After(at) {
 		at = due // a call may be under way until then
 	}
+
 	var holder *store.Record
 	if n.id != "" {
 		var err error
@@ -787,6 +789,7 @@ func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *netw
 			return nil, nil, err
 		}
 	}
+
 	rec, err := v.newRelease(n.network, n.ref(id), at)
 	return rec, func(tx store.Tx) error {
 		held := false
@@ -973,6 +976,7 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 	var reason Reason
 	var auth Authentication
 	var prefix, lastFour []byte
+
 	r := tlv.Read(plain)
 	for r.Next() {
 		switch r.Tag {
@@ -980,28 +984,10 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 			t.Status = Status(r.Uint())
 		case tokenInvalidatedAt:
 			t.InvalidatedAt = r.Time()
-		case tokenName:
-			t.CardholderName = NewName(r.Value)
-		case tokenMonth:
-			t.Expiry.Month = int(r.Uint())
-		case tokenYear:
-			t.Expiry.Year = int(r.Uint())
 		case tokenIIN:
 			prefix = r.Value
 		case tokenLastFour:
 			lastFour = r.Value
-		case tokenLength:
-			t.AccountNumberLength = int(r.Uint())
-		case tokenScheme:
-			t.Scheme = Scheme(r.Uint())
-		case tokenBankName:
-			t.BankName = string(r.Value)
-		case tokenSegment:
-			t.Segment = string(r.Value)
-		case tokenType:
-			t.Type = string(r.Value)
-		case tokenCountry:
-			t.CountryCode = string(r.Value)
 		case tokenNetworkStatus:
 			t.NetworkTokenStatus = NetworkTokenStatus(r.Uint())
 		case tokenIdentification:
@@ -1031,6 +1017,7 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 			auth.Method = string(r.Value)
 			t.Authentication = &auth
 		default:
+			t.decodeCard(&r)
 			reason.decode(&r)
 			auth.decode(&r)
 		}
@@ -1052,6 +1039,31 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 		t.NetworkTokenStatusReason = &reason
 	}
 	return t, nil
+}
+
+// decodeCard reads a field of the card, if r is at one.
+func (t *Token) decodeCard(r *tlv.Reader) {
+	switch r.Tag {
+	case tokenName:
+		t.CardholderName = NewName(r.Value)
+	case tokenMonth:
+		t.Expiry.Month = int(r.Uint())
+	case tokenYear:
+		t.Expiry.Year = int(r.Uint())
+	case tokenLength:
+		t.AccountNumberLength = int(r.Uint())
+	case tokenScheme:
+		t.Scheme = Scheme(r.Uint())
+
+	case tokenBankName:
+		t.BankName = string(r.Value)
+	case tokenSegment:
+		t.Segment = string(r.Value)
+	case tokenType:
+		t.Type = string(r.Value)
+	case tokenCountry:
+		t.CountryCode = string(r.Value)
+	}
 }
 
 // decode reads a field of a reason, if r is at one.
