@@ -12,7 +12,7 @@ import (
 	"github.com/cardvault/cardvault/internal/erase"
 )
 
-// buffers are what one request needs: for its body, and for its answer.
+// buffers hold the body of one request, and its answer.
 type buffers struct{ body, answer []byte }
 
 var pool = sync.Pool{New: func() any {
@@ -76,7 +76,7 @@ func readBody(r *http.Request, b *buffers) ([]byte, error) {
 	}
 }
 
-// maxDrop is how much of a body that nobody wants is read, as in net/http, before
+// maxDrop bounds how much of an unused body is read, as in net/http, before
 // the connection is closed instead.
 const maxDrop = 256 << 10
 
@@ -84,7 +84,7 @@ const maxDrop = 256 << 10
 // does not erase.
 func (b *buffers) drop(r *http.Request) {
 	if r.ProtoMajor != 1 || r.Body == nil || r.Body == http.NoBody || r.ContentLength > maxDrop || r.Header.Get("Expect") != "" {
-		return // HTTP/2 reads nothing that nobody wants; after an Expect nothing was sent
+		return // HTTP/2 reads no unused body; after an Expect nothing was sent
 	}
 	for n, err := 0, error(nil); err == nil && n <= maxDrop; {
 		var m int

@@ -50,7 +50,7 @@ func bare(serve func(*call) error) func(*call) error {
 }
 
 // read lets parse read the members of the body and the parameters of the query, and
-// check what they mean together. It returns all that is wrong with them.
+// check their combination. It returns all violations as one failure.
 func (c *call) read(parse func(fields, *query) error) error {
 	var v violations
 	f := fields{violations: &v}

@@ -6,12 +6,11 @@
 //	h, err := httpapi.NewHandler(v, nil)
 //	http.Handle("/vault/", http.StripPrefix("/vault", h))
 //
-// It answers every request that reaches it in JSON, or with the image that was
-// asked for, and never redirects (as http.ServeMux does with unclean paths
-// before it asks anybody). It sets its own deadlines and limits, so that it is
-// safe on a server that sets none; ReadHeaderTimeout and MaxHeaderBytes are the
-// server's all the same. It must be reached over TLS: requests carry card
-// numbers.
+// It answers every request that reaches it in JSON, or with the requested image,
+// and never redirects (as http.ServeMux does with unclean paths before it calls a
+// handler). It sets its own deadlines and limits, so that it is safe on a server
+// that sets none, except for ReadHeaderTimeout and MaxHeaderBytes, which only the
+// server can set. It must be reached over TLS: requests carry card numbers.
 //
 // A request is authenticated by the header x-api-key, with a key of the vault
 // unless [Options.Authenticator] says otherwise, and acts in the account of
@@ -55,22 +54,22 @@ type Options struct {
 	// Authenticator checks API keys. Defaults to the vault, with its own keys.
 	Authenticator Authenticator
 
-	// RateLimit bounds the requests of each account, whatever keys they come with. The
-	// zero value is no limit. Rates count for this handler alone, not for others on the
-	// same store, and only for requests with a valid key. DELETE /api-keys/{id} does not
-	// count: each key has as many of these apart, so that one that uses up a limit can be
+	// RateLimit bounds the requests of each account, over all of its keys. The zero value
+	// sets no limit. Rates count for this handler alone, not for others on the same store,
+	// and only for requests with a valid key. DELETE /api-keys/{id} does not count: each
+	// key has a separate limit for it, so that a key that uses up the others can be
 	// revoked.
 	RateLimit RateLimit
 
 	// KeyRateLimit bounds the requests of each API key within RateLimit, together with
-	// those of the keys that it has made and that these have made. The zero value is no
-	// limit. Principals whose Key has no ID have the limit of the account alone.
+	// those of all keys below it. The zero value sets no limit. Principals whose Key has
+	// no ID have the limit of the account alone.
 	KeyRateLimit RateLimit
 
-	// ClientAddr finds the address of the client, for the log, and for the limit of
-	// 30 completions of a session that fail a minute. The zero Addr is an unknown
-	// one; all of these count as one client. Defaults to the peer of the
-	// connection, which behind a proxy is the proxy: one client then, too.
+	// ClientAddr returns the address of the client, for the log, and for the limit of
+	// 30 completions of a session that fail a minute. The zero Addr means unknown:
+	// all unknown clients count as one. Defaults to the peer of the connection.
+	// Behind a proxy that is the proxy, so that all clients count as one.
 	ClientAddr func(*http.Request) netip.Addr
 
 	// Timeout bounds the work on one request, reading and writing included. If
@@ -86,38 +85,37 @@ type Options struct {
 	// x-NAME-mid and x-NAME-portalid. If "", only under the neutral one.
 	ProviderName string
 
-	// CardArtRequiresKey makes card art ask for an API key with the scope
-	// tokens:read, of the account whose art it is. An <img> cannot send one. Defaults to
-	// false: whoever has the unguessable id sees the art.
+	// CardArtRequiresKey restricts card art to API keys of its account with the scope
+	// tokens:read. An <img> cannot send a key. Defaults to false: the id, which cannot be
+	// guessed, is enough.
 	CardArtRequiresKey bool
 
 	// AllowedOrigins are the origins whose pages may load the card-entry component,
 	// hold its frame and make the calls of a session from a browser, as browsers send
-	// them: "https://shop.example". Shoppers enter cards there: name nobody else's. http
-	// is for localhost and 127.0.0.1 alone. Defaults to none but the origin of the vault
-	// itself.
+	// them: "https://shop.example". Shoppers enter cards there: name only your own. http
+	// is for localhost and 127.0.0.1 alone. Defaults to the origin of the vault alone.
 	AllowedOrigins []string
 
-	// AccountOrigins returns those of AllowedOrigins whose pages may make the calls of
-	// the sessions of an account, themselves or from the frame that they hold: calls for
-	// other pages are refused. It is called concurrently, for each of these calls that
-	// says whose page it comes from, which browsers see to and others need not. If nil,
-	// each account has all of AllowedOrigins.
+	// AccountOrigins returns the AllowedOrigins of an account: only their pages may make
+	// the calls of its sessions, themselves or from the frame that they hold. It is
+	// called concurrently, for each of these calls with the header Origin or
+	// X-Page-Origin, which browsers always send and other clients need not. If nil, each
+	// account has all of AllowedOrigins.
 	AccountOrigins func(account uuid.UUID) []string
 
-	// Logger is told of failures of the service, at info level of each request that is
-	// answered with 401 or 403, and at debug level of every other, with account and key if
-	// they are known, and the address of the client, but without ids of the path. Defaults
-	// to none.
+	// Logger gets failures of the service at error level, requests answered with 401 or
+	// 403 at info level, and all others at debug level. A line has account and key if
+	// they are known, and the address of the client, without ids of the path. Defaults to
+	// discarding.
 	Logger *slog.Logger
 }
 
 // maxBody bounds a request body, in bytes.
 const maxBody = 64 << 10
 
-// NewHandler returns the REST surface of a vault, whichever account the handle
-// works on. opts may be nil. It starts nothing and needs no closing: close the
-// vault when the server has stopped.
+// NewHandler returns the REST surface of a vault, for all of its accounts. opts may be
+// nil. It starts nothing and needs no closing: close the vault when the server has
+// stopped.
 func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	if v == nil {
 		return nil, errors.New("httpapi: NewHandler needs a vault")
@@ -186,7 +184,7 @@ type handler struct {
 	opts        Options
 	routes      []route
 	accounts    *limiter[uuid.UUID]   // requests of an account
-	keys        *limiter[accountKey]  // of an API key and those that come of it
+	keys        *limiter[accountKey]  // of an API key and all below it
 	revocations *limiter[accountKey]  // by an API key alone
 	reads       *limiter[sessionHash] // of a session
 	unfailed    *limiter[sessionHash] // completions of a session, until one fails
@@ -245,9 +243,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 	var status int
 	if c.component {
-		told := &statusTeller{w, http.StatusOK}
-		h.entry.ServeHTTP(told, r)
-		status = told.status
+		recorder := &statusRecorder{w, http.StatusOK}
+		h.entry.ServeHTTP(recorder, r)
+		status = recorder.status
 	} else {
 		status = c.write(w, err)
 	}
@@ -288,13 +286,13 @@ func (c *call) write(w http.ResponseWriter, err error) (status int) {
 	return status
 }
 
-// A statusTeller knows what was answered.
-type statusTeller struct {
+// A statusRecorder records the status of an answer.
+type statusRecorder struct {
 	http.ResponseWriter
 	status int
 }
 
-func (w *statusTeller) WriteHeader(status int) {
+func (w *statusRecorder) WriteHeader(status int) {
 	w.status = status
 	w.ResponseWriter.WriteHeader(status)
 }

@@ -80,8 +80,8 @@ var completeSession = &endpoint{
 	},
 }
 
-// preflight is what a browser asks before it lets a page of another origin make a
-// call. What it is told is set with the headers of the origin.
+// preflight answers the request that a browser sends before a page of another origin may
+// make a call. The answer is in the headers, which allowOrigin sets.
 var preflight = &endpoint{
 	public: true,
 	serve:  func(*call) error { return nil },
@@ -100,7 +100,7 @@ func componentRoute(name string) route {
 	return route{[]string{"sdk", "v1", name}, map[string]*endpoint{"GET": component}}
 }
 
-// nextAction names what a session waits for that is not finished.
+// nextAction names the next step of a session that is not finished.
 func nextAction(s *cardvault.Session) string {
 	switch {
 	case s.State == cardvault.SessionIdentifying && s.ChallengeURL != "":
@@ -123,7 +123,7 @@ func (c *call) state(s *cardvault.Session, err error) error {
 	return nil
 }
 
-// reasons tell people what the code of a reason means.
+// reasons explain the codes of reasons to people.
 var reasons = map[string]string{
 	"invalid_account_number": "The card number is not valid.",
 	"invalid_expiry_date":    "The expiry date is not valid.",
@@ -134,14 +134,14 @@ var reasons = map[string]string{
 	"too_many_attempts":      "Too many cards were refused. A new session is needed.",
 }
 
-// limitSession says whether a call of a session is one too many, and returns what to do
-// when it was answered with err.
+// limitSession counts a call of a session, or refuses it. answered, if not nil, is to be
+// called with the outcome of the call.
 func (h *handler) limitSession(c *call, client netip.Addr) (answered func(err error), err error) {
 	id := sessionHash(sha256.Sum256(c.id[:]))
 	switch c.endpoint {
 	case getSession:
 		if c.id == uuid.Nil {
-			return nil, nil // what is no id is nobody's
+			return nil, nil // no session has this id
 		}
 		if retry := h.reads.take(id); retry > 0 {
 			return nil, rateLimited.with(strconv.Itoa(retry))
@@ -161,7 +161,7 @@ func (h *handler) limitSession(c *call, client netip.Addr) (answered func(err er
 // It costs one read of the store, as finding an API key does.
 //
 //   - A session that is open and has not failed is let in whatever else its client does,
-//     one call at a time: nobody shuts out the shoppers behind an address.
+//     one call at a time: other clients cannot shut out the shoppers behind an address.
 //   - Further calls of a session that is known take a place among the failures of the
 //     client, and give it back when they succeed.
 //   - Ids that never were take a place among those of the client, so that whoever makes
