@@ -173,14 +173,14 @@ func (s *Store) commit() {
 	g.calls = g.calls[:0]
 }
 
-// commitFailed answers a group whose commit has failed. What the file holds is
-// found by opening it again: bbolt makes a commit valid by writing one page at
+// commitFailed answers a group whose commit has failed. Only opening the file again
+// shows whether it has the commit: bbolt makes a commit valid by writing one page at
 // its end, and an error after that leaves open whether the page is on the disk.
 //
 // A full disk fails one commit after the other, and opening the file would shut
 // out readers each time. So it stays open if bbolt has returned want of room and
-// the page is not in the file: what was written are free pages, which bbolt has
-// taken back.
+// the page is not in the file: only free pages were written, and bbolt has taken
+// them back.
 func (s *Store) commitFailed(cause error) {
 	g := &s.group
 	tx, id, calls := g.tx, g.id, g.calls

@@ -5,7 +5,7 @@ import "github.com/jackc/pgx/v5/pgtype"
 // The parameters of the functions in migrations. The fields have their names and their
 // order, which args keeps.
 
-// applyArgs are the parameters of apply, which says what they mean.
+// applyArgs are the parameters of apply. The migrations document them.
 type applyArgs struct {
 	patient   bool
 	keys      []int64

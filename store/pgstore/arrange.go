@@ -14,7 +14,7 @@ import (
 const (
 	longTail     = 512  // records put into a list before its end is cut into blocks
 	listsSeen    = 4096 // lists whose records are counted
-	listsWaiting = 256  // more are passed over: whoever reads a long list says so again
+	listsWaiting = 256  // more are passed over, until their lists are read again
 
 	arrangeTries = 5
 	arrangePause = time.Second // between two

@@ -19,7 +19,7 @@ type call struct {
 	fn     func(store.Tx) error
 	ended  fate
 	rounds int  // in this group
-	direct bool // reads what it wants at once
+	direct bool // each read is made at once
 	tx     updater
 }
 
@@ -27,12 +27,12 @@ type call struct {
 type fate int
 
 const (
-	settled fate = iota // with its outcome, if what the group has read is still so
+	settled fate = iota // with its outcome, if the reads of the group still hold
 	wanting             // for want of something that is to be read first
-	later               // because what it reads has been written by the group: it is for the next
+	later               // it reads records that the group has written: the next group runs it
 )
 
-// A mode says what a group takes for granted.
+// A mode is the assumptions of a group.
 type mode uint8
 
 const (
@@ -49,24 +49,24 @@ const (
 	lastChance                // from an attempt on that took too long: perhaps only its connection was silent
 )
 
-// What a transaction writes is bounded: a group takes no other call once it has groupBytes,
-// or about groupLocks locks, and one call has at most mostWrites and mostBytes.
+// Bounds of a transaction. A group takes no further call once it has groupBytes or about
+// groupLocks locks. One call has at most mostWrites and mostBytes.
 const (
 	groupBytes = 4 << 20
 	mostWrites = 1 << 16
 	mostBytes  = 64 << 20
 )
 
-// A group is the calls that share a transaction. They run one after the other on what
-// the group knows of the database and what the calls before have written. What is not
-// known ends a run; what all runs of a round want to know is read at once, and then
-// these calls run again. So a group costs one round trip for its writes, and one more
-// for each link of the longest chain of reads. A call that is the only one, or wants
-// something else each time, as one does that looks at the clock, reads at once.
+// A group is the calls that share a transaction. They run one after the other, on the
+// rows that the group knows and on the writes of the calls before. A read of an unknown
+// row ends a run. All unknown rows of a round are read together, and these calls run
+// again. So a group costs one round trip for its writes, and one more for each link of
+// the longest chain of reads. A call that is alone reads at once. So does a call that
+// asks for something else on each run, such as one that looks at the clock.
 //
-// What a group knows may be of different instants, or remembered from earlier groups:
-// that all of it still holds is checked in the transaction, under locks that keep it so
-// until the commit. Else all is forgotten, and the calls run once more.
+// The known rows may be of different instants, or remembered from earlier groups. The
+// transaction checks that all of them are current, under locks that last until the
+// commit. If one is not, the group forgets all rows and runs its calls once more.
 //
 // A group is owned by the writing goroutine.
 type group struct {
@@ -79,17 +79,17 @@ type group struct {
 	next    []*call // for the next group
 	bytes   int     // of rows to be written
 
-	known   map[key]*row     // as stored; nil for what is not there
+	known   map[key]*row     // as stored; nil: there is none
 	relied  map[key]struct{} // which of known the settled calls have looked at
 	looked  []key            // which of them the call has that runs
 	answers map[string]*answer
 	asked   []*question // that have an answer on which calls rely
 
-	overlay map[key]*row         // as the calls leave it; nil for what is gone
+	overlay map[key]*row         // as the calls leave it; nil: deleted
 	hashes  map[hashKey]struct{} // lookups, lists and due times that were written
 	lists   map[listKey]struct{}
 	dues    map[store.Kind]struct{}
-	parents map[uuid.UUID]struct{} // of what was written
+	parents map[uuid.UUID]struct{} // of rows that were written
 	kinds   map[store.Kind]struct{}
 
 	wantRows    map[key]struct{}
@@ -334,7 +334,7 @@ func (g *group) ask(c *call, q *question) (*answer, error) {
 	return a, nil
 }
 
-// touches reports whether the group has written what a question asks for.
+// touches reports whether the group has written rows that a question asks for.
 func (g *group) touches(q *question) (yes bool) {
 	switch {
 	case q.lookup != nil:
@@ -353,7 +353,7 @@ func (g *group) touches(q *question) (yes bool) {
 	return yes
 }
 
-// state returns what is at a key for the next call, and whether that is known.
+// state returns the row at a key for the next call, and whether it is known.
 func (g *group) state(k key) (r *row, known bool) {
 	r, ok := g.overlay[k]
 	if ok {
@@ -370,7 +370,7 @@ func (g *group) state(k key) (r *row, known bool) {
 	return r, ok
 }
 
-// A change is what apply undoes.
+// A change is one write that apply can undo.
 type change struct {
 	key
 	was *row
@@ -421,7 +421,7 @@ func (g *group) apply(ops []op) (refused error, known bool) {
 	return refused, known
 }
 
-// wants notes what has to be known for all writes of a function.
+// wants notes the rows that have to be known for all writes of a function.
 func (g *group) wants(ops []op) (some bool) {
 	for _, o := range ops {
 		if !o.deletes && (o.row == nil || o.row.version == 1 && g.mode == modeTrusting) {
@@ -477,7 +477,7 @@ func (g *group) change(k key, r *row, undo *[]change) {
 	g.set(k, r)
 }
 
-// set replaces what is at a key, and notes what that changes.
+// set replaces the row at a key, and notes the indexes that change.
 func (g *group) set(k key, r *row) {
 	was, had := g.overlay[k]
 	if !had {
@@ -488,7 +488,7 @@ func (g *group) set(k key, r *row) {
 	g.overlay[k] = r
 }
 
-// touch notes by what a row is found.
+// touch notes the indexes by which a row is found.
 func (g *group) touch(r *row) {
 	if r == nil {
 		return
@@ -506,8 +506,8 @@ func (g *group) touch(r *row) {
 	}
 }
 
-// learn takes rows for what is stored. What calls may go by already stays as it is, also
-// that there is no row: whether it is so, the transaction finds out.
+// learn takes rows as the stored ones. A row that calls may have read stays as it is, and
+// so does the absence of one: the transaction checks them.
 func (g *group) learn(rows []*row) {
 	for _, r := range rows {
 		if _, known := g.known[r.key]; !known {
@@ -516,7 +516,7 @@ func (g *group) learn(rows []*row) {
 	}
 }
 
-// fetch reads what calls want to know.
+// fetch reads the rows and answers that calls want.
 func (g *group) fetch() error {
 	keys := slices.Collect(maps.Keys(g.wantRows))
 	questions := slices.Collect(maps.Values(g.wantAnswers))
@@ -552,7 +552,7 @@ func (g *group) fetch() error {
 	return nil
 }
 
-// remember keeps what the group has read, and what has become of it.
+// remember keeps the rows that the group has read, as it has left them.
 func (g *group) remember() {
 	for k := range g.relied {
 		r, written := g.overlay[k]
@@ -567,8 +567,8 @@ func (g *group) remember() {
 	}
 }
 
-// answer ends the calls of a group with their outcomes, or all with err: what fails a
-// group also leaves open whether what it has read was so.
+// answer ends the calls of a group with their outcomes, or all with err: if a group fails,
+// its reads may not hold either.
 func (g *group) answer(err error) {
 	for _, c := range slices.Concat(g.calls, g.pending) {
 		if err != nil {

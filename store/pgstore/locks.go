@@ -63,7 +63,7 @@ type lockSet map[int64]bool
 
 func (s lockSet) add(name int64, exclusive bool) { s[name] = s[name] || exclusive }
 
-// sorted returns locks in the order in which everybody takes them.
+// sorted returns the locks in the order in which all groups take them.
 func (s lockSet) sorted() (names []int64, exclusive []bool) {
 	names = slices.Sorted(maps.Keys(s))
 	for _, name := range names {

@@ -43,7 +43,7 @@ func (m *memory) forget(k key) {
 	delete(m.rows, k)
 }
 
-// notice keeps of an answer what later reads can use.
+// notice keeps the parts of an answer that later reads can use.
 func (m *memory) notice(q *question, a *answer) {
 	switch {
 	case q.scan != 0: // would push out rows that are read again

@@ -15,7 +15,7 @@ const (
 	groupsTidy = 16 * groupsKept // that are deleted at once
 )
 
-// An outcomes learns from the table groups what has become of the groups of a Store.
+// An outcomes looks up in the table groups whether a group of its Store was committed.
 type outcomes struct {
 	*server
 	id      uuid.UUID  // of the Store
@@ -73,7 +73,7 @@ func (o *outcomes) tidy(ctx context.Context) {
 			return
 		case to := <-o.settled:
 			b.Queue(o.sql.tidy, pgUUID(o.id), max(tidied, to-groupsTidy), to)
-			tidied = to // what is missed is deleted after a day
+			tidied = to // a row that is missed is deleted after a day
 		case <-timer.C:
 			b.Queue(o.sql.old)
 			timer.Reset(time.Hour)

@@ -43,7 +43,7 @@ func local(way *pgconn.FallbackConfig) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// private reports whether nobody else can listen to a connection that was made: whatever
+// private reports whether no one else can listen to a connection that was made: whatever
 // its settings say, functions of the pool may have led elsewhere.
 func private(c *pgx.Conn) bool {
 	conn := c.PgConn().Conn()

@@ -93,8 +93,8 @@ func (s *server) checkTimeline(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// watch looks at the server again and again. What was set on it or promoted beside it
-// since a connection was made shows only so.
+// watch looks at the server every few seconds. A setting that has changed since a
+// connection was made, or a server that was promoted, shows only this way.
 func (s *server) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchPause)
 	defer ticker.Stop()
@@ -138,7 +138,7 @@ func (s *server) look(ctx context.Context) (off time.Duration, err error) {
 	return off, nil
 }
 
-// trusted is the name of what a connection has that was checked.
+// trusted names the mark of a connection that was checked.
 const trusted = "cardvault"
 
 // acquire returns a connection of the pool. The server of a new one is checked: another
@@ -163,7 +163,7 @@ func (s *server) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 func discard(conn *pgxpool.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_ = conn.Conn().Close(ctx) // what the server hears of it does not matter
+	_ = conn.Conn().Close(ctx) // whether the server hears of it does not matter
 	conn.Release()
 }
 
@@ -182,7 +182,7 @@ func (s *server) askPool(ctx context.Context, q *question) (*answer, error) {
 	return patiently(ctx, func() (*answer, error) { return s.askOnce(ctx, q) })
 }
 
-// patiently repeats what does nothing until there is a server that answers.
+// patiently repeats do, which changes nothing, until a server answers.
 func patiently[T any](ctx context.Context, do func() (T, error)) (T, error) {
 	for began := time.Now(); ; {
 		v, err := do()

@@ -21,7 +21,8 @@ const (
 	listenCheck = 30 * time.Second      // after which a silent connection is tried
 )
 
-// A notifier tells other processes of records that are due, and hears of theirs.
+// A notifier notifies other processes of records that are due, and receives their
+// notifications.
 type notifier struct {
 	*server
 	locks locker
@@ -32,7 +33,7 @@ type notifier struct {
 	notified time.Time
 }
 
-// wait calls wake for what other processes have written until ctx ends. It listens on
+// wait calls wake for due records of other processes until ctx ends. It listens on
 // a connection of its own, and makes another one when that is lost.
 func (n *notifier) wait(ctx context.Context, wake func(store.Kind)) {
 	for told := false; ; {
@@ -127,7 +128,7 @@ func (n *notifier) timer() <-chan time.Time {
 	return time.After(time.Until(n.notified.Add(wakePause)))
 }
 
-// notify tells other processes of these kinds. It is a transaction of its own: NOTIFY
+// notify notifies other processes of these kinds. It is a transaction of its own: NOTIFY
 // holds a lock of the whole server until its commit, which therefore waits for no disk.
 func (n *notifier) notify() {
 	if len(n.wakes) == 0 || time.Since(n.notified) < wakePause {
@@ -144,7 +145,7 @@ func (n *notifier) notify() {
 	defer cancel()
 	conn, err := n.acquire(ctx)
 	if err != nil {
-		return // others look without being told
+		return // other processes also look on their own
 	}
 	if _, err := conn.Exec(ctx, `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify($1, $2)`, n.locks.channel(), payload); err != nil {
 		discard(conn)

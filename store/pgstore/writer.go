@@ -208,7 +208,7 @@ func (w *writer) attempt(g *group) (verdict, error) {
 	return w.commit(ctx, g)
 }
 
-// commit makes the writes of the group, if what it has read is still so.
+// commit makes the writes of the group if its reads still hold.
 func (w *writer) commit(ctx context.Context, g *group) (verdict, error) {
 	changes := g.writes()
 	if len(g.relied) == 0 && len(g.asked) == 0 && !changes.any && !g.open {
@@ -317,7 +317,7 @@ func (w *writer) askAgain(ctx context.Context, g *group, keys []int64, exclusive
 	return done, nil
 }
 
-// count counts what a group has put into lists.
+// count counts the records that a group has added to lists.
 func (w *writer) count(g *group) {
 	for k, r := range g.overlay {
 		if r == nil || r.class == 0 || g.known[k] != nil {

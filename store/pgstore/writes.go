@@ -103,7 +103,7 @@ func (g *group) lockTouched(locks lockSet) {
 type writes struct {
 	any     bool
 	gone    []key
-	rows    []*row // first those that take the place of another
+	rows    []*row // first the rows that replace another
 	changed int    // how many rows are these
 	off     []lookup
 	on      []lookup

@@ -98,7 +98,7 @@ func New[C Caller]() *Queue[C] {
 
 // Start starts the writing goroutine, which calls step until step returns false. If the
 // function of a call ends that goroutine with runtime.Goexit, another one takes its
-// place and calls step again: what step works on must outlive it.
+// place and calls step again: the state of step must outlive it.
 func (q *Queue[C]) Start(step func() bool) { go q.run(step) }
 
 func (q *Queue[C]) run(step func() bool) {
