@@ -187,14 +187,15 @@ func (v *Vault) sealDelivery(r *store.Record, d *delivery) error {
 	return v.rows.SealShown(r, d.encode(r.Account))
 }
 
-// tokenHash returns the hash of the deliveries of a token in a queue that have failed, or
-// wait for one that has: of those that hold back later ones, or of those that are unordered.
-func (v *Vault) tokenHash(account, queue, token uuid.UUID, unordered bool) []byte {
+// tokenHash returns the hash of those deliveries of a token, in the queue with a row key,
+// that have failed or wait for one that has: of those that hold back later ones, or of
+// those that are unordered.
+func (v *Vault) tokenHash(account, row, token uuid.UUID, unordered bool) []byte {
 	purpose := "deliveries"
 	if unordered {
 		purpose = "loose deliveries"
 	}
-	return v.rows.Box.Lookup(account, purpose, append(queue[:], token[:]...))
+	return v.rows.Box.Lookup(account, purpose, append(row[:], token[:]...))
 }
 
 // newDelivery returns the record of an event for a webhook or the sink, which has always the
@@ -373,8 +374,8 @@ func (w wakings) put(tx store.Tx, v *Vault) error {
 func (w wakings) written(v *Vault) {
 	for _, q := range w {
 		v.workDue(q.by)
-		if shift, ok := v.shifts.Load(q.queue); ok {
-			n := shift.(*inflow)
+		if known, ok := v.shifts.Load(q.queue); ok {
+			n := known.(*inflow)
 			n.stored.Add(1)
 			select {
 			case n.more <- struct{}{}:
@@ -388,42 +389,24 @@ func (w wakings) written(v *Vault) {
 // over, and returns how many it has changed.
 func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	var ready, over []*store.Record
-	hooks := map[uuid.UUID]bool{} // of ready
-	damaged := v.readDue(ctx, kindDelivery, now(), claimBatch, func(r *store.Record) (err error) {
-		v := v.In(r.Account)
-		p, err := v.openDelivery(ctx, r)
-		if errors.Is(err, ErrDamaged) {
-			alone := new(recordSet)
-			alone.add(r)
-			if _, err := v.releaseFirst(ctx, alone, r.Lookup...); err != nil {
-				return err
-			}
-		}
-		if err != nil {
+	receivers := map[uuid.UUID]bool{} // of ready
+	damaged := v.readDue(ctx, kindDelivery, now(), claimBatch, func(r *store.Record) error {
+		next, err := v.In(r.Account).ripened(ctx, r)
+		switch {
+		case err != nil:
 			return err
-		}
-
-		if _, ok := p.after(forgotten, nil, schedule{}); ok {
+		case next == nil:
 			over = append(over, r)
-			return nil
+		default:
+			ready, receivers[beside(r.Parent)] = append(ready, next), true
 		}
-		next, ok := p.after(ripe, nil, schedule{})
-		if !ok {
-			return fmt.Errorf("%w: a delivery of class %d is due", ErrDamaged, r.Class)
-		}
-
-		r.Version++
-		if err := v.sealDelivery(r, &next); err != nil {
-			return err
-		}
-		ready, hooks[beside(r.Parent)] = append(ready, r), true
 		return nil
 	})
 	if len(ready)+len(over) == 0 {
 		return 0, damaged
 	}
 
-	queues, err := v.wakingsOf(ctx, slices.Collect(maps.Keys(hooks))...)
+	queues, err := v.wakingsOf(ctx, slices.Collect(maps.Keys(receivers))...)
 	if err != nil {
 		return 0, errors.Join(damaged, err)
 	}
@@ -462,6 +445,32 @@ func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
 	}
 	queues.written(v)
 	return wrote, damaged
+}
+
+// ripened returns a delivery that is due as it is ready, or nil if its time in the log is
+// over.
+func (v *Vault) ripened(ctx context.Context, r *store.Record) (*store.Record, error) {
+	p, err := v.openDelivery(ctx, r)
+	if errors.Is(err, ErrDamaged) {
+		alone := new(recordSet)
+		alone.add(r)
+		if _, err := v.releaseFirst(ctx, alone, r.Lookup...); err != nil {
+			return nil, err
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	if _, ok := p.after(outOfLog, nil, schedule{}); ok {
+		return nil, nil
+	}
+	next, ok := p.after(ripe, nil, schedule{})
+	if !ok {
+		return nil, fmt.Errorf("%w: a delivery of class %d is due", ErrDamaged, r.Class)
+	}
+	r.Version++
+	return r, v.sealDelivery(r, &next)
 }
 
 // ListDeliveries returns one page of the deliveries to a webhook: those under way, and

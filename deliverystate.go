@@ -31,7 +31,7 @@ type delivery struct {
 	last      time.Time // when the last one began
 	code      uint64    // its HTTP status; 0: no answer
 	tries     uint64    // attempts of the present schedule: a redelivery begins another
-	throttled uint64    // tries of which the answer asked for a pause
+	throttled uint64    // tries of which the reply asked for a pause
 	unordered bool      // has failed too often to hold back later deliveries, or was redelivered
 }
 
@@ -43,7 +43,7 @@ var eventRetries = []time.Duration{
 
 const (
 	eventHolds        = 3              // failures until an event no longer holds back later ones
-	maxSendRetryAfter = 24 * time.Hour // longest pause between two tries that an answer can ask for
+	maxSendRetryAfter = 24 * time.Hour // longest pause between two tries that a reply can ask for
 )
 
 // An occasion is something that happens to a delivery.
@@ -57,24 +57,24 @@ const (
 	released                    // that one is out of the way
 	ripe                        // the pause after a failure is over
 	redelivered                 // a caller wants the event to be delivered again
-	forgotten                   // the time in the log is over
+	outOfLog                    // the time in the log is over
 	occasions   = 8
 )
 
-// An answer is the result of one attempt.
-type answer struct {
+// A reply is the result of one attempt.
+type reply struct {
 	began time.Time
 	code  int           // HTTP status; 0: no answer
 	after time.Duration // pause that the receiver asks for, 0 if it does not
 }
 
-func (a *answer) success() bool { return a.code >= 200 && a.code < 300 }
+func (a *reply) success() bool { return a.code >= 200 && a.code < 300 }
 
 // gone reports whether the receiver wants nothing any more.
-func (a *answer) gone() bool { return a.code == 410 }
+func (a *reply) gone() bool { return a.code == 410 }
 
 // throttled reports whether the receiver wants a pause from all deliveries.
-func (a *answer) throttled() bool {
+func (a *reply) throttled() bool {
 	return a.code == 429 || a.code >= 502 && a.code <= 504 || !a.success() && a.after > 0
 }
 
@@ -86,10 +86,10 @@ type schedule struct {
 }
 
 // after is the state machine of deliveries: it returns the state that follows d, and
-// whether the occasion means something in d. If it does not, d stays. a is the answer to
+// whether the occasion means something in d. If it does not, d stays. a is the reply to
 // an attempt, else nil.
-func (d delivery) after(o occasion, a *answer, s schedule) (next delivery, ok bool) {
-	ended := d.class == deliveryDone || d.class == deliveryFailed
+func (d delivery) after(o occasion, a *reply, s schedule) (next delivery, ok bool) {
+	over := d.class == deliveryDone || d.class == deliveryFailed
 	sendable := d.class == deliveryReady || d.class == deliveryRetried
 	next = d
 
@@ -117,11 +117,11 @@ func (d delivery) after(o occasion, a *answer, s schedule) (next delivery, ok bo
 		// A delivery that is ready or held is attempted anyway.
 		next.class, next.due = deliveryReady, time.Time{}
 		next.tries, next.throttled = 0, 0
-		next.unordered = d.unordered || ended
-		ok = ended || d.class == deliveryRetried
-	case forgotten:
+		next.unordered = d.unordered || over
+		ok = over || d.class == deliveryRetried
+	case outOfLog:
 		next.class, next.due = 0, time.Time{}
-		ok = ended
+		ok = over
 	}
 	if !ok {
 		return d, false
@@ -130,7 +130,7 @@ func (d delivery) after(o occasion, a *answer, s schedule) (next delivery, ok bo
 }
 
 // answered returns the state after an attempt.
-func (d delivery) answered(a *answer, s schedule) delivery {
+func (d delivery) answered(a *reply, s schedule) delivery {
 	scheduled := d.class == deliveryReady
 	d.attempts++
 	d.last, d.code = a.began, uint64(a.code)
@@ -158,8 +158,8 @@ func (d delivery) answered(a *answer, s schedule) delivery {
 }
 
 // end gives the delivery its last class, or none if there is no log.
-func (d *delivery) end(class uint8, s schedule) {
-	d.class, d.due = class, s.at.Add(s.retention)
+func (d *delivery) end(as uint8, s schedule) {
+	d.class, d.due = as, s.at.Add(s.retention)
 	if s.retention == 0 {
 		d.class, d.due = 0, time.Time{}
 	}

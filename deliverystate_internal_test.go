@@ -92,7 +92,7 @@ func TestDeliveryStates(t *testing.T) {
 		change func(*delivery)
 		frees  bool
 	}
-	answers := map[string]answer{
+	answers := map[string]reply{
 		"200":                  {code: 200},
 		"500":                  {code: 500},
 		"none":                 {},
@@ -207,19 +207,19 @@ func TestDeliveryStates(t *testing.T) {
 		},
 		"done": {
 			redelivered: {also(again, unordered), false},
-			forgotten:   {erased, false},
+			outOfLog:    {erased, false},
 		},
 		"done, unordered": {
 			redelivered: {again, false},
-			forgotten:   {erased, false},
+			outOfLog:    {erased, false},
 		},
 		"failed": {
 			redelivered: {again, false},
-			forgotten:   {erased, false},
+			outOfLog:    {erased, false},
 		},
 	}
 
-	check := func(what string, from delivery, o occasion, a *answer, want row) {
+	check := func(what string, from delivery, o occasion, a *reply, want row) {
 		t.Helper()
 		means := want.change != nil
 		next := from
@@ -262,7 +262,7 @@ func TestDeliveryStates(t *testing.T) {
 func TestDeliveryGivesUp(t *testing.T) {
 	d := delivery{class: deliveryReady}
 	for n := 1; ; n++ {
-		next, ok := d.after(attempted, &answer{began: stateAt, code: 500}, stateSchedule(deliveryRetention))
+		next, ok := d.after(attempted, &reply{began: stateAt, code: 500}, stateSchedule(deliveryRetention))
 		if !ok || next.attempts != uint64(n) {
 			t.Fatalf("after attempt %d: %+v, %v", n, next, ok)
 		}

@@ -497,13 +497,13 @@ type turns struct {
 func (t *turns) take(ctx context.Context, row uuid.UUID) (over func()) {
 	for {
 		t.mu.Lock()
-		before := t.taken[row]
-		if before == nil {
+		former := t.taken[row]
+		if former == nil {
 			break
 		}
 		t.mu.Unlock()
 		select {
-		case <-before:
+		case <-former:
 		case <-ctx.Done():
 			return nil
 		}

@@ -57,6 +57,7 @@ type shift struct {
 
 	damaged *recordSet    // deliveries that cannot be read; they hold back no other
 	changed *recordSet    // deliveries that are not as they are listed
+	torn    atomic.Bool   // the queue could not be listed: of many deliveries only the first are seen
 	erasing chan struct{} // holds a value while deliveries are erased
 
 	// The goroutine of deliver owns these.
@@ -140,19 +141,18 @@ func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
 // run starts the deliveries that are ready, page by page.
 func (s *shift) run(ctx context.Context) {
 	for from, started := uuid.Nil, false; s.goesOn() && s.stays(ctx); {
-		// The webhook may be gone: each attempt looks at it.
-		list, err := s.vault.rows.Siblings(ctx, s.ready(from, sendBatch))
+		page, err := s.page(ctx, from)
 		if err != nil {
 			s.fail(err)
 			return
 		}
 
-		if tokens := s.start(ctx, list.Records); tokens > 0 {
+		if tokens := s.start(ctx, page); tokens > 0 {
 			started = true
 			s.sleep(time.Duration(min(int64(tokens), s.inflow.stored.Swap(0))) * s.space)
 		}
-		if n := len(list.Records); n == sendBatch {
-			from = rowkey.Above(list.Records[n-1].ID)
+		if n := len(page); n == sendBatch {
+			from = rowkey.Above(page[n-1].ID)
 			continue
 		}
 
@@ -228,11 +228,48 @@ func (s *shift) renew(ctx context.Context) (ok bool, err error) {
 	return true, nil
 }
 
-// ready selects the deliveries to attempt, from a row key on.
-func (s *shift) ready(from uuid.UUID, limit int) *store.Query {
+// page reads deliveries that are ready, from a row key on. The webhook may be gone: each
+// attempt looks at it.
+func (s *shift) page(ctx context.Context, from uuid.UUID) (page []*store.Record, err error) {
+	err = s.vault.rows.View(ctx, func(tx store.ReadTx) (err error) {
+		page, err = s.ready(tx, from, sendBatch)
+		return err
+	})
+	return page, err
+}
+
+// ready returns deliveries to attempt, from a row key on. A list is refused as a whole for
+// one record that somebody has edited: then the others are read one by one, and s is torn.
+func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) ([]*store.Record, error) {
 	q := &store.Query{Kind: kindDelivery, Account: s.vault.rows.ID, Parent: s.id, Min: from, Limit: limit}
 	q.Classes.Add(deliveryReady)
-	return q
+	list, err := tx.List(q)
+	if err == nil {
+		return list.Records, nil
+	}
+	if !errors.Is(err, ErrDamaged) && !errors.Is(err, store.ErrDamaged) {
+		return nil, err
+	}
+
+	s.torn.Store(true)
+	keys, err := tx.Children(s.id, damagedMost)
+	if err != nil {
+		return nil, err
+	}
+	var page []*store.Record
+	for _, k := range keys {
+		if k.Kind != kindDelivery || slices.Compare(k.ID[:], from[:]) < 0 || len(page) == limit {
+			continue
+		}
+		r, err := present(tx, kindDelivery, k.ID)
+		if err != nil {
+			return nil, err
+		}
+		if r != nil && r.Class == deliveryReady && r.Account == s.vault.rows.ID && r.Parent == s.id {
+			page = append(page, r)
+		}
+	}
+	return page, nil
 }
 
 // goesOn reports whether another attempt may be made: each ends before the lease.
@@ -522,7 +559,7 @@ func (s *shift) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]bo
 	if err != nil || !s.goesOn() { // reading may have taken longer than the lease
 		return nil, err
 	}
-	var a *answer
+	var a *reply
 	if s.sink {
 		a = s.vault.pass(ctx, event)
 	} else {
@@ -540,9 +577,9 @@ func (s *shift) leave() {
 	s.gone = true
 }
 
-// conclude stores what an answer means for a delivery, and for its webhook. It returns the
+// conclude stores what a reply means for a delivery, and for its webhook. It returns the
 // deliveries that are ready now.
-func (s *shift) conclude(ctx context.Context, p *pending, w *Webhook, event *Event, a *answer) ([]*pending, error) {
+func (s *shift) conclude(ctx context.Context, p *pending, w *Webhook, event *Event, a *reply) ([]*pending, error) {
 	next, _ := p.after(attempted, a, s.schedule())
 	if s.sink {
 		if next.class == 0 && !a.success() {
@@ -657,7 +694,7 @@ func present(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, err
 func before(a, b *store.Record) bool { return slices.Compare(a.ID[:], b.ID[:]) < 0 }
 
 // send makes one attempt with a deadline.
-func (v *Vault) send(ctx context.Context, w *Webhook, d *Delivery) *answer {
+func (v *Vault) send(ctx context.Context, w *Webhook, d *Delivery) *reply {
 	began := now()
 	d.URL, d.Legacy = w.URL, w.LegacyHMAC
 	for _, s := range w.signing(began) {
@@ -676,14 +713,14 @@ func (v *Vault) send(ctx context.Context, w *Webhook, d *Delivery) *answer {
 	}
 	if err != nil {
 		v.log.Info("webhook did not answer", "webhook", w.ID, "event", d.ID, "error", printable(err))
-		return &answer{began: began}
+		return &reply{began: began}
 	}
-	return &answer{began, got.StatusCode, got.RetryAfter}
+	return &reply{began, got.StatusCode, got.RetryAfter}
 }
 
-// judge notes what an answer says of the whole webhook, and returns why it is to be
+// judge notes what a reply says of the whole webhook, and returns why it is to be
 // disabled. One event that fails does not end its patience: tries is how often it has.
-func (s *shift) judge(w *Webhook, a *answer, tries uint64) (why string) {
+func (s *shift) judge(w *Webhook, a *reply, tries uint64) (why string) {
 	at := now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -714,18 +751,18 @@ func (s *shift) judge(w *Webhook, a *answer, tries uint64) (why string) {
 // leaveAlone notes that a version of the webhook wants a pause, for as long as it says or
 // a little longer each time. Several attempts may end so: the longest pause counts, except
 // that of a former version. It is called with s.mu.
-func (s *shift) leaveAlone(at time.Time, pause time.Duration, version uint64) {
+func (s *shift) leaveAlone(at time.Time, wants time.Duration, version uint64) {
 	if version > s.pausedBy {
 		s.pause = time.Time{}
 	}
-	if pause == 0 {
+	if wants == 0 {
 		if !s.pause.IsZero() {
 			return
 		}
-		pause = s.vault.pace(eventRetries[min(s.queue.pauses, sendPauses-1)])
+		wants = s.vault.pace(eventRetries[min(s.queue.pauses, sendPauses-1)])
 		s.queue.pauses++
 	}
-	if until := at.Add(min(pause, maxSendPause)); until.After(s.pause) {
+	if until := at.Add(min(wants, maxSendPause)); until.After(s.pause) {
 		s.pause = until
 	}
 	s.pausedBy = version
@@ -1017,7 +1054,7 @@ func (s *shift) rest(ctx context.Context) error {
 	switch {
 	case s.failure != nil:
 		busy.Due = busy.Due.Add(sendRelapse)
-	case s.useless() > damagedMost:
+	case s.useless() > damagedMost, s.torn.Load():
 		busy.Due = busy.Due.Add(workPause)
 	}
 	paused := busy
@@ -1075,11 +1112,8 @@ func (s *shift) left(tx store.ReadTx) (bool, error) {
 	if n > damagedMost {
 		return true, nil
 	}
-	list, err := tx.List(s.ready(uuid.Nil, n+1))
-	if err != nil {
-		return false, err
-	}
-	return slices.ContainsFunc(list.Records, func(r *store.Record) bool { return !s.skips(r) }), nil
+	page, err := s.ready(tx, uuid.Nil, n+1)
+	return slices.ContainsFunc(page, func(r *store.Record) bool { return !s.skips(r) }), err
 }
 
 // useless returns how many deliveries cannot be attempted as they are listed.

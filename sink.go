@@ -28,8 +28,8 @@ const (
 
 // queueKind returns the kind of the record of a queue. That of the sink is claimed by vaults
 // that have one, whether they have a Sender for webhooks or not.
-func queueKind(queue uuid.UUID) store.Kind {
-	if queue == sinkQueue {
+func queueKind(row uuid.UUID) store.Kind {
+	if row == sinkQueue {
 		return kindSinkQueue
 	}
 	return kindQueue
@@ -38,9 +38,9 @@ func queueKind(queue uuid.UUID) store.Kind {
 // anyEvent is the sink as a webhook: it is never disabled, and takes all events.
 var anyEvent = &Webhook{Events: allEvents}
 
-// pass makes one attempt to pass an event to the sink. Its answer has no status of its own.
-func (v *Vault) pass(ctx context.Context, e *Event) *answer {
-	a := &answer{began: now()}
+// pass makes one attempt to pass an event to the sink. Its reply has no status of its own.
+func (v *Vault) pass(ctx context.Context, e *Event) *reply {
+	a := &reply{began: now()}
 	ctx, cancel := context.WithTimeout(ctx, sendTimeout)
 	defer cancel()
 	err := v.guard("event sink", func() error { return v.opts.Events.Event(ctx, e) })

@@ -398,9 +398,9 @@ func (v *Vault) checkWebhook(w *Webhook) error {
 
 // editWebhook lets fn change a webhook, stores it and returns it.
 func (v *Vault) editWebhook(ctx context.Context, op ledger.Operation, row uuid.UUID, fn func(*Webhook) error) (w *Webhook, err error) {
-	var queue *store.Record // if a pause of it ends
+	var paused *store.Record // if a pause of it ends
 	err = v.changeWebhooks(ctx, op, v.rows.Mask(kindWebhook, row), func(*Account) (func(store.Tx) error, error) {
-		queue = nil
+		paused = nil
 		r, err := v.rows.GetRow(ctx, kindWebhook, row)
 		if err != nil {
 			return nil, err
@@ -415,7 +415,7 @@ func (v *Vault) editWebhook(ctx context.Context, op ledger.Operation, row uuid.U
 
 		wake := func(store.Tx) error { return nil }
 		if !w.Disabled && (was.Disabled || w.URL != was.URL) {
-			if queue, wake, err = v.endPause(ctx, beside(row)); err != nil {
+			if paused, wake, err = v.endPause(ctx, beside(row)); err != nil {
 				return nil, err
 			}
 		}
@@ -426,7 +426,7 @@ func (v *Vault) editWebhook(ctx context.Context, op ledger.Operation, row uuid.U
 	if err != nil {
 		return nil, err
 	}
-	v.workDue(queue)
+	v.workDue(paused)
 	return w, nil
 }
 
@@ -666,13 +666,13 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 	}
 	defer clear(plain)
 
-	var set uuid.UUID
+	var ofSet uuid.UUID
 	var until time.Time
 	r := tlv.Read(plain)
 	for r.Next() {
 		switch r.Tag {
 		case webhookSet:
-			copy(set[:], r.Value)
+			copy(ofSet[:], r.Value)
 		case webhookSecretUntil:
 			until = r.Time()
 		case webhookSecret:
@@ -681,7 +681,7 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 		}
 	}
 
-	if set != w.set || len(w.secrets) == 0 {
+	if ofSet != w.set || len(w.secrets) == 0 {
 		return nil, fmt.Errorf("%w: the secrets of a webhook are not those it has", ErrDamaged)
 	}
 	return w, ledger.ReadError(&r)

@@ -387,6 +387,7 @@ func eventsDamaged(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	var sink pickySink
 	v, ctx := listening(t, spy, &sink), t.Context()
+	account := must(v.CreateAccount(ctx, canary, nil))(t)
 	token := importCard(t, v, card(1), nil)
 	row := spy.last()[1]
 	other := importCard(t, v, card(2), nil)
@@ -399,10 +400,11 @@ func eventsDamaged(t *testing.T, s store.Store) {
 
 	damage := shownDamage(row, otherRow)
 	for what, change := range map[string]func(*store.Record){
-		"another class": func(r *store.Record) { r.Class++ },
-		"no class":      func(r *store.Record) { r.Class = 0 },
-		"a hash":        func(r *store.Record) { r.Lookup = [][]byte{[]byte("hash")} },
-		"another queue": func(r *store.Record) { r.Parent = third },
+		"another class":   func(r *store.Record) { r.Class++ },
+		"no class":        func(r *store.Record) { r.Class = 0 },
+		"a hash":          func(r *store.Record) { r.Lookup = [][]byte{[]byte("hash")} },
+		"another queue":   func(r *store.Record) { r.Parent = third },
+		"another account": func(r *store.Record) { r.Account = account.ID },
 	} {
 		damage[what] = change
 	}
