@@ -187,12 +187,8 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 		if err != nil {
 			return nil, APIKeyText{}, err
 		}
-		if slices.ContainsFunc(k.Scopes, func(s Scope) bool { return !by.Has(s) }) {
-			return nil, APIKeyText{}, ErrInsufficientScope
-		}
-		k.endBy(by.ExpiresAt)
-		if k.Root, k.creators = by.Root, by.creators; len(k.creators) >= MaxAPIKeyDepth {
-			return nil, APIKeyText{}, ErrAPIKeyDepth
+		if err := k.putBelow(by); err != nil {
+			return nil, APIKeyText{}, err
 		}
 	}
 
@@ -234,6 +230,19 @@ func (k *APIKey) endBy(at time.Time) {
 	if !at.IsZero() && (k.ExpiresAt.IsZero() || k.ExpiresAt.After(at)) {
 		k.ExpiresAt = at
 	}
+}
+
+// putBelow puts a key below its creator, which it can exceed neither in scopes nor in
+// time.
+func (k *APIKey) putBelow(by *APIKey) error {
+	if slices.ContainsFunc(k.Scopes, func(s Scope) bool { return !by.Has(s) }) {
+		return ErrInsufficientScope
+	}
+	k.endBy(by.ExpiresAt)
+	if k.Root, k.creators = by.Root, by.creators; len(k.creators) >= MaxAPIKeyDepth {
+		return ErrAPIKeyDepth
+	}
+	return nil
 }
 
 // creator returns a key that is to make another. Its creators are those that the other

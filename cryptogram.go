@@ -190,6 +190,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		return nil, err
 	}
 
+	// A decline may be the first sign of a suspended or deleted network token.
 	if !p.Success && p.Failures[0].Code == "cryptogram_declined" {
 		v.lookSoon(ctx, h.card.ID)
 	}

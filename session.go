@@ -104,6 +104,7 @@ func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session,
 		return SessionID{}, err
 	}
 
+	// The answer under the idempotency key is the credential itself.
 	if once != nil {
 		once.result.Due = r.Due // a credential is not kept longer than it is one
 		if err := once.seal(v, id[:], s.refresh); err != nil {

@@ -226,6 +226,8 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 		return v.decodeAnswer(answer) // whoever repeats the request knew the number
 	}
 
+	// The number counts also if the key was used for another request: else numbers
+	// could be tried out under it.
 	t := &Token{BusinessKey: opts.BusinessKey, ImportProvider: opts.ImportProvider, Fingerprint: v.fingerprint(c.PAN)}
 	if !opts.Bulk {
 		err = cmp.Or(v.takeNumber(ctx, c.PAN, t.Fingerprint), err)
@@ -337,6 +339,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 		return records, event, err
 	}
 
+	// The job that asks for its network token is stored with the token.
 	h := &holding{token: t, card: r, due: now()}
 	h.net = &networkToken{scheme: t.Scheme, network: v.opts.Network.Name(), attempt: 1}
 	h.due = h.due.Add(v.slot(h.net, t.CreatedAt))
