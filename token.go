@@ -1019,9 +1019,11 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 		case tokenAuthMethod:
 			auth.Method = string(r.Value)
 			t.Authentication = &auth
-		default:
+		case tokenName, tokenMonth, tokenYear, tokenLength, tokenScheme, tokenBankName, tokenSegment, tokenType, tokenCountry:
 			t.decodeCard(&r)
+		case tokenReasonSource, tokenReasonCode, tokenReasonMessage, tokenReasonRetryable, tokenReasonSchemeCode, tokenReasonAt:
 			reason.decode(&r)
+		default:
 			auth.decode(&r)
 		}
 	}
@@ -1044,7 +1046,7 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 	return t, nil
 }
 
-// decodeCard reads a field of the card, if r is at one.
+// decodeCard reads a field of the card.
 func (t *Token) decodeCard(r *tlv.Reader) {
 	switch r.Tag {
 	case tokenName:
@@ -1069,7 +1071,7 @@ func (t *Token) decodeCard(r *tlv.Reader) {
 	}
 }
 
-// decode reads a field of a reason, if r is at one.
+// decode reads a field of a reason.
 func (reason *Reason) decode(r *tlv.Reader) {
 	switch r.Tag {
 	case tokenReasonSource:
