@@ -69,20 +69,19 @@ type EventSink interface {
 	// Event takes an event, which it may keep. It has 15 seconds, the deadline of
 	// ctx, and is called concurrently for several tokens.
 	//
-	// Every event arrives at least once: also again, with the same ID, when Event
+	// Every event arrives at least once. It arrives again, with the same ID, when Event
 	// has returned an error, panicked or taken too long, or the process has died.
 	// After failures the pauses are 5 s, 5 min, 30 min, 2, 5, 10, 14, 20 and 24 h,
-	// in sandbox mode 5 s at most; an event that has failed ten times is dropped,
+	// in sandbox mode 5 s at most. An event that has failed ten times is dropped,
 	// with an error in the log.
 	//
-	// The events of a token arrive in their order, one by one. One that has failed
-	// three times no longer holds back the later ones. When a token is deleted, all
-	// of its events that have not arrived are dropped but that of the deletion. That
-	// waits for one that is under way in this process; one that another process is
-	// passing just then may still return after it.
+	// The events of a token arrive in their order, one by one. An event that has failed
+	// three times no longer holds back the later ones. Deleting a token drops its
+	// undelivered events, except the event of the deletion. That event waits for a call
+	// in progress in this process. A call in progress in another process may still return
+	// after it.
 	//
-	// What was stored and has not arrived waits while no vault with a sink works on
-	// the store.
+	// Undelivered events stay stored until a vault with a sink runs on the store.
 	Event(ctx context.Context, e *Event) error
 }
 

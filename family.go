@@ -30,7 +30,7 @@ var families = ledger.Families{
 
 // webhookOf returns the webhook of a queue: a queue that is missing is made anew as long
 // as its webhook is there.
-func webhookOf(queue uuid.UUID) (store.Kind, uuid.UUID) { return kindWebhook, beside(queue) }
+func webhookOf(row uuid.UUID) (store.Kind, uuid.UUID) { return kindWebhook, beside(row) }
 
 // remains are what is left of records of one kind that were deleted.
 type remains struct {

@@ -141,18 +141,18 @@ func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
 // run starts the deliveries that are ready, page by page.
 func (s *shift) run(ctx context.Context) {
 	for from, started := uuid.Nil, false; s.goesOn() && s.stays(ctx); {
-		page, err := s.page(ctx, from)
+		some, err := s.page(ctx, from)
 		if err != nil {
 			s.fail(err)
 			return
 		}
 
-		if tokens := s.start(ctx, page); tokens > 0 {
+		if tokens := s.start(ctx, some); tokens > 0 {
 			started = true
 			s.sleep(time.Duration(min(int64(tokens), s.inflow.stored.Swap(0))) * s.space)
 		}
-		if n := len(page); n == sendBatch {
-			from = rowkey.Above(page[n-1].ID)
+		if n := len(some); n == sendBatch {
+			from = rowkey.Above(some[n-1].ID)
 			continue
 		}
 
@@ -230,12 +230,12 @@ func (s *shift) renew(ctx context.Context) (ok bool, err error) {
 
 // page reads deliveries that are ready, from a row key on. The webhook may be gone: each
 // attempt looks at it.
-func (s *shift) page(ctx context.Context, from uuid.UUID) (page []*store.Record, err error) {
+func (s *shift) page(ctx context.Context, from uuid.UUID) (some []*store.Record, err error) {
 	err = s.vault.rows.View(ctx, func(tx store.ReadTx) (err error) {
-		page, err = s.ready(tx, from, sendBatch)
+		some, err = s.ready(tx, from, sendBatch)
 		return err
 	})
-	return page, err
+	return some, err
 }
 
 // ready returns deliveries to attempt, from a row key on. A list is refused as a whole for
@@ -243,12 +243,12 @@ func (s *shift) page(ctx context.Context, from uuid.UUID) (page []*store.Record,
 func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) ([]*store.Record, error) {
 	q := &store.Query{Kind: kindDelivery, Account: s.vault.rows.ID, Parent: s.id, Min: from, Limit: limit}
 	q.Classes.Add(deliveryReady)
-	list, err := tx.List(q)
-	if err == nil {
+	list, refused := tx.List(q)
+	if refused == nil {
 		return list.Records, nil
 	}
-	if !errors.Is(err, ErrDamaged) && !errors.Is(err, store.ErrDamaged) {
-		return nil, err
+	if !errors.Is(refused, ErrDamaged) && !errors.Is(refused, store.ErrDamaged) {
+		return nil, refused
 	}
 
 	s.torn.Store(true)
@@ -256,9 +256,10 @@ func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) ([]*store.Reco
 	if err != nil {
 		return nil, err
 	}
-	var page []*store.Record
+
+	var some []*store.Record
 	for _, k := range keys {
-		if k.Kind != kindDelivery || slices.Compare(k.ID[:], from[:]) < 0 || len(page) == limit {
+		if k.Kind != kindDelivery || slices.Compare(k.ID[:], from[:]) < 0 || len(some) == limit {
 			continue
 		}
 		r, err := present(tx, kindDelivery, k.ID)
@@ -266,10 +267,13 @@ func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) ([]*store.Reco
 			return nil, err
 		}
 		if r != nil && r.Class == deliveryReady && r.Account == s.vault.rows.ID && r.Parent == s.id {
-			page = append(page, r)
+			some = append(some, r)
 		}
 	}
-	return page, nil
+	if len(some) == 0 && len(keys) == damagedMost { // there may be some beyond these
+		return nil, refused
+	}
+	return some, nil
 }
 
 // goesOn reports whether another attempt may be made: each ends before the lease.
@@ -1112,8 +1116,8 @@ func (s *shift) left(tx store.ReadTx) (bool, error) {
 	if n > damagedMost {
 		return true, nil
 	}
-	page, err := s.ready(tx, uuid.Nil, n+1)
-	return slices.ContainsFunc(page, func(r *store.Record) bool { return !s.skips(r) }), err
+	some, err := s.ready(tx, uuid.Nil, n+1)
+	return slices.ContainsFunc(some, func(r *store.Record) bool { return !s.skips(r) }), err
 }
 
 // useless returns how many deliveries cannot be attempted as they are listed.
