@@ -247,7 +247,9 @@ func TestSearchPath(t *testing.T) {
 			config.ConnConfig.OnPgError = func(_ *pgconn.PgConn, e *pgconn.PgError) bool {
 				mu.Lock()
 				defer mu.Unlock()
-				if e.Code != "CV001" {
+				switch e.Code {
+				case "CV001", "55P03", "57014": // conflicts, and the timeouts of a slow machine
+				default:
 					heard[e.Message]++
 				}
 				return true
@@ -281,7 +283,7 @@ func TestSearchPath(t *testing.T) {
 				t.Errorf("%d times: %s", n, message)
 			}
 			var missed []string
-			for deadline := time.Now().Add(5 * time.Second); ; <-time.After(10 * time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); ; <-time.After(10 * time.Millisecond) {
 				rows, err := admin.Query(t.Context(), `SELECT proname FROM pg_proc p WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1)
 					AND proname NOT IN ('blocks', 'below', 'has') AND NOT EXISTS (SELECT FROM pg_stat_user_functions f WHERE f.funcid = p.oid)`, name)
 				if err != nil {

@@ -141,8 +141,9 @@ type Cache struct {
 // Username, Password, AuthCredentialsFn, ClientName, SelectDB, Dialer and DialCtxFn.
 // The cache must be closed.
 //
-// The error is about options, or a server that answers and does not fit. A server that
-// does not answer is none: a vault starts without it, and uses it from when it does.
+// The error is about options, a server that answers and does not fit, or the end of ctx.
+// A server that does not answer is not an error: a vault starts without it, and uses it
+// from when it does.
 // [Cache.Ping] tells.
 func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, error) {
 	var settings Options
@@ -204,9 +205,13 @@ func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, er
 	}
 	c.client = client // which has not connected yet: see dial
 	c.ctx, c.cancel = context.WithCancel(context.Background())
+
 	if err := c.Ping(ctx); err != nil {
-		if _, refused := errors.AsType[unfit](err); refused || ctx.Err() != nil {
+		if _, refused := errors.AsType[unfit](err); refused {
 			return nil, errors.Join(err, c.Close())
+		}
+		if ctx.Err() != nil { // whether or not Ping ended for it
+			return nil, errors.Join(ctx.Err(), c.Close())
 		}
 	}
 	return c, nil
