@@ -549,7 +549,7 @@ func (o *output) content() []byte {
 // wait returns when the process has printed a text some times.
 func (o *output) wait(t *testing.T, text string, times int) {
 	t.Helper()
-	late := time.After(20 * time.Second)
+	late := time.After(time.Minute)
 	for {
 		o.mu.Lock()
 		done, more := bytes.Count(o.text, []byte(text)) >= times, o.more

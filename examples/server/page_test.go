@@ -93,7 +93,7 @@ func (v *visitor) live(t *testing.T, query string, there func(codes map[string]a
 	t.Helper()
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
-	end := time.After(20 * time.Second)
+	end := time.After(time.Minute)
 	for {
 		news := v.call(t, 200, "GET", "/sandbox/live?"+query, "")
 		if there(news["security_codes"].(map[string]any), news["events"].([]any)) {
@@ -299,7 +299,7 @@ func TestPageWebhooks(t *testing.T) {
 	// arrived returns the last of n deliveries, which secrets have signed.
 	arrived := func(n int, secrets ...string) webhooktest.Delivery {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		all, err := hook.Wait(ctx, n)
 		if err != nil {
@@ -318,7 +318,7 @@ func TestPageWebhooks(t *testing.T) {
 		t.Helper()
 		look := time.NewTicker(50 * time.Millisecond)
 		defer look.Stop()
-		end := time.After(20 * time.Second)
+		end := time.After(time.Minute)
 		for {
 			all := v.call(t, 200, "GET", api+"/deliveries?limit=20", "")["data"].([]any)
 			if len(all) == n {

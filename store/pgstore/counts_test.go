@@ -197,7 +197,7 @@ func fill(t testing.TB, p *pgxpool.Pool, schema string, n int, classes map[int]u
 // that took.
 func arranged(t testing.TB, p *pgxpool.Pool, schema string, blocks int) (transactions int) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); <-time.After(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); <-time.After(10 * time.Millisecond) {
 		var n int
 		err := p.QueryRow(t.Context(), `SELECT count(*), count(DISTINCT xmin::text) FROM `+pgx.Identifier{schema, "counts"}.Sanitize()+
 			` WHERE level = 1 AND class = 0`).Scan(&n, &transactions)

@@ -39,7 +39,7 @@ func locked(t testing.TB, p *pgxpool.Pool, schema, table string) (release func()
 // waits returns when a session waits for a lock of a sort.
 func waits(t testing.TB, p *pgxpool.Pool, sort string) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); <-time.After(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); <-time.After(time.Millisecond) {
 		var some bool
 		if err := p.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = $1)", sort).Scan(&some); err != nil {
 			t.Fatal(err)

@@ -55,7 +55,7 @@ func TestNamesOfLocks(t *testing.T) {
 	if err := put(s, record(1), record(2)); err != nil {
 		t.Errorf("Update = %v", err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := pgstore.Migrate(ctx, p, &pgstore.Options{Schema: name}); err != nil {
 		t.Errorf("Migrate = %v", err)
@@ -137,7 +137,7 @@ func TestBlame(t *testing.T) {
 			r.Lookup = [][]byte{[]byte("hash")}
 			go func() { done <- put(s, r) }()
 			var names []int64
-			for deadline := time.Now().Add(5 * time.Second); len(names) == 0 && time.Now().Before(deadline); <-time.After(time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); len(names) == 0 && time.Now().Before(deadline); <-time.After(time.Millisecond) {
 				rows, err := p.Query(t.Context(), `SELECT (l.classid::bigint << 32) | l.objid::bigint FROM pg_locks l
 					WHERE l.locktype = 'advisory' AND l.granted AND l.pid IN (
 						SELECT pid FROM pg_locks WHERE NOT granted AND relation = $1::text::regclass)`, pgx.Identifier{name, "lookups"}.Sanitize())
@@ -160,7 +160,7 @@ func TestBlame(t *testing.T) {
 			hold(t, holder, name, names)
 			go func() { done <- put(s, record(2), record(3)) }()
 			want := fmt.Sprintf("pid=%d role=holder", holder.PgConn().PID())
-			for deadline := time.Now().Add(10 * time.Second); !strings.Contains(log.String(), want); <-time.After(10 * time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); !strings.Contains(log.String(), want); <-time.After(10 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Errorf("the log does not say %s:\n%s", want, log)
 					break

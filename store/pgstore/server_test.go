@@ -92,7 +92,7 @@ func TestBecomesUnsafe(t *testing.T) {
 	}
 	server.SQL(t, "postgres", "ALTER SYSTEM SET fsync = off")
 	server.SQL(t, "postgres", "SELECT pg_reload_conf()")
-	for deadline := time.Now().Add(20 * time.Second); ; <-time.After(100 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; <-time.After(100 * time.Millisecond) {
 		err := s.View(t.Context(), func(tx store.ReadTx) error { _, err := tx.Get(kind, id(1)); return err })
 		if errors.Is(err, store.ErrUnavailable) && errors.Is(err, pgstore.ErrUnsafe) {
 			return

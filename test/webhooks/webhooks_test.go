@@ -62,7 +62,7 @@ func (p *process) line(t *testing.T) string {
 	select {
 	case line := <-p.lines:
 		return line
-	case <-time.After(30 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("nothing is said for 30 seconds")
 		return ""
 	}
@@ -191,7 +191,7 @@ func TestLife(t *testing.T) {
 	entries := func() []any { return call("GET", path+"/deliveries?sort=created_at+asc", "")["data"].([]any) }
 	log := entries()
 	pending := func(d any) bool { return d.(map[string]any)["status"] == "pending" }
-	for end := time.Now().Add(10 * time.Second); slices.ContainsFunc(log, pending) && time.Now().Before(end); log = entries() {
+	for end := time.Now().Add(time.Minute); slices.ContainsFunc(log, pending) && time.Now().Before(end); log = entries() {
 		<-time.After(20 * time.Millisecond) // what was answered is stored a little later
 	}
 	if len(log) != len(told) {
