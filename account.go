@@ -2,7 +2,6 @@ package cardvault
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -132,68 +131,77 @@ func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (*Page[*Acc
 // become allowed are asked for, in the background, for all tokens of the account
 // that can have one.
 func (v *Vault) SetApprovals(ctx context.Context, grant Approvals) error {
+	var fill *store.Record
+	err := v.changeAccount(ctx, opApprove, v.rows.ID, func(a *Account) (also func(store.Tx) error, err error) {
+		fill = nil
+		if grant.NetworkTokens && !a.NetworkTokensActive {
+			if fill, err = v.newBackfill(ctx); err != nil {
+				return nil, err
+			}
+			also = func(tx store.Tx) error { tx.Put(fill); return nil }
+		}
+		a.ImportApproved, a.NetworkTokensActive = grant.Import, grant.NetworkTokens
+		return also, nil
+	})
+	if err == nil {
+		v.workDue(fill)
+	}
+	return err
+}
+
+// changeAccount stores the account of this handle as change leaves it, and writes in the
+// same transaction what change returns, unless that is nil. Every process knows by the new
+// version of the record that it has to read the account again.
+func (v *Vault) changeAccount(ctx context.Context, op ledger.Operation, object uuid.UUID, change func(*Account) (func(store.Tx) error, error)) error {
 	whole := v.whole()
-	for {
+	_, err := ledger.Retry(ctx, func() (*Account, error) {
 		r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		a, err := whole.openAccount(ctx, r)
 		if err != nil {
-			return err
+			return nil, err
+		}
+		also, err := change(a)
+		if err != nil {
+			return nil, err
 		}
 
-		activated := grant.NetworkTokens && !a.NetworkTokensActive
-		a.ImportApproved, a.NetworkTokensActive = grant.Import, grant.NetworkTokens
 		r.Version++
 		if err := v.rows.SealShown(r, a.encode()); err != nil {
-			return err
+			return nil, err
 		}
-
-		var fill *store.Record
-		if activated {
-			if fill, err = v.newBackfill(ctx); err != nil {
-				return err
-			}
-		}
-
-		err = v.rows.Write(ctx, opApprove, a.ID, func(tx store.Tx) error {
+		return a, v.rows.Write(ctx, op, object, func(tx store.Tx) error {
 			tx.Put(r)
-			if fill != nil {
-				tx.Put(fill)
+			if also == nil {
+				return nil
 			}
-			return nil
+			return also(tx)
 		})
-		if errors.Is(err, store.ErrConflict) {
-			continue
-		}
-		if err == nil {
-			v.workDue(fill)
-		}
-		return err
-	}
+	})
+	return err
 }
 
-// An approval is what an import must know of its account.
-type approval struct {
-	version  uint64 // of the record of the account
-	active   bool   // network tokens are
-	merchant uuid.UUID
-
-	paymentData int // the quota of a token
+// A standing holds the fields of an account that calls look at each time.
+type standing struct {
+	account  uuid.UUID // row key
+	version  uint64    // of its record
+	active   bool      // network tokens are
+	quotas   Quotas
+	merchant uuid.UUID // the primary one; zero unless approved has read it
 }
 
-// approved returns the present approval of the account. It costs a read; only
-// what has changed since the last one is opened.
-func (v *Vault) approved(ctx context.Context) (*approval, error) {
+// standing returns the present standing of the account. It costs a read. The record is
+// opened only if it has changed since the last one.
+func (v *Vault) standing(ctx context.Context) (*standing, error) {
 	whole := v.whole()
 	r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
 	if err != nil {
 		return nil, err
 	}
-
-	if known, ok := v.approvals.Load(v.rows.ID); ok && known.(*approval).version == r.Version {
-		return known.(*approval), nil
+	if known, ok := v.standings.Load(v.rows.ID); ok && known.(*standing).version == r.Version {
+		return known.(*standing), nil
 	}
 
 	version := r.Version
@@ -201,14 +209,25 @@ func (v *Vault) approved(ctx context.Context) (*approval, error) {
 	if err != nil {
 		return nil, err
 	}
+	s := &standing{account: r.ID, version: version, active: a.NetworkTokensActive, quotas: a.Quotas}
+	v.standings.Store(v.rows.ID, s)
+	return s, nil
+}
+
+// approved returns the present standing of the account, with its primary merchant.
+func (v *Vault) approved(ctx context.Context) (*standing, error) {
+	s, err := v.standing(ctx)
+	if err != nil || s.merchant != uuid.Nil {
+		return s, err
+	}
 	m, err := v.PrimaryMerchant(ctx)
 	if err != nil {
 		return nil, err
 	}
-
-	is := &approval{version, a.NetworkTokensActive, m.ID, a.Quotas.PaymentData}
-	v.approvals.Store(v.rows.ID, is)
-	return is, nil
+	with := *s
+	with.merchant = m.ID
+	v.standings.CompareAndSwap(v.rows.ID, s, &with)
+	return &with, nil
 }
 
 const (

@@ -179,7 +179,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 	}
 
 	if err == nil {
-		err = v.storePaymentData(ctx, h.card.ID, row, p, a.paymentData, once)
+		err = v.storePaymentData(ctx, h.card.ID, row, p, a.quotas.PaymentData, once)
 	}
 
 	switch {
@@ -217,7 +217,7 @@ func unknownMerchant() error {
 }
 
 // payee returns the merchant of a request.
-func (v *Vault) payee(ctx context.Context, id uuid.UUID, a *approval) (*Merchant, error) {
+func (v *Vault) payee(ctx context.Context, id uuid.UUID, a *standing) (*Merchant, error) {
 	if id == uuid.Nil {
 		id = a.merchant
 	}
@@ -242,7 +242,7 @@ func (m *Merchant) secret(at time.Time) *PaymentSecret {
 }
 
 // forbids says why the network is not asked for a cryptogram, or nil.
-func (v *Vault) forbids(h *holding, a *approval, m *Merchant, secret *PaymentSecret) *Failure {
+func (v *Vault) forbids(h *holding, a *standing, m *Merchant, secret *PaymentSecret) *Failure {
 	status, reason := h.token.NetworkTokenStatus, h.token.NetworkTokenStatusReason
 	switch {
 	case h.token.Status == StatusInvalid:

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -131,7 +130,7 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, act
 	defer clear(text)
 	secret := NewSharedSecret(text)
 
-	for {
+	return ledger.Retry(ctx, func() (SharedSecret, error) {
 		r, err := v.rows.Get(ctx, kindMerchant, merchant)
 		if err != nil {
 			return SharedSecret{}, err
@@ -165,14 +164,11 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, act
 
 		err = v.rows.Put(ctx, opRotateSecret, merchant, r)
 
-		if errors.Is(err, store.ErrConflict) {
-			continue
-		}
 		if err != nil {
 			return SharedSecret{}, err
 		}
 		return secret, nil
-	}
+	})
 }
 
 const (

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
 
@@ -68,9 +69,9 @@ func (v *Vault) SetProviderAccounts(ctx context.Context, allowed []ProviderAccou
 			return err
 		}
 	}
-	return v.editAccount(ctx, opSetProviderAccounts, func(a *Account) error {
+	return v.changeAccount(ctx, opSetProviderAccounts, v.rows.ID, func(a *Account) (func(store.Tx) error, error) {
 		a.ProviderAccounts = slices.Clone(allowed)
-		return nil
+		return nil, nil
 	})
 }
 
@@ -212,14 +213,14 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*P
 	}
 
 	if len(account.ProviderAccounts) == 0 {
-		err := v.editAccount(ctx, opPinProviderAccount, func(a *Account) error {
+		err := v.changeAccount(ctx, opPinProviderAccount, v.rows.ID, func(a *Account) (func(store.Tx) error, error) {
 			if !v.maySendFor(a, target) {
-				return ErrProviderAccount // somebody else was faster
+				return nil, ErrProviderAccount // another call was faster
 			}
 			if len(a.ProviderAccounts) == 0 {
 				a.ProviderAccounts = []ProviderAccount{target}
 			}
-			return nil
+			return nil, nil
 		})
 		if err != nil {
 			return nil, err

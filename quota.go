@@ -110,66 +110,12 @@ func (v *Vault) SetQuotas(ctx context.Context, u QuotaUpdate) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return v.editAccount(ctx, opSetQuotas, func(a *Account) error {
+	return v.changeAccount(ctx, opSetQuotas, v.rows.ID, func(a *Account) (func(store.Tx) error, error) {
 		for i, f := range allQuotas {
 			set(f.of(&a.overrides), to[i])
 		}
-		return nil
+		return nil, nil
 	})
-}
-
-// editAccount lets fn change what is stored of the account, and stores it.
-func (v *Vault) editAccount(ctx context.Context, op ledger.Operation, fn func(*Account) error) error {
-	whole := v.whole()
-	for {
-		r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
-		if err != nil {
-			return err
-		}
-		a, err := whole.openAccount(ctx, r)
-		if err != nil {
-			return err
-		}
-		if err := fn(a); err != nil {
-			return err
-		}
-		r.Version++
-		if err := v.rows.SealShown(r, a.encode()); err != nil {
-			return err
-		}
-		err = v.rows.Put(ctx, op, a.ID, r)
-		if !errors.Is(err, store.ErrConflict) {
-			return err
-		}
-	}
-}
-
-// limits are the quotas of an account as they were last read.
-type limits struct {
-	account uuid.UUID // row key
-	version uint64    // of its record
-	quotas  Quotas
-}
-
-// readLimits returns the present quotas of the account. It costs a read; only what has
-// changed since the last one is opened.
-func (v *Vault) readLimits(ctx context.Context) (*limits, error) {
-	whole := v.whole()
-	r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
-	if err != nil {
-		return nil, err
-	}
-	if known, ok := v.limited.Load(v.rows.ID); ok && known.(*limits).version == r.Version {
-		return known.(*limits), nil
-	}
-	version := r.Version
-	a, err := whole.openAccount(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	l := &limits{r.ID, version, a.Quotas}
-	v.limited.Store(v.rows.ID, l)
-	return l, nil
 }
 
 // errAtQuota is returned in a transaction that finds as many records as a quota allows.
@@ -183,15 +129,15 @@ var errAtQuota = fmt.Errorf("%w: as many as the quota allows", store.ErrConflict
 // how much that is.
 func (v *Vault) withinQuota(ctx context.Context, op ledger.Operation, q *quota, kind store.Kind, write func(room func(store.Tx) error) error) error {
 	for {
-		known, ok := v.limited.Load(v.rows.ID)
+		known, ok := v.standings.Load(v.rows.ID)
 		if !ok {
-			l, err := v.readLimits(ctx)
+			s, err := v.standing(ctx)
 			if err != nil {
 				return err
 			}
-			known = l
+			known = s
 		}
-		l := known.(*limits)
+		l := known.(*standing)
 		limit := *q.of(&l.quotas)
 		err := v.oneMore(ctx, q, kind, l, write)
 		switch {
@@ -209,7 +155,7 @@ func (v *Vault) withinQuota(ctx context.Context, op ledger.Operation, q *quota, 
 	}
 }
 
-func (v *Vault) oneMore(ctx context.Context, q *quota, kind store.Kind, l *limits, write func(room func(store.Tx) error) error) error {
+func (v *Vault) oneMore(ctx context.Context, q *quota, kind store.Kind, l *standing, write func(room func(store.Tx) error) error) error {
 	limit := *q.of(&l.quotas)
 	spare, began := false, time.Now()
 	if slack := max(limit/8, leastSlack); q == quotaOpenSessions && limit > slack {
@@ -227,7 +173,7 @@ func (v *Vault) oneMore(ctx context.Context, q *quota, kind store.Kind, l *limit
 		case err != nil:
 			return err
 		case a.Version != l.version: // the quota may be another
-			v.limited.CompareAndDelete(v.rows.ID, l)
+			v.standings.CompareAndDelete(v.rows.ID, l)
 			return errStale
 		case spare && time.Since(began) < crowdWait:
 			return nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/erase"
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -136,23 +137,21 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *repeatable) (ro
 //
 // Errors: ErrNotFound, ErrQuotaExceeded, ErrIdempotencyKeyReused.
 func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (SessionID, error) {
-	once, answer, err := v.once(ctx, opRefreshSession, id, func() []byte { return nil })
-	switch {
-	case err != nil:
-		return SessionID{}, err
-	case answer != nil:
-		return sessionOf(answer)
-	}
+	return ledger.Retry(ctx, func() (SessionID, error) {
+		once, answer, err := v.once(ctx, opRefreshSession, id, func() []byte { return nil })
+		switch {
+		case err != nil:
+			return SessionID{}, err
+		case answer != nil:
+			return sessionOf(answer)
+		}
 
-	card, err := v.rows.Get(ctx, kindToken, id)
-	if err != nil {
-		return SessionID{}, err
-	}
-	made, err := v.newSession(ctx, opRefreshSession, &session{refresh: card.ID}, once)
-	if errors.Is(err, errRepeated) {
-		return v.RefreshSession(ctx, id)
-	}
-	return made, err
+		card, err := v.rows.Get(ctx, kindToken, id)
+		if err != nil {
+			return SessionID{}, err
+		}
+		return v.newSession(ctx, opRefreshSession, &session{refresh: card.ID}, once)
+	})
 }
 
 // RefreshSecurityCode keeps the security code that was entered in a session of
@@ -164,7 +163,7 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (SessionID, er
 // ErrUnavailable if the cache does not take the code or the store cannot be read
 // then: the session is completed all the same, and no code is left.
 func (v *Vault) RefreshSecurityCode(ctx context.Context, id SessionID, code SecurityCode) (*Token, error) {
-	for {
+	return ledger.Retry(ctx, func() (*Token, error) {
 		r, s, err := v.openSession(ctx, id)
 		if err != nil {
 			return nil, err
@@ -178,10 +177,8 @@ func (v *Vault) RefreshSecurityCode(ctx context.Context, id SessionID, code Secu
 		}
 
 		t, err := v.refreshCode(ctx, r, s, code)
-		if !errors.Is(err, store.ErrConflict) {
-			return t, err
-		}
-	}
+		return t, err
+	})
 }
 
 // refreshCode completes a session with a security code that was checked, and stores

@@ -72,22 +72,20 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (Sessio
 		s.bypass, s.ttl = opts.BypassIdentification, time.Duration(opts.ExpirationTime)*time.Second
 	}
 
-	once, answer, err := v.once(ctx, opCreateSession, uuid.Nil, s.encode)
-	switch {
-	case err != nil:
-		return SessionID{}, err
-	case answer != nil:
-		return sessionOf(answer)
-	}
+	return ledger.Retry(ctx, func() (SessionID, error) {
+		once, answer, err := v.once(ctx, opCreateSession, uuid.Nil, s.encode)
+		switch {
+		case err != nil:
+			return SessionID{}, err
+		case answer != nil:
+			return sessionOf(answer)
+		}
 
-	if err := v.rows.Exists(ctx); err != nil {
-		return SessionID{}, err
-	}
-	id, err := v.newSession(ctx, opCreateSession, &s, once)
-	if errors.Is(err, errRepeated) {
-		return v.CreateSession(ctx, opts)
-	}
-	return id, err
+		if err := v.rows.Exists(ctx); err != nil {
+			return SessionID{}, err
+		}
+		return v.newSession(ctx, opCreateSession, &s, once)
+	})
 }
 
 // newSession stores a session under a new id, and that as the result of once.
@@ -243,7 +241,7 @@ const (
 // The error is ErrNotFound for a session that is unknown, over, or of another
 // account, or for the security code of a token that is gone.
 func (v *Vault) Session(ctx context.Context, id SessionID) (*Session, error) {
-	for {
+	return ledger.Retry(ctx, func() (*Session, error) {
 		v, r, s, err := v.readSession(ctx, id)
 		if err == nil {
 			err = v.advance(ctx, r, s)
@@ -251,10 +249,8 @@ func (v *Vault) Session(ctx context.Context, id SessionID) (*Session, error) {
 		if err == nil {
 			return v.describe(ctx, s)
 		}
-		if !errors.Is(err, store.ErrConflict) {
-			return nil, err
-		}
-	}
+		return nil, err
+	})
 }
 
 // A SessionStatus is what [Vault.SessionStatus] tells of a session.
@@ -321,7 +317,7 @@ func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
 // ErrTooManyNumbers, which leaves the session open and counts as no refused card;
 // for a security code that is entered anew those of RefreshSecurityCode.
 func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byte) (*Session, error) {
-	for {
+	return ledger.Retry(ctx, func() (*Session, error) {
 		v, r, s, err := v.readSession(ctx, id)
 		if err != nil {
 			return nil, err
@@ -341,10 +337,8 @@ func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byt
 
 		d, err := v.complete(ctx, r, s, claims, used)
 		clear(claims)
-		if !errors.Is(err, store.ErrConflict) {
-			return d, err
-		}
-	}
+		return d, err
+	})
 }
 
 // complete does with a session what the claims of a payload ask for. It returns
@@ -408,7 +402,7 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 // ErrSessionCompleted; ErrSessionKind; ErrIdentificationPending; ErrTooManyNumbers, which
 // leaves the session open; ErrIdentificationFailed, which ends it.
 func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (*Token, error) {
-	for {
+	return ledger.Retry(ctx, func() (*Token, error) {
 		r, s, err := v.openSession(ctx, id)
 		if err != nil {
 			return nil, err
@@ -425,10 +419,8 @@ func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (*Token, err
 			return nil, err
 		}
 		t, err := v.enter(ctx, r, s, c)
-		if !errors.Is(err, store.ErrConflict) {
-			return t, err
-		}
-	}
+		return t, err
+	})
 }
 
 // errScheme is returned for a card whose scheme Options.Schemes does not have.

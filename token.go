@@ -221,6 +221,12 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 		return nil, err
 	}
 
+	return ledger.Retry(ctx, func() (*Token, error) { return v.importCard(ctx, c, opts) })
+}
+
+// importCard is Import of a card that was checked. It returns store.ErrConflict or
+// ledger.ErrAgain if the same call, or a change of webhooks, was faster.
+func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions) (*Token, error) {
 	once, answer, err := v.once(ctx, opImport, uuid.Nil, func() []byte { return opts.canonical(c) })
 	if answer != nil && err == nil {
 		return v.decodeAnswer(answer) // whoever repeats the request knew the number
@@ -257,9 +263,6 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token
 		}
 		return once.put(tx)
 	})
-	if errors.Is(err, errRepeated) || errors.Is(err, errStale) {
-		return v.Import(ctx, c, opts)
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -598,7 +601,7 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 		return nil, err
 	}
 
-	for {
+	return ledger.Retry(ctx, func() (*Token, error) {
 		r, err := v.rows.Get(ctx, kindToken, id)
 		if err != nil {
 			return nil, err
@@ -626,16 +629,13 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token
 			tx.Put(r)
 			return event.put(tx)
 		})
-		if errors.Is(err, store.ErrConflict) {
-			continue // somebody else was faster, so there is progress
-		}
 		if err != nil {
 			return nil, err
 		}
 
 		event.written()
 		return t, nil
-	}
+	})
 }
 
 func (u *TokenUpdate) apply(t *Token) error {

@@ -97,8 +97,7 @@ type core struct {
 	owned     store.Store // closed with the vault; nil: its caller does
 	opts      Options
 	log       *slog.Logger
-	approvals sync.Map // of accounts: *approval
-	limited   sync.Map // of accounts: *limits
+	standings sync.Map // of accounts: *standing
 	crowds    sync.Map // of accounts: *crowd
 	listening listening
 	shifts    sync.Map // of queues: *inflow of the shift that is under way

@@ -211,7 +211,7 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 		return nil, WebhookSecret{}, err
 	}
 
-	err = v.changeWebhooks(ctx, opCreateWebhook, w.ID, func(a *Account) (func(store.Tx) error, error) {
+	err = v.changeAccount(ctx, opCreateWebhook, w.ID, func(a *Account) (func(store.Tx) error, error) {
 		return func(tx store.Tx) error {
 			limit := a.Quotas.Webhooks
 			if err := v.room(tx, kindWebhook, limit); errors.Is(err, errAtQuota) {
@@ -292,7 +292,7 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 	}
 
 	large := false
-	err = v.changeWebhooks(ctx, opDeleteWebhook, id, func(*Account) (func(store.Tx) error, error) {
+	err = v.changeAccount(ctx, opDeleteWebhook, id, func(*Account) (func(store.Tx) error, error) {
 		if _, err := v.rows.GetRow(ctx, kindWebhook, row); err != nil {
 			return nil, err
 		}
@@ -399,7 +399,7 @@ func (v *Vault) checkWebhook(w *Webhook) error {
 // editWebhook lets fn change a webhook, stores it and returns it.
 func (v *Vault) editWebhook(ctx context.Context, op ledger.Operation, row uuid.UUID, fn func(*Webhook) error) (w *Webhook, err error) {
 	var paused *store.Record // if a pause of it ends
-	err = v.changeWebhooks(ctx, op, v.rows.Mask(kindWebhook, row), func(*Account) (func(store.Tx) error, error) {
+	err = v.changeAccount(ctx, op, v.rows.Mask(kindWebhook, row), func(*Account) (func(store.Tx) error, error) {
 		paused = nil
 		r, err := v.rows.GetRow(ctx, kindWebhook, row)
 		if err != nil {
@@ -473,38 +473,6 @@ func (v *Vault) endPause(ctx context.Context, id uuid.UUID) (due *store.Record, 
 		}
 		return nil
 	}, err
-}
-
-// changeWebhooks writes what plan returns, and a new version of the account's record,
-// by which every process knows that its webhooks have changed.
-func (v *Vault) changeWebhooks(ctx context.Context, op ledger.Operation, object uuid.UUID, plan func(*Account) (func(store.Tx) error, error)) error {
-	whole := v.whole()
-	for {
-		r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
-		if err != nil {
-			return err
-		}
-		a, err := whole.openAccount(ctx, r)
-		if err != nil {
-			return err
-		}
-		fn, err := plan(a)
-		if err != nil {
-			return err
-		}
-
-		r.Version++
-		if err := v.rows.SealShown(r, a.encode()); err != nil {
-			return err
-		}
-		err = v.rows.Write(ctx, op, object, func(tx store.Tx) error {
-			tx.Put(r)
-			return fn(tx)
-		})
-		if !errors.Is(err, store.ErrConflict) {
-			return err
-		}
-	}
 }
 
 // listeners are the webhooks of an account that are enabled.

@@ -50,7 +50,7 @@ func (a Account) Write(ctx context.Context, op Operation, object uuid.UUID, fn f
 		return ErrClosed
 	}
 	err := a.Update(ctx, op, fn)
-	if errors.Is(err, ErrAgain) || errors.Is(err, store.ErrConflict) {
+	if again(err) {
 		return err // the caller looks again: not an outcome yet
 	}
 	a.Wrote(ctx, op, object, err)
@@ -68,4 +68,24 @@ func (a Account) Put(ctx context.Context, op Operation, object uuid.UUID, r *sto
 // Wrote tells Config.Wrote how a write has ended.
 func (a Account) Wrote(ctx context.Context, op Operation, object uuid.UUID, err error) {
 	a.config.Wrote(ctx, op, a.ID, object, err)
+}
+
+// Retry calls fn until its error is neither store.ErrConflict nor ErrAgain, or ctx ends. fn
+// reads records, changes and seals them, and writes them as the next versions. A conflict
+// means that another call was faster, so there is progress.
+func Retry[T any](ctx context.Context, fn func() (T, error)) (T, error) {
+	for {
+		result, err := fn()
+		if !again(err) {
+			return result, err
+		}
+		if ctx.Err() != nil { // nothing was written
+			return result, ctx.Err()
+		}
+	}
+}
+
+// again reports whether a caller looks again after an error.
+func again(err error) bool {
+	return errors.Is(err, store.ErrConflict) || errors.Is(err, ErrAgain)
 }

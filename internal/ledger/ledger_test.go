@@ -1,0 +1,231 @@
+package ledger_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"testing"
+
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+const (
+	kindParent store.Kind = iota + 10
+	kindChild
+	kindMaker
+)
+
+var opSet = ledger.Adds("test.set")
+
+// A wrapper keeps the keys as they are.
+type wrapper struct{}
+
+func (wrapper) KeyID() string { return "test" }
+func (wrapper) Wrap(_ context.Context, b, _ []byte) ([]byte, error) {
+	return append([]byte{}, b...), nil
+}
+func (wrapper) Unwrap(_ context.Context, b, _ []byte) ([]byte, error) {
+	return append([]byte{}, b...), nil
+}
+
+// open returns the ledger of an account on a new store, and the errors that Wrote heard.
+func open(t *testing.T) (ledger.Account, *[]error) {
+	t.Helper()
+	var heard []error
+	l := ledger.New(ledger.Config{
+		Store:    memstore.New(),
+		Wrapper:  wrapper{},
+		ModeName: func(m uint8) string { return fmt.Sprint(m) },
+		Families: ledger.Families{
+			kindChild: {Parent: kindParent},
+			kindMaker: {Made: func(row uuid.UUID) []byte { return row[:] }},
+		},
+		Log: slog.New(slog.DiscardHandler),
+		Wrote: func(_ context.Context, _ ledger.Operation, _, _ uuid.UUID, err error) {
+			heard = append(heard, err)
+		},
+		Mistrust: func(answer string) { t.Error("the store gave", answer) },
+	})
+	first := func() (uuid.UUID, []*store.Record, error) {
+		whole := l.In(uuid.Nil)
+		row, err := l.NewRow()
+		if err != nil {
+			return uuid.Nil, nil, err
+		}
+		r := whole.NewRecord(ledger.KindAccount, row)
+		return whole.Mask(ledger.KindAccount, row), []*store.Record{r}, l.SealShown(r, nil)
+	}
+	if err := l.Load(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	return l.In(l.First), &heard
+}
+
+// add stores a record with what it shows, and returns its row key.
+func add(t *testing.T, a ledger.Account, kind store.Kind, change func(*store.Record)) uuid.UUID {
+	t.Helper()
+	row, err := a.NewRow()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := a.NewRecord(kind, row)
+	if change != nil {
+		change(r)
+	}
+	if err := errors.Join(a.SealShown(r, []byte("old")), a.Put(t.Context(), opSet, uuid.Nil, r)); err != nil {
+		t.Fatal(err)
+	}
+	return row
+}
+
+// set writes a record that shows a text, in place of the version that it reads.
+func set(ctx context.Context, a ledger.Account, row uuid.UUID, text string, between func()) error {
+	r, err := a.GetRow(ctx, kindParent, row)
+	if err != nil {
+		return err
+	}
+	between()
+	r.Version++
+	if err := a.SealShown(r, []byte(text)); err != nil {
+		return err
+	}
+	return a.Put(ctx, opSet, uuid.Nil, r)
+}
+
+// TestRetry: a call that was slower reads and writes again, and only its last write is an
+// outcome.
+func TestRetry(t *testing.T) {
+	a, heard := open(t)
+	row := add(t, a, kindParent, nil)
+	*heard = nil
+	tries := 0
+	_, err := ledger.Retry(t.Context(), func() (int, error) {
+		tries++
+		return tries, set(t.Context(), a, row, "slow", func() {
+			if tries == 1 {
+				if err := set(t.Context(), a, row, "fast", func() {}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	})
+	if err != nil || tries != 2 || len(*heard) != 2 {
+		t.Errorf("%v after %d tries and %d outcomes", err, tries, len(*heard))
+	}
+	r, err := a.GetRow(t.Context(), kindParent, row)
+	if err != nil || r.Version != 3 {
+		t.Fatal(r, err)
+	}
+	if plain, err := a.OpenShown(t.Context(), r); err != nil || string(plain) != "slow" {
+		t.Errorf("%s, %v", plain, err)
+	}
+}
+
+// TestRetryEnds: a store that names conflicts for ever does not keep a call whose context
+// has ended, and any other error ends it at once.
+func TestRetryEnds(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	tries := 0
+	_, err := ledger.Retry(ctx, func() (int, error) {
+		switch tries++; {
+		case tries == 3:
+			cancel()
+		case tries > 3:
+			t.Fatal("it goes on after its context has ended")
+		}
+		return 0, fmt.Errorf("%w: again", ledger.ErrAgain)
+	})
+	if !errors.Is(err, context.Canceled) || tries != 3 {
+		t.Errorf("%v after %d tries", err, tries)
+	}
+	if _, err := ledger.Retry(t.Context(), func() (int, error) { return 0, ledger.ErrNotFound }); err != ledger.ErrNotFound {
+		t.Error(err)
+	}
+}
+
+// TestFamily: a record is not found without its parent, and a family is deleted with it.
+func TestFamily(t *testing.T) {
+	a, _ := open(t)
+	parent := add(t, a, kindParent, nil)
+	child := add(t, a, kindChild, func(r *store.Record) { r.Parent = parent })
+	orphan := add(t, a, kindChild, func(r *store.Record) { r.Parent = uuid.New() })
+	maker := add(t, a, kindMaker, nil)
+	made := add(t, a, kindMaker, func(r *store.Record) { r.Lookup = [][]byte{maker[:]} })
+	get := func(kind store.Kind, row uuid.UUID) error {
+		_, err := a.GetRow(t.Context(), kind, row)
+		return err
+	}
+	if err := get(kindChild, child); err != nil {
+		t.Error(err)
+	}
+	if err := get(kindChild, orphan); err != ledger.ErrNotFound {
+		t.Errorf("an orphan: %v", err)
+	}
+
+	for kind, row := range map[store.Kind]uuid.UUID{kindParent: parent, kindMaker: maker} {
+		glimpses, err := a.Made(t.Context(), kind, ledger.FamilyMade, row)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = a.Update(t.Context(), opSet, func(tx store.Tx) error {
+			large, err := a.DeleteFamily(tx, kind, row, nil, glimpses)
+			if large {
+				t.Errorf("kind %d: a family of two is too large", kind)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := get(kindChild, child); err != ledger.ErrNotFound {
+		t.Errorf("a child: %v", err)
+	}
+	if err := get(kindMaker, made); err != ledger.ErrNotFound {
+		t.Errorf("a record that was made: %v", err)
+	}
+}
+
+// TestOtherAccount: an account finds none of the records of another one.
+func TestOtherAccount(t *testing.T) {
+	a, _ := open(t)
+	row := add(t, a, kindParent, nil)
+	other := a.In(uuid.New())
+	if _, err := other.GetRow(t.Context(), kindParent, row); err != ledger.ErrNotFound {
+		t.Error(err)
+	}
+	if id := a.Mask(kindParent, row); other.Unmask(kindParent, id) == row || a.Unmask(kindParent, id) != row {
+		t.Error("a masked id means the same in another account")
+	}
+	if err := other.Exists(t.Context()); err != ledger.ErrNotFound {
+		t.Error(err)
+	}
+}
+
+func TestTranslate(t *testing.T) {
+	for _, c := range []struct{ from, to error }{
+		{nil, nil},
+		{store.ErrNotFound, ledger.ErrNotFound},
+		{store.ErrClosed, ledger.ErrClosed},
+		{store.ErrFull, ledger.ErrStorageFull},
+		{store.ErrUnavailable, ledger.ErrUnavailable},
+		{store.ErrDamaged, ledger.ErrDamaged},
+		{seal.ErrIntegrity, ledger.ErrDamaged},
+		{seal.ErrExhausted, ledger.ErrKeyExhausted},
+		{errors.Join(store.ErrFull, store.ErrOutcomeUnknown), ledger.ErrOutcomeUnknown},
+		{context.Canceled, context.Canceled},
+	} {
+		once := ledger.Translate(c.from)
+		if !errors.Is(once, c.to) {
+			t.Errorf("%v: %v", c.from, once)
+		}
+		if twice := ledger.Translate(once); fmt.Sprint(twice) != fmt.Sprint(once) {
+			t.Errorf("%v: %v", once, twice)
+		}
+	}
+}
