@@ -144,7 +144,7 @@ func (v *Vault) SetApprovals(ctx context.Context, grant Approvals) error {
 		return also, nil
 	})
 	if err == nil {
-		v.workDue(fill)
+		v.jobs.Due(fill)
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -79,7 +80,8 @@ func (v *Vault) newBackfill(ctx context.Context) (*store.Record, error) {
 const backfillBatch = 256
 
 // backfill does a part of the job and stores how far it has come.
-func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) error {
+func (v *Vault) backfill(ctx context.Context, j *jobs.Job, b *backfill) error {
+	rec := j.Record
 	q := &store.Query{Kind: kindToken, Account: v.rows.ID, Min: b.from, Live: now(), Limit: backfillBatch}
 	for s := range Scheme(schemes) {
 		q.Classes.Add(class(s, NetworkTokenNotAvailable))
@@ -132,14 +134,14 @@ func (v *Vault) backfill(ctx context.Context, rec *store.Record, b *backfill) er
 	case n == backfillBatch:
 		b.from = rowkey.Above(list.Records[n-1].ID)
 	case b.again:
-		return v.finish(ctx, rec)
+		return v.jobs.Finish(ctx, rec)
 	default:
 		b.again = true
 		b.from = rowkey.First(b.began.Add(-time.Minute))
 		rec.Due = rec.Due.Add(time.Minute)
 	}
 
-	return v.again(ctx, rec, b.encode())
+	return v.jobs.Again(ctx, rec, b.encode())
 }
 
 const (

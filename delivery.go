@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -373,7 +374,7 @@ func (w wakings) put(tx store.Tx, v *Vault) error {
 // written tells Run, and the shifts that are under way, of queues that were given something.
 func (w wakings) written(v *Vault) {
 	for _, q := range w {
-		v.workDue(q.by)
+		v.jobs.Due(q.by)
 		if known, ok := v.shifts.Load(q.queue); ok {
 			n := known.(*inflow)
 			n.stored.Add(1)
@@ -387,10 +388,10 @@ func (w wakings) written(v *Vault) {
 
 // ripen makes deliveries ready whose pause is over, erases those whose time in the log is
 // over, and returns how many it has changed.
-func (v *Vault) ripen(ctx context.Context, _ *pool) (wrote int, err error) {
+func (v *Vault) ripen(ctx context.Context) (wrote int, err error) {
 	var ready, over []*store.Record
 	receivers := map[uuid.UUID]bool{} // of ready
-	damaged := v.readDue(ctx, kindDelivery, now(), claimBatch, func(r *store.Record) error {
+	damaged := v.jobs.ReadDue(ctx, kindDelivery, now(), jobs.Batch, func(r *store.Record) error {
 		next, err := v.In(r.Account).ripened(ctx, r)
 		switch {
 		case err != nil:
@@ -701,9 +702,9 @@ func (v *Vault) anew(ctx context.Context, webhook, event uuid.UUID, was *store.R
 
 // erasePast erases states of tokens that no delivery contains any more, and returns how
 // many records it has changed.
-func (v *Vault) erasePast(ctx context.Context, _ *pool) (wrote int, err error) {
+func (v *Vault) erasePast(ctx context.Context) (wrote int, err error) {
 	var due []*store.Record
-	damaged := v.readDue(ctx, kindPast, now(), claimBatch, func(r *store.Record) error {
+	damaged := v.jobs.ReadDue(ctx, kindPast, now(), jobs.Batch, func(r *store.Record) error {
 		plain, err := v.rows.CopySecret(ctx, r)
 		clear(plain)
 		if err == nil {

@@ -214,7 +214,7 @@ func (o *outbox) put(tx store.Tx) error {
 
 // written tells Run of an event that was stored.
 func (o *outbox) written() {
-	o.vault.workDue(o.records...)
+	o.vault.jobs.Due(o.records...)
 	o.queues.written(o.vault)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -77,15 +78,11 @@ func (v *Vault) newRemains(kind store.Kind, of ...uuid.UUID) (*store.Record, err
 // erase is the job that erases what is left of records that were deleted, in
 // transactions of at most eraseRows rows. Whatever ends it, what is erased is erased: it
 // begins again with the records of which something may be left.
-func (v *Vault) erase(ctx context.Context, j *job) error {
-	m, err := decodeRemains(j.plain)
-	if err != nil {
-		return err
-	}
+func (v *Vault) erase(ctx context.Context, j *jobs.Job, m *remains) error {
 	for len(m.of) > 0 {
-		if time.Until(j.rec.Due) < sendTimeout || ended(j.ending) {
-			j.rec.Due = now()
-			return v.again(ctx, j.rec, m.encode())
+		if time.Until(j.Record.Due) < sendTimeout || ended(j.Ending) {
+			j.Record.Due = now()
+			return v.jobs.Again(ctx, j.Record, m.encode())
 		}
 		began := time.Now()
 		n, err := v.eraseBatch(ctx, m)
@@ -93,15 +90,15 @@ func (v *Vault) erase(ctx context.Context, j *job) error {
 			return err // it is tried again after the lease
 		}
 		m.of = m.of[n:]
-		v.rest(time.Since(began), j.ending)
+		v.rest(time.Since(began), j.Ending)
 	}
-	return v.finish(ctx, j.rec)
+	return v.jobs.Finish(ctx, j.Record)
 }
 
 // rest lets others write for as long as a batch took, unless nothing else is to be done: not
 // in Drain.
 func (v *Vault) rest(d time.Duration, ending <-chan struct{}) {
-	if d <= 0 || v.work.running.Load() == 0 {
+	if d <= 0 || !v.jobs.Running() {
 		return
 	}
 	select {

@@ -866,7 +866,7 @@ func (v *Vault) change(ctx context.Context, op ledger.Operation, row uuid.UUID, 
 			return nil, err
 		}
 
-		v.workDue(h.record)
+		v.jobs.Due(h.record)
 		if event != nil {
 			event.written()
 		}

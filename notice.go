@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -274,20 +275,20 @@ func (v *Vault) notifyMany(ctx context.Context, s *spread, seen *store.Record) e
 		return nil
 	}
 	if err == nil {
-		v.workDue(r)
+		v.jobs.Due(r)
 	}
 	return err
 }
 
 // spreadOn goes on with a spread until it is done or the claim is nearly over.
-func (v *Vault) spreadOn(ctx context.Context, j *job, s *spread) error {
+func (v *Vault) spreadOn(ctx context.Context, j *jobs.Job, s *spread) error {
 	hash := v.networkHash(s.network, s.notice.Token.handle())
 
-	for time.Until(j.rec.Due) > sendTimeout {
+	for time.Until(j.Record.Due) > sendTimeout {
 		select {
-		case <-j.ending:
-			j.rec.Due = now()
-			return v.again(ctx, j.rec, s.encode())
+		case <-j.Ending:
+			j.Record.Due = now()
+			return v.jobs.Again(ctx, j.Record, s.encode())
 		default:
 		}
 
@@ -325,14 +326,14 @@ func (v *Vault) spreadOn(ctx context.Context, j *job, s *spread) error {
 		}
 
 		if len(all) < noticeBatch {
-			return v.finish(ctx, j.rec)
+			return v.jobs.Finish(ctx, j.Record)
 		}
 
 		s.from = all[len(all)-1].ID
 	}
 
-	j.rec.Due = now()
-	return v.again(ctx, j.rec, s.encode())
+	j.Record.Due = now()
+	return v.jobs.Again(ctx, j.Record, s.encode())
 }
 
 func (n *Notice) check() error {

@@ -64,7 +64,7 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
 	if err != nil {
 		return nil, err
 	}
-	v.workDue(freed)
+	v.jobs.Due(freed)
 	return v.provisioned(ctx, t)
 }
 
@@ -406,7 +406,7 @@ func (c *networkCall) conclude(ctx context.Context) error {
 			return nil
 		default:
 			if err == nil {
-				v.workDue(stray)
+				v.jobs.Due(stray)
 			}
 			return err
 		}
@@ -480,7 +480,7 @@ func (c *networkCall) releaseStray(ctx context.Context, key string) error {
 		err = c.vault.rows.Write(ctx, opRelease, c.asked.token.ID, put)
 	}
 	if err == nil {
-		c.vault.workDue(stray)
+		c.vault.jobs.Due(stray)
 	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -125,23 +126,24 @@ func (v *Vault) releaseLater(key, id string) (*store.Record, func(store.Tx) erro
 const releaseTriesMax = 35
 
 // releaseNow deletes a network token at the network.
-func (v *Vault) releaseNow(ctx context.Context, rec *store.Record, l *release) error {
+func (v *Vault) releaseNow(ctx context.Context, j *jobs.Job, l *release) error {
+	rec := j.Record
 	if l.done {
-		return v.finish(ctx, rec)
+		return v.jobs.Finish(ctx, rec)
 	}
 
 	found, err := v.callRelease(ctx, l)
 	switch {
 	case err == nil && !found:
-		return v.finish(ctx, rec)
+		return v.jobs.Finish(ctx, rec)
 	case err == nil && l.done:
-		rec.Due = now().Add(v.lease(kindNetworkToken))
-		return v.again(ctx, rec, l.encode())
+		rec.Due = now().Add(v.jobs.Lease(kindNetworkToken))
+		return v.jobs.Again(ctx, rec, l.encode())
 	case err == nil:
 		// Who holds it is seen when the job is claimed again.
 		rec.Lookup = [][]byte{v.networkHash(l.network, l.ref.ID)}
 		rec.Due = now()
-		return v.again(ctx, rec, l.encode())
+		return v.jobs.Again(ctx, rec, l.encode())
 	case errors.Is(err, ErrClosed):
 		return err
 	}
@@ -149,7 +151,7 @@ func (v *Vault) releaseNow(ctx context.Context, rec *store.Record, l *release) e
 	v.log.Warn("network token could not be deleted at the network", "tries", l.tries+1, "error", printable(err))
 	if l.tries++; l.tries >= releaseTriesMax {
 		v.log.Error("network token is left at the network", "error", printable(err))
-		return v.finish(ctx, rec)
+		return v.jobs.Finish(ctx, rec)
 	}
 
 	wait := 24 * time.Hour
@@ -158,7 +160,7 @@ func (v *Vault) releaseNow(ctx context.Context, rec *store.Record, l *release) e
 	}
 
 	rec.Due = now().Add(v.pace(wait))
-	return v.again(ctx, rec, l.encode())
+	return v.jobs.Again(ctx, rec, l.encode())
 }
 
 // callRelease makes the next call of a release: it deletes the network token, or

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
@@ -48,7 +49,7 @@ type shift struct {
 	id     uuid.UUID     // of the queue
 	sink   bool          // it is that of the sink, not of a webhook
 	space  time.Duration // pause for each token that was started while this process stored another
-	pool   *pool         // of all shifts of this process
+	spare  func() bool   // reports whether a worker for another queue is free
 	ending <-chan struct{}
 	inflow *inflow
 	slots  chan struct{} // holds a value for each attempt under way
@@ -84,18 +85,18 @@ type inflow struct {
 	stored atomic.Int64
 }
 
-func (v *Vault) newShift(j *job, q *queue) *shift {
-	sink, workers, space := j.rec.ID == sinkQueue, sendWorkers, sendPause
+func (v *Vault) newShift(j *jobs.Job, q *queue) *shift {
+	sink, workers, space := j.Record.ID == sinkQueue, sendWorkers, sendPause
 	if sink {
 		workers, space = sinkWorkers, sinkPause
 	}
 	return &shift{
 		vault:   v,
-		id:      j.rec.ID,
+		id:      j.Record.ID,
 		sink:    sink,
 		space:   space,
-		pool:    j.pool,
-		ending:  j.ending,
+		spare:   j.Spare,
+		ending:  j.Ending,
 		inflow:  &inflow{more: make(chan struct{}, 1)},
 		slots:   make(chan struct{}, workers),
 		tokens:  make(chan struct{}, sendTokens),
@@ -103,18 +104,18 @@ func (v *Vault) newShift(j *job, q *queue) *shift {
 		damaged: new(recordSet),
 		changed: new(recordSet),
 		erasing: make(chan struct{}, 1),
-		claim:   j.rec,
+		claim:   j.Record,
 		renewed: time.Now(),
 		late:    map[uuid.UUID]bool{},
 		queue:   q,
 		busy:    map[uuid.UUID]*store.Record{},
-		lease:   j.rec.Due,
+		lease:   j.Record.Due,
 	}
 }
 
 // deliver sends the deliveries of a queue that was claimed, until the shift is over or
 // nothing is left.
-func (v *Vault) deliver(ctx context.Context, j *job, q *queue) error {
+func (v *Vault) deliver(ctx context.Context, j *jobs.Job, q *queue) error {
 	s := v.newShift(j, q)
 	v.shifts.Store(s.id, s.inflow)
 	defer v.shifts.CompareAndDelete(s.id, s.inflow)
@@ -184,7 +185,7 @@ func (s *shift) stays(ctx context.Context) bool {
 	}
 
 	ok, err := false, error(nil)
-	if len(s.pool.busy) < cap(s.pool.busy) {
+	if s.spare() {
 		ok, err = s.renew(ctx)
 	}
 	if err != nil {
@@ -203,7 +204,7 @@ func (s *shift) stays(ctx context.Context) bool {
 func (s *shift) renew(ctx context.Context) (ok bool, err error) {
 	next := *s.claim
 	next.Version++
-	next.Due = now().Add(s.vault.lease(next.Kind))
+	next.Due = now().Add(s.vault.jobs.Lease(next.Kind))
 	s.mu.Lock()
 	plain := s.queue.encode()
 	s.mu.Unlock()
@@ -294,7 +295,7 @@ func (s *shift) fail(err error) {
 
 // sleep waits for a while, or until Run ends. Drain does not wait.
 func (s *shift) sleep(d time.Duration) {
-	if s.vault.work.running.Load() == 0 {
+	if !s.vault.jobs.Running() {
 		return
 	}
 	timer := time.NewTimer(d)
@@ -315,7 +316,7 @@ func (s *shift) wait() bool {
 		busy := len(s.busy)
 		s.mu.Unlock()
 		if busy == 0 {
-			if !first || s.vault.work.running.Load() == 0 {
+			if !first || !s.vault.jobs.Running() {
 				return !first
 			}
 			patience.Reset(sendLinger)
@@ -829,7 +830,7 @@ func (s *shift) hold(ctx context.Context, p *pending) (again []*pending, err err
 // and hold back nothing.
 func (s *shift) drop(ctx context.Context, p *pending) error {
 	var others []*store.Record
-	err := s.vault.rows.FindBy(ctx, kindDelivery, s.orderedHash(p), claimBatch, func(r *store.Record, readable bool) bool {
+	err := s.vault.rows.FindBy(ctx, kindDelivery, s.orderedHash(p), jobs.Batch, func(r *store.Record, readable bool) bool {
 		switch {
 		case !readable:
 			s.damaged.add(r)
@@ -927,7 +928,7 @@ func (s *shift) settle(ctx context.Context, p *pending, is delivery) (freed []*p
 			return nil, err
 		case !changed:
 			if is.class != 0 {
-				s.vault.workDue(&next)
+				s.vault.jobs.Due(&next)
 			}
 			return freed, nil
 		}
@@ -1059,7 +1060,7 @@ func (s *shift) rest(ctx context.Context) error {
 	case s.failure != nil:
 		busy.Due = busy.Due.Add(sendRelapse)
 	case s.useless() > damagedMost, s.torn.Load():
-		busy.Due = busy.Due.Add(workPause)
+		busy.Due = busy.Due.Add(jobs.Pause)
 	}
 	paused := busy
 	if s.pause.After(busy.Due) {
@@ -1104,7 +1105,7 @@ func (s *shift) rest(ctx context.Context) error {
 		return nil
 	})
 	if err == nil {
-		s.vault.workDue(next)
+		s.vault.jobs.Due(next)
 	}
 	return err
 }

@@ -463,7 +463,7 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 			return nil, err
 		}
 
-		v.workDue(records...)
+		v.jobs.Due(records...)
 		event.written()
 		return &made, nil
 	}

@@ -235,7 +235,7 @@ func (v *Vault) newKey(ctx context.Context, q *store.Query, known []*store.Recor
 		return nil, err
 	}
 
-	v.workDue(r)
+	v.jobs.Due(r)
 	k := &sessionKey{v.rows.Mask(kindSessionKey, row).String(), rowkey.Time(row), r.Due, keys.spare}
 	keys.spare = nil
 	keys.add(k)

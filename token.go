@@ -267,7 +267,7 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions) (*T
 		return nil, err
 	}
 
-	v.workDue(records...)
+	v.jobs.Due(records...)
 	event.written()
 	return t, nil
 }
@@ -747,7 +747,7 @@ func (d *deletion) run(ctx context.Context) error {
 		v.dropCode(ctx, d.id)
 	}
 	if err == nil {
-		v.workDue(freed)
+		v.jobs.Due(freed)
 		event.written()
 	}
 	return err
@@ -778,7 +778,7 @@ func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *netw
 	}
 
 	at := now()
-	if end := at.Add(v.lease(kindNetworkToken)); n.id == "" && due.After(end) {
+	if end := at.Add(v.jobs.Lease(kindNetworkToken)); n.id == "" && due.After(end) {
 		at = end
 	} else if n.id == "" && due.After(at) {
 		at = due // a call may be under way until then

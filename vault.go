@@ -75,6 +75,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
@@ -94,6 +95,7 @@ type Vault struct {
 // core is what all handles of a vault share.
 type core struct {
 	ledger    *ledger.Ledger
+	jobs      *jobs.Engine
 	owned     store.Store // closed with the vault; nil: its caller does
 	opts      Options
 	log       *slog.Logger
@@ -222,7 +224,6 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 			}
 		},
 	})
-	c.work.init()
 	c.sessionKeys.init()
 	if c.codes = o.Codes; c.codes == nil {
 		c.codeKey = seal.NewCodeKey()
@@ -232,6 +233,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	if err := c.ledger.Load(ctx, whole.firstRecords); err != nil {
 		return nil, err
 	}
+	c.jobs = jobs.New(c.ledger, c.log, whole.sweeps(), whole.kinds())
 	v := whole.In(c.ledger.First)
 	c.nobody, err = v.newNobody()
 	return v, err
@@ -272,7 +274,7 @@ func (v *Vault) Close() error {
 	if !v.ledger.Close() {
 		return nil
 	}
-	v.work.stop()
+	v.jobs.Stop()
 	var errs []error
 	if v.opts.Codes == nil {
 		errs = append(errs, v.codes.Close())
@@ -318,7 +320,7 @@ func (v *Vault) remove(ctx context.Context, op ledger.Operation, kind store.Kind
 		})
 		switch {
 		case err == nil && large:
-			v.workDue(left)
+			v.jobs.Due(left)
 			return nil
 		case !large || !errors.Is(err, store.ErrFull):
 			return err

@@ -306,7 +306,7 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 		}, nil
 	})
 	if err == nil && large {
-		v.workDue(left)
+		v.jobs.Due(left)
 	}
 	return err
 }
@@ -426,7 +426,7 @@ func (v *Vault) editWebhook(ctx context.Context, op ledger.Operation, row uuid.U
 	if err != nil {
 		return nil, err
 	}
-	v.workDue(paused)
+	v.jobs.Due(paused)
 	return w, nil
 }
 

@@ -56,6 +56,7 @@ func TestOwners(t *testing.T) {
 // Packages of the module that import only the named others of it.
 var neighbours = map[string][]string{
 	"/internal/fault":       {},
+	"/internal/jobs":        {"/internal/ledger", "/store"},
 	"/internal/ledger":      {"/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/wire":        {""},
 	"/store/internal/queue": {"/store"},

@@ -1,0 +1,258 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+const (
+	// Batch is how many records are claimed in one transaction, at most.
+	Batch = 128
+
+	lookMost = 1 << 16 // records looked at to find one that can be read
+)
+
+// A Job is a record that is due, as it is claimed.
+type Job struct {
+	// Record is written to claim the job: Due is the end of the lease. Claim may set another
+	// time, and other columns.
+	Record *store.Record
+
+	Plain []byte    // of the shown part of Record, sealed after Claim
+	Was   time.Time // when the job was due, before it was claimed
+
+	// Wait is set by Claim for a job that is put off until Record.Due and not begun.
+	Wait bool
+
+	// Confirm is set by Claim to look once more in the transaction that claims the job. It
+	// may be called more than once.
+	Confirm func(store.ReadTx) (Verdict, error)
+
+	// Ending is closed when Run is to end.
+	Ending <-chan struct{}
+
+	pool *pool
+}
+
+// A Verdict says what becomes of a job that is to be claimed.
+type Verdict uint8
+
+const (
+	Take  Verdict = iota
+	Leave         // as it is: something has changed, and it is looked at again
+	Drop          // the job: it is not needed any more
+)
+
+// Spare reports whether a worker for jobs of this kind is free.
+func (j *Job) Spare() bool { return len(j.pool.busy) < cap(j.pool.busy) }
+
+// A pool bounds the jobs that are done at a time.
+type pool struct {
+	busy    chan struct{} // holds one token for each worker that is
+	running sync.WaitGroup
+}
+
+func newPool(workers int) *pool { return &pool{busy: make(chan struct{}, workers)} }
+
+// ReadDue has use look at records of a kind that are due, until it has taken most of them.
+// It returns the first error of those that cannot be read. These stay due for ever, so it
+// looks past them, within a bound. Any other error ends it. The index of a store says what
+// is due, so use opens each record.
+func (e *Engine) ReadDue(ctx context.Context, kind store.Kind, at time.Time, most int, use func(*store.Record) error) (damaged error) {
+	for limit := most; ; limit *= 2 {
+		var due []*store.Record
+		err := e.ledger.View(ctx, func(tx store.ReadTx) (err error) {
+			due, err = tx.Due(kind, at, limit)
+			return err
+		})
+		switch {
+		case err != nil && !errors.Is(err, ledger.ErrDamaged):
+			return err
+		case damaged == nil:
+			damaged = err
+		}
+
+		// Records that were stored one after the other leave the vault in another order.
+		rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
+
+		used := 0
+		for _, r := range due {
+			switch err := use(r); {
+			case err == nil:
+				used++
+			case !errors.Is(err, ledger.ErrDamaged):
+				return err
+			case damaged == nil:
+				damaged = err
+			}
+			if used == most {
+				return damaged
+			}
+		}
+		if used > 0 || err == nil && len(due) < limit || limit >= lookMost {
+			return damaged
+		}
+	}
+}
+
+// claim takes jobs of a kind that are due, starts them, and returns how many
+// records it has written. It waits for workers to be free.
+func (e *Engine) claim(ctx context.Context, p *pool, k *Kind) (int, error) {
+	most := Batch
+	if k.Spare {
+		select {
+		case p.busy <- struct{}{}:
+			<-p.busy
+		case <-ctx.Done():
+			return 0, nil
+		}
+		most = cap(p.busy) - len(p.busy)
+	}
+
+	var due []*Job
+	at := ledger.Now()
+	damaged := e.ReadDue(ctx, k.Records, at, most, func(r *store.Record) error {
+		j, err := e.prepare(ctx, k, r, at)
+		if err == nil {
+			j.Ending, j.pool = ctx.Done(), p
+			due = append(due, j)
+		}
+		return err
+	})
+	if len(due) == 0 {
+		return 0, damaged
+	}
+
+	claimed, wrote, err := e.write(ctx, due)
+	if err != nil {
+		return 0, errors.Join(damaged, err)
+	}
+	if !e.start(ctx, k, claimed) {
+		return 0, nil
+	}
+	return wrote, damaged
+}
+
+// prepare returns the job of a record as it is written to claim it.
+func (e *Engine) prepare(ctx context.Context, k *Kind, r *store.Record, at time.Time) (*Job, error) {
+	open := k.Open
+	if open == nil {
+		open = e.ledger.OpenShown
+	}
+	plain, err := open(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+
+	j := &Job{Record: r, Plain: plain, Was: r.Due}
+	r.Version++
+	r.Due = at.Add(e.Lease(r.Kind))
+	if k.Claim != nil {
+		if err := k.Claim(ctx, j); err != nil {
+			return nil, err
+		}
+	}
+	return j, e.ledger.SealShown(r, j.Plain)
+}
+
+// write claims jobs, except for those that were changed since they were read. It returns
+// the jobs that are claimed, and how many records it has written.
+func (e *Engine) write(ctx context.Context, due []*Job) (claimed []*Job, wrote int, err error) {
+	err = e.ledger.In(uuid.Nil).Update(ctx, ledger.Step, func(tx store.Tx) error {
+		claimed, wrote = claimed[:0], 0
+		for _, j := range due {
+			was := *j.Record
+			was.Version--
+			if same, err := ledger.Same(tx, &was); err != nil {
+				return err
+			} else if !same {
+				continue // another process was faster
+			}
+
+			verdict, err := Take, error(nil)
+			if j.Confirm != nil {
+				verdict, err = j.Confirm(tx)
+			}
+			switch {
+			case err != nil:
+				return err
+			case verdict == Leave:
+				continue
+			case verdict == Drop:
+				tx.Delete(j.Record.Kind, j.Record.ID)
+			default:
+				tx.Put(j.Record)
+				claimed = append(claimed, j)
+			}
+			wrote++
+		}
+		return nil
+	})
+	return claimed, wrote, err
+}
+
+// start starts jobs as workers become free. It returns false if ctx ends before: the rest
+// is due again after the lease.
+func (e *Engine) start(ctx context.Context, k *Kind, claimed []*Job) bool {
+	for _, j := range claimed {
+		if j.Wait {
+			continue
+		}
+		p := j.pool
+		select {
+		case p.busy <- struct{}{}:
+		case <-ctx.Done():
+			return false
+		}
+		if time.Until(j.Record.Due) < k.Longest {
+			<-p.busy
+			continue
+		}
+
+		p.running.Go(func() {
+			defer func() { <-p.busy }()
+			// A job that has begun is ended: each of its calls has a deadline.
+			if err := k.Do(context.WithoutCancel(ctx), j); err != nil && !errors.Is(err, ledger.ErrClosed) {
+				e.log.Error("background work failed and will be tried again", "error", err)
+			}
+		})
+	}
+	return true
+}
+
+// Finish deletes the record of a job that is done.
+func (e *Engine) Finish(ctx context.Context, r *store.Record) error {
+	return e.change(ctx, r, func(tx store.Tx) { tx.Delete(r.Kind, r.ID) })
+}
+
+// Again stores how far a job came. It is due again at r.Due.
+func (e *Engine) Again(ctx context.Context, r *store.Record, plain []byte) error {
+	next := *r
+	next.Version++
+	if err := e.ledger.SealShown(&next, plain); err != nil {
+		return err
+	}
+	return e.change(ctx, r, func(tx store.Tx) { tx.Put(&next) })
+}
+
+// change writes, unless another process has taken the job over.
+func (e *Engine) change(ctx context.Context, r *store.Record, fn func(store.Tx)) error {
+	err := e.ledger.In(r.Account).Update(ctx, ledger.Step, func(tx store.Tx) error {
+		same, err := ledger.Same(tx, r)
+		if same {
+			fn(tx)
+		}
+		return err
+	})
+	if err == nil {
+		e.Due(r)
+	}
+	return err
+}

@@ -1,0 +1,291 @@
+// Package jobs does the background work of a vault: what is stored with a time at which it
+// is due. It knows no sort of work by name: a table of kinds says what there is to do.
+//
+// A job is a record. To claim it, an Engine writes it as due after a lease: other processes
+// leave it alone until then, and when the process dies the job is due again. A job that is
+// done is deleted, or written with the time at which it is due next.
+package jobs
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/store"
+)
+
+// Pause is the longest pause of Run: it finds the work then that another process has stored.
+const Pause = 30 * time.Second
+
+// A Kind is one sort of background work, done job by job.
+type Kind struct {
+	Records store.Kind
+	Workers int           // jobs done at a time; 0: this vault is not set up to do them
+	Longest time.Duration // how long a job takes at most; its lease is half as long again
+
+	// Spare leaves jobs to other processes for which no worker is free here.
+	Spare bool
+
+	// Open opens the record of a job in place. If nil, it is ledger.OpenShown.
+	Open func(context.Context, *store.Record) ([]byte, error)
+
+	// Claim prepares a job before it is claimed, as the fields of Job allow. Such a job is
+	// not claimed yet: Claim calls no other system. It may be nil.
+	Claim func(context.Context, *Job) error
+
+	// Do does a job that was claimed, and writes how far it came with Finish or Again.
+	Do func(context.Context, *Job) error
+}
+
+// A Sweep is background work on the records of some kinds, done in batches.
+type Sweep struct {
+	Records []store.Kind
+
+	// Step works on a batch of what is due, and returns how many records it has written.
+	// An error about one record keeps no other from being worked on.
+	Step func(context.Context) (int, error)
+}
+
+// An Engine does the background work of one vault.
+type Engine struct {
+	ledger *ledger.Ledger
+	log    *slog.Logger
+	kinds  map[store.Kind]*Kind
+	tasks  []*task
+	wakes  map[store.Kind]chan struct{}
+
+	opened  time.Time
+	running atomic.Int32 // calls of Run
+	warned  atomic.Bool  // that work waits and nothing runs it
+
+	done chan struct{} // closed by Stop
+	once sync.Once
+}
+
+// A task is a Kind or a Sweep.
+type task struct {
+	records []store.Kind
+	workers int // of a Kind
+	step    func(context.Context, *pool) (int, error)
+}
+
+// New returns an Engine that does the work of sweeps and kinds. Each of them is on its own:
+// work that waits for another system holds up no other.
+func New(l *ledger.Ledger, log *slog.Logger, sweeps []Sweep, kinds []Kind) *Engine {
+	e := &Engine{
+		ledger: l,
+		log:    log,
+		kinds:  map[store.Kind]*Kind{},
+		wakes:  map[store.Kind]chan struct{}{},
+		opened: time.Now(),
+		done:   make(chan struct{}),
+	}
+	for _, s := range sweeps {
+		e.add(&task{records: s.Records, step: func(ctx context.Context, _ *pool) (int, error) { return s.Step(ctx) }})
+	}
+	for _, k := range kinds {
+		e.kinds[k.Records] = &k
+		if k.Workers > 0 {
+			e.add(&task{[]store.Kind{k.Records}, k.Workers, func(ctx context.Context, p *pool) (int, error) {
+				return e.claim(ctx, p, &k)
+			}})
+		}
+	}
+	return e
+}
+
+func (e *Engine) add(t *task) {
+	e.tasks = append(e.tasks, t)
+	wake := make(chan struct{}, 1)
+	for _, kind := range t.records {
+		e.wakes[kind] = wake
+	}
+}
+
+// Stop ends Run.
+func (e *Engine) Stop() { e.once.Do(func() { close(e.done) }) }
+
+// Running reports whether Run works at the moment, so that other work waits for its turn.
+func (e *Engine) Running() bool { return e.running.Load() > 0 }
+
+// Lease returns how long a claimed job of a kind is left alone. It has begun by a third
+// of that or not at all. When a process dies the job is due again after it.
+func (e *Engine) Lease(kind store.Kind) time.Duration { return e.kinds[kind].Longest * 3 / 2 }
+
+// Due wakes Run for records that were stored, of which some may be nil, if they are due
+// before it would look.
+func (e *Engine) Due(records ...*store.Record) {
+	for _, r := range records {
+		if r == nil || r.Due.IsZero() {
+			continue
+		}
+		if time.Until(r.Due) < Pause {
+			wake(e.wakes[r.Kind])
+		}
+		if !e.Running() && time.Since(e.opened) > time.Minute && !e.warned.Swap(true) {
+			e.log.Warn("background work waits and nobody runs it: call Run or Drain")
+		}
+	}
+}
+
+// wake has Run look for work, if it does any of that sort.
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// wakeKind has Run look for work of a kind, or of any if it is zero.
+func (e *Engine) wakeKind(kind store.Kind) {
+	for k, c := range e.wakes {
+		if kind == 0 || k == kind {
+			wake(c)
+		}
+	}
+}
+
+// Run does background work until ctx ends or Stop is called, and then waits for the jobs
+// under way. Beside it runs also, until its context ends. Failures are logged and tried
+// again. It returns ledger.ErrClosed if the ledger is closed.
+func (e *Engine) Run(ctx context.Context, also ...func(context.Context)) error {
+	e.running.Add(1)
+	defer e.running.Add(-1)
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+
+	var group sync.WaitGroup
+	for _, t := range e.tasks {
+		group.Go(func() { e.repeat(running, t) })
+	}
+	for _, f := range also {
+		group.Go(func() { f(running) })
+	}
+	group.Go(func() {
+		if err := e.ledger.Wakes(running, e.wakeKind); err != nil && running.Err() == nil {
+			e.log.Warn("work of other processes is found by looking for it only", "error", err)
+		}
+	})
+
+	select {
+	case <-ctx.Done():
+	case <-e.done:
+	}
+	stop()
+	group.Wait()
+	if e.ledger.Closed() {
+		return ledger.ErrClosed
+	}
+	return nil
+}
+
+// repeat does a task whenever some of it is due, until ctx ends.
+func (e *Engine) repeat(ctx context.Context, t *task) {
+	p := newPool(t.workers)
+	defer p.running.Wait()
+	timer := time.NewTimer(Pause)
+	defer timer.Stop()
+
+	var logged time.Time // when a failure was last logged
+	idle := 0            // how often in a row nothing came of what was due
+	for pause := time.Duration(0); ctx.Err() == nil; {
+		if pause > 0 { // not for work that is due already: golang.org/issue/78156
+			timer.Reset(pause)
+			select {
+			case <-ctx.Done():
+				return
+			case <-timer.C:
+			case <-e.wakes[t.records[0]]:
+			}
+		}
+
+		began := time.Now()
+		n, err := e.steps(ctx, t, p)
+		took := time.Since(began)
+		var next time.Time
+		if err == nil {
+			next, err = e.next(ctx, t.records)
+		}
+		if n > 0 || next.After(began) {
+			idle = 0
+		}
+
+		pause = Pause
+		switch {
+		case err == nil && !next.IsZero():
+			pause = min(pause, max(0, time.Until(next)))
+			if pause == 0 && n == 0 {
+				// Others are working on it, or the store names as due what is not there.
+				pause = min(time.Second, time.Millisecond<<idle)
+				idle = min(idle+1, 10)
+			}
+		case errors.Is(err, ledger.ErrClosed):
+			return
+		case err != nil && ctx.Err() == nil:
+			if time.Since(logged) > time.Minute {
+				logged = time.Now()
+				e.log.Error("background work failed and will be tried again", "error", err)
+			}
+			pause = time.Second
+			if n == 0 { // looking past damaged records takes a tenth of the time at most
+				pause = min(Pause, max(pause, 10*took))
+			}
+		}
+	}
+}
+
+// Drain does the work that is due and returns. It tries nothing twice that fails. The error
+// is the first one: a damaged record keeps nothing else from being done.
+func (e *Engine) Drain(ctx context.Context) error {
+	var first error
+	for {
+		worked := false
+		for _, t := range e.tasks {
+			p := newPool(t.workers)
+			n, err := e.steps(ctx, t, p)
+			p.running.Wait()
+			worked = worked || n > 0
+			if first == nil {
+				first = err
+			}
+		}
+		if !worked || ctx.Err() != nil {
+			return errors.Join(first, ctx.Err())
+		}
+	}
+}
+
+// steps does a task until nothing of it is due. It returns how many records it has
+// written, and the first error, which keeps nothing else from being done.
+func (e *Engine) steps(ctx context.Context, t *task, p *pool) (all int, first error) {
+	for n := 1; n > 0 && ctx.Err() == nil; {
+		var err error
+		if n, err = t.step(ctx, p); first == nil {
+			first = err
+		}
+		all += n
+	}
+	return all, first
+}
+
+// next returns when a record of some kinds is due next, or the zero time.
+func (e *Engine) next(ctx context.Context, kinds []store.Kind) (next time.Time, err error) {
+	err = e.ledger.View(ctx, func(tx store.ReadTx) error {
+		next = time.Time{}
+		for _, kind := range kinds {
+			t, err := tx.Next(kind)
+			if err != nil {
+				return err
+			}
+			if next.IsZero() || !t.IsZero() && t.Before(next) {
+				next = t
+			}
+		}
+		return nil
+	})
+	return next, err
+}

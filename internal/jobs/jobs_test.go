@@ -1,0 +1,260 @@
+package jobs_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/jobs"
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+const kindWork store.Kind = 10
+
+// A wrapper keeps the keys as they are.
+type wrapper struct{}
+
+func (wrapper) KeyID() string { return "test" }
+func (wrapper) Wrap(_ context.Context, b, _ []byte) ([]byte, error) {
+	return append([]byte{}, b...), nil
+}
+func (wrapper) Unwrap(_ context.Context, b, _ []byte) ([]byte, error) {
+	return append([]byte{}, b...), nil
+}
+
+// A bench is a ledger with an engine that does one kind of work.
+type bench struct {
+	*testing.T
+	*ledger.Ledger
+	engine *jobs.Engine
+	done   []string // what the jobs held that were done
+}
+
+// inBench runs f in a bubble. Do of k notes the job, and then does what k says.
+func inBench(t *testing.T, k jobs.Kind, f func(b *bench)) {
+	synctest.Test(t, func(t *testing.T) {
+		l := ledger.New(ledger.Config{
+			Store:    memstore.New(),
+			Wrapper:  wrapper{},
+			ModeName: func(uint8) string { return "test" },
+			Log:      slog.New(slog.DiscardHandler),
+			Wrote:    func(context.Context, ledger.Operation, uuid.UUID, uuid.UUID, error) {},
+			Mistrust: func(answer string) { t.Error("the store gave", answer) },
+		})
+		first := func() (uuid.UUID, []*store.Record, error) {
+			row, err := l.NewRow()
+			if err != nil {
+				return uuid.Nil, nil, err
+			}
+			r := l.In(uuid.Nil).NewRecord(ledger.KindAccount, row)
+			return l.In(uuid.Nil).Mask(ledger.KindAccount, row), []*store.Record{r}, l.SealShown(r, nil)
+		}
+		if err := l.Load(t.Context(), first); err != nil {
+			t.Fatal(err)
+		}
+		b := &bench{T: t, Ledger: l}
+		do := k.Do
+		k.Records, k.Do = kindWork, func(ctx context.Context, j *jobs.Job) error {
+			b.done = append(b.done, string(j.Plain))
+			return do(ctx, j)
+		}
+		b.engine = jobs.New(l, slog.New(slog.DiscardHandler), nil, []jobs.Kind{k})
+		f(b)
+	})
+}
+
+// add stores a job that holds a text and is due now, and returns its id.
+func (b *bench) add(text string) uuid.UUID {
+	b.Helper()
+	r := &store.Record{Kind: kindWork, ID: uuid.New(), Version: 1, Due: ledger.Now()}
+	if err := errors.Join(b.SealShown(r, []byte(text)), b.In(uuid.Nil).Put(b.Context(), ledger.Step, uuid.Nil, r)); err != nil {
+		b.Fatal(err)
+	}
+	return r.ID
+}
+
+// record returns the record of a job, nil if there is none.
+func (b *bench) record(id uuid.UUID) (r *store.Record) {
+	b.Helper()
+	err := b.View(b.Context(), func(tx store.ReadTx) (err error) {
+		r, err = tx.Get(kindWork, id)
+		return err
+	})
+	if err != nil && err != ledger.ErrNotFound {
+		b.Fatal(err)
+	}
+	return r
+}
+
+// drain does the work that is due, and expects that so many jobs were done in all.
+func (b *bench) drain(done int) {
+	b.Helper()
+	if err := b.engine.Drain(b.Context()); err != nil {
+		b.Error(err)
+	}
+	if len(b.done) != done {
+		b.Errorf("done were %q, not %d jobs", b.done, done)
+	}
+}
+
+// TestLease: a job that fails, or whose process dies, is left alone for its lease and
+// then done again.
+func TestLease(t *testing.T) {
+	k := jobs.Kind{Workers: 1, Longest: 10 * time.Second, Do: func(context.Context, *jobs.Job) error { return errors.New("failed") }}
+	inBench(t, k, func(b *bench) {
+		id := b.add("a")
+		b.drain(1)
+		if r := b.record(id); time.Until(r.Due) != 15*time.Second || r.Version != 2 {
+			b.Errorf("version %d is due in %v", r.Version, time.Until(r.Due))
+		}
+		time.Sleep(15*time.Second - 1)
+		b.drain(1)
+		time.Sleep(1)
+		b.drain(2)
+	})
+}
+
+// TestFinish: a job that is done is gone, and one that goes on is due when it says.
+func TestFinish(t *testing.T) {
+	var b *bench
+	k := jobs.Kind{Workers: 2, Longest: time.Second, Do: func(ctx context.Context, j *jobs.Job) error {
+		if string(j.Plain) == "end" {
+			return b.engine.Finish(ctx, j.Record)
+		}
+		j.Record.Due = ledger.Now().Add(time.Hour)
+		return b.engine.Again(ctx, j.Record, []byte("end"))
+	}}
+	inBench(t, k, func(is *bench) {
+		b = is
+		id := b.add("begin")
+		b.drain(1)
+		time.Sleep(time.Hour)
+		b.drain(2)
+		if b.record(id) != nil || b.done[1] != "end" {
+			b.Errorf("done were %q, and the job is there", b.done)
+		}
+	})
+}
+
+// TestTakenOver: what a job writes after another process has taken it over is not stored.
+func TestTakenOver(t *testing.T) {
+	var b *bench
+	k := jobs.Kind{Workers: 1, Longest: time.Second, Do: func(ctx context.Context, j *jobs.Job) error {
+		next := *j.Record
+		next.Version++
+		if err := errors.Join(b.SealShown(&next, []byte("theirs")), b.In(uuid.Nil).Put(ctx, ledger.Step, uuid.Nil, &next)); err != nil {
+			return err
+		}
+		return b.engine.Finish(ctx, j.Record)
+	}}
+	inBench(t, k, func(is *bench) {
+		b = is
+		id := b.add("mine")
+		b.drain(1)
+		if r := b.record(id); r == nil || r.Version != 3 {
+			b.Errorf("the job of another process is %+v", r)
+		}
+	})
+}
+
+// TestClaim: Claim puts a job off, and Confirm decides in the transaction.
+func TestClaim(t *testing.T) {
+	k := jobs.Kind{
+		Workers: 1,
+		Longest: time.Second,
+		Claim: func(_ context.Context, j *jobs.Job) error {
+			switch string(j.Plain) {
+			case "wait":
+				j.Wait, j.Record.Due = true, ledger.Now().Add(time.Hour)
+			case "drop":
+				j.Confirm = func(store.ReadTx) (jobs.Verdict, error) { return jobs.Drop, nil }
+			case "leave":
+				j.Confirm = func(store.ReadTx) (jobs.Verdict, error) { return jobs.Leave, nil }
+			}
+			return nil
+		},
+		Do: func(context.Context, *jobs.Job) error { return nil },
+	}
+	inBench(t, k, func(b *bench) {
+		wait, drop, leave, take := b.add("wait"), b.add("drop"), b.add("leave"), b.add("take")
+		b.drain(1)
+		if b.done[0] != "take" || b.record(take).Version != 2 {
+			b.Errorf("done was %q", b.done)
+		}
+		if r := b.record(wait); r.Version != 2 || time.Until(r.Due) != time.Hour {
+			b.Errorf("the job that waits is due in %v", time.Until(r.Due))
+		}
+		if b.record(drop) != nil {
+			b.Error("the job that is dropped is there")
+		}
+		if b.record(leave).Version != 1 {
+			b.Error("the job that is left was written")
+		}
+	})
+}
+
+// TestNoWorkers: a vault leaves work alone that it is not set up to do, but knows its lease.
+func TestNoWorkers(t *testing.T) {
+	k := jobs.Kind{Longest: 10 * time.Second, Do: func(context.Context, *jobs.Job) error { return nil }}
+	inBench(t, k, func(b *bench) {
+		id := b.add("a")
+		b.drain(0)
+		if b.record(id).Version != 1 || b.engine.Lease(kindWork) != 15*time.Second {
+			b.Error("the job was written")
+		}
+	})
+}
+
+// TestDamaged: a record that cannot be read keeps no other from being done, and is
+// reported.
+func TestDamaged(t *testing.T) {
+	k := jobs.Kind{Workers: 1, Longest: time.Second, Do: func(context.Context, *jobs.Job) error { return nil }}
+	inBench(t, k, func(b *bench) {
+		r := b.record(b.add("a"))
+		r.Version++
+		r.Shown[len(r.Shown)-1] ^= 1
+		if err := b.In(uuid.Nil).Put(b.Context(), ledger.Step, uuid.Nil, r); err != nil {
+			b.Fatal(err)
+		}
+		b.add("b")
+		if err := b.engine.Drain(b.Context()); !errors.Is(err, ledger.ErrDamaged) || len(b.done) != 1 {
+			b.Errorf("%v; done were %q", err, b.done)
+		}
+	})
+}
+
+// TestRun: Run does what is due when it is due, hears of what is stored meanwhile, and ends
+// with its context.
+func TestRun(t *testing.T) {
+	var b *bench
+	k := jobs.Kind{Workers: 1, Longest: time.Second, Do: func(ctx context.Context, j *jobs.Job) error {
+		return b.engine.Finish(ctx, j.Record)
+	}}
+	inBench(t, k, func(is *bench) {
+		b = is
+		ctx, cancel := context.WithCancel(b.Context())
+		ended := make(chan error, 1)
+		also := make(chan struct{})
+		go func() {
+			ended <- b.engine.Run(ctx, func(ctx context.Context) { <-ctx.Done(); close(also) })
+		}()
+		synctest.Wait()
+		id := b.add("a")
+		b.engine.Due(nil, b.record(id))
+		synctest.Wait()
+		if len(b.done) != 1 || !b.engine.Running() {
+			b.Errorf("done were %q", b.done)
+		}
+		cancel()
+		if err := <-ended; err != nil || b.engine.Running() {
+			b.Error(err)
+		}
+		<-also
+	})
+}
