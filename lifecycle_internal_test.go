@@ -479,3 +479,48 @@ func TestPauses(t *testing.T) {
 		}
 	}
 }
+
+// What each notice leads to.
+func TestProgressOfNotices(t *testing.T) {
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).Add(time.Hour)
+	reason := func(source Source, code string) *Reason { return newReason(source, code, "", at) }
+	declined := &NetworkError{Source: SourceScheme, Code: "declined"}
+	rows := []struct {
+		from   string
+		notice Notice
+		status NetworkTokenStatus
+		reason *Reason
+		pause  pause
+	}{
+		{"accepted", Notice{Kind: NoticeActivated}, NetworkTokenActive, nil, pause{kind: pauseMixed, wait: reconcileAfter, sooner: true}},
+		{"given up", Notice{Kind: NoticeActivated}, NetworkTokenActive, nil, pause{kind: pauseMixed, wait: reconcileAfter, sooner: true}},
+		{"lost", Notice{Kind: NoticeActivated}, NetworkTokenFailed, nil, pause{kind: pauseExact}},
+		{"active", Notice{Kind: NoticeActivated}, NetworkTokenActive, nil, pause{}},
+		{"accepted", Notice{Kind: NoticeRefused, Failure: declined}, NetworkTokenFailed, reason(SourceScheme, "declined"), pause{kind: pauseEver}},
+		{"active", Notice{Kind: NoticeRefused, Failure: declined}, NetworkTokenActive, nil, pause{}},
+		{"active", Notice{Kind: NoticeSuspended, By: OwnerIssuer}, NetworkTokenInactive, reason(SourceScheme, "suspended_by_issuer"), pause{kind: pauseMixed, wait: reconcileAfter, sooner: true}},
+		{"accepted", Notice{Kind: NoticeSuspended, By: OwnerIssuer}, NetworkTokenPending, nil, pause{kind: pauseExact}},
+		{"inactive", Notice{Kind: NoticeResumed, By: OwnerIssuer}, NetworkTokenActive, nil, pause{kind: pauseMixed, wait: reconcileAfter, sooner: true}},
+		{"inactive", Notice{Kind: NoticeResumed, By: OwnerScheme}, NetworkTokenInactive, nil, pause{}},
+		{"active", Notice{Kind: NoticeDeleted, By: OwnerScheme}, NetworkTokenDeleted, reason(SourceScheme, "deleted_by_scheme"), pause{kind: pauseEver, sooner: true}},
+		{"deleted", Notice{Kind: NoticeSuspended, By: OwnerIssuer}, NetworkTokenDeleted, nil, pause{}},
+		{"none", Notice{Kind: NoticeInvalidated}, NetworkTokenDeleted, reason(SourceScheme, "account_closed"), pause{kind: pauseEver, sooner: true}},
+		{"active", Notice{Kind: NoticeTokenRenewed}, NetworkTokenActive, nil, pause{}},
+		{"active", Notice{Kind: NoticeArtChanged, Art: "new"}, NetworkTokenActive, nil, pause{kind: pauseExact}},
+		{"failed", Notice{Kind: NoticeArtChanged, Art: "new"}, NetworkTokenFailed, nil, pause{}},
+	}
+	for _, row := range rows {
+		got := progresses[row.from].noticed(&row.notice, at, at, func(d time.Duration) time.Duration { return d })
+		if got.status != row.status || !reflect.DeepEqual(got.reason, row.reason) || got.pause != row.pause {
+			t.Errorf("%s after notice %d: %v, %+v, %+v; want %v, %+v, %+v",
+				row.from, row.notice.Kind, got.status, got.reason, got.pause, row.status, row.reason, row.pause)
+		}
+
+		// The same notice, older than the known state, revives nothing.
+		from := progresses[row.from]
+		old := from.noticed(&row.notice, at.Add(-2*time.Hour), at, func(d time.Duration) time.Duration { return d })
+		if from.id != "" && row.notice.Kind <= NoticeResumed && old.status != from.status {
+			t.Errorf("%s after old notice %d: %v", row.from, row.notice.Kind, old.status)
+		}
+	}
+}
