@@ -22,7 +22,7 @@ import (
 func as(t testing.TB, role string) string {
 	t.Helper()
 	server := postgres.Get(t)
-	server.SQL(t, "postgres", fmt.Sprintf("DO $$ BEGIN CREATE ROLE %s LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$", role))
+	server.SQL(t, "postgres", fmt.Sprintf("DO $$ BEGIN CREATE ROLE %s LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$", role))
 	return strings.Replace(server.URL("postgres"), "cardvault@", role+"@", 1)
 }
 
@@ -153,13 +153,14 @@ func TestBlame(t *testing.T) {
 				t.Fatalf("Update = %v, with the locks %x", err, names)
 			}
 
-			as(t, "holder")
-			postgres.Get(t).SQL(t, "postgres", "GRANT USAGE ON SCHEMA "+pgx.Identifier{name}.Sanitize()+" TO holder; GRANT UPDATE ON "+
-				pgx.Identifier{name, "records"}.Sanitize()+" TO holder")
-			holder := connect(t, as(t, "holder"))
+			role := "holder_" + what // tests that run beside each other must not both make one
+			as(t, role)
+			postgres.Get(t).SQL(t, "postgres", "GRANT USAGE ON SCHEMA "+pgx.Identifier{name}.Sanitize()+" TO "+role+"; GRANT UPDATE ON "+
+				pgx.Identifier{name, "records"}.Sanitize()+" TO "+role)
+			holder := connect(t, as(t, role))
 			hold(t, holder, name, names)
 			go func() { done <- put(s, record(2), record(3)) }()
-			want := fmt.Sprintf("pid=%d role=holder", holder.PgConn().PID())
+			want := fmt.Sprintf("pid=%d role=%s", holder.PgConn().PID(), role)
 			for deadline := time.Now().Add(time.Minute); !strings.Contains(log.String(), want); <-time.After(10 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Errorf("the log does not say %s:\n%s", want, log)

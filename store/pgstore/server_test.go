@@ -50,8 +50,8 @@ func TestOldPrimary(t *testing.T) {
 		at.Store(to)
 		p.Reset()
 	}
-	read := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	read := func(patience time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		return s.View(ctx, func(tx store.ReadTx) error { _, err := tx.Get(kind, id(1)); return err })
 	}
@@ -59,7 +59,7 @@ func TestOldPrimary(t *testing.T) {
 		t.Fatal(err)
 	}
 	move(standby)
-	if read() == nil {
+	if read(time.Second) == nil {
 		t.Error("a View of a standby")
 	}
 	standby.Promote(t)
@@ -69,14 +69,14 @@ func TestOldPrimary(t *testing.T) {
 	primary.SQL(t, "postgres", "ALTER SYSTEM SET synchronous_standby_names = ''")
 	primary.SQL(t, "postgres", "SELECT pg_reload_conf()")
 	move(primary)
-	if read() == nil {
+	if read(time.Second) == nil {
 		t.Error("a View of the old primary")
 	}
 	if err := put(s, record(3)); !errors.Is(err, store.ErrUnavailable) {
 		t.Errorf("Update on the old primary = %v, want ErrUnavailable", err)
 	}
 	move(standby)
-	if err := read(); err != nil || has(t, s, 3) {
+	if err := read(time.Minute); err != nil || has(t, s, 3) {
 		t.Errorf("View of the new primary = %v", err)
 	}
 }
