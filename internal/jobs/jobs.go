@@ -84,6 +84,7 @@ func New(l *ledger.Ledger, log *slog.Logger, sweeps []Sweep, kinds []Kind) *Engi
 		opened: time.Now(),
 		done:   make(chan struct{}),
 	}
+
 	for _, s := range sweeps {
 		e.add(&task{records: s.Records, step: func(ctx context.Context, _ *pool) (int, error) { return s.Step(ctx) }})
 	}
@@ -100,9 +101,9 @@ func New(l *ledger.Ledger, log *slog.Logger, sweeps []Sweep, kinds []Kind) *Engi
 
 func (e *Engine) add(t *task) {
 	e.tasks = append(e.tasks, t)
-	wake := make(chan struct{}, 1)
+	due := make(chan struct{}, 1)
 	for _, kind := range t.records {
-		e.wakes[kind] = wake
+		e.wakes[kind] = due
 	}
 }
 

@@ -124,12 +124,14 @@ func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	n := int64(len(list.Records))
 	wrong := n > int64(max(0, q.Limit)) || list.Total < 0 || !q.Count && list.Total != 0
 	if q.Count && q.Limit > 0 { // a page that is not full is the last one
 		end := max(0, q.Offset) + n
 		wrong = wrong || n > 0 && (list.Total < end || n < int64(q.Limit) && list.Total != end) || n == 0 && list.Total > end
 	}
+
 	for i, r := range list.Records {
 		wrong = wrong || r == nil || r.Kind != q.Kind || r.Account != q.Account || r.Parent != q.Parent ||
 			r.Class == 0 || !q.Classes.Has(r.Class) || !q.Live.IsZero() && !Lives(r, q.Live) ||
@@ -206,6 +208,7 @@ func (tx checkedReadTx) sift(found []*store.Record, err error, what string, limi
 	if err != nil && !errors.Is(err, store.ErrDamaged) {
 		return nil, err
 	}
+
 	wrong := len(found) > max(0, limit)
 	right := found[:0]
 	var seen map[uuid.UUID]bool
@@ -223,6 +226,7 @@ func (tx checkedReadTx) sift(found []*store.Record, err error, what string, limi
 		}
 		right = append(right, r)
 	}
+
 	if err != nil {
 		return right, Translate(err)
 	}
