@@ -80,7 +80,7 @@ func (v *Vault) newRemains(kind store.Kind, of ...uuid.UUID) (*store.Record, err
 // begins again with the records of which something may be left.
 func (v *Vault) erase(ctx context.Context, j *jobs.Job, m *remains) error {
 	for len(m.of) > 0 {
-		if time.Until(j.Record.Due) < sendTimeout || ended(j.Ending) {
+		if time.Until(j.Record.Due) < sendTimeout || isClosed(j.Ending) {
 			j.Record.Due = now()
 			return v.jobs.Again(ctx, j.Record, m.encode())
 		}
@@ -107,7 +107,7 @@ func (v *Vault) rest(d time.Duration, ending <-chan struct{}) {
 	}
 }
 
-func ended(c <-chan struct{}) bool {
+func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
 		return true

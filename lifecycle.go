@@ -36,7 +36,7 @@ const (
 func (s NetworkTokenStatus) after(t trigger) (next NetworkTokenStatus, ok bool) {
 	const (
 		none     = NetworkTokenNotAvailable
-		pending  = NetworkTokenPending
+		waiting  = NetworkTokenPending
 		active   = NetworkTokenActive
 		inactive = NetworkTokenInactive
 		gone     = NetworkTokenDeleted
@@ -47,21 +47,21 @@ func (s NetworkTokenStatus) after(t trigger) (next NetworkTokenStatus, ok bool) 
 	case requested:
 		switch s {
 		case none, failed:
-			return pending, true
-		case pending, active:
+			return waiting, true
+		case waiting, active:
 			return s, true
 		}
 	case issued:
 		switch s {
-		case pending, failed, active:
+		case waiting, failed, active:
 			return active, true
 		}
 	case notAvailable:
-		if s == pending {
+		if s == waiting {
 			return none, true
 		}
 	case refused:
-		if s == pending {
+		if s == waiting {
 			return failed, true
 		}
 	case suspended:
@@ -76,7 +76,7 @@ func (s NetworkTokenStatus) after(t trigger) (next NetworkTokenStatus, ok bool) 
 		}
 	case deleted:
 		switch s {
-		case pending, active, inactive:
+		case waiting, active, inactive:
 			return gone, true
 		}
 	case invalidated:

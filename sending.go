@@ -244,12 +244,12 @@ func (s *shift) page(ctx context.Context, from uuid.UUID) (some []*store.Record,
 func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) ([]*store.Record, error) {
 	q := &store.Query{Kind: kindDelivery, Account: s.vault.rows.ID, Parent: s.id, Min: from, Limit: limit}
 	q.Classes.Add(deliveryReady)
-	list, refused := tx.List(q)
-	if refused == nil {
+	list, damage := tx.List(q)
+	if damage == nil {
 		return list.Records, nil
 	}
-	if !errors.Is(refused, ErrDamaged) && !errors.Is(refused, store.ErrDamaged) {
-		return nil, refused
+	if !errors.Is(damage, ErrDamaged) && !errors.Is(damage, store.ErrDamaged) {
+		return nil, damage
 	}
 
 	s.torn.Store(true)
@@ -272,14 +272,14 @@ func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) ([]*store.Reco
 		}
 	}
 	if len(some) == 0 && len(keys) == damagedMost { // there may be some beyond these
-		return nil, refused
+		return nil, damage
 	}
 	return some, nil
 }
 
 // goesOn reports whether another attempt may be made: each ends before the lease.
 func (s *shift) goesOn() bool {
-	if ended(s.ending) {
+	if isClosed(s.ending) {
 		return false
 	}
 	s.mu.Lock()

@@ -91,7 +91,7 @@ func (v *Vault) Drain(ctx context.Context) error { return v.jobs.Drain(ctx) }
 
 // feed receives notices until ctx ends.
 func (v *Vault) feed(ctx context.Context, f Feeder) {
-	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
+	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		start := time.Now()
 		err := v.guard("network", func() error { return f.Feed(ctx, v.Notify) })
 		if ctx.Err() != nil {
@@ -102,12 +102,12 @@ func (v *Vault) feed(ctx context.Context, f Feeder) {
 		}
 		v.log.Error("feed of the network failed and will be started again", "error", printable(err))
 		if time.Since(start) > time.Minute {
-			pause = time.Second
+			wait = time.Second
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(pause):
+		case <-time.After(wait):
 		}
 	}
 }

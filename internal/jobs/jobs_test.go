@@ -115,7 +115,7 @@ func TestLease(t *testing.T) {
 		}
 		time.Sleep(15*time.Second - 1)
 		b.drain(1)
-		time.Sleep(1)
+		time.Sleep(1 * time.Nanosecond)
 		b.drain(2)
 	})
 }
