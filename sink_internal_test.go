@@ -3,9 +3,9 @@ package cardvault
 import (
 	"context"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 )
@@ -18,7 +18,7 @@ func (deaf) Event(context.Context, *Event) error { return nil }
 // TestFormerEvents: a record of an event that is due, as a former version wrote it, is
 // erased.
 func TestFormerEvents(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		keys, err := KeyBytes(make([]byte, KeySize))
 		if err != nil {
 			t.Fatal(err)

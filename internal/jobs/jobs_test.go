@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/store"
@@ -38,7 +39,7 @@ type bench struct {
 
 // inBench runs f in a bubble. Do of k notes the job, and then does what k says.
 func inBench(t *testing.T, k jobs.Kind, f func(b *bench)) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := ledger.New(ledger.Config{
 			Store:    memstore.New(),
 			Wrapper:  wrapper{},
