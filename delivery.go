@@ -303,7 +303,7 @@ func (w wakings) read(ctx context.Context, v *Vault) error {
 			if err != nil {
 				return err
 			}
-			if r != nil && r.Due.IsZero() {
+			if r != nil && !engaged(r) {
 				w[i].by = r
 			}
 		}
@@ -332,10 +332,22 @@ func (w wakings) read(ctx context.Context, v *Vault) error {
 	return nil
 }
 
+// engaged reports whether a queue is due or being worked on. No shift and no pause is as
+// long as farthest: a queue that is due later has an edited time, or one by a clock that was
+// far ahead.
+func engaged(r *store.Record) bool {
+	const farthest = maxSendPause + time.Hour
+	return !r.Due.IsZero() && time.Until(r.Due) < farthest
+}
+
 // queueAt returns a queue, one without a version if it is missing, or nil if its webhook
-// is gone.
+// is gone. It returns nil too if the store cannot read the queue of the sink, which every
+// import passes: events are stored all the same, and Run reports the damage.
 func queueAt(tx store.ReadTx, id uuid.UUID) (*store.Record, error) {
 	r, err := tx.Get(queueKind(id), id)
+	if id == sinkQueue && unreadable(err) {
+		return nil, nil
+	}
 	if !errors.Is(err, store.ErrNotFound) {
 		return r, err
 	}
@@ -360,7 +372,7 @@ func (w wakings) put(tx store.Tx, v *Vault) error {
 		switch {
 		case err != nil:
 			return err
-		case is == nil || !is.Due.IsZero(): // whoever works on it looks again before it rests
+		case is == nil || engaged(is): // whoever works on it looks again before it rests
 		case q.by == nil || q.by.Version != is.Version+1:
 			v.shifts.Delete(q.queue)
 			return errStale
@@ -407,9 +419,29 @@ func (v *Vault) ripen(ctx context.Context) (wrote int, err error) {
 		return 0, damaged
 	}
 
+	wrote, err = v.writeRipe(ctx, ready, over)
+	if unreadable(err) { // one receiver's queue does not hold up the others
+		wrote, err = v.writeRipe(ctx, nil, over)
+		for row := range receivers {
+			theirs := slices.DeleteFunc(slices.Clone(ready), func(r *store.Record) bool { return beside(r.Parent) != row })
+			n, failed := v.writeRipe(ctx, theirs, nil)
+			wrote, err = wrote+n, errors.Join(err, failed)
+		}
+	}
+	return wrote, errors.Join(damaged, err)
+}
+
+// writeRipe stores deliveries that are ready again, wakes their queues, and erases those
+// whose time in the log is over. It returns how many records it wrote; one more try is a
+// record.
+func (v *Vault) writeRipe(ctx context.Context, ready, over []*store.Record) (wrote int, err error) {
+	receivers := map[uuid.UUID]bool{}
+	for _, r := range ready {
+		receivers[beside(r.Parent)] = true
+	}
 	queues, err := v.wakingsOf(ctx, slices.Collect(maps.Keys(receivers))...)
 	if err != nil {
-		return 0, errors.Join(damaged, err)
+		return 0, err
 	}
 	err = v.whole().rows.Update(ctx, opStep, func(tx store.Tx) error {
 		wrote = 0
@@ -439,13 +471,19 @@ func (v *Vault) ripen(ctx context.Context) (wrote int, err error) {
 	})
 
 	if errors.Is(err, errStale) {
-		return 1, damaged // once more
+		return 1, nil // once more
 	}
 	if err != nil {
-		return 0, errors.Join(damaged, err)
+		return 0, err
 	}
 	queues.written(v)
-	return wrote, damaged
+	return wrote, nil
+}
+
+// unreadable reports whether err says that stored data is damaged, as the vault or as its
+// store says it.
+func unreadable(err error) bool {
+	return errors.Is(err, ErrDamaged) || errors.Is(err, store.ErrDamaged)
 }
 
 // ripened returns a delivery that is due as it is ready, or nil if its time in the log is

@@ -81,7 +81,9 @@ type EventSink interface {
 	// in progress in this process. A call in progress in another process may still return
 	// after it.
 	//
-	// Undelivered events stay stored until a vault with a sink runs on the store.
+	// Undelivered events stay stored until a vault with a sink runs on the store. One
+	// process at a time passes them on. If it dies, all wait until its lease ends, about
+	// a minute.
 	Event(ctx context.Context, e *Event) error
 }
 

@@ -29,6 +29,7 @@ const (
 	sendPause  = 2 * time.Millisecond   // for each token that was started while this process stored another: imports come first
 
 	sendRelapse = 5 * time.Second // after a store that has failed
+	sendAnew    = 5 * time.Second // until a shift begins with its first page again
 
 	maxSendPause = time.Hour // of a whole webhook
 	sendPauses   = 3         // of eventRetries: those of a webhook that does not say for how long
@@ -86,8 +87,9 @@ type inflow struct {
 }
 
 func (v *Vault) newShift(j *jobs.Job, q *queue) *shift {
-	sink, workers, space := j.Record.ID == sinkQueue, sendWorkers, sendPause
+	sink, workers, space := j.Record.Kind == kindSinkQueue, sendWorkers, sendPause
 	if sink {
+		v = v.whole() // also if somebody has edited the account of the record
 		workers, space = sinkWorkers, sinkPause
 	}
 	return &shift{
@@ -136,12 +138,26 @@ func (v *Vault) deliver(ctx context.Context, j *jobs.Job, q *queue) error {
 	s.run(ctx)
 	s.group.Wait()
 	s.complain()
-	return errors.Join(s.failure, s.rest(ctx))
+	err = s.rest(ctx)
+
+	// A claim that is not given up keeps everybody from the queue until the lease ends.
+	for err != nil && !errors.Is(err, ErrClosed) && s.vault.jobs.Running() && !isClosed(s.ending) && time.Until(s.claim.Due) > 0 {
+		s.sleep(time.Second)
+		err = s.rest(ctx)
+	}
+	return errors.Join(s.failure, err)
 }
 
-// run starts the deliveries that are ready, page by page.
+// run starts the deliveries that are ready, page by page. It begins with the first page
+// again after sendAnew: deliveries that become ready again, and those that were late, do
+// not wait for all that came after them.
 func (s *shift) run(ctx context.Context) {
+	began := time.Now()
 	for from, started := uuid.Nil, false; s.goesOn() && s.stays(ctx); {
+		if time.Since(began) >= sendAnew {
+			from, began = uuid.Nil, time.Now()
+			clear(s.late)
+		}
 		some, err := s.page(ctx, from)
 		if err != nil {
 			s.fail(err)
@@ -248,7 +264,7 @@ func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) ([]*store.Reco
 	if damage == nil {
 		return list.Records, nil
 	}
-	if !errors.Is(damage, ErrDamaged) && !errors.Is(damage, store.ErrDamaged) {
+	if !unreadable(damage) {
 		return nil, damage
 	}
 

@@ -1,0 +1,187 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// An event that failed is tried again in time, also while more events come than the sink
+// takes.
+func TestEventRetriedBesideOthers(t *testing.T) {
+	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		first := l.imports(visa)
+		n := 0
+		ear.set(func(_ context.Context, e *cardvault.Event) error {
+			if e.TokenID == first {
+				if n++; n == 1 {
+					return errDeaf
+				}
+				return nil
+			}
+			time.Sleep(time.Second)
+			return nil
+		})
+		for range 300 {
+			l.imports(visa)
+		}
+
+		began := time.Now()
+		l.run(func() {
+			for range 40 {
+				for range 70 { // a few more than the 64 a second that the sink takes
+					l.imports(visa)
+				}
+				l.pass(time.Second)
+			}
+		})
+		var after time.Duration
+		for _, p := range ear.passed() {
+			if p.TokenID == first && p.err == nil {
+				after = p.at.Sub(began)
+			}
+		}
+		if after == 0 || after > 30*time.Second {
+			l.Errorf("the event was tried again after %v", after)
+		}
+	})
+}
+
+// A store that fails for a moment stops events for a moment, not for a lease.
+func TestEventsAfterAnOutage(t *testing.T) {
+	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
+		l.run(func() {
+			ear.set(func(context.Context, *cardvault.Event) error { time.Sleep(time.Second); return nil })
+			l.imports(visa)
+			l.pass(500 * time.Millisecond)
+			l.store.set(errors.New("down"), false)
+			l.pass(2 * time.Second)
+			l.store.set(nil, false)
+
+			other := l.imports(visa)
+			l.pass(15 * time.Second)
+			ear.took(other, createdEvent)
+		})
+	})
+}
+
+// A blind store cannot read the records of one kind, once it is on.
+type blind struct {
+	store.Store
+	kind store.Kind
+	on   atomic.Bool
+}
+type blindTx struct {
+	store.Tx
+	s *blind
+}
+type blindReadTx struct {
+	store.ReadTx
+	s *blind
+}
+
+func (x blindReadTx) Get(k store.Kind, id uuid.UUID) (*store.Record, error) {
+	if x.s.on.Load() && k == x.s.kind {
+		return nil, store.ErrDamaged
+	}
+	return x.ReadTx.Get(k, id)
+}
+func (x blindTx) Get(k store.Kind, id uuid.UUID) (*store.Record, error) {
+	if x.s.on.Load() && k == x.s.kind {
+		return nil, store.ErrDamaged
+	}
+	return x.Tx.Get(k, id)
+}
+func (s *blind) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(blindReadTx{tx, s}) })
+}
+func (s *blind) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(blindTx{tx, s}) })
+}
+
+// Imports and deletions go on while the store cannot read the queue of the sink, and their
+// events are passed on once it can.
+func TestEventsBesideAnUnreadableQueue(t *testing.T) {
+	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		s := &blind{Store: l.store, kind: kindSinkQueue}
+		v := l.on(s)
+		l.imports(visa)
+		l.drain()
+
+		s.on.Store(true)
+		token, err := v.Import(l.Context(), visa, nil)
+		l.must(err)
+		s.on.Store(false)
+		l.imports(visa)
+		l.run(func() { l.pass(time.Minute) })
+		ear.took(token.ID, createdEvent)
+	})
+}
+
+// A record of the sink's queue that somebody has edited stops no events.
+func TestEventsBesideAnEditedQueue(t *testing.T) {
+	for what, edit := range map[string]func(*store.Record){
+		"far away":           func(r *store.Record) { r.Due = time.Now().AddDate(1, 0, 0).UTC().Truncate(time.Microsecond) },
+		"of another account": func(r *store.Record) { r.Account = uuid.UUID{1: 7} },
+	} {
+		t.Run(what, func(t *testing.T) {
+			inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+				l.imports(visa)
+				l.drain()
+				var edited *store.Record
+				l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) error {
+					r, err := tx.Get(kindSinkQueue, uuid.UUID{15: 2})
+					if err != nil {
+						return err
+					}
+					edited = r.Clone()
+					tx.Delete(r.Kind, r.ID)
+					return nil
+				}))
+				edit(edited)
+				edited.Version = 1
+				l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) error { tx.Put(edited); return nil }))
+
+				other := l.imports(visa)
+				l.run(func() {
+					l.pass(time.Hour)
+					another := l.imports(visa)
+					l.pass(time.Hour)
+					ear.took(other, createdEvent)
+					ear.took(another, createdEvent)
+				})
+			})
+		})
+	}
+}
+
+// An event is tried again though the queue of a webhook, whose delivery is due as well,
+// cannot be read.
+func TestEventRetriedBesideAnUnreadableQueue(t *testing.T) {
+	ear := &listener{t: t}
+	inPost(t, cardvault.Options{Mode: cardvault.Sandbox, Events: ear}, func(l *lab, post *post, _ *cardvault.Webhook) {
+		s := &blind{Store: l.store.Store, kind: kindQueue}
+		l.store.Store = s
+		post.says(500)
+		tries := map[uuid.UUID]int{}
+		ear.set(func(_ context.Context, e *cardvault.Event) error {
+			if tries[e.TokenID]++; tries[e.TokenID] <= 4 {
+				return errDeaf
+			}
+			return nil
+		})
+		l.run(func() {
+			id := l.imports(visa)
+			l.pass(time.Second)
+			s.on.Store(true)
+			l.pass(48 * time.Hour)
+			ear.took(id, createdEvent)
+		})
+	})
+}
