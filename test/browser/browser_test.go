@@ -42,11 +42,27 @@ const (
 	// testTime bounds a test. It leaves room for machines that have much else to do.
 	testTime = 5 * time.Minute
 
-	// maxTabs bounds the tabs that are open at a time, on machines with many cores.
-	maxTabs = 4
+	// maxTests bounds the tests that have tabs open at a time, on machines with many cores.
+	maxTests = 4
 )
 
-var tabs = make(chan struct{}, maxTabs)
+var (
+	places  = make(chan struct{}, maxTests)
+	holders sync.Map // the tests that have a place
+)
+
+// place waits until a test may open tabs, for its first one alone: tests that waited for a
+// second one each would wait for each other.
+func place(t testing.TB) {
+	if _, has := holders.LoadOrStore(t, true); has {
+		return
+	}
+	places <- struct{}{}
+	t.Cleanup(func() {
+		holders.Delete(t)
+		<-places
+	})
+}
 
 // chromium is the browser of the package, started by the first test that needs it.
 var chromium struct {
@@ -224,8 +240,7 @@ func (r *rig) open(v visit) *tab {
 	t := r.t
 	t.Helper()
 	parent := browser(t)
-	tabs <- struct{}{}
-	t.Cleanup(func() { <-tabs })
+	place(t)
 	ctx, cancel := context.WithTimeout(parent, testTime)
 	t.Cleanup(cancel)
 	ctx, closeTab := chromedp.NewContext(ctx, chromedp.WithNewBrowserContext())

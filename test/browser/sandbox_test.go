@@ -183,8 +183,7 @@ const overhear = `{
 func (s *sandbox) tab(width int64) *tab {
 	s.t.Helper()
 	parent := browser(s.t)
-	tabs <- struct{}{}
-	s.t.Cleanup(func() { <-tabs })
+	place(s.t)
 	ctx, cancel := context.WithTimeout(parent, testTime)
 	s.t.Cleanup(cancel)
 	ctx, closeTab := chromedp.NewContext(ctx, chromedp.WithNewBrowserContext())
