@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cardvault/cardvault"
@@ -237,7 +238,7 @@ func (cl *cluster) restart(ctx context.Context) error {
 				cl.log.Error("stopping a replica", "replica", i+1, "error", err)
 			}
 		}
-		l, err := net.Listen("tcp", cl.at[i])
+		l, err := listenAgain(ctx, cl.at[i])
 		if err != nil {
 			return err
 		}
@@ -250,6 +251,23 @@ func (cl *cluster) restart(ctx context.Context) error {
 	}
 
 	return nil
+}
+
+// listenAgain listens at an address that a replica has left. A connection to somewhere else
+// may have got the port meanwhile: then it waits, half a minute at most.
+func listenAgain(ctx context.Context, addr string) (l net.Listener, err error) {
+	for range 600 {
+		l, err = net.Listen("tcp", addr)
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return l, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	return nil, err
 }
 
 // leave returns when a replica gets no more requests, and those that it has had from
