@@ -14,6 +14,7 @@ import (
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/iso"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -156,9 +157,11 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		return nil, err
 	}
 
-	row, err := once.newRow(v)
-	if err != nil {
-		return nil, err
+	row := once.Row()
+	if row == uuid.Nil {
+		if row, err = v.rows.NewRow(); err != nil {
+			return nil, err
+		}
 	}
 
 	p := &PaymentData{
@@ -174,7 +177,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 	secret := m.secret(now())
 	if f := v.forbids(h, a, m, secret); f != nil {
 		p.Failures = []Failure{*f}
-	} else if err = once.claim(ctx, v, row); err == nil {
+	} else if err = once.Claim(ctx, row); err == nil {
 		err = v.askCryptogram(ctx, h, p, secret)
 	}
 
@@ -183,10 +186,10 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 	}
 
 	switch {
-	case errors.Is(err, errRepeated):
+	case errors.Is(err, replay.ErrRepeated):
 		return v.RequestPaymentData(ctx, id, r)
 	case err != nil:
-		once.abandon(ctx, v)
+		once.Abandon(ctx)
 		return nil, err
 	}
 
@@ -497,7 +500,7 @@ const paymentJWE = 1
 
 // storePaymentData writes p, unless the token was deleted meanwhile.
 // If it has as many as most, older ones make room.
-func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *PaymentData, most int, once *repeatable) error {
+func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *PaymentData, most int, once *replay.Call) error {
 	record := v.rows.NewRecord(kindPaymentData, row)
 	record.Parent, record.Class = token, paymentSucceeded
 	if !p.Success {
@@ -524,7 +527,7 @@ func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *P
 	}
 
 	if once != nil {
-		if err := once.seal(v, row[:], token); err != nil {
+		if err := once.Seal(row[:], token); err != nil {
 			return err
 		}
 	}
@@ -539,7 +542,7 @@ func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *P
 		for _, r := range records {
 			tx.Put(r)
 		}
-		return once.put(tx)
+		return once.Put(tx)
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -612,7 +613,7 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 			if d.typ == TokenDeleted { // it is gone, and this event is not
 				parent = uuid.Nil
 			}
-			if err := once.seal(v, nil, parent); err != nil {
+			if err := once.Seal(nil, parent); err != nil {
 				return err
 			}
 		}
@@ -630,12 +631,12 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 			case err != nil:
 				return err
 			}
-			if err := once.put(tx); err != nil {
+			if err := once.Put(tx); err != nil {
 				return err
 			}
 			return o.put(tx)
 		})
-		if errors.Is(err, errRepeated) || errors.Is(err, store.ErrConflict) {
+		if errors.Is(err, replay.ErrRepeated) || errors.Is(err, store.ErrConflict) {
 			continue
 		}
 		if err == nil {

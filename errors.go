@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/replay"
 )
 
 // Errors of calls that concern one object.
@@ -30,11 +31,11 @@ var (
 
 	// ErrIdempotencyKeyReused is returned for an idempotency key that was used
 	// for another request.
-	ErrIdempotencyKeyReused = errors.New("cardvault: idempotency key was used for another request")
+	ErrIdempotencyKeyReused = replay.ErrReused
 
 	// ErrIdempotencyInProgress is returned while the call under this idempotency
 	// key is being made. Repeat it in a second.
-	ErrIdempotencyInProgress = errors.New("cardvault: call under the idempotency key is in progress")
+	ErrIdempotencyInProgress = replay.ErrInProgress
 
 	// ErrTooManyNumbers is returned by Import, Tokenize and CompleteSession for a card
 	// number if too many others with the same masked form were passed in since the UTC

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -37,7 +38,7 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
 			return nil, err
 		}
 		if once != nil {
-			if err := once.seal(v, h.token.encode(bytes.Clone(row[:])), row); err != nil {
+			if err := once.Seal(h.token.encode(bytes.Clone(row[:])), row); err != nil {
 				return nil, err
 			}
 		}
@@ -48,7 +49,7 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
 			if freed != nil {
 				tx.Put(freed)
 			}
-			return once.put(tx)
+			return once.Put(tx)
 		}, nil
 	})
 
@@ -58,7 +59,7 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
 	case errors.Is(err, ErrNetworkTokenState):
 		v.rows.Wrote(ctx, opProvision, id, err)
 	}
-	if errors.Is(err, errRepeated) {
+	if errors.Is(err, replay.ErrRepeated) {
 		return v.Provision(ctx, id)
 	}
 	if err != nil {
@@ -70,16 +71,16 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
 
 // storeRefusal stores and returns ErrNetworkTokenState, the one error that a
 // repetition gets again.
-func (v *Vault) storeRefusal(ctx context.Context, id uuid.UUID, once *repeatable) error {
+func (v *Vault) storeRefusal(ctx context.Context, id uuid.UUID, once *replay.Call) error {
 	row := v.rows.Unmask(kindToken, id)
-	if err := once.sealRefusal(v, row); err != nil {
+	if err := once.SealRefusal(row); err != nil {
 		return err
 	}
 	err := v.rows.Write(ctx, opProvision, id, func(tx store.Tx) error {
 		if _, err := v.rows.Find(tx, kindToken, row); err != nil {
 			return err
 		}
-		return once.put(tx)
+		return once.Put(tx)
 	})
 	return cmp.Or(err, ErrNetworkTokenState)
 }

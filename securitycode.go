@@ -9,6 +9,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/erase"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -55,17 +56,17 @@ func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
 	}
 
 	err = v.consume(ctx, id, once)
-	if errors.Is(err, errRepeated) {
+	if errors.Is(err, replay.ErrRepeated) {
 		return v.Consume(ctx, id)
 	}
 	if err != nil {
-		once.abandon(ctx, v)
+		once.Abandon(ctx)
 	}
 	v.rows.Wrote(ctx, opConsume, id, err)
 	return err
 }
 
-func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *repeatable) error {
+func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *replay.Call) error {
 	row, last, err := v.endCode(ctx, id, once)
 	if err == nil && last {
 		err = v.eraseCode(ctx, id)
@@ -74,14 +75,14 @@ func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *repeatable) err
 		return err
 	}
 
-	if err := once.seal(v, nil, row); err != nil {
+	if err := once.Seal(nil, row); err != nil {
 		return err
 	}
 	return v.rows.Update(ctx, opConsume, func(tx store.Tx) error {
 		if _, err := v.rows.Find(tx, kindToken, row); err != nil {
 			return err
 		}
-		return once.put(tx)
+		return once.Put(tx)
 	})
 }
 
@@ -89,7 +90,7 @@ func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *repeatable) err
 // claim of the call with that: whoever takes over after a crash ends no later code. It
 // returns the row key of the token, and whether there is no later code: only then may
 // what the cache has be erased.
-func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *repeatable) (row uuid.UUID, last bool, err error) {
+func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *replay.Call) (row uuid.UUID, last bool, err error) {
 	for {
 		card, err := v.rows.Get(ctx, kindToken, id)
 		if err != nil {
@@ -100,9 +101,9 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *repeatable) (ro
 			return uuid.Nil, false, err
 		}
 
-		if once != nil && once.row != uuid.Nil { // it is ended: see claim
-			number := binary.BigEndian.Uint64(once.row[8:])
-			return card.ID, t.codes == number, once.claim(ctx, v, once.row)
+		if former := once.Row(); former != uuid.Nil { // it is ended: see replay.Call.Claim
+			number := binary.BigEndian.Uint64(former[8:])
+			return card.ID, t.codes == number, once.Claim(ctx, former)
 		}
 
 		t.codes++
@@ -116,13 +117,18 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *repeatable) (ro
 
 		var which uuid.UUID
 		binary.BigEndian.PutUint64(which[8:], t.codes)
-		err = once.claimWith(ctx, v, opConsume, which, func(tx store.Tx) error {
+		write := func(tx store.Tx) error {
 			if _, err := v.rows.Find(tx, kindToken, card.ID); err != nil {
 				return err
 			}
 			tx.Put(card)
 			return nil
-		})
+		}
+		if once != nil {
+			err = once.ClaimWith(ctx, opConsume, which, write)
+		} else {
+			err = v.rows.Update(ctx, opConsume, write)
+		}
 		if errors.Is(err, store.ErrConflict) {
 			continue // somebody else was faster, so there is progress
 		}

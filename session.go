@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -89,7 +90,7 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (Sessio
 }
 
 // newSession stores a session under a new id, and that as the result of once.
-func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session, once *repeatable) (SessionID, error) {
+func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session, once *replay.Call) (SessionID, error) {
 	id := uuid.New() // no row key: a credential has no structure
 	r := &store.Record{
 		Kind:    kindSession,
@@ -104,8 +105,8 @@ func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session,
 
 	// The answer under the idempotency key is the credential itself.
 	if once != nil {
-		once.result.Due = r.Due // a credential is not kept longer than it is one
-		if err := once.seal(v, id[:], s.refresh); err != nil {
+		once.KeepUntil(r.Due) // a credential is not kept longer than it is one
+		if err := once.Seal(id[:], s.refresh); err != nil {
 			return SessionID{}, err
 		}
 	}
@@ -122,7 +123,7 @@ func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session,
 				return err
 			}
 			tx.Put(r)
-			return once.put(tx)
+			return once.Put(tx)
 		})
 	})
 	if err != nil {

@@ -249,7 +249,7 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions) (*T
 
 	if once != nil {
 		row := records[0].ID
-		if err := once.seal(v, t.encode(row[:]), row); err != nil {
+		if err := once.Seal(t.encode(row[:]), row); err != nil {
 			return nil, err
 		}
 	}
@@ -261,7 +261,7 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions) (*T
 		if err := event.put(tx); err != nil {
 			return err
 		}
-		return once.put(tx)
+		return once.Put(tx)
 	})
 	if err != nil {
 		return nil, err

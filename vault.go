@@ -77,6 +77,7 @@ import (
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
@@ -116,9 +117,8 @@ type core struct {
 	identificationTold seldom
 	mistrusted         seldom
 
-	guesses   guesses
-	repeating turns       // of those who repeat calls under idempotency keys
-	uncounted atomic.Bool // that such a call could not be counted
+	guesses guesses
+	calls   *replay.Calls // under idempotency keys
 }
 
 // A seldom bounds how often something is logged.
@@ -224,6 +224,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 			}
 		},
 	})
+	c.calls = replay.New(replay.Config{Keys: kindIdempotency, Answers: kindAnswer, Mistakes: kindMistakes, Keep: o.IdempotencyTTL, Log: o.Logger})
 	c.sessionKeys.init()
 	if c.codes = o.Codes; c.codes == nil {
 		c.codeKey = seal.NewCodeKey()

@@ -58,6 +58,7 @@ var neighbours = map[string][]string{
 	"/internal/fault":       {},
 	"/internal/jobs":        {"/internal/ledger", "/store"},
 	"/internal/ledger":      {"/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
+	"/internal/replay":      {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/wire":        {""},
 	"/store/internal/queue": {"/store"},
 	"/vaulttest":            {"", "/internal/iin", "/store/memstore"}, // the suite is another package

@@ -1,0 +1,52 @@
+// Package ledgertest makes ledgers for tests.
+package ledgertest
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"testing"
+
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+// A wrapper keeps the keys as they are.
+type wrapper struct{}
+
+func (wrapper) KeyID() string { return "test" }
+
+func (wrapper) Wrap(_ context.Context, b, _ []byte) ([]byte, error) { return bytes.Clone(b), nil }
+
+func (wrapper) Unwrap(_ context.Context, b, _ []byte) ([]byte, error) { return bytes.Clone(b), nil }
+
+// New returns the ledger of a new vault in memory, whose kinds belong together as families
+// says. An answer of the store that cannot be right fails the test.
+func New(t testing.TB, families ledger.Families) *ledger.Ledger {
+	t.Helper()
+	l := ledger.New(ledger.Config{
+		Store:    memstore.New(),
+		Wrapper:  wrapper{},
+		ModeName: func(uint8) string { return "test" },
+		Families: families,
+		Log:      slog.New(slog.DiscardHandler),
+		Wrote:    func(context.Context, ledger.Operation, uuid.UUID, uuid.UUID, error) {},
+		Mistrust: func(answer string) { t.Error("the store gave", answer) },
+	})
+
+	first := func() (uuid.UUID, []*store.Record, error) {
+		whole := l.In(uuid.Nil)
+		row, err := l.NewRow()
+		if err != nil {
+			return uuid.Nil, nil, err
+		}
+		r := whole.NewRecord(ledger.KindAccount, row)
+		return whole.Mask(ledger.KindAccount, row), []*store.Record{r}, l.SealShown(r, nil)
+	}
+	if err := l.Load(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}

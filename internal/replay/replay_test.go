@@ -1,0 +1,183 @@
+package replay_test
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/ledgertest"
+	"github.com/cardvault/cardvault/internal/replay"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+const (
+	kindKey store.Kind = iota + 10
+	kindAnswer
+	kindMistakes
+	kindThing // parent of answers
+)
+
+var opMake = ledger.Adds("test.make")
+
+// A bench makes calls on an account.
+type bench struct {
+	*testing.T
+	ledger.Account
+	calls *replay.Calls
+}
+
+func inBench(t *testing.T, f func(b *bench)) {
+	bubble.Test(t, func(t *testing.T) {
+		l := ledgertest.New(t, ledger.Families{kindAnswer: {Parent: kindThing}})
+		calls := replay.New(replay.Config{Keys: kindKey, Answers: kindAnswer, Mistakes: kindMistakes, Keep: time.Hour, Log: slog.New(slog.DiscardHandler)})
+		f(&bench{t, l.In(l.First), calls})
+	})
+}
+
+// begin begins a call with a body on behalf of a root.
+func (b *bench) begin(body string, root byte) (*replay.Call, *replay.Answer, error) {
+	r := replay.Request{Operation: opMake, Key: "key", Body: []byte(body), Root: uuid.UUID{root}}
+	return b.calls.Begin(b.Context(), b.Account, r)
+}
+
+// make ends a call: it writes a thing and the answer of the call.
+func (b *bench) make(c *replay.Call, row uuid.UUID) error {
+	thing := b.NewRecord(kindThing, row)
+	if err := errors.Join(b.SealShown(thing, nil), c.Seal([]byte("made"), row)); err != nil {
+		b.Fatal(err)
+	}
+	return b.Write(b.Context(), opMake, uuid.Nil, func(tx store.Tx) error {
+		if err := c.Put(tx); err != nil {
+			return err
+		}
+		tx.Put(thing)
+		return nil
+	})
+}
+
+// begun begins a call that has to be made.
+func (b *bench) begun() *replay.Call {
+	b.Helper()
+	c, answer, err := b.begin("request", 1)
+	if c == nil || answer != nil || err != nil {
+		b.Fatalf("call: %v %v %v", c, answer, err)
+	}
+	return c
+}
+
+func (b *bench) row() uuid.UUID {
+	b.Helper()
+	row, err := b.NewRow()
+	if err != nil {
+		b.Fatal(err)
+	}
+	return row
+}
+
+func TestAnswer(t *testing.T) {
+	inBench(t, func(b *bench) {
+		row := b.row()
+		if err := b.make(b.begun(), row); err != nil {
+			b.Fatal(err)
+		}
+		c, answer, err := b.begin("request", 1)
+		if c != nil || answer == nil || string(answer.Result[:4]) != "made" || answer.Refused || err != nil {
+			b.Fatalf("repeated: %v %v %v", c, answer, err)
+		}
+
+		err = b.Write(b.Context(), opMake, uuid.Nil, func(tx store.Tx) error {
+			tx.Delete(kindThing, row)
+			return nil
+		})
+		if _, _, gone := b.begin("request", 1); err != nil || !errors.Is(gone, ledger.ErrNotFound) {
+			b.Errorf("without its parent: %v %v", err, gone)
+		}
+
+		time.Sleep(time.Hour)
+		if err := b.make(b.begun(), b.row()); err != nil {
+			b.Error("once the key has lapsed:", err)
+		}
+	})
+}
+
+// Of two calls side by side one is made.
+func TestRace(t *testing.T) {
+	inBench(t, func(b *bench) {
+		one, other := b.begun(), b.begun()
+		if err := b.make(one, b.row()); err != nil {
+			b.Fatal(err)
+		}
+		if err := b.make(other, b.row()); !errors.Is(err, replay.ErrRepeated) {
+			b.Error(err)
+		}
+	})
+}
+
+func TestMistakes(t *testing.T) {
+	inBench(t, func(b *bench) {
+		if err := b.make(b.begun(), b.row()); err != nil {
+			b.Fatal(err)
+		}
+		for range 4 {
+			if _, _, err := b.begin("another", 1); !errors.Is(err, replay.ErrReused) {
+				b.Fatal(err)
+			}
+		}
+		if _, answer, err := b.begin("request", 1); answer == nil || err != nil {
+			b.Error("after four mistakes:", err)
+		}
+
+		if _, _, err := b.begin("another", 1); !errors.Is(err, replay.ErrReused) {
+			b.Fatal(err)
+		}
+		if _, _, err := b.begin("request", 1); !errors.Is(err, replay.ErrReused) {
+			b.Error("after five mistakes:", err)
+		}
+		if _, answer, err := b.begin("request", 2); answer == nil || err != nil {
+			b.Error("another root:", err)
+		}
+	})
+}
+
+// A claim keeps other calls out until its lease ends. Then one of them goes on.
+func TestClaim(t *testing.T) {
+	inBench(t, func(b *bench) {
+		row, first := b.row(), b.begun()
+		if err := first.Claim(b.Context(), row); err != nil {
+			b.Fatal(err)
+		}
+		if _, _, err := b.begin("request", 1); !errors.Is(err, replay.ErrInProgress) {
+			b.Error("while it is claimed:", err)
+		}
+
+		time.Sleep(time.Minute)
+		second := b.begun()
+		if second.Row() != row {
+			b.Error("the second call makes another record")
+		}
+		if err := second.Claim(b.Context(), row); err != nil {
+			b.Fatal(err)
+		}
+		if err := b.make(first, row); !errors.Is(err, replay.ErrRepeated) {
+			b.Error("the first call, too late:", err)
+		}
+
+		second.Abandon(b.Context())
+		if err := b.make(b.begun(), row); err != nil {
+			b.Error("after the claim was abandoned:", err)
+		}
+	})
+}
+
+// Without a key nothing is claimed, written or kept.
+func TestNoKey(t *testing.T) {
+	var c *replay.Call
+	c.Abandon(t.Context())
+	if err := errors.Join(c.Claim(t.Context(), uuid.New()), c.Put(nil)); err != nil || c.Row() != uuid.Nil {
+		t.Error(err, c.Row())
+	}
+}
