@@ -223,6 +223,13 @@ type Session struct {
 	ChallengeURL string
 }
 
+// A SessionKey is the public key under which a browser encrypts what is entered in
+// a session: RSA of 2048 bits with the exponent 65537, for RSA-OAEP-256.
+type SessionKey struct {
+	ID string // of the key, for the header kid
+	N  []byte // modulus, big-endian
+}
+
 // A SessionState says how far a session is.
 type SessionState uint8
 
@@ -298,11 +305,11 @@ func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
 		d.MaskedAccountNumber, d.Scheme = t.MaskedAccountNumber, t.Scheme
 	}
 
-	k, err := v.currentKey(ctx)
+	k, err := v.payloads.Current(ctx)
 	if err != nil {
 		return nil, err
 	}
-	d.Key = &SessionKey{ID: k.id, N: k.private.N.Bytes()}
+	d.Key = &SessionKey{ID: k.ID, N: k.N()}
 	return d, nil
 }
 

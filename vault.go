@@ -77,6 +77,7 @@ import (
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/payload"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
@@ -108,7 +109,7 @@ type core struct {
 	work      work
 	nobody    *nobody
 
-	sessionKeys sessionKeys
+	payloads *payload.Keys
 
 	codes     store.CodeCache
 	codeKey   *seal.CodeKey // nil if codes is shared
@@ -225,7 +226,6 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		},
 	})
 	c.calls = replay.New(replay.Config{Keys: kindIdempotency, Answers: kindAnswer, Mistakes: kindMistakes, Keep: o.IdempotencyTTL, Log: o.Logger})
-	c.sessionKeys.init()
 	if c.codes = o.Codes; c.codes == nil {
 		c.codeKey = seal.NewCodeKey()
 		c.codes = codes.New(o.SecurityCodeCapacity, c.codesEvicted)
@@ -235,6 +235,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		return nil, err
 	}
 	c.jobs = jobs.New(c.ledger, c.log, whole.sweeps(), whole.kinds())
+	c.payloads = payload.New(payload.Config{Ledger: c.ledger, Jobs: c.jobs, Log: o.Logger, Keys: kindSessionKey, Used: kindPayload})
 	v := whole.In(c.ledger.First)
 	c.nobody, err = v.newNobody()
 	return v, err

@@ -35,7 +35,6 @@ var (
 	opRelease             = ledger.Adds("network_token.release")
 	opPaymentData         = ledger.Adds("payment_data.create")
 	opCreateSession       = ledger.Adds("session.create")
-	opSessionKey          = ledger.Adds("session_key.create")
 	opIdentify            = ledger.Adds("session.identify")
 	opRefuseCard          = ledger.Adds("session.refuse")
 	opRefreshSession      = ledger.Adds("session.refresh")

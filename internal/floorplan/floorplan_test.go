@@ -35,7 +35,7 @@ var owners = map[string][]string{
 	"code.dny.dev/ssrf":                {"/webhook"},
 	"go.etcd.io/bbolt":                 {"/store/boltstore"},
 	"golang.org/x/crypto/":             {"", "/internal/seal"},
-	"github.com/go-jose/":              {""},
+	"github.com/go-jose/":              {"", "/internal/payload"},
 	"github.com/hashicorp/golang-lru/": {"/internal/codes"},
 	"github.com/standard-webhooks/":    {"/webhook", "/examples/checkout"},
 }
@@ -58,6 +58,7 @@ var neighbours = map[string][]string{
 	"/internal/fault":       {},
 	"/internal/jobs":        {"/internal/ledger", "/store"},
 	"/internal/ledger":      {"/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
+	"/internal/payload":     {"/internal/erase", "/internal/jobs", "/internal/jsontext", "/internal/ledger", "/internal/rowkey", "/store"},
 	"/internal/replay":      {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/wire":        {""},
 	"/store/internal/queue": {"/store"},

@@ -163,7 +163,6 @@ var shown = map[string]string{
 	"cardvault.Notice.ID":                      "an id, which is no credential",
 	"cardvault.PaymentSecret.KeyID":            "an id, which is no credential",
 	"cardvault.SessionKey.ID":                  "an id, which is no credential",
-	"cardvault.sessionKeys.byID":               "an id, which is no credential",
 
 	"cardvault.CryptogramRequest.IdempotencyKey": "names a call, and repeats it only for who may make it",
 	"cardvault.IDVRequest.IdempotencyKey":        "names a call, and repeats it only for who may make it",
