@@ -34,7 +34,7 @@ func deps(t *testing.T) (direct, all map[string][]string) {
 var owners = map[string][]string{
 	"code.dny.dev/ssrf":                {"/webhook"},
 	"go.etcd.io/bbolt":                 {"/store/boltstore"},
-	"golang.org/x/crypto/":             {"", "/internal/seal"},
+	"golang.org/x/crypto/":             {"/internal/keyfile"},
 	"github.com/go-jose/":              {"", "/internal/payload"},
 	"github.com/hashicorp/golang-lru/": {"/internal/codes"},
 	"github.com/standard-webhooks/":    {"/webhook", "/examples/checkout"},
@@ -57,6 +57,7 @@ func TestOwners(t *testing.T) {
 var neighbours = map[string][]string{
 	"/internal/fault":       {},
 	"/internal/jobs":        {"/internal/ledger", "/store"},
+	"/internal/keyfile":     {"/internal/ledger"},
 	"/internal/ledger":      {"/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/payload":     {"/internal/erase", "/internal/jobs", "/internal/jsontext", "/internal/ledger", "/internal/rowkey", "/store"},
 	"/internal/replay":      {"/internal/ledger", "/internal/tlv", "/store"},

@@ -1,6 +1,6 @@
 //go:build unix
 
-package cardvault
+package keyfile
 
 import (
 	"errors"
@@ -77,7 +77,7 @@ func dropNewName(path string, info fs.FileInfo) error {
 	}
 	for _, e := range entries {
 		name := filepath.Join(dir, e.Name())
-		if !strings.HasPrefix(e.Name(), newKeyName) || name == path {
+		if !strings.HasPrefix(e.Name(), newName) || name == path {
 			continue
 		}
 		other, err := e.Info()

@@ -1,6 +1,6 @@
 //go:build !unix
 
-package cardvault
+package keyfile
 
 import "os"
 

@@ -1,0 +1,154 @@
+// Package keyfile keeps a key-encryption key in a file that only its owner may use.
+package keyfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+)
+
+// MinPassphrase is how many characters the passphrase of a new file has at least.
+const MinPassphrase = 12
+
+// Open returns the key in the file at path, an absolute path. If there is no such file it
+// makes one with a random key, and the last element of its directory too. The file is sealed
+// under passphrase, unless that is empty. made reports whether the file was missing.
+//
+// An error says what is wrong with the file, without its path.
+func Open(path string, passphrase []byte) (key *Key, made bool, err error) {
+	text, err := read(path)
+	if made = errors.Is(err, fs.ErrNotExist); made {
+		if text, err = newText(passphrase); err == nil {
+			text, err = write(path, text)
+		}
+	}
+	if err != nil {
+		return nil, made, err
+	}
+
+	secret, err := parse(text, passphrase)
+	if err != nil {
+		return nil, made, err
+	}
+	return NewKey(secret), made, nil
+}
+
+// read reads a regular file that only its owner may use.
+func read(path string) ([]byte, error) {
+	link, err := os.Lstat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !link.Mode().IsRegular() {
+		return nil, errors.New("must be a regular file and no symlink")
+	}
+
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+
+	// What was opened must be what was looked at.
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !os.SameFile(link, info) {
+		return nil, errors.New("was replaced while it was opened")
+	}
+
+	if runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("may be used by others (mode %#o): make it 0600", info.Mode().Perm())
+	}
+	if err := checkOwners(path, f); err != nil {
+		return nil, err
+	}
+
+	text, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err == nil && len(text) > maxSize {
+		err = errForm
+	}
+	return text, err
+}
+
+// newName begins the name of a key file that is being written.
+const newName = ".key-"
+
+// write puts a new key file in place whole and durable, or not at all.
+// It returns the content of the file, which is another process's if that was faster.
+func write(path string, text []byte) ([]byte, error) {
+	dir := filepath.Dir(path)
+	switch err := os.Mkdir(dir, 0o700); {
+	case err == nil:
+		if err := syncDir(filepath.Dir(dir)); err != nil {
+			return nil, err
+		}
+	case !errors.Is(err, fs.ErrExist):
+		return nil, err
+	}
+	if err := checkFolder(dir); err != nil {
+		return nil, err
+	}
+
+	// A crash leaves this name beside the other, or alone, with a key that nobody uses.
+	f, err := os.CreateTemp(dir, newName+"*")
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(f.Name())
+	err = f.Chmod(0o600) // a umask may have taken the owner's bits too
+	if err == nil {
+		_, err = f.Write(text)
+	}
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return nil, err
+	}
+
+	if err := os.Link(f.Name(), path); errors.Is(err, fs.ErrExist) {
+		return read(path)
+	} else if err != nil {
+		return nil, err
+	}
+	return text, syncDir(dir)
+}
+
+// syncDir makes a new name in a directory durable.
+func syncDir(dir string) error {
+	if runtime.GOOS == "windows" {
+		return nil // directories cannot be synced there
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Apart returns an error if the file at path lies in dir or below it.
+func Apart(path, dir string) error {
+	rel, err := filepath.Rel(resolved(dir), resolved(filepath.Dir(path)))
+	if err == nil && (rel == "." || filepath.IsLocal(rel)) {
+		return errors.New("must not lie in the folder of the vault: a copy of that folder would take the key along; move it out")
+	}
+	return nil
+}
+
+// resolved follows the symlinks of a path as far as it exists.
+func resolved(path string) string {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return path
+	}
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	if parent := filepath.Dir(path); parent != path {
+		return filepath.Join(resolved(parent), filepath.Base(path))
+	}
+	return path
+}
