@@ -335,7 +335,7 @@ func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (*Page[*APIK
 // It takes as long whatever is below: the keys of a large family, of more than a thousand,
 // authenticate nobody from then on, but are listed until [Vault.Run] has erased them.
 func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) error {
-	return v.remove(ctx, opDeleteAPIKey, kindAPIKey, id, nil)
+	return v.eraser.Delete(ctx, v.rows, opDeleteAPIKey, kindAPIKey, id, nil)
 }
 
 // DeleteAPIKeyBy is DeleteAPIKey on behalf of the key whose id is by: it revokes by itself

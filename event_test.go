@@ -210,7 +210,7 @@ func TestLapsedWhereStorageIsFull(t *testing.T) {
 				return err
 			}))
 			l.get(kept)
-			if log := l.log.text(); !strings.Contains(log, "the end of tokens cannot be told") {
+			if log := l.log.text(); !strings.Contains(log, "erased without their events") {
 				t.Errorf("not a word of it is in the log:\n%s", log)
 			}
 			s.mu.Lock()

@@ -144,7 +144,7 @@ func (v *Vault) withinQuota(ctx context.Context, op ledger.Operation, q *quota, 
 		case errors.Is(err, errStale):
 		case errors.Is(err, errAtQuota):
 			// One batch at a time, each of which leaves less to erase.
-			if n, err := v.sweep(ctx, kind); n == 0 || err != nil {
+			if n, err := v.eraser.Lapse(ctx, kind); n == 0 || err != nil {
 				full := &QuotaError{q.name, limit}
 				v.rows.Wrote(ctx, op, uuid.Nil, full)
 				return errors.Join(full, err)

@@ -1142,3 +1142,12 @@ func (s *shift) useless() int { return len(s.damaged.all()) + len(s.changed.all(
 
 // skips reports whether a delivery cannot be attempted as it is listed.
 func (s *shift) skips(r *store.Record) bool { return s.damaged.has(r) || s.changed.has(r) }
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

@@ -728,7 +728,7 @@ func (d *deletion) run(ctx context.Context) error {
 		}
 	}
 
-	err = v.remove(ctx, opDelete, kindToken, d.id, func(tx store.Tx, row uuid.UUID) error {
+	err = v.eraser.Delete(ctx, v.rows, opDelete, kindToken, d.id, func(tx store.Tx, row uuid.UUID) error {
 		if err := unchanged(tx, kindToken, row, d.card); err != nil {
 			return err // perhaps there is a later event
 		}

@@ -78,6 +78,7 @@ import (
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/payload"
+	"github.com/cardvault/cardvault/internal/removal"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
@@ -98,6 +99,7 @@ type Vault struct {
 type core struct {
 	ledger    *ledger.Ledger
 	jobs      *jobs.Engine
+	eraser    *removal.Eraser
 	owned     store.Store // closed with the vault; nil: its caller does
 	opts      Options
 	log       *slog.Logger
@@ -234,7 +236,9 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	if err := c.ledger.Load(ctx, whole.firstRecords); err != nil {
 		return nil, err
 	}
+	c.eraser = removal.New(removal.Config{Ledger: c.ledger, Log: o.Logger, Remains: kindRemains, Longest: workTime, Lapsing: whole.lapsing()})
 	c.jobs = jobs.New(c.ledger, c.log, whole.sweeps(), whole.kinds())
+	c.eraser.Attach(c.jobs)
 	c.payloads = payload.New(payload.Config{Ledger: c.ledger, Jobs: c.jobs, Log: o.Logger, Keys: kindSessionKey, Used: kindPayload})
 	v := whole.In(c.ledger.First)
 	c.nobody, err = v.newNobody()
@@ -289,56 +293,3 @@ func (v *Vault) Close() error {
 
 // now returns the time in UTC and whole microseconds, as it is stored.
 func now() time.Time { return ledger.Now() }
-
-// remove deletes the record of an id and what belongs to it, in one transaction with what
-// also does.
-func (v *Vault) remove(ctx context.Context, op ledger.Operation, kind store.Kind, id uuid.UUID, also func(store.Tx, uuid.UUID) error) error {
-	if v.ledger.Closed() {
-		return ErrClosed
-	}
-	row := v.rows.Unmask(kind, id)
-	if row == uuid.Nil {
-		v.rows.Wrote(ctx, op, id, ErrNotFound)
-		return ErrNotFound
-	}
-	left, err := v.newRemains(kind, row)
-	if err != nil {
-		return err
-	}
-	for {
-		below, err := v.rows.Made(ctx, kind, ledger.FamilyMade+1, row)
-		if err != nil {
-			return err
-		}
-		large := false
-		err = v.rows.Write(ctx, op, id, func(tx store.Tx) (err error) {
-			if _, err := v.rows.Find(tx, kind, row); err != nil {
-				return err
-			}
-			if large, err = v.ledger.DeleteFamily(tx, kind, row, left, below); err != nil || also == nil {
-				return err
-			}
-			return also(tx, row)
-		})
-		switch {
-		case err == nil && large:
-			v.jobs.Due(left)
-			return nil
-		case !large || !errors.Is(err, store.ErrFull):
-			return err
-		}
-		// There is no room for the job, but for what erases: the family first, until
-		// it is small.
-		if err := v.shrink(ctx, kind, row, below); err != nil {
-			return err
-		}
-	}
-}
-
-// shrink erases some of what belongs to a record.
-func (v *Vault) shrink(ctx context.Context, kind store.Kind, row uuid.UUID, below map[uuid.UUID]ledger.Glimpse) error {
-	return v.rows.Update(ctx, opDelete, func(tx store.Tx) error {
-		_, _, err := v.ledger.DeleteSome(tx, kind, row, ledger.FamilyRows, below)
-		return err
-	})
-}

@@ -286,7 +286,7 @@ func set[T any](to, from *T) {
 // not have.
 func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 	row := v.rows.Unmask(kindWebhook, id)
-	left, err := v.newRemains(kindQueue, beside(row))
+	left, err := v.eraser.Remains(v.rows, kindQueue, beside(row))
 	if err != nil {
 		return err
 	}

@@ -55,7 +55,6 @@ var (
 	opDeleteWebhook       = ledger.Takes("webhook.delete")
 	opRotateWebhook       = ledger.Takes("webhook.rotate_secret")
 	opRedeliver           = ledger.Adds("event.redeliver")
-	opExpire              = ledger.Takes("expire")
 	opStep                = ledger.Step
 )
 

@@ -55,6 +55,7 @@ func TestOwners(t *testing.T) {
 
 // Packages of the module that import only the named others of it.
 var neighbours = map[string][]string{
+	"/internal/removal":     {"/internal/jobs", "/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/fault":       {},
 	"/internal/jobs":        {"/internal/ledger", "/store"},
 	"/internal/keyfile":     {"/internal/ledger"},
