@@ -6,7 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"strings"
+
+	"github.com/cardvault/cardvault/internal/leak"
 )
 
 // What an adapter may not do: it must not pass for an answer.
@@ -39,16 +40,6 @@ func (c *core) guard(who string, f func() error) (err error) {
 	return err
 }
 
-// printable returns an error of an adapter or provider as it may be logged:
-// whole, unless it could hold a card number.
-func printable(err error) string {
-	text := err.Error()
-	if mayHoldPAN(text) {
-		return fmt.Sprintf("%T, whose text could hold a card number", err)
-	}
-	return text
-}
-
 // A withheld error is one whose text holds what was sent.
 type withheld struct{ cause error }
 
@@ -62,9 +53,9 @@ func (e *withheld) Unwrap() error { return e.cause }
 func withhold(err error, pan PAN, secrets ...[]byte) error {
 	if e, ok := errors.AsType[*NetworkError](err); ok && e != nil {
 		for _, s := range secrets {
-			if holdsRun(e.Code, s) || holdsRun(e.SchemeCode, s) {
+			if leak.HoldsRun(e.Code, s) || leak.HoldsRun(e.SchemeCode, s) {
 				refusal := *e
-				if refusal.SchemeCode = ""; holdsRun(e.Code, s) {
+				if refusal.SchemeCode = ""; leak.HoldsRun(e.Code, s) {
 					refusal.Code = ""
 				}
 				return &refusal
@@ -77,7 +68,7 @@ func withhold(err error, pan PAN, secrets ...[]byte) error {
 		return nil
 	}
 
-	bad := holdsNumber(err.Error(), pan.get())
+	bad := leak.Holds(err.Error(), pan.get())
 	for _, s := range secrets {
 		bad = bad || len(s) > 0 && bytes.Contains([]byte(err.Error()), s)
 	}
@@ -86,44 +77,4 @@ func withhold(err error, pan PAN, secrets ...[]byte) error {
 		return &withheld{err}
 	}
 	return err
-}
-
-// holdsNumber reports whether the digits of text, whatever is between them, hold
-// those of a card number.
-func holdsNumber(text string, digits []byte) bool {
-	var found []byte
-	for _, c := range []byte(text) {
-		if c >= '0' && c <= '9' {
-			found = append(found, c)
-		}
-	}
-	defer clear(found)
-	return len(digits) > 0 && bytes.Contains(found, digits)
-}
-
-// holdsRun reports whether text has digits as a number by itself.
-func holdsRun(text string, digits []byte) bool {
-	for run := range strings.FieldsFuncSeq(text, func(r rune) bool { return r < '0' || r > '9' }) {
-		if run == string(digits) {
-			return true
-		}
-	}
-	return false
-}
-
-// mayHoldPAN reports whether text has as many digits in a row as a card number,
-// also with blanks, dots, hyphens, underscores and slashes in between. The check digit does not count.
-func mayHoldPAN(text string) bool {
-	digits := 0
-	for _, c := range text {
-		switch {
-		case c >= '0' && c <= '9':
-			if digits++; digits >= minPAN {
-				return true
-			}
-		case !strings.ContainsRune(" -._/", c):
-			digits = 0
-		}
-	}
-	return false
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -152,7 +153,7 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 		a, err = v.newArt(asset, mediaType, image, source)
 	}
 	if err != nil {
-		v.log.Warn("card art could not be had", "error", printable(err))
+		v.log.Warn("card art could not be had", "error", leak.Printable(err))
 		return nil
 	}
 	return a

@@ -5,12 +5,12 @@ import (
 	"encoding"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/internal/leak"
 )
 
 // hidden keeps bytes where fmt, reflection and encoders cannot reach them: they
@@ -291,7 +291,7 @@ func checkName(n Name) error {
 	if err := checkText(field, text); err != nil {
 		return err
 	}
-	if looksLikePAN(text) {
+	if leak.LooksLikePAN(text) {
 		return &FieldError{field, "looks_like_pan", "must not contain a card number"}
 	}
 	return nil
@@ -312,48 +312,6 @@ func checkText(field string, text []byte) error {
 		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d characters", maxText)}
 	}
 	return nil
-}
-
-// looksLikePAN reports whether text has 12 to 19 digits in a row that pass the Luhn
-// check: of any script, with separators in between, also among more digits. Its cost is
-// eight checks for each character. The card-entry component has the same rule, and
-// testdata/names.json cases for both.
-func looksLikePAN(text []byte) bool {
-	var digits []byte
-	for _, r := range string(text) {
-		d, ok := digitOf(r)
-		switch {
-		case ok:
-			digits = append(digits, d)
-			for n := minPAN; n <= min(maxPAN, len(digits)); n++ {
-				if iin.Luhn(digits[len(digits)-n:]) {
-					return true
-				}
-			}
-		case !separates(r):
-			digits = digits[:0]
-		}
-	}
-	return false
-}
-
-// digitOf returns a decimal digit of any script in ASCII.
-func digitOf(r rune) (byte, bool) {
-	if !unicode.Is(unicode.Nd, r) {
-		return 0, false
-	}
-	// They come in runs of ten, from zero to nine: Unicode, section 4.6.
-	value := 0
-	for lower := r - 1; unicode.Is(unicode.Nd, lower); lower-- {
-		value++
-	}
-	return '0' + byte(value%10), true
-}
-
-// separates reports whether r may stand between the digits of a number: blanks, dashes,
-// dots, and what does not show.
-func separates(r rune) bool {
-	return unicode.In(r, unicode.Z, unicode.Pd, unicode.Cf, unicode.Mn) || strings.ContainsRune("._/\u00b7\u2212\u30fb", r)
 }
 
 func allDigits(d []byte) bool {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/iso"
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
@@ -328,7 +329,7 @@ func (v *Vault) substitutes(number PAN, t *Token) bool {
 func (v *Vault) failure(p *PaymentData, err error) *Failure {
 	var e *NetworkError
 	if !errors.As(err, &e) {
-		v.log.Warn("network gave no cryptogram", "payment_data", p.ID, "error", printable(err))
+		v.log.Warn("network gave no cryptogram", "payment_data", p.ID, "error", leak.Printable(err))
 		if errors.Is(err, context.DeadlineExceeded) {
 			return newFailure("timeout", "")
 		}

@@ -13,7 +13,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/jsontext"
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -131,7 +133,7 @@ func checkContact(c Contact) error {
 	ok := true
 	err := c.each(func(name string, m *jsontext.Value) {
 		// A network or provider gets them, perhaps in a header; none is to be a card number.
-		ok = ok && m.Kind == '"' && isContact(name) && checkText(field, m.Text) == nil && !looksLikePAN(m.Text)
+		ok = ok && m.Kind == '"' && isContact(name) && checkText(field, m.Text) == nil && !leak.LooksLikePAN(m.Text)
 	})
 	if err != nil || !ok {
 		return &FieldError{field, "invalid_format", "must be an object of texts: email and billing_address_…"}
@@ -255,10 +257,10 @@ func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, 
 
 	s.idv = &identification{key: uuid.New(), scheme: scheme, since: now()}
 	// Logged; the cardholder may be identified without.
-	_ = v.keepCode(ctx, s.idv.key, 0, c.SecurityCode, v.codeUntil(r.Due), codesAside)
+	_ = v.codes.Keep(ctx, v.rows, s.idv.key, codes.Code{Digits: c.SecurityCode.get(), Until: v.codeUntil(r.Due)}, codes.Aside)
 
 	if err := v.leaseIdentification(ctx, r, s, also...); err != nil {
-		v.dropCode(ctx, s.idv.key)
+		v.codes.Drop(ctx, s.idv.key)
 		return nil, err
 	}
 	return v.identify(ctx, r, s, c)
@@ -355,7 +357,7 @@ func (v *Vault) identify(ctx context.Context, r *store.Record, s *session, c Car
 // dropEntered erases the security code of a session that has ended, or may have.
 func (v *Vault) dropEntered(ctx context.Context, idv *identification, err error) {
 	if err == nil || errors.Is(err, ErrOutcomeUnknown) {
-		v.dropCode(ctx, idv.key)
+		v.codes.Drop(ctx, idv.key)
 	}
 }
 
@@ -388,7 +390,9 @@ func (v *Vault) openEntered(ctx context.Context, r *store.Record, key uuid.UUID)
 		return Card{}, fmt.Errorf("%w: card of a session cannot be read", ErrDamaged)
 	}
 
-	c.SecurityCode, _, _ = v.keptCode(ctx, key) // the only one there is under the key
+	kept := v.codes.Find(ctx, v.rows, key) // the only one there is under the key
+	c.SecurityCode = NewSecurityCode(kept.Digits)
+	kept.Wipe()
 	return c, nil
 }
 
@@ -423,10 +427,10 @@ func (v *Vault) askIdentification(ctx context.Context, idv *identification, c Ca
 		return got, nil
 	}
 
-	if v.identificationTold.now() { // once a minute
+	if v.identificationTold.Now() { // once a minute
 		secrets := [][]byte{c.SecurityCode.get(), c.Name.get()}
 		_ = c.Contact.each(func(_ string, m *jsontext.Value) { secrets = append(secrets, bytes.Clone(m.Text)) })
-		v.log.Warn("identification of a cardholder has no answer", "error", printable(withhold(err, c.PAN, secrets...)))
+		v.log.Warn("identification of a cardholder has no answer", "error", leak.Printable(withhold(err, c.PAN, secrets...)))
 	}
 	return nil, err
 }
@@ -439,8 +443,8 @@ func (got *IDVResult) check(mode Mode, pan PAN) error {
 
 	switch got.State {
 	case IDVPending:
-		if n := len(got.Reference); n < 1 || n > maxText || holdsNumber(got.Reference, pan.get()) ||
-			got.ChallengeURL != "" && (!isChallenge(got.ChallengeURL, mode) || holdsNumber(got.ChallengeURL, pan.get())) {
+		if n := len(got.Reference); n < 1 || n > maxText || leak.Holds(got.Reference, pan.get()) ||
+			got.ChallengeURL != "" && (!isChallenge(got.ChallengeURL, mode) || leak.Holds(got.ChallengeURL, pan.get())) {
 			return errGarbage
 		}
 	case IDVPassed:
@@ -453,7 +457,7 @@ func (got *IDVResult) check(mode Mode, pan PAN) error {
 		}
 
 		if id, err := uuid.Parse(a.DSTransactionID); a.DSTransactionID != "" &&
-			(err != nil || id.String() != a.DSTransactionID || holdsNumber(a.DSTransactionID, pan.get())) {
+			(err != nil || id.String() != a.DSTransactionID || leak.Holds(a.DSTransactionID, pan.get())) {
 			return errGarbage
 		}
 	case IDVNotNeeded, IDVFailed:

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -315,7 +316,7 @@ func (v *Vault) askProvider(ctx context.Context, r *PPANRequest) (answer *PPAN, 
 		return nil, ctx.Err() // the caller has left
 	}
 
-	cause := printable(withhold(err, r.PAN, r.Account.Hash.get(), r.SecurityCode.get()))
+	cause := leak.Printable(withhold(err, r.PAN, r.Account.Hash.get(), r.SecurityCode.get()))
 	v.log.Warn("provider of pseudo card numbers gave no answer", "error", cause)
 
 	switch {
@@ -340,13 +341,13 @@ func (p *PPAN) check(r *PPANRequest) error {
 		p.TruncatedPAN, p.CardType, p.CardExpiry, p.TravelCard, p.TravelCardProvider, p.TravelCardInvoice,
 		p.ErrorCode, p.ErrorMessage, p.CustomerMessage,
 	} {
-		if utf8.RuneCountInString(text) > maxText || mayHoldPAN(text) || holdsNumber(text, pan) || !guessed && bytes.Contains([]byte(text), hash) {
+		if utf8.RuneCountInString(text) > maxText || leak.MayHoldPAN(text) || leak.Holds(text, pan) || !guessed && bytes.Contains([]byte(text), hash) {
 			return errGarbage
 		}
 	}
 
 	// Other texts can be the same as a code by chance.
-	if holdsRun(p.ErrorMessage, code) || holdsRun(p.CustomerMessage, code) {
+	if leak.HoldsRun(p.ErrorMessage, code) || leak.HoldsRun(p.CustomerMessage, code) {
 		return errGarbage
 	}
 
@@ -362,7 +363,7 @@ func (p *PPAN) check(r *PPANRequest) error {
 
 	pseudo := p.PseudoPAN.get()
 	n := len(pseudo)
-	if !allDigits(pseudo) || holdsNumber(string(pseudo), pan) ||
+	if !allDigits(pseudo) || leak.Holds(string(pseudo), pan) ||
 		(n > 0 || p.Status == PPANValid) && (n < 16 || n > maxPAN) {
 		return errGarbage
 	}

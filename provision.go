@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -193,7 +194,7 @@ func (v *Vault) ineligible(s Scheme, merchant uuid.UUID) (code, schemeCode strin
 	}
 	var e *NetworkError
 	if !errors.As(err, &e) {
-		v.log.Error("network says neither that a scheme is eligible nor why not", "scheme", s, "error", printable(err))
+		v.log.Error("network says neither that a scheme is eligible nor why not", "scheme", s, "error", leak.Printable(err))
 		e = &NetworkError{Source: SourceConfiguration, Code: "invalid_request"}
 	}
 	return e.reason(SourceConfiguration)
@@ -464,13 +465,13 @@ func (c *networkCall) logFailure(h *holding, a networkAnswer) {
 	switch e := a.refusal; {
 	case a.kind == answerForbidden, a.kind == answerOutdated:
 	case a.provisions && a.kind == answerNothing:
-		log.Warn("provisioning has an unknown outcome and will be repeated", "token", h.token.ID, "error", printable(a.err))
+		log.Warn("provisioning has an unknown outcome and will be repeated", "token", h.token.ID, "error", leak.Printable(a.err))
 	case a.provisions && e != nil && e.Source == SourceConfiguration:
 		code, schemeCode := e.reason(SourceConfiguration)
 		log.Error("network refused by configuration", "scheme", h.token.Scheme, "code", code, "scheme_code", schemeCode)
 	case a.provisions:
 	case a.kind == answerNothing, !h.due.IsZero(): // else it is over
-		log.Warn("network token could not be looked up", "token", h.token.ID, "error", printable(a.err))
+		log.Warn("network token could not be looked up", "token", h.token.ID, "error", leak.Printable(a.err))
 	}
 }
 
@@ -625,7 +626,7 @@ func (v *Vault) observe(h *holding, got *NetworkToken, image *art, asked time.Ti
 
 // schemeText returns a code of the network as it may be kept.
 func schemeText(code string) string {
-	if checkText("scheme_code", []byte(code)) != nil || mayHoldPAN(code) {
+	if checkText("scheme_code", []byte(code)) != nil || leak.MayHoldPAN(code) {
 		return ""
 	}
 	return code
@@ -699,7 +700,7 @@ func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call f
 	case errors.As(err, &refusal):
 		return nil, refusal
 	case err != nil:
-		v.log.Warn("network token could not be suspended or resumed", "token", id, "error", printable(err))
+		v.log.Warn("network token could not be suspended or resumed", "token", id, "error", leak.Printable(err))
 		return nil, fmt.Errorf("%w: the network gave no answer", ErrUnavailable)
 	}
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/jobs"
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -148,9 +149,9 @@ func (v *Vault) releaseNow(ctx context.Context, j *jobs.Job, l *release) error {
 		return err
 	}
 
-	v.log.Warn("network token could not be deleted at the network", "tries", l.tries+1, "error", printable(err))
+	v.log.Warn("network token could not be deleted at the network", "tries", l.tries+1, "error", leak.Printable(err))
 	if l.tries++; l.tries >= releaseTriesMax {
-		v.log.Error("network token is left at the network", "error", printable(err))
+		v.log.Error("network token is left at the network", "error", leak.Printable(err))
 		return v.jobs.Finish(ctx, rec)
 	}
 

@@ -7,23 +7,15 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cardvault/cardvault/internal/erase"
+	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
-	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
 
-// How long a call waits for a cache of security codes: one that is about
-// something else, and one that is about the code.
-const (
-	codesAside = 50 * time.Millisecond
-	codesWait  = time.Second
-
-	// refreshPatience bounds what a refresh does after it was stored.
-	refreshPatience = 10 * time.Second
-)
+// refreshPatience bounds what a refresh does after it was stored.
+const refreshPatience = 10 * time.Second
 
 // SecurityCodeStatus reports whether the vault has the security code of a token,
 // and until when. The code goes at that time, when it is consumed, when another
@@ -69,7 +61,7 @@ func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
 func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *replay.Call) error {
 	row, last, err := v.endCode(ctx, id, once)
 	if err == nil && last {
-		err = v.eraseCode(ctx, id)
+		err = v.codes.Erase(ctx, id)
 	}
 	if err != nil || once == nil {
 		return err
@@ -236,7 +228,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	// deleted meanwhile, or the code consumed, perhaps before there was this code to erase.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)
 	defer cancel()
-	if v.keepCode(ctx, t.ID, t.codes, code, v.codeUntil(t.ExpiresAt), codesWait) != nil {
+	if v.codes.Keep(ctx, v.rows, t.ID, codes.Code{Digits: code.get(), Number: t.codes, Until: v.codeUntil(t.ExpiresAt)}, codes.Wait) != nil {
 		err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
 	} else {
 		var is *Token
@@ -245,14 +237,14 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 		}
 		if err == nil && is.codes != t.codes {
 			// Of another refresh the code may be there by now, in place of this one.
-			code, number, _ := v.keptCode(ctx, t.ID)
-			if code.Wipe(); number == t.codes {
-				v.dropCode(ctx, t.ID)
+			kept := v.codes.Find(ctx, v.rows, t.ID)
+			if kept.Wipe(); kept.Number == t.codes {
+				v.codes.Drop(ctx, t.ID)
 			}
 		}
 	}
 	if err != nil {
-		v.dropCode(ctx, t.ID)
+		v.codes.Drop(ctx, t.ID)
 		return nil, err
 	}
 	return t, nil
@@ -266,13 +258,6 @@ func checkSecurityCode(c SecurityCode) error {
 	return checkDigits(field, c.get(), minSecurityCode, maxSecurityCode)
 }
 
-// Tags of what is sealed of a security code.
-const (
-	codeUntil = iota + 1
-	codeDigits
-	codeNumber // Token.codes
-)
-
 // codeUntil returns until when a security code that was entered now is kept: not
 // longer than end, if that is not zero.
 func (v *Vault) codeUntil(end time.Time) time.Time {
@@ -283,142 +268,19 @@ func (v *Vault) codeUntil(end time.Time) time.Time {
 	return until
 }
 
-// keepCode puts the security code of a token, or of the card that a session has, into
-// the cache, in place of the one before: number is Token.codes, 0 in a session. The cache
-// has the time wait for it.
-func (v *Vault) keepCode(ctx context.Context, id uuid.UUID, number uint64, code SecurityCode, until time.Time, wait time.Duration) error {
-	if code.IsZero() {
-		return nil
-	}
-	var buf [96]byte
-	plain := tlv.AppendTime(buf[:0], codeUntil, until)
-	plain = tlv.AppendUint(plain, codeNumber, number)
-	plain = tlv.Pad(tlv.Append(plain, codeDigits, code.get()), 32, 0)
-	sealed := v.rows.Box.SealCode(v.codeKey, v.rows.ID, id, plain)
-	clear(plain)
-	erase.Registers()
-	defer clear(sealed)
-	err := v.withCodes(ctx, wait, func(ctx context.Context) error {
-		return v.codes.Put(ctx, id, sealed, until.Sub(now()))
-	})
-	if err != nil {
-		v.codesFailed("kept", err)
-	}
-	return err
-}
-
 // securityCode returns the security code of a token and until when it is kept, none if
 // the cache has none, cannot be reached, or has one that was consumed or replaced. The
 // token is read after the cache: a code that is returned had not been consumed when it was
 // asked for.
 func (v *Vault) securityCode(ctx context.Context, id uuid.UUID) (SecurityCode, time.Time, error) {
-	code, number, until := v.keptCode(ctx, id)
-	if code.IsZero() {
+	kept := v.codes.Find(ctx, v.rows, id)
+	defer kept.Wipe()
+	if len(kept.Digits) == 0 {
 		return SecurityCode{}, time.Time{}, nil
 	}
 	t, err := v.Get(ctx, id)
-	if err == nil && number == t.codes {
-		return code, until, nil
+	if err == nil && kept.Number == t.codes {
+		return NewSecurityCode(kept.Digits), kept.Until, nil
 	}
-	code.Wipe()
 	return SecurityCode{}, time.Time{}, err
-}
-
-// keptCode returns what the cache has under an id: a security code, its number, and until
-// when it is kept. It has none if the cache has none or cannot be reached.
-func (v *Vault) keptCode(ctx context.Context, id uuid.UUID) (SecurityCode, uint64, time.Time) {
-	var sealed []byte
-	err := v.withCodes(ctx, codesAside, func(ctx context.Context) (err error) {
-		sealed, err = v.codes.Get(ctx, id)
-		return err
-	})
-	if errors.Is(err, store.ErrNotFound) {
-		return SecurityCode{}, 0, time.Time{}
-	}
-
-	defer clear(sealed) // it is opened in place
-	var plain []byte
-	if err == nil {
-		plain, err = v.openCode(ctx, id, sealed)
-	}
-	if err != nil {
-		v.codesFailed("read", err)
-		return SecurityCode{}, 0, time.Time{}
-	}
-
-	var code SecurityCode
-	var number uint64
-	var until time.Time
-	r := tlv.Read(plain)
-	for r.Next() {
-		switch r.Tag {
-		case codeUntil:
-			until = r.Time()
-		case codeNumber:
-			number = r.Uint()
-		case codeDigits:
-			code = NewSecurityCode(r.Value)
-		}
-	}
-
-	if r.Err() != nil || !until.After(now()) { // a cache that keeps it too long is not believed
-		code.Wipe()
-		return SecurityCode{}, 0, time.Time{}
-	}
-	return code, number, until
-}
-
-func (v *Vault) openCode(ctx context.Context, id uuid.UUID, sealed []byte) ([]byte, error) {
-	return v.rows.OpenCode(ctx, v.codeKey, id, sealed)
-}
-
-// eraseCode erases the security code of a token.
-func (v *Vault) eraseCode(ctx context.Context, id uuid.UUID) error {
-	err := v.withCodes(ctx, codesWait, func(ctx context.Context) error { return v.codes.Delete(ctx, id) })
-	switch {
-	case err == nil:
-		return nil
-	case v.ledger.Closed():
-		return ErrClosed
-	case ctx.Err() != nil:
-		return ctx.Err()
-	}
-	v.codesFailed("erased", err)
-	return fmt.Errorf("%w: security code could not be erased", ErrUnavailable)
-}
-
-// dropCode erases what is left of a token or session that is gone, or was never stored. If
-// that fails it goes when its time is over; nothing leads to it.
-func (v *Vault) dropCode(ctx context.Context, id uuid.UUID) {
-	err := v.withCodes(context.WithoutCancel(ctx), codesWait, func(ctx context.Context) error { return v.codes.Delete(ctx, id) })
-	if err != nil {
-		v.codesFailed("erased", err)
-	}
-}
-
-// withCodes calls the cache with a deadline, which that of this process does not need.
-func (v *Vault) withCodes(ctx context.Context, wait time.Duration, f func(context.Context) error) error {
-	if v.opts.Codes == nil {
-		return f(ctx)
-	}
-	ctx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	return f(ctx)
-}
-
-// codesFailed logs that a cache failed, once a minute at most.
-func (c *core) codesFailed(what string, err error) {
-	if c.ledger.Closed() || errors.Is(err, context.Canceled) {
-		return
-	}
-	if c.codesTold.now() {
-		c.log.Warn("security code could not be "+what, "error", printable(err))
-	}
-}
-
-// codesEvicted logs that codes had to go for want of room.
-func (c *core) codesEvicted(all uint64) {
-	if c.codesTold.now() {
-		c.log.Warn("security codes went early: Options.SecurityCodeCapacity is too small", "evicted", all)
-	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/jobs"
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
@@ -733,7 +734,7 @@ func (v *Vault) send(ctx context.Context, w *Webhook, d *Delivery) *reply {
 		err = errGarbage
 	}
 	if err != nil {
-		v.log.Info("webhook did not answer", "webhook", w.ID, "event", d.ID, "error", printable(err))
+		v.log.Info("webhook did not answer", "webhook", w.ID, "event", d.ID, "error", leak.Printable(err))
 		return &reply{began: began}
 	}
 	return &reply{began, got.StatusCode, got.RetryAfter}

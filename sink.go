@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -45,7 +46,7 @@ func (v *Vault) pass(ctx context.Context, e *Event) *reply {
 	defer cancel()
 	err := v.guard("event sink", func() error { return v.opts.Events.Event(ctx, e) })
 	if err != nil {
-		v.log.Warn("event could not be passed on", "event", e.ID, "type", e.Type, "token", e.TokenID, "error", printable(err))
+		v.log.Warn("event could not be passed on", "event", e.ID, "type", e.Type, "token", e.TokenID, "error", leak.Printable(err))
 		return a
 	}
 	a.code = 200

@@ -10,8 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/iso"
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -376,10 +378,10 @@ func (v *Vault) writeToken(ctx context.Context, op ledger.Operation, t *Token, c
 	if end := v.codeUntil(t.ExpiresAt); until.IsZero() || until.After(end) {
 		until = end
 	}
-	_ = v.keepCode(ctx, t.ID, t.codes, code, until, codesAside) // logged; the card is stored all the same
+	_ = v.codes.Keep(ctx, v.rows, t.ID, codes.Code{Digits: code.get(), Number: t.codes, Until: until}, codes.Aside) // logged; the card is stored all the same
 	err := v.rows.Write(ctx, op, t.ID, fn)
 	if err != nil {
-		v.dropCode(ctx, t.ID)
+		v.codes.Drop(ctx, t.ID)
 	}
 	return err
 }
@@ -434,7 +436,7 @@ func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
 	got, err := v.opts.BIN.LookupBIN(ctx, prefix)
 	if err != nil || got == nil {
 		if err != nil {
-			v.log.WarnContext(ctx, "BIN look-up failed", "error", printable(err))
+			v.log.WarnContext(ctx, "BIN look-up failed", "error", leak.Printable(err))
 		}
 		return nil
 	}
@@ -744,7 +746,7 @@ func (d *deletion) run(ctx context.Context) error {
 
 	// Erased also if the outcome is unknown: the code is of no use without its token.
 	if err == nil || errors.Is(err, ErrOutcomeUnknown) {
-		v.dropCode(ctx, d.id)
+		v.codes.Drop(ctx, d.id)
 	}
 	if err == nil {
 		v.jobs.Due(freed)

@@ -71,7 +71,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/codes"
@@ -80,7 +79,6 @@ import (
 	"github.com/cardvault/cardvault/internal/payload"
 	"github.com/cardvault/cardvault/internal/removal"
 	"github.com/cardvault/cardvault/internal/replay"
-	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
 	"github.com/google/uuid"
@@ -113,25 +111,13 @@ type core struct {
 
 	payloads *payload.Keys
 
-	codes     store.CodeCache
-	codeKey   *seal.CodeKey // nil if codes is shared
-	codesTold seldom        // of a warning about it
+	codes *codes.Keeper
 
-	identificationTold seldom
-	mistrusted         seldom
+	identificationTold ledger.Seldom
+	mistrusted         ledger.Seldom
 
 	guesses guesses
 	calls   *replay.Calls // under idempotency keys
-}
-
-// A seldom bounds how often something is logged.
-type seldom struct{ last atomic.Int64 }
-
-// now reports whether a minute has passed since it last did.
-func (s *seldom) now() bool {
-	at := time.Now().UnixNano()
-	last := s.last.Load()
-	return at-last > int64(time.Minute) && s.last.CompareAndSwap(last, at)
 }
 
 // Kinds of records. A number is never given a second meaning.
@@ -222,16 +208,13 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		Log:       o.Logger,
 		Wrote:     c.wrote,
 		Mistrust: func(answer string) {
-			if c.mistrusted.now() {
+			if c.mistrusted.Now() {
 				c.log.Error("somebody has edited the store, or it is damaged", "answer", answer)
 			}
 		},
 	})
 	c.calls = replay.New(replay.Config{Keys: kindIdempotency, Answers: kindAnswer, Mistakes: kindMistakes, Keep: o.IdempotencyTTL, Log: o.Logger})
-	if c.codes = o.Codes; c.codes == nil {
-		c.codeKey = seal.NewCodeKey()
-		c.codes = codes.New(o.SecurityCodeCapacity, c.codesEvicted)
-	}
+	c.codes = codes.NewKeeper(codes.Config{Shared: o.Codes, Capacity: o.SecurityCodeCapacity, Ledger: c.ledger, Log: o.Logger})
 	whole := &Vault{core: c, rows: c.ledger.In(uuid.Nil)}
 	if err := c.ledger.Load(ctx, whole.firstRecords); err != nil {
 		return nil, err
@@ -281,10 +264,7 @@ func (v *Vault) Close() error {
 		return nil
 	}
 	v.jobs.Stop()
-	var errs []error
-	if v.opts.Codes == nil {
-		errs = append(errs, v.codes.Close())
-	}
+	errs := []error{v.codes.Close()}
 	if v.owned != nil {
 		errs = append(errs, ledger.Translate(v.owned.Close()))
 	}

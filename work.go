@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/jobs"
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/removal"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -106,7 +107,7 @@ func (v *Vault) feed(ctx context.Context, f Feeder) {
 		if err == nil {
 			err = errors.New("it has ended")
 		}
-		v.log.Error("feed of the network failed and will be started again", "error", printable(err))
+		v.log.Error("feed of the network failed and will be started again", "error", leak.Printable(err))
 		if time.Since(start) > time.Minute {
 			wait = time.Second
 		}

@@ -1,4 +1,5 @@
-// Package codes keeps security codes in the memory of this process.
+// Package codes keeps security codes, sealed: in the memory of this process, or in a cache
+// that several processes share.
 package codes
 
 import (

@@ -56,9 +56,11 @@ func TestOwners(t *testing.T) {
 // Packages of the module that import only the named others of it.
 var neighbours = map[string][]string{
 	"/internal/removal":     {"/internal/jobs", "/internal/ledger", "/internal/tlv", "/store"},
+	"/internal/codes":       {"/internal/erase", "/internal/leak", "/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/fault":       {},
 	"/internal/jobs":        {"/internal/ledger", "/store"},
 	"/internal/keyfile":     {"/internal/ledger"},
+	"/internal/leak":        {"/internal/iin"},
 	"/internal/ledger":      {"/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/payload":     {"/internal/erase", "/internal/jobs", "/internal/jsontext", "/internal/ledger", "/internal/rowkey", "/store"},
 	"/internal/replay":      {"/internal/ledger", "/internal/tlv", "/store"},
