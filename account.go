@@ -48,7 +48,8 @@ func (v *Vault) defaultApprovals() Approvals {
 }
 
 // CreateAccount makes an account with a primary merchant. approvals may be nil.
-func (v *Vault) CreateAccount(ctx context.Context, name string, approvals *Approvals) (*Account, error) {
+func (v *Vault) CreateAccount(ctx context.Context, name string, approvals *Approvals) (_ *Account, err error) {
+	defer doing("create account", &err)
 	if name != "" {
 		if err := checkText("name", []byte(name)); err != nil {
 			return nil, err
@@ -108,7 +109,8 @@ func (v *Vault) newAccount(name string, grant Approvals) (*Account, []*store.Rec
 }
 
 // Account returns the account that this handle works on.
-func (v *Vault) Account(ctx context.Context) (*Account, error) {
+func (v *Vault) Account(ctx context.Context) (_ *Account, err error) {
+	defer doing("get account", &err)
 	whole := v.whole()
 	r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
 	if err != nil {
@@ -117,8 +119,10 @@ func (v *Vault) Account(ctx context.Context) (*Account, error) {
 	return whole.openAccount(ctx, r)
 }
 
-// ListAccounts returns one page of all accounts. opts may be nil.
-func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (*Page[*Account], error) {
+// ListAccounts returns one page of all accounts. opts may be nil. If accounts are damaged,
+// the page comes with an error: see [Page].
+func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (_ *Page[*Account], err error) {
+	defer doing("list accounts", &err)
 	whole := v.whole()
 	q, o, err := whole.query(kindAccount, opts)
 	if err != nil {
@@ -130,9 +134,10 @@ func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (*Page[*Acc
 // SetApprovals sets what the account of this handle may do. Network tokens that
 // become allowed are asked for, in the background, for all tokens of the account
 // that can have one.
-func (v *Vault) SetApprovals(ctx context.Context, grant Approvals) error {
+func (v *Vault) SetApprovals(ctx context.Context, grant Approvals) (err error) {
+	defer doing("set approvals", &err)
 	var fill *store.Record
-	err := v.changeAccount(ctx, opApprove, v.rows.ID, func(a *Account) (also func(store.Tx) error, err error) {
+	err = v.changeAccount(ctx, opApprove, v.rows.ID, func(a *Account) (also func(store.Tx) error, err error) {
 		fill = nil
 		if grant.NetworkTokens && !a.NetworkTokensActive {
 			if fill, err = v.newBackfill(ctx); err != nil {
@@ -288,5 +293,5 @@ func (v *Vault) openAccount(ctx context.Context, rec *store.Record) (*Account, e
 
 	a.Quotas = a.overrides
 	a.Quotas.or(&v.opts.Quotas)
-	return a, ledger.ReadError(r)
+	return a, v.rows.Named(rec, ledger.ReadError(r))
 }

@@ -153,7 +153,8 @@ func (t APIKeyText) MarshalText() ([]byte, error) { return []byte(t.String()), n
 // Errors: FieldErrors; ErrNotFound for a creator that does not exist or was revoked,
 // ErrInsufficientScope for one that lacks a scope, and ErrAPIKeyDepth for one at the end
 // of the longest chain; ErrQuotaExceeded.
-func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (*APIKey, APIKeyText, error) {
+func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, _ APIKeyText, err error) {
+	defer doing("create API key", &err)
 	if err := CheckAPIKey(label, scopes, opts); err != nil {
 		return nil, APIKeyText{}, err
 	}
@@ -320,8 +321,10 @@ func creatorRows(r *store.Record) (rows []uuid.UUID) {
 	return rows
 }
 
-// ListAPIKeys returns one page of the account's API keys. opts may be nil.
-func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (*Page[*APIKey], error) {
+// ListAPIKeys returns one page of the account's API keys. opts may be nil. If keys are
+// damaged, the page comes with an error: see [Page].
+func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (_ *Page[*APIKey], err error) {
+	defer doing("list API keys", &err)
 	q, o, err := v.query(kindAPIKey, opts)
 	if err != nil {
 		return nil, err
@@ -334,13 +337,15 @@ func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (*Page[*APIK
 //
 // It takes as long whatever is below: the keys of a large family, of more than a thousand,
 // authenticate nobody from then on, but are listed until [Vault.Run] has erased them.
-func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) error {
+func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) (err error) {
+	defer doing("delete API key", &err)
 	return v.eraser.Delete(ctx, v.rows, opDeleteAPIKey, kindAPIKey, id, nil)
 }
 
 // DeleteAPIKeyBy is DeleteAPIKey on behalf of the key whose id is by: it revokes by itself
 // and the keys below it. Any other id is ErrNotFound.
-func (v *Vault) DeleteAPIKeyBy(ctx context.Context, by, id uuid.UUID) error {
+func (v *Vault) DeleteAPIKeyBy(ctx context.Context, by, id uuid.UUID) (err error) {
+	defer doing("delete API key", &err)
 	r, err := v.rows.Get(ctx, kindAPIKey, id)
 	if err != nil {
 		return err
@@ -364,7 +369,8 @@ type Principal struct {
 
 // Authenticate returns who the text of an API key stands for, in any account.
 // The error is ErrUnauthenticated for every text that is no valid key.
-func (v *Vault) Authenticate(ctx context.Context, key string) (*Principal, error) {
+func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err error) {
+	defer doing("authenticate", &err)
 	short, secret, ok := v.parseKeyText(key)
 	if !ok {
 		return nil, ErrUnauthenticated
@@ -591,7 +597,7 @@ func (v *Vault) openAPIKey(ctx context.Context, rec *store.Record) (*APIKey, err
 	if err != nil {
 		return nil, err
 	}
-	return k, k.decode(plain)
+	return k, v.rows.Named(rec, k.decode(plain))
 }
 
 func (k *APIKey) decode(plain []byte) error {

@@ -132,7 +132,8 @@ func newFailure(code, schemeCode string) *Failure {
 // Errors: FieldErrors, with the code unknown_merchant for a merchant that the
 // account does not have; ErrNotFound; ErrIdempotencyKeyReused;
 // ErrIdempotencyInProgress.
-func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentRequest) (*PaymentData, error) {
+func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentRequest) (_ *PaymentData, err error) {
+	defer doing("request payment data", &err)
 	if err := v.CheckPayment(ctx, r); err != nil {
 		return nil, err
 	}
@@ -204,8 +205,9 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 // CheckPayment returns a FieldError for each rule that RequestPaymentData would
 // report before it looks at the token, or nil: those of Check, and that the
 // account has the merchant.
-func (v *Vault) CheckPayment(ctx context.Context, r PaymentRequest) error {
-	err := r.Check()
+func (v *Vault) CheckPayment(ctx context.Context, r PaymentRequest) (err error) {
+	defer doing("check payment", &err)
+	err = r.Check()
 	if r.Merchant == uuid.Nil {
 		return err
 	}
@@ -486,7 +488,7 @@ func (v *Vault) openRecord(ctx context.Context, rec *store.Record) (*PaymentData
 	}
 
 	p.Success = len(p.Failures) == 0
-	return p, ledger.ReadError(r)
+	return p, v.rows.Named(rec, ledger.ReadError(r))
 }
 
 // Classes of payment data in the list of their token.
@@ -618,8 +620,10 @@ func (v *Vault) repeatedPaymentData(ctx context.Context, answer []byte) (*Paymen
 
 // ListPaymentData returns one page of the payment data of a token. opts may be
 // nil; what it says of tokens does not count. The error is ErrNotFound for an id
-// that the account does not have.
-func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOptions) (*Page[*PaymentData], error) {
+// that the account does not have. If payment data is damaged, the page comes with an
+// error: see [Page].
+func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOptions) (_ *Page[*PaymentData], err error) {
+	defer doing("list payment data", &err)
 	q, o, err := v.query(kindPaymentData, opts)
 	if err != nil {
 		return nil, err
@@ -631,7 +635,14 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 	q.Parent = token.ID
 
 	kept := map[uuid.UUID]*store.Record{} // JWEs by the row key of their payment data
-	p, err := page(ctx, v, q, o, v.openRecord, func(tx store.ReadTx, list *store.List) error {
+	open := func(ctx context.Context, r *store.Record) (*PaymentData, error) {
+		p, err := v.openRecord(ctx, r)
+		if jwe := kept[r.ID]; err == nil && jwe != nil {
+			err = v.addEncrypted(ctx, p, jwe)
+		}
+		return p, err
+	}
+	return page(ctx, v, q, o, open, func(tx store.ReadTx, list *store.List) error {
 		clear(kept)
 		for _, r := range list.Records { // at most MaxLimit; they and the token are there
 			if r.Class != paymentSucceeded {
@@ -639,6 +650,8 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 			}
 			jwe, err := tx.Get(kindPaymentJWE, r.ID)
 			switch {
+			case unreadable(err):
+				kept[r.ID] = &store.Record{Kind: kindPaymentJWE, ID: r.ID, Account: v.rows.ID} // damaged when it is opened
 			case err == nil && jwe.Account == v.rows.ID && ledger.Lives(jwe, now()):
 				kept[r.ID] = jwe
 			case err != nil && !errors.Is(err, store.ErrNotFound):
@@ -647,18 +660,6 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
-
-	for _, item := range p.Items {
-		if jwe := kept[v.rows.Unmask(kindPaymentData, item.ID)]; jwe != nil {
-			if err := v.addEncrypted(ctx, item, jwe); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return p, nil
 }
 
 // addEncrypted sets Encrypted from the record of its JWE.
@@ -672,7 +673,7 @@ func (v *Vault) addEncrypted(ctx context.Context, p *PaymentData, jwe *store.Rec
 			p.Encrypted = string(r.Value)
 		}
 	}
-	return ledger.ReadError(r)
+	return v.rows.Named(jwe, ledger.ReadError(r))
 }
 
 // A PaymentCredential is what a merchant sends in place of a card number.

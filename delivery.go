@@ -1,6 +1,7 @@
 package cardvault
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -130,7 +131,7 @@ func (v *Vault) openDelivery(ctx context.Context, r *store.Record) (*pending, er
 	}
 	d, err := decodeDelivery(plain)
 	if err != nil {
-		return nil, err
+		return nil, v.rows.Named(r, err)
 	}
 	d.class, d.due = r.Class, r.Due
 	if r.Account != uuid.Nil {
@@ -515,10 +516,12 @@ func (v *Vault) ripened(ctx context.Context, r *store.Record) (*store.Record, er
 
 // ListDeliveries returns one page of the deliveries to a webhook: those under way, and
 // those that ended in the last seven days, except deliveries of which the token was
-// deleted first. A damaged delivery is listed as failed, with neither type nor token. The
-// times of opts are those of the events. opts may be nil. The error is ErrNotFound for a
-// webhook that the account does not have.
-func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (*Page[*DeliveryRecord], error) {
+// deleted first. The times of opts are those of the events. opts may be nil. The error is
+// ErrNotFound for a webhook that the account does not have. If deliveries are damaged, the
+// page comes with an error: see [Page]. The text of the error also names their events, which
+// Redeliver makes whole.
+func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (_ *Page[*DeliveryRecord], err error) {
+	defer doing("list deliveries", &err)
 	w, err := v.rows.Get(ctx, kindWebhook, webhook)
 	if err != nil {
 		return nil, err
@@ -534,11 +537,8 @@ func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *Lis
 func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*DeliveryRecord, error) {
 	id, event := v.rows.Mask(kindDelivery, r.ID), v.rows.Mask(kindEvent, eventOf(r))
 	d, err := v.openDelivery(ctx, r)
-	if errors.Is(err, ErrDamaged) {
-		return &DeliveryRecord{ID: id, EventID: event, Status: DeliveryFailed}, nil
-	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("event %v: %w", event, err) // that can be delivered once more
 	}
 
 	e := &DeliveryRecord{
@@ -570,7 +570,8 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 // Errors: ErrNotFound for an event that the account does not have, that is no longer in
 // the log of a webhook, or of which the token is gone; ErrNoWebhook;
 // ErrIdempotencyKeyReused.
-func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
+func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) (err error) {
+	defer doing("redeliver event", &err)
 	row := v.rows.Unmask(kindEvent, event)
 	if row == uuid.Nil {
 		return ErrNotFound
@@ -631,10 +632,7 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) error {
 			case err != nil:
 				return err
 			}
-			if err := once.Put(tx); err != nil {
-				return err
-			}
-			return o.put(tx)
+			return cmp.Or(once.Put(tx), o.put(tx))
 		})
 		if errors.Is(err, replay.ErrRepeated) || errors.Is(err, store.ErrConflict) {
 			continue

@@ -2,9 +2,11 @@ package cardvault
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
+	"github.com/google/uuid"
 )
 
 // Errors of calls that concern one object.
@@ -109,7 +111,8 @@ var (
 	ErrOutcomeUnknown = ledger.ErrOutcomeUnknown
 
 	// ErrDamaged comes with errors about stored data that is not what was
-	// written: a damaged file, or a row that was changed or moved.
+	// written: a damaged file, or a row that was changed or moved. [Damaged] returns
+	// the records that such an error names.
 	ErrDamaged = ledger.ErrDamaged
 
 	// ErrStorageFull comes with the error of a write for which no room was
@@ -153,19 +156,66 @@ func (e *FieldError) Error() string {
 
 // FieldErrors returns every FieldError in the tree of err, in order.
 // A call that is given several bad values reports all of them.
-func FieldErrors(err error) []*FieldError {
+func FieldErrors(err error) []*FieldError { return treeOf[*FieldError](err) }
+
+// A DamagedRecord names a stored record that is not what was written.
+type DamagedRecord struct {
+	Kind string // such as "token" or "API key"
+
+	// ID is the id as calls and answers print it. It is zero for records of which they
+	// print none, and for a record in a list that names another account than the list.
+	ID uuid.UUID
+}
+
+// Damaged returns every record that err names as damaged, in order. Its errors wrap
+// [ErrDamaged]. A list returns at most one for each item of the page.
+func Damaged(err error) (records []DamagedRecord) {
+	for _, d := range treeOf[*ledger.Damage](err) {
+		records = append(records, DamagedRecord{d.Kind, d.ID})
+	}
+	return records
+}
+
+// treeOf returns every E in the tree of err, in order, without those inside another.
+func treeOf[E error](err error) []E {
 	switch e := err.(type) {
 	case nil:
 		return nil
-	case *FieldError:
-		return []*FieldError{e}
+	case E:
+		return []E{e}
 	case interface{ Unwrap() []error }:
-		var all []*FieldError
+		var found []E
 		for _, err := range e.Unwrap() {
-			all = append(all, FieldErrors(err)...)
+			found = append(found, treeOf[E](err)...)
 		}
-		return all
+		return found
 	default:
-		return FieldErrors(errors.Unwrap(err))
+		return treeOf[E](errors.Unwrap(err))
 	}
+}
+
+// A callError says what a call was doing when it failed.
+type callError struct {
+	verb string
+	err  error
+}
+
+// Error begins with the package, which the errors inside name too.
+func (e *callError) Error() string {
+	const pkg = "cardvault: "
+	return pkg + e.verb + ": " + strings.ReplaceAll(e.err.Error(), pkg, "")
+}
+
+func (e *callError) Unwrap() error { return e.err }
+
+// doing lets the error of a call say what the call was doing. Every method of Vault that
+// can fail defers it. Of calls that make others, the outermost counts.
+func doing(verb string, err *error) {
+	if *err == nil {
+		return
+	}
+	if inner, ok := (*err).(*callError); ok {
+		*err = inner.err
+	}
+	*err = &callError{verb, *err}
 }

@@ -129,7 +129,7 @@ func ExampleVault_CreateSession() {
 	fmt.Println(err)
 	// Output:
 	// 1h0m0s
-	// cardvault: session is completed
+	// cardvault: tokenize card: session is completed
 }
 
 func ExampleFieldErrors() {

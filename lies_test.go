@@ -204,9 +204,7 @@ func TestReadsOfALiar(t *testing.T) {
 					}
 					text := fmt.Sprint(p.TotalItems)
 					for _, d := range p.Items {
-						if d.EventType != 0 { // else it says that it cannot be read
-							text += fmt.Sprint(" ", d.ID, d.TokenID)
-						}
+						text += fmt.Sprint(" ", d.ID, d.TokenID)
 					}
 					return text, nil
 				},
@@ -233,7 +231,6 @@ func TestReadsOfALiar(t *testing.T) {
 					switch {
 					case errors.Is(err, cardvault.ErrDamaged):
 						found[lie]++
-					case name == "ListDeliveries" && lie == storetest.Dressed:
 					case err != nil || got != want:
 						s.Errorf("%s, lie %d, told %d times: %s, %v; want %s", name, lie, n, got, err, want)
 					}

@@ -794,7 +794,8 @@ func (v *Vault) openNetworkToken(ctx context.Context, r *store.Record) (*network
 	if err != nil {
 		return nil, err
 	}
-	return decodeNetworkToken(plain)
+	n, err := decodeNetworkToken(plain)
+	return n, v.rows.Named(r, err)
 }
 
 // change lets fn change a token and its network token and stores both with what

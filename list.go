@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
 )
@@ -36,11 +37,15 @@ const (
 )
 
 // A Page is a part of a list.
+//
+// A call that lists returns the page and an error if records on it are damaged. Items are
+// the others then, so that they are fewer than Limit. The error wraps [ErrDamaged], and
+// [Damaged] returns kind and id of each such record. With any other error there is no page.
 type Page[T any] struct {
 	Items      []T
 	Page       int   // its number, from 1
 	Limit      int   // most items on a page
-	TotalItems int64 // in the whole list, exact at the instant of the page
+	TotalItems int64 // in the whole list, damaged ones too, exact at the instant of the page
 	TotalPages int64 // 0 for an empty list
 }
 
@@ -113,27 +118,38 @@ func (v *Vault) list(ctx context.Context, q *store.Query, also ...func(store.Rea
 	return list, err
 }
 
-// page answers a query with one page of a list.
+// page answers a query with one page of a list. Damaged records do not fail it: the page
+// comes with the rest, and with the errors of these.
 func page[T any](ctx context.Context, v *Vault, q *store.Query, o ListOptions, open func(context.Context, *store.Record) (T, error), also ...func(store.ReadTx, *store.List) error) (*Page[T], error) {
 	list, err := v.list(ctx, q, also...)
-	if err != nil {
+	if list == nil {
 		return nil, err
 	}
 
 	p := &Page[T]{
-		Items:      make([]T, len(list.Records)),
+		Items:      make([]T, 0, len(list.Records)),
 		Page:       o.Page,
 		Limit:      o.Limit,
 		TotalItems: list.Total,
 		TotalPages: (list.Total + int64(o.Limit) - 1) / int64(o.Limit),
 	}
 
-	for i, r := range list.Records {
-		if p.Items[i], err = open(ctx, r); err != nil {
+	damaged := []error{err}
+	for _, r := range list.Records {
+		if ledger.Foreign(r) {
+			continue
+		}
+		item, err := open(ctx, r)
+		switch err = v.rows.Named(r, err); {
+		case err == nil:
+			p.Items = append(p.Items, item)
+		case ledger.RowDamaged(err):
+			damaged = append(damaged, err)
+		default:
 			return nil, err
 		}
 	}
-	return p, nil
+	return p, errors.Join(damaged...)
 }
 
 // in reports whether one of values is x, or there are none.

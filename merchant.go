@@ -1,6 +1,7 @@
 package cardvault
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -38,7 +39,8 @@ type PaymentSecret struct {
 }
 
 // CreateMerchant makes a merchant of the account.
-func (v *Vault) CreateMerchant(ctx context.Context, name string) (*Merchant, error) {
+func (v *Vault) CreateMerchant(ctx context.Context, name string) (_ *Merchant, err error) {
+	defer doing("create merchant", &err)
 	if err := checkText("name", []byte(name)); err != nil {
 		return nil, err
 	}
@@ -67,8 +69,10 @@ func (v *Vault) newMerchant(m *Merchant) (*store.Record, error) {
 	return r, v.rows.SealShown(r, m.encode())
 }
 
-// ListMerchants returns one page of the account's merchants. opts may be nil.
-func (v *Vault) ListMerchants(ctx context.Context, opts *ListOptions) (*Page[*Merchant], error) {
+// ListMerchants returns one page of the account's merchants. opts may be nil. If merchants
+// are damaged, the page comes with an error: see [Page].
+func (v *Vault) ListMerchants(ctx context.Context, opts *ListOptions) (_ *Page[*Merchant], err error) {
+	defer doing("list merchants", &err)
 	q, o, err := v.query(kindMerchant, opts)
 	if err != nil {
 		return nil, err
@@ -77,20 +81,23 @@ func (v *Vault) ListMerchants(ctx context.Context, opts *ListOptions) (*Page[*Me
 }
 
 // PrimaryMerchant returns the account's primary merchant.
-func (v *Vault) PrimaryMerchant(ctx context.Context) (*Merchant, error) {
+func (v *Vault) PrimaryMerchant(ctx context.Context) (_ *Merchant, err error) {
+	defer doing("get primary merchant", &err)
 	// It is the first, unless the clock stepped back before another was made.
+	var damaged error // of another merchant, unless there is no primary one
 	for n := 1; ; n++ {
 		p, err := v.ListMerchants(ctx, &ListOptions{Page: n, Ascending: true})
-		if err != nil {
+		if p == nil {
 			return nil, err
 		}
+		damaged = cmp.Or(damaged, err)
 		for _, m := range p.Items {
 			if m.Primary {
 				return m, nil
 			}
 		}
-		if len(p.Items) < p.Limit {
-			return nil, fmt.Errorf("%w: account without a primary merchant", ErrDamaged)
+		if int64(n) >= p.TotalPages {
+			return nil, cmp.Or(damaged, fmt.Errorf("%w: account without a primary merchant", ErrDamaged))
 		}
 	}
 }
@@ -123,7 +130,8 @@ func (s SharedSecret) MarshalText() ([]byte, error) { return []byte(s.String()),
 // later one from activateAt on: zero means after [SecretOverlap], a time that
 // is past at once. One that waits to be used is replaced. The error is
 // ErrNotFound for a merchant that the account does not have.
-func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, activateAt time.Time) (SharedSecret, error) {
+func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, activateAt time.Time) (_ SharedSecret, err error) {
+	defer doing("rotate payment secret", &err)
 	var random [32]byte
 	rand.Read(random[:])
 	text := base64.RawURLEncoding.AppendEncode(nil, random[:])
@@ -162,9 +170,7 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, act
 			return SharedSecret{}, err
 		}
 
-		err = v.rows.Put(ctx, opRotateSecret, merchant, r)
-
-		if err != nil {
+		if err := v.rows.Put(ctx, opRotateSecret, merchant, r); err != nil {
 			return SharedSecret{}, err
 		}
 		return secret, nil
@@ -214,5 +220,5 @@ func (v *Vault) openMerchant(ctx context.Context, rec *store.Record) (*Merchant,
 		}
 	}
 
-	return m, ledger.ReadError(r)
+	return m, v.rows.Named(rec, ledger.ReadError(r))
 }

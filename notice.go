@@ -23,7 +23,8 @@ import (
 // Errors: FieldErrors; ErrNotFound if no token has the network token, which can
 // also be because the vault has not stored it yet: let the network deliver the
 // notice again later.
-func (v *Vault) Notify(ctx context.Context, n *Notice) error {
+func (v *Vault) Notify(ctx context.Context, n *Notice) (err error) {
+	defer doing("apply notice", &err)
 	if err := n.check(); err != nil {
 		return err
 	}

@@ -61,7 +61,8 @@ const MaxProviderAccounts = 16
 // into a list that is empty.
 //
 // Errors: FieldErrors; ErrNotFound.
-func (v *Vault) SetProviderAccounts(ctx context.Context, allowed []ProviderAccount) error {
+func (v *Vault) SetProviderAccounts(ctx context.Context, allowed []ProviderAccount) (err error) {
+	defer doing("set provider accounts", &err)
 	if len(allowed) > MaxProviderAccounts {
 		return &FieldError{"provider_accounts", "out_of_range", fmt.Sprintf("must be at most %d", MaxProviderAccounts)}
 	}
@@ -178,7 +179,8 @@ func (s PPANStatus) MarshalText() ([]byte, error) { return []byte(s.String()), n
 // ErrNotEnabled without a provider; ErrProviderAccount; ErrNotFound; ErrTokenInvalidated;
 // ErrCardDataStale; ErrProviderUnavailable with the cause in its text;
 // ErrProviderTimeout, also when the deadline of ctx has come first.
-func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (*PPAN, error) {
+func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (_ *PPAN, err error) {
+	defer doing("obtain PPAN", &err)
 	if v.ledger.Closed() {
 		return nil, ErrClosed
 	}

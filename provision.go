@@ -23,7 +23,8 @@ import (
 // reason is renewed.
 //
 // Errors: ErrNetworkTokenState, ErrNotFound, ErrIdempotencyKeyReused.
-func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (*Token, error) {
+func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
+	defer doing("provision network token", &err)
 	once, answer, err := v.once(ctx, opProvision, id, func() []byte { return nil })
 	switch {
 	case err != nil:
@@ -671,13 +672,15 @@ func (e *NetworkError) final() bool {
 // Errors: ErrNotEnabled if the network is no [Suspender]; ErrNetworkTokenState
 // unless the network token is active or inactive; a [*NetworkError];
 // ErrUnavailable if the network gave no answer; ErrNotFound.
-func (v *Vault) SuspendNetworkToken(ctx context.Context, id uuid.UUID) (*Token, error) {
+func (v *Vault) SuspendNetworkToken(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
+	defer doing("suspend network token", &err)
 	return v.suspend(ctx, id, true, Suspender.Suspend)
 }
 
 // ResumeNetworkToken ends what SuspendNetworkToken began. The network token is
 // active again if nobody else suspends it. Errors are the same.
-func (v *Vault) ResumeNetworkToken(ctx context.Context, id uuid.UUID) (*Token, error) {
+func (v *Vault) ResumeNetworkToken(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
+	defer doing("resume network token", &err)
 	return v.suspend(ctx, id, false, Suspender.Resume)
 }
 

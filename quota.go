@@ -99,7 +99,8 @@ func (q *Quotas) or(of *Quotas) {
 // follows at once. What the account has beyond a new quota stays.
 //
 // Errors: FieldErrors for what is out of bounds; ErrNotFound.
-func (v *Vault) SetQuotas(ctx context.Context, u QuotaUpdate) error {
+func (v *Vault) SetQuotas(ctx context.Context, u QuotaUpdate) (err error) {
+	defer doing("set quotas", &err)
 	to := []*int{u.APIKeys, u.Webhooks, u.OpenSessions, u.PaymentData} // as allQuotas
 	var errs []error
 	for i, f := range allQuotas {

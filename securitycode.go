@@ -25,6 +25,7 @@ const refreshPatience = 10 * time.Second
 //
 // The error is ErrNotFound for an id that the account does not have.
 func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (available bool, until time.Time, err error) {
+	defer doing("get security code status", &err)
 	if _, err := v.rows.Get(ctx, kindToken, id); err != nil {
 		return false, time.Time{}, err
 	}
@@ -41,7 +42,8 @@ func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (available
 // code, which is of no use any more, may still be there; ErrIdempotencyKeyReused;
 // ErrIdempotencyInProgress. Repeated under an idempotency key it does not end the code
 // of a later refresh.
-func (v *Vault) Consume(ctx context.Context, id uuid.UUID) error {
+func (v *Vault) Consume(ctx context.Context, id uuid.UUID) (err error) {
+	defer doing("consume security code", &err)
 	once, answer, err := v.once(ctx, opConsume, id, func() []byte { return nil })
 	if err != nil || answer != nil {
 		return err
@@ -134,7 +136,8 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *replay.Call) (r
 // CreateSession, and the session ends with the token.
 //
 // Errors: ErrNotFound, ErrQuotaExceeded, ErrIdempotencyKeyReused.
-func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (SessionID, error) {
+func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (_ SessionID, err error) {
+	defer doing("refresh session", &err)
 	return ledger.Retry(ctx, func() (SessionID, error) {
 		once, answer, err := v.once(ctx, opRefreshSession, id, func() []byte { return nil })
 		switch {
@@ -160,7 +163,8 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (SessionID, er
 // another account or a token that is gone; ErrSessionCompleted; ErrSessionKind;
 // ErrUnavailable if the cache does not take the code or the store cannot be read
 // then: the session is completed all the same, and no code is left.
-func (v *Vault) RefreshSecurityCode(ctx context.Context, id SessionID, code SecurityCode) (*Token, error) {
+func (v *Vault) RefreshSecurityCode(ctx context.Context, id SessionID, code SecurityCode) (_ *Token, err error) {
+	defer doing("refresh security code", &err)
 	return ledger.Retry(ctx, func() (*Token, error) {
 		r, s, err := v.openSession(ctx, id)
 		if err != nil {

@@ -63,7 +63,8 @@ func (id SessionID) MarshalText() ([]byte, error) { return []byte(id.String()), 
 //
 // Errors: FieldErrors; ErrQuotaExceeded; ErrIdempotencyKeyReused; ErrNotFound for a handle
 // on an account that does not exist.
-func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (SessionID, error) {
+func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (_ SessionID, err error) {
+	defer doing("create session", &err)
 	if err := opts.Check(); err != nil {
 		return SessionID{}, err
 	}
@@ -168,6 +169,7 @@ func (v *Vault) readSession(ctx context.Context, id SessionID) (*Vault, *store.R
 	}
 
 	s, err := decodeSession(plain)
+	err = v.rows.Named(r, err)
 	if err == nil && s.refresh != uuid.Nil {
 		// It is in the list of the account, so that it counts there, and no child of the
 		// token that it ends with.
@@ -248,7 +250,8 @@ const (
 //
 // The error is ErrNotFound for a session that is unknown, over, or of another
 // account, or for the security code of a token that is gone.
-func (v *Vault) Session(ctx context.Context, id SessionID) (*Session, error) {
+func (v *Vault) Session(ctx context.Context, id SessionID) (_ *Session, err error) {
+	defer doing("get session", &err)
 	return ledger.Retry(ctx, func() (*Session, error) {
 		v, r, s, err := v.readSession(ctx, id)
 		if err == nil {
@@ -271,7 +274,8 @@ type SessionStatus struct {
 // SessionStatus returns how far a session is. Unlike [Vault.Session] it asks no
 // IDVProvider and completes nothing, and costs one read. The error is ErrNotFound for a
 // session that is unknown, over, or of another account.
-func (v *Vault) SessionStatus(ctx context.Context, id SessionID) (*SessionStatus, error) {
+func (v *Vault) SessionStatus(ctx context.Context, id SessionID) (_ *SessionStatus, err error) {
+	defer doing("get session status", &err)
 	_, r, s, err := v.readSession(ctx, id)
 	if err != nil {
 		return nil, err
@@ -324,7 +328,8 @@ func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
 // was used in another session, or lacks a claim; ErrNotFound; ErrSessionCompleted;
 // ErrTooManyNumbers, which leaves the session open and counts as no refused card;
 // for a security code that is entered anew those of RefreshSecurityCode.
-func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byte) (*Session, error) {
+func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byte) (_ *Session, err error) {
+	defer doing("complete session", &err)
 	return ledger.Retry(ctx, func() (*Session, error) {
 		v, r, s, err := v.readSession(ctx, id)
 		if err != nil {
@@ -409,7 +414,8 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 // ErrNotFound for a session that is unknown, over, or of another account;
 // ErrSessionCompleted; ErrSessionKind; ErrIdentificationPending; ErrTooManyNumbers, which
 // leaves the session open; ErrIdentificationFailed, which ends it.
-func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (*Token, error) {
+func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, err error) {
+	defer doing("tokenize card", &err)
 	return ledger.Retry(ctx, func() (*Token, error) {
 		r, s, err := v.openSession(ctx, id)
 		if err != nil {

@@ -170,7 +170,8 @@ type ImportOptions struct {
 
 // Check returns a FieldError for each rule that an Import of these values
 // would report, or nil. It needs no store.
-func (v *Vault) Check(c Card, opts *ImportOptions) error {
+func (v *Vault) Check(c Card, opts *ImportOptions) (err error) {
+	defer doing("check card", &err)
 	errs := v.opts.checkCard(c)
 	if opts != nil {
 		errs = append(errs, opts.check()...)
@@ -215,7 +216,8 @@ func dependsOnBusinessKey() error {
 //
 // Errors: FieldErrors, ErrTooManyNumbers, ErrIdempotencyKeyReused, and ErrNotFound for a
 // handle on an account that does not exist.
-func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (*Token, error) {
+func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (_ *Token, err error) {
+	defer doing("import card", &err)
 	if opts == nil {
 		opts = new(ImportOptions)
 	}
@@ -472,7 +474,8 @@ func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
 
 // Get returns a token. The error is ErrNotFound for an id that the account does
 // not have.
-func (v *Vault) Get(ctx context.Context, id uuid.UUID) (*Token, error) {
+func (v *Vault) Get(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
+	defer doing("get token", &err)
 	r, err := v.rows.Get(ctx, kindToken, id)
 	if err != nil {
 		return nil, err
@@ -481,8 +484,9 @@ func (v *Vault) Get(ctx context.Context, id uuid.UUID) (*Token, error) {
 }
 
 // List returns one page of the account's tokens. opts may be nil. A page past
-// the end is empty.
-func (v *Vault) List(ctx context.Context, opts *ListOptions) (*Page[*Token], error) {
+// the end is empty. If tokens are damaged, the page comes with an error: see [Page].
+func (v *Vault) List(ctx context.Context, opts *ListOptions) (_ *Page[*Token], err error) {
+	defer doing("list tokens", &err)
 	q, o, err := v.tokenQuery(opts)
 	if err != nil {
 		return nil, err
@@ -515,7 +519,8 @@ func (v *Vault) tokenQuery(opts *ListOptions) (*store.Query, ListOptions, error)
 // All iterates over the account's tokens that opts select; Limit and Page do
 // not count. It reads up to [MaxLimit] tokens at a time, and holds no
 // transaction while the caller works: one that is deleted meanwhile may still
-// be seen, one that lapses is not. It ends after an error.
+// be seen, one that lapses is not. For a damaged token it yields the error, which wraps
+// [ErrDamaged] and names the token, and goes on with the next. It ends after another error.
 func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, error] {
 	return func(yield func(*Token, error) bool) {
 		o := ListOptions{}
@@ -524,9 +529,15 @@ func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, er
 		}
 		o.Limit, o.Page = MaxLimit, 1
 
+		next := func(t *Token, err error) bool {
+			goesOn := err == nil || ledger.RowDamaged(err)
+			doing("list tokens", &err)
+			return yield(t, err) && goesOn
+		}
+
 		q, _, err := v.tokenQuery(&o)
 		if err != nil {
-			yield(nil, err)
+			next(nil, err)
 			return
 		}
 		q.Count = false
@@ -534,17 +545,15 @@ func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, er
 		for {
 			q.Live = now()
 			list, err := v.list(ctx, q)
-			if err != nil {
-				yield(nil, err)
+			if err != nil && (!next(nil, err) || list == nil) {
 				return
 			}
 
 			for _, r := range list.Records {
-				if !ledger.Lives(r, now()) {
+				if ledger.Foreign(r) || !ledger.Lives(r, now()) {
 					continue
 				}
-				t, err := v.openToken(ctx, r)
-				if !yield(t, err) || err != nil {
+				if !next(v.openToken(ctx, r)) {
 					return
 				}
 			}
@@ -598,7 +607,8 @@ func (u *TokenUpdate) Check() error {
 // expiry is shown and sent from then on; it starts nothing by itself.
 //
 // Errors: FieldErrors, and ErrNotFound.
-func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (*Token, error) {
+func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (_ *Token, err error) {
+	defer doing("update token", &err)
 	if err := u.Check(); err != nil {
 		return nil, err
 	}
@@ -665,7 +675,8 @@ func (u *TokenUpdate) apply(t *Token) error {
 // reach from then on, and erased by [Vault.Run].
 // The error is ErrNotFound for an id that the account does not have, or has no
 // more.
-func (v *Vault) Delete(ctx context.Context, id uuid.UUID) error {
+func (v *Vault) Delete(ctx context.Context, id uuid.UUID) (err error) {
+	defer doing("delete token", &err)
 	for {
 		d := &deletion{vault: v, id: id, row: v.rows.Unmask(kindToken, id)}
 		err := d.read(ctx)
@@ -862,7 +873,8 @@ func (v *Vault) openToken(ctx context.Context, r *store.Record) (*Token, error) 
 	if err != nil {
 		return nil, err
 	}
-	return v.decodeToken(r.ID, plain)
+	t, err := v.decodeToken(r.ID, plain)
+	return t, v.rows.Named(r, err)
 }
 
 // decodeAnswer returns the token of an idempotent answer: its row key and what

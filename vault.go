@@ -150,6 +150,26 @@ const (
 	kindSinkQueue // what is to be passed to the EventSink; its children are deliveries
 )
 
+// names says how errors name records: those of other kinds by the number of the kind. The
+// id of a session is a credential, and that of card art entitles to see it: no error has
+// them.
+var names = map[store.Kind]ledger.Name{
+	ledger.KindMeta:  {Kind: "keyring"},
+	kindAccount:      {Kind: "account", Printed: kindAccount},
+	kindMerchant:     {Kind: "merchant", Printed: kindMerchant},
+	kindAPIKey:       {Kind: "API key", Printed: kindAPIKey},
+	kindToken:        {Kind: "token", Printed: kindToken},
+	kindSession:      {Kind: "session"},
+	kindIdempotency:  {Kind: "idempotency key"},
+	kindNetworkToken: {Kind: "network token of token", Printed: kindToken},
+	kindCardArt:      {Kind: "card art"},
+	kindPaymentData:  {Kind: "payment data", Printed: kindPaymentData},
+	kindPaymentJWE:   {Kind: "payment data", Printed: kindPaymentData},
+	kindWebhook:      {Kind: "webhook", Printed: kindWebhook},
+	kindDelivery:     {Kind: "delivery", Printed: kindDelivery},
+	kindPast:         {Kind: "token at event", Printed: kindEvent},
+}
+
 // Open opens the vault in the folder dir, or makes one there: one bbolt file
 // that a single process uses at a time. The last element of dir is made if it
 // is missing. opts may be nil.
@@ -205,6 +225,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		Mode:      uint8(o.Mode),
 		ModeName:  func(m uint8) string { return Mode(m).String() },
 		Families:  families,
+		Names:     names,
 		Log:       o.Logger,
 		Wrote:     c.wrote,
 		Mistrust: func(answer string) {
@@ -245,7 +266,10 @@ func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
 // It also mends a store whose keyring is gone, or was replaced by a former one, while
 // the vault is open; and a count of seals that is lost. The error is ErrDamaged, without
 // another call of the key provider, if the store has a later term than the vault knows.
-func (v *Vault) RotateKeys(ctx context.Context) error { return v.rows.RotateKeys(ctx) }
+func (v *Vault) RotateKeys(ctx context.Context) (err error) {
+	defer doing("rotate keys", &err)
+	return v.rows.RotateKeys(ctx)
+}
 
 // In returns a handle that works on an account. If there is no such account,
 // calls return ErrNotFound.
@@ -259,7 +283,8 @@ func (v *Vault) Mode() Mode { return v.opts.Mode }
 
 // Close makes later calls return ErrClosed. It ends Run, and closes what Open
 // opened, which waits for running calls. Closing again returns nil.
-func (v *Vault) Close() error {
+func (v *Vault) Close() (err error) {
+	defer doing("close vault", &err)
 	if !v.ledger.Close() {
 		return nil
 	}

@@ -146,7 +146,8 @@ func (v *Vault) WebhooksEnabled() bool { return v.opts.Webhooks != nil }
 // CheckWebhook returns a FieldError for each value that UpdateWebhook, and
 // CreateWebhook with the same, would report before they look at what is stored, or
 // nil. The error is ErrNotEnabled without [Options.Webhooks].
-func (v *Vault) CheckWebhook(u WebhookUpdate) error {
+func (v *Vault) CheckWebhook(u WebhookUpdate) (err error) {
+	defer doing("check webhook", &err)
 	if v.opts.Webhooks == nil {
 		return ErrNotEnabled
 	}
@@ -182,7 +183,8 @@ func (v *Vault) CheckWebhook(u WebhookUpdate) error {
 // shown only here. It gets the events of what happens from now on. opts may be nil.
 //
 // Errors: FieldErrors; ErrQuotaExceeded; ErrNotEnabled without [Options.Webhooks].
-func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOptions) (*Webhook, WebhookSecret, error) {
+func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOptions) (_ *Webhook, _ WebhookSecret, err error) {
+	defer doing("create webhook", &err)
 	if v.opts.Webhooks == nil {
 		return nil, WebhookSecret{}, ErrNotEnabled
 	}
@@ -232,12 +234,15 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 
 // Webhook returns a webhook. The error is ErrNotFound for an id that the account does
 // not have.
-func (v *Vault) Webhook(ctx context.Context, id uuid.UUID) (*Webhook, error) {
+func (v *Vault) Webhook(ctx context.Context, id uuid.UUID) (_ *Webhook, err error) {
+	defer doing("get webhook", &err)
 	return v.webhookRow(ctx, v.rows.Unmask(kindWebhook, id))
 }
 
-// ListWebhooks returns one page of the webhooks of the account. opts may be nil.
-func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (*Page[*Webhook], error) {
+// ListWebhooks returns one page of the webhooks of the account. opts may be nil. If webhooks
+// are damaged, the page comes with an error: see [Page].
+func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (_ *Page[*Webhook], err error) {
+	defer doing("list webhooks", &err)
 	q, o, err := v.query(kindWebhook, opts)
 	if err != nil {
 		return nil, err
@@ -250,7 +255,8 @@ func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (*Page[*Web
 // or a new URL ends the time for which the webhook is left alone.
 //
 // Errors: FieldErrors; ErrNotFound; ErrNotEnabled.
-func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate) (*Webhook, error) {
+func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate) (_ *Webhook, err error) {
+	defer doing("update webhook", &err)
 	if v.opts.Webhooks == nil {
 		return nil, ErrNotEnabled
 	}
@@ -284,7 +290,8 @@ func set[T any](to, from *T) {
 // DeleteWebhook removes a webhook. Its deliveries are erased by [Vault.Run], also
 // without [Options.Webhooks]. The error is ErrNotFound for an id that the account does
 // not have.
-func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
+func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
+	defer doing("delete webhook", &err)
 	row := v.rows.Unmask(kindWebhook, id)
 	left, err := v.eraser.Remains(v.rows, kindQueue, beside(row))
 	if err != nil {
@@ -317,9 +324,10 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) error {
 // what it gets.
 //
 // Errors: ErrNotFound; ErrTooManySecrets while [MaxWebhookSecrets] sign.
-func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID) (WebhookSecret, error) {
+func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID) (_ WebhookSecret, err error) {
+	defer doing("rotate webhook secret", &err)
 	secret := newSigningSecret()
-	_, err := v.editWebhook(ctx, opRotateWebhook, v.rows.Unmask(kindWebhook, id), func(w *Webhook) error {
+	_, err = v.editWebhook(ctx, opRotateWebhook, v.rows.Unmask(kindWebhook, id), func(w *Webhook) error {
 		at := now()
 		w.secrets = w.signing(at)
 		if len(w.secrets) >= MaxWebhookSecrets {
@@ -353,7 +361,8 @@ type WebhookTest struct {
 //
 // Errors: ErrNotFound; ErrNotEnabled; ErrTestInProgress while another test of the webhook
 // is under way in this process.
-func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (*WebhookTest, error) {
+func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (_ *WebhookTest, err error) {
+	defer doing("test webhook", &err)
 	if v.opts.Webhooks == nil {
 		return nil, ErrNotEnabled
 	}
@@ -650,9 +659,9 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 	}
 
 	if ofSet != w.set || len(w.secrets) == 0 {
-		return nil, fmt.Errorf("%w: the secrets of a webhook are not those it has", ErrDamaged)
+		return nil, v.rows.Named(rec, fmt.Errorf("%w: the secrets of a webhook are not those it has", ErrDamaged))
 	}
-	return w, ledger.ReadError(&r)
+	return w, v.rows.Named(rec, ledger.ReadError(&r))
 }
 
 // listedWebhook returns a webhook without its secrets, which are in no list.
@@ -683,5 +692,5 @@ func (v *Vault) listedWebhook(ctx context.Context, rec *store.Record) (*Webhook,
 			copy(w.set[:], r.Value)
 		}
 	}
-	return w, ledger.ReadError(r)
+	return w, v.rows.Named(rec, ledger.ReadError(r))
 }

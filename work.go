@@ -72,7 +72,7 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 	return func(ctx context.Context, j *jobs.Job) error {
 		held, err := decode(j.Plain)
 		if err != nil {
-			return err
+			return v.ledger.Named(j.Record, err)
 		}
 		return do(v.In(j.Record.Account), ctx, j, held)
 	}
@@ -85,7 +85,8 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 // after [Options.NetworkTimeout] or so; and ErrClosed if the vault is closed
 // first. Failures are logged and tried again. Several processes may run on one
 // store.
-func (v *Vault) Run(ctx context.Context) error {
+func (v *Vault) Run(ctx context.Context) (err error) {
+	defer doing("run", &err)
 	if f, ok := v.opts.Network.(Feeder); ok {
 		return v.jobs.Run(ctx, func(ctx context.Context) { v.feed(ctx, f) })
 	}
@@ -94,7 +95,10 @@ func (v *Vault) Run(ctx context.Context) error {
 
 // Drain does the background work that is due and returns. It receives no
 // notices, and tries nothing twice that fails.
-func (v *Vault) Drain(ctx context.Context) error { return v.jobs.Drain(ctx) }
+func (v *Vault) Drain(ctx context.Context) (err error) {
+	defer doing("drain", &err)
+	return v.jobs.Drain(ctx)
+}
 
 // feed receives notices until ctx ends.
 func (v *Vault) feed(ctx context.Context, f Feeder) {

@@ -36,6 +36,7 @@ type call struct {
 	answer      []byte // appended to by the endpoint; nothing for 204 and 304
 	unchanged   bool   // 304
 	refused     bool   // a card was, though with 200
+	damaged     error  // of items that the answer leaves out, though with 200
 	component   bool   // the answer is a file of the card-entry component
 }
 
@@ -90,13 +91,14 @@ func (c *call) readList(more func(*query, *cardvault.ListOptions)) (*cardvault.L
 }
 
 // answerPage returns a function that answers with a page of a list, each item as
-// appendItem appends it.
+// appendItem appends it. Damaged items are named in the answer, and logged.
 func answerPage[T any](c *call, appendItem func([]byte, T) []byte) func(*cardvault.Page[T], error) error {
 	return func(p *cardvault.Page[T], err error) error {
-		if err != nil {
+		if p == nil {
 			return err
 		}
-		c.answer = appendPage(c.answer, p, appendItem)
+		c.damaged = err
+		c.answer = appendPage(c.answer, p, cardvault.Damaged(err), appendItem)
 		return nil
 	}
 }

@@ -21,6 +21,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -103,9 +104,10 @@ type Options struct {
 	// account has all of AllowedOrigins.
 	AccountOrigins func(account uuid.UUID) []string
 
-	// Logger gets failures of the service at error level, requests answered with 401 or
-	// 403 at info level, and all others at debug level. A line has account and key if
-	// they are known, and the address of the client, without ids of the path. Defaults to
+	// Logger gets failures of the service and lists with damaged items at error level,
+	// requests answered with 401 or 403 at info level, and all others at debug level. A
+	// line has account and key if they are known, and the address of the client, without
+	// ids of the path: the only other ids are those of damaged records. Defaults to
 	// discarding.
 	Logger *slog.Logger
 }
@@ -307,9 +309,10 @@ func earliest(a, b time.Time) time.Time {
 // log reports a call that was answered with status and ended with err.
 func (h *handler) log(c *call, status int, took time.Duration, err error) {
 	level := slog.LevelDebug
+	err = cmp.Or(err, c.damaged)
 	clientGone := errors.Is(err, context.Canceled) && c.request.Context().Err() != nil
 	switch {
-	case status >= 500 && !clientGone:
+	case (status >= 500 || c.damaged != nil) && !clientGone:
 		level = slog.LevelError
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		level = slog.LevelInfo

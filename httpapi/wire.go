@@ -2,11 +2,13 @@ package httpapi
 
 import (
 	"encoding/base64"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
+	"github.com/google/uuid"
 )
 
 // appendPaymentData appends a payment data record.
@@ -72,9 +74,15 @@ func appendViolation(b []byte, v violation) []byte {
 	return o.B
 }
 
-// appendPage appends a page of a list: its items in data, and pagination.
-func appendPage[T any](b []byte, p *cardvault.Page[T], appendItem func([]byte, T) []byte) []byte {
+// appendPage appends a page of a list: its items in data, the ids of those that are damaged
+// if there are any, and pagination.
+func appendPage[T any](b []byte, p *cardvault.Page[T], damaged []cardvault.DamagedRecord, appendItem func([]byte, T) []byte) []byte {
 	b = appendList(append(b, `{"data":`...), p.Items, appendItem)
+	damaged = slices.DeleteFunc(damaged, func(d cardvault.DamagedRecord) bool { return d.ID == uuid.Nil })
+	if len(damaged) > 0 {
+		b = append(b, `,"damaged":`...)
+		b = appendList(b, damaged, func(b []byte, d cardvault.DamagedRecord) []byte { return wire.AppendString(b, d.ID.String()) })
+	}
 	b = append(b, `,"pagination":`...)
 	o := wire.Object{B: b}
 	o.Open()

@@ -118,7 +118,9 @@ func (tx checkedReadTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error
 	return r, err
 }
 
-// List fails for a page of which anything cannot be right: it is shown as a whole.
+// List fails for a page of which anything cannot be right: it is shown as a whole. Only a
+// record that names another account or parent does not fail it, because whoever writes a
+// row can make it name these. The list holds such a record as Foreign, with ErrDamaged.
 func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 	list, err := tx.tx.List(q)
 	if err != nil {
@@ -132,11 +134,25 @@ func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 		wrong = wrong || n > 0 && (list.Total < end || n < int64(q.Limit) && list.Total != end) || n == 0 && list.Total > end
 	}
 
+	foreign := false
 	for i, r := range list.Records {
-		wrong = wrong || r == nil || r.Kind != q.Kind || r.Account != q.Account || r.Parent != q.Parent ||
-			r.Class == 0 || !q.Classes.Has(r.Class) || !q.Live.IsZero() && !Lives(r, q.Live) ||
-			bytes.Compare(r.ID[:], q.Min[:]) < 0 || q.Max != uuid.Nil && bytes.Compare(r.ID[:], q.Max[:]) > 0 ||
-			q.Lookup != nil && !Carries(r, q.Lookup)
+		wrong = wrong || r == nil || r.Kind != q.Kind ||
+			bytes.Compare(r.ID[:], q.Min[:]) < 0 || q.Max != uuid.Nil && bytes.Compare(r.ID[:], q.Max[:]) > 0
+		if wrong {
+			break
+		}
+
+		switch {
+		case r.Account != q.Account || r.Parent != q.Parent:
+			foreign = true
+			list.Records[i] = &store.Record{ID: r.ID}
+		case r.Version == 0: // cannot be read, and shows nothing
+			r.Shown = nil
+		default:
+			wrong = r.Class == 0 || !q.Classes.Has(r.Class) || !q.Live.IsZero() && !Lives(r, q.Live) ||
+				q.Lookup != nil && !Carries(r, q.Lookup)
+		}
+
 		if !wrong && i > 0 {
 			order := bytes.Compare(list.Records[i-1].ID[:], r.ID[:])
 			wrong = q.Desc && order <= 0 || !q.Desc && order >= 0
@@ -145,8 +161,15 @@ func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 	if wrong {
 		return nil, tx.lie("a list that holds what does not belong there")
 	}
+	if foreign {
+		return list, tx.lie("records that name another account or parent than their list")
+	}
 	return list, nil
 }
+
+// Foreign reports whether a record of a list does not say that it belongs there. Nothing is
+// known of it except where the list goes on.
+func Foreign(r *store.Record) bool { return r.Kind == 0 }
 
 // Lookup returns the records that have the hash, and ErrDamaged beside them if there
 // were others: what is damaged keeps no other record from being found.

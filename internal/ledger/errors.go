@@ -1,12 +1,14 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
 )
 
 // Errors of records, of the store and of the key provider. Package cardvault documents
@@ -65,6 +67,57 @@ func Translate(err error) error {
 		}
 	}
 	return err
+}
+
+// A Damage names a stored record that is not what was written. It wraps ErrDamaged.
+type Damage struct {
+	Kind string    // as Config.Names calls it
+	ID   uuid.UUID // as calls print it; zero if they print none
+
+	ofRow bool // the record is not the keyring, on which all others depend
+	err   error
+}
+
+func (d *Damage) Error() string {
+	place := "cardvault: " + d.Kind
+	if d.ID != uuid.Nil {
+		place += " " + d.ID.String()
+	}
+	return place + ": " + d.err.Error()
+}
+
+func (d *Damage) Unwrap() error { return d.err }
+
+// A Name says how errors name the records of a kind.
+type Name struct {
+	Kind    string
+	Printed store.Kind // under which calls print the ids of these records; 0: they print none
+}
+
+// Named lets ErrDamaged say which record is damaged, unless it already does. Other errors
+// stay as they are. The id is that of the account which the record names.
+func (l *Ledger) Named(r *store.Record, err error) error {
+	if err == nil || !errors.Is(err, ErrDamaged) || errors.As(err, new(*Damage)) {
+		return err
+	}
+	d := l.damage(r.Kind, err)
+	if printed := l.config.Names[r.Kind].Printed; printed != 0 {
+		d.ID = l.In(r.Account).Mask(printed, r.ID)
+	}
+	return d
+}
+
+// damage returns the error of a damaged record of a kind, without its id.
+func (l *Ledger) damage(kind store.Kind, err error) *Damage {
+	name := cmp.Or(l.config.Names[kind].Kind, fmt.Sprint("record of kind ", kind))
+	return &Damage{Kind: name, ofRow: kind != KindMeta, err: err}
+}
+
+// RowDamaged reports whether err says that one record is damaged, so that others may still
+// be read.
+func RowDamaged(err error) bool {
+	var d *Damage
+	return errors.As(err, &d) && d.ofRow
 }
 
 // unavailable marks an error of the key provider, unless it is final or the

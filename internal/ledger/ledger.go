@@ -28,7 +28,7 @@ const (
 	KindAccount store.Kind = 2 // belongs to no account itself
 )
 
-// A Config says what a Ledger works with. All fields are needed.
+// A Config says what a Ledger works with. All fields except Names are needed.
 type Config struct {
 	Store     store.Store
 	Wrapper   Wrapper
@@ -38,6 +38,7 @@ type Config struct {
 	ModeName func(uint8) string
 
 	Families Families
+	Names    map[store.Kind]Name // for errors; a kind that is missing is named by its number
 	Log      *slog.Logger
 
 	// Wrote is called after every write that a caller asked for. object is masked.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -45,7 +46,8 @@ func open(t *testing.T) (ledger.Account, *[]error) {
 			kindChild: {Parent: kindParent},
 			kindMaker: {Made: func(row uuid.UUID) []byte { return row[:] }},
 		},
-		Log: slog.New(slog.DiscardHandler),
+		Names: map[store.Kind]ledger.Name{kindParent: {Kind: "parent", Printed: kindParent}},
+		Log:   slog.New(slog.DiscardHandler),
 		Wrote: func(_ context.Context, _ ledger.Operation, _, _ uuid.UUID, err error) {
 			heard = append(heard, err)
 		},
@@ -227,5 +229,43 @@ func TestTranslate(t *testing.T) {
 		if twice := ledger.Translate(once); fmt.Sprint(twice) != fmt.Sprint(once) {
 			t.Errorf("%v: %v", once, twice)
 		}
+	}
+}
+
+// TestDamageIsNamed: an error says which record is damaged, by its kind and the id that its
+// account prints. A keyring that is gone is not the damage of the record that needs it.
+func TestDamageIsNamed(t *testing.T) {
+	a, _ := open(t)
+	opened := func(kind store.Kind, at int) (error, uuid.UUID) {
+		t.Helper()
+		row := add(t, a, kind, nil)
+		r, err := a.GetRow(t.Context(), kind, row)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Shown[at] ^= 1
+		_, err = a.OpenShown(t.Context(), r)
+		return err, a.Mask(kind, row)
+	}
+
+	const last, term = 20, 5 // bytes of what is sealed
+	err, id := opened(kindParent, last)
+	var d *ledger.Damage
+	if !errors.As(err, &d) || d.Kind != "parent" || d.ID != id || !errors.Is(err, ledger.ErrDamaged) || !ledger.RowDamaged(err) ||
+		!strings.HasPrefix(err.Error(), "cardvault: parent "+id.String()+": ") {
+		t.Errorf("a record: %v, want parent %v", err, id)
+	}
+	if err, _ = opened(kindChild, last); !errors.As(err, &d) || d.Kind != fmt.Sprint("record of kind ", kindChild) || d.ID != uuid.Nil {
+		t.Errorf("a record without a name: %v", err)
+	}
+
+	if err, _ = opened(kindParent, term); !ledger.RowDamaged(err) {
+		t.Errorf("a record of an unknown term: %v", err)
+	}
+	if err := a.Update(t.Context(), opSet, func(tx store.Tx) error { tx.Delete(ledger.KindMeta, uuid.UUID{15: 1}); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if err, _ = opened(kindParent, term); !errors.Is(err, ledger.ErrDamaged) || ledger.RowDamaged(err) {
+		t.Errorf("a record of an unknown term, without a keyring: %v", err)
 	}
 }

@@ -38,7 +38,7 @@ func (a Account) GetRow(ctx context.Context, kind store.Kind, row uuid.UUID) (*s
 		rec, err = a.Find(tx, kind, row)
 		return err
 	})
-	return rec, err
+	return rec, a.Named(&store.Record{Kind: kind, ID: row, Account: a.ID}, err)
 }
 
 // Find returns a record of the account, unless it has lapsed, or the record to which it
@@ -68,7 +68,8 @@ func (a Account) Exists(ctx context.Context) error {
 }
 
 // List answers a query for records of the account. The parent that the query names must
-// be there. In the same transaction also reads the records that belong to the answer.
+// be there. In the same transaction also reads the records that belong to the answer. The
+// list comes with ErrDamaged if some of its records are Foreign.
 func (a Account) List(ctx context.Context, q *store.Query, also ...func(store.ReadTx, *store.List) error) (list *store.List, err error) {
 	if q.Kind != KindAccount { // these belong to no account
 		if err := a.Exists(ctx); err != nil {
@@ -76,12 +77,13 @@ func (a Account) List(ctx context.Context, q *store.Query, also ...func(store.Re
 		}
 	}
 
-	err = a.View(ctx, func(tx store.ReadTx) (err error) {
+	var damaged error
+	err = a.View(ctx, func(tx store.ReadTx) error {
 		if err := a.parent(tx, a.config.Families[q.Kind].Parent, q.Parent); err != nil {
 			return err
 		}
-		if list, err = tx.List(q); err != nil {
-			return err
+		if list, damaged = tx.List(q); list == nil {
+			return damaged
 		}
 		for _, read := range also {
 			if err := read(tx, list); err != nil {
@@ -90,7 +92,13 @@ func (a Account) List(ctx context.Context, q *store.Query, also ...func(store.Re
 		}
 		return nil
 	})
-	return list, err
+	switch {
+	case err != nil:
+		return nil, err
+	case damaged != nil: // without an id: the record may be another account's
+		damaged = a.damage(q.Kind, damaged)
+	}
+	return list, damaged
 }
 
 // Siblings answers a query for records of one parent, which may be missing: whoever uses
@@ -127,7 +135,7 @@ func (l *Ledger) SealSecret(r *store.Record, plain []byte) error {
 func (l *Ledger) OpenShown(ctx context.Context, r *store.Record) ([]byte, error) {
 	plain, err := l.open(ctx, func() ([]byte, error) { return l.Box.OpenShown(r) })
 	if err != nil {
-		return nil, Translate(err)
+		return nil, l.Named(r, Translate(err))
 	}
 	r.Shown = plain
 	return plain, nil
@@ -136,7 +144,7 @@ func (l *Ledger) OpenShown(ctx context.Context, r *store.Record) ([]byte, error)
 // OpenSecret opens the secret part of a record in place, as OpenShown does.
 func (l *Ledger) OpenSecret(ctx context.Context, r *store.Record) ([]byte, error) {
 	plain, err := l.open(ctx, func() ([]byte, error) { return l.Box.OpenSecret(r) })
-	return plain, Translate(err)
+	return plain, l.Named(r, Translate(err))
 }
 
 // OpenCode opens what seal.Box.SealCode has sealed under key for a record of the account.
@@ -152,7 +160,7 @@ func (l *Ledger) open(ctx context.Context, fn func() ([]byte, error)) ([]byte, e
 		return plain, err
 	}
 	if _, err := l.loadMeta(ctx); err != nil {
-		return nil, err
+		return nil, l.Named(&store.Record{Kind: KindMeta}, err)
 	}
 	return fn()
 }

@@ -37,6 +37,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.Cryptogram](),
 		reflect.TypeFor[cardvault.CryptogramRequest](),
 		reflect.TypeFor[cardvault.CryptogramValue](),
+		reflect.TypeFor[cardvault.DamagedRecord](),
 		reflect.TypeFor[cardvault.Delivery](),
 		reflect.TypeFor[cardvault.DeliveryRecord](),
 		reflect.TypeFor[cardvault.Event](),
@@ -151,6 +152,9 @@ var shown = map[string]string{
 
 	"simnet.Network.challenge": "of a simulator, whose cards are nobody's",
 	"simnet.Network.key":       "of a simulator, whose cards are nobody's",
+
+	"cardvault.DamagedRecord.Kind": "a word for a kind of records",
+	"internal/ledger.Name.Kind":    "a word for a kind of records",
 
 	"cardvault.Keyring.file":           "a path",
 	"internal/ledger.Config.KeySource": "a path",

@@ -9,6 +9,7 @@
 //	@identify {id3} passed                     the shopper answers the challenge: passed or failed
 //	@network                                   all that follow go to one whose vault has a network
 //	@run                                       from now on the vault does its background work
+//	@damage                                    somebody changes the stored token that was made last
 //	@provider                                  the next request has the headers of PPANHeaders
 //	@encrypt {id1} {"security_code":"737"}     {payload} is that, as a browser encrypts it for a session
 //	POST /tokens/session?x=1                   a request
@@ -144,6 +145,8 @@ func (p *player) play(t *testing.T, paragraph string) string {
 			r.on = line[len("@on "):]
 		case line == "@run":
 			p.world.run(t, p.world.vaults)
+		case line == "@damage":
+			p.world.damage(t)
 		case line == "@provider":
 			r.headers = append(r.headers, PPANHeaders...)
 		case strings.HasPrefix(line, "@encrypt "):

@@ -236,6 +236,25 @@ func (w *world) addNetwork(t *testing.T) {
 	w.values["ephemeral"] = ephemeral.ID.String() // a token that lapses in an hour
 }
 
+// damage changes a bit of the token that was made last.
+func (w *world) damage(t *testing.T) {
+	const kindToken = 5 // of package cardvault
+	err := w.setup.Stores[0].Update(t.Context(), func(tx store.Tx) error {
+		tokens, err := tx.Scan(kindToken, uuid.Nil, 100)
+		if err != nil || len(tokens) == 0 {
+			return errors.Join(err, errors.New("there is no token to damage"))
+		}
+		last := tokens[len(tokens)-1]
+		last.Version++
+		last.Shown[len(last.Shown)-1] ^= 1
+		tx.Put(last)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A running vault does its background work.
 type running struct {
 	vault *cardvault.Vault

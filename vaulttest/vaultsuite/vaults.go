@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
 	"slices"
 	"sync"
 	"testing"
@@ -162,6 +163,9 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 	return all
 }
 
+// said matches the error of a method of a closed vault: it says what the method was doing.
+var said = regexp.MustCompile(`^cardvault: [A-Za-z ]+: vault is closed`)
+
 func closed(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	v, ctx := paying(t, spy, new(till)), t.Context()
@@ -176,7 +180,11 @@ func closed(t *testing.T, s store.Store) {
 	fails(t, "Run when the vault is closed", <-running, cardvault.ErrClosed)
 	wrote := spy.wrote(func() {
 		for name, call := range calls {
-			fails(t, name+" after Close", call(ctx, v), cardvault.ErrClosed)
+			err := call(ctx, v)
+			fails(t, name+" after Close", err, cardvault.ErrClosed)
+			if !said.MatchString(fmt.Sprint(err)) {
+				t.Errorf("%s after Close: error %q does not say what it was doing", name, err)
+			}
 		}
 		fails(t, "Delete of no id after Close", v.Delete(ctx, uuid.Nil), cardvault.ErrClosed)
 	})
