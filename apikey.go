@@ -3,18 +3,15 @@ package cardvault
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"log/slog"
-	"math/big"
 	"slices"
-	"strings"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/keytext"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/seal"
@@ -194,13 +191,13 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	}
 
 	r := v.rows.NewRecord(kindAPIKey, row)
-	r.Lookup = [][]byte{[]byte(shortID(k.ID))}
+	r.Lookup = [][]byte{[]byte(keytext.Short(k.ID))}
 	for _, by := range k.creators {
 		r.Lookup = append(r.Lookup, createdBy(by))
 	}
 	r.Due = k.ExpiresAt
 
-	text, secret := v.newKeyText(k.ID)
+	text, secret := keytext.New(v.opts.keyPrefix(), k.ID)
 	digest := sha256.Sum256([]byte(secret))
 	k.digest = hide(digest[:])
 	if err := v.rows.SealShown(r, k.encode()); err != nil {
@@ -371,7 +368,7 @@ type Principal struct {
 // The error is ErrUnauthenticated for every text that is no valid key.
 func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err error) {
 	defer doing("authenticate", &err)
-	short, secret, ok := v.parseKeyText(key)
+	short, secret, ok := keytext.Parse(v.opts.keyPrefix(), key)
 	if !ok {
 		return nil, ErrUnauthenticated
 	}
@@ -482,7 +479,7 @@ func (v *Vault) newNobody() (*nobody, error) {
 	row, keys := rowkey.First(ledger.FirstTime), seal.NewKeys()
 	n := &nobody{box: seal.NewBox(keys, nil), key: *v.rows.NewRecord(kindAPIKey, row), account: v.whole().rows.Unmask(kindAccount, v.rows.ID)}
 	n.box.Grant(keys, 1)
-	n.key.Lookup = [][]byte{[]byte(shortID(row))}
+	n.key.Lookup = [][]byte{[]byte(keytext.Short(row))}
 	k := &APIKey{Label: "nobody", Scopes: allScopes, digest: hide(make([]byte, sha256.Size))}
 	return n, n.box.SealShown(&n.key, k.encode())
 }
@@ -507,57 +504,12 @@ func (n *nobody) compare(v *Vault, sum []byte) error {
 	return err
 }
 
-// The text of a key: "vk_test_" or "vk_live_", the first 8 characters of its
-// id, "_", 43 base62 characters of secret, 6 of CRC-32 over all before.
-const (
-	shortIDLen  = 8
-	secretLen   = 43
-	checksumLen = 6
-)
-
-func (v *Vault) keyPrefix() string {
-	if v.opts.Mode == Sandbox {
+// keyPrefix begins the texts of API keys: see package keytext.
+func (o *Options) keyPrefix() string {
+	if o.Mode == Sandbox {
 		return "vk_test_"
 	}
 	return "vk_live_"
-}
-
-func shortID(id uuid.UUID) string { return id.String()[:shortIDLen] }
-
-func (v *Vault) newKeyText(id uuid.UUID) (text, secret string) {
-	var random [32]byte
-	rand.Read(random[:])
-	secret = base62(new(big.Int).SetBytes(random[:]), secretLen)
-	head := v.keyPrefix() + shortID(id) + "_" + secret
-	return head + checksum(head), secret
-}
-
-func (v *Vault) parseKeyText(text string) (short, secret string, ok bool) {
-	rest, ok := strings.CutPrefix(text, v.keyPrefix())
-	if !ok || len(rest) != shortIDLen+1+secretLen+checksumLen || rest[shortIDLen] != '_' {
-		return "", "", false
-	}
-	if checksum(text[:len(text)-checksumLen]) != text[len(text)-checksumLen:] {
-		return "", "", false
-	}
-	return rest[:shortIDLen], rest[shortIDLen+1 : shortIDLen+1+secretLen], true
-}
-
-func checksum(head string) string {
-	n := crc32.ChecksumIEEE([]byte(head))
-	var c [checksumLen]byte
-	for i := range c {
-		c[len(c)-1-i] = base62Digits[n%62]
-		n /= 62
-	}
-	return string(c[:])
-}
-
-const base62Digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-func base62(n *big.Int, width int) string {
-	text := n.Text(62)
-	return strings.Repeat("0", width-len(text)) + text
 }
 
 const (

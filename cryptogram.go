@@ -2,24 +2,20 @@ package cardvault
 
 import (
 	"context"
-	"crypto/fips140"
-	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/iso"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/paymentdata"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
-	"github.com/go-jose/go-jose/v4"
 	"github.com/google/uuid"
 )
 
@@ -314,12 +310,10 @@ func (c *Cryptogram) check() bool {
 	number, value := c.Number.get(), c.Value.get()
 	return len(number) >= 13 && len(number) <= maxPAN && iin.Luhn(number) &&
 		len(checkExpiry(c.Expiry)) == 0 &&
-		len(value) >= 1 && len(value) <= maxCryptogram &&
+		len(value) >= 1 && len(value) <= paymentdata.MaxCryptogram &&
 		!slices.ContainsFunc(value, func(b byte) bool { return b < ' ' || b > '~' }) &&
 		(c.ECI == "" || len(c.ECI) == 2 && allDigits([]byte(c.ECI)))
 }
-
-const maxCryptogram = 256 // characters; those of the schemes have 28
 
 // substitutes reports whether a number is another than that of the card, which
 // must never leave the vault.
@@ -353,58 +347,20 @@ func (v *Vault) failure(p *PaymentData, err error) *Failure {
 	return newFailure("cryptogram_declined", schemeCode)
 }
 
-// encrypt returns what the merchant opens with its secret. The interface
-// document wants key wrapping by AES-GCM with an IV of the caller's, which
-// FIPS 140-3 does not know.
-func (c *Cryptogram) encrypt(secret *PaymentSecret) (jwe string, err error) {
-	key := sha256.Sum256(secret.value.get())
-	defer clear(key[:])
-	payload := c.payload()
-	defer clear(payload)
-
-	fips140.WithoutEnforcement(func() {
-		to := jose.Recipient{Algorithm: jose.A256GCMKW, Key: key[:], KeyID: secret.KeyID}
-		var e jose.Encrypter
-		if e, err = jose.NewEncrypter(jose.A256GCM, to, nil); err != nil {
-			return
-		}
-		var sealed *jose.JSONWebEncryption
-		if sealed, err = e.Encrypt(payload); err == nil {
-			jwe, err = sealed.CompactSerialize()
-		}
-	})
+// encrypt returns what the merchant opens with its secret.
+func (c *Cryptogram) encrypt(secret *PaymentSecret) (string, error) {
+	plain := paymentdata.Credential{
+		Number:     c.Number.get(),
+		Month:      c.Expiry.Month,
+		Year:       c.Expiry.Year,
+		Cryptogram: c.Value.get(),
+		ECI:        c.ECI,
+	}
+	jwe, err := plain.Seal(secret.value.get(), secret.KeyID)
 	if err != nil {
 		return "", fmt.Errorf("cardvault: encrypting payment data: %w", err)
 	}
 	return jwe, nil
-}
-
-// payload returns the JSON text of chapter 2.3 of the interface document.
-func (c *Cryptogram) payload() []byte {
-	b := make([]byte, 0, 2*maxCryptogram+160) // never grown: nothing is left behind
-
-	b = append(b, `{"network_token":{"token":"`...)
-	b = append(b, c.Number.get()...)
-	b = append(b, `","expiry_year":`...)
-	b = strconv.AppendInt(b, int64(c.Expiry.Year), 10)
-	b = append(b, `,"expiry_month":`...)
-	b = strconv.AppendInt(b, int64(c.Expiry.Month), 10)
-
-	b = append(b, `},"cryptogram":"`...)
-	for _, char := range c.Value.get() {
-		if char == '"' || char == '\\' {
-			b = append(b, '\\')
-		}
-		b = append(b, char)
-	}
-
-	b = append(b, `","eci":`...)
-	if c.ECI == "" {
-		return append(b, `null}`...)
-	}
-	b = append(b, '"')
-	b = append(b, c.ECI...)
-	return append(b, `"}`...)
 }
 
 // lookSoon lets the background look up an active network token whose cryptogram
@@ -685,10 +641,7 @@ type PaymentCredential struct {
 }
 
 // ErrPaymentData is returned by OpenPaymentData.
-var ErrPaymentData = errors.New("cardvault: payment data cannot be opened with these secrets")
-
-// maxPaymentData bounds what OpenPaymentData looks at. A vault makes about 700 bytes.
-const maxPaymentData = 8 << 10
+var ErrPaymentData = paymentdata.ErrOpen
 
 // OpenPaymentData decrypts PaymentData.Encrypted with the shared secret of the
 // merchant that RotatePaymentSecret returned. During a rotation it is given the
@@ -706,64 +659,20 @@ const maxPaymentData = 8 << 10
 //
 // The error is ErrPaymentData, whatever the reason, and holds nothing of jwe.
 func OpenPaymentData(jwe string, secrets ...SharedSecret) (*PaymentCredential, error) {
-	if len(jwe) > maxPaymentData {
-		return nil, ErrPaymentData
+	texts := make([][]byte, len(secrets))
+	for i, secret := range secrets {
+		texts[i] = secret.get()
 	}
-
-	sealed, err := jose.ParseEncryptedCompact(jwe, []jose.KeyAlgorithm{jose.A256GCMKW}, []jose.ContentEncryption{jose.A256GCM})
+	opened, err := paymentdata.Open(jwe, texts...)
 	if err != nil {
-		return nil, ErrPaymentData
+		return nil, err
 	}
-	if _, ok := sealed.Header.ExtraHeaders["zip"]; ok {
-		return nil, ErrPaymentData
-	}
+	defer opened.Wipe()
 
-	for _, secret := range secrets {
-		key := sha256.Sum256(secret.get())
-		var payload []byte
-		fips140.WithoutEnforcement(func() { payload, err = sealed.Decrypt(key[:]) })
-		clear(key[:])
-		if err == nil {
-			defer clear(payload)
-			return parsePayload(payload)
-		}
-	}
-	return nil, ErrPaymentData
-}
-
-func parsePayload(payload []byte) (*PaymentCredential, error) {
-	var p struct {
-		Token struct {
-			Number jsonText `json:"token"`
-			Year   int      `json:"expiry_year"`
-			Month  int      `json:"expiry_month"`
-		} `json:"network_token"`
-		Cryptogram jsonText `json:"cryptogram"`
-		ECI        *string  `json:"eci"`
-	}
-
-	err := json.Unmarshal(payload, &p)
-	defer clear(p.Token.Number)
-	defer clear(p.Cryptogram)
-	if err != nil || len(p.Token.Number) == 0 || !allDigits(p.Token.Number) || len(p.Cryptogram) == 0 {
-		return nil, ErrPaymentData
-	}
-
-	c := &PaymentCredential{
-		Number:     NewPAN(p.Token.Number),
-		Expiry:     Expiry{Month: p.Token.Month, Year: p.Token.Year},
-		Cryptogram: NewCryptogramValue(p.Cryptogram),
-	}
-	if p.ECI != nil {
-		c.ECI = *p.ECI
-	}
-	return c, nil
-}
-
-// A jsonText is a JSON string that can be overwritten.
-type jsonText []byte
-
-func (t *jsonText) UnmarshalText(b []byte) error {
-	*t = append(jsonText(nil), b...)
-	return nil
+	return &PaymentCredential{
+		Number:     NewPAN(opened.Number),
+		Expiry:     Expiry{Month: opened.Month, Year: opened.Year},
+		Cryptogram: NewCryptogramValue(opened.Cryptogram),
+		ECI:        opened.ECI,
+	}, nil
 }

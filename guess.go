@@ -4,7 +4,6 @@ import (
 	"context"
 	"hash/maphash"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/tally"
@@ -26,22 +25,11 @@ type Suspicion struct {
 	Limit int // different numbers that this vault takes in a UTC day
 }
 
-// What is told of a day: those who guess are not to flood whoever is told, and not to use
-// up what there is to tell of others.
-const (
-	maxSuspicions    = 64      // of an account
-	maxAllSuspicions = 1 << 14 // of all
-)
-
 // guesses counts the card numbers that callers pass in.
 type guesses struct {
-	tally tally.Tally
-	seed  maphash.Seed // of the hashes of masked numbers, which show nothing secret
-
-	mu   sync.Mutex // guards what follows
-	day  int64
-	told map[uint64]struct{} // masked numbers of the day, by their hashes
-	of   map[uuid.UUID]int   // how many of them are an account's
+	tally   tally.Tally
+	reports tally.Reports
+	seed    maphash.Seed // of the hashes of masked numbers, which show nothing secret
 }
 
 // takeNumber counts a card number, which has the fingerprint f, under what its mask shows,
@@ -88,22 +76,10 @@ func (o *Options) numbersADay(unknown int) int {
 	return max(1, max(3, min(100, candidates/1000))/o.Replicas)
 }
 
-// suspect tells of a suspicion: of each masked number once a day.
+// suspect reports a suspicion: of each masked number once a day.
 func (v *Vault) suspect(ctx context.Context, day int64, shape uint64, s Suspicion) {
-	g := &v.guesses
-	g.mu.Lock()
-	if g.told == nil || day != g.day {
-		g.day, g.told, g.of = day, map[uint64]struct{}{}, map[uuid.UUID]int{}
-	}
-	_, known := g.told[shape]
-	tell := !known && g.of[s.Account] < maxSuspicions && len(g.told) < maxAllSuspicions
-	if tell {
-		g.told[shape] = struct{}{}
-		g.of[s.Account]++
-	}
-	last := g.of[s.Account] == maxSuspicions || len(g.told) == maxAllSuspicions
-	g.mu.Unlock()
-	if !tell {
+	ok, last := v.guesses.reports.Take(day, s.Account, shape)
+	if !ok {
 		return
 	}
 

@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
-	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/quota"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -55,21 +54,21 @@ func (e *QuotaError) Error() string {
 // Unwrap returns ErrQuotaExceeded.
 func (e *QuotaError) Unwrap() error { return ErrQuotaExceeded }
 
-// A quota is one field of Quotas.
-type quota struct {
+// A quotaField is one field of Quotas.
+type quotaField struct {
 	name      string
 	of        func(*Quotas) *int
 	def, most int
 }
 
 var (
-	quotaAPIKeys      = &quota{"api_keys", func(q *Quotas) *int { return &q.APIKeys }, 1000, 100_000}
-	quotaWebhooks     = &quota{"webhooks", func(q *Quotas) *int { return &q.Webhooks }, 16, MaxWebhooks}
-	quotaOpenSessions = &quota{"open_sessions", func(q *Quotas) *int { return &q.OpenSessions }, 100_000, 10_000_000}
-	quotaPaymentData  = &quota{"payment_data", func(q *Quotas) *int { return &q.PaymentData }, 10_000, 1_000_000}
+	quotaAPIKeys      = &quotaField{"api_keys", func(q *Quotas) *int { return &q.APIKeys }, 1000, 100_000}
+	quotaWebhooks     = &quotaField{"webhooks", func(q *Quotas) *int { return &q.Webhooks }, 16, MaxWebhooks}
+	quotaOpenSessions = &quotaField{"open_sessions", func(q *Quotas) *int { return &q.OpenSessions }, 100_000, 10_000_000}
+	quotaPaymentData  = &quotaField{"payment_data", func(q *Quotas) *int { return &q.PaymentData }, 10_000, 1_000_000}
 
 	// allQuotas is in the order in which accounts store theirs: new ones go last.
-	allQuotas = []*quota{quotaAPIKeys, quotaWebhooks, quotaOpenSessions, quotaPaymentData}
+	allQuotas = []*quotaField{quotaAPIKeys, quotaWebhooks, quotaOpenSessions, quotaPaymentData}
 )
 
 // withDefaults sets the fields that are 0.
@@ -119,16 +118,11 @@ func (v *Vault) SetQuotas(ctx context.Context, u QuotaUpdate) (err error) {
 	})
 }
 
-// errAtQuota is returned in a transaction that finds as many records as a quota allows.
-// Some of them may have lapsed.
-var errAtQuota = fmt.Errorf("%w: as many as the quota allows", store.ErrConflict)
-
 // withinQuota calls write to make one more listed record of a kind, in the list of the
-// account. write calls room in its transaction, and returns its error. What has lapsed
-// and is not erased yet is erased when it is in the way, in the order in which it
-// lapsed: the transaction itself counts what is stored, whose cost does not depend on
-// how much that is.
-func (v *Vault) withinQuota(ctx context.Context, op ledger.Operation, q *quota, kind store.Kind, write func(room func(store.Tx) error) error) error {
+// account. write calls room in its transaction, and returns its error. Records that have
+// lapsed and are not erased yet are erased when they are in the way, in the order in which
+// they lapsed.
+func (v *Vault) withinQuota(ctx context.Context, op ledger.Operation, q *quotaField, kind store.Kind, write func(room func(store.Tx) error) error) error {
 	for {
 		known, ok := v.standings.Load(v.rows.ID)
 		if !ok {
@@ -138,12 +132,29 @@ func (v *Vault) withinQuota(ctx context.Context, op ledger.Operation, q *quota, 
 			}
 			known = s
 		}
+
 		l := known.(*standing)
 		limit := *q.of(&l.quotas)
-		err := v.oneMore(ctx, q, kind, l, write)
+		place, err := v.counts.Take(ctx, v.rows, kind, limit, q == quotaOpenSessions)
+		if err != nil {
+			return err
+		}
+		err = write(func(tx store.Tx) error {
+			a, err := tx.Get(kindAccount, l.account)
+			switch {
+			case err != nil:
+				return err
+			case a.Version != l.version: // the quota may be another
+				v.standings.CompareAndDelete(v.rows.ID, l)
+				return errStale
+			}
+			return place.Room(tx)
+		})
+		place.Leave()
+
 		switch {
 		case errors.Is(err, errStale):
-		case errors.Is(err, errAtQuota):
+		case errors.Is(err, quota.ErrFull):
 			// One batch at a time, each of which leaves less to erase.
 			if n, err := v.eraser.Lapse(ctx, kind); n == 0 || err != nil {
 				full := &QuotaError{q.name, limit}
@@ -154,100 +165,4 @@ func (v *Vault) withinQuota(ctx context.Context, op ledger.Operation, q *quota, 
 			return err
 		}
 	}
-}
-
-func (v *Vault) oneMore(ctx context.Context, q *quota, kind store.Kind, l *standing, write func(room func(store.Tx) error) error) error {
-	limit := *q.of(&l.quotas)
-	spare, began := false, time.Now()
-	if slack := max(limit/8, leastSlack); q == quotaOpenSessions && limit > slack {
-		c, _ := v.crowds.LoadOrStore(v.rows.ID, new(crowd))
-		n, err := c.(*crowd).enter(ctx, v)
-		defer c.(*crowd).leave()
-		if err != nil {
-			return err
-		}
-		spare = n <= int64(limit-slack)
-	}
-	return write(func(tx store.Tx) error {
-		a, err := tx.Get(kindAccount, l.account)
-		switch {
-		case err != nil:
-			return err
-		case a.Version != l.version: // the quota may be another
-			v.standings.CompareAndDelete(v.rows.ID, l)
-			return errStale
-		case spare && time.Since(began) < crowdWait:
-			return nil
-		}
-		// Whatever was to spare, others may have filled it up while this call waited.
-		return v.room(tx, kind, limit)
-	})
-}
-
-// room returns errAtQuota if the account has as many records of a kind as it may.
-func (v *Vault) room(tx store.ReadTx, kind store.Kind, limit int) error {
-	n, err := v.count(tx, kind)
-	if err == nil && n >= int64(limit) {
-		err = errAtQuota
-	}
-	return err
-}
-
-func (v *Vault) count(tx store.ReadTx, kind store.Kind) (int64, error) {
-	all, err := tx.List(&store.Query{Kind: kind, Account: v.rows.ID, Count: true})
-	if err != nil {
-		return 0, err
-	}
-	return all.Total, nil
-}
-
-const (
-	leastSlack = 8192            // open sessions that other processes may make meanwhile
-	crowdFresh = time.Second     // how long a count is good for
-	crowdWait  = 5 * time.Second // how long a call may wait for its transaction on it
-)
-
-// A crowd bounds the open sessions of an account without counting them each time: on a
-// store that commits in groups, two transactions that count a list to which both add
-// cannot be in one group. It is exact for what this process makes. Others could pass a
-// quota by it only by making an eighth of it, and no less than leastSlack, within the
-// seconds that a count and a call on it are good for. Beyond what is left then, each
-// transaction counts. The zero value is ready.
-type crowd struct {
-	mu           sync.Mutex
-	begun, ended int64     // calls of this process that make a session, also in vain
-	base         int64     // a count, less what had ended before it
-	counted      time.Time // when that was begun
-}
-
-// enter returns how many open sessions there can be at most, with the one that is made.
-// Who has entered leaves.
-func (c *crowd) enter(ctx context.Context, v *Vault) (int64, error) {
-	c.mu.Lock()
-	c.begun++
-	at, ended := time.Now(), c.ended
-	fresh := at.Sub(c.counted) < crowdFresh
-	c.mu.Unlock()
-	if !fresh {
-		var n int64
-		err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
-			n, err = v.count(tx, kindSession)
-			return err
-		})
-		if err != nil {
-			return 0, err
-		}
-		c.mu.Lock()
-		c.base, c.counted = n-ended, at
-		c.mu.Unlock()
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.base + c.begun, nil
-}
-
-func (c *crowd) leave() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended++
 }

@@ -77,6 +77,7 @@ import (
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/payload"
+	"github.com/cardvault/cardvault/internal/quota"
 	"github.com/cardvault/cardvault/internal/removal"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/store"
@@ -102,7 +103,7 @@ type core struct {
 	opts      Options
 	log       *slog.Logger
 	standings sync.Map // of accounts: *standing
-	crowds    sync.Map // of accounts: *crowd
+	counts    quota.Counts
 	listening listening
 	shifts    sync.Map // of queues: *inflow of the shift that is under way
 	testing   sync.Map // row keys of webhooks to which a test is under way

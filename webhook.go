@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/quota"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -216,7 +217,7 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 	err = v.changeAccount(ctx, opCreateWebhook, w.ID, func(a *Account) (func(store.Tx) error, error) {
 		return func(tx store.Tx) error {
 			limit := a.Quotas.Webhooks
-			if err := v.room(tx, kindWebhook, limit); errors.Is(err, errAtQuota) {
+			if err := quota.Room(tx, v.rows.ID, kindWebhook, limit); errors.Is(err, quota.ErrFull) {
 				return &QuotaError{quotaWebhooks.name, limit}
 			} else if err != nil {
 				return err

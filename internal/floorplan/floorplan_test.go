@@ -35,7 +35,7 @@ var owners = map[string][]string{
 	"code.dny.dev/ssrf":                {"/webhook"},
 	"go.etcd.io/bbolt":                 {"/store/boltstore"},
 	"golang.org/x/crypto/":             {"/internal/keyfile"},
-	"github.com/go-jose/":              {"", "/internal/payload"},
+	"github.com/go-jose/":              {"/internal/payload", "/internal/paymentdata"},
 	"github.com/hashicorp/golang-lru/": {"/internal/codes"},
 	"github.com/standard-webhooks/":    {"/webhook", "/examples/checkout"},
 }
@@ -55,15 +55,19 @@ func TestOwners(t *testing.T) {
 
 // Packages of the module that import only the named others of it.
 var neighbours = map[string][]string{
+	"/internal/paymentdata": {},
+	"/internal/quota":       {"/internal/ledger", "/store"},
 	"/internal/removal":     {"/internal/jobs", "/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/codes":       {"/internal/erase", "/internal/leak", "/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/fault":       {},
 	"/internal/jobs":        {"/internal/ledger", "/store"},
 	"/internal/keyfile":     {"/internal/ledger"},
+	"/internal/keytext":     {},
 	"/internal/leak":        {"/internal/iin"},
 	"/internal/ledger":      {"/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/payload":     {"/internal/erase", "/internal/jobs", "/internal/jsontext", "/internal/ledger", "/internal/rowkey", "/store"},
 	"/internal/replay":      {"/internal/ledger", "/internal/tlv", "/store"},
+	"/internal/tally":       {},
 	"/internal/wire":        {""},
 	"/store/internal/queue": {"/store"},
 	"/vaulttest":            {"", "/internal/iin", "/store/memstore"}, // the suite is another package
