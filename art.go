@@ -1,16 +1,12 @@
 package cardvault
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
-	"fmt"
-	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/images"
 	"github.com/cardvault/cardvault/internal/leak"
-	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -28,80 +24,11 @@ func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (mediaType string, im
 		return "", nil, ErrNotFound
 	}
 
-	var head *store.Record
-	var parts []*store.Record
-	err = v.rows.View(ctx, func(tx store.ReadTx) (err error) {
-		parts = nil
-		if head, err = tx.Get(kindCardArt, id); err != nil {
-			return err
-		}
-		for i := range artParts {
-			part, err := tx.Get(kindCardArtPart, artPart(id, i))
-			if errors.Is(err, store.ErrNotFound) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			parts = append(parts, part)
-		}
-		return nil
-	})
-	if err == nil && v.rows.ID != uuid.Nil && head.Account != v.rows.ID {
-		err = ErrNotFound
-	}
-	if err != nil {
-		return "", nil, err
-	}
-
-	plain, err := v.rows.OpenShown(ctx, head)
-	if err != nil {
-		return "", nil, err
-	}
-	var sum []byte
-	r := tlv.Read(plain)
-	for r.Next() {
-		switch r.Tag {
-		case artType:
-			mediaType = string(r.Value)
-		case artSum:
-			sum = r.Value
-		}
-	}
-
-	for i, part := range parts {
-		if part.Parent != id || part.Account != head.Account {
-			return "", nil, fmt.Errorf("%w: part %d of card art is another's", ErrDamaged, i)
-		}
-		plain, err := v.rows.OpenShown(ctx, part)
-		if err != nil {
-			return "", nil, err
-		}
-		image = append(image, plain...)
-	}
-
-	if got := sha256.Sum256(image); r.Err() != nil || !bytes.Equal(got[:], sum) {
-		return "", nil, fmt.Errorf("%w: card art cannot be read", ErrDamaged)
-	}
-	return mediaType, image, nil
+	return shelf.Open(ctx, v.rows, id)
 }
 
-const (
-	artType = iota + 1
-	artSum  // SHA-256 of the image
-)
-
-// A record holds no more than this much of an image.
-const (
-	artPartSize = 60 << 10
-	artParts    = (MaxCardArt + artPartSize - 1) / artPartSize
-)
-
-// artPart is the id of the n-th part of an image.
-func artPart(id uuid.UUID, n int) uuid.UUID {
-	id[0] ^= byte(n + 1)
-	return id
-}
+// shelf holds card art.
+var shelf = images.Shelf{Images: kindCardArt, Parts: kindCardArtPart}
 
 // An art is card art of an account, and how it is stored.
 type art struct {
@@ -119,19 +46,9 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 	}
 
 	source := v.rows.Box.Lookup(v.rows.ID, "card art source", []byte(v.opts.Network.Name()+"\x00"+asset))
-	var known *art
-	err := v.rows.FindBy(ctx, kindCardArt, source, artHeads, func(r *store.Record, readable bool) bool {
-		if readable && r.Account == v.rows.ID {
-			known = &art{id: r.ID, asset: asset}
-		}
-		return known == nil
-	})
-
-	if known != nil {
-		return known
-	}
-	if errors.Is(err, ErrDamaged) {
-		err = nil // it is fetched anew
+	id, err := shelf.Find(ctx, v.rows, source)
+	if id != uuid.Nil {
+		return &art{id: id, asset: asset}
 	}
 
 	var mediaType string
@@ -145,13 +62,13 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 		})
 	}
 
-	if err == nil && (len(image) > MaxCardArt || !isImage(mediaType, image)) {
+	if err == nil && (len(image) > MaxCardArt || !images.Valid(mediaType, image)) {
 		err = errGarbage
 	}
 
-	var a *art
+	a := &art{asset: asset}
 	if err == nil {
-		a, err = v.newArt(asset, mediaType, image, source)
+		a.id, a.records, err = shelf.New(v.rows, mediaType, image, source)
 	}
 	if err != nil {
 		v.log.Warn("card art could not be had", "error", leak.Printable(err))
@@ -163,41 +80,6 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 // artTimeout is how long a network token that is ready waits for its art. What
 // is missed is fetched when it is next looked up.
 const artTimeout = 2 * time.Second
-
-// artHeads bounds how many images are looked at to find the one of an asset.
-const artHeads = 16
-
-// isImage reports whether an image is of one of the two types, and says so.
-func isImage(mediaType string, image []byte) bool {
-	switch mediaType {
-	case "image/png":
-		return bytes.HasPrefix(image, []byte("\x89PNG\r\n\x1a\n"))
-	case "image/jpeg":
-		return bytes.HasPrefix(image, []byte("\xff\xd8\xff"))
-	}
-	return false
-}
-
-// newArt returns the records of an image. Its id is a keyed hash of what it
-// shows: unguessable, the same for the same image, and another for another.
-func (v *Vault) newArt(asset, mediaType string, image, source []byte) (*art, error) {
-	sum := sha256.Sum256(image)
-	id := uuid.UUID(v.rows.Box.Lookup(v.rows.ID, "card art content", sum[:])[:16])
-	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // looks like any version 4
-
-	head := &store.Record{Kind: kindCardArt, ID: id, Account: v.rows.ID, Version: 1, Lookup: [][]byte{source}}
-	err := v.rows.SealShown(head, tlv.Append(tlv.Append(nil, artType, mediaType), artSum, sum[:]))
-	a := &art{id: id, asset: asset, records: []*store.Record{head}}
-
-	for chunk := range slices.Chunk(image, artPartSize) {
-		part := &store.Record{Kind: kindCardArtPart, ID: artPart(id, len(a.records)-1), Account: v.rows.ID, Parent: id, Version: 1}
-		if err == nil {
-			err = v.rows.SealShown(part, chunk)
-		}
-		a.records = append(a.records, part)
-	}
-	return a, err
-}
 
 // errArtGone is returned in a transaction that finds art gone that was there.
 var errArtGone = errors.New("cardvault: card art has gone meanwhile")
@@ -215,7 +97,7 @@ func (v *Vault) show(h *holding, asset string, a *art) func(store.Tx) error {
 	}
 
 	h.token.artID = h.net.artID
-	h.token.CardArtURL = v.artURL(h.net.artID)
+	h.token.CardArtURL = v.opts.artURL(h.net.artID)
 	drop := v.dropArt(h.card.ID, former)
 
 	stays := former == h.net.artID
@@ -253,19 +135,16 @@ func (v *Vault) dropArt(row, id uuid.UUID) func(store.Tx) error {
 		case errors.Is(err, ErrDamaged): // it stays: somebody may show it
 			return nil
 		case err == nil && len(users) == 1 && users[0].ID == row:
-			tx.Delete(kindCardArt, id)
-			for i := range artParts { // not more: what shows the same makes the same records again
-				tx.Delete(kindCardArtPart, artPart(id, i))
-			}
+			shelf.Delete(tx, id)
 		}
 		return err
 	}
 }
 
-// artURL is where art is served.
-func (c *core) artURL(id uuid.UUID) string {
-	if id == uuid.Nil || c.opts.BaseURL == "" {
+// artURL returns where art is served, or "".
+func (o *Options) artURL(id uuid.UUID) string {
+	if id == uuid.Nil || o.BaseURL == "" {
 		return ""
 	}
-	return c.opts.BaseURL + "/tokens/card-art/" + id.String()
+	return o.BaseURL + "/tokens/card-art/" + id.String()
 }

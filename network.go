@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/images"
 	"github.com/google/uuid"
 )
 
@@ -83,7 +84,7 @@ type ArtFetcher interface {
 type SandboxOnly interface{ SandboxOnly() }
 
 // MaxCardArt is the largest card art that a vault keeps, in bytes.
-const MaxCardArt = 512 << 10
+const MaxCardArt = images.MaxSize
 
 // ErrUnknownNetworkToken is returned by Lookup of a [Network].
 var ErrUnknownNetworkToken = errors.New("cardvault: network token is unknown to the network")

@@ -1025,7 +1025,7 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 			t.ExpiresAt = r.Time()
 		case tokenArt:
 			copy(t.artID[:], r.Value)
-			t.CardArtURL = v.artURL(t.artID)
+			t.CardArtURL = v.opts.artURL(t.artID)
 		case tokenStale:
 			t.stale = r.Bool()
 		case tokenDeviceBinding:

@@ -60,6 +60,7 @@ var neighbours = map[string][]string{
 	"/internal/removal":     {"/internal/jobs", "/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/codes":       {"/internal/erase", "/internal/leak", "/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/fault":       {},
+	"/internal/images":      {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/jobs":        {"/internal/ledger", "/store"},
 	"/internal/keyfile":     {"/internal/ledger"},
 	"/internal/keytext":     {},
