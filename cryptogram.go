@@ -606,7 +606,7 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 			}
 			jwe, err := tx.Get(kindPaymentJWE, r.ID)
 			switch {
-			case unreadable(err):
+			case ledger.Unreadable(err):
 				kept[r.ID] = &store.Record{Kind: kindPaymentJWE, ID: r.ID, Account: v.rows.ID} // damaged when it is opened
 			case err == nil && jwe.Account == v.rows.ID && ledger.Lives(jwe, now()):
 				kept[r.ID] = jwe

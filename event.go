@@ -2,13 +2,9 @@ package cardvault
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/rowkey"
-	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
 
@@ -85,139 +81,6 @@ type EventSink interface {
 	// process at a time passes them on. If it dies, all wait until its lease ends, about
 	// a minute.
 	Event(ctx context.Context, e *Event) error
-}
-
-// An outbox holds the records that are written with an event of a token: a delivery for
-// each webhook, and for the sink. If there is neither it holds none.
-//
-// Deliveries hold nothing of the token. The state of the token at the event is its record,
-// as long as that stays as it was then, and a child of the token once it has changed. So
-// it costs nothing when a token is created, and is gone with the token.
-type outbox struct {
-	vault   *Vault // of the account
-	heard   *listeners
-	records []*store.Record
-	queues  wakings
-}
-
-// errStale is returned by the put of an outbox that was made for other webhooks, or
-// for queues that have come to rest since: it has to be made again.
-var errStale = fmt.Errorf("%w: others listen to events", store.ErrConflict)
-
-// newEvent returns the outbox of an event of a token, and notes the event in t: the token
-// is sealed afterwards, as the next version of card, so that the next event comes after
-// this one whatever clock it is made by. For the event of a deletion t is nil, and of card
-// the row key will do. For any other event, card was opened.
-func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ EventType, reason EventReason) (*outbox, error) {
-	heard, err := v.webhooks(ctx)
-	if err != nil {
-		return nil, err
-	}
-	o := &outbox{vault: v, heard: heard}
-	if t != nil && t.toldVersion > 0 && t.toldVersion == card.Version {
-		if err := o.keepPast(ctx, card, t); err != nil {
-			return nil, err
-		}
-	}
-
-	receivers := heard.of[typ]
-	if v.opts.Events != nil {
-		receivers = append(slices.Clip(receivers), sinkRow)
-	}
-	if len(receivers) == 0 {
-		return o, nil
-	}
-
-	id, err := v.rows.NewRow()
-	if err != nil {
-		return nil, err
-	}
-	if typ == TokenDeleted {
-		if t, err = v.lastState(ctx, card); err != nil {
-			return nil, err
-		}
-	}
-	id = rowkey.After(id, t.lastEvent)
-	t.lastEvent, t.toldVersion = id, card.Version+1
-
-	for _, receiver := range receivers {
-		r := v.newDelivery(receiver, id)
-		d := &delivery{typ: typ, reason: reason, account: v.rows.ID, token: card.ID, class: deliveryReady}
-		if err := v.sealDelivery(r, d); err != nil {
-			return nil, err
-		}
-		o.records = append(o.records, r)
-	}
-	o.queues, err = v.wakingsOf(ctx, receivers...)
-	return o, err
-}
-
-// keepPast adds the state of a token that deliveries contain, before it changes: card as it
-// was opened. Webhooks have deliveries in their log, the sink only until it has taken them.
-func (o *outbox) keepPast(ctx context.Context, card *store.Record, t *Token) error {
-	if o.heard.none {
-		waits := false
-		err := o.vault.rows.View(ctx, func(tx store.ReadTx) error {
-			r, err := present(tx, kindDelivery, rowkey.Beside(t.lastEvent, sinkRow))
-			waits = r != nil
-			return err
-		})
-		if err != nil || !waits {
-			return err
-		}
-	}
-
-	r := o.vault.rows.NewRecord(kindPast, t.lastEvent)
-	r.Parent, r.Due = card.ID, rowkey.Time(t.lastEvent).Add(pastRetention)
-	if err := o.vault.rows.SealSecret(r, card.Shown); err != nil {
-		return err
-	}
-	o.records = append(o.records, r)
-	return nil
-}
-
-// lastState returns the token of a record that is deleted, an empty one if it cannot be
-// read: that keeps nobody from deleting it.
-func (v *Vault) lastState(ctx context.Context, card *store.Record) (*Token, error) {
-	c := *card
-	c.Shown = slices.Clone(card.Shown)
-	t, err := v.openToken(ctx, &c)
-	if errors.Is(err, ErrDamaged) {
-		return new(Token), nil
-	}
-	return t, err
-}
-
-// put writes the event. It returns errStale if the webhooks of the account have
-// changed: whoever has registered one misses nothing from then on.
-func (o *outbox) put(tx store.Tx) error {
-	a, err := tx.Get(kindAccount, o.heard.account)
-	if err != nil {
-		return err
-	}
-	if a.Version != o.heard.version {
-		o.vault.listening.forget(o.vault.rows.ID)
-		return errStale
-	}
-	for _, r := range o.records {
-		if r.Kind == kindPast {
-			// Somebody who has put back the token's former record may have left one.
-			switch _, err := tx.Get(kindPast, r.ID); {
-			case err == nil:
-				continue
-			case !errors.Is(err, store.ErrNotFound):
-				return err
-			}
-		}
-		tx.Put(r)
-	}
-	return o.queues.put(tx, o.vault)
-}
-
-// written tells Run of an event that was stored.
-func (o *outbox) written() {
-	o.vault.jobs.Due(o.records...)
-	o.queues.written(o.vault)
 }
 
 // reasonOf says what has changed of a token.

@@ -2,6 +2,7 @@ package cardvault
 
 import (
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -21,4 +22,4 @@ var families = ledger.Families{
 
 // webhookOf returns the webhook of a queue: a queue that is missing is made anew as long
 // as its webhook is there.
-func webhookOf(row uuid.UUID) (store.Kind, uuid.UUID) { return kindWebhook, beside(row) }
+func webhookOf(row uuid.UUID) (store.Kind, uuid.UUID) { return kindWebhook, outbox.Beside(row) }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -816,7 +817,7 @@ func (v *Vault) change(ctx context.Context, op ledger.Operation, row uuid.UUID, 
 		changed := !bytes.Equal(shown, h.shown)
 		clear(shown)
 		clear(h.shown)
-		var event *outbox
+		var event *outbox.Parcel
 		if changed {
 			if event, err = v.newEvent(ctx, h.card, h.token, TokenUpdated, reasonOf(&h.was, h.token)); err != nil {
 				return nil, err
@@ -851,7 +852,7 @@ func (v *Vault) change(ctx context.Context, op ledger.Operation, row uuid.UUID, 
 				tx.Put(h.record)
 			}
 			if event != nil {
-				if err := event.put(tx); err != nil {
+				if err := event.Put(tx); err != nil {
 					return err
 				}
 			}
@@ -869,7 +870,7 @@ func (v *Vault) change(ctx context.Context, op ledger.Operation, row uuid.UUID, 
 
 		v.jobs.Due(h.record)
 		if event != nil {
-			event.written()
+			event.Written()
 		}
 		return h.token, nil
 	}

@@ -220,13 +220,13 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 		for _, r := range also {
 			tx.Put(r)
 		}
-		return event.put(tx)
+		return event.Put(tx)
 	})
 	if err != nil {
 		return nil, err
 	}
 
-	event.written()
+	event.Written()
 
 	// Only whoever completes the session gets to replace the code. The token may have been
 	// deleted meanwhile, or the code consumed, perhaps before there was this code to erase.

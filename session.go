@@ -468,7 +468,7 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 			for _, r := range also {
 				tx.Put(r)
 			}
-			return event.put(tx)
+			return event.Put(tx)
 		})
 		if errors.Is(err, errStale) {
 			continue
@@ -478,7 +478,7 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 		}
 
 		v.jobs.Due(records...)
-		event.written()
+		event.Written()
 		return &made, nil
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/cardvault/cardvault/internal/iso"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -262,7 +263,7 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions) (*T
 		for _, r := range records {
 			tx.Put(r)
 		}
-		if err := event.put(tx); err != nil {
+		if err := event.Put(tx); err != nil {
 			return err
 		}
 		return once.Put(tx)
@@ -272,7 +273,7 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions) (*T
 	}
 
 	v.jobs.Due(records...)
-	event.written()
+	event.Written()
 	return t, nil
 }
 
@@ -296,7 +297,7 @@ func (o *ImportOptions) canonical(c Card) []byte {
 // newToken completes t, the token of a card that was checked, and returns its
 // record, that of its network token if it is to get one, and its event. A ttl of 0
 // is for ever.
-func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duration, why EventReason) (records []*store.Record, event *outbox, err error) {
+func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duration, why EventReason) (records []*store.Record, event *outbox.Parcel, err error) {
 	if err := v.rows.Exists(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -639,13 +640,13 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (_ *Tok
 
 		err = v.rows.Write(ctx, opUpdate, id, func(tx store.Tx) error {
 			tx.Put(r)
-			return event.put(tx)
+			return event.Put(tx)
 		})
 		if err != nil {
 			return nil, err
 		}
 
-		event.written()
+		event.Written()
 		return t, nil
 	})
 }
@@ -745,7 +746,7 @@ func (d *deletion) run(ctx context.Context) error {
 		if err := unchanged(tx, kindToken, row, d.card); err != nil {
 			return err // perhaps there is a later event
 		}
-		if err := event.put(tx); err != nil {
+		if err := event.Put(tx); err != nil {
 			return err
 		}
 		if err := unchanged(tx, kindNetworkToken, row, d.net); err != nil || d.net == nil {
@@ -761,7 +762,7 @@ func (d *deletion) run(ctx context.Context) error {
 	}
 	if err == nil {
 		v.jobs.Due(freed)
-		event.written()
+		event.Written()
 	}
 	return err
 }

@@ -76,6 +76,7 @@ import (
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/payload"
 	"github.com/cardvault/cardvault/internal/quota"
 	"github.com/cardvault/cardvault/internal/removal"
@@ -104,8 +105,7 @@ type core struct {
 	log       *slog.Logger
 	standings sync.Map // of accounts: *standing
 	counts    quota.Counts
-	listening listening
-	shifts    sync.Map // of queues: *inflow of the shift that is under way
+	outbox    *outbox.Outbox
 	testing   sync.Map // row keys of webhooks to which a test is under way
 	work      work
 	nobody    *nobody
@@ -126,8 +126,8 @@ const (
 	kindAccount  = ledger.KindAccount
 	kindMerchant = ledger.KindAccount + iota
 	kindAPIKey
-	kindToken
-	kindSession
+	kindToken   = outbox.KindToken
+	kindSession = ledger.KindAccount + iota
 	kindIdempotency
 	kindAnswer
 	kindNetworkToken // id and account are those of the token
@@ -137,18 +137,18 @@ const (
 	kindCardArt      // its parts are its children
 	kindCardArtPart
 	kindPaymentData
-	kindPaymentJWE // id and parent are those of its payment data
-	kindEvent      // the id of an event; a former version had records of it, which are erased
-	kindSessionKey // of the whole vault
-	kindPayload    // that a payload was used in a session
-	kindWebhook
-	kindQueue     // what is to be sent to a webhook; its children are the deliveries
-	kindDelivery  // of an event to a webhook; child of its queue
-	kindPast      // what deliveries of an event tell of a token that has changed since; its child
-	kindRemains   // records that were deleted, to which others belong that are to be erased
-	kindSpread    // a notice that is to be applied to many tokens
-	kindMistakes  // how often a root API key was used for other requests under an idempotency key
-	kindSinkQueue // what is to be passed to the EventSink; its children are deliveries
+	kindPaymentJWE                             // id and parent are those of its payment data
+	kindEvent      = outbox.KindEvent          // a former version had records of it, which are erased
+	kindSessionKey = ledger.KindAccount + iota // of the whole vault
+	kindPayload                                // that a payload was used in a session
+	kindWebhook    = outbox.KindWebhook
+	kindQueue      = outbox.KindQueue
+	kindDelivery   = outbox.KindDelivery
+	kindPast       = outbox.KindPast
+	kindRemains    = ledger.KindAccount + iota // records that were deleted, to which others belong that are to be erased
+	kindSpread                                 // a notice that is to be applied to many tokens
+	kindMistakes                               // how often a root API key was used for other requests under an idempotency key
+	kindSinkQueue  = outbox.KindSinkQueue
 )
 
 // names says how errors name records: those of other kinds by the number of the kind. The
@@ -242,9 +242,11 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		return nil, err
 	}
 	c.eraser = removal.New(removal.Config{Ledger: c.ledger, Log: o.Logger, Remains: kindRemains, Longest: workTime, Lapsing: whole.lapsing()})
+	c.outbox = whole.newOutbox()
 	c.jobs = jobs.New(c.ledger, c.log, whole.sweeps(), whole.kinds())
 	c.eraser.Attach(c.jobs)
 	c.payloads = payload.New(payload.Config{Ledger: c.ledger, Jobs: c.jobs, Log: o.Logger, Keys: kindSessionKey, Used: kindPayload})
+	c.outbox.Attach(c.jobs)
 	v := whole.In(c.ledger.First)
 	c.nobody, err = v.newNobody()
 	return v, err

@@ -8,10 +8,10 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/quota"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -49,11 +49,8 @@ type Webhook struct {
 	secrets []signingSecret // oldest first
 }
 
-const (
-	disabledRequested = "requested"
-	disabledGone      = "gone"
-	disabledFailing   = "failing"
-)
+// disabledRequested is the DisabledReason of a caller. The others are those of the outbox.
+const disabledRequested = "requested"
 
 // A signingSecret signs deliveries until a time, zero for ever.
 type signingSecret struct {
@@ -206,11 +203,11 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 	w.secrets = []signingSecret{{value: secret}}
 
 	r := v.rows.NewRecord(kindWebhook, row)
-	q := &store.Record{Kind: kindQueue, ID: beside(row), Account: v.rows.ID, Version: 1}
 	if err := v.sealWebhook(r, w); err != nil {
 		return nil, WebhookSecret{}, err
 	}
-	if err := v.rows.SealShown(q, new(queue).encode()); err != nil {
+	q, err := v.outbox.NewQueue(v.rows.ID, row)
+	if err != nil {
 		return nil, WebhookSecret{}, err
 	}
 
@@ -294,7 +291,7 @@ func set[T any](to, from *T) {
 func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
 	defer doing("delete webhook", &err)
 	row := v.rows.Unmask(kindWebhook, id)
-	left, err := v.eraser.Remains(v.rows, kindQueue, beside(row))
+	left, err := v.eraser.Remains(v.rows, kindQueue, outbox.Beside(row))
 	if err != nil {
 		return err
 	}
@@ -309,7 +306,7 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
 				return err
 			}
 			tx.Delete(kindWebhook, row)
-			large, err = v.ledger.DeleteFamily(tx, kindQueue, beside(row), left, nil)
+			large, err = v.ledger.DeleteFamily(tx, kindQueue, outbox.Beside(row), left, nil)
 			return err
 		}, nil
 	})
@@ -381,7 +378,7 @@ func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (_ *WebhookTest, 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return &WebhookTest{out.code, time.Since(begin)}, nil
+	return &WebhookTest{out.Code, time.Since(begin)}, nil
 }
 
 func newSigningSecret() WebhookSecret {
@@ -425,7 +422,7 @@ func (v *Vault) editWebhook(ctx context.Context, op ledger.Operation, row uuid.U
 
 		wake := func(store.Tx) error { return nil }
 		if !w.Disabled && (was.Disabled || w.URL != was.URL) {
-			if paused, wake, err = v.endPause(ctx, beside(row)); err != nil {
+			if paused, wake, err = v.outbox.EndPause(ctx, row); err != nil {
 				return nil, err
 			}
 		}
@@ -438,137 +435,6 @@ func (v *Vault) editWebhook(ctx context.Context, op ledger.Operation, row uuid.U
 	}
 	v.jobs.Due(paused)
 	return w, nil
-}
-
-// endPause returns a queue as it is due now, nil if it does not pause, and a function that
-// writes it. A shift that is under way sees by itself that the webhook has changed.
-func (v *Vault) endPause(ctx context.Context, id uuid.UUID) (due *store.Record, put func(store.Tx) error, err error) {
-	var r *store.Record
-	err = v.rows.View(ctx, func(tx store.ReadTx) (err error) {
-		r, err = tx.Get(kindQueue, id)
-		return err
-	})
-	if errors.Is(err, ErrNotFound) {
-		return nil, func(store.Tx) error { return nil }, nil
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-
-	was := *r
-	plain, err := v.openQueue(ctx, r)
-	if err != nil {
-		return nil, nil, err
-	}
-	q, err := decodeQueue(plain)
-	if err != nil {
-		return nil, nil, err
-	}
-	if !q.pause.IsZero() && q.pause.Equal(r.Due) {
-		due = r
-		due.Version++
-		due.Due, q.pause = now(), time.Time{}
-		err = v.rows.SealShown(due, q.encode())
-	}
-
-	return due, func(tx store.Tx) error {
-		ok, err := ledger.Same(tx, &was)
-		switch {
-		case err != nil:
-			return err
-		case !ok:
-			return store.ErrConflict
-		case due != nil:
-			tx.Put(due)
-		}
-		return nil
-	}, err
-}
-
-// listeners are the webhooks of an account that are enabled.
-type listeners struct {
-	account uuid.UUID      // row key
-	version uint64         // of its record
-	none    bool           // the account has no webhook, also none that is disabled
-	of      [4][]uuid.UUID // row keys, by the type of event that they take
-}
-
-// webhooks returns the listeners of the account as they were last read. An event that is
-// written for them compares their version: see [outbox.put].
-func (v *Vault) webhooks(ctx context.Context) (*listeners, error) {
-	if known := v.listening.of(v.rows.ID); known != nil {
-		return known, nil
-	}
-	r, err := v.whole().rows.Get(ctx, kindAccount, v.rows.ID)
-	if err != nil {
-		return nil, err
-	}
-	all, err := v.allWebhooks(ctx)
-	if err != nil {
-		return nil, err
-	}
-
-	l := &listeners{account: r.ID, version: r.Version, none: len(all) == 0}
-	for _, r := range all {
-		w, err := v.listedWebhook(ctx, r)
-		if errors.Is(err, ErrDamaged) {
-			// It keeps no token from being changed, and has missed nothing when it is put
-			// back: events that it does not take are sorted out then.
-			w, err = &Webhook{row: r.ID, Events: allEvents}, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if w.Disabled {
-			continue
-		}
-		for _, typ := range w.Events {
-			l.of[typ&3] = append(l.of[typ&3], w.row)
-		}
-	}
-
-	v.listening.set(v.rows.ID, l)
-	return l, nil
-}
-
-// maxListening bounds the accounts whose listeners are kept. Beyond it those of all are
-// read anew.
-const maxListening = 4096
-
-// A listening is the listeners of accounts as they were last read. The zero value is
-// ready.
-type listening struct {
-	mu sync.RWMutex
-	m  map[uuid.UUID]*listeners
-}
-
-func (l *listening) of(account uuid.UUID) *listeners {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return l.m[account]
-}
-
-func (l *listening) set(account uuid.UUID, to *listeners) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.m == nil || len(l.m) >= maxListening {
-		l.m = map[uuid.UUID]*listeners{}
-	}
-	l.m[account] = to
-}
-
-func (l *listening) forget(account uuid.UUID) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.m, account)
-}
-
-func (v *Vault) allWebhooks(ctx context.Context) ([]*store.Record, error) {
-	list, err := v.list(ctx, &store.Query{Kind: kindWebhook, Account: v.rows.ID, Limit: MaxWebhooks})
-	if err != nil {
-		return nil, err
-	}
-	return list.Records, nil
 }
 
 func (v *Vault) webhookRow(ctx context.Context, row uuid.UUID) (*Webhook, error) {

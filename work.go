@@ -8,6 +8,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/leak"
+	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/removal"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -25,9 +26,8 @@ func (v *Vault) lapsing() []removal.Lapsing {
 	}
 }
 
-// workTime is how long a job takes at most that does its work in pieces: as long as the
-// shift of a receiver.
-const workTime = shiftTime + sendTimeout + 15*time.Second
+// workTime is how long a job takes at most that does its work in pieces.
+const workTime = 45 * time.Second
 
 // work is the state of background work beside that of v.jobs.
 type work struct {
@@ -37,11 +37,7 @@ type work struct {
 
 // sweeps returns the background work that is done in batches.
 func (v *Vault) sweeps() []jobs.Sweep {
-	return []jobs.Sweep{
-		v.eraser.Sweep(),
-		{Records: []store.Kind{kindDelivery}, Step: v.ripen},
-		{Records: []store.Kind{kindPast}, Step: v.erasePast},
-	}
+	return append(v.outbox.Sweeps(), v.eraser.Sweep())
 }
 
 // kinds returns the background work that is done job by job: this table is the one place
@@ -54,16 +50,15 @@ func (v *Vault) kinds() []jobs.Kind {
 		}
 		return n
 	}
-	network, sink, hooks := v.opts.Network != nil, v.opts.Events != nil, v.opts.Webhooks != nil
-	return []jobs.Kind{
+	network := v.opts.Network != nil
+	own := []jobs.Kind{
 		v.eraser.Kind(),
 		{Records: kindSpread, Workers: 4, Longest: workTime, Do: job(v, decodeSpread, (*Vault).spreadOn)},
 		{Records: kindNetworkToken, Workers: workers(64, network), Longest: calls, Claim: v.claimNetworkToken, Do: v.advanceNetworkToken},
 		{Records: kindRelease, Workers: workers(16, network), Longest: calls, Claim: v.claimRelease, Do: job(v, decodeRelease, (*Vault).releaseNow)},
 		{Records: kindBackfill, Workers: workers(4, network), Longest: calls, Do: job(v, decodeBackfill, (*Vault).backfill)},
-		{Records: kindSinkQueue, Workers: workers(sinkShifts, sink), Longest: workTime, Spare: true, Open: v.openQueue, Do: job(v, decodeQueue, (*Vault).deliver)},
-		{Records: kindQueue, Workers: workers(256, hooks), Longest: workTime, Spare: true, Open: v.openQueue, Do: job(v, decodeQueue, (*Vault).deliver)},
 	}
+	return append(own, v.outbox.Kinds()...)
 }
 
 // job returns the Do of a kind: it decodes what the record of a job holds, and does the job
@@ -186,77 +181,19 @@ func (v *Vault) claimRelease(ctx context.Context, j *jobs.Job) error {
 	return err
 }
 
-// endings are the events of tokens that lapse together. They wake each queue once.
-type endings struct {
-	vault  *Vault
-	events []*outbox // nil for one that cannot be told
-	woken  map[uuid.UUID]bool
-	told   []int // of events, those that were written
-	queues wakings
-	rows   int // of the events that were written
-}
-
+// endingsOf returns the events of tokens that lapse.
 func (v *Vault) endingsOf(ctx context.Context, due []*store.Record) (removal.Endings, error) {
-	e := &endings{vault: v}
-	for _, r := range due {
-		o, err := v.In(r.Account).newEvent(ctx, r, nil, TokenDeleted, ReasonExpired)
+	parcels := make([]*outbox.Parcel, len(due))
+	for i, r := range due {
+		p, err := v.In(r.Account).newEvent(ctx, r, nil, TokenDeleted, ReasonExpired)
 		if errors.Is(err, ErrDamaged) || errors.Is(err, ErrNotFound) { // what has lapsed is erased all the same
 			v.log.Error("the end of a token cannot be told", "account", r.Account, "error", err)
-			o, err = nil, nil
+			p, err = nil, nil
 		}
 		if err != nil {
 			return nil, err
 		}
-		e.events = append(e.events, o)
+		parcels[i] = p
 	}
-	return e, nil
-}
-
-// Begin forgets what was written in a transaction that is begun again.
-func (e *endings) Begin() {
-	e.woken, e.told, e.queues, e.rows = map[uuid.UUID]bool{}, nil, nil, 0
-}
-
-// Put writes the i-th event. It returns false if that has to be made again.
-func (e *endings) Put(tx store.Tx, i int) (bool, error) {
-	o := e.events[i]
-	if o == nil {
-		return true, nil
-	}
-	for _, q := range o.queues {
-		if e.woken[q.queue] {
-			continue
-		}
-		err := wakings{q}.put(tx, e.vault)
-		if errors.Is(err, errStale) {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
-		}
-		e.woken[q.queue] = true
-		e.queues = append(e.queues, q)
-	}
-	alone := *o
-	alone.queues = nil
-	err := alone.put(tx)
-	if errors.Is(err, errStale) {
-		return false, nil
-	}
-	if err == nil {
-		e.told = append(e.told, i)
-		e.rows += len(o.records)
-	}
-	return err == nil, err
-}
-
-// Rows returns how many rows Put has written.
-func (e *endings) Rows() int { return e.rows }
-
-// Written tells Run of the events that were stored.
-func (e *endings) Written() {
-	for _, i := range e.told {
-		e.vault.jobs.Due(e.events[i].records...)
-	}
-	e.queues.written(e.vault)
+	return v.outbox.Bundle(parcels), nil
 }

@@ -182,7 +182,7 @@ func TestNumbers(t *testing.T) {
 		{"SECURITY.md", "signatures with a time, by up to eight secrets", "", "MaxWebhookSecrets", 8},
 		{"SECURITY.md", "15 seconds and 64 KiB for an answer", "webhook", "timeout", 15 * second},
 		{"SECURITY.md", "15 seconds and 64 KiB for an answer", "webhook", "maxAnswer", 64 << 10},
-		{"SECURITY.md", "disabled after five days without success", "", "webhookPatience", 5 * 24 * hour},
+		{"SECURITY.md", "disabled after five days without success", "internal/outbox", "webhookPatience", 5 * 24 * hour},
 		{"SECURITY.md", "five refused cards end it", "", "maxRefusals", 5},
 		{"CHANGELOG.md", "up to eight of its secrets sign at a time", "", "MaxWebhookSecrets", 8},
 		{"webhook.go", "each signs; 1 to 8, the oldest first", "", "MaxWebhookSecrets", 8},

@@ -65,6 +65,7 @@ var neighbours = map[string][]string{
 	"/internal/keyfile":     {"/internal/ledger"},
 	"/internal/keytext":     {},
 	"/internal/leak":        {"/internal/iin"},
+	"/internal/outbox":      {"/internal/jobs", "/internal/ledger", "/internal/rowkey", "/internal/tlv", "/store"},
 	"/internal/ledger":      {"/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/payload":     {"/internal/erase", "/internal/jobs", "/internal/jsontext", "/internal/ledger", "/internal/rowkey", "/store"},
 	"/internal/replay":      {"/internal/ledger", "/internal/tlv", "/store"},

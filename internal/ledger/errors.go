@@ -120,6 +120,12 @@ func RowDamaged(err error) bool {
 	return errors.As(err, &d) && d.ofRow
 }
 
+// Unreadable reports whether err says that stored data is damaged, as a vault or as its
+// store says it.
+func Unreadable(err error) bool {
+	return errors.Is(err, ErrDamaged) || errors.Is(err, store.ErrDamaged)
+}
+
 // unavailable marks an error of the key provider, unless it is final or the
 // caller's own.
 func unavailable(err error) error {

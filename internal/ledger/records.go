@@ -244,3 +244,10 @@ func (l *Ledger) Glimpses(ctx context.Context, kind store.Kind, hash []byte, lim
 	}
 	return seen, err
 }
+
+// AuthenticSecret is Authentic for the secret part of a record.
+func (l *Ledger) AuthenticSecret(ctx context.Context, r *store.Record) error {
+	plain, err := l.CopySecret(ctx, r)
+	clear(plain)
+	return err
+}

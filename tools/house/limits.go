@@ -15,15 +15,15 @@ const (
 )
 
 var limits = []limit{
-	{walls, everywhere, 3.2, 9.9},
-	{p99, everywhere, 65, 75},
+	{walls, everywhere, 1.3, 9.9},
+	{p99, everywhere, 64, 75},
 	{over75, everywhere, 0, 0},
 	{over100, everywhere, 0, 0},
 	{hidden, everywhere, 0, 0},
-	{methods, root, 221, 170},
-	{circle, root, 33, 19},
+	{methods, root, 201, 170},
+	{circle, root, 30, 19},
 	{circle, "store/pgstore", 4, 4},
-	{lines, root, 13251, 9999},
+	{lines, root, 11064, 9999},
 	{listings, root, 1, 1},
 }
 

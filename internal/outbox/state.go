@@ -1,4 +1,4 @@
-package cardvault
+package outbox
 
 import (
 	"time"
@@ -9,27 +9,28 @@ import (
 // Classes of deliveries in the list of their queue. The zero class is that of a
 // delivery which is to be erased.
 const (
-	deliveryReady   = iota + 1 // to be attempted
-	deliveryHeld               // waits for an earlier delivery of the same token
-	deliveryRetried            // has failed; due when it is to be ready again
-	deliveryDone               // delivered; due when it leaves the log
-	deliveryFailed             // failed for good; due likewise
+	Ready   = iota + 1 // to be attempted
+	Held               // waits for an earlier delivery of the same token
+	Retried            // has failed; due when it is to be ready again
+	Done               // delivered; due when it leaves the log
+	Failed             // failed for good; due likewise
 )
 
-// A delivery is one event on its way to one receiver. It holds nothing of the token but
+// A Delivery is one event on its way to one receiver. It holds nothing of the token but
 // its row key.
-type delivery struct {
-	typ     EventType
-	reason  EventReason
-	account uuid.UUID // of the token
-	token   uuid.UUID // row key
+type Delivery struct {
+	Event   uuid.UUID // row key
+	Type    uint8     // of the event
+	Reason  string    // likewise
+	Account uuid.UUID // of the token
+	Token   uuid.UUID // row key
 
-	class uint8     // of the record
-	due   time.Time // likewise
+	Class uint8     // of the record
+	Due   time.Time // likewise
 
-	attempts  uint64    // all that were made
-	last      time.Time // when the last one began
-	code      uint64    // its HTTP status; 0: no answer
+	Attempts  uint64    // all that were made
+	Last      time.Time // when the last one began
+	Code      uint64    // its HTTP status; 0: no answer
 	tries     uint64    // attempts of the present schedule: a redelivery begins another
 	throttled uint64    // tries of which the reply asked for a pause
 	unordered bool      // has failed too often to hold back later deliveries, or was redelivered
@@ -61,21 +62,21 @@ const (
 	occasions   = 8
 )
 
-// A reply is the result of one attempt.
-type reply struct {
-	began time.Time
-	code  int           // HTTP status; 0: no answer
-	after time.Duration // pause that the receiver asks for, 0 if it does not
+// A Reply is the result of one attempt.
+type Reply struct {
+	Began time.Time
+	Code  int           // HTTP status; 0: no answer
+	After time.Duration // pause that the receiver asks for, 0 if it does not
 }
 
-func (a *reply) success() bool { return a.code >= 200 && a.code < 300 }
+func (a *Reply) success() bool { return a.Code >= 200 && a.Code < 300 }
 
 // gone reports whether the receiver wants nothing any more.
-func (a *reply) gone() bool { return a.code == 410 }
+func (a *Reply) gone() bool { return a.Code == 410 }
 
 // throttled reports whether the receiver wants a pause from all deliveries.
-func (a *reply) throttled() bool {
-	return a.code == 429 || a.code >= 502 && a.code <= 504 || !a.success() && a.after > 0
+func (a *Reply) throttled() bool {
+	return a.Code == 429 || a.Code >= 502 && a.Code <= 504 || !a.success() && a.After > 0
 }
 
 // A schedule says when a delivery is tried again, and how long it stays in the log.
@@ -88,9 +89,9 @@ type schedule struct {
 // after is the state machine of deliveries: it returns the state that follows d, and
 // whether the occasion means something in d. If it does not, d stays. a is the reply to
 // an attempt, else nil.
-func (d delivery) after(o occasion, a *reply, s schedule) (next delivery, ok bool) {
-	over := d.class == deliveryDone || d.class == deliveryFailed
-	sendable := d.class == deliveryReady || d.class == deliveryRetried
+func (d Delivery) after(o occasion, a *Reply, s schedule) (next Delivery, ok bool) {
+	over := d.Class == Done || d.Class == Failed
+	sendable := d.Class == Ready || d.Class == Retried
 	next = d
 
 	switch o {
@@ -99,28 +100,28 @@ func (d delivery) after(o occasion, a *reply, s schedule) (next delivery, ok boo
 			next = d.answered(a, s)
 		}
 	case notWanted:
-		next.end(deliveryFailed, s)
+		next.end(Failed, s)
 		ok = sendable
 	case tokenGone:
-		next.class, next.due = 0, time.Time{}
-		ok = sendable || d.class == deliveryHeld
+		next.Class, next.Due = 0, time.Time{}
+		ok = sendable || d.Class == Held
 	case heldBack:
-		next.class = deliveryHeld
-		ok = d.class == deliveryReady
+		next.Class = Held
+		ok = d.Class == Ready
 	case released:
-		next.class = deliveryReady
-		ok = d.class == deliveryHeld
+		next.Class = Ready
+		ok = d.Class == Held
 	case ripe:
-		next.class, next.due = deliveryReady, time.Time{}
-		ok = d.class == deliveryRetried
+		next.Class, next.Due = Ready, time.Time{}
+		ok = d.Class == Retried
 	case redelivered:
 		// A delivery that is ready or held is attempted anyway.
-		next.class, next.due = deliveryReady, time.Time{}
+		next.Class, next.Due = Ready, time.Time{}
 		next.tries, next.throttled = 0, 0
 		next.unordered = d.unordered || over
-		ok = over || d.class == deliveryRetried
+		ok = over || d.Class == Retried
 	case outOfLog:
-		next.class, next.due = 0, time.Time{}
+		next.Class, next.Due = 0, time.Time{}
 		ok = over
 	}
 	if !ok {
@@ -130,43 +131,43 @@ func (d delivery) after(o occasion, a *reply, s schedule) (next delivery, ok boo
 }
 
 // answered returns the state after an attempt.
-func (d delivery) answered(a *reply, s schedule) delivery {
-	scheduled := d.class == deliveryReady
-	d.attempts++
-	d.last, d.code = a.began, uint64(a.code)
+func (d Delivery) answered(a *Reply, s schedule) Delivery {
+	scheduled := d.Class == Ready
+	d.Attempts++
+	d.Last, d.Code = a.Began, uint64(a.Code)
 
 	switch {
 	case a.success():
-		d.end(deliveryDone, s)
+		d.end(Done, s)
 	case a.gone():
-		d.end(deliveryFailed, s)
+		d.end(Failed, s)
 	case !scheduled:
 		// It was attempted beside its schedule, which goes on as it was.
 	case d.tries == uint64(len(eventRetries)):
 		d.tries++
-		d.end(deliveryFailed, s)
+		d.end(Failed, s)
 	default:
 		d.tries++
 		if a.throttled() {
 			d.throttled++
 		}
 		d.unordered = d.unordered || d.tries-d.throttled >= eventHolds
-		d.class = deliveryRetried
-		d.due = s.at.Add(max(s.pace(eventRetries[d.tries-1]), min(a.after, maxSendRetryAfter)))
+		d.Class = Retried
+		d.Due = s.at.Add(max(s.pace(eventRetries[d.tries-1]), min(a.After, maxSendRetryAfter)))
 	}
 	return d
 }
 
 // end gives the delivery its last class, or none if there is no log.
-func (d *delivery) end(as uint8, s schedule) {
-	d.class, d.due = as, s.at.Add(s.retention)
+func (d *Delivery) end(as uint8, s schedule) {
+	d.Class, d.Due = as, s.at.Add(s.retention)
 	if s.retention == 0 {
-		d.class, d.due = 0, time.Time{}
+		d.Class, d.Due = 0, time.Time{}
 	}
 }
 
 // holdsBack reports whether later deliveries of the token wait for this one. A delivery
 // that holds them back and does so no longer releases the next.
-func (d *delivery) holdsBack() bool {
-	return d.class > 0 && d.class < deliveryDone && !d.unordered
+func (d *Delivery) holdsBack() bool {
+	return d.Class > 0 && d.Class < Done && !d.unordered
 }

@@ -1,0 +1,64 @@
+package outbox
+
+import (
+	"errors"
+	"maps"
+	"sync"
+
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// A recordSet remembers records at the version at which they were seen. The zero value is
+// ready; it is safe for concurrent use.
+type recordSet struct {
+	mu       sync.Mutex
+	versions map[uuid.UUID]uint64 // mu
+}
+
+func (c *recordSet) add(r *store.Record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.versions == nil {
+		c.versions = map[uuid.UUID]uint64{}
+	}
+	c.versions[r.ID] = r.Version
+}
+
+func (c *recordSet) has(r *store.Record) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.versions[r.ID] == r.Version
+}
+
+func (c *recordSet) reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.versions)
+}
+
+func (c *recordSet) all() map[uuid.UUID]uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.versions)
+}
+
+// damagedMost is how many deliveries that cannot be read are looked past in a transaction.
+const damagedMost = 1024
+
+// firstWith returns the first delivery with a hash, except one with an id and those that
+// are damaged. It returns nil if there is none.
+func firstWith(tx store.ReadTx, hash []byte, except uuid.UUID, damaged *recordSet) (*store.Record, error) {
+	known := damaged.all()
+	line, err := tx.Lookup(KindDelivery, hash, min(len(known), damagedMost)+2)
+	if errors.Is(err, ledger.ErrDamaged) { // a record that was found by mistake holds back nothing
+		err = nil
+	}
+	for _, r := range line {
+		if r.ID != except && known[r.ID] != r.Version {
+			return r, err
+		}
+	}
+	return nil, err
+}

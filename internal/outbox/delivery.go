@@ -1,0 +1,163 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// deliveryRetention is how long a delivery that has ended stays in the log, and can be
+// made again.
+const deliveryRetention = 7 * 24 * time.Hour
+
+// pastRetention is the delay until a former state of a token is first checked for
+// deliveries that still contain it: most have left the log by then.
+const pastRetention = deliveryRetention + 24*time.Hour
+
+const (
+	deliveryType = iota + 1
+	deliveryToken
+	deliveryAttempts
+	deliveryTries
+	deliveryLast
+	deliveryCode
+	deliveryUnordered
+	deliveryReason
+	deliveryThrottled
+	deliveryAccount // if the record is of the whole vault
+)
+
+// encode returns what a record of an account, or of the whole vault, holds of d.
+func (d *Delivery) encode(account uuid.UUID) []byte {
+	b := tlv.AppendUint(make([]byte, 0, 64), deliveryType, uint64(d.Type))
+	b = tlv.Append(b, deliveryToken, d.Token[:])
+	b = tlv.AppendUint(b, deliveryAttempts, d.Attempts)
+	b = tlv.AppendUint(b, deliveryTries, d.tries)
+	b = tlv.AppendTime(b, deliveryLast, d.Last)
+	b = tlv.AppendUint(b, deliveryCode, d.Code)
+	b = tlv.AppendBool(b, deliveryUnordered, d.unordered)
+	b = tlv.AppendUint(b, deliveryThrottled, d.throttled)
+	if account == uuid.Nil {
+		b = tlv.Append(b, deliveryAccount, d.Account[:])
+	}
+	return tlv.Pad(tlv.Append(b, deliveryReason, d.Reason), 32, 0)
+}
+
+func decodeDelivery(plain []byte) (*Delivery, error) {
+	d := new(Delivery)
+	r := tlv.Read(plain)
+	for r.Next() {
+		switch r.Tag {
+		case deliveryType:
+			d.Type = uint8(r.Uint())
+		case deliveryToken:
+			copy(d.Token[:], r.Value)
+		case deliveryAttempts:
+			d.Attempts = r.Uint()
+		case deliveryTries:
+			d.tries = r.Uint()
+		case deliveryLast:
+			d.Last = r.Time()
+		case deliveryCode:
+			d.Code = r.Uint()
+		case deliveryUnordered:
+			d.unordered = r.Bool()
+		case deliveryReason:
+			d.Reason = string(r.Value)
+		case deliveryThrottled:
+			d.throttled = r.Uint()
+		case deliveryAccount:
+			copy(d.Account[:], r.Value)
+		}
+	}
+	return d, ledger.ReadError(&r)
+}
+
+// A pending delivery is a record of one with what it holds.
+type pending struct {
+	rec *store.Record
+	Delivery
+	hash []byte // of shift.orderedHash, once that was asked for
+}
+
+// Open returns the delivery of a record.
+func (o *Outbox) Open(ctx context.Context, r *store.Record) (*Delivery, error) {
+	p, err := o.openDelivery(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &p.Delivery, nil
+}
+
+func (o *Outbox) openDelivery(ctx context.Context, r *store.Record) (*pending, error) {
+	plain, err := o.ledger.OpenShown(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	d, err := decodeDelivery(plain)
+	if err != nil {
+		return nil, o.ledger.Named(r, err)
+	}
+	d.Event, d.Class, d.Due = EventOf(r), r.Class, r.Due
+	if r.Account != uuid.Nil {
+		d.Account = r.Account
+	}
+	return &pending{rec: r, Delivery: *d}, nil
+}
+
+// EventOf returns the row key of the event of a delivery.
+func EventOf(r *store.Record) uuid.UUID { return rowkey.Beside(r.ID, Beside(r.Parent)) }
+
+// sealDelivery sets every column that follows from a delivery. One that is ready at
+// once is not found by its token: those are listed in their order, and most deliveries
+// cost no entry of a random key.
+func (o *Outbox) sealDelivery(r *store.Record, d *Delivery) error {
+	r.Class, r.Due = d.Class, d.Due
+	r.Lookup = nil
+	if d.Class < Done && (d.Class != Ready || d.Attempts > 0) {
+		r.Lookup = [][]byte{o.tokenHash(r.Account, r.Parent, d.Token, d.unordered)}
+	}
+
+	return o.ledger.SealShown(r, d.encode(r.Account))
+}
+
+// tokenHash returns the hash of those deliveries of a token, in the queue with a row key,
+// that have failed or wait for one that has: of those that hold back later ones, or of
+// those that are unordered.
+func (o *Outbox) tokenHash(account, row, token uuid.UUID, unordered bool) []byte {
+	purpose := "deliveries"
+	if unordered {
+		purpose = "loose deliveries"
+	}
+	return o.ledger.Box.Lookup(account, purpose, append(row[:], token[:]...))
+}
+
+// newDelivery returns the record of an event for a webhook or the sink, which has always the
+// same row key: one event makes one delivery, whatever is repeated.
+func newDelivery(rows ledger.Account, receiver, event uuid.UUID) *store.Record {
+	r := rows.NewRecord(KindDelivery, rowkey.Beside(event, receiver))
+	r.Parent = Beside(receiver)
+	if receiver == sinkRow {
+		r.Account = uuid.Nil
+	}
+	return r
+}
+
+// present returns a record, nil if there is none.
+func present(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	r, err := tx.Get(kind, id)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	}
+	return r, err
+}
+
+// before reports whether the event of a was before that of b.
+func before(a, b *store.Record) bool { return slices.Compare(a.ID[:], b.ID[:]) < 0 }
