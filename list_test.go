@@ -1,7 +1,9 @@
 package cardvault_test
 
 import (
+	"context"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/google/uuid"
@@ -63,5 +65,77 @@ func TestListOfTooMany(t *testing.T) {
 	}
 	if page, err := v.List(t.Context(), nil); err != nil || page.TotalItems != 2 {
 		t.Errorf("List of all = %+v, %v, want two tokens", page, err)
+	}
+}
+
+// A torn is a store that cannot read some records, as the contract of List allows.
+type torn struct {
+	store.Store
+	rows map[uuid.UUID]bool // set before the vault reads
+}
+
+type tornTx struct {
+	store.ReadTx
+	s *torn
+}
+
+func (s *torn) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(tornTx{tx, s}) })
+}
+
+func (tx tornTx) List(q *store.Query) (*store.List, error) {
+	list, err := tx.ReadTx.List(q)
+	for i, r := range list.Records {
+		if tx.s.rows[r.ID] {
+			list.Records[i] = &store.Record{Kind: r.Kind, ID: r.ID, Account: r.Account, Parent: r.Parent}
+		}
+	}
+	return list, err
+}
+
+// A row of which the store reads nothing but its key is named by that, wherever it is on a
+// page: pages and iterators go on after it.
+func TestRowsWithoutContent(t *testing.T) {
+	s := &torn{Store: memstore.New()}
+	var rows []uuid.UUID
+	v := vaultOn(t, s)
+	var ids []uuid.UUID
+	for range 4 {
+		token, err := v.Import(t.Context(), visa, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, token.ID)
+	}
+	err := s.View(t.Context(), func(tx store.ReadTx) error {
+		found, err := tx.Scan(kindToken, uuid.Nil, 10)
+		for _, r := range found {
+			rows = append(rows, r.ID)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	s.rows = map[uuid.UUID]bool{rows[1]: true, rows[2]: true, rows[3]: true}
+	named := func(id uuid.UUID) cardvault.DamagedRecord { return cardvault.DamagedRecord{Kind: "token", ID: id} }
+	for page, want := range [][]cardvault.DamagedRecord{{named(ids[1])}, {named(ids[2]), named(ids[3])}} {
+		p, err := v.List(t.Context(), &cardvault.ListOptions{Limit: 2, Page: page + 1, Ascending: true})
+		if p == nil || p.TotalItems != 4 || p.TotalPages != 2 || len(p.Items) != 2-len(want) || !slices.Equal(cardvault.Damaged(err), want) {
+			t.Errorf("page %d: %+v, %v", page+1, p, err)
+		}
+	}
+
+	var told []cardvault.DamagedRecord
+	tokens := 0
+	for token, err := range v.All(t.Context(), nil) {
+		if token != nil {
+			tokens++
+		}
+		told = append(told, cardvault.Damaged(err)...)
+	}
+	if want := []cardvault.DamagedRecord{named(ids[3]), named(ids[2]), named(ids[1])}; tokens != 1 || !slices.Equal(told, want) {
+		t.Errorf("All yields %d tokens and %v, want %v", tokens, told, want)
 	}
 }

@@ -160,6 +160,10 @@ type Query struct {
 }
 
 // A List answers a [Query].
+//
+// A record that cannot be read, or says otherwise than the list, does not fail a list that
+// is not by a hash. It has its place there and counts, with Version 0, its key, and the
+// Account and Parent that it names. If these cannot be read, they are those of the query.
 type List struct {
 	Records []*Record // without Secret
 	Total   int64     // exact, at the same instant as Records; 0 unless Query.Count
@@ -172,10 +176,10 @@ type List struct {
 //
 // Indexes only lead to records. Where one names a record that is not there, or
 // that says otherwise, Lookup, Due, Next and Children pass over it, and so does
-// List by a hash: one lost record must not hide the others. Due and Next also
-// pass over a record that cannot be read. A store whose indexes can be damaged
-// apart from its records reports what it passed over and mends the index, so that
-// it does not come again. Other lists may be ErrDamaged, because they are counted.
+// List by a hash: one lost record must not hide the others. Due, Next and List by a
+// hash also pass over a record that cannot be read. A store whose indexes can be
+// damaged apart from its records reports what it passed over and mends the index, so
+// that it does not come again. For other lists see [List].
 type ReadTx interface {
 	// Get returns the record, or ErrNotFound.
 	Get(kind Kind, id uuid.UUID) (*Record, error)

@@ -118,9 +118,10 @@ func (tx checkedReadTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error
 	return r, err
 }
 
-// List fails for a page of which anything cannot be right: it is shown as a whole. Only a
-// record that names another account or parent does not fail it, because whoever writes a
-// row can make it name these. The list holds such a record as Foreign, with ErrDamaged.
+// List fails for a page of which anything cannot be right: it is shown as a whole. Only two
+// sorts of records do not, because whoever writes a row can make it one of them: the list
+// comes with ErrDamaged beside it then. A record that names another account or parent is
+// Foreign there, and a record that cannot be read shows nothing.
 func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 	list, err := tx.tx.List(q)
 	if err != nil {
@@ -134,7 +135,7 @@ func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 		wrong = wrong || n > 0 && (list.Total < end || n < int64(q.Limit) && list.Total != end) || n == 0 && list.Total > end
 	}
 
-	foreign := false
+	damaged := false
 	for i, r := range list.Records {
 		wrong = wrong || r == nil || r.Kind != q.Kind ||
 			bytes.Compare(r.ID[:], q.Min[:]) < 0 || q.Max != uuid.Nil && bytes.Compare(r.ID[:], q.Max[:]) > 0
@@ -144,9 +145,10 @@ func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 
 		switch {
 		case r.Account != q.Account || r.Parent != q.Parent:
-			foreign = true
+			damaged = true
 			list.Records[i] = &store.Record{ID: r.ID}
-		case r.Version == 0: // cannot be read, and shows nothing
+		case r.Version == 0:
+			damaged = true
 			r.Shown = nil
 		default:
 			wrong = r.Class == 0 || !q.Classes.Has(r.Class) || !q.Live.IsZero() && !Lives(r, q.Live) ||
@@ -161,8 +163,8 @@ func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 	if wrong {
 		return nil, tx.lie("a list that holds what does not belong there")
 	}
-	if foreign {
-		return list, tx.lie("records that name another account or parent than their list")
+	if damaged {
+		return list, tx.lie("records that cannot be read, or that name another account or parent than their list")
 	}
 	return list, nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -69,7 +70,8 @@ func (a Account) Exists(ctx context.Context) error {
 
 // List answers a query for records of the account. The parent that the query names must
 // be there. In the same transaction also reads the records that belong to the answer. The
-// list comes with ErrDamaged if some of its records are Foreign.
+// list comes with ErrDamaged if some of its records are Foreign. A record that cannot be
+// read is found when it is opened.
 func (a Account) List(ctx context.Context, q *store.Query, also ...func(store.ReadTx, *store.List) error) (list *store.List, err error) {
 	if q.Kind != KindAccount { // these belong to no account
 		if err := a.Exists(ctx); err != nil {
@@ -95,10 +97,10 @@ func (a Account) List(ctx context.Context, q *store.Query, also ...func(store.Re
 	switch {
 	case err != nil:
 		return nil, err
-	case damaged != nil: // without an id: the record may be another account's
-		damaged = a.damage(q.Kind, damaged)
+	case slices.ContainsFunc(list.Records, Foreign): // without an id: the record may be another account's
+		return list, a.damage(q.Kind, damaged)
 	}
-	return list, damaged
+	return list, nil
 }
 
 // Siblings answers a query for records of one parent, which may be missing: whoever uses

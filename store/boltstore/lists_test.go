@@ -3,6 +3,7 @@ package boltstore
 import (
 	"context"
 	"errors"
+	"reflect"
 	"testing"
 	"time"
 
@@ -12,8 +13,8 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// TestForeignRow changes rows in the file and leaves the indexes as they are: a
-// list does not give a row that says otherwise.
+// TestForeignRow changes rows in the file and leaves the indexes as they are: of a row
+// that says otherwise a list gives its key and where it says that it belongs.
 func TestForeignRow(t *testing.T) {
 	s := openSmall(t, small)
 	good := numbered(2)
@@ -37,9 +38,11 @@ func TestForeignRow(t *testing.T) {
 	view := func(fn func(store.ReadTx) error) func() error {
 		return func() error { return s.View(t.Context(), fn) }
 	}
+	var got *store.List
 	query := func(q store.Query) func() error {
+		q.Account, q.Count = good.Account, true
 		q.Kind, q.Parent, q.Limit = 1, good.Parent, 1
-		return view(func(tx store.ReadTx) error { _, err := tx.List(&q); return err })
+		return view(func(tx store.ReadTx) (err error) { got, err = tx.List(&q); return err })
 	}
 	list, live := query(store.Query{}), query(store.Query{Live: good.Due.Add(-time.Microsecond)})
 	for _, test := range []struct {
@@ -52,14 +55,29 @@ func TestForeignRow(t *testing.T) {
 		{"list, another class", list, func(r *store.Record) { r.Class = 2 }},
 		{"list of what is live, earlier due", live, func(r *store.Record) { r.Due = r.Due.Add(-time.Microsecond) }},
 	} {
-		if err := test.read(); err != nil {
+		if err := test.read(); err != nil || got.Records[0].Version != 1 {
 			t.Fatalf("%s: %v", test.name, err)
 		}
 		r := *good
 		test.change(&r)
 		replace(&r)
-		if err := test.read(); !errors.Is(err, store.ErrDamaged) {
-			t.Errorf("%s: %v", test.name, err)
+		bare := &store.Record{Kind: r.Kind, ID: r.ID, Account: r.Account, Parent: r.Parent}
+		if err := test.read(); err != nil || got.Total != 1 || !reflect.DeepEqual(got.Records, []*store.Record{bare}) {
+			t.Errorf("%s: %+v, %v", test.name, got, err)
+		}
+		replace(good)
+	}
+
+	bare := &store.Record{Kind: good.Kind, ID: good.ID, Account: good.Account, Parent: good.Parent}
+	for what, row := range map[string][]byte{"rubbish": []byte("rubbish"), "nothing": nil} {
+		inFile(t, s, func(rows *bolt.Bucket) error {
+			if row == nil {
+				return rows.Delete(good.ID[:])
+			}
+			return rows.Put(good.ID[:], row)
+		})
+		if err := list(); err != nil || got.Total != 1 || !reflect.DeepEqual(got.Records, []*store.Record{bare}) {
+			t.Errorf("list of %s: %+v, %v", what, got, err)
 		}
 		replace(good)
 	}

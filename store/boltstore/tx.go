@@ -132,20 +132,25 @@ func (r *reader) rowsOf(kind store.Kind) (f finder) {
 
 // find returns a row, one without raw for an id that has none.
 func (f *finder) find(id []byte) row {
+	found, err := f.read(id)
+	check(err)
+	return found
+}
+
+// read is find with the error of a row that is not in the format of rows.
+func (f *finder) read(id []byte) (row, error) {
 	if f.cur == nil {
-		return row{}
+		return row{}, nil
 	}
 	if f.k != nil {
 		f.k, f.raw = f.cur.Next()
 	}
 	if !bytes.Equal(f.k, id) {
 		if f.k, f.raw = f.cur.Seek(id); !bytes.Equal(f.k, id) {
-			return row{}
+			return row{}, nil
 		}
 	}
-	found, err := decodeRow(f.raw)
-	check(err)
-	return found
+	return decodeRow(f.raw)
 }
 
 func (r *reader) List(q *store.Query) (list *store.List, err error) {
@@ -188,11 +193,15 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 	rows := r.rowsOf(q.Kind)
 	list.Records = make([]*store.Record, 0, min(limit, 1024))
 	s.walk(skip, q.Desc, func(id uuid.UUID, class uint8) bool {
-		found := rows.find(id[:])
-		if found.raw == nil || found.class != class || keyOfList(q.Kind, found.account, found.parent) != s.list || found.lapsed(q) {
-			panic(failed{errIndex})
+		found, err := rows.read(id[:])
+		rec := &store.Record{Kind: q.Kind, ID: id, Account: found.account, Parent: found.parent}
+		switch {
+		case err != nil || found.raw == nil:
+			rec.Account, rec.Parent = q.Account, q.Parent
+		case found.class == class && keyOfList(q.Kind, found.account, found.parent) == s.list && !found.lapsed(q):
+			rec = found.record(q.Kind, id, false)
 		}
-		list.Records = append(list.Records, found.record(q.Kind, id, false))
+		list.Records = append(list.Records, rec)
 		return len(list.Records) < limit
 	})
 
@@ -275,7 +284,10 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 		if compareIDs(id, q.Min) < 0 || q.Max != uuid.Nil && compareIDs(id, q.Max) > 0 {
 			return true
 		}
-		found := rows.find(key)
+		found, err := rows.read(key)
+		if err != nil {
+			return true
+		}
 		if found.raw == nil || !found.hasLookup(q.Lookup) {
 			r.pass(strayLookup{q.Kind, bytes.Clone(q.Lookup), id})
 			return true

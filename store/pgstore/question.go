@@ -228,7 +228,7 @@ func (q *question) read(rows pgx.Rows) (*answer, error) {
 		}
 
 		r, err := s.scan(rows)
-		if err != nil {
+		if err != nil && (r == nil || q.list == nil) { // a list has a place for what cannot be read
 			return nil, err
 		}
 		a.rows = append(a.rows, r)

@@ -121,7 +121,9 @@ type scanner struct {
 	lead    []any // targets of columns before these
 }
 
-// scan reads the row that rows is at, with as many columns as there are.
+// scan reads the row that rows is at, with as many columns as there are. A row whose
+// values break a rule comes with the error, and nothing is in it except what says where it
+// belongs.
 func (s *scanner) scan(rows pgx.Rows) (*row, error) {
 	s.row = row{}
 	if s.targets == nil {
@@ -143,7 +145,7 @@ func (s *scanner) scan(rows pgx.Rows) (*row, error) {
 		r.parent = s.uuids[2].Bytes
 	}
 	if !wellFormed(r.lookup) || r.due.InfinityModifier != pgtype.Finite || uint16(s.k)|uint16(s.c) > 255 {
-		return nil, store.ErrDamaged
+		return &row{key: r.key, account: r.account, parent: r.parent, stamp: r.stamp}, store.ErrDamaged
 	}
 
 	return &r, nil

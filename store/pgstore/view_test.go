@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"testing"
 	"time"
 
@@ -79,17 +80,24 @@ func TestDamaged(t *testing.T) {
 		connections := p.Stat().NewConnsCount()
 		began := time.Now()
 		for what, err := range map[string]error{
-			"Get":  fresh.View(t.Context(), func(tx store.ReadTx) error { _, err := tx.Get(kind, id(0)); return err }),
-			"both": fresh.View(t.Context(), func(tx store.ReadTx) error { _, _ = tx.Get(kind, id(1)); _, err := tx.Get(kind, id(0)); return err }),
-			"List": fresh.View(t.Context(), func(tx store.ReadTx) error {
-				_, err := tx.List(&store.Query{Kind: kind, Account: account, Limit: 2, Count: true})
-				return err
-			}),
+			"Get":    fresh.View(t.Context(), func(tx store.ReadTx) error { _, err := tx.Get(kind, id(0)); return err }),
+			"both":   fresh.View(t.Context(), func(tx store.ReadTx) error { _, _ = tx.Get(kind, id(1)); _, err := tx.Get(kind, id(0)); return err }),
 			"Update": fresh.Update(context.Background(), func(tx store.Tx) error { _, err := tx.Get(kind, id(0)); return err }),
 		} {
 			if !errors.Is(err, store.ErrDamaged) || errors.Is(err, store.ErrUnavailable) {
 				t.Errorf("%s after %s = %v, want ErrDamaged", what, damage, err)
 			}
+		}
+		err := fresh.View(t.Context(), func(tx store.ReadTx) error {
+			list, err := tx.List(&store.Query{Kind: kind, Account: account, Limit: 2, Count: true})
+			bare := &store.Record{Kind: kind, ID: id(0), Account: account}
+			if err == nil && (list.Total != 2 || !reflect.DeepEqual(list.Records[0], bare) || list.Records[1].Version != 1) {
+				t.Errorf("List after %s = %d, %+v", damage, list.Total, list.Records)
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("List after %s = %v", damage, err)
 		}
 		if took := time.Since(began); took > time.Second {
 			t.Errorf("that took %v", took)
