@@ -210,6 +210,9 @@ func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, er
 		if _, refused := errors.AsType[unfit](err); refused {
 			return nil, errors.Join(err, c.Close())
 		}
+		if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+			<-ctx.Done() // the connection has the same deadline, and may notice it first
+		}
 		if ctx.Err() != nil { // whether or not Ping ended for it
 			return nil, errors.Join(ctx.Err(), c.Close())
 		}
