@@ -42,8 +42,9 @@ type Approvals struct {
 	NetworkTokens bool
 }
 
-func (v *Vault) defaultApprovals() Approvals {
-	sandbox := v.opts.Mode == Sandbox
+// approvals returns those of a new account.
+func (o *Options) approvals() Approvals {
+	sandbox := o.Mode == Sandbox
 	return Approvals{sandbox, sandbox}
 }
 
@@ -56,7 +57,7 @@ func (v *Vault) CreateAccount(ctx context.Context, name string, approvals *Appro
 		}
 	}
 
-	grant := v.defaultApprovals()
+	grant := v.opts.approvals()
 	if approvals != nil {
 		grant = *approvals
 	}
@@ -97,7 +98,7 @@ func (v *Vault) newAccount(name string, grant Approvals) (*Account, []*store.Rec
 
 	account := whole.rows.NewRecord(kindAccount, row)
 	m := &Merchant{Name: "primary", Primary: true}
-	merchant, err := v.In(a.ID).newMerchant(m)
+	merchant, err := merchants{v.ledger.In(a.ID)}.add(m)
 	if err != nil {
 		return nil, nil, err
 	}

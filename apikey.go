@@ -181,7 +181,7 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	k.endBy(opts.NotAfter.UTC().Truncate(time.Microsecond))
 
 	if opts.Creator != uuid.Nil {
-		by, err := v.creator(ctx, opts.Creator)
+		by, err := apiKeys{v.rows}.creator(ctx, opts.Creator)
 		if err != nil {
 			return nil, APIKeyText{}, err
 		}
@@ -207,7 +207,7 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	// A creator that was revoked meanwhile makes no key.
 	err = v.withinQuota(ctx, opCreateAPIKey, quotaAPIKeys, kindAPIKey, func(room func(store.Tx) error) error {
 		return v.rows.Write(ctx, opCreateAPIKey, k.ID, func(tx store.Tx) error {
-			if _, err := v.creatorsOf(tx, k); err != nil {
+			if _, err := (apiKeys{v.rows}).creatorsOf(tx, k); err != nil {
 				return err // revoked meanwhile
 			}
 			if err := room(tx); err != nil {
@@ -243,19 +243,22 @@ func (k *APIKey) putBelow(by *APIKey) error {
 	return nil
 }
 
+// apiKeys are the API keys of an account.
+type apiKeys struct{ ledger.Account }
+
 // creator returns a key that is to make another. Its creators are those that the other
 // has: itself is the last of them.
-func (v *Vault) creator(ctx context.Context, id uuid.UUID) (*APIKey, error) {
-	r, err := v.rows.Get(ctx, kindAPIKey, id)
+func (s apiKeys) creator(ctx context.Context, id uuid.UUID) (*APIKey, error) {
+	r, err := s.Get(ctx, kindAPIKey, id)
 	if err != nil {
 		return nil, err
 	}
-	k, err := v.openAPIKey(ctx, r)
+	k, err := s.open(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 
-	if err := v.checkCreators(ctx, k); err != nil {
+	if err := s.checkCreators(ctx, k); err != nil {
 		return nil, err
 	}
 	k.creators = append(k.creators, r.ID)
@@ -264,9 +267,9 @@ func (v *Vault) creator(ctx context.Context, id uuid.UUID) (*APIKey, error) {
 
 // creatorsOf returns the records of all keys that made k, one by the other. The error is
 // ErrNotFound unless each is there and lives.
-func (v *Vault) creatorsOf(tx store.ReadTx, k *APIKey) (chain []*store.Record, err error) {
+func (s apiKeys) creatorsOf(tx store.ReadTx, k *APIKey) (chain []*store.Record, err error) {
 	for _, row := range k.creators { // at most MaxAPIKeyDepth-1
-		r, err := v.rows.Find(tx, kindAPIKey, row)
+		r, err := s.Find(tx, kindAPIKey, row)
 		if err != nil {
 			return nil, err
 		}
@@ -278,14 +281,14 @@ func (v *Vault) creatorsOf(tx store.ReadTx, k *APIKey) (chain []*store.Record, e
 // checkCreators returns ErrNotFound for a key of whose creators one was revoked or has
 // lapsed. That is what revokes a key together with all that are below it, however many
 // these are.
-func (v *Vault) checkCreators(ctx context.Context, k *APIKey) error {
+func (s apiKeys) checkCreators(ctx context.Context, k *APIKey) error {
 	if len(k.creators) == 0 {
 		return nil
 	}
 
 	var chain []*store.Record
-	err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
-		chain, err = v.creatorsOf(tx, k)
+	err := s.View(ctx, func(tx store.ReadTx) (err error) {
+		chain, err = s.creatorsOf(tx, k)
 		return err
 	})
 	if err != nil {
@@ -293,7 +296,7 @@ func (v *Vault) checkCreators(ctx context.Context, k *APIKey) error {
 	}
 
 	for i, r := range chain {
-		by, err := v.openAPIKey(ctx, r)
+		by, err := s.open(ctx, r)
 		if err != nil {
 			return err
 		}
@@ -326,7 +329,7 @@ func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (_ *Page[*AP
 	if err != nil {
 		return nil, err
 	}
-	return page(ctx, v, q, o, v.openAPIKey)
+	return page(ctx, v, q, o, apiKeys{v.rows}.open)
 }
 
 // DeleteAPIKey revokes an API key and all that are below it, those that it made and what
@@ -347,7 +350,7 @@ func (v *Vault) DeleteAPIKeyBy(ctx context.Context, by, id uuid.UUID) (err error
 	if err != nil {
 		return err
 	}
-	k, err := v.openAPIKey(ctx, r) // who made it is not authenticated before
+	k, err := apiKeys{v.rows}.open(ctx, r) // who made it is not authenticated before
 	if err != nil {
 		return err
 	}
@@ -380,7 +383,7 @@ func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err
 
 	sum := sha256.Sum256([]byte(secret))
 	for _, c := range found.candidates {
-		k, err := v.In(c.key.Account).openAPIKey(ctx, c.key)
+		k, err := apiKeys{v.ledger.In(c.key.Account)}.open(ctx, c.key)
 		if errors.Is(err, ErrDamaged) {
 			found.damaged = err
 			continue
@@ -450,7 +453,7 @@ func (s *keySearch) read(ctx context.Context, v *Vault, short string) error {
 // looked at only now: what a wrong secret takes does not depend on them. They were
 // there before the key was, so if they are now they were when the key was read.
 func (v *Vault) principal(ctx context.Context, k *APIKey, account *store.Record) (*Principal, error) {
-	err := v.In(k.Account).checkCreators(ctx, k)
+	err := apiKeys{v.ledger.In(k.Account)}.checkCreators(ctx, k)
 	if errors.Is(err, ErrNotFound) {
 		return nil, ErrUnauthenticated
 	}
@@ -496,7 +499,7 @@ func (n *nobody) compare(v *Vault, sum []byte) error {
 		if plain, err = n.box.OpenShown(&r); err != nil {
 			return err
 		}
-		k = v.In(r.Account).describeAPIKey(&r)
+		k = apiKeys{v.ledger.In(r.Account)}.describe(&r)
 	}
 
 	err := k.decode(plain)
@@ -533,23 +536,23 @@ func (k *APIKey) encode() []byte {
 	return tlv.Pad(b, 64, 0)
 }
 
-// describeAPIKey returns what the columns of a record say of an API key.
-func (v *Vault) describeAPIKey(rec *store.Record) *APIKey {
-	k := &APIKey{ID: v.rows.Mask(kindAPIKey, rec.ID), Account: rec.Account, CreatedAt: rowkey.Time(rec.ID), creators: creatorRows(rec)}
+// describe returns the API key of a record as its columns have it.
+func (s apiKeys) describe(rec *store.Record) *APIKey {
+	k := &APIKey{ID: s.Mask(kindAPIKey, rec.ID), Account: rec.Account, CreatedAt: rowkey.Time(rec.ID), creators: creatorRows(rec)}
 	k.Root = k.ID
 	if len(k.creators) > 0 {
-		k.Root = v.rows.Mask(kindAPIKey, k.creators[0])
+		k.Root = s.Mask(kindAPIKey, k.creators[0])
 	}
 	return k
 }
 
-func (v *Vault) openAPIKey(ctx context.Context, rec *store.Record) (*APIKey, error) {
-	k := v.describeAPIKey(rec)
-	plain, err := v.rows.OpenShown(ctx, rec)
+func (s apiKeys) open(ctx context.Context, rec *store.Record) (*APIKey, error) {
+	k := s.describe(rec)
+	plain, err := s.OpenShown(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
-	return k, v.rows.Named(rec, k.decode(plain))
+	return k, s.Named(rec, k.decode(plain))
 }
 
 func (k *APIKey) decode(plain []byte) error {

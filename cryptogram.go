@@ -139,7 +139,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 	case err != nil:
 		return nil, err
 	case answer != nil:
-		return v.repeatedPaymentData(ctx, answer)
+		return paymentsOf(v.rows).repeated(ctx, answer)
 	}
 
 	h, err := v.hold(ctx, v.rows.Unmask(kindToken, id))
@@ -150,7 +150,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 	if err != nil {
 		return nil, err
 	}
-	m, err := v.payee(ctx, r.Merchant, a)
+	m, err := merchants{v.rows}.payee(ctx, r.Merchant, a)
 	if err != nil {
 		return nil, err
 	}
@@ -219,18 +219,18 @@ func unknownMerchant() error {
 }
 
 // payee returns the merchant of a request.
-func (v *Vault) payee(ctx context.Context, id uuid.UUID, a *standing) (*Merchant, error) {
+func (s merchants) payee(ctx context.Context, id uuid.UUID, a *standing) (*Merchant, error) {
 	if id == uuid.Nil {
 		id = a.merchant
 	}
-	r, err := v.rows.Get(ctx, kindMerchant, id)
+	r, err := s.Get(ctx, kindMerchant, id)
 	if errors.Is(err, ErrNotFound) {
 		return nil, unknownMerchant()
 	}
 	if err != nil {
 		return nil, err
 	}
-	return v.openMerchant(ctx, r)
+	return s.open(ctx, r)
 }
 
 // secret returns the shared secret that is used at a time, or nil.
@@ -288,7 +288,8 @@ func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, s
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if err == nil && !(got.check() && got.TokenID == h.net.id && v.substitutes(got.Number, h.token)) {
+	// A number that is the card's must never leave the vault.
+	if err == nil && !(got.check() && got.TokenID == h.net.id && v.fingerprint(got.Number) != h.token.Fingerprint) {
 		err = errGarbage
 	}
 
@@ -313,12 +314,6 @@ func (c *Cryptogram) check() bool {
 		len(value) >= 1 && len(value) <= paymentdata.MaxCryptogram &&
 		!slices.ContainsFunc(value, func(b byte) bool { return b < ' ' || b > '~' }) &&
 		(c.ECI == "" || len(c.ECI) == 2 && allDigits([]byte(c.ECI)))
-}
-
-// substitutes reports whether a number is another than that of the card, which
-// must never leave the vault.
-func (v *Vault) substitutes(number PAN, t *Token) bool {
-	return v.fingerprint(number) != t.Fingerprint
 }
 
 // failure says what an error of the network means for a payment.
@@ -404,16 +399,22 @@ func (p *PaymentData) encode() []byte {
 	return tlv.Pad(b, 64, 0)
 }
 
-// openRecord returns the payment data of a record, without what is encrypted
-// for the merchant.
-func (v *Vault) openRecord(ctx context.Context, rec *store.Record) (*PaymentData, error) {
+// payments are the records of payment data of an account.
+type payments struct{ paymentdata.Records }
+
+func paymentsOf(rows ledger.Account) payments {
+	return payments{paymentdata.Records{Account: rows, Data: kindPaymentData, JWEs: kindPaymentJWE}}
+}
+
+// open returns the payment data of a record, without what is encrypted for the merchant.
+func (s payments) open(ctx context.Context, rec *store.Record) (*PaymentData, error) {
 	p := &PaymentData{
-		ID:        v.rows.Mask(kindPaymentData, rec.ID),
+		ID:        s.Mask(kindPaymentData, rec.ID),
 		CreatedAt: rowkey.Time(rec.ID),
-		TokenID:   v.rows.Mask(kindToken, rec.Parent),
+		TokenID:   s.Mask(kindToken, rec.Parent),
 	}
 
-	r, err := v.rows.Read(ctx, rec)
+	r, err := s.Read(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
@@ -444,47 +445,21 @@ func (v *Vault) openRecord(ctx context.Context, rec *store.Record) (*PaymentData
 	}
 
 	p.Success = len(p.Failures) == 0
-	return p, v.rows.Named(rec, ledger.ReadError(r))
+	return p, s.Named(rec, ledger.ReadError(r))
 }
-
-// Classes of payment data in the list of their token.
-const (
-	paymentSucceeded = iota + 1
-	paymentFailed
-)
-
-// paymentJWE is the tag of the JWE in a record that holds nothing else, so that
-// it can be erased on its own.
-const paymentJWE = 1
 
 // storePaymentData writes p, unless the token was deleted meanwhile.
 // If it has as many as most, older ones make room.
 func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *PaymentData, most int, once *replay.Call) error {
-	record := v.rows.NewRecord(kindPaymentData, row)
-	record.Parent, record.Class = token, paymentSucceeded
-	if !p.Success {
-		record.Class = paymentFailed
+	var until time.Time
+	if v.opts.PaymentDataRetention != NoRetention {
+		until = now().Add(v.opts.PaymentDataRetention)
 	}
-	if err := v.rows.SealShown(record, p.encode()); err != nil {
+	all := paymentsOf(v.rows)
+	records, err := all.Seal(token, row, p.encode(), p.Encrypted, until)
+	if err != nil {
 		return err
 	}
-
-	records := []*store.Record{record}
-	if p.Success && v.opts.PaymentDataRetention != NoRetention {
-		jwe := &store.Record{
-			Kind:    kindPaymentJWE,
-			ID:      row,
-			Account: v.rows.ID,
-			Parent:  token,
-			Due:     now().Add(v.opts.PaymentDataRetention),
-			Version: 1,
-		}
-		if err := v.rows.SealShown(jwe, tlv.Pad(tlv.Append(nil, paymentJWE, p.Encrypted), 64, 0)); err != nil {
-			return err
-		}
-		records = append(records, jwe)
-	}
-
 	if once != nil {
 		if err := once.Seal(row[:], token); err != nil {
 			return err
@@ -495,7 +470,7 @@ func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *P
 		if _, err := v.rows.Find(tx, kindToken, token); err != nil {
 			return err
 		}
-		if err := v.trimPaymentData(tx, token, most); err != nil {
+		if err := all.Trim(tx, token, most); err != nil {
 			return err
 		}
 		for _, r := range records {
@@ -505,73 +480,22 @@ func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *P
 	})
 }
 
-// paymentTrim is how many records of payment data make room for one, at most: more than
-// one where the quota was higher.
-const paymentTrim = 4
-
-// trimPaymentData makes room for a record of payment data of a token that has as many as
-// it may: the oldest failures go, then the oldest whose JWE is not kept any more. Those
-// with a JWE stay, so there may be more than the quota until it has lapsed: nobody can
-// keep a payment from being made. JWEs lapse in the order in which they were made,
-// so the oldest say of all whether there is one without.
-func (v *Vault) trimPaymentData(tx store.Tx, token uuid.UUID, most int) error {
-	q := &store.Query{Kind: kindPaymentData, Account: v.rows.ID, Parent: token, Count: true}
-	all, err := tx.List(q)
-	if err != nil || all.Total < int64(most) {
-		return err
-	}
-
-	room := int(min(paymentTrim, all.Total-int64(most)+1))
-	for _, c := range []uint8{paymentFailed, paymentSucceeded} {
-		if room == 0 {
-			break
-		}
-
-		q := &store.Query{Kind: kindPaymentData, Account: v.rows.ID, Parent: token, Limit: room}
-		q.Classes.Add(c)
-		oldest, err := tx.List(q)
-		if err != nil {
-			return err
-		}
-
-		for _, r := range oldest.Records {
-			switch jwe, err := tx.Get(kindPaymentJWE, r.ID); {
-			case err != nil && !errors.Is(err, store.ErrNotFound):
-				return err
-			case err == nil && ledger.Lives(jwe, now()):
-				continue
-			}
-			tx.Delete(kindPaymentData, r.ID)
-			tx.Delete(kindPaymentJWE, r.ID)
-			room--
-		}
-	}
-	return nil
-}
-
-// repeatedPaymentData returns the payment data of an idempotent answer.
-func (v *Vault) repeatedPaymentData(ctx context.Context, answer []byte) (*PaymentData, error) {
+// repeated returns the payment data of an idempotent answer.
+func (s payments) repeated(ctx context.Context, answer []byte) (*PaymentData, error) {
 	if len(answer) < len(uuid.UUID{}) {
 		return nil, fmt.Errorf("%w: answer cannot be read", ErrDamaged)
 	}
 
-	r, err := v.rows.GetRow(ctx, kindPaymentData, uuid.UUID(answer[:16]))
+	r, err := s.GetRow(ctx, kindPaymentData, uuid.UUID(answer[:16]))
 	if err != nil {
 		return nil, err
 	}
-	p, err := v.openRecord(ctx, r)
+	p, err := s.open(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-
-	jwe, err := v.rows.GetRow(ctx, kindPaymentJWE, r.ID)
-	if errors.Is(err, ErrNotFound) {
-		return p, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return p, v.addEncrypted(ctx, p, jwe)
+	p.Encrypted, err = s.JWE(ctx, r.ID)
+	return p, err
 }
 
 // ListPaymentData returns one page of the payment data of a token. opts may be
@@ -590,46 +514,18 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 	}
 	q.Parent = token.ID
 
-	kept := map[uuid.UUID]*store.Record{} // JWEs by the row key of their payment data
+	all, kept := paymentsOf(v.rows), map[uuid.UUID]*store.Record{} // JWEs by the row key of their payment data
 	open := func(ctx context.Context, r *store.Record) (*PaymentData, error) {
-		p, err := v.openRecord(ctx, r)
+		p, err := all.open(ctx, r)
 		if jwe := kept[r.ID]; err == nil && jwe != nil {
-			err = v.addEncrypted(ctx, p, jwe)
+			p.Encrypted, err = all.OpenJWE(ctx, jwe)
 		}
 		return p, err
 	}
 	return page(ctx, v, q, o, open, func(tx store.ReadTx, list *store.List) error {
 		clear(kept)
-		for _, r := range list.Records { // at most MaxLimit; they and the token are there
-			if r.Class != paymentSucceeded {
-				continue
-			}
-			jwe, err := tx.Get(kindPaymentJWE, r.ID)
-			switch {
-			case ledger.Unreadable(err):
-				kept[r.ID] = &store.Record{Kind: kindPaymentJWE, ID: r.ID, Account: v.rows.ID} // damaged when it is opened
-			case err == nil && jwe.Account == v.rows.ID && ledger.Lives(jwe, now()):
-				kept[r.ID] = jwe
-			case err != nil && !errors.Is(err, store.ErrNotFound):
-				return err
-			}
-		}
-		return nil
+		return all.Kept(tx, list, kept)
 	})
-}
-
-// addEncrypted sets Encrypted from the record of its JWE.
-func (v *Vault) addEncrypted(ctx context.Context, p *PaymentData, jwe *store.Record) error {
-	r, err := v.rows.Read(ctx, jwe)
-	if err != nil {
-		return err
-	}
-	for r.Next() {
-		if r.Tag == paymentJWE {
-			p.Encrypted = string(r.Value)
-		}
-	}
-	return v.rows.Named(jwe, ledger.ReadError(r))
 }
 
 // A PaymentCredential is what a merchant sends in place of a card number.

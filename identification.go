@@ -229,7 +229,7 @@ func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, 
 	identifies := !s.bypass && v.opts.IDV != nil
 	scheme := SchemeUnknown
 	if identifies || len(v.opts.Schemes) > 0 {
-		scheme = v.schemeOf(ctx, c.PAN)
+		scheme = v.opts.schemeOf(ctx, c.PAN)
 	}
 	if len(v.opts.Schemes) > 0 && !slices.Contains(v.opts.Schemes, scheme) {
 		return nil, errScheme
@@ -257,7 +257,7 @@ func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, 
 
 	s.idv = &identification{key: uuid.New(), scheme: scheme, since: now()}
 	// Logged; the cardholder may be identified without.
-	_ = v.codes.Keep(ctx, v.rows, s.idv.key, codes.Code{Digits: c.SecurityCode.get(), Until: v.codeUntil(r.Due)}, codes.Aside)
+	_ = v.codes.Keep(ctx, v.rows, s.idv.key, codes.Code{Digits: c.SecurityCode.get(), Until: v.opts.codeUntil(r.Due)}, codes.Aside)
 
 	if err := v.leaseIdentification(ctx, r, s, also...); err != nil {
 		v.codes.Drop(ctx, s.idv.key)

@@ -48,7 +48,7 @@ func (v *Vault) CreateMerchant(ctx context.Context, name string) (_ *Merchant, e
 		return nil, err
 	}
 	m := &Merchant{Name: name}
-	r, err := v.newMerchant(m)
+	r, err := merchants{v.rows}.add(m)
 	if err != nil {
 		return nil, err
 	}
@@ -58,15 +58,19 @@ func (v *Vault) CreateMerchant(ctx context.Context, name string) (_ *Merchant, e
 	return m, nil
 }
 
-func (v *Vault) newMerchant(m *Merchant) (*store.Record, error) {
-	row, err := v.rows.NewRow()
+// merchants are the merchants of an account.
+type merchants struct{ ledger.Account }
+
+// add completes a new merchant and returns its record.
+func (s merchants) add(m *Merchant) (*store.Record, error) {
+	row, err := s.NewRow()
 	if err != nil {
 		return nil, err
 	}
-	m.ID = v.rows.Mask(kindMerchant, row)
+	m.ID = s.Mask(kindMerchant, row)
 	m.CreatedAt = rowkey.Time(row)
-	r := v.rows.NewRecord(kindMerchant, row)
-	return r, v.rows.SealShown(r, m.encode())
+	r := s.NewRecord(kindMerchant, row)
+	return r, s.SealShown(r, m.encode())
 }
 
 // ListMerchants returns one page of the account's merchants. opts may be nil. If merchants
@@ -77,7 +81,7 @@ func (v *Vault) ListMerchants(ctx context.Context, opts *ListOptions) (_ *Page[*
 	if err != nil {
 		return nil, err
 	}
-	return page(ctx, v, q, o, v.openMerchant)
+	return page(ctx, v, q, o, merchants{v.rows}.open)
 }
 
 // PrimaryMerchant returns the account's primary merchant.
@@ -143,7 +147,7 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, act
 		if err != nil {
 			return SharedSecret{}, err
 		}
-		m, err := v.openMerchant(ctx, r)
+		m, err := merchants{v.rows}.open(ctx, r)
 		if err != nil {
 			return SharedSecret{}, err
 		}
@@ -196,14 +200,14 @@ func (m *Merchant) encode() []byte {
 	return tlv.Pad(b, 64, 0)
 }
 
-func (v *Vault) openMerchant(ctx context.Context, rec *store.Record) (*Merchant, error) {
-	m := &Merchant{ID: v.rows.Mask(kindMerchant, rec.ID), CreatedAt: rowkey.Time(rec.ID)}
-	r, err := v.rows.Read(ctx, rec)
+func (s merchants) open(ctx context.Context, rec *store.Record) (*Merchant, error) {
+	m := &Merchant{ID: s.Mask(kindMerchant, rec.ID), CreatedAt: rowkey.Time(rec.ID)}
+	r, err := s.Read(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
 
-	var s PaymentSecret
+	var p PaymentSecret
 	for r.Next() {
 		switch r.Tag {
 		case merchantName:
@@ -211,14 +215,14 @@ func (v *Vault) openMerchant(ctx context.Context, rec *store.Record) (*Merchant,
 		case merchantPrimary:
 			m.Primary = r.Bool()
 		case merchantSecretID:
-			s.KeyID = string(r.Value)
+			p.KeyID = string(r.Value)
 		case merchantSecretAt:
-			s.ActivateAt = r.Time()
+			p.ActivateAt = r.Time()
 		case merchantSecret:
-			s.value = hide(r.Value)
-			m.Secrets = append(m.Secrets, s)
+			p.value = hide(r.Value)
+			m.Secrets = append(m.Secrets, p)
 		}
 	}
 
-	return m, v.rows.Named(rec, ledger.ReadError(r))
+	return m, s.Named(rec, ledger.ReadError(r))
 }

@@ -26,10 +26,10 @@ func (v *Vault) refusePayload(ctx context.Context, used []*store.Record, why err
 }
 
 // refuses returns the reason code for a card or code that is not taken, or "".
-func (v *Vault) refuses(c Card, refresh bool) string {
+func (o *Options) refuses(c Card, refresh bool) string {
 	err := checkSecurityCode(c.SecurityCode)
 	if !refresh {
-		err = errors.Join(v.checkSessionCard(c), err)
+		err = errors.Join(o.checkSessionCard(c), err)
 	}
 	for _, e := range FieldErrors(err) {
 		switch {

@@ -196,7 +196,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (_ 
 	if err != nil {
 		return nil, err
 	}
-	if !v.maySendFor(account, target) {
+	if !v.opts.maySendFor(account, target) {
 		v.sentCard(ctx, id, "refused")
 		return nil, ErrProviderAccount
 	}
@@ -217,7 +217,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (_ 
 
 	if len(account.ProviderAccounts) == 0 {
 		err := v.changeAccount(ctx, opPinProviderAccount, v.rows.ID, func(a *Account) (func(store.Tx) error, error) {
-			if !v.maySendFor(a, target) {
+			if !v.opts.maySendFor(a, target) {
 				return nil, ErrProviderAccount // another call was faster
 			}
 			if len(a.ProviderAccounts) == 0 {
@@ -254,8 +254,8 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (_ 
 }
 
 // maySendFor reports whether cards of an account may be sent for somebody.
-func (v *Vault) maySendFor(a *Account, somebody ProviderAccount) bool {
-	return slices.Contains(a.ProviderAccounts, somebody) || v.opts.Mode == Sandbox && len(a.ProviderAccounts) == 0
+func (o *Options) maySendFor(a *Account, somebody ProviderAccount) bool {
+	return slices.Contains(a.ProviderAccounts, somebody) || o.Mode == Sandbox && len(a.ProviderAccounts) == 0
 }
 
 // sentCard logs that a card was sent to the provider, or would have been.

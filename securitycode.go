@@ -232,7 +232,7 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	// deleted meanwhile, or the code consumed, perhaps before there was this code to erase.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)
 	defer cancel()
-	if v.codes.Keep(ctx, v.rows, t.ID, codes.Code{Digits: code.get(), Number: t.codes, Until: v.codeUntil(t.ExpiresAt)}, codes.Wait) != nil {
+	if v.codes.Keep(ctx, v.rows, t.ID, codes.Code{Digits: code.get(), Number: t.codes, Until: v.opts.codeUntil(t.ExpiresAt)}, codes.Wait) != nil {
 		err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
 	} else {
 		var is *Token
@@ -264,8 +264,8 @@ func checkSecurityCode(c SecurityCode) error {
 
 // codeUntil returns until when a security code that was entered now is kept: not
 // longer than end, if that is not zero.
-func (v *Vault) codeUntil(end time.Time) time.Time {
-	until := now().Add(v.opts.SecurityCodeTTL)
+func (o *Options) codeUntil(end time.Time) time.Time {
+	until := now().Add(o.SecurityCodeTTL)
 	if !end.IsZero() && end.Before(until) {
 		return end
 	}

@@ -364,7 +364,7 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 		return nil, v.refusePayload(ctx, used, lacksClaims())
 	}
 
-	reason := v.refuses(c, refresh)
+	reason := v.opts.refuses(c, refresh)
 	if reason == "" {
 		var err error
 		if refresh {
@@ -429,7 +429,7 @@ func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, e
 			return nil, ErrIdentificationPending
 		}
 
-		if err := v.checkSessionCard(c); err != nil {
+		if err := v.opts.checkSessionCard(c); err != nil {
 			return nil, err
 		}
 		t, err := v.enter(ctx, r, s, c)
@@ -484,8 +484,8 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 }
 
 // checkSessionCard adds to the rules of an Import that the card is valid now.
-func (v *Vault) checkSessionCard(c Card) error {
-	errs := v.opts.checkCard(c)
+func (o *Options) checkSessionCard(c Card) error {
+	errs := o.checkCard(c)
 	if len(checkExpiry(c.Expiry)) == 0 && c.Expiry.Expired(now()) {
 		errs = append(errs, &FieldError{"expiry_month", "card_expired", "and expiry_year must not be past"})
 	}

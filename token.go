@@ -302,7 +302,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 		return nil, nil, err
 	}
 
-	bin := v.lookupBIN(ctx, c.PAN)
+	bin := v.opts.lookupBIN(ctx, c.PAN)
 	row, err := v.rows.NewRow()
 	if err != nil {
 		return nil, nil, err
@@ -365,9 +365,9 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 }
 
 // schemeOf returns what the token of a card would have for its scheme.
-func (v *Vault) schemeOf(ctx context.Context, p PAN) Scheme {
+func (o *Options) schemeOf(ctx context.Context, p PAN) Scheme {
 	var t Token
-	t.describe(p.get(), v.opts.IINLength, v.lookupBIN(ctx, p))
+	t.describe(p.get(), o.IINLength, o.lookupBIN(ctx, p))
 	return t.Scheme
 }
 
@@ -378,7 +378,7 @@ func (v *Vault) writeToken(ctx context.Context, op ledger.Operation, t *Token, c
 	if code.IsZero() {
 		return v.rows.Write(ctx, op, t.ID, fn)
 	}
-	if end := v.codeUntil(t.ExpiresAt); until.IsZero() || until.After(end) {
+	if end := v.opts.codeUntil(t.ExpiresAt); until.IsZero() || until.After(end) {
 		until = end
 	}
 	_ = v.codes.Keep(ctx, v.rows, t.ID, codes.Code{Digits: code.get(), Number: t.codes, Until: until}, codes.Aside) // logged; the card is stored all the same
@@ -425,8 +425,8 @@ func (t *Token) setMasked(m string) {
 	t.IIN, t.LastFour = m[:6], m[len(m)-4:]
 }
 
-func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
-	if v.opts.BIN == nil {
+func (o *Options) lookupBIN(ctx context.Context, p PAN) *BIN {
+	if o.BIN == nil {
 		return nil
 	}
 
@@ -436,10 +436,10 @@ func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
 	prefix := p.get()
 	prefix = append([]byte(nil), prefix[:6+2*min(1, len(prefix)/16)]...)
 
-	got, err := v.opts.BIN.LookupBIN(ctx, prefix)
+	got, err := o.BIN.LookupBIN(ctx, prefix)
 	if err != nil || got == nil {
 		if err != nil {
-			v.log.WarnContext(ctx, "BIN look-up failed", "error", leak.Printable(err))
+			o.Logger.WarnContext(ctx, "BIN look-up failed", "error", leak.Printable(err))
 		}
 		return nil
 	}
@@ -466,7 +466,7 @@ func (v *Vault) lookupBIN(ctx context.Context, p PAN) *BIN {
 	}
 
 	if bin.CountryCode != "" && !iso.Country(bin.CountryCode) {
-		v.log.WarnContext(ctx, "BIN look-up gave a country that is not in ISO 3166-1", "iin", string(prefix[:6]))
+		o.Logger.WarnContext(ctx, "BIN look-up gave a country that is not in ISO 3166-1", "iin", string(prefix[:6]))
 		bin.CountryCode = ""
 	}
 

@@ -254,7 +254,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 
 // firstRecords returns the default account of a new vault and its records.
 func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
-	a, records, err := v.newAccount("default", v.defaultApprovals())
+	a, records, err := v.newAccount("default", v.opts.approvals())
 	if err != nil {
 		return uuid.Nil, nil, err
 	}

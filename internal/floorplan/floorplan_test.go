@@ -55,7 +55,7 @@ func TestOwners(t *testing.T) {
 
 // Packages of the module that import only the named others of it.
 var neighbours = map[string][]string{
-	"/internal/paymentdata": {},
+	"/internal/paymentdata": {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/quota":       {"/internal/ledger", "/store"},
 	"/internal/removal":     {"/internal/jobs", "/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/codes":       {"/internal/erase", "/internal/leak", "/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},

@@ -1,0 +1,137 @@
+package paymentdata
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// Classes of payment data in the list of their token.
+const (
+	succeeded = iota + 1
+	failed
+)
+
+// trimmed is how many records make room for one, at most: more than one where the quota was
+// higher.
+const trimmed = 4
+
+// tagJWE is the tag of the JWE in a record that holds nothing else, so that it can be erased
+// on its own.
+const tagJWE = 1
+
+// Records keeps the payment data of an account. Each is a child of its token. The JWE has a
+// record of its own with the same row key, which lapses.
+type Records struct {
+	ledger.Account
+	Data, JWEs store.Kind
+}
+
+// Seal returns the records of payment data of a token: plain, and a JWE that is kept until a
+// time. No JWE means that the request failed. The zero time keeps no JWE.
+func (s Records) Seal(token, row uuid.UUID, plain []byte, jwe string, until time.Time) ([]*store.Record, error) {
+	data := s.NewRecord(s.Data, row)
+	data.Parent, data.Class = token, succeeded
+	if jwe == "" {
+		data.Class = failed
+	}
+	if err := s.SealShown(data, plain); err != nil {
+		return nil, err
+	}
+	if jwe == "" || until.IsZero() {
+		return []*store.Record{data}, nil
+	}
+
+	kept := &store.Record{Kind: s.JWEs, ID: row, Account: s.ID, Parent: token, Due: until, Version: 1}
+	return []*store.Record{data, kept}, s.SealShown(kept, tlv.Pad(tlv.Append(nil, tagJWE, jwe), 64, 0))
+}
+
+// Trim makes room for payment data of a token that has as many as most: the oldest failures
+// are erased, then the oldest whose JWE is not kept any more. Those with a JWE stay, so there
+// may be more than most until it has lapsed: the quota keeps no payment from being made. JWEs
+// lapse in the order in which they were made, so the oldest tell whether any is without.
+func (s Records) Trim(tx store.Tx, token uuid.UUID, most int) error {
+	q := &store.Query{Kind: s.Data, Account: s.ID, Parent: token, Count: true}
+	all, err := tx.List(q)
+	if err != nil || all.Total < int64(most) {
+		return err
+	}
+
+	room := int(min(trimmed, all.Total-int64(most)+1))
+	for _, class := range []uint8{failed, succeeded} {
+		if room == 0 {
+			break
+		}
+
+		q := &store.Query{Kind: s.Data, Account: s.ID, Parent: token, Limit: room}
+		q.Classes.Add(class)
+		oldest, err := tx.List(q)
+		if err != nil {
+			return err
+		}
+
+		for _, r := range oldest.Records {
+			switch jwe, err := tx.Get(s.JWEs, r.ID); {
+			case err != nil && !errors.Is(err, store.ErrNotFound):
+				return err
+			case err == nil && ledger.Lives(jwe, ledger.Now()):
+				continue
+			}
+			tx.Delete(s.Data, r.ID)
+			tx.Delete(s.JWEs, r.ID)
+			room--
+		}
+	}
+	return nil
+}
+
+// Kept adds to kept the JWEs of a list of payment data, by their row keys. The payment data
+// and their token are there.
+func (s Records) Kept(tx store.ReadTx, list *store.List, kept map[uuid.UUID]*store.Record) error {
+	for _, r := range list.Records {
+		if r.Class != succeeded {
+			continue
+		}
+		jwe, err := tx.Get(s.JWEs, r.ID)
+		switch {
+		case ledger.Unreadable(err):
+			kept[r.ID] = &store.Record{Kind: s.JWEs, ID: r.ID, Account: s.ID} // damaged when it is opened
+		case err == nil && jwe.Account == s.ID && ledger.Lives(jwe, ledger.Now()):
+			kept[r.ID] = jwe
+		case err != nil && !errors.Is(err, store.ErrNotFound):
+			return err
+		}
+	}
+	return nil
+}
+
+// JWE returns the JWE of payment data, "" if it is not kept any more.
+func (s Records) JWE(ctx context.Context, row uuid.UUID) (string, error) {
+	r, err := s.GetRow(ctx, s.JWEs, row)
+	if errors.Is(err, ledger.ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	return s.OpenJWE(ctx, r)
+}
+
+// OpenJWE returns the JWE in a record.
+func (s Records) OpenJWE(ctx context.Context, rec *store.Record) (jwe string, err error) {
+	r, err := s.Read(ctx, rec)
+	if err != nil {
+		return "", err
+	}
+	for r.Next() {
+		if r.Tag == tagJWE {
+			jwe = string(r.Value)
+		}
+	}
+	return jwe, s.Named(rec, ledger.ReadError(r))
+}
