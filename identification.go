@@ -221,17 +221,17 @@ const (
 //
 // Errors: errScheme; ErrTooManyNumbers; ErrIdentificationPending;
 // ErrIdentificationFailed; store.ErrConflict if the session has changed.
-func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, also ...*store.Record) (*Token, error) {
-	if err := v.takeNumber(ctx, c.PAN, v.fingerprint(c.PAN)); err != nil {
+func (s *visit) enter(ctx context.Context, c Card, also ...*store.Record) (*Token, error) {
+	if err := s.vault.takeNumber(ctx, c.PAN, s.vault.fingerprint(c.PAN)); err != nil {
 		return nil, err
 	}
 
-	identifies := !s.bypass && v.opts.IDV != nil
+	identifies := !s.bypass && s.vault.opts.IDV != nil
 	scheme := SchemeUnknown
-	if identifies || len(v.opts.Schemes) > 0 {
-		scheme = v.opts.schemeOf(ctx, c.PAN)
+	if identifies || len(s.vault.opts.Schemes) > 0 {
+		scheme = s.vault.opts.schemeOf(ctx, c.PAN)
 	}
-	if len(v.opts.Schemes) > 0 && !slices.Contains(v.opts.Schemes, scheme) {
+	if len(s.vault.opts.Schemes) > 0 && !slices.Contains(s.vault.opts.Schemes, scheme) {
 		return nil, errScheme
 	}
 
@@ -240,7 +240,7 @@ func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, 
 		if s.bypass {
 			t.Identification = IdentificationSkipped
 		}
-		return v.tokenize(ctx, r, s, c, t, time.Time{}, also...)
+		return s.tokenize(ctx, c, t, time.Time{}, also...)
 	}
 
 	b := make([]byte, 0, 512+len(c.Name.get())+len(c.Contact.get())) // so that it does not grow
@@ -249,7 +249,7 @@ func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, 
 	b = tlv.AppendUint(b, enteredYear, uint64(c.Expiry.Year))
 	b = tlv.Append(b, enteredName, c.Name.get())
 	b = tlv.Pad(tlv.Append(b, enteredContact, c.Contact.get()), 64, 0)
-	err := v.rows.SealSecret(r, b)
+	err := s.vault.rows.SealSecret(s.record, b)
 	clear(b)
 	if err != nil {
 		return nil, err
@@ -257,33 +257,33 @@ func (v *Vault) enter(ctx context.Context, r *store.Record, s *session, c Card, 
 
 	s.idv = &identification{key: uuid.New(), scheme: scheme, since: now()}
 	// Logged; the cardholder may be identified without.
-	_ = v.codes.Keep(ctx, v.rows, s.idv.key, codes.Code{Digits: c.SecurityCode.get(), Until: v.opts.codeUntil(r.Due)}, codes.Aside)
+	_ = s.vault.codes.Keep(ctx, s.vault.rows, s.idv.key, codes.Code{Digits: c.SecurityCode.get(), Until: s.vault.opts.codeUntil(s.record.Due)}, codes.Aside)
 
-	if err := v.leaseIdentification(ctx, r, s, also...); err != nil {
-		v.codes.Drop(ctx, s.idv.key)
+	if err := s.lease(ctx, also...); err != nil {
+		s.vault.codes.Drop(ctx, s.idv.key)
 		return nil, err
 	}
-	return v.identify(ctx, r, s, c)
+	return s.identify(ctx, c)
 }
 
-// leaseIdentification makes sure that nobody else asks the provider until it must
+// lease makes sure that nobody else asks the provider until it must
 // have answered.
-func (v *Vault) leaseIdentification(ctx context.Context, r *store.Record, s *session, also ...*store.Record) error {
-	s.idv.next = now().Add(v.opts.IDVTimeout + identificationMargin)
-	return v.putSession(ctx, opIdentify, r, s, also...)
+func (s *visit) lease(ctx context.Context, also ...*store.Record) error {
+	s.idv.next = now().Add(s.vault.opts.IDVTimeout + identificationMargin)
+	return s.put(ctx, opIdentify, also...)
 }
 
-// putSession stores a session that has changed.
-func (v *Vault) putSession(ctx context.Context, op ledger.Operation, r *store.Record, s *session, also ...*store.Record) error {
-	r.Version++
-	if err := v.sealSession(r, s); err != nil {
+// put stores a session that has changed.
+func (s *visit) put(ctx context.Context, op ledger.Operation, also ...*store.Record) error {
+	s.record.Version++
+	if err := s.seal(s.record); err != nil {
 		return err
 	}
-	return v.rows.Write(ctx, op, uuid.Nil, func(tx store.Tx) error {
-		if !ledger.Lives(r, now()) {
+	return s.vault.rows.Write(ctx, op, uuid.Nil, func(tx store.Tx) error {
+		if !ledger.Lives(s.record, now()) {
 			return ErrNotFound
 		}
-		tx.Put(r)
+		tx.Put(s.record)
 		for _, r := range also {
 			tx.Put(r)
 		}
@@ -293,16 +293,16 @@ func (v *Vault) putSession(ctx context.Context, op ledger.Operation, r *store.Re
 
 // advance asks the provider how far the identification of a session is, unless
 // somebody has just done so.
-func (v *Vault) advance(ctx context.Context, r *store.Record, s *session) error {
+func (s *visit) advance(ctx context.Context) error {
 	if s.idv == nil || now().Before(s.idv.next) {
 		return nil
 	}
 
-	err := v.leaseIdentification(ctx, r, s)
+	err := s.lease(ctx)
 	if err == nil {
 		var c Card
-		if c, err = v.openEntered(ctx, r, s.idv.key); err == nil {
-			_, err = v.identify(ctx, r, s, c)
+		if c, err = s.entered(ctx); err == nil {
+			_, err = s.identify(ctx, c)
 			c.Wipe()
 		}
 	}
@@ -316,12 +316,12 @@ func (v *Vault) advance(ctx context.Context, r *store.Record, s *session) error 
 // identify asks the provider about the holder of the card in a session, and stores
 // what follows, whether the caller is still there or not: an identification is not to
 // be begun again and again. Whoever calls it has the lease.
-func (v *Vault) identify(ctx context.Context, r *store.Record, s *session, c Card) (*Token, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), v.opts.IDVTimeout+identificationMargin)
+func (s *visit) identify(ctx context.Context, c Card) (*Token, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.vault.opts.IDVTimeout+identificationMargin)
 	defer cancel()
 
 	idv := s.idv
-	got, failure := v.askIdentification(ctx, idv, c)
+	got, failure := s.vault.askIdentification(ctx, idv, c)
 	switch {
 	case failure == nil && (got.State == IDVPassed || got.State == IDVNotNeeded):
 		t := &Token{}
@@ -330,16 +330,16 @@ func (v *Vault) identify(ctx context.Context, r *store.Record, s *session, c Car
 			auth.At = auth.At.UTC().Truncate(time.Microsecond)
 			t.Identification, t.Authentication = IdentificationChecked, &auth
 		}
-		s.idv, r.Secret = nil, nil
-		t, err := v.tokenize(ctx, r, s, c, t, idv.since.Add(v.opts.SecurityCodeTTL))
-		v.dropEntered(ctx, idv, err)
+		s.idv, s.record.Secret = nil, nil
+		t, err := s.tokenize(ctx, c, t, idv.since.Add(s.vault.opts.SecurityCodeTTL))
+		s.dropCode(ctx, idv, err)
 		return t, err
 
 	case failure == nil && got.State == IDVFailed,
 		failure != nil && idv.reference == "" && now().Sub(idv.since) >= identificationPatience:
-		s.failed, s.idv, r.Secret = "identification_failed", nil, nil
-		err := v.putSession(ctx, opIdentify, r, s)
-		if v.dropEntered(ctx, idv, err); err != nil {
+		s.failed, s.idv, s.record.Secret = "identification_failed", nil, nil
+		err := s.put(ctx, opIdentify)
+		if s.dropCode(ctx, idv, err); err != nil {
 			return nil, err
 		}
 		return nil, ErrIdentificationFailed
@@ -348,22 +348,22 @@ func (v *Vault) identify(ctx context.Context, r *store.Record, s *session, c Car
 	}
 
 	idv.next = now().Add(identificationPace)
-	if err := v.putSession(ctx, opIdentify, r, s); err != nil {
+	if err := s.put(ctx, opIdentify); err != nil {
 		return nil, err
 	}
 	return nil, ErrIdentificationPending
 }
 
-// dropEntered erases the security code of a session that has ended, or may have.
-func (v *Vault) dropEntered(ctx context.Context, idv *identification, err error) {
+// dropCode erases the security code of a session that has ended, or may have.
+func (s *visit) dropCode(ctx context.Context, idv *identification, err error) {
 	if err == nil || errors.Is(err, ErrOutcomeUnknown) {
-		v.codes.Drop(ctx, idv.key)
+		s.vault.codes.Drop(ctx, idv.key)
 	}
 }
 
-// openEntered returns the card in a session.
-func (v *Vault) openEntered(ctx context.Context, r *store.Record, key uuid.UUID) (c Card, err error) {
-	plain, err := v.rows.CopySecret(ctx, r)
+// entered returns the card in a session.
+func (s *visit) entered(ctx context.Context) (c Card, err error) {
+	plain, err := s.vault.rows.CopySecret(ctx, s.record)
 	if err != nil {
 		return Card{}, err
 	}
@@ -390,7 +390,7 @@ func (v *Vault) openEntered(ctx context.Context, r *store.Record, key uuid.UUID)
 		return Card{}, fmt.Errorf("%w: card of a session cannot be read", ErrDamaged)
 	}
 
-	kept := v.codes.Find(ctx, v.rows, key) // the only one there is under the key
+	kept := s.vault.codes.Find(ctx, s.vault.rows, s.idv.key) // the only one there is under the key
 	c.SecurityCode = NewSecurityCode(kept.Digits)
 	kept.Wipe()
 	return c, nil

@@ -166,7 +166,7 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (_ SessionID, 
 func (v *Vault) RefreshSecurityCode(ctx context.Context, id SessionID, code SecurityCode) (_ *Token, err error) {
 	defer doing("refresh security code", &err)
 	return ledger.Retry(ctx, func() (*Token, error) {
-		r, s, err := v.openSession(ctx, id)
+		s, err := v.openSession(ctx, id)
 		if err != nil {
 			return nil, err
 		}
@@ -178,45 +178,45 @@ func (v *Vault) RefreshSecurityCode(ctx context.Context, id SessionID, code Secu
 			return nil, err
 		}
 
-		t, err := v.refreshCode(ctx, r, s, code)
+		t, err := s.refreshCode(ctx, code)
 		return t, err
 	})
 }
 
 // refreshCode completes a session with a security code that was checked, and stores
 // also with it. It returns store.ErrConflict if the session has changed.
-func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, code SecurityCode, also ...*store.Record) (*Token, error) {
-	card, err := v.rows.GetRow(ctx, kindToken, s.refresh)
+func (s *visit) refreshCode(ctx context.Context, code SecurityCode, also ...*store.Record) (*Token, error) {
+	card, err := s.vault.rows.GetRow(ctx, kindToken, s.refresh)
 	if err != nil {
 		return nil, err
 	}
-	t, err := v.openToken(ctx, card)
+	t, err := s.vault.openToken(ctx, card)
 	if err != nil {
 		return nil, err
 	}
 
 	t.codes++ // the former code is one of the past, before its cache has the new one
 	s.token = s.refresh
-	r.Version++
-	if err := v.sealSession(r, s); err != nil {
+	s.record.Version++
+	if err := s.seal(s.record); err != nil {
 		return nil, err
 	}
 
-	event, err := v.newEvent(ctx, card, t, TokenUpdated, ReasonSecurityCodeRefreshed)
+	event, err := s.vault.newEvent(ctx, card, t, TokenUpdated, ReasonSecurityCodeRefreshed)
 	if err != nil {
 		return nil, err
 	}
 	card.Version++
-	if err := v.sealToken(card, t); err != nil {
+	if err := s.vault.sealToken(card, t); err != nil {
 		return nil, err
 	}
 
-	err = v.rows.Write(ctx, opRefreshSecurityCode, t.ID, func(tx store.Tx) error {
-		if _, err := v.rows.Find(tx, kindToken, s.refresh); err != nil {
+	err = s.vault.rows.Write(ctx, opRefreshSecurityCode, t.ID, func(tx store.Tx) error {
+		if _, err := s.vault.rows.Find(tx, kindToken, s.refresh); err != nil {
 			return err
 		}
 		tx.Put(card)
-		tx.Put(r)
+		tx.Put(s.record)
 		for _, r := range also {
 			tx.Put(r)
 		}
@@ -232,23 +232,23 @@ func (v *Vault) refreshCode(ctx context.Context, r *store.Record, s *session, co
 	// deleted meanwhile, or the code consumed, perhaps before there was this code to erase.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)
 	defer cancel()
-	if v.codes.Keep(ctx, v.rows, t.ID, codes.Code{Digits: code.get(), Number: t.codes, Until: v.opts.codeUntil(t.ExpiresAt)}, codes.Wait) != nil {
+	if s.vault.codes.Keep(ctx, s.vault.rows, t.ID, codes.Code{Digits: code.get(), Number: t.codes, Until: s.vault.opts.codeUntil(t.ExpiresAt)}, codes.Wait) != nil {
 		err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
 	} else {
 		var is *Token
-		if card, err = v.rows.GetRow(ctx, kindToken, s.refresh); err == nil {
-			is, err = v.openToken(ctx, card)
+		if card, err = s.vault.rows.GetRow(ctx, kindToken, s.refresh); err == nil {
+			is, err = s.vault.openToken(ctx, card)
 		}
 		if err == nil && is.codes != t.codes {
 			// Of another refresh the code may be there by now, in place of this one.
-			kept := v.codes.Find(ctx, v.rows, t.ID)
+			kept := s.vault.codes.Find(ctx, s.vault.rows, t.ID)
 			if kept.Wipe(); kept.Number == t.codes {
-				v.codes.Drop(ctx, t.ID)
+				s.vault.codes.Drop(ctx, t.ID)
 			}
 		}
 	}
 	if err != nil {
-		v.codes.Drop(ctx, t.ID)
+		s.vault.codes.Drop(ctx, t.ID)
 		return nil, err
 	}
 	return t, nil

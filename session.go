@@ -100,7 +100,7 @@ func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session,
 		Due:     now().Add(v.opts.SessionTTL),
 		Version: 1,
 	}
-	if err := v.sealSession(r, s); err != nil {
+	if err := (&visit{v, r, s}).seal(r); err != nil {
 		return SessionID{}, err
 	}
 
@@ -142,11 +142,17 @@ func sessionOf(answer []byte) (SessionID, error) {
 	return NewSessionID(id), nil
 }
 
-// readSession returns a session with its record and a handle on its account: any
-// account, for a handle on none.
-func (v *Vault) readSession(ctx context.Context, id SessionID) (*Vault, *store.Record, *session, error) {
+// A visit is a session as it was read.
+type visit struct {
+	vault  *Vault        // a handle on the account of the session
+	record *store.Record // with its columns as they are stored
+	*session
+}
+
+// readSession returns a session: of any account, for a handle on none.
+func (v *Vault) readSession(ctx context.Context, id SessionID) (*visit, error) {
 	if v.ledger.Closed() {
-		return nil, nil, nil, ErrClosed
+		return nil, ErrClosed
 	}
 
 	var r *store.Record
@@ -160,12 +166,12 @@ func (v *Vault) readSession(ctx context.Context, id SessionID) (*Vault, *store.R
 		err = ErrNotFound
 	}
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
 
 	plain, err := v.rows.OpenShown(ctx, r)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
 
 	s, err := decodeSession(plain)
@@ -175,19 +181,19 @@ func (v *Vault) readSession(ctx context.Context, id SessionID) (*Vault, *store.R
 		// token that it ends with.
 		_, err = v.In(r.Account).rows.GetRow(ctx, kindToken, s.refresh)
 	}
-	return v.In(r.Account), r, s, err
+	return &visit{v.In(r.Account), r, s}, err
 }
 
 // openSession is readSession for one of this account that is not finished.
-func (v *Vault) openSession(ctx context.Context, id SessionID) (*store.Record, *session, error) {
+func (v *Vault) openSession(ctx context.Context, id SessionID) (*visit, error) {
 	if v.rows.ID == uuid.Nil {
-		return nil, nil, ErrNotFound
+		return nil, ErrNotFound
 	}
-	_, r, s, err := v.readSession(ctx, id)
+	s, err := v.readSession(ctx, id)
 	if err == nil && s.finished() {
 		err = ErrSessionCompleted
 	}
-	return r, s, err
+	return s, err
 }
 
 // sessionRow returns the row key of a session: a keyed hash, so that whoever
@@ -253,12 +259,12 @@ const (
 func (v *Vault) Session(ctx context.Context, id SessionID) (_ *Session, err error) {
 	defer doing("get session", &err)
 	return ledger.Retry(ctx, func() (*Session, error) {
-		v, r, s, err := v.readSession(ctx, id)
+		s, err := v.readSession(ctx, id)
 		if err == nil {
-			err = v.advance(ctx, r, s)
+			err = s.advance(ctx)
 		}
 		if err == nil {
-			return v.describe(ctx, s)
+			return s.describe(ctx)
 		}
 		return nil, err
 	})
@@ -276,19 +282,19 @@ type SessionStatus struct {
 // session that is unknown, over, or of another account.
 func (v *Vault) SessionStatus(ctx context.Context, id SessionID) (_ *SessionStatus, err error) {
 	defer doing("get session status", &err)
-	_, r, s, err := v.readSession(ctx, id)
+	s, err := v.readSession(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	return &SessionStatus{r.Account, s.state(), int(s.refused)}, nil
+	return &SessionStatus{s.record.Account, s.state(), int(s.refused)}, nil
 }
 
-func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
+func (s *visit) describe(ctx context.Context) (*Session, error) {
 	d := &Session{State: s.state(), Refresh: s.refresh != uuid.Nil, ReasonCode: s.failed}
 
 	switch d.State {
 	case SessionSucceeded:
-		d.TokenID = v.rows.Mask(kindToken, s.token)
+		d.TokenID = s.vault.rows.Mask(kindToken, s.token)
 		return d, nil
 	case SessionFailed:
 		return d, nil
@@ -298,18 +304,18 @@ func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
 	}
 
 	if d.Refresh {
-		card, err := v.rows.GetRow(ctx, kindToken, s.refresh)
+		card, err := s.vault.rows.GetRow(ctx, kindToken, s.refresh)
 		if err != nil {
 			return nil, err
 		}
-		t, err := v.openToken(ctx, card)
+		t, err := s.vault.openToken(ctx, card)
 		if err != nil {
 			return nil, err
 		}
 		d.MaskedAccountNumber, d.Scheme = t.MaskedAccountNumber, t.Scheme
 	}
 
-	k, err := v.payloads.Current(ctx)
+	k, err := s.vault.payloads.Current(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -331,7 +337,7 @@ func (v *Vault) describe(ctx context.Context, s *session) (*Session, error) {
 func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byte) (_ *Session, err error) {
 	defer doing("complete session", &err)
 	return ledger.Retry(ctx, func() (*Session, error) {
-		v, r, s, err := v.readSession(ctx, id)
+		s, err := v.readSession(ctx, id)
 		if err != nil {
 			return nil, err
 		}
@@ -340,15 +346,15 @@ func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byt
 		case s.finished():
 			return nil, ErrSessionCompleted
 		case s.idv != nil:
-			return v.describe(ctx, s)
+			return s.describe(ctx)
 		}
 
-		claims, used, err := v.openPayload(ctx, id.UUID(), r.ID, payload)
+		claims, used, err := s.vault.openPayload(ctx, id.UUID(), s.record.ID, payload)
 		if err != nil {
 			return nil, err
 		}
 
-		d, err := v.complete(ctx, r, s, claims, used)
+		d, err := s.complete(ctx, claims, used)
 		clear(claims)
 		return d, err
 	})
@@ -356,33 +362,33 @@ func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byt
 
 // complete does with a session what the claims of a payload ask for. It returns
 // store.ErrConflict if the session, or the use of the payload, has changed.
-func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claims []byte, used []*store.Record) (*Session, error) {
+func (s *visit) complete(ctx context.Context, claims []byte, used []*store.Record) (*Session, error) {
 	refresh := s.refresh != uuid.Nil
 	c, ok := readClaims(claims, refresh)
 	defer c.Wipe()
 	if !ok {
-		return nil, v.refusePayload(ctx, used, lacksClaims())
+		return nil, s.vault.refusePayload(ctx, used, lacksClaims())
 	}
 
-	reason := v.opts.refuses(c, refresh)
+	reason := s.vault.opts.refuses(c, refresh)
 	if reason == "" {
 		var err error
 		if refresh {
-			_, err = v.refreshCode(ctx, r, s, c.SecurityCode, used...)
+			_, err = s.refreshCode(ctx, c.SecurityCode, used...)
 		} else {
-			_, err = v.enter(ctx, r, s, c, used...)
+			_, err = s.enter(ctx, c, used...)
 		}
 		switch {
 		case errors.Is(err, errScheme):
 			reason = "unsupported_scheme"
 		case errors.Is(err, ErrTooManyNumbers):
-			return nil, v.refusePayload(ctx, used, err)
+			return nil, s.vault.refusePayload(ctx, used, err)
 		case errors.Is(err, ErrIdentificationPending), errors.Is(err, ErrIdentificationFailed):
-			return v.describe(ctx, s)
+			return s.describe(ctx)
 		case err != nil:
 			return nil, err
 		default:
-			return v.describe(ctx, s)
+			return s.describe(ctx)
 		}
 	}
 
@@ -391,12 +397,12 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 	}
 
 	// Before the card is counted: what is counted is answered.
-	d, err := v.describe(ctx, s)
+	d, err := s.describe(ctx)
 	if err != nil {
 		return nil, err
 	}
 	d.ReasonCode = reason
-	if err := v.putSession(ctx, opRefuseCard, r, s, used...); err != nil {
+	if err := s.put(ctx, opRefuseCard, used...); err != nil {
 		return nil, err
 	}
 	return d, nil
@@ -417,7 +423,7 @@ func (v *Vault) complete(ctx context.Context, r *store.Record, s *session, claim
 func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, err error) {
 	defer doing("tokenize card", &err)
 	return ledger.Retry(ctx, func() (*Token, error) {
-		r, s, err := v.openSession(ctx, id)
+		s, err := v.openSession(ctx, id)
 		if err != nil {
 			return nil, err
 		}
@@ -432,7 +438,7 @@ func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, e
 		if err := v.opts.checkSessionCard(c); err != nil {
 			return nil, err
 		}
-		t, err := v.enter(ctx, r, s, c)
+		t, err := s.enter(ctx, c)
 		return t, err
 	})
 }
@@ -443,21 +449,21 @@ var errScheme = &FieldError{"account_number", "invalid_enum", "must be of a sche
 // tokenize completes a session with a card that was checked: it makes t its token,
 // and stores also with it. The security code is kept for the usual time, or until the
 // time given. It returns store.ErrConflict if the session has changed: completed, or gone.
-func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Card, t *Token, until time.Time, also ...*store.Record) (*Token, error) {
+func (s *visit) tokenize(ctx context.Context, c Card, t *Token, until time.Time, also ...*store.Record) (*Token, error) {
 	for {
-		made, next := *t, *r
-		records, event, err := v.newToken(ctx, c, &made, s.ttl, ReasonTokenized)
+		made, next := *t, *s.record
+		records, event, err := s.vault.newToken(ctx, c, &made, s.ttl, ReasonTokenized)
 		if err != nil {
 			return nil, err
 		}
 
 		s.token = records[0].ID
 		next.Version++
-		if err := v.sealSession(&next, s); err != nil {
+		if err := s.seal(&next); err != nil {
 			return nil, err
 		}
 
-		err = v.writeToken(ctx, opTokenize, &made, c.SecurityCode, until, func(tx store.Tx) error {
+		err = s.vault.writeToken(ctx, opTokenize, &made, c.SecurityCode, until, func(tx store.Tx) error {
 			if !ledger.Lives(&next, now()) {
 				return ErrNotFound
 			}
@@ -477,7 +483,7 @@ func (v *Vault) tokenize(ctx context.Context, r *store.Record, s *session, c Car
 			return nil, err
 		}
 
-		v.jobs.Due(records...)
+		s.vault.jobs.Due(records...)
 		event.Written()
 		return &made, nil
 	}
@@ -521,13 +527,13 @@ func (s *session) finished() bool { return s.token != uuid.Nil || s.failed != ""
 // sessionOpen is the class of the sessions that count: those that are not finished.
 const sessionOpen = 1
 
-// sealSession sets the columns of r that follow from s.
-func (v *Vault) sealSession(r *store.Record, s *session) error {
+// seal sets the columns of r that follow from s.
+func (s *visit) seal(r *store.Record) error {
 	r.Class = sessionOpen
 	if s.finished() {
 		r.Class = 0
 	}
-	return v.rows.SealShown(r, s.encode())
+	return s.vault.rows.SealShown(r, s.encode())
 }
 
 const (
