@@ -7,7 +7,6 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -134,15 +133,6 @@ type APIKeyText struct{ hidden }
 
 // Text returns the text itself, which nothing hides from then on.
 func (t APIKeyText) Text() string { return string(t.get()) }
-
-// String returns a text of fixed length.
-func (t APIKeyText) String() string { return masked(len(t.get())) }
-
-func (t APIKeyText) Format(s fmt.State, _ rune) { fmt.Fprint(s, t.String()) }
-
-func (t APIKeyText) LogValue() slog.Value { return slog.StringValue(t.String()) }
-
-func (t APIKeyText) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
 // CreateAPIKey makes an API key of the account and returns it with its text,
 // which is shown only here. opts may be nil.

@@ -43,6 +43,16 @@ func (h hidden) Expose(f func(value []byte)) { f(h.get()) }
 // Wipe overwrites the value with zeros, here and in every copy.
 func (h hidden) Wipe() { clear(h.get()) }
 
+// String returns a text of fixed length, "" if there is no value.
+func (h hidden) String() string { return masked(len(h.get())) }
+
+// Format, LogValue and MarshalText exist so that no verb, flag or encoder falls back to
+// reflection.
+
+func (h hidden) Format(s fmt.State, _ rune)   { fmt.Fprint(s, h.String()) }
+func (h hidden) LogValue() slog.Value         { return slog.StringValue(h.String()) }
+func (h hidden) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
+
 // A PAN is a card number (primary account number). However it is printed,
 // logged or encoded, only its masked form shows. Two PANs cannot be compared
 // with ==. The zero value is no number.
@@ -62,6 +72,10 @@ func (p PAN) String() string {
 	return mask(d)
 }
 
+func (p PAN) Format(s fmt.State, _ rune)   { fmt.Fprint(s, p.String()) }
+func (p PAN) LogValue() slog.Value         { return slog.StringValue(p.String()) }
+func (p PAN) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
 // A SecurityCode is a card security code. However it is printed, logged or
 // encoded, nothing of it shows. The zero value is no code.
 type SecurityCode struct{ hidden }
@@ -70,18 +84,12 @@ type SecurityCode struct{ hidden }
 // those of NewPAN.
 func NewSecurityCode(digits []byte) SecurityCode { return SecurityCode{hide(digits)} }
 
-// String returns a text of fixed length.
-func (c SecurityCode) String() string { return masked(len(c.get())) }
-
 // A Name is the name of a cardholder, in UTF-8. However it is printed, logged
 // or encoded, nothing of it shows. The zero value is no name.
 type Name struct{ hidden }
 
 // NewName returns a Name of a copy of text, unchecked like those of NewPAN.
 func NewName(text []byte) Name { return Name{hide(text)} }
-
-// String returns a text of fixed length.
-func (n Name) String() string { return masked(len(n.get())) }
 
 // A CryptogramValue is what authenticates a payment, as text: base64 or
 // hexadecimal digits. However it is printed, logged or encoded, nothing of it
@@ -90,30 +98,6 @@ type CryptogramValue struct{ hidden }
 
 // NewCryptogramValue returns a CryptogramValue of a copy of text.
 func NewCryptogramValue(text []byte) CryptogramValue { return CryptogramValue{hide(text)} }
-
-// String returns a text of fixed length.
-func (c CryptogramValue) String() string { return masked(len(c.get())) }
-
-// Format, GoString, LogValue and MarshalText exist so that no verb, flag or
-// encoder falls back to reflection.
-
-func (p PAN) Format(s fmt.State, _ rune)          { fmt.Fprint(s, p.String()) }
-func (p PAN) LogValue() slog.Value                { return slog.StringValue(p.String()) }
-func (p PAN) MarshalText() ([]byte, error)        { return []byte(p.String()), nil }
-func (c SecurityCode) Format(s fmt.State, _ rune) { fmt.Fprint(s, c.String()) }
-func (c SecurityCode) LogValue() slog.Value       { return slog.StringValue(c.String()) }
-func (c SecurityCode) MarshalText() ([]byte, error) {
-	return []byte(c.String()), nil
-}
-func (n Name) Format(s fmt.State, _ rune)   { fmt.Fprint(s, n.String()) }
-func (n Name) LogValue() slog.Value         { return slog.StringValue(n.String()) }
-func (n Name) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
-
-func (c CryptogramValue) Format(s fmt.State, _ rune) { fmt.Fprint(s, c.String()) }
-func (c CryptogramValue) LogValue() slog.Value       { return slog.StringValue(c.String()) }
-func (c CryptogramValue) MarshalText() ([]byte, error) {
-	return []byte(c.String()), nil
-}
 
 var (
 	_ fmt.Formatter          = PAN{}

@@ -2,8 +2,6 @@ package cardvault
 
 import (
 	"context"
-	"fmt"
-	"log/slog"
 
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
@@ -55,13 +53,6 @@ type IdempotentRequest struct{ hidden }
 // NewIdempotentRequest returns an IdempotentRequest of a copy of body: wipe it after
 // the call.
 func NewIdempotentRequest(body []byte) IdempotentRequest { return IdempotentRequest{hide(body)} }
-
-// String returns a text of fixed length.
-func (r IdempotentRequest) String() string { return masked(len(r.get())) }
-
-func (r IdempotentRequest) Format(s fmt.State, _ rune)   { fmt.Fprint(s, r.String()) }
-func (r IdempotentRequest) LogValue() slog.Value         { return slog.StringValue(r.String()) }
-func (r IdempotentRequest) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
 // Replayed reports whether the call had been made before and its result was
 // replayed. It is valid once the call has returned.

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -107,13 +106,6 @@ type Contact struct{ hidden }
 // NewContact returns a Contact of a copy of a JSON object, unchecked like the digits
 // of NewPAN.
 func NewContact(object []byte) Contact { return Contact{hide(object)} }
-
-// String returns a text of fixed length.
-func (c Contact) String() string { return masked(len(c.get())) }
-
-func (c Contact) Format(s fmt.State, _ rune)   { fmt.Fprint(s, c.String()) }
-func (c Contact) LogValue() slog.Value         { return slog.StringValue(c.String()) }
-func (c Contact) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
 // maxContact bounds a Contact, in bytes.
 const maxContact = 4 << 10

@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"fmt"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -119,15 +118,6 @@ func NewSharedSecret(text []byte) SharedSecret { return SharedSecret{hide(text)}
 
 // Text returns the secret itself, which nothing hides from then on.
 func (s SharedSecret) Text() string { return string(s.get()) }
-
-// String returns a text of fixed length.
-func (s SharedSecret) String() string { return masked(len(s.get())) }
-
-func (s SharedSecret) Format(f fmt.State, _ rune) { fmt.Fprint(f, s.String()) }
-
-func (s SharedSecret) LogValue() slog.Value { return slog.StringValue(s.String()) }
-
-func (s SharedSecret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // RotatePaymentSecret makes a new shared secret for a merchant and returns it, which
 // is shown only here. The first one is used at once, a

@@ -85,13 +85,6 @@ type PPANHash struct{ hidden }
 // NewPPANHash returns a PPANHash of a copy of text.
 func NewPPANHash(text []byte) PPANHash { return PPANHash{hide(text)} }
 
-// String returns a text of fixed length.
-func (h PPANHash) String() string { return masked(len(h.get())) }
-
-func (h PPANHash) Format(s fmt.State, _ rune)   { fmt.Fprint(s, h.String()) }
-func (h PPANHash) LogValue() slog.Value         { return slog.StringValue(h.String()) }
-func (h PPANHash) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
-
 // A PPANRequest is what a provider is sent.
 type PPANRequest struct {
 	Account PPANAccount // each field 1 to 255 printable ASCII characters
@@ -133,13 +126,6 @@ func NewPseudoPAN(digits []byte) PseudoPAN { return PseudoPAN{hide(digits)} }
 
 // Text returns the number itself, which nothing hides from then on.
 func (p PseudoPAN) Text() string { return string(p.get()) }
-
-// String returns a text of fixed length.
-func (p PseudoPAN) String() string { return masked(len(p.get())) }
-
-func (p PseudoPAN) Format(s fmt.State, _ rune)   { fmt.Fprint(s, p.String()) }
-func (p PseudoPAN) LogValue() slog.Value         { return slog.StringValue(p.String()) }
-func (p PseudoPAN) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
 // A PPANStatus is what a provider says of a request.
 type PPANStatus uint8

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -50,13 +49,6 @@ func (id SessionID) UUID() (u uuid.UUID) {
 	copy(u[:], id.get())
 	return u
 }
-
-// String returns a text of fixed length.
-func (id SessionID) String() string { return masked(len(id.get())) }
-
-func (id SessionID) Format(s fmt.State, _ rune)   { fmt.Fprint(s, id.String()) }
-func (id SessionID) LogValue() slog.Value         { return slog.StringValue(id.String()) }
-func (id SessionID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
 
 // CreateSession returns the id of a new session, in which one card becomes a
 // token. opts may be nil. The session ends after [Options.SessionTTL].

@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -101,13 +100,6 @@ type SendResult struct {
 	// 30 min each time, until it takes something.
 	RetryAfter time.Duration
 }
-
-// String returns a text of fixed length.
-func (s WebhookSecret) String() string { return masked(len(s.get())) }
-
-func (s WebhookSecret) Format(f fmt.State, _ rune)   { fmt.Fprint(f, s.String()) }
-func (s WebhookSecret) LogValue() slog.Value         { return slog.StringValue(s.String()) }
-func (s WebhookSecret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // A WebhookOptions is what is optional of a new webhook.
 type WebhookOptions struct {
