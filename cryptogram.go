@@ -134,68 +134,70 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		return nil, err
 	}
 
-	once, answer, err := v.once(ctx, opPaymentData, id, r.canonical)
-	switch {
-	case err != nil:
-		return nil, err
-	case answer != nil:
-		return paymentsOf(v.rows).repeated(ctx, answer)
-	}
+	return ledger.Retry(ctx, func() (*PaymentData, error) {
+		once, answer, err := v.once(ctx, opPaymentData, id, r.canonical)
+		switch {
+		case err != nil:
+			return nil, err
+		case answer != nil:
+			return paymentsOf(v.rows).repeated(ctx, answer)
+		}
 
-	h, err := v.hold(ctx, v.rows.Unmask(kindToken, id))
-	if err != nil {
-		return nil, err
-	}
-	a, err := v.approved(ctx)
-	if err != nil {
-		return nil, err
-	}
-	m, err := merchants{v.rows}.payee(ctx, r.Merchant, a)
-	if err != nil {
-		return nil, err
-	}
-
-	row := once.Row()
-	if row == uuid.Nil {
-		if row, err = v.rows.NewRow(); err != nil {
+		h, err := v.hold(ctx, v.rows.Unmask(kindToken, id))
+		if err != nil {
 			return nil, err
 		}
-	}
+		a, err := v.approved(ctx)
+		if err != nil {
+			return nil, err
+		}
+		m, err := merchants{v.rows}.payee(ctx, r.Merchant, a)
+		if err != nil {
+			return nil, err
+		}
 
-	p := &PaymentData{
-		ID:        v.rows.Mask(kindPaymentData, row),
-		CreatedAt: rowkey.Time(row),
-		TokenID:   id,
-		Merchant:  m.ID,
-		Amount:    r.Amount,
-		Currency:  r.Currency,
-		Reference: r.Reference,
-	}
+		row := once.Row()
+		if row == uuid.Nil {
+			if row, err = v.rows.NewRow(); err != nil {
+				return nil, err
+			}
+		}
 
-	secret := m.secret(now())
-	if f := v.forbids(h, a, m, secret); f != nil {
-		p.Failures = []Failure{*f}
-	} else if err = once.Claim(ctx, row); err == nil {
-		err = v.askCryptogram(ctx, h, p, secret)
-	}
+		p := &PaymentData{
+			ID:        v.rows.Mask(kindPaymentData, row),
+			CreatedAt: rowkey.Time(row),
+			TokenID:   id,
+			Merchant:  m.ID,
+			Amount:    r.Amount,
+			Currency:  r.Currency,
+			Reference: r.Reference,
+		}
 
-	if err == nil {
-		err = v.storePaymentData(ctx, h.card.ID, row, p, a.quotas.PaymentData, once)
-	}
+		secret := m.secret(now())
+		if f := v.forbids(h, a, m, secret); f != nil {
+			p.Failures = []Failure{*f}
+		} else if err = once.Claim(ctx, row); err == nil {
+			err = v.askCryptogram(ctx, h, p, secret)
+		}
 
-	switch {
-	case errors.Is(err, replay.ErrRepeated):
-		return v.RequestPaymentData(ctx, id, r)
-	case err != nil:
-		once.Abandon(ctx)
-		return nil, err
-	}
+		if err == nil {
+			err = v.storePaymentData(ctx, h.card.ID, row, p, a.quotas.PaymentData, once)
+		}
 
-	// A decline may be the first sign of a suspended or deleted network token.
-	if !p.Success && p.Failures[0].Code == "cryptogram_declined" {
-		v.lookSoon(ctx, h.card.ID)
-	}
-	return p, nil
+		switch {
+		case errors.Is(err, replay.ErrRepeated):
+			return nil, err
+		case err != nil:
+			once.Abandon(ctx)
+			return nil, err
+		}
+
+		// A decline may be the first sign of a suspended or deleted network token.
+		if !p.Success && p.Failures[0].Code == "cryptogram_declined" {
+			v.lookSoon(ctx, h.card.ID)
+		}
+		return p, nil
+	})
 }
 
 // CheckPayment returns a FieldError for each rule that RequestPaymentData would

@@ -44,19 +44,22 @@ func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (available
 // of a later refresh.
 func (v *Vault) Consume(ctx context.Context, id uuid.UUID) (err error) {
 	defer doing("consume security code", &err)
-	once, answer, err := v.once(ctx, opConsume, id, func() []byte { return nil })
-	if err != nil || answer != nil {
-		return err
-	}
+	_, err = ledger.Retry(ctx, func() (*replay.Call, error) {
+		once, answer, err := v.once(ctx, opConsume, id, func() []byte { return nil })
+		if err != nil || answer != nil {
+			return nil, err
+		}
 
-	err = v.consume(ctx, id, once)
-	if errors.Is(err, replay.ErrRepeated) {
-		return v.Consume(ctx, id)
-	}
-	if err != nil {
-		once.Abandon(ctx)
-	}
-	v.rows.Wrote(ctx, opConsume, id, err)
+		err = v.consume(ctx, id, once)
+		if errors.Is(err, replay.ErrRepeated) { // not an outcome
+			return nil, err
+		}
+		if err != nil {
+			once.Abandon(ctx)
+		}
+		v.rows.Wrote(ctx, opConsume, id, err)
+		return once, err
+	})
 	return err
 }
 

@@ -678,16 +678,14 @@ func (u *TokenUpdate) apply(t *Token) error {
 // more.
 func (v *Vault) Delete(ctx context.Context, id uuid.UUID) (err error) {
 	defer doing("delete token", &err)
-	for {
+	_, err = ledger.Retry(ctx, func() (*deletion, error) {
 		d := &deletion{vault: v, id: id, row: v.rows.Unmask(kindToken, id)}
-		err := d.read(ctx)
-		if err == nil {
-			err = d.run(ctx)
+		if err := d.read(ctx); err != nil {
+			return nil, err
 		}
-		if !errors.Is(err, store.ErrConflict) {
-			return err
-		}
-	}
+		return d, d.run(ctx)
+	})
+	return err
 }
 
 // A deletion is the end of a token, as it was read.

@@ -266,7 +266,7 @@ type accountKeys struct {
 	aeads map[cipherName]cipher.AEAD
 }
 
-// An cipherName names one of the ciphers of an account.
+// A cipherName names one of the ciphers of an account.
 type cipherName struct {
 	term uint32
 	part byte
