@@ -92,8 +92,9 @@ func TestDeleteWhilePending(t *testing.T) {
 					id := l.imports(visa)
 					l.must(l.Vault.Delete(l.Context(), id))
 					l.run(func() { l.pass(time.Hour) })
-					if calls := l.net.asked(); len(calls) > 0 {
-						t.Errorf("calls %v", calls)
+					calls := l.net.asked()
+					if len(calls) != 1 || calls[0].method != "Lookup" || calls[0].key != id.String()+":1" {
+						t.Errorf("calls %v, want one look-up by the key of the provisioning", calls)
 					}
 				})
 			})

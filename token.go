@@ -785,15 +785,14 @@ func unchanged(tx store.ReadTx, kind store.Kind, row uuid.UUID, read *store.Reco
 // release, unless others hold it, and the end of art that nobody else shows.
 func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *networkToken, due time.Time) (*store.Record, func(store.Tx) error, error) {
 	dropArt := v.dropArt(row, n.artID)
-	if n.id == "" && !n.called {
+	if n.id == "" && !n.called && due.IsZero() {
 		return nil, dropArt, nil
 	}
 
+	// A call for what is due may be under way: its network token is looked for afterwards.
 	at := now()
-	if end := at.Add(v.jobs.Lease(kindNetworkToken)); n.id == "" && due.After(end) {
-		at = end
-	} else if n.id == "" && due.After(at) {
-		at = due // a call may be under way until then
+	if n.id == "" && !due.IsZero() {
+		at = at.Add(v.jobs.Lease(kindNetworkToken))
 	}
 
 	var holder *store.Record
