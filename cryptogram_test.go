@@ -280,7 +280,7 @@ func (t *till) stored(kind store.Kind) (found []*store.Record) {
 	account, err := t.Account(t.Context())
 	t.must(err)
 	t.must(t.store.View(t.Context(), func(tx store.ReadTx) error {
-		if found, err = tx.Due(kind, time.Now().AddDate(100, 0, 0), 1000); err != nil {
+		if found, err = tx.Due(kind, store.AllShards, time.Now().AddDate(100, 0, 0), 1000); err != nil {
 			return err
 		}
 		tokens, err := tx.List(&store.Query{Kind: kindToken, Account: account.ID, Limit: 1000})

@@ -287,8 +287,8 @@ func (tx *ledgerReadTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*stor
 	return tx.ledger.read(all...), err
 }
 
-func (tx *ledgerReadTx) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
-	all, err := tx.ReadTx.Due(kind, until, limit)
+func (tx *ledgerReadTx) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+	all, err := tx.ReadTx.Due(kind, shards, until, limit)
 	return tx.ledger.read(all...), err
 }
 

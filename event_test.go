@@ -203,7 +203,7 @@ func TestLapsedWhereStorageIsFull(t *testing.T) {
 		l.run(func() {
 			l.pass(2 * time.Minute)
 			l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
-				due, err := tx.Due(kindToken, time.Now(), 10)
+				due, err := tx.Due(kindToken, store.AllShards, time.Now(), 10)
 				if len(due) > 0 {
 					t.Error("a card that has lapsed is still there")
 				}

@@ -101,7 +101,7 @@ func (l *idvLab) holds(what string, codes, cards int) {
 	const kindSession store.Kind = 6
 	found := 0
 	l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
-		rows, err := tx.Due(kindSession, time.Now().AddDate(1, 0, 0), 100)
+		rows, err := tx.Due(kindSession, store.AllShards, time.Now().AddDate(1, 0, 0), 100)
 		for _, r := range rows {
 			if len(r.Secret) > 0 {
 				found++
@@ -596,7 +596,7 @@ func TestContact(t *testing.T) {
 	// The record of the network token is found before it has one: later it is due no more.
 	row := func(l *idvLab) (row uuid.UUID) {
 		l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
-			rows, err := tx.Due(kindNetworkToken, time.Now().AddDate(1, 0, 0), 100)
+			rows, err := tx.Due(kindNetworkToken, store.AllShards, time.Now().AddDate(1, 0, 0), 100)
 			if len(rows) != 1 {
 				l.Fatalf("%d network tokens, %v", len(rows), err)
 			}
@@ -684,7 +684,7 @@ func TestIdentificationRows(t *testing.T) {
 		first, _ := l.enters()
 		second, _ := l.enters()
 		l.must(l.store.Update(l.Context(), func(tx store.Tx) error {
-			rows, err := tx.Due(kindSession, time.Now().AddDate(1, 0, 0), 100)
+			rows, err := tx.Due(kindSession, store.AllShards, time.Now().AddDate(1, 0, 0), 100)
 			if err != nil {
 				return err
 			}

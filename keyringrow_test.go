@@ -150,10 +150,12 @@ func (tx *editedWrites) List(q *store.Query) (*store.List, error) { return tx.Tx
 func (tx *editedWrites) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
 	return tx.Tx.Lookup(kind, hash, limit)
 }
-func (tx *editedWrites) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
-	return tx.Tx.Due(kind, until, limit)
+func (tx *editedWrites) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+	return tx.Tx.Due(kind, shards, until, limit)
 }
-func (tx *editedWrites) Next(kind store.Kind) (time.Time, error) { return tx.Tx.Next(kind) }
+func (tx *editedWrites) Next(kind store.Kind, shards store.Shards) (time.Time, error) {
+	return tx.Tx.Next(kind, shards)
+}
 func (tx *editedWrites) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
 	return tx.Tx.Children(parent, limit)
 }

@@ -514,7 +514,7 @@ const (
 func (l *lab) spoil(kind store.Kind, choose func(*store.Record) bool, n int) {
 	l.Helper()
 	l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) error {
-		due, err := tx.Due(kind, time.Now().AddDate(10, 0, 0), 10_000)
+		due, err := tx.Due(kind, store.AllShards, time.Now().AddDate(10, 0, 0), 10_000)
 		for _, r := range due {
 			if n > 0 && choose(r) {
 				r.Version++

@@ -252,7 +252,7 @@ func TestSharedNetworkToken(t *testing.T) {
 			l.is(id, active, "")
 			l.must(l.Vault.Delete(l.Context(), id))
 			l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
-				if due, err := tx.Next(kindRelease); !due.IsZero() || err != nil {
+				if due, err := tx.Next(kindRelease, store.AllShards); !due.IsZero() || err != nil {
 					t.Errorf("something is to be deleted at %v, %v", due, err)
 				}
 				return nil

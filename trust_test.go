@@ -49,8 +49,8 @@ func (tx liarReadTx) List(q *store.Query) (*store.List, error) {
 	return tx.ReadTx.List(&other)
 }
 
-func (tx liarReadTx) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
-	due, err := tx.ReadTx.Due(kind, until, limit)
+func (tx liarReadTx) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+	due, err := tx.ReadTx.Due(kind, shards, until, limit)
 	if err == nil && tx.l.due != nil {
 		return tx.l.due(kind, due)
 	}
@@ -62,8 +62,8 @@ type liarTx struct {
 	l *liar
 }
 
-func (tx liarTx) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
-	return liarReadTx{tx.Tx, tx.l}.Due(kind, until, limit)
+func (tx liarTx) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+	return liarReadTx{tx.Tx, tx.l}.Due(kind, shards, until, limit)
 }
 
 func (tx liarTx) Put(r *store.Record) {

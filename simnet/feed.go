@@ -35,8 +35,8 @@ func (n *Network) Feed(ctx context.Context, sink func(context.Context, *cardvaul
 		var next time.Time
 
 		err := n.store.View(ctx, func(tx store.ReadTx) (err error) {
-			if due, err = tx.Due(kindAttempt, time.UnixMicro(now), 1); err == nil && len(due) == 0 {
-				next, err = tx.Next(kindAttempt)
+			if due, err = tx.Due(kindAttempt, store.AllShards, time.UnixMicro(now), 1); err == nil && len(due) == 0 {
+				next, err = tx.Next(kindAttempt, store.AllShards)
 			}
 			return err
 		})

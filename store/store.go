@@ -139,6 +139,25 @@ func (s *Classes) Has(c uint8) bool {
 	return s[c>>6]&(1<<(c&63)) != 0 || *s == Classes{}
 }
 
+// ShardCount is how many shards the records of a kind are in.
+const ShardCount = 16
+
+// ShardOf returns the shard of a record: the lowest bits of its id.
+func ShardOf(id uuid.UUID) uint8 { return id[15] % ShardCount }
+
+// Shards is a set of shards. Processes that share a store divide by them what is
+// due. The zero value contains every shard.
+type Shards uint16
+
+// AllShards contains every shard.
+const AllShards Shards = 0
+
+// Add puts a shard into the set. The first Add leaves it alone in it.
+func (s *Shards) Add(shard uint8) { *s |= 1 << (shard % ShardCount) }
+
+// Has reports whether a shard is in the set.
+func (s Shards) Has(shard uint8) bool { return s == AllShards || s&(1<<(shard%ShardCount)) != 0 }
+
 // A Query selects listed records: those with a class.
 type Query struct {
 	Kind    Kind
@@ -196,14 +215,16 @@ type ReadTx interface {
 	// on how many there are beyond limit.
 	Lookup(kind Kind, hash []byte, limit int) ([]*Record, error)
 
-	// Due returns at most limit records of a kind with a Due at or before
-	// until, in the order of Due. None is not an error. In an Update a store
-	// that several processes share may leave out those that another Update
-	// is working on.
-	Due(kind Kind, until time.Time, limit int) ([]*Record, error)
+	// Due returns at most limit records of a kind and of some shards with a Due at
+	// or before until, in the order of Due. None is not an error. In an Update a
+	// store that several processes share may leave out those that another Update
+	// is working on. In such a store its cost does not depend on how many records
+	// of other shards are due.
+	Due(kind Kind, shards Shards, until time.Time, limit int) ([]*Record, error)
 
-	// Next returns the earliest Due of a kind, or the zero time if none is set.
-	Next(kind Kind) (time.Time, error)
+	// Next returns the earliest Due of a kind in some shards, or the zero time if
+	// none is set.
+	Next(kind Kind, shards Shards) (time.Time, error)
 
 	// Scan returns at most limit records of a kind whose ids come after an id,
 	// in the order of their ids, whatever their account, parent and class. There

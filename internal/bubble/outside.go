@@ -166,13 +166,13 @@ func (c crossing) Lookup(kind store.Kind, hash []byte, limit int) (found []*stor
 	return found, err
 }
 
-func (c crossing) Due(kind store.Kind, until time.Time, limit int) (due []*store.Record, err error) {
-	c.do(func(tx store.ReadTx) { due, err = tx.Due(kind, until, limit) })
+func (c crossing) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) (due []*store.Record, err error) {
+	c.do(func(tx store.ReadTx) { due, err = tx.Due(kind, shards, until, limit) })
 	return due, err
 }
 
-func (c crossing) Next(kind store.Kind) (at time.Time, err error) {
-	c.do(func(tx store.ReadTx) { at, err = tx.Next(kind) })
+func (c crossing) Next(kind store.Kind, shards store.Shards) (at time.Time, err error) {
+	c.do(func(tx store.ReadTx) { at, err = tx.Next(kind, shards) })
 	return at, err
 }
 

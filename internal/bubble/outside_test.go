@@ -96,11 +96,11 @@ func TestOutside(t *testing.T) {
 		}
 		time.Sleep(time.Hour)
 		err := s.View(ctx, func(tx store.ReadTx) error {
-			due, err := tx.Due(1, time.Now(), 2)
+			due, err := tx.Due(1, store.AllShards, time.Now(), 2)
 			if err != nil || len(due) != 1 || due[0].ID != id {
 				t.Errorf("due are %v, %v", due, err)
 			}
-			next, err := tx.Next(1)
+			next, err := tx.Next(1, store.AllShards)
 			if err != nil || !next.Equal(begin.Add(time.Hour)) {
 				t.Errorf("next is %v, %v", next, err)
 			}

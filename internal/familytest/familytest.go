@@ -608,8 +608,8 @@ func (tx countedReadTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*stor
 	return found, err
 }
 
-func (tx countedReadTx) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
-	found, err := tx.ReadTx.Due(kind, until, limit)
+func (tx countedReadTx) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+	found, err := tx.ReadTx.Due(kind, shards, until, limit)
 	tx.cost.Reads += 1 + len(found)
 	return found, err
 }

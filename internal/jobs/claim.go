@@ -69,7 +69,7 @@ func (e *Engine) ReadDue(ctx context.Context, kind store.Kind, at time.Time, mos
 	for limit := most; ; limit *= 2 {
 		var due []*store.Record
 		err := e.ledger.View(ctx, func(tx store.ReadTx) (err error) {
-			due, err = tx.Due(kind, at, limit)
+			due, err = tx.Due(kind, store.AllShards, at, limit)
 			return err
 		})
 		switch {

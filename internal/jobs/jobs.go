@@ -278,7 +278,7 @@ func (e *Engine) next(ctx context.Context, kinds []store.Kind) (next time.Time, 
 	err = e.ledger.View(ctx, func(tx store.ReadTx) error {
 		next = time.Time{}
 		for _, kind := range kinds {
-			t, err := tx.Next(kind)
+			t, err := tx.Next(kind, store.AllShards)
 			if err != nil {
 				return err
 			}

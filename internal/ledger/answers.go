@@ -183,14 +183,18 @@ func (tx checkedReadTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*stor
 }
 
 // Due returns the records that are due, and ErrDamaged beside them as Lookup does.
-func (tx checkedReadTx) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
-	due, err := tx.tx.Due(kind, until, limit)
+func (tx checkedReadTx) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+	due, err := tx.tx.Due(kind, shards, until, limit)
 	return tx.sift(due, err, "records as due that are not", limit,
-		func(r *store.Record) bool { return r.Kind == kind && !r.Due.IsZero() && !r.Due.After(until) },
+		func(r *store.Record) bool {
+			return r.Kind == kind && shards.Has(store.ShardOf(r.ID)) && !r.Due.IsZero() && !r.Due.After(until)
+		},
 		func(a, b *store.Record) bool { return !b.Due.Before(a.Due) })
 }
 
-func (tx checkedReadTx) Next(kind store.Kind) (time.Time, error) { return tx.tx.Next(kind) }
+func (tx checkedReadTx) Next(kind store.Kind, shards store.Shards) (time.Time, error) {
+	return tx.tx.Next(kind, shards)
+}
 
 func (tx checkedReadTx) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
 	found, err := tx.tx.Scan(kind, after, limit)

@@ -363,9 +363,9 @@ func use(path string, writes bool) (errs []error) {
 		}
 		_, err := tx.Lookup(1, []byte{3}, 10)
 		note(err)
-		_, err = tx.Due(1, time.UnixMicro(100), 100)
+		_, err = tx.Due(1, store.AllShards, time.UnixMicro(100), 100)
 		note(err)
-		_, err = tx.Next(1)
+		_, err = tx.Next(1, store.AllShards)
 		return err
 	}))
 	note(s.Check(ctx))

@@ -110,15 +110,15 @@ func TestLostRows(t *testing.T) {
 			record := func(r *store.Record) uuid.UUID { return r.ID }
 			for range 3 {
 				err := call(s, func(tx store.ReadTx) error {
-					next, err := tx.Next(1)
+					next, err := tx.Next(1, store.AllShards)
 					if err != nil || !next.Equal(at(3)) {
 						t.Errorf("Next = %v, %v, want %v", next, err, at(3))
 					}
-					due, err := tx.Due(1, at(n), n)
+					due, err := tx.Due(1, store.AllShards, at(n), n)
 					if got := numbersOf(due, record); err != nil || !slices.Equal(got, left) {
 						t.Errorf("Due = %v, %v, want %v", got, err, left)
 					}
-					due, err = tx.Due(1, at(n), 2)
+					due, err = tx.Due(1, store.AllShards, at(n), 2)
 					if got := numbersOf(due, record); err != nil || !slices.Equal(got, left[:2]) {
 						t.Errorf("Due, two = %v, %v, want %v", got, err, left[:2])
 					}
@@ -187,11 +187,11 @@ func TestStrayEntries(t *testing.T) {
 		inFile(t, s, func(rows *bolt.Bucket) error { return rows.Put(r.ID[:], encodeRow(&r)) })
 		for _, mended := range []bool{false, true} {
 			err := s.View(t.Context(), func(tx store.ReadTx) error {
-				due, err := tx.Due(1, at(5), 9)
+				due, err := tx.Due(1, store.AllShards, at(5), 9)
 				if err != nil || len(due) != len(c.due) {
 					t.Errorf("%s, mended %v: Due = %v, %v", name, mended, due, err)
 				}
-				next, err := tx.Next(1)
+				next, err := tx.Next(1, store.AllShards)
 				if want := c.next; err != nil || (mended || len(c.due) > 0) && !next.Equal(want) || next.Equal(at(5)) && !want.Equal(at(5)) {
 					t.Errorf("%s, mended %v: Next = %v, %v, want %v", name, mended, next, err, want)
 				}
@@ -227,7 +227,7 @@ func TestStrayEntries(t *testing.T) {
 						return err
 					}
 				}
-				_, err := tx.Next(1)
+				_, err := tx.Next(1, store.AllShards)
 				return err
 			}); err != nil {
 				t.Fatalf("%s: %v", name, err)
@@ -257,11 +257,11 @@ func TestUnreadableRow(t *testing.T) {
 	look := func(want ...int) {
 		t.Helper()
 		if err := s.View(t.Context(), func(tx store.ReadTx) error {
-			due, err := tx.Due(1, at, 9)
+			due, err := tx.Due(1, store.AllShards, at, 9)
 			if err != nil || len(due) != 2 || due[0].ID != number(2) {
 				t.Errorf("Due = %v, %v, want two records", due, err)
 			}
-			if next, err := tx.Next(1); err != nil || !next.Equal(at) {
+			if next, err := tx.Next(1, store.AllShards); err != nil || !next.Equal(at) {
 				t.Errorf("Next = %v, %v", next, err)
 			}
 			keys, err := tx.Children(number(9), 9)
@@ -327,7 +327,7 @@ func TestMendingFails(t *testing.T) {
 	}
 	for n := 3; n < 9; n++ {
 		if err := s.View(t.Context(), func(tx store.ReadTx) error {
-			due, err := tx.Due(1, at, 9)
+			due, err := tx.Due(1, store.AllShards, at, 9)
 			if err == nil && len(due) != n-2 {
 				err = fmt.Errorf("%d records are due, want %d", len(due), n-2)
 			}

@@ -336,28 +336,32 @@ func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) (recs []*store.
 	return recs, nil
 }
 
-func (r *reader) Due(kind store.Kind, until time.Time, limit int) (recs []*store.Record, err error) {
+func (r *reader) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) (recs []*store.Record, err error) {
 	r.mustLive()
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guard(&err)
 	if limit <= 0 {
 		return nil, nil
 	}
-	r.eachDueRow(kind, until, func(id uuid.UUID, found *row) bool {
+	r.eachDueRow(kind, shards, until, func(id uuid.UUID, found *row) bool {
 		recs = append(recs, found.record(kind, id, true))
 		return len(recs) < limit
 	})
 	return recs, nil
 }
 
-// eachDueRow calls f with the rows that are due at or before until, in order, until it
-// returns false. It passes over what is not there, cannot be read or is not due then.
-func (r *reader) eachDueRow(kind store.Kind, until time.Time, f func(uuid.UUID, *row) bool) {
+// eachDueRow calls f with the rows of some shards that are due at or before until, in
+// order, until it returns false. It passes over what is not there, cannot be read or is
+// not due then. One process has the file, and with it all shards: they need no index.
+func (r *reader) eachDueRow(kind store.Kind, shards store.Shards, until time.Time, f func(uuid.UUID, *row) bool) {
 	name := rowsBucket(kind)
 	rows := r.tx.Bucket(name[:])
 	r.eachDue(kind, until, func(k, v []byte) bool {
 		s := strayDue{dueKey(k), listOfDue(kind, v), v[17]}
 		id := uuid.UUID(k[9:])
+		if !shards.Has(store.ShardOf(id)) {
+			return true
+		}
 		var raw []byte
 		if rows != nil {
 			raw = rows.Get(id[:])
@@ -380,11 +384,11 @@ func (r *reader) eachDueRow(kind store.Kind, until time.Time, f func(uuid.UUID, 
 	})
 }
 
-func (r *reader) Next(kind store.Kind) (due time.Time, err error) {
+func (r *reader) Next(kind store.Kind, shards store.Shards) (due time.Time, err error) {
 	r.mustLive()
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guard(&err)
-	r.eachDueRow(kind, latest, func(_ uuid.UUID, found *row) bool {
+	r.eachDueRow(kind, shards, latest, func(_ uuid.UUID, found *row) bool {
 		due = time.UnixMicro(found.due).UTC()
 		return false
 	})

@@ -320,31 +320,34 @@ func selects(q *store.Query, r *store.Record) bool {
 }
 
 func (t *tx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
-	return t.first(hashOf(kind, hash), math.MaxInt64, limit), nil
+	return t.first(hashOf(kind, hash), store.AllShards, math.MaxInt64, limit), nil
 }
 
-func (t *tx) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
-	return t.first(dueOf(kind), until.UnixMicro(), limit), nil
+func (t *tx) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+	return t.first(dueOf(kind), shards, until.UnixMicro(), limit), nil
 }
 
-// first returns at most limit records of an index with a due up to until.
-func (t *tx) first(x index, until int64, limit int) []*store.Record {
+// first returns at most limit records of an index, of some shards, with a due up to until.
+func (t *tx) first(x index, shards store.Shards, until int64, limit int) []*store.Record {
 	var records []*store.Record
 	for _, e := range t.state.indexes[x] {
 		if e.due > until || len(records) >= limit {
 			break
 		}
-		records = append(records, t.state.rows[e.key].Clone())
+		if shards.Has(store.ShardOf(e.id)) {
+			records = append(records, t.state.rows[e.key].Clone())
+		}
 	}
 	return records
 }
 
-func (t *tx) Next(kind store.Kind) (time.Time, error) {
-	entries := t.state.indexes[dueOf(kind)]
-	if len(entries) == 0 {
-		return time.Time{}, nil
+func (t *tx) Next(kind store.Kind, shards store.Shards) (time.Time, error) {
+	for _, e := range t.state.indexes[dueOf(kind)] {
+		if shards.Has(store.ShardOf(e.id)) {
+			return time.UnixMicro(e.due).UTC(), nil
+		}
 	}
-	return time.UnixMicro(entries[0].due).UTC(), nil
+	return time.Time{}, nil
 }
 
 func (t *tx) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {

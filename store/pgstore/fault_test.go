@@ -270,7 +270,7 @@ func TestClaims(t *testing.T) {
 				var mine []int
 				err := s.Update(context.Background(), func(tx store.Tx) error {
 					mine = mine[:0]
-					due, err := tx.Due(kind, time.Now(), 7)
+					due, err := tx.Due(kind, store.AllShards, time.Now(), 7)
 					for _, r := range due {
 						mine = append(mine, int(binary.BigEndian.Uint64(r.ID[:])))
 						tx.Delete(kind, r.ID)

@@ -306,7 +306,7 @@ func (u *updater) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	return r.record(true), nil
 }
 
-func (u *updater) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
+func (u *updater) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
 	u.mustLive()
 	if limit <= 0 {
 		return nil, nil
@@ -315,7 +315,7 @@ func (u *updater) Due(kind store.Kind, until time.Time, limit int) ([]*store.Rec
 		u.c.Alone, u.c.ended = true, later // rows stay locked, so the group has no time to lose
 		panic(unwind{})
 	}
-	return u.records(u.sql.ofDue(kind, until, limit, true))
+	return u.records(u.sql.ofDue(kind, shards, until, limit, true))
 }
 
 // ask returns the answer to a question of a call, or ends its run.

@@ -180,7 +180,7 @@ func TestDueHolds(t *testing.T) {
 	done := make(chan error, 1)
 	runs, took := 0, 0
 	err := s.Update(t.Context(), func(tx store.Tx) error {
-		due, err := tx.Due(kind, time.Now(), 10)
+		due, err := tx.Due(kind, store.AllShards, time.Now(), 10)
 		took = len(due)
 		if runs++; len(due) == 1 && len(done) == 0 && runs < 3 {
 			go func() {
@@ -216,7 +216,7 @@ func TestNothingDue(t *testing.T) {
 		var group sync.WaitGroup
 		for i, s := range stores {
 			if err := s.Update(t.Context(), func(tx store.Tx) error {
-				_, err := tx.Due(kind, time.Now(), 10)
+				_, err := tx.Due(kind, store.AllShards, time.Now(), 10)
 				return err
 			}); err != nil {
 				t.Fatal(err)
@@ -246,7 +246,7 @@ func TestNothingDue(t *testing.T) {
 	before := p.Stat().NewConnsCount()
 	for range 20 {
 		if err := stores[0].Update(t.Context(), func(tx store.Tx) error {
-			_, err := tx.Due(kind, time.Now(), 10)
+			_, err := tx.Due(kind, store.AllShards, time.Now(), 10)
 			return err
 		}); err != nil {
 			t.Fatal(err)

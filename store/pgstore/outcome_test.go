@@ -294,7 +294,7 @@ func TestGroupsGone(t *testing.T) {
 	check(t, other, 0, 1)
 	runs := 0
 	err := s.Update(t.Context(), func(tx store.Tx) error {
-		if _, err := tx.Due(kind, time.Now(), 1); err != nil {
+		if _, err := tx.Due(kind, store.AllShards, time.Now(), 1); err != nil {
 			return err
 		}
 		r, err := tx.Get(kind, id(0))

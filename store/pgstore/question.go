@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -58,6 +59,7 @@ func (a *answer) same(b *answer) bool {
 // statements are the texts of a schema.
 type statements struct {
 	get, lookup, due, claim, next                string
+	dueOf, claimOf, nextOf                       string // of some shards
 	list, hashed                                 string
 	scan, children, empty                        string
 	rows                                         string
@@ -68,6 +70,12 @@ type statements struct {
 func statementsOf(schema string) *statements {
 	due := `SELECT ` + columns + ` FROM "cardvault".records r WHERE r.kind = $1 AND r.due <= $2
 		AND "cardvault".readable(r.class, r.due, r.lookup) ORDER BY r.due, r.id LIMIT $3`
+
+	// One walk of records_shard for each shard.
+	inShard := `FROM "cardvault".records r WHERE r.kind = $1
+		AND (pg_catalog.get_byte(pg_catalog.uuid_send(r.id), 15) & 15) = s.shard AND r.due <= $2 AND "cardvault".readable(r.class, r.due, r.lookup)`
+	dueOf := `SELECT r.* FROM pg_catalog.unnest($4::integer[]) AS s(shard)
+		CROSS JOIN LATERAL (SELECT ` + columns + ` ` + inShard + ` ORDER BY r.due, r.id LIMIT $3%s) AS r ORDER BY r.due, r.id LIMIT $3`
 
 	// Rows are found by their primary key, whatever the planner expects of a table that
 	// was empty when it looked: OFFSET 0 keeps it from joining in another way.
@@ -87,6 +95,10 @@ func statementsOf(schema string) *statements {
 		claim: `SELECT * FROM (` + due + ` FOR UPDATE SKIP LOCKED) AS r ORDER BY r.due, r.id`,
 		next: `SELECT r.due FROM "cardvault".records r WHERE r.kind = $1 AND r.due IS NOT NULL
 			AND "cardvault".readable(r.class, r.due, r.lookup) ORDER BY r.due LIMIT 1`,
+		dueOf:   fmt.Sprintf(dueOf, ""),
+		claimOf: fmt.Sprintf(dueOf, " FOR UPDATE SKIP LOCKED"),
+		nextOf: `SELECT pg_catalog.min(r.due) FROM pg_catalog.unnest($2::integer[]) AS s(shard)
+			CROSS JOIN LATERAL (SELECT r.due ` + strings.ReplaceAll(inShard, "r.due <= $2", "r.due IS NOT NULL") + ` ORDER BY r.due LIMIT 1) AS r`,
 		list:     fmt.Sprintf(list, "list"),
 		hashed:   fmt.Sprintf(list, "list_hash"),
 		scan:     `SELECT ` + columns + ` FROM "cardvault".records r WHERE r.kind = $1 AND r.id > $2 ORDER BY r.id LIMIT $3`,
@@ -116,7 +128,7 @@ func statementsOf(schema string) *statements {
 			LIMIT 8`,
 	}
 
-	for _, text := range []*string{&s.get, &s.lookup, &s.due, &s.claim, &s.next, &s.list, &s.hashed,
+	for _, text := range []*string{&s.get, &s.lookup, &s.due, &s.claim, &s.next, &s.dueOf, &s.claimOf, &s.nextOf, &s.list, &s.hashed,
 		&s.scan, &s.children, &s.empty, &s.rows,
 		&s.apply, &s.add, &s.lock, &s.arrange, &s.settle, &s.tidy, &s.old, &s.seed, &s.holders} {
 		*text = in(schema, builtIn(*text))
@@ -133,16 +145,38 @@ func (s *statements) ofLookup(kind store.Kind, hash []byte, limit int) *question
 	return &question{sql: s.lookup, args: []any{int16(kind), hash, count(limit)}, lookup: &hashKey{kind, string(hash)}}
 }
 
-func (s *statements) ofDue(kind store.Kind, until time.Time, limit int, claims bool) *question {
+func (s *statements) ofDue(kind store.Kind, shards store.Shards, until time.Time, limit int, claims bool) *question {
 	q := &question{sql: s.due, args: []any{int16(kind), timestamp(until), count(limit)}, due: kind, claims: claims}
-	if claims {
+	if shards != store.AllShards {
+		q.args = append(q.args, numbersOf(shards))
+	}
+
+	switch {
+	case claims && shards == store.AllShards:
 		q.sql = s.claim
+	case claims:
+		q.sql = s.claimOf
+	case shards != store.AllShards:
+		q.sql = s.dueOf
 	}
 	return q
 }
 
-func (s *statements) ofNext(kind store.Kind) *question {
-	return &question{sql: s.next, args: []any{int16(kind)}, due: kind, next: true}
+func (s *statements) ofNext(kind store.Kind, shards store.Shards) *question {
+	if shards == store.AllShards {
+		return &question{sql: s.next, args: []any{int16(kind)}, due: kind, next: true}
+	}
+	return &question{sql: s.nextOf, args: []any{int16(kind), numbersOf(shards)}, due: kind, next: true}
+}
+
+// numbersOf returns the shards of a set.
+func numbersOf(shards store.Shards) (numbers []int32) {
+	for shard := range uint8(store.ShardCount) {
+		if shards.Has(shard) {
+			numbers = append(numbers, int32(shard))
+		}
+	}
+	return numbers
 }
 
 func (s *statements) ofScan(kind store.Kind, after uuid.UUID, limit int) *question {

@@ -66,17 +66,17 @@ func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Recor
 	return r.records(r.sql.ofLookup(kind, hash, limit))
 }
 
-func (r *reader) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
+func (r *reader) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
 	r.mustLive()
 	if limit <= 0 {
 		return nil, nil
 	}
-	return r.records(r.sql.ofDue(kind, until, limit, false))
+	return r.records(r.sql.ofDue(kind, shards, until, limit, false))
 }
 
-func (r *reader) Next(kind store.Kind) (time.Time, error) {
+func (r *reader) Next(kind store.Kind, shards store.Shards) (time.Time, error) {
 	r.mustLive()
-	a, err := r.ask(r.sql.ofNext(kind))
+	a, err := r.ask(r.sql.ofNext(kind, shards))
 	if err != nil || !a.next.Valid {
 		return time.Time{}, err
 	}

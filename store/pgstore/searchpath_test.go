@@ -333,7 +333,7 @@ func exercise(t *testing.T, admin, p *pgxpool.Pool, name string) {
 		if _, err := tx.Lookup(kind, []byte("hash"), 2); err != nil {
 			return err
 		}
-		if _, err := tx.Next(kind); err != nil {
+		if _, err := tx.Next(kind, store.AllShards); err != nil {
 			return err
 		}
 		if _, err := tx.Scan(kind, id(3), 2); err != nil {
@@ -353,7 +353,7 @@ func exercise(t *testing.T, admin, p *pgxpool.Pool, name string) {
 		if err := s.View(t.Context(), read); err != nil {
 			t.Error(err)
 		}
-		if err := s.View(t.Context(), func(tx store.ReadTx) error { _, err := tx.Due(kind, time.Now(), 2); return err }); err != nil {
+		if err := s.View(t.Context(), func(tx store.ReadTx) error { _, err := tx.Due(kind, store.AllShards, time.Now(), 2); return err }); err != nil {
 			t.Error(err)
 		}
 	}
@@ -373,7 +373,7 @@ func exercise(t *testing.T, admin, p *pgxpool.Pool, name string) {
 		}
 	}
 	due := func(tx store.Tx) error {
-		found, err := tx.Due(kind, time.Now(), 5)
+		found, err := tx.Due(kind, store.AllShards, time.Now(), 5)
 		for _, r := range found {
 			r.Version++
 			r.Due, r.Class, r.Lookup = time.Time{}, 3, nil

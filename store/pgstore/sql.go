@@ -23,7 +23,7 @@ func builtIn(sql string) string { return operators.Replace(sql) }
 
 var operators = func() *strings.Replacer {
 	var pairs []string
-	for _, o := range []string{"=", "<>", "<", "<=", ">", "-", "||", "<<", "|"} {
+	for _, o := range []string{"=", "<>", "<", "<=", ">", "-", "||", "<<", "|", "&"} {
 		pairs = append(pairs, " "+o+" ", " OPERATOR(pg_catalog."+o+") ")
 	}
 	return strings.NewReplacer(pairs...)

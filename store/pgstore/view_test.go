@@ -127,11 +127,11 @@ func TestDamagedDue(t *testing.T) {
 		}
 	}
 	due := func(tx store.ReadTx) error {
-		found, err := tx.Due(kind, time.Now(), 1)
+		found, err := tx.Due(kind, store.AllShards, time.Now(), 1)
 		if err != nil || len(found) != 1 || found[0].ID != id(4) {
 			t.Errorf("Due = %v, %v, want the record that can be read", found, err)
 		}
-		next, err := tx.Next(kind)
+		next, err := tx.Next(kind, store.AllShards)
 		if err != nil || !next.Equal(at.Add(4*time.Second)) {
 			t.Errorf("Next = %v, %v", next, err)
 		}

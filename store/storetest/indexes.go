@@ -1,7 +1,9 @@
 package storetest
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -36,6 +38,12 @@ Due; Next returns the earliest. Expiry and every retry wait for these.`,
 not be lost.`,
 	dueChange,
 }, {
+	"DueByShard",
+	`Due and Next look at the shards of a set alone, in the order of Due over all of them, and a
+limit counts nothing of other shards. Processes divide the work by shards: each must see its
+own whatever the others have to do.`,
+	dueByShard,
+}, {
 	"DueEver",
 	`Due is any time: 1970-01-01 is not "never", and earlier and far later ones keep their order.`,
 	dueEver,
@@ -60,17 +68,24 @@ func found(t testing.TB, s store.Store, k store.Kind, hash string, limit int, wa
 func overdue(t testing.TB, s store.Store, k store.Kind, until time.Time, limit int, want ...int) {
 	t.Helper()
 	view(t, s, func(tx store.ReadTx) error {
-		records, err := tx.Due(k, until, limit)
+		records, err := tx.Due(k, store.AllShards, until, limit)
 		is(t, "Due", records, want...)
 		return err
 	})
+}
+
+// sharded returns the n-th record of kind A, in a shard.
+func sharded(shard uint8, n int, edits ...func(*store.Record)) *store.Record {
+	r := row(n, edits...)
+	r.ID[15] = 0xa0 | shard
+	return r
 }
 
 // next checks what a Next returns.
 func next(t testing.TB, s store.Store, k store.Kind, want time.Time) {
 	t.Helper()
 	view(t, s, func(tx store.ReadTx) error {
-		got, err := tx.Next(k)
+		got, err := tx.Next(k, store.AllShards)
 		if !got.Equal(want) || got.IsZero() != want.IsZero() {
 			t.Errorf("Next = %v, want %v", got, want)
 		}
@@ -164,7 +179,7 @@ func dueOrder(t testing.TB, s store.Store) {
 	next(t, s, kindB, at(5))
 	next(t, s, kindC, time.Time{})
 	view(t, s, func(tx store.ReadTx) error {
-		got, err := tx.Due(kindA, at(10), 1)
+		got, err := tx.Due(kindA, store.AllShards, at(10), 1)
 		if len(got) == 1 && differs(got[0], records[4]) != "" {
 			t.Errorf("Due returns another %s than was put", differs(got[0], records[4]))
 		}
@@ -180,7 +195,7 @@ func dueOrder(t testing.TB, s store.Store) {
 	})
 
 	view(t, s, func(tx store.ReadTx) error {
-		got, err := tx.Due(kindC, at(1), 1000)
+		got, err := tx.Due(kindC, store.AllShards, at(1), 1000)
 		seen := make(map[uuid.UUID]bool)
 		for i, r := range got {
 			seen[r.ID] = true
@@ -193,6 +208,63 @@ func dueOrder(t testing.TB, s store.Store) {
 		}
 		return err
 	})
+}
+
+func dueByShard(t testing.TB, s store.Store) {
+	at := func(n int64) time.Time { return time.UnixMicro(1e15 + n) }
+	var records []*store.Record
+	for n := range 40 { // two records in each of the lower shards, of which 7 has the latest
+		shard := uint8(n % 8)
+		records = append(records, sharded(shard, n, due(at(int64(n+100*(n%8/7))))))
+	}
+	records = append(records, sharded(9, 50, due(at(60)), class(0)), sharded(9, 51), sharded(9, 52, due(at(1)), ofKind(kindB)))
+	put(t, s, records...)
+
+	check := func(tx store.ReadTx, shards store.Shards, until int64, limit int) error {
+		var want []*store.Record
+		for _, r := range records {
+			if r.Kind == kindA && shards.Has(store.ShardOf(r.ID)) && !r.Due.IsZero() && !r.Due.After(at(until)) {
+				want = append(want, r)
+			}
+		}
+		slices.SortStableFunc(want, func(a, b *store.Record) int { return a.Due.Compare(b.Due) })
+		first, err := tx.Next(kindA, shards)
+		if earliest := slices.MinFunc(append(want, &store.Record{Due: at(1e6)}), byDue).Due; err == nil && until == 1000 && len(want) > 0 && !first.Equal(earliest) {
+			t.Errorf("Next of shards %b = %v, want %v", shards, first, earliest)
+		}
+		got, dueErr := tx.Due(kindA, shards, at(until), limit)
+		if e := alike(got, want[:min(limit, len(want))], false); e != nil {
+			t.Errorf("Due of shards %b until %d, at most %d: %v", shards, until, limit, e)
+		}
+		return cmp.Or(err, dueErr)
+	}
+	all := func(tx store.ReadTx) error {
+		for _, shards := range []store.Shards{store.AllShards, 1, 1 << 7, 1 << 9, 1 << 15, 1<<1 | 1<<7 | 1<<9, 0xff, 0xff00, 0xffff} {
+			for _, until := range []int64{0, 20, 1000} {
+				for _, limit := range []int{1, 3, 100} {
+					if err := check(tx, shards, until, limit); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		return nil
+	}
+	view(t, s, all)
+	view(t, s, func(tx store.ReadTx) error {
+		at, err := tx.Next(kindA, 1<<15)
+		if !at.IsZero() {
+			t.Errorf("Next of a shard without records = %v", at)
+		}
+		return err
+	})
+	update(t, s, func(tx store.Tx) error { return check(tx, 1<<1|1<<9, 1000, 3) })
+
+	update(t, s, deleting(records[7]))
+	records[0] = sharded(0, 0, due(at(500)), version(2))
+	put(t, s, records[0])
+	records = slices.Delete(records, 7, 8)
+	view(t, s, all)
 }
 
 func dueChange(t testing.TB, s store.Store) {

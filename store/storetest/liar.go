@@ -441,16 +441,16 @@ func (t lyingReads) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Re
 	return t.answer(q, truth), nil
 }
 
-func (t lyingReads) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
-	truth, err := t.ReadTx.Due(kind, until, limit)
+func (t lyingReads) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+	truth, err := t.ReadTx.Due(kind, shards, until, limit)
 	if err != nil {
 		return nil, err
 	}
 	return t.answer(&question{kind: kind, until: until, limit: limit, sort: byDue}, truth), nil
 }
 
-func (t lyingReads) Next(kind store.Kind) (time.Time, error) {
-	at, err := t.ReadTx.Next(kind)
+func (t lyingReads) Next(kind store.Kind, shards store.Shards) (time.Time, error) {
+	at, err := t.ReadTx.Next(kind, shards)
 	if err != nil || at.IsZero() {
 		return at, err
 	}

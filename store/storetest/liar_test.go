@@ -107,11 +107,11 @@ func TestLiar(t *testing.T) {
 				storetest.Disorder, storetest.Repeated, storetest.TooMany}},
 		{"Lookup that finds nothing", func(tx store.ReadTx) any { return all(tx.Lookup(1, []byte("x"), 3)) },
 			[]storetest.Lie{storetest.OtherKind, storetest.OtherHash, storetest.Dressed}},
-		{"Due", func(tx store.ReadTx) any { return all(tx.Due(1, now.Add(3*time.Second), 3)) },
+		{"Due", func(tx store.ReadTx) any { return all(tx.Due(1, store.AllShards, now.Add(3*time.Second), 3)) },
 			[]storetest.Lie{storetest.OtherKind, storetest.NotDue, storetest.Dressed, storetest.Stale, storetest.Disorder,
 				storetest.Repeated, storetest.TooMany}},
 		{"Next", func(tx store.ReadTx) any {
-			at, err := tx.Next(1)
+			at, err := tx.Next(1, store.AllShards)
 			return fmt.Sprint(at, err)
 		}, []storetest.Lie{storetest.NextEarlier, storetest.NextLater}},
 		{"Scan", func(tx store.ReadTx) any { return all(tx.Scan(1, uuid.UUID{2}, 3)) },

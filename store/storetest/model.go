@@ -267,7 +267,9 @@ func (w *walk) askLookup(tx store.ReadTx, m model) error {
 func (w *walk) askDue(tx store.ReadTx, m model) error {
 	until := w.time()
 	want := m.sorted(byDue, func(r *store.Record) bool { return r.Kind == kindA && !r.Due.IsZero() })
-	earliest, err := tx.Next(kindA)
+	shards := store.Shards(w.IntN(1 << store.ShardCount))
+	want = slices.DeleteFunc(want, func(r *store.Record) bool { return !shards.Has(store.ShardOf(r.ID)) })
+	earliest, err := tx.Next(kindA, shards)
 	if err != nil {
 		return fmt.Errorf("next: %w", err)
 	}
@@ -276,7 +278,7 @@ func (w *walk) askDue(tx store.ReadTx, m model) error {
 	}
 
 	want = slices.DeleteFunc(want, func(r *store.Record) bool { return r.Due.After(until) })
-	got, err := tx.Due(kindA, until, len(m)+1)
+	got, err := tx.Due(kindA, shards, until, len(m)+1)
 	if !slices.IsSortedFunc(got, func(a, b *store.Record) int { return a.Due.Compare(b.Due) }) {
 		return errors.New("due: out of order")
 	}

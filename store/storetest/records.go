@@ -248,7 +248,7 @@ func allOrNone(t testing.TB, s store.Store) {
 		if err != nil {
 			return err
 		}
-		ready, err := tx.Due(kindA, at, 9)
+		ready, err := tx.Due(kindA, store.AllShards, at, 9)
 		is(t, "Due", ready, 1)
 		return err
 	})
@@ -445,7 +445,7 @@ func readsAreCopies(t testing.TB, s store.Store) {
 				return err
 			}
 
-			ready, err := tx.Due(kindA, at, 1)
+			ready, err := tx.Due(kindA, store.AllShards, at, 1)
 			if err != nil {
 				return err
 			}

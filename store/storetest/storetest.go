@@ -94,6 +94,7 @@ const patience = 20 * time.Second
 func idOf(n int) uuid.UUID {
 	u := uuid.UUID{6: 0x70, 8: 0x80}
 	binary.BigEndian.PutUint32(u[:4], uint32(n))
+	u[15] = byte(n) // in any shard
 	return u
 }
 

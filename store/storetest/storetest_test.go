@@ -93,8 +93,8 @@ type reads struct {
 	get    func(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error)
 	list   func(tx store.ReadTx, q *store.Query) (*store.List, error)
 	lookup func(tx store.ReadTx, kind store.Kind, hash []byte, limit int) ([]*store.Record, error)
-	due    func(tx store.ReadTx, kind store.Kind, until time.Time, limit int) ([]*store.Record, error)
-	next   func(tx store.ReadTx, kind store.Kind) (time.Time, error)
+	due    func(tx store.ReadTx, kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error)
+	next   func(tx store.ReadTx, kind store.Kind, shards store.Shards) (time.Time, error)
 
 	scan     func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error)
 	children func(tx store.ReadTx, parent uuid.UUID, limit int) ([]store.Key, error)
@@ -150,18 +150,18 @@ func (t readTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record
 	return t.ReadTx.Lookup(kind, hash, limit)
 }
 
-func (t readTx) Due(kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
+func (t readTx) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
 	if t.due != nil {
-		return t.due(t.ReadTx, kind, until, limit)
+		return t.due(t.ReadTx, kind, shards, until, limit)
 	}
-	return t.ReadTx.Due(kind, until, limit)
+	return t.ReadTx.Due(kind, shards, until, limit)
 }
 
-func (t readTx) Next(kind store.Kind) (time.Time, error) {
+func (t readTx) Next(kind store.Kind, shards store.Shards) (time.Time, error) {
 	if t.next != nil {
-		return t.next(t.ReadTx, kind)
+		return t.next(t.ReadTx, kind, shards)
 	}
-	return t.ReadTx.Next(kind)
+	return t.ReadTx.Next(kind, shards)
 }
 
 func (t readTx) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
@@ -324,8 +324,8 @@ var mutants = []struct {
 		}
 	}},
 	{"children are not due without their parent", "Delete", func(m *mutant) {
-		m.due = func(tx store.ReadTx, kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
-			rs, err := tx.Due(kind, until, limit)
+		m.due = func(tx store.ReadTx, kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+			rs, err := tx.Due(kind, shards, until, limit)
 			return slices.DeleteFunc(rs, func(r *store.Record) bool {
 				_, err := tx.Get(1, r.Parent)
 				return r.Parent != uuid.Nil && err != nil
@@ -613,8 +613,48 @@ var mutants = []struct {
 		}
 	}},
 	{"Due is exclusive", "Due", func(m *mutant) {
-		m.due = func(tx store.ReadTx, kind store.Kind, until time.Time, limit int) ([]*store.Record, error) {
-			return tx.Due(kind, until.Add(-time.Microsecond), limit)
+		m.due = func(tx store.ReadTx, kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+			return tx.Due(kind, shards, until.Add(-time.Microsecond), limit)
+		}
+	}},
+	{"shards are ignored", "DueByShard", func(m *mutant) {
+		m.due = func(tx store.ReadTx, kind store.Kind, _ store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+			return tx.Due(kind, store.AllShards, until, limit)
+		}
+	}},
+	{"the limit counts records of other shards", "DueByShard", func(m *mutant) {
+		m.due = func(tx store.ReadTx, kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+			rs, err := tx.Due(kind, store.AllShards, until, limit)
+			return slices.DeleteFunc(rs, func(r *store.Record) bool { return !shards.Has(store.ShardOf(r.ID)) }), err
+		}
+	}},
+	{"each shard has a limit of its own", "DueByShard", func(m *mutant) {
+		m.due = func(tx store.ReadTx, kind store.Kind, shards store.Shards, until time.Time, limit int) (all []*store.Record, err error) {
+			for shard := range uint8(store.ShardCount) {
+				if !shards.Has(shard) {
+					continue
+				}
+				rs, err := tx.Due(kind, 1<<shard, until, limit)
+				if all = append(all, rs...); err != nil {
+					return nil, err
+				}
+			}
+			slices.SortFunc(all, func(a, b *store.Record) int { return a.Due.Compare(b.Due) })
+			return all, nil
+		}
+	}},
+	{"records come shard by shard", "DueByShard", func(m *mutant) {
+		m.due = func(tx store.ReadTx, kind store.Kind, shards store.Shards, until time.Time, limit int) (all []*store.Record, err error) {
+			rs, err := tx.Due(kind, shards, until, limit)
+			if shards != store.AllShards {
+				slices.SortStableFunc(rs, func(a, b *store.Record) int { return int(store.ShardOf(a.ID)) - int(store.ShardOf(b.ID)) })
+			}
+			return rs, err
+		}
+	}},
+	{"Next is of all shards", "DueByShard", func(m *mutant) {
+		m.next = func(tx store.ReadTx, kind store.Kind, _ store.Shards) (time.Time, error) {
+			return tx.Next(kind, store.AllShards)
 		}
 	}},
 	{"work put off is forgotten", "DueChange", func(m *mutant) {

@@ -115,13 +115,13 @@ func readsSeeTheStateBefore(t testing.TB, s store.Store) {
 			return err
 		}
 		is(t, "Lookup of a hash just written", fresh)
-		ready, err := tx.Due(kindA, late, 9)
+		ready, err := tx.Due(kindA, store.AllShards, late, 9)
 		if err != nil {
 			return err
 		}
 
 		is(t, "Due", ready, 1)
-		at, err := tx.Next(kindA)
+		at, err := tx.Next(kindA, store.AllShards)
 		if !at.Equal(late) {
 			t.Errorf("Next = %v, want %v", at, late)
 		}

@@ -130,7 +130,7 @@ func everything(t testing.TB, s store.Store, until time.Time) (n int) {
 	noError(t, s.View(t.Context(), func(tx store.ReadTx) error {
 		n = 0
 		for kind := range store.Kind(255) {
-			due, err := tx.Due(kind+1, until, 100)
+			due, err := tx.Due(kind+1, store.AllShards, until, 100)
 			if err != nil {
 				return err
 			}

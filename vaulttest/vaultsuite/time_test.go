@@ -356,7 +356,7 @@ func rows(t testing.TB, s store.Store) (n int) {
 	t.Helper()
 	err := s.View(t.Context(), func(tx store.ReadTx) error {
 		for kind := range store.Kind(255) {
-			due, err := tx.Due(kind+1, time.Now().AddDate(100, 0, 0), 100)
+			due, err := tx.Due(kind+1, store.AllShards, time.Now().AddDate(100, 0, 0), 100)
 			if err != nil {
 				return err
 			}
