@@ -3,7 +3,6 @@ package cardvault
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -144,48 +143,25 @@ func (v *Vault) backfill(ctx context.Context, j *jobs.Job, b *backfill) error {
 	return v.jobs.Again(ctx, rec, b.encode())
 }
 
-const (
-	missed = 10 * time.Second // how late a job may come to its place under the rate limit
-	mixed  = 5 * time.Second  // how far a place is moved to mix up a queue
-)
-
-// slot takes a place under the rate limit of a scheme, unless n has one, and
-// returns how long n has to wait for it. Places within some seconds are mixed up:
-// cards that were imported one after the other, and are of one issuer, do not
-// come to the network like that. Farther apart they stay in order, because what
-// is due is indexed by when it is.
-func (v *Vault) slot(n *networkToken, at time.Time) time.Duration {
-	if v.opts.NetworkRate == 0 || n.slot {
-		return 0
+// slot takes a place under the rate limit of a scheme, unless n has one, and returns how
+// long n has to wait for it.
+func (v *Vault) slot(n *networkToken, at time.Time) (wait time.Duration) {
+	if !n.slot {
+		wait, n.slot = v.rate.Take(uint8(n.scheme), at, n.reconciles())
 	}
-	v.work.mu.Lock()
-	defer v.work.mu.Unlock()
-
-	next := &v.work.slots[n.scheme%schemes]
-	if next.Before(at) {
-		*next = at
-	}
-
-	wait := next.Sub(at)
-	if n.reconciles() && wait > missed {
-		return jitter(time.Hour) // it must not keep new cards waiting
-	}
-
-	*next = next.Add(time.Duration(float64(time.Second) / v.opts.NetworkRate))
-	n.slot = true
-	mix := min(wait/5, mixed)
-	return wait - mix + rand.N(2*mix+1)
+	return wait
 }
 
 // postpone leaves alone a network token of another network than the one that is
 // configured. One that has not been provisioned yet goes to that.
-func (v *Vault) postpone(ctx context.Context, h *holding) error {
-	_, err := v.change(ctx, opNetworkToken, h.card.ID, func(h *holding) (func(store.Tx) error, error) {
-		v.answered(h, networkAnswer{kind: answerElsewhere, network: v.opts.Network.Name()}, now())
+func (c *networkCall) postpone(ctx context.Context) error {
+	v := c.vault
+	_, err := v.change(ctx, opNetworkToken, c.asked.card.ID, func(h *holding) (func(store.Tx) error, error) {
+		v.answered(h, networkAnswer{kind: answerElsewhere, network: v.opts.Network.Name(), repeats: c.job.Doubtful}, now())
 		if h.net.network != v.opts.Network.Name() {
 			v.log.Warn("the network of a network token is not configured", "token", h.token.ID)
 		}
-		return nil, nil
+		return c.held(nil), nil
 	})
 	return err
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -101,10 +102,10 @@ type networkToken struct {
 	id      string // the network's handle; "" until it is known
 
 	// attempt numbers the provisionings: it is in the idempotency key, and rises
-	// once the outcome of the former one is known. called is whether the network
-	// may have seen the key, unsure whether its outcome is unknown.
-	attempt        uint64
-	called, unsure bool
+	// once the outcome of the former one is known. unsure is whether the network may
+	// have seen the key in a call that has ended, with an outcome that is unknown.
+	attempt uint64
+	unsure  bool
 
 	tries uint64    // calls made for what is being done now
 	since time.Time // when polling began
@@ -132,7 +133,7 @@ const (
 	networkName
 	networkID
 	networkAttempt
-	networkCalled
+	networkCalled // of a former state of this version: a call may be under way
 	networkUnsure
 	networkTries
 	networkSince
@@ -157,7 +158,6 @@ func (n *networkToken) encode(b []byte) []byte {
 	b = tlv.Append(b, networkID, n.id)
 
 	b = tlv.AppendUint(b, networkAttempt, n.attempt)
-	b = tlv.AppendBool(b, networkCalled, n.called)
 	b = tlv.AppendBool(b, networkUnsure, n.unsure)
 	b = tlv.AppendUint(b, networkTries, n.tries)
 	b = tlv.AppendTime(b, networkSince, n.since)
@@ -185,7 +185,7 @@ func (n *networkToken) encode(b []byte) []byte {
 }
 
 func decodeNetworkToken(plain []byte) (*networkToken, error) {
-	n := new(networkToken)
+	n, called := new(networkToken), false
 
 	r := tlv.Read(plain)
 	for r.Next() {
@@ -199,7 +199,7 @@ func decodeNetworkToken(plain []byte) (*networkToken, error) {
 		case networkAttempt:
 			n.attempt = r.Uint()
 		case networkCalled:
-			n.called = r.Bool()
+			called = r.Bool()
 		case networkUnsure:
 			n.unsure = r.Bool()
 		case networkTries:
@@ -235,6 +235,7 @@ func decodeNetworkToken(plain []byte) (*networkToken, error) {
 		}
 	}
 
+	n.unsure = n.unsure || called && n.id == ""
 	return n, ledger.ReadError(&r)
 }
 
@@ -280,6 +281,7 @@ const (
 type networkAnswer struct {
 	kind       answerKind
 	provisions bool          // it answers Provision, else Lookup
+	repeats    bool          // the call may have been made before, with an outcome that was not stored
 	asked      time.Time     // when the call began
 	token      *NetworkToken // of answerToken
 	refusal    *NetworkError // of answerRefusal
@@ -334,7 +336,7 @@ func (c *core) dueAfter(p pause, at, was time.Time) time.Time {
 	case pauseExact:
 		next = at.Add(p.wait)
 	case pauseMixed:
-		next = at.Add(jitter(p.wait))
+		next = at.Add(jobs.Jitter(p.wait))
 	case pausePaced:
 		next = at.Add(max(c.capped(p.least), c.pace(p.wait)))
 	}
@@ -378,11 +380,11 @@ func (p progress) after(a networkAnswer, at time.Time, scale scaling) progress {
 	case answerRequested:
 		p.request(a.network)
 	case answerForbidden:
+		p.unsure = p.unsure || a.repeats
 		p.move(notAvailable, a.reason)
-		p.called = p.unsure // not this time
-		p.pause = pause{kind: pauseEver}
+		p.slot, p.pause = false, pause{kind: pauseEver}
 	case answerElsewhere:
-		p.postpone(a.network)
+		p.postpone(a.network, a.repeats)
 
 	case answerSuspended, answerResumed:
 		p.suspend(a.kind == answerSuspended, at)
@@ -390,7 +392,9 @@ func (p progress) after(a networkAnswer, at time.Time, scale scaling) progress {
 		p.pause = pause{kind: pauseExact} // look again
 
 	default:
+		p.slot = false
 		if a.provisions {
+			p.unsure = p.unsure || a.repeats
 			p.provisioned(a, at, scale)
 		} else {
 			p.lookedUp(a, at, scale)
@@ -415,14 +419,6 @@ func (n *networkToken) leaves(network string) bool {
 	return n.id != "" || n.unsure && n.network != network
 }
 
-// calling returns n as it is stored before the network is asked to provision it.
-// If it was stored like that before, the call may have been made then.
-func (n networkToken) calling() networkToken {
-	n.unsure = n.unsure || n.called
-	n.called = true
-	return n
-}
-
 // request begins a provisioning. While the outcome of the former one is unknown
 // it is the same, under the same key.
 func (p *progress) request(network string) {
@@ -431,7 +427,6 @@ func (p *progress) request(network string) {
 	}
 	if !p.unsure {
 		p.attempt++
-		p.called = false
 	}
 
 	p.network = network
@@ -442,11 +437,13 @@ func (p *progress) request(network string) {
 
 // postpone leaves alone a network token of another network than the configured
 // one. One that has not been asked for yet goes to the configured one.
-func (p *progress) postpone(network string) {
+func (p *progress) postpone(network string, repeats bool) {
 	if p.network == network {
 		return // it was requested again meanwhile
 	}
-	if p.status == NetworkTokenPending && !p.called {
+	p.slot = false
+	p.unsure = p.unsure || repeats && p.id == ""
+	if p.status == NetworkTokenPending && p.id == "" && !p.unsure {
 		p.network = network
 		p.pause = pause{kind: pauseExact}
 		return
@@ -468,7 +465,7 @@ func (p *progress) provisioned(a networkAnswer, at time.Time, scale scaling) {
 
 	case answerReleasing:
 		// By the next attempt it has been deleted, and there is another.
-		p.unsure, p.called = false, false
+		p.unsure = false
 		p.attempt++
 		p.problem = Reason{Code: "scheme_unavailable"}
 		p.retry(0, at, scale)
@@ -489,7 +486,6 @@ func (p *progress) declined(a networkAnswer, at time.Time, scale scaling) {
 	// A refusal that may pass says nothing of whether a network token was made,
 	// nor does one of the set-up of a call that was made before.
 	p.unsure = !e.final() && !a.unmade && (p.unsure || e.Source != SourceConfiguration)
-	p.called = p.called && p.unsure
 
 	if e.final() || e.Source == SourceConfiguration {
 		p.refusedBy(e, at)
@@ -546,7 +542,7 @@ func (p *progress) lookedUp(a networkAnswer, at time.Time, scale scaling) {
 
 // attach takes over the network token of an answer.
 func (p *progress) attach(a networkAnswer, at time.Time, scale scaling) {
-	p.id, p.unsure, p.called, p.tries, p.since = a.token.ID, false, true, 0, at
+	p.id, p.unsure, p.tries, p.since = a.token.ID, false, 0, at
 	p.problem, p.news, p.suspendedBy = Reason{}, news{}, 0
 	p.adopt(a.token, a.asked, at)
 	p.schedule(at, scale)
@@ -619,7 +615,7 @@ func (p *progress) refuse(e *NetworkError, at time.Time) {
 // outcomeKnown ends a provisioning whose outcome is known. A network token that it
 // has left at the network is deleted with the token.
 func (p *progress) outcomeKnown() {
-	p.unsure, p.called = false, p.id != ""
+	p.unsure = false
 	p.pause = pause{kind: pauseEver}
 }
 
@@ -802,10 +798,17 @@ func (v *Vault) openNetworkToken(ctx context.Context, r *store.Record) (*network
 // change lets fn change a token and its network token and stores both with what
 // fn returns besides. fn may run more than once.
 func (v *Vault) change(ctx context.Context, op ledger.Operation, row uuid.UUID, fn func(*holding) (also func(store.Tx) error, err error)) (*Token, error) {
-	for {
-		h, err := v.hold(ctx, row)
-		if err != nil {
-			return nil, err
+	return v.changeHeld(ctx, op, row, nil, fn)
+}
+
+// changeHeld is change of what was read, if h is not nil.
+func (v *Vault) changeHeld(ctx context.Context, op ledger.Operation, row uuid.UUID, h *holding, fn func(*holding) (also func(store.Tx) error, err error)) (*Token, error) {
+	for ; ; h = nil {
+		if h == nil {
+			var err error
+			if h, err = v.hold(ctx, row); err != nil {
+				return nil, err
+			}
 		}
 
 		also, err := fn(h)
@@ -840,26 +843,12 @@ func (v *Vault) change(ctx context.Context, op ledger.Operation, row uuid.UUID, 
 		}
 
 		err = v.rows.Write(ctx, op, h.token.ID, func(tx store.Tx) error {
-			switch {
-			case changed:
-				tx.Put(h.card)
-			case !moved:
+			if !changed && !moved {
 				if _, err := v.rows.Find(tx, kindToken, row); err != nil {
 					return err
 				}
 			}
-			if moved {
-				tx.Put(h.record)
-			}
-			if event != nil {
-				if err := event.Put(tx); err != nil {
-					return err
-				}
-			}
-			if also == nil {
-				return nil
-			}
-			return also(tx)
+			return h.put(tx, changed, moved, event, also)
 		})
 		if errors.Is(err, store.ErrConflict) {
 			continue // another write was faster, so there is progress
@@ -874,6 +863,27 @@ func (v *Vault) change(ctx context.Context, op ledger.Operation, row uuid.UUID, 
 		}
 		return h.token, nil
 	}
+}
+
+// put writes the token if it is changed, its network token if that has moved, and what
+// belongs to them.
+func (h *holding) put(tx store.Tx, changed, moved bool, event *outbox.Parcel, also func(store.Tx) error) error {
+	if changed {
+		tx.Put(h.card)
+	}
+	if moved {
+		tx.Put(h.record)
+	}
+
+	if event != nil {
+		if err := event.Put(tx); err != nil {
+			return err
+		}
+	}
+	if also == nil {
+		return nil
+	}
+	return also(tx)
 }
 
 // sealNetworkToken sets every column of the record that follows from h.

@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"testing"
 	"time"
+
+	"github.com/cardvault/cardvault/internal/tlv"
 )
 
 // The rows of decisions, chapter 7, in their order. A pair that no row names
@@ -147,14 +149,12 @@ var progresses = func() map[string]progress {
 		}
 		return p
 	}
-	token := func(p *progress) { p.id, p.called, p.since, p.stateAt = "nt", true, at, at }
-	called := func(p *progress) { p.called = true }
-	unsure := func(p *progress) { p.called, p.unsure = true, true }
+	token := func(p *progress) { p.id, p.since, p.stateAt = "nt", at, at }
+	unsure := func(p *progress) { p.unsure = true }
 	return map[string]progress{
 		"fresh":      with(NetworkTokenPending, nil),
-		"called":     with(NetworkTokenPending, called),
 		"repeated":   with(NetworkTokenPending, unsure),
-		"last try":   with(NetworkTokenPending, func(p *progress) { called(p); p.tries = uint64(len(retries)) }),
+		"last try":   with(NetworkTokenPending, func(p *progress) { p.tries = uint64(len(retries)) }),
 		"accepted":   with(NetworkTokenPending, func(p *progress) { token(p); p.tries = 1 }),
 		"polled":     with(NetworkTokenPending, func(p *progress) { token(p); p.tries = 9; p.since = at.Add(-pollsEnd) }),
 		"active":     with(NetworkTokenActive, token),
@@ -208,6 +208,11 @@ var answers = func() map[string]networkAnswer {
 	both("panic", nil, errPanic)
 	both("garbage", nil, errGarbage)
 	both("unknown", nil, ErrUnknownNetworkToken)
+	for _, name := range []string{"p active", "p final", "p set-up", "p timeout", "forbidden", "elsewhere"} {
+		a := all[name]
+		a.repeats = true
+		all[name+" again"] = a
+	}
 	for _, name := range []string{"passing", "set-up"} {
 		a := all["p "+name]
 		a.unmade = true
@@ -241,10 +246,10 @@ func TestProgress(t *testing.T) {
 	tries := func(n uint64) step { return func(p *progress) { p.tries = n } }
 	problem := func(code string) step { return func(p *progress) { p.problem.Code = code } }
 	unsure := func(p *progress) { p.unsure = true }
-	known := func(p *progress) { p.unsure, p.called = false, false }
+	known := func(p *progress) { p.unsure = false }
 	another := func(p *progress) { known(p); p.attempt++ }
 	attached := func(p *progress) {
-		p.id, p.called, p.unsure, p.tries, p.since, p.stateAt = "nt", true, false, 0, at, at
+		p.id, p.unsure, p.tries, p.since, p.stateAt = "nt", false, 0, at, at
 	}
 	by := func(o ...Owner) step { return func(p *progress) { p.suspendedBy = OwnersOf(o...) } }
 	began := func(p *progress) { p.since = at }
@@ -265,51 +270,59 @@ func TestProgress(t *testing.T) {
 		to       []step
 	}{
 		// Granted.
-		{"called", "p active", []step{attached, active, daily}},
-		{"called", "p pending", []step{attached, poll, tries(1)}},
-		{"called", "p inactive", []step{attached, byScheme, by(OwnerScheme), daily}},
-		{"called", "p deleted", []step{attached, gone, never}},
-		{"called", "p dead", []step{attached, dead, because(NetworkTokenDeleted, SourceScheme, "account_closed", ""), never}},
+		{"fresh", "p active", []step{attached, active, daily}},
+		{"fresh", "p pending", []step{attached, poll, tries(1)}},
+		{"fresh", "p inactive", []step{attached, byScheme, by(OwnerScheme), daily}},
+		{"fresh", "p deleted", []step{attached, gone, never}},
+		{"fresh", "p dead", []step{attached, dead, because(NetworkTokenDeleted, SourceScheme, "account_closed", ""), never}},
 		{"repeated", "p active", []step{attached, active, poll}}, // perhaps the state at the first call
 		{"last try", "p active", []step{attached, active, daily}},
 		{"failed", "p active", []step{attached, active, daily}}, // given up while the call was under way
 		{"lost", "p active", []step{attached, active, poll}},
 
 		// Refused for good.
-		{"called", "p final", []step{known, declined, never}},
+		{"fresh", "p final", []step{known, declined, never}},
 		{"repeated", "p final", []step{known, declined, never}},
 
 		// Refused for now: whether it was made is not known, unless a look-up has said.
-		{"called", "p passing", []step{unsure, problem("issuer_unavailable"), tries(1), wait(pausePaced, retries[0])}},
-		{"called", "p later", []step{unsure, problem("issuer_unavailable"), tries(1), wait(pausePaced, time.Hour, time.Hour)}},
-		{"called", "p much later", []step{unsure, problem("issuer_unavailable"), tries(1), wait(pausePaced, maxRetryAfter, maxRetryAfter)}},
-		{"called", "p passing, unmade", []step{another, problem("issuer_unavailable"), tries(1), wait(pausePaced, retries[0])}},
+		{"fresh", "p passing", []step{unsure, problem("issuer_unavailable"), tries(1), wait(pausePaced, retries[0])}},
+		{"fresh", "p later", []step{unsure, problem("issuer_unavailable"), tries(1), wait(pausePaced, time.Hour, time.Hour)}},
+		{"fresh", "p much later", []step{unsure, problem("issuer_unavailable"), tries(1), wait(pausePaced, maxRetryAfter, maxRetryAfter)}},
+		{"fresh", "p passing, unmade", []step{another, problem("issuer_unavailable"), tries(1), wait(pausePaced, retries[0])}},
 		{"repeated", "p passing, unmade", []step{another, problem("issuer_unavailable"), tries(1), wait(pausePaced, retries[0])}},
 		{"last try", "p passing", []step{unsure, problem("issuer_unavailable"), tries(0), began, gaveUp("issuer_unavailable"), hourly}},
 		{"last try", "p passing, unmade", []step{another, problem("issuer_unavailable"), tries(0), began, gaveUp("issuer_unavailable"), never}},
 
 		// Refused by the set-up, which says nothing of a call that was made before.
-		{"called", "p set-up", []step{known, setUp, never}},
+		{"fresh", "p set-up", []step{known, setUp, never}},
 		{"repeated", "p set-up", []step{setUp, never}},
 		{"repeated", "p set-up, unmade", []step{known, setUp, never}},
 
 		// No answer, or none that can be right.
-		{"called", "p timeout", []step{unsure, problem("timeout"), tries(1), wait(pausePaced, retries[0])}},
-		{"called", "p panic", []step{unsure, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
-		{"called", "p garbage", []step{unsure, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
-		{"called", "p unknown", []step{unsure, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
+		{"fresh", "p timeout", []step{unsure, problem("timeout"), tries(1), wait(pausePaced, retries[0])}},
+		{"fresh", "p panic", []step{unsure, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
+		{"fresh", "p garbage", []step{unsure, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
+		{"fresh", "p unknown", []step{unsure, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
 		{"repeated", "p timeout", []step{problem("timeout"), tries(1), wait(pausePaced, retries[0])}},
 		{"last try", "p timeout", []step{unsure, problem("timeout"), tries(0), began, gaveUp("timeout"), hourly}},
 
+		// The process that held the shard may have made the call before.
+		{"fresh", "p active again", []step{attached, active, poll}},
+		{"fresh", "p final again", []step{known, declined, never}},
+		{"fresh", "p set-up again", []step{unsure, setUp, never}},
+		{"fresh", "p timeout again", []step{unsure, problem("timeout"), tries(1), wait(pausePaced, retries[0])}},
+		{"fresh", "forbidden again", []step{unsure, because(NetworkTokenNotAvailable, SourceConfiguration, "card_expired", ""), never}},
+
 		// About to be deleted for another token.
-		{"called", "p releasing", []step{another, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
+		{"fresh", "p releasing", []step{another, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
 		{"lost", "l releasing", []step{hourly}},
 
 		// Not asked.
-		{"called", "forbidden", []step{known, because(NetworkTokenNotAvailable, SourceConfiguration, "card_expired", ""), never}},
+		{"fresh", "forbidden", []step{known, because(NetworkTokenNotAvailable, SourceConfiguration, "card_expired", ""), never}},
 		{"repeated", "forbidden", []step{because(NetworkTokenNotAvailable, SourceConfiguration, "card_expired", ""), never}},
 		{"fresh", "elsewhere", []step{network("other"), now}},
-		{"called", "elsewhere", []step{daily}}, // the call may have been made
+		{"fresh", "elsewhere again", []step{unsure, daily}}, // the call may have been made
+		{"repeated", "elsewhere", []step{daily}},
 		{"active", "elsewhere", []step{daily}},
 		{"active", "not elsewhere", nil},
 
@@ -398,7 +411,7 @@ func TestProgressRules(t *testing.T) {
 			if a.kind == answerRequested && p.status != NetworkTokenFailed && p.status != NetworkTokenNotAvailable {
 				continue // refused to the caller, or nothing to do
 			}
-			if a.provisions && (p.id != "" || !p.called || p.status != NetworkTokenPending && a.kind != answerToken) {
+			if a.provisions && (p.id != "" || p.status != NetworkTokenPending && a.kind != answerToken) {
 				continue // of another provisioning
 			}
 			got := p.after(a, at, func(d time.Duration) time.Duration { return d })
@@ -406,9 +419,6 @@ func TestProgressRules(t *testing.T) {
 
 			if got.status == NetworkTokenPending && (got.pause == pause{} || got.pause.kind == pauseEver) {
 				bad("pending, and never due")
-			}
-			if got.unsure && !got.called {
-				bad("unsure of a call that was not made")
 			}
 			if got.unsure && got.id != "" {
 				bad("unsure of a network token that is known")
@@ -422,7 +432,7 @@ func TestProgressRules(t *testing.T) {
 			if p.status == NetworkTokenDeleted && got.status != p.status {
 				bad("alive after its end")
 			}
-			if a.kind == answerToken && (got.id == "" || !got.called) {
+			if a.kind == answerToken && (got.id == "") {
 				bad("a network token that is not kept")
 			}
 			if got.tries > uint64(len(retries)) && got.id == "" {
@@ -435,15 +445,16 @@ func TestProgressRules(t *testing.T) {
 	}
 }
 
-// A claim is written before the call: a process that finds it does not know
-// whether the call was made.
-func TestCalling(t *testing.T) {
-	first := networkToken{attempt: 1}.calling()
-	if !first.called || first.unsure {
-		t.Errorf("first call: %+v", first)
+// A record of a former state of this version says that its call may be under way: its
+// outcome is unknown then, unless the network token is there.
+func TestFormerlyCalled(t *testing.T) {
+	plain := tlv.AppendBool((&networkToken{attempt: 1}).encode(nil), networkCalled, true)
+	if n, err := decodeNetworkToken(plain); err != nil || !n.unsure {
+		t.Errorf("%+v, %v", n, err)
 	}
-	if again := first.calling(); !again.called || !again.unsure {
-		t.Errorf("call after a claim that was not concluded: %+v", again)
+	plain = tlv.AppendBool((&networkToken{attempt: 1, id: "nt"}).encode(nil), networkCalled, true)
+	if n, err := decodeNetworkToken(plain); err != nil || n.unsure {
+		t.Errorf("%+v, %v", n, err)
 	}
 }
 

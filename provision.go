@@ -6,9 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -286,16 +286,19 @@ func (c *CardState) check() bool {
 // A networkCall is a call to the network about a network token, with its answer.
 type networkCall struct {
 	vault  *Vault
+	job    *jobs.Job
 	asked  *holding // as it was read before the call
+	news   news     // of asked
 	answer networkAnswer
 
 	image *art      // that the answer names
 	at    time.Time // when the answer had come
 }
 
-// provision asks the network for the network token of h, and stores the outcome.
-func (v *Vault) provision(ctx context.Context, h *holding) error {
-	c := &networkCall{vault: v, asked: h, answer: networkAnswer{provisions: true, asked: now()}}
+// provision asks the network for the network token, and stores the outcome.
+func (c *networkCall) provision(ctx context.Context) error {
+	v, h := c.vault, c.asked
+	c.answer = networkAnswer{provisions: true, repeats: c.job.Doubtful, asked: now()}
 	reason, err := v.unavailable(ctx, h.token, c.answer.asked)
 	if err != nil {
 		return err
@@ -309,7 +312,7 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 	if err != nil {
 		return err
 	}
-	err = c.provision(ctx, may.merchant)
+	err = c.send(ctx, may.merchant)
 	if errors.Is(err, ErrNotFound) {
 		return nil // the token was deleted meanwhile
 	}
@@ -319,7 +322,7 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 
 	// The answer of an overloaded network, or of a gateway in front of it, may leave
 	// the outcome open. A look-up tells whether there is a network token.
-	if e := c.answer.refusal; e != nil && !e.final() && (h.net.unsure || e.Source != SourceConfiguration) {
+	if e := c.answer.refusal; e != nil && !e.final() && (h.net.unsure || c.answer.repeats || e.Source != SourceConfiguration) {
 		got, err := v.callLookup(ctx, h.net.ref(h.token.ID), h.token.LastFour)
 		switch {
 		case errors.Is(err, ErrUnknownNetworkToken):
@@ -331,9 +334,11 @@ func (v *Vault) provision(ctx context.Context, h *holding) error {
 	return c.conclude(ctx)
 }
 
-// lookup asks the network for the state of h, and stores it.
-func (v *Vault) lookup(ctx context.Context, h *holding) error {
-	c, ref := &networkCall{vault: v, asked: h, answer: networkAnswer{asked: now()}}, h.net.ref(h.token.ID)
+// lookup asks the network for the state of the network token, and stores it.
+func (c *networkCall) lookup(ctx context.Context) error {
+	v, h := c.vault, c.asked
+	ref := h.net.ref(h.token.ID)
+	c.answer = networkAnswer{asked: now()}
 	lastFour := "" // of a network token that is known the card may have been replaced
 	if ref.ID == "" {
 		lastFour = h.token.LastFour
@@ -342,9 +347,9 @@ func (v *Vault) lookup(ctx context.Context, h *holding) error {
 	return c.conclude(ctx)
 }
 
-// provision opens the card and passes it to the network. An error is a failure of
-// the vault, before the network was called.
-func (c *networkCall) provision(ctx context.Context, merchant uuid.UUID) error {
+// send opens the card and passes it to the network. An error is a failure of the
+// vault, before the network was called.
+func (c *networkCall) send(ctx context.Context, merchant uuid.UUID) error {
 	v, h := c.vault, c.asked
 	pan, err := v.openPAN(ctx, h.card)
 	if err != nil {
@@ -386,12 +391,14 @@ func (c *networkCall) conclude(ctx context.Context) error {
 	}
 	c.at = now()
 
-	for {
+	row := c.asked.card.ID
+	for read := c.asked; ; read = nil {
 		var stray *store.Record
-		_, err := v.change(ctx, opNetworkToken, c.asked.card.ID, func(h *holding) (put func(store.Tx) error, err error) {
+		_, err := v.changeHeld(ctx, opNetworkToken, row, read, func(h *holding) (put func(store.Tx) error, err error) {
 			switch {
 			case !c.overtaken(h, ref):
-				return c.absorb(ctx, h)
+				put, err = c.absorb(ctx, h)
+				return c.held(put), err
 			case a.provisions && a.kind == answerToken && a.token.ID != h.net.id:
 				stray, put, err = v.releaseLater(ref.IdempotencyKey, a.token.ID)
 			}
@@ -416,6 +423,22 @@ func (c *networkCall) conclude(ctx context.Context) error {
 	}
 }
 
+// held returns put for a process that still has the lease under which the network was
+// asked. Any other writes nothing: the one that has it asks again, under the same key.
+func (c *networkCall) held(put func(store.Tx) error) func(store.Tx) error {
+	return func(tx store.Tx) error {
+		switch holds, err := c.job.Holds(tx); {
+		case err != nil:
+			return err
+		case !holds:
+			return jobs.ErrLeft
+		case put == nil:
+			return nil
+		}
+		return put(tx)
+	}
+}
+
 // overtaken reports whether h has gone another way since the network was asked
 // about ref.
 func (c *networkCall) overtaken(h *holding, ref NetworkTokenRef) bool {
@@ -434,7 +457,7 @@ func (c *networkCall) overtaken(h *holding, ref NetworkTokenRef) bool {
 // to it.
 func (c *networkCall) absorb(ctx context.Context, h *holding) (func(store.Tx) error, error) {
 	v, a, attaches := c.vault, c.answer, h.net.id == ""
-	if a.kind == answerToken && !attaches && h.net.news != c.asked.net.news {
+	if a.kind == answerToken && !attaches && h.net.news != c.news {
 		a.kind = answerOutdated
 	}
 	v.answered(h, a, c.at)
@@ -738,9 +761,4 @@ func (c *core) capped(d time.Duration) time.Duration {
 }
 
 // pace is capped with jitter.
-func (c *core) pace(d time.Duration) time.Duration { return jitter(c.capped(d)) }
-
-// jitter returns d, up to a fifth longer or shorter.
-func jitter(d time.Duration) time.Duration {
-	return d - d/5 + rand.N(2*d/5+1)
-}
+func (c *core) pace(d time.Duration) time.Duration { return jobs.Jitter(c.capped(d)) }

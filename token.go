@@ -785,7 +785,7 @@ func unchanged(tx store.ReadTx, kind store.Kind, row uuid.UUID, read *store.Reco
 // release, unless others hold it, and the end of art that nobody else shows.
 func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *networkToken, due time.Time) (*store.Record, func(store.Tx) error, error) {
 	dropArt := v.dropArt(row, n.artID)
-	if n.id == "" && !n.called && due.IsZero() {
+	if n.id == "" && !n.unsure && due.IsZero() {
 		return nil, dropArt, nil
 	}
 

@@ -106,8 +106,8 @@ type core struct {
 	standings sync.Map // of accounts: *standing
 	counts    quota.Counts
 	outbox    *outbox.Outbox
-	testing   sync.Map // row keys of webhooks to which a test is under way
-	work      work
+	testing   sync.Map   // row keys of webhooks to which a test is under way
+	rate      *jobs.Rate // of calls for a scheme
 	nobody    *nobody
 
 	payloads *payload.Keys
@@ -149,6 +149,7 @@ const (
 	kindSpread                                 // a notice that is to be applied to many tokens
 	kindMistakes                               // how often a root API key was used for other requests under an idempotency key
 	kindSinkQueue  = outbox.KindSinkQueue
+	kindLease      = ledger.KindAccount + iota // that a process does the provisionings of a shard, or waits for one
 )
 
 // names says how errors name records: those of other kinds by the number of the kind. The
@@ -243,6 +244,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	}
 	c.eraser = removal.New(removal.Config{Ledger: c.ledger, Log: o.Logger, Remains: kindRemains, Longest: workTime, Lapsing: whole.lapsing()})
 	c.outbox = whole.newOutbox()
+	c.rate = jobs.NewRate(o.NetworkRate)
 	c.jobs = jobs.New(c.ledger, c.log, whole.sweeps(), whole.kinds())
 	c.eraser.Attach(c.jobs)
 	c.payloads = payload.New(payload.Config{Ledger: c.ledger, Jobs: c.jobs, Log: o.Logger, Keys: kindSessionKey, Used: kindPayload})

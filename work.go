@@ -3,7 +3,6 @@ package cardvault
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/jobs"
@@ -29,12 +28,6 @@ func (v *Vault) lapsing() []removal.Lapsing {
 // workTime is how long a job takes at most that does its work in pieces.
 const workTime = 45 * time.Second
 
-// work is the state of background work beside that of v.jobs.
-type work struct {
-	mu    sync.Mutex
-	slots [schemes]time.Time // when the rate limit allows the next call for a scheme
-}
-
 // sweeps returns the background work that is done in batches.
 func (v *Vault) sweeps() []jobs.Sweep {
 	return append(v.outbox.Sweeps(), v.eraser.Sweep())
@@ -54,7 +47,7 @@ func (v *Vault) kinds() []jobs.Kind {
 	own := []jobs.Kind{
 		v.eraser.Kind(),
 		{Records: kindSpread, Workers: 4, Longest: workTime, Do: job(v, decodeSpread, (*Vault).spreadOn)},
-		{Records: kindNetworkToken, Workers: workers(64, network), Longest: calls, Claim: v.claimNetworkToken, Do: v.advanceNetworkToken},
+		{Records: kindNetworkToken, Workers: workers(64, network), Longest: calls, Leases: kindLease, Claim: v.claimNetworkToken, Do: v.advanceNetworkToken},
 		{Records: kindRelease, Workers: workers(16, network), Longest: calls, Claim: v.claimRelease, Do: job(v, decodeRelease, (*Vault).releaseNow)},
 		{Records: kindBackfill, Workers: workers(4, network), Longest: calls, Do: job(v, decodeBackfill, (*Vault).backfill)},
 	}
@@ -118,8 +111,7 @@ func (v *Vault) feed(ctx context.Context, f Feeder) {
 	}
 }
 
-// claimNetworkToken puts a job off while the rate limit allows no call for its scheme, and
-// else notes that the network may have been called.
+// claimNetworkToken puts a job off while the rate limit allows no call for its scheme.
 func (v *Vault) claimNetworkToken(_ context.Context, j *jobs.Job) error {
 	n, err := decodeNetworkToken(j.Plain)
 	if err != nil {
@@ -129,15 +121,12 @@ func (v *Vault) claimNetworkToken(_ context.Context, j *jobs.Job) error {
 
 	// A place that was missed is lost: what waited for a process to come back
 	// does not go to the network all at once.
-	n.slot = n.slot && j.Was.After(at.Add(-missed))
-	if wait := v.slot(n, at); wait > 0 {
-		r.Due, j.Wait = at.Add(wait), true
-	} else {
-		n.slot = false
-		if n.id == "" && n.network == v.opts.Network.Name() {
-			*n = n.calling()
-		}
+	n.slot = n.slot && j.Was.After(at.Add(-jobs.Missed))
+	wait := v.slot(n, at)
+	if wait == 0 {
+		return nil
 	}
+	r.Due, j.Wait = at.Add(wait), true
 	r.Lookup = v.networkLookups(v.rows.Mask(kindToken, r.ID), n)
 	j.Plain = tlv.Pad(n.encode(nil), 64, 0)
 	return nil
@@ -149,15 +138,21 @@ func (v *Vault) advanceNetworkToken(ctx context.Context, j *jobs.Job) error {
 	h, err := v.hold(ctx, j.Record.ID)
 	switch {
 	case errors.Is(err, ErrNotFound):
-		return nil
+		return jobs.ErrLeft
 	case err != nil:
 		return err
-	case h.net.network != v.opts.Network.Name():
-		return v.postpone(ctx, h)
-	case h.token.NetworkTokenStatus == NetworkTokenPending && h.net.id == "":
-		return v.provision(ctx, h)
+	case h.record == nil || h.record.Version != j.Record.Version:
+		return nil // it has changed since it was listed
 	}
-	return v.lookup(ctx, h)
+
+	c := &networkCall{vault: v, job: j, asked: h, news: h.net.news}
+	switch {
+	case h.net.network != v.opts.Network.Name():
+		return c.postpone(ctx)
+	case h.token.NetworkTokenStatus == NetworkTokenPending && h.net.id == "":
+		return c.provision(ctx)
+	}
+	return c.lookup(ctx)
 }
 
 // claimRelease drops a release if a token holds the network token by now.

@@ -390,6 +390,44 @@ func TestAnswerAfterTheLease(t *testing.T) {
 	})
 }
 
+// An answer that comes after another process has taken the shard over is not stored: the
+// call of that process, under the same key, may have had another outcome.
+func TestAnswerOfALostLease(t *testing.T) {
+	inLab(t, live, func(l *lab) {
+		id := l.imports(visa)
+		l.pass(time.Second)
+		l.net.script(func(_ context.Context, c call) error {
+			if c.method == "Provision" && len(l.net.asked("Provision")) == 1 {
+				<-time.After(2 * time.Minute)
+				return schemeError("declined")
+			}
+			return nil
+		}, func(_ context.Context, c call) error {
+			if c.method == "Provision" && len(l.net.asked("Provision")) == 2 {
+				return errors.New("lost")
+			}
+			return nil
+		})
+		ended := make(chan error, 1)
+		first := l.Vault
+		go func() { ended <- first.Drain(l.Context()) }()
+		l.pass(time.Minute)
+		l.Vault = l.open()
+		l.drain()
+		l.held(1)
+		l.is(id, pending, "")
+		l.must(<-ended)
+		l.run(func() { l.pass(10 * time.Minute) })
+		l.is(id, active, "")
+		l.held(1)
+		for _, c := range l.net.asked("Provision") {
+			if c.key != id.String()+":1" {
+				t.Errorf("a call under %s", c.key)
+			}
+		}
+	})
+}
+
 // Several processes on one store share the work.
 func TestSharedWork(t *testing.T) {
 	inLab(t, nil, func(l *lab) {

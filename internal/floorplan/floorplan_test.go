@@ -61,7 +61,7 @@ var neighbours = map[string][]string{
 	"/internal/codes":       {"/internal/erase", "/internal/leak", "/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/fault":       {},
 	"/internal/images":      {"/internal/ledger", "/internal/tlv", "/store"},
-	"/internal/jobs":        {"/internal/ledger", "/store"},
+	"/internal/jobs":        {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/keyfile":     {"/internal/ledger"},
 	"/internal/keytext":     {},
 	"/internal/leak":        {"/internal/iin"},

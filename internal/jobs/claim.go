@@ -35,10 +35,17 @@ type Job struct {
 	// may be called more than once.
 	Confirm func(store.ReadTx) (Verdict, error)
 
+	// Doubtful says of a job that was not claimed that it may have been begun before, with
+	// an outcome that was not stored.
+	Doubtful bool
+
 	// Ending is closed when Run is to end.
 	Ending <-chan struct{}
 
-	pool *pool
+	pool    *pool
+	leases  *leases // of a job that is not claimed, as are the next two
+	lease   *lease
+	attempt *attempt
 }
 
 // A Verdict says what becomes of a job that is to be claimed.
@@ -66,10 +73,21 @@ func newPool(workers int) *pool { return &pool{busy: make(chan struct{}, workers
 // looks past them, within a bound. Any other error ends it. The index of a store says what
 // is due, so use opens each record.
 func (e *Engine) ReadDue(ctx context.Context, kind store.Kind, at time.Time, most int, use func(*store.Record) error) (damaged error) {
-	for limit := most; ; limit *= 2 {
+	return e.readDue(ctx, kind, store.AllShards, at, most, 0, use)
+}
+
+// errPassed is returned by a function that does not use a record which can be read.
+var errPassed = errors.New("jobs: record is passed over")
+
+// readDue is ReadDue for some shards, of which use passes over a number of records.
+func (e *Engine) readDue(ctx context.Context, kind store.Kind, shards store.Shards, at time.Time, most, passed int, use func(*store.Record) error) (damaged error) {
+	if shards == 1<<store.ShardCount-1 {
+		shards = store.AllShards // one walk of a store's index in place of sixteen
+	}
+	for limit := most + passed; ; limit *= 2 {
 		var due []*store.Record
 		err := e.ledger.View(ctx, func(tx store.ReadTx) (err error) {
-			due, err = tx.Due(kind, store.AllShards, at, limit)
+			due, err = tx.Due(kind, shards, at, limit)
 			return err
 		})
 		switch {
@@ -87,6 +105,7 @@ func (e *Engine) ReadDue(ctx context.Context, kind store.Kind, at time.Time, mos
 			switch err := use(r); {
 			case err == nil:
 				used++
+			case errors.Is(err, errPassed):
 			case !errors.Is(err, ledger.ErrDamaged):
 				return err
 			case damaged == nil:
@@ -96,7 +115,7 @@ func (e *Engine) ReadDue(ctx context.Context, kind store.Kind, at time.Time, mos
 				return damaged
 			}
 		}
-		if used > 0 || err == nil && len(due) < limit || limit >= lookMost {
+		if used > 0 || err == nil && len(due) < limit || limit >= lookMost+passed {
 			return damaged
 		}
 	}
@@ -134,10 +153,82 @@ func (e *Engine) claim(ctx context.Context, p *pool, k *Kind) (int, error) {
 	if err != nil {
 		return 0, errors.Join(damaged, err)
 	}
-	if !e.start(ctx, k, claimed) {
+	if _, all := e.start(ctx, k, claimed); !all {
 		return 0, nil
 	}
 	return wrote, damaged
+}
+
+// serve does jobs of a kind that are due in the shards of this process. It claims none of
+// them, and returns how many it has begun or put off.
+func (e *Engine) serve(ctx context.Context, p *pool, k *Kind, s *leases) (int, error) {
+	at := ledger.Now()
+	mine, err := e.shared(ctx, p, k, s, at)
+	if err != nil || mine == store.AllShards {
+		return 0, err
+	}
+
+	resting := s.resting(at)
+	if len(resting) >= leftMost {
+		return 0, nil // until leases of jobs that have failed are over
+	}
+	var due, waiting []*Job
+	damaged := e.readDue(ctx, k.Records, mine, at, Batch, len(resting), func(r *store.Record) error {
+		if resting[r.ID] {
+			return errPassed
+		}
+		j, err := e.prepare(ctx, k, r, at)
+		if err != nil {
+			return err
+		}
+		j.Ending, j.pool, j.leases = ctx.Done(), p, s
+		if j.Wait {
+			waiting = append(waiting, j)
+		} else {
+			due = append(due, j)
+		}
+		return nil
+	})
+
+	wrote := 0
+	if len(waiting) > 0 {
+		if _, wrote, err = e.write(ctx, waiting); err != nil {
+			return 0, errors.Join(damaged, err)
+		}
+	}
+	began, all := e.start(ctx, k, due)
+	if !all {
+		return 0, nil
+	}
+	return began + wrote, damaged
+}
+
+// shared returns the shards whose jobs this process may begin, after it has taken those that
+// it is to have. It returns store.AllShards for none. A vault at rest writes nothing.
+func (e *Engine) shared(ctx context.Context, p *pool, k *Kind, s *leases, at time.Time) (mine store.Shards, err error) {
+	mine, others := s.usable(at)
+	any, waits := false, false
+	due := func(tx store.ReadTx, shards store.Shards) (bool, error) {
+		next, err := tx.Next(k.Records, shards)
+		return err == nil && !next.IsZero() && !next.After(at), err
+	}
+	err = e.ledger.View(ctx, func(tx store.ReadTx) (err error) {
+		if any, err = due(tx, store.AllShards); any && err == nil && others != store.AllShards {
+			waits, err = due(tx, others)
+		}
+		return err
+	})
+	if err != nil || !any && !s.busy() {
+		return store.AllShards, err
+	}
+
+	if s.shares(at, waits) {
+		if err := s.share(ctx, at, s.moves(p, at)); err != nil {
+			return store.AllShards, err
+		}
+		mine, _ = s.usable(at)
+	}
+	return mine, nil
 }
 
 // prepare returns the job of a record as it is written to claim it.
@@ -152,12 +243,21 @@ func (e *Engine) prepare(ctx context.Context, k *Kind, r *store.Record, at time.
 	}
 
 	j := &Job{Record: r, Plain: plain, Was: r.Due}
-	r.Version++
-	r.Due = at.Add(e.Lease(r.Kind))
+	if k.Leases == 0 {
+		r.Version++
+		r.Due = at.Add(e.Lease(r.Kind))
+	}
 	if k.Claim != nil {
 		if err := k.Claim(ctx, j); err != nil {
 			return nil, err
 		}
+	}
+	switch {
+	case k.Leases == 0:
+	case j.Wait:
+		r.Version++
+	default:
+		return j, nil // it is not written before its outcome
 	}
 	return j, e.ledger.SealShown(r, j.Plain)
 }
@@ -198,9 +298,9 @@ func (e *Engine) write(ctx context.Context, due []*Job) (claimed []*Job, wrote i
 	return claimed, wrote, err
 }
 
-// start starts jobs as workers become free. It returns false if ctx ends before: the rest
-// is due again after the lease.
-func (e *Engine) start(ctx context.Context, k *Kind, claimed []*Job) bool {
+// start starts jobs as workers become free, and returns how many. It returns false if ctx
+// ends before: the rest is due again after the lease.
+func (e *Engine) start(ctx context.Context, k *Kind, claimed []*Job) (began int, all bool) {
 	for _, j := range claimed {
 		if j.Wait {
 			continue
@@ -209,22 +309,27 @@ func (e *Engine) start(ctx context.Context, k *Kind, claimed []*Job) bool {
 		select {
 		case p.busy <- struct{}{}:
 		case <-ctx.Done():
-			return false
+			return began, false
 		}
-		if time.Until(j.Record.Due) < k.Longest {
+		if j.leases == nil && time.Until(j.Record.Due) < k.Longest || j.leases != nil && !j.leases.begin(j) {
 			<-p.busy
 			continue
 		}
 
+		began++
 		p.running.Go(func() {
 			defer func() { <-p.busy }()
 			// A job that has begun is ended: each of its calls has a deadline.
-			if err := k.Do(context.WithoutCancel(ctx), j); err != nil && !errors.Is(err, ledger.ErrClosed) {
+			err := k.Do(context.WithoutCancel(ctx), j)
+			if err != nil && !errors.Is(err, ledger.ErrClosed) && !errors.Is(err, ErrLeft) {
 				e.log.Error("background work failed and will be tried again", "error", err)
+			}
+			if j.leases != nil {
+				j.leases.end(j, err)
 			}
 		})
 	}
-	return true
+	return began, true
 }
 
 // Finish deletes the record of a job that is done.

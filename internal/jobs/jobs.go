@@ -30,6 +30,11 @@ type Kind struct {
 	// Spare leaves jobs to other processes for which no worker is free here.
 	Spare bool
 
+	// Leases, if set, is the kind of the records by which processes divide these jobs by
+	// shards. No job is claimed then: Do asks Job.Holds when it writes the outcome, and
+	// each job that is done is written with another Due, or deleted.
+	Leases store.Kind
+
 	// Open opens the record of a job in place. If nil, it is ledger.OpenShown.
 	Open func(context.Context, *store.Record) ([]byte, error)
 
@@ -71,6 +76,7 @@ type task struct {
 	records []store.Kind
 	workers int // of a Kind
 	step    func(context.Context, *pool) (int, error)
+	leases  *leases // nil if jobs are claimed
 }
 
 // New returns an Engine that does the work of sweeps and kinds. Each of them is on its own:
@@ -90,8 +96,15 @@ func New(l *ledger.Ledger, log *slog.Logger, sweeps []Sweep, kinds []Kind) *Engi
 	}
 	for _, k := range kinds {
 		e.kinds[k.Records] = &k
-		if k.Workers > 0 {
-			e.add(&task{[]store.Kind{k.Records}, k.Workers, func(ctx context.Context, p *pool) (int, error) {
+		switch {
+		case k.Workers == 0:
+		case k.Leases != 0:
+			s := newLeases(e, &k)
+			e.add(&task{records: []store.Kind{k.Records}, workers: k.Workers, leases: s, step: func(ctx context.Context, p *pool) (int, error) {
+				return e.serve(ctx, p, &k, s)
+			}})
+		default:
+			e.add(&task{records: []store.Kind{k.Records}, workers: k.Workers, step: func(ctx context.Context, p *pool) (int, error) {
 				return e.claim(ctx, p, &k)
 			}})
 		}
@@ -184,10 +197,29 @@ func (e *Engine) Run(ctx context.Context, also ...func(context.Context)) error {
 	return nil
 }
 
+// begin returns a pool for a task, which end ends.
+func (t *task) begin() *pool {
+	if t.leases != nil {
+		t.leases.enter()
+	}
+	return newPool(t.workers)
+}
+
+// end waits for the jobs under way, and gives shards back.
+func (e *Engine) end(ctx context.Context, t *task, p *pool) {
+	p.running.Wait()
+	if t.leases == nil {
+		return
+	}
+	if err := t.leases.leave(ctx); err != nil && !errors.Is(err, ledger.ErrClosed) {
+		e.log.Warn("background work is left to other processes only after a lease", "error", err)
+	}
+}
+
 // repeat does a task whenever some of it is due, until ctx ends.
 func (e *Engine) repeat(ctx context.Context, t *task) {
-	p := newPool(t.workers)
-	defer p.running.Wait()
+	p := t.begin()
+	defer e.end(ctx, t, p)
 	timer := time.NewTimer(Pause)
 	defer timer.Stop()
 
@@ -246,9 +278,9 @@ func (e *Engine) Drain(ctx context.Context) error {
 	for {
 		worked := false
 		for _, t := range e.tasks {
-			p := newPool(t.workers)
+			p := t.begin()
 			n, err := e.steps(ctx, t, p)
-			p.running.Wait()
+			e.end(ctx, t, p)
 			worked = worked || n > 0
 			if first == nil {
 				first = err

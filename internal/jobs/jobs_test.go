@@ -34,14 +34,28 @@ type bench struct {
 	*testing.T
 	*ledger.Ledger
 	engine *jobs.Engine
+	kind   jobs.Kind
+	store  *counted
 	done   []string // what the jobs held that were done
+}
+
+// A counted store counts the Updates.
+type counted struct {
+	store.Store
+	updates int
+}
+
+func (s *counted) Update(ctx context.Context, fn func(store.Tx) error) error {
+	s.updates++
+	return s.Store.Update(ctx, fn)
 }
 
 // inBench runs f in a bubble. Do of k notes the job, and then does what k says.
 func inBench(t *testing.T, k jobs.Kind, f func(b *bench)) {
 	bubble.Test(t, func(t *testing.T) {
+		s := &counted{Store: memstore.New()}
 		l := ledger.New(ledger.Config{
-			Store:    memstore.New(),
+			Store:    s,
 			Wrapper:  wrapper{},
 			ModeName: func(uint8) string { return "test" },
 			Log:      slog.New(slog.DiscardHandler),
@@ -59,15 +73,21 @@ func inBench(t *testing.T, k jobs.Kind, f func(b *bench)) {
 		if err := l.Load(t.Context(), first); err != nil {
 			t.Fatal(err)
 		}
-		b := &bench{T: t, Ledger: l}
+		b := &bench{T: t, Ledger: l, store: s}
 		do := k.Do
 		k.Records, k.Do = kindWork, func(ctx context.Context, j *jobs.Job) error {
 			b.done = append(b.done, string(j.Plain))
 			return do(ctx, j)
 		}
-		b.engine = jobs.New(l, slog.New(slog.DiscardHandler), nil, []jobs.Kind{k})
+		b.kind = k
+		b.engine = b.another()
 		f(b)
 	})
+}
+
+// another returns the engine of another process, which does the same work.
+func (b *bench) another() *jobs.Engine {
+	return jobs.New(b.Ledger, slog.New(slog.DiscardHandler), nil, []jobs.Kind{b.kind})
 }
 
 // add stores a job that holds a text and is due now, and returns its id.

@@ -1,0 +1,526 @@
+package jobs
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+const (
+	sharePause = 2 * time.Second // between two looks for processes that wait for shards
+	takePause  = time.Second     // between two looks for shards that others held
+	leftMost   = 4096            // jobs of one kind that are under way or have failed
+	waitersMax = 64              // processes that wait for shards and are counted
+)
+
+// ErrLeft is returned by Kind.Do for a job that it leaves as it is. The job is left alone
+// for the time of a lease, and nothing is logged.
+var ErrLeft = errors.New("jobs: the job is left to others")
+
+// Leases are those that this process has on the shards of one kind of work. A process
+// that holds a shard does its jobs without a claim, and writes outcomes alone. The lease
+// ends with its time: what was due before that may have been begun, and is in doubt.
+type leases struct {
+	engine  *Engine
+	kind    *Kind
+	process uuid.UUID // names this process in leases
+
+	sharing sync.Mutex // held while leases are read and written
+
+	mu     sync.Mutex // guards what follows
+	users  int        // calls of Run and Drain
+	held   [store.ShardCount]*lease
+	left   map[uuid.UUID]*attempt // by job: those under way and those that have failed
+	looked time.Time              // when leases were last read
+	ended  time.Time              // when a job last ended
+}
+
+// A lease is the right of this process to a shard. Its fields are guarded by leases.mu.
+type lease struct {
+	record, next *store.Record // as stored, and as it is being written; nil: it is not
+	end, nextEnd time.Time     // of record and of next
+	doubt        time.Time     // jobs due until then may have been begun by another process
+	running      int           // jobs under way
+	leaving      bool          // the shard is to go to another process: no job is begun
+}
+
+// An attempt is a job that this process has begun. Its fields are guarded by leases.mu.
+type attempt struct {
+	until   time.Time // it is not begun again before that
+	running bool
+}
+
+func newLeases(e *Engine, k *Kind) *leases {
+	return &leases{engine: e, kind: k, process: uuid.New(), left: map[uuid.UUID]*attempt{}}
+}
+
+// length returns how long a lease is.
+func (s *leases) length() time.Duration { return s.engine.Lease(s.kind.Records) }
+
+// A place is the record of a shard as it was read.
+type place struct {
+	record  *store.Record // with the version alone if it cannot be read; nil: there is none
+	damaged bool          // nothing of the record can be read
+	mine    bool
+	holder  uuid.UUID // zero: the shard was given back
+	end     time.Time
+	doubt   time.Time
+}
+
+const (
+	leaseHolder = iota + 1
+	leaseEnd
+	leaseDoubt
+)
+
+// encode returns what the record of a lease holds.
+func (p *place) encode() []byte {
+	b := tlv.Append(nil, leaseHolder, p.holder[:])
+	b = tlv.AppendTime(b, leaseEnd, p.end)
+	return tlv.Pad(tlv.AppendTime(b, leaseDoubt, p.doubt), 64, 0)
+}
+
+func (p *place) decode(plain []byte) error {
+	r := tlv.Read(plain)
+	for r.Next() {
+		switch r.Tag {
+		case leaseHolder:
+			copy(p.holder[:], r.Value)
+		case leaseEnd:
+			p.end = r.Time()
+		case leaseDoubt:
+			p.doubt = r.Time()
+		}
+	}
+	return ledger.ReadError(&r)
+}
+
+// shardRow returns the id of the record of a shard. Processes that wait have records with
+// random ids.
+func shardRow(shard int) uuid.UUID { return uuid.UUID{15: byte(shard) + 1} }
+
+// is reports whether a record is that of the lease. A version alone could be written by
+// another process too.
+func (l *lease) is(r *store.Record) bool { return identical(r, l.record) || identical(r, l.next) }
+
+func identical(r, of *store.Record) bool {
+	return r != nil && of != nil && r.Version == of.Version && bytes.Equal(r.Shown, of.Shown)
+}
+
+// Holds reports whether this process still has the lease under which the job was begun. A
+// job asks in the transaction that writes its outcome, and writes nothing if it is lost.
+func (j *Job) Holds(tx store.ReadTx) (bool, error) {
+	if j.lease == nil {
+		return true, nil
+	}
+	r, err := tx.Get(j.leases.kind.Leases, shardRow(int(store.ShardOf(j.Record.ID))))
+	if errors.Is(err, store.ErrNotFound) {
+		return false, nil
+	}
+	j.leases.mu.Lock()
+	defer j.leases.mu.Unlock()
+	return err == nil && j.lease.is(r), err
+}
+
+// enter counts a call of Run or Drain.
+func (s *leases) enter() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.users++
+	s.looked = time.Time{}
+}
+
+// leave gives all shards back when the last call of Run or Drain has ended.
+func (s *leases) leave(ctx context.Context) error {
+	s.sharing.Lock()
+	defer s.sharing.Unlock()
+	s.mu.Lock()
+	s.users--
+	p := new(plan)
+	for shard, l := range s.held {
+		if l != nil && s.users == 0 {
+			p.give(s, shard, l)
+		}
+	}
+	s.mu.Unlock()
+	return s.write(context.WithoutCancel(ctx), p)
+}
+
+// usable returns the shards whose jobs may be begun, and all others.
+func (s *leases) usable(at time.Time) (mine, others store.Shards) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for shard, l := range s.held {
+		if l != nil && !l.leaving && l.end.Sub(at) >= s.kind.Longest {
+			mine.Add(uint8(shard))
+		} else {
+			others.Add(uint8(shard))
+		}
+	}
+	return mine, others
+}
+
+// shares reports whether it is time to look at leases: work waits in a shard that this
+// process cannot use, a lease is to be renewed, or others may wait for shards.
+func (s *leases) shares(at time.Time, waits bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	since := at.Sub(s.looked)
+	if since >= sharePause || waits && since >= takePause {
+		return true
+	}
+	for _, l := range s.held {
+		if l != nil && !l.leaving && l.end.Sub(at) < s.length()*5/6 && since >= takePause {
+			return true
+		}
+	}
+	return false
+}
+
+// share takes shards that are free, renews leases, and gives back what others are to have:
+// each process that works or waits gets the same number. renews is whether this process
+// gets on with its jobs.
+func (s *leases) share(ctx context.Context, at time.Time, renews bool) error {
+	s.sharing.Lock()
+	defer s.sharing.Unlock()
+	places, waiters, err := s.read(ctx, at)
+	if err != nil {
+		return err
+	}
+	return s.write(ctx, s.plan(places, waiters, at, renews))
+}
+
+// A waiter is a process that waits for a shard.
+type waiter struct {
+	record *store.Record
+	end    time.Time
+}
+
+// read returns the leases of all processes, and those that wait. A lease that cannot be
+// read binds no process.
+func (s *leases) read(ctx context.Context, at time.Time) (places [store.ShardCount]*place, waiters map[uuid.UUID]waiter, err error) {
+	var others []*store.Record
+	err = s.engine.ledger.View(ctx, func(tx store.ReadTx) (err error) {
+		for shard := range places {
+			places[shard] = new(place)
+			r, err := tx.Get(s.kind.Leases, shardRow(shard))
+			switch {
+			case errors.Is(err, store.ErrDamaged):
+				places[shard].damaged = true
+			case errors.Is(err, store.ErrNotFound):
+			case err != nil:
+				return err
+			default:
+				places[shard].record = r
+			}
+		}
+		others, err = tx.Scan(s.kind.Leases, shardRow(store.ShardCount), waitersMax)
+		if errors.Is(err, store.ErrDamaged) {
+			others, err = nil, nil
+		}
+		return err
+	})
+	if err != nil {
+		return places, nil, err
+	}
+
+	for shard, p := range places {
+		s.recognize(ctx, shard, p, at)
+	}
+
+	waiters = map[uuid.UUID]waiter{}
+	for _, r := range others {
+		w := waiter{record: r.Clone()}
+		if plain, err := s.engine.ledger.OpenShown(ctx, r); err == nil {
+			var p place
+			if p.decode(plain) == nil && p.end.Before(at.Add(2*s.length())) {
+				w.end = p.end
+			}
+		}
+		waiters[r.ID] = w
+	}
+	return places, waiters, nil
+}
+
+// recognize opens the record of a shard, unless it is as this process has written it. A
+// lease that is not found as it was written is lost.
+func (s *leases) recognize(ctx context.Context, shard int, p *place, at time.Time) {
+	s.mu.Lock()
+	if l := s.held[shard]; l != nil {
+		if p.mine = l.is(p.record); !p.mine {
+			l.record, l.next, s.held[shard] = nil, nil, nil
+		} else if identical(p.record, l.next) {
+			l.record, l.end, l.next = l.next, l.nextEnd, nil
+		} else {
+			l.next = nil
+		}
+	}
+	s.mu.Unlock()
+	if p.mine || p.record == nil {
+		return
+	}
+
+	opened := p.record.Clone()
+	plain, err := s.engine.ledger.OpenShown(ctx, opened)
+	if err == nil {
+		err = p.decode(plain)
+	}
+	switch {
+	case err != nil, p.end.After(at.Add(2 * s.length())): // nobody can have written that
+		p.holder, p.end, p.doubt = uuid.Nil, time.Time{}, at
+	case p.holder != uuid.Nil && (p.holder == s.process || !p.end.After(at)):
+		// It ended without being given back, or this process has lost sight of it.
+		p.holder, p.doubt = uuid.Nil, p.end
+	}
+}
+
+// A plan is what is to be written about leases.
+type plan struct {
+	puts   []*put
+	delete []*store.Record // of waiters that are gone
+	wait   *store.Record   // of this process, which waits
+	until  time.Time
+}
+
+// A put is the record of a shard that is to be written. lease is nil if it is given back.
+type put struct {
+	shard   int
+	record  *store.Record
+	place   place
+	lease   *lease
+	takes   bool
+	damaged bool
+}
+
+// give gives a shard back. What was begun and has not ended well is in doubt.
+func (p *plan) give(s *leases, shard int, l *lease) {
+	doubt := l.doubt
+	for id, a := range s.left {
+		if int(store.ShardOf(id)) == shard && !a.running {
+			doubt = ledger.Now()
+		}
+	}
+	p.puts = append(p.puts, &put{shard: shard, record: l.record, place: place{doubt: doubt}})
+	l.record, l.next, s.held[shard] = nil, nil, nil
+}
+
+// plan decides what becomes of the leases.
+func (s *leases) plan(places [store.ShardCount]*place, waiters map[uuid.UUID]waiter, at time.Time, renews bool) *plan {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.looked = at
+	p := new(plan)
+
+	// Whoever holds a shard or waits for one is to have its share.
+	workers := map[uuid.UUID]bool{s.process: true}
+	for _, l := range places {
+		if !l.mine && l.holder != uuid.Nil {
+			workers[l.holder] = true
+		}
+	}
+	for id, w := range waiters {
+		if w.end.After(at) {
+			workers[id] = true
+		} else {
+			p.delete = append(p.delete, w.record)
+		}
+	}
+	quota := (store.ShardCount + len(workers) - 1) / len(workers)
+
+	// Shards with jobs under way are kept rather than others.
+	order := rand.Perm(store.ShardCount)
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(s.rank(a), s.rank(b)) })
+	keeps := 0
+	end := at.Add(s.length())
+	for _, shard := range order {
+		switch l := s.held[shard]; {
+		case l == nil:
+		case keeps == quota:
+			if l.leaving = true; l.running == 0 {
+				p.give(s, shard, l)
+			}
+		default:
+			keeps++
+			l.leaving = false
+			if renews && l.end.Sub(at) < s.length()*5/6 {
+				p.puts = append(p.puts, &put{shard: shard, record: l.record, place: place{holder: s.process, end: end, doubt: l.doubt}, lease: l})
+			}
+		}
+	}
+
+	// Two processes that begin at the same time seldom want the same shards.
+	for _, shard := range order {
+		if l := places[shard]; keeps < quota && !l.mine && l.holder == uuid.Nil {
+			keeps++
+			taken := place{holder: s.process, end: end, doubt: l.doubt}
+			p.puts = append(p.puts, &put{shard: shard, record: l.record, place: taken, lease: new(lease), takes: true, damaged: l.damaged})
+		}
+	}
+
+	if own := waiters[s.process]; keeps == 0 && own.end.Sub(at) < s.length()/2 {
+		p.wait, p.until = own.record, end
+		if p.wait == nil {
+			p.wait = &store.Record{Kind: s.kind.Leases, ID: s.process}
+		}
+	}
+	return p
+}
+
+// rank orders shards by how much this process is to keep them. It is called with mu held.
+func (s *leases) rank(shard int) int {
+	switch l := s.held[shard]; {
+	case l == nil:
+		return 3
+	case l.leaving:
+		return 2
+	case l.running == 0:
+		return 1
+	}
+	return 0
+}
+
+// write writes leases in one transaction. If another process was faster nothing is written,
+// and leases are looked at again.
+func (s *leases) write(ctx context.Context, p *plan) error {
+	if len(p.puts) == 0 && len(p.delete) == 0 && p.wait == nil {
+		return nil
+	}
+	for _, w := range p.puts {
+		next := &store.Record{Kind: s.kind.Leases, ID: shardRow(w.shard), Version: 1}
+		if w.record != nil {
+			next.Version = w.record.Version + 1
+		}
+		if err := s.engine.ledger.SealShown(next, w.place.encode()); err != nil {
+			return err
+		}
+		w.record = next
+	}
+	if p.wait != nil {
+		p.wait.Version++
+		if err := s.engine.ledger.SealShown(p.wait, (&place{end: p.until}).encode()); err != nil {
+			return err
+		}
+	}
+
+	// Outcomes that are written meanwhile may find a lease as it was or as it will be.
+	s.mu.Lock()
+	for _, w := range p.puts {
+		if w.lease != nil && !w.takes {
+			w.lease.next, w.lease.nextEnd = w.record, w.place.end
+		}
+	}
+	s.mu.Unlock()
+
+	err := s.engine.ledger.In(uuid.Nil).Update(ctx, ledger.Step, func(tx store.Tx) error {
+		for _, w := range p.puts {
+			if w.damaged {
+				tx.Delete(w.record.Kind, w.record.ID)
+			}
+			tx.Put(w.record)
+		}
+		for _, r := range p.delete {
+			if ok, err := ledger.Same(tx, r); err != nil {
+				return err
+			} else if ok {
+				tx.Delete(r.Kind, r.ID)
+			}
+		}
+		if p.wait != nil {
+			tx.Put(p.wait)
+		}
+		return nil
+	})
+	if err != nil {
+		if errors.Is(err, store.ErrConflict) {
+			return nil
+		}
+		return err
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range p.puts {
+		if l := w.lease; l != nil {
+			l.record, l.next, l.end, l.doubt = w.record, nil, w.place.end, w.place.doubt
+			s.held[w.shard] = l
+		}
+	}
+	return nil
+}
+
+// resting returns the jobs that are under way, and those that have failed and are to be left
+// alone. What is listed afterwards may be older than the outcome of one of them. It forgets
+// attempts long past, whose shards are in doubt then.
+func (s *leases) resting(at time.Time) map[uuid.UUID]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	forgets := len(s.left) > leftMost/2
+	rest := make(map[uuid.UUID]bool, len(s.left))
+	for id, a := range s.left {
+		switch {
+		case at.Before(a.until):
+			rest[id] = true
+		case forgets && !a.running:
+			if l := s.held[store.ShardOf(id)]; l != nil {
+				l.doubt = at
+			}
+			delete(s.left, id)
+		}
+	}
+	return rest
+}
+
+// begin notes that a job is under way. It returns false if its shard is not to be worked on
+// any longer, or if it was begun already.
+func (s *leases) begin(j *Job) bool {
+	at := ledger.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.held[store.ShardOf(j.Record.ID)]
+	former := s.left[j.Record.ID]
+	if l == nil || l.leaving || l.end.Sub(at) < s.kind.Longest || former != nil && at.Before(former.until) {
+		return false
+	}
+	l.running++
+	j.leases, j.lease, j.attempt = s, l, &attempt{until: at.Add(s.length()), running: true}
+	j.Doubtful = former != nil || !j.Record.Due.After(l.doubt)
+	s.left[j.Record.ID] = j.attempt
+	return true
+}
+
+// end notes that a job has ended. One that has failed is left alone for a lease.
+func (s *leases) end(j *Job, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = time.Now()
+	j.lease.running--
+	j.attempt.running = false
+	if err == nil && s.left[j.Record.ID] == j.attempt {
+		delete(s.left, j.Record.ID)
+	}
+}
+
+// busy reports whether a job is under way: its lease is renewed however long it takes.
+func (s *leases) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.held[:], func(l *lease) bool { return l != nil && l.running > 0 })
+}
+
+// moves reports whether this process gets on with its jobs: a worker is free, or was within
+// a lease.
+func (s *leases) moves(p *pool, at time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(p.busy) < cap(p.busy) || at.Sub(s.ended) < s.length()
+}

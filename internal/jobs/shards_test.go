@@ -1,0 +1,273 @@
+package jobs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/jobs"
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+const kindLease store.Kind = 11
+
+// outcome writes what came of a job: it is due in an hour, and holds a text. It writes
+// nothing if the lease is lost.
+func (b *bench) outcome(ctx context.Context, j *jobs.Job, text string) error {
+	next := *j.Record
+	next.Version++
+	next.Due = ledger.Now().Add(time.Hour)
+	if err := b.SealShown(&next, []byte(text)); err != nil {
+		return err
+	}
+	return b.In(uuid.Nil).Update(ctx, ledger.Step, func(tx store.Tx) error {
+		holds, err := j.Holds(tx)
+		if err == nil && !holds {
+			return jobs.ErrLeft
+		}
+		tx.Put(&next)
+		return err
+	})
+}
+
+// text returns what a job holds.
+func (b *bench) text(id uuid.UUID) string {
+	b.Helper()
+	plain, err := b.OpenShown(b.Context(), b.record(id))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return string(plain)
+}
+
+// drainOf does what is due in another process.
+func (b *bench) drainOf(e *jobs.Engine, done int) {
+	b.Helper()
+	if err := e.Drain(b.Context()); err != nil {
+		b.Error(err)
+	}
+	if len(b.done) != done {
+		b.Errorf("done were %q, not %d jobs", b.done, done)
+	}
+}
+
+// inShards is inBench for jobs that are divided by shards. Do of k gets the bench too.
+func inShards(t *testing.T, workers int, do func(*bench, context.Context, *jobs.Job) error, f func(*bench)) {
+	var b *bench
+	k := jobs.Kind{Workers: workers, Longest: 10 * time.Second, Leases: kindLease, Do: func(ctx context.Context, j *jobs.Job) error { return do(b, ctx, j) }}
+	inBench(t, k, func(is *bench) {
+		b = is
+		f(b)
+	})
+}
+
+// TestOneWrite: a job costs the write of its outcome, and all jobs together one write that
+// takes the shards and one that gives them back. A vault at rest writes nothing.
+func TestOneWrite(t *testing.T) {
+	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
+		if j.Doubtful {
+			b.Error("a job that no process has begun is in doubt")
+		}
+		return b.outcome(ctx, j, "done")
+	}
+	inShards(t, 1, do, func(b *bench) {
+		for n := range 300 {
+			b.add(fmt.Sprint(n))
+		}
+		before := b.store.updates
+		b.drain(300)
+		if n := b.store.updates - before; n != 302 {
+			b.Errorf("%d writes, want 302", n)
+		}
+		before = b.store.updates
+		b.drain(300)
+		if n := b.store.updates - before; n > 0 {
+			b.Errorf("%d writes of a vault at rest", n)
+		}
+	})
+}
+
+// TestLostLease: a process that does not end keeps its shards for a lease. Then another one
+// does the jobs, which are in doubt, and what the first one writes is not stored.
+func TestLostLease(t *testing.T) {
+	var first *jobs.Job
+	texts := map[uuid.UUID]bool{}
+	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
+		if first == nil {
+			first = j
+			time.Sleep(time.Minute)
+			err := b.outcome(ctx, j, "mine")
+			if !errors.Is(err, jobs.ErrLeft) {
+				b.Errorf("the outcome of a lease that is lost: %v", err)
+			}
+			return err
+		}
+		texts[j.Record.ID] = j.Doubtful
+		return b.outcome(ctx, j, "theirs")
+	}
+	inShards(t, 1, do, func(b *bench) {
+		ids := []uuid.UUID{b.add("a"), b.add("b"), b.add("c")}
+		ended := make(chan error, 1)
+		go func() { ended <- b.engine.Drain(b.Context()) }()
+		other := b.another()
+		time.Sleep(15*time.Second - 1)
+		synctest.Wait()
+		b.drainOf(other, 1)
+		time.Sleep(time.Microsecond)
+		b.drainOf(other, 4)
+		if err := <-ended; err != nil {
+			b.Error(err)
+		}
+		for _, id := range ids {
+			if b.text(id) != "theirs" || !texts[id] {
+				b.Errorf("%q is stored, in doubt %v", b.text(id), texts[id])
+			}
+		}
+	})
+}
+
+// TestGivenBack: a process that ends gives its shards back, and another one goes on at once.
+// Only the job that had failed is in doubt.
+func TestGivenBack(t *testing.T) {
+	var doubtful []string
+	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
+		if j.Doubtful {
+			doubtful = append(doubtful, string(j.Plain))
+		}
+		if len(b.done) == 1 {
+			return errors.New("failed")
+		}
+		return b.outcome(ctx, j, "done")
+	}
+	inShards(t, 1, do, func(b *bench) {
+		b.add("a")
+		b.drain(1)
+		b.drain(1) // it is left alone for a lease
+		b.drainOf(b.another(), 2)
+		time.Sleep(time.Second)
+		b.add("b")
+		b.drainOf(b.another(), 3)
+		if !slices.Equal(doubtful, []string{"a"}) {
+			b.Errorf("%q are in doubt", doubtful)
+		}
+	})
+}
+
+// TestFailedInShard: a job that fails is left alone for a lease and is in doubt then, and
+// keeps no other from being done.
+func TestFailedInShard(t *testing.T) {
+	fails, doubtful := true, 0
+	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
+		if j.Doubtful {
+			doubtful++
+		}
+		if fails && string(j.Plain) == "bad" {
+			return errors.New("failed")
+		}
+		return b.outcome(ctx, j, "done")
+	}
+	inShards(t, 1, do, func(b *bench) {
+		b.add("bad")
+		b.drain(1)
+		time.Sleep(time.Second)
+		b.add("good")
+		b.drain(2)
+		fails = false
+		time.Sleep(14*time.Second - 1)
+		b.drain(2)
+		time.Sleep(1)
+		b.drain(3)
+		if doubtful != 1 {
+			b.Errorf("%d jobs are in doubt", doubtful)
+		}
+	})
+}
+
+// TestShares: processes that run share the shards within seconds, and do each job once.
+func TestShares(t *testing.T) {
+	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
+		time.Sleep(time.Second)
+		return b.outcome(ctx, j, "done")
+	}
+	inShards(t, 4, do, func(b *bench) {
+		for n := range 120 {
+			b.add(fmt.Sprint(n))
+		}
+		ctx, cancel := context.WithCancel(b.Context())
+		ended := make(chan error, 3)
+		for _, e := range []*jobs.Engine{b.engine, b.another(), b.another()} {
+			go func() { ended <- e.Run(ctx) }()
+		}
+		time.Sleep(20 * time.Second) // one alone takes 30, three that share at once 10
+		synctest.Wait()
+		if len(b.done) != 120 {
+			b.Errorf("%d jobs are done", len(b.done))
+		}
+		slices.Sort(b.done)
+		if n := len(slices.Compact(b.done)); n != 120 {
+			b.Errorf("%d different jobs are done", n)
+		}
+		cancel()
+		for range 3 {
+			if err := <-ended; err != nil {
+				b.Error(err)
+			}
+		}
+	})
+}
+
+// TestSlowJobKeepsItsShard: the lease of a job that takes long is renewed as long as its
+// process gets on with others.
+func TestSlowJobKeepsItsShard(t *testing.T) {
+	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
+		if string(j.Plain) == "slow" && !j.Doubtful {
+			time.Sleep(time.Hour)
+		}
+		return b.outcome(ctx, j, "done")
+	}
+	inShards(t, 2, do, func(b *bench) {
+		id := b.add("slow")
+		ctx, cancel := context.WithCancel(b.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- b.engine.Run(ctx) }()
+		synctest.Wait()
+		other := b.another()
+		for range 20 {
+			time.Sleep(7 * time.Second)
+			if err := other.Drain(b.Context()); err != nil {
+				b.Error(err)
+			}
+		}
+		if len(b.done) != 2 || b.text(id) != "done" { // once more by the same process, after a lease
+			b.Errorf("done were %q", b.done)
+		}
+		cancel()
+		<-ended
+	})
+}
+
+// TestEditedLeases: leases that cannot be read bind no process, whatever else they say.
+func TestEditedLeases(t *testing.T) {
+	do := func(b *bench, ctx context.Context, j *jobs.Job) error { return b.outcome(ctx, j, "done") }
+	inShards(t, 1, do, func(b *bench) {
+		err := b.store.Update(b.Context(), func(tx store.Tx) error {
+			for n := range byte(20) { // some are no shard's
+				tx.Put(&store.Record{Kind: kindLease, ID: uuid.UUID{15: n + 1}, Version: 1, Shown: []byte("edited")})
+			}
+			return nil
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for n := range 50 {
+			b.add(fmt.Sprint(n))
+		}
+		b.drain(50)
+	})
+}
