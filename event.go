@@ -63,7 +63,7 @@ const (
 // [Vault.Drain].
 type EventSink interface {
 	// Event takes an event, which it may keep. It has 15 seconds, the deadline of
-	// ctx, and is called concurrently for several tokens.
+	// ctx, and is called concurrently: for up to 64 tokens of an account, and 128 in all.
 	//
 	// Every event arrives at least once. It arrives again, with the same ID, when Event
 	// has returned an error, panicked or taken too long, or the process has died.
@@ -78,8 +78,8 @@ type EventSink interface {
 	// after it.
 	//
 	// Undelivered events stay stored until a vault with a sink runs on the store. One
-	// process at a time passes them on. If it dies, all wait until its lease ends, about
-	// a minute.
+	// process at a time passes them on. If it dies, all wait until its lease ends: half a
+	// minute at most.
 	Event(ctx context.Context, e *Event) error
 }
 

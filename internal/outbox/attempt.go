@@ -12,10 +12,10 @@ import (
 )
 
 // attemptAll attempts deliveries of a token in their order.
-func (s *shift) attemptAll(ctx context.Context, ready []*pending) error {
+func (s *shift) attemptAll(ctx context.Context, of *share, ready []*pending) error {
 	failed := map[uuid.UUID]bool{}
 	for len(ready) > 0 {
-		next, err := s.attempt(ctx, ready[0], failed)
+		next, err := s.attempt(ctx, of, ready[0], failed)
 		if errors.Is(err, ledger.ErrDamaged) {
 			failed[ready[0].rec.ID] = true
 			s.damaged.add(ready[0].rec)
@@ -52,9 +52,10 @@ type prospect struct {
 // An unordered one is attempted again before a later one of its token, beside its
 // schedule: after a webhook was down, events arrive in their order all the same. The sink
 // is promised the pauses, and gets no attempt beside them.
-func (s *shift) attempt(ctx context.Context, p *pending, failed map[uuid.UUID]bool) ([]*pending, error) {
+func (s *shift) attempt(ctx context.Context, of *share, p *pending, failed map[uuid.UUID]bool) ([]*pending, error) {
+	of.slots <- struct{}{}
 	s.slots <- struct{}{}
-	free := sync.OnceFunc(func() { <-s.slots })
+	free := sync.OnceFunc(func() { <-s.slots; <-of.slots })
 	defer free()
 	if !s.goesOn() {
 		return nil, nil

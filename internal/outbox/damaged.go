@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"sync"
+	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/store"
@@ -29,7 +30,8 @@ func (c *recordSet) add(r *store.Record) {
 func (c *recordSet) has(r *store.Record) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.versions[r.ID] == r.Version
+	version, ok := c.versions[r.ID]
+	return ok && version == r.Version
 }
 
 func (c *recordSet) reset() {
@@ -42,6 +44,40 @@ func (c *recordSet) all() map[uuid.UUID]uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.versions)
+}
+
+// An unread remembers records that are due and could not be read, so that they take neither
+// places nor time of others in each batch. It forgets them all after unreadTime. The zero
+// value is ready; it is safe for concurrent use.
+type unread struct {
+	recordSet
+	since time.Time // recordSet.mu: when it was last empty
+}
+
+const (
+	unreadTime = 5 * time.Minute
+	unreadMost = 1 << 16
+)
+
+// add remembers a record.
+func (u *unread) add(r *store.Record) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.versions) == 0 || len(u.versions) >= unreadMost {
+		u.versions, u.since = map[uuid.UUID]uint64{}, time.Now()
+	}
+	u.versions[r.ID] = r.Version
+}
+
+// count returns how many records are remembered, after it has forgotten those that are to be
+// looked at again.
+func (u *unread) count() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if time.Since(u.since) > unreadTime {
+		clear(u.versions)
+	}
+	return len(u.versions)
 }
 
 // damagedMost is how many deliveries that cannot be read are looked past in a transaction.

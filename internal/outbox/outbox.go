@@ -120,6 +120,7 @@ type Outbox struct {
 	log    *slog.Logger
 	jobs   *jobs.Engine // set by Attach
 	known  roll
+	unread unread   // records that are due and could not be read
 	shifts sync.Map // of queues: *inflow of the shift that is under way
 }
 
@@ -148,7 +149,7 @@ func (o *Outbox) Kinds() []jobs.Kind {
 		hooks = hookShifts
 	}
 	return []jobs.Kind{
-		{Records: KindSinkQueue, Workers: sinks, Longest: longest, Spare: true, Open: o.openQueue, Do: o.deliver},
+		{Records: KindSinkQueue, Workers: sinks, Longest: sinkLease * 2 / 3, Spare: true, Open: o.openQueue, Do: o.deliver},
 		{Records: KindQueue, Workers: hooks, Longest: longest, Spare: true, Open: o.openQueue, Do: o.deliver},
 	}
 }

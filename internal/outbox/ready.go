@@ -6,81 +6,105 @@ import (
 	"slices"
 
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
 
-// page reads deliveries that are ready, from a row key on. The webhook may be gone: each
-// attempt looks at it.
-func (s *shift) page(ctx context.Context, from uuid.UUID) (some []*store.Record, err error) {
-	err = s.rows.View(ctx, func(tx store.ReadTx) (err error) {
-		some, err = s.ready(tx, from, sendBatch)
-		return err
-	})
-	return some, err
+// A page holds deliveries to attempt, in the order of their events. Of a damaged one it may
+// hold the id alone.
+type page struct {
+	records []*store.Record
+	next    uuid.UUID // row key from which the next page begins; zero: this is the last
 }
 
-// ready returns deliveries to attempt, from a row key on. A list is refused as a whole for
-// one record that somebody has edited: then the others are read one by one, and s is torn.
-func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) ([]*store.Record, error) {
+// page reads deliveries that are ready, from a row key on. The webhook may be gone: each
+// attempt looks at it.
+func (s *shift) page(ctx context.Context, from uuid.UUID) (p *page, err error) {
+	err = s.rows.View(ctx, func(tx store.ReadTx) (err error) {
+		p, err = s.ready(tx, from, sendBatch)
+		return err
+	})
+	return p, err
+}
+
+// ready returns a page of at most limit deliveries. The list of those that are ready is
+// refused as a whole for one record that has another class than its list. Then s is torn, and
+// those that are ready are looked for among all.
+func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) (*page, error) {
 	q := &store.Query{Kind: KindDelivery, Account: s.rows.ID, Parent: s.id, Min: from, Limit: limit}
 	q.Classes.Add(Ready)
-	list, damage := tx.List(q)
-	if damage == nil {
-		return list.Records, nil
+	list, err := tx.List(q)
+	if list == nil && ledger.Unreadable(err) {
+		s.torn.Store(true)
+		q.Classes = store.Classes{}
+		list, err = tx.List(q)
 	}
-	if !ledger.Unreadable(damage) {
-		return nil, damage
-	}
-
-	s.torn.Store(true)
-	keys, err := tx.Children(s.id, damagedMost)
-	if err != nil {
+	if list == nil {
 		return nil, err
 	}
 
-	var some []*store.Record
-	for _, k := range keys {
-		if k.Kind != KindDelivery || slices.Compare(k.ID[:], from[:]) < 0 || len(some) == limit {
-			continue
-		}
-		r, err := present(tx, KindDelivery, k.ID)
-		if err != nil {
-			return nil, err
-		}
-		if r != nil && r.Class == Ready && r.Account == s.rows.ID && r.Parent == s.id {
-			some = append(some, r)
-		}
+	p := new(page)
+	if len(list.Records) == limit {
+		p.next = rowkey.Above(list.Records[limit-1].ID)
 	}
-	if len(some) == 0 && len(keys) == damagedMost { // there may be some beyond these
-		return nil, damage
-	}
-	return some, nil
+	p.records = slices.DeleteFunc(list.Records, func(r *store.Record) bool { return r.Version > 0 && r.Class != Ready })
+	return p, nil
 }
 
 // start works on deliveries that are ready, except those of a token that is worked on
 // already: they are late, and so are the later ones of that token. It returns how many
-// tokens it has started.
+// tokens it has started. An account without a place for them comes last.
 func (s *shift) start(ctx context.Context, ready []*store.Record) (started int) {
-	chains, err := s.chains(ctx, ready)
+	crowded, started, err := s.startSome(ctx, ready)
 	if err != nil {
 		s.fail(err)
-		return 0
+		return started
+	}
+
+	for _, chain := range crowded {
+		s.passed[chain[0].Account] = true
+	}
+	for _, chain := range crowded {
+		of := s.shareOf(chain[0].Account)
+		if !s.waits(ctx, of) {
+			return started
+		}
+		s.begin(ctx, of, chain)
+		started++
+	}
+	return started
+}
+
+// startSome works on those deliveries for whose account there is a place, and returns the
+// others by token.
+func (s *shift) startSome(ctx context.Context, ready []*store.Record) (crowded [][]*pending, started int, err error) {
+	chains, err := s.chains(ctx, ready)
+	if err != nil {
+		return nil, 0, err
 	}
 
 	for _, chain := range chains {
-		token, last := chain[0].Token, chain[len(chain)-1].rec
-		if s.delayed(token, last) {
+		if s.delayed(chain[0].Token, chain[len(chain)-1].rec) {
 			continue
 		}
-		s.tokens <- struct{}{}
-		s.mu.Lock()
-		s.busy[token] = last
-		s.mu.Unlock()
-		started++
-		s.group.Go(func() { s.work(ctx, token, chain) })
+		if of := s.shareOf(chain[0].Account); s.enters(of) {
+			s.begin(ctx, of, chain)
+			started++
+		} else {
+			crowded = append(crowded, chain)
+		}
 	}
-	return started
+	return crowded, started, nil
+}
+
+// begin works on deliveries of a token that has a place.
+func (s *shift) begin(ctx context.Context, of *share, chain []*pending) {
+	token := chain[0].Token
+	s.mu.Lock()
+	s.busy[token] = chain[len(chain)-1].rec
+	s.mu.Unlock()
+	s.group.Go(func() { s.work(ctx, of, token, chain) })
 }
 
 // chains opens deliveries and returns them by token, in their order.
@@ -127,12 +151,12 @@ func (s *shift) delayed(token uuid.UUID, last *store.Record) bool {
 }
 
 // work attempts deliveries of a token, in a goroutine of its own.
-func (s *shift) work(ctx context.Context, token uuid.UUID, chain []*pending) {
-	if err := s.attemptAll(ctx, chain); err != nil {
+func (s *shift) work(ctx context.Context, of *share, token uuid.UUID, chain []*pending) {
+	if err := s.attemptAll(ctx, of, chain); err != nil {
 		s.fail(err)
 	}
 
-	<-s.tokens
+	s.leaves(of)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.busy, token)

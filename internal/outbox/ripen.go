@@ -14,12 +14,44 @@ import (
 	"github.com/google/uuid"
 )
 
+// readDue has use look at records of a kind that are due, as jobs.Engine.ReadDue does, until
+// it has taken a batch. Records that could not be read are passed over for a while.
+func (o *Outbox) readDue(ctx context.Context, kind store.Kind, use func(*store.Record) error) (damaged error) {
+	used := 0
+	damaged = o.jobs.ReadDue(ctx, kind, ledger.Now(), jobs.Batch+o.unread.count(), func(r *store.Record) error {
+		switch {
+		case used == jobs.Batch:
+			return errEnough
+		case o.unread.has(r):
+			return errUnread
+		}
+
+		err := use(r)
+		switch {
+		case err == nil:
+			used++
+		case ledger.Unreadable(err):
+			o.unread.add(r)
+		}
+		return err
+	})
+	if errors.Is(damaged, errEnough) {
+		return nil
+	}
+	return damaged
+}
+
+var (
+	errEnough = errors.New("outbox: a batch is full")
+	errUnread = fmt.Errorf("%w: records that are due cannot be read", ledger.ErrDamaged)
+)
+
 // ripen makes deliveries ready whose pause is over, erases those whose time in the log is
 // over, and returns how many it has changed.
 func (o *Outbox) ripen(ctx context.Context) (wrote int, err error) {
 	var ready, over []*store.Record
 	receivers := map[uuid.UUID]bool{} // of ready
-	damaged := o.jobs.ReadDue(ctx, KindDelivery, ledger.Now(), jobs.Batch, func(r *store.Record) error {
+	damaged := o.readDue(ctx, KindDelivery, func(r *store.Record) error {
 		next, err := o.ripened(ctx, r)
 		switch {
 		case err != nil:
@@ -35,36 +67,51 @@ func (o *Outbox) ripen(ctx context.Context) (wrote int, err error) {
 		return 0, damaged
 	}
 
-	wrote, err = o.writeRipe(ctx, ready, over)
-	if ledger.Unreadable(err) { // one receiver's queue does not hold up the others
-		wrote, err = o.writeRipe(ctx, nil, over)
-		for row := range receivers {
-			theirs := slices.DeleteFunc(slices.Clone(ready), func(r *store.Record) bool { return Beside(r.Parent) != row })
-			n, failed := o.writeRipe(ctx, theirs, nil)
-			wrote, err = wrote+n, errors.Join(err, failed)
-		}
+	wrote, lost, err := o.writeRipe(ctx, ready, over)
+	if !ledger.Unreadable(err) {
+		return wrote, errors.Join(damaged, lost, err)
 	}
-	return wrote, errors.Join(damaged, err)
+
+	// One receiver's queue does not hold up the others.
+	wrote, lost, err = o.writeRipe(ctx, nil, over)
+	for row := range receivers {
+		theirs := slices.DeleteFunc(slices.Clone(ready), func(r *store.Record) bool { return Beside(r.Parent) != row })
+		n, gone, failed := o.writeRipe(ctx, theirs, nil)
+		if ledger.Unreadable(failed) {
+			for _, r := range theirs {
+				o.unread.add(former(r))
+			}
+		}
+		wrote, err = wrote+n, errors.Join(err, gone, failed)
+	}
+	return wrote, errors.Join(damaged, lost, err)
+}
+
+// former returns a record as it was read, for comparisons, before its version rose.
+func former(r *store.Record) *store.Record {
+	was := *r
+	was.Version--
+	return &was
 }
 
 // writeRipe stores deliveries that are ready again, wakes their queues, and erases those
-// whose time in the log is over. It returns how many records it wrote; one more try is a
-// record.
-func (o *Outbox) writeRipe(ctx context.Context, ready, over []*store.Record) (wrote int, err error) {
+// whose time in the log is over. It returns how many records it wrote, one more try counted as a
+// record, and damaged if the store could not read all of them.
+func (o *Outbox) writeRipe(ctx context.Context, ready, over []*store.Record) (wrote int, damaged, err error) {
 	receivers := map[uuid.UUID]bool{}
 	for _, r := range ready {
 		receivers[Beside(r.Parent)] = true
 	}
 	queues, err := o.wakingsOf(ctx, slices.Collect(maps.Keys(receivers))...)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
+
+	var lost []*store.Record // that the store cannot read
 	err = o.ledger.In(uuid.Nil).Update(ctx, ledger.Step, func(tx store.Tx) error {
-		wrote = 0
+		wrote, lost = 0, nil
 		for _, r := range ready {
-			was := *r
-			was.Version--
-			ok, err := ledger.Same(tx, &was)
+			ok, err := sameReadable(tx, former(r), &lost)
 			if err != nil {
 				return err
 			}
@@ -74,7 +121,7 @@ func (o *Outbox) writeRipe(ctx context.Context, ready, over []*store.Record) (wr
 			}
 		}
 		for _, r := range over {
-			ok, err := ledger.Same(tx, r)
+			ok, err := sameReadable(tx, r, &lost)
 			if err != nil {
 				return err
 			}
@@ -87,13 +134,36 @@ func (o *Outbox) writeRipe(ctx context.Context, ready, over []*store.Record) (wr
 	})
 
 	if errors.Is(err, ErrStale) {
-		return 1, nil // once more
+		return 1, nil, nil // once more
 	}
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	queues.written(o)
-	return wrote, nil
+	return wrote, o.lose(lost), nil
+}
+
+// sameReadable reports whether a record is as it was read. If the store cannot read it any
+// more, it is added to lost.
+func sameReadable(tx store.ReadTx, r *store.Record, lost *[]*store.Record) (bool, error) {
+	ok, err := ledger.Same(tx, r)
+	if ledger.Unreadable(err) {
+		*lost = append(*lost, r)
+		return false, nil
+	}
+	return ok, err
+}
+
+// lose has records passed over that the store cannot read, and returns an error if there are
+// any.
+func (o *Outbox) lose(lost []*store.Record) error {
+	if len(lost) == 0 {
+		return nil
+	}
+	for _, r := range lost {
+		o.unread.add(r)
+	}
+	return errUnread
 }
 
 // ripened returns a delivery that is due as it is ready, or nil if its time in the log is
@@ -126,7 +196,7 @@ func (o *Outbox) ripened(ctx context.Context, r *store.Record) (*store.Record, e
 // many records it has changed.
 func (o *Outbox) erasePast(ctx context.Context) (wrote int, err error) {
 	var due []*store.Record
-	damaged := o.jobs.ReadDue(ctx, KindPast, ledger.Now(), jobs.Batch, func(r *store.Record) error {
+	damaged := o.readDue(ctx, KindPast, func(r *store.Record) error {
 		err := o.ledger.AuthenticSecret(ctx, r)
 		if err == nil {
 			due = append(due, r)
@@ -137,17 +207,22 @@ func (o *Outbox) erasePast(ctx context.Context) (wrote int, err error) {
 		return 0, damaged
 	}
 
+	var lost []*store.Record // that the store cannot read
 	err = o.ledger.In(uuid.Nil).Update(ctx, ledger.Step, func(tx store.Tx) error {
-		wrote = 0
+		wrote, lost = 0, nil
 		for _, r := range due {
-			if ok, err := ledger.Same(tx, r); err != nil {
+			if ok, err := sameReadable(tx, r, &lost); err != nil {
 				return err
 			} else if !ok {
 				continue
 			}
 
-			wrote++
 			needed, err := o.delivers(tx, r.Account, r.ID)
+			if ledger.Unreadable(err) {
+				lost = append(lost, r)
+				continue
+			}
+			wrote++
 			switch {
 			case err != nil:
 				return err
@@ -162,6 +237,9 @@ func (o *Outbox) erasePast(ctx context.Context) (wrote int, err error) {
 		}
 		return nil
 	})
+	if err == nil {
+		err = o.lose(lost)
+	}
 	return wrote, errors.Join(damaged, err)
 }
 
@@ -171,7 +249,7 @@ func (o *Outbox) delivers(tx store.ReadTx, account, event uuid.UUID) (bool, erro
 		return r != nil, err
 	}
 	hooks, err := tx.List(&store.Query{Kind: KindWebhook, Account: account, Limit: o.config.MaxWebhooks})
-	if err != nil {
+	if hooks == nil {
 		return false, err
 	}
 	for _, w := range hooks.Records {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
-	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -19,10 +18,14 @@ import (
 const (
 	SendTimeout = 15 * time.Second // of one attempt
 	shiftTime   = 15 * time.Second // how long a shift lasts until it is renewed
+	sinkTime    = 4 * time.Second  // likewise for the sink: one shift has the events of all accounts
+	sinkLease   = 24 * time.Second // of the sink's queue, in which an attempt and a few renewals that are late have room
 	sendWorkers = 8                // attempts at a time for one webhook
-	sinkWorkers = 64               // likewise for the sink
-	sendTokens  = 128              // tokens at a time whose deliveries are worked on
+	sinkWorkers = 64               // attempts at a time for one account of the sink
+	sendTokens  = 128              // tokens at a time of one account whose deliveries are worked on
 	sendBatch   = 128              // deliveries read at a time
+	sinkShares  = 2                // accounts that can have all places of their share at a time
+	pastPages   = 32               // pages that lookPast reads at a time
 
 	sendPoll   = time.Second            // how often a shift looks for deliveries of other processes
 	sendLinger = 100 * time.Millisecond // how long a shift waits for more: a queue that rests costs writes
@@ -50,27 +53,36 @@ const (
 // to a webhook, or to the sink. Deliveries of different tokens are sent beside each other,
 // those of a token one after the other.
 type shift struct {
-	outbox *Outbox
-	rows   ledger.Account // of the queue
-	id     uuid.UUID      // of the queue
-	sink   bool           // it is that of the sink, not of a webhook
-	space  time.Duration  // pause for each token that was started while this process stored another
-	spare  func() bool    // reports whether a worker for another queue is free
-	ending <-chan struct{}
-	inflow *inflow
-	slots  chan struct{} // holds a value for each attempt under way
-	tokens chan struct{} // holds a value for each token that is worked on
-	ended  chan struct{} // has a value if a token was done with since run last looked
+	outbox  *Outbox
+	rows    ledger.Account // of the queue
+	id      uuid.UUID      // of the queue
+	sink    bool           // it is that of the sink, not of a webhook
+	space   time.Duration  // pause for each token that was started while this process stored another
+	spare   func() bool    // reports whether a worker for another queue is free
+	ending  <-chan struct{}
+	inflow  *inflow
+	workers int           // attempts at a time for one account
+	term    time.Duration // until the claim is renewed
+	slots   chan struct{} // holds a value for each attempt under way
+	tokens  chan struct{} // holds a value for each token that is worked on
+	freed   chan struct{} // has a value if a token was done with since waits last looked
+	ended   chan struct{} // has a value if a token was done with since run last looked
 
 	damaged *recordSet    // deliveries that cannot be read; they hold back no other
 	changed *recordSet    // deliveries that are not as they are listed
-	torn    atomic.Bool   // the queue could not be listed: of many deliveries only the first are seen
+	torn    atomic.Bool   // the deliveries that are ready cannot be listed alone
 	erasing chan struct{} // holds a value while deliveries are erased
 
 	// The goroutine of deliver owns these.
 	claim   *store.Record      // the queue as this process has written it
 	renewed time.Time          // when the claim was made or renewed
+	known   time.Time          // since when damaged and changed are known
 	late    map[uuid.UUID]bool // tokens that were busy when a later delivery of theirs was listed
+	shares  map[uuid.UUID]*share
+	passed  map[uuid.UUID]bool // accounts of which lookPast starts nothing more
+	next    uuid.UUID          // row key behind the present page; zero: that is the last
+	beyond  uuid.UUID          // from which lookPast goes on
+	looked  time.Time          // when lookPast last has
 	group   sync.WaitGroup     // of the goroutines of tokens
 
 	mu       sync.Mutex                  // guards what follows
@@ -92,10 +104,10 @@ type inflow struct {
 }
 
 func (o *Outbox) newShift(j *jobs.Job, q *queue) *shift {
-	sink, workers, space, account := j.Record.Kind == KindSinkQueue, sendWorkers, sendPause, j.Record.Account
+	sink, workers, space, account, term, shares := j.Record.Kind == KindSinkQueue, sendWorkers, sendPause, j.Record.Account, shiftTime, 1
 	if sink {
 		account = uuid.Nil // also if somebody has edited the account of the record
-		workers, space = sinkWorkers, sinkPause
+		workers, space, term, shares = sinkWorkers, sinkPause, sinkTime, sinkShares
 	}
 	return &shift{
 		outbox:  o,
@@ -106,14 +118,20 @@ func (o *Outbox) newShift(j *jobs.Job, q *queue) *shift {
 		spare:   j.Spare,
 		ending:  j.Ending,
 		inflow:  &inflow{more: make(chan struct{}, 1)},
-		slots:   make(chan struct{}, workers),
-		tokens:  make(chan struct{}, sendTokens),
+		workers: workers,
+		term:    term,
+		slots:   make(chan struct{}, shares*workers),
+		tokens:  make(chan struct{}, shares*sendTokens),
+		freed:   make(chan struct{}, 1),
 		ended:   make(chan struct{}, 1),
 		damaged: new(recordSet),
 		changed: new(recordSet),
 		erasing: make(chan struct{}, 1),
 		claim:   j.Record,
 		renewed: time.Now(),
+		known:   time.Now(),
+		shares:  map[uuid.UUID]*share{},
+		passed:  map[uuid.UUID]bool{},
 		late:    map[uuid.UUID]bool{},
 		queue:   q,
 		busy:    map[uuid.UUID]*store.Record{},
@@ -168,20 +186,21 @@ func (s *shift) run(ctx context.Context) {
 	for from, started := uuid.Nil, false; s.goesOn() && s.stays(ctx); {
 		if time.Since(began) >= sendAnew {
 			from, began = uuid.Nil, time.Now()
-			clear(s.late)
+			s.anew()
 		}
-		some, err := s.page(ctx, from)
+		p, err := s.page(ctx, from)
 		if err != nil {
 			s.fail(err)
 			return
 		}
 
-		if tokens := s.start(ctx, some); tokens > 0 {
+		s.next, s.beyond, s.looked = p.next, p.next, time.Now()
+		if tokens := s.start(ctx, p.records); tokens > 0 {
 			started = true
 			s.sleep(time.Duration(min(int64(tokens), s.inflow.stored.Swap(0))) * s.space)
 		}
-		if n := len(some); n == sendBatch {
-			from = rowkey.Above(some[n-1].ID)
+		if p.next != uuid.Nil {
+			from = p.next
 			continue
 		}
 
@@ -189,7 +208,7 @@ func (s *shift) run(ctx context.Context) {
 			return
 		}
 		from, started = uuid.Nil, false
-		clear(s.late)
+		s.anew()
 	}
 }
 
@@ -208,7 +227,7 @@ func (s *shift) complain() {
 // stays reports whether the shift goes on. When its time is over it is renewed, so that
 // others need not wait for an attempt that is slow, unless a webhook waits for a worker.
 func (s *shift) stays(ctx context.Context) bool {
-	if time.Since(s.renewed) < shiftTime {
+	if time.Since(s.renewed) < s.term {
 		return true
 	}
 
@@ -250,10 +269,13 @@ func (s *shift) renew(ctx context.Context) (ok bool, err error) {
 		return false, err
 	}
 
-	s.complain()
-	s.damaged.reset()
-	s.changed.reset()
 	s.claim, s.renewed = &next, time.Now()
+	if time.Since(s.known) >= shiftTime {
+		s.complain()
+		s.damaged.reset()
+		s.changed.reset()
+		s.known = time.Now()
+	}
 	return true, nil
 }
 
@@ -401,8 +423,12 @@ func (s *shift) left(tx store.ReadTx) (bool, error) {
 	if n > damagedMost {
 		return true, nil
 	}
-	some, err := s.ready(tx, uuid.Nil, n+1)
-	return slices.ContainsFunc(some, func(r *store.Record) bool { return !s.skips(r) }), err
+	p, err := s.ready(tx, uuid.Nil, n+1)
+	if err != nil {
+		return false, err
+	}
+	some := slices.ContainsFunc(p.records, func(r *store.Record) bool { return !s.skips(r) })
+	return some || s.torn.Load() && p.next != uuid.Nil, nil
 }
 
 // useless returns how many deliveries cannot be attempted as they are listed.

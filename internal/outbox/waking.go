@@ -14,6 +14,7 @@ import (
 type waking struct {
 	queue uuid.UUID
 	by    *store.Record // the queue as it is due; nil: it is so already, or gone
+	shift *inflow       // of the shift of this process that was under way; nil: none was
 }
 
 type wakings []waking
@@ -25,8 +26,8 @@ func (o *Outbox) wakingsOf(ctx context.Context, webhooks ...uuid.UUID) (wakings,
 	w, resting := make(wakings, len(webhooks)), false
 	for i, row := range webhooks {
 		w[i].queue = Beside(row)
-		_, busy := o.shifts.Load(w[i].queue)
-		resting = resting || !busy
+		w[i].shift = o.shiftOf(w[i].queue)
+		resting = resting || w[i].shift == nil
 	}
 	if !resting {
 		return w, nil
@@ -34,11 +35,18 @@ func (o *Outbox) wakingsOf(ctx context.Context, webhooks ...uuid.UUID) (wakings,
 	return w, w.read(ctx, o)
 }
 
+// shiftOf returns the inflow of the shift of a queue that is under way, nil if there is none.
+func (o *Outbox) shiftOf(row uuid.UUID) *inflow {
+	n, _ := o.shifts.Load(row)
+	is, _ := n.(*inflow)
+	return is
+}
+
 func (w wakings) read(ctx context.Context, o *Outbox) error {
 	err := o.ledger.View(ctx, func(tx store.ReadTx) error {
 		for i, q := range w {
-			w[i].by = nil
-			if _, busy := o.shifts.Load(q.queue); busy {
+			w[i].by, w[i].shift = nil, o.shiftOf(q.queue)
+			if w[i].shift != nil {
 				continue
 			}
 			r, err := queueAt(tx, q.queue)
@@ -116,7 +124,9 @@ func (w wakings) put(tx store.Tx, o *Outbox) error {
 			return err
 		case is == nil || engaged(is): // whoever works on it looks again before it rests
 		case q.by == nil || q.by.Version != is.Version+1:
-			o.shifts.Delete(q.queue)
+			if q.shift != nil { // it is over
+				o.shifts.CompareAndDelete(q.queue, q.shift)
+			}
 			return ErrStale
 		default:
 			tx.Put(q.by)
@@ -129,8 +139,7 @@ func (w wakings) put(tx store.Tx, o *Outbox) error {
 func (w wakings) written(o *Outbox) {
 	for _, q := range w {
 		o.jobs.Due(q.by)
-		if known, ok := o.shifts.Load(q.queue); ok {
-			n := known.(*inflow)
+		if n := o.shiftOf(q.queue); n != nil {
 			n.stored.Add(1)
 			select {
 			case n.more <- struct{}{}:

@@ -1,0 +1,350 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// TestSinkProcessDies: events wait half a minute at most for another process, and the lease
+// of the one that works costs a write in four seconds.
+func TestSinkProcessDies(t *testing.T) {
+	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
+		puts := &counting{Store: l.store.Store, kind: kindSinkQueue}
+		mortal := &frail{Store: puts}
+		v := l.on(mortal)
+		ctx, stop := context.WithCancel(l.Context())
+		var running sync.WaitGroup
+		running.Go(func() { l.try(v.Run(ctx)) })
+		synctest.Wait()
+		for range 400 { // the shift does not end
+			_, err := v.Import(l.Context(), visa, nil)
+			l.must(err)
+			l.pass(50 * time.Millisecond)
+		}
+		if n := puts.n.Load(); n > 2+20/4 {
+			t.Errorf("the queue was written %d times in 20 seconds", n)
+		}
+
+		ear.set(func(ctx context.Context, _ *cardvault.Event) error { <-ctx.Done(); return ctx.Err() })
+		_, err := v.Import(l.Context(), visa, nil)
+		l.must(err)
+		l.pass(500 * time.Millisecond)
+		mortal.set(errors.New("dead"), false)
+		stop()
+		running.Wait()
+		ear.set(nil)
+		id := l.imports(visa)
+		l.run(func() { l.pass(25 * time.Second) })
+		ear.took(id, createdEvent)
+	})
+}
+
+// A counting store counts the Puts of one kind.
+type counting struct {
+	store.Store
+	kind store.Kind
+	n    atomic.Int64
+}
+
+type countingTx struct {
+	store.Tx
+	s *counting
+}
+
+func (tx countingTx) Put(r *store.Record) {
+	if r.Kind == tx.s.kind {
+		tx.s.n.Add(1)
+	}
+	tx.Tx.Put(r)
+}
+
+func (s *counting) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(countingTx{tx, s}) })
+}
+
+// TestSinkOfTwoProcesses: while one process passes events on, however slowly, another one
+// passes none of them.
+func TestSinkOfTwoProcesses(t *testing.T) {
+	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
+		ear.set(func(context.Context, *cardvault.Event) error { time.Sleep(14 * time.Second); return nil })
+		const events = 700
+		for range events {
+			l.imports(visa)
+		}
+		other := l.on(l.store)
+		ctx, stop := context.WithCancel(l.Context())
+		var running sync.WaitGroup
+		running.Go(func() { l.try(other.Run(ctx)) })
+		l.run(func() { l.pass(10 * time.Minute) })
+		stop()
+		running.Wait()
+		if n := len(ear.passed()); n != events {
+			t.Errorf("%d events were passed on, want %d", n, events)
+		}
+	})
+}
+
+// TestSinkShares: an account whose events all hang holds up no other account, and its own
+// arrive in their order.
+func TestSinkShares(t *testing.T) {
+	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
+		b, err := l.CreateAccount(l.Context(), "", nil)
+		l.must(err)
+		ear.set(func(ctx context.Context, e *cardvault.Event) error {
+			if e.Account != b.ID {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		})
+		var hang []uuid.UUID
+		for range 1000 {
+			hang = append(hang, l.imports(visa))
+		}
+
+		l.run(func() {
+			for range 10 {
+				l.pass(7 * time.Second)
+				began := time.Now()
+				token, err := l.In(b.ID).Import(l.Context(), visa, nil)
+				l.must(err)
+				key := "again"
+				_, err = l.In(b.ID).Update(l.Context(), token.ID, cardvault.TokenUpdate{BusinessKey: &key})
+				l.must(err)
+				patch(l, hang[0], "again")
+				l.pass(5 * time.Second)
+				ear.took(token.ID, createdEvent, patchedEvent)
+				for _, p := range ear.passed() {
+					if p.TokenID == token.ID && p.at.Sub(began) > 3*time.Second {
+						t.Errorf("%v was passed on after %v", p, p.at.Sub(began))
+					}
+				}
+			}
+			ear.set(nil)
+			l.pass(2 * time.Hour)
+		})
+		last := map[uuid.UUID]uint64{}
+		for _, p := range ear.passed() {
+			if p.err == nil {
+				if p.Sequence < last[p.TokenID] {
+					t.Errorf("%v of %v came after a later one", p, p.TokenID)
+				}
+				last[p.TokenID] = p.Sequence
+			}
+		}
+		if len(last) != len(hang)+10 {
+			t.Errorf("events of %d tokens were taken", len(last))
+		}
+	})
+}
+
+// A misfiled store has an old delivery of a webhook in the list of those that are ready, as
+// if its class was edited, once it is on.
+type misfiled struct {
+	store.Store
+	on atomic.Bool
+}
+
+type misfiledTx struct{ store.Tx }
+type misfiledReadTx struct{ store.ReadTx }
+
+func misfile(q *store.Query, list func(*store.Query) (*store.List, error)) (*store.List, error) {
+	ready, err := list(q)
+	if err != nil || q.Kind != kindDelivery || q.Classes == (store.Classes{}) {
+		return ready, err
+	}
+	all := *q
+	all.Classes, all.Limit = store.Classes{}, 1
+	first, err := list(&all)
+	if err == nil && len(first.Records) == 1 && len(ready.Records) < q.Limit {
+		ready.Records = append(first.Records, ready.Records...)
+	}
+	return ready, err
+}
+
+func (tx misfiledReadTx) List(q *store.Query) (*store.List, error) {
+	return misfile(q, tx.ReadTx.List)
+}
+func (tx misfiledTx) List(q *store.Query) (*store.List, error) { return misfile(q, tx.Tx.List) }
+
+func (s *misfiled) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error {
+		if s.on.Load() {
+			tx = misfiledReadTx{tx}
+		}
+		return fn(tx)
+	})
+}
+
+func (s *misfiled) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.Store.Update(ctx, func(tx store.Tx) error {
+		if s.on.Load() {
+			tx = misfiledTx{tx}
+		}
+		return fn(tx)
+	})
+}
+
+// TestDeliveriesBehindALongLog: a delivery with an edited class stops no other, however many
+// are in the log.
+func TestDeliveriesBehindALongLog(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, _ *cardvault.Webhook) {
+		s := &misfiled{Store: l.store.Store}
+		l.store.Store = s
+		for range 1200 {
+			l.imports(visa)
+		}
+		l.drain()
+		s.on.Store(true)
+		id := l.imports(visa)
+		l.run(func() { l.pass(time.Minute) })
+		post.has(url, id, createdEvent)
+	})
+}
+
+// A losing store cannot read one record of a kind in a transaction that writes, once it
+// knows which.
+type losing struct {
+	store.Store
+	kind store.Kind
+	id   atomic.Pointer[uuid.UUID]
+}
+
+type losingTx struct {
+	store.Tx
+	s *losing
+}
+
+func (tx losingTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	if lost := tx.s.id.Load(); lost != nil && kind == tx.s.kind && id == *lost {
+		return nil, store.ErrDamaged
+	}
+	return tx.Tx.Get(kind, id)
+}
+
+func (s *losing) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(losingTx{tx, s}) })
+}
+
+// notYet imports so many tokens, whose events a webhook does not take yet, and returns their
+// deliveries, those that are due first first.
+func notYet(l *lab, post *post, n int) []*store.Record {
+	l.Helper()
+	l.keepBooks()
+	post.says(500)
+	for range n {
+		l.imports(visa)
+	}
+	l.drain()
+	post.set(nil)
+	all := l.stored(kindDelivery)
+	slices.SortFunc(all, func(a, b *store.Record) int { return a.Due.Compare(b.Due) })
+	return all
+}
+
+// TestRetriesBesideALostDelivery: a delivery that the store cannot read keeps no other from
+// being tried again, and none from leaving the log.
+func TestRetriesBesideALostDelivery(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, _ *cardvault.Webhook) {
+		const n = 20
+		lost := notYet(l, post, n)[0].ID
+		books := l.store.Store
+		s := &losing{Store: books, kind: kindDelivery}
+		s.id.Store(&lost)
+		l.store.Store = s
+		l.run(func() { l.pass(time.Hour) })
+		if got := len(post.took(url)); got != n-1 {
+			t.Errorf("%d deliveries have arrived, want %d", got, n-1)
+		}
+
+		l.run(func() { l.pass(9 * 24 * time.Hour) })
+		l.store.Store = books
+		if left := l.stored(kindDelivery); len(left) != 1 || left[0].ID != lost {
+			t.Errorf("%d deliveries are in the log for more than a week", len(left)-1)
+		}
+	})
+}
+
+// TestRetriesBehindDamagedDeliveries: damaged deliveries that are due take no places of
+// others in each batch.
+func TestRetriesBehindDamagedDeliveries(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, _ *cardvault.Webhook) {
+		const n, damaged = 427, 127
+		for _, r := range notYet(l, post, n)[:damaged] {
+			l.must(l.store.Update(l.Context(), func(tx store.Tx) error {
+				is, err := tx.Get(kindDelivery, r.ID)
+				if err != nil {
+					return err
+				}
+				is.Version++
+				is.Shown[len(is.Shown)-1] ^= 1
+				tx.Put(is)
+				return nil
+			}))
+		}
+		s := &dueCounting{Store: l.store.Store}
+		l.store.Store = s
+		l.pass(time.Minute)
+		l.run(func() { l.pass(10 * time.Second) })
+		if got := len(post.took(url)); got != n-damaged {
+			t.Errorf("%d deliveries have arrived, want %d", got, n-damaged)
+		}
+		if got := s.n.Load(); got > 50 {
+			t.Errorf("deliveries that are due were read %d times", got)
+		}
+	})
+}
+
+// A dueCounting store counts how often deliveries that are due are read.
+type dueCounting struct {
+	store.Store
+	n atomic.Int64
+}
+
+type dueCountingTx struct {
+	store.ReadTx
+	s *dueCounting
+}
+
+func (tx dueCountingTx) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+	if kind == kindDelivery {
+		tx.s.n.Add(1)
+	}
+	return tx.ReadTx.Due(kind, shards, until, limit)
+}
+
+func (s *dueCounting) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(dueCountingTx{tx, s}) })
+}
+
+// TestPastBesideALostOne: a past state that the store cannot read keeps no other from being
+// erased.
+func TestPastBesideALostOne(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, _ *cardvault.Webhook) {
+		l.keepBooks()
+		for range 3 {
+			patch(l, l.imports(visa), "a")
+		}
+		l.drain()
+		lost := l.stored(kindPast)[0].ID
+		s := &losing{Store: l.store.Store, kind: kindPast}
+		s.id.Store(&lost)
+		books := l.store.Store
+		l.store.Store = s
+		l.run(func() { l.pass(9 * 24 * time.Hour) })
+		l.store.Store = books
+		if left := l.stored(kindPast); len(left) != 1 || left[0].ID != lost {
+			t.Errorf("%d past states are left, want 1", len(left))
+		}
+	})
+}
