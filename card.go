@@ -3,13 +3,16 @@ package cardvault
 import (
 	"bytes"
 	"encoding"
+	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/cardvault/cardvault/internal/leak"
 )
 
@@ -199,10 +202,10 @@ const (
 	maxText          = 255        // characters of names, references and labels
 )
 
-// checkCard returns a FieldError for each rule that c breaks. Rules: decisions
+// check returns a FieldError for each rule that c breaks. Rules: decisions
 // on validation, chapter 3.
-func (o *Options) checkCard(c Card) (errs []error) {
-	if err := checkPAN(c.PAN.get(), o.AllowNonLuhn); err != nil {
+func (c *Card) check(allowNonLuhn bool) (errs []error) {
+	if err := checkPAN(c.PAN.get(), allowNonLuhn); err != nil {
 		errs = append(errs, err)
 	}
 	errs = append(errs, checkExpiry(c.Expiry)...)
@@ -218,6 +221,15 @@ func (o *Options) checkCard(c Card) (errs []error) {
 		errs = append(errs, err)
 	}
 	return errs
+}
+
+// checkEntered adds to the rules of an Import that the card is valid now.
+func (c *Card) checkEntered(allowNonLuhn bool) error {
+	errs := c.check(allowNonLuhn)
+	if len(checkExpiry(c.Expiry)) == 0 && c.Expiry.Expired(now()) {
+		errs = append(errs, &FieldError{"expiry_month", "card_expired", "and expiry_year must not be past"})
+	}
+	return errors.Join(errs...)
 }
 
 func checkPAN(d []byte, allowNonLuhn bool) error {
@@ -308,3 +320,59 @@ func allDigits(d []byte) bool {
 }
 
 func required(field string) error { return &FieldError{field, "required", "is required"} }
+
+// Contact is what a shopper enters besides the card, for the network and the
+// IDVProvider: a JSON object whose members are texts, email and
+// billing_address_ with anything behind it. It is kept, sealed, until they have it
+// and no longer. However it is printed, logged or encoded, nothing of it shows.
+// The zero value is none.
+type Contact struct{ hidden }
+
+// NewContact returns a Contact of a copy of a JSON object, unchecked like the digits
+// of NewPAN.
+func NewContact(object []byte) Contact { return Contact{hide(object)} }
+
+// maxContact bounds a Contact, in bytes.
+const maxContact = 4 << 10
+
+func isContact(name string) bool {
+	return name == "email" || strings.HasPrefix(name, "billing_address_")
+}
+
+func checkContact(c Contact) error {
+	if len(c.get()) == 0 {
+		return nil
+	}
+	const field = "contact"
+	if len(c.get()) > maxContact {
+		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d bytes", maxContact)}
+	}
+	ok := true
+	err := c.each(func(name string, m *jsontext.Value) {
+		// A network or provider gets them, perhaps in a header; none is to be a card number.
+		ok = ok && m.Kind == '"' && isContact(name) && checkText(field, m.Text) == nil && !leak.LooksLikePAN(m.Text)
+	})
+	if err != nil || !ok {
+		return &FieldError{field, "invalid_format", "must be an object of texts: email and billing_address_…"}
+	}
+	return nil
+}
+
+// each calls f with the members of c.
+func (c Contact) each(f func(name string, m *jsontext.Value)) error {
+	object := bytes.Clone(c.get()) // it is unescaped in place
+	defer clear(object)
+	values, err := jsontext.Parse(object)
+	for i := 1; err == nil && i < len(values); i += values[i].Size {
+		f(string(values[i].Name), &values[i])
+	}
+	return err
+}
+
+func checkSecurityCode(c SecurityCode) error {
+	const field = "security_code"
+	if c.IsZero() {
+		return required(field)
+	}
+	return checkDigits(field, c.get(), minSecurityCode, maxSecurityCode)
+}

@@ -3,7 +3,6 @@ package cardvault
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -95,85 +94,6 @@ type Authentication struct {
 var firstAuthentication = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 var authenticationMethods = []string{"three_ds", "security_code", "otp", "passkey"}
-
-// Contact is what a shopper enters besides the card, for the network and the
-// IDVProvider: a JSON object whose members are texts, email and
-// billing_address_ with anything behind it. It is kept, sealed, until they have it
-// and no longer. However it is printed, logged or encoded, nothing of it shows.
-// The zero value is none.
-type Contact struct{ hidden }
-
-// NewContact returns a Contact of a copy of a JSON object, unchecked like the digits
-// of NewPAN.
-func NewContact(object []byte) Contact { return Contact{hide(object)} }
-
-// maxContact bounds a Contact, in bytes.
-const maxContact = 4 << 10
-
-func isContact(name string) bool {
-	return name == "email" || strings.HasPrefix(name, "billing_address_")
-}
-
-func checkContact(c Contact) error {
-	if len(c.get()) == 0 {
-		return nil
-	}
-	const field = "contact"
-	if len(c.get()) > maxContact {
-		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d bytes", maxContact)}
-	}
-	ok := true
-	err := c.each(func(name string, m *jsontext.Value) {
-		// A network or provider gets them, perhaps in a header; none is to be a card number.
-		ok = ok && m.Kind == '"' && isContact(name) && checkText(field, m.Text) == nil && !leak.LooksLikePAN(m.Text)
-	})
-	if err != nil || !ok {
-		return &FieldError{field, "invalid_format", "must be an object of texts: email and billing_address_…"}
-	}
-	return nil
-}
-
-// each calls f with the members of c.
-func (c Contact) each(f func(name string, m *jsontext.Value)) error {
-	object := bytes.Clone(c.get()) // it is unescaped in place
-	defer clear(object)
-	values, err := jsontext.Parse(object)
-	for i := 1; err == nil && i < len(values); i += values[i].Size {
-		f(string(values[i].Name), &values[i])
-	}
-	return err
-}
-
-// readContact returns the claims of a payload that are no card's. Empty ones are
-// fields of a form that were left out.
-func readContact(members []jsontext.Value) (c Contact, ok bool) {
-	claims := map[string]string{}
-	for i := 0; i < len(members); i += members[i].Size {
-		m := &members[i]
-		name := string(m.Name)
-		if !isContact(name) || m.Kind == 'n' || m.Kind == '"' && len(bytes.TrimSpace(m.Text)) == 0 {
-			continue
-		}
-		if m.Kind != '"' {
-			return Contact{}, false
-		}
-		claims[name] = string(m.Text)
-	}
-
-	if len(claims) == 0 {
-		return Contact{}, true
-	}
-
-	var object bytes.Buffer
-	e := json.NewEncoder(&object)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(claims); err != nil {
-		return Contact{}, false
-	}
-	defer clear(object.Bytes())
-	c = NewContact(bytes.TrimSpace(object.Bytes()))
-	return c, checkContact(c) == nil
-}
 
 // An identification is that of a cardholder, as a session has it while it is under
 // way. The card is the sealed secret of the session's record, its security code is

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/images"
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/google/uuid"
 )
 
@@ -336,4 +337,82 @@ type Reason struct {
 	Retryable  bool
 	SchemeCode string // what the network said, "" if it said nothing
 	OccurredAt time.Time
+}
+
+// Identification says which identification and verification of the cardholder
+// was submitted when a token was created.
+type Identification uint8
+
+const (
+	IdentificationNone Identification = iota
+	IdentificationChecked
+	IdentificationSkipped
+)
+
+// String returns the name that the interface document uses.
+func (i Identification) String() string {
+	return [...]string{"none", "checked", "skipped"}[i%3]
+}
+
+// MarshalText returns what String does.
+func (i Identification) MarshalText() ([]byte, error) { return []byte(i.String()), nil }
+
+// reason returns the code of a refusal and the network's own. A code that is
+// not one of the source counts as scheme_unavailable or invalid_request.
+func (e *NetworkError) reason(source Source) (code, schemeCode string) {
+	code, schemeCode = e.Code, e.SchemeCode
+	if r, ok := reasons[code]; !ok || r.source != source {
+		if schemeCode == "" {
+			schemeCode = code
+		}
+		code = "scheme_unavailable"
+		if source == SourceConfiguration {
+			code = "invalid_request"
+		}
+	}
+	return code, schemeText(schemeCode)
+}
+
+// Each code with its source and text, and whether
+// what it explains may pass.
+var reasons = map[string]struct {
+	source    Source
+	retryable bool
+	text      string
+}{
+	"card_not_eligible":        {SourceScheme, false, "The issuer does not allow tokens for this card."},
+	"card_not_allowed":         {SourceScheme, false, "The issuer allows no further tokens for this card."},
+	"card_verification_failed": {SourceScheme, false, "The issuer could not verify the card."},
+	"declined":                 {SourceScheme, false, "The issuer declined the request."},
+	"invalid_card_data":        {SourceScheme, false, "The issuer does not know the card by this data."},
+	"provision_not_allowed":    {SourceScheme, false, "The issuer does not allow provisioning for this card."},
+
+	"provision_data_expired": {SourceScheme, true, "The data of the provisioning has expired."},
+	"issuer_unavailable":     {SourceScheme, true, "The issuer is unavailable."},
+	"scheme_unavailable":     {SourceScheme, true, "The scheme is unavailable."},
+	"timeout":                {SourceScheme, true, "The scheme did not answer in time."},
+
+	"suspended_by_issuer":     {SourceScheme, false, "The issuer has suspended the network token."},
+	"suspended_by_scheme":     {SourceScheme, false, "The scheme has suspended the network token."},
+	"suspended_by_cardholder": {SourceScheme, false, "The network token was suspended on behalf of the cardholder."},
+	"deleted_by_issuer":       {SourceScheme, false, "The issuer has deleted the network token."},
+	"deleted_by_scheme":       {SourceScheme, false, "The scheme has deleted the network token."},
+	"account_closed":          {SourceScheme, false, "The card is no longer valid."},
+
+	"network_tokens_not_activated": {SourceConfiguration, false, "Network tokens are not activated for the account."},
+	"no_network":                   {SourceConfiguration, false, "No network is configured."},
+	"scheme_not_enabled":           {SourceConfiguration, false, "Network tokens are not enabled for the scheme."},
+	"merchant_not_enrolled":        {SourceConfiguration, false, "The merchant is not enrolled for network tokens."},
+	"ephemeral_token":              {SourceConfiguration, false, "A token that expires gets no network token."},
+	"card_expired":                 {SourceConfiguration, false, "The card has expired."},
+	"stale_account_number":         {SourceConfiguration, false, "The card has a new number that is not known."},
+	"invalid_request":              {SourceConfiguration, false, "The network cannot use the request."},
+}
+
+// schemeText returns a code of the network as it may be kept.
+func schemeText(code string) string {
+	if checkText("scheme_code", []byte(code)) != nil || leak.MayHoldPAN(code) {
+		return ""
+	}
+	return code
 }

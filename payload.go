@@ -1,7 +1,9 @@
 package cardvault
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -29,7 +31,7 @@ func (v *Vault) refusePayload(ctx context.Context, used []*store.Record, why err
 func (o *Options) refuses(c Card, refresh bool) string {
 	err := checkSecurityCode(c.SecurityCode)
 	if !refresh {
-		err = errors.Join(o.checkSessionCard(c), err)
+		err = errors.Join(c.checkEntered(o.AllowNonLuhn), err)
 	}
 	for _, e := range FieldErrors(err) {
 		switch {
@@ -117,4 +119,35 @@ func (v *Vault) openPayload(ctx context.Context, id, row uuid.UUID, text []byte)
 		err = &FieldError{payloadField, "undecryptable", "must name this session in its header, as sid"}
 	}
 	return claims, used, err
+}
+
+// readContact returns the claims of a payload that are no card's. Empty ones are
+// fields of a form that were left out.
+func readContact(members []jsontext.Value) (c Contact, ok bool) {
+	claims := map[string]string{}
+	for i := 0; i < len(members); i += members[i].Size {
+		m := &members[i]
+		name := string(m.Name)
+		if !isContact(name) || m.Kind == 'n' || m.Kind == '"' && len(bytes.TrimSpace(m.Text)) == 0 {
+			continue
+		}
+		if m.Kind != '"' {
+			return Contact{}, false
+		}
+		claims[name] = string(m.Text)
+	}
+
+	if len(claims) == 0 {
+		return Contact{}, true
+	}
+
+	var object bytes.Buffer
+	e := json.NewEncoder(&object)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(claims); err != nil {
+		return Contact{}, false
+	}
+	defer clear(object.Bytes())
+	c = NewContact(bytes.TrimSpace(object.Bytes()))
+	return c, checkContact(c) == nil
 }

@@ -257,14 +257,6 @@ func (s *visit) refreshCode(ctx context.Context, code SecurityCode, also ...*sto
 	return t, nil
 }
 
-func checkSecurityCode(c SecurityCode) error {
-	const field = "security_code"
-	if c.IsZero() {
-		return required(field)
-	}
-	return checkDigits(field, c.get(), minSecurityCode, maxSecurityCode)
-}
-
 // codeUntil returns until when a security code that was entered now is kept: not
 // longer than end, if that is not zero.
 func (o *Options) codeUntil(end time.Time) time.Time {

@@ -427,7 +427,7 @@ func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, e
 			return nil, ErrIdentificationPending
 		}
 
-		if err := v.opts.checkSessionCard(c); err != nil {
+		if err := c.checkEntered(v.opts.AllowNonLuhn); err != nil {
 			return nil, err
 		}
 		t, err := s.enter(ctx, c)
@@ -479,15 +479,6 @@ func (s *visit) tokenize(ctx context.Context, c Card, t *Token, until time.Time,
 		event.Written()
 		return &made, nil
 	}
-}
-
-// checkSessionCard adds to the rules of an Import that the card is valid now.
-func (o *Options) checkSessionCard(c Card) error {
-	errs := o.checkCard(c)
-	if len(checkExpiry(c.Expiry)) == 0 && c.Expiry.Expired(now()) {
-		errs = append(errs, &FieldError{"expiry_month", "card_expired", "and expiry_year must not be past"})
-	}
-	return errors.Join(errs...)
 }
 
 // A session is the sealed part of a session's record.

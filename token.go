@@ -117,24 +117,6 @@ func (s Status) String() string {
 // MarshalText returns what String does.
 func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// Identification says which identification and verification of the cardholder
-// was submitted when a token was created.
-type Identification uint8
-
-const (
-	IdentificationNone Identification = iota
-	IdentificationChecked
-	IdentificationSkipped
-)
-
-// String returns the name that the interface document uses.
-func (i Identification) String() string {
-	return [...]string{"none", "checked", "skipped"}[i%3]
-}
-
-// MarshalText returns what String does.
-func (i Identification) MarshalText() ([]byte, error) { return []byte(i.String()), nil }
-
 // A BINProvider knows what an issuer identification number tells about a card.
 type BINProvider interface {
 	// LookupBIN is given the first eight digits of a card number, or six of one
@@ -173,7 +155,7 @@ type ImportOptions struct {
 // would report, or nil. It needs no store.
 func (v *Vault) Check(c Card, opts *ImportOptions) (err error) {
 	defer doing("check card", &err)
-	errs := v.opts.checkCard(c)
+	errs := c.check(v.opts.AllowNonLuhn)
 	if opts != nil {
 		errs = append(errs, opts.check()...)
 	}

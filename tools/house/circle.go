@@ -1,7 +1,8 @@
 package main
 
 // circle counts the files of a package's largest circle. Each of these files names, itself
-// or through others of them, a declaration, field or method of each other.
+// or through others of them, a declaration, field or method of each other. Hubs do not count,
+// and nothing is reached through them.
 var circle = measure{"files in the largest circle", "circle", func(h house, where string) (float64, []string) {
 	var largest []string
 	for _, r := range h.at(where) {
@@ -14,6 +15,12 @@ var circle = measure{"files in the largest circle", "circle", func(h house, wher
 
 func (r *room) circle() (largest []string) {
 	reaches := r.arrows()
+	for a := range reaches {
+		if hubs[a.from.name] || hubs[a.to.name] {
+			delete(reaches, a)
+		}
+	}
+
 	for _, over := range r.files {
 		for _, from := range r.files {
 			for _, to := range r.files {

@@ -15,15 +15,15 @@ const (
 )
 
 var limits = []limit{
-	{walls, everywhere, 1.3, 9.9},
+	{walls, everywhere, 0.8, 9.9},
 	{p99, everywhere, 64, 75},
 	{over75, everywhere, 0, 0},
 	{over100, everywhere, 0, 0},
 	{hidden, everywhere, 0, 0},
-	{methods, root, 169, 170},
-	{circle, root, 30, 19},
+	{methods, root, 167, 170},
+	{circle, root, 16, 19},
 	{circle, "store/pgstore", 4, 4},
-	{lines, root, 10894, 9999},
+	{lines, root, 10899, 9999},
 	{listings, root, 1, 1},
 }
 
@@ -39,6 +39,10 @@ const (
 	// function of one chapter names two at most.
 	listed = 3
 )
+
+// hubs are the files of the root that name every chapter and are named by each: the vault
+// itself, its options, and the table of its background work.
+var hubs = map[string]bool{"vault.go": true, "options.go": true, "work.go": true}
 
 // kindsOfWork are the constants of the root whose records are background work.
 var kindsOfWork = []string{"kindNetworkToken", "kindRelease", "kindBackfill", "kindSinkQueue", "kindQueue", "kindRemains", "kindSpread"}
