@@ -72,6 +72,7 @@ func (s *shift) attempt(ctx context.Context, of *share, p *pending, failed map[u
 		s.leave()
 		return nil, nil
 	}
+
 	to := s.outbox.config.Sink
 	if !s.sink {
 		to, err = s.outbox.config.Source.Webhook(ctx, x.webhook)
@@ -101,6 +102,8 @@ func (s *shift) attempt(ctx context.Context, of *share, p *pending, failed map[u
 	if err != nil || !s.goesOn() { // reading may have taken longer than the lease
 		return nil, err
 	}
+
+	// The place is free while the result is stored.
 	a := send(ctx)
 	free()
 	failed[p.rec.ID] = !a.success()

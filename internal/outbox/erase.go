@@ -37,6 +37,7 @@ func (s *shift) erase(ctx context.Context, p *pending) (ok bool, err error) {
 	all := s.erasures // at most one for each token that is worked on
 	s.erasures = nil
 	s.mu.Unlock()
+
 	err = s.rows.Update(ctx, ledger.Step, func(tx store.Tx) error {
 		for _, e := range all {
 			if e.erased, err = s.lastOf(tx, e); err != nil {
@@ -48,6 +49,8 @@ func (s *shift) erase(ctx context.Context, p *pending) (ok bool, err error) {
 		}
 		return nil
 	})
+
+	// After a conflict settle looks closer at each.
 	conflict := errors.Is(err, store.ErrConflict)
 	for _, e := range all {
 		e.done = true

@@ -124,6 +124,7 @@ func (p *Parcel) Put(tx store.Tx) error {
 	if err != nil {
 		return err
 	}
+
 	if p.while != nil {
 		switch _, err := tx.Get(KindDelivery, p.while.ID); {
 		case errors.Is(err, store.ErrNotFound):
@@ -132,6 +133,7 @@ func (p *Parcel) Put(tx store.Tx) error {
 			return err
 		}
 	}
+
 	if a.Version != p.heard.Version {
 		p.outbox.known.forget(p.rows.ID)
 		return ErrStale

@@ -62,6 +62,7 @@ func (o *Outbox) deliveriesOf(ctx context.Context, rows ledger.Account, event uu
 	made := map[uuid.UUID]*store.Record{}
 	err = rows.View(ctx, func(tx store.ReadTx) error {
 		clear(made)
+
 		for _, w := range hooks.Records {
 			r, err := tx.Get(KindDelivery, rowkey.Beside(event, w.ID))
 			if err == nil {
@@ -73,6 +74,7 @@ func (o *Outbox) deliveriesOf(ctx context.Context, rows ledger.Account, event uu
 			if err != nil {
 				return err
 			}
+
 			made[w.ID] = r
 		}
 		return nil

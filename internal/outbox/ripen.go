@@ -110,6 +110,7 @@ func (o *Outbox) writeRipe(ctx context.Context, ready, over []*store.Record) (wr
 	var lost []*store.Record // that the store cannot read
 	err = o.ledger.In(uuid.Nil).Update(ctx, ledger.Step, func(tx store.Tx) error {
 		wrote, lost = 0, nil
+
 		for _, r := range ready {
 			ok, err := sameReadable(tx, former(r), &lost)
 			if err != nil {
@@ -120,6 +121,7 @@ func (o *Outbox) writeRipe(ctx context.Context, ready, over []*store.Record) (wr
 				wrote++
 			}
 		}
+
 		for _, r := range over {
 			ok, err := sameReadable(tx, r, &lost)
 			if err != nil {
@@ -222,6 +224,7 @@ func (o *Outbox) erasePast(ctx context.Context) (wrote int, err error) {
 				lost = append(lost, r)
 				continue
 			}
+
 			wrote++
 			switch {
 			case err != nil:

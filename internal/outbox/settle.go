@@ -30,6 +30,7 @@ func (s *shift) hold(ctx context.Context, p *pending) (again []*pending, err err
 		if ok, err := ledger.Same(tx, p.rec); err != nil || !ok {
 			return err
 		}
+
 		first, err := firstWith(tx, hash, uuid.Nil, s.damaged)
 		switch {
 		case err != nil:
@@ -139,6 +140,7 @@ func (s *shift) settle(ctx context.Context, p *pending, is Delivery) (freed []*p
 			}
 			return s.free(tx, hash, p.rec.ID, held, freed)
 		})
+
 		switch {
 		case errors.Is(err, store.ErrConflict):
 			continue // another delivery was held back in between, so there is progress

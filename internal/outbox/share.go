@@ -91,6 +91,7 @@ func (s *shift) lookPast(ctx context.Context) {
 			s.fail(err)
 			return
 		}
+
 		for _, chain := range chains {
 			account := chain[0].Account
 			if s.passed[account] || s.delayed(chain[0].Token, chain[len(chain)-1].rec) {

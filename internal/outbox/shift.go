@@ -17,21 +17,15 @@ import (
 // Times and bounds of a shift.
 const (
 	SendTimeout = 15 * time.Second // of one attempt
-	shiftTime   = 15 * time.Second // how long a shift lasts until it is renewed
-	sinkTime    = 4 * time.Second  // likewise for the sink: one shift has the events of all accounts
+	shiftTime   = 15 * time.Second // how long the shift of a webhook lasts until it is renewed
 	sinkLease   = 24 * time.Second // of the sink's queue, in which an attempt and a few renewals that are late have room
-	sendWorkers = 8                // attempts at a time for one webhook
-	sinkWorkers = 64               // attempts at a time for one account of the sink
 	sendTokens  = 128              // tokens at a time of one account whose deliveries are worked on
 	sendBatch   = 128              // deliveries read at a time
-	sinkShares  = 2                // accounts that can have all places of their share at a time
 	pastPages   = 32               // pages that lookPast reads at a time
 
 	sendPoll   = time.Second            // how often a shift looks for deliveries of other processes
 	sendLinger = 100 * time.Millisecond // how long a shift waits for more: a queue that rests costs writes
 	sendGather = 10 * time.Millisecond  // and for more that is stored at the same time
-	sendPause  = 2 * time.Millisecond   // for each token that was started while this process stored another: imports come first
-	sinkPause  = 100 * time.Microsecond // likewise for the sink, which keeps pace with imports
 
 	hookShifts = 256 // webhooks at a time
 	sinkShifts = 2   // more than the one there is: a shift is renewed while a worker is free
@@ -49,24 +43,39 @@ const (
 	webhookQuiet    = 36 * time.Hour
 )
 
+// The limits of a shift.
+type limits struct {
+	workers int           // attempts at a time for one account
+	shares  int           // accounts that can have all places of their share at a time
+	term    time.Duration // until the claim is renewed
+	space   time.Duration // pause for each token that was started while this process stored another
+}
+
+var (
+	// Imports come first. A webhook has the deliveries of one account.
+	hookLimits = limits{workers: 8, shares: 1, term: shiftTime, space: 2 * time.Millisecond}
+
+	// The sink keeps pace with imports. One shift has the events of all accounts, and is short:
+	// they wait for its lease when the process dies.
+	sinkLimits = limits{workers: 64, shares: 2, term: 4 * time.Second, space: 100 * time.Microsecond}
+)
+
 // A shift is the time in which this process alone sends the deliveries of a queue: those
 // to a webhook, or to the sink. Deliveries of different tokens are sent beside each other,
 // those of a token one after the other.
 type shift struct {
-	outbox  *Outbox
-	rows    ledger.Account // of the queue
-	id      uuid.UUID      // of the queue
-	sink    bool           // it is that of the sink, not of a webhook
-	space   time.Duration  // pause for each token that was started while this process stored another
-	spare   func() bool    // reports whether a worker for another queue is free
-	ending  <-chan struct{}
-	inflow  *inflow
-	workers int           // attempts at a time for one account
-	term    time.Duration // until the claim is renewed
-	slots   chan struct{} // holds a value for each attempt under way
-	tokens  chan struct{} // holds a value for each token that is worked on
-	freed   chan struct{} // has a value if a token was done with since waits last looked
-	ended   chan struct{} // has a value if a token was done with since run last looked
+	limits
+	outbox *Outbox
+	rows   ledger.Account // of the queue
+	id     uuid.UUID      // of the queue
+	sink   bool           // it is that of the sink, not of a webhook
+	spare  func() bool    // reports whether a worker for another queue is free
+	ending <-chan struct{}
+	inflow *inflow
+	slots  chan struct{} // holds a value for each attempt under way
+	tokens chan struct{} // holds a value for each token that is worked on
+	freed  chan struct{} // has a value if a token was done with since waits last looked
+	ended  chan struct{} // has a value if a token was done with since run last looked
 
 	damaged *recordSet    // deliveries that cannot be read; they hold back no other
 	changed *recordSet    // deliveries that are not as they are listed
@@ -103,25 +112,24 @@ type inflow struct {
 	stored atomic.Int64
 }
 
+// newShift returns the shift of a queue that was claimed.
 func (o *Outbox) newShift(j *jobs.Job, q *queue) *shift {
-	sink, workers, space, account, term, shares := j.Record.Kind == KindSinkQueue, sendWorkers, sendPause, j.Record.Account, shiftTime, 1
+	sink, account, bounds := j.Record.Kind == KindSinkQueue, j.Record.Account, hookLimits
 	if sink {
-		account = uuid.Nil // also if somebody has edited the account of the record
-		workers, space, term, shares = sinkWorkers, sinkPause, sinkTime, sinkShares
+		account, bounds = uuid.Nil, sinkLimits // also if the account of the record was edited
 	}
+
 	return &shift{
+		limits:  bounds,
 		outbox:  o,
 		rows:    o.ledger.In(account),
 		id:      j.Record.ID,
 		sink:    sink,
-		space:   space,
 		spare:   j.Spare,
 		ending:  j.Ending,
 		inflow:  &inflow{more: make(chan struct{}, 1)},
-		workers: workers,
-		term:    term,
-		slots:   make(chan struct{}, shares*workers),
-		tokens:  make(chan struct{}, shares*sendTokens),
+		slots:   make(chan struct{}, bounds.shares*bounds.workers),
+		tokens:  make(chan struct{}, bounds.shares*sendTokens),
 		freed:   make(chan struct{}, 1),
 		ended:   make(chan struct{}, 1),
 		damaged: new(recordSet),
@@ -170,7 +178,7 @@ func (o *Outbox) deliver(ctx context.Context, j *jobs.Job) error {
 	s.complain()
 	err = s.rest(ctx)
 
-	// A claim that is not given up keeps everybody from the queue until the lease ends.
+	// A claim that is not given up keeps every process from the queue until the lease ends.
 	for err != nil && !errors.Is(err, ledger.ErrClosed) && s.outbox.jobs.Running() && !s.ends() && time.Until(s.claim.Due) > 0 {
 		s.sleep(time.Second)
 		err = s.rest(ctx)
@@ -390,11 +398,13 @@ func (s *shift) rest(ctx context.Context) error {
 		if ok, err := ledger.Same(tx, s.claim); err != nil || !ok {
 			return err
 		}
+
 		hook, err := present(tx, KindWebhook, Beside(s.id))
 		if err != nil {
 			return err
 		}
 		left, err := s.left(tx)
+
 		switch {
 		case err != nil:
 			return err

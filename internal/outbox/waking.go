@@ -49,6 +49,7 @@ func (w wakings) read(ctx context.Context, o *Outbox) error {
 			if w[i].shift != nil {
 				continue
 			}
+
 			r, err := queueAt(tx, q.queue)
 			if err != nil {
 				return err
@@ -67,6 +68,7 @@ func (w wakings) read(ctx context.Context, o *Outbox) error {
 		if q.by == nil {
 			continue
 		}
+
 		plain := []byte{}
 		if q.by.Version > 0 {
 			if plain, err = o.openQueue(ctx, q.by); err != nil {
@@ -101,9 +103,12 @@ func queueAt(tx store.ReadTx, id uuid.UUID) (*store.Record, error) {
 	if !errors.Is(err, store.ErrNotFound) {
 		return r, err
 	}
+
+	// It is missing.
 	if id == sinkQueue {
 		return &store.Record{Kind: KindSinkQueue, ID: id}, nil
 	}
+
 	hook, err := tx.Get(KindWebhook, Beside(id))
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, nil
@@ -122,7 +127,7 @@ func (w wakings) put(tx store.Tx, o *Outbox) error {
 		switch {
 		case err != nil:
 			return err
-		case is == nil || engaged(is): // whoever works on it looks again before it rests
+		case is == nil || engaged(is): // its shift looks again before it rests
 		case q.by == nil || q.by.Version != is.Version+1:
 			if q.shift != nil { // it is over
 				o.shifts.CompareAndDelete(q.queue, q.shift)
