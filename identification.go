@@ -128,6 +128,18 @@ const (
 	enteredContact
 )
 
+// fields has the card as a session holds it, without its security code.
+func (c *Card) fields(f *tlv.Fields) {
+	number := f.Value(enteredNumber, c.PAN.get())
+	tlv.Uint(f, enteredMonth, &c.Expiry.Month)
+	tlv.Uint(f, enteredYear, &c.Expiry.Year)
+	name := f.Value(enteredName, c.Name.get())
+	contact := f.Value(enteredContact, c.Contact.get())
+	if f.Reading() {
+		c.PAN, c.Name, c.Contact = NewPAN(number), NewName(name), NewContact(contact)
+	}
+}
+
 // enter makes the token of a card that was checked, or begins the identification
 // of its holder, and stores also with it.
 //
@@ -155,12 +167,10 @@ func (s *visit) enter(ctx context.Context, c Card, also ...*store.Record) (*Toke
 		return s.tokenize(ctx, c, t, time.Time{}, also...)
 	}
 
-	b := make([]byte, 0, 512+len(c.Name.get())+len(c.Contact.get())) // so that it does not grow
-	b = tlv.Append(b, enteredNumber, c.PAN.get())
-	b = tlv.AppendUint(b, enteredMonth, uint64(c.Expiry.Month))
-	b = tlv.AppendUint(b, enteredYear, uint64(c.Expiry.Year))
-	b = tlv.Append(b, enteredName, c.Name.get())
-	b = tlv.Pad(tlv.Append(b, enteredContact, c.Contact.get()), 64, 0)
+	var f tlv.Fields
+	f.To(make([]byte, 0, 512+len(c.Name.get())+len(c.Contact.get()))) // so that it does not grow
+	c.fields(&f)
+	b := tlv.Pad(f.Bytes(), 64, 0)
 	err := s.vault.rows.SealSecret(s.record, b)
 	clear(b)
 	if err != nil {
@@ -281,23 +291,10 @@ func (s *visit) entered(ctx context.Context) (c Card, err error) {
 	}
 	defer clear(plain)
 
-	fields := tlv.Read(plain)
-	for fields.Next() {
-		switch fields.Tag {
-		case enteredNumber:
-			c.PAN = NewPAN(fields.Value)
-		case enteredMonth:
-			c.Expiry.Month = int(fields.Uint())
-		case enteredYear:
-			c.Expiry.Year = int(fields.Uint())
-		case enteredName:
-			c.Name = NewName(fields.Value)
-		case enteredContact:
-			c.Contact = NewContact(fields.Value)
-		}
-	}
-
-	if fields.Err() != nil || c.PAN.IsZero() {
+	var f tlv.Fields
+	f.From(plain)
+	c.fields(&f)
+	if f.Err() != nil || c.PAN.IsZero() {
 		c.Wipe()
 		return Card{}, fmt.Errorf("%w: card of a session cannot be read", ErrDamaged)
 	}

@@ -185,80 +185,60 @@ const (
 	spreadFailure
 )
 
+func (s *spread) fields(f *tlv.Fields) {
+	n := &s.notice
+	tlv.Text(f, spreadNetwork, &s.network)
+	f.Array(spreadFrom, s.from[:])
+
+	tlv.Text(f, spreadToken, &n.Token.ID)
+	tlv.Text(f, spreadKey, &n.Token.IdempotencyKey)
+	tlv.Uint(f, spreadKind, &n.Kind)
+	f.Time(spreadAt, &n.OccurredAt)
+	tlv.Uint(f, spreadBy, &n.By)
+	tlv.Text(f, spreadSchemeCode, &n.SchemeCode)
+	tlv.Text(f, spreadArt, &n.Art)
+
+	if f.Has(spreadLastFour, n.Card != nil) {
+		if n.Card == nil {
+			n.Card = new(CardState)
+		}
+		tlv.Text(f, spreadLastFour, &n.Card.LastFour)
+		tlv.Uint(f, spreadMonth, &n.Card.Expiry.Month)
+		tlv.Uint(f, spreadYear, &n.Card.Expiry.Year)
+	}
+	if f.Has(spreadSource, n.Failure != nil) {
+		if n.Failure == nil {
+			n.Failure = new(NetworkError)
+		}
+		tlv.Uint(f, spreadSource, &n.Failure.Source)
+		tlv.Text(f, spreadCode, &n.Failure.Code)
+		tlv.Text(f, spreadFailure, &n.Failure.SchemeCode)
+	}
+}
+
+
 // encode leaves out what applyNotice does not look at.
 func (s *spread) encode() []byte {
-	n := &s.notice
-	b := tlv.Append(nil, spreadNetwork, s.network)
-	b = tlv.Append(b, spreadFrom, s.from[:])
-
-	b = tlv.Append(b, spreadToken, n.Token.ID)
-	b = tlv.Append(b, spreadKey, n.Token.IdempotencyKey)
-	b = tlv.AppendUint(b, spreadKind, uint64(n.Kind))
-	b = tlv.AppendTime(b, spreadAt, n.OccurredAt)
-	b = tlv.AppendUint(b, spreadBy, uint64(n.By))
-	b = tlv.Append(b, spreadSchemeCode, schemeText(n.SchemeCode))
-	b = tlv.Append(b, spreadArt, n.Art[:min(len(n.Art), maxText+1)]) // no art has a longer id
-
-	if c := n.Card; c != nil {
-		b = tlv.Append(b, spreadLastFour, c.LastFour)
-		b = tlv.AppendUint(b, spreadMonth, uint64(c.Expiry.Month))
-		b = tlv.AppendUint(b, spreadYear, uint64(c.Expiry.Year))
-	}
+	c := *s
+	n := &c.notice
+	n.SchemeCode = schemeText(n.SchemeCode)
+	n.Art = n.Art[:min(len(n.Art), maxText+1)] // no art has a longer id
 	if e := n.Failure; e != nil {
 		code, schemeCode := e.reason(e.Source)
-		b = tlv.AppendUint(b, spreadSource, uint64(e.Source))
-		b = tlv.Append(b, spreadCode, code)
-		b = tlv.Append(b, spreadFailure, schemeCode)
+		n.Failure = &NetworkError{Source: e.Source, Code: code, SchemeCode: schemeCode}
 	}
 
-	return tlv.Pad(b, 64, 0)
+	var f tlv.Fields
+	c.fields(&f)
+	return tlv.Pad(f.Bytes(), 64, 0)
 }
 
 func decodeSpread(plain []byte) (*spread, error) {
+	var f tlv.Fields
+	f.From(plain)
 	s := new(spread)
-	n := &s.notice
-	var card CardState
-	var failure NetworkError
-
-	r := tlv.Read(plain)
-	for r.Next() {
-		switch r.Tag {
-		case spreadNetwork:
-			s.network = string(r.Value)
-		case spreadFrom:
-			copy(s.from[:], r.Value)
-		case spreadToken:
-			n.Token.ID = string(r.Value)
-		case spreadKey:
-			n.Token.IdempotencyKey = string(r.Value)
-		case spreadKind:
-			n.Kind = NoticeKind(r.Uint())
-		case spreadAt:
-			n.OccurredAt = r.Time()
-		case spreadBy:
-			n.By = Owner(r.Uint())
-		case spreadSchemeCode:
-			n.SchemeCode = string(r.Value)
-		case spreadArt:
-			n.Art = string(r.Value)
-		case spreadLastFour:
-			card.LastFour = string(r.Value)
-			n.Card = &card
-		case spreadMonth:
-			card.Expiry.Month = int(r.Uint())
-		case spreadYear:
-			card.Expiry.Year = int(r.Uint())
-		case spreadSource:
-			failure.Source = Source(r.Uint())
-			n.Failure = &failure
-		case spreadCode:
-			failure.Code = string(r.Value)
-		case spreadFailure:
-			failure.SchemeCode = string(r.Value)
-		}
-	}
-
-	return s, ledger.ReadError(&r)
+	s.fields(&f)
+	return s, ledger.FieldsError(&f)
 }
 
 // notifyMany stores the job that applies a notice, with the record that it was seen.

@@ -534,69 +534,39 @@ const (
 	sessionIDVChallenge
 )
 
+func (s *session) fields(f *tlv.Fields) {
+	f.Bool(sessionBypass, &s.bypass)
+	tlv.Uint(f, sessionTTL, &s.ttl)
+	tlv.ID(f, sessionToken, &s.token)
+	tlv.ID(f, sessionRefresh, &s.refresh)
+	tlv.Uint(f, sessionRefused, &s.refused)
+	tlv.Text(f, sessionFailed, &s.failed)
+
+	if f.Has(sessionIDVKey, s.idv != nil) {
+		if s.idv == nil {
+			s.idv = new(identification)
+		}
+		f.Array(sessionIDVKey, s.idv.key[:])
+		tlv.Uint(f, sessionIDVScheme, &s.idv.scheme)
+		f.Time(sessionIDVSince, &s.idv.since)
+		f.Time(sessionIDVNext, &s.idv.next)
+		tlv.Text(f, sessionIDVReference, &s.idv.reference)
+		tlv.Text(f, sessionIDVChallenge, &s.idv.challenge)
+	}
+}
+
 func (s *session) encode() []byte {
-	b := tlv.AppendBool(nil, sessionBypass, s.bypass)
-	b = tlv.AppendUint(b, sessionTTL, uint64(s.ttl))
-
-	if s.token != uuid.Nil {
-		b = tlv.Append(b, sessionToken, s.token[:])
-	}
-	if s.refresh != uuid.Nil {
-		b = tlv.Append(b, sessionRefresh, s.refresh[:])
-	}
-	if s.refused > 0 {
-		b = tlv.AppendUint(b, sessionRefused, s.refused)
-	}
-
-	b = tlv.Append(b, sessionFailed, s.failed)
-	if s.idv != nil {
-		b = tlv.Append(b, sessionIDVKey, s.idv.key[:])
-		b = tlv.AppendUint(b, sessionIDVScheme, uint64(s.idv.scheme))
-		b = tlv.AppendTime(b, sessionIDVSince, s.idv.since)
-		b = tlv.AppendTime(b, sessionIDVNext, s.idv.next)
-		b = tlv.Append(b, sessionIDVReference, s.idv.reference)
-		b = tlv.Append(b, sessionIDVChallenge, s.idv.challenge)
-	}
-
-	return tlv.Pad(b, 64, 0)
+	var f tlv.Fields
+	s.fields(&f)
+	return tlv.Pad(f.Bytes(), 64, 0)
 }
 
 func decodeSession(plain []byte) (*session, error) {
+	var f tlv.Fields
+	f.From(plain)
 	s := new(session)
-	var idv identification
-
-	r := tlv.Read(plain)
-	for r.Next() {
-		switch r.Tag {
-		case sessionBypass:
-			s.bypass = r.Bool()
-		case sessionTTL:
-			s.ttl = time.Duration(r.Uint())
-		case sessionToken:
-			copy(s.token[:], r.Value)
-		case sessionRefresh:
-			copy(s.refresh[:], r.Value)
-		case sessionRefused:
-			s.refused = r.Uint()
-		case sessionFailed:
-			s.failed = string(r.Value)
-		case sessionIDVKey:
-			copy(idv.key[:], r.Value)
-			s.idv = &idv
-		case sessionIDVScheme:
-			idv.scheme = Scheme(r.Uint())
-		case sessionIDVSince:
-			idv.since = r.Time()
-		case sessionIDVNext:
-			idv.next = r.Time()
-		case sessionIDVReference:
-			idv.reference = string(r.Value)
-		case sessionIDVChallenge:
-			idv.challenge = string(r.Value)
-		}
-	}
-
-	if r.Err() != nil {
+	s.fields(&f)
+	if f.Err() != nil {
 		return nil, fmt.Errorf("%w: session cannot be read", ErrDamaged)
 	}
 	return s, nil

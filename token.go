@@ -907,123 +907,103 @@ const (
 	tokenCodes
 )
 
-// encode appends what the shown part holds. Id and time of creation are the
-// row key's.
-func (t *Token) encode(b []byte) []byte {
-	b = tlv.AppendUint(b, tokenStatus, uint64(t.Status))
-	b = tlv.AppendTime(b, tokenInvalidatedAt, t.InvalidatedAt)
+// fields has what the shown part holds, besides the first and last digits of the number when
+// it is read. Id and time of creation are the row key's.
+func (t *Token) fields(f *tlv.Fields) {
+	tlv.Uint(f, tokenStatus, &t.Status)
+	f.Time(tokenInvalidatedAt, &t.InvalidatedAt)
 
-	b = tlv.Append(b, tokenName, t.CardholderName.get())
-	b = tlv.AppendUint(b, tokenMonth, uint64(t.Expiry.Month))
-	b = tlv.AppendUint(b, tokenYear, uint64(t.Expiry.Year))
-	b = tlv.Append(b, tokenIIN, t.IIN)
-	b = tlv.Append(b, tokenLastFour, t.LastFour)
-	b = tlv.AppendUint(b, tokenLength, uint64(t.AccountNumberLength))
-	b = tlv.AppendUint(b, tokenScheme, uint64(t.Scheme))
-	b = tlv.Append(b, tokenBankName, t.BankName)
-	b = tlv.Append(b, tokenSegment, t.Segment)
-	b = tlv.Append(b, tokenType, t.Type)
-	b = tlv.Append(b, tokenCountry, t.CountryCode)
+	if name := f.Value(tokenName, t.CardholderName.get()); f.Reading() {
+		t.CardholderName = NewName(name)
+	}
+	tlv.Uint(f, tokenMonth, &t.Expiry.Month)
+	tlv.Uint(f, tokenYear, &t.Expiry.Year)
+	if !f.Reading() {
+		tlv.Text(f, tokenIIN, &t.IIN)
+		tlv.Text(f, tokenLastFour, &t.LastFour)
+	}
+	tlv.Uint(f, tokenLength, &t.AccountNumberLength)
+	tlv.Uint(f, tokenScheme, &t.Scheme)
+	tlv.Text(f, tokenBankName, &t.BankName)
+	tlv.Text(f, tokenSegment, &t.Segment)
+	tlv.Text(f, tokenType, &t.Type)
+	tlv.Text(f, tokenCountry, &t.CountryCode)
 
-	b = tlv.AppendUint(b, tokenNetworkStatus, uint64(t.NetworkTokenStatus))
-	if r := t.NetworkTokenStatusReason; r != nil {
-		b = tlv.AppendUint(b, tokenReasonSource, uint64(r.Source))
-		b = tlv.Append(b, tokenReasonCode, r.Code)
-		if r.Message != reasons[r.Code].text {
-			b = tlv.Append(b, tokenReasonMessage, r.Message)
+	tlv.Uint(f, tokenNetworkStatus, &t.NetworkTokenStatus)
+	t.NetworkTokenStatusReason = t.NetworkTokenStatusReason.fields(f)
+
+	tlv.Uint(f, tokenIdentification, &t.Identification)
+	tlv.Text(f, tokenBusinessKey, &t.BusinessKey)
+	tlv.Text(f, tokenImportProvider, &t.ImportProvider)
+	f.Array(tokenFingerprint, t.Fingerprint[:])
+
+	tlv.ID(f, tokenArt, &t.artID)
+	f.Bool(tokenStale, &t.stale)
+	f.Bool(tokenDeviceBinding, &t.SupportsDeviceBinding)
+
+	if f.Has(tokenAuthMethod, t.Authentication != nil) {
+		if t.Authentication == nil {
+			t.Authentication = new(Authentication)
 		}
-		b = tlv.AppendBool(b, tokenReasonRetryable, r.Retryable)
-		b = tlv.Append(b, tokenReasonSchemeCode, r.SchemeCode)
-		b = tlv.AppendTime(b, tokenReasonAt, r.OccurredAt)
+		t.Authentication.fields(f)
 	}
 
-	b = tlv.AppendUint(b, tokenIdentification, uint64(t.Identification))
-	b = tlv.Append(b, tokenBusinessKey, t.BusinessKey)
-	b = tlv.Append(b, tokenImportProvider, t.ImportProvider)
-	b = tlv.Append(b, tokenFingerprint, t.Fingerprint[:])
+	tlv.ID(f, tokenTold, &t.lastEvent)
+	tlv.Uint(f, tokenToldSince, &t.toldVersion)
+	tlv.Uint(f, tokenCodes, &t.codes)
+	f.Time(tokenExpiresAt, &t.ExpiresAt)
+}
 
-	if t.artID != uuid.Nil {
-		b = tlv.Append(b, tokenArt, t.artID[:])
+// fields has the fields of a reason, which may be nil, and returns the reason that was read.
+// A message that is that of the code is not written.
+func (reason *Reason) fields(f *tlv.Fields) *Reason {
+	if !f.Has(tokenReasonCode, reason != nil) {
+		return nil
 	}
-	b = tlv.AppendBool(b, tokenStale, t.stale)
-	b = tlv.AppendBool(b, tokenDeviceBinding, t.SupportsDeviceBinding)
+	if reason == nil {
+		reason = new(Reason)
+	}
+	tlv.Uint(f, tokenReasonSource, &reason.Source)
+	tlv.Text(f, tokenReasonCode, &reason.Code)
+	message := reasons[reason.Code].text
+	if f.Reading() {
+		reason.Message = message
+	}
+	if reason.Message != message || f.Reading() {
+		tlv.Text(f, tokenReasonMessage, &reason.Message)
+	}
+	f.Bool(tokenReasonRetryable, &reason.Retryable)
+	tlv.Text(f, tokenReasonSchemeCode, &reason.SchemeCode)
+	f.Time(tokenReasonAt, &reason.OccurredAt)
+	return reason
+}
 
-	if a := t.Authentication; a != nil {
-		b = tlv.Append(b, tokenAuthMethod, a.Method)
-		b = tlv.Append(b, tokenAuthStatus, a.Status)
-		b = tlv.Append(b, tokenAuthECI, a.ECI)
-		b = tlv.Append(b, tokenAuthTransaction, a.DSTransactionID)
-		b = tlv.AppendTime(b, tokenAuthAt, a.At)
-	}
+func (a *Authentication) fields(f *tlv.Fields) {
+	tlv.Text(f, tokenAuthMethod, &a.Method)
+	tlv.Text(f, tokenAuthStatus, &a.Status)
+	tlv.Text(f, tokenAuthECI, &a.ECI)
+	tlv.Text(f, tokenAuthTransaction, &a.DSTransactionID)
+	f.Time(tokenAuthAt, &a.At)
+}
 
-	if t.lastEvent != uuid.Nil {
-		b = tlv.Append(b, tokenTold, t.lastEvent[:])
-	}
-	b = tlv.AppendUint(b, tokenToldSince, t.toldVersion)
-	b = tlv.AppendUint(b, tokenCodes, t.codes)
-	return tlv.AppendTime(b, tokenExpiresAt, t.ExpiresAt)
+// encode appends the shown part to b.
+func (t *Token) encode(b []byte) []byte {
+	var f tlv.Fields
+	f.To(b)
+	t.fields(&f)
+	return f.Bytes()
 }
 
 // decodeToken returns the token that encode wrote.
 func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
-	t := &Token{
-		ID:        v.rows.Mask(kindToken, row),
-		CreatedAt: rowkey.Time(row),
-	}
-	var reason Reason
-	var auth Authentication
-	var prefix, lastFour []byte
+	var f tlv.Fields
+	f.From(plain)
+	t := &Token{ID: v.rows.Mask(kindToken, row), CreatedAt: rowkey.Time(row)}
+	t.fields(&f)
+	t.CardArtURL = v.opts.artURL(t.artID)
 
-	r := tlv.Read(plain)
-	for r.Next() {
-		switch r.Tag {
-		case tokenStatus:
-			t.Status = Status(r.Uint())
-		case tokenInvalidatedAt:
-			t.InvalidatedAt = r.Time()
-		case tokenIIN:
-			prefix = r.Value
-		case tokenLastFour:
-			lastFour = r.Value
-		case tokenNetworkStatus:
-			t.NetworkTokenStatus = NetworkTokenStatus(r.Uint())
-		case tokenIdentification:
-			t.Identification = Identification(r.Uint())
-		case tokenBusinessKey:
-			t.BusinessKey = string(r.Value)
-		case tokenImportProvider:
-			t.ImportProvider = string(r.Value)
-		case tokenFingerprint:
-			copy(t.Fingerprint[:], r.Value)
-		case tokenTold:
-			copy(t.lastEvent[:], r.Value)
-		case tokenToldSince:
-			t.toldVersion = r.Uint()
-		case tokenCodes:
-			t.codes = r.Uint()
-		case tokenExpiresAt:
-			t.ExpiresAt = r.Time()
-		case tokenArt:
-			copy(t.artID[:], r.Value)
-			t.CardArtURL = v.opts.artURL(t.artID)
-		case tokenStale:
-			t.stale = r.Bool()
-		case tokenDeviceBinding:
-			t.SupportsDeviceBinding = r.Bool()
-		case tokenAuthMethod:
-			auth.Method = string(r.Value)
-			t.Authentication = &auth
-		case tokenName, tokenMonth, tokenYear, tokenLength, tokenScheme, tokenBankName, tokenSegment, tokenType, tokenCountry:
-			t.decodeCard(&r)
-		case tokenReasonSource, tokenReasonCode, tokenReasonMessage, tokenReasonRetryable, tokenReasonSchemeCode, tokenReasonAt:
-			reason.decode(&r)
-		default:
-			auth.decode(&r)
-		}
-	}
-
-	n := t.AccountNumberLength
-	if r.Err() != nil || len(prefix) < 6 || len(lastFour) != 4 || n < minPAN || n > maxPAN {
+	n, prefix, lastFour := t.AccountNumberLength, f.Value(tokenIIN, nil), f.Value(tokenLastFour, nil)
+	if f.Err() != nil || len(prefix) < 6 || len(lastFour) != 4 || n < minPAN || n > maxPAN {
 		return nil, fmt.Errorf("%w: token cannot be read", ErrDamaged)
 	}
 
@@ -1034,66 +1014,5 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 	if len(prefix) > 6 {
 		t.IIN = string(prefix)
 	}
-	if reason != (Reason{}) {
-		t.NetworkTokenStatusReason = &reason
-	}
 	return t, nil
-}
-
-// decodeCard reads a field of the card.
-func (t *Token) decodeCard(r *tlv.Reader) {
-	switch r.Tag {
-	case tokenName:
-		t.CardholderName = NewName(r.Value)
-	case tokenMonth:
-		t.Expiry.Month = int(r.Uint())
-	case tokenYear:
-		t.Expiry.Year = int(r.Uint())
-	case tokenLength:
-		t.AccountNumberLength = int(r.Uint())
-	case tokenScheme:
-		t.Scheme = Scheme(r.Uint())
-
-	case tokenBankName:
-		t.BankName = string(r.Value)
-	case tokenSegment:
-		t.Segment = string(r.Value)
-	case tokenType:
-		t.Type = string(r.Value)
-	case tokenCountry:
-		t.CountryCode = string(r.Value)
-	}
-}
-
-// decode reads a field of a reason.
-func (reason *Reason) decode(r *tlv.Reader) {
-	switch r.Tag {
-	case tokenReasonSource:
-		reason.Source = Source(r.Uint())
-	case tokenReasonCode:
-		reason.Code = string(r.Value)
-		reason.Message = reasons[reason.Code].text
-	case tokenReasonMessage:
-		reason.Message = string(r.Value)
-	case tokenReasonRetryable:
-		reason.Retryable = r.Bool()
-	case tokenReasonSchemeCode:
-		reason.SchemeCode = string(r.Value)
-	case tokenReasonAt:
-		reason.OccurredAt = r.Time()
-	}
-}
-
-// decode reads a field of an authentication, except its method, if r is at one.
-func (a *Authentication) decode(r *tlv.Reader) {
-	switch r.Tag {
-	case tokenAuthStatus:
-		a.Status = string(r.Value)
-	case tokenAuthECI:
-		a.ECI = string(r.Value)
-	case tokenAuthTransaction:
-		a.DSTransactionID = string(r.Value)
-	case tokenAuthAt:
-		a.At = r.Time()
-	}
 }

@@ -182,8 +182,13 @@ func (l *Ledger) Read(ctx context.Context, rec *store.Record) (*tlv.Reader, erro
 }
 
 // ReadError returns ErrDamaged if a record did not hold fields.
-func ReadError(r *tlv.Reader) error {
-	if r.Err() != nil {
+func ReadError(r *tlv.Reader) error { return readError(r.Err()) }
+
+// FieldsError is ReadError for fields that were read at once.
+func FieldsError(f *tlv.Fields) error { return readError(f.Err()) }
+
+func readError(err error) error {
+	if err != nil {
 		return fmt.Errorf("%w: record cannot be read", ErrDamaged)
 	}
 	return nil
