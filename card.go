@@ -6,14 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
+	"github.com/cardvault/cardvault/internal/claims"
 	"github.com/cardvault/cardvault/internal/iin"
-	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/cardvault/cardvault/internal/leak"
+	"github.com/cardvault/cardvault/internal/rule"
 )
 
 // hidden keeps bytes where fmt, reflection and encoders cannot reach them: they
@@ -69,7 +67,7 @@ func NewPAN(digits []byte) PAN { return PAN{hide(digits)} }
 // asterisks. What has not 12 to 19 digits is masked whole.
 func (p PAN) String() string {
 	d := p.get()
-	if len(d) < minPAN || len(d) > maxPAN || !allDigits(d) {
+	if len(d) < minPAN || len(d) > maxPAN || !rule.AllDigits(d) {
 		return masked(len(d))
 	}
 	return mask(d)
@@ -197,9 +195,9 @@ func ParseScheme(name string) (Scheme, bool) {
 }
 
 const (
-	minPAN, maxPAN   = 12, 19
-	minYear, maxYear = 2000, 2099 // what a migration may bring and a card may carry
-	maxText          = 255        // characters of names, references and labels
+	minPAN, maxPAN   = rule.MinPAN, rule.MaxPAN
+	minYear, maxYear = 2000, 2099   // what a migration may bring and a card may carry
+	maxText          = rule.MaxText // characters of names, references and labels
 )
 
 // check returns a FieldError for each rule that c breaks. Rules: decisions
@@ -237,28 +235,15 @@ func checkPAN(d []byte, allowNonLuhn bool) error {
 	if len(d) == 0 {
 		return required(field)
 	}
-	if err := checkDigits(field, d, minPAN, maxPAN); err != nil {
-		return err
-	}
-	if _, lengthOK := iin.Detect(d); !lengthOK {
-		return &FieldError{field, "invalid_format", "has a length that its scheme does not have"}
-	}
-	if !allowNonLuhn && !iin.Luhn(d) {
-		return &FieldError{field, "luhn", "must pass the Luhn check"}
-	}
-	return nil
+	return broken(field, rule.PAN(d, !allowNonLuhn))
 }
 
-func checkDigits(field string, d []byte, low, high int) error {
-	switch {
-	case !allDigits(d):
-		return &FieldError{field, "invalid_format", "must contain digits only"}
-	case len(d) < low:
-		return &FieldError{field, "too_short", fmt.Sprintf("must have at least %d digits", low)}
-	case len(d) > high:
-		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d digits", high)}
+// broken returns the FieldError of a value that breaks a rule.
+func broken(field string, b *rule.Broken) error {
+	if b == nil {
+		return nil
 	}
-	return nil
+	return &FieldError{field, b.Code, b.Message}
 }
 
 func checkExpiry(e Expiry) (errs []error) {
@@ -272,10 +257,7 @@ func checkExpiry(e Expiry) (errs []error) {
 }
 
 func checkRange(field string, n, low, high int) error {
-	if n < low || n > high {
-		return &FieldError{field, "out_of_range", fmt.Sprintf("must be between %d and %d", low, high)}
-	}
-	return nil
+	return broken(field, rule.Range(n, low, high))
 }
 
 func checkName(n Name) error {
@@ -294,30 +276,7 @@ func checkName(n Name) error {
 }
 
 // checkText applies the rules of free text to one that is not absent.
-func checkText(field string, text []byte) error {
-	blank := len(bytes.TrimSpace(text)) == 0
-	control := bytes.ContainsFunc(text, unicode.IsControl)
-	switch n := utf8.RuneCount(text); {
-	case n == 0:
-		return &FieldError{field, "empty_string", "must not be empty"}
-	case blank:
-		return &FieldError{field, "blank", "must not be blank"}
-	case control || !utf8.Valid(text):
-		return &FieldError{field, "invalid_format", "must be text without control characters"}
-	case n > maxText:
-		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d characters", maxText)}
-	}
-	return nil
-}
-
-func allDigits(d []byte) bool {
-	for _, c := range d {
-		if c < '0' || c > '9' {
-			return false
-		}
-	}
-	return true
-}
+func checkText(field string, text []byte) error { return broken(field, rule.Text(text)) }
 
 func required(field string) error { return &FieldError{field, "required", "is required"} }
 
@@ -332,41 +291,17 @@ type Contact struct{ hidden }
 // of NewPAN.
 func NewContact(object []byte) Contact { return Contact{hide(object)} }
 
-// maxContact bounds a Contact, in bytes.
-const maxContact = 4 << 10
-
-func isContact(name string) bool {
-	return name == "email" || strings.HasPrefix(name, "billing_address_")
-}
-
 func checkContact(c Contact) error {
-	if len(c.get()) == 0 {
-		return nil
-	}
 	const field = "contact"
-	if len(c.get()) > maxContact {
-		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d bytes", maxContact)}
-	}
-	ok := true
-	err := c.each(func(name string, m *jsontext.Value) {
-		// A network or provider gets them, perhaps in a header; none is to be a card number.
-		ok = ok && m.Kind == '"' && isContact(name) && checkText(field, m.Text) == nil && !leak.LooksLikePAN(m.Text)
-	})
-	if err != nil || !ok {
+	switch object := c.get(); {
+	case len(object) == 0:
+		return nil
+	case len(object) > claims.MaxContact:
+		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d bytes", claims.MaxContact)}
+	case !claims.CheckContact(object):
 		return &FieldError{field, "invalid_format", "must be an object of texts: email and billing_address_…"}
 	}
 	return nil
-}
-
-// each calls f with the members of c.
-func (c Contact) each(f func(name string, m *jsontext.Value)) error {
-	object := bytes.Clone(c.get()) // it is unescaped in place
-	defer clear(object)
-	values, err := jsontext.Parse(object)
-	for i := 1; err == nil && i < len(values); i += values[i].Size {
-		f(string(values[i].Name), &values[i])
-	}
-	return err
 }
 
 func checkSecurityCode(c SecurityCode) error {
@@ -374,5 +309,5 @@ func checkSecurityCode(c SecurityCode) error {
 	if c.IsZero() {
 		return required(field)
 	}
-	return checkDigits(field, c.get(), minSecurityCode, maxSecurityCode)
+	return broken(field, rule.Digits(c.get(), minSecurityCode, maxSecurityCode))
 }

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/iin"
-	"github.com/cardvault/cardvault/internal/iso"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/paymentdata"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -37,19 +37,8 @@ func (r *PaymentRequest) Check() error {
 	if r.Amount < 0 || r.Amount > maxAmount {
 		errs = append(errs, &FieldError{"amount", "out_of_range", fmt.Sprintf("must be between 0 and %d", int64(maxAmount))})
 	}
-	errs = append(errs, checkCurrency(r.Currency), checkText("reference", []byte(r.Reference)))
+	errs = append(errs, broken("currency_code", rule.Currency(r.Currency)), checkText("reference", []byte(r.Reference)))
 	return errors.Join(errs...)
-}
-
-func checkCurrency(code string) error {
-	const field = "currency_code"
-	if len(code) != 3 || slices.ContainsFunc([]byte(code), func(c byte) bool { return c < 'A' || c > 'Z' }) {
-		return &FieldError{field, "invalid_format", "must be three upper-case letters"}
-	}
-	if _, ok := iso.Currency(code); !ok {
-		return &FieldError{field, "unknown_currency", "must be an active code of ISO 4217"}
-	}
-	return nil
 }
 
 // canonical returns what must be the same for a request to be a repetition.
@@ -315,7 +304,7 @@ func (c *Cryptogram) check() bool {
 		len(checkExpiry(c.Expiry)) == 0 &&
 		len(value) >= 1 && len(value) <= paymentdata.MaxCryptogram &&
 		!slices.ContainsFunc(value, func(b byte) bool { return b < ' ' || b > '~' }) &&
-		(c.ECI == "" || len(c.ECI) == 2 && allDigits([]byte(c.ECI)))
+		(c.ECI == "" || len(c.ECI) == 2 && rule.AllDigits([]byte(c.ECI)))
 }
 
 // failure says what an error of the network means for a payment.

@@ -11,10 +11,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/claims"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -338,7 +340,7 @@ func (v *Vault) askIdentification(ctx context.Context, idv *identification, c Ca
 
 	if v.identificationTold.Now() { // once a minute
 		secrets := [][]byte{c.SecurityCode.get(), c.Name.get()}
-		_ = c.Contact.each(func(_ string, m *jsontext.Value) { secrets = append(secrets, bytes.Clone(m.Text)) })
+		_ = claims.EachContact(c.Contact.get(), func(_ string, m *jsontext.Value) { secrets = append(secrets, bytes.Clone(m.Text)) })
 		v.log.Warn("identification of a cardholder has no answer", "error", leak.Printable(withhold(err, c.PAN, secrets...)))
 	}
 	return nil, err
@@ -361,7 +363,7 @@ func (got *IDVResult) check(mode Mode, pan PAN) error {
 		if a == nil || !slices.Contains(authenticationMethods, a.Method) ||
 			a.At.Before(firstAuthentication) || a.At.After(now().Add(time.Hour)) ||
 			len(a.Status) > 1 || len(a.Status) == 1 && (a.Status[0] < 'A' || a.Status[0] > 'Z') ||
-			a.ECI != "" && (len(a.ECI) != 2 || !allDigits([]byte(a.ECI))) {
+			a.ECI != "" && (len(a.ECI) != 2 || !rule.AllDigits([]byte(a.ECI))) {
 			return errGarbage
 		}
 

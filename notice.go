@@ -216,7 +216,6 @@ func (s *spread) fields(f *tlv.Fields) {
 	}
 }
 
-
 // encode leaves out what applyNotice does not look at.
 func (s *spread) encode() []byte {
 	c := *s

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cardvault/cardvault/internal/leak"
+	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -351,7 +352,7 @@ func (p *PPAN) check(r *PPANRequest) error {
 
 	pseudo := p.PseudoPAN.get()
 	n := len(pseudo)
-	if !allDigits(pseudo) || leak.Holds(string(pseudo), pan) ||
+	if !rule.AllDigits(pseudo) || leak.Holds(string(pseudo), pan) ||
 		(n > 0 || p.Status == PPANValid) && (n < 16 || n > maxPAN) {
 		return errGarbage
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/replay"
+	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -227,7 +228,7 @@ func (got *NetworkToken) check(lastFour string) error {
 }
 
 func (c *CardState) check() bool {
-	four := c.LastFour == "" || len(c.LastFour) == 4 && allDigits([]byte(c.LastFour))
+	four := c.LastFour == "" || len(c.LastFour) == 4 && rule.AllDigits([]byte(c.LastFour))
 	return four && (c.Expiry == Expiry{} || len(checkExpiry(c.Expiry)) == 0)
 }
 

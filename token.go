@@ -17,6 +17,7 @@ import (
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -178,16 +179,7 @@ func (o *ImportOptions) check() (errs []error) {
 	return errs
 }
 
-func checkProvider(slug string) error {
-	for i, c := range []byte(slug) {
-		alphanumeric := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
-		if i >= 40 || !alphanumeric && (i == 0 || c != '_' && c != '-') {
-			return &FieldError{"import_provider", "invalid_format",
-				"must be 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit"}
-		}
-	}
-	return nil
-}
+func checkProvider(slug string) error { return broken("import_provider", rule.Slug(slug)) }
 
 func dependsOnBusinessKey() error {
 	return &FieldError{"business_key", "depends_on", "is required with import_provider"}

@@ -188,7 +188,7 @@ func TestNumbers(t *testing.T) {
 		{"webhook.go", "each signs; 1 to 8, the oldest first", "", "MaxWebhookSecrets", 8},
 		{"webhook/webhook.go", "Defaults to 15 seconds", "webhook", "timeout", 15 * second},
 		{"webhook/webhook.go", "Secrets decode to 24 to 64 bytes", "webhook", "minKey", 24},
-		{"account.go", "1 to 255 characters", "", "maxText", 255},
+		{"account.go", "1 to 255 characters", "internal/rule", "MaxText", 255},
 		{"session.go", "1 to [MaxExpirationTime]", "", "MaxExpirationTime", 2592000},
 		{"session.go", "the fifth fails it", "", "maxRefusals", 5},
 		{"store/valkeycodes/valkeycodes.go", "Defaults to 50\n\t// milliseconds", "store/valkeycodes", "patience", 50 * second / 1000},

@@ -1,0 +1,130 @@
+// Package claims reads what a browser has entered in a session: a JSON object with the claims
+// of a card, or of a security code alone.
+package claims
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+
+	"github.com/cardvault/cardvault/internal/jsontext"
+	"github.com/cardvault/cardvault/internal/leak"
+	"github.com/cardvault/cardvault/internal/rule"
+)
+
+// MaxContact bounds a contact, in bytes.
+const MaxContact = 4 << 10
+
+// Claims are the claims of a payload. Texts point into what was read, except for Contact.
+type Claims struct {
+	Number, SecurityCode, Name []byte
+	Month, Year                int
+	Contact                    []byte // a JSON object; nil: there is none
+}
+
+// Read reads the claims of a card, or of a security code alone, and returns false if one is
+// missing or has another type. Other claims are ignored. Of Contact it returns only one that
+// CheckContact accepts.
+func Read(text []byte, codeOnly bool) (c Claims, ok bool) {
+	values, err := jsontext.Parse(text)
+	if err != nil {
+		return Claims{}, false
+	}
+
+	members := values[1:]
+	ok = true
+	get := func(name string, kind byte) []byte {
+		if i := jsontext.Find(members, name); i >= 0 && members[i].Kind == kind {
+			return members[i].Text
+		}
+		ok = false
+		return nil
+	}
+
+	c.SecurityCode = get("security_code", '"')
+	if codeOnly {
+		return c, ok
+	}
+
+	c.Number = get("account_number", '"')
+	c.Month = integer(get("expiry_month", '0'), &ok)
+	c.Year = integer(get("expiry_year", '0'), &ok)
+
+	if i := jsontext.Find(members, "cardholder_name"); i >= 0 && members[i].Kind != 'n' {
+		c.Name = get("cardholder_name", '"')
+		ok = ok && len(c.Name) > 0
+	}
+
+	contact, contactOK := readContact(members)
+	c.Contact = contact
+	return c, ok && contactOK
+}
+
+// integer reads an integer. One of more than four digits is none of a date.
+func integer(text []byte, ok *bool) (n int) {
+	if len(text) == 0 || !rule.AllDigits(text) {
+		*ok = false
+		return 0
+	}
+	if len(text) > 4 {
+		return -1
+	}
+	for _, c := range text {
+		n = n*10 + int(c-'0')
+	}
+	return n
+}
+
+func isContact(name string) bool {
+	return name == "email" || strings.HasPrefix(name, "billing_address_")
+}
+
+// CheckContact reports whether object is a JSON object of texts that a contact may have. A
+// network or provider gets them, perhaps in a header; none is to be a card number.
+func CheckContact(object []byte) bool {
+	ok := true
+	err := EachContact(object, func(name string, m *jsontext.Value) {
+		ok = ok && m.Kind == '"' && isContact(name) && rule.Text(m.Text) == nil && !leak.LooksLikePAN(m.Text)
+	})
+	return err == nil && ok
+}
+
+// EachContact calls f with the members of a contact. They are overwritten afterwards.
+func EachContact(object []byte, f func(name string, m *jsontext.Value)) error {
+	object = bytes.Clone(object) // it is unescaped in place
+	defer clear(object)
+	values, err := jsontext.Parse(object)
+	for i := 1; err == nil && i < len(values); i += values[i].Size {
+		f(string(values[i].Name), &values[i])
+	}
+	return err
+}
+
+// readContact returns the claims of a payload that are no card's. Empty ones are fields of a
+// form that were left out.
+func readContact(members []jsontext.Value) (object []byte, ok bool) {
+	claims := map[string]string{}
+	for i := 0; i < len(members); i += members[i].Size {
+		m := &members[i]
+		name := string(m.Name)
+		if !isContact(name) || m.Kind == 'n' || m.Kind == '"' && len(bytes.TrimSpace(m.Text)) == 0 {
+			continue
+		}
+		if m.Kind != '"' {
+			return nil, false
+		}
+		claims[name] = string(m.Text)
+	}
+	if len(claims) == 0 {
+		return nil, true
+	}
+
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(claims); err != nil {
+		return nil, false
+	}
+	object = bytes.TrimSpace(b.Bytes())
+	return object, len(object) <= MaxContact && CheckContact(object)
+}

@@ -1,0 +1,109 @@
+// Package rule holds the rules of values that come from outside. A rule returns nil for a
+// value that keeps it, else how the value breaks it: never the value itself.
+package rule
+
+import (
+	"bytes"
+	"fmt"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/internal/iso"
+)
+
+// The lengths of card numbers.
+const MinPAN, MaxPAN = 12, 19
+
+// MaxText bounds names, references and labels, in characters.
+const MaxText = 255
+
+// Broken says how a value breaks a rule.
+type Broken struct {
+	Code    string // from a closed list, such as "luhn"
+	Message string // what the rule is, such as "must be between 1 and 12"
+}
+
+// Range is the rule of a number from low to high.
+func Range(n, low, high int) *Broken {
+	if n < low || n > high {
+		return &Broken{"out_of_range", fmt.Sprintf("must be between %d and %d", low, high)}
+	}
+	return nil
+}
+
+// Digits is the rule of a text of low to high digits.
+func Digits(d []byte, low, high int) *Broken {
+	switch {
+	case !AllDigits(d):
+		return &Broken{"invalid_format", "must contain digits only"}
+	case len(d) < low:
+		return &Broken{"too_short", fmt.Sprintf("must have at least %d digits", low)}
+	case len(d) > high:
+		return &Broken{"too_long", fmt.Sprintf("must have at most %d digits", high)}
+	}
+	return nil
+}
+
+// AllDigits reports whether d has digits only.
+func AllDigits(d []byte) bool {
+	for _, c := range d {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	return true
+}
+
+// PAN is the rule of a card number. Its check digit may be of any value if luhn is false.
+func PAN(d []byte, luhn bool) *Broken {
+	if b := Digits(d, MinPAN, MaxPAN); b != nil {
+		return b
+	}
+	if _, lengthOK := iin.Detect(d); !lengthOK {
+		return &Broken{"invalid_format", "has a length that its scheme does not have"}
+	}
+	if luhn && !iin.Luhn(d) {
+		return &Broken{"luhn", "must pass the Luhn check"}
+	}
+	return nil
+}
+
+// Text is the rule of free text.
+func Text(text []byte) *Broken {
+	blank := len(bytes.TrimSpace(text)) == 0
+	control := bytes.ContainsFunc(text, unicode.IsControl)
+	switch n := utf8.RuneCount(text); {
+	case n == 0:
+		return &Broken{"empty_string", "must not be empty"}
+	case blank:
+		return &Broken{"blank", "must not be blank"}
+	case control || !utf8.Valid(text):
+		return &Broken{"invalid_format", "must be text without control characters"}
+	case n > MaxText:
+		return &Broken{"too_long", fmt.Sprintf("must have at most %d characters", MaxText)}
+	}
+	return nil
+}
+
+// Slug is the rule of the name of a provider or network.
+func Slug(slug string) *Broken {
+	for i, c := range []byte(slug) {
+		alphanumeric := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
+		if i >= 40 || !alphanumeric && (i == 0 || c != '_' && c != '-') {
+			return &Broken{"invalid_format", "must be 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit"}
+		}
+	}
+	return nil
+}
+
+// Currency is the rule of a currency code.
+func Currency(code string) *Broken {
+	if len(code) != 3 || bytes.ContainsFunc([]byte(code), func(c rune) bool { return c < 'A' || c > 'Z' }) {
+		return &Broken{"invalid_format", "must be three upper-case letters"}
+	}
+	if _, ok := iso.Currency(code); !ok {
+		return &Broken{"unknown_currency", "must be an active code of ISO 4217"}
+	}
+	return nil
+}

@@ -1,0 +1,48 @@
+package rule_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/cardvault/cardvault/internal/rule"
+)
+
+func TestRules(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		got  *rule.Broken
+		code string // "" if the rule is kept
+	}{
+		{"range, lowest", rule.Range(1, 1, 12), ""},
+		{"range, too high", rule.Range(13, 1, 12), "out_of_range"},
+		{"digits", rule.Digits([]byte("123"), 3, 4), ""},
+		{"digits, a letter", rule.Digits([]byte("12a"), 3, 4), "invalid_format"},
+		{"digits, too few", rule.Digits([]byte("12"), 3, 4), "too_short"},
+		{"digits, too many", rule.Digits([]byte("12345"), 3, 4), "too_long"},
+		{"number", rule.PAN([]byte("4242424242424242"), true), ""},
+		{"number, another check digit", rule.PAN([]byte("4242424242424241"), true), "luhn"},
+		{"number, any check digit", rule.PAN([]byte("4242424242424241"), false), ""},
+		{"number, of another length", rule.PAN([]byte("42424242424242"), false), "invalid_format"},
+		{"text", rule.Text([]byte("Erika Mustermann")), ""},
+		{"text, longest", rule.Text([]byte(strings.Repeat("ä", rule.MaxText))), ""},
+		{"text, too long", rule.Text([]byte(strings.Repeat("ä", rule.MaxText+1))), "too_long"},
+		{"text, empty", rule.Text(nil), "empty_string"},
+		{"text, blank", rule.Text([]byte(" ")), "blank"},
+		{"text, a control character", rule.Text([]byte("a\x00b")), "invalid_format"},
+		{"text, no UTF-8", rule.Text([]byte("a\xff")), "invalid_format"},
+		{"slug", rule.Slug("sim-net_1"), ""},
+		{"slug, begins with a hyphen", rule.Slug("-simnet"), "invalid_format"},
+		{"slug, too long", rule.Slug(strings.Repeat("a", 41)), "invalid_format"},
+		{"currency", rule.Currency("EUR"), ""},
+		{"currency, lower case", rule.Currency("eur"), "invalid_format"},
+		{"currency, unknown", rule.Currency("XXY"), "unknown_currency"},
+	} {
+		code := ""
+		if test.got != nil {
+			code = test.got.Code
+		}
+		if code != test.code {
+			t.Errorf("%s: %q, want %q", test.name, code, test.code)
+		}
+	}
+}
