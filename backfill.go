@@ -3,7 +3,6 @@ package cardvault
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/jobs"
@@ -28,26 +27,24 @@ const (
 	backfillAgain
 )
 
+func (b *backfill) fields(f *tlv.Fields) {
+	f.Array(backfillFrom, b.from[:])
+	f.Time(backfillBegan, &b.began)
+	f.Bool(backfillAgain, &b.again)
+}
+
 func (b *backfill) encode() []byte {
-	p := tlv.Append(nil, backfillFrom, b.from[:])
-	p = tlv.AppendTime(p, backfillBegan, b.began)
-	return tlv.Pad(tlv.AppendBool(p, backfillAgain, b.again), 64, 0)
+	var f tlv.Fields
+	b.fields(&f)
+	return tlv.Pad(f.Bytes(), 64, 0)
 }
 
 func decodeBackfill(plain []byte) (*backfill, error) {
+	var f tlv.Fields
+	f.From(plain)
 	b := new(backfill)
-	r := tlv.Read(plain)
-	for r.Next() {
-		switch r.Tag {
-		case backfillFrom:
-			copy(b.from[:], r.Value)
-		case backfillBegan:
-			b.began = r.Time()
-		case backfillAgain:
-			b.again = r.Bool()
-		}
-	}
-	return b, ledger.ReadError(&r)
+	b.fields(&f)
+	return b, ledger.FieldsError(&f)
 }
 
 // newBackfill returns the job that asks for network tokens for all tokens of the
@@ -91,39 +88,30 @@ func (v *Vault) backfill(ctx context.Context, j *jobs.Job, b *backfill) error {
 		return err
 	}
 
-	// A few at a time, so that they share commits.
-	free := make(chan struct{}, 32) // they share commits
-	var group sync.WaitGroup
-	errs := make([]error, len(list.Records))
-	for i, r := range list.Records {
-		free <- struct{}{}
-		group.Go(func() {
-			defer func() { <-free }()
-			_, errs[i] = v.change(ctx, opProvision, r.ID, func(h *holding) (func(store.Tx) error, error) {
-				if h.token.NetworkTokenStatus != NetworkTokenNotAvailable || !h.token.ExpiresAt.IsZero() {
-					return nil, nil
-				}
-				if reason, err := v.unavailable(ctx, h.token, now()); reason != nil || err != nil {
-					return nil, err
-				}
-				freed, err := v.request(ctx, h)
-				if freed == nil {
-					return nil, err
-				}
-				return func(tx store.Tx) error { tx.Put(freed); return nil }, err
-			})
-			switch {
-			case errors.Is(errs[i], ErrNotFound):
-				errs[i] = nil
-			case errors.Is(errs[i], ErrDamaged): // it keeps no other from its network token
-				v.log.Error("token cannot be provisioned", "token", v.rows.Mask(kindToken, r.ID), "error", errs[i])
-				errs[i] = nil
+	err = jobs.Each(list.Records, func(r *store.Record) error {
+		_, err := v.change(ctx, opProvision, r.ID, func(h *holding) (func(store.Tx) error, error) {
+			if h.token.NetworkTokenStatus != NetworkTokenNotAvailable || !h.token.ExpiresAt.IsZero() {
+				return nil, nil
 			}
+			if reason, err := v.unavailable(ctx, h.token, now()); reason != nil || err != nil {
+				return nil, err
+			}
+			freed, err := v.request(ctx, h)
+			if freed == nil {
+				return nil, err
+			}
+			return func(tx store.Tx) error { tx.Put(freed); return nil }, err
 		})
-	}
-
-	group.Wait()
-	if err := errors.Join(errs...); err != nil {
+		switch {
+		case errors.Is(err, ErrNotFound):
+			return nil
+		case errors.Is(err, ErrDamaged): // it keeps no other from its network token
+			v.log.Error("token cannot be provisioned", "token", v.rows.Mask(kindToken, r.ID), "error", err)
+			return nil
+		}
+		return err
+	})
+	if err != nil {
 		return err // after the lease it goes on from where it was
 	}
 

@@ -152,91 +152,50 @@ const (
 	networkOwnerAt // one for each owner; ownerCount numbers
 )
 
+func (n *networkToken) fields(f *tlv.Fields) {
+	tlv.Uint(f, networkScheme, &n.scheme)
+	tlv.Text(f, networkName, &n.network)
+	tlv.Text(f, networkID, &n.id)
+
+	tlv.Uint(f, networkAttempt, &n.attempt)
+	f.Bool(networkUnsure, &n.unsure)
+	tlv.Uint(f, networkTries, &n.tries)
+	f.Time(networkSince, &n.since)
+	f.Bool(networkSlot, &n.slot)
+
+	tlv.Uint(f, networkSuspendedBy, &n.suspendedBy)
+	f.Time(networkStateAt, &n.stateAt)
+	f.Time(networkCardAt, &n.cardAt)
+	f.Time(networkArtAt, &n.artAt)
+
+	tlv.Text(f, networkLastFour, &n.card.LastFour)
+	tlv.Uint(f, networkMonth, &n.card.Expiry.Month)
+	tlv.Uint(f, networkYear, &n.card.Expiry.Year)
+	tlv.Text(f, networkArt, &n.art)
+	tlv.ID(f, networkArtID, &n.artID)
+
+	tlv.Text(f, networkProblem, &n.problem.Code)
+	tlv.Text(f, networkProblemCode, &n.problem.SchemeCode)
+	for o := range n.ownerAt {
+		f.Time(networkOwnerAt+byte(o), &n.ownerAt[o])
+	}
+}
+
 func (n *networkToken) encode(b []byte) []byte {
-	b = tlv.AppendUint(b, networkScheme, uint64(n.scheme))
-	b = tlv.Append(b, networkName, n.network)
-	b = tlv.Append(b, networkID, n.id)
-
-	b = tlv.AppendUint(b, networkAttempt, n.attempt)
-	b = tlv.AppendBool(b, networkUnsure, n.unsure)
-	b = tlv.AppendUint(b, networkTries, n.tries)
-	b = tlv.AppendTime(b, networkSince, n.since)
-	b = tlv.AppendBool(b, networkSlot, n.slot)
-
-	b = tlv.AppendUint(b, networkSuspendedBy, uint64(n.suspendedBy))
-	b = tlv.AppendTime(b, networkStateAt, n.stateAt)
-	b = tlv.AppendTime(b, networkCardAt, n.cardAt)
-	b = tlv.AppendTime(b, networkArtAt, n.artAt)
-
-	b = tlv.Append(b, networkLastFour, n.card.LastFour)
-	b = tlv.AppendUint(b, networkMonth, uint64(n.card.Expiry.Month))
-	b = tlv.AppendUint(b, networkYear, uint64(n.card.Expiry.Year))
-	b = tlv.Append(b, networkArt, n.art)
-	if n.artID != uuid.Nil {
-		b = tlv.Append(b, networkArtID, n.artID[:])
-	}
-
-	b = tlv.Append(b, networkProblem, n.problem.Code)
-	b = tlv.Append(b, networkProblemCode, n.problem.SchemeCode)
-	for o, at := range n.ownerAt {
-		b = tlv.AppendTime(b, networkOwnerAt+byte(o), at)
-	}
-	return b
+	var f tlv.Fields
+	f.To(b)
+	n.fields(&f)
+	return f.Bytes()
 }
 
 func decodeNetworkToken(plain []byte) (*networkToken, error) {
+	var f tlv.Fields
+	f.From(plain)
 	n, called := new(networkToken), false
-
-	r := tlv.Read(plain)
-	for r.Next() {
-		switch r.Tag {
-		case networkScheme:
-			n.scheme = Scheme(r.Uint())
-		case networkName:
-			n.network = string(r.Value)
-		case networkID:
-			n.id = string(r.Value)
-		case networkAttempt:
-			n.attempt = r.Uint()
-		case networkCalled:
-			called = r.Bool()
-		case networkUnsure:
-			n.unsure = r.Bool()
-		case networkTries:
-			n.tries = r.Uint()
-		case networkSince:
-			n.since = r.Time()
-		case networkSlot:
-			n.slot = r.Bool()
-		case networkSuspendedBy:
-			n.suspendedBy = Owners(r.Uint())
-		case networkStateAt:
-			n.stateAt = r.Time()
-		case networkCardAt:
-			n.cardAt = r.Time()
-		case networkArtAt:
-			n.artAt = r.Time()
-		case networkLastFour:
-			n.card.LastFour = string(r.Value)
-		case networkMonth:
-			n.card.Expiry.Month = int(r.Uint())
-		case networkYear:
-			n.card.Expiry.Year = int(r.Uint())
-		case networkArt:
-			n.art = string(r.Value)
-		case networkArtID:
-			copy(n.artID[:], r.Value)
-		case networkProblem:
-			n.problem.Code = string(r.Value)
-		case networkProblemCode:
-			n.problem.SchemeCode = string(r.Value)
-		case networkOwnerAt, networkOwnerAt + 1, networkOwnerAt + 2:
-			n.ownerAt[r.Tag-networkOwnerAt] = r.Time()
-		}
-	}
-
+	n.fields(&f)
+	f.Bool(networkCalled, &called)
 	n.unsure = n.unsure || called && n.id == ""
-	return n, ledger.ReadError(&r)
+	return n, ledger.FieldsError(&f)
 }
 
 // provisionKey is the idempotency key of the current provisioning.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/jobs"
@@ -281,27 +280,18 @@ func (v *Vault) spreadOn(ctx context.Context, j *jobs.Job, s *spread) error {
 			return err // after the lease it goes on from where it was
 		}
 
-		// A few at a time, so that they share commits.
-		free := make(chan struct{}, 32) // they share commits
-		var group sync.WaitGroup
-		errs := make([]error, len(all))
-		for i, r := range all {
+		err = jobs.Each(all, func(r *store.Record) error {
 			if !ledger.Carries(r, hash) {
-				continue
+				return nil
 			}
-			free <- struct{}{}
-			group.Go(func() {
-				defer func() { <-free }()
-				errs[i] = v.notifyOne(ctx, r, &s.notice, nil)
-				if errors.Is(errs[i], ErrDamaged) { // other tokens get the notice all the same
-					v.log.Error("a notice cannot be applied", "token", v.In(r.Account).rows.Mask(kindToken, r.ID), "error", errs[i])
-					errs[i] = nil
-				}
-			})
-		}
-
-		group.Wait()
-		if err := errors.Join(errs...); err != nil {
+			err := v.notifyOne(ctx, r, &s.notice, nil)
+			if errors.Is(err, ErrDamaged) { // other tokens get the notice all the same
+				v.log.Error("a notice cannot be applied", "token", v.In(r.Account).rows.Mask(kindToken, r.ID), "error", err)
+				return nil
+			}
+			return err
+		})
+		if err != nil {
 			return err
 		}
 

@@ -33,32 +33,26 @@ const (
 	releaseDone
 )
 
+func (r *release) fields(f *tlv.Fields) {
+	tlv.Text(f, releaseNetwork, &r.network)
+	tlv.Text(f, releaseID, &r.ref.ID)
+	tlv.Text(f, releaseKey, &r.ref.IdempotencyKey)
+	tlv.Uint(f, releaseTries, &r.tries)
+	f.Bool(releaseDone, &r.done)
+}
+
 func (r *release) encode() []byte {
-	b := tlv.Append(nil, releaseNetwork, r.network)
-	b = tlv.Append(b, releaseID, r.ref.ID)
-	b = tlv.Append(b, releaseKey, r.ref.IdempotencyKey)
-	b = tlv.AppendUint(b, releaseTries, r.tries)
-	return tlv.Pad(tlv.AppendBool(b, releaseDone, r.done), 64, 0)
+	var f tlv.Fields
+	r.fields(&f)
+	return tlv.Pad(f.Bytes(), 64, 0)
 }
 
 func decodeRelease(plain []byte) (*release, error) {
-	l := new(release)
-	r := tlv.Read(plain)
-	for r.Next() {
-		switch r.Tag {
-		case releaseNetwork:
-			l.network = string(r.Value)
-		case releaseID:
-			l.ref.ID = string(r.Value)
-		case releaseKey:
-			l.ref.IdempotencyKey = string(r.Value)
-		case releaseTries:
-			l.tries = r.Uint()
-		case releaseDone:
-			l.done = r.Bool()
-		}
-	}
-	return l, ledger.ReadError(&r)
+	var f tlv.Fields
+	f.From(plain)
+	r := new(release)
+	r.fields(&f)
+	return r, ledger.FieldsError(&f)
 }
 
 // errReleasing is returned in a transaction that finds its network token about
