@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store/memstore"
 )
 
 // A counter is a sink that counts the events it takes.
@@ -22,31 +25,56 @@ func (c *counter) Event(context.Context, *cardvault.Event) error {
 }
 
 // sinks compares imports over HTTP into a vault with an EventSink, which takes the events
-// meanwhile, with those into one without.
+// meanwhile, and into one that also provisions network tokens without a bound, with those
+// into a vault that has neither.
 func (b *bench) sinks(ctx context.Context) error {
-	var taken counter
-	silent, end, err := b.importer(ctx, "silent", nil)
+	sim, err := simnet.New(ctx, memstore.New(), nil)
 	if err != nil {
 		return err
 	}
-	defer end()
-	heard, end, err := b.importer(ctx, "heard", &taken)
+	silent, end, err := b.importer(ctx, "silent", &cardvault.Options{})
 	if err != nil {
 		return err
 	}
 	defer end()
 
+	for _, with := range []struct {
+		name    string
+		network cardvault.Network
+		events  int64 // of an import
+	}{{"a sink", nil, 1}, {"a sink and a network", sim, 2}} {
+		var taken counter
+		opts := &cardvault.Options{Events: &taken, Network: with.network}
+		if with.network != nil {
+			opts.Mode = cardvault.Sandbox
+		}
+		heard, end, err := b.importer(ctx, strings.ReplaceAll(with.name, " ", "-"), opts)
+		if err != nil {
+			return err
+		}
+		err = b.hear(with.name, silent, heard, &taken, with.events)
+		end()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hear compares imports over HTTP into a vault with a sink, which takes some events of each,
+// with those into one without.
+func (b *bench) hear(what string, silent, heard *caller, taken *counter, events int64) error {
 	for _, n := range []int{1, 64} {
 		var ratios, silence, hearing, passing, plain, costly []float64
 		for range b.rounds {
-			without, each, err := b.posts(n, silent, nil)
+			without, each, err := b.posts(n, silent, nil, 0)
 			if err != nil {
 				return err
 			}
 			silence, plain = append(silence, without), append(plain, each)
 
 			before, start := taken.taken.Load(), time.Now()
-			with, each, err := b.posts(n, heard, &taken)
+			with, each, err := b.posts(n, heard, taken, events)
 			if err != nil {
 				return err
 			}
@@ -54,23 +82,23 @@ func (b *bench) sinks(ctx context.Context) error {
 			passing = append(passing, float64(taken.taken.Load()-before)/time.Since(start).Seconds())
 			ratios = append(ratios, with/without)
 		}
-		fmt.Printf("  %4d  imports over HTTP, no sink %.0f/s, with a sink %.0f/s: ratio %.2f (%.2f to %.2f); processor %.0f and %.0f µs an import: ratio %.2f; events %.0f/s\n",
-			n, median(silence), median(hearing), median(ratios), slices.Min(ratios), slices.Max(ratios),
+		fmt.Printf("  %4d  imports over HTTP, no sink %.0f/s, with %s %.0f/s: ratio %.2f (%.2f to %.2f); processor %.0f and %.0f µs an import: ratio %.2f; events %.0f/s\n",
+			n, median(silence), what, median(hearing), median(ratios), slices.Min(ratios), slices.Max(ratios),
 			median(plain), median(costly), median(plain)/median(costly), median(passing))
 	}
 	return nil
 }
 
-// posts imports with n connections, and waits until the sink has taken the events. It
-// returns the imports a second, and the microseconds of the processor that each has cost
-// with its event.
-func (b *bench) posts(n int, into *caller, taken *counter) (perSecond, cost float64, err error) {
+// posts imports with n connections, and waits until the sink has taken some events of each.
+// It returns the imports a second, and the microseconds of the processor that each has cost
+// with these.
+func (b *bench) posts(n int, into *caller, taken *counter, events int64) (perSecond, cost float64, err error) {
 	began, before := processTime(), int64(0)
 	if taken != nil {
 		before = taken.taken.Load()
 	}
 	perSecond, all, err := rate(n, b.span, func(int) error { return into.post() })
-	for end := time.Now().Add(time.Minute); err == nil && taken != nil && taken.taken.Load()-before < int64(len(all)); {
+	for end := time.Now().Add(time.Minute); err == nil && taken != nil && taken.taken.Load()-before < events*int64(len(all)); {
 		if time.Now().After(end) {
 			return 0, 0, errors.New("events do not arrive")
 		}
@@ -79,15 +107,15 @@ func (b *bench) posts(n int, into *caller, taken *counter) (perSecond, cost floa
 	return perSecond, float64((processTime() - began).Microseconds()) / float64(len(all)), err
 }
 
-// importer serves a new vault with a sink, which may be nil, and runs it.
-func (b *bench) importer(ctx context.Context, name string, sink cardvault.EventSink) (*caller, func(), error) {
-	v, err := cardvault.Open(ctx, filepath.Join(b.dir, name), b.keys, &cardvault.Options{Events: sink})
+// importer serves a new vault and runs it.
+func (b *bench) importer(ctx context.Context, name string, opts *cardvault.Options) (*caller, func(), error) {
+	v, err := cardvault.Open(ctx, filepath.Join(b.dir, name), b.keys, opts)
 	if err != nil {
 		return nil, nil, err
 	}
 	_, key, err := v.CreateAPIKey(ctx, "bench", cardvault.AllScopes(), nil)
 	if err == nil {
-		err = v.SetApprovals(ctx, cardvault.Approvals{Import: true})
+		err = v.SetApprovals(ctx, cardvault.Approvals{Import: true, NetworkTokens: true})
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, v.Close())

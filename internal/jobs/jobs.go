@@ -35,6 +35,10 @@ type Kind struct {
 	// each job that is done is written with another Due, or deleted.
 	Leases store.Kind
 
+	// Space is the pause after each job that is begun while this process stores others: what
+	// stores them comes first. It is for kinds with Leases.
+	Space time.Duration
+
 	// Open opens the record of a job in place. If nil, it is ledger.OpenShown.
 	Open func(context.Context, *store.Record) ([]byte, error)
 
@@ -62,6 +66,7 @@ type Engine struct {
 	kinds  map[store.Kind]*Kind
 	tasks  []*task
 	wakes  map[store.Kind]chan struct{}
+	leases map[store.Kind]*leases
 
 	opened  time.Time
 	running atomic.Int32 // calls of Run
@@ -87,6 +92,7 @@ func New(l *ledger.Ledger, log *slog.Logger, sweeps []Sweep, kinds []Kind) *Engi
 		log:    log,
 		kinds:  map[store.Kind]*Kind{},
 		wakes:  map[store.Kind]chan struct{}{},
+		leases: map[store.Kind]*leases{},
 		opened: time.Now(),
 		done:   make(chan struct{}),
 	}
@@ -100,6 +106,7 @@ func New(l *ledger.Ledger, log *slog.Logger, sweeps []Sweep, kinds []Kind) *Engi
 		case k.Workers == 0:
 		case k.Leases != 0:
 			s := newLeases(e, &k)
+			e.leases[k.Records] = s
 			e.add(&task{records: []store.Kind{k.Records}, workers: k.Workers, leases: s, step: func(ctx context.Context, p *pool) (int, error) {
 				return e.serve(ctx, p, &k, s)
 			}})
@@ -139,6 +146,9 @@ func (e *Engine) Due(records ...*store.Record) {
 		}
 		if time.Until(r.Due) < Pause {
 			wake(e.wakes[r.Kind])
+			if s := e.leases[r.Kind]; s != nil && r.Version == 1 {
+				s.stored.Store(time.Now().UnixNano())
+			}
 		}
 		if !e.Running() && time.Since(e.opened) > time.Minute && !e.warned.Swap(true) {
 			e.log.Warn("background work waits and nobody runs it: call Run or Drain")

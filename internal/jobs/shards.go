@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -20,7 +21,9 @@ const (
 	sharePause = 2 * time.Second // between two looks for processes that wait for shards
 	takePause  = time.Second     // between two looks for shards that others held
 	leftMost   = 4096            // jobs of one kind that are under way or have failed
-	waitersMax = 64              // processes that wait for shards and are counted
+
+	storing    = 20 * time.Millisecond // for how long a process that has stored a job counts as storing more
+	waitersMax = 64                    // processes that wait for shards and are counted
 )
 
 // ErrLeft is returned by Kind.Do for a job that it leaves as it is. The job is left alone
@@ -35,7 +38,8 @@ type leases struct {
 	kind    *Kind
 	process uuid.UUID // names this process in leases
 
-	sharing sync.Mutex // held while leases are read and written
+	stored  atomic.Int64 // when this process has last stored a new job
+	sharing sync.Mutex   // held while leases are read and written
 
 	mu     sync.Mutex // guards what follows
 	users  int        // calls of Run and Drain
@@ -515,6 +519,17 @@ func (s *leases) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.ContainsFunc(s.held[:], func(l *lease) bool { return l != nil && l.running > 0 })
+}
+
+// space waits after a job was begun, if this process stores others. Drain does not wait.
+func (s *leases) space(ctx context.Context) {
+	if s.kind.Space == 0 || !s.engine.Running() || time.Since(time.Unix(0, s.stored.Load())) > storing {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(s.kind.Space):
+	}
 }
 
 // moves reports whether this process gets on with its jobs: a worker is free, or was within
