@@ -97,9 +97,9 @@ func (o *Outbox) Pack(ctx context.Context, c *Change) (*Parcel, error) {
 // have deliveries in their log, the sink only until it has taken them.
 func (p *Parcel) keepPast(ctx context.Context, c *Change) error {
 	if p.heard.None {
-		waits := false
+		waits, delivery := false, rowkey.Beside(c.Last, sinkRow)
 		err := p.rows.View(ctx, func(tx store.ReadTx) error {
-			r, err := present(tx, KindDelivery, rowkey.Beside(c.Last, sinkRow))
+			r, err := present(tx, KindDelivery, delivery)
 			waits = r != nil
 			return err
 		})
