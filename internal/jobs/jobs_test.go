@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,17 +38,19 @@ type bench struct {
 	engine *jobs.Engine
 	kind   jobs.Kind
 	store  *counted
-	done   []string // what the jobs held that were done
+
+	mu   sync.Mutex
+	done []string // what the jobs held that were done; written with mu
 }
 
 // A counted store counts the Updates.
 type counted struct {
 	store.Store
-	updates int
+	updates atomic.Int64
 }
 
 func (s *counted) Update(ctx context.Context, fn func(store.Tx) error) error {
-	s.updates++
+	s.updates.Add(1)
 	return s.Store.Update(ctx, fn)
 }
 
@@ -76,7 +80,9 @@ func inBench(t *testing.T, k jobs.Kind, f func(b *bench)) {
 		b := &bench{T: t, Ledger: l, store: s}
 		do := k.Do
 		k.Records, k.Do = kindWork, func(ctx context.Context, j *jobs.Job) error {
+			b.mu.Lock()
 			b.done = append(b.done, string(j.Plain))
+			b.mu.Unlock()
 			return do(ctx, j)
 		}
 		b.kind = k

@@ -52,9 +52,16 @@ func (b *bench) drainOf(e *jobs.Engine, done int) {
 	if err := e.Drain(b.Context()); err != nil {
 		b.Error(err)
 	}
-	if len(b.done) != done {
+	if b.begun() != done {
 		b.Errorf("done were %q, not %d jobs", b.done, done)
 	}
+}
+
+// begun returns how many jobs were begun.
+func (b *bench) begun() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.done)
 }
 
 // inShards is inBench for jobs that are divided by shards. Do of k gets the bench too.
@@ -80,14 +87,14 @@ func TestOneWrite(t *testing.T) {
 		for n := range 300 {
 			b.add(fmt.Sprint(n))
 		}
-		before := b.store.updates
+		before := b.store.updates.Load()
 		b.drain(300)
-		if n := b.store.updates - before; n != 302 {
+		if n := b.store.updates.Load() - before; n != 302 {
 			b.Errorf("%d writes, want 302", n)
 		}
-		before = b.store.updates
+		before = b.store.updates.Load()
 		b.drain(300)
-		if n := b.store.updates - before; n > 0 {
+		if n := b.store.updates.Load() - before; n > 0 {
 			b.Errorf("%d writes of a vault at rest", n)
 		}
 	})
@@ -140,7 +147,7 @@ func TestGivenBack(t *testing.T) {
 		if j.Doubtful {
 			doubtful = append(doubtful, string(j.Plain))
 		}
-		if len(b.done) == 1 {
+		if b.begun() == 1 {
 			return errors.New("failed")
 		}
 		return b.outcome(ctx, j, "done")
@@ -206,8 +213,8 @@ func TestShares(t *testing.T) {
 		}
 		time.Sleep(20 * time.Second) // one alone takes 30, three that share at once 10
 		synctest.Wait()
-		if len(b.done) != 120 {
-			b.Errorf("%d jobs are done", len(b.done))
+		if b.begun() != 120 {
+			b.Errorf("%d jobs are done", b.begun())
 		}
 		slices.Sort(b.done)
 		if n := len(slices.Compact(b.done)); n != 120 {
@@ -244,7 +251,7 @@ func TestSlowJobKeepsItsShard(t *testing.T) {
 				b.Error(err)
 			}
 		}
-		if len(b.done) != 2 || b.text(id) != "done" { // once more by the same process, after a lease
+		if b.begun() != 2 || b.text(id) != "done" { // once more by the same process, after a lease
 			b.Errorf("done were %q", b.done)
 		}
 		cancel()
@@ -268,13 +275,13 @@ func TestSpace(t *testing.T) {
 		}
 		time.Sleep(10*time.Millisecond + 1)
 		synctest.Wait()
-		if n := len(b.done); n < 9 || n > 12 {
+		if n := b.begun(); n < 9 || n > 12 {
 			b.Errorf("%d jobs are done in 10 milliseconds", n)
 		}
 		time.Sleep(15 * time.Millisecond)
 		synctest.Wait()
-		if len(b.done) != 100 {
-			b.Errorf("%d jobs are done when nothing is stored any more", len(b.done))
+		if b.begun() != 100 {
+			b.Errorf("%d jobs are done when nothing is stored any more", b.begun())
 		}
 		cancel()
 		<-ended
