@@ -4,11 +4,15 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/jobs"
 )
 
-func TestEach(t *testing.T) {
+func TestEach(t *testing.T) { bubble.Test(t, each) }
+
+func each(t *testing.T) {
 	items := make([]int, 500)
 	for i := range items {
 		items[i] = i
@@ -22,13 +26,14 @@ func TestEach(t *testing.T) {
 			}
 		}
 		defer now.Add(-1)
+		time.Sleep(time.Second)
 		sum.Add(int64(n))
 		if n == 7 {
 			return odd
 		}
 		return nil
 	})
-	if !errors.Is(err, odd) || sum.Load() != 500*499/2 || most.Load() > 32 {
+	if !errors.Is(err, odd) || sum.Load() != 500*499/2 || most.Load() != 32 {
 		t.Errorf("%v, sum %d, %d at a time", err, sum.Load(), most.Load())
 	}
 	if err := jobs.Each([]int(nil), func(int) error { return odd }); err != nil {

@@ -189,3 +189,18 @@ func TestLapse(t *testing.T) {
 		}
 	})
 }
+
+// A record whose ending has to be made again is looked at again at once.
+func TestLapseAgain(t *testing.T) {
+	inBench(t, func(b *bench) {
+		id := b.parent(time.Now().Add(time.Minute), 0)
+		b.ends.busy = map[uuid.UUID]bool{b.Unmask(kindParent, id): true}
+		time.Sleep(2 * time.Minute)
+		if err := b.engine.Drain(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		if is, _, letter := b.counts(id); is || !letter {
+			b.Errorf("%v, letter %v", is, letter)
+		}
+	})
+}
