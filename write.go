@@ -55,7 +55,6 @@ var (
 	opDeleteWebhook       = ledger.Takes("webhook.delete")
 	opRotateWebhook       = ledger.Takes("webhook.rotate_secret")
 	opRedeliver           = ledger.Adds("event.redeliver")
-	opStep                = ledger.Step
 )
 
 // wrote logs a write that a caller asked for: on whose behalf, which operation, on which

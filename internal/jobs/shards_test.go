@@ -186,9 +186,9 @@ func TestFailedInShard(t *testing.T) {
 		b.add("good")
 		b.drain(2)
 		fails = false
-		time.Sleep(14*time.Second - 1)
+		time.Sleep(14*time.Second - time.Nanosecond)
 		b.drain(2)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		b.drain(3)
 		if doubtful != 1 {
 			b.Errorf("%d jobs are in doubt", doubtful)

@@ -236,7 +236,7 @@ func TestTranslate(t *testing.T) {
 // account prints. A keyring that is gone is not the damage of the record that needs it.
 func TestDamageIsNamed(t *testing.T) {
 	a, _ := open(t)
-	opened := func(kind store.Kind, at int) (error, uuid.UUID) {
+	opened := func(kind store.Kind, at int) (uuid.UUID, error) {
 		t.Helper()
 		row := add(t, a, kind, nil)
 		r, err := a.GetRow(t.Context(), kind, row)
@@ -245,27 +245,27 @@ func TestDamageIsNamed(t *testing.T) {
 		}
 		r.Shown[at] ^= 1
 		_, err = a.OpenShown(t.Context(), r)
-		return err, a.Mask(kind, row)
+		return a.Mask(kind, row), err
 	}
 
 	const last, term = 20, 5 // bytes of what is sealed
-	err, id := opened(kindParent, last)
+	id, err := opened(kindParent, last)
 	var d *ledger.Damage
 	if !errors.As(err, &d) || d.Kind != "parent" || d.ID != id || !errors.Is(err, ledger.ErrDamaged) || !ledger.RowDamaged(err) ||
 		!strings.HasPrefix(err.Error(), "cardvault: parent "+id.String()+": ") {
 		t.Errorf("a record: %v, want parent %v", err, id)
 	}
-	if err, _ = opened(kindChild, last); !errors.As(err, &d) || d.Kind != fmt.Sprint("record of kind ", kindChild) || d.ID != uuid.Nil {
+	if _, err = opened(kindChild, last); !errors.As(err, &d) || d.Kind != fmt.Sprint("record of kind ", kindChild) || d.ID != uuid.Nil {
 		t.Errorf("a record without a name: %v", err)
 	}
 
-	if err, _ = opened(kindParent, term); !ledger.RowDamaged(err) {
+	if _, err = opened(kindParent, term); !ledger.RowDamaged(err) {
 		t.Errorf("a record of an unknown term: %v", err)
 	}
 	if err := a.Update(t.Context(), opSet, func(tx store.Tx) error { tx.Delete(ledger.KindMeta, uuid.UUID{15: 1}); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if err, _ = opened(kindParent, term); !errors.Is(err, ledger.ErrDamaged) || ledger.RowDamaged(err) {
+	if _, err = opened(kindParent, term); !errors.Is(err, ledger.ErrDamaged) || ledger.RowDamaged(err) {
 		t.Errorf("a record of an unknown term, without a keyring: %v", err)
 	}
 }
