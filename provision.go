@@ -340,10 +340,9 @@ func (c *networkCall) conclude(ctx context.Context) error {
 	}
 	c.at = now()
 
-	row := c.asked.card.ID
 	for read := c.asked; ; read = nil {
 		var stray *store.Record
-		_, err := v.changeHeld(ctx, opNetworkToken, row, read, func(h *holding) (put func(store.Tx) error, err error) {
+		_, err := v.changeHeld(ctx, opNetworkToken, c.asked.card.ID, read, func(h *holding) (put func(store.Tx) error, err error) {
 			switch {
 			case !c.overtaken(h, ref):
 				put, err = c.absorb(ctx, h)

@@ -127,6 +127,7 @@ func (v *Vault) claimNetworkToken(_ context.Context, j *jobs.Job) error {
 		return nil
 	}
 	r.Due, j.Wait = at.Add(wait), true
+	n.unsure = n.unsure || j.Doubtful && n.id == "" // it is not seen from the later time
 	r.Lookup = v.networkLookups(v.rows.Mask(kindToken, r.ID), n)
 	j.Plain = tlv.Pad(n.encode(nil), 64, 0)
 	return nil

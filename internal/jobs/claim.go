@@ -138,7 +138,7 @@ func (e *Engine) claim(ctx context.Context, p *pool, k *Kind) (int, error) {
 	var due []*Job
 	at := ledger.Now()
 	damaged := e.ReadDue(ctx, k.Records, at, most, func(r *store.Record) error {
-		j, err := e.prepare(ctx, k, r, at)
+		j, err := e.prepare(ctx, k, r, at, false)
 		if err == nil {
 			j.Ending, j.pool = ctx.Done(), p
 			due = append(due, j)
@@ -177,7 +177,7 @@ func (e *Engine) serve(ctx context.Context, p *pool, k *Kind, s *leases) (int, e
 		if resting[r.ID] {
 			return errPassed
 		}
-		j, err := e.prepare(ctx, k, r, at)
+		j, err := e.prepare(ctx, k, r, at, s.doubts(r))
 		if err != nil {
 			return err
 		}
@@ -218,7 +218,10 @@ func (e *Engine) shared(ctx context.Context, p *pool, k *Kind, s *leases, at tim
 		}
 		return err
 	})
-	if err != nil || !any && !s.busy() {
+	if err == nil && !any && !s.busy() {
+		return store.AllShards, s.rest(ctx, at)
+	}
+	if err != nil {
 		return store.AllShards, err
 	}
 
@@ -232,7 +235,7 @@ func (e *Engine) shared(ctx context.Context, p *pool, k *Kind, s *leases, at tim
 }
 
 // prepare returns the job of a record as it is written to claim it.
-func (e *Engine) prepare(ctx context.Context, k *Kind, r *store.Record, at time.Time) (*Job, error) {
+func (e *Engine) prepare(ctx context.Context, k *Kind, r *store.Record, at time.Time, doubtful bool) (*Job, error) {
 	open := k.Open
 	if open == nil {
 		open = e.ledger.OpenShown
@@ -242,7 +245,7 @@ func (e *Engine) prepare(ctx context.Context, k *Kind, r *store.Record, at time.
 		return nil, err
 	}
 
-	j := &Job{Record: r, Plain: plain, Was: r.Due}
+	j := &Job{Record: r, Plain: plain, Was: r.Due, Doubtful: doubtful}
 	if k.Leases == 0 {
 		r.Version++
 		r.Due = at.Add(e.Lease(r.Kind))

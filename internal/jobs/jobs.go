@@ -266,9 +266,10 @@ func (e *Engine) repeat(ctx context.Context, t *task) {
 				pause = min(time.Second, time.Millisecond<<idle)
 				idle = min(idle+1, 10)
 			}
+		case err == nil:
 		case errors.Is(err, ledger.ErrClosed):
 			return
-		case err != nil && ctx.Err() == nil:
+		case ctx.Err() == nil:
 			if time.Since(logged) > time.Minute {
 				logged = time.Now()
 				e.log.Error("background work failed and will be tried again", "error", err)
@@ -277,6 +278,9 @@ func (e *Engine) repeat(ctx context.Context, t *task) {
 			if n == 0 { // looking past damaged records takes a tenth of the time at most
 				pause = min(Pause, max(pause, 10*took))
 			}
+		}
+		if t.leases != nil && t.leases.idles() {
+			pause = min(pause, restPause)
 		}
 	}
 }

@@ -18,9 +18,10 @@ import (
 )
 
 const (
-	sharePause = 2 * time.Second // between two looks for processes that wait for shards
-	takePause  = time.Second     // between two looks for shards that others held
-	leftMost   = 4096            // jobs of one kind that are under way or have failed
+	sharePause = 2 * time.Second        // between two looks for processes that wait for shards
+	takePause  = 100 * time.Millisecond // between two looks for shards that others held
+	restPause  = 100 * time.Millisecond // without work until shards are given back
+	leftMost   = 4096                   // jobs of one kind that are under way or have failed
 
 	storing    = 20 * time.Millisecond // for how long a process that has stored a job counts as storing more
 	waitersMax = 64                    // processes that wait for shards and are counted
@@ -46,6 +47,7 @@ type leases struct {
 	held   [store.ShardCount]*lease
 	left   map[uuid.UUID]*attempt // by job: those under way and those that have failed
 	looked time.Time              // when leases were last read
+	began  time.Time              // when a job was last begun
 	ended  time.Time              // when a job last ended
 }
 
@@ -160,6 +162,44 @@ func (s *leases) leave(ctx context.Context) error {
 	return s.write(context.WithoutCancel(ctx), p)
 }
 
+// rest gives all shards back when no job was begun for a while: another process that stores
+// work need not wait for this one to hear of it.
+func (s *leases) rest(ctx context.Context, at time.Time) error {
+	s.sharing.Lock()
+	defer s.sharing.Unlock()
+	s.mu.Lock()
+	p := new(plan)
+	for shard, l := range s.held {
+		if l != nil && at.Sub(s.began) >= restPause && l.running == 0 {
+			p.give(s, shard, l)
+		}
+	}
+	s.mu.Unlock()
+	return s.write(ctx, p)
+}
+
+// idles reports whether this process has the lease of a shard and no job under way.
+func (s *leases) idles() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	has := false
+	for _, l := range s.held {
+		if l != nil && l.running > 0 {
+			return false
+		}
+		has = has || l != nil
+	}
+	return has
+}
+
+// doubts reports whether a job may have been begun before, as far as can be told now.
+func (s *leases) doubts(r *store.Record) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.held[store.ShardOf(r.ID)]
+	return s.left[r.ID] != nil || l == nil || !r.Due.After(l.doubt)
+}
+
 // usable returns the shards whose jobs may be begun, and all others.
 func (s *leases) usable(at time.Time) (mine, others store.Shards) {
 	s.mu.Lock()
@@ -184,7 +224,7 @@ func (s *leases) shares(at time.Time, waits bool) bool {
 		return true
 	}
 	for _, l := range s.held {
-		if l != nil && !l.leaving && l.end.Sub(at) < s.length()*5/6 && since >= takePause {
+		if l != nil && !l.leaving && l.end.Sub(at) < s.length()*5/6 && since >= time.Second {
 			return true
 		}
 	}
@@ -496,6 +536,7 @@ func (s *leases) begin(j *Job) bool {
 		return false
 	}
 	l.running++
+	s.began = at
 	j.leases, j.lease, j.attempt = s, l, &attempt{until: at.Add(s.length()), running: true}
 	j.Doubtful = former != nil || !j.Record.Due.After(l.doubt)
 	s.left[j.Record.ID] = j.attempt
@@ -511,6 +552,9 @@ func (s *leases) end(j *Job, err error) {
 	j.attempt.running = false
 	if err == nil && s.left[j.Record.ID] == j.attempt {
 		delete(s.left, j.Record.ID)
+	}
+	if !slices.ContainsFunc(s.held[:], func(l *lease) bool { return l != nil && l.running > 0 }) {
+		wake(s.engine.wakes[s.kind.Records]) // perhaps the shards are to be given back
 	}
 }
 
