@@ -402,16 +402,18 @@ func (s *leases) plan(places [store.ShardCount]*place, waiters map[uuid.UUID]wai
 		}
 	}
 
-	// Two processes that begin at the same time seldom want the same shards.
+	// A shard that is free may have work that no other process looks for.
 	for _, shard := range order {
-		if l := places[shard]; keeps < quota && !l.mine && l.holder == uuid.Nil {
+		if l := places[shard]; !l.mine && l.holder == uuid.Nil {
 			keeps++
 			taken := place{holder: s.process, end: end, doubt: l.doubt}
 			p.puts = append(p.puts, &put{shard: shard, record: l.record, place: taken, lease: new(lease), takes: true, damaged: l.damaged})
 		}
 	}
 
-	if own := waiters[s.process]; keeps == 0 && own.end.Sub(at) < s.length()/2 {
+	if own := waiters[s.process]; keeps > 0 && own.record != nil && own.end.After(at) {
+		p.delete = append(p.delete, own.record)
+	} else if keeps == 0 && own.end.Sub(at) < s.length()/2 {
 		p.wait, p.until = own.record, end
 		if p.wait == nil {
 			p.wait = &store.Record{Kind: s.kind.Leases, ID: s.process}
