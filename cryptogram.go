@@ -176,6 +176,9 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		switch {
 		case errors.Is(err, replay.ErrRepeated):
 			return nil, err
+		case errors.Is(err, store.ErrConflict): // no reason to ask the network again
+			err = fmt.Errorf("%w: %v", ErrUnavailable, err)
+			fallthrough
 		case err != nil:
 			once.Abandon(ctx)
 			return nil, err

@@ -75,12 +75,12 @@ func appendViolation(b []byte, v violation) []byte {
 }
 
 // appendPage appends a page of a list: its items in data, the ids of those that are damaged
-// if there are any, and pagination.
+// if there are any, and pagination. Records that name another account have no id there.
 func appendPage[T any](b []byte, p *cardvault.Page[T], damaged []cardvault.DamagedRecord, appendItem func([]byte, T) []byte) []byte {
 	b = appendList(append(b, `{"data":`...), p.Items, appendItem)
-	damaged = slices.DeleteFunc(damaged, func(d cardvault.DamagedRecord) bool { return d.ID == uuid.Nil })
 	if len(damaged) > 0 {
 		b = append(b, `,"damaged":`...)
+		damaged = slices.DeleteFunc(damaged, func(d cardvault.DamagedRecord) bool { return d.ID == uuid.Nil })
 		b = appendList(b, damaged, func(b []byte, d cardvault.DamagedRecord) []byte { return wire.AppendString(b, d.ID.String()) })
 	}
 	b = append(b, `,"pagination":`...)

@@ -45,6 +45,7 @@ func TestForeignRow(t *testing.T) {
 		return view(func(tx store.ReadTx) (err error) { got, err = tx.List(&q); return err })
 	}
 	list, live := query(store.Query{}), query(store.Query{Live: good.Due.Add(-time.Microsecond)})
+	shared := query(store.Query{Lookup: good.Lookup[0]})
 	for _, test := range []struct {
 		name   string
 		read   func() error
@@ -78,6 +79,9 @@ func TestForeignRow(t *testing.T) {
 		})
 		if err := list(); err != nil || got.Total != 1 || !reflect.DeepEqual(got.Records, []*store.Record{bare}) {
 			t.Errorf("list of %s: %+v, %v", what, got, err)
+		}
+		if err := shared(); row != nil && (err != nil || got.Total != 1 || !reflect.DeepEqual(got.Records, []*store.Record{bare})) {
+			t.Errorf("list by a hash of %s: %+v, %v", what, got, err)
 		}
 		replace(good)
 	}

@@ -286,6 +286,7 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 		}
 		found, err := rows.read(key)
 		if err != nil {
+			ids = append(ids, id) // of the hash, and so perhaps of the list
 			return true
 		}
 		if found.raw == nil || !found.hasLookup(q.Lookup) {
@@ -309,8 +310,12 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 
 	ids = ids[min(max(0, q.Offset), int64(len(ids))):]
 	for _, id := range ids[:max(0, min(q.Limit, len(ids)))] {
-		found := rows.find(id[:])
-		list.Records = append(list.Records, found.record(q.Kind, id, false))
+		found, err := rows.read(id[:])
+		rec := &store.Record{Kind: q.Kind, ID: id, Account: q.Account, Parent: q.Parent}
+		if err == nil {
+			rec = found.record(q.Kind, id, false)
+		}
+		list.Records = append(list.Records, rec)
 	}
 	return list
 }
