@@ -47,7 +47,7 @@ func (v *Vault) kinds() []jobs.Kind {
 	own := []jobs.Kind{
 		v.eraser.Kind(),
 		{Records: kindSpread, Workers: 4, Longest: workTime, Do: job(v, decodeSpread, (*Vault).spreadOn)},
-		{Records: kindNetworkToken, Workers: workers(64, network), Longest: calls, Leases: kindLease, Space: 2 * time.Millisecond, Claim: v.claimNetworkToken, Do: v.advanceNetworkToken},
+		{Records: kindNetworkToken, Workers: workers(64, network), Longest: calls, Leases: kindLease, Claim: v.claimNetworkToken, Do: v.advanceNetworkToken},
 		{Records: kindRelease, Workers: workers(16, network), Longest: calls, Claim: v.claimRelease, Do: job(v, decodeRelease, (*Vault).releaseNow)},
 		{Records: kindBackfill, Workers: workers(4, network), Longest: calls, Do: job(v, decodeBackfill, (*Vault).backfill)},
 	}

@@ -331,9 +331,6 @@ func (e *Engine) start(ctx context.Context, k *Kind, claimed []*Job) (began int,
 				j.leases.end(j, err)
 			}
 		})
-		if j.leases != nil {
-			j.leases.space(ctx)
-		}
 	}
 	return began, true
 }

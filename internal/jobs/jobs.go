@@ -35,10 +35,6 @@ type Kind struct {
 	// each job that is done is written with another Due, or deleted.
 	Leases store.Kind
 
-	// Space is the pause after each job that is begun while this process stores others: what
-	// stores them comes first. It is for kinds with Leases.
-	Space time.Duration
-
 	// Open opens the record of a job in place. If nil, it is ledger.OpenShown.
 	Open func(context.Context, *store.Record) ([]byte, error)
 
@@ -146,9 +142,6 @@ func (e *Engine) Due(records ...*store.Record) {
 		}
 		if time.Until(r.Due) < Pause {
 			wake(e.wakes[r.Kind])
-			if s := e.leases[r.Kind]; s != nil && r.Version == 1 {
-				s.stored.Store(time.Now().UnixNano())
-			}
 		}
 		if !e.Running() && time.Since(e.opened) > time.Minute && !e.warned.Swap(true) {
 			e.log.Warn("background work waits and nobody runs it: call Run or Drain")

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -23,8 +22,7 @@ const (
 	restPause  = 100 * time.Millisecond // without work until shards are given back
 	leftMost   = 4096                   // jobs of one kind that are under way or have failed
 
-	storing    = 20 * time.Millisecond // for how long a process that has stored a job counts as storing more
-	waitersMax = 64                    // processes that wait for shards and are counted
+	waitersMax = 64 // processes that wait for shards and are counted
 )
 
 // ErrLeft is returned by Kind.Do for a job that it leaves as it is. The job is left alone
@@ -39,8 +37,7 @@ type leases struct {
 	kind    *Kind
 	process uuid.UUID // names this process in leases
 
-	stored  atomic.Int64 // when this process has last stored a new job
-	sharing sync.Mutex   // held while leases are read and written
+	sharing sync.Mutex // held while leases are read and written
 
 	mu     sync.Mutex // guards what follows
 	users  int        // calls of Run and Drain
@@ -565,17 +562,6 @@ func (s *leases) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.ContainsFunc(s.held[:], func(l *lease) bool { return l != nil && l.running > 0 })
-}
-
-// space waits after a job was begun, if this process stores others. Drain does not wait.
-func (s *leases) space(ctx context.Context) {
-	if s.kind.Space == 0 || !s.engine.Running() || time.Since(time.Unix(0, s.stored.Load())) > storing {
-		return
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(s.kind.Space):
-	}
 }
 
 // moves reports whether this process gets on with its jobs: a worker is free, or was within

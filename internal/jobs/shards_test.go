@@ -259,45 +259,6 @@ func TestSlowJobKeepsItsShard(t *testing.T) {
 	})
 }
 
-// TestSpace: while this process stores jobs, those that are due are begun one by one. Drain,
-// and Run afterwards, make haste.
-func TestSpace(t *testing.T) {
-	do := func(b *bench, ctx context.Context, j *jobs.Job) error { return b.outcome(ctx, j, "done") }
-	inShards(t, 64, do, func(b *bench) {
-		b.kind.Space = time.Millisecond
-		b.engine = b.another()
-		ctx, cancel := context.WithCancel(b.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- b.engine.Run(ctx) }()
-		time.Sleep(time.Minute)
-		for n := range 100 {
-			b.engine.Due(b.record(b.add(fmt.Sprint(n))))
-		}
-		time.Sleep(10*time.Millisecond + 1)
-		synctest.Wait()
-		if n := b.begun(); n < 9 || n > 12 {
-			b.Errorf("%d jobs are done in 10 milliseconds", n)
-		}
-		time.Sleep(15 * time.Millisecond)
-		synctest.Wait()
-		if b.begun() != 100 {
-			b.Errorf("%d jobs are done when nothing is stored any more", b.begun())
-		}
-		cancel()
-		<-ended
-
-		b.engine.Due(b.record(b.add("last")))
-		for n := range 9 {
-			b.add(fmt.Sprint(n))
-		}
-		began := time.Now()
-		b.drain(110)
-		if took := time.Since(began); took > 0 {
-			b.Errorf("Drain takes %v", took)
-		}
-	})
-}
-
 // TestEditedLeases: leases that cannot be read bind no process, whatever else they say.
 func TestEditedLeases(t *testing.T) {
 	do := func(b *bench, ctx context.Context, j *jobs.Job) error { return b.outcome(ctx, j, "done") }
