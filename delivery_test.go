@@ -2341,3 +2341,38 @@ func TestManyDamagedDeliveries(t *testing.T) {
 		post.has(url, id, createdEvent)
 	})
 }
+
+// TestQueueOfAnotherAccount: the row of a queue is changed to name another account. It is made
+// anew, and the webhook hears what comes next.
+func TestQueueOfAnotherAccount(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, _ *cardvault.Webhook) {
+		l.keepBooks()
+		l.imports(visa)
+		l.drain()
+		for _, r := range l.stored(kindQueue) {
+			l.must(l.store.Update(l.Context(), func(tx store.Tx) error {
+				changed, err := tx.Get(kindQueue, r.ID)
+				if err != nil {
+					return err
+				}
+				tx.Delete(kindQueue, r.ID)
+				changed.Version, changed.Account = 1, uuid.UUID{3}
+				tx.Put(changed)
+				return nil
+			}))
+		}
+
+		id, writes := l.imports(visa), 0
+		l.store.hook(func() error {
+			if writes++; writes > 100 {
+				return store.ErrUnavailable
+			}
+			return nil
+		})
+		l.run(func() { l.pass(time.Hour) })
+		post.has(url, id, createdEvent)
+		if writes > 20 {
+			l.Errorf("%d writes for one event", writes)
+		}
+	})
+}

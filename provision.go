@@ -372,14 +372,16 @@ func (c *networkCall) conclude(ctx context.Context) error {
 }
 
 // held returns put for a process that still has the lease under which the network was
-// asked. Any other writes nothing: the one that has it asks again, under the same key.
+// asked. Any other writes nothing: the one that has it asks again, under the same key,
+// unless the token is gone. ErrNotFound tells that.
 func (c *networkCall) held(put func(store.Tx) error) func(store.Tx) error {
 	return func(tx store.Tx) error {
 		switch holds, err := c.job.Holds(tx); {
 		case err != nil:
 			return err
 		case !holds:
-			return jobs.ErrLeft
+			_, err := c.vault.rows.Find(tx, kindToken, c.asked.card.ID)
+			return cmp.Or(err, jobs.ErrLeft)
 		case put == nil:
 			return nil
 		}

@@ -602,3 +602,34 @@ func (n *scripted) stateOf(token uuid.UUID) (cardvault.NetworkTokenStatus, strin
 	}
 	return notAvailable, ""
 }
+
+// TestPausedThenDeleted: a process that is slow to call the network loses its shard, and the
+// token is deleted meanwhile. The network token that its call makes is deleted too.
+func TestPausedThenDeleted(t *testing.T) {
+	inLab(t, live, func(l *lab) {
+		id := l.imports(visa)
+		l.net.script(func(_ context.Context, c call) error {
+			if c.method == "Provision" && c.key == id.String()+":1" {
+				<-time.After(10 * time.Minute)
+			}
+			return nil
+		}, nil)
+
+		slow, ended := l.Vault, make(chan error)
+		go func() { ended <- slow.Drain(l.Context()) }()
+		l.pass(time.Second)
+		l.Vault = l.open()
+		l.run(func() {
+			l.must(l.Vault.Delete(l.Context(), id))
+			for range 32 { // which wait in all shards
+				l.imports(visa)
+				l.pass(10 * time.Second)
+			}
+			l.pass(10 * time.Minute)
+		})
+
+		l.must(<-ended)
+		l.run(func() { l.pass(72 * time.Hour) })
+		l.held(32)
+	})
+}

@@ -257,7 +257,7 @@ func (s *leases) read(ctx context.Context, at time.Time) (places [store.ShardCou
 			r, err := tx.Get(s.kind.Leases, shardRow(shard))
 			switch {
 			case errors.Is(err, store.ErrDamaged):
-				places[shard].damaged = true
+				places[shard].damaged, places[shard].doubt = true, at // it may have had a doubt
 			case errors.Is(err, store.ErrNotFound):
 			case err != nil:
 				return err

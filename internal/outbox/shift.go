@@ -166,7 +166,8 @@ func (o *Outbox) deliver(ctx context.Context, j *jobs.Job) error {
 	}
 	switch {
 	case errors.Is(err, ledger.ErrNotFound):
-		return s.rest(ctx)
+		s.fail(err)
+		return s.homeless(ctx)
 	case errors.Is(err, ledger.ErrDamaged):
 		return err // it stays so until it is put back: the lease is soon enough
 	case err != nil:
@@ -184,6 +185,36 @@ func (o *Outbox) deliver(ctx context.Context, j *jobs.Job) error {
 		err = s.rest(ctx)
 	}
 	return errors.Join(s.failure, err)
+}
+
+// homeless ends the claim of a queue whose account does not have the webhook: that is
+// deleted, or the row of the queue was changed and is made anew.
+func (s *shift) homeless(ctx context.Context) error {
+	var hook *store.Record
+	err := s.rows.View(ctx, func(tx store.ReadTx) (err error) {
+		hook, err = present(tx, KindWebhook, Beside(s.id))
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case hook == nil || hook.Account == s.claim.Account:
+		return s.rest(ctx)
+	}
+
+	whole, err := s.outbox.NewQueue(hook.Account, hook.ID)
+	if err != nil {
+		return err
+	}
+	whole.Due = ledger.Now().Add(sendRelapse)
+	return s.rows.Update(ctx, ledger.Step, func(tx store.Tx) error {
+		if ok, err := ledger.Same(tx, s.claim); err != nil || !ok {
+			return err
+		}
+		tx.Delete(KindQueue, s.id)
+		tx.Put(whole)
+		return nil
+	})
 }
 
 // run starts the deliveries that are ready, page by page. It begins with the first page
