@@ -633,3 +633,34 @@ func TestPausedThenDeleted(t *testing.T) {
 		l.held(32)
 	})
 }
+
+// TestDoubtOfAJobPutOff: a process dies after its calls, and the next one puts the jobs off
+// because of Options.NetworkRate. They stay in doubt: their deletion leaves releases.
+func TestDoubtOfAJobPutOff(t *testing.T) {
+	inLab(t, &cardvault.Options{Mode: cardvault.Live, NetworkRate: 0.1}, func(l *lab) {
+		var ids []uuid.UUID
+		for range 6 {
+			ids = append(ids, l.imports(visa))
+		}
+		l.net.script(nil, func(context.Context, call) error {
+			l.store.set(store.ErrUnavailable, false)
+			return nil
+		})
+		ctx, kill := context.WithCancel(l.Context())
+		ended := make(chan error)
+		go func() { ended <- l.Run(ctx) }()
+		l.pass(time.Second)
+		kill()
+		<-ended
+
+		l.net.script(nil, nil)
+		l.restart()
+		l.net.ineligible = func(cardvault.Scheme) error { return configurationError("merchant_not_enrolled") }
+		l.run(func() { l.pass(5 * time.Minute) })
+		for _, id := range ids {
+			l.must(l.Vault.Delete(l.Context(), id))
+		}
+		l.run(func() { l.pass(72 * time.Hour) })
+		l.held(0)
+	})
+}
