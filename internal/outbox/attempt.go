@@ -103,9 +103,11 @@ func (s *shift) attempt(ctx context.Context, of *share, p *pending, failed map[u
 		return nil, err
 	}
 
-	// The place is free while the result is stored.
+	// The place is free while the result is stored, unless that keeps others from an attempt.
 	a := send(ctx)
-	free()
+	if !a.gone() {
+		free()
+	}
 	failed[p.rec.ID] = !a.success()
 	return s.conclude(ctx, p, to, a)
 }
