@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -28,7 +27,7 @@ type fleet struct {
 // startFleet starts one on servers of its own, and waits until it takes requests.
 func startFleet(t *testing.T) *fleet {
 	t.Helper()
-	f := &fleet{base: "http://" + freeAddress(t)}
+	f := &fleet{base: "http://" + realtest.Address(t)}
 	f.config.data = t.TempDir()
 	f.config.store, f.config.codes = servers(t)
 	setup := startProcess(t, "", f.config.flags("-base-url", f.base, "-setup")...)
@@ -36,7 +35,7 @@ func startFleet(t *testing.T) *fleet {
 		t.Fatalf("-setup: %v: %s", err, setup.log)
 	}
 	for i := range f.replicas {
-		f.at[i] = freeAddress(t)
+		f.at[i] = realtest.Address(t)
 		f.start(t, i)
 	}
 	f.proxy = startProcess(t, "", "-proxy", fmt.Sprintf("http://%s,http://%s,http://%s", f.at[0], f.at[1], f.at[2]), "-addr", f.base[len("http://"):])
@@ -72,17 +71,6 @@ func (f *fleet) direct(i int) *sandboxtest.Program {
 	p := &sandboxtest.Program{Credentials: f.proxy.Credentials}
 	p.BaseURL = "http://" + f.at[i]
 	return p
-}
-
-// freeAddress returns an address on which nobody listens.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // leaves stops a replica, and checks that it says so while it still takes requests: for
@@ -193,7 +181,7 @@ func TestCannotStart(t *testing.T) {
 	store, codes := servers(t)
 	persists := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"appendonly": "yes"}}).URL("0")
 	for what, flags := range map[string][]string{
-		"a database that nobody serves": {"-store", "postgres://cardvault@" + freeAddress(t) + "/vault?sslmode=disable", "-codes", codes},
+		"a database that nobody serves": {"-store", "postgres://cardvault@" + realtest.Address(t) + "/vault?sslmode=disable", "-codes", codes},
 		"a database without tables":     {"-store", database(t, "template1"), "-codes", codes, "-migrate=false"},
 		"a cache that writes to a disk": {"-store", store, "-codes", persists},
 		"no setup":                      {"-store", store, "-codes", codes, "-replicas", "1", "-listen", "127.0.0.1:0"},

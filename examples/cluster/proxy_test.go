@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/google/uuid"
 )
 
@@ -78,7 +79,7 @@ func TestProxy(t *testing.T) {
 		}
 	}()
 
-	p := proxyOf(t, freeAddress(t), good.Listener.Addr().String(), freeAddress(t))
+	p := proxyOf(t, realtest.Address(t), good.Listener.Addr().String(), realtest.Address(t))
 	for n := range int32(6) {
 		if w := post(p, body); w.Code != 200 || served.Load() != n+1 {
 			t.Fatalf("the answer is %d, served %d times", w.Code, served.Load())
@@ -100,7 +101,7 @@ func TestProxy(t *testing.T) {
 		t.Errorf("%d refused, %d served, %d lost: want 3 each", refused, served.Load(), lost.Load())
 	}
 
-	p = proxyOf(t, freeAddress(t))
+	p = proxyOf(t, realtest.Address(t))
 	w := post(p, body)
 	wantFailure(t, w, "SERVICE_UNAVAILABLE")
 	if w.Code != 503 || w.Header().Get("Retry-After") != "1" {
@@ -145,7 +146,7 @@ func TestRequestID(t *testing.T) {
 func TestReady(t *testing.T) {
 	replica := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(replica.Close)
-	p := proxyOf(t, freeAddress(t), replica.Listener.Addr().String())
+	p := proxyOf(t, realtest.Address(t), replica.Listener.Addr().String())
 	want := func(when, method string, status int) {
 		t.Helper()
 		w := httptest.NewRecorder()

@@ -46,13 +46,13 @@ type Server struct {
 
 	dir   string
 	guard *guard
-	port  int
+	place *place
 	proc  *os.Process
 	ended chan struct{} // closed when proc has ended
 }
 
 // Addr returns the server's address, which stays the same over Restart.
-func (s *Server) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)) }
+func (s *Server) Addr() string { return s.place.addr() }
 
 // URL returns the URL of a database of the server: a name, or a number for Redis.
 // The user of PostgreSQL is cardvault, who may do anything and needs no password.
@@ -115,16 +115,10 @@ func (s *Server) open(prepare func() error) (err error) {
 		return err
 	}
 
-	for range 3 { // another process may take the port first
-		if s.port, err = freePort(); err != nil {
-			return err
-		}
-		if err = s.start(); err == nil {
-			return nil
-		}
-		s.Kill()
+	if s.place, err = reserve(); err != nil {
+		return err
 	}
-	return err
+	return s.start()
 }
 
 // close stops the server, if it runs, and lets the guard remove what is left of it.
@@ -139,6 +133,9 @@ func (s *Server) close() error {
 			s.Kill()
 		}
 	}
+	if s.place != nil {
+		s.place.release()
+	}
 	if s.guard == nil {
 		return nil
 	}
@@ -152,7 +149,7 @@ func (s *Server) start() error {
 	}
 	defer log.Close()
 
-	args, err := s.args(s.port)
+	args, err := s.args(s.place.port)
 	if err != nil {
 		return err
 	}
@@ -209,7 +206,7 @@ func (s *Server) probe() error {
 	if err := s.serves(conn); err != nil {
 		return err
 	}
-	if !listens(s.proc.Pid, s.port) {
+	if !listens(s.proc.Pid, s.place.port) {
 		return errors.New("another process has its port")
 	}
 	return nil
@@ -450,12 +447,3 @@ var unprivileged = sync.OnceValue(func() *syscall.Credential {
 	}
 	return nil // PostgreSQL and PgBouncer refuse, and say why
 })
-
-// freePort returns a port of 127.0.0.1 that was free a moment ago.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	return l.Addr().(*net.TCPAddr).Port, l.Close()
-}

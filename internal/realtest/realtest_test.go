@@ -55,6 +55,26 @@ func TestFailOver(t *testing.T) {
 	}
 }
 
+// TestAddress: an address is nobody else's until the end of the test, whether somebody
+// listens there or not.
+func TestAddress(t *testing.T) {
+	taken := map[string]bool{}
+	for range 300 {
+		a := realtest.Address(t)
+		if taken[a] {
+			t.Fatalf("%s is taken twice", a)
+		}
+		taken[a] = true
+	}
+	for a := range taken {
+		l, err := net.Listen("tcp", a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+	}
+}
+
 func TestRestart(t *testing.T) {
 	p := realtest.PostgreSQL(t, &realtest.PostgreSQLOptions{Settings: map[string]string{"fsync": "off", "max_connections": "17"}})
 	addr := p.Addr()

@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/chromedp/cdproto/cdp"
@@ -61,7 +62,7 @@ func TestSandbox(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := &sandbox{t: t, program: program, data: filepath.Join(t.TempDir(), "data")}
-			s.start("127.0.0.1:0")
+			s.start(realtest.Address(t))
 			test(s)
 		})
 	}

@@ -1,0 +1,57 @@
+package realtest
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"testing"
+)
+
+// Address returns an address of 127.0.0.1 on which nobody listens until the test does, or
+// a process that it starts. It stays the test's own until its end, also while a server
+// there starts anew.
+func Address(t testing.TB) string {
+	t.Helper()
+	p, err := reserve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.release)
+	return p.addr()
+}
+
+// A place is a port that nobody else takes.
+//
+// A port of the system's choice would do for a moment only: once it is closed it may go
+// to any other socket, also as the near end of a connection.
+type place struct {
+	port int
+	mark net.PacketConn
+}
+
+// Systems choose ports above these: Linux from 32768 on, others from 49152 on.
+const firstPort, lastPort = 10_000, 32_767
+
+// reserve finds a free port and marks it for other tests, of other processes too, by
+// the UDP port of the same number.
+func reserve() (*place, error) {
+	err := errors.New("no port")
+	for range 1000 {
+		p := &place{port: firstPort + rand.IntN(lastPort-firstPort+1)}
+		if p.mark, err = net.ListenPacket("udp", p.addr()); err != nil {
+			continue
+		}
+
+		var l net.Listener
+		if l, err = net.Listen("tcp", p.addr()); err == nil {
+			return p, l.Close()
+		}
+		p.release()
+	}
+	return nil, err
+}
+
+func (p *place) addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(p.port)) }
+
+func (p *place) release() { p.mark.Close() }
