@@ -926,6 +926,35 @@ func TestManyEventsOfOneToken(t *testing.T) {
 	})
 }
 
+// TestEventStoredLate: an event is stored when the page to which it belongs was read
+// already, and the next one of its token comes with a later page. They arrive in their order.
+func TestEventStoredLate(t *testing.T) {
+	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
+		other := l.open()  // its next row key is earlier
+		l.crowd(130, visa) // more than a page
+		var once sync.Once
+		var id uuid.UUID
+		sender := l.on(&slow{l.store, func(list *store.Query) time.Duration {
+			if list != nil && list.Kind == kindDelivery && list.Limit == 128 {
+				once.Do(func() {
+					token, err := other.Import(l.Context(), visa, nil)
+					l.must(err)
+					id = token.ID
+					for _, key := range []string{"a", "b"} {
+						patch(l, id, key)
+					}
+				})
+			}
+			return 0
+		}})
+		l.must(sender.Drain(l.Context()))
+		if n, again := post.inOrder(url); n != 133 || again != 0 {
+			t.Errorf("%d events have arrived, %d of them again, want 133", n, again)
+		}
+		post.has(url, id, createdEvent, patchedEvent, patchedEvent)
+	})
+}
+
 // TestWebhookAsksToBeLeftAlone: a webhook that asks for it is left alone, and the time it asks for
 // counts if it is longer than the pause.
 func TestWebhookAsksToBeLeftAlone(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -43,7 +44,7 @@ type prospect struct {
 	webhook, token *store.Record // nil if it is gone
 	past           *store.Record // state of the token at the event, if that has changed since
 	head           *store.Record // earlier delivery that holds this one back
-	early          *store.Record // earlier delivery that is unordered and can be attempted first
+	early          *store.Record // earlier delivery that can be attempted first: an unordered one, or see shift.missed
 }
 
 // attempt sends an event and stores the result, unless the delivery has to wait. It returns
@@ -58,7 +59,7 @@ func (s *shift) attempt(ctx context.Context, of *share, p *pending, failed map[u
 	free := sync.OnceFunc(func() { <-s.slots; <-of.slots })
 	defer free()
 	if !s.goesOn() {
-		return nil, nil
+		return []*pending{p}, nil // a renewal that was late may end that: it is still the first
 	}
 
 	x, err := s.look(ctx, p)
@@ -95,12 +96,16 @@ func (s *shift) attempt(ctx context.Context, of *share, p *pending, failed map[u
 			s.damaged.add(x.early)
 			return []*pending{p}, nil
 		}
-		return []*pending{early, p}, err
+		if err != nil {
+			return nil, err
+		}
+		early.late = p.late
+		return []*pending{early, p}, nil
 	}
 
 	send, err := to.Message(ctx, &p.Delivery, x.token, x.past)
 	if err != nil || !s.goesOn() { // reading may have taken longer than the lease
-		return nil, err
+		return []*pending{p}, err
 	}
 
 	// The place is free while the result is stored, unless that keeps others from an attempt.
@@ -201,7 +206,7 @@ func (s *shift) look(ctx context.Context, p *pending) (x *prospect, err error) {
 				return err
 			}
 		}
-		if !s.sink {
+		if x.early, err = s.missed(tx, p); x.early == nil && err == nil && !s.sink {
 			x.early, err = s.earlier(tx, unordered, p)
 		}
 		return err
@@ -220,6 +225,20 @@ func (s *shift) earlier(tx store.ReadTx, hash []byte, p *pending) (*store.Record
 		r = nil
 	}
 	return r, err
+}
+
+// missed returns the delivery of the token's event before p if it is ready, although a later
+// page than the first has p. Rows come up out of order: the event before may have been
+// stored when the page to which it belongs was read already.
+func (s *shift) missed(tx store.ReadTx, p *pending) (*store.Record, error) {
+	if !p.late || p.unordered || p.Former == uuid.Nil {
+		return nil, nil
+	}
+	r, err := present(tx, KindDelivery, rowkey.Beside(p.Former, Beside(s.id)))
+	if err != nil || r == nil || r.Class != Ready || s.skips(r) || !before(r, p.rec) {
+		return nil, err
+	}
+	return r, nil
 }
 
 // judge notes what a reply says of the whole webhook, and returns why it is to be

@@ -32,6 +32,7 @@ const (
 	deliveryReason
 	deliveryThrottled
 	deliveryAccount // if the record is of the whole vault
+	deliveryFormer
 )
 
 // encode returns what a record of an account, or of the whole vault, holds of d.
@@ -46,6 +47,9 @@ func (d *Delivery) encode(account uuid.UUID) []byte {
 	b = tlv.AppendUint(b, deliveryThrottled, d.throttled)
 	if account == uuid.Nil {
 		b = tlv.Append(b, deliveryAccount, d.Account[:])
+	}
+	if d.Former != uuid.Nil {
+		b = tlv.Append(b, deliveryFormer, d.Former[:])
 	}
 	return tlv.Pad(tlv.Append(b, deliveryReason, d.Reason), 32, 0)
 }
@@ -75,6 +79,8 @@ func decodeDelivery(plain []byte) (*Delivery, error) {
 			d.throttled = r.Uint()
 		case deliveryAccount:
 			copy(d.Account[:], r.Value)
+		case deliveryFormer:
+			copy(d.Former[:], r.Value)
 		}
 	}
 	return d, ledger.ReadError(&r)
@@ -85,6 +91,7 @@ type pending struct {
 	rec *store.Record
 	Delivery
 	hash []byte // of shift.orderedHash, once that was asked for
+	late bool   // listed behind the first page: see shift.missed
 }
 
 // Open returns the delivery of a record.

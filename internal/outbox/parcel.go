@@ -83,7 +83,7 @@ func (o *Outbox) Pack(ctx context.Context, c *Change) (*Parcel, error) {
 
 	for _, receiver := range receivers {
 		r := newDelivery(p.rows, receiver, p.Event)
-		d := &Delivery{Type: c.Type, Reason: c.Reason, Account: c.Account, Token: c.Token.ID, Class: Ready}
+		d := &Delivery{Type: c.Type, Reason: c.Reason, Account: c.Account, Token: c.Token.ID, Former: c.Last, Class: Ready}
 		if err := o.sealDelivery(r, d); err != nil {
 			return nil, err
 		}

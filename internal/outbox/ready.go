@@ -16,6 +16,7 @@ import (
 type page struct {
 	records []*store.Record
 	next    uuid.UUID // row key from which the next page begins; zero: this is the last
+	late    bool      // it is not the first: see shift.missed
 }
 
 // page reads deliveries that are ready, from a row key on. The webhook may be gone: each
@@ -44,7 +45,7 @@ func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) (*page, error)
 		return nil, err
 	}
 
-	p := new(page)
+	p := &page{late: from != uuid.Nil}
 	if len(list.Records) == limit {
 		p.next = rowkey.Above(list.Records[limit-1].ID)
 	}
@@ -55,7 +56,7 @@ func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) (*page, error)
 // start works on deliveries that are ready, except those of a token that is worked on
 // already: they are late, and so are the later ones of that token. It returns how many
 // tokens it has started. An account without a place for them comes last.
-func (s *shift) start(ctx context.Context, ready []*store.Record) (started int) {
+func (s *shift) start(ctx context.Context, ready *page) (started int) {
 	crowded, started, err := s.startSome(ctx, ready)
 	if err != nil {
 		s.fail(err)
@@ -78,7 +79,7 @@ func (s *shift) start(ctx context.Context, ready []*store.Record) (started int) 
 
 // startSome works on those deliveries for whose account there is a place, and returns the
 // others by token.
-func (s *shift) startSome(ctx context.Context, ready []*store.Record) (crowded [][]*pending, started int, err error) {
+func (s *shift) startSome(ctx context.Context, ready *page) (crowded [][]*pending, started int, err error) {
 	chains, err := s.chains(ctx, ready)
 	if err != nil {
 		return nil, 0, err
@@ -108,9 +109,9 @@ func (s *shift) begin(ctx context.Context, of *share, chain []*pending) {
 }
 
 // chains opens deliveries and returns them by token, in their order.
-func (s *shift) chains(ctx context.Context, ready []*store.Record) (chains [][]*pending, err error) {
+func (s *shift) chains(ctx context.Context, ready *page) (chains [][]*pending, err error) {
 	places := map[uuid.UUID]int{} // in chains, by token
-	for _, r := range ready {
+	for _, r := range ready.records {
 		if s.skips(r) {
 			continue
 		}
@@ -126,6 +127,7 @@ func (s *shift) chains(ctx context.Context, ready []*store.Record) (chains [][]*
 		}
 
 		for _, p := range next {
+			p.late = ready.late
 			place, known := places[p.Token]
 			if !known {
 				place = len(chains)

@@ -103,7 +103,7 @@ func (o *Outbox) anyOf(ctx context.Context, made map[uuid.UUID]*store.Record) (o
 // anew returns r, a new delivery of an event, as it begins again, or nil if it is to be
 // attempted anyway. was is the present delivery, nil if there is none.
 func (o *Outbox) anew(ctx context.Context, r, was *store.Record, of *Delivery) (*store.Record, error) {
-	d := Delivery{Type: of.Type, Reason: of.Reason, Token: of.Token, Class: Failed}
+	d := Delivery{Type: of.Type, Reason: of.Reason, Token: of.Token, Former: of.Former, Class: Failed}
 
 	if was != nil {
 		r.Version = was.Version + 1

@@ -86,7 +86,7 @@ func (s *shift) lookPast(ctx context.Context) {
 			return
 		}
 
-		chains, err := s.chains(ctx, p.records)
+		chains, err := s.chains(ctx, p)
 		if err != nil {
 			s.fail(err)
 			return

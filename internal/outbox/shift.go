@@ -234,7 +234,7 @@ func (s *shift) run(ctx context.Context) {
 		}
 
 		s.next, s.beyond, s.looked = p.next, p.next, time.Now()
-		if tokens := s.start(ctx, p.records); tokens > 0 {
+		if tokens := s.start(ctx, p); tokens > 0 {
 			started = true
 			s.sleep(time.Duration(min(int64(tokens), s.inflow.stored.Swap(0))) * s.space)
 		}

@@ -24,6 +24,7 @@ type Delivery struct {
 	Reason  string    // likewise
 	Account uuid.UUID // of the token
 	Token   uuid.UUID // row key
+	Former  uuid.UUID // row key of the event of the token before this one; zero: there was none, or the token is deleted
 
 	Class uint8     // of the record
 	Due   time.Time // likewise
