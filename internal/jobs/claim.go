@@ -323,16 +323,29 @@ func (e *Engine) start(ctx context.Context, k *Kind, claimed []*Job) (began int,
 		p.running.Go(func() {
 			defer func() { <-p.busy }()
 			// A job that has begun is ended: each of its calls has a deadline.
-			err := k.Do(context.WithoutCancel(ctx), j)
-			if err != nil && !errors.Is(err, ledger.ErrClosed) && !errors.Is(err, ErrLeft) {
-				e.log.Error("background work failed and will be tried again", "error", err)
-			}
-			if j.leases != nil {
-				j.leases.end(j, err)
-			}
+			e.do(context.WithoutCancel(ctx), k, j)
 		})
 	}
 	return began, true
+}
+
+// do does a job that has begun.
+func (e *Engine) do(ctx context.Context, k *Kind, j *Job) {
+	err := k.Do(ctx, j)
+	if err != nil && !errors.Is(err, ledger.ErrClosed) && !errors.Is(err, ErrLeft) {
+		e.log.Error("background work failed and will be tried again", "error", err)
+	}
+	if j.leases == nil {
+		return
+	}
+
+	done := err == nil
+	if !done {
+		if done, err = j.leases.putOff(ctx, j); err != nil {
+			e.log.Warn("background work that failed is left alone by this process only", "error", err)
+		}
+	}
+	j.leases.end(j, done)
 }
 
 // Finish deletes the record of a job that is done.

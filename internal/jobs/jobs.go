@@ -42,7 +42,8 @@ type Kind struct {
 	// not claimed yet: Claim calls no other system. It may be nil.
 	Claim func(context.Context, *Job) error
 
-	// Do does a job that was claimed, and writes how far it came with Finish or Again.
+	// Do does a job that was claimed, and writes how far it came with Finish or Again. It
+	// returns an error only if it has not changed Record and Plain of a job without claim.
 	Do func(context.Context, *Job) error
 }
 

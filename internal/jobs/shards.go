@@ -21,6 +21,7 @@ const (
 	takePause  = 100 * time.Millisecond // between two looks for shards that others held
 	restPause  = 100 * time.Millisecond // without work until shards are given back
 	leftMost   = 4096                   // jobs of one kind that are under way or have failed
+	leftFew    = Batch / 2              // jobs that have failed and stay due
 
 	waitersMax = 64 // processes that wait for shards and are counted
 )
@@ -52,7 +53,7 @@ type leases struct {
 type lease struct {
 	record, next *store.Record // as stored, and as it is being written; nil: it is not
 	end, nextEnd time.Time     // of record and of next
-	doubt        time.Time     // jobs due until then may have been begun by another process
+	doubt        time.Time     // jobs due until then may have been begun before
 	running      int           // jobs under way
 	leaving      bool          // the shard is to go to another process: no job is begun
 }
@@ -257,7 +258,7 @@ func (s *leases) read(ctx context.Context, at time.Time) (places [store.ShardCou
 			r, err := tx.Get(s.kind.Leases, shardRow(shard))
 			switch {
 			case errors.Is(err, store.ErrDamaged):
-				places[shard].damaged, places[shard].doubt = true, at // it may have had a doubt
+				places[shard].damaged, places[shard].doubt = true, at.Add(s.length()) // it may have had a doubt
 			case errors.Is(err, store.ErrNotFound):
 			case err != nil:
 				return err
@@ -318,10 +319,10 @@ func (s *leases) recognize(ctx context.Context, shard int, p *place, at time.Tim
 	}
 	switch {
 	case err != nil, p.end.After(at.Add(2 * s.length())): // nobody can have written that
-		p.holder, p.end, p.doubt = uuid.Nil, time.Time{}, at
+		p.holder, p.end, p.doubt = uuid.Nil, time.Time{}, at.Add(s.length())
 	case p.holder != uuid.Nil && (p.holder == s.process || !p.end.After(at)):
 		// It ended without being given back, or this process has lost sight of it.
-		p.holder, p.doubt = uuid.Nil, p.end
+		p.holder, p.doubt = uuid.Nil, later(p.doubt, p.end)
 	}
 }
 
@@ -348,7 +349,7 @@ func (p *plan) give(s *leases, shard int, l *lease) {
 	doubt := l.doubt
 	for id, a := range s.left {
 		if int(store.ShardOf(id)) == shard && !a.running {
-			doubt = ledger.Now()
+			doubt = later(doubt, ledger.Now())
 		}
 	}
 	p.puts = append(p.puts, &put{shard: shard, record: l.record, place: place{doubt: doubt}})
@@ -515,7 +516,7 @@ func (s *leases) resting(at time.Time) map[uuid.UUID]bool {
 			rest[id] = true
 		case forgets && !a.running:
 			if l := s.held[store.ShardOf(id)]; l != nil {
-				l.doubt = at
+				l.doubt = later(l.doubt, at)
 			}
 			delete(s.left, id)
 		}
@@ -542,19 +543,66 @@ func (s *leases) begin(j *Job) bool {
 	return true
 }
 
-// end notes that a job has ended. One that has failed is left alone for a lease.
-func (s *leases) end(j *Job, err error) {
+// end notes that a job has ended. One that has failed is left alone for a lease, unless it
+// was put off.
+func (s *leases) end(j *Job, done bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = time.Now()
 	j.lease.running--
 	j.attempt.running = false
-	if err == nil && s.left[j.Record.ID] == j.attempt {
+	if done && s.left[j.Record.ID] == j.attempt {
 		delete(s.left, j.Record.ID)
 	}
 	if !slices.ContainsFunc(s.held[:], func(l *lease) bool { return l != nil && l.running > 0 }) {
 		wake(s.engine.wakes[s.kind.Records]) // perhaps the shards are to be given back
 	}
+}
+
+// putOff writes a job that has failed as due when the lease ends, if a few others have failed
+// before: these stay due and are listed first, so they must leave places to others. The job
+// is in doubt then, and so is every job of its shard that is due until that time. The lease
+// as it is stored ends no earlier, so the doubt outlives this process.
+func (s *leases) putOff(ctx context.Context, j *Job) (done bool, err error) {
+	s.mu.Lock()
+	failed := 0
+	for _, a := range s.left {
+		if !a.running {
+			failed++
+		}
+	}
+	next := *j.Record
+	next.Version++
+	next.Due = j.lease.end
+	puts := failed >= leftFew && next.Due.After(ledger.Now())
+	if puts {
+		j.lease.doubt = later(j.lease.doubt, next.Due)
+	}
+	s.mu.Unlock()
+	if !puts {
+		return false, nil
+	}
+
+	if err := s.engine.ledger.SealShown(&next, j.Plain); err != nil {
+		return false, err
+	}
+	err = s.engine.ledger.In(next.Account).Update(ctx, ledger.Step, func(tx store.Tx) (err error) {
+		if done, err = j.Holds(tx); done && err == nil {
+			done, err = ledger.Same(tx, j.Record)
+		}
+		if done && err == nil {
+			tx.Put(&next)
+		}
+		return err
+	})
+	return done && err == nil, err
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // busy reports whether a job is under way: its lease is renewed however long it takes.

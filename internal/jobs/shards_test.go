@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -277,4 +278,63 @@ func TestEditedLeases(t *testing.T) {
 		}
 		b.drain(50)
 	})
+}
+
+// TestManyFail: jobs that fail come after what has waited longer, however many they are and
+// however long they take, and are in doubt whichever process does them again.
+func TestManyFail(t *testing.T) {
+	for _, test := range []struct {
+		bad, workers int
+		takes        time.Duration
+	}{{4500, 64, 0}, {300, 1, time.Second}} {
+		t.Run(fmt.Sprint(test.bad), func(t *testing.T) {
+			var mu sync.Mutex
+			fails, sure := true, map[uuid.UUID]bool{} // guarded by mu
+			do := func(b *bench, ctx context.Context, j *jobs.Job) error {
+				mu.Lock()
+				fails := fails
+				if !fails && !j.Doubtful {
+					sure[j.Record.ID] = true
+				}
+				mu.Unlock()
+				if string(j.Plain) == "bad" && fails {
+					time.Sleep(test.takes)
+					return errors.New("failed")
+				}
+				return b.outcome(ctx, j, "done")
+			}
+			inShards(t, test.workers, do, func(b *bench) {
+				var bad []uuid.UUID
+				for range test.bad {
+					bad = append(bad, b.add("bad"))
+				}
+				time.Sleep(time.Second)
+				good := b.add("good")
+				ctx, cancel := context.WithCancel(b.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- b.engine.Run(ctx) }()
+				time.Sleep(10 * time.Minute)
+				if b.text(good) != "done" {
+					t.Error("the job that can be done has not had its turn")
+				}
+				cancel()
+				<-ended
+
+				mu.Lock()
+				fails = false
+				mu.Unlock()
+				for range 10 {
+					time.Sleep(15 * time.Second)
+					if err := b.another().Drain(b.Context()); err != nil {
+						t.Error(err)
+					}
+				}
+				for _, id := range bad {
+					if b.text(id) != "done" || sure[id] {
+						t.Fatalf("a job that had failed is %q, in no doubt: %v", b.text(id), sure[id])
+					}
+				}
+			})
+		})
+	}
 }
