@@ -133,19 +133,98 @@ func TestSinkShares(t *testing.T) {
 			ear.set(nil)
 			l.pass(2 * time.Hour)
 		})
-		last := map[uuid.UUID]uint64{}
-		for _, p := range ear.passed() {
-			if p.err == nil {
-				if p.Sequence < last[p.TokenID] {
-					t.Errorf("%v of %v came after a later one", p, p.TokenID)
-				}
-				last[p.TokenID] = p.Sequence
-			}
-		}
-		if len(last) != len(hang)+10 {
-			t.Errorf("events of %d tokens were taken", len(last))
+		if n := ear.ordered(); n != len(hang)+10 {
+			t.Errorf("events of %d tokens were taken", n)
 		}
 	})
+}
+
+// ordered checks that the events of each token were taken in their order, and returns of how
+// many tokens they are.
+func (l *listener) ordered() int {
+	l.t.Helper()
+	last := map[uuid.UUID]uint64{}
+	for _, p := range l.passed() {
+		if p.err == nil {
+			if p.Sequence < last[p.TokenID] {
+				l.t.Errorf("%v of %v came after a later one", p, p.TokenID)
+			}
+			last[p.TokenID] = p.Sequence
+		}
+	}
+	return len(last)
+}
+
+// TestSinkBehindACrowd: events of an account are passed on in time, however many of another one
+// that takes long are before them, and wherever in the pages they are.
+func TestSinkBehindACrowd(t *testing.T) {
+	for what, test := range map[string]struct {
+		before, between, after int           // tokens of the slow account alone, between those of the other one, and of the other one behind
+		slow, fast             time.Duration // that an event takes
+		within                 time.Duration
+	}{
+		"many before":           {before: 11_000, after: 1, slow: time.Second, within: 4 * time.Second},
+		"a few more in line":    {before: 180, after: 1, slow: 15 * time.Second, within: time.Second},
+		"many behind":           {before: 500, after: 900, slow: 15 * time.Second, within: 4 * time.Second},
+		"both more than places": {between: 300, slow: 15 * time.Second, fast: 100 * time.Millisecond, within: 3 * time.Second},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inEar(t, cardvault.Live, func(l *lab, ear *listener) {
+				b, err := l.CreateAccount(l.Context(), "", nil)
+				l.must(err)
+				ear.set(func(ctx context.Context, e *cardvault.Event) error {
+					takes := test.slow
+					if e.Account == b.ID {
+						takes = test.fast
+					}
+					time.Sleep(takes)
+					return ctx.Err()
+				})
+				var ids []uuid.UUID
+				other := func() {
+					token, err := l.In(b.ID).Import(l.Context(), visa, nil)
+					l.must(err)
+					ids = append(ids, token.ID)
+				}
+
+				l.crowd(test.before, visa)
+				for range test.between {
+					l.imports(visa)
+					other()
+				}
+				l.run(func() {
+					began := time.Now()
+					l.pass(3 * time.Second)
+					for range test.after {
+						began = time.Now()
+						other()
+					}
+					for _, id := range ids {
+						key := "again"
+						_, err = l.In(b.ID).Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: &key})
+						l.must(err)
+					}
+					l.pass(20 * time.Second)
+
+					created, latest := 0, time.Duration(0)
+					for _, p := range ear.passed() {
+						if p.Account == b.ID && p.Type == cardvault.TokenCreated && p.err == nil {
+							created++
+							latest = max(latest, p.at.Sub(began))
+						}
+					}
+					if created != len(ids) || latest > test.within {
+						t.Errorf("%d of %d events were passed on, the last one after %v", created, len(ids), latest)
+					}
+					ear.set(nil)
+					l.pass(10 * time.Minute)
+				})
+				if n := ear.ordered(); n != len(ids)+test.before+test.between {
+					t.Errorf("events of %d tokens were taken", n)
+				}
+			})
+		})
+	}
 }
 
 // A misfiled store has an old delivery of a webhook in the list of those that are ready, as

@@ -1,9 +1,9 @@
 package outbox
 
 import (
+	"bytes"
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -167,4 +167,7 @@ func present(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, err
 }
 
 // before reports whether the event of a was before that of b.
-func before(a, b *store.Record) bool { return slices.Compare(a.ID[:], b.ID[:]) < 0 }
+func before(a, b *store.Record) bool { return precedes(a.ID, b.ID) }
+
+// precedes reports whether a row key comes before another.
+func precedes(a, b uuid.UUID) bool { return bytes.Compare(a[:], b[:]) < 0 }

@@ -15,6 +15,7 @@ import (
 // hold the id alone.
 type page struct {
 	records []*store.Record
+	end     uuid.UUID // row key behind the page
 	next    uuid.UUID // row key from which the next page begins; zero: this is the last
 	late    bool      // it is not the first: see shift.missed
 }
@@ -45,9 +46,12 @@ func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) (*page, error)
 		return nil, err
 	}
 
-	p := &page{late: from != uuid.Nil}
-	if len(list.Records) == limit {
-		p.next = rowkey.Above(list.Records[limit-1].ID)
+	p := &page{end: from, late: from != uuid.Nil}
+	if n := len(list.Records); n > 0 {
+		p.end = rowkey.Above(list.Records[n-1].ID)
+		if n == limit {
+			p.next = p.end
+		}
 	}
 	p.records = slices.DeleteFunc(list.Records, func(r *store.Record) bool { return r.Version > 0 && r.Class != Ready })
 	return p, nil
@@ -55,48 +59,45 @@ func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) (*page, error)
 
 // start works on deliveries that are ready, except those of a token that is worked on
 // already: they are late, and so are the later ones of that token. It returns how many
-// tokens it has started. An account without a place for them comes last.
+// tokens it has started, after it has waited for places for all.
 func (s *shift) start(ctx context.Context, ready *page) (started int) {
-	crowded, started, err := s.startSome(ctx, ready)
+	chains, err := s.chains(ctx, ready)
 	if err != nil {
 		s.fail(err)
-		return started
+		return 0
 	}
+	s.crowded = chains
+	defer func() { s.crowded = nil }()
 
-	for _, chain := range crowded {
-		s.passed[chain[0].Account] = true
-	}
-	for _, chain := range crowded {
-		of := s.shareOf(chain[0].Account)
-		if !s.waits(ctx, of) {
-			return started
+	started = s.startCrowded(ctx)
+	first := map[uuid.UUID]bool{}
+	for _, chain := range s.crowded {
+		if account := chain[0].Account; !first[account] {
+			first[account], s.passed[account] = true, chain[0].rec.ID
 		}
-		s.begin(ctx, of, chain)
-		started++
+	}
+	for len(s.crowded) > 0 && s.waits(ctx) {
+		started += s.startCrowded(ctx)
 	}
 	return started
 }
 
-// startSome works on those deliveries for whose account there is a place, and returns the
-// others by token.
-func (s *shift) startSome(ctx context.Context, ready *page) (crowded [][]*pending, started int, err error) {
-	chains, err := s.chains(ctx, ready)
-	if err != nil {
-		return nil, 0, err
-	}
-
-	for _, chain := range chains {
-		if s.delayed(chain[0].Token, chain[len(chain)-1].rec) {
-			continue
+// startCrowded works on those deliveries of the present page for whose account there is a
+// place, and leaves out those of delayed tokens. It returns how many tokens it has started.
+func (s *shift) startCrowded(ctx context.Context) (started int) {
+	s.crowded = slices.DeleteFunc(s.crowded, func(chain []*pending) bool {
+		if s.delayed(chain) {
+			return true
 		}
-		if of := s.shareOf(chain[0].Account); s.enters(of) {
-			s.begin(ctx, of, chain)
-			started++
-		} else {
-			crowded = append(crowded, chain)
+		of := s.shareOf(chain[0].Account)
+		if !s.enters(of) {
+			return false
 		}
-	}
-	return crowded, started, nil
+		s.begin(ctx, of, chain)
+		started++
+		return true
+	})
+	return started
 }
 
 // begin works on deliveries of a token that has a place.
@@ -140,9 +141,10 @@ func (s *shift) chains(ctx context.Context, ready *page) (chains [][]*pending, e
 	return chains, nil
 }
 
-// delayed reports whether a token is worked on, or is late. It is late from now on if a
-// delivery of it is not worked on.
-func (s *shift) delayed(token uuid.UUID, last *store.Record) bool {
+// delayed reports whether the token of deliveries is worked on, or is late. It is late from
+// now on if one of them is not worked on.
+func (s *shift) delayed(chain []*pending) bool {
+	token, last := chain[0].Token, chain[len(chain)-1].rec
 	s.mu.Lock()
 	worked, busy := s.busy[token]
 	s.mu.Unlock()

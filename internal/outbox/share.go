@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -51,66 +52,116 @@ func (s *shift) leaves(of *share) {
 	}
 }
 
-// waits takes a place for a token of an account once there is one. Meanwhile it renews the
-// shift, and looks for deliveries of other accounts. It returns false if the shift is over.
-func (s *shift) waits(ctx context.Context, of *share) bool {
-	for !s.enters(of) {
-		if !s.goesOn() || !s.stays(ctx) {
+// waits waits until there may be a place for deliveries of the present page. Meanwhile it
+// renews the shift, and looks for deliveries of other accounts. It returns false if the
+// shift is over.
+func (s *shift) waits(ctx context.Context) bool {
+	if !s.goesOn() || !s.stays(ctx) {
+		return false
+	}
+	if s.sink && time.Since(s.looked) >= lookPause {
+		if err := s.lookPast(ctx); err != nil {
+			s.fail(err)
 			return false
 		}
-		if s.sink && time.Since(s.looked) >= sendPoll {
-			s.lookPast(ctx)
-			s.looked = time.Now()
-		}
+		s.looked = time.Now()
+	}
 
-		select {
-		case <-s.freed:
-		case <-time.After(sendPoll):
-		}
+	select {
+	case <-s.freed:
+	case <-time.After(lookPause):
 	}
 	return true
 }
 
 // lookPast starts deliveries behind the present page, of accounts that have a place for them.
-// Once an account has none for one delivery, those behind it are left to their page: the
-// order of a token's deliveries stays.
-func (s *shift) lookPast(ctx context.Context) {
-	for range pastPages {
-		if s.beyond == uuid.Nil {
-			s.beyond = s.next
-			return
-		}
-		p, err := s.page(ctx, s.beyond)
-		if err != nil {
-			s.fail(err)
-			return
-		}
-
-		chains, err := s.chains(ctx, p)
-		if err != nil {
-			s.fail(err)
-			return
-		}
-
-		for _, chain := range chains {
-			account := chain[0].Account
-			if s.passed[account] || s.delayed(chain[0].Token, chain[len(chain)-1].rec) {
-				continue
-			}
-			if of := s.shareOf(account); s.enters(of) {
-				s.begin(ctx, of, chain)
-			} else {
-				s.passed[account] = true
-			}
-		}
-		s.beyond = p.next
+// It goes round all of them, a few pages a call, however often the first page is read again.
+// Then it goes on with accounts that had no place, each from where that was.
+func (s *shift) lookPast(ctx context.Context) (err error) {
+	s.forgetShares()
+	if precedes(s.beyond, s.behind) {
+		s.beyond = s.behind
 	}
+	for range lookPages {
+		if s.full() || len(s.passed) >= passedMost {
+			break
+		}
+		if s.beyond, err = s.startPast(ctx, s.beyond); err != nil {
+			return err
+		}
+		if s.beyond == uuid.Nil {
+			break
+		}
+	}
+
+	for range lookPages {
+		account, from := s.spared()
+		if account == uuid.Nil || s.full() {
+			break
+		}
+		delete(s.passed, account)
+		if precedes(from, s.behind) {
+			from = s.behind
+		}
+		next, err := s.startPast(ctx, from)
+		if err != nil {
+			return err
+		}
+
+		_, again := s.passed[account]
+		met := !precedes(s.beyond, from) && !precedes(next, s.beyond) // the round goes on from there
+		if !again && next != uuid.Nil && !met {
+			s.passed[account] = next
+		}
+	}
+	return nil
 }
 
-// anew forgets what is known of the pages, as the first one is read again.
-func (s *shift) anew() {
-	clear(s.late)
-	clear(s.passed)
+// startPast starts the deliveries of a page behind the present one for whose accounts there
+// is a place, and returns where the next page begins. Once an account has none for one
+// delivery, those behind it are left: the order of a token's deliveries stays. Where a
+// token was busy instead, missed sees to that.
+func (s *shift) startPast(ctx context.Context, from uuid.UUID) (next uuid.UUID, err error) {
+	p, err := s.page(ctx, from)
+	if err != nil {
+		return uuid.Nil, err
+	}
+	chains, err := s.chains(ctx, p)
+	if err != nil {
+		return uuid.Nil, err
+	}
+
+	for _, chain := range chains {
+		account, first := chain[0].Account, chain[0].rec.ID
+		if at, passed := s.passed[account]; passed && precedes(at, first) || s.delayed(chain) {
+			continue
+		}
+		if of := s.shareOf(account); s.enters(of) {
+			s.begin(ctx, of, chain)
+		} else {
+			s.passed[account] = first
+		}
+	}
+	return p.next, nil
+}
+
+// spared returns an account that had no place and has one now, and where that was. It
+// leaves out accounts for which the present page waits.
+func (s *shift) spared() (account, from uuid.UUID) {
+	for account, from := range s.passed {
+		of, waits := s.shares[account], func(c []*pending) bool { return c[0].Account == account }
+		if (of == nil || len(of.tokens) < cap(of.tokens)) && !slices.ContainsFunc(s.crowded, waits) {
+			return account, from
+		}
+	}
+	return uuid.Nil, uuid.Nil
+}
+
+// full reports whether there is no place for any account.
+func (s *shift) full() bool { return len(s.tokens) == cap(s.tokens) }
+
+// forgetShares forgets accounts of which no token is worked on.
+func (s *shift) forgetShares() {
 	for account, of := range s.shares {
 		if len(of.tokens) == 0 {
 			delete(s.shares, account)

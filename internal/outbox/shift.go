@@ -21,8 +21,10 @@ const (
 	sinkLease   = 24 * time.Second // of the sink's queue, in which an attempt and a few renewals that are late have room
 	sendTokens  = 128              // tokens at a time of one account whose deliveries are worked on
 	sendBatch   = 128              // deliveries read at a time
-	pastPages   = 32               // pages that lookPast reads at a time
+	lookPages   = 4                // pages that lookPast reads at a time, and again for accounts that had no place
+	passedMost  = 4096             // such accounts
 
+	lookPause  = time.Second / 8        // how often lookPast is called: it goes round 4,096 deliveries a second
 	sendPoll   = time.Second            // how often a shift looks for deliveries of other processes
 	sendLinger = 100 * time.Millisecond // how long a shift waits for more: a queue that rests costs writes
 	sendGather = 10 * time.Millisecond  // and for more that is stored at the same time
@@ -88,11 +90,12 @@ type shift struct {
 	known   time.Time          // since when damaged and changed are known
 	late    map[uuid.UUID]bool // tokens that were busy when a later delivery of theirs was listed
 	shares  map[uuid.UUID]*share
-	passed  map[uuid.UUID]bool // accounts of which lookPast starts nothing more
-	next    uuid.UUID          // row key behind the present page; zero: that is the last
-	beyond  uuid.UUID          // from which lookPast goes on
-	looked  time.Time          // when lookPast last has
-	group   sync.WaitGroup     // of the goroutines of tokens
+	crowded [][]*pending            // deliveries of the present page that wait for a place, by token
+	behind  uuid.UUID               // row key behind the present page
+	beyond  uuid.UUID               // row key from which lookPast goes on; zero: its round is over
+	looked  time.Time               // when lookPast was last called
+	passed  map[uuid.UUID]uuid.UUID // by account: row key of the first delivery that had no place
+	group   sync.WaitGroup          // of the goroutines of tokens
 
 	mu       sync.Mutex                  // guards what follows
 	queue    *queue                      // what the record of the queue holds
@@ -139,7 +142,7 @@ func (o *Outbox) newShift(j *jobs.Job, q *queue) *shift {
 		renewed: time.Now(),
 		known:   time.Now(),
 		shares:  map[uuid.UUID]*share{},
-		passed:  map[uuid.UUID]bool{},
+		passed:  map[uuid.UUID]uuid.UUID{},
 		late:    map[uuid.UUID]bool{},
 		queue:   q,
 		busy:    map[uuid.UUID]*store.Record{},
@@ -225,7 +228,8 @@ func (s *shift) run(ctx context.Context) {
 	for from, started := uuid.Nil, false; s.goesOn() && s.stays(ctx); {
 		if time.Since(began) >= sendAnew {
 			from, began = uuid.Nil, time.Now()
-			s.anew()
+			clear(s.late)
+			s.forgetShares()
 		}
 		p, err := s.page(ctx, from)
 		if err != nil {
@@ -233,7 +237,7 @@ func (s *shift) run(ctx context.Context) {
 			return
 		}
 
-		s.next, s.beyond, s.looked = p.next, p.next, time.Now()
+		s.behind = p.end
 		if tokens := s.start(ctx, p); tokens > 0 {
 			started = true
 			s.sleep(time.Duration(min(int64(tokens), s.inflow.stored.Swap(0))) * s.space)
@@ -246,8 +250,10 @@ func (s *shift) run(ctx context.Context) {
 		if !s.wait() && !started {
 			return
 		}
-		from, started = uuid.Nil, false
-		s.anew()
+		from, started, s.beyond = uuid.Nil, false, uuid.Nil
+		clear(s.late)
+		clear(s.passed)
+		s.forgetShares()
 	}
 }
 
