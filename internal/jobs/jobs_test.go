@@ -99,7 +99,13 @@ func (b *bench) another() *jobs.Engine {
 // add stores a job that holds a text and is due now, and returns its id.
 func (b *bench) add(text string) uuid.UUID {
 	b.Helper()
-	r := &store.Record{Kind: kindWork, ID: uuid.New(), Version: 1, Due: ledger.Now()}
+	return b.addAs(uuid.New(), text)
+}
+
+// addAs is add with an id.
+func (b *bench) addAs(id uuid.UUID, text string) uuid.UUID {
+	b.Helper()
+	r := &store.Record{Kind: kindWork, ID: id, Version: 1, Due: ledger.Now()}
 	if err := errors.Join(b.SealShown(r, []byte(text)), b.In(uuid.Nil).Put(b.Context(), ledger.Step, uuid.Nil, r)); err != nil {
 		b.Fatal(err)
 	}

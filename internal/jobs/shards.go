@@ -38,7 +38,8 @@ type leases struct {
 	kind    *Kind
 	process uuid.UUID // names this process in leases
 
-	sharing sync.Mutex // held while leases are read and written
+	sharing sync.Mutex    // held while leases are read and written
+	waits   *store.Record // says that this process waits, as last written; nil: it does not; guarded by sharing
 
 	mu     sync.Mutex // guards what follows
 	users  int        // calls of Run and Drain
@@ -144,7 +145,8 @@ func (s *leases) enter() {
 	s.looked = time.Time{}
 }
 
-// leave gives all shards back when the last call of Run or Drain has ended.
+// leave gives all shards back when the last call of Run or Drain has ended, and waits for
+// none any longer.
 func (s *leases) leave(ctx context.Context) error {
 	s.sharing.Lock()
 	defer s.sharing.Unlock()
@@ -156,12 +158,15 @@ func (s *leases) leave(ctx context.Context) error {
 			p.give(s, shard, l)
 		}
 	}
+	if s.users == 0 {
+		p.withdraw(s)
+	}
 	s.mu.Unlock()
 	return s.write(context.WithoutCancel(ctx), p)
 }
 
 // rest gives all shards back when no job was begun for a while: another process that stores
-// work need not wait for this one to hear of it.
+// work need not wait for this one to hear of it. Nor does this one wait for a shard.
 func (s *leases) rest(ctx context.Context, at time.Time) error {
 	s.sharing.Lock()
 	defer s.sharing.Unlock()
@@ -172,6 +177,7 @@ func (s *leases) rest(ctx context.Context, at time.Time) error {
 			p.give(s, shard, l)
 		}
 	}
+	p.withdraw(s)
 	s.mu.Unlock()
 	return s.write(ctx, p)
 }
@@ -356,6 +362,14 @@ func (p *plan) give(s *leases, shard int, l *lease) {
 	l.record, l.next, s.held[shard] = nil, nil, nil
 }
 
+// withdraw deletes the record which says that this process waits. Others would leave shards
+// to it.
+func (p *plan) withdraw(s *leases) {
+	if s.waits != nil {
+		p.delete = append(p.delete, s.waits)
+	}
+}
+
 // plan decides what becomes of the leases.
 func (s *leases) plan(places [store.ShardCount]*place, waiters map[uuid.UUID]waiter, at time.Time, renews bool) *plan {
 	s.mu.Lock()
@@ -450,6 +464,7 @@ func (s *leases) write(ctx context.Context, p *plan) error {
 		w.record = next
 	}
 	if p.wait != nil {
+		s.waits = p.wait // also if the outcome of the write is unknown
 		p.wait.Version++
 		if err := s.engine.ledger.SealShown(p.wait, (&place{end: p.until}).encode()); err != nil {
 			return err
@@ -473,9 +488,14 @@ func (s *leases) write(ctx context.Context, p *plan) error {
 			tx.Put(w.record)
 		}
 		for _, r := range p.delete {
-			if ok, err := ledger.Same(tx, r); err != nil {
+			same, err := r.ID == s.process, error(nil)
+			if !same {
+				same, err = ledger.Same(tx, r)
+			}
+			if err != nil {
 				return err
-			} else if ok {
+			}
+			if same {
 				tx.Delete(r.Kind, r.ID)
 			}
 		}
@@ -491,6 +511,9 @@ func (s *leases) write(ctx context.Context, p *plan) error {
 		return err
 	}
 
+	if p.wait == nil && slices.ContainsFunc(p.delete, func(r *store.Record) bool { return r.ID == s.process }) {
+		s.waits = nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range p.puts {

@@ -338,3 +338,55 @@ func TestManyFail(t *testing.T) {
 		})
 	}
 }
+
+// waiters returns how many processes are stored as waiting for shards.
+func (b *bench) waiters() (n int) {
+	b.Helper()
+	err := b.View(b.Context(), func(tx store.ReadTx) error {
+		found, err := tx.Scan(kindLease, uuid.UUID{15: store.ShardCount}, 100)
+		n = len(found)
+		return err
+	})
+	if err != nil {
+		b.Error(err)
+	}
+	return n
+}
+
+// TestWaiterLeaves: a process that waits for shards does not count any longer when it has
+// ended, or has found that there is no work left.
+func TestWaiterLeaves(t *testing.T) {
+	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
+		time.Sleep(5 * time.Second)
+		return b.outcome(ctx, j, "done")
+	}
+	inShards(t, store.ShardCount, do, func(b *bench) {
+		for shard := range byte(store.ShardCount) {
+			b.addAs(uuid.UUID{0: 1, 15: shard}, "a")
+		}
+		ended := make(chan error, 2)
+		go func() { ended <- b.engine.Drain(b.Context()) }()
+		synctest.Wait()
+		b.drainOf(b.another(), store.ShardCount)
+		if n := b.waiters(); n != 0 {
+			b.Errorf("%d processes that have ended are waiting", n)
+		}
+
+		ctx, cancel := context.WithCancel(b.Context())
+		go func() { ended <- b.another().Run(ctx) }()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if n := b.waiters(); n != 1 {
+			b.Errorf("%d processes are waiting, want that which runs", n)
+		}
+		time.Sleep(8 * time.Second)
+		synctest.Wait()
+		if n := b.waiters(); n != 0 {
+			b.Errorf("%d processes are waiting for no work", n)
+		}
+		cancel()
+		if err := errors.Join(<-ended, <-ended); err != nil {
+			b.Error(err)
+		}
+	})
+}
