@@ -127,6 +127,7 @@ func TestEventsBesideAnUnreadableQueue(t *testing.T) {
 // A record of the sink's queue that somebody has edited stops no events.
 func TestEventsBesideAnEditedQueue(t *testing.T) {
 	for what, edit := range map[string]func(*store.Record){
+		"as far as a pause":  func(r *store.Record) { r.Due = time.Now().Add(119 * time.Minute).UTC().Truncate(time.Microsecond) },
 		"far away":           func(r *store.Record) { r.Due = time.Now().AddDate(1, 0, 0).UTC().Truncate(time.Microsecond) },
 		"of another account": func(r *store.Record) { r.Account = uuid.UUID{1: 7} },
 	} {
@@ -150,9 +151,9 @@ func TestEventsBesideAnEditedQueue(t *testing.T) {
 
 				other := l.imports(visa)
 				l.run(func() {
-					l.pass(time.Hour)
+					l.pass(10 * time.Minute)
 					another := l.imports(visa)
-					l.pass(time.Hour)
+					l.pass(10 * time.Minute)
 					ear.took(other, createdEvent)
 					ear.took(another, createdEvent)
 				})

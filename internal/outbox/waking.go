@@ -86,9 +86,12 @@ func (w wakings) read(ctx context.Context, o *Outbox) error {
 
 // engaged reports whether a queue is due or being worked on. No shift and no pause is as
 // long as farthest: a queue that is due later has an edited time, or one by a clock that was
-// far ahead.
+// far ahead. The sink never asks for a pause.
 func engaged(r *store.Record) bool {
-	const farthest = maxSendPause + time.Hour
+	farthest := maxSendPause + time.Hour
+	if r.Kind == KindSinkQueue {
+		farthest = 2 * sinkLease
+	}
 	return !r.Due.IsZero() && time.Until(r.Due) < farthest
 }
 
