@@ -338,13 +338,8 @@ func (v *Vault) failure(p *PaymentData, err error) *Failure {
 
 // encrypt returns what the merchant opens with its secret.
 func (c *Cryptogram) encrypt(secret *PaymentSecret) (string, error) {
-	plain := paymentdata.Credential{
-		Number:     c.Number.get(),
-		Month:      c.Expiry.Month,
-		Year:       c.Expiry.Year,
-		Cryptogram: c.Value.get(),
-		ECI:        c.ECI,
-	}
+	plain := paymentdata.NewCredential(c.Number.get(), c.Expiry.Month, c.Expiry.Year, c.Value.get())
+	plain.ECI = c.ECI
 	jwe, err := plain.Seal(secret.value.get(), secret.KeyID)
 	if err != nil {
 		return "", fmt.Errorf("cardvault: encrypting payment data: %w", err)
@@ -560,9 +555,9 @@ func OpenPaymentData(jwe string, secrets ...SharedSecret) (*PaymentCredential, e
 	defer opened.Wipe()
 
 	return &PaymentCredential{
-		Number:     NewPAN(opened.Number),
+		Number:     NewPAN(opened.Number()),
 		Expiry:     Expiry{Month: opened.Month, Year: opened.Year},
-		Cryptogram: NewCryptogramValue(opened.Cryptogram),
+		Cryptogram: NewCryptogramValue(opened.Cryptogram()),
 		ECI:        opened.ECI,
 	}, nil
 }

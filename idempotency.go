@@ -91,7 +91,7 @@ func (v *Vault) once(ctx context.Context, op ledger.Operation, object uuid.UUID,
 		defer clear(body)
 	}
 	actor, _ := ctx.Value(actorKey{}).(Actor)
-	call, answer, err := v.calls.Begin(ctx, v.rows, replay.Request{Operation: op, Object: object, Key: i.Key, Body: body, Root: actor.RootKeyID})
+	call, answer, err := v.calls.Begin(ctx, v.rows, replay.Request{Operation: op, Object: object, Key: i.Key, Body: func() []byte { return body }, Root: actor.RootKeyID})
 	if answer == nil {
 		return call, nil, err
 	}
@@ -100,7 +100,7 @@ func (v *Vault) once(ctx context.Context, op ledger.Operation, object uuid.UUID,
 	if answer.Refused {
 		return nil, nil, ErrNetworkTokenState
 	}
-	return nil, answer.Result, nil
+	return nil, answer.Result(), nil
 }
 
 func checkIdempotencyKey(key string) error {

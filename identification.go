@@ -181,7 +181,7 @@ func (s *visit) enter(ctx context.Context, c Card, also ...*store.Record) (*Toke
 
 	s.idv = &identification{key: uuid.New(), scheme: scheme, since: now()}
 	// Logged; the cardholder may be identified without.
-	_ = s.vault.codes.Keep(ctx, s.vault.rows, s.idv.key, codes.Code{Digits: c.SecurityCode.get(), Until: s.vault.opts.codeUntil(s.record.Due)}, codes.Aside)
+	_ = s.vault.codes.Keep(ctx, s.vault.rows, s.idv.key, codes.NewCode(c.SecurityCode.get(), 0, s.vault.opts.codeUntil(s.record.Due)), codes.Aside)
 
 	if err := s.lease(ctx, also...); err != nil {
 		s.vault.codes.Drop(ctx, s.idv.key)
@@ -302,7 +302,7 @@ func (s *visit) entered(ctx context.Context) (c Card, err error) {
 	}
 
 	kept := s.vault.codes.Find(ctx, s.vault.rows, s.idv.key) // the only one there is under the key
-	c.SecurityCode = NewSecurityCode(kept.Digits)
+	c.SecurityCode = NewSecurityCode(kept.Digits())
 	kept.Wipe()
 	return c, nil
 }

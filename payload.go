@@ -50,13 +50,13 @@ func (o *Options) refuses(c Card, refresh bool) string {
 func readClaims(text []byte, refresh bool) (c Card, ok bool) {
 	read, ok := claims.Read(text, refresh)
 	c = Card{
-		PAN:          NewPAN(read.Number),
+		PAN:          NewPAN(read.Number()),
 		Expiry:       Expiry{Month: read.Month, Year: read.Year},
-		SecurityCode: NewSecurityCode(read.SecurityCode),
-		Name:         NewName(read.Name),
-		Contact:      NewContact(read.Contact),
+		SecurityCode: NewSecurityCode(read.SecurityCode()),
+		Name:         NewName(read.Name()),
+		Contact:      NewContact(read.Contact()),
 	}
-	clear(read.Contact)
+	clear(read.Contact())
 	return c, ok && checkName(c.Name) == nil
 }
 

@@ -235,7 +235,7 @@ func (s *visit) refreshCode(ctx context.Context, code SecurityCode, also ...*sto
 	// deleted meanwhile, or the code consumed, perhaps before there was this code to erase.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)
 	defer cancel()
-	if s.vault.codes.Keep(ctx, s.vault.rows, t.ID, codes.Code{Digits: code.get(), Number: t.codes, Until: s.vault.opts.codeUntil(t.ExpiresAt)}, codes.Wait) != nil {
+	if s.vault.codes.Keep(ctx, s.vault.rows, t.ID, codes.NewCode(code.get(), t.codes, s.vault.opts.codeUntil(t.ExpiresAt)), codes.Wait) != nil {
 		err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
 	} else {
 		var is *Token
@@ -274,12 +274,12 @@ func (o *Options) codeUntil(end time.Time) time.Time {
 func (v *Vault) securityCode(ctx context.Context, id uuid.UUID) (SecurityCode, time.Time, error) {
 	kept := v.codes.Find(ctx, v.rows, id)
 	defer kept.Wipe()
-	if len(kept.Digits) == 0 {
+	if len(kept.Digits()) == 0 {
 		return SecurityCode{}, time.Time{}, nil
 	}
 	t, err := v.Get(ctx, id)
 	if err == nil && kept.Number == t.codes {
-		return NewSecurityCode(kept.Digits), kept.Until, nil
+		return NewSecurityCode(kept.Digits()), kept.Until, nil
 	}
 	return SecurityCode{}, time.Time{}, err
 }

@@ -28,7 +28,7 @@ func TestClosedCodes(t *testing.T) {
 	if err := v.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if kept := v.codes.Find(t.Context(), v.rows, token.ID); len(kept.Digits) != 0 {
+	if kept := v.codes.Find(t.Context(), v.rows, token.ID); len(kept.Digits()) != 0 {
 		t.Error("the code is there after Close")
 	}
 }

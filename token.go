@@ -355,7 +355,7 @@ func (v *Vault) writeToken(ctx context.Context, op ledger.Operation, t *Token, c
 	if end := v.opts.codeUntil(t.ExpiresAt); until.IsZero() || until.After(end) {
 		until = end
 	}
-	_ = v.codes.Keep(ctx, v.rows, t.ID, codes.Code{Digits: code.get(), Number: t.codes, Until: until}, codes.Aside) // logged; the card is stored all the same
+	_ = v.codes.Keep(ctx, v.rows, t.ID, codes.NewCode(code.get(), t.codes, until), codes.Aside) // logged; the card is stored all the same
 	err := v.rows.Write(ctx, op, t.ID, fn)
 	if err != nil {
 		v.codes.Drop(ctx, t.ID)

@@ -15,20 +15,36 @@ import (
 // MaxContact bounds a contact, in bytes.
 const MaxContact = 4 << 10
 
-// Claims are the claims of a payload. Texts point into what was read, except for Contact.
+// Claims are the claims of a payload, as Read returns them.
 type Claims struct {
-	Number, SecurityCode, Name []byte
-	Month, Year                int
-	Contact                    []byte // a JSON object; nil: there is none
+	Month, Year int
+	texts       func() *texts // fmt and encoders cannot look into a closure
 }
 
+// texts point into what was read, except for contact.
+type texts struct{ number, securityCode, name, contact []byte }
+
+// Number returns the card number.
+func (c *Claims) Number() []byte { return c.texts().number }
+
+// SecurityCode returns the security code.
+func (c *Claims) SecurityCode() []byte { return c.texts().securityCode }
+
+// Name returns the name of the cardholder, nil if there is none.
+func (c *Claims) Name() []byte { return c.texts().name }
+
+// Contact returns a JSON object, nil if there is none.
+func (c *Claims) Contact() []byte { return c.texts().contact }
+
 // Read reads the claims of a card, or of a security code alone, and returns false if one is
-// missing or has another type. Other claims are ignored. Of Contact it returns only one that
+// missing or has another type. Other claims are ignored. Of contacts it returns only one that
 // CheckContact accepts.
 func Read(text []byte, codeOnly bool) (c Claims, ok bool) {
+	t := new(texts)
+	c.texts = func() *texts { return t }
 	values, err := jsontext.Parse(text)
 	if err != nil {
-		return Claims{}, false
+		return c, false
 	}
 
 	members := values[1:]
@@ -41,22 +57,22 @@ func Read(text []byte, codeOnly bool) (c Claims, ok bool) {
 		return nil
 	}
 
-	c.SecurityCode = get("security_code", '"')
+	t.securityCode = get("security_code", '"')
 	if codeOnly {
 		return c, ok
 	}
 
-	c.Number = get("account_number", '"')
+	t.number = get("account_number", '"')
 	c.Month = integer(get("expiry_month", '0'), &ok)
 	c.Year = integer(get("expiry_year", '0'), &ok)
 
 	if i := jsontext.Find(members, "cardholder_name"); i >= 0 && members[i].Kind != 'n' {
-		c.Name = get("cardholder_name", '"')
-		ok = ok && len(c.Name) > 0
+		t.name = get("cardholder_name", '"')
+		ok = ok && len(t.name) > 0
 	}
 
 	contact, contactOK := readContact(members)
-	c.Contact = contact
+	t.contact = contact
 	return c, ok && contactOK
 }
 

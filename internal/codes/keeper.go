@@ -24,15 +24,28 @@ const (
 	Wait  = time.Second           // if it is about the code
 )
 
-// A Code is a security code as it is kept.
+// A Code is a security code as it is kept. The zero value is none.
 type Code struct {
-	Digits []byte // none: there is no code
 	Number uint64 // of the codes of a token: a later one has a higher number
 	Until  time.Time
+	digits func() []byte // fmt and encoders cannot look into a closure
+}
+
+// NewCode returns a Code that has digits, which it does not copy.
+func NewCode(digits []byte, number uint64, until time.Time) Code {
+	return Code{number, until, func() []byte { return digits }}
+}
+
+// Digits returns the digits, which are the Code's own; none: there is no code.
+func (c Code) Digits() []byte {
+	if c.digits == nil {
+		return nil
+	}
+	return c.digits()
 }
 
 // Wipe overwrites the digits with zeros.
-func (c *Code) Wipe() { clear(c.Digits) }
+func (c Code) Wipe() { clear(c.Digits()) }
 
 // A Config says what a Keeper works with.
 type Config struct {
@@ -84,13 +97,13 @@ const (
 // Keep puts a code under an id of the account, in place of the one before. The cache has the
 // time wait for it. An error was logged. Keep does nothing without digits.
 func (k *Keeper) Keep(ctx context.Context, rows ledger.Account, id uuid.UUID, c Code, wait time.Duration) error {
-	if len(c.Digits) == 0 {
+	if len(c.Digits()) == 0 {
 		return nil
 	}
 	var buf [96]byte
 	plain := tlv.AppendTime(buf[:0], codeUntil, c.Until)
 	plain = tlv.AppendUint(plain, codeNumber, c.Number)
-	plain = tlv.Pad(tlv.Append(plain, codeDigits, c.Digits), 32, 0)
+	plain = tlv.Pad(tlv.Append(plain, codeDigits, c.Digits()), 32, 0)
 	sealed := rows.Box.SealCode(k.key, rows.ID, id, plain)
 	clear(plain)
 	erase.Registers()
@@ -128,6 +141,7 @@ func (k *Keeper) Find(ctx context.Context, rows ledger.Account, id uuid.UUID) Co
 	}
 
 	var c Code
+	var digits []byte
 	r := tlv.Read(plain)
 	for r.Next() {
 		switch r.Tag {
@@ -136,15 +150,14 @@ func (k *Keeper) Find(ctx context.Context, rows ledger.Account, id uuid.UUID) Co
 		case codeNumber:
 			c.Number = r.Uint()
 		case codeDigits:
-			c.Digits = r.Value
+			digits = r.Value
 		}
 	}
 
 	if r.Err() != nil || !c.Until.After(ledger.Now()) { // a cache that keeps it too long is not believed
 		return Code{}
 	}
-	c.Digits = bytes.Clone(c.Digits)
-	return c
+	return NewCode(bytes.Clone(digits), c.Number, c.Until)
 }
 
 // Erase erases the code under an id. If that fails the error is ledger.ErrUnavailable.

@@ -29,14 +29,14 @@ func TestKeeper(t *testing.T) {
 			k := codes.NewKeeper(config)
 			rows, other, id := l.In(l.First), l.In(uuid.New()), uuid.New()
 			until := ledger.Now().Add(time.Minute)
-			if err := k.Keep(t.Context(), rows, id, codes.Code{Digits: []byte("737"), Number: 3, Until: until}, codes.Wait); err != nil {
+			if err := k.Keep(t.Context(), rows, id, codes.NewCode([]byte("737"), 3, until), codes.Wait); err != nil {
 				t.Fatal(err)
 			}
 
-			if c := k.Find(t.Context(), rows, id); string(c.Digits) != "737" || c.Number != 3 || !c.Until.Equal(until) {
+			if c := k.Find(t.Context(), rows, id); string(c.Digits()) != "737" || c.Number != 3 || !c.Until.Equal(until) {
 				t.Errorf("found %+v", c)
 			}
-			if c := k.Find(t.Context(), other, id); c.Digits != nil {
+			if c := k.Find(t.Context(), other, id); c.Digits() != nil {
 				t.Error("another account finds the code")
 			}
 			if shared {
@@ -48,14 +48,14 @@ func TestKeeper(t *testing.T) {
 			if err := k.Erase(t.Context(), id); err != nil {
 				t.Error(err)
 			}
-			if c := k.Find(t.Context(), rows, id); c.Digits != nil {
+			if c := k.Find(t.Context(), rows, id); c.Digits() != nil {
 				t.Error("the code is there after Erase")
 			}
-			if err := k.Keep(t.Context(), rows, id, codes.Code{Digits: []byte("737"), Until: until}, codes.Wait); err != nil {
+			if err := k.Keep(t.Context(), rows, id, codes.NewCode([]byte("737"), 0, until), codes.Wait); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Minute)
-			if c := k.Find(t.Context(), rows, id); c.Digits != nil {
+			if c := k.Find(t.Context(), rows, id); c.Digits() != nil {
 				t.Error("the code is there after its time")
 			}
 			if err := k.Close(); err != nil {

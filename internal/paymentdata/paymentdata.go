@@ -31,16 +31,33 @@ var ErrOpen = errors.New("cardvault: payment data cannot be opened with these se
 
 // A Credential is what a merchant sends in place of a card number.
 type Credential struct {
-	Number      []byte // digits of the network token
 	Month, Year int
-	Cryptogram  []byte // printable ASCII characters
 	ECI         string // "" if none was assigned
+
+	number, cryptogram func() []byte // fmt and encoders cannot look into a closure
 }
+
+// NewCredential returns a Credential without an ECI. It does not copy the digits of the
+// network token, nor the cryptogram, which has printable ASCII characters.
+func NewCredential(number []byte, month, year int, cryptogram []byte) *Credential {
+	return &Credential{
+		Month:      month,
+		Year:       year,
+		number:     func() []byte { return number },
+		cryptogram: func() []byte { return cryptogram },
+	}
+}
+
+// Number returns the digits of the network token, which are the Credential's own.
+func (c *Credential) Number() []byte { return c.number() }
+
+// Cryptogram returns the cryptogram, which is the Credential's own.
+func (c *Credential) Cryptogram() []byte { return c.cryptogram() }
 
 // Wipe overwrites number and cryptogram with zeros.
 func (c *Credential) Wipe() {
-	clear(c.Number)
-	clear(c.Cryptogram)
+	clear(c.Number())
+	clear(c.Cryptogram())
 }
 
 // Seal returns c encrypted under the text of a secret, which has an id.
@@ -69,14 +86,14 @@ func (c *Credential) encode() []byte {
 	b := make([]byte, 0, 2*MaxCryptogram+160) // never grown: nothing is left behind
 
 	b = append(b, `{"network_token":{"token":"`...)
-	b = append(b, c.Number...)
+	b = append(b, c.Number()...)
 	b = append(b, `","expiry_year":`...)
 	b = strconv.AppendInt(b, int64(c.Year), 10)
 	b = append(b, `,"expiry_month":`...)
 	b = strconv.AppendInt(b, int64(c.Month), 10)
 
 	b = append(b, `},"cryptogram":"`...)
-	for _, char := range c.Cryptogram {
+	for _, char := range c.Cryptogram() {
 		if char == '"' || char == '\\' {
 			b = append(b, '\\')
 		}
@@ -131,8 +148,8 @@ func parse(plain []byte) (*Credential, error) {
 	}
 
 	err := json.Unmarshal(plain, &p)
-	c := &Credential{Number: p.Token.Number, Month: p.Token.Month, Year: p.Token.Year, Cryptogram: p.Cryptogram}
-	if err != nil || len(c.Number) == 0 || !allDigits(c.Number) || len(c.Cryptogram) == 0 {
+	c := NewCredential(p.Token.Number, p.Token.Month, p.Token.Year, p.Cryptogram)
+	if err != nil || len(c.Number()) == 0 || !allDigits(c.Number()) || len(c.Cryptogram()) == 0 {
 		c.Wipe()
 		return nil, ErrOpen
 	}

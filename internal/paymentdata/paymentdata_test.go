@@ -2,7 +2,6 @@ package paymentdata_test
 
 import (
 	"errors"
-	"reflect"
 	"testing"
 
 	"github.com/cardvault/cardvault/internal/paymentdata"
@@ -10,17 +9,20 @@ import (
 
 func TestOpen(t *testing.T) {
 	secret, other := []byte("0123456789012345678901234567890123456789012"), []byte("x123456789012345678901234567890123456789012")
-	for _, c := range []paymentdata.Credential{
-		{Number: []byte("4895370012003478"), Month: 12, Year: 2030, Cryptogram: []byte("AgAAAABB6qqnJd0oAmbuXgu8AAAA="), ECI: "07"},
-		{Number: []byte("4895370012003478"), Month: 1, Year: 2030, Cryptogram: []byte(`a"b\c`)},
-	} {
+	for cryptogram, eci := range map[string]string{"AgAAAABB6qqnJd0oAmbuXgu8AAAA=": "07", `a"b\c`: ""} {
+		const number = "4895370012003478"
+		c := paymentdata.NewCredential([]byte(number), 12, 2030, []byte(cryptogram))
+		c.ECI = eci
 		jwe, err := c.Seal(secret, "id")
 		if err != nil {
 			t.Fatal(err)
 		}
 		got, err := paymentdata.Open(jwe, other, secret)
-		if err != nil || !reflect.DeepEqual(*got, c) {
-			t.Errorf("%s: %+v, %v", c.Cryptogram, got, err)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got.Number()) != number || got.Month != 12 || got.Year != 2030 || string(got.Cryptogram()) != cryptogram || got.ECI != eci {
+			t.Errorf("%s: opened as another credential", cryptogram)
 		}
 		if _, err := paymentdata.Open(jwe, other); !errors.Is(err, paymentdata.ErrOpen) {
 			t.Errorf("with another secret: %v", err)

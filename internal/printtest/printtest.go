@@ -30,7 +30,8 @@ import (
 const module = "github.com/cardvault/cardvault"
 
 // Run checks that types are all exported types of the packages below dir that hold text or
-// bytes, besides those of commands, internal packages and other modules. It fills each, also
+// bytes, besides those of commands, other modules, test kits that are internal, and internal packages
+// that the root cannot import. It fills each, also
 // what is not exported, prints it in every way, and finds nothing that it was filled with,
 // except in fields that shown names, as package.Type.Field, with the reason why each may be
 // seen; package.* are all that are not exported.
@@ -103,7 +104,7 @@ func declared(t *testing.T, dir, path string) (names []string) {
 		case err != nil:
 			return err
 		case d.IsDir() && file != dir:
-			if _, err := os.Stat(filepath.Join(file, "go.mod")); err == nil || slices.Contains([]string{"internal", "examples", "testdata", ".git"}, d.Name()) {
+			if _, err := os.Stat(filepath.Join(file, "go.mod")); err == nil || slices.Contains([]string{"examples", "testdata", ".git"}, d.Name()) || passed(dir, file) {
 				return fs.SkipDir
 			}
 			return nil
@@ -143,6 +144,21 @@ func declared(t *testing.T, dir, path string) (names []string) {
 		t.Fatal("no types are found")
 	}
 	return names
+}
+
+// passed reports whether the types of a folder are not tried: it is internal to a package
+// below dir, or to tests, as a package is that imports testing.
+func passed(dir, folder string) bool {
+	internal := filepath.Join(dir, "internal")
+	if filepath.Dir(folder) != internal {
+		return filepath.Base(folder) == "internal" && folder != internal
+	}
+	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
+	return err == nil && slices.ContainsFunc(files, func(file string) bool {
+		source, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		return err == nil && !strings.HasSuffix(file, "_test.go") &&
+			slices.ContainsFunc(source.Imports, func(i *ast.ImportSpec) bool { return i.Path.Value == `"testing"` })
+	})
 }
 
 func holdsText(e ast.Expr) bool {

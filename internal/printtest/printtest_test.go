@@ -6,7 +6,28 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/claims"
+	"github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/internal/fault"
+	"github.com/cardvault/cardvault/internal/images"
+	"github.com/cardvault/cardvault/internal/iso"
+	"github.com/cardvault/cardvault/internal/jobs"
+	"github.com/cardvault/cardvault/internal/jsontext"
+	"github.com/cardvault/cardvault/internal/keyfile"
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/outbox"
+	"github.com/cardvault/cardvault/internal/payload"
+	"github.com/cardvault/cardvault/internal/paymentdata"
 	"github.com/cardvault/cardvault/internal/printtest"
+	"github.com/cardvault/cardvault/internal/quota"
+	"github.com/cardvault/cardvault/internal/removal"
+	"github.com/cardvault/cardvault/internal/replay"
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/rule"
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/internal/tally"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/cardvault/cardvault/networktest"
 	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/payone/payonetest"
@@ -20,7 +41,7 @@ import (
 	"github.com/cardvault/cardvault/webhook/webhooktest"
 )
 
-// No exported type prints a secret.
+// No exported type prints a secret, and none of the internal packages does.
 func TestPrint(t *testing.T) {
 	printtest.Run(t, "../..", "", shown,
 		reflect.TypeFor[cardvault.APIKey](),
@@ -122,6 +143,68 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[webhook.Token](),
 		reflect.TypeFor[webhooktest.Delivery](),
 		reflect.TypeFor[webhooktest.Receiver](),
+
+		reflect.TypeFor[codes.Cache](),
+		reflect.TypeFor[codes.Code](),
+		reflect.TypeFor[codes.Config](),
+		reflect.TypeFor[codes.Keeper](),
+		reflect.TypeFor[claims.Claims](),
+		reflect.TypeFor[fault.Plan[string]](),
+		reflect.TypeFor[images.Shelf](),
+		reflect.TypeFor[iso.Unit](),
+		reflect.TypeFor[jobs.Job](),
+		reflect.TypeFor[jobs.Kind](),
+		reflect.TypeFor[jobs.Sweep](),
+		reflect.TypeFor[jobs.Engine](),
+		reflect.TypeFor[jobs.Rate](),
+		reflect.TypeFor[jsontext.Value](),
+		reflect.TypeFor[keyfile.Key](),
+		reflect.TypeFor[ledger.Family](),
+		reflect.TypeFor[ledger.Families](),
+		reflect.TypeFor[ledger.Operation](),
+		reflect.TypeFor[ledger.Config](),
+		reflect.TypeFor[ledger.Ledger](),
+		reflect.TypeFor[ledger.Account](),
+		reflect.TypeFor[ledger.Seldom](),
+		reflect.TypeFor[ledger.Damage](),
+		reflect.TypeFor[ledger.Name](),
+		reflect.TypeFor[ledger.Glimpse](),
+		reflect.TypeFor[outbox.Receivers](),
+		reflect.TypeFor[outbox.Receiver](),
+		reflect.TypeFor[outbox.Config](),
+		reflect.TypeFor[outbox.Outbox](),
+		reflect.TypeFor[outbox.Change](),
+		reflect.TypeFor[outbox.Parcel](),
+		reflect.TypeFor[outbox.Bundle](),
+		reflect.TypeFor[outbox.Delivery](),
+		reflect.TypeFor[outbox.Reply](),
+		reflect.TypeFor[payload.Key](),
+		reflect.TypeFor[payload.Config](),
+		reflect.TypeFor[payload.Keys](),
+		reflect.TypeFor[payload.Session](),
+		reflect.TypeFor[paymentdata.Credential](),
+		reflect.TypeFor[paymentdata.Records](),
+		reflect.TypeFor[quota.Counts](),
+		reflect.TypeFor[quota.Place](),
+		reflect.TypeFor[removal.Config](),
+		reflect.TypeFor[removal.Lapsing](),
+		reflect.TypeFor[removal.Eraser](),
+		reflect.TypeFor[replay.Config](),
+		reflect.TypeFor[replay.Calls](),
+		reflect.TypeFor[replay.Request](),
+		reflect.TypeFor[replay.Answer](),
+		reflect.TypeFor[replay.Call](),
+		reflect.TypeFor[rowkey.Generator](),
+		reflect.TypeFor[rule.Broken](),
+		reflect.TypeFor[seal.Keys](),
+		reflect.TypeFor[seal.Master](),
+		reflect.TypeFor[seal.Box](),
+		reflect.TypeFor[seal.CodeKey](),
+		reflect.TypeFor[tally.Reports](),
+		reflect.TypeFor[tally.Tally](),
+		reflect.TypeFor[tlv.Fields](),
+		reflect.TypeFor[tlv.Reader](),
+		reflect.TypeFor[wire.Object](),
 	)
 }
 
@@ -269,9 +352,39 @@ var shown = map[string]string{
 	"webhook.Event.Reason":                     "one of a few words or codes",
 	"webhook.Event.Type":                       "one of a few words or codes",
 
-	"store/boltstore.*":                  "its path, and rows as they are in the file, where what is secret is sealed",
-	"store/memstore.*":                   "rows, where what is secret is sealed",
-	"internal/tally.*":                   "ids of accounts and keys",
+	"store/boltstore.*": "its path, and rows as they are in the file, where what is secret is sealed",
+	"store/memstore.*":  "rows, where what is secret is sealed",
+	"internal/tally.*":  "ids of accounts and keys",
+
+	"internal/iso.Unit.Code":              "one of a few words or codes",
+	"internal/jobs.*":                     "kinds of records",
+	"internal/jobs.Sweep.Records":         "kinds of records",
+	"internal/ledger.Damage.Kind":         "one of a few words or codes",
+	"internal/ledger.Operation.Name":      "one of a few words or codes",
+	"internal/outbox.Change.Reason":       "one of a few words or codes",
+	"internal/outbox.Delivery.Reason":     "one of a few words or codes",
+	"internal/paymentdata.Credential.ECI": "one of a few words or codes",
+	"internal/rule.Broken.Code":           "one of a few words or codes",
+	"internal/rule.Broken.Message":        "one of a few words or codes",
+	"internal/keyfile.*":                  "a hash of a key that is random",
+	"internal/payload.*":                  "ids of keys",
+	"internal/payload.Key.ID":             "ids of keys",
+	"internal/replay.*":                   "keyed hashes",
+	"internal/replay.Request.Key":         "names a call, and repeats it only for who may make it",
+	"internal/fault.*":                    "what a test kit answers",
+
+	"internal/jobs.Job.Plain":      "the shown part of a record, in which there is no card",
+	"internal/jsontext.Value.Name": "a buffer of the function that reads or writes it: the caller keeps it out of what prints",
+	"internal/jsontext.Value.Text": "a buffer of the function that reads or writes it: the caller keeps it out of what prints",
+	"internal/tlv.*":               "a buffer of the function that reads or writes it: the caller keeps it out of what prints",
+	"internal/tlv.Reader.Value":    "a buffer of the function that reads or writes it: the caller keeps it out of what prints",
+	"internal/wire.Object.B":       "a buffer of the function that reads or writes it: the caller keeps it out of what prints",
+
+	"internal/seal.Keys.Audit":           "the ledger alone has the keys, and wraps them before it stores them",
+	"internal/seal.Keys.Fingerprint":     "the ledger alone has the keys, and wraps them before it stores them",
+	"internal/seal.Keys.ID":              "the ledger alone has the keys, and wraps them before it stores them",
+	"internal/seal.Keys.Lookup":          "the ledger alone has the keys, and wraps them before it stores them",
+	"internal/seal.Master.Key":           "the ledger alone has the keys, and wraps them before it stores them",
 	"cardvault.ProviderAccount.AID":      "an account at the provider, without its keys",
 	"cardvault.ProviderAccount.MID":      "an account at the provider, without its keys",
 	"cardvault.ProviderAccount.PortalID": "an account at the provider, without its keys",

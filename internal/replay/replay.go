@@ -59,14 +59,14 @@ type Request struct {
 	Operation ledger.Operation
 	Object    uuid.UUID // that the call concerns; the key is unique for both
 	Key       string
-	Body      []byte    // must be the same in a repetition; it is not kept
-	Root      uuid.UUID // whose mistakes count together
+	Body      func() []byte // must be the same in a repetition; it is not kept, and behind a function, which shows nothing
+	Root      uuid.UUID     // whose mistakes count together
 }
 
 // An Answer is the result of an earlier call under the same key.
 type Answer struct {
-	Result  []byte // as it was sealed, with zeros appended
-	Refused bool   // the call was sealed by SealRefusal
+	Result  func() []byte // as it was sealed, with zeros appended; behind a function, which shows nothing
+	Refused bool          // the call was sealed by SealRefusal
 }
 
 // A Call is a call that is being made under a key. It is for one goroutine. A nil Call has
@@ -117,13 +117,13 @@ func (c *Calls) Begin(ctx context.Context, rows ledger.Account, r Request) (*Cal
 	if err != nil {
 		return nil, nil, err
 	}
-	return nil, &Answer{plain, first.refused}, nil
+	return nil, &Answer{func() []byte { return plain }, first.refused}, nil
 }
 
 // newCall returns a call with the records that it writes, not sealed yet.
 func (c *Calls) newCall(rows ledger.Account, r Request) *Call {
 	call := &Call{calls: c, rows: rows, at: ledger.Now()}
-	call.fingerprint = rows.Box.Idempotency(rows.ID, []byte("request"), r.Body)
+	call.fingerprint = rows.Box.Idempotency(rows.ID, []byte("request"), r.Body())
 
 	name := rows.Box.Idempotency(rows.ID, []byte("key"), []byte(r.Operation.Name), r.Object[:], []byte(r.Key))
 	call.mistakes = uuid.UUID(rows.Box.Idempotency(rows.ID, []byte("mistakes"), name, r.Root[:])[:16])

@@ -40,7 +40,7 @@ func inBench(t *testing.T, f func(b *bench)) {
 
 // begin begins a call with a body on behalf of a root.
 func (b *bench) begin(body string, root byte) (*replay.Call, *replay.Answer, error) {
-	r := replay.Request{Operation: opMake, Key: "key", Body: []byte(body), Root: uuid.UUID{root}}
+	r := replay.Request{Operation: opMake, Key: "key", Body: func() []byte { return []byte(body) }, Root: uuid.UUID{root}}
 	return b.calls.Begin(b.Context(), b.Account, r)
 }
 
@@ -85,7 +85,7 @@ func TestAnswer(t *testing.T) {
 			b.Fatal(err)
 		}
 		c, answer, err := b.begin("request", 1)
-		if c != nil || answer == nil || string(answer.Result[:4]) != "made" || answer.Refused || err != nil {
+		if c != nil || answer == nil || string(answer.Result()[:4]) != "made" || answer.Refused || err != nil {
 			b.Fatalf("repeated: %v %v %v", c, answer, err)
 		}
 
