@@ -149,7 +149,7 @@ func page[T any](ctx context.Context, v *Vault, q *store.Query, o ListOptions, o
 			return nil, err
 		}
 	}
-	return p, errors.Join(damaged...)
+	return p, ledger.JoinDamages(damaged...)
 }
 
 // in reports whether one of values is x, or there are none.

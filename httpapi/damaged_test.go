@@ -78,3 +78,35 @@ func TestDamagedInLists(t *testing.T) {
 		}
 	}
 }
+
+// However many items of a page are damaged, the log has one short line that names the first
+// of them. The answer names all.
+func TestManyDamagedInAList(t *testing.T) {
+	r := newRig(t, nil, nil)
+	const n = 50
+	for range n {
+		r.importCard(t)
+	}
+	err := r.store.Update(t.Context(), func(tx store.Tx) error {
+		all, err := tx.Scan(5, uuid.Nil, n)
+		for _, token := range all {
+			token.Version++
+			token.Shown[len(token.Shown)-1] ^= 1
+			tx.Put(token)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	r.log.take()
+	page := r.list(t, "/tokens?limit=50")
+	if len(page.Damaged) != n {
+		t.Fatalf("%d items are named", len(page.Damaged))
+	}
+	line := r.log.take()
+	if len(line) > 1500 || !strings.Contains(line, page.Damaged[4]) || strings.Contains(line, page.Damaged[5]) || !strings.Contains(line, "and 45 more") {
+		t.Errorf("%d bytes are logged: %q", len(line), line)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
@@ -112,6 +113,32 @@ func (l *Ledger) damage(kind store.Kind, err error) *Damage {
 	name := cmp.Or(l.config.Names[kind].Kind, fmt.Sprint("record of kind ", kind))
 	return &Damage{Kind: name, ofRow: kind != KindMeta, err: err}
 }
+
+// namedMost is how many records the text of an error names.
+const namedMost = 5
+
+// damages are the errors of several records.
+type damages []error
+
+// JoinDamages is errors.Join for the errors of records. Its text has the first few of them,
+// and how many there are more.
+func JoinDamages(errs ...error) error {
+	all := damages(slices.DeleteFunc(errs, func(err error) bool { return err == nil }))
+	if len(all) == 0 {
+		return nil
+	}
+	return all
+}
+
+func (d damages) Error() string {
+	text := errors.Join(d[:min(len(d), namedMost)]...).Error()
+	if more := len(d) - namedMost; more > 0 {
+		text += fmt.Sprintf("\nand %d more", more)
+	}
+	return text
+}
+
+func (d damages) Unwrap() []error { return d }
 
 // RowDamaged reports whether err says that one record is damaged, so that others may still
 // be read.
