@@ -108,6 +108,34 @@ func (l *Ledger) Named(r *store.Record, err error) error {
 	return d
 }
 
+// An unnamed error is that of a record which a transaction could not read. Its id is not
+// known there, where nothing is encrypted.
+type unnamed struct {
+	error
+	of store.Record
+}
+
+func (u *unnamed) Unwrap() error { return u.error }
+
+// unnamed returns the error of a read of a record in a transaction: see outcome.
+func (a Account) unnamed(kind store.Kind, row uuid.UUID, err error) error {
+	if !Unreadable(err) {
+		return err
+	}
+	return &unnamed{err, store.Record{Kind: kind, ID: row, Account: a.ID}}
+}
+
+// outcome returns the error of a transaction as one of the vault's. Of a record that could
+// not be read in it the error names kind and id.
+func (l *Ledger) outcome(err error) error {
+	err = Translate(err)
+	var u *unnamed
+	if errors.As(err, &u) {
+		return l.Named(&u.of, err)
+	}
+	return err
+}
+
 // damage returns the error of a damaged record of a kind, without its id.
 func (l *Ledger) damage(kind store.Kind, err error) *Damage {
 	name := cmp.Or(l.config.Names[kind].Kind, fmt.Sprint("record of kind ", kind))

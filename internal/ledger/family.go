@@ -46,7 +46,7 @@ func (a Account) Belongs(tx store.ReadTx, r *store.Record) error {
 	f := a.config.Families[r.Kind]
 	if f.Beside != 0 {
 		if _, err := tx.Get(f.Beside, r.ID); err != nil {
-			return err
+			return a.unnamed(f.Beside, r.ID, err)
 		}
 	}
 	return a.parent(tx, f.Parent, r.Parent)

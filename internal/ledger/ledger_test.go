@@ -37,9 +37,14 @@ func (wrapper) Unwrap(_ context.Context, b, _ []byte) ([]byte, error) {
 // open returns the ledger of an account on a new store, and the errors that Wrote heard.
 func open(t *testing.T) (ledger.Account, *[]error) {
 	t.Helper()
+	return openOn(t, memstore.New())
+}
+
+func openOn(t *testing.T, s store.Store) (ledger.Account, *[]error) {
+	t.Helper()
 	var heard []error
 	l := ledger.New(ledger.Config{
-		Store:    memstore.New(),
+		Store:    s,
 		Wrapper:  wrapper{},
 		ModeName: func(m uint8) string { return fmt.Sprint(m) },
 		Families: ledger.Families{
@@ -267,5 +272,72 @@ func TestDamageIsNamed(t *testing.T) {
 	}
 	if _, err = opened(kindParent, term); !errors.Is(err, ledger.ErrDamaged) || ledger.RowDamaged(err) {
 		t.Errorf("a record of an unknown term, without a keyring: %v", err)
+	}
+}
+
+// A torn store cannot read one row, once it knows which.
+type torn struct {
+	store.Store
+	row uuid.UUID
+}
+
+type tornReadTx struct {
+	store.ReadTx
+	s *torn
+}
+
+type tornTx struct {
+	store.Tx
+	s *torn
+}
+
+func (s *torn) get(kind store.Kind, row uuid.UUID, get func(store.Kind, uuid.UUID) (*store.Record, error)) (*store.Record, error) {
+	if row == s.row {
+		return nil, store.ErrDamaged
+	}
+	return get(kind, row)
+}
+
+func (tx tornReadTx) Get(kind store.Kind, row uuid.UUID) (*store.Record, error) {
+	return tx.s.get(kind, row, tx.ReadTx.Get)
+}
+
+func (tx tornTx) Get(kind store.Kind, row uuid.UUID) (*store.Record, error) {
+	return tx.s.get(kind, row, tx.Tx.Get)
+}
+
+func (s *torn) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(tornReadTx{tx, s}) })
+}
+
+func (s *torn) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(tornTx{tx, s}) })
+}
+
+// TestDamageInATransaction: the error of a record that a transaction cannot read names it, also
+// if it is the parent of the record that was asked for.
+func TestDamageInATransaction(t *testing.T) {
+	s := &torn{Store: memstore.New()}
+	a, _ := openOn(t, s)
+	parent := add(t, a, kindParent, nil)
+	child := add(t, a, kindChild, func(r *store.Record) { r.Parent = parent })
+	s.row = parent
+
+	for kind, row := range map[store.Kind]uuid.UUID{kindParent: parent, kindChild: child} {
+		find := func(tx store.ReadTx) error {
+			_, err := a.Find(tx, kind, row)
+			return err
+		}
+		_, got := a.GetRow(t.Context(), kind, row)
+		for _, err := range []error{
+			got,
+			a.View(t.Context(), find),
+			a.Update(t.Context(), opSet, func(tx store.Tx) error { return find(tx) }),
+		} {
+			var d *ledger.Damage
+			if !errors.As(err, &d) || d.Kind != "parent" || d.ID != a.Mask(kindParent, parent) || !errors.Is(err, ledger.ErrDamaged) {
+				t.Errorf("kind %d: %v", kind, err)
+			}
+		}
 	}
 }

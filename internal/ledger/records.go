@@ -18,7 +18,7 @@ func (l *Ledger) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	if l.closed.Load() {
 		return ErrClosed
 	}
-	return Translate(l.store.View(ctx, fn))
+	return l.outcome(l.store.View(ctx, fn))
 }
 
 // Get returns the record of an id, unless it has lapsed.
@@ -47,7 +47,7 @@ func (a Account) GetRow(ctx context.Context, kind store.Kind, row uuid.UUID) (*s
 func (a Account) Find(tx store.ReadTx, kind store.Kind, row uuid.UUID) (*store.Record, error) {
 	r, err := tx.Get(kind, row)
 	if err != nil {
-		return nil, err
+		return nil, a.unnamed(kind, row, err)
 	}
 	if r.Account != a.ID || !Lives(r, Now()) {
 		return nil, ErrNotFound

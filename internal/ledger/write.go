@@ -41,7 +41,7 @@ func (a Account) Update(ctx context.Context, op Operation, fn func(store.Tx) err
 		return err
 	}
 	defer a.gate.leave()
-	return Translate(a.store.Update(ctx, fn))
+	return a.outcome(a.store.Update(ctx, fn))
 }
 
 // Write is Update for a call of the vault's user, which Config.Wrote hears of.
