@@ -643,6 +643,38 @@ func TestPaymentCallerGone(t *testing.T) {
 	})
 }
 
+// TestPaymentConflict: if the record of a cryptogram meets a conflict, the call fails as
+// unavailable and asks the network for no second one. Its key is free again.
+func TestPaymentConflict(t *testing.T) {
+	atTill(t, nil, func(l *till) {
+		for _, key := range []*cardvault.Idempotency{nil, {Key: "k"}} {
+			id := l.become(active)
+			l.answers(func(_ context.Context, c *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+				once := false
+				l.store.hook(func() error {
+					if once {
+						return nil
+					}
+					once = true
+					return store.ErrConflict
+				})
+				return c, nil
+			})
+			p, err := l.RequestPaymentData(cardvault.WithIdempotency(l.Context(), key), id, purchase)
+			if n := len(l.requests()); !errors.Is(err, cardvault.ErrUnavailable) || errors.Is(err, store.ErrConflict) || p != nil || n != 1 {
+				l.Errorf("got %+v, %v; the network was asked %d times", p, err, n)
+			}
+			l.lists(id)
+
+			l.answers(nil)
+			p, err = l.RequestPaymentData(cardvault.WithIdempotency(l.Context(), key), id, purchase)
+			l.must(err)
+			l.lists(id, p)
+			l.requests()
+		}
+	})
+}
+
 func TestPaymentOfATokenDeletedMeanwhile(t *testing.T) {
 	atTill(t, nil, func(l *till) {
 		for _, key := range []*cardvault.Idempotency{nil, {Key: "k"}} {
