@@ -97,7 +97,7 @@ type APIKeyOptions struct {
 	NotAfter time.Time
 }
 
-// MaxAPIKeyDepth is how long a chain of keys can be of which each has made the next.
+// MaxAPIKeyDepth is how long a chain of keys can be of which each has made the next: 8.
 const MaxAPIKeyDepth = store.MaxLookups
 
 // ErrAPIKeyDepth is returned for an API key that would be below the depth of

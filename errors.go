@@ -163,7 +163,8 @@ type DamagedRecord struct {
 	Kind string // such as "token" or "API key"
 
 	// ID is the id as calls and answers print it. It is zero for records of which they
-	// print none, and for a record in a list that names another account than the list.
+	// print none, and for records in a list that name another account or parent than the
+	// list. These are one DamagedRecord for the whole page.
 	ID uuid.UUID
 }
 

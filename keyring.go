@@ -9,10 +9,10 @@ import (
 	"github.com/cardvault/cardvault/internal/keyfile"
 )
 
-// KeySize is the size of a key-encryption key, in bytes.
+// KeySize is the size of a key-encryption key: 32 bytes.
 const KeySize = keyfile.Size
 
-// MinPassphrase is how many characters the passphrase of a new key file has at least.
+// MinPassphrase is how many characters the passphrase of a new key file has at least: 12.
 // Argon2id makes each guess cost some milliseconds, which does not save a word.
 const MinPassphrase = keyfile.MinPassphrase
 

@@ -40,7 +40,8 @@ const (
 //
 // A call that lists returns the page and an error if records on it are damaged. Items are
 // the others then, so that they are fewer than Limit. The error wraps [ErrDamaged], and
-// [Damaged] returns kind and id of each such record. With any other error there is no page.
+// [Damaged] returns kind and id of each such record. Those that name another account or
+// parent than the list are one of them, without an id. With any other error there is no page.
 type Page[T any] struct {
 	Items      []T
 	Page       int   // its number, from 1

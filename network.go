@@ -84,7 +84,7 @@ type ArtFetcher interface {
 // cards. A live vault refuses it with ErrWrongMode.
 type SandboxOnly interface{ SandboxOnly() }
 
-// MaxCardArt is the largest card art that a vault keeps, in bytes.
+// MaxCardArt is the largest card art that a vault keeps: 512 KiB.
 const MaxCardArt = images.MaxSize
 
 // ErrUnknownNetworkToken is returned by Lookup of a [Network].

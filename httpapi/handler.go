@@ -106,9 +106,9 @@ type Options struct {
 
 	// Logger gets failures of the service and lists with damaged items at error level,
 	// requests answered with 401 or 403 at info level, and all others at debug level. A
-	// line has account and key if they are known, and the address of the client, without
-	// ids of the path: the only other ids are those of damaged records. Defaults to
-	// discarding.
+	// line has the pattern of the path without its ids, the id of the request, the address
+	// of the client, and account and key if they are known. An error may name damaged
+	// records by their ids, of a list the first five. Defaults to discarding.
 	Logger *slog.Logger
 }
 
