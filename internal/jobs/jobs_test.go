@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -43,15 +44,44 @@ type bench struct {
 	done []string // what the jobs held that were done; written with mu
 }
 
-// A counted store counts the Updates.
+// A counted store counts the Updates, and cannot read one of its records.
 type counted struct {
 	store.Store
 	updates atomic.Int64
+	begin   func()    // called before each Update, if set
+	damaged uuid.UUID // of the record
 }
 
 func (s *counted) Update(ctx context.Context, fn func(store.Tx) error) error {
 	s.updates.Add(1)
+	if s.begin != nil {
+		s.begin()
+	}
 	return s.Store.Update(ctx, fn)
+}
+
+func (s *counted) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(damagedTx{tx, s.damaged}) })
+}
+
+// A damagedTx cannot read one record.
+type damagedTx struct {
+	store.ReadTx
+	id uuid.UUID
+}
+
+func (tx damagedTx) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+	found, err := tx.ReadTx.Scan(kind, after, limit)
+	if slices.ContainsFunc(found, func(r *store.Record) bool { return r.ID == tx.id }) {
+		return nil, store.ErrDamaged
+	}
+	return found, err
+}
+
+func (tx damagedTx) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+	due, err := tx.ReadTx.Due(kind, shards, until, limit+1)
+	due = slices.DeleteFunc(due, func(r *store.Record) bool { return r.ID == tx.id })
+	return due[:min(len(due), limit)], err
 }
 
 // inBench runs f in a bubble. Do of k notes the job, and then does what k says.

@@ -40,6 +40,7 @@ type leases struct {
 
 	sharing sync.Mutex    // held while leases are read and written
 	waits   *store.Record // says that this process waits, as last written; nil: it does not; guarded by sharing
+	warned  bool          // that processes which wait cannot be read; guarded by sharing
 
 	mu     sync.Mutex // guards what follows
 	users  int        // calls of Run and Drain
@@ -111,7 +112,7 @@ func (p *place) decode(plain []byte) error {
 }
 
 // shardRow returns the id of the record of a shard. Processes that wait have records with
-// random ids.
+// random ids, which are due when they wait no longer.
 func shardRow(shard int) uuid.UUID { return uuid.UUID{15: byte(shard) + 1} }
 
 // is reports whether a record is that of the lease. A version alone could be written by
@@ -255,15 +256,16 @@ type waiter struct {
 }
 
 // read returns the leases of all processes, and those that wait. A lease that cannot be
-// read binds no process.
+// read binds no process. A record of a process that waits and cannot be read is passed over.
 func (s *leases) read(ctx context.Context, at time.Time) (places [store.ShardCount]*place, waiters map[uuid.UUID]waiter, err error) {
 	var others []*store.Record
+	var damaged error // of others
 	err = s.engine.ledger.View(ctx, func(tx store.ReadTx) (err error) {
 		for shard := range places {
 			places[shard] = new(place)
 			r, err := tx.Get(s.kind.Leases, shardRow(shard))
 			switch {
-			case errors.Is(err, store.ErrDamaged):
+			case ledger.Unreadable(err):
 				places[shard].damaged, places[shard].doubt = true, at.Add(s.length()) // it may have had a doubt
 			case errors.Is(err, store.ErrNotFound):
 			case err != nil:
@@ -272,14 +274,18 @@ func (s *leases) read(ctx context.Context, at time.Time) (places [store.ShardCou
 				places[shard].record = r
 			}
 		}
-		others, err = tx.Scan(s.kind.Leases, shardRow(store.ShardCount), waitersMax)
-		if errors.Is(err, store.ErrDamaged) {
-			others, err = nil, nil
+		others, damaged = tx.Due(s.kind.Leases, store.AllShards, at.Add(2*s.length()), waitersMax)
+		if !ledger.Unreadable(damaged) { // else those that can be read are there
+			err, damaged = damaged, nil
 		}
 		return err
 	})
 	if err != nil {
 		return places, nil, err
+	}
+	if damaged != nil && !s.warned {
+		s.warned = true
+		s.engine.log.Warn("some processes that wait for background work cannot be read", "error", damaged)
 	}
 
 	for shard, p := range places {
@@ -288,12 +294,14 @@ func (s *leases) read(ctx context.Context, at time.Time) (places [store.ShardCou
 
 	waiters = map[uuid.UUID]waiter{}
 	for _, r := range others {
-		w := waiter{record: r.Clone()}
-		if plain, err := s.engine.ledger.OpenShown(ctx, r); err == nil {
-			var p place
-			if p.decode(plain) == nil && p.end.Before(at.Add(2*s.length())) {
-				w.end = p.end
-			}
+		w := waiter{record: r}
+		switch err := s.engine.ledger.Authentic(ctx, r); {
+		case err == nil:
+			w.end = r.Due
+		case ledger.Unreadable(err): // it is deleted: its process writes another
+			s.engine.log.Warn("a process that waits for background work cannot be read", "error", err)
+		default:
+			return places, nil, err
 		}
 		waiters[r.ID] = w
 	}
@@ -337,7 +345,6 @@ type plan struct {
 	puts   []*put
 	delete []*store.Record // of waiters that are gone
 	wait   *store.Record   // of this process, which waits
-	until  time.Time
 }
 
 // A put is the record of a shard that is to be written. lease is nil if it is given back.
@@ -426,10 +433,11 @@ func (s *leases) plan(places [store.ShardCount]*place, waiters map[uuid.UUID]wai
 	if own := waiters[s.process]; keeps > 0 && own.record != nil && own.end.After(at) {
 		p.delete = append(p.delete, own.record)
 	} else if keeps == 0 && own.end.Sub(at) < s.length()/2 {
-		p.wait, p.until = own.record, end
+		p.wait = own.record
 		if p.wait == nil {
 			p.wait = &store.Record{Kind: s.kind.Leases, ID: s.process}
 		}
+		p.wait.Due = end
 	}
 	return p
 }
@@ -466,7 +474,7 @@ func (s *leases) write(ctx context.Context, p *plan) error {
 	if p.wait != nil {
 		s.waits = p.wait // also if the outcome of the write is unknown
 		p.wait.Version++
-		if err := s.engine.ledger.SealShown(p.wait, (&place{end: p.until}).encode()); err != nil {
+		if err := s.engine.ledger.SealShown(p.wait, nil); err != nil {
 			return err
 		}
 	}

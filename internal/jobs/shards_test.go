@@ -390,3 +390,45 @@ func TestWaiterLeaves(t *testing.T) {
 		}
 	})
 }
+
+// TestWaiterDamaged: a record that the store cannot read keeps no process from its share,
+// and neither does one that was edited, which is deleted.
+func TestWaiterDamaged(t *testing.T) {
+	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
+		time.Sleep(time.Second)
+		return b.outcome(ctx, j, "done")
+	}
+	inShards(t, 2, do, func(b *bench) {
+		b.store.damaged = uuid.UUID{1}
+		err := b.store.Update(b.Context(), func(tx store.Tx) error {
+			for n := range byte(2) {
+				tx.Put(&store.Record{Kind: kindLease, ID: uuid.UUID{n + 1}, Version: 1, Due: ledger.Now(), Shown: []byte("edited")})
+			}
+			return nil
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for n := range 120 {
+			b.add(fmt.Sprint(n))
+		}
+		ctx, cancel := context.WithCancel(b.Context())
+		ended := make(chan error, 2)
+		go func() { ended <- b.engine.Run(ctx) }()
+		time.Sleep(time.Millisecond)
+		go func() { ended <- b.another().Run(ctx) }()
+		time.Sleep(45 * time.Second) // one alone takes 60, two that share at once 30
+		synctest.Wait()
+		if b.begun() != 120 {
+			b.Errorf("%d jobs are done", b.begun())
+		}
+		cancel()
+		if err := errors.Join(<-ended, <-ended); err != nil {
+			b.Error(err)
+		}
+		b.store.damaged = uuid.Nil
+		if n := b.waiters(); n != 1 {
+			b.Errorf("%d records are left, want the one that the store could not read", n)
+		}
+	})
+}
