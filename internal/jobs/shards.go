@@ -246,7 +246,11 @@ func (s *leases) share(ctx context.Context, at time.Time, renews bool) error {
 	if err != nil {
 		return err
 	}
-	return s.write(ctx, s.plan(places, waiters, at, renews))
+	err = s.write(ctx, s.plan(places, waiters, at, renews))
+	if errors.Is(err, store.ErrConflict) { // it is looked at again
+		return nil
+	}
+	return err
 }
 
 // A waiter is a process that waits for a shard.
@@ -350,11 +354,26 @@ type plan struct {
 // A put is the record of a shard that is to be written. lease is nil if it is given back.
 type put struct {
 	shard   int
-	record  *store.Record
+	was     *store.Record // as it was read; nil: there is none
+	damaged bool          // it cannot be read
+	record  *store.Record // as it is written
 	place   place
 	lease   *lease
 	takes   bool
-	damaged bool
+}
+
+// still reports whether the record of the shard is as it was read.
+func (w *put) still(tx store.ReadTx) (bool, error) {
+	r, err := tx.Get(w.record.Kind, w.record.ID)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return w.was == nil && !w.damaged, nil
+	case ledger.Unreadable(err):
+		return w.damaged, nil
+	case err != nil:
+		return false, err
+	}
+	return identical(r, w.was), nil
 }
 
 // give gives a shard back. What was begun and has not ended well is in doubt.
@@ -365,7 +384,7 @@ func (p *plan) give(s *leases, shard int, l *lease) {
 			doubt = later(doubt, ledger.Now())
 		}
 	}
-	p.puts = append(p.puts, &put{shard: shard, record: l.record, place: place{doubt: doubt}})
+	p.puts = append(p.puts, &put{shard: shard, was: l.record, place: place{doubt: doubt}})
 	l.record, l.next, s.held[shard] = nil, nil, nil
 }
 
@@ -416,7 +435,7 @@ func (s *leases) plan(places [store.ShardCount]*place, waiters map[uuid.UUID]wai
 			keeps++
 			l.leaving = false
 			if renews && l.end.Sub(at) < s.length()*5/6 {
-				p.puts = append(p.puts, &put{shard: shard, record: l.record, place: place{holder: s.process, end: end, doubt: l.doubt}, lease: l})
+				p.puts = append(p.puts, &put{shard: shard, was: l.record, place: place{holder: s.process, end: end, doubt: l.doubt}, lease: l})
 			}
 		}
 	}
@@ -426,7 +445,7 @@ func (s *leases) plan(places [store.ShardCount]*place, waiters map[uuid.UUID]wai
 		if l := places[shard]; !l.mine && l.holder == uuid.Nil {
 			keeps++
 			taken := place{holder: s.process, end: end, doubt: l.doubt}
-			p.puts = append(p.puts, &put{shard: shard, record: l.record, place: taken, lease: new(lease), takes: true, damaged: l.damaged})
+			p.puts = append(p.puts, &put{shard: shard, was: l.record, place: taken, lease: new(lease), takes: true, damaged: l.damaged})
 		}
 	}
 
@@ -455,28 +474,34 @@ func (s *leases) rank(shard int) int {
 	return 0
 }
 
-// write writes leases in one transaction. If another process was faster nothing is written,
-// and leases are looked at again.
+// seal makes the records of a plan.
+func (s *leases) seal(p *plan) error {
+	for _, w := range p.puts {
+		w.record = &store.Record{Kind: s.kind.Leases, ID: shardRow(w.shard), Version: 1}
+		if w.was != nil {
+			w.record.Version = w.was.Version + 1
+		}
+		if err := s.engine.ledger.SealShown(w.record, w.place.encode()); err != nil {
+			return err
+		}
+	}
+
+	if p.wait == nil {
+		return nil
+	}
+	s.waits = p.wait // also if the outcome of the write is unknown
+	p.wait.Version++
+	return s.engine.ledger.SealShown(p.wait, nil)
+}
+
+// write writes leases in one transaction, except those of shards for which another process
+// was faster: they keep no other from being written, and are looked at again.
 func (s *leases) write(ctx context.Context, p *plan) error {
 	if len(p.puts) == 0 && len(p.delete) == 0 && p.wait == nil {
 		return nil
 	}
-	for _, w := range p.puts {
-		next := &store.Record{Kind: s.kind.Leases, ID: shardRow(w.shard), Version: 1}
-		if w.record != nil {
-			next.Version = w.record.Version + 1
-		}
-		if err := s.engine.ledger.SealShown(next, w.place.encode()); err != nil {
-			return err
-		}
-		w.record = next
-	}
-	if p.wait != nil {
-		s.waits = p.wait // also if the outcome of the write is unknown
-		p.wait.Version++
-		if err := s.engine.ledger.SealShown(p.wait, nil); err != nil {
-			return err
-		}
+	if err := s.seal(p); err != nil {
+		return err
 	}
 
 	// Outcomes that are written meanwhile may find a lease as it was or as it will be.
@@ -488,12 +513,21 @@ func (s *leases) write(ctx context.Context, p *plan) error {
 	}
 	s.mu.Unlock()
 
+	var wrote []*put
 	err := s.engine.ledger.In(uuid.Nil).Update(ctx, ledger.Step, func(tx store.Tx) error {
+		wrote = wrote[:0]
 		for _, w := range p.puts {
-			if w.damaged {
+			still, err := w.still(tx)
+			switch {
+			case err != nil:
+				return err
+			case !still:
+				continue
+			case w.damaged:
 				tx.Delete(w.record.Kind, w.record.ID)
 			}
 			tx.Put(w.record)
+			wrote = append(wrote, w)
 		}
 		for _, r := range p.delete {
 			same, err := r.ID == s.process, error(nil)
@@ -513,9 +547,6 @@ func (s *leases) write(ctx context.Context, p *plan) error {
 		return nil
 	})
 	if err != nil {
-		if errors.Is(err, store.ErrConflict) {
-			return nil
-		}
 		return err
 	}
 
@@ -524,7 +555,7 @@ func (s *leases) write(ctx context.Context, p *plan) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, w := range p.puts {
+	for _, w := range wrote {
 		if l := w.lease; l != nil {
 			l.record, l.next, l.end, l.doubt = w.record, nil, w.place.end, w.place.doubt
 			s.held[w.shard] = l

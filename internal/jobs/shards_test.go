@@ -432,3 +432,29 @@ func TestWaiterDamaged(t *testing.T) {
 		}
 	})
 }
+
+// TestGivenBackBesideLost: a shard that was lost keeps no other from being given back.
+func TestGivenBackBesideLost(t *testing.T) {
+	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
+		if b.begun() > 1 {
+			return b.outcome(ctx, j, "done")
+		}
+		err := b.store.Update(ctx, func(tx store.Tx) error {
+			r, err := tx.Get(kindLease, uuid.UUID{15: 4})
+			if err == nil {
+				r.Version++
+				tx.Put(r)
+			}
+			return err
+		})
+		return errors.Join(err, b.outcome(ctx, j, "done"))
+	}
+	inShards(t, 1, do, func(b *bench) {
+		b.addAs(uuid.UUID{0: 1, 15: 7}, "first")
+		b.drain(1)
+		for shard := range byte(store.ShardCount) {
+			b.addAs(uuid.UUID{0: 2, 15: shard}, "next")
+		}
+		b.drainOf(b.another(), 1+store.ShardCount)
+	})
+}
