@@ -557,7 +557,8 @@ func (s *leases) write(ctx context.Context, p *plan) error {
 	defer s.mu.Unlock()
 	for _, w := range wrote {
 		if l := w.lease; l != nil {
-			l.record, l.next, l.end, l.doubt = w.record, nil, w.place.end, w.place.doubt
+			l.record, l.next, l.end = w.record, nil, w.place.end
+			l.doubt = later(l.doubt, w.place.doubt) // a job may have failed meanwhile
 			s.held[w.shard] = l
 		}
 	}

@@ -458,3 +458,57 @@ func TestGivenBackBesideLost(t *testing.T) {
 		b.drainOf(b.another(), 1+store.ShardCount)
 	})
 }
+
+// TestDoubtBesideRenewal: the doubt of a job that fails while its lease is renewed stays.
+func TestDoubtBesideRenewal(t *testing.T) {
+	var mu sync.Mutex
+	fails, doubtful := true, false // guarded by mu
+	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
+		mu.Lock()
+		defer mu.Unlock()
+		switch text := string(j.Plain); {
+		case !fails:
+			doubtful = doubtful || text == "late" && j.Doubtful
+			return b.outcome(ctx, j, text+" done")
+		case text == "late":
+			mu.Unlock()
+			time.Sleep(4 * time.Second)
+			mu.Lock()
+		}
+		return errors.New("failed")
+	}
+	inShards(t, 2, do, func(b *bench) {
+		for n := range byte(64) {
+			b.addAs(uuid.UUID{0: n, 15: 5}, "bad") // in a shard of their own, which is in doubt
+		}
+		late := b.addAs(uuid.UUID{0: 1, 15: 7}, "late")
+		began := time.Now()
+		b.store.begin = func() {
+			if d := time.Since(began); d > 2*time.Second && d < 4*time.Second { // of the renewal
+				time.Sleep(3 * time.Second)
+			}
+		}
+		ctx, cancel := context.WithCancel(b.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- b.engine.Run(ctx) }()
+		time.Sleep(8 * time.Second)
+		cancel()
+		if err := <-ended; err != nil {
+			b.Error(err)
+		}
+		if r := b.record(late); !r.Due.After(began.Add(8 * time.Second)) {
+			b.Fatalf("the job that failed is due at %v", r.Due)
+		}
+
+		mu.Lock()
+		fails = false
+		mu.Unlock()
+		time.Sleep(15 * time.Second)
+		if err := b.another().Drain(b.Context()); err != nil {
+			b.Error(err)
+		}
+		if b.text(late) != "late done" || !doubtful {
+			b.Errorf("the job is %q, in doubt %v", b.text(late), doubtful)
+		}
+	})
+}
