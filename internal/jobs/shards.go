@@ -260,7 +260,8 @@ type waiter struct {
 }
 
 // read returns the leases of all processes, and those that wait. A lease that cannot be
-// read binds no process. A record of a process that waits and cannot be read is passed over.
+// read binds no process, and neither does one that is missing. Both may have had a doubt.
+// They are written together, so one alone is missing only if it was lost. A record of a process that waits and cannot be read is passed over.
 func (s *leases) read(ctx context.Context, at time.Time) (places [store.ShardCount]*place, waiters map[uuid.UUID]waiter, err error) {
 	var others []*store.Record
 	var damaged error // of others
@@ -270,7 +271,7 @@ func (s *leases) read(ctx context.Context, at time.Time) (places [store.ShardCou
 			r, err := tx.Get(s.kind.Leases, shardRow(shard))
 			switch {
 			case ledger.Unreadable(err):
-				places[shard].damaged, places[shard].doubt = true, at.Add(s.length()) // it may have had a doubt
+				places[shard].damaged = true
 			case errors.Is(err, store.ErrNotFound):
 			case err != nil:
 				return err
@@ -292,7 +293,14 @@ func (s *leases) read(ctx context.Context, at time.Time) (places [store.ShardCou
 		s.engine.log.Warn("some processes that wait for background work cannot be read", "error", damaged)
 	}
 
+	some := len(others) > 0
+	for _, p := range places {
+		some = some || p.record != nil || p.damaged
+	}
 	for shard, p := range places {
+		if some && p.record == nil {
+			p.doubt = at.Add(s.length())
+		}
 		s.recognize(ctx, shard, p, at)
 	}
 
@@ -319,6 +327,7 @@ func (s *leases) recognize(ctx context.Context, shard int, p *place, at time.Tim
 	if l := s.held[shard]; l != nil {
 		if p.mine = l.is(p.record); !p.mine {
 			l.record, l.next, s.held[shard] = nil, nil, nil
+			p.doubt = at.Add(s.length()) // unless the record says otherwise
 		} else if identical(p.record, l.next) {
 			l.record, l.end, l.next = l.next, l.nextEnd, nil
 		} else {

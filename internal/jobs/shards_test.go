@@ -512,3 +512,85 @@ func TestDoubtBesideRenewal(t *testing.T) {
 		}
 	})
 }
+
+// unlease deletes the lease of some shards, as an edit of the store does.
+func (b *bench) unlease(shards int) {
+	b.Helper()
+	err := b.store.Update(b.Context(), func(tx store.Tx) error {
+		for shard := range shards {
+			tx.Delete(kindLease, uuid.UUID{15: byte(shard) + 1})
+		}
+		return nil
+	})
+	if err != nil {
+		b.Error(err)
+	}
+}
+
+// TestLeaseGone: a shard whose lease was deleted is in doubt for every process that finds
+// leases of others.
+func TestLeaseGone(t *testing.T) {
+	var mu sync.Mutex
+	calls, sure := 0, 0 // of the job that hangs; guarded by mu
+	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
+		if string(j.Plain) != "hangs" {
+			time.Sleep(20 * time.Second)
+			return b.outcome(ctx, j, "done")
+		}
+		mu.Lock()
+		calls++
+		first := calls == 1
+		if !first && !j.Doubtful {
+			sure++
+		}
+		mu.Unlock()
+		if first {
+			time.Sleep(time.Hour)
+		}
+		return b.outcome(ctx, j, "done")
+	}
+	check := func(b *bench) {
+		mu.Lock()
+		defer mu.Unlock()
+		if calls != 2 || sure != 0 {
+			b.Errorf("%d calls, %d of them without a doubt", calls, sure)
+		}
+	}
+
+	inShards(t, 1, do, func(b *bench) {
+		b.addAs(uuid.UUID{0: 1}, "hangs")
+		ended := make(chan error, 1)
+		go func() { ended <- b.engine.Drain(b.Context()) }()
+		time.Sleep(time.Second)
+		b.unlease(1)
+		b.drainOf(b.another(), 2)
+		check(b)
+		if err := <-ended; err != nil {
+			b.Error(err)
+		}
+	})
+
+	// This process takes its shards again, and leaves half of them to another one.
+	calls = 0
+	inShards(t, 32, do, func(b *bench) {
+		b.addAs(uuid.UUID{0: 1}, "hangs")
+		ctx, cancel := context.WithCancel(b.Context())
+		ended := make(chan error, 2)
+		go func() { ended <- b.engine.Run(ctx) }()
+		time.Sleep(time.Second)
+		b.unlease(store.ShardCount)
+		time.Sleep(3 * time.Second)
+		for shard := range byte(store.ShardCount / 2) {
+			b.addAs(uuid.UUID{0: 2, 15: shard + store.ShardCount/2}, "long")
+		}
+		time.Sleep(2 * time.Second)
+		go func() { ended <- b.another().Run(ctx) }()
+		time.Sleep(8 * time.Second) // before the first process tries again
+		synctest.Wait()
+		check(b)
+		cancel()
+		if err := errors.Join(<-ended, <-ended); err != nil {
+			b.Error(err)
+		}
+	})
+}
