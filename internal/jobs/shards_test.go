@@ -571,7 +571,7 @@ func TestLeaseGone(t *testing.T) {
 	})
 
 	// This process takes its shards again, and leaves half of them to another one.
-	calls = 0
+	calls, sure = 0, 0
 	inShards(t, 32, do, func(b *bench) {
 		b.addAs(uuid.UUID{0: 1}, "hangs")
 		ctx, cancel := context.WithCancel(b.Context())
@@ -590,6 +590,48 @@ func TestLeaseGone(t *testing.T) {
 		check(b)
 		cancel()
 		if err := errors.Join(<-ended, <-ended); err != nil {
+			b.Error(err)
+		}
+	})
+}
+
+// TestGivenBackAtRest: a process that runs gives its shards back when it has no work and not
+// before. Another one does at once what it stores then, and neither writes any more.
+func TestGivenBackAtRest(t *testing.T) {
+	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
+		if string(j.Plain) == "long" {
+			time.Sleep(5 * time.Second)
+		}
+		return b.outcome(ctx, j, "done")
+	}
+	inShards(t, 2, do, func(b *bench) {
+		b.add("long")
+		ctx, cancel := context.WithCancel(b.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- b.engine.Run(ctx) }()
+		other := b.another()
+		time.Sleep(time.Second)
+		b.add("a")
+		b.drainOf(other, 1) // the shards have an owner that works
+
+		time.Sleep(4*time.Second + 500*time.Millisecond)
+		synctest.Wait()
+		if n := b.begun(); n != 2 {
+			b.Errorf("%d jobs are done by the process that has the shards", n)
+		}
+		for shard := range byte(store.ShardCount) {
+			b.addAs(uuid.UUID{0: 1, 15: shard}, "b")
+		}
+		b.drainOf(other, 2+store.ShardCount)
+
+		before := b.store.updates.Load()
+		time.Sleep(30 * time.Minute)
+		synctest.Wait()
+		if n := b.store.updates.Load() - before; n != 0 {
+			b.Errorf("%d writes of a process at rest", n)
+		}
+		cancel()
+		if err := <-ended; err != nil {
 			b.Error(err)
 		}
 	})
