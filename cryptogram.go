@@ -22,13 +22,13 @@ import (
 // A PaymentRequest asks for a cryptogram for one payment: chapter 4.6 of the
 // interface document.
 type PaymentRequest struct {
-	Amount    int64     // in minor units of Currency, 0 to 999999999999
+	Amount    int64     // in minor units of Currency, 0 to 9007199254740991: 2^53 - 1, the largest integer that JSON carries everywhere
 	Currency  string    // an active code of ISO 4217, such as "EUR"
 	Reference string    // of the caller: 1 to 255 characters
 	Merchant  uuid.UUID // zero: the account's primary merchant
 }
 
-const maxAmount = 999999999999
+const maxAmount = 1<<53 - 1
 
 // Check returns a FieldError for each rule that RequestPaymentData would report
 // before it looks at the token, or nil.
@@ -60,12 +60,13 @@ type PaymentData struct {
 	Currency  string
 	Reference string
 
-	// Success is whether there is a cryptogram.
+	// Success is whether there was a cryptogram. It stays true when Encrypted is erased.
 	Success bool
 
 	// Encrypted is a JWE in compact form, which [OpenPaymentData] opens with the
-	// shared secret of the merchant. "" unless Success, and after
-	// [Options.PaymentDataRetention].
+	// shared secret of the merchant. "" unless Success, and once
+	// [Options.PaymentDataRetention] is over, 24 hours by default: the payment is made by
+	// then, and the record says that it could be.
 	Encrypted string
 
 	// Failures say why there is none. Empty if Success.
@@ -485,6 +486,30 @@ func (s payments) repeated(ctx context.Context, answer []byte) (*PaymentData, er
 	}
 	p.Encrypted, err = s.JWE(ctx, r.ID)
 	return p, err
+}
+
+// PaymentData returns the payment data with an id, of a token. The error is ErrNotFound
+// unless the token has it: the account may not have the token, and the oldest may have been
+// erased by a quota.
+func (v *Vault) PaymentData(ctx context.Context, token, id uuid.UUID) (_ *PaymentData, err error) {
+	defer doing("get payment data", &err)
+	r, err := v.rows.Get(ctx, kindPaymentData, id)
+	if err != nil {
+		return nil, err
+	}
+	if r.Parent != v.rows.Unmask(kindToken, token) {
+		return nil, ErrNotFound
+	}
+
+	all := paymentsOf(v.rows)
+	p, err := all.open(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if p.Encrypted, err = all.JWE(ctx, r.ID); err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 // ListPaymentData returns one page of the payment data of a token. opts may be

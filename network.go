@@ -344,8 +344,14 @@ type Reason struct {
 type Identification uint8
 
 const (
+	// IdentificationNone: nobody asked to skip it, and none was made. So it is of an
+	// import, and of a session if the vault has no IDVProvider or that found the card
+	// needs none.
 	IdentificationNone Identification = iota
+	// IdentificationChecked: an IDVProvider has identified the cardholder. Token.Authentication
+	// says how.
 	IdentificationChecked
+	// IdentificationSkipped: SessionOptions.BypassIdentification was set.
 	IdentificationSkipped
 )
 

@@ -78,7 +78,7 @@ type Options struct {
 	SecurityCodeTTL time.Duration
 
 	// SecurityCodeCapacity is how many security codes are kept at a time, at most
-	// a hundred million. Beyond it the oldest goes early, with a warning in the
+	// a hundred million. Beyond it the least recently used goes early, with a warning in the
 	// log. One takes about 500 bytes. Defaults to 65,536. Without effect if Codes is set.
 	SecurityCodeCapacity int
 

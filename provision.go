@@ -20,8 +20,8 @@ import (
 // Provision asks for a network token for a token whose network token failed or
 // is not available, and returns the token, which is pending then. The rest is
 // done by [Vault.Run]; see [Options.ProvisionWait]. A network token that is
-// pending or active stays as it is. If the configuration still allows none, the
-// reason is renewed.
+// pending or active stays as it is, and so does a token that expires, which gets
+// none. If the configuration still allows none, the reason is renewed.
 //
 // Errors: ErrNetworkTokenState, ErrNotFound, ErrIdempotencyKeyReused.
 func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
@@ -124,8 +124,11 @@ func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) 
 	t, n := h.token, h.net
 
 	_, ok := t.NetworkTokenStatus.after(requested)
-	if !ok || t.Status == StatusInvalid || !t.ExpiresAt.IsZero() {
+	if !ok || t.Status == StatusInvalid {
 		return nil, ErrNetworkTokenState
+	}
+	if !t.ExpiresAt.IsZero() { // it gets none, as its reason says
+		return nil, nil
 	}
 	if t.NetworkTokenStatus == NetworkTokenPending || t.NetworkTokenStatus == NetworkTokenActive {
 		return nil, nil

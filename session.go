@@ -16,7 +16,9 @@ import (
 // SessionOptions are the optional parts of a token session: chapter 4.1 of the
 // interface document.
 type SessionOptions struct {
-	// BypassIdentification skips identification and verification.
+	// BypassIdentification skips identification and verification: the token has
+	// IdentificationSkipped then. If it is false, that a cardholder is identified depends on
+	// [Options.IDV], and the token has IdentificationNone or IdentificationChecked.
 	BypassIdentification bool
 
 	// ExpirationTime is after how many seconds the token is deleted by itself,

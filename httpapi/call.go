@@ -24,8 +24,9 @@ type call struct {
 	open      bool                 // it needs no API key
 	principal *cardvault.Principal // nil if open
 	answered  func(error)          // if set, is called with the outcome
-	pathID    string               // the id in the path, as it was written
+	pathID    string               // the first id in the path, in lower case
 	id        uuid.UUID            // pathID; zero, which no object has, if that is not a UUID
+	partID    uuid.UUID            // the second id in the path, of what belongs to the first, likewise
 	body      []byte               // raw; empty if there was none
 
 	vault   *cardvault.Vault                 // in the account of the principal

@@ -62,7 +62,7 @@ func (h *handler) recoverPanic(c *call, err *error) {
 // checkPath finds the endpoint of a call by its path and method, and sets the headers
 // that all answers on the path have.
 func (h *handler) checkPath(c *call) error {
-	found, e, id, err := h.route(c.request)
+	found, e, ids, err := h.route(c.request)
 	if found != nil {
 		c.pattern = "/" + strings.Join(found.path, "/")
 		switch found.path[0] {
@@ -78,10 +78,9 @@ func (h *handler) checkPath(c *call) error {
 
 	c.endpoint = e
 	c.open = e.public && (e != getCardArt || !h.opts.CardArtRequiresKey)
-	if id != "" {
-		c.pathID = id
-		c.id, _ = parseID(id)
-	}
+	c.pathID = strings.ToLower(ids[0])
+	c.id, _ = parseID(ids[0])
+	c.partID, _ = parseID(ids[1])
 	return nil
 }
 

@@ -7,7 +7,7 @@ import (
 )
 
 // maxAmount is the largest amount of a payment, as in the vault.
-const maxAmount = 999999999999
+const maxAmount = 1<<53 - 1
 
 var requestPaymentData = &endpoint{
 	scope:      cardvault.ScopePaymentDataCreate,
@@ -37,6 +37,18 @@ var requestPaymentData = &endpoint{
 		c.answer = appendPaymentData(c.answer, p)
 		return nil
 	},
+}
+
+var getPaymentData = &endpoint{
+	scope: cardvault.ScopePaymentDataRead,
+	serve: bare(func(c *call) error {
+		p, err := c.vault.PaymentData(c.ctx, c.id, c.partID)
+		if err != nil {
+			return err
+		}
+		c.answer = appendPaymentData(c.answer, p)
+		return nil
+	}),
 }
 
 var listPaymentData = &endpoint{

@@ -35,6 +35,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi/cardentry"
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/google/uuid"
 )
 
@@ -228,7 +229,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 
 	requestID := r.Header.Get("X-Request-Id")
-	if !isUUID(requestID) {
+	if !isRequestID(requestID) {
 		requestID = uuid.NewString()
 	}
 	header := w.Header()
@@ -338,11 +339,18 @@ func (h *handler) log(c *call, status int, took time.Duration, err error) {
 	h.opts.Logger.LogAttrs(c.ctx, level, "request", append(attrs, slog.Any("error", err))...)
 }
 
-// isUUID reports whether s is a UUID of any version in its canonical form.
-func isUUID(s string) bool {
-	if len(s) != 36 {
+// isRequestID reports whether an id of a request is taken over from the caller: 1 to 64
+// characters that need no quotes anywhere, in which no card number can be meant.
+func isRequestID(s string) bool {
+	if len(s) < 1 || len(s) > 64 {
 		return false
 	}
-	id, err := uuid.Parse(s)
-	return err == nil && id.String() == s
+	for i := range len(s) {
+		switch c := s[i]; {
+		case '0' <= c && c <= '9', 'a' <= c|' ' && c|' ' <= 'z', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return !leak.LooksLikePAN([]byte(s))
 }

@@ -150,7 +150,7 @@ func (f fields) boolean(name string, need presence) (value, ok bool) {
 	return n != nil && n[0].Kind == 't', n != nil
 }
 
-// id reads a UUID as the vault writes them.
+// id reads a UUID as the vault writes them, or in capitals.
 func (f fields) id(name string, need presence) (uuid.UUID, bool) {
 	text, ok := f.text(name, need, 0, math.MaxInt)
 	if !ok {
@@ -158,13 +158,13 @@ func (f fields) id(name string, need presence) (uuid.UUID, bool) {
 	}
 	id, ok := parseID(text)
 	if !ok {
-		f.refuse(name, "invalid_format", "a UUID of version 4 in lower case")
+		f.refuse(name, "invalid_format", "a UUID of version 4")
 	}
 	return id, ok
 }
 
-// parseID takes only the canonical form of a UUIDv4: uuid.Parse takes braces,
-// prefixes, capitals and every version.
+// parseID takes only the canonical form of a UUIDv4, in either case, as RFC 9562 has it:
+// Swift and SQL Server print capitals. uuid.Parse takes braces, prefixes and every version.
 func parseID[T ~string | ~[]byte](s T) (id uuid.UUID, ok bool) {
 	if len(s) != 36 {
 		return uuid.Nil, false
@@ -177,9 +177,9 @@ func parseID[T ~string | ~[]byte](s T) (id uuid.UUID, ok bool) {
 		case i == 14:
 			ok = c == '4'
 		case i == 19:
-			ok = c == '8' || c == '9' || c == 'a' || c == 'b'
+			ok = c == '8' || c == '9' || c|' ' == 'a' || c|' ' == 'b'
 		default:
-			ok = '0' <= c && c <= '9' || 'a' <= c && c <= 'f'
+			ok = '0' <= c && c <= '9' || 'a' <= c|' ' && c|' ' <= 'f'
 		}
 		if !ok {
 			return uuid.Nil, false

@@ -277,7 +277,7 @@ func TestViolationTexts(t *testing.T) {
 	f.refuse("key", "depends_on", "provider")
 	f.done()
 	const want = "month must be between 1 and 12. text must have at most 16 characters. " +
-		"id must be a UUID of version 4 in lower case. list must be one of: a, b. " +
+		"id must be a UUID of version 4. list must be one of: a, b. " +
 		"key is required with provider. ? is not a known field."
 	if got := v.message(); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)

@@ -52,6 +52,7 @@ var routes = []route{
 	{[]string{"tokens", "*"}, map[string]*endpoint{"GET": getToken, "PATCH": updateToken, "DELETE": deleteToken}},
 	{[]string{"tokens", "card-art", "*"}, map[string]*endpoint{"GET": getCardArt}},
 	{[]string{"tokens", "*", "payment-data"}, map[string]*endpoint{"GET": listPaymentData, "POST": requestPaymentData}},
+	{[]string{"tokens", "*", "payment-data", "*"}, map[string]*endpoint{"GET": getPaymentData}},
 	{[]string{"tokens", "*", "provisions"}, map[string]*endpoint{"POST": provisionToken}},
 	{[]string{"tokens", "*", "security-code"}, map[string]*endpoint{"GET": getSecurityCode}},
 	{[]string{"tokens", "*", "refresh-session"}, map[string]*endpoint{"POST": refreshSession}},
@@ -75,20 +76,20 @@ var routes = []route{
 	componentRoute("frame.css"),
 }
 
-// route returns the route of a request, if it has one, its endpoint and the id in
+// route returns the route of a request, if it has one, its endpoint and the ids in
 // its path.
-func (h *handler) route(r *http.Request) (found *route, e *endpoint, id string, err error) {
+func (h *handler) route(r *http.Request) (found *route, e *endpoint, ids [2]string, err error) {
 	path, ok := strings.CutPrefix(r.URL.Path, "/")
 	// A path that was written with escapes is not one of ours.
 	if !ok || r.URL.RawPath != "" {
-		return nil, nil, "", notFound
+		return nil, nil, ids, notFound
 	}
 
 	var segments [4]string
 	n := 0
 	for segment := range strings.SplitSeq(path, "/") {
 		if n == len(segments) {
-			return nil, nil, "", notFound
+			return nil, nil, ids, notFound
 		}
 		segments[n] = segment
 		n++
@@ -101,11 +102,12 @@ next:
 			continue
 		}
 
-		id := ""
+		ids, given := [2]string{}, 0
 		for j, want := range candidate.path {
 			switch {
 			case want == "*" && segments[j] != "":
-				id = segments[j]
+				ids[given] = segments[j]
+				given++
 			case want != segments[j]:
 				continue next
 			}
@@ -116,11 +118,11 @@ next:
 			method = http.MethodGet
 		}
 		if e := candidate.methods[method]; e != nil {
-			return candidate, e, id, nil
+			return candidate, e, ids, nil
 		}
-		return candidate, nil, "", methodNotAllowed.with(allow(candidate.methods))
+		return candidate, nil, ids, methodNotAllowed.with(allow(candidate.methods))
 	}
-	return nil, nil, "", notFound
+	return nil, nil, ids, notFound
 }
 
 // methods are all that routes have.

@@ -84,6 +84,7 @@ func testTenants(t *testing.T) {
 		}
 		return tok.ID.String()
 	}
+	paid := newToken(r.vault)
 	webhooks := map[*cardvault.Vault]string{} // the last one that was made
 	newWebhook := func(v *cardvault.Vault) string {
 		if id, ok := webhooks[v]; ok { // an account can have so many
@@ -131,6 +132,17 @@ func testTenants(t *testing.T) {
 		{"provision", "POST", "/tokens/{id}/provisions", "", cardvault.ScopeNetworkTokensProvision, newToken, 200},
 		{"request payment data", "POST", "/tokens/{id}/payment-data", payment, cardvault.ScopePaymentDataCreate, newToken, 200},
 		{"list payment data", "GET", "/tokens/{id}/payment-data", "", cardvault.ScopePaymentDataRead, newToken, 200},
+		{"get payment data", "GET", "/tokens/" + paid + "/payment-data/{id}", "", cardvault.ScopePaymentDataRead, func(v *cardvault.Vault) string {
+			token := paid
+			if v == other {
+				token = newToken(v)
+			}
+			p, err := v.RequestPaymentData(t.Context(), parseUUID(t, token), cardvault.PaymentRequest{Currency: "EUR", Reference: "r"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p.ID.String()
+		}, 200},
 		{"security code", "GET", "/tokens/{id}/security-code", "", cardvault.ScopeSecurityCodeRead, newToken, 200},
 		{"head of security code", "HEAD", "/tokens/{id}/security-code", "", cardvault.ScopeSecurityCodeRead, newToken, 200},
 		{"refresh session", "POST", "/tokens/{id}/refresh-session", "", cardvault.ScopeSecurityCodeRefresh, newToken, 200},
@@ -194,13 +206,17 @@ func testTenants(t *testing.T) {
 		} {
 			for kind, id := range ids {
 				where := fmt.Sprintf("%s with key %s and id %s", e.name, key.name, kind)
-				if kind == "own" && e.object != nil {
+				mine := kind == "own" || kind == "upper case"
+				if mine && e.object != nil {
 					id = e.object(r.vault) // a fresh one, as it may be deleted
+				}
+				if kind == "upper case" {
+					id = strings.ToUpper(id)
 				}
 				want := key.status
 				if want == 0 {
 					want = e.status
-					if e.object != nil && kind != "own" && !(key.name == "other" && kind == "theirs") || key.name == "other" && kind == "own" {
+					if e.object != nil && !mine && !(key.name == "other" && kind == "theirs" && !strings.Contains(e.path, paid)) || key.name == "other" && mine {
 						want = 404
 					}
 				}

@@ -176,7 +176,7 @@ func TestFilterNames(t *testing.T) {
 	}
 }
 
-// An inbound request id is repeated only in the form in which we write ids.
+// An inbound request id is taken over if it needs no quotes and holds no card number.
 func TestRequestID(t *testing.T) {
 	r := newRig(t, nil, nil)
 	seen := map[string]bool{}
@@ -185,14 +185,18 @@ func TestRequestID(t *testing.T) {
 		same bool
 	}{
 		{"9b2d3a52-6f0e-4d0b-8a43-0d2f9ddc2b11", true},
-		{"019aa4d8-0000-7000-8000-000000000000", true},
-		{"00000000-0000-0000-0000-000000000000", true},
-		{"9B2D3A52-6F0E-4D0B-8A43-0D2F9DDC2B11", false},
+		{"019aa4d8-7c2e-7000-8a00-1d2f9ddc2b11", true},
+		{"9B2D3A52-6F0E-4D0B-8A43-0D2F9DDC2B11", true},
+		{"Root_1-67891233.abcdef0123456789a2345678", true},
+		{"x", true},
+		{strings.Repeat("x", 64), true},
+		{strings.Repeat("x", 65), false},
 		{"{9b2d3a52-6f0e-4d0b-8a43-0d2f9ddc2b11}", false},
-		{"9b2d3a526f0e4d0b8a430d2f9ddc2b11", false},
-		{"urn:uuid:9b2d3a52-6f0e-4d0b-8a43-0d2f9ddc2b11", false},
-		{"9b2d3a52-6f0e-4d0b-8a43-0d2f9ddc2b1", false},
-		{"x", false},
+		{"a b", false},
+		{"a,b", false},
+		{"é", false},
+		{"4242424242424242", false},
+		{"order-4242.4242_4242-4242", false},
 		{"", false},
 	} {
 		for _, path := range []string{"/tokens", "/nothing"} {

@@ -24,7 +24,7 @@ type Cache struct {
 	evicted  func(uint64)
 
 	mu        sync.Mutex
-	entries   *simplelru.LRU[uuid.UUID, *entry] // in the order of their Puts
+	entries   *simplelru.LRU[uuid.UUID, *entry] // in the order of their last Put or Get
 	evictions uint64
 	closed    bool
 }
@@ -37,8 +37,7 @@ type entry struct {
 }
 
 // New returns a cache for capacity values, which must be more than 0. When there
-// is no room the value that was put longest ago goes: codes are kept for the same
-// time, so it has the least left. Each time, evicted is called with the number of
+// is no room the value goes that was put or read longest ago. Each time, evicted is called with the number of
 // such evictions so far, by the goroutine of the Put; nil: nobody is told.
 func New(capacity int, evicted func(n uint64)) *Cache {
 	// The only error is about a capacity that is not more than 0.
@@ -137,7 +136,7 @@ func (c *Cache) find(ctx context.Context, id uuid.UUID) (*entry, error) {
 	if err := c.usable(ctx); err != nil {
 		return nil, err
 	}
-	e, ok := c.entries.Peek(id)
+	e, ok := c.entries.Get(id)
 	if !ok || !time.Now().Before(e.until) {
 		return nil, store.ErrNotFound
 	}

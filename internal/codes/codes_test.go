@@ -101,13 +101,15 @@ func TestEvictions(t *testing.T) {
 	for n := range uint64(3) {
 		put(t, c, n, time.Hour)
 	}
-	has(t, c, 0, true)        // reading does not count
-	put(t, c, 1, time.Hour)   // as new
-	put(t, c, 3, time.Minute) // evicts 0
-	for n, want := range []bool{false, true, true, true} {
+	has(t, c, 0, true)        // as new
+	put(t, c, 1, time.Hour)   // likewise
+	put(t, c, 3, time.Minute) // evicts 2
+	for n, want := range []bool{true, true, false, true} {
 		has(t, c, uint64(n), want)
 	}
-	put(t, c, 4, time.Hour) // evicts 2
+	has(t, c, 1, true)
+	has(t, c, 3, true)
+	put(t, c, 4, time.Hour) // evicts 0
 	for n, want := range []bool{false, true, false, true, true} {
 		has(t, c, uint64(n), want)
 	}

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -179,6 +180,7 @@ func (k *Keys) list(ctx context.Context, q *store.Query) ([]*store.Record, error
 
 // find returns the key of an id, or ledger.ErrNotFound.
 func (k *Keys) find(ctx context.Context, id string) (*Key, error) {
+	id = strings.ToLower(id)
 	if key := k.known.get(id); key != nil {
 		return key, nil
 	}

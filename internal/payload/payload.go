@@ -16,6 +16,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"log/slog"
+	"strings"
 
 	"github.com/cardvault/cardvault/internal/erase"
 	"github.com/cardvault/cardvault/internal/jobs"
@@ -180,7 +181,7 @@ func readHeader(payload []byte, session uuid.UUID) (h header, ok bool) {
 		case "kid":
 			h.key, h.named, ok = text, true, true
 		case "sid":
-			h.bound = text == session.String()
+			h.bound = strings.EqualFold(text, session.String())
 			ok = h.bound
 		case "typ":
 			ok = true

@@ -128,6 +128,11 @@ func paid(t testing.TB, v *cardvault.Vault, token *cardvault.Token, want ...*car
 	if p.TotalItems != int64(len(want)) || !slices.EqualFunc(p.Items, want, equalPayments) {
 		t.Errorf("payment data, of %d:\n got %+v\nwant %+v", p.TotalItems, p.Items, want)
 	}
+	for _, one := range want {
+		if got := must(v.PaymentData(t.Context(), token.ID, one.ID))(t); !equalPayments(got, one) {
+			t.Errorf("payment data:\n got %+v\nwant %+v", got, one)
+		}
+	}
 }
 
 func equalPayments(a, b *cardvault.PaymentData) bool { return reflect.DeepEqual(a, b) }
@@ -175,6 +180,8 @@ func paymentData(t *testing.T, s store.Store) {
 	noError(t, v.Delete(ctx, token.ID))
 	_, err := v.ListPaymentData(ctx, token.ID, nil)
 	fails(t, "the list of a deleted token", err, cardvault.ErrNotFound)
+	_, err = v.PaymentData(ctx, token.ID, last.ID)
+	fails(t, "payment data of a deleted token", err, cardvault.ErrNotFound)
 	_, err = v.RequestPaymentData(ctx, token.ID, examplePayment)
 	fails(t, "a payment with a deleted token", err, cardvault.ErrNotFound)
 	paid(t, v, other)
@@ -189,6 +196,10 @@ func paymentDataOfAccounts(t *testing.T, s store.Store) {
 	p := pay(t, mine, token)
 	_, err := theirs.ListPaymentData(ctx, token.ID, nil)
 	fails(t, "the list of another account's token", err, cardvault.ErrNotFound)
+	_, err = theirs.PaymentData(ctx, token.ID, p.ID)
+	fails(t, "payment data of another account's token", err, cardvault.ErrNotFound)
+	_, err = mine.PaymentData(ctx, usable(t, mine, 2).ID, p.ID)
+	fails(t, "payment data of another token", err, cardvault.ErrNotFound)
 	_, err = theirs.RequestPaymentData(ctx, token.ID, examplePayment)
 	fails(t, "a payment with another account's token", err, cardvault.ErrNotFound)
 

@@ -44,6 +44,8 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 	named := holder(canary)
 	hook := newHook(t, v, receiver)
 
+	payment := must(v.RequestPaymentData(ctx, token.ID, examplePayment))(t)
+
 	rename(t, v, token, "told")
 	event := must(v.ListDeliveries(ctx, hook.ID, nil))(t).Items[0].EventID
 	all := map[string]methodCall{
@@ -79,6 +81,9 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		},
 		"RequestPaymentData": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.RequestPaymentData(ctx, token.ID, examplePayment))
+		},
+		"PaymentData": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.PaymentData(ctx, token.ID, payment.ID))
 		},
 		"ListPaymentData": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.ListPaymentData(ctx, token.ID, nil))
