@@ -144,22 +144,6 @@ func (r *rig) activate(t testing.TB) string {
 	return id
 }
 
-// newEphemeral makes a token that lapses in an hour.
-func (r *rig) newEphemeral(t testing.TB) string {
-	t.Helper()
-	session, err := r.vault.CreateSession(t.Context(), &cardvault.SessionOptions{ExpirationTime: 3600})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tok, err := r.vault.Tokenize(t.Context(), session, cardvault.Card{
-		PAN: cardvault.NewPAN([]byte(pan)), Expiry: cardvault.Expiry{Month: 4, Year: 2031},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tok.ID.String()
-}
-
 const payment = `{"amount":1099,"currency_code":"EUR","reference":"order-1"}`
 
 // paymentTable is table 2.3 of the interface document, with null and [] where

@@ -87,7 +87,6 @@ func TestOrderOfChecks(t *testing.T) {
 			`"amount":1099`, `"amount":-1`).Replace(d.body)
 	}}
 	parameter := rule{"parameter", 422, "VALIDATION_FAILED", "unknown_parameter", func(d *draft) { d.query = "?a=b" }}
-	ephemeral := r.newEphemeral(t)
 	at := func(d *draft, token string) {
 		_, rest, _ := strings.Cut(d.path[len("/tokens/"):], "/")
 		d.path = "/tokens/" + token + "/" + rest
@@ -152,7 +151,7 @@ func TestOrderOfChecks(t *testing.T) {
 		{
 			draft{method: "POST", path: "/tokens/" + id + "/provisions", body: "{}"},
 			[][]rule{{idempotency, syntaxRules[0], syntaxRules[1]}, {parameter}, {existence}, {
-				{"state", 409, "NETWORK_TOKEN_STATE_CONFLICT", "", func(d *draft) { at(d, ephemeral) }},
+				{"state", 409, "NETWORK_TOKEN_STATE_CONFLICT", "", func(d *draft) { at(d, invalid) }},
 			}},
 		},
 		{
