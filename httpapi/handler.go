@@ -31,6 +31,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault"
@@ -194,6 +195,7 @@ type handler struct {
 	failures    *limiter[netip.Addr]  // of sessions that have failed, by client
 	strangers   *limiter[netip.Addr]  // of sessions that never were, by client
 	entry       http.Handler          // the card-entry component
+	endless     sync.Once             // the log was told of a ResponseWriter without deadlines
 }
 
 // An accountKey is an API key in an account, the first of its chain or any: other authenticators may
@@ -218,14 +220,18 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithDeadline(r.Context(), deadline)
 	defer cancel()
 
-	// The embedding server may have no deadlines. An error means that w cannot
-	// have them, as in a test. net/http ends them: the one for reading when the
-	// body is read, both before the next request of the connection.
+	// The embedding server may have no deadlines. net/http ends these: the one for
+	// reading when the body is read, both before the next request of the connection.
 	rc := http.NewResponseController(w)
-	_ = rc.SetWriteDeadline(deadline.Add(time.Second))
+	late := rc.SetWriteDeadline(deadline.Add(time.Second))
 	if r.ContentLength != 0 {
 		// Also for a body that is not read: net/http drops it before it answers.
-		_ = rc.SetReadDeadline(earliest(deadline, start.Add(bodyTimeout)))
+		late = cmp.Or(late, rc.SetReadDeadline(earliest(deadline, start.Add(bodyTimeout))))
+	}
+	if errors.Is(late, http.ErrNotSupported) {
+		h.endless.Do(func() {
+			h.opts.Logger.Error("the http.ResponseWriter has no deadlines, so a slow client holds a connection for as long as it likes: a middleware that wraps it needs Unwrap")
+		})
 	}
 
 	requestID := r.Header.Get("X-Request-Id")
@@ -340,17 +346,23 @@ func (h *handler) log(c *call, status int, took time.Duration, err error) {
 }
 
 // isRequestID reports whether an id of a request is taken over from the caller: 1 to 64
-// characters that need no quotes anywhere, in which no card number can be meant.
+// characters that need no quotes anywhere, by which no card number or security code can be
+// meant.
 func isRequestID(s string) bool {
 	if len(s) < 1 || len(s) > 64 {
 		return false
 	}
+
+	digits := 0
 	for i := range len(s) {
 		switch c := s[i]; {
-		case '0' <= c && c <= '9', 'a' <= c|' ' && c|' ' <= 'z', c == '.', c == '_', c == '-':
+		case '0' <= c && c <= '9':
+			digits++
+		case 'a' <= c|' ' && c|' ' <= 'z', c == '.', c == '_', c == '-':
 		default:
 			return false
 		}
 	}
-	return !leak.LooksLikePAN([]byte(s))
+	mayBeCode := digits == len(s) && (digits == 3 || digits == 4)
+	return !mayBeCode && !leak.LooksLikePAN([]byte(s))
 }

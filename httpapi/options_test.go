@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -449,6 +450,7 @@ func TestCancelled(t *testing.T) {
 	r := newRig(t, nil, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
+	r.do(t, "GET", "/tokens", "") // the first one is told that its ResponseWriter has no deadlines
 	r.log.take()
 	sendContext(t, ctx, r.handler, "POST", "/cde-import", card, "X-Api-Key", r.key).want(t, 503)
 	if n := r.total(t); n != 0 {
@@ -458,6 +460,37 @@ func TestCancelled(t *testing.T) {
 		t.Errorf("logged as an error: %s", log)
 	}
 }
+
+// TestNoDeadlines: a ResponseWriter that can have no deadlines is an error in the log, once.
+func TestNoDeadlines(t *testing.T) {
+	for name, test := range map[string]struct {
+		wrap func(http.ResponseWriter) http.ResponseWriter
+		want int
+	}{
+		"net/http":    {func(w http.ResponseWriter) http.ResponseWriter { return w }, 0},
+		"with Unwrap": {func(w http.ResponseWriter) http.ResponseWriter { return unwrapper{w} }, 0},
+		"without it":  {func(w http.ResponseWriter) http.ResponseWriter { return struct{ http.ResponseWriter }{w} }, 1},
+	} {
+		log := new(logBuffer)
+		r := newRig(t, nil, &httpapi.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) { r.handler.ServeHTTP(test.wrap(w), q) }))
+		for range 3 {
+			answer, err := s.Client().Post(s.URL+"/tokens/session", "application/json", strings.NewReader("{}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer.Body.Close()
+		}
+		s.Close()
+		if said := log.take(); strings.Count(said, "no deadlines") != test.want {
+			t.Errorf("%s: %s", name, said)
+		}
+	}
+}
+
+type unwrapper struct{ http.ResponseWriter }
+
+func (u unwrapper) Unwrap() http.ResponseWriter { return u.ResponseWriter }
 
 // Refusals leave a trail at info level, which says who was refused and never with what.
 func TestRefusalsAreLogged(t *testing.T) {
