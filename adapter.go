@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"runtime/debug"
 
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/leak"
 )
 
@@ -50,7 +52,7 @@ func (e *withheld) Unwrap() error { return e.cause }
 // withhold returns err without its text if that holds a card number or one of
 // secrets. The code of a refusal is shown and stored: there a security code counts
 // if it is a number by itself.
-func withhold(err error, pan PAN, secrets ...[]byte) error {
+func withhold(err error, pan card.PAN, secrets ...[]byte) error {
 	if e, ok := errors.AsType[*NetworkError](err); ok && e != nil {
 		for _, s := range secrets {
 			if leak.HoldsRun(e.Code, s) || leak.HoldsRun(e.SchemeCode, s) {
@@ -68,7 +70,7 @@ func withhold(err error, pan PAN, secrets ...[]byte) error {
 		return nil
 	}
 
-	bad := leak.Holds(err.Error(), pan.get())
+	bad := leak.Holds(err.Error(), hiding.Of(pan))
 	for _, s := range secrets {
 		bad = bad || len(s) > 0 && bytes.Contains([]byte(err.Error()), s)
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/keytext"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
@@ -132,7 +133,7 @@ func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 type APIKeyText struct{ hidden }
 
 // Text returns the text itself, which nothing hides from then on.
-func (t APIKeyText) Text() string { return string(t.get()) }
+func (t APIKeyText) Text() string { return string(hiding.Of(t)) }
 
 // CreateAPIKey makes an API key of the account and returns it with its text,
 // which is shown only here. opts may be nil.
@@ -189,7 +190,7 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 
 	text, secret := keytext.New(v.opts.keyPrefix(), k.ID)
 	digest := sha256.Sum256([]byte(secret))
-	k.digest = hide(digest[:])
+	k.digest = hiding.New(digest[:])
 	if err := v.rows.SealShown(r, k.encode()); err != nil {
 		return nil, APIKeyText{}, err
 	}
@@ -210,7 +211,7 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	if err != nil {
 		return nil, APIKeyText{}, err
 	}
-	return k, APIKeyText{hide([]byte(text))}, nil
+	return k, APIKeyText{hiding.New([]byte(text))}, nil
 }
 
 // endBy makes a key end at a time, unless it ends before. The zero time ends nothing.
@@ -381,7 +382,7 @@ func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err
 		if err != nil {
 			return nil, err
 		}
-		if subtle.ConstantTimeCompare(k.digest.get(), sum[:]) == 1 && ledger.Lives(c.key, at) {
+		if subtle.ConstantTimeCompare(hiding.Of(k.digest), sum[:]) == 1 && ledger.Lives(c.key, at) {
 			return v.principal(ctx, k, c.account)
 		}
 	}
@@ -473,7 +474,7 @@ func (v *Vault) newNobody() (*nobody, error) {
 	n := &nobody{box: seal.NewBox(keys, nil), key: *v.rows.NewRecord(kindAPIKey, row), account: v.whole().rows.Unmask(kindAccount, v.rows.ID)}
 	n.box.Grant(keys, 1)
 	n.key.Lookup = [][]byte{[]byte(keytext.Short(row))}
-	k := &APIKey{Label: "nobody", Scopes: allScopes, digest: hide(make([]byte, sha256.Size))}
+	k := &APIKey{Label: "nobody", Scopes: allScopes, digest: hiding.New(make([]byte, sha256.Size))}
 	return n, n.box.SealShown(&n.key, k.encode())
 }
 
@@ -493,7 +494,7 @@ func (n *nobody) compare(v *Vault, sum []byte) error {
 	}
 
 	err := k.decode(plain)
-	subtle.ConstantTimeCompare(k.digest.get(), sum)
+	subtle.ConstantTimeCompare(hiding.Of(k.digest), sum)
 	return err
 }
 
@@ -522,7 +523,7 @@ func (k *APIKey) encode() []byte {
 		}
 	}
 	b = tlv.Append(b, keyScopes, scopes)
-	b = tlv.Append(b, keyDigest, k.digest.get())
+	b = tlv.Append(b, keyDigest, hiding.Of(k.digest))
 	return tlv.Pad(b, 64, 0)
 }
 
@@ -561,11 +562,11 @@ func (k *APIKey) decode(plain []byte) error {
 				}
 			}
 		case keyDigest:
-			k.digest = hide(r.Value)
+			k.digest = hiding.New(r.Value)
 		}
 	}
 
-	if len(k.digest.get()) != sha256.Size {
+	if len(hiding.Of(k.digest)) != sha256.Size {
 		return fmt.Errorf("%w: API key cannot be read", ErrDamaged)
 	}
 	return ledger.ReadError(&r)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
@@ -79,7 +80,7 @@ const backfillBatch = 256
 func (v *Vault) backfill(ctx context.Context, j *jobs.Job, b *backfill) error {
 	rec := j.Record
 	q := &store.Query{Kind: kindToken, Account: v.rows.ID, Min: b.from, Live: now(), Limit: backfillBatch}
-	for s := range Scheme(schemes) {
+	for s := range card.Scheme(schemes) {
 		q.Classes.Add(class(s, NetworkTokenNotAvailable))
 	}
 

@@ -24,6 +24,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/store/memstore"
 )
@@ -39,11 +40,11 @@ var shyCards = [2]shyCard{
 
 func (s *shyCard) card() cardvault.Card {
 	return cardvault.Card{
-		PAN:          cardvault.NewPAN([]byte(s.pan)),
-		Expiry:       cardvault.Expiry{Month: 12, Year: 2030},
-		SecurityCode: cardvault.NewSecurityCode([]byte(s.code)),
-		Name:         cardvault.NewName([]byte(s.name)),
-		Contact:      cardvault.NewContact([]byte(`{"email":"` + s.name + `"}`)),
+		PAN:          card.NewPAN([]byte(s.pan)),
+		Expiry:       card.Expiry{Month: 12, Year: 2030},
+		SecurityCode: card.NewSecurityCode([]byte(s.code)),
+		Name:         card.NewName([]byte(s.name)),
+		Contact:      card.NewContact([]byte(`{"email":"` + s.name + `"}`)),
 	}
 }
 
@@ -61,10 +62,10 @@ type (
 	exportedAny   struct{ V any }
 	unexportedAny struct{ v any }
 
-	embedsPAN     struct{ cardvault.PAN }
-	embedsPANPtr  struct{ *cardvault.PAN }
-	embedsCode    struct{ cardvault.SecurityCode }
-	embedsName    struct{ cardvault.Name }
+	embedsPAN     struct{ card.PAN }
+	embedsPANPtr  struct{ *card.PAN }
+	embedsCode    struct{ card.SecurityCode }
+	embedsName    struct{ card.Name }
 	embedsCard    struct{ cardvault.Card }
 	embedsCardPtr struct{ *cardvault.Card }
 )
@@ -313,7 +314,7 @@ func TestPanicPrintsNothing(t *testing.T) {
 	c := shy.card()
 	values := map[string]any{
 		"PAN": c.PAN, "pointer": &c.PAN, "code": c.SecurityCode, "name": c.Name, "card": c,
-		"hidden field": unexported[cardvault.PAN]{c.PAN}, "error": held[cardvault.Card]{c}, "embedded": embedsPAN{c.PAN},
+		"hidden field": unexported[card.PAN]{c.PAN}, "error": held[cardvault.Card]{c}, "embedded": embedsPAN{c.PAN},
 	}
 	if v, ok := values[os.Getenv("CARDVAULT_TEST_PANIC")]; ok {
 		panic(v)
@@ -345,12 +346,12 @@ func TestMaskedForm(t *testing.T) {
 		"45395787636214٣":      "***",
 		"Quixworth Zymurgy":    "***",
 	} {
-		if got := cardvault.NewPAN([]byte(digits)).String(); got != want {
+		if got := card.NewPAN([]byte(digits)).String(); got != want {
 			t.Errorf("PAN of %d bytes is %q, want %q", len(digits), got, want)
 		}
 	}
 	c := shy.card()
-	for _, v := range []any{c.SecurityCode, c.Name, c.Contact, cardvault.NewSecurityCode([]byte("1")), cardvault.NewName(make([]byte, 300))} {
+	for _, v := range []any{c.SecurityCode, c.Name, c.Contact, card.NewSecurityCode([]byte("1")), card.NewName(make([]byte, 300))} {
 		if got := fmt.Sprint(v); got != "***" {
 			t.Errorf("%T is %q", v, got)
 		}
@@ -359,7 +360,7 @@ func TestMaskedForm(t *testing.T) {
 	if want := `{"PAN":"` + shy.masked + `","Expiry":{"Month":12,"Year":2030},"SecurityCode":"***","Name":"***","Contact":"***"}`; err != nil || string(data) != want {
 		t.Errorf("%s, %v", data, err)
 	}
-	for name, v := range map[string]any{"PAN": cardvault.PAN{}, "code": cardvault.SecurityCode{}, "name": cardvault.Name{}, "contact": cardvault.Contact{}} {
+	for name, v := range map[string]any{"PAN": card.PAN{}, "code": card.SecurityCode{}, "name": card.Name{}, "contact": card.Contact{}} {
 		if got := fmt.Sprintf("%v%s%d", v, v, v); got != "" {
 			t.Errorf("no %s is %q", name, got)
 		}
@@ -369,7 +370,7 @@ func TestMaskedForm(t *testing.T) {
 // A struct that is not comparable is one for which == does not compile.
 func TestNoComparison(t *testing.T) {
 	for _, typ := range []reflect.Type{
-		reflect.TypeFor[cardvault.PAN](), reflect.TypeFor[cardvault.SecurityCode](), reflect.TypeFor[cardvault.Name](), reflect.TypeFor[cardvault.Card](),
+		reflect.TypeFor[card.PAN](), reflect.TypeFor[card.SecurityCode](), reflect.TypeFor[card.Name](), reflect.TypeFor[cardvault.Card](),
 	} {
 		if typ.Comparable() {
 			t.Errorf("%v can be compared with ==", typ)
@@ -380,14 +381,14 @@ func TestNoComparison(t *testing.T) {
 func TestExpose(t *testing.T) {
 	shy := shyCards[0]
 	digits := []byte(shy.pan)
-	p := cardvault.NewPAN(digits)
+	p := card.NewPAN(digits)
 	clear(digits) // it was copied
 	p.Expose(func(d []byte) {
 		if string(d) != shy.pan {
 			t.Errorf("exposes %d other bytes", len(d))
 		}
 	})
-	for _, p := range []cardvault.PAN{{}, cardvault.NewPAN(nil), cardvault.NewPAN([]byte{})} {
+	for _, p := range []card.PAN{{}, card.NewPAN(nil), card.NewPAN([]byte{})} {
 		called := false
 		p.Expose(func(d []byte) { called = d == nil })
 		if !called || !p.IsZero() {
@@ -429,14 +430,14 @@ func TestExpired(t *testing.T) {
 	latest := time.FixedZone("the last place on earth where a day ends", -12*3600)
 	earliest := time.FixedZone("the first", 14*3600)
 	for _, e := range []struct {
-		expiry  cardvault.Expiry
+		expiry  card.Expiry
 		lastDay time.Time // of the month, at its very end
 	}{
-		{cardvault.Expiry{Month: 12, Year: 2030}, time.Date(2030, 12, 31, 23, 59, 59, 999_999_999, latest)},
-		{cardvault.Expiry{Month: 1, Year: 2030}, time.Date(2030, 1, 31, 23, 59, 59, 999_999_999, latest)},
-		{cardvault.Expiry{Month: 2, Year: 2028}, time.Date(2028, 2, 29, 23, 59, 59, 999_999_999, latest)},
-		{cardvault.Expiry{Month: 2, Year: 2030}, time.Date(2030, 2, 28, 23, 59, 59, 999_999_999, latest)},
-		{cardvault.Expiry{Month: 4, Year: 2030}, time.Date(2030, 4, 30, 23, 59, 59, 999_999_999, latest)},
+		{card.Expiry{Month: 12, Year: 2030}, time.Date(2030, 12, 31, 23, 59, 59, 999_999_999, latest)},
+		{card.Expiry{Month: 1, Year: 2030}, time.Date(2030, 1, 31, 23, 59, 59, 999_999_999, latest)},
+		{card.Expiry{Month: 2, Year: 2028}, time.Date(2028, 2, 29, 23, 59, 59, 999_999_999, latest)},
+		{card.Expiry{Month: 2, Year: 2030}, time.Date(2030, 2, 28, 23, 59, 59, 999_999_999, latest)},
+		{card.Expiry{Month: 4, Year: 2030}, time.Date(2030, 4, 30, 23, 59, 59, 999_999_999, latest)},
 	} {
 		for at, want := range map[time.Time]bool{
 			e.lastDay:                               false,
@@ -455,20 +456,20 @@ func TestExpired(t *testing.T) {
 }
 
 func TestScheme(t *testing.T) {
-	for scheme, name := range map[cardvault.Scheme]string{
-		cardvault.SchemeUnknown: "Unknown", cardvault.SchemeVISA: "VISA", cardvault.SchemeMastercard: "Mastercard",
-		cardvault.SchemeAmericanExpress: "American Express", cardvault.SchemeDiscover: "Discover",
-		cardvault.SchemeDinersClub: "Diners Club", cardvault.SchemeJCB: "JCB", cardvault.SchemeUnionPay: "UnionPay",
+	for scheme, name := range map[card.Scheme]string{
+		card.UnknownScheme: "Unknown", card.VISA: "VISA", card.Mastercard: "Mastercard",
+		card.AmericanExpress: "American Express", card.Discover: "Discover",
+		card.DinersClub: "Diners Club", card.JCB: "JCB", card.UnionPay: "UnionPay",
 	} {
 		if got := scheme.String(); got != name {
 			t.Errorf("%d is %q, want %q", scheme, got, name)
 		}
-		if got, ok := cardvault.ParseScheme(name); !ok || got != scheme {
+		if got, ok := card.ParseScheme(name); !ok || got != scheme {
 			t.Errorf("%q is %v, %v", name, got, ok)
 		}
 	}
 	for _, name := range []string{"", "visa", "VISA ", "Maestro"} {
-		if got, ok := cardvault.ParseScheme(name); ok {
+		if got, ok := card.ParseScheme(name); ok {
 			t.Errorf("%q is %v", name, got)
 		}
 	}
@@ -531,11 +532,11 @@ func TestCheckPAN(t *testing.T) {
 		{"9792030000000000", "", ""}, // Troy
 		{"9792030000000001", "luhn", ""},
 	} {
-		card := cardvault.Card{PAN: cardvault.NewPAN([]byte(c.digits)), Expiry: cardvault.Expiry{Month: 1, Year: 2030}}
+		given := cardvault.Card{PAN: card.NewPAN([]byte(c.digits)), Expiry: card.Expiry{Month: 1, Year: 2030}}
 		for mode, want := range map[string]string{"strict": c.code, "lax": c.lax} {
-			err := check(card)
+			err := check(given)
 			if mode == "lax" {
-				err = lax(card)
+				err = lax(given)
 			}
 			if want != "" {
 				want = "account_number " + want
@@ -549,7 +550,7 @@ func TestCheckPAN(t *testing.T) {
 
 func TestCheckExpiry(t *testing.T) {
 	check := checker(t, nil)
-	for expiry, want := range map[cardvault.Expiry]string{
+	for expiry, want := range map[card.Expiry]string{
 		{Month: 1, Year: 2000}:     "", // long over: a migration may bring it
 		{Month: 12, Year: 2099}:    "",
 		{Month: 0, Year: 2030}:     "expiry_month out_of_range",
@@ -561,7 +562,7 @@ func TestCheckExpiry(t *testing.T) {
 		{Month: 0, Year: 0}:        "expiry_month out_of_range, expiry_year out_of_range",
 		{Month: 1 << 30, Year: -1}: "expiry_month out_of_range, expiry_year out_of_range",
 	} {
-		if got := codes(check(cardvault.Card{PAN: cardvault.NewPAN([]byte("4242424242424242")), Expiry: expiry})); got != want {
+		if got := codes(check(cardvault.Card{PAN: card.NewPAN([]byte("4242424242424242")), Expiry: expiry})); got != want {
 			t.Errorf("%d/%d: %q, want %q", expiry.Month, expiry.Year, got, want)
 		}
 	}
@@ -569,13 +570,13 @@ func TestCheckExpiry(t *testing.T) {
 
 func TestCheckSecurityCodeAndName(t *testing.T) {
 	check := checker(t, nil)
-	card := cardvault.Card{PAN: cardvault.NewPAN([]byte("4242424242424242")), Expiry: cardvault.Expiry{Month: 1, Year: 2030}}
+	given := cardvault.Card{PAN: card.NewPAN([]byte("4242424242424242")), Expiry: card.Expiry{Month: 1, Year: 2030}}
 	for code, want := range map[string]string{
 		"": "", "123": "", "0000": "",
 		"1": "too_short", "12": "too_short", "12345": "too_long", "12a": "invalid_format", "12 ": "invalid_format", "1２3": "invalid_format",
 	} {
-		c := card
-		c.SecurityCode = cardvault.NewSecurityCode([]byte(code))
+		c := given
+		c.SecurityCode = card.NewSecurityCode([]byte(code))
 		if want != "" {
 			want = "security_code " + want
 		}
@@ -608,8 +609,8 @@ func TestCheckSecurityCodeAndName(t *testing.T) {
 		"000000000000":                  "looks_like_pan",
 		strings.Repeat("1 ", 127) + "1": "",
 	} {
-		c := card
-		c.Name = cardvault.NewName([]byte(name))
+		c := given
+		c.Name = card.NewName([]byte(name))
 		if want != "" {
 			want = "cardholder_name " + want
 		}
@@ -637,7 +638,7 @@ func TestNumberInName(t *testing.T) {
 	check := checker(t, nil)
 	named := func(name string) string {
 		return codes(check(cardvault.Card{
-			PAN: cardvault.NewPAN([]byte("4242424242424242")), Expiry: cardvault.Expiry{Month: 1, Year: 2030}, Name: cardvault.NewName([]byte(name)),
+			PAN: card.NewPAN([]byte("4242424242424242")), Expiry: card.Expiry{Month: 1, Year: 2030}, Name: card.NewName([]byte(name)),
 		}))
 	}
 	cases := names(t)
@@ -678,10 +679,10 @@ func TestNumberInName(t *testing.T) {
 func TestCheckTellsAllAndNoValue(t *testing.T) {
 	check, shy := checker(t, nil), shyCards[0]
 	err := check(cardvault.Card{
-		PAN:          cardvault.NewPAN([]byte(shy.pan + "0")),
-		Expiry:       cardvault.Expiry{Month: 13, Year: 1987},
-		SecurityCode: cardvault.NewSecurityCode([]byte(shy.code + "7")),
-		Name:         cardvault.NewName([]byte(shy.name + "\n")),
+		PAN:          card.NewPAN([]byte(shy.pan + "0")),
+		Expiry:       card.Expiry{Month: 13, Year: 1987},
+		SecurityCode: card.NewSecurityCode([]byte(shy.code + "7")),
+		Name:         card.NewName([]byte(shy.name + "\n")),
 	})
 	want := "account_number invalid_format, expiry_month out_of_range, expiry_year out_of_range, " +
 		"security_code too_long, cardholder_name invalid_format"

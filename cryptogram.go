@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -303,7 +305,7 @@ func (c *Cryptogram) check() bool {
 	if c == nil {
 		return false
 	}
-	number, value := c.Number.get(), c.Value.get()
+	number, value := hiding.Of(c.Number), hiding.Of(c.Value)
 	return len(number) >= 13 && len(number) <= maxPAN && iin.Luhn(number) &&
 		len(checkExpiry(c.Expiry)) == 0 &&
 		len(value) >= 1 && len(value) <= paymentdata.MaxCryptogram &&
@@ -339,9 +341,9 @@ func (v *Vault) failure(p *PaymentData, err error) *Failure {
 
 // encrypt returns what the merchant opens with its secret.
 func (c *Cryptogram) encrypt(secret *PaymentSecret) (string, error) {
-	plain := paymentdata.NewCredential(c.Number.get(), c.Expiry.Month, c.Expiry.Year, c.Value.get())
+	plain := paymentdata.NewCredential(hiding.Of(c.Number), c.Expiry.Month, c.Expiry.Year, hiding.Of(c.Value))
 	plain.ECI = c.ECI
-	jwe, err := plain.Seal(secret.value.get(), secret.KeyID)
+	jwe, err := plain.Seal(hiding.Of(secret.value), secret.KeyID)
 	if err != nil {
 		return "", fmt.Errorf("cardvault: encrypting payment data: %w", err)
 	}
@@ -544,9 +546,9 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 
 // A PaymentCredential is what a merchant sends in place of a card number.
 type PaymentCredential struct {
-	Number     PAN // of the network token
-	Expiry     Expiry
-	Cryptogram CryptogramValue
+	Number     card.PAN // of the network token
+	Expiry     card.Expiry
+	Cryptogram card.CryptogramValue
 	ECI        string // "" if none was assigned
 }
 
@@ -571,7 +573,7 @@ var ErrPaymentData = paymentdata.ErrOpen
 func OpenPaymentData(jwe string, secrets ...SharedSecret) (*PaymentCredential, error) {
 	texts := make([][]byte, len(secrets))
 	for i, secret := range secrets {
-		texts[i] = secret.get()
+		texts[i] = hiding.Of(secret)
 	}
 	opened, err := paymentdata.Open(jwe, texts...)
 	if err != nil {
@@ -580,9 +582,9 @@ func OpenPaymentData(jwe string, secrets ...SharedSecret) (*PaymentCredential, e
 	defer opened.Wipe()
 
 	return &PaymentCredential{
-		Number:     NewPAN(opened.Number()),
-		Expiry:     Expiry{Month: opened.Month, Year: opened.Year},
-		Cryptogram: NewCryptogramValue(opened.Cryptogram()),
+		Number:     card.NewPAN(opened.Number()),
+		Expiry:     card.Expiry{Month: opened.Month, Year: opened.Year},
+		Cryptogram: card.NewCryptogramValue(opened.Cryptogram()),
 		ECI:        opened.ECI,
 	}, nil
 }

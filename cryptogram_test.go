@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -63,9 +64,9 @@ func (n tillNetwork) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequ
 	}
 	c := &cardvault.Cryptogram{
 		TokenID: r.Token.ID,
-		Number:  cardvault.NewPAN([]byte(networkNumber)),
-		Expiry:  cardvault.Expiry{Month: 12, Year: 2030},
-		Value:   cardvault.NewCryptogramValue([]byte(cryptogram)),
+		Number:  card.NewPAN([]byte(networkNumber)),
+		Expiry:  card.Expiry{Month: 12, Year: 2030},
+		Value:   card.NewCryptogramValue([]byte(cryptogram)),
 		ECI:     "07",
 	}
 	if answer == nil {
@@ -197,7 +198,7 @@ func TestRequestPaymentData(t *testing.T) {
 		if len(asked) != 1 || asked[0] != (cardvault.CryptogramRequest{
 			IdempotencyKey: p.ID.String(),
 			Token:          cardvault.NetworkTokenRef{ID: "network-token-1", IdempotencyKey: id.String() + ":1"},
-			Scheme:         cardvault.SchemeVISA,
+			Scheme:         card.VISA,
 			Merchant:       l.merchant,
 			Amount:         1099, Currency: "EUR", Reference: "order 7",
 		}) {
@@ -389,7 +390,7 @@ func TestPaymentRefused(t *testing.T) {
 			r.Merchant = m.ID
 		}},
 		"not enrolled": {state: active, source: configuration, code: "merchant_not_enrolled", schemeCode: "77", change: func(l *till, _ *cardvault.PaymentRequest) {
-			l.net.ineligible = func(cardvault.Scheme) error {
+			l.net.ineligible = func(card.Scheme) error {
 				return &cardvault.NetworkError{Source: configuration, Code: "merchant_not_enrolled", SchemeCode: "77"}
 			}
 		}},
@@ -456,13 +457,13 @@ func TestPaymentFailures(t *testing.T) {
 		}
 	}
 	number := func(digits string) func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
-		return garbage(func(c *cardvault.Cryptogram) { c.Number = cardvault.NewPAN([]byte(digits)) })
+		return garbage(func(c *cardvault.Cryptogram) { c.Number = card.NewPAN([]byte(digits)) })
 	}
 	value := func(text string) func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
-		return garbage(func(c *cardvault.Cryptogram) { c.Value = cardvault.NewCryptogramValue([]byte(text)) })
+		return garbage(func(c *cardvault.Cryptogram) { c.Value = card.NewCryptogramValue([]byte(text)) })
 	}
 	expiry := func(month, year int) func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
-		return garbage(func(c *cardvault.Cryptogram) { c.Expiry = cardvault.Expiry{Month: month, Year: year} })
+		return garbage(func(c *cardvault.Cryptogram) { c.Expiry = card.Expiry{Month: month, Year: year} })
 	}
 	for name, test := range map[string]struct {
 		answer     func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error)
@@ -554,7 +555,7 @@ func TestCryptograms(t *testing.T) {
 				`{"network_token":{"token":"4895370012003471238","expiry_year":2030,"expiry_month":12},"cryptogram":"` + strings.Repeat(`\`, 512) + `","eci":"99"}`},
 		} {
 			l.answers(func(_ context.Context, got *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
-				got.Number, got.Value, got.ECI = cardvault.NewPAN([]byte(c.number)), cardvault.NewCryptogramValue([]byte(c.value)), c.eci
+				got.Number, got.Value, got.ECI = card.NewPAN([]byte(c.number)), card.NewCryptogramValue([]byte(c.value)), c.eci
 				return got, nil
 			})
 			p := l.pay(id)

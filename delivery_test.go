@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -160,7 +161,7 @@ func inPost(t *testing.T, opts cardvault.Options, f func(l *lab, post *post, hoo
 	post := &post{t: t}
 	opts.Webhooks = post
 	inLab(t, &opts, func(l *lab) {
-		l.net.ineligible = func(cardvault.Scheme) error { return configurationError("merchant_not_enrolled") }
+		l.net.ineligible = func(card.Scheme) error { return configurationError("merchant_not_enrolled") }
 		f(l, post, l.hook(url))
 		post.mu.Lock()
 		defer post.mu.Unlock()
@@ -1562,7 +1563,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 	refresh := func(l *lab, by, then *cardvault.Vault, id uuid.UUID) {
 		session, err := by.RefreshSession(l.Context(), id)
 		l.must(err)
-		_, err = then.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
+		_, err = then.RefreshSecurityCode(l.Context(), session, card.NewSecurityCode([]byte("123")))
 		l.must(err)
 	}
 	t.Run("two processes", func(t *testing.T) {
@@ -1598,7 +1599,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 				session, err := l.RefreshSession(l.Context(), id)
 				l.must(err)
 				l.store.Store = lateAfter(l.store.Store, n+1, func() { patch(l, id, "new") })
-				_, err = l.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("123")))
+				_, err = l.RefreshSecurityCode(l.Context(), session, card.NewSecurityCode([]byte("123")))
 				l.must(err)
 				l.drain()
 				patch(l, id, "end")
@@ -2025,7 +2026,7 @@ func TestRegisteredMeanwhile(t *testing.T) {
 		},
 		patchedEvent: func(l *lab, id uuid.UUID) { patch(l, id, "a") },
 		"token.updated security_code_refreshed": func(l *lab, id uuid.UUID) {
-			_, err := l.RefreshSecurityCode(l.Context(), refresh, cardvault.NewSecurityCode([]byte("123")))
+			_, err := l.RefreshSecurityCode(l.Context(), refresh, card.NewSecurityCode([]byte("123")))
 			l.must(err)
 		},
 		"token.updated network_token_status_changed": func(l *lab, id uuid.UUID) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/storetest"
@@ -114,7 +115,7 @@ func inEar(t *testing.T, mode cardvault.Mode, f func(l *lab, ear *listener)) {
 	t.Helper()
 	ear := &listener{t: t}
 	inLab(t, &cardvault.Options{Mode: mode, Events: ear}, func(l *lab) {
-		l.net.ineligible = func(cardvault.Scheme) error { return configurationError("merchant_not_enrolled") }
+		l.net.ineligible = func(card.Scheme) error { return configurationError("merchant_not_enrolled") }
 		f(l, ear)
 	})
 }
@@ -280,7 +281,7 @@ func TestEventsOfALife(t *testing.T) {
 			for _, n := range []cardvault.Notice{
 				{Kind: cardvault.NoticeSuspended, By: cardvault.OwnerIssuer},
 				{Kind: cardvault.NoticeResumed, By: cardvault.OwnerIssuer},
-				{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{LastFour: "0366", Expiry: cardvault.Expiry{Month: 1, Year: 2099}}},
+				{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{LastFour: "0366", Expiry: card.Expiry{Month: 1, Year: 2099}}},
 				{Kind: cardvault.NoticeInvalidated},
 			} {
 				l.notify(n)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 )
@@ -48,8 +49,8 @@ func Example() {
 	defer v.Close()
 
 	token, err := v.Import(ctx, cardvault.Card{
-		PAN:    cardvault.NewPAN([]byte("4242424242424242")),
-		Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+		PAN:    card.NewPAN([]byte("4242424242424242")),
+		Expiry: card.Expiry{Month: 12, Year: 2030},
 	}, nil)
 	if err != nil {
 		log.Fatal(err)
@@ -60,7 +61,7 @@ func Example() {
 	}
 	fmt.Println(token.Scheme, token.MaskedAccountNumber)
 
-	page, err := v.List(ctx, &cardvault.ListOptions{Scheme: []cardvault.Scheme{cardvault.SchemeVISA}})
+	page, err := v.List(ctx, &cardvault.ListOptions{Scheme: []card.Scheme{card.VISA}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -83,8 +84,8 @@ func ExampleVault_All() {
 	defer v.Close()
 	for _, number := range []string{"4242424242424242", "5555555555554444", "378282246310005"} {
 		_, err := v.Import(ctx, cardvault.Card{
-			PAN:    cardvault.NewPAN([]byte(number)),
-			Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+			PAN:    card.NewPAN([]byte(number)),
+			Expiry: card.Expiry{Month: 12, Year: 2030},
 		}, nil)
 		if err != nil {
 			log.Fatal(err)
@@ -113,19 +114,19 @@ func ExampleVault_CreateSession() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	card := cardvault.Card{
-		PAN:          cardvault.NewPAN([]byte("4242424242424242")),
-		Expiry:       cardvault.Expiry{Month: 12, Year: 2090},
-		SecurityCode: cardvault.NewSecurityCode([]byte("123")),
+	given := cardvault.Card{
+		PAN:          card.NewPAN([]byte("4242424242424242")),
+		Expiry:       card.Expiry{Month: 12, Year: 2090},
+		SecurityCode: card.NewSecurityCode([]byte("123")),
 	}
-	token, err := v.Tokenize(ctx, session, card)
+	token, err := v.Tokenize(ctx, session, given)
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(token.ExpiresAt.Sub(token.CreatedAt))
 
 	// A session makes one token.
-	_, err = v.Tokenize(ctx, session, card)
+	_, err = v.Tokenize(ctx, session, given)
 	fmt.Println(err)
 	// Output:
 	// 1h0m0s
@@ -138,8 +139,8 @@ func ExampleFieldErrors() {
 	defer v.Close()
 
 	_, err := v.Import(ctx, cardvault.Card{
-		PAN:    cardvault.NewPAN([]byte("4242424242424241")),
-		Expiry: cardvault.Expiry{Month: 13, Year: 2030},
+		PAN:    card.NewPAN([]byte("4242424242424241")),
+		Expiry: card.Expiry{Month: 13, Year: 2030},
 	}, nil)
 	for _, e := range cardvault.FieldErrors(err) {
 		fmt.Println(e.Field, e.Code)
@@ -157,8 +158,8 @@ func ExampleWithIdempotencyKey() {
 	// Whoever does not know whether a call took place makes it again.
 	for range 2 {
 		_, err := v.Import(cardvault.WithIdempotencyKey(ctx, "order 4711"), cardvault.Card{
-			PAN:    cardvault.NewPAN([]byte("4242424242424242")),
-			Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+			PAN:    card.NewPAN([]byte("4242424242424242")),
+			Expiry: card.Expiry{Month: 12, Year: 2030},
 		}, nil)
 		if err != nil {
 			log.Fatal(err)
@@ -198,8 +199,8 @@ func ExampleVault_Provision() {
 
 	// The simulator declines this card once.
 	token, err := v.Import(ctx, cardvault.Card{
-		PAN:    simnet.ScenarioPAN(cardvault.SchemeVISA, 13),
-		Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+		PAN:    simnet.ScenarioPAN(card.VISA, 13),
+		Expiry: card.Expiry{Month: 12, Year: 2030},
 	}, nil)
 	if err != nil {
 		log.Fatal(err)
@@ -247,8 +248,8 @@ func ExampleVault_RequestPaymentData() {
 		log.Fatal(err)
 	}
 	token, err := v.Import(ctx, cardvault.Card{
-		PAN:    cardvault.NewPAN([]byte("4242424242424242")),
-		Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+		PAN:    card.NewPAN([]byte("4242424242424242")),
+		Expiry: card.Expiry{Month: 12, Year: 2030},
 	}, nil)
 	if err != nil {
 		log.Fatal(err)

@@ -12,13 +12,14 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/google/uuid"
 )
 
 var visa = cardvault.Card{
-	PAN:    cardvault.NewPAN([]byte("4242424242424242")),
-	Expiry: cardvault.Expiry{Month: 12, Year: 2030},
-	Name:   cardvault.NewName([]byte("A Customer")),
+	PAN:    card.NewPAN([]byte("4242424242424242")),
+	Expiry: card.Expiry{Month: 12, Year: 2030},
+	Name:   card.NewName([]byte("A Customer")),
 }
 
 func newKey(t *testing.T) *cardvault.Keyring {

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/tally"
 	"github.com/google/uuid"
 )
@@ -36,8 +38,8 @@ type guesses struct {
 // before anything that depends on the number is answered or done. A number that was
 // counted on that day passes. It returns ErrTooManyNumbers for one too many, and for all
 // with its mask from then on.
-func (v *Vault) takeNumber(ctx context.Context, p PAN, f Fingerprint) error {
-	digits, at := p.get(), now()
+func (v *Vault) takeNumber(ctx context.Context, p card.PAN, f Fingerprint) error {
+	digits, at := hiding.Of(p), now()
 	shown := shownIIN(digits, v.opts.IINLength)
 	limit := v.opts.numbersADay(len(digits) - shown - 4)
 

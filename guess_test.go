@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -22,7 +23,7 @@ func behindMask(last string, n int) (cards []cardvault.Card) {
 	for i := 0; len(cards) < n; i++ {
 		number := fmt.Appendf(nil, "453201%06d%s", i, last)
 		if iin.Luhn(number) {
-			cards = append(cards, cardvault.Card{PAN: cardvault.NewPAN(number), Expiry: cardvault.Expiry{Month: 12, Year: 2090}})
+			cards = append(cards, cardvault.Card{PAN: card.NewPAN(number), Expiry: card.Expiry{Month: 12, Year: 2090}})
 		}
 	}
 	return cards

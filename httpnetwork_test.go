@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/networktest"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -139,8 +140,8 @@ func (a *wireAnswer) token() (*cardvault.NetworkToken, error) {
 
 func (*httpNetwork) Name() string { return "http" }
 
-func (*httpNetwork) Eligible(s cardvault.Scheme, _ uuid.UUID) error {
-	if s != cardvault.SchemeVISA {
+func (*httpNetwork) Eligible(s card.Scheme, _ uuid.UUID) error {
+	if s != card.VISA {
 		return configurationError("scheme_not_enabled")
 	}
 	return nil
@@ -177,9 +178,9 @@ func (n *httpNetwork) Cryptogram(ctx context.Context, r *cardvault.CryptogramReq
 	}
 	return &cardvault.Cryptogram{
 		TokenID: c.TokenID,
-		Number:  cardvault.NewPAN([]byte(c.Number)),
-		Expiry:  cardvault.Expiry{Month: c.Expiry.Month, Year: c.Expiry.Year},
-		Value:   cardvault.NewCryptogramValue([]byte(c.Value)),
+		Number:  card.NewPAN([]byte(c.Number)),
+		Expiry:  card.Expiry{Month: c.Expiry.Month, Year: c.Expiry.Year},
+		Value:   card.NewCryptogramValue([]byte(c.Value)),
 		ECI:     c.ECI,
 	}, nil
 }
@@ -471,12 +472,12 @@ func TestHTTPNetwork(t *testing.T) {
 	defer server.Close()
 	transport := new(http.Transport)
 	defer transport.CloseIdleConnections()
-	expiry := cardvault.Expiry{Month: 12, Year: 2090}
+	expiry := card.Expiry{Month: 12, Year: 2090}
 	networktest.Run(t, networktest.Harness{
 		Open:    func(testing.TB) cardvault.Network { return newHTTPNetwork(server.URL, transport) },
-		Scheme:  cardvault.SchemeVISA,
-		Card:    cardvault.Card{PAN: cardvault.NewPAN([]byte(visaNumber)), Expiry: expiry},
-		Refused: cardvault.Card{PAN: cardvault.NewPAN([]byte("4000000000000002")), Expiry: expiry},
+		Scheme:  card.VISA,
+		Card:    cardvault.Card{PAN: card.NewPAN([]byte(visaNumber)), Expiry: expiry},
+		Refused: cardvault.Card{PAN: card.NewPAN([]byte("4000000000000002")), Expiry: expiry},
 	})
 }
 
@@ -690,7 +691,7 @@ func TestServiceHangs(t *testing.T) {
 			for range 100 {
 				ids = append(ids, l.imports(visa))
 			}
-			l.must2(l.Update(l.Context(), ids[0], cardvault.TokenUpdate{Expiry: &cardvault.Expiry{Month: 1, Year: 2088}}))
+			l.must2(l.Update(l.Context(), ids[0], cardvault.TokenUpdate{Expiry: &card.Expiry{Month: 1, Year: 2088}}))
 			l.must(l.Vault.Delete(l.Context(), ids[1]))
 			page, err := l.List(l.Context(), nil)
 			l.must(err)

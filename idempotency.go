@@ -3,6 +3,7 @@ package cardvault
 import (
 	"context"
 
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/google/uuid"
@@ -52,7 +53,7 @@ type IdempotentRequest struct{ hidden }
 
 // NewIdempotentRequest returns an IdempotentRequest of a copy of body: wipe it after
 // the call.
-func NewIdempotentRequest(body []byte) IdempotentRequest { return IdempotentRequest{hide(body)} }
+func NewIdempotentRequest(body []byte) IdempotentRequest { return IdempotentRequest{hiding.New(body)} }
 
 // Replayed reports whether the call had been made before and its result was
 // replayed. It is valid once the call has returned.
@@ -85,7 +86,7 @@ func (v *Vault) once(ctx context.Context, op ledger.Operation, object uuid.UUID,
 		return nil, nil, err
 	}
 
-	body := i.Request.get()
+	body := hiding.Of(i.Request)
 	if body == nil {
 		body = request()
 		defer clear(body)

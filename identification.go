@@ -11,8 +11,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/claims"
 	"github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -47,12 +49,12 @@ type IDVProvider interface {
 // An IDVRequest is a card whose holder is to be identified.
 type IDVRequest struct {
 	IdempotencyKey string // a UUID
-	Scheme         Scheme
-	PAN            PAN
-	Expiry         Expiry
-	SecurityCode   SecurityCode // may be none
-	Name           Name         // may be none
-	Contact        Contact      // may be none
+	Scheme         card.Scheme
+	PAN            card.PAN
+	Expiry         card.Expiry
+	SecurityCode   card.SecurityCode // may be none
+	Name           card.Name         // may be none
+	Contact        card.Contact      // may be none
 }
 
 // An IDVResult is how far an identification is.
@@ -102,7 +104,7 @@ var authenticationMethods = []string{"three_ds", "security_code", "otp", "passke
 // in the cache under the key.
 type identification struct {
 	key       uuid.UUID // under which the provider knows it
-	scheme    Scheme
+	scheme    card.Scheme
 	since     time.Time
 	next      time.Time // nobody asks the provider before
 	reference string    // "" until the provider has answered
@@ -132,13 +134,13 @@ const (
 
 // fields has the card as a session holds it, without its security code.
 func (c *Card) fields(f *tlv.Fields) {
-	number := f.Value(enteredNumber, c.PAN.get())
+	number := f.Value(enteredNumber, hiding.Of(c.PAN))
 	tlv.Uint(f, enteredMonth, &c.Expiry.Month)
 	tlv.Uint(f, enteredYear, &c.Expiry.Year)
-	name := f.Value(enteredName, c.Name.get())
-	contact := f.Value(enteredContact, c.Contact.get())
+	name := f.Value(enteredName, hiding.Of(c.Name))
+	contact := f.Value(enteredContact, hiding.Of(c.Contact))
 	if f.Reading() {
-		c.PAN, c.Name, c.Contact = NewPAN(number), NewName(name), NewContact(contact)
+		c.PAN, c.Name, c.Contact = card.NewPAN(number), card.NewName(name), card.NewContact(contact)
 	}
 }
 
@@ -153,7 +155,7 @@ func (s *visit) enter(ctx context.Context, c Card, also ...*store.Record) (*Toke
 	}
 
 	identifies := !s.bypass && s.vault.opts.IDV != nil
-	scheme := SchemeUnknown
+	scheme := card.UnknownScheme
 	if identifies || len(s.vault.opts.Schemes) > 0 {
 		scheme = s.vault.opts.schemeOf(ctx, c.PAN)
 	}
@@ -170,7 +172,7 @@ func (s *visit) enter(ctx context.Context, c Card, also ...*store.Record) (*Toke
 	}
 
 	var f tlv.Fields
-	f.To(make([]byte, 0, 512+len(c.Name.get())+len(c.Contact.get()))) // so that it does not grow
+	f.To(make([]byte, 0, 512+len(hiding.Of(c.Name))+len(hiding.Of(c.Contact)))) // so that it does not grow
 	c.fields(&f)
 	b := tlv.Pad(f.Bytes(), 64, 0)
 	err := s.vault.rows.SealSecret(s.record, b)
@@ -181,7 +183,7 @@ func (s *visit) enter(ctx context.Context, c Card, also ...*store.Record) (*Toke
 
 	s.idv = &identification{key: uuid.New(), scheme: scheme, since: now()}
 	// Logged; the cardholder may be identified without.
-	_ = s.vault.codes.Keep(ctx, s.vault.rows, s.idv.key, codes.NewCode(c.SecurityCode.get(), 0, s.vault.opts.codeUntil(s.record.Due)), codes.Aside)
+	_ = s.vault.codes.Keep(ctx, s.vault.rows, s.idv.key, codes.NewCode(hiding.Of(c.SecurityCode), 0, s.vault.opts.codeUntil(s.record.Due)), codes.Aside)
 
 	if err := s.lease(ctx, also...); err != nil {
 		s.vault.codes.Drop(ctx, s.idv.key)
@@ -302,7 +304,7 @@ func (s *visit) entered(ctx context.Context) (c Card, err error) {
 	}
 
 	kept := s.vault.codes.Find(ctx, s.vault.rows, s.idv.key) // the only one there is under the key
-	c.SecurityCode = NewSecurityCode(kept.Digits())
+	c.SecurityCode = card.NewSecurityCode(kept.Digits())
 	kept.Wipe()
 	return c, nil
 }
@@ -339,23 +341,23 @@ func (v *Vault) askIdentification(ctx context.Context, idv *identification, c Ca
 	}
 
 	if v.identificationTold.Now() { // once a minute
-		secrets := [][]byte{c.SecurityCode.get(), c.Name.get()}
-		_ = claims.EachContact(c.Contact.get(), func(_ string, m *jsontext.Value) { secrets = append(secrets, bytes.Clone(m.Text)) })
+		secrets := [][]byte{hiding.Of(c.SecurityCode), hiding.Of(c.Name)}
+		_ = claims.EachContact(hiding.Of(c.Contact), func(_ string, m *jsontext.Value) { secrets = append(secrets, bytes.Clone(m.Text)) })
 		v.log.Warn("identification of a cardholder has no answer", "error", leak.Printable(withhold(err, c.PAN, secrets...)))
 	}
 	return nil, err
 }
 
 // check returns errGarbage unless the vault can do with an answer what it says.
-func (got *IDVResult) check(mode Mode, pan PAN) error {
+func (got *IDVResult) check(mode Mode, pan card.PAN) error {
 	if got == nil {
 		return errGarbage
 	}
 
 	switch got.State {
 	case IDVPending:
-		if n := len(got.Reference); n < 1 || n > maxText || leak.Holds(got.Reference, pan.get()) ||
-			got.ChallengeURL != "" && (!isChallenge(got.ChallengeURL, mode) || leak.Holds(got.ChallengeURL, pan.get())) {
+		if n := len(got.Reference); n < 1 || n > maxText || leak.Holds(got.Reference, hiding.Of(pan)) ||
+			got.ChallengeURL != "" && (!isChallenge(got.ChallengeURL, mode) || leak.Holds(got.ChallengeURL, hiding.Of(pan))) {
 			return errGarbage
 		}
 	case IDVPassed:
@@ -368,7 +370,7 @@ func (got *IDVResult) check(mode Mode, pan PAN) error {
 		}
 
 		if id, err := uuid.Parse(a.DSTransactionID); a.DSTransactionID != "" &&
-			(err != nil || id.String() != a.DSTransactionID || leak.Holds(a.DSTransactionID, pan.get())) {
+			(err != nil || id.String() != a.DSTransactionID || leak.Holds(a.DSTransactionID, hiding.Of(pan))) {
 			return errGarbage
 		}
 	case IDVNotNeeded, IDVFailed:

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	codecache "github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -27,21 +28,21 @@ type verifier struct {
 }
 
 func (p *verifier) Identify(ctx context.Context, r *cardvault.IDVRequest) (*cardvault.IDVResult, error) {
-	var card []string
+	var digits []string
 	for _, e := range []interface{ Expose(func([]byte)) }{r.PAN, r.SecurityCode, r.Name, r.Contact} {
-		e.Expose(func(b []byte) { card = append(card, string(b)) })
+		e.Expose(func(b []byte) { digits = append(digits, string(b)) })
 	}
-	card = append(card, r.Scheme.String(), fmt.Sprint(r.Expiry))
-	return p.note(ctx, r.IdempotencyKey, strings.Join(card, "|"))
+	digits = append(digits, r.Scheme.String(), fmt.Sprint(r.Expiry))
+	return p.note(ctx, r.IdempotencyKey, strings.Join(digits, "|"))
 }
 
 func (p *verifier) LookupIdentification(ctx context.Context, reference string) (*cardvault.IDVResult, error) {
 	return p.note(ctx, reference, "")
 }
 
-func (p *verifier) note(ctx context.Context, key, card string) (*cardvault.IDVResult, error) {
+func (p *verifier) note(ctx context.Context, key, digits string) (*cardvault.IDVResult, error) {
 	p.mu.Lock()
-	p.asked, p.cards = append(p.asked, key), append(p.cards, card)
+	p.asked, p.cards = append(p.asked, key), append(p.cards, digits)
 	answer := p.answer
 	p.mu.Unlock()
 	if _, ok := ctx.Deadline(); !ok {
@@ -122,7 +123,7 @@ func (l *idvLab) tokens(want int64) {
 }
 
 func TestIdentification(t *testing.T) {
-	identifying(t, cardvault.Options{Schemes: []cardvault.Scheme{cardvault.SchemeVISA}}, func(l *idvLab) {
+	identifying(t, cardvault.Options{Schemes: []card.Scheme{card.VISA}}, func(l *idvLab) {
 		l.idv.says(passedIDV, nil)
 		_, done := l.enters()
 		token := l.get(done.TokenID)
@@ -534,11 +535,11 @@ func TestIdentificationEnds(t *testing.T) {
 // TestIdentificationSchemes: what a BIN provider says of a scheme is judged once.
 func TestIdentificationSchemes(t *testing.T) {
 	bins := new(fickle)
-	identifying(t, cardvault.Options{BIN: bins, Schemes: []cardvault.Scheme{cardvault.SchemeVISA}}, func(l *idvLab) {
+	identifying(t, cardvault.Options{BIN: bins, Schemes: []card.Scheme{card.VISA}}, func(l *idvLab) {
 		l.idv.says(pendingIDV, nil)
 		id, s := l.session(nil)
 		l.completes(id, encrypts(l, s, entered, nil))
-		bins.scheme = cardvault.SchemeMastercard
+		bins.scheme = card.Mastercard
 		l.idv.says(passedIDV, nil)
 		l.pass(time.Second)
 		if s := l.sees(id); s.State != cardvault.SessionSucceeded {
@@ -549,10 +550,10 @@ func TestIdentificationSchemes(t *testing.T) {
 }
 
 // A fickle BINProvider changes its mind.
-type fickle struct{ scheme cardvault.Scheme }
+type fickle struct{ scheme card.Scheme }
 
 func (f *fickle) LookupBIN(context.Context, []byte) (*cardvault.BIN, error) {
-	scheme := max(f.scheme, cardvault.SchemeVISA)
+	scheme := max(f.scheme, card.VISA)
 	return &cardvault.BIN{Scheme: &scheme}, nil
 }
 
@@ -661,7 +662,7 @@ func TestContact(t *testing.T) {
 			"another member": `{"phone":"1"}`, "twice": `{"email":"a","email":"b"}`, "too long": `{"email":"` + strings.Repeat("x", 4<<10) + `"}`,
 		} {
 			c := visa
-			c.Contact = cardvault.NewContact([]byte(object))
+			c.Contact = card.NewContact([]byte(object))
 			if _, err := l.Import(l.Context(), c, nil); len(cardvault.FieldErrors(err)) != 1 || cardvault.FieldErrors(err)[0].Field != "contact" {
 				l.Errorf("%s: %v", what, err)
 			}

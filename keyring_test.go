@@ -21,6 +21,7 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 )
@@ -598,12 +599,12 @@ func TestKeyWrapper(t *testing.T) {
 		t.Fatal(err)
 	}
 	wraps, opens := kms.wraps, kms.opens
-	card := cardvault.Card{
-		PAN:    cardvault.NewPAN([]byte("4242424242424242")),
-		Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+	given := cardvault.Card{
+		PAN:    card.NewPAN([]byte("4242424242424242")),
+		Expiry: card.Expiry{Month: 12, Year: 2030},
 	}
 	for range 100 {
-		if _, err := v.Import(ctx, card, nil); err != nil {
+		if _, err := v.Import(ctx, given, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -620,7 +621,7 @@ func TestKeyWrapper(t *testing.T) {
 	if err := v.RotateKeys(ctx); !errors.Is(err, cardvault.ErrUnavailable) || !errors.Is(err, kms.down) {
 		t.Errorf("provider is down: %v", err)
 	}
-	if _, err := v.Import(ctx, card, nil); err != nil {
+	if _, err := v.Import(ctx, given, nil); err != nil {
 		t.Errorf("import while the provider is down: %v", err)
 	}
 	if err := v.Close(); err != nil {

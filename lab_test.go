@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -37,7 +38,7 @@ type scripted struct {
 	// What new network tokens are like. The zero State is active.
 	like cardvault.NetworkToken
 
-	ineligible func(cardvault.Scheme) error
+	ineligible func(card.Scheme) error
 
 	// before is asked before a call does anything, after when it has: their
 	// error is the answer. They may be nil, and may block.
@@ -49,13 +50,13 @@ type scripted struct {
 // A call is one that a network was asked for.
 type call struct {
 	method, key, id string
-	scheme          cardvault.Scheme
+	scheme          card.Scheme
 	at              time.Time
 }
 
 func (n *scripted) Name() string { return "scripted" }
 
-func (n *scripted) Eligible(s cardvault.Scheme, merchant uuid.UUID) error {
+func (n *scripted) Eligible(s card.Scheme, merchant uuid.UUID) error {
 	if merchant == uuid.Nil {
 		return errors.New("no merchant")
 	}

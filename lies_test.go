@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
@@ -137,7 +138,7 @@ func TestReadsOfALiar(t *testing.T) {
 					return tokens(s.Vault, &cardvault.ListOptions{BusinessKey: "nobody"})
 				},
 				"List by scheme": func() (string, error) {
-					return tokens(s.Vault, &cardvault.ListOptions{Scheme: []cardvault.Scheme{cardvault.SchemeVISA}})
+					return tokens(s.Vault, &cardvault.ListOptions{Scheme: []card.Scheme{card.VISA}})
 				},
 				"List by status": func() (string, error) {
 					return tokens(s.Vault, &cardvault.ListOptions{NetworkTokenStatus: []cardvault.NetworkTokenStatus{cardvault.NetworkTokenFailed}})
@@ -254,7 +255,7 @@ func TestWritesOnALiar(t *testing.T) {
 			inShop(t, st, func(s *shop) {
 				ctx, cancel := context.WithTimeout(s.Context(), 100*time.Millisecond) // of tries that meet with another version
 				defer cancel()
-				name := cardvault.NewName([]byte("Bobby"))
+				name := card.NewName([]byte("Bobby"))
 				s.liar.Tell(lie)
 				for what, call := range map[string]func() error{
 					"Update": func() error {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/outbox"
@@ -97,7 +98,7 @@ func (s NetworkTokenStatus) after(t trigger) (next NetworkTokenStatus, ok bool) 
 // key of the token and is due when there is something to do. The state is the
 // token's; the number of the network token is never kept.
 type networkToken struct {
-	scheme  Scheme
+	scheme  card.Scheme
 	network string // Name of the Network
 	id      string // the network's handle; "" until it is known
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/google/uuid"
 )
 
@@ -20,9 +21,9 @@ import (
 // it does not. The network is asked by background work only.
 func TestNetworkTokenAtCreation(t *testing.T) {
 	expired := visa
-	expired.Expiry = cardvault.Expiry{Month: 1, Year: 1999 + 1} // the bubble begins in January 2000
+	expired.Expiry = card.Expiry{Month: 1, Year: 1999 + 1} // the bubble begins in January 2000
 	future := visa
-	future.Expiry = cardvault.Expiry{Month: 1, Year: 2031}
+	future.Expiry = card.Expiry{Month: 1, Year: 2031}
 	for _, test := range []struct {
 		name       string
 		card       cardvault.Card
@@ -62,7 +63,7 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 					}
 					l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: !test.inactive}))
 					if test.ineligible != nil {
-						l.net.ineligible = func(cardvault.Scheme) error { return test.ineligible }
+						l.net.ineligible = func(card.Scheme) error { return test.ineligible }
 					}
 					var token *cardvault.Token
 					var err error
@@ -139,7 +140,7 @@ func TestProvisionRequest(t *testing.T) {
 			r := rec.last()
 			merchant, err := l.PrimaryMerchant(l.Context())
 			l.must(err)
-			if r == nil || r.TokenID != id || r.Merchant != merchant.ID || r.Scheme != cardvault.SchemeVISA || r.Expiry != visa.Expiry ||
+			if r == nil || r.TokenID != id || r.Merchant != merchant.ID || r.Scheme != card.VISA || r.Expiry != visa.Expiry ||
 				r.IdempotencyKey != id.String()+":1" || r.Identification != cardvault.IdentificationNone {
 				t.Errorf("request %+v", r)
 			}
@@ -250,18 +251,18 @@ func TestProvisionStates(t *testing.T) {
 // While the configuration still forbids it, Provision renews the reason.
 func TestProvisionStillForbidden(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
-		l.net.ineligible = func(cardvault.Scheme) error { return configurationError("scheme_not_enabled") }
+		l.net.ineligible = func(card.Scheme) error { return configurationError("scheme_not_enabled") }
 		id := l.imports(visa)
 		created := l.is(id, notAvailable, "scheme_not_enabled").NetworkTokenStatusReason.OccurredAt
 		l.pass(time.Hour)
-		l.net.ineligible = func(cardvault.Scheme) error { return configurationError("merchant_not_enrolled") }
+		l.net.ineligible = func(card.Scheme) error { return configurationError("merchant_not_enrolled") }
 		token, err := l.Provision(l.Context(), id)
 		l.must(err)
 		if r := l.is(id, notAvailable, "merchant_not_enrolled").NetworkTokenStatusReason; r.OccurredAt.Sub(created) != time.Hour ||
 			*token.NetworkTokenStatusReason != *r {
 			t.Errorf("reason %+v, returned %+v", r, token.NetworkTokenStatusReason)
 		}
-		expiry := cardvault.Expiry{Month: 12, Year: 1999 + 1}
+		expiry := card.Expiry{Month: 12, Year: 1999 + 1}
 		_, err = l.Update(l.Context(), id, cardvault.TokenUpdate{Expiry: &expiry})
 		l.must(err)
 		l.net.ineligible = nil
@@ -467,8 +468,8 @@ func TestGarbageAnswers(t *testing.T) {
 		"another card":  func(t *token) { t.Card = &cardvault.CardState{LastFour: "1111"} },
 		"bad digits":    func(t *token) { t.Card = &cardvault.CardState{LastFour: "42x2"} },
 		"three digits":  func(t *token) { t.Card = &cardvault.CardState{LastFour: "242"} },
-		"bad expiry":    func(t *token) { t.Card = &cardvault.CardState{Expiry: cardvault.Expiry{Month: 13, Year: 2030}} },
-		"half a expiry": func(t *token) { t.Card = &cardvault.CardState{Expiry: cardvault.Expiry{Month: 12}} },
+		"bad expiry":    func(t *token) { t.Card = &cardvault.CardState{Expiry: card.Expiry{Month: 13, Year: 2030}} },
+		"half a expiry": func(t *token) { t.Card = &cardvault.CardState{Expiry: card.Expiry{Month: 12}} },
 		"a long art":    func(t *token) { t.Art = strings.Repeat("x", 256) },
 	} {
 		t.Run(what, func(t *testing.T) {

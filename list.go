@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
@@ -25,7 +26,7 @@ type ListOptions struct {
 	// The following are for tokens. Values of one field are alternatives;
 	// fields add up. Empty: any.
 	NetworkTokenStatus []NetworkTokenStatus
-	Scheme             []Scheme
+	Scheme             []card.Scheme
 	BusinessKey        string // exact; of at most [store.MaxShared] tokens
 }
 
@@ -62,7 +63,7 @@ func (o *ListOptions) check() error {
 		errs = append(errs, &FieldError{"query.from", "invalid_range", "must not be after to"})
 	}
 	// Classes of none of the schemes would be those of all.
-	if slices.ContainsFunc(o.Scheme, func(s Scheme) bool { return s >= schemes }) {
+	if slices.ContainsFunc(o.Scheme, func(s card.Scheme) bool { return s >= schemes }) {
 		errs = append(errs, &FieldError{"query.scheme", "invalid_enum", "must name schemes that exist"})
 	}
 	if slices.ContainsFunc(o.NetworkTokenStatus, func(s NetworkTokenStatus) bool { return s >= networkTokenStatuses }) {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -114,10 +115,10 @@ const SecretOverlap = 24 * time.Hour
 type SharedSecret struct{ hidden }
 
 // NewSharedSecret returns a SharedSecret of a copy of text.
-func NewSharedSecret(text []byte) SharedSecret { return SharedSecret{hide(text)} }
+func NewSharedSecret(text []byte) SharedSecret { return SharedSecret{hiding.New(text)} }
 
 // Text returns the secret itself, which nothing hides from then on.
-func (s SharedSecret) Text() string { return string(s.get()) }
+func (s SharedSecret) Text() string { return string(hiding.Of(s)) }
 
 // RotatePaymentSecret makes a new shared secret for a merchant and returns it, which
 // is shown only here. The first one is used at once, a
@@ -185,7 +186,7 @@ func (m *Merchant) encode() []byte {
 	for _, s := range m.Secrets {
 		b = tlv.Append(b, merchantSecretID, s.KeyID)
 		b = tlv.AppendTime(b, merchantSecretAt, s.ActivateAt)
-		b = tlv.Append(b, merchantSecret, s.value.get())
+		b = tlv.Append(b, merchantSecret, hiding.Of(s.value))
 	}
 	return tlv.Pad(b, 64, 0)
 }
@@ -209,7 +210,7 @@ func (s merchants) open(ctx context.Context, rec *store.Record) (*Merchant, erro
 		case merchantSecretAt:
 			p.ActivateAt = r.Time()
 		case merchantSecret:
-			p.value = hide(r.Value)
+			p.value = hiding.New(r.Value)
 			m.Secrets = append(m.Secrets, p)
 		}
 	}

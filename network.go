@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/images"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/google/uuid"
@@ -31,7 +32,7 @@ type Network interface {
 	// Eligible returns nil if cards of a scheme can have network tokens for a
 	// merchant, by configuration alone, or a NetworkError of
 	// SourceConfiguration. It does no I/O: it is called by every import.
-	Eligible(scheme Scheme, merchant uuid.UUID) error
+	Eligible(scheme card.Scheme, merchant uuid.UUID) error
 
 	// Provision asks for a network token of a card. Under an idempotency key
 	// that was used before it returns what the first call came to and never
@@ -103,12 +104,12 @@ type ProvisionRequest struct {
 	IdempotencyKey string    // at most 64 of a-z, 0-9, "-" and ":"
 	TokenID        uuid.UUID // of the token, as the world knows it
 	Merchant       uuid.UUID // primary merchant of the account
-	Scheme         Scheme
-	PAN            PAN
-	Expiry         Expiry
-	Name           Name         // may be none
-	SecurityCode   SecurityCode // may be none
-	Contact        Contact      // may be none
+	Scheme         card.Scheme
+	PAN            card.PAN
+	Expiry         card.Expiry
+	Name           card.Name         // may be none
+	SecurityCode   card.SecurityCode // may be none
+	Contact        card.Contact      // may be none
 	Identification Identification
 }
 
@@ -145,8 +146,8 @@ type NetworkToken struct {
 // A CardState is what a network tells about a card behind a network token. A
 // network never tells its number.
 type CardState struct {
-	LastFour string // digits; "" if they are not known
-	Expiry   Expiry // zero if it is not known
+	LastFour string      // digits; "" if they are not known
+	Expiry   card.Expiry // zero if it is not known
 }
 
 // An Owner is somebody who can suspend a network token. It is active again
@@ -175,7 +176,7 @@ func OwnersOf(owners ...Owner) (all Owners) {
 type CryptogramRequest struct {
 	IdempotencyKey string // at most 64 of a-z, 0-9, "-" and ":"
 	Token          NetworkTokenRef
-	Scheme         Scheme
+	Scheme         card.Scheme
 	Merchant       uuid.UUID
 	Amount         int64 // in minor units of Currency, at least 0
 	Currency       string
@@ -184,10 +185,10 @@ type CryptogramRequest struct {
 
 // A Cryptogram is what authenticates one payment with a network token.
 type Cryptogram struct {
-	TokenID string // NetworkToken.ID of the token that it is for
-	Number  PAN    // of the network token; the cryptogram belongs to this number
-	Expiry  Expiry // of the network token
-	Value   CryptogramValue
+	TokenID string      // NetworkToken.ID of the token that it is for
+	Number  card.PAN    // of the network token; the cryptogram belongs to this number
+	Expiry  card.Expiry // of the network token
+	Value   card.CryptogramValue
 
 	// ECI is the electronic commerce indicator, two digits, or "" if the
 	// network assigned none.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -55,7 +56,7 @@ func TestNotices(t *testing.T) {
 		"invalidated": {notice{Kind: cardvault.NoticeInvalidated},
 			[4]outcome{{deleted, "account_closed"}, {deleted, "account_closed"}, {deleted, "account_closed"}}},
 		"replaced":      {notice: notice{Kind: cardvault.NoticeCardReplaced, Card: &cardvault.CardState{LastFour: "1111"}}},
-		"renewed":       {notice: notice{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{Expiry: cardvault.Expiry{Month: 1, Year: 2040}}}},
+		"renewed":       {notice: notice{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{Expiry: card.Expiry{Month: 1, Year: 2040}}}},
 		"token renewed": {notice: notice{Kind: cardvault.NoticeTokenRenewed}},
 		"art changed":   {notice: notice{Kind: cardvault.NoticeArtChanged, Art: "a"}},
 	} {
@@ -591,12 +592,12 @@ func TestNoticeOfASharedNetworkToken(t *testing.T) {
 
 // The card behind a network token has a new number or a new expiry.
 func TestCardChanges(t *testing.T) {
-	next := cardvault.Expiry{Month: 7, Year: 2035}
+	next := card.Expiry{Month: 7, Year: 2035}
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, IINLength: 8}, func(l *lab) {
 		id := l.become(active)
 		created := l.get(id)
 		l.pass(time.Minute)
-		shows := func(what, lastFour string, expiry cardvault.Expiry) {
+		shows := func(what, lastFour string, expiry card.Expiry) {
 			t.Helper()
 			token := l.is(id, active, "")
 			if token.LastFour != lastFour || token.MaskedAccountNumber != "424242******"+lastFour || token.Expiry != expiry ||
@@ -632,8 +633,8 @@ func TestCardChanges(t *testing.T) {
 
 // What look-ups say of the card counts where it is news.
 func TestCardChangesFoundByLookups(t *testing.T) {
-	next := cardvault.Expiry{Month: 7, Year: 2035}
-	patched := cardvault.Expiry{Month: 1, Year: 2033}
+	next := card.Expiry{Month: 7, Year: 2035}
+	patched := card.Expiry{Month: 1, Year: 2033}
 	for what, first := range map[string]*cardvault.CardState{
 		"told at first":          {LastFour: "4242", Expiry: visa.Expiry},
 		"told without expiry":    {LastFour: "4242"},
@@ -644,11 +645,11 @@ func TestCardChangesFoundByLookups(t *testing.T) {
 			inLab(t, live, func(l *lab) {
 				l.net.like.Card, l.net.like.State = first, pending
 				id := l.imports(visa)
-				look := func(card *cardvault.CardState) {
-					l.net.set("network-token-1", func(t *cardvault.NetworkToken) { t.Card, t.State = card, active })
+				look := func(known *cardvault.CardState) {
+					l.net.set("network-token-1", func(t *cardvault.NetworkToken) { t.Card, t.State = known, active })
 					l.run(func() { l.pass(29 * time.Hour) })
 				}
-				shows := func(what, lastFour string, expiry cardvault.Expiry) {
+				shows := func(what, lastFour string, expiry card.Expiry) {
 					t.Helper()
 					if token := l.is(id, active, ""); token.LastFour != lastFour || token.Expiry != expiry {
 						t.Errorf("%s: %s, %v", what, token.LastFour, token.Expiry)
@@ -732,7 +733,7 @@ func TestInvalidNotices(t *testing.T) {
 			"nobody":           {func(n *notice) { n.By = cardvault.OwnerCardholder + 1 }, []string{"by"}},
 			"three digits":     {func(n *notice) { n.Card = &cardvault.CardState{LastFour: "424"} }, []string{"card"}},
 			"no digits":        {func(n *notice) { n.Card = &cardvault.CardState{LastFour: "abcd"} }, []string{"card"}},
-			"a bad expiry":     {func(n *notice) { n.Card = &cardvault.CardState{Expiry: cardvault.Expiry{Month: 13, Year: 2030}} }, []string{"card"}},
+			"a bad expiry":     {func(n *notice) { n.Card = &cardvault.CardState{Expiry: card.Expiry{Month: 13, Year: 2030}} }, []string{"card"}},
 			"refused for what": {func(n *notice) { n.Kind = cardvault.NoticeRefused }, []string{"failure"}},
 			"many things":      {func(n *notice) { *n = notice{Card: &cardvault.CardState{LastFour: "4"}} }, []string{"id", "token", "kind", "occurred_at", "card"}},
 			"what holds a card": {func(n *notice) {
@@ -840,7 +841,7 @@ func TestNoticesOfManyHolders(t *testing.T) {
 		l.notify(notice{ID: "3", Kind: cardvault.NoticeResumed, By: cardvault.OwnerIssuer, OccurredAt: at(l, 11)})
 		last(active, "")
 		l.notify(notice{ID: "4", Kind: cardvault.NoticeCardReplaced, OccurredAt: at(l, 12),
-			Card: &cardvault.CardState{LastFour: "1881", Expiry: cardvault.Expiry{Month: 7, Year: 2035}}})
+			Card: &cardvault.CardState{LastFour: "1881", Expiry: card.Expiry{Month: 7, Year: 2035}}})
 		if got := last(active, ""); got.LastFour != "1881" || got.Expiry.Year != 2035 {
 			t.Errorf("the card is %s, %v", got.LastFour, got.Expiry)
 		}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 )
 
@@ -121,7 +122,7 @@ type Options struct {
 
 	// Schemes are those whose cards are taken in sessions; an Import takes any. If
 	// empty, all are.
-	Schemes []Scheme
+	Schemes []card.Scheme
 
 	// RequireSessionBinding refuses payloads of CompleteSession whose header does not
 	// name the session they are for, as sid. Without that, who sees a payload on its way

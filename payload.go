@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/claims"
 	"github.com/cardvault/cardvault/internal/payload"
 	"github.com/cardvault/cardvault/store"
@@ -50,11 +51,11 @@ func (o *Options) refuses(c Card, refresh bool) string {
 func readClaims(text []byte, refresh bool) (c Card, ok bool) {
 	read, ok := claims.Read(text, refresh)
 	c = Card{
-		PAN:          NewPAN(read.Number()),
-		Expiry:       Expiry{Month: read.Month, Year: read.Year},
-		SecurityCode: NewSecurityCode(read.SecurityCode()),
-		Name:         NewName(read.Name()),
-		Contact:      NewContact(read.Contact()),
+		PAN:          card.NewPAN(read.Number()),
+		Expiry:       card.Expiry{Month: read.Month, Year: read.Year},
+		SecurityCode: card.NewSecurityCode(read.SecurityCode()),
+		Name:         card.NewName(read.Name()),
+		Contact:      card.NewContact(read.Contact()),
 	}
 	clear(read.Contact())
 	return c, ok && checkName(c.Name) == nil

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -110,7 +111,7 @@ func TestCompleteSession(t *testing.T) {
 		refresh, err := l.RefreshSession(l.Context(), done.TokenID)
 		l.must(err)
 		s = l.sees(refresh)
-		if s.State != cardvault.SessionOpen || !s.Refresh || s.MaskedAccountNumber != "424242******4242" || s.Scheme != cardvault.SchemeVISA {
+		if s.State != cardvault.SessionOpen || !s.Refresh || s.MaskedAccountNumber != "424242******4242" || s.Scheme != card.VISA {
 			l.Errorf("an open refresh: %+v", s)
 		}
 		l.must(l.Consume(l.Context(), done.TokenID))
@@ -149,7 +150,7 @@ func TestRefusedCards(t *testing.T) {
 		`{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030,"security_code":""}`:    "invalid_security_code",
 		`{"account_number":"5555555555554444","expiry_month":12,"expiry_year":2030,"security_code":"737"}`: "unsupported_scheme",
 	} {
-		inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Schemes: []cardvault.Scheme{cardvault.SchemeVISA}}, func(l *lab) {
+		inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Schemes: []card.Scheme{card.VISA}}, func(l *lab) {
 			id, s := l.session(nil)
 			payload := encrypts(l, s, claims, nil)
 			for i := range 5 {
@@ -598,7 +599,7 @@ func TestSessionKeyWait(t *testing.T) {
 
 // TestTokenizeScheme: what scheme a card has is what its token shows.
 func TestTokenizeScheme(t *testing.T) {
-	opts := &cardvault.Options{Mode: cardvault.Sandbox, Schemes: []cardvault.Scheme{cardvault.SchemeMastercard}}
+	opts := &cardvault.Options{Mode: cardvault.Sandbox, Schemes: []card.Scheme{card.Mastercard}}
 	inLab(t, opts, func(l *lab) {
 		id, s := l.session(nil)
 		_, err := l.Tokenize(l.Context(), id, visa)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/store"
@@ -84,17 +86,17 @@ func (v *Vault) SetProviderAccounts(ctx context.Context, allowed []ProviderAccou
 type PPANHash struct{ hidden }
 
 // NewPPANHash returns a PPANHash of a copy of text.
-func NewPPANHash(text []byte) PPANHash { return PPANHash{hide(text)} }
+func NewPPANHash(text []byte) PPANHash { return PPANHash{hiding.New(text)} }
 
 // A PPANRequest is what a provider is sent.
 type PPANRequest struct {
 	Account PPANAccount // each field 1 to 255 printable ASCII characters
 	Mode    Mode        // of the vault: Sandbox asks the provider's test system
-	PAN     PAN
-	Expiry  Expiry
+	PAN     card.PAN
+	Expiry  card.Expiry
 
 	// SecurityCode is that of the shopper if the vault still has it.
-	SecurityCode SecurityCode
+	SecurityCode card.SecurityCode
 }
 
 // A PPAN is the answer of a provider: chapter 2.6 of the interface document. Text
@@ -123,10 +125,10 @@ type PPAN struct {
 type PseudoPAN struct{ hidden }
 
 // NewPseudoPAN returns a PseudoPAN of a copy of digits.
-func NewPseudoPAN(digits []byte) PseudoPAN { return PseudoPAN{hide(digits)} }
+func NewPseudoPAN(digits []byte) PseudoPAN { return PseudoPAN{hiding.New(digits)} }
 
 // Text returns the number itself, which nothing hides from then on.
-func (p PseudoPAN) Text() string { return string(p.get()) }
+func (p PseudoPAN) Text() string { return string(hiding.Of(p)) }
 
 // A PPANStatus is what a provider says of a request.
 type PPANStatus uint8
@@ -188,11 +190,11 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (_ 
 		return nil, ErrProviderAccount
 	}
 
-	card, err := v.rows.Get(ctx, kindToken, id)
+	rec, err := v.rows.Get(ctx, kindToken, id)
 	if err != nil {
 		return nil, err
 	}
-	t, err := v.openToken(ctx, card)
+	t, err := v.openToken(ctx, rec)
 	switch {
 	case err != nil:
 		return nil, err
@@ -218,7 +220,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (_ 
 	}
 
 	r := &PPANRequest{Account: a, Mode: v.opts.Mode, Expiry: t.Expiry}
-	if r.PAN, err = v.openPAN(ctx, card); err != nil {
+	if r.PAN, err = v.openPAN(ctx, rec); err != nil {
 		return nil, err
 	}
 	defer r.PAN.Wipe()
@@ -266,7 +268,7 @@ func (v *Vault) PPANEnabled() bool { return v.opts.PPAN != nil }
 func (a *PPANAccount) Check() error {
 	return errors.Join(
 		checkHeader("aid", []byte(a.AID)),
-		checkHeader("hash", a.Hash.get()),
+		checkHeader("hash", hiding.Of(a.Hash)),
 		checkHeader("mid", []byte(a.MID)),
 		checkHeader("portalid", []byte(a.PortalID)),
 	)
@@ -305,7 +307,7 @@ func (v *Vault) askProvider(ctx context.Context, r *PPANRequest) (answer *PPAN, 
 		return nil, ctx.Err() // the caller has left
 	}
 
-	cause := leak.Printable(withhold(err, r.PAN, r.Account.Hash.get(), r.SecurityCode.get()))
+	cause := leak.Printable(withhold(err, r.PAN, hiding.Of(r.Account.Hash), hiding.Of(r.SecurityCode)))
 	v.log.Warn("provider of pseudo card numbers gave no answer", "error", cause)
 
 	switch {
@@ -324,7 +326,7 @@ func (p *PPAN) check(r *PPANRequest) error {
 		return errGarbage
 	}
 
-	pan, hash, code := r.PAN.get(), r.Account.Hash.get(), r.SecurityCode.get()
+	pan, hash, code := hiding.Of(r.PAN), hiding.Of(r.Account.Hash), hiding.Of(r.SecurityCode)
 	guessed := len(hash) < 32 // that is no hash, and may be in any text
 	for _, text := range []string{
 		p.TruncatedPAN, p.CardType, p.CardExpiry, p.TravelCard, p.TravelCardProvider, p.TravelCardInvoice,
@@ -350,7 +352,7 @@ func (p *PPAN) check(r *PPANRequest) error {
 		return errGarbage // what is hidden could be computed
 	}
 
-	pseudo := p.PseudoPAN.get()
+	pseudo := hiding.Of(p.PseudoPAN)
 	n := len(pseudo)
 	if !rule.AllDigits(pseudo) || leak.Holds(string(pseudo), pan) ||
 		(n > 0 || p.Status == PPANValid) && (n < 16 || n > maxPAN) {

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/replay"
@@ -192,7 +194,7 @@ func (v *Vault) unavailable(ctx context.Context, t *Token, at time.Time) (*Reaso
 
 // ineligible returns the code of the reason why the network takes no cards of a
 // scheme for a merchant, and the network's own, or "".
-func (v *Vault) ineligible(s Scheme, merchant uuid.UUID) (code, schemeCode string) {
+func (v *Vault) ineligible(s card.Scheme, merchant uuid.UUID) (code, schemeCode string) {
 	err := v.guard("network", func() error { return v.opts.Network.Eligible(s, merchant) })
 	if err == nil {
 		return "", ""
@@ -232,7 +234,7 @@ func (got *NetworkToken) check(lastFour string) error {
 
 func (c *CardState) check() bool {
 	four := c.LastFour == "" || len(c.LastFour) == 4 && rule.AllDigits([]byte(c.LastFour))
-	return four && (c.Expiry == Expiry{} || len(checkExpiry(c.Expiry)) == 0)
+	return four && (c.Expiry == card.Expiry{} || len(checkExpiry(c.Expiry)) == 0)
 }
 
 // A networkCall is a call to the network about a network token, with its answer.
@@ -331,7 +333,7 @@ func (c *networkCall) send(ctx context.Context, merchant uuid.UUID) error {
 		Contact:        contact,
 		Identification: h.token.Identification,
 	})
-	c.answer.receive(got, withhold(failure, pan, code.get()))
+	c.answer.receive(got, withhold(failure, pan, hiding.Of(code)))
 	return nil
 }
 
@@ -503,40 +505,40 @@ func (v *Vault) callLookup(ctx context.Context, ref NetworkTokenRef, lastFour st
 const jobContact = 1
 
 // openContact returns the contact that is to be passed to the network, or none.
-func (v *Vault) openContact(ctx context.Context, r *store.Record) (c Contact, err error) {
+func (v *Vault) openContact(ctx context.Context, r *store.Record) (c card.Contact, err error) {
 	if len(r.Secret) == 0 {
-		return Contact{}, nil
+		return card.Contact{}, nil
 	}
 
 	plain, err := v.rows.CopySecret(ctx, r)
 	if err != nil {
-		return Contact{}, err
+		return card.Contact{}, err
 	}
 	defer clear(plain)
 
 	fields := tlv.Read(plain)
 	for fields.Next() {
 		if fields.Tag == jobContact {
-			c = NewContact(fields.Value)
+			c = card.NewContact(fields.Value)
 		}
 	}
 	return c, nil
 }
 
 // openPAN returns the number of a card. The record stays as it is.
-func (v *Vault) openPAN(ctx context.Context, card *store.Record) (PAN, error) {
-	plain, err := v.rows.CopySecret(ctx, card)
+func (v *Vault) openPAN(ctx context.Context, rec *store.Record) (card.PAN, error) {
+	plain, err := v.rows.CopySecret(ctx, rec)
 	if err != nil {
-		return PAN{}, err
+		return card.PAN{}, err
 	}
 	defer clear(plain)
 	fields := tlv.Read(plain)
 	for fields.Next() {
 		if fields.Tag == cardNumber {
-			return NewPAN(fields.Value), nil
+			return card.NewPAN(fields.Value), nil
 		}
 	}
-	return PAN{}, fmt.Errorf("%w: card cannot be read", ErrDamaged)
+	return card.PAN{}, fmt.Errorf("%w: card cannot be read", ErrDamaged)
 }
 
 // withdrawReleases returns a function that deletes the releases of a network token
@@ -581,7 +583,7 @@ func (v *Vault) observe(h *holding, got *NetworkToken, image *art, asked time.Ti
 		}
 
 		switch n.card.Expiry {
-		case Expiry{}:
+		case card.Expiry{}:
 			n.card.Expiry = got.Card.Expiry
 		case got.Card.Expiry:
 		default:
@@ -612,7 +614,7 @@ func (h *holding) renew(c *CardState, replaced bool) bool {
 	if c.LastFour != "" {
 		n.card.LastFour = c.LastFour
 	}
-	if (c.Expiry != Expiry{}) {
+	if (c.Expiry != card.Expiry{}) {
 		t.Expiry, n.card.Expiry = c.Expiry, c.Expiry
 	}
 

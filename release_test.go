@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -55,7 +56,7 @@ func TestKilledWhileProvisioning(t *testing.T) {
 					l.net.script(nil, nil)
 					l.restart()
 					if strings.Contains(then, "forbidden") {
-						l.net.ineligible = func(cardvault.Scheme) error { return configurationError("merchant_not_enrolled") }
+						l.net.ineligible = func(card.Scheme) error { return configurationError("merchant_not_enrolled") }
 						l.run(func() { l.pass(time.Minute) })
 						if then == "is forbidden, asked for again" {
 							l.net.ineligible = nil
@@ -579,7 +580,7 @@ func (n *scripted) forbids(all bool) {
 	defer n.mu.Unlock()
 	n.ineligible = nil
 	if all {
-		n.ineligible = func(cardvault.Scheme) error { return configurationError("merchant_not_enrolled") }
+		n.ineligible = func(card.Scheme) error { return configurationError("merchant_not_enrolled") }
 	}
 }
 
@@ -655,7 +656,7 @@ func TestDoubtOfAJobPutOff(t *testing.T) {
 
 		l.net.script(nil, nil)
 		l.restart()
-		l.net.ineligible = func(cardvault.Scheme) error { return configurationError("merchant_not_enrolled") }
+		l.net.ineligible = func(card.Scheme) error { return configurationError("merchant_not_enrolled") }
 		l.run(func() { l.pass(5 * time.Minute) })
 		for _, id := range ids {
 			l.must(l.Vault.Delete(l.Context(), id))

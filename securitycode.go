@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/store"
@@ -89,36 +91,36 @@ func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *replay.Call) er
 // what the cache has be erased.
 func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *replay.Call) (row uuid.UUID, last bool, err error) {
 	for {
-		card, err := v.rows.Get(ctx, kindToken, id)
+		rec, err := v.rows.Get(ctx, kindToken, id)
 		if err != nil {
 			return uuid.Nil, false, err
 		}
-		t, err := v.openToken(ctx, card)
+		t, err := v.openToken(ctx, rec)
 		if err != nil {
 			return uuid.Nil, false, err
 		}
 
 		if former := once.Row(); former != uuid.Nil { // it is ended: see replay.Call.Claim
 			number := binary.BigEndian.Uint64(former[8:])
-			return card.ID, t.codes == number, once.Claim(ctx, former)
+			return rec.ID, t.codes == number, once.Claim(ctx, former)
 		}
 
 		t.codes++
-		if t.toldVersion == card.Version {
+		if t.toldVersion == rec.Version {
 			t.toldVersion++ // nothing has changed that deliveries tell
 		}
-		card.Version++
-		if err := v.sealToken(card, t); err != nil {
+		rec.Version++
+		if err := v.sealToken(rec, t); err != nil {
 			return uuid.Nil, false, err
 		}
 
 		var which uuid.UUID
 		binary.BigEndian.PutUint64(which[8:], t.codes)
 		write := func(tx store.Tx) error {
-			if _, err := v.rows.Find(tx, kindToken, card.ID); err != nil {
+			if _, err := v.rows.Find(tx, kindToken, rec.ID); err != nil {
 				return err
 			}
-			tx.Put(card)
+			tx.Put(rec)
 			return nil
 		}
 		if once != nil {
@@ -129,7 +131,7 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *replay.Call) (r
 		if errors.Is(err, store.ErrConflict) {
 			continue // somebody else was faster, so there is progress
 		}
-		return card.ID, true, err
+		return rec.ID, true, err
 	}
 }
 
@@ -150,11 +152,11 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (_ SessionID, 
 			return sessionOf(answer)
 		}
 
-		card, err := v.rows.Get(ctx, kindToken, id)
+		rec, err := v.rows.Get(ctx, kindToken, id)
 		if err != nil {
 			return SessionID{}, err
 		}
-		return v.newSession(ctx, opRefreshSession, &session{refresh: card.ID}, once)
+		return v.newSession(ctx, opRefreshSession, &session{refresh: rec.ID}, once)
 	})
 }
 
@@ -166,7 +168,7 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (_ SessionID, 
 // another account or a token that is gone; ErrSessionCompleted; ErrSessionKind;
 // ErrUnavailable if the cache does not take the code or the store cannot be read
 // then: the session is completed all the same, and no code is left.
-func (v *Vault) RefreshSecurityCode(ctx context.Context, id SessionID, code SecurityCode) (_ *Token, err error) {
+func (v *Vault) RefreshSecurityCode(ctx context.Context, id SessionID, code card.SecurityCode) (_ *Token, err error) {
 	defer doing("refresh security code", &err)
 	return ledger.Retry(ctx, func() (*Token, error) {
 		s, err := v.openSession(ctx, id)
@@ -188,12 +190,12 @@ func (v *Vault) RefreshSecurityCode(ctx context.Context, id SessionID, code Secu
 
 // refreshCode completes a session with a security code that was checked, and stores
 // also with it. It returns store.ErrConflict if the session has changed.
-func (s *visit) refreshCode(ctx context.Context, code SecurityCode, also ...*store.Record) (*Token, error) {
-	card, err := s.vault.rows.GetRow(ctx, kindToken, s.refresh)
+func (s *visit) refreshCode(ctx context.Context, code card.SecurityCode, also ...*store.Record) (*Token, error) {
+	rec, err := s.vault.rows.GetRow(ctx, kindToken, s.refresh)
 	if err != nil {
 		return nil, err
 	}
-	t, err := s.vault.openToken(ctx, card)
+	t, err := s.vault.openToken(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
@@ -205,12 +207,12 @@ func (s *visit) refreshCode(ctx context.Context, code SecurityCode, also ...*sto
 		return nil, err
 	}
 
-	event, err := s.vault.newEvent(ctx, card, t, TokenUpdated, ReasonSecurityCodeRefreshed)
+	event, err := s.vault.newEvent(ctx, rec, t, TokenUpdated, ReasonSecurityCodeRefreshed)
 	if err != nil {
 		return nil, err
 	}
-	card.Version++
-	if err := s.vault.sealToken(card, t); err != nil {
+	rec.Version++
+	if err := s.vault.sealToken(rec, t); err != nil {
 		return nil, err
 	}
 
@@ -218,7 +220,7 @@ func (s *visit) refreshCode(ctx context.Context, code SecurityCode, also ...*sto
 		if _, err := s.vault.rows.Find(tx, kindToken, s.refresh); err != nil {
 			return err
 		}
-		tx.Put(card)
+		tx.Put(rec)
 		tx.Put(s.record)
 		for _, r := range also {
 			tx.Put(r)
@@ -235,12 +237,12 @@ func (s *visit) refreshCode(ctx context.Context, code SecurityCode, also ...*sto
 	// deleted meanwhile, or the code consumed, perhaps before there was this code to erase.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)
 	defer cancel()
-	if s.vault.codes.Keep(ctx, s.vault.rows, t.ID, codes.NewCode(code.get(), t.codes, s.vault.opts.codeUntil(t.ExpiresAt)), codes.Wait) != nil {
+	if s.vault.codes.Keep(ctx, s.vault.rows, t.ID, codes.NewCode(hiding.Of(code), t.codes, s.vault.opts.codeUntil(t.ExpiresAt)), codes.Wait) != nil {
 		err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
 	} else {
 		var is *Token
-		if card, err = s.vault.rows.GetRow(ctx, kindToken, s.refresh); err == nil {
-			is, err = s.vault.openToken(ctx, card)
+		if rec, err = s.vault.rows.GetRow(ctx, kindToken, s.refresh); err == nil {
+			is, err = s.vault.openToken(ctx, rec)
 		}
 		if err == nil && is.codes != t.codes {
 			// Of another refresh the code may be there by now, in place of this one.
@@ -271,15 +273,15 @@ func (o *Options) codeUntil(end time.Time) time.Time {
 // the cache has none, cannot be reached, or has one that was consumed or replaced. The
 // token is read after the cache: a code that is returned had not been consumed when it was
 // asked for.
-func (v *Vault) securityCode(ctx context.Context, id uuid.UUID) (SecurityCode, time.Time, error) {
+func (v *Vault) securityCode(ctx context.Context, id uuid.UUID) (card.SecurityCode, time.Time, error) {
 	kept := v.codes.Find(ctx, v.rows, id)
 	defer kept.Wipe()
 	if len(kept.Digits()) == 0 {
-		return SecurityCode{}, time.Time{}, nil
+		return card.SecurityCode{}, time.Time{}, nil
 	}
 	t, err := v.Get(ctx, id)
 	if err == nil && kept.Number == t.codes {
-		return NewSecurityCode(kept.Digits()), kept.Until, nil
+		return card.NewSecurityCode(kept.Digits()), kept.Until, nil
 	}
-	return SecurityCode{}, time.Time{}, err
+	return card.SecurityCode{}, time.Time{}, err
 }

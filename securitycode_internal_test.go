@@ -3,6 +3,7 @@ package cardvault
 import (
 	"testing"
 
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
@@ -17,7 +18,7 @@ func TestClosedCodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	token, err := v.Import(t.Context(), Card{
-		PAN: NewPAN([]byte("4242424242424242")), Expiry: Expiry{12, 2030}, SecurityCode: NewSecurityCode([]byte("737")),
+		PAN: card.NewPAN([]byte("4242424242424242")), Expiry: card.Expiry{Month: 12, Year: 2030}, SecurityCode: card.NewSecurityCode([]byte("737")),
 	}, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	codecache "github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -20,7 +21,7 @@ import (
 )
 
 func coded(c cardvault.Card, digits string) cardvault.Card {
-	c.SecurityCode = cardvault.NewSecurityCode([]byte(digits))
+	c.SecurityCode = card.NewSecurityCode([]byte(digits))
 	return c
 }
 
@@ -50,7 +51,7 @@ func TestSecurityCodeTTL(t *testing.T) {
 			session, err := l.RefreshSession(l.Context(), id)
 			l.must(err)
 			l.pass(time.Minute)
-			l.must2(l.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("999"))))
+			l.must2(l.RefreshSecurityCode(l.Context(), session, card.NewSecurityCode([]byte("999"))))
 			if d := time.Until(l.hasCode(id, true)); d != want {
 				l.Errorf("after the refresh kept for %v, want %v", d, want)
 			}
@@ -75,7 +76,7 @@ func TestRefreshSessionEnds(t *testing.T) {
 		session, err := l.RefreshSession(l.Context(), id)
 		l.must(err)
 		l.pass(15 * time.Minute)
-		_, err = l.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("999")))
+		_, err = l.RefreshSecurityCode(l.Context(), session, card.NewSecurityCode([]byte("999")))
 		if !errors.Is(err, cardvault.ErrNotFound) {
 			l.Errorf("after a quarter of an hour: %v", err)
 		}
@@ -160,7 +161,7 @@ func TestConsumeDies(t *testing.T) {
 			l.hasCode(id, survived == 0)
 			session, err := l.RefreshSession(l.Context(), id)
 			l.must(err)
-			l.must2(l.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("222"))))
+			l.must2(l.RefreshSecurityCode(l.Context(), session, card.NewSecurityCode([]byte("222"))))
 			l.pass(2 * time.Minute)
 			l.must(l.Consume(ctx, id))
 			l.hasCode(id, survived > 0)
@@ -210,7 +211,7 @@ func TestCallerGone(t *testing.T) {
 		l.must(err)
 		ctx, leave := context.WithCancel(l.Context())
 		l.store.then = leave
-		l.must2(l.RefreshSecurityCode(ctx, session, cardvault.NewSecurityCode([]byte("999"))))
+		l.must2(l.RefreshSecurityCode(ctx, session, card.NewSecurityCode([]byte("999"))))
 		l.hasCode(id, true)
 
 		ctx, leave = context.WithCancel(l.Context())
@@ -305,7 +306,7 @@ func TestConsumedWhileKept(t *testing.T) {
 		codes.release = make(chan struct{})
 		refreshed := make(chan error, 1)
 		go func() {
-			_, err := l.RefreshSecurityCode(l.Context(), session, cardvault.NewSecurityCode([]byte("222")))
+			_, err := l.RefreshSecurityCode(l.Context(), session, card.NewSecurityCode([]byte("222")))
 			refreshed <- err
 		}()
 		synctest.Wait()

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -43,12 +45,12 @@ func (o *SessionOptions) Check() error {
 type SessionID struct{ hidden }
 
 // NewSessionID returns the SessionID of an id that [SessionID.UUID] gave.
-func NewSessionID(id uuid.UUID) SessionID { return SessionID{hide(id[:])} }
+func NewSessionID(id uuid.UUID) SessionID { return SessionID{hiding.New(id[:])} }
 
 // UUID returns the id itself, which nothing hides from then on. It is what the page of
 // a shop is given.
 func (id SessionID) UUID() (u uuid.UUID) {
-	copy(u[:], id.get())
+	copy(u[:], hiding.Of(id))
 	return u
 }
 
@@ -209,7 +211,7 @@ type Session struct {
 	// MaskedAccountNumber and Scheme are those of the card whose code is entered
 	// anew, while State is SessionOpen.
 	MaskedAccountNumber string
-	Scheme              Scheme
+	Scheme              card.Scheme
 
 	TokenID uuid.UUID // of SessionSucceeded
 
@@ -298,11 +300,11 @@ func (s *visit) describe(ctx context.Context) (*Session, error) {
 	}
 
 	if d.Refresh {
-		card, err := s.vault.rows.GetRow(ctx, kindToken, s.refresh)
+		rec, err := s.vault.rows.GetRow(ctx, kindToken, s.refresh)
 		if err != nil {
 			return nil, err
 		}
-		t, err := s.vault.openToken(ctx, card)
+		t, err := s.vault.openToken(ctx, rec)
 		if err != nil {
 			return nil, err
 		}

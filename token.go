@@ -10,7 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/iso"
 	"github.com/cardvault/cardvault/internal/leak"
@@ -36,14 +38,14 @@ type Token struct {
 	Status        Status
 	InvalidatedAt time.Time // zero while Status is StatusActive
 
-	CardholderName Name
-	Expiry         Expiry
+	CardholderName card.Name
+	Expiry         card.Expiry
 
 	IIN                 string // first six digits; eight with Options.IINLength
 	LastFour            string
 	AccountNumberLength int    // digits
 	MaskedAccountNumber string // first six and last four digits, the rest "*"
-	Scheme              Scheme
+	Scheme              card.Scheme
 
 	// From a BINProvider.
 	BankName    string
@@ -129,11 +131,11 @@ type BINProvider interface {
 
 // A BIN is the answer of a BINProvider. What is "" or nil is not known.
 type BIN struct {
-	Scheme      *Scheme // overrides the scheme found by the vault
-	BankName    string  // 1 to 255 characters, else not known
-	Segment     string  // business, consumer, commercial or other
-	Type        string  // credit, debit, charge (counts as credit) or prepaid (as debit)
-	CountryCode string  // ISO 3166-1 alpha-2
+	Scheme      *card.Scheme // overrides the scheme found by the vault
+	BankName    string       // 1 to 255 characters, else not known
+	Segment     string       // business, consumer, commercial or other
+	Type        string       // credit, debit, charge (counts as credit) or prepaid (as debit)
+	CountryCode string       // ISO 3166-1 alpha-2
 }
 
 // ImportOptions are the optional parts of an Import.
@@ -251,21 +253,21 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions) (*T
 	return t, nil
 }
 
-func (v *Vault) fingerprint(p PAN) Fingerprint {
-	return Fingerprint(v.rows.Box.Fingerprint(v.rows.ID, p.get()))
+func (v *Vault) fingerprint(p card.PAN) Fingerprint {
+	return Fingerprint(v.rows.Box.Fingerprint(v.rows.ID, hiding.Of(p)))
 }
 
 // canonical returns what must be the same for an Import to be a repetition.
 func (o *ImportOptions) canonical(c Card) []byte {
 	// Without the security code, and never grown: nothing is left behind.
-	b := make([]byte, 0, 128+len(c.Name.get())+len(o.BusinessKey)+len(c.Contact.get()))
-	b = tlv.Append(b, 1, c.PAN.get())
+	b := make([]byte, 0, 128+len(hiding.Of(c.Name))+len(o.BusinessKey)+len(hiding.Of(c.Contact)))
+	b = tlv.Append(b, 1, hiding.Of(c.PAN))
 	b = tlv.AppendUint(b, 2, uint64(c.Expiry.Month))
 	b = tlv.AppendUint(b, 3, uint64(c.Expiry.Year))
-	b = tlv.Append(b, 4, c.Name.get())
+	b = tlv.Append(b, 4, hiding.Of(c.Name))
 	b = tlv.Append(b, 6, o.BusinessKey)
 	b = tlv.Append(b, 7, o.ImportProvider)
-	return tlv.Append(b, 8, c.Contact.get())
+	return tlv.Append(b, 8, hiding.Of(c.Contact))
 }
 
 // newToken completes t, the token of a card that was checked, and returns its
@@ -287,8 +289,8 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	if ttl > 0 {
 		t.ExpiresAt = t.CreatedAt.Add(ttl)
 	}
-	t.CardholderName, t.Expiry = NewName(c.Name.get()), c.Expiry
-	t.describe(c.PAN.get(), v.opts.IINLength, bin)
+	t.CardholderName, t.Expiry = card.NewName(hiding.Of(c.Name)), c.Expiry
+	t.describe(hiding.Of(c.PAN), v.opts.IINLength, bin)
 	if t.Fingerprint == (Fingerprint{}) {
 		t.Fingerprint = v.fingerprint(c.PAN)
 	}
@@ -305,9 +307,9 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 
 	// The length of what is sealed does not tell that of the number.
 	buf := plaintexts.Get().(*[]byte)
-	card := tlv.Pad(tlv.Append((*buf)[:0], cardNumber, c.PAN.get()), 32, 0)
-	err = v.rows.SealSecret(r, card)
-	*buf = card
+	digits := tlv.Pad(tlv.Append((*buf)[:0], cardNumber, hiding.Of(c.PAN)), 32, 0)
+	err = v.rows.SealSecret(r, digits)
+	*buf = digits
 	wipe(buf)
 	if err != nil {
 		return nil, nil, err
@@ -329,7 +331,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 		return nil, nil, err
 	}
 
-	if contact := c.Contact.get(); len(contact) > 0 {
+	if contact := hiding.Of(c.Contact); len(contact) > 0 {
 		plain := tlv.Pad(tlv.Append(make([]byte, 0, len(contact)+128), jobContact, contact), 64, 0)
 		err = v.rows.SealSecret(h.record, plain)
 		clear(plain)
@@ -339,23 +341,23 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 }
 
 // schemeOf returns what the token of a card would have for its scheme.
-func (o *Options) schemeOf(ctx context.Context, p PAN) Scheme {
+func (o *Options) schemeOf(ctx context.Context, p card.PAN) card.Scheme {
 	var t Token
-	t.describe(p.get(), o.IINLength, o.lookupBIN(ctx, p))
+	t.describe(hiding.Of(p), o.IINLength, o.lookupBIN(ctx, p))
 	return t.Scheme
 }
 
 // writeToken writes a new token and keeps its security code, for the usual time or
 // until the time given, if that is earlier. The code comes first: whoever sees the
 // token, such as its provisioning, finds the code.
-func (v *Vault) writeToken(ctx context.Context, op ledger.Operation, t *Token, code SecurityCode, until time.Time, fn func(store.Tx) error) error {
+func (v *Vault) writeToken(ctx context.Context, op ledger.Operation, t *Token, code card.SecurityCode, until time.Time, fn func(store.Tx) error) error {
 	if code.IsZero() {
 		return v.rows.Write(ctx, op, t.ID, fn)
 	}
 	if end := v.opts.codeUntil(t.ExpiresAt); until.IsZero() || until.After(end) {
 		until = end
 	}
-	_ = v.codes.Keep(ctx, v.rows, t.ID, codes.NewCode(code.get(), t.codes, until), codes.Aside) // logged; the card is stored all the same
+	_ = v.codes.Keep(ctx, v.rows, t.ID, codes.NewCode(hiding.Of(code), t.codes, until), codes.Aside) // logged; the card is stored all the same
 	err := v.rows.Write(ctx, op, t.ID, fn)
 	if err != nil {
 		v.codes.Drop(ctx, t.ID)
@@ -371,11 +373,11 @@ func (t *Token) describe(pan []byte, iinLength int, bin *BIN) {
 	iinLength = shownIIN(pan, iinLength)
 	scheme, _ := iin.Detect(pan)
 	t.AccountNumberLength = len(pan)
-	t.setMasked(mask(pan))
+	t.setMasked(rule.Mask(pan))
 	if iinLength > 6 {
 		t.IIN = string(pan[:iinLength])
 	}
-	t.Scheme = Scheme(scheme)
+	t.Scheme = card.Scheme(scheme)
 	if bin == nil {
 		return
 	}
@@ -399,7 +401,7 @@ func (t *Token) setMasked(m string) {
 	t.IIN, t.LastFour = m[:6], m[len(m)-4:]
 }
 
-func (o *Options) lookupBIN(ctx context.Context, p PAN) *BIN {
+func (o *Options) lookupBIN(ctx context.Context, p card.PAN) *BIN {
 	if o.BIN == nil {
 		return nil
 	}
@@ -407,7 +409,7 @@ func (o *Options) lookupBIN(ctx context.Context, p PAN) *BIN {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 
-	prefix := p.get()
+	prefix := hiding.Of(p)
 	prefix = append([]byte(nil), prefix[:6+2*min(1, len(prefix)/16)]...)
 
 	got, err := o.BIN.LookupBIN(ctx, prefix)
@@ -476,7 +478,7 @@ func (v *Vault) tokenQuery(opts *ListOptions) (*store.Query, ListOptions, error)
 	}
 
 	if len(o.Scheme) > 0 || len(o.NetworkTokenStatus) > 0 {
-		for s := range Scheme(schemes) {
+		for s := range card.Scheme(schemes) {
 			for n := range NetworkTokenStatus(networkTokenStatuses) {
 				if in(o.Scheme, s) && in(o.NetworkTokenStatus, n) {
 					q.Classes.Add(class(s, n))
@@ -550,10 +552,10 @@ func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, er
 // A TokenUpdate says what to change. What is nil stays as it is; a pointer to
 // a zero value removes what is there.
 type TokenUpdate struct {
-	CardholderName *Name
+	CardholderName *card.Name
 	BusinessKey    *string
 	ImportProvider *string
-	Expiry         *Expiry // cannot be removed; may be past
+	Expiry         *card.Expiry // cannot be removed; may be past
 }
 
 // Check returns a FieldError for each rule that an Update with u would report
@@ -627,7 +629,7 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (_ *Tok
 
 func (u *TokenUpdate) apply(t *Token) error {
 	if u.CardholderName != nil {
-		t.CardholderName = NewName(u.CardholderName.get())
+		t.CardholderName = card.NewName(hiding.Of(u.CardholderName))
 	}
 	if u.BusinessKey != nil {
 		t.BusinessKey = *u.BusinessKey
@@ -795,7 +797,7 @@ func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *netw
 }
 
 // class puts a token into a list by what lists filter by. Zero is no class.
-func class(s Scheme, n NetworkTokenStatus) uint8 {
+func class(s card.Scheme, n NetworkTokenStatus) uint8 {
 	return 1 + uint8(s)*networkTokenStatuses + uint8(n)
 }
 
@@ -905,8 +907,8 @@ func (t *Token) fields(f *tlv.Fields) {
 	tlv.Uint(f, tokenStatus, &t.Status)
 	f.Time(tokenInvalidatedAt, &t.InvalidatedAt)
 
-	if name := f.Value(tokenName, t.CardholderName.get()); f.Reading() {
-		t.CardholderName = NewName(name)
+	if name := f.Value(tokenName, hiding.Of(t.CardholderName)); f.Reading() {
+		t.CardholderName = card.NewName(name)
 	}
 	tlv.Uint(f, tokenMonth, &t.Expiry.Month)
 	tlv.Uint(f, tokenYear, &t.Expiry.Year)
@@ -1002,7 +1004,7 @@ func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
 	var digits [maxPAN]byte
 	copy(digits[:], prefix)
 	copy(digits[n-4:], lastFour)
-	t.setMasked(mask(digits[:n]))
+	t.setMasked(rule.Mask(digits[:n]))
 	if len(prefix) > 6 {
 		t.IIN = string(prefix)
 	}

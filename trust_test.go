@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -116,7 +117,7 @@ func TestListOfAnotherAccount(t *testing.T) {
 		}
 	}
 	l.list = func(q *store.Query) { q.Classes = store.Classes{} }
-	jcb := &cardvault.ListOptions{Scheme: []cardvault.Scheme{cardvault.SchemeJCB}}
+	jcb := &cardvault.ListOptions{Scheme: []card.Scheme{card.JCB}}
 	if page, err := victim.List(t.Context(), jcb); !errors.Is(err, cardvault.ErrDamaged) {
 		t.Errorf("a list of another class gives %+v, %v", page, err)
 	}

@@ -7,8 +7,8 @@
 //	v, err := cardvault.Open(ctx, "vault", keys, nil)
 //	defer v.Close()
 //	t, err := v.Import(ctx, cardvault.Card{
-//		PAN:    cardvault.NewPAN([]byte("4242424242424242")),
-//		Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+//		PAN:    card.NewPAN([]byte("4242424242424242")),
+//		Expiry: card.Expiry{Month: 12, Year: 2030},
 //	}, nil)
 //
 // Most programs need [Open], [KeyFile] and the methods of [Vault]. Those that

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -37,10 +38,10 @@ const (
 
 func secretCard() cardvault.Card {
 	return cardvault.Card{
-		PAN:          cardvault.NewPAN([]byte(secretNumber)),
-		Expiry:       cardvault.Expiry{Month: 12, Year: 2090},
-		SecurityCode: cardvault.NewSecurityCode([]byte(secretCode)),
-		Name:         cardvault.NewName([]byte(secretName)),
+		PAN:          card.NewPAN([]byte(secretNumber)),
+		Expiry:       card.Expiry{Month: 12, Year: 2090},
+		SecurityCode: card.NewSecurityCode([]byte(secretCode)),
+		Name:         card.NewName([]byte(secretName)),
 	}
 }
 
@@ -182,13 +183,13 @@ func TestNeverPrints(t *testing.T) {
 	c := secretCard()
 	type wrapper struct {
 		Card    cardvault.Card
-		Pointer *cardvault.PAN
-		List    []cardvault.PAN
-		Map     map[string]cardvault.Name
+		Pointer *card.PAN
+		List    []card.PAN
+		Map     map[string]card.Name
 		Any     any
-		hidden  cardvault.SecurityCode
+		hidden  card.SecurityCode
 	}
-	w := wrapper{c, &c.PAN, []cardvault.PAN{c.PAN}, map[string]cardvault.Name{"k": c.Name}, c.SecurityCode, c.SecurityCode}
+	w := wrapper{c, &c.PAN, []card.PAN{c.PAN}, map[string]card.Name{"k": c.Name}, c.SecurityCode, c.SecurityCode}
 	values := []any{
 		c, &c, c.PAN, &c.PAN, c.SecurityCode, &c.SecurityCode, c.Name, &c.Name, w, &w, []any{c.PAN, w},
 		cardvault.Token{CardholderName: c.Name}, &cardvault.Token{CardholderName: c.Name},
@@ -238,14 +239,14 @@ func TestNeverPrints(t *testing.T) {
 func TestCardIsCopied(t *testing.T) {
 	v := vaulttest.New(t)
 	digits, holder := []byte(secretNumber), []byte(secretName)
-	c := cardvault.Card{PAN: cardvault.NewPAN(digits), Name: cardvault.NewName(holder), Expiry: cardvault.Expiry{Month: 1, Year: 2030}}
+	c := cardvault.Card{PAN: card.NewPAN(digits), Name: card.NewName(holder), Expiry: card.Expiry{Month: 1, Year: 2030}}
 	clear(digits)
 	clear(holder)
 	token, err := v.Import(t.Context(), c, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	u := cardvault.NewName([]byte(secretName))
+	u := card.NewName([]byte(secretName))
 	updated, err := v.Update(t.Context(), token.ID, cardvault.TokenUpdate{CardholderName: &u})
 	if err != nil {
 		t.Fatal(err)

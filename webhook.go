@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/quota"
@@ -63,7 +64,7 @@ type signingSecret struct {
 type WebhookSecret struct{ hidden }
 
 // NewWebhookSecret returns a WebhookSecret of a copy of text.
-func NewWebhookSecret(text []byte) WebhookSecret { return WebhookSecret{hide(text)} }
+func NewWebhookSecret(text []byte) WebhookSecret { return WebhookSecret{hiding.New(text)} }
 
 // A Sender delivers events to webhooks, one attempt a call. Package webhook is one
 // over HTTP. Its methods are called concurrently.
@@ -471,7 +472,7 @@ func (v *Vault) sealWebhook(r *store.Record, w *Webhook) error {
 	b := tlv.Append((*buf)[:0], webhookSet, w.set[:])
 	for _, s := range w.secrets {
 		b = tlv.AppendTime(b, webhookSecretUntil, s.until)
-		b = tlv.Append(b, webhookSecret, s.value.get())
+		b = tlv.Append(b, webhookSecret, hiding.Of(s.value))
 	}
 	*buf = tlv.Pad(b, 64, 0)
 	return v.rows.SealSecret(r, *buf)

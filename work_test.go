@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
 
 var mastercard = cardvault.Card{
-	PAN:    cardvault.NewPAN([]byte("5555555555554444")),
-	Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+	PAN:    card.NewPAN([]byte("5555555555554444")),
+	Expiry: card.Expiry{Month: 12, Year: 2030},
 }
 
 // crowd imports n cards.
@@ -50,15 +51,15 @@ func TestActivation(t *testing.T) {
 				const n = 1000
 				ids := l.crowd(n, visa)
 				expired := visa
-				expired.Expiry = cardvault.Expiry{Month: 12, Year: 2000}
+				expired.Expiry = card.Expiry{Month: 12, Year: 2000}
 				l.crowd(3, expired)
 				a, err := l.CreateAccount(l.Context(), "another", nil)
 				l.must(err)
 				other, err := l.In(a.ID).Import(l.Context(), visa, nil)
 				l.must(err)
 				l.pass(400 * 24 * time.Hour) // 2000 is over
-				l.net.ineligible = func(s cardvault.Scheme) error {
-					if s == cardvault.SchemeMastercard {
+				l.net.ineligible = func(s card.Scheme) error {
+					if s == card.Mastercard {
 						return configurationError("scheme_not_enabled")
 					}
 					return nil
@@ -149,7 +150,7 @@ func TestActivationWhileImporting(t *testing.T) {
 // Approving again what is approved starts nothing, and taking it back ends it.
 func TestActivationAgain(t *testing.T) {
 	inLab(t, live, func(l *lab) {
-		l.net.ineligible = func(cardvault.Scheme) error { return configurationError("scheme_not_enabled") }
+		l.net.ineligible = func(card.Scheme) error { return configurationError("scheme_not_enabled") }
 		ids := l.crowd(300, visa)
 		l.net.ineligible = nil
 		for range 3 {
@@ -245,7 +246,7 @@ func TestNetworkRate(t *testing.T) {
 				l.run(func() { l.pass(10 * time.Minute) })
 				var visas, others []call
 				for _, c := range l.net.asked("Provision") {
-					if c.scheme == cardvault.SchemeVISA {
+					if c.scheme == card.VISA {
 						visas = append(visas, c)
 					} else {
 						others = append(others, c)
@@ -280,7 +281,7 @@ func TestNetworkRate(t *testing.T) {
 				for i, c := range visas {
 					order[uuid.MustParse(c.key[:36])] = i
 				}
-				page, err := l.List(l.Context(), &cardvault.ListOptions{Ascending: true, Limit: n, Scheme: []cardvault.Scheme{cardvault.SchemeVISA}})
+				page, err := l.List(l.Context(), &cardvault.ListOptions{Ascending: true, Limit: n, Scheme: []card.Scheme{card.VISA}})
 				l.must(err)
 				inversions, far, last := 0, 0, -1
 				for i, token := range page.Items {

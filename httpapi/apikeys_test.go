@@ -87,7 +87,7 @@ func TestActorHasRoot(t *testing.T) {
 	r := newRig(t, nil, nil)
 	child := r.newKeyBelow(t, r.vault, r.principal.ID, cardvault.AllScopes()...)
 	r.log.take()
-	send(t, r.handler, "POST", "/cde-import", card, "X-Api-Key", child.text).want(t, 200)
+	send(t, r.handler, "POST", "/cde-import", cardBody, "X-Api-Key", child.text).want(t, 200)
 	if log := r.log.take(); !strings.Contains(log, "key_id="+child.ID.String()) || !strings.Contains(log, "root_key_id="+r.principal.ID.String()) {
 		t.Errorf("no key and root in %s", log)
 	}

@@ -72,7 +72,7 @@ func BenchmarkHTTP(b *testing.B) {
 	}
 	for _, test := range []struct{ name, method, path, body string }{
 		{"read", "GET", "/tokens/" + id, ""},
-		{"import", "POST", "/cde-import", card},
+		{"import", "POST", "/cde-import", cardBody},
 	} {
 		b.Run(test.name+"-"+strconv.Itoa(connections), func(b *testing.B) {
 			for b.Loop() {

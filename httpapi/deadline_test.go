@@ -201,8 +201,8 @@ func TestDeadlinesEnd(t *testing.T) {
 			request string
 			status  int
 		}{
-			{"POST /vault/cde-import HTTP/1.1\r\nHost: x\r\nX-Api-Key: " + r.key + "\r\nContent-Type: application/json\r\nContent-Length: " + strconv.Itoa(len(card)) + "\r\n\r\n" + card, 200},
-			{"POST /vault/cde-import HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: " + strconv.Itoa(len(card)) + "\r\n\r\n" + card, 401},
+			{"POST /vault/cde-import HTTP/1.1\r\nHost: x\r\nX-Api-Key: " + r.key + "\r\nContent-Type: application/json\r\nContent-Length: " + strconv.Itoa(len(cardBody)) + "\r\n\r\n" + cardBody, 200},
+			{"POST /vault/cde-import HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: " + strconv.Itoa(len(cardBody)) + "\r\n\r\n" + cardBody, 401},
 			{"GET /vault/tokens HTTP/1.1\r\nHost: x\r\nX-Api-Key: " + r.key + "\r\n\r\n", 200},
 		} {
 			write(t, c, vault.request)

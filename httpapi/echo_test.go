@@ -179,7 +179,7 @@ func TestPanics(t *testing.T) {
 		} {
 			t.Run(where+"/"+name, func(t *testing.T) {
 				r := newRig(t, &opts.vault, &opts.http)
-				a := r.do(t, "POST", "/cde-import", strings.ReplaceAll(card, pan, secretPAN))
+				a := r.do(t, "POST", "/cde-import", strings.ReplaceAll(cardBody, pan, secretPAN))
 				a.want(t, 500, "INTERNAL_ERROR")
 				checkCommon(t, "POST", a)
 				log := r.log.take()
@@ -238,7 +238,7 @@ func TestStoreFailures(t *testing.T) {
 		{errors.New("disk on fire"), internal},
 	} {
 		for _, e := range []struct{ method, path, body string }{
-			{"POST", "/cde-import", strings.ReplaceAll(card, pan, secretPAN)},
+			{"POST", "/cde-import", strings.ReplaceAll(cardBody, pan, secretPAN)},
 			{"POST", "/tokens/" + id + "/refresh-session", ""},
 			{"POST", "/tokens/" + id + "/consume", ""},
 			{"GET", "/tokens/" + id + "/security-code", ""},
@@ -301,9 +301,9 @@ func TestOutcomeUnknown(t *testing.T) {
 	r := newRig(t, nil, nil)
 	r.store.update.Store(pointer(store.ErrOutcomeUnknown))
 	r.store.written.Store(true)
-	r.do(t, "POST", "/cde-import", card, "Idempotency-Key", "k").want(t, 503)
+	r.do(t, "POST", "/cde-import", cardBody, "Idempotency-Key", "k").want(t, 503)
 	r.store.update.Store(nil)
-	a := r.do(t, "POST", "/cde-import", card, "Idempotency-Key", "k")
+	a := r.do(t, "POST", "/cde-import", cardBody, "Idempotency-Key", "k")
 	a.want(t, 200)
 	if a.header.Get("Idempotency-Replayed") != "true" {
 		t.Error("not replayed")
@@ -329,7 +329,7 @@ func (s *spy) Close() error { return nil }
 // No buffer holds a card number once its request is answered.
 func TestBodyIsErased(t *testing.T) {
 	r := newRig(t, nil, nil)
-	imported := strings.ReplaceAll(card, pan, secretPAN)
+	imported := strings.ReplaceAll(cardBody, pan, secretPAN)
 	for name, test := range map[string]struct {
 		body    string
 		headers []string

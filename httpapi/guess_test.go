@@ -126,14 +126,14 @@ func TestCountedOracle(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newLiveRig(t, nil)
 		numbers := behind("411111", "1234", 16, 2000)
-		const card = 1234
-		r.importAs(t, r.key, numbers[card]).want(t, 200) // a shopper's
+		const shopper = 1234
+		r.importAs(t, r.key, numbers[shopper]).want(t, 200) // a shopper's
 		for _, number := range numbers[:100] {
 			r.importAs(t, r.imports, number)
 		}
 		for i, number := range numbers[100:] {
 			if a := r.importAs(t, r.imports, number); a.status == 200 {
-				t.Errorf("number %d is told from the others; that of the shopper is %d", 100+i, card)
+				t.Errorf("number %d is told from the others; that of the shopper is %d", 100+i, shopper)
 			}
 		}
 	})
@@ -190,9 +190,9 @@ func TestFingerprintScope(t *testing.T) {
 	_, with := r.newKey(t, r.vault, 0, append(scopes, cardvault.ScopeFingerprintsRead)...)
 	id := r.importCard(t)
 	for _, call := range []struct{ method, target, body, key string }{
-		{"POST", "/cde-import", card, ""},
-		{"POST", "/cde-import", card, "k"},
-		{"POST", "/cde-import", card, "k"}, // a replay
+		{"POST", "/cde-import", cardBody, ""},
+		{"POST", "/cde-import", cardBody, "k"},
+		{"POST", "/cde-import", cardBody, "k"}, // a replay
 		{"GET", "/tokens/" + id, "", ""},
 		{"GET", "/tokens?limit=1", "", ""},
 		{"PATCH", "/tokens/" + id, `{"business_key":"b"}`, ""},
@@ -366,7 +366,7 @@ func TestNumbersInSessions(t *testing.T) {
 			t.Errorf("Retry-After is %q", a.header.Get("Retry-After"))
 		}
 	}
-	r.do(t, "POST", "/cde-import", strings.Replace(card, pan, numbers[1], 1)).want(t, 429, "RATE_LIMITED")
+	r.do(t, "POST", "/cde-import", strings.Replace(cardBody, pan, numbers[1], 1)).want(t, 429, "RATE_LIMITED")
 	if a := complete(id, pan); a.status != 200 || !strings.Contains(a.body, `"status":"success"`) {
 		t.Errorf("the session takes no other card: %d %s", a.status, a.body)
 	}

@@ -23,8 +23,8 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
-	pan  = "4242424242424242"
-	card = `{"account_number":"` + pan + `","expiry_month":4,"expiry_year":2031}`
+	pan      = "4242424242424242"
+	cardBody = `{"account_number":"` + pan + `","expiry_month":4,"expiry_year":2031}`
 )
 
 // A rig is a sandbox vault in memory and the REST surface on it.
@@ -138,7 +138,7 @@ func (r *rig) do(t testing.TB, method, target, body string, headers ...string) *
 // importCard imports a card through the handler and returns the token's id.
 func (r *rig) importCard(t testing.TB) string {
 	t.Helper()
-	a := r.do(t, "POST", "/cde-import", card)
+	a := r.do(t, "POST", "/cde-import", cardBody)
 	a.want(t, 200)
 	return a.member(t, "id")
 }

@@ -57,7 +57,7 @@ func TestMount(t *testing.T) {
 				checkCommon(t, method, a)
 				return a
 			}
-			a := do("POST", "/cde-import", card)
+			a := do("POST", "/cde-import", cardBody)
 			a.want(t, 200)
 			id := a.member(t, "id")
 			do("GET", "/tokens/"+id, "").want(t, 200)
@@ -160,10 +160,10 @@ func TestServer(t *testing.T) {
 			}
 			// unsized hides its length, so that it is sent in chunks.
 			unsized := func(s string) io.Reader { return io.MultiReader(strings.NewReader(s)) }
-			a := do("POST", "/cde-import", strings.NewReader(card))
+			a := do("POST", "/cde-import", strings.NewReader(cardBody))
 			a.want(t, 200)
 			id := a.member(t, "id")
-			do("POST", "/cde-import", unsized(card)).want(t, 200)
+			do("POST", "/cde-import", unsized(cardBody)).want(t, 200)
 			do("GET", "/tokens/"+id, nil).want(t, 200)
 			do("HEAD", "/tokens/"+id, nil).want(t, 200)
 			do("PATCH", "/tokens/"+id, strings.NewReader(`{"cardholder_name":"A"}`)).want(t, 200)
@@ -204,17 +204,17 @@ func TestServer(t *testing.T) {
 				headers []string
 				status  int
 			}{
-				{"too large", strings.NewReader(card + strings.Repeat(" ", 64<<10)), nil, 413},
-				{"far too large", strings.NewReader(card + strings.Repeat(" ", 1<<20)), nil, 413},
-				{"too large, unsized", unsized(card + strings.Repeat(" ", 64<<10)), nil, 413},
-				{"far too large, unsized", unsized(card + strings.Repeat(" ", 1<<20)), nil, 413},
-				{"wrong type", strings.NewReader(card), []string{"Content-Type", "text/plain"}, 415},
-				{"wrong type, unsized", unsized(card), []string{"Content-Type", "text/plain"}, 415},
-				{"no type, unsized", unsized(card), []string{"Content-Type", ""}, 415},
+				{"too large", strings.NewReader(cardBody + strings.Repeat(" ", 64<<10)), nil, 413},
+				{"far too large", strings.NewReader(cardBody + strings.Repeat(" ", 1<<20)), nil, 413},
+				{"too large, unsized", unsized(cardBody + strings.Repeat(" ", 64<<10)), nil, 413},
+				{"far too large, unsized", unsized(cardBody + strings.Repeat(" ", 1<<20)), nil, 413},
+				{"wrong type", strings.NewReader(cardBody), []string{"Content-Type", "text/plain"}, 415},
+				{"wrong type, unsized", unsized(cardBody), []string{"Content-Type", "text/plain"}, 415},
+				{"no type, unsized", unsized(cardBody), []string{"Content-Type", ""}, 415},
 				{"no body, unsized", unsized(""), nil, 400},
-				{"no key", strings.NewReader(card), []string{"X-Api-Key", ""}, 401},
-				{"two keys", strings.NewReader(card), []string{"X-Api-Key", r.key + " and " + r.key}, 401},
-				{"64 KiB", strings.NewReader(card + strings.Repeat(" ", 64<<10-len(card))), nil, 200},
+				{"no key", strings.NewReader(cardBody), []string{"X-Api-Key", ""}, 401},
+				{"two keys", strings.NewReader(cardBody), []string{"X-Api-Key", r.key + " and " + r.key}, 401},
+				{"64 KiB", strings.NewReader(cardBody + strings.Repeat(" ", 64<<10-len(cardBody))), nil, 200},
 			} {
 				t.Run(test.name, func(t *testing.T) {
 					do("POST", "/cde-import", test.body, test.headers...).want(t, test.status)
@@ -230,8 +230,8 @@ func TestRawRequests(t *testing.T) {
 	s := newServer(t, r.handler, false)
 	key := "X-Api-Key: " + r.key + "\r\n"
 	json := "Content-Type: application/json\r\n"
-	length := fmt.Sprintf("Content-Length: %d\r\n", len(card))
-	chunked := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(card), card)
+	length := fmt.Sprintf("Content-Length: %d\r\n", len(cardBody))
+	chunked := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(cardBody), cardBody)
 	spaces := strings.Repeat(" ", 64<<10)
 	for _, test := range []struct {
 		name, request string
@@ -244,20 +244,20 @@ func TestRawRequests(t *testing.T) {
 		{"key on two lines", "GET /tokens HTTP/1.1\r\nHost: x\r\nX-Api-Key: " + r.key[:20] + "\r\n " + r.key[20:] + "\r\n\r\n", 401, true},
 		{"key with a comma", "GET /tokens HTTP/1.1\r\nHost: x\r\nX-Api-Key: " + r.key + "," + r.key + "\r\n\r\n", 401, true},
 		{"length and chunks", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + json + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked, 200, true},
-		{"two lengths", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + json + "Content-Length: 4\r\nContent-Length: 5\r\n\r\n" + card, 400, false},
-		{"unknown encoding", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + json + "Transfer-Encoding: gzip\r\n\r\n" + card, 501, false},
+		{"two lengths", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + json + "Content-Length: 4\r\nContent-Length: 5\r\n\r\n" + cardBody, 400, false},
+		{"unknown encoding", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + json + "Transfer-Encoding: gzip\r\n\r\n" + cardBody, 501, false},
 		{"bare line feed in a chunk", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + json + "Transfer-Encoding: chunked\r\n\r\n" + strings.Replace(chunked, "\r\n", "\n", 1), 400, false},
 		{"chunk of no size", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + json + "Transfer-Encoding: chunked\r\n\r\nx\r\n", 400, false},
 		{"chunks over the limit", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + json + "Transfer-Encoding: chunked\r\n\r\n10001\r\n " + spaces + "\r\n0\r\n\r\n", 413, true},
 		{"chunks of a wrong type", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + "Transfer-Encoding: chunked\r\n\r\n" + chunked, 415, true},
 		{"body without a length", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + "Content-Type: text/plain\r\n\r\n", 400, true},
-		{"HTTP/1.0", "POST /cde-import HTTP/1.0\r\n" + key + json + length + "\r\n" + card, 200, false},
-		{"unread body", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + json + length + "\r\n" + card, 401, true},
-		{"unread body of no path", "POST /nothing HTTP/1.1\r\nHost: x\r\n" + json + length + "\r\n" + card, 404, true},
-		{"unread body of no method", "PUT /cde-import HTTP/1.1\r\nHost: x\r\n" + length + "\r\n" + card, 405, true},
-		{"unread body of a wrong type", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + length + "\r\n" + card, 415, true},
+		{"HTTP/1.0", "POST /cde-import HTTP/1.0\r\n" + key + json + length + "\r\n" + cardBody, 200, false},
+		{"unread body", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + json + length + "\r\n" + cardBody, 401, true},
+		{"unread body of no path", "POST /nothing HTTP/1.1\r\nHost: x\r\n" + json + length + "\r\n" + cardBody, 404, true},
+		{"unread body of no method", "PUT /cde-import HTTP/1.1\r\nHost: x\r\n" + length + "\r\n" + cardBody, 405, true},
+		{"unread body of a wrong type", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + length + "\r\n" + cardBody, 415, true},
 		{"unread body over the limit", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + json + "Content-Length: 65537\r\n\r\n" + spaces + " ", 413, true},
-		{"body cut off", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + json + "Content-Length: 100\r\n\r\n" + card[:50], 400, true},
+		{"body cut off", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + key + json + "Content-Length: 100\r\n\r\n" + cardBody[:50], 400, true},
 		{"expectation", "POST /cde-import HTTP/1.1\r\nHost: x\r\n" + json + length + "Expect: 100-continue\r\n\r\n", 401, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/google/uuid"
@@ -47,8 +48,8 @@ var (
 	_ cardvault.ArtFetcher = (*network)(nil)
 )
 
-func (n *network) Name() string                               { return "test" }
-func (n *network) Eligible(cardvault.Scheme, uuid.UUID) error { return nil }
+func (n *network) Name() string                          { return "test" }
+func (n *network) Eligible(card.Scheme, uuid.UUID) error { return nil }
 
 func (n *network) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
 	if n.provision != nil {
@@ -82,9 +83,9 @@ func (n *network) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest
 	}
 	return &cardvault.Cryptogram{
 		TokenID: r.Token.ID,
-		Number:  cardvault.NewPAN([]byte(networkPAN)),
-		Expiry:  cardvault.Expiry{Month: 12, Year: 2030},
-		Value:   cardvault.NewCryptogramValue([]byte(cryptogram)),
+		Number:  card.NewPAN([]byte(networkPAN)),
+		Expiry:  card.Expiry{Month: 12, Year: 2030},
+		Value:   card.NewCryptogramValue([]byte(cryptogram)),
 		ECI:     n.eci,
 	}, nil
 }
@@ -211,7 +212,7 @@ func TestPaymentData(t *testing.T) {
 					t.Error("another cryptogram")
 				}
 			})
-			if credential.ECI != eci || credential.Expiry != (cardvault.Expiry{Month: 12, Year: 2030}) {
+			if credential.ECI != eci || credential.Expiry != (card.Expiry{Month: 12, Year: 2030}) {
 				t.Errorf("ECI %q, expiry %v", credential.ECI, credential.Expiry)
 			}
 
@@ -378,7 +379,7 @@ func TestHangingNetwork(t *testing.T) {
 					t.Error(list.body)
 				}
 				// Imports do not wait for a network.
-				if status, took := post("/cde-import", card); status != 200 || took != 0 {
+				if status, took := post("/cde-import", cardBody); status != 200 || took != 0 {
 					t.Errorf("import: status %d after %v", status, took)
 				}
 				if status, took := post("/tokens/"+id+"/provisions", "{}"); status != 200 || took != 0 {

@@ -289,8 +289,8 @@ func TestAuthenticator(t *testing.T) {
 		status                  int
 	}{
 		{"reader", "GET", "/tokens", "", 200},
-		{"reader", "POST", "/cde-import", card, 403},
-		{"importer", "POST", "/cde-import", card, 403},
+		{"reader", "POST", "/cde-import", cardBody, 403},
+		{"importer", "POST", "/cde-import", cardBody, 403},
 		{"importer", "POST", "/tokens/session", "", 200},
 		{"down", "GET", "/tokens", "", 503},
 		{"broken", "GET", "/tokens", "", 500},
@@ -360,7 +360,7 @@ func TestClientAddr(t *testing.T) {
 	r := newRig(t, nil, nil)
 	r.log.take()
 	request := "9b2d3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"
-	r.do(t, "POST", "/cde-import", card, "X-Request-Id", request, "X-Forwarded-For", "198.51.100.7")
+	r.do(t, "POST", "/cde-import", cardBody, "X-Request-Id", request, "X-Forwarded-For", "198.51.100.7")
 	log := r.log.take()
 	for _, want := range []string{"operation=token.import", "address=192.0.2.1", "key_id=" + r.principal.ID.String(), "request_id=" + request} {
 		if !strings.Contains(log, want) {
@@ -378,7 +378,7 @@ func TestClientAddr(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHandler(t, r.vault, &httpapi.Options{ClientAddr: func(*http.Request) netip.Addr { return test.addr }})
 			r.log.take()
-			send(t, h, "POST", "/cde-import", card, "X-Api-Key", r.key).want(t, 200)
+			send(t, h, "POST", "/cde-import", cardBody, "X-Api-Key", r.key).want(t, 200)
 			if log := r.log.take(); !strings.Contains(log, test.want) {
 				t.Errorf("no %s in %s", test.want, log)
 			}
@@ -413,7 +413,7 @@ func TestApproval(t *testing.T) {
 		if err := r.vault.SetApprovals(t.Context(), cardvault.Approvals{Import: approved}); err != nil {
 			t.Fatal(err)
 		}
-		a := r.do(t, "POST", "/cde-import", card)
+		a := r.do(t, "POST", "/cde-import", cardBody)
 		if (a.status == 200) != approved || !approved && a.member(t, "classifier") != "IMPORT_NOT_APPROVED" {
 			t.Errorf("approved: %v, answer %d %s", approved, a.status, a.body)
 		}
@@ -429,7 +429,7 @@ func TestClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, e := range []struct{ method, path, body string }{
-		{"GET", "/tokens", ""}, {"GET", "/tokens/" + id, ""}, {"POST", "/cde-import", card}, {"DELETE", "/tokens/" + id, ""}, {"POST", "/tokens/session", ""},
+		{"GET", "/tokens", ""}, {"GET", "/tokens/" + id, ""}, {"POST", "/cde-import", cardBody}, {"DELETE", "/tokens/" + id, ""}, {"POST", "/tokens/session", ""},
 		{"POST", "/tokens/" + id + "/provisions", ""}, {"POST", "/tokens/" + id + "/payment-data", payment}, {"GET", "/tokens/" + id + "/payment-data", ""}, {"GET", "/tokens/card-art/" + id, ""},
 		{"GET", "/tokens/" + id + "/security-code", ""}, {"POST", "/tokens/" + id + "/refresh-session", ""}, {"POST", "/tokens/" + id + "/consume", ""}, {"POST", ppanPath, tokenBody(id)},
 		{"GET", session, ""}, {"POST", session + "/complete-action", "{}"},
@@ -452,7 +452,7 @@ func TestCancelled(t *testing.T) {
 	cancel()
 	r.do(t, "GET", "/tokens", "") // the first one is told that its ResponseWriter has no deadlines
 	r.log.take()
-	sendContext(t, ctx, r.handler, "POST", "/cde-import", card, "X-Api-Key", r.key).want(t, 503)
+	sendContext(t, ctx, r.handler, "POST", "/cde-import", cardBody, "X-Api-Key", r.key).want(t, 503)
 	if n := r.total(t); n != 0 {
 		t.Errorf("%d tokens", n)
 	}

@@ -112,7 +112,7 @@ func TestOrderOfChecks(t *testing.T) {
 		tiers [][]rule // the rules of one tier are not broken together
 	}{
 		{
-			draft{method: "POST", path: "/cde-import", body: card},
+			draft{method: "POST", path: "/cde-import", body: cardBody},
 			[][]rule{{missing, idempotency, syntaxRules[0], syntaxRules[1]}, {field, parameter}},
 		},
 		{

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/google/uuid"
@@ -42,7 +43,7 @@ type provider struct {
 type sentCard struct {
 	aid, mid, portalID, hash, pan, code string
 	mode                                cardvault.Mode
-	expiry                              cardvault.Expiry
+	expiry                              card.Expiry
 	wait                                time.Duration // until the deadline
 }
 
@@ -140,12 +141,12 @@ func TestPPANRequest(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p := &provider{}
 		r := newPPANRig(t, p, nil)
-		a := r.do(t, "POST", "/cde-import", strings.Replace(card, "{", `{"security_code":"9137",`, 1))
+		a := r.do(t, "POST", "/cde-import", strings.Replace(cardBody, "{", `{"security_code":"9137",`, 1))
 		a.want(t, 200)
 		id := a.member(t, "id")
 		want := sentCard{
 			aid: "10002", mid: "10001", portalID: "2000002", hash: ppanHash, pan: pan, code: "9137",
-			mode: cardvault.Sandbox, expiry: cardvault.Expiry{Month: 4, Year: 2031}, wait: 10 * time.Second,
+			mode: cardvault.Sandbox, expiry: card.Expiry{Month: 4, Year: 2031}, wait: 10 * time.Second,
 		}
 		check := func() {
 			t.Helper()
@@ -158,7 +159,7 @@ func TestPPANRequest(t *testing.T) {
 		check()
 		r.wantCode(t, id, "2026-11-21T00:10:00.000000Z")
 		r.do(t, "PATCH", "/tokens/"+id, `{"expiry_month":12,"expiry_year":2040}`).want(t, 200)
-		want.expiry = cardvault.Expiry{Month: 12, Year: 2040}
+		want.expiry = card.Expiry{Month: 12, Year: 2040}
 		check()
 		r.do(t, "POST", "/tokens/"+id+"/consume", "").want(t, 204)
 		want.code = ""
@@ -381,7 +382,7 @@ func TestPPANTenants(t *testing.T) {
 	p := &provider{}
 	r := newPPANRig(t, p, nil)
 	other := r.newAccount(t, nil)
-	theirs, err := other.Import(t.Context(), cardvault.Card{PAN: cardvault.NewPAN([]byte(pan)), Expiry: cardvault.Expiry{Month: 4, Year: 2031}}, nil)
+	theirs, err := other.Import(t.Context(), cardvault.Card{PAN: card.NewPAN([]byte(pan)), Expiry: card.Expiry{Month: 4, Year: 2031}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -432,7 +433,7 @@ func TestPPANOfDeadCards(t *testing.T) {
 	}
 }
 
-var renewed = cardvault.Expiry{Month: 9, Year: 2035}
+var renewed = card.Expiry{Month: 9, Year: 2035}
 
 // notify tells the vault of the network token that was made last.
 func (n *network) notify(t testing.TB, v *cardvault.Vault, kind cardvault.NoticeKind) {
@@ -502,7 +503,7 @@ func TestPPANFailures(t *testing.T) {
 	}
 	p := &provider{}
 	r := newPPANRig(t, p, nil)
-	a := r.do(t, "POST", "/cde-import", strings.Replace(strings.ReplaceAll(card, pan, secretPAN), "{", `{"security_code":"`+secretCode+`",`, 1))
+	a := r.do(t, "POST", "/cde-import", strings.Replace(strings.ReplaceAll(cardBody, pan, secretPAN), "{", `{"security_code":"`+secretCode+`",`, 1))
 	a.want(t, 200)
 	id := a.member(t, "id")
 	for name, answer := range fails {

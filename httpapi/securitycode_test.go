@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -16,7 +17,7 @@ import (
 // importWithCode imports a card with secretCode and returns the token's id.
 func (r *rig) importWithCode(t testing.TB) string {
 	t.Helper()
-	a := r.do(t, "POST", "/cde-import", strings.Replace(card, "{", `{"security_code":"`+secretCode+`",`, 1))
+	a := r.do(t, "POST", "/cde-import", strings.Replace(cardBody, "{", `{"security_code":"`+secretCode+`",`, 1))
 	a.want(t, 200)
 	return a.member(t, "id")
 }
@@ -61,7 +62,7 @@ func TestSecurityCodeExpiry(t *testing.T) {
 					t.Fatal(err)
 				}
 				tok, err := r.vault.Tokenize(t.Context(), session, cardvault.Card{
-					PAN: cardvault.NewPAN([]byte(pan)), Expiry: cardvault.Expiry{Month: 4, Year: 2031}, SecurityCode: cardvault.NewSecurityCode([]byte(secretCode)),
+					PAN: card.NewPAN([]byte(pan)), Expiry: card.Expiry{Month: 4, Year: 2031}, SecurityCode: card.NewSecurityCode([]byte(secretCode)),
 				})
 				if err != nil {
 					t.Fatal(err)
@@ -95,7 +96,7 @@ func TestRefreshAfterConsume(t *testing.T) {
 			t.Helper()
 			a := r.do(t, "POST", "/tokens/"+id+"/refresh-session", "")
 			a.want(t, 200)
-			tok, err := r.vault.RefreshSecurityCode(t.Context(), cardvault.NewSessionID(parseUUID(t, a.member(t, "session_id"))), cardvault.NewSecurityCode([]byte(code)))
+			tok, err := r.vault.RefreshSecurityCode(t.Context(), cardvault.NewSessionID(parseUUID(t, a.member(t, "session_id"))), card.NewSecurityCode([]byte(code)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -164,7 +165,7 @@ func TestRefreshSession(t *testing.T) {
 		t.Errorf("%d tokens", n)
 	}
 	r.do(t, "DELETE", "/tokens/"+id, "").want(t, 204)
-	if _, err := r.vault.RefreshSecurityCode(t.Context(), cardvault.NewSessionID(parseUUID(t, first)), cardvault.NewSecurityCode([]byte("246"))); err == nil {
+	if _, err := r.vault.RefreshSecurityCode(t.Context(), cardvault.NewSessionID(parseUUID(t, first)), card.NewSecurityCode([]byte("246"))); err == nil {
 		t.Error("the code of a deleted token is refreshed")
 	}
 	// The repetition is not a way to a session of a token that is gone.

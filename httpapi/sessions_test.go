@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/google/uuid"
@@ -333,7 +334,7 @@ func TestAccountOrigins(t *testing.T) {
 		foreign := map[string]string{shop: second, second: shop}[own]
 		open := send(t, r.handler, "GET", path, "")
 		open.want(t, 200) // as the shop's server reads it
-		card := completion(t, open, refused, "")
+		digits := completion(t, open, refused, "")
 		for _, test := range []struct {
 			what    string
 			headers []string
@@ -352,7 +353,7 @@ func TestAccountOrigins(t *testing.T) {
 		} {
 			for _, a := range []*answer{
 				send(t, r.handler, "GET", path, "", test.headers...),
-				send(t, r.handler, "POST", path+"/complete-action", map[int]string{200: card, 403: completion(t, open, entered, "")}[test.status], test.headers...),
+				send(t, r.handler, "POST", path+"/complete-action", map[int]string{200: digits, 403: completion(t, open, entered, "")}[test.status], test.headers...),
 			} {
 				if a.status == 409 && test.status == 200 {
 					continue // five cards were refused
@@ -718,7 +719,7 @@ func (v *verifier) LookupIdentification(_ context.Context, reference string) (*c
 // Each reason is told to people in a sentence.
 func TestReasons(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		r := newRig(t, &cardvault.Options{Schemes: []cardvault.Scheme{cardvault.SchemeVISA}}, nil)
+		r := newRig(t, &cardvault.Options{Schemes: []card.Scheme{card.VISA}}, nil)
 		var seen []string
 		for reason, claims := range map[string]string{
 			"invalid_account_number": strings.Replace(entered, pan, pan[:15]+"1", 1),

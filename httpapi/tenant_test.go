@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/google/uuid"
 )
 
@@ -24,7 +25,7 @@ func TestIdempotencyRace(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			req, err := http.NewRequestWithContext(t.Context(), "POST", s.URL+"/cde-import", strings.NewReader(card))
+			req, err := http.NewRequestWithContext(t.Context(), "POST", s.URL+"/cde-import", strings.NewReader(cardBody))
 			if err != nil {
 				t.Error(err)
 				return
@@ -78,7 +79,7 @@ func testTenants(t *testing.T) {
 		return k.ID.String(), text
 	}
 	newToken := func(v *cardvault.Vault) string {
-		tok, err := v.Import(t.Context(), cardvault.Card{PAN: cardvault.NewPAN([]byte(pan)), Expiry: cardvault.Expiry{Month: 4, Year: 2031}}, nil)
+		tok, err := v.Import(t.Context(), cardvault.Card{PAN: card.NewPAN([]byte(pan)), Expiry: card.Expiry{Month: 4, Year: 2031}}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -123,7 +124,7 @@ func testTenants(t *testing.T) {
 		status                   int
 	}{
 		{"session", "POST", "/tokens/session", "{}", cardvault.ScopeSessionsCreate, nil, 200},
-		{"import", "POST", "/cde-import", card, cardvault.ScopeTokensImport, nil, 200},
+		{"import", "POST", "/cde-import", cardBody, cardvault.ScopeTokensImport, nil, 200},
 		{"list", "GET", "/tokens", "", cardvault.ScopeTokensRead, nil, 200},
 		{"get", "GET", "/tokens/{id}", "", cardvault.ScopeTokensRead, newToken, 200},
 		{"head", "HEAD", "/tokens/{id}", "", cardvault.ScopeTokensRead, newToken, 200},

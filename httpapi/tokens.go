@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 )
 
 var createSession = &endpoint{
@@ -35,20 +36,20 @@ var importCard = &endpoint{
 	repeatable: true,
 	needsBody:  true,
 	serve: func(c *call) error {
-		var card cardvault.Card
-		defer func() { card.Wipe() }()
+		var given cardvault.Card
+		defer func() { given.Wipe() }()
 		var o cardvault.ImportOptions
 
 		err := c.read(func(f fields, _ *query) error {
 			if name, ok := f.text("cardholder_name", optional, 1, math.MaxInt); ok {
-				card.Name = cardvault.NewName(name)
+				given.Name = card.NewName(name)
 			}
-			card.Expiry = readExpiry(f, required)
+			given.Expiry = readExpiry(f, required)
 			if pan, ok := f.text("account_number", required, 1, math.MaxInt); ok {
-				card.PAN = cardvault.NewPAN(pan)
+				given.PAN = card.NewPAN(pan)
 			}
 			if code, ok := f.text("security_code", optional, 1, math.MaxInt); ok {
-				card.SecurityCode = cardvault.NewSecurityCode(code)
+				given.SecurityCode = card.NewSecurityCode(code)
 			}
 			if key, ok := f.text("business_key", optional, 1, math.MaxInt); ok {
 				o.BusinessKey = string(key)
@@ -56,13 +57,13 @@ var importCard = &endpoint{
 			if provider, ok := f.text("import_provider", optional, 1, math.MaxInt); ok {
 				o.ImportProvider = string(provider)
 			}
-			return c.vault.Check(card, &o)
+			return c.vault.Check(given, &o)
 		})
 		if err != nil {
 			return err
 		}
 
-		return c.token(c.vault.Import(c.ctx, card, &o))
+		return c.token(c.vault.Import(c.ctx, given, &o))
 	},
 }
 
@@ -76,7 +77,7 @@ var listTokens = &endpoint{
 				o.NetworkTokenStatus = append(o.NetworkTokenStatus, s)
 			}
 			for _, name := range listOf(q, "scheme", schemeNames) {
-				s, _ := cardvault.ParseScheme(name)
+				s, _ := card.ParseScheme(name)
 				o.Scheme = append(o.Scheme, s)
 			}
 			o.BusinessKey, _ = q.text("business_key", 1, maxText)
@@ -103,7 +104,7 @@ var updateToken = &endpoint{
 
 		err := c.read(func(f fields, _ *query) error {
 			if name, ok := f.text("cardholder_name", optional, 1, math.MaxInt); ok || f.null("cardholder_name") {
-				n := cardvault.NewName(name)
+				n := card.NewName(name)
 				u.CardholderName = &n
 			}
 			if key, ok := f.text("business_key", optional, 1, math.MaxInt); ok || f.null("business_key") {
@@ -183,7 +184,7 @@ var consumeToken = &endpoint{
 // maxText is the most characters of a text, as in the vault.
 const maxText = 255
 
-var schemeNames, statusNames = namesOf(cardvault.ParseScheme, cardvault.Scheme.String),
+var schemeNames, statusNames = namesOf(card.ParseScheme, card.Scheme.String),
 	namesOf(cardvault.ParseNetworkTokenStatus, cardvault.NetworkTokenStatus.String)
 
 // namesOf returns the names of all values of an enumeration from 0 on.
@@ -197,8 +198,8 @@ func namesOf[T ~uint8](parse func(string) (T, bool), name func(T) string) (all [
 	}
 }
 
-func readExpiry(f fields, need presence) cardvault.Expiry {
+func readExpiry(f fields, need presence) card.Expiry {
 	month, _ := f.integer("expiry_month", need, 1, 12)
 	year, _ := f.integer("expiry_year", need, 2000, 2099)
-	return cardvault.Expiry{Month: int(month), Year: int(year)}
+	return card.Expiry{Month: int(month), Year: int(year)}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 )
 
 const (
@@ -99,7 +100,7 @@ func TestTokenMembers(t *testing.T) {
 		}
 	}
 	*bin = cardvault.BIN{}
-	bare := r.do(t, "POST", "/cde-import", card)
+	bare := r.do(t, "POST", "/cde-import", cardBody)
 	bare.want(t, 200)
 	checkToken(t, bare.body, strings.Fields(never+" cardholder_name bank_name segment type country_code business_key import_provider")...)
 
@@ -127,7 +128,7 @@ func TestEphemeralToken(t *testing.T) {
 		session := r.do(t, "POST", "/tokens/session", `{"expiration_time":60,"bypass_identification":true}`)
 		session.want(t, 200)
 		tok, err := r.vault.Tokenize(t.Context(), cardvault.NewSessionID(parseUUID(t, session.member(t, "session_id"))), cardvault.Card{
-			PAN: cardvault.NewPAN([]byte(pan)), Expiry: cardvault.Expiry{Month: 4, Year: 2031},
+			PAN: card.NewPAN([]byte(pan)), Expiry: card.Expiry{Month: 4, Year: 2031},
 		})
 		if err != nil {
 			t.Fatal(err)

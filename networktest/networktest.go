@@ -7,10 +7,10 @@
 //	func TestNetwork(t *testing.T) {
 //		networktest.Run(t, networktest.Harness{
 //			Open:   func(testing.TB) cardvault.Network { return mynet.New(sandbox) },
-//			Scheme: cardvault.SchemeVISA,
+//			Scheme: card.VISA,
 //			Card: cardvault.Card{
-//				PAN:    cardvault.NewPAN([]byte("4111111111111111")),
-//				Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+//				PAN:    card.NewPAN([]byte("4111111111111111")),
+//				Expiry: card.Expiry{Month: 12, Year: 2030},
 //			},
 //		})
 //	}
@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -45,7 +46,7 @@ type Harness struct {
 	// Card gets a network token that becomes active, as often as it is asked for,
 	// and also after one was deleted.
 	Card   cardvault.Card
-	Scheme cardvault.Scheme // of the cards
+	Scheme card.Scheme // of the cards
 
 	Merchant uuid.UUID // one that is enrolled; defaults to a random one
 	Currency string    // of the payments; defaults to "EUR"
@@ -101,9 +102,9 @@ type suite struct {
 
 func newSuite(t testing.TB, h Harness) *suite {
 	s := &suite{TB: t, Harness: h, network: h.Open(t)}
-	for _, card := range []cardvault.Card{h.Card, h.Refused} {
-		if !card.PAN.IsZero() {
-			s.numbers = append(s.numbers, string(digits(card.PAN)))
+	for _, given := range []cardvault.Card{h.Card, h.Refused} {
+		if !given.PAN.IsZero() {
+			s.numbers = append(s.numbers, string(digits(given.PAN)))
 		}
 	}
 
@@ -124,7 +125,7 @@ func newSuite(t testing.TB, h Harness) *suite {
 }
 
 // digits returns a copy of a number.
-func digits(p cardvault.PAN) (d []byte) {
+func digits(p card.PAN) (d []byte) {
 	p.Expose(func(value []byte) { d = slices.Clone(value) })
 	return d
 }
@@ -134,17 +135,17 @@ func digits(p cardvault.PAN) (d []byte) {
 func key(token uuid.UUID, attempt int) string { return fmt.Sprintf("%s:%027d", token, attempt) }
 
 // request returns a request for the n-th network token of a token.
-func (s *suite) request(card cardvault.Card, token uuid.UUID, n int) *cardvault.ProvisionRequest {
+func (s *suite) request(given cardvault.Card, token uuid.UUID, n int) *cardvault.ProvisionRequest {
 	r := &cardvault.ProvisionRequest{
 		IdempotencyKey: key(token, n),
 		TokenID:        token,
 		Merchant:       s.Merchant,
 		Scheme:         s.Scheme,
-		PAN:            cardvault.NewPAN(digits(card.PAN)),
-		Expiry:         card.Expiry,
+		PAN:            card.NewPAN(digits(given.PAN)),
+		Expiry:         given.Expiry,
 	}
-	card.Name.Expose(func(text []byte) { r.Name = cardvault.NewName(text) })
-	card.SecurityCode.Expose(func(code []byte) { r.SecurityCode = cardvault.NewSecurityCode(code) })
+	given.Name.Expose(func(text []byte) { r.Name = card.NewName(text) })
+	given.SecurityCode.Expose(func(code []byte) { r.SecurityCode = card.NewSecurityCode(code) })
 	return r
 }
 
@@ -323,7 +324,7 @@ func checkToken(got *cardvault.NetworkToken) error {
 	case got.Card == nil:
 	case got.Card.LastFour != "" && (len(got.Card.LastFour) != 4 || !number(got.Card.LastFour)):
 		what = "Card.LastFour must be four digits or empty"
-	case got.Card.Expiry != cardvault.Expiry{} && !month(got.Card.Expiry):
+	case got.Card.Expiry != card.Expiry{} && !month(got.Card.Expiry):
 		what = "Card.Expiry must be a month and a year of four digits, or zero"
 	}
 
@@ -382,7 +383,7 @@ func number(text string) bool {
 	return true
 }
 
-func month(e cardvault.Expiry) bool {
+func month(e card.Expiry) bool {
 	return e.Month >= 1 && e.Month <= 12 && e.Year >= 2000 && e.Year <= 2099
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/networktest"
 	"github.com/google/uuid"
@@ -21,20 +22,20 @@ import (
 
 const number = "4111111111111111"
 
-func card(digits string) cardvault.Card {
+func testCard(digits string) cardvault.Card {
 	return cardvault.Card{
-		PAN:    cardvault.NewPAN([]byte(digits)),
-		Expiry: cardvault.Expiry{Month: 12, Year: 2090},
-		Name:   cardvault.NewName([]byte("A Cardholder")),
+		PAN:    card.NewPAN([]byte(digits)),
+		Expiry: card.Expiry{Month: 12, Year: 2090},
+		Name:   card.NewName([]byte("A Cardholder")),
 	}
 }
 
 func harness(n cardvault.Network) networktest.Harness {
 	return networktest.Harness{
 		Open:    func(testing.TB) cardvault.Network { return n },
-		Card:    card(number),
-		Scheme:  cardvault.SchemeVISA,
-		Refused: card("4000000000000002"),
+		Card:    testCard(number),
+		Scheme:  card.VISA,
+		Refused: testCard("4000000000000002"),
 	}
 }
 
@@ -59,8 +60,8 @@ func newInmem() *inmem {
 
 func (*inmem) Name() string { return "inmem" }
 
-func (*inmem) Eligible(scheme cardvault.Scheme, _ uuid.UUID) error {
-	if scheme != cardvault.SchemeVISA {
+func (*inmem) Eligible(scheme card.Scheme, _ uuid.UUID) error {
+	if scheme != card.VISA {
 		return &cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "scheme_not_enabled"}
 	}
 	return nil
@@ -151,9 +152,9 @@ func (n *inmem) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest) 
 	sum := sha256.Sum256([]byte(t.ID + r.IdempotencyKey))
 	return &cardvault.Cryptogram{
 		TokenID: t.ID,
-		Number:  cardvault.NewPAN([]byte("4895370000000007")),
-		Expiry:  cardvault.Expiry{Month: 1, Year: 2091},
-		Value:   cardvault.NewCryptogramValue([]byte(base64.StdEncoding.EncodeToString(sum[:20]))),
+		Number:  card.NewPAN([]byte("4895370000000007")),
+		Expiry:  card.Expiry{Month: 1, Year: 2091},
+		Value:   card.NewCryptogramValue([]byte(base64.StdEncoding.EncodeToString(sum[:20]))),
 		ECI:     "07",
 	}, nil
 }
@@ -210,7 +211,7 @@ func (n *inmem) Feed(ctx context.Context, sink func(context.Context, *cardvault.
 type mutant struct {
 	*inmem
 	name       func() string
-	eligible   func(scheme cardvault.Scheme) error
+	eligible   func(scheme card.Scheme) error
 	provision  func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error)
 	lookup     func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error)
 	cryptogram func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error)
@@ -228,7 +229,7 @@ func (m *mutant) Name() string {
 	return m.inmem.Name()
 }
 
-func (m *mutant) Eligible(scheme cardvault.Scheme, merchant uuid.UUID) error {
+func (m *mutant) Eligible(scheme card.Scheme, merchant uuid.UUID) error {
 	if m.eligible != nil {
 		return m.eligible(scheme)
 	}
@@ -334,7 +335,7 @@ func refusing(other func() error) func(*mutant) {
 		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
 			t, err := m.inmem.Provision(ctx, r)
 			var e *cardvault.NetworkError
-			if errors.As(err, &e) && r.Scheme == cardvault.SchemeVISA {
+			if errors.As(err, &e) && r.Scheme == card.VISA {
 				return nil, other()
 			}
 			return t, err
@@ -376,26 +377,26 @@ var faults = []struct {
 		m.name = func() string { n++; return fmt.Sprint("n", n) }
 	}},
 	{"Eligible asks the network", "Eligible", func(m *mutant) {
-		m.eligible = func(cardvault.Scheme) error { <-time.After(10 * time.Millisecond); return nil }
+		m.eligible = func(card.Scheme) error { <-time.After(10 * time.Millisecond); return nil }
 	}},
 	{"what is not eligible is any error", "Eligible", func(m *mutant) {
-		m.eligible = func(s cardvault.Scheme) error {
-			if s > cardvault.SchemeUnionPay {
+		m.eligible = func(s card.Scheme) error {
+			if s > card.UnionPay {
 				return errors.New("mutant: no such scheme")
 			}
 			return m.inmem.Eligible(s, uuid.Nil)
 		}
 	}},
 	{"what is not eligible is the scheme's fault", "Eligible", func(m *mutant) {
-		m.eligible = func(s cardvault.Scheme) error {
-			if s != cardvault.SchemeVISA {
+		m.eligible = func(s card.Scheme) error {
+			if s != card.VISA {
 				return declined("declined")
 			}
 			return nil
 		}
 	}},
 	{"nothing is eligible", "Eligible", func(m *mutant) {
-		m.eligible = func(s cardvault.Scheme) error { return m.inmem.Eligible(cardvault.SchemeUnknown, uuid.Nil) }
+		m.eligible = func(s card.Scheme) error { return m.inmem.Eligible(card.UnknownScheme, uuid.Nil) }
 	}},
 	{"there is no id", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.ID = "" })},
 	{"the id is long", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.ID = strings.Repeat("x", 256) })},
@@ -403,7 +404,7 @@ var faults = []struct {
 	{"it is of another card", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.Card = &cardvault.CardState{LastFour: "9999"} })},
 	{"the last four are masked", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.Card = &cardvault.CardState{LastFour: "**11"} })},
 	{"the expiry has two digits", "Provision", provisioning(func(t *cardvault.NetworkToken) {
-		t.Card = &cardvault.CardState{Expiry: cardvault.Expiry{Month: 12, Year: 30}}
+		t.Card = &cardvault.CardState{Expiry: card.Expiry{Month: 12, Year: 30}}
 	})},
 	{"the clock is ahead", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.StateAt = time.Now().AddDate(1, 0, 0) })},
 	{"active and suspended", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.SuspendedBy = 1 })},
@@ -513,7 +514,7 @@ var faults = []struct {
 	{"nothing is refused", "Refused", func(m *mutant) {
 		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
 			c := *r
-			c.PAN = card(number).PAN
+			c.PAN = testCard(number).PAN
 			t, err := m.inmem.Provision(ctx, &c)
 			if err == nil {
 				t.Card = nil
@@ -557,13 +558,13 @@ var faults = []struct {
 		}
 	}},
 	{"it is for another network token", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.TokenID += "x" })},
-	{"the number is the card's", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Number = card(number).PAN })},
-	{"the number fails the Luhn check", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Number = cardvault.NewPAN([]byte("4895370000000006")) })},
-	{"there is no number", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Number = cardvault.PAN{} })},
+	{"the number is the card's", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Number = testCard(number).PAN })},
+	{"the number fails the Luhn check", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Number = card.NewPAN([]byte("4895370000000006")) })},
+	{"there is no number", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Number = card.PAN{} })},
 	{"the network token has expired", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Expiry.Year = 2020 })},
-	{"there is no expiry", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Expiry = cardvault.Expiry{} })},
-	{"the value is raw", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Value = cardvault.NewCryptogramValue(make([]byte, 20)) })},
-	{"there is no value", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Value = cardvault.CryptogramValue{} })},
+	{"there is no expiry", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Expiry = card.Expiry{} })},
+	{"the value is raw", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Value = card.NewCryptogramValue(make([]byte, 20)) })},
+	{"there is no value", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Value = card.CryptogramValue{} })},
 	{"the ECI is one digit", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.ECI = "7" })},
 	{"the ECI is a word", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.ECI = "no" })},
 	{"neither answer nor error", "Cryptogram", func(m *mutant) {
@@ -621,7 +622,7 @@ var faults = []struct {
 				return c, nil
 			}
 			t, _ := m.Provision(ctx, &cardvault.ProvisionRequest{
-				IdempotencyKey: uuid.NewString(), Scheme: r.Scheme, PAN: card(number).PAN,
+				IdempotencyKey: uuid.NewString(), Scheme: r.Scheme, PAN: testCard(number).PAN,
 			})
 			pay := *r
 			pay.Token.ID = t.ID

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
@@ -145,10 +146,10 @@ func eligible(s *suite) {
 	s.promptly("Eligible, 520 times", func() {
 		for scheme := range 260 {
 			for _, merchant := range []uuid.UUID{s.Merchant, uuid.New()} {
-				err := s.network.Eligible(cardvault.Scheme(scheme), merchant)
+				err := s.network.Eligible(card.Scheme(scheme), merchant)
 				var e *cardvault.NetworkError
 				if err != nil && (!errors.As(err, &e) || e.Source != cardvault.SourceConfiguration || checkRefusal(err) != nil) {
-					s.Errorf("Eligible of %v: no NetworkError of SourceConfiguration with one of its codes: %v", cardvault.Scheme(scheme), err)
+					s.Errorf("Eligible of %v: no NetworkError of SourceConfiguration with one of its codes: %v", card.Scheme(scheme), err)
 					return
 				}
 			}
@@ -519,20 +520,20 @@ func noCardData(s *suite) {
 	wrong[len(wrong)-1] = '0' + (wrong[len(wrong)-1]-'0'+1)%10
 
 	with := func(edit func(*cardvault.Card)) cardvault.Card {
-		card := s.Card
-		edit(&card)
-		return card
+		given := s.Card
+		edit(&given)
+		return given
 	}
 
 	s.numbers = append(s.numbers, string(wrong), string(pan)[:len(pan)-1])
-	for what, card := range map[string]cardvault.Card{
-		"number that fails the Luhn check": with(func(c *cardvault.Card) { c.PAN = cardvault.NewPAN(wrong) }),
-		"number that is too short":         with(func(c *cardvault.Card) { c.PAN = cardvault.NewPAN(pan[:len(pan)-1]) }),
+	for what, given := range map[string]cardvault.Card{
+		"number that fails the Luhn check": with(func(c *cardvault.Card) { c.PAN = card.NewPAN(wrong) }),
+		"number that is too short":         with(func(c *cardvault.Card) { c.PAN = card.NewPAN(pan[:len(pan)-1]) }),
 		"card that has expired":            with(func(c *cardvault.Card) { c.Expiry.Year = 2001 }),
-		"card without expiry":              with(func(c *cardvault.Card) { c.Expiry = cardvault.Expiry{} }),
+		"card without expiry":              with(func(c *cardvault.Card) { c.Expiry = card.Expiry{} }),
 	} {
 
-		r := s.request(card, uuid.New(), 1)
+		r := s.request(given, uuid.New(), 1)
 		if _, err := s.provision(s.Context(), r); err != nil {
 			s.Logf("a %s: %v", what, err)
 		}

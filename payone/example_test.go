@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/payone/payonetest"
 	"github.com/cardvault/cardvault/simnet"
@@ -47,8 +48,8 @@ func ExampleNew() {
 			Hash: payone.Hash(simnet.PortalKey, merchant),
 		},
 		Mode:   cardvault.Sandbox,
-		PAN:    simnet.ScenarioPAN(cardvault.SchemeVISA, 80),
-		Expiry: cardvault.Expiry{Month: 12, Year: 2040},
+		PAN:    simnet.ScenarioPAN(card.VISA, 80),
+		Expiry: card.Expiry{Month: 12, Year: 2040},
 	})
 	if err != nil {
 		fmt.Println(err)

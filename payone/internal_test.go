@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 )
 
 // The documented vector has neither api_version nor the rest that could differ.
@@ -44,9 +45,9 @@ func request(long bool) *cardvault.PPANRequest {
 			AID: value, MID: value, PortalID: value, Hash: cardvault.NewPPANHash([]byte(value)),
 		},
 		Mode:         cardvault.Sandbox,
-		PAN:          cardvault.NewPAN([]byte("4111141011111111116")),
-		Expiry:       cardvault.Expiry{Month: 2, Year: 2031},
-		SecurityCode: cardvault.NewSecurityCode([]byte("7391")),
+		PAN:          card.NewPAN([]byte("4111141011111111116")),
+		Expiry:       card.Expiry{Month: 2, Year: 2031},
+		SecurityCode: card.NewSecurityCode([]byte("7391")),
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/payone/payonetest"
 	"github.com/cardvault/cardvault/simnet"
@@ -46,9 +47,9 @@ func request(hash string) *cardvault.PPANRequest {
 			AID: "22222", MID: "11111", PortalID: "3333333", Hash: cardvault.NewPPANHash([]byte(hash)),
 		},
 		Mode:         cardvault.Sandbox,
-		PAN:          cardvault.NewPAN([]byte(pan)),
-		Expiry:       cardvault.Expiry{Month: 2, Year: 2041},
-		SecurityCode: cardvault.NewSecurityCode([]byte(code)),
+		PAN:          card.NewPAN([]byte(pan)),
+		Expiry:       card.Expiry{Month: 2, Year: 2041},
+		SecurityCode: card.NewSecurityCode([]byte(code)),
 	}
 }
 
@@ -160,7 +161,7 @@ func TestWire(t *testing.T) {
 	odd.Account.AID = " a&b=c+d%~"
 	odd.Mode = cardvault.Live
 	uncoded := request(plainHash)
-	uncoded.SecurityCode = cardvault.SecurityCode{}
+	uncoded.SecurityCode = card.SecurityCode{}
 	const fixed = "&request=creditcardcheck&responsetype=JSON&storecarddata=yes"
 	for _, c := range []struct {
 		name   string
@@ -409,7 +410,7 @@ func TestConcurrent(t *testing.T) {
 		for i := range 100 {
 			wg.Go(func() {
 				r := request(plainHash)
-				r.PAN = simnet.ScenarioPAN(cardvault.SchemeVISA, 100+i)
+				r.PAN = simnet.ScenarioPAN(card.VISA, 100+i)
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 				defer cancel()
 				if i%10 == 0 {
@@ -552,7 +553,7 @@ func TestRefused(t *testing.T) {
 	s := open(t, false, payonetest.NewHandler(simnet.PortalKey, newSimulator(t)), payone.Options{})
 	live, empty, nobody := request(plainHash), request(plainHash), request(plainHash)
 	live.Mode = cardvault.Live
-	empty.PAN = cardvault.PAN{}
+	empty.PAN = card.PAN{}
 	nobody.Account = cardvault.PPANAccount{AID: strings.Repeat("1", 256), Hash: cardvault.NewPPANHash([]byte("\n"))}
 	for name, r := range map[string]*cardvault.PPANRequest{"live without TLS": live, "no card": empty, "no account": nobody} {
 		_, err := s.ObtainPPAN(t.Context(), r)

@@ -11,13 +11,13 @@ import (
 	"strconv"
 	"sync"
 
-	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 )
 
 const artVersions = 2
 
 // artID is the id of a version of the card art of a scheme, from 1.
-func artID(s cardvault.Scheme, version int) string {
+func artID(s card.Scheme, version int) string {
 	return issuers[s].slug + "-" + strconv.Itoa(version)
 }
 
@@ -25,8 +25,8 @@ func artID(s cardvault.Scheme, version int) string {
 var gallery = func() map[string]func() ([]byte, error) {
 	art := make(map[string]func() ([]byte, error))
 	for s := range issuers {
-		for version := 1; version <= artVersions && known(cardvault.Scheme(s)); version++ {
-			art[artID(cardvault.Scheme(s), version)] = sync.OnceValues(func() ([]byte, error) {
+		for version := 1; version <= artVersions && known(card.Scheme(s)); version++ {
+			art[artID(card.Scheme(s), version)] = sync.OnceValues(func() ([]byte, error) {
 				return draw(palettes[s][version-1])
 			})
 		}
@@ -52,13 +52,13 @@ type rgb [3]float64
 // palettes hold the colours of each version: the card's from left to right, and
 // that of the emblem.
 var palettes = [len(issuers)][artVersions][3]rgb{
-	cardvault.SchemeVISA:            {{{20, 30, 105}, {32, 78, 184}, {247, 182, 0}}, {{12, 14, 34}, {56, 62, 110}, {220, 226, 240}}},
-	cardvault.SchemeMastercard:      {{{32, 32, 36}, {92, 40, 30}, {247, 158, 27}}, {{150, 24, 20}, {235, 110, 30}, {255, 228, 180}}},
-	cardvault.SchemeAmericanExpress: {{{0, 98, 160}, {70, 170, 214}, {236, 244, 250}}, {{30, 96, 76}, {130, 170, 120}, {240, 236, 205}}},
-	cardvault.SchemeDiscover:        {{{54, 54, 60}, {120, 120, 128}, {255, 118, 0}}, {{200, 84, 0}, {255, 164, 60}, {60, 44, 36}}},
-	cardvault.SchemeDinersClub:      {{{0, 60, 110}, {96, 130, 160}, {225, 232, 238}}, {{72, 72, 84}, {170, 172, 180}, {0, 76, 140}}},
-	cardvault.SchemeJCB:             {{{0, 80, 60}, {40, 150, 90}, {240, 244, 220}}, {{20, 50, 130}, {150, 30, 60}, {250, 230, 200}}},
-	cardvault.SchemeUnionPay:        {{{150, 10, 30}, {0, 80, 110}, {240, 236, 226}}, {{0, 90, 100}, {10, 150, 140}, {250, 210, 90}}},
+	card.VISA:            {{{20, 30, 105}, {32, 78, 184}, {247, 182, 0}}, {{12, 14, 34}, {56, 62, 110}, {220, 226, 240}}},
+	card.Mastercard:      {{{32, 32, 36}, {92, 40, 30}, {247, 158, 27}}, {{150, 24, 20}, {235, 110, 30}, {255, 228, 180}}},
+	card.AmericanExpress: {{{0, 98, 160}, {70, 170, 214}, {236, 244, 250}}, {{30, 96, 76}, {130, 170, 120}, {240, 236, 205}}},
+	card.Discover:        {{{54, 54, 60}, {120, 120, 128}, {255, 118, 0}}, {{200, 84, 0}, {255, 164, 60}, {60, 44, 36}}},
+	card.DinersClub:      {{{0, 60, 110}, {96, 130, 160}, {225, 232, 238}}, {{72, 72, 84}, {170, 172, 180}, {0, 76, 140}}},
+	card.JCB:             {{{0, 80, 60}, {40, 150, 90}, {240, 244, 220}}, {{20, 50, 130}, {150, 30, 60}, {250, 230, 200}}},
+	card.UnionPay:        {{{150, 10, 30}, {0, 80, 110}, {240, 236, 226}}, {{0, 90, 100}, {10, 150, 140}, {250, 210, 90}}},
 }
 
 const width, height = 480, 302

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -29,9 +30,9 @@ func ExampleNetwork_Advance() {
 	show(sim.Provision(ctx, &cardvault.ProvisionRequest{
 		IdempotencyKey: "first",
 		TokenID:        uuid.New(),
-		Scheme:         cardvault.SchemeVISA,
-		PAN:            simnet.ScenarioPAN(cardvault.SchemeVISA, 30),
-		Expiry:         cardvault.Expiry{Month: 12, Year: 2040},
+		Scheme:         card.VISA,
+		PAN:            simnet.ScenarioPAN(card.VISA, 30),
+		Expiry:         card.Expiry{Month: 12, Year: 2040},
 	}))
 	sim.Advance(2 * time.Second)
 	show(sim.Lookup(ctx, cardvault.NetworkTokenRef{IdempotencyKey: "first"}))

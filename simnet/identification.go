@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -136,7 +137,7 @@ func (n *Network) result(id uuid.UUID, i *identification, err error) (*cardvault
 			DSTransactionID: random(n.mac("transaction", id[:])).String(),
 			At:              time.UnixMicro(i.Ends),
 		}
-		if i.Scheme == scheme(cardvault.SchemeMastercard) {
+		if i.Scheme == scheme(card.Mastercard) {
 			got.Authentication.ECI = "02"
 		}
 	}

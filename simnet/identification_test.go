@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
 )
 
-func identify(t testing.TB, n *simnet.Network, scheme cardvault.Scheme, code int, key string) *cardvault.IDVResult {
+func identify(t testing.TB, n *simnet.Network, scheme card.Scheme, code int, key string) *cardvault.IDVResult {
 	t.Helper()
 	r, err := n.Identify(t.Context(), &cardvault.IDVRequest{IdempotencyKey: key, Scheme: scheme, PAN: simnet.ScenarioPAN(scheme, code)})
 	if err != nil {
@@ -65,7 +66,7 @@ func TestIdentify(t *testing.T) {
 				continue
 			}
 			eci := "05"
-			if scheme == cardvault.SchemeMastercard {
+			if scheme == card.Mastercard {
 				eci = "02"
 			}
 			if a := end.Authentication; end.State != cardvault.IDVPassed || a.Method != "three_ds" || a.Status != "Y" || a.ECI != eci ||
@@ -78,7 +79,7 @@ func TestIdentify(t *testing.T) {
 		}
 	}
 	n := newNetwork(t, memstore.New(), nil)
-	r := identify(t, n, cardvault.SchemeVISA, 70, "key")
+	r := identify(t, n, card.VISA, 70, "key")
 	if r.State != cardvault.IDVPending || r.ChallengeURL != "" {
 		t.Errorf("without a challenge: %+v", r)
 	}
@@ -92,7 +93,7 @@ func TestIdentify(t *testing.T) {
 			t.Errorf("%q is known: %v, %v", reference, err, ended)
 		}
 	}
-	if _, err := n.Identify(t.Context(), &cardvault.IDVRequest{Scheme: cardvault.SchemeVISA, PAN: simnet.ScenarioPAN(cardvault.SchemeVISA, 70)}); err == nil {
+	if _, err := n.Identify(t.Context(), &cardvault.IDVRequest{Scheme: card.VISA, PAN: simnet.ScenarioPAN(card.VISA, 70)}); err == nil {
 		t.Error("no idempotency key is taken")
 	}
 }
@@ -106,7 +107,7 @@ func TestIdentifyRestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := identify(t, n, cardvault.SchemeVISA, 70, "key")
+		r := identify(t, n, card.VISA, 70, "key")
 		if reference == "" {
 			reference = r.Reference
 			if err := n.Control().EndIdentification(t.Context(), reference, true); err != nil {

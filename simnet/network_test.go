@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/networktest"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -33,19 +34,19 @@ func TestContract(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		open          func(testing.TB) cardvault.Network
-		scheme        cardvault.Scheme
+		scheme        card.Scheme
 		code, refused int
 	}{
-		{"file", file, cardvault.SchemeVISA, 0, 10},
+		{"file", file, card.VISA, 0, 10},
 		{"memory", func(t testing.TB) cardvault.Network {
 			return newNetwork(t, memstore.New(), nil)
-		}, cardvault.SchemeMastercard, 1, 20},
+		}, card.Mastercard, 1, 20},
 		{"shared", func(t testing.TB) cardvault.Network {
 			return newNetwork(t, memstore.New(), &simnet.Options{Shared: true})
-		}, cardvault.SchemeDiscover, 71, 70},
+		}, card.Discover, 71, 70},
 		{"every update twice", func(t testing.TB) cardvault.Network {
 			return newNetwork(t, storetest.Twice(memstore.New()), &simnet.Options{Shared: true})
-		}, cardvault.SchemeAmericanExpress, 2, 13},
+		}, card.AmericanExpress, 2, 13},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			// Drawn once a process, which under -race takes longer than the suite waits.
@@ -53,7 +54,7 @@ func TestContract(t *testing.T) {
 			if _, _, err := n.CardArt(t.Context(), provision(t, n, request(c.scheme, 0)).Art); err != nil {
 				t.Fatal(err)
 			}
-			expiry := cardvault.Expiry{Month: 12, Year: 2040}
+			expiry := card.Expiry{Month: 12, Year: 2040}
 			networktest.Run(t, networktest.Harness{
 				Open:    c.open,
 				Scheme:  c.scheme,

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/payone"
 )
@@ -41,9 +42,9 @@ func (n *Network) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (p *
 	return p, nil
 }
 
-func (n *Network) ppan(digits []byte, e cardvault.Expiry) *cardvault.PPAN {
+func (n *Network) ppan(digits []byte, e card.Expiry) *cardvault.PPAN {
 	of, lengthOK := iin.Detect(digits)
-	switch scenarioOf(cardvault.Scheme(of), digits) {
+	switch scenarioOf(card.Scheme(of), digits) {
 	case 81:
 		return notPPAN(cardvault.PPANInvalid, "4", "Card not approved.")
 	case 82:

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/simnet"
@@ -18,14 +19,14 @@ import (
 var portal = payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox}
 
 // ppanRequest returns a request for a card, with a hash of portal.
-func ppanRequest(number cardvault.PAN) *cardvault.PPANRequest {
+func ppanRequest(number card.PAN) *cardvault.PPANRequest {
 	return &cardvault.PPANRequest{
 		Account: cardvault.PPANAccount{
 			AID: portal.AID, MID: portal.MID, PortalID: portal.PortalID, Hash: payone.Hash(simnet.PortalKey, portal),
 		},
 		Mode:   cardvault.Sandbox,
 		PAN:    number,
-		Expiry: cardvault.Expiry{Month: 2, Year: 2041},
+		Expiry: card.Expiry{Month: 2, Year: 2041},
 	}
 }
 
@@ -40,9 +41,9 @@ func obtainPPAN(t testing.TB, n *simnet.Network, r *cardvault.PPANRequest) *card
 
 func TestPPANScenarios(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
-	types := map[cardvault.Scheme]string{
-		cardvault.SchemeVISA: "V", cardvault.SchemeMastercard: "M", cardvault.SchemeAmericanExpress: "A",
-		cardvault.SchemeDiscover: "D", cardvault.SchemeDinersClub: "D", cardvault.SchemeJCB: "J", cardvault.SchemeUnionPay: "P",
+	types := map[card.Scheme]string{
+		card.VISA: "V", card.Mastercard: "M", card.AmericanExpress: "A",
+		card.Discover: "D", card.DinersClub: "D", card.JCB: "J", card.UnionPay: "P",
 	}
 	for _, scheme := range all {
 		for code, want := range map[int]cardvault.PPANStatus{
@@ -79,14 +80,14 @@ func TestPseudoPAN(t *testing.T) {
 	n := newNetwork(t, s, nil)
 	seen := map[string]bool{}
 	for code := range 1000 {
-		number := simnet.ScenarioPAN(cardvault.SchemeMastercard, code)
+		number := simnet.ScenarioPAN(card.Mastercard, code)
 		first := obtainPPAN(t, n, ppanRequest(number))
 		if first.Status != cardvault.PPANValid {
 			continue
 		}
 		r := ppanRequest(number)
 		r.Expiry.Year++
-		r.SecurityCode = cardvault.NewSecurityCode([]byte("737"))
+		r.SecurityCode = card.NewSecurityCode([]byte("737"))
 		got := obtainPPAN(t, newNetwork(t, s, nil), r).PseudoPAN.Text()
 		if got != first.PseudoPAN.Text() || seen[got] {
 			t.Fatalf("pseudo card number %s after %s, of another card: %v", got, first.PseudoPAN, seen[got])
@@ -98,7 +99,7 @@ func TestPseudoPAN(t *testing.T) {
 		vaulttest.AssertNoCardNumber(t, nil, first)
 	}
 	other := newNetwork(t, memstore.New(), &simnet.Options{Seed: 7})
-	if got := obtainPPAN(t, other, ppanRequest(simnet.ScenarioPAN(cardvault.SchemeMastercard, 0))).PseudoPAN.Text(); seen[got] {
+	if got := obtainPPAN(t, other, ppanRequest(simnet.ScenarioPAN(card.Mastercard, 0))).PseudoPAN.Text(); seen[got] {
 		t.Error("the seed does not count")
 	}
 }
@@ -136,7 +137,7 @@ func TestPPANOtherCards(t *testing.T) {
 		if c.truncated != "" {
 			want = cardvault.PPANValid
 		}
-		r := ppanRequest(cardvault.NewPAN([]byte(c.number)))
+		r := ppanRequest(card.NewPAN([]byte(c.number)))
 		r.Expiry.Year = c.year
 		p := obtainPPAN(t, n, r)
 		if p.Status != want || p.CardType+p.ErrorCode != c.want || p.TruncatedPAN != c.truncated {
@@ -150,7 +151,7 @@ func TestPPANHash(t *testing.T) {
 	travel := portal
 	travel.TravelCard = true
 	with := func(edit func(*cardvault.PPANRequest)) *cardvault.PPANRequest {
-		r := ppanRequest(simnet.ScenarioPAN(cardvault.SchemeVISA, 80))
+		r := ppanRequest(simnet.ScenarioPAN(card.VISA, 80))
 		edit(r)
 		return r
 	}
@@ -187,13 +188,13 @@ func TestPPANOfVault(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
 	v := vaulttest.NewWith(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: n})
 	token, err := v.Import(t.Context(), cardvault.Card{
-		PAN:    simnet.ScenarioPAN(cardvault.SchemeVISA, 81),
-		Expiry: cardvault.Expiry{Month: 2, Year: 2041},
+		PAN:    simnet.ScenarioPAN(card.VISA, 81),
+		Expiry: card.Expiry{Month: 2, Year: 2041},
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := v.ObtainPPAN(t.Context(), token.ID, ppanRequest(cardvault.PAN{}).Account)
+	p, err := v.ObtainPPAN(t.Context(), token.ID, ppanRequest(card.PAN{}).Account)
 	if err != nil || p.Status != cardvault.PPANInvalid || p.ErrorCode != "4" {
 		t.Errorf("ObtainPPAN = %+v, %v", p, err)
 	}

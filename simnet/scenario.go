@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
 )
 
@@ -20,30 +21,30 @@ type issuer struct {
 }
 
 var issuers = [...]issuer{
-	cardvault.SchemeVISA:            {"visa", "411111", 16, "489500", 16},
-	cardvault.SchemeMastercard:      {"mastercard", "555555", 16, "548098", 16},
-	cardvault.SchemeAmericanExpress: {"american-express", "378282", 15, "379900", 15},
-	cardvault.SchemeDiscover:        {"discover", "601111", 16, "601100", 16},
-	cardvault.SchemeDinersClub:      {"diners-club", "362272", 14, "364900", 16},
-	cardvault.SchemeJCB:             {"jcb", "356600", 16, "358900", 16},
-	cardvault.SchemeUnionPay:        {"unionpay", "620000", 16, "628900", 16},
+	card.VISA:            {"visa", "411111", 16, "489500", 16},
+	card.Mastercard:      {"mastercard", "555555", 16, "548098", 16},
+	card.AmericanExpress: {"american-express", "378282", 15, "379900", 15},
+	card.Discover:        {"discover", "601111", 16, "601100", 16},
+	card.DinersClub:      {"diners-club", "362272", 14, "364900", 16},
+	card.JCB:             {"jcb", "356600", 16, "358900", 16},
+	card.UnionPay:        {"unionpay", "620000", 16, "628900", 16},
 }
 
-func known(s cardvault.Scheme) bool { return int(s) < len(issuers) && issuers[s].cards != "" }
+func known(s card.Scheme) bool { return int(s) < len(issuers) && issuers[s].cards != "" }
 
 // ScenarioPAN returns the test card number of a scenario, 0 to 999, for a scheme.
-// It panics for any other scenario, and for SchemeUnknown.
-func ScenarioPAN(s cardvault.Scheme, code int) cardvault.PAN {
+// It panics for any other scenario, and for card.UnknownScheme.
+func ScenarioPAN(s card.Scheme, code int) card.PAN {
 	if !known(s) || code < 0 || code > 999 {
 		panic("simnet: no such scenario or scheme")
 	}
 	is := issuers[s]
 	digits := fmt.Appendf(nil, "%s%0*d", is.cards, is.cardDigits-len(is.cards)-1, code)
-	return cardvault.NewPAN(append(digits, iin.CheckDigit(digits)))
+	return card.NewPAN(append(digits, iin.CheckDigit(digits)))
 }
 
 // scenarioOf returns the scenario of a card code, 0 for one that is no scenario's.
-func scenarioOf(of cardvault.Scheme, digits []byte) (code int) {
+func scenarioOf(of card.Scheme, digits []byte) (code int) {
 	if !known(of) {
 		return 0
 	}

@@ -94,6 +94,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
@@ -109,7 +110,7 @@ type Options struct {
 
 	// Schemes whose cards can have network tokens; others are scheme_not_enabled.
 	// Defaults to VISA, Mastercard, American Express and Discover.
-	Schemes []cardvault.Scheme
+	Schemes []card.Scheme
 
 	// Shared makes tokens of one card number share one network token.
 	Shared bool
@@ -195,8 +196,8 @@ func New(ctx context.Context, s store.Store, opts *Options) (*Network, error) {
 	}
 
 	if o.Schemes == nil {
-		o.Schemes = []cardvault.Scheme{
-			cardvault.SchemeVISA, cardvault.SchemeMastercard, cardvault.SchemeAmericanExpress, cardvault.SchemeDiscover,
+		o.Schemes = []card.Scheme{
+			card.VISA, card.Mastercard, card.AmericanExpress, card.Discover,
 		}
 	}
 
@@ -286,7 +287,7 @@ func (n *Network) Name() string { return "simulator" }
 
 // Eligible implements [cardvault.Network]: every merchant is enrolled for the
 // schemes of [Options].
-func (n *Network) Eligible(s cardvault.Scheme, _ uuid.UUID) error {
+func (n *Network) Eligible(s card.Scheme, _ uuid.UUID) error {
 	if !known(s) || !n.enabled[s] {
 		return &cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "scheme_not_enabled"}
 	}
@@ -425,7 +426,7 @@ func (n *Network) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest
 	}
 
 	size, eci := 20, "07"
-	if t.Scheme == scheme(cardvault.SchemeMastercard) {
+	if t.Scheme == scheme(card.Mastercard) {
 		size, eci = 19, "06"
 	}
 	if s.noECI {
@@ -437,7 +438,7 @@ func (n *Network) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest
 		TokenID: tokenID(h.record.ID),
 		Number:  n.number(h.record.ID, t),
 		Expiry:  t.Expiry,
-		Value:   cardvault.NewCryptogramValue(base64.StdEncoding.AppendEncode(nil, value[:size])),
+		Value:   card.NewCryptogramValue(base64.StdEncoding.AppendEncode(nil, value[:size])),
 		ECI:     eci,
 	}, nil
 }
@@ -515,12 +516,12 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // card returns what is kept of the card of r, its scenario, and the id of its
 // number among those that are shared. ok is whether it can be a card.
-func (n *Network) card(r *cardvault.ProvisionRequest) (c card, code int, id uuid.UUID, ok bool) {
+func (n *Network) card(r *cardvault.ProvisionRequest) (c numbered, code int, id uuid.UUID, ok bool) {
 	r.PAN.Expose(func(digits []byte) {
 		if ok = len(digits) >= 12 && len(digits) <= 19 && iin.Luhn(digits); !ok {
 			return
 		}
-		c = card{string(digits[len(digits)-4:]), r.Expiry}
+		c = numbered{string(digits[len(digits)-4:]), r.Expiry}
 		code = scenarioOf(r.Scheme, digits)
 		if n.shared {
 			id = uuid.UUID(n.mac("card", digits)[:16])
@@ -545,7 +546,7 @@ func (n *Network) row(key string) uuid.UUID { return uuid.UUID(n.mac("attempt", 
 
 // number returns the number of a network token. Its last four digits are never
 // those of the card, whatever becomes of the card.
-func (n *Network) number(row uuid.UUID, t *token) cardvault.PAN {
+func (n *Network) number(row uuid.UUID, t *token) card.PAN {
 	is := issuers[t.Scheme]
 	digits := make([]byte, is.tokenDigits)
 	for try := range byte(10) { // one in 3,000 is drawn again
@@ -560,5 +561,5 @@ func (n *Network) number(row uuid.UUID, t *token) cardvault.PAN {
 			break
 		}
 	}
-	return cardvault.NewPAN(digits)
+	return card.NewPAN(digits)
 }

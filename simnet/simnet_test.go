@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/simnet"
@@ -27,10 +28,10 @@ import (
 )
 
 var (
-	defaults = []cardvault.Scheme{
-		cardvault.SchemeVISA, cardvault.SchemeMastercard, cardvault.SchemeAmericanExpress, cardvault.SchemeDiscover,
+	defaults = []card.Scheme{
+		card.VISA, card.Mastercard, card.AmericanExpress, card.Discover,
 	}
-	all = append(slices.Clone(defaults), cardvault.SchemeDinersClub, cardvault.SchemeJCB, cardvault.SchemeUnionPay)
+	all = append(slices.Clone(defaults), card.DinersClub, card.JCB, card.UnionPay)
 )
 
 const (
@@ -50,14 +51,14 @@ func newNetwork(t testing.TB, s store.Store, opts *simnet.Options) *simnet.Netwo
 }
 
 // request returns the first request of a new token.
-func request(scheme cardvault.Scheme, scenario int) *cardvault.ProvisionRequest {
+func request(scheme card.Scheme, scenario int) *cardvault.ProvisionRequest {
 	token := uuid.New()
 	return &cardvault.ProvisionRequest{
 		IdempotencyKey: token.String() + ":1",
 		TokenID:        token,
 		Scheme:         scheme,
 		PAN:            simnet.ScenarioPAN(scheme, scenario),
-		Expiry:         cardvault.Expiry{Month: 11, Year: 2030},
+		Expiry:         card.Expiry{Month: 11, Year: 2030},
 		Identification: cardvault.IdentificationChecked,
 	}
 }
@@ -97,12 +98,12 @@ func cryptogram(ctx context.Context, n *simnet.Network, id string) (*cardvault.C
 	})
 }
 
-func digits(p cardvault.PAN) (s string) {
+func digits(p card.PAN) (s string) {
 	p.Expose(func(d []byte) { s = string(d) })
 	return s
 }
 
-func text(v cardvault.CryptogramValue) (s string) {
+func text(v card.CryptogramValue) (s string) {
 	v.Expose(func(b []byte) { s = string(b) })
 	return s
 }
@@ -169,21 +170,21 @@ func feed(t testing.TB, n *simnet.Network, sink func(context.Context, *cardvault
 
 func TestScenarioPAN(t *testing.T) {
 	for _, c := range []struct {
-		scheme   cardvault.Scheme
+		scheme   card.Scheme
 		scenario int
 		want     string
 	}{
-		{cardvault.SchemeVISA, 0, "4111110000000005"},
-		{cardvault.SchemeVISA, 1, "4111110000000013"},
-		{cardvault.SchemeVISA, 60, "4111110000000609"},
-		{cardvault.SchemeVISA, 71, "4111110000000716"},
-		{cardvault.SchemeVISA, 82, "4111110000000823"},
-		{cardvault.SchemeMastercard, 13, "5555550000000135"},
-		{cardvault.SchemeMastercard, 82, "5555550000000820"},
-		{cardvault.SchemeAmericanExpress, 0, "378282000000008"},
-		{cardvault.SchemeAmericanExpress, 71, "378282000000719"},
-		{cardvault.SchemeUnionPay, 0, "6200000000000005"},
-		{cardvault.SchemeUnionPay, 999, "6200000000009998"},
+		{card.VISA, 0, "4111110000000005"},
+		{card.VISA, 1, "4111110000000013"},
+		{card.VISA, 60, "4111110000000609"},
+		{card.VISA, 71, "4111110000000716"},
+		{card.VISA, 82, "4111110000000823"},
+		{card.Mastercard, 13, "5555550000000135"},
+		{card.Mastercard, 82, "5555550000000820"},
+		{card.AmericanExpress, 0, "378282000000008"},
+		{card.AmericanExpress, 71, "378282000000719"},
+		{card.UnionPay, 0, "6200000000000005"},
+		{card.UnionPay, 999, "6200000000009998"},
 	} {
 		if got := digits(simnet.ScenarioPAN(c.scheme, c.scenario)); got != c.want {
 			t.Errorf("ScenarioPAN(%v, %d) = %s, want %s", c.scheme, c.scenario, got, c.want)
@@ -193,16 +194,16 @@ func TestScenarioPAN(t *testing.T) {
 		for code := range 1000 {
 			d := []byte(digits(simnet.ScenarioPAN(s, code)))
 			scheme, lengthOK := iin.Detect(d)
-			if cardvault.Scheme(scheme) != s || !lengthOK || !iin.Luhn(d) || !bytes.HasSuffix(d[:len(d)-1], fmt.Appendf(nil, "%03d", code)) {
+			if card.Scheme(scheme) != s || !lengthOK || !iin.Luhn(d) || !bytes.HasSuffix(d[:len(d)-1], fmt.Appendf(nil, "%03d", code)) {
 				t.Fatalf("ScenarioPAN(%v, %d) is %s, a number of %v", s, code, d, scheme)
 			}
 		}
 	}
 	for _, bad := range []func(){
-		func() { simnet.ScenarioPAN(cardvault.SchemeUnknown, 0) },
+		func() { simnet.ScenarioPAN(card.UnknownScheme, 0) },
 		func() { simnet.ScenarioPAN(99, 0) },
-		func() { simnet.ScenarioPAN(cardvault.SchemeVISA, 1000) },
-		func() { simnet.ScenarioPAN(cardvault.SchemeVISA, -1) },
+		func() { simnet.ScenarioPAN(card.VISA, 1000) },
+		func() { simnet.ScenarioPAN(card.VISA, -1) },
 	} {
 		func() {
 			defer func() {
@@ -249,13 +250,13 @@ var courses = []course{
 		}},
 	{code: 34, first: active, then: active, notices: []string{"replaced@2s"},
 		check: func(t *testing.T, first, then *cardvault.NetworkToken) {
-			if *then.Card != (cardvault.CardState{LastFour: "4242", Expiry: cardvault.Expiry{Month: 11, Year: 2034}}) {
+			if *then.Card != (cardvault.CardState{LastFour: "4242", Expiry: card.Expiry{Month: 11, Year: 2034}}) {
 				t.Errorf("the card is %v", *then.Card)
 			}
 		}},
 	{code: 35, first: active, then: active, notices: []string{"renewed@2s"},
 		check: func(t *testing.T, first, then *cardvault.NetworkToken) {
-			if *then.Card != (cardvault.CardState{LastFour: first.Card.LastFour, Expiry: cardvault.Expiry{Month: 11, Year: 2033}}) {
+			if *then.Card != (cardvault.CardState{LastFour: first.Card.LastFour, Expiry: card.Expiry{Month: 11, Year: 2033}}) {
 				t.Errorf("the card is %v", *then.Card)
 			}
 		}},
@@ -289,7 +290,7 @@ func TestCourses(t *testing.T) {
 	}
 }
 
-func (c course) run(t *testing.T, scheme cardvault.Scheme) {
+func (c course) run(t *testing.T, scheme card.Scheme) {
 	n := newNetwork(t, memstore.New(), nil)
 	m := &mailbox{start: time.Now()}
 	feed(t, n, m.sink)
@@ -367,7 +368,7 @@ func TestReversedNotices(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
 		m := &mailbox{start: time.Now()}
 		feed(t, n, m.sink)
-		got := provision(t, n, request(cardvault.SchemeVISA, 60))
+		got := provision(t, n, request(card.VISA, 60))
 		<-time.After(3 * time.Second)
 		if s := lookup(t, n, got.ID).State; s != inactive {
 			t.Errorf("state is %v meanwhile", s)
@@ -431,30 +432,30 @@ func TestRefusals(t *testing.T) {
 func TestOtherCards(t *testing.T) {
 	n := newNetwork(t, memstore.New(), &simnet.Options{Schemes: all})
 	for _, c := range []struct {
-		scheme cardvault.Scheme
+		scheme card.Scheme
 		number string // check digit, if it is "?", to be added
 	}{
-		{cardvault.SchemeVISA, "4242424242424242"},
-		{cardvault.SchemeVISA, "4111141011111111116"},
-		{cardvault.SchemeMastercard, "2223003122003222"},
-		{cardvault.SchemeAmericanExpress, "378282246310005"},
-		{cardvault.SchemeDiscover, "6011000990139424"},
-		{cardvault.SchemeDinersClub, "3056930009020004"},
-		{cardvault.SchemeJCB, "3566002020360505"},
-		{cardvault.SchemeUnionPay, "6205500000000000004"},
-		{cardvault.SchemeVISA, "411112000000010?"},    // another IIN
-		{cardvault.SchemeVISA, "411111000001010?"},    // no zeros
-		{cardvault.SchemeVISA, "411111000010?"},       // 13 digits
-		{cardvault.SchemeVISA, "411111000000000010?"}, // 19 digits
-		{cardvault.SchemeDinersClub, "362272000000010?"},
-		{cardvault.SchemeMastercard, "411111000000010?"}, // of another scheme
+		{card.VISA, "4242424242424242"},
+		{card.VISA, "4111141011111111116"},
+		{card.Mastercard, "2223003122003222"},
+		{card.AmericanExpress, "378282246310005"},
+		{card.Discover, "6011000990139424"},
+		{card.DinersClub, "3056930009020004"},
+		{card.JCB, "3566002020360505"},
+		{card.UnionPay, "6205500000000000004"},
+		{card.VISA, "411112000000010?"},    // another IIN
+		{card.VISA, "411111000001010?"},    // no zeros
+		{card.VISA, "411111000010?"},       // 13 digits
+		{card.VISA, "411111000000000010?"}, // 19 digits
+		{card.DinersClub, "362272000000010?"},
+		{card.Mastercard, "411111000000010?"}, // of another scheme
 	} {
 		r := request(c.scheme, 0)
 		number := []byte(c.number)
 		if last := len(number) - 1; number[last] == '?' {
 			number[last] = iin.CheckDigit(number[:last])
 		}
-		r.PAN = cardvault.NewPAN(number)
+		r.PAN = card.NewPAN(number)
 		if got := provision(t, n, r); got.State != active || got.Card.LastFour != string(number[len(number)-4:]) {
 			t.Errorf("%s: %+v", number, got)
 		}
@@ -576,19 +577,19 @@ func TestCryptogramRefusals(t *testing.T) {
 // Network tokens and cryptograms have the form of their scheme.
 func TestForms(t *testing.T) {
 	n := newNetwork(t, memstore.New(), &simnet.Options{Schemes: all})
-	prefix := map[cardvault.Scheme]string{
-		cardvault.SchemeVISA: "489500", cardvault.SchemeMastercard: "548098",
-		cardvault.SchemeAmericanExpress: "379900", cardvault.SchemeDiscover: "601100",
+	prefix := map[card.Scheme]string{
+		card.VISA: "489500", card.Mastercard: "548098",
+		card.AmericanExpress: "379900", card.Discover: "601100",
 	}
 	seen := map[string]bool{}
 	for _, s := range all {
-		length, size, eci, expiry := 16, 20, "07", cardvault.Expiry{Month: 11, Year: 2033}
+		length, size, eci, expiry := 16, 20, "07", card.Expiry{Month: 11, Year: 2033}
 		switch s {
-		case cardvault.SchemeMastercard:
+		case card.Mastercard:
 			size, eci = 19, "06"
-		case cardvault.SchemeAmericanExpress:
+		case card.AmericanExpress:
 			length = 15
-		case cardvault.SchemeVISA:
+		case card.VISA:
 			expiry.Year = 2030 // the card's
 		}
 		for range 100 {
@@ -614,10 +615,10 @@ func TestForms(t *testing.T) {
 				}
 				seen[v] = true
 			}
-			number, card := digits(g.Number), digits(r.PAN)
+			number, own := digits(g.Number), digits(r.PAN)
 			scheme, lengthOK := iin.Detect([]byte(number))
-			if len(number) != length || !lengthOK || cardvault.Scheme(scheme) != s || !iin.Luhn([]byte(number)) ||
-				number[:6] == card[:6] || number[len(number)-4:] == card[len(card)-4:] || !strings.HasPrefix(number, prefix[s]) {
+			if len(number) != length || !lengthOK || card.Scheme(scheme) != s || !iin.Luhn([]byte(number)) ||
+				number[:6] == own[:6] || number[len(number)-4:] == own[len(own)-4:] || !strings.HasPrefix(number, prefix[s]) {
 				t.Fatalf("%v: network token number %s", s, number)
 			}
 			if g.TokenID != id || g.ECI != eci || g.Expiry != expiry {
@@ -631,8 +632,8 @@ func TestForms(t *testing.T) {
 // never has the same.
 func TestLastFour(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
-	r := request(cardvault.SchemeVISA, 0)
-	r.PAN = cardvault.NewPAN([]byte("4242424242424242"))
+	r := request(card.VISA, 0)
+	r.PAN = card.NewPAN([]byte("4242424242424242"))
 	id := provision(t, n, r).ID
 	for _, want := range []string{"2424", "4242", "2424"} {
 		if err := n.Control().Replace(t.Context(), r.TokenID); err != nil {
@@ -644,7 +645,7 @@ func TestLastFour(t *testing.T) {
 	}
 	// Under these keys the first number that is drawn ends in these digits.
 	for key, four := range map[string]string{"draw-550": "0005", "draw-3114": "4242", "draw-211": "2424"} {
-		r := request(cardvault.SchemeVISA, 0)
+		r := request(card.VISA, 0)
 		r.IdempotencyKey = key
 		g, err := cryptogram(t.Context(), n, provision(t, n, r).ID)
 		if err != nil || digits(g.Number)[12:] == four {
@@ -655,7 +656,7 @@ func TestLastFour(t *testing.T) {
 
 func TestEligible(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
-	for s := range cardvault.Scheme(20) {
+	for s := range card.Scheme(20) {
 		err := n.Eligible(s, uuid.New())
 		if slices.Contains(defaults, s) {
 			if err != nil {
@@ -665,11 +666,11 @@ func TestEligible(t *testing.T) {
 		}
 		wantRefusal(t, "Eligible", err, cardvault.SourceConfiguration, "scheme_not_enabled")
 	}
-	_, err := n.Provision(t.Context(), request(cardvault.SchemeJCB, 0))
+	_, err := n.Provision(t.Context(), request(card.JCB, 0))
 	wantRefusal(t, "Provision", err, cardvault.SourceConfiguration, "scheme_not_enabled")
-	n = newNetwork(t, memstore.New(), &simnet.Options{Schemes: []cardvault.Scheme{cardvault.SchemeJCB}})
-	provision(t, n, request(cardvault.SchemeJCB, 0))
-	wantRefusal(t, "Eligible", n.Eligible(cardvault.SchemeVISA, uuid.Nil), cardvault.SourceConfiguration, "scheme_not_enabled")
+	n = newNetwork(t, memstore.New(), &simnet.Options{Schemes: []card.Scheme{card.JCB}})
+	provision(t, n, request(card.JCB, 0))
+	wantRefusal(t, "Eligible", n.Eligible(card.VISA, uuid.Nil), cardvault.SourceConfiguration, "scheme_not_enabled")
 }
 
 func TestBadRequests(t *testing.T) {
@@ -678,20 +679,20 @@ func TestBadRequests(t *testing.T) {
 		func(r *cardvault.ProvisionRequest) { r.IdempotencyKey = "" },
 		func(r *cardvault.ProvisionRequest) { r.IdempotencyKey = strings.Repeat("a", 65) },
 	} {
-		r := request(cardvault.SchemeVISA, 0)
+		r := request(card.VISA, 0)
 		change(r)
 		_, err := n.Provision(t.Context(), r)
 		wantRefusal(t, "Provision", err, cardvault.SourceConfiguration, "invalid_request")
 	}
 	for _, change := range []func(*cardvault.ProvisionRequest){
-		func(r *cardvault.ProvisionRequest) { r.PAN = cardvault.PAN{} },
-		func(r *cardvault.ProvisionRequest) { r.PAN = cardvault.NewPAN([]byte("4111110000000006")) },
-		func(r *cardvault.ProvisionRequest) { r.PAN = cardvault.NewPAN([]byte("41111100000")) },
-		func(r *cardvault.ProvisionRequest) { r.Expiry = cardvault.Expiry{} },
+		func(r *cardvault.ProvisionRequest) { r.PAN = card.PAN{} },
+		func(r *cardvault.ProvisionRequest) { r.PAN = card.NewPAN([]byte("4111110000000006")) },
+		func(r *cardvault.ProvisionRequest) { r.PAN = card.NewPAN([]byte("41111100000")) },
+		func(r *cardvault.ProvisionRequest) { r.Expiry = card.Expiry{} },
 		func(r *cardvault.ProvisionRequest) { r.Expiry.Month = 13 },
 		func(r *cardvault.ProvisionRequest) { r.Expiry.Year = 2100 },
 	} {
-		r := request(cardvault.SchemeVISA, 0)
+		r := request(card.VISA, 0)
 		change(r)
 		_, err := n.Provision(t.Context(), r)
 		wantRefusal(t, "Provision", err, cardvault.SourceScheme, "invalid_card_data")
@@ -725,9 +726,9 @@ func TestNoCardData(t *testing.T) {
 		for _, code := range []int{0, 1, 13, 14, 31, 34, 44} {
 			for _, s := range defaults {
 				r := request(s, code)
-				r.Name = cardvault.NewName([]byte("cardholder name"))
+				r.Name = card.NewName([]byte("cardholder name"))
 				// Not a real one: four digits would be in what is stored by chance.
-				r.SecurityCode = cardvault.NewSecurityCode([]byte("code 7391"))
+				r.SecurityCode = card.NewSecurityCode([]byte("code 7391"))
 				requests = append(requests, r)
 				forbidden = append(forbidden, []byte(digits(r.PAN)))
 			}
@@ -788,12 +789,12 @@ func TestCardArt(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	if _, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{Schemes: []cardvault.Scheme{cardvault.SchemeUnknown}}); err == nil {
+	if _, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{Schemes: []card.Scheme{card.UnknownScheme}}); err == nil {
 		t.Error("New took a scheme that it does not know")
 	}
 	number := func(s store.Store, seed uint64) string {
 		n := newNetwork(t, s, &simnet.Options{Seed: seed})
-		r := request(cardvault.SchemeVISA, 0)
+		r := request(card.VISA, 0)
 		r.IdempotencyKey = "same"
 		g, err := cryptogram(t.Context(), n, provision(t, n, r).ID)
 		if err != nil {

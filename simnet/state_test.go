@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store"
@@ -22,7 +23,7 @@ import (
 // asked for, also after a restart.
 func TestIdempotency(t *testing.T) {
 	dir := t.TempDir()
-	r := request(cardvault.SchemeVISA, 0)
+	r := request(card.VISA, 0)
 	ids := make(chan string, 64)
 	ask := func(calls int) {
 		n, err := simnet.Open(t.Context(), dir, nil)
@@ -67,7 +68,7 @@ func TestIdempotency(t *testing.T) {
 func TestRepeatedLater(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
 	for code, want := range map[int]cardvault.NetworkTokenStatus{1: active, 30: inactive, 32: deleted, 34: active} {
-		r := request(cardvault.SchemeMastercard, code)
+		r := request(card.Mastercard, code)
 		first := provision(t, n, r)
 		n.Advance(2 * time.Second)
 		if got := provision(t, n, r); got.ID != first.ID || got.State != want || *got.Card != *first.Card {
@@ -81,7 +82,7 @@ func TestShared(t *testing.T) {
 		n := newNetwork(t, memstore.New(), &simnet.Options{Shared: true})
 		m := &mailbox{start: time.Now()}
 		feed(t, n, m.sink)
-		a, b, other := request(cardvault.SchemeVISA, 0), request(cardvault.SchemeVISA, 0), request(cardvault.SchemeMastercard, 0)
+		a, b, other := request(card.VISA, 0), request(card.VISA, 0), request(card.Mastercard, 0)
 		first := provision(t, n, a)
 		for range 2 {
 			if provision(t, n, b).ID != first.ID {
@@ -111,7 +112,7 @@ func TestShared(t *testing.T) {
 		ids := make([]string, 16)
 		for i := range ids {
 			group.Go(func() {
-				r := request(cardvault.SchemeDiscover, 0)
+				r := request(card.Discover, 0)
 				if got, err := n.Provision(t.Context(), r); err == nil {
 					ids[i] = got.ID
 				}
@@ -123,8 +124,8 @@ func TestShared(t *testing.T) {
 		}
 	})
 	n := newNetwork(t, memstore.New(), nil)
-	first := provision(t, n, request(cardvault.SchemeVISA, 0)).ID
-	if second := provision(t, n, request(cardvault.SchemeVISA, 0)).ID; second == first {
+	first := provision(t, n, request(card.VISA, 0)).ID
+	if second := provision(t, n, request(card.VISA, 0)).ID; second == first {
 		t.Error("network tokens are shared without the option")
 	}
 }
@@ -135,7 +136,7 @@ func TestControl(t *testing.T) {
 		m := &mailbox{start: time.Now()}
 		feed(t, n, m.sink)
 		c := n.Control()
-		r := request(cardvault.SchemeDiscover, 0)
+		r := request(card.Discover, 0)
 		first := provision(t, n, r)
 		var last time.Time
 		for _, step := range []struct {
@@ -192,7 +193,7 @@ func TestControl(t *testing.T) {
 			t.Errorf("Delete of the second network token = %v, notices %v", err, got)
 		}
 		// A refused provisioning leaves nothing to control.
-		refused := request(cardvault.SchemeVISA, 13)
+		refused := request(card.VISA, 13)
 		if _, err := n.Provision(t.Context(), refused); err == nil {
 			t.Error("Provision of 013 succeeded at once")
 		}
@@ -205,7 +206,7 @@ func TestControl(t *testing.T) {
 // Issuer and cardholder suspend on their own.
 func TestSuspender(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
-	r := request(cardvault.SchemeVISA, 0)
+	r := request(card.VISA, 0)
 	ref := cardvault.NetworkTokenRef{ID: provision(t, n, r).ID}
 	both := cardvault.OwnersOf(cardvault.OwnerIssuer, cardvault.OwnerCardholder)
 	for i, step := range []struct {
@@ -230,7 +231,7 @@ func TestSuspender(t *testing.T) {
 		}
 	}
 	wantRefusal(t, "Suspend of a deleted one", n.Suspend(t.Context(), ref), cardvault.SourceScheme, "declined")
-	waiting := provision(t, n, request(cardvault.SchemeVISA, 1)).ID
+	waiting := provision(t, n, request(card.VISA, 1)).ID
 	wantRefusal(t, "Suspend of a pending one", n.Suspend(t.Context(), cardvault.NetworkTokenRef{ID: waiting}), cardvault.SourceScheme, "declined")
 }
 
@@ -241,8 +242,8 @@ func TestRestart(t *testing.T) {
 		n := newNetwork(t, s, nil)
 		m := &mailbox{start: time.Now()}
 		stop := feed(t, n, m.sink)
-		first := provision(t, n, request(cardvault.SchemeVISA, 31))
-		early := provision(t, n, request(cardvault.SchemeVISA, 1))
+		first := provision(t, n, request(card.VISA, 31))
+		early := provision(t, n, request(card.VISA, 1))
 		<-time.After(3 * time.Second)
 		synctest.Wait()
 		stop()
@@ -269,7 +270,7 @@ func TestAdvance(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
 		m := &mailbox{start: time.Now()}
 		feed(t, n, m.sink)
-		first := provision(t, n, request(cardvault.SchemeVISA, 31))
+		first := provision(t, n, request(card.VISA, 31))
 		synctest.Wait()
 		n.Advance(3 * time.Second)
 		synctest.Wait()
@@ -292,8 +293,8 @@ func TestAdvance(t *testing.T) {
 func TestFeedRetries(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
-		bad := provision(t, n, request(cardvault.SchemeVISA, 31)).ID
-		good := provision(t, n, request(cardvault.SchemeVISA, 31)).ID
+		bad := provision(t, n, request(card.VISA, 31)).ID
+		good := provision(t, n, request(card.VISA, 31)).ID
 		m := &mailbox{start: time.Now()}
 		failures := 0
 		var tries []time.Duration
@@ -334,7 +335,7 @@ func TestFeedRetries(t *testing.T) {
 func TestFeedNotFound(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
-		unknown := provision(t, n, request(cardvault.SchemeVISA, 30)).ID
+		unknown := provision(t, n, request(card.VISA, 30)).ID
 		m := &mailbox{start: time.Now()}
 		calls, last := 0, time.Duration(0)
 		feed(t, n, func(ctx context.Context, notice *cardvault.Notice) error {
@@ -345,7 +346,7 @@ func TestFeedNotFound(t *testing.T) {
 			}
 			return m.sink(ctx, notice)
 		})
-		late := provision(t, n, request(cardvault.SchemeVISA, 1)).ID
+		late := provision(t, n, request(card.VISA, 1)).ID
 		<-time.After(time.Hour)
 		synctest.Wait()
 		if len(m.got) != 1 || m.got[0].Token.ID != late || m.at[0] > 26*time.Second {
@@ -367,11 +368,11 @@ func TestFeedAfterDelete(t *testing.T) {
 		m := &mailbox{start: time.Now()}
 		stop := feed(t, n, m.sink)
 		for _, code := range []int{1, 30, 33} {
-			if err := n.Delete(t.Context(), cardvault.NetworkTokenRef{ID: provision(t, n, request(cardvault.SchemeVISA, code)).ID}); err != nil {
+			if err := n.Delete(t.Context(), cardvault.NetworkTokenRef{ID: provision(t, n, request(card.VISA, code)).ID}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		r := request(cardvault.SchemeVISA, 31)
+		r := request(card.VISA, 31)
 		provision(t, n, r)
 		<-time.After(time.Second)
 		if err := n.Control().Delete(t.Context(), r.TokenID); err != nil {
@@ -382,7 +383,7 @@ func TestFeedAfterDelete(t *testing.T) {
 			t.Errorf("notices are %v", got)
 		}
 		stop()
-		r = request(cardvault.SchemeVISA, 0)
+		r = request(card.VISA, 0)
 		ref := cardvault.NetworkTokenRef{ID: provision(t, n, r).ID}
 		if err := errors.Join(n.Control().Suspend(t.Context(), r.TokenID), n.Delete(t.Context(), ref)); err != nil {
 			t.Fatal(err)
@@ -400,7 +401,7 @@ func TestFeedAfterDelete(t *testing.T) {
 func TestFeedEnds(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
-		r := request(cardvault.SchemeVISA, 0)
+		r := request(card.VISA, 0)
 		provision(t, n, r)
 		if err := errors.Join(n.Control().Suspend(t.Context(), r.TokenID), n.Control().Resume(t.Context(), r.TokenID)); err != nil {
 			t.Fatal(err)
@@ -442,7 +443,7 @@ func TestTwoFeeds(t *testing.T) {
 		feed(t, n, m.sink)
 		want := map[string]bool{}
 		for range 200 {
-			want[provision(t, n, request(cardvault.SchemeVISA, 1)).ID] = true
+			want[provision(t, n, request(card.VISA, 1)).ID] = true
 		}
 		<-time.After(time.Minute)
 		synctest.Wait()
@@ -459,7 +460,7 @@ func TestTwoFeeds(t *testing.T) {
 func TestFeedOvertaken(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
-		r := request(cardvault.SchemeVISA, 0)
+		r := request(card.VISA, 0)
 		provision(t, n, r)
 		m := &mailbox{start: time.Now()}
 		first, second, up := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -504,7 +505,7 @@ func TestFeedOvertaken(t *testing.T) {
 func TestBacklog(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
-		r := request(cardvault.SchemeVISA, 0)
+		r := request(card.VISA, 0)
 		first := provision(t, n, r)
 		for range 150 {
 			for _, f := range []func(context.Context, uuid.UUID) error{n.Control().Suspend, n.Control().Resume} {
@@ -546,7 +547,7 @@ func TestClose(t *testing.T) {
 // A Control finds the network token of a token among those that it had before.
 func TestControlLatest(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
-	r := request(cardvault.SchemeVISA, 0)
+	r := request(card.VISA, 0)
 	for i := range 150 {
 		provision(t, n, again(r, i))
 		if err := n.Control().Delete(t.Context(), r.TokenID); err != nil {
@@ -565,7 +566,7 @@ func TestControlLatest(t *testing.T) {
 		}
 		n.Advance(time.Second)
 	}
-	r = request(cardvault.SchemeVISA, 32)
+	r = request(card.VISA, 32)
 	provision(t, n, r)
 	n.Advance(2 * time.Second)
 	if err := n.Control().Suspend(t.Context(), r.TokenID); !errors.Is(err, simnet.ErrUnknownToken) {
@@ -578,7 +579,7 @@ func BenchmarkProvision(b *testing.B) {
 	b.SetParallelism(32)
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			if _, err := n.Provision(b.Context(), request(cardvault.SchemeVISA, 0)); err != nil {
+			if _, err := n.Provision(b.Context(), request(card.VISA, 0)); err != nil {
 				b.Error(err)
 			}
 		}

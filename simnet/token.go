@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -30,12 +31,12 @@ type token struct {
 	Scenario int    `json:"scenario,omitzero"`
 	Made     int64  `json:"made"`
 
-	First card `json:"first"` // as it was provisioned
-	Card  card `json:"card"`
-	Art   int  `json:"art"` // which of the scheme
+	First numbered `json:"first"` // as it was provisioned
+	Card  numbered `json:"card"`
+	Art   int      `json:"art"` // which of the scheme
 
-	Expiry     cardvault.Expiry `json:"expiry"`              // of the network token
-	Generation int              `json:"generation,omitzero"` // of its number
+	Expiry     card.Expiry `json:"expiry"`              // of the network token
+	Generation int         `json:"generation,omitzero"` // of its number
 
 	State       status           `json:"state"`
 	StateAt     int64            `json:"state_at"`
@@ -53,7 +54,7 @@ type token struct {
 
 // Stored as numbers, not as text.
 type (
-	scheme cardvault.Scheme
+	scheme card.Scheme
 	status cardvault.NetworkTokenStatus
 )
 
@@ -64,10 +65,10 @@ const (
 	deleted  = status(cardvault.NetworkTokenDeleted)
 )
 
-// A card is what is known of a card. It is kept in the clear.
-type card struct {
-	LastFour string           `json:"last_four"`
-	Expiry   cardvault.Expiry `json:"expiry"`
+// A numbered card is known by the end of its number. It is kept in the clear.
+type numbered struct {
+	LastFour string      `json:"last_four"`
+	Expiry   card.Expiry `json:"expiry"`
 }
 
 // A change is what happens to a network token, and is told by a notice.
@@ -98,12 +99,12 @@ const (
 var newLastFours = [...]string{"4242", "2424"}
 
 // newToken returns what is made of a card.
-func newToken(of cardvault.Scheme, code int, c card, now int64) *token {
+func newToken(of card.Scheme, code int, c numbered, now int64) *token {
 	t := &token{
 		Scheme: scheme(of), Scenario: code, Made: now, First: c, Card: c, Art: 1, Expiry: c.Expiry,
 		State: active, StateAt: now, Last: now,
 	}
-	if of != cardvault.SchemeVISA {
+	if of != card.VISA {
 		t.Expiry = after(c.Expiry, 3)
 	}
 
@@ -128,8 +129,8 @@ func newToken(of cardvault.Scheme, code int, c card, now int64) *token {
 }
 
 // after returns an expiry some years later.
-func after(e cardvault.Expiry, years int) cardvault.Expiry {
-	return cardvault.Expiry{Month: e.Month, Year: min(e.Year+years, lastYear)}
+func after(e card.Expiry, years int) card.Expiry {
+	return card.Expiry{Month: e.Month, Year: min(e.Year+years, lastYear)}
 }
 
 // next returns a change at a time, or just after the last one: vaults drop what
@@ -213,7 +214,7 @@ func (t *token) renew(kind cardvault.NoticeKind) {
 		if t.Card.LastFour == four {
 			four = newLastFours[1]
 		}
-		t.Card = card{four, after(t.Card.Expiry, replaceYears)}
+		t.Card = numbered{four, after(t.Card.Expiry, replaceYears)}
 	case cardvault.NoticeCardRenewed:
 		t.Card.Expiry = after(t.Card.Expiry, renewYears)
 	case cardvault.NoticeTokenRenewed:
@@ -236,7 +237,7 @@ func (t *token) due() time.Time {
 }
 
 // tell returns what the vault is told of a network token and its card.
-func (t *token) tell(row uuid.UUID, c card) *cardvault.NetworkToken {
+func (t *token) tell(row uuid.UUID, c numbered) *cardvault.NetworkToken {
 	reason := ""
 	switch {
 	case t.State == inactive:
@@ -255,12 +256,12 @@ func (t *token) tell(row uuid.UUID, c card) *cardvault.NetworkToken {
 		Reason:                reason,
 		Invalidated:           t.Invalidated,
 		Card:                  c.state(),
-		Art:                   artID(cardvault.Scheme(t.Scheme), t.Art),
+		Art:                   artID(card.Scheme(t.Scheme), t.Art),
 		SupportsDeviceBinding: scenarios[t.Scenario].binding,
 	}
 }
 
-func (c card) state() *cardvault.CardState {
+func (c numbered) state() *cardvault.CardState {
 	return &cardvault.CardState{LastFour: c.LastFour, Expiry: c.Expiry}
 }
 
@@ -285,7 +286,7 @@ func (t *token) notice(row uuid.UUID, o notice) *cardvault.Notice {
 	case cardvault.NoticeCardReplaced, cardvault.NoticeCardRenewed:
 		m.Card = t.Card.state()
 	case cardvault.NoticeArtChanged:
-		m.Art = artID(cardvault.Scheme(t.Scheme), t.Art)
+		m.Art = artID(card.Scheme(t.Scheme), t.Art)
 	}
 	return m
 }

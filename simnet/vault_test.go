@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -71,8 +72,8 @@ func TestVault(t *testing.T) {
 					}
 				}()
 				first, err := v.Import(ctx, cardvault.Card{
-					PAN:    simnet.ScenarioPAN(cardvault.SchemeVISA, c.code),
-					Expiry: cardvault.Expiry{Month: 11, Year: 2030},
+					PAN:    simnet.ScenarioPAN(card.VISA, c.code),
+					Expiry: card.Expiry{Month: 11, Year: 2030},
 				}, nil)
 				if err != nil {
 					t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/vaulttest"
 )
 
@@ -19,9 +20,9 @@ type checkout struct {
 
 func (c *checkout) remember(ctx context.Context, number, holder string) error {
 	token, err := c.vault.Import(ctx, cardvault.Card{
-		PAN:    cardvault.NewPAN([]byte(number)),
-		Expiry: cardvault.Expiry{Month: 12, Year: 2030},
-		Name:   cardvault.NewName([]byte(holder)),
+		PAN:    card.NewPAN([]byte(number)),
+		Expiry: card.Expiry{Month: 12, Year: 2030},
+		Name:   card.NewName([]byte(holder)),
 	}, nil)
 	c.log.InfoContext(ctx, "card stored", "token", token, "error", err)
 	return err

@@ -21,6 +21,7 @@ import (
 	"unicode/utf16"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
@@ -205,8 +206,8 @@ func TestLeakSinks(t *testing.T) {
 			t.Errorf("%T: %q, want one leak into %s", sink, found, want)
 		}
 	}
-	card := cardvault.Card{PAN: cardvault.NewPAN([]byte(pan)), Name: cardvault.NewName([]byte(name))}
-	if found := leaks(t, []string{pan, name}, card, &card, slog.AnyValue(card), nil, error(nil)); len(found) > 0 {
+	given := cardvault.Card{PAN: card.NewPAN([]byte(pan)), Name: card.NewName([]byte(name))}
+	if found := leaks(t, []string{pan, name}, given, &given, slog.AnyValue(given), nil, error(nil)); len(found) > 0 {
 		t.Errorf("a Card leaks: %v", found)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/webhook"
 	"github.com/cardvault/cardvault/webhook/webhooktest"
 	"github.com/google/uuid"
@@ -63,8 +64,8 @@ func delivery(url string) *cardvault.Delivery {
 	d.Event.Token = &cardvault.Token{
 		ID:             d.Event.TokenID,
 		CreatedAt:      d.CreatedAt,
-		CardholderName: cardvault.NewName([]byte("Zoë \"Z\" Quux")),
-		Expiry:         cardvault.Expiry{Month: 4, Year: 2031},
+		CardholderName: card.NewName([]byte("Zoë \"Z\" Quux")),
+		Expiry:         card.Expiry{Month: 4, Year: 2031},
 		IIN:            "424242",
 		LastFour:       "4242",
 	}

@@ -34,6 +34,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 )
 
@@ -411,7 +412,7 @@ func acquire(_ context.Context, _ string, _ int, c *cardvault.PaymentCredential)
 }
 
 // shape describes a cryptogram without telling it.
-func shape(c cardvault.CryptogramValue) (text string) {
+func shape(c card.CryptogramValue) (text string) {
 	c.Expose(func(value []byte) {
 		text = fmt.Sprintf("%d characters", len(value))
 		if n, err := base64.StdEncoding.Decode(make([]byte, len(value)), value); err == nil {

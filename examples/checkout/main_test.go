@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/simnet"
@@ -253,13 +254,13 @@ func (r *rig) read(t *testing.T, w *http.Response) string {
 // enter enters a card as the component does, in the session of the page.
 func (b *browser) enter(t *testing.T, scenario int) {
 	t.Helper()
-	if got := b.complete(t, simnet.ScenarioPAN(cardvault.SchemeVISA, scenario)); !strings.Contains(got, `"status":"success"`) {
+	if got := b.complete(t, simnet.ScenarioPAN(card.VISA, scenario)); !strings.Contains(got, `"status":"success"`) {
 		t.Fatalf("entering a card: %s", got)
 	}
 	synctest.Wait() // its network token is asked for
 }
 
-func (b *browser) complete(t *testing.T, pan cardvault.PAN) string {
+func (b *browser) complete(t *testing.T, pan card.PAN) string {
 	t.Helper()
 	w, err := b.http.Get("http://vault.example/sessions/" + b.session)
 	if err != nil {
@@ -515,7 +516,7 @@ func TestRenew(t *testing.T) {
 		b := r.browse(t)
 		first := b.session
 		time.Sleep(15 * time.Minute)
-		if got := b.complete(t, simnet.ScenarioPAN(cardvault.SchemeVISA, 0)); !strings.Contains(got, "NOT_FOUND") {
+		if got := b.complete(t, simnet.ScenarioPAN(card.VISA, 0)); !strings.Contains(got, "NOT_FOUND") {
 			t.Errorf("a session that is over: %s", got)
 		}
 		b.want(t, "pay", "declined", "new_session", "")
@@ -540,7 +541,7 @@ func TestRenew(t *testing.T) {
 
 		b = r.browse(t)
 		for range 5 {
-			b.complete(t, cardvault.NewPAN([]byte("4242424242424241")))
+			b.complete(t, card.NewPAN([]byte("4242424242424241")))
 		}
 		b.want(t, "pay", "declined", "new_session", "")
 

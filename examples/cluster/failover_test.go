@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -220,7 +221,7 @@ func (h *history) acknowledged(n int, began time.Time) {
 }
 
 func (h *history) writer(t *testing.T, n int, v *cardvault.Vault, name string) {
-	card := cardvault.Card{PAN: simnet.ScenarioPAN(cardvault.SchemeVISA, 0), Expiry: cardvault.Expiry{Month: 12, Year: 2030}}
+	given := cardvault.Card{PAN: simnet.ScenarioPAN(card.VISA, 0), Expiry: card.Expiry{Month: 12, Year: 2030}}
 	for i := 0; !t.Failed(); i++ {
 		select {
 		case <-h.ending:
@@ -230,7 +231,7 @@ func (h *history) writer(t *testing.T, n int, v *cardvault.Vault, name string) {
 		key := fmt.Sprintf("%s/%d", name, i)
 		var id uuid.UUID
 		if h.until(t, n, func(ctx context.Context) error {
-			token, err := v.Import(cardvault.WithIdempotencyKey(ctx, key), card, &cardvault.ImportOptions{BusinessKey: "new"})
+			token, err := v.Import(cardvault.WithIdempotencyKey(ctx, key), given, &cardvault.ImportOptions{BusinessKey: "new"})
 			if err == nil {
 				id = token.ID
 			}

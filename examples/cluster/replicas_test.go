@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/examples/internal/sandboxtest"
 	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/cardvault/cardvault/simnet"
@@ -270,12 +271,12 @@ func TestWake(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	card := cardvault.Card{PAN: simnet.ScenarioPAN(cardvault.SchemeVISA, 0), Expiry: cardvault.Expiry{Month: 12, Year: 2030}}
+	given := cardvault.Card{PAN: simnet.ScenarioPAN(card.VISA, 0), Expiry: card.Expiry{Month: 12, Year: 2030}}
 	look := time.NewTicker(10 * time.Millisecond)
 	defer look.Stop()
 	late := time.After(20 * time.Second) // Run looks by itself every 30
 	for n := range 5 {
-		token, err := writes.Import(t.Context(), card, nil)
+		token, err := writes.Import(t.Context(), given, nil)
 		for err == nil && token.NetworkTokenStatus != cardvault.NetworkTokenActive {
 			select {
 			case <-look.C:
@@ -429,17 +430,17 @@ func TestWorkIsDoneOnce(t *testing.T) {
 			vaults = append(vaults, v)
 		}
 		const each = 40
-		card := cardvault.Card{PAN: simnet.ScenarioPAN(cardvault.SchemeVISA, 0), Expiry: cardvault.Expiry{Month: 12, Year: 2030}}
+		given := cardvault.Card{PAN: simnet.ScenarioPAN(card.VISA, 0), Expiry: card.Expiry{Month: 12, Year: 2030}}
 		var imports sync.WaitGroup
 		for _, v := range vaults {
 			imports.Go(func() {
 				for range each {
-					if _, err := v.Import(t.Context(), card, nil); err != nil {
+					if _, err := v.Import(t.Context(), given, nil); err != nil {
 						t.Error(err)
 					}
 					session, err := v.CreateSession(t.Context(), &cardvault.SessionOptions{ExpirationTime: 1})
 					if err == nil {
-						_, err = v.Tokenize(t.Context(), session, card)
+						_, err = v.Tokenize(t.Context(), session, given)
 					}
 					if err != nil {
 						t.Error(err)
@@ -452,7 +453,7 @@ func TestWorkIsDoneOnce(t *testing.T) {
 		count.wait(t, changed, 3*each)
 		count.wait(t, expired, 3*each)
 		// What were done twice would be told before this.
-		if _, err := vaults[0].Import(t.Context(), card, nil); err != nil {
+		if _, err := vaults[0].Import(t.Context(), given, nil); err != nil {
 			t.Fatal(err)
 		}
 		count.wait(t, changed, 3*each+1)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 )
 
 func main() {
@@ -36,9 +37,9 @@ func run(ctx context.Context, dir string) error {
 	defer v.Close()
 
 	token, err := v.Import(ctx, cardvault.Card{
-		PAN:    cardvault.NewPAN([]byte("4242424242424242")),
-		Expiry: cardvault.Expiry{Month: 12, Year: 2030},
-		Name:   cardvault.NewName([]byte("A Customer")),
+		PAN:    card.NewPAN([]byte("4242424242424242")),
+		Expiry: card.Expiry{Month: 12, Year: 2030},
+		Name:   card.NewName([]byte("A Customer")),
 	}, nil)
 	if err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/payone"
 )
 
@@ -98,12 +99,12 @@ type verifier struct{}
 func (verifier) Identify(_ context.Context, r *cardvault.IDVRequest) (*cardvault.IDVResult, error) {
 	got := &cardvault.IDVResult{State: cardvault.IDVPending, Reference: "pending"}
 	switch r.Expiry {
-	case cardvault.Expiry{Month: 1, Year: 2031}:
+	case card.Expiry{Month: 1, Year: 2031}:
 		got.State = cardvault.IDVPassed
 		got.Authentication = &cardvault.Authentication{Method: "otp", At: time.Now()}
-	case cardvault.Expiry{Month: 2, Year: 2031}:
+	case card.Expiry{Month: 2, Year: 2031}:
 		got.State = cardvault.IDVFailed
-	case cardvault.Expiry{Month: 3, Year: 2031}:
+	case card.Expiry{Month: 3, Year: 2031}:
 		r.SecurityCode.Expose(func(code []byte) { got.Reference, got.ChallengeURL = "pending", "code:"+string(code[:3]) })
 	default:
 		if r.Expiry.Year != 2031 {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/examples/internal/sandboxtest"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/google/uuid"
@@ -159,8 +160,8 @@ func importInto(t *testing.T, dir string, account uuid.UUID) uuid.UUID {
 	}
 	defer v.Close()
 	k, err := v.In(account).Import(context.Background(), cardvault.Card{
-		PAN:    simnet.ScenarioPAN(cardvault.SchemeVISA, 0),
-		Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+		PAN:    simnet.ScenarioPAN(card.VISA, 0),
+		Expiry: card.Expiry{Month: 12, Year: 2030},
 	}, nil)
 	if err != nil {
 		t.Fatal(err)

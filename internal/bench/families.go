@@ -86,7 +86,7 @@ func (b *bench) keysBelow(ctx context.Context, v *cardvault.Vault, _ *keeper) (*
 
 // paymentsBelow makes payment data below a token.
 func (b *bench) paymentsBelow(ctx context.Context, v *cardvault.Vault, last *keeper) (*family, error) {
-	t, err := v.Import(ctx, card(0), nil)
+	t, err := v.Import(ctx, testCard(0), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func (b *bench) paymentsBelow(ctx context.Context, v *cardvault.Vault, last *kee
 // endFamily ends a family, and prints how another account's imports fare until the family
 // is erased.
 func (b *bench) endFamily(ctx context.Context, f *family, other *cardvault.Vault, last *keeper) error {
-	visa := card(0)
+	visa := testCard(0)
 	imports := func(span time.Duration) ([]time.Duration, error) {
 		_, latencies, err := rate(16, span, func(int) error {
 			_, err := other.Import(ctx, visa, nil)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
 	"go.etcd.io/bbolt"
@@ -27,7 +28,7 @@ func rowBytes(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	r.size = 0
-	_, err = v.Import(ctx, card(0), nil)
+	_, err = v.Import(ctx, testCard(0), nil)
 	return r.size, err
 }
 
@@ -48,7 +49,7 @@ func (b *bench) imports(ctx context.Context) error {
 	defer naive.Close()
 
 	value := make([]byte, b.rowBytes)
-	visa := card(0)
+	visa := testCard(0)
 	for _, n := range []int{1, 16, 64, 256} {
 		err := b.compare(n,
 			contender{"vault, one account", func(int) error {
@@ -80,11 +81,11 @@ func (b *bench) importsApart(ctx context.Context) error {
 	var turn atomic.Int64
 	err := b.compare(64,
 		contender{"vault, different cards, counted under their masks", func(int) error {
-			_, err := b.vault.Import(ctx, card(int(turn.Add(1)%1000)), nil)
+			_, err := b.vault.Import(ctx, testCard(int(turn.Add(1)%1000)), nil)
 			return err
 		}},
 		contender{"vault, different cards, in bulk", func(int) error {
-			_, err := b.vault.Import(ctx, card(int(turn.Add(1)%1000)), bulk)
+			_, err := b.vault.Import(ctx, testCard(int(turn.Add(1)%1000)), bulk)
 			return err
 		}},
 	)
@@ -92,8 +93,8 @@ func (b *bench) importsApart(ctx context.Context) error {
 		return err
 	}
 
-	visa, coded := card(0), card(0)
-	coded.SecurityCode = cardvault.NewSecurityCode([]byte("737"))
+	visa, coded := testCard(0), testCard(0)
+	coded.SecurityCode = card.NewSecurityCode([]byte("737"))
 	return b.compare(64,
 		contender{"vault, one account", func(int) error {
 			_, err := b.vault.Import(ctx, visa, nil)
@@ -231,7 +232,7 @@ func (b *bench) importUntilKilled() error {
 
 	return parallel(64, func(int) error {
 		for {
-			if _, err := b.vault.Import(ctx, card(0), nil); err != nil {
+			if _, err := b.vault.Import(ctx, testCard(0), nil); err != nil {
 				return err
 			}
 		}

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/webhook"
 	"github.com/google/uuid"
@@ -92,17 +93,17 @@ func must(err error) {
 var prefixes = []struct {
 	share  int
 	digits string
-	scheme cardvault.Scheme
+	scheme card.Scheme
 }{
-	{600, "411111000000000", cardvault.SchemeVISA},
-	{300, "555555000000000", cardvault.SchemeMastercard},
-	{89, "601111000000000", cardvault.SchemeDiscover},
-	{10, "356600000000000", cardvault.SchemeJCB},
-	{1, "620000000000000", cardvault.SchemeUnionPay},
+	{600, "411111000000000", card.VISA},
+	{300, "555555000000000", card.Mastercard},
+	{89, "601111000000000", card.Discover},
+	{10, "356600000000000", card.JCB},
+	{1, "620000000000000", card.UnionPay},
 }
 
-// card returns a card of the n-th of 1000 parts.
-func card(n int) cardvault.Card {
+// testCard returns a card of the n-th of 1000 parts.
+func testCard(n int) cardvault.Card {
 	for _, p := range prefixes {
 		if n -= p.share; n < 0 {
 			d := []byte(p.digits)
@@ -111,9 +112,9 @@ func card(n int) cardvault.Card {
 			}
 
 			return cardvault.Card{
-				PAN:    cardvault.NewPAN(append(d, luhn(d))),
-				Expiry: cardvault.Expiry{Month: 1 + rand.IntN(12), Year: 2030},
-				Name:   cardvault.NewName([]byte("A Customer")),
+				PAN:    card.NewPAN(append(d, luhn(d))),
+				Expiry: card.Expiry{Month: 1 + rand.IntN(12), Year: 2030},
+				Name:   card.NewName([]byte("A Customer")),
 			}
 		}
 	}
@@ -161,7 +162,7 @@ func (b *bench) fill(ctx context.Context) error {
 	left.Store(int64(b.tokens))
 	err = parallel(256, func(int) error {
 		for n := left.Add(-1); n >= 0; n = left.Add(-1) {
-			t, err := b.vault.Import(ctx, card(int(n%1000)), bulk)
+			t, err := b.vault.Import(ctx, testCard(int(n%1000)), bulk)
 			if err != nil {
 				return err
 			}

@@ -50,7 +50,7 @@ func (b *bench) network(ctx context.Context) error {
 		go func() { ended <- v.Run(running) }()
 	}
 
-	visa := card(0)
+	visa := testCard(0)
 	into := func(v *cardvault.Vault) func(int) error {
 		return func(int) error {
 			_, err := v.Import(ctx, visa, nil)
@@ -101,7 +101,7 @@ func (b *bench) activate(ctx context.Context) error {
 	go func() {
 		importers <- parallel(16, func(int) error {
 			for running.Err() == nil {
-				if _, err := v.Import(ctx, card(0), nil); err != nil {
+				if _, err := v.Import(ctx, testCard(0), nil); err != nil {
 					return err
 				}
 				imported.Add(1)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/google/uuid"
 	"go.etcd.io/bbolt"
 )
@@ -117,8 +118,8 @@ func (b *bench) lists(ctx context.Context) error {
 	}
 	half := middle.Items[0].CreatedAt
 
-	visa, rare := []cardvault.Scheme{cardvault.SchemeVISA}, []cardvault.Scheme{cardvault.SchemeUnionPay}
-	mixed := []cardvault.Scheme{cardvault.SchemeVISA, cardvault.SchemeJCB, cardvault.SchemeUnionPay}
+	visa, rare := []card.Scheme{card.VISA}, []card.Scheme{card.UnionPay}
+	mixed := []card.Scheme{card.VISA, card.JCB, card.UnionPay}
 	status := []cardvault.NetworkTokenStatus{cardvault.NetworkTokenNotAvailable, cardvault.NetworkTokenActive}
 	pages := int(first.TotalPages)
 	cases := []struct {
@@ -249,7 +250,7 @@ func (b *bench) sweep(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if _, err := b.vault.Tokenize(ctx, session, card(0)); err != nil {
+			if _, err := b.vault.Tokenize(ctx, session, testCard(0)); err != nil {
 				return err
 			}
 		}
@@ -272,7 +273,7 @@ func (b *bench) sweep(ctx context.Context) error {
 		var latencies []time.Duration
 		for working.Err() == nil {
 			_, l, err := rate(4, 100*time.Millisecond, func(int) error {
-				_, err := b.vault.Import(ctx, card(0), nil)
+				_, err := b.vault.Import(ctx, testCard(0), nil)
 				return err
 			})
 			if err != nil {

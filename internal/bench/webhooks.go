@@ -41,7 +41,7 @@ func (b *bench) webhooks(ctx context.Context) error {
 	ended := make(chan error, 1)
 	go func() { ended <- b.vault.Run(running) }()
 
-	visa := card(0)
+	visa := testCard(0)
 	for _, n := range []int{1, 64, 256} {
 		var ratios, silence, hearing, sending []float64
 		for range b.rounds {

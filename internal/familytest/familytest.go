@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -302,7 +303,7 @@ func apiKeys(a *stage) *family {
 }
 
 var (
-	visa    = cardvault.Card{PAN: cardvault.NewPAN([]byte("4242424242424242")), Expiry: cardvault.Expiry{Month: 12, Year: 2090}}
+	visa    = cardvault.Card{PAN: card.NewPAN([]byte("4242424242424242")), Expiry: card.Expiry{Month: 12, Year: 2090}}
 	payment = cardvault.PaymentRequest{Amount: 1, Currency: "EUR", Reference: "a reference"}
 )
 
@@ -390,7 +391,7 @@ func answers(a *stage) *family {
 
 			_, err = a.Session(a.Context(), session)
 			a.fails(when+": session", err, cardvault.ErrNotFound)
-			_, err = a.RefreshSecurityCode(a.Context(), session, cardvault.NewSecurityCode([]byte("123")))
+			_, err = a.RefreshSecurityCode(a.Context(), session, card.NewSecurityCode([]byte("123")))
 			a.fails(when+": security code", err, cardvault.ErrNotFound)
 		},
 	}

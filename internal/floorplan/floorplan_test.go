@@ -55,6 +55,8 @@ func TestOwners(t *testing.T) {
 
 // Packages of the module that import only the named others of it.
 var neighbours = map[string][]string{
+	"/card":                 {"/internal/hiding", "/internal/iin", "/internal/rule"},
+	"/internal/hiding":      {},
 	"/internal/paymentdata": {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/quota":       {"/internal/ledger", "/store"},
 	"/internal/removal":     {"/internal/jobs", "/internal/ledger", "/internal/tlv", "/store"},

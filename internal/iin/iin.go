@@ -18,7 +18,10 @@ const (
 	UnionPay
 )
 
-var names = [...]string{
+// Schemes is how many of them there are, Unknown included.
+const Schemes = 8
+
+var names = [Schemes]string{
 	"Unknown", "VISA", "Mastercard", "American Express", "Discover", "Diners Club", "JCB", "UnionPay",
 }
 

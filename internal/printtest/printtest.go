@@ -24,6 +24,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/google/uuid"
 )
 
@@ -180,6 +181,8 @@ func (f *filler) canary(field string) string {
 	return c
 }
 
+var concealed = reflect.TypeFor[hiding.Bytes]() // belongs to the type that embeds it
+
 var ids = reflect.TypeFor[uuid.UUID]() // name things, and prove nothing
 
 // fill fills what can hold text: of types of this module, exported or not.
@@ -236,7 +239,7 @@ func (f *filler) fill(v reflect.Value, field string, outer []reflect.Type) {
 		}
 		for i := range t.NumField() {
 			inner := field
-			if t.Name() != "" && t.Name() != "hidden" {
+			if t.Name() != "" && t != concealed {
 				inner = name(t) + "." + t.Field(i).Name
 			}
 			f.fill(v.Field(i), inner, outer)

@@ -5,10 +5,12 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/claims"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/fault"
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/images"
 	"github.com/cardvault/cardvault/internal/iso"
 	"github.com/cardvault/cardvault/internal/jobs"
@@ -54,16 +56,16 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.BIN](),
 		reflect.TypeFor[cardvault.Card](),
 		reflect.TypeFor[cardvault.CardState](),
-		reflect.TypeFor[cardvault.Contact](),
+		reflect.TypeFor[card.Contact](),
 		reflect.TypeFor[cardvault.Cryptogram](),
 		reflect.TypeFor[cardvault.CryptogramRequest](),
-		reflect.TypeFor[cardvault.CryptogramValue](),
+		reflect.TypeFor[card.CryptogramValue](),
 		reflect.TypeFor[cardvault.DamagedRecord](),
 		reflect.TypeFor[cardvault.Delivery](),
 		reflect.TypeFor[cardvault.DeliveryRecord](),
 		reflect.TypeFor[cardvault.Event](),
 		reflect.TypeFor[cardvault.EventReason](),
-		reflect.TypeFor[cardvault.Expiry](),
+		reflect.TypeFor[card.Expiry](),
 		reflect.TypeFor[cardvault.Failure](),
 		reflect.TypeFor[cardvault.FieldError](),
 		reflect.TypeFor[cardvault.Fingerprint](),
@@ -75,13 +77,13 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.Keyring](),
 		reflect.TypeFor[cardvault.ListOptions](),
 		reflect.TypeFor[cardvault.Merchant](),
-		reflect.TypeFor[cardvault.Name](),
+		reflect.TypeFor[card.Name](),
 		reflect.TypeFor[cardvault.NetworkError](),
 		reflect.TypeFor[cardvault.NetworkToken](),
 		reflect.TypeFor[cardvault.NetworkTokenRef](),
 		reflect.TypeFor[cardvault.Notice](),
 		reflect.TypeFor[cardvault.Options](),
-		reflect.TypeFor[cardvault.PAN](),
+		reflect.TypeFor[card.PAN](),
 		reflect.TypeFor[cardvault.PPAN](),
 		reflect.TypeFor[cardvault.PPANAccount](),
 		reflect.TypeFor[cardvault.PPANHash](),
@@ -100,7 +102,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.Quotas](),
 		reflect.TypeFor[cardvault.Reason](),
 		reflect.TypeFor[cardvault.Scope](),
-		reflect.TypeFor[cardvault.SecurityCode](),
+		reflect.TypeFor[card.SecurityCode](),
 		reflect.TypeFor[cardvault.SendResult](),
 		reflect.TypeFor[cardvault.Session](),
 		reflect.TypeFor[cardvault.SessionID](),
@@ -205,6 +207,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[tlv.Fields](),
 		reflect.TypeFor[tlv.Reader](),
 		reflect.TypeFor[wire.Object](),
+		reflect.TypeFor[hiding.Bytes](),
 	)
 }
 

@@ -69,6 +69,17 @@ func PAN(d []byte, luhn bool) *Broken {
 	return nil
 }
 
+// Mask returns the masked form of MinPAN to MaxPAN digits: the first six, the last four,
+// and asterisks between them.
+func Mask(d []byte) string {
+	var m [MaxPAN]byte
+	copy(m[:], d)
+	for i := 6; i < len(d)-4; i++ {
+		m[i] = '*'
+	}
+	return string(m[:len(d)])
+}
+
 // Text is the rule of free text.
 func Text(text []byte) *Broken {
 	blank := len(bytes.TrimSpace(text)) == 0

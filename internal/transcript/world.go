@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store"
@@ -45,7 +46,7 @@ type Setup struct {
 	ClientAddr func(*http.Request) netip.Addr
 }
 
-const card = "4242424242424242"
+const number = "4242424242424242"
 
 // A world is what a transcript is played in.
 type world struct {
@@ -107,8 +108,8 @@ func newWorld(t *testing.T, s *Setup) *world {
 	}
 
 	foreign, err := other.Import(t.Context(), cardvault.Card{
-		PAN:    cardvault.NewPAN([]byte(card)),
-		Expiry: cardvault.Expiry{Month: 4, Year: 2031},
+		PAN:    card.NewPAN([]byte(number)),
+		Expiry: card.Expiry{Month: 4, Year: 2031},
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -227,7 +228,7 @@ func (w *world) addNetwork(t *testing.T) {
 	}
 
 	ephemeral, err := w.vaults[0].Tokenize(t.Context(), session, cardvault.Card{
-		PAN: cardvault.NewPAN([]byte(card)), Expiry: cardvault.Expiry{Month: 4, Year: 2031},
+		PAN: card.NewPAN([]byte(number)), Expiry: card.Expiry{Month: 4, Year: 2031},
 	})
 	if err != nil {
 		t.Fatal(err)

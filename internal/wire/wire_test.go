@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/google/uuid"
 )
@@ -64,13 +65,13 @@ func token() *cardvault.Token {
 		ID:                       uuid.MustParse("7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"),
 		CreatedAt:                at,
 		ExpiresAt:                at,
-		CardholderName:           cardvault.NewName([]byte("Zoë Quux")),
-		Expiry:                   cardvault.Expiry{Month: 4, Year: 2031},
+		CardholderName:           card.NewName([]byte("Zoë Quux")),
+		Expiry:                   card.Expiry{Month: 4, Year: 2031},
 		IIN:                      "424242",
 		LastFour:                 "4242",
 		AccountNumberLength:      16,
 		MaskedAccountNumber:      "424242******4242",
-		Scheme:                   cardvault.SchemeVISA,
+		Scheme:                   card.VISA,
 		BankName:                 "A Bank",
 		NetworkTokenStatusReason: &cardvault.Reason{Code: "declined", Message: "no", OccurredAt: at},
 		Authentication:           &cardvault.Authentication{Method: "challenge", ECI: "05", At: at},

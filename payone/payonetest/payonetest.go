@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/payone"
 )
 
@@ -127,9 +128,9 @@ func check(r *http.Request, portalKey string, p cardvault.PPANProvider, form []b
 	request := cardvault.PPANRequest{
 		Account:      cardvault.PPANAccount{AID: of.AID, MID: of.MID, PortalID: of.PortalID, Hash: cardvault.NewPPANHash(f["hash"])},
 		Mode:         of.Mode,
-		PAN:          cardvault.NewPAN(f["cardpan"]),
-		Expiry:       cardvault.Expiry{Month: number(expiry[2:]), Year: 2000 + number(expiry[:2])},
-		SecurityCode: cardvault.NewSecurityCode(f["cardcvc2"]),
+		PAN:          card.NewPAN(f["cardpan"]),
+		Expiry:       card.Expiry{Month: number(expiry[2:]), Year: 2000 + number(expiry[:2])},
+		SecurityCode: card.NewSecurityCode(f["cardcvc2"]),
 	}
 	defer request.Account.Hash.Wipe()
 	defer request.PAN.Wipe()

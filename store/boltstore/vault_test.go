@@ -11,6 +11,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
@@ -50,7 +51,7 @@ func TestErasureBesideALostRow(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := v.Tokenize(t.Context(), session, cardvault.Card{
-				PAN: cardvault.NewPAN([]byte("4242424242424242")), Expiry: cardvault.Expiry{Month: 12, Year: 2099},
+				PAN: card.NewPAN([]byte("4242424242424242")), Expiry: card.Expiry{Month: 12, Year: 2099},
 			}); err != nil {
 				t.Fatal(err)
 			}

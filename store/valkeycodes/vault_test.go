@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -37,17 +38,17 @@ func replica(t testing.TB, s store.Store, addr string, o *valkeycodes.Options) (
 	return v, c
 }
 
-func card(digits string) cardvault.Card {
+func testCard(digits string) cardvault.Card {
 	return cardvault.Card{
-		PAN:          cardvault.NewPAN([]byte("4242424242424242")),
-		Expiry:       cardvault.Expiry{Month: 12, Year: 2099},
-		SecurityCode: cardvault.NewSecurityCode([]byte(digits)),
+		PAN:          card.NewPAN([]byte("4242424242424242")),
+		Expiry:       card.Expiry{Month: 12, Year: 2099},
+		SecurityCode: card.NewSecurityCode([]byte(digits)),
 	}
 }
 
 func imports(t testing.TB, v *cardvault.Vault) uuid.UUID {
 	t.Helper()
-	token, err := v.Import(t.Context(), card("7373"), nil)
+	token, err := v.Import(t.Context(), testCard("7373"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

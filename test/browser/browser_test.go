@@ -540,16 +540,16 @@ func (p *tab) fill(field, text string) {
 	p.keys(kb.Backspace + text)
 }
 
-// A card is what a shopper types.
-type card struct{ number, expiry, code string }
+// An entered card is typed by a shopper.
+type entered struct{ number, expiry, code string }
 
 var (
-	visa = card{"4111110000000005", "1230", "737"}
-	amex = card{"378282000000008", "1230", "7373"}
+	visa = entered{"4111110000000005", "1230", "737"}
+	amex = entered{"378282000000008", "1230", "7373"}
 )
 
 // enterCard types a card from field to field, in place of what is in them.
-func (p *tab) enterCard(c card) {
+func (p *tab) enterCard(c entered) {
 	p.t.Helper()
 	p.fill("number", c.number+kb.Tab+c.expiry+kb.Tab+c.code)
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/chromedp/cdproto/accessibility"
 	"github.com/chromedp/cdproto/dom"
 	"github.com/chromedp/cdproto/runtime"
@@ -18,7 +18,7 @@ import (
 func (p *tab) wantToken(d detail, mask string) {
 	p.t.Helper()
 	token := p.rig.token(d.TokenID)
-	if token.MaskedAccountNumber != mask || token.Expiry != (cardvault.Expiry{Month: 12, Year: 2030}) {
+	if token.MaskedAccountNumber != mask || token.Expiry != (card.Expiry{Month: 12, Year: 2030}) {
 		p.t.Errorf("the token is of %s, valid to %v", token.MaskedAccountNumber, token.Expiry)
 	}
 	if !p.rig.hasCode(d.TokenID) {
@@ -152,7 +152,7 @@ func TestAmericanExpress(t *testing.T) {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
 			p := newRig(t, nil).ready(visit{})
-			p.enterCard(card{amex.number, amex.expiry, code})
+			p.enterCard(entered{amex.number, amex.expiry, code})
 			p.wait(`events.at(-1).detail.complete`)
 			if d := p.last("change"); d.Brand == nil || *d.Brand != "American Express" {
 				t.Errorf("change: %+v", d)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/chromedp/chromedp/kb"
 	"github.com/google/uuid"
 )
@@ -218,9 +219,9 @@ func (p *tab) renew() {
 // session takes no more.
 func TestRefusedCards(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, &cardvault.Options{Schemes: []cardvault.Scheme{cardvault.SchemeVISA}})
+	r := newRig(t, &cardvault.Options{Schemes: []card.Scheme{card.VISA}})
 	p := r.ready(visit{})
-	p.enterCard(card{"5555550000000002", visa.expiry, visa.code})
+	p.enterCard(entered{"5555550000000002", visa.expiry, visa.code})
 	for range 4 {
 		p.submit()
 		p.wantFailure("unsupported_scheme", "correct")
@@ -323,7 +324,7 @@ func TestPayloadRefused(t *testing.T) {
 func TestRefresh(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		card
+		entered
 		scheme, mask string
 	}{
 		"VISA":             {visa, "VISA", "411111******0005"},
@@ -333,7 +334,7 @@ func TestRefresh(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, nil)
 			token, err := r.vault.Tokenize(t.Context(), cardvault.NewSessionID(uuid.MustParse(r.newSession())), cardvault.Card{
-				PAN: cardvault.NewPAN([]byte(c.number)), Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+				PAN: card.NewPAN([]byte(c.number)), Expiry: card.Expiry{Month: 12, Year: 2030},
 			})
 			if err != nil {
 				t.Fatal(err)

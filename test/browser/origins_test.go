@@ -297,7 +297,7 @@ func TestNothingLeaks(t *testing.T) {
 				}});
 			}`})
 			const name = "Wilhelmina Xyloph"
-			c := card{"4242424242424242", "1230", "737"}
+			c := entered{"4242424242424242", "1230", "737"}
 			p.fill("name", name)
 			p.enterCard(c)
 			// Also with an error on the way, and with what may be read while it is there.

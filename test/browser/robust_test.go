@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/chromedp/kb"
 	"github.com/google/uuid"
@@ -406,7 +407,7 @@ func TestUnknownSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	token, err := r.vault.Tokenize(t.Context(), cardvault.NewSessionID(uuid.MustParse(r.newSession())), cardvault.Card{
-		PAN: cardvault.NewPAN([]byte(visa.number)), Expiry: cardvault.Expiry{Month: 12, Year: 2030},
+		PAN: card.NewPAN([]byte(visa.number)), Expiry: card.Expiry{Month: 12, Year: 2030},
 	})
 	if err != nil {
 		t.Fatal(err)

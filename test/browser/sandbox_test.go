@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -148,7 +149,7 @@ func (s *sandbox) call(method, path, body string) []byte {
 
 // number returns the VISA test card of a scenario.
 func number(scenario int) (number string) {
-	simnet.ScenarioPAN(cardvault.SchemeVISA, scenario).Expose(func(digits []byte) { number = string(digits) })
+	simnet.ScenarioPAN(card.VISA, scenario).Expose(func(digits []byte) { number = string(digits) })
 	return number
 }
 
@@ -309,7 +310,7 @@ func (p *tab) act(token, action string) {
 // enterScenario types the test card of a scenario and has it stored.
 func (p *tab) enterScenario(scenario int) {
 	p.t.Helper()
-	p.enterCard(card{number(scenario), "1230", "737"})
+	p.enterCard(entered{number(scenario), "1230", "737"})
 	p.click("#store")
 }
 
@@ -364,7 +365,7 @@ func (s *sandbox) testWrongCard() {
 	// What is stored is nearer there without the list of test cards.
 	want(&p.world, 0, `document.querySelectorAll("#test-cards details[open]").length`)
 	want(&p.world, true, `document.documentElement.scrollWidth <= innerWidth`)
-	p.enterCard(card{"4111110000000006", "1230", "737"})
+	p.enterCard(entered{"4111110000000006", "1230", "737"})
 	p.click("#store")
 	p.wantFailure("incomplete", "correct")
 	p.wantError("number", "invalid")

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -80,7 +81,7 @@ func isolation(t *testing.T, s store.Store) {
 	other := must(v.CreateAccount(ctx, canary, nil))(t)
 	a, b := v, v.In(other.ID)
 	opts := &cardvault.ImportOptions{BusinessKey: canary}
-	token, theirs := importCard(t, a, card(1), opts), importCard(t, b, card(1), opts)
+	token, theirs := importCard(t, a, testCard(1), opts), importCard(t, b, testCard(1), opts)
 	if token.Fingerprint == theirs.Fingerprint {
 		t.Error("two accounts have one fingerprint for a number")
 	}
@@ -127,7 +128,7 @@ func isolation(t *testing.T, s store.Store) {
 		t.Errorf("%d keys and %d merchants, want those of the account", keys.TotalItems, merchants.TotalItems)
 	}
 
-	must(a.Tokenize(ctx, session, card(3)))(t)
+	must(a.Tokenize(ctx, session, testCard(3)))(t)
 
 	noAccount(t, v, token.ID, session)
 }
@@ -144,7 +145,7 @@ func callsByID(ctx context.Context) map[string]func(v *cardvault.Vault, id uuid.
 			return err
 		},
 		"Tokenize": func(v *cardvault.Vault, id uuid.UUID) error {
-			_, err := v.Tokenize(ctx, cardvault.NewSessionID(id), card(2))
+			_, err := v.Tokenize(ctx, cardvault.NewSessionID(id), testCard(2))
 			return err
 		},
 		"DeleteAPIKey": func(v *cardvault.Vault, id uuid.UUID) error { return v.DeleteAPIKey(ctx, id) },
@@ -156,7 +157,10 @@ func callsByID(ctx context.Context) map[string]func(v *cardvault.Vault, id uuid.
 			_, err := v.RotatePaymentSecret(ctx, id, time.Time{})
 			return err
 		},
-		"In": func(v *cardvault.Vault, id uuid.UUID) error { _, err := v.In(id).Import(ctx, card(2), nil); return err },
+		"In": func(v *cardvault.Vault, id uuid.UUID) error {
+			_, err := v.In(id).Import(ctx, testCard(2), nil)
+			return err
+		},
 	}
 }
 
@@ -166,9 +170,9 @@ func noAccount(t *testing.T, v *cardvault.Vault, token uuid.UUID, session cardva
 
 	for what, nobody := range map[string]*cardvault.Vault{"unknown": v.In(uuid.New()), "no": v.In(uuid.Nil)} {
 		for name, err := range map[string]error{
-			"Import":          errorOf(nobody.Import(ctx, card(1), nil)),
+			"Import":          errorOf(nobody.Import(ctx, testCard(1), nil)),
 			"CreateSession":   errorOf(nobody.CreateSession(ctx, nil)),
-			"Tokenize":        errorOf(nobody.Tokenize(ctx, session, card(1))),
+			"Tokenize":        errorOf(nobody.Tokenize(ctx, session, testCard(1))),
 			"Get":             errorOf(nobody.Get(ctx, token)),
 			"Delete":          nobody.Delete(ctx, token),
 			"List":            errorOf(nobody.List(ctx, nil)),
@@ -566,8 +570,8 @@ func (k *keeper) Update(ctx context.Context, fn func(store.Tx) error) error {
 func nothingInClear(t *testing.T, s store.Store) {
 	k := &keeper{Store: s}
 	v, ctx := vaultOn(t, k, nil), t.Context()
-	c := card(1)
-	c.Name, c.SecurityCode = holder(canary), cardvault.NewSecurityCode([]byte("737373"[:4]))
+	c := testCard(1)
+	c.Name, c.SecurityCode = holder(canary), card.NewSecurityCode([]byte("737373"[:4]))
 	ctx, _ = withKey(ctx, idemKey)
 	token := must(v.Import(ctx, c, &cardvault.ImportOptions{BusinessKey: canary + "key"}))(t)
 	session := must(v.CreateSession(t.Context(), nil))(t)

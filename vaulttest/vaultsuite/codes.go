@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -29,11 +30,11 @@ var codeBehaviours = []behaviour{
 	{"ConsumedUntold", consumedUntold},
 }
 
-func codeOf(digits string) cardvault.SecurityCode { return cardvault.NewSecurityCode([]byte(digits)) }
+func codeOf(digits string) card.SecurityCode { return card.NewSecurityCode([]byte(digits)) }
 
 // coded returns the n-th card with a security code.
 func coded(n int, digits string) cardvault.Card {
-	c := card(n)
+	c := testCard(n)
 	c.SecurityCode = codeOf(digits)
 	return c
 }
@@ -76,7 +77,7 @@ func securityCode(t *testing.T, s store.Store) {
 	before := time.Now().Truncate(time.Microsecond)
 	with := must(v.Import(ctx, coded(1, "737"), nil))(t)
 	after := time.Now()
-	without := importCard(t, v, card(1), nil)
+	without := importCard(t, v, testCard(1), nil)
 	session := must(v.CreateSession(ctx, nil))(t)
 	tokenized := must(v.Tokenize(ctx, session, coded(2, "7373")))(t)
 	short := must(v.CreateSession(ctx, &cardvault.SessionOptions{ExpirationTime: 30}))(t)
@@ -130,7 +131,7 @@ func securityCodeErased(t *testing.T, s store.Store) {
 	// A token that was not stored leaves no code behind.
 	broken := &failingStore{Store: s}
 	failing := coding(t, broken, cache)
-	importCard(t, failing, card(3), nil)
+	importCard(t, failing, testCard(3), nil)
 	broken.err = errors.New("disk full")
 	_, err := failing.Import(ctx, coded(4, "737"), nil)
 	fails(t, "importing", err, broken.err)
@@ -214,9 +215,9 @@ func refreshCode(t *testing.T, s store.Store) {
 
 	_, err := v.RefreshSecurityCode(ctx, session, codeOf("99"))
 	refuses(t, "two digits", err, "security_code too_short")
-	_, err = v.RefreshSecurityCode(ctx, session, cardvault.SecurityCode{})
+	_, err = v.RefreshSecurityCode(ctx, session, card.SecurityCode{})
 	refuses(t, "no code", err, "security_code required")
-	_, err = v.Tokenize(ctx, session, card(2))
+	_, err = v.Tokenize(ctx, session, testCard(2))
 	fails(t, "tokenizing in it", err, cardvault.ErrSessionKind)
 	_, err = v.In(must(v.CreateAccount(ctx, canary, nil))(t).ID).RefreshSecurityCode(ctx, session, codeOf("999"))
 	fails(t, "from another account", err, cardvault.ErrNotFound)
@@ -233,7 +234,7 @@ func refreshCode(t *testing.T, s store.Store) {
 
 	_, err = v.RefreshSecurityCode(ctx, session, codeOf("111"))
 	fails(t, "a session that is completed", err, cardvault.ErrSessionCompleted)
-	_, err = v.Tokenize(ctx, session, card(2))
+	_, err = v.Tokenize(ctx, session, testCard(2))
 	fails(t, "tokenizing in one that is completed", err, cardvault.ErrSessionCompleted)
 	hasCode(t, "refreshed once", v, token.ID, "999")
 
@@ -249,7 +250,7 @@ func refreshCode(t *testing.T, s store.Store) {
 	fails(t, "a session that was never made", err, cardvault.ErrNotFound)
 
 	noError(t, v.Delete(ctx, token.ID))
-	token = importCard(t, v, card(1), nil)
+	token = importCard(t, v, testCard(1), nil)
 	late := must(v.RefreshSession(ctx, token.ID))(t)
 	done := must(v.RefreshSession(ctx, token.ID))(t)
 	must(v.RefreshSecurityCode(ctx, done, codeOf("999")))(t)
@@ -269,7 +270,7 @@ func refreshCode(t *testing.T, s store.Store) {
 // is what the vault has.
 func refreshRace(t *testing.T, s store.Store) {
 	v, ctx := coding(t, s, nil), t.Context()
-	token := importCard(t, v, card(1), nil)
+	token := importCard(t, v, testCard(1), nil)
 	session := must(v.RefreshSession(ctx, token.ID))(t)
 	var won atomic.Pointer[string]
 
@@ -294,7 +295,7 @@ func refreshRace(t *testing.T, s store.Store) {
 	// A code that comes while its token is deleted does not stay.
 	cache := &cacheSpy{CodeCache: codes.New(100, nil)}
 	v = coding(t, s, cache)
-	token = importCard(t, v, card(2), nil)
+	token = importCard(t, v, testCard(2), nil)
 	session = must(v.RefreshSession(ctx, token.ID))(t)
 	cache.fail(func(ctx context.Context) error {
 		cache.fail(nil)
@@ -452,7 +453,7 @@ func stubbornCodes(t *testing.T, s store.Store) {
 	has("refreshed", token.ID, "", "222")
 	noError(t, replica.Consume(consumed, token.ID))
 	has("refreshed and consumed again under the former key", token.ID, "", "222")
-	must(v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &cardvault.Expiry{Month: 11, Year: 2090}}))(t)
+	must(v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &card.Expiry{Month: 11, Year: 2090}}))(t)
 	has("updated", token.ID, "", "222")
 	enter("333")
 	has("refreshed twice", token.ID, "", "", "333")
@@ -515,14 +516,14 @@ func consumedUntold(t *testing.T, s store.Store) {
 	token := must(v.Import(ctx, coded(1, "737"), nil))(t)
 	noError(t, v.Consume(ctx, token.ID))
 	noError(t, v.Drain(ctx))
-	updated := must(v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &cardvault.Expiry{Month: 11, Year: 2090}}))(t)
+	updated := must(v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &card.Expiry{Month: 11, Year: 2090}}))(t)
 	noError(t, v.Consume(ctx, token.ID))
 	noError(t, v.Consume(ctx, token.ID))
-	last := must(v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &cardvault.Expiry{Month: 10, Year: 2090}}))(t)
+	last := must(v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &card.Expiry{Month: 10, Year: 2090}}))(t)
 
 	noError(t, v.Consume(ctx, token.ID))
 	noError(t, v.Drain(ctx))
-	var got, want []cardvault.Expiry
+	var got, want []card.Expiry
 	for _, e := range mail.at(receiver) {
 		got = append(got, e.Token.Expiry)
 	}

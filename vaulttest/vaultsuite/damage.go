@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -71,7 +72,7 @@ func damagedToken(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, spy, nil), t.Context()
 	account := must(v.CreateAccount(ctx, canary, nil))(t)
 	imported := func(v *cardvault.Vault, n int, key string) (*cardvault.Token, *store.Record) {
-		token := importCard(t, v, card(n), &cardvault.ImportOptions{BusinessKey: key})
+		token := importCard(t, v, testCard(n), &cardvault.ImportOptions{BusinessKey: key})
 		return token, spy.last()[0]
 	}
 
@@ -109,7 +110,7 @@ func damagedToken(t *testing.T, s store.Store) {
 		_, err = v.Update(ctx, victim.ID, cardvault.TokenUpdate{BusinessKey: &key})
 		refused(what+": Update", err)
 
-		for _, o := range []*cardvault.ListOptions{nil, {BusinessKey: canary + "a"}, {BusinessKey: canary + "b"}, {Scheme: []cardvault.Scheme{a.Scheme}}} {
+		for _, o := range []*cardvault.ListOptions{nil, {BusinessKey: canary + "a"}, {BusinessKey: canary + "b"}, {Scheme: []card.Scheme{a.Scheme}}} {
 			notListed(t, what, v, o, victim.ID)
 			notListed(t, what, v.In(account.ID), o, victim.ID)
 		}
@@ -202,12 +203,12 @@ func damaged(t *testing.T, s store.Store) {
 	var session [2]func() error
 	sessionRow, otherSession := pair(func(i int) {
 		id := must(v.CreateSession(ctx, &cardvault.SessionOptions{BypassIdentification: i > 0}))(t)
-		session[i] = func() error { return errorOf(v.Tokenize(ctx, id, card(1))) }
+		session[i] = func() error { return errorOf(v.Tokenize(ctx, id, testCard(1))) }
 	})
 
 	again := func(i int) error {
 		ctx, _ := withKey(ctx, fmt.Sprint(idemKey, i))
-		return errorOf(v.Import(ctx, card(i), nil))
+		return errorOf(v.Import(ctx, testCard(i), nil))
 	}
 
 	var repeat [2][]*store.Record // key and answer

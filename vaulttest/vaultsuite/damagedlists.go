@@ -115,7 +115,7 @@ func damagedInLists(t *testing.T, s store.Store) {
 	}
 
 	all := append(paymentsListed(t, v, spy), deliveriesListed(t, v, spy),
-		tokens.fill(spy, 0, func(i int) uuid.UUID { return importCard(t, other, card(i), nil).ID }),
+		tokens.fill(spy, 0, func(i int) uuid.UUID { return importCard(t, other, testCard(i), nil).ID }),
 		keys.fill(spy, 0, func(int) uuid.UUID { return must2(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t).ID }),
 		hooks.fill(spy, 1, func(int) uuid.UUID { return newHook(t, other, receiver).ID }),
 		merchants.fill(spy, 0, func(int) uuid.UUID { return must(v.CreateMerchant(ctx, canary))(t).ID }),
@@ -161,7 +161,7 @@ func deliveriesListed(t *testing.T, v *cardvault.Vault, spy *watched) *listing {
 	}, func(d *cardvault.DeliveryRecord) uuid.UUID { return d.ID })}
 
 	return l.fill(spy, 2, func(i int) uuid.UUID {
-		importCard(t, v, card(2+i), nil)
+		importCard(t, v, testCard(2+i), nil)
 		ids, _, err := l.list(nil)
 		noError(t, err)
 		return ids[0]
@@ -182,7 +182,7 @@ func damagedElsewhere(t *testing.T, s store.Store) {
 	pay(t, thief, theirs)
 	payment := pay(t, v, token)
 	row := spy.last()[0]
-	mine := importCard(t, v, card(3), nil)
+	mine := importCard(t, v, testCard(3), nil)
 	tokenRow := spy.last()[0]
 
 	moved := tokenRow.Clone()

@@ -74,7 +74,7 @@ func entered(t *testing.T, s store.Store) {
 	}
 
 	token := must(v.Get(ctx, done.TokenID))(t)
-	if imported := importCard(t, v, card(1), nil); imported.Fingerprint != token.Fingerprint || token.CardholderName.IsZero() {
+	if imported := importCard(t, v, testCard(1), nil); imported.Fingerprint != token.Fingerprint || token.CardholderName.IsZero() {
 		t.Errorf("token %+v", flat(token))
 	}
 

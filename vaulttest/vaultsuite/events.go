@@ -95,7 +95,7 @@ func tokenEvents(t *testing.T, s store.Store) {
 	v, ctx := listening(t, s, &sink), t.Context()
 	other := must(v.CreateAccount(ctx, canary, nil))(t)
 
-	c := card(1)
+	c := testCard(1)
 	c.Name = holder(canary)
 	imported := importCard(t, v, c, &cardvault.ImportOptions{BusinessKey: canary})
 	patched := rename(t, v, imported, "a")
@@ -118,7 +118,7 @@ func tokenEvents(t *testing.T, s store.Store) {
 		t.Errorf("events %+v", got)
 	}
 
-	theirs := importCard(t, v.In(other.ID), card(2), nil)
+	theirs := importCard(t, v.In(other.ID), testCard(2), nil)
 	noError(t, v.Drain(ctx))
 	got = sink.Events()[3:]
 	checkArrived(t, "another account", got, eventLine(theirs, cardvault.TokenCreated, cardvault.ReasonImported))
@@ -126,7 +126,7 @@ func tokenEvents(t *testing.T, s store.Store) {
 		t.Error("an event of another account than the token's")
 	}
 
-	tokenized := must(v.Tokenize(ctx, must(v.CreateSession(ctx, nil))(t), card(3)))(t)
+	tokenized := must(v.Tokenize(ctx, must(v.CreateSession(ctx, nil))(t), testCard(3)))(t)
 	noError(t, v.Drain(ctx))
 	noError(t, v.Delete(ctx, tokenized.ID))
 	noError(t, v.Drain(ctx))
@@ -138,9 +138,9 @@ func tokenEvents(t *testing.T, s store.Store) {
 	refuses(t, "a card that is refused", errorOf(v.Import(ctx, cardOf("4111110000000006"), nil)), "account_number luhn")
 	fails(t, "Delete of a deleted token", v.Delete(ctx, tokenized.ID), cardvault.ErrNotFound)
 	idempotent, _ := withKey(ctx, idemKey)
-	once := must(v.Import(idempotent, card(4), nil))(t)
+	once := must(v.Import(idempotent, testCard(4), nil))(t)
 	idempotent, _ = withKey(ctx, idemKey)
-	must(v.Import(idempotent, card(4), nil))(t)
+	must(v.Import(idempotent, testCard(4), nil))(t)
 	noError(t, v.Drain(ctx))
 	noError(t, v.Drain(ctx))
 	checkArrived(t, "a replay", sink.Events()[6:], eventLine(once, cardvault.TokenCreated, cardvault.ReasonImported))
@@ -154,7 +154,7 @@ func tokenEvents(t *testing.T, s store.Store) {
 func eventsUnheard(t *testing.T, s store.Store) {
 	spy, ctx := &watched{Store: s}, t.Context()
 	silent := vaultOn(t, spy, nil)
-	token := importCard(t, silent, card(1), nil)
+	token := importCard(t, silent, testCard(1), nil)
 	if n := len(spy.last()); n != 1 {
 		t.Errorf("an import puts %d records, want 1", n)
 	}
@@ -171,11 +171,11 @@ func eventsUnheard(t *testing.T, s store.Store) {
 
 	var sink vaulttest.Recorder
 	heard := listening(t, spy, &sink)
-	importCard(t, heard, card(2), nil)
+	importCard(t, heard, testCard(2), nil)
 	if n := len(spy.last()); n != 3 {
 		t.Errorf("an import puts %d records, want token, delivery and the queue that has rested", n)
 	}
-	importCard(t, heard, card(3), nil)
+	importCard(t, heard, testCard(3), nil)
 	if n := len(spy.last()); n != 2 {
 		t.Errorf("another import puts %d records, want token and delivery", n)
 	}
@@ -198,7 +198,7 @@ func eventsUnheard(t *testing.T, s store.Store) {
 func eventsOfADeletedToken(t *testing.T, s store.Store) {
 	var sink vaulttest.Recorder
 	v, ctx := listening(t, s, &sink), t.Context()
-	token, other := importCard(t, v, card(1), nil), importCard(t, v, card(2), nil)
+	token, other := importCard(t, v, testCard(1), nil), importCard(t, v, testCard(2), nil)
 	rename(t, v, token, "a")
 	noError(t, v.Delete(ctx, token.ID))
 	noError(t, v.Drain(ctx))
@@ -215,7 +215,7 @@ func eventsRefused(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	var sink pickySink
 	v, ctx := listening(t, spy, &sink), t.Context()
-	token, other := importCard(t, v, card(1), nil), importCard(t, v, card(2), nil)
+	token, other := importCard(t, v, testCard(1), nil), importCard(t, v, testCard(2), nil)
 	failures := 2 // the third would let the later events pass
 
 	sink.set(func(e *cardvault.Event) bool {
@@ -277,7 +277,7 @@ func eventsRepeated(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	var sink vaulttest.Recorder
 	v, ctx := listening(t, spy, &sink), t.Context()
-	token := importCard(t, v, card(1), nil)
+	token := importCard(t, v, testCard(1), nil)
 	records := spy.last()
 	noError(t, v.Drain(ctx))
 	noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(records[1]); return nil }))
@@ -317,7 +317,7 @@ func inOrder(t *testing.T, vaults []*cardvault.Vault, arrived func() []*cardvaul
 	defer running.Wait()
 	defer stop()
 	parallel(t, tokens, func(i int) error {
-		token, err := vaults[i%2].Import(ctx, card(i), nil)
+		token, err := vaults[i%2].Import(ctx, testCard(i), nil)
 		for n := 0; n < updates && err == nil; n++ {
 			key := fmt.Sprint(canary, n)
 			_, err = vaults[(i+n)%2].Update(ctx, token.ID, cardvault.TokenUpdate{BusinessKey: &key})
@@ -388,11 +388,11 @@ func eventsDamaged(t *testing.T, s store.Store) {
 	var sink pickySink
 	v, ctx := listening(t, spy, &sink), t.Context()
 	account := must(v.CreateAccount(ctx, canary, nil))(t)
-	token := importCard(t, v, card(1), nil)
+	token := importCard(t, v, testCard(1), nil)
 	row := spy.last()[1]
-	other := importCard(t, v, card(2), nil)
+	other := importCard(t, v, testCard(2), nil)
 	otherRow := spy.last()[1]
-	importCard(t, v, card(3), nil)
+	importCard(t, v, testCard(3), nil)
 	third := spy.last()[0].ID
 
 	noError(t, v.Drain(ctx))

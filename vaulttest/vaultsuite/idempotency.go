@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -32,8 +33,8 @@ func withKey(ctx context.Context, key string) (context.Context, *cardvault.Idemp
 func replay(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	v, ctx := vaultOn(t, spy, nil), t.Context()
-	c := card(1)
-	c.Name, c.SecurityCode = holder(canary), cardvault.NewSecurityCode([]byte("7373"))
+	c := testCard(1)
+	c.Name, c.SecurityCode = holder(canary), card.NewSecurityCode([]byte("7373"))
 	opts := &cardvault.ImportOptions{BusinessKey: canary + "key", ImportProvider: "p"}
 
 	once, i := withKey(ctx, idemKey)
@@ -102,11 +103,11 @@ func otherRequests(t *testing.T, v *cardvault.Vault, c cardvault.Card, opts *car
 	ctx := t.Context()
 
 	for what, change := range map[string]func(*cardvault.Card, *cardvault.ImportOptions){
-		"number":   func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.PAN = card(2).PAN },
+		"number":   func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.PAN = testCard(2).PAN },
 		"month":    func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Expiry.Month = 1 },
 		"year":     func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Expiry.Year = 2091 },
 		"name":     func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Name = holder(canary + "x") },
-		"no name":  func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Name = cardvault.Name{} },
+		"no name":  func(c *cardvault.Card, _ *cardvault.ImportOptions) { c.Name = card.Name{} },
 		"key":      func(_ *cardvault.Card, o *cardvault.ImportOptions) { o.BusinessKey = canary },
 		"provider": func(_ *cardvault.Card, o *cardvault.ImportOptions) { o.ImportProvider = "" },
 	} {
@@ -125,12 +126,12 @@ func otherRequests(t *testing.T, v *cardvault.Vault, c cardvault.Card, opts *car
 func requestsByWord(t *testing.T, v *cardvault.Vault) {
 	ctx := t.Context()
 	asked := &cardvault.Idempotency{Key: canary + "2", Request: cardvault.NewIdempotentRequest([]byte("body"))}
-	one := must(v.Import(cardvault.WithIdempotency(ctx, asked), card(3), nil))(t)
+	one := must(v.Import(cardvault.WithIdempotency(ctx, asked), testCard(3), nil))(t)
 	asked = &cardvault.Idempotency{Key: canary + "2", Request: cardvault.NewIdempotentRequest([]byte("body"))}
-	two := must(v.Import(cardvault.WithIdempotency(ctx, asked), card(4), nil))(t)
+	two := must(v.Import(cardvault.WithIdempotency(ctx, asked), testCard(4), nil))(t)
 	same(t, "same request by the caller's word", two, one)
 	asked = &cardvault.Idempotency{Key: canary + "2", Request: cardvault.NewIdempotentRequest([]byte("Body"))}
-	_, err := v.Import(cardvault.WithIdempotency(ctx, asked), card(3), nil)
+	_, err := v.Import(cardvault.WithIdempotency(ctx, asked), testCard(3), nil)
 	fails(t, "another request by the caller's word", err, cardvault.ErrIdempotencyKeyReused)
 }
 
@@ -145,7 +146,7 @@ func replayScope(t *testing.T, s store.Store) {
 
 	imported := func(v *cardvault.Vault) *cardvault.Token {
 		ctx, _ := withKey(ctx, idemKey)
-		return must(v.Import(ctx, card(1), nil))(t)
+		return must(v.Import(ctx, testCard(1), nil))(t)
 	}
 
 	// One key: two operations, two accounts.
@@ -166,7 +167,7 @@ func replayScope(t *testing.T, s store.Store) {
 	fails(t, "other options", err, cardvault.ErrIdempotencyKeyReused)
 	_, err = session(v, &cardvault.SessionOptions{ExpirationTime: 1})
 	fails(t, "other options", err, cardvault.ErrIdempotencyKeyReused)
-	must(v.Tokenize(ctx, cardvault.NewSessionID(one), card(2)))(t)
+	must(v.Tokenize(ctx, cardvault.NewSessionID(one), testCard(2)))(t)
 	if again := must(session(v, &cardvault.SessionOptions{}))(t); again != one {
 		t.Error("a replay after completion gives another session")
 	}
@@ -178,7 +179,7 @@ func replayRace(t *testing.T, s store.Store) {
 	var token atomic.Pointer[cardvault.Token]
 	parallel(t, 50, func(int) error {
 		ctx, i := withKey(t.Context(), idemKey)
-		got, err := v.Import(ctx, card(1), nil)
+		got, err := v.Import(ctx, testCard(1), nil)
 		if err != nil {
 			return err
 		}
@@ -209,10 +210,10 @@ func mistakes(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	v, ctx := vaultOn(t, spy, nil), t.Context()
 	other := must(v.CreateAccount(ctx, canary, nil))(t)
-	first := must(v.Import(byActor(ctx, 1, idemKey), card(1), nil))(t)
+	first := must(v.Import(byActor(ctx, 1, idemKey), testCard(1), nil))(t)
 
 	right := func(root byte, key string) error {
-		got, err := v.Import(byActor(ctx, root, key), card(1), nil)
+		got, err := v.Import(byActor(ctx, root, key), testCard(1), nil)
 		if err == nil && got.ID != first.ID {
 			t.Error("a repetition gives another token")
 		}
@@ -220,7 +221,7 @@ func mistakes(t *testing.T, s store.Store) {
 	}
 
 	wrong := func(root byte, n int) {
-		_, err := v.Import(byActor(ctx, root, idemKey), card(n), nil)
+		_, err := v.Import(byActor(ctx, root, idemKey), testCard(n), nil)
 		fails(t, "another request", err, cardvault.ErrIdempotencyKeyReused)
 	}
 
@@ -246,12 +247,12 @@ func mistakes(t *testing.T, s store.Store) {
 	fails(t, "the right request to another vault on the store", right(2, idemKey), cardvault.ErrIdempotencyKeyReused)
 	noError(t, right(1, idemKey))
 	noError(t, right(0, idemKey))
-	must(v.Import(byActor(ctx, 2, idemKey+"2"), card(1), nil))(t)
-	must(v.In(other.ID).Import(byActor(ctx, 2, idemKey), card(1), nil))(t)
+	must(v.Import(byActor(ctx, 2, idemKey+"2"), testCard(1), nil))(t)
+	must(v.In(other.ID).Import(byActor(ctx, 2, idemKey), testCard(1), nil))(t)
 
 	// All operations and objects have keys of their own.
 	must(v.CreateSession(byActor(ctx, 2, idemKey), nil))(t)
-	must(v.Provision(byActor(ctx, 2, idemKey), importCard(t, v, card(3), nil).ID))(t)
+	must(v.Provision(byActor(ctx, 2, idemKey), importCard(t, v, testCard(3), nil).ID))(t)
 
 	// Nor does a token that is gone show what was right.
 	noError(t, v.Delete(ctx, first.ID))
@@ -267,10 +268,10 @@ func mistakesRace(t *testing.T, s store.Store) {
 	var answered, wrong atomic.Int64
 	for k := range keys {
 		key := fmt.Sprint(idemKey, k)
-		first := must(vaults[0].Import(byActor(t.Context(), 1, key), card(0), nil))(t)
+		first := must(vaults[0].Import(byActor(t.Context(), 1, key), testCard(0), nil))(t)
 		v := vaults[k%2]
 		parallel(t, others+1, func(n int) error {
-			token, err := v.Import(byActor(t.Context(), 2, key), card((n+others/2)%(others+1)), nil)
+			token, err := v.Import(byActor(t.Context(), 2, key), testCard((n+others/2)%(others+1)), nil)
 			switch {
 			case err == nil && token.ID == first.ID:
 				answered.Add(1)
@@ -283,7 +284,7 @@ func mistakesRace(t *testing.T, s store.Store) {
 		})
 
 		for _, v := range vaults {
-			_, err := v.Import(byActor(t.Context(), 2, key), card(0), nil)
+			_, err := v.Import(byActor(t.Context(), 2, key), testCard(0), nil)
 			fails(t, "the right request after many others", err, cardvault.ErrIdempotencyKeyReused)
 		}
 	}
@@ -297,16 +298,16 @@ func mistakesRace(t *testing.T, s store.Store) {
 func mistakesStoreFails(t *testing.T, s store.Store) {
 	full := &fullStore{Store: s}
 	v := vaultOn(t, full, nil)
-	must(v.Import(byActor(t.Context(), 1, idemKey), card(0), nil))(t)
+	must(v.Import(byActor(t.Context(), 1, idemKey), testCard(0), nil))(t)
 	full.full.Store(true)
-	_, err := v.Import(byActor(t.Context(), 2, idemKey), card(1), nil)
+	_, err := v.Import(byActor(t.Context(), 2, idemKey), testCard(1), nil)
 	fails(t, "another request", err, cardvault.ErrStorageFull)
 	for n := range 3 {
-		_, err = v.Import(byActor(t.Context(), 2, idemKey), card(n), nil)
+		_, err = v.Import(byActor(t.Context(), 2, idemKey), testCard(n), nil)
 		fails(t, "a request right or wrong", err, cardvault.ErrStorageFull)
 	}
 	full.full.Store(false)
-	must(v.Import(byActor(t.Context(), 2, idemKey), card(0), nil))(t)
+	must(v.Import(byActor(t.Context(), 2, idemKey), testCard(0), nil))(t)
 }
 
 // A fullStore has no room while it is full.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -100,7 +101,7 @@ func filters(t *testing.T, s store.Store) {
 	for i := range 150 {
 		r := rand.New(rand.NewPCG(1, uint64(i)))
 		o := cardvault.ListOptions{Ascending: r.IntN(2) == 0, Limit: 1 + r.IntN(60), Page: 1 + r.IntN(3)}
-		for scheme := range cardvault.Scheme(8) {
+		for scheme := range card.Scheme(8) {
 			if r.IntN(4) == 0 {
 				o.Scheme = append(o.Scheme, scheme)
 			}
@@ -184,7 +185,7 @@ func importAtOnce(t *testing.T, v *cardvault.Vault, n int) map[uuid.UUID]bool {
 
 	parallel(t, 50, func(i int) error {
 		for j := range n / 50 {
-			token, err := v.Import(t.Context(), card(i*n/50+j), nil)
+			token, err := v.Import(t.Context(), testCard(i*n/50+j), nil)
 			if err != nil {
 				return err
 			}
@@ -235,7 +236,7 @@ func allTokens(t *testing.T, s store.Store, ascending bool) {
 			noError(t, v.Delete(ctx, first[i].ID))
 			noError(t, v.Delete(ctx, first[i+cardvault.MaxLimit].ID))
 			gone[first[i+cardvault.MaxLimit].ID] = true
-			added = append(added, importCard(t, v, card(9999), nil))
+			added = append(added, importCard(t, v, testCard(9999), nil))
 		}
 		i++
 		if i > 2*n {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -48,7 +49,7 @@ func ops(t *rapid.T) op {
 			Limit:              rapid.IntRange(1, 6).Draw(t, "limit"),
 			Page:               rapid.IntRange(1, 3).Draw(t, "page"),
 			Ascending:          rapid.Bool().Draw(t, "ascending"),
-			Scheme:             rapid.SliceOfN(rapid.Custom(func(t *rapid.T) cardvault.Scheme { return cardvault.Scheme(rapid.IntRange(0, 7).Draw(t, "scheme")) }), 0, 4).Draw(t, "schemes"),
+			Scheme:             rapid.SliceOfN(rapid.Custom(func(t *rapid.T) card.Scheme { return card.Scheme(rapid.IntRange(0, 7).Draw(t, "scheme")) }), 0, 4).Draw(t, "schemes"),
 			NetworkTokenStatus: rapid.SampledFrom([][]cardvault.NetworkTokenStatus{nil, nil, {cardvault.NetworkTokenNotAvailable, cardvault.NetworkTokenActive}, {cardvault.NetworkTokenPending}}).Draw(t, "statuses"),
 			BusinessKey:        rapid.SampledFrom([]string{"", "", "key 1", "key 2", "key 3"}).Draw(t, "filter"),
 		},
@@ -65,7 +66,7 @@ type modelToken struct {
 	expires   time.Time
 	last      string
 	name, key string
-	scheme    cardvault.Scheme
+	scheme    card.Scheme
 }
 
 func (m *modelToken) lives() bool { return m.expires.IsZero() || time.Now().Before(m.expires) }
@@ -152,7 +153,7 @@ func unexpected(err, want error) error {
 func (a *modelAccount) step(t *testing.T, o op) error {
 	ctx, v := t.Context(), a.v
 	c := testCard(o.number)
-	c.Name = cardvault.NewName([]byte(o.name))
+	c.Name = card.NewName([]byte(o.name))
 	var chosen *modelToken
 	if len(a.tokens) > 0 {
 		chosen = a.tokens[o.object%len(a.tokens)]

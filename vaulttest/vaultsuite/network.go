@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -44,7 +45,7 @@ type bureau struct {
 
 func (*bureau) Name() string { return "bureau" }
 
-func (*bureau) Eligible(cardvault.Scheme, uuid.UUID) error { return nil }
+func (*bureau) Eligible(card.Scheme, uuid.UUID) error { return nil }
 
 func (n *bureau) Provision(_ context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
 	id := n.issue(r)
@@ -173,7 +174,7 @@ func suspended(n int, at time.Time, id string) *cardvault.Notice {
 func networkToken(t *testing.T, s store.Store) {
 	n := &bureau{}
 	v, ctx := provisioning(t, s, n), t.Context()
-	id := importCard(t, v, card(1), nil).ID
+	id := importCard(t, v, testCard(1), nil).ID
 	checkState(t, v, id, cardvault.NetworkTokenPending, "")
 	drain(t, v)
 	checkState(t, v, id, cardvault.NetworkTokenActive, "")
@@ -206,7 +207,7 @@ func networkTokenNotices(t *testing.T, s store.Store) {
 	n := &bureau{}
 	v, ctx := provisioning(t, s, n), t.Context()
 	fails(t, "a notice of nobody", v.Notify(ctx, suspended(0, time.Now(), canary)), cardvault.ErrNotFound)
-	id := importCard(t, v, card(1), nil).ID
+	id := importCard(t, v, testCard(1), nil).ID
 	drain(t, v)
 	at, handle := time.Now(), n.left()[0]
 	notices := []*cardvault.Notice{suspended(1, at, handle), suspended(2, at.Add(time.Second), handle), suspended(3, at.Add(2*time.Second), handle)}
@@ -243,7 +244,7 @@ func networkTokenShared(t *testing.T, s store.Store) {
 	vaults := []*cardvault.Vault{v, v, other}
 	var holders []uuid.UUID
 	for _, v := range vaults {
-		holders = append(holders, importCard(t, v, card(1), nil).ID)
+		holders = append(holders, importCard(t, v, testCard(1), nil).ID)
 	}
 
 	drain(t, v)
@@ -267,8 +268,8 @@ func networkTokenShared(t *testing.T, s store.Store) {
 func networkTokenDeletedMeanwhile(t *testing.T, s store.Store) {
 	n := &bureau{}
 	v, ctx := provisioning(t, s, n), t.Context()
-	gone := importCard(t, v, card(1), nil)
-	stays := importCard(t, v, card(2), nil)
+	gone := importCard(t, v, testCard(1), nil)
+	stays := importCard(t, v, testCard(2), nil)
 	n.during = func(ref cardvault.NetworkTokenRef) {
 		if ref.IdempotencyKey == gone.ID.String()+":1" {
 			if err := v.Delete(ctx, gone.ID); err != nil {
@@ -295,7 +296,7 @@ func networkTokenRace(t *testing.T, s store.Store) {
 		r := rand.New(rand.NewPCG(9, uint64(worker)))
 		v := vaults[worker%2]
 		for i := range 15 {
-			token, err := v.Import(ctx, card(worker*20+i), nil)
+			token, err := v.Import(ctx, testCard(worker*20+i), nil)
 			if err != nil {
 				return err
 			}
@@ -359,7 +360,7 @@ func networkTokenActivation(t *testing.T, s store.Store) {
 
 	parallel(t, 16, func(worker int) error {
 		for i := worker; i < many; i += 16 {
-			token, err := late.Import(ctx, card(i), nil)
+			token, err := late.Import(ctx, testCard(i), nil)
 			if err != nil {
 				return err
 			}
@@ -369,7 +370,7 @@ func networkTokenActivation(t *testing.T, s store.Store) {
 	})
 
 	idle := v.In(must(v.CreateAccount(ctx, canary, &cardvault.Approvals{}))(t).ID)
-	other := importCard(t, idle, card(1), nil)
+	other := importCard(t, idle, testCard(1), nil)
 	checkState(t, late, tokens[0], cardvault.NetworkTokenNotAvailable, "network_tokens_not_activated")
 	drain(t, v)
 	n.remains(t, 0)
@@ -391,7 +392,7 @@ func networkTokenDamaged(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	v, ctx := provisioning(t, spy, n), t.Context()
 	row := func(i int) (uuid.UUID, *store.Record) {
-		id := importCard(t, v, card(i), nil).ID
+		id := importCard(t, v, testCard(i), nil).ID
 		return id, spy.last()[len(spy.last())-1]
 	}
 
@@ -420,7 +421,7 @@ func cardArt(t *testing.T, s store.Store) {
 	image := slices.Concat([]byte("\x89PNG\r\n\x1a\n"), bytes.Repeat([]byte(canary), cardvault.MaxCardArt/len(canary)-1))
 	n := &bureau{art: canary, images: map[string][]byte{canary: image}}
 	v, ctx := provisioning(t, s, n), t.Context()
-	tokens := []uuid.UUID{importCard(t, v, card(1), nil).ID, importCard(t, v, card(2), nil).ID, importCard(t, v, card(3), nil).ID}
+	tokens := []uuid.UUID{importCard(t, v, testCard(1), nil).ID, importCard(t, v, testCard(2), nil).ID, importCard(t, v, testCard(3), nil).ID}
 	drain(t, v)
 	url := must(v.Get(ctx, tokens[0]))(t).CardArtURL
 	id, err := uuid.Parse(path.Base(url))

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -37,12 +38,12 @@ const tillECI = "05"
 
 var (
 	tillNumber = cardNumber(canaryNumber, 16, 9999) // of a network token; no test stores this card
-	tillExpiry = cardvault.Expiry{Month: 6, Year: 2091}
+	tillExpiry = card.Expiry{Month: 6, Year: 2091}
 )
 
 func (*till) Name() string { return "till" }
 
-func (*till) Eligible(cardvault.Scheme, uuid.UUID) error { return nil }
+func (*till) Eligible(card.Scheme, uuid.UUID) error { return nil }
 
 func (*till) Provision(_ context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
 	return &cardvault.NetworkToken{ID: canary + r.IdempotencyKey, State: cardvault.NetworkTokenActive}, nil
@@ -58,9 +59,9 @@ func (n *till) Cryptogram(_ context.Context, r *cardvault.CryptogramRequest) (*c
 	n.asked = append(n.asked, r.IdempotencyKey)
 	return &cardvault.Cryptogram{
 		TokenID: r.Token.ID,
-		Number:  cardvault.NewPAN([]byte(tillNumber)),
+		Number:  card.NewPAN([]byte(tillNumber)),
 		Expiry:  tillExpiry,
-		Value:   cardvault.NewCryptogramValue([]byte(canary + r.IdempotencyKey)),
+		Value:   card.NewCryptogramValue([]byte(canary + r.IdempotencyKey)),
 		ECI:     tillECI,
 	}, n.refuse
 }
@@ -83,7 +84,7 @@ func paying(t testing.TB, s store.Store, n *till) *cardvault.Vault {
 // usable imports the n-th card and provisions it.
 func usable(t testing.TB, v *cardvault.Vault, n int) *cardvault.Token {
 	t.Helper()
-	token := importCard(t, v, card(n), nil)
+	token := importCard(t, v, testCard(n), nil)
 	noError(t, v.Drain(t.Context()))
 	token = must(v.Get(t.Context(), token.ID))(t)
 	if token.NetworkTokenStatus != cardvault.NetworkTokenActive {
@@ -230,7 +231,7 @@ func paymentDataPages(t *testing.T, s store.Store) {
 		{From: all[5].CreatedAt}, {To: all[5].CreatedAt}, {From: all[5].CreatedAt, To: all[11].CreatedAt, Ascending: true, Limit: 3, Page: 2},
 		{From: all[22].CreatedAt.Add(time.Microsecond)},
 		// What is for tokens does not count.
-		{Scheme: []cardvault.Scheme{cardvault.SchemeJCB}, BusinessKey: canary, NetworkTokenStatus: []cardvault.NetworkTokenStatus{cardvault.NetworkTokenFailed}},
+		{Scheme: []card.Scheme{card.JCB}, BusinessKey: canary, NetworkTokenStatus: []cardvault.NetworkTokenStatus{cardvault.NetworkTokenFailed}},
 	} {
 		var want []*cardvault.PaymentData
 		for _, p := range all {

@@ -47,13 +47,13 @@ var bounded = []struct {
 		"open_sessions", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{OpenSessions: n} },
 		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
 			id, err := v.CreateSession(t.Context(), nil)
-			return func() error { return errorOf(v.Tokenize(t.Context(), id, card(1))) }, err
+			return func() error { return errorOf(v.Tokenize(t.Context(), id, testCard(1))) }, err
 		},
 	},
 	{
 		"open_sessions", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{OpenSessions: n} },
 		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
-			token := importCard(t, v, card(1), nil)
+			token := importCard(t, v, testCard(1), nil)
 			id, err := v.RefreshSession(t.Context(), token.ID)
 			return func() error { return errorOf(v.RefreshSecurityCode(t.Context(), id, codeOf("999"))) }, err
 		},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 )
 
@@ -27,7 +28,7 @@ func races(t *testing.T, s store.Store) {
 	vaults := []*cardvault.Vault{v, vaultOn(t, s, nil)}
 	tokens := make([]*cardvault.Token, n)
 	for i := range tokens {
-		tokens[i] = importCard(t, v, card(i), &cardvault.ImportOptions{BusinessKey: canary + "start"})
+		tokens[i] = importCard(t, v, testCard(i), &cardvault.ImportOptions{BusinessKey: canary + "start"})
 	}
 
 	var deleted [n]atomic.Int64
@@ -45,7 +46,7 @@ func races(t *testing.T, s store.Store) {
 					deleted[i].Add(1)
 				}
 			case what == 1:
-				if _, err = v.Import(ctx, card(n), nil); err == nil {
+				if _, err = v.Import(ctx, testCard(n), nil); err == nil {
 					imported.Add(1)
 				}
 			default:
@@ -114,7 +115,7 @@ func raceStep(ctx context.Context, v *cardvault.Vault, token *cardvault.Token, w
 // updateRace: of updates of different fields at the same time, none is lost.
 func updateRace(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
-	id := importCard(t, v, card(1), nil).ID
+	id := importCard(t, v, testCard(1), nil).ID
 	parallel(t, 3, func(worker int) error {
 		for i := range 20 {
 			var u cardvault.TokenUpdate
@@ -126,7 +127,7 @@ func updateRace(t *testing.T, s store.Store) {
 				named := holder(fmt.Sprint(canary, i))
 				u.CardholderName = &named
 			default:
-				u.Expiry = &cardvault.Expiry{Month: 1, Year: 2060 + i}
+				u.Expiry = &card.Expiry{Month: 1, Year: 2060 + i}
 			}
 			if _, err := v.Update(ctx, id, u); err != nil {
 				return err
@@ -166,14 +167,14 @@ func between(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, m, nil), t.Context()
 	text := func(s string) *string { return &s }
 	named := holder(canary)
-	token := importCard(t, v, card(0), nil)
+	token := importCard(t, v, testCard(0), nil)
 	merchant := must(v.PrimaryMerchant(ctx))(t)
 	key := must2(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t)
 	session := must(v.CreateSession(ctx, nil))(t)
 
 	idempotent := func() (*cardvault.Token, error) {
 		ctx, _ := withKey(ctx, idemKey)
-		return v.Import(ctx, card(1), nil)
+		return v.Import(ctx, testCard(1), nil)
 	}
 
 	var first *cardvault.Token
@@ -199,8 +200,8 @@ func between(t *testing.T, s store.Store) {
 	checkListed(t, v)
 
 	var tokenized *cardvault.Token
-	m.meddle = func() { tokenized = must(v.Tokenize(ctx, session, card(2)))(t) }
-	_, err = v.Tokenize(ctx, session, card(3))
+	m.meddle = func() { tokenized = must(v.Tokenize(ctx, session, testCard(2)))(t) }
+	_, err = v.Tokenize(ctx, session, testCard(3))
 	fails(t, "Tokenize while another does", err, cardvault.ErrSessionCompleted)
 	checkListed(t, v, tokenized)
 
@@ -230,7 +231,7 @@ func betweenNew(t *testing.T, s store.Store) {
 	var first *cardvault.Vault
 	m.meddle = func() { first = vaultOn(t, s, nil) }
 	second := vaultOn(t, m, nil)
-	token := importCard(t, first, card(1), nil)
+	token := importCard(t, first, testCard(1), nil)
 	checkListed(t, second, token)
 	if p := must(second.ListAccounts(t.Context(), nil))(t); p.TotalItems != 1 {
 		t.Errorf("%d accounts, want one default", p.TotalItems)

@@ -29,7 +29,7 @@ func sessionUse(t *testing.T, s store.Store) {
 		t.Error("session ids are no random UUIDv4")
 	}
 
-	c := card(1)
+	c := testCard(1)
 	c.Name = holder(canary)
 	got := must(v.Tokenize(ctx, plain, c))(t)
 	if got.Identification != cardvault.IdentificationNone || !got.ExpiresAt.IsZero() || got.NetworkTokenStatusReason.Code != "no_network" {
@@ -37,11 +37,11 @@ func sessionUse(t *testing.T, s store.Store) {
 	}
 
 	same(t, "read", must(v.Get(ctx, got.ID))(t), got)
-	if imported := importCard(t, v, card(1), nil); imported.Fingerprint != got.Fingerprint {
+	if imported := importCard(t, v, testCard(1), nil); imported.Fingerprint != got.Fingerprint {
 		t.Error("an imported and a tokenized number have two fingerprints")
 	}
 
-	short := must(v.Tokenize(ctx, bypass, card(2)))(t)
+	short := must(v.Tokenize(ctx, bypass, testCard(2)))(t)
 	if short.Identification != cardvault.IdentificationSkipped || !short.ExpiresAt.Equal(short.CreatedAt.Add(100*time.Second)) ||
 		short.NetworkTokenStatusReason.Code != "ephemeral_token" {
 		t.Errorf("tokenized for 100 seconds: %+v", flat(short))
@@ -57,15 +57,15 @@ func sessionUse(t *testing.T, s store.Store) {
 	// Completed stays completed, also when the token is gone.
 	noError(t, v.Delete(ctx, got.ID))
 	for _, id := range []cardvault.SessionID{plain, bypass} {
-		_, err := v.Tokenize(ctx, id, card(3))
+		_, err := v.Tokenize(ctx, id, testCard(3))
 		fails(t, "a session that is completed", err, cardvault.ErrSessionCompleted)
 	}
 
-	_, err := v.Tokenize(ctx, cardvault.NewSessionID(uuid.New()), card(3))
+	_, err := v.Tokenize(ctx, cardvault.NewSessionID(uuid.New()), testCard(3))
 	fails(t, "a session that was never made", err, cardvault.ErrNotFound)
-	_, err = v.Tokenize(ctx, cardvault.NewSessionID(uuid.Nil), card(3))
+	_, err = v.Tokenize(ctx, cardvault.NewSessionID(uuid.Nil), testCard(3))
 	fails(t, "no session", err, cardvault.ErrNotFound)
-	_, err = v.Tokenize(ctx, cardvault.NewSessionID(short.ID), card(3))
+	_, err = v.Tokenize(ctx, cardvault.NewSessionID(short.ID), testCard(3))
 	fails(t, "the id of a token", err, cardvault.ErrNotFound)
 	if p := must(v.List(ctx, nil))(t); p.TotalItems != 2 {
 		t.Errorf("%d tokens, want 2", p.TotalItems)
@@ -77,7 +77,7 @@ func sessionRace(t *testing.T, s store.Store) {
 	id := must(v.CreateSession(ctx, nil))(t)
 	var won atomic.Pointer[cardvault.Token]
 	parallel(t, 32, func(i int) error {
-		token, err := v.Tokenize(ctx, id, card(i))
+		token, err := v.Tokenize(ctx, id, testCard(i))
 		switch {
 		case err == nil && won.Swap(token) != nil:
 			return errors.New("two calls completed one session")
@@ -145,14 +145,14 @@ func everything(t testing.TB, s store.Store, until time.Time) (n int) {
 func ephemeral(t testing.TB, v *cardvault.Vault, n, seconds int) *cardvault.Token {
 	t.Helper()
 	id := must(v.CreateSession(t.Context(), &cardvault.SessionOptions{ExpirationTime: seconds}))(t)
-	return must(v.Tokenize(t.Context(), id, card(n)))(t)
+	return must(v.Tokenize(t.Context(), id, testCard(n)))(t)
 }
 
 func lapse(t *testing.T, s store.Store) {
 	const life = 4 // seconds: longer than the calls before take on a slow machine
 	v, ctx := vaultOn(t, s, nil), t.Context()
-	keep := importCard(t, v, card(0), nil)
-	keyed := importCard(t, v, card(1), &cardvault.ImportOptions{BusinessKey: canary})
+	keep := importCard(t, v, testCard(0), nil)
+	keyed := importCard(t, v, testCard(1), &cardvault.ImportOptions{BusinessKey: canary})
 	creator := must2(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t)
 	key, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{ExpirationTime: life, Creator: creator.ID})
 	noError(t, err)

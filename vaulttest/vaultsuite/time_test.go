@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -22,7 +23,7 @@ import (
 // wait: what happens at an instant is tested at that instant and just before.
 
 func testCard(number string) cardvault.Card {
-	return cardvault.Card{PAN: cardvault.NewPAN([]byte(number)), Expiry: cardvault.Expiry{Month: 12, Year: 2090}}
+	return cardvault.Card{PAN: card.NewPAN([]byte(number)), Expiry: card.Expiry{Month: 12, Year: 2090}}
 }
 
 const (
@@ -195,7 +196,7 @@ func lapseOf(t *testing.T, s store.Store, seconds int) {
 	until(t, time.Now().Add(time.Microsecond))
 	tokenize(t, v, seconds) // lapses a little later
 	tokenize(t, v, 0)
-	expiry := cardvault.Expiry{Month: 1, Year: 2031}
+	expiry := card.Expiry{Month: 1, Year: 2031}
 	until(t, token.ExpiresAt.Add(-time.Microsecond))
 	if _, err := v.Get(ctx, token.ID); err != nil {
 		t.Errorf("%d s: Get just before the end: %v", seconds, err)
@@ -299,7 +300,7 @@ func TestSessionCardExpiry(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		v := vaulttest.New(t)
 		c := testCard(visa)
-		c.Expiry = cardvault.Expiry{Month: 2, Year: 2024}
+		c.Expiry = card.Expiry{Month: 2, Year: 2024}
 		// Valid through the last day of its month, anywhere on earth.
 		end := time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC)
 		until(t, end.Add(-time.Microsecond))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -27,20 +28,20 @@ var tokenBehaviours = []behaviour{
 func importing(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	before := time.Now()
-	c := card(1)
-	c.Name, c.SecurityCode = holder(canary+"Zoë"), cardvault.NewSecurityCode([]byte("737"))
+	c := testCard(1)
+	c.Name, c.SecurityCode = holder(canary+"Zoë"), card.NewSecurityCode([]byte("737"))
 	got := importCard(t, v, c, &cardvault.ImportOptions{BusinessKey: canary + "key", ImportProvider: "old-vault_1"})
 
 	want := &cardvault.Token{
 		ID: got.ID, CreatedAt: got.CreatedAt, Fingerprint: got.Fingerprint,
 		Status:              cardvault.StatusActive,
 		CardholderName:      holder(canary + "Zoë"),
-		Expiry:              cardvault.Expiry{Month: 12, Year: 2090},
+		Expiry:              card.Expiry{Month: 12, Year: 2090},
 		IIN:                 "411111",
 		LastFour:            "0011",
 		AccountNumberLength: 16,
 		MaskedAccountNumber: "411111******0011",
-		Scheme:              cardvault.SchemeVISA,
+		Scheme:              card.VISA,
 		NetworkTokenStatus:  cardvault.NetworkTokenNotAvailable,
 		NetworkTokenStatusReason: &cardvault.Reason{
 			Source: cardvault.SourceConfiguration, Code: "no_network",
@@ -64,7 +65,7 @@ func importing(t *testing.T, s store.Store) {
 
 	// The least that a card needs; a past expiry; the same number again.
 	least := cardOf(cardNumber(canaryNumber, 16, 1))
-	least.Expiry = cardvault.Expiry{Month: 1, Year: 2000}
+	least.Expiry = card.Expiry{Month: 1, Year: 2000}
 	second := importCard(t, v, least, nil)
 	if second.Fingerprint != got.Fingerprint || second.ID == got.ID {
 		t.Error("one number imported twice must give two tokens with one fingerprint")
@@ -73,7 +74,7 @@ func importing(t *testing.T, s store.Store) {
 		t.Errorf("reason of an expired card = %+v", r)
 	}
 
-	if third := importCard(t, v, card(2), nil); third.Fingerprint == got.Fingerprint {
+	if third := importCard(t, v, testCard(2), nil); third.Fingerprint == got.Fingerprint {
 		t.Error("two numbers have one fingerprint")
 	}
 
@@ -90,28 +91,28 @@ func importing(t *testing.T, s store.Store) {
 
 // schemeCards has a number of every scheme and of lengths at its bounds.
 var schemeCards = []struct {
-	scheme cardvault.Scheme
+	scheme card.Scheme
 	prefix string
 	length int
 }{
-	{cardvault.SchemeVISA, "4", 13},
-	{cardvault.SchemeVISA, "4", 16},
-	{cardvault.SchemeVISA, "4", 19},
-	{cardvault.SchemeMastercard, "51", 16},
-	{cardvault.SchemeMastercard, "5018", 12},
-	{cardvault.SchemeMastercard, "5018", 19},
-	{cardvault.SchemeAmericanExpress, "34", 15},
-	{cardvault.SchemeDiscover, "6011", 16},
-	{cardvault.SchemeDinersClub, "36", 14},
-	{cardvault.SchemeJCB, "3528", 16},
-	{cardvault.SchemeUnionPay, "62", 16},
-	{cardvault.SchemeUnknown, "99", 12},
-	{cardvault.SchemeUnknown, "99", 19},
+	{card.VISA, "4", 13},
+	{card.VISA, "4", 16},
+	{card.VISA, "4", 19},
+	{card.Mastercard, "51", 16},
+	{card.Mastercard, "5018", 12},
+	{card.Mastercard, "5018", 19},
+	{card.AmericanExpress, "34", 15},
+	{card.Discover, "6011", 16},
+	{card.DinersClub, "36", 14},
+	{card.JCB, "3528", 16},
+	{card.UnionPay, "62", 16},
+	{card.UnknownScheme, "99", 12},
+	{card.UnknownScheme, "99", 19},
 }
 
 func schemes(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
-	count := map[cardvault.Scheme]int64{}
+	count := map[card.Scheme]int64{}
 	for i, c := range schemeCards {
 		digits := cardNumber(c.prefix, c.length, i)
 		token := importCard(t, v, cardOf(digits), nil)
@@ -125,7 +126,7 @@ func schemes(t *testing.T, s store.Store) {
 	}
 
 	for scheme, want := range count {
-		p := must(v.List(ctx, &cardvault.ListOptions{Scheme: []cardvault.Scheme{scheme}}))(t)
+		p := must(v.List(ctx, &cardvault.ListOptions{Scheme: []card.Scheme{scheme}}))(t)
 		if p.TotalItems != want || int64(len(p.Items)) != want {
 			t.Errorf("%v: %d tokens, total %d, want %d", scheme, len(p.Items), p.TotalItems, want)
 		}
@@ -137,7 +138,7 @@ func identifiers(t *testing.T, s store.Store) {
 	var tokens []*cardvault.Token
 	ascents := 0
 	for i := range 64 {
-		token := importCard(t, v, card(i), nil)
+		token := importCard(t, v, testCard(i), nil)
 		if token.ID.Version() != 4 || token.ID.Variant() != uuid.RFC4122 {
 			t.Fatalf("id %v is no UUIDv4", token.ID)
 		}
@@ -172,9 +173,9 @@ func identifiers(t *testing.T, s store.Store) {
 
 func updating(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
-	want := importCard(t, v, card(1), nil)
+	want := importCard(t, v, testCard(1), nil)
 	text := func(s string) *string { return &s }
-	named := func(s string) *cardvault.Name { n := holder(s); return &n }
+	named := func(s string) *card.Name { n := holder(s); return &n }
 
 	for i, step := range []struct {
 		update cardvault.TokenUpdate
@@ -183,10 +184,10 @@ func updating(t *testing.T, s store.Store) {
 		{cardvault.TokenUpdate{CardholderName: named(canary + "A")}, func() { want.CardholderName = holder(canary + "A") }},
 		{cardvault.TokenUpdate{BusinessKey: text(canary + "1"), ImportProvider: text("p")},
 			func() { want.BusinessKey, want.ImportProvider = canary+"1", "p" }},
-		{cardvault.TokenUpdate{Expiry: &cardvault.Expiry{Month: 1, Year: 2001}}, func() { want.Expiry = cardvault.Expiry{Month: 1, Year: 2001} }},
+		{cardvault.TokenUpdate{Expiry: &card.Expiry{Month: 1, Year: 2001}}, func() { want.Expiry = card.Expiry{Month: 1, Year: 2001} }},
 		{cardvault.TokenUpdate{ImportProvider: text("")}, func() { want.ImportProvider = "" }},
 		{cardvault.TokenUpdate{BusinessKey: text("")}, func() { want.BusinessKey = "" }},
-		{cardvault.TokenUpdate{CardholderName: &cardvault.Name{}}, func() { want.CardholderName = cardvault.Name{} }},
+		{cardvault.TokenUpdate{CardholderName: &card.Name{}}, func() { want.CardholderName = card.Name{} }},
 		{cardvault.TokenUpdate{CardholderName: named(longText(255)), BusinessKey: text(longText(255))},
 			func() { want.CardholderName, want.BusinessKey = holder(longText(255)), longText(255) }},
 	} {
@@ -208,7 +209,7 @@ func updating(t *testing.T, s store.Store) {
 
 func deleting(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
-	a, b := importCard(t, v, card(1), nil), importCard(t, v, card(2), &cardvault.ImportOptions{BusinessKey: canary + "b"})
+	a, b := importCard(t, v, testCard(1), nil), importCard(t, v, testCard(2), &cardvault.ImportOptions{BusinessKey: canary + "b"})
 	noError(t, v.Delete(ctx, b.ID))
 	empty := ""
 	for what, call := range map[string]func() error{
@@ -242,7 +243,7 @@ func (p *binProvider) LookupBIN(_ context.Context, iin []byte) (*cardvault.BIN, 
 func binLookup(t *testing.T, s store.Store) {
 	p := &binProvider{}
 	v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, BIN: p})
-	jcb := cardvault.SchemeJCB
+	jcb := card.JCB
 	bin := func(segment, kind, country string) *cardvault.BIN {
 		return &cardvault.BIN{BankName: canary + "Bank", Segment: segment, Type: kind, CountryCode: country}
 	}
@@ -251,20 +252,20 @@ func binLookup(t *testing.T, s store.Store) {
 		bin                          *cardvault.BIN
 		err                          error
 		bank, segment, kind, country string
-		scheme                       cardvault.Scheme
+		scheme                       card.Scheme
 	}{
-		{bin("consumer", "credit", "DE"), nil, canary + "Bank", "consumer", "credit", "DE", cardvault.SchemeVISA},
-		{bin("business", "charge", "DE"), nil, canary + "Bank", "business", "credit", "DE", cardvault.SchemeVISA},
-		{bin("other", "prepaid", "DE"), nil, canary + "Bank", "other", "debit", "DE", cardvault.SchemeVISA},
-		{bin("vip", "gift", "XX"), nil, canary + "Bank", "", "", "", cardvault.SchemeVISA},
-		{bin("commercial", "debit", "de"), nil, canary + "Bank", "commercial", "debit", "", cardvault.SchemeVISA},
-		{&cardvault.BIN{Scheme: &jcb}, nil, "", "", "", "", cardvault.SchemeJCB},
-		{&cardvault.BIN{BankName: strings.Repeat("x", store.MaxRecord)}, nil, "", "", "", "", cardvault.SchemeVISA},
-		{bin("consumer", "credit", "DE"), errors.New("out of order"), "", "", "", "", cardvault.SchemeVISA},
-		{nil, nil, "", "", "", "", cardvault.SchemeVISA},
+		{bin("consumer", "credit", "DE"), nil, canary + "Bank", "consumer", "credit", "DE", card.VISA},
+		{bin("business", "charge", "DE"), nil, canary + "Bank", "business", "credit", "DE", card.VISA},
+		{bin("other", "prepaid", "DE"), nil, canary + "Bank", "other", "debit", "DE", card.VISA},
+		{bin("vip", "gift", "XX"), nil, canary + "Bank", "", "", "", card.VISA},
+		{bin("commercial", "debit", "de"), nil, canary + "Bank", "commercial", "debit", "", card.VISA},
+		{&cardvault.BIN{Scheme: &jcb}, nil, "", "", "", "", card.JCB},
+		{&cardvault.BIN{BankName: strings.Repeat("x", store.MaxRecord)}, nil, "", "", "", "", card.VISA},
+		{bin("consumer", "credit", "DE"), errors.New("out of order"), "", "", "", "", card.VISA},
+		{nil, nil, "", "", "", "", card.VISA},
 	} {
 		p.bin, p.err = test.bin, test.err
-		token := importCard(t, v, card(i), nil)
+		token := importCard(t, v, testCard(i), nil)
 		token = must(v.Get(t.Context(), token.ID))(t)
 		got := [4]string{token.BankName, token.Segment, token.Type, token.CountryCode}
 		if want := [4]string{test.bank, test.segment, test.kind, test.country}; got != want || token.Scheme != test.scheme {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 )
@@ -56,16 +57,16 @@ var badCards = []struct {
 }
 
 func setPAN(s string) func(*cardvault.Card) {
-	return func(c *cardvault.Card) { c.PAN = cardvault.NewPAN([]byte(s)) }
+	return func(c *cardvault.Card) { c.PAN = card.NewPAN([]byte(s)) }
 }
 func setCode(s string) func(*cardvault.Card) {
-	return func(c *cardvault.Card) { c.SecurityCode = cardvault.NewSecurityCode([]byte(s)) }
+	return func(c *cardvault.Card) { c.SecurityCode = card.NewSecurityCode([]byte(s)) }
 }
 func setName(s string) func(*cardvault.Card) {
 	return func(c *cardvault.Card) { c.Name = holder(s) }
 }
 func setExpiry(month, year int) func(*cardvault.Card) {
-	return func(c *cardvault.Card) { c.Expiry = cardvault.Expiry{Month: month, Year: year} }
+	return func(c *cardvault.Card) { c.Expiry = card.Expiry{Month: month, Year: year} }
 }
 
 func badCard(t *testing.T, s store.Store) {
@@ -76,7 +77,7 @@ func badCard(t *testing.T, s store.Store) {
 
 	wrote := spy.wrote(func() {
 		for _, bad := range badCards {
-			c := card(1)
+			c := testCard(1)
 			bad.spoil(&c)
 			_, err := v.Import(ctx, c, nil)
 			refuses(t, "Import: "+bad.what, err, bad.want...)
@@ -85,8 +86,8 @@ func badCard(t *testing.T, s store.Store) {
 			refuses(t, "Tokenize: "+bad.what, err, bad.want...)
 			errs = append(errs, err)
 		}
-		c := card(1)
-		c.Expiry = cardvault.Expiry{Month: 1, Year: 2001}
+		c := testCard(1)
+		c.Expiry = card.Expiry{Month: 1, Year: 2001}
 		_, err := v.Tokenize(ctx, session, c)
 		refuses(t, "Tokenize of an expired card", err, "expiry_month card_expired")
 	})
@@ -96,17 +97,17 @@ func badCard(t *testing.T, s store.Store) {
 
 	vaulttest.AssertNoLeak(t, []string{"41111100000000", "3400000", "canary", "73737"}, errors.Join(errs...))
 	checkListed(t, v)
-	must(v.Tokenize(ctx, session, card(1)))(t) // bad cards do not use a session up
+	must(v.Tokenize(ctx, session, testCard(1)))(t) // bad cards do not use a session up
 }
 
 func badOptions(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	v, ctx := vaultOn(t, spy, nil), t.Context()
-	token := importCard(t, v, card(1), nil)
+	token := importCard(t, v, testCard(1), nil)
 	key := must2(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t)
 	text := func(s string) *string { return &s }
 
-	importWith := func(o cardvault.ImportOptions) error { _, err := v.Import(ctx, card(2), &o); return err }
+	importWith := func(o cardvault.ImportOptions) error { _, err := v.Import(ctx, testCard(2), &o); return err }
 	update := func(u cardvault.TokenUpdate) error { _, err := v.Update(ctx, token.ID, u); return err }
 	session := func(seconds int) error {
 		_, err := v.CreateSession(ctx, &cardvault.SessionOptions{ExpirationTime: seconds})
@@ -119,13 +120,13 @@ func badOptions(t *testing.T, s store.Store) {
 	}
 
 	idempotent := func(key string) error {
-		_, err := v.Import(cardvault.WithIdempotencyKey(ctx, key), card(2), nil)
+		_, err := v.Import(cardvault.WithIdempotencyKey(ctx, key), testCard(2), nil)
 		return err
 	}
 
-	named := cardvault.NewName([]byte{0})
+	named := card.NewName([]byte{0})
 	scopes := cardvault.AllScopes()
-	spoiledCard := card(2)
+	spoiledCard := testCard(2)
 	setPAN("")(&spoiledCard)
 	_, spoiled := v.Import(ctx, spoiledCard, &cardvault.ImportOptions{BusinessKey: " ", ImportProvider: "É"})
 
@@ -146,7 +147,7 @@ func badOptions(t *testing.T, s store.Store) {
 
 			{update(cardvault.TokenUpdate{}), "body empty_patch"},
 			{update(cardvault.TokenUpdate{CardholderName: &named}), "cardholder_name invalid_format"},
-			{update(cardvault.TokenUpdate{BusinessKey: text(" "), Expiry: &cardvault.Expiry{}}),
+			{update(cardvault.TokenUpdate{BusinessKey: text(" "), Expiry: &card.Expiry{}}),
 				"business_key blank, expiry_month out_of_range, expiry_year out_of_range"},
 			{update(cardvault.TokenUpdate{ImportProvider: text("-")}), "import_provider invalid_format"},
 			{update(cardvault.TokenUpdate{ImportProvider: text("p")}), "business_key depends_on"},
@@ -182,7 +183,7 @@ func badLists(ctx context.Context, v *cardvault.Vault) []refusal {
 		{list(cardvault.ListOptions{Page: -1}), "query.page out_of_range"},
 		{list(cardvault.ListOptions{Limit: 501, Page: -1, From: time.UnixMicro(2), To: time.UnixMicro(1)}),
 			"query.limit out_of_range, query.page out_of_range, query.from invalid_range"},
-		{list(cardvault.ListOptions{Scheme: []cardvault.Scheme{99}}), "query.scheme invalid_enum"},
+		{list(cardvault.ListOptions{Scheme: []card.Scheme{99}}), "query.scheme invalid_enum"},
 		{list(cardvault.ListOptions{NetworkTokenStatus: []cardvault.NetworkTokenStatus{99}}), "query.network_token_status invalid_enum"},
 		{errorOf(v.ListMerchants(ctx, &cardvault.ListOptions{Limit: 501})), "query.limit out_of_range"},
 		{errorOf(v.ListAPIKeys(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
@@ -215,7 +216,7 @@ func must2[T any](value T, _ cardvault.APIKeyText, err error) func(testing.TB) T
 
 func nonLuhn(t *testing.T, s store.Store) {
 	v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, AllowNonLuhn: true})
-	c := card(1)
+	c := testCard(1)
 	setPAN("4111110000000006")(&c)
 	importCard(t, v, c, nil)
 	setPAN("41111100000000")(&c)

@@ -49,7 +49,7 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 	rename(t, v, token, "told")
 	event := must(v.ListDeliveries(ctx, hook.ID, nil))(t).Items[0].EventID
 	all := map[string]methodCall{
-		"Import": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Import(ctx, card(2), nil)) },
+		"Import": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Import(ctx, testCard(2), nil)) },
 		"Get":    func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Get(ctx, token.ID)) },
 		"List":   func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.List(ctx, nil)) },
 		"All":    func(ctx context.Context, v *cardvault.Vault) error { return errorOf(collect(ctx, v, nil)) },
@@ -89,7 +89,9 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 			return errorOf(v.ListPaymentData(ctx, token.ID, nil))
 		},
 		"CreateSession": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.CreateSession(ctx, nil)) },
-		"Tokenize":      func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Tokenize(ctx, session, card(3))) },
+		"Tokenize": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.Tokenize(ctx, session, testCard(3)))
+		},
 		"Session":       func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Session(ctx, session)) },
 		"SessionStatus": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.SessionStatus(ctx, session)) },
 		"CompleteSession": func(ctx context.Context, v *cardvault.Vault) error {
@@ -236,7 +238,7 @@ func cancelled(t *testing.T, s store.Store) {
 
 	// What was not done can be done under the same key.
 	done, i := withKey(t.Context(), canary+"Import")
-	must(v.Import(done, card(2), nil))(t)
+	must(v.Import(done, testCard(2), nil))(t)
 	if i.Replayed() {
 		t.Error("a call that was not made is replayed")
 	}
@@ -245,7 +247,7 @@ func cancelled(t *testing.T, s store.Store) {
 func wrongKey(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	ctx := t.Context()
-	token := importCard(t, vaultOn(t, spy, nil), card(1), nil)
+	token := importCard(t, vaultOn(t, spy, nil), testCard(1), nil)
 	other := bytes.Repeat([]byte{8}, cardvault.KeySize)
 	sandbox := &cardvault.Options{Mode: cardvault.Sandbox}
 
@@ -326,7 +328,7 @@ func keyProvider(t *testing.T, s store.Store) {
 	failing("making a vault", down, cardvault.ErrUnavailable)
 	failing("making a vault", context.DeadlineExceeded, context.DeadlineExceeded)
 	v := must(open())(t)
-	token := importCard(t, v, card(1), nil)
+	token := importCard(t, v, testCard(1), nil)
 	failing("opening a vault", down, cardvault.ErrUnavailable)
 	failing("opening a vault", context.DeadlineExceeded, context.DeadlineExceeded)
 	k.key = "b"
@@ -335,7 +337,7 @@ func keyProvider(t *testing.T, s store.Store) {
 
 	k.err = down
 	fails(t, "rotating", v.RotateKeys(ctx), cardvault.ErrUnavailable)
-	another := importCard(t, v, card(2), nil) // cards do not need the provider
+	another := importCard(t, v, testCard(2), nil) // cards do not need the provider
 	k.err = nil
 	noError(t, v.RotateKeys(ctx))
 	checkListed(t, must(open())(t), token, another)
@@ -355,7 +357,7 @@ func openRace(t *testing.T, s store.Store) {
 		if err != nil {
 			return err
 		}
-		if _, err := v.Import(t.Context(), card(i), nil); err != nil {
+		if _, err := v.Import(t.Context(), testCard(i), nil); err != nil {
 			return err
 		}
 
@@ -380,10 +382,10 @@ func reopened(t *testing.T, s store.Store) {
 	ctx := t.Context()
 	first := vaultOn(t, s, nil)
 	account := must(first.CreateAccount(ctx, canary, nil))(t)
-	kept := []*cardvault.Token{importCard(t, first, card(1), nil), ephemeral(t, first, 2, 1000)}
-	theirs := importCard(t, first.In(account.ID), card(1), nil)
+	kept := []*cardvault.Token{importCard(t, first, testCard(1), nil), ephemeral(t, first, 2, 1000)}
+	theirs := importCard(t, first.In(account.ID), testCard(1), nil)
 	idempotent, _ := withKey(ctx, idemKey)
-	kept = append(kept, must(first.Import(idempotent, card(3), nil))(t))
+	kept = append(kept, must(first.Import(idempotent, testCard(3), nil))(t))
 	session := must(first.CreateSession(ctx, &cardvault.SessionOptions{BypassIdentification: true}))(t)
 	key, text, err := first.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
@@ -404,15 +406,15 @@ func reopened(t *testing.T, s store.Store) {
 	}
 
 	idempotent, i := withKey(ctx, idemKey)
-	same(t, "replayed", must(v.Import(idempotent, card(3), nil))(t), kept[2])
+	same(t, "replayed", must(v.Import(idempotent, testCard(3), nil))(t), kept[2])
 	if !i.Replayed() {
 		t.Error("not called a replay")
 	}
-	if token := must(v.Tokenize(ctx, session, card(4)))(t); token.Identification != cardvault.IdentificationSkipped {
+	if token := must(v.Tokenize(ctx, session, testCard(4)))(t); token.Identification != cardvault.IdentificationSkipped {
 		t.Error("the session has lost its options")
 	}
 
-	if again := importCard(t, v, card(1), nil); again.Fingerprint != kept[0].Fingerprint {
+	if again := importCard(t, v, testCard(1), nil); again.Fingerprint != kept[0].Fingerprint {
 		t.Error("the fingerprint of a number has changed")
 	}
 }
@@ -420,18 +422,18 @@ func reopened(t *testing.T, s store.Store) {
 func rotateKeys(t *testing.T, s store.Store) {
 	ctx := t.Context()
 	v, follower := vaultOn(t, s, nil), vaultOn(t, s, nil)
-	tokens := []*cardvault.Token{importCard(t, v, card(0), nil)}
+	tokens := []*cardvault.Token{importCard(t, v, testCard(0), nil)}
 	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
 	idempotent, _ := withKey(ctx, idemKey)
-	tokens = append(tokens, must(v.Import(idempotent, card(1), nil))(t))
+	tokens = append(tokens, must(v.Import(idempotent, testCard(1), nil))(t))
 
 	for i := range 3 {
 		noError(t, []*cardvault.Vault{v, follower}[i%2].RotateKeys(ctx))
-		tokens = append(tokens, importCard(t, v, card(2+2*i), nil))
+		tokens = append(tokens, importCard(t, v, testCard(2+2*i), nil))
 		// The other vault meets the new term, or still seals under the former.
 		checkListed(t, follower, tokens...)
-		tokens = append(tokens, importCard(t, follower, card(3+2*i), nil))
+		tokens = append(tokens, importCard(t, follower, testCard(3+2*i), nil))
 		checkListed(t, v, tokens...)
 		key := fmt.Sprint(canary, i)
 		tokens[0] = must(follower.Update(ctx, tokens[0].ID, cardvault.TokenUpdate{BusinessKey: &key}))(t)
@@ -440,11 +442,11 @@ func rotateKeys(t *testing.T, s store.Store) {
 
 	must(v.Authenticate(ctx, text.Text()))(t)
 	idempotent, i := withKey(ctx, idemKey)
-	same(t, "replayed", must(follower.Import(idempotent, card(1), nil))(t), tokens[1])
+	same(t, "replayed", must(follower.Import(idempotent, testCard(1), nil))(t), tokens[1])
 	if !i.Replayed() {
 		t.Error("no replay after rotation")
 	}
-	if again := importCard(t, v, card(0), nil); again.Fingerprint != tokens[0].Fingerprint {
+	if again := importCard(t, v, testCard(0), nil); again.Fingerprint != tokens[0].Fingerprint {
 		t.Error("rotation changes fingerprints")
 	} else {
 		tokens = append(tokens, again)

@@ -21,6 +21,7 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/storetest"
 	"github.com/google/uuid"
@@ -133,14 +134,14 @@ func cardNumber(prefix string, length, n int) string {
 	return digits + string(byte('0'+(10-sum%10)%10))
 }
 
-// card returns the n-th card, of 10,000.
-func card(n int) cardvault.Card { return cardOf(cardNumber(canaryNumber, 16, n)) }
+// testCard returns the n-th card, of 10,000.
+func testCard(n int) cardvault.Card { return cardOf(cardNumber(canaryNumber, 16, n)) }
 
 func cardOf(number string) cardvault.Card {
-	return cardvault.Card{PAN: cardvault.NewPAN([]byte(number)), Expiry: cardvault.Expiry{Month: 12, Year: 2090}}
+	return cardvault.Card{PAN: card.NewPAN([]byte(number)), Expiry: card.Expiry{Month: 12, Year: 2090}}
 }
 
-func holder(text string) cardvault.Name { return cardvault.NewName([]byte(text)) }
+func holder(text string) card.Name { return card.NewName([]byte(text)) }
 
 func importCard(t testing.TB, v *cardvault.Vault, c cardvault.Card, opts *cardvault.ImportOptions) *cardvault.Token {
 	t.Helper()
@@ -193,7 +194,7 @@ func flat(t *cardvault.Token) any {
 		reason cardvault.Reason
 	}{Token: *t}
 	t.CardholderName.Expose(func(b []byte) { f.name = string(b) })
-	f.CardholderName = cardvault.Name{}
+	f.CardholderName = card.Name{}
 	if t.NetworkTokenStatusReason != nil {
 		f.reason, f.NetworkTokenStatusReason = *t.NetworkTokenStatusReason, nil
 	}

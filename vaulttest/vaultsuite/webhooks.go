@@ -228,7 +228,7 @@ func webhookRaces(t *testing.T, s store.Store) {
 	var first cardvault.WebhookSecret
 	m.meddle = func() { first = must(v.RotateWebhookSecret(ctx, w.ID))(t) }
 	second := must(v.RotateWebhookSecret(ctx, w.ID))(t)
-	importCard(t, v, card(1), nil)
+	importCard(t, v, testCard(1), nil)
 	noError(t, v.Drain(ctx))
 	var want, got []string
 	keep := func(to *[]string) func([]byte) { return func(b []byte) { *to = append(*to, string(b)) } }
@@ -256,7 +256,7 @@ func webhookRaces(t *testing.T, s store.Store) {
 	fails(t, "DeleteWebhook while it is deleted", v.DeleteWebhook(ctx, w.ID), cardvault.ErrNotFound)
 
 	m.meddle = func() { newHook(t, v, receiver+"late") }
-	token := importCard(t, v, card(2), nil)
+	token := importCard(t, v, testCard(2), nil)
 	noError(t, v.Drain(ctx))
 	checkArrived(t, "an import while a webhook is registered", mail.at(receiver+"late"),
 		eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported))
@@ -269,11 +269,11 @@ func deliveries(t *testing.T, s store.Store) {
 	all, some := newHook(t, v, receiver+"all"), newHook(t, v, receiver+"some", cardvault.TokenDeleted)
 	newHook(t, v.In(account.ID), receiver+"theirs")
 
-	c := card(1)
+	c := testCard(1)
 	c.Name = holder(canary)
 	imported := importCard(t, v, c, &cardvault.ImportOptions{BusinessKey: canary})
 	patched := rename(t, v, imported, "a")
-	theirs := importCard(t, v.In(account.ID), card(2), nil)
+	theirs := importCard(t, v.In(account.ID), testCard(2), nil)
 	if len(mail.taken) != 0 {
 		t.Error("events are delivered before there is background work")
 	}
@@ -359,10 +359,10 @@ func deliveriesUnheard(t *testing.T, s store.Store) {
 		}
 	}
 
-	importCard(t, v, card(1), nil)
+	importCard(t, v, testCard(1), nil)
 	stores("an import without webhooks", 1)
 	w := newHook(t, v, receiver, cardvault.TokenDeleted)
-	token := importCard(t, v, card(2), nil)
+	token := importCard(t, v, testCard(2), nil)
 	stores("an import that no webhook is told of", 1)
 	on := true
 	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Events: []cardvault.EventType{}}))(t)
@@ -397,7 +397,7 @@ func deliveriesRefused(t *testing.T, s store.Store) {
 	var mail mailbox
 	v, ctx := sending(t, s, &mail), t.Context()
 	w := newHook(t, v, receiver)
-	token, other := importCard(t, v, card(1), nil), importCard(t, v, card(2), nil)
+	token, other := importCard(t, v, testCard(1), nil), importCard(t, v, testCard(2), nil)
 	rename(t, v, token, "a")
 	failures := 2 // the third would let the later events pass
 
@@ -453,7 +453,7 @@ func deliveriesOfADeletedToken(t *testing.T, s store.Store) {
 	v, ctx := sending(t, s, &mail), t.Context()
 	w := newHook(t, v, receiver)
 	mail.set(func(*cardvault.Delivery) bool { return true })
-	token := importCard(t, v, card(1), nil)
+	token := importCard(t, v, testCard(1), nil)
 	rename(t, v, token, "a")
 	noError(t, v.Drain(ctx)) // one is to be sent again, the other waits for it
 	rename(t, v, token, "b")
@@ -484,7 +484,7 @@ func deliveriesOfADeletedWebhook(t *testing.T, s store.Store) {
 	first, second := newHook(t, v, receiver+"1"), newHook(t, v, receiver+"2", cardvault.TokenCreated)
 	var put []*store.Record // what is stored of events
 	for i := range 3 {
-		token := importCard(t, v, card(i), nil)
+		token := importCard(t, v, testCard(i), nil)
 		put = append(put, spy.last()[1:]...)
 		rename(t, v, token, "a")
 		put = append(put, spy.last()[1:]...)
@@ -537,12 +537,12 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 	var mail mailbox
 	v, ctx := sending(t, spy, &mail), t.Context()
 	newHook(t, v, receiver)
-	importCard(t, v, card(0), nil)
+	importCard(t, v, testCard(0), nil)
 
 	// The queue is due by now: what is put are the token and its delivery, then the token,
 	// what the delivery tells of it, and another.
 	changed := func(n int) (delivery, past *store.Record) {
-		token := importCard(t, v, card(n), nil)
+		token := importCard(t, v, testCard(n), nil)
 		delivery = spy.last()[1]
 		rename(t, v, token, "new")
 		return delivery, spy.last()[1]
@@ -552,7 +552,7 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 	otherDelivery, otherPast := changed(2)
 	noError(t, v.Drain(ctx))
 	taken := len(mail.at(receiver))
-	token := importCard(t, v, card(3), nil)
+	token := importCard(t, v, testCard(3), nil)
 	noError(t, v.Drain(ctx))
 	taken++
 
@@ -610,7 +610,7 @@ func redelivered(t *testing.T, s store.Store) {
 	v, ctx := sending(t, s, &mail), t.Context()
 	w := newHook(t, v, receiver)
 	newHook(t, v, receiver+"other", cardvault.TokenDeleted)
-	token := importCard(t, v, card(1), nil)
+	token := importCard(t, v, testCard(1), nil)
 	created := eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported)
 	noError(t, v.Drain(ctx))
 	event := mail.at(receiver)[0].ID

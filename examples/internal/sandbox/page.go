@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/simnet"
@@ -387,15 +388,15 @@ func (e *events) since(account uuid.UUID, number int) []event {
 
 // A testCard is one of the simulator, with what becomes of it.
 type testCard struct {
-	scheme   cardvault.Scheme // VISA if it is zero
+	scheme   card.Scheme // VISA if it is zero
 	scenario int
 	Course   string
 }
 
 // Number returns the card number: a test card, and of no use elsewhere.
 func (c testCard) Number() (number string) {
-	if c.scheme == cardvault.SchemeUnknown {
-		c.scheme = cardvault.SchemeVISA
+	if c.scheme == card.UnknownScheme {
+		c.scheme = card.VISA
 	}
 	simnet.ScenarioPAN(c.scheme, c.scenario).Expose(func(digits []byte) { number = string(digits) })
 	return number
@@ -449,12 +450,12 @@ var testCards = []struct {
 		{0, 82, "obtain-ppan answers ERROR"},
 	}},
 	{"Other schemes", []testCard{
-		{cardvault.SchemeMastercard, 0, "Mastercard: active at once"},
-		{cardvault.SchemeAmericanExpress, 0, "American Express: active at once"},
-		{cardvault.SchemeDiscover, 0, "Discover: active at once"},
-		{cardvault.SchemeDinersClub, 0, "Diners Club: not available, the scheme is not enabled"},
-		{cardvault.SchemeJCB, 0, "JCB: not available, the scheme is not enabled"},
-		{cardvault.SchemeUnionPay, 0, "UnionPay: not available, the scheme is not enabled"},
+		{card.Mastercard, 0, "Mastercard: active at once"},
+		{card.AmericanExpress, 0, "American Express: active at once"},
+		{card.Discover, 0, "Discover: active at once"},
+		{card.DinersClub, 0, "Diners Club: not available, the scheme is not enabled"},
+		{card.JCB, 0, "JCB: not available, the scheme is not enabled"},
+		{card.UnionPay, 0, "UnionPay: not available, the scheme is not enabled"},
 	}},
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -107,8 +108,8 @@ func TestChallenge(t *testing.T) {
 	for answer, want := range map[string]cardvault.IDVState{"confirm": cardvault.IDVPassed, "refuse": cardvault.IDVFailed} {
 		begun, err := network.Identify(t.Context(), &cardvault.IDVRequest{
 			IdempotencyKey: answer,
-			Scheme:         cardvault.SchemeVISA,
-			PAN:            simnet.ScenarioPAN(cardvault.SchemeVISA, 70),
+			Scheme:         card.VISA,
+			PAN:            simnet.ScenarioPAN(card.VISA, 70),
 		})
 		if err != nil {
 			t.Fatal(err)

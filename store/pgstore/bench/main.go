@@ -24,6 +24,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/pgstore"
 )
@@ -221,11 +222,11 @@ func (b *bench) imports(ctx context.Context) error {
 		return err
 	}
 
-	card := cardvault.Card{PAN: cardvault.NewPAN([]byte("4111111111111111")), Expiry: cardvault.Expiry{Month: 12, Year: 2090}}
+	given := cardvault.Card{PAN: card.NewPAN([]byte("4111111111111111")), Expiry: card.Expiry{Month: 12, Year: 2090}}
 	for _, workers := range []int{1, 16, 64} {
 		err := b.compare(ctx, "import", workers,
 			contender{"Vault.Import", func(ctx context.Context) error {
-				_, err := b.vault.Import(ctx, card, nil)
+				_, err := b.vault.Import(ctx, given, nil)
 				return err
 			}},
 			contender{"Update: read account, put record", func(ctx context.Context) error {

@@ -1,0 +1,34 @@
+package card
+
+import "github.com/cardvault/cardvault/internal/iin"
+
+// A Scheme is a card scheme.
+type Scheme uint8
+
+// The schemes that a vault knows. Their numbers are stored, and are those of internal/iin.
+const (
+	UnknownScheme Scheme = iota // also domestic schemes
+	VISA
+	Mastercard // with Maestro
+	AmericanExpress
+	Discover
+	DinersClub
+	JCB
+	UnionPay
+)
+
+// String returns the name that answers use, such as "VISA".
+func (s Scheme) String() string { return iin.Scheme(s).String() }
+
+// MarshalText returns what String does.
+func (s Scheme) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// card.ParseScheme returns the scheme of a name that String gives.
+func ParseScheme(name string) (Scheme, bool) {
+	for s := range Scheme(iin.Schemes) {
+		if s.String() == name {
+			return s, true
+		}
+	}
+	return 0, false
+}
