@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/credential"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/leak"
@@ -65,7 +65,7 @@ type PaymentData struct {
 	// Success is whether there was a cryptogram. It stays true when Encrypted is erased.
 	Success bool
 
-	// Encrypted is a JWE in compact form, which [OpenPaymentData] opens with the
+	// Encrypted is a JWE in compact form, which [receive.OpenPaymentData] opens with the
 	// shared secret of the merchant. "" unless Success, and once
 	// [Options.PaymentDataRetention] is over, 24 hours by default: the payment is made by
 	// then, and the record says that it could be.
@@ -308,7 +308,7 @@ func (c *Cryptogram) check() bool {
 	number, value := hiding.Of(c.Number), hiding.Of(c.Value)
 	return len(number) >= 13 && len(number) <= maxPAN && iin.Luhn(number) &&
 		len(checkExpiry(c.Expiry)) == 0 &&
-		len(value) >= 1 && len(value) <= paymentdata.MaxCryptogram &&
+		len(value) >= 1 && len(value) <= credential.MaxCryptogram &&
 		!slices.ContainsFunc(value, func(b byte) bool { return b < ' ' || b > '~' }) &&
 		(c.ECI == "" || len(c.ECI) == 2 && rule.AllDigits([]byte(c.ECI)))
 }
@@ -341,7 +341,7 @@ func (v *Vault) failure(p *PaymentData, err error) *Failure {
 
 // encrypt returns what the merchant opens with its secret.
 func (c *Cryptogram) encrypt(secret *PaymentSecret) (string, error) {
-	plain := paymentdata.NewCredential(hiding.Of(c.Number), c.Expiry.Month, c.Expiry.Year, hiding.Of(c.Value))
+	plain := credential.New(hiding.Of(c.Number), c.Expiry.Month, c.Expiry.Year, hiding.Of(c.Value))
 	plain.ECI = c.ECI
 	jwe, err := plain.Seal(hiding.Of(secret.value), secret.KeyID)
 	if err != nil {
@@ -542,49 +542,4 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 		clear(kept)
 		return all.Kept(tx, list, kept)
 	})
-}
-
-// A PaymentCredential is what a merchant sends in place of a card number.
-type PaymentCredential struct {
-	Number     card.PAN // of the network token
-	Expiry     card.Expiry
-	Cryptogram card.CryptogramValue
-	ECI        string // "" if none was assigned
-}
-
-// ErrPaymentData is returned by OpenPaymentData.
-var ErrPaymentData = paymentdata.ErrOpen
-
-// OpenPaymentData decrypts PaymentData.Encrypted with the shared secret of the
-// merchant that RotatePaymentSecret returned. During a rotation it is given the
-// old and the new secret; whichever fits is used. It needs no vault.
-//
-// Receivers in other languages do the same: it is a JWE in compact form (RFC 7516)
-// with the algorithms A256GCMKW and A256GCM, whose key is the SHA-256 of the text
-// of the secret, not of the bytes that this stands for; kid names the secret. It
-// holds
-//
-//	{"network_token":{"token":"4895…","expiry_year":2030,"expiry_month":12},
-//	 "cryptogram":"AgAAAABB6qqnJd0oAmbuXgu8AAAA=","eci":"07"}
-//
-// in which eci is null if none was assigned.
-//
-// The error is ErrPaymentData, whatever the reason, and holds nothing of jwe.
-func OpenPaymentData(jwe string, secrets ...SharedSecret) (*PaymentCredential, error) {
-	texts := make([][]byte, len(secrets))
-	for i, secret := range secrets {
-		texts[i] = hiding.Of(secret)
-	}
-	opened, err := paymentdata.Open(jwe, texts...)
-	if err != nil {
-		return nil, err
-	}
-	defer opened.Wipe()
-
-	return &PaymentCredential{
-		Number:     card.NewPAN(opened.Number()),
-		Expiry:     card.Expiry{Month: opened.Month, Year: opened.Year},
-		Cryptogram: card.NewCryptogramValue(opened.Cryptogram()),
-		ECI:        opened.ECI,
-	}, nil
 }

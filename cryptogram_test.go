@@ -24,6 +24,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -39,7 +40,7 @@ const (
 type till struct {
 	*lab
 	merchant uuid.UUID
-	secret   cardvault.SharedSecret
+	secret   receive.SharedSecret
 
 	mu     sync.Mutex
 	asked  []cardvault.CryptogramRequest
@@ -142,12 +143,12 @@ func (t *till) lists(id uuid.UUID, want ...*cardvault.PaymentData) {
 }
 
 // opens checks that p is for the merchant who has a secret.
-func opens(t testing.TB, p *cardvault.PaymentData, secret cardvault.SharedSecret) {
+func opens(t testing.TB, p *cardvault.PaymentData, secret receive.SharedSecret) {
 	t.Helper()
 	if !p.Success || p.Encrypted == "" || len(p.Failures) != 0 {
 		t.Fatalf("no cryptogram: %+v", p)
 	}
-	c, err := cardvault.OpenPaymentData(p.Encrypted, secret)
+	c, err := receive.OpenPaymentData(p.Encrypted, secret)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +157,7 @@ func opens(t testing.TB, p *cardvault.PaymentData, secret cardvault.SharedSecret
 	}
 }
 
-func exposed(c *cardvault.PaymentCredential) string {
+func exposed(c *receive.Credential) string {
 	var number, value string
 	c.Number.Expose(func(d []byte) { number = string(d) })
 	c.Cryptogram.Expose(func(b []byte) { value = string(b) })
@@ -220,7 +221,7 @@ func TestRequestPaymentData(t *testing.T) {
 		if asked := l.requests(); len(asked) != 1 || asked[0].Merchant != shop.ID || second.Merchant != shop.ID || asked[0].IdempotencyKey != second.ID.String() || second.ID == p.ID {
 			l.Errorf("asked: %+v for %+v", asked, second)
 		}
-		if _, err := cardvault.OpenPaymentData(second.Encrypted, l.secret); !errors.Is(err, cardvault.ErrPaymentData) {
+		if _, err := receive.OpenPaymentData(second.Encrypted, l.secret); !errors.Is(err, receive.ErrPaymentData) {
 			l.Errorf("another merchant opens it: %v", err)
 		}
 		l.lists(id, second, p)
@@ -562,7 +563,7 @@ func TestCryptograms(t *testing.T) {
 			if _, payload := openByHand(l, p.Encrypted, l.secret.Text()); payload != c.payload {
 				l.Errorf("payload %s, want %s", payload, c.payload)
 			}
-			opened, err := cardvault.OpenPaymentData(p.Encrypted, l.secret)
+			opened, err := receive.OpenPaymentData(p.Encrypted, l.secret)
 			l.must(err)
 			if got, want := exposed(opened), c.number+" 12/2030 "+c.value+" "+c.eci; got != want {
 				l.Errorf("opened %q, want %q", got, want)
@@ -712,7 +713,7 @@ func TestPaymentSecretRotation(t *testing.T) {
 			}
 			return kids
 		}
-		check := func(what string, secret cardvault.SharedSecret, kid string, others ...cardvault.SharedSecret) {
+		check := func(what string, secret receive.SharedSecret, kid string, others ...receive.SharedSecret) {
 			l.Helper()
 			p := l.pay(id)
 			opens(l, p, secret)
@@ -720,10 +721,10 @@ func TestPaymentSecretRotation(t *testing.T) {
 			if header["kid"] != kid {
 				l.Errorf("%s: kid %v, want %v", what, header["kid"], kid)
 			}
-			if _, err := cardvault.OpenPaymentData(p.Encrypted, others...); !errors.Is(err, cardvault.ErrPaymentData) {
+			if _, err := receive.OpenPaymentData(p.Encrypted, others...); !errors.Is(err, receive.ErrPaymentData) {
 				l.Errorf("%s: opened with other secrets: %v", what, err)
 			}
-			if _, err := cardvault.OpenPaymentData(p.Encrypted, append(others, secret)...); err != nil {
+			if _, err := receive.OpenPaymentData(p.Encrypted, append(others, secret)...); err != nil {
 				l.Errorf("%s: not opened with all secrets: %v", what, err)
 			}
 		}
@@ -818,8 +819,8 @@ func TestPaymentDataLeaks(t *testing.T) {
 		}
 		secrets := []string{networkNumber, cryptogram, l.secret.Text(), p.Encrypted, purchase.Reference}
 		vaulttest.AssertNoLeak(l, secrets, stored...)
-		_, err := cardvault.OpenPaymentData(p.Encrypted, cardvault.NewSharedSecret([]byte(l.secret.Text()+"x")))
-		opened, _ := cardvault.OpenPaymentData(p.Encrypted, l.secret)
+		_, err := receive.OpenPaymentData(p.Encrypted, receive.NewSharedSecret([]byte(l.secret.Text()+"x")))
+		opened, _ := receive.OpenPaymentData(p.Encrypted, l.secret)
 		vaulttest.AssertNoLeak(l, secrets[:4], l.log.text(), err, opened)
 	})
 }
@@ -1153,9 +1154,9 @@ const (
 	vectorPayload = `{"network_token":{"token":"4895370000000000","expiry_year":2030,"expiry_month":12},"cryptogram":"AgAAAAAA","eci":null}`
 )
 
-func shared(texts []string) (secrets []cardvault.SharedSecret) {
+func shared(texts []string) (secrets []receive.SharedSecret) {
 	for _, text := range texts {
-		secrets = append(secrets, cardvault.NewSharedSecret([]byte(text)))
+		secrets = append(secrets, receive.NewSharedSecret([]byte(text)))
 	}
 	return secrets
 }
@@ -1167,7 +1168,7 @@ func TestOpenPaymentData(t *testing.T) {
 	}
 	opened := func(jwe string, secrets ...string) string {
 		t.Helper()
-		c, err := cardvault.OpenPaymentData(jwe, shared(secrets)...)
+		c, err := receive.OpenPaymentData(jwe, shared(secrets)...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1229,14 +1230,14 @@ func TestOpenPaymentData(t *testing.T) {
 		"no cryptogram":     sealByHand(t, header, `{"network_token":{"token":"4895370000000000"},"cryptogram":""}`, vectorSecret),
 		"an ECI of another": sealByHand(t, header, `{"network_token":{"token":"4895370000000000"},"cryptogram":"A","eci":7}`, vectorSecret),
 	} {
-		if c, err := cardvault.OpenPaymentData(jwe, cardvault.NewSharedSecret([]byte(vectorSecret))); err != cardvault.ErrPaymentData || c != nil {
+		if c, err := receive.OpenPaymentData(jwe, receive.NewSharedSecret([]byte(vectorSecret))); err != receive.ErrPaymentData || c != nil {
 			t.Errorf("%s: %v, %v", name, c, err)
 		}
 	}
 	for name, secrets := range map[string][]string{
 		"no secret": nil, "another": {"shared-secre"}, "in other words": {strings.ToUpper(vectorSecret)},
 	} {
-		if c, err := cardvault.OpenPaymentData(vectorJWE, shared(secrets)...); err != cardvault.ErrPaymentData || c != nil {
+		if c, err := receive.OpenPaymentData(vectorJWE, shared(secrets)...); err != receive.ErrPaymentData || c != nil {
 			t.Errorf("%s: %v, %v", name, c, err)
 		}
 	}
@@ -1255,10 +1256,10 @@ func FuzzOpenPaymentData(f *testing.F) {
 	f.Add(strings.Replace(vectorJWE, ".", "..", 1))
 	f.Add("eyJhbGciOiJBMjU2R0NNS1ciLCJlbmMiOiJBMjU2R0NNIn0....")
 	f.Fuzz(func(t *testing.T, jwe string) {
-		c, err := cardvault.OpenPaymentData(jwe, cardvault.NewSharedSecret([]byte(vectorSecret)))
+		c, err := receive.OpenPaymentData(jwe, receive.NewSharedSecret([]byte(vectorSecret)))
 		switch {
 		case err == nil && exposed(c) == "4895370000000000 12/2030 AgAAAAAA ":
-		case err != cardvault.ErrPaymentData || c != nil:
+		case err != receive.ErrPaymentData || c != nil:
 			t.Errorf("got %v, %v", c, err)
 		}
 	})

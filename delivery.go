@@ -9,6 +9,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/replay"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -18,7 +19,7 @@ import (
 type DeliveryRecord struct {
 	ID        uuid.UUID
 	EventID   uuid.UUID
-	EventType EventType
+	EventType receive.EventType
 	TokenID   uuid.UUID
 	Status    DeliveryStatus
 	Attempts  int
@@ -75,7 +76,7 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 	e := &DeliveryRecord{
 		ID:             id,
 		EventID:        event,
-		EventType:      EventType(d.Type),
+		EventType:      eventType(uint64(d.Type)),
 		TokenID:        v.rows.Mask(kindToken, d.Token),
 		Status:         DeliveryPending,
 		Attempts:       int(d.Attempts),

@@ -17,6 +17,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -177,7 +178,7 @@ var (
 )
 
 // hook registers a webhook.
-func (l *lab) hook(url string, events ...cardvault.EventType) *cardvault.Webhook {
+func (l *lab) hook(url string, events ...receive.EventType) *cardvault.Webhook {
 	l.Helper()
 	w, _, err := l.CreateWebhook(l.Context(), url, &cardvault.WebhookOptions{Events: events})
 	l.must(err)
@@ -365,7 +366,7 @@ func TestDeliveryRetries(t *testing.T) {
 					l.pass(time.Second)
 					d := l.deliveries(hook)[0]
 					if n := len(post.tried(url)); d.Status != underWay || d.Attempts != n || d.LastStatusCode != 503 ||
-						d.NextAttemptAt.Before(time.Now()) || d.LastAttemptAt.IsZero() || d.TokenID != id || d.EventType != cardvault.TokenCreated {
+						d.NextAttemptAt.Before(time.Now()) || d.LastAttemptAt.IsZero() || d.TokenID != id || d.EventType != receive.TokenCreated {
 						t.Errorf("%d attempts: %+v", n, d)
 					}
 					l.pass(100 * h)
@@ -624,7 +625,7 @@ func TestDeliveriesHeldBack(t *testing.T) {
 		l.store.hook(func() error { writes.Add(1); return nil })
 		held := l.imports(visa)
 		fails := func(_ context.Context, d *cardvault.Delivery) (int, error) {
-			if d.Event.TokenID == held && d.Event.Type == cardvault.TokenCreated {
+			if d.Event.TokenID == held && d.Event.Type == receive.TokenCreated {
 				return 500, nil
 			}
 			return 200, nil
@@ -632,7 +633,7 @@ func TestDeliveriesHeldBack(t *testing.T) {
 		post.set(fails)
 		created := func() (n int) {
 			for _, s := range post.tried(url) {
-				if s.Event.TokenID == held && s.Event.Type == cardvault.TokenCreated {
+				if s.Event.TokenID == held && s.Event.Type == receive.TokenCreated {
 					n++
 				}
 			}
@@ -745,7 +746,7 @@ func TestEarlierOneBecomesDueMeanwhile(t *testing.T) {
 					}
 					l.pass(time.Until(d.NextAttemptAt) - 5*time.Second)
 					post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
-						if d.Event.Type == cardvault.TokenCreated {
+						if d.Event.Type == receive.TokenCreated {
 							<-time.After(3 * time.Second)
 							meanwhile(l, d.ID)
 							<-time.After(7 * time.Second)
@@ -820,7 +821,7 @@ func TestOneTokenHangs(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		hung, slow := l.imports(visa), l.imports(visa)
 		post.set(func(ctx context.Context, d *cardvault.Delivery) (int, error) {
-			if d.Event.TokenID == hung || d.Event.TokenID == slow && d.Event.Type == cardvault.TokenUpdated {
+			if d.Event.TokenID == hung || d.Event.TokenID == slow && d.Event.Type == receive.TokenUpdated {
 				<-ctx.Done()
 				return 0, ctx.Err()
 			}
@@ -1071,7 +1072,7 @@ func TestThrottledEventHoldsBack(t *testing.T) {
 				t.Fatalf("%+v", d)
 			}
 			post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
-				if d.Event.Type == cardvault.TokenCreated {
+				if d.Event.Type == receive.TokenCreated {
 					return 500, nil
 				}
 				return 200, nil
@@ -1946,7 +1947,7 @@ func TestRedeliver(t *testing.T) {
 			id := l.imports(visa)
 			l.drain()
 			l.hook(late)
-			l.hook(other, cardvault.TokenUpdated)
+			l.hook(other, receive.TokenUpdated)
 			disabled := true
 			_, err := l.UpdateWebhook(l.Context(), l.hook(off).ID, cardvault.WebhookUpdate{Disabled: &disabled})
 			l.must(err)
@@ -1965,7 +1966,7 @@ func TestRedeliver(t *testing.T) {
 			l.drain()
 			post.set(nil)
 			event := l.deliveries(hook)[0].EventID
-			l.hook("https://other.example/", cardvault.TokenDeleted)
+			l.hook("https://other.example/", receive.TokenDeleted)
 			again := func() error {
 				return l.Redeliver(cardvault.WithIdempotencyKey(l.Context(), "again"), event)
 			}
@@ -2085,7 +2086,7 @@ func TestNobodyListens(t *testing.T) {
 		disabled := true
 		_, err := l.UpdateWebhook(l.Context(), off.ID, cardvault.WebhookUpdate{Disabled: &disabled})
 		l.must(err)
-		l.hook(url, cardvault.TokenDeleted)
+		l.hook(url, receive.TokenDeleted)
 		a, err := l.CreateAccount(l.Context(), "", nil)
 		l.must(err)
 		_, _, err = l.In(a.ID).CreateWebhook(l.Context(), "https://other.example/", nil)
@@ -2170,7 +2171,7 @@ func TestDamagedWebhookTakesSomeEvents(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		const some = "https://some.example/"
 		l.must(l.DeleteWebhook(l.Context(), hook.ID))
-		w := l.hook(some, cardvault.TokenDeleted)
+		w := l.hook(some, receive.TokenDeleted)
 		books := l.keepBooks()
 		books.damage(func(r *store.Record) bool { return r.Kind == kindWebhook })
 		id := l.imports(visa)

@@ -2,9 +2,12 @@ package cardvault
 
 import (
 	"context"
+	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/google/uuid"
 )
 
@@ -15,49 +18,17 @@ type Event struct {
 	ID        uuid.UUID // of the event; the same when it is delivered again
 	CreatedAt time.Time
 	Account   uuid.UUID
-	Type      EventType
-	Reason    EventReason
+	Type      receive.EventType
+	Reason    receive.EventReason
 	TokenID   uuid.UUID
 
 	// Sequence rises in the order in which the events of an account come about. It has
 	// gaps.
 	Sequence uint64
 
-	// Token is the token as it was then, nil for TokenDeleted. It has no Fingerprint.
+	// Token is the token as it was then, nil for [receive.TokenDeleted]. It has no Fingerprint.
 	Token *Token
 }
-
-// An EventType says what happened to a token.
-type EventType uint8
-
-const (
-	TokenCreated EventType = iota + 1
-	TokenUpdated
-	TokenDeleted
-)
-
-// String returns the name of the decisions, chapter 13, such as "token.created".
-func (t EventType) String() string {
-	return [...]string{"unknown", "token.created", "token.updated", "token.deleted"}[t&3]
-}
-
-// MarshalText returns what String does.
-func (t EventType) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
-
-// An EventReason says why: decisions, chapter 13.
-type EventReason string
-
-const (
-	ReasonImported                  EventReason = "imported"
-	ReasonTokenized                 EventReason = "tokenized"
-	ReasonNetworkTokenStatusChanged EventReason = "network_token_status_changed"
-	ReasonCardUpdated               EventReason = "card_updated"
-	ReasonInvalidated               EventReason = "invalidated"
-	ReasonPatched                   EventReason = "patched"
-	ReasonSecurityCodeRefreshed     EventReason = "security_code_refreshed"
-	ReasonRequested                 EventReason = "requested"
-	ReasonExpired                   EventReason = "expired"
-)
 
 // An EventSink receives the events of all accounts, from [Vault.Run] and
 // [Vault.Drain].
@@ -83,20 +54,39 @@ type EventSink interface {
 	Event(ctx context.Context, e *Event) error
 }
 
+// eventTypes are the types of events by the numbers under which they are stored. The outbox
+// knows that of a deletion.
+var eventTypes = [4]receive.EventType{
+	1:              receive.TokenCreated,
+	2:              receive.TokenUpdated,
+	outbox.Deleted: receive.TokenDeleted,
+}
+
+// eventType returns the type that is stored as a number, "" if there is none.
+func eventType(n uint64) receive.EventType {
+	if n < uint64(len(eventTypes)) {
+		return eventTypes[n]
+	}
+	return ""
+}
+
+// typeNumber returns the number of a type, 0 if it has none.
+func typeNumber(t receive.EventType) uint8 { return uint8(max(0, slices.Index(eventTypes[:], t))) }
+
 // reasonOf says what has changed of a token.
-func reasonOf(was, is *Token) EventReason {
+func reasonOf(was, is *Token) receive.EventReason {
 	switch {
 	case was.Status != is.Status:
-		return ReasonInvalidated
+		return receive.ReasonInvalidated
 	case was.NetworkTokenStatus != is.NetworkTokenStatus,
 		was.NetworkTokenStatusReason != is.NetworkTokenStatusReason:
-		return ReasonNetworkTokenStatusChanged
+		return receive.ReasonNetworkTokenStatusChanged
 	}
-	return ReasonCardUpdated
+	return receive.ReasonCardUpdated
 }
 
 // event returns an event without its token.
-func (v *Vault) event(row uuid.UUID, typ EventType, reason EventReason, token uuid.UUID) *Event {
+func (v *Vault) event(row uuid.UUID, typ receive.EventType, reason receive.EventReason, token uuid.UUID) *Event {
 	return &Event{
 		ID:        v.rows.Mask(kindEvent, row),
 		CreatedAt: rowkey.Time(row),

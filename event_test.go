@@ -15,6 +15,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/storetest"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -355,7 +356,7 @@ func TestEventsHeldBack(t *testing.T) {
 		l.store.hook(func() error { writes.Add(1); return nil })
 		held := l.imports(visa)
 		ear.set(func(_ context.Context, e *cardvault.Event) error {
-			if e.TokenID == held && e.Type == cardvault.TokenCreated {
+			if e.TokenID == held && e.Type == receive.TokenCreated {
 				return errDeaf
 			}
 			return nil
@@ -612,7 +613,7 @@ func TestEventThatHasWaitedTooLong(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		ear.set(func(_ context.Context, e *cardvault.Event) error {
 			pause := 30 * time.Second // it does not heed its deadline
-			if e.Type == cardvault.TokenDeleted {
+			if e.Type == receive.TokenDeleted {
 				pause = 14 * time.Second
 			}
 			<-time.After(pause)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 )
@@ -271,7 +272,7 @@ func ExampleVault_RequestPaymentData() {
 	}
 
 	// At the merchant:
-	credential, err := cardvault.OpenPaymentData(data.Encrypted, secret)
+	credential, err := receive.OpenPaymentData(data.Encrypted, secret)
 	if err != nil {
 		log.Fatal(err)
 	}

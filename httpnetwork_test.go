@@ -22,6 +22,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/networktest"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
@@ -617,7 +618,7 @@ func TestFaultsWhilePaying(t *testing.T) {
 				if !good.Success || len(good.Failures) > 0 {
 					t.Fatalf("payment data: %+v", good)
 				}
-				credential, err := cardvault.OpenPaymentData(good.Encrypted, secret)
+				credential, err := receive.OpenPaymentData(good.Encrypted, secret)
 				l.must(err)
 				var got []string
 				credential.Number.Expose(func(d []byte) { got = append(got, string(d)) })

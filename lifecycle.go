@@ -14,6 +14,7 @@ import (
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -782,7 +783,7 @@ func (v *Vault) changeHeld(ctx context.Context, op ledger.Operation, row uuid.UU
 		clear(h.shown)
 		var event *outbox.Parcel
 		if changed {
-			if event, err = v.newEvent(ctx, h.card, h.token, TokenUpdated, reasonOf(&h.was, h.token)); err != nil {
+			if event, err = v.newEvent(ctx, h.card, h.token, receive.TokenUpdated, reasonOf(&h.was, h.token)); err != nil {
 				return nil, err
 			}
 			h.card.Version++

@@ -13,6 +13,7 @@ import (
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -35,7 +36,7 @@ type PaymentSecret struct {
 	KeyID      string    // as in the header kid
 	ActivateAt time.Time // used from then on, until the next one is
 
-	value hidden // what the receiver hashes: 43 base64url characters
+	value receive.SharedSecret // what the receiver hashes: 43 base64url characters
 }
 
 // CreateMerchant makes a merchant of the account.
@@ -110,37 +111,27 @@ func (v *Vault) PrimaryMerchant(ctx context.Context) (_ *Merchant, err error) {
 // receivers can load it.
 const SecretOverlap = 24 * time.Hour
 
-// A SharedSecret opens payment data: 43 base64url characters. However it is printed,
-// logged or encoded, nothing of it shows. The zero value is none.
-type SharedSecret struct{ hidden }
-
-// NewSharedSecret returns a SharedSecret of a copy of text.
-func NewSharedSecret(text []byte) SharedSecret { return SharedSecret{hiding.New(text)} }
-
-// Text returns the secret itself, which nothing hides from then on.
-func (s SharedSecret) Text() string { return string(hiding.Of(s)) }
-
 // RotatePaymentSecret makes a new shared secret for a merchant and returns it, which
 // is shown only here. The first one is used at once, a
 // later one from activateAt on: zero means after [SecretOverlap], a time that
 // is past at once. One that waits to be used is replaced. The error is
 // ErrNotFound for a merchant that the account does not have.
-func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, activateAt time.Time) (_ SharedSecret, err error) {
+func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, activateAt time.Time) (_ receive.SharedSecret, err error) {
 	defer doing("rotate payment secret", &err)
 	var random [32]byte
 	rand.Read(random[:])
 	text := base64.RawURLEncoding.AppendEncode(nil, random[:])
 	defer clear(text)
-	secret := NewSharedSecret(text)
+	secret := receive.NewSharedSecret(text)
 
-	return ledger.Retry(ctx, func() (SharedSecret, error) {
+	return ledger.Retry(ctx, func() (receive.SharedSecret, error) {
 		r, err := v.rows.Get(ctx, kindMerchant, merchant)
 		if err != nil {
-			return SharedSecret{}, err
+			return receive.SharedSecret{}, err
 		}
 		m, err := merchants{v.rows}.open(ctx, r)
 		if err != nil {
-			return SharedSecret{}, err
+			return receive.SharedSecret{}, err
 		}
 
 		// A secret that waits to be used is replaced, and so is all before the used one.
@@ -148,7 +139,7 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, act
 		m.Secrets = slices.DeleteFunc(m.Secrets, func(s PaymentSecret) bool { return s.ActivateAt.After(at) })
 		m.Secrets = m.Secrets[max(0, len(m.Secrets)-1):]
 
-		next := PaymentSecret{KeyID: uuid.NewString(), ActivateAt: at, value: secret.hidden}
+		next := PaymentSecret{KeyID: uuid.NewString(), ActivateAt: at, value: secret}
 		switch {
 		case len(m.Secrets) == 0:
 		case activateAt.IsZero():
@@ -162,11 +153,11 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, act
 		m.Secrets = append(m.Secrets, next)
 		r.Version++
 		if err := v.rows.SealShown(r, m.encode()); err != nil {
-			return SharedSecret{}, err
+			return receive.SharedSecret{}, err
 		}
 
 		if err := v.rows.Put(ctx, opRotateSecret, merchant, r); err != nil {
-			return SharedSecret{}, err
+			return receive.SharedSecret{}, err
 		}
 		return secret, nil
 	})
@@ -210,7 +201,7 @@ func (s merchants) open(ctx context.Context, rec *store.Record) (*Merchant, erro
 		case merchantSecretAt:
 			p.ActivateAt = r.Time()
 		case merchantSecret:
-			p.value = hiding.New(r.Value)
+			p.value = receive.NewSharedSecret(r.Value)
 			m.Secrets = append(m.Secrets, p)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -684,7 +685,7 @@ func TestCardChangesFoundByLookups(t *testing.T) {
 		})
 		l.run(func() { l.pass(29 * time.Hour) })
 		for _, e := range recorder.Events() {
-			if e.Reason == cardvault.ReasonCardUpdated {
+			if e.Reason == receive.ReasonCardUpdated {
 				t.Errorf("%v for %v", e.Type, e.Reason)
 			}
 		}

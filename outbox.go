@@ -8,6 +8,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/outbox"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -18,9 +19,6 @@ const sendTimeout = outbox.SendTimeout
 // errStale is returned by the Put of a parcel that has to be packed again.
 var errStale = outbox.ErrStale
 
-// The outbox knows the event of a deletion by its number.
-var _ [0]struct{} = [TokenDeleted - outbox.Deleted]struct{}{}
-
 // newOutbox returns the outbox of the vault.
 func (v *Vault) newOutbox() *outbox.Outbox {
 	c := outbox.Config{
@@ -30,7 +28,7 @@ func (v *Vault) newOutbox() *outbox.Outbox {
 		Webhooks:    v.opts.Webhooks != nil,
 		MaxWebhooks: MaxWebhooks,
 		Pace:        v.pace,
-		TypeName:    func(typ uint8) string { return EventType(typ).String() },
+		TypeName:    func(typ uint8) string { return string(eventType(uint64(typ))) },
 	}
 	if v.opts.Events != nil {
 		c.Sink = &outbox.Receiver{
@@ -77,7 +75,8 @@ func (s outboxSource) Receivers(ctx context.Context, account uuid.UUID) (*outbox
 			continue
 		}
 		for _, typ := range w.Events {
-			to.Of[typ&3] = append(to.Of[typ&3], w.row)
+			n := typeNumber(typ)
+			to.Of[n] = append(to.Of[n], w.row)
 		}
 	}
 	return to, nil
@@ -107,7 +106,7 @@ func (s outboxSource) Webhook(ctx context.Context, r *store.Record) (*outbox.Rec
 		Disable: func(ctx context.Context, why string) error { return v.disable(ctx, w, why) },
 	}
 	for _, typ := range w.Events {
-		to.Types.Add(uint8(typ))
+		to.Types.Add(typeNumber(typ))
 	}
 	return to, nil
 }
@@ -131,8 +130,8 @@ func (s outboxSource) LastEvent(ctx context.Context, token *store.Record) (uuid.
 // is sealed afterwards, as the next version of card, so that the next event comes after
 // this one whatever clock it is made by. For the event of a deletion t is nil, and of card
 // the row key will do. For any other event, card was opened.
-func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ EventType, reason EventReason) (*outbox.Parcel, error) {
-	c := &outbox.Change{Account: v.rows.ID, Token: card, Type: uint8(typ), Reason: string(reason)}
+func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ receive.EventType, reason receive.EventReason) (*outbox.Parcel, error) {
+	c := &outbox.Change{Account: v.rows.ID, Token: card, Type: typeNumber(typ), Reason: string(reason)}
 	if t != nil {
 		c.Last, c.Told = t.lastEvent, t.toldVersion
 	}
@@ -146,8 +145,8 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 // eventOf returns the event of a delivery. card is the record of its token, and past the
 // state of the token at the event if it has changed since; each may be nil.
 func (v *Vault) eventOf(ctx context.Context, d *outbox.Delivery, card, past *store.Record) (*Event, error) {
-	e := v.event(d.Event, EventType(d.Type), EventReason(d.Reason), d.Token)
-	if e.Type == TokenDeleted {
+	e := v.event(d.Event, eventType(uint64(d.Type)), receive.EventReason(d.Reason), d.Token)
+	if e.Type == receive.TokenDeleted {
 		return e, nil
 	}
 

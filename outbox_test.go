@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -208,7 +209,7 @@ func TestSinkBehindACrowd(t *testing.T) {
 
 					created, latest := 0, time.Duration(0)
 					for _, p := range ear.passed() {
-						if p.Account == b.ID && p.Type == cardvault.TokenCreated && p.err == nil {
+						if p.Account == b.ID && p.Type == receive.TokenCreated && p.err == nil {
 							created++
 							latest = max(latest, p.at.Sub(began))
 						}

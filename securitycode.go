@@ -12,6 +12,7 @@ import (
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -207,7 +208,7 @@ func (s *visit) refreshCode(ctx context.Context, code card.SecurityCode, also ..
 		return nil, err
 	}
 
-	event, err := s.vault.newEvent(ctx, rec, t, TokenUpdated, ReasonSecurityCodeRefreshed)
+	event, err := s.vault.newEvent(ctx, rec, t, receive.TokenUpdated, receive.ReasonSecurityCodeRefreshed)
 	if err != nil {
 		return nil, err
 	}

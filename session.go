@@ -11,6 +11,7 @@ import (
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -448,7 +449,7 @@ var errScheme = &FieldError{"account_number", "invalid_enum", "must be of a sche
 func (s *visit) tokenize(ctx context.Context, c Card, t *Token, until time.Time, also ...*store.Record) (*Token, error) {
 	for {
 		made, next := *t, *s.record
-		records, event, err := s.vault.newToken(ctx, c, &made, s.ttl, ReasonTokenized)
+		records, event, err := s.vault.newToken(ctx, c, &made, s.ttl, receive.ReasonTokenized)
 		if err != nil {
 			return nil, err
 		}

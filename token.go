@@ -21,6 +21,7 @@ import (
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -223,7 +224,7 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions) (*T
 		return nil, err
 	}
 
-	records, event, err := v.newToken(ctx, c, t, 0, ReasonImported)
+	records, event, err := v.newToken(ctx, c, t, 0, receive.ReasonImported)
 	if err != nil {
 		return nil, err
 	}
@@ -273,7 +274,7 @@ func (o *ImportOptions) canonical(c Card) []byte {
 // newToken completes t, the token of a card that was checked, and returns its
 // record, that of its network token if it is to get one, and its event. A ttl of 0
 // is for ever.
-func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duration, why EventReason) (records []*store.Record, event *outbox.Parcel, err error) {
+func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duration, why receive.EventReason) (records []*store.Record, event *outbox.Parcel, err error) {
 	if err := v.rows.Exists(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -316,7 +317,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	}
 
 	records = []*store.Record{r}
-	if event, err = v.newEvent(ctx, r, t, TokenCreated, why); err != nil {
+	if event, err = v.newEvent(ctx, r, t, receive.TokenCreated, why); err != nil {
 		return nil, nil, err
 	}
 	if err := v.sealToken(r, t); err != nil || reason != nil {
@@ -604,7 +605,7 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (_ *Tok
 			return nil, err
 		}
 
-		event, err := v.newEvent(ctx, r, t, TokenUpdated, ReasonPatched)
+		event, err := v.newEvent(ctx, r, t, receive.TokenUpdated, receive.ReasonPatched)
 		if err != nil {
 			return nil, err
 		}
@@ -695,7 +696,7 @@ func (d *deletion) read(ctx context.Context) error {
 // token has changed since it was read.
 func (d *deletion) run(ctx context.Context) error {
 	v := d.vault
-	event, err := v.newEvent(ctx, d.card, nil, TokenDeleted, ReasonRequested)
+	event, err := v.newEvent(ctx, d.card, nil, receive.TokenDeleted, receive.ReasonRequested)
 	if err != nil {
 		return err
 	}

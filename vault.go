@@ -37,7 +37,7 @@
 // the substitute number of its scheme. [Token.NetworkTokenStatus] tells how far
 // it is; what it needs is done in the background, and an import never waits for
 // it. [Vault.RequestPaymentData] asks for a cryptogram with which one payment is
-// made, encrypted for the merchant, who opens it with [OpenPaymentData]. Package
+// made, encrypted for the merchant, who opens it with [receive.OpenPaymentData]. Package
 // simnet simulates a network; an adapter of a real one implements [Network].
 //
 // # Sessions and security codes

@@ -15,6 +15,7 @@ import (
 	"github.com/cardvault/cardvault/internal/quota"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -29,8 +30,9 @@ type Webhook struct {
 	// Description is for people: 1 to 255 characters, or "" for none.
 	Description string
 
-	// Events are the types that are delivered, in the order of EventType. Never empty.
-	Events []EventType
+	// Events are the types that are delivered, in the order created,
+	// updated, deleted. Never empty.
+	Events []receive.EventType
 
 	// LegacyHMAC adds the header x-hmac-signature to deliveries, under the oldest secret
 	// that signs: a receiver has until that ends to take the next.
@@ -54,17 +56,9 @@ const disabledRequested = "requested"
 
 // A signingSecret signs deliveries until a time, zero for ever.
 type signingSecret struct {
-	value WebhookSecret
+	value receive.WebhookSecret
 	until time.Time
 }
-
-// A WebhookSecret signs deliveries: "whsec_" and the base64 of 32 random bytes.
-// However it is printed, logged or encoded, nothing of it shows. The zero value is
-// none.
-type WebhookSecret struct{ hidden }
-
-// NewWebhookSecret returns a WebhookSecret of a copy of text.
-func NewWebhookSecret(text []byte) WebhookSecret { return WebhookSecret{hiding.New(text)} }
 
 // A Sender delivers events to webhooks, one attempt a call. Package webhook is one
 // over HTTP. Its methods are called concurrently.
@@ -88,8 +82,8 @@ type Delivery struct {
 	ID        uuid.UUID // of the event, the same at every attempt: webhook-id
 	CreatedAt time.Time // of the event
 	URL       string
-	Secrets   []WebhookSecret // each signs; 1 to 8, the oldest first
-	Legacy    bool            // Webhook.LegacyHMAC
+	Secrets   []receive.WebhookSecret // each signs; 1 to 8, the oldest first
+	Legacy    bool                    // Webhook.LegacyHMAC
 }
 
 // A SendResult is what a webhook has answered.
@@ -104,16 +98,16 @@ type SendResult struct {
 
 // A WebhookOptions is what is optional of a new webhook.
 type WebhookOptions struct {
-	Events      []EventType // empty: all
-	Description string      // 1 to 255 characters; "": none
+	Events      []receive.EventType // empty: all
+	Description string              // 1 to 255 characters; "": none
 	LegacyHMAC  bool
 }
 
 // A WebhookUpdate says what to change of a webhook. What is nil stays.
 type WebhookUpdate struct {
 	URL         *string
-	Events      []EventType // nil: stays; empty: all
-	Description *string     // "": none
+	Events      []receive.EventType // nil: stays; empty: all
+	Description *string             // "": none
 	LegacyHMAC  *bool
 	Disabled    *bool
 }
@@ -126,9 +120,6 @@ const (
 	// WebhookSecretOverlap is how long a rotated signing secret goes on signing, beside
 	// those that are newer.
 	WebhookSecretOverlap = 24 * time.Hour
-
-	// MaxWebhookSecrets is how many secrets of a webhook can sign at a time.
-	MaxWebhookSecrets = 8
 )
 
 // WebhooksEnabled reports whether the vault has a sender: [Options.Webhooks].
@@ -162,7 +153,7 @@ func (v *Vault) CheckWebhook(u WebhookUpdate) (err error) {
 	}
 
 	for _, e := range u.Events {
-		if e < TokenCreated || e > TokenDeleted {
+		if typeNumber(e) == 0 {
 			errs = append(errs, &FieldError{"events", "invalid_enum", "must be types of events"})
 			break
 		}
@@ -174,21 +165,21 @@ func (v *Vault) CheckWebhook(u WebhookUpdate) (err error) {
 // shown only here. It gets the events of what happens from now on. opts may be nil.
 //
 // Errors: FieldErrors; ErrQuotaExceeded; ErrNotEnabled without [Options.Webhooks].
-func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOptions) (_ *Webhook, _ WebhookSecret, err error) {
+func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOptions) (_ *Webhook, _ receive.WebhookSecret, err error) {
 	defer doing("create webhook", &err)
 	if v.opts.Webhooks == nil {
-		return nil, WebhookSecret{}, ErrNotEnabled
+		return nil, receive.WebhookSecret{}, ErrNotEnabled
 	}
 	w := &Webhook{URL: url}
 	if opts != nil {
 		w.Events, w.Description, w.LegacyHMAC = opts.Events, opts.Description, opts.LegacyHMAC
 	}
 	if err := v.checkWebhook(w); err != nil {
-		return nil, WebhookSecret{}, err
+		return nil, receive.WebhookSecret{}, err
 	}
 	row, err := v.rows.NewRow()
 	if err != nil {
-		return nil, WebhookSecret{}, err
+		return nil, receive.WebhookSecret{}, err
 	}
 	w.row, w.ID, w.CreatedAt = row, v.rows.Mask(kindWebhook, row), rowkey.Time(row)
 	w.since = w.CreatedAt
@@ -197,11 +188,11 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 
 	r := v.rows.NewRecord(kindWebhook, row)
 	if err := v.sealWebhook(r, w); err != nil {
-		return nil, WebhookSecret{}, err
+		return nil, receive.WebhookSecret{}, err
 	}
 	q, err := v.outbox.NewQueue(v.rows.ID, row)
 	if err != nil {
-		return nil, WebhookSecret{}, err
+		return nil, receive.WebhookSecret{}, err
 	}
 
 	err = v.changeAccount(ctx, opCreateWebhook, w.ID, func(a *Account) (func(store.Tx) error, error) {
@@ -218,7 +209,7 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 		}, nil
 	})
 	if err != nil {
-		return nil, WebhookSecret{}, err
+		return nil, receive.WebhookSecret{}, err
 	}
 	return w, secret, nil
 }
@@ -314,14 +305,14 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
 // those before until theirs is over: whichever of them the receiver has, it understands
 // what it gets.
 //
-// Errors: ErrNotFound; ErrTooManySecrets while [MaxWebhookSecrets] sign.
-func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID) (_ WebhookSecret, err error) {
+// Errors: ErrNotFound; ErrTooManySecrets while [receive.MaxSecrets] sign.
+func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID) (_ receive.WebhookSecret, err error) {
 	defer doing("rotate webhook secret", &err)
 	secret := newSigningSecret()
 	_, err = v.editWebhook(ctx, opRotateWebhook, v.rows.Unmask(kindWebhook, id), func(w *Webhook) error {
 		at := now()
 		w.secrets = w.signing(at)
-		if len(w.secrets) >= MaxWebhookSecrets {
+		if len(w.secrets) >= receive.MaxSecrets {
 			return ErrTooManySecrets
 		}
 		w.secrets[len(w.secrets)-1].until = at.Add(WebhookSecretOverlap)
@@ -329,7 +320,7 @@ func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID) (_ Webhoo
 		return nil
 	})
 	if err != nil {
-		return WebhookSecret{}, err
+		return receive.WebhookSecret{}, err
 	}
 	return secret, nil
 }
@@ -374,26 +365,24 @@ func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (_ *WebhookTest, 
 	return &WebhookTest{out.Code, time.Since(begin)}, nil
 }
 
-func newSigningSecret() WebhookSecret {
+func newSigningSecret() receive.WebhookSecret {
 	var random [32]byte
 	rand.Read(random[:])
 	text := append([]byte("whsec_"), base64.StdEncoding.AppendEncode(nil, random[:])...)
 	defer clear(text)
-	return NewWebhookSecret(text)
+	return receive.NewWebhookSecret(text)
 }
 
-var allEvents = []EventType{TokenCreated, TokenUpdated, TokenDeleted}
+var allEvents = eventTypes[1:]
 
 // checkWebhook returns a FieldError for each rule that w breaks, and puts its events
 // in order.
 func (v *Vault) checkWebhook(w *Webhook) error {
-	w.Events = slices.Clone(w.Events)
-	slices.Sort(w.Events)
-	w.Events = slices.Compact(w.Events)
-	if len(w.Events) == 0 {
-		w.Events = slices.Clone(allEvents)
-	}
-	return v.CheckWebhook(WebhookUpdate{URL: &w.URL, Description: &w.Description, Events: w.Events})
+	named := w.Events
+	w.Events = slices.DeleteFunc(slices.Clone(allEvents), func(e receive.EventType) bool {
+		return len(named) > 0 && !slices.Contains(named, e)
+	})
+	return v.CheckWebhook(WebhookUpdate{URL: &w.URL, Description: &w.Description, Events: named})
 }
 
 // editWebhook lets fn change a webhook, stores it and returns it.
@@ -482,7 +471,7 @@ func (w *Webhook) encode() []byte {
 	b := tlv.Append(nil, webhookURL, w.URL)
 	b = tlv.Append(b, webhookDescription, w.Description)
 	for _, e := range w.Events {
-		b = tlv.AppendUint(b, webhookEvents, uint64(e))
+		b = tlv.AppendUint(b, webhookEvents, uint64(typeNumber(e)))
 	}
 	b = tlv.AppendBool(b, webhookLegacy, w.LegacyHMAC)
 	b = tlv.AppendBool(b, webhookDisabled, w.Disabled)
@@ -513,7 +502,7 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 		case webhookSecretUntil:
 			until = r.Time()
 		case webhookSecret:
-			w.secrets = append(w.secrets, signingSecret{NewWebhookSecret(r.Value), until})
+			w.secrets = append(w.secrets, signingSecret{receive.NewWebhookSecret(r.Value), until})
 			until = time.Time{}
 		}
 	}
@@ -539,7 +528,7 @@ func (v *Vault) listedWebhook(ctx context.Context, rec *store.Record) (*Webhook,
 		case webhookDescription:
 			w.Description = string(r.Value)
 		case webhookEvents:
-			w.Events = append(w.Events, EventType(r.Uint()))
+			w.Events = append(w.Events, eventType(r.Uint()))
 		case webhookLegacy:
 			w.LegacyHMAC = r.Bool()
 		case webhookDisabled:

@@ -15,13 +15,14 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
 // signing returns the text of a signing secret.
-func signing(s cardvault.WebhookSecret) (text string) {
+func signing(s receive.WebhookSecret) (text string) {
 	s.Expose(func(b []byte) { text = string(b) })
 	return text
 }
@@ -46,8 +47,8 @@ func (l *lab) disabled(w *cardvault.Webhook, why string) {
 
 // TestWebhookSecretHidesItself: nothing of it shows, however it is printed.
 func TestWebhookSecretHidesItself(t *testing.T) {
-	secret := cardvault.NewWebhookSecret([]byte("whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"))
-	d := &cardvault.Delivery{Secrets: []cardvault.WebhookSecret{secret}}
+	secret := receive.NewWebhookSecret([]byte("whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"))
+	d := &cardvault.Delivery{Secrets: []receive.WebhookSecret{secret}}
 	var log bytes.Buffer
 	slog.New(slog.NewTextHandler(&log, nil)).Info("secret", "secret", secret, "delivery", d)
 	encoded, err := json.Marshal(map[string]any{"secret": secret})
@@ -56,8 +57,8 @@ func TestWebhookSecretHidesItself(t *testing.T) {
 	}
 	vaulttest.AssertNoLeak(t, []string{"c2VjcmV0", "secretsecret"}, log.String(), string(encoded), secret, d,
 		fmt.Sprintf("%v %+v %#v %s %q %x %d", secret, secret, secret, secret, secret, secret, secret), fmt.Sprint(d), fmt.Sprintf("%+v", *d))
-	if (cardvault.WebhookSecret{}).String() != "" {
-		t.Errorf("the zero secret is %q", cardvault.WebhookSecret{})
+	if (receive.WebhookSecret{}).String() != "" {
+		t.Errorf("the zero secret is %q", receive.WebhookSecret{})
 	}
 }
 
@@ -71,7 +72,7 @@ func TestSigningSecrets(t *testing.T) {
 		if err != nil || len(random) != 32 || !strings.HasPrefix(signing(first), "whsec_") {
 			t.Errorf("the secret is of %d bytes: %v", len(random), err)
 		}
-		signs := func(want ...cardvault.WebhookSecret) {
+		signs := func(want ...receive.WebhookSecret) {
 			t.Helper()
 			post.forget()
 			l.imports(visa)
@@ -84,7 +85,7 @@ func TestSigningSecrets(t *testing.T) {
 				t.Errorf("%d secrets sign, want %d", len(got), len(texts))
 			}
 		}
-		rotate := func() cardvault.WebhookSecret {
+		rotate := func() receive.WebhookSecret {
 			secret, err := l.RotateWebhookSecret(l.Context(), hook.ID)
 			l.must(err)
 			return secret
@@ -106,8 +107,8 @@ func TestSigningSecrets(t *testing.T) {
 		signs(fourth)
 		l.update(hook, cardvault.WebhookUpdate{Description: new("a")})
 		signs(fourth)
-		secrets := []cardvault.WebhookSecret{first, second, third, fourth}
-		for range cardvault.MaxWebhookSecrets - 1 {
+		secrets := []receive.WebhookSecret{first, second, third, fourth}
+		for range receive.MaxSecrets - 1 {
 			secrets = append(secrets, rotate())
 			l.pass(time.Hour)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/removal"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -181,7 +182,7 @@ func (v *Vault) claimRelease(ctx context.Context, j *jobs.Job) error {
 func (v *Vault) endingsOf(ctx context.Context, due []*store.Record) (removal.Endings, error) {
 	parcels := make([]*outbox.Parcel, len(due))
 	for i, r := range due {
-		p, err := v.In(r.Account).newEvent(ctx, r, nil, TokenDeleted, ReasonExpired)
+		p, err := v.In(r.Account).newEvent(ctx, r, nil, receive.TokenDeleted, receive.ReasonExpired)
 		if errors.Is(err, ErrDamaged) || errors.Is(err, ErrNotFound) { // what has lapsed is erased all the same
 			v.log.Error("the end of a token cannot be told", "account", r.Account, "error", err)
 			p, err = nil, nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/google/uuid"
 )
 
@@ -131,7 +132,7 @@ func (c *call) session(id cardvault.SessionID, err error) error {
 }
 
 // webhook answers with a webhook, and its secret if there is one to be shown.
-func (c *call) webhook(w *cardvault.Webhook, secret cardvault.WebhookSecret, err error) error {
+func (c *call) webhook(w *cardvault.Webhook, secret receive.WebhookSecret, err error) error {
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/transcript"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/google/uuid"
 )
 
@@ -198,7 +199,7 @@ func TestPaymentData(t *testing.T) {
 			if got["reference"] != `Größe "1" <b>` || got["amount"] != 0.0 || got["currency_code"] != "JPY" || got["token_id"] != id {
 				t.Error(a.body)
 			}
-			credential, err := cardvault.OpenPaymentData(a.member(t, "encrypted_authentication_data"), cardvault.NewSharedSecret([]byte(secret)))
+			credential, err := receive.OpenPaymentData(a.member(t, "encrypted_authentication_data"), receive.NewSharedSecret([]byte(secret)))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -2,9 +2,9 @@ package httpapi
 
 import (
 	"math"
-	"slices"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/receive"
 )
 
 // Where the events of an account are delivered, and what became of that: decisions,
@@ -49,7 +49,7 @@ var getWebhook = &endpoint{
 	scope: cardvault.ScopeWebhooksRead,
 	serve: bare(func(c *call) error {
 		w, err := c.vault.Webhook(c.ctx, c.id)
-		return c.webhook(w, cardvault.WebhookSecret{}, err)
+		return c.webhook(w, receive.WebhookSecret{}, err)
 	}),
 }
 
@@ -67,7 +67,7 @@ var updateWebhook = &endpoint{
 			}
 			u.Events = readEventTypes(f)
 			if f.null("events") {
-				u.Events = []cardvault.EventType{} // all
+				u.Events = []receive.EventType{} // all
 			}
 			if text, ok := f.text("description", optional, 1, math.MaxInt); ok || f.null("description") {
 				description := string(text)
@@ -94,7 +94,7 @@ var updateWebhook = &endpoint{
 		}
 
 		w, err := c.vault.UpdateWebhook(c.ctx, c.id, u)
-		return c.webhook(w, cardvault.WebhookSecret{}, err)
+		return c.webhook(w, receive.WebhookSecret{}, err)
 	},
 }
 
@@ -156,22 +156,18 @@ var redeliverEvent = &endpoint{
 // Values of the status of a webhook.
 const enabled, disabled = "enabled", "disabled"
 
-// eventNames are those of the types of events, from TokenCreated on.
-var eventNames = []string{
-	cardvault.TokenCreated.String(),
-	cardvault.TokenUpdated.String(),
-	cardvault.TokenDeleted.String(),
-}
+// eventNames are the names of the types of events.
+var eventNames = []string{string(receive.TokenCreated), string(receive.TokenUpdated), string(receive.TokenDeleted)}
 
 // readEventTypes returns nil if no types are given. An empty list is refused: it
 // reads like none, and would mean all.
-func readEventTypes(f fields) (types []cardvault.EventType) {
+func readEventTypes(f fields) (types []receive.EventType) {
 	names, ok := literals(f, "events", optional, eventNames)
 	if ok && len(names) == 0 {
 		f.violations.note(violation{"events", "too_short", "must name at least one type"})
 	}
 	for _, name := range names {
-		types = append(types, cardvault.TokenCreated+cardvault.EventType(slices.Index(eventNames, name)))
+		types = append(types, receive.EventType(name))
 	}
 	return types
 }

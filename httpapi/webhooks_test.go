@@ -12,6 +12,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/transcript"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 )
 
@@ -181,7 +182,7 @@ func TestSigningSecret(t *testing.T) {
 		check(shown[1], shown[2])
 		time.Sleep(23 * time.Hour)
 		check(shown[2])
-		for range cardvault.MaxWebhookSecrets - 1 {
+		for range receive.MaxSecrets - 1 {
 			rotate()
 		}
 		check(shown[2:]...)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/google/uuid"
 )
 
@@ -95,7 +96,7 @@ func appendPage[T any](b []byte, p *cardvault.Page[T], damaged []cardvault.Damag
 }
 
 // appendWebhook appends a webhook, with its secret if that is to be shown.
-func appendWebhook(b []byte, w *cardvault.Webhook, secret cardvault.WebhookSecret) []byte {
+func appendWebhook(b []byte, w *cardvault.Webhook, secret receive.WebhookSecret) []byte {
 	o := wire.Object{B: b}
 	o.Open()
 	o.ID("id", w.ID)
@@ -103,7 +104,7 @@ func appendWebhook(b []byte, w *cardvault.Webhook, secret cardvault.WebhookSecre
 	o.Text("url", w.URL)
 	o.Text("description", w.Description)
 	o.Name("events")
-	o.B = appendList(o.B, w.Events, func(b []byte, e cardvault.EventType) []byte { return wire.AppendString(b, e.String()) })
+	o.B = appendList(o.B, w.Events, func(b []byte, e receive.EventType) []byte { return wire.AppendString(b, string(e)) })
 
 	o.Bool("legacy_hmac", w.LegacyHMAC)
 	if w.Disabled {
@@ -122,7 +123,7 @@ func appendWebhook(b []byte, w *cardvault.Webhook, secret cardvault.WebhookSecre
 
 // appendListedWebhook appends a webhook without a secret.
 func appendListedWebhook(b []byte, w *cardvault.Webhook) []byte {
-	return appendWebhook(b, w, cardvault.WebhookSecret{})
+	return appendWebhook(b, w, receive.WebhookSecret{})
 }
 
 // appendDelivery appends an entry of the log of deliveries.
@@ -131,7 +132,7 @@ func appendDelivery(b []byte, d *cardvault.DeliveryRecord) []byte {
 	o.Open()
 	o.ID("id", d.ID)
 	o.ID("event_id", d.EventID)
-	o.Text("event_type", d.EventType.String())
+	o.Text("event_type", string(d.EventType))
 	o.ID("token_id", d.TokenID)
 	o.Text("status", d.Status.String())
 	o.Int("attempts", int64(d.Attempts))

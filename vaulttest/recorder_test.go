@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/vaulttest"
 )
 
@@ -20,7 +21,7 @@ func ExampleRecorder() {
 			t.Fatal(err)
 		}
 		for _, e := range events.Events() {
-			if e.Type != cardvault.TokenCreated || e.TokenID != token.ID {
+			if e.Type != receive.TokenCreated || e.TokenID != token.ID {
 				t.Errorf("event %v of token %v", e.Type, e.TokenID)
 			}
 		}

@@ -6,11 +6,6 @@ import (
 	"syscall"
 )
 
-var (
-	Sign   = sign
-	Signed = verify
-)
-
 // Resolve has s look up hosts with r.
 func Resolve(s *Sender, r *net.Resolver) { s.dialer.Resolver = r }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/webhook"
 	"github.com/cardvault/cardvault/webhook/webhooktest"
 	"github.com/google/uuid"
@@ -36,9 +37,9 @@ func TestMain(m *testing.M) {
 }
 
 // secret returns a secret of n bytes.
-func secret(fill byte, n int) cardvault.WebhookSecret {
+func secret(fill byte, n int) receive.WebhookSecret {
 	key := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{fill}, n))
-	return cardvault.NewWebhookSecret([]byte("whsec_" + key))
+	return receive.NewWebhookSecret([]byte("whsec_" + key))
 }
 
 var (
@@ -51,13 +52,13 @@ func delivery(url string) *cardvault.Delivery {
 		ID:        uuid.MustParse("7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"),
 		CreatedAt: time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC),
 		URL:       url,
-		Secrets:   []cardvault.WebhookSecret{newest},
+		Secrets:   []receive.WebhookSecret{newest},
 	}
 	d.Event = &cardvault.Event{
 		ID:        d.ID,
 		CreatedAt: d.CreatedAt,
-		Type:      cardvault.TokenUpdated,
-		Reason:    cardvault.ReasonPatched,
+		Type:      receive.TokenUpdated,
+		Reason:    receive.ReasonPatched,
 		TokenID:   uuid.MustParse("1b2d3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"),
 		Sequence:  1042,
 	}

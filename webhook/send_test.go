@@ -25,6 +25,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/cardvault/cardvault/webhook"
 	"github.com/cardvault/cardvault/webhook/webhooktest"
@@ -50,11 +51,11 @@ func TestBody(t *testing.T) {
 			func(*cardvault.Delivery) {}},
 		{"created", head + `"event_type":"token.created","reason":"imported","sequence":9007199254740993,"token":` + token + `}`,
 			func(d *cardvault.Delivery) {
-				d.Event.Type, d.Event.Reason, d.Event.Sequence = cardvault.TokenCreated, cardvault.ReasonImported, 1<<53+1
+				d.Event.Type, d.Event.Reason, d.Event.Sequence = receive.TokenCreated, receive.ReasonImported, 1<<53+1
 			}},
 		{"deleted", head + `"event_type":"token.deleted","reason":"expired","sequence":1042,"token":{"id":"1b2d3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"}}`,
 			func(d *cardvault.Delivery) {
-				d.Event.Type, d.Event.Reason, d.Event.Token = cardvault.TokenDeleted, cardvault.ReasonExpired, nil
+				d.Event.Type, d.Event.Reason, d.Event.Token = receive.TokenDeleted, receive.ReasonExpired, nil
 			}},
 		{"test", head + `"event_type":"webhook.test","reason":null,"sequence":0,"token":null}`,
 			func(d *cardvault.Delivery) { d.Event = nil }},
@@ -76,12 +77,12 @@ func TestBody(t *testing.T) {
 				t.Fatalf("received %+v, %v", e, last.Err)
 			}
 			if d.Event == nil {
-				if e.Type != webhook.TypeTest || e.Reason != "" || e.Sequence != 0 || e.TokenID != uuid.Nil || !e.Token.IsZero() {
+				if e.Type != receive.WebhookTest || e.Reason != "" || e.Sequence != 0 || e.TokenID != uuid.Nil || e.Token != nil {
 					t.Errorf("received %+v", e)
 				}
 				return
 			}
-			if e.Type != d.Event.Type.String() || e.Reason != d.Event.Reason || e.Sequence != d.Event.Sequence || e.TokenID != d.Event.TokenID {
+			if e.Type != d.Event.Type || e.Reason != d.Event.Reason || e.Sequence != d.Event.Sequence || e.TokenID != d.Event.TokenID {
 				t.Errorf("received %+v", e)
 			}
 		})
@@ -92,7 +93,7 @@ func TestRequest(t *testing.T) {
 	bothWays(t, webhook.Options{}, func(t *testing.T, in *inbox) {
 		for _, legacy := range []bool{false, true} {
 			d := delivery(in.url + "/hook?x=1")
-			d.Secrets = []cardvault.WebhookSecret{former, newest}
+			d.Secrets = []receive.WebhookSecret{former, newest}
 			d.Legacy = legacy
 			var seen *http.Request
 			in.Next(func(w http.ResponseWriter, r *http.Request) { seen = r })
@@ -159,8 +160,8 @@ func TestRequest(t *testing.T) {
 	})
 }
 
-func text(s string) []cardvault.WebhookSecret {
-	return []cardvault.WebhookSecret{cardvault.NewWebhookSecret([]byte(s))}
+func text(s string) []receive.WebhookSecret {
+	return []receive.WebhookSecret{receive.NewWebhookSecret([]byte(s))}
 }
 
 // A secret that would sign badly, or not at all, signs nothing.
@@ -169,7 +170,7 @@ func TestSecrets(t *testing.T) {
 	good := bytes.Repeat([]byte{0xfb}, 32) // with + and / in its base64
 	encoded := base64.StdEncoding.EncodeToString(good)
 	d := delivery(in.url)
-	for name, secrets := range map[string][]cardvault.WebhookSecret{
+	for name, secrets := range map[string][]receive.WebhookSecret{
 		"none":          nil,
 		"zero":          {{}},
 		"empty":         text("whsec_"),
@@ -191,15 +192,15 @@ func TestSecrets(t *testing.T) {
 			continue
 		}
 		vaulttest.AssertNoLeak(t, []string{encoded[:20]}, err)
-		if _, err := webhook.Verify(secrets, http.Header{}, nil); err == nil {
-			t.Errorf("%s: verifies", name)
+		if _, err := receive.Verify(nil, nil, secrets...); !errors.Is(err, receive.ErrSecret) {
+			t.Errorf("%s: Verify = %v", name, err)
 		}
 	}
 	if n := len(in.Deliveries()); n != 0 {
 		t.Errorf("%d deliveries", n)
 	}
 	for _, n := range []int{24, 64} {
-		d.Secrets = []cardvault.WebhookSecret{secret(7, n)}
+		d.Secrets = []receive.WebhookSecret{secret(7, n)}
 		if _, err := in.Send(t.Context(), d); err != nil {
 			t.Errorf("%d bytes: %v", n, err)
 		}

@@ -1,21 +1,9 @@
-// Package webhook delivers events over HTTP, and checks deliveries where they arrive.
+// Package webhook delivers events over HTTP: a [Sender] is what [cardvault.Options] asks for.
 //
-// It speaks Standard Webhooks 1.0. A [Sender] is what [cardvault.Options] asks for;
-// a receiver calls [Verify] with the body as it came, and knows an event by its id,
-// because every event arrives at least once.
-//
-//	POST /hook HTTP/1.1
-//	Content-Type: application/json
-//	Webhook-Id: 7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11
-//	Webhook-Timestamp: 1735689600
-//	Webhook-Signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=
-//
-//	{"id":"7d7f3a52-…","created_at":"2026-01-01T00:00:00.000000Z",
-//	 "event_type":"token.updated","reason":"patched","sequence":1042,"token":{…}}
-//
-// Each secret adds a signature, so that one can be replaced without a gap. The token
-// is that of the REST surface, of a deleted one only its id. A test has the
-// event_type webhook.test, the sequence 0, and neither reason nor token.
+// It speaks Standard Webhooks 1.0, as the comment of package receive describes; receivers use
+// that package. Each secret adds a signature, so that one can be replaced without a gap. The
+// token is that of the REST surface, of a deleted one only its id. A test has the event_type
+// webhook.test, the sequence 0, and neither reason nor token.
 //
 // # Where nothing is sent to
 //
@@ -44,6 +32,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
+	"github.com/cardvault/cardvault/receive"
 )
 
 // Options are the optional parts of a sender.
@@ -152,8 +141,8 @@ func (s *Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.Se
 		return nil, fmt.Errorf("webhook: URL %w", err)
 	}
 
-	body, at := appendBody(nil, d), time.Now()
-	signatures, err := sign(d.Secrets, d.ID.String(), at, body)
+	body, timestamp := appendBody(nil, d), strconv.FormatInt(time.Now().Unix(), 10)
+	signatures, err := sign(d.Secrets, d.ID.String(), timestamp, body)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +156,7 @@ func (s *Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.Se
 			"Content-Type":      {"application/json"},
 			"User-Agent":        {"cardvault/1"},
 			"Webhook-Id":        {d.ID.String()},
-			"Webhook-Timestamp": {strconv.FormatInt(at.Unix(), 10)},
+			"Webhook-Timestamp": {timestamp},
 			"Webhook-Signature": {signatures},
 		},
 		Body:          io.NopCloser(bytes.NewReader(body)),
@@ -199,9 +188,6 @@ func (s *Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.Se
 	}, nil
 }
 
-// TypeTest is the type of an event that tells nothing.
-const TypeTest = "webhook.test"
-
 // appendBody appends the body of a delivery.
 func appendBody(b []byte, d *cardvault.Delivery) []byte {
 	o := wire.Object{B: b}
@@ -211,7 +197,7 @@ func appendBody(b []byte, d *cardvault.Delivery) []byte {
 
 	e := d.Event
 	if e == nil {
-		o.Text("event_type", TypeTest)
+		o.Text("event_type", string(receive.WebhookTest))
 		o.Null("reason")
 		o.Int("sequence", 0)
 		o.Null("token")
@@ -219,7 +205,7 @@ func appendBody(b []byte, d *cardvault.Delivery) []byte {
 		return o.B
 	}
 
-	o.Text("event_type", e.Type.String())
+	o.Text("event_type", string(e.Type))
 	o.Text("reason", string(e.Reason))
 	o.Int("sequence", int64(e.Sequence))
 	o.Name("token")

@@ -33,9 +33,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
-	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+	"github.com/cardvault/cardvault/receive"
+	"github.com/cardvault/cardvault/receive/endpoint"
+	"github.com/google/uuid"
 )
 
 const (
@@ -102,13 +103,13 @@ type shop struct {
 	log    *slog.Logger
 
 	// acquire charges a card with the shop's acquirer.
-	acquire func(ctx context.Context, reference string, cents int, c *cardvault.PaymentCredential) error
+	acquire func(ctx context.Context, reference string, cents int, c *receive.Credential) error
 
-	hook *standardwebhooks.Webhook // nil if the vault has no webhooks
+	hook http.Handler // nil if the vault has no webhooks
 
 	mu      sync.Mutex
 	orders  map[string]*order
-	heard   map[string]bool          // ids of webhooks
+	heard   map[uuid.UUID]bool       // ids of events
 	waiting map[string]chan struct{} // payments, by the token whose news they wait for
 }
 
@@ -141,14 +142,14 @@ func newShop(vault string, a account, log *slog.Logger) (*shop, error) {
 		// A redirect would take the API key along, wherever it leads.
 		client: &http.Client{Timeout: callTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		log:    log, acquire: acquire,
-		orders: map[string]*order{}, heard: map[string]bool{}, waiting: map[string]chan struct{}{},
+		orders: map[string]*order{}, heard: map[uuid.UUID]bool{}, waiting: map[string]chan struct{}{},
 	}, nil
 }
 
 // serve sells until ctx ends, and then finishes the payments that are under way.
 func (s *shop) serve(ctx context.Context, listener net.Listener) error {
 	shopURL := "http://" + listener.Addr().String()
-	endpoint := s.register(ctx, shopURL+"/webhooks")
+	hook := s.register(ctx, shopURL+"/webhooks")
 	server := &http.Server{
 		Handler:           s.handler(),
 		ReadHeaderTimeout: 5 * time.Second,
@@ -171,8 +172,8 @@ func (s *shop) serve(ctx context.Context, listener net.Listener) error {
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), payTimeout)
 	defer cancel()
 	err = errors.Join(err, server.Shutdown(closing))
-	if endpoint != "" {
-		if late := s.call(closing, "DELETE", "/webhooks/"+endpoint, "", nil, nil); late != nil {
+	if hook != "" {
+		if late := s.call(closing, "DELETE", "/webhooks/"+hook, "", nil, nil); late != nil {
 			s.log.Warn("the vault goes on with its webhooks", "error", late)
 		}
 	}
@@ -312,10 +313,10 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case t.NetworkTokenStatus == "pending":
+	case t.NetworkTokenStatus == receive.NetworkTokenPending:
 		return &answer{Message: "Your bank takes longer than usual. You were not charged.", Next: "retry"}, nil
-	case t.NetworkTokenStatus != "active":
-		return declined(t.Reason, "new_session"), nil
+	case t.NetworkTokenStatus != receive.NetworkTokenActive:
+		return declined(reasonOf(t), "new_session"), nil
 	}
 
 	var data struct {
@@ -342,7 +343,7 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 		return declined(data.Failures[0], next), nil
 	}
 
-	credential, err := cardvault.OpenPaymentData(data.Encrypted, cardvault.NewSharedSecret([]byte(s.PaymentSecret)))
+	credential, err := receive.OpenPaymentData(data.Encrypted, receive.NewSharedSecret([]byte(s.PaymentSecret)))
 	if err != nil {
 		return nil, err
 	}
@@ -402,7 +403,7 @@ func (s *shop) findToken(ctx context.Context, o *order) (*answer, error) {
 // Expose gives these values: nothing that formats or logs a credential has them.
 // The reference is unique for each order: by it a real acquirer charges once, and
 // tells what became of a charge whose answer was lost. An error is a refusal.
-func acquire(_ context.Context, _ string, _ int, c *cardvault.PaymentCredential) error {
+func acquire(_ context.Context, _ string, _ int, c *receive.Credential) error {
 	digits := 0
 	c.Number.Expose(func(number []byte) { digits = len(number) })
 	if digits == 0 || c.Cryptogram.IsZero() {
@@ -428,6 +429,15 @@ type reason struct {
 	Retryable     bool
 }
 
+// reasonOf returns why a token has no active network token.
+func reasonOf(t *receive.Token) reason {
+	r := t.NetworkTokenStatusReason
+	if r == nil {
+		return reason{}
+	}
+	return reason{r.Code, r.Message, r.Retryable}
+}
+
 func declined(r reason, next string) *answer {
 	advice := map[string]string{"retry": "Please try again.", "new_session": "Please use another card."}[next]
 	a := &answer{State: "declined", Message: r.Message + " You were not charged. " + advice, Next: next}
@@ -437,18 +447,10 @@ func declined(r reason, next string) *answer {
 	return a
 }
 
-// A token is what the shop reads of one.
-type token struct {
-	Scheme             string
-	LastFour           string `json:"account_number_last_four"`
-	NetworkTokenStatus string `json:"network_token_status"`
-	Reason             reason `json:"network_token_status_reason"`
-}
-
 // ready returns a token once its network token is no longer pending, or as it is
 // when that takes too long. Webhooks come late, twice, or not at all, so they only
 // say when to look; what counts is what the vault answers.
-func (s *shop) ready(ctx context.Context, id string) (*token, error) {
+func (s *shop) ready(ctx context.Context, id string) (*receive.Token, error) {
 	news := make(chan struct{}, 1)
 	s.mu.Lock()
 	s.waiting[id] = news // before the first look: nothing happens unseen between the two
@@ -461,8 +463,8 @@ func (s *shop) ready(ctx context.Context, id string) (*token, error) {
 
 	late := time.After(readyTimeout)
 	for pause := time.Second / 4; ; pause = min(2*pause, time.Second) {
-		t := new(token)
-		if err := s.call(ctx, "GET", "/tokens/"+id, "", nil, t); err != nil || t.NetworkTokenStatus != "pending" {
+		t := new(receive.Token)
+		if err := s.call(ctx, "GET", "/tokens/"+id, "", nil, t); err != nil || t.NetworkTokenStatus != receive.NetworkTokenPending {
 			return t, err
 		}
 		select {
@@ -478,64 +480,46 @@ func (s *shop) ready(ctx context.Context, id string) (*token, error) {
 // the endpoint. This shop does so while it is open; a real one registers once, and
 // keeps the secret beside its API key.
 func (s *shop) register(ctx context.Context, address string) (id string) {
-	var endpoint struct {
+	var hook struct {
 		ID     string
 		Secret string `json:"signing_secret"`
 	}
-	err := s.call(ctx, "POST", "/webhooks", "", map[string]any{"url": address, "events": []string{"token.updated"}}, &endpoint)
+	err := s.call(ctx, "POST", "/webhooks", "", map[string]any{"url": address, "events": []receive.EventType{receive.TokenUpdated}}, &hook)
 	if err == nil {
-		s.hook, err = newHook(endpoint.Secret)
+		s.hook, err = endpoint.New(s.hear, receive.NewWebhookSecret([]byte(hook.Secret)))
 	}
 	if err != nil {
 		s.log.Info("no webhooks: the shop asks the vault how tokens are", "error", err)
 	}
-	return endpoint.ID
+	return hook.ID
 }
 
-// newHook returns what verifies webhooks under a secret: whsec_ and the base64 of
-// 24 bytes or more. The library would take an empty one, which anybody could use.
-func newHook(secret string) (*standardwebhooks.Webhook, error) {
-	if len(secret) < len("whsec_")+base64.StdEncoding.EncodedLen(24) {
-		return nil, errors.New("the signing secret of the webhooks is too short")
-	}
-	return standardwebhooks.NewWebhook(secret)
-}
-
-// webhook receives a webhook, by Standard Webhooks 1.0.
+// webhook receives a webhook. Package endpoint believes nothing that the vault has not signed,
+// within five minutes.
 func (s *shop) webhook(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if err != nil {
-		http.Error(w, "The body is too large or incomplete.", http.StatusBadRequest)
+	if s.hook == nil {
+		http.NotFound(w, r)
 		return
 	}
+	s.hook.ServeHTTP(w, r)
+}
 
-	// Before anything else is believed: that it was signed, and within five minutes.
-	if s.hook == nil || s.hook.Verify(body, r.Header) != nil {
-		http.Error(w, "The signature is not valid.", http.StatusForbidden)
-		return
-	}
-
-	var event struct{ Token struct{ ID string } }
-	if err := json.Unmarshal(body, &event); err != nil {
-		http.Error(w, "The body is not an event.", http.StatusBadRequest)
-		return
-	}
-
+// hear takes an event, also one that came before: else it comes again.
+func (s *shop) hear(_ context.Context, e *receive.Event) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if id := r.Header.Get(standardwebhooks.HeaderWebhookID); !s.heard[id] {
-		keep(s.heard, id, true)
+	if !s.heard[e.ID] {
+		keep(s.heard, e.ID, true)
 		select {
-		case s.waiting[event.Token.ID] <- struct{}{}:
+		case s.waiting[e.TokenID.String()] <- struct{}{}:
 		default: // nobody waits, or is told already
 		}
 	}
-
-	w.WriteHeader(http.StatusNoContent) // also to what came before, or it comes again
+	return nil
 }
 
 // keep puts v into a map of bounded size. A real shop has a database.
-func keep[V any](m map[string]V, key string, v V) {
+func keep[K comparable, V any](m map[K]V, key K, v V) {
 	for old := range m {
 		if len(m) < kept {
 			break

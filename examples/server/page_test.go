@@ -10,9 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/examples/internal/sandboxtest"
-	"github.com/cardvault/cardvault/webhook"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/webhook/webhooktest"
 	"github.com/google/uuid"
 )
@@ -187,7 +186,7 @@ func TestPage(t *testing.T) {
 	record := v.call(t, 200, "POST", api+"/payment-data", payment)
 	jwe := record["encrypted_authentication_data"].(string)
 	opened := v.call(t, 200, "POST", "/sandbox/open", `{"encrypted_authentication_data":"`+jwe+`"}`)
-	want, err := cardvault.OpenPaymentData(jwe, cardvault.NewSharedSecret([]byte(p.Accounts[0].PaymentSecret)))
+	want, err := receive.OpenPaymentData(jwe, receive.NewSharedSecret([]byte(p.Accounts[0].PaymentSecret)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +306,7 @@ func TestPageWebhooks(t *testing.T) {
 		}
 		d := all[n-1]
 		for _, s := range secrets {
-			if _, err := webhook.Verify([]cardvault.WebhookSecret{cardvault.NewWebhookSecret([]byte(s))}, d.Header, d.Body); err != nil {
+			if _, err := receive.Verify(d.Header, d.Body, receive.NewWebhookSecret([]byte(s))); err != nil {
 				t.Errorf("delivery %d: %v", n, err)
 			}
 		}

@@ -179,15 +179,15 @@ func TestNumbers(t *testing.T) {
 		dir, name        string // of the constant
 		want             int64  // its value, as the phrase has it
 	}{
-		{"SECURITY.md", "signatures with a time, by up to eight secrets", "", "MaxWebhookSecrets", 8},
+		{"SECURITY.md", "signatures with a time, by up to eight secrets", "internal/signature", "MaxSecrets", 8},
 		{"SECURITY.md", "15 seconds and 64 KiB for an answer", "webhook", "timeout", 15 * second},
 		{"SECURITY.md", "15 seconds and 64 KiB for an answer", "webhook", "maxAnswer", 64 << 10},
 		{"SECURITY.md", "disabled after five days without success", "internal/outbox", "webhookPatience", 5 * 24 * hour},
 		{"SECURITY.md", "five refused cards end it", "", "maxRefusals", 5},
-		{"CHANGELOG.md", "up to eight of its secrets sign at a time", "", "MaxWebhookSecrets", 8},
-		{"webhook.go", "each signs; 1 to 8, the oldest first", "", "MaxWebhookSecrets", 8},
+		{"CHANGELOG.md", "up to eight of its secrets sign at a time", "internal/signature", "MaxSecrets", 8},
+		{"webhook.go", "each signs; 1 to 8, the oldest first", "internal/signature", "MaxSecrets", 8},
 		{"webhook/webhook.go", "Defaults to 15 seconds", "webhook", "timeout", 15 * second},
-		{"webhook/webhook.go", "Secrets decode to 24 to 64 bytes", "webhook", "minKey", 24},
+		{"webhook/webhook.go", "Secrets decode to 24 to 64 bytes", "internal/signature", "minKey", 24},
 		{"account.go", "1 to 255 characters", "internal/rule", "MaxText", 255},
 		{"session.go", "1 to [MaxExpirationTime]", "", "MaxExpirationTime", 2592000},
 		{"session.go", "the fifth fails it", "", "maxRefusals", 5},

@@ -35,9 +35,9 @@ var owners = map[string][]string{
 	"code.dny.dev/ssrf":                {"/webhook"},
 	"go.etcd.io/bbolt":                 {"/store/boltstore"},
 	"golang.org/x/crypto/":             {"/internal/keyfile"},
-	"github.com/go-jose/":              {"/internal/payload", "/internal/paymentdata"},
+	"github.com/go-jose/":              {"/internal/credential", "/internal/payload"},
 	"github.com/hashicorp/golang-lru/": {"/internal/codes"},
-	"github.com/standard-webhooks/":    {"/webhook", "/examples/checkout"},
+	"github.com/standard-webhooks/":    {}, // of tests
 }
 
 func TestOwners(t *testing.T) {
@@ -62,6 +62,9 @@ var neighbours = map[string][]string{
 	"/internal/removal":     {"/internal/jobs", "/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/claims":      {"/internal/jsontext", "/internal/leak", "/internal/rule"},
 	"/internal/codes":       {"/internal/erase", "/internal/leak", "/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},
+	"/receive":              {"/card", "/internal/credential", "/internal/hiding", "/internal/signature"},
+	"/receive/endpoint":     {"/receive"},
+	"/internal/credential":  {},
 	"/internal/fault":       {},
 	"/internal/images":      {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/jobs":        {"/internal/ledger", "/internal/tlv", "/store"},
@@ -73,12 +76,13 @@ var neighbours = map[string][]string{
 	"/internal/payload":     {"/internal/erase", "/internal/jobs", "/internal/jsontext", "/internal/ledger", "/internal/rowkey", "/store"},
 	"/internal/replay":      {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/rule":        {"/internal/iin", "/internal/iso"},
+	"/internal/signature":   {},
 	"/internal/tally":       {},
 	"/internal/wire":        {""},
 	"/store/internal/queue": {"/store"},
 	"/vaulttest":            {"", "/internal/iin", "/store/memstore"}, // the suite is another package
-	"/webhook":              {"", "/internal/wire"},
-	"/webhook/webhooktest":  {"", "/internal/fault", "/webhook"},
+	"/webhook":              {"", "/internal/signature", "/internal/wire", "/receive"},
+	"/webhook/webhooktest":  {"/internal/fault", "/receive"},
 }
 
 func TestNeighbours(t *testing.T) {
@@ -92,6 +96,29 @@ func TestNeighbours(t *testing.T) {
 				t.Errorf("%s imports %s", module+pkg, path)
 			}
 		}
+	}
+}
+
+// TestReceive: a program that receives from a vault links none, nor the root net/http.
+func TestReceive(t *testing.T) {
+	may := []string{"/card", "/internal/credential", "/internal/hiding", "/internal/iin", "/internal/iso", "/internal/rule",
+		"/internal/signature", "/receive", "/receive/endpoint"}
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+"/receive/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	found := 0
+	for line := range strings.Lines(string(out)) {
+		path := strings.TrimSpace(line)
+		name, ours := strings.CutPrefix(path, module)
+		if !(ours && contains(may, name)) && path != "github.com/google/uuid" && !strings.HasPrefix(path, "github.com/go-jose/go-jose/v4") {
+			t.Errorf("%s/receive depends on %s", module, path)
+		}
+		found++
+	}
+	if found < len(may) {
+		t.Errorf("found %d dependencies", found)
 	}
 }
 

@@ -1,3 +1,4 @@
+// Package paymentdata keeps the payment data of tokens.
 package paymentdata
 
 import (

@@ -17,9 +17,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/realtest"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/chromedp/cdproto/cdp"
@@ -453,7 +453,7 @@ func (s *sandbox) testPaymentData() {
 	if err := json.Unmarshal(s.call("GET", "/tokens/"+id+"/payment-data", ""), &list); err != nil || len(list.Data) != 1 {
 		s.t.Fatalf("%d records, %v", len(list.Data), err)
 	}
-	c, err := cardvault.OpenPaymentData(list.Data[0].JWE, cardvault.NewSharedSecret([]byte(s.Accounts[0].PaymentSecret)))
+	c, err := receive.OpenPaymentData(list.Data[0].JWE, receive.NewSharedSecret([]byte(s.Accounts[0].PaymentSecret)))
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -228,7 +229,7 @@ func refreshCode(t *testing.T, s store.Store) {
 	hasCode(t, "refreshed", v, token.ID, "999")
 	noError(t, v.Drain(ctx))
 	told := events.Events()
-	if last := told[len(told)-1]; len(told) != 2 || last.Type != cardvault.TokenUpdated || last.Reason != cardvault.ReasonSecurityCodeRefreshed || last.TokenID != token.ID {
+	if last := told[len(told)-1]; len(told) != 2 || last.Type != receive.TokenUpdated || last.Reason != receive.ReasonSecurityCodeRefreshed || last.TokenID != token.ID {
 		t.Errorf("%d events, the last %+v", len(told), last)
 	}
 

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -61,7 +63,7 @@ func listening(t testing.TB, s store.Store, sink cardvault.EventSink) *cardvault
 }
 
 // eventLine is what an event is checked for: of which token, what and why.
-func eventLine(token *cardvault.Token, typ cardvault.EventType, why cardvault.EventReason) string {
+func eventLine(token *cardvault.Token, typ receive.EventType, why receive.EventReason) string {
 	return fmt.Sprint(token.ID, " ", typ, " ", why)
 }
 
@@ -74,7 +76,7 @@ func checkArrived(t testing.TB, what string, events []*cardvault.Event, want ...
 		if e.ID.Version() != 4 || e.Account == uuid.Nil || e.CreatedAt.IsZero() || e.CreatedAt.After(time.Now()) {
 			t.Errorf("%s: event %+v", what, e)
 		}
-		if (e.Token == nil) != (e.Type == cardvault.TokenDeleted) || e.Token != nil && e.Token.ID != e.TokenID {
+		if (e.Token == nil) != (e.Type == receive.TokenDeleted) || e.Token != nil && e.Token.ID != e.TokenID {
 			t.Errorf("%s: event %v of token %v has token %v", what, e.Type, e.TokenID, e.Token)
 		}
 	}
@@ -107,9 +109,9 @@ func tokenEvents(t *testing.T, s store.Store) {
 	noError(t, v.Drain(ctx))
 	got := sink.Events()
 	checkArrived(t, "a token", got,
-		eventLine(imported, cardvault.TokenCreated, cardvault.ReasonImported),
-		eventLine(imported, cardvault.TokenUpdated, cardvault.ReasonPatched),
-		eventLine(imported, cardvault.TokenUpdated, cardvault.ReasonPatched))
+		eventLine(imported, receive.TokenCreated, receive.ReasonImported),
+		eventLine(imported, receive.TokenUpdated, receive.ReasonPatched),
+		eventLine(imported, receive.TokenUpdated, receive.ReasonPatched))
 
 	for i, want := range []*cardvault.Token{imported, patched, again} {
 		sameTold(t, fmt.Sprintf("the token of event %d, as it was then", i), got[i].Token, want)
@@ -121,7 +123,7 @@ func tokenEvents(t *testing.T, s store.Store) {
 	theirs := importCard(t, v.In(other.ID), testCard(2), nil)
 	noError(t, v.Drain(ctx))
 	got = sink.Events()[3:]
-	checkArrived(t, "another account", got, eventLine(theirs, cardvault.TokenCreated, cardvault.ReasonImported))
+	checkArrived(t, "another account", got, eventLine(theirs, receive.TokenCreated, receive.ReasonImported))
 	if got[0].Account != other.ID {
 		t.Error("an event of another account than the token's")
 	}
@@ -131,8 +133,8 @@ func tokenEvents(t *testing.T, s store.Store) {
 	noError(t, v.Delete(ctx, tokenized.ID))
 	noError(t, v.Drain(ctx))
 	checkArrived(t, "a session", sink.Events()[4:],
-		eventLine(tokenized, cardvault.TokenCreated, cardvault.ReasonTokenized),
-		eventLine(tokenized, cardvault.TokenDeleted, cardvault.ReasonRequested))
+		eventLine(tokenized, receive.TokenCreated, receive.ReasonTokenized),
+		eventLine(tokenized, receive.TokenDeleted, receive.ReasonRequested))
 
 	// What fails or changes nothing is no event.
 	refuses(t, "a card that is refused", errorOf(v.Import(ctx, cardOf("4111110000000006"), nil)), "account_number luhn")
@@ -143,7 +145,7 @@ func tokenEvents(t *testing.T, s store.Store) {
 	must(v.Import(idempotent, testCard(4), nil))(t)
 	noError(t, v.Drain(ctx))
 	noError(t, v.Drain(ctx))
-	checkArrived(t, "a replay", sink.Events()[6:], eventLine(once, cardvault.TokenCreated, cardvault.ReasonImported))
+	checkArrived(t, "a replay", sink.Events()[6:], eventLine(once, receive.TokenCreated, receive.ReasonImported))
 	if n := everything(t, s, time.Now().Add(time.Minute)); n != 0 {
 		t.Errorf("%d records are due, though all has arrived", n)
 	}
@@ -203,10 +205,10 @@ func eventsOfADeletedToken(t *testing.T, s store.Store) {
 	noError(t, v.Delete(ctx, token.ID))
 	noError(t, v.Drain(ctx))
 	got := sink.Events()
-	slices.SortFunc(got, func(a, b *cardvault.Event) int { return int(a.Type) - int(b.Type) })
+	slices.SortFunc(got, func(a, b *cardvault.Event) int { return strings.Compare(string(a.Type), string(b.Type)) })
 	checkArrived(t, "after the deletion", got,
-		eventLine(other, cardvault.TokenCreated, cardvault.ReasonImported),
-		eventLine(token, cardvault.TokenDeleted, cardvault.ReasonRequested))
+		eventLine(other, receive.TokenCreated, receive.ReasonImported),
+		eventLine(token, receive.TokenDeleted, receive.ReasonRequested))
 }
 
 // eventsRefused: a sink that fails gets the same event again, and the events of
@@ -227,7 +229,7 @@ func eventsRefused(t *testing.T, s store.Store) {
 	})
 
 	noError(t, v.Drain(ctx))
-	checkArrived(t, "another token", sink.Events(), eventLine(other, cardvault.TokenCreated, cardvault.ReasonImported))
+	checkArrived(t, "another token", sink.Events(), eventLine(other, receive.TokenCreated, receive.ReasonImported))
 	rename(t, v, token, "a")
 	rename(t, v, token, "b")
 	wrote := spy.wrote(func() {
@@ -253,9 +255,9 @@ func eventsRefused(t *testing.T, s store.Store) {
 	refused := sink.set(nil)
 	got := sink.Events()[1:]
 	checkArrived(t, "a sink that works again", got,
-		eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported),
-		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched),
-		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+		eventLine(token, receive.TokenCreated, receive.ReasonImported),
+		eventLine(token, receive.TokenUpdated, receive.ReasonPatched),
+		eventLine(token, receive.TokenUpdated, receive.ReasonPatched))
 
 	for _, e := range refused {
 		if e.ID != refused[0].ID {
@@ -285,9 +287,9 @@ func eventsRepeated(t *testing.T, s store.Store) {
 	noError(t, v.Drain(ctx))
 	got := sink.Events()
 	checkArrived(t, "after a crash", got,
-		eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported),
-		eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported),
-		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+		eventLine(token, receive.TokenCreated, receive.ReasonImported),
+		eventLine(token, receive.TokenCreated, receive.ReasonImported),
+		eventLine(token, receive.TokenUpdated, receive.ReasonPatched))
 	if got[0].ID != got[1].ID || got[0].ID == got[2].ID {
 		t.Error("an event that is passed again has another id")
 	}
@@ -362,7 +364,7 @@ func inOrder(t *testing.T, vaults []*cardvault.Vault, arrived func() []*cardvaul
 // eventOfAnExpiry: of two vaults that sweep one store, one tells of an expiry.
 func eventOfAnExpiry(t *testing.T, s store.Store) {
 	var sink pickySink
-	sink.set(func(e *cardvault.Event) bool { return e.Type == cardvault.TokenCreated })
+	sink.set(func(e *cardvault.Event) bool { return e.Type == receive.TokenCreated })
 	vaults := []*cardvault.Vault{listening(t, s, &sink), listening(t, s, &sink)}
 	v, ctx := vaults[0], t.Context()
 	tokens := []*cardvault.Token{ephemeral(t, v, 1, 2), ephemeral(t, v, 2, 2)}
@@ -374,8 +376,8 @@ func eventOfAnExpiry(t *testing.T, s store.Store) {
 	slices.SortFunc(got, func(a, b *cardvault.Event) int { return bytes.Compare(a.TokenID[:], b.TokenID[:]) })
 	slices.SortFunc(tokens, func(a, b *cardvault.Token) int { return bytes.Compare(a.ID[:], b.ID[:]) })
 	checkArrived(t, "expired tokens", got,
-		eventLine(tokens[0], cardvault.TokenDeleted, cardvault.ReasonExpired),
-		eventLine(tokens[1], cardvault.TokenDeleted, cardvault.ReasonExpired))
+		eventLine(tokens[0], receive.TokenDeleted, receive.ReasonExpired),
+		eventLine(tokens[1], receive.TokenDeleted, receive.ReasonExpired))
 	if n := everything(t, s, time.Now().Add(time.Minute)); n != 0 {
 		t.Errorf("%d records are due, though the tokens are gone", n)
 	}
@@ -415,7 +417,7 @@ func eventsDamaged(t *testing.T, s store.Store) {
 		noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(spoiled); return nil }))
 		rename(t, v, other, "b")
 		noError(t, v.Drain(ctx))
-		checkArrived(t, what, sink.Events()[arrivals:], eventLine(other, cardvault.TokenUpdated, cardvault.ReasonPatched))
+		checkArrived(t, what, sink.Events()[arrivals:], eventLine(other, receive.TokenUpdated, receive.ReasonPatched))
 		arrivals = len(sink.Events())
 		noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Delete(spoiled.Kind, spoiled.ID); return nil }))
 	}
@@ -424,8 +426,8 @@ func eventsDamaged(t *testing.T, s store.Store) {
 	rename(t, v, token, "a") // the queue is due with it
 	noError(t, v.Drain(ctx))
 	checkArrived(t, "an event that was put back", sink.Events()[arrivals:],
-		eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported),
-		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+		eventLine(token, receive.TokenCreated, receive.ReasonImported),
+		eventLine(token, receive.TokenUpdated, receive.ReasonPatched))
 
 	// One that waits for another does not keep that from being settled.
 	sink.set(func(*cardvault.Event) bool { return true })
@@ -452,7 +454,7 @@ func eventsDamaged(t *testing.T, s store.Store) {
 	arrivals = len(sink.Events())
 	passed(t, again)
 	noError(t, v.Drain(ctx))
-	checkArrived(t, "the first event of a token", sink.Events()[arrivals:], eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+	checkArrived(t, "the first event of a token", sink.Events()[arrivals:], eventLine(token, receive.TokenUpdated, receive.ReasonPatched))
 	if n := everything(t, s, time.Now().Add(time.Hour)); n != 0 {
 		t.Errorf("%d records are due, though all that can has arrived", n)
 	}

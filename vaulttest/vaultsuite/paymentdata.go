@@ -12,6 +12,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -113,7 +114,7 @@ func pays(t testing.TB, p *cardvault.PaymentData, secret string) {
 	if !p.Success || len(p.Failures) > 0 {
 		t.Fatalf("no cryptogram: %+v", p.Failures)
 	}
-	c := must(cardvault.OpenPaymentData(p.Encrypted, cardvault.NewSharedSecret([]byte(secret))))(t)
+	c := must(receive.OpenPaymentData(p.Encrypted, receive.NewSharedSecret([]byte(secret))))(t)
 	var number, value string
 	c.Number.Expose(func(b []byte) { number = string(b) })
 	c.Cryptogram.Expose(func(b []byte) { value = string(b) })

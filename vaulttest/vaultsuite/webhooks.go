@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -85,7 +86,7 @@ func sending(t testing.TB, s store.Store, m *mailbox) *cardvault.Vault {
 }
 
 // newHook registers a webhook.
-func newHook(t testing.TB, v *cardvault.Vault, url string, events ...cardvault.EventType) *cardvault.Webhook {
+func newHook(t testing.TB, v *cardvault.Vault, url string, events ...receive.EventType) *cardvault.Webhook {
 	t.Helper()
 	w, _, err := v.CreateWebhook(t.Context(), url, &cardvault.WebhookOptions{Events: events})
 	noError(t, err)
@@ -105,7 +106,7 @@ func sameWebhook(t testing.TB, what string, got, want *cardvault.Webhook) {
 func webhooks(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	v, ctx := sending(t, spy, new(mailbox)), t.Context()
-	all := []cardvault.EventType{cardvault.TokenCreated, cardvault.TokenUpdated, cardvault.TokenDeleted}
+	all := []receive.EventType{receive.TokenCreated, receive.TokenUpdated, receive.TokenDeleted}
 
 	plain, secret, err := v.CreateWebhook(ctx, receiver, nil)
 	noError(t, err)
@@ -123,11 +124,11 @@ func webhooks(t *testing.T, s store.Store) {
 	}
 
 	full, _, err := v.CreateWebhook(ctx, receiver+"2", &cardvault.WebhookOptions{
-		Events:      []cardvault.EventType{cardvault.TokenDeleted, cardvault.TokenCreated, cardvault.TokenDeleted},
+		Events:      []receive.EventType{receive.TokenDeleted, receive.TokenCreated, receive.TokenDeleted},
 		Description: canary + "description", LegacyHMAC: true,
 	})
 	noError(t, err)
-	if full.Description != canary+"description" || !full.LegacyHMAC || !slices.Equal(full.Events, []cardvault.EventType{cardvault.TokenCreated, cardvault.TokenDeleted}) {
+	if full.Description != canary+"description" || !full.LegacyHMAC || !slices.Equal(full.Events, []receive.EventType{receive.TokenCreated, receive.TokenDeleted}) {
 		t.Errorf("a webhook with options: %+v", full)
 	}
 
@@ -158,7 +159,7 @@ func webhooks(t *testing.T, s store.Store) {
 }
 
 func webhookUpdates(t *testing.T, v *cardvault.Vault, id uuid.UUID) {
-	ctx, all := t.Context(), []cardvault.EventType{cardvault.TokenCreated, cardvault.TokenUpdated, cardvault.TokenDeleted}
+	ctx, all := t.Context(), []receive.EventType{receive.TokenCreated, receive.TokenUpdated, receive.TokenDeleted}
 	text := func(s string) *string { return &s }
 	on, off := true, false
 
@@ -171,7 +172,7 @@ func webhookUpdates(t *testing.T, v *cardvault.Vault, id uuid.UUID) {
 		"the text":    {cardvault.WebhookUpdate{Description: text(canary)}, func(w *cardvault.Webhook) { w.Description = canary }},
 		"no text":     {cardvault.WebhookUpdate{Description: text("")}, func(w *cardvault.Webhook) { w.Description = "" }},
 		"the events":  {cardvault.WebhookUpdate{Events: all[1:2]}, func(w *cardvault.Webhook) { w.Events = all[1:2] }},
-		"all events":  {cardvault.WebhookUpdate{Events: []cardvault.EventType{}}, func(w *cardvault.Webhook) { w.Events = all }},
+		"all events":  {cardvault.WebhookUpdate{Events: []receive.EventType{}}, func(w *cardvault.Webhook) { w.Events = all }},
 		"no legacy":   {cardvault.WebhookUpdate{LegacyHMAC: &off}, func(w *cardvault.Webhook) { w.LegacyHMAC = false }},
 		"legacy":      {cardvault.WebhookUpdate{LegacyHMAC: &on}, func(w *cardvault.Webhook) { w.LegacyHMAC = true }},
 		"disabled":    {cardvault.WebhookUpdate{Disabled: &on}, func(w *cardvault.Webhook) { w.Disabled, w.DisabledReason = true, "requested" }},
@@ -196,15 +197,15 @@ func webhookRules(t *testing.T, s store.Store) {
 	refuses(t, "a URL that the sender does not take", create("http://receiver.example/", cardvault.WebhookOptions{}), "url invalid_format")
 	refuses(t, "a long URL", create("https://"+longText(2041), cardvault.WebhookOptions{}), "url too_long")
 	refuses(t, "a long description", create(receiver, cardvault.WebhookOptions{Description: longText(256)}), "description too_long")
-	refuses(t, "an unknown event", create(receiver, cardvault.WebhookOptions{Events: []cardvault.EventType{4}}), "events invalid_enum")
-	refuses(t, "the zero event", create(receiver, cardvault.WebhookOptions{Events: []cardvault.EventType{0}}), "events invalid_enum")
-	refuses(t, "everything", create("ftp:", cardvault.WebhookOptions{Description: longText(256), Events: []cardvault.EventType{9}}),
+	refuses(t, "an unknown event", create(receiver, cardvault.WebhookOptions{Events: []receive.EventType{"token.moved"}}), "events invalid_enum")
+	refuses(t, "the zero event", create(receiver, cardvault.WebhookOptions{Events: []receive.EventType{""}}), "events invalid_enum")
+	refuses(t, "everything", create("ftp:", cardvault.WebhookOptions{Description: longText(256), Events: []receive.EventType{receive.WebhookTest}}),
 		"url invalid_format", "description too_long", "events invalid_enum")
 
 	noError(t, create(receiver, cardvault.WebhookOptions{Description: longText(255)}))
 	w := must(v.ListWebhooks(ctx, nil))(t).Items[0]
 	empty := ""
-	got, err := v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{URL: &empty, Events: []cardvault.EventType{7}})
+	got, err := v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{URL: &empty, Events: []receive.EventType{"x"}})
 	refuses(t, "an update", err, "url required", "events invalid_enum")
 	if got != nil {
 		t.Error("an update that was refused returns a webhook")
@@ -225,7 +226,7 @@ func webhookRaces(t *testing.T, s store.Store) {
 		t.Error("UpdateWebhook while another field is updated: one of them is lost")
 	}
 
-	var first cardvault.WebhookSecret
+	var first receive.WebhookSecret
 	m.meddle = func() { first = must(v.RotateWebhookSecret(ctx, w.ID))(t) }
 	second := must(v.RotateWebhookSecret(ctx, w.ID))(t)
 	importCard(t, v, testCard(1), nil)
@@ -259,14 +260,14 @@ func webhookRaces(t *testing.T, s store.Store) {
 	token := importCard(t, v, testCard(2), nil)
 	noError(t, v.Drain(ctx))
 	checkArrived(t, "an import while a webhook is registered", mail.at(receiver+"late"),
-		eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported))
+		eventLine(token, receive.TokenCreated, receive.ReasonImported))
 }
 
 func deliveries(t *testing.T, s store.Store) {
 	var mail mailbox
 	v, ctx := sending(t, s, &mail), t.Context()
 	account := must(v.CreateAccount(ctx, canary, nil))(t)
-	all, some := newHook(t, v, receiver+"all"), newHook(t, v, receiver+"some", cardvault.TokenDeleted)
+	all, some := newHook(t, v, receiver+"all"), newHook(t, v, receiver+"some", receive.TokenDeleted)
 	newHook(t, v.In(account.ID), receiver+"theirs")
 
 	c := testCard(1)
@@ -281,8 +282,8 @@ func deliveries(t *testing.T, s store.Store) {
 	noError(t, v.Drain(ctx))
 	got := mail.at(all.URL)
 	checkArrived(t, "all events", got,
-		eventLine(imported, cardvault.TokenCreated, cardvault.ReasonImported),
-		eventLine(imported, cardvault.TokenUpdated, cardvault.ReasonPatched))
+		eventLine(imported, receive.TokenCreated, receive.ReasonImported),
+		eventLine(imported, receive.TokenUpdated, receive.ReasonPatched))
 
 	sameTold(t, "the token as it was then", got[0].Token, imported)
 	sameTold(t, "the token as it is", got[1].Token, patched)
@@ -291,14 +292,14 @@ func deliveries(t *testing.T, s store.Store) {
 	}
 
 	checkArrived(t, "events of deletions alone", mail.at(some.URL))
-	checkArrived(t, "another account", mail.at(receiver+"theirs"), eventLine(theirs, cardvault.TokenCreated, cardvault.ReasonImported))
+	checkArrived(t, "another account", mail.at(receiver+"theirs"), eventLine(theirs, receive.TokenCreated, receive.ReasonImported))
 	if e := mail.at(receiver + "theirs")[0]; e.Account != account.ID {
 		t.Error("an event of another account than the token's")
 	}
 
 	noError(t, v.Delete(ctx, imported.ID))
 	noError(t, v.Drain(ctx))
-	gone := eventLine(imported, cardvault.TokenDeleted, cardvault.ReasonRequested)
+	gone := eventLine(imported, receive.TokenDeleted, receive.ReasonRequested)
 	checkArrived(t, "a deletion", mail.at(all.URL)[2:], gone)
 	checkArrived(t, "a deletion, at the other webhook", mail.at(some.URL), gone)
 	if mail.at(all.URL)[2].ID != mail.at(some.URL)[0].ID {
@@ -361,11 +362,11 @@ func deliveriesUnheard(t *testing.T, s store.Store) {
 
 	importCard(t, v, testCard(1), nil)
 	stores("an import without webhooks", 1)
-	w := newHook(t, v, receiver, cardvault.TokenDeleted)
+	w := newHook(t, v, receiver, receive.TokenDeleted)
 	token := importCard(t, v, testCard(2), nil)
 	stores("an import that no webhook is told of", 1)
 	on := true
-	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Events: []cardvault.EventType{}}))(t)
+	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Events: []receive.EventType{}}))(t)
 	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Disabled: &on}))(t)
 	rename(t, v, token, "a")
 	stores("an update while the webhook is disabled", 1)
@@ -385,7 +386,7 @@ func deliveriesUnheard(t *testing.T, s store.Store) {
 
 	noError(t, v.Drain(ctx))
 	checkArrived(t, "a vault that can send", mail.at(receiver),
-		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched), eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+		eventLine(token, receive.TokenUpdated, receive.ReasonPatched), eventLine(token, receive.TokenUpdated, receive.ReasonPatched))
 	if wrote := spy.wrote(func() { noError(t, v.Drain(ctx)) }); wrote != 0 {
 		t.Errorf("with nothing to do Drain wrote %d times", wrote)
 	}
@@ -410,7 +411,7 @@ func deliveriesRefused(t *testing.T, s store.Store) {
 	})
 
 	noError(t, v.Drain(ctx))
-	checkArrived(t, "another token", mail.at(receiver), eventLine(other, cardvault.TokenCreated, cardvault.ReasonImported))
+	checkArrived(t, "another token", mail.at(receiver), eventLine(other, receive.TokenCreated, receive.ReasonImported))
 	log := must(v.ListDeliveries(ctx, w.ID, &cardvault.ListOptions{Ascending: true}))(t).Items
 	if d := log[0]; d.Status != cardvault.DeliveryPending || d.Attempts == 0 || d.LastStatusCode != 500 || d.NextAttemptAt.Before(d.LastAttemptAt) {
 		t.Errorf("a delivery that has failed: %+v", d)
@@ -433,9 +434,9 @@ func deliveriesRefused(t *testing.T, s store.Store) {
 
 	refused, got := mail.set(nil), mail.at(receiver)[1:]
 	checkArrived(t, "a webhook that works again", got,
-		eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported),
-		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched),
-		eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+		eventLine(token, receive.TokenCreated, receive.ReasonImported),
+		eventLine(token, receive.TokenUpdated, receive.ReasonPatched),
+		eventLine(token, receive.TokenUpdated, receive.ReasonPatched))
 
 	for _, d := range refused {
 		if d.ID != got[0].ID || !d.CreatedAt.Equal(got[0].CreatedAt) {
@@ -461,7 +462,7 @@ func deliveriesOfADeletedToken(t *testing.T, s store.Store) {
 	noError(t, v.Delete(ctx, token.ID))
 	passed(t, time.Now().Add(60*time.Millisecond)) // a hundredth of 5 seconds, up to a fifth longer
 	noError(t, v.Drain(ctx))
-	checkArrived(t, "after the deletion", mail.at(receiver), eventLine(token, cardvault.TokenDeleted, cardvault.ReasonRequested))
+	checkArrived(t, "after the deletion", mail.at(receiver), eventLine(token, receive.TokenDeleted, receive.ReasonRequested))
 	if n := must(v.ListDeliveries(ctx, w.ID, nil))(t).TotalItems; n != 1 {
 		t.Errorf("%d entries in the log, want that of the deletion", n)
 	}
@@ -481,7 +482,7 @@ func deliveriesOfADeletedWebhook(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	var mail mailbox
 	v, ctx := sending(t, spy, &mail), t.Context()
-	first, second := newHook(t, v, receiver+"1"), newHook(t, v, receiver+"2", cardvault.TokenCreated)
+	first, second := newHook(t, v, receiver+"1"), newHook(t, v, receiver+"2", receive.TokenCreated)
 	var put []*store.Record // what is stored of events
 	for i := range 3 {
 		token := importCard(t, v, testCard(i), nil)
@@ -572,7 +573,7 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 		t.Helper()
 		rename(t, v, token, what)
 		noError(t, v.Drain(ctx))
-		checkArrived(t, what, mail.at(receiver)[taken:], eventLine(token, cardvault.TokenUpdated, cardvault.ReasonPatched))
+		checkArrived(t, what, mail.at(receiver)[taken:], eventLine(token, receive.TokenUpdated, receive.ReasonPatched))
 		taken = len(mail.at(receiver))
 	}
 
@@ -609,9 +610,9 @@ func redelivered(t *testing.T, s store.Store) {
 	var mail mailbox
 	v, ctx := sending(t, s, &mail), t.Context()
 	w := newHook(t, v, receiver)
-	newHook(t, v, receiver+"other", cardvault.TokenDeleted)
+	newHook(t, v, receiver+"other", receive.TokenDeleted)
 	token := importCard(t, v, testCard(1), nil)
-	created := eventLine(token, cardvault.TokenCreated, cardvault.ReasonImported)
+	created := eventLine(token, receive.TokenCreated, receive.ReasonImported)
 	noError(t, v.Drain(ctx))
 	event := mail.at(receiver)[0].ID
 	late := newHook(t, v, receiver+"late")

@@ -12,9 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/fault"
-	"github.com/cardvault/cardvault/webhook"
+	"github.com/cardvault/cardvault/receive"
 )
 
 const maxBody = 64 << 10
@@ -25,15 +24,15 @@ type Delivery struct {
 	Header http.Header
 	Body   []byte // its first 64 KiB
 
-	// Event is what webhook.Verify returned, and Err its error.
-	Event *webhook.Event
+	// Event is what receive.Verify returned, and Err its error.
+	Event *receive.Event
 	Err   error
 }
 
 // A Receiver is a webhook, on any path. It answers with status 204, but for what a
 // test asks for. Its methods may be called concurrently.
 type Receiver struct {
-	secrets []cardvault.WebhookSecret
+	secrets []receive.WebhookSecret
 
 	plan       *fault.Plan[Answer] // its lock guards the fields below
 	deliveries []Delivery
@@ -41,7 +40,7 @@ type Receiver struct {
 }
 
 // New returns a receiver with the secrets that it takes signatures of.
-func New(secrets ...cardvault.WebhookSecret) *Receiver {
+func New(secrets ...receive.WebhookSecret) *Receiver {
 	return &Receiver{secrets: secrets, plan: fault.NewPlan(Status(http.StatusNoContent)), arrived: make(chan struct{})}
 }
 
@@ -90,7 +89,7 @@ func (r *Receiver) Wait(ctx context.Context, n int) ([]Delivery, error) {
 func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	body := fault.Body(req, maxBody)
 	d := Delivery{At: time.Now(), Header: req.Header.Clone(), Body: body}
-	d.Event, d.Err = webhook.Verify(r.secrets, req.Header, body)
+	d.Event, d.Err = receive.Verify(req.Header, body, r.secrets...)
 
 	r.plan.Lock()
 	r.deliveries = append(r.deliveries, d)

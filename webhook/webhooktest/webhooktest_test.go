@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/webhook"
 	"github.com/cardvault/cardvault/webhook/webhooktest"
 	"github.com/google/uuid"
@@ -18,10 +19,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var secret = cardvault.NewWebhookSecret([]byte("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))
+var secret = receive.NewWebhookSecret([]byte("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))
 
 func test(url string) *cardvault.Delivery {
-	return &cardvault.Delivery{ID: uuid.New(), CreatedAt: time.Now(), URL: url, Secrets: []cardvault.WebhookSecret{secret}}
+	return &cardvault.Delivery{ID: uuid.New(), CreatedAt: time.Now(), URL: url, Secrets: []receive.WebhookSecret{secret}}
 }
 
 // A receiver keeps what comes and says whether it is signed.
@@ -31,7 +32,7 @@ func TestDeliveries(t *testing.T) {
 	s := webhook.New(&webhook.Options{AllowPrivateTargets: true})
 	defer s.Close()
 	first, second := test(url), test(url)
-	second.Secrets = []cardvault.WebhookSecret{cardvault.NewWebhookSecret([]byte("whsec_" + strings.Repeat("AAAA", 8)))}
+	second.Secrets = []receive.WebhookSecret{receive.NewWebhookSecret([]byte("whsec_" + strings.Repeat("AAAA", 8)))}
 	for _, d := range []*cardvault.Delivery{first, second} {
 		if got, err := s.Send(t.Context(), d); err != nil || got.StatusCode != 204 {
 			t.Fatalf("Send = %+v, %v", got, err)
@@ -45,7 +46,7 @@ func TestDeliveries(t *testing.T) {
 		d.Header.Get("Webhook-Id") != first.ID.String() || !strings.Contains(string(d.Body), first.ID.String()) {
 		t.Errorf("received %+v", d)
 	}
-	if d := all[1]; !errors.Is(d.Err, webhook.ErrSignature) || d.Event != nil || d.Header.Get("Webhook-Id") != second.ID.String() {
+	if d := all[1]; !errors.Is(d.Err, receive.ErrSignature) || d.Event != nil || d.Header.Get("Webhook-Id") != second.ID.String() {
 		t.Errorf("received %+v", d)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -27,6 +27,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/payone"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/google/uuid"
 )
@@ -295,7 +296,7 @@ func (p *page) open(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
-	c, err := cardvault.OpenPaymentData(asked.JWE, cardvault.NewSharedSecret([]byte(p.secret)))
+	c, err := receive.OpenPaymentData(asked.JWE, receive.NewSharedSecret([]byte(p.secret)))
 	if err != nil {
 		notForSandbox.write(w)
 		return
@@ -337,14 +338,14 @@ func reply(w http.ResponseWriter, value any) {
 // An event is what the page shows of a [cardvault.Event].
 type event struct {
 	account   uuid.UUID
-	Number    int                   `json:"number"` // in order of arrival, from 1
-	ID        uuid.UUID             `json:"id"`
-	CreatedAt time.Time             `json:"created_at"`
-	Type      cardvault.EventType   `json:"event_type"`
-	Reason    cardvault.EventReason `json:"reason"`
-	TokenID   uuid.UUID             `json:"token_id"`
-	Card      string                `json:"masked_account_number,omitempty"`
-	Status    string                `json:"network_token_status,omitempty"`
+	Number    int                 `json:"number"` // in order of arrival, from 1
+	ID        uuid.UUID           `json:"id"`
+	CreatedAt time.Time           `json:"created_at"`
+	Type      receive.EventType   `json:"event_type"`
+	Reason    receive.EventReason `json:"reason"`
+	TokenID   uuid.UUID           `json:"token_id"`
+	Card      string              `json:"masked_account_number,omitempty"`
+	Status    string              `json:"network_token_status,omitempty"`
 }
 
 // maxEvents is how many events are kept.

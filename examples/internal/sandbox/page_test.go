@@ -14,6 +14,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -24,7 +25,7 @@ func TestEvents(t *testing.T) {
 	var e events
 	mine, other := uuid.New(), uuid.New()
 	for n := range maxEvents + 10 {
-		told := &cardvault.Event{Account: mine, Type: cardvault.TokenDeleted}
+		told := &cardvault.Event{Account: mine, Type: receive.TokenDeleted}
 		if n%2 == 1 {
 			told.Account = other
 		}

@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/examples/internal/sandbox"
+	"github.com/cardvault/cardvault/receive"
 )
 
 // A Program uses a sandbox whose credentials it has.
@@ -246,7 +246,7 @@ func (p *Program) WantCredential(t *testing.T, id string) (c Credential, jwe str
 	if !ok {
 		t.Fatalf("no cryptogram: %v", r["failure_details"])
 	}
-	opened, err := cardvault.OpenPaymentData(jwe, cardvault.NewSharedSecret([]byte(p.Accounts[0].PaymentSecret)))
+	opened, err := receive.OpenPaymentData(jwe, receive.NewSharedSecret([]byte(p.Accounts[0].PaymentSecret)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-// Package paymentdata encrypts payment credentials for merchants.
+// Package credential encrypts payment credentials for merchants.
 //
 // Payment data is a JWE in compact form (RFC 7516) with the algorithms A256GCMKW and A256GCM.
 // Its key is the SHA-256 of the text of a shared secret, and kid names the secret. It holds
@@ -8,7 +8,7 @@
 //
 // in which eci is null if none was assigned. Key wrapping by AES-GCM takes an IV of the
 // caller's, which FIPS 140-3 does not know.
-package paymentdata
+package credential
 
 import (
 	"crypto/fips140"
@@ -27,7 +27,7 @@ const MaxCryptogram = 256
 const maxSize = 8 << 10
 
 // ErrOpen is returned by Open, whatever the reason. It holds nothing of the data.
-var ErrOpen = errors.New("cardvault: payment data cannot be opened with these secrets")
+var ErrOpen = errors.New("receive: payment data cannot be opened with these secrets")
 
 // A Credential is what a merchant sends in place of a card number.
 type Credential struct {
@@ -37,9 +37,9 @@ type Credential struct {
 	number, cryptogram func() []byte // fmt and encoders cannot look into a closure
 }
 
-// NewCredential returns a Credential without an ECI. It does not copy the digits of the
+// New returns a Credential without an ECI. It does not copy the digits of the
 // network token, nor the cryptogram, which has printable ASCII characters.
-func NewCredential(number []byte, month, year int, cryptogram []byte) *Credential {
+func New(number []byte, month, year int, cryptogram []byte) *Credential {
 	return &Credential{
 		Month:      month,
 		Year:       year,
@@ -148,7 +148,7 @@ func parse(plain []byte) (*Credential, error) {
 	}
 
 	err := json.Unmarshal(plain, &p)
-	c := NewCredential(p.Token.Number, p.Token.Month, p.Token.Year, p.Cryptogram)
+	c := New(p.Token.Number, p.Token.Month, p.Token.Year, p.Cryptogram)
 	if err != nil || len(c.Number()) == 0 || !allDigits(c.Number()) || len(c.Cryptogram()) == 0 {
 		c.Wipe()
 		return nil, ErrOpen
