@@ -318,7 +318,7 @@ func TestPaymentRequestCheck(t *testing.T) {
 			want   string
 		}{
 			{func(r *cardvault.PaymentRequest) { r.Amount = -1 }, "amount out_of_range"},
-			{func(r *cardvault.PaymentRequest) { r.Amount = 1_000_000_000_000 }, "amount out_of_range"},
+			{func(r *cardvault.PaymentRequest) { r.Amount = 1 << 53 }, "amount out_of_range"},
 			{func(r *cardvault.PaymentRequest) { r.Currency = "" }, "currency_code invalid_format"},
 			{func(r *cardvault.PaymentRequest) { r.Currency = "eur" }, "currency_code invalid_format"},
 			{func(r *cardvault.PaymentRequest) { r.Currency = "EURO" }, "currency_code invalid_format"},
@@ -343,7 +343,7 @@ func TestPaymentRequestCheck(t *testing.T) {
 		}
 		for _, r := range []cardvault.PaymentRequest{
 			{Amount: 0, Currency: "JPY", Reference: "r"},
-			{Amount: 999_999_999_999, Currency: "XTS", Reference: strings.Repeat("é", 255)},
+			{Amount: 1<<53 - 1, Currency: "XTS", Reference: strings.Repeat("é", 255)},
 		} {
 			l.must(r.Check())
 			p, err := l.RequestPaymentData(l.Context(), id, r)

@@ -224,8 +224,9 @@ func TestProvisionStates(t *testing.T) {
 			l.must(err)
 			token, err := l.Tokenize(l.Context(), session, visa)
 			l.must(err)
-			if _, err := l.Provision(l.Context(), token.ID); !errors.Is(err, cardvault.ErrNetworkTokenState) {
-				t.Errorf("Provision: %v", err)
+			asked, err := l.Provision(l.Context(), token.ID)
+			if l.must(err); *asked.NetworkTokenStatusReason != *token.NetworkTokenStatusReason {
+				t.Errorf("Provision returns %+v", asked.NetworkTokenStatusReason)
 			}
 			l.is(token.ID, notAvailable, "ephemeral_token")
 		})
