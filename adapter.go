@@ -10,6 +10,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/leak"
+	"github.com/cardvault/cardvault/network"
 )
 
 // What an adapter may not do: it must not pass for an answer.
@@ -35,7 +36,7 @@ func (c *core) guard(who string, f func() error) (err error) {
 		}
 	}()
 	err = f()
-	var refusal *NetworkError
+	var refusal *network.Error
 	if errors.As(err, &refusal) && refusal == nil {
 		return errGarbage
 	}
@@ -53,7 +54,7 @@ func (e *withheld) Unwrap() error { return e.cause }
 // secrets. The code of a refusal is shown and stored: there a security code counts
 // if it is a number by itself.
 func withhold(err error, pan card.PAN, secrets ...[]byte) error {
-	if e, ok := errors.AsType[*NetworkError](err); ok && e != nil {
+	if e, ok := errors.AsType[*network.Error](err); ok && e != nil {
 		for _, s := range secrets {
 			if leak.HoldsRun(e.Code, s) || leak.HoldsRun(e.SchemeCode, s) {
 				refusal := *e

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/images"
 	"github.com/cardvault/cardvault/internal/leak"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -40,7 +41,7 @@ type art struct {
 // art returns the art of an asset of the network, fetched unless it is there,
 // or nil: a card does without.
 func (v *Vault) art(ctx context.Context, asset string) *art {
-	fetcher, ok := v.opts.Network.(ArtFetcher)
+	fetcher, ok := v.opts.Network.(network.ArtFetcher)
 	if asset == "" || !ok {
 		return nil
 	}
@@ -62,7 +63,7 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 		})
 	}
 
-	if err == nil && (len(image) > MaxCardArt || !images.Valid(mediaType, image)) {
+	if err == nil && (len(image) > network.MaxCardArt || !images.Valid(mediaType, image)) {
 		err = errGarbage
 	}
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -53,7 +54,7 @@ func (l *lab) shows(what string, art uuid.UUID, want []byte) {
 // Art is stored once for all the tokens of an account that show it, and goes with
 // the last of them.
 func TestCardArt(t *testing.T) {
-	for _, size := range []int{8, 1000, 60 << 10, 60<<10 + 1, 200_000, cardvault.MaxCardArt} {
+	for _, size := range []int{8, 1000, 60 << 10, 60<<10 + 1, 200_000, network.MaxCardArt} {
 		inLab(t, withArt, func(l *lab) {
 			image := png(size)
 			l.net.images = map[string][]byte{"gold": image, "the same": image}
@@ -149,8 +150,8 @@ func TestCardArtChanges(t *testing.T) {
 		first, second := l.become(active), l.become(active)
 		old := l.art(first)
 		change := func(handle, art string) {
-			l.net.set(handle, func(t *cardvault.NetworkToken) { t.Art = art })
-			l.notify(notice{Kind: cardvault.NoticeArtChanged, Art: art, Token: cardvault.NetworkTokenRef{ID: handle}})
+			l.net.set(handle, func(t *network.Token) { t.Art = art })
+			l.notify(notice{Kind: network.NoticeArtChanged, Art: art, Token: network.Ref{ID: handle}})
 			l.drain()
 		}
 		change("network-token-1", "black")
@@ -169,18 +170,18 @@ func TestCardArtChanges(t *testing.T) {
 
 		// A notice that tells nothing new, or is old, starts nothing.
 		calls := len(l.net.asked("Lookup"))
-		l.notify(notice{Kind: cardvault.NoticeArtChanged, Art: "gold", Token: cardvault.NetworkTokenRef{ID: "network-token-2"}})
-		l.notify(notice{Kind: cardvault.NoticeArtChanged, Art: "black", OccurredAt: time.Now().Add(-time.Hour), Token: cardvault.NetworkTokenRef{ID: "network-token-2"}})
+		l.notify(notice{Kind: network.NoticeArtChanged, Art: "gold", Token: network.Ref{ID: "network-token-2"}})
+		l.notify(notice{Kind: network.NoticeArtChanged, Art: "black", OccurredAt: time.Now().Add(-time.Hour), Token: network.Ref{ID: "network-token-2"}})
 		l.drain()
 		if n := len(l.net.asked("Lookup")); n != calls {
 			t.Errorf("%d look-ups", n-calls)
 		}
 		// Another notice in between does not put it off.
-		l.net.set("network-token-2", func(t *cardvault.NetworkToken) {
-			t.Art, t.State, t.SuspendedBy = "black", inactive, cardvault.OwnersOf(cardvault.OwnerIssuer)
+		l.net.set("network-token-2", func(t *network.Token) {
+			t.Art, t.State, t.SuspendedBy = "black", inactive, network.OwnersOf(network.OwnerIssuer)
 		})
-		l.notify(notice{Kind: cardvault.NoticeArtChanged, Art: "black", Token: cardvault.NetworkTokenRef{ID: "network-token-2"}})
-		l.notify(notice{Kind: cardvault.NoticeSuspended, Token: cardvault.NetworkTokenRef{ID: "network-token-2"}})
+		l.notify(notice{Kind: network.NoticeArtChanged, Art: "black", Token: network.Ref{ID: "network-token-2"}})
+		l.notify(notice{Kind: network.NoticeSuspended, Token: network.Ref{ID: "network-token-2"}})
 		l.drain()
 		l.shows("the new one", l.art(second), black)
 
@@ -197,8 +198,8 @@ func TestCardArtChanges(t *testing.T) {
 		id := l.become(active)
 		l.net.script(nil, func(_ context.Context, c call) error {
 			if c.method == "Lookup" && len(l.net.asked("Lookup")) == 1 {
-				l.net.set("network-token-1", func(t *cardvault.NetworkToken) { t.Art = "black" })
-				l.try(l.Notify(l.Context(), l.notice(notice{Kind: cardvault.NoticeArtChanged, Art: "black"})))
+				l.net.set("network-token-1", func(t *network.Token) { t.Art = "black" })
+				l.try(l.Notify(l.Context(), l.notice(notice{Kind: network.NoticeArtChanged, Art: "black"})))
 			}
 			return nil
 		})
@@ -210,7 +211,7 @@ func TestCardArtChanges(t *testing.T) {
 // A card does without art that cannot be had, and gets it the next day.
 func TestCardArtThatCannotBeHad(t *testing.T) {
 	for what, spoil := range map[string]func(n *artist){
-		"too large":    func(n *artist) { n.image = png(cardvault.MaxCardArt + 1) },
+		"too large":    func(n *artist) { n.image = png(network.MaxCardArt + 1) },
 		"empty":        func(n *artist) { n.image = nil },
 		"no image":     func(n *artist) { n.image = []byte("<svg onload=alert(1)>") },
 		"another type": func(n *artist) { n.mediaType = "image/svg+xml" },

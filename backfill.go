@@ -10,6 +10,7 @@ import (
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -81,7 +82,7 @@ func (v *Vault) backfill(ctx context.Context, j *jobs.Job, b *backfill) error {
 	rec := j.Record
 	q := &store.Query{Kind: kindToken, Account: v.rows.ID, Min: b.from, Live: now(), Limit: backfillBatch}
 	for s := range card.Scheme(schemes) {
-		q.Classes.Add(class(s, NetworkTokenNotAvailable))
+		q.Classes.Add(class(s, network.NotAvailable))
 	}
 
 	list, err := v.list(ctx, q)
@@ -91,7 +92,7 @@ func (v *Vault) backfill(ctx context.Context, j *jobs.Job, b *backfill) error {
 
 	err = jobs.Each(list.Records, func(r *store.Record) error {
 		_, err := v.change(ctx, opProvision, r.ID, func(h *holding) (func(store.Tx) error, error) {
-			if h.token.NetworkTokenStatus != NetworkTokenNotAvailable || !h.token.ExpiresAt.IsZero() {
+			if h.token.NetworkTokenStatus != network.NotAvailable || !h.token.ExpiresAt.IsZero() {
 				return nil, nil
 			}
 			if reason, err := v.unavailable(ctx, h.token, now()); reason != nil || err != nil {

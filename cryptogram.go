@@ -17,6 +17,7 @@ import (
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -77,11 +78,11 @@ type PaymentData struct {
 
 // A Failure is a reason why there is no cryptogram.
 type Failure struct {
-	Source Source
+	Source network.Source
 	// Code is network_token_pending, network_token_inactive, network_token_failed,
 	// network_token_deleted, token_invalidated, cryptogram_declined,
-	// scheme_unavailable or timeout, of SourceScheme; no_encryption_key or a code
-	// of a [Reason], of SourceConfiguration.
+	// scheme_unavailable or timeout, of network.SourceScheme; no_encryption_key or a code
+	// of a [Reason], of network.SourceConfiguration.
 	Code       string
 	Message    string // for humans
 	Retryable  bool   // the same request may succeed later
@@ -90,20 +91,20 @@ type Failure struct {
 
 // failures are the codes of a Failure that are not also codes of a [Reason].
 var failures = map[string]Failure{
-	"network_token_pending":  {Source: SourceScheme, Retryable: true, Message: "The network token is still being provisioned."},
-	"network_token_inactive": {Source: SourceScheme, Message: "The network token is suspended."},
-	"network_token_failed":   {Source: SourceScheme, Message: "Provisioning of the network token has failed."},
-	"network_token_deleted":  {Source: SourceScheme, Message: "The network token is deleted."},
-	"token_invalidated":      {Source: SourceScheme, Message: "The card is no longer valid."},
-	"cryptogram_declined":    {Source: SourceScheme, Message: "The scheme declined the request."},
-	"no_encryption_key":      {Source: SourceConfiguration, Message: "The merchant has no shared secret in use."},
+	"network_token_pending":  {Source: network.SourceScheme, Retryable: true, Message: "The network token is still being provisioned."},
+	"network_token_inactive": {Source: network.SourceScheme, Message: "The network token is suspended."},
+	"network_token_failed":   {Source: network.SourceScheme, Message: "Provisioning of the network token has failed."},
+	"network_token_deleted":  {Source: network.SourceScheme, Message: "The network token is deleted."},
+	"token_invalidated":      {Source: network.SourceScheme, Message: "The card is no longer valid."},
+	"cryptogram_declined":    {Source: network.SourceScheme, Message: "The scheme declined the request."},
+	"no_encryption_key":      {Source: network.SourceConfiguration, Message: "The merchant has no shared secret in use."},
 }
 
 func newFailure(code, schemeCode string) *Failure {
 	f, ok := failures[code]
 	if !ok {
 		r := reasons[code]
-		f = Failure{Source: r.source, Message: r.text, Retryable: r.retryable}
+		f = Failure{Source: network.SourceOf(code), Message: r.text, Retryable: r.retryable}
 	}
 	f.Code, f.SchemeCode = code, schemeCode
 	return &f
@@ -246,9 +247,9 @@ func (v *Vault) forbids(h *holding, a *standing, m *Merchant, secret *PaymentSec
 	switch {
 	case h.token.Status == StatusInvalid:
 		return newFailure("token_invalidated", "")
-	case status == NetworkTokenNotAvailable && reason != nil:
+	case status == network.NotAvailable && reason != nil:
 		return &Failure{reason.Source, reason.Code, reason.Message, reason.Retryable, reason.SchemeCode}
-	case status != NetworkTokenActive:
+	case status != network.Active:
 		return newFailure("network_token_"+status.String(), "")
 	case !a.active:
 		return newFailure("network_tokens_not_activated", "")
@@ -266,9 +267,9 @@ func (v *Vault) forbids(h *holding, a *standing, m *Merchant, secret *PaymentSec
 // askCryptogram asks the network for the cryptogram of p and sets what came of
 // it. An error says that p came to nothing.
 func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, secret *PaymentSecret) error {
-	var got *Cryptogram
+	var got *network.Cryptogram
 	err := v.ask(ctx, func(ctx context.Context) (err error) {
-		got, err = v.opts.Network.Cryptogram(ctx, &CryptogramRequest{
+		got, err = v.opts.Network.Cryptogram(ctx, &network.CryptogramRequest{
 			IdempotencyKey: p.ID.String(),
 			Token:          h.net.ref(p.TokenID),
 			Scheme:         h.token.Scheme,
@@ -286,7 +287,7 @@ func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, s
 		return ctx.Err()
 	}
 	// A number that is the card's must never leave the vault.
-	if err == nil && !(got.check() && got.TokenID == h.net.id && v.fingerprint(got.Number) != h.token.Fingerprint) {
+	if err == nil && !(isAnswer(got) && got.TokenID == h.net.id && v.fingerprint(got.Number) != h.token.Fingerprint) {
 		err = errGarbage
 	}
 
@@ -296,12 +297,12 @@ func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, s
 	}
 
 	p.Success = true
-	p.Encrypted, err = got.encrypt(secret)
+	p.Encrypted, err = encrypt(got, secret)
 	return err
 }
 
-// check reports whether c can be an answer.
-func (c *Cryptogram) check() bool {
+// isAnswer reports whether c can be an answer.
+func isAnswer(c *network.Cryptogram) bool {
 	if c == nil {
 		return false
 	}
@@ -315,7 +316,7 @@ func (c *Cryptogram) check() bool {
 
 // failure says what an error of the network means for a payment.
 func (v *Vault) failure(p *PaymentData, err error) *Failure {
-	var e *NetworkError
+	var e *network.Error
 	if !errors.As(err, &e) {
 		v.log.Warn("network gave no cryptogram", "payment_data", p.ID, "error", leak.Printable(err))
 		if errors.Is(err, context.DeadlineExceeded) {
@@ -324,8 +325,8 @@ func (v *Vault) failure(p *PaymentData, err error) *Failure {
 		return newFailure("scheme_unavailable", "")
 	}
 
-	code, schemeCode := e.reason(e.Source)
-	if e.Source == SourceConfiguration {
+	code, schemeCode := codeOf(e, e.Source)
+	if e.Source == network.SourceConfiguration {
 		v.log.Error("network refused by configuration", "payment_data", p.ID, "code", code, "scheme_code", schemeCode)
 		return newFailure(code, schemeCode)
 	}
@@ -340,7 +341,7 @@ func (v *Vault) failure(p *PaymentData, err error) *Failure {
 }
 
 // encrypt returns what the merchant opens with its secret.
-func (c *Cryptogram) encrypt(secret *PaymentSecret) (string, error) {
+func encrypt(c *network.Cryptogram, secret *PaymentSecret) (string, error) {
 	plain := credential.New(hiding.Of(c.Number), c.Expiry.Month, c.Expiry.Year, hiding.Of(c.Value))
 	plain.ECI = c.ECI
 	jwe, err := plain.Seal(hiding.Of(secret.value), secret.KeyID)
@@ -354,7 +355,7 @@ func (c *Cryptogram) encrypt(secret *PaymentSecret) (string, error) {
 // was declined: it may have been suspended or deleted.
 func (v *Vault) lookSoon(ctx context.Context, row uuid.UUID) {
 	_, err := v.change(ctx, opNetworkToken, row, func(h *holding) (func(store.Tx) error, error) {
-		if h.token.NetworkTokenStatus == NetworkTokenActive {
+		if h.token.NetworkTokenStatus == network.Active {
 			h.due = now()
 		}
 		return nil, nil
@@ -426,7 +427,7 @@ func (s payments) open(ctx context.Context, rec *store.Record) (*PaymentData, er
 			p.Failures = append(p.Failures, Failure{Code: string(r.Value)})
 			f = &p.Failures[len(p.Failures)-1]
 		case paymentSource:
-			f.Source = Source(r.Uint())
+			f.Source = network.Source(r.Uint())
 		case paymentMessage:
 			f.Message = string(r.Value)
 		case paymentRetryable:

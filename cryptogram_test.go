@@ -24,6 +24,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -43,8 +44,8 @@ type till struct {
 	secret   receive.SharedSecret
 
 	mu     sync.Mutex
-	asked  []cardvault.CryptogramRequest
-	answer func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error) // nil: what it is given
+	asked  []network.CryptogramRequest
+	answer func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) // nil: what it is given
 }
 
 // tillNetwork is the scripted network with the cryptograms of a till.
@@ -55,7 +56,7 @@ type tillNetwork struct {
 
 func (n tillNetwork) Name() string { return n.scripted.Name() }
 
-func (n tillNetwork) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+func (n tillNetwork) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 	n.till.mu.Lock()
 	n.till.asked = append(n.till.asked, *r)
 	answer := n.till.answer
@@ -63,7 +64,7 @@ func (n tillNetwork) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequ
 	if _, ok := ctx.Deadline(); !ok {
 		return nil, errors.New("a call without a deadline")
 	}
-	c := &cardvault.Cryptogram{
+	c := &network.Cryptogram{
 		TokenID: r.Token.ID,
 		Number:  card.NewPAN([]byte(networkNumber)),
 		Expiry:  card.Expiry{Month: 12, Year: 2030},
@@ -76,18 +77,18 @@ func (n tillNetwork) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequ
 	return answer(ctx, c)
 }
 
-func (t *till) answers(f func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error)) {
+func (t *till) answers(f func(context.Context, *network.Cryptogram) (*network.Cryptogram, error)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.answer = f
 }
 
 func (t *till) fails(err error) {
-	t.answers(func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error) { return nil, err })
+	t.answers(func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) { return nil, err })
 }
 
 // requests returns what the network was asked since the last call.
-func (t *till) requests() []cardvault.CryptogramRequest {
+func (t *till) requests() []network.CryptogramRequest {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	asked := t.asked
@@ -165,7 +166,7 @@ func exposed(c *receive.Credential) string {
 }
 
 // refusedFor checks that p is a failure of this source, code and scheme code.
-func refusedFor(t testing.TB, p *cardvault.PaymentData, source cardvault.Source, code, schemeCode string, retryable bool) {
+func refusedFor(t testing.TB, p *cardvault.PaymentData, source network.Source, code, schemeCode string, retryable bool) {
 	t.Helper()
 	if p.Success || p.Encrypted != "" || len(p.Failures) != 1 {
 		t.Fatalf("no failure: %+v", p)
@@ -196,9 +197,9 @@ func TestRequestPaymentData(t *testing.T) {
 		}
 		opens(l, p, l.secret)
 		asked := l.requests()
-		if len(asked) != 1 || asked[0] != (cardvault.CryptogramRequest{
+		if len(asked) != 1 || asked[0] != (network.CryptogramRequest{
 			IdempotencyKey: p.ID.String(),
-			Token:          cardvault.NetworkTokenRef{ID: "network-token-1", IdempotencyKey: id.String() + ":1"},
+			Token:          network.Ref{ID: "network-token-1", IdempotencyKey: id.String() + ":1"},
 			Scheme:         card.VISA,
 			Merchant:       l.merchant,
 			Amount:         1099, Currency: "EUR", Reference: "order 7",
@@ -357,11 +358,11 @@ func TestPaymentRequestCheck(t *testing.T) {
 
 // The table of decisions, chapter 8: what is refused without the network.
 func TestPaymentRefused(t *testing.T) {
-	const scheme, configuration = cardvault.SourceScheme, cardvault.SourceConfiguration
+	const scheme, configuration = network.SourceScheme, network.SourceConfiguration
 	for name, test := range map[string]struct {
-		state      cardvault.NetworkTokenStatus
+		state      network.Status
 		change     func(l *till, r *cardvault.PaymentRequest)
-		source     cardvault.Source
+		source     network.Source
 		code       string
 		schemeCode string
 		retryable  bool
@@ -372,7 +373,7 @@ func TestPaymentRefused(t *testing.T) {
 		"deleted":       {state: deleted, source: scheme, code: "network_token_deleted"},
 		"not available": {state: notAvailable, source: configuration, code: "merchant_not_enrolled"},
 		"invalid": {state: active, source: scheme, code: "token_invalidated", change: func(l *till, _ *cardvault.PaymentRequest) {
-			l.notify(cardvault.Notice{Kind: cardvault.NoticeInvalidated})
+			l.notify(network.Notice{Kind: network.NoticeInvalidated})
 		}},
 		"not activated": {state: active, source: configuration, code: "network_tokens_not_activated", change: func(l *till, _ *cardvault.PaymentRequest) {
 			l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
@@ -392,7 +393,7 @@ func TestPaymentRefused(t *testing.T) {
 		}},
 		"not enrolled": {state: active, source: configuration, code: "merchant_not_enrolled", schemeCode: "77", change: func(l *till, _ *cardvault.PaymentRequest) {
 			l.net.ineligible = func(card.Scheme) error {
-				return &cardvault.NetworkError{Source: configuration, Code: "merchant_not_enrolled", SchemeCode: "77"}
+				return &network.Error{Source: configuration, Code: "merchant_not_enrolled", SchemeCode: "77"}
 			}
 		}},
 	} {
@@ -438,37 +439,37 @@ func TestPaymentRefused(t *testing.T) {
 	})
 }
 
-type renamed struct{ cardvault.Network }
+type renamed struct{ network.Provider }
 
 func (renamed) Name() string { return "another" }
 
 // What the network answers, and what of it is told.
 func TestPaymentFailures(t *testing.T) {
-	const scheme, configuration = cardvault.SourceScheme, cardvault.SourceConfiguration
-	refusal := func(source cardvault.Source, code, schemeCode string, retryable bool) error {
-		return fmt.Errorf("adapter: %w", &cardvault.NetworkError{Source: source, Code: code, SchemeCode: schemeCode, Retryable: retryable})
+	const scheme, configuration = network.SourceScheme, network.SourceConfiguration
+	refusal := func(source network.Source, code, schemeCode string, retryable bool) error {
+		return fmt.Errorf("adapter: %w", &network.Error{Source: source, Code: code, SchemeCode: schemeCode, Retryable: retryable})
 	}
-	none := func(err error) func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
-		return func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error) { return nil, err }
+	none := func(err error) func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) {
+		return func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) { return nil, err }
 	}
-	garbage := func(change func(*cardvault.Cryptogram)) func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
-		return func(_ context.Context, c *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+	garbage := func(change func(*network.Cryptogram)) func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) {
+		return func(_ context.Context, c *network.Cryptogram) (*network.Cryptogram, error) {
 			change(c)
 			return c, nil
 		}
 	}
-	number := func(digits string) func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
-		return garbage(func(c *cardvault.Cryptogram) { c.Number = card.NewPAN([]byte(digits)) })
+	number := func(digits string) func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) {
+		return garbage(func(c *network.Cryptogram) { c.Number = card.NewPAN([]byte(digits)) })
 	}
-	value := func(text string) func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
-		return garbage(func(c *cardvault.Cryptogram) { c.Value = card.NewCryptogramValue([]byte(text)) })
+	value := func(text string) func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) {
+		return garbage(func(c *network.Cryptogram) { c.Value = card.NewCryptogramValue([]byte(text)) })
 	}
-	expiry := func(month, year int) func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
-		return garbage(func(c *cardvault.Cryptogram) { c.Expiry = card.Expiry{Month: month, Year: year} })
+	expiry := func(month, year int) func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) {
+		return garbage(func(c *network.Cryptogram) { c.Expiry = card.Expiry{Month: month, Year: year} })
 	}
 	for name, test := range map[string]struct {
-		answer     func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error)
-		source     cardvault.Source
+		answer     func(context.Context, *network.Cryptogram) (*network.Cryptogram, error)
+		source     network.Source
 		code       string
 		schemeCode string
 		retryable  bool
@@ -486,22 +487,22 @@ func TestPaymentFailures(t *testing.T) {
 		"configuration, unknown code":  {none(refusal(configuration, "no_such_mid", "", false)), configuration, "invalid_request", "no_such_mid", false, 0},
 		"configuration, scheme's code": {none(refusal(configuration, "declined", "", false)), configuration, "invalid_request", "declined", false, 0},
 		"unreachable":                  {none(errors.New("no route to host")), scheme, "scheme_unavailable", "", true, 0},
-		"unknown to it":                {none(cardvault.ErrUnknownNetworkToken), scheme, "scheme_unavailable", "", true, 0},
-		"no refusal":                   {none((*cardvault.NetworkError)(nil)), scheme, "scheme_unavailable", "", true, 0},
+		"unknown to it":                {none(network.ErrUnknown), scheme, "scheme_unavailable", "", true, 0},
+		"no refusal":                   {none((*network.Error)(nil)), scheme, "scheme_unavailable", "", true, 0},
 		"nothing":                      {none(nil), scheme, "scheme_unavailable", "", true, 0},
-		"panic": {func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+		"panic": {func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) {
 			panic(networkNumber + cryptogram)
 		}, scheme, "scheme_unavailable", "", true, 0},
-		"deadline": {func(ctx context.Context, _ *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+		"deadline": {func(ctx context.Context, _ *network.Cryptogram) (*network.Cryptogram, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}, scheme, "timeout", "", true, 10 * time.Second},
-		"deadline, in other words": {func(ctx context.Context, _ *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+		"deadline, in other words": {func(ctx context.Context, _ *network.Cryptogram) (*network.Cryptogram, error) {
 			<-ctx.Done()
 			return nil, errors.New("read: i/o timeout")
 		}, scheme, "timeout", "", true, 10 * time.Second},
 
-		"another token":      {garbage(func(c *cardvault.Cryptogram) { c.TokenID = "network-token-2" }), scheme, "scheme_unavailable", "", true, 0},
+		"another token":      {garbage(func(c *network.Cryptogram) { c.TokenID = "network-token-2" }), scheme, "scheme_unavailable", "", true, 0},
 		"no number":          {number(""), scheme, "scheme_unavailable", "", true, 0},
 		"12 digits":          {number("489537001203"), scheme, "scheme_unavailable", "", true, 0},
 		"20 digits":          {number("48953700120034712300"), scheme, "scheme_unavailable", "", true, 0},
@@ -513,9 +514,9 @@ func TestPaymentFailures(t *testing.T) {
 		"no ASCII":           {value("Agé"), scheme, "scheme_unavailable", "", true, 0},
 		"control character":  {value("A\n"), scheme, "scheme_unavailable", "", true, 0},
 		"delete character":   {value("A\x7f"), scheme, "scheme_unavailable", "", true, 0},
-		"one digit of ECI":   {garbage(func(c *cardvault.Cryptogram) { c.ECI = "7" }), scheme, "scheme_unavailable", "", true, 0},
-		"three of ECI":       {garbage(func(c *cardvault.Cryptogram) { c.ECI = "070" }), scheme, "scheme_unavailable", "", true, 0},
-		"letters in the ECI": {garbage(func(c *cardvault.Cryptogram) { c.ECI = "0x" }), scheme, "scheme_unavailable", "", true, 0},
+		"one digit of ECI":   {garbage(func(c *network.Cryptogram) { c.ECI = "7" }), scheme, "scheme_unavailable", "", true, 0},
+		"three of ECI":       {garbage(func(c *network.Cryptogram) { c.ECI = "070" }), scheme, "scheme_unavailable", "", true, 0},
+		"letters in the ECI": {garbage(func(c *network.Cryptogram) { c.ECI = "0x" }), scheme, "scheme_unavailable", "", true, 0},
 		"month 0":            {expiry(0, 2030), scheme, "scheme_unavailable", "", true, 0},
 		"month 13":           {expiry(13, 2030), scheme, "scheme_unavailable", "", true, 0},
 		"year 30":            {expiry(12, 30), scheme, "scheme_unavailable", "", true, 0},
@@ -555,7 +556,7 @@ func TestCryptograms(t *testing.T) {
 			{"4895370012003471238", strings.Repeat(`\`, 256), "99",
 				`{"network_token":{"token":"4895370012003471238","expiry_year":2030,"expiry_month":12},"cryptogram":"` + strings.Repeat(`\`, 512) + `","eci":"99"}`},
 		} {
-			l.answers(func(_ context.Context, got *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+			l.answers(func(_ context.Context, got *network.Cryptogram) (*network.Cryptogram, error) {
 				got.Number, got.Value, got.ECI = card.NewPAN([]byte(c.number)), card.NewCryptogramValue([]byte(c.value)), c.eci
 				return got, nil
 			})
@@ -576,21 +577,21 @@ func TestCryptograms(t *testing.T) {
 func TestDeclinedIsLookedUp(t *testing.T) {
 	atTill(t, nil, func(l *till) {
 		id := l.become(active)
-		l.net.set("network-token-1", func(t *cardvault.NetworkToken) { t.State, t.StateAt = inactive, time.Time{} })
+		l.net.set("network-token-1", func(t *network.Token) { t.State, t.StateAt = inactive, time.Time{} })
 		l.fails(errors.New("no route to host"))
 		l.pay(id)
 		l.drain()
 		l.is(id, active, "")
 		l.fails(schemeError("declined"))
 		l.run(func() {
-			refusedFor(l, l.pay(id), cardvault.SourceScheme, "cryptogram_declined", "declined", false)
+			refusedFor(l, l.pay(id), network.SourceScheme, "cryptogram_declined", "declined", false)
 			l.pass(time.Second)
 		})
 		l.is(id, inactive, "suspended_by_scheme")
 		if n := len(l.net.asked("Lookup")); n != 1 {
 			l.Errorf("looked up %d times", n)
 		}
-		refusedFor(l, l.pay(id), cardvault.SourceScheme, "network_token_inactive", "", false)
+		refusedFor(l, l.pay(id), network.SourceScheme, "network_token_inactive", "", false)
 	})
 }
 
@@ -605,12 +606,12 @@ func TestPaymentCallerGone(t *testing.T) {
 			},
 			"deadline": func() (context.Context, context.CancelFunc) { return context.WithTimeout(l.Context(), time.Second) },
 		} {
-			for _, answer := range []func(context.Context, *cardvault.Cryptogram) (*cardvault.Cryptogram, error){
-				func(ctx context.Context, _ *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+			for _, answer := range []func(context.Context, *network.Cryptogram) (*network.Cryptogram, error){
+				func(ctx context.Context, _ *network.Cryptogram) (*network.Cryptogram, error) {
 					<-ctx.Done()
 					return nil, ctx.Err()
 				},
-				func(ctx context.Context, c *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+				func(ctx context.Context, c *network.Cryptogram) (*network.Cryptogram, error) {
 					<-ctx.Done()
 					return c, nil // too late
 				},
@@ -651,7 +652,7 @@ func TestPaymentConflict(t *testing.T) {
 	atTill(t, nil, func(l *till) {
 		for _, key := range []*cardvault.Idempotency{nil, {Key: "k"}} {
 			id := l.become(active)
-			l.answers(func(_ context.Context, c *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+			l.answers(func(_ context.Context, c *network.Cryptogram) (*network.Cryptogram, error) {
 				once := false
 				l.store.hook(func() error {
 					if once {
@@ -681,7 +682,7 @@ func TestPaymentOfATokenDeletedMeanwhile(t *testing.T) {
 	atTill(t, nil, func(l *till) {
 		for _, key := range []*cardvault.Idempotency{nil, {Key: "k"}} {
 			id := l.become(active)
-			l.answers(func(ctx context.Context, c *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+			l.answers(func(ctx context.Context, c *network.Cryptogram) (*network.Cryptogram, error) {
 				return c, l.Delete(ctx, id)
 			})
 			if p, err := l.RequestPaymentData(cardvault.WithIdempotency(l.Context(), key), id, purchase); !errors.Is(err, cardvault.ErrNotFound) || p != nil {
@@ -900,8 +901,8 @@ func TestPaymentIdempotency(t *testing.T) {
 			id := l.become(inactive)
 			p, _, err := call(l, id, purchase)
 			l.must(err)
-			refusedFor(l, p, cardvault.SourceScheme, "network_token_inactive", "", false)
-			l.notify(cardvault.Notice{Kind: cardvault.NoticeResumed})
+			refusedFor(l, p, network.SourceScheme, "network_token_inactive", "", false)
+			l.notify(network.Notice{Kind: network.NoticeResumed})
 			l.is(id, active, "")
 			replayed(l, id, p)
 		})
@@ -934,7 +935,7 @@ func TestPaymentIdempotency(t *testing.T) {
 		atTill(t, nil, func(l *till) {
 			id := l.become(active)
 			answer := make(chan struct{})
-			l.answers(func(_ context.Context, c *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+			l.answers(func(_ context.Context, c *network.Cryptogram) (*network.Cryptogram, error) {
 				<-answer
 				return c, nil
 			})
@@ -963,10 +964,10 @@ func TestPaymentIdempotency(t *testing.T) {
 	})
 
 	t.Run("race", func(t *testing.T) {
-		for _, state := range []cardvault.NetworkTokenStatus{active, inactive} {
+		for _, state := range []network.Status{active, inactive} {
 			atTill(t, nil, func(l *till) {
 				id := l.become(state)
-				l.answers(func(ctx context.Context, c *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+				l.answers(func(ctx context.Context, c *network.Cryptogram) (*network.Cryptogram, error) {
 					<-time.After(time.Second)
 					return c, nil
 				})
@@ -1006,7 +1007,7 @@ func TestPaymentIdempotency(t *testing.T) {
 	t.Run("killed", func(t *testing.T) {
 		atTill(t, nil, func(l *till) {
 			id := l.become(active)
-			l.answers(func(_ context.Context, c *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+			l.answers(func(_ context.Context, c *network.Cryptogram) (*network.Cryptogram, error) {
 				l.store.set(errors.New("killed"), false)
 				return c, nil
 			})
@@ -1020,7 +1021,7 @@ func TestPaymentIdempotency(t *testing.T) {
 				l.Errorf("within the lease: %v", err)
 			}
 			l.pass(time.Second)
-			l.answers(func(_ context.Context, c *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+			l.answers(func(_ context.Context, c *network.Cryptogram) (*network.Cryptogram, error) {
 				<-time.After(time.Second)
 				return c, nil
 			})
@@ -1054,7 +1055,7 @@ func TestPaymentIdempotency(t *testing.T) {
 	t.Run("unknown outcome", func(t *testing.T) {
 		atTill(t, nil, func(l *till) {
 			id := l.become(active)
-			l.answers(func(_ context.Context, c *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+			l.answers(func(_ context.Context, c *network.Cryptogram) (*network.Cryptogram, error) {
 				l.store.set(store.ErrOutcomeUnknown, true)
 				return c, nil
 			})
@@ -1073,7 +1074,7 @@ func TestPaymentIdempotency(t *testing.T) {
 				id := l.become(active)
 				slow, second := make(chan struct{}), make(chan struct{})
 				n := 0
-				l.answers(func(_ context.Context, c *cardvault.Cryptogram) (*cardvault.Cryptogram, error) {
+				l.answers(func(_ context.Context, c *network.Cryptogram) (*network.Cryptogram, error) {
 					if n++; n == 1 {
 						<-slow // as an adapter that keeps no deadline
 					} else {
@@ -1133,7 +1134,7 @@ func TestProvisionRefusalIsReplayed(t *testing.T) {
 		if err, replayed := try(); !errors.Is(err, cardvault.ErrNetworkTokenState) || replayed {
 			l.Errorf("first: %v, replayed %t", err, replayed)
 		}
-		l.notify(cardvault.Notice{Kind: cardvault.NoticeResumed})
+		l.notify(network.Notice{Kind: network.NoticeResumed})
 		if err, replayed := try(); !errors.Is(err, cardvault.ErrNetworkTokenState) || !replayed {
 			l.Errorf("again: %v, replayed %t", err, replayed)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/storetest"
@@ -279,11 +280,11 @@ func TestEventsOfALife(t *testing.T) {
 		l.run(func() {
 			id = l.imports(secretCard())
 			l.pass(time.Second)
-			for _, n := range []cardvault.Notice{
-				{Kind: cardvault.NoticeSuspended, By: cardvault.OwnerIssuer},
-				{Kind: cardvault.NoticeResumed, By: cardvault.OwnerIssuer},
-				{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{LastFour: "0366", Expiry: card.Expiry{Month: 1, Year: 2099}}},
-				{Kind: cardvault.NoticeInvalidated},
+			for _, n := range []network.Notice{
+				{Kind: network.NoticeSuspended, By: network.OwnerIssuer},
+				{Kind: network.NoticeResumed, By: network.OwnerIssuer},
+				{Kind: network.NoticeCardRenewed, Card: &network.CardState{LastFour: "0366", Expiry: card.Expiry{Month: 1, Year: 2099}}},
+				{Kind: network.NoticeInvalidated},
 			} {
 				l.notify(n)
 				l.pass(time.Second)

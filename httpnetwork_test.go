@@ -21,6 +21,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/networktest"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -114,28 +115,28 @@ func (n *httpNetwork) ask(ctx context.Context, path string, q wireRequest) (*wir
 		return nil, errors.New("service gives an answer that is none to the request")
 	}
 	if r := a.Refused; r != nil {
-		source := cardvault.SourceScheme
+		source := network.SourceScheme
 		if r.Configuration {
-			source = cardvault.SourceConfiguration
+			source = network.SourceConfiguration
 		}
-		return nil, &cardvault.NetworkError{Source: source, Code: r.Code}
+		return nil, &network.Error{Source: source, Code: r.Code}
 	}
 	if a.Unknown {
-		return nil, cardvault.ErrUnknownNetworkToken
+		return nil, network.ErrUnknown
 	}
 	return &a, nil
 }
 
-func (a *wireAnswer) token() (*cardvault.NetworkToken, error) {
+func (a *wireAnswer) token() (*network.Token, error) {
 	if a.Token == nil {
 		return nil, errors.New("service answers without a token")
 	}
-	state, ok := cardvault.ParseNetworkTokenStatus(a.Token.State)
+	state, ok := network.ParseStatus(a.Token.State)
 	if !ok {
 		return nil, errors.New("service answers with a state that is unknown")
 	}
-	return &cardvault.NetworkToken{
-		ID: a.Token.ID, State: state, Card: &cardvault.CardState{LastFour: a.Token.LastFour},
+	return &network.Token{
+		ID: a.Token.ID, State: state, Card: &network.CardState{LastFour: a.Token.LastFour},
 	}, nil
 }
 
@@ -148,7 +149,7 @@ func (*httpNetwork) Eligible(s card.Scheme, _ uuid.UUID) error {
 	return nil
 }
 
-func (n *httpNetwork) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+func (n *httpNetwork) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	q := wireRequest{Key: r.IdempotencyKey, Expiry: wireExpiry{r.Expiry.Month, r.Expiry.Year}}
 	r.PAN.Expose(func(d []byte) { q.Number = string(d) })
 	a, err := n.ask(ctx, "/provision", q)
@@ -158,7 +159,7 @@ func (n *httpNetwork) Provision(ctx context.Context, r *cardvault.ProvisionReque
 	return a.token()
 }
 
-func (n *httpNetwork) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+func (n *httpNetwork) Lookup(ctx context.Context, ref network.Ref) (*network.Token, error) {
 	a, err := n.ask(ctx, "/lookup", wireRequest{Key: ref.IdempotencyKey, ID: ref.ID})
 	if err != nil {
 		return nil, err
@@ -166,7 +167,7 @@ func (n *httpNetwork) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef)
 	return a.token()
 }
 
-func (n *httpNetwork) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+func (n *httpNetwork) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 	a, err := n.ask(ctx, "/cryptogram", wireRequest{
 		Key: r.IdempotencyKey, ID: r.Token.ID, Amount: r.Amount, Currency: r.Currency,
 	})
@@ -177,7 +178,7 @@ func (n *httpNetwork) Cryptogram(ctx context.Context, r *cardvault.CryptogramReq
 	if c == nil {
 		return nil, errors.New("service answers without a cryptogram")
 	}
-	return &cardvault.Cryptogram{
+	return &network.Cryptogram{
 		TokenID: c.TokenID,
 		Number:  card.NewPAN([]byte(c.Number)),
 		Expiry:  card.Expiry{Month: c.Expiry.Month, Year: c.Expiry.Year},
@@ -186,7 +187,7 @@ func (n *httpNetwork) Cryptogram(ctx context.Context, r *cardvault.CryptogramReq
 	}, nil
 }
 
-func (n *httpNetwork) Delete(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+func (n *httpNetwork) Delete(ctx context.Context, ref network.Ref) error {
 	_, err := n.ask(ctx, "/delete", wireRequest{Key: ref.IdempotencyKey, ID: ref.ID})
 	return err
 }
@@ -475,7 +476,7 @@ func TestHTTPNetwork(t *testing.T) {
 	defer transport.CloseIdleConnections()
 	expiry := card.Expiry{Month: 12, Year: 2090}
 	networktest.Run(t, networktest.Harness{
-		Open:    func(testing.TB) cardvault.Network { return newHTTPNetwork(server.URL, transport) },
+		Open:    func(testing.TB) network.Provider { return newHTTPNetwork(server.URL, transport) },
 		Scheme:  card.VISA,
 		Card:    cardvault.Card{PAN: card.NewPAN([]byte(visaNumber)), Expiry: expiry},
 		Refused: cardvault.Card{PAN: card.NewPAN([]byte("4000000000000002")), Expiry: expiry},
@@ -608,7 +609,7 @@ func TestFaultsWhilePaying(t *testing.T) {
 				if bad.Success || bad.Encrypted != "" || len(bad.Failures) != 1 {
 					t.Fatalf("payment data: %+v", bad)
 				}
-				if f := bad.Failures[0]; f.Source != cardvault.SourceScheme || f.Code != code || !f.Retryable || f.Message == "" {
+				if f := bad.Failures[0]; f.Source != network.SourceScheme || f.Code != code || !f.Retryable || f.Message == "" {
 					t.Errorf("failure %+v, want %s", f, code)
 				}
 				l.is(id, active, "")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/claims"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/hiding"
@@ -23,76 +24,6 @@ import (
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
-
-// An IDVProvider identifies and verifies the cardholder (ID&V) before a card that
-// is entered in a session becomes a token: by 3-D Secure, a one-time password or
-// what else the issuer asks for.
-//
-// Methods are called concurrently, with a deadline of [Options.IDVTimeout], also
-// after whoever has entered the card has left. They bound what they read and keep no
-// card data. An error says that the outcome is not known, and the vault calls again. It
-// never holds anything of what was entered: it is logged.
-//
-// A provider that implements [SandboxOnly] is refused by a live vault.
-type IDVProvider interface {
-	// Identify begins an identification. Under an idempotency key that was used
-	// before it tells how far that one is, and never begins another; the security
-	// code may be missing then, if it was there before.
-	Identify(ctx context.Context, r *IDVRequest) (*IDVResult, error)
-
-	// LookupIdentification tells how far an identification is that was pending,
-	// by its IDVResult.Reference. It is called about once a second for as long as
-	// somebody asks for the session.
-	LookupIdentification(ctx context.Context, reference string) (*IDVResult, error)
-}
-
-// An IDVRequest is a card whose holder is to be identified.
-type IDVRequest struct {
-	IdempotencyKey string // a UUID
-	Scheme         card.Scheme
-	PAN            card.PAN
-	Expiry         card.Expiry
-	SecurityCode   card.SecurityCode // may be none
-	Name           card.Name         // may be none
-	Contact        card.Contact      // may be none
-}
-
-// An IDVResult is how far an identification is.
-type IDVResult struct {
-	State IDVState
-
-	// Reference is the provider's handle of an identification that is pending: 1
-	// to 255 bytes, not secret.
-	Reference string
-
-	// ChallengeURL is a page on which the shopper proves who they are while the
-	// identification is pending, shown in a frame of the shop's page: https, in a
-	// sandbox also http on the loopback. "" if there is nothing to show (yet).
-	ChallengeURL string
-
-	// Authentication is what came of an identification that was passed.
-	Authentication *Authentication
-}
-
-// An IDVState says how far an identification is.
-type IDVState uint8
-
-const (
-	IDVPending   IDVState = iota + 1
-	IDVPassed             // the cardholder is identified
-	IDVNotNeeded          // nobody asks for it: the token is made without
-	IDVFailed             // final: there is no token
-)
-
-// Authentication is what an identification came to, for the token that was made
-// after it. It never holds an authentication value.
-type Authentication struct {
-	Method          string    // three_ds, security_code, otp or passkey
-	Status          string    // of the transaction in EMV 3-D Secure, such as "Y": one letter; "" if there is none
-	ECI             string    // two digits, or ""
-	DSTransactionID string    // of the directory server: a UUID, or ""
-	At              time.Time // in microseconds
-}
 
 // firstAuthentication is before any.
 var firstAuthentication = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -166,7 +97,7 @@ func (s *visit) enter(ctx context.Context, c Card, also ...*store.Record) (*Toke
 	if !identifies {
 		t := &Token{}
 		if s.bypass {
-			t.Identification = IdentificationSkipped
+			t.Identification = idv.Skipped
 		}
 		return s.tokenize(ctx, c, t, time.Time{}, also...)
 	}
@@ -246,34 +177,34 @@ func (s *visit) identify(ctx context.Context, c Card) (*Token, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.vault.opts.IDVTimeout+identificationMargin)
 	defer cancel()
 
-	idv := s.idv
-	got, failure := s.vault.askIdentification(ctx, idv, c)
+	begun := s.idv
+	got, failure := s.vault.askIdentification(ctx, begun, c)
 	switch {
-	case failure == nil && (got.State == IDVPassed || got.State == IDVNotNeeded):
+	case failure == nil && (got.State == idv.Passed || got.State == idv.NotNeeded):
 		t := &Token{}
-		if got.State == IDVPassed {
+		if got.State == idv.Passed {
 			auth := *got.Authentication // the provider may keep its own
 			auth.At = auth.At.UTC().Truncate(time.Microsecond)
-			t.Identification, t.Authentication = IdentificationChecked, &auth
+			t.Identification, t.Authentication = idv.Checked, &auth
 		}
 		s.idv, s.record.Secret = nil, nil
-		t, err := s.tokenize(ctx, c, t, idv.since.Add(s.vault.opts.SecurityCodeTTL))
-		s.dropCode(ctx, idv, err)
+		t, err := s.tokenize(ctx, c, t, begun.since.Add(s.vault.opts.SecurityCodeTTL))
+		s.dropCode(ctx, begun, err)
 		return t, err
 
-	case failure == nil && got.State == IDVFailed,
-		failure != nil && idv.reference == "" && now().Sub(idv.since) >= identificationPatience:
+	case failure == nil && got.State == idv.Failed,
+		failure != nil && begun.reference == "" && now().Sub(begun.since) >= identificationPatience:
 		s.failed, s.idv, s.record.Secret = "identification_failed", nil, nil
 		err := s.put(ctx, opIdentify)
-		if s.dropCode(ctx, idv, err); err != nil {
+		if s.dropCode(ctx, begun, err); err != nil {
 			return nil, err
 		}
 		return nil, ErrIdentificationFailed
 	case failure == nil:
-		idv.reference, idv.challenge = got.Reference, got.ChallengeURL
+		begun.reference, begun.challenge = got.Reference, got.ChallengeURL
 	}
 
-	idv.next = now().Add(identificationPace)
+	begun.next = now().Add(identificationPace)
 	if err := s.put(ctx, opIdentify); err != nil {
 		return nil, err
 	}
@@ -281,9 +212,9 @@ func (s *visit) identify(ctx context.Context, c Card) (*Token, error) {
 }
 
 // dropCode erases the security code of a session that has ended, or may have.
-func (s *visit) dropCode(ctx context.Context, idv *identification, err error) {
+func (s *visit) dropCode(ctx context.Context, begun *identification, err error) {
 	if err == nil || errors.Is(err, ErrOutcomeUnknown) {
-		s.vault.codes.Drop(ctx, idv.key)
+		s.vault.codes.Drop(ctx, begun.key)
 	}
 }
 
@@ -310,20 +241,20 @@ func (s *visit) entered(ctx context.Context) (c Card, err error) {
 }
 
 // askIdentification calls the provider with a deadline and checks its answer.
-func (v *Vault) askIdentification(ctx context.Context, idv *identification, c Card) (got *IDVResult, err error) {
+func (v *Vault) askIdentification(ctx context.Context, begun *identification, c Card) (got *idv.Result, err error) {
 	ctx, cancel := context.WithTimeout(ctx, v.opts.IDVTimeout)
 	defer cancel()
 
-	err = v.guard("IDVProvider", func() (err error) {
+	err = v.guard("idv.Provider", func() (err error) {
 		switch {
 		case v.opts.IDV == nil: // there was one when the card was entered
 			err = ErrNotEnabled
-		case idv.reference != "":
-			got, err = v.opts.IDV.LookupIdentification(ctx, idv.reference)
+		case begun.reference != "":
+			got, err = v.opts.IDV.LookupIdentification(ctx, begun.reference)
 		default:
-			got, err = v.opts.IDV.Identify(ctx, &IDVRequest{
-				IdempotencyKey: idv.key.String(),
-				Scheme:         idv.scheme,
+			got, err = v.opts.IDV.Identify(ctx, &idv.Request{
+				IdempotencyKey: begun.key.String(),
+				Scheme:         begun.scheme,
 				PAN:            c.PAN,
 				Expiry:         c.Expiry,
 				SecurityCode:   c.SecurityCode,
@@ -334,7 +265,7 @@ func (v *Vault) askIdentification(ctx context.Context, idv *identification, c Ca
 		return err
 	})
 	if err == nil {
-		err = got.check(v.opts.Mode, c.PAN)
+		err = checkIdentification(got, v.opts.Mode, c.PAN)
 	}
 	if err == nil {
 		return got, nil
@@ -348,19 +279,19 @@ func (v *Vault) askIdentification(ctx context.Context, idv *identification, c Ca
 	return nil, err
 }
 
-// check returns errGarbage unless the vault can do with an answer what it says.
-func (got *IDVResult) check(mode Mode, pan card.PAN) error {
+// checkIdentification returns errGarbage unless the vault can do with an answer what it says.
+func checkIdentification(got *idv.Result, mode Mode, pan card.PAN) error {
 	if got == nil {
 		return errGarbage
 	}
 
 	switch got.State {
-	case IDVPending:
+	case idv.Pending:
 		if n := len(got.Reference); n < 1 || n > maxText || leak.Holds(got.Reference, hiding.Of(pan)) ||
 			got.ChallengeURL != "" && (!isChallenge(got.ChallengeURL, mode) || leak.Holds(got.ChallengeURL, hiding.Of(pan))) {
 			return errGarbage
 		}
-	case IDVPassed:
+	case idv.Passed:
 		a := got.Authentication
 		if a == nil || !slices.Contains(authenticationMethods, a.Method) ||
 			a.At.Before(firstAuthentication) || a.At.After(now().Add(time.Hour)) ||
@@ -373,7 +304,7 @@ func (got *IDVResult) check(mode Mode, pan card.PAN) error {
 			(err != nil || id.String() != a.DSTransactionID || leak.Holds(a.DSTransactionID, hiding.Of(pan))) {
 			return errGarbage
 		}
-	case IDVNotNeeded, IDVFailed:
+	case idv.NotNeeded, idv.Failed:
 	default:
 		return errGarbage
 	}

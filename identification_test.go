@@ -13,21 +13,23 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
 	codecache "github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
-// A verifier is an IDVProvider that answers what the test says.
+// A verifier is an idv.Provider that answers what the test says.
 type verifier struct {
 	mu     sync.Mutex
-	answer func(ctx context.Context) (*cardvault.IDVResult, error)
+	answer func(ctx context.Context) (*idv.Result, error)
 	asked  []string // idempotency keys, and references
 	cards  []string // number, code, name and contact
 }
 
-func (p *verifier) Identify(ctx context.Context, r *cardvault.IDVRequest) (*cardvault.IDVResult, error) {
+func (p *verifier) Identify(ctx context.Context, r *idv.Request) (*idv.Result, error) {
 	var digits []string
 	for _, e := range []interface{ Expose(func([]byte)) }{r.PAN, r.SecurityCode, r.Name, r.Contact} {
 		e.Expose(func(b []byte) { digits = append(digits, string(b)) })
@@ -36,11 +38,11 @@ func (p *verifier) Identify(ctx context.Context, r *cardvault.IDVRequest) (*card
 	return p.note(ctx, r.IdempotencyKey, strings.Join(digits, "|"))
 }
 
-func (p *verifier) LookupIdentification(ctx context.Context, reference string) (*cardvault.IDVResult, error) {
+func (p *verifier) LookupIdentification(ctx context.Context, reference string) (*idv.Result, error) {
 	return p.note(ctx, reference, "")
 }
 
-func (p *verifier) note(ctx context.Context, key, digits string) (*cardvault.IDVResult, error) {
+func (p *verifier) note(ctx context.Context, key, digits string) (*idv.Result, error) {
 	p.mu.Lock()
 	p.asked, p.cards = append(p.asked, key), append(p.cards, digits)
 	answer := p.answer
@@ -51,24 +53,24 @@ func (p *verifier) note(ctx context.Context, key, digits string) (*cardvault.IDV
 	return answer(ctx)
 }
 
-func (p *verifier) says(r cardvault.IDVResult, err error) {
-	p.hook(func(context.Context) (*cardvault.IDVResult, error) {
+func (p *verifier) says(r idv.Result, err error) {
+	p.hook(func(context.Context) (*idv.Result, error) {
 		answer := r
 		return &answer, err
 	})
 }
 
-func (p *verifier) hook(answer func(context.Context) (*cardvault.IDVResult, error)) {
+func (p *verifier) hook(answer func(context.Context) (*idv.Result, error)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.answer = answer
 }
 
 var (
-	pendingIDV   = cardvault.IDVResult{State: cardvault.IDVPending, Reference: "idv-7"}
-	challengeIDV = cardvault.IDVResult{State: cardvault.IDVPending, Reference: "idv-7", ChallengeURL: "https://acs.example/c?id=7"}
-	failedIDV    = cardvault.IDVResult{State: cardvault.IDVFailed}
-	passedIDV    = cardvault.IDVResult{State: cardvault.IDVPassed, Authentication: &cardvault.Authentication{
+	pendingIDV   = idv.Result{State: idv.Pending, Reference: "idv-7"}
+	challengeIDV = idv.Result{State: idv.Pending, Reference: "idv-7", ChallengeURL: "https://acs.example/c?id=7"}
+	failedIDV    = idv.Result{State: idv.Failed}
+	passedIDV    = idv.Result{State: idv.Passed, Authentication: &idv.Authentication{
 		Method: "three_ds", Status: "Y", ECI: "05", DSTransactionID: "8a880dc0-d2d2-4067-bcb1-b08d1690b26e",
 		At: time.Date(2000, 1, 1, 0, 4, 5, 6000, time.UTC),
 	}}
@@ -83,10 +85,10 @@ type idvLab struct {
 
 func identifying(t *testing.T, opts cardvault.Options, f func(l *idvLab)) {
 	t.Helper()
-	idv := new(verifier)
+	judge := new(verifier)
 	cache := &countedCodes{CodeCache: codecache.New(100, nil), ids: map[uuid.UUID]bool{}}
-	opts.Mode, opts.IDV, opts.Codes = cardvault.Sandbox, idv, cache
-	inLab(t, &opts, func(l *lab) { f(&idvLab{l, idv, cache}) })
+	opts.Mode, opts.IDV, opts.Codes = cardvault.Sandbox, judge, cache
+	inLab(t, &opts, func(l *lab) { f(&idvLab{l, judge, cache}) })
 }
 
 // enters enters the usual card in a new session.
@@ -127,7 +129,7 @@ func TestIdentification(t *testing.T) {
 		l.idv.says(passedIDV, nil)
 		_, done := l.enters()
 		token := l.get(done.TokenID)
-		if done.State != cardvault.SessionSucceeded || token.Identification != cardvault.IdentificationChecked ||
+		if done.State != cardvault.SessionSucceeded || token.Identification != idv.Checked ||
 			token.Authentication == nil || *token.Authentication != *passedIDV.Authentication {
 			l.Errorf("passed: %+v, %+v", done, token)
 		}
@@ -136,9 +138,9 @@ func TestIdentification(t *testing.T) {
 		}
 		l.holds("passed at once", 1, 0) // that of the token
 
-		l.idv.says(cardvault.IDVResult{State: cardvault.IDVNotNeeded}, nil)
+		l.idv.says(idv.Result{State: idv.NotNeeded}, nil)
 		_, done = l.enters()
-		if token := l.get(done.TokenID); token.Identification != cardvault.IdentificationNone || token.Authentication != nil {
+		if token := l.get(done.TokenID); token.Identification != idv.None || token.Authentication != nil {
 			l.Errorf("not needed: %+v", token)
 		}
 		l.holds("not needed", 2, 0)
@@ -155,10 +157,10 @@ func TestIdentification(t *testing.T) {
 		asked := len(l.idv.asked)
 		id, s := l.session(&cardvault.SessionOptions{BypassIdentification: true})
 		done = l.completes(id, encrypts(l, s, entered, nil))
-		if token := l.get(done.TokenID); token.Identification != cardvault.IdentificationSkipped || token.Authentication != nil {
+		if token := l.get(done.TokenID); token.Identification != idv.Skipped || token.Authentication != nil {
 			l.Errorf("bypassed: %+v", token)
 		}
-		if token := l.get(l.imports(visa)); token.Identification != cardvault.IdentificationNone {
+		if token := l.get(l.imports(visa)); token.Identification != idv.None {
 			l.Errorf("imported: %+v", token)
 		}
 		id, err := l.RefreshSession(l.Context(), done.TokenID)
@@ -183,7 +185,7 @@ func TestIdentification(t *testing.T) {
 
 // TestIdentificationCourse: wait, challenge, wait, and what the provider says then.
 func TestIdentificationCourse(t *testing.T) {
-	for _, end := range []cardvault.IDVResult{passedIDV, failedIDV} {
+	for _, end := range []idv.Result{passedIDV, failedIDV} {
 		identifying(t, cardvault.Options{SecurityCodeTTL: 2 * time.Minute}, func(l *idvLab) {
 			l.idv.says(pendingIDV, nil)
 			id, s := l.enters()
@@ -222,7 +224,7 @@ func TestIdentificationCourse(t *testing.T) {
 			l.idv.says(end, nil)
 			l.pass(10 * time.Second)
 			s = l.sees(id)
-			passed := end.State == cardvault.IDVPassed
+			passed := end.State == idv.Passed
 			if passed != (s.State == cardvault.SessionSucceeded) || !passed && s.ReasonCode != "identification_failed" {
 				t.Fatalf("in the end: %+v", s)
 			}
@@ -260,8 +262,8 @@ func TestIdentificationCourse(t *testing.T) {
 // asked again under the same key, and for a minute.
 func TestIdentificationUnanswered(t *testing.T) {
 	long := strings.Repeat("x", 256)
-	bad := func(change func(*cardvault.IDVResult)) func(context.Context) (*cardvault.IDVResult, error) {
-		return func(context.Context) (*cardvault.IDVResult, error) {
+	bad := func(change func(*idv.Result)) func(context.Context) (*idv.Result, error) {
+		return func(context.Context) (*idv.Result, error) {
 			r := challengeIDV
 			a := *passedIDV.Authentication
 			r.Authentication = &a
@@ -269,44 +271,44 @@ func TestIdentificationUnanswered(t *testing.T) {
 			return &r, nil
 		}
 	}
-	for what, answer := range map[string]func(context.Context) (*cardvault.IDVResult, error){
-		"error": func(context.Context) (*cardvault.IDVResult, error) {
+	for what, answer := range map[string]func(context.Context) (*idv.Result, error){
+		"error": func(context.Context) (*idv.Result, error) {
 			return nil, errors.New("card 4242 4242 4242 4242, 737")
 		},
-		"nothing":                   func(context.Context) (*cardvault.IDVResult, error) { return nil, nil },
-		"panic":                     func(context.Context) (*cardvault.IDVResult, error) { panic("4242424242424242") },
-		"hang":                      func(ctx context.Context) (*cardvault.IDVResult, error) { <-ctx.Done(); return nil, ctx.Err() },
-		"no state":                  bad(func(r *cardvault.IDVResult) { r.State = 0 }),
-		"a later state":             bad(func(r *cardvault.IDVResult) { r.State = cardvault.IDVFailed + 1 }),
-		"no reference":              bad(func(r *cardvault.IDVResult) { r.Reference = "" }),
-		"long reference":            bad(func(r *cardvault.IDVResult) { r.Reference = long }),
-		"card as reference":         bad(func(r *cardvault.IDVResult) { r.Reference = "4242-4242-4242-4242" }),
-		"card in the URL":           bad(func(r *cardvault.IDVResult) { r.ChallengeURL += "4242424242424242" }),
-		"http":                      bad(func(r *cardvault.IDVResult) { r.ChallengeURL = "http://acs.example/" }),
-		"script":                    bad(func(r *cardvault.IDVResult) { r.ChallengeURL = "javascript:alert(1)" }),
-		"no host":                   bad(func(r *cardvault.IDVResult) { r.ChallengeURL = "https:///x" }),
-		"user":                      bad(func(r *cardvault.IDVResult) { r.ChallengeURL = "https://bank.example@acs.example/" }),
-		"blank":                     bad(func(r *cardvault.IDVResult) { r.ChallengeURL = "https://acs.example/ x" }),
-		"long URL":                  bad(func(r *cardvault.IDVResult) { r.ChallengeURL += strings.Repeat(long, 8) }),
-		"passed without a proof":    bad(func(r *cardvault.IDVResult) { r.State, r.Authentication = cardvault.IDVPassed, nil }),
-		"passed by another method":  bad(func(r *cardvault.IDVResult) { r.State = cardvault.IDVPassed; r.Authentication.Method = "sms" }),
-		"passed with a long status": bad(func(r *cardvault.IDVResult) { r.State = cardvault.IDVPassed; r.Authentication.Status = "YY" }),
-		"passed with another ECI":   bad(func(r *cardvault.IDVResult) { r.State = cardvault.IDVPassed; r.Authentication.ECI = "5" }),
-		"passed with a number": bad(func(r *cardvault.IDVResult) {
-			r.State = cardvault.IDVPassed
+		"nothing":                   func(context.Context) (*idv.Result, error) { return nil, nil },
+		"panic":                     func(context.Context) (*idv.Result, error) { panic("4242424242424242") },
+		"hang":                      func(ctx context.Context) (*idv.Result, error) { <-ctx.Done(); return nil, ctx.Err() },
+		"no state":                  bad(func(r *idv.Result) { r.State = 0 }),
+		"a later state":             bad(func(r *idv.Result) { r.State = idv.Failed + 1 }),
+		"no reference":              bad(func(r *idv.Result) { r.Reference = "" }),
+		"long reference":            bad(func(r *idv.Result) { r.Reference = long }),
+		"card as reference":         bad(func(r *idv.Result) { r.Reference = "4242-4242-4242-4242" }),
+		"card in the URL":           bad(func(r *idv.Result) { r.ChallengeURL += "4242424242424242" }),
+		"http":                      bad(func(r *idv.Result) { r.ChallengeURL = "http://acs.example/" }),
+		"script":                    bad(func(r *idv.Result) { r.ChallengeURL = "javascript:alert(1)" }),
+		"no host":                   bad(func(r *idv.Result) { r.ChallengeURL = "https:///x" }),
+		"user":                      bad(func(r *idv.Result) { r.ChallengeURL = "https://bank.example@acs.example/" }),
+		"blank":                     bad(func(r *idv.Result) { r.ChallengeURL = "https://acs.example/ x" }),
+		"long URL":                  bad(func(r *idv.Result) { r.ChallengeURL += strings.Repeat(long, 8) }),
+		"passed without a proof":    bad(func(r *idv.Result) { r.State, r.Authentication = idv.Passed, nil }),
+		"passed by another method":  bad(func(r *idv.Result) { r.State = idv.Passed; r.Authentication.Method = "sms" }),
+		"passed with a long status": bad(func(r *idv.Result) { r.State = idv.Passed; r.Authentication.Status = "YY" }),
+		"passed with another ECI":   bad(func(r *idv.Result) { r.State = idv.Passed; r.Authentication.ECI = "5" }),
+		"passed with a number": bad(func(r *idv.Result) {
+			r.State = idv.Passed
 			r.Authentication.DSTransactionID = "4242424242424242"
 		}),
-		"passed with a small status": bad(func(r *cardvault.IDVResult) { r.State = cardvault.IDVPassed; r.Authentication.Status = "y" }),
-		"passed with the card as id": bad(func(r *cardvault.IDVResult) {
-			r.State = cardvault.IDVPassed
+		"passed with a small status": bad(func(r *idv.Result) { r.State = idv.Passed; r.Authentication.Status = "y" }),
+		"passed with the card as id": bad(func(r *idv.Result) {
+			r.State = idv.Passed
 			r.Authentication.DSTransactionID = "42424242-4242-4242-8000-000000000000"
 		}),
-		"passed in the future": bad(func(r *cardvault.IDVResult) {
-			r.State = cardvault.IDVPassed
+		"passed in the future": bad(func(r *idv.Result) {
+			r.State = idv.Passed
 			r.Authentication.At = time.Now().Add(25 * time.Hour)
 		}),
-		"a port alone":      bad(func(r *cardvault.IDVResult) { r.ChallengeURL = "https://:443/x" }),
-		"passed at no time": bad(func(r *cardvault.IDVResult) { r.State = cardvault.IDVPassed; r.Authentication.At = time.Time{} }),
+		"a port alone":      bad(func(r *idv.Result) { r.ChallengeURL = "https://:443/x" }),
+		"passed at no time": bad(func(r *idv.Result) { r.State = idv.Passed; r.Authentication.At = time.Time{} }),
 	} {
 		t.Run(what, func(t *testing.T) {
 			identifying(t, cardvault.Options{}, func(l *idvLab) {
@@ -344,7 +346,7 @@ func TestIdentificationUnanswered(t *testing.T) {
 		// What was pending may take its time.
 		l.idv.says(challengeIDV, nil)
 		id, _ := l.enters()
-		l.idv.says(cardvault.IDVResult{}, errors.New("503"))
+		l.idv.says(idv.Result{}, errors.New("503"))
 		l.pass(10 * time.Minute)
 		if s := l.sees(id); s.State != cardvault.SessionIdentifying || s.ChallengeURL == "" {
 			l.Errorf("an outage: %+v", s)
@@ -379,7 +381,7 @@ func TestIdentificationLapses(t *testing.T) {
 func TestIdentificationRace(t *testing.T) {
 	identifying(t, cardvault.Options{}, func(l *idvLab) {
 		var now, most int
-		l.idv.hook(func(context.Context) (*cardvault.IDVResult, error) {
+		l.idv.hook(func(context.Context) (*idv.Result, error) {
 			l.idv.mu.Lock()
 			now++
 			most = max(most, now)
@@ -477,7 +479,7 @@ func TestIdentificationFaults(t *testing.T) {
 		for _, late := range []bool{false, true} {
 			l.idv.asked = nil
 			ctx, leave := context.WithCancel(l.Context())
-			l.idv.hook(func(ctx context.Context) (*cardvault.IDVResult, error) {
+			l.idv.hook(func(ctx context.Context) (*idv.Result, error) {
 				leave()
 				select {
 				case <-time.After(3 * time.Second):
@@ -506,7 +508,7 @@ func TestIdentificationFaults(t *testing.T) {
 // token, and a code that was entered late in a session is kept as long as any.
 func TestIdentificationEnds(t *testing.T) {
 	identifying(t, cardvault.Options{SessionTTL: time.Minute}, func(l *idvLab) {
-		l.idv.hook(func(context.Context) (*cardvault.IDVResult, error) {
+		l.idv.hook(func(context.Context) (*idv.Result, error) {
 			<-time.After(5 * time.Second)
 			answer := passedIDV
 			return &answer, nil
@@ -549,12 +551,12 @@ func TestIdentificationSchemes(t *testing.T) {
 	})
 }
 
-// A fickle BINProvider changes its mind.
+// A fickle network.BINProvider changes its mind.
 type fickle struct{ scheme card.Scheme }
 
-func (f *fickle) LookupBIN(context.Context, []byte) (*cardvault.BIN, error) {
+func (f *fickle) LookupBIN(context.Context, []byte) (*network.BIN, error) {
 	scheme := max(f.scheme, card.VISA)
-	return &cardvault.BIN{Scheme: &scheme}, nil
+	return &network.BIN{Scheme: &scheme}, nil
 }
 
 // TestTokenizeIdentifies: a program that enters cards itself has them identified too.
@@ -567,7 +569,7 @@ func TestTokenizeIdentifies(t *testing.T) {
 			return id, token, err
 		}
 		l.idv.says(passedIDV, nil)
-		if _, token, err := tokenize(); err != nil || token.Identification != cardvault.IdentificationChecked {
+		if _, token, err := tokenize(); err != nil || token.Identification != idv.Checked {
 			l.Errorf("passed: %v, %v", token, err)
 		}
 		l.idv.says(failedIDV, nil)
@@ -621,7 +623,7 @@ func TestContact(t *testing.T) {
 		"at once":          func(l *idvLab) {},
 		"after a refusal":  func(l *idvLab) { l.net.script(refuse("Provision", schemeError("issuer_unavailable")), nil) },
 		"refused for good": func(l *idvLab) { l.net.script(refuse("Provision", schemeError("declined")), nil) },
-		"pending":          func(l *idvLab) { l.net.like.State = cardvault.NetworkTokenPending },
+		"pending":          func(l *idvLab) { l.net.like.State = network.Pending },
 	} {
 		identifying(t, cardvault.Options{}, func(l *idvLab) {
 			l.idv.says(passedIDV, nil)
@@ -738,11 +740,11 @@ func TestChallengeOnLoopback(t *testing.T) {
 			"http://127.0.0.1:8080/x": true, "http://localhost/x": true, "http://[::1]/x": true,
 			"http://127.0.0.1.evil.example/": false, "http://10.0.0.1/": false,
 		} {
-			idv := new(verifier)
-			inLab(t, &cardvault.Options{Mode: mode, IDV: idv}, func(l *lab) {
+			judge := new(verifier)
+			inLab(t, &cardvault.Options{Mode: mode, IDV: judge}, func(l *lab) {
 				challenge := pendingIDV
 				challenge.ChallengeURL = url
-				idv.says(challenge, nil)
+				judge.says(challenge, nil)
 				id, s := l.session(nil)
 				want := ""
 				if local && mode == cardvault.Sandbox {

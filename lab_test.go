@@ -14,6 +14,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -27,7 +28,7 @@ import (
 type scripted struct {
 	mu      sync.Mutex
 	shared  bool // cards of one number share a network token
-	tokens  map[string]*cardvault.NetworkToken
+	tokens  map[string]*network.Token
 	keys    map[string]string // ids by idempotency key
 	cards   map[string]string // ids by number, if shared
 	calls   []call
@@ -36,7 +37,7 @@ type scripted struct {
 	made    int
 
 	// What new network tokens are like. The zero State is active.
-	like cardvault.NetworkToken
+	like network.Token
 
 	ineligible func(card.Scheme) error
 
@@ -99,7 +100,7 @@ func (n *scripted) call(ctx context.Context, c call, do func() error) error {
 	return err
 }
 
-func (n *scripted) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (got *cardvault.NetworkToken, err error) {
+func (n *scripted) Provision(ctx context.Context, r *network.ProvisionRequest) (got *network.Token, err error) {
 	if n.contact != nil {
 		r.Contact.Expose(func(object []byte) { n.contact(string(object)) })
 	}
@@ -110,20 +111,20 @@ func (n *scripted) Provision(ctx context.Context, r *cardvault.ProvisionRequest)
 		id := n.keys[r.IdempotencyKey]
 		if id == "" && n.shared {
 			id = n.cards[pan]
-			if t := n.tokens[id]; t != nil && t.State == cardvault.NetworkTokenDeleted {
+			if t := n.tokens[id]; t != nil && t.State == network.Deleted {
 				id = ""
 			}
 		}
 		if id == "" {
 			if n.tokens == nil {
-				n.tokens, n.keys, n.cards = map[string]*cardvault.NetworkToken{}, map[string]string{}, map[string]string{}
+				n.tokens, n.keys, n.cards = map[string]*network.Token{}, map[string]string{}, map[string]string{}
 			}
 			n.made++
 			id = fmt.Sprint("network-token-", n.made)
 			t := n.like
 			t.ID = id
 			if t.State == 0 {
-				t.State = cardvault.NetworkTokenActive
+				t.State = network.Active
 			}
 			n.tokens[id], n.cards[pan] = &t, id
 		}
@@ -138,14 +139,14 @@ func (n *scripted) Provision(ctx context.Context, r *cardvault.ProvisionRequest)
 	return got, nil
 }
 
-func (n *scripted) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (got *cardvault.NetworkToken, err error) {
+func (n *scripted) Lookup(ctx context.Context, ref network.Ref) (got *network.Token, err error) {
 	err = n.call(ctx, call{method: "Lookup", key: ref.IdempotencyKey, id: ref.ID}, func() error {
 		id := ref.ID
 		if id == "" {
 			id = n.keys[ref.IdempotencyKey]
 		}
 		if n.tokens[id] == nil {
-			return cardvault.ErrUnknownNetworkToken
+			return network.ErrUnknown
 		}
 		t := *n.tokens[id]
 		got = &t
@@ -157,14 +158,14 @@ func (n *scripted) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (g
 	return got, nil
 }
 
-func (n *scripted) Cryptogram(context.Context, *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+func (n *scripted) Cryptogram(context.Context, *network.CryptogramRequest) (*network.Cryptogram, error) {
 	return nil, errors.New("no test of this file asks for one")
 }
 
-func (n *scripted) Delete(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+func (n *scripted) Delete(ctx context.Context, ref network.Ref) error {
 	return n.call(ctx, call{method: "Delete", key: ref.IdempotencyKey, id: ref.ID}, func() error {
 		if t := n.tokens[ref.ID]; t != nil {
-			t.State = cardvault.NetworkTokenDeleted
+			t.State = network.Deleted
 		}
 		return nil
 	})
@@ -181,7 +182,7 @@ func (n *scripted) CardArt(ctx context.Context, id string) (mediaType string, im
 }
 
 // set changes a network token at the network, without a notice.
-func (n *scripted) set(id string, f func(*cardvault.NetworkToken)) {
+func (n *scripted) set(id string, f func(*network.Token)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	f(n.tokens[id])
@@ -209,7 +210,7 @@ func (n *scripted) left() []string {
 	defer n.mu.Unlock()
 	return slices.Sorted(func(yield func(string) bool) {
 		for id, t := range n.tokens {
-			if t.State != cardvault.NetworkTokenDeleted && !yield(id) {
+			if t.State != network.Deleted && !yield(id) {
 				return
 			}
 		}
@@ -227,11 +228,11 @@ func refuse(method string, err error) func(context.Context, call) error {
 }
 
 func schemeError(code string) error {
-	return &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: code}
+	return &network.Error{Source: network.SourceScheme, Code: code}
 }
 
 func configurationError(code string) error {
-	return &cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: code}
+	return &network.Error{Source: network.SourceConfiguration, Code: code}
 }
 
 // A frail is a store whose Updates fail when it is told to: undone, or done all
@@ -405,7 +406,7 @@ func (l *lab) pass(d time.Duration) {
 
 // is checks the state of a network token, and the code of its reason: "" if it
 // has none.
-func (l *lab) is(id uuid.UUID, status cardvault.NetworkTokenStatus, code string) *cardvault.Token {
+func (l *lab) is(id uuid.UUID, status network.Status, code string) *cardvault.Token {
 	l.Helper()
 	token := l.get(id)
 	got := ""
@@ -430,35 +431,35 @@ func (l *lab) held(want int) {
 }
 
 // notify applies a notice that must be taken. What is zero is filled in.
-func (l *lab) notify(n cardvault.Notice) {
+func (l *lab) notify(n network.Notice) {
 	l.Helper()
 	l.must(l.Notify(l.Context(), l.notice(n)))
 }
 
-func (l *lab) notice(n cardvault.Notice) *cardvault.Notice {
+func (l *lab) notice(n network.Notice) *network.Notice {
 	if n.ID == "" {
 		n.ID = uuid.NewString()
 	}
 	if n.OccurredAt.IsZero() {
 		n.OccurredAt = time.Now()
 	}
-	if n.Token == (cardvault.NetworkTokenRef{}) {
+	if n.Token == (network.Ref{}) {
 		n.Token.ID = "network-token-1"
 	}
 	return &n
 }
 
 const (
-	notAvailable = cardvault.NetworkTokenNotAvailable
-	pending      = cardvault.NetworkTokenPending
-	active       = cardvault.NetworkTokenActive
-	inactive     = cardvault.NetworkTokenInactive
-	deleted      = cardvault.NetworkTokenDeleted
-	failed       = cardvault.NetworkTokenFailed
+	notAvailable = network.NotAvailable
+	pending      = network.Pending
+	active       = network.Active
+	inactive     = network.Inactive
+	deleted      = network.Deleted
+	failed       = network.Failed
 )
 
 // become brings a new token into a state, by what the network says.
-func (l *lab) become(status cardvault.NetworkTokenStatus) uuid.UUID {
+func (l *lab) become(status network.Status) uuid.UUID {
 	l.Helper()
 	var answer error
 	switch status {
@@ -479,9 +480,9 @@ func (l *lab) become(status cardvault.NetworkTokenStatus) uuid.UUID {
 	handle := fmt.Sprint("network-token-", l.net.made)
 	switch status {
 	case inactive:
-		l.notify(cardvault.Notice{Kind: cardvault.NoticeSuspended, Token: cardvault.NetworkTokenRef{ID: handle}})
+		l.notify(network.Notice{Kind: network.NoticeSuspended, Token: network.Ref{ID: handle}})
 	case deleted:
-		l.notify(cardvault.Notice{Kind: cardvault.NoticeDeleted, Token: cardvault.NetworkTokenRef{ID: handle}})
+		l.notify(network.Notice{Kind: network.NoticeDeleted, Token: network.Ref{ID: handle}})
 	}
 	if got := l.get(id).NetworkTokenStatus; got != status {
 		l.Fatalf("cannot become %v: %v", status, got)

@@ -13,6 +13,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -141,7 +142,7 @@ func TestReadsOfALiar(t *testing.T) {
 					return tokens(s.Vault, &cardvault.ListOptions{Scheme: []card.Scheme{card.VISA}})
 				},
 				"List by status": func() (string, error) {
-					return tokens(s.Vault, &cardvault.ListOptions{NetworkTokenStatus: []cardvault.NetworkTokenStatus{cardvault.NetworkTokenFailed}})
+					return tokens(s.Vault, &cardvault.ListOptions{NetworkTokenStatus: []network.Status{network.Failed}})
 				},
 				"List, pages": func() (string, error) {
 					return tokens(s.Vault, &cardvault.ListOptions{Limit: 2, Page: 2, Ascending: true})
@@ -265,8 +266,8 @@ func TestWritesOnALiar(t *testing.T) {
 					"DeleteAPIKey": func() error { return s.DeleteAPIKey(ctx, s.child.ID) },
 					"Delete":       func() error { return s.Delete(ctx, s.carol) },
 					"Notify": func() error {
-						return s.Notify(ctx, &cardvault.Notice{ID: "1", Token: cardvault.NetworkTokenRef{ID: s.net.keyOf(s, s.theirs)},
-							Kind: cardvault.NoticeSuspended, OccurredAt: time.Now(), By: cardvault.OwnerIssuer})
+						return s.Notify(ctx, &network.Notice{ID: "1", Token: network.Ref{ID: s.net.keyOf(s, s.theirs)},
+							Kind: network.NoticeSuspended, OccurredAt: time.Now(), By: network.OwnerIssuer})
 					},
 					"CreateMerchant": func() error { _, err := s.CreateMerchant(ctx, "m"); return err },
 					"DeleteWebhook":  func() error { return s.DeleteWebhook(ctx, s.hook.ID) },
@@ -307,7 +308,7 @@ func (s *shop) unharmed(lie storetest.Lie) {
 	if token, err := s.other.Get(s.Context(), s.theirs); err != nil || token.BusinessKey != "alice" {
 		s.Errorf("lie %d: token of the other account: %v", lie, err)
 	}
-	if token := s.get(s.alice); token.NetworkTokenStatus != cardvault.NetworkTokenActive {
+	if token := s.get(s.alice); token.NetworkTokenStatus != network.Active {
 		s.Errorf("lie %d: network token of alice is %v", lie, token.NetworkTokenStatus)
 	}
 	for i, text := range s.texts {

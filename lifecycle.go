@@ -14,6 +14,7 @@ import (
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -37,14 +38,14 @@ const (
 
 // after returns the state that follows s, and whether the trigger means something
 // in s. If not, s stays: a caller is refused, and news of the network are dropped.
-func (s NetworkTokenStatus) after(t trigger) (next NetworkTokenStatus, ok bool) {
+func nextStatus(s network.Status, t trigger) (next network.Status, ok bool) {
 	const (
-		none     = NetworkTokenNotAvailable
-		waiting  = NetworkTokenPending
-		active   = NetworkTokenActive
-		inactive = NetworkTokenInactive
-		gone     = NetworkTokenDeleted
-		failed   = NetworkTokenFailed
+		none     = network.NotAvailable
+		waiting  = network.Pending
+		active   = network.Active
+		inactive = network.Inactive
+		gone     = network.Deleted
+		failed   = network.Failed
 	)
 
 	switch t {
@@ -114,8 +115,8 @@ type networkToken struct {
 	slot  bool      // due when the rate limit allows it
 
 	news
-	suspendedBy Owners
-	card        CardState // what the network said last
+	suspendedBy network.Owners
+	card        network.CardState // what the network said last
 
 	art   string    // the network's id of the art
 	artID uuid.UUID // of the art that the token shows
@@ -205,14 +206,14 @@ func (n *networkToken) provisionKey(token uuid.UUID) string {
 	return token.String() + ":" + strconv.FormatUint(n.attempt, 10)
 }
 
-func (n *networkToken) ref(token uuid.UUID) NetworkTokenRef {
-	return NetworkTokenRef{ID: n.id, IdempotencyKey: n.provisionKey(token)}
+func (n *networkToken) ref(token uuid.UUID) network.Ref {
+	return network.Ref{ID: n.id, IdempotencyKey: n.provisionKey(token)}
 }
 
 // A progress is the state of a network token as the vault works on it. The next
 // state follows from it and an answer alone, without store, network or vault.
 type progress struct {
-	status        NetworkTokenStatus
+	status        network.Status
 	reason        *Reason   // of status; never changed in place
 	invalidatedAt time.Time // zero while the card is alive
 	networkToken
@@ -241,26 +242,26 @@ const (
 // A networkAnswer is one piece of news about a network token.
 type networkAnswer struct {
 	kind       answerKind
-	provisions bool          // it answers Provision, else Lookup
-	repeats    bool          // the call may have been made before, with an outcome that was not stored
-	asked      time.Time     // when the call began
-	token      *NetworkToken // of answerToken
-	refusal    *NetworkError // of answerRefusal
-	unmade     bool          // a look-up after the refusal found that no network token was made
-	err        error         // why there is no network token
-	reason     *Reason       // of answerForbidden
-	network    string        // of answerRequested and answerElsewhere: the configured one
+	provisions bool           // it answers Provision, else Lookup
+	repeats    bool           // the call may have been made before, with an outcome that was not stored
+	asked      time.Time      // when the call began
+	token      *network.Token // of answerToken
+	refusal    *network.Error // of answerRefusal
+	unmade     bool           // a look-up after the refusal found that no network token was made
+	err        error          // why there is no network token
+	reason     *Reason        // of answerForbidden
+	network    string         // of answerRequested and answerElsewhere: the configured one
 }
 
 // receive makes a the answer to a call that returned a network token or an error.
-func (a *networkAnswer) receive(got *NetworkToken, err error) {
+func (a *networkAnswer) receive(got *network.Token, err error) {
 	a.kind, a.token, a.refusal, a.err = answerNothing, got, nil, err
 	switch {
 	case err == nil:
 		a.kind = answerToken
 	case errors.As(err, &a.refusal):
 		a.kind = answerRefusal
-	case errors.Is(err, ErrUnknownNetworkToken) && !a.provisions:
+	case errors.Is(err, network.ErrUnknown) && !a.provisions:
 		a.kind = answerUnknown
 	}
 }
@@ -367,7 +368,7 @@ func (p progress) after(a networkAnswer, at time.Time, scale scaling) progress {
 // move applies a trigger and reports whether it means something in this state.
 // reason is that of the new state, nil for active and pending.
 func (p *progress) move(t trigger, reason *Reason) bool {
-	next, ok := p.status.after(t)
+	next, ok := nextStatus(p.status, t)
 	if ok {
 		p.status, p.reason = next, reason
 	}
@@ -376,21 +377,21 @@ func (p *progress) move(t trigger, reason *Reason) bool {
 
 // leaves reports whether a request to a network of that name leaves something
 // behind: a network token, or a call to another network with an unknown outcome.
-func (n *networkToken) leaves(network string) bool {
-	return n.id != "" || n.unsure && n.network != network
+func (n *networkToken) leaves(name string) bool {
+	return n.id != "" || n.unsure && n.network != name
 }
 
 // request begins a provisioning. While the outcome of the former one is unknown
 // it is the same, under the same key.
-func (p *progress) request(network string) {
-	if p.leaves(network) {
+func (p *progress) request(name string) {
+	if p.leaves(name) {
 		p.id, p.unsure = "", false
 	}
 	if !p.unsure {
 		p.attempt++
 	}
 
-	p.network = network
+	p.network = name
 	p.tries, p.slot, p.problem = 0, false, Reason{}
 	p.move(requested, nil)
 	p.pause = pause{kind: pauseExact}
@@ -398,14 +399,14 @@ func (p *progress) request(network string) {
 
 // postpone leaves alone a network token of another network than the configured
 // one. One that has not been asked for yet goes to the configured one.
-func (p *progress) postpone(network string, repeats bool) {
-	if p.network == network {
+func (p *progress) postpone(name string, repeats bool) {
+	if p.network == name {
 		return // it was requested again meanwhile
 	}
 	p.slot = false
 	p.unsure = p.unsure || repeats && p.id == ""
-	if p.status == NetworkTokenPending && p.id == "" && !p.unsure {
-		p.network = network
+	if p.status == network.Pending && p.id == "" && !p.unsure {
+		p.network = name
 		p.pause = pause{kind: pauseExact}
 		return
 	}
@@ -446,9 +447,9 @@ func (p *progress) declined(a networkAnswer, at time.Time, scale scaling) {
 	e := a.refusal
 	// A refusal that may pass says nothing of whether a network token was made,
 	// nor does one of the set-up of a call that was made before.
-	p.unsure = !e.final() && !a.unmade && (p.unsure || e.Source != SourceConfiguration)
+	p.unsure = !isFinal(e) && !a.unmade && (p.unsure || e.Source != network.SourceConfiguration)
 
-	if e.final() || e.Source == SourceConfiguration {
+	if isFinal(e) || e.Source == network.SourceConfiguration {
 		p.refusedBy(e, at)
 		p.pause = pause{kind: pauseEver}
 		return
@@ -456,17 +457,17 @@ func (p *progress) declined(a networkAnswer, at time.Time, scale scaling) {
 	if !p.unsure {
 		p.attempt++
 	}
-	p.problem.Code, p.problem.SchemeCode = e.reason(SourceScheme)
+	p.problem.Code, p.problem.SchemeCode = codeOf(e, network.SourceScheme)
 	p.retry(e.RetryAfter, at, scale)
 }
 
 // refusedBy makes a refusal the state.
-func (p *progress) refusedBy(e *NetworkError, at time.Time) {
-	source, on := SourceScheme, refused
-	if e.Source == SourceConfiguration {
-		source, on = SourceConfiguration, notAvailable
+func (p *progress) refusedBy(e *network.Error, at time.Time) {
+	source, on := network.SourceScheme, refused
+	if e.Source == network.SourceConfiguration {
+		source, on = network.SourceConfiguration, notAvailable
 	}
-	code, schemeCode := e.reason(source)
+	code, schemeCode := codeOf(e, source)
 	p.move(on, newReason(source, code, schemeCode, at))
 }
 
@@ -482,21 +483,21 @@ func (p *progress) lookedUp(a networkAnswer, at time.Time, scale scaling) {
 		p.adopt(a.token, a.asked, at)
 		p.schedule(at, scale)
 		return
-	case p.id == "" && p.status == NetworkTokenPending:
+	case p.id == "" && p.status == network.Pending:
 		return // it was requested again meanwhile: that call finds out
-	case p.id == "" && (a.kind == answerUnknown || e != nil && e.final()):
+	case p.id == "" && (a.kind == answerUnknown || e != nil && isFinal(e)):
 		p.outcomeKnown()
 		return
-	case e != nil && p.status == NetworkTokenPending:
-		if e.final() || e.Source == SourceConfiguration {
+	case e != nil && p.status == network.Pending:
+		if isFinal(e) || e.Source == network.SourceConfiguration {
 			p.refuse(e, at)
 			return
 		}
-		p.problem.Code, p.problem.SchemeCode = e.reason(SourceScheme)
+		p.problem.Code, p.problem.SchemeCode = codeOf(e, network.SourceScheme)
 	}
 
 	p.schedule(at, scale)
-	if p.status == NetworkTokenActive || p.status == NetworkTokenInactive {
+	if p.status == network.Active || p.status == network.Inactive {
 		p.pause = pause{kind: pauseMixed, wait: time.Hour}
 	}
 }
@@ -511,7 +512,7 @@ func (p *progress) attach(a networkAnswer, at time.Time, scale scaling) {
 
 // adopt applies the state in which the network token was at the network when it
 // was asked. A state older than the known one is dropped, except the last one.
-func (p *progress) adopt(got *NetworkToken, asked, at time.Time) {
+func (p *progress) adopt(got *network.Token, asked, at time.Time) {
 	stateAt := networkTime(got.StateAt, at)
 	if got.StateAt.IsZero() {
 		stateAt = asked
@@ -519,7 +520,7 @@ func (p *progress) adopt(got *NetworkToken, asked, at time.Time) {
 			stateAt = latest
 		}
 	}
-	if stateAt.Before(p.latest()) && got.State != NetworkTokenDeleted {
+	if stateAt.Before(p.latest()) && got.State != network.Deleted {
 		return
 	}
 	p.stateAt, p.ownerAt = stateAt, [ownerCount]time.Time{}
@@ -527,19 +528,19 @@ func (p *progress) adopt(got *NetworkToken, asked, at time.Time) {
 	switch {
 	case got.Invalidated:
 		p.invalidate(stateAt, got.Reason)
-	case got.State == NetworkTokenDeleted:
-		p.move(deleted, newReason(SourceScheme, "deleted_by_scheme", schemeText(got.Reason), stateAt))
-	case got.State == NetworkTokenInactive:
+	case got.State == network.Deleted:
+		p.move(deleted, newReason(network.SourceScheme, "deleted_by_scheme", schemeText(got.Reason), stateAt))
+	case got.State == network.Inactive:
 		owners := got.SuspendedBy & (1<<ownerCount - 1)
 		if owners == 0 {
-			owners = OwnersOf(OwnerScheme)
+			owners = network.OwnersOf(network.OwnerScheme)
 		}
 		p.move(issued, nil) // it was active before
-		known := p.suspendedBy == owners && p.status == NetworkTokenInactive
+		known := p.suspendedBy == owners && p.status == network.Inactive
 		if !known && p.move(suspended, suspensionReason(owners, got.Reason, stateAt)) {
 			p.suspendedBy = owners
 		}
-	case got.State == NetworkTokenActive:
+	case got.State == network.Active:
 		p.suspendedBy = 0
 		if !p.move(issued, nil) {
 			p.move(resumed, nil)
@@ -568,7 +569,7 @@ func (n *networkToken) latest() time.Time {
 }
 
 // refuse ends a provisioning that the network refuses after it had accepted it.
-func (p *progress) refuse(e *NetworkError, at time.Time) {
+func (p *progress) refuse(e *network.Error, at time.Time) {
 	p.refusedBy(e, at)
 	p.outcomeKnown()
 }
@@ -586,13 +587,13 @@ func (p *progress) invalidate(at time.Time, schemeCode string) {
 		return
 	}
 	p.invalidatedAt = at
-	p.move(invalidated, newReason(SourceScheme, "account_closed", schemeText(schemeCode), at))
+	p.move(invalidated, newReason(network.SourceScheme, "account_closed", schemeText(schemeCode), at))
 }
 
 // suspend applies that the network has suspended or resumed a network token on
 // behalf of the cardholder.
 func (p *progress) suspend(suspends bool, at time.Time) {
-	switch by := OwnersOf(OwnerCardholder); {
+	switch by := network.OwnersOf(network.OwnerCardholder); {
 	case suspends:
 		if p.suspendedBy&by == 0 && p.move(suspended, suspensionReason(p.suspendedBy|by, "", at)) {
 			p.suspendedBy |= by
@@ -608,15 +609,15 @@ func (p *progress) suspend(suspends bool, at time.Time) {
 }
 
 // suspensionReason names one of the owners: the issuer before the scheme.
-func suspensionReason(owners Owners, schemeCode string, at time.Time) *Reason {
+func suspensionReason(owners network.Owners, schemeCode string, at time.Time) *Reason {
 	code := "suspended_by_cardholder"
 	switch {
-	case owners&OwnersOf(OwnerIssuer) != 0:
+	case owners&network.OwnersOf(network.OwnerIssuer) != 0:
 		code = "suspended_by_issuer"
-	case owners&OwnersOf(OwnerScheme) != 0:
+	case owners&network.OwnersOf(network.OwnerScheme) != 0:
 		code = "suspended_by_scheme"
 	}
-	return newReason(SourceScheme, code, schemeText(schemeCode), at)
+	return newReason(network.SourceScheme, code, schemeText(schemeCode), at)
 }
 
 // retries are the pauses after each transient failure.
@@ -633,7 +634,7 @@ func (p *progress) retry(after time.Duration, at time.Time, scale scaling) {
 		p.pause = pause{kind: pausePaced, wait: max(retries[p.tries-1], after), least: after}
 		return
 	}
-	p.move(refused, newReason(SourceScheme, p.problem.Code, p.problem.SchemeCode, at))
+	p.move(refused, newReason(network.SourceScheme, p.problem.Code, p.problem.SchemeCode, at))
 	p.tries, p.since = 0, at
 	p.schedule(at, scale)
 }
@@ -643,18 +644,18 @@ func (p *progress) schedule(at time.Time, scale scaling) {
 	p.pause = pause{kind: pauseEver}
 
 	switch p.status {
-	case NetworkTokenPending:
+	case network.Pending:
 		if next, ok := poll(p.tries, at.Sub(p.since), scale); ok {
 			p.tries++
 			p.pause = next
 			return
 		}
 		// A notice may still make it active.
-		p.move(refused, newReason(SourceScheme, cmp.Or(p.problem.Code, "timeout"), p.problem.SchemeCode, at))
-	case NetworkTokenActive, NetworkTokenInactive:
+		p.move(refused, newReason(network.SourceScheme, cmp.Or(p.problem.Code, "timeout"), p.problem.SchemeCode, at))
+	case network.Active, network.Inactive:
 		p.tries = 0
 		p.pause = pause{kind: pauseMixed, wait: reconcileAfter}
-	case NetworkTokenFailed:
+	case network.Failed:
 		// What became of a call whose outcome is unknown, or of a provisioning
 		// that was thought to have failed and is going on.
 		if (p.unsure || p.id != "") && at.Sub(p.since) < scale(pollsEnd) {
@@ -853,7 +854,7 @@ func (v *Vault) sealNetworkToken(h *holding) error {
 		h.record = &store.Record{Kind: kindNetworkToken, ID: h.card.ID, Account: v.rows.ID}
 	}
 	r, n := h.record, h.net
-	if n.id != "" || h.token.NetworkTokenStatus != NetworkTokenPending {
+	if n.id != "" || h.token.NetworkTokenStatus != network.Pending {
 		r.Secret = nil // the contact: the network has it, or will not get it
 	}
 	r.Version++
@@ -879,8 +880,8 @@ func (v *Vault) networkLookups(token uuid.UUID, n *networkToken) (hashes [][]byt
 
 // networkHash returns the lookup key of a network token, across accounts: the handle
 // of the network, or the idempotency key while that is not known.
-func (c *core) networkHash(network, id string) []byte {
-	return c.ledger.Box.Lookup(uuid.Nil, "network token", []byte(network+"\x00"+id))
+func (c *core) networkHash(name, id string) []byte {
+	return c.ledger.Box.Lookup(uuid.Nil, "network token", []byte(name+"\x00"+id))
 }
 
 // artHash returns the lookup key of the tokens that show an art.

@@ -7,24 +7,25 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/network"
 )
 
 // The rows of decisions, chapter 7, in their order. A pair that no row names
 // means nothing: the state stays.
 func TestStateMachine(t *testing.T) {
 	const (
-		none     = NetworkTokenNotAvailable
-		pending  = NetworkTokenPending
-		active   = NetworkTokenActive
-		inactive = NetworkTokenInactive
-		gone     = NetworkTokenDeleted
-		failed   = NetworkTokenFailed
+		none     = network.NotAvailable
+		pending  = network.Pending
+		active   = network.Active
+		inactive = network.Inactive
+		gone     = network.Deleted
+		failed   = network.Failed
 	)
 	type pair struct {
-		from NetworkTokenStatus
+		from network.Status
 		on   trigger
 	}
-	rows := map[pair]NetworkTokenStatus{
+	rows := map[pair]network.Status{
 		{pending, issued}: active, // the network answers with a token
 
 		{pending, notAvailable}: none, // the network refuses by configuration
@@ -60,13 +61,13 @@ func TestStateMachine(t *testing.T) {
 		{active, cardChanged}:   active, // renewed or replaced: unchanged
 		{inactive, cardChanged}: inactive,
 	}
-	for from := range NetworkTokenStatus(networkTokenStatuses) {
+	for from := range networkTokenStatuses {
 		for on := range trigger(triggers) {
 			want, means := rows[pair{from, on}]
 			if !means {
 				want = from
 			}
-			if got, ok := from.after(on); got != want || ok != means {
+			if got, ok := nextStatus(from, on); got != want || ok != means {
 				t.Errorf("%v after trigger %d: %v, %v; want %v, %v", from, on, got, ok, want, means)
 			}
 		}
@@ -76,29 +77,29 @@ func TestStateMachine(t *testing.T) {
 // The table is complete: no state and no trigger is left out of its bounds.
 func TestStateMachineIsComplete(t *testing.T) {
 	names := map[string]bool{}
-	for s := range NetworkTokenStatus(255) {
+	for s := range network.Status(255) {
 		name := s.String()
 		if known := name != "unknown"; known != (s < networkTokenStatuses) {
 			t.Errorf("state %d is %q", s, name)
 		}
-		if got, ok := ParseNetworkTokenStatus(name); s < networkTokenStatuses && (got != s || !ok) {
+		if got, ok := network.ParseStatus(name); s < networkTokenStatuses && (got != s || !ok) {
 			t.Errorf("%q is parsed as %v, %v", name, got, ok)
 		}
 		names[name] = true
 	}
-	if len(names) != networkTokenStatuses+1 || NetworkTokenFailed != networkTokenStatuses-1 {
+	if len(names) != int(networkTokenStatuses)+1 || network.Failed != networkTokenStatuses-1 {
 		t.Errorf("%d names of %d states", len(names)-1, networkTokenStatuses)
 	}
 	if cardChanged != triggers-1 {
 		t.Errorf("the last trigger is %d of %d", cardChanged, triggers)
 	}
 	for t2 := trigger(triggers); t2 != 0; t2++ {
-		if got, ok := NetworkTokenActive.after(t2); ok || got != NetworkTokenActive {
+		if got, ok := nextStatus(network.Active, t2); ok || got != network.Active {
 			t.Errorf("trigger %d, which there is not, means something", t2)
 		}
 	}
 	for on := range trigger(triggers) {
-		if got, ok := NetworkTokenStatus(networkTokenStatuses).after(on); ok && on != invalidated {
+		if got, ok := nextStatus(networkTokenStatuses, on); ok && on != invalidated {
 			t.Errorf("state %d, which there is not, moves to %v on trigger %d", networkTokenStatuses, got, on)
 		}
 	}
@@ -108,17 +109,17 @@ func TestStateMachineIsComplete(t *testing.T) {
 // other.
 func TestReasons(t *testing.T) {
 	rows := []struct {
-		source    Source
+		source    network.Source
 		retryable bool
 		codes     []string
 	}{
-		{SourceScheme, false, []string{
+		{network.SourceScheme, false, []string{
 			"card_not_eligible", "card_not_allowed", "card_verification_failed", "declined", "invalid_card_data", "provision_not_allowed",
 			"suspended_by_issuer", "suspended_by_scheme", "suspended_by_cardholder",
 			"deleted_by_issuer", "deleted_by_scheme", "account_closed",
 		}},
-		{SourceScheme, true, []string{"provision_data_expired", "issuer_unavailable", "scheme_unavailable", "timeout"}},
-		{SourceConfiguration, false, []string{
+		{network.SourceScheme, true, []string{"provision_data_expired", "issuer_unavailable", "scheme_unavailable", "timeout"}},
+		{network.SourceConfiguration, false, []string{
 			"network_tokens_not_activated", "no_network", "scheme_not_enabled", "merchant_not_enrolled",
 			"ephemeral_token", "card_expired", "stale_account_number", "invalid_request",
 		}},
@@ -127,7 +128,7 @@ func TestReasons(t *testing.T) {
 	for _, row := range rows {
 		for _, code := range row.codes {
 			n++
-			if r := reasons[code]; r.source != row.source || r.retryable != row.retryable || r.text == "" {
+			if r := reasons[code]; network.SourceOf(code) != row.source || r.retryable != row.retryable || r.text == "" {
 				t.Errorf("%s: %+v", code, r)
 			}
 		}
@@ -142,7 +143,7 @@ func TestReasons(t *testing.T) {
 var progresses = func() map[string]progress {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	net := networkToken{network: "net", attempt: 1}
-	with := func(status NetworkTokenStatus, change func(*progress)) progress {
+	with := func(status network.Status, change func(*progress)) progress {
 		p := progress{status: status, networkToken: net}
 		if change != nil {
 			change(&p)
@@ -152,21 +153,21 @@ var progresses = func() map[string]progress {
 	token := func(p *progress) { p.id, p.since, p.stateAt = "nt", at, at }
 	unsure := func(p *progress) { p.unsure = true }
 	return map[string]progress{
-		"fresh":      with(NetworkTokenPending, nil),
-		"repeated":   with(NetworkTokenPending, unsure),
-		"last try":   with(NetworkTokenPending, func(p *progress) { p.tries = uint64(len(retries)) }),
-		"accepted":   with(NetworkTokenPending, func(p *progress) { token(p); p.tries = 1 }),
-		"polled":     with(NetworkTokenPending, func(p *progress) { token(p); p.tries = 9; p.since = at.Add(-pollsEnd) }),
-		"active":     with(NetworkTokenActive, token),
-		"inactive":   with(NetworkTokenInactive, func(p *progress) { token(p); p.suspendedBy = OwnersOf(OwnerIssuer) }),
-		"paused":     with(NetworkTokenInactive, func(p *progress) { token(p); p.suspendedBy = OwnersOf(OwnerCardholder) }),
-		"deleted":    with(NetworkTokenDeleted, token),
-		"failed":     with(NetworkTokenFailed, nil),
-		"lost":       with(NetworkTokenFailed, func(p *progress) { unsure(p); p.since = at }),
-		"lost long":  with(NetworkTokenFailed, func(p *progress) { unsure(p); p.since = at.Add(-pollsEnd) }),
-		"given up":   with(NetworkTokenFailed, func(p *progress) { token(p); p.since = at }),
-		"none":       with(NetworkTokenNotAvailable, nil),
-		"none, lost": with(NetworkTokenNotAvailable, unsure),
+		"fresh":      with(network.Pending, nil),
+		"repeated":   with(network.Pending, unsure),
+		"last try":   with(network.Pending, func(p *progress) { p.tries = uint64(len(retries)) }),
+		"accepted":   with(network.Pending, func(p *progress) { token(p); p.tries = 1 }),
+		"polled":     with(network.Pending, func(p *progress) { token(p); p.tries = 9; p.since = at.Add(-pollsEnd) }),
+		"active":     with(network.Active, token),
+		"inactive":   with(network.Inactive, func(p *progress) { token(p); p.suspendedBy = network.OwnersOf(network.OwnerIssuer) }),
+		"paused":     with(network.Inactive, func(p *progress) { token(p); p.suspendedBy = network.OwnersOf(network.OwnerCardholder) }),
+		"deleted":    with(network.Deleted, token),
+		"failed":     with(network.Failed, nil),
+		"lost":       with(network.Failed, func(p *progress) { unsure(p); p.since = at }),
+		"lost long":  with(network.Failed, func(p *progress) { unsure(p); p.since = at.Add(-pollsEnd) }),
+		"given up":   with(network.Failed, func(p *progress) { token(p); p.since = at }),
+		"none":       with(network.NotAvailable, nil),
+		"none, lost": with(network.NotAvailable, unsure),
 	}
 }()
 
@@ -177,7 +178,7 @@ var answers = func() map[string]networkAnswer {
 	all := map[string]networkAnswer{
 		"requested":           {kind: answerRequested, network: "net"},
 		"requested elsewhere": {kind: answerRequested, network: "other"},
-		"forbidden":           {kind: answerForbidden, provisions: true, reason: newReason(SourceConfiguration, "card_expired", "", at)},
+		"forbidden":           {kind: answerForbidden, provisions: true, reason: newReason(network.SourceConfiguration, "card_expired", "", at)},
 		"elsewhere":           {kind: answerElsewhere, network: "other"},
 		"not elsewhere":       {kind: answerElsewhere, network: "net"},
 		"suspended":           {kind: answerSuspended},
@@ -186,28 +187,28 @@ var answers = func() map[string]networkAnswer {
 		"p releasing":         {kind: answerReleasing, provisions: true, err: errReleasing},
 		"l releasing":         {kind: answerReleasing, err: errReleasing},
 	}
-	both := func(name string, got *NetworkToken, err error) {
+	both := func(name string, got *network.Token, err error) {
 		p := networkAnswer{provisions: true, asked: at}
 		p.receive(got, err)
 		l := networkAnswer{asked: at}
 		l.receive(got, err)
 		all["p "+name], all["l "+name] = p, l
 	}
-	both("pending", &NetworkToken{ID: "nt", State: NetworkTokenPending}, nil)
-	both("active", &NetworkToken{ID: "nt", State: NetworkTokenActive}, nil)
-	both("inactive", &NetworkToken{ID: "nt", State: NetworkTokenInactive, SuspendedBy: OwnersOf(OwnerScheme)}, nil)
-	both("deleted", &NetworkToken{ID: "nt", State: NetworkTokenDeleted}, nil)
-	both("dead", &NetworkToken{ID: "nt", State: NetworkTokenDeleted, Invalidated: true}, nil)
-	both("older", &NetworkToken{ID: "nt", State: NetworkTokenActive, StateAt: at.Add(-time.Hour)}, nil)
-	both("final", nil, &NetworkError{Source: SourceScheme, Code: "declined", SchemeCode: "51"})
-	both("passing", nil, &NetworkError{Source: SourceScheme, Code: "issuer_unavailable"})
-	both("later", nil, &NetworkError{Source: SourceScheme, Code: "issuer_unavailable", RetryAfter: time.Hour})
-	both("much later", nil, &NetworkError{Source: SourceScheme, Code: "issuer_unavailable", RetryAfter: 1000 * time.Hour})
-	both("set-up", nil, &NetworkError{Source: SourceConfiguration, Code: "scheme_not_enabled"})
+	both("pending", &network.Token{ID: "nt", State: network.Pending}, nil)
+	both("active", &network.Token{ID: "nt", State: network.Active}, nil)
+	both("inactive", &network.Token{ID: "nt", State: network.Inactive, SuspendedBy: network.OwnersOf(network.OwnerScheme)}, nil)
+	both("deleted", &network.Token{ID: "nt", State: network.Deleted}, nil)
+	both("dead", &network.Token{ID: "nt", State: network.Deleted, Invalidated: true}, nil)
+	both("older", &network.Token{ID: "nt", State: network.Active, StateAt: at.Add(-time.Hour)}, nil)
+	both("final", nil, &network.Error{Source: network.SourceScheme, Code: "declined", SchemeCode: "51"})
+	both("passing", nil, &network.Error{Source: network.SourceScheme, Code: "issuer_unavailable"})
+	both("later", nil, &network.Error{Source: network.SourceScheme, Code: "issuer_unavailable", RetryAfter: time.Hour})
+	both("much later", nil, &network.Error{Source: network.SourceScheme, Code: "issuer_unavailable", RetryAfter: 1000 * time.Hour})
+	both("set-up", nil, &network.Error{Source: network.SourceConfiguration, Code: "scheme_not_enabled"})
 	both("timeout", nil, context.DeadlineExceeded)
 	both("panic", nil, errPanic)
 	both("garbage", nil, errGarbage)
-	both("unknown", nil, ErrUnknownNetworkToken)
+	both("unknown", nil, network.ErrUnknown)
 	for _, name := range []string{"p active", "p final", "p set-up", "p timeout", "forbidden", "elsewhere"} {
 		a := all[name]
 		a.repeats = true
@@ -228,8 +229,8 @@ func TestProgress(t *testing.T) {
 
 	// Steps of rows.
 	type step = func(*progress)
-	state := func(s NetworkTokenStatus) step { return func(p *progress) { p.status, p.reason = s, nil } }
-	because := func(s NetworkTokenStatus, source Source, code, schemeCode string) step {
+	state := func(s network.Status) step { return func(p *progress) { p.status, p.reason = s, nil } }
+	because := func(s network.Status, source network.Source, code, schemeCode string) step {
 		return func(p *progress) { p.status, p.reason = s, newReason(source, code, schemeCode, at) }
 	}
 	wait := func(kind pauseKind, d ...time.Duration) step {
@@ -251,19 +252,19 @@ func TestProgress(t *testing.T) {
 	attached := func(p *progress) {
 		p.id, p.unsure, p.tries, p.since, p.stateAt = "nt", false, 0, at, at
 	}
-	by := func(o ...Owner) step { return func(p *progress) { p.suspendedBy = OwnersOf(o...) } }
+	by := func(o ...network.Owner) step { return func(p *progress) { p.suspendedBy = network.OwnersOf(o...) } }
 	began := func(p *progress) { p.since = at }
-	network := func(name string) step { return func(p *progress) { p.network = name } }
+	provider := func(name string) step { return func(p *progress) { p.network = name } }
 	dead := func(p *progress) { p.invalidatedAt = at }
 
 	now, never, daily := wait(pauseExact), wait(pauseEver), wait(pauseMixed, reconcileAfter)
 	hourly, poll := wait(pausePaced, time.Hour), wait(pauseExact, polls[0])
-	active := state(NetworkTokenActive)
-	declined := because(NetworkTokenFailed, SourceScheme, "declined", "51")
-	gaveUp := func(code string) step { return because(NetworkTokenFailed, SourceScheme, code, "") }
-	setUp := because(NetworkTokenNotAvailable, SourceConfiguration, "scheme_not_enabled", "")
-	byScheme := because(NetworkTokenInactive, SourceScheme, "suspended_by_scheme", "")
-	gone := because(NetworkTokenDeleted, SourceScheme, "deleted_by_scheme", "")
+	active := state(network.Active)
+	declined := because(network.Failed, network.SourceScheme, "declined", "51")
+	gaveUp := func(code string) step { return because(network.Failed, network.SourceScheme, code, "") }
+	setUp := because(network.NotAvailable, network.SourceConfiguration, "scheme_not_enabled", "")
+	byScheme := because(network.Inactive, network.SourceScheme, "suspended_by_scheme", "")
+	gone := because(network.Deleted, network.SourceScheme, "deleted_by_scheme", "")
 
 	rows := []struct {
 		from, on string
@@ -272,9 +273,9 @@ func TestProgress(t *testing.T) {
 		// Granted.
 		{"fresh", "p active", []step{attached, active, daily}},
 		{"fresh", "p pending", []step{attached, poll, tries(1)}},
-		{"fresh", "p inactive", []step{attached, byScheme, by(OwnerScheme), daily}},
+		{"fresh", "p inactive", []step{attached, byScheme, by(network.OwnerScheme), daily}},
 		{"fresh", "p deleted", []step{attached, gone, never}},
-		{"fresh", "p dead", []step{attached, dead, because(NetworkTokenDeleted, SourceScheme, "account_closed", ""), never}},
+		{"fresh", "p dead", []step{attached, dead, because(network.Deleted, network.SourceScheme, "account_closed", ""), never}},
 		{"repeated", "p active", []step{attached, active, poll}}, // perhaps the state at the first call
 		{"last try", "p active", []step{attached, active, daily}},
 		{"failed", "p active", []step{attached, active, daily}}, // given up while the call was under way
@@ -311,28 +312,28 @@ func TestProgress(t *testing.T) {
 		{"fresh", "p final again", []step{known, declined, never}},
 		{"fresh", "p set-up again", []step{unsure, setUp, never}},
 		{"fresh", "p timeout again", []step{unsure, problem("timeout"), tries(1), wait(pausePaced, retries[0])}},
-		{"fresh", "forbidden again", []step{unsure, because(NetworkTokenNotAvailable, SourceConfiguration, "card_expired", ""), never}},
+		{"fresh", "forbidden again", []step{unsure, because(network.NotAvailable, network.SourceConfiguration, "card_expired", ""), never}},
 
 		// About to be deleted for another token.
 		{"fresh", "p releasing", []step{another, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
 		{"lost", "l releasing", []step{hourly}},
 
 		// Not asked.
-		{"fresh", "forbidden", []step{known, because(NetworkTokenNotAvailable, SourceConfiguration, "card_expired", ""), never}},
-		{"repeated", "forbidden", []step{because(NetworkTokenNotAvailable, SourceConfiguration, "card_expired", ""), never}},
-		{"fresh", "elsewhere", []step{network("other"), now}},
+		{"fresh", "forbidden", []step{known, because(network.NotAvailable, network.SourceConfiguration, "card_expired", ""), never}},
+		{"repeated", "forbidden", []step{because(network.NotAvailable, network.SourceConfiguration, "card_expired", ""), never}},
+		{"fresh", "elsewhere", []step{provider("other"), now}},
 		{"fresh", "elsewhere again", []step{unsure, daily}}, // the call may have been made
 		{"repeated", "elsewhere", []step{daily}},
 		{"active", "elsewhere", []step{daily}},
 		{"active", "not elsewhere", nil},
 
 		// A caller asks.
-		{"failed", "requested", []step{state(NetworkTokenPending), another, now}},
-		{"none", "requested", []step{state(NetworkTokenPending), another, now}},
-		{"lost", "requested", []step{state(NetworkTokenPending), now}}, // the same key: it may have been made
-		{"none, lost", "requested", []step{state(NetworkTokenPending), now}},
-		{"lost", "requested elsewhere", []step{state(NetworkTokenPending), another, network("other"), now}},
-		{"given up", "requested", []step{state(NetworkTokenPending), another, now, func(p *progress) { p.id = "" }}},
+		{"failed", "requested", []step{state(network.Pending), another, now}},
+		{"none", "requested", []step{state(network.Pending), another, now}},
+		{"lost", "requested", []step{state(network.Pending), now}}, // the same key: it may have been made
+		{"none, lost", "requested", []step{state(network.Pending), now}},
+		{"lost", "requested elsewhere", []step{state(network.Pending), another, provider("other"), now}},
+		{"given up", "requested", []step{state(network.Pending), another, now, func(p *progress) { p.id = "" }}},
 
 		// A look-up under the key of a lost call.
 		{"lost", "l active", []step{attached, active, daily}},
@@ -364,7 +365,7 @@ func TestProgress(t *testing.T) {
 
 		// Reconciling.
 		{"active", "l active", []step{daily}},
-		{"active", "l inactive", []step{byScheme, by(OwnerScheme), daily}},
+		{"active", "l inactive", []step{byScheme, by(network.OwnerScheme), daily}},
 		{"active", "l deleted", []step{gone, never}},
 		{"active", "l older", []step{daily}},
 		{"active", "l timeout", []step{wait(pauseMixed, time.Hour)}},
@@ -372,11 +373,11 @@ func TestProgress(t *testing.T) {
 		{"active", "l unknown", []step{wait(pauseMixed, time.Hour)}},
 		{"active", "l outdated", []step{now}},
 		{"inactive", "l active", []step{active, by(), daily}},
-		{"inactive", "l inactive", []step{byScheme, by(OwnerScheme), daily}},
+		{"inactive", "l inactive", []step{byScheme, by(network.OwnerScheme), daily}},
 
 		// Suspended and resumed on behalf of the cardholder.
-		{"active", "suspended", []step{because(NetworkTokenInactive, SourceScheme, "suspended_by_cardholder", ""), by(OwnerCardholder), now}},
-		{"inactive", "suspended", []step{because(NetworkTokenInactive, SourceScheme, "suspended_by_issuer", ""), by(OwnerIssuer, OwnerCardholder), now}},
+		{"active", "suspended", []step{because(network.Inactive, network.SourceScheme, "suspended_by_cardholder", ""), by(network.OwnerCardholder), now}},
+		{"inactive", "suspended", []step{because(network.Inactive, network.SourceScheme, "suspended_by_issuer", ""), by(network.OwnerIssuer, network.OwnerCardholder), now}},
 		{"paused", "suspended", []step{now}},
 		{"paused", "resumed", []step{active, by(), now}},
 		{"inactive", "resumed", []step{now}},
@@ -403,21 +404,21 @@ func TestProgressRules(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	kinds := map[answerKind]bool{}
 	for from, p := range progresses {
-		if p.status == NetworkTokenPending {
+		if p.status == network.Pending {
 			p.pause = pause{kind: pauseExact} // it is due
 		}
 		for on, a := range answers {
 			kinds[a.kind] = true
-			if a.kind == answerRequested && p.status != NetworkTokenFailed && p.status != NetworkTokenNotAvailable {
+			if a.kind == answerRequested && p.status != network.Failed && p.status != network.NotAvailable {
 				continue // refused to the caller, or nothing to do
 			}
-			if a.provisions && (p.id != "" || p.status != NetworkTokenPending && a.kind != answerToken) {
+			if a.provisions && (p.id != "" || p.status != network.Pending && a.kind != answerToken) {
 				continue // of another provisioning
 			}
 			got := p.after(a, at, func(d time.Duration) time.Duration { return d })
 			bad := func(rule string) { t.Errorf("%s after %s: %s: %+v", from, on, rule, got) }
 
-			if got.status == NetworkTokenPending && (got.pause == pause{} || got.pause.kind == pauseEver) {
+			if got.status == network.Pending && (got.pause == pause{} || got.pause.kind == pauseEver) {
 				bad("pending, and never due")
 			}
 			if got.unsure && got.id != "" {
@@ -429,7 +430,7 @@ func TestProgressRules(t *testing.T) {
 			if p.id != "" && got.id != p.id && a.kind != answerRequested {
 				bad("its network token is lost")
 			}
-			if p.status == NetworkTokenDeleted && got.status != p.status {
+			if p.status == network.Deleted && got.status != p.status {
 				bad("alive after its end")
 			}
 			if a.kind == answerToken && (got.id == "") {
@@ -494,31 +495,31 @@ func TestPauses(t *testing.T) {
 // What each notice leads to.
 func TestProgressOfNotices(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).Add(time.Hour)
-	reason := func(source Source, code string) *Reason { return newReason(source, code, "", at) }
-	declined := &NetworkError{Source: SourceScheme, Code: "declined"}
+	reason := func(source network.Source, code string) *Reason { return newReason(source, code, "", at) }
+	declined := &network.Error{Source: network.SourceScheme, Code: "declined"}
 	rows := []struct {
 		from   string
-		notice Notice
-		status NetworkTokenStatus
+		notice network.Notice
+		status network.Status
 		reason *Reason
 		pause  pause
 	}{
-		{"accepted", Notice{Kind: NoticeActivated}, NetworkTokenActive, nil, pause{kind: pauseMixed, wait: reconcileAfter, sooner: true}},
-		{"given up", Notice{Kind: NoticeActivated}, NetworkTokenActive, nil, pause{kind: pauseMixed, wait: reconcileAfter, sooner: true}},
-		{"lost", Notice{Kind: NoticeActivated}, NetworkTokenFailed, nil, pause{kind: pauseExact}},
-		{"active", Notice{Kind: NoticeActivated}, NetworkTokenActive, nil, pause{}},
-		{"accepted", Notice{Kind: NoticeRefused, Failure: declined}, NetworkTokenFailed, reason(SourceScheme, "declined"), pause{kind: pauseEver}},
-		{"active", Notice{Kind: NoticeRefused, Failure: declined}, NetworkTokenActive, nil, pause{}},
-		{"active", Notice{Kind: NoticeSuspended, By: OwnerIssuer}, NetworkTokenInactive, reason(SourceScheme, "suspended_by_issuer"), pause{kind: pauseMixed, wait: reconcileAfter, sooner: true}},
-		{"accepted", Notice{Kind: NoticeSuspended, By: OwnerIssuer}, NetworkTokenPending, nil, pause{kind: pauseExact}},
-		{"inactive", Notice{Kind: NoticeResumed, By: OwnerIssuer}, NetworkTokenActive, nil, pause{kind: pauseMixed, wait: reconcileAfter, sooner: true}},
-		{"inactive", Notice{Kind: NoticeResumed, By: OwnerScheme}, NetworkTokenInactive, nil, pause{}},
-		{"active", Notice{Kind: NoticeDeleted, By: OwnerScheme}, NetworkTokenDeleted, reason(SourceScheme, "deleted_by_scheme"), pause{kind: pauseEver, sooner: true}},
-		{"deleted", Notice{Kind: NoticeSuspended, By: OwnerIssuer}, NetworkTokenDeleted, nil, pause{}},
-		{"none", Notice{Kind: NoticeInvalidated}, NetworkTokenDeleted, reason(SourceScheme, "account_closed"), pause{kind: pauseEver, sooner: true}},
-		{"active", Notice{Kind: NoticeTokenRenewed}, NetworkTokenActive, nil, pause{}},
-		{"active", Notice{Kind: NoticeArtChanged, Art: "new"}, NetworkTokenActive, nil, pause{kind: pauseExact}},
-		{"failed", Notice{Kind: NoticeArtChanged, Art: "new"}, NetworkTokenFailed, nil, pause{}},
+		{"accepted", network.Notice{Kind: network.NoticeActivated}, network.Active, nil, pause{kind: pauseMixed, wait: reconcileAfter, sooner: true}},
+		{"given up", network.Notice{Kind: network.NoticeActivated}, network.Active, nil, pause{kind: pauseMixed, wait: reconcileAfter, sooner: true}},
+		{"lost", network.Notice{Kind: network.NoticeActivated}, network.Failed, nil, pause{kind: pauseExact}},
+		{"active", network.Notice{Kind: network.NoticeActivated}, network.Active, nil, pause{}},
+		{"accepted", network.Notice{Kind: network.NoticeRefused, Failure: declined}, network.Failed, reason(network.SourceScheme, "declined"), pause{kind: pauseEver}},
+		{"active", network.Notice{Kind: network.NoticeRefused, Failure: declined}, network.Active, nil, pause{}},
+		{"active", network.Notice{Kind: network.NoticeSuspended, By: network.OwnerIssuer}, network.Inactive, reason(network.SourceScheme, "suspended_by_issuer"), pause{kind: pauseMixed, wait: reconcileAfter, sooner: true}},
+		{"accepted", network.Notice{Kind: network.NoticeSuspended, By: network.OwnerIssuer}, network.Pending, nil, pause{kind: pauseExact}},
+		{"inactive", network.Notice{Kind: network.NoticeResumed, By: network.OwnerIssuer}, network.Active, nil, pause{kind: pauseMixed, wait: reconcileAfter, sooner: true}},
+		{"inactive", network.Notice{Kind: network.NoticeResumed, By: network.OwnerScheme}, network.Inactive, nil, pause{}},
+		{"active", network.Notice{Kind: network.NoticeDeleted, By: network.OwnerScheme}, network.Deleted, reason(network.SourceScheme, "deleted_by_scheme"), pause{kind: pauseEver, sooner: true}},
+		{"deleted", network.Notice{Kind: network.NoticeSuspended, By: network.OwnerIssuer}, network.Deleted, nil, pause{}},
+		{"none", network.Notice{Kind: network.NoticeInvalidated}, network.Deleted, reason(network.SourceScheme, "account_closed"), pause{kind: pauseEver, sooner: true}},
+		{"active", network.Notice{Kind: network.NoticeTokenRenewed}, network.Active, nil, pause{}},
+		{"active", network.Notice{Kind: network.NoticeArtChanged, Art: "new"}, network.Active, nil, pause{kind: pauseExact}},
+		{"failed", network.Notice{Kind: network.NoticeArtChanged, Art: "new"}, network.Failed, nil, pause{}},
 	}
 	for _, row := range rows {
 		got := progresses[row.from].noticed(&row.notice, at, at, func(d time.Duration) time.Duration { return d })
@@ -530,7 +531,7 @@ func TestProgressOfNotices(t *testing.T) {
 		// The same notice, older than the known state, revives nothing.
 		from := progresses[row.from]
 		old := from.noticed(&row.notice, at.Add(-2*time.Hour), at, func(d time.Duration) time.Duration { return d })
-		if from.id != "" && row.notice.Kind <= NoticeResumed && old.status != from.status {
+		if from.id != "" && row.notice.Kind <= network.NoticeResumed && old.status != from.status {
 			t.Errorf("%s after old notice %d: %v", row.from, row.notice.Kind, old.status)
 		}
 	}

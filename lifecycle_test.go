@@ -14,6 +14,8 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
+	"github.com/cardvault/cardvault/network"
 	"github.com/google/uuid"
 )
 
@@ -84,12 +86,12 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 							t.Errorf("created as %v", got.NetworkTokenStatus)
 						}
 						r := got.NetworkTokenStatusReason
-						if (r == nil) != (test.want == "") || r != nil && (r.Code != test.want || r.Source != cardvault.SourceConfiguration ||
+						if (r == nil) != (test.want == "") || r != nil && (r.Code != test.want || r.Source != network.SourceConfiguration ||
 							r.Retryable || r.SchemeCode != test.schemeCode || !r.OccurredAt.Equal(token.CreatedAt)) {
 							t.Errorf("reason %+v", r)
 						}
 					}
-					page, err := l.List(l.Context(), &cardvault.ListOptions{NetworkTokenStatus: []cardvault.NetworkTokenStatus{status}})
+					page, err := l.List(l.Context(), &cardvault.ListOptions{NetworkTokenStatus: []network.Status{status}})
 					l.must(err)
 					if page.TotalItems != 1 {
 						t.Errorf("%d tokens are listed as %v", page.TotalItems, status)
@@ -141,7 +143,7 @@ func TestProvisionRequest(t *testing.T) {
 			merchant, err := l.PrimaryMerchant(l.Context())
 			l.must(err)
 			if r == nil || r.TokenID != id || r.Merchant != merchant.ID || r.Scheme != card.VISA || r.Expiry != visa.Expiry ||
-				r.IdempotencyKey != id.String()+":1" || r.Identification != cardvault.IdentificationNone {
+				r.IdempotencyKey != id.String()+":1" || r.Identification != idv.None {
 				t.Errorf("request %+v", r)
 			}
 			if rec.pan != "4242424242424242" || rec.name != "A Customer" {
@@ -155,11 +157,11 @@ func TestProvisionRequest(t *testing.T) {
 type recorder struct {
 	*scripted
 	mu        sync.Mutex
-	request   *cardvault.ProvisionRequest
+	request   *network.ProvisionRequest
 	pan, name string
 }
 
-func (n *recorder) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+func (n *recorder) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	n.mu.Lock()
 	n.request = r
 	r.PAN.Expose(func(d []byte) { n.pan = string(d) })
@@ -168,7 +170,7 @@ func (n *recorder) Provision(ctx context.Context, r *cardvault.ProvisionRequest)
 	return n.scripted.Provision(ctx, r)
 }
 
-func (n *recorder) last() *cardvault.ProvisionRequest {
+func (n *recorder) last() *network.ProvisionRequest {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.request
@@ -177,7 +179,7 @@ func (n *recorder) last() *cardvault.ProvisionRequest {
 // What Provision does in every state.
 func TestProvisionStates(t *testing.T) {
 	for _, test := range []struct {
-		state, want cardvault.NetworkTokenStatus
+		state, want network.Status
 		refused     bool
 		called      int // calls of Provision in addition
 	}{
@@ -292,12 +294,12 @@ func TestProvisionRefused(t *testing.T) {
 				if code == "E99" {
 					want, schemeCode = "scheme_unavailable", "E99"
 				}
-				refusal := &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: code, SchemeCode: schemeCode}
+				refusal := &network.Error{Source: network.SourceScheme, Code: code, SchemeCode: schemeCode}
 				l.net.script(refuse("Provision", fmt.Errorf("wrapped: %w", refusal)), nil)
 				id := l.imports(visa)
 				l.run(func() { l.pass(10 * time.Hour) })
 				token := l.is(id, failed, want)
-				if r := token.NetworkTokenStatusReason; r.Source != cardvault.SourceScheme || r.Retryable != retryable || r.SchemeCode != schemeCode {
+				if r := token.NetworkTokenStatusReason; r.Source != network.SourceScheme || r.Retryable != retryable || r.SchemeCode != schemeCode {
 					t.Errorf("reason %+v", r)
 				}
 				keys := map[string]bool{}
@@ -330,7 +332,7 @@ func TestProvisionRefused(t *testing.T) {
 				id := l.imports(visa)
 				l.run(func() { l.pass(10 * time.Hour) })
 				r := l.is(id, notAvailable, want).NetworkTokenStatusReason
-				if r.Source != cardvault.SourceConfiguration || r.Retryable || len(l.net.asked()) != 1 {
+				if r.Source != network.SourceConfiguration || r.Retryable || len(l.net.asked()) != 1 {
 					t.Errorf("reason %+v after %d calls", r, len(l.net.asked()))
 				}
 			})
@@ -390,8 +392,8 @@ func TestRetryAfter(t *testing.T) {
 	} {
 		for range 5 { // there is chance in it
 			inLab(t, live, func(l *lab) {
-				l.net.script(refuse("Provision", &cardvault.NetworkError{
-					Source: cardvault.SourceScheme, Code: "scheme_unavailable", RetryAfter: after}), nil)
+				l.net.script(refuse("Provision", &network.Error{
+					Source: network.SourceScheme, Code: "scheme_unavailable", RetryAfter: after}), nil)
 				l.imports(visa)
 				l.run(func() { l.pass(want * 6 / 5) })
 				calls := l.net.asked("Provision")
@@ -459,18 +461,18 @@ func TestUnknownOutcome(t *testing.T) {
 
 // An answer that cannot be right is no answer.
 func TestGarbageAnswers(t *testing.T) {
-	type token = cardvault.NetworkToken
+	type token = network.Token
 	for what, spoil := range map[string]func(*token){
 		"no id":         func(t *token) { t.ID = "" },
 		"a long id":     func(t *token) { t.ID = strings.Repeat("x", 256) },
 		"no state":      func(t *token) { t.State = notAvailable },
 		"failed":        func(t *token) { t.State = failed },
 		"state 77":      func(t *token) { t.State = 77 },
-		"another card":  func(t *token) { t.Card = &cardvault.CardState{LastFour: "1111"} },
-		"bad digits":    func(t *token) { t.Card = &cardvault.CardState{LastFour: "42x2"} },
-		"three digits":  func(t *token) { t.Card = &cardvault.CardState{LastFour: "242"} },
-		"bad expiry":    func(t *token) { t.Card = &cardvault.CardState{Expiry: card.Expiry{Month: 13, Year: 2030}} },
-		"half a expiry": func(t *token) { t.Card = &cardvault.CardState{Expiry: card.Expiry{Month: 12}} },
+		"another card":  func(t *token) { t.Card = &network.CardState{LastFour: "1111"} },
+		"bad digits":    func(t *token) { t.Card = &network.CardState{LastFour: "42x2"} },
+		"three digits":  func(t *token) { t.Card = &network.CardState{LastFour: "242"} },
+		"bad expiry":    func(t *token) { t.Card = &network.CardState{Expiry: card.Expiry{Month: 13, Year: 2030}} },
+		"half a expiry": func(t *token) { t.Card = &network.CardState{Expiry: card.Expiry{Month: 12}} },
 		"a long art":    func(t *token) { t.Art = strings.Repeat("x", 256) },
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -500,10 +502,10 @@ func TestGarbageAnswers(t *testing.T) {
 // A spoiled network gives answers that its adapter got wrong.
 type spoiled struct {
 	*scripted
-	spoil func(*cardvault.NetworkToken) // nil: no answer at all
+	spoil func(*network.Token) // nil: no answer at all
 }
 
-func (n *spoiled) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+func (n *spoiled) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	t, err := n.scripted.Provision(ctx, r)
 	if n.spoil == nil || err != nil {
 		return nil, err
@@ -512,7 +514,7 @@ func (n *spoiled) Provision(ctx context.Context, r *cardvault.ProvisionRequest) 
 	return t, nil
 }
 
-func (n *spoiled) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+func (n *spoiled) Lookup(ctx context.Context, ref network.Ref) (*network.Token, error) {
 	t, err := n.scripted.Lookup(ctx, ref)
 	if n.spoil == nil || err != nil {
 		return nil, err
@@ -555,7 +557,7 @@ func TestPolling(t *testing.T) {
 					t.Errorf("the last poll after %v", last)
 				}
 				// A notice may still make it active.
-				l.notify(cardvault.Notice{Kind: cardvault.NoticeActivated})
+				l.notify(network.Notice{Kind: network.NoticeActivated})
 				l.is(id, active, "")
 			})
 		})
@@ -584,7 +586,7 @@ func TestPolling(t *testing.T) {
 		l.run(func() {
 			l.pass(20 * time.Second)
 			l.is(id, pending, "")
-			l.net.set("network-token-1", func(t *cardvault.NetworkToken) { t.State = active })
+			l.net.set("network-token-1", func(t *network.Token) { t.State = active })
 			l.pass(time.Minute)
 			l.is(id, active, "")
 		})
@@ -593,16 +595,16 @@ func TestPolling(t *testing.T) {
 
 // What the network says at a poll.
 func TestPolledAnswers(t *testing.T) {
-	type token = cardvault.NetworkToken
+	type token = network.Token
 	for _, test := range []struct {
 		what   string
 		change func(*token)
 		answer error
-		want   cardvault.NetworkTokenStatus
+		want   network.Status
 		code   string
 	}{
 		{"suspended before it was seen active", func(t *token) {
-			t.State, t.SuspendedBy = inactive, cardvault.OwnersOf(cardvault.OwnerIssuer)
+			t.State, t.SuspendedBy = inactive, network.OwnersOf(network.OwnerIssuer)
 		}, nil, inactive, "suspended_by_issuer"},
 		{"deleted", func(t *token) { t.State = deleted }, nil, deleted, "deleted_by_scheme"},
 		{"invalidated", func(t *token) { t.State, t.Invalidated = deleted, true }, nil, deleted, "account_closed"},
@@ -610,7 +612,7 @@ func TestPolledAnswers(t *testing.T) {
 		{"refused by configuration", nil, configurationError("merchant_not_enrolled"), notAvailable, "merchant_not_enrolled"},
 		{"the network is down", nil, errors.New("connection refused"), pending, ""},
 		{"the network is overloaded", nil, schemeError("scheme_unavailable"), pending, ""},
-		{"the network knows nothing", nil, cardvault.ErrUnknownNetworkToken, pending, ""},
+		{"the network knows nothing", nil, network.ErrUnknown, pending, ""},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			inLab(t, live, func(l *lab) {
@@ -647,7 +649,7 @@ func TestPolledAnswers(t *testing.T) {
 func TestReconcile(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		id := l.become(active)
-		set := func(f func(t *cardvault.NetworkToken)) {
+		set := func(f func(t *network.Token)) {
 			l.net.set("network-token-1", f)
 			before := time.Now()
 			l.run(func() { l.pass(29 * time.Hour) })
@@ -656,29 +658,29 @@ func TestReconcile(t *testing.T) {
 				t.Errorf("looked after %v", pause)
 			}
 		}
-		set(func(t *cardvault.NetworkToken) {
-			t.State, t.SuspendedBy = inactive, cardvault.OwnersOf(cardvault.OwnerCardholder)
+		set(func(t *network.Token) {
+			t.State, t.SuspendedBy = inactive, network.OwnersOf(network.OwnerCardholder)
 		})
 		l.is(id, inactive, "suspended_by_cardholder")
-		set(func(t *cardvault.NetworkToken) {
-			t.SuspendedBy = cardvault.OwnersOf(cardvault.OwnerCardholder, cardvault.OwnerIssuer)
+		set(func(t *network.Token) {
+			t.SuspendedBy = network.OwnersOf(network.OwnerCardholder, network.OwnerIssuer)
 			t.Reason = "STOLEN"
 		})
 		if r := l.is(id, inactive, "suspended_by_issuer").NetworkTokenStatusReason; r.SchemeCode != "STOLEN" {
 			t.Errorf("reason %+v", r)
 		}
-		set(func(t *cardvault.NetworkToken) {
+		set(func(t *network.Token) {
 			t.SuspendedBy = 0
 			t.Reason = "4242424242424242"
 		})
 		if r := l.is(id, inactive, "suspended_by_scheme").NetworkTokenStatusReason; r.SchemeCode != "" {
 			t.Errorf("reason %+v", r)
 		}
-		set(func(t *cardvault.NetworkToken) { t.State = active; t.SupportsDeviceBinding = true })
+		set(func(t *network.Token) { t.State = active; t.SupportsDeviceBinding = true })
 		if !l.is(id, active, "").SupportsDeviceBinding {
 			t.Error("device binding is not seen")
 		}
-		set(func(t *cardvault.NetworkToken) { t.State = deleted })
+		set(func(t *network.Token) { t.State = deleted })
 		l.is(id, deleted, "deleted_by_scheme")
 		calls := l.net.asked("Lookup")
 		l.run(func() { l.pass(10 * 24 * time.Hour) })
@@ -828,19 +830,19 @@ func TestSameKeyAfterAnUnknownOutcome(t *testing.T) {
 // A suspender is a scripted network that suspends on request.
 type suspender struct{ *scripted }
 
-func (n suspender) Suspend(ctx context.Context, ref cardvault.NetworkTokenRef) error {
-	return n.mark(ctx, "Suspend", ref, func(by cardvault.Owners) cardvault.Owners {
-		return by | cardvault.OwnersOf(cardvault.OwnerCardholder)
+func (n suspender) Suspend(ctx context.Context, ref network.Ref) error {
+	return n.mark(ctx, "Suspend", ref, func(by network.Owners) network.Owners {
+		return by | network.OwnersOf(network.OwnerCardholder)
 	})
 }
 
-func (n suspender) Resume(ctx context.Context, ref cardvault.NetworkTokenRef) error {
-	return n.mark(ctx, "Resume", ref, func(by cardvault.Owners) cardvault.Owners {
-		return by &^ cardvault.OwnersOf(cardvault.OwnerCardholder)
+func (n suspender) Resume(ctx context.Context, ref network.Ref) error {
+	return n.mark(ctx, "Resume", ref, func(by network.Owners) network.Owners {
+		return by &^ network.OwnersOf(network.OwnerCardholder)
 	})
 }
 
-func (n suspender) mark(ctx context.Context, method string, ref cardvault.NetworkTokenRef, f func(cardvault.Owners) cardvault.Owners) error {
+func (n suspender) mark(ctx context.Context, method string, ref network.Ref, f func(network.Owners) network.Owners) error {
 	return n.call(ctx, call{method: method, id: ref.ID}, func() error {
 		t := n.tokens[ref.ID]
 		t.State, t.SuspendedBy = active, f(t.SuspendedBy)
@@ -870,17 +872,17 @@ func TestSuspendNetworkToken(t *testing.T) {
 		l.is(id, inactive, "suspended_by_cardholder")
 
 		// Somebody else suspends it too.
-		l.notify(notice{Kind: cardvault.NoticeSuspended, Token: cardvault.NetworkTokenRef{ID: "network-token-1"}})
-		net.set("network-token-1", func(t *cardvault.NetworkToken) { t.SuspendedBy |= cardvault.OwnersOf(cardvault.OwnerIssuer) })
+		l.notify(notice{Kind: network.NoticeSuspended, Token: network.Ref{ID: "network-token-1"}})
+		net.set("network-token-1", func(t *network.Token) { t.SuspendedBy |= network.OwnersOf(network.OwnerIssuer) })
 		l.must2(l.ResumeNetworkToken(l.Context(), id))
 		l.is(id, inactive, "suspended_by_issuer")
 		l.run(func() { l.pass(time.Second) })
 		l.is(id, inactive, "suspended_by_issuer")
-		l.notify(notice{Kind: cardvault.NoticeResumed, Token: cardvault.NetworkTokenRef{ID: "network-token-1"}})
+		l.notify(notice{Kind: network.NoticeResumed, Token: network.Ref{ID: "network-token-1"}})
 		l.is(id, active, "")
 
 		// What the network refuses, or does not answer, changes nothing.
-		var refused *cardvault.NetworkError
+		var refused *network.Error
 		net.script(refuse("Suspend", schemeError("declined")), nil)
 		if _, err := l.SuspendNetworkToken(l.Context(), id); !errors.As(err, &refused) {
 			t.Errorf("refused: %v", err)
@@ -902,10 +904,10 @@ func TestSuspendNetworkToken(t *testing.T) {
 	})
 }
 
-// A noBIN is a BINProvider that fails.
+// A noBIN is a network.BINProvider that fails.
 type noBIN struct{ err error }
 
-func (b noBIN) LookupBIN(context.Context, []byte) (*cardvault.BIN, error) { return nil, b.err }
+func (b noBIN) LookupBIN(context.Context, []byte) (*network.BIN, error) { return nil, b.err }
 
 // What an adapter says is logged unless it could be a card number.
 func TestLoggedErrors(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 )
 
@@ -25,7 +26,7 @@ type ListOptions struct {
 
 	// The following are for tokens. Values of one field are alternatives;
 	// fields add up. Empty: any.
-	NetworkTokenStatus []NetworkTokenStatus
+	NetworkTokenStatus []network.Status
 	Scheme             []card.Scheme
 	BusinessKey        string // exact; of at most [store.MaxShared] tokens
 }
@@ -66,7 +67,7 @@ func (o *ListOptions) check() error {
 	if slices.ContainsFunc(o.Scheme, func(s card.Scheme) bool { return s >= schemes }) {
 		errs = append(errs, &FieldError{"query.scheme", "invalid_enum", "must name schemes that exist"})
 	}
-	if slices.ContainsFunc(o.NetworkTokenStatus, func(s NetworkTokenStatus) bool { return s >= networkTokenStatuses }) {
+	if slices.ContainsFunc(o.NetworkTokenStatus, func(s network.Status) bool { return s >= networkTokenStatuses }) {
 		errs = append(errs, &FieldError{"query.network_token_status", "invalid_enum", "must name statuses that exist"})
 	}
 	return errors.Join(errs...)

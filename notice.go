@@ -9,6 +9,7 @@ import (
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -22,23 +23,23 @@ import (
 // Errors: FieldErrors; ErrNotFound if no token has the network token, which can
 // also be because the vault has not stored it yet: let the network deliver the
 // notice again later.
-func (v *Vault) Notify(ctx context.Context, n *Notice) (err error) {
+func (v *Vault) Notify(ctx context.Context, n *network.Notice) (err error) {
 	defer doing("apply notice", &err)
-	if err := n.check(); err != nil {
+	if err := checkNotice(n); err != nil {
 		return err
 	}
-	network := ""
+	name := ""
 	if v.opts.Network != nil {
-		network = v.opts.Network.Name()
+		name = v.opts.Network.Name()
 	}
 	seen := &store.Record{
 		Kind:    kindNotice,
-		ID:      uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "notice", []byte(network+"\x00"+n.ID))[:16]),
+		ID:      uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "notice", []byte(name+"\x00"+n.ID))[:16]),
 		Due:     now().Add(noticeTTL),
 		Version: 1,
 	}
 
-	a := &arrival{vault: v, notice: n, seen: seen, hash: v.networkHash(network, n.Token.handle())}
+	a := &arrival{vault: v, notice: n, seen: seen, hash: v.networkHash(name, handleOf(n.Token))}
 	if err := a.read(ctx); err != nil {
 		return err
 	}
@@ -54,19 +55,19 @@ func (v *Vault) Notify(ctx context.Context, n *Notice) (err error) {
 		return err
 	}
 	if len(a.holders) > noticeHolders {
-		return v.notifyMany(ctx, &spread{notice: *n, network: network}, seen)
+		return v.notifyMany(ctx, &spread{notice: *n, network: name}, seen)
 	}
 	return a.apply(ctx)
 }
 
-// handle is the name by which a network token is found: the network's, or the
+// handleOf returns the name by which a network token is found: the network's, or the
 // idempotency key while that is not known.
-func (r *NetworkTokenRef) handle() string { return cmp.Or(r.ID, r.IdempotencyKey) }
+func handleOf(r network.Ref) string { return cmp.Or(r.ID, r.IdempotencyKey) }
 
 // An arrival is a notice that has come, with the records that it concerns.
 type arrival struct {
 	vault  *Vault
-	notice *Notice
+	notice *network.Notice
 	hash   []byte        // of its network token
 	seen   *store.Record // that it has come, as it is to be stored
 
@@ -137,7 +138,7 @@ func putNew(tx store.Tx, records ...*store.Record) error {
 
 // notifyOne applies a notice to the token of a network token, unless that is another one
 // by now.
-func (v *Vault) notifyOne(ctx context.Context, r *store.Record, n *Notice, also func(store.Tx) error) error {
+func (v *Vault) notifyOne(ctx context.Context, r *store.Record, n *network.Notice, also func(store.Tx) error) error {
 	_, err := v.In(r.Account).change(ctx, opNotice, r.ID, func(h *holding) (func(store.Tx) error, error) {
 		if h.net.id != n.Token.ID && (n.Token.ID != "" || h.net.provisionKey(h.token.ID) != n.Token.IdempotencyKey) {
 			return nil, nil
@@ -161,7 +162,7 @@ const (
 // goes through all network tokens of the vault in the order of their row keys, because an
 // index by hash has no places to go on from.
 type spread struct {
-	notice  Notice
+	notice  network.Notice
 	network string
 	from    uuid.UUID // row key of the last network token that was looked at
 }
@@ -199,7 +200,7 @@ func (s *spread) fields(f *tlv.Fields) {
 
 	if f.Has(spreadLastFour, n.Card != nil) {
 		if n.Card == nil {
-			n.Card = new(CardState)
+			n.Card = new(network.CardState)
 		}
 		tlv.Text(f, spreadLastFour, &n.Card.LastFour)
 		tlv.Uint(f, spreadMonth, &n.Card.Expiry.Month)
@@ -207,7 +208,7 @@ func (s *spread) fields(f *tlv.Fields) {
 	}
 	if f.Has(spreadSource, n.Failure != nil) {
 		if n.Failure == nil {
-			n.Failure = new(NetworkError)
+			n.Failure = new(network.Error)
 		}
 		tlv.Uint(f, spreadSource, &n.Failure.Source)
 		tlv.Text(f, spreadCode, &n.Failure.Code)
@@ -222,8 +223,8 @@ func (s *spread) encode() []byte {
 	n.SchemeCode = schemeText(n.SchemeCode)
 	n.Art = n.Art[:min(len(n.Art), maxText+1)] // no art has a longer id
 	if e := n.Failure; e != nil {
-		code, schemeCode := e.reason(e.Source)
-		n.Failure = &NetworkError{Source: e.Source, Code: code, SchemeCode: schemeCode}
+		code, schemeCode := codeOf(e, e.Source)
+		n.Failure = &network.Error{Source: e.Source, Code: code, SchemeCode: schemeCode}
 	}
 
 	var f tlv.Fields
@@ -261,7 +262,7 @@ func (v *Vault) notifyMany(ctx context.Context, s *spread, seen *store.Record) e
 
 // spreadOn goes on with a spread until it is done or the claim is nearly over.
 func (v *Vault) spreadOn(ctx context.Context, j *jobs.Job, s *spread) error {
-	hash := v.networkHash(s.network, s.notice.Token.handle())
+	hash := v.networkHash(s.network, handleOf(s.notice.Token))
 
 	for time.Until(j.Record.Due) > sendTimeout {
 		select {
@@ -306,7 +307,7 @@ func (v *Vault) spreadOn(ctx context.Context, j *jobs.Job, s *spread) error {
 	return v.jobs.Again(ctx, j.Record, s.encode())
 }
 
-func (n *Notice) check() error {
+func checkNotice(n *network.Notice) error {
 	if n == nil {
 		return required("notice")
 	}
@@ -315,10 +316,10 @@ func (n *Notice) check() error {
 	if len(n.ID) < 1 || len(n.ID) > maxText {
 		errs = append(errs, &FieldError{"id", "out_of_range", "must have 1 to 255 bytes"})
 	}
-	if len(n.Token.ID) > maxText || len(n.Token.IdempotencyKey) > maxText || n.Token == (NetworkTokenRef{}) {
+	if len(n.Token.ID) > maxText || len(n.Token.IdempotencyKey) > maxText || n.Token == (network.Ref{}) {
 		errs = append(errs, &FieldError{"token", "out_of_range", "must have 1 to 255 bytes"})
 	}
-	if n.Kind < NoticeActivated || n.Kind > NoticeArtChanged {
+	if n.Kind < network.NoticeActivated || n.Kind > network.NoticeArtChanged {
 		errs = append(errs, &FieldError{"kind", "invalid_enum", "must be a kind of notice"})
 	}
 	if n.OccurredAt.IsZero() || n.OccurredAt.Before(ledger.FirstTime) || n.OccurredAt.After(ledger.LastTime) {
@@ -327,10 +328,10 @@ func (n *Notice) check() error {
 	if n.By >= ownerCount {
 		errs = append(errs, &FieldError{"by", "invalid_enum", "must be an owner"})
 	}
-	if n.Card != nil && !n.Card.check() {
+	if n.Card != nil && !isCardState(n.Card) {
 		errs = append(errs, &FieldError{"card", "invalid_format", "must have four digits and an expiry"})
 	}
-	if n.Kind == NoticeRefused && n.Failure == nil {
+	if n.Kind == network.NoticeRefused && n.Failure == nil {
 		errs = append(errs, required("failure"))
 	}
 
@@ -338,10 +339,10 @@ func (n *Notice) check() error {
 }
 
 // applyNotice applies a notice to h.
-func (c *core) applyNotice(h *holding, n *Notice) {
+func (c *core) applyNotice(h *holding, n *network.Notice) {
 	at := now()
 	occurredAt := networkTime(n.OccurredAt, at)
-	if n.Kind == NoticeCardReplaced || n.Kind == NoticeCardRenewed {
+	if n.Kind == network.NoticeCardReplaced || n.Kind == network.NoticeCardRenewed {
 		h.cardNoticed(n, occurredAt)
 		return
 	}
@@ -349,35 +350,35 @@ func (c *core) applyNotice(h *holding, n *Notice) {
 }
 
 // cardNoticed applies that the card has a new number or expiry.
-func (h *holding) cardNoticed(n *Notice, at time.Time) {
+func (h *holding) cardNoticed(n *network.Notice, at time.Time) {
 	if at.Before(h.net.cardAt) {
 		return
 	}
-	var card CardState
+	var card network.CardState
 	if n.Card != nil {
 		card = *n.Card
 	}
-	if h.renew(&card, n.Kind == NoticeCardReplaced) {
+	if h.renew(&card, n.Kind == network.NoticeCardReplaced) {
 		h.net.cardAt = at
 	}
 }
 
 // notices is the effect of each kind of notice, by the time at which it occurred.
 // Those of the card are not here: they change the token.
-var notices = map[NoticeKind]func(p *progress, n *Notice, at time.Time){
-	NoticeActivated:    (*progress).activateNoticed,
-	NoticeRefused:      (*progress).refuseNoticed,
-	NoticeSuspended:    (*progress).ownersNoticed,
-	NoticeResumed:      (*progress).ownersNoticed,
-	NoticeDeleted:      (*progress).deleteNoticed,
-	NoticeInvalidated:  func(p *progress, n *Notice, at time.Time) { p.invalidate(at, n.SchemeCode) },
-	NoticeTokenRenewed: func(*progress, *Notice, time.Time) {}, // its number and expiry come with each cryptogram
-	NoticeArtChanged:   (*progress).artNoticed,
+var notices = map[network.NoticeKind]func(p *progress, n *network.Notice, at time.Time){
+	network.NoticeActivated:    (*progress).activateNoticed,
+	network.NoticeRefused:      (*progress).refuseNoticed,
+	network.NoticeSuspended:    (*progress).ownersNoticed,
+	network.NoticeResumed:      (*progress).ownersNoticed,
+	network.NoticeDeleted:      (*progress).deleteNoticed,
+	network.NoticeInvalidated:  func(p *progress, n *network.Notice, at time.Time) { p.invalidate(at, n.SchemeCode) },
+	network.NoticeTokenRenewed: func(*progress, *network.Notice, time.Time) {}, // its number and expiry come with each cryptogram
+	network.NoticeArtChanged:   (*progress).artNoticed,
 }
 
 // noticed returns the progress after a notice. A state that it has led to is
 // looked up in time, unless the notice says when itself.
-func (p progress) noticed(n *Notice, occurredAt, at time.Time, scale scaling) progress {
+func (p progress) noticed(n *network.Notice, occurredAt, at time.Time, scale scaling) progress {
 	former := p.status
 	notices[n.Kind](&p, n, occurredAt)
 	if p.status != former && p.pause.kind == pauseKept {
@@ -387,7 +388,7 @@ func (p progress) noticed(n *Notice, occurredAt, at time.Time, scale scaling) pr
 	return p
 }
 
-func (p *progress) activateNoticed(_ *Notice, at time.Time) {
+func (p *progress) activateNoticed(_ *network.Notice, at time.Time) {
 	switch {
 	case at.Before(p.latest()):
 	case p.id == "": // the answer was lost: it is looked up
@@ -397,8 +398,8 @@ func (p *progress) activateNoticed(_ *Notice, at time.Time) {
 	}
 }
 
-func (p *progress) refuseNoticed(n *Notice, at time.Time) {
-	if at.Before(p.latest()) || p.status != NetworkTokenPending {
+func (p *progress) refuseNoticed(n *network.Notice, at time.Time) {
+	if at.Before(p.latest()) || p.status != network.Pending {
 		return
 	}
 	p.stateAt = at
@@ -407,20 +408,20 @@ func (p *progress) refuseNoticed(n *Notice, at time.Time) {
 
 // ownersNoticed applies that one owner suspends the network token or no longer
 // does.
-func (p *progress) ownersNoticed(n *Notice, at time.Time) {
+func (p *progress) ownersNoticed(n *network.Notice, at time.Time) {
 	if at.Before(p.stateAt) || at.Before(p.ownerAt[n.By]) {
 		return
 	}
-	if _, ok := p.status.after(suspended); !ok {
-		if _, ok := p.status.after(issued); ok { // it has become active meanwhile: its state is looked up
+	if _, ok := nextStatus(p.status, suspended); !ok {
+		if _, ok := nextStatus(p.status, issued); ok { // it has become active meanwhile: its state is looked up
 			p.pause = pause{kind: pauseExact}
 		}
 		return
 	}
 
-	owners, schemeCode := p.suspendedBy&^OwnersOf(n.By), ""
-	if n.Kind == NoticeSuspended {
-		owners, schemeCode = p.suspendedBy|OwnersOf(n.By), n.SchemeCode
+	owners, schemeCode := p.suspendedBy&^network.OwnersOf(n.By), ""
+	if n.Kind == network.NoticeSuspended {
+		owners, schemeCode = p.suspendedBy|network.OwnersOf(n.By), n.SchemeCode
 	}
 	p.ownerAt[n.By] = at
 	if owners == p.suspendedBy {
@@ -439,19 +440,19 @@ func (p *progress) ownersNoticed(n *Notice, at time.Time) {
 	p.move(suspended, reason)
 }
 
-func (p *progress) deleteNoticed(n *Notice, at time.Time) {
+func (p *progress) deleteNoticed(n *network.Notice, at time.Time) {
 	code := "deleted_by_issuer"
-	if n.By == OwnerScheme {
+	if n.By == network.OwnerScheme {
 		code = "deleted_by_scheme"
 	}
-	p.move(deleted, newReason(SourceScheme, code, schemeText(n.SchemeCode), at))
+	p.move(deleted, newReason(network.SourceScheme, code, schemeText(n.SchemeCode), at))
 }
 
-func (p *progress) artNoticed(n *Notice, at time.Time) {
+func (p *progress) artNoticed(n *network.Notice, at time.Time) {
 	if at.Before(p.artAt) || n.Art != "" && n.Art == p.art {
 		return
 	}
-	if p.status == NetworkTokenActive || p.status == NetworkTokenInactive {
+	if p.status == network.Active || p.status == network.Inactive {
 		p.artAt = at
 		p.pause = pause{kind: pauseExact} // it is fetched in the background
 	}

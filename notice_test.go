@@ -12,13 +12,14 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
-type notice = cardvault.Notice
+type notice = network.Notice
 
 // at is a time of the network: minutes after the network token was made.
 func at(l *lab, minutes int) time.Time {
@@ -27,39 +28,39 @@ func at(l *lab, minutes int) time.Time {
 
 // Each kind of notice in each state, to the letter of decisions, chapter 7.
 func TestNotices(t *testing.T) {
-	states := []cardvault.NetworkTokenStatus{pending, active, inactive, deleted}
+	states := []network.Status{pending, active, inactive, deleted}
 	type outcome struct {
-		status cardvault.NetworkTokenStatus
+		status network.Status
 		code   string
 	}
 	for what, test := range map[string]struct {
 		notice notice
 		want   [4]outcome // in those states; what it was if zero
 	}{
-		"activated": {notice{Kind: cardvault.NoticeActivated}, [4]outcome{{active, ""}}},
-		"refused": {notice{Kind: cardvault.NoticeRefused, Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"}},
+		"activated": {notice{Kind: network.NoticeActivated}, [4]outcome{{active, ""}}},
+		"refused": {notice{Kind: network.NoticeRefused, Failure: &network.Error{Source: network.SourceScheme, Code: "declined"}},
 			[4]outcome{{failed, "declined"}}},
-		"refused for now": {notice{Kind: cardvault.NoticeRefused, Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "provision_data_expired"}},
+		"refused for now": {notice{Kind: network.NoticeRefused, Failure: &network.Error{Source: network.SourceScheme, Code: "provision_data_expired"}},
 			[4]outcome{{failed, "provision_data_expired"}}},
-		"refused by configuration": {notice{Kind: cardvault.NoticeRefused, Failure: &cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "merchant_not_enrolled"}},
+		"refused by configuration": {notice{Kind: network.NoticeRefused, Failure: &network.Error{Source: network.SourceConfiguration, Code: "merchant_not_enrolled"}},
 			[4]outcome{{notAvailable, "merchant_not_enrolled"}}},
-		"suspended by the issuer": {notice{Kind: cardvault.NoticeSuspended},
+		"suspended by the issuer": {notice{Kind: network.NoticeSuspended},
 			[4]outcome{{}, {inactive, "suspended_by_issuer"}}},
-		"suspended by the scheme": {notice{Kind: cardvault.NoticeSuspended, By: cardvault.OwnerScheme},
+		"suspended by the scheme": {notice{Kind: network.NoticeSuspended, By: network.OwnerScheme},
 			[4]outcome{{}, {inactive, "suspended_by_scheme"}}},
-		"suspended by the cardholder": {notice{Kind: cardvault.NoticeSuspended, By: cardvault.OwnerCardholder},
+		"suspended by the cardholder": {notice{Kind: network.NoticeSuspended, By: network.OwnerCardholder},
 			[4]outcome{{}, {inactive, "suspended_by_cardholder"}}},
-		"resumed": {notice{Kind: cardvault.NoticeResumed}, [4]outcome{{}, {}, {active, ""}}},
-		"deleted by the issuer": {notice{Kind: cardvault.NoticeDeleted},
+		"resumed": {notice{Kind: network.NoticeResumed}, [4]outcome{{}, {}, {active, ""}}},
+		"deleted by the issuer": {notice{Kind: network.NoticeDeleted},
 			[4]outcome{{deleted, "deleted_by_issuer"}, {deleted, "deleted_by_issuer"}, {deleted, "deleted_by_issuer"}}},
-		"deleted by the scheme": {notice{Kind: cardvault.NoticeDeleted, By: cardvault.OwnerScheme},
+		"deleted by the scheme": {notice{Kind: network.NoticeDeleted, By: network.OwnerScheme},
 			[4]outcome{{deleted, "deleted_by_scheme"}, {deleted, "deleted_by_scheme"}, {deleted, "deleted_by_scheme"}}},
-		"invalidated": {notice{Kind: cardvault.NoticeInvalidated},
+		"invalidated": {notice{Kind: network.NoticeInvalidated},
 			[4]outcome{{deleted, "account_closed"}, {deleted, "account_closed"}, {deleted, "account_closed"}}},
-		"replaced":      {notice: notice{Kind: cardvault.NoticeCardReplaced, Card: &cardvault.CardState{LastFour: "1111"}}},
-		"renewed":       {notice: notice{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{Expiry: card.Expiry{Month: 1, Year: 2040}}}},
-		"token renewed": {notice: notice{Kind: cardvault.NoticeTokenRenewed}},
-		"art changed":   {notice: notice{Kind: cardvault.NoticeArtChanged, Art: "a"}},
+		"replaced":      {notice: notice{Kind: network.NoticeCardReplaced, Card: &network.CardState{LastFour: "1111"}}},
+		"renewed":       {notice: notice{Kind: network.NoticeCardRenewed, Card: &network.CardState{Expiry: card.Expiry{Month: 1, Year: 2040}}}},
+		"token renewed": {notice: notice{Kind: network.NoticeTokenRenewed}},
+		"art changed":   {notice: notice{Kind: network.NoticeArtChanged, Art: "a"}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			for i, state := range states {
@@ -87,7 +88,7 @@ func TestNotices(t *testing.T) {
 							t.Errorf("%v: reason %+v", state, r)
 						}
 					}
-					invalid := n.Kind == cardvault.NoticeInvalidated
+					invalid := n.Kind == network.NoticeInvalidated
 					if got := after.Status == cardvault.StatusInvalid; got != invalid || after.InvalidatedAt.IsZero() == invalid {
 						t.Errorf("%v: status %v since %v", state, after.Status, after.InvalidatedAt)
 					}
@@ -105,18 +106,18 @@ func TestNotices(t *testing.T) {
 // What is deleted or invalid stays so, whatever comes after, and what is told
 // twice changes nothing.
 func TestFinalNotices(t *testing.T) {
-	for _, last := range []cardvault.NoticeKind{cardvault.NoticeDeleted, cardvault.NoticeInvalidated} {
+	for _, last := range []network.NoticeKind{network.NoticeDeleted, network.NoticeInvalidated} {
 		inLab(t, nil, func(l *lab) {
 			id := l.become(active)
 			l.notify(notice{ID: "last", Kind: last})
 			want := l.get(id)
 			l.pass(time.Hour)
-			for kind := cardvault.NoticeActivated; kind <= cardvault.NoticeArtChanged; kind++ {
-				if last == cardvault.NoticeDeleted && kind == cardvault.NoticeInvalidated {
+			for kind := network.NoticeActivated; kind <= network.NoticeArtChanged; kind++ {
+				if last == network.NoticeDeleted && kind == network.NoticeInvalidated {
 					continue
 				}
-				l.notify(notice{Kind: kind, Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"},
-					Card: &cardvault.CardState{LastFour: "1111"}, Art: "a"})
+				l.notify(notice{Kind: kind, Failure: &network.Error{Source: network.SourceScheme, Code: "declined"},
+					Card: &network.CardState{LastFour: "1111"}, Art: "a"})
 			}
 			l.run(func() { l.pass(30 * time.Hour) })
 			if got := l.get(id); got.NetworkTokenStatus != want.NetworkTokenStatus || got.Status != want.Status ||
@@ -129,7 +130,7 @@ func TestFinalNotices(t *testing.T) {
 	// The card can die after its network token, whose reason stays.
 	inLab(t, nil, func(l *lab) {
 		id := l.become(deleted)
-		l.notify(notice{Kind: cardvault.NoticeInvalidated})
+		l.notify(notice{Kind: network.NoticeInvalidated})
 		if token := l.is(id, deleted, "deleted_by_issuer"); token.Status != cardvault.StatusInvalid {
 			t.Error("the token is still valid")
 		}
@@ -141,21 +142,21 @@ func TestOldAnswers(t *testing.T) {
 	for _, when := range []int{5, 15} {
 		inLab(t, live, func(l *lab) {
 			id := l.become(active)
-			look := func(state cardvault.NetworkTokenStatus, since time.Time) {
-				l.net.set("network-token-1", func(t *cardvault.NetworkToken) { t.State, t.StateAt = state, since })
-				l.notify(notice{Kind: cardvault.NoticeArtChanged, Art: "a", OccurredAt: time.Now()})
+			look := func(state network.Status, since time.Time) {
+				l.net.set("network-token-1", func(t *network.Token) { t.State, t.StateAt = state, since })
+				l.notify(notice{Kind: network.NoticeArtChanged, Art: "a", OccurredAt: time.Now()})
 				l.drain()
 			}
 			l.pass(time.Hour)
-			l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 10)})
+			l.notify(notice{Kind: network.NoticeSuspended, OccurredAt: at(l, 10)})
 			look(active, at(l, when))
 			if when < 10 {
 				l.is(id, inactive, "suspended_by_issuer")
 			} else {
 				l.is(id, active, "")
 			}
-			l.notify(notice{Kind: cardvault.NoticeResumed, OccurredAt: at(l, 16)})
-			l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 14)})
+			l.notify(notice{Kind: network.NoticeResumed, OccurredAt: at(l, 16)})
+			l.notify(notice{Kind: network.NoticeSuspended, OccurredAt: at(l, 14)})
 			l.is(id, active, "")
 			look(deleted, at(l, 1))
 			l.is(id, deleted, "deleted_by_scheme")
@@ -165,7 +166,7 @@ func TestOldAnswers(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		id := l.become(active)
 		l.run(func() { l.pass(29 * time.Hour) })
-		l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 1)})
+		l.notify(notice{Kind: network.NoticeSuspended, OccurredAt: at(l, 1)})
 		l.is(id, active, "")
 	})
 	// Another network token is another story, though it may be older.
@@ -173,7 +174,7 @@ func TestOldAnswers(t *testing.T) {
 		l.pass(time.Hour)
 		id := l.become(pending)
 		l.pass(time.Hour)
-		l.notify(notice{Kind: cardvault.NoticeRefused, Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"}})
+		l.notify(notice{Kind: network.NoticeRefused, Failure: &network.Error{Source: network.SourceScheme, Code: "declined"}})
 		l.is(id, failed, "declined")
 		l.net.like.StateAt = time.Now().Add(-2 * time.Hour)
 		l.must2(l.Provision(l.Context(), id))
@@ -184,18 +185,18 @@ func TestOldAnswers(t *testing.T) {
 
 // A refusal and a success in the wrong order.
 func TestReversedNotices(t *testing.T) {
-	refusal := &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"}
+	refusal := &network.Error{Source: network.SourceScheme, Code: "declined"}
 	inLab(t, nil, func(l *lab) {
 		l.pass(time.Hour)
 		id := l.become(pending)
-		l.notify(notice{Kind: cardvault.NoticeRefused, Failure: refusal, OccurredAt: at(l, -1)})
+		l.notify(notice{Kind: network.NoticeRefused, Failure: refusal, OccurredAt: at(l, -1)})
 		l.is(id, pending, "") // of before it was asked for
 		l.pass(time.Hour)
-		l.notify(notice{Kind: cardvault.NoticeRefused, Failure: refusal, OccurredAt: at(l, 10)})
+		l.notify(notice{Kind: network.NoticeRefused, Failure: refusal, OccurredAt: at(l, 10)})
 		l.is(id, failed, "declined")
-		l.notify(notice{Kind: cardvault.NoticeActivated, OccurredAt: at(l, 9)})
+		l.notify(notice{Kind: network.NoticeActivated, OccurredAt: at(l, 9)})
 		l.is(id, failed, "declined")
-		l.notify(notice{Kind: cardvault.NoticeActivated, OccurredAt: at(l, 11)})
+		l.notify(notice{Kind: network.NoticeActivated, OccurredAt: at(l, 11)})
 		l.is(id, active, "")
 	})
 }
@@ -204,10 +205,10 @@ func TestReversedNotices(t *testing.T) {
 func TestLateSuccess(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id := l.become(pending)
-		l.notify(notice{Kind: cardvault.NoticeRefused, Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"}})
+		l.notify(notice{Kind: network.NoticeRefused, Failure: &network.Error{Source: network.SourceScheme, Code: "declined"}})
 		l.is(id, failed, "declined")
 		l.pass(time.Minute)
-		l.notify(notice{Kind: cardvault.NoticeActivated})
+		l.notify(notice{Kind: network.NoticeActivated})
 		l.is(id, active, "")
 		l.must(l.Vault.Delete(l.Context(), id))
 		l.drain()
@@ -221,40 +222,40 @@ func TestOldNotices(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id := l.become(active)
 		l.pass(time.Hour)
-		twice := notice{ID: "twice", Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 10)}
+		twice := notice{ID: "twice", Kind: network.NoticeSuspended, OccurredAt: at(l, 10)}
 		l.notify(twice)
-		l.notify(notice{ID: "other", Kind: cardvault.NoticeResumed, OccurredAt: at(l, 20)})
+		l.notify(notice{ID: "other", Kind: network.NoticeResumed, OccurredAt: at(l, 20)})
 		l.is(id, active, "")
 		twice.OccurredAt = at(l, 30) // the same one, whatever it says now
 		l.notify(twice)
 		l.is(id, active, "")
-		l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 19)})
+		l.notify(notice{Kind: network.NoticeSuspended, OccurredAt: at(l, 19)})
 		l.is(id, active, "")
-		l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: at(l, 20)})
+		l.notify(notice{Kind: network.NoticeSuspended, OccurredAt: at(l, 20)})
 		l.is(id, inactive, "suspended_by_issuer")
-		l.notify(notice{Kind: cardvault.NoticeResumed, OccurredAt: at(l, 19)})
+		l.notify(notice{Kind: network.NoticeResumed, OccurredAt: at(l, 19)})
 		l.is(id, inactive, "suspended_by_issuer")
-		l.notify(notice{Kind: cardvault.NoticeActivated, OccurredAt: at(l, 1)})
+		l.notify(notice{Kind: network.NoticeActivated, OccurredAt: at(l, 1)})
 		l.is(id, inactive, "suspended_by_issuer")
-		l.notify(notice{Kind: cardvault.NoticeRefused, OccurredAt: at(l, 40),
-			Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"}})
+		l.notify(notice{Kind: network.NoticeRefused, OccurredAt: at(l, 40),
+			Failure: &network.Error{Source: network.SourceScheme, Code: "declined"}})
 		l.is(id, inactive, "suspended_by_issuer")
-		l.notify(notice{Kind: cardvault.NoticeResumed, OccurredAt: at(l, 21)})
+		l.notify(notice{Kind: network.NoticeResumed, OccurredAt: at(l, 21)})
 		l.is(id, active, "")
 	})
 	// A duplicate is known for a month, and in another process too.
 	inLab(t, nil, func(l *lab) {
 		id := l.become(active)
-		l.notify(notice{ID: "n", Kind: cardvault.NoticeSuspended})
-		l.notify(notice{ID: "m", Kind: cardvault.NoticeResumed})
+		l.notify(notice{ID: "n", Kind: network.NoticeSuspended})
+		l.notify(notice{ID: "m", Kind: network.NoticeResumed})
 		l.pass(29 * 24 * time.Hour)
 		l.drain()
 		l.restart()
-		l.notify(notice{ID: "n", Kind: cardvault.NoticeSuspended})
+		l.notify(notice{ID: "n", Kind: network.NoticeSuspended})
 		l.is(id, active, "")
 		l.pass(48 * time.Hour)
 		l.drain()
-		l.notify(notice{ID: "n", Kind: cardvault.NoticeSuspended})
+		l.notify(notice{ID: "n", Kind: network.NoticeSuspended})
 		l.is(id, inactive, "suspended_by_issuer")
 	})
 }
@@ -262,11 +263,11 @@ func TestOldNotices(t *testing.T) {
 // Suspending and resuming in every order of arrival end in the same state, which
 // is active only when nobody suspends.
 func TestSuspensionOwners(t *testing.T) {
-	by := func(kind cardvault.NoticeKind, owner cardvault.Owner, minute int) notice {
-		return notice{ID: fmt.Sprint(minute), Kind: kind, By: owner, Token: cardvault.NetworkTokenRef{IdempotencyKey: fmt.Sprint(minute)}}
+	by := func(kind network.NoticeKind, owner network.Owner, minute int) notice {
+		return notice{ID: fmt.Sprint(minute), Kind: kind, By: owner, Token: network.Ref{IdempotencyKey: fmt.Sprint(minute)}}
 	}
-	const suspended, resumed = cardvault.NoticeSuspended, cardvault.NoticeResumed
-	const issuer, scheme, holder = cardvault.OwnerIssuer, cardvault.OwnerScheme, cardvault.OwnerCardholder
+	const suspended, resumed = network.NoticeSuspended, network.NoticeResumed
+	const issuer, scheme, holder = network.OwnerIssuer, network.OwnerScheme, network.OwnerCardholder
 	codes := map[string]string{"suspended_by_issuer": "code 0", "suspended_by_scheme": "code 1", "suspended_by_cardholder": "code 2"}
 	for what, test := range map[string]struct {
 		notices []notice
@@ -286,7 +287,7 @@ func TestSuspensionOwners(t *testing.T) {
 				l.pass(time.Hour)
 				for _, i := range order {
 					n := test.notices[i]
-					n.OccurredAt, n.Token = at(l, i+1), cardvault.NetworkTokenRef{ID: "network-token-1"}
+					n.OccurredAt, n.Token = at(l, i+1), network.Ref{ID: "network-token-1"}
 					n.SchemeCode = fmt.Sprint("code ", n.By)
 					l.notify(n)
 				}
@@ -331,11 +332,11 @@ func TestSuspendedWhilePending(t *testing.T) {
 		l.net.like.State = pending
 		id := l.imports(visa)
 		l.drain()
-		l.net.set("network-token-1", func(t *cardvault.NetworkToken) {
-			t.State, t.SuspendedBy, t.StateAt = inactive, cardvault.OwnersOf(cardvault.OwnerCardholder), time.Now()
+		l.net.set("network-token-1", func(t *network.Token) {
+			t.State, t.SuspendedBy, t.StateAt = inactive, network.OwnersOf(network.OwnerCardholder), time.Now()
 		})
-		l.notify(notice{Kind: cardvault.NoticeSuspended, By: cardvault.OwnerCardholder})
-		l.notify(notice{Kind: cardvault.NoticeActivated, OccurredAt: time.Now().Add(-time.Second)}) // reversed
+		l.notify(notice{Kind: network.NoticeSuspended, By: network.OwnerCardholder})
+		l.notify(notice{Kind: network.NoticeActivated, OccurredAt: time.Now().Add(-time.Second)}) // reversed
 		l.drain()
 		l.is(id, inactive, "suspended_by_cardholder")
 	})
@@ -349,20 +350,20 @@ func TestClocks(t *testing.T) {
 			inLab(t, live, func(l *lab) {
 				id := l.become(active)
 				l.pass(time.Hour)
-				l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: time.Now().Add(ahead)})
+				l.notify(notice{Kind: network.NoticeSuspended, OccurredAt: time.Now().Add(ahead)})
 				l.is(id, inactive, "suspended_by_issuer")
 				// The notice that it was resumed is lost. Another makes the vault look.
-				l.notify(notice{Kind: cardvault.NoticeArtChanged, Art: "a", OccurredAt: time.Now().Add(ahead)})
+				l.notify(notice{Kind: network.NoticeArtChanged, Art: "a", OccurredAt: time.Now().Add(ahead)})
 				l.drain()
 				l.is(id, active, "")
 				l.pass(20 * time.Minute)
-				l.notify(notice{Kind: cardvault.NoticeSuspended, OccurredAt: time.Now().Add(ahead)})
+				l.notify(notice{Kind: network.NoticeSuspended, OccurredAt: time.Now().Add(ahead)})
 				l.is(id, inactive, "suspended_by_issuer")
 				l.pass(time.Minute)
 				if ahead > time.Hour { // its clock is put right
 					ahead = 0
 				}
-				l.notify(notice{Kind: cardvault.NoticeResumed, OccurredAt: time.Now().Add(ahead)})
+				l.notify(notice{Kind: network.NoticeResumed, OccurredAt: time.Now().Add(ahead)})
 				l.is(id, active, "")
 			})
 		})
@@ -379,7 +380,7 @@ func TestClocks(t *testing.T) {
 						return errors.New("down")
 					}
 					<-time.After(time.Second)
-					l.try(l.Notify(l.Context(), l.notice(notice{Kind: cardvault.NoticeSuspended})))
+					l.try(l.Notify(l.Context(), l.notice(notice{Kind: network.NoticeSuspended})))
 					<-time.After(time.Second)
 					return nil
 				})
@@ -399,7 +400,7 @@ func TestClocks(t *testing.T) {
 		l.net.script(nil, func(_ context.Context, c call) error {
 			if c.method == "Provision" {
 				<-time.After(time.Second)
-				sent = l.notice(notice{Kind: cardvault.NoticeSuspended})
+				sent = l.notice(notice{Kind: network.NoticeSuspended})
 				if err := l.Notify(l.Context(), sent); !errors.Is(err, cardvault.ErrNotFound) {
 					l.Errorf("Notify: %v", err)
 				}
@@ -418,13 +419,13 @@ func TestClocks(t *testing.T) {
 // The answer to a repeated call may be that of the first one: it is looked up.
 func TestRepeatedAnswerIsLookedUp(t *testing.T) {
 	inLab(t, live, func(l *lab) {
-		l.opts.Network = &replaying{l.net, map[string]*cardvault.NetworkToken{}}
+		l.opts.Network = &replaying{l.net, map[string]*network.Token{}}
 		l.restart()
 		l.net.script(nil, refuse("Provision", errors.New("lost")))
 		id := l.imports(visa)
 		l.drain()
 		l.net.script(nil, nil)
-		l.net.set("network-token-1", func(t *cardvault.NetworkToken) { t.State = inactive })
+		l.net.set("network-token-1", func(t *network.Token) { t.State = inactive })
 		l.run(func() { l.pass(time.Minute) })
 		l.is(id, inactive, "suspended_by_scheme")
 	})
@@ -433,10 +434,10 @@ func TestRepeatedAnswerIsLookedUp(t *testing.T) {
 // A replaying network answers a repeated Provision with its first answer.
 type replaying struct {
 	*scripted
-	first map[string]*cardvault.NetworkToken
+	first map[string]*network.Token
 }
 
-func (n *replaying) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+func (n *replaying) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	_, err := n.scripted.Provision(ctx, r)
 	if n.first[r.IdempotencyKey] == nil {
 		n.mu.Lock()
@@ -453,31 +454,31 @@ func (n *replaying) Provision(ctx context.Context, r *cardvault.ProvisionRequest
 // A notice of what the vault does not have, or not yet.
 func TestUnknownNotice(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
-		unknown := func(what string, ref cardvault.NetworkTokenRef, want error) {
+		unknown := func(what string, ref network.Ref, want error) {
 			t.Helper()
-			if err := l.Notify(l.Context(), l.notice(notice{Kind: cardvault.NoticeDeleted, Token: ref})); !errors.Is(err, want) {
+			if err := l.Notify(l.Context(), l.notice(notice{Kind: network.NoticeDeleted, Token: ref})); !errors.Is(err, want) {
 				t.Errorf("%s: %v, want %v", what, err, want)
 			}
 		}
-		unknown("of nobody", cardvault.NetworkTokenRef{ID: "x"}, cardvault.ErrNotFound)
-		unknown("of nobody, by key", cardvault.NetworkTokenRef{IdempotencyKey: "x"}, cardvault.ErrNotFound)
+		unknown("of nobody", network.Ref{ID: "x"}, cardvault.ErrNotFound)
+		unknown("of nobody, by key", network.Ref{IdempotencyKey: "x"}, cardvault.ErrNotFound)
 		id := l.become(active)
 		l.must(l.Vault.Delete(l.Context(), id))
-		unknown("while it is to be deleted", cardvault.NetworkTokenRef{ID: "network-token-1"}, nil)
+		unknown("while it is to be deleted", network.Ref{ID: "network-token-1"}, nil)
 		l.drain()
-		unknown("just after it was deleted", cardvault.NetworkTokenRef{ID: "network-token-1"}, nil)
+		unknown("just after it was deleted", network.Ref{ID: "network-token-1"}, nil)
 		l.pass(time.Hour)
 		l.drain()
-		unknown("long after it was deleted", cardvault.NetworkTokenRef{ID: "network-token-1"}, cardvault.ErrNotFound)
+		unknown("long after it was deleted", network.Ref{ID: "network-token-1"}, cardvault.ErrNotFound)
 		l.opts.Network = nil
 		l.restart()
-		unknown("without a network", cardvault.NetworkTokenRef{ID: "x"}, cardvault.ErrNotFound)
+		unknown("without a network", network.Ref{ID: "x"}, cardvault.ErrNotFound)
 		l.Vault.Close()
-		unknown("of a closed vault", cardvault.NetworkTokenRef{ID: "x"}, cardvault.ErrClosed)
+		unknown("of a closed vault", network.Ref{ID: "x"}, cardvault.ErrClosed)
 	})
 	// One that is not known yet is taken when it is delivered again.
 	inLab(t, nil, func(l *lab) {
-		early := l.notice(notice{ID: "early", Kind: cardvault.NoticeSuspended, OccurredAt: time.Now().Add(time.Minute)})
+		early := l.notice(notice{ID: "early", Kind: network.NoticeSuspended, OccurredAt: time.Now().Add(time.Minute)})
 		if err := l.Notify(l.Context(), early); !errors.Is(err, cardvault.ErrNotFound) {
 			t.Errorf("Notify: %v", err)
 		}
@@ -494,7 +495,7 @@ func TestNoticeByIdempotencyKey(t *testing.T) {
 		id := l.imports(visa)
 		l.drain()
 		l.net.script(nil, nil)
-		l.notify(notice{Kind: cardvault.NoticeActivated, Token: cardvault.NetworkTokenRef{IdempotencyKey: id.String() + ":1"}})
+		l.notify(notice{Kind: network.NoticeActivated, Token: network.Ref{IdempotencyKey: id.String() + ":1"}})
 		l.drain()
 		l.is(id, active, "")
 		l.held(1)
@@ -503,8 +504,8 @@ func TestNoticeByIdempotencyKey(t *testing.T) {
 		l.net.script(refuse("Provision", errors.New("lost")), nil)
 		id := l.imports(visa)
 		l.drain()
-		ref := cardvault.NetworkTokenRef{IdempotencyKey: id.String() + ":1"}
-		l.notify(notice{Kind: cardvault.NoticeRefused, Token: ref, Failure: &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined"}})
+		ref := network.Ref{IdempotencyKey: id.String() + ":1"}
+		l.notify(notice{Kind: network.NoticeRefused, Token: ref, Failure: &network.Error{Source: network.SourceScheme, Code: "declined"}})
 		l.is(id, failed, "declined")
 		l.net.script(nil, nil)
 		l.must2(l.Provision(l.Context(), id))
@@ -531,7 +532,7 @@ func TestNoticeOfASharedNetworkToken(t *testing.T) {
 			ids[i] = l.imports(visa)
 			l.drain()
 		}
-		are := func(status cardvault.NetworkTokenStatus, code string) {
+		are := func(status network.Status, code string) {
 			t.Helper()
 			for i, v := range vaults {
 				l.Vault = v
@@ -540,13 +541,13 @@ func TestNoticeOfASharedNetworkToken(t *testing.T) {
 			l.Vault = home
 		}
 		are(active, "")
-		l.notify(notice{Kind: cardvault.NoticeSuspended})
+		l.notify(notice{Kind: network.NoticeSuspended})
 		are(inactive, "suspended_by_issuer")
 
 		// The store fails in the middle: nothing is lost when it comes again.
 		for fail := range 4 {
 			l.pass(time.Second)
-			for _, kind := range []cardvault.NoticeKind{cardvault.NoticeResumed, cardvault.NoticeSuspended} {
+			for _, kind := range []network.NoticeKind{network.NoticeResumed, network.NoticeSuspended} {
 				n := l.notice(notice{ID: fmt.Sprint(fail, kind), Kind: kind})
 				updates := 0
 				l.store.hook(func() error {
@@ -560,21 +561,21 @@ func TestNoticeOfASharedNetworkToken(t *testing.T) {
 				}
 				l.store.hook(nil)
 				l.must(l.Notify(l.Context(), n))
-				if kind == cardvault.NoticeResumed {
+				if kind == network.NoticeResumed {
 					are(active, "")
 				} else {
 					are(inactive, "suspended_by_issuer")
 				}
-				n.Kind = cardvault.NoticeDeleted // known by now
+				n.Kind = network.NoticeDeleted // known by now
 				l.must(l.Notify(l.Context(), n))
 			}
 		}
-		l.notify(notice{Kind: cardvault.NoticeResumed})
+		l.notify(notice{Kind: network.NoticeResumed})
 		are(active, "")
 
 		// What is damaged keeps nobody else from being told.
 		l.spoil(kindNetworkToken, func(*store.Record) bool { return true }, 1)
-		if err := l.Notify(l.Context(), l.notice(notice{Kind: cardvault.NoticeSuspended})); !errors.Is(err, cardvault.ErrDamaged) {
+		if err := l.Notify(l.Context(), l.notice(notice{Kind: network.NoticeSuspended})); !errors.Is(err, cardvault.ErrDamaged) {
 			t.Errorf("Notify: %v", err)
 		}
 		told := 0
@@ -606,17 +607,17 @@ func TestCardChanges(t *testing.T) {
 				t.Errorf("%s: %s, %s, %s, %v", what, token.IIN, token.LastFour, token.MaskedAccountNumber, token.Expiry)
 			}
 		}
-		l.notify(notice{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{Expiry: next}, OccurredAt: at(l, 10)})
+		l.notify(notice{Kind: network.NoticeCardRenewed, Card: &network.CardState{Expiry: next}, OccurredAt: at(l, 10)})
 		shows("renewed", "4242", next)
-		l.notify(notice{Kind: cardvault.NoticeCardRenewed, Card: &cardvault.CardState{Expiry: visa.Expiry}, OccurredAt: at(l, 9)})
+		l.notify(notice{Kind: network.NoticeCardRenewed, Card: &network.CardState{Expiry: visa.Expiry}, OccurredAt: at(l, 9)})
 		shows("an older one", "4242", next)
-		l.notify(notice{Kind: cardvault.NoticeCardRenewed, OccurredAt: at(l, 11)})
+		l.notify(notice{Kind: network.NoticeCardRenewed, OccurredAt: at(l, 11)})
 		shows("renewed to something that is not told", "4242", next)
-		l.notify(notice{Kind: cardvault.NoticeCardReplaced, Card: &cardvault.CardState{LastFour: "1881", Expiry: visa.Expiry}, OccurredAt: at(l, 12)})
+		l.notify(notice{Kind: network.NoticeCardReplaced, Card: &network.CardState{LastFour: "1881", Expiry: visa.Expiry}, OccurredAt: at(l, 12)})
 		shows("replaced", "1881", visa.Expiry)
-		l.notify(notice{Kind: cardvault.NoticeCardReplaced, Card: &cardvault.CardState{LastFour: "0005"}, OccurredAt: at(l, 13)})
+		l.notify(notice{Kind: network.NoticeCardReplaced, Card: &network.CardState{LastFour: "0005"}, OccurredAt: at(l, 13)})
 		shows("replaced again, without an expiry", "0005", visa.Expiry)
-		l.notify(notice{Kind: cardvault.NoticeCardReplaced, OccurredAt: at(l, 14)})
+		l.notify(notice{Kind: network.NoticeCardReplaced, OccurredAt: at(l, 14)})
 		shows("replaced by what is not told", "0005", visa.Expiry)
 		// While it is active it stays, though the stored number is stale.
 		l.must2(l.Provision(l.Context(), id))
@@ -636,7 +637,7 @@ func TestCardChanges(t *testing.T) {
 func TestCardChangesFoundByLookups(t *testing.T) {
 	next := card.Expiry{Month: 7, Year: 2035}
 	patched := card.Expiry{Month: 1, Year: 2033}
-	for what, first := range map[string]*cardvault.CardState{
+	for what, first := range map[string]*network.CardState{
 		"told at first":          {LastFour: "4242", Expiry: visa.Expiry},
 		"told without expiry":    {LastFour: "4242"},
 		"told without last four": {Expiry: visa.Expiry},
@@ -646,8 +647,8 @@ func TestCardChangesFoundByLookups(t *testing.T) {
 			inLab(t, live, func(l *lab) {
 				l.net.like.Card, l.net.like.State = first, pending
 				id := l.imports(visa)
-				look := func(known *cardvault.CardState) {
-					l.net.set("network-token-1", func(t *cardvault.NetworkToken) { t.Card, t.State = known, active })
+				look := func(known *network.CardState) {
+					l.net.set("network-token-1", func(t *network.Token) { t.Card, t.State = known, active })
 					l.run(func() { l.pass(29 * time.Hour) })
 				}
 				shows := func(what, lastFour string, expiry card.Expiry) {
@@ -657,21 +658,21 @@ func TestCardChangesFoundByLookups(t *testing.T) {
 					}
 				}
 				l.drain()
-				look(&cardvault.CardState{LastFour: "4242", Expiry: visa.Expiry})
+				look(&network.CardState{LastFour: "4242", Expiry: visa.Expiry})
 				shows("the same card", "4242", visa.Expiry)
 				l.must2(l.Update(l.Context(), id, cardvault.TokenUpdate{Expiry: &patched}))
-				look(&cardvault.CardState{LastFour: "4242", Expiry: visa.Expiry})
+				look(&network.CardState{LastFour: "4242", Expiry: visa.Expiry})
 				shows("nothing new", "4242", patched)
-				look(&cardvault.CardState{LastFour: "4242"})
+				look(&network.CardState{LastFour: "4242"})
 				shows("nothing at all", "4242", patched)
 				look(nil)
 				shows("less than nothing", "4242", patched)
-				look(&cardvault.CardState{Expiry: next})
+				look(&network.CardState{Expiry: next})
 				shows("renewed", "4242", next)
-				look(&cardvault.CardState{LastFour: "1881", Expiry: next})
+				look(&network.CardState{LastFour: "1881", Expiry: next})
 				shows("replaced", "1881", next)
 				// A notice of before is old.
-				l.notify(notice{Kind: cardvault.NoticeCardReplaced, Card: &cardvault.CardState{LastFour: "9999"}, OccurredAt: at(l, 60)})
+				l.notify(notice{Kind: network.NoticeCardReplaced, Card: &network.CardState{LastFour: "9999"}, OccurredAt: at(l, 60)})
 				shows("an old notice", "1881", next)
 			})
 		})
@@ -680,8 +681,8 @@ func TestCardChangesFoundByLookups(t *testing.T) {
 	recorder := new(vaulttest.Recorder)
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Events: recorder}, func(l *lab) {
 		l.become(active)
-		l.net.set("network-token-1", func(t *cardvault.NetworkToken) {
-			t.Card = &cardvault.CardState{LastFour: "4242", Expiry: visa.Expiry}
+		l.net.set("network-token-1", func(t *network.Token) {
+			t.Card = &network.CardState{LastFour: "4242", Expiry: visa.Expiry}
 		})
 		l.run(func() { l.pass(29 * time.Hour) })
 		for _, e := range recorder.Events() {
@@ -692,13 +693,13 @@ func TestCardChangesFoundByLookups(t *testing.T) {
 	})
 	// A look-up that was under way when the notice came does not undo it.
 	inLab(t, live, func(l *lab) {
-		l.net.like.Card = &cardvault.CardState{LastFour: "4242", Expiry: visa.Expiry}
+		l.net.like.Card = &network.CardState{LastFour: "4242", Expiry: visa.Expiry}
 		id := l.become(active)
 		l.net.script(nil, func(_ context.Context, c call) error {
 			if c.method == "Lookup" && len(l.net.asked("Lookup")) == 1 {
-				l.try(l.Notify(l.Context(), l.notice(notice{Kind: cardvault.NoticeCardReplaced, Card: &cardvault.CardState{LastFour: "1881", Expiry: next}})))
-				l.net.set("network-token-1", func(t *cardvault.NetworkToken) {
-					t.Card = &cardvault.CardState{LastFour: "1881", Expiry: next}
+				l.try(l.Notify(l.Context(), l.notice(notice{Kind: network.NoticeCardReplaced, Card: &network.CardState{LastFour: "1881", Expiry: next}})))
+				l.net.set("network-token-1", func(t *network.Token) {
+					t.Card = &network.CardState{LastFour: "1881", Expiry: next}
 				})
 			}
 			return nil
@@ -715,7 +716,7 @@ func TestInvalidNotices(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id := l.become(active)
 		now := time.Now()
-		good := notice{ID: "n", Kind: cardvault.NoticeSuspended, OccurredAt: now, Token: cardvault.NetworkTokenRef{ID: "network-token-1"}}
+		good := notice{ID: "n", Kind: network.NoticeSuspended, OccurredAt: now, Token: network.Ref{ID: "network-token-1"}}
 		long := strings.Repeat("x", 256)
 		for what, test := range map[string]struct {
 			spoil func(*notice)
@@ -723,22 +724,22 @@ func TestInvalidNotices(t *testing.T) {
 		}{
 			"no id":            {func(n *notice) { n.ID = "" }, []string{"id"}},
 			"a long id":        {func(n *notice) { n.ID = long }, []string{"id"}},
-			"no token":         {func(n *notice) { n.Token = cardvault.NetworkTokenRef{} }, []string{"token"}},
+			"no token":         {func(n *notice) { n.Token = network.Ref{} }, []string{"token"}},
 			"a long token":     {func(n *notice) { n.Token.ID = long }, []string{"token"}},
 			"a long key":       {func(n *notice) { n.Token.IdempotencyKey = long }, []string{"token"}},
 			"no kind":          {func(n *notice) { n.Kind = 0 }, []string{"kind"}},
-			"kind 11":          {func(n *notice) { n.Kind = cardvault.NoticeArtChanged + 1 }, []string{"kind"}},
+			"kind 11":          {func(n *notice) { n.Kind = network.NoticeArtChanged + 1 }, []string{"kind"}},
 			"no time":          {func(n *notice) { n.OccurredAt = time.Time{} }, []string{"occurred_at"}},
 			"a time of 1999":   {func(n *notice) { n.OccurredAt = time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"occurred_at"}},
 			"a time of 2101":   {func(n *notice) { n.OccurredAt = time.Date(2101, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"occurred_at"}},
-			"nobody":           {func(n *notice) { n.By = cardvault.OwnerCardholder + 1 }, []string{"by"}},
-			"three digits":     {func(n *notice) { n.Card = &cardvault.CardState{LastFour: "424"} }, []string{"card"}},
-			"no digits":        {func(n *notice) { n.Card = &cardvault.CardState{LastFour: "abcd"} }, []string{"card"}},
-			"a bad expiry":     {func(n *notice) { n.Card = &cardvault.CardState{Expiry: card.Expiry{Month: 13, Year: 2030}} }, []string{"card"}},
-			"refused for what": {func(n *notice) { n.Kind = cardvault.NoticeRefused }, []string{"failure"}},
-			"many things":      {func(n *notice) { *n = notice{Card: &cardvault.CardState{LastFour: "4"}} }, []string{"id", "token", "kind", "occurred_at", "card"}},
+			"nobody":           {func(n *notice) { n.By = network.OwnerCardholder + 1 }, []string{"by"}},
+			"three digits":     {func(n *notice) { n.Card = &network.CardState{LastFour: "424"} }, []string{"card"}},
+			"no digits":        {func(n *notice) { n.Card = &network.CardState{LastFour: "abcd"} }, []string{"card"}},
+			"a bad expiry":     {func(n *notice) { n.Card = &network.CardState{Expiry: card.Expiry{Month: 13, Year: 2030}} }, []string{"card"}},
+			"refused for what": {func(n *notice) { n.Kind = network.NoticeRefused }, []string{"failure"}},
+			"many things":      {func(n *notice) { *n = notice{Card: &network.CardState{LastFour: "4"}} }, []string{"id", "token", "kind", "occurred_at", "card"}},
 			"what holds a card": {func(n *notice) {
-				n.ID, n.Card = long+"4242424242424242", &cardvault.CardState{LastFour: "4242424242424242"}
+				n.ID, n.Card = long+"4242424242424242", &network.CardState{LastFour: "4242424242424242"}
 			}, []string{"id", "card"}},
 		} {
 			n := good
@@ -769,7 +770,7 @@ func TestSchemeCodes(t *testing.T) {
 	} {
 		inLab(t, nil, func(l *lab) {
 			id := l.become(active)
-			l.notify(notice{Kind: cardvault.NoticeSuspended, SchemeCode: code})
+			l.notify(notice{Kind: network.NoticeSuspended, SchemeCode: code})
 			if r := l.is(id, inactive, "suspended_by_issuer").NetworkTokenStatusReason; r.SchemeCode != want {
 				t.Errorf("%q is kept as %q", code, r.SchemeCode)
 			}
@@ -789,7 +790,7 @@ func TestNoticeOfManyHolders(t *testing.T) {
 		token, err := good.Import(l.Context(), visa, nil)
 		l.must(err)
 		l.drain()
-		n := l.notice(notice{Kind: cardvault.NoticeDeleted})
+		n := l.notice(notice{Kind: network.NoticeDeleted})
 		l.must(l.Notify(l.Context(), n))
 		l.must(l.Notify(l.Context(), n)) // delivered again
 		// The process dies while it tells them.
@@ -828,25 +829,25 @@ func TestNoticesOfManyHolders(t *testing.T) {
 		l.net.shared = true
 		ids := l.crowd(1001, visa)
 		l.drain()
-		last := func(status cardvault.NetworkTokenStatus, code string) *cardvault.Token {
+		last := func(status network.Status, code string) *cardvault.Token {
 			l.Helper()
 			l.drain()
 			return l.is(ids[len(ids)-1], status, code)
 		}
-		l.notify(notice{ID: "1", Kind: cardvault.NoticeSuspended, By: cardvault.OwnerIssuer, OccurredAt: at(l, 10), SchemeCode: "S1"})
+		l.notify(notice{ID: "1", Kind: network.NoticeSuspended, By: network.OwnerIssuer, OccurredAt: at(l, 10), SchemeCode: "S1"})
 		if got := last(inactive, "suspended_by_issuer"); got.NetworkTokenStatusReason.SchemeCode != "S1" {
 			t.Errorf("told as %+v", got.NetworkTokenStatusReason)
 		}
-		l.notify(notice{ID: "2", Kind: cardvault.NoticeResumed, By: cardvault.OwnerIssuer, OccurredAt: at(l, 9)})
+		l.notify(notice{ID: "2", Kind: network.NoticeResumed, By: network.OwnerIssuer, OccurredAt: at(l, 9)})
 		last(inactive, "suspended_by_issuer")
-		l.notify(notice{ID: "3", Kind: cardvault.NoticeResumed, By: cardvault.OwnerIssuer, OccurredAt: at(l, 11)})
+		l.notify(notice{ID: "3", Kind: network.NoticeResumed, By: network.OwnerIssuer, OccurredAt: at(l, 11)})
 		last(active, "")
-		l.notify(notice{ID: "4", Kind: cardvault.NoticeCardReplaced, OccurredAt: at(l, 12),
-			Card: &cardvault.CardState{LastFour: "1881", Expiry: card.Expiry{Month: 7, Year: 2035}}})
+		l.notify(notice{ID: "4", Kind: network.NoticeCardReplaced, OccurredAt: at(l, 12),
+			Card: &network.CardState{LastFour: "1881", Expiry: card.Expiry{Month: 7, Year: 2035}}})
 		if got := last(active, ""); got.LastFour != "1881" || got.Expiry.Year != 2035 {
 			t.Errorf("the card is %s, %v", got.LastFour, got.Expiry)
 		}
-		l.notify(notice{ID: "5", Kind: cardvault.NoticeInvalidated, OccurredAt: at(l, 13)})
+		l.notify(notice{ID: "5", Kind: network.NoticeInvalidated, OccurredAt: at(l, 13)})
 		last(deleted, "account_closed")
 	})
 }

@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
+	"github.com/cardvault/cardvault/network"
+	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/store"
 )
 
@@ -40,10 +43,10 @@ type Options struct {
 
 	// BIN tells bank, segment, type and country of a card. If nil, only the
 	// scheme is known.
-	BIN BINProvider
+	BIN network.BINProvider
 
 	// Network issues network tokens. If nil, they are not available.
-	Network Network
+	Network network.Provider
 
 	// NetworkTimeout bounds each call to the network, 100 milliseconds to 30
 	// seconds. Defaults to 10 seconds.
@@ -61,14 +64,14 @@ type Options struct {
 	ProvisionWait time.Duration
 
 	// PPAN gives pseudo card numbers. If nil, ObtainPPAN returns ErrNotEnabled.
-	PPAN PPANProvider
+	PPAN ppan.Provider
 
 	// PPANTimeout bounds each call to PPAN, 100 milliseconds to 1 minute. Defaults
 	// to 10 seconds.
 	PPANTimeout time.Duration
 
 	// IDV identifies cardholders in sessions. If nil, nobody does.
-	IDV IDVProvider
+	IDV idv.Provider
 
 	// IDVTimeout bounds each call to IDV, 100 milliseconds to 30 seconds. Defaults
 	// to 10 seconds.
@@ -253,7 +256,7 @@ func (o *Options) checkProviders() error {
 		return fmt.Errorf("%w: the provider of pseudo card numbers is for sandboxes, and Options.Mode is Live", ErrWrongMode)
 	}
 	if _, ok := o.IDV.(SandboxOnly); ok && o.Mode == Live {
-		return fmt.Errorf("%w: the IDVProvider is for sandboxes, and Options.Mode is Live", ErrWrongMode)
+		return fmt.Errorf("%w: the idv.Provider is for sandboxes, and Options.Mode is Live", ErrWrongMode)
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -97,7 +98,7 @@ func TestCompleteSession(t *testing.T) {
 			l.Fatalf("completed: %+v", done)
 		}
 		token := l.get(done.TokenID)
-		if token.MaskedAccountNumber != "424242******4242" || token.Identification != cardvault.IdentificationSkipped || token.CardholderName.IsZero() {
+		if token.MaskedAccountNumber != "424242******4242" || token.Identification != idv.Skipped || token.CardholderName.IsZero() {
 			l.Errorf("token %+v", token)
 		}
 		l.hasCode(done.TokenID, true)

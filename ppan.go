@@ -9,46 +9,16 @@ import (
 	"slices"
 	"unicode/utf8"
 
-	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/rule"
+	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
 
-// A PPANProvider is a payment provider that keeps a card and gives a pseudo card
-// number (PPAN) for it, which is of use with that provider alone. Package payone
-// is one over HTTP.
-//
-// ObtainPPAN is called concurrently, with a deadline of [Options.PPANTimeout]. It
-// sends the request at most once: what came of a request that was sent and not
-// answered is not known, and asking again is the caller's decision. It keeps
-// nothing of the request and of the answer, and no error holds any of it: errors
-// are logged.
-//
-// An answer of the provider, whatever its status, is a [*PPAN]. An error says that
-// there is none that can be understood: the provider was not reached, or answered
-// something else.
-//
-// A provider that implements [SandboxOnly] is refused by a live vault.
-// [PPANRequest.Mode] tells the others which system to ask.
-type PPANProvider interface {
-	ObtainPPAN(ctx context.Context, r *PPANRequest) (*PPAN, error)
-}
-
-// A PPANAccount says on whose behalf a card is sent to the provider: the four
-// provider headers of chapter 4.9 of the interface document. The vault keeps none
-// of it, and not the portal key that the hash is made with.
-type PPANAccount struct {
-	AID      string // sub-account
-	MID      string // merchant
-	PortalID string
-	Hash     PPANHash // computed by the caller over the parameters that are sent
-}
-
 // A ProviderAccount says for whom cards may be sent to the provider: three fields of a
-// PPANAccount.
+// ppan.Account.
 type ProviderAccount struct {
 	AID      string
 	MID      string
@@ -80,81 +50,6 @@ func (v *Vault) SetProviderAccounts(ctx context.Context, allowed []ProviderAccou
 	})
 }
 
-// A PPANHash authenticates requests to the provider. It is the same for every card,
-// so whoever has it can use it. However it is printed, logged or encoded, nothing
-// of it shows. The zero value is none.
-type PPANHash struct{ hidden }
-
-// NewPPANHash returns a PPANHash of a copy of text.
-func NewPPANHash(text []byte) PPANHash { return PPANHash{hiding.New(text)} }
-
-// A PPANRequest is what a provider is sent.
-type PPANRequest struct {
-	Account PPANAccount // each field 1 to 255 printable ASCII characters
-	Mode    Mode        // of the vault: Sandbox asks the provider's test system
-	PAN     card.PAN
-	Expiry  card.Expiry
-
-	// SecurityCode is that of the shopper if the vault still has it.
-	SecurityCode card.SecurityCode
-}
-
-// A PPAN is the answer of a provider: chapter 2.6 of the interface document. Text
-// has at most 255 characters; "" is absent. None of it is a card number.
-type PPAN struct {
-	Status PPANStatus
-
-	PseudoPAN    PseudoPAN
-	TruncatedPAN string // such as "401200XXXXXX1112"
-	CardType     string // the provider's code, such as "V"
-	CardExpiry   string // YYMM
-
-	TravelCard         string // yes or no, only where it was asked for: tcdata
-	TravelCardProvider string
-	TravelCardInvoice  string
-
-	// Why the status is not PPANValid, in the words of the provider.
-	ErrorCode       string
-	ErrorMessage    string // for the merchant
-	CustomerMessage string // for the shopper
-}
-
-// A PseudoPAN is a pseudo card number: 16 to 19 digits if PPANValid. Whoever has it and
-// an account at the provider can charge the card. However it is printed, logged or
-// encoded, nothing of it shows. The zero value is none.
-type PseudoPAN struct{ hidden }
-
-// NewPseudoPAN returns a PseudoPAN of a copy of digits.
-func NewPseudoPAN(digits []byte) PseudoPAN { return PseudoPAN{hiding.New(digits)} }
-
-// Text returns the number itself, which nothing hides from then on.
-func (p PseudoPAN) Text() string { return string(hiding.Of(p)) }
-
-// A PPANStatus is what a provider says of a request.
-type PPANStatus uint8
-
-const (
-	PPANValid   PPANStatus = iota + 1 // the card is stored there
-	PPANInvalid                       // the card was refused
-	PPANError                         // the request was refused
-)
-
-// String returns the name that the interface document uses.
-func (s PPANStatus) String() string {
-	switch s {
-	case PPANValid:
-		return "VALID"
-	case PPANInvalid:
-		return "INVALID"
-	case PPANError:
-		return "ERROR"
-	}
-	return "unknown"
-}
-
-// MarshalText returns what String does.
-func (s PPANStatus) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
 // ObtainPPAN sends the card of a token to [Options.PPAN] and returns what the
 // provider says, whatever that is. The security code is sent along if the vault
 // has it, and stays. Nothing is stored. An idempotency key does not count: what
@@ -168,7 +63,7 @@ func (s PPANStatus) MarshalText() ([]byte, error) { return []byte(s.String()), n
 // ErrNotEnabled without a provider; ErrProviderAccount; ErrNotFound; ErrTokenInvalidated;
 // ErrCardDataStale; ErrProviderUnavailable with the cause in its text;
 // ErrProviderTimeout, also when the deadline of ctx has come first.
-func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (_ *PPAN, err error) {
+func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a ppan.Account) (_ *ppan.Answer, err error) {
 	defer doing("obtain PPAN", &err)
 	if v.ledger.Closed() {
 		return nil, ErrClosed
@@ -176,7 +71,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (_ 
 	if !v.PPANEnabled() {
 		return nil, ErrNotEnabled
 	}
-	if err := a.Check(); err != nil {
+	if err := CheckPPANAccount(&a); err != nil {
 		return nil, err
 	}
 
@@ -219,7 +114,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a PPANAccount) (_ 
 		}
 	}
 
-	r := &PPANRequest{Account: a, Mode: v.opts.Mode, Expiry: t.Expiry}
+	r := &ppan.Request{Account: a, Sandbox: v.opts.Mode == Sandbox, Expiry: t.Expiry}
 	if r.PAN, err = v.openPAN(ctx, rec); err != nil {
 		return nil, err
 	}
@@ -263,9 +158,9 @@ func (v *Vault) sentCard(ctx context.Context, token uuid.UUID, outcome string) {
 // PPANEnabled reports whether the vault has a provider: [Options.PPAN].
 func (v *Vault) PPANEnabled() bool { return v.opts.PPAN != nil }
 
-// Check returns a FieldError for each value that ObtainPPAN would report, or nil.
+// CheckPPANAccount returns a FieldError for each value that ObtainPPAN would report, or nil.
 // Fields are named as the headers of the REST surface.
-func (a *PPANAccount) Check() error {
+func CheckPPANAccount(a *ppan.Account) error {
 	return errors.Join(
 		checkHeader("aid", []byte(a.AID)),
 		checkHeader("hash", hiding.Of(a.Hash)),
@@ -288,7 +183,7 @@ func checkHeader(name string, text []byte) error {
 }
 
 // askProvider calls the provider with a deadline and checks its answer.
-func (v *Vault) askProvider(ctx context.Context, r *PPANRequest) (answer *PPAN, err error) {
+func (v *Vault) askProvider(ctx context.Context, r *ppan.Request) (answer *ppan.Answer, err error) {
 	calling, cancel := context.WithTimeout(ctx, v.opts.PPANTimeout)
 	defer cancel()
 
@@ -297,7 +192,7 @@ func (v *Vault) askProvider(ctx context.Context, r *PPANRequest) (answer *PPAN, 
 		return err
 	})
 	if err == nil {
-		err = answer.check(r)
+		err = checkAnswer(answer, r)
 	}
 	if err == nil {
 		return answer, nil
@@ -319,10 +214,10 @@ func (v *Vault) askProvider(ctx context.Context, r *PPANRequest) (answer *PPAN, 
 	return nil, fmt.Errorf("%w: %s", ErrProviderUnavailable, cause)
 }
 
-// check returns errGarbage unless p can be the answer to a request: a provider that
+// checkAnswer returns errGarbage unless p can be the answer to a request: a provider that
 // sends back the card number, the code or the hash does not get it past here.
-func (p *PPAN) check(r *PPANRequest) error {
-	if p == nil || p.Status < PPANValid || p.Status > PPANError {
+func checkAnswer(p *ppan.Answer, r *ppan.Request) error {
+	if p == nil || p.Status < ppan.Valid || p.Status > ppan.Error {
 		return errGarbage
 	}
 
@@ -355,7 +250,7 @@ func (p *PPAN) check(r *PPANRequest) error {
 	pseudo := hiding.Of(p.PseudoPAN)
 	n := len(pseudo)
 	if !rule.AllDigits(pseudo) || leak.Holds(string(pseudo), pan) ||
-		(n > 0 || p.Status == PPANValid) && (n < 16 || n > maxPAN) {
+		(n > 0 || p.Status == ppan.Valid) && (n < 16 || n > maxPAN) {
 		return errGarbage
 	}
 	return nil

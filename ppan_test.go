@@ -11,43 +11,45 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/network"
+	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
 const portalHash = "72a4a5acd535aa5eb87bee93f288b8016fb44134"
 
-func portal() cardvault.PPANAccount {
-	return cardvault.PPANAccount{AID: "22222", MID: "11111", PortalID: "3333333", Hash: cardvault.NewPPANHash([]byte(portalHash))}
+func portal() ppan.Account {
+	return ppan.Account{AID: "22222", MID: "11111", PortalID: "3333333", Hash: ppan.NewHash([]byte(portalHash))}
 }
 
 // providerFunc is a provider of pseudo card numbers.
-type providerFunc func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error)
+type providerFunc func(context.Context, *ppan.Request) (*ppan.Answer, error)
 
-func (f providerFunc) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+func (f providerFunc) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
 	return f(ctx, r)
 }
 
 // numbered sets the pseudo card number of an answer.
-func numbered(digits string) func(*cardvault.PPAN) {
-	return func(p *cardvault.PPAN) { p.PseudoPAN = cardvault.NewPseudoPAN([]byte(digits)) }
+func numbered(digits string) func(*ppan.Answer) {
+	return func(p *ppan.Answer) { p.PseudoPAN = ppan.NewPseudoPAN([]byte(digits)) }
 }
 
-func valid() *cardvault.PPAN {
-	return &cardvault.PPAN{
-		Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte("9410010000038248746")), TruncatedPAN: "424242XXXXXX4242",
+func valid() *ppan.Answer {
+	return &ppan.Answer{
+		Status: ppan.Valid, PseudoPAN: ppan.NewPseudoPAN([]byte("9410010000038248746")), TruncatedPAN: "424242XXXXXX4242",
 		CardType: "V", CardExpiry: "3012",
 	}
 }
 
 func TestPPAN(t *testing.T) {
-	var answer *cardvault.PPAN
+	var answer *ppan.Answer
 	var sent string
-	provider := providerFunc(func(ctx context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+	provider := providerFunc(func(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
 		if d, ok := ctx.Deadline(); !ok || time.Until(d) != 10*time.Second {
 			t.Errorf("the deadline is in %v", time.Until(d))
 		}
-		sent = fmt.Sprint(r.Mode, " ", r.Expiry, " ", r.Account.AID, " ", r.Account.MID, " ", r.Account.PortalID)
+		sent = fmt.Sprint(r.Sandbox, " ", r.Expiry, " ", r.Account.AID, " ", r.Account.MID, " ", r.Account.PortalID)
 		r.PAN.Expose(func(d []byte) { sent += " " + string(d) })
 		r.SecurityCode.Expose(func(d []byte) { sent += " " + string(d) })
 		r.Account.Hash.Expose(func(text []byte) { sent += " " + string(text) })
@@ -55,12 +57,12 @@ func TestPPAN(t *testing.T) {
 	})
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: provider}, func(l *lab) {
 		id := l.imports(coded(visa, "737"))
-		for _, status := range []cardvault.PPANStatus{cardvault.PPANValid, cardvault.PPANInvalid, cardvault.PPANError} {
+		for _, status := range []ppan.Status{ppan.Valid, ppan.Invalid, ppan.Error} {
 			answer = valid()
-			if answer.Status = status; status != cardvault.PPANValid {
-				answer.PseudoPAN, answer.ErrorCode, answer.ErrorMessage = cardvault.PseudoPAN{}, "43", strings.Repeat("ü", 255)
+			if answer.Status = status; status != ppan.Valid {
+				answer.PseudoPAN, answer.ErrorCode, answer.ErrorMessage = ppan.PseudoPAN{}, "43", strings.Repeat("ü", 255)
 			}
-			if status == cardvault.PPANInvalid {
+			if status == ppan.Invalid {
 				answer.TruncatedPAN = "42424242XXXX4242"
 			}
 			got, err := l.ObtainPPAN(l.Context(), id, portal())
@@ -68,7 +70,7 @@ func TestPPAN(t *testing.T) {
 			if fmt.Sprint(*got, got.PseudoPAN.Text()) != fmt.Sprint(*answer, answer.PseudoPAN.Text()) {
 				l.Errorf("answer %+v, want %+v", got, answer)
 			}
-			if want := "sandbox {12 2030} 22222 11111 3333333 4242424242424242 737 " + portalHash; sent != want {
+			if want := "true {12 2030} 22222 11111 3333333 4242424242424242 737 " + portalHash; sent != want {
 				l.Errorf("sent %s, want %s", sent, want)
 			}
 		}
@@ -86,24 +88,24 @@ func TestPPAN(t *testing.T) {
 // TestPPANFailures: whatever a provider does ends in one of four errors, with
 // nothing of the request in error or log.
 func TestPPANFailures(t *testing.T) {
-	with := func(edit func(*cardvault.PPAN)) providerFunc {
-		return func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+	with := func(edit func(*ppan.Answer)) providerFunc {
+		return func(context.Context, *ppan.Request) (*ppan.Answer, error) {
 			p := valid()
 			edit(p)
 			return p, nil
 		}
 	}
 	fails := func(err error) providerFunc {
-		return func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error) { return valid(), err }
+		return func(context.Context, *ppan.Request) (*ppan.Answer, error) { return valid(), err }
 	}
 	const pan = "4242424242424242"
 	// What is no hash may be in an answer.
-	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: with(func(p *cardvault.PPAN) {
-		*p = cardvault.PPAN{Status: cardvault.PPANError, ErrorCode: "2006", ErrorMessage: "hash faulty"}
+	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: with(func(p *ppan.Answer) {
+		*p = ppan.Answer{Status: ppan.Error, ErrorCode: "2006", ErrorMessage: "hash faulty"}
 	})}, func(l *lab) {
 		a := portal()
-		a.Hash = cardvault.NewPPANHash([]byte("6"))
-		if p, err := l.ObtainPPAN(l.Context(), l.imports(visa), a); err != nil || p.Status != cardvault.PPANError {
+		a.Hash = ppan.NewHash([]byte("6"))
+		if p, err := l.ObtainPPAN(l.Context(), l.imports(visa), a); err != nil || p.Status != ppan.Error {
 			l.Errorf("a hash that is none: %+v, %v", p, err)
 		}
 	})
@@ -115,29 +117,29 @@ func TestPPANFailures(t *testing.T) {
 		"an error with the number":  {fails(errors.New("cannot send " + pan)), cardvault.ErrProviderUnavailable},
 		"an error with the hash":    {fails(errors.New("hash " + portalHash + " refused")), cardvault.ErrProviderUnavailable},
 		"an error with the code":    {fails(errors.New("cardcvc2=7373")), cardvault.ErrProviderUnavailable},
-		"nothing":                   {func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error) { return nil, nil }, cardvault.ErrProviderUnavailable},
-		"panic":                     {func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error) { panic(pan) }, cardvault.ErrProviderUnavailable},
+		"nothing":                   {func(context.Context, *ppan.Request) (*ppan.Answer, error) { return nil, nil }, cardvault.ErrProviderUnavailable},
+		"panic":                     {func(context.Context, *ppan.Request) (*ppan.Answer, error) { panic(pan) }, cardvault.ErrProviderUnavailable},
 		"a deadline of its own":     {fails(context.DeadlineExceeded), cardvault.ErrProviderTimeout},
-		"no status":                 {with(func(p *cardvault.PPAN) { p.Status = 0 }), cardvault.ErrProviderUnavailable},
-		"another status":            {with(func(p *cardvault.PPAN) { p.Status = 4 }), cardvault.ErrProviderUnavailable},
+		"no status":                 {with(func(p *ppan.Answer) { p.Status = 0 }), cardvault.ErrProviderUnavailable},
+		"another status":            {with(func(p *ppan.Answer) { p.Status = 4 }), cardvault.ErrProviderUnavailable},
 		"valid without a number":    {with(numbered("")), cardvault.ErrProviderUnavailable},
 		"a short number":            {with(numbered("941001000003824")), cardvault.ErrProviderUnavailable},
 		"a long number":             {with(numbered("94100100000382487461")), cardvault.ErrProviderUnavailable},
 		"a number with a letter":    {with(numbered("941001000003824874a")), cardvault.ErrProviderUnavailable},
 		"the card number as number": {with(numbered(pan)), cardvault.ErrProviderUnavailable},
 		"the card number inside":    {with(numbered("99" + pan)), cardvault.ErrProviderUnavailable},
-		"not truncated":             {with(func(p *cardvault.PPAN) { p.TruncatedPAN = pan }), cardvault.ErrProviderUnavailable},
-		"not truncated, spaced":     {with(func(p *cardvault.PPAN) { p.TruncatedPAN = "4242 4242 4242 4242" }), cardvault.ErrProviderUnavailable},
-		"the form in a message":     {with(func(p *cardvault.PPAN) { p.Status, p.ErrorMessage = 3, "cardpan="+pan }), cardvault.ErrProviderUnavailable},
-		"underscores":               {with(func(p *cardvault.PPAN) { p.TruncatedPAN = "4242_4242_4242_4242" }), cardvault.ErrProviderUnavailable},
-		"one digit hidden":          {with(func(p *cardvault.PPAN) { p.TruncatedPAN = "42424242424X4242" }), cardvault.ErrProviderUnavailable},
-		"three digits hidden":       {with(func(p *cardvault.PPAN) { p.TruncatedPAN = "424242424XXX4242" }), cardvault.ErrProviderUnavailable},
-		"the number among words":    {with(func(p *cardvault.PPAN) { p.CustomerMessage = "4242 and 4242, 4242: 4242" }), cardvault.ErrProviderUnavailable},
-		"the code in a message":     {with(func(p *cardvault.PPAN) { p.ErrorMessage = "cardcvc2=7373" }), cardvault.ErrProviderUnavailable},
-		"the code for the shopper":  {with(func(p *cardvault.PPAN) { p.CustomerMessage = "7373?" }), cardvault.ErrProviderUnavailable},
-		"the hash in a message":     {with(func(p *cardvault.PPAN) { p.ErrorMessage = "hash=" + portalHash }), cardvault.ErrProviderUnavailable},
+		"not truncated":             {with(func(p *ppan.Answer) { p.TruncatedPAN = pan }), cardvault.ErrProviderUnavailable},
+		"not truncated, spaced":     {with(func(p *ppan.Answer) { p.TruncatedPAN = "4242 4242 4242 4242" }), cardvault.ErrProviderUnavailable},
+		"the form in a message":     {with(func(p *ppan.Answer) { p.Status, p.ErrorMessage = 3, "cardpan="+pan }), cardvault.ErrProviderUnavailable},
+		"underscores":               {with(func(p *ppan.Answer) { p.TruncatedPAN = "4242_4242_4242_4242" }), cardvault.ErrProviderUnavailable},
+		"one digit hidden":          {with(func(p *ppan.Answer) { p.TruncatedPAN = "42424242424X4242" }), cardvault.ErrProviderUnavailable},
+		"three digits hidden":       {with(func(p *ppan.Answer) { p.TruncatedPAN = "424242424XXX4242" }), cardvault.ErrProviderUnavailable},
+		"the number among words":    {with(func(p *ppan.Answer) { p.CustomerMessage = "4242 and 4242, 4242: 4242" }), cardvault.ErrProviderUnavailable},
+		"the code in a message":     {with(func(p *ppan.Answer) { p.ErrorMessage = "cardcvc2=7373" }), cardvault.ErrProviderUnavailable},
+		"the code for the shopper":  {with(func(p *ppan.Answer) { p.CustomerMessage = "7373?" }), cardvault.ErrProviderUnavailable},
+		"the hash in a message":     {with(func(p *ppan.Answer) { p.ErrorMessage = "hash=" + portalHash }), cardvault.ErrProviderUnavailable},
 		"an error among words":      {fails(errors.New("4242 and 4242, 4242: 4242")), cardvault.ErrProviderUnavailable},
-		"a long text":               {with(func(p *cardvault.PPAN) { p.CustomerMessage = strings.Repeat("x", 256) }), cardvault.ErrProviderUnavailable},
+		"a long text":               {with(func(p *ppan.Answer) { p.CustomerMessage = strings.Repeat("x", 256) }), cardvault.ErrProviderUnavailable},
 	} {
 		inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: test.provider}, func(l *lab) {
 			got, err := l.ObtainPPAN(l.Context(), l.imports(coded(visa, "7373")), portal())
@@ -154,12 +156,12 @@ func TestPPANFailures(t *testing.T) {
 		})
 	}
 
-	hangs := providerFunc(func(ctx context.Context, _ *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+	hangs := providerFunc(func(ctx context.Context, _ *ppan.Request) (*ppan.Answer, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	})
 	// Whatever a provider calls it, when its time is over it is a timeout.
-	words := providerFunc(func(ctx context.Context, _ *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+	words := providerFunc(func(ctx context.Context, _ *ppan.Request) (*ppan.Answer, error) {
 		<-ctx.Done()
 		return nil, errors.New("read: connection closed")
 	})
@@ -189,7 +191,7 @@ func TestPPANFailures(t *testing.T) {
 
 func TestPPANRefused(t *testing.T) {
 	asked := 0
-	provider := providerFunc(func(context.Context, *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+	provider := providerFunc(func(context.Context, *ppan.Request) (*ppan.Answer, error) {
 		asked++
 		return valid(), nil
 	})
@@ -201,15 +203,15 @@ func TestPPANRefused(t *testing.T) {
 			}
 		}
 		id := l.become(active)
-		l.notify(cardvault.Notice{Kind: cardvault.NoticeCardReplaced, Card: &cardvault.CardState{LastFour: "0000"}})
+		l.notify(network.Notice{Kind: network.NoticeCardReplaced, Card: &network.CardState{LastFour: "0000"}})
 		refused("a replaced number", l.Vault, id, cardvault.ErrCardDataStale)
-		l.notify(cardvault.Notice{Kind: cardvault.NoticeInvalidated, OccurredAt: time.Now().Add(time.Second)})
+		l.notify(network.Notice{Kind: network.NoticeInvalidated, OccurredAt: time.Now().Add(time.Second)})
 		refused("an invalid card", l.Vault, id, cardvault.ErrTokenInvalidated)
 		refused("no token", l.Vault, uuid.New(), cardvault.ErrNotFound)
 		refused("another account", l.In(uuid.New()), id, cardvault.ErrNotFound)
 
 		a := portal()
-		a.AID, a.MID, a.PortalID, a.Hash = "", strings.Repeat("1", 256), "33\n", cardvault.NewPPANHash([]byte("é"))
+		a.AID, a.MID, a.PortalID, a.Hash = "", strings.Repeat("1", 256), "33\n", ppan.NewHash([]byte("é"))
 		_, err := l.ObtainPPAN(l.Context(), id, a)
 		var got []string
 		for _, e := range cardvault.FieldErrors(err) {
@@ -240,7 +242,7 @@ func TestPPANRefused(t *testing.T) {
 func TestPPANAccounts(t *testing.T) {
 	var mu sync.Mutex
 	var sent []string
-	provider := providerFunc(func(_ context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+	provider := providerFunc(func(_ context.Context, r *ppan.Request) (*ppan.Answer, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		sent = append(sent, r.Account.AID)
@@ -249,7 +251,7 @@ func TestPPANAccounts(t *testing.T) {
 		}
 		return valid(), nil
 	})
-	of := func(aid string) cardvault.PPANAccount {
+	of := func(aid string) ppan.Account {
 		a := portal()
 		a.AID = aid
 		return a
@@ -260,10 +262,10 @@ func TestPPANAccounts(t *testing.T) {
 		}
 		return list
 	}
-	run := func(mode cardvault.Mode, f func(l *lab, ask func(v *cardvault.Vault, id uuid.UUID, a cardvault.PPANAccount, want error))) {
+	run := func(mode cardvault.Mode, f func(l *lab, ask func(v *cardvault.Vault, id uuid.UUID, a ppan.Account, want error))) {
 		sent = nil
 		inLab(t, &cardvault.Options{Mode: mode, PPAN: provider}, func(l *lab) {
-			f(l, func(v *cardvault.Vault, id uuid.UUID, a cardvault.PPANAccount, want error) {
+			f(l, func(v *cardvault.Vault, id uuid.UUID, a ppan.Account, want error) {
 				l.Helper()
 				before := len(sent)
 				if _, err := v.ObtainPPAN(l.Context(), id, a); !errors.Is(err, want) {
@@ -276,17 +278,17 @@ func TestPPANAccounts(t *testing.T) {
 			vaulttest.AssertNoLeak(t, []string{portalHash, "737", "4242424242424242"}, l.log.text())
 		})
 	}
-	run(cardvault.Live, func(l *lab, ask func(*cardvault.Vault, uuid.UUID, cardvault.PPANAccount, error)) {
+	run(cardvault.Live, func(l *lab, ask func(*cardvault.Vault, uuid.UUID, ppan.Account, error)) {
 		replica, other := l.open(), l.newAccount()
 		id := l.imports(coded(visa, "737"))
 		ask(l.Vault, id, of("ATTACKER"), cardvault.ErrProviderAccount)
 		l.must(l.SetProviderAccounts(l.Context(), named("one", "silent")))
 		for _, v := range []*cardvault.Vault{l.Vault, replica} {
 			ask(v, id, of("ATTACKER"), cardvault.ErrProviderAccount)
-			for _, edit := range []func(*cardvault.PPANAccount){
-				func(a *cardvault.PPANAccount) { a.MID += "1" },
-				func(a *cardvault.PPANAccount) { a.PortalID += "1" },
-				func(a *cardvault.PPANAccount) { a.AID, a.MID = a.MID, a.AID },
+			for _, edit := range []func(*ppan.Account){
+				func(a *ppan.Account) { a.MID += "1" },
+				func(a *ppan.Account) { a.PortalID += "1" },
+				func(a *ppan.Account) { a.AID, a.MID = a.MID, a.AID },
 			} {
 				a := of("one")
 				edit(&a)
@@ -326,7 +328,7 @@ func TestPPANAccounts(t *testing.T) {
 			}
 		}
 	})
-	run(cardvault.Sandbox, func(l *lab, ask func(*cardvault.Vault, uuid.UUID, cardvault.PPANAccount, error)) {
+	run(cardvault.Sandbox, func(l *lab, ask func(*cardvault.Vault, uuid.UUID, ppan.Account, error)) {
 		id := l.imports(visa)
 		if _, err := l.ObtainPPAN(l.Context(), uuid.New(), of("nobody")); !errors.Is(err, cardvault.ErrNotFound) {
 			l.Error(err)

@@ -15,6 +15,7 @@ import (
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -92,7 +93,7 @@ func (v *Vault) storeRefusal(ctx context.Context, id uuid.UUID, once *replay.Cal
 
 // provisioned waits for a token that is pending, if it is to be waited for.
 func (v *Vault) provisioned(ctx context.Context, t *Token) (*Token, error) {
-	if v.opts.ProvisionWait == 0 || t.NetworkTokenStatus != NetworkTokenPending {
+	if v.opts.ProvisionWait == 0 || t.NetworkTokenStatus != network.Pending {
 		return t, nil
 	}
 
@@ -114,7 +115,7 @@ func (v *Vault) provisioned(ctx context.Context, t *Token) (*Token, error) {
 		switch {
 		case ctx.Err() != nil:
 			return t, nil
-		case err != nil || latest.NetworkTokenStatus != NetworkTokenPending:
+		case err != nil || latest.NetworkTokenStatus != network.Pending:
 			return latest, err
 		}
 	}
@@ -125,14 +126,14 @@ func (v *Vault) provisioned(ctx context.Context, t *Token) (*Token, error) {
 func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) {
 	t, n := h.token, h.net
 
-	_, ok := t.NetworkTokenStatus.after(requested)
+	_, ok := nextStatus(t.NetworkTokenStatus, requested)
 	if !ok || t.Status == StatusInvalid {
 		return nil, ErrNetworkTokenState
 	}
 	if !t.ExpiresAt.IsZero() { // it gets none, as its reason says
 		return nil, nil
 	}
-	if t.NetworkTokenStatus == NetworkTokenPending || t.NetworkTokenStatus == NetworkTokenActive {
+	if t.NetworkTokenStatus == network.Pending || t.NetworkTokenStatus == network.Active {
 		return nil, nil
 	}
 
@@ -141,7 +142,7 @@ func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) 
 		return nil, err
 	}
 	if reason != nil {
-		t.NetworkTokenStatus, t.NetworkTokenStatusReason = NetworkTokenNotAvailable, reason
+		t.NetworkTokenStatus, t.NetworkTokenStatusReason = network.NotAvailable, reason
 		h.due = time.Time{}
 		return nil, nil
 	}
@@ -189,7 +190,7 @@ func (v *Vault) unavailable(ctx context.Context, t *Token, at time.Time) (*Reaso
 	if code == "" {
 		return nil, nil
 	}
-	return newReason(SourceConfiguration, code, schemeCode, at), nil
+	return newReason(network.SourceConfiguration, code, schemeCode, at), nil
 }
 
 // ineligible returns the code of the reason why the network takes no cards of a
@@ -199,32 +200,32 @@ func (v *Vault) ineligible(s card.Scheme, merchant uuid.UUID) (code, schemeCode 
 	if err == nil {
 		return "", ""
 	}
-	var e *NetworkError
+	var e *network.Error
 	if !errors.As(err, &e) {
 		v.log.Error("network says neither that a scheme is eligible nor why not", "scheme", s, "error", leak.Printable(err))
-		e = &NetworkError{Source: SourceConfiguration, Code: "invalid_request"}
+		e = &network.Error{Source: network.SourceConfiguration, Code: "invalid_request"}
 	}
-	return e.reason(SourceConfiguration)
+	return codeOf(e, network.SourceConfiguration)
 }
 
-func newReason(source Source, code, schemeCode string, at time.Time) *Reason {
+func newReason(source network.Source, code, schemeCode string, at time.Time) *Reason {
 	r := reasons[code]
 	return &Reason{Source: source, Code: code, Message: r.text, Retryable: r.retryable, SchemeCode: schemeCode, OccurredAt: at}
 }
 
-// check returns errGarbage unless got can be the answer for a card whose last
+// checkNetworkToken returns errGarbage unless got can be the answer for a card whose last
 // four digits are known.
-func (got *NetworkToken) check(lastFour string) error {
+func checkNetworkToken(got *network.Token, lastFour string) error {
 	ok := got != nil && len(got.ID) >= 1 && len(got.ID) <= maxText && len(got.Art) <= maxText
 	if ok {
 		switch got.State {
-		case NetworkTokenPending, NetworkTokenActive, NetworkTokenInactive, NetworkTokenDeleted:
+		case network.Pending, network.Active, network.Inactive, network.Deleted:
 		default:
 			ok = false
 		}
 	}
 	if ok && got.Card != nil {
-		ok = got.Card.check() && (lastFour == "" || got.Card.LastFour == "" || got.Card.LastFour == lastFour)
+		ok = isCardState(got.Card) && (lastFour == "" || got.Card.LastFour == "" || got.Card.LastFour == lastFour)
 	}
 	if !ok {
 		return errGarbage
@@ -232,7 +233,7 @@ func (got *NetworkToken) check(lastFour string) error {
 	return nil
 }
 
-func (c *CardState) check() bool {
+func isCardState(c *network.CardState) bool {
 	four := c.LastFour == "" || len(c.LastFour) == 4 && rule.AllDigits([]byte(c.LastFour))
 	return four && (c.Expiry == card.Expiry{} || len(checkExpiry(c.Expiry)) == 0)
 }
@@ -276,10 +277,10 @@ func (c *networkCall) provision(ctx context.Context) error {
 
 	// The answer of an overloaded network, or of a gateway in front of it, may leave
 	// the outcome open. A look-up tells whether there is a network token.
-	if e := c.answer.refusal; e != nil && !e.final() && (h.net.unsure || c.answer.repeats || e.Source != SourceConfiguration) {
+	if e := c.answer.refusal; e != nil && !isFinal(e) && (h.net.unsure || c.answer.repeats || e.Source != network.SourceConfiguration) {
 		got, err := v.callLookup(ctx, h.net.ref(h.token.ID), h.token.LastFour)
 		switch {
-		case errors.Is(err, ErrUnknownNetworkToken):
+		case errors.Is(err, network.ErrUnknown):
 			c.answer.unmade = true
 		case err == nil:
 			c.answer.receive(got, nil)
@@ -321,7 +322,7 @@ func (c *networkCall) send(ctx context.Context, merchant uuid.UUID) error {
 	}
 	defer contact.Wipe()
 
-	got, failure := v.callProvision(ctx, h, &ProvisionRequest{
+	got, failure := v.callProvision(ctx, h, &network.ProvisionRequest{
 		IdempotencyKey: h.net.provisionKey(h.token.ID),
 		TokenID:        h.token.ID,
 		Merchant:       merchant,
@@ -396,15 +397,15 @@ func (c *networkCall) held(put func(store.Tx) error) func(store.Tx) error {
 
 // overtaken reports whether h has gone another way since the network was asked
 // about ref.
-func (c *networkCall) overtaken(h *holding, ref NetworkTokenRef) bool {
+func (c *networkCall) overtaken(h *holding, ref network.Ref) bool {
 	if h.net.ref(h.token.ID) != ref {
 		return true
 	}
 	switch status := h.token.NetworkTokenStatus; {
-	case !c.answer.provisions, status == NetworkTokenPending:
+	case !c.answer.provisions, status == network.Pending:
 		return false
 	default: // a provisioning that was given up may still succeed
-		return status != NetworkTokenFailed || c.answer.kind != answerToken
+		return status != network.Failed || c.answer.kind != answerToken
 	}
 }
 
@@ -445,8 +446,8 @@ func (c *networkCall) logFailure(h *holding, a networkAnswer) {
 	case a.kind == answerForbidden, a.kind == answerOutdated:
 	case a.provisions && a.kind == answerNothing:
 		log.Warn("provisioning has an unknown outcome and will be repeated", "token", h.token.ID, "error", leak.Printable(a.err))
-	case a.provisions && e != nil && e.Source == SourceConfiguration:
-		code, schemeCode := e.reason(SourceConfiguration)
+	case a.provisions && e != nil && e.Source == network.SourceConfiguration:
+		code, schemeCode := codeOf(e, network.SourceConfiguration)
 		log.Error("network refused by configuration", "scheme", h.token.Scheme, "code", code, "scheme_code", schemeCode)
 	case a.provisions:
 	case a.kind == answerNothing, !h.due.IsZero(): // else it is over
@@ -467,13 +468,13 @@ func (c *networkCall) releaseStray(ctx context.Context, key string) error {
 }
 
 // callProvision asks the network for a network token of h.
-func (v *Vault) callProvision(ctx context.Context, h *holding, r *ProvisionRequest) (got *NetworkToken, err error) {
+func (v *Vault) callProvision(ctx context.Context, h *holding, r *network.ProvisionRequest) (got *network.Token, err error) {
 	err = v.ask(ctx, func(ctx context.Context) (err error) {
 		got, err = v.opts.Network.Provision(ctx, r)
 		return err
 	})
 	if err == nil {
-		err = got.check(h.token.LastFour)
+		err = checkNetworkToken(got, h.token.LastFour)
 	}
 	if err != nil {
 		return nil, err
@@ -483,13 +484,13 @@ func (v *Vault) callProvision(ctx context.Context, h *holding, r *ProvisionReque
 
 // callLookup asks the network for the state of a network token, of a card whose
 // last four digits are known unless they are "".
-func (v *Vault) callLookup(ctx context.Context, ref NetworkTokenRef, lastFour string) (got *NetworkToken, err error) {
+func (v *Vault) callLookup(ctx context.Context, ref network.Ref, lastFour string) (got *network.Token, err error) {
 	err = v.ask(ctx, func(ctx context.Context) (err error) {
 		got, err = v.opts.Network.Lookup(ctx, ref)
 		return err
 	})
 	if err == nil {
-		err = got.check(lastFour)
+		err = checkNetworkToken(got, lastFour)
 	}
 	if err == nil && ref.ID != "" && got.ID != ref.ID {
 		err = errGarbage
@@ -572,12 +573,12 @@ func (v *Vault) withdrawReleases(ctx context.Context, hash []byte) (func(store.T
 
 // observe applies the network's news of the card behind the network token of h,
 // and returns a function that stores its art.
-func (v *Vault) observe(h *holding, got *NetworkToken, image *art, asked time.Time) func(store.Tx) error {
+func (v *Vault) observe(h *holding, got *network.Token, image *art, asked time.Time) func(store.Tx) error {
 	t, n := h.token, h.net
 
 	if got.Card != nil {
 		// Only news count: values that the caller has changed stay.
-		var change CardState
+		var change network.CardState
 		if got.Card.LastFour != t.LastFour {
 			change.LastFour = got.Card.LastFour
 		}
@@ -590,7 +591,7 @@ func (v *Vault) observe(h *holding, got *NetworkToken, image *art, asked time.Ti
 			change.Expiry = got.Card.Expiry
 		}
 
-		if change != (CardState{}) {
+		if change != (network.CardState{}) {
 			h.renew(&change, change.LastFour != "")
 		}
 
@@ -605,9 +606,9 @@ func (v *Vault) observe(h *holding, got *NetworkToken, image *art, asked time.Ti
 
 // renew applies what the network says of the card. The number of a card that
 // was replaced is not told: the one that is stored is stale then.
-func (h *holding) renew(c *CardState, replaced bool) bool {
+func (h *holding) renew(c *network.CardState, replaced bool) bool {
 	t, n := h.token, h.net
-	if _, ok := t.NetworkTokenStatus.after(cardChanged); !ok {
+	if _, ok := nextStatus(t.NetworkTokenStatus, cardChanged); !ok {
 		return false
 	}
 
@@ -629,46 +630,46 @@ func (h *holding) renew(c *CardState, replaced bool) bool {
 	return true
 }
 
-// final reports whether the refusal of a provisioning is the last word on it. A
+// isFinal reports whether the refusal of a provisioning is the last word on it. A
 // network that is overloaded, or set up wrongly, may know more later.
-func (e *NetworkError) final() bool {
-	code, _ := e.reason(SourceScheme)
-	return e.Source != SourceConfiguration && !reasons[code].retryable
+func isFinal(e *network.Error) bool {
+	code, _ := codeOf(e, network.SourceScheme)
+	return e.Source != network.SourceConfiguration && !reasons[code].retryable
 }
 
 // SuspendNetworkToken has the network suspend the network token of a token, on
 // behalf of the cardholder, and returns the token.
 //
-// Errors: ErrNotEnabled if the network is no [Suspender]; ErrNetworkTokenState
-// unless the network token is active or inactive; a [*NetworkError];
+// Errors: ErrNotEnabled if the network is no [network.Suspender]; ErrNetworkTokenState
+// unless the network token is active or inactive; a [*network.Error];
 // ErrUnavailable if the network gave no answer; ErrNotFound.
 func (v *Vault) SuspendNetworkToken(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
 	defer doing("suspend network token", &err)
-	return v.suspend(ctx, id, true, Suspender.Suspend)
+	return v.suspend(ctx, id, true, network.Suspender.Suspend)
 }
 
 // ResumeNetworkToken ends what SuspendNetworkToken began. The network token is
 // active again if nobody else suspends it. Errors are the same.
 func (v *Vault) ResumeNetworkToken(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
 	defer doing("resume network token", &err)
-	return v.suspend(ctx, id, false, Suspender.Resume)
+	return v.suspend(ctx, id, false, network.Suspender.Resume)
 }
 
-func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call func(Suspender, context.Context, NetworkTokenRef) error) (*Token, error) {
+func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call func(network.Suspender, context.Context, network.Ref) error) (*Token, error) {
 	h, err := v.hold(ctx, v.rows.Unmask(kindToken, id))
 	if err != nil {
 		return nil, err
 	}
-	s, ok := v.opts.Network.(Suspender)
+	s, ok := v.opts.Network.(network.Suspender)
 	if !ok || h.net.id != "" && h.net.network != v.opts.Network.Name() {
 		return nil, ErrNotEnabled
 	}
-	if _, ok := h.token.NetworkTokenStatus.after(suspended); !ok || h.token.Status == StatusInvalid {
+	if _, ok := nextStatus(h.token.NetworkTokenStatus, suspended); !ok || h.token.Status == StatusInvalid {
 		return nil, ErrNetworkTokenState
 	}
 
 	err = v.ask(ctx, func(ctx context.Context) error { return call(s, ctx, h.net.ref(id)) })
-	var refusal *NetworkError
+	var refusal *network.Error
 	switch {
 	case errors.As(err, &refusal):
 		return nil, refusal

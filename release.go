@@ -9,6 +9,7 @@ import (
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -17,7 +18,7 @@ import (
 // deleted at the network. Nothing else of the token is left.
 type release struct {
 	network string
-	ref     NetworkTokenRef // without ID: what came of the provisioning is not known
+	ref     network.Ref // without ID: what came of the provisioning is not known
 	tries   uint64
 
 	// done is whether it has been deleted. The record stays for a lease: it
@@ -64,15 +65,15 @@ const maxReleases = 100
 
 // newRelease returns the record of a release. Until it is worked on it has
 // version 1, and can be withdrawn.
-func (v *Vault) newRelease(network string, ref NetworkTokenRef, due time.Time) (*store.Record, error) {
+func (v *Vault) newRelease(name string, ref network.Ref, due time.Time) (*store.Record, error) {
 	row, err := v.rows.NewRow()
 	if err != nil {
 		return nil, err
 	}
-	l := &release{network: network, ref: ref}
+	l := &release{network: name, ref: ref}
 	r := &store.Record{Kind: kindRelease, ID: row, Account: v.rows.ID, Due: due, Version: 1}
 	if ref.ID != "" {
-		r.Lookup = [][]byte{v.networkHash(network, ref.ID)}
+		r.Lookup = [][]byte{v.networkHash(name, ref.ID)}
 	}
 	return r, v.rows.SealShown(r, l.encode())
 }
@@ -112,7 +113,7 @@ func (v *Vault) heldStill(tx store.ReadTx, hash []byte, holder *store.Record) (b
 // token, and what stores it. If others hold the network token it is withdrawn when it is
 // due.
 func (v *Vault) releaseLater(key, id string) (*store.Record, func(store.Tx) error, error) {
-	r, err := v.newRelease(v.opts.Network.Name(), NetworkTokenRef{id, key}, now())
+	r, err := v.newRelease(v.opts.Network.Name(), network.Ref{ID: id, IdempotencyKey: key}, now())
 	return r, func(tx store.Tx) error { tx.Put(r); return nil }, err
 }
 
@@ -170,9 +171,9 @@ func (v *Vault) callRelease(ctx context.Context, l *release) (found bool, err er
 		return true, err
 	}
 	got, err := v.callLookup(ctx, l.ref, "")
-	var e *NetworkError
+	var e *network.Error
 	switch {
-	case errors.Is(err, ErrUnknownNetworkToken), errors.As(err, &e) && e.final():
+	case errors.Is(err, network.ErrUnknown), errors.As(err, &e) && isFinal(e):
 		return false, nil
 	case err != nil:
 		return false, err

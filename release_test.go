@@ -13,6 +13,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -552,20 +553,20 @@ func (l *lab) happens(r *rand.Rand) {
 		return
 	}
 	id := left[r.IntN(len(left))]
-	owner := cardvault.Owner(r.IntN(3))
-	n := l.notice(cardvault.Notice{By: owner, Token: cardvault.NetworkTokenRef{ID: id}})
-	l.net.set(id, func(t *cardvault.NetworkToken) {
+	owner := network.Owner(r.IntN(3))
+	n := l.notice(network.Notice{By: owner, Token: network.Ref{ID: id}})
+	l.net.set(id, func(t *network.Token) {
 		switch r.IntN(5) {
 		case 0, 1:
-			n.Kind = cardvault.NoticeSuspended
-			t.State, t.SuspendedBy = inactive, t.SuspendedBy|cardvault.OwnersOf(owner)
+			n.Kind = network.NoticeSuspended
+			t.State, t.SuspendedBy = inactive, t.SuspendedBy|network.OwnersOf(owner)
 		case 2, 3:
-			n.Kind = cardvault.NoticeResumed
-			if t.SuspendedBy &^= cardvault.OwnersOf(owner); t.SuspendedBy == 0 {
+			n.Kind = network.NoticeResumed
+			if t.SuspendedBy &^= network.OwnersOf(owner); t.SuspendedBy == 0 {
 				t.State = active
 			}
 		default:
-			n.Kind = cardvault.NoticeDeleted
+			n.Kind = network.NoticeDeleted
 			t.State = deleted
 		}
 	})
@@ -593,7 +594,7 @@ func (n *scripted) knows(key string) string {
 
 // stateOf returns the state and the id of the network token that was made last
 // for a token; notAvailable if there is none.
-func (n *scripted) stateOf(token uuid.UUID) (cardvault.NetworkTokenStatus, string) {
+func (n *scripted) stateOf(token uuid.UUID) (network.Status, string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for attempt := 100; attempt > 0; attempt-- {

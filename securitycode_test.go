@@ -14,6 +14,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	codecache "github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -181,10 +182,10 @@ func TestSecurityCodeInRefusals(t *testing.T) {
 		}{
 			"an error":                {errors.New(`400: {"cvc2":"7373"}`), ""},
 			"an error with a number":  {errors.New("card 4242 and 4242, 4242: 4242"), ""},
-			"a scheme code":           {&cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: "CVC2 7373 MISMATCH"}, ""},
-			"a code of its own":       {&cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "CVC 7373"}, ""},
-			"something else":          {&cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: "17373"}, "17373"},
-			"wrapped, something else": {fmt.Errorf("7373: %w", &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: "N7"}), "N7"},
+			"a scheme code":           {&network.Error{Source: network.SourceScheme, Code: "declined", SchemeCode: "CVC2 7373 MISMATCH"}, ""},
+			"a code of its own":       {&network.Error{Source: network.SourceConfiguration, Code: "CVC 7373"}, ""},
+			"something else":          {&network.Error{Source: network.SourceScheme, Code: "declined", SchemeCode: "17373"}, "17373"},
+			"wrapped, something else": {fmt.Errorf("7373: %w", &network.Error{Source: network.SourceScheme, Code: "declined", SchemeCode: "N7"}), "N7"},
 		} {
 			l.net.script(refuse("Provision", test.err), nil)
 			id := l.imports(coded(visa, "7373"))

@@ -247,7 +247,7 @@ const (
 
 // Session returns a session, by an id that is its credential: a handle on no
 // account, In(uuid.Nil), finds those of all. It can be read until it lapses, also
-// when it is finished. Reading one in state SessionIdentifying asks the IDVProvider,
+// when it is finished. Reading one in state SessionIdentifying asks the idv.Provider,
 // once a second at most, and completes the session, also after ctx has ended: if
 // nobody reads it, the card goes with it.
 //
@@ -275,7 +275,7 @@ type SessionStatus struct {
 }
 
 // SessionStatus returns how far a session is. Unlike [Vault.Session] it asks no
-// IDVProvider and completes nothing, and costs one read. The error is ErrNotFound for a
+// idv.Provider and completes nothing, and costs one read. The error is ErrNotFound for a
 // session that is unknown, over, or of another account.
 func (v *Vault) SessionStatus(ctx context.Context, id SessionID) (_ *SessionStatus, err error) {
 	defer doing("get session status", &err)

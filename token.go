@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/iin"
@@ -21,6 +22,7 @@ import (
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -48,7 +50,7 @@ type Token struct {
 	MaskedAccountNumber string // first six and last four digits, the rest "*"
 	Scheme              card.Scheme
 
-	// From a BINProvider.
+	// From a network.BINProvider.
 	BankName    string
 	Segment     string // business, consumer, commercial or other
 	Type        string // credit or debit
@@ -58,15 +60,15 @@ type Token struct {
 	// Options.BaseURL is not set.
 	CardArtURL string
 
-	NetworkTokenStatus NetworkTokenStatus
+	NetworkTokenStatus network.Status
 	// NetworkTokenStatusReason is nil while the network token is active or pending.
 	NetworkTokenStatusReason *Reason
 
-	Identification Identification
+	Identification idv.Identification
 
 	// Authentication is what the identification came to, nil unless Identification
-	// is IdentificationChecked.
-	Authentication *Authentication
+	// is idv.Checked.
+	Authentication *idv.Authentication
 
 	// SupportsDeviceBinding is what the network says.
 	SupportsDeviceBinding bool
@@ -120,24 +122,6 @@ func (s Status) String() string {
 
 // MarshalText returns what String does.
 func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// A BINProvider knows what an issuer identification number tells about a card.
-type BINProvider interface {
-	// LookupBIN is given the first eight digits of a card number, or six of one
-	// shorter than sixteen. It must not keep the slice. It returns nil for a
-	// number that it does not know. An error is logged and counts as nil: a
-	// card is stored all the same. The deadline is one second.
-	LookupBIN(ctx context.Context, iin []byte) (*BIN, error)
-}
-
-// A BIN is the answer of a BINProvider. What is "" or nil is not known.
-type BIN struct {
-	Scheme      *card.Scheme // overrides the scheme found by the vault
-	BankName    string       // 1 to 255 characters, else not known
-	Segment     string       // business, consumer, commercial or other
-	Type        string       // credit, debit, charge (counts as credit) or prepaid (as debit)
-	CountryCode string       // ISO 3166-1 alpha-2
-}
 
 // ImportOptions are the optional parts of an Import.
 type ImportOptions struct {
@@ -301,7 +285,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 		return nil, nil, err
 	}
 	if t.NetworkTokenStatusReason = reason; reason == nil {
-		t.NetworkTokenStatus = NetworkTokenPending
+		t.NetworkTokenStatus = network.Pending
 	}
 
 	r := &store.Record{Kind: kindToken, ID: row, Account: v.rows.ID}
@@ -370,7 +354,7 @@ func (v *Vault) writeToken(ctx context.Context, op ledger.Operation, t *Token, c
 const cardNumber = 1
 
 // describe sets what a card number tells about a card.
-func (t *Token) describe(pan []byte, iinLength int, bin *BIN) {
+func (t *Token) describe(pan []byte, iinLength int, bin *network.BIN) {
 	iinLength = shownIIN(pan, iinLength)
 	scheme, _ := iin.Detect(pan)
 	t.AccountNumberLength = len(pan)
@@ -402,7 +386,7 @@ func (t *Token) setMasked(m string) {
 	t.IIN, t.LastFour = m[:6], m[len(m)-4:]
 }
 
-func (o *Options) lookupBIN(ctx context.Context, p card.PAN) *BIN {
+func (o *Options) lookupBIN(ctx context.Context, p card.PAN) *network.BIN {
 	if o.BIN == nil {
 		return nil
 	}
@@ -480,7 +464,7 @@ func (v *Vault) tokenQuery(opts *ListOptions) (*store.Query, ListOptions, error)
 
 	if len(o.Scheme) > 0 || len(o.NetworkTokenStatus) > 0 {
 		for s := range card.Scheme(schemes) {
-			for n := range NetworkTokenStatus(networkTokenStatuses) {
+			for n := range networkTokenStatuses {
 				if in(o.Scheme, s) && in(o.NetworkTokenStatus, n) {
 					q.Classes.Add(class(s, n))
 				}
@@ -798,8 +782,8 @@ func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *netw
 }
 
 // class puts a token into a list by what lists filter by. Zero is no class.
-func class(s card.Scheme, n NetworkTokenStatus) uint8 {
-	return 1 + uint8(s)*networkTokenStatuses + uint8(n)
+func class(s card.Scheme, n network.Status) uint8 {
+	return 1 + uint8(s)*uint8(networkTokenStatuses) + uint8(n)
 }
 
 // sealToken sets every column of r that follows from t.
@@ -938,9 +922,9 @@ func (t *Token) fields(f *tlv.Fields) {
 
 	if f.Has(tokenAuthMethod, t.Authentication != nil) {
 		if t.Authentication == nil {
-			t.Authentication = new(Authentication)
+			t.Authentication = new(idv.Authentication)
 		}
-		t.Authentication.fields(f)
+		authenticationFields(t.Authentication, f)
 	}
 
 	tlv.ID(f, tokenTold, &t.lastEvent)
@@ -973,7 +957,7 @@ func (reason *Reason) fields(f *tlv.Fields) *Reason {
 	return reason
 }
 
-func (a *Authentication) fields(f *tlv.Fields) {
+func authenticationFields(a *idv.Authentication, f *tlv.Fields) {
 	tlv.Text(f, tokenAuthMethod, &a.Method)
 	tlv.Text(f, tokenAuthStatus, &a.Status)
 	tlv.Text(f, tokenAuthECI, &a.ECI)

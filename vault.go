@@ -38,7 +38,7 @@
 // it is; what it needs is done in the background, and an import never waits for
 // it. [Vault.RequestPaymentData] asks for a cryptogram with which one payment is
 // made, encrypted for the merchant, who opens it with [receive.OpenPaymentData]. Package
-// simnet simulates a network; an adapter of a real one implements [Network].
+// simnet simulates a network; an adapter of a real one implements [network.Provider].
 //
 // # Sessions and security codes
 //

@@ -10,6 +10,7 @@ import (
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/removal"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -44,13 +45,13 @@ func (v *Vault) kinds() []jobs.Kind {
 		}
 		return n
 	}
-	network := v.opts.Network != nil
+	wired := v.opts.Network != nil
 	own := []jobs.Kind{
 		v.eraser.Kind(),
 		{Records: kindSpread, Workers: 4, Longest: workTime, Do: job(v, decodeSpread, (*Vault).spreadOn)},
-		{Records: kindNetworkToken, Workers: workers(64, network), Longest: calls, Leases: kindLease, Claim: v.claimNetworkToken, Do: v.advanceNetworkToken},
-		{Records: kindRelease, Workers: workers(16, network), Longest: calls, Claim: v.claimRelease, Do: job(v, decodeRelease, (*Vault).releaseNow)},
-		{Records: kindBackfill, Workers: workers(4, network), Longest: calls, Do: job(v, decodeBackfill, (*Vault).backfill)},
+		{Records: kindNetworkToken, Workers: workers(64, wired), Longest: calls, Leases: kindLease, Claim: v.claimNetworkToken, Do: v.advanceNetworkToken},
+		{Records: kindRelease, Workers: workers(16, wired), Longest: calls, Claim: v.claimRelease, Do: job(v, decodeRelease, (*Vault).releaseNow)},
+		{Records: kindBackfill, Workers: workers(4, wired), Longest: calls, Do: job(v, decodeBackfill, (*Vault).backfill)},
 	}
 	return append(own, v.outbox.Kinds()...)
 }
@@ -69,14 +70,14 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 
 // Run does the background work of the vault until ctx ends: it provisions
 // network tokens and keeps them up to date, receives the notices of a network
-// that is a [Feeder], passes events on, and erases what has lapsed within
+// that is a [network.Feeder], passes events on, and erases what has lapsed within
 // seconds. It returns nil when ctx has ended and what was under way is over,
 // after [Options.NetworkTimeout] or so; and ErrClosed if the vault is closed
 // first. Failures are logged and tried again. Several processes may run on one
 // store.
 func (v *Vault) Run(ctx context.Context) (err error) {
 	defer doing("run", &err)
-	if f, ok := v.opts.Network.(Feeder); ok {
+	if f, ok := v.opts.Network.(network.Feeder); ok {
 		return v.jobs.Run(ctx, func(ctx context.Context) { v.feed(ctx, f) })
 	}
 	return v.jobs.Run(ctx)
@@ -90,7 +91,7 @@ func (v *Vault) Drain(ctx context.Context) (err error) {
 }
 
 // feed receives notices until ctx ends.
-func (v *Vault) feed(ctx context.Context, f Feeder) {
+func (v *Vault) feed(ctx context.Context, f network.Feeder) {
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		start := time.Now()
 		err := v.guard("network", func() error { return f.Feed(ctx, v.Notify) })
@@ -151,7 +152,7 @@ func (v *Vault) advanceNetworkToken(ctx context.Context, j *jobs.Job) error {
 	switch {
 	case h.net.network != v.opts.Network.Name():
 		return c.postpone(ctx)
-	case h.token.NetworkTokenStatus == NetworkTokenPending && h.net.id == "":
+	case h.token.NetworkTokenStatus == network.Pending && h.net.id == "":
 		return c.provision(ctx)
 	}
 	return c.lookup(ctx)

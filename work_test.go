@@ -14,6 +14,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -34,9 +35,9 @@ func (l *lab) crowd(n int, c cardvault.Card) []uuid.UUID {
 }
 
 // count returns how many tokens have a state.
-func (l *lab) count(status cardvault.NetworkTokenStatus) int64 {
+func (l *lab) count(status network.Status) int64 {
 	l.Helper()
-	page, err := l.List(l.Context(), &cardvault.ListOptions{Limit: 1, NetworkTokenStatus: []cardvault.NetworkTokenStatus{status}})
+	page, err := l.List(l.Context(), &cardvault.ListOptions{Limit: 1, NetworkTokenStatus: []network.Status{status}})
 	l.must(err)
 	return page.TotalItems
 }
@@ -621,10 +622,10 @@ func TestDrain(t *testing.T) {
 // A feeding network passes on notices, and fails as it is told to.
 type feeding struct {
 	*scripted
-	feed func(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error
+	feed func(ctx context.Context, sink func(context.Context, *network.Notice) error) error
 }
 
-func (n *feeding) Feed(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error {
+func (n *feeding) Feed(ctx context.Context, sink func(context.Context, *network.Notice) error) error {
 	return n.feed(ctx, sink)
 }
 
@@ -633,7 +634,7 @@ func (n *feeding) Feed(ctx context.Context, sink func(context.Context, *cardvaul
 func TestFeed(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		var starts []time.Time
-		l.opts.Network = &feeding{l.net, func(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error {
+		l.opts.Network = &feeding{l.net, func(ctx context.Context, sink func(context.Context, *network.Notice) error) error {
 			starts = append(starts, time.Now())
 			switch len(starts) {
 			case 1:
@@ -643,10 +644,10 @@ func TestFeed(t *testing.T) {
 			case 3:
 				return nil // too early
 			case 4:
-				if err := sink(ctx, l.notice(notice{ID: "unknown", Kind: cardvault.NoticeDeleted, Token: cardvault.NetworkTokenRef{ID: "x"}})); !errors.Is(err, cardvault.ErrNotFound) {
+				if err := sink(ctx, l.notice(notice{ID: "unknown", Kind: network.NoticeDeleted, Token: network.Ref{ID: "x"}})); !errors.Is(err, cardvault.ErrNotFound) {
 					l.Errorf("a notice of nobody: %v", err)
 				}
-				l.try(sink(ctx, l.notice(notice{Kind: cardvault.NoticeSuspended})))
+				l.try(sink(ctx, l.notice(notice{Kind: network.NoticeSuspended})))
 			}
 			<-ctx.Done()
 			return nil
@@ -673,7 +674,7 @@ func TestFeed(t *testing.T) {
 	// It is not started more and more seldom: a minute is the most.
 	inLab(t, nil, func(l *lab) {
 		starts := 0
-		l.opts.Network = &feeding{l.net, func(context.Context, func(context.Context, *cardvault.Notice) error) error {
+		l.opts.Network = &feeding{l.net, func(context.Context, func(context.Context, *network.Notice) error) error {
 			starts++
 			return errors.New("4242424242424242 was refused")
 		}}
@@ -752,7 +753,7 @@ func TestProvisionWait(t *testing.T) {
 	for _, test := range []struct {
 		what      string
 		slow      time.Duration // the network
-		want      cardvault.NetworkTokenStatus
+		want      network.Status
 		low, high time.Duration
 	}{
 		{"at once", 0, active, 0, 100 * time.Millisecond},
@@ -932,7 +933,7 @@ func TestAnotherNetwork(t *testing.T) {
 		}
 		l.opts.Network = l.net
 		l.restart()
-		l.net.set("network-token-2", func(t *cardvault.NetworkToken) { t.State = inactive })
+		l.net.set("network-token-2", func(t *network.Token) { t.State = inactive })
 		l.run(func() { l.pass(29 * time.Hour) })
 		l.held(1)
 		l.is(stays, inactive, "suspended_by_scheme")

@@ -90,7 +90,7 @@ func (h *handler) checkCaller(c *call) (err error) {
 	if !c.open {
 		return h.authenticate(c)
 	}
-	c.answered, err = h.limitSession(c, network(c.client))
+	c.answered, err = h.limitSession(c, prefixOf(c.client))
 	return err
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/transcript"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 )
 
@@ -29,7 +30,7 @@ func headerText(h http.Header) string { return fmt.Sprint(h) }
 
 // What is received is not repeated, wherever a card number or a code is put.
 func TestNoEcho(t *testing.T) {
-	r, _ := newNetworkRig(t, &network{art: "png"}, &cardvault.Options{PPAN: &provider{}, Webhooks: &sender{}}, &httpapi.Options{ProviderName: "acme", ClientAddr: clients(), AllowedOrigins: []string{shop}})
+	r, _ := newNetworkRig(t, &wrapped{art: "png"}, &cardvault.Options{PPAN: &provider{}, Webhooks: &sender{}}, &httpapi.Options{ProviderName: "acme", ClientAddr: clients(), AllowedOrigins: []string{shop}})
 	id := r.activate(t)
 	webhook := "/webhooks/" + r.newWebhook(t, r.vault)
 	type endpoint struct{ method, path, body string }
@@ -172,7 +173,7 @@ func TestPanics(t *testing.T) {
 				explode()
 				return netip.Addr{}
 			}}},
-			"BINProvider": {vault: cardvault.Options{BIN: binProvider(func(context.Context, []byte) (*cardvault.BIN, error) {
+			"BINProvider": {vault: cardvault.Options{BIN: binProvider(func(context.Context, []byte) (*network.BIN, error) {
 				explode()
 				return nil, nil
 			})}},

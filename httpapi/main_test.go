@@ -14,6 +14,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/transcript"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -266,10 +267,10 @@ func (f authenticator) Authenticate(ctx context.Context, key string) (*cardvault
 	return f(ctx, key)
 }
 
-// A binProvider is a cardvault.BINProvider.
-type binProvider func(ctx context.Context, iin []byte) (*cardvault.BIN, error)
+// A binProvider is a network.BINProvider.
+type binProvider func(ctx context.Context, iin []byte) (*network.BIN, error)
 
-func (f binProvider) LookupBIN(ctx context.Context, iin []byte) (*cardvault.BIN, error) {
+func (f binProvider) LookupBIN(ctx context.Context, iin []byte) (*network.BIN, error) {
 	return f(ctx, iin)
 }
 

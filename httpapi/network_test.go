@@ -21,6 +21,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/transcript"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/google/uuid"
 )
@@ -33,9 +34,9 @@ const (
 
 var artImage = append([]byte("\x89PNG\r\n\x1a\n"), bytes.Repeat([]byte("card art "), 8000)...)
 
-// A network is a cardvault.Network that makes every network token active at
+// A network is a network.Provider that makes every network token active at
 // once. A test may put something before its answers.
-type network struct {
+type wrapped struct {
 	provision  func(context.Context) error
 	cryptogram func(context.Context) error
 	art        string // "" for none
@@ -45,44 +46,44 @@ type network struct {
 }
 
 var (
-	_ cardvault.Network    = (*network)(nil)
-	_ cardvault.ArtFetcher = (*network)(nil)
+	_ network.Provider   = (*wrapped)(nil)
+	_ network.ArtFetcher = (*wrapped)(nil)
 )
 
-func (n *network) Name() string                          { return "test" }
-func (n *network) Eligible(card.Scheme, uuid.UUID) error { return nil }
+func (n *wrapped) Name() string                          { return "test" }
+func (n *wrapped) Eligible(card.Scheme, uuid.UUID) error { return nil }
 
-func (n *network) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+func (n *wrapped) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	if n.provision != nil {
 		if err := n.provision(ctx); err != nil {
 			return nil, err
 		}
 	}
-	made := n.token(cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey})
+	made := n.token(network.Ref{IdempotencyKey: r.IdempotencyKey})
 	n.last = made.ID
 	return made, nil
 }
 
-func (n *network) token(ref cardvault.NetworkTokenRef) *cardvault.NetworkToken {
-	return &cardvault.NetworkToken{
+func (n *wrapped) token(ref network.Ref) *network.Token {
+	return &network.Token{
 		ID:                    cmp.Or(ref.ID, "nt:"+ref.IdempotencyKey),
-		State:                 cardvault.NetworkTokenActive,
+		State:                 network.Active,
 		Art:                   n.art,
 		SupportsDeviceBinding: true,
 	}
 }
 
-func (n *network) Lookup(_ context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+func (n *wrapped) Lookup(_ context.Context, ref network.Ref) (*network.Token, error) {
 	return n.token(ref), nil
 }
 
-func (n *network) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+func (n *wrapped) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 	if n.cryptogram != nil {
 		if err := n.cryptogram(ctx); err != nil {
 			return nil, err
 		}
 	}
-	return &cardvault.Cryptogram{
+	return &network.Cryptogram{
 		TokenID: r.Token.ID,
 		Number:  card.NewPAN([]byte(networkPAN)),
 		Expiry:  card.Expiry{Month: 12, Year: 2030},
@@ -91,9 +92,9 @@ func (n *network) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest
 	}, nil
 }
 
-func (n *network) Delete(context.Context, cardvault.NetworkTokenRef) error { return nil }
+func (n *wrapped) Delete(context.Context, network.Ref) error { return nil }
 
-func (n *network) CardArt(_ context.Context, id string) (string, []byte, error) {
+func (n *wrapped) CardArt(_ context.Context, id string) (string, []byte, error) {
 	if strings.HasPrefix(id, "jpeg") {
 		return "image/jpeg", []byte("\xff\xd8\xff" + id), nil
 	}
@@ -102,7 +103,7 @@ func (n *network) CardArt(_ context.Context, id string) (string, []byte, error) 
 
 // newNetworkRig returns a rig with a network, and the shared secret of its
 // primary merchant.
-func newNetworkRig(t testing.TB, n *network, opts *cardvault.Options, http *httpapi.Options) (r *rig, secret string) {
+func newNetworkRig(t testing.TB, n *wrapped, opts *cardvault.Options, http *httpapi.Options) (r *rig, secret string) {
 	t.Helper()
 	o := cardvault.Options{}
 	if opts != nil {
@@ -188,7 +189,7 @@ func checkPayment(t *testing.T, body string, success bool) {
 func TestPaymentData(t *testing.T) {
 	for _, eci := range []string{"07", ""} {
 		t.Run("ECI "+eci, func(t *testing.T) {
-			n := &network{eci: eci}
+			n := &wrapped{eci: eci}
 			r, secret := newNetworkRig(t, n, nil, nil)
 			id := r.activate(t)
 			path := "/tokens/" + id + "/payment-data"
@@ -218,7 +219,7 @@ func TestPaymentData(t *testing.T) {
 			}
 
 			n.cryptogram = func(context.Context) error {
-				return &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: "05"}
+				return &network.Error{Source: network.SourceScheme, Code: "declined", SchemeCode: "05"}
 			}
 			failed := r.do(t, "POST", path, payment)
 			failed.want(t, 200)
@@ -239,7 +240,7 @@ func TestPaymentData(t *testing.T) {
 
 // A merchant is one of the account, or there is none: these are not told apart.
 func TestPaymentDataMerchant(t *testing.T) {
-	r, _ := newNetworkRig(t, &network{}, nil, nil)
+	r, _ := newNetworkRig(t, &wrapped{}, nil, nil)
 	id := r.activate(t)
 	primary, foreign := primaryMerchant(t, r.vault), primaryMerchant(t, r.newAccount(t, nil))
 	m, err := r.vault.CreateMerchant(t.Context(), "second")
@@ -276,7 +277,7 @@ func TestPaymentDataReplay(t *testing.T) {
 	for name, retention := range map[string]time.Duration{"kept": 0, "not kept": cardvault.NoRetention} {
 		t.Run(name, func(t *testing.T) {
 			calls := 0
-			r, _ := newNetworkRig(t, &network{cryptogram: func(context.Context) error { calls++; return nil }},
+			r, _ := newNetworkRig(t, &wrapped{cryptogram: func(context.Context) error { calls++; return nil }},
 				&cardvault.Options{PaymentDataRetention: retention}, nil)
 			path := "/tokens/" + r.activate(t) + "/payment-data"
 			first := r.do(t, "POST", path, payment, "Idempotency-Key", "k")
@@ -307,7 +308,7 @@ func TestPaymentDataReplay(t *testing.T) {
 // While a call is being made its repetition is told to come back.
 func TestIdempotencyInProgress(t *testing.T) {
 	asked, answer := make(chan struct{}), make(chan struct{})
-	r, _ := newNetworkRig(t, &network{cryptogram: func(context.Context) error {
+	r, _ := newNetworkRig(t, &wrapped{cryptogram: func(context.Context) error {
 		close(asked)
 		<-answer
 		return nil
@@ -354,7 +355,7 @@ func TestHangingNetwork(t *testing.T) {
 					<-ctx.Done()
 					return ctx.Err()
 				}
-				n := &network{}
+				n := &wrapped{}
 				r, _ := newNetworkRig(t, n, &cardvault.Options{NetworkTimeout: test.network}, &httpapi.Options{Timeout: test.timeout})
 				id := r.activate(t)
 				n.cryptogram, n.provision = hang, hang
@@ -393,7 +394,7 @@ func TestHangingNetwork(t *testing.T) {
 
 // A network that panics is a failure of the network.
 func TestPanickingNetwork(t *testing.T) {
-	n := &network{}
+	n := &wrapped{}
 	r, _ := newNetworkRig(t, n, nil, nil)
 	id := r.activate(t)
 	n.cryptogram = func(context.Context) error { panic("card " + secretPAN) }
@@ -445,7 +446,7 @@ func (r *rig) artPath(t *testing.T, id string) string {
 }
 
 func TestCardArt(t *testing.T) {
-	n := &network{art: "png"}
+	n := &wrapped{art: "png"}
 	r, _ := newNetworkRig(t, n, nil, nil)
 	id := r.activate(t)
 	path := r.artPath(t, id)
@@ -528,7 +529,7 @@ func TestCardArt(t *testing.T) {
 
 // A token shows what the network told of its card.
 func TestNetworkTokenMembers(t *testing.T) {
-	r, _ := newNetworkRig(t, &network{art: "png"}, nil, nil)
+	r, _ := newNetworkRig(t, &wrapped{art: "png"}, nil, nil)
 	id := r.importCard(t)
 	const absent = "expires_at invalidated_at cardholder_name bank_name segment type country_code business_key import_provider network_token_status_reason"
 	pending := r.do(t, "GET", "/tokens/"+id, "")
@@ -547,7 +548,7 @@ func TestNetworkTokenMembers(t *testing.T) {
 
 // What is wrong with a request for card art is told as everywhere.
 func TestCardArtChecks(t *testing.T) {
-	r, _ := newNetworkRig(t, &network{art: "png"}, nil, nil)
+	r, _ := newNetworkRig(t, &wrapped{art: "png"}, nil, nil)
 	path := r.artPath(t, r.activate(t))
 	for _, test := range []struct {
 		method, query, body string
@@ -581,7 +582,7 @@ func TestCardArtChecks(t *testing.T) {
 }
 
 func TestCardArtRequiresKey(t *testing.T) {
-	r, _ := newNetworkRig(t, &network{art: "png"}, nil, &httpapi.Options{CardArtRequiresKey: true})
+	r, _ := newNetworkRig(t, &wrapped{art: "png"}, nil, &httpapi.Options{CardArtRequiresKey: true})
 	path := r.artPath(t, r.activate(t))
 	_, reader := r.newKey(t, r.vault, 0, cardvault.ScopeTokensRead)
 	_, writer := r.newKey(t, r.vault, 0, cardvault.ScopeTokensUpdate)
@@ -619,7 +620,7 @@ func TestCardArtRequiresKey(t *testing.T) {
 func TestCardArtOverSocket(t *testing.T) {
 	for _, major := range []int{1, 2} {
 		t.Run(fmt.Sprint("HTTP ", major), func(t *testing.T) {
-			r, _ := newNetworkRig(t, &network{art: "png"}, nil, nil)
+			r, _ := newNetworkRig(t, &wrapped{art: "png"}, nil, nil)
 			path := r.artPath(t, r.activate(t))
 			s := newServer(t, r.handler, major == 2)
 			tag := ""

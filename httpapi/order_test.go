@@ -10,6 +10,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/network"
 	"github.com/google/uuid"
 )
 
@@ -55,13 +56,13 @@ var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}`)
 
 // The earliest of all rules that a request breaks is what it is told.
 func TestOrderOfChecks(t *testing.T) {
-	n := &network{art: "png"}
+	n := &wrapped{art: "png"}
 	r, _ := newNetworkRig(t, n, &cardvault.Options{PPAN: &provider{}, Webhooks: &sender{}}, &httpapi.Options{ClientAddr: clients()})
 	webhook := "/webhooks/" + r.newWebhook(t, r.vault)
 	id := r.activate(t)
 	event := r.lastEvent(t, r.vault)
 	invalid := r.activate(t)
-	n.notify(t, r.vault, cardvault.NoticeInvalidated)
+	n.notify(t, r.vault, network.NoticeInvalidated)
 	opts := r.opts
 	opts.PPAN, opts.Webhooks = nil, nil
 	disabled := newHandler(t, openVault(t, r.store, &opts), nil)

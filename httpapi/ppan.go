@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/ppan"
 )
 
 // neutralProvider stands for the name of the provider in documented paths and headers.
@@ -38,16 +39,16 @@ func obtainPPAN(name string) *endpoint {
 			return nil
 		},
 		serve: func(c *call) error {
-			var a cardvault.PPANAccount
+			var a ppan.Account
 			err := c.read(func(f fields, _ *query) error {
 				a.AID = c.providerHeader(f, name, "aid")
 				hash := []byte(c.providerHeader(f, name, "hash"))
-				a.Hash = cardvault.NewPPANHash(hash)
+				a.Hash = ppan.NewHash(hash)
 				a.MID = c.providerHeader(f, name, "mid")
 				a.PortalID = c.providerHeader(f, name, "portalid")
 				c.id, _ = f.id("token_id", required)
 
-				for _, e := range cardvault.FieldErrors(a.Check()) {
+				for _, e := range cardvault.FieldErrors(cardvault.CheckPPANAccount(&a)) {
 					field := strings.Replace(e.Field, neutralProvider, name, 1)
 					f.violations.note(violation{field, e.Code, e.Message})
 				}

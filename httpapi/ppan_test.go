@@ -19,6 +19,8 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/transcript"
+	"github.com/cardvault/cardvault/network"
+	"github.com/cardvault/cardvault/ppan"
 	"github.com/google/uuid"
 )
 
@@ -33,7 +35,7 @@ var ppanHeaders = transcript.PPANHeaders
 // A provider is a transcript.Provider that remembers what it was sent. A test may say
 // what it answers.
 type provider struct {
-	answer func(context.Context) (*cardvault.PPAN, error)
+	answer func(context.Context) (*ppan.Answer, error)
 
 	mu   sync.Mutex
 	sent []sentCard
@@ -42,15 +44,15 @@ type provider struct {
 // A sentCard is what a provider was sent, in the clear.
 type sentCard struct {
 	aid, mid, portalID, hash, pan, code string
-	mode                                cardvault.Mode
+	sandbox                             bool
 	expiry                              card.Expiry
 	wait                                time.Duration // until the deadline
 }
 
-var _ cardvault.PPANProvider = (*provider)(nil)
+var _ ppan.Provider = (*provider)(nil)
 
-func (p *provider) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
-	s := sentCard{aid: r.Account.AID, mid: r.Account.MID, portalID: r.Account.PortalID, mode: r.Mode, expiry: r.Expiry}
+func (p *provider) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
+	s := sentCard{aid: r.Account.AID, mid: r.Account.MID, portalID: r.Account.PortalID, sandbox: r.Sandbox, expiry: r.Expiry}
 	r.Account.Hash.Expose(func(b []byte) { s.hash = string(b) })
 	r.PAN.Expose(func(b []byte) { s.pan = string(b) })
 	r.SecurityCode.Expose(func(b []byte) { s.code = string(b) })
@@ -66,9 +68,9 @@ func (p *provider) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (*c
 	return transcript.Provider{}.ObtainPPAN(ctx, r)
 }
 
-func validPPAN() *cardvault.PPAN {
-	return &cardvault.PPAN{
-		Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte(pseudoPAN)), TruncatedPAN: "424242XXXXXX4242", CardType: "V", CardExpiry: "3104",
+func validPPAN() *ppan.Answer {
+	return &ppan.Answer{
+		Status: ppan.Valid, PseudoPAN: ppan.NewPseudoPAN([]byte(pseudoPAN)), TruncatedPAN: "424242XXXXXX4242", CardType: "V", CardExpiry: "3104",
 	}
 }
 
@@ -82,7 +84,7 @@ func (p *provider) take() []sentCard {
 }
 
 // newPPANRig returns a rig whose vault has p.
-func newPPANRig(t testing.TB, p cardvault.PPANProvider, http *httpapi.Options) *rig {
+func newPPANRig(t testing.TB, p ppan.Provider, http *httpapi.Options) *rig {
 	t.Helper()
 	return newRig(t, &cardvault.Options{PPAN: p}, http)
 }
@@ -108,22 +110,22 @@ func checkBeta(t testing.TB, method string, a *answer) {
 // What is absent is left out: chapter 2.6 of the interface document.
 func TestPPANAnswers(t *testing.T) {
 	for name, test := range map[string]struct {
-		ppan cardvault.PPAN
+		ppan ppan.Answer
 		body string
 	}{
 		"valid": {*validPPAN(),
 			`{"status":"VALID","cardtype":"V","cardexpiredate":"3104","pseudocardpan":"9410010000038248746","truncatedcardpan":"424242XXXXXX4242"}`},
-		"valid, no more": {cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte("4100000228091881"))},
+		"valid, no more": {ppan.Answer{Status: ppan.Valid, PseudoPAN: ppan.NewPseudoPAN([]byte("4100000228091881"))},
 			`{"status":"VALID","pseudocardpan":"4100000228091881"}`},
-		"travel card": {cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte(pseudoPAN)), TravelCard: "yes", TravelCardProvider: "Süd & Söhne", TravelCardInvoice: `a "b"`},
+		"travel card": {ppan.Answer{Status: ppan.Valid, PseudoPAN: ppan.NewPseudoPAN([]byte(pseudoPAN)), TravelCard: "yes", TravelCardProvider: "Süd & Söhne", TravelCardInvoice: `a "b"`},
 			`{"status":"VALID","pseudocardpan":"9410010000038248746","tcdata":"yes","tcprovider":"Süd \u0026 Söhne","tcinvoice":"a \"b\""}`},
-		"invalid": {cardvault.PPAN{Status: cardvault.PPANInvalid, ErrorCode: "33", ErrorMessage: "Expiry date invalid", CustomerMessage: "Bitte prüfen."},
+		"invalid": {ppan.Answer{Status: ppan.Invalid, ErrorCode: "33", ErrorMessage: "Expiry date invalid", CustomerMessage: "Bitte prüfen."},
 			`{"status":"INVALID","errorcode":"33","errormessage":"Expiry date invalid","customermessage":"Bitte prüfen."}`},
-		"invalid, no more": {cardvault.PPAN{Status: cardvault.PPANInvalid}, `{"status":"INVALID"}`},
-		"error":            {cardvault.PPAN{Status: cardvault.PPANError, ErrorCode: "2006"}, `{"status":"ERROR","errorcode":"2006"}`},
+		"invalid, no more": {ppan.Answer{Status: ppan.Invalid}, `{"status":"INVALID"}`},
+		"error":            {ppan.Answer{Status: ppan.Error, ErrorCode: "2006"}, `{"status":"ERROR","errorcode":"2006"}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := &provider{answer: func(context.Context) (*cardvault.PPAN, error) { return &test.ppan, nil }}
+			p := &provider{answer: func(context.Context) (*ppan.Answer, error) { return &test.ppan, nil }}
 			r := newPPANRig(t, p, nil)
 			a := r.obtain(t, r.importCard(t))
 			a.want(t, 200)
@@ -146,7 +148,7 @@ func TestPPANRequest(t *testing.T) {
 		id := a.member(t, "id")
 		want := sentCard{
 			aid: "10002", mid: "10001", portalID: "2000002", hash: ppanHash, pan: pan, code: "9137",
-			mode: cardvault.Sandbox, expiry: card.Expiry{Month: 4, Year: 2031}, wait: 10 * time.Second,
+			sandbox: true, expiry: card.Expiry{Month: 4, Year: 2031}, wait: 10 * time.Second,
 		}
 		check := func() {
 			t.Helper()
@@ -338,7 +340,7 @@ func TestPPANIsBeta(t *testing.T) {
 	} {
 		p.answer = nil
 		if test.err != nil {
-			p.answer = func(context.Context) (*cardvault.PPAN, error) { return nil, test.err }
+			p.answer = func(context.Context) (*ppan.Answer, error) { return nil, test.err }
 		}
 		h := test.handler
 		if h == nil {
@@ -405,14 +407,14 @@ func TestPPANTenants(t *testing.T) {
 
 // A card that the scheme has replaced or invalidated is not sent.
 func TestPPANOfDeadCards(t *testing.T) {
-	for kind, classifier := range map[cardvault.NoticeKind]string{
-		cardvault.NoticeInvalidated:  "TOKEN_INVALIDATED",
-		cardvault.NoticeCardReplaced: "CARD_DATA_STALE",
-		cardvault.NoticeSuspended:    "",
-		cardvault.NoticeDeleted:      "",
-		cardvault.NoticeCardRenewed:  "",
+	for kind, classifier := range map[network.NoticeKind]string{
+		network.NoticeInvalidated:  "TOKEN_INVALIDATED",
+		network.NoticeCardReplaced: "CARD_DATA_STALE",
+		network.NoticeSuspended:    "",
+		network.NoticeDeleted:      "",
+		network.NoticeCardRenewed:  "",
 	} {
-		p, n := &provider{}, &network{}
+		p, n := &provider{}, &wrapped{}
 		r, _ := newNetworkRig(t, n, &cardvault.Options{PPAN: p}, nil)
 		id := r.activate(t)
 		n.notify(t, r.vault, kind)
@@ -421,7 +423,7 @@ func TestPPANOfDeadCards(t *testing.T) {
 		sent := p.take()
 		if classifier == "" {
 			a.want(t, 200)
-			if kind == cardvault.NoticeCardRenewed && (len(sent) != 1 || sent[0].expiry != renewed) {
+			if kind == network.NoticeCardRenewed && (len(sent) != 1 || sent[0].expiry != renewed) {
 				t.Errorf("sent %+v", sent)
 			}
 			continue
@@ -436,16 +438,16 @@ func TestPPANOfDeadCards(t *testing.T) {
 var renewed = card.Expiry{Month: 9, Year: 2035}
 
 // notify tells the vault of the network token that was made last.
-func (n *network) notify(t testing.TB, v *cardvault.Vault, kind cardvault.NoticeKind) {
+func (n *wrapped) notify(t testing.TB, v *cardvault.Vault, kind network.NoticeKind) {
 	t.Helper()
-	notice := &cardvault.Notice{
-		ID: uuid.NewString(), Kind: kind, OccurredAt: time.Now(), Token: cardvault.NetworkTokenRef{ID: n.last}, By: cardvault.OwnerIssuer,
+	notice := &network.Notice{
+		ID: uuid.NewString(), Kind: kind, OccurredAt: time.Now(), Token: network.Ref{ID: n.last}, By: network.OwnerIssuer,
 	}
 	switch kind {
-	case cardvault.NoticeCardReplaced:
-		notice.Card = &cardvault.CardState{LastFour: "1111", Expiry: renewed}
-	case cardvault.NoticeCardRenewed:
-		notice.Card = &cardvault.CardState{LastFour: pan[12:], Expiry: renewed}
+	case network.NoticeCardReplaced:
+		notice.Card = &network.CardState{LastFour: "1111", Expiry: renewed}
+	case network.NoticeCardRenewed:
+		notice.Card = &network.CardState{LastFour: pan[12:], Expiry: renewed}
 	}
 	if err := v.Notify(t.Context(), notice); err != nil {
 		t.Fatal(err)
@@ -455,50 +457,50 @@ func (n *network) notify(t testing.TB, v *cardvault.Vault, kind cardvault.Notice
 // What a provider does wrong is answered in one way, and nothing of it is answered
 // or logged that could be a card number.
 func TestPPANFailures(t *testing.T) {
-	answers := func(p *cardvault.PPAN, err error) func(context.Context) (*cardvault.PPAN, error) {
-		return func(context.Context) (*cardvault.PPAN, error) { return p, err }
+	answers := func(p *ppan.Answer, err error) func(context.Context) (*ppan.Answer, error) {
+		return func(context.Context) (*ppan.Answer, error) { return p, err }
 	}
-	fails := map[string]func(context.Context) (*cardvault.PPAN, error){
+	fails := map[string]func(context.Context) (*ppan.Answer, error){
 		"error":               answers(nil, errors.New("refused")),
 		"answer and error":    answers(validPPAN(), errors.New("refused")),
 		"error of a number":   answers(nil, errors.New("card "+secretPAN+" was refused")),
 		"parted number":       answers(nil, errors.New("4000 0566 5566 5556")),
 		"error of the vault":  answers(nil, errors.Join(cardvault.ErrNotFound, cardvault.ErrUnauthenticated)),
 		"cancelled by itself": answers(nil, context.Canceled),
-		"panic":               func(context.Context) (*cardvault.PPAN, error) { panic("card " + secretPAN) },
+		"panic":               func(context.Context) (*ppan.Answer, error) { panic("card " + secretPAN) },
 		"nothing":             answers(nil, nil),
-		"no status":           answers(&cardvault.PPAN{PseudoPAN: cardvault.NewPseudoPAN([]byte(pseudoPAN))}, nil),
-		"unknown status":      answers(&cardvault.PPAN{Status: 4, PseudoPAN: cardvault.NewPseudoPAN([]byte(pseudoPAN))}, nil),
+		"no status":           answers(&ppan.Answer{PseudoPAN: ppan.NewPseudoPAN([]byte(pseudoPAN))}, nil),
+		"unknown status":      answers(&ppan.Answer{Status: 4, PseudoPAN: ppan.NewPseudoPAN([]byte(pseudoPAN))}, nil),
 	}
-	garbage := func(name string, status cardvault.PPANStatus, change func(*cardvault.PPAN)) {
+	garbage := func(name string, status ppan.Status, change func(*ppan.Answer)) {
 		p := validPPAN()
 		p.Status = status
 		change(p)
 		fails[name+", "+status.String()] = answers(p, nil)
 	}
-	all := []cardvault.PPANStatus{cardvault.PPANValid, cardvault.PPANInvalid, cardvault.PPANError}
-	garbage("no number", cardvault.PPANValid, func(p *cardvault.PPAN) { p.PseudoPAN = cardvault.NewPseudoPAN([]byte("")) })
+	all := []ppan.Status{ppan.Valid, ppan.Invalid, ppan.Error}
+	garbage("no number", ppan.Valid, func(p *ppan.Answer) { p.PseudoPAN = ppan.NewPseudoPAN([]byte("")) })
 	for _, status := range all {
 		for name, number := range map[string]string{
 			"short number": "941001000003824", "long number": "94100100000382487461", "letters": "941001000003824874x", "masked number": "941001XXXXXX8746",
 			"the number": secretPAN, "the number and more": secretPAN + "123", "more and the number": "12" + secretPAN,
 		} {
-			garbage(name, status, func(p *cardvault.PPAN) { p.PseudoPAN = cardvault.NewPseudoPAN([]byte(number)) })
+			garbage(name, status, func(p *ppan.Answer) { p.PseudoPAN = ppan.NewPseudoPAN([]byte(number)) })
 		}
-		for name, member := range map[string]func(*cardvault.PPAN) *string{
-			"TruncatedPAN":       func(p *cardvault.PPAN) *string { return &p.TruncatedPAN },
-			"CardType":           func(p *cardvault.PPAN) *string { return &p.CardType },
-			"CardExpiry":         func(p *cardvault.PPAN) *string { return &p.CardExpiry },
-			"TravelCard":         func(p *cardvault.PPAN) *string { return &p.TravelCard },
-			"TravelCardProvider": func(p *cardvault.PPAN) *string { return &p.TravelCardProvider },
-			"TravelCardInvoice":  func(p *cardvault.PPAN) *string { return &p.TravelCardInvoice },
-			"ErrorCode":          func(p *cardvault.PPAN) *string { return &p.ErrorCode },
-			"ErrorMessage":       func(p *cardvault.PPAN) *string { return &p.ErrorMessage },
-			"CustomerMessage":    func(p *cardvault.PPAN) *string { return &p.CustomerMessage },
+		for name, member := range map[string]func(*ppan.Answer) *string{
+			"TruncatedPAN":       func(p *ppan.Answer) *string { return &p.TruncatedPAN },
+			"CardType":           func(p *ppan.Answer) *string { return &p.CardType },
+			"CardExpiry":         func(p *ppan.Answer) *string { return &p.CardExpiry },
+			"TravelCard":         func(p *ppan.Answer) *string { return &p.TravelCard },
+			"TravelCardProvider": func(p *ppan.Answer) *string { return &p.TravelCardProvider },
+			"TravelCardInvoice":  func(p *ppan.Answer) *string { return &p.TravelCardInvoice },
+			"ErrorCode":          func(p *ppan.Answer) *string { return &p.ErrorCode },
+			"ErrorMessage":       func(p *ppan.Answer) *string { return &p.ErrorMessage },
+			"CustomerMessage":    func(p *ppan.Answer) *string { return &p.CustomerMessage },
 		} {
-			garbage("number in "+name, status, func(p *cardvault.PPAN) { *member(p) = "card " + secretPAN })
-			garbage("parted number in "+name, status, func(p *cardvault.PPAN) { *member(p) = "4000-0566-5566-5556" })
-			garbage("long "+name, status, func(p *cardvault.PPAN) { *member(p) = strings.Repeat("x", 256) })
+			garbage("number in "+name, status, func(p *ppan.Answer) { *member(p) = "card " + secretPAN })
+			garbage("parted number in "+name, status, func(p *ppan.Answer) { *member(p) = "4000-0566-5566-5556" })
+			garbage("long "+name, status, func(p *ppan.Answer) { *member(p) = strings.Repeat("x", 256) })
 		}
 	}
 	p := &provider{}
@@ -553,7 +555,7 @@ func TestPPANTimeout(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				p := &provider{answer: func(ctx context.Context) (*cardvault.PPAN, error) {
+				p := &provider{answer: func(ctx context.Context) (*ppan.Answer, error) {
 					<-ctx.Done()
 					if test.ignoresTheTime {
 						time.Sleep(2 * time.Second)
@@ -595,7 +597,7 @@ func TestPPANTimeout(t *testing.T) {
 func TestPPANClientGone(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	p := &provider{answer: func(ctx context.Context) (*cardvault.PPAN, error) {
+	p := &provider{answer: func(ctx context.Context) (*ppan.Answer, error) {
 		cancel()
 		<-ctx.Done()
 		return nil, ctx.Err()

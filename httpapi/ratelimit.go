@@ -110,7 +110,7 @@ func (l *limiter[K]) bucket(key K) *bucket {
 
 // network returns what counts as one client: an IPv4 address, or the /64 network
 // of an IPv6 address, which is what a household gets. The zero Addr stays that.
-func network(a netip.Addr) netip.Addr {
+func prefixOf(a netip.Addr) netip.Addr {
 	a = a.Unmap()
 	if a.Is6() {
 		p, _ := a.Prefix(64) // of an IPv6 address there always is one

@@ -20,6 +20,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/google/uuid"
 )
@@ -669,10 +670,10 @@ func (w *statusWriter) Write(p []byte) (int, error) { return len(p), nil }
 // them refused, and what is sent to a session that has a card counts as a failure.
 func TestIdentificationLimits(t *testing.T) {
 	var client netip.Addr
-	for what, state := range map[string]cardvault.IDVState{"failed": cardvault.IDVFailed, "pending": cardvault.IDVPending} {
+	for what, state := range map[string]idv.State{"failed": idv.Failed, "pending": idv.Pending} {
 		inBubble(t, func(t *testing.T) {
 			client = netip.MustParseAddr("192.0.2.1")
-			v := verifier(cardvault.IDVPending)
+			v := verifier(idv.Pending)
 			r := newRig(t, &cardvault.Options{IDV: &v}, &httpapi.Options{ClientAddr: func(*http.Request) netip.Addr { return client }})
 			var paths []string
 			for range 30 {
@@ -684,7 +685,7 @@ func TestIdentificationLimits(t *testing.T) {
 			time.Sleep(time.Second)
 			v = verifier(state)
 			for _, path := range paths {
-				if state == cardvault.IDVFailed {
+				if state == idv.Failed {
 					for range 3 { // however often it is read
 						if a := send(t, r.handler, "GET", path, ""); a.member(t, "status") != "failed" {
 							t.Fatal(a.body)
@@ -705,15 +706,15 @@ func TestIdentificationLimits(t *testing.T) {
 	}
 }
 
-// A verifier is an IDVProvider whose look-ups find a state.
-type verifier cardvault.IDVState
+// A verifier is an idv.Provider whose look-ups find a state.
+type verifier idv.State
 
-func (v *verifier) Identify(_ context.Context, r *cardvault.IDVRequest) (*cardvault.IDVResult, error) {
-	return &cardvault.IDVResult{State: cardvault.IDVPending, Reference: r.IdempotencyKey}, nil
+func (v *verifier) Identify(_ context.Context, r *idv.Request) (*idv.Result, error) {
+	return &idv.Result{State: idv.Pending, Reference: r.IdempotencyKey}, nil
 }
 
-func (v *verifier) LookupIdentification(_ context.Context, reference string) (*cardvault.IDVResult, error) {
-	return &cardvault.IDVResult{State: cardvault.IDVState(*v), Reference: reference}, nil
+func (v *verifier) LookupIdentification(_ context.Context, reference string) (*idv.Result, error) {
+	return &idv.Result{State: idv.State(*v), Reference: reference}, nil
 }
 
 // Each reason is told to people in a sentence.

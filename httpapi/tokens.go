@@ -5,6 +5,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 )
 
 var createSession = &endpoint{
@@ -73,7 +74,7 @@ var listTokens = &endpoint{
 		o, err := c.readList(func(q *query, o *cardvault.ListOptions) {
 			o.From, o.To = q.span()
 			for _, name := range listOf(q, "network_token_status", statusNames) {
-				s, _ := cardvault.ParseNetworkTokenStatus(name)
+				s, _ := network.ParseStatus(name)
 				o.NetworkTokenStatus = append(o.NetworkTokenStatus, s)
 			}
 			for _, name := range listOf(q, "scheme", schemeNames) {
@@ -185,7 +186,7 @@ var consumeToken = &endpoint{
 const maxText = 255
 
 var schemeNames, statusNames = namesOf(card.ParseScheme, card.Scheme.String),
-	namesOf(cardvault.ParseNetworkTokenStatus, cardvault.NetworkTokenStatus.String)
+	namesOf(network.ParseStatus, network.Status.String)
 
 // namesOf returns the names of all values of an enumeration from 0 on.
 func namesOf[T ~uint8](parse func(string) (T, bool), name func(T) string) (all []string) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
+	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/google/uuid"
 )
@@ -154,7 +155,7 @@ func appendStatus(o *wire.Object, name string, code int) {
 
 // appendPPAN appends the answer of a provider. Unlike elsewhere, absent members are left
 // out.
-func appendPPAN(b []byte, p *cardvault.PPAN) []byte {
+func appendPPAN(b []byte, p *ppan.Answer) []byte {
 	o := wire.Object{B: b}
 	o.Open()
 	for _, m := range []struct{ name, value string }{

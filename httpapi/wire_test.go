@@ -11,6 +11,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 )
 
 const (
@@ -82,8 +83,8 @@ func checkToken(t *testing.T, body string, null ...string) {
 }
 
 func TestTokenMembers(t *testing.T) {
-	bin := &cardvault.BIN{BankName: "Bank \"of\" <Ö>\u2028", Segment: "consumer", Type: "prepaid", CountryCode: "AT"}
-	r := newRig(t, &cardvault.Options{IINLength: 8, BIN: binProvider(func(context.Context, []byte) (*cardvault.BIN, error) { return bin, nil })}, nil)
+	bin := &network.BIN{BankName: "Bank \"of\" <Ö>\u2028", Segment: "consumer", Type: "prepaid", CountryCode: "AT"}
+	r := newRig(t, &cardvault.Options{IINLength: 8, BIN: binProvider(func(context.Context, []byte) (*network.BIN, error) { return bin, nil })}, nil)
 	const never = "card_art_url invalidated_at expires_at"
 	full := r.do(t, "POST", "/cde-import", `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2099,"cardholder_name":"Zoë \u0022Q\u0022 \\ <b> \ud83d\ude00","business_key":"k/1","import_provider":"p"}`)
 	full.want(t, 200)
@@ -99,7 +100,7 @@ func TestTokenMembers(t *testing.T) {
 			t.Errorf("%s is %q, not %q", name, got, value)
 		}
 	}
-	*bin = cardvault.BIN{}
+	*bin = network.BIN{}
 	bare := r.do(t, "POST", "/cde-import", cardBody)
 	bare.want(t, 200)
 	checkToken(t, bare.body, strings.Fields(never+" cardholder_name bank_name segment type country_code business_key import_provider")...)

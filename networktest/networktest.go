@@ -1,12 +1,12 @@
 // Package networktest proves that an adapter of a token service keeps the
-// contract of [cardvault.Network].
+// contract of [network.Provider].
 //
 // The author of an adapter writes one test, against the sandbox of the service
 // or against a server of his own that answers as the service does:
 //
 //	func TestNetwork(t *testing.T) {
 //		networktest.Run(t, networktest.Harness{
-//			Open:   func(testing.TB) cardvault.Network { return mynet.New(sandbox) },
+//			Open:   func(testing.TB) network.Provider { return mynet.New(sandbox) },
 //			Scheme: card.VISA,
 //			Card: cardvault.Card{
 //				PAN:    card.NewPAN([]byte("4111111111111111")),
@@ -33,6 +33,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
@@ -41,7 +42,7 @@ import (
 type Harness struct {
 	// Open returns the network, a new one or the same each time. It may skip or
 	// fail the test that it is given, and uses its Cleanup.
-	Open func(t testing.TB) cardvault.Network
+	Open func(t testing.TB) network.Provider
 
 	// Card gets a network token that becomes active, as often as it is asked for,
 	// and also after one was deleted.
@@ -57,7 +58,7 @@ type Harness struct {
 
 	// Activate makes a pending network token active. If nil, those of Card become
 	// active by themselves, within 10 seconds.
-	Activate func(ctx context.Context, n cardvault.Network, ref cardvault.NetworkTokenRef) error
+	Activate func(ctx context.Context, n network.Provider, ref network.Ref) error
 }
 
 // Run checks every rule of the contract, and those of the optional interfaces
@@ -96,7 +97,7 @@ const (
 type suite struct {
 	testing.TB
 	Harness
-	network cardvault.Network
+	network network.Provider
 	numbers []string // of the cards
 }
 
@@ -135,8 +136,8 @@ func digits(p card.PAN) (d []byte) {
 func key(token uuid.UUID, attempt int) string { return fmt.Sprintf("%s:%027d", token, attempt) }
 
 // request returns a request for the n-th network token of a token.
-func (s *suite) request(given cardvault.Card, token uuid.UUID, n int) *cardvault.ProvisionRequest {
-	r := &cardvault.ProvisionRequest{
+func (s *suite) request(given cardvault.Card, token uuid.UUID, n int) *network.ProvisionRequest {
+	r := &network.ProvisionRequest{
 		IdempotencyKey: key(token, n),
 		TokenID:        token,
 		Merchant:       s.Merchant,
@@ -150,7 +151,7 @@ func (s *suite) request(given cardvault.Card, token uuid.UUID, n int) *cardvault
 }
 
 // provision asks for a network token and wipes the card, as a vault does.
-func (s *suite) provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+func (s *suite) provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -169,7 +170,7 @@ func (s *suite) provision(ctx context.Context, r *cardvault.ProvisionRequest) (*
 	return got, err
 }
 
-func (s *suite) lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+func (s *suite) lookup(ctx context.Context, ref network.Ref) (*network.Token, error) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -184,8 +185,8 @@ func (s *suite) lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*car
 	return got, err
 }
 
-func (s *suite) payment(ref cardvault.NetworkTokenRef, k string) *cardvault.CryptogramRequest {
-	return &cardvault.CryptogramRequest{
+func (s *suite) payment(ref network.Ref, k string) *network.CryptogramRequest {
+	return &network.CryptogramRequest{
 		IdempotencyKey: k,
 		Token:          ref,
 		Scheme:         s.Scheme,
@@ -197,7 +198,7 @@ func (s *suite) payment(ref cardvault.NetworkTokenRef, k string) *cardvault.Cryp
 }
 
 // cryptogram asks for a cryptogram and returns its value.
-func (s *suite) cryptogram(ctx context.Context, ref cardvault.NetworkTokenRef, k string) (value string, err error) {
+func (s *suite) cryptogram(ctx context.Context, ref network.Ref, k string) (value string, err error) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -213,7 +214,7 @@ func (s *suite) cryptogram(ctx context.Context, ref cardvault.NetworkTokenRef, k
 	return value, nil
 }
 
-func (s *suite) delete(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+func (s *suite) delete(ctx context.Context, ref network.Ref) error {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -223,7 +224,7 @@ func (s *suite) delete(ctx context.Context, ref cardvault.NetworkTokenRef) error
 }
 
 // active returns a network token of Card that can be used.
-func (s *suite) active() cardvault.NetworkTokenRef {
+func (s *suite) active() network.Ref {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.Context(), patience)
 	defer cancel()
@@ -232,23 +233,23 @@ func (s *suite) active() cardvault.NetworkTokenRef {
 	if err != nil {
 		s.Fatalf("Provision of Harness.Card: %v", err)
 	}
-	ref := cardvault.NetworkTokenRef{ID: got.ID, IdempotencyKey: r.IdempotencyKey}
-	if got.State == cardvault.NetworkTokenPending && s.Activate != nil {
+	ref := network.Ref{ID: got.ID, IdempotencyKey: r.IdempotencyKey}
+	if got.State == network.Pending && s.Activate != nil {
 		if err := s.Activate(ctx, s.network, ref); err != nil {
 			s.Fatalf("Harness.Activate: %v", err)
 		}
 	}
-	if got, err = s.settled(ctx, got, ref); err != nil || got.State != cardvault.NetworkTokenActive {
+	if got, err = s.settled(ctx, got, ref); err != nil || got.State != network.Active {
 		s.Fatalf("the network token of Harness.Card does not become active: %v, %v", state(got), err)
 	}
 	return ref
 }
 
 // settled returns a network token when it is not pending any more.
-func (s *suite) settled(ctx context.Context, got *cardvault.NetworkToken, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+func (s *suite) settled(ctx context.Context, got *network.Token, ref network.Ref) (*network.Token, error) {
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
-	for got.State == cardvault.NetworkTokenPending {
+	for got.State == network.Pending {
 		select {
 		case <-ctx.Done():
 			return got, ctx.Err()
@@ -263,7 +264,7 @@ func (s *suite) settled(ctx context.Context, got *cardvault.NetworkToken, ref ca
 }
 
 // state returns the state of an answer that may be nil.
-func state(got *cardvault.NetworkToken) string {
+func state(got *network.Token) string {
 	if got == nil {
 		return "no answer"
 	}
@@ -294,11 +295,11 @@ func (s *suite) await(done <-chan struct{}, what string) {
 const maxText = 255
 
 // checkToken returns what is wrong with an answer.
-func checkToken(got *cardvault.NetworkToken) error {
+func checkToken(got *network.Token) error {
 	const (
-		pending  = cardvault.NetworkTokenPending
-		inactive = cardvault.NetworkTokenInactive
-		gone     = cardvault.NetworkTokenDeleted
+		pending  = network.Pending
+		inactive = network.Inactive
+		gone     = network.Deleted
 	)
 
 	what := ""
@@ -307,13 +308,13 @@ func checkToken(got *cardvault.NetworkToken) error {
 		what = "there is neither an answer nor an error"
 	case got.ID == "" || len(got.ID) > maxText:
 		what = "ID must have 1 to 255 bytes"
-	case got.State != pending && got.State != cardvault.NetworkTokenActive && got.State != inactive && got.State != gone:
+	case got.State != pending && got.State != network.Active && got.State != inactive && got.State != gone:
 		what = "State must be pending, active, inactive or deleted"
 	case got.StateAt.After(time.Now().Add(time.Hour)):
 		what = "StateAt is in the future, so that what happens till then counts as older and is dropped"
 	case got.SuspendedBy != 0 && got.State != inactive:
 		what = "SuspendedBy is set, but State is not inactive"
-	case got.SuspendedBy&^cardvault.OwnersOf(cardvault.OwnerIssuer, cardvault.OwnerScheme, cardvault.OwnerCardholder) != 0:
+	case got.SuspendedBy&^network.OwnersOf(network.OwnerIssuer, network.OwnerScheme, network.OwnerCardholder) != 0:
 		what = "SuspendedBy has an owner that does not exist"
 	case got.Invalidated && got.State != gone:
 		what = "Invalidated is set, but State is not deleted"
@@ -335,7 +336,7 @@ func checkToken(got *cardvault.NetworkToken) error {
 }
 
 // checkCryptogram returns what is wrong with an answer.
-func (s *suite) checkCryptogram(got *cardvault.Cryptogram, ref cardvault.NetworkTokenRef) error {
+func (s *suite) checkCryptogram(got *network.Cryptogram, ref network.Ref) error {
 	what := ""
 	if got == nil {
 		what = "there is neither an answer nor an error"
@@ -388,25 +389,25 @@ func month(e card.Expiry) bool {
 }
 
 // codes are what a network can refuse a provisioning for.
-var codes = map[cardvault.Source][]string{
-	cardvault.SourceScheme: {
+var codes = map[network.Source][]string{
+	network.SourceScheme: {
 		"card_not_eligible", "card_not_allowed", "card_verification_failed", "declined", "invalid_card_data",
 		"provision_not_allowed", "provision_data_expired", "issuer_unavailable", "scheme_unavailable", "timeout",
 	},
-	cardvault.SourceConfiguration: {
+	network.SourceConfiguration: {
 		"network_tokens_not_activated", "scheme_not_enabled", "merchant_not_enrolled", "card_expired", "invalid_request",
 	},
 }
 
 // checkRefusal returns what is wrong with the refusal of a provisioning.
 func checkRefusal(err error) error {
-	var e *cardvault.NetworkError
+	var e *network.Error
 	what := ""
 	switch {
 	case err == nil:
 		what = "there is no error"
 	case !errors.As(err, &e):
-		return fmt.Errorf("networktest: refusal: the error is no *NetworkError: %w", err)
+		return fmt.Errorf("networktest: refusal: the error is no *network.Error: %w", err)
 	case codes[e.Source] == nil:
 		what = "Source must be SourceScheme or SourceConfiguration"
 	case !slices.Contains(codes[e.Source], e.Code):

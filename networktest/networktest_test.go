@@ -16,6 +16,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/networktest"
 	"github.com/google/uuid"
 )
@@ -30,9 +31,9 @@ func testCard(digits string) cardvault.Card {
 	}
 }
 
-func harness(n cardvault.Network) networktest.Harness {
+func harness(n network.Provider) networktest.Harness {
 	return networktest.Harness{
-		Open:    func(testing.TB) cardvault.Network { return n },
+		Open:    func(testing.TB) network.Provider { return n },
 		Card:    testCard(number),
 		Scheme:  card.VISA,
 		Refused: testCard("4000000000000002"),
@@ -45,16 +46,16 @@ type inmem struct {
 	pending bool // network tokens are pending until they are looked up
 
 	mu     sync.Mutex
-	byKey  map[string]*cardvault.NetworkToken
-	byID   map[string]*cardvault.NetworkToken
-	byCard map[[32]byte]*cardvault.NetworkToken
+	byKey  map[string]*network.Token
+	byID   map[string]*network.Token
+	byCard map[[32]byte]*network.Token
 }
 
 func newInmem() *inmem {
 	return &inmem{
-		byKey:  map[string]*cardvault.NetworkToken{},
-		byID:   map[string]*cardvault.NetworkToken{},
-		byCard: map[[32]byte]*cardvault.NetworkToken{},
+		byKey:  map[string]*network.Token{},
+		byID:   map[string]*network.Token{},
+		byCard: map[[32]byte]*network.Token{},
 	}
 }
 
@@ -62,16 +63,16 @@ func (*inmem) Name() string { return "inmem" }
 
 func (*inmem) Eligible(scheme card.Scheme, _ uuid.UUID) error {
 	if scheme != card.VISA {
-		return &cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "scheme_not_enabled"}
+		return &network.Error{Source: network.SourceConfiguration, Code: "scheme_not_enabled"}
 	}
 	return nil
 }
 
 func declined(code string) error {
-	return &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: code}
+	return &network.Error{Source: network.SourceScheme, Code: code}
 }
 
-func (n *inmem) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+func (n *inmem) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -93,16 +94,16 @@ func (n *inmem) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	t := n.byKey[r.IdempotencyKey]
-	if t == nil && n.shared && n.byCard[sum] != nil && n.byCard[sum].State != cardvault.NetworkTokenDeleted {
+	if t == nil && n.shared && n.byCard[sum] != nil && n.byCard[sum].State != network.Deleted {
 		t = n.byCard[sum]
 	}
 	if t == nil {
-		t = &cardvault.NetworkToken{
-			ID: uuid.NewString(), State: cardvault.NetworkTokenActive, StateAt: time.Now(), Art: "art",
-			Card: &cardvault.CardState{LastFour: four, Expiry: r.Expiry},
+		t = &network.Token{
+			ID: uuid.NewString(), State: network.Active, StateAt: time.Now(), Art: "art",
+			Card: &network.CardState{LastFour: four, Expiry: r.Expiry},
 		}
 		if n.pending {
-			t.State = cardvault.NetworkTokenPending
+			t.State = network.Pending
 		}
 	}
 	n.byKey[r.IdempotencyKey], n.byID[t.ID], n.byCard[sum] = t, t, t
@@ -111,7 +112,7 @@ func (n *inmem) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*
 }
 
 // find returns the network token of ref; n is locked.
-func (n *inmem) find(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+func (n *inmem) find(ctx context.Context, ref network.Ref) (*network.Token, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -120,37 +121,37 @@ func (n *inmem) find(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardv
 		t = n.byKey[ref.IdempotencyKey]
 	}
 	if t == nil {
-		return nil, cardvault.ErrUnknownNetworkToken
+		return nil, network.ErrUnknown
 	}
 	return t, nil
 }
 
-func (n *inmem) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+func (n *inmem) Lookup(ctx context.Context, ref network.Ref) (*network.Token, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	t, err := n.find(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	if t.State == cardvault.NetworkTokenPending {
-		t.State = cardvault.NetworkTokenActive
+	if t.State == network.Pending {
+		t.State = network.Active
 	}
 	c := *t
 	return &c, nil
 }
 
-func (n *inmem) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+func (n *inmem) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	t, err := n.find(ctx, r.Token)
-	if errors.Is(err, cardvault.ErrUnknownNetworkToken) || err == nil && t.State != cardvault.NetworkTokenActive {
+	if errors.Is(err, network.ErrUnknown) || err == nil && t.State != network.Active {
 		return nil, declined("declined")
 	}
 	if err != nil {
 		return nil, err
 	}
 	sum := sha256.Sum256([]byte(t.ID + r.IdempotencyKey))
-	return &cardvault.Cryptogram{
+	return &network.Cryptogram{
 		TokenID: t.ID,
 		Number:  card.NewPAN([]byte("4895370000000007")),
 		Expiry:  card.Expiry{Month: 1, Year: 2091},
@@ -159,15 +160,15 @@ func (n *inmem) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest) 
 	}, nil
 }
 
-func (n *inmem) Delete(ctx context.Context, ref cardvault.NetworkTokenRef) error {
-	err := n.set(ctx, ref, cardvault.NetworkTokenDeleted, 0)
-	if errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+func (n *inmem) Delete(ctx context.Context, ref network.Ref) error {
+	err := n.set(ctx, ref, network.Deleted, 0)
+	if errors.Is(err, network.ErrUnknown) {
 		return nil
 	}
 	return err
 }
 
-func (n *inmem) set(ctx context.Context, ref cardvault.NetworkTokenRef, state cardvault.NetworkTokenStatus, by cardvault.Owners) error {
+func (n *inmem) set(ctx context.Context, ref network.Ref, state network.Status, by network.Owners) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	t, err := n.find(ctx, ref)
@@ -177,12 +178,12 @@ func (n *inmem) set(ctx context.Context, ref cardvault.NetworkTokenRef, state ca
 	return err
 }
 
-func (n *inmem) Suspend(ctx context.Context, ref cardvault.NetworkTokenRef) error {
-	return n.set(ctx, ref, cardvault.NetworkTokenInactive, cardvault.OwnersOf(cardvault.OwnerCardholder))
+func (n *inmem) Suspend(ctx context.Context, ref network.Ref) error {
+	return n.set(ctx, ref, network.Inactive, network.OwnersOf(network.OwnerCardholder))
 }
 
-func (n *inmem) Resume(ctx context.Context, ref cardvault.NetworkTokenRef) error {
-	return n.set(ctx, ref, cardvault.NetworkTokenActive, 0)
+func (n *inmem) Resume(ctx context.Context, ref network.Ref) error {
+	return n.set(ctx, ref, network.Active, 0)
 }
 
 func (n *inmem) CardArt(ctx context.Context, id string) (string, []byte, error) {
@@ -192,13 +193,13 @@ func (n *inmem) CardArt(ctx context.Context, id string) (string, []byte, error) 
 	return "image/png", []byte("\x89PNG\r\n\x1a\n"), ctx.Err()
 }
 
-func notice() *cardvault.Notice {
-	return &cardvault.Notice{
-		ID: "1", Kind: cardvault.NoticeTokenRenewed, OccurredAt: time.Now(), Token: cardvault.NetworkTokenRef{ID: "x"},
+func notice() *network.Notice {
+	return &network.Notice{
+		ID: "1", Kind: network.NoticeTokenRenewed, OccurredAt: time.Now(), Token: network.Ref{ID: "x"},
 	}
 }
 
-func (n *inmem) Feed(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error {
+func (n *inmem) Feed(ctx context.Context, sink func(context.Context, *network.Notice) error) error {
 	if err := sink(ctx, notice()); err != nil {
 		return err
 	}
@@ -212,14 +213,14 @@ type mutant struct {
 	*inmem
 	name       func() string
 	eligible   func(scheme card.Scheme) error
-	provision  func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error)
-	lookup     func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error)
-	cryptogram func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error)
-	delete     func(ctx context.Context, ref cardvault.NetworkTokenRef) error
-	suspend    func(ctx context.Context, ref cardvault.NetworkTokenRef) error
-	resume     func(ctx context.Context, ref cardvault.NetworkTokenRef) error
+	provision  func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error)
+	lookup     func(ctx context.Context, ref network.Ref) (*network.Token, error)
+	cryptogram func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error)
+	delete     func(ctx context.Context, ref network.Ref) error
+	suspend    func(ctx context.Context, ref network.Ref) error
+	resume     func(ctx context.Context, ref network.Ref) error
 	art        func(ctx context.Context, id string) (string, []byte, error)
-	feed       func(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error
+	feed       func(ctx context.Context, sink func(context.Context, *network.Notice) error) error
 }
 
 func (m *mutant) Name() string {
@@ -236,42 +237,42 @@ func (m *mutant) Eligible(scheme card.Scheme, merchant uuid.UUID) error {
 	return m.inmem.Eligible(scheme, merchant)
 }
 
-func (m *mutant) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+func (m *mutant) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	if m.provision != nil {
 		return m.provision(ctx, r)
 	}
 	return m.inmem.Provision(ctx, r)
 }
 
-func (m *mutant) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+func (m *mutant) Lookup(ctx context.Context, ref network.Ref) (*network.Token, error) {
 	if m.lookup != nil {
 		return m.lookup(ctx, ref)
 	}
 	return m.inmem.Lookup(ctx, ref)
 }
 
-func (m *mutant) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+func (m *mutant) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 	if m.cryptogram != nil {
 		return m.cryptogram(ctx, r)
 	}
 	return m.inmem.Cryptogram(ctx, r)
 }
 
-func (m *mutant) Delete(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+func (m *mutant) Delete(ctx context.Context, ref network.Ref) error {
 	if m.delete != nil {
 		return m.delete(ctx, ref)
 	}
 	return m.inmem.Delete(ctx, ref)
 }
 
-func (m *mutant) Suspend(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+func (m *mutant) Suspend(ctx context.Context, ref network.Ref) error {
 	if m.suspend != nil {
 		return m.suspend(ctx, ref)
 	}
 	return m.inmem.Suspend(ctx, ref)
 }
 
-func (m *mutant) Resume(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+func (m *mutant) Resume(ctx context.Context, ref network.Ref) error {
 	if m.resume != nil {
 		return m.resume(ctx, ref)
 	}
@@ -285,7 +286,7 @@ func (m *mutant) CardArt(ctx context.Context, id string) (string, []byte, error)
 	return m.inmem.CardArt(ctx, id)
 }
 
-func (m *mutant) Feed(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error {
+func (m *mutant) Feed(ctx context.Context, sink func(context.Context, *network.Notice) error) error {
 	if m.feed != nil {
 		return m.feed(ctx, sink)
 	}
@@ -293,9 +294,9 @@ func (m *mutant) Feed(ctx context.Context, sink func(context.Context, *cardvault
 }
 
 // provisioning alters answers to Provision.
-func provisioning(edit func(*cardvault.NetworkToken)) func(*mutant) {
+func provisioning(edit func(*network.Token)) func(*mutant) {
 	return func(m *mutant) {
-		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 			t, err := m.inmem.Provision(ctx, r)
 			if err == nil {
 				edit(t)
@@ -308,7 +309,7 @@ func provisioning(edit func(*cardvault.NetworkToken)) func(*mutant) {
 // rekeyed changes the idempotency key of each provisioning.
 func rekeyed(edit func(key string) string) func(*mutant) {
 	return func(m *mutant) {
-		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 			c := *r
 			c.IdempotencyKey = edit(r.IdempotencyKey)
 			return m.inmem.Provision(ctx, &c)
@@ -317,9 +318,9 @@ func rekeyed(edit func(key string) string) func(*mutant) {
 }
 
 // paying alters cryptograms.
-func paying(edit func(*cardvault.Cryptogram)) func(*mutant) {
+func paying(edit func(*network.Cryptogram)) func(*mutant) {
 	return func(m *mutant) {
-		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 			c, err := m.inmem.Cryptogram(ctx, r)
 			if err == nil {
 				edit(c)
@@ -332,9 +333,9 @@ func paying(edit func(*cardvault.Cryptogram)) func(*mutant) {
 // refusing replaces refusals of provisionings.
 func refusing(other func() error) func(*mutant) {
 	return func(m *mutant) {
-		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 			t, err := m.inmem.Provision(ctx, r)
-			var e *cardvault.NetworkError
+			var e *network.Error
 			if errors.As(err, &e) && r.Scheme == card.VISA {
 				return nil, other()
 			}
@@ -349,9 +350,9 @@ func drawing(mediaType, image string) func(*mutant) {
 	}
 }
 
-func telling(edit func(*cardvault.Notice)) func(*mutant) {
+func telling(edit func(*network.Notice)) func(*mutant) {
 	return func(m *mutant) {
-		m.feed = func(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error {
+		m.feed = func(ctx context.Context, sink func(context.Context, *network.Notice) error) error {
 			n := notice()
 			edit(n)
 			if err := sink(ctx, n); err != nil {
@@ -398,40 +399,40 @@ var faults = []struct {
 	{"nothing is eligible", "Eligible", func(m *mutant) {
 		m.eligible = func(s card.Scheme) error { return m.inmem.Eligible(card.UnknownScheme, uuid.Nil) }
 	}},
-	{"there is no id", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.ID = "" })},
-	{"the id is long", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.ID = strings.Repeat("x", 256) })},
-	{"the state is failed", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.State = cardvault.NetworkTokenFailed })},
-	{"it is of another card", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.Card = &cardvault.CardState{LastFour: "9999"} })},
-	{"the last four are masked", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.Card = &cardvault.CardState{LastFour: "**11"} })},
-	{"the expiry has two digits", "Provision", provisioning(func(t *cardvault.NetworkToken) {
-		t.Card = &cardvault.CardState{Expiry: card.Expiry{Month: 12, Year: 30}}
+	{"there is no id", "Provision", provisioning(func(t *network.Token) { t.ID = "" })},
+	{"the id is long", "Provision", provisioning(func(t *network.Token) { t.ID = strings.Repeat("x", 256) })},
+	{"the state is failed", "Provision", provisioning(func(t *network.Token) { t.State = network.Failed })},
+	{"it is of another card", "Provision", provisioning(func(t *network.Token) { t.Card = &network.CardState{LastFour: "9999"} })},
+	{"the last four are masked", "Provision", provisioning(func(t *network.Token) { t.Card = &network.CardState{LastFour: "**11"} })},
+	{"the expiry has two digits", "Provision", provisioning(func(t *network.Token) {
+		t.Card = &network.CardState{Expiry: card.Expiry{Month: 12, Year: 30}}
 	})},
-	{"the clock is ahead", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.StateAt = time.Now().AddDate(1, 0, 0) })},
-	{"active and suspended", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.SuspendedBy = 1 })},
-	{"suspended by nobody that is known", "Provision", provisioning(func(t *cardvault.NetworkToken) {
-		t.State, t.SuspendedBy = cardvault.NetworkTokenInactive, 128
+	{"the clock is ahead", "Provision", provisioning(func(t *network.Token) { t.StateAt = time.Now().AddDate(1, 0, 0) })},
+	{"active and suspended", "Provision", provisioning(func(t *network.Token) { t.SuspendedBy = 1 })},
+	{"suspended by nobody that is known", "Provision", provisioning(func(t *network.Token) {
+		t.State, t.SuspendedBy = network.Inactive, 128
 	})},
-	{"active and dead", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.Invalidated = true })},
-	{"the reason is long", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.Reason = strings.Repeat("x", 256) })},
-	{"the id of the art is long", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.Art = strings.Repeat("x", 256) })},
-	{"the id is the card number", "Provision", provisioning(func(t *cardvault.NetworkToken) { t.ID = number })},
+	{"active and dead", "Provision", provisioning(func(t *network.Token) { t.Invalidated = true })},
+	{"the reason is long", "Provision", provisioning(func(t *network.Token) { t.Reason = strings.Repeat("x", 256) })},
+	{"the id of the art is long", "Provision", provisioning(func(t *network.Token) { t.Art = strings.Repeat("x", 256) })},
+	{"the id is the card number", "Provision", provisioning(func(t *network.Token) { t.ID = number })},
 	{"neither answer nor error", "Provision", func(m *mutant) {
-		m.provision = func(context.Context, *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) { return nil, nil }
+		m.provision = func(context.Context, *network.ProvisionRequest) (*network.Token, error) { return nil, nil }
 	}},
 	{"it stays pending", "Provision", func(m *mutant) {
 		m.pending = true
-		m.lookup = func(context.Context, cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+		m.lookup = func(context.Context, network.Ref) (*network.Token, error) {
 			return nil, declined("declined")
 		}
 	}},
 	{"the card is kept for later", "Provision", func(m *mutant) {
 		m.pending = true
-		var kept *cardvault.ProvisionRequest
-		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+		var kept *network.ProvisionRequest
+		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 			kept = r
 			return m.inmem.Provision(ctx, r)
 		}
-		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+		m.lookup = func(ctx context.Context, ref network.Ref) (*network.Token, error) {
 			if _, err := m.inmem.Provision(ctx, kept); err != nil {
 				return nil, err
 			}
@@ -440,8 +441,8 @@ var faults = []struct {
 	}},
 	{"keys are ignored", "ProvisionAgain", rekeyed(func(string) string { return uuid.NewString() })},
 	{"a key is looked for before the call, not after", "ProvisionAtOnce", func(m *mutant) {
-		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
-			if t, err := m.inmem.Lookup(ctx, cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey}); err == nil {
+		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
+			if t, err := m.inmem.Lookup(ctx, network.Ref{IdempotencyKey: r.IdempotencyKey}); err == nil {
 				return t, nil
 			}
 			<-time.After(10 * time.Millisecond)
@@ -456,8 +457,8 @@ var faults = []struct {
 	}},
 	{"keys are cut", "ProvisionAnother", func(m *mutant) {
 		rekeyed(func(key string) string { return key[:36] })(m)
-		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
-			t, err := m.inmem.Lookup(ctx, cardvault.NetworkTokenRef{ID: ref.ID, IdempotencyKey: ref.IdempotencyKey[:36]})
+		m.lookup = func(ctx context.Context, ref network.Ref) (*network.Token, error) {
+			t, err := m.inmem.Lookup(ctx, network.Ref{ID: ref.ID, IdempotencyKey: ref.IdempotencyKey[:36]})
 			if err == nil && strings.HasSuffix(ref.IdempotencyKey, "1") {
 				t.ID = uuid.NewString()
 			}
@@ -465,7 +466,7 @@ var faults = []struct {
 		}
 	}},
 	{"a second key is refused", "ProvisionAnother", func(m *mutant) {
-		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 			if strings.HasSuffix(r.IdempotencyKey, "2") {
 				return nil, declined("declined")
 			}
@@ -474,7 +475,7 @@ var faults = []struct {
 	}},
 	{"a key is spent by a timeout", "ProvisionAfterTimeout", func(m *mutant) {
 		spent := map[string]bool{}
-		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 			if ctx.Err() != nil {
 				spent[r.IdempotencyKey] = true
 			}
@@ -486,7 +487,7 @@ var faults = []struct {
 	}},
 	{"a key that saw a timeout makes ever more", "ProvisionAfterTimeout", func(m *mutant) {
 		seen := map[string]bool{}
-		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 			if ctx.Err() != nil {
 				seen[r.IdempotencyKey] = true
 			}
@@ -498,21 +499,21 @@ var faults = []struct {
 		}
 	}},
 	{"refusals are any error", "Refused", refusing(func() error { return errDown })},
-	{"refusals have no source", "Refused", refusing(func() error { return &cardvault.NetworkError{Code: "declined"} })},
+	{"refusals have no source", "Refused", refusing(func() error { return &network.Error{Code: "declined"} })},
 	{"refusals have the network's own code", "Refused", refusing(func() error { return declined("PAN_INELIGIBLE") })},
 	{"refusals have a code of the other source", "Refused", refusing(func() error { return declined("invalid_request") })},
 	{"refusals have long codes", "Refused", refusing(func() error {
-		return &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: strings.Repeat("x", 256)}
+		return &network.Error{Source: network.SourceScheme, Code: "declined", SchemeCode: strings.Repeat("x", 256)}
 	})},
 	{"refusals are to be retried earlier", "Refused", refusing(func() error {
-		return &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", RetryAfter: -1}
+		return &network.Error{Source: network.SourceScheme, Code: "declined", RetryAfter: -1}
 	})},
 	{"refusals change", "Refused", func(m *mutant) {
 		n := 0
 		refusing(func() error { n++; return declined([]string{"declined", "card_not_allowed"}[n%2]) })(m)
 	}},
 	{"nothing is refused", "Refused", func(m *mutant) {
-		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 			c := *r
 			c.PAN = testCard(number).PAN
 			t, err := m.inmem.Provision(ctx, &c)
@@ -523,15 +524,15 @@ var faults = []struct {
 		}
 	}},
 	{"only ids are found", "Lookup", func(m *mutant) {
-		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+		m.lookup = func(ctx context.Context, ref network.Ref) (*network.Token, error) {
 			if ref.ID == "" {
-				return nil, cardvault.ErrUnknownNetworkToken
+				return nil, network.ErrUnknown
 			}
 			return m.inmem.Lookup(ctx, ref)
 		}
 	}},
 	{"a key finds any network token", "Lookup", func(m *mutant) {
-		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+		m.lookup = func(ctx context.Context, ref network.Ref) (*network.Token, error) {
 			t, err := m.inmem.Lookup(ctx, ref)
 			if err == nil && ref.ID == "" {
 				t.ID = uuid.NewString()
@@ -540,7 +541,7 @@ var faults = []struct {
 		}
 	}},
 	{"what is unknown is any error", "LookupUnknown", func(m *mutant) {
-		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+		m.lookup = func(ctx context.Context, ref network.Ref) (*network.Token, error) {
 			t, err := m.inmem.Lookup(ctx, ref)
 			if err != nil {
 				err = errDown
@@ -549,36 +550,36 @@ var faults = []struct {
 		}
 	}},
 	{"what is unknown is deleted", "LookupUnknown", func(m *mutant) {
-		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+		m.lookup = func(ctx context.Context, ref network.Ref) (*network.Token, error) {
 			t, err := m.inmem.Lookup(ctx, ref)
-			if errors.Is(err, cardvault.ErrUnknownNetworkToken) {
-				return &cardvault.NetworkToken{ID: "x", State: cardvault.NetworkTokenDeleted}, nil
+			if errors.Is(err, network.ErrUnknown) {
+				return &network.Token{ID: "x", State: network.Deleted}, nil
 			}
 			return t, err
 		}
 	}},
-	{"it is for another network token", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.TokenID += "x" })},
-	{"the number is the card's", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Number = testCard(number).PAN })},
-	{"the number fails the Luhn check", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Number = card.NewPAN([]byte("4895370000000006")) })},
-	{"there is no number", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Number = card.PAN{} })},
-	{"the network token has expired", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Expiry.Year = 2020 })},
-	{"there is no expiry", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Expiry = card.Expiry{} })},
-	{"the value is raw", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Value = card.NewCryptogramValue(make([]byte, 20)) })},
-	{"there is no value", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.Value = card.CryptogramValue{} })},
-	{"the ECI is one digit", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.ECI = "7" })},
-	{"the ECI is a word", "Cryptogram", paying(func(c *cardvault.Cryptogram) { c.ECI = "no" })},
+	{"it is for another network token", "Cryptogram", paying(func(c *network.Cryptogram) { c.TokenID += "x" })},
+	{"the number is the card's", "Cryptogram", paying(func(c *network.Cryptogram) { c.Number = testCard(number).PAN })},
+	{"the number fails the Luhn check", "Cryptogram", paying(func(c *network.Cryptogram) { c.Number = card.NewPAN([]byte("4895370000000006")) })},
+	{"there is no number", "Cryptogram", paying(func(c *network.Cryptogram) { c.Number = card.PAN{} })},
+	{"the network token has expired", "Cryptogram", paying(func(c *network.Cryptogram) { c.Expiry.Year = 2020 })},
+	{"there is no expiry", "Cryptogram", paying(func(c *network.Cryptogram) { c.Expiry = card.Expiry{} })},
+	{"the value is raw", "Cryptogram", paying(func(c *network.Cryptogram) { c.Value = card.NewCryptogramValue(make([]byte, 20)) })},
+	{"there is no value", "Cryptogram", paying(func(c *network.Cryptogram) { c.Value = card.CryptogramValue{} })},
+	{"the ECI is one digit", "Cryptogram", paying(func(c *network.Cryptogram) { c.ECI = "7" })},
+	{"the ECI is a word", "Cryptogram", paying(func(c *network.Cryptogram) { c.ECI = "no" })},
 	{"neither answer nor error", "Cryptogram", func(m *mutant) {
-		m.cryptogram = func(context.Context, *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) { return nil, nil }
+		m.cryptogram = func(context.Context, *network.CryptogramRequest) (*network.Cryptogram, error) { return nil, nil }
 	}},
 	{"keys are cut", "CryptogramKeys", func(m *mutant) {
-		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 			c := *r
 			c.IdempotencyKey = r.IdempotencyKey[:36]
 			return m.inmem.Cryptogram(ctx, &c)
 		}
 	}},
 	{"keys are ignored", "CryptogramKeys", func(m *mutant) {
-		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 			c := *r
 			c.IdempotencyKey = uuid.NewString()
 			return m.inmem.Cryptogram(ctx, &c)
@@ -586,7 +587,7 @@ var faults = []struct {
 	}},
 	{"a spent key is any error", "CryptogramKeys", func(m *mutant) {
 		seen := map[string]bool{}
-		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 			if seen[r.IdempotencyKey] {
 				return nil, errDown
 			}
@@ -595,19 +596,19 @@ var faults = []struct {
 		}
 	}},
 	{"what is unknown is any error", "CryptogramUnknown", func(m *mutant) {
-		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 			c, err := m.inmem.Cryptogram(ctx, r)
 			if err != nil {
-				err = cardvault.ErrUnknownNetworkToken
+				err = network.ErrUnknown
 			}
 			return c, err
 		}
 	}},
 	{"nothing is deleted", "Delete", func(m *mutant) {
-		m.delete = func(ctx context.Context, _ cardvault.NetworkTokenRef) error { return ctx.Err() }
+		m.delete = func(ctx context.Context, _ network.Ref) error { return ctx.Err() }
 	}},
 	{"deleting forgets the key", "Delete", func(m *mutant) {
-		m.delete = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+		m.delete = func(ctx context.Context, ref network.Ref) error {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			delete(m.byID, ref.ID)
@@ -616,12 +617,12 @@ var faults = []struct {
 		}
 	}},
 	{"a deleted network token still pays", "Delete", func(m *mutant) {
-		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 			c, err := m.inmem.Cryptogram(ctx, r)
 			if err == nil {
 				return c, nil
 			}
-			t, _ := m.Provision(ctx, &cardvault.ProvisionRequest{
+			t, _ := m.Provision(ctx, &network.ProvisionRequest{
 				IdempotencyKey: uuid.NewString(), Scheme: r.Scheme, PAN: testCard(number).PAN,
 			})
 			pay := *r
@@ -633,10 +634,10 @@ var faults = []struct {
 	}},
 	{"a card whose network token was deleted gets it back", "Delete", func(m *mutant) {
 		m.shared = true
-		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 			t, err := m.inmem.Provision(ctx, r)
 			if err == nil && strings.HasSuffix(r.IdempotencyKey, "2") {
-				return m.inmem.Lookup(ctx, cardvault.NetworkTokenRef{
+				return m.inmem.Lookup(ctx, network.Ref{
 					IdempotencyKey: strings.TrimSuffix(r.IdempotencyKey, "2") + "1",
 				})
 			}
@@ -644,25 +645,25 @@ var faults = []struct {
 		}
 	}},
 	{"deleting what is unknown fails", "DeleteAgain", func(m *mutant) {
-		m.delete = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
-			return m.set(ctx, ref, cardvault.NetworkTokenDeleted, 0)
+		m.delete = func(ctx context.Context, ref network.Ref) error {
+			return m.set(ctx, ref, network.Deleted, 0)
 		}
 	}},
 	{"deleting again fails", "DeleteAgain", func(m *mutant) {
-		m.delete = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
-			if t, err := m.inmem.Lookup(ctx, ref); err == nil && t.State == cardvault.NetworkTokenDeleted {
+		m.delete = func(ctx context.Context, ref network.Ref) error {
+			if t, err := m.inmem.Lookup(ctx, ref); err == nil && t.State == network.Deleted {
 				return declined("declined")
 			}
 			return m.inmem.Delete(ctx, ref)
 		}
 	}},
 	{"Provision ignores ctx", "ContextEnded", func(m *mutant) {
-		m.provision = func(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 			return m.inmem.Provision(context.WithoutCancel(ctx), r)
 		}
 	}},
 	{"Lookup hides why it ended", "ContextEnded", func(m *mutant) {
-		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+		m.lookup = func(ctx context.Context, ref network.Ref) (*network.Token, error) {
 			if ctx.Err() != nil {
 				return nil, errDown
 			}
@@ -670,16 +671,16 @@ var faults = []struct {
 		}
 	}},
 	{"Lookup takes a timeout for unknown", "ContextEnded", func(m *mutant) {
-		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+		m.lookup = func(ctx context.Context, ref network.Ref) (*network.Token, error) {
 			t, err := m.inmem.Lookup(ctx, ref)
 			if err != nil {
-				err = cardvault.ErrUnknownNetworkToken
+				err = network.ErrUnknown
 			}
 			return t, err
 		}
 	}},
 	{"Cryptogram takes a timeout for a refusal", "ContextEnded", func(m *mutant) {
-		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 			c, err := m.inmem.Cryptogram(ctx, r)
 			if err != nil {
 				err = declined("timeout")
@@ -688,17 +689,17 @@ var faults = []struct {
 		}
 	}},
 	{"Delete ignores ctx", "ContextEnded", func(m *mutant) {
-		m.delete = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+		m.delete = func(ctx context.Context, ref network.Ref) error {
 			return m.inmem.Delete(context.WithoutCancel(ctx), ref)
 		}
 	}},
 	{"Suspend ignores ctx", "ContextEnded", func(m *mutant) {
-		m.suspend = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+		m.suspend = func(ctx context.Context, ref network.Ref) error {
 			return m.inmem.Suspend(context.WithoutCancel(ctx), ref)
 		}
 	}},
 	{"Resume ignores ctx", "ContextEnded", func(m *mutant) {
-		m.resume = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+		m.resume = func(ctx context.Context, ref network.Ref) error {
 			return m.inmem.Resume(context.WithoutCancel(ctx), ref)
 		}
 	}},
@@ -708,13 +709,13 @@ var faults = []struct {
 		}
 	}},
 	{"Cryptogram goes on after ctx", "ContextEnds", func(m *mutant) {
-		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 			<-time.After(1500 * time.Millisecond)
 			return nil, ctx.Err()
 		}
 	}},
 	{"Delete takes a timeout for a refusal", "ContextEnds", func(m *mutant) {
-		m.delete = func(ctx context.Context, _ cardvault.NetworkTokenRef) error {
+		m.delete = func(ctx context.Context, _ network.Ref) error {
 			<-ctx.Done()
 			return declined("timeout")
 		}
@@ -723,8 +724,8 @@ var faults = []struct {
 	{"errors quote what is too short", "NoCardData", refusing(func() error { return errors.New(`mutant: {"pan":"` + number[:15] + `"}`) })},
 	{"two calls at once get one answer", "Concurrency", func(m *mutant) {
 		var mu sync.Mutex
-		var last *cardvault.Cryptogram
-		m.cryptogram = func(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+		var last *network.Cryptogram
+		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if last != nil {
@@ -737,7 +738,7 @@ var faults = []struct {
 	}},
 	{"two calls at once are one too many", "Concurrency", func(m *mutant) {
 		var mu sync.Mutex
-		m.lookup = func(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+		m.lookup = func(ctx context.Context, ref network.Ref) (*network.Token, error) {
 			if !mu.TryLock() {
 				return nil, errDown
 			}
@@ -747,24 +748,24 @@ var faults = []struct {
 		}
 	}},
 	{"suspending again fails", "Suspender", func(m *mutant) {
-		m.suspend = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
-			if t, err := m.inmem.Lookup(ctx, ref); err == nil && t.State == cardvault.NetworkTokenInactive {
+		m.suspend = func(ctx context.Context, ref network.Ref) error {
+			if t, err := m.inmem.Lookup(ctx, ref); err == nil && t.State == network.Inactive {
 				return declined("declined")
 			}
 			return m.inmem.Suspend(ctx, ref)
 		}
 	}},
 	{"suspended by the issuer", "Suspender", func(m *mutant) {
-		m.suspend = func(ctx context.Context, ref cardvault.NetworkTokenRef) error {
-			return m.set(ctx, ref, cardvault.NetworkTokenInactive, cardvault.OwnersOf(cardvault.OwnerIssuer))
+		m.suspend = func(ctx context.Context, ref network.Ref) error {
+			return m.set(ctx, ref, network.Inactive, network.OwnersOf(network.OwnerIssuer))
 		}
 	}},
 	{"nothing is resumed", "Suspender", func(m *mutant) {
-		m.resume = func(ctx context.Context, ref cardvault.NetworkTokenRef) error { return ctx.Err() }
+		m.resume = func(ctx context.Context, ref network.Ref) error { return ctx.Err() }
 	}},
 	{"the art is a GIF", "ArtFetcher", drawing("image/gif", "GIF89a")},
 	{"the art is not of its type", "ArtFetcher", drawing("image/png", "\xff\xd8\xff")},
-	{"the art is large", "ArtFetcher", drawing("image/jpeg", "\xff\xd8\xff"+strings.Repeat("x", cardvault.MaxCardArt))},
+	{"the art is large", "ArtFetcher", drawing("image/jpeg", "\xff\xd8\xff"+strings.Repeat("x", network.MaxCardArt))},
 	{"every art is one", "ArtFetcher", drawing("image/jpeg", "\xff\xd8\xff")},
 	{"the art is new each time", "ArtFetcher", func(m *mutant) {
 		m.art = func(_ context.Context, id string) (string, []byte, error) {
@@ -784,28 +785,28 @@ var faults = []struct {
 		}
 	}},
 	{"Feed returns the end of ctx", "Feeder", func(m *mutant) {
-		m.feed = func(ctx context.Context, _ func(context.Context, *cardvault.Notice) error) error {
+		m.feed = func(ctx context.Context, _ func(context.Context, *network.Notice) error) error {
 			<-ctx.Done()
 			return ctx.Err()
 		}
 	}},
 	{"Feed returns at once", "Feeder", func(m *mutant) {
-		m.feed = func(context.Context, func(context.Context, *cardvault.Notice) error) error { return nil }
+		m.feed = func(context.Context, func(context.Context, *network.Notice) error) error { return nil }
 	}},
 	{"Feed ends late", "Feeder", func(m *mutant) {
-		m.feed = func(ctx context.Context, _ func(context.Context, *cardvault.Notice) error) error {
+		m.feed = func(ctx context.Context, _ func(context.Context, *network.Notice) error) error {
 			<-ctx.Done()
 			<-time.After(1500 * time.Millisecond)
 			return nil
 		}
 	}},
-	{"notices have no id", "Feeder", telling(func(n *cardvault.Notice) { n.ID = "" })},
-	{"notices have no kind", "Feeder", telling(func(n *cardvault.Notice) { n.Kind = 0 })},
-	{"notices have no time", "Feeder", telling(func(n *cardvault.Notice) { n.OccurredAt = time.Time{} })},
-	{"notices have no token", "Feeder", telling(func(n *cardvault.Notice) { n.Token = cardvault.NetworkTokenRef{} })},
-	{"notices have a strange owner", "Feeder", telling(func(n *cardvault.Notice) { n.By = 3 })},
-	{"notices of a refusal have none", "Feeder", telling(func(n *cardvault.Notice) { n.Kind = cardvault.NoticeRefused })},
-	{"notices hold a card number", "Feeder", telling(func(n *cardvault.Notice) { n.SchemeCode = number })},
+	{"notices have no id", "Feeder", telling(func(n *network.Notice) { n.ID = "" })},
+	{"notices have no kind", "Feeder", telling(func(n *network.Notice) { n.Kind = 0 })},
+	{"notices have no time", "Feeder", telling(func(n *network.Notice) { n.OccurredAt = time.Time{} })},
+	{"notices have no token", "Feeder", telling(func(n *network.Notice) { n.Token = network.Ref{} })},
+	{"notices have a strange owner", "Feeder", telling(func(n *network.Notice) { n.By = 3 })},
+	{"notices of a refusal have none", "Feeder", telling(func(n *network.Notice) { n.Kind = network.NoticeRefused })},
+	{"notices hold a card number", "Feeder", telling(func(n *network.Notice) { n.SchemeCode = number })},
 }
 
 // A recorder is a test that may fail without failing the one it is part of.
@@ -837,7 +838,7 @@ func (r *recorder) fail(message string) {
 }
 
 // record checks a rule and returns how it failed.
-func record(t testing.TB, rule string, n cardvault.Network) []string {
+func record(t testing.TB, rule string, n network.Provider) []string {
 	r := &recorder{TB: t}
 	done := make(chan struct{})
 	go func() {
@@ -892,7 +893,7 @@ func TestRulesPassWithoutFault(t *testing.T) {
 		n.pending = true
 		h := harness(plain{n})
 		h.Refused = cardvault.Card{}
-		h.Activate = func(ctx context.Context, _ cardvault.Network, ref cardvault.NetworkTokenRef) error {
+		h.Activate = func(ctx context.Context, _ network.Provider, ref network.Ref) error {
 			return n.Resume(ctx, ref)
 		}
 		networktest.Run(t, h)
@@ -900,4 +901,4 @@ func TestRulesPassWithoutFault(t *testing.T) {
 }
 
 // plain has none of the optional interfaces.
-type plain struct{ cardvault.Network }
+type plain struct{ network.Provider }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
@@ -25,7 +26,7 @@ same. It is stored with every network token: a vault asks no network for one of 
 }, {
 	"Eligible",
 	`Eligible answers by configuration alone, at once: every import calls it. It returns nil or
-a *NetworkError of SourceConfiguration, also for a scheme or merchant that it never heard of.`,
+a *network.Error of SourceConfiguration, also for a scheme or merchant that it never heard of.`,
 	eligible,
 }, {
 	"Provision",
@@ -54,7 +55,7 @@ every later call returns.`,
 	provisionAfterTimeout,
 }, {
 	"Refused",
-	`A refusal is a *NetworkError with a Source and a Code of the decisions, and the same again
+	`A refusal is a *network.Error with a Source and a Code of the decisions, and the same again
 under the same key. Any other error says that the outcome is unknown, and is repeated for hours.`,
 	refused,
 }, {
@@ -79,7 +80,7 @@ again gets the same or is refused; another key, also if only its end is differen
 	cryptogramKeys,
 }, {
 	"CryptogramUnknown",
-	`There is no cryptogram for a network token that does not exist: a *NetworkError, since to
+	`There is no cryptogram for a network token that does not exist: a *network.Error, since to
 ask again is of no use.`,
 	cryptogramUnknown,
 }, {
@@ -94,7 +95,7 @@ until it has succeeded, and has nothing left by which it could tell.`,
 	deleteAgain,
 }, {
 	"ContextEnded",
-	`A call whose context has ended returns its error at once. It returns no *NetworkError and
+	`A call whose context has ended returns its error at once. It returns no *network.Error and
 not ErrUnknownNetworkToken, which a vault takes for the word of the network and acts on.`,
 	contextEnded,
 }, {
@@ -147,9 +148,9 @@ func eligible(s *suite) {
 		for scheme := range 260 {
 			for _, merchant := range []uuid.UUID{s.Merchant, uuid.New()} {
 				err := s.network.Eligible(card.Scheme(scheme), merchant)
-				var e *cardvault.NetworkError
-				if err != nil && (!errors.As(err, &e) || e.Source != cardvault.SourceConfiguration || checkRefusal(err) != nil) {
-					s.Errorf("Eligible of %v: no NetworkError of SourceConfiguration with one of its codes: %v", card.Scheme(scheme), err)
+				var e *network.Error
+				if err != nil && (!errors.As(err, &e) || e.Source != network.SourceConfiguration || checkRefusal(err) != nil) {
+					s.Errorf("Eligible of %v: no network.Error of SourceConfiguration with one of its codes: %v", card.Scheme(scheme), err)
 					return
 				}
 			}
@@ -171,14 +172,14 @@ func provisionAgain(s *suite) {
 }
 
 // provisioned returns a network token that may be pending, and its token.
-func (s *suite) provisioned() (cardvault.NetworkTokenRef, uuid.UUID) {
+func (s *suite) provisioned() (network.Ref, uuid.UUID) {
 	s.Helper()
 	r := s.request(s.Card, uuid.New(), 1)
 	got, err := s.provision(s.Context(), r)
 	if err != nil {
 		s.Fatalf("Provision of Harness.Card: %v", err)
 	}
-	return cardvault.NetworkTokenRef{ID: got.ID, IdempotencyKey: r.IdempotencyKey}, r.TokenID
+	return network.Ref{ID: got.ID, IdempotencyKey: r.IdempotencyKey}, r.TokenID
 }
 
 func provisionAtOnce(s *suite) {
@@ -219,8 +220,8 @@ func provisionAnother(s *suite) {
 	if err != nil {
 		s.Fatalf("Provision under another key: %v", err)
 	}
-	for _, ref := range []cardvault.NetworkTokenRef{first, {ID: got.ID, IdempotencyKey: r.IdempotencyKey}} {
-		found, err := s.lookup(s.Context(), cardvault.NetworkTokenRef{IdempotencyKey: ref.IdempotencyKey})
+	for _, ref := range []network.Ref{first, {ID: got.ID, IdempotencyKey: r.IdempotencyKey}} {
+		found, err := s.lookup(s.Context(), network.Ref{IdempotencyKey: ref.IdempotencyKey})
 		if err != nil {
 			s.Fatalf("Lookup by one of two keys: %v", err)
 		}
@@ -247,7 +248,7 @@ func provisionAfterTimeout(s *suite) {
 		ids[i] = got.ID
 	}
 
-	got, err := s.lookup(s.Context(), cardvault.NetworkTokenRef{IdempotencyKey: key(token, 1)})
+	got, err := s.lookup(s.Context(), network.Ref{IdempotencyKey: key(token, 1)})
 	if err != nil {
 		s.Fatalf("Lookup by the key of a call that was repeated: %v", err)
 	}
@@ -266,17 +267,17 @@ func refused(s *suite) {
 	defer cancel()
 
 	token := uuid.New()
-	var first *cardvault.NetworkError
+	var first *network.Error
 	for range 2 {
 		r := s.request(s.Refused, token, 1)
 		got, err := s.provision(ctx, r)
 		if err == nil {
-			_, err = s.settled(ctx, got, cardvault.NetworkTokenRef{ID: got.ID, IdempotencyKey: r.IdempotencyKey})
+			_, err = s.settled(ctx, got, network.Ref{ID: got.ID, IdempotencyKey: r.IdempotencyKey})
 		}
 		if err := checkRefusal(err); err != nil {
 			s.Fatalf("Provision of Harness.Refused: %v", err)
 		}
-		var e *cardvault.NetworkError
+		var e *network.Error
 		errors.As(err, &e)
 
 		if first == nil {
@@ -289,28 +290,28 @@ func refused(s *suite) {
 
 func lookup(s *suite) {
 	ref := s.active()
-	for what, ref := range map[string]cardvault.NetworkTokenRef{
+	for what, ref := range map[string]network.Ref{
 		"ID and key": ref,
 		"key alone":  {IdempotencyKey: ref.IdempotencyKey},
 	} {
 		got, err := s.lookup(s.Context(), ref)
 		if err != nil {
 			s.Errorf("Lookup by %s: %v", what, err)
-		} else if got.State != cardvault.NetworkTokenActive {
+		} else if got.State != network.Active {
 			s.Errorf("Lookup by %s: State is %v, want active", what, got.State)
 		}
 	}
-	got, err := s.lookup(s.Context(), cardvault.NetworkTokenRef{IdempotencyKey: ref.IdempotencyKey})
+	got, err := s.lookup(s.Context(), network.Ref{IdempotencyKey: ref.IdempotencyKey})
 	if err == nil && got.ID != ref.ID {
 		s.Error("Lookup by the key returns another network token")
 	}
 }
 
 // unknown returns refs of network tokens that do not exist.
-func (s *suite) unknown() map[string]cardvault.NetworkTokenRef {
+func (s *suite) unknown() map[string]network.Ref {
 	ref, _ := s.provisioned()
 	strange := key(uuid.New(), 1)
-	return map[string]cardvault.NetworkTokenRef{
+	return map[string]network.Ref{
 		"ID":  {ID: other(ref.ID), IdempotencyKey: strange},
 		"key": {IdempotencyKey: strange},
 	}
@@ -327,7 +328,7 @@ func other(id string) string {
 
 func lookupUnknown(s *suite) {
 	for what, ref := range s.unknown() {
-		if got, err := s.lookup(s.Context(), ref); !errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+		if got, err := s.lookup(s.Context(), ref); !errors.Is(err, network.ErrUnknown) {
 			s.Errorf("Lookup of an unknown %s = %v, %v, want ErrUnknownNetworkToken", what, state(got), err)
 		}
 	}
@@ -355,12 +356,12 @@ func cryptogramKeys(s *suite) {
 	}
 
 	again, err := s.cryptogram(s.Context(), ref, key(payment, 1))
-	var e *cardvault.NetworkError
+	var e *network.Error
 	switch {
 	case err == nil && again != values[0]:
 		s.Error("a key that is used again gets another cryptogram")
 	case err != nil && !errors.As(err, &e):
-		s.Errorf("a key that is used again: %v, want the same cryptogram or a *NetworkError", err)
+		s.Errorf("a key that is used again: %v, want the same cryptogram or a *network.Error", err)
 	}
 }
 
@@ -369,12 +370,12 @@ func cryptogramUnknown(s *suite) {
 }
 
 // none checks that a network token gets no cryptogram.
-func (s *suite) none(what string, ref cardvault.NetworkTokenRef) {
+func (s *suite) none(what string, ref network.Ref) {
 	s.Helper()
 	_, err := s.cryptogram(s.Context(), ref, key(uuid.New(), 1))
-	var e *cardvault.NetworkError
+	var e *network.Error
 	if !errors.As(err, &e) || codes[e.Source] == nil || e.Code == "" {
-		s.Errorf("Cryptogram of %s = %v, want a *NetworkError with Source and Code", what, err)
+		s.Errorf("Cryptogram of %s = %v, want a *network.Error with Source and Code", what, err)
 	}
 }
 
@@ -388,9 +389,9 @@ func deleted(s *suite) {
 	s.none("a deleted network token", ref)
 
 	got, err := s.provision(s.Context(), s.request(s.Card, token, 1))
-	var e *cardvault.NetworkError
+	var e *network.Error
 	switch {
-	case err == nil && (got.ID != ref.ID || got.State != cardvault.NetworkTokenDeleted):
+	case err == nil && (got.ID != ref.ID || got.State != network.Deleted):
 		s.Error("Provision under the key of a deleted network token makes another, or brings it back")
 	case err != nil && !errors.As(err, &e):
 		s.Errorf("Provision under the key of a deleted network token = %v", err)
@@ -398,19 +399,19 @@ func deleted(s *suite) {
 	s.gone(ref)
 
 	got, err = s.provision(s.Context(), s.request(s.Card, token, 2))
-	if err != nil || got.ID == ref.ID || got.State == cardvault.NetworkTokenDeleted {
+	if err != nil || got.ID == ref.ID || got.State == network.Deleted {
 		s.Errorf("Provision under another key, after the network token of the card was deleted: %v, %v, want a new one", state(got), err)
 	}
 }
 
 // gone checks that a network token is deleted.
-func (s *suite) gone(ref cardvault.NetworkTokenRef) {
+func (s *suite) gone(ref network.Ref) {
 	s.Helper()
 	got, err := s.lookup(s.Context(), ref)
-	if errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+	if errors.Is(err, network.ErrUnknown) {
 		return
 	}
-	if err != nil || got.State != cardvault.NetworkTokenDeleted {
+	if err != nil || got.State != network.Deleted {
 		s.Errorf("Lookup of a deleted network token = %v, %v", state(got), err)
 	}
 }
@@ -446,7 +447,7 @@ func (s *suite) calls() []call {
 		}},
 		{"Lookup", func(ctx context.Context) error { _, err := s.lookup(ctx, ref); return err }},
 		{"Lookup by key", func(ctx context.Context) error {
-			_, err := s.lookup(ctx, cardvault.NetworkTokenRef{IdempotencyKey: ref.IdempotencyKey})
+			_, err := s.lookup(ctx, network.Ref{IdempotencyKey: ref.IdempotencyKey})
 			return err
 		}},
 		{"Cryptogram", func(ctx context.Context) error {
@@ -455,7 +456,7 @@ func (s *suite) calls() []call {
 		}},
 	}
 
-	if art, ok := s.network.(cardvault.ArtFetcher); ok {
+	if art, ok := s.network.(network.ArtFetcher); ok {
 		if got, err := s.lookup(s.Context(), ref); err == nil && got.Art != "" {
 			all = append(all, call{"CardArt", func(ctx context.Context) error {
 				_, _, err := art.CardArt(ctx, got.Art)
@@ -464,7 +465,7 @@ func (s *suite) calls() []call {
 		}
 	}
 
-	if n, ok := s.network.(cardvault.Suspender); ok {
+	if n, ok := s.network.(network.Suspender); ok {
 		all = append(all,
 			call{"Suspend", func(ctx context.Context) error { return n.Suspend(ctx, ref) }},
 			call{"Resume", func(ctx context.Context) error { return n.Resume(ctx, ref) }})
@@ -505,9 +506,9 @@ func contextEnds(s *suite) {
 
 // unanswered checks that an error says that a context has ended, and no more.
 func (s *suite) unanswered(ctx context.Context, method string, err error) {
-	var e *cardvault.NetworkError
+	var e *network.Error
 	switch {
-	case errors.As(err, &e), errors.Is(err, cardvault.ErrUnknownNetworkToken):
+	case errors.As(err, &e), errors.Is(err, network.ErrUnknown):
 		s.Errorf("%s, which the network has not answered, = %v: that is for an answer", method, err)
 	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
 		s.Errorf("%s = %v, want an error that is %v", method, err, ctx.Err())
@@ -537,7 +538,7 @@ func noCardData(s *suite) {
 		if _, err := s.provision(s.Context(), r); err != nil {
 			s.Logf("a %s: %v", what, err)
 		}
-		if _, err := s.lookup(s.Context(), cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey}); err != nil {
+		if _, err := s.lookup(s.Context(), network.Ref{IdempotencyKey: r.IdempotencyKey}); err != nil {
 			s.Logf("Lookup of it: %v", err)
 		}
 	}
@@ -564,7 +565,7 @@ func concurrency(s *suite) {
 			return err
 		}
 
-		found, err := s.lookup(s.Context(), cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey})
+		found, err := s.lookup(s.Context(), network.Ref{IdempotencyKey: r.IdempotencyKey})
 		if err != nil {
 			return err
 		}
@@ -575,7 +576,7 @@ func concurrency(s *suite) {
 		if _, err := s.lookup(s.Context(), shared); err != nil {
 			return err
 		}
-		if err := s.delete(s.Context(), cardvault.NetworkTokenRef{ID: other(shared.ID), IdempotencyKey: key(uuid.New(), 1)}); err != nil {
+		if err := s.delete(s.Context(), network.Ref{ID: other(shared.ID), IdempotencyKey: key(uuid.New(), 1)}); err != nil {
 			return err
 		}
 
@@ -589,7 +590,7 @@ func concurrency(s *suite) {
 }
 
 func suspender(s *suite) {
-	n, ok := s.network.(cardvault.Suspender)
+	n, ok := s.network.(network.Suspender)
 	if !ok {
 		s.Log("not checked: the network is no Suspender")
 		return
@@ -598,14 +599,14 @@ func suspender(s *suite) {
 	ref := s.active()
 	for _, step := range []struct {
 		name   string
-		do     func(context.Context, cardvault.NetworkTokenRef) error
-		state  cardvault.NetworkTokenStatus
-		owners cardvault.Owners
+		do     func(context.Context, network.Ref) error
+		state  network.Status
+		owners network.Owners
 	}{
-		{"Suspend", n.Suspend, cardvault.NetworkTokenInactive, cardvault.OwnersOf(cardvault.OwnerCardholder)},
-		{"Suspend, repeated", n.Suspend, cardvault.NetworkTokenInactive, cardvault.OwnersOf(cardvault.OwnerCardholder)},
-		{"Resume", n.Resume, cardvault.NetworkTokenActive, 0},
-		{"Resume, repeated", n.Resume, cardvault.NetworkTokenActive, 0},
+		{"Suspend", n.Suspend, network.Inactive, network.OwnersOf(network.OwnerCardholder)},
+		{"Suspend, repeated", n.Suspend, network.Inactive, network.OwnersOf(network.OwnerCardholder)},
+		{"Resume", n.Resume, network.Active, 0},
+		{"Resume, repeated", n.Resume, network.Active, 0},
 	} {
 
 		ctx, cancel := context.WithTimeout(s.Context(), patience)
@@ -624,7 +625,7 @@ func suspender(s *suite) {
 			s.Errorf("after %s: State %v, SuspendedBy %03b, want %v, %03b", step.name, got.State, got.SuspendedBy, step.state, step.owners)
 		}
 
-		if step.state == cardvault.NetworkTokenInactive {
+		if step.state == network.Inactive {
 			s.none("a suspended network token", ref)
 		} else if _, err := s.cryptogram(s.Context(), ref, key(uuid.New(), 1)); err != nil {
 			s.Errorf("Cryptogram after %s: %v", step.name, err)
@@ -633,7 +634,7 @@ func suspender(s *suite) {
 }
 
 func artFetcher(s *suite) {
-	n, ok := s.network.(cardvault.ArtFetcher)
+	n, ok := s.network.(network.ArtFetcher)
 	if !ok {
 		s.Log("not checked: the network is no ArtFetcher")
 		return
@@ -666,8 +667,8 @@ func artFetcher(s *suite) {
 		s.Error("CardArt: the media type must be image/png or image/jpeg")
 	case !strings.HasPrefix(string(image), magic):
 		s.Errorf("CardArt: the image is not %s", mediaType)
-	case len(image) > cardvault.MaxCardArt:
-		s.Errorf("CardArt: %d bytes, want at most %d", len(image), cardvault.MaxCardArt)
+	case len(image) > network.MaxCardArt:
+		s.Errorf("CardArt: %d bytes, want at most %d", len(image), network.MaxCardArt)
 	}
 
 	before := bytes.Clone(image)
@@ -684,7 +685,7 @@ func artFetcher(s *suite) {
 }
 
 func feeder(s *suite) {
-	n, ok := s.network.(cardvault.Feeder)
+	n, ok := s.network.(network.Feeder)
 	if !ok {
 		s.Log("not checked: the network is no Feeder")
 		return
@@ -693,7 +694,7 @@ func feeder(s *suite) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			err := n.Feed(ctx, func(_ context.Context, m *cardvault.Notice) error {
+			err := n.Feed(ctx, func(_ context.Context, m *network.Notice) error {
 				vaulttest.AssertNoLeak(s, s.numbers, m)
 				if err := checkNotice(m); err != nil {
 					s.Error(err)
@@ -710,7 +711,7 @@ func feeder(s *suite) {
 	ctx, cancel := context.WithCancel(s.Context())
 	ended := feed(ctx)
 	ref := s.active()
-	if n, ok := s.network.(cardvault.Suspender); ok { // something to tell
+	if n, ok := s.network.(network.Suspender); ok { // something to tell
 		if err := n.Suspend(ctx, ref); err != nil {
 			s.Errorf("Suspend = %v", err)
 		}
@@ -728,21 +729,21 @@ func feeder(s *suite) {
 }
 
 // checkNotice returns what is wrong with a notice.
-func checkNotice(n *cardvault.Notice) error {
+func checkNotice(n *network.Notice) error {
 	switch {
 	case n == nil:
 		return errors.New("networktest: Feed passes no notice")
 	case n.ID == "" || len(n.ID) > maxText:
 		return errors.New("networktest: notice: ID must have 1 to 255 bytes")
-	case n.Kind < cardvault.NoticeActivated || n.Kind > cardvault.NoticeArtChanged:
+	case n.Kind < network.NoticeActivated || n.Kind > network.NoticeArtChanged:
 		return errors.New("networktest: notice: there is no such Kind")
 	case n.OccurredAt.IsZero():
 		return errors.New("networktest: notice: OccurredAt is missing")
-	case n.Token == cardvault.NetworkTokenRef{}:
+	case n.Token == network.Ref{}:
 		return errors.New("networktest: notice: Token is missing")
-	case n.By > cardvault.OwnerCardholder:
+	case n.By > network.OwnerCardholder:
 		return errors.New("networktest: notice: By is not an owner")
-	case n.Kind == cardvault.NoticeRefused:
+	case n.Kind == network.NoticeRefused:
 		if n.Failure == nil {
 			return errors.New("networktest: notice: Failure is missing")
 		}

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"net/http/httptest"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/payone/payonetest"
+	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 )
@@ -16,7 +16,7 @@ import (
 // What a merchant does once, where the portal key is.
 func ExampleHash() {
 	hash := payone.Hash("secretTestKey", payone.HashParameters{
-		AID: "22222", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox,
+		AID: "22222", MID: "11111", PortalID: "3333333", Sandbox: true,
 	})
 	hash.Expose(func(text []byte) { fmt.Printf("%s\n", text) })
 	// Output:
@@ -41,20 +41,20 @@ func ExampleNew() {
 	}
 	defer provider.Close()
 
-	merchant := payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox}
-	ppan, err := provider.ObtainPPAN(ctx, &cardvault.PPANRequest{
-		Account: cardvault.PPANAccount{
+	merchant := payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Sandbox: true}
+	answer, err := provider.ObtainPPAN(ctx, &ppan.Request{
+		Account: ppan.Account{
 			AID: merchant.AID, MID: merchant.MID, PortalID: merchant.PortalID,
 			Hash: payone.Hash(simnet.PortalKey, merchant),
 		},
-		Mode:   cardvault.Sandbox,
-		PAN:    simnet.ScenarioPAN(card.VISA, 80),
-		Expiry: card.Expiry{Month: 12, Year: 2040},
+		Sandbox: true,
+		PAN:     simnet.ScenarioPAN(card.VISA, 80),
+		Expiry:  card.Expiry{Month: 12, Year: 2040},
 	})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(ppan.Status, ppan.CardType, ppan.TruncatedPAN, ppan.CardExpiry)
+	fmt.Println(answer.Status, answer.CardType, answer.TruncatedPAN, answer.CardExpiry)
 	// Output: VALID V 411111XXXXXX0807 4012
 }

@@ -6,8 +6,8 @@ import (
 	"io"
 	"sync"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/erase"
+	"github.com/cardvault/cardvault/ppan"
 )
 
 // A form is the body of a request. The transport may still read it when the call
@@ -22,8 +22,8 @@ var errWiped = errors.New("payone: request is over")
 
 // newForm encodes a request into one buffer: what the hash covers as it was
 // hashed, then the hash and the card.
-func newForm(r *cardvault.PPANRequest, travelCard bool) *form {
-	list := HashParameters{r.Account.AID, r.Account.MID, r.Account.PortalID, r.Mode, travelCard}.list()
+func newForm(r *ppan.Request, travelCard bool) *form {
+	list := HashParameters{r.Account.AID, r.Account.MID, r.Account.PortalID, r.Sandbox, travelCard}.list()
 	expiry := fmt.Appendf(nil, "%02d%02d", r.Expiry.Year%100, r.Expiry.Month)
 	var text []byte
 	r.Account.Hash.Expose(func(hash []byte) {

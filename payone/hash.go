@@ -7,16 +7,16 @@ import (
 	"crypto/subtle"
 	"encoding/hex"
 
-	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/ppan"
 )
 
 // HashParameters are those parameters of a request that the hash covers and that
 // differ between merchants.
 type HashParameters struct {
-	AID, MID, PortalID string // as in cardvault.PPANAccount
+	AID, MID, PortalID string // as in ppan.Account
 
-	// Mode is that of the vault: live, unless set. A sandbox needs cardvault.Sandbox.
-	Mode cardvault.Mode
+	// Sandbox is whether the vault is in sandbox mode.
+	Sandbox bool
 
 	// TravelCard is whether the client of the vault has [Options.TravelCard].
 	TravelCard bool
@@ -25,12 +25,12 @@ type HashParameters struct {
 // Hash returns the hash of the requests of a merchant: the same for every card, so
 // it is computed once, by whoever has the portal key, which the vault never does.
 // See the package comment for how other programs compute it.
-func Hash(portalKey string, p HashParameters) cardvault.PPANHash {
-	return cardvault.NewPPANHash(digest(portalKey, p.list()))
+func Hash(portalKey string, p HashParameters) ppan.Hash {
+	return ppan.NewHash(digest(portalKey, p.list()))
 }
 
 // Verify reports whether given is the hash that [Hash] returns, in constant time.
-func Verify(portalKey string, p HashParameters, given cardvault.PPANHash) (ok bool) {
+func Verify(portalKey string, p HashParameters, given ppan.Hash) (ok bool) {
 	want := digest(portalKey, p.list())
 	given.Expose(func(text []byte) { ok = subtle.ConstantTimeCompare(text, want) == 1 })
 	return ok
@@ -45,7 +45,7 @@ type parameter struct {
 // list returns everything that the hash covers, in the order of the names.
 func (p HashParameters) list() []parameter {
 	mode, check := "live", ""
-	if p.Mode == cardvault.Sandbox {
+	if p.Sandbox {
 		mode = "test"
 	}
 	if p.TravelCard {

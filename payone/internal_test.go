@@ -18,8 +18,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/ppan"
 )
 
 // The documented vector has neither api_version nor the rest that could differ.
@@ -35,16 +35,16 @@ func TestHashVector(t *testing.T) {
 const longValue = 255 // the longest of an account
 
 // request returns a request whose form is as long as it can be, or a short one.
-func request(long bool) *cardvault.PPANRequest {
+func request(long bool) *ppan.Request {
 	value := "22222"
 	if long {
 		value = strings.Repeat("%", longValue)
 	}
-	return &cardvault.PPANRequest{
-		Account: cardvault.PPANAccount{
-			AID: value, MID: value, PortalID: value, Hash: cardvault.NewPPANHash([]byte(value)),
+	return &ppan.Request{
+		Account: ppan.Account{
+			AID: value, MID: value, PortalID: value, Hash: ppan.NewHash([]byte(value)),
 		},
-		Mode:         cardvault.Sandbox,
+		Sandbox:      true,
 		PAN:          card.NewPAN([]byte("4111141011111111116")),
 		Expiry:       card.Expiry{Month: 2, Year: 2031},
 		SecurityCode: card.NewSecurityCode([]byte("7391")),

@@ -4,7 +4,7 @@
 //
 //	provider, err := payone.New("https://provider.example/client-api/", nil)
 //	v, err := cardvault.Open(ctx, "vault", keys, &cardvault.Options{PPAN: provider})
-//	ppan, err := v.ObtainPPAN(ctx, token.ID, cardvault.PPANAccount{
+//	ppan, err := v.ObtainPPAN(ctx, token.ID, ppan.Account{
 //		AID: aid, MID: mid, PortalID: portal, Hash: hash,
 //	})
 //
@@ -69,6 +69,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/ppan"
 )
 
 // Options are the optional parts of a client.
@@ -87,7 +88,7 @@ type Options struct {
 	Proxy func(*http.Request) (*url.URL, error)
 }
 
-// A Client is a [cardvault.PPANProvider]. Its methods may be called concurrently.
+// A Client is a [ppan.Provider]. Its methods may be called concurrently.
 type Client struct {
 	url        *url.URL
 	travelCard bool
@@ -98,7 +99,7 @@ type Client struct {
 	closed     atomic.Bool
 }
 
-var _ cardvault.PPANProvider = (*Client)(nil)
+var _ ppan.Provider = (*Client)(nil)
 
 const (
 	timeout     = 10 * time.Second // of a call without a deadline, and of making a connection
@@ -162,21 +163,21 @@ func (c *Client) Close() {
 	c.transport.CloseIdleConnections()
 }
 
-// ObtainPPAN implements [cardvault.PPANProvider]. Without a deadline of ctx it has
+// ObtainPPAN implements [ppan.Provider]. Without a deadline of ctx it has
 // ten seconds.
 //
 // Errors: FieldErrors of the account; context.DeadlineExceeded and
 // context.Canceled, wrapped; others that say what was being done.
-func (c *Client) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+func (c *Client) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
 	switch {
 	case c.closed.Load():
 		return nil, errors.New("payone: client is closed")
 	case r.PAN.IsZero():
 		return nil, errors.New("payone: no card number")
-	case r.Mode == cardvault.Live && c.url.Scheme != "https":
+	case !r.Sandbox && c.url.Scheme != "https":
 		return nil, errors.New("payone: a live vault needs a provider with https")
 	}
-	if err := r.Account.Check(); err != nil {
+	if err := cardvault.CheckPPANAccount(&r.Account); err != nil {
 		return nil, err
 	}
 
@@ -260,13 +261,13 @@ func failure(ctx context.Context, err error) error {
 func unusable(why string) error { return errors.New("payone: answer cannot be used: " + why) }
 
 // decode reads the answer of a provider.
-func (c *Client) decode(answer []byte) (*cardvault.PPAN, error) {
+func (c *Client) decode(answer []byte) (*ppan.Answer, error) {
 	var members map[string]json.RawMessage
 	if !utf8.Valid(answer) || json.Unmarshal(answer, &members) != nil {
 		return nil, unusable("it is not a JSON object")
 	}
 
-	var p cardvault.PPAN
+	var p ppan.Answer
 	var status, number string
 	type member struct {
 		name string
@@ -300,20 +301,20 @@ func (c *Client) decode(answer []byte) (*cardvault.PPAN, error) {
 
 	switch status {
 	case "VALID":
-		p.Status = cardvault.PPANValid
+		p.Status = ppan.Valid
 		p.ErrorCode, p.ErrorMessage, p.CustomerMessage = "", "", ""
 	case "INVALID":
-		p.Status = cardvault.PPANInvalid
+		p.Status = ppan.Invalid
 	case "ERROR":
-		p.Status = cardvault.PPANError
+		p.Status = ppan.Error
 	default:
 		return nil, unusable("its status is missing or unknown")
 	}
 
-	if (p.Status == cardvault.PPANValid || number != "") && !pseudo(number) {
+	if (p.Status == ppan.Valid || number != "") && !pseudo(number) {
 		return nil, unusable("its pseudo card number has not 16 to 19 digits")
 	}
-	p.PseudoPAN = cardvault.NewPseudoPAN([]byte(number))
+	p.PseudoPAN = ppan.NewPseudoPAN([]byte(number))
 	return &p, nil
 }
 

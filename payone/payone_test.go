@@ -25,6 +25,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/payone/payonetest"
+	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -41,12 +42,12 @@ const (
 
 var secrets = []string{pan, code, plainHash, travelHash}
 
-func request(hash string) *cardvault.PPANRequest {
-	return &cardvault.PPANRequest{
-		Account: cardvault.PPANAccount{
-			AID: "22222", MID: "11111", PortalID: "3333333", Hash: cardvault.NewPPANHash([]byte(hash)),
+func request(hash string) *ppan.Request {
+	return &ppan.Request{
+		Account: ppan.Account{
+			AID: "22222", MID: "11111", PortalID: "3333333", Hash: ppan.NewHash([]byte(hash)),
 		},
-		Mode:         cardvault.Sandbox,
+		Sandbox:      true,
 		PAN:          card.NewPAN([]byte(pan)),
 		Expiry:       card.Expiry{Month: 2, Year: 2041},
 		SecurityCode: card.NewSecurityCode([]byte(code)),
@@ -104,7 +105,7 @@ func bothWays(t *testing.T, f func(t *testing.T, s *shop)) {
 	}
 }
 
-func (s *shop) ask(t testing.TB) (*cardvault.PPAN, error) {
+func (s *shop) ask(t testing.TB) (*ppan.Answer, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -115,7 +116,7 @@ func (s *shop) ask(t testing.TB) (*cardvault.PPAN, error) {
 func (s *shop) works(t testing.TB) {
 	t.Helper()
 	before := s.Requests()
-	if p, err := s.ask(t); err != nil || p.Status != cardvault.PPANValid {
+	if p, err := s.ask(t); err != nil || p.Status != ppan.Valid {
 		t.Errorf("ObtainPPAN = %+v, %v", p, err)
 	}
 	if n := s.Requests() - before; n != 1 {
@@ -124,23 +125,23 @@ func (s *shop) works(t testing.TB) {
 }
 
 func TestHash(t *testing.T) {
-	p := payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox}
+	p := payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Sandbox: true}
 	travel, live := p, p
 	travel.TravelCard = true
-	live.Mode = cardvault.Live
+	live.Sandbox = false
 	for want, p := range map[string]payone.HashParameters{plainHash: p, travelHash: travel} {
 		payone.Hash(simnet.PortalKey, p).Expose(func(got []byte) {
 			if string(got) != want {
 				t.Errorf("hash of %+v is %s", p, got)
 			}
 		})
-		given := cardvault.NewPPANHash([]byte(want))
+		given := ppan.NewHash([]byte(want))
 		if !payone.Verify(simnet.PortalKey, p, given) {
 			t.Errorf("hash of %+v is wrong", p)
 		}
 		if payone.Verify("another key", p, given) || payone.Verify(simnet.PortalKey, live, given) ||
-			payone.Verify(simnet.PortalKey, p, cardvault.NewPPANHash([]byte(want[:95]))) ||
-			payone.Verify(simnet.PortalKey, p, cardvault.PPANHash{}) {
+			payone.Verify(simnet.PortalKey, p, ppan.NewHash([]byte(want[:95]))) ||
+			payone.Verify(simnet.PortalKey, p, ppan.Hash{}) {
 			t.Errorf("a hash that is not of %+v is right", p)
 		}
 	}
@@ -159,13 +160,13 @@ func TestFIPS(t *testing.T) {
 func TestWire(t *testing.T) {
 	odd := request(plainHash)
 	odd.Account.AID = " a&b=c+d%~"
-	odd.Mode = cardvault.Live
+	odd.Sandbox = false
 	uncoded := request(plainHash)
 	uncoded.SecurityCode = card.SecurityCode{}
 	const fixed = "&request=creditcardcheck&responsetype=JSON&storecarddata=yes"
 	for _, c := range []struct {
 		name   string
-		r      *cardvault.PPANRequest
+		r      *ppan.Request
 		travel bool
 		want   string
 	}{
@@ -209,22 +210,22 @@ func TestAnswers(t *testing.T) {
 	for _, c := range []struct {
 		name, body string
 		travel     bool
-		want       *cardvault.PPAN // nil: it cannot be used
+		want       *ppan.Answer // nil: it cannot be used
 	}{
 		{name: "all", body: `{"status":"VALID","pseudocardpan":"9410010000038248746","truncatedcardpan":"424242XXXXXX4242","cardtype":"V","cardexpiredate":"4102","new":[{}]}`,
-			want: &cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte("9410010000038248746")), TruncatedPAN: "424242XXXXXX4242", CardType: "V", CardExpiry: "4102"}},
+			want: &ppan.Answer{Status: ppan.Valid, PseudoPAN: ppan.NewPseudoPAN([]byte("9410010000038248746")), TruncatedPAN: "424242XXXXXX4242", CardType: "V", CardExpiry: "4102"}},
 		{name: "numbers and null", body: ` {"status":"VALID","pseudocardpan":9410010000038248,"cardtype":null,"cardexpiredate":4102} `,
-			want: &cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte("9410010000038248")), CardExpiry: "4102"}},
+			want: &ppan.Answer{Status: ppan.Valid, PseudoPAN: ppan.NewPseudoPAN([]byte("9410010000038248")), CardExpiry: "4102"}},
 		{name: "errors with VALID", body: `{"status":"VALID","pseudocardpan":"9410010000038248","errorcode":"1","errormessage":"a","customermessage":"b"}`,
-			want: &cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte("9410010000038248"))}},
+			want: &ppan.Answer{Status: ppan.Valid, PseudoPAN: ppan.NewPseudoPAN([]byte("9410010000038248"))}},
 		{name: "travel card not asked for", body: `{"status":"VALID","pseudocardpan":"9410010000038248","tcdata":"no","tcprovider":{},"tcinvoice":"b"}`,
-			want: &cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte("9410010000038248"))}},
+			want: &ppan.Answer{Status: ppan.Valid, PseudoPAN: ppan.NewPseudoPAN([]byte("9410010000038248"))}},
 		{name: "travel card", travel: true, body: `{"status":"VALID","pseudocardpan":"9410010000038248","tcdata":"yes","tcprovider":"a","tcinvoice":"b"}`,
-			want: &cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte("9410010000038248")), TravelCard: "yes", TravelCardProvider: "a", TravelCardInvoice: "b"}},
+			want: &ppan.Answer{Status: ppan.Valid, PseudoPAN: ppan.NewPseudoPAN([]byte("9410010000038248")), TravelCard: "yes", TravelCardProvider: "a", TravelCardInvoice: "b"}},
 		{name: "travel card of another type", travel: true, body: `{"status":"VALID","pseudocardpan":"9410010000038248","tcprovider":{}}`},
 		{name: "INVALID", body: `{"status":"INVALID","errorcode":33,"errormessage":"a","customermessage":"` + long + `"}`,
-			want: &cardvault.PPAN{Status: cardvault.PPANInvalid, ErrorCode: "33", ErrorMessage: "a", CustomerMessage: long}},
-		{name: "ERROR alone", body: `{"status":"ERROR"}`, want: &cardvault.PPAN{Status: cardvault.PPANError}},
+			want: &ppan.Answer{Status: ppan.Invalid, ErrorCode: "33", ErrorMessage: "a", CustomerMessage: long}},
+		{name: "ERROR alone", body: `{"status":"ERROR"}`, want: &ppan.Answer{Status: ppan.Error}},
 		{name: "too long", body: `{"status":"ERROR","customermessage":"` + long + `x"}`},
 		{name: "control character", body: `{"status":"ERROR","errormessage":"a\nb"}`},
 		{name: "control character of Latin-1", body: `{"status":"ERROR","errormessage":"a\u0085b"}`},
@@ -247,7 +248,7 @@ func TestAnswers(t *testing.T) {
 		{name: "truncated", body: `{"status":"ERROR"`},
 		{name: "more behind", body: `{"status":"ERROR"}{}`},
 		{name: "not UTF-8", body: "{\"status\":\"ERROR\",\"errormessage\":\"\xfc\"}"},
-		{name: "64 KiB", body: `{"status":"ERROR"` + strings.Repeat(" ", 64<<10-18) + "}", want: &cardvault.PPAN{Status: cardvault.PPANError}},
+		{name: "64 KiB", body: `{"status":"ERROR"` + strings.Repeat(" ", 64<<10-18) + "}", want: &ppan.Answer{Status: ppan.Error}},
 		{name: "one more", body: `{"status":"ERROR"` + strings.Repeat(" ", 64<<10-17) + "}"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -552,10 +553,10 @@ func TestNew(t *testing.T) {
 func TestRefused(t *testing.T) {
 	s := open(t, false, payonetest.NewHandler(simnet.PortalKey, newSimulator(t)), payone.Options{})
 	live, empty, nobody := request(plainHash), request(plainHash), request(plainHash)
-	live.Mode = cardvault.Live
+	live.Sandbox = false
 	empty.PAN = card.PAN{}
-	nobody.Account = cardvault.PPANAccount{AID: strings.Repeat("1", 256), Hash: cardvault.NewPPANHash([]byte("\n"))}
-	for name, r := range map[string]*cardvault.PPANRequest{"live without TLS": live, "no card": empty, "no account": nobody} {
+	nobody.Account = ppan.Account{AID: strings.Repeat("1", 256), Hash: ppan.NewHash([]byte("\n"))}
+	for name, r := range map[string]*ppan.Request{"live without TLS": live, "no card": empty, "no account": nobody} {
 		_, err := s.ObtainPPAN(t.Context(), r)
 		if err == nil || (len(cardvault.FieldErrors(err)) == 4) != (r == nobody) {
 			t.Errorf("%s: %v", name, err)

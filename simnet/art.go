@@ -34,7 +34,7 @@ var gallery = func() map[string]func() ([]byte, error) {
 	return art
 }()
 
-// CardArt implements [cardvault.ArtFetcher]: a PNG of 480 by 302.
+// CardArt implements [network.ArtFetcher]: a PNG of 480 by 302.
 func (n *Network) CardArt(ctx context.Context, id string) (mediaType string, picture []byte, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", nil, err

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -25,41 +25,41 @@ func (n *Network) Control() *Control { return &Control{n} }
 
 // Suspend has the issuer suspend the network token. One that is pending stays so.
 func (c *Control) Suspend(ctx context.Context, id uuid.UUID) error {
-	return c.happen(ctx, id, cardvault.NoticeSuspended)
+	return c.happen(ctx, id, network.NoticeSuspended)
 }
 
 // Resume ends what Suspend began. The network token is active again if nobody
 // else suspends it.
 func (c *Control) Resume(ctx context.Context, id uuid.UUID) error {
-	return c.happen(ctx, id, cardvault.NoticeResumed)
+	return c.happen(ctx, id, network.NoticeResumed)
 }
 
 // Delete has the issuer delete the network token, for good.
 func (c *Control) Delete(ctx context.Context, id uuid.UUID) error {
-	return c.happen(ctx, id, cardvault.NoticeDeleted)
+	return c.happen(ctx, id, network.NoticeDeleted)
 }
 
 // Invalidate ends the card, and the network token with it.
 func (c *Control) Invalidate(ctx context.Context, id uuid.UUID) error {
-	return c.happen(ctx, id, cardvault.NoticeInvalidated)
+	return c.happen(ctx, id, network.NoticeInvalidated)
 }
 
 // Replace gives the card a new number, of which only the last four digits are
 // told, and an expiry four years later.
 func (c *Control) Replace(ctx context.Context, id uuid.UUID) error {
-	return c.happen(ctx, id, cardvault.NoticeCardReplaced)
+	return c.happen(ctx, id, network.NoticeCardReplaced)
 }
 
 // Renew gives the card an expiry three years later.
 func (c *Control) Renew(ctx context.Context, id uuid.UUID) error {
-	return c.happen(ctx, id, cardvault.NoticeCardRenewed)
+	return c.happen(ctx, id, network.NoticeCardRenewed)
 }
 
 // maxAttempts bounds how many provisionings of a token are looked at. Those whose
 // network token is deleted do not count.
 const maxAttempts = 100
 
-func (c *Control) happen(ctx context.Context, id uuid.UUID, kind cardvault.NoticeKind) error {
+func (c *Control) happen(ctx context.Context, id uuid.UUID, kind network.NoticeKind) error {
 	now := c.n.now()
 	var latest *held
 
@@ -89,7 +89,7 @@ func (c *Control) happen(ctx context.Context, id uuid.UUID, kind cardvault.Notic
 	}
 
 	err = c.n.update(ctx, latest.record.ID, func(t *token) (changed bool, err error) {
-		return t.happen(kind, cardvault.OwnerIssuer, now), nil
+		return t.happen(kind, network.OwnerIssuer, now), nil
 	})
 	c.n.wake()
 	return err

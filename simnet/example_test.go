@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -20,14 +20,14 @@ func ExampleNetwork_Advance() {
 		fmt.Println(err)
 		return
 	}
-	show := func(t *cardvault.NetworkToken, err error) {
+	show := func(t *network.Token, err error) {
 		if err != nil {
 			fmt.Println(err)
 			return
 		}
 		fmt.Println(t.State)
 	}
-	show(sim.Provision(ctx, &cardvault.ProvisionRequest{
+	show(sim.Provision(ctx, &network.ProvisionRequest{
 		IdempotencyKey: "first",
 		TokenID:        uuid.New(),
 		Scheme:         card.VISA,
@@ -35,7 +35,7 @@ func ExampleNetwork_Advance() {
 		Expiry:         card.Expiry{Month: 12, Year: 2040},
 	}))
 	sim.Advance(2 * time.Second)
-	show(sim.Lookup(ctx, cardvault.NetworkTokenRef{IdempotencyKey: "first"}))
+	show(sim.Lookup(ctx, network.Ref{IdempotencyKey: "first"}))
 	// Output:
 	// active
 	// inactive

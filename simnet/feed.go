@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 )
 
@@ -20,12 +21,12 @@ const (
 	unknownFor = 30 * time.Second
 )
 
-// Feed implements [cardvault.Feeder]. Notices come in the order in which they are
+// Feed implements [network.Feeder]. Notices come in the order in which they are
 // due. A notice for which sink fails comes again, after 100 milliseconds at first
 // and 5 seconds at last, and before any other of its network token; one for which
 // it answers cardvault.ErrNotFound is dropped 30 seconds after it was due. Feed
 // fails only when the store does.
-func (n *Network) Feed(ctx context.Context, sink func(context.Context, *cardvault.Notice) error) error {
+func (n *Network) Feed(ctx context.Context, sink func(context.Context, *network.Notice) error) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -71,7 +72,7 @@ func (n *Network) Feed(ctx context.Context, sink func(context.Context, *cardvaul
 
 // deliver passes the first notice of a network token to sink, and stores what
 // came of it.
-func (n *Network) deliver(ctx context.Context, r *store.Record, now int64, sink func(context.Context, *cardvault.Notice) error) error {
+func (n *Network) deliver(ctx context.Context, r *store.Record, now int64, sink func(context.Context, *network.Notice) error) error {
 	var a attempt
 	if err := decode(r, &a); err != nil {
 		return err

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -23,13 +23,13 @@ type identification struct {
 	Failed bool   `json:"failed,omitzero"` // by the shopper
 }
 
-// Identify implements [cardvault.IDVProvider]: cards of scenario 070 need it, other
+// Identify implements [idv.Provider]: cards of scenario 070 need it, other
 // ones do not.
-func (n *Network) Identify(ctx context.Context, r *cardvault.IDVRequest) (*cardvault.IDVResult, error) {
+func (n *Network) Identify(ctx context.Context, r *idv.Request) (*idv.Result, error) {
 	code := 0
 	r.PAN.Expose(func(digits []byte) { code = scenarioOf(r.Scheme, digits) })
 	if s := scenarios[code]; !s.identified {
-		return &cardvault.IDVResult{State: cardvault.IDVNotNeeded}, nil
+		return &idv.Result{State: idv.NotNeeded}, nil
 	}
 
 	if !keyOK(r.IdempotencyKey) {
@@ -51,8 +51,8 @@ func (n *Network) Identify(ctx context.Context, r *cardvault.IDVRequest) (*cardv
 	})
 }
 
-// LookupIdentification implements [cardvault.IDVProvider].
-func (n *Network) LookupIdentification(ctx context.Context, reference string) (*cardvault.IDVResult, error) {
+// LookupIdentification implements [idv.Provider].
+func (n *Network) LookupIdentification(ctx context.Context, reference string) (*idv.Result, error) {
 	id, err := parseReference(reference)
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func (c *Control) EndIdentification(ctx context.Context, reference string, passe
 
 // identification returns how far an identification is after fn, which is given it or
 // why there is none.
-func (n *Network) identification(ctx context.Context, id uuid.UUID, fn func(store.Tx, *identification, error) error) (*cardvault.IDVResult, error) {
+func (n *Network) identification(ctx context.Context, id uuid.UUID, fn func(store.Tx, *identification, error) error) (*idv.Result, error) {
 	var i identification
 	err := n.store.Update(ctx, func(tx store.Tx) error {
 		i = identification{}
@@ -113,7 +113,7 @@ func (n *Network) identification(ctx context.Context, id uuid.UUID, fn func(stor
 }
 
 // result tells how far an identification is that was read.
-func (n *Network) result(id uuid.UUID, i *identification, err error) (*cardvault.IDVResult, error) {
+func (n *Network) result(id uuid.UUID, i *identification, err error) (*idv.Result, error) {
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, ErrUnknownIdentification
 	}
@@ -121,16 +121,16 @@ func (n *Network) result(id uuid.UUID, i *identification, err error) (*cardvault
 		return nil, err
 	}
 
-	got := &cardvault.IDVResult{State: cardvault.IDVPending, Reference: id.String()}
+	got := &idv.Result{State: idv.Pending, Reference: id.String()}
 	switch {
 	case i.Ends == 0:
 		got.ChallengeURL = n.challenge + id.String()
 	case n.now() < i.Ends:
 	case i.Failed:
-		got.State = cardvault.IDVFailed
+		got.State = idv.Failed
 	default:
-		got.State = cardvault.IDVPassed
-		got.Authentication = &cardvault.Authentication{
+		got.State = idv.Passed
+		got.Authentication = &idv.Authentication{
 			Method:          "three_ds",
 			Status:          "Y",
 			ECI:             "05",

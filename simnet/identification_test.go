@@ -6,23 +6,23 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
 )
 
-func identify(t testing.TB, n *simnet.Network, scheme card.Scheme, code int, key string) *cardvault.IDVResult {
+func identify(t testing.TB, n *simnet.Network, scheme card.Scheme, code int, key string) *idv.Result {
 	t.Helper()
-	r, err := n.Identify(t.Context(), &cardvault.IDVRequest{IdempotencyKey: key, Scheme: scheme, PAN: simnet.ScenarioPAN(scheme, code)})
+	r, err := n.Identify(t.Context(), &idv.Request{IdempotencyKey: key, Scheme: scheme, PAN: simnet.ScenarioPAN(scheme, code)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func lookUp(t testing.TB, n *simnet.Network, reference string) *cardvault.IDVResult {
+func lookUp(t testing.TB, n *simnet.Network, reference string) *idv.Result {
 	t.Helper()
 	r, err := n.LookupIdentification(t.Context(), reference)
 	if err != nil {
@@ -36,13 +36,13 @@ func TestIdentify(t *testing.T) {
 	for _, scheme := range all {
 		n := newNetwork(t, memstore.New(), &simnet.Options{ChallengeURL: challenge})
 		for _, code := range []int{0, 10, 71, 500} {
-			if r := identify(t, n, scheme, code, "other"); r.State != cardvault.IDVNotNeeded {
+			if r := identify(t, n, scheme, code, "other"); r.State != idv.NotNeeded {
 				t.Errorf("%v %03d: %+v", scheme, code, r)
 			}
 		}
 		for key, passed := range map[string]bool{"passed": true, "failed": false} {
 			r := identify(t, n, scheme, 70, key)
-			if r.State != cardvault.IDVPending || r.ChallengeURL != challenge+r.Reference || r.Authentication != nil {
+			if r.State != idv.Pending || r.ChallengeURL != challenge+r.Reference || r.Authentication != nil {
 				t.Fatalf("%v: %+v", scheme, r)
 			}
 			n.Advance(time.Hour)
@@ -54,13 +54,13 @@ func TestIdentify(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if waiting := lookUp(t, n, r.Reference); waiting.State != cardvault.IDVPending || waiting.ChallengeURL != "" {
+			if waiting := lookUp(t, n, r.Reference); waiting.State != idv.Pending || waiting.ChallengeURL != "" {
 				t.Errorf("%v, answered: %+v", scheme, waiting)
 			}
 			n.Advance(2 * time.Second)
 			end := lookUp(t, n, r.Reference)
 			if !passed {
-				if end.State != cardvault.IDVFailed || end.Authentication != nil {
+				if end.State != idv.Failed || end.Authentication != nil {
 					t.Errorf("%v, refused: %+v", scheme, end)
 				}
 				continue
@@ -69,7 +69,7 @@ func TestIdentify(t *testing.T) {
 			if scheme == card.Mastercard {
 				eci = "02"
 			}
-			if a := end.Authentication; end.State != cardvault.IDVPassed || a.Method != "three_ds" || a.Status != "Y" || a.ECI != eci ||
+			if a := end.Authentication; end.State != idv.Passed || a.Method != "three_ds" || a.Status != "Y" || a.ECI != eci ||
 				uuid.Validate(a.DSTransactionID) != nil || a.At.IsZero() {
 				t.Errorf("%v, confirmed: %+v", scheme, a)
 			}
@@ -80,11 +80,11 @@ func TestIdentify(t *testing.T) {
 	}
 	n := newNetwork(t, memstore.New(), nil)
 	r := identify(t, n, card.VISA, 70, "key")
-	if r.State != cardvault.IDVPending || r.ChallengeURL != "" {
+	if r.State != idv.Pending || r.ChallengeURL != "" {
 		t.Errorf("without a challenge: %+v", r)
 	}
 	n.Advance(2 * time.Second)
-	if r := lookUp(t, n, r.Reference); r.State != cardvault.IDVPassed {
+	if r := lookUp(t, n, r.Reference); r.State != idv.Passed {
 		t.Errorf("without a challenge, later: %+v", r)
 	}
 	for _, reference := range []string{"", "x", uuid.NewString()} {
@@ -93,7 +93,7 @@ func TestIdentify(t *testing.T) {
 			t.Errorf("%q is known: %v, %v", reference, err, ended)
 		}
 	}
-	if _, err := n.Identify(t.Context(), &cardvault.IDVRequest{Scheme: card.VISA, PAN: simnet.ScenarioPAN(card.VISA, 70)}); err == nil {
+	if _, err := n.Identify(t.Context(), &idv.Request{Scheme: card.VISA, PAN: simnet.ScenarioPAN(card.VISA, 70)}); err == nil {
 		t.Error("no idempotency key is taken")
 	}
 }
@@ -115,7 +115,7 @@ func TestIdentifyRestart(t *testing.T) {
 			}
 		}
 		n.Advance(3 * time.Second)
-		if got := lookUp(t, n, reference); r.Reference != reference || got.State != cardvault.IDVPassed {
+		if got := lookUp(t, n, reference); r.Reference != reference || got.State != idv.Passed {
 			t.Errorf("%+v", got)
 		}
 		if err := n.Close(); err != nil {

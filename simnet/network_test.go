@@ -7,6 +7,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/networktest"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -19,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // The simulator keeps the contract of a network, whatever store it is on and
 // whenever its network tokens become active.
 func TestContract(t *testing.T) {
-	file := func(t testing.TB) cardvault.Network {
+	file := func(t testing.TB) network.Provider {
 		n, err := simnet.Open(t.Context(), t.TempDir(), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -33,18 +34,18 @@ func TestContract(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name          string
-		open          func(testing.TB) cardvault.Network
+		open          func(testing.TB) network.Provider
 		scheme        card.Scheme
 		code, refused int
 	}{
 		{"file", file, card.VISA, 0, 10},
-		{"memory", func(t testing.TB) cardvault.Network {
+		{"memory", func(t testing.TB) network.Provider {
 			return newNetwork(t, memstore.New(), nil)
 		}, card.Mastercard, 1, 20},
-		{"shared", func(t testing.TB) cardvault.Network {
+		{"shared", func(t testing.TB) network.Provider {
 			return newNetwork(t, memstore.New(), &simnet.Options{Shared: true})
 		}, card.Discover, 71, 70},
-		{"every update twice", func(t testing.TB) cardvault.Network {
+		{"every update twice", func(t testing.TB) network.Provider {
 			return newNetwork(t, storetest.Twice(memstore.New()), &simnet.Options{Shared: true})
 		}, card.AmericanExpress, 2, 13},
 	} {
@@ -60,7 +61,7 @@ func TestContract(t *testing.T) {
 				Scheme:  c.scheme,
 				Card:    cardvault.Card{PAN: simnet.ScenarioPAN(c.scheme, c.code), Expiry: expiry},
 				Refused: cardvault.Card{PAN: simnet.ScenarioPAN(c.scheme, c.refused), Expiry: expiry},
-				Activate: func(_ context.Context, n cardvault.Network, _ cardvault.NetworkTokenRef) error {
+				Activate: func(_ context.Context, n network.Provider, _ network.Ref) error {
 					n.(*simnet.Network).Advance(2 * time.Second)
 					return nil
 				},

@@ -7,58 +7,58 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/payone"
+	"github.com/cardvault/cardvault/ppan"
 )
 
 // PortalKey is the key of the hash with which the simulator, as a provider of
 // pseudo card numbers, knows its merchants, whatever their ids.
 const PortalKey = "secretTestKey"
 
-// ObtainPPAN implements [cardvault.PPANProvider] as the test system of a provider
+// ObtainPPAN implements [ppan.Provider] as the test system of a provider
 // would: see the scenarios. The hash may be that of either kind of
 // [payone.HashParameters]; with TravelCard the answer says that it is none. A card
 // always has the same pseudo card number, which begins like no scheme's.
-func (n *Network) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (p *cardvault.PPAN, err error) {
+func (n *Network) ObtainPPAN(ctx context.Context, r *ppan.Request) (p *ppan.Answer, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if r.Mode != cardvault.Sandbox {
+	if !r.Sandbox {
 		return nil, errors.New("simnet: a live vault asks for a pseudo card number")
 	}
-	h := payone.HashParameters{AID: r.Account.AID, MID: r.Account.MID, PortalID: r.Account.PortalID, Mode: r.Mode}
+	h := payone.HashParameters{AID: r.Account.AID, MID: r.Account.MID, PortalID: r.Account.PortalID, Sandbox: r.Sandbox}
 	plain := payone.Verify(PortalKey, h, r.Account.Hash)
 	h.TravelCard = true
 	travel := payone.Verify(PortalKey, h, r.Account.Hash)
 	if !plain && !travel {
-		return notPPAN(cardvault.PPANError, "2006", "Parameter {hash} faulty or missing."), nil
+		return notPPAN(ppan.Error, "2006", "Parameter {hash} faulty or missing."), nil
 	}
 	r.PAN.Expose(func(digits []byte) { p = n.ppan(digits, r.Expiry) })
-	if travel && p.Status == cardvault.PPANValid {
+	if travel && p.Status == ppan.Valid {
 		p.TravelCard = "no"
 	}
 	return p, nil
 }
 
-func (n *Network) ppan(digits []byte, e card.Expiry) *cardvault.PPAN {
+func (n *Network) ppan(digits []byte, e card.Expiry) *ppan.Answer {
 	of, lengthOK := iin.Detect(digits)
 	switch scenarioOf(card.Scheme(of), digits) {
 	case 81:
-		return notPPAN(cardvault.PPANInvalid, "4", "Card not approved.")
+		return notPPAN(ppan.Invalid, "4", "Card not approved.")
 	case 82:
-		return notPPAN(cardvault.PPANError, "2003", "Merchant not found or without rights.")
+		return notPPAN(ppan.Error, "2003", "Merchant not found or without rights.")
 	}
 
 	kind := cardType(of, digits)
 	switch {
 	case !lengthOK || !iin.Luhn(digits):
-		return notPPAN(cardvault.PPANInvalid, "14", "Invalid card.")
+		return notPPAN(ppan.Invalid, "14", "Invalid card.")
 	case kind == "":
-		return notPPAN(cardvault.PPANInvalid, "31", "Card type not supported.")
+		return notPPAN(ppan.Invalid, "31", "Card type not supported.")
 	case e.Month < 1 || e.Month > 12 || e.Expired(time.UnixMicro(n.now())):
-		return notPPAN(cardvault.PPANInvalid, "33", "Expiry date invalid.")
+		return notPPAN(ppan.Invalid, "33", "Expiry date invalid.")
 	}
 
 	pseudo := []byte("9410010000000000000")
@@ -67,9 +67,9 @@ func (n *Network) ppan(digits []byte, e card.Expiry) *cardvault.PPAN {
 	}
 
 	end := len(digits) - 4
-	return &cardvault.PPAN{
-		Status:       cardvault.PPANValid,
-		PseudoPAN:    cardvault.NewPseudoPAN(pseudo),
+	return &ppan.Answer{
+		Status:       ppan.Valid,
+		PseudoPAN:    ppan.NewPseudoPAN(pseudo),
 		TruncatedPAN: string(digits[:6]) + string(bytes.Repeat([]byte("X"), end-6)) + string(digits[end:]),
 		CardType:     kind,
 		CardExpiry:   fmt.Sprintf("%02d%02d", e.Year%100, e.Month),
@@ -77,12 +77,12 @@ func (n *Network) ppan(digits []byte, e card.Expiry) *cardvault.PPAN {
 }
 
 // notPPAN returns the answer to a request that has none.
-func notPPAN(s cardvault.PPANStatus, code, message string) *cardvault.PPAN {
+func notPPAN(s ppan.Status, code, message string) *ppan.Answer {
 	customer := "The card could not be checked. Please check what you have entered, or take another card."
-	if s == cardvault.PPANError {
+	if s == ppan.Error {
 		customer = "An error occurred. Please try again later."
 	}
-	return &cardvault.PPAN{Status: s, ErrorCode: code, ErrorMessage: message, CustomerMessage: customer}
+	return &ppan.Answer{Status: s, ErrorCode: code, ErrorMessage: message, CustomerMessage: customer}
 }
 
 // cardType returns the provider's code of a card, "" if it takes none such.

@@ -11,26 +11,27 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/payone"
+	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/vaulttest"
 )
 
-var portal = payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox}
+var portal = payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Sandbox: true}
 
 // ppanRequest returns a request for a card, with a hash of portal.
-func ppanRequest(number card.PAN) *cardvault.PPANRequest {
-	return &cardvault.PPANRequest{
-		Account: cardvault.PPANAccount{
+func ppanRequest(number card.PAN) *ppan.Request {
+	return &ppan.Request{
+		Account: ppan.Account{
 			AID: portal.AID, MID: portal.MID, PortalID: portal.PortalID, Hash: payone.Hash(simnet.PortalKey, portal),
 		},
-		Mode:   cardvault.Sandbox,
-		PAN:    number,
-		Expiry: card.Expiry{Month: 2, Year: 2041},
+		Sandbox: true,
+		PAN:     number,
+		Expiry:  card.Expiry{Month: 2, Year: 2041},
 	}
 }
 
-func obtainPPAN(t testing.TB, n *simnet.Network, r *cardvault.PPANRequest) *cardvault.PPAN {
+func obtainPPAN(t testing.TB, n *simnet.Network, r *ppan.Request) *ppan.Answer {
 	t.Helper()
 	p, err := n.ObtainPPAN(t.Context(), r)
 	if err != nil {
@@ -46,9 +47,9 @@ func TestPPANScenarios(t *testing.T) {
 		card.Discover: "D", card.DinersClub: "D", card.JCB: "J", card.UnionPay: "P",
 	}
 	for _, scheme := range all {
-		for code, want := range map[int]cardvault.PPANStatus{
-			0: cardvault.PPANValid, 10: cardvault.PPANValid, 80: cardvault.PPANValid, 83: cardvault.PPANValid,
-			81: cardvault.PPANInvalid, 82: cardvault.PPANError,
+		for code, want := range map[int]ppan.Status{
+			0: ppan.Valid, 10: ppan.Valid, 80: ppan.Valid, 83: ppan.Valid,
+			81: ppan.Invalid, 82: ppan.Error,
 		} {
 			number := simnet.ScenarioPAN(scheme, code)
 			p := obtainPPAN(t, n, ppanRequest(number))
@@ -56,15 +57,15 @@ func TestPPANScenarios(t *testing.T) {
 			switch {
 			case p.Status != want:
 				t.Errorf("%v %03d: %+v", scheme, code, p)
-			case want == cardvault.PPANValid:
+			case want == ppan.Valid:
 				truncated := d[:6] + strings.Repeat("X", len(d)-10) + d[len(d)-4:]
-				if fmt.Sprint(*p) != fmt.Sprint(cardvault.PPAN{
+				if fmt.Sprint(*p) != fmt.Sprint(ppan.Answer{
 					Status: want, PseudoPAN: p.PseudoPAN, TruncatedPAN: truncated, CardType: types[scheme], CardExpiry: "4102",
 				}) {
 					t.Errorf("%v %03d: %+v", scheme, code, p)
 				}
 			default:
-				if fmt.Sprint(*p) != fmt.Sprint(cardvault.PPAN{
+				if fmt.Sprint(*p) != fmt.Sprint(ppan.Answer{
 					Status: want, ErrorCode: p.ErrorCode, ErrorMessage: p.ErrorMessage, CustomerMessage: p.CustomerMessage,
 				}) || p.ErrorCode == "" || p.ErrorMessage == "" || p.CustomerMessage == "" {
 					t.Errorf("%v %03d: %+v", scheme, code, p)
@@ -82,7 +83,7 @@ func TestPseudoPAN(t *testing.T) {
 	for code := range 1000 {
 		number := simnet.ScenarioPAN(card.Mastercard, code)
 		first := obtainPPAN(t, n, ppanRequest(number))
-		if first.Status != cardvault.PPANValid {
+		if first.Status != ppan.Valid {
 			continue
 		}
 		r := ppanRequest(number)
@@ -133,9 +134,9 @@ func TestPPANOtherCards(t *testing.T) {
 			check := string(iin.CheckDigit([]byte(front)))
 			c.number, c.truncated = front+check, strings.Replace(c.truncated, "?", check, 1)
 		}
-		want := cardvault.PPANInvalid
+		want := ppan.Invalid
 		if c.truncated != "" {
-			want = cardvault.PPANValid
+			want = ppan.Valid
 		}
 		r := ppanRequest(card.NewPAN([]byte(c.number)))
 		r.Expiry.Year = c.year
@@ -150,35 +151,35 @@ func TestPPANHash(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
 	travel := portal
 	travel.TravelCard = true
-	with := func(edit func(*cardvault.PPANRequest)) *cardvault.PPANRequest {
+	with := func(edit func(*ppan.Request)) *ppan.Request {
 		r := ppanRequest(simnet.ScenarioPAN(card.VISA, 80))
 		edit(r)
 		return r
 	}
-	p := obtainPPAN(t, n, with(func(r *cardvault.PPANRequest) { r.Account.Hash = payone.Hash(simnet.PortalKey, travel) }))
-	if p.Status != cardvault.PPANValid || p.TravelCard != "no" {
+	p := obtainPPAN(t, n, with(func(r *ppan.Request) { r.Account.Hash = payone.Hash(simnet.PortalKey, travel) }))
+	if p.Status != ppan.Valid || p.TravelCard != "no" {
 		t.Errorf("with TravelCard: %+v", p)
 	}
-	for name, r := range map[string]*cardvault.PPANRequest{
-		"another key": with(func(r *cardvault.PPANRequest) { r.Account.Hash = payone.Hash("another", portal) }),
-		"none":        with(func(r *cardvault.PPANRequest) { r.Account.Hash = cardvault.PPANHash{} }),
-		"another aid": with(func(r *cardvault.PPANRequest) { r.Account.AID = "1" }),
-		"live": with(func(r *cardvault.PPANRequest) {
+	for name, r := range map[string]*ppan.Request{
+		"another key": with(func(r *ppan.Request) { r.Account.Hash = payone.Hash("another", portal) }),
+		"none":        with(func(r *ppan.Request) { r.Account.Hash = ppan.Hash{} }),
+		"another aid": with(func(r *ppan.Request) { r.Account.AID = "1" }),
+		"live": with(func(r *ppan.Request) {
 			live := portal
-			live.Mode = cardvault.Live
+			live.Sandbox = false
 			r.Account.Hash = payone.Hash(simnet.PortalKey, live)
 		}),
 	} {
-		if p := obtainPPAN(t, n, r); p.Status != cardvault.PPANError || p.ErrorCode != "2006" {
+		if p := obtainPPAN(t, n, r); p.Status != ppan.Error || p.ErrorCode != "2006" {
 			t.Errorf("%s: %+v", name, p)
 		}
 	}
-	if _, err := n.ObtainPPAN(t.Context(), with(func(r *cardvault.PPANRequest) { r.Mode = cardvault.Live })); err == nil {
+	if _, err := n.ObtainPPAN(t.Context(), with(func(r *ppan.Request) { r.Sandbox = false })); err == nil {
 		t.Error("a live vault gets a pseudo card number")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := n.ObtainPPAN(ctx, with(func(*cardvault.PPANRequest) {})); !errors.Is(err, context.Canceled) {
+	if _, err := n.ObtainPPAN(ctx, with(func(*ppan.Request) {})); !errors.Is(err, context.Canceled) {
 		t.Errorf("ObtainPPAN = %v", err)
 	}
 }
@@ -195,7 +196,7 @@ func TestPPANOfVault(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, err := v.ObtainPPAN(t.Context(), token.ID, ppanRequest(card.PAN{}).Account)
-	if err != nil || p.Status != cardvault.PPANInvalid || p.ErrorCode != "4" {
+	if err != nil || p.Status != ppan.Invalid || p.ErrorCode != "4" {
 		t.Errorf("ObtainPPAN = %+v, %v", p, err)
 	}
 }

@@ -5,9 +5,9 @@ import (
 	"math"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/network"
 )
 
 // An issuer is how the cards and network tokens of a scheme are numbered: IIN and
@@ -79,7 +79,7 @@ type scenario struct {
 // A behaviour is how a call goes wrong.
 type behaviour struct {
 	refused     int // how many are refused, by reason
-	reason      cardvault.NetworkError
+	reason      network.Error
 	slow, hangs bool
 	noECI       bool // cryptograms only
 }
@@ -91,7 +91,7 @@ func (b *behaviour) refusal() error { e := b.reason; return &e }
 // provisioned.
 type step struct {
 	after time.Duration
-	kind  cardvault.NoticeKind
+	kind  network.NoticeKind
 }
 
 const (
@@ -101,20 +101,20 @@ const (
 )
 
 var (
-	notEligible = cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "card_not_eligible", SchemeCode: "PAN_INELIGIBLE"}
-	notAllowed  = cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "card_not_allowed", SchemeCode: "PAN_PROVISIONING_COUNT_EXCEEDED"}
-	declined    = cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: "DECLINED"}
-	unverified  = cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "card_verification_failed", SchemeCode: "CARD_VERIFICATION_FAILED"}
-	unavailable = cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "scheme_unavailable", SchemeCode: "SERVICE_UNAVAILABLE", Retryable: true}
-	notEnrolled = cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "merchant_not_enrolled"}
+	notEligible = network.Error{Source: network.SourceScheme, Code: "card_not_eligible", SchemeCode: "PAN_INELIGIBLE"}
+	notAllowed  = network.Error{Source: network.SourceScheme, Code: "card_not_allowed", SchemeCode: "PAN_PROVISIONING_COUNT_EXCEEDED"}
+	declined    = network.Error{Source: network.SourceScheme, Code: "declined", SchemeCode: "DECLINED"}
+	unverified  = network.Error{Source: network.SourceScheme, Code: "card_verification_failed", SchemeCode: "CARD_VERIFICATION_FAILED"}
+	unavailable = network.Error{Source: network.SourceScheme, Code: "scheme_unavailable", SchemeCode: "SERVICE_UNAVAILABLE", Retryable: true}
+	notEnrolled = network.Error{Source: network.SourceConfiguration, Code: "merchant_not_enrolled"}
 )
 
 // scenarios are the test cards, by the number within their prefix.
 var scenarios = map[int]*scenario{
 	0: {},
 
-	1: {pending: true, steps: []step{{later, cardvault.NoticeActivated}}},
-	2: {pending: true, steps: []step{{later, cardvault.NoticeActivated}}, silent: true},
+	1: {pending: true, steps: []step{{later, network.NoticeActivated}}},
+	2: {pending: true, steps: []step{{later, network.NoticeActivated}}, silent: true},
 
 	10: {behaviour: behaviour{refused: always, reason: notEligible}},
 	11: {behaviour: behaviour{refused: always, reason: notAllowed}},
@@ -125,14 +125,14 @@ var scenarios = map[int]*scenario{
 	20: {behaviour: behaviour{refused: always, reason: notEnrolled}},
 	21: {behaviour: behaviour{refused: 1, reason: notEnrolled}},
 
-	30: {steps: []step{{later, cardvault.NoticeSuspended}}},
-	31: {steps: []step{{later, cardvault.NoticeSuspended}, {2 * later, cardvault.NoticeResumed}}},
-	32: {steps: []step{{later, cardvault.NoticeDeleted}}},
-	33: {steps: []step{{later, cardvault.NoticeInvalidated}}},
-	34: {steps: []step{{later, cardvault.NoticeCardReplaced}}},
-	35: {steps: []step{{later, cardvault.NoticeCardRenewed}}},
-	36: {steps: []step{{later, cardvault.NoticeArtChanged}}},
-	37: {steps: []step{{later, cardvault.NoticeTokenRenewed}}},
+	30: {steps: []step{{later, network.NoticeSuspended}}},
+	31: {steps: []step{{later, network.NoticeSuspended}, {2 * later, network.NoticeResumed}}},
+	32: {steps: []step{{later, network.NoticeDeleted}}},
+	33: {steps: []step{{later, network.NoticeInvalidated}}},
+	34: {steps: []step{{later, network.NoticeCardReplaced}}},
+	35: {steps: []step{{later, network.NoticeCardRenewed}}},
+	36: {steps: []step{{later, network.NoticeArtChanged}}},
+	37: {steps: []step{{later, network.NoticeTokenRenewed}}},
 
 	40: {cryptogram: behaviour{refused: always, reason: declined}},
 	41: {cryptogram: behaviour{refused: always, reason: notEnrolled}},
@@ -143,7 +143,7 @@ var scenarios = map[int]*scenario{
 
 	50: {behaviour: behaviour{slow: true}},
 	51: {behaviour: behaviour{hangs: true}},
-	60: {steps: []step{{later, cardvault.NoticeSuspended}, {2 * later, cardvault.NoticeResumed}}, reversed: true},
+	60: {steps: []step{{later, network.NoticeSuspended}, {2 * later, network.NoticeResumed}}, reversed: true},
 	61: {lost: true},
 	70: {identified: true, behaviour: behaviour{reason: unverified}},
 	71: {binding: true},

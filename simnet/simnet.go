@@ -1,7 +1,7 @@
 // Package simnet simulates the token services of the card schemes, for tests
 // and sandboxes.
 //
-// A [Network] is a [cardvault.Network] that a vault cannot tell from a real one:
+// A [Network] is a [network.Provider] that a vault cannot tell from a real one:
 // it answers at once or late or never, refuses, sends notices twice, in the wrong
 // order or not at all, and goes on after a restart where it was.
 //
@@ -65,9 +65,9 @@
 //
 // What a scheme does to a card that is stored already is done by [Control].
 //
-// A Network is also a [cardvault.PPANProvider]; other cards than those of 081 and
+// A Network is also a [ppan.Provider]; other cards than those of 081 and
 // 082 are VALID there too. Behind the handler of package payonetest it is one that
-// is reached over HTTP. And it is a [cardvault.IDVProvider]: only the holders of
+// is reached over HTTP. And it is an [idv.Provider]: only the holders of
 // cards of 070 need to be identified, see [Options].ChallengeURL.
 //
 // # What is kept
@@ -95,7 +95,10 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/network"
+	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
 	"github.com/google/uuid"
@@ -138,13 +141,13 @@ type Network struct {
 }
 
 var (
-	_ cardvault.Network      = (*Network)(nil)
-	_ cardvault.Feeder       = (*Network)(nil)
-	_ cardvault.Suspender    = (*Network)(nil)
-	_ cardvault.ArtFetcher   = (*Network)(nil)
-	_ cardvault.PPANProvider = (*Network)(nil)
-	_ cardvault.IDVProvider  = (*Network)(nil)
-	_ cardvault.SandboxOnly  = (*Network)(nil)
+	_ network.Provider      = (*Network)(nil)
+	_ network.Feeder        = (*Network)(nil)
+	_ network.Suspender     = (*Network)(nil)
+	_ network.ArtFetcher    = (*Network)(nil)
+	_ ppan.Provider         = (*Network)(nil)
+	_ idv.Provider          = (*Network)(nil)
+	_ cardvault.SandboxOnly = (*Network)(nil)
 )
 
 // Kinds of records. An attempt is what came of one idempotency key, and is found
@@ -285,18 +288,18 @@ func (n *Network) SandboxOnly() {}
 // Name returns "simulator".
 func (n *Network) Name() string { return "simulator" }
 
-// Eligible implements [cardvault.Network]: every merchant is enrolled for the
+// Eligible implements [network.Provider]: every merchant is enrolled for the
 // schemes of [Options].
 func (n *Network) Eligible(s card.Scheme, _ uuid.UUID) error {
 	if !known(s) || !n.enabled[s] {
-		return &cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "scheme_not_enabled"}
+		return &network.Error{Source: network.SourceConfiguration, Code: "scheme_not_enabled"}
 	}
 	return nil
 }
 
-// Provision implements [cardvault.Network]. Repeated under the same key it tells
+// Provision implements [network.Provider]. Repeated under the same key it tells
 // the present state, and the card as it was told first.
-func (n *Network) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+func (n *Network) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	if err := n.Eligible(r.Scheme, r.Merchant); err != nil {
 		return nil, err
 	}
@@ -305,14 +308,14 @@ func (n *Network) Provision(ctx context.Context, r *cardvault.ProvisionRequest) 
 	}
 	c, code, cardID, ok := n.card(r)
 	if !ok {
-		return nil, &cardvault.NetworkError{
-			Source: cardvault.SourceScheme, Code: "invalid_card_data", SchemeCode: "INVALID_PAN",
+		return nil, &network.Error{
+			Source: network.SourceScheme, Code: "invalid_card_data", SchemeCode: "INVALID_PAN",
 		}
 	}
 
 	s := scenarios[code]
 	switch {
-	case s.refused == always, s.identified && r.Identification != cardvault.IdentificationChecked:
+	case s.refused == always, s.identified && r.Identification != idv.Checked:
 		return nil, s.refusal()
 	case s.hangs:
 		<-ctx.Done()
@@ -376,8 +379,8 @@ func (n *Network) attempt(tx store.Tx, record *store.Record, fresh *token, cardI
 	return &held{record, fresh}, put(tx, record, &attempt{Token: fresh})
 }
 
-// Lookup implements [cardvault.Network].
-func (n *Network) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+// Lookup implements [network.Provider].
+func (n *Network) Lookup(ctx context.Context, ref network.Ref) (*network.Token, error) {
 	h, err := n.look(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -385,18 +388,18 @@ func (n *Network) Lookup(ctx context.Context, ref cardvault.NetworkTokenRef) (*c
 	return h.token.tell(h.record.ID, h.token.Card), nil
 }
 
-// Cryptogram implements [cardvault.Network]. Two idempotency keys never have the
+// Cryptogram implements [network.Provider]. Two idempotency keys never have the
 // same cryptogram, and one always has the same.
-func (n *Network) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+func (n *Network) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 	if !keyOK(r.IdempotencyKey) {
 		return nil, badRequest()
 	}
 
 	h, err := n.look(ctx, r.Token)
 	switch {
-	case errors.Is(err, cardvault.ErrUnknownNetworkToken):
-		return nil, &cardvault.NetworkError{
-			Source: cardvault.SourceScheme, Code: "declined", SchemeCode: "TOKEN_NOT_FOUND",
+	case errors.Is(err, network.ErrUnknown):
+		return nil, &network.Error{
+			Source: network.SourceScheme, Code: "declined", SchemeCode: "TOKEN_NOT_FOUND",
 		}
 	case err != nil:
 		return nil, err
@@ -434,7 +437,7 @@ func (n *Network) Cryptogram(ctx context.Context, r *cardvault.CryptogramRequest
 	}
 
 	value := n.mac("cryptogram", h.record.ID[:], []byte(r.IdempotencyKey))
-	return &cardvault.Cryptogram{
+	return &network.Cryptogram{
 		TokenID: tokenID(h.record.ID),
 		Number:  n.number(h.record.ID, t),
 		Expiry:  t.Expiry,
@@ -455,48 +458,48 @@ func (n *Network) countRefusal(ctx context.Context, row uuid.UUID, limit int) (c
 	return counted, err
 }
 
-// Delete implements [cardvault.Network]. Nothing more is told of the network token.
-func (n *Network) Delete(ctx context.Context, ref cardvault.NetworkTokenRef) error {
+// Delete implements [network.Provider]. Nothing more is told of the network token.
+func (n *Network) Delete(ctx context.Context, ref network.Ref) error {
 	now := n.now()
 	err := n.updateRef(ctx, ref, func(t *token) (changed bool, err error) {
-		changed = t.apply(t.next(cardvault.NoticeDeleted, cardvault.OwnerScheme, now)) || len(t.Outbox) > 0
+		changed = t.apply(t.next(network.NoticeDeleted, network.OwnerScheme, now)) || len(t.Outbox) > 0
 		t.Outbox = nil
 		return changed, nil
 	})
-	if errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+	if errors.Is(err, network.ErrUnknown) {
 		return nil
 	}
 	return err
 }
 
-// Suspend implements [cardvault.Suspender]. A notice tells of it too.
-func (n *Network) Suspend(ctx context.Context, ref cardvault.NetworkTokenRef) error {
-	return n.byCardholder(ctx, ref, cardvault.NoticeSuspended)
+// Suspend implements [network.Suspender]. A notice tells of it too.
+func (n *Network) Suspend(ctx context.Context, ref network.Ref) error {
+	return n.byCardholder(ctx, ref, network.NoticeSuspended)
 }
 
-// Resume implements [cardvault.Suspender]. A notice tells of it too.
-func (n *Network) Resume(ctx context.Context, ref cardvault.NetworkTokenRef) error {
-	return n.byCardholder(ctx, ref, cardvault.NoticeResumed)
+// Resume implements [network.Suspender]. A notice tells of it too.
+func (n *Network) Resume(ctx context.Context, ref network.Ref) error {
+	return n.byCardholder(ctx, ref, network.NoticeResumed)
 }
 
-func (n *Network) byCardholder(ctx context.Context, ref cardvault.NetworkTokenRef, kind cardvault.NoticeKind) error {
+func (n *Network) byCardholder(ctx context.Context, ref network.Ref, kind network.NoticeKind) error {
 	now := n.now()
 	defer n.wake()
 	return n.updateRef(ctx, ref, func(t *token) (changed bool, err error) {
 		if t.State != active && t.State != inactive {
 			return false, badState()
 		}
-		return t.happen(kind, cardvault.OwnerCardholder, now), nil
+		return t.happen(kind, network.OwnerCardholder, now), nil
 	})
 }
 
 func badRequest() error {
-	return &cardvault.NetworkError{Source: cardvault.SourceConfiguration, Code: "invalid_request"}
+	return &network.Error{Source: network.SourceConfiguration, Code: "invalid_request"}
 }
 
 func badState() error {
-	return &cardvault.NetworkError{
-		Source: cardvault.SourceScheme, Code: "declined", SchemeCode: "INVALID_TOKEN_STATUS",
+	return &network.Error{
+		Source: network.SourceScheme, Code: "declined", SchemeCode: "INVALID_TOKEN_STATUS",
 	}
 }
 
@@ -516,7 +519,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // card returns what is kept of the card of r, its scenario, and the id of its
 // number among those that are shared. ok is whether it can be a card.
-func (n *Network) card(r *cardvault.ProvisionRequest) (c numbered, code int, id uuid.UUID, ok bool) {
+func (n *Network) card(r *network.ProvisionRequest) (c numbered, code int, id uuid.UUID, ok bool) {
 	r.PAN.Expose(func(digits []byte) {
 		if ok = len(digits) >= 12 && len(digits) <= 19 && iin.Luhn(digits); !ok {
 			return

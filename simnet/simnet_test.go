@@ -16,10 +16,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -35,10 +36,10 @@ var (
 )
 
 const (
-	pending  = cardvault.NetworkTokenPending
-	active   = cardvault.NetworkTokenActive
-	inactive = cardvault.NetworkTokenInactive
-	deleted  = cardvault.NetworkTokenDeleted
+	pending  = network.Pending
+	active   = network.Active
+	inactive = network.Inactive
+	deleted  = network.Deleted
 )
 
 func newNetwork(t testing.TB, s store.Store, opts *simnet.Options) *simnet.Network {
@@ -51,26 +52,26 @@ func newNetwork(t testing.TB, s store.Store, opts *simnet.Options) *simnet.Netwo
 }
 
 // request returns the first request of a new token.
-func request(scheme card.Scheme, scenario int) *cardvault.ProvisionRequest {
+func request(scheme card.Scheme, scenario int) *network.ProvisionRequest {
 	token := uuid.New()
-	return &cardvault.ProvisionRequest{
+	return &network.ProvisionRequest{
 		IdempotencyKey: token.String() + ":1",
 		TokenID:        token,
 		Scheme:         scheme,
 		PAN:            simnet.ScenarioPAN(scheme, scenario),
 		Expiry:         card.Expiry{Month: 11, Year: 2030},
-		Identification: cardvault.IdentificationChecked,
+		Identification: idv.Checked,
 	}
 }
 
 // again returns the n-th request for the token of r.
-func again(r *cardvault.ProvisionRequest, n int) *cardvault.ProvisionRequest {
+func again(r *network.ProvisionRequest, n int) *network.ProvisionRequest {
 	next := *r
 	next.IdempotencyKey = fmt.Sprintf("%s:%d", r.TokenID, n)
 	return &next
 }
 
-func provision(t testing.TB, n *simnet.Network, r *cardvault.ProvisionRequest) *cardvault.NetworkToken {
+func provision(t testing.TB, n *simnet.Network, r *network.ProvisionRequest) *network.Token {
 	t.Helper()
 	got, err := n.Provision(t.Context(), r)
 	if err != nil {
@@ -79,9 +80,9 @@ func provision(t testing.TB, n *simnet.Network, r *cardvault.ProvisionRequest) *
 	return got
 }
 
-func lookup(t testing.TB, n *simnet.Network, id string) *cardvault.NetworkToken {
+func lookup(t testing.TB, n *simnet.Network, id string) *network.Token {
 	t.Helper()
-	got, err := n.Lookup(t.Context(), cardvault.NetworkTokenRef{ID: id})
+	got, err := n.Lookup(t.Context(), network.Ref{ID: id})
 	if err != nil {
 		t.Fatalf("Lookup = %v", err)
 	}
@@ -89,10 +90,10 @@ func lookup(t testing.TB, n *simnet.Network, id string) *cardvault.NetworkToken 
 }
 
 // cryptogram asks for one under a new idempotency key.
-func cryptogram(ctx context.Context, n *simnet.Network, id string) (*cardvault.Cryptogram, error) {
-	return n.Cryptogram(ctx, &cardvault.CryptogramRequest{
+func cryptogram(ctx context.Context, n *simnet.Network, id string) (*network.Cryptogram, error) {
+	return n.Cryptogram(ctx, &network.CryptogramRequest{
 		IdempotencyKey: uuid.NewString(),
-		Token:          cardvault.NetworkTokenRef{ID: id},
+		Token:          network.Ref{ID: id},
 		Amount:         1,
 		Currency:       "EUR",
 	})
@@ -109,9 +110,9 @@ func text(v card.CryptogramValue) (s string) {
 }
 
 // wantRefusal checks that err is a refusal of a source and with a code.
-func wantRefusal(t testing.TB, what string, err error, source cardvault.Source, code string) {
+func wantRefusal(t testing.TB, what string, err error, source network.Source, code string) {
 	t.Helper()
-	var e *cardvault.NetworkError
+	var e *network.Error
 	if !errors.As(err, &e) || e.Source != source || e.Code != code || e.Retryable != (code == "scheme_unavailable") {
 		t.Errorf("%s = %#v, want a refusal of source %v, %s", what, err, source, code)
 	}
@@ -121,11 +122,11 @@ func wantRefusal(t testing.TB, what string, err error, source cardvault.Source, 
 type mailbox struct {
 	start time.Time
 	mu    sync.Mutex
-	got   []*cardvault.Notice
+	got   []*network.Notice
 	at    []time.Duration
 }
 
-func (m *mailbox) sink(_ context.Context, n *cardvault.Notice) error {
+func (m *mailbox) sink(_ context.Context, n *network.Notice) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.got = append(m.got, n)
@@ -145,16 +146,16 @@ func (m *mailbox) take() []string {
 	return s
 }
 
-var kinds = map[cardvault.NoticeKind]string{
-	cardvault.NoticeActivated: "activated", cardvault.NoticeRefused: "refused",
-	cardvault.NoticeSuspended: "suspended", cardvault.NoticeResumed: "resumed",
-	cardvault.NoticeDeleted: "deleted", cardvault.NoticeInvalidated: "invalidated",
-	cardvault.NoticeCardReplaced: "replaced", cardvault.NoticeCardRenewed: "renewed",
-	cardvault.NoticeTokenRenewed: "token renewed", cardvault.NoticeArtChanged: "art changed",
+var kinds = map[network.NoticeKind]string{
+	network.NoticeActivated: "activated", network.NoticeRefused: "refused",
+	network.NoticeSuspended: "suspended", network.NoticeResumed: "resumed",
+	network.NoticeDeleted: "deleted", network.NoticeInvalidated: "invalidated",
+	network.NoticeCardReplaced: "replaced", network.NoticeCardRenewed: "renewed",
+	network.NoticeTokenRenewed: "token renewed", network.NoticeArtChanged: "art changed",
 }
 
 // feed feeds sink until the returned function is called, or the test ends.
-func feed(t testing.TB, n *simnet.Network, sink func(context.Context, *cardvault.Notice) error) (stop func()) {
+func feed(t testing.TB, n *simnet.Network, sink func(context.Context, *network.Notice) error) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- n.Feed(ctx, sink) }()
@@ -219,10 +220,10 @@ func TestScenarioPAN(t *testing.T) {
 // A course is what a scenario leads to, ten seconds later.
 type course struct {
 	code    int
-	first   cardvault.NetworkTokenStatus // what Provision answers
+	first   network.Status // what Provision answers
 	notices []string
-	then    cardvault.NetworkTokenStatus
-	check   func(t *testing.T, first, then *cardvault.NetworkToken)
+	then    network.Status
+	check   func(t *testing.T, first, then *network.Token)
 }
 
 var courses = []course{
@@ -230,38 +231,38 @@ var courses = []course{
 	{code: 1, first: pending, then: active, notices: []string{"activated@2s"}},
 	{code: 2, first: pending, then: active},
 	{code: 30, first: active, then: inactive, notices: []string{"suspended@2s"},
-		check: func(t *testing.T, _, then *cardvault.NetworkToken) {
-			if then.SuspendedBy != cardvault.OwnersOf(cardvault.OwnerIssuer) || then.Reason == "" {
+		check: func(t *testing.T, _, then *network.Token) {
+			if then.SuspendedBy != network.OwnersOf(network.OwnerIssuer) || then.Reason == "" {
 				t.Errorf("suspended by %b for %q", then.SuspendedBy, then.Reason)
 			}
 		}},
 	{code: 31, first: active, then: active, notices: []string{"suspended@2s", "resumed@4s"}},
 	{code: 32, first: active, then: deleted, notices: []string{"deleted@2s"},
-		check: func(t *testing.T, _, then *cardvault.NetworkToken) {
+		check: func(t *testing.T, _, then *network.Token) {
 			if then.Invalidated {
 				t.Error("the card is invalidated")
 			}
 		}},
 	{code: 33, first: active, then: deleted, notices: []string{"invalidated@2s"},
-		check: func(t *testing.T, _, then *cardvault.NetworkToken) {
+		check: func(t *testing.T, _, then *network.Token) {
 			if !then.Invalidated {
 				t.Error("the card is not invalidated")
 			}
 		}},
 	{code: 34, first: active, then: active, notices: []string{"replaced@2s"},
-		check: func(t *testing.T, first, then *cardvault.NetworkToken) {
-			if *then.Card != (cardvault.CardState{LastFour: "4242", Expiry: card.Expiry{Month: 11, Year: 2034}}) {
+		check: func(t *testing.T, first, then *network.Token) {
+			if *then.Card != (network.CardState{LastFour: "4242", Expiry: card.Expiry{Month: 11, Year: 2034}}) {
 				t.Errorf("the card is %v", *then.Card)
 			}
 		}},
 	{code: 35, first: active, then: active, notices: []string{"renewed@2s"},
-		check: func(t *testing.T, first, then *cardvault.NetworkToken) {
-			if *then.Card != (cardvault.CardState{LastFour: first.Card.LastFour, Expiry: card.Expiry{Month: 11, Year: 2033}}) {
+		check: func(t *testing.T, first, then *network.Token) {
+			if *then.Card != (network.CardState{LastFour: first.Card.LastFour, Expiry: card.Expiry{Month: 11, Year: 2033}}) {
 				t.Errorf("the card is %v", *then.Card)
 			}
 		}},
 	{code: 36, first: active, then: active, notices: []string{"art changed@2s"},
-		check: func(t *testing.T, first, then *cardvault.NetworkToken) {
+		check: func(t *testing.T, first, then *network.Token) {
 			if then.Art == first.Art || then.Art == "" {
 				t.Errorf("art is %q after %q", then.Art, first.Art)
 			}
@@ -271,7 +272,7 @@ var courses = []course{
 	{code: 60, first: active, then: active, notices: []string{"resumed@4s", "resumed@4s", "suspended@4s", "suspended@4s"}},
 	{code: 70, first: active, then: active},
 	{code: 71, first: active, then: active,
-		check: func(t *testing.T, first, then *cardvault.NetworkToken) {
+		check: func(t *testing.T, first, then *network.Token) {
 			if !first.SupportsDeviceBinding || !then.SupportsDeviceBinding {
 				t.Error("device binding is not supported")
 			}
@@ -297,7 +298,7 @@ func (c course) run(t *testing.T, scheme card.Scheme) {
 	r := request(scheme, c.code)
 	first := provision(t, n, r)
 	pan := digits(r.PAN)
-	want := cardvault.CardState{LastFour: pan[len(pan)-4:], Expiry: r.Expiry}
+	want := network.CardState{LastFour: pan[len(pan)-4:], Expiry: r.Expiry}
 	if first.State != c.first || !first.StateAt.Equal(time.Now()) || first.Card == nil || *first.Card != want ||
 		first.Art == "" || first.SuspendedBy != 0 || first.Invalidated || first.ID == "" {
 		t.Errorf("Provision = %+v", first)
@@ -311,11 +312,11 @@ func (c course) run(t *testing.T, scheme card.Scheme) {
 		number = digits(g.Number)
 	} else {
 		_, err := cryptogram(t.Context(), n, first.ID)
-		wantRefusal(t, "Cryptogram at first", err, cardvault.SourceScheme, "declined")
+		wantRefusal(t, "Cryptogram at first", err, network.SourceScheme, "declined")
 	}
 
 	<-time.After(10 * time.Second)
-	var events []*cardvault.Notice
+	var events []*network.Notice
 	m.mu.Lock()
 	events = m.got
 	m.mu.Unlock()
@@ -323,7 +324,7 @@ func (c course) run(t *testing.T, scheme card.Scheme) {
 		t.Errorf("notices are %v, want %v", got, c.notices)
 	}
 	then := lookup(t, n, first.ID)
-	byKey, err := n.Lookup(t.Context(), cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey})
+	byKey, err := n.Lookup(t.Context(), network.Ref{IdempotencyKey: r.IdempotencyKey})
 	if err != nil || !reflect.DeepEqual(then, byKey) {
 		t.Errorf("Lookup by key = %+v, %v; by id %+v", byKey, err, then)
 	}
@@ -334,14 +335,14 @@ func (c course) run(t *testing.T, scheme card.Scheme) {
 		c.check(t, first, then)
 	}
 	for _, e := range events {
-		if e.Token.ID != first.ID || e.ID == "" || e.By != cardvault.OwnerIssuer {
+		if e.Token.ID != first.ID || e.ID == "" || e.By != network.OwnerIssuer {
 			t.Errorf("notice %+v", e)
 		}
 		if e.Card != nil && *e.Card != *then.Card || e.Art != "" && e.Art != then.Art {
 			t.Errorf("notice tells %+v, %q, and Lookup %+v, %q", e.Card, e.Art, then.Card, then.Art)
 		}
-		if (e.Kind == cardvault.NoticeCardReplaced || e.Kind == cardvault.NoticeCardRenewed) != (e.Card != nil) ||
-			(e.Kind == cardvault.NoticeArtChanged) != (e.Art != "") {
+		if (e.Kind == network.NoticeCardReplaced || e.Kind == network.NoticeCardRenewed) != (e.Card != nil) ||
+			(e.Kind == network.NoticeArtChanged) != (e.Art != "") {
 			t.Errorf("notice %+v", e)
 		}
 	}
@@ -350,7 +351,7 @@ func (c course) run(t *testing.T, scheme card.Scheme) {
 	}
 	g, err := cryptogram(t.Context(), n, first.ID)
 	if c.then != active {
-		wantRefusal(t, "Cryptogram", err, cardvault.SourceScheme, "declined")
+		wantRefusal(t, "Cryptogram", err, network.SourceScheme, "declined")
 		return
 	}
 	if err != nil {
@@ -385,10 +386,10 @@ func TestReversedNotices(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	const scheme, configuration = cardvault.SourceScheme, cardvault.SourceConfiguration
+	const scheme, configuration = network.SourceScheme, network.SourceConfiguration
 	for _, c := range []struct {
 		code   int
-		source cardvault.Source
+		source network.Source
 		reason string
 		times  int
 	}{
@@ -411,8 +412,8 @@ func TestRefusals(t *testing.T) {
 						got, err := n.Provision(t.Context(), r)
 						if i <= c.times {
 							wantRefusal(t, r.IdempotencyKey[36:], err, c.source, c.reason)
-							_, err := n.Lookup(t.Context(), cardvault.NetworkTokenRef{IdempotencyKey: r.IdempotencyKey})
-							if !errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+							_, err := n.Lookup(t.Context(), network.Ref{IdempotencyKey: r.IdempotencyKey})
+							if !errors.Is(err, network.ErrUnknown) {
 								t.Errorf("Lookup = %v", err)
 							}
 						} else if err != nil || got.State != active {
@@ -465,11 +466,11 @@ func TestOtherCards(t *testing.T) {
 func TestIdentification(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
 	for _, s := range defaults {
-		for _, id := range []cardvault.Identification{cardvault.IdentificationNone, cardvault.IdentificationSkipped} {
+		for _, id := range []idv.Identification{idv.None, idv.Skipped} {
 			r := request(s, 70)
 			r.Identification = id
 			_, err := n.Provision(t.Context(), r)
-			wantRefusal(t, "Provision", err, cardvault.SourceScheme, "card_verification_failed")
+			wantRefusal(t, "Provision", err, network.SourceScheme, "card_verification_failed")
 			r = request(s, 0)
 			r.Identification = id
 			provision(t, n, r)
@@ -521,7 +522,7 @@ func TestDeadline(t *testing.T) {
 					return err
 				})
 			}
-			if _, err := n.Lookup(t.Context(), cardvault.NetworkTokenRef{IdempotencyKey: never.IdempotencyKey}); !errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+			if _, err := n.Lookup(t.Context(), network.Ref{IdempotencyKey: never.IdempotencyKey}); !errors.Is(err, network.ErrUnknown) {
 				t.Errorf("Lookup after 051 = %v", err)
 			}
 			lost := request(s, 61)
@@ -529,7 +530,7 @@ func TestDeadline(t *testing.T) {
 				_, err := n.Provision(ctx, lost)
 				return err
 			})
-			found, err := n.Lookup(t.Context(), cardvault.NetworkTokenRef{IdempotencyKey: lost.IdempotencyKey})
+			found, err := n.Lookup(t.Context(), network.Ref{IdempotencyKey: lost.IdempotencyKey})
 			if err != nil || found.State != active {
 				t.Errorf("Lookup after 061 = %+v, %v", found, err)
 			}
@@ -554,11 +555,11 @@ func TestCryptogramRefusals(t *testing.T) {
 		scheme, configured := provision(t, n, request(s, 40)).ID, provision(t, n, request(s, 41)).ID
 		transient := provision(t, n, request(s, 44)).ID
 		for range 3 {
-			wantRefusal(t, "Cryptogram of 040", call(scheme), cardvault.SourceScheme, "declined")
-			wantRefusal(t, "Cryptogram of 041", call(configured), cardvault.SourceConfiguration, "merchant_not_enrolled")
+			wantRefusal(t, "Cryptogram of 040", call(scheme), network.SourceScheme, "declined")
+			wantRefusal(t, "Cryptogram of 041", call(configured), network.SourceConfiguration, "merchant_not_enrolled")
 		}
 		for range 2 {
-			wantRefusal(t, "Cryptogram of 044", call(transient), cardvault.SourceScheme, "scheme_unavailable")
+			wantRefusal(t, "Cryptogram of 044", call(transient), network.SourceScheme, "scheme_unavailable")
 		}
 		for range 2 {
 			if err := call(transient); err != nil {
@@ -571,7 +572,7 @@ func TestCryptogramRefusals(t *testing.T) {
 		}
 	}
 	_, err := cryptogram(t.Context(), n, "none")
-	wantRefusal(t, "Cryptogram of an unknown token", err, cardvault.SourceScheme, "declined")
+	wantRefusal(t, "Cryptogram of an unknown token", err, network.SourceScheme, "declined")
 }
 
 // Network tokens and cryptograms have the form of their scheme.
@@ -595,7 +596,7 @@ func TestForms(t *testing.T) {
 		for range 100 {
 			r := request(s, 0)
 			id := provision(t, n, r).ID
-			c := &cardvault.CryptogramRequest{IdempotencyKey: uuid.NewString(), Token: cardvault.NetworkTokenRef{ID: id}}
+			c := &network.CryptogramRequest{IdempotencyKey: uuid.NewString(), Token: network.Ref{ID: id}}
 			g, err := n.Cryptogram(t.Context(), c)
 			if err != nil {
 				t.Fatal(err)
@@ -664,52 +665,52 @@ func TestEligible(t *testing.T) {
 			}
 			continue
 		}
-		wantRefusal(t, "Eligible", err, cardvault.SourceConfiguration, "scheme_not_enabled")
+		wantRefusal(t, "Eligible", err, network.SourceConfiguration, "scheme_not_enabled")
 	}
 	_, err := n.Provision(t.Context(), request(card.JCB, 0))
-	wantRefusal(t, "Provision", err, cardvault.SourceConfiguration, "scheme_not_enabled")
+	wantRefusal(t, "Provision", err, network.SourceConfiguration, "scheme_not_enabled")
 	n = newNetwork(t, memstore.New(), &simnet.Options{Schemes: []card.Scheme{card.JCB}})
 	provision(t, n, request(card.JCB, 0))
-	wantRefusal(t, "Eligible", n.Eligible(card.VISA, uuid.Nil), cardvault.SourceConfiguration, "scheme_not_enabled")
+	wantRefusal(t, "Eligible", n.Eligible(card.VISA, uuid.Nil), network.SourceConfiguration, "scheme_not_enabled")
 }
 
 func TestBadRequests(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
-	for _, change := range []func(*cardvault.ProvisionRequest){
-		func(r *cardvault.ProvisionRequest) { r.IdempotencyKey = "" },
-		func(r *cardvault.ProvisionRequest) { r.IdempotencyKey = strings.Repeat("a", 65) },
+	for _, change := range []func(*network.ProvisionRequest){
+		func(r *network.ProvisionRequest) { r.IdempotencyKey = "" },
+		func(r *network.ProvisionRequest) { r.IdempotencyKey = strings.Repeat("a", 65) },
 	} {
 		r := request(card.VISA, 0)
 		change(r)
 		_, err := n.Provision(t.Context(), r)
-		wantRefusal(t, "Provision", err, cardvault.SourceConfiguration, "invalid_request")
+		wantRefusal(t, "Provision", err, network.SourceConfiguration, "invalid_request")
 	}
-	for _, change := range []func(*cardvault.ProvisionRequest){
-		func(r *cardvault.ProvisionRequest) { r.PAN = card.PAN{} },
-		func(r *cardvault.ProvisionRequest) { r.PAN = card.NewPAN([]byte("4111110000000006")) },
-		func(r *cardvault.ProvisionRequest) { r.PAN = card.NewPAN([]byte("41111100000")) },
-		func(r *cardvault.ProvisionRequest) { r.Expiry = card.Expiry{} },
-		func(r *cardvault.ProvisionRequest) { r.Expiry.Month = 13 },
-		func(r *cardvault.ProvisionRequest) { r.Expiry.Year = 2100 },
+	for _, change := range []func(*network.ProvisionRequest){
+		func(r *network.ProvisionRequest) { r.PAN = card.PAN{} },
+		func(r *network.ProvisionRequest) { r.PAN = card.NewPAN([]byte("4111110000000006")) },
+		func(r *network.ProvisionRequest) { r.PAN = card.NewPAN([]byte("41111100000")) },
+		func(r *network.ProvisionRequest) { r.Expiry = card.Expiry{} },
+		func(r *network.ProvisionRequest) { r.Expiry.Month = 13 },
+		func(r *network.ProvisionRequest) { r.Expiry.Year = 2100 },
 	} {
 		r := request(card.VISA, 0)
 		change(r)
 		_, err := n.Provision(t.Context(), r)
-		wantRefusal(t, "Provision", err, cardvault.SourceScheme, "invalid_card_data")
+		wantRefusal(t, "Provision", err, network.SourceScheme, "invalid_card_data")
 	}
-	_, err := n.Cryptogram(t.Context(), &cardvault.CryptogramRequest{})
-	wantRefusal(t, "Cryptogram", err, cardvault.SourceConfiguration, "invalid_request")
+	_, err := n.Cryptogram(t.Context(), &network.CryptogramRequest{})
+	wantRefusal(t, "Cryptogram", err, network.SourceConfiguration, "invalid_request")
 }
 
 func TestUnknown(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
-	for _, ref := range []cardvault.NetworkTokenRef{
+	for _, ref := range []network.Ref{
 		{ID: "none", IdempotencyKey: "k"}, {ID: strings.Repeat("A", 26)}, {ID: strings.Repeat("A", 300)}, {IdempotencyKey: "k"}, {},
 	} {
-		if _, err := n.Lookup(t.Context(), ref); !errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+		if _, err := n.Lookup(t.Context(), ref); !errors.Is(err, network.ErrUnknown) {
 			t.Errorf("Lookup = %v", err)
 		}
-		if err := n.Suspend(t.Context(), ref); !errors.Is(err, cardvault.ErrUnknownNetworkToken) {
+		if err := n.Suspend(t.Context(), ref); !errors.Is(err, network.ErrUnknown) {
 			t.Errorf("Suspend = %v", err)
 		}
 		if err := n.Delete(t.Context(), ref); err != nil {
@@ -722,7 +723,7 @@ func TestUnknown(t *testing.T) {
 func TestNoCardData(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var forbidden [][]byte
-		var requests []*cardvault.ProvisionRequest
+		var requests []*network.ProvisionRequest
 		for _, code := range []int{0, 1, 13, 14, 31, 34, 44} {
 			for _, s := range defaults {
 				r := request(s, code)
@@ -764,7 +765,7 @@ func TestCardArt(t *testing.T) {
 			}
 			id := lookup(t, n, first.ID).Art
 			mediaType, b, err := n.CardArt(t.Context(), id)
-			if err != nil || mediaType != "image/png" || len(b) > cardvault.MaxCardArt {
+			if err != nil || mediaType != "image/png" || len(b) > network.MaxCardArt {
 				t.Fatalf("CardArt = %s, %d bytes, %v", mediaType, len(b), err)
 			}
 			if m, err := png.Decode(bytes.NewReader(b)); err != nil || m.Bounds().Dx() != 480 || m.Bounds().Dy() != 302 {

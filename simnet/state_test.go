@@ -13,6 +13,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -67,7 +68,7 @@ func TestIdempotency(t *testing.T) {
 // was: the vault compares it with its own.
 func TestRepeatedLater(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
-	for code, want := range map[int]cardvault.NetworkTokenStatus{1: active, 30: inactive, 32: deleted, 34: active} {
+	for code, want := range map[int]network.Status{1: active, 30: inactive, 32: deleted, 34: active} {
 		r := request(card.Mastercard, code)
 		first := provision(t, n, r)
 		n.Advance(2 * time.Second)
@@ -95,14 +96,14 @@ func TestShared(t *testing.T) {
 		if err := n.Control().Suspend(t.Context(), b.TokenID); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := n.Lookup(t.Context(), cardvault.NetworkTokenRef{IdempotencyKey: b.IdempotencyKey}); err != nil || got.ID != first.ID || got.State != inactive {
+		if got, err := n.Lookup(t.Context(), network.Ref{IdempotencyKey: b.IdempotencyKey}); err != nil || got.ID != first.ID || got.State != inactive {
 			t.Errorf("Lookup by the second key = %+v, %v", got, err)
 		}
 		synctest.Wait()
 		if got := m.take(); !slices.Equal(got, []string{"suspended@0s"}) {
 			t.Errorf("notices are %v", got)
 		}
-		if err := n.Delete(t.Context(), cardvault.NetworkTokenRef{ID: first.ID}); err != nil {
+		if err := n.Delete(t.Context(), network.Ref{ID: first.ID}); err != nil {
 			t.Fatal(err)
 		}
 		if got := provision(t, n, again(a, 2)); got.ID == first.ID || got.State != active {
@@ -143,7 +144,7 @@ func TestControl(t *testing.T) {
 			name   string
 			f      func(context.Context, uuid.UUID) error
 			notice string // "": it means nothing
-			state  cardvault.NetworkTokenStatus
+			state  network.Status
 			expiry int
 		}{
 			{"Resume", c.Resume, "", active, 2030},
@@ -207,18 +208,18 @@ func TestControl(t *testing.T) {
 func TestSuspender(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
 	r := request(card.VISA, 0)
-	ref := cardvault.NetworkTokenRef{ID: provision(t, n, r).ID}
-	both := cardvault.OwnersOf(cardvault.OwnerIssuer, cardvault.OwnerCardholder)
+	ref := network.Ref{ID: provision(t, n, r).ID}
+	both := network.OwnersOf(network.OwnerIssuer, network.OwnerCardholder)
 	for i, step := range []struct {
 		f     func() error
-		by    cardvault.Owners
-		state cardvault.NetworkTokenStatus
+		by    network.Owners
+		state network.Status
 	}{
-		{func() error { return n.Suspend(t.Context(), ref) }, cardvault.OwnersOf(cardvault.OwnerCardholder), inactive},
-		{func() error { return n.Suspend(t.Context(), ref) }, cardvault.OwnersOf(cardvault.OwnerCardholder), inactive},
+		{func() error { return n.Suspend(t.Context(), ref) }, network.OwnersOf(network.OwnerCardholder), inactive},
+		{func() error { return n.Suspend(t.Context(), ref) }, network.OwnersOf(network.OwnerCardholder), inactive},
 		{func() error { return n.Control().Suspend(t.Context(), r.TokenID) }, both, inactive},
-		{func() error { return n.Resume(t.Context(), ref) }, cardvault.OwnersOf(cardvault.OwnerIssuer), inactive},
-		{func() error { return n.Resume(t.Context(), ref) }, cardvault.OwnersOf(cardvault.OwnerIssuer), inactive},
+		{func() error { return n.Resume(t.Context(), ref) }, network.OwnersOf(network.OwnerIssuer), inactive},
+		{func() error { return n.Resume(t.Context(), ref) }, network.OwnersOf(network.OwnerIssuer), inactive},
 		{func() error { return n.Control().Resume(t.Context(), r.TokenID) }, 0, active},
 		{func() error { return n.Delete(t.Context(), ref) }, 0, deleted},
 		{func() error { return n.Delete(t.Context(), ref) }, 0, deleted},
@@ -230,9 +231,9 @@ func TestSuspender(t *testing.T) {
 			t.Errorf("step %d: %v, suspended by %b", i, got.State, got.SuspendedBy)
 		}
 	}
-	wantRefusal(t, "Suspend of a deleted one", n.Suspend(t.Context(), ref), cardvault.SourceScheme, "declined")
+	wantRefusal(t, "Suspend of a deleted one", n.Suspend(t.Context(), ref), network.SourceScheme, "declined")
 	waiting := provision(t, n, request(card.VISA, 1)).ID
-	wantRefusal(t, "Suspend of a pending one", n.Suspend(t.Context(), cardvault.NetworkTokenRef{ID: waiting}), cardvault.SourceScheme, "declined")
+	wantRefusal(t, "Suspend of a pending one", n.Suspend(t.Context(), network.Ref{ID: waiting}), network.SourceScheme, "declined")
 }
 
 // What is due goes on in the process that has the state next.
@@ -298,7 +299,7 @@ func TestFeedRetries(t *testing.T) {
 		m := &mailbox{start: time.Now()}
 		failures := 0
 		var tries []time.Duration
-		feed(t, n, func(ctx context.Context, notice *cardvault.Notice) error {
+		feed(t, n, func(ctx context.Context, notice *network.Notice) error {
 			if notice.Token.ID == bad && failures < 13 {
 				failures++
 				tries = append(tries, time.Since(m.start))
@@ -338,7 +339,7 @@ func TestFeedNotFound(t *testing.T) {
 		unknown := provision(t, n, request(card.VISA, 30)).ID
 		m := &mailbox{start: time.Now()}
 		calls, last := 0, time.Duration(0)
-		feed(t, n, func(ctx context.Context, notice *cardvault.Notice) error {
+		feed(t, n, func(ctx context.Context, notice *network.Notice) error {
 			if notice.Token.ID == unknown || time.Since(m.start) < 20*time.Second {
 				calls++
 				last = time.Since(m.start)
@@ -368,7 +369,7 @@ func TestFeedAfterDelete(t *testing.T) {
 		m := &mailbox{start: time.Now()}
 		stop := feed(t, n, m.sink)
 		for _, code := range []int{1, 30, 33} {
-			if err := n.Delete(t.Context(), cardvault.NetworkTokenRef{ID: provision(t, n, request(card.VISA, code)).ID}); err != nil {
+			if err := n.Delete(t.Context(), network.Ref{ID: provision(t, n, request(card.VISA, code)).ID}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -384,7 +385,7 @@ func TestFeedAfterDelete(t *testing.T) {
 		}
 		stop()
 		r = request(card.VISA, 0)
-		ref := cardvault.NetworkTokenRef{ID: provision(t, n, r).ID}
+		ref := network.Ref{ID: provision(t, n, r).ID}
 		if err := errors.Join(n.Control().Suspend(t.Context(), r.TokenID), n.Delete(t.Context(), ref)); err != nil {
 			t.Fatal(err)
 		}
@@ -408,7 +409,7 @@ func TestFeedEnds(t *testing.T) {
 		}
 		for _, answer := range []error{nil, context.Canceled} {
 			ctx, cancel := context.WithCancel(t.Context())
-			err := n.Feed(ctx, func(context.Context, *cardvault.Notice) error {
+			err := n.Feed(ctx, func(context.Context, *network.Notice) error {
 				cancel()
 				return answer
 			})
@@ -433,7 +434,7 @@ func TestTwoFeeds(t *testing.T) {
 		m := &mailbox{start: time.Now()}
 		slow := make(chan struct{})
 		defer close(slow)
-		feed(t, n, func(ctx context.Context, _ *cardvault.Notice) error {
+		feed(t, n, func(ctx context.Context, _ *network.Notice) error {
 			select {
 			case <-slow:
 			case <-ctx.Done():
@@ -464,9 +465,9 @@ func TestFeedOvertaken(t *testing.T) {
 		provision(t, n, r)
 		m := &mailbox{start: time.Now()}
 		first, second, up := make(chan struct{}), make(chan struct{}), make(chan struct{})
-		sink := func(gate chan struct{}) func(context.Context, *cardvault.Notice) error {
-			return func(ctx context.Context, notice *cardvault.Notice) error {
-				if notice.Kind == cardvault.NoticeSuspended {
+		sink := func(gate chan struct{}) func(context.Context, *network.Notice) error {
+			return func(ctx context.Context, notice *network.Notice) error {
+				if notice.Kind == network.NoticeSuspended {
 					<-gate
 					return nil
 				}
@@ -520,7 +521,7 @@ func TestBacklog(t *testing.T) {
 		if len(m.got) != 100 {
 			t.Fatalf("%d notices", len(m.got))
 		}
-		if last := m.got[99]; last.Kind != cardvault.NoticeResumed || !last.OccurredAt.Equal(lookup(t, n, first.ID).StateAt) {
+		if last := m.got[99]; last.Kind != network.NoticeResumed || !last.OccurredAt.Equal(lookup(t, n, first.ID).StateAt) {
 			t.Errorf("the last is %+v", last)
 		}
 	})

@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -38,10 +38,10 @@ type token struct {
 	Expiry     card.Expiry `json:"expiry"`              // of the network token
 	Generation int         `json:"generation,omitzero"` // of its number
 
-	State       status           `json:"state"`
-	StateAt     int64            `json:"state_at"`
-	SuspendedBy cardvault.Owners `json:"suspended_by,omitzero"`
-	Invalidated bool             `json:"invalidated,omitzero"`
+	State       status         `json:"state"`
+	StateAt     int64          `json:"state_at"`
+	SuspendedBy network.Owners `json:"suspended_by,omitzero"`
+	Invalidated bool           `json:"invalidated,omitzero"`
 
 	Refusals int      `json:"refusals,omitzero"` // of cryptograms
 	Changes  int      `json:"changes,omitzero"`  // that were ever made or planned
@@ -55,14 +55,14 @@ type token struct {
 // Stored as numbers, not as text.
 type (
 	scheme card.Scheme
-	status cardvault.NetworkTokenStatus
+	status network.Status
 )
 
 const (
-	pending  = status(cardvault.NetworkTokenPending)
-	active   = status(cardvault.NetworkTokenActive)
-	inactive = status(cardvault.NetworkTokenInactive)
-	deleted  = status(cardvault.NetworkTokenDeleted)
+	pending  = status(network.Pending)
+	active   = status(network.Active)
+	inactive = status(network.Inactive)
+	deleted  = status(network.Deleted)
 )
 
 // A numbered card is known by the end of its number. It is kept in the clear.
@@ -73,10 +73,10 @@ type numbered struct {
 
 // A change is what happens to a network token, and is told by a notice.
 type change struct {
-	N    int                  `json:"n"` // numbers those of a network token
-	Kind cardvault.NoticeKind `json:"kind"`
-	By   cardvault.Owner      `json:"by,omitzero"`
-	At   int64                `json:"at"`
+	N    int                `json:"n"` // numbers those of a network token
+	Kind network.NoticeKind `json:"kind"`
+	By   network.Owner      `json:"by,omitzero"`
+	At   int64              `json:"at"`
 }
 
 // A notice tells of a change from a time on.
@@ -114,7 +114,7 @@ func newToken(of card.Scheme, code int, c numbered, now int64) *token {
 	}
 
 	for _, st := range s.steps {
-		c := t.next(st.kind, cardvault.OwnerIssuer, now+st.after.Microseconds())
+		c := t.next(st.kind, network.OwnerIssuer, now+st.after.Microseconds())
 		t.Timeline = append(t.Timeline, c)
 		switch {
 		case s.silent:
@@ -135,7 +135,7 @@ func after(e card.Expiry, years int) card.Expiry {
 
 // next returns a change at a time, or just after the last one: vaults drop what
 // is older than what they know.
-func (t *token) next(kind cardvault.NoticeKind, by cardvault.Owner, at int64) change {
+func (t *token) next(kind network.NoticeKind, by network.Owner, at int64) change {
 	t.Changes++
 	return change{t.Changes, kind, by, max(at, t.Last+1)}
 }
@@ -150,7 +150,7 @@ func (t *token) settle(now int64) {
 }
 
 // happen makes a change now, tells of it, and reports whether it means something.
-func (t *token) happen(kind cardvault.NoticeKind, by cardvault.Owner, now int64) bool {
+func (t *token) happen(kind network.NoticeKind, by network.Owner, now int64) bool {
 	c := t.next(kind, by, now)
 	if !t.apply(c) {
 		return false
@@ -165,32 +165,32 @@ func (t *token) happen(kind cardvault.NoticeKind, by cardvault.Owner, now int64)
 
 // apply makes a change and reports whether it means something in this state.
 func (t *token) apply(c change) bool {
-	owner := cardvault.OwnersOf(c.By)
+	owner := network.OwnersOf(c.By)
 	current, owners := t.State, t.SuspendedBy
 	switch c.Kind {
-	case cardvault.NoticeActivated:
+	case network.NoticeActivated:
 		if current != pending {
 			return false
 		}
 		current = active
-	case cardvault.NoticeSuspended:
+	case network.NoticeSuspended:
 		if current == pending || current == deleted || owners&owner != 0 {
 			return false
 		}
 		current, owners = inactive, owners|owner
-	case cardvault.NoticeResumed:
+	case network.NoticeResumed:
 		if owners&owner == 0 {
 			return false
 		}
 		if owners &^= owner; owners == 0 {
 			current = active
 		}
-	case cardvault.NoticeDeleted, cardvault.NoticeInvalidated:
+	case network.NoticeDeleted, network.NoticeInvalidated:
 		if current == deleted {
 			return false
 		}
 		current, owners = deleted, 0
-		t.Invalidated = c.Kind == cardvault.NoticeInvalidated
+		t.Invalidated = c.Kind == network.NoticeInvalidated
 		t.Outbox = slices.DeleteFunc(t.Outbox, func(o notice) bool { return o.Due > c.At })
 	default:
 		if current == deleted {
@@ -207,20 +207,20 @@ func (t *token) apply(c change) bool {
 }
 
 // renew changes what there is beside the state.
-func (t *token) renew(kind cardvault.NoticeKind) {
+func (t *token) renew(kind network.NoticeKind) {
 	switch kind {
-	case cardvault.NoticeCardReplaced:
+	case network.NoticeCardReplaced:
 		four := newLastFours[0]
 		if t.Card.LastFour == four {
 			four = newLastFours[1]
 		}
 		t.Card = numbered{four, after(t.Card.Expiry, replaceYears)}
-	case cardvault.NoticeCardRenewed:
+	case network.NoticeCardRenewed:
 		t.Card.Expiry = after(t.Card.Expiry, renewYears)
-	case cardvault.NoticeTokenRenewed:
+	case network.NoticeTokenRenewed:
 		t.Generation++
 		t.Expiry = after(t.Expiry, renewYears)
-	case cardvault.NoticeArtChanged:
+	case network.NoticeArtChanged:
 		t.Art = artVersions + 1 - t.Art
 	}
 }
@@ -237,20 +237,20 @@ func (t *token) due() time.Time {
 }
 
 // tell returns what the vault is told of a network token and its card.
-func (t *token) tell(row uuid.UUID, c numbered) *cardvault.NetworkToken {
+func (t *token) tell(row uuid.UUID, c numbered) *network.Token {
 	reason := ""
 	switch {
 	case t.State == inactive:
-		reason = schemeCodes[cardvault.NoticeSuspended]
+		reason = schemeCodes[network.NoticeSuspended]
 	case t.Invalidated:
-		reason = schemeCodes[cardvault.NoticeInvalidated]
+		reason = schemeCodes[network.NoticeInvalidated]
 	case t.State == deleted:
-		reason = schemeCodes[cardvault.NoticeDeleted]
+		reason = schemeCodes[network.NoticeDeleted]
 	}
 
-	return &cardvault.NetworkToken{
+	return &network.Token{
 		ID:                    tokenID(row),
-		State:                 cardvault.NetworkTokenStatus(t.State),
+		State:                 network.Status(t.State),
 		StateAt:               time.UnixMicro(t.StateAt).UTC(),
 		SuspendedBy:           t.SuspendedBy,
 		Reason:                reason,
@@ -261,31 +261,31 @@ func (t *token) tell(row uuid.UUID, c numbered) *cardvault.NetworkToken {
 	}
 }
 
-func (c numbered) state() *cardvault.CardState {
-	return &cardvault.CardState{LastFour: c.LastFour, Expiry: c.Expiry}
+func (c numbered) state() *network.CardState {
+	return &network.CardState{LastFour: c.LastFour, Expiry: c.Expiry}
 }
 
 // schemeCodes are reasons as a scheme gives them.
-var schemeCodes = map[cardvault.NoticeKind]string{
-	cardvault.NoticeSuspended:   "SUSPECTED_FRAUD",
-	cardvault.NoticeDeleted:     "OTHER",
-	cardvault.NoticeInvalidated: "ACCOUNT_CLOSED",
+var schemeCodes = map[network.NoticeKind]string{
+	network.NoticeSuspended:   "SUSPECTED_FRAUD",
+	network.NoticeDeleted:     "OTHER",
+	network.NoticeInvalidated: "ACCOUNT_CLOSED",
 }
 
 // notice returns a notice as the vault gets it.
-func (t *token) notice(row uuid.UUID, o notice) *cardvault.Notice {
-	m := &cardvault.Notice{
+func (t *token) notice(row uuid.UUID, o notice) *network.Notice {
+	m := &network.Notice{
 		ID:         tokenID(row) + "-" + strconv.Itoa(o.N),
 		Kind:       o.Kind,
 		OccurredAt: time.UnixMicro(o.At).UTC(),
-		Token:      cardvault.NetworkTokenRef{ID: tokenID(row)},
+		Token:      network.Ref{ID: tokenID(row)},
 		By:         o.By,
 		SchemeCode: schemeCodes[o.Kind],
 	}
 	switch o.Kind {
-	case cardvault.NoticeCardReplaced, cardvault.NoticeCardRenewed:
+	case network.NoticeCardReplaced, network.NoticeCardRenewed:
 		m.Card = t.Card.state()
-	case cardvault.NoticeArtChanged:
+	case network.NoticeArtChanged:
 		m.Art = artID(card.Scheme(t.Scheme), t.Art)
 	}
 	return m
@@ -361,18 +361,18 @@ func (n *Network) share(tx store.Tx, cardID, row uuid.UUID, now int64) (*held, e
 }
 
 // rowOfRef returns which attempt a ref means.
-func (n *Network) rowOfRef(ref cardvault.NetworkTokenRef) (row uuid.UUID, ok bool) {
+func (n *Network) rowOfRef(ref network.Ref) (row uuid.UUID, ok bool) {
 	if ref.ID != "" {
 		return rowOf(ref.ID)
 	}
 	return n.row(ref.IdempotencyKey), true
 }
 
-// look returns a network token as it is now, or cardvault.ErrUnknownNetworkToken.
-func (n *Network) look(ctx context.Context, ref cardvault.NetworkTokenRef) (h *held, err error) {
+// look returns a network token as it is now, or network.ErrUnknown.
+func (n *Network) look(ctx context.Context, ref network.Ref) (h *held, err error) {
 	row, ok := n.rowOfRef(ref)
 	if !ok {
-		return nil, cardvault.ErrUnknownNetworkToken
+		return nil, network.ErrUnknown
 	}
 	now := n.now()
 	err = n.store.View(ctx, func(tx store.ReadTx) (err error) {
@@ -380,7 +380,7 @@ func (n *Network) look(ctx context.Context, ref cardvault.NetworkTokenRef) (h *h
 		return err
 	})
 	if errors.Is(err, store.ErrNotFound) || err == nil && h.token == nil {
-		return nil, cardvault.ErrUnknownNetworkToken
+		return nil, network.ErrUnknown
 	}
 	return h, err
 }
@@ -395,7 +395,7 @@ func (n *Network) update(ctx context.Context, row uuid.UUID, f func(*token) (cha
 			return err
 		}
 		if h.token == nil {
-			return cardvault.ErrUnknownNetworkToken
+			return network.ErrUnknown
 		}
 
 		changed, err := f(h.token)
@@ -406,15 +406,15 @@ func (n *Network) update(ctx context.Context, row uuid.UUID, f func(*token) (cha
 	})
 
 	if errors.Is(err, store.ErrNotFound) {
-		return cardvault.ErrUnknownNetworkToken
+		return network.ErrUnknown
 	}
 	return err
 }
 
-func (n *Network) updateRef(ctx context.Context, ref cardvault.NetworkTokenRef, f func(*token) (changed bool, err error)) error {
+func (n *Network) updateRef(ctx context.Context, ref network.Ref, f func(*token) (changed bool, err error)) error {
 	row, ok := n.rowOfRef(ref)
 	if !ok {
-		return cardvault.ErrUnknownNetworkToken
+		return network.ErrUnknown
 	}
 	return n.update(ctx, row, f)
 }

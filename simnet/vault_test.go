@@ -11,6 +11,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -113,7 +114,7 @@ func TestVault(t *testing.T) {
 						t.Fatal(err)
 					}
 					<-time.After(time.Second)
-					if got := token().NetworkTokenStatus; got != cardvault.NetworkTokenActive {
+					if got := token().NetworkTokenStatus; got != network.Active {
 						t.Errorf("status is %v after the next provisions", got)
 					}
 				}

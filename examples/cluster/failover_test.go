@@ -16,6 +16,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/realtest"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -107,13 +108,13 @@ func newHistory(t *testing.T, url string) *history {
 	if err != nil {
 		t.Fatal(err)
 	}
-	network, err := simnet.New(t.Context(), memstore.New(), nil) // the scheme does not fail
+	sim, err := simnet.New(t.Context(), memstore.New(), nil) // the scheme does not fail
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := &history{
 		sent:    &recorder{events: map[uuid.UUID]map[string]map[uuid.UUID]bool{}},
-		network: &schemeLog{Network: network, keys: map[uuid.UUID]map[string]bool{}},
+		network: &schemeLog{Network: sim, keys: map[uuid.UUID]map[string]bool{}},
 		ending:  make(chan struct{}),
 		names:   map[uuid.UUID]string{},
 		gone:    map[uuid.UUID]bool{},
@@ -444,7 +445,7 @@ type schemeLog struct {
 	keys map[uuid.UUID]map[string]bool
 }
 
-func (s *schemeLog) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+func (s *schemeLog) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	s.mu.Lock()
 	if s.keys[r.TokenID] == nil {
 		s.keys[r.TokenID] = map[string]bool{}

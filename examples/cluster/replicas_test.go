@@ -22,6 +22,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/examples/internal/sandboxtest"
 	"github.com/cardvault/cardvault/internal/transcript"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/webhook/webhooktest"
@@ -235,12 +236,12 @@ func TestAnotherDatabase(t *testing.T) {
 // What one replica writes another does at once, without looking for it.
 func TestWake(t *testing.T) {
 	stores, cache := openStores(t, "memory")
-	network, err := simnet.New(t.Context(), memstore.New(), nil)
+	sim, err := simnet.New(t.Context(), memstore.New(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := network.Close(); err != nil {
+		if err := sim.Close(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -250,7 +251,7 @@ func TestWake(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v, err := cardvault.New(t.Context(), s, keys, &cardvault.Options{Mode: cardvault.Sandbox, Network: network, Codes: cache})
+		v, err := cardvault.New(t.Context(), s, keys, &cardvault.Options{Mode: cardvault.Sandbox, Network: sim, Codes: cache})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -277,7 +278,7 @@ func TestWake(t *testing.T) {
 	late := time.After(20 * time.Second) // Run looks by itself every 30
 	for n := range 5 {
 		token, err := writes.Import(t.Context(), given, nil)
-		for err == nil && token.NetworkTokenStatus != cardvault.NetworkTokenActive {
+		for err == nil && token.NetworkTokenStatus != network.Active {
 			select {
 			case <-look.C:
 				token, err = writes.Get(t.Context(), token.ID)
@@ -337,7 +338,7 @@ type counter struct {
 	more  chan struct{}  // closed and replaced with each event
 }
 
-func (c *counter) Provision(ctx context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+func (c *counter) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	c.mu.Lock()
 	c.asked[r.IdempotencyKey]++
 	c.mu.Unlock()
@@ -387,11 +388,11 @@ func TestWorkIsDoneOnce(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		network, err := simnet.New(t.Context(), b.simulator, nil)
+		sim, err := simnet.New(t.Context(), b.simulator, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		count := &counter{Network: network, asked: map[string]int{}, told: map[string]int{}, kinds: map[string]int{}, more: make(chan struct{})}
+		count := &counter{Network: sim, asked: map[string]int{}, told: map[string]int{}, kinds: map[string]int{}, more: make(chan struct{})}
 		var vaults []*cardvault.Vault
 		running, stop := context.WithCancel(t.Context())
 		var group sync.WaitGroup

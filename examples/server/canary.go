@@ -14,6 +14,8 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/payone"
 )
 
@@ -85,7 +87,7 @@ func work() {
 // An explosive is a range of cards, by its first digits.
 type explosive string
 
-func (e explosive) LookupBIN(_ context.Context, iin []byte) (*cardvault.BIN, error) {
+func (e explosive) LookupBIN(_ context.Context, iin []byte) (*network.BIN, error) {
 	if bytes.HasPrefix(iin, []byte(e)) {
 		panic("a card of the range that panics")
 	}
@@ -96,24 +98,24 @@ func (e explosive) LookupBIN(_ context.Context, iin []byte) (*cardvault.BIN, err
 // fails February, does not understand March, and never ends otherwise.
 type verifier struct{}
 
-func (verifier) Identify(_ context.Context, r *cardvault.IDVRequest) (*cardvault.IDVResult, error) {
-	got := &cardvault.IDVResult{State: cardvault.IDVPending, Reference: "pending"}
+func (verifier) Identify(_ context.Context, r *idv.Request) (*idv.Result, error) {
+	got := &idv.Result{State: idv.Pending, Reference: "pending"}
 	switch r.Expiry {
 	case card.Expiry{Month: 1, Year: 2031}:
-		got.State = cardvault.IDVPassed
-		got.Authentication = &cardvault.Authentication{Method: "otp", At: time.Now()}
+		got.State = idv.Passed
+		got.Authentication = &idv.Authentication{Method: "otp", At: time.Now()}
 	case card.Expiry{Month: 2, Year: 2031}:
-		got.State = cardvault.IDVFailed
+		got.State = idv.Failed
 	case card.Expiry{Month: 3, Year: 2031}:
 		r.SecurityCode.Expose(func(code []byte) { got.Reference, got.ChallengeURL = "pending", "code:"+string(code[:3]) })
 	default:
 		if r.Expiry.Year != 2031 {
-			got.State = cardvault.IDVNotNeeded
+			got.State = idv.NotNeeded
 		}
 	}
 	return got, nil
 }
 
-func (verifier) LookupIdentification(context.Context, string) (*cardvault.IDVResult, error) {
-	return &cardvault.IDVResult{State: cardvault.IDVPending, Reference: "pending"}, nil
+func (verifier) LookupIdentification(context.Context, string) (*idv.Result, error) {
+	return &idv.Result{State: idv.Pending, Reference: "pending"}, nil
 }

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/simnet"
 )
@@ -23,7 +22,7 @@ func (p *process) obtainPPAN(t *testing.T, token, portalKey string) map[string]a
 	r.Header.Set("X-Provider-Aid", "22222")
 	r.Header.Set("X-Provider-Mid", "11111")
 	r.Header.Set("X-Provider-Portalid", "3333333")
-	payone.Hash(portalKey, payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox}).Expose(func(text []byte) {
+	payone.Hash(portalKey, payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Sandbox: true}).Expose(func(text []byte) {
 		r.Header.Set("X-Provider-Hash", string(text))
 	})
 	w, err := http.DefaultClient.Do(r)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 )
@@ -20,8 +21,8 @@ const activations = 10_000
 // that fails, and tells how fast imports become active while others go on.
 func (b *bench) network(ctx context.Context) error {
 	var vaults []*cardvault.Vault
-	open := func(name string, network cardvault.Network) error {
-		opts := &cardvault.Options{Mode: cardvault.Sandbox, Network: network, NetworkRate: 100} // the rate of a live vault
+	open := func(name string, provider network.Provider) error {
+		opts := &cardvault.Options{Mode: cardvault.Sandbox, Network: provider, NetworkRate: 100} // the rate of a live vault
 		v, err := cardvault.Open(ctx, filepath.Join(b.dir, name), b.keys, opts)
 		vaults = append(vaults, v)
 		return err
@@ -37,7 +38,7 @@ func (b *bench) network(ctx context.Context) error {
 
 	sim, err := simnet.New(ctx, memstore.New(), nil)
 	if err == nil {
-		err = errors.Join(open("none", nil), open("idle", sim), open("up", sim), open("down", &down{Network: sim}))
+		err = errors.Join(open("none", nil), open("idle", sim), open("up", sim), open("down", &down{Provider: sim}))
 	}
 	if err != nil {
 		return err
@@ -113,7 +114,7 @@ func (b *bench) activate(ctx context.Context) error {
 	active := int64(0)
 	for active < activations {
 		time.Sleep(10 * time.Millisecond)
-		p, err := v.List(ctx, &cardvault.ListOptions{Limit: 1, NetworkTokenStatus: []cardvault.NetworkTokenStatus{cardvault.NetworkTokenActive}})
+		p, err := v.List(ctx, &cardvault.ListOptions{Limit: 1, NetworkTokenStatus: []network.Status{network.Active}})
 		if err != nil {
 			return err
 		}
@@ -129,8 +130,8 @@ func (b *bench) activate(ctx context.Context) error {
 }
 
 // down is a network that is not there.
-type down struct{ cardvault.Network }
+type down struct{ network.Provider }
 
-func (down) Provision(context.Context, *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+func (down) Provision(context.Context, *network.ProvisionRequest) (*network.Token, error) {
 	return nil, errors.New("503 Service Unavailable")
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 	"github.com/google/uuid"
 	"go.etcd.io/bbolt"
 )
@@ -120,7 +121,7 @@ func (b *bench) lists(ctx context.Context) error {
 
 	visa, rare := []card.Scheme{card.VISA}, []card.Scheme{card.UnionPay}
 	mixed := []card.Scheme{card.VISA, card.JCB, card.UnionPay}
-	status := []cardvault.NetworkTokenStatus{cardvault.NetworkTokenNotAvailable, cardvault.NetworkTokenActive}
+	status := []network.Status{network.NotAvailable, network.Active}
 	pages := int(first.TotalPages)
 	cases := []struct {
 		name string

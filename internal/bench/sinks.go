@@ -12,6 +12,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 )
@@ -40,7 +41,7 @@ func (b *bench) sinks(ctx context.Context) error {
 
 	for _, with := range []struct {
 		name    string
-		network cardvault.Network
+		network network.Provider
 		events  int64 // of an import
 	}{{"a sink", nil, 1}, {"a sink and a network", sim, 2}} {
 		var taken counter

@@ -56,6 +56,9 @@ func TestOwners(t *testing.T) {
 // Packages of the module that import only the named others of it.
 var neighbours = map[string][]string{
 	"/card":                 {"/internal/hiding", "/internal/iin", "/internal/rule"},
+	"/idv":                  {"/card"},
+	"/network":              {"/card", "/idv"},
+	"/ppan":                 {"/card", "/internal/hiding"},
 	"/internal/hiding":      {},
 	"/internal/paymentdata": {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/quota":       {"/internal/ledger", "/store"},
@@ -66,7 +69,7 @@ var neighbours = map[string][]string{
 	"/receive/endpoint":     {"/receive"},
 	"/internal/credential":  {},
 	"/internal/fault":       {},
-	"/internal/images":      {"/internal/ledger", "/internal/tlv", "/store"},
+	"/internal/images":      {"/internal/ledger", "/internal/tlv", "/network", "/store"},
 	"/internal/jobs":        {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/keyfile":     {"/internal/ledger"},
 	"/internal/keytext":     {},

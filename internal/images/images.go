@@ -15,12 +15,13 @@ import (
 
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
 
 // MaxSize bounds an image, in bytes.
-const MaxSize = 512 << 10
+const MaxSize = network.MaxCardArt
 
 // A record holds no more than this much of an image.
 const (

@@ -19,6 +19,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -193,7 +194,7 @@ func (w *world) serve(t *testing.T, vaults []*cardvault.Vault, opts httpapi.Opti
 }
 
 // addNetwork adds the handler "network": vaults on the same stores whose network
-// and IDVProvider are the simulator, and which do their background work.
+// and idv.Provider are the simulator, and which do their background work.
 func (w *world) addNetwork(t *testing.T) {
 	sim, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{ChallengeURL: "https://issuer.example/"})
 	if err != nil {
@@ -376,22 +377,22 @@ var PPANHeaders = []string{
 	"X-Provider-Mid", "10001", "X-Provider-Portalid", "2000002",
 }
 
-// A Provider is a cardvault.PPANProvider that answers by the scenario in the last
+// A Provider is a ppan.Provider that answers by the scenario in the last
 // digits of the card: 081 INVALID, 082 ERROR, anything else VALID.
 type Provider struct{}
 
-// ObtainPPAN implements [cardvault.PPANProvider].
-func (Provider) ObtainPPAN(_ context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+// ObtainPPAN implements [ppan.Provider].
+func (Provider) ObtainPPAN(_ context.Context, r *ppan.Request) (*ppan.Answer, error) {
 	var pan string
 	r.PAN.Expose(func(digits []byte) { pan = string(digits) })
 	switch pan[len(pan)-4 : len(pan)-1] {
 	case "081":
-		return &cardvault.PPAN{Status: cardvault.PPANInvalid, ErrorCode: "14", ErrorMessage: "Invalid card", CustomerMessage: "Please check your card."}, nil
+		return &ppan.Answer{Status: ppan.Invalid, ErrorCode: "14", ErrorMessage: "Invalid card", CustomerMessage: "Please check your card."}, nil
 	case "082":
-		return &cardvault.PPAN{Status: cardvault.PPANError, ErrorCode: "2006", ErrorMessage: "Hash incorrect", CustomerMessage: "An error occurred."}, nil
+		return &ppan.Answer{Status: ppan.Error, ErrorCode: "2006", ErrorMessage: "Hash incorrect", CustomerMessage: "An error occurred."}, nil
 	}
-	return &cardvault.PPAN{
-		Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte("9410010000038248746")), CardType: "V",
+	return &ppan.Answer{
+		Status: ppan.Valid, PseudoPAN: ppan.NewPseudoPAN([]byte("9410010000038248746")), CardType: "V",
 		TruncatedPAN: pan[:6] + "XXXXXX" + pan[12:],
 		CardExpiry:   fmt.Sprintf("%02d%02d", r.Expiry.Year%100, r.Expiry.Month),
 	}, nil

@@ -8,7 +8,9 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/wire"
+	"github.com/cardvault/cardvault/network"
 	"github.com/google/uuid"
 )
 
@@ -45,7 +47,7 @@ func TestObject(t *testing.T) {
 	o.Close()
 	o.Name("h")
 	o.Open()
-	o.Failure(cardvault.Failure{Source: cardvault.SourceConfiguration, Code: "x", Retryable: true})
+	o.Failure(cardvault.Failure{Source: network.SourceConfiguration, Code: "x", Retryable: true})
 	o.Close()
 	o.Int("i", -7)
 	o.Bool("j", false)
@@ -74,7 +76,7 @@ func token() *cardvault.Token {
 		Scheme:                   card.VISA,
 		BankName:                 "A Bank",
 		NetworkTokenStatusReason: &cardvault.Reason{Code: "declined", Message: "no", OccurredAt: at},
-		Authentication:           &cardvault.Authentication{Method: "challenge", ECI: "05", At: at},
+		Authentication:           &idv.Authentication{Method: "challenge", ECI: "05", At: at},
 		BusinessKey:              "42",
 	}
 }

@@ -11,9 +11,9 @@ import (
 	"net/http"
 	"slices"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/payone"
+	"github.com/cardvault/cardvault/ppan"
 )
 
 const maxForm = 8 << 10 // bytes
@@ -28,7 +28,7 @@ const maxForm = 8 << 10 // bytes
 // p fails, 500. The handler erases what it reads, and makes no string of a card
 // number or a code. What net/http keeps in the buffer of the connection until the
 // next request is the server's to care for.
-func NewHandler(portalKey string, p cardvault.PPANProvider) http.Handler {
+func NewHandler(portalKey string, p ppan.Provider) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 		switch {
@@ -93,9 +93,9 @@ type wire struct {
 }
 
 // refused returns the answer to a request that is wrong.
-func refused(code, message string) *cardvault.PPAN {
-	return &cardvault.PPAN{
-		Status:          cardvault.PPANError,
+func refused(code, message string) *ppan.Answer {
+	return &ppan.Answer{
+		Status:          ppan.Error,
 		ErrorCode:       code,
 		ErrorMessage:    message,
 		CustomerMessage: "An error occurred while processing this transaction (wrong parameters).",
@@ -103,7 +103,7 @@ func refused(code, message string) *cardvault.PPAN {
 }
 
 // check answers a form, of which it keeps nothing.
-func check(r *http.Request, portalKey string, p cardvault.PPANProvider, form []byte) (*cardvault.PPAN, error) {
+func check(r *http.Request, portalKey string, p ppan.Provider, form []byte) (*ppan.Answer, error) {
 	f, ok := parse(form)
 	if !ok {
 		return refused("1000", "Parameters are not as documented."), nil
@@ -123,11 +123,11 @@ func check(r *http.Request, portalKey string, p cardvault.PPANProvider, form []b
 
 	of := payone.HashParameters{
 		AID: string(f["aid"]), MID: string(f["mid"]), PortalID: string(f["portalid"]),
-		Mode: cardvault.Sandbox, TravelCard: f["checktype"] != nil,
+		Sandbox: true, TravelCard: f["checktype"] != nil,
 	}
-	request := cardvault.PPANRequest{
-		Account:      cardvault.PPANAccount{AID: of.AID, MID: of.MID, PortalID: of.PortalID, Hash: cardvault.NewPPANHash(f["hash"])},
-		Mode:         of.Mode,
+	request := ppan.Request{
+		Account:      ppan.Account{AID: of.AID, MID: of.MID, PortalID: of.PortalID, Hash: ppan.NewHash(f["hash"])},
+		Sandbox:      of.Sandbox,
 		PAN:          card.NewPAN(f["cardpan"]),
 		Expiry:       card.Expiry{Month: number(expiry[2:]), Year: 2000 + number(expiry[:2])},
 		SecurityCode: card.NewSecurityCode(f["cardcvc2"]),

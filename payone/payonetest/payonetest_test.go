@@ -11,9 +11,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/payone/payonetest"
+	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/vaulttest"
 	"go.uber.org/goleak"
@@ -25,7 +25,7 @@ const pan = "4242424242424242"
 
 // form returns a form as the interface document has it.
 func form(travelCard bool) url.Values {
-	of := payone.HashParameters{AID: "a&b %", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox, TravelCard: travelCard}
+	of := payone.HashParameters{AID: "a&b %", MID: "11111", PortalID: "3333333", Sandbox: true, TravelCard: travelCard}
 	f := url.Values{
 		"request": {"creditcardcheck"}, "responsetype": {"JSON"}, "encoding": {"UTF-8"}, "storecarddata": {"yes"},
 		"mode": {"test"}, "api_version": {"3.11"}, "aid": {of.AID}, "mid": {of.MID}, "portalid": {of.PortalID},
@@ -41,17 +41,17 @@ func form(travelCard bool) url.Values {
 // A recorder is a provider that keeps what it is asked, and answers p and err.
 type recorder struct {
 	asked []string
-	kept  *cardvault.PPANRequest
-	p     *cardvault.PPAN
+	kept  *ppan.Request
+	p     *ppan.Answer
 	err   error
 }
 
-func (p *recorder) ObtainPPAN(_ context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
+func (p *recorder) ObtainPPAN(_ context.Context, r *ppan.Request) (*ppan.Answer, error) {
 	var b strings.Builder
 	r.Account.Hash.Expose(func([]byte) { b.WriteString(r.Account.AID + "," + r.Account.MID + "," + r.Account.PortalID) })
 	r.PAN.Expose(func(d []byte) { b.WriteString("," + string(d)) })
 	r.SecurityCode.Expose(func(d []byte) { b.WriteString("," + string(d)) })
-	p.asked = append(p.asked, fmt.Sprint(b.String(), ",", r.Expiry, ",", r.Mode))
+	p.asked = append(p.asked, fmt.Sprint(b.String(), ",", r.Expiry, ",", r.Sandbox))
 	p.kept = r
 	return p.p, p.err
 }
@@ -73,13 +73,13 @@ func TestHandler(t *testing.T) {
 	for _, c := range []struct {
 		name, body, asked string
 	}{
-		{"with a code", form(false).Encode(), card + ",7391,{2 2041},sandbox"},
-		{"without", without.Encode(), card + ",,{2 2041},sandbox"},
-		{"travel card", form(true).Encode(), card + ",7391,{2 2041},sandbox"},
-		{"other escapes", strings.ReplaceAll(form(false).Encode(), "a%26b+%25", "%61%26b%20%25"), card + ",7391,{2 2041},sandbox"},
+		{"with a code", form(false).Encode(), card + ",7391,{2 2041},true"},
+		{"without", without.Encode(), card + ",,{2 2041},true"},
+		{"travel card", form(true).Encode(), card + ",7391,{2 2041},true"},
+		{"other escapes", strings.ReplaceAll(form(false).Encode(), "a%26b+%25", "%61%26b%20%25"), card + ",7391,{2 2041},true"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := &recorder{p: &cardvault.PPAN{Status: cardvault.PPANValid, PseudoPAN: cardvault.NewPseudoPAN([]byte("9410010000038248")), CardType: "V", TravelCard: "no"}}
+			p := &recorder{p: &ppan.Answer{Status: ppan.Valid, PseudoPAN: ppan.NewPseudoPAN([]byte("9410010000038248")), CardType: "V", TravelCard: "no"}}
 			w := post(payonetest.NewHandler(simnet.PortalKey, p), formType+"; charset=UTF-8", c.body)
 			want := `{"status":"VALID","pseudocardpan":"9410010000038248","cardtype":"V","tcdata":"no"}` + "\n"
 			if w.Code != http.StatusOK || w.Body.String() != want || !strings.HasPrefix(w.Header().Get("Content-Type"), "application/json") {
@@ -130,7 +130,7 @@ func TestWrongForm(t *testing.T) {
 		cases["other "+name] = with(name, "x")
 		cases["empty "+name] = with(name, "")
 	}
-	p := &recorder{p: &cardvault.PPAN{Status: cardvault.PPANInvalid}}
+	p := &recorder{p: &ppan.Answer{Status: ppan.Invalid}}
 	h := payonetest.NewHandler(simnet.PortalKey, p)
 	for name, body := range cases {
 		w := post(h, formType, body)
@@ -180,7 +180,7 @@ func (broken) Read([]byte) (int, error) { return 0, errors.New("broken") }
 // Faults come in their order, one a request, and the form is kept without what is
 // secret in it.
 func TestFaulty(t *testing.T) {
-	p := &recorder{p: &cardvault.PPAN{Status: cardvault.PPANInvalid}}
+	p := &recorder{p: &ppan.Answer{Status: ppan.Invalid}}
 	f := payonetest.NewFaulty(payonetest.NewHandler(simnet.PortalKey, p))
 	f.Next(payonetest.Answer(500, "a"), payonetest.EchoText(400))
 	for i, want := range []string{"500 a", "400 " + form(true).Encode(), "200 " + `{"status":"INVALID"}` + "\n"} {

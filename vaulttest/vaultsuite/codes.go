@@ -13,6 +13,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -44,14 +45,14 @@ func coded(n int, digits string) cardvault.Card {
 // was sent as its error code.
 type desk struct{}
 
-func (desk) ObtainPPAN(ctx context.Context, r *cardvault.PPANRequest) (*cardvault.PPAN, error) {
-	p := &cardvault.PPAN{Status: cardvault.PPANInvalid}
+func (desk) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
+	p := &ppan.Answer{Status: ppan.Invalid}
 	r.SecurityCode.Expose(func(digits []byte) { p.ErrorCode = string(digits) })
 	return p, ctx.Err()
 }
 
-func ppanAccount() cardvault.PPANAccount {
-	return cardvault.PPANAccount{AID: "1", MID: "2", PortalID: "3", Hash: cardvault.NewPPANHash([]byte("4"))}
+func ppanAccount() ppan.Account {
+	return ppan.Account{AID: "1", MID: "2", PortalID: "3", Hash: ppan.NewHash([]byte("4"))}
 }
 
 // hasCode checks which security code the vault has of a token, "" for none.

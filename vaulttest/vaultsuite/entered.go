@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -169,18 +170,18 @@ func enteredRace(t *testing.T, s store.Store) {
 	}
 }
 
-// A judge is an IDVProvider whose identifications are pending at first, and then
+// A judge is an idv.Provider whose identifications are pending at first, and then
 // what it says.
-type judge struct{ says cardvault.IDVState }
+type judge struct{ says idv.State }
 
-func (judge) Identify(_ context.Context, r *cardvault.IDVRequest) (*cardvault.IDVResult, error) {
-	return &cardvault.IDVResult{State: cardvault.IDVPending, Reference: r.IdempotencyKey}, nil
+func (judge) Identify(_ context.Context, r *idv.Request) (*idv.Result, error) {
+	return &idv.Result{State: idv.Pending, Reference: r.IdempotencyKey}, nil
 }
 
-func (j judge) LookupIdentification(context.Context, string) (*cardvault.IDVResult, error) {
-	r := &cardvault.IDVResult{State: j.says}
-	if j.says == cardvault.IDVPassed {
-		r.Authentication = &cardvault.Authentication{Method: "three_ds", Status: "Y", ECI: "05", At: time.Now()}
+func (j judge) LookupIdentification(context.Context, string) (*idv.Result, error) {
+	r := &idv.Result{State: j.says}
+	if j.says == idv.Passed {
+		r.Authentication = &idv.Authentication{Method: "three_ds", Status: "Y", ECI: "05", At: time.Now()}
 	}
 	return r, nil
 }
@@ -189,7 +190,7 @@ func (j judge) LookupIdentification(context.Context, string) (*cardvault.IDVResu
 // another vault on the store goes on. It becomes one token, or nothing is left of it.
 func identified(t *testing.T, s store.Store) {
 	ctx := t.Context()
-	for _, says := range []cardvault.IDVState{cardvault.IDVPassed, cardvault.IDVFailed} {
+	for _, says := range []idv.State{idv.Passed, idv.Failed} {
 		opts := &cardvault.Options{Mode: cardvault.Sandbox, IDV: judge{says}}
 		v, browser := vaultOn(t, s, opts), vaultOn(t, s, opts).In(uuid.Nil)
 		id := must(v.CreateSession(ctx, nil))(t)
@@ -215,7 +216,7 @@ func identified(t *testing.T, s store.Store) {
 		}
 
 		made := must(v.List(ctx, nil))(t).TotalItems - before
-		if says == cardvault.IDVFailed {
+		if says == idv.Failed {
 			if done.ReasonCode != "identification_failed" || made != 0 {
 				t.Errorf("failed: %+v, %d tokens", done, made)
 			}
@@ -227,7 +228,7 @@ func identified(t *testing.T, s store.Store) {
 		}
 
 		token := must(v.Get(ctx, done.TokenID))(t)
-		if token.Identification != cardvault.IdentificationChecked || token.Authentication == nil || token.Authentication.ECI != "05" {
+		if token.Identification != idv.Checked || token.Authentication == nil || token.Authentication.ECI != "05" {
 			t.Errorf("token %+v", flat(token))
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -107,7 +108,7 @@ func filters(t *testing.T, s store.Store) {
 			}
 		}
 
-		for status := range cardvault.NetworkTokenStatus(6) {
+		for status := range network.Status(6) {
 			if r.IntN(6) == 0 {
 				o.NetworkTokenStatus = append(o.NetworkTokenStatus, status)
 			}

@@ -10,6 +10,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 	"pgregory.net/rapid"
@@ -50,7 +51,7 @@ func ops(t *rapid.T) op {
 			Page:               rapid.IntRange(1, 3).Draw(t, "page"),
 			Ascending:          rapid.Bool().Draw(t, "ascending"),
 			Scheme:             rapid.SliceOfN(rapid.Custom(func(t *rapid.T) card.Scheme { return card.Scheme(rapid.IntRange(0, 7).Draw(t, "scheme")) }), 0, 4).Draw(t, "schemes"),
-			NetworkTokenStatus: rapid.SampledFrom([][]cardvault.NetworkTokenStatus{nil, nil, {cardvault.NetworkTokenNotAvailable, cardvault.NetworkTokenActive}, {cardvault.NetworkTokenPending}}).Draw(t, "statuses"),
+			NetworkTokenStatus: rapid.SampledFrom([][]network.Status{nil, nil, {network.NotAvailable, network.Active}, {network.Pending}}).Draw(t, "statuses"),
 			BusinessKey:        rapid.SampledFrom([]string{"", "", "key 1", "key 2", "key 3"}).Draw(t, "filter"),
 		},
 		from:  rapid.IntRange(-3, 10).Draw(t, "from"),
@@ -267,7 +268,7 @@ func (a *modelAccount) lists(t *testing.T, o op) error {
 	wanted := slices.DeleteFunc(a.live(), func(m *modelToken) bool {
 		return !(l.From.IsZero() || !m.created.Before(l.From)) || !(l.To.IsZero() || !m.created.After(l.To)) ||
 			len(l.Scheme) > 0 && !slices.Contains(l.Scheme, m.scheme) ||
-			len(l.NetworkTokenStatus) > 0 && !slices.Contains(l.NetworkTokenStatus, cardvault.NetworkTokenNotAvailable) ||
+			len(l.NetworkTokenStatus) > 0 && !slices.Contains(l.NetworkTokenStatus, network.NotAvailable) ||
 			l.BusinessKey != "" && l.BusinessKey != m.key
 	})
 	if !l.Ascending {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -34,9 +35,9 @@ var networkBehaviours = []behaviour{
 // canary.
 type bureau struct {
 	shared bool
-	art    string                            // of every new network token
-	images map[string][]byte                 // by art
-	during func(r cardvault.NetworkTokenRef) // runs while Provision is under way
+	art    string              // of every new network token
+	images map[string][]byte   // by art
+	during func(r network.Ref) // runs while Provision is under way
 
 	mu    sync.Mutex
 	ids   map[string]string // by idempotency key or card
@@ -47,15 +48,15 @@ func (*bureau) Name() string { return "bureau" }
 
 func (*bureau) Eligible(card.Scheme, uuid.UUID) error { return nil }
 
-func (n *bureau) Provision(_ context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
+func (n *bureau) Provision(_ context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	id := n.issue(r)
 	if n.during != nil {
-		n.during(cardvault.NetworkTokenRef{ID: id, IdempotencyKey: r.IdempotencyKey})
+		n.during(network.Ref{ID: id, IdempotencyKey: r.IdempotencyKey})
 	}
 	return n.token(id), nil
 }
 
-func (n *bureau) issue(r *cardvault.ProvisionRequest) string {
+func (n *bureau) issue(r *network.ProvisionRequest) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.ids == nil {
@@ -73,17 +74,17 @@ func (n *bureau) issue(r *cardvault.ProvisionRequest) string {
 	return n.ids[key]
 }
 
-func (n *bureau) token(id string) *cardvault.NetworkToken {
+func (n *bureau) token(id string) *network.Token {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	t := &cardvault.NetworkToken{ID: id, State: cardvault.NetworkTokenActive, Art: n.art}
+	t := &network.Token{ID: id, State: network.Active, Art: n.art}
 	if !n.lives[id] {
-		t.State = cardvault.NetworkTokenDeleted
+		t.State = network.Deleted
 	}
 	return t
 }
 
-func (n *bureau) Lookup(_ context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
+func (n *bureau) Lookup(_ context.Context, ref network.Ref) (*network.Token, error) {
 	n.mu.Lock()
 	id := ref.ID
 	if id == "" {
@@ -92,16 +93,16 @@ func (n *bureau) Lookup(_ context.Context, ref cardvault.NetworkTokenRef) (*card
 	_, known := n.lives[id]
 	n.mu.Unlock()
 	if !known {
-		return nil, cardvault.ErrUnknownNetworkToken
+		return nil, network.ErrUnknown
 	}
 	return n.token(id), nil
 }
 
-func (*bureau) Cryptogram(context.Context, *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+func (*bureau) Cryptogram(context.Context, *network.CryptogramRequest) (*network.Cryptogram, error) {
 	return nil, errors.New("not asked for here")
 }
 
-func (n *bureau) Delete(_ context.Context, ref cardvault.NetworkTokenRef) error {
+func (n *bureau) Delete(_ context.Context, ref network.Ref) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.lives[ref.ID] = false
@@ -140,7 +141,7 @@ func provisioning(t testing.TB, s store.Store, n *bureau) *cardvault.Vault {
 }
 
 // checkState checks the network token of a token, as it is read and as it is listed.
-func checkState(t testing.TB, v *cardvault.Vault, id uuid.UUID, want cardvault.NetworkTokenStatus, code string) {
+func checkState(t testing.TB, v *cardvault.Vault, id uuid.UUID, want network.Status, code string) {
 	t.Helper()
 	token := must(v.Get(t.Context(), id))(t)
 	got := ""
@@ -150,8 +151,8 @@ func checkState(t testing.TB, v *cardvault.Vault, id uuid.UUID, want cardvault.N
 	if token.NetworkTokenStatus != want || got != code {
 		t.Errorf("network token is %v for %q, want %v for %q", token.NetworkTokenStatus, got, want, code)
 	}
-	for status := range cardvault.NetworkTokenFailed + 1 {
-		p := must(v.List(t.Context(), &cardvault.ListOptions{Limit: cardvault.MaxLimit, NetworkTokenStatus: []cardvault.NetworkTokenStatus{status}}))(t)
+	for status := range network.Failed + 1 {
+		p := must(v.List(t.Context(), &cardvault.ListOptions{Limit: cardvault.MaxLimit, NetworkTokenStatus: []network.Status{status}}))(t)
 		if listed := slices.Contains(idsOf(p.Items), id); listed != (status == want) {
 			t.Errorf("the token is %v, and among those that are %v: %v", want, status, listed)
 		}
@@ -163,10 +164,10 @@ func drain(t testing.TB, v *cardvault.Vault) {
 	noError(t, v.Drain(t.Context()))
 }
 
-func suspended(n int, at time.Time, id string) *cardvault.Notice {
-	return &cardvault.Notice{
-		ID: fmt.Sprint(canary, "notice ", n), Kind: cardvault.NoticeSuspended, OccurredAt: at,
-		Token: cardvault.NetworkTokenRef{ID: id}, SchemeCode: canary,
+func suspended(n int, at time.Time, id string) *network.Notice {
+	return &network.Notice{
+		ID: fmt.Sprint(canary, "notice ", n), Kind: network.NoticeSuspended, OccurredAt: at,
+		Token: network.Ref{ID: id}, SchemeCode: canary,
 	}
 }
 
@@ -175,23 +176,23 @@ func networkToken(t *testing.T, s store.Store) {
 	n := &bureau{}
 	v, ctx := provisioning(t, s, n), t.Context()
 	id := importCard(t, v, testCard(1), nil).ID
-	checkState(t, v, id, cardvault.NetworkTokenPending, "")
+	checkState(t, v, id, network.Pending, "")
 	drain(t, v)
-	checkState(t, v, id, cardvault.NetworkTokenActive, "")
+	checkState(t, v, id, network.Active, "")
 	must(v.Provision(ctx, id))(t)
-	checkState(t, v, id, cardvault.NetworkTokenActive, "")
+	checkState(t, v, id, network.Active, "")
 	noError(t, v.Notify(ctx, suspended(1, time.Now(), n.left()[0])))
-	checkState(t, provisioning(t, s, n), id, cardvault.NetworkTokenInactive, "suspended_by_issuer")
+	checkState(t, provisioning(t, s, n), id, network.Inactive, "suspended_by_issuer")
 
 	fails(t, "Provision", errorOf(v.Provision(ctx, id)), cardvault.ErrNetworkTokenState)
 	resumed := suspended(2, time.Now(), n.left()[0])
-	resumed.Kind = cardvault.NoticeResumed
+	resumed.Kind = network.NoticeResumed
 	noError(t, v.Notify(ctx, resumed))
-	checkState(t, v, id, cardvault.NetworkTokenActive, "")
+	checkState(t, v, id, network.Active, "")
 	dead := suspended(3, time.Now(), n.left()[0])
-	dead.Kind = cardvault.NoticeInvalidated
+	dead.Kind = network.NoticeInvalidated
 	noError(t, v.Notify(ctx, dead))
-	checkState(t, v, id, cardvault.NetworkTokenDeleted, "account_closed")
+	checkState(t, v, id, network.Deleted, "account_closed")
 	if token := must(v.Get(ctx, id))(t); token.Status != cardvault.StatusInvalid {
 		t.Errorf("status %v", token.Status)
 	}
@@ -210,30 +211,30 @@ func networkTokenNotices(t *testing.T, s store.Store) {
 	id := importCard(t, v, testCard(1), nil).ID
 	drain(t, v)
 	at, handle := time.Now(), n.left()[0]
-	notices := []*cardvault.Notice{suspended(1, at, handle), suspended(2, at.Add(time.Second), handle), suspended(3, at.Add(2*time.Second), handle)}
-	notices[1].Kind = cardvault.NoticeResumed
-	notices[2].By = cardvault.OwnerCardholder
+	notices := []*network.Notice{suspended(1, at, handle), suspended(2, at.Add(time.Second), handle), suspended(3, at.Add(2*time.Second), handle)}
+	notices[1].Kind = network.NoticeResumed
+	notices[2].By = network.OwnerCardholder
 	for _, i := range []int{1, 0, 2, 2, 0, 1} {
 		noError(t, v.Notify(ctx, notices[i]))
 	}
 
-	checkState(t, v, id, cardvault.NetworkTokenInactive, "suspended_by_cardholder")
+	checkState(t, v, id, network.Inactive, "suspended_by_cardholder")
 	notices[0].OccurredAt = at.Add(time.Minute) // known by its id
 	noError(t, provisioning(t, s, n).Notify(ctx, notices[0]))
-	checkState(t, v, id, cardvault.NetworkTokenInactive, "suspended_by_cardholder")
+	checkState(t, v, id, network.Inactive, "suspended_by_cardholder")
 
 	// The same ones at once, from two vaults.
 	vaults := []*cardvault.Vault{v, provisioning(t, s, n)}
 	parallel(t, 8, func(i int) error {
 		notice := suspended(10+i/2, at.Add(time.Duration(10+i/2)*time.Second), handle)
-		notice.By = cardvault.OwnerCardholder
+		notice.By = network.OwnerCardholder
 		if i/2%2 == 1 {
-			notice.Kind = cardvault.NoticeResumed
+			notice.Kind = network.NoticeResumed
 		}
 		return vaults[i%2].Notify(ctx, notice)
 	})
 
-	checkState(t, v, id, cardvault.NetworkTokenActive, "")
+	checkState(t, v, id, network.Active, "")
 }
 
 // networkTokenShared: it goes with its last holder, and a notice reaches all.
@@ -251,7 +252,7 @@ func networkTokenShared(t *testing.T, s store.Store) {
 	n.remains(t, 1)
 	noError(t, v.Notify(ctx, suspended(1, time.Now(), n.left()[0])))
 	for i, v := range vaults {
-		checkState(t, v, holders[i], cardvault.NetworkTokenInactive, "suspended_by_issuer")
+		checkState(t, v, holders[i], network.Inactive, "suspended_by_issuer")
 	}
 
 	for i, v := range vaults {
@@ -270,7 +271,7 @@ func networkTokenDeletedMeanwhile(t *testing.T, s store.Store) {
 	v, ctx := provisioning(t, s, n), t.Context()
 	gone := importCard(t, v, testCard(1), nil)
 	stays := importCard(t, v, testCard(2), nil)
-	n.during = func(ref cardvault.NetworkTokenRef) {
+	n.during = func(ref network.Ref) {
 		if ref.IdempotencyKey == gone.ID.String()+":1" {
 			if err := v.Delete(ctx, gone.ID); err != nil {
 				t.Errorf("Delete: %v", err)
@@ -279,7 +280,7 @@ func networkTokenDeletedMeanwhile(t *testing.T, s store.Store) {
 	}
 	drain(t, v)
 	n.remains(t, 1)
-	checkState(t, v, stays.ID, cardvault.NetworkTokenActive, "")
+	checkState(t, v, stays.ID, network.Active, "")
 	fails(t, "Get", errorOf(v.Get(ctx, gone.ID)), cardvault.ErrNotFound)
 }
 
@@ -337,7 +338,7 @@ func networkTokenRace(t *testing.T, s store.Store) {
 
 	n.remains(t, len(kept))
 	for _, id := range kept {
-		if token := must(vaults[0].Get(ctx, id))(t); token.NetworkTokenStatus != cardvault.NetworkTokenActive && token.NetworkTokenStatus != cardvault.NetworkTokenInactive {
+		if token := must(vaults[0].Get(ctx, id))(t); token.NetworkTokenStatus != network.Active && token.NetworkTokenStatus != network.Inactive {
 			t.Errorf("network token is %v", token.NetworkTokenStatus)
 		}
 	}
@@ -371,18 +372,18 @@ func networkTokenActivation(t *testing.T, s store.Store) {
 
 	idle := v.In(must(v.CreateAccount(ctx, canary, &cardvault.Approvals{}))(t).ID)
 	other := importCard(t, idle, testCard(1), nil)
-	checkState(t, late, tokens[0], cardvault.NetworkTokenNotAvailable, "network_tokens_not_activated")
+	checkState(t, late, tokens[0], network.NotAvailable, "network_tokens_not_activated")
 	drain(t, v)
 	n.remains(t, 0)
 	noError(t, late.SetApprovals(ctx, cardvault.Approvals{NetworkTokens: true}))
 	drain(t, v)
 	n.remains(t, many)
-	p := must(late.List(ctx, &cardvault.ListOptions{NetworkTokenStatus: []cardvault.NetworkTokenStatus{cardvault.NetworkTokenActive}}))(t)
+	p := must(late.List(ctx, &cardvault.ListOptions{NetworkTokenStatus: []network.Status{network.Active}}))(t)
 	if p.TotalItems != many {
 		t.Errorf("%d tokens are active", p.TotalItems)
 	}
 
-	checkState(t, idle, other.ID, cardvault.NetworkTokenNotAvailable, "network_tokens_not_activated")
+	checkState(t, idle, other.ID, network.NotAvailable, "network_tokens_not_activated")
 }
 
 // networkTokenDamaged does to the record of a network token what damagedToken
@@ -418,7 +419,7 @@ func networkTokenDamaged(t *testing.T, s store.Store) {
 
 // cardArt is kept once, in parts, until nobody shows it.
 func cardArt(t *testing.T, s store.Store) {
-	image := slices.Concat([]byte("\x89PNG\r\n\x1a\n"), bytes.Repeat([]byte(canary), cardvault.MaxCardArt/len(canary)-1))
+	image := slices.Concat([]byte("\x89PNG\r\n\x1a\n"), bytes.Repeat([]byte(canary), network.MaxCardArt/len(canary)-1))
 	n := &bureau{art: canary, images: map[string][]byte{canary: image}}
 	v, ctx := provisioning(t, s, n), t.Context()
 	tokens := []uuid.UUID{importCard(t, v, testCard(1), nil).ID, importCard(t, v, testCard(2), nil).ID, importCard(t, v, testCard(3), nil).ID}

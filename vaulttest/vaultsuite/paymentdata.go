@@ -12,6 +12,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -46,19 +47,19 @@ func (*till) Name() string { return "till" }
 
 func (*till) Eligible(card.Scheme, uuid.UUID) error { return nil }
 
-func (*till) Provision(_ context.Context, r *cardvault.ProvisionRequest) (*cardvault.NetworkToken, error) {
-	return &cardvault.NetworkToken{ID: canary + r.IdempotencyKey, State: cardvault.NetworkTokenActive}, nil
+func (*till) Provision(_ context.Context, r *network.ProvisionRequest) (*network.Token, error) {
+	return &network.Token{ID: canary + r.IdempotencyKey, State: network.Active}, nil
 }
 
-func (*till) Lookup(_ context.Context, ref cardvault.NetworkTokenRef) (*cardvault.NetworkToken, error) {
-	return &cardvault.NetworkToken{ID: canary + ref.IdempotencyKey, State: cardvault.NetworkTokenActive}, nil
+func (*till) Lookup(_ context.Context, ref network.Ref) (*network.Token, error) {
+	return &network.Token{ID: canary + ref.IdempotencyKey, State: network.Active}, nil
 }
 
-func (n *till) Cryptogram(_ context.Context, r *cardvault.CryptogramRequest) (*cardvault.Cryptogram, error) {
+func (n *till) Cryptogram(_ context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.asked = append(n.asked, r.IdempotencyKey)
-	return &cardvault.Cryptogram{
+	return &network.Cryptogram{
 		TokenID: r.Token.ID,
 		Number:  card.NewPAN([]byte(tillNumber)),
 		Expiry:  tillExpiry,
@@ -67,7 +68,7 @@ func (n *till) Cryptogram(_ context.Context, r *cardvault.CryptogramRequest) (*c
 	}, n.refuse
 }
 
-func (*till) Delete(context.Context, cardvault.NetworkTokenRef) error { return nil }
+func (*till) Delete(context.Context, network.Ref) error { return nil }
 
 // calls returns how often a cryptogram was asked for.
 func (n *till) calls() int {
@@ -88,7 +89,7 @@ func usable(t testing.TB, v *cardvault.Vault, n int) *cardvault.Token {
 	token := importCard(t, v, testCard(n), nil)
 	noError(t, v.Drain(t.Context()))
 	token = must(v.Get(t.Context(), token.ID))(t)
-	if token.NetworkTokenStatus != cardvault.NetworkTokenActive {
+	if token.NetworkTokenStatus != network.Active {
 		t.Fatalf("network token is %v", token.NetworkTokenStatus)
 	}
 	return token
@@ -156,9 +157,9 @@ func paymentData(t *testing.T, s store.Store) {
 		t.Errorf("record %+v", success)
 	}
 
-	n.refuse = &cardvault.NetworkError{Source: cardvault.SourceScheme, Code: "declined", SchemeCode: canary + "05"}
+	n.refuse = &network.Error{Source: network.SourceScheme, Code: "declined", SchemeCode: canary + "05"}
 	declined := pay(t, v, token)
-	want := cardvault.Failure{Source: cardvault.SourceScheme, Code: "cryptogram_declined", Message: "The scheme declined the request.", SchemeCode: canary + "05"}
+	want := cardvault.Failure{Source: network.SourceScheme, Code: "cryptogram_declined", Message: "The scheme declined the request.", SchemeCode: canary + "05"}
 	if declined.Success || declined.Encrypted != "" || !slices.Equal(declined.Failures, []cardvault.Failure{want}) {
 		t.Errorf("declined: %+v", declined)
 	}
@@ -232,7 +233,7 @@ func paymentDataPages(t *testing.T, s store.Store) {
 		{From: all[5].CreatedAt}, {To: all[5].CreatedAt}, {From: all[5].CreatedAt, To: all[11].CreatedAt, Ascending: true, Limit: 3, Page: 2},
 		{From: all[22].CreatedAt.Add(time.Microsecond)},
 		// What is for tokens does not count.
-		{Scheme: []card.Scheme{card.JCB}, BusinessKey: canary, NetworkTokenStatus: []cardvault.NetworkTokenStatus{cardvault.NetworkTokenFailed}},
+		{Scheme: []card.Scheme{card.JCB}, BusinessKey: canary, NetworkTokenStatus: []network.Status{network.Failed}},
 	} {
 		var want []*cardvault.PaymentData
 		for _, p := range all {
@@ -368,14 +369,14 @@ func paymentDataDeleteRace(t *testing.T, s store.Store) {
 func provisionReplay(t *testing.T, s store.Store) {
 	v, ctx := paying(t, s, new(till)), t.Context()
 	token := usable(t, v, 1)
-	notice := func(kind cardvault.NoticeKind, id string) {
-		noError(t, v.Notify(ctx, &cardvault.Notice{
+	notice := func(kind network.NoticeKind, id string) {
+		noError(t, v.Notify(ctx, &network.Notice{
 			ID: canary + id, Kind: kind, OccurredAt: time.Now(),
-			Token: cardvault.NetworkTokenRef{ID: canary + token.ID.String() + ":1"},
+			Token: network.Ref{ID: canary + token.ID.String() + ":1"},
 		}))
 	}
 
-	notice(cardvault.NoticeSuspended, "1")
+	notice(network.NoticeSuspended, "1")
 	for i := range 3 {
 		ctx, idem := withKey(ctx, idemKey)
 		_, err := v.Provision(ctx, token.ID)
@@ -383,7 +384,7 @@ func provisionReplay(t *testing.T, s store.Store) {
 			t.Errorf("call %d: replayed %t", i, idem.Replayed())
 		}
 		if i == 1 {
-			notice(cardvault.NoticeResumed, "2")
+			notice(network.NoticeResumed, "2")
 		}
 	}
 

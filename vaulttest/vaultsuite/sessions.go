@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -32,7 +33,7 @@ func sessionUse(t *testing.T, s store.Store) {
 	c := testCard(1)
 	c.Name = holder(canary)
 	got := must(v.Tokenize(ctx, plain, c))(t)
-	if got.Identification != cardvault.IdentificationNone || !got.ExpiresAt.IsZero() || got.NetworkTokenStatusReason.Code != "no_network" {
+	if got.Identification != idv.None || !got.ExpiresAt.IsZero() || got.NetworkTokenStatusReason.Code != "no_network" {
 		t.Errorf("tokenized: %+v", flat(got))
 	}
 
@@ -42,7 +43,7 @@ func sessionUse(t *testing.T, s store.Store) {
 	}
 
 	short := must(v.Tokenize(ctx, bypass, testCard(2)))(t)
-	if short.Identification != cardvault.IdentificationSkipped || !short.ExpiresAt.Equal(short.CreatedAt.Add(100*time.Second)) ||
+	if short.Identification != idv.Skipped || !short.ExpiresAt.Equal(short.CreatedAt.Add(100*time.Second)) ||
 		short.NetworkTokenStatusReason.Code != "ephemeral_token" {
 		t.Errorf("tokenized for 100 seconds: %+v", flat(short))
 	}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -42,12 +44,12 @@ func importing(t *testing.T, s store.Store) {
 		AccountNumberLength: 16,
 		MaskedAccountNumber: "411111******0011",
 		Scheme:              card.VISA,
-		NetworkTokenStatus:  cardvault.NetworkTokenNotAvailable,
+		NetworkTokenStatus:  network.NotAvailable,
 		NetworkTokenStatusReason: &cardvault.Reason{
-			Source: cardvault.SourceConfiguration, Code: "no_network",
+			Source: network.SourceConfiguration, Code: "no_network",
 			Message: "No network is configured.", OccurredAt: got.CreatedAt,
 		},
-		Identification: cardvault.IdentificationNone,
+		Identification: idv.None,
 		BusinessKey:    canary + "key", ImportProvider: "old-vault_1",
 	}
 
@@ -230,12 +232,12 @@ func deleting(t *testing.T, s store.Store) {
 
 // A binProvider answers what it is told to and keeps what it is asked.
 type binProvider struct {
-	bin   *cardvault.BIN
+	bin   *network.BIN
 	err   error
 	asked []string
 }
 
-func (p *binProvider) LookupBIN(_ context.Context, iin []byte) (*cardvault.BIN, error) {
+func (p *binProvider) LookupBIN(_ context.Context, iin []byte) (*network.BIN, error) {
 	p.asked = append(p.asked, string(iin))
 	return p.bin, p.err
 }
@@ -244,12 +246,12 @@ func binLookup(t *testing.T, s store.Store) {
 	p := &binProvider{}
 	v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, BIN: p})
 	jcb := card.JCB
-	bin := func(segment, kind, country string) *cardvault.BIN {
-		return &cardvault.BIN{BankName: canary + "Bank", Segment: segment, Type: kind, CountryCode: country}
+	bin := func(segment, kind, country string) *network.BIN {
+		return &network.BIN{BankName: canary + "Bank", Segment: segment, Type: kind, CountryCode: country}
 	}
 
 	for i, test := range []struct {
-		bin                          *cardvault.BIN
+		bin                          *network.BIN
 		err                          error
 		bank, segment, kind, country string
 		scheme                       card.Scheme
@@ -259,8 +261,8 @@ func binLookup(t *testing.T, s store.Store) {
 		{bin("other", "prepaid", "DE"), nil, canary + "Bank", "other", "debit", "DE", card.VISA},
 		{bin("vip", "gift", "XX"), nil, canary + "Bank", "", "", "", card.VISA},
 		{bin("commercial", "debit", "de"), nil, canary + "Bank", "commercial", "debit", "", card.VISA},
-		{&cardvault.BIN{Scheme: &jcb}, nil, "", "", "", "", card.JCB},
-		{&cardvault.BIN{BankName: strings.Repeat("x", store.MaxRecord)}, nil, "", "", "", "", card.VISA},
+		{&network.BIN{Scheme: &jcb}, nil, "", "", "", "", card.JCB},
+		{&network.BIN{BankName: strings.Repeat("x", store.MaxRecord)}, nil, "", "", "", "", card.VISA},
 		{bin("consumer", "credit", "DE"), errors.New("out of order"), "", "", "", "", card.VISA},
 		{nil, nil, "", "", "", "", card.VISA},
 	} {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 )
@@ -184,7 +185,7 @@ func badLists(ctx context.Context, v *cardvault.Vault) []refusal {
 		{list(cardvault.ListOptions{Limit: 501, Page: -1, From: time.UnixMicro(2), To: time.UnixMicro(1)}),
 			"query.limit out_of_range, query.page out_of_range, query.from invalid_range"},
 		{list(cardvault.ListOptions{Scheme: []card.Scheme{99}}), "query.scheme invalid_enum"},
-		{list(cardvault.ListOptions{NetworkTokenStatus: []cardvault.NetworkTokenStatus{99}}), "query.network_token_status invalid_enum"},
+		{list(cardvault.ListOptions{NetworkTokenStatus: []network.Status{99}}), "query.network_token_status invalid_enum"},
 		{errorOf(v.ListMerchants(ctx, &cardvault.ListOptions{Limit: 501})), "query.limit out_of_range"},
 		{errorOf(v.ListAPIKeys(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
 		{errorOf(v.ListAccounts(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/idv"
+	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -65,9 +67,9 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 			return errorOf(v.ResumeNetworkToken(ctx, token.ID))
 		},
 		"Notify": func(ctx context.Context, v *cardvault.Vault) error {
-			return v.Notify(ctx, &cardvault.Notice{
-				ID: canary, Kind: cardvault.NoticeSuspended, OccurredAt: time.Now(),
-				Token: cardvault.NetworkTokenRef{ID: canary + token.ID.String() + ":1"},
+			return v.Notify(ctx, &network.Notice{
+				ID: canary, Kind: network.NoticeSuspended, OccurredAt: time.Now(),
+				Token: network.Ref{ID: canary + token.ID.String() + ":1"},
 			})
 		},
 		"CardArt": func(ctx context.Context, v *cardvault.Vault) error {
@@ -410,7 +412,7 @@ func reopened(t *testing.T, s store.Store) {
 	if !i.Replayed() {
 		t.Error("not called a replay")
 	}
-	if token := must(v.Tokenize(ctx, session, testCard(4)))(t); token.Identification != cardvault.IdentificationSkipped {
+	if token := must(v.Tokenize(ctx, session, testCard(4)))(t); token.Identification != idv.Skipped {
 		t.Error("the session has lost its options")
 	}
 

@@ -466,7 +466,7 @@ func render(baseURL string) ([]byte, error) {
 		BaseURL, PortalKey, Hash string
 		TestCards                any
 	}{BaseURL: baseURL, PortalKey: simnet.PortalKey, TestCards: testCards}
-	hash := payone.Hash(simnet.PortalKey, payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Mode: cardvault.Sandbox})
+	hash := payone.Hash(simnet.PortalKey, payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Sandbox: true})
 	hash.Expose(func(text []byte) { data.Hash = string(text) })
 	var html bytes.Buffer
 	err := pageTemplates.ExecuteTemplate(&html, "index.html", data)

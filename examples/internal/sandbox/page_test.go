@@ -14,6 +14,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -106,8 +107,8 @@ func TestChallenge(t *testing.T) {
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 		return r
 	}
-	for answer, want := range map[string]cardvault.IDVState{"confirm": cardvault.IDVPassed, "refuse": cardvault.IDVFailed} {
-		begun, err := network.Identify(t.Context(), &cardvault.IDVRequest{
+	for answer, want := range map[string]idv.State{"confirm": idv.Passed, "refuse": idv.Failed} {
+		begun, err := network.Identify(t.Context(), &idv.Request{
 			IdempotencyKey: answer,
 			Scheme:         card.VISA,
 			PAN:            simnet.ScenarioPAN(card.VISA, 70),

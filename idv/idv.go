@@ -1,0 +1,115 @@
+// Package idv is for authors of adapters that identify and verify cardholders (ID&V): a
+// [Provider] of 3-D Secure, one-time passwords or any other method of issuers.
+//
+// A vault with a provider (cardvault.Options.IDV) calls it for each card that is entered
+// in a session, before the card becomes a token:
+//
+//  1. Identify, once the card is entered. Its [Result] may be final at once. An error,
+//     also a missed deadline, leaves the outcome open: the vault calls Identify again
+//     under the same idempotency key.
+//  2. LookupIdentification, while the Result is [Pending], about once a second as long as
+//     the session is asked for. The shopper is shown its ChallengeURL meanwhile.
+//  3. Nothing after [Passed], [NotNeeded] or [Failed].
+//
+// Of the package's types, users of a vault meet [Authentication] and [Identification] in
+// its tokens.
+package idv
+
+import (
+	"context"
+	"time"
+
+	"github.com/cardvault/cardvault/card"
+)
+
+// A Provider identifies and verifies the cardholder before a card that is entered in a
+// session becomes a token.
+//
+// Methods are called concurrently, with a deadline of cardvault.Options.IDVTimeout, also
+// after the caller of the vault has left. They bound what they read and keep no
+// card data. An error says that the outcome is not known, and the vault calls again. It
+// never holds anything of what was entered: it is logged.
+//
+// A provider that implements cardvault.SandboxOnly is refused by a live vault.
+type Provider interface {
+	// Identify begins an identification. Under an idempotency key that was used
+	// before it returns the state of that one, and never begins another; the security
+	// code may be missing then, if it was there before.
+	Identify(ctx context.Context, r *Request) (*Result, error)
+
+	// LookupIdentification returns the state of an identification that was pending,
+	// by its Result.Reference.
+	LookupIdentification(ctx context.Context, reference string) (*Result, error)
+}
+
+// A Request is a card whose holder is to be identified.
+type Request struct {
+	IdempotencyKey string // a UUID
+	Scheme         card.Scheme
+	PAN            card.PAN
+	Expiry         card.Expiry
+	SecurityCode   card.SecurityCode // may be none
+	Name           card.Name         // may be none
+	Contact        card.Contact      // may be none
+}
+
+// A Result is the state of an identification.
+type Result struct {
+	State State
+
+	// Reference is the provider's handle of an identification that is pending: 1
+	// to 255 bytes, not secret.
+	Reference string
+
+	// ChallengeURL is a page on which the shopper proves who they are while the
+	// identification is pending, shown in a frame of the shop's page: https, in a
+	// sandbox also http on the loopback. "" if there is nothing to show (yet).
+	ChallengeURL string
+
+	// Authentication describes an identification that was passed.
+	Authentication *Authentication
+}
+
+// A State says how far an identification is.
+type State uint8
+
+const (
+	Pending   State = iota + 1
+	Passed          // the cardholder is identified
+	NotNeeded       // no identification is asked for: the token is made without
+	Failed          // final: there is no token
+)
+
+// Authentication describes a passed identification, for the token that was made
+// after it. It never holds an authentication value.
+type Authentication struct {
+	Method          string    // three_ds, security_code, otp or passkey
+	Status          string    // of the transaction in EMV 3-D Secure, such as "Y": one letter; "" if there is none
+	ECI             string    // two digits, or ""
+	DSTransactionID string    // of the directory server: a UUID, or ""
+	At              time.Time // in microseconds
+}
+
+// Identification says which identification and verification of the cardholder
+// was submitted when a token was created.
+type Identification uint8
+
+const (
+	// None: nobody asked to skip it, and none was made. So it is of an
+	// import, and of a session if the vault has no Provider or that found the card
+	// needs none.
+	None Identification = iota
+	// Checked: a Provider has identified the cardholder. Authentication in the token
+	// says how.
+	Checked
+	// Skipped: cardvault.SessionOptions.BypassIdentification was set.
+	Skipped
+)
+
+// String returns "none", "checked" or "skipped".
+func (i Identification) String() string {
+	return [...]string{"none", "checked", "skipped"}[i%3]
+}
+
+// MarshalText returns what String does.
+func (i Identification) MarshalText() ([]byte, error) { return []byte(i.String()), nil }

@@ -1,0 +1,250 @@
+// Package network is for authors of adapters to token services: networks that issue network
+// tokens, substitute card numbers of a scheme. An adapter implements [Provider]; package
+// networktest proves it, and package simnet is a simulator.
+//
+// A vault with a network (cardvault.Options.Network) calls it in this order:
+//
+//  1. Name, when the vault is opened, and Eligible, by each import.
+//  2. Provision, in the background, for each card that is imported. A lost answer is
+//     followed by Provision under the same idempotency key, or by Lookup.
+//  3. Lookup, while the network token is [Pending], after a notice that leaves its state
+//     open, and for reconciliation of active ones. [ArtFetcher] is asked after an answer
+//     that names card art.
+//  4. Cryptogram, for each payment, while the network token is [Active].
+//  5. Suspend and Resume of a [Suspender], at the request of a caller.
+//  6. Delete, once the token is deleted or the network token is replaced, until it succeeds.
+//
+// Changes come as a [Notice], by a [Feeder] or through cardvault.Vault.Notify, at any time.
+// A refusal is an [Error]. [BINProvider] is a second, smaller adapter: a table of issuers.
+//
+// Users of a vault meet [Status], [Source] and [Owners] in its tokens.
+
+package network
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
+	"github.com/google/uuid"
+)
+
+// A Provider issues network tokens: substitute card numbers of a scheme. An
+// implementation adapts one token service, or an aggregator of several. Package
+// networktest has the contract as a test; package simnet is a simulator.
+//
+// Methods are called concurrently, and all but Name and Eligible with a
+// deadline, cardvault.Options.NetworkTimeout. They bound what they read and keep no card
+// data. An answer of the network that is a refusal is returned as a
+// [*Error]. Any other error says that the outcome is unknown: the vault
+// repeats the call under the same idempotency key, and looks the token up. An
+// error never holds card data: it is logged.
+//
+// A Provider may also implement [Suspender], [Feeder], [ArtFetcher] and
+// cardvault.SandboxOnly.
+type Provider interface {
+	// Name names the network in what is stored: 1 to 40 of a-z, 0-9, "_" and
+	// "-". It never changes.
+	Name() string
+
+	// Eligible returns nil if cards of a scheme can have network tokens for a
+	// merchant, by configuration alone, or an Error of
+	// SourceConfiguration. It does no I/O: it is called by every import.
+	Eligible(scheme card.Scheme, merchant uuid.UUID) error
+
+	// Provision asks for a network token of a card. Under an idempotency key
+	// that was used before it returns what the first call came to and never
+	// makes another token. Cards of one number may share a network token.
+	Provision(ctx context.Context, r *ProvisionRequest) (*Token, error)
+
+	// Lookup returns the present state of a network token, or
+	// ErrUnknown if the network has no such token and never will
+	// make one under that idempotency key. A provisioning that was refused after
+	// it had been accepted is the Error of the refusal.
+	Lookup(ctx context.Context, ref Ref) (*Token, error)
+
+	// Cryptogram asks for a cryptogram for one payment. Each idempotency key is
+	// one cryptogram.
+	Cryptogram(ctx context.Context, r *CryptogramRequest) (*Cryptogram, error)
+
+	// Delete deletes a network token for good. One that is deleted or unknown
+	// is no error.
+	Delete(ctx context.Context, ref Ref) error
+}
+
+// A Suspender is a Provider that suspends and resumes network tokens at the
+// request of a caller, on behalf of the cardholder: [OwnerCardholder]. Doing
+// so twice is no error.
+type Suspender interface {
+	Suspend(ctx context.Context, ref Ref) error
+	Resume(ctx context.Context, ref Ref) error
+}
+
+// A Feeder is a Provider that the vault asks for notices, by polling or over a
+// stream. A network that calls the application instead needs no interface: its
+// HTTP handler passes what it receives to cardvault.Vault.Notify.
+type Feeder interface {
+	// Feed passes notices to sink until ctx ends, and returns nil then. A notice
+	// for which sink returns an error is passed again later, under the same ID.
+	// cardvault.Vault.Run calls Feed, and calls it again some time after an error. Every
+	// process that runs the vault does so, so that a notice may come several
+	// times, and also out of order.
+	Feed(ctx context.Context, sink func(context.Context, *Notice) error) error
+}
+
+// An ArtFetcher is a Provider that has card art.
+type ArtFetcher interface {
+	// CardArt returns an image: image/png or image/jpeg, at most MaxCardArt
+	// bytes. The image of an id never changes.
+	CardArt(ctx context.Context, id string) (mediaType string, image []byte, err error)
+}
+
+// MaxCardArt is the largest card art that a vault keeps, in bytes.
+const MaxCardArt = 512 << 10
+
+// ErrUnknown is returned by Lookup of a [Provider].
+var ErrUnknown = errors.New("cardvault: network token is unknown to the network")
+
+// A Ref says which network token is meant.
+type Ref struct {
+	ID string // Token.ID; "" if the answer to Provision was lost
+
+	// IdempotencyKey is that of the ProvisionRequest. Never "".
+	IdempotencyKey string
+}
+
+// A ProvisionRequest asks for a network token.
+type ProvisionRequest struct {
+	IdempotencyKey string    // at most 64 of a-z, 0-9, "-" and ":"
+	TokenID        uuid.UUID // of the token, as the world knows it
+	Merchant       uuid.UUID // primary merchant of the account
+	Scheme         card.Scheme
+	PAN            card.PAN
+	Expiry         card.Expiry
+	Name           card.Name         // may be none
+	SecurityCode   card.SecurityCode // may be none
+	Contact        card.Contact      // may be none
+	Identification idv.Identification
+}
+
+// A Token is a network's answer about a network token. Its number is
+// never kept: it comes with each cryptogram.
+type Token struct {
+	ID string // the network's handle for it: 1 to 255 bytes, not secret
+
+	// State is pending, active, inactive or deleted. A token that was never
+	// active and cannot be used yet is pending.
+	State Status
+
+	// StateAt is when it took that state, by the clock of the network. What is
+	// older than what the vault knows is dropped. Zero: as of the answer.
+	StateAt time.Time
+
+	// SuspendedBy is why it is inactive. None counts as OwnerScheme.
+	SuspendedBy Owners
+
+	// Reason is the network's own code for the state, "" for none.
+	Reason string
+
+	// Invalidated is set if the card itself is dead, such as after its account
+	// was closed. State is deleted then.
+	Invalidated bool
+
+	// Card is what the network knows of the card, nil for nothing.
+	Card *CardState
+
+	Art                   string // id of the card art, at most 255 bytes; "" for none
+	SupportsDeviceBinding bool
+}
+
+// A CardState is what a network tells about a card behind a network token. A
+// network never tells its number.
+type CardState struct {
+	LastFour string      // digits; "" if they are not known
+	Expiry   card.Expiry // zero if it is not known
+}
+
+// An Owner is somebody who can suspend a network token. It is active again
+// when nobody suspends it.
+type Owner uint8
+
+const (
+	OwnerIssuer Owner = iota
+	OwnerScheme
+	OwnerCardholder // or somebody on behalf of the cardholder
+)
+
+// Owners is a set of owners: bit 1<<o for each Owner o.
+type Owners uint8
+
+// OwnersOf returns the set of some owners.
+func OwnersOf(owners ...Owner) (all Owners) {
+	for _, o := range owners {
+		all |= 1 << o
+	}
+	return all
+}
+
+// A CryptogramRequest asks for a cryptogram.
+type CryptogramRequest struct {
+	IdempotencyKey string // at most 64 of a-z, 0-9, "-" and ":"
+	Token          Ref
+	Scheme         card.Scheme
+	Merchant       uuid.UUID
+	Amount         int64 // in minor units of Currency, at least 0
+	Currency       string
+	Reference      string // of the caller
+}
+
+// A Cryptogram is what authenticates one payment with a network token.
+type Cryptogram struct {
+	TokenID string      // Token.ID of the token that it is for
+	Number  card.PAN    // of the network token; the cryptogram belongs to this number
+	Expiry  card.Expiry // of the network token
+	Value   card.CryptogramValue
+
+	// ECI is the electronic commerce indicator, two digits, or "" if the
+	// network assigned none.
+	ECI string
+}
+
+// An Error is a refusal by a network. It never holds card data.
+type Error struct {
+	// Source is SourceScheme if the network or issuer judged this card or
+	// payment, SourceConfiguration if the request never had a chance because of
+	// the set-up.
+	Source Source
+
+	// Code is one of the codes that belong to its source: see [SourceOf]. It decides
+	// whether a provisioning is tried again. An unknown code counts as
+	// scheme_unavailable or, of SourceConfiguration, invalid_request, and is reported as
+	// the scheme code.
+	Code string
+
+	SchemeCode string // the network's own code, at most 255 characters; "" for none
+
+	// Retryable says of a cryptogram that was refused whether the same request
+	// may succeed later.
+	Retryable bool
+
+	// RetryAfter is how long to wait at least before a provisioning is tried
+	// again, if the network said so.
+	RetryAfter time.Duration
+}
+
+func (e *Error) Error() string {
+	return "cardvault: network refuses: " + e.Reason()
+}
+
+// Reason returns Code, or the code that an unknown Code counts as.
+func (e *Error) Reason() string {
+	switch source := SourceOf(e.Code); {
+	case source != 0 && source == e.Source:
+		return e.Code
+	case e.Source == SourceConfiguration:
+		return "invalid_request"
+	}
+	return "scheme_unavailable"
+}

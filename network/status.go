@@ -1,0 +1,91 @@
+package network
+
+// A Status is the state of the network token of a token.
+type Status uint8
+
+const (
+	NotAvailable Status = iota // cannot be provisioned with the current configuration
+	Pending                    // being provisioned
+	Active                     // can be used
+	Inactive                   // cannot be used now, such as while suspended
+	Deleted                    // final
+	Failed                     // provisioning failed
+)
+
+var statusNames = [...]string{
+	"not_available", "pending", "active", "inactive", "deleted", "failed",
+}
+
+// String returns the name that answers use.
+func (s Status) String() string {
+	if int(s) < len(statusNames) {
+		return statusNames[s]
+	}
+	return "unknown"
+}
+
+// MarshalText returns what String does.
+func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// ParseStatus returns the status of a name that String gives.
+func ParseStatus(name string) (Status, bool) {
+	for s, n := range statusNames {
+		if n == name {
+			return Status(s), true
+		}
+	}
+	return 0, false
+}
+
+// A Source says who caused a failure.
+type Source uint8
+
+const (
+	SourceScheme        Source = iota + 1 // the network or the issuer judged this card
+	SourceConfiguration                   // the request never had a chance because of the set-up
+)
+
+// String returns "scheme" or "configuration".
+func (s Source) String() string {
+	switch s {
+	case SourceScheme:
+		return "scheme"
+	case SourceConfiguration:
+		return "configuration"
+	}
+	return "unknown"
+}
+
+// MarshalText returns what String does.
+func (s Source) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// SourceOf returns the source to which the code of a refusal or of a state belongs, 0 for
+// an unknown code. cardvault.Reason lists them.
+func SourceOf(code string) Source { return sources[code] }
+
+var sources = map[string]Source{
+	"card_not_eligible":            SourceScheme,
+	"card_not_allowed":             SourceScheme,
+	"card_verification_failed":     SourceScheme,
+	"declined":                     SourceScheme,
+	"invalid_card_data":            SourceScheme,
+	"provision_not_allowed":        SourceScheme,
+	"provision_data_expired":       SourceScheme,
+	"issuer_unavailable":           SourceScheme,
+	"scheme_unavailable":           SourceScheme,
+	"timeout":                      SourceScheme,
+	"suspended_by_issuer":          SourceScheme,
+	"suspended_by_scheme":          SourceScheme,
+	"suspended_by_cardholder":      SourceScheme,
+	"deleted_by_issuer":            SourceScheme,
+	"deleted_by_scheme":            SourceScheme,
+	"account_closed":               SourceScheme,
+	"network_tokens_not_activated": SourceConfiguration,
+	"no_network":                   SourceConfiguration,
+	"scheme_not_enabled":           SourceConfiguration,
+	"merchant_not_enrolled":        SourceConfiguration,
+	"ephemeral_token":              SourceConfiguration,
+	"card_expired":                 SourceConfiguration,
+	"stale_account_number":         SourceConfiguration,
+	"invalid_request":              SourceConfiguration,
+}
