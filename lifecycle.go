@@ -36,7 +36,7 @@ const (
 	triggers     = 9
 )
 
-// after returns the state that follows s, and whether the trigger means something
+// nextStatus returns the state that follows s, and whether the trigger means something
 // in s. If not, s stays: a caller is refused, and news of the network are dropped.
 func nextStatus(s network.Status, t trigger) (next network.Status, ok bool) {
 	const (

@@ -1,8 +1,8 @@
 // Package card holds the values of a card that a vault, its users and the adapters of
-// networks and providers share: [PAN], [card.SecurityCode], [Name], [Contact], [Expiry],
-// [Scheme], and the [card.CryptogramValue] of a payment.
+// networks and providers share: [PAN], [SecurityCode], [Name], [Contact], [Expiry],
+// [Scheme], and the [CryptogramValue] of a payment.
 //
-// PAN, card.SecurityCode, Name, Contact and card.CryptogramValue hide their value, and share these
+// PAN, SecurityCode, Name, Contact and CryptogramValue hide their value, and share these
 // methods:
 //
 //	Expose(f func(value []byte)) // calls f with the value, the one way to get it
@@ -37,7 +37,7 @@ type hidden = hiding.Bytes
 // with ==. The zero value is no number.
 type PAN struct{ hidden }
 
-// card.NewPAN returns a PAN of a copy of digits. Whether it can be the number of a
+// NewPAN returns a PAN of a copy of digits. Whether it can be the number of a
 // card is checked by the call that it is passed to.
 func NewPAN(digits []byte) PAN { return PAN{hiding.New(digits)} }
 
@@ -60,19 +60,19 @@ func (p PAN) LogValue() slog.Value { return slog.StringValue(p.String()) }
 // MarshalText returns what String does.
 func (p PAN) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// A card.SecurityCode is a card security code. However it is printed, logged or
+// A SecurityCode is a card security code. However it is printed, logged or
 // encoded, nothing of it shows. The zero value is no code.
 type SecurityCode struct{ hidden }
 
-// card.NewSecurityCode returns a card.SecurityCode of a copy of digits, unchecked like
-// those of card.NewPAN.
+// NewSecurityCode returns a SecurityCode of a copy of digits, unchecked like
+// those of NewPAN.
 func NewSecurityCode(digits []byte) SecurityCode { return SecurityCode{hiding.New(digits)} }
 
 // A Name is the name of a cardholder, in UTF-8. However it is printed, logged
 // or encoded, nothing of it shows. The zero value is no name.
 type Name struct{ hidden }
 
-// card.NewName returns a Name of a copy of text, unchecked like those of card.NewPAN.
+// NewName returns a Name of a copy of text, unchecked like those of NewPAN.
 func NewName(text []byte) Name { return Name{hiding.New(text)} }
 
 // Contact is entered by a shopper besides the card, for the network and the
@@ -82,15 +82,15 @@ func NewName(text []byte) Name { return Name{hiding.New(text)} }
 // The zero value is none.
 type Contact struct{ hidden }
 
-// card.NewContact returns a Contact of a copy of a JSON object, unchecked like the digits
-// of card.NewPAN.
+// NewContact returns a Contact of a copy of a JSON object, unchecked like the digits
+// of NewPAN.
 func NewContact(object []byte) Contact { return Contact{hiding.New(object)} }
 
-// A card.CryptogramValue authenticates a payment, as text: base64 or hexadecimal digits.
+// A CryptogramValue authenticates a payment, as text: base64 or hexadecimal digits.
 // However it is printed, logged or encoded, nothing of it shows. The zero value is none.
 type CryptogramValue struct{ hidden }
 
-// card.NewCryptogramValue returns a card.CryptogramValue of a copy of text.
+// NewCryptogramValue returns a CryptogramValue of a copy of text.
 func NewCryptogramValue(text []byte) CryptogramValue { return CryptogramValue{hiding.New(text)} }
 
 var (

@@ -23,7 +23,7 @@ func (s Scheme) String() string { return iin.Scheme(s).String() }
 // MarshalText returns what String does.
 func (s Scheme) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// card.ParseScheme returns the scheme of a name that String gives.
+// ParseScheme returns the scheme of a name that String gives.
 func ParseScheme(name string) (Scheme, bool) {
 	for s := range Scheme(iin.Schemes) {
 		if s.String() == name {

@@ -235,7 +235,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 
 	requestID := r.Header.Get("X-Request-Id")
-	if !isRequestID(requestID) {
+	if !leak.RequestID(requestID) {
 		requestID = uuid.NewString()
 	}
 	header := w.Header()
@@ -343,26 +343,4 @@ func (h *handler) log(c *call, status int, took time.Duration, err error) {
 		attrs = append(attrs, slog.Any("account", p.Account.ID), slog.Any("key_id", p.Key.ID))
 	}
 	h.opts.Logger.LogAttrs(c.ctx, level, "request", append(attrs, slog.Any("error", err))...)
-}
-
-// isRequestID reports whether an id of a request is taken over from the caller: 1 to 64
-// characters that need no quotes anywhere, by which no card number or security code can be
-// meant.
-func isRequestID(s string) bool {
-	if len(s) < 1 || len(s) > 64 {
-		return false
-	}
-
-	digits := 0
-	for i := range len(s) {
-		switch c := s[i]; {
-		case '0' <= c && c <= '9':
-			digits++
-		case 'a' <= c|' ' && c|' ' <= 'z', c == '.', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	mayBeCode := digits == len(s) && (digits == 3 || digits == 4)
-	return !mayBeCode && !leak.LooksLikePAN([]byte(s))
 }

@@ -108,7 +108,7 @@ func (l *limiter[K]) bucket(key K) *bucket {
 	return b
 }
 
-// network returns what counts as one client: an IPv4 address, or the /64 network
+// prefixOf returns what counts as one client: an IPv4 address, or the /64 network
 // of an IPv6 address, which is what a household gets. The zero Addr stays that.
 func prefixOf(a netip.Addr) netip.Addr {
 	a = a.Unmap()

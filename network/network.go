@@ -18,7 +18,6 @@
 // A refusal is an [Error]. [BINProvider] is a second, smaller adapter: a table of issuers.
 //
 // Users of a vault meet [Status], [Source] and [Owners] in its tokens.
-
 package network
 
 import (

@@ -4,7 +4,7 @@
 //
 //	provider, err := payone.New("https://provider.example/client-api/", nil)
 //	v, err := cardvault.Open(ctx, "vault", keys, &cardvault.Options{PPAN: provider})
-//	ppan, err := v.ObtainPPAN(ctx, token.ID, ppan.Account{
+//	pseudo, err := v.ObtainPPAN(ctx, token.ID, ppan.Account{
 //		AID: aid, MID: mid, PortalID: portal, Hash: hash,
 //	})
 //

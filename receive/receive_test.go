@@ -213,6 +213,10 @@ func TestParse(t *testing.T) {
 		{"a whole token", event(`"event_type":"token.updated","reason":"patched","token":` + fullJSON), receive.Event{
 			ID: id, CreatedAt: at, Type: receive.TokenUpdated, Reason: receive.ReasonPatched, TokenID: full.ID, Token: &full,
 		}},
+		{"another token of a later type", event(`"event_type":"card.updated","token":{"number":"x"}`),
+			receive.Event{ID: id, CreatedAt: at, Type: "card.updated"}},
+		{"no object of a later type", event(`"event_type":"card.updated","token":[]`),
+			receive.Event{ID: id, CreatedAt: at, Type: "card.updated"}},
 		{"a token of nulls", event(`"event_type":"token.created","token":{"id":"` + tokenID + `","created_at":null,"expires_at":null,` +
 			`"status":null,"cardholder_name":null,"network_token_status_reason":null,"authentication_data":{},"expiry_month":null}`),
 			receive.Event{ID: id, CreatedAt: at, Type: receive.TokenCreated, TokenID: full.ID, Token: &receive.Token{ID: full.ID}}},
@@ -258,15 +262,15 @@ func TestParseRefuses(t *testing.T) {
 		event(`"sequence":18446744073709551616`): "sequence has another type",
 		event(`"sequence":"` + canary + `"`):     "sequence has another type",
 		event(`"event_type":"token.created"`):    "token is missing",
-		event(`"event_type":"token.updated","token":null`):                                          "token is missing",
-		event(`"event_type":"token.deleted"`):                                                       "token is missing",
-		event(`"token":[]`):                                                                         "token: not a JSON object",
-		event(`"token":{}`):                                                                         "token: id is missing",
-		event(`"token":{"id":"` + canary + `"}`):                                                    "token: id has another type",
-		event(`"token":{"id":"` + tokenID + `","expiry_month":"` + canary + `"}`):                   "token: expiry_month has another type",
-		event(`"token":{"id":"` + tokenID + `","cardholder_name":["` + canary + `"]}`):              "token: cardholder_name has another type",
-		event(`"token":{"id":"` + tokenID + `","network_token_status_reason":{"retryable":"yes"}}`): "token: retryable has another type",
-		event(`"token":{"id":"` + tokenID + `","authentication_data":[]}`):                          "token: not a JSON object",
+		event(`"event_type":"token.updated","token":null`):                                                                       "token is missing",
+		event(`"event_type":"token.deleted"`):                                                                                    "token is missing",
+		event(`"event_type":"token.updated","token":[]`):                                                                         "token: not a JSON object",
+		event(`"event_type":"token.updated","token":{}`):                                                                         "token: id is missing",
+		event(`"event_type":"token.updated","token":{"id":"` + canary + `"}`):                                                    "token: id has another type",
+		event(`"event_type":"token.updated","token":{"id":"` + tokenID + `","expiry_month":"` + canary + `"}`):                   "token: expiry_month has another type",
+		event(`"event_type":"token.updated","token":{"id":"` + tokenID + `","cardholder_name":["` + canary + `"]}`):              "token: cardholder_name has another type",
+		event(`"event_type":"token.updated","token":{"id":"` + tokenID + `","network_token_status_reason":{"retryable":"yes"}}`): "token: retryable has another type",
+		event(`"event_type":"token.updated","token":{"id":"` + tokenID + `","authentication_data":[]}`):                          "token: not a JSON object",
 	} {
 		e, err := receive.Parse([]byte(bad))
 		if !errors.Is(err, receive.ErrBody) || e != nil || err.Error() != receive.ErrBody.Error()+": "+want {
@@ -293,7 +297,7 @@ func FuzzVerify(f *testing.F) {
 // An event that parses holds all that it must, and errors none of what was received.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(body))
-	f.Add([]byte(event(`"token":{"id":"` + tokenID + `","cardholder_name":"x","authentication_data":{"eci":"05"}}`)))
+	f.Add([]byte(event(`"event_type":"token.updated","token":{"id":"` + tokenID + `","cardholder_name":"x","authentication_data":{"eci":"05"}}`)))
 	f.Add([]byte(`{"id":null,"token":{"id":7}}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		e, err := receive.Parse(body)

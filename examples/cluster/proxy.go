@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/google/uuid"
 )
 
@@ -83,8 +84,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answerReady(w, slices.ContainsFunc(p.replicas, (*upstream).isReady))
 		return
 	}
-	given := r.Header.Get("X-Request-Id")
-	if id, err := uuid.Parse(given); err != nil || id.String() != given {
+	if !leak.RequestID(r.Header.Get("X-Request-Id")) {
 		r.Header.Set("X-Request-Id", uuid.NewString()) // what a failure tells, the replica logs
 	}
 	r.Header.Del("Upgrade") // there is nothing to upgrade to

@@ -13,8 +13,8 @@ import (
 // cannot look into a closure, even in an unexported field, where they would not
 // call a method. It also makes == on a type that embeds it fail to compile.
 //
-// A package embeds it by an alias that is not exported, so that the value cannot be moved
-// to another type.
+// A package embeds it by an alias that is not exported, so that no other package can name
+// the field and replace the value.
 type Bytes struct{ bytes func() []byte }
 
 var (

@@ -340,7 +340,7 @@ func (e *Engine) do(ctx context.Context, k *Kind, j *Job) {
 	}
 
 	done := err == nil
-	if !done {
+	if !done && !errors.Is(err, ledger.ErrClosed) && !errors.Is(err, ErrLeft) {
 		if done, err = j.leases.putOff(ctx, j); err != nil {
 			e.log.Warn("background work that failed is left alone by this process only", "error", err)
 		}

@@ -109,3 +109,25 @@ func digitOf(r rune) (byte, bool) {
 func separates(r rune) bool {
 	return unicode.In(r, unicode.Z, unicode.Pd, unicode.Cf, unicode.Mn) || strings.ContainsRune("._/\u00b7\u2212\u30fb", r)
 }
+
+// RequestID reports whether an id of a request is taken over from the caller: 1 to 64
+// characters that need no quotes anywhere, by which no card number or security code can be
+// meant.
+func RequestID(s string) bool {
+	if len(s) < 1 || len(s) > 64 {
+		return false
+	}
+
+	digits := 0
+	for i := range len(s) {
+		switch c := s[i]; {
+		case '0' <= c && c <= '9':
+			digits++
+		case 'a' <= c|' ' && c|' ' <= 'z', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	mayBeCode := digits == len(s) && (digits == 3 || digits == 4)
+	return !mayBeCode && !LooksLikePAN([]byte(s))
+}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"slices"
 
 	"github.com/cardvault/cardvault/receive"
 )
@@ -31,7 +30,12 @@ func New(take func(ctx context.Context, e *receive.Event) error, secrets ...rece
 	if _, err := receive.Verify(nil, nil, secrets...); errors.Is(err, receive.ErrSecret) {
 		return nil, err
 	}
-	return &handler{take, slices.Clone(secrets)}, nil
+
+	h := &handler{take: take} // with copies: the caller may wipe its secrets
+	for _, secret := range secrets {
+		secret.Expose(func(text []byte) { h.secrets = append(h.secrets, receive.NewWebhookSecret(text)) })
+	}
+	return h, nil
 }
 
 type handler struct {

@@ -92,3 +92,19 @@ func TestSecrets(t *testing.T) {
 		}
 	}
 }
+
+// TestWipedSecrets: the handler has copies of its secrets.
+func TestWipedSecrets(t *testing.T) {
+	mine := receive.NewWebhookSecret([]byte(secret))
+	h, err := endpoint.New(func(context.Context, *receive.Event) error { return nil }, mine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine.Wipe()
+
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, request(t, "POST", event))
+	if w.Code != 204 {
+		t.Errorf("answered %d", w.Code)
+	}
+}

