@@ -354,8 +354,8 @@ func TestMessages(t *testing.T) {
 			false: {nil, "submit", object{}, object{"type": "x"}, object{"type": "setup"}, setup(object{"session": 7}), setup(object{"turn": "1"}), setup(object{"look": object{"a": 7}}), setup(object{"more": "x"})},
 		},
 		"isID": {
-			true:  {id},
-			false: {nil, 7, "", "..", strings.ToUpper(id), id + "/", id + "\n", "{" + id + "}"},
+			true:  {id, strings.ToUpper(id)},
+			false: {nil, 7, "", "..", id + "/", id + "\n", "{" + id + "}"},
 		},
 	} {
 		for want, list := range messages {
