@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"time"
 
@@ -17,6 +18,9 @@ const (
 	Batch = 128
 
 	lookMost = 1 << 16 // records looked at to find one that can be read
+
+	shortWait   = 20 * time.Microsecond // for a processor, which a machine at rest may need too
+	longestRest = 10 * time.Millisecond // of a job that gives way
 )
 
 // A Job is a record that is due, as it is claimed.
@@ -308,6 +312,7 @@ func (e *Engine) start(ctx context.Context, k *Kind, claimed []*Job) (began int,
 		if j.Wait {
 			continue
 		}
+		e.giveWay()
 		p := j.pool
 		select {
 		case p.busy <- struct{}{}:
@@ -346,6 +351,20 @@ func (e *Engine) do(ctx context.Context, k *Kind, j *Job) {
 		}
 	}
 	j.leases.end(j, done)
+}
+
+// giveWay has callers come before background work. It lets everything run that is ready to, and
+// then rests four times as long as that took, so that a busy machine begins few jobs. Where
+// nothing waits for a processor it takes no time. Drain makes haste.
+func (e *Engine) giveWay() {
+	if !e.Running() {
+		return
+	}
+	began := time.Now()
+	runtime.Gosched()
+	if took := time.Since(began); took > shortWait {
+		time.Sleep(min(4*took, longestRest))
+	}
 }
 
 // Finish deletes the record of a job that is done.

@@ -59,7 +59,7 @@ var (
 
 	// The sink keeps pace with imports. One shift has the events of all accounts, and is short:
 	// they wait for its lease when the process dies.
-	sinkLimits = limits{workers: 64, shares: 2, term: 4 * time.Second, space: 100 * time.Microsecond}
+	sinkLimits = limits{workers: 64, shares: 2, term: 4 * time.Second, space: 300 * time.Microsecond}
 )
 
 // A shift is the time in which this process alone sends the deliveries of a queue: those
