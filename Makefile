@@ -4,7 +4,7 @@ FUZZTIME ?= 30s
 BENCH    ?=
 FAULTS   ?= 100
 
-.PHONY: help check house test stress race fuzz bench faults bundle deps
+.PHONY: help check api house test stress race fuzz bench faults bundle deps
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -53,6 +53,9 @@ stress: deps ## the tests N (10) times, LOAD=4 beside four busy loops: names wha
 race: deps ## tests under the race detector, but for those that spend their time in other programs
 	@cd store/valkeycodes && $(GOTEST) -race -short ./...
 	@$(GOTEST) -race -short -skip "$$LONG|^Test(Damage|KeyFileRefusesBitFlips|KeyFileModeWhateverUmask)$$" $$(go list ./... | grep -v -e /examples -e /iin -e /iso -e /simnet -e /networktest)
+
+api: ## what changed in the Go API since the commit SINCE, as a list for the changelog
+	@SINCE='$(SINCE)' sh .ci/api
 
 fuzz: ## every fuzz target for FUZZTIME (30s)
 	@grep -rlE '^func Fuzz' --include='*_test.go' . | while read -r f; do \
