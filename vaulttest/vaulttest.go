@@ -4,8 +4,11 @@
 //
 //	v := vaulttest.New(t)
 //
-// It starts no goroutine and reads the clock of package time only, so a test
-// that runs in a bubble of testing/synctest decides what time it is.
+// [NewNetwork] returns one with a simulated network, so that cards get network tokens.
+//
+// A vault starts no goroutine and reads the clock of package time only, so a test that
+// runs in a bubble of testing/synctest decides what time it is. Sockets stop the clock of
+// a bubble: webhooks are received in memory there, with webhooktest.NewSender.
 //
 // [AssertNoLeak] proves of logs, errors, answers and files that the card data
 // that a test has used is not in them. [AssertNoCardNumber] looks for any card

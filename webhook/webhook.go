@@ -9,9 +9,10 @@
 //
 // Whoever registers a webhook has this machine make requests. So the address is
 // looked at when the connection is made, after the name was resolved: it has to be a
-// public one. Only https on port 443 or from 1024 on is spoken, HTTP/1.1, no redirect
-// is followed, no proxy is used, and of an answer only the status and Retry-After
-// count. Nothing of what was answered gets into an error or a log.
+// public one; a caller's Options.Transport does that itself. Only https on port 443 or from
+// 1024 on is spoken, HTTP/1.1, no redirect is followed, no proxy is used, and of an answer
+// only the status and Retry-After count. Nothing of what was answered gets into an error
+// or a log.
 package webhook
 
 import (
@@ -48,6 +49,11 @@ type Options struct {
 
 	// TLS says whom to trust, such as a private CA. If nil, the roots of the system.
 	TLS *tls.Config
+
+	// Transport makes the requests in place of the sender's own connections, such as through
+	// an egress proxy, or in memory for a test. Which addresses it connects to is then its
+	// own to guard, and TLS is not used. It must follow no redirect.
+	Transport http.RoundTripper
 }
 
 // A Sender is a [cardvault.Sender].
@@ -56,7 +62,8 @@ type Sender struct {
 	private   bool
 	tls       *tls.Config
 	dialer    *net.Dialer
-	transport *http.Transport
+	own       *http.Transport
+	transport http.RoundTripper // own, or that of the options
 	closed    atomic.Bool
 }
 
@@ -95,7 +102,7 @@ func New(opts *Options) *Sender {
 	s.tls.NextProtos = []string{"http/1.1"}
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
-	s.transport = &http.Transport{
+	s.own = &http.Transport{
 		DialContext:            s.connect,
 		DialTLSContext:         s.connectTLS,
 		DisableCompression:     true,
@@ -105,6 +112,11 @@ func New(opts *Options) *Sender {
 		MaxResponseHeaderBytes: maxHeader,
 		Protocols:              &protocols,
 	}
+
+	s.transport = s.own
+	if opts.Transport != nil {
+		s.transport = opts.Transport
+	}
 	return s
 }
 
@@ -112,7 +124,7 @@ func New(opts *Options) *Sender {
 // them. Later attempts fail.
 func (s *Sender) Close() {
 	s.closed.Store(true)
-	s.transport.CloseIdleConnections()
+	s.own.CloseIdleConnections()
 }
 
 // Check implements [cardvault.Sender]. A URL is at most 2048 characters of ASCII and

@@ -83,9 +83,9 @@ var neighbours = map[string][]string{
 	"/internal/tally":       {},
 	"/internal/wire":        {""},
 	"/store/internal/queue": {"/store"},
-	"/vaulttest":            {"", "/internal/iin", "/store/memstore"}, // the suite is another package
+	"/vaulttest":            {"", "/internal/iin", "/simnet", "/store/memstore"}, // the suite is another package
 	"/webhook":              {"", "/internal/signature", "/internal/wire", "/receive"},
-	"/webhook/webhooktest":  {"/internal/fault", "/receive"},
+	"/webhook/webhooktest":  {"/internal/fault", "/receive", "/webhook"},
 }
 
 func TestNeighbours(t *testing.T) {

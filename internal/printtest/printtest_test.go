@@ -150,6 +150,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[boltstore.Store](),
 		reflect.TypeFor[memstore.Store](),
 		reflect.TypeFor[storetest.LyingStore](),
+		reflect.TypeFor[vaulttest.Network](),
 		reflect.TypeFor[vaulttest.Recorder](),
 		reflect.TypeFor[webhook.Options](),
 		reflect.TypeFor[webhook.Sender](),

@@ -1,5 +1,9 @@
 // Package webhooktest is the integrator's side of package webhook, for tests: a
-// webhook that keeps what it gets, and answers as badly as it is told to.
+// [Receiver] is a webhook that keeps what it gets, and answers as badly as it is told to.
+//
+// It is reached over loopback, at the URL of [Receiver.Start], or in memory, by the
+// sender of [NewSender]. In a bubble of testing/synctest only the latter works: a
+// goroutine that waits for a socket keeps the clock of the bubble from moving.
 package webhooktest
 
 import (
@@ -32,14 +36,14 @@ type Delivery struct {
 // A Receiver is a webhook, on any path. It answers with status 204, but for what a
 // test asks for. Its methods may be called concurrently.
 type Receiver struct {
-	secrets []receive.WebhookSecret
-
 	plan       *fault.Plan[Answer] // its lock guards the fields below
+	secrets    []receive.WebhookSecret
 	deliveries []Delivery
 	arrived    chan struct{} // closed and replaced with each delivery
 }
 
-// New returns a receiver with the secrets that it takes signatures of.
+// New returns a receiver with the secrets whose signatures it accepts. [Receiver.Trust] adds
+// those that are known later. Until it has one, Delivery.Err is set.
 func New(secrets ...receive.WebhookSecret) *Receiver {
 	return &Receiver{secrets: secrets, plan: fault.NewPlan(Status(http.StatusNoContent)), arrived: make(chan struct{})}
 }
@@ -53,6 +57,14 @@ func (r *Receiver) Start(t testing.TB) string {
 	server.Start()
 	t.Cleanup(server.Close)
 	return server.URL
+}
+
+// Trust has the receiver accept signatures of more secrets, such as the secret that the
+// vault has made for the URL of the receiver. Deliveries that came before stay as they are.
+func (r *Receiver) Trust(secrets ...receive.WebhookSecret) {
+	r.plan.Lock()
+	defer r.plan.Unlock()
+	r.secrets = append(r.secrets, secrets...)
 }
 
 // Next has the next deliveries answered so, one each.
@@ -89,9 +101,9 @@ func (r *Receiver) Wait(ctx context.Context, n int) ([]Delivery, error) {
 func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	body := fault.Body(req, maxBody)
 	d := Delivery{At: time.Now(), Header: req.Header.Clone(), Body: body}
-	d.Event, d.Err = receive.Verify(req.Header, body, r.secrets...)
 
 	r.plan.Lock()
+	d.Event, d.Err = receive.Verify(req.Header, body, r.secrets...)
 	r.deliveries = append(r.deliveries, d)
 	close(r.arrived)
 	r.arrived = make(chan struct{})
@@ -153,5 +165,6 @@ func Body(n int) Answer {
 	return func(w http.ResponseWriter, _ *http.Request) { _ = fault.Fill(w, n) }
 }
 
-// Raw sends text in place of an answer, be it HTTP or not, and closes the connection.
+// Raw sends text in place of an answer, be it HTTP or not, and closes the connection. It
+// needs a connection: in memory it panics.
 func Raw(text string) Answer { return fault.Raw(text) }

@@ -10,7 +10,11 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/receive"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/cardvault/cardvault/webhook"
 	"github.com/cardvault/cardvault/webhook/webhooktest"
 	"github.com/google/uuid"
@@ -54,6 +58,132 @@ func TestDeliveries(t *testing.T) {
 	if _, err := r.Wait(ctx, 3); !errors.Is(err, context.Canceled) {
 		t.Errorf("Wait = %v", err)
 	}
+}
+
+// In a bubble a vault delivers in memory. What was refused comes again when its time has come,
+// and is signed with the secret that the receiver has come to trust.
+func TestBubble(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		r := webhooktest.New()
+		v := vaulttest.NewNetworkWith(t, &cardvault.Options{Webhooks: webhooktest.NewSender(r)}).Vault
+		ctx, stop := context.WithCancel(t.Context())
+		_, trusted, err := v.CreateWebhook(ctx, "https://shop.example/hook", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		token, err := v.Import(ctx, cardvault.Card{
+			PAN: simnet.ScenarioPAN(card.VISA, 10), Expiry: card.Expiry{Month: 12, Year: 2090},
+		}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Drain(ctx); err != nil {
+			t.Fatal(err)
+		}
+		before := r.Deliveries()
+		for _, d := range before {
+			if d.Err == nil || d.Event != nil {
+				t.Errorf("%v, %v of a sender that is not trusted", d.Event, d.Err)
+			}
+		}
+
+		r.Trust(trusted)
+		r.Next(webhooktest.Status(http.StatusInternalServerError), webhooktest.Status(http.StatusBadGateway))
+		if err := v.Delete(ctx, token.ID); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error)
+		go func() { ended <- v.Run(ctx) }()
+		all, err := r.Wait(ctx, len(before)+3)
+		if len(before) == 0 || err != nil {
+			t.Fatalf("%d deliveries, then %v", len(before), err)
+		}
+		sent := all[len(before):]
+		for _, d := range sent {
+			if d.Err != nil || d.Event.Type != receive.TokenDeleted || d.Event.TokenID != token.ID {
+				t.Errorf("%v, %v", d.Event, d.Err)
+			}
+		}
+		if waited := sent[2].At.Sub(sent[0].At); waited < time.Second {
+			t.Errorf("attempts within %v", waited)
+		}
+
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// In memory, answers and failures are those of a connection.
+func TestSender(t *testing.T) {
+	r := webhooktest.New(secret)
+	s := webhooktest.NewSender(r)
+	defer s.Close()
+	if s.Check("https://shop.example/hook") != nil || s.Check("http://127.0.0.1/") == nil {
+		t.Error("URLs are not those of package webhook")
+	}
+
+	bubble.Test(t, func(t *testing.T) {
+		for name, c := range map[string]struct {
+			answer webhooktest.Answer
+			code   int
+			wait   time.Duration
+			err    error
+		}{
+			"status":       {webhooktest.Status(410), 410, 0, nil},
+			"retry after":  {webhooktest.RetryAfter(429, "7"), 429, 7 * time.Second, nil},
+			"redirect":     {webhooktest.Redirect(302, "https://shop.example/x"), 302, 0, nil},
+			"delay":        {webhooktest.Delay(time.Second, webhooktest.Status(201)), 201, 0, nil},
+			"silence":      {webhooktest.Hang, 0, 0, context.DeadlineExceeded},
+			"endless body": {webhooktest.Body(-1), 200, 0, nil},
+			"endless drip": {webhooktest.Drip, 200, 0, nil},
+			"nothing said": {func(http.ResponseWriter, *http.Request) {}, 200, 0, nil},
+		} {
+			r.Next(c.answer)
+			got, err := s.Send(t.Context(), test("https://shop.example/hook?x=1"))
+			if !errors.Is(err, c.err) || err == nil && (got.StatusCode != c.code || got.RetryAfter != c.wait) {
+				t.Errorf("%s: %+v, %v", name, got, err)
+			}
+		}
+
+		r.Next(webhooktest.Cut)
+		if got, err := s.Send(t.Context(), test("https://shop.example/")); err == nil || got != nil {
+			t.Errorf("cut: %+v, %v", got, err)
+		}
+		for _, d := range r.Deliveries() {
+			if d.Err != nil {
+				t.Error(d.Err)
+			}
+		}
+	})
+}
+
+// A handler gets what a server gives it.
+func TestSenderOfHandler(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST shop.example/hook/{id}", func(w http.ResponseWriter, r *http.Request) {
+		if r.PathValue("id") != "7" || r.URL.Query().Get("x") != "1" || r.Host != "shop.example:8443" || r.RequestURI != "/hook/7?x=1" || r.URL.Host != "" {
+			t.Errorf("%s %s of %s", r.Method, r.URL, r.Host)
+		}
+		w.WriteHeader(http.StatusProcessing)
+		w.WriteHeader(http.StatusAccepted)
+		w.Header().Set("Retry-After", "7") // too late
+	})
+	s := webhooktest.NewSender(mux)
+	defer s.Close()
+	got, err := s.Send(t.Context(), test("https://shop.example:8443/hook/7?x=1"))
+	if err != nil || got.StatusCode != http.StatusAccepted || got.RetryAfter != 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("a panic of the handler is lost")
+		}
+	}()
+	s = webhooktest.NewSender(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("a fault") }))
+	_, _ = s.Send(t.Context(), test("https://shop.example/"))
 }
 
 // Answers are given in their order, then what is for all. Whoever waits for one that does
