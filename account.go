@@ -2,6 +2,8 @@ package cardvault
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -26,10 +28,12 @@ type Account struct {
 	// NetworkTokensActive allows network tokens.
 	NetworkTokensActive bool
 
-	// ProviderAccounts are those for whom ObtainPPAN sends cards: SetProviderAccounts.
+	// ProviderAccounts are those for whom ObtainPPAN sends cards. A vault in live mode sends
+	// none for others. In sandbox mode the first for whom a card is sent is put into an
+	// empty list.
 	ProviderAccounts []ProviderAccount
 
-	// Quotas are those that count: what SetQuotas has set, else Options.Quotas.
+	// Quotas are those that count: of UpdateAccount, else of Options.Quotas.
 	Quotas Quotas
 
 	overrides Quotas // 0: as Options.Quotas
@@ -132,27 +136,62 @@ func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (_ *Page[*A
 	return page(ctx, whole, q, o, whole.openAccount)
 }
 
-// SetApprovals sets what the account of this handle may do. Network tokens that
-// become allowed are asked for, in the background, for all tokens of the account
-// that can have one.
-func (v *Vault) SetApprovals(ctx context.Context, grant Approvals) (err error) {
-	defer doing("set approvals", &err)
+// An AccountUpdate says what to change of an account. What is nil stays.
+type AccountUpdate struct {
+	Name                *string // "": none
+	ImportApproved      *bool
+	NetworkTokensActive *bool
+	ProviderAccounts    []ProviderAccount // nil: stays; empty: none
+	Quotas              QuotaUpdate
+}
+
+// UpdateAccount changes the account of this handle and returns it. Every process on the
+// store follows at once. Network tokens that become active are asked for, in the
+// background, for all tokens of the account that can have one. What the account has beyond
+// a new quota stays.
+//
+// Errors: FieldErrors; ErrNotFound.
+func (v *Vault) UpdateAccount(ctx context.Context, u AccountUpdate) (_ *Account, err error) {
+	defer doing("update account", &err)
+	if err := u.check(); err != nil {
+		return nil, err
+	}
+
+	var changed *Account
 	var fill *store.Record
-	err = v.changeAccount(ctx, opApprove, v.rows.ID, func(a *Account) (also func(store.Tx) error, err error) {
-		fill = nil
-		if grant.NetworkTokens && !a.NetworkTokensActive {
+	err = v.changeAccount(ctx, opUpdateAccount, v.rows.ID, func(a *Account) (also func(store.Tx) error, err error) {
+		changed, fill = a, nil
+		if u.NetworkTokensActive != nil && *u.NetworkTokensActive && !a.NetworkTokensActive {
 			if fill, err = v.newBackfill(ctx); err != nil {
 				return nil, err
 			}
 			also = func(tx store.Tx) error { tx.Put(fill); return nil }
 		}
-		a.ImportApproved, a.NetworkTokensActive = grant.Import, grant.NetworkTokens
+
+		set(&a.Name, u.Name)
+		set(&a.ImportApproved, u.ImportApproved)
+		set(&a.NetworkTokensActive, u.NetworkTokensActive)
+		if u.ProviderAccounts != nil {
+			a.ProviderAccounts = slices.Clone(u.ProviderAccounts)
+		}
+		u.Quotas.apply(&a.overrides)
+		a.Quotas = a.overrides
+		a.Quotas.or(&v.opts.Quotas)
 		return also, nil
 	})
-	if err == nil {
-		v.jobs.Due(fill)
+	if err != nil {
+		return nil, err
 	}
-	return err
+	v.jobs.Due(fill)
+	return changed, nil
+}
+
+func (u *AccountUpdate) check() error {
+	errs := []error{checkProviderAccounts(u.ProviderAccounts), u.Quotas.check()}
+	if u.Name != nil && *u.Name != "" {
+		errs = append(errs, checkText("name", []byte(*u.Name)))
+	}
+	return errors.Join(errs...)
 }
 
 // changeAccount stores the account of this handle as change leaves it, and writes in the

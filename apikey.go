@@ -79,14 +79,10 @@ type APIKey struct {
 // Has reports whether the key allows scope.
 func (k *APIKey) Has(scope Scope) bool { return slices.Contains(k.Scopes, scope) }
 
-// MaxAPIKeyExpiration is the longest life of an API key that has an end, in seconds.
-const MaxAPIKeyExpiration = 7776000
-
 // APIKeyOptions are the optional parts of an API key.
 type APIKeyOptions struct {
-	// ExpirationTime is the life of the key in seconds, 1 to
-	// [MaxAPIKeyExpiration]. 0: no end.
-	ExpirationTime int
+	// TTL is how long the key lives, a second to [MaxAPIKeyTTL]. 0: no end.
+	TTL time.Duration
 
 	// Creator is the id of the key that makes this one, if one does. The new
 	// key can hold no scope that its creator lacks, ends with it at the latest,
@@ -97,9 +93,6 @@ type APIKeyOptions struct {
 	// key that authenticates nobody.
 	NotAfter time.Time
 }
-
-// MaxAPIKeyDepth is how long a chain of keys can be of which each has made the next: 8.
-const MaxAPIKeyDepth = store.MaxLookups
 
 // ErrAPIKeyDepth is returned for an API key that would be below the depth of
 // [MaxAPIKeyDepth].
@@ -121,8 +114,8 @@ func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 	case slices.ContainsFunc(scopes, func(s Scope) bool { return !slices.Contains(allScopes, s) }):
 		errs = append(errs, &FieldError{"scopes", "invalid_enum", "must name scopes that exist"})
 	}
-	if opts != nil && opts.ExpirationTime != 0 {
-		errs = append(errs, checkRange("expiration_time", opts.ExpirationTime, 1, MaxAPIKeyExpiration))
+	if opts != nil {
+		errs = append(errs, checkTTL("expiration_time", opts.TTL, MaxAPIKeyTTL))
 	}
 
 	return errors.Join(errs...)
@@ -166,8 +159,8 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	if opts == nil {
 		opts = new(APIKeyOptions)
 	}
-	if opts.ExpirationTime > 0 {
-		k.ExpiresAt = k.CreatedAt.Add(time.Duration(opts.ExpirationTime) * time.Second)
+	if opts.TTL > 0 {
+		k.ExpiresAt = k.CreatedAt.Add(opts.TTL.Truncate(time.Microsecond))
 	}
 	k.endBy(opts.NotAfter.UTC().Truncate(time.Microsecond))
 

@@ -3,6 +3,7 @@ package cardvault
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/claims"
@@ -106,6 +107,14 @@ func checkExpiry(e card.Expiry) (errs []error) {
 
 func checkRange(field string, n, low, high int) error {
 	return broken(field, rule.Range(n, low, high))
+}
+
+// checkTTL is the rule of how long something lives that may live for ever, which is 0.
+func checkTTL(field string, ttl, most time.Duration) error {
+	if ttl != 0 && (ttl < time.Second || ttl > most) {
+		return &FieldError{field, "out_of_range", fmt.Sprintf("must be between %v and %v", time.Second, most)}
+	}
+	return nil
 }
 
 func checkName(n card.Name) error {

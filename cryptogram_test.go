@@ -376,7 +376,7 @@ func TestPaymentRefused(t *testing.T) {
 			l.notify(network.Notice{Kind: network.NoticeInvalidated})
 		}},
 		"not activated": {state: active, source: configuration, code: "network_tokens_not_activated", change: func(l *till, _ *cardvault.PaymentRequest) {
-			l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+			l.activate(false)
 		}},
 		"no network": {state: active, source: configuration, code: "no_network", change: func(l *till, _ *cardvault.PaymentRequest) {
 			l.opts.Network = nil
@@ -421,7 +421,7 @@ func TestPaymentRefused(t *testing.T) {
 	t.Run("reason", func(t *testing.T) {
 		atTill(t, nil, func(l *till) {
 			// The reason of a token that never had one is told whole.
-			session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: 60})
+			session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: time.Minute})
 			l.must(err)
 			token, err := l.Tokenize(l.Context(), session, visa)
 			l.must(err)

@@ -70,7 +70,7 @@ var (
 	ErrNotEnabled = errors.New("cardvault: not enabled")
 
 	// ErrProviderAccount is returned by ObtainPPAN for somebody for whom the account
-	// sends no cards: see [Vault.SetProviderAccounts].
+	// sends no cards: see [Account.ProviderAccounts].
 	ErrProviderAccount = errors.New("cardvault: account sends no cards for this account at the provider")
 
 	// ErrTokenInvalidated is returned by ObtainPPAN for a token whose card the

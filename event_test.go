@@ -240,7 +240,7 @@ func TestLapsedWhileOneRegisters(t *testing.T) {
 		a, err := l.CreateAccount(l.Context(), "", nil)
 		l.must(err)
 		theirs := l.In(a.ID)
-		session, err := theirs.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: 120})
+		session, err := theirs.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: 2 * time.Minute})
 		l.must(err)
 		_, err = theirs.Tokenize(l.Context(), session, visa)
 		l.must(err)
@@ -263,7 +263,7 @@ func TestLapsedWhileOneRegisters(t *testing.T) {
 // dying returns an ephemeral token.
 func dying(l *lab, seconds int) uuid.UUID {
 	l.Helper()
-	session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: seconds})
+	session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: time.Duration(seconds) * time.Second})
 	l.must(err)
 	token, err := l.Tokenize(l.Context(), session, visa)
 	l.must(err)

@@ -111,7 +111,7 @@ func ExampleVault_CreateSession() {
 	defer v.Close()
 
 	// A guest's card, kept for an hour.
-	session, err := v.CreateSession(ctx, &cardvault.SessionOptions{ExpirationTime: 3600})
+	session, err := v.CreateSession(ctx, &cardvault.SessionOptions{TokenTTL: time.Hour})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -69,7 +69,7 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := v.SetQuotas(t.Context(), cardvault.QuotaUpdate{APIKeys: new(2 * n)}); err != nil {
+		if _, err := v.UpdateAccount(t.Context(), cardvault.AccountUpdate{Quotas: cardvault.QuotaUpdate{APIKeys: new(2 * n)}}); err != nil {
 			t.Fatal(err)
 		}
 		for range n {
@@ -200,7 +200,7 @@ func (s *beaten) View(ctx context.Context, fn func(store.ReadTx) error) error {
 func TestFamilyOfTwoJobs(t *testing.T) {
 	s := &beaten{Store: memstore.New()}
 	v := vaultOn(t, s)
-	if err := v.SetQuotas(t.Context(), cardvault.QuotaUpdate{APIKeys: new(3000)}); err != nil {
+	if _, err := v.UpdateAccount(t.Context(), cardvault.AccountUpdate{Quotas: cardvault.QuotaUpdate{APIKeys: new(3000)}}); err != nil {
 		t.Fatal(err)
 	}
 	root, _, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), nil)

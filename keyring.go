@@ -9,12 +9,14 @@ import (
 	"github.com/cardvault/cardvault/internal/keyfile"
 )
 
-// KeySize is the size of a key-encryption key: 32 bytes.
-const KeySize = keyfile.Size
+const (
+	// KeySize is the size of a key-encryption key: 32 bytes.
+	KeySize = keyfile.Size
 
-// MinPassphrase is how many characters the passphrase of a new key file has at least: 12.
-// Argon2id makes each guess cost some milliseconds, which does not save a word.
-const MinPassphrase = keyfile.MinPassphrase
+	// MinPassphrase is how many characters the passphrase of a new key file has at least: 12.
+	// Argon2id makes each guess cost some milliseconds, which does not save a word.
+	MinPassphrase = keyfile.MinPassphrase
+)
 
 // A KeyWrapper holds a key-encryption key, such as one in a KMS. It is called
 // when a vault is opened and when keys are rotated, never for a single card.

@@ -304,7 +304,7 @@ func inLab(t *testing.T, opts *cardvault.Options, f func(l *lab)) {
 		l.opts.Logger = slog.New(slog.NewTextHandler(&l.log, nil))
 		l.Vault = l.open()
 		if l.opts.Mode == cardvault.Live {
-			l.must(l.SetApprovals(t.Context(), cardvault.Approvals{NetworkTokens: true}))
+			l.activate(true)
 			l.drain()
 			l.pass(2 * time.Minute) // the job of the activation ends
 			l.drain()
@@ -346,6 +346,19 @@ func (l *lab) must(err error) {
 	if err != nil {
 		l.Fatal(err)
 	}
+}
+
+// activate allows the account network tokens, or no longer.
+func (l *lab) activate(on bool) {
+	l.Helper()
+	l.update(cardvault.AccountUpdate{NetworkTokensActive: &on})
+}
+
+// update changes the account.
+func (l *lab) update(u cardvault.AccountUpdate) {
+	l.Helper()
+	_, err := l.UpdateAccount(l.Context(), u)
+	l.must(err)
 }
 
 // must2 is must for a call that also returns a token.

@@ -101,7 +101,7 @@ func TestReadsOfALiar(t *testing.T) {
 	onStores(t, func(t *testing.T, st store.Store) {
 		inShop(t, st, func(s *shop) {
 			ctx := s.Context()
-			guest, err := s.CreateSession(ctx, &cardvault.SessionOptions{ExpirationTime: 1})
+			guest, err := s.CreateSession(ctx, &cardvault.SessionOptions{TokenTTL: time.Second})
 			s.must(err)
 			s.must2(s.Tokenize(ctx, guest, visa))
 			s.pass(2 * time.Second)
@@ -327,11 +327,11 @@ func TestSweepOfALiar(t *testing.T) {
 	for _, lie := range lies() {
 		onStores(t, func(t *testing.T, st store.Store) {
 			inShop(t, st, func(s *shop) {
-				short, err := s.CreateSession(s.Context(), &cardvault.SessionOptions{ExpirationTime: 1})
+				short, err := s.CreateSession(s.Context(), &cardvault.SessionOptions{TokenTTL: time.Second})
 				s.must(err)
 				guest, err := s.Tokenize(s.Context(), short, visa)
 				s.must(err)
-				long, err := s.CreateSession(s.Context(), &cardvault.SessionOptions{ExpirationTime: 3600})
+				long, err := s.CreateSession(s.Context(), &cardvault.SessionOptions{TokenTTL: time.Hour})
 				s.must(err)
 				later, err := s.Tokenize(s.Context(), long, visa)
 				s.must(err)
@@ -410,7 +410,7 @@ func TestDuePoison(t *testing.T) {
 		l.imports(visa)
 		var lapsing []uuid.UUID
 		for range 20 {
-			id, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: 60})
+			id, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: time.Minute})
 			l.must(err)
 			token, err := l.Tokenize(l.Context(), id, visa)
 			l.must(err)

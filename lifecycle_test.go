@@ -29,7 +29,7 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 	for _, test := range []struct {
 		name       string
 		card       cardvault.Card
-		ttl        int // of an ephemeral token, made in a session
+		ttl        time.Duration // of an ephemeral token, made in a session
 		none       bool
 		inactive   bool // the account
 		ineligible error
@@ -37,8 +37,8 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 		schemeCode string
 	}{
 		{name: "all is well", card: future},
-		{name: "ephemeral, and everything else", card: future, ttl: 60, none: true, inactive: true, want: "ephemeral_token"},
-		{name: "ephemeral", card: future, ttl: 60, want: "ephemeral_token"},
+		{name: "ephemeral, and everything else", card: future, ttl: time.Minute, none: true, inactive: true, want: "ephemeral_token"},
+		{name: "ephemeral", card: future, ttl: time.Minute, want: "ephemeral_token"},
 		{name: "expired, and everything else", card: expired, none: true, inactive: true, want: "card_expired"},
 		{name: "expired", card: expired, want: "card_expired"},
 		{name: "no network, and not activated", card: future, none: true, inactive: true, want: "no_network"},
@@ -63,14 +63,14 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 						l.opts.Network = nil
 						l.restart()
 					}
-					l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: !test.inactive}))
+					l.activate(!test.inactive)
 					if test.ineligible != nil {
 						l.net.ineligible = func(card.Scheme) error { return test.ineligible }
 					}
 					var token *cardvault.Token
 					var err error
 					if test.ttl > 0 {
-						session, sessionErr := l.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: test.ttl})
+						session, sessionErr := l.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: test.ttl})
 						l.must(sessionErr)
 						token, err = l.Tokenize(l.Context(), session, test.card)
 					} else {
@@ -222,7 +222,7 @@ func TestProvisionStates(t *testing.T) {
 	}
 	t.Run("ephemeral", func(t *testing.T) {
 		inLab(t, nil, func(l *lab) {
-			session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: 60})
+			session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: time.Minute})
 			l.must(err)
 			token, err := l.Tokenize(l.Context(), session, visa)
 			l.must(err)

@@ -31,13 +31,6 @@ type ListOptions struct {
 	BusinessKey        string // exact; of at most [store.MaxShared] tokens
 }
 
-// Bounds of ListOptions: chapter 8 of the interface document.
-const (
-	DefaultLimit = 50
-	MaxLimit     = 500
-	MaxPage      = 1<<31 - 1
-)
-
 // A Page is a part of a list.
 //
 // A call that lists returns the page and an error if records on it are damaged. Items are

@@ -107,10 +107,6 @@ func (v *Vault) PrimaryMerchant(ctx context.Context) (_ *Merchant, err error) {
 	}
 }
 
-// SecretOverlap is how long a rotated payment secret is not used yet, so that
-// receivers can load it.
-const SecretOverlap = 24 * time.Hour
-
 // RotatePaymentSecret makes a new shared secret for a merchant and returns it, which
 // is shown only here. The first one is used at once, a
 // later one from activateAt on: zero means after [SecretOverlap], a time that

@@ -150,7 +150,7 @@ type Options struct {
 	IdempotencyTTL time.Duration
 
 	// Quotas bound what one account can have, unless the operator has set others for it:
-	// [Vault.SetQuotas].
+	// [Vault.UpdateAccount].
 	Quotas Quotas
 
 	// Logger is told of background failures, and of every write at debug level.
@@ -158,8 +158,33 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// NoRetention as Options.PaymentDataRetention keeps no encrypted payment data.
-const NoRetention time.Duration = -1
+// Limits and times of a vault.
+const (
+	DefaultLimit = 50        // items on a page
+	MaxLimit     = 500       // items on a page
+	MaxPage      = 1<<31 - 1 // number of a page
+
+	MaxTokenTTL    = 30 * 24 * time.Hour // of a token that expires
+	MaxAPIKeyTTL   = 90 * 24 * time.Hour // of an API key that expires
+	MaxAPIKeyDepth = store.MaxLookups    // keys in a chain of which each has made the next: 8
+
+	// MaxWebhooks is the largest Quotas.Webhooks: an event is written in one transaction
+	// with its delivery to each.
+	MaxWebhooks = 64
+
+	MaxProviderAccounts = 16 // of an account
+
+	// SecretOverlap is how long a rotated payment secret is not used yet, so that
+	// receivers can load it.
+	SecretOverlap = 24 * time.Hour
+
+	// WebhookSecretOverlap is how long a rotated signing secret goes on signing, beside
+	// those that are newer.
+	WebhookSecretOverlap = 24 * time.Hour
+
+	// NoRetention as Options.PaymentDataRetention keeps no encrypted payment data.
+	NoRetention time.Duration = -1
+)
 
 // withDefaults returns a copy of o, which may be nil, with its defaults, or the
 // first thing that is wrong with it.

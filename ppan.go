@@ -25,17 +25,7 @@ type ProviderAccount struct {
 	PortalID string
 }
 
-// MaxProviderAccounts is how many of them an account has at most.
-const MaxProviderAccounts = 16
-
-// SetProviderAccounts replaces the list of those for whom ObtainPPAN sends cards of the
-// account of this handle. Every process on the store follows at once. A vault in live mode
-// sends none for anybody else. In sandbox mode the first for whom a card is sent is put
-// into a list that is empty.
-//
-// Errors: FieldErrors; ErrNotFound.
-func (v *Vault) SetProviderAccounts(ctx context.Context, allowed []ProviderAccount) (err error) {
-	defer doing("set provider accounts", &err)
+func checkProviderAccounts(allowed []ProviderAccount) error {
 	if len(allowed) > MaxProviderAccounts {
 		return &FieldError{"provider_accounts", "out_of_range", fmt.Sprintf("must be at most %d", MaxProviderAccounts)}
 	}
@@ -44,10 +34,7 @@ func (v *Vault) SetProviderAccounts(ctx context.Context, allowed []ProviderAccou
 			return err
 		}
 	}
-	return v.changeAccount(ctx, opSetProviderAccounts, v.rows.ID, func(a *Account) (func(store.Tx) error, error) {
-		a.ProviderAccounts = slices.Clone(allowed)
-		return nil, nil
-	})
+	return nil
 }
 
 // ObtainPPAN sends the card of a token to [Options.PPAN] and returns what the
@@ -56,7 +43,7 @@ func (v *Vault) SetProviderAccounts(ctx context.Context, allowed []ProviderAccou
 // came of a request without an answer is not known, and repeating it may make a
 // second pseudo card number, which does no harm.
 //
-// A card is sent only for those whom SetProviderAccounts names, and each time that is
+// A card is sent only for those in [Account.ProviderAccounts], and each time that is
 // logged: who asked, for which token, and what came of it.
 //
 // Errors: FieldErrors, which name fields as the headers of the REST surface;

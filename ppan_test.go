@@ -282,7 +282,7 @@ func TestPPANAccounts(t *testing.T) {
 		replica, other := l.open(), l.newAccount()
 		id := l.imports(coded(visa, "737"))
 		ask(l.Vault, id, of("ATTACKER"), cardvault.ErrProviderAccount)
-		l.must(l.SetProviderAccounts(l.Context(), named("one", "silent")))
+		l.update(cardvault.AccountUpdate{ProviderAccounts: named("one", "silent")})
 		for _, v := range []*cardvault.Vault{l.Vault, replica} {
 			ask(v, id, of("ATTACKER"), cardvault.ErrProviderAccount)
 			for _, edit := range []func(*ppan.Account){
@@ -300,15 +300,15 @@ func TestPPANAccounts(t *testing.T) {
 		token, err := other.Import(l.Context(), visa, nil)
 		l.must(err)
 		ask(other, token.ID, of("one"), cardvault.ErrProviderAccount)
-		l.must(l.SetQuotas(l.Context(), cardvault.QuotaUpdate{APIKeys: new(7)}))
+		l.update(cardvault.AccountUpdate{Quotas: cardvault.QuotaUpdate{APIKeys: new(7)}})
 		if a, err := l.Account(l.Context()); err != nil || !slices.Equal(a.ProviderAccounts, named("one", "silent")) || a.Quotas.APIKeys != 7 {
 			l.Errorf("the account shows %+v, %v", a, err)
 		}
-		l.must(l.SetProviderAccounts(l.Context(), nil))
+		l.update(cardvault.AccountUpdate{ProviderAccounts: []cardvault.ProviderAccount{}})
 		ask(replica, id, of("one"), cardvault.ErrProviderAccount)
 
 		key := uuid.New()
-		l.must(l.SetProviderAccounts(l.Context(), named("one")))
+		l.update(cardvault.AccountUpdate{ProviderAccounts: named("one")})
 		ctx := cardvault.WithActor(l.Context(), cardvault.Actor{KeyID: key})
 		if _, err := l.ObtainPPAN(ctx, id, of("one")); err != nil {
 			l.Error(err)
@@ -337,11 +337,11 @@ func TestPPANAccounts(t *testing.T) {
 		l.restart()
 		ask(l.Vault, id, of("two"), cardvault.ErrProviderAccount)
 		ask(l.Vault, id, of("silent"), cardvault.ErrProviderUnavailable)
-		l.must(l.SetProviderAccounts(l.Context(), named("two", "three")))
+		l.update(cardvault.AccountUpdate{ProviderAccounts: named("two", "three")})
 		ask(l.Vault, id, of("silent"), cardvault.ErrProviderAccount)
 		ask(l.Vault, id, of("two"), nil)
 		ask(l.Vault, id, of("three"), nil)
-		l.must(l.SetProviderAccounts(l.Context(), nil))
+		l.update(cardvault.AccountUpdate{ProviderAccounts: []cardvault.ProviderAccount{}})
 		sent = nil
 		replica := l.open()
 		var group sync.WaitGroup
@@ -370,7 +370,7 @@ func TestPPANAccounts(t *testing.T) {
 		"too long":  named(strings.Repeat("1", 256)),
 		"non-ASCII": named("é"),
 	} {
-		if err := v.SetProviderAccounts(t.Context(), list); len(cardvault.FieldErrors(err)) == 0 {
+		if _, err := v.UpdateAccount(t.Context(), cardvault.AccountUpdate{ProviderAccounts: list}); len(cardvault.FieldErrors(err)) == 0 {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

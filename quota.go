@@ -94,28 +94,25 @@ func (q *Quotas) or(of *Quotas) {
 	}
 }
 
-// SetQuotas changes quotas of the account of this handle. Every process on the store
-// follows at once. What the account has beyond a new quota stays.
-//
-// Errors: FieldErrors for what is out of bounds; ErrNotFound.
-func (v *Vault) SetQuotas(ctx context.Context, u QuotaUpdate) (err error) {
-	defer doing("set quotas", &err)
-	to := []*int{u.APIKeys, u.Webhooks, u.OpenSessions, u.PaymentData} // as allQuotas
+// fields returns the fields of u in the order of allQuotas.
+func (u *QuotaUpdate) fields() []*int {
+	return []*int{u.APIKeys, u.Webhooks, u.OpenSessions, u.PaymentData}
+}
+
+func (u *QuotaUpdate) check() error {
 	var errs []error
-	for i, f := range allQuotas {
-		if to[i] != nil {
-			errs = append(errs, checkRange(f.name, *to[i], 0, f.most))
+	for i, n := range u.fields() {
+		if f := allQuotas[i]; n != nil {
+			errs = append(errs, checkRange(f.name, *n, 0, f.most))
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
+	return errors.Join(errs...)
+}
+
+func (u *QuotaUpdate) apply(q *Quotas) {
+	for i, n := range u.fields() {
+		set(allQuotas[i].of(q), n)
 	}
-	return v.changeAccount(ctx, opSetQuotas, v.rows.ID, func(a *Account) (func(store.Tx) error, error) {
-		for i, f := range allQuotas {
-			set(f.of(&a.overrides), to[i])
-		}
-		return nil, nil
-	})
 }
 
 // withinQuota calls write to make one more listed record of a kind, in the list of the

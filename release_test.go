@@ -487,7 +487,7 @@ func TestNothingIsLeft(t *testing.T) {
 				case 7:
 					l.net.forbids(chance(2))
 				case 8:
-					_ = l.SetApprovals(ctx, cardvault.Approvals{NetworkTokens: chance(3)})
+					_, _ = l.UpdateAccount(ctx, cardvault.AccountUpdate{NetworkTokensActive: new(chance(3))})
 				}
 				// Some of the work is cut off by a process that dies.
 				working, stop := context.WithTimeout(ctx, time.Duration(r.IntN(3000))*time.Millisecond)
@@ -499,7 +499,7 @@ func TestNothingIsLeft(t *testing.T) {
 			l.net.script(nil, nil)
 			l.net.forbids(false)
 			l.restart()
-			l.must(l.SetApprovals(ctx, cardvault.Approvals{NetworkTokens: true}))
+			l.activate(true)
 			for range 100 {
 				l.pass(30 * time.Minute)
 				l.drain()

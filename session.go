@@ -24,20 +24,17 @@ type SessionOptions struct {
 	// [Options.IDV], and the token has IdentificationNone or IdentificationChecked.
 	BypassIdentification bool
 
-	// ExpirationTime is after how many seconds the token is deleted by itself,
-	// 1 to [MaxExpirationTime]. 0: never. A token with it gets no network token.
-	ExpirationTime int
+	// TokenTTL is after how long the token is deleted by itself, a second to [MaxTokenTTL].
+	// 0: never. A token with it gets no network token.
+	TokenTTL time.Duration
 }
-
-// MaxExpirationTime is the longest life of an ephemeral token, in seconds.
-const MaxExpirationTime = 2592000
 
 // Check returns a FieldError for each rule that CreateSession would report, or nil.
 func (o *SessionOptions) Check() error {
-	if o == nil || o.ExpirationTime == 0 {
+	if o == nil {
 		return nil
 	}
-	return checkRange("expiration_time", o.ExpirationTime, 1, MaxExpirationTime)
+	return checkTTL("expiration_time", o.TokenTTL, MaxTokenTTL)
 }
 
 // A SessionID is the id of a session, and a credential: whoever has it can use the
@@ -68,7 +65,7 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (_ Sess
 
 	s := session{}
 	if opts != nil {
-		s.bypass, s.ttl = opts.BypassIdentification, time.Duration(opts.ExpirationTime)*time.Second
+		s.bypass, s.ttl = opts.BypassIdentification, opts.TokenTTL.Truncate(time.Microsecond)
 	}
 
 	return ledger.Retry(ctx, func() (SessionID, error) {

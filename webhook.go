@@ -112,16 +112,6 @@ type WebhookUpdate struct {
 	Disabled    *bool
 }
 
-const (
-	// MaxWebhooks is the largest Quotas.Webhooks: an event is written in one transaction
-	// with its delivery to each.
-	MaxWebhooks = 64
-
-	// WebhookSecretOverlap is how long a rotated signing secret goes on signing, beside
-	// those that are newer.
-	WebhookSecretOverlap = 24 * time.Hour
-)
-
 // WebhooksEnabled reports whether the vault has a sender: [Options.Webhooks].
 func (v *Vault) WebhooksEnabled() bool { return v.opts.Webhooks != nil }
 

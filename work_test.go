@@ -48,7 +48,7 @@ func TestActivation(t *testing.T) {
 	for _, crash := range []bool{false, true} {
 		t.Run(fmt.Sprintf("crash %v", crash), func(t *testing.T) {
 			inLab(t, &cardvault.Options{Mode: cardvault.Live, NetworkRate: 1e6}, func(l *lab) {
-				l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+				l.activate(false)
 				const n = 1000
 				ids := l.crowd(n, visa)
 				expired := visa
@@ -69,12 +69,12 @@ func TestActivation(t *testing.T) {
 				if calls := l.net.asked(); len(calls) > 0 || l.count(notAvailable) != n+5 {
 					t.Fatalf("%d calls, %d tokens not available", len(calls), l.count(notAvailable))
 				}
-				session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{ExpirationTime: 1000 * 1000})
+				session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: 1000 * 1000 * time.Second})
 				l.must(err)
 				ephemeral, err := l.Tokenize(l.Context(), session, visa)
 				l.must(err)
 
-				l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
+				l.activate(true)
 				during := l.imports(visa)
 				if crash {
 					// Each process dies when it has changed a few hundred tokens.
@@ -132,13 +132,13 @@ func (s *watched) View(ctx context.Context, fn func(store.ReadTx) error) error {
 // What is imported before the activation is seen, and stored after it, is found.
 func TestActivationWhileImporting(t *testing.T) {
 	inLab(t, live, func(l *lab) {
-		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+		l.activate(false)
 		l.pass(time.Hour)
 		w := &watched{Store: l.store.Store}
 		l.store.Store = w
 		w.then = func() { // the import has looked, and not stored yet
 			w.then = nil
-			l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
+			l.activate(true)
 			l.must(l.Drain(l.Context()))
 		}
 		id := l.imports(visa)
@@ -155,26 +155,26 @@ func TestActivationAgain(t *testing.T) {
 		ids := l.crowd(300, visa)
 		l.net.ineligible = nil
 		for range 3 {
-			l.must(l.SetApprovals(l.Context(), cardvault.Approvals{Import: true, NetworkTokens: true}))
+			l.activate(true)
 		}
 		l.run(func() { l.pass(5 * time.Minute) })
 		if n := len(l.net.asked()); n > 0 {
 			t.Errorf("%d calls", n)
 		}
 		// Activated and taken back at once: nobody is asked for.
-		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
-		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
-		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+		l.activate(false)
+		l.activate(true)
+		l.activate(false)
 		l.run(func() { l.pass(5 * time.Minute) })
 		if n := len(l.net.asked()); n > 0 {
 			t.Errorf("%d calls", n)
 		}
 		// What was pending when it was taken back is not sent.
-		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
+		l.activate(true)
 		l.run(func() { l.pass(5 * time.Minute) })
 		l.is(ids[299], active, "")
 		id := l.imports(visa)
-		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+		l.activate(false)
 		calls := len(l.net.asked())
 		l.run(func() { l.pass(time.Minute) })
 		l.is(id, notAvailable, "network_tokens_not_activated")
@@ -192,7 +192,7 @@ func TestActivationAgain(t *testing.T) {
 // A token that is damaged keeps no other from its network token.
 func TestActivationOfDamagedTokens(t *testing.T) {
 	inLab(t, live, func(l *lab) {
-		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+		l.activate(false)
 		ids := l.crowd(600, visa)
 		l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) error {
 			a, err := l.Account(l.Context())
@@ -215,7 +215,7 @@ func TestActivationOfDamagedTokens(t *testing.T) {
 			}
 			return nil
 		}))
-		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
+		l.activate(true)
 		l.run(func() { l.pass(10 * time.Minute) })
 		if n := l.count(active); n != int64(len(ids)-3) {
 			t.Errorf("%d tokens are active", n)
@@ -234,11 +234,11 @@ func TestNetworkRate(t *testing.T) {
 				const n = 300
 				var began time.Time
 				if activation {
-					l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+					l.activate(false)
 					l.crowd(n, visa)
 					l.crowd(3, mastercard)
 					began = time.Now()
-					l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
+					l.activate(true)
 				} else {
 					began = time.Now()
 					l.crowd(n, visa)
@@ -609,9 +609,9 @@ func TestDrain(t *testing.T) {
 		if n := len(l.net.asked()); n != 600 {
 			t.Errorf("%d calls", n)
 		}
-		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{}))
+		l.activate(false)
 		l.crowd(300, visa)
-		l.must(l.SetApprovals(l.Context(), cardvault.Approvals{NetworkTokens: true}))
+		l.activate(true)
 		l.drain()
 		if n := l.count(active); n != 300 {
 			t.Errorf("%d tokens are active", n)

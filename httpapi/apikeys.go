@@ -19,8 +19,7 @@ var createAPIKey = &endpoint{
 			text, _ := f.text("label", required, 1, maxText)
 			label = string(text)
 			scopes, _ = literals(f, "scopes", required, cardvault.AllScopes())
-			n, _ := f.integer("expiration_time", optional, 1, cardvault.MaxAPIKeyExpiration)
-			o.ExpirationTime = int(n)
+			o.TTL = readTTL(f, cardvault.MaxAPIKeyTTL)
 			return cardvault.CheckAPIKey(label, scopes, &o)
 		})
 		if err != nil {

@@ -26,7 +26,7 @@ func newLiveRig(t *testing.T, opts *cardvault.Options) *liveRig {
 	t.Helper()
 	r := &liveRig{vault: openVault(t, memstore.New(), opts)}
 	r.handler = newHandler(t, r.vault, nil)
-	if err := r.vault.SetApprovals(t.Context(), cardvault.Approvals{Import: true}); err != nil {
+	if _, err := r.vault.UpdateAccount(t.Context(), cardvault.AccountUpdate{ImportApproved: new(true)}); err != nil {
 		t.Fatal(err)
 	}
 	for key, scopes := range map[*string][]cardvault.Scope{

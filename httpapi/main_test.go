@@ -96,7 +96,7 @@ func newHandler(t testing.TB, v *cardvault.Vault, opts *httpapi.Options) http.Ha
 // newKey makes an API key of v's account. A ttl of 0 is for ever.
 func (r *rig) newKey(t testing.TB, v *cardvault.Vault, ttl time.Duration, scopes ...cardvault.Scope) (*cardvault.APIKey, string) {
 	t.Helper()
-	k, text, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{ExpirationTime: int(ttl.Seconds())})
+	k, text, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{TTL: ttl})
 	if err != nil {
 		t.Fatal(err)
 	}

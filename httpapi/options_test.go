@@ -410,7 +410,7 @@ func TestLog(t *testing.T) {
 func TestApproval(t *testing.T) {
 	r := newRig(t, nil, nil)
 	for _, approved := range []bool{false, true} {
-		if err := r.vault.SetApprovals(t.Context(), cardvault.Approvals{Import: approved}); err != nil {
+		if _, err := r.vault.UpdateAccount(t.Context(), cardvault.AccountUpdate{ImportApproved: &approved}); err != nil {
 			t.Fatal(err)
 		}
 		a := r.do(t, "POST", "/cde-import", cardBody)

@@ -215,7 +215,7 @@ func TestPPANHeaders(t *testing.T) {
 				return &answer{w.Code, w.Header(), w.Body.String()}
 			}
 			for _, n := range names {
-				if err := r.vault.SetProviderAccounts(t.Context(), nil); err != nil {
+				if _, err := r.vault.UpdateAccount(t.Context(), cardvault.AccountUpdate{ProviderAccounts: []cardvault.ProviderAccount{}}); err != nil {
 					t.Fatal(err)
 				}
 				a := do(ppanPath, tokenBody(id), n)
@@ -280,7 +280,7 @@ func TestPPANAccount(t *testing.T) {
 	if sent := p.take(); len(sent) != 0 {
 		t.Errorf("the provider was sent %d cards", len(sent))
 	}
-	if err := r.vault.SetProviderAccounts(t.Context(), []cardvault.ProviderAccount{{AID: "OTHER", MID: "2", PortalID: "3"}}); err != nil {
+	if _, err := r.vault.UpdateAccount(t.Context(), cardvault.AccountUpdate{ProviderAccounts: []cardvault.ProviderAccount{{AID: "OTHER", MID: "2", PortalID: "3"}}}); err != nil {
 		t.Fatal(err)
 	}
 	ask("OWN").want(t, 403, "INTEGRATION_NOT_ENABLED")

@@ -57,7 +57,7 @@ func TestSecurityCodeExpiry(t *testing.T) {
 			if test.life == 0 {
 				id = r.importWithCode(t)
 			} else {
-				session, err := r.vault.CreateSession(t.Context(), &cardvault.SessionOptions{ExpirationTime: int(test.life.Seconds())})
+				session, err := r.vault.CreateSession(t.Context(), &cardvault.SessionOptions{TokenTTL: test.life})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"math"
+	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
@@ -15,8 +16,7 @@ var createSession = &endpoint{
 		var o cardvault.SessionOptions
 		err := c.read(func(f fields, _ *query) error {
 			o.BypassIdentification, _ = f.boolean("bypass_identification", optional)
-			n, _ := f.integer("expiration_time", optional, 1, cardvault.MaxExpirationTime)
-			o.ExpirationTime = int(n)
+			o.TokenTTL = readTTL(f, cardvault.MaxTokenTTL)
 			return o.Check()
 		})
 		if err != nil {
@@ -197,6 +197,12 @@ func namesOf[T ~uint8](parse func(string) (T, bool), name func(T) string) (all [
 		}
 		all = append(all, n)
 	}
+}
+
+// readTTL reads how many seconds something lives, 0 if it has no end.
+func readTTL(f fields, most time.Duration) time.Duration {
+	n, _ := f.integer("expiration_time", optional, 1, int64(most/time.Second))
+	return time.Duration(n) * time.Second
 }
 
 func readExpiry(f fields, need presence) card.Expiry {

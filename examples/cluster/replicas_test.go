@@ -439,7 +439,7 @@ func TestWorkIsDoneOnce(t *testing.T) {
 					if _, err := v.Import(t.Context(), given, nil); err != nil {
 						t.Error(err)
 					}
-					session, err := v.CreateSession(t.Context(), &cardvault.SessionOptions{ExpirationTime: 1})
+					session, err := v.CreateSession(t.Context(), &cardvault.SessionOptions{TokenTTL: time.Second})
 					if err == nil {
 						_, err = v.Tokenize(t.Context(), session, given)
 					}

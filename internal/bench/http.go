@@ -70,7 +70,7 @@ func (b *bench) rest(ctx context.Context) (*caller, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := b.vault.SetApprovals(ctx, cardvault.Approvals{Import: true}); err != nil {
+	if _, err := b.vault.UpdateAccount(ctx, cardvault.AccountUpdate{ImportApproved: new(true)}); err != nil {
 		return nil, nil, err
 	}
 	return client(ctx, api, key.Text())

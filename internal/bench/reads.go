@@ -246,8 +246,8 @@ func (b *bench) sweep(ctx context.Context) error {
 	started := time.Now()
 	err := parallel(256, func(int) error {
 		for left.Add(-1) >= 0 {
-			ttl := 1 + int(max(0, 30*time.Second-time.Since(started))/time.Second)
-			session, err := b.vault.CreateSession(ctx, &cardvault.SessionOptions{ExpirationTime: ttl})
+			ttl := time.Second + max(0, 30*time.Second-time.Since(started))
+			session, err := b.vault.CreateSession(ctx, &cardvault.SessionOptions{TokenTTL: ttl})
 			if err != nil {
 				return err
 			}

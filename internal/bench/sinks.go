@@ -116,7 +116,7 @@ func (b *bench) importer(ctx context.Context, name string, opts *cardvault.Optio
 	}
 	_, key, err := v.CreateAPIKey(ctx, "bench", cardvault.AllScopes(), nil)
 	if err == nil {
-		err = v.SetApprovals(ctx, cardvault.Approvals{Import: true, NetworkTokens: true})
+		_, err = v.UpdateAccount(ctx, cardvault.AccountUpdate{ImportApproved: new(true), NetworkTokensActive: new(true)})
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, v.Close())

@@ -439,7 +439,7 @@ func deliveries(a *stage) *family {
 }
 
 func lapse(a *stage) *family {
-	session, err := a.CreateSession(a.Context(), &cardvault.SessionOptions{ExpirationTime: 60})
+	session, err := a.CreateSession(a.Context(), &cardvault.SessionOptions{TokenTTL: time.Minute})
 	a.must(err)
 	t, err := a.Tokenize(a.Context(), session, visa)
 	a.must(err)

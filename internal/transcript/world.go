@@ -74,10 +74,10 @@ func newWorld(t *testing.T, s *Setup) *world {
 	w.vaults = w.open(t, s.Stores, &w.opts)
 	v := w.vaults[0]
 	all := cardvault.AllScopes()
-	if err := v.SetProviderAccounts(t.Context(), []cardvault.ProviderAccount{
+	if _, err := v.UpdateAccount(t.Context(), cardvault.AccountUpdate{ProviderAccounts: []cardvault.ProviderAccount{
 		{AID: PPANHeaders[1], MID: PPANHeaders[5], PortalID: PPANHeaders[7]},
 		{AID: "1", MID: "~", PortalID: "x y"},
-	}); err != nil {
+	}}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -223,7 +223,7 @@ func (w *world) addNetwork(t *testing.T) {
 	}
 
 	w.values["secretless"] = second.ID.String() // a merchant without a shared secret
-	session, err := w.vaults[0].CreateSession(t.Context(), &cardvault.SessionOptions{ExpirationTime: 3600})
+	session, err := w.vaults[0].CreateSession(t.Context(), &cardvault.SessionOptions{TokenTTL: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,7 +315,7 @@ func (w *world) wait(t *testing.T, d time.Duration) {
 
 func newKey(t *testing.T, v *cardvault.Vault, ttl time.Duration, scopes ...cardvault.Scope) (*cardvault.APIKey, string) {
 	t.Helper()
-	k, text, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{ExpirationTime: int(ttl.Seconds())})
+	k, text, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{TTL: ttl})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func TestErasureBesideALostRow(t *testing.T) {
 		}
 		v := open()
 		for range tokens {
-			session, err := v.CreateSession(t.Context(), &cardvault.SessionOptions{ExpirationTime: 60})
+			session, err := v.CreateSession(t.Context(), &cardvault.SessionOptions{TokenTTL: time.Minute})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -60,9 +60,16 @@ func accountsIn(t *testing.T, s store.Store, mode cardvault.Mode) {
 		t.Errorf("read: %+v, want %+v", got, a)
 	}
 
-	noError(t, v.In(a.ID).SetApprovals(ctx, cardvault.Approvals{NetworkTokens: true}))
+	must(v.In(a.ID).UpdateAccount(ctx, cardvault.AccountUpdate{ImportApproved: new(false), NetworkTokensActive: new(true)}))(t)
 	if got := must(v.In(a.ID).Account(ctx))(t); got.ImportApproved || !got.NetworkTokensActive || got.Name != a.Name {
-		t.Errorf("after Approve: %+v", got)
+		t.Errorf("after UpdateAccount: %+v", got)
+	}
+
+	// What is not named stays.
+	must(v.In(b.ID).UpdateAccount(ctx, cardvault.AccountUpdate{Name: new(canary + "B"), Quotas: cardvault.QuotaUpdate{Webhooks: new(5)}}))(t)
+	b = must(v.In(b.ID).UpdateAccount(ctx, cardvault.AccountUpdate{NetworkTokensActive: new(true)}))(t)
+	if got := must(v.In(b.ID).Account(ctx))(t); !b.ImportApproved || !b.NetworkTokensActive || b.Name != canary+"B" || b.Quotas.Webhooks != 5 || !reflect.DeepEqual(got, b) {
+		t.Errorf("after two updates: %+v, read %+v", b, got)
 	}
 
 	p := must(v.In(b.ID).ListAccounts(ctx, &cardvault.ListOptions{Ascending: true, Limit: 2}))(t)
@@ -178,7 +185,7 @@ func noAccount(t *testing.T, v *cardvault.Vault, token uuid.UUID, session cardva
 			"List":            errorOf(nobody.List(ctx, nil)),
 			"All":             errorOf(collect(ctx, nobody, nil)),
 			"Account":         errorOf(nobody.Account(ctx)),
-			"SetApprovals":    nobody.SetApprovals(ctx, cardvault.Approvals{}),
+			"UpdateAccount":   errorOf(nobody.UpdateAccount(ctx, cardvault.AccountUpdate{})),
 			"CreateMerchant":  errorOf(nobody.CreateMerchant(ctx, canary)),
 			"ListMerchants":   errorOf(nobody.ListMerchants(ctx, nil)),
 			"PrimaryMerchant": errorOf(nobody.PrimaryMerchant(ctx)),
@@ -275,7 +282,7 @@ func checksum(head string) string {
 func apiKeys(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	scopes := []cardvault.Scope{cardvault.ScopeTokensRead, cardvault.ScopeSessionsCreate, cardvault.ScopeTokensRead}
-	key, made, err := v.CreateAPIKey(ctx, canary, scopes, &cardvault.APIKeyOptions{ExpirationTime: 1000})
+	key, made, err := v.CreateAPIKey(ctx, canary, scopes, &cardvault.APIKeyOptions{TTL: 1000 * time.Second})
 	noError(t, err)
 	text := made.Text()
 	account := must(v.Account(ctx))(t)
@@ -303,7 +310,7 @@ func apiKeys(t *testing.T, s store.Store) {
 	vaulttest.AssertNoLeak(t, []string{text, text[17:60]}, key, list.Items[0], p.Key)
 
 	// Approvals are judged at each call.
-	noError(t, v.SetApprovals(ctx, cardvault.Approvals{}))
+	must(v.UpdateAccount(ctx, cardvault.AccountUpdate{ImportApproved: new(false), NetworkTokensActive: new(false)}))(t)
 	if p := must(v.Authenticate(ctx, text))(t); p.Account.ImportApproved {
 		t.Error("a withdrawn approval is still given")
 	}
@@ -361,8 +368,8 @@ func apiKeyCreators(t *testing.T, s store.Store) {
 		text string
 	}
 
-	create := func(by *made, seconds int, scopes ...cardvault.Scope) (*made, error) {
-		opts := &cardvault.APIKeyOptions{ExpirationTime: seconds}
+	create := func(by *made, ttl time.Duration, scopes ...cardvault.Scope) (*made, error) {
+		opts := &cardvault.APIKeyOptions{TTL: ttl}
 		if by != nil {
 			opts.Creator = by.ID
 		}
@@ -371,10 +378,10 @@ func apiKeyCreators(t *testing.T, s store.Store) {
 	}
 
 	read, write := cardvault.ScopeTokensRead, cardvault.ScopeAPIKeysWrite
-	root := must(create(nil, 1000, read, write))(t)
+	root := must(create(nil, 1000*time.Second, read, write))(t)
 	child := must(create(root, 0, read, write))(t)
-	short := must(create(root, 10, read))(t)
-	long := must(create(root, 2000, read))(t)
+	short := must(create(root, 10*time.Second, read))(t)
+	long := must(create(root, 2000*time.Second, read))(t)
 	grandchild := must(create(child, 0, read))(t)
 	stranger := must(create(nil, 0, read))(t)
 	for name, key := range map[string]*made{"no expiry": child, "a later expiry": long, "a grandchild": grandchild} {
@@ -531,7 +538,7 @@ func apiKeyNotAfter(t *testing.T, s store.Store) {
 		want time.Time
 	}{
 		{"no end", cardvault.APIKeyOptions{NotAfter: soon}, soon},
-		{"a later end", cardvault.APIKeyOptions{NotAfter: soon, ExpirationTime: 7200}, soon},
+		{"a later end", cardvault.APIKeyOptions{NotAfter: soon, TTL: 2 * time.Hour}, soon},
 		{"a creator that ends later", cardvault.APIKeyOptions{NotAfter: soon, Creator: creator.ID}, soon},
 		{"a creator that ends before", cardvault.APIKeyOptions{NotAfter: late.Add(time.Hour), Creator: creator.ID}, late},
 	} {

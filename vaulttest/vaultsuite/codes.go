@@ -82,7 +82,7 @@ func securityCode(t *testing.T, s store.Store) {
 	without := importCard(t, v, testCard(1), nil)
 	session := must(v.CreateSession(ctx, nil))(t)
 	tokenized := must(v.Tokenize(ctx, session, coded(2, "7373")))(t)
-	short := must(v.CreateSession(ctx, &cardvault.SessionOptions{ExpirationTime: 30}))(t)
+	short := must(v.CreateSession(ctx, &cardvault.SessionOptions{TokenTTL: 30 * time.Second}))(t)
 	brief := must(v.Tokenize(ctx, short, coded(3, "999")))(t)
 
 	hasCode(t, "imported", v, with.ID, "737")

@@ -236,7 +236,7 @@ func damaged(t *testing.T, s store.Store) {
 		{"a merchant", merchantRow, otherMerchant, func() error { return errorOf(v.ListMerchants(ctx, nil)) }},
 		{"an account", accountRow, otherAccount, func() error { return errorOf(v.In(account[0].ID).Account(ctx)) }},
 		{"an account to approve", accountRow, otherAccount, func() error {
-			return v.In(account[0].ID).SetApprovals(ctx, cardvault.Approvals{Import: true})
+			return errorOf(v.In(account[0].ID).UpdateAccount(ctx, cardvault.AccountUpdate{ImportApproved: new(true)}))
 		}},
 		{"an idempotency key", repeat[0][0], repeat[1][0], func() error { return again(0) }},
 		{"an answer", repeat[0][1], repeat[1][1], func() error { return again(0) }},

@@ -367,7 +367,7 @@ func eventOfAnExpiry(t *testing.T, s store.Store) {
 	sink.set(func(e *cardvault.Event) bool { return e.Type == receive.TokenCreated })
 	vaults := []*cardvault.Vault{listening(t, s, &sink), listening(t, s, &sink)}
 	v, ctx := vaults[0], t.Context()
-	tokens := []*cardvault.Token{ephemeral(t, v, 1, 2), ephemeral(t, v, 2, 2)}
+	tokens := []*cardvault.Token{ephemeral(t, v, 1, 2*time.Second), ephemeral(t, v, 2, 2*time.Second)}
 	noError(t, v.Drain(ctx))
 	passed(t, tokens[1].ExpiresAt)
 	parallel(t, 2, func(i int) error { return vaults[i].Drain(ctx) })

@@ -165,7 +165,7 @@ func replayScope(t *testing.T, s store.Store) {
 
 	_, err := session(v, &cardvault.SessionOptions{BypassIdentification: true})
 	fails(t, "other options", err, cardvault.ErrIdempotencyKeyReused)
-	_, err = session(v, &cardvault.SessionOptions{ExpirationTime: 1})
+	_, err = session(v, &cardvault.SessionOptions{TokenTTL: time.Second})
 	fails(t, "other options", err, cardvault.ErrIdempotencyKeyReused)
 	must(v.Tokenize(ctx, cardvault.NewSessionID(one), testCard(2)))(t)
 	if again := must(session(v, &cardvault.SessionOptions{}))(t); again != one {

@@ -221,7 +221,7 @@ func (a *modelAccount) step(t *testing.T, o op) error {
 		a.tokens = slices.DeleteFunc(a.tokens, func(m *modelToken) bool { return m == chosen })
 		return err
 	case "session":
-		id, err := v.CreateSession(ctx, &cardvault.SessionOptions{ExpirationTime: o.seconds})
+		id, err := v.CreateSession(ctx, &cardvault.SessionOptions{TokenTTL: time.Duration(o.seconds) * time.Second})
 		a.sessions = append(a.sessions, &modelSession{id: id.UUID(), end: time.Now().Add(15 * time.Minute).Truncate(time.Microsecond), seconds: o.seconds})
 		return err
 	case "tokenize":

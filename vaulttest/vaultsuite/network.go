@@ -375,7 +375,7 @@ func networkTokenActivation(t *testing.T, s store.Store) {
 	checkState(t, late, tokens[0], network.NotAvailable, "network_tokens_not_activated")
 	drain(t, v)
 	n.remains(t, 0)
-	noError(t, late.SetApprovals(ctx, cardvault.Approvals{NetworkTokens: true}))
+	must(late.UpdateAccount(ctx, cardvault.AccountUpdate{ImportApproved: new(false), NetworkTokensActive: new(true)}))(t)
 	drain(t, v)
 	n.remains(t, many)
 	p := must(late.List(ctx, &cardvault.ListOptions{NetworkTokenStatus: []network.Status{network.Active}}))(t)

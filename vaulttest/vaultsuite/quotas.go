@@ -96,7 +96,9 @@ func quotas(t *testing.T, s store.Store) {
 		full("one too many after one was removed", of, 3)
 		fill(other, 3) // of one account nothing counts for another
 
-		set := func(n int) { noError(t, of.SetQuotas(ctx, kind.set(new(n)))) }
+		set := func(n int) {
+			noError(t, errorOf(of.UpdateAccount(ctx, cardvault.AccountUpdate{Quotas: kind.set(new(n))})))
+		}
 		set(5)
 		fill(replica.In(a.ID), 2)
 		full("one more than the operator has allowed", replica.In(a.ID), 5)
@@ -105,15 +107,15 @@ func quotas(t *testing.T, s store.Store) {
 		full("where there are more than may be", of, 4)
 		noError(t, undo())
 		full("at the new quota", of, 4)
-		noError(t, of.SetQuotas(ctx, cardvault.QuotaUpdate{}))
+		must(of.UpdateAccount(ctx, cardvault.AccountUpdate{}))(t)
 
 		full("after what was named stays", of, 4)
 		set(0)
 		full("at the usual quota again", of, 3)
 	}
 
-	noError(t, v.In(a.ID).SetApprovals(ctx, cardvault.Approvals{}))
-	noError(t, v.In(a.ID).SetQuotas(ctx, cardvault.QuotaUpdate{PaymentData: new(9)}))
+	must(v.In(a.ID).UpdateAccount(ctx, cardvault.AccountUpdate{ImportApproved: new(false), NetworkTokensActive: new(false)}))(t)
+	must(v.In(a.ID).UpdateAccount(ctx, cardvault.AccountUpdate{Quotas: cardvault.QuotaUpdate{PaymentData: new(9)}}))(t)
 	want.PaymentData = 9
 	if got := must(replica.In(a.ID).Account(ctx))(t); got.Quotas != want || got.ImportApproved {
 		t.Errorf("an account shows %+v, want %+v", got, want)
@@ -125,10 +127,10 @@ func quotas(t *testing.T, s store.Store) {
 		"open_sessions": {OpenSessions: new(-1)},
 		"payment_data":  {PaymentData: new(1_000_001)},
 	} {
-		refuses(t, what, v.SetQuotas(ctx, u), what+" out_of_range")
+		refuses(t, what, errorOf(v.UpdateAccount(ctx, cardvault.AccountUpdate{Quotas: u})), what+" out_of_range")
 	}
 
-	fails(t, "an account that is none", v.In(uuid.New()).SetQuotas(ctx, cardvault.QuotaUpdate{}), cardvault.ErrNotFound)
+	fails(t, "an account that is none", errorOf(v.In(uuid.New()).UpdateAccount(ctx, cardvault.AccountUpdate{})), cardvault.ErrNotFound)
 }
 
 // quotaRace: however many ask at a time, an account gets what it may have and no more.

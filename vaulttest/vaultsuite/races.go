@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -209,10 +210,10 @@ func between(t *testing.T, s store.Store) {
 	_, _, err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: key.ID})
 	fails(t, "CreateAPIKey while the creator is revoked", err, cardvault.ErrNotFound)
 
-	m.meddle = func() { noError(t, v.SetApprovals(ctx, cardvault.Approvals{})) }
-	noError(t, v.SetApprovals(ctx, cardvault.Approvals{Import: true}))
-	if a := must(v.Account(ctx))(t); !a.ImportApproved || a.NetworkTokensActive {
-		t.Errorf("Approve while another does: %+v", a)
+	m.meddle = func() { must(v.UpdateAccount(ctx, cardvault.AccountUpdate{NetworkTokensActive: new(false)}))(t) }
+	a := must(v.UpdateAccount(ctx, cardvault.AccountUpdate{Name: new(canary + "new")}))(t)
+	if got := must(v.Account(ctx))(t); !got.ImportApproved || got.NetworkTokensActive || got.Name != canary+"new" || !reflect.DeepEqual(a, got) {
+		t.Errorf("UpdateAccount while another does: %+v, read %+v", a, got)
 	}
 
 	m.meddle = func() { must(v.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))(t) }

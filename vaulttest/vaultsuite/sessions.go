@@ -25,7 +25,7 @@ var sessionBehaviours = []behaviour{
 func sessionUse(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	plain := must(v.CreateSession(ctx, nil))(t)
-	bypass := must(v.CreateSession(ctx, &cardvault.SessionOptions{BypassIdentification: true, ExpirationTime: 100}))(t)
+	bypass := must(v.CreateSession(ctx, &cardvault.SessionOptions{BypassIdentification: true, TokenTTL: 100 * time.Second}))(t)
 	if plain.UUID().Version() != 4 || bypass.UUID().Version() != 4 || plain.UUID() == bypass.UUID() {
 		t.Error("session ids are no random UUIDv4")
 	}
@@ -143,29 +143,29 @@ func everything(t testing.TB, s store.Store, until time.Time) (n int) {
 }
 
 // ephemeral makes a token that lives for some seconds.
-func ephemeral(t testing.TB, v *cardvault.Vault, n, seconds int) *cardvault.Token {
+func ephemeral(t testing.TB, v *cardvault.Vault, n int, ttl time.Duration) *cardvault.Token {
 	t.Helper()
-	id := must(v.CreateSession(t.Context(), &cardvault.SessionOptions{ExpirationTime: seconds}))(t)
+	id := must(v.CreateSession(t.Context(), &cardvault.SessionOptions{TokenTTL: ttl}))(t)
 	return must(v.Tokenize(t.Context(), id, testCard(n)))(t)
 }
 
 func lapse(t *testing.T, s store.Store) {
-	const life = 4 // seconds: longer than the calls before take on a slow machine
+	const life = 4 * time.Second // longer than the calls before take on a slow machine
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	keep := importCard(t, v, testCard(0), nil)
 	keyed := importCard(t, v, testCard(1), &cardvault.ImportOptions{BusinessKey: canary})
 	creator := must2(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t)
-	key, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{ExpirationTime: life, Creator: creator.ID})
+	key, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: life, Creator: creator.ID})
 	noError(t, err)
 	short := []*cardvault.Token{ephemeral(t, v, 2, life), ephemeral(t, v, 3, life)}
-	late := ephemeral(t, v, 4, 1000)
+	late := ephemeral(t, v, 4, 1000*time.Second)
 	business := canary
 
 	short[1] = must(v.Update(ctx, short[1].ID, cardvault.TokenUpdate{BusinessKey: &business}))(t)
 
 	checkListed(t, v, keep, keyed, short[0], short[1], late)
 	lists(t, v, cardvault.ListOptions{BusinessKey: canary}, []*cardvault.Token{keyed, short[1]})
-	if p := must(v.Authenticate(ctx, text.Text()))(t); p.Key.ID != key.ID || !p.Key.ExpiresAt.Equal(p.Key.CreatedAt.Add(life*time.Second)) {
+	if p := must(v.Authenticate(ctx, text.Text()))(t); p.Key.ID != key.ID || !p.Key.ExpiresAt.Equal(p.Key.CreatedAt.Add(life)) {
 		t.Errorf("key %+v", p.Key)
 	}
 
@@ -219,7 +219,7 @@ func lapseInRun(t *testing.T, s store.Store) {
 		}
 	}()
 
-	tokens := []*cardvault.Token{ephemeral(t, v, 1, 1), ephemeral(t, v, 2, 1)}
+	tokens := []*cardvault.Token{ephemeral(t, v, 1, time.Second), ephemeral(t, v, 2, time.Second)}
 	end := slices.MaxFunc(tokens, func(a, b *cardvault.Token) int { return a.ExpiresAt.Compare(b.ExpiresAt) }).ExpiresAt
 	poll, patience := time.NewTicker(20*time.Millisecond), time.After(20*time.Second)
 	defer poll.Stop()

@@ -71,18 +71,18 @@ func total(t testing.TB, v *cardvault.Vault) int64 {
 	return n
 }
 
-func session(t testing.TB, v *cardvault.Vault, seconds int) uuid.UUID {
+func session(t testing.TB, v *cardvault.Vault, ttl time.Duration) uuid.UUID {
 	t.Helper()
-	id, err := v.CreateSession(t.Context(), &cardvault.SessionOptions{ExpirationTime: seconds})
+	id, err := v.CreateSession(t.Context(), &cardvault.SessionOptions{TokenTTL: ttl})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return id.UUID()
 }
 
-func tokenize(t testing.TB, v *cardvault.Vault, seconds int) *cardvault.Token {
+func tokenize(t testing.TB, v *cardvault.Vault, ttl time.Duration) *cardvault.Token {
 	t.Helper()
-	token, err := v.Tokenize(t.Context(), cardvault.NewSessionID(session(t, v, seconds)), testCard(visa))
+	token, err := v.Tokenize(t.Context(), cardvault.NewSessionID(session(t, v, ttl)), testCard(visa))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,14 +173,14 @@ func TestIdempotencyTTL(t *testing.T) {
 func TestLapse(t *testing.T) {
 	for name, open := range map[string]func(testing.TB) store.Store{"mem": mem, "bolt": bolt} {
 		t.Run(name, func(t *testing.T) {
-			for _, seconds := range []int{1, 60, cardvault.MaxExpirationTime} {
-				bubble.Test(t, func(t *testing.T) { lapseOf(t, open(t), seconds) })
+			for _, ttl := range []time.Duration{time.Second, time.Minute, cardvault.MaxTokenTTL} {
+				bubble.Test(t, func(t *testing.T) { lapseOf(t, open(t), ttl) })
 			}
 		})
 	}
 }
 
-func lapseOf(t *testing.T, s store.Store, seconds int) {
+func lapseOf(t *testing.T, s store.Store, ttl time.Duration) {
 	defer s.Close()
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
 	if err != nil {
@@ -192,20 +192,20 @@ func lapseOf(t *testing.T, s store.Store, seconds int) {
 	}
 	defer v.Close()
 	ctx := t.Context()
-	token := tokenize(t, v, seconds)
+	token := tokenize(t, v, ttl)
 	until(t, time.Now().Add(time.Microsecond))
-	tokenize(t, v, seconds) // lapses a little later
+	tokenize(t, v, ttl) // lapses a little later
 	tokenize(t, v, 0)
 	expiry := card.Expiry{Month: 1, Year: 2031}
 	until(t, token.ExpiresAt.Add(-time.Microsecond))
 	if _, err := v.Get(ctx, token.ID); err != nil {
-		t.Errorf("%d s: Get just before the end: %v", seconds, err)
+		t.Errorf("%v: Get just before the end: %v", ttl, err)
 	}
 	if _, err := v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &expiry}); err != nil {
-		t.Errorf("%d s: Update just before the end: %v", seconds, err)
+		t.Errorf("%v: Update just before the end: %v", ttl, err)
 	}
 	if n := total(t, v); n != 3 {
-		t.Errorf("%d s: %d tokens just before the end, want 3", seconds, n)
+		t.Errorf("%v: %d tokens just before the end, want 3", ttl, n)
 	}
 	// One that lapses while All is under way is not seen.
 	seen := 0
@@ -218,7 +218,7 @@ func lapseOf(t *testing.T, s store.Store, seconds int) {
 		}
 	}
 	if seen != 2 {
-		t.Errorf("%d s: All saw %d tokens, one of which lapsed, want 2", seconds, seen)
+		t.Errorf("%v: All saw %d tokens, one of which lapsed, want 2", ttl, seen)
 	}
 	for _, drained := range []bool{false, true} {
 		_, err := v.Get(ctx, token.ID)
@@ -227,7 +227,7 @@ func lapseOf(t *testing.T, s store.Store, seconds int) {
 		want(t, "Update", err, cardvault.ErrNotFound)
 		want(t, "Delete", v.Delete(ctx, token.ID), cardvault.ErrNotFound)
 		if n := total(t, v); n != 2 {
-			t.Errorf("%d s, drained %v: %d tokens at the end, want 2", seconds, drained, n)
+			t.Errorf("%v, drained %v: %d tokens at the end, want 2", ttl, drained, n)
 		}
 		if err := v.Drain(ctx); err != nil {
 			t.Fatal(err)
@@ -235,14 +235,14 @@ func lapseOf(t *testing.T, s store.Store, seconds int) {
 	}
 	until(t, time.Now().Add(time.Hour))
 	if n := total(t, v); n != 1 {
-		t.Errorf("%d s: %d tokens in the end, want 1", seconds, n)
+		t.Errorf("%v: %d tokens in the end, want 1", ttl, n)
 	}
 }
 
 func TestAPIKeyExpiry(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		v, ctx := vaulttest.New(t), t.Context()
-		creator, text, err := v.CreateAPIKey(ctx, "by", cardvault.AllScopes(), &cardvault.APIKeyOptions{ExpirationTime: 1})
+		creator, text, err := v.CreateAPIKey(ctx, "by", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -326,21 +326,20 @@ func TestRunSweeps(t *testing.T) {
 		go func() { ended <- v.Run(ctx) }()
 		synctest.Wait()
 		for _, test := range []struct {
-			by      *cardvault.Vault
-			seconds int
-			late    time.Duration
-		}{{v, 1, 0}, {v, 29, 0}, {v, 100, 0}, {other, 1, 30 * time.Second}, {other, 600, 0}} {
+			by        *cardvault.Vault
+			ttl, late time.Duration
+		}{{v, time.Second, 0}, {v, 29 * time.Second, 0}, {v, 100 * time.Second, 0}, {other, time.Second, 30 * time.Second}, {other, 10 * time.Minute, 0}} {
 			before := rows(t, s)
-			token := tokenize(t, test.by, test.seconds)
+			token := tokenize(t, test.by, test.ttl)
 			until(t, token.ExpiresAt.Add(-1))
 			synctest.Wait()
 			if n := rows(t, s); n != before+2 { // token and session
-				t.Errorf("%d s: %d rows more before the end, want 2", test.seconds, n-before)
+				t.Errorf("%v: %d rows more before the end, want 2", test.ttl, n-before)
 			}
 			until(t, token.ExpiresAt.Add(test.late))
 			synctest.Wait()
 			if n := rows(t, s); n != before+1 {
-				t.Errorf("%d s: %d rows more at the end, want 1", test.seconds, n-before)
+				t.Errorf("%v: %d rows more at the end, want 1", test.ttl, n-before)
 			}
 			until(t, time.Now().Add(time.Hour)) // the session lapses
 			synctest.Wait()

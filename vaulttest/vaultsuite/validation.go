@@ -110,13 +110,13 @@ func badOptions(t *testing.T, s store.Store) {
 
 	importWith := func(o cardvault.ImportOptions) error { _, err := v.Import(ctx, testCard(2), &o); return err }
 	update := func(u cardvault.TokenUpdate) error { _, err := v.Update(ctx, token.ID, u); return err }
-	session := func(seconds int) error {
-		_, err := v.CreateSession(ctx, &cardvault.SessionOptions{ExpirationTime: seconds})
+	session := func(ttl time.Duration) error {
+		_, err := v.CreateSession(ctx, &cardvault.SessionOptions{TokenTTL: ttl})
 		return err
 	}
 
-	apiKey := func(label string, scopes []cardvault.Scope, seconds int) error {
-		_, _, err := v.CreateAPIKey(ctx, label, scopes, &cardvault.APIKeyOptions{ExpirationTime: seconds, Creator: key.ID})
+	apiKey := func(label string, scopes []cardvault.Scope, ttl time.Duration) error {
+		_, _, err := v.CreateAPIKey(ctx, label, scopes, &cardvault.APIKeyOptions{TTL: ttl, Creator: key.ID})
 		return err
 	}
 
@@ -154,14 +154,15 @@ func badOptions(t *testing.T, s store.Store) {
 			{update(cardvault.TokenUpdate{ImportProvider: text("p")}), "business_key depends_on"},
 
 			{session(-1), "expiration_time out_of_range"},
-			{session(cardvault.MaxExpirationTime + 1), "expiration_time out_of_range"},
+			{session(time.Second - 1), "expiration_time out_of_range"},
+			{session(cardvault.MaxTokenTTL + 1), "expiration_time out_of_range"},
 
 			{apiKey("", scopes, 0), "label empty_string"},
 			{apiKey(longText(256), scopes, 0), "label too_long"},
 			{apiKey(canary, nil, 0), "scopes too_short"},
 			{apiKey(canary, []cardvault.Scope{"tokens:steal"}, 0), "scopes invalid_enum"},
 			{apiKey(canary, scopes, -1), "expiration_time out_of_range"},
-			{apiKey(" ", nil, cardvault.MaxAPIKeyExpiration+1), "label blank, scopes too_short, expiration_time out_of_range"},
+			{apiKey(" ", nil, cardvault.MaxAPIKeyTTL+1), "label blank, scopes too_short, expiration_time out_of_range"},
 
 			{errorOf(v.CreateAccount(ctx, " ", nil)), "name blank"},
 			{errorOf(v.CreateMerchant(ctx, "")), "name empty_string"},

@@ -114,14 +114,8 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"CreateAccount": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.CreateAccount(ctx, canary, nil)) },
 		"Account":       func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Account(ctx)) },
 		"ListAccounts":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.ListAccounts(ctx, nil)) },
-		"SetApprovals": func(ctx context.Context, v *cardvault.Vault) error {
-			return v.SetApprovals(ctx, cardvault.Approvals{})
-		},
-		"SetQuotas": func(ctx context.Context, v *cardvault.Vault) error {
-			return v.SetQuotas(ctx, cardvault.QuotaUpdate{})
-		},
-		"SetProviderAccounts": func(ctx context.Context, v *cardvault.Vault) error {
-			return v.SetProviderAccounts(ctx, []cardvault.ProviderAccount{{AID: "1", MID: "2", PortalID: "3"}})
+		"UpdateAccount": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.UpdateAccount(ctx, cardvault.AccountUpdate{Name: new(canary)}))
 		},
 		"CreateMerchant":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.CreateMerchant(ctx, canary)) },
 		"ListMerchants":   func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.ListMerchants(ctx, nil)) },
@@ -384,7 +378,7 @@ func reopened(t *testing.T, s store.Store) {
 	ctx := t.Context()
 	first := vaultOn(t, s, nil)
 	account := must(first.CreateAccount(ctx, canary, nil))(t)
-	kept := []*cardvault.Token{importCard(t, first, testCard(1), nil), ephemeral(t, first, 2, 1000)}
+	kept := []*cardvault.Token{importCard(t, first, testCard(1), nil), ephemeral(t, first, 2, 1000*time.Second)}
 	theirs := importCard(t, first.In(account.ID), testCard(1), nil)
 	idempotent, _ := withKey(ctx, idemKey)
 	kept = append(kept, must(first.Import(idempotent, testCard(3), nil))(t))

@@ -243,10 +243,12 @@ func webhookRaces(t *testing.T, s store.Store) {
 		t.Error("RotateWebhookSecret while another does: one of them does not sign")
 	}
 
-	m.meddle = func() { noError(t, v.SetApprovals(ctx, cardvault.Approvals{Import: true})) }
+	m.meddle = func() {
+		must(v.UpdateAccount(ctx, cardvault.AccountUpdate{ImportApproved: new(true), NetworkTokensActive: new(false)}))(t)
+	}
 	must(v.RotateWebhookSecret(ctx, w.ID))(t)
 	if a := must(v.Account(ctx))(t); !a.ImportApproved || a.NetworkTokensActive {
-		t.Errorf("SetApprovals while a webhook is changed: %+v", a)
+		t.Errorf("UpdateAccount while a webhook is changed: %+v", a)
 	}
 
 	m.meddle = func() { noError(t, v.DeleteWebhook(ctx, w.ID)) }
