@@ -1,12 +1,16 @@
 package cardvault
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"iter"
 	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
@@ -37,6 +41,14 @@ type Account struct {
 	Quotas Quotas
 
 	overrides Quotas // 0: as Options.Quotas
+}
+
+// A ProviderAccount says for whom cards may be sent to the provider: three fields of a
+// ppan.Account.
+type ProviderAccount struct {
+	AID      string
+	MID      string
+	PortalID string
 }
 
 // Approvals are what an operator grants an account. In sandbox mode a new
@@ -126,14 +138,18 @@ func (v *Vault) Account(ctx context.Context) (_ *Account, err error) {
 
 // ListAccounts returns one page of all accounts. opts may be nil. If accounts are damaged,
 // the page comes with an error: see [Page].
-func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (_ *Page[*Account], err error) {
-	defer doing("list accounts", &err)
+func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (*Page[*Account], error) {
+	return listedAccounts(v, opts).page(ctx)
+}
+
+// AllAccounts iterates over all accounts, as [Vault.All] does over tokens.
+func (v *Vault) AllAccounts(ctx context.Context, opts *ListOptions) iter.Seq2[*Account, error] {
+	return listedAccounts(v, opts).all(ctx)
+}
+
+func listedAccounts(v *Vault, opts *ListOptions) *listed[*Account] {
 	whole := v.whole()
-	q, o, err := whole.query(kindAccount, opts)
-	if err != nil {
-		return nil, err
-	}
-	return page(ctx, whole, q, o, whole.openAccount)
+	return listedBy(opts, "list accounts", listing.List[*Account]{Rows: whole.rows, Kind: kindAccount, Open: whole.openAccount})
 }
 
 // An AccountUpdate says what to change of an account. What is nil stays.
@@ -184,6 +200,31 @@ func (v *Vault) UpdateAccount(ctx context.Context, u AccountUpdate) (_ *Account,
 	}
 	v.jobs.Due(fill)
 	return changed, nil
+}
+
+func checkProviderAccounts(allowed []ProviderAccount) error {
+	if len(allowed) > MaxProviderAccounts {
+		return &FieldError{"provider_accounts", "out_of_range", fmt.Sprintf("must be at most %d", MaxProviderAccounts)}
+	}
+	for _, a := range allowed {
+		if err := errors.Join(checkHeader("aid", []byte(a.AID)), checkHeader("mid", []byte(a.MID)), checkHeader("portalid", []byte(a.PortalID))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkHeader(name string, text []byte) error {
+	field := "header.x-provider-" + name
+	switch {
+	case len(text) == 0:
+		return required(field)
+	case len(text) > maxText:
+		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d characters", maxText)}
+	case bytes.ContainsFunc(text, func(c rune) bool { return c < ' ' || c > '~' }):
+		return &FieldError{field, "invalid_format", "must be printable ASCII characters"}
+	}
+	return nil
 }
 
 func (u *AccountUpdate) check() error {

@@ -7,12 +7,14 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/keytext"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -307,13 +309,17 @@ func creatorRows(r *store.Record) (rows []uuid.UUID) {
 
 // ListAPIKeys returns one page of the account's API keys. opts may be nil. If keys are
 // damaged, the page comes with an error: see [Page].
-func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (_ *Page[*APIKey], err error) {
-	defer doing("list API keys", &err)
-	q, o, err := v.query(kindAPIKey, opts)
-	if err != nil {
-		return nil, err
-	}
-	return page(ctx, v, q, o, apiKeys{v.rows}.open)
+func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (*Page[*APIKey], error) {
+	return listedApiKeys(v, opts).page(ctx)
+}
+
+// AllAPIKeys iterates over the account's API keys, as [Vault.All] does over tokens.
+func (v *Vault) AllAPIKeys(ctx context.Context, opts *ListOptions) iter.Seq2[*APIKey, error] {
+	return listedApiKeys(v, opts).all(ctx)
+}
+
+func listedApiKeys(v *Vault, opts *ListOptions) *listed[*APIKey] {
+	return listedBy(opts, "list API keys", listing.List[*APIKey]{Rows: v.rows, Kind: kindAPIKey, Open: apiKeys{v.rows}.open})
 }
 
 // DeleteAPIKey revokes an API key and all that are below it, those that it made and what

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
@@ -81,11 +80,8 @@ const backfillBatch = 256
 func (v *Vault) backfill(ctx context.Context, j *jobs.Job, b *backfill) error {
 	rec := j.Record
 	q := &store.Query{Kind: kindToken, Account: v.rows.ID, Min: b.from, Live: now(), Limit: backfillBatch}
-	for s := range card.Scheme(schemes) {
-		q.Classes.Add(class(s, network.NotAvailable))
-	}
-
-	list, err := v.list(ctx, q)
+	q.Classes = classes(nil, []network.Status{network.NotAvailable})
+	list, err := v.rows.List(ctx, q)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/paymentdata"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
@@ -515,22 +517,21 @@ func (v *Vault) PaymentData(ctx context.Context, token, id uuid.UUID) (_ *Paymen
 	return p, nil
 }
 
-// ListPaymentData returns one page of the payment data of a token. opts may be
-// nil; what it says of tokens does not count. The error is ErrNotFound for an id
-// that the account does not have. If payment data is damaged, the page comes with an
-// error: see [Page].
-func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOptions) (_ *Page[*PaymentData], err error) {
-	defer doing("list payment data", &err)
-	q, o, err := v.query(kindPaymentData, opts)
-	if err != nil {
-		return nil, err
-	}
-	token, err := v.rows.Get(ctx, kindToken, id)
-	if err != nil {
-		return nil, err
-	}
-	q.Parent = token.ID
+// ListPaymentData returns one page of the payment data of a token. opts may be nil. The
+// error is ErrNotFound for an id that the account does not have. If payment data is
+// damaged, the page comes with an error: see [Page].
+func (v *Vault) ListPaymentData(ctx context.Context, token uuid.UUID, opts *ListOptions) (*Page[*PaymentData], error) {
+	return listedPaymentData(v, token, opts).page(ctx)
+}
 
+// AllPaymentData iterates over the payment data of a token, as [Vault.All] does over tokens.
+func (v *Vault) AllPaymentData(ctx context.Context, token uuid.UUID, opts *ListOptions) iter.Seq2[*PaymentData, error] {
+	return func(yield func(*PaymentData, error) bool) { // each loop has a list of its own
+		listedPaymentData(v, token, opts).all(ctx)(yield)
+	}
+}
+
+func listedPaymentData(v *Vault, token uuid.UUID, opts *ListOptions) *listed[*PaymentData] {
 	all, kept := paymentsOf(v.rows), map[uuid.UUID]*store.Record{} // JWEs by the row key of their payment data
 	open := func(ctx context.Context, r *store.Record) (*PaymentData, error) {
 		p, err := all.open(ctx, r)
@@ -539,8 +540,18 @@ func (v *Vault) ListPaymentData(ctx context.Context, id uuid.UUID, opts *ListOpt
 		}
 		return p, err
 	}
-	return page(ctx, v, q, o, open, func(tx store.ReadTx, list *store.List) error {
-		clear(kept)
-		return all.Kept(tx, list, kept)
+	return listedBy(opts, "list payment data", listing.List[*PaymentData]{
+		Rows: v.rows, Kind: kindPaymentData, Open: open,
+		Narrow: func(ctx context.Context, q *store.Query) error {
+			r, err := v.rows.Get(ctx, kindToken, token)
+			if err == nil {
+				q.Parent = r.ID
+			}
+			return err
+		},
+		Also: []func(store.ReadTx, *store.List) error{func(tx store.ReadTx, list *store.List) error {
+			clear(kept)
+			return all.Kept(tx, list, kept)
+		}},
 	})
 }

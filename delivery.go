@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/receive"
@@ -52,18 +54,26 @@ func (s DeliveryStatus) MarshalText() ([]byte, error) { return []byte(s.String()
 // ErrNotFound for a webhook that the account does not have. If deliveries are damaged, the
 // page comes with an error: see [Page]. The text of the error also names their events, which
 // Redeliver makes whole.
-func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (_ *Page[*DeliveryRecord], err error) {
-	defer doing("list deliveries", &err)
-	w, err := v.rows.Get(ctx, kindWebhook, webhook)
-	if err != nil {
-		return nil, err
-	}
-	q, o, err := v.query(kindDelivery, opts)
-	if err != nil {
-		return nil, err
-	}
-	q.Parent, q.Live = outbox.Beside(w.ID), time.Time{}
-	return page(ctx, v, q, o, v.describeDelivery)
+func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (*Page[*DeliveryRecord], error) {
+	return listedDeliveries(v, webhook, opts).page(ctx)
+}
+
+// AllDeliveries iterates over the deliveries to a webhook, as [Vault.All] does over tokens.
+func (v *Vault) AllDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) iter.Seq2[*DeliveryRecord, error] {
+	return listedDeliveries(v, webhook, opts).all(ctx)
+}
+
+func listedDeliveries(v *Vault, webhook uuid.UUID, opts *ListOptions) *listed[*DeliveryRecord] {
+	return listedBy(opts, "list deliveries", listing.List[*DeliveryRecord]{
+		Rows: v.rows, Kind: kindDelivery, Open: v.describeDelivery, Lasting: true,
+		Narrow: func(ctx context.Context, q *store.Query) error {
+			w, err := v.rows.Get(ctx, kindWebhook, webhook)
+			if err == nil {
+				q.Parent = outbox.Beside(w.ID)
+			}
+			return err
+		},
+	})
 }
 
 func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*DeliveryRecord, error) {

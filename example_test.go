@@ -62,7 +62,7 @@ func Example() {
 	}
 	fmt.Println(token.Scheme, token.MaskedAccountNumber)
 
-	page, err := v.List(ctx, &cardvault.ListOptions{Scheme: []card.Scheme{card.VISA}})
+	page, err := v.List(ctx, &cardvault.TokenListOptions{Scheme: []card.Scheme{card.VISA}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func ExampleVault_All() {
 		}
 	}
 
-	for token, err := range v.All(ctx, &cardvault.ListOptions{Ascending: true}) {
+	for token, err := range v.All(ctx, &cardvault.TokenListOptions{Ascending: true}) {
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -351,11 +351,11 @@ func (l *lab) must(err error) {
 // activate allows the account network tokens, or no longer.
 func (l *lab) activate(on bool) {
 	l.Helper()
-	l.update(cardvault.AccountUpdate{NetworkTokensActive: &on})
+	l.change(cardvault.AccountUpdate{NetworkTokensActive: &on})
 }
 
-// update changes the account.
-func (l *lab) update(u cardvault.AccountUpdate) {
+// change changes the account.
+func (l *lab) change(u cardvault.AccountUpdate) {
 	l.Helper()
 	_, err := l.UpdateAccount(l.Context(), u)
 	l.must(err)

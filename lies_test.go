@@ -112,7 +112,7 @@ func TestReadsOfALiar(t *testing.T) {
 				}
 				return fmt.Sprint(w.ID, w.URL), nil
 			}
-			tokens := func(v *cardvault.Vault, o *cardvault.ListOptions) (string, error) {
+			tokens := func(v *cardvault.Vault, o *cardvault.TokenListOptions) (string, error) {
 				page, err := v.List(ctx, o)
 				if err != nil {
 					return "", err
@@ -133,23 +133,23 @@ func TestReadsOfALiar(t *testing.T) {
 				},
 				"List": func() (string, error) { return tokens(s.Vault, nil) },
 				"List by business key": func() (string, error) {
-					return tokens(s.Vault, &cardvault.ListOptions{BusinessKey: "alice"})
+					return tokens(s.Vault, &cardvault.TokenListOptions{BusinessKey: "alice"})
 				},
 				"List by another business key": func() (string, error) {
-					return tokens(s.Vault, &cardvault.ListOptions{BusinessKey: "nobody"})
+					return tokens(s.Vault, &cardvault.TokenListOptions{BusinessKey: "nobody"})
 				},
 				"List by scheme": func() (string, error) {
-					return tokens(s.Vault, &cardvault.ListOptions{Scheme: []card.Scheme{card.VISA}})
+					return tokens(s.Vault, &cardvault.TokenListOptions{Scheme: []card.Scheme{card.VISA}})
 				},
 				"List by status": func() (string, error) {
-					return tokens(s.Vault, &cardvault.ListOptions{NetworkTokenStatus: []network.Status{network.Failed}})
+					return tokens(s.Vault, &cardvault.TokenListOptions{NetworkTokenStatus: []network.Status{network.Failed}})
 				},
 				"List, pages": func() (string, error) {
-					return tokens(s.Vault, &cardvault.ListOptions{Limit: 2, Page: 2, Ascending: true})
+					return tokens(s.Vault, &cardvault.TokenListOptions{Limit: 2, Page: 2, Ascending: true})
 				},
-				"List, first page": func() (string, error) { return tokens(s.Vault, &cardvault.ListOptions{Limit: 2}) },
+				"List, first page": func() (string, error) { return tokens(s.Vault, &cardvault.TokenListOptions{Limit: 2}) },
 				"List, bounds": func() (string, error) {
-					return tokens(s.Vault, &cardvault.ListOptions{From: time.Now().Add(-time.Hour), To: time.Now().Add(-time.Minute)})
+					return tokens(s.Vault, &cardvault.TokenListOptions{From: time.Now().Add(-time.Hour), To: time.Now().Add(-time.Minute)})
 				},
 				"List, another account": func() (string, error) { return tokens(s.other, nil) },
 				"All": func() (text string, err error) {

@@ -91,7 +91,7 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 							t.Errorf("reason %+v", r)
 						}
 					}
-					page, err := l.List(l.Context(), &cardvault.ListOptions{NetworkTokenStatus: []network.Status{status}})
+					page, err := l.List(l.Context(), &cardvault.TokenListOptions{NetworkTokenStatus: []network.Status{status}})
 					l.must(err)
 					if page.TotalItems != 1 {
 						t.Errorf("%d tokens are listed as %v", page.TotalItems, status)

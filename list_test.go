@@ -41,7 +41,7 @@ func TestListOfTooMany(t *testing.T) {
 		}
 	}
 	fill(0, store.MaxShared-1)
-	shared := &cardvault.ListOptions{BusinessKey: "shared"}
+	shared := &cardvault.TokenListOptions{BusinessKey: "shared"}
 	if page, err := v.List(t.Context(), shared); err != nil || page.TotalItems != 1 {
 		t.Errorf("List = %+v, %v, want one token", page, err)
 	}
@@ -121,7 +121,7 @@ func TestRowsWithoutContent(t *testing.T) {
 	s.rows = map[uuid.UUID]bool{rows[1]: true, rows[2]: true, rows[3]: true}
 	named := func(id uuid.UUID) cardvault.DamagedRecord { return cardvault.DamagedRecord{Kind: "token", ID: id} }
 	for page, want := range [][]cardvault.DamagedRecord{{named(ids[1])}, {named(ids[2]), named(ids[3])}} {
-		p, err := v.List(t.Context(), &cardvault.ListOptions{Limit: 2, Page: page + 1, Ascending: true})
+		p, err := v.List(t.Context(), &cardvault.TokenListOptions{Limit: 2, Page: page + 1, Ascending: true})
 		if p == nil || p.TotalItems != 4 || p.TotalPages != 2 || len(p.Items) != 2-len(want) || !slices.Equal(cardvault.Damaged(err), want) {
 			t.Errorf("page %d: %+v, %v", page+1, p, err)
 		}

@@ -6,11 +6,13 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/receive"
@@ -76,13 +78,17 @@ func (s merchants) add(m *Merchant) (*store.Record, error) {
 
 // ListMerchants returns one page of the account's merchants. opts may be nil. If merchants
 // are damaged, the page comes with an error: see [Page].
-func (v *Vault) ListMerchants(ctx context.Context, opts *ListOptions) (_ *Page[*Merchant], err error) {
-	defer doing("list merchants", &err)
-	q, o, err := v.query(kindMerchant, opts)
-	if err != nil {
-		return nil, err
-	}
-	return page(ctx, v, q, o, merchants{v.rows}.open)
+func (v *Vault) ListMerchants(ctx context.Context, opts *ListOptions) (*Page[*Merchant], error) {
+	return listedMerchants(v, opts).page(ctx)
+}
+
+// AllMerchants iterates over the account's merchants, as [Vault.All] does over tokens.
+func (v *Vault) AllMerchants(ctx context.Context, opts *ListOptions) iter.Seq2[*Merchant, error] {
+	return listedMerchants(v, opts).all(ctx)
+}
+
+func listedMerchants(v *Vault, opts *ListOptions) *listed[*Merchant] {
+	return listedBy(opts, "list merchants", listing.List[*Merchant]{Rows: v.rows, Kind: kindMerchant, Open: merchants{v.rows}.open})
 }
 
 // PrimaryMerchant returns the account's primary merchant.
@@ -90,21 +96,13 @@ func (v *Vault) PrimaryMerchant(ctx context.Context) (_ *Merchant, err error) {
 	defer doing("get primary merchant", &err)
 	// It is the first, unless the clock stepped back before another was made.
 	var damaged error // of another merchant, unless there is no primary one
-	for n := 1; ; n++ {
-		p, err := v.ListMerchants(ctx, &ListOptions{Page: n, Ascending: true})
-		if p == nil {
-			return nil, err
+	for m, err := range v.AllMerchants(ctx, &ListOptions{Limit: DefaultLimit, Ascending: true}) {
+		if err == nil && m.Primary {
+			return m, nil
 		}
 		damaged = cmp.Or(damaged, err)
-		for _, m := range p.Items {
-			if m.Primary {
-				return m, nil
-			}
-		}
-		if int64(n) >= p.TotalPages {
-			return nil, cmp.Or(damaged, fmt.Errorf("%w: account without a primary merchant", ErrDamaged))
-		}
 	}
+	return nil, cmp.Or(damaged, fmt.Errorf("%w: account without a primary merchant", ErrDamaged))
 }
 
 // RotatePaymentSecret makes a new shared secret for a merchant and returns it, which

@@ -55,7 +55,7 @@ func (s outboxSource) Receivers(ctx context.Context, account uuid.UUID) (*outbox
 	if err != nil {
 		return nil, err
 	}
-	all, err := v.list(ctx, &store.Query{Kind: kindWebhook, Account: account, Limit: MaxWebhooks})
+	all, err := v.rows.List(ctx, &store.Query{Kind: kindWebhook, Account: account, Limit: MaxWebhooks})
 	if err != nil {
 		return nil, err
 	}

@@ -17,26 +17,6 @@ import (
 	"github.com/google/uuid"
 )
 
-// A ProviderAccount says for whom cards may be sent to the provider: three fields of a
-// ppan.Account.
-type ProviderAccount struct {
-	AID      string
-	MID      string
-	PortalID string
-}
-
-func checkProviderAccounts(allowed []ProviderAccount) error {
-	if len(allowed) > MaxProviderAccounts {
-		return &FieldError{"provider_accounts", "out_of_range", fmt.Sprintf("must be at most %d", MaxProviderAccounts)}
-	}
-	for _, a := range allowed {
-		if err := errors.Join(checkHeader("aid", []byte(a.AID)), checkHeader("mid", []byte(a.MID)), checkHeader("portalid", []byte(a.PortalID))); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // ObtainPPAN sends the card of a token to [Options.PPAN] and returns what the
 // provider says, whatever that is. The security code is sent along if the vault
 // has it, and stays. Nothing is stored. An idempotency key does not count: what
@@ -154,19 +134,6 @@ func CheckPPANAccount(a *ppan.Account) error {
 		checkHeader("mid", []byte(a.MID)),
 		checkHeader("portalid", []byte(a.PortalID)),
 	)
-}
-
-func checkHeader(name string, text []byte) error {
-	field := "header.x-provider-" + name
-	switch {
-	case len(text) == 0:
-		return required(field)
-	case len(text) > maxText:
-		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d characters", maxText)}
-	case bytes.ContainsFunc(text, func(c rune) bool { return c < ' ' || c > '~' }):
-		return &FieldError{field, "invalid_format", "must be printable ASCII characters"}
-	}
-	return nil
 }
 
 // askProvider calls the provider with a deadline and checks its answer.

@@ -282,7 +282,7 @@ func TestPPANAccounts(t *testing.T) {
 		replica, other := l.open(), l.newAccount()
 		id := l.imports(coded(visa, "737"))
 		ask(l.Vault, id, of("ATTACKER"), cardvault.ErrProviderAccount)
-		l.update(cardvault.AccountUpdate{ProviderAccounts: named("one", "silent")})
+		l.change(cardvault.AccountUpdate{ProviderAccounts: named("one", "silent")})
 		for _, v := range []*cardvault.Vault{l.Vault, replica} {
 			ask(v, id, of("ATTACKER"), cardvault.ErrProviderAccount)
 			for _, edit := range []func(*ppan.Account){
@@ -300,15 +300,15 @@ func TestPPANAccounts(t *testing.T) {
 		token, err := other.Import(l.Context(), visa, nil)
 		l.must(err)
 		ask(other, token.ID, of("one"), cardvault.ErrProviderAccount)
-		l.update(cardvault.AccountUpdate{Quotas: cardvault.QuotaUpdate{APIKeys: new(7)}})
+		l.change(cardvault.AccountUpdate{Quotas: cardvault.QuotaUpdate{APIKeys: new(7)}})
 		if a, err := l.Account(l.Context()); err != nil || !slices.Equal(a.ProviderAccounts, named("one", "silent")) || a.Quotas.APIKeys != 7 {
 			l.Errorf("the account shows %+v, %v", a, err)
 		}
-		l.update(cardvault.AccountUpdate{ProviderAccounts: []cardvault.ProviderAccount{}})
+		l.change(cardvault.AccountUpdate{ProviderAccounts: []cardvault.ProviderAccount{}})
 		ask(replica, id, of("one"), cardvault.ErrProviderAccount)
 
 		key := uuid.New()
-		l.update(cardvault.AccountUpdate{ProviderAccounts: named("one")})
+		l.change(cardvault.AccountUpdate{ProviderAccounts: named("one")})
 		ctx := cardvault.WithActor(l.Context(), cardvault.Actor{KeyID: key})
 		if _, err := l.ObtainPPAN(ctx, id, of("one")); err != nil {
 			l.Error(err)
@@ -337,11 +337,11 @@ func TestPPANAccounts(t *testing.T) {
 		l.restart()
 		ask(l.Vault, id, of("two"), cardvault.ErrProviderAccount)
 		ask(l.Vault, id, of("silent"), cardvault.ErrProviderUnavailable)
-		l.update(cardvault.AccountUpdate{ProviderAccounts: named("two", "three")})
+		l.change(cardvault.AccountUpdate{ProviderAccounts: named("two", "three")})
 		ask(l.Vault, id, of("silent"), cardvault.ErrProviderAccount)
 		ask(l.Vault, id, of("two"), nil)
 		ask(l.Vault, id, of("three"), nil)
-		l.update(cardvault.AccountUpdate{ProviderAccounts: []cardvault.ProviderAccount{}})
+		l.change(cardvault.AccountUpdate{ProviderAccounts: []cardvault.ProviderAccount{}})
 		sent = nil
 		replica := l.open()
 		var group sync.WaitGroup

@@ -504,7 +504,7 @@ func TestNothingIsLeft(t *testing.T) {
 				l.pass(30 * time.Minute)
 				l.drain()
 			}
-			page, err := l.List(ctx, &cardvault.ListOptions{Limit: 100})
+			page, err := l.List(ctx, &cardvault.TokenListOptions{Limit: 100})
 			l.must(err)
 			holders := map[string]bool{}
 			for _, token := range page.Items {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/cardvault/cardvault/internal/iso"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/rule"
@@ -445,93 +447,83 @@ func (v *Vault) Get(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
 	return v.openToken(ctx, r)
 }
 
+// TokenListOptions are [ListOptions] for tokens. Values of one field are alternatives;
+// fields add up. Empty: any.
+type TokenListOptions struct {
+	Limit, Page int
+	Ascending   bool
+	From, To    time.Time
+
+	NetworkTokenStatus []network.Status
+	Scheme             []card.Scheme
+	BusinessKey        string // exact; of at most [store.MaxShared] tokens
+
+	// Fingerprint selects the tokens with the same card number, by [Vault.All] alone. No
+	// index leads to them: it reads every token that the other fields select.
+	Fingerprint Fingerprint
+}
+
+// check returns a FieldError for each rule of tokens alone that o breaks.
+func (o *TokenListOptions) check() error {
+	var errs []error
+	// Classes of none of the schemes would be those of all.
+	if slices.ContainsFunc(o.Scheme, func(s card.Scheme) bool { return s >= schemes }) {
+		errs = append(errs, &FieldError{"query.scheme", "invalid_enum", "must name schemes that exist"})
+	}
+	if slices.ContainsFunc(o.NetworkTokenStatus, func(s network.Status) bool { return s >= networkTokenStatuses }) {
+		errs = append(errs, &FieldError{"query.network_token_status", "invalid_enum", "must name statuses that exist"})
+	}
+	return errors.Join(errs...)
+}
+
 // List returns one page of the account's tokens. opts may be nil. A page past
 // the end is empty. If tokens are damaged, the page comes with an error: see [Page].
-func (v *Vault) List(ctx context.Context, opts *ListOptions) (_ *Page[*Token], err error) {
-	defer doing("list tokens", &err)
-	q, o, err := v.tokenQuery(opts)
-	if err != nil {
-		return nil, err
+func (v *Vault) List(ctx context.Context, opts *TokenListOptions) (*Page[*Token], error) {
+	l := listedTokens(v, opts)
+	if l.Keep != nil {
+		l.invalid = errors.Join(l.invalid, &FieldError{"query.fingerprint", "out_of_range", "must be empty: All selects by it"})
 	}
-	return page(ctx, v, q, o, v.openToken)
+	return l.page(ctx)
 }
 
-func (v *Vault) tokenQuery(opts *ListOptions) (*store.Query, ListOptions, error) {
-	q, o, err := v.query(kindToken, opts)
-	if err != nil {
-		return nil, o, err
-	}
-
-	if len(o.Scheme) > 0 || len(o.NetworkTokenStatus) > 0 {
-		for s := range card.Scheme(schemes) {
-			for n := range networkTokenStatuses {
-				if in(o.Scheme, s) && in(o.NetworkTokenStatus, n) {
-					q.Classes.Add(class(s, n))
-				}
-			}
-		}
-	}
-
-	if o.BusinessKey != "" {
-		q.Lookup = v.rows.Box.Lookup(v.rows.ID, "business_key", []byte(o.BusinessKey))
-	}
-	return q, o, nil
+// All iterates over the account's tokens that opts select, which may be nil. Like the other
+// iterators of a vault it holds no transaction while the caller works: an item that is
+// deleted meanwhile may still be seen, one that lapses is not. For a damaged item it yields
+// the error, which wraps [ErrDamaged] and names the item, and goes on with the next. It ends
+// after another error.
+func (v *Vault) All(ctx context.Context, opts *TokenListOptions) iter.Seq2[*Token, error] {
+	return listedTokens(v, opts).all(ctx)
 }
 
-// All iterates over the account's tokens that opts select; Limit and Page do
-// not count. It reads up to [MaxLimit] tokens at a time, and holds no
-// transaction while the caller works: one that is deleted meanwhile may still
-// be seen, one that lapses is not. For a damaged token it yields the error, which wraps
-// [ErrDamaged] and names the token, and goes on with the next. It ends after another error.
-func (v *Vault) All(ctx context.Context, opts *ListOptions) iter.Seq2[*Token, error] {
-	return func(yield func(*Token, error) bool) {
-		o := ListOptions{}
-		if opts != nil {
-			o = *opts
-		}
-		o.Limit, o.Page = MaxLimit, 1
-
-		next := func(t *Token, err error) bool {
-			goesOn := err == nil || ledger.RowDamaged(err)
-			doing("list tokens", &err)
-			return yield(t, err) && goesOn
-		}
-
-		q, _, err := v.tokenQuery(&o)
-		if err != nil {
-			next(nil, err)
-			return
-		}
-		q.Count = false
-
-		for {
-			q.Live = now()
-			list, err := v.list(ctx, q)
-			if err != nil && (!next(nil, err) || list == nil) {
-				return
-			}
-
-			for _, r := range list.Records {
-				if ledger.Foreign(r) || !ledger.Lives(r, now()) {
-					continue
-				}
-				if !next(v.openToken(ctx, r)) {
-					return
-				}
-			}
-
-			// The next page begins after the last token, which may be gone by then.
-			if len(list.Records) < q.Limit {
-				return
-			}
-			last := list.Records[len(list.Records)-1].ID
-			if q.Desc {
-				q.Max = rowkey.Below(last)
-			} else {
-				q.Min = rowkey.Above(last)
-			}
-		}
+func listedTokens(v *Vault, opts *TokenListOptions) *listed[*Token] {
+	var o TokenListOptions
+	if opts != nil {
+		o = *opts
 	}
+	l := listedBy(&ListOptions{o.Limit, o.Page, o.Ascending, o.From, o.To}, "list tokens", listing.List[*Token]{
+		Rows: v.rows, Kind: kindToken, Open: v.openToken,
+		Narrow: func(_ context.Context, q *store.Query) error {
+			if len(o.Scheme) > 0 || len(o.NetworkTokenStatus) > 0 {
+				q.Classes = classes(o.Scheme, o.NetworkTokenStatus)
+			}
+			if o.BusinessKey != "" {
+				q.Lookup = v.rows.Box.Lookup(v.rows.ID, "business_key", []byte(o.BusinessKey))
+			}
+			return nil
+		},
+		Failed: func(err error) error {
+			if errors.Is(err, store.ErrTooMany) {
+				return &FieldError{"query.business_key", "out_of_range", fmt.Sprintf("must be that of at most %d tokens", store.MaxShared)}
+			}
+			return err
+		},
+	})
+
+	l.invalid = errors.Join(l.invalid, o.check())
+	if o.Fingerprint != (Fingerprint{}) {
+		l.Keep = func(t *Token) bool { return t.Fingerprint == o.Fingerprint }
+	}
+	return l
 }
 
 // A TokenUpdate says what to change. What is nil stays as it is; a pointer to
@@ -784,6 +776,18 @@ func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *netw
 // class puts a token into a list by what lists filter by. Zero is no class.
 func class(s card.Scheme, n network.Status) uint8 {
 	return 1 + uint8(s)*uint8(networkTokenStatuses) + uint8(n)
+}
+
+// classes returns the classes of some schemes and statuses, all of them if there are none.
+func classes(of []card.Scheme, in []network.Status) (all store.Classes) {
+	for s := range card.Scheme(schemes) {
+		for n := range networkTokenStatuses {
+			if (len(of) == 0 || slices.Contains(of, s)) && (len(in) == 0 || slices.Contains(in, n)) {
+				all.Add(class(s, n))
+			}
+		}
+	}
+	return all
 }
 
 // sealToken sets every column of r that follows from t.

@@ -117,7 +117,7 @@ func TestListOfAnotherAccount(t *testing.T) {
 		}
 	}
 	l.list = func(q *store.Query) { q.Classes = store.Classes{} }
-	jcb := &cardvault.ListOptions{Scheme: []card.Scheme{card.JCB}}
+	jcb := &cardvault.TokenListOptions{Scheme: []card.Scheme{card.JCB}}
 	if page, err := victim.List(t.Context(), jcb); !errors.Is(err, cardvault.ErrDamaged) {
 		t.Errorf("a list of another class gives %+v, %v", page, err)
 	}

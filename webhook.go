@@ -6,11 +6,13 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/quota"
 	"github.com/cardvault/cardvault/internal/rowkey"
@@ -213,13 +215,17 @@ func (v *Vault) Webhook(ctx context.Context, id uuid.UUID) (_ *Webhook, err erro
 
 // ListWebhooks returns one page of the webhooks of the account. opts may be nil. If webhooks
 // are damaged, the page comes with an error: see [Page].
-func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (_ *Page[*Webhook], err error) {
-	defer doing("list webhooks", &err)
-	q, o, err := v.query(kindWebhook, opts)
-	if err != nil {
-		return nil, err
-	}
-	return page(ctx, v, q, o, v.listedWebhook)
+func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (*Page[*Webhook], error) {
+	return listedWebhooks(v, opts).page(ctx)
+}
+
+// AllWebhooks iterates over the webhooks of the account, as [Vault.All] does over tokens.
+func (v *Vault) AllWebhooks(ctx context.Context, opts *ListOptions) iter.Seq2[*Webhook, error] {
+	return listedWebhooks(v, opts).all(ctx)
+}
+
+func listedWebhooks(v *Vault, opts *ListOptions) *listed[*Webhook] {
+	return listedBy(opts, "list webhooks", listing.List[*Webhook]{Rows: v.rows, Kind: kindWebhook, Open: v.listedWebhook})
 }
 
 // UpdateWebhook changes a webhook and returns it. One that is enabled again gets the

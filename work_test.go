@@ -37,7 +37,7 @@ func (l *lab) crowd(n int, c cardvault.Card) []uuid.UUID {
 // count returns how many tokens have a state.
 func (l *lab) count(status network.Status) int64 {
 	l.Helper()
-	page, err := l.List(l.Context(), &cardvault.ListOptions{Limit: 1, NetworkTokenStatus: []network.Status{status}})
+	page, err := l.List(l.Context(), &cardvault.TokenListOptions{Limit: 1, NetworkTokenStatus: []network.Status{status}})
 	l.must(err)
 	return page.TotalItems
 }
@@ -282,7 +282,7 @@ func TestNetworkRate(t *testing.T) {
 				for i, c := range visas {
 					order[uuid.MustParse(c.key[:36])] = i
 				}
-				page, err := l.List(l.Context(), &cardvault.ListOptions{Ascending: true, Limit: n, Scheme: []card.Scheme{card.VISA}})
+				page, err := l.List(l.Context(), &cardvault.TokenListOptions{Ascending: true, Limit: n, Scheme: []card.Scheme{card.VISA}})
 				l.must(err)
 				inversions, far, last := 0, 0, -1
 				for i, token := range page.Items {

@@ -79,13 +79,13 @@ func (c *call) read(parse func(fields, *query) error) error {
 
 // readList reads which part of a list is wanted, in which order. More parameters than
 // those of every list are read by more, which may be nil.
-func (c *call) readList(more func(*query, *cardvault.ListOptions)) (*cardvault.ListOptions, error) {
+func (c *call) readList(more func(*query)) (*cardvault.ListOptions, error) {
 	var o cardvault.ListOptions
 	err := c.read(func(_ fields, q *query) error {
 		limit, page := q.page()
 		o.Limit, o.Page, o.Ascending = int(limit), int(page), q.ascending()
 		if more != nil {
-			more(q, &o)
+			more(q)
 		}
 		return nil
 	})

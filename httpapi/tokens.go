@@ -71,7 +71,8 @@ var importCard = &endpoint{
 var listTokens = &endpoint{
 	scope: cardvault.ScopeTokensRead,
 	serve: func(c *call) error {
-		o, err := c.readList(func(q *query, o *cardvault.ListOptions) {
+		var o cardvault.TokenListOptions
+		page, err := c.readList(func(q *query) {
 			o.From, o.To = q.span()
 			for _, name := range listOf(q, "network_token_status", statusNames) {
 				s, _ := network.ParseStatus(name)
@@ -86,7 +87,8 @@ var listTokens = &endpoint{
 		if err != nil {
 			return err
 		}
-		return answerPage(c, c.appendToken)(c.vault.List(c.ctx, o))
+		o.Limit, o.Page, o.Ascending = page.Limit, page.Page, page.Ascending
+		return answerPage(c, c.appendToken)(c.vault.List(c.ctx, &o))
 	},
 }
 

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"math"
+	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/receive"
@@ -135,12 +136,12 @@ var testWebhook = &endpoint{
 var listDeliveries = &endpoint{
 	scope: cardvault.ScopeWebhooksRead,
 	serve: func(c *call) error {
-		o, err := c.readList(func(q *query, o *cardvault.ListOptions) {
-			o.From, o.To = q.span()
-		})
+		var from, to time.Time
+		o, err := c.readList(func(q *query) { from, to = q.span() })
 		if err != nil {
 			return err
 		}
+		o.From, o.To = from, to
 		return answerPage(c, appendDelivery)(c.vault.ListDeliveries(c.ctx, c.id, o))
 	},
 }

@@ -18,7 +18,7 @@ import (
 // http compares the REST surface with handlers that answer as many bytes and do
 // nothing. Client and server share the machine.
 func (b *bench) http(ctx context.Context) error {
-	p, err := b.vault.List(ctx, &cardvault.ListOptions{Limit: 1})
+	p, err := b.vault.List(ctx, &cardvault.TokenListOptions{Limit: 1})
 	if err != nil {
 		return err
 	}

@@ -114,7 +114,7 @@ func (b *bench) activate(ctx context.Context) error {
 	active := int64(0)
 	for active < activations {
 		time.Sleep(10 * time.Millisecond)
-		p, err := v.List(ctx, &cardvault.ListOptions{Limit: 1, NetworkTokenStatus: []network.Status{network.Active}})
+		p, err := v.List(ctx, &cardvault.TokenListOptions{Limit: 1, NetworkTokenStatus: []network.Status{network.Active}})
 		if err != nil {
 			return err
 		}

@@ -113,7 +113,7 @@ func (b *bench) lists(ctx context.Context) error {
 	}
 	from := first.Items[0].CreatedAt.Add(-time.Hour)
 
-	middle, err := b.vault.List(ctx, &cardvault.ListOptions{Page: int(first.TotalPages / 2)})
+	middle, err := b.vault.List(ctx, &cardvault.TokenListOptions{Page: int(first.TotalPages / 2)})
 	if err != nil {
 		return err
 	}
@@ -125,20 +125,20 @@ func (b *bench) lists(ctx context.Context) error {
 	pages := int(first.TotalPages)
 	cases := []struct {
 		name string
-		opts cardvault.ListOptions
+		opts cardvault.TokenListOptions
 	}{
-		{"page 1", cardvault.ListOptions{}},
-		{"page 10,000", cardvault.ListOptions{Page: min(10000, pages)}},
-		{"middle page", cardvault.ListOptions{Page: pages / 2}},
-		{"last page", cardvault.ListOptions{Page: pages}},
-		{"middle page, ascending", cardvault.ListOptions{Page: pages / 2, Ascending: true}},
-		{"scheme, middle page", cardvault.ListOptions{Scheme: visa, Page: pages / 4}},
-		{"three schemes and status, middle page", cardvault.ListOptions{Scheme: mixed, NetworkTokenStatus: status, Page: pages / 4}},
-		{"rare scheme (0.1 %), page 1", cardvault.ListOptions{Scheme: rare}},
-		{"rare scheme (0.1 %), middle page", cardvault.ListOptions{Scheme: rare, Page: max(1, pages/2000)}},
-		{"half of the time, middle page", cardvault.ListOptions{From: half, Page: pages / 4}},
-		{"time, schemes and status, middle page", cardvault.ListOptions{From: from, To: half, Scheme: mixed, NetworkTokenStatus: status, Page: pages / 8}},
-		{"empty page past the end: total alone", cardvault.ListOptions{Page: pages + 1}},
+		{"page 1", cardvault.TokenListOptions{}},
+		{"page 10,000", cardvault.TokenListOptions{Page: min(10000, pages)}},
+		{"middle page", cardvault.TokenListOptions{Page: pages / 2}},
+		{"last page", cardvault.TokenListOptions{Page: pages}},
+		{"middle page, ascending", cardvault.TokenListOptions{Page: pages / 2, Ascending: true}},
+		{"scheme, middle page", cardvault.TokenListOptions{Scheme: visa, Page: pages / 4}},
+		{"three schemes and status, middle page", cardvault.TokenListOptions{Scheme: mixed, NetworkTokenStatus: status, Page: pages / 4}},
+		{"rare scheme (0.1 %), page 1", cardvault.TokenListOptions{Scheme: rare}},
+		{"rare scheme (0.1 %), middle page", cardvault.TokenListOptions{Scheme: rare, Page: max(1, pages/2000)}},
+		{"half of the time, middle page", cardvault.TokenListOptions{From: half, Page: pages / 4}},
+		{"time, schemes and status, middle page", cardvault.TokenListOptions{From: from, To: half, Scheme: mixed, NetworkTokenStatus: status, Page: pages / 8}},
+		{"empty page past the end: total alone", cardvault.TokenListOptions{Page: pages + 1}},
 	}
 
 	medians := make([][]float64, len(cases))
@@ -168,7 +168,7 @@ func (b *bench) lists(ctx context.Context) error {
 
 // disk prints bytes on disk and in the heap.
 func (b *bench) disk(ctx context.Context) error {
-	p, err := b.vault.List(ctx, &cardvault.ListOptions{Limit: 1})
+	p, err := b.vault.List(ctx, &cardvault.TokenListOptions{Limit: 1})
 	if err != nil {
 		return err
 	}
@@ -261,7 +261,7 @@ func (b *bench) sweep(ctx context.Context) error {
 		return err
 	}
 
-	before, err := b.vault.List(ctx, &cardvault.ListOptions{Limit: 1})
+	before, err := b.vault.List(ctx, &cardvault.TokenListOptions{Limit: 1})
 	if err != nil {
 		return err
 	}

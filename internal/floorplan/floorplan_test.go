@@ -74,6 +74,7 @@ var neighbours = map[string][]string{
 	"/internal/keyfile":     {"/internal/ledger"},
 	"/internal/keytext":     {},
 	"/internal/leak":        {"/internal/iin"},
+	"/internal/listing":     {"/internal/ledger", "/internal/rowkey", "/store"},
 	"/internal/outbox":      {"/internal/jobs", "/internal/ledger", "/internal/rowkey", "/internal/tlv", "/store"},
 	"/internal/ledger":      {"/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/payload":     {"/internal/erase", "/internal/jobs", "/internal/jsontext", "/internal/ledger", "/internal/rowkey", "/store"},

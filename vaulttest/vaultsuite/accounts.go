@@ -130,7 +130,7 @@ func isolation(t *testing.T, s store.Store) {
 		t.Errorf("All yields %d tokens, want 1", len(got))
 	}
 
-	lists(t, b, cardvault.ListOptions{BusinessKey: canary}, []*cardvault.Token{theirs})
+	lists(t, b, cardvault.TokenListOptions{BusinessKey: canary}, []*cardvault.Token{theirs})
 	if keys, merchants := must(b.ListAPIKeys(ctx, nil))(t), must(b.ListMerchants(ctx, nil))(t); keys.TotalItems != 0 || merchants.TotalItems != 1 {
 		t.Errorf("%d keys and %d merchants, want those of the account", keys.TotalItems, merchants.TotalItems)
 	}

@@ -110,7 +110,7 @@ func damagedToken(t *testing.T, s store.Store) {
 		_, err = v.Update(ctx, victim.ID, cardvault.TokenUpdate{BusinessKey: &key})
 		refused(what+": Update", err)
 
-		for _, o := range []*cardvault.ListOptions{nil, {BusinessKey: canary + "a"}, {BusinessKey: canary + "b"}, {Scheme: []card.Scheme{a.Scheme}}} {
+		for _, o := range []*cardvault.TokenListOptions{nil, {BusinessKey: canary + "a"}, {BusinessKey: canary + "b"}, {Scheme: []card.Scheme{a.Scheme}}} {
 			notListed(t, what, v, o, victim.ID)
 			notListed(t, what, v.In(account.ID), o, victim.ID)
 		}
@@ -136,7 +136,7 @@ func damagedToken(t *testing.T, s store.Store) {
 
 // notListed checks that a list gives all tokens that it counts except one whose row is
 // damaged. It returns the records that it names instead.
-func notListed(t *testing.T, what string, v *cardvault.Vault, o *cardvault.ListOptions, victim uuid.UUID) []cardvault.DamagedRecord {
+func notListed(t *testing.T, what string, v *cardvault.Vault, o *cardvault.TokenListOptions, victim uuid.UUID) []cardvault.DamagedRecord {
 	t.Helper()
 	p, err := v.List(t.Context(), o)
 	if err != nil {
@@ -156,7 +156,7 @@ func notListed(t *testing.T, what string, v *cardvault.Vault, o *cardvault.ListO
 }
 
 // collectAll returns what All yields when it goes on after errors.
-func collectAll(t *testing.T, v *cardvault.Vault, o *cardvault.ListOptions) (tokens []*cardvault.Token, errs []error) {
+func collectAll(t *testing.T, v *cardvault.Vault, o *cardvault.TokenListOptions) (tokens []*cardvault.Token, errs []error) {
 	t.Helper()
 	for token, err := range v.All(t.Context(), o) {
 		if err == nil {

@@ -3,6 +3,7 @@ package vaultsuite
 import (
 	"context"
 	"errors"
+	"iter"
 	"slices"
 	"strings"
 	"testing"
@@ -20,8 +21,9 @@ type listing struct {
 	list func(*cardvault.ListOptions) (ids []uuid.UUID, total int64, err error)
 }
 
-// lister returns the list of a listing. Without a page the total is -1.
-func lister[T any](t *testing.T, list func(context.Context, *cardvault.ListOptions) (*cardvault.Page[T], error), id func(T) uuid.UUID) func(*cardvault.ListOptions) ([]uuid.UUID, int64, error) {
+// lister returns the list of a listing. Without a page the total is -1. An iterator from the
+// page on begins with the same, and yields as many as there are.
+func lister[T any](t *testing.T, list func(context.Context, *cardvault.ListOptions) (*cardvault.Page[T], error), all func(context.Context, *cardvault.ListOptions) iter.Seq2[T, error], id func(T) uuid.UUID) func(*cardvault.ListOptions) ([]uuid.UUID, int64, error) {
 	return func(o *cardvault.ListOptions) (ids []uuid.UUID, total int64, err error) {
 		p, err := list(t.Context(), o)
 		if p == nil {
@@ -29,6 +31,19 @@ func lister[T any](t *testing.T, list func(context.Context, *cardvault.ListOptio
 		}
 		for _, item := range p.Items {
 			ids = append(ids, id(item))
+		}
+
+		var on []uuid.UUID
+		var named []cardvault.DamagedRecord
+		for item, err := range all(t.Context(), o) {
+			if err == nil {
+				on = append(on, id(item))
+			}
+			named = append(named, cardvault.Damaged(err)...)
+		}
+		before := int64((p.Page - 1) * p.Limit)
+		if len(on) < len(ids) || !slices.Equal(on[:len(ids)], ids) || int64(len(on)+len(named)) != p.TotalItems-before {
+			t.Errorf("%+v: the iterator yields %v and %v, the page has %v of %d", o, on, named, ids, p.TotalItems)
 		}
 		return ids, p.TotalItems, err
 	}
@@ -103,11 +118,11 @@ func damagedInLists(t *testing.T, s store.Store) {
 	account := must(v.CreateAccount(ctx, canary, nil))(t)
 	other := v.In(account.ID)
 
-	tokens := &listing{kind: "token", list: lister(t, other.List, func(t *cardvault.Token) uuid.UUID { return t.ID })}
-	keys := &listing{kind: "API key", list: lister(t, v.ListAPIKeys, func(k *cardvault.APIKey) uuid.UUID { return k.ID })}
-	hooks := &listing{kind: "webhook", list: lister(t, other.ListWebhooks, func(w *cardvault.Webhook) uuid.UUID { return w.ID })}
-	merchants := &listing{kind: "merchant", list: lister(t, v.ListMerchants, func(m *cardvault.Merchant) uuid.UUID { return m.ID })}
-	accounts := &listing{kind: "account", list: lister(t, v.ListAccounts, func(a *cardvault.Account) uuid.UUID { return a.ID })}
+	tokens := &listing{kind: "token", list: lister(t, tokensListed(other), tokensAll(other), func(t *cardvault.Token) uuid.UUID { return t.ID })}
+	keys := &listing{kind: "API key", list: lister(t, v.ListAPIKeys, v.AllAPIKeys, func(k *cardvault.APIKey) uuid.UUID { return k.ID })}
+	hooks := &listing{kind: "webhook", list: lister(t, other.ListWebhooks, other.AllWebhooks, func(w *cardvault.Webhook) uuid.UUID { return w.ID })}
+	merchants := &listing{kind: "merchant", list: lister(t, v.ListMerchants, v.AllMerchants, func(m *cardvault.Merchant) uuid.UUID { return m.ID })}
+	accounts := &listing{kind: "account", list: lister(t, v.ListAccounts, v.AllAccounts, func(a *cardvault.Account) uuid.UUID { return a.ID })}
 	for _, l := range []*listing{merchants, accounts} { // the primary merchant and two accounts
 		ids, _, err := l.list(&cardvault.ListOptions{Ascending: true})
 		noError(t, err)
@@ -136,12 +151,34 @@ func damagedInLists(t *testing.T, s store.Store) {
 	}
 }
 
+// tokensListed and tokensAll list tokens by the options that all lists have.
+func tokensListed(v *cardvault.Vault) func(context.Context, *cardvault.ListOptions) (*cardvault.Page[*cardvault.Token], error) {
+	return func(ctx context.Context, o *cardvault.ListOptions) (*cardvault.Page[*cardvault.Token], error) {
+		return v.List(ctx, ofTokens(o))
+	}
+}
+
+func tokensAll(v *cardvault.Vault) func(context.Context, *cardvault.ListOptions) iter.Seq2[*cardvault.Token, error] {
+	return func(ctx context.Context, o *cardvault.ListOptions) iter.Seq2[*cardvault.Token, error] {
+		return v.All(ctx, ofTokens(o))
+	}
+}
+
+func ofTokens(o *cardvault.ListOptions) *cardvault.TokenListOptions {
+	if o == nil {
+		return nil
+	}
+	return &cardvault.TokenListOptions{Limit: o.Limit, Page: o.Page, Ascending: o.Ascending, From: o.From, To: o.To}
+}
+
 // paymentsListed returns the list of payment data, and that of which the JWEs are damaged.
 func paymentsListed(t *testing.T, v *cardvault.Vault, spy *watched) []*listing {
 	token := usable(t, v, 1)
 	newSecret(t, v)
 	payments := &listing{kind: "payment data", list: lister(t, func(ctx context.Context, o *cardvault.ListOptions) (*cardvault.Page[*cardvault.PaymentData], error) {
 		return v.ListPaymentData(ctx, token.ID, o)
+	}, func(ctx context.Context, o *cardvault.ListOptions) iter.Seq2[*cardvault.PaymentData, error] {
+		return v.AllPaymentData(ctx, token.ID, o)
 	}, func(p *cardvault.PaymentData) uuid.UUID { return p.ID })}
 
 	jwes := &listing{kind: payments.kind, list: payments.list}
@@ -158,6 +195,8 @@ func deliveriesListed(t *testing.T, v *cardvault.Vault, spy *watched) *listing {
 	hook := newHook(t, v, receiver)
 	l := &listing{kind: "delivery", list: lister(t, func(ctx context.Context, o *cardvault.ListOptions) (*cardvault.Page[*cardvault.DeliveryRecord], error) {
 		return v.ListDeliveries(ctx, hook.ID, o)
+	}, func(ctx context.Context, o *cardvault.ListOptions) iter.Seq2[*cardvault.DeliveryRecord, error] {
+		return v.AllDeliveries(ctx, hook.ID, o)
 	}, func(d *cardvault.DeliveryRecord) uuid.UUID { return d.ID })}
 
 	return l.fill(spy, 2, func(i int) uuid.UUID {

@@ -152,7 +152,7 @@ func checkState(t testing.TB, v *cardvault.Vault, id uuid.UUID, want network.Sta
 		t.Errorf("network token is %v for %q, want %v for %q", token.NetworkTokenStatus, got, want, code)
 	}
 	for status := range network.Failed + 1 {
-		p := must(v.List(t.Context(), &cardvault.ListOptions{Limit: cardvault.MaxLimit, NetworkTokenStatus: []network.Status{status}}))(t)
+		p := must(v.List(t.Context(), &cardvault.TokenListOptions{Limit: cardvault.MaxLimit, NetworkTokenStatus: []network.Status{status}}))(t)
 		if listed := slices.Contains(idsOf(p.Items), id); listed != (status == want) {
 			t.Errorf("the token is %v, and among those that are %v: %v", want, status, listed)
 		}
@@ -378,7 +378,7 @@ func networkTokenActivation(t *testing.T, s store.Store) {
 	must(late.UpdateAccount(ctx, cardvault.AccountUpdate{ImportApproved: new(false), NetworkTokensActive: new(true)}))(t)
 	drain(t, v)
 	n.remains(t, many)
-	p := must(late.List(ctx, &cardvault.ListOptions{NetworkTokenStatus: []network.Status{network.Active}}))(t)
+	p := must(late.List(ctx, &cardvault.TokenListOptions{NetworkTokenStatus: []network.Status{network.Active}}))(t)
 	if p.TotalItems != many {
 		t.Errorf("%d tokens are active", p.TotalItems)
 	}

@@ -74,7 +74,7 @@ func races(t *testing.T, s store.Store) {
 		}
 	}
 
-	all := must(collect(ctx, v, &cardvault.ListOptions{Ascending: true}))(t)
+	all := must(collect(ctx, v, &cardvault.TokenListOptions{Ascending: true}))(t)
 	if int64(len(all)) != left {
 		t.Errorf("%d tokens, want %d", len(all), left)
 	}
@@ -82,7 +82,7 @@ func races(t *testing.T, s store.Store) {
 	for _, v := range vaults {
 		checkListed(t, v, all...)
 		for _, token := range all {
-			lists(t, v, cardvault.ListOptions{BusinessKey: token.BusinessKey, Ascending: true, Limit: 500}, all)
+			lists(t, v, cardvault.TokenListOptions{BusinessKey: token.BusinessKey, Ascending: true, Limit: 500}, all)
 		}
 	}
 }
@@ -102,7 +102,7 @@ func raceStep(ctx context.Context, v *cardvault.Vault, token *cardvault.Token, w
 		return errorOf(v.Update(ctx, token.ID, cardvault.TokenUpdate{CardholderName: &named}))
 
 	case 6:
-		return errorOf(v.List(ctx, &cardvault.ListOptions{BusinessKey: canary + "start"}))
+		return errorOf(v.List(ctx, &cardvault.TokenListOptions{BusinessKey: canary + "start"}))
 
 	default:
 		got, err := v.Get(ctx, token.ID)

@@ -164,7 +164,7 @@ func lapse(t *testing.T, s store.Store) {
 	short[1] = must(v.Update(ctx, short[1].ID, cardvault.TokenUpdate{BusinessKey: &business}))(t)
 
 	checkListed(t, v, keep, keyed, short[0], short[1], late)
-	lists(t, v, cardvault.ListOptions{BusinessKey: canary}, []*cardvault.Token{keyed, short[1]})
+	lists(t, v, cardvault.TokenListOptions{BusinessKey: canary}, []*cardvault.Token{keyed, short[1]})
 	if p := must(v.Authenticate(ctx, text.Text()))(t); p.Key.ID != key.ID || !p.Key.ExpiresAt.Equal(p.Key.CreatedAt.Add(life)) {
 		t.Errorf("key %+v", p.Key)
 	}
@@ -173,8 +173,8 @@ func lapse(t *testing.T, s store.Store) {
 	gone := func(when string) {
 		t.Helper()
 		checkListed(t, v, keep, keyed, late)
-		lists(t, v, cardvault.ListOptions{}, []*cardvault.Token{keep, keyed, late})
-		lists(t, v, cardvault.ListOptions{BusinessKey: canary}, []*cardvault.Token{keyed})
+		lists(t, v, cardvault.TokenListOptions{}, []*cardvault.Token{keep, keyed, late})
+		lists(t, v, cardvault.TokenListOptions{BusinessKey: canary}, []*cardvault.Token{keyed})
 
 		for _, token := range short {
 			_, err := v.Get(ctx, token.ID)

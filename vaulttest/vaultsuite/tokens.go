@@ -128,7 +128,7 @@ func schemes(t *testing.T, s store.Store) {
 	}
 
 	for scheme, want := range count {
-		p := must(v.List(ctx, &cardvault.ListOptions{Scheme: []card.Scheme{scheme}}))(t)
+		p := must(v.List(ctx, &cardvault.TokenListOptions{Scheme: []card.Scheme{scheme}}))(t)
 		if p.TotalItems != want || int64(len(p.Items)) != want {
 			t.Errorf("%v: %d tokens, total %d, want %d", scheme, len(p.Items), p.TotalItems, want)
 		}
@@ -198,7 +198,7 @@ func updating(t *testing.T, s store.Store) {
 		same(t, fmt.Sprintf("read after update %d", i), must(v.Get(ctx, want.ID))(t), want)
 		checkListed(t, v, want)
 		for _, key := range []string{canary + "1", longText(255)} {
-			p := must(v.List(ctx, &cardvault.ListOptions{BusinessKey: key}))(t)
+			p := must(v.List(ctx, &cardvault.TokenListOptions{BusinessKey: key}))(t)
 			if found := p.TotalItems == 1; found != (want.BusinessKey == key) {
 				t.Errorf("after update %d: found by a business key: %v", i, found)
 			}
@@ -225,7 +225,7 @@ func deleting(t *testing.T, s store.Store) {
 		fails(t, what+" of a deleted token", call(), cardvault.ErrNotFound)
 	}
 	checkListed(t, v, a)
-	if p := must(v.List(ctx, &cardvault.ListOptions{BusinessKey: canary + "b"}))(t); p.TotalItems != 0 {
+	if p := must(v.List(ctx, &cardvault.TokenListOptions{BusinessKey: canary + "b"}))(t); p.TotalItems != 0 {
 		t.Error("a deleted token is found by its business key")
 	}
 }

@@ -177,20 +177,21 @@ func badOptions(t *testing.T, s store.Store) {
 
 // badLists asks for lists with options that are refused.
 func badLists(ctx context.Context, v *cardvault.Vault) []refusal {
-	list := func(o cardvault.ListOptions) error { return errorOf(v.List(ctx, &o)) }
+	list := func(o cardvault.TokenListOptions) error { return errorOf(v.List(ctx, &o)) }
 
 	return []refusal{
-		{list(cardvault.ListOptions{Limit: -1}), "query.limit out_of_range"},
-		{list(cardvault.ListOptions{Limit: 501}), "query.limit out_of_range"},
-		{list(cardvault.ListOptions{Page: -1}), "query.page out_of_range"},
-		{list(cardvault.ListOptions{Limit: 501, Page: -1, From: time.UnixMicro(2), To: time.UnixMicro(1)}),
+		{list(cardvault.TokenListOptions{Limit: -1}), "query.limit out_of_range"},
+		{list(cardvault.TokenListOptions{Limit: 501}), "query.limit out_of_range"},
+		{list(cardvault.TokenListOptions{Page: -1}), "query.page out_of_range"},
+		{list(cardvault.TokenListOptions{Limit: 501, Page: -1, From: time.UnixMicro(2), To: time.UnixMicro(1)}),
 			"query.limit out_of_range, query.page out_of_range, query.from invalid_range"},
-		{list(cardvault.ListOptions{Scheme: []card.Scheme{99}}), "query.scheme invalid_enum"},
-		{list(cardvault.ListOptions{NetworkTokenStatus: []network.Status{99}}), "query.network_token_status invalid_enum"},
+		{list(cardvault.TokenListOptions{Scheme: []card.Scheme{99}}), "query.scheme invalid_enum"},
+		{list(cardvault.TokenListOptions{NetworkTokenStatus: []network.Status{99}}), "query.network_token_status invalid_enum"},
 		{errorOf(v.ListMerchants(ctx, &cardvault.ListOptions{Limit: 501})), "query.limit out_of_range"},
 		{errorOf(v.ListAPIKeys(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
 		{errorOf(v.ListAccounts(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
-		{errorOf(collect(ctx, v, &cardvault.ListOptions{From: time.UnixMicro(2), To: time.UnixMicro(1)})), "query.from invalid_range"},
+		{list(cardvault.TokenListOptions{Fingerprint: cardvault.Fingerprint{1}, Limit: -1}), "query.limit out_of_range, query.fingerprint out_of_range"},
+		{errorOf(collect(ctx, v, &cardvault.TokenListOptions{From: time.UnixMicro(2), To: time.UnixMicro(1)})), "query.from invalid_range"},
 	}
 }
 

@@ -222,7 +222,7 @@ func sameTold(t testing.TB, what string, got, want *cardvault.Token) {
 // checkListed checks that the vault lists just these tokens, oldest first.
 func checkListed(t testing.TB, v *cardvault.Vault, want ...*cardvault.Token) {
 	t.Helper()
-	p := must(v.List(t.Context(), &cardvault.ListOptions{Ascending: true, Limit: cardvault.MaxLimit}))(t)
+	p := must(v.List(t.Context(), &cardvault.TokenListOptions{Ascending: true, Limit: cardvault.MaxLimit}))(t)
 	if p.TotalItems != int64(len(want)) || len(p.Items) != len(want) {
 		t.Errorf("%d tokens listed, total %d, want %d", len(p.Items), p.TotalItems, len(want))
 		return
@@ -233,7 +233,7 @@ func checkListed(t testing.TB, v *cardvault.Vault, want ...*cardvault.Token) {
 }
 
 // collect returns what All yields.
-func collect(ctx context.Context, v *cardvault.Vault, opts *cardvault.ListOptions) (tokens []*cardvault.Token, err error) {
+func collect(ctx context.Context, v *cardvault.Vault, opts *cardvault.TokenListOptions) (tokens []*cardvault.Token, err error) {
 	for token, err := range v.All(ctx, opts) {
 		if err != nil {
 			return tokens, err
