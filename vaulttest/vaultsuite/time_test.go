@@ -195,7 +195,7 @@ func lapseOf(t *testing.T, s store.Store, ttl time.Duration) {
 	token := tokenize(t, v, ttl)
 	until(t, time.Now().Add(time.Microsecond))
 	tokenize(t, v, ttl) // lapses a little later
-	tokenize(t, v, 0)
+	tokenize(t, v, 0*time.Second)
 	expiry := card.Expiry{Month: 1, Year: 2031}
 	until(t, token.ExpiresAt.Add(-time.Microsecond))
 	if _, err := v.Get(ctx, token.ID); err != nil {
@@ -396,13 +396,13 @@ func TestWarnsWithoutRun(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var log strings.Builder
 		v := vaulttest.NewWith(t, &cardvault.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		tokenize(t, v, 1)
+		tokenize(t, v, 1*time.Second)
 		if log.Len() > 0 {
 			t.Errorf("warned at once: %s", log.String())
 		}
 		until(t, time.Now().Add(time.Hour))
-		tokenize(t, v, 1)
-		tokenize(t, v, 1)
+		tokenize(t, v, 1*time.Second)
+		tokenize(t, v, 1*time.Second)
 		if n := strings.Count(log.String(), "Run"); n != 1 {
 			t.Errorf("%d warnings, want 1: %s", n, log.String())
 		}
@@ -415,7 +415,7 @@ func TestRunGoesOn(t *testing.T) {
 		s := &failing{Store: mem(t)}
 		var log strings.Builder
 		v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		token := tokenize(t, v, 5)
+		token := tokenize(t, v, 5*time.Second)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- v.Run(ctx) }()

@@ -91,8 +91,10 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"ListPaymentData": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.ListPaymentData(ctx, token.ID, nil))
 		},
-		"AllPaymentData": func(ctx context.Context, v *cardvault.Vault) error { return ended(v.AllPaymentData(ctx, token.ID, nil)) },
-		"CreateSession":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.CreateSession(ctx, nil)) },
+		"AllPaymentData": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorIn(v.AllPaymentData(ctx, token.ID, nil))
+		},
+		"CreateSession": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.CreateSession(ctx, nil)) },
 		"Tokenize": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.Tokenize(ctx, session, testCard(3)))
 		},
@@ -148,12 +150,14 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"RotateWebhookSecret": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.RotateWebhookSecret(ctx, hook.ID))
 		},
-		"TestWebhook":   func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.TestWebhook(ctx, hook.ID)) },
-		"AllAccounts":   func(ctx context.Context, v *cardvault.Vault) error { return ended(v.AllAccounts(ctx, nil)) },
-		"AllMerchants":  func(ctx context.Context, v *cardvault.Vault) error { return ended(v.AllMerchants(ctx, nil)) },
-		"AllAPIKeys":    func(ctx context.Context, v *cardvault.Vault) error { return ended(v.AllAPIKeys(ctx, nil)) },
-		"AllWebhooks":   func(ctx context.Context, v *cardvault.Vault) error { return ended(v.AllWebhooks(ctx, nil)) },
-		"AllDeliveries": func(ctx context.Context, v *cardvault.Vault) error { return ended(v.AllDeliveries(ctx, hook.ID, nil)) },
+		"TestWebhook":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.TestWebhook(ctx, hook.ID)) },
+		"AllAccounts":  func(ctx context.Context, v *cardvault.Vault) error { return errorIn(v.AllAccounts(ctx, nil)) },
+		"AllMerchants": func(ctx context.Context, v *cardvault.Vault) error { return errorIn(v.AllMerchants(ctx, nil)) },
+		"AllAPIKeys":   func(ctx context.Context, v *cardvault.Vault) error { return errorIn(v.AllAPIKeys(ctx, nil)) },
+		"AllWebhooks":  func(ctx context.Context, v *cardvault.Vault) error { return errorIn(v.AllWebhooks(ctx, nil)) },
+		"AllDeliveries": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorIn(v.AllDeliveries(ctx, hook.ID, nil))
+		},
 		"ListDeliveries": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.ListDeliveries(ctx, hook.ID, nil))
 		},
@@ -173,8 +177,8 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 	return all
 }
 
-// ended returns the error of an iteration, which ends it.
-func ended[T any](all iter.Seq2[T, error]) (err error) {
+// errorIn returns the error of an iteration, which ends it.
+func errorIn[T any](all iter.Seq2[T, error]) (err error) {
 	for _, err = range all {
 	}
 	return err
