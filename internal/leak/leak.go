@@ -10,6 +10,7 @@ import (
 	"unicode"
 
 	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/google/uuid"
 )
 
 // The lengths of card numbers.
@@ -112,21 +113,27 @@ func separates(r rune) bool {
 
 // RequestID reports whether an id of a request is taken over from the caller: 1 to 64
 // characters that need no quotes anywhere, by which no card number or security code can be
-// meant.
+// meant. A UUID is taken over: the digits of one in eighty would pass for a card number, but
+// nobody who writes letters among them means one.
 func RequestID(s string) bool {
 	if len(s) < 1 || len(s) > 64 {
 		return false
 	}
 
-	digits := 0
+	digits, letters := 0, 0
 	for i := range len(s) {
 		switch c := s[i]; {
 		case '0' <= c && c <= '9':
 			digits++
+		case 'a' <= c|' ' && c|' ' <= 'f':
+			letters++
 		case 'a' <= c|' ' && c|' ' <= 'z', c == '.', c == '_', c == '-':
 		default:
 			return false
 		}
+	}
+	if id, err := uuid.Parse(s); err == nil && len(s) == 36 && id.Variant() == uuid.RFC4122 && letters > 0 {
+		return true
 	}
 	mayBeCode := digits == len(s) && (digits == 3 || digits == 4)
 	return !mayBeCode && !LooksLikePAN([]byte(s))
