@@ -110,7 +110,7 @@ type Record struct {
 	Lookup [][]byte
 
 	// Version counts the writes of this record: 1 on the first, then one more
-	// each time.
+	// each time. Any other, zero included, is ErrConflict.
 	Version uint64
 
 	Shown  []byte // sealed: what an answer or a list needs
@@ -195,8 +195,8 @@ type List struct {
 //
 // Indexes only lead to records. Where one names a record that is not there, or
 // that says otherwise, Lookup, Due, Next and Children pass over it, and so does
-// List by a hash: one lost record must not hide the others. Due, Next and List by a
-// hash also pass over a record that cannot be read. A store whose indexes can be
+// List by a hash: one lost record must not hide the others. Due and Next also pass over
+// a record that cannot be read, and List by a hash may. A store whose indexes can be
 // damaged apart from its records reports what it passed over and mends the index, so
 // that it does not come again. For other lists see [List].
 type ReadTx interface {

@@ -153,6 +153,8 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[boltstore.Options](),
 		reflect.TypeFor[boltstore.Store](),
 		reflect.TypeFor[memstore.Store](),
+		reflect.TypeFor[storetest.Fault](),
+		reflect.TypeFor[storetest.Harness](),
 		reflect.TypeFor[storetest.LyingStore](),
 		reflect.TypeFor[vaulttest.Network](),
 		reflect.TypeFor[vaulttest.Recorder](),

@@ -16,7 +16,7 @@ import (
 )
 
 func TestContract(t *testing.T) {
-	storetest.Run(t, func(testing.TB) store.Store { return memstore.New() })
+	storetest.Run(t, storetest.Harness{Open: func(testing.TB) store.Store { return memstore.New() }})
 }
 
 func put(n byte) func(store.Tx) error {

@@ -3,12 +3,14 @@
 package pgstore_test
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
@@ -22,6 +24,14 @@ import (
 var postgres = realtest.SharedPostgreSQL(nil)
 
 func TestMain(m *testing.M) {
+	storetest.Child(func(place string) (store.Store, error) {
+		url, schema, _ := strings.Cut(place, " ")
+		p, err := pgxpool.New(context.Background(), url)
+		if err != nil {
+			return nil, err
+		}
+		return pgstore.New(context.Background(), p, &pgstore.Options{Schema: schema})
+	})
 	// Tests that are parallel wait for servers more than they compute.
 	flag.Parse()
 	if err := flag.Set("test.parallel", "4"); err != nil {
@@ -72,19 +82,89 @@ func open(t testing.TB, p *pgxpool.Pool, schema string) *pgstore.Store {
 	return s
 }
 
+// A placed store knows where it is.
+type placed struct {
+	store.Store
+	pool   *pgxpool.Pool
+	schema string
+}
+
+// harness is that of stores which open opens in a schema.
+func harness(url string, open func(t testing.TB, p *pgxpool.Pool, schema string) store.Store) storetest.Harness {
+	again := func(t testing.TB, s store.Store) (store.Store, error) {
+		p, name := pool(t, url), s.(placed).schema
+		return placed{open(t, p, name), p, name}, nil
+	}
+	return storetest.Harness{
+		Open: func(t testing.TB) store.Store {
+			p := pool(t, url)
+			name := schema(t, p)
+			return placed{open(t, p, name), p, name}
+		},
+		Reopen: again,
+		Second: again,
+		Place:  func(s store.Store) string { return url + " " + s.(placed).schema },
+		Fault: func(t testing.TB, s store.Store, f storetest.Fault) func() {
+			return fault(t, s.(placed), f)
+		},
+	}
+}
+
+func fault(t testing.TB, s placed, f storetest.Fault) (mend func()) {
+	in := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := s.pool.Exec(t.Context(), strings.ReplaceAll(sql, `"s"`, pgx.Identifier{s.schema}.Sanitize()), args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	switch f.Kind {
+	case storetest.NoRoom:
+		in(noRoom)
+		return func() { in(`DROP FUNCTION "s".no_room() CASCADE`) }
+	case storetest.LostAnswer:
+		if testing.Short() {
+			return nil // it takes ten seconds until a store gives up
+		}
+		in(`CREATE FUNCTION "s".die() RETURNS trigger LANGUAGE plpgsql AS $$
+				BEGIN PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid()); RETURN NULL; END $$;
+			CREATE CONSTRAINT TRIGGER die AFTER INSERT OR UPDATE ON "s".groups DEFERRABLE INITIALLY DEFERRED
+				FOR EACH ROW EXECUTE FUNCTION "s".die();
+			ALTER FUNCTION "s".settle RENAME TO settled`)
+		return func() { in(`DROP FUNCTION "s".die() CASCADE; ALTER FUNCTION "s".settled RENAME TO settle`) }
+	case storetest.DamagedRecord:
+		in(`UPDATE "s".records SET lookup = '\xff', stamp = stamp + 1 WHERE kind = $1 AND id = $2`, int(f.Record.Kind), f.Record.ID.String())
+		return func() {}
+	}
+	return nil
+}
+
+// noRoom has a schema find none. Only a trigger tells want of room apart from want of room
+// for the log, which ends the server.
+const noRoom = `CREATE FUNCTION "s".no_room() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN RAISE EXCEPTION USING ERRCODE = 'disk_full', MESSAGE = 'canary'; END $$;
+	CREATE TRIGGER no_room BEFORE INSERT ON "s".records FOR EACH ROW EXECUTE FUNCTION "s".no_room()`
+
+func openOne(t testing.TB, p *pgxpool.Pool, schema string) store.Store { return open(t, p, schema) }
+
 // With -short, TestReplicas and TestVaultReplicas do it.
 func TestStore(t *testing.T) {
 	if testing.Short() {
 		return
 	}
-	p := pool(t, postgres.Get(t).URL("postgres"))
-	storetest.Run(t, func(t testing.TB) store.Store { return open(t, p, schema(t, p)) })
+	server := realtest.PostgreSQL(t, nil)
+	h := harness(server.URL("postgres"), openOne)
+	h.Crash = func(t testing.TB, s store.Store) (store.Store, error) {
+		server.Kill() // takes what it has not written to its log
+		server.Restart(t)
+		return h.Reopen(t, s)
+	}
+	storetest.Run(t, h)
 }
 
 func TestVault(t *testing.T) {
 	if testing.Short() {
 		return
 	}
-	p := pool(t, postgres.Get(t).URL("postgres"))
-	vaultsuite.Run(t, func(t testing.TB) store.Store { return open(t, p, schema(t, p)) })
+	vaultsuite.Run(t, harness(postgres.Get(t).URL("postgres"), openOne))
 }

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/storetest"
 	"github.com/cardvault/cardvault/vaulttest/vaultsuite"
@@ -37,20 +39,19 @@ func (r *replicas) Close() error {
 	return errors.Join(errs...)
 }
 
-func openReplicas(t testing.TB, n int) store.Store {
-	p := pool(t, postgres.Get(t).URL("postgres"))
-	name, r := schema(t, p), new(replicas)
-	for range n {
-		r.stores = append(r.stores, open(t, p, name))
+func openReplicas(t testing.TB, p *pgxpool.Pool, schema string) store.Store {
+	r := new(replicas)
+	for range 3 {
+		r.stores = append(r.stores, open(t, p, schema))
 	}
 	return r
 }
 
 // What one store keeps, several on one database keep.
 func TestReplicas(t *testing.T) {
-	storetest.Run(t, func(t testing.TB) store.Store { return openReplicas(t, 3) })
+	storetest.Run(t, harness(postgres.Get(t).URL("postgres"), openReplicas))
 }
 
 func TestVaultReplicas(t *testing.T) {
-	vaultsuite.Run(t, func(t testing.TB) store.Store { return openReplicas(t, 3) })
+	vaultsuite.Run(t, harness(postgres.Get(t).URL("postgres"), openReplicas))
 }

@@ -45,3 +45,23 @@ func CodeNames() []string {
 	}
 	return names
 }
+
+// CheckHarness checks the rule of a name that needs more of a harness than Open.
+func CheckHarness(t testing.TB, name string, h Harness) {
+	for _, r := range harnessRules {
+		if r.name == name {
+			r.check(&stand{t, h})
+			return
+		}
+	}
+	panic("no rule " + name)
+}
+
+// HarnessNames returns the names of these rules.
+func HarnessNames() []string {
+	var names []string
+	for _, r := range harnessRules {
+		names = append(names, r.name)
+	}
+	return names
+}

@@ -167,5 +167,5 @@ func classes(of ...uint8) (s store.Classes) {
 
 // A liar that tells no lie is a store like any other.
 func TestHonestLiar(t *testing.T) {
-	storetest.Run(t, func(testing.TB) store.Store { return storetest.Liar(memstore.New()) })
+	storetest.Run(t, storetest.Harness{Open: func(testing.TB) store.Store { return storetest.Liar(memstore.New()) }})
 }

@@ -3,14 +3,15 @@
 // The author of a backend writes one test:
 //
 //	func TestStore(t *testing.T) {
-//		storetest.Run(t, func(t testing.TB) store.Store {
-//			s, err := mystore.Open(t.TempDir())
-//			if err != nil {
-//				t.Fatal(err)
-//			}
-//			return s
+//		storetest.Run(t, storetest.Harness{
+//			Open:   func(t testing.TB) store.Store { return open(t, filepath.Join(t.TempDir(), "vault.db")) },
+//			Reopen: func(_ testing.TB, s store.Store) (store.Store, error) { return mystore.Open(s.(*mystore.Store).Path()) },
 //		})
 //	}
+//
+// A [Harness] with no more than Open proves what a store does while it is open. Its other
+// functions prove that it keeps what it has acknowledged, when it is closed, killed or cut
+// off from power, that several processes can use it, and what it does about faults.
 //
 // Each subtest is one rule of the contract. When it fails it tells the rule and
 // why a vault depends on it. Run the suite with -race too: some rules are about
@@ -37,16 +38,15 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// Run checks every rule of the contract. Each call of open returns a new, empty
-// store, which Run closes. open may skip or fail the test that it is given.
+// Run checks every rule of the contract for which the harness has what it takes.
 //
 // The rule Model draws random writes and logs its seed; the environment variable
 // STORETEST_SEED repeats a run.
-func Run(t *testing.T, open func(t testing.TB) store.Store) {
+func Run(t *testing.T, h Harness) {
 	run := func(t *testing.T, suite []rule, wrap func(store.Store) store.Store) {
 		for _, r := range suite {
 			t.Run(r.name, func(t *testing.T) {
-				s := open(t)
+				s := h.Open(t)
 				t.Cleanup(func() {
 					if err := s.Close(); err != nil {
 						t.Errorf("Close: %v", err)
@@ -64,6 +64,9 @@ func Run(t *testing.T, open func(t testing.TB) store.Store) {
 	t.Run("Twice", func(t *testing.T) {
 		run(t, slices.Concat(recordRules, listRules, indexRules), Twice)
 	})
+	for _, r := range harnessRules {
+		t.Run(r.name, func(t *testing.T) { r.run(t, h) })
+	}
 }
 
 // A rule is a sentence of the contract and a check that fails where it is broken.

@@ -976,7 +976,7 @@ func TestRulesCanFail(t *testing.T) {
 
 // A mutant without a fault passes, so it is the fault that is found.
 func TestRulesPassWithoutFault(t *testing.T) {
-	storetest.Run(t, func(testing.TB) store.Store { return &mutant{Store: memstore.New()} })
+	storetest.Run(t, storetest.Harness{Open: func(testing.TB) store.Store { return &mutant{Store: memstore.New()} }})
 }
 
 func putting(ids ...byte) func(store.Tx) error {

@@ -392,7 +392,11 @@ func openRace(t *testing.T, s store.Store) {
 	}
 }
 
-func reopened(t *testing.T, s store.Store) {
+func reopened(t *testing.T, s store.Store) { outlives(t, s, func() store.Store { return s }) }
+
+// outlives: what a vault has acknowledged is there for the next one, on the store that
+// again returns.
+func outlives(t *testing.T, s store.Store, again func() store.Store) {
 	ctx := t.Context()
 	first := vaultOn(t, s, nil)
 	account := must(first.CreateAccount(ctx, canary, nil))(t)
@@ -409,7 +413,7 @@ func reopened(t *testing.T, s store.Store) {
 	merchant = must(first.ListMerchants(ctx, nil))(t).Items[0]
 	noError(t, first.Close())
 
-	v := vaultOn(t, s, nil)
+	v := vaultOn(t, again(), nil)
 	checkListed(t, v, kept...)
 	checkListed(t, v.In(account.ID), theirs)
 	if p := must(v.Authenticate(ctx, text.Text()))(t); p.Key.ID != key.ID {

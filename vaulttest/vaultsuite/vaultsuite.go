@@ -1,11 +1,10 @@
 // Package vaultsuite tests the behaviour of a vault on a [store.Store]. It is for
 // authors of stores:
 //
-//	func TestVault(t *testing.T) {
-//		vaultsuite.Run(t, func(t testing.TB) store.Store { return open(t) })
-//	}
+//	func TestStore(t *testing.T) { storetest.Run(t, harness) }
+//	func TestVault(t *testing.T) { vaultsuite.Run(t, harness) }
 //
-// It comes after storetest.Run, which tests the store alone.
+// It comes after storetest.Run, which tests the store alone, and takes the same harness.
 package vaultsuite
 
 import (
@@ -27,14 +26,14 @@ import (
 	"github.com/google/uuid"
 )
 
-// Run checks that a vault behaves on a store as it is documented to. Each call of
-// open returns a new, empty store, which Run closes.
+// Run checks that a vault behaves on a store as it is documented to: on a new store, and on
+// one that is opened again, opened twice or has lost power, as far as the harness can do that.
 //
 // It runs on the store alone and again on storetest.Twice, and watches that
 // nothing sensitive reaches the store in clear. Its subtests run in parallel;
 // together they make some thousand records, and wait some seconds for tokens to
 // lapse. With -short they run once instead of twice.
-func Run(t *testing.T, open func(t testing.TB) store.Store) {
+func Run(t *testing.T, h storetest.Harness) {
 	for _, run := range []struct {
 		name string
 		wrap func(store.Store) store.Store
@@ -51,18 +50,29 @@ func Run(t *testing.T, open func(t testing.TB) store.Store) {
 			for _, b := range behaviours {
 				t.Run(b.name, func(t *testing.T) {
 					t.Parallel()
-					s := open(t)
-					t.Cleanup(func() {
-						if err := s.Close(); err != nil {
-							t.Errorf("closing the store: %v", err)
-						}
-					})
-
-					b.check(t, storetest.Canary(t, run.wrap(s), inClear...))
+					b.check(t, watch(t, h.Open(t), run.wrap))
+				})
+			}
+			for _, b := range lastingBehaviours {
+				t.Run(b.name, func(t *testing.T) {
+					t.Parallel()
+					b.run(t, h, run.wrap)
 				})
 			}
 		})
 	}
+}
+
+// watch returns a store that is wrapped, looks for what no store may see, and is closed with
+// the test.
+func watch(t testing.TB, s store.Store, wrap func(store.Store) store.Store) store.Store {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("closing the store: %v", err)
+		}
+	})
+	return storetest.Canary(t, wrap(s), inClear...)
 }
 
 // A behaviour is what a vault does, and a check on an empty store that it does.

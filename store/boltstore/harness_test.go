@@ -1,0 +1,93 @@
+package boltstore
+
+import (
+	"errors"
+	"path/filepath"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/storetest"
+)
+
+func TestStore(t *testing.T) { storetest.Run(t, harness) }
+
+var harness = storetest.Harness{
+	Open: func(t testing.TB) store.Store {
+		s, err := Open(t.Context(), filepath.Join(t.TempDir(), "vault.db"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	},
+	Reopen: func(t testing.TB, s store.Store) (store.Store, error) { return whole(t, s.(*Store).path) },
+	Second: func(t testing.TB, s store.Store) (store.Store, error) { return whole(t, s.(*Store).path) },
+	Crash: func(t testing.TB, s store.Store) (store.Store, error) {
+		dir, name := filepath.Split(s.(*Store).path)
+		return whole(t, filepath.Join(storetest.AfterPowerCut(t, dir), name))
+	},
+	Place: func(s store.Store) string { return s.(*Store).path },
+	Fault: func(t testing.TB, s store.Store, f storetest.Fault) (mend func()) { return fault(t, s.(*Store), f) },
+}
+
+// whole opens a file, and looks at all of it.
+func whole(t testing.TB, path string) (store.Store, error) {
+	s, err := Open(t.Context(), path, &Options{LockTimeout: -1})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Check(t.Context()); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+func fault(t testing.TB, s *Store, f storetest.Fault) (mend func()) {
+	room := func(size int) {
+		// The writing goroutine alone looks at it.
+		if err := s.Update(t.Context(), func(store.Tx) error { s.h.db.MaxSize = size; return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	switch f.Kind {
+	case storetest.NoRoom:
+		room(1)
+		return func() { room(0) }
+	case storetest.LostAnswer:
+		if err := s.h.file.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return func() {}
+	case storetest.DamagedRecord:
+		name := rowsBucket(f.Record.Kind)
+		err := s.h.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(name[:]).Put(f.Record.ID[:], []byte("damaged")) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func() {}
+	}
+	return nil
+}
+
+// A store that does not sync would be noticed.
+func TestPowerCutTells(t *testing.T) {
+	c := defaults
+	c.noSync = true
+	s := openSmall(t, c)
+	if err := s.Update(t.Context(), putOne(numbered(1))); err != nil {
+		t.Fatal(err)
+	}
+
+	left, err := whole(t, filepath.Join(storetest.AfterPowerCut(t, filepath.Dir(s.path)), "vault.db"))
+	if err == nil {
+		if has(t, left.(*Store), 1) {
+			t.Error("what was not synced has outlived a loss of power")
+		}
+		err = left.Close()
+	}
+	if err != nil && !errors.Is(err, store.ErrDamaged) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,130 @@
+package storetest
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+var faultRules = []harnessRule{{
+	"Full", "Fault",
+	`An Update for which there is no room returns ErrFull, and has left no trace unless it also
+returns ErrOutcomeUnknown. Reads and deletions go on: a full vault still forgets what has lapsed.`,
+	fullStore,
+}, {
+	"OutcomeUnknown", "Fault",
+	`An Update that cannot find out whether its write is durable returns ErrOutcomeUnknown. Its
+writes are there together or not at all, once the store works again.`,
+	outcomeUnknown,
+}, {
+	"Damaged", "Fault",
+	`A record that cannot be read is ErrDamaged, which is neither an absent record nor an empty
+one, and hides no other: a card beside it is found, listed and erased in time.`,
+	damagedRecord,
+}}
+
+// fault brings a fault upon a store, if the harness can.
+func (s *stand) fault(open store.Store, f Fault) (mend func(), ok bool) {
+	s.Helper()
+	mend = s.Fault(s, open, f)
+	if mend == nil {
+		s.Log("Not proved, because the harness cannot cause this fault")
+	}
+	return mend, mend != nil
+}
+
+// recovers waits until an Update of a store succeeds again.
+func (s *stand) recovers(open store.Store, fn func(store.Tx) error) {
+	s.Helper()
+	for deadline := time.Now().Add(patience); ; <-time.After(10 * time.Millisecond) {
+		err := open.Update(background, fn)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, store.ErrUnavailable) || time.Now().After(deadline) {
+			s.Fatalf("Update after the fault was mended = %v", err)
+		}
+	}
+}
+
+func fullStore(s *stand) {
+	open := s.fresh()
+	put(s, open, row(1), row(2), row(3))
+	mend, ok := s.fault(open, Fault{Kind: NoRoom})
+	if !ok {
+		return
+	}
+
+	large := row(4, shown(string(make([]byte, store.MaxRecord/2))))
+	for range 3 {
+		err := open.Update(background, putting(large, row(3, version(2))))
+		if !errors.Is(err, store.ErrFull) {
+			s.Errorf("Update = %v, want ErrFull", err)
+		}
+		if !errors.Is(err, store.ErrOutcomeUnknown) {
+			lacks(s, open, large)
+			holds(s, open, row(3))
+		}
+	}
+	holds(s, open, row(1), row(2))
+	update(s, open, deleting(row(2)))
+	lacks(s, open, row(2))
+
+	mend()
+	s.recovers(open, putting(row(5, shown(string(large.Shown)))))
+	holds(s, open, row(1), row(5, shown(string(large.Shown))))
+	lacks(s, open, row(2))
+}
+
+func outcomeUnknown(s *stand) {
+	open := s.fresh()
+	put(s, open, row(1))
+	mend, ok := s.fault(open, Fault{Kind: LostAnswer})
+	if !ok {
+		return
+	}
+	if err := open.Update(background, putting(row(2), row(3))); !errors.Is(err, store.ErrOutcomeUnknown) {
+		s.Errorf("Update = %v, want ErrOutcomeUnknown", err)
+	}
+
+	mend()
+	s.recovers(open, putting(row(4)))
+	holds(s, open, row(1), row(4))
+	if a, b := get(s, open, row(2)), get(s, open, row(3)); (a == nil) != (b == nil) {
+		s.Error("half of an Update whose outcome was unknown is there")
+	}
+}
+
+func damagedRecord(s *stand) {
+	at := func(n int) func(*store.Record) { return due(time.UnixMicro(int64(n))) }
+	open := s.fresh()
+	for n := 1; n <= 3; n++ {
+		put(s, open, row(n, hashes("h"), at(n)))
+	}
+	if _, ok := s.fault(open, Fault{Kind: DamagedRecord, Record: store.Key{Kind: kindA, ID: idOf(2)}}); !ok {
+		return
+	}
+
+	err := open.View(background, func(tx store.ReadTx) error { _, err := tx.Get(kindA, idOf(2)); return err })
+	if !errors.Is(err, store.ErrDamaged) {
+		s.Errorf("Get of a damaged record = %v, want ErrDamaged", err)
+	}
+	holds(s, open, row(1, hashes("h"), at(1)), row(3, hashes("h"), at(3)))
+
+	l := list(s, open, store.Query{Kind: kindA, Account: alice, Limit: 9, Count: true})
+	is(s, "List", l.Records, 1, 2, 3)
+	if len(l.Records) == 3 && (l.Records[1].Version != 0 || l.Total != 3) {
+		s.Errorf("List = %d records, in place of the damaged one %+v; want 3, and one with Version 0", l.Total, l.Records[1])
+	}
+	l = list(s, open, store.Query{Kind: kindA, Account: alice, Lookup: []byte("h"), Limit: 9})
+	is(s, "List by a hash", slices.DeleteFunc(l.Records, func(r *store.Record) bool { return r.Version == 0 }), 1, 3)
+	view(s, open, func(tx store.ReadTx) error {
+		ready, err := tx.Due(kindA, store.AllShards, time.UnixMicro(9), 9)
+		is(s, "Due", ready, 1, 3)
+		return err
+	})
+	update(s, open, deleting(row(1)))
+	put(s, open, row(4))
+}

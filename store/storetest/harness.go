@@ -1,0 +1,132 @@
+package storetest
+
+import (
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// A Harness says how to test a store. Open is required. A rule whose function is nil is not
+// tested, which the log of its subtest says.
+//
+// The functions get stores that Open or another of them has returned. The suite closes every
+// store that it gets. They may be called concurrently, for different stores.
+type Harness struct {
+	// Open returns a new, empty store. It may skip or fail the test that it is given, and
+	// use its Cleanup.
+	Open func(t testing.TB) store.Store
+
+	// Reopen opens what s has kept, after s was closed or the process that had it open was
+	// killed. If nil, the store keeps nothing, as one in memory, and the suite does not prove
+	// that it is durable.
+	Reopen func(t testing.TB, s store.Store) (store.Store, error)
+
+	// Second opens what s keeps while s is open, as another process does. A store for one
+	// process returns store.ErrLocked.
+	Second func(t testing.TB, s store.Store) (store.Store, error)
+
+	// Crash opens what a loss of power leaves of s, which is open and idle. For a store on
+	// files see [AfterPowerCut].
+	Crash func(t testing.TB, s store.Store) (store.Store, error)
+
+	// Place names what s keeps to another process, such as the path of its file. The suite
+	// kills a process that writes there. It is the test binary, started anew, whose TestMain
+	// has to call [Child]. Reopen is needed, too.
+	Place func(s store.Store) string
+
+	// Fault brings a fault upon s, until mend is called. mend is nil if the harness cannot
+	// cause a fault of that kind.
+	Fault func(t testing.TB, s store.Store, f Fault) (mend func())
+}
+
+// A FaultKind says what fails.
+type FaultKind uint8
+
+// The faults that a harness is asked for.
+const (
+	// NoRoom: an Update that puts a record finds no room for it.
+	NoRoom FaultKind = iota + 1
+
+	// LostAnswer: Updates cannot find out whether their writes are durable.
+	LostAnswer
+
+	// DamagedRecord: Fault.Record cannot be decoded any more. mend only says that the fault
+	// was caused.
+	DamagedRecord
+)
+
+// A Fault is what Harness.Fault is asked for.
+type Fault struct {
+	Kind   FaultKind
+	Record store.Key // of DamagedRecord
+}
+
+// A harnessRule is a rule that needs more of a harness than Open.
+type harnessRule struct {
+	name  string
+	needs string // a field of Harness
+	why   string
+	check func(s *stand)
+}
+
+var harnessRules = slices.Concat(durabilityRules, secondRules, faultRules)
+
+func (r *harnessRule) run(t *testing.T, h Harness) {
+	if reflect.ValueOf(h).FieldByName(r.needs).IsNil() {
+		t.Logf("Not proved, because Harness.%s is nil: %s", r.needs, r.why)
+		return
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("The rule: %s", r.why)
+		}
+	})
+	r.check(&stand{t, h})
+}
+
+// A stand opens stores for a test, and closes them at its end.
+type stand struct {
+	testing.TB
+	Harness
+}
+
+func (s *stand) fresh() store.Store {
+	s.Helper()
+	return s.opened("Open", s.Open(s), nil)
+}
+
+// opened returns a store that was opened in the way of a name.
+func (s *stand) opened(how string, opened store.Store, err error) store.Store {
+	s.Helper()
+	if err != nil {
+		s.Fatalf("%s: %v", how, err)
+	}
+	s.Cleanup(func() { s.closes(opened) })
+	return opened
+}
+
+func (s *stand) closes(open store.Store) {
+	s.Helper()
+	if err := open.Close(); err != nil {
+		s.Errorf("Close: %v", err)
+	}
+}
+
+// reopened closes a store and opens it again.
+func (s *stand) reopened(old store.Store) store.Store {
+	s.Helper()
+	s.closes(old)
+	again, err := s.Reopen(s, old)
+	return s.opened("Reopen", again, err)
+}
+
+// crashed returns what a loss of power leaves of a store.
+func (s *stand) crashed(old store.Store) store.Store {
+	s.Helper()
+	left, err := s.Crash(s, old)
+	s.opened("after a loss of power", left, err)
+	s.closes(old)
+	return left
+}

@@ -1,0 +1,400 @@
+package storetest_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/store/storetest"
+)
+
+func TestMain(m *testing.M) {
+	storetest.Child(func(place string) (store.Store, error) {
+		how, path, _ := strings.Cut(place, " ")
+		return openLog(path, &logFaults{buffered: how == "buffered"})
+	})
+	os.Exit(m.Run())
+}
+
+// A logStore writes each Update to the end of a file, syncs it, and keeps all in memory.
+type logStore struct {
+	mutant
+	path   string
+	faults *logFaults
+
+	mu         sync.Mutex // guards the fields below
+	log        *os.File
+	buffer     *bufio.Writer
+	full, lost bool
+}
+
+// logFaults say what is wrong with a logStore, and how it fails.
+type logFaults struct {
+	noSync, buffered, closeDeletes, forgetsDeletions bool
+
+	full           error // defaults to store.ErrFull
+	fullKeepsFirst bool
+	fullForAll     bool // deletions, too
+
+	lost      func(error) error
+	lostHalf  bool
+	damages   func(*reads)
+	neverMend bool
+}
+
+// A logWrite is a Put, or a Delete of a key.
+type logWrite struct {
+	Put    *store.Record
+	Delete store.Key
+}
+
+func (w logWrite) apply(tx store.Tx) {
+	if w.Put != nil {
+		tx.Put(w.Put)
+	} else {
+		tx.Delete(w.Delete.Kind, w.Delete.ID)
+	}
+}
+
+type logTx struct {
+	store.Tx
+	writes []logWrite
+}
+
+func (tx *logTx) Put(r *store.Record) { tx.writes = append(tx.writes, logWrite{Put: r.Clone()}) }
+func (tx *logTx) Delete(kind store.Kind, id uuid.UUID) {
+	tx.writes = append(tx.writes, logWrite{Delete: store.Key{Kind: kind, ID: id}})
+}
+
+func openLog(path string, faults *logFaults) (*logStore, error) {
+	log, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	s := &logStore{mutant: mutant{Store: memstore.New()}, path: path, log: log, buffer: bufio.NewWriter(log), faults: faults}
+	for in := bufio.NewReader(log); ; {
+		var size int
+		var line string
+		var writes []logWrite
+		if line, err = in.ReadString('\n'); err == nil {
+			_, err = fmt.Sscanln(line, &size)
+		}
+		b := make([]byte, size)
+		if err == nil {
+			_, err = io.ReadFull(in, b)
+		}
+
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return s, nil // what was cut was not acknowledged
+		}
+		if err == nil {
+			err = gob.NewDecoder(bytes.NewReader(b)).Decode(&writes)
+		}
+		if err == nil {
+			err = s.Store.Update(background, func(tx store.Tx) error {
+				for _, w := range writes {
+					w.apply(tx)
+				}
+				return nil
+			})
+		}
+		if err != nil {
+			return nil, errors.Join(store.ErrDamaged, err, log.Close())
+		}
+	}
+}
+
+func (s *logStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var writes []logWrite
+	var noRoom bool
+	err := s.Store.Update(ctx, func(tx store.Tx) error {
+		l := &logTx{Tx: tx}
+		if err := fn(l); err != nil {
+			return err
+		}
+
+		puts := slices.ContainsFunc(l.writes, func(w logWrite) bool { return w.Put != nil })
+		if noRoom = s.full && (puts || s.faults.fullForAll); noRoom && !s.faults.fullKeepsFirst {
+			return s.faults.full
+		}
+		if noRoom || s.lost && s.faults.lostHalf {
+			l.writes = l.writes[:1]
+		}
+		if s.faults.forgetsDeletions {
+			writes = slices.DeleteFunc(slices.Clone(l.writes), func(w logWrite) bool { return w.Put == nil })
+		} else {
+			writes = l.writes
+		}
+		for _, w := range l.writes {
+			w.apply(tx)
+		}
+		return nil
+	})
+
+	if err == nil && len(writes) > 0 {
+		err = s.append(writes)
+	}
+	if err == nil && noRoom {
+		return s.faults.full
+	}
+	if err == nil && s.lost {
+		return s.faults.lost(store.ErrOutcomeUnknown)
+	}
+	return err
+}
+
+// append writes to the log.
+func (s *logStore) append(writes []logWrite) error {
+	var b bytes.Buffer
+	if err := gob.NewEncoder(&b).Encode(writes); err != nil {
+		return err
+	}
+	fmt.Fprintln(s.buffer, b.Len())
+	s.buffer.Write(b.Bytes())
+	if s.faults.buffered {
+		return nil
+	}
+	if err := s.buffer.Flush(); err != nil || s.faults.noSync {
+		return err
+	}
+	return s.log.Sync()
+}
+
+func (s *logStore) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.buffer.Flush()
+	if s.faults.closeDeletes {
+		err = errors.Join(err, s.log.Truncate(0))
+	}
+	if err = errors.Join(err, s.log.Close(), s.Store.Close()); errors.Is(err, fs.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// set brings a fault upon the store, or ends it.
+func (s *logStore) set(kind storetest.FaultKind, is bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch kind {
+	case storetest.NoRoom:
+		s.full = is
+	case storetest.LostAnswer:
+		s.lost = is
+	}
+}
+
+// damage has the store read a record as one that is damaged.
+func (s *logStore) damage(key store.Key) {
+	mine := func(r *store.Record) bool { return r.Kind == key.Kind && r.ID == key.ID }
+	s.get = func(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
+		if kind == key.Kind && id == key.ID {
+			return nil, store.ErrDamaged
+		}
+		return tx.Get(kind, id)
+	}
+	s.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+		l, err := tx.List(q)
+		if err == nil && q.Lookup != nil {
+			l.Records = slices.DeleteFunc(l.Records, mine)
+		} else if err == nil {
+			for i, r := range l.Records {
+				if mine(r) {
+					l.Records[i] = &store.Record{Kind: r.Kind, ID: r.ID, Account: r.Account}
+				}
+			}
+		}
+		return l, err
+	}
+	s.due = func(tx store.ReadTx, kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+		rs, err := tx.Due(kind, shards, until, limit)
+		return slices.DeleteFunc(rs, mine), err
+	}
+	if s.faults.damages != nil {
+		s.faults.damages(&s.reads)
+	}
+}
+
+// logHarness is that of logStores with faults.
+func logHarness(faults *logFaults) storetest.Harness {
+	if faults.full == nil {
+		faults.full = store.ErrFull
+	}
+	if faults.lost == nil {
+		faults.lost = func(err error) error { return err }
+	}
+	return storetest.Harness{
+		Open: func(t testing.TB) store.Store {
+			s, err := openLog(filepath.Join(t.TempDir(), "log"), faults)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		},
+		Reopen: func(_ testing.TB, s store.Store) (store.Store, error) { return openLog(s.(*logStore).path, faults) },
+		Second: func(testing.TB, store.Store) (store.Store, error) { return nil, store.ErrLocked },
+		Crash: func(t testing.TB, s store.Store) (store.Store, error) {
+			return openLog(filepath.Join(storetest.AfterPowerCut(t, filepath.Dir(s.(*logStore).path)), "log"), faults)
+		},
+		Place: func(s store.Store) string {
+			how := "written"
+			if faults.buffered {
+				how = "buffered"
+			}
+			return how + " " + s.(*logStore).path
+		},
+		Fault: func(_ testing.TB, s store.Store, f storetest.Fault) func() {
+			l := s.(*logStore)
+			if f.Kind == storetest.DamagedRecord {
+				l.damage(f.Record)
+			}
+			l.set(f.Kind, true)
+			return func() { l.set(f.Kind, faults.neverMend) }
+		},
+	}
+}
+
+// harnessMutants names for each fault a rule that must find it.
+var harnessMutants = []struct {
+	fault string
+	rule  string
+	seed  func(h *storetest.Harness, f *logFaults)
+}{
+	{"Close deletes everything", "Reopened", func(_ *storetest.Harness, f *logFaults) { f.closeDeletes = true }},
+	{"Close deletes everything", "CloseKeeps", func(_ *storetest.Harness, f *logFaults) { f.closeDeletes = true }},
+	{"deletions are forgotten", "Reopened", func(_ *storetest.Harness, f *logFaults) { f.forgetsDeletions = true }},
+	{"Reopen fails", "Reopened", func(h *storetest.Harness, _ *logFaults) {
+		h.Reopen = func(testing.TB, store.Store) (store.Store, error) { return nil, store.ErrDamaged }
+	}},
+	{"nothing is synced", "PowerCut", func(_ *storetest.Harness, f *logFaults) { f.noSync = true }},
+	{"deletions are forgotten", "PowerCut", func(_ *storetest.Harness, f *logFaults) { f.forgetsDeletions = true }},
+	{"what is acknowledged is in a buffer", "Killed", func(_ *storetest.Harness, f *logFaults) { f.buffered = true }},
+	{"deletions come back", "Killed", func(h *storetest.Harness, _ *logFaults) {
+		again := h.Reopen
+		h.Reopen = func(t testing.TB, s store.Store) (store.Store, error) {
+			s, err := again(t, s)
+			if err == nil {
+				_ = s.Update(background, func(tx store.Tx) error {
+					tx.Put(&store.Record{Kind: 1, ID: uuid.UUID{6: 0x70, 8: 0x80}, Version: 1}) // the first to be deleted
+					return nil
+				})
+			}
+			return s, err
+		}
+	}},
+	{"a second process is not noticed", "Second", func(h *storetest.Harness, _ *logFaults) { h.Second = h.Reopen }},
+	{"a lock is not ErrLocked", "Second", func(h *storetest.Harness, _ *logFaults) {
+		h.Second = func(testing.TB, store.Store) (store.Store, error) { return nil, store.ErrUnavailable }
+	}},
+	{"whoever finds it locked closes it", "Second", func(h *storetest.Harness, _ *logFaults) {
+		h.Second = func(_ testing.TB, s store.Store) (store.Store, error) {
+			return nil, errors.Join(store.ErrLocked, s.Close())
+		}
+	}},
+	{"two processes do the same job", "SecondConflicts", func(h *storetest.Harness, _ *logFaults) { h.Second = h.Reopen }},
+	{"the first that closes takes all with it", "SecondCloses", func(h *storetest.Harness, _ *logFaults) {
+		h.Second = func(_ testing.TB, s store.Store) (store.Store, error) { return &mutant{Store: s}, nil }
+	}},
+	{"a full disk is called unavailable", "Full", func(_ *storetest.Harness, f *logFaults) { f.full = store.ErrUnavailable }},
+	{"a full disk has no name", "Full", func(_ *storetest.Harness, f *logFaults) { f.full = errors.New("no space left") }},
+	{"half is kept when the disk is full", "Full", func(_ *storetest.Harness, f *logFaults) { f.fullKeepsFirst = true }},
+	{"a full disk keeps deletions out", "Full", func(_ *storetest.Harness, f *logFaults) { f.fullForAll = true }},
+	{"once full means always full", "Full", func(_ *storetest.Harness, f *logFaults) { f.neverMend = true }},
+	{"a lost answer is success", "OutcomeUnknown", func(_ *storetest.Harness, f *logFaults) {
+		f.lost = func(error) error { return nil }
+	}},
+	{"a lost answer is called unavailable", "OutcomeUnknown", func(_ *storetest.Harness, f *logFaults) {
+		f.lost = func(error) error { return store.ErrUnavailable }
+	}},
+	{"half is kept when the answer is lost", "OutcomeUnknown", func(_ *storetest.Harness, f *logFaults) { f.lostHalf = true }},
+	{"a damaged record is absent", "Damaged", func(_ *storetest.Harness, f *logFaults) {
+		f.damages = func(r *reads) {
+			get := r.get
+			r.get = func(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
+				got, err := get(tx, kind, id)
+				if errors.Is(err, store.ErrDamaged) {
+					err = store.ErrNotFound
+				}
+				return got, err
+			}
+		}
+	}},
+	{"a damaged record has no place in lists", "Damaged", func(_ *storetest.Harness, f *logFaults) {
+		f.damages = func(r *reads) {
+			list := r.list
+			r.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+				l, err := list(tx, q)
+				l.Records = slices.DeleteFunc(l.Records, func(r *store.Record) bool { return r.Version == 0 })
+				return l, err
+			}
+		}
+	}},
+	{"a damaged record is listed as it was", "Damaged", func(_ *storetest.Harness, f *logFaults) {
+		f.damages = func(r *reads) { r.list = nil }
+	}},
+	{"a damaged record stops what is due", "Damaged", func(_ *storetest.Harness, f *logFaults) {
+		f.damages = func(r *reads) {
+			r.due = func(store.ReadTx, store.Kind, store.Shards, time.Time, int) ([]*store.Record, error) {
+				return nil, store.ErrDamaged
+			}
+		}
+	}},
+}
+
+// Every rule must find the fault that is made for it.
+func TestHarnessRulesCanFail(t *testing.T) {
+	unproved := storetest.HarnessNames()
+	for _, c := range harnessMutants {
+		unproved = slices.DeleteFunc(unproved, func(name string) bool { return name == c.rule })
+		t.Run(c.rule+"/"+c.fault, func(t *testing.T) {
+			faults := new(logFaults)
+			h := logHarness(faults)
+			c.seed(&h, faults)
+			failures := record(t, func(t testing.TB) { storetest.CheckHarness(t, c.rule, h) })
+			if len(failures) == 0 && !t.Skipped() {
+				t.Errorf("%s did not notice that %s", c.rule, c.fault)
+			}
+			for _, failure := range failures[:min(3, len(failures))] {
+				t.Log(failure)
+			}
+		})
+	}
+	if len(unproved) > 0 {
+		t.Errorf("no fault proves that these rules can fail: %v", unproved)
+	}
+}
+
+// A store without a fault passes.
+func TestHarnessRulesPassWithoutFault(t *testing.T) {
+	for _, name := range storetest.HarnessNames() {
+		t.Run(name, func(t *testing.T) { storetest.CheckHarness(t, name, logHarness(new(logFaults))) })
+	}
+}
+
+// What a harness has not is not tested.
+func TestHarnessWithoutMore(t *testing.T) {
+	h := logHarness(new(logFaults))
+	h.Fault = func(testing.TB, store.Store, storetest.Fault) func() { return nil }
+	for _, name := range []string{"Full", "OutcomeUnknown", "Damaged"} {
+		storetest.CheckHarness(t, name, h)
+	}
+}

@@ -1,0 +1,124 @@
+package storetest
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// AfterPowerCut returns a copy of the files below dir as a disk has them whose computer loses
+// power now. Each page of a file that was written and is not synced holds zeros in the copy:
+// a store that acknowledges before it syncs has lost what it acknowledged. It is for
+// Harness.Crash of a store on files:
+//
+//	func(t testing.TB, s store.Store) (store.Store, error) {
+//		dir := storetest.AfterPowerCut(t, filepath.Dir(s.(*mystore.Store).Path()))
+//		return mystore.Open(filepath.Join(dir, "vault.db"))
+//	}
+//
+// Nobody may write to the files meanwhile. It does not see whether the names of files are
+// synced. It needs Linux 6.5 or later on amd64 or arm64, and a file system on a disk: it skips
+// the test elsewhere.
+func AfterPowerCut(t testing.TB, dir string) string {
+	t.Helper()
+	if err := tells(t.TempDir()); err != nil {
+		t.Skipf("What is synced cannot be found out here: %v", err)
+	}
+
+	left := t.TempDir()
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		to, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		to = filepath.Join(left, to)
+
+		switch {
+		case d.IsDir():
+			return os.MkdirAll(to, 0o700)
+		case d.Type().IsRegular():
+			return copySynced(to, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("copying what is synced: %v", err)
+	}
+	return left
+}
+
+// pageSize is that of the smallest pages of the systems that tell what is synced.
+const pageSize = 4096
+
+// tells returns an error unless the system knows that a file in dir is not synced, and when it is.
+func tells(dir string) error {
+	f, err := os.Create(filepath.Join(dir, "unsynced"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.Write(make([]byte, pageSize)); err != nil {
+		return err
+	}
+	before, err := unsynced(f, 0, pageSize)
+	if err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+
+	after, err := unsynced(f, 0, pageSize)
+	if err == nil && (!before || after) {
+		err = errors.New("the file system keeps no account of it")
+	}
+	return err
+}
+
+// copySynced copies a file without what is not synced.
+func copySynced(to, from string) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	info, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_EXCL, info.Mode().Perm())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+
+	// Looking at all pages at once is quick, and mostly all are synced.
+	if lost, err := unsynced(in, 0, info.Size()); err != nil {
+		return err
+	} else if !lost {
+		_, err = io.Copy(out, in)
+		return err
+	}
+	if err := out.Truncate(info.Size()); err != nil {
+		return err
+	}
+	for at := int64(0); at < info.Size(); at += pageSize {
+		lost, err := unsynced(in, at, pageSize)
+		if err != nil {
+			return err
+		}
+		if lost {
+			continue
+		}
+		if _, err := io.Copy(io.NewOffsetWriter(out, at), io.NewSectionReader(in, at, pageSize)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
