@@ -41,35 +41,33 @@ type art struct {
 // art returns the art of an asset of the network, fetched unless it is there,
 // or nil: a card does without.
 func (v *Vault) art(ctx context.Context, asset string) *art {
-	fetcher, ok := v.opts.Network.(network.ArtFetcher)
-	if asset == "" || !ok {
+	if asset == "" || v.opts.powers.ArtFetcher == nil {
 		return nil
 	}
 
-	source := v.rows.Box.Lookup(v.rows.ID, "card art source", []byte(v.opts.Network.Name()+"\x00"+asset))
+	source := v.rows.Box.Lookup(v.rows.ID, "card art source", []byte(v.opts.powers.Name+"\x00"+asset))
 	id, err := shelf.Find(ctx, v.rows, source)
 	if id != uuid.Nil {
 		return &art{id: id, asset: asset}
 	}
 
-	var mediaType string
-	var image []byte
+	var got *network.Art
 	if err == nil {
 		ctx, cancel := context.WithTimeout(ctx, artTimeout)
 		defer cancel()
 		err = v.ask(ctx, func(ctx context.Context) (err error) {
-			mediaType, image, err = fetcher.CardArt(ctx, asset)
+			got, err = v.opts.powers.ArtFetcher.CardArt(ctx, &network.ArtRequest{ID: asset})
 			return err
 		})
 	}
 
-	if err == nil && (len(image) > network.MaxCardArt || !images.Valid(mediaType, image)) {
+	if err == nil && (got == nil || len(got.Image) > network.MaxCardArt || !images.Valid(got.MediaType, got.Image)) {
 		err = errGarbage
 	}
 
 	a := &art{asset: asset}
 	if err == nil {
-		a.id, a.records, err = shelf.New(v.rows, mediaType, image, source)
+		a.id, a.records, err = shelf.New(v.rows, got.MediaType, got.Image, source)
 	}
 	if err != nil {
 		v.log.Warn("card art could not be had", "error", leak.Printable(err))

@@ -262,15 +262,15 @@ type artist struct {
 	err       error
 }
 
-func (n *artist) CardArt(ctx context.Context, _ string) (string, []byte, error) {
+func (n *artist) CardArt(ctx context.Context, _ *network.ArtRequest) (*network.Art, error) {
 	switch n.err {
 	case errPanic:
 		panic("4242424242424242")
 	case context.DeadlineExceeded:
 		<-ctx.Done()
-		return "", nil, ctx.Err()
+		return nil, ctx.Err()
 	}
-	return n.mediaType, n.image, n.err
+	return &network.Art{MediaType: n.mediaType, Image: n.image}, n.err
 }
 
 // Art that was stored when it was looked up, and is gone when it is to be shown,

@@ -143,8 +143,8 @@ func (v *Vault) slot(n *networkToken, at time.Time) (wait time.Duration) {
 func (c *networkCall) postpone(ctx context.Context) error {
 	v := c.vault
 	_, err := v.change(ctx, opNetworkToken, c.asked.card.ID, func(h *holding) (func(store.Tx) error, error) {
-		v.answered(h, networkAnswer{kind: answerElsewhere, network: v.opts.Network.Name(), repeats: c.job.Doubtful}, now())
-		if h.net.network != v.opts.Network.Name() {
+		v.answered(h, networkAnswer{kind: answerElsewhere, network: v.opts.powers.Name, repeats: c.job.Doubtful}, now())
+		if h.net.network != v.opts.powers.Name {
 			v.log.Warn("the network of a network token is not configured", "token", h.token.ID)
 		}
 		return c.held(nil), nil

@@ -255,7 +255,7 @@ func (v *Vault) forbids(h *holding, a *standing, m *Merchant, secret *PaymentSec
 		return newFailure("network_token_"+status.String(), "")
 	case !a.active:
 		return newFailure("network_tokens_not_activated", "")
-	case v.opts.Network == nil || v.opts.Network.Name() != h.net.network:
+	case v.opts.Network == nil || v.opts.powers.Name != h.net.network:
 		return newFailure("no_network", "")
 	case secret == nil:
 		return newFailure("no_encryption_key", "")

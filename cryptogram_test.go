@@ -54,7 +54,7 @@ type tillNetwork struct {
 	*till
 }
 
-func (n tillNetwork) Name() string { return n.scripted.Name() }
+func (n tillNetwork) Info() network.Info { return n.scripted.Info() }
 
 func (n tillNetwork) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 	n.till.mu.Lock()
@@ -441,7 +441,7 @@ func TestPaymentRefused(t *testing.T) {
 
 type renamed struct{ network.Provider }
 
-func (renamed) Name() string { return "another" }
+func (renamed) Info() network.Info { return network.Info{Name: "another"} }
 
 // What the network answers, and what of it is told.
 func TestPaymentFailures(t *testing.T) {

@@ -140,10 +140,10 @@ func (a *wireAnswer) token() (*network.Token, error) {
 	}, nil
 }
 
-func (*httpNetwork) Name() string { return "http" }
+func (*httpNetwork) Info() network.Info { return network.Info{Name: "http"} }
 
-func (*httpNetwork) Eligible(s card.Scheme, _ uuid.UUID) error {
-	if s != card.VISA {
+func (*httpNetwork) Eligible(r *network.EligibilityRequest) error {
+	if r.Scheme != card.VISA {
 		return configurationError("scheme_not_enabled")
 	}
 	return nil

@@ -250,7 +250,7 @@ func (v *Vault) askIdentification(ctx context.Context, begun *identification, c 
 		case v.opts.IDV == nil: // there was one when the card was entered
 			err = ErrNotEnabled
 		case begun.reference != "":
-			got, err = v.opts.IDV.LookupIdentification(ctx, begun.reference)
+			got, err = v.opts.IDV.LookupIdentification(ctx, &idv.LookupRequest{Reference: begun.reference})
 		default:
 			got, err = v.opts.IDV.Identify(ctx, &idv.Request{
 				IdempotencyKey: begun.key.String(),

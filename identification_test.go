@@ -29,6 +29,8 @@ type verifier struct {
 	cards  []string // number, code, name and contact
 }
 
+func (p *verifier) Info() idv.Info { return idv.Info{Name: "verifier"} }
+
 func (p *verifier) Identify(ctx context.Context, r *idv.Request) (*idv.Result, error) {
 	var digits []string
 	for _, e := range []interface{ Expose(func([]byte)) }{r.PAN, r.SecurityCode, r.Name, r.Contact} {
@@ -38,8 +40,8 @@ func (p *verifier) Identify(ctx context.Context, r *idv.Request) (*idv.Result, e
 	return p.note(ctx, r.IdempotencyKey, strings.Join(digits, "|"))
 }
 
-func (p *verifier) LookupIdentification(ctx context.Context, reference string) (*idv.Result, error) {
-	return p.note(ctx, reference, "")
+func (p *verifier) LookupIdentification(ctx context.Context, r *idv.LookupRequest) (*idv.Result, error) {
+	return p.note(ctx, r.Reference, "")
 }
 
 func (p *verifier) note(ctx context.Context, key, digits string) (*idv.Result, error) {
@@ -554,7 +556,7 @@ func TestIdentificationSchemes(t *testing.T) {
 // A fickle network.BINProvider changes its mind.
 type fickle struct{ scheme card.Scheme }
 
-func (f *fickle) LookupBIN(context.Context, []byte) (*network.BIN, error) {
+func (f *fickle) LookupBIN(context.Context, *network.BINRequest) (*network.BIN, error) {
 	scheme := max(f.scheme, card.VISA)
 	return &network.BIN{Scheme: &scheme}, nil
 }
@@ -730,7 +732,7 @@ func TestIDVOptions(t *testing.T) {
 
 type sandboxVerifier struct{ *verifier }
 
-func (sandboxVerifier) SandboxOnly() {}
+func (sandboxVerifier) Info() idv.Info { return idv.Info{Name: "sandbox", SandboxOnly: true} }
 
 // TestChallengeOnLoopback: a page without TLS is shown in a sandbox alone, and there
 // only if it is on this machine.

@@ -55,10 +55,10 @@ type call struct {
 	at              time.Time
 }
 
-func (n *scripted) Name() string { return "scripted" }
+func (n *scripted) Info() network.Info { return network.Info{Name: "scripted", ArtFetcher: true} }
 
-func (n *scripted) Eligible(s card.Scheme, merchant uuid.UUID) error {
-	if merchant == uuid.Nil {
+func (n *scripted) Eligible(r *network.EligibilityRequest) error {
+	if r.Merchant == uuid.Nil {
 		return errors.New("no merchant")
 	}
 	n.mu.Lock()
@@ -66,7 +66,7 @@ func (n *scripted) Eligible(s card.Scheme, merchant uuid.UUID) error {
 	if n.ineligible == nil {
 		return nil
 	}
-	err := n.ineligible(s)
+	err := n.ineligible(r.Scheme)
 	if err == errPanic {
 		panic("4242424242424242")
 	}
@@ -171,14 +171,15 @@ func (n *scripted) Delete(ctx context.Context, ref network.Ref) error {
 	})
 }
 
-func (n *scripted) CardArt(ctx context.Context, id string) (mediaType string, image []byte, err error) {
-	err = n.call(ctx, call{method: "CardArt", id: id}, func() error {
-		if image = n.images[id]; image == nil {
+func (n *scripted) CardArt(ctx context.Context, r *network.ArtRequest) (got *network.Art, err error) {
+	err = n.call(ctx, call{method: "CardArt", id: r.ID}, func() error {
+		if n.images[r.ID] == nil {
 			return errors.New("no such art")
 		}
+		got = &network.Art{MediaType: "image/png", Image: n.images[r.ID]}
 		return nil
 	})
-	return "image/png", image, err
+	return got, err
 }
 
 // set changes a network token at the network, without a notice.

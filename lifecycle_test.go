@@ -830,6 +830,8 @@ func TestSameKeyAfterAnUnknownOutcome(t *testing.T) {
 // A suspender is a scripted network that suspends on request.
 type suspender struct{ *scripted }
 
+func (suspender) Info() network.Info { return network.Info{Name: "scripted", Suspender: true} }
+
 func (n suspender) Suspend(ctx context.Context, ref network.Ref) error {
 	return n.mark(ctx, "Suspend", ref, func(by network.Owners) network.Owners {
 		return by | network.OwnersOf(network.OwnerCardholder)
@@ -907,7 +909,9 @@ func TestSuspendNetworkToken(t *testing.T) {
 // A noBIN is a network.BINProvider that fails.
 type noBIN struct{ err error }
 
-func (b noBIN) LookupBIN(context.Context, []byte) (*network.BIN, error) { return nil, b.err }
+func (b noBIN) LookupBIN(context.Context, *network.BINRequest) (*network.BIN, error) {
+	return nil, b.err
+}
 
 // What an adapter says is logged unless it could be a card number.
 func TestLoggedErrors(t *testing.T) {

@@ -7,10 +7,6 @@ import (
 	"github.com/cardvault/cardvault/network"
 )
 
-// SandboxOnly is implemented by a network.Provider, ppan.Provider or idv.Provider that must not see real
-// cards. A live vault refuses it with ErrWrongMode.
-type SandboxOnly interface{ SandboxOnly() }
-
 // How many owners and states package network has. Their numbers are stored.
 const (
 	ownerCount           = network.OwnerCardholder + 1

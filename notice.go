@@ -28,10 +28,7 @@ func (v *Vault) Notify(ctx context.Context, n *network.Notice) (err error) {
 	if err := checkNotice(n); err != nil {
 		return err
 	}
-	name := ""
-	if v.opts.Network != nil {
-		name = v.opts.Network.Name()
-	}
+	name := v.opts.powers.Name
 	seen := &store.Record{
 		Kind:    kindNotice,
 		ID:      uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "notice", []byte(name+"\x00"+n.ID))[:16]),

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/idv"
+	"github.com/cardvault/cardvault/internal/adapter"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/store"
@@ -45,7 +46,8 @@ type Options struct {
 	// scheme is known.
 	BIN network.BINProvider
 
-	// Network issues network tokens. If nil, they are not available.
+	// Network issues network tokens. If nil, they are not available. What it can do
+	// besides is found when the vault is opened: see [network.Info].
 	Network network.Provider
 
 	// NetworkTimeout bounds each call to the network, 100 milliseconds to 30
@@ -156,6 +158,8 @@ type Options struct {
 	// Logger is told of background failures, and of every write at debug level.
 	// Nothing sensitive is logged. Defaults to none.
 	Logger *slog.Logger
+
+	powers adapter.Powers // of Network
 }
 
 // Limits and times of a vault.
@@ -201,7 +205,7 @@ func (o *Options) withDefaults() (Options, error) {
 		(*Options).completeMode,
 		(*Options).completeDurations,
 		(*Options).completeNetwork,
-		(*Options).checkProviders,
+		(*Options).checkAdapters,
 		(*Options).completeLimits,
 		(*Options).completeBaseURL,
 	} {
@@ -262,28 +266,15 @@ func (o *Options) completeNetwork() error {
 	if !(o.NetworkRate >= 0 && o.NetworkRate <= 1e6) {
 		return errors.New("cardvault: Options.NetworkRate must be between 0 and a million")
 	}
-	if o.Network == nil {
-		return nil
-	}
-
-	if name := o.Network.Name(); name == "" || checkProvider(name) != nil {
-		return errors.New("cardvault: Name of Options.Network must be 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit")
-	}
-	if _, ok := o.Network.(SandboxOnly); ok && o.Mode == Live {
-		return fmt.Errorf("%w: network %q is for sandboxes, and Options.Mode is Live", ErrWrongMode, o.Network.Name())
-	}
 	return nil
 }
 
-// checkProviders refuses providers that must not see real cards.
-func (o *Options) checkProviders() error {
-	if _, ok := o.PPAN.(SandboxOnly); ok && o.Mode == Live {
-		return fmt.Errorf("%w: the provider of pseudo card numbers is for sandboxes, and Options.Mode is Live", ErrWrongMode)
-	}
-	if _, ok := o.IDV.(SandboxOnly); ok && o.Mode == Live {
-		return fmt.Errorf("%w: the idv.Provider is for sandboxes, and Options.Mode is Live", ErrWrongMode)
-	}
-	return nil
+// checkAdapters refuses adapters that a vault of the mode cannot have, and finds what the
+// network can do.
+func (o *Options) checkAdapters() (err error) {
+	live := o.Mode == Live
+	o.powers, err = adapter.Network(o.Network, live)
+	return errors.Join(err, adapter.PPAN(o.PPAN, live), adapter.IDV(o.IDV, live))
 }
 
 func (o *Options) completeLimits() error {

@@ -26,6 +26,8 @@ func portal() ppan.Account {
 // providerFunc is a provider of pseudo card numbers.
 type providerFunc func(context.Context, *ppan.Request) (*ppan.Answer, error)
 
+func (providerFunc) Info() ppan.Info { return ppan.Info{Name: "func"} }
+
 func (f providerFunc) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
 	return f(ctx, r)
 }
@@ -379,4 +381,4 @@ func TestPPANAccounts(t *testing.T) {
 // A toy is a provider for sandboxes.
 type toy struct{ providerFunc }
 
-func (toy) SandboxOnly() {}
+func (toy) Info() ppan.Info { return ppan.Info{Name: "toy", SandboxOnly: true} }

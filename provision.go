@@ -150,7 +150,7 @@ func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) 
 	// A network token of before, or a call to a network that is no longer the
 	// configured one, is left to its release.
 	var freed *store.Record
-	name := v.opts.Network.Name()
+	name := v.opts.powers.Name
 	if n.leaves(name) {
 		if freed, err = v.newRelease(n.network, n.ref(t.ID), now()); err != nil {
 			return nil, err
@@ -196,7 +196,9 @@ func (v *Vault) unavailable(ctx context.Context, t *Token, at time.Time) (*Reaso
 // ineligible returns the code of the reason why the network takes no cards of a
 // scheme for a merchant, and the network's own, or "".
 func (v *Vault) ineligible(s card.Scheme, merchant uuid.UUID) (code, schemeCode string) {
-	err := v.guard("network", func() error { return v.opts.Network.Eligible(s, merchant) })
+	err := v.guard("network", func() error {
+		return v.opts.Network.Eligible(&network.EligibilityRequest{Scheme: s, Merchant: merchant})
+	})
 	if err == nil {
 		return "", ""
 	}
@@ -640,7 +642,7 @@ func isFinal(e *network.Error) bool {
 // SuspendNetworkToken has the network suspend the network token of a token, on
 // behalf of the cardholder, and returns the token.
 //
-// Errors: ErrNotEnabled if the network is no [network.Suspender]; ErrNetworkTokenState
+// Errors: ErrNotEnabled if the network is not a [network.Suspender]; ErrNetworkTokenState
 // unless the network token is active or inactive; a [*network.Error];
 // ErrUnavailable if the network gave no answer; ErrNotFound.
 func (v *Vault) SuspendNetworkToken(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
@@ -660,15 +662,14 @@ func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call f
 	if err != nil {
 		return nil, err
 	}
-	s, ok := v.opts.Network.(network.Suspender)
-	if !ok || h.net.id != "" && h.net.network != v.opts.Network.Name() {
+	if v.opts.powers.Suspender == nil || h.net.id != "" && h.net.network != v.opts.powers.Name {
 		return nil, ErrNotEnabled
 	}
 	if _, ok := nextStatus(h.token.NetworkTokenStatus, suspended); !ok || h.token.Status == StatusInvalid {
 		return nil, ErrNetworkTokenState
 	}
 
-	err = v.ask(ctx, func(ctx context.Context) error { return call(s, ctx, h.net.ref(id)) })
+	err = v.ask(ctx, func(ctx context.Context) error { return call(v.opts.powers.Suspender, ctx, h.net.ref(id)) })
 	var refusal *network.Error
 	switch {
 	case errors.As(err, &refusal):

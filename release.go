@@ -113,7 +113,7 @@ func (v *Vault) heldStill(tx store.ReadTx, hash []byte, holder *store.Record) (b
 // token, and what stores it. If others hold the network token it is withdrawn when it is
 // due.
 func (v *Vault) releaseLater(key, id string) (*store.Record, func(store.Tx) error, error) {
-	r, err := v.newRelease(v.opts.Network.Name(), network.Ref{ID: id, IdempotencyKey: key}, now())
+	r, err := v.newRelease(v.opts.powers.Name, network.Ref{ID: id, IdempotencyKey: key}, now())
 	return r, func(tx store.Tx) error { tx.Put(r); return nil }, err
 }
 
@@ -162,7 +162,7 @@ func (v *Vault) releaseNow(ctx context.Context, j *jobs.Job, l *release) error {
 // callRelease makes the next call of a release: it deletes the network token, or
 // finds out which it is. It reports whether there is one.
 func (v *Vault) callRelease(ctx context.Context, l *release) (found bool, err error) {
-	if l.network != v.opts.Network.Name() {
+	if l.network != v.opts.powers.Name {
 		return false, errors.New("cardvault: the network of the token is not configured")
 	}
 	if l.ref.ID != "" {

@@ -312,7 +312,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 
 	// The job that asks for its network token is stored with the token.
 	h := &holding{token: t, card: r, due: now()}
-	h.net = &networkToken{scheme: t.Scheme, network: v.opts.Network.Name(), attempt: 1}
+	h.net = &networkToken{scheme: t.Scheme, network: v.opts.powers.Name, attempt: 1}
 	h.due = h.due.Add(v.slot(h.net, t.CreatedAt))
 	if err := v.sealNetworkToken(h); err != nil {
 		return nil, nil, err
@@ -399,7 +399,7 @@ func (o *Options) lookupBIN(ctx context.Context, p card.PAN) *network.BIN {
 	prefix := hiding.Of(p)
 	prefix = append([]byte(nil), prefix[:6+2*min(1, len(prefix)/16)]...)
 
-	got, err := o.BIN.LookupBIN(ctx, prefix)
+	got, err := o.BIN.LookupBIN(ctx, &network.BINRequest{IIN: prefix})
 	if err != nil || got == nil {
 		if err != nil {
 			o.Logger.WarnContext(ctx, "BIN look-up failed", "error", leak.Printable(err))

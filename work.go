@@ -77,8 +77,8 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 // store.
 func (v *Vault) Run(ctx context.Context) (err error) {
 	defer doing("run", &err)
-	if f, ok := v.opts.Network.(network.Feeder); ok {
-		return v.jobs.Run(ctx, func(ctx context.Context) { v.feed(ctx, f) })
+	if v.opts.powers.Feeder != nil {
+		return v.jobs.Run(ctx, v.feed)
 	}
 	return v.jobs.Run(ctx)
 }
@@ -91,10 +91,10 @@ func (v *Vault) Drain(ctx context.Context) (err error) {
 }
 
 // feed receives notices until ctx ends.
-func (v *Vault) feed(ctx context.Context, f network.Feeder) {
+func (v *Vault) feed(ctx context.Context) {
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		start := time.Now()
-		err := v.guard("network", func() error { return f.Feed(ctx, v.Notify) })
+		err := v.guard("network", func() error { return v.opts.powers.Feeder.Feed(ctx, v.Notify) })
 		if ctx.Err() != nil {
 			return
 		}
@@ -150,7 +150,7 @@ func (v *Vault) advanceNetworkToken(ctx context.Context, j *jobs.Job) error {
 
 	c := &networkCall{vault: v, job: j, asked: h, news: h.net.news}
 	switch {
-	case h.net.network != v.opts.Network.Name():
+	case h.net.network != v.opts.powers.Name:
 		return c.postpone(ctx)
 	case h.token.NetworkTokenStatus == network.Pending && h.net.id == "":
 		return c.provision(ctx)

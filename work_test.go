@@ -625,6 +625,8 @@ type feeding struct {
 	feed func(ctx context.Context, sink func(context.Context, *network.Notice) error) error
 }
 
+func (n *feeding) Info() network.Info { return network.Info{Name: "scripted", Feeder: true} }
+
 func (n *feeding) Feed(ctx context.Context, sink func(context.Context, *network.Notice) error) error {
 	return n.feed(ctx, sink)
 }
@@ -845,10 +847,10 @@ func TestNetworkOptions(t *testing.T) {
 			t.Errorf("name %q: %v", name, err)
 		}
 	}
-	if err := open(&cardvault.Options{Network: sandboxed{&named{name: "n"}}}); !errors.Is(err, cardvault.ErrWrongMode) {
+	if err := open(&cardvault.Options{Network: &named{name: "n", sandbox: true}}); !errors.Is(err, cardvault.ErrWrongMode) {
 		t.Errorf("a simulator in live mode: %v", err)
 	}
-	if err := open(&cardvault.Options{Mode: cardvault.Sandbox, Network: sandboxed{&named{name: "n"}}}); err != nil {
+	if err := open(&cardvault.Options{Mode: cardvault.Sandbox, Network: &named{name: "n", sandbox: true}}); err != nil {
 		t.Errorf("a simulator in a sandbox: %v", err)
 	}
 	for _, opts := range []cardvault.Options{
@@ -864,14 +866,11 @@ func TestNetworkOptions(t *testing.T) {
 // A named network has another name.
 type named struct {
 	scripted
-	name string
+	name    string
+	sandbox bool
 }
 
-func (n *named) Name() string { return n.name }
-
-type sandboxed struct{ *named }
-
-func (sandboxed) SandboxOnly() {}
+func (n *named) Info() network.Info { return network.Info{Name: n.name, SandboxOnly: n.sandbox} }
 
 // The deadline of calls is that of Options.
 func TestNetworkTimeout(t *testing.T) {

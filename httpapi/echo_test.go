@@ -173,7 +173,7 @@ func TestPanics(t *testing.T) {
 				explode()
 				return netip.Addr{}
 			}}},
-			"BINProvider": {vault: cardvault.Options{BIN: binProvider(func(context.Context, []byte) (*network.BIN, error) {
+			"BINProvider": {vault: cardvault.Options{BIN: binProvider(func(context.Context, *network.BINRequest) (*network.BIN, error) {
 				explode()
 				return nil, nil
 			})}},

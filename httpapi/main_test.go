@@ -268,10 +268,10 @@ func (f authenticator) Authenticate(ctx context.Context, key string) (*cardvault
 }
 
 // A binProvider is a network.BINProvider.
-type binProvider func(ctx context.Context, iin []byte) (*network.BIN, error)
+type binProvider func(context.Context, *network.BINRequest) (*network.BIN, error)
 
-func (f binProvider) LookupBIN(ctx context.Context, iin []byte) (*network.BIN, error) {
-	return f(ctx, iin)
+func (f binProvider) LookupBIN(ctx context.Context, r *network.BINRequest) (*network.BIN, error) {
+	return f(ctx, r)
 }
 
 func pointer[T any](v T) *T { return &v }

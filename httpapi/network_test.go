@@ -50,8 +50,8 @@ var (
 	_ network.ArtFetcher = (*wrapped)(nil)
 )
 
-func (n *wrapped) Name() string                          { return "test" }
-func (n *wrapped) Eligible(card.Scheme, uuid.UUID) error { return nil }
+func (n *wrapped) Info() network.Info                         { return network.Info{Name: "test", ArtFetcher: true} }
+func (n *wrapped) Eligible(*network.EligibilityRequest) error { return nil }
 
 func (n *wrapped) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	if n.provision != nil {
@@ -94,11 +94,11 @@ func (n *wrapped) Cryptogram(ctx context.Context, r *network.CryptogramRequest) 
 
 func (n *wrapped) Delete(context.Context, network.Ref) error { return nil }
 
-func (n *wrapped) CardArt(_ context.Context, id string) (string, []byte, error) {
-	if strings.HasPrefix(id, "jpeg") {
-		return "image/jpeg", []byte("\xff\xd8\xff" + id), nil
+func (n *wrapped) CardArt(_ context.Context, r *network.ArtRequest) (*network.Art, error) {
+	if strings.HasPrefix(r.ID, "jpeg") {
+		return &network.Art{MediaType: "image/jpeg", Image: []byte("\xff\xd8\xff" + r.ID)}, nil
 	}
-	return "image/png", artImage, nil
+	return &network.Art{MediaType: "image/png", Image: artImage}, nil
 }
 
 // newNetworkRig returns a rig with a network, and the shared secret of its

@@ -51,6 +51,8 @@ type sentCard struct {
 
 var _ ppan.Provider = (*provider)(nil)
 
+func (p *provider) Info() ppan.Info { return ppan.Info{Name: "test"} }
+
 func (p *provider) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
 	s := sentCard{aid: r.Account.AID, mid: r.Account.MID, portalID: r.Account.PortalID, sandbox: r.Sandbox, expiry: r.Expiry}
 	r.Account.Hash.Expose(func(b []byte) { s.hash = string(b) })

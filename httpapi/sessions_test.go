@@ -709,12 +709,14 @@ func TestIdentificationLimits(t *testing.T) {
 // A verifier is an idv.Provider whose look-ups find a state.
 type verifier idv.State
 
+func (v *verifier) Info() idv.Info { return idv.Info{Name: "verifier"} }
+
 func (v *verifier) Identify(_ context.Context, r *idv.Request) (*idv.Result, error) {
 	return &idv.Result{State: idv.Pending, Reference: r.IdempotencyKey}, nil
 }
 
-func (v *verifier) LookupIdentification(_ context.Context, reference string) (*idv.Result, error) {
-	return &idv.Result{State: idv.State(*v), Reference: reference}, nil
+func (v *verifier) LookupIdentification(_ context.Context, r *idv.LookupRequest) (*idv.Result, error) {
+	return &idv.Result{State: idv.State(*v), Reference: r.Reference}, nil
 }
 
 // Each reason is told to people in a sentence.

@@ -84,7 +84,7 @@ func checkToken(t *testing.T, body string, null ...string) {
 
 func TestTokenMembers(t *testing.T) {
 	bin := &network.BIN{BankName: "Bank \"of\" <Ö>\u2028", Segment: "consumer", Type: "prepaid", CountryCode: "AT"}
-	r := newRig(t, &cardvault.Options{IINLength: 8, BIN: binProvider(func(context.Context, []byte) (*network.BIN, error) { return bin, nil })}, nil)
+	r := newRig(t, &cardvault.Options{IINLength: 8, BIN: binProvider(func(context.Context, *network.BINRequest) (*network.BIN, error) { return bin, nil })}, nil)
 	const never = "card_art_url invalidated_at expires_at"
 	full := r.do(t, "POST", "/cde-import", `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2099,"cardholder_name":"Zoë \u0022Q\u0022 \\ <b> \ud83d\ude00","business_key":"k/1","import_provider":"p"}`)
 	full.want(t, 200)

@@ -30,16 +30,32 @@ import (
 // card data. An error says that the outcome is not known, and the vault calls again. It
 // never holds anything of what was entered: it is logged.
 //
-// A provider that implements cardvault.SandboxOnly is refused by a live vault.
+// A decorator embeds the Provider that it wraps, which passes Info on. It may have the
+// method Unwrap() idv.Provider.
 type Provider interface {
+	// Info describes the provider. It does no I/O and always returns the same.
+	Info() Info
+
 	// Identify begins an identification. Under an idempotency key that was used
 	// before it returns the state of that one, and never begins another; the security
 	// code may be missing then, if it was there before.
 	Identify(ctx context.Context, r *Request) (*Result, error)
 
-	// LookupIdentification returns the state of an identification that was pending,
-	// by its Result.Reference.
-	LookupIdentification(ctx context.Context, reference string) (*Result, error)
+	// LookupIdentification returns the state of an identification that was pending. A
+	// reference that the provider does not know is Failed: after an error the shopper
+	// waits until the session lapses.
+	LookupIdentification(ctx context.Context, r *LookupRequest) (*Result, error)
+}
+
+// Info describes a [Provider].
+type Info struct {
+	// Name names the provider in errors and in the log: 1 to 40 of a-z, 0-9, "_" and
+	// "-", beginning with a letter or digit.
+	Name string
+
+	// SandboxOnly is for providers that must not see real cards: a live vault refuses
+	// one, and any Provider that unwraps to one.
+	SandboxOnly bool
 }
 
 // A Request is a card whose holder is to be identified.
@@ -51,6 +67,11 @@ type Request struct {
 	SecurityCode   card.SecurityCode // may be none
 	Name           card.Name         // may be none
 	Contact        card.Contact      // may be none
+}
+
+// A LookupRequest asks how far an identification is.
+type LookupRequest struct {
+	Reference string // Result.Reference
 }
 
 // A Result is the state of an identification.

@@ -8,11 +8,15 @@ import (
 
 // A BINProvider knows what an issuer identification number tells about a card.
 type BINProvider interface {
-	// LookupBIN is given the first eight digits of a card number, or six of one
-	// shorter than sixteen. It must not keep the slice. It returns nil for a
-	// number that it does not know. An error is logged and counts as nil: a
-	// card is stored all the same. The deadline is one second.
-	LookupBIN(ctx context.Context, iin []byte) (*BIN, error)
+	// LookupBIN returns nil for a number that it does not know. It must not keep the
+	// request. An error is logged and counts as nil: a card is stored all the same. The
+	// deadline is one second.
+	LookupBIN(ctx context.Context, r *BINRequest) (*BIN, error)
+}
+
+// A BINRequest asks about an issuer identification number.
+type BINRequest struct {
+	IIN []byte // the first eight digits of a card number, or six of one shorter than sixteen
 }
 
 // A BIN is the answer of a BINProvider. What is "" or nil is not known.

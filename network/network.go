@@ -4,7 +4,7 @@
 //
 // A vault with a network (cardvault.Options.Network) calls it in this order:
 //
-//  1. Name, when the vault is opened, and Eligible, by each import.
+//  1. Info, when the vault is opened, and Eligible, by each import.
 //  2. Provision, in the background, for each card that is imported. A lost answer is
 //     followed by Provision under the same idempotency key, or by Lookup.
 //  3. Lookup, while the network token is [Pending], after a notice that leaves its state
@@ -27,6 +27,7 @@ import (
 
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/idv"
+	"github.com/cardvault/cardvault/internal/layers"
 	"github.com/google/uuid"
 )
 
@@ -34,24 +35,29 @@ import (
 // implementation adapts one token service, or an aggregator of several. Package
 // networktest has the contract as a test; package simnet is a simulator.
 //
-// Methods are called concurrently, and all but Name and Eligible with a
+// Methods are called concurrently, and all except Info and Eligible with a
 // deadline, cardvault.Options.NetworkTimeout. They bound what they read and keep no card
 // data. An answer of the network that is a refusal is returned as a
 // [*Error]. Any other error says that the outcome is unknown: the vault
 // repeats the call under the same idempotency key, and looks the token up. An
 // error never holds card data: it is logged.
 //
-// A Provider may also implement [Suspender], [Feeder], [ArtFetcher] and
-// cardvault.SandboxOnly.
+// A Provider may also be a [Suspender], a [Feeder] and an [ArtFetcher], as its [Info] says.
+//
+// A decorator embeds the Provider that it wraps, which passes Info on, and has the method
+//
+//	Unwrap() network.Provider
+//
+// through which the vault finds the optional methods that the decorator does not have
+// itself. Without Unwrap, a vault refuses to open with powers that it cannot find.
 type Provider interface {
-	// Name names the network in what is stored: 1 to 40 of a-z, 0-9, "_" and
-	// "-". It never changes.
-	Name() string
+	// Info describes the network. It does no I/O and always returns the same.
+	Info() Info
 
 	// Eligible returns nil if cards of a scheme can have network tokens for a
 	// merchant, by configuration alone, or an Error of
 	// SourceConfiguration. It does no I/O: it is called by every import.
-	Eligible(scheme card.Scheme, merchant uuid.UUID) error
+	Eligible(r *EligibilityRequest) error
 
 	// Provision asks for a network token of a card. Under an idempotency key
 	// that was used before it returns what the first call came to and never
@@ -69,13 +75,32 @@ type Provider interface {
 	Cryptogram(ctx context.Context, r *CryptogramRequest) (*Cryptogram, error)
 
 	// Delete deletes a network token for good. One that is deleted or unknown
-	// is no error.
+	// is not an error.
 	Delete(ctx context.Context, ref Ref) error
 }
 
+// Info describes a [Provider].
+type Info struct {
+	// Name names the network in what is stored: 1 to 40 of a-z, 0-9, "_" and "-",
+	// beginning with a letter or digit.
+	Name string
+
+	// SandboxOnly is for networks that must not see real cards: a live vault refuses
+	// one, and any Provider that unwraps to one.
+	SandboxOnly bool
+
+	// The optional interfaces that the network implements. The vault uses those that
+	// are said here, and no others.
+	Suspender, Feeder, ArtFetcher bool
+}
+
+// As returns p as a T, such as a [Suspender]: p itself or the first T among the Providers
+// that it unwraps to, 16 at most.
+func As[T any](p Provider) (T, bool) { return layers.As[T](p) }
+
 // A Suspender is a Provider that suspends and resumes network tokens at the
 // request of a caller, on behalf of the cardholder: [OwnerCardholder]. Doing
-// so twice is no error.
+// so twice is not an error.
 type Suspender interface {
 	Suspend(ctx context.Context, ref Ref) error
 	Resume(ctx context.Context, ref Ref) error
@@ -95,9 +120,19 @@ type Feeder interface {
 
 // An ArtFetcher is a Provider that has card art.
 type ArtFetcher interface {
-	// CardArt returns an image: image/png or image/jpeg, at most MaxCardArt
-	// bytes. The image of an id never changes.
-	CardArt(ctx context.Context, id string) (mediaType string, image []byte, err error)
+	// CardArt returns the image of an id, which never changes.
+	CardArt(ctx context.Context, r *ArtRequest) (*Art, error)
+}
+
+// An ArtRequest asks for card art.
+type ArtRequest struct {
+	ID string // Token.Art
+}
+
+// Art is an image of a card.
+type Art struct {
+	MediaType string // image/png or image/jpeg
+	Image     []byte // at most MaxCardArt bytes
 }
 
 // MaxCardArt is the largest card art that a vault keeps, in bytes.
@@ -112,6 +147,12 @@ type Ref struct {
 
 	// IdempotencyKey is that of the ProvisionRequest. Never "".
 	IdempotencyKey string
+}
+
+// An EligibilityRequest asks whether cards can have network tokens.
+type EligibilityRequest struct {
+	Scheme   card.Scheme
+	Merchant uuid.UUID
 }
 
 // A ProvisionRequest asks for a network token.

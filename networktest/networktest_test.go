@@ -59,10 +59,12 @@ func newInmem() *inmem {
 	}
 }
 
-func (*inmem) Name() string { return "inmem" }
+func (*inmem) Info() network.Info {
+	return network.Info{Name: "inmem", Suspender: true, Feeder: true, ArtFetcher: true}
+}
 
-func (*inmem) Eligible(scheme card.Scheme, _ uuid.UUID) error {
-	if scheme != card.VISA {
+func (*inmem) Eligible(r *network.EligibilityRequest) error {
+	if r.Scheme != card.VISA {
 		return &network.Error{Source: network.SourceConfiguration, Code: "scheme_not_enabled"}
 	}
 	return nil
@@ -76,7 +78,7 @@ func (n *inmem) Provision(ctx context.Context, r *network.ProvisionRequest) (*ne
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	if err := n.Eligible(r.Scheme, r.Merchant); err != nil {
+	if err := n.Eligible(&network.EligibilityRequest{Scheme: r.Scheme}); err != nil {
 		return nil, err
 	}
 	var sum [32]byte
@@ -186,11 +188,11 @@ func (n *inmem) Resume(ctx context.Context, ref network.Ref) error {
 	return n.set(ctx, ref, network.Active, 0)
 }
 
-func (n *inmem) CardArt(ctx context.Context, id string) (string, []byte, error) {
-	if id != "art" {
-		return "", nil, errors.New("inmem: no such art")
+func (n *inmem) CardArt(ctx context.Context, r *network.ArtRequest) (*network.Art, error) {
+	if r.ID != "art" {
+		return nil, errors.New("inmem: no such art")
 	}
-	return "image/png", []byte("\x89PNG\r\n\x1a\n"), ctx.Err()
+	return &network.Art{MediaType: "image/png", Image: []byte("\x89PNG\r\n\x1a\n")}, ctx.Err()
 }
 
 func notice() *network.Notice {
@@ -211,7 +213,7 @@ func (n *inmem) Feed(ctx context.Context, sink func(context.Context, *network.No
 // inmem's own.
 type mutant struct {
 	*inmem
-	name       func() string
+	info       func() network.Info
 	eligible   func(scheme card.Scheme) error
 	provision  func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error)
 	lookup     func(ctx context.Context, ref network.Ref) (*network.Token, error)
@@ -219,22 +221,22 @@ type mutant struct {
 	delete     func(ctx context.Context, ref network.Ref) error
 	suspend    func(ctx context.Context, ref network.Ref) error
 	resume     func(ctx context.Context, ref network.Ref) error
-	art        func(ctx context.Context, id string) (string, []byte, error)
+	art        func(ctx context.Context, r *network.ArtRequest) (*network.Art, error)
 	feed       func(ctx context.Context, sink func(context.Context, *network.Notice) error) error
 }
 
-func (m *mutant) Name() string {
-	if m.name != nil {
-		return m.name()
+func (m *mutant) Info() network.Info {
+	if m.info != nil {
+		return m.info()
 	}
-	return m.inmem.Name()
+	return m.inmem.Info()
 }
 
-func (m *mutant) Eligible(scheme card.Scheme, merchant uuid.UUID) error {
+func (m *mutant) Eligible(r *network.EligibilityRequest) error {
 	if m.eligible != nil {
-		return m.eligible(scheme)
+		return m.eligible(r.Scheme)
 	}
-	return m.inmem.Eligible(scheme, merchant)
+	return m.inmem.Eligible(r)
 }
 
 func (m *mutant) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
@@ -279,11 +281,11 @@ func (m *mutant) Resume(ctx context.Context, ref network.Ref) error {
 	return m.inmem.Resume(ctx, ref)
 }
 
-func (m *mutant) CardArt(ctx context.Context, id string) (string, []byte, error) {
+func (m *mutant) CardArt(ctx context.Context, r *network.ArtRequest) (*network.Art, error) {
 	if m.art != nil {
-		return m.art(ctx, id)
+		return m.art(ctx, r)
 	}
-	return m.inmem.CardArt(ctx, id)
+	return m.inmem.CardArt(ctx, r)
 }
 
 func (m *mutant) Feed(ctx context.Context, sink func(context.Context, *network.Notice) error) error {
@@ -291,6 +293,17 @@ func (m *mutant) Feed(ctx context.Context, sink func(context.Context, *network.N
 		return m.feed(ctx, sink)
 	}
 	return m.inmem.Feed(ctx, sink)
+}
+
+// describing alters what Info says.
+func describing(edit func(*network.Info)) func(*mutant) {
+	return func(m *mutant) {
+		m.info = func() network.Info {
+			said := m.inmem.Info()
+			edit(&said)
+			return said
+		}
+	}
 }
 
 // provisioning alters answers to Provision.
@@ -346,7 +359,9 @@ func refusing(other func() error) func(*mutant) {
 
 func drawing(mediaType, image string) func(*mutant) {
 	return func(m *mutant) {
-		m.art = func(context.Context, string) (string, []byte, error) { return mediaType, []byte(image), nil }
+		m.art = func(context.Context, *network.ArtRequest) (*network.Art, error) {
+			return &network.Art{MediaType: mediaType, Image: []byte(image)}, nil
+		}
 	}
 }
 
@@ -372,11 +387,14 @@ var faults = []struct {
 	rule  string
 	seed  func(m *mutant)
 }{
-	{"the name has a space", "Name", func(m *mutant) { m.name = func() string { return "my network" } }},
-	{"the name counts", "Name", func(m *mutant) {
+	{"the name has a space", "Info", describing(func(said *network.Info) { said.Name = "my network" })},
+	{"the name counts", "Info", func(m *mutant) {
 		n := 0
-		m.name = func() string { n++; return fmt.Sprint("n", n) }
+		describing(func(said *network.Info) { n++; said.Name = fmt.Sprint("n", n) })(m)
 	}},
+	{"Info does not say that it is a Suspender", "Info", describing(func(said *network.Info) { said.Suspender = false })},
+	{"Info does not say that it is a Feeder", "Info", describing(func(said *network.Info) { said.Feeder = false })},
+	{"Info does not say that it is an ArtFetcher", "Info", describing(func(said *network.Info) { said.ArtFetcher = false })},
 	{"Eligible asks the network", "Eligible", func(m *mutant) {
 		m.eligible = func(card.Scheme) error { <-time.After(10 * time.Millisecond); return nil }
 	}},
@@ -385,7 +403,7 @@ var faults = []struct {
 			if s > card.UnionPay {
 				return errors.New("mutant: no such scheme")
 			}
-			return m.inmem.Eligible(s, uuid.Nil)
+			return m.inmem.Eligible(&network.EligibilityRequest{Scheme: s})
 		}
 	}},
 	{"what is not eligible is the scheme's fault", "Eligible", func(m *mutant) {
@@ -397,7 +415,7 @@ var faults = []struct {
 		}
 	}},
 	{"nothing is eligible", "Eligible", func(m *mutant) {
-		m.eligible = func(s card.Scheme) error { return m.inmem.Eligible(card.UnknownScheme, uuid.Nil) }
+		m.eligible = func(s card.Scheme) error { return m.inmem.Eligible(&network.EligibilityRequest{}) }
 	}},
 	{"there is no id", "Provision", provisioning(func(t *network.Token) { t.ID = "" })},
 	{"the id is long", "Provision", provisioning(func(t *network.Token) { t.ID = strings.Repeat("x", 256) })},
@@ -704,8 +722,8 @@ var faults = []struct {
 		}
 	}},
 	{"CardArt ignores ctx", "ContextEnded", func(m *mutant) {
-		m.art = func(ctx context.Context, id string) (string, []byte, error) {
-			return m.inmem.CardArt(context.WithoutCancel(ctx), id)
+		m.art = func(ctx context.Context, r *network.ArtRequest) (*network.Art, error) {
+			return m.inmem.CardArt(context.WithoutCancel(ctx), r)
 		}
 	}},
 	{"Cryptogram goes on after ctx", "ContextEnds", func(m *mutant) {
@@ -768,20 +786,20 @@ var faults = []struct {
 	{"the art is large", "ArtFetcher", drawing("image/jpeg", "\xff\xd8\xff"+strings.Repeat("x", network.MaxCardArt))},
 	{"every art is one", "ArtFetcher", drawing("image/jpeg", "\xff\xd8\xff")},
 	{"the art is new each time", "ArtFetcher", func(m *mutant) {
-		m.art = func(_ context.Context, id string) (string, []byte, error) {
-			if id != "art" {
-				return "", nil, errDown
+		m.art = func(_ context.Context, r *network.ArtRequest) (*network.Art, error) {
+			if r.ID != "art" {
+				return nil, errDown
 			}
-			return "image/png", []byte("\x89PNG\r\n\x1a\n" + uuid.NewString()), nil
+			return &network.Art{MediaType: "image/png", Image: []byte("\x89PNG\r\n\x1a\n" + uuid.NewString())}, nil
 		}
 	}},
 	{"the art is shared memory", "ArtFetcher", func(m *mutant) {
 		image := []byte("\x89PNG\r\n\x1a\n")
-		m.art = func(_ context.Context, id string) (string, []byte, error) {
-			if id != "art" {
-				return "", nil, errDown
+		m.art = func(_ context.Context, r *network.ArtRequest) (*network.Art, error) {
+			if r.ID != "art" {
+				return nil, errDown
 			}
-			return "image/png", image, nil
+			return &network.Art{MediaType: "image/png", Image: image}, nil
 		}
 	}},
 	{"Feed returns the end of ctx", "Feeder", func(m *mutant) {
@@ -875,6 +893,22 @@ func TestRulesCanFail(t *testing.T) {
 	}
 }
 
+// A decorator without Unwrap has lost what Info goes on to say, and one with it has not.
+func TestInfoOfDecorator(t *testing.T) {
+	lost := record(t, "Info", struct{ network.Provider }{newInmem()})
+	if len(lost) != 3 {
+		t.Errorf("a decorator without Unwrap: %q", lost)
+	}
+	if kept := record(t, "Info", wrapper{wrapper{newInmem()}}); len(kept) > 0 {
+		t.Errorf("a decorator with Unwrap: %q", kept)
+	}
+}
+
+// A wrapper is a decorator that keeps the powers of the network.
+type wrapper struct{ network.Provider }
+
+func (w wrapper) Unwrap() network.Provider { return w.Provider }
+
 // Networks that keep the rules in other ways pass, so it is the fault that is found.
 func TestRulesPassWithoutFault(t *testing.T) {
 	for name, edit := range map[string]func(*inmem){
@@ -902,3 +936,5 @@ func TestRulesPassWithoutFault(t *testing.T) {
 
 // plain has none of the optional interfaces.
 type plain struct{ network.Provider }
+
+func (n plain) Info() network.Info { return network.Info{Name: n.Provider.Info().Name} }

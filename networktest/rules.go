@@ -19,10 +19,12 @@ import (
 )
 
 var rules = []rule{{
-	"Name",
-	`Name is 1 to 40 of a-z, 0-9, "_" and "-", beginning with a letter or digit, and always the
-same. It is stored with every network token: a vault asks no network for one of another name.`,
-	name,
+	"Info",
+	`Info is always the same. Its Name is 1 to 40 of a-z, 0-9, "_" and "-", beginning with a
+letter or digit. It is stored with every network token: a vault asks no network for one of
+another name. Info says which optional interfaces there are: the vault uses those, no others,
+and does not open if one is missing.`,
+	info,
 }, {
 	"Eligible",
 	`Eligible answers by configuration alone, at once: every import calls it. It returns nil or
@@ -129,25 +131,46 @@ Vault.Run waits for it.`,
 	feeder,
 }}
 
-func name(s *suite) {
-	n := s.network.Name()
-	if !regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,39}$`).MatchString(n) {
+func info(s *suite) {
+	said := s.network.Info()
+	if !regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,39}$`).MatchString(said.Name) {
 		s.Error("Name is not 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit")
 	}
+	s.power(said.Suspender, has[network.Suspender](s), "Suspender")
+	s.power(said.Feeder, has[network.Feeder](s), "Feeder")
+	s.power(said.ArtFetcher, has[network.ArtFetcher](s), "ArtFetcher")
+
 	s.active()
-	if s.network.Name() != n || s.Open(s).Name() != n {
-		s.Error("Name changes")
+	if s.network.Info() != said || s.Open(s).Info() != said {
+		s.Error("Info changes")
+	}
+}
+
+// has reports whether the network, or one that it unwraps to, is a T.
+func has[T any](s *suite) bool {
+	_, ok := network.As[T](s.network)
+	return ok
+}
+
+// power checks that Info says of an optional interface whether there is one.
+func (s *suite) power(said, found bool, name string) {
+	s.Helper()
+	switch {
+	case said && !found:
+		s.Errorf("Info says that it is a %s, and it is not, nor is one that it unwraps to", name)
+	case found && !said:
+		s.Errorf("it is a %s, and Info does not say so: a vault does not use it", name)
 	}
 }
 
 func eligible(s *suite) {
-	if err := s.network.Eligible(s.Scheme, s.Merchant); err != nil {
+	if err := s.network.Eligible(&network.EligibilityRequest{Scheme: s.Scheme, Merchant: s.Merchant}); err != nil {
 		s.Errorf("Eligible of Harness.Scheme and Harness.Merchant = %v", err)
 	}
 	s.promptly("Eligible, 520 times", func() {
 		for scheme := range 260 {
 			for _, merchant := range []uuid.UUID{s.Merchant, uuid.New()} {
-				err := s.network.Eligible(card.Scheme(scheme), merchant)
+				err := s.network.Eligible(&network.EligibilityRequest{Scheme: card.Scheme(scheme), Merchant: merchant})
 				var e *network.Error
 				if err != nil && (!errors.As(err, &e) || e.Source != network.SourceConfiguration || checkRefusal(err) != nil) {
 					s.Errorf("Eligible of %v: no network.Error of SourceConfiguration with one of its codes: %v", card.Scheme(scheme), err)
@@ -456,16 +479,16 @@ func (s *suite) calls() []call {
 		}},
 	}
 
-	if art, ok := s.network.(network.ArtFetcher); ok {
+	if art, ok := network.As[network.ArtFetcher](s.network); ok {
 		if got, err := s.lookup(s.Context(), ref); err == nil && got.Art != "" {
 			all = append(all, call{"CardArt", func(ctx context.Context) error {
-				_, _, err := art.CardArt(ctx, got.Art)
+				_, err := art.CardArt(ctx, &network.ArtRequest{ID: got.Art})
 				return err
 			}})
 		}
 	}
 
-	if n, ok := s.network.(network.Suspender); ok {
+	if n, ok := network.As[network.Suspender](s.network); ok {
 		all = append(all,
 			call{"Suspend", func(ctx context.Context) error { return n.Suspend(ctx, ref) }},
 			call{"Resume", func(ctx context.Context) error { return n.Resume(ctx, ref) }})
@@ -555,7 +578,7 @@ func concurrency(s *suite) {
 	shared, payment := s.active(), uuid.New()
 	values := make([]string, callers)
 	s.parallel(callers, func(i int) (err error) {
-		if err := s.network.Eligible(s.Scheme, s.Merchant); err != nil {
+		if err := s.network.Eligible(&network.EligibilityRequest{Scheme: s.Scheme, Merchant: s.Merchant}); err != nil {
 			return err
 		}
 
@@ -590,9 +613,9 @@ func concurrency(s *suite) {
 }
 
 func suspender(s *suite) {
-	n, ok := s.network.(network.Suspender)
+	n, ok := network.As[network.Suspender](s.network)
 	if !ok {
-		s.Log("not checked: the network is no Suspender")
+		s.Log("not checked: the network is not a Suspender")
 		return
 	}
 
@@ -634,9 +657,9 @@ func suspender(s *suite) {
 }
 
 func artFetcher(s *suite) {
-	n, ok := s.network.(network.ArtFetcher)
+	n, ok := network.As[network.ArtFetcher](s.network)
 	if !ok {
-		s.Log("not checked: the network is no ArtFetcher")
+		s.Log("not checked: the network is not an ArtFetcher")
 		return
 	}
 	got, err := s.lookup(s.Context(), s.active())
@@ -652,11 +675,11 @@ func artFetcher(s *suite) {
 		s.Helper()
 		ctx, cancel := context.WithTimeout(s.Context(), patience)
 		defer cancel()
-		mediaType, image, err := n.CardArt(ctx, got.Art)
-		if err != nil {
-			s.Fatalf("CardArt: %v", err)
+		answer, err := n.CardArt(ctx, &network.ArtRequest{ID: got.Art})
+		if err != nil || answer == nil {
+			s.Fatalf("CardArt: %v, want an image or an error", err)
 		}
-		return mediaType, image
+		return answer.MediaType, answer.Image
 	}
 
 	mediaType, image := fetch()
@@ -679,15 +702,15 @@ func artFetcher(s *suite) {
 
 	ctx, cancel := context.WithTimeout(s.Context(), patience)
 	defer cancel()
-	if _, _, err := n.CardArt(ctx, uuid.NewString()); err == nil {
+	if _, err := n.CardArt(ctx, &network.ArtRequest{ID: uuid.NewString()}); err == nil {
 		s.Error("CardArt of an unknown id succeeds")
 	}
 }
 
 func feeder(s *suite) {
-	n, ok := s.network.(network.Feeder)
+	n, ok := network.As[network.Feeder](s.network)
 	if !ok {
-		s.Log("not checked: the network is no Feeder")
+		s.Log("not checked: the network is not a Feeder")
 		return
 	}
 	feed := func(ctx context.Context) <-chan struct{} {
@@ -711,7 +734,7 @@ func feeder(s *suite) {
 	ctx, cancel := context.WithCancel(s.Context())
 	ended := feed(ctx)
 	ref := s.active()
-	if n, ok := s.network.(network.Suspender); ok { // something to tell
+	if n, ok := network.As[network.Suspender](s.network); ok { // something to tell
 		if err := n.Suspend(ctx, ref); err != nil {
 			s.Errorf("Suspend = %v", err)
 		}

@@ -32,7 +32,7 @@ func ExampleNew() {
 		fmt.Println(err)
 		return
 	}
-	server := httptest.NewServer(payonetest.NewHandler(simnet.PortalKey, sim))
+	server := httptest.NewServer(payonetest.NewHandler(simnet.PortalKey, sim.PPAN()))
 	defer server.Close()
 	provider, err := payone.New(server.URL, nil)
 	if err != nil {

@@ -163,6 +163,9 @@ func (c *Client) Close() {
 	c.transport.CloseIdleConnections()
 }
 
+// Info implements [ppan.Provider].
+func (c *Client) Info() ppan.Info { return ppan.Info{Name: "payone"} }
+
 // ObtainPPAN implements [ppan.Provider]. Without a deadline of ctx it has
 // ten seconds.
 //

@@ -100,7 +100,7 @@ func open(t testing.TB, secure bool, handler http.Handler, opts payone.Options) 
 func bothWays(t *testing.T, f func(t *testing.T, s *shop)) {
 	for _, secure := range []bool{false, true} {
 		t.Run(fmt.Sprintf("secure %v", secure), func(t *testing.T) {
-			f(t, open(t, secure, payonetest.NewHandler(simnet.PortalKey, newSimulator(t)), payone.Options{}))
+			f(t, open(t, secure, payonetest.NewHandler(simnet.PortalKey, newSimulator(t).PPAN()), payone.Options{}))
 		})
 	}
 }
@@ -551,7 +551,7 @@ func TestNew(t *testing.T) {
 
 // What cannot be sent is not.
 func TestRefused(t *testing.T) {
-	s := open(t, false, payonetest.NewHandler(simnet.PortalKey, newSimulator(t)), payone.Options{})
+	s := open(t, false, payonetest.NewHandler(simnet.PortalKey, newSimulator(t).PPAN()), payone.Options{})
 	live, empty, nobody := request(plainHash), request(plainHash), request(plainHash)
 	live.Sandbox = false
 	empty.PAN = card.PAN{}
@@ -632,7 +632,7 @@ func TestProxy(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			tunnels.Store(0)
-			s := open(t, true, payonetest.NewHandler(simnet.PortalKey, newSimulator(t)), payone.Options{
+			s := open(t, true, payonetest.NewHandler(simnet.PortalKey, newSimulator(t).PPAN()), payone.Options{
 				Proxy: func(r *http.Request) (*url.URL, error) {
 					if r.URL.Path != "/client-api/" || r.Body != nil {
 						t.Errorf("the proxy is asked for %v", r.URL)
@@ -664,7 +664,7 @@ func TestProxy(t *testing.T) {
 // A configuration for TLS is the caller's: it is copied, and HTTP/2 in it does not
 // count.
 func TestTLSOption(t *testing.T) {
-	s := open(t, true, payonetest.NewHandler(simnet.PortalKey, newSimulator(t)), payone.Options{})
+	s := open(t, true, payonetest.NewHandler(simnet.PortalKey, newSimulator(t).PPAN()), payone.Options{})
 	config := s.server.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
 	config.NextProtos = []string{"h2"}
 	config.ServerName = "example.com" // is in the certificate of httptest

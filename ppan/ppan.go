@@ -31,10 +31,25 @@ type hidden = hiding.Bytes
 // there is none that can be understood: the provider was not reached, or answered
 // something else.
 //
-// A provider that implements cardvault.SandboxOnly is refused by a live vault.
-// [Request.Sandbox] tells the others which system to ask.
+// A decorator embeds the Provider that it wraps, which passes Info on. It may have the
+// method Unwrap() ppan.Provider.
 type Provider interface {
+	// Info describes the provider. It does no I/O and always returns the same.
+	Info() Info
+
 	ObtainPPAN(ctx context.Context, r *Request) (*Answer, error)
+}
+
+// Info describes a [Provider].
+type Info struct {
+	// Name names the provider in errors and in the log: 1 to 40 of a-z, 0-9, "_" and
+	// "-", beginning with a letter or digit.
+	Name string
+
+	// SandboxOnly is for providers that must not see real cards: a live vault refuses
+	// one, and any Provider that unwraps to one. [Request.Sandbox] says to the others
+	// which system to ask.
+	SandboxOnly bool
 }
 
 // An Account says on whose behalf a card is sent to the provider: the four

@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
 )
 
 const artVersions = 2
@@ -35,16 +36,19 @@ var gallery = func() map[string]func() ([]byte, error) {
 }()
 
 // CardArt implements [network.ArtFetcher]: a PNG of 480 by 302.
-func (n *Network) CardArt(ctx context.Context, id string) (mediaType string, picture []byte, err error) {
+func (n *Network) CardArt(ctx context.Context, r *network.ArtRequest) (*network.Art, error) {
 	if err := ctx.Err(); err != nil {
-		return "", nil, err
+		return nil, err
 	}
-	art := gallery[id]
+	art := gallery[r.ID]
 	if art == nil {
-		return "", nil, errors.New("simnet: no such card art")
+		return nil, errors.New("simnet: no such card art")
 	}
-	picture, err = art()
-	return "image/png", bytes.Clone(picture), err
+	picture, err := art()
+	if err != nil {
+		return nil, err
+	}
+	return &network.Art{MediaType: "image/png", Image: bytes.Clone(picture)}, nil
 }
 
 type rgb [3]float64

@@ -23,10 +23,17 @@ type identification struct {
 	Failed bool   `json:"failed,omitzero"` // by the shopper
 }
 
-// Identify implements [idv.Provider]: cards of scenario 070 need it, other
-// ones do not.
-func (n *Network) Identify(ctx context.Context, r *idv.Request) (*idv.Result, error) {
-	code := 0
+// IDV returns the simulator as a provider that identifies cardholders: cards of scenario
+// 070 need it, other ones do not.
+func (n *Network) IDV() idv.Provider { return verifier{n} }
+
+// A verifier is a Network as an idv.Provider.
+type verifier struct{ n *Network }
+
+func (verifier) Info() idv.Info { return idv.Info{Name: simulator, SandboxOnly: true} }
+
+func (v verifier) Identify(ctx context.Context, r *idv.Request) (*idv.Result, error) {
+	n, code := v.n, 0
 	r.PAN.Expose(func(digits []byte) { code = scenarioOf(r.Scheme, digits) })
 	if s := scenarios[code]; !s.identified {
 		return &idv.Result{State: idv.NotNeeded}, nil
@@ -51,21 +58,31 @@ func (n *Network) Identify(ctx context.Context, r *idv.Request) (*idv.Result, er
 	})
 }
 
-// LookupIdentification implements [idv.Provider].
-func (n *Network) LookupIdentification(ctx context.Context, reference string) (*idv.Result, error) {
+func (v verifier) LookupIdentification(ctx context.Context, r *idv.LookupRequest) (*idv.Result, error) {
+	got, err := v.n.Control().Identification(ctx, r.Reference)
+	if errors.Is(err, ErrUnknownIdentification) {
+		return &idv.Result{State: idv.Failed}, nil
+	}
+	return got, err
+}
+
+// Identification returns how far an identification is, by the reference that IDV gave.
+//
+// The error is ErrUnknownIdentification.
+func (c *Control) Identification(ctx context.Context, reference string) (*idv.Result, error) {
 	id, err := parseReference(reference)
 	if err != nil {
 		return nil, err
 	}
 	var i identification
-	err = n.store.View(ctx, func(tx store.ReadTx) error {
+	err = c.n.store.View(ctx, func(tx store.ReadTx) error {
 		r, err := tx.Get(kindIdentification, id)
 		if err != nil {
 			return err
 		}
 		return decode(r, &i)
 	})
-	return n.result(id, &i, err)
+	return c.n.result(id, &i, err)
 }
 
 // parseReference takes what Identify gives alone: uuid.Parse takes other forms too.

@@ -15,7 +15,7 @@ import (
 
 func identify(t testing.TB, n *simnet.Network, scheme card.Scheme, code int, key string) *idv.Result {
 	t.Helper()
-	r, err := n.Identify(t.Context(), &idv.Request{IdempotencyKey: key, Scheme: scheme, PAN: simnet.ScenarioPAN(scheme, code)})
+	r, err := n.IDV().Identify(t.Context(), &idv.Request{IdempotencyKey: key, Scheme: scheme, PAN: simnet.ScenarioPAN(scheme, code)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +24,7 @@ func identify(t testing.TB, n *simnet.Network, scheme card.Scheme, code int, key
 
 func lookUp(t testing.TB, n *simnet.Network, reference string) *idv.Result {
 	t.Helper()
-	r, err := n.LookupIdentification(t.Context(), reference)
+	r, err := n.IDV().LookupIdentification(t.Context(), &idv.LookupRequest{Reference: reference})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,12 +88,15 @@ func TestIdentify(t *testing.T) {
 		t.Errorf("without a challenge, later: %+v", r)
 	}
 	for _, reference := range []string{"", "x", uuid.NewString()} {
-		_, err := n.LookupIdentification(t.Context(), reference)
+		if r := lookUp(t, n, reference); r.State != idv.Failed {
+			t.Errorf("%q is known: %+v", reference, r)
+		}
+		_, err := n.Control().Identification(t.Context(), reference)
 		if ended := n.Control().EndIdentification(t.Context(), reference, true); !errors.Is(err, simnet.ErrUnknownIdentification) || !errors.Is(ended, simnet.ErrUnknownIdentification) {
 			t.Errorf("%q is known: %v, %v", reference, err, ended)
 		}
 	}
-	if _, err := n.Identify(t.Context(), &idv.Request{Scheme: card.VISA, PAN: simnet.ScenarioPAN(card.VISA, 70)}); err == nil {
+	if _, err := n.IDV().Identify(t.Context(), &idv.Request{Scheme: card.VISA, PAN: simnet.ScenarioPAN(card.VISA, 70)}); err == nil {
 		t.Error("no idempotency key is taken")
 	}
 }

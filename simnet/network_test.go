@@ -52,7 +52,7 @@ func TestContract(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			// Drawn once a process, which under -race takes longer than the suite waits.
 			n := newNetwork(t, memstore.New(), nil)
-			if _, _, err := n.CardArt(t.Context(), provision(t, n, request(c.scheme, 0)).Art); err != nil {
+			if _, err := n.CardArt(t.Context(), &network.ArtRequest{ID: provision(t, n, request(c.scheme, 0)).Art}); err != nil {
 				t.Fatal(err)
 			}
 			expiry := card.Expiry{Month: 12, Year: 2040}

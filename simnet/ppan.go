@@ -17,11 +17,18 @@ import (
 // pseudo card numbers, knows its merchants, whatever their ids.
 const PortalKey = "secretTestKey"
 
-// ObtainPPAN implements [ppan.Provider] as the test system of a provider
-// would: see the scenarios. The hash may be that of either kind of
-// [payone.HashParameters]; with TravelCard the answer says that it is none. A card
+// PPAN returns the simulator as a provider of pseudo card numbers, which answers as the
+// test system of a provider would: see the scenarios. The hash may be that of either kind
+// of [payone.HashParameters]; with TravelCard the answer says that it is none. A card
 // always has the same pseudo card number, which begins like no scheme's.
-func (n *Network) ObtainPPAN(ctx context.Context, r *ppan.Request) (p *ppan.Answer, err error) {
+func (n *Network) PPAN() ppan.Provider { return provider{n} }
+
+// A provider is a Network as a ppan.Provider.
+type provider struct{ n *Network }
+
+func (provider) Info() ppan.Info { return ppan.Info{Name: simulator, SandboxOnly: true} }
+
+func (s provider) ObtainPPAN(ctx context.Context, r *ppan.Request) (p *ppan.Answer, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -35,7 +42,7 @@ func (n *Network) ObtainPPAN(ctx context.Context, r *ppan.Request) (p *ppan.Answ
 	if !plain && !travel {
 		return notPPAN(ppan.Error, "2006", "Parameter {hash} faulty or missing."), nil
 	}
-	r.PAN.Expose(func(digits []byte) { p = n.ppan(digits, r.Expiry) })
+	r.PAN.Expose(func(digits []byte) { p = s.n.ppan(digits, r.Expiry) })
 	if travel && p.Status == ppan.Valid {
 		p.TravelCard = "no"
 	}

@@ -33,7 +33,7 @@ func ppanRequest(number card.PAN) *ppan.Request {
 
 func obtainPPAN(t testing.TB, n *simnet.Network, r *ppan.Request) *ppan.Answer {
 	t.Helper()
-	p, err := n.ObtainPPAN(t.Context(), r)
+	p, err := n.PPAN().ObtainPPAN(t.Context(), r)
 	if err != nil {
 		t.Fatalf("ObtainPPAN = %v", err)
 	}
@@ -174,12 +174,12 @@ func TestPPANHash(t *testing.T) {
 			t.Errorf("%s: %+v", name, p)
 		}
 	}
-	if _, err := n.ObtainPPAN(t.Context(), with(func(r *ppan.Request) { r.Sandbox = false })); err == nil {
+	if _, err := n.PPAN().ObtainPPAN(t.Context(), with(func(r *ppan.Request) { r.Sandbox = false })); err == nil {
 		t.Error("a live vault gets a pseudo card number")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := n.ObtainPPAN(ctx, with(func(*ppan.Request) {})); !errors.Is(err, context.Canceled) {
+	if _, err := n.PPAN().ObtainPPAN(ctx, with(func(*ppan.Request) {})); !errors.Is(err, context.Canceled) {
 		t.Errorf("ObtainPPAN = %v", err)
 	}
 }
@@ -187,7 +187,7 @@ func TestPPANHash(t *testing.T) {
 // The simulator answers a sandbox vault, without anything between.
 func TestPPANOfVault(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
-	v := vaulttest.NewWith(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: n})
+	v := vaulttest.NewWith(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: n.PPAN()})
 	token, err := v.Import(t.Context(), cardvault.Card{
 		PAN:    simnet.ScenarioPAN(card.VISA, 81),
 		Expiry: card.Expiry{Month: 2, Year: 2041},

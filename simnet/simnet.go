@@ -65,9 +65,9 @@
 //
 // What a scheme does to a card that is stored already is done by [Control].
 //
-// A Network is also a [ppan.Provider]; other cards than those of 081 and
+// [Network.PPAN] is a [ppan.Provider]; other cards than those of 081 and
 // 082 are VALID there too. Behind the handler of package payonetest it is one that
-// is reached over HTTP. And it is an [idv.Provider]: only the holders of
+// is reached over HTTP. [Network.IDV] is an [idv.Provider]: only the holders of
 // cards of 070 need to be identified, see [Options].ChallengeURL.
 //
 // # What is kept
@@ -93,12 +93,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/network"
-	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
 	"github.com/google/uuid"
@@ -141,13 +139,10 @@ type Network struct {
 }
 
 var (
-	_ network.Provider      = (*Network)(nil)
-	_ network.Feeder        = (*Network)(nil)
-	_ network.Suspender     = (*Network)(nil)
-	_ network.ArtFetcher    = (*Network)(nil)
-	_ ppan.Provider         = (*Network)(nil)
-	_ idv.Provider          = (*Network)(nil)
-	_ cardvault.SandboxOnly = (*Network)(nil)
+	_ network.Provider   = (*Network)(nil)
+	_ network.Feeder     = (*Network)(nil)
+	_ network.Suspender  = (*Network)(nil)
+	_ network.ArtFetcher = (*Network)(nil)
 )
 
 // Kinds of records. An attempt is what came of one idempotency key, and is found
@@ -282,16 +277,18 @@ func (n *Network) woken() <-chan struct{} {
 	return n.news
 }
 
-// SandboxOnly implements [cardvault.SandboxOnly].
-func (n *Network) SandboxOnly() {}
+// simulator is the name of a Network as each of its three adapters.
+const simulator = "simulator"
 
-// Name returns "simulator".
-func (n *Network) Name() string { return "simulator" }
+// Info implements [network.Provider]: a simulator is for sandboxes and can do everything.
+func (n *Network) Info() network.Info {
+	return network.Info{Name: simulator, SandboxOnly: true, Suspender: true, Feeder: true, ArtFetcher: true}
+}
 
 // Eligible implements [network.Provider]: every merchant is enrolled for the
 // schemes of [Options].
-func (n *Network) Eligible(s card.Scheme, _ uuid.UUID) error {
-	if !known(s) || !n.enabled[s] {
+func (n *Network) Eligible(r *network.EligibilityRequest) error {
+	if !known(r.Scheme) || !n.enabled[r.Scheme] {
 		return &network.Error{Source: network.SourceConfiguration, Code: "scheme_not_enabled"}
 	}
 	return nil
@@ -300,7 +297,7 @@ func (n *Network) Eligible(s card.Scheme, _ uuid.UUID) error {
 // Provision implements [network.Provider]. Repeated under the same key it tells
 // the present state, and the card as it was told first.
 func (n *Network) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
-	if err := n.Eligible(r.Scheme, r.Merchant); err != nil {
+	if err := n.Eligible(&network.EligibilityRequest{Scheme: r.Scheme, Merchant: r.Merchant}); err != nil {
 		return nil, err
 	}
 	if !keyOK(r.IdempotencyKey) {

@@ -658,7 +658,7 @@ func TestLastFour(t *testing.T) {
 func TestEligible(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
 	for s := range card.Scheme(20) {
-		err := n.Eligible(s, uuid.New())
+		err := n.Eligible(&network.EligibilityRequest{Scheme: s, Merchant: uuid.New()})
 		if slices.Contains(defaults, s) {
 			if err != nil {
 				t.Errorf("Eligible(%v) = %v", s, err)
@@ -671,7 +671,7 @@ func TestEligible(t *testing.T) {
 	wantRefusal(t, "Provision", err, network.SourceConfiguration, "scheme_not_enabled")
 	n = newNetwork(t, memstore.New(), &simnet.Options{Schemes: []card.Scheme{card.JCB}})
 	provision(t, n, request(card.JCB, 0))
-	wantRefusal(t, "Eligible", n.Eligible(card.VISA, uuid.Nil), network.SourceConfiguration, "scheme_not_enabled")
+	wantRefusal(t, "Eligible", n.Eligible(&network.EligibilityRequest{Scheme: card.VISA}), network.SourceConfiguration, "scheme_not_enabled")
 }
 
 func TestBadRequests(t *testing.T) {
@@ -764,10 +764,11 @@ func TestCardArt(t *testing.T) {
 				n.Advance(2 * time.Second)
 			}
 			id := lookup(t, n, first.ID).Art
-			mediaType, b, err := n.CardArt(t.Context(), id)
-			if err != nil || mediaType != "image/png" || len(b) > network.MaxCardArt {
-				t.Fatalf("CardArt = %s, %d bytes, %v", mediaType, len(b), err)
+			got, err := n.CardArt(t.Context(), &network.ArtRequest{ID: id})
+			if err != nil || got.MediaType != "image/png" || len(got.Image) > network.MaxCardArt {
+				t.Fatalf("CardArt = %+v, %v", got, err)
 			}
+			b := got.Image
 			if m, err := png.Decode(bytes.NewReader(b)); err != nil || m.Bounds().Dx() != 480 || m.Bounds().Dy() != 302 {
 				t.Fatalf("art is no PNG of 480 by 302: %v", err)
 			}
@@ -776,7 +777,7 @@ func TestCardArt(t *testing.T) {
 			}
 			images[string(b)] = id
 			clear(b)
-			if _, same, err := n.CardArt(t.Context(), id); err != nil || images[string(same)] != id {
+			if same, err := n.CardArt(t.Context(), &network.ArtRequest{ID: id}); err != nil || images[string(same.Image)] != id {
 				t.Errorf("%s has changed, or %v", id, err)
 			}
 			if second := provision(t, n, request(s, 0)); code == 0 && second.Art != id {
@@ -784,7 +785,7 @@ func TestCardArt(t *testing.T) {
 			}
 		}
 	}
-	if _, _, err := n.CardArt(t.Context(), "none"); err == nil {
+	if _, err := n.CardArt(t.Context(), &network.ArtRequest{ID: "none"}); err == nil {
 		t.Error("there is art that there is not")
 	}
 }

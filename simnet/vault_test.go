@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/network"
+	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -123,13 +126,61 @@ func TestVault(t *testing.T) {
 	}
 }
 
+// A live vault refuses a simulator, however many decorators are around it.
 func TestLiveVault(t *testing.T) {
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = cardvault.New(t.Context(), memstore.New(), keys, &cardvault.Options{Network: newNetwork(t, memstore.New(), nil)})
-	if !errors.Is(err, cardvault.ErrWrongMode) {
-		t.Errorf("New of a live vault = %v", err)
+
+	type (
+		nets  struct{ network.Provider }
+		ppans struct{ ppan.Provider }
+		idvs  struct{ idv.Provider }
+	)
+	sim := newNetwork(t, memstore.New(), nil)
+	for name, opts := range map[string]cardvault.Options{
+		"network":                {Network: sim},
+		"network, in decorators": {Network: nets{nets{nets{sim}}}},
+		"PPAN":                   {PPAN: sim.PPAN()},
+		"PPAN, in decorators":    {PPAN: ppans{ppans{ppans{sim.PPAN()}}}},
+		"IDV":                    {IDV: sim.IDV()},
+		"IDV, in decorators":     {IDV: idvs{idvs{idvs{sim.IDV()}}}},
+	} {
+		if _, err := cardvault.New(t.Context(), memstore.New(), keys, &opts); !errors.Is(err, cardvault.ErrWrongMode) || !strings.Contains(err.Error(), "simulator") {
+			t.Errorf("%s: New of a live vault = %v", name, err)
+		}
 	}
 }
+
+// A decorator with Unwrap loses none of the simulator's powers, and one without is not taken.
+func TestDecoratedSimulator(t *testing.T) {
+	sim := newNetwork(t, memstore.New(), nil)
+	v := vaulttest.NewWith(t, &cardvault.Options{Mode: cardvault.Sandbox, Network: counted{counted{sim}}})
+	token, err := v.Import(t.Context(), cardvault.Card{PAN: simnet.ScenarioPAN(card.VISA, 0), Expiry: card.Expiry{Month: 2, Year: 2041}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := v.SuspendNetworkToken(t.Context(), token.ID); err != nil || got.NetworkTokenStatus != network.Inactive {
+		t.Errorf("SuspendNetworkToken = %v, %v", got, err)
+	}
+
+	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = cardvault.New(t.Context(), memstore.New(), keys, &cardvault.Options{Mode: cardvault.Sandbox, Network: struct{ network.Provider }{sim}})
+	for _, want := range []string{"network.Suspender", "network.Feeder", "network.ArtFetcher", "Unwrap() network.Provider"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("New with a decorator that hides powers = %v, want %s in it", err, want)
+		}
+	}
+}
+
+// A counted network is what a program puts around one for metrics.
+type counted struct{ network.Provider }
+
+func (c counted) Unwrap() network.Provider { return c.Provider }

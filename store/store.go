@@ -299,7 +299,8 @@ type Store interface {
 }
 
 // A Waker is a Store that hears of work which other processes have written. A store
-// need not be one: whoever looks for work also looks without being told.
+// need not be one: a vault also looks for work every 30 seconds. It finds a Waker below
+// decorators that have the method Unwrap() Store.
 type Waker interface {
 	// Wakes calls wake, soon but not always, when another process has written a record
 	// that is due at once, with its kind; and with zero when it may have missed some of

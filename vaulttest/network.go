@@ -47,10 +47,10 @@ func NewNetworkWith(t testing.TB, opts *cardvault.Options) *Network {
 		o.Network = sim
 	}
 	if o.IDV == nil {
-		o.IDV = sim
+		o.IDV = sim.IDV()
 	}
 	if o.PPAN == nil {
-		o.PPAN = sim
+		o.PPAN = sim.PPAN()
 	}
 	return &Network{Vault: NewWith(t, &o), Simulator: sim}
 }

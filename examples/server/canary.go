@@ -87,8 +87,8 @@ func work() {
 // An explosive is a range of cards, by its first digits.
 type explosive string
 
-func (e explosive) LookupBIN(_ context.Context, iin []byte) (*network.BIN, error) {
-	if bytes.HasPrefix(iin, []byte(e)) {
+func (e explosive) LookupBIN(_ context.Context, r *network.BINRequest) (*network.BIN, error) {
+	if bytes.HasPrefix(r.IIN, []byte(e)) {
 		panic("a card of the range that panics")
 	}
 	return nil, nil
@@ -97,6 +97,8 @@ func (e explosive) LookupBIN(_ context.Context, iin []byte) (*network.BIN, error
 // A verifier identifies the holders of cards that expire in 2031: it passes January,
 // fails February, does not understand March, and never ends otherwise.
 type verifier struct{}
+
+func (verifier) Info() idv.Info { return idv.Info{Name: "verifier"} }
 
 func (verifier) Identify(_ context.Context, r *idv.Request) (*idv.Result, error) {
 	got := &idv.Result{State: idv.Pending, Reference: "pending"}
@@ -116,6 +118,6 @@ func (verifier) Identify(_ context.Context, r *idv.Request) (*idv.Result, error)
 	return got, nil
 }
 
-func (verifier) LookupIdentification(context.Context, string) (*idv.Result, error) {
+func (verifier) LookupIdentification(context.Context, *idv.LookupRequest) (*idv.Result, error) {
 	return &idv.Result{State: idv.Pending, Reference: "pending"}, nil
 }

@@ -132,6 +132,8 @@ func (b *bench) activate(ctx context.Context) error {
 // down is a network that is not there.
 type down struct{ network.Provider }
 
+func (n down) Unwrap() network.Provider { return n.Provider }
+
 func (down) Provision(context.Context, *network.ProvisionRequest) (*network.Token, error) {
 	return nil, errors.New("503 Service Unavailable")
 }

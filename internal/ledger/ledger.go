@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/layers"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
@@ -88,7 +89,7 @@ func (l *Ledger) Closed() bool { return l.closed.Load() }
 // Wakes calls wake when the store hears of work that another process has stored, until ctx
 // ends. It returns at once if the store cannot hear of any.
 func (l *Ledger) Wakes(ctx context.Context, wake func(store.Kind)) error {
-	if w, ok := l.store.Store.(store.Waker); ok {
+	if w, ok := layers.As[store.Waker](l.store.Store); ok {
 		return w.Wakes(ctx, wake)
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/idv"
+	"github.com/cardvault/cardvault/internal/adapter"
 	"github.com/cardvault/cardvault/internal/claims"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/credential"
@@ -59,6 +60,14 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.Actor](),
 		reflect.TypeFor[cardvault.Approvals](),
 		reflect.TypeFor[idv.Authentication](),
+		reflect.TypeFor[idv.Info](),
+		reflect.TypeFor[idv.LookupRequest](),
+		reflect.TypeFor[network.Art](),
+		reflect.TypeFor[network.ArtRequest](),
+		reflect.TypeFor[network.BINRequest](),
+		reflect.TypeFor[network.EligibilityRequest](),
+		reflect.TypeFor[network.Info](),
+		reflect.TypeFor[ppan.Info](),
 		reflect.TypeFor[network.BIN](),
 		reflect.TypeFor[cardvault.Card](),
 		reflect.TypeFor[network.CardState](),
@@ -163,6 +172,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[webhooktest.Delivery](),
 		reflect.TypeFor[webhooktest.Receiver](),
 
+		reflect.TypeFor[adapter.Powers](),
 		reflect.TypeFor[codes.Cache](),
 		reflect.TypeFor[codes.Code](),
 		reflect.TypeFor[codes.Config](),
@@ -277,6 +287,17 @@ var shown = map[string]string{
 	"cardvault.Idempotency.Key":                "names a call, and repeats it only for who may make it",
 	"network.Ref.IdempotencyKey":               "names a call, and repeats it only for who may make it",
 	"network.ProvisionRequest.IdempotencyKey":  "names a call, and repeats it only for who may make it",
+
+	"idv.Info.Name":                  "by the caller's choice, and documented as shown",
+	"idv.LookupRequest.Reference":    "by the caller's choice, and documented as shown",
+	"internal/adapter.Powers.Name":   "by the caller's choice, and documented as shown",
+	"internal/adapter.Powers.Unused": "one of a few words or codes",
+	"network.Art.Image":              "a picture",
+	"network.Art.MediaType":          "one of a few words or codes",
+	"network.ArtRequest.ID":          "one of a few words or codes",
+	"network.BINRequest.IIN":         "masked, or too few digits to find the rest",
+	"network.Info.Name":              "by the caller's choice, and documented as shown",
+	"ppan.Info.Name":                 "by the caller's choice, and documented as shown",
 
 	"cardvault.APIKey.Label":                 "by the caller's choice, and documented as shown",
 	"cardvault.AccountUpdate.Name":           "by the caller's choice, and documented as shown",

@@ -203,7 +203,7 @@ func (w *world) addNetwork(t *testing.T) {
 
 	w.sim = sim
 	opts := w.opts
-	opts.Network, opts.IDV, opts.BaseURL = sim, sim, "https://vault.example"
+	opts.Network, opts.IDV, opts.BaseURL = sim, sim.IDV(), "https://vault.example"
 	vaults := w.open(t, w.setup.Stores, &opts)
 	t.Cleanup(func() {
 		if err := sim.Close(); err != nil {
@@ -380,6 +380,9 @@ var PPANHeaders = []string{
 // A Provider is a ppan.Provider that answers by the scenario in the last
 // digits of the card: 081 INVALID, 082 ERROR, anything else VALID.
 type Provider struct{}
+
+// Info implements [ppan.Provider].
+func (Provider) Info() ppan.Info { return ppan.Info{Name: "transcript"} }
 
 // ObtainPPAN implements [ppan.Provider].
 func (Provider) ObtainPPAN(_ context.Context, r *ppan.Request) (*ppan.Answer, error) {

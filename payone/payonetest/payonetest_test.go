@@ -46,6 +46,8 @@ type recorder struct {
 	err   error
 }
 
+func (p *recorder) Info() ppan.Info { return ppan.Info{Name: "recorder"} }
+
 func (p *recorder) ObtainPPAN(_ context.Context, r *ppan.Request) (*ppan.Answer, error) {
 	var b strings.Builder
 	r.Account.Hash.Expose(func([]byte) { b.WriteString(r.Account.AID + "," + r.Account.MID + "," + r.Account.PortalID) })

@@ -45,6 +45,8 @@ func coded(n int, digits string) cardvault.Card {
 // was sent as its error code.
 type desk struct{}
 
+func (desk) Info() ppan.Info { return ppan.Info{Name: "desk"} }
+
 func (desk) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
 	p := &ppan.Answer{Status: ppan.Invalid}
 	r.SecurityCode.Expose(func(digits []byte) { p.ErrorCode = string(digits) })

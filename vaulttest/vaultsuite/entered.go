@@ -174,11 +174,13 @@ func enteredRace(t *testing.T, s store.Store) {
 // what it says.
 type judge struct{ says idv.State }
 
+func (judge) Info() idv.Info { return idv.Info{Name: "judge"} }
+
 func (judge) Identify(_ context.Context, r *idv.Request) (*idv.Result, error) {
 	return &idv.Result{State: idv.Pending, Reference: r.IdempotencyKey}, nil
 }
 
-func (j judge) LookupIdentification(context.Context, string) (*idv.Result, error) {
+func (j judge) LookupIdentification(context.Context, *idv.LookupRequest) (*idv.Result, error) {
 	r := &idv.Result{State: j.says}
 	if j.says == idv.Passed {
 		r.Authentication = &idv.Authentication{Method: "three_ds", Status: "Y", ECI: "05", At: time.Now()}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
-	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -44,9 +43,9 @@ type bureau struct {
 	lives map[string]bool   // by id: whether it is not deleted
 }
 
-func (*bureau) Name() string { return "bureau" }
+func (*bureau) Info() network.Info { return network.Info{Name: "bureau", ArtFetcher: true} }
 
-func (*bureau) Eligible(card.Scheme, uuid.UUID) error { return nil }
+func (*bureau) Eligible(*network.EligibilityRequest) error { return nil }
 
 func (n *bureau) Provision(_ context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	id := n.issue(r)
@@ -109,8 +108,8 @@ func (n *bureau) Delete(_ context.Context, ref network.Ref) error {
 	return nil
 }
 
-func (n *bureau) CardArt(_ context.Context, id string) (string, []byte, error) {
-	return "image/png", n.images[id], nil
+func (n *bureau) CardArt(_ context.Context, r *network.ArtRequest) (*network.Art, error) {
+	return &network.Art{MediaType: "image/png", Image: n.images[r.ID]}, nil
 }
 
 // left returns the ids of the network tokens that are not deleted.

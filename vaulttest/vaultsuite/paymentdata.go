@@ -43,9 +43,9 @@ var (
 	tillExpiry = card.Expiry{Month: 6, Year: 2091}
 )
 
-func (*till) Name() string { return "till" }
+func (*till) Info() network.Info { return network.Info{Name: "till"} }
 
-func (*till) Eligible(card.Scheme, uuid.UUID) error { return nil }
+func (*till) Eligible(*network.EligibilityRequest) error { return nil }
 
 func (*till) Provision(_ context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	return &network.Token{ID: canary + r.IdempotencyKey, State: network.Active}, nil

@@ -237,8 +237,8 @@ type binProvider struct {
 	asked []string
 }
 
-func (p *binProvider) LookupBIN(_ context.Context, iin []byte) (*network.BIN, error) {
-	p.asked = append(p.asked, string(iin))
+func (p *binProvider) LookupBIN(_ context.Context, r *network.BINRequest) (*network.BIN, error) {
+	p.asked = append(p.asked, string(r.IIN))
 	return p.bin, p.err
 }
 

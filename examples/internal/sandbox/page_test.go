@@ -108,7 +108,7 @@ func TestChallenge(t *testing.T) {
 		return r
 	}
 	for answer, want := range map[string]idv.State{"confirm": idv.Passed, "refuse": idv.Failed} {
-		begun, err := network.Identify(t.Context(), &idv.Request{
+		begun, err := network.IDV().Identify(t.Context(), &idv.Request{
 			IdempotencyKey: answer,
 			Scheme:         card.VISA,
 			PAN:            simnet.ScenarioPAN(card.VISA, 70),
@@ -148,7 +148,7 @@ func TestChallenge(t *testing.T) {
 				t.Errorf("%s %s answers %d %s, want %d", x.r.Method, x.r.URL.Path, status, body, x.status)
 			}
 		}
-		if state, err := network.LookupIdentification(t.Context(), begun.Reference); err != nil || state.ChallengeURL == "" {
+		if state, err := network.Control().Identification(t.Context(), begun.Reference); err != nil || state.ChallengeURL == "" {
 			t.Fatalf("what was refused has ended the challenge: %+v, %v", state, err)
 		}
 		status, _, html = send(t, request("POST", url, "answer="+answer))
@@ -156,7 +156,7 @@ func TestChallenge(t *testing.T) {
 			t.Errorf("answered, the challenge is %d %s", status, html)
 		}
 		network.Advance(time.Minute)
-		if state, err := network.LookupIdentification(t.Context(), begun.Reference); err != nil || state.State != want {
+		if state, err := network.Control().Identification(t.Context(), begun.Reference); err != nil || state.State != want {
 			t.Errorf("after %s the identification is %+v, %v", answer, state, err)
 		}
 	}

@@ -32,7 +32,7 @@ func startProvider(network *simnet.Network, log *slog.Logger) (*provider, error)
 	}
 
 	p := &provider{client, &http.Server{
-		Handler:           payonetest.NewHandler(simnet.PortalKey, network),
+		Handler:           payonetest.NewHandler(simnet.PortalKey, network.PPAN()),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      10 * time.Second,

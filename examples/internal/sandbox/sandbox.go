@@ -76,7 +76,7 @@ func (s *Sandbox) Vault() *cardvault.Options {
 		Network:         s.opts.Network,
 		NetworkTimeout:  NetworkTimeout,
 		PPAN:            s.provider,
-		IDV:             s.opts.Network,
+		IDV:             s.opts.Network.IDV(),
 		BaseURL:         s.opts.BaseURL,
 		SecurityCodeTTL: s.opts.SecurityCodeTTL,
 		SessionTTL:      s.opts.SessionTTL,

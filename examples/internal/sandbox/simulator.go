@@ -136,7 +136,7 @@ func (c *challenges) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (c *challenges) show(w http.ResponseWriter, r *http.Request) {
-	state, err := c.network.LookupIdentification(r.Context(), r.PathValue("reference"))
+	state, err := c.network.Control().Identification(r.Context(), r.PathValue("reference"))
 	if err != nil {
 		c.fail(w, err)
 		return

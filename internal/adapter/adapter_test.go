@@ -1,0 +1,106 @@
+package adapter_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cardvault/cardvault/idv"
+	"github.com/cardvault/cardvault/internal/adapter"
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/network"
+	"github.com/cardvault/cardvault/ppan"
+)
+
+// A net is a network that says what it is told to. It has no methods besides Info.
+type net struct {
+	network.Provider
+	info network.Info
+}
+
+func (n net) Info() network.Info { return n.info }
+
+func (n net) Unwrap() network.Provider { return n.Provider }
+
+type suspends struct{ network.Suspender }
+
+type suspender struct {
+	net
+	suspends
+}
+
+type payer struct {
+	ppan.Provider
+	info ppan.Info
+}
+
+func (p payer) Info() ppan.Info { return p.info }
+
+func (p payer) Unwrap() ppan.Provider { return p.Provider }
+
+type verifier struct {
+	idv.Provider
+	info idv.Info
+}
+
+func (p verifier) Info() idv.Info { return p.info }
+
+func (p verifier) Unwrap() idv.Provider { return p.Provider }
+
+func TestNetwork(t *testing.T) {
+	can := network.Info{Name: "n", Suspender: true}
+	for name, test := range map[string]struct {
+		p    network.Provider
+		want string // in the error, "" for none
+	}{
+		"none":                     {nil, ""},
+		"without powers":           {net{info: network.Info{Name: "n"}}, ""},
+		"with a power":             {suspender{net: net{info: can}}, ""},
+		"with a power below":       {net{net{suspender{net: net{info: can}}, can}, can}, ""},
+		"a power that is not said": {suspender{net: net{info: network.Info{Name: "n"}}}, ""},
+		"a power that is not":      {net{info: can}, "network.Suspender"},
+		"without a name":           {net{}, "Info.Name of Options.Network"},
+		"with another name":        {net{info: network.Info{Name: "my network"}}, "Info.Name of Options.Network"},
+	} {
+		got, err := adapter.Network(test.p, true)
+		if (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", name, err, test.want)
+		}
+		if unused := name == "a power that is not said"; (len(got.Unused) == 1) != unused {
+			t.Errorf("%s: not used are %q", name, got.Unused)
+		}
+		if said := test.p != nil && test.p.Info().Suspender; err == nil && (got.Suspender != nil) != said {
+			t.Errorf("%s: found a Suspender: %v", name, got.Suspender != nil)
+		}
+	}
+}
+
+// No layer hides that one below is for sandboxes.
+func TestSandboxOnly(t *testing.T) {
+	for name, check := range map[string]func(live bool) error{
+		"network": func(live bool) error {
+			_, err := adapter.Network(net{net{nil, network.Info{Name: "n", SandboxOnly: true}}, network.Info{Name: "n"}}, live)
+			return err
+		},
+		"PPAN": func(live bool) error {
+			return adapter.PPAN(payer{payer{nil, ppan.Info{Name: "n", SandboxOnly: true}}, ppan.Info{Name: "n"}}, live)
+		},
+		"IDV": func(live bool) error {
+			return adapter.IDV(verifier{verifier{nil, idv.Info{Name: "n", SandboxOnly: true}}, idv.Info{Name: "n"}}, live)
+		},
+	} {
+		if err := check(false); err != nil {
+			t.Errorf("%s, in a sandbox: %v", name, err)
+		}
+		if err := check(true); !errors.Is(err, ledger.ErrWrongMode) {
+			t.Errorf("%s, live: %v", name, err)
+		}
+	}
+
+	if err := errors.Join(adapter.PPAN(nil, true), adapter.IDV(nil, true)); err != nil {
+		t.Error(err)
+	}
+	if adapter.PPAN(payer{}, false) == nil || adapter.IDV(verifier{}, false) == nil {
+		t.Error("a provider without a name is taken")
+	}
+}

@@ -1,0 +1,34 @@
+// Package layers looks through decorators: values that wrap another of the same interface
+// and return it by Unwrap.
+package layers
+
+import "iter"
+
+// deepest bounds how many layers are looked at, so that a ring of decorators ends.
+const deepest = 16
+
+// Of returns v and the values of interface P that it unwraps to, from the outside in.
+func Of[P any](v P) iter.Seq[P] {
+	return func(yield func(P) bool) {
+		for range deepest {
+			if any(v) == nil || !yield(v) {
+				return
+			}
+			w, ok := any(v).(interface{ Unwrap() P })
+			if !ok {
+				return
+			}
+			v = w.Unwrap()
+		}
+	}
+}
+
+// As returns the first layer of v that is a T.
+func As[T, P any](v P) (t T, ok bool) {
+	for layer := range Of(v) {
+		if t, ok = any(layer).(T); ok {
+			return t, true
+		}
+	}
+	return t, false
+}

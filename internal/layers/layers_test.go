@@ -1,0 +1,59 @@
+package layers_test
+
+import (
+	"io"
+	"slices"
+	"testing"
+
+	"github.com/cardvault/cardvault/internal/layers"
+)
+
+type bare struct{ io.Reader }
+
+type wrapper struct {
+	io.Reader
+	name string
+}
+
+func (w wrapper) Unwrap() io.Reader { return w.Reader }
+
+type closer struct{ io.Reader }
+
+func (closer) Close() error { return nil }
+
+// A ring unwraps to itself.
+type ring struct{ io.Reader }
+
+func (r *ring) Unwrap() io.Reader { return r }
+
+func TestAs(t *testing.T) {
+	c := closer{}
+	for name, test := range map[string]struct {
+		v    io.Reader
+		want bool
+	}{
+		"nil":                 {nil, false},
+		"itself":              {c, true},
+		"below two":           {wrapper{wrapper{c, "b"}, "a"}, true},
+		"below one that ends": {bare{c}, false},
+		"nothing below":       {wrapper{nil, "a"}, false},
+		"a ring":              {new(ring), false},
+	} {
+		if _, ok := layers.As[io.Closer](test.v); ok != test.want {
+			t.Errorf("%s: %v, want %v", name, ok, test.want)
+		}
+	}
+}
+
+// The first layer that can is found, and no more are looked at than are asked for.
+func TestOf(t *testing.T) {
+	var names []string
+	for layer := range layers.Of[io.Reader](wrapper{wrapper{wrapper{nil, "c"}, "b"}, "a"}) {
+		if names = append(names, layer.(wrapper).name); len(names) == 2 {
+			break
+		}
+	}
+	if !slices.Equal(names, []string{"a", "b"}) {
+		t.Errorf("%q", names)
+	}
+}
