@@ -24,7 +24,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestContract(t *testing.T) {
-	storetest.RunCodes(t, func(testing.TB) store.CodeCache { return codes.New(1000, nil) })
+	storetest.RunCodes(t, storetest.CodesHarness{Open: func(testing.TB) store.CodeCache { return codes.New(1000, nil) }})
 }
 
 func id(n uint64) (id uuid.UUID) {

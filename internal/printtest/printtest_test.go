@@ -162,6 +162,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[boltstore.Options](),
 		reflect.TypeFor[boltstore.Store](),
 		reflect.TypeFor[memstore.Store](),
+		reflect.TypeFor[storetest.CodesHarness](),
 		reflect.TypeFor[storetest.Fault](),
 		reflect.TypeFor[storetest.Harness](),
 		reflect.TypeFor[storetest.LyingStore](),

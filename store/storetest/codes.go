@@ -20,15 +20,13 @@ import (
 // from outside. That a value is overwritten, and never written to a disk, does
 // not: prove it where you can look inside.
 //
-// Each call of open returns a new, empty cache with room for a thousand values,
-// which RunCodes closes. open may skip or fail the test that it is given. The
-// suite waits on the real clock, for a second in all, and judges a slow cache
+// The suite waits on the real clock, for a second in all, and judges a slow cache
 // leniently: it fails one that keeps a value too long or loses it well before
 // its time.
-func RunCodes(t *testing.T, open func(t testing.TB) store.CodeCache) {
+func RunCodes(t *testing.T, h CodesHarness) {
 	for _, r := range codeRules {
 		t.Run(r.name, func(t *testing.T) {
-			c := open(t)
+			c := h.Open(t)
 			t.Cleanup(func() {
 				if err := c.Close(); err != nil {
 					t.Errorf("Close: %v", err)
@@ -39,6 +37,9 @@ func RunCodes(t *testing.T, open func(t testing.TB) store.CodeCache) {
 			})
 			r.check(t, c)
 		})
+	}
+	for _, r := range codesHarnessRules {
+		t.Run(r.name, func(t *testing.T) { r.run(t, h, &codesStand{t, h}) })
 	}
 }
 

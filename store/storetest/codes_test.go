@@ -2,6 +2,7 @@ package storetest_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -524,5 +525,130 @@ func TestCodeRulesCanFail(t *testing.T) {
 
 // A mutant without a fault passes, so it is the fault that is found.
 func TestCodeRulesPassWithoutFault(t *testing.T) {
-	storetest.RunCodes(t, func(testing.TB) store.CodeCache { return &codeMutant{CodeCache: codes.New(1000, nil)} })
+	storetest.RunCodes(t, sharedCodes())
+}
+
+// A sharedCache is one of several that share their values, which a server may have.
+type sharedCache struct {
+	codeMutant
+	down *atomic.Bool // of the server
+}
+
+// shares returns a cache that shares values with others.
+func shares(values store.CodeCache, down *atomic.Bool) *sharedCache {
+	c := &sharedCache{codeMutant{CodeCache: values}, down}
+	var ended atomic.Bool
+	reach := func(ctx context.Context) error {
+		switch {
+		case ended.Load():
+			return store.ErrClosed
+		case down.Load():
+			return cmp.Or(ctx.Err(), store.ErrUnavailable)
+		}
+		return nil
+	}
+	c.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
+		if err := reach(ctx); err != nil {
+			return err
+		}
+		return values.Put(ctx, id, value, ttl)
+	}
+	c.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+		if err := reach(ctx); err != nil {
+			return nil, err
+		}
+		return values.Get(ctx, id)
+	}
+	c.delete = func(ctx context.Context, id uuid.UUID) error {
+		if err := reach(ctx); err != nil {
+			return err
+		}
+		return values.Delete(ctx, id)
+	}
+	c.close = func() error { ended.Store(true); return nil }
+	return c
+}
+
+// sharedCodes is the harness of caches that share values in memory.
+func sharedCodes() storetest.CodesHarness {
+	return storetest.CodesHarness{
+		Open: func(testing.TB) store.CodeCache { return shares(codes.New(1000, nil), new(atomic.Bool)) },
+		Reopen: func(testing.TB, store.CodeCache) (store.CodeCache, error) {
+			return shares(codes.New(1000, nil), new(atomic.Bool)), nil
+		},
+		Second: func(_ testing.TB, c store.CodeCache) (store.CodeCache, error) {
+			return shares(c.(*sharedCache).CodeCache, c.(*sharedCache).down), nil
+		},
+		Fault: func(_ testing.TB, c store.CodeCache) func() {
+			down := c.(*sharedCache).down
+			down.Store(true)
+			return func() { down.Store(false) }
+		},
+	}
+}
+
+// Every rule that needs more than Open must find the fault that is made for it.
+func TestCodesHarnessRulesCanFail(t *testing.T) {
+	// faulty changes the cache that is opened, and has Second open another as it should.
+	faulty := func(seed func(c *sharedCache)) func(h *storetest.CodesHarness) {
+		return func(h *storetest.CodesHarness) {
+			open := h.Open
+			h.Open = func(t testing.TB) store.CodeCache {
+				c := open(t)
+				seed(c.(*sharedCache))
+				return c
+			}
+		}
+	}
+	unproved := storetest.CodesHarnessNames()
+	for _, m := range []struct {
+		fault, rule string
+		seed        func(h *storetest.CodesHarness)
+	}{
+		{"values outlive the server", "Reopened", func(h *storetest.CodesHarness) { h.Reopen = h.Second }},
+		{"values are apart", "Second", func(h *storetest.CodesHarness) { h.Second = h.Reopen }},
+		{"what was read is remembered", "Second", faulty(func(c *sharedCache) {
+			get, remembered := c.get, map[uuid.UUID][]byte{}
+			c.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+				if value, ok := remembered[id]; ok {
+					return value, nil
+				}
+				value, err := get(ctx, id)
+				if err == nil {
+					remembered[id] = value
+				}
+				return value, err
+			}
+		})},
+		{"Close erases what others share", "SecondCloses", faulty(func(c *sharedCache) { c.close = c.CodeCache.Close })},
+		{"out of reach is absent", "Unreachable", faulty(func(c *sharedCache) {
+			get := c.get
+			c.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
+				value, err := get(ctx, id)
+				if errors.Is(err, store.ErrUnavailable) {
+					err = store.ErrNotFound
+				}
+				return value, err
+			}
+		})},
+		{"Delete does not look whether it can", "Unreachable", faulty(func(c *sharedCache) {
+			c.delete = func(ctx context.Context, id uuid.UUID) error { return c.CodeCache.Delete(ctx, id) }
+		})},
+	} {
+		unproved = slices.DeleteFunc(unproved, func(name string) bool { return name == m.rule })
+		t.Run(m.rule+"/"+m.fault, func(t *testing.T) {
+			h := sharedCodes()
+			m.seed(&h)
+			failures := record(t, func(t testing.TB) { storetest.CheckCodesHarness(t, m.rule, h) })
+			if len(failures) == 0 {
+				t.Errorf("%s did not notice that %s", m.rule, m.fault)
+			}
+			for _, failure := range failures[:min(3, len(failures))] {
+				t.Log(failure)
+			}
+		})
+	}
+	if len(unproved) > 0 {
+		t.Errorf("no fault proves that these rules can fail: %v", unproved)
+	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-var durabilityRules = []harnessRule{{
+var durabilityRules = []harnessRule[*stand]{{
 	"Reopened", "Reopen",
 	`What Update has acknowledged is there when the store is closed and opened again, with all
 by which it is found. What was deleted is not. A vault that is started again has no other copy.`,

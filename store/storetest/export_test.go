@@ -65,3 +65,23 @@ func HarnessNames() []string {
 	}
 	return names
 }
+
+// CheckCodesHarness is CheckHarness for caches of security codes.
+func CheckCodesHarness(t testing.TB, name string, h CodesHarness) {
+	for _, r := range codesHarnessRules {
+		if r.name == name {
+			r.check(&codesStand{t, h})
+			return
+		}
+	}
+	panic("no rule " + name)
+}
+
+// CodesHarnessNames returns the names of these rules.
+func CodesHarnessNames() []string {
+	var names []string
+	for _, r := range codesHarnessRules {
+		names = append(names, r.name)
+	}
+	return names
+}

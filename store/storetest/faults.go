@@ -8,7 +8,7 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-var faultRules = []harnessRule{{
+var faultRules = []harnessRule[*stand]{{
 	"Full", "Fault",
 	`An Update for which there is no room returns ErrFull, and has left no trace unless it also
 returns ErrOutcomeUnknown. Reads and deletions go on: a full vault still forgets what has lapsed.`,

@@ -63,19 +63,20 @@ type Fault struct {
 	Record store.Key // of DamagedRecord
 }
 
-// A harnessRule is a rule that needs more of a harness than Open.
-type harnessRule struct {
+// A harnessRule is a rule that needs more of a harness than Open. S opens what is tested.
+type harnessRule[S any] struct {
 	name  string
-	needs string // a field of Harness
+	needs string // a field of the harness
 	why   string
-	check func(s *stand)
+	check func(s S)
 }
 
 var harnessRules = slices.Concat(durabilityRules, secondRules, faultRules)
 
-func (r *harnessRule) run(t *testing.T, h Harness) {
-	if reflect.ValueOf(h).FieldByName(r.needs).IsNil() {
-		t.Logf("Not proved, because Harness.%s is nil: %s", r.needs, r.why)
+// run checks the rule if the harness has what it needs.
+func (r *harnessRule[S]) run(t *testing.T, harness any, s S) {
+	if reflect.ValueOf(harness).FieldByName(r.needs).IsNil() {
+		t.Logf("Not proved, because %s is nil: %s", r.needs, r.why)
 		return
 	}
 	t.Cleanup(func() {
@@ -83,7 +84,7 @@ func (r *harnessRule) run(t *testing.T, h Harness) {
 			t.Logf("The rule: %s", r.why)
 		}
 	})
-	r.check(&stand{t, h})
+	r.check(s)
 }
 
 // A stand opens stores for a test, and closes them at its end.

@@ -9,7 +9,7 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-var secondRules = []harnessRule{{
+var secondRules = []harnessRule[*stand]{{
 	"Second", "Second",
 	`A store that another process has open is ErrLocked, and the first is not disturbed. Or both
 see at once what either has written: a client asks one replica after another.`,

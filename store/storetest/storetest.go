@@ -65,7 +65,7 @@ func Run(t *testing.T, h Harness) {
 		run(t, slices.Concat(recordRules, listRules, indexRules), Twice)
 	})
 	for _, r := range harnessRules {
-		t.Run(r.name, func(t *testing.T) { r.run(t, h) })
+		t.Run(r.name, func(t *testing.T) { r.run(t, h, &stand{t, h}) })
 	}
 }
 

@@ -153,8 +153,19 @@ func (a admin) keys() []string {
 
 func TestContract(t *testing.T) {
 	s := realtest.Redis(t, nil)
-	storetest.RunCodes(t, func(t testing.TB) store.CodeCache {
-		return open(t, s.Addr(), &valkeycodes.Options{Prefix: t.Name()})
+	opened := func(t testing.TB) store.CodeCache { return open(t, s.Addr(), &valkeycodes.Options{Prefix: t.Name()}) }
+	storetest.RunCodes(t, storetest.CodesHarness{
+		Open: opened,
+		Reopen: func(t testing.TB, c store.CodeCache) (store.CodeCache, error) {
+			s.Kill()
+			s.Restart(t)
+			return c, nil
+		},
+		Second: func(t testing.TB, _ store.CodeCache) (store.CodeCache, error) { return opened(t), nil },
+		Fault: func(t testing.TB, _ store.CodeCache) func() {
+			s.Stop()
+			return s.Continue
+		},
 	})
 }
 
