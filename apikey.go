@@ -62,12 +62,12 @@ func AllScopes() []Scope { return slices.Clone(allScopes) }
 // An APIKey authenticates calls of one account at the REST border. Only a hash
 // of its secret is stored.
 type APIKey struct {
-	ID        uuid.UUID
+	ID        uuid.UUID `json:"id"`
+	Label     string    `json:"label"`
+	CreatedAt time.Time `json:"created_at"`
+	ExpiresAt time.Time `json:"expires_at"` // zero: never
+	Scopes    []Scope   `json:"scopes"`
 	Account   uuid.UUID
-	CreatedAt time.Time
-	ExpiresAt time.Time // zero: never
-	Label     string
-	Scopes    []Scope
 
 	// Root is the id of the first key of the chain of creators: its own id if no key
 	// made it. Whatever counts calls for a key counts them for its root, so that a key

@@ -57,38 +57,39 @@ func (r *PaymentRequest) canonical() []byte {
 // A PaymentData is the record of a cryptogram that was asked for: chapter 2.3 of
 // the interface document.
 type PaymentData struct {
-	ID        uuid.UUID
-	CreatedAt time.Time
-	TokenID   uuid.UUID
-	Merchant  uuid.UUID
-	Amount    int64
-	Currency  string
-	Reference string
-
-	// Success is whether there was a cryptogram. It stays true when Encrypted is erased.
-	Success bool
+	ID        uuid.UUID `json:"id"`
+	Amount    int64     `json:"amount"`
+	Currency  string    `json:"currency_code"`
+	CreatedAt time.Time `json:"created_at"`
 
 	// Encrypted is a JWE in compact form, which [receive.OpenPaymentData] opens with the
 	// shared secret of the merchant. "" unless Success, and once
 	// [Options.PaymentDataRetention] is over, 24 hours by default: the payment is made by
 	// then, and the record says that it could be.
-	Encrypted string
+	Encrypted string `json:"encrypted_authentication_data"`
 
 	// Failures say why there is none. Empty if Success.
-	Failures []Failure
+	Failures []Failure `json:"failure_details"`
+
+	Merchant  uuid.UUID `json:"merchant_id"`
+	Reference string    `json:"reference"`
+
+	// Success is whether there was a cryptogram. It stays true when Encrypted is erased.
+	Success bool      `json:"success"`
+	TokenID uuid.UUID `json:"token_id"`
 }
 
 // A Failure is a reason why there is no cryptogram.
 type Failure struct {
-	Source network.Source
+	Source network.Source `json:"source"`
 	// Code is network_token_pending, network_token_inactive, network_token_failed,
 	// network_token_deleted, token_invalidated, cryptogram_declined,
 	// scheme_unavailable or timeout, of network.SourceScheme; no_encryption_key or a code
 	// of a [Reason], of network.SourceConfiguration.
-	Code       string
-	Message    string // for humans
-	Retryable  bool   // the same request may succeed later
-	SchemeCode string // what the network said, "" if it said nothing
+	Code       string `json:"code"`
+	Message    string `json:"message"`     // for humans
+	Retryable  bool   `json:"retryable"`   // the same request may succeed later
+	SchemeCode string `json:"scheme_code"` // what the network said, "" if it said nothing
 }
 
 // failures are the codes of a Failure that are not also codes of a [Reason].

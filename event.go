@@ -15,19 +15,24 @@ import (
 // chapter 6 of the interface document. It holds no card number, security code
 // or cryptogram.
 type Event struct {
-	ID        uuid.UUID // of the event; the same when it is delivered again
-	CreatedAt time.Time
-	Account   uuid.UUID
-	Type      receive.EventType
-	Reason    receive.EventReason
-	TokenID   uuid.UUID
+	ID        uuid.UUID           `json:"id"` // of the event; the same when it is delivered again
+	CreatedAt time.Time           `json:"created_at"`
+	Type      receive.EventType   `json:"event_type"`
+	Reason    receive.EventReason `json:"reason"`
 
 	// Sequence rises in the order in which the events of an account come about. It has
 	// gaps.
-	Sequence uint64
+	Sequence uint64 `json:"sequence"`
 
 	// Token is the token as it was then, nil for [receive.TokenDeleted]. It has no Fingerprint.
-	Token *Token
+	Token *Token `json:"token,id=TokenID"`
+
+	TokenID uuid.UUID
+	Account uuid.UUID // like Session it is in no JSON: receivers of one account need neither
+
+	// Session is the session in which the card of Token was entered, zero of an import. It
+	// is completed and takes no other card: by it a program finds what the session was for.
+	Session SessionID
 }
 
 // An EventSink receives the events of all accounts, from [Vault.Run] and

@@ -299,7 +299,8 @@ func TestEventsOfALife(t *testing.T) {
 			if p.Token != nil {
 				states = append(states, fmt.Sprint(p.Token.Status, " ", p.Token.NetworkTokenStatus, " ", p.Token.Expiry.Year))
 			}
-			vaulttest.AssertNoLeak(t, secrets, p, p.Event, p.Token)
+			vaulttest.AssertNoLeak(t, []string{secretNumber, secretCode}, p, p.Event, p.Token) // whose JSON has the name
+			vaulttest.AssertNoLeak(t, secrets, fmt.Sprintf("%v %+v %#v", p, p.Event, p.Token))
 		}
 		vaulttest.AssertNoLeak(t, secrets, l.log.text())
 		if want := []string{"active pending 2090", "active active 2090", "active inactive 2090", "active active 2090",

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/listing"
+	"github.com/google/uuid"
 )
 
 // ListOptions select and order what a list shows. The zero value selects
@@ -38,6 +39,8 @@ type Page[T any] struct {
 	Limit      int   // most items on a page
 	TotalItems int64 // in the whole list, damaged ones too, exact at the instant of the page
 	TotalPages int64 // 0 for an empty list
+
+	damaged []uuid.UUID // of the records that the error names, as far as they have ids
 }
 
 func (o *ListOptions) check() error {
@@ -85,7 +88,13 @@ func (l *listed[T]) page(ctx context.Context) (_ *Page[T], err error) {
 		return nil, err
 	}
 	most := int64(l.Limit)
-	return &Page[T]{items, l.Page, l.Limit, total, (total + most - 1) / most}, err
+	p := &Page[T]{Items: items, Page: l.Page, Limit: l.Limit, TotalItems: total, TotalPages: (total + most - 1) / most}
+	for _, d := range Damaged(err) {
+		if d.ID != uuid.Nil {
+			p.damaged = append(p.damaged, d.ID)
+		}
+	}
+	return p, err
 }
 
 // all iterates over the items from the page that the options name on.

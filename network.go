@@ -15,7 +15,7 @@ const (
 
 // A Reason explains a network token status other than active and pending.
 type Reason struct {
-	Source network.Source
+	Source network.Source `json:"source"`
 	// Code is, of network.SourceScheme,
 	//   - card_not_eligible, card_not_allowed, card_verification_failed, declined,
 	//     invalid_card_data, provision_not_allowed: failed for good
@@ -27,11 +27,11 @@ type Reason struct {
 	// and, of network.SourceConfiguration, network_tokens_not_activated, no_network,
 	// scheme_not_enabled, merchant_not_enrolled, ephemeral_token, card_expired,
 	// stale_account_number or invalid_request.
-	Code       string
-	Message    string // for humans
-	Retryable  bool
-	SchemeCode string // what the network said, "" if it said nothing
-	OccurredAt time.Time
+	Code       string    `json:"code"`
+	Message    string    `json:"message"` // for humans
+	Retryable  bool      `json:"retryable"`
+	SchemeCode string    `json:"scheme_code"` // what the network said, "" if it said nothing
+	OccurredAt time.Time `json:"occurred_at"`
 }
 
 // codeOf returns the code of a refusal and the network's own. A code that is

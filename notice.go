@@ -8,6 +8,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/spread"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
@@ -52,7 +53,7 @@ func (v *Vault) Notify(ctx context.Context, n *network.Notice) (err error) {
 		return err
 	}
 	if len(a.holders) > noticeHolders {
-		return v.notifyMany(ctx, &spread{notice: *n, network: name}, seen)
+		return v.notifyMany(ctx, &spread.Spread{Notice: bare(n), Network: name}, seen)
 	}
 	return a.apply(ctx)
 }
@@ -155,96 +156,26 @@ const (
 	noticeBatch   = 256                 // network tokens that the job reads at a time
 )
 
-// A spread is a notice that is applied to more tokens than one call should wait for. It
-// goes through all network tokens of the vault in the order of their row keys, because an
-// index by hash has no places to go on from.
-type spread struct {
-	notice  network.Notice
-	network string
-	from    uuid.UUID // row key of the last network token that was looked at
-}
-
-const (
-	spreadNetwork = iota + 1
-	spreadFrom
-	spreadToken
-	spreadKey
-	spreadKind
-	spreadAt
-	spreadBy
-	spreadSchemeCode
-	spreadArt
-	spreadLastFour // of a card, and that there is one
-	spreadMonth
-	spreadYear
-	spreadSource // of a failure, and that there is one
-	spreadCode
-	spreadFailure
-)
-
-func (s *spread) fields(f *tlv.Fields) {
-	n := &s.notice
-	tlv.Text(f, spreadNetwork, &s.network)
-	f.Array(spreadFrom, s.from[:])
-
-	tlv.Text(f, spreadToken, &n.Token.ID)
-	tlv.Text(f, spreadKey, &n.Token.IdempotencyKey)
-	tlv.Uint(f, spreadKind, &n.Kind)
-	f.Time(spreadAt, &n.OccurredAt)
-	tlv.Uint(f, spreadBy, &n.By)
-	tlv.Text(f, spreadSchemeCode, &n.SchemeCode)
-	tlv.Text(f, spreadArt, &n.Art)
-
-	if f.Has(spreadLastFour, n.Card != nil) {
-		if n.Card == nil {
-			n.Card = new(network.CardState)
-		}
-		tlv.Text(f, spreadLastFour, &n.Card.LastFour)
-		tlv.Uint(f, spreadMonth, &n.Card.Expiry.Month)
-		tlv.Uint(f, spreadYear, &n.Card.Expiry.Year)
-	}
-	if f.Has(spreadSource, n.Failure != nil) {
-		if n.Failure == nil {
-			n.Failure = new(network.Error)
-		}
-		tlv.Uint(f, spreadSource, &n.Failure.Source)
-		tlv.Text(f, spreadCode, &n.Failure.Code)
-		tlv.Text(f, spreadFailure, &n.Failure.SchemeCode)
-	}
-}
-
-// encode leaves out what applyNotice does not look at.
-func (s *spread) encode() []byte {
-	c := *s
-	n := &c.notice
-	n.SchemeCode = schemeText(n.SchemeCode)
-	n.Art = n.Art[:min(len(n.Art), maxText+1)] // no art has a longer id
-	if e := n.Failure; e != nil {
+// bare returns what applyNotice looks at of a notice.
+func bare(n *network.Notice) network.Notice {
+	b := *n
+	b.SchemeCode = schemeText(b.SchemeCode)
+	b.Art = b.Art[:min(len(b.Art), maxText+1)] // no art has a longer id
+	if e := b.Failure; e != nil {
 		code, schemeCode := codeOf(e, e.Source)
-		n.Failure = &network.Error{Source: e.Source, Code: code, SchemeCode: schemeCode}
+		b.Failure = &network.Error{Source: e.Source, Code: code, SchemeCode: schemeCode}
 	}
-
-	var f tlv.Fields
-	c.fields(&f)
-	return tlv.Pad(f.Bytes(), 64, 0)
-}
-
-func decodeSpread(plain []byte) (*spread, error) {
-	var f tlv.Fields
-	f.From(plain)
-	s := new(spread)
-	s.fields(&f)
-	return s, ledger.FieldsError(&f)
+	return b
 }
 
 // notifyMany stores the job that applies a notice, with the record that it was seen.
-func (v *Vault) notifyMany(ctx context.Context, s *spread, seen *store.Record) error {
+func (v *Vault) notifyMany(ctx context.Context, s *spread.Spread, seen *store.Record) error {
 	row, err := v.rows.NewRow()
 	if err != nil {
 		return err
 	}
 	r := &store.Record{Kind: kindSpread, ID: row, Due: now(), Version: 1}
-	if err := v.rows.SealShown(r, s.encode()); err != nil {
+	if err := v.rows.SealShown(r, s.Encode()); err != nil {
 		return err
 	}
 	err = v.rows.Write(ctx, opNotice, uuid.Nil, func(tx store.Tx) error { return putNew(tx, seen, r) })
@@ -258,20 +189,20 @@ func (v *Vault) notifyMany(ctx context.Context, s *spread, seen *store.Record) e
 }
 
 // spreadOn goes on with a spread until it is done or the claim is nearly over.
-func (v *Vault) spreadOn(ctx context.Context, j *jobs.Job, s *spread) error {
-	hash := v.networkHash(s.network, handleOf(s.notice.Token))
+func (v *Vault) spreadOn(ctx context.Context, j *jobs.Job, s *spread.Spread) error {
+	hash := v.networkHash(s.Network, handleOf(s.Notice.Token))
 
 	for time.Until(j.Record.Due) > sendTimeout {
 		select {
 		case <-j.Ending:
 			j.Record.Due = now()
-			return v.jobs.Again(ctx, j.Record, s.encode())
+			return v.jobs.Again(ctx, j.Record, s.Encode())
 		default:
 		}
 
 		var all []*store.Record
 		err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
-			all, err = tx.Scan(kindNetworkToken, s.from, noticeBatch)
+			all, err = tx.Scan(kindNetworkToken, s.From, noticeBatch)
 			return err
 		})
 		if err != nil {
@@ -282,7 +213,7 @@ func (v *Vault) spreadOn(ctx context.Context, j *jobs.Job, s *spread) error {
 			if !ledger.Carries(r, hash) {
 				return nil
 			}
-			err := v.notifyOne(ctx, r, &s.notice, nil)
+			err := v.notifyOne(ctx, r, &s.Notice, nil)
 			if errors.Is(err, ErrDamaged) { // other tokens get the notice all the same
 				v.log.Error("a notice cannot be applied", "token", v.In(r.Account).rows.Mask(kindToken, r.ID), "error", err)
 				return nil
@@ -297,11 +228,11 @@ func (v *Vault) spreadOn(ctx context.Context, j *jobs.Job, s *spread) error {
 			return v.jobs.Finish(ctx, j.Record)
 		}
 
-		s.from = all[len(all)-1].ID
+		s.From = all[len(all)-1].ID
 	}
 
 	j.Record.Due = now()
-	return v.jobs.Again(ctx, j.Record, s.encode())
+	return v.jobs.Again(ctx, j.Record, s.Encode())
 }
 
 func checkNotice(n *network.Notice) error {

@@ -158,7 +158,7 @@ func (v *Vault) eventOf(ctx context.Context, d *outbox.Delivery, card, past *sto
 		if e.Token, err = v.decodeToken(d.Token, plain); err != nil {
 			return nil, err
 		}
-		e.Token.Fingerprint = Fingerprint{}
+		e.Token.Fingerprint, e.Session = Fingerprint{}, e.Token.session
 		return e, nil
 	}
 
@@ -170,7 +170,7 @@ func (v *Vault) eventOf(ctx context.Context, d *outbox.Delivery, card, past *sto
 		return nil, fmt.Errorf("%w: the state of a token at an event is missing", ErrDamaged)
 	}
 	t.Fingerprint = Fingerprint{}
-	e.Token = t
+	e.Token, e.Session = t, t.session
 	return e, nil
 }
 

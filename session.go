@@ -27,6 +27,12 @@ type SessionOptions struct {
 	// TokenTTL is after how long the token is deleted by itself, a second to [MaxTokenTTL].
 	// 0: never. A token with it gets no network token.
 	TokenTTL time.Duration
+
+	// BusinessKey and ImportProvider become those of the token, under the rules of
+	// [ImportOptions]. They are sealed in the session: whoever enters the card neither sees
+	// nor changes them.
+	BusinessKey    string
+	ImportProvider string
 }
 
 // Check returns a FieldError for each rule that CreateSession would report, or nil.
@@ -34,7 +40,7 @@ func (o *SessionOptions) Check() error {
 	if o == nil {
 		return nil
 	}
-	return checkTTL("expiration_time", o.TokenTTL, MaxTokenTTL)
+	return errors.Join(append(checkOrigin(o.BusinessKey, o.ImportProvider), checkTTL("expiration_time", o.TokenTTL, MaxTokenTTL))...)
 }
 
 // A SessionID is the id of a session, and a credential: whoever has it can use the
@@ -66,6 +72,7 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (_ Sess
 	s := session{}
 	if opts != nil {
 		s.bypass, s.ttl = opts.BypassIdentification, opts.TokenTTL.Truncate(time.Microsecond)
+		s.businessKey, s.provider = opts.BusinessKey, opts.ImportProvider
 	}
 
 	return ledger.Retry(ctx, func() (SessionID, error) {
@@ -94,7 +101,7 @@ func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session,
 		Due:     now().Add(v.opts.SessionTTL),
 		Version: 1,
 	}
-	if err := (&visit{v, r, s}).seal(r); err != nil {
+	if err := (&visit{vault: v, session: s}).seal(r); err != nil {
 		return SessionID{}, err
 	}
 
@@ -138,7 +145,8 @@ func sessionOf(answer []byte) (SessionID, error) {
 
 // A visit is a session as it was read.
 type visit struct {
-	vault  *Vault        // a handle on the account of the session
+	vault  *Vault // a handle on the account of the session
+	id     SessionID
 	record *store.Record // with its columns as they are stored
 	*session
 }
@@ -175,7 +183,7 @@ func (v *Vault) readSession(ctx context.Context, id SessionID) (*visit, error) {
 		// token that it ends with.
 		_, err = v.In(r.Account).rows.GetRow(ctx, kindToken, s.refresh)
 	}
-	return &visit{v.In(r.Account), r, s}, err
+	return &visit{v.In(r.Account), id, r, s}, err
 }
 
 // openSession is readSession for one of this account that is not finished.
@@ -446,6 +454,7 @@ var errScheme = &FieldError{"account_number", "invalid_enum", "must be of a sche
 func (s *visit) tokenize(ctx context.Context, c Card, t *Token, until time.Time, also ...*store.Record) (*Token, error) {
 	for {
 		made, next := *t, *s.record
+		made.BusinessKey, made.ImportProvider, made.session = s.businessKey, s.provider, s.id
 		records, event, err := s.vault.newToken(ctx, c, &made, s.ttl, receive.ReasonTokenized)
 		if err != nil {
 			return nil, err
@@ -492,6 +501,8 @@ type session struct {
 	refused uint64        // cards
 	failed  string        // why it has failed for good; "" if it has not
 
+	businessKey, provider string // of the token
+
 	idv *identification // of the cardholder whose card it has; nil if it has none
 }
 
@@ -534,6 +545,8 @@ const (
 	sessionIDVNext
 	sessionIDVReference
 	sessionIDVChallenge
+	sessionBusinessKey
+	sessionProvider
 )
 
 func (s *session) fields(f *tlv.Fields) {
@@ -543,6 +556,8 @@ func (s *session) fields(f *tlv.Fields) {
 	tlv.ID(f, sessionRefresh, &s.refresh)
 	tlv.Uint(f, sessionRefused, &s.refused)
 	tlv.Text(f, sessionFailed, &s.failed)
+	tlv.Text(f, sessionBusinessKey, &s.businessKey)
+	tlv.Text(f, sessionProvider, &s.provider)
 
 	if f.Has(sessionIDVKey, s.idv != nil) {
 		if s.idv == nil {

@@ -33,52 +33,57 @@ import (
 // A Token stands for a stored card: chapter 2.1 of the interface document.
 // Text that is "" and times that are zero are absent.
 type Token struct {
-	ID        uuid.UUID // version 4
-	CreatedAt time.Time // in UTC and whole microseconds, like all times here
-
-	// ExpiresAt is when the token is deleted by itself. Zero unless it was
-	// created with an expiration time.
-	ExpiresAt time.Time
-
-	Status        Status
-	InvalidatedAt time.Time // zero while Status is StatusActive
-
-	CardholderName card.Name
-	Expiry         card.Expiry
-
-	IIN                 string // first six digits; eight with Options.IINLength
-	LastFour            string
-	AccountNumberLength int    // digits
-	MaskedAccountNumber string // first six and last four digits, the rest "*"
-	Scheme              card.Scheme
-
-	// From a network.BINProvider.
-	BankName    string
-	Segment     string // business, consumer, commercial or other
-	Type        string // credit or debit
-	CountryCode string // ISO 3166-1 alpha-2
+	ID             uuid.UUID `json:"id"` // version 4
+	CardholderName card.Name `json:"cardholder_name"`
 
 	// CardArtURL is where an image of the card is, "" if there is none or
 	// Options.BaseURL is not set.
-	CardArtURL string
+	CardArtURL string `json:"card_art_url"`
 
-	NetworkTokenStatus network.Status
+	CreatedAt time.Time   `json:"created_at"` // in UTC and whole microseconds, like all times here
+	Expiry    card.Expiry `json:"expiry_month+expiry_year"`
+
+	// ExpiresAt is when the token is deleted by itself. Zero unless it was
+	// created with an expiration time that no update has lifted.
+	ExpiresAt     time.Time `json:"expires_at"`
+	InvalidatedAt time.Time `json:"invalidated_at"` // zero while Status is StatusActive
+
+	IIN                 string `json:"issuer_identification_number"` // first six digits; eight with Options.IINLength
+	LastFour            string `json:"account_number_last_four"`
+	AccountNumberLength int    `json:"account_number_length"` // digits
+	MaskedAccountNumber string `json:"masked_account_number"` // first six and last four digits, the rest "*"
+
+	// BankName, Segment, Type and CountryCode are from a network.BINProvider.
+	BankName    string `json:"bank_name"`
+	Segment     string `json:"segment"` // business, consumer, commercial or other
+	Status      Status `json:"status"`
+	Type        string `json:"type"`         // credit or debit
+	CountryCode string `json:"country_code"` // ISO 3166-1 alpha-2
+
+	NetworkTokenStatus network.Status `json:"network_token_status"`
 	// NetworkTokenStatusReason is nil while the network token is active or pending.
-	NetworkTokenStatusReason *Reason
+	NetworkTokenStatusReason *Reason `json:"network_token_status_reason"`
 
-	Identification idv.Identification
+	Scheme         card.Scheme        `json:"scheme"`
+	Identification idv.Identification `json:"identity_and_verification"`
 
 	// Authentication is what the identification came to, nil unless Identification
 	// is idv.Checked.
-	Authentication *idv.Authentication
+	Authentication *idv.Authentication `json:"authentication_data,empty"`
 
 	// SupportsDeviceBinding is what the network says.
-	SupportsDeviceBinding bool
+	SupportsDeviceBinding bool `json:"supports_device_binding"`
 
 	// BusinessKey is the key under which the card was known at ImportProvider.
 	// It need not be unique.
-	BusinessKey    string
-	ImportProvider string
+	BusinessKey    string `json:"business_key"`
+	ImportProvider string `json:"import_provider"`
+
+	// Fingerprint is the same for two tokens of an account if their cards have
+	// the same number. With the masked number it would tell a guess of the number
+	// right from wrong: an event has none, and package httpapi shows it only to keys
+	// with ScopeFingerprintsRead.
+	Fingerprint Fingerprint `json:"fingerprint"`
 
 	artID       uuid.UUID // of CardArtURL
 	stale       bool      // the scheme has replaced the number that is stored
@@ -89,11 +94,7 @@ type Token struct {
 	// replaced: a cache that keeps the former one, or brings it back, is of no use.
 	codes uint64
 
-	// Fingerprint is the same for two tokens of an account if their cards have
-	// the same number. With the masked number it would tell a guess of the number
-	// right from wrong: an event has none, and package httpapi shows it only to keys
-	// with ScopeFingerprintsRead.
-	Fingerprint Fingerprint
+	session SessionID // in which the card was entered; zero of an import
 }
 
 // A Fingerprint is a keyed hash of a card number, under a key of the account. Zero is
@@ -135,6 +136,11 @@ type ImportOptions struct {
 	// beginning with a letter or digit. Needs BusinessKey.
 	ImportProvider string
 
+	// TokenTTL is after how long the token is deleted by itself, a second to [MaxTokenTTL].
+	// 0: never. A token with it gets no network token. An
+	// update can lift it: [TokenUpdate.ExpiresAt].
+	TokenTTL time.Duration
+
 	// Bulk says that the program imports cards of its own accord, as in a migration, and
 	// for nobody who may be guessing: the number is not counted towards
 	// [ErrTooManyNumbers]. Package httpapi never sets it.
@@ -152,16 +158,22 @@ func (v *Vault) Check(c Card, opts *ImportOptions) (err error) {
 	return errors.Join(errs...)
 }
 
-func (o *ImportOptions) check() (errs []error) {
-	if o.BusinessKey != "" {
-		if err := checkText("business_key", []byte(o.BusinessKey)); err != nil {
+func (o *ImportOptions) check() []error {
+	errs := checkOrigin(o.BusinessKey, o.ImportProvider)
+	return append(errs, checkTTL("expiration_time", o.TokenTTL, MaxTokenTTL))
+}
+
+// checkOrigin checks business key and provider of a new token.
+func checkOrigin(businessKey, provider string) (errs []error) {
+	if businessKey != "" {
+		if err := checkText("business_key", []byte(businessKey)); err != nil {
 			errs = append(errs, err)
 		}
 	}
-	if o.ImportProvider != "" {
-		if err := checkProvider(o.ImportProvider); err != nil {
+	if provider != "" {
+		if err := checkProvider(provider); err != nil {
 			errs = append(errs, err)
-		} else if o.BusinessKey == "" {
+		} else if businessKey == "" {
 			errs = append(errs, dependsOnBusinessKey())
 		}
 	}
@@ -210,7 +222,7 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions) (*T
 		return nil, err
 	}
 
-	records, event, err := v.newToken(ctx, c, t, 0, receive.ReasonImported)
+	records, event, err := v.newToken(ctx, c, t, opts.TokenTTL.Truncate(time.Microsecond), receive.ReasonImported)
 	if err != nil {
 		return nil, err
 	}
@@ -254,7 +266,8 @@ func (o *ImportOptions) canonical(c Card) []byte {
 	b = tlv.Append(b, 4, hiding.Of(c.Name))
 	b = tlv.Append(b, 6, o.BusinessKey)
 	b = tlv.Append(b, 7, o.ImportProvider)
-	return tlv.Append(b, 8, hiding.Of(c.Contact))
+	b = tlv.Append(b, 8, hiding.Of(c.Contact))
+	return tlv.AppendUint(b, 9, uint64(o.TokenTTL))
 }
 
 // newToken completes t, the token of a card that was checked, and returns its
@@ -533,6 +546,11 @@ type TokenUpdate struct {
 	BusinessKey    *string
 	ImportProvider *string
 	Expiry         *card.Expiry // cannot be removed; may be past
+
+	// ExpiresAt lifts the expiry of the token, which stays until it is deleted then: it can
+	// be removed, and not set. Like a changed Expiry it starts nothing by itself; [Vault.Provision]
+	// asks for the network token.
+	ExpiresAt *time.Time
 }
 
 // Check returns a FieldError for each rule that an Update with u would report
@@ -551,8 +569,12 @@ func (u *TokenUpdate) Check() error {
 	if u.ImportProvider != nil && *u.ImportProvider != "" {
 		errs = append(errs, checkProvider(*u.ImportProvider))
 	}
+
 	if u.Expiry != nil {
 		errs = append(errs, checkExpiry(*u.Expiry)...)
+	}
+	if u.ExpiresAt != nil && !u.ExpiresAt.IsZero() {
+		errs = append(errs, &FieldError{"expires_at", "invalid_format", "must be null: it can be lifted and not set"})
 	}
 	return errors.Join(errs...)
 }
@@ -586,12 +608,16 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (_ *Tok
 			return nil, err
 		}
 
+		former := *r
 		r.Version++
 		if err := v.sealToken(r, t); err != nil {
 			return nil, err
 		}
 
 		err = v.rows.Write(ctx, opUpdate, id, func(tx store.Tx) error {
+			if !ledger.Lives(&former, now()) {
+				return ErrNotFound // else it would come back
+			}
 			tx.Put(r)
 			return event.Put(tx)
 		})
@@ -616,6 +642,9 @@ func (u *TokenUpdate) apply(t *Token) error {
 	}
 	if u.Expiry != nil {
 		t.Expiry = *u.Expiry
+	}
+	if u.ExpiresAt != nil {
+		t.ExpiresAt = time.Time{}
 	}
 	if t.ImportProvider != "" && t.BusinessKey == "" {
 		return dependsOnBusinessKey()
@@ -888,6 +917,7 @@ const (
 	tokenTold
 	tokenToldSince
 	tokenCodes
+	tokenSession
 )
 
 // fields has what the shown part holds, besides the first and last digits of the number when
@@ -934,6 +964,9 @@ func (t *Token) fields(f *tlv.Fields) {
 	tlv.ID(f, tokenTold, &t.lastEvent)
 	tlv.Uint(f, tokenToldSince, &t.toldVersion)
 	tlv.Uint(f, tokenCodes, &t.codes)
+	if id := f.Value(tokenSession, hiding.Of(t.session)); f.Reading() {
+		t.session = SessionID{hiding.New(id)}
+	}
 	f.Time(tokenExpiresAt, &t.ExpiresAt)
 }
 

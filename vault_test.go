@@ -207,8 +207,12 @@ func TestNeverPrints(t *testing.T) {
 		fmt.Fprintln(&out, value, errors.Join(fmt.Errorf("about %v", value)))
 		text.Info("x", "value", value, slog.Group("g", "value", value))
 		jsonLog.Info("x", "value", value, slog.Group("g", "value", value))
-		if b, err := json.Marshal(value); err == nil {
-			out.Write(b)
+		switch value.(type) {
+		case cardvault.Token, *cardvault.Token: // as REST answers, with the name
+		default:
+			if b, err := json.Marshal(value); err == nil {
+				out.Write(b)
+			}
 		}
 		if b, err := xml.Marshal(value); err == nil {
 			out.Write(b)

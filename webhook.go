@@ -25,26 +25,26 @@ import (
 // A Webhook is an endpoint of an integrator to which the events of an account are
 // delivered: decisions, chapter 13.
 type Webhook struct {
-	ID        uuid.UUID
-	CreatedAt time.Time
-	URL       string // https, in a sandbox also http; without user and fragment
+	ID        uuid.UUID `json:"id"`
+	CreatedAt time.Time `json:"created_at"`
+	URL       string    `json:"url"` // https, in a sandbox also http; without user and fragment
 
 	// Description is for people: 1 to 255 characters, or "" for none.
-	Description string
+	Description string `json:"description"`
 
 	// Events are the types that are delivered, in the order created,
 	// updated, deleted. Never empty.
-	Events []receive.EventType
+	Events []receive.EventType `json:"events"`
 
 	// LegacyHMAC adds the header x-hmac-signature to deliveries, under the oldest secret
 	// that signs: a receiver has until that ends to take the next.
-	LegacyHMAC bool
+	LegacyHMAC bool `json:"legacy_hmac"`
 
 	// Disabled is whether nothing is delivered, and DisabledReason why: requested,
 	// gone (it has answered 410) or failing (five days without success). What becomes
 	// due meanwhile fails, and can be redelivered.
-	Disabled       bool
-	DisabledReason string
+	Disabled       bool   `json:"status,enabled|disabled"`
+	DisabledReason string `json:"disabled_reason"`
 
 	row     uuid.UUID
 	version uint64          // of its record, when it was read

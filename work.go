@@ -9,6 +9,7 @@ import (
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/removal"
+	"github.com/cardvault/cardvault/internal/spread"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
@@ -48,7 +49,7 @@ func (v *Vault) kinds() []jobs.Kind {
 	wired := v.opts.Network != nil
 	own := []jobs.Kind{
 		v.eraser.Kind(),
-		{Records: kindSpread, Workers: 4, Longest: workTime, Do: job(v, decodeSpread, (*Vault).spreadOn)},
+		{Records: kindSpread, Workers: 4, Longest: workTime, Do: job(v, spread.Decode, (*Vault).spreadOn)},
 		{Records: kindNetworkToken, Workers: workers(64, wired), Longest: calls, Leases: kindLease, Claim: v.claimNetworkToken, Do: v.advanceNetworkToken},
 		{Records: kindRelease, Workers: workers(16, wired), Longest: calls, Claim: v.claimRelease, Do: job(v, decodeRelease, (*Vault).releaseNow)},
 		{Records: kindBackfill, Workers: workers(4, wired), Longest: calls, Do: job(v, decodeBackfill, (*Vault).backfill)},

@@ -53,7 +53,8 @@ var listAPIKeys = &endpoint{
 		if err != nil {
 			return err
 		}
-		return answerPage(c, appendListedAPIKey)(c.vault.ListAPIKeys(c.ctx, o))
+		p, err := c.vault.ListAPIKeys(c.ctx, o)
+		return answerPage(c, p, err)
 	},
 }
 

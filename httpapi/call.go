@@ -92,17 +92,16 @@ func (c *call) readList(more func(*query)) (*cardvault.ListOptions, error) {
 	return &o, err
 }
 
-// answerPage returns a function that answers with a page of a list, each item as
-// appendItem appends it. Damaged items are named in the answer, and logged.
-func answerPage[T any](c *call, appendItem func([]byte, T) []byte) func(*cardvault.Page[T], error) error {
-	return func(p *cardvault.Page[T], err error) error {
-		if p == nil {
-			return err
-		}
-		c.damaged = err
-		c.answer = appendPage(c.answer, p, cardvault.Damaged(err), appendItem)
-		return nil
+// answerPage answers with a page of a list. Damaged items are named in the answer, and
+// logged.
+func answerPage[T any](c *call, p *cardvault.Page[T], err error) error {
+	if p == nil {
+		return err
 	}
+	c.damaged = err
+	text, err := p.MarshalJSON()
+	c.answer = append(c.answer, text...)
+	return err
 }
 
 // token answers with a token.
@@ -110,16 +109,16 @@ func (c *call) token(t *cardvault.Token, err error) error {
 	if err != nil {
 		return err
 	}
-	c.answer = c.appendToken(c.answer, t)
+	c.limit(t)
+	c.answer = wire.Append(c.answer, t)
 	return nil
 }
 
-// appendToken appends a token as the API key may see it.
-func (c *call) appendToken(b []byte, t *cardvault.Token) []byte {
+// limit leaves of a token what the API key may see.
+func (c *call) limit(t *cardvault.Token) {
 	if !c.principal.Key.Has(cardvault.ScopeFingerprintsRead) {
 		t.Fingerprint = cardvault.Fingerprint{}
 	}
-	return wire.AppendToken(b, t)
 }
 
 // session answers with the id of a session.

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/wire"
 )
 
 // maxAmount is the largest amount of a payment, as in the vault.
@@ -34,7 +35,7 @@ var requestPaymentData = &endpoint{
 		if err != nil {
 			return err
 		}
-		c.answer = appendPaymentData(c.answer, p)
+		c.answer = wire.Append(c.answer, p)
 		return nil
 	},
 }
@@ -46,7 +47,7 @@ var getPaymentData = &endpoint{
 		if err != nil {
 			return err
 		}
-		c.answer = appendPaymentData(c.answer, p)
+		c.answer = wire.Append(c.answer, p)
 		return nil
 	}),
 }
@@ -58,6 +59,7 @@ var listPaymentData = &endpoint{
 		if err != nil {
 			return err
 		}
-		return answerPage(c, appendPaymentData)(c.vault.ListPaymentData(c.ctx, c.id, o))
+		p, err := c.vault.ListPaymentData(c.ctx, c.id, o)
+		return answerPage(c, p, err)
 	},
 }

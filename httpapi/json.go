@@ -53,6 +53,7 @@ var wanted = map[string]string{
 	"tf": "true or false",
 	"[":  "a list of strings",
 	"{":  "an object",
+	"":   "null",
 }
 
 // get returns the value of a member and those inside it, or nil.

@@ -17,6 +17,7 @@ var createSession = &endpoint{
 		err := c.read(func(f fields, _ *query) error {
 			o.BypassIdentification, _ = f.boolean("bypass_identification", optional)
 			o.TokenTTL = readTTL(f, cardvault.MaxTokenTTL)
+			o.BusinessKey, o.ImportProvider = readOrigin(f)
 			return o.Check()
 		})
 		if err != nil {
@@ -52,12 +53,8 @@ var importCard = &endpoint{
 			if code, ok := f.text("security_code", optional, 1, math.MaxInt); ok {
 				given.SecurityCode = card.NewSecurityCode(code)
 			}
-			if key, ok := f.text("business_key", optional, 1, math.MaxInt); ok {
-				o.BusinessKey = string(key)
-			}
-			if provider, ok := f.text("import_provider", optional, 1, math.MaxInt); ok {
-				o.ImportProvider = string(provider)
-			}
+			o.BusinessKey, o.ImportProvider = readOrigin(f)
+			o.TokenTTL = readTTL(f, cardvault.MaxTokenTTL)
 			return c.vault.Check(given, &o)
 		})
 		if err != nil {
@@ -88,7 +85,13 @@ var listTokens = &endpoint{
 			return err
 		}
 		o.Limit, o.Page, o.Ascending = page.Limit, page.Page, page.Ascending
-		return answerPage(c, c.appendToken)(c.vault.List(c.ctx, &o))
+		p, err := c.vault.List(c.ctx, &o)
+		if p != nil {
+			for _, t := range p.Items {
+				c.limit(t)
+			}
+		}
+		return answerPage(c, p, err)
 	},
 }
 
@@ -117,6 +120,10 @@ var updateToken = &endpoint{
 			if provider, ok := f.text("import_provider", optional, 1, math.MaxInt); ok || f.null("import_provider") {
 				text := string(provider)
 				u.ImportProvider = &text
+			}
+
+			if f.get("expires_at", optional, ""); f.null("expires_at") {
+				u.ExpiresAt = new(time.Time)
 			}
 
 			month, year := f.has("expiry_month"), f.has("expiry_year")
@@ -199,6 +206,13 @@ func namesOf[T ~uint8](parse func(string) (T, bool), name func(T) string) (all [
 		}
 		all = append(all, n)
 	}
+}
+
+// readOrigin reads business key and provider of a new token.
+func readOrigin(f fields) (businessKey, provider string) {
+	key, _ := f.text("business_key", optional, 1, math.MaxInt)
+	slug, _ := f.text("import_provider", optional, 1, math.MaxInt)
+	return string(key), string(slug)
 }
 
 // readTTL reads how many seconds something lives, 0 if it has no end.

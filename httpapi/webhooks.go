@@ -42,7 +42,8 @@ var listWebhooks = &endpoint{
 		if err != nil {
 			return err
 		}
-		return answerPage(c, appendListedWebhook)(c.vault.ListWebhooks(c.ctx, o))
+		p, err := c.vault.ListWebhooks(c.ctx, o)
+		return answerPage(c, p, err)
 	},
 }
 
@@ -142,7 +143,8 @@ var listDeliveries = &endpoint{
 			return err
 		}
 		o.From, o.To = from, to
-		return answerPage(c, appendDelivery)(c.vault.ListDeliveries(c.ctx, c.id, o))
+		p, err := c.vault.ListDeliveries(c.ctx, c.id, o)
+		return answerPage(c, p, err)
 	},
 }
 

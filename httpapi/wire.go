@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"encoding/base64"
-	"slices"
 	"strconv"
 	"time"
 
@@ -10,58 +9,16 @@ import (
 	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/receive"
-	"github.com/google/uuid"
 )
 
-// appendPaymentData appends a payment data record.
-func appendPaymentData(b []byte, p *cardvault.PaymentData) []byte {
-	o := wire.Object{B: b}
-	o.Open()
-	o.ID("id", p.ID)
-	o.Int("amount", p.Amount)
-	o.Text("currency_code", p.Currency)
-	o.Time("created_at", p.CreatedAt)
-	o.Text("encrypted_authentication_data", p.Encrypted)
-
-	o.Name("failure_details")
-	o.B = appendList(o.B, p.Failures, appendReason)
-
-	o.ID("merchant_id", p.Merchant)
-	o.Text("reference", p.Reference)
-	o.Bool("success", p.Success)
-	o.ID("token_id", p.TokenID)
-	o.Close()
-	return o.B
-}
-
-// appendReason appends one reason of a failed request for payment data.
-func appendReason(b []byte, f cardvault.Failure) []byte {
-	o := wire.Object{B: b}
-	o.Open()
-	o.Failure(f)
-	o.Close()
-	return o.B
-}
-
-// appendAPIKey appends an API key, with its text if that is to be shown.
+// appendAPIKey appends an API key with its text, which is shown once.
 func appendAPIKey(b []byte, k *cardvault.APIKey, text string) []byte {
-	o := wire.Object{B: b}
-	o.Open()
-	o.ID("id", k.ID)
-	o.Text("label", k.Label)
-	o.Time("created_at", k.CreatedAt)
-	o.Time("expires_at", k.ExpiresAt)
-	o.Name("scopes")
-	o.B = appendList(o.B, k.Scopes, func(b []byte, s cardvault.Scope) []byte { return wire.AppendString(b, string(s)) })
-	if text != "" {
-		o.Text("key", text)
-	}
+	o := wire.Object{B: wire.Append(b, k)}
+	o.Reopen()
+	o.Text("key", text)
 	o.Close()
 	return o.B
 }
-
-// appendListedAPIKey appends an API key without its text.
-func appendListedAPIKey(b []byte, k *cardvault.APIKey) []byte { return appendAPIKey(b, k, "") }
 
 func appendViolation(b []byte, v violation) []byte {
 	o := wire.Object{B: b}
@@ -76,71 +33,14 @@ func appendViolation(b []byte, v violation) []byte {
 	return o.B
 }
 
-// appendPage appends a page of a list: its items in data, the ids of those that are damaged
-// if there are any, and pagination. Records that name another account have no id there.
-func appendPage[T any](b []byte, p *cardvault.Page[T], damaged []cardvault.DamagedRecord, appendItem func([]byte, T) []byte) []byte {
-	b = appendList(append(b, `{"data":`...), p.Items, appendItem)
-	if len(damaged) > 0 {
-		b = append(b, `,"damaged":`...)
-		damaged = slices.DeleteFunc(damaged, func(d cardvault.DamagedRecord) bool { return d.ID == uuid.Nil })
-		b = appendList(b, damaged, func(b []byte, d cardvault.DamagedRecord) []byte { return wire.AppendString(b, d.ID.String()) })
-	}
-	b = append(b, `,"pagination":`...)
-	o := wire.Object{B: b}
-	o.Open()
-	o.Int("current_page", int64(p.Page))
-	o.Int("page_size", int64(p.Limit))
-	o.Int("total_items", p.TotalItems)
-	o.Int("total_pages", p.TotalPages)
-	o.Close()
-	return append(o.B, '}')
-}
-
 // appendWebhook appends a webhook, with its secret if that is to be shown.
 func appendWebhook(b []byte, w *cardvault.Webhook, secret receive.WebhookSecret) []byte {
-	o := wire.Object{B: b}
-	o.Open()
-	o.ID("id", w.ID)
-	o.Time("created_at", w.CreatedAt)
-	o.Text("url", w.URL)
-	o.Text("description", w.Description)
-	o.Name("events")
-	o.B = appendList(o.B, w.Events, func(b []byte, e receive.EventType) []byte { return wire.AppendString(b, string(e)) })
-
-	o.Bool("legacy_hmac", w.LegacyHMAC)
-	if w.Disabled {
-		o.Text("status", disabled)
-	} else {
-		o.Text("status", enabled)
-	}
-	o.Text("disabled_reason", w.DisabledReason)
-
+	o := wire.Object{B: wire.Append(b, w)}
 	if !secret.IsZero() {
+		o.Reopen()
 		secret.Expose(func(text []byte) { o.Text("signing_secret", string(text)) })
+		o.Close()
 	}
-	o.Close()
-	return o.B
-}
-
-// appendListedWebhook appends a webhook without a secret.
-func appendListedWebhook(b []byte, w *cardvault.Webhook) []byte {
-	return appendWebhook(b, w, receive.WebhookSecret{})
-}
-
-// appendDelivery appends an entry of the log of deliveries.
-func appendDelivery(b []byte, d *cardvault.DeliveryRecord) []byte {
-	o := wire.Object{B: b}
-	o.Open()
-	o.ID("id", d.ID)
-	o.ID("event_id", d.EventID)
-	o.Text("event_type", string(d.EventType))
-	o.ID("token_id", d.TokenID)
-	o.Text("status", d.Status.String())
-	o.Int("attempts", int64(d.Attempts))
-	o.Time("last_attempt_at", d.LastAttemptAt)
-	o.Time("next_attempt_at", d.NextAttemptAt)
-	appendStatus(&o, "last_status_code", d.LastStatusCode)
-	o.Close()
 	return o.B
 }
 

@@ -104,11 +104,11 @@ const (
 // Authentication describes a passed identification, for the token that was made
 // after it. It never holds an authentication value.
 type Authentication struct {
-	Method          string    // three_ds, security_code, otp or passkey
-	Status          string    // of the transaction in EMV 3-D Secure, such as "Y": one letter; "" if there is none
-	ECI             string    // two digits, or ""
-	DSTransactionID string    // of the directory server: a UUID, or ""
-	At              time.Time // in microseconds
+	Method          string    `json:"method"`            // three_ds, security_code, otp or passkey
+	Status          string    `json:"status"`            // of the transaction in EMV 3-D Secure, such as "Y": one letter; "" if there is none
+	ECI             string    `json:"eci"`               // two digits, or ""
+	DSTransactionID string    `json:"ds_transaction_id"` // of the directory server: a UUID, or ""
+	At              time.Time `json:"authenticated_at"`  // in microseconds
 }
 
 // Identification says which identification and verification of the cardholder

@@ -197,7 +197,7 @@ func opens(t *testing.T, v *cardvault.Vault, token uuid.UUID) {
 // TestMembers: a receiver's token has a field for each member that the vault writes.
 func TestMembers(t *testing.T) {
 	var written map[string]json.RawMessage
-	if err := json.Unmarshal(wire.AppendToken(nil, &cardvault.Token{}), &written); err != nil {
+	if err := json.Unmarshal(wire.Append(nil, &cardvault.Token{}), &written); err != nil {
 		t.Fatal(err)
 	}
 	for name := range written {

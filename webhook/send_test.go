@@ -42,7 +42,7 @@ func TestBody(t *testing.T) {
 	in := open(t, false, webhook.Options{})
 	full := delivery(in.url)
 	const head = `{"id":"7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11","created_at":"2026-01-02T03:04:05.000006Z",`
-	token := string(wire.AppendToken(nil, full.Event.Token))
+	token := string(wire.Append(nil, full.Event.Token))
 	for _, c := range []struct {
 		name, want string
 		change     func(d *cardvault.Delivery)

@@ -153,7 +153,7 @@ func (s *Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.Se
 		return nil, fmt.Errorf("webhook: URL %w", err)
 	}
 
-	body, timestamp := appendBody(nil, d), strconv.FormatInt(time.Now().Unix(), 10)
+	body, timestamp := bodyOf(d), strconv.FormatInt(time.Now().Unix(), 10)
 	signatures, err := sign(d.Secrets, d.ID.String(), timestamp, body)
 	if err != nil {
 		return nil, err
@@ -200,36 +200,13 @@ func (s *Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.Se
 	}, nil
 }
 
-// appendBody appends the body of a delivery.
-func appendBody(b []byte, d *cardvault.Delivery) []byte {
-	o := wire.Object{B: b}
-	o.Open()
-	o.ID("id", d.ID)
-	o.Time("created_at", d.CreatedAt)
-
+// bodyOf returns the body of a delivery.
+func bodyOf(d *cardvault.Delivery) []byte {
 	e := d.Event
 	if e == nil {
-		o.Text("event_type", string(receive.WebhookTest))
-		o.Null("reason")
-		o.Int("sequence", 0)
-		o.Null("token")
-		o.Close()
-		return o.B
+		e = &cardvault.Event{ID: d.ID, CreatedAt: d.CreatedAt, Type: receive.WebhookTest}
 	}
-
-	o.Text("event_type", string(e.Type))
-	o.Text("reason", string(e.Reason))
-	o.Int("sequence", int64(e.Sequence))
-	o.Name("token")
-	if e.Token != nil {
-		o.B = wire.AppendToken(o.B, e.Token)
-	} else {
-		o.Open()
-		o.ID("id", e.TokenID)
-		o.Close()
-	}
-	o.Close()
-	return o.B
+	return wire.Append(nil, e)
 }
 
 // retryAfter reads seconds or a date: RFC 9110, chapter 10.2.3.

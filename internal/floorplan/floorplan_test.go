@@ -83,8 +83,9 @@ var neighbours = map[string][]string{
 	"/internal/replay":      {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/rule":        {"/internal/iin", "/internal/iso"},
 	"/internal/signature":   {},
+	"/internal/spread":      {"/internal/ledger", "/internal/tlv", "/network"},
 	"/internal/tally":       {},
-	"/internal/wire":        {""},
+	"/internal/wire":        {"/card", "/internal/hiding"},
 	"/store/internal/queue": {"/store"},
 	"/vaulttest":            {"", "/internal/iin", "/simnet", "/store/memstore"}, // the suite is another package
 	"/webhook":              {"", "/internal/signature", "/internal/wire", "/receive"},

@@ -35,7 +35,8 @@ const module = "github.com/cardvault/cardvault"
 // that the root cannot import. It fills each, also
 // what is not exported, prints it in every way, and finds nothing that it was filled with,
 // except in fields that shown names, as package.Type.Field, with the reason why each may be
-// seen; package.* are all that are not exported.
+// seen; package.* are all that are not exported. A field that only the JSON of a type may show,
+// without a log of the value itself, is "package.Type in JSON: " and its name.
 func Run(t *testing.T, dir, path string, shown map[string]string, types ...reflect.Type) {
 	t.Helper()
 	listed := map[string]bool{}
@@ -57,9 +58,15 @@ func Run(t *testing.T, dir, path string, shown map[string]string, types ...refle
 		for canary, field := range f.leaves {
 			fields[field] = true
 			for how, out := range outputs {
-				if holds(out, canary) {
-					printed[field] = name(typ) + " by " + how
+				if !holds(out, canary) {
+					continue
 				}
+				document := name(typ) + " in JSON: " + field
+				if shown[document] != "" && isDocument(how) {
+					fields[document] = true
+					continue
+				}
+				printed[field] = name(typ) + " by " + how
 			}
 		}
 	}
@@ -75,6 +82,11 @@ func Run(t *testing.T, dir, path string, shown map[string]string, types ...refle
 			t.Errorf("%s may be seen, and is not there", field)
 		}
 	}
+}
+
+// isDocument reports whether a way of printing is JSON, other than a log of the value itself.
+func isDocument(how string) bool {
+	return strings.HasSuffix(how, "json") && how != "value, slog json" && how != "pointer, slog json"
 }
 
 // inside returns the name of all that a package does not export, if field is of that.

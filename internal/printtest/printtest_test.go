@@ -31,6 +31,7 @@ import (
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/internal/spread"
 	"github.com/cardvault/cardvault/internal/tally"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/internal/wire"
@@ -234,7 +235,10 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[tally.Tally](),
 		reflect.TypeFor[tlv.Fields](),
 		reflect.TypeFor[tlv.Reader](),
+		reflect.TypeFor[spread.Spread](),
 		reflect.TypeFor[wire.Object](),
+		reflect.TypeFor[wire.Page[string]](),
+		reflect.TypeFor[wire.Pagination](),
 		reflect.TypeFor[hiding.Bytes](),
 	)
 }
@@ -251,11 +255,15 @@ var shown = map[string]string{
 	"store.Record.Secret": "sealed",
 	"store.Record.Shown":  "sealed",
 
-	"cardvault.Fingerprint":                  "a keyed hash",
-	"cardvault.Token.Fingerprint":            "a keyed hash",
-	"cardvault.TokenListOptions.Fingerprint": "a keyed hash",
-	"store.Query.Lookup":                     "a keyed hash",
-	"store.Record.Lookup":                    "a keyed hash",
+	"cardvault.Fingerprint":                        "a keyed hash",
+	"cardvault.Token.Fingerprint":                  "a keyed hash",
+	"cardvault.TokenListOptions.Fingerprint":       "a keyed hash",
+	"store.Query.Lookup":                           "a keyed hash",
+	"store.Record.Lookup":                          "a keyed hash",
+	"cardvault.Token in JSON: card.Name.hidden":    "the JSON is the answer of REST; a log of the token itself hides it",
+	"cardvault.Event in JSON: card.Name.hidden":    "the JSON is the answer of REST; a log of the event itself hides it",
+	"cardvault.Page in JSON: card.Name.hidden":     "the JSON is the answer of REST; a log of the page itself hides it",
+	"cardvault.Delivery in JSON: card.Name.hidden": "the JSON is the answer of REST; a log of the delivery itself hides it",
 
 	"cardvault.PaymentData.Encrypted": "encrypted for the merchant",
 
@@ -318,6 +326,11 @@ var shown = map[string]string{
 	"cardvault.Webhook.Description":          "by the caller's choice, and documented as shown",
 	"cardvault.WebhookOptions.Description":   "by the caller's choice, and documented as shown",
 	"cardvault.WebhookUpdate.Description":    "by the caller's choice, and documented as shown",
+
+	"cardvault.SessionOptions.BusinessKey":    "by the caller's choice, and documented as shown",
+	"cardvault.SessionOptions.ImportProvider": "by the caller's choice, and documented as shown",
+	"internal/spread.Spread.Network":          "one of a few words or codes",
+	"internal/wire.Page.Items":                "of the caller, whose JSON it writes",
 
 	"cardvault.Actor.Address":        "where a provider, a page or a receiver is",
 	"cardvault.Delivery.URL":         "where a provider, a page or a receiver is",

@@ -2,6 +2,8 @@ package wire_test
 
 import (
 	"encoding/json"
+	"math"
+	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -46,25 +48,146 @@ func TestObject(t *testing.T) {
 	o.Open()
 	o.Close()
 	o.Name("h")
-	o.Open()
-	o.Failure(cardvault.Failure{Source: network.SourceConfiguration, Code: "x", Retryable: true})
-	o.Close()
+	o.B = wire.Append(o.B, &cardvault.Failure{Source: network.SourceConfiguration, Code: "x", Retryable: true})
 	o.Int("i", -7)
 	o.Bool("j", false)
 	o.Null("k")
 	o.Close()
+	o.Reopen()
+	o.Bool("l", true)
+	o.Close()
 	const want = `x{"a":null,"b":"é\"","c":null,"d":"7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11","e":null,` +
 		`"f":"2026-01-02T03:04:05.000006Z","g":{},"h":{"source":"configuration","code":"x","message":null,` +
-		`"retryable":true,"scheme_code":null},"i":-7,"j":false,"k":null}`
+		`"retryable":true,"scheme_code":null},"i":-7,"j":false,"k":null,"l":true}`
 	if string(o.B) != want {
 		t.Errorf("wrote %s\nwant  %s", o.B, want)
+	}
+}
+
+// shapes has a field of each kind, with each option.
+type shapes struct {
+	Also    string
+	Text    string            `json:"text"`
+	Words   bool              `json:"words,off|on"`
+	Bool    bool              `json:"bool"`
+	Int     int64             `json:"int"`
+	Code    int               `json:"code,null"`
+	Count   uint64            `json:"count"`
+	Name    card.Name         `json:"name"`
+	ID      uuid.UUID         `json:"id"`
+	At      time.Time         `json:"at"`
+	Hash    [4]byte           `json:"hash"`
+	Scheme  card.Scheme       `json:"scheme"`
+	Expiry  card.Expiry       `json:"month+year"`
+	Reason  *cardvault.Reason `json:"reason"`
+	Empty   *wire.Pagination  `json:"empty,empty"`
+	Other   *other            `json:"other,id=OtherID"`
+	Page    wire.Pagination   `json:"page"`
+	Texts   []cardvault.Scope `json:"texts"`
+	IDs     []uuid.UUID       `json:"ids,left_out"`
+	Others  []other           `json:"others"`
+	Places  []*other          `json:"places"`
+	OtherID uuid.UUID
+}
+
+type other struct {
+	ID   uuid.UUID `json:"id"`
+	Text string    `json:"text"`
+}
+
+var one, two = uuid.MustParse("7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"), uuid.MustParse("7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b12")
+
+// TestAppend: absent and present, each member is written as its tag has it, and read again.
+func TestAppend(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
+	for _, test := range []struct {
+		value shapes
+		want  string
+	}{
+		{shapes{Also: "no member"}, `{"text":null,"words":"off","bool":false,"int":0,"code":null,"count":0,"name":null,"id":null,"at":null,"hash":null,` +
+			`"scheme":"Unknown","month":0,"year":0,"reason":null,"empty":{},"other":null,` +
+			`"page":{"current_page":0,"page_size":0,"total_items":0,"total_pages":0},"texts":[],"others":[],"places":[]}`},
+		{shapes{
+			Text: "a<\u00e9", Words: true, Bool: true, Int: wire.MaxInt, Code: 200, Count: math.MaxUint64, Name: card.NewName([]byte("Zoë")), ID: one, At: at,
+			Hash: [4]byte{1, 2, 3, 255}, Scheme: card.AmericanExpress, Expiry: card.Expiry{Month: 4, Year: 2031},
+			Reason: &cardvault.Reason{Source: network.SourceScheme, Code: "declined", OccurredAt: at}, Empty: &wire.Pagination{Page: 7},
+			Other: &other{ID: two, Text: "x"}, OtherID: two, Texts: []cardvault.Scope{"a", "b"}, IDs: []uuid.UUID{one}, Others: []other{{one, ""}}, Places: []*other{{two, "y"}},
+		}, `{"text":"a\u003cé","words":"on","bool":true,"int":9007199254740991,"code":200,"count":18446744073709551615,"name":"Zoë","id":"` + one.String() + `",` +
+			`"at":"2026-01-02T03:04:05.000006Z","hash":"010203ff","scheme":"American Express","month":4,"year":2031,` +
+			`"reason":{"source":"scheme","code":"declined","message":null,"retryable":false,"scheme_code":null,"occurred_at":"2026-01-02T03:04:05.000006Z"},` +
+			`"empty":{"current_page":7,"page_size":0,"total_items":0,"total_pages":0},"other":{"id":"` + two.String() + `","text":"x"},` +
+			`"page":{"current_page":0,"page_size":0,"total_items":0,"total_pages":0},"texts":["a","b"],"ids":["` + one.String() + `"],` +
+			`"others":[{"id":"` + one.String() + `","text":null}],"places":[{"id":"` + two.String() + `","text":"y"}]}`},
+		{shapes{OtherID: two}, ""}, // {"id":…} stands for what has no more
+	} {
+		text := wire.Append([]byte("x"), &test.value)
+		if test.want != "" && string(text) != "x"+test.want {
+			t.Errorf("wrote %s\nwant  x%s", text, test.want)
+		}
+		var got shapes
+		if err := wire.Read("shapes", text[1:], &got); err != nil {
+			t.Fatal(err)
+		}
+		if again := wire.Append([]byte("x"), &got); string(again) != string(text) || got.OtherID != test.value.OtherID || (got.Other == nil) != (test.value.Other == nil) {
+			t.Errorf("read  %s\nwrote %s", text, again)
+		}
+	}
+}
+
+// TestRead: what cannot be read is an error that names the member and shows nothing of it.
+func TestRead(t *testing.T) {
+	const secret = "4242 Hidden"
+	for member, values := range map[string][]string{
+		"text":   {"7", "{}", "true"},
+		"words":  {`"Hidden"`, `"ON"`, "true", `""`},
+		"bool":   {`"true"`, "1"},
+		"int":    {"-1", "1.5", "9007199254740992", `"1"`, "1e30"},
+		"code":   {"-200", `"200"`},
+		"count":  {"-1", "18446744073709551616", "1.5"},
+		"name":   {"7", `["Hidden"]`},
+		"id":     {`"Hidden"`, `"{7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11}"`, `"urn:uuid:7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"`, "7"},
+		"at":     {`"Hidden"`, `"2026-01-02"`, `"2026-01-02T03:04:05.0000001Z"`, "0"},
+		"hash":   {`"01"`, `"0102030405"`, `"Hidden!!"`, "1"},
+		"scheme": {`"Hidden"`, `"visa"`, `"unknown"`, `""`, "1"},
+		"month":  {`"4"`, "-4"},
+		"reason": {"[]", "7", `{"source":"Hidden"}`, `{"code":7}`},
+		"empty":  {"[]", `{"page_size":"Hidden"}`},
+		"other":  {`{"id":"Hidden"}`, `"Hidden"`},
+		"page":   {"[]"},
+		"texts":  {"{}", "[7]", `"Hidden"`, "[" + strings.Repeat(`"",`, wire.MaxItems) + `""]`},
+		"ids":    {`["Hidden"]`},
+		"others": {`["Hidden"]`, "[null]"},
+		"places": {`[{"text":7}]`},
+	} {
+		for _, value := range values {
+			got := shapes{Text: "before"}
+			err := wire.Read("shapes", []byte(`{"`+member+`":`+value+`,"also":1}`), &got)
+			if err == nil || !strings.HasPrefix(err.Error(), "cardvault: shapes: "+member+" ") || strings.Contains(err.Error(), "Hidden") {
+				t.Errorf("%s of %.40s: %v", member, value, err)
+			}
+			if got.Text != "" {
+				t.Errorf("%s of %.40s leaves something", member, value)
+			}
+		}
+	}
+	for _, text := range []string{"", "[]", `"` + secret + `"`, "{", "{}x", strings.Repeat(" ", wire.MaxSize) + "{}"} {
+		if err := wire.Read("shapes", []byte(text), new(shapes)); err == nil || strings.Contains(err.Error(), secret) {
+			t.Errorf("%.20s: %v", text, err)
+		}
+	}
+	got := shapes{Text: "before"}
+	if err := wire.Read("shapes", []byte("null"), &got); err != nil || got.Text != "before" {
+		t.Errorf("null: %v, %+v", err, got)
+	}
+	if err := wire.Read("shapes", []byte(`{"bool":true,"unknown":{"x":[1]},"TEXT":"x"}`), &got); err != nil || !got.Bool || got.Text != "" {
+		t.Errorf("%v, %+v", err, got)
 	}
 }
 
 func token() *cardvault.Token {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
 	return &cardvault.Token{
-		ID:                       uuid.MustParse("7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"),
+		ID:                       one,
 		CreatedAt:                at,
 		ExpiresAt:                at,
 		CardholderName:           card.NewName([]byte("Zoë Quux")),
@@ -81,25 +204,10 @@ func token() *cardvault.Token {
 	}
 }
 
-// What of a token goes where is proven by package httpapi: here, that it is JSON
-// behind what was there before, and that no name is there twice.
-func TestAppendToken(t *testing.T) {
-	for _, tok := range []*cardvault.Token{token(), new(cardvault.Token)} {
-		b := wire.AppendToken([]byte("["), tok)
-		var all []map[string]json.RawMessage
-		if err := json.Unmarshal(append(b, ']'), &all); err != nil {
-			t.Fatalf("%v: %s", err, b)
-		}
-		if len(all[0]) != 26 {
-			t.Errorf("%d members: %s", len(all[0]), b)
-		}
-	}
-}
-
 func BenchmarkAppendToken(b *testing.B) {
 	tok, buf := token(), make([]byte, 0, 4<<10)
 	b.ReportAllocs()
 	for b.Loop() {
-		buf = wire.AppendToken(buf[:0], tok)
+		buf = wire.Append(buf[:0], tok)
 	}
 }

@@ -1,0 +1,103 @@
+package wire
+
+import (
+	"encoding/json"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// An Object appends a JSON object to B, for answers that no struct has the members of. Every
+// member is always present: what is absent is null. Names are written as they are.
+type Object struct{ B []byte }
+
+// Open begins the object, or that of a member after Name.
+func (o *Object) Open() { o.B = append(o.B, '{') }
+
+// Close ends the object that was opened last.
+func (o *Object) Close() { o.B = append(o.B, '}') }
+
+// Reopen takes back the last Close, for further members.
+func (o *Object) Reopen() { o.B = o.B[:len(o.B)-1] }
+
+// Name begins a member, whose value the caller appends.
+func (o *Object) Name(name string) {
+	if o.B[len(o.B)-1] != '{' {
+		o.B = append(o.B, ',')
+	}
+	o.B = append(o.B, '"')
+	o.B = append(o.B, name...)
+	o.B = append(o.B, '"', ':')
+}
+
+// Null appends a member that is absent.
+func (o *Object) Null(name string) {
+	o.Name(name)
+	o.B = append(o.B, "null"...)
+}
+
+// Text appends a string, null if it is empty.
+func (o *Object) Text(name, value string) {
+	if value == "" {
+		o.Null(name)
+		return
+	}
+	o.Name(name)
+	o.B = AppendString(o.B, value)
+}
+
+// Int appends a number.
+func (o *Object) Int(name string, n int64) {
+	o.Name(name)
+	o.B = strconv.AppendInt(o.B, n, 10)
+}
+
+// Bool appends true or false.
+func (o *Object) Bool(name string, value bool) {
+	o.Name(name)
+	o.B = strconv.AppendBool(o.B, value)
+}
+
+// ID appends an id, null if it is zero.
+func (o *Object) ID(name string, id uuid.UUID) {
+	if id == uuid.Nil {
+		o.Null(name)
+		return
+	}
+	o.Name(name)
+	o.B = appendID(o.B, id)
+}
+
+func appendID(b []byte, id uuid.UUID) []byte {
+	b = append(b, '"')
+	b = append(b, id.String()...)
+	return append(b, '"')
+}
+
+// Time appends a time in UTC with microseconds, null if it is zero.
+func (o *Object) Time(name string, t time.Time) {
+	if t.IsZero() {
+		o.Null(name)
+		return
+	}
+	o.Name(name)
+	o.B = appendTime(o.B, t)
+}
+
+func appendTime(b []byte, t time.Time) []byte {
+	return t.UTC().AppendFormat(b, `"2006-01-02T15:04:05.000000Z"`)
+}
+
+// AppendString appends a JSON string.
+func AppendString(b []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			text, _ := json.Marshal(s) // a string always has a JSON form
+			return append(b, text...)
+		}
+	}
+	b = append(b, '"')
+	b = append(b, s...)
+	return append(b, '"')
+}

@@ -1,0 +1,231 @@
+package wire
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/cardvault/cardvault/card"
+	"github.com/google/uuid"
+)
+
+// Limits of what is read.
+const (
+	MaxSize  = 16 << 20 // bytes of an object; those of a page of 500 tokens are under 4 MiB
+	MaxItems = 1000     // of a list
+	MaxInt   = 1<<53 - 1
+)
+
+// Read reads what Append writes into the struct that v points to. Members that it does not
+// know are ignored. What is missing or null is zero, and so are fields without a tag. null in
+// place of the object changes nothing.
+//
+// An error names the member, and repeats nothing that was read. The struct is zero then.
+func Read(what string, data []byte, v any) error {
+	if string(data) == "null" {
+		return nil
+	}
+	to := reflect.ValueOf(v).Elem()
+	to.SetZero()
+	if len(data) > MaxSize {
+		return fmt.Errorf("cardvault: %s: has more than %d bytes", what, MaxSize)
+	}
+	if err := readStruct(data, to); err != nil {
+		to.SetZero()
+		return fmt.Errorf("cardvault: %s: %w", what, err)
+	}
+	return nil
+}
+
+func readStruct(data []byte, to reflect.Value) error {
+	var given map[string]json.RawMessage
+	if err := json.Unmarshal(data, &given); err != nil || given == nil {
+		return errors.New("is not an object")
+	}
+	all := membersOf(to.Type())
+	for i := range all {
+		m := &all[i]
+		value := given[m.name]
+		if len(value) == 0 || string(value) == "null" {
+			continue
+		}
+		if err := m.read(value, to); err != nil {
+			return fmt.Errorf("%s %w", m.name, err)
+		}
+	}
+	return nil
+}
+
+// isNot is the error of a value of another kind.
+func isNot(wanted string) error { return errors.New("is not " + wanted) }
+
+// read reads the value of a member into its field of a struct.
+func (m *member) read(value []byte, to reflect.Value) error {
+	f := m.of(to)
+
+	switch m.kind {
+	case intKind:
+		return readInt(value, f)
+	case uintKind:
+		if json.Unmarshal(value, f.Addr().Interface()) != nil {
+			return isNot("a number from 0 on")
+		}
+	case boolKind:
+		return m.readFlag(value, f)
+	case pointerKind:
+		return m.readPointer(value, f, to)
+	case structKind:
+		return readStruct(value, f)
+	case listKind:
+		return readList(value, f)
+	default:
+		return m.readText(value, f)
+	}
+	return nil
+}
+
+func readInt(value []byte, to reflect.Value) error {
+	var n int64
+	if json.Unmarshal(value, &n) != nil || n < 0 || n > MaxInt || to.OverflowInt(n) {
+		return isNot("a number from 0 to 2^53 - 1")
+	}
+	to.SetInt(n)
+	return nil
+}
+
+func (m *member) readFlag(value []byte, to reflect.Value) error {
+	if m.words == [2]string{} {
+		if json.Unmarshal(value, to.Addr().Interface()) != nil {
+			return isNot("true or false")
+		}
+		return nil
+	}
+
+	var word string
+	i := -1
+	if json.Unmarshal(value, &word) == nil {
+		i = slices.Index(m.words[:], word)
+	}
+	if i < 0 {
+		return isNot("one of its values")
+	}
+	to.SetBool(i == 1)
+	return nil
+}
+
+// readPointer leaves a pointer nil where an object stands for that.
+func (m *member) readPointer(value []byte, to, in reflect.Value) error {
+	var given map[string]json.RawMessage
+	if json.Unmarshal(value, &given) != nil || given == nil {
+		return isNot("an object")
+	}
+	if len(given) == 0 && m.absent == "{}" {
+		return nil
+	}
+
+	p := reflect.New(to.Type().Elem())
+	if err := readStruct(value, p.Elem()); err != nil {
+		return err
+	}
+	if m.idOf >= 0 {
+		in.Field(m.idOf).Set(p.Elem().FieldByName("ID"))
+		if len(given) == 1 {
+			return nil
+		}
+	}
+	to.Set(p)
+	return nil
+}
+
+func readList(value []byte, to reflect.Value) error {
+	var given []json.RawMessage
+	if json.Unmarshal(value, &given) != nil {
+		return isNot("a list")
+	}
+	if len(given) > MaxItems {
+		return fmt.Errorf("has more than %d items", MaxItems)
+	}
+
+	to.Set(reflect.MakeSlice(to.Type(), len(given), len(given)))
+	for i, value := range given {
+		item := to.Index(i)
+		m := &member{kind: kindOf(item.Type()), inner: -1}
+		var err error
+		switch m.kind {
+		case pointerKind:
+			item.Set(reflect.New(item.Type().Elem()))
+			err = readStruct(value, item.Elem())
+		case structKind:
+			err = readStruct(value, item)
+		default:
+			err = m.readText(value, item)
+		}
+		if err != nil {
+			return fmt.Errorf("item: %w", err)
+		}
+	}
+	return nil
+}
+
+// readText reads what is written as a string.
+func (m *member) readText(value []byte, to reflect.Value) error {
+	var given quoted
+	if json.Unmarshal(value, &given) != nil || len(value) == 0 || value[0] != '"' {
+		return isNot("a string")
+	}
+
+	switch m.kind {
+	case textKind:
+		to.SetString(string(given))
+	case nameKind:
+		*to.Addr().Interface().(*card.Name) = card.NewName(given)
+		clear(given)
+	case idKind:
+		id, err := uuid.ParseBytes(given)
+		if err != nil || len(given) != len(id.String()) {
+			return isNot("an id")
+		}
+		to.Set(reflect.ValueOf(id))
+	case timeKind:
+		at, err := time.Parse(time.RFC3339Nano, string(given))
+		if err != nil || at.Nanosecond()%1000 != 0 {
+			return isNot("a time")
+		}
+		to.Set(reflect.ValueOf(at.UTC()))
+	case hashKind:
+		if len(given) != 2*to.Len() {
+			return isNot("a hash")
+		}
+		if _, err := hex.Decode(to.Bytes(), given); err != nil {
+			return isNot("a hash")
+		}
+	case enumKind:
+		return readEnum(string(given), to)
+	}
+	return nil
+}
+
+// readEnum finds the number that has a name. The numbers without one are "unknown".
+func readEnum(given string, to reflect.Value) error {
+	is := to.Addr().Interface().(fmt.Stringer)
+	for n := range uint64(256) {
+		to.SetUint(n)
+		if is.String() == given && given != "unknown" {
+			return nil
+		}
+	}
+	to.SetZero()
+	return isNot("one of its values")
+}
+
+// A quoted text is a JSON string that can be overwritten.
+type quoted []byte
+
+func (q *quoted) UnmarshalText(b []byte) error {
+	*q = append(quoted(nil), b...)
+	return nil
+}

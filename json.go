@@ -1,0 +1,67 @@
+package cardvault
+
+import (
+	"log/slog"
+
+	"github.com/cardvault/cardvault/internal/wire"
+)
+
+// The JSON of these types is that of the REST surface, byte for byte, from which UnmarshalJSON
+// restores every field that has a tag. So that of a token has the name of the cardholder and,
+// unlike an event, the fingerprint. json.Marshal also escapes <, > and &; an Encoder with
+// SetEscapeHTML(false) does not.
+
+func (t Token) MarshalJSON() ([]byte, error)          { return wire.Append(nil, &t), nil }
+func (r Reason) MarshalJSON() ([]byte, error)         { return wire.Append(nil, &r), nil }
+func (p PaymentData) MarshalJSON() ([]byte, error)    { return wire.Append(nil, &p), nil }
+func (f Failure) MarshalJSON() ([]byte, error)        { return wire.Append(nil, &f), nil }
+func (e Event) MarshalJSON() ([]byte, error)          { return wire.Append(nil, &e), nil }
+func (w Webhook) MarshalJSON() ([]byte, error)        { return wire.Append(nil, &w), nil }
+func (d DeliveryRecord) MarshalJSON() ([]byte, error) { return wire.Append(nil, &d), nil }
+func (k APIKey) MarshalJSON() ([]byte, error)         { return wire.Append(nil, &k), nil }
+
+func (t *Token) UnmarshalJSON(data []byte) error          { return wire.Read("token", data, t) }
+func (r *Reason) UnmarshalJSON(data []byte) error         { return wire.Read("reason", data, r) }
+func (p *PaymentData) UnmarshalJSON(data []byte) error    { return wire.Read("payment data", data, p) }
+func (f *Failure) UnmarshalJSON(data []byte) error        { return wire.Read("failure", data, f) }
+func (e *Event) UnmarshalJSON(data []byte) error          { return wire.Read("event", data, e) }
+func (w *Webhook) UnmarshalJSON(data []byte) error        { return wire.Read("webhook", data, w) }
+func (d *DeliveryRecord) UnmarshalJSON(data []byte) error { return wire.Read("delivery", data, d) }
+func (k *APIKey) UnmarshalJSON(data []byte) error         { return wire.Read("API key", data, k) }
+
+// MarshalJSON returns the answer of REST for the page, with the ids of damaged records.
+func (p Page[T]) MarshalJSON() ([]byte, error) {
+	return wire.Append(nil, &wire.Page[T]{Items: p.Items, Damaged: p.damaged,
+		Pagination: wire.Pagination{Page: p.Page, Limit: p.Limit, TotalItems: p.TotalItems, TotalPages: p.TotalPages}}), nil
+}
+
+func (p *Page[T]) UnmarshalJSON(data []byte) error {
+	var w wire.Page[T]
+	err := wire.Read("page", data, &w)
+	if err == nil && string(data) != "null" {
+		n := w.Pagination
+		*p = Page[T]{w.Items, n.Page, n.Limit, n.TotalItems, n.TotalPages, w.Damaged}
+	}
+	return err
+}
+
+// LogValue keeps the name of the cardholder, which MarshalJSON writes, out of logs in JSON.
+// It cannot where a token is inside a value that is logged.
+func (t Token) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("id", t.ID.String()), slog.String("account_number", t.MaskedAccountNumber))
+}
+
+// LogValue keeps the name of the cardholder out of logs, like that of the token.
+func (e Event) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("id", e.ID.String()), slog.String("type", string(e.Type)), slog.String("token", e.TokenID.String()))
+}
+
+// LogValue keeps the name of the cardholder out of logs, like that of the token.
+func (d Delivery) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("id", d.ID.String()), slog.String("url", d.URL))
+}
+
+// LogValue keeps the names of cardholders out of logs, like that of the token.
+func (p Page[T]) LogValue() slog.Value {
+	return slog.GroupValue(slog.Int("page", p.Page), slog.Int("items", len(p.Items)))
+}
