@@ -91,8 +91,7 @@ func (v *Vault) suspect(ctx context.Context, day int64, shape uint64, s Suspicio
 		slog.Any("account", s.Account),
 		slog.String("iin", s.IIN),
 		slog.Int("limit", s.Limit),
-		slog.Any("key_id", s.Actor.KeyID),
-		slog.String("address", s.Actor.Address),
+		s.Actor.log(),
 		slog.Bool("last_of_day", last))
 	if v.opts.OnSuspicion != nil {
 		_ = v.guard("Options.OnSuspicion", func() error { v.opts.OnSuspicion(ctx, s); return nil }) // logged

@@ -26,8 +26,8 @@ import (
 //
 // A security code is no part of a request: whether one was right cannot be found out by
 // repeating the call with another. Another request under the key is
-// ErrIdempotencyKeyReused, and is counted for the [Actor.RootKeyID] of the call, or for
-// all calls without one. After five of them every call for that root is
+// ErrIdempotencyKeyReused, and is counted for the [Actor.RootKeyID] of the call, or its
+// [Actor.Name], or for all calls without either. After five of them every call for that root is
 // ErrIdempotencyKeyReused as long as the key is kept, also the right one, so that nothing
 // else of a request can be tried out either. Others in the account who know key and
 // request get the result as before.
@@ -92,7 +92,7 @@ func (v *Vault) once(ctx context.Context, op ledger.Operation, object uuid.UUID,
 		defer clear(body)
 	}
 	actor, _ := ctx.Value(actorKey{}).(Actor)
-	call, answer, err := v.calls.Begin(ctx, v.rows, replay.Request{Operation: op, Object: object, Key: i.Key, Body: func() []byte { return body }, Root: actor.RootKeyID})
+	call, answer, err := v.calls.Begin(ctx, v.rows, replay.Request{Operation: op, Object: object, Key: i.Key, Body: func() []byte { return body }, Root: actor.root()})
 	if answer == nil {
 		return call, nil, err
 	}

@@ -115,10 +115,7 @@ func (v *Vault) sentCard(ctx context.Context, token uuid.UUID, outcome string) {
 	v.log.LogAttrs(ctx, slog.LevelInfo, "card sent to the provider of pseudo card numbers",
 		slog.Any("account", v.rows.ID),
 		slog.Any("token", token),
-		slog.Any("key_id", actor.KeyID),
-		slog.Any("root_key_id", actor.RootKeyID),
-		slog.String("address", actor.Address),
-		slog.String("request_id", actor.RequestID),
+		actor.log(),
 		slog.String("outcome", outcome))
 }
 

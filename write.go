@@ -2,6 +2,7 @@ package cardvault
 
 import (
 	"context"
+	"crypto/sha256"
 	"log/slog"
 
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -12,8 +13,29 @@ import (
 type Actor struct {
 	KeyID     uuid.UUID // of the API key
 	RootKeyID uuid.UUID // of the first of the chain of keys that made it: [APIKey.Root]
+	Name      string    // of who is authenticated by something else than an API key
 	Address   string    // of the client
 	RequestID string
+}
+
+// root returns whose mistakes count together: those of the first key of a chain, or of a
+// name.
+func (a Actor) root() uuid.UUID {
+	if a.RootKeyID != uuid.Nil || a.Name == "" {
+		return a.RootKeyID
+	}
+	sum := sha256.Sum256([]byte("actor\x00" + a.Name))
+	return uuid.UUID(sum[:16])
+}
+
+// log returns a as it is logged.
+func (a Actor) log() slog.Attr {
+	return slog.GroupAttrs("",
+		slog.Any("key_id", a.KeyID),
+		slog.Any("root_key_id", a.RootKeyID),
+		slog.String("actor", a.Name),
+		slog.String("address", a.Address),
+		slog.String("request_id", a.RequestID))
 }
 
 type actorKey struct{}
@@ -66,9 +88,6 @@ func (c *core) wrote(ctx context.Context, op ledger.Operation, account, object u
 		slog.String("operation", op.Name),
 		slog.Any("account", account),
 		slog.Any("object", object),
-		slog.Any("key_id", actor.KeyID),
-		slog.Any("root_key_id", actor.RootKeyID),
-		slog.String("address", actor.Address),
-		slog.String("request_id", actor.RequestID),
+		actor.log(),
 		slog.Any("error", err))
 }

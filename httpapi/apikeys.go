@@ -27,7 +27,7 @@ var createAPIKey = &endpoint{
 		}
 
 		for _, s := range scopes {
-			if !c.principal.Key.Has(s) {
+			if !c.principal.has(s) {
 				return lacksScope(s)
 			}
 		}

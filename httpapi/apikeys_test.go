@@ -59,9 +59,9 @@ func TestKeysNeedAKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	ends := time.Now().Add(time.Minute).UTC().Truncate(time.Second)
-	id := uuid.Nil
-	h := newHandler(t, r.vault, &httpapi.Options{Authenticator: authenticator(func(context.Context, string) (*cardvault.Principal, error) {
-		return &cardvault.Principal{Key: &cardvault.APIKey{ID: id, Scopes: cardvault.AllScopes(), ExpiresAt: ends}, Account: account}, nil
+	key := (*cardvault.APIKey)(nil)
+	h := newHandler(t, r.vault, &httpapi.Options{Authenticator: authenticator(func(context.Context, string) (*httpapi.Principal, error) {
+		return &httpapi.Principal{Key: key, Scopes: cardvault.AllScopes(), Account: account}, nil
 	})})
 	const body = `{"label":"l","scopes":["tokens:read"]}`
 	for _, e := range [][3]string{
@@ -74,7 +74,7 @@ func TestKeysNeedAKey(t *testing.T) {
 	send(t, h, "GET", "/tokens", "", "X-Api-Key", "x").want(t, 200)
 
 	// One that ends gets keys that end with it.
-	id = r.principal.ID
+	key = &cardvault.APIKey{ID: r.principal.ID, Scopes: cardvault.AllScopes(), ExpiresAt: ends}
 	a := send(t, h, "POST", "/api-keys", body, "X-Api-Key", "x")
 	a.want(t, 200)
 	if got := a.member(t, "expires_at"); !strings.HasPrefix(got, ends.Format("2006-01-02T15:04:05")) {

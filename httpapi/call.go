@@ -22,13 +22,13 @@ type call struct {
 	client    netip.Addr // zero if it is not known
 	pattern   string     // of the path; "" if no route has it
 	endpoint  *endpoint
-	open      bool                 // it needs no API key
-	principal *cardvault.Principal // nil if open
-	answered  func(error)          // if set, is called with the outcome
-	pathID    string               // the first id in the path, in lower case
-	id        uuid.UUID            // pathID; zero, which no object has, if that is not a UUID
-	partID    uuid.UUID            // the second id in the path, of what belongs to the first, likewise
-	body      []byte               // raw; empty if there was none
+	open      bool        // it needs no API key
+	principal *Principal  // nil if open
+	answered  func(error) // if set, is called with the outcome
+	pathID    string      // the first id in the path, in lower case
+	id        uuid.UUID   // pathID; zero, which no object has, if that is not a UUID
+	partID    uuid.UUID   // the second id in the path, of what belongs to the first, likewise
+	body      []byte      // raw; empty if there was none
 
 	vault   *cardvault.Vault                 // in the account of the principal
 	origins func(account uuid.UUID) []string // Options.AccountOrigins
@@ -116,7 +116,7 @@ func (c *call) token(t *cardvault.Token, err error) error {
 
 // limit leaves of a token what the API key may see.
 func (c *call) limit(t *cardvault.Token) {
-	if !c.principal.Key.Has(cardvault.ScopeFingerprintsRead) {
+	if !c.principal.has(cardvault.ScopeFingerprintsRead) {
 		t.Fingerprint = cardvault.Fingerprint{}
 	}
 }

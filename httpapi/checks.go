@@ -95,33 +95,35 @@ func (h *handler) checkCaller(c *call) (err error) {
 }
 
 // authenticate finds the principal of a call, and counts the call against the limits of
-// account and key.
-func (h *handler) authenticate(c *call) (err error) {
-	keys := c.request.Header["X-Api-Key"]
-	if len(keys) != 1 || keys[0] == "" {
-		return unauthorized
-	}
-	if c.principal, err = h.opts.Authenticator.Authenticate(c.ctx, keys[0]); err != nil {
+// account and principal.
+func (h *handler) authenticate(c *call) error {
+	p, err := h.principalOf(c)
+	if err != nil {
 		return err
 	}
+	c.principal = p
 
 	// Revocations have a limit of their own, so that a key that uses up the others can
 	// be revoked.
-	account := c.principal.Account.ID
-	if c.endpoint == deleteAPIKey && c.endpoint.admits(c.principal) == nil {
-		return tooMany(h.revocations.take(accountKey{account, c.principal.Key.ID}))
+	account := p.Account.ID
+	if c.endpoint == deleteAPIKey && c.endpoint.admits(p) == nil {
+		return tooMany(h.revocations.take(accountKey{account, p.Key.ID}))
 	}
 
-	key := accountKey{account, root(c.principal.Key)}
-	if key.key == uuid.Nil {
-		return tooMany(h.accounts.take(account))
+	limit := h.opts.KeyRateLimit
+	if p.RateLimit.PerSecond > 0 {
+		limit = p.RateLimit
 	}
-	if retry := h.keys.take(key); retry > 0 {
+	by := caller{accountKey: accountKey{account, p.root()}}
+	if p.Key == nil {
+		by.name = p.Name
+	}
+	if retry := h.callers.takeWithin(limit, by); retry > 0 {
 		return tooMany(retry)
 	}
 	retry := h.accounts.take(account)
 	if retry > 0 {
-		h.keys.give(key)
+		h.callers.giveWithin(limit, by)
 	}
 	return tooMany(retry)
 }
@@ -135,9 +137,14 @@ func tooMany(seconds int) error {
 	return rateLimited.with(strconv.Itoa(seconds))
 }
 
-// root returns the id of the first key of the chain that made a key. That is the key's own
-// id if the Authenticator knows no chains.
-func root(k *cardvault.APIKey) uuid.UUID { return cmp.Or(k.Root, k.ID) }
+// root returns the id of the first key of the chain that made the key of a principal, the
+// key's own if an Authenticator knows no chains, or zero if it has no key.
+func (p *Principal) root() uuid.UUID {
+	if p.Key == nil {
+		return uuid.Nil
+	}
+	return cmp.Or(p.Key.Root, p.Key.ID)
+}
 
 func (h *handler) checkVersion(c *call) error {
 	if v := c.request.Header["X-Api-Version"]; len(v) > 1 || len(v) == 1 && v[0] != "1.0" {
@@ -154,13 +161,13 @@ func (h *handler) checkScope(c *call) error {
 }
 
 // admits returns why a principal may not use the endpoint, or nil.
-func (e *endpoint) admits(p *cardvault.Principal) error {
+func (e *endpoint) admits(p *Principal) error {
 	for _, s := range []cardvault.Scope{e.scope, e.also} {
-		if s != "" && !p.Key.Has(s) {
+		if s != "" && !p.has(s) {
 			return lacksScope(s)
 		}
 	}
-	if e.ofKeys && p.Key.ID == uuid.Nil {
+	if e.ofKeys && p.Key == nil {
 		return notAKey
 	}
 	if e.approved != nil {
@@ -192,7 +199,10 @@ func (h *handler) enter(c *call) {
 	actor := cardvault.Actor{RequestID: c.requestID}
 	if !c.open {
 		c.vault = h.vault.In(c.principal.Account.ID)
-		actor.KeyID, actor.RootKeyID = c.principal.Key.ID, root(c.principal.Key)
+		actor.RootKeyID, actor.Name = c.principal.root(), c.principal.Name
+		if c.principal.Key != nil {
+			actor.KeyID = c.principal.Key.ID
+		}
 	}
 	if c.client.IsValid() {
 		actor.Address = c.client.String()

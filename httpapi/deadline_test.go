@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/store"
 )
@@ -282,7 +281,7 @@ func TestDisconnect(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				asked, ended := make(chan struct{}), make(chan error, 1)
-				r := newRig(t, nil, &httpapi.Options{Authenticator: authenticator(func(ctx context.Context, _ string) (*cardvault.Principal, error) {
+				r := newRig(t, nil, &httpapi.Options{Authenticator: authenticator(func(ctx context.Context, _ string) (*httpapi.Principal, error) {
 					close(asked)
 					<-ctx.Done()
 					ended <- ctx.Err()

@@ -165,7 +165,7 @@ func TestPanics(t *testing.T) {
 			vault cardvault.Options
 			http  httpapi.Options
 		}{
-			"Authenticator": {http: httpapi.Options{Authenticator: authenticator(func(context.Context, string) (*cardvault.Principal, error) {
+			"Authenticator": {http: httpapi.Options{Authenticator: authenticator(func(context.Context, string) (*httpapi.Principal, error) {
 				explode()
 				return nil, nil
 			})}},
@@ -195,7 +195,7 @@ func TestPanics(t *testing.T) {
 
 // http.ErrAbortHandler is for the server.
 func TestAbortHandler(t *testing.T) {
-	r := newRig(t, nil, &httpapi.Options{Authenticator: authenticator(func(context.Context, string) (*cardvault.Principal, error) {
+	r := newRig(t, nil, &httpapi.Options{Authenticator: authenticator(func(context.Context, string) (*httpapi.Principal, error) {
 		panic(http.ErrAbortHandler)
 	})})
 	defer func() {

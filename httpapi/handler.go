@@ -31,6 +31,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -40,22 +41,15 @@ import (
 	"github.com/google/uuid"
 )
 
-// An Authenticator says who an API key stands for.
-type Authenticator interface {
-	// Authenticate returns the principal of a key as it was received, or an
-	// error that wraps cardvault.ErrUnauthenticated if there is none. Other
-	// errors are answered as failures of the service and logged: they must not
-	// hold the key. Key and Account of a principal are set. It is called
-	// concurrently, before anything else of a request is looked at.
-	Authenticate(ctx context.Context, key string) (*cardvault.Principal, error)
-}
-
-var _ Authenticator = (*cardvault.Vault)(nil)
-
 // Options are the optional parts of a handler.
 type Options struct {
-	// Authenticator checks API keys. Defaults to the vault, with its own keys.
+	// Authenticator says who makes a request. Defaults to [APIKeys].
 	Authenticator Authenticator
+
+	// Challenge is the header WWW-Authenticate of an answer 401, such as
+	// `Bearer realm="vault"` for an Authenticator that takes those. Defaults to
+	// `ApiKey realm="cardvault"`.
+	Challenge string
 
 	// RateLimit bounds the requests of each account, over all of its keys. The zero value
 	// sets no limit. Rates count for this handler alone, not for others on the same store,
@@ -65,8 +59,8 @@ type Options struct {
 	RateLimit RateLimit
 
 	// KeyRateLimit bounds the requests of each API key within RateLimit, together with
-	// those of all keys below it. The zero value sets no limit. Principals whose Key has
-	// no ID have the limit of the account alone.
+	// those of all keys below it, and of each other [Principal]. The zero value sets no
+	// limit. Principal.RateLimit goes before it.
 	KeyRateLimit RateLimit
 
 	// ClientAddr returns the address of the client, for the log, and for the limit of
@@ -130,6 +124,9 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	}
 	o := &h.opts
 
+	if strings.ContainsFunc(o.Challenge, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return nil, errors.New("httpapi: Options.Challenge must be printable ASCII")
+	}
 	if !o.RateLimit.valid() || !o.KeyRateLimit.valid() || o.Timeout < 0 {
 		return nil, errors.New("httpapi: Options holds a limit that is negative or no number")
 	}
@@ -147,8 +144,9 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	o.AllowedOrigins = slices.Clone(o.AllowedOrigins)
 
 	if o.Authenticator == nil {
-		o.Authenticator = v
+		o.Authenticator = APIKeys(v)
 	}
+	h.unauthorized = unauthorized.with(cmp.Or(o.Challenge, unauthorized.value))
 	if o.ClientAddr == nil {
 		o.ClientAddr = peer
 	}
@@ -165,7 +163,7 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	}
 	h.entry = cardentry.NewHandler(o.AllowedOrigins)
 	h.accounts = newLimiter[uuid.UUID](o.RateLimit)
-	h.keys = newLimiter[accountKey](o.KeyRateLimit)
+	h.callers = newLimiter[caller](o.KeyRateLimit)
 	h.revocations = newLimiter[accountKey](revocations)
 	h.reads = newLimiter[sessionHash](sessionReads)
 	h.unfailed = newLimiter[sessionHash](firstFailure)
@@ -184,23 +182,30 @@ func peer(r *http.Request) netip.Addr {
 }
 
 type handler struct {
-	vault       *cardvault.Vault
-	opts        Options
-	routes      []route
-	accounts    *limiter[uuid.UUID]   // requests of an account
-	keys        *limiter[accountKey]  // of an API key and all below it
-	revocations *limiter[accountKey]  // by an API key alone
-	reads       *limiter[sessionHash] // of a session
-	unfailed    *limiter[sessionHash] // completions of a session, until one fails
-	failures    *limiter[netip.Addr]  // of sessions that have failed, by client
-	strangers   *limiter[netip.Addr]  // of sessions that never were, by client
-	entry       http.Handler          // the card-entry component
-	endless     sync.Once             // the log was told of a ResponseWriter without deadlines
+	vault        *cardvault.Vault
+	opts         Options
+	routes       []route
+	accounts     *limiter[uuid.UUID]   // requests of an account
+	callers      *limiter[caller]      // of an API key and all below it, or of another principal
+	revocations  *limiter[accountKey]  // by an API key alone
+	reads        *limiter[sessionHash] // of a session
+	unfailed     *limiter[sessionHash] // completions of a session, until one fails
+	failures     *limiter[netip.Addr]  // of sessions that have failed, by client
+	strangers    *limiter[netip.Addr]  // of sessions that never were, by client
+	unauthorized *failure              // with Options.Challenge
+	entry        http.Handler          // the card-entry component
+	endless      sync.Once             // the log was told of a ResponseWriter without deadlines
 }
 
-// An accountKey is an API key in an account, the first of its chain or any: other authenticators may
-// have keys of the same id in several.
+// An accountKey is an API key in an account.
 type accountKey struct{ account, key uuid.UUID }
+
+// A caller is whose requests count as those of one principal: the first key of a chain, or
+// a name, in an account.
+type caller struct {
+	accountKey
+	name string
+}
 
 // A sessionHash stands for the id of a session, which is a credential.
 type sessionHash [sha256.Size]byte
@@ -340,7 +345,12 @@ func (h *handler) log(c *call, status int, took time.Duration, err error) {
 		attrs = append(attrs, slog.String("address", c.client.String()))
 	}
 	if p := c.principal; p != nil {
-		attrs = append(attrs, slog.Any("account", p.Account.ID), slog.Any("key_id", p.Key.ID))
+		attrs = append(attrs, slog.Any("account", p.Account.ID))
+		if p.Key != nil {
+			attrs = append(attrs, slog.Any("key_id", p.Key.ID))
+		} else {
+			attrs = append(attrs, slog.String("principal", p.Name))
+		}
 	}
 	h.opts.Logger.LogAttrs(c.ctx, level, "request", append(attrs, slog.Any("error", err))...)
 }

@@ -260,11 +260,15 @@ func (a *answer) transcript() *transcript.Answer {
 	return &transcript.Answer{Status: a.status, Header: a.header, Body: a.body}
 }
 
-// An authenticator is an httpapi.Authenticator.
-type authenticator func(ctx context.Context, key string) (*cardvault.Principal, error)
+// An authenticator is an httpapi.Authenticator of the header x-api-key.
+type authenticator func(ctx context.Context, key string) (*httpapi.Principal, error)
 
-func (f authenticator) Authenticate(ctx context.Context, key string) (*cardvault.Principal, error) {
-	return f(ctx, key)
+func (f authenticator) Authenticate(r *http.Request) (*httpapi.Principal, error) {
+	keys := r.Header["X-Api-Key"]
+	if len(keys) != 1 || keys[0] == "" {
+		return nil, cardvault.ErrUnauthenticated
+	}
+	return f(r.Context(), keys[0])
 }
 
 // A binProvider is a network.BINProvider.

@@ -337,7 +337,7 @@ func TestPPANIsBeta(t *testing.T) {
 		{status: 404, classifier: "NOT_FOUND", body: tokenBody(uuid.NewString())},
 		{status: 422, classifier: "VALIDATION_FAILED", body: "{}"},
 		{status: 502, classifier: "PROVIDER_UNAVAILABLE", err: errors.New("no")},
-		{status: 503, classifier: "SERVICE_UNAVAILABLE", handler: newHandler(t, closed, &httpapi.Options{Authenticator: r.vault})},
+		{status: 503, classifier: "SERVICE_UNAVAILABLE", handler: newHandler(t, closed, &httpapi.Options{Authenticator: httpapi.APIKeys(r.vault)})},
 		{status: 504, classifier: "PROVIDER_TIMEOUT", err: context.DeadlineExceeded},
 	} {
 		p.answer = nil

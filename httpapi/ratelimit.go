@@ -13,6 +13,14 @@ type RateLimit struct {
 	Burst     int     // requests at once; 0 means as many as PerSecond, at least 1
 }
 
+// withBurst returns l with the default of Burst.
+func (l RateLimit) withBurst() RateLimit {
+	if l.Burst == 0 {
+		l.Burst = max(1, int(l.PerSecond))
+	}
+	return l
+}
+
 func (l RateLimit) valid() bool { return l.PerSecond >= 0 && l.PerSecond <= 1e9 && l.Burst >= 0 }
 
 // Limits that always apply, beside those of Options.
@@ -28,7 +36,7 @@ const (
 )
 
 // A limiter counts for each key on its own. It knows two generations of keys: when
-// the younger one is full, the other one is forgotten. A nil limiter has no limit.
+// the younger one is full, the other one is forgotten.
 type limiter[K comparable] struct {
 	limit      RateLimit
 	mu         sync.Mutex
@@ -42,26 +50,23 @@ type bucket struct {
 }
 
 func newLimiter[K comparable](l RateLimit) *limiter[K] {
-	if l.PerSecond == 0 {
-		return nil
-	}
-	if l.Burst == 0 {
-		l.Burst = max(1, int(l.PerSecond))
-	}
 	return &limiter[K]{limit: l, young: map[K]*bucket{}}
 }
 
 // take counts one of a key. If it is one too many, it is not counted, and take
 // returns after how many seconds the next may come.
-func (l *limiter[K]) take(key K) (seconds int) {
-	if l == nil {
+func (l *limiter[K]) take(key K) (seconds int) { return l.takeWithin(l.limit, key) }
+
+// takeWithin is take with a limit of the key's own.
+func (l *limiter[K]) takeWithin(limit RateLimit, key K) (seconds int) {
+	if limit.PerSecond == 0 {
 		return 0
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b := l.bucket(key)
+	b := l.bucket(limit, key)
 	// A microsecond is what adding up parts of tokens may be off.
-	if wait := (1-b.tokens)/l.limit.PerSecond - 1e-6; wait > 0 {
+	if wait := (1-b.tokens)/limit.PerSecond - 1e-6; wait > 0 {
 		return int(math.Ceil(min(wait, math.MaxInt32)))
 	}
 	b.tokens--
@@ -69,14 +74,17 @@ func (l *limiter[K]) take(key K) (seconds int) {
 }
 
 // give takes back that one of a key was counted.
-func (l *limiter[K]) give(key K) {
-	if l == nil {
+func (l *limiter[K]) give(key K) { l.giveWithin(l.limit, key) }
+
+// giveWithin is give with a limit of the key's own.
+func (l *limiter[K]) giveWithin(limit RateLimit, key K) {
+	if limit.PerSecond == 0 {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b := l.bucket(key)
-	b.tokens = min(b.tokens+1, float64(l.limit.Burst))
+	b := l.bucket(limit, key)
+	b.tokens = min(b.tokens+1, float64(limit.withBurst().Burst))
 }
 
 // count counts one of a key also if it is one too many: the next waits longer, but
@@ -84,17 +92,18 @@ func (l *limiter[K]) give(key K) {
 func (l *limiter[K]) count(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b := l.bucket(key)
+	b := l.bucket(l.limit, key)
 	b.tokens = max(b.tokens-1, 1-maxDebt.Seconds()*l.limit.PerSecond)
 }
 
-// bucket returns what counts for a key, as it is now. The caller holds the lock.
-func (l *limiter[K]) bucket(key K) *bucket {
-	now := time.Now()
+// bucket returns what counts for a key with a limit, as it is now. The caller holds the
+// lock.
+func (l *limiter[K]) bucket(limit RateLimit, key K) *bucket {
+	now, burst := time.Now(), float64(limit.withBurst().Burst)
 	b := l.young[key]
 	if b == nil {
 		if b = l.old[key]; b == nil {
-			b = &bucket{float64(l.limit.Burst), now}
+			b = &bucket{burst, now}
 		}
 		if len(l.young) == maxLimited {
 			l.young, l.old = map[K]*bucket{}, l.young
@@ -102,9 +111,10 @@ func (l *limiter[K]) bucket(key K) *bucket {
 		l.young[key] = b
 	}
 	if passed := now.Sub(b.at).Seconds(); passed > 0 {
-		b.tokens = min(b.tokens+passed*l.limit.PerSecond, float64(l.limit.Burst))
+		b.tokens += passed * limit.PerSecond
 		b.at = now
 	}
+	b.tokens = min(b.tokens, burst) // also if the limit was wider before
 	return b
 }
 

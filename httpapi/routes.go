@@ -19,9 +19,8 @@ type endpoint struct {
 	// approved, if set, says whether the account may use the endpoint.
 	approved func(*cardvault.Account) error
 
-	// ofKeys is whether the endpoint manages API keys: a principal that stands for no
-	// key of the vault, with a zero Key.ID, may not use it, because what it makes would
-	// end with nothing.
+	// ofKeys is whether the endpoint manages API keys: a principal without Key may not use
+	// it, because what it makes would end with nothing.
 	ofKeys bool
 
 	// enabled, if set, says whether the vault is set up for the endpoint.

@@ -135,6 +135,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.WebhookTest](),
 		reflect.TypeFor[cardvault.WebhookUpdate](),
 		reflect.TypeFor[httpapi.Options](),
+		reflect.TypeFor[httpapi.Principal](),
 		reflect.TypeFor[httpapi.RateLimit](),
 		reflect.TypeFor[networktest.Harness](),
 		reflect.TypeFor[payone.Client](),
@@ -297,6 +298,10 @@ var shown = map[string]string{
 	"network.Ref.IdempotencyKey":               "names a call, and repeats it only for who may make it",
 	"network.ProvisionRequest.IdempotencyKey":  "names a call, and repeats it only for who may make it",
 
+	"cardvault.Actor.Name":           "by the caller's choice, and documented as shown",
+	"httpapi.Options.Challenge":      "by the caller's choice, and documented as shown",
+	"httpapi.Principal.Scopes":       "one of a few words or codes",
+	"httpapi.Principal.Name":         "by the caller's choice, and documented as shown",
 	"idv.Info.Name":                  "by the caller's choice, and documented as shown",
 	"idv.LookupRequest.Reference":    "by the caller's choice, and documented as shown",
 	"internal/adapter.Powers.Name":   "by the caller's choice, and documented as shown",

@@ -162,15 +162,17 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
-	cookie, err := r.Cookie(p.cookie.Name)
-	if err != nil || !p.visits.know(cookie.Value) {
+	if !p.knows(r) {
 		noCookie.write(w)
 		return
 	}
-
-	r = r.Clone(r.Context())
-	r.Header.Set("X-Api-Key", cookie.Value)
 	p.mux.ServeHTTP(w, r)
+}
+
+// knows reports whether a request has the cookie of a visit.
+func (p *page) knows(r *http.Request) bool {
+	cookie, err := r.Cookie(p.cookie.Name)
+	return err == nil && p.visits.know(cookie.Value)
 }
 
 // visits is a key under which the cookies of visits are made. None is kept, so that there
@@ -214,22 +216,22 @@ func (v visits) mac(said []byte) []byte {
 // enters cards in sessions, reads, provisions, pays with and deletes tokens, and has
 // webhooks: to register one is to have this server send requests, in a sandbox also
 // to this machine. It can make no API key and import no card.
-func (p *page) Authenticate(ctx context.Context, cookie string) (*cardvault.Principal, error) {
-	if !p.visits.know(cookie) {
+func (p *page) Authenticate(r *http.Request) (*httpapi.Principal, error) {
+	if !p.knows(r) {
 		return nil, cardvault.ErrUnauthenticated
 	}
-	a, err := p.vault.Account(ctx)
+	a, err := p.vault.Account(r.Context())
 	if err != nil {
 		return nil, err
 	}
-	return &cardvault.Principal{Account: a, Key: &cardvault.APIKey{Account: a.ID, Label: "page", Scopes: []cardvault.Scope{
+	return &httpapi.Principal{Account: a, Name: "page", Scopes: []cardvault.Scope{
 		cardvault.ScopeSessionsCreate,
 		cardvault.ScopeTokensRead, cardvault.ScopeTokensDelete,
 		cardvault.ScopeNetworkTokensProvision,
 		cardvault.ScopePaymentDataCreate, cardvault.ScopePaymentDataRead,
 		cardvault.ScopeSecurityCodeRead, cardvault.ScopeSecurityCodeRefresh, cardvault.ScopeSecurityCodeConsume,
 		cardvault.ScopeWebhooksRead, cardvault.ScopeWebhooksWrite,
-	}}}, nil
+	}}, nil
 }
 
 // index answers with the page itself.

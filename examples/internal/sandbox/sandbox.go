@@ -106,7 +106,7 @@ func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, key string) (h
 		return nil, err
 	}
 
-	scheme, shoppers := newSimulator(v, v, control, log), newChallenges(s.opts.Network, log)
+	scheme, shoppers := newSimulator(httpapi.APIKeys(v), v, control, log), newChallenges(s.opts.Network, log)
 	// No ServeMux: it would redirect paths that the REST surface answers.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {

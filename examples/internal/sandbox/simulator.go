@@ -18,14 +18,14 @@ import (
 // A simulator answers POST /simulator/tokens/{id}/{action}: it does to a card of
 // the caller's account what its scheme would. Any API key will do.
 type simulator struct {
-	keys    httpapi.Authenticator
+	callers httpapi.Authenticator
 	vault   *cardvault.Vault
 	actions map[string]func(context.Context, uuid.UUID) error
 	log     *slog.Logger
 }
 
-func newSimulator(keys httpapi.Authenticator, v *cardvault.Vault, c *simnet.Control, log *slog.Logger) *simulator {
-	return &simulator{keys, v, map[string]func(context.Context, uuid.UUID) error{
+func newSimulator(callers httpapi.Authenticator, v *cardvault.Vault, c *simnet.Control, log *slog.Logger) *simulator {
+	return &simulator{callers, v, map[string]func(context.Context, uuid.UUID) error{
 		"suspend":    c.Suspend,
 		"resume":     c.Resume,
 		"delete":     c.Delete,
@@ -79,12 +79,7 @@ func (s *simulator) act(r *http.Request) error {
 		return methodNotAllowed
 	}
 
-	keys := r.Header["X-Api-Key"]
-	if len(keys) != 1 {
-		return unauthorized
-	}
-
-	p, err := s.keys.Authenticate(r.Context(), keys[0])
+	p, err := s.callers.Authenticate(r)
 	if err != nil {
 		return err
 	}
