@@ -17,8 +17,9 @@ import (
 )
 
 // RunCodes checks every rule of the contract of a [store.CodeCache] that shows
-// from outside. That a value is overwritten, and never written to a disk, does
-// not: prove it where you can look inside.
+// from outside and for which the harness has what it takes. That a value is
+// overwritten, and never written to a disk, does not show: prove it where you
+// can look inside.
 //
 // The suite waits on the real clock, for a second in all, and judges a slow cache
 // leniently: it fails one that keeps a value too long or loses it well before

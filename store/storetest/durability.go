@@ -218,6 +218,9 @@ func killed(s *stand) {
 	if testing.Short() {
 		kills = 3
 	}
+	if s.Reopen == nil {
+		s.Fatal("Harness.Place needs Harness.Reopen")
+	}
 	open := s.fresh()
 	place := s.Place(open)
 	states, from := map[int]string{}, 0

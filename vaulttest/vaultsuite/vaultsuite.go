@@ -196,13 +196,20 @@ func refuses(t testing.TB, what string, err error, want ...string) {
 	}
 }
 
-// flat returns what can be compared of a token.
+// flat returns what users see of a token, so that it can be compared.
 func flat(t *cardvault.Token) any {
-	f := struct {
+	var f struct {
 		cardvault.Token
 		name   string
 		reason cardvault.Reason
-	}{Token: *t}
+	}
+	to, from := reflect.ValueOf(&f.Token).Elem(), reflect.ValueOf(t).Elem()
+	for field := range reflect.TypeFor[cardvault.Token]().Fields() {
+		if field.IsExported() {
+			to.FieldByIndex(field.Index).Set(from.FieldByIndex(field.Index))
+		}
+	}
+
 	t.CardholderName.Expose(func(b []byte) { f.name = string(b) })
 	f.CardholderName = card.Name{}
 	if t.NetworkTokenStatusReason != nil {

@@ -1,7 +1,10 @@
 package vaultsuite_test
 
 import (
+	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cardvault/cardvault/store"
@@ -54,4 +57,31 @@ func TestBolt(t *testing.T) {
 			return openFile(t, filepath.Join(storetest.AfterPowerCut(t, dir), name))
 		},
 	})
+}
+
+const forgetful = "VAULTSUITE_FORGETFUL"
+
+// TestForgetful is what TestLastingCanFail runs: whatever opens this store again finds it empty.
+func TestForgetful(t *testing.T) {
+	if os.Getenv(forgetful) == "" {
+		return
+	}
+	again := func(t testing.TB, _ store.Store) (store.Store, error) { return mem(t), nil }
+	vaultsuite.Run(t, storetest.Harness{Open: mem, Reopen: again, Crash: again, Second: again})
+}
+
+// A store that forgets fails in all that is to last.
+func TestLastingCanFail(t *testing.T) {
+	names := []string{"OutlivesClose", "DeletedStaysDeleted", "OutlivesPowerCut", "DeletedBeforePowerCut", "SecondProcess"}
+	cmd := exec.Command(os.Args[0], "-test.short", "-test.v", "-test.run=^TestForgetful$/^Twice$/^("+strings.Join(names, "|")+")$")
+	cmd.Env = append(os.Environ(), forgetful+"=1")
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		t.Errorf("a store that forgets passes:\n%s", out)
+	}
+	for _, name := range names {
+		if !strings.Contains(string(out), "--- FAIL: TestForgetful/Twice/"+name+" ") {
+			t.Errorf("%s does not notice that the store forgets:\n%s", name, out)
+		}
+	}
 }
