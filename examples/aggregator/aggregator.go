@@ -1,0 +1,213 @@
+// Package aggregator is an adapter to a token service: an example of how one is written and
+// proved. The service speaks JSON over HTTP, takes the number of a card once, and answers
+// with a handle for the network token that it got from the scheme.
+//
+// Three things take more than translation. A card number is written into the body by hand
+// and wiped, so that no string of it stays behind. An answer that does not come is not a
+// refusal: its error is no [network.Error], and the vault asks again under the same key. And
+// nothing of an answer gets into an error, since it may repeat the request.
+package aggregator
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/network"
+)
+
+const maxAnswer = 64 << 10 // bytes of an answer that are read
+
+// A Client is a [network.Provider]. Get one from [New].
+type Client struct {
+	base, key string
+	schemes   map[card.Scheme]bool
+	http      *http.Client
+}
+
+var _ network.Provider = (*Client)(nil)
+
+// New returns the adapter for the service at an https URL, which knows the program by a key
+// and has contracts with some schemes.
+func New(base, key string, schemes ...card.Scheme) (*Client, error) {
+	u, err := url.Parse(base)
+	if err != nil || u.Host == "" || u.Scheme != "https" && u.Hostname() != "127.0.0.1" {
+		return nil, errors.New("aggregator: base must be an https URL")
+	}
+	c := &Client{base: base, key: key, schemes: map[card.Scheme]bool{}, http: &http.Client{
+		// The card number is in the body, and goes to nobody else.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+	for _, s := range schemes {
+		c.schemes[s] = true
+	}
+	return c, nil
+}
+
+// Info implements [network.Provider].
+func (*Client) Info() network.Info { return network.Info{Name: "aggregator"} }
+
+// Eligible implements [network.Provider].
+func (c *Client) Eligible(r *network.EligibilityRequest) error {
+	if !c.schemes[r.Scheme] {
+		return &network.Error{Source: network.SourceConfiguration, Code: "scheme_not_enabled"}
+	}
+	return nil
+}
+
+// Provision implements [network.Provider].
+func (c *Client) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
+	// Room for all of it: nothing is left behind where append would move it.
+	body := append(make([]byte, 0, 256), `{"number":"`...)
+	defer clear(body[:cap(body)])
+	r.PAN.Expose(func(digits []byte) { body = append(body, digits...) })
+	body = fmt.Appendf(body, `","expiry_month":%d,"expiry_year":%d`, r.Expiry.Month, r.Expiry.Year)
+	if !r.SecurityCode.IsZero() {
+		body = append(body, `,"security_code":"`...)
+		r.SecurityCode.Expose(func(digits []byte) { body = append(body, digits...) })
+		body = append(body, '"')
+	}
+	return c.token(ctx, http.MethodPost, "/network-tokens", r.IdempotencyKey, append(body, '}'))
+}
+
+// Lookup implements [network.Provider].
+func (c *Client) Lookup(ctx context.Context, ref network.Ref) (*network.Token, error) {
+	return c.token(ctx, http.MethodGet, pathOf(ref), "", nil)
+}
+
+// Delete implements [network.Provider].
+func (c *Client) Delete(ctx context.Context, ref network.Ref) error {
+	err := c.call(ctx, http.MethodDelete, pathOf(ref), "", nil, nil)
+	if errors.Is(err, network.ErrUnknown) {
+		return nil
+	}
+	return err
+}
+
+// Cryptogram implements [network.Provider].
+func (c *Client) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
+	body, err := json.Marshal(map[string]any{"amount": r.Amount, "currency": r.Currency, "reference": r.Reference})
+	if err != nil {
+		return nil, err
+	}
+
+	var a struct {
+		Token      string `json:"token"`
+		Number     secret `json:"number"`
+		Month      int    `json:"expiry_month"`
+		Year       int    `json:"expiry_year"`
+		Cryptogram secret `json:"cryptogram"`
+		ECI        string `json:"eci"`
+	}
+	err = c.call(ctx, http.MethodPost, pathOf(r.Token)+"/cryptograms", r.IdempotencyKey, body, &a)
+	defer clear(a.Number)
+	defer clear(a.Cryptogram)
+	if err != nil {
+		return nil, err
+	}
+	return &network.Cryptogram{
+		TokenID: a.Token,
+		Number:  card.NewPAN(a.Number),
+		Expiry:  card.Expiry{Month: a.Month, Year: a.Year},
+		Value:   card.NewCryptogramValue(a.Cryptogram),
+		ECI:     a.ECI,
+	}, nil
+}
+
+// A secret is a JSON string that needs no escaping, as bytes that can be wiped.
+type secret []byte
+
+func (s *secret) UnmarshalJSON(text []byte) error {
+	*s = bytes.Clone(bytes.Trim(text, `"`))
+	return nil
+}
+
+// pathOf returns the path of a network token, by its handle or by the key under which it was
+// asked for.
+func pathOf(ref network.Ref) string {
+	if ref.ID == "" {
+		return "/network-tokens/by-key/" + url.PathEscape(ref.IdempotencyKey)
+	}
+	return "/network-tokens/" + url.PathEscape(ref.ID)
+}
+
+// token calls the service for an answer about a network token.
+func (c *Client) token(ctx context.Context, method, path, key string, body []byte) (*network.Token, error) {
+	var a struct {
+		ID       string    `json:"id"`
+		State    string    `json:"state"`
+		Since    time.Time `json:"since"`
+		LastFour string    `json:"last_four"`
+	}
+	if err := c.call(ctx, method, path, key, body, &a); err != nil {
+		return nil, err
+	}
+	state, ok := network.ParseStatus(a.State)
+	if !ok {
+		return nil, errors.New("aggregator: answer with an unknown state")
+	}
+	return &network.Token{ID: a.ID, State: state, StateAt: a.Since, Card: &network.CardState{LastFour: a.LastFour}}, nil
+}
+
+// call makes one request. A refusal of the service is a [network.Error], an unknown network
+// token ErrUnknown, and any other error says that the outcome is unknown.
+func (c *Client) call(ctx context.Context, method, path, key string, body []byte, answer any) error {
+	r, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("Authorization", "Bearer "+c.key)
+	r.Header.Set("Idempotency-Key", key)
+	w, err := c.http.Do(r)
+	if err != nil {
+		return err
+	}
+	defer w.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(w.Body, maxAnswer+1))
+	defer clear(text)
+	if err != nil {
+		return err
+	}
+
+	switch {
+	case len(text) > maxAnswer:
+		return errors.New("aggregator: answer is too long")
+	case w.StatusCode == http.StatusNoContent && answer == nil:
+		return nil
+	case w.StatusCode == http.StatusNotFound:
+		return network.ErrUnknown
+	case w.StatusCode == http.StatusUnprocessableEntity:
+		return refusal(text, w.Header)
+	case w.StatusCode != http.StatusOK || answer == nil:
+		return fmt.Errorf("aggregator: answer with status %d", w.StatusCode)
+	case json.Unmarshal(text, answer) != nil:
+		return errors.New("aggregator: answer is no JSON as expected")
+	}
+	return nil
+}
+
+// refusal returns what the service has refused and why. The codes are those of the vault; a
+// real service has its own, which are translated here.
+func refusal(text []byte, h http.Header) error {
+	var a struct {
+		Code  string `json:"code"`
+		Retry bool   `json:"retry"`
+	}
+	source := network.Source(0)
+	if json.Unmarshal(text, &a) == nil {
+		source = network.SourceOf(a.Code)
+	}
+	if source == 0 {
+		return errors.New("aggregator: refusal without a known code")
+	}
+	after, _ := strconv.Atoi(h.Get("Retry-After")) // zero if there is none
+	return &network.Error{Source: source, Code: a.Code, Retryable: a.Retry, RetryAfter: time.Duration(max(after, 0)) * time.Second}
+}
