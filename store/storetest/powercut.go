@@ -10,9 +10,9 @@ import (
 )
 
 // AfterPowerCut returns a copy of the files below dir as a disk has them whose computer loses
-// power now. Each page of a file that was written and is not synced holds zeros in the copy:
-// a store that acknowledges before it syncs has lost what it acknowledged. It is for
-// Harness.Crash of a store on files:
+// power now. Each page of a file that was written and is not synced holds zeros in the copy,
+// and so may pages beside it: a store that acknowledges before it syncs has lost what it
+// acknowledged. It is for Harness.Crash of a store on files:
 //
 //	func(t testing.TB, s store.Store) (store.Store, error) {
 //		dir := storetest.AfterPowerCut(t, filepath.Dir(s.(*mystore.Store).Path()))
