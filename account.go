@@ -13,6 +13,7 @@ import (
 	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -204,7 +205,7 @@ func (v *Vault) UpdateAccount(ctx context.Context, u AccountUpdate) (_ *Account,
 
 func checkProviderAccounts(allowed []ProviderAccount) error {
 	if len(allowed) > MaxProviderAccounts {
-		return &FieldError{"provider_accounts", "out_of_range", fmt.Sprintf("must be at most %d", MaxProviderAccounts)}
+		return &FieldError{"provider_accounts", invalid.OutOfRange, fmt.Sprintf("must be at most %d", MaxProviderAccounts)}
 	}
 	for _, a := range allowed {
 		if err := errors.Join(checkHeader("aid", []byte(a.AID)), checkHeader("mid", []byte(a.MID)), checkHeader("portalid", []byte(a.PortalID))); err != nil {
@@ -220,9 +221,9 @@ func checkHeader(name string, text []byte) error {
 	case len(text) == 0:
 		return required(field)
 	case len(text) > maxText:
-		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d characters", maxText)}
+		return &FieldError{field, invalid.TooLong, fmt.Sprintf("must have at most %d characters", maxText)}
 	case bytes.ContainsFunc(text, func(c rune) bool { return c < ' ' || c > '~' }):
-		return &FieldError{field, "invalid_format", "must be printable ASCII characters"}
+		return &FieldError{field, invalid.Format, "must be printable ASCII characters"}
 	}
 	return nil
 }

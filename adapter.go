@@ -56,9 +56,9 @@ func (e *withheld) Unwrap() error { return e.cause }
 func withhold(err error, pan card.PAN, secrets ...[]byte) error {
 	if e, ok := errors.AsType[*network.Error](err); ok && e != nil {
 		for _, s := range secrets {
-			if leak.HoldsRun(e.Code, s) || leak.HoldsRun(e.SchemeCode, s) {
+			if leak.HoldsRun(string(e.Code), s) || leak.HoldsRun(e.SchemeCode, s) {
 				refusal := *e
-				if refusal.SchemeCode = ""; leak.HoldsRun(e.Code, s) {
+				if refusal.SchemeCode = ""; leak.HoldsRun(string(e.Code), s) {
 					refusal.Code = ""
 				}
 				return &refusal

@@ -18,6 +18,7 @@ import (
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -112,9 +113,9 @@ func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 
 	switch {
 	case len(scopes) == 0:
-		errs = append(errs, &FieldError{"scopes", "too_short", "must name at least one scope"})
+		errs = append(errs, &FieldError{"scopes", invalid.TooShort, "must name at least one scope"})
 	case slices.ContainsFunc(scopes, func(s Scope) bool { return !slices.Contains(allScopes, s) }):
-		errs = append(errs, &FieldError{"scopes", "invalid_enum", "must name scopes that exist"})
+		errs = append(errs, &FieldError{"scopes", invalid.Enum, "must name scopes that exist"})
 	}
 	if opts != nil {
 		errs = append(errs, checkTTL("expiration_time", opts.TTL, MaxAPIKeyTTL))

@@ -16,16 +16,20 @@ import (
 // never changes. The handle In(uuid.Nil) has the art of every account: the id is
 // unguessable, and says nothing of a card. The error is ErrNotFound for an id
 // that no token shows.
-func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (mediaType string, image []byte, err error) {
+func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (_ *network.Art, err error) {
 	defer doing("get card art", &err)
 	if v.ledger.Closed() {
-		return "", nil, ErrClosed
+		return nil, ErrClosed
 	}
 	if id == uuid.Nil {
-		return "", nil, ErrNotFound
+		return nil, ErrNotFound
 	}
 
-	return shelf.Open(ctx, v.rows, id)
+	mediaType, image, err := shelf.Open(ctx, v.rows, id)
+	if err != nil {
+		return nil, err
+	}
+	return &network.Art{MediaType: mediaType, Image: image}, nil
 }
 
 // shelf holds card art.

@@ -40,14 +40,16 @@ func (l *lab) art(id uuid.UUID) uuid.UUID {
 // shows checks what an art id stands for, in all accounts; nil if nothing.
 func (l *lab) shows(what string, art uuid.UUID, want []byte) {
 	l.Helper()
-	mediaType, image, err := l.In(uuid.Nil).CardArt(l.Context(), art)
+	got, err := l.In(uuid.Nil).CardArt(l.Context(), art)
 	switch {
 	case want == nil:
-		if !errors.Is(err, cardvault.ErrNotFound) || image != nil {
-			l.Errorf("%s: %d bytes, %v", what, len(image), err)
+		if !errors.Is(err, cardvault.ErrNotFound) || got != nil {
+			l.Errorf("%s: %v, %v", what, got, err)
 		}
-	case err != nil || mediaType != "image/png" || !bytes.Equal(image, want):
-		l.Errorf("%s: %q, %d bytes, %v", what, mediaType, len(image), err)
+	case err != nil:
+		l.Errorf("%s: %v", what, err)
+	case got.MediaType != "image/png" || !bytes.Equal(got.Image, want):
+		l.Errorf("%s: %q, %d bytes", what, got.MediaType, len(got.Image))
 	}
 }
 
@@ -83,7 +85,7 @@ func TestCardArt(t *testing.T) {
 			}
 			l.shows("of the other account", other, image)
 			l.shows("of this one", art, image)
-			if _, _, err := l.CardArt(l.Context(), art); !errors.Is(err, cardvault.ErrNotFound) {
+			if _, err := l.CardArt(l.Context(), art); !errors.Is(err, cardvault.ErrNotFound) {
 				t.Errorf("the other account sees it: %v", err)
 			}
 			l.Vault = home
@@ -109,7 +111,7 @@ func TestCardArt(t *testing.T) {
 		l.shows("no id", uuid.Nil, nil)
 		l.shows("unknown", uuid.New(), nil)
 		l.Vault.Close()
-		if _, _, err := l.CardArt(l.Context(), uuid.New()); !errors.Is(err, cardvault.ErrClosed) {
+		if _, err := l.CardArt(l.Context(), uuid.New()); !errors.Is(err, cardvault.ErrClosed) {
 			t.Errorf("of a closed vault: %v", err)
 		}
 	})
@@ -248,8 +250,8 @@ func TestCardArtThatCannotBeHad(t *testing.T) {
 		l.net.like.Art = "gold"
 		id := l.imports(visa)
 		l.drain()
-		if mediaType, _, err := l.CardArt(l.Context(), l.art(id)); mediaType != "image/jpeg" || err != nil {
-			t.Errorf("%q, %v", mediaType, err)
+		if got, err := l.CardArt(l.Context(), l.art(id)); err != nil || got.MediaType != "image/jpeg" {
+			t.Errorf("%v, %v", got, err)
 		}
 	})
 }
@@ -335,8 +337,8 @@ func TestDamagedCardArt(t *testing.T) {
 		} {
 			before := l.storedArt(art, part(0), part(1))
 			l.must(l.store.Store.Update(l.Context(), damage))
-			if _, image, err := l.CardArt(l.Context(), art); !errors.Is(err, cardvault.ErrDamaged) || image != nil {
-				t.Errorf("%s: %d bytes, %v", what, len(image), err)
+			if got, err := l.CardArt(l.Context(), art); !errors.Is(err, cardvault.ErrDamaged) || got != nil {
+				t.Errorf("%s: %v, %v", what, got, err)
 			}
 			l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) error {
 				tx.Delete(kindCardArt, art)

@@ -11,6 +11,7 @@ import (
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/rule"
+	"github.com/cardvault/cardvault/invalid"
 )
 
 // hidden is embedded under this name, so that other packages cannot name the field. Its
@@ -74,7 +75,7 @@ func (c *Card) check(allowNonLuhn bool) (errs []error) {
 func (c *Card) checkEntered(allowNonLuhn bool) error {
 	errs := c.check(allowNonLuhn)
 	if len(checkExpiry(c.Expiry)) == 0 && c.Expiry.Expired(now()) {
-		errs = append(errs, &FieldError{"expiry_month", "card_expired", "and expiry_year must not be past"})
+		errs = append(errs, &FieldError{"expiry_month", invalid.CardExpired, "and expiry_year must not be past"})
 	}
 	return errors.Join(errs...)
 }
@@ -112,7 +113,7 @@ func checkRange(field string, n, low, high int) error {
 // checkTTL is the rule of how long something lives that may live for ever, which is 0.
 func checkTTL(field string, ttl, most time.Duration) error {
 	if ttl != 0 && (ttl < time.Second || ttl > most) {
-		return &FieldError{field, "out_of_range", fmt.Sprintf("must be between %v and %v", time.Second, most)}
+		return &FieldError{field, invalid.OutOfRange, fmt.Sprintf("must be between %v and %v", time.Second, most)}
 	}
 	return nil
 }
@@ -127,7 +128,7 @@ func checkName(n card.Name) error {
 		return err
 	}
 	if leak.LooksLikePAN(text) {
-		return &FieldError{field, "looks_like_pan", "must not contain a card number"}
+		return &FieldError{field, invalid.LooksLikePAN, "must not contain a card number"}
 	}
 	return nil
 }
@@ -135,7 +136,7 @@ func checkName(n card.Name) error {
 // checkText applies the rules of free text to one that is not absent.
 func checkText(field string, text []byte) error { return broken(field, rule.Text(text)) }
 
-func required(field string) error { return &FieldError{field, "required", "is required"} }
+func required(field string) error { return &FieldError{field, invalid.Required, "is required"} }
 
 func checkContact(c card.Contact) error {
 	const field = "contact"
@@ -143,9 +144,9 @@ func checkContact(c card.Contact) error {
 	case len(object) == 0:
 		return nil
 	case len(object) > claims.MaxContact:
-		return &FieldError{field, "too_long", fmt.Sprintf("must have at most %d bytes", claims.MaxContact)}
+		return &FieldError{field, invalid.TooLong, fmt.Sprintf("must have at most %d bytes", claims.MaxContact)}
 	case !claims.CheckContact(object):
-		return &FieldError{field, "invalid_format", "must be an object of texts: email and billing_address_…"}
+		return &FieldError{field, invalid.Format, "must be an object of texts: email and billing_address_…"}
 	}
 	return nil
 }

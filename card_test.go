@@ -493,7 +493,7 @@ func checker(t *testing.T, opts *cardvault.Options) func(cardvault.Card) error {
 func codes(err error) string {
 	var s []string
 	for _, e := range cardvault.FieldErrors(err) {
-		s = append(s, e.Field+" "+e.Code)
+		s = append(s, e.Field+" "+string(e.Code))
 	}
 	return strings.Join(s, ", ")
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -40,7 +41,7 @@ const maxAmount = 1<<53 - 1
 func (r *PaymentRequest) Check() error {
 	var errs []error
 	if r.Amount < 0 || r.Amount > maxAmount {
-		errs = append(errs, &FieldError{"amount", "out_of_range", fmt.Sprintf("must be between 0 and %d", int64(maxAmount))})
+		errs = append(errs, &FieldError{"amount", invalid.OutOfRange, fmt.Sprintf("must be between 0 and %d", int64(maxAmount))})
 	}
 	errs = append(errs, broken("currency_code", rule.Currency(r.Currency)), checkText("reference", []byte(r.Reference)))
 	return errors.Join(errs...)
@@ -81,36 +82,22 @@ type PaymentData struct {
 
 // A Failure is a reason why there is no cryptogram.
 type Failure struct {
-	Source network.Source `json:"source"`
-	// Code is network_token_pending, network_token_inactive, network_token_failed,
-	// network_token_deleted, token_invalidated, cryptogram_declined,
-	// scheme_unavailable or timeout, of network.SourceScheme; no_encryption_key or a code
-	// of a [Reason], of network.SourceConfiguration.
-	Code       string `json:"code"`
-	Message    string `json:"message"`     // for humans
-	Retryable  bool   `json:"retryable"`   // the same request may succeed later
-	SchemeCode string `json:"scheme_code"` // what the network said, "" if it said nothing
+	Source     network.Source `json:"source"`
+	Code       network.Code   `json:"code"`
+	Message    string         `json:"message"`     // for humans
+	Retryable  bool           `json:"retryable"`   // the same request may succeed later
+	SchemeCode string         `json:"scheme_code"` // what the network said, "" if it said nothing
 }
 
-// failures are the codes of a Failure that are not also codes of a [Reason].
-var failures = map[string]Failure{
-	"network_token_pending":  {Source: network.SourceScheme, Retryable: true, Message: "The network token is still being provisioned."},
-	"network_token_inactive": {Source: network.SourceScheme, Message: "The network token is suspended."},
-	"network_token_failed":   {Source: network.SourceScheme, Message: "Provisioning of the network token has failed."},
-	"network_token_deleted":  {Source: network.SourceScheme, Message: "The network token is deleted."},
-	"token_invalidated":      {Source: network.SourceScheme, Message: "The card is no longer valid."},
-	"cryptogram_declined":    {Source: network.SourceScheme, Message: "The scheme declined the request."},
-	"no_encryption_key":      {Source: network.SourceConfiguration, Message: "The merchant has no shared secret in use."},
-}
-
-func newFailure(code, schemeCode string) *Failure {
-	f, ok := failures[code]
-	if !ok {
-		r := reasons[code]
-		f = Failure{Source: network.SourceOf(code), Message: r.text, Retryable: r.retryable}
+func newFailure(code network.Code, schemeCode string) *Failure {
+	source := network.SourceOf(code)
+	switch {
+	case code == network.CodeNoEncryptionKey:
+		source = network.SourceConfiguration
+	case source == 0: // the state of card and network token
+		source = network.SourceScheme
 	}
-	f.Code, f.SchemeCode = code, schemeCode
-	return &f
+	return &Failure{source, code, code.Message(), code.Retryable(), schemeCode}
 }
 
 // RequestPaymentData asks the network for a cryptogram and returns its record.
@@ -192,7 +179,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		}
 
 		// A decline may be the first sign of a suspended or deleted network token.
-		if !p.Success && p.Failures[0].Code == "cryptogram_declined" {
+		if !p.Success && p.Failures[0].Code == network.CodeCryptogramDeclined {
 			v.lookSoon(ctx, h.card.ID)
 		}
 		return p, nil
@@ -216,7 +203,7 @@ func (v *Vault) CheckPayment(ctx context.Context, r PaymentRequest) (err error) 
 }
 
 func unknownMerchant() error {
-	return &FieldError{"merchant_id", "unknown_merchant", "must be a merchant of the account"}
+	return &FieldError{"merchant_id", invalid.UnknownMerchant, "must be a merchant of the account"}
 }
 
 // payee returns the merchant of a request.
@@ -249,17 +236,17 @@ func (v *Vault) forbids(h *holding, a *standing, m *Merchant, secret *PaymentSec
 	status, reason := h.token.NetworkTokenStatus, h.token.NetworkTokenStatusReason
 	switch {
 	case h.token.Status == StatusInvalid:
-		return newFailure("token_invalidated", "")
+		return newFailure(network.CodeTokenInvalidated, "")
 	case status == network.NotAvailable && reason != nil:
 		return &Failure{reason.Source, reason.Code, reason.Message, reason.Retryable, reason.SchemeCode}
 	case status != network.Active:
-		return newFailure("network_token_"+status.String(), "")
+		return newFailure(network.Code("network_token_"+status.String()), "") // pending, inactive, failed or deleted
 	case !a.active:
-		return newFailure("network_tokens_not_activated", "")
+		return newFailure(network.CodeNetworkTokensNotActivated, "")
 	case v.opts.Network == nil || v.opts.powers.Name != h.net.network:
-		return newFailure("no_network", "")
+		return newFailure(network.CodeNoNetwork, "")
 	case secret == nil:
-		return newFailure("no_encryption_key", "")
+		return newFailure(network.CodeNoEncryptionKey, "")
 	}
 	if code, schemeCode := v.ineligible(h.token.Scheme, m.ID); code != "" {
 		return newFailure(code, schemeCode)
@@ -323,9 +310,9 @@ func (v *Vault) failure(p *PaymentData, err error) *Failure {
 	if !errors.As(err, &e) {
 		v.log.Warn("network gave no cryptogram", "payment_data", p.ID, "error", leak.Printable(err))
 		if errors.Is(err, context.DeadlineExceeded) {
-			return newFailure("timeout", "")
+			return newFailure(network.CodeTimeout, "")
 		}
-		return newFailure("scheme_unavailable", "")
+		return newFailure(network.CodeSchemeUnavailable, "")
 	}
 
 	code, schemeCode := codeOf(e, e.Source)
@@ -335,12 +322,12 @@ func (v *Vault) failure(p *PaymentData, err error) *Failure {
 	}
 
 	if e.SchemeCode == "" {
-		schemeCode = schemeText(e.Code)
+		schemeCode = schemeText(string(e.Code))
 	}
 	if e.Retryable {
-		return newFailure("scheme_unavailable", schemeCode)
+		return newFailure(network.CodeSchemeUnavailable, schemeCode)
 	}
-	return newFailure("cryptogram_declined", schemeCode)
+	return newFailure(network.CodeCryptogramDeclined, schemeCode)
 }
 
 // encrypt returns what the merchant opens with its secret.
@@ -427,7 +414,7 @@ func (s payments) open(ctx context.Context, rec *store.Record) (*PaymentData, er
 		case paymentReference:
 			p.Reference = string(r.Value)
 		case paymentCode:
-			p.Failures = append(p.Failures, Failure{Code: string(r.Value)})
+			p.Failures = append(p.Failures, Failure{Code: network.Code(r.Value)})
 			f = &p.Failures[len(p.Failures)-1]
 		case paymentSource:
 			f.Source = network.Source(r.Uint())

@@ -176,7 +176,7 @@ func refusedFor(t testing.TB, p *cardvault.PaymentData, source network.Source, c
 		t.Errorf("%s has no message", f.Code)
 	}
 	f.Message = ""
-	if want := (cardvault.Failure{Source: source, Code: code, Retryable: retryable, SchemeCode: schemeCode}); f != want {
+	if want := (cardvault.Failure{Source: source, Code: network.Code(code), Retryable: retryable, SchemeCode: schemeCode}); f != want {
 		t.Errorf("failure %+v, want %+v", f, want)
 	}
 }
@@ -306,7 +306,7 @@ func (t *till) stored(kind store.Kind) (found []*store.Record) {
 func hasViolations(err error, want ...string) bool {
 	var got []string
 	for _, e := range cardvault.FieldErrors(err) {
-		got = append(got, e.Field+" "+e.Code)
+		got = append(got, e.Field+" "+string(e.Code))
 	}
 	return slices.Equal(got, want)
 }
@@ -447,7 +447,7 @@ func (renamed) Info() network.Info { return network.Info{Name: "another"} }
 func TestPaymentFailures(t *testing.T) {
 	const scheme, configuration = network.SourceScheme, network.SourceConfiguration
 	refusal := func(source network.Source, code, schemeCode string, retryable bool) error {
-		return fmt.Errorf("adapter: %w", &network.Error{Source: source, Code: code, SchemeCode: schemeCode, Retryable: retryable})
+		return fmt.Errorf("adapter: %w", &network.Error{Source: source, Code: network.Code(code), SchemeCode: schemeCode, Retryable: retryable})
 	}
 	none := func(err error) func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) {
 		return func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) { return nil, err }

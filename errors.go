@@ -6,6 +6,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/google/uuid"
 )
 
@@ -144,7 +145,7 @@ var (
 // never holds the value.
 type FieldError struct {
 	Field string // as in the interface document, such as "expiry_month"
-	Code  string // from a closed list, such as "luhn" or "out_of_range"
+	Code  invalid.Code
 
 	// Message says what the rule is, such as "must be between 1 and 12".
 	Message string

@@ -119,7 +119,7 @@ func (n *httpNetwork) ask(ctx context.Context, path string, q wireRequest) (*wir
 		if r.Configuration {
 			source = network.SourceConfiguration
 		}
-		return nil, &network.Error{Source: source, Code: r.Code}
+		return nil, &network.Error{Source: source, Code: network.Code(r.Code)}
 	}
 	if a.Unknown {
 		return nil, network.ErrUnknown
@@ -609,7 +609,7 @@ func TestFaultsWhilePaying(t *testing.T) {
 				if bad.Success || bad.Encrypted != "" || len(bad.Failures) != 1 {
 					t.Fatalf("payment data: %+v", bad)
 				}
-				if f := bad.Failures[0]; f.Source != network.SourceScheme || f.Code != code || !f.Retryable || f.Message == "" {
+				if f := bad.Failures[0]; f.Source != network.SourceScheme || string(f.Code) != code || !f.Retryable || f.Message == "" {
 					t.Errorf("failure %+v, want %s", f, code)
 				}
 				l.is(id, active, "")
@@ -633,7 +633,7 @@ func TestFaultsWhilePaying(t *testing.T) {
 				}
 				list, err := l.ListPaymentData(l.Context(), id, nil)
 				l.must(err)
-				if list.TotalItems != 2 || list.Items[1].ID != bad.ID || list.Items[1].Failures[0].Code != code {
+				if list.TotalItems != 2 || list.Items[1].ID != bad.ID || list.Items[1].Failures[0].Code != network.Code(code) {
 					t.Errorf("%d payment data are listed, want both", list.TotalItems)
 				}
 			})

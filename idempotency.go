@@ -6,6 +6,7 @@ import (
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/google/uuid"
 )
 
@@ -110,7 +111,7 @@ func checkIdempotencyKey(key string) error {
 		ok = ok && c >= ' ' && c <= '~'
 	}
 	if !ok {
-		return &FieldError{"header.idempotency-key", "invalid_format", "must be 1 to 255 printable ASCII characters"}
+		return &FieldError{"header.idempotency-key", invalid.Format, "must be 1 to 255 printable ASCII characters"}
 	}
 	return nil
 }

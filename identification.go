@@ -194,7 +194,7 @@ func (s *visit) identify(ctx context.Context, c Card) (*Token, error) {
 
 	case failure == nil && got.State == idv.Failed,
 		failure != nil && begun.reference == "" && now().Sub(begun.since) >= identificationPatience:
-		s.failed, s.idv, s.record.Secret = "identification_failed", nil, nil
+		s.failed, s.idv, s.record.Secret = RefusedIdentification, nil, nil
 		err := s.put(ctx, opIdentify)
 		if s.dropCode(ctx, begun, err); err != nil {
 			return nil, err

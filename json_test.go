@@ -32,7 +32,7 @@ var (
 	})
 	someFailure = rapid.Custom(func(t *rapid.T) cardvault.Failure {
 		return cardvault.Failure{
-			Source: network.Source(rapid.IntRange(1, 2).Draw(t, "source")), Code: someText.Draw(t, "code"), Message: someText.Draw(t, "message"),
+			Source: network.Source(rapid.IntRange(1, 2).Draw(t, "source")), Code: network.Code(someText.Draw(t, "code")), Message: someText.Draw(t, "message"),
 			Retryable: rapid.Bool().Draw(t, "retryable"), SchemeCode: someText.Draw(t, "scheme code"),
 		}
 	})

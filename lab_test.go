@@ -229,11 +229,11 @@ func refuse(method string, err error) func(context.Context, call) error {
 }
 
 func schemeError(code string) error {
-	return &network.Error{Source: network.SourceScheme, Code: code}
+	return &network.Error{Source: network.SourceScheme, Code: network.Code(code)}
 }
 
 func configurationError(code string) error {
-	return &network.Error{Source: network.SourceConfiguration, Code: code}
+	return &network.Error{Source: network.SourceConfiguration, Code: network.Code(code)}
 }
 
 // A frail is a store whose Updates fail when it is told to: undone, or done all
@@ -425,7 +425,7 @@ func (l *lab) is(id uuid.UUID, status network.Status, code string) *cardvault.To
 	token := l.get(id)
 	got := ""
 	if r := token.NetworkTokenStatusReason; r != nil {
-		got = r.Code
+		got = string(r.Code)
 		if r.Message == "" || r.OccurredAt.IsZero() || r.Source == 0 {
 			l.Errorf("an incomplete reason: %+v", r)
 		}

@@ -429,14 +429,14 @@ func (p *progress) provisioned(a networkAnswer, at time.Time, scale scaling) {
 		// By the next attempt it has been deleted, and there is another.
 		p.unsure = false
 		p.attempt++
-		p.problem = Reason{Code: "scheme_unavailable"}
+		p.problem = Reason{Code: network.CodeSchemeUnavailable}
 		p.retry(0, at, scale)
 
 	default:
 		p.unsure = true
-		p.problem = Reason{Code: "scheme_unavailable"}
+		p.problem = Reason{Code: network.CodeSchemeUnavailable}
 		if errors.Is(a.err, context.DeadlineExceeded) {
-			p.problem.Code = "timeout"
+			p.problem.Code = network.CodeTimeout
 		}
 		p.retry(0, at, scale)
 	}
@@ -529,7 +529,7 @@ func (p *progress) adopt(got *network.Token, asked, at time.Time) {
 	case got.Invalidated:
 		p.invalidate(stateAt, got.Reason)
 	case got.State == network.Deleted:
-		p.move(deleted, newReason(network.SourceScheme, "deleted_by_scheme", schemeText(got.Reason), stateAt))
+		p.move(deleted, newReason(network.SourceScheme, network.CodeDeletedByScheme, schemeText(got.Reason), stateAt))
 	case got.State == network.Inactive:
 		owners := got.SuspendedBy & (1<<ownerCount - 1)
 		if owners == 0 {
@@ -587,7 +587,7 @@ func (p *progress) invalidate(at time.Time, schemeCode string) {
 		return
 	}
 	p.invalidatedAt = at
-	p.move(invalidated, newReason(network.SourceScheme, "account_closed", schemeText(schemeCode), at))
+	p.move(invalidated, newReason(network.SourceScheme, network.CodeAccountClosed, schemeText(schemeCode), at))
 }
 
 // suspend applies that the network has suspended or resumed a network token on
@@ -610,12 +610,12 @@ func (p *progress) suspend(suspends bool, at time.Time) {
 
 // suspensionReason names one of the owners: the issuer before the scheme.
 func suspensionReason(owners network.Owners, schemeCode string, at time.Time) *Reason {
-	code := "suspended_by_cardholder"
+	code := network.CodeSuspendedByCardholder
 	switch {
 	case owners&network.OwnersOf(network.OwnerIssuer) != 0:
-		code = "suspended_by_issuer"
+		code = network.CodeSuspendedByIssuer
 	case owners&network.OwnersOf(network.OwnerScheme) != 0:
-		code = "suspended_by_scheme"
+		code = network.CodeSuspendedByScheme
 	}
 	return newReason(network.SourceScheme, code, schemeText(schemeCode), at)
 }
@@ -651,7 +651,7 @@ func (p *progress) schedule(at time.Time, scale scaling) {
 			return
 		}
 		// A notice may still make it active.
-		p.move(refused, newReason(network.SourceScheme, cmp.Or(p.problem.Code, "timeout"), p.problem.SchemeCode, at))
+		p.move(refused, newReason(network.SourceScheme, cmp.Or(p.problem.Code, network.CodeTimeout), p.problem.SchemeCode, at))
 	case network.Active, network.Inactive:
 		p.tries = 0
 		p.pause = pause{kind: pauseMixed, wait: reconcileAfter}

@@ -105,39 +105,6 @@ func TestStateMachineIsComplete(t *testing.T) {
 	}
 }
 
-// Every code of decisions, chapter 6, has its source and text, and there is no
-// other.
-func TestReasons(t *testing.T) {
-	rows := []struct {
-		source    network.Source
-		retryable bool
-		codes     []string
-	}{
-		{network.SourceScheme, false, []string{
-			"card_not_eligible", "card_not_allowed", "card_verification_failed", "declined", "invalid_card_data", "provision_not_allowed",
-			"suspended_by_issuer", "suspended_by_scheme", "suspended_by_cardholder",
-			"deleted_by_issuer", "deleted_by_scheme", "account_closed",
-		}},
-		{network.SourceScheme, true, []string{"provision_data_expired", "issuer_unavailable", "scheme_unavailable", "timeout"}},
-		{network.SourceConfiguration, false, []string{
-			"network_tokens_not_activated", "no_network", "scheme_not_enabled", "merchant_not_enrolled",
-			"ephemeral_token", "card_expired", "stale_account_number", "invalid_request",
-		}},
-	}
-	n := 0
-	for _, row := range rows {
-		for _, code := range row.codes {
-			n++
-			if r := reasons[code]; network.SourceOf(code) != row.source || r.retryable != row.retryable || r.text == "" {
-				t.Errorf("%s: %+v", code, r)
-			}
-		}
-	}
-	if n != len(reasons) {
-		t.Errorf("%d codes, want %d", len(reasons), n)
-	}
-}
-
 // Where a network token can be when an answer comes, each with what the machine
 // keeps of it.
 var progresses = func() map[string]progress {
@@ -230,7 +197,7 @@ func TestProgress(t *testing.T) {
 	// Steps of rows.
 	type step = func(*progress)
 	state := func(s network.Status) step { return func(p *progress) { p.status, p.reason = s, nil } }
-	because := func(s network.Status, source network.Source, code, schemeCode string) step {
+	because := func(s network.Status, source network.Source, code network.Code, schemeCode string) step {
 		return func(p *progress) { p.status, p.reason = s, newReason(source, code, schemeCode, at) }
 	}
 	wait := func(kind pauseKind, d ...time.Duration) step {
@@ -245,7 +212,7 @@ func TestProgress(t *testing.T) {
 		}
 	}
 	tries := func(n uint64) step { return func(p *progress) { p.tries = n } }
-	problem := func(code string) step { return func(p *progress) { p.problem.Code = code } }
+	problem := func(code network.Code) step { return func(p *progress) { p.problem.Code = code } }
 	unsure := func(p *progress) { p.unsure = true }
 	known := func(p *progress) { p.unsure = false }
 	another := func(p *progress) { known(p); p.attempt++ }
@@ -261,7 +228,7 @@ func TestProgress(t *testing.T) {
 	hourly, poll := wait(pausePaced, time.Hour), wait(pauseExact, polls[0])
 	active := state(network.Active)
 	declined := because(network.Failed, network.SourceScheme, "declined", "51")
-	gaveUp := func(code string) step { return because(network.Failed, network.SourceScheme, code, "") }
+	gaveUp := func(code network.Code) step { return because(network.Failed, network.SourceScheme, code, "") }
 	setUp := because(network.NotAvailable, network.SourceConfiguration, "scheme_not_enabled", "")
 	byScheme := because(network.Inactive, network.SourceScheme, "suspended_by_scheme", "")
 	gone := because(network.Deleted, network.SourceScheme, "deleted_by_scheme", "")
@@ -495,7 +462,7 @@ func TestPauses(t *testing.T) {
 // What each notice leads to.
 func TestProgressOfNotices(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).Add(time.Hour)
-	reason := func(source network.Source, code string) *Reason { return newReason(source, code, "", at) }
+	reason := func(source network.Source, code network.Code) *Reason { return newReason(source, code, "", at) }
 	declined := &network.Error{Source: network.SourceScheme, Code: "declined"}
 	rows := []struct {
 		from   string

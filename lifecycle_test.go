@@ -86,7 +86,7 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 							t.Errorf("created as %v", got.NetworkTokenStatus)
 						}
 						r := got.NetworkTokenStatusReason
-						if (r == nil) != (test.want == "") || r != nil && (r.Code != test.want || r.Source != network.SourceConfiguration ||
+						if (r == nil) != (test.want == "") || r != nil && (string(r.Code) != test.want || r.Source != network.SourceConfiguration ||
 							r.Retryable || r.SchemeCode != test.schemeCode || !r.OccurredAt.Equal(token.CreatedAt)) {
 							t.Errorf("reason %+v", r)
 						}
@@ -294,7 +294,7 @@ func TestProvisionRefused(t *testing.T) {
 				if code == "E99" {
 					want, schemeCode = "scheme_unavailable", "E99"
 				}
-				refusal := &network.Error{Source: network.SourceScheme, Code: code, SchemeCode: schemeCode}
+				refusal := &network.Error{Source: network.SourceScheme, Code: network.Code(code), SchemeCode: schemeCode}
 				l.net.script(refuse("Provision", fmt.Errorf("wrapped: %w", refusal)), nil)
 				id := l.imports(visa)
 				l.run(func() { l.pass(10 * time.Hour) })

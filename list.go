@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/listing"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/google/uuid"
 )
 
@@ -52,7 +53,7 @@ func (o *ListOptions) check() error {
 		errs = append(errs, checkRange("query.page", o.Page, 1, MaxPage))
 	}
 	if !o.From.IsZero() && !o.To.IsZero() && o.From.After(o.To) {
-		errs = append(errs, &FieldError{"query.from", "invalid_range", "must not be after to"})
+		errs = append(errs, &FieldError{"query.from", invalid.Range, "must not be after to"})
 	}
 	return errors.Join(errs...)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/spread"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -242,22 +243,22 @@ func checkNotice(n *network.Notice) error {
 	var errs []error
 
 	if len(n.ID) < 1 || len(n.ID) > maxText {
-		errs = append(errs, &FieldError{"id", "out_of_range", "must have 1 to 255 bytes"})
+		errs = append(errs, &FieldError{"id", invalid.OutOfRange, "must have 1 to 255 bytes"})
 	}
 	if len(n.Token.ID) > maxText || len(n.Token.IdempotencyKey) > maxText || n.Token == (network.Ref{}) {
-		errs = append(errs, &FieldError{"token", "out_of_range", "must have 1 to 255 bytes"})
+		errs = append(errs, &FieldError{"token", invalid.OutOfRange, "must have 1 to 255 bytes"})
 	}
 	if n.Kind < network.NoticeActivated || n.Kind > network.NoticeArtChanged {
-		errs = append(errs, &FieldError{"kind", "invalid_enum", "must be a kind of notice"})
+		errs = append(errs, &FieldError{"kind", invalid.Enum, "must be a kind of notice"})
 	}
 	if n.OccurredAt.IsZero() || n.OccurredAt.Before(ledger.FirstTime) || n.OccurredAt.After(ledger.LastTime) {
-		errs = append(errs, &FieldError{"occurred_at", "out_of_range", "must be a time of this century"})
+		errs = append(errs, &FieldError{"occurred_at", invalid.OutOfRange, "must be a time of this century"})
 	}
 	if n.By >= ownerCount {
-		errs = append(errs, &FieldError{"by", "invalid_enum", "must be an owner"})
+		errs = append(errs, &FieldError{"by", invalid.Enum, "must be an owner"})
 	}
 	if n.Card != nil && !isCardState(n.Card) {
-		errs = append(errs, &FieldError{"card", "invalid_format", "must have four digits and an expiry"})
+		errs = append(errs, &FieldError{"card", invalid.Format, "must have four digits and an expiry"})
 	}
 	if n.Kind == network.NoticeRefused && n.Failure == nil {
 		errs = append(errs, required("failure"))
@@ -369,9 +370,9 @@ func (p *progress) ownersNoticed(n *network.Notice, at time.Time) {
 }
 
 func (p *progress) deleteNoticed(n *network.Notice, at time.Time) {
-	code := "deleted_by_issuer"
+	code := network.CodeDeletedByIssuer
 	if n.By == network.OwnerScheme {
-		code = "deleted_by_scheme"
+		code = network.CodeDeletedByScheme
 	}
 	p.move(deleted, newReason(network.SourceScheme, code, schemeText(n.SchemeCode), at))
 }

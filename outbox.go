@@ -219,7 +219,7 @@ func (v *Vault) disable(ctx context.Context, w *Webhook, why string) error {
 		if is.Disabled || is.URL != w.URL || !is.since.Equal(w.since) {
 			return errChanged
 		}
-		is.Disabled, is.DisabledReason = true, why
+		is.Disabled, is.DisabledReason = true, DisabledReason(why)
 		return nil
 	})
 	switch {

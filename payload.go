@@ -8,6 +8,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/claims"
 	"github.com/cardvault/cardvault/internal/payload"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -27,7 +28,7 @@ func (v *Vault) refusePayload(ctx context.Context, used []*store.Record, why err
 }
 
 // refuses returns the reason code for a card or code that is not taken, or "".
-func (o *Options) refuses(c Card, refresh bool) string {
+func (o *Options) refuses(c Card, refresh bool) Refusal {
 	err := checkSecurityCode(c.SecurityCode)
 	if !refresh {
 		err = errors.Join(c.checkEntered(o.AllowNonLuhn), err)
@@ -35,13 +36,13 @@ func (o *Options) refuses(c Card, refresh bool) string {
 	for _, e := range FieldErrors(err) {
 		switch {
 		case e.Field == "account_number":
-			return "invalid_account_number"
-		case e.Code == "card_expired":
-			return "card_expired"
+			return RefusedAccountNumber
+		case e.Code == invalid.CardExpired:
+			return RefusedExpired
 		case e.Field == "security_code":
-			return "invalid_security_code"
+			return RefusedSecurityCode
 		default:
-			return "invalid_expiry_date"
+			return RefusedExpiryDate
 		}
 	}
 	return ""
@@ -64,7 +65,7 @@ func readClaims(text []byte, refresh bool) (c Card, ok bool) {
 const payloadField = "result.enc_payload"
 
 func lacksClaims() error {
-	return &FieldError{payloadField, "invalid_format", "must hold the claims of the action, of their types"}
+	return &FieldError{payloadField, invalid.Format, "must hold the claims of the action, of their types"}
 }
 
 // openPayload decrypts a payload for a session of this account, and returns its claims and
@@ -73,11 +74,11 @@ func (v *Vault) openPayload(ctx context.Context, id, row uuid.UUID, text []byte)
 	plain, used, err = v.payloads.Open(ctx, payload.Session{ID: id, Row: row, MustBind: v.opts.RequireSessionBinding}, text)
 	switch {
 	case errors.Is(err, payload.ErrTooLong):
-		err = &FieldError{payloadField, "too_long", fmt.Sprintf("must have at most %d characters", payload.MaxSize)}
+		err = &FieldError{payloadField, invalid.TooLong, fmt.Sprintf("must have at most %d characters", payload.MaxSize)}
 	case errors.Is(err, payload.ErrUndecryptable):
-		err = &FieldError{payloadField, "undecryptable", "must be a compact JWE under the key of this session"}
+		err = &FieldError{payloadField, invalid.Undecryptable, "must be a compact JWE under the key of this session"}
 	case errors.Is(err, payload.ErrUnbound):
-		err = &FieldError{payloadField, "undecryptable", "must name this session in its header, as sid"}
+		err = &FieldError{payloadField, invalid.Undecryptable, "must name this session in its header, as sid"}
 	}
 	return plain, used, err
 }

@@ -78,7 +78,7 @@ func (l *lab) refuses(what string, id cardvault.SessionID, payload, code string)
 	l.Helper()
 	before := *l.sees(id)
 	_, err := l.In(uuid.Nil).CompleteSession(l.Context(), id, []byte(payload))
-	if e := cardvault.FieldErrors(err); len(e) != 1 || e[0].Field != "result.enc_payload" || e[0].Code != code {
+	if e := cardvault.FieldErrors(err); len(e) != 1 || e[0].Field != "result.enc_payload" || string(e[0].Code) != code {
 		l.Errorf("%s: %v, want %s", what, err, code)
 	}
 	if after := l.sees(id); !reflect.DeepEqual(*after, before) {
@@ -160,7 +160,7 @@ func TestRefusedCards(t *testing.T) {
 					want, state = "too_many_attempts", cardvault.SessionFailed
 				}
 				got := l.completes(id, payload)
-				if got.State != state || got.ReasonCode != want || (got.Key != nil) != (state == cardvault.SessionOpen) {
+				if got.State != state || string(got.ReasonCode) != want || (got.Key != nil) != (state == cardvault.SessionOpen) {
 					l.Errorf("%s, card %d: %+v, want %v for %s", claims, i+1, got, state, want)
 				}
 				if seen := l.sees(id); state == cardvault.SessionOpen && seen.ReasonCode != "" {

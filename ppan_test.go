@@ -217,7 +217,7 @@ func TestPPANRefused(t *testing.T) {
 		_, err := l.ObtainPPAN(l.Context(), id, a)
 		var got []string
 		for _, e := range cardvault.FieldErrors(err) {
-			got = append(got, e.Field+" "+e.Code)
+			got = append(got, e.Field+" "+string(e.Code))
 		}
 		want := "header.x-provider-aid required, header.x-provider-hash invalid_format, header.x-provider-mid too_long, header.x-provider-portalid invalid_format"
 		if strings.Join(got, ", ") != want {

@@ -165,23 +165,24 @@ func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) 
 // unavailable says why the configuration allows no network token for t at a
 // time, or nil.
 func (v *Vault) unavailable(ctx context.Context, t *Token, at time.Time) (*Reason, error) {
-	code, schemeCode := "", ""
+	var code network.Code
+	schemeCode := ""
 	switch {
 	case !t.ExpiresAt.IsZero():
-		code = "ephemeral_token"
+		code = network.CodeEphemeralToken
 	case t.Expiry.Expired(at):
-		code = "card_expired"
+		code = network.CodeCardExpired
 	case t.stale:
-		code = "stale_account_number"
+		code = network.CodeStaleAccountNumber
 	case v.opts.Network == nil:
-		code = "no_network"
+		code = network.CodeNoNetwork
 	default:
 		a, err := v.approved(ctx)
 		if err != nil {
 			return nil, err
 		}
 		if !a.active {
-			code = "network_tokens_not_activated"
+			code = network.CodeNetworkTokensNotActivated
 			break
 		}
 		code, schemeCode = v.ineligible(t.Scheme, a.merchant)
@@ -195,7 +196,7 @@ func (v *Vault) unavailable(ctx context.Context, t *Token, at time.Time) (*Reaso
 
 // ineligible returns the code of the reason why the network takes no cards of a
 // scheme for a merchant, and the network's own, or "".
-func (v *Vault) ineligible(s card.Scheme, merchant uuid.UUID) (code, schemeCode string) {
+func (v *Vault) ineligible(s card.Scheme, merchant uuid.UUID) (code network.Code, schemeCode string) {
 	err := v.guard("network", func() error {
 		return v.opts.Network.Eligible(&network.EligibilityRequest{Scheme: s, Merchant: merchant})
 	})
@@ -205,14 +206,13 @@ func (v *Vault) ineligible(s card.Scheme, merchant uuid.UUID) (code, schemeCode 
 	var e *network.Error
 	if !errors.As(err, &e) {
 		v.log.Error("network says neither that a scheme is eligible nor why not", "scheme", s, "error", leak.Printable(err))
-		e = &network.Error{Source: network.SourceConfiguration, Code: "invalid_request"}
+		e = &network.Error{Source: network.SourceConfiguration, Code: network.CodeInvalidRequest}
 	}
 	return codeOf(e, network.SourceConfiguration)
 }
 
-func newReason(source network.Source, code, schemeCode string, at time.Time) *Reason {
-	r := reasons[code]
-	return &Reason{Source: source, Code: code, Message: r.text, Retryable: r.retryable, SchemeCode: schemeCode, OccurredAt: at}
+func newReason(source network.Source, code network.Code, schemeCode string, at time.Time) *Reason {
+	return &Reason{Source: source, Code: code, Message: code.Message(), Retryable: code.Retryable(), SchemeCode: schemeCode, OccurredAt: at}
 }
 
 // checkNetworkToken returns errGarbage unless got can be the answer for a card whose last
@@ -636,7 +636,7 @@ func (h *holding) renew(c *network.CardState, replaced bool) bool {
 // network that is overloaded, or set up wrongly, may know more later.
 func isFinal(e *network.Error) bool {
 	code, _ := codeOf(e, network.SourceScheme)
-	return e.Source != network.SourceConfiguration && !reasons[code].retryable
+	return e.Source != network.SourceConfiguration && !code.Retryable()
 }
 
 // SuspendNetworkToken has the network suspend the network token of a token, on

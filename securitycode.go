@@ -20,6 +20,12 @@ import (
 // refreshPatience bounds what a refresh does after it was stored.
 const refreshPatience = 10 * time.Second
 
+// A SecurityCodeStatus says whether the vault has the security code of a token.
+type SecurityCodeStatus struct {
+	Available bool
+	ExpiresAt time.Time // zero unless it is available
+}
+
 // SecurityCodeStatus reports whether the vault has the security code of a token,
 // and until when. The code goes at that time, when it is consumed, when another
 // takes its place or the token is deleted, and early if there is no room for it
@@ -27,14 +33,17 @@ const refreshPatience = 10 * time.Second
 // card at its scheme does not matter.
 //
 // The error is ErrNotFound for an id that the account does not have.
-func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (available bool, until time.Time, err error) {
+func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (_ *SecurityCodeStatus, err error) {
 	defer doing("get security code status", &err)
 	if _, err := v.rows.Get(ctx, kindToken, id); err != nil {
-		return false, time.Time{}, err
+		return nil, err
 	}
 	code, until, err := v.securityCode(ctx, id)
-	code.Wipe()
-	return !code.IsZero(), until, err
+	if err != nil {
+		return nil, err
+	}
+	defer code.Wipe()
+	return &SecurityCodeStatus{!code.IsZero(), until}, nil
 }
 
 // Consume ends the security code of a token: nobody gets it any more, whatever its cache

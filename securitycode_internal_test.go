@@ -23,8 +23,8 @@ func TestClosedCodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ok, _, err := v.SecurityCodeStatus(t.Context(), token.ID); !ok || err != nil {
-		t.Fatal(ok, err)
+	if s, err := v.SecurityCodeStatus(t.Context(), token.ID); err != nil || !s.Available {
+		t.Fatal(s, err)
 	}
 	if err := v.Close(); err != nil {
 		t.Fatal(err)

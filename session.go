@@ -11,6 +11,7 @@ import (
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -222,10 +223,8 @@ type Session struct {
 	TokenID uuid.UUID // of SessionSucceeded
 
 	// ReasonCode is why the card was refused, "" if none was: of SessionFailed, and
-	// of SessionOpen from CompleteSession. One of invalid_account_number,
-	// invalid_expiry_date, card_expired, invalid_security_code, unsupported_scheme,
-	// identification_failed and too_many_attempts.
-	ReasonCode string
+	// of SessionOpen from CompleteSession.
+	ReasonCode Refusal
 
 	// ChallengeURL is the page on which the shopper proves who they are, of
 	// SessionIdentifying: show it in a frame, and read the session again. If "",
@@ -239,6 +238,19 @@ type SessionKey struct {
 	ID string // of the key, for the header kid
 	N  []byte // modulus, big-endian
 }
+
+// A Refusal says why a session has refused a card.
+type Refusal string
+
+const (
+	RefusedAccountNumber  Refusal = "invalid_account_number"
+	RefusedExpiryDate     Refusal = "invalid_expiry_date"
+	RefusedExpired        Refusal = "card_expired"
+	RefusedSecurityCode   Refusal = "invalid_security_code"
+	RefusedScheme         Refusal = "unsupported_scheme"
+	RefusedIdentification Refusal = "identification_failed"
+	RefusedAttempts       Refusal = "too_many_attempts" // the last of five cards
+)
 
 // A SessionState says how far a session is.
 type SessionState uint8
@@ -382,7 +394,7 @@ func (s *visit) complete(ctx context.Context, claims []byte, used []*store.Recor
 		}
 		switch {
 		case errors.Is(err, errScheme):
-			reason = "unsupported_scheme"
+			reason = RefusedScheme
 		case errors.Is(err, ErrTooManyNumbers):
 			return nil, s.vault.refusePayload(ctx, used, err)
 		case errors.Is(err, ErrIdentificationPending), errors.Is(err, ErrIdentificationFailed):
@@ -395,7 +407,7 @@ func (s *visit) complete(ctx context.Context, claims []byte, used []*store.Recor
 	}
 
 	if s.refused++; s.refused >= maxRefusals {
-		s.failed, reason = "too_many_attempts", "too_many_attempts"
+		s.failed, reason = RefusedAttempts, RefusedAttempts
 	}
 
 	// Before the card is counted: what is counted is answered.
@@ -446,7 +458,7 @@ func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, e
 }
 
 // errScheme is returned for a card whose scheme Options.Schemes does not have.
-var errScheme = &FieldError{"account_number", "invalid_enum", "must be of a scheme that is taken"}
+var errScheme = &FieldError{"account_number", invalid.Enum, "must be of a scheme that is taken"}
 
 // tokenize completes a session with a card that was checked: it makes t its token,
 // and stores also with it. The security code is kept for the usual time, or until the
@@ -499,7 +511,7 @@ type session struct {
 	refresh uuid.UUID     // row key of the token whose security code is entered anew, if it is for that
 	token   uuid.UUID     // row key of the token that was made, or refreshed
 	refused uint64        // cards
-	failed  string        // why it has failed for good; "" if it has not
+	failed  Refusal       // why it has failed for good; "" if it has not
 
 	businessKey, provider string // of the token
 

@@ -24,6 +24,7 @@ import (
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
@@ -183,7 +184,7 @@ func checkOrigin(businessKey, provider string) (errs []error) {
 func checkProvider(slug string) error { return broken("import_provider", rule.Slug(slug)) }
 
 func dependsOnBusinessKey() error {
-	return &FieldError{"business_key", "depends_on", "is required with import_provider"}
+	return &FieldError{"business_key", invalid.DependsOn, "is required with import_provider"}
 }
 
 // Import stores a card and returns its token. opts may be nil. The card's
@@ -481,10 +482,10 @@ func (o *TokenListOptions) check() error {
 	var errs []error
 	// Classes of none of the schemes would be those of all.
 	if slices.ContainsFunc(o.Scheme, func(s card.Scheme) bool { return s >= schemes }) {
-		errs = append(errs, &FieldError{"query.scheme", "invalid_enum", "must name schemes that exist"})
+		errs = append(errs, &FieldError{"query.scheme", invalid.Enum, "must name schemes that exist"})
 	}
 	if slices.ContainsFunc(o.NetworkTokenStatus, func(s network.Status) bool { return s >= networkTokenStatuses }) {
-		errs = append(errs, &FieldError{"query.network_token_status", "invalid_enum", "must name statuses that exist"})
+		errs = append(errs, &FieldError{"query.network_token_status", invalid.Enum, "must name statuses that exist"})
 	}
 	return errors.Join(errs...)
 }
@@ -494,7 +495,7 @@ func (o *TokenListOptions) check() error {
 func (v *Vault) List(ctx context.Context, opts *TokenListOptions) (*Page[*Token], error) {
 	l := listedTokens(v, opts)
 	if l.Keep != nil {
-		l.invalid = errors.Join(l.invalid, &FieldError{"query.fingerprint", "out_of_range", "must be empty: All selects by it"})
+		l.invalid = errors.Join(l.invalid, &FieldError{"query.fingerprint", invalid.OutOfRange, "must be empty: All selects by it"})
 	}
 	return l.page(ctx)
 }
@@ -526,7 +527,7 @@ func listedTokens(v *Vault, opts *TokenListOptions) *listed[*Token] {
 		},
 		Failed: func(err error) error {
 			if errors.Is(err, store.ErrTooMany) {
-				return &FieldError{"query.business_key", "out_of_range", fmt.Sprintf("must be that of at most %d tokens", store.MaxShared)}
+				return &FieldError{"query.business_key", invalid.OutOfRange, fmt.Sprintf("must be that of at most %d tokens", store.MaxShared)}
 			}
 			return err
 		},
@@ -558,7 +559,7 @@ type TokenUpdate struct {
 func (u *TokenUpdate) Check() error {
 	var errs []error
 	if *u == (TokenUpdate{}) {
-		errs = append(errs, &FieldError{"body", "empty_patch", "must name something to change"})
+		errs = append(errs, &FieldError{"body", invalid.EmptyPatch, "must name something to change"})
 	}
 	if u.CardholderName != nil {
 		errs = append(errs, checkName(*u.CardholderName))
@@ -574,7 +575,7 @@ func (u *TokenUpdate) Check() error {
 		errs = append(errs, checkExpiry(*u.Expiry)...)
 	}
 	if u.ExpiresAt != nil && !u.ExpiresAt.IsZero() {
-		errs = append(errs, &FieldError{"expires_at", "invalid_format", "must be null: it can be lifted and not set"})
+		errs = append(errs, &FieldError{"expires_at", invalid.Format, "must be null: it can be lifted and not set"})
 	}
 	return errors.Join(errs...)
 }
@@ -981,7 +982,7 @@ func (reason *Reason) fields(f *tlv.Fields) *Reason {
 	}
 	tlv.Uint(f, tokenReasonSource, &reason.Source)
 	tlv.Text(f, tokenReasonCode, &reason.Code)
-	message := reasons[reason.Code].text
+	message := reason.Code.Message()
 	if f.Reading() {
 		reason.Message = message
 	}

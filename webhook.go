@@ -17,6 +17,7 @@ import (
 	"github.com/cardvault/cardvault/internal/quota"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -40,11 +41,10 @@ type Webhook struct {
 	// that signs: a receiver has until that ends to take the next.
 	LegacyHMAC bool `json:"legacy_hmac"`
 
-	// Disabled is whether nothing is delivered, and DisabledReason why: requested,
-	// gone (it has answered 410) or failing (five days without success). What becomes
+	// Disabled is whether nothing is delivered, and DisabledReason why. What becomes
 	// due meanwhile fails, and can be redelivered.
-	Disabled       bool   `json:"status,enabled|disabled"`
-	DisabledReason string `json:"disabled_reason"`
+	Disabled       bool           `json:"status,enabled|disabled"`
+	DisabledReason DisabledReason `json:"disabled_reason"`
 
 	row     uuid.UUID
 	version uint64          // of its record, when it was read
@@ -53,8 +53,14 @@ type Webhook struct {
 	secrets []signingSecret // oldest first
 }
 
-// disabledRequested is the DisabledReason of a caller. The others are those of the outbox.
-const disabledRequested = "requested"
+// A DisabledReason says why a webhook is disabled, "" while it is not.
+type DisabledReason string
+
+const (
+	DisabledRequested DisabledReason = "requested"    // by UpdateWebhook
+	DisabledGone      DisabledReason = outbox.Gone    // it has answered 410
+	DisabledFailing   DisabledReason = outbox.Failing // five days without success
+)
 
 // A signingSecret signs deliveries until a time, zero for ever.
 type signingSecret struct {
@@ -132,9 +138,9 @@ func (v *Vault) CheckWebhook(u WebhookUpdate) (err error) {
 		case *u.URL == "":
 			errs = append(errs, required("url"))
 		case len(*u.URL) > 2048:
-			errs = append(errs, &FieldError{"url", "too_long", "must have at most 2048 characters"})
+			errs = append(errs, &FieldError{"url", invalid.TooLong, "must have at most 2048 characters"})
 		case err != nil:
-			errs = append(errs, &FieldError{"url", "invalid_format", err.Error()})
+			errs = append(errs, &FieldError{"url", invalid.Format, err.Error()})
 		}
 	}
 
@@ -146,7 +152,7 @@ func (v *Vault) CheckWebhook(u WebhookUpdate) (err error) {
 
 	for _, e := range u.Events {
 		if typeNumber(e) == 0 {
-			errs = append(errs, &FieldError{"events", "invalid_enum", "must be types of events"})
+			errs = append(errs, &FieldError{"events", invalid.Enum, "must be types of events"})
 			break
 		}
 	}
@@ -252,7 +258,7 @@ func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate
 		if u.Disabled != nil && *u.Disabled != w.Disabled {
 			w.Disabled, w.DisabledReason = *u.Disabled, ""
 			if w.Disabled {
-				w.DisabledReason = disabledRequested
+				w.DisabledReason = DisabledRequested
 			}
 		}
 		return v.checkWebhook(w)
@@ -530,7 +536,7 @@ func (v *Vault) listedWebhook(ctx context.Context, rec *store.Record) (*Webhook,
 		case webhookDisabled:
 			w.Disabled = r.Bool()
 		case webhookReason:
-			w.DisabledReason = string(r.Value)
+			w.DisabledReason = DisabledReason(r.Value)
 		case webhookSince:
 			w.since = r.Time()
 		case webhookSecretSet:

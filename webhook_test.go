@@ -40,7 +40,7 @@ func (l *lab) disabled(w *cardvault.Webhook, why string) {
 	l.Helper()
 	w, err := l.Webhook(l.Context(), w.ID)
 	l.must(err)
-	if w.Disabled != (why != "") || w.DisabledReason != why {
+	if w.Disabled != (why != "") || string(w.DisabledReason) != why {
 		l.Errorf("webhook is disabled for %q, want %q", w.DisabledReason, why)
 	}
 }

@@ -72,7 +72,7 @@ func (c *call) read(parse func(fields, *query) error) error {
 	f.done()
 	q.done()
 	if len(v) > 0 {
-		return invalid(v)
+		return unprocessable(v)
 	}
 	return nil
 }

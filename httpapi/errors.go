@@ -101,7 +101,7 @@ func failed(err error) *failure {
 	var v violations
 	v.merge(err)
 	if len(v) > 0 {
-		return invalid(v)
+		return unprocessable(v)
 	}
 
 	var q *cardvault.QuotaError
@@ -129,7 +129,7 @@ func untilMidnight(now time.Time) int {
 	return day - int(now.Unix()%day)
 }
 
-func invalid(v violations) *failure {
+func unprocessable(v violations) *failure {
 	f := *validationFailed
 	f.violations, f.message = v, v.message()
 	return &f

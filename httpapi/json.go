@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/cardvault/cardvault/internal/jsontext"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/google/uuid"
 )
 
@@ -42,7 +43,7 @@ func readJSON(body []byte, v *violations) (fields, error) {
 	return fields{members: values[1:], violations: v}, nil
 }
 
-func (f fields) refuse(name, code string, limits ...any) {
+func (f fields) refuse(name string, code invalid.Code, limits ...any) {
 	f.violations.add(f.prefix+name, code, limits...)
 }
 
@@ -61,7 +62,7 @@ func (f fields) get(name string, need presence, kinds string) []jsontext.Value {
 	i := jsontext.Find(f.members, name)
 	if i < 0 {
 		if need == required {
-			f.refuse(name, "required")
+			f.refuse(name, invalid.Required)
 		}
 		return nil
 	}
@@ -71,10 +72,10 @@ func (f fields) get(name string, need presence, kinds string) []jsontext.Value {
 	switch {
 	case n.Kind == 'n':
 		if need != optional {
-			f.refuse(name, "null_not_allowed")
+			f.refuse(name, invalid.Null)
 		}
 	case strings.IndexByte(kinds, n.Kind) < 0:
-		f.refuse(name, "wrong_type", wanted[kinds])
+		f.refuse(name, invalid.Type, wanted[kinds])
 	default:
 		return f.members[i : i+n.Size]
 	}
@@ -108,12 +109,12 @@ func (f fields) integer(name string, need presence, min, max int64) (int64, bool
 		return 0, false
 	}
 	if !isDigits(bytes.TrimPrefix(n[0].Text, []byte("-"))) {
-		f.refuse(name, "not_an_integer")
+		f.refuse(name, invalid.NotAnInteger)
 		return 0, false
 	}
 	i, ok := parseInt(n[0].Text)
 	if !ok || i < min || i > max {
-		f.refuse(name, "out_of_range", min, max)
+		f.refuse(name, invalid.OutOfRange, min, max)
 		return 0, false
 	}
 	return i, true
@@ -159,7 +160,7 @@ func (f fields) id(name string, need presence) (uuid.UUID, bool) {
 	}
 	id, ok := parseID(text)
 	if !ok {
-		f.refuse(name, "invalid_format", "a UUID of version 4")
+		f.refuse(name, invalid.Format, "a UUID of version 4")
 	}
 	return id, ok
 }
@@ -201,7 +202,7 @@ func literals[T ~string](f fields, name string, need presence, set []T) ([]T, bo
 	chosen := make([]T, 0, len(set))
 	for i := 1; i < len(n); i += n[i].Size {
 		if n[i].Kind != '"' {
-			f.refuse(name, "wrong_type", wanted["["])
+			f.refuse(name, invalid.Type, wanted["["])
 			return nil, false
 		}
 		var ok bool
@@ -216,7 +217,7 @@ func literals[T ~string](f fields, name string, need presence, set []T) ([]T, bo
 // among them.
 func choose[T ~string](v *violations, field string, item []byte, set, chosen []T) ([]T, bool) {
 	if len(item) == 0 {
-		v.add(field, "empty_list_item")
+		v.add(field, invalid.EmptyListItem)
 		return nil, false
 	}
 
@@ -234,7 +235,7 @@ func choose[T ~string](v *violations, field string, item []byte, set, chosen []T
 	for i, literal := range set {
 		names[i] = string(literal)
 	}
-	v.add(field, "invalid_enum", strings.Join(names, ", "))
+	v.add(field, invalid.Enum, strings.Join(names, ", "))
 	return nil, false
 }
 
@@ -255,7 +256,7 @@ func (f fields) done() {
 	for i := 0; i < len(f.members); i += f.members[i].Size {
 		switch n := f.members[i]; {
 		case n.Mark&asked == 0:
-			f.refuse(shown(n.Name), "unknown_field")
+			f.refuse(shown(n.Name), invalid.UnknownField)
 		case n.Mark&opened != 0:
 			fields{f.members[i+1 : i+n.Size], f.prefix + string(n.Name) + ".", f.violations}.done()
 		}

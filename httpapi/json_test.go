@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/cardvault/cardvault/invalid"
 )
 
 const importBody = `{"cardholder_name":"A Customer","expiry_month":12,"expiry_year":2030,"account_number":"4242424242424242"}`
@@ -186,7 +188,7 @@ func TestFields(t *testing.T) {
 func codes(v violations) string {
 	var s []string
 	for _, x := range v {
-		s = append(s, x.Field+" "+x.Code)
+		s = append(s, x.Field+" "+string(x.Code))
 	}
 	return strings.Join(s, ", ")
 }
@@ -206,7 +208,7 @@ func TestFieldsRequired(t *testing.T) {
 		f.object("f", required)
 		return v
 	}
-	for code, body := range map[string]string{
+	for code, body := range map[invalid.Code]string{
 		"required":         `{}`,
 		"null_not_allowed": `{"a":null,"b":null,"c":null,"d":null,"e":null,"f":null}`,
 	} {

@@ -28,12 +28,12 @@ var getCardArt = &endpoint{
 	scope:  cardvault.ScopeTokensRead,
 	public: true,
 	serve: bare(func(c *call) error {
-		mediaType, image, err := c.vault.CardArt(c.ctx, c.id)
+		art, err := c.vault.CardArt(c.ctx, c.id)
 		if err != nil {
 			return err
 		}
 
-		sum := sha256.Sum256(image)
+		sum := sha256.Sum256(art.Image)
 		tag := `"` + hex.EncodeToString(sum[:16]) + `"`
 		h := c.header
 		h["Etag"] = []string{tag}
@@ -49,8 +49,8 @@ var getCardArt = &endpoint{
 			return nil
 		}
 
-		c.contentType = []string{mediaType}
-		c.answer = append(c.answer, image...)
+		c.contentType = []string{art.MediaType}
+		c.answer = append(c.answer, art.Image...)
 		return nil
 	}),
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/ppan"
 )
 
@@ -80,9 +81,9 @@ func (c *call) providerHeader(f fields, provider, name string) string {
 	values := c.request.Header[http.CanonicalHeaderKey(field)]
 	switch {
 	case len(values) > 1:
-		f.violations.add("header."+field, "duplicate_parameter")
+		f.violations.add("header."+field, invalid.DuplicateParameter)
 	case len(values) == 1 && values[0] == "":
-		f.violations.add("header."+field, "empty_string")
+		f.violations.add("header."+field, invalid.EmptyString)
 	case len(values) == 1:
 		return values[0]
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/cardvault/cardvault/invalid"
 )
 
 // errMalformed is all there is to say about a query that cannot be read: what
@@ -50,7 +52,7 @@ func readQuery(raw string, v *violations) (*query, error) {
 	return q, nil
 }
 
-func (q *query) refuse(name, code string, limits ...any) {
+func (q *query) refuse(name string, code invalid.Code, limits ...any) {
 	q.violations.add("query."+name, code, limits...)
 }
 
@@ -69,7 +71,7 @@ func (q *query) all(name string) (values []string) {
 func (q *query) one(name string) (string, bool) {
 	values := q.all(name)
 	if len(values) > 1 {
-		q.refuse(name, "duplicate_parameter")
+		q.refuse(name, invalid.DuplicateParameter)
 	}
 	if len(values) != 1 {
 		return "", false
@@ -94,16 +96,16 @@ func (q *query) integer(name string, min, max, def int64) int64 {
 		return def
 	}
 	if value == "" {
-		q.refuse(name, "empty_string")
+		q.refuse(name, invalid.EmptyString)
 		return def
 	}
 	if !isDigits(value) {
-		q.refuse(name, "not_an_integer")
+		q.refuse(name, invalid.NotAnInteger)
 		return def
 	}
 	n, err := strconv.ParseInt(value, 10, 64)
 	if err != nil || n < min || n > max {
-		q.refuse(name, "out_of_range", min, max)
+		q.refuse(name, invalid.OutOfRange, min, max)
 		return def
 	}
 	return n
@@ -126,7 +128,7 @@ func (q *query) ascending() bool {
 		return true
 	case "created_at desc", "created_at+desc":
 	default:
-		q.refuse("sort", "invalid_enum", "created_at+asc, created_at+desc")
+		q.refuse("sort", invalid.Enum, "created_at+asc, created_at+desc")
 	}
 	return false
 }
@@ -140,7 +142,7 @@ func (q *query) span() (from, to time.Time) {
 		to = to.AddDate(0, 0, 1).Add(-time.Nanosecond)
 	}
 	if hasFrom && hasTo && from.After(to) {
-		q.refuse("from", "invalid_range", "query.to")
+		q.refuse("from", invalid.Range, "query.to")
 	}
 	if hasTo && to.IsZero() {
 		to = to.Add(time.Nanosecond) // the year 1, but not "no bound"
@@ -161,7 +163,7 @@ func (q *query) instant(name string) (t time.Time, day, ok bool) {
 		return t, false, false
 	}
 	if value == "" {
-		q.refuse(name, "empty_string")
+		q.refuse(name, invalid.EmptyString)
 		return t, false, false
 	}
 
@@ -174,7 +176,7 @@ func (q *query) instant(name string) (t time.Time, day, ok bool) {
 		t, err = time.Parse(time.RFC3339, strings.Replace(value, " ", "+", 1))
 	}
 	if err != nil {
-		q.refuse(name, "invalid_format", "a date (YYYY-MM-DD) or an RFC 3339 time with an offset")
+		q.refuse(name, invalid.Format, "a date (YYYY-MM-DD) or an RFC 3339 time with an offset")
 		return time.Time{}, false, false
 	}
 	return t.UTC(), false, true
@@ -199,7 +201,7 @@ func listOf[T ~string](q *query, name string, set []T) []T {
 func (q *query) done() {
 	for _, p := range q.params {
 		if !p.asked {
-			q.refuse(shown([]byte(p.name)), "unknown_parameter")
+			q.refuse(shown([]byte(p.name)), invalid.UnknownParameter)
 		}
 	}
 }

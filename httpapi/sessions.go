@@ -29,7 +29,7 @@ var getSession = &endpoint{
 			return err
 		}
 		// That fails while it is waited for; other cards have failed when they were sent.
-		c.refused = s.ReasonCode == "identification_failed"
+		c.refused = s.ReasonCode == cardvault.RefusedIdentification
 		return nil
 	}),
 }
@@ -124,14 +124,14 @@ func (c *call) state(s *cardvault.Session, err error) error {
 }
 
 // reasons explain the codes of reasons to people.
-var reasons = map[string]string{
-	"invalid_account_number": "The card number is not valid.",
-	"invalid_expiry_date":    "The expiry date is not valid.",
-	"card_expired":           "The card has expired.",
-	"invalid_security_code":  "The security code is not valid.",
-	"unsupported_scheme":     "Cards of this scheme are not accepted.",
-	"identification_failed":  "The cardholder could not be verified.",
-	"too_many_attempts":      "Too many cards were refused. A new session is needed.",
+var reasons = map[cardvault.Refusal]string{
+	cardvault.RefusedAccountNumber:  "The card number is not valid.",
+	cardvault.RefusedExpiryDate:     "The expiry date is not valid.",
+	cardvault.RefusedExpired:        "The card has expired.",
+	cardvault.RefusedSecurityCode:   "The security code is not valid.",
+	cardvault.RefusedScheme:         "Cards of this scheme are not accepted.",
+	cardvault.RefusedIdentification: "The cardholder could not be verified.",
+	cardvault.RefusedAttempts:       "Too many cards were refused. A new session is needed.",
 }
 
 // limitSession counts a call of a session, or refuses it. answered, if not nil, is to be

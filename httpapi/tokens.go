@@ -6,6 +6,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/network"
 )
 
@@ -136,7 +137,7 @@ var updateToken = &endpoint{
 				if year {
 					missing, given = given, missing
 				}
-				f.refuse(missing, "depends_on", given)
+				f.refuse(missing, invalid.DependsOn, given)
 			}
 
 			if u == (cardvault.TokenUpdate{}) && len(f.members) > 0 {
@@ -166,11 +167,11 @@ var deleteToken = &endpoint{
 var getSecurityCode = &endpoint{
 	scope: cardvault.ScopeSecurityCodeRead,
 	serve: bare(func(c *call) error {
-		available, until, err := c.vault.SecurityCodeStatus(c.ctx, c.id)
+		status, err := c.vault.SecurityCodeStatus(c.ctx, c.id)
 		if err != nil {
 			return err
 		}
-		c.answer = appendSecurityCode(c.answer, available, until)
+		c.answer = appendSecurityCode(c.answer, status)
 		return nil
 	}),
 }

@@ -9,10 +9,15 @@ import (
 	"unicode/utf8"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/invalid"
 )
 
 // A violation is a broken field rule as the client sees it.
-type violation struct{ Field, Code, Message string }
+type violation struct {
+	Field   string
+	Code    invalid.Code
+	Message string
+}
 
 // violations are those of one request: at most one a field, the first.
 type violations []violation
@@ -20,25 +25,25 @@ type violations []violation
 // messages has a text for each code that is found here; the vault brings its
 // own with its errors. What is filled in comes from our rules, never from the
 // request.
-var messages = map[string]string{
-	"required":            "is required",
-	"null_not_allowed":    "must not be null",
-	"empty_string":        "must not be empty",
-	"blank":               "must not be blank",
-	"wrong_type":          "must be %s",
-	"not_an_integer":      "must be an integer written in digits only",
-	"out_of_range":        "must be between %d and %d",
-	"too_short":           "must have at least %d characters",
-	"too_long":            "must have at most %d characters",
-	"invalid_format":      "must be %s",
-	"invalid_enum":        "must be one of: %s",
-	"unknown_field":       "is not a known field",
-	"unknown_parameter":   "is not a known parameter",
-	"duplicate_parameter": "must be given only once",
-	"empty_list_item":     "must not have an empty item",
-	"invalid_range":       "must not be after %s",
-	"empty_patch":         "must have at least one member",
-	"depends_on":          "is required with %s",
+var messages = map[invalid.Code]string{
+	invalid.Required:           "is required",
+	invalid.Null:               "must not be null",
+	invalid.EmptyString:        "must not be empty",
+	invalid.Blank:              "must not be blank",
+	invalid.Type:               "must be %s",
+	invalid.NotAnInteger:       "must be an integer written in digits only",
+	invalid.OutOfRange:         "must be between %d and %d",
+	invalid.TooShort:           "must have at least %d characters",
+	invalid.TooLong:            "must have at most %d characters",
+	invalid.Format:             "must be %s",
+	invalid.Enum:               "must be one of: %s",
+	invalid.UnknownField:       "is not a known field",
+	invalid.UnknownParameter:   "is not a known parameter",
+	invalid.DuplicateParameter: "must be given only once",
+	invalid.EmptyListItem:      "must not have an empty item",
+	invalid.Range:              "must not be after %s",
+	invalid.EmptyPatch:         "must have at least one member",
+	invalid.DependsOn:          "is required with %s",
 }
 
 // note keeps the first violation of a field.
@@ -49,7 +54,7 @@ func (v *violations) note(x violation) {
 }
 
 // add notes a violation; limits fill in the text of its code.
-func (v *violations) add(field, code string, limits ...any) {
+func (v *violations) add(field string, code invalid.Code, limits ...any) {
 	v.note(violation{field, code, fmt.Sprintf(messages[code], limits...)})
 }
 
@@ -81,15 +86,15 @@ func (v *violations) checkText(field string, text []byte, min, max int) bool {
 
 	switch {
 	case n == 0:
-		v.add(field, "empty_string")
+		v.add(field, invalid.EmptyString)
 	case len(bytes.TrimSpace(text)) == 0:
-		v.add(field, "blank")
+		v.add(field, invalid.Blank)
 	case control:
-		v.add(field, "invalid_format", "free of control characters")
+		v.add(field, invalid.Format, "free of control characters")
 	case n < min:
-		v.add(field, "too_short", min)
+		v.add(field, invalid.TooShort, min)
 	case n > max:
-		v.add(field, "too_long", max)
+		v.add(field, invalid.TooLong, max)
 	default:
 		return true
 	}

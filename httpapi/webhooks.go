@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/receive"
 )
 
@@ -87,7 +88,7 @@ var updateWebhook = &endpoint{
 			}
 
 			if len(f.members) == 0 {
-				f.refuse("body", "empty_patch")
+				f.refuse("body", invalid.EmptyPatch)
 			}
 			return c.vault.CheckWebhook(u)
 		})
@@ -167,7 +168,7 @@ var eventNames = []string{string(receive.TokenCreated), string(receive.TokenUpda
 func readEventTypes(f fields) (types []receive.EventType) {
 	names, ok := literals(f, "events", optional, eventNames)
 	if ok && len(names) == 0 {
-		f.violations.note(violation{"events", "too_short", "must name at least one type"})
+		f.violations.note(violation{"events", invalid.TooShort, "must name at least one type"})
 	}
 	for _, name := range names {
 		types = append(types, receive.EventType(name))

@@ -3,7 +3,6 @@ package httpapi
 import (
 	"encoding/base64"
 	"strconv"
-	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
@@ -26,7 +25,7 @@ func appendViolation(b []byte, v violation) []byte {
 	o.Name("field")
 	o.B = wire.AppendString(o.B, v.Field)
 	o.Name("code")
-	o.B = wire.AppendString(o.B, v.Code)
+	o.B = wire.AppendString(o.B, string(v.Code))
 	o.Name("message")
 	o.B = wire.AppendString(o.B, v.Message)
 	o.Close()
@@ -91,11 +90,11 @@ func appendWebhookTest(b []byte, r *cardvault.WebhookTest) []byte {
 }
 
 // appendSecurityCode appends whether a security code is there, and until when.
-func appendSecurityCode(b []byte, available bool, until time.Time) []byte {
+func appendSecurityCode(b []byte, s *cardvault.SecurityCodeStatus) []byte {
 	o := wire.Object{B: b}
 	o.Open()
-	o.Bool("security_code_available", available)
-	o.Time("expires_at", until)
+	o.Bool("security_code_available", s.Available)
+	o.Time("expires_at", s.ExpiresAt)
 	o.Close()
 	return o.B
 }
@@ -119,7 +118,7 @@ func appendSession(b []byte, s *cardvault.Session) []byte {
 		o.Name("data")
 		o.Open()
 		o.Text("reason", reasons[s.ReasonCode])
-		o.Text("reason_code", s.ReasonCode)
+		o.Text("reason_code", string(s.ReasonCode))
 		o.Close()
 		o.Text("status", "failed")
 	case s.State == cardvault.SessionSucceeded:

@@ -261,7 +261,7 @@ type Error struct {
 	// whether a provisioning is tried again. An unknown code counts as
 	// scheme_unavailable or, of SourceConfiguration, invalid_request, and is reported as
 	// the scheme code.
-	Code string
+	Code Code
 
 	SchemeCode string // the network's own code, at most 255 characters; "" for none
 
@@ -275,16 +275,16 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	return "cardvault: network refuses: " + e.Reason()
+	return "cardvault: network refuses: " + string(e.Reason())
 }
 
 // Reason returns Code, or the code that an unknown Code counts as.
-func (e *Error) Reason() string {
+func (e *Error) Reason() Code {
 	switch source := SourceOf(e.Code); {
 	case source != 0 && source == e.Source:
 		return e.Code
 	case e.Source == SourceConfiguration:
-		return "invalid_request"
+		return CodeInvalidRequest
 	}
-	return "scheme_unavailable"
+	return CodeSchemeUnavailable
 }

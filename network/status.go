@@ -58,34 +58,3 @@ func (s Source) String() string {
 
 // MarshalText returns what String does.
 func (s Source) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// SourceOf returns the source to which the code of a refusal or of a state belongs, 0 for
-// an unknown code. cardvault.Reason lists them.
-func SourceOf(code string) Source { return sources[code] }
-
-var sources = map[string]Source{
-	"card_not_eligible":            SourceScheme,
-	"card_not_allowed":             SourceScheme,
-	"card_verification_failed":     SourceScheme,
-	"declined":                     SourceScheme,
-	"invalid_card_data":            SourceScheme,
-	"provision_not_allowed":        SourceScheme,
-	"provision_data_expired":       SourceScheme,
-	"issuer_unavailable":           SourceScheme,
-	"scheme_unavailable":           SourceScheme,
-	"timeout":                      SourceScheme,
-	"suspended_by_issuer":          SourceScheme,
-	"suspended_by_scheme":          SourceScheme,
-	"suspended_by_cardholder":      SourceScheme,
-	"deleted_by_issuer":            SourceScheme,
-	"deleted_by_scheme":            SourceScheme,
-	"account_closed":               SourceScheme,
-	"network_tokens_not_activated": SourceConfiguration,
-	"no_network":                   SourceConfiguration,
-	"scheme_not_enabled":           SourceConfiguration,
-	"merchant_not_enrolled":        SourceConfiguration,
-	"ephemeral_token":              SourceConfiguration,
-	"card_expired":                 SourceConfiguration,
-	"stale_account_number":         SourceConfiguration,
-	"invalid_request":              SourceConfiguration,
-}

@@ -389,13 +389,13 @@ func month(e card.Expiry) bool {
 }
 
 // codes are what a network can refuse a provisioning for.
-var codes = map[network.Source][]string{
+var codes = map[network.Source][]network.Code{
 	network.SourceScheme: {
-		"card_not_eligible", "card_not_allowed", "card_verification_failed", "declined", "invalid_card_data",
-		"provision_not_allowed", "provision_data_expired", "issuer_unavailable", "scheme_unavailable", "timeout",
+		network.CodeCardNotEligible, network.CodeCardNotAllowed, network.CodeCardVerificationFailed, network.CodeDeclined, network.CodeInvalidCardData,
+		network.CodeProvisionNotAllowed, network.CodeProvisionDataExpired, network.CodeIssuerUnavailable, network.CodeSchemeUnavailable, network.CodeTimeout,
 	},
 	network.SourceConfiguration: {
-		"network_tokens_not_activated", "scheme_not_enabled", "merchant_not_enrolled", "card_expired", "invalid_request",
+		network.CodeNetworkTokensNotActivated, network.CodeSchemeNotEnabled, network.CodeMerchantNotEnrolled, network.CodeCardExpired, network.CodeInvalidRequest,
 	},
 }
 

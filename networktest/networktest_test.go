@@ -70,7 +70,7 @@ func (*inmem) Eligible(r *network.EligibilityRequest) error {
 	return nil
 }
 
-func declined(code string) error {
+func declined(code network.Code) error {
 	return &network.Error{Source: network.SourceScheme, Code: code}
 }
 
@@ -528,7 +528,7 @@ var faults = []struct {
 	})},
 	{"refusals change", "Refused", func(m *mutant) {
 		n := 0
-		refusing(func() error { n++; return declined([]string{"declined", "card_not_allowed"}[n%2]) })(m)
+		refusing(func() error { n++; return declined([]network.Code{"declined", "card_not_allowed"}[n%2]) })(m)
 	}},
 	{"nothing is refused", "Refused", func(m *mutant) {
 		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {

@@ -101,12 +101,12 @@ const (
 )
 
 var (
-	notEligible = network.Error{Source: network.SourceScheme, Code: "card_not_eligible", SchemeCode: "PAN_INELIGIBLE"}
-	notAllowed  = network.Error{Source: network.SourceScheme, Code: "card_not_allowed", SchemeCode: "PAN_PROVISIONING_COUNT_EXCEEDED"}
-	declined    = network.Error{Source: network.SourceScheme, Code: "declined", SchemeCode: "DECLINED"}
-	unverified  = network.Error{Source: network.SourceScheme, Code: "card_verification_failed", SchemeCode: "CARD_VERIFICATION_FAILED"}
-	unavailable = network.Error{Source: network.SourceScheme, Code: "scheme_unavailable", SchemeCode: "SERVICE_UNAVAILABLE", Retryable: true}
-	notEnrolled = network.Error{Source: network.SourceConfiguration, Code: "merchant_not_enrolled"}
+	notEligible = network.Error{Source: network.SourceScheme, Code: network.CodeCardNotEligible, SchemeCode: "PAN_INELIGIBLE"}
+	notAllowed  = network.Error{Source: network.SourceScheme, Code: network.CodeCardNotAllowed, SchemeCode: "PAN_PROVISIONING_COUNT_EXCEEDED"}
+	declined    = network.Error{Source: network.SourceScheme, Code: network.CodeDeclined, SchemeCode: "DECLINED"}
+	unverified  = network.Error{Source: network.SourceScheme, Code: network.CodeCardVerificationFailed, SchemeCode: "CARD_VERIFICATION_FAILED"}
+	unavailable = network.Error{Source: network.SourceScheme, Code: network.CodeSchemeUnavailable, SchemeCode: "SERVICE_UNAVAILABLE", Retryable: true}
+	notEnrolled = network.Error{Source: network.SourceConfiguration, Code: network.CodeMerchantNotEnrolled}
 )
 
 // scenarios are the test cards, by the number within their prefix.

@@ -289,7 +289,7 @@ func (n *Network) Info() network.Info {
 // schemes of [Options].
 func (n *Network) Eligible(r *network.EligibilityRequest) error {
 	if !known(r.Scheme) || !n.enabled[r.Scheme] {
-		return &network.Error{Source: network.SourceConfiguration, Code: "scheme_not_enabled"}
+		return &network.Error{Source: network.SourceConfiguration, Code: network.CodeSchemeNotEnabled}
 	}
 	return nil
 }
@@ -306,7 +306,7 @@ func (n *Network) Provision(ctx context.Context, r *network.ProvisionRequest) (*
 	c, code, cardID, ok := n.card(r)
 	if !ok {
 		return nil, &network.Error{
-			Source: network.SourceScheme, Code: "invalid_card_data", SchemeCode: "INVALID_PAN",
+			Source: network.SourceScheme, Code: network.CodeInvalidCardData, SchemeCode: "INVALID_PAN",
 		}
 	}
 
@@ -396,7 +396,7 @@ func (n *Network) Cryptogram(ctx context.Context, r *network.CryptogramRequest) 
 	switch {
 	case errors.Is(err, network.ErrUnknown):
 		return nil, &network.Error{
-			Source: network.SourceScheme, Code: "declined", SchemeCode: "TOKEN_NOT_FOUND",
+			Source: network.SourceScheme, Code: network.CodeDeclined, SchemeCode: "TOKEN_NOT_FOUND",
 		}
 	case err != nil:
 		return nil, err
@@ -491,12 +491,12 @@ func (n *Network) byCardholder(ctx context.Context, ref network.Ref, kind networ
 }
 
 func badRequest() error {
-	return &network.Error{Source: network.SourceConfiguration, Code: "invalid_request"}
+	return &network.Error{Source: network.SourceConfiguration, Code: network.CodeInvalidRequest}
 }
 
 func badState() error {
 	return &network.Error{
-		Source: network.SourceScheme, Code: "declined", SchemeCode: "INVALID_TOKEN_STATUS",
+		Source: network.SourceScheme, Code: network.CodeDeclined, SchemeCode: "INVALID_TOKEN_STATUS",
 	}
 }
 

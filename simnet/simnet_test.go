@@ -110,7 +110,7 @@ func text(v card.CryptogramValue) (s string) {
 }
 
 // wantRefusal checks that err is a refusal of a source and with a code.
-func wantRefusal(t testing.TB, what string, err error, source network.Source, code string) {
+func wantRefusal(t testing.TB, what string, err error, source network.Source, code network.Code) {
 	t.Helper()
 	var e *network.Error
 	if !errors.As(err, &e) || e.Source != source || e.Code != code || e.Retryable != (code == "scheme_unavailable") {
@@ -390,7 +390,7 @@ func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
 		code   int
 		source network.Source
-		reason string
+		reason network.Code
 		times  int
 	}{
 		{10, scheme, "card_not_eligible", math.MaxInt},

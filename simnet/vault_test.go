@@ -98,7 +98,7 @@ func TestVault(t *testing.T) {
 				<-time.After(2 * time.Minute)
 				got, reason := token(), ""
 				if got.NetworkTokenStatusReason != nil {
-					reason = got.NetworkTokenStatusReason.Code
+					reason = string(got.NetworkTokenStatusReason.Code)
 				}
 				if got.NetworkTokenStatus.String() != c.status || reason != c.reason {
 					t.Errorf("status is %v, %q, want %s, %q", got.NetworkTokenStatus, reason, c.status, c.reason)

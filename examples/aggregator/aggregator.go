@@ -198,8 +198,8 @@ func (c *Client) call(ctx context.Context, method, path, key string, body []byte
 // real service has its own, which are translated here.
 func refusal(text []byte, h http.Header) error {
 	var a struct {
-		Code  string `json:"code"`
-		Retry bool   `json:"retry"`
+		Code  network.Code `json:"code"`
+		Retry bool         `json:"retry"`
 	}
 	source := network.Source(0)
 	if json.Unmarshal(text, &a) == nil {

@@ -356,11 +356,11 @@ func (r *rig) token(t *testing.T) *cardvault.Token {
 
 func (r *rig) hasCode(t *testing.T, id uuid.UUID) bool {
 	t.Helper()
-	has, _, err := r.vault.SecurityCodeStatus(t.Context(), id)
+	status, err := r.vault.SecurityCodeStatus(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return has
+	return status.Available
 }
 
 // What becomes of cards, in the order in which the shopper is told.

@@ -337,7 +337,7 @@ func (a *stage) goneToken(when string, t *cardvault.Token) {
 		"RequestPaymentData": func() error { _, err := a.RequestPaymentData(ctx, t.ID, payment); return err },
 		"ListPaymentData":    func() error { _, err := a.ListPaymentData(ctx, t.ID, nil); return err },
 		"RefreshSession":     func() error { _, err := a.RefreshSession(ctx, t.ID); return err },
-		"SecurityCode":       func() error { _, _, err := a.SecurityCodeStatus(ctx, t.ID); return err },
+		"SecurityCode":       func() error { _, err := a.SecurityCodeStatus(ctx, t.ID); return err },
 		"Consume":            func() error { return a.Consume(ctx, t.ID) },
 	} {
 		a.fails(when+": "+what, call(), cardvault.ErrNotFound)

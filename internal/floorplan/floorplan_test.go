@@ -81,9 +81,10 @@ var neighbours = map[string][]string{
 	"/internal/ledger":      {"/internal/layers", "/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/payload":     {"/internal/erase", "/internal/jobs", "/internal/jsontext", "/internal/ledger", "/internal/rowkey", "/store"},
 	"/internal/replay":      {"/internal/ledger", "/internal/tlv", "/store"},
-	"/internal/rule":        {"/internal/iin", "/internal/iso"},
+	"/internal/rule":        {"/internal/iin", "/internal/iso", "/invalid"},
 	"/internal/signature":   {},
 	"/internal/spread":      {"/internal/ledger", "/internal/tlv", "/network"},
+	"/invalid":              {},
 	"/internal/tally":       {},
 	"/internal/wire":        {"/card", "/internal/hiding"},
 	"/store/internal/queue": {"/store"},
@@ -108,7 +109,7 @@ func TestNeighbours(t *testing.T) {
 
 // TestReceive: a program that receives from a vault links none, nor the root net/http.
 func TestReceive(t *testing.T) {
-	may := []string{"/card", "/internal/credential", "/internal/hiding", "/internal/iin", "/internal/iso", "/internal/rule",
+	may := []string{"/card", "/internal/credential", "/internal/hiding", "/internal/iin", "/internal/iso", "/internal/rule", "/invalid",
 		"/internal/signature", "/receive", "/receive/endpoint"}
 	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+"/receive/...").Output()
 	if err != nil {

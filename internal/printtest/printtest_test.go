@@ -35,6 +35,7 @@ import (
 	"github.com/cardvault/cardvault/internal/tally"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/internal/wire"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/networktest"
 	"github.com/cardvault/cardvault/payone"
@@ -118,6 +119,11 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.Quotas](),
 		reflect.TypeFor[cardvault.Reason](),
 		reflect.TypeFor[cardvault.Scope](),
+		reflect.TypeFor[cardvault.SecurityCodeStatus](),
+		reflect.TypeFor[cardvault.Refusal](),
+		reflect.TypeFor[cardvault.DisabledReason](),
+		reflect.TypeFor[invalid.Code](),
+		reflect.TypeFor[network.Code](),
 		reflect.TypeFor[listing.List[int]](),
 		reflect.TypeFor[card.SecurityCode](),
 		reflect.TypeFor[cardvault.SendResult](),
@@ -366,6 +372,10 @@ var shown = map[string]string{
 	"network.Cryptogram.ECI":                        "one of a few words or codes",
 	"network.CryptogramRequest.Currency":            "one of a few words or codes",
 	"cardvault.Event.Reason":                        "one of a few words or codes",
+	"cardvault.Refusal":                             "one of a few words or codes",
+	"cardvault.DisabledReason":                      "one of a few words or codes",
+	"invalid.Code":                                  "one of a few words or codes",
+	"network.Code":                                  "one of a few words or codes",
 	"receive.EventReason":                           "one of a few words or codes",
 	"cardvault.Failure.Code":                        "one of a few words or codes",
 	"cardvault.Failure.Message":                     "one of a few words or codes",

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/iso"
+	"github.com/cardvault/cardvault/invalid"
 )
 
 // The lengths of card numbers.
@@ -20,14 +21,14 @@ const MaxText = 255
 
 // Broken says how a value breaks a rule.
 type Broken struct {
-	Code    string // from a closed list, such as "luhn"
+	Code    invalid.Code
 	Message string // what the rule is, such as "must be between 1 and 12"
 }
 
 // Range is the rule of a number from low to high.
 func Range(n, low, high int) *Broken {
 	if n < low || n > high {
-		return &Broken{"out_of_range", fmt.Sprintf("must be between %d and %d", low, high)}
+		return &Broken{invalid.OutOfRange, fmt.Sprintf("must be between %d and %d", low, high)}
 	}
 	return nil
 }
@@ -36,11 +37,11 @@ func Range(n, low, high int) *Broken {
 func Digits(d []byte, low, high int) *Broken {
 	switch {
 	case !AllDigits(d):
-		return &Broken{"invalid_format", "must contain digits only"}
+		return &Broken{invalid.Format, "must contain digits only"}
 	case len(d) < low:
-		return &Broken{"too_short", fmt.Sprintf("must have at least %d digits", low)}
+		return &Broken{invalid.TooShort, fmt.Sprintf("must have at least %d digits", low)}
 	case len(d) > high:
-		return &Broken{"too_long", fmt.Sprintf("must have at most %d digits", high)}
+		return &Broken{invalid.TooLong, fmt.Sprintf("must have at most %d digits", high)}
 	}
 	return nil
 }
@@ -61,10 +62,10 @@ func PAN(d []byte, luhn bool) *Broken {
 		return b
 	}
 	if _, lengthOK := iin.Detect(d); !lengthOK {
-		return &Broken{"invalid_format", "has a length that its scheme does not have"}
+		return &Broken{invalid.Format, "has a length that its scheme does not have"}
 	}
 	if luhn && !iin.Luhn(d) {
-		return &Broken{"luhn", "must pass the Luhn check"}
+		return &Broken{invalid.Luhn, "must pass the Luhn check"}
 	}
 	return nil
 }
@@ -86,13 +87,13 @@ func Text(text []byte) *Broken {
 	control := bytes.ContainsFunc(text, unicode.IsControl)
 	switch n := utf8.RuneCount(text); {
 	case n == 0:
-		return &Broken{"empty_string", "must not be empty"}
+		return &Broken{invalid.EmptyString, "must not be empty"}
 	case blank:
-		return &Broken{"blank", "must not be blank"}
+		return &Broken{invalid.Blank, "must not be blank"}
 	case control || !utf8.Valid(text):
-		return &Broken{"invalid_format", "must be text without control characters"}
+		return &Broken{invalid.Format, "must be text without control characters"}
 	case n > MaxText:
-		return &Broken{"too_long", fmt.Sprintf("must have at most %d characters", MaxText)}
+		return &Broken{invalid.TooLong, fmt.Sprintf("must have at most %d characters", MaxText)}
 	}
 	return nil
 }
@@ -102,7 +103,7 @@ func Slug(slug string) *Broken {
 	for i, c := range []byte(slug) {
 		alphanumeric := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
 		if i >= 40 || !alphanumeric && (i == 0 || c != '_' && c != '-') {
-			return &Broken{"invalid_format", "must be 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit"}
+			return &Broken{invalid.Format, "must be 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit"}
 		}
 	}
 	return nil
@@ -111,10 +112,10 @@ func Slug(slug string) *Broken {
 // Currency is the rule of a currency code.
 func Currency(code string) *Broken {
 	if len(code) != 3 || bytes.ContainsFunc([]byte(code), func(c rune) bool { return c < 'A' || c > 'Z' }) {
-		return &Broken{"invalid_format", "must be three upper-case letters"}
+		return &Broken{invalid.Format, "must be three upper-case letters"}
 	}
 	if _, ok := iso.Currency(code); !ok {
-		return &Broken{"unknown_currency", "must be an active code of ISO 4217"}
+		return &Broken{invalid.UnknownCurrency, "must be an active code of ISO 4217"}
 	}
 	return nil
 }

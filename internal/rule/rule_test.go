@@ -5,13 +5,14 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault/internal/rule"
+	"github.com/cardvault/cardvault/invalid"
 )
 
 func TestRules(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		got  *rule.Broken
-		code string // "" if the rule is kept
+		code invalid.Code // "" if the rule is kept
 	}{
 		{"range, lowest", rule.Range(1, 1, 12), ""},
 		{"range, too high", rule.Range(13, 1, 12), "out_of_range"},
@@ -37,7 +38,7 @@ func TestRules(t *testing.T) {
 		{"currency, lower case", rule.Currency("eur"), "invalid_format"},
 		{"currency, unknown", rule.Currency("XXY"), "unknown_currency"},
 	} {
-		code := ""
+		var code invalid.Code
 		if test.got != nil {
 			code = test.got.Code
 		}

@@ -60,11 +60,12 @@ func available(t testing.TB, v *cardvault.Vault, id uuid.UUID) bool {
 	if _, err := v.Get(t.Context(), id); err != nil {
 		t.Errorf("Get: %v", err)
 	}
-	got, _, err := v.SecurityCodeStatus(t.Context(), id)
+	got, err := v.SecurityCodeStatus(t.Context(), id)
 	if err != nil {
 		t.Errorf("SecurityCodeStatus: %v", err)
+		return false
 	}
-	return got
+	return got.Available
 }
 
 // TestFaults: whatever becomes of the server, tokens can be imported and read, and

@@ -140,10 +140,10 @@ func provisioning(t testing.TB, s store.Store, n *bureau) *cardvault.Vault {
 }
 
 // checkState checks the network token of a token, as it is read and as it is listed.
-func checkState(t testing.TB, v *cardvault.Vault, id uuid.UUID, want network.Status, code string) {
+func checkState(t testing.TB, v *cardvault.Vault, id uuid.UUID, want network.Status, code network.Code) {
 	t.Helper()
 	token := must(v.Get(t.Context(), id))(t)
-	got := ""
+	var got network.Code
 	if r := token.NetworkTokenStatusReason; r != nil {
 		got = r.Code
 	}
@@ -431,14 +431,11 @@ func cardArt(t *testing.T, s store.Store) {
 		if got := must(v.Get(ctx, token))(t).CardArtURL; got != url {
 			t.Errorf("card art at %q and %q", got, url)
 		}
-		mediaType, got, err := v.CardArt(ctx, id)
-		noError(t, err)
-		if mediaType != "image/png" || !bytes.Equal(got, image) {
-			t.Errorf("another image, of %d bytes and type %q", len(got), mediaType)
+		if got := must(v.CardArt(ctx, id))(t); got.MediaType != "image/png" || !bytes.Equal(got.Image, image) {
+			t.Errorf("another image, of %d bytes and type %q", len(got.Image), got.MediaType)
 		}
 		noError(t, v.Delete(ctx, token))
 	}
 
-	_, _, err = v.CardArt(ctx, id)
-	fails(t, "CardArt after the last token", err, cardvault.ErrNotFound)
+	fails(t, "CardArt after the last token", errorOf(v.CardArt(ctx, id)), cardvault.ErrNotFound)
 }

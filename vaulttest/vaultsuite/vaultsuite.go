@@ -189,7 +189,7 @@ func refuses(t testing.TB, what string, err error, want ...string) {
 	t.Helper()
 	var got []string
 	for _, e := range cardvault.FieldErrors(err) {
-		got = append(got, e.Field+" "+e.Code)
+		got = append(got, e.Field+" "+string(e.Code))
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%s: refused for %q, want %q", what, got, want)

@@ -260,14 +260,14 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 	codes := map[uuid.UUID]time.Time{}
 	for _, token := range query["token"] {
 		id, _ := parseID(token) // zero, which no token has, if it is none
-		available, until, err := p.vault.SecurityCodeStatus(r.Context(), id)
+		status, err := p.vault.SecurityCodeStatus(r.Context(), id)
 		if err != nil && !errors.Is(err, cardvault.ErrNotFound) {
 			p.log.Error("page", "error", err)
 			internalError.write(w)
 			return
 		}
-		if available {
-			codes[id] = until
+		if err == nil && status.Available {
+			codes[id] = status.ExpiresAt
 		}
 	}
 
