@@ -63,11 +63,11 @@ func AllScopes() []Scope { return slices.Clone(allScopes) }
 // An APIKey authenticates calls of one account at the REST border. Only a hash
 // of its secret is stored.
 type APIKey struct {
-	ID        uuid.UUID `json:"id"`
-	Label     string    `json:"label"`
-	CreatedAt time.Time `json:"created_at"`
-	ExpiresAt time.Time `json:"expires_at"` // zero: never
-	Scopes    []Scope   `json:"scopes"`
+	ID        uuid.UUID `wire:"id"`
+	Label     string    `wire:"label"`
+	CreatedAt time.Time `wire:"created_at"`
+	ExpiresAt time.Time `wire:"expires_at"` // zero: never
+	Scopes    []Scope   `wire:"scopes"`
 	Account   uuid.UUID
 
 	// Root is the id of the first key of the chain of creators: its own id if no key

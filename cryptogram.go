@@ -58,35 +58,35 @@ func (r *PaymentRequest) canonical() []byte {
 // A PaymentData is the record of a cryptogram that was asked for: chapter 2.3 of
 // the interface document.
 type PaymentData struct {
-	ID        uuid.UUID `json:"id"`
-	Amount    int64     `json:"amount"`
-	Currency  string    `json:"currency_code"`
-	CreatedAt time.Time `json:"created_at"`
+	ID        uuid.UUID `wire:"id"`
+	Amount    int64     `wire:"amount"`
+	Currency  string    `wire:"currency_code"`
+	CreatedAt time.Time `wire:"created_at"`
 
 	// Encrypted is a JWE in compact form, which [receive.OpenPaymentData] opens with the
 	// shared secret of the merchant. "" unless Success, and once
 	// [Options.PaymentDataRetention] is over, 24 hours by default: the payment is made by
 	// then, and the record says that it could be.
-	Encrypted string `json:"encrypted_authentication_data"`
+	Encrypted string `wire:"encrypted_authentication_data"`
 
 	// Failures say why there is none. Empty if Success.
-	Failures []Failure `json:"failure_details"`
+	Failures []Failure `wire:"failure_details"`
 
-	Merchant  uuid.UUID `json:"merchant_id"`
-	Reference string    `json:"reference"`
+	Merchant  uuid.UUID `wire:"merchant_id"`
+	Reference string    `wire:"reference"`
 
 	// Success is whether there was a cryptogram. It stays true when Encrypted is erased.
-	Success bool      `json:"success"`
-	TokenID uuid.UUID `json:"token_id"`
+	Success bool      `wire:"success"`
+	TokenID uuid.UUID `wire:"token_id"`
 }
 
 // A Failure is a reason why there is no cryptogram.
 type Failure struct {
-	Source     network.Source `json:"source"`
-	Code       network.Code   `json:"code"`
-	Message    string         `json:"message"`     // for humans
-	Retryable  bool           `json:"retryable"`   // the same request may succeed later
-	SchemeCode string         `json:"scheme_code"` // what the network said, "" if it said nothing
+	Source     network.Source `wire:"source"`
+	Code       network.Code   `wire:"code"`
+	Message    string         `wire:"message"`     // for humans
+	Retryable  bool           `wire:"retryable"`   // the same request may succeed later
+	SchemeCode string         `wire:"scheme_code"` // what the network said, "" if it said nothing
 }
 
 func newFailure(code network.Code, schemeCode string) *Failure {

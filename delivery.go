@@ -19,16 +19,16 @@ import (
 // A DeliveryRecord is an entry of the log of a webhook. It holds neither the event nor
 // the answer.
 type DeliveryRecord struct {
-	ID        uuid.UUID         `json:"id"`
-	EventID   uuid.UUID         `json:"event_id"`
-	EventType receive.EventType `json:"event_type"`
-	TokenID   uuid.UUID         `json:"token_id"`
-	Status    DeliveryStatus    `json:"status"`
-	Attempts  int               `json:"attempts"`
+	ID        uuid.UUID         `wire:"id"`
+	EventID   uuid.UUID         `wire:"event_id"`
+	EventType receive.EventType `wire:"event_type"`
+	TokenID   uuid.UUID         `wire:"token_id"`
+	Status    DeliveryStatus    `wire:"status"`
+	Attempts  int               `wire:"attempts"`
 
-	LastAttemptAt  time.Time `json:"last_attempt_at"`       // zero if there was none
-	NextAttemptAt  time.Time `json:"next_attempt_at"`       // zero unless one is planned
-	LastStatusCode int       `json:"last_status_code,null"` // of HTTP; 0 if there was no answer
+	LastAttemptAt  time.Time `wire:"last_attempt_at"`       // zero if there was none
+	NextAttemptAt  time.Time `wire:"next_attempt_at"`       // zero unless one is planned
+	LastStatusCode int       `wire:"last_status_code,null"` // of HTTP; 0 if there was no answer
 }
 
 // A DeliveryStatus says what became of a delivery.

@@ -15,17 +15,17 @@ import (
 // chapter 6 of the interface document. It holds no card number, security code
 // or cryptogram.
 type Event struct {
-	ID        uuid.UUID           `json:"id"` // of the event; the same when it is delivered again
-	CreatedAt time.Time           `json:"created_at"`
-	Type      receive.EventType   `json:"event_type"`
-	Reason    receive.EventReason `json:"reason"`
+	ID        uuid.UUID           `wire:"id"` // of the event; the same when it is delivered again
+	CreatedAt time.Time           `wire:"created_at"`
+	Type      receive.EventType   `wire:"event_type"`
+	Reason    receive.EventReason `wire:"reason"`
 
 	// Sequence rises in the order in which the events of an account come about. It has
 	// gaps.
-	Sequence uint64 `json:"sequence"`
+	Sequence uint64 `wire:"sequence"`
 
 	// Token is the token as it was then, nil for [receive.TokenDeleted]. It has no Fingerprint.
-	Token *Token `json:"token,id=TokenID"`
+	Token *Token `wire:"token,id=TokenID"`
 
 	TokenID uuid.UUID
 	Account uuid.UUID // like Session it is in no JSON: receivers of one account need neither

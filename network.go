@@ -15,12 +15,12 @@ const (
 
 // A Reason explains a network token status other than active and pending.
 type Reason struct {
-	Source     network.Source `json:"source"`
-	Code       network.Code   `json:"code"`
-	Message    string         `json:"message"` // for humans
-	Retryable  bool           `json:"retryable"`
-	SchemeCode string         `json:"scheme_code"` // what the network said, "" if it said nothing
-	OccurredAt time.Time      `json:"occurred_at"`
+	Source     network.Source `wire:"source"`
+	Code       network.Code   `wire:"code"`
+	Message    string         `wire:"message"` // for humans
+	Retryable  bool           `wire:"retryable"`
+	SchemeCode string         `wire:"scheme_code"` // what the network said, "" if it said nothing
+	OccurredAt time.Time      `wire:"occurred_at"`
 }
 
 // codeOf returns the code of a refusal and the network's own. A code that is

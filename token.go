@@ -34,57 +34,57 @@ import (
 // A Token stands for a stored card: chapter 2.1 of the interface document.
 // Text that is "" and times that are zero are absent.
 type Token struct {
-	ID             uuid.UUID `json:"id"` // version 4
-	CardholderName card.Name `json:"cardholder_name"`
+	ID             uuid.UUID `wire:"id"` // version 4
+	CardholderName card.Name `wire:"cardholder_name"`
 
 	// CardArtURL is where an image of the card is, "" if there is none or
 	// Options.BaseURL is not set.
-	CardArtURL string `json:"card_art_url"`
+	CardArtURL string `wire:"card_art_url"`
 
-	CreatedAt time.Time   `json:"created_at"` // in UTC and whole microseconds, like all times here
-	Expiry    card.Expiry `json:"expiry_month+expiry_year"`
+	CreatedAt time.Time   `wire:"created_at"` // in UTC and whole microseconds, like all times here
+	Expiry    card.Expiry `wire:"expiry_month+expiry_year"`
 
 	// ExpiresAt is when the token is deleted by itself. Zero unless it was
 	// created with an expiration time that no update has lifted.
-	ExpiresAt     time.Time `json:"expires_at"`
-	InvalidatedAt time.Time `json:"invalidated_at"` // zero while Status is StatusActive
+	ExpiresAt     time.Time `wire:"expires_at"`
+	InvalidatedAt time.Time `wire:"invalidated_at"` // zero while Status is StatusActive
 
-	IIN                 string `json:"issuer_identification_number"` // first six digits; eight with Options.IINLength
-	LastFour            string `json:"account_number_last_four"`
-	AccountNumberLength int    `json:"account_number_length"` // digits
-	MaskedAccountNumber string `json:"masked_account_number"` // first six and last four digits, the rest "*"
+	IIN                 string `wire:"issuer_identification_number"` // first six digits; eight with Options.IINLength
+	LastFour            string `wire:"account_number_last_four"`
+	AccountNumberLength int    `wire:"account_number_length"` // digits
+	MaskedAccountNumber string `wire:"masked_account_number"` // first six and last four digits, the rest "*"
 
 	// BankName, Segment, Type and CountryCode are from a network.BINProvider.
-	BankName    string `json:"bank_name"`
-	Segment     string `json:"segment"` // business, consumer, commercial or other
-	Status      Status `json:"status"`
-	Type        string `json:"type"`         // credit or debit
-	CountryCode string `json:"country_code"` // ISO 3166-1 alpha-2
+	BankName    string `wire:"bank_name"`
+	Segment     string `wire:"segment"` // business, consumer, commercial or other
+	Status      Status `wire:"status"`
+	Type        string `wire:"type"`         // credit or debit
+	CountryCode string `wire:"country_code"` // ISO 3166-1 alpha-2
 
-	NetworkTokenStatus network.Status `json:"network_token_status"`
+	NetworkTokenStatus network.Status `wire:"network_token_status"`
 	// NetworkTokenStatusReason is nil while the network token is active or pending.
-	NetworkTokenStatusReason *Reason `json:"network_token_status_reason"`
+	NetworkTokenStatusReason *Reason `wire:"network_token_status_reason"`
 
-	Scheme         card.Scheme        `json:"scheme"`
-	Identification idv.Identification `json:"identity_and_verification"`
+	Scheme         card.Scheme        `wire:"scheme"`
+	Identification idv.Identification `wire:"identity_and_verification"`
 
 	// Authentication is what the identification came to, nil unless Identification
 	// is idv.Checked.
-	Authentication *idv.Authentication `json:"authentication_data,empty"`
+	Authentication *idv.Authentication `wire:"authentication_data,empty"`
 
 	// SupportsDeviceBinding is what the network says.
-	SupportsDeviceBinding bool `json:"supports_device_binding"`
+	SupportsDeviceBinding bool `wire:"supports_device_binding"`
 
 	// BusinessKey is the key under which the card was known at ImportProvider.
 	// It need not be unique.
-	BusinessKey    string `json:"business_key"`
-	ImportProvider string `json:"import_provider"`
+	BusinessKey    string `wire:"business_key"`
+	ImportProvider string `wire:"import_provider"`
 
 	// Fingerprint is the same for two tokens of an account if their cards have
 	// the same number. With the masked number it would tell a guess of the number
 	// right from wrong: an event has none, and package httpapi shows it only to keys
 	// with ScopeFingerprintsRead.
-	Fingerprint Fingerprint `json:"fingerprint"`
+	Fingerprint Fingerprint `wire:"fingerprint"`
 
 	artID       uuid.UUID // of CardArtURL
 	stale       bool      // the scheme has replaced the number that is stored

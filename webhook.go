@@ -26,25 +26,25 @@ import (
 // A Webhook is an endpoint of an integrator to which the events of an account are
 // delivered: decisions, chapter 13.
 type Webhook struct {
-	ID        uuid.UUID `json:"id"`
-	CreatedAt time.Time `json:"created_at"`
-	URL       string    `json:"url"` // https, in a sandbox also http; without user and fragment
+	ID        uuid.UUID `wire:"id"`
+	CreatedAt time.Time `wire:"created_at"`
+	URL       string    `wire:"url"` // https, in a sandbox also http; without user and fragment
 
 	// Description is for people: 1 to 255 characters, or "" for none.
-	Description string `json:"description"`
+	Description string `wire:"description"`
 
 	// Events are the types that are delivered, in the order created,
 	// updated, deleted. Never empty.
-	Events []receive.EventType `json:"events"`
+	Events []receive.EventType `wire:"events"`
 
 	// LegacyHMAC adds the header x-hmac-signature to deliveries, under the oldest secret
 	// that signs: a receiver has until that ends to take the next.
-	LegacyHMAC bool `json:"legacy_hmac"`
+	LegacyHMAC bool `wire:"legacy_hmac"`
 
 	// Disabled is whether nothing is delivered, and DisabledReason why. What becomes
 	// due meanwhile fails, and can be redelivered.
-	Disabled       bool           `json:"status,enabled|disabled"`
-	DisabledReason DisabledReason `json:"disabled_reason"`
+	Disabled       bool           `wire:"status,enabled|disabled"`
+	DisabledReason DisabledReason `wire:"disabled_reason"`
 
 	row     uuid.UUID
 	version uint64          // of its record, when it was read

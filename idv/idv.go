@@ -104,11 +104,11 @@ const (
 // Authentication describes a passed identification, for the token that was made
 // after it. It never holds an authentication value.
 type Authentication struct {
-	Method          string    `json:"method"`            // three_ds, security_code, otp or passkey
-	Status          string    `json:"status"`            // of the transaction in EMV 3-D Secure, such as "Y": one letter; "" if there is none
-	ECI             string    `json:"eci"`               // two digits, or ""
-	DSTransactionID string    `json:"ds_transaction_id"` // of the directory server: a UUID, or ""
-	At              time.Time `json:"authenticated_at"`  // in microseconds
+	Method          string    `wire:"method"`            // three_ds, security_code, otp or passkey
+	Status          string    `wire:"status"`            // of the transaction in EMV 3-D Secure, such as "Y": one letter; "" if there is none
+	ECI             string    `wire:"eci"`               // two digits, or ""
+	DSTransactionID string    `wire:"ds_transaction_id"` // of the directory server: a UUID, or ""
+	At              time.Time `wire:"authenticated_at"`  // in microseconds
 }
 
 // Identification says which identification and verification of the cardholder

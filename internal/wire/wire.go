@@ -1,16 +1,16 @@
 // Package wire is the JSON of the REST surface: [Append] writes a value, for answers,
 // deliveries and the MarshalJSON of its type, and [Read] reads it.
 //
-// The members of a struct are its fields with a tag json, in their order. A member is always
+// The members of a struct are its fields with a tag wire, in their order. A member is always
 // present. It is null if it is an empty string or name, a zero time, id or hash, or a nil
 // pointer. A tag names the member, and may go on after a comma:
 //
-//	`json:"last_status_code,null"`         0 is null
-//	`json:"authentication_data,empty"`     a nil pointer is {}
-//	`json:"token,id=TokenID"`              a nil pointer is {"id":…} of the field TokenID
-//	`json:"damaged,left_out"`              an empty list is left out
-//	`json:"status,enabled|disabled"`       words for false and true
-//	`json:"expiry_month+expiry_year"`      the fields of a struct, as members beside the others
+//	`wire:"last_status_code,null"`         0 is null
+//	`wire:"authentication_data,empty"`     a nil pointer is {}
+//	`wire:"token,id=TokenID"`              a nil pointer is {"id":…} of the field TokenID
+//	`wire:"damaged,left_out"`              an empty list is left out
+//	`wire:"status,enabled|disabled"`       words for false and true
+//	`wire:"expiry_month+expiry_year"`      the fields of a struct, as members beside the others
 //
 // encoding/json costs three times as much for a token, and sixty allocations for a page. Its
 // errors repeat the input.
@@ -32,17 +32,17 @@ import (
 
 // A Page is a page of a list.
 type Page[T any] struct {
-	Items      []T         `json:"data"`
-	Damaged    []uuid.UUID `json:"damaged,left_out"`
-	Pagination Pagination  `json:"pagination"`
+	Items      []T         `wire:"data"`
+	Damaged    []uuid.UUID `wire:"damaged,left_out"`
+	Pagination Pagination  `wire:"pagination"`
 }
 
 // A Pagination says which page of a list it is.
 type Pagination struct {
-	Page       int   `json:"current_page"`
-	Limit      int   `json:"page_size"`
-	TotalItems int64 `json:"total_items"`
-	TotalPages int64 `json:"total_pages"`
+	Page       int   `wire:"current_page"`
+	Limit      int   `wire:"page_size"`
+	TotalItems int64 `wire:"total_items"`
+	TotalPages int64 `wire:"total_pages"`
 }
 
 // A kind says how a member is written.
@@ -95,7 +95,7 @@ func membersOf(t reflect.Type) []member {
 	var all []member
 	for i := range t.NumField() {
 		f := t.Field(i)
-		tag, ok := f.Tag.Lookup("json")
+		tag, ok := f.Tag.Lookup("wire")
 		if !ok {
 			continue
 		}

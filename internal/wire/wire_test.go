@@ -67,32 +67,32 @@ func TestObject(t *testing.T) {
 // shapes has a field of each kind, with each option.
 type shapes struct {
 	Also    string
-	Text    string            `json:"text"`
-	Words   bool              `json:"words,off|on"`
-	Bool    bool              `json:"bool"`
-	Int     int64             `json:"int"`
-	Code    int               `json:"code,null"`
-	Count   uint64            `json:"count"`
-	Name    card.Name         `json:"name"`
-	ID      uuid.UUID         `json:"id"`
-	At      time.Time         `json:"at"`
-	Hash    [4]byte           `json:"hash"`
-	Scheme  card.Scheme       `json:"scheme"`
-	Expiry  card.Expiry       `json:"month+year"`
-	Reason  *cardvault.Reason `json:"reason"`
-	Empty   *wire.Pagination  `json:"empty,empty"`
-	Other   *other            `json:"other,id=OtherID"`
-	Page    wire.Pagination   `json:"page"`
-	Texts   []cardvault.Scope `json:"texts"`
-	IDs     []uuid.UUID       `json:"ids,left_out"`
-	Others  []other           `json:"others"`
-	Places  []*other          `json:"places"`
+	Text    string            `wire:"text"`
+	Words   bool              `wire:"words,off|on"`
+	Bool    bool              `wire:"bool"`
+	Int     int64             `wire:"int"`
+	Code    int               `wire:"code,null"`
+	Count   uint64            `wire:"count"`
+	Name    card.Name         `wire:"name"`
+	ID      uuid.UUID         `wire:"id"`
+	At      time.Time         `wire:"at"`
+	Hash    [4]byte           `wire:"hash"`
+	Scheme  card.Scheme       `wire:"scheme"`
+	Expiry  card.Expiry       `wire:"month+year"`
+	Reason  *cardvault.Reason `wire:"reason"`
+	Empty   *wire.Pagination  `wire:"empty,empty"`
+	Other   *other            `wire:"other,id=OtherID"`
+	Page    wire.Pagination   `wire:"page"`
+	Texts   []cardvault.Scope `wire:"texts"`
+	IDs     []uuid.UUID       `wire:"ids,left_out"`
+	Others  []other           `wire:"others"`
+	Places  []*other          `wire:"places"`
 	OtherID uuid.UUID
 }
 
 type other struct {
-	ID   uuid.UUID `json:"id"`
-	Text string    `json:"text"`
+	ID   uuid.UUID `wire:"id"`
+	Text string    `wire:"text"`
 }
 
 var one, two = uuid.MustParse("7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"), uuid.MustParse("7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b12")
