@@ -69,7 +69,7 @@ func (o *Options) approvals() Approvals {
 func (v *Vault) CreateAccount(ctx context.Context, name string, approvals *Approvals) (_ *Account, err error) {
 	defer doing("create account", &err)
 	if name != "" {
-		if err := checkText("name", []byte(name)); err != nil {
+		if err := checkText("Name", []byte(name)); err != nil {
 			return nil, err
 		}
 	}
@@ -205,18 +205,17 @@ func (v *Vault) UpdateAccount(ctx context.Context, u AccountUpdate) (_ *Account,
 
 func checkProviderAccounts(allowed []ProviderAccount) error {
 	if len(allowed) > MaxProviderAccounts {
-		return &FieldError{"provider_accounts", invalid.OutOfRange, fmt.Sprintf("must be at most %d", MaxProviderAccounts)}
+		return &FieldError{"ProviderAccounts", invalid.OutOfRange, fmt.Sprintf("must be at most %d", MaxProviderAccounts)}
 	}
 	for _, a := range allowed {
-		if err := errors.Join(checkHeader("aid", []byte(a.AID)), checkHeader("mid", []byte(a.MID)), checkHeader("portalid", []byte(a.PortalID))); err != nil {
+		if err := errors.Join(checkHeader("AID", []byte(a.AID)), checkHeader("MID", []byte(a.MID)), checkHeader("PortalID", []byte(a.PortalID))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func checkHeader(name string, text []byte) error {
-	field := "header.x-provider-" + name
+func checkHeader(field string, text []byte) error {
 	switch {
 	case len(text) == 0:
 		return required(field)
@@ -231,7 +230,7 @@ func checkHeader(name string, text []byte) error {
 func (u *AccountUpdate) check() error {
 	errs := []error{checkProviderAccounts(u.ProviderAccounts), u.Quotas.check()}
 	if u.Name != nil && *u.Name != "" {
-		errs = append(errs, checkText("name", []byte(*u.Name)))
+		errs = append(errs, checkText("Name", []byte(*u.Name)))
 	}
 	return errors.Join(errs...)
 }

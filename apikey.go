@@ -109,16 +109,16 @@ var ErrInsufficientScope = errors.New("cardvault: creator of the API key lacks a
 // report before it looks at the creator, or nil.
 func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 	var errs []error
-	errs = append(errs, checkText("label", []byte(label)))
+	errs = append(errs, checkText("Label", []byte(label)))
 
 	switch {
 	case len(scopes) == 0:
-		errs = append(errs, &FieldError{"scopes", invalid.TooShort, "must name at least one scope"})
+		errs = append(errs, &FieldError{"Scopes", invalid.TooShort, "must name at least one scope"})
 	case slices.ContainsFunc(scopes, func(s Scope) bool { return !slices.Contains(allScopes, s) }):
-		errs = append(errs, &FieldError{"scopes", invalid.Enum, "must name scopes that exist"})
+		errs = append(errs, &FieldError{"Scopes", invalid.Enum, "must name scopes that exist"})
 	}
 	if opts != nil {
-		errs = append(errs, checkTTL("expiration_time", opts.TTL, MaxAPIKeyTTL))
+		errs = append(errs, checkTTL("TTL", opts.TTL, MaxAPIKeyTTL))
 	}
 
 	return errors.Join(errs...)

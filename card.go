@@ -62,7 +62,7 @@ func (c *Card) check(allowNonLuhn bool) (errs []error) {
 			errs = append(errs, err)
 		}
 	}
-	if err := checkName(c.Name); err != nil {
+	if err := checkName("Name", c.Name); err != nil {
 		errs = append(errs, err)
 	}
 	if err := checkContact(c.Contact); err != nil {
@@ -75,13 +75,13 @@ func (c *Card) check(allowNonLuhn bool) (errs []error) {
 func (c *Card) checkEntered(allowNonLuhn bool) error {
 	errs := c.check(allowNonLuhn)
 	if len(checkExpiry(c.Expiry)) == 0 && c.Expiry.Expired(now()) {
-		errs = append(errs, &FieldError{"expiry_month", invalid.CardExpired, "and expiry_year must not be past"})
+		errs = append(errs, &FieldError{"Expiry.Month", invalid.CardExpired, "and Expiry.Year must not be past"})
 	}
 	return errors.Join(errs...)
 }
 
 func checkPAN(d []byte, allowNonLuhn bool) error {
-	const field = "account_number"
+	const field = "PAN"
 	if len(d) == 0 {
 		return required(field)
 	}
@@ -97,10 +97,10 @@ func broken(field string, b *rule.Broken) error {
 }
 
 func checkExpiry(e card.Expiry) (errs []error) {
-	if err := checkRange("expiry_month", e.Month, 1, 12); err != nil {
+	if err := checkRange("Expiry.Month", e.Month, 1, 12); err != nil {
 		errs = append(errs, err)
 	}
-	if err := checkRange("expiry_year", e.Year, minYear, maxYear); err != nil {
+	if err := checkRange("Expiry.Year", e.Year, minYear, maxYear); err != nil {
 		errs = append(errs, err)
 	}
 	return errs
@@ -118,8 +118,7 @@ func checkTTL(field string, ttl, most time.Duration) error {
 	return nil
 }
 
-func checkName(n card.Name) error {
-	const field = "cardholder_name"
+func checkName(field string, n card.Name) error {
 	if n.IsZero() {
 		return nil
 	}
@@ -139,7 +138,7 @@ func checkText(field string, text []byte) error { return broken(field, rule.Text
 func required(field string) error { return &FieldError{field, invalid.Required, "is required"} }
 
 func checkContact(c card.Contact) error {
-	const field = "contact"
+	const field = "Contact"
 	switch object := hiding.Of(c); {
 	case len(object) == 0:
 		return nil
@@ -152,7 +151,7 @@ func checkContact(c card.Contact) error {
 }
 
 func checkSecurityCode(c card.SecurityCode) error {
-	const field = "security_code"
+	const field = "SecurityCode"
 	if c.IsZero() {
 		return required(field)
 	}

@@ -539,7 +539,7 @@ func TestCheckPAN(t *testing.T) {
 				err = lax(given)
 			}
 			if want != "" {
-				want = "account_number " + want
+				want = "PAN " + want
 			}
 			if got := codes(err); got != want || (err == nil) != (want == "") {
 				t.Errorf("%d bytes, %.20q, %s: %q, want %q", len(c.digits), c.digits, mode, got, want)
@@ -553,14 +553,14 @@ func TestCheckExpiry(t *testing.T) {
 	for expiry, want := range map[card.Expiry]string{
 		{Month: 1, Year: 2000}:     "", // long over: a migration may bring it
 		{Month: 12, Year: 2099}:    "",
-		{Month: 0, Year: 2030}:     "expiry_month out_of_range",
-		{Month: 13, Year: 2030}:    "expiry_month out_of_range",
-		{Month: -1, Year: 2030}:    "expiry_month out_of_range",
-		{Month: 1, Year: 1999}:     "expiry_year out_of_range",
-		{Month: 1, Year: 2100}:     "expiry_year out_of_range",
-		{Month: 1, Year: 30}:       "expiry_year out_of_range",
-		{Month: 0, Year: 0}:        "expiry_month out_of_range, expiry_year out_of_range",
-		{Month: 1 << 30, Year: -1}: "expiry_month out_of_range, expiry_year out_of_range",
+		{Month: 0, Year: 2030}:     "Expiry.Month out_of_range",
+		{Month: 13, Year: 2030}:    "Expiry.Month out_of_range",
+		{Month: -1, Year: 2030}:    "Expiry.Month out_of_range",
+		{Month: 1, Year: 1999}:     "Expiry.Year out_of_range",
+		{Month: 1, Year: 2100}:     "Expiry.Year out_of_range",
+		{Month: 1, Year: 30}:       "Expiry.Year out_of_range",
+		{Month: 0, Year: 0}:        "Expiry.Month out_of_range, Expiry.Year out_of_range",
+		{Month: 1 << 30, Year: -1}: "Expiry.Month out_of_range, Expiry.Year out_of_range",
 	} {
 		if got := codes(check(cardvault.Card{PAN: card.NewPAN([]byte("4242424242424242")), Expiry: expiry})); got != want {
 			t.Errorf("%d/%d: %q, want %q", expiry.Month, expiry.Year, got, want)
@@ -578,7 +578,7 @@ func TestCheckSecurityCodeAndName(t *testing.T) {
 		c := given
 		c.SecurityCode = card.NewSecurityCode([]byte(code))
 		if want != "" {
-			want = "security_code " + want
+			want = "SecurityCode " + want
 		}
 		if got := codes(check(c)); got != want {
 			t.Errorf("code of %d bytes: %q, want %q", len(code), got, want)
@@ -612,7 +612,7 @@ func TestCheckSecurityCodeAndName(t *testing.T) {
 		c := given
 		c.Name = card.NewName([]byte(name))
 		if want != "" {
-			want = "cardholder_name " + want
+			want = "Name " + want
 		}
 		if got := codes(check(c)); got != want {
 			t.Errorf("name %.30q of %d characters: %q, want %q", name, utf8.RuneCountInString(name), got, want)
@@ -643,7 +643,7 @@ func TestNumberInName(t *testing.T) {
 	}
 	cases := names(t)
 	for _, name := range cases.Refused {
-		if got := named(name); got != "cardholder_name looks_like_pan" {
+		if got := named(name); got != "Name looks_like_pan" {
 			t.Errorf("%q: %q", name, got)
 		}
 	}
@@ -669,7 +669,7 @@ func TestNumberInName(t *testing.T) {
 				name += string([]rune(" -._/\u2003\u2014\u200d")[random.IntN(8)])
 			}
 		}
-		if got := named(name + "B"); got != "cardholder_name looks_like_pan" && utf8.RuneCountInString(name) < 255 {
+		if got := named(name + "B"); got != "Name looks_like_pan" && utf8.RuneCountInString(name) < 255 {
 			t.Fatalf("%q: %q", name, got)
 		}
 	}
@@ -684,8 +684,8 @@ func TestCheckTellsAllAndNoValue(t *testing.T) {
 		SecurityCode: card.NewSecurityCode([]byte(shy.code + "7")),
 		Name:         card.NewName([]byte(shy.name + "\n")),
 	})
-	want := "account_number invalid_format, expiry_month out_of_range, expiry_year out_of_range, " +
-		"security_code too_long, cardholder_name invalid_format"
+	want := "PAN invalid_format, Expiry.Month out_of_range, Expiry.Year out_of_range, " +
+		"SecurityCode too_long, Name invalid_format"
 	if got := codes(err); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}

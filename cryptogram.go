@@ -41,9 +41,9 @@ const maxAmount = 1<<53 - 1
 func (r *PaymentRequest) Check() error {
 	var errs []error
 	if r.Amount < 0 || r.Amount > maxAmount {
-		errs = append(errs, &FieldError{"amount", invalid.OutOfRange, fmt.Sprintf("must be between 0 and %d", int64(maxAmount))})
+		errs = append(errs, &FieldError{"Amount", invalid.OutOfRange, fmt.Sprintf("must be between 0 and %d", int64(maxAmount))})
 	}
-	errs = append(errs, broken("currency_code", rule.Currency(r.Currency)), checkText("reference", []byte(r.Reference)))
+	errs = append(errs, broken("Currency", rule.Currency(r.Currency)), checkText("Reference", []byte(r.Reference)))
 	return errors.Join(errs...)
 }
 
@@ -203,7 +203,7 @@ func (v *Vault) CheckPayment(ctx context.Context, r PaymentRequest) (err error) 
 }
 
 func unknownMerchant() error {
-	return &FieldError{"merchant_id", invalid.UnknownMerchant, "must be a merchant of the account"}
+	return &FieldError{"Merchant", invalid.UnknownMerchant, "must be a merchant of the account"}
 }
 
 // payee returns the merchant of a request.

@@ -229,7 +229,7 @@ func TestRequestPaymentData(t *testing.T) {
 
 		// What concerns nobody is said before it is asked for.
 		request.Merchant = uuid.New()
-		if _, err := l.RequestPaymentData(l.Context(), id, request); !hasViolations(err, "merchant_id unknown_merchant") {
+		if _, err := l.RequestPaymentData(l.Context(), id, request); !hasViolations(err, "Merchant unknown_merchant") {
 			l.Errorf("another's merchant: %v", err)
 		}
 		other, err := l.CreateAccount(l.Context(), "other", nil)
@@ -318,18 +318,18 @@ func TestPaymentRequestCheck(t *testing.T) {
 			change func(*cardvault.PaymentRequest)
 			want   string
 		}{
-			{func(r *cardvault.PaymentRequest) { r.Amount = -1 }, "amount out_of_range"},
-			{func(r *cardvault.PaymentRequest) { r.Amount = 1 << 53 }, "amount out_of_range"},
-			{func(r *cardvault.PaymentRequest) { r.Currency = "" }, "currency_code invalid_format"},
-			{func(r *cardvault.PaymentRequest) { r.Currency = "eur" }, "currency_code invalid_format"},
-			{func(r *cardvault.PaymentRequest) { r.Currency = "EURO" }, "currency_code invalid_format"},
-			{func(r *cardvault.PaymentRequest) { r.Currency = "ABC" }, "currency_code unknown_currency"},
-			{func(r *cardvault.PaymentRequest) { r.Reference = "" }, "reference empty_string"},
-			{func(r *cardvault.PaymentRequest) { r.Reference = " \t" }, "reference blank"},
-			{func(r *cardvault.PaymentRequest) { r.Reference = "a\n" }, "reference invalid_format"},
-			{func(r *cardvault.PaymentRequest) { r.Reference = strings.Repeat("é", 256) }, "reference too_long"},
+			{func(r *cardvault.PaymentRequest) { r.Amount = -1 }, "Amount out_of_range"},
+			{func(r *cardvault.PaymentRequest) { r.Amount = 1 << 53 }, "Amount out_of_range"},
+			{func(r *cardvault.PaymentRequest) { r.Currency = "" }, "Currency invalid_format"},
+			{func(r *cardvault.PaymentRequest) { r.Currency = "eur" }, "Currency invalid_format"},
+			{func(r *cardvault.PaymentRequest) { r.Currency = "EURO" }, "Currency invalid_format"},
+			{func(r *cardvault.PaymentRequest) { r.Currency = "ABC" }, "Currency unknown_currency"},
+			{func(r *cardvault.PaymentRequest) { r.Reference = "" }, "Reference empty_string"},
+			{func(r *cardvault.PaymentRequest) { r.Reference = " \t" }, "Reference blank"},
+			{func(r *cardvault.PaymentRequest) { r.Reference = "a\n" }, "Reference invalid_format"},
+			{func(r *cardvault.PaymentRequest) { r.Reference = strings.Repeat("é", 256) }, "Reference too_long"},
 			{func(r *cardvault.PaymentRequest) { *r = cardvault.PaymentRequest{Amount: -1} },
-				"amount out_of_range, currency_code invalid_format, reference empty_string"},
+				"Amount out_of_range, Currency invalid_format, Reference empty_string"},
 		} {
 			r := purchase
 			test.change(&r)
@@ -915,7 +915,7 @@ func TestPaymentIdempotency(t *testing.T) {
 			bad := purchase
 			bad.Merchant = uuid.New()
 			for range 2 {
-				if _, _, err := call(l, id, bad); !hasViolations(err, "merchant_id unknown_merchant") {
+				if _, _, err := call(l, id, bad); !hasViolations(err, "Merchant unknown_merchant") {
 					l.Errorf("unknown merchant: %v", err)
 				}
 				if _, _, err := call(l, uuid.New(), purchase); !errors.Is(err, cardvault.ErrNotFound) {

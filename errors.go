@@ -144,7 +144,10 @@ var (
 // A FieldError reports that a value breaks a rule. It names the field and
 // never holds the value.
 type FieldError struct {
-	Field string // as in the interface document, such as "expiry_month"
+	// Field is the Go name of the field, from the argument on, such as "Expiry.Month" of a
+	// [Card]. An argument that is no struct has the name of its type or field elsewhere,
+	// such as "Payload".
+	Field string
 	Code  invalid.Code
 
 	// Message says what the rule is, such as "must be between 1 and 12".

@@ -147,8 +147,8 @@ func ExampleFieldErrors() {
 		fmt.Println(e.Field, e.Code)
 	}
 	// Output:
-	// account_number luhn
-	// expiry_month out_of_range
+	// PAN luhn
+	// Expiry.Month out_of_range
 }
 
 func ExampleWithIdempotencyKey() {

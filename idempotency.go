@@ -111,7 +111,7 @@ func checkIdempotencyKey(key string) error {
 		ok = ok && c >= ' ' && c <= '~'
 	}
 	if !ok {
-		return &FieldError{"header.idempotency-key", invalid.Format, "must be 1 to 255 printable ASCII characters"}
+		return &FieldError{"IdempotencyKey", invalid.Format, "must be 1 to 255 printable ASCII characters"}
 	}
 	return nil
 }

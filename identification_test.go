@@ -667,7 +667,7 @@ func TestContact(t *testing.T) {
 		} {
 			c := visa
 			c.Contact = card.NewContact([]byte(object))
-			if _, err := l.Import(l.Context(), c, nil); len(cardvault.FieldErrors(err)) != 1 || cardvault.FieldErrors(err)[0].Field != "contact" {
+			if _, err := l.Import(l.Context(), c, nil); len(cardvault.FieldErrors(err)) != 1 || cardvault.FieldErrors(err)[0].Field != "Contact" {
 				l.Errorf("%s: %v", what, err)
 			}
 		}

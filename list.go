@@ -47,13 +47,13 @@ type Page[T any] struct {
 func (o *ListOptions) check() error {
 	var errs []error
 	if o.Limit != 0 {
-		errs = append(errs, checkRange("query.limit", o.Limit, 1, MaxLimit))
+		errs = append(errs, checkRange("Limit", o.Limit, 1, MaxLimit))
 	}
 	if o.Page != 0 {
-		errs = append(errs, checkRange("query.page", o.Page, 1, MaxPage))
+		errs = append(errs, checkRange("Page", o.Page, 1, MaxPage))
 	}
 	if !o.From.IsZero() && !o.To.IsZero() && o.From.After(o.To) {
-		errs = append(errs, &FieldError{"query.from", invalid.Range, "must not be after to"})
+		errs = append(errs, &FieldError{"From", invalid.Range, "must not be after to"})
 	}
 	return errors.Join(errs...)
 }

@@ -48,7 +48,7 @@ func TestListOfTooMany(t *testing.T) {
 	fill(store.MaxShared, store.MaxShared+1)
 	refused := func(name string, err error) {
 		t.Helper()
-		if e := (*cardvault.FieldError)(nil); !errors.As(err, &e) || e.Field != "query.business_key" || e.Code != "out_of_range" {
+		if e := (*cardvault.FieldError)(nil); !errors.As(err, &e) || e.Field != "BusinessKey" || e.Code != "out_of_range" {
 			t.Errorf("%s = %v, want out_of_range of query.business_key", name, err)
 		}
 	}

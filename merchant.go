@@ -44,7 +44,7 @@ type PaymentSecret struct {
 // CreateMerchant makes a merchant of the account.
 func (v *Vault) CreateMerchant(ctx context.Context, name string) (_ *Merchant, err error) {
 	defer doing("create merchant", &err)
-	if err := checkText("name", []byte(name)); err != nil {
+	if err := checkText("Name", []byte(name)); err != nil {
 		return nil, err
 	}
 	if err := v.rows.Exists(ctx); err != nil {

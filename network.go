@@ -41,7 +41,7 @@ func codeOf(e *network.Error, source network.Source) (code network.Code, schemeC
 
 // schemeText returns a code of the network as it may be kept.
 func schemeText(code string) string {
-	if checkText("scheme_code", []byte(code)) != nil || leak.MayHoldPAN(code) {
+	if checkText("SchemeCode", []byte(code)) != nil || leak.MayHoldPAN(code) {
 		return ""
 	}
 	return code

@@ -238,30 +238,30 @@ func (v *Vault) spreadOn(ctx context.Context, j *jobs.Job, s *spread.Spread) err
 
 func checkNotice(n *network.Notice) error {
 	if n == nil {
-		return required("notice")
+		return required("Notice")
 	}
 	var errs []error
 
 	if len(n.ID) < 1 || len(n.ID) > maxText {
-		errs = append(errs, &FieldError{"id", invalid.OutOfRange, "must have 1 to 255 bytes"})
+		errs = append(errs, &FieldError{"ID", invalid.OutOfRange, "must have 1 to 255 bytes"})
 	}
 	if len(n.Token.ID) > maxText || len(n.Token.IdempotencyKey) > maxText || n.Token == (network.Ref{}) {
-		errs = append(errs, &FieldError{"token", invalid.OutOfRange, "must have 1 to 255 bytes"})
+		errs = append(errs, &FieldError{"Token", invalid.OutOfRange, "must have 1 to 255 bytes"})
 	}
 	if n.Kind < network.NoticeActivated || n.Kind > network.NoticeArtChanged {
-		errs = append(errs, &FieldError{"kind", invalid.Enum, "must be a kind of notice"})
+		errs = append(errs, &FieldError{"Kind", invalid.Enum, "must be a kind of notice"})
 	}
 	if n.OccurredAt.IsZero() || n.OccurredAt.Before(ledger.FirstTime) || n.OccurredAt.After(ledger.LastTime) {
-		errs = append(errs, &FieldError{"occurred_at", invalid.OutOfRange, "must be a time of this century"})
+		errs = append(errs, &FieldError{"OccurredAt", invalid.OutOfRange, "must be a time of this century"})
 	}
 	if n.By >= ownerCount {
-		errs = append(errs, &FieldError{"by", invalid.Enum, "must be an owner"})
+		errs = append(errs, &FieldError{"By", invalid.Enum, "must be an owner"})
 	}
 	if n.Card != nil && !isCardState(n.Card) {
-		errs = append(errs, &FieldError{"card", invalid.Format, "must have four digits and an expiry"})
+		errs = append(errs, &FieldError{"Card", invalid.Format, "must have four digits and an expiry"})
 	}
 	if n.Kind == network.NoticeRefused && n.Failure == nil {
-		errs = append(errs, required("failure"))
+		errs = append(errs, required("Failure"))
 	}
 
 	return errors.Join(errs...)

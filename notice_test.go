@@ -722,25 +722,25 @@ func TestInvalidNotices(t *testing.T) {
 			spoil func(*notice)
 			want  []string
 		}{
-			"no id":            {func(n *notice) { n.ID = "" }, []string{"id"}},
-			"a long id":        {func(n *notice) { n.ID = long }, []string{"id"}},
-			"no token":         {func(n *notice) { n.Token = network.Ref{} }, []string{"token"}},
-			"a long token":     {func(n *notice) { n.Token.ID = long }, []string{"token"}},
-			"a long key":       {func(n *notice) { n.Token.IdempotencyKey = long }, []string{"token"}},
-			"no kind":          {func(n *notice) { n.Kind = 0 }, []string{"kind"}},
-			"kind 11":          {func(n *notice) { n.Kind = network.NoticeArtChanged + 1 }, []string{"kind"}},
-			"no time":          {func(n *notice) { n.OccurredAt = time.Time{} }, []string{"occurred_at"}},
-			"a time of 1999":   {func(n *notice) { n.OccurredAt = time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"occurred_at"}},
-			"a time of 2101":   {func(n *notice) { n.OccurredAt = time.Date(2101, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"occurred_at"}},
-			"nobody":           {func(n *notice) { n.By = network.OwnerCardholder + 1 }, []string{"by"}},
-			"three digits":     {func(n *notice) { n.Card = &network.CardState{LastFour: "424"} }, []string{"card"}},
-			"no digits":        {func(n *notice) { n.Card = &network.CardState{LastFour: "abcd"} }, []string{"card"}},
-			"a bad expiry":     {func(n *notice) { n.Card = &network.CardState{Expiry: card.Expiry{Month: 13, Year: 2030}} }, []string{"card"}},
-			"refused for what": {func(n *notice) { n.Kind = network.NoticeRefused }, []string{"failure"}},
-			"many things":      {func(n *notice) { *n = notice{Card: &network.CardState{LastFour: "4"}} }, []string{"id", "token", "kind", "occurred_at", "card"}},
+			"no id":            {func(n *notice) { n.ID = "" }, []string{"ID"}},
+			"a long id":        {func(n *notice) { n.ID = long }, []string{"ID"}},
+			"no token":         {func(n *notice) { n.Token = network.Ref{} }, []string{"Token"}},
+			"a long token":     {func(n *notice) { n.Token.ID = long }, []string{"Token"}},
+			"a long key":       {func(n *notice) { n.Token.IdempotencyKey = long }, []string{"Token"}},
+			"no kind":          {func(n *notice) { n.Kind = 0 }, []string{"Kind"}},
+			"kind 11":          {func(n *notice) { n.Kind = network.NoticeArtChanged + 1 }, []string{"Kind"}},
+			"no time":          {func(n *notice) { n.OccurredAt = time.Time{} }, []string{"OccurredAt"}},
+			"a time of 1999":   {func(n *notice) { n.OccurredAt = time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"OccurredAt"}},
+			"a time of 2101":   {func(n *notice) { n.OccurredAt = time.Date(2101, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"OccurredAt"}},
+			"nobody":           {func(n *notice) { n.By = network.OwnerCardholder + 1 }, []string{"By"}},
+			"three digits":     {func(n *notice) { n.Card = &network.CardState{LastFour: "424"} }, []string{"Card"}},
+			"no digits":        {func(n *notice) { n.Card = &network.CardState{LastFour: "abcd"} }, []string{"Card"}},
+			"a bad expiry":     {func(n *notice) { n.Card = &network.CardState{Expiry: card.Expiry{Month: 13, Year: 2030}} }, []string{"Card"}},
+			"refused for what": {func(n *notice) { n.Kind = network.NoticeRefused }, []string{"Failure"}},
+			"many things":      {func(n *notice) { *n = notice{Card: &network.CardState{LastFour: "4"}} }, []string{"ID", "Token", "Kind", "OccurredAt", "Card"}},
 			"what holds a card": {func(n *notice) {
 				n.ID, n.Card = long+"4242424242424242", &network.CardState{LastFour: "4242424242424242"}
-			}, []string{"id", "card"}},
+			}, []string{"ID", "Card"}},
 		} {
 			n := good
 			test.spoil(&n)

@@ -35,11 +35,11 @@ func (o *Options) refuses(c Card, refresh bool) Refusal {
 	}
 	for _, e := range FieldErrors(err) {
 		switch {
-		case e.Field == "account_number":
+		case e.Field == "PAN":
 			return RefusedAccountNumber
 		case e.Code == invalid.CardExpired:
 			return RefusedExpired
-		case e.Field == "security_code":
+		case e.Field == "SecurityCode":
 			return RefusedSecurityCode
 		default:
 			return RefusedExpiryDate
@@ -59,10 +59,10 @@ func readClaims(text []byte, refresh bool) (c Card, ok bool) {
 		Contact:      card.NewContact(read.Contact()),
 	}
 	clear(read.Contact())
-	return c, ok && checkName(c.Name) == nil
+	return c, ok && checkName("Name", c.Name) == nil
 }
 
-const payloadField = "result.enc_payload"
+const payloadField = "Payload"
 
 func lacksClaims() error {
 	return &FieldError{payloadField, invalid.Format, "must hold the claims of the action, of their types"}

@@ -78,7 +78,7 @@ func (l *lab) refuses(what string, id cardvault.SessionID, payload, code string)
 	l.Helper()
 	before := *l.sees(id)
 	_, err := l.In(uuid.Nil).CompleteSession(l.Context(), id, []byte(payload))
-	if e := cardvault.FieldErrors(err); len(e) != 1 || e[0].Field != "result.enc_payload" || string(e[0].Code) != code {
+	if e := cardvault.FieldErrors(err); len(e) != 1 || e[0].Field != "Payload" || string(e[0].Code) != code {
 		l.Errorf("%s: %v, want %s", what, err, code)
 	}
 	if after := l.sees(id); !reflect.DeepEqual(*after, before) {
@@ -604,7 +604,7 @@ func TestTokenizeScheme(t *testing.T) {
 	inLab(t, opts, func(l *lab) {
 		id, s := l.session(nil)
 		_, err := l.Tokenize(l.Context(), id, visa)
-		if e := cardvault.FieldErrors(err); len(e) != 1 || e[0].Field != "account_number" || e[0].Code != "invalid_enum" {
+		if e := cardvault.FieldErrors(err); len(e) != 1 || e[0].Field != "PAN" || e[0].Code != "invalid_enum" {
 			l.Errorf("another scheme: %v", err)
 		}
 		if got := l.completes(id, encrypts(l, s, entered, nil)); got.ReasonCode != "unsupported_scheme" {

@@ -26,7 +26,7 @@ import (
 // A card is sent only for those in [Account.ProviderAccounts], and each time that is
 // logged: who asked, for which token, and what came of it.
 //
-// Errors: FieldErrors, which name fields as the headers of the REST surface;
+// Errors: FieldErrors;
 // ErrNotEnabled without a provider; ErrProviderAccount; ErrNotFound; ErrTokenInvalidated;
 // ErrCardDataStale; ErrProviderUnavailable with the cause in its text;
 // ErrProviderTimeout, also when the deadline of ctx has come first.
@@ -123,13 +123,12 @@ func (v *Vault) sentCard(ctx context.Context, token uuid.UUID, outcome string) {
 func (v *Vault) PPANEnabled() bool { return v.opts.PPAN != nil }
 
 // CheckPPANAccount returns a FieldError for each value that ObtainPPAN would report, or nil.
-// Fields are named as the headers of the REST surface.
 func CheckPPANAccount(a *ppan.Account) error {
 	return errors.Join(
-		checkHeader("aid", []byte(a.AID)),
-		checkHeader("hash", hiding.Of(a.Hash)),
-		checkHeader("mid", []byte(a.MID)),
-		checkHeader("portalid", []byte(a.PortalID)),
+		checkHeader("AID", []byte(a.AID)),
+		checkHeader("Hash", hiding.Of(a.Hash)),
+		checkHeader("MID", []byte(a.MID)),
+		checkHeader("PortalID", []byte(a.PortalID)),
 	)
 }
 

@@ -219,7 +219,7 @@ func TestPPANRefused(t *testing.T) {
 		for _, e := range cardvault.FieldErrors(err) {
 			got = append(got, e.Field+" "+string(e.Code))
 		}
-		want := "header.x-provider-aid required, header.x-provider-hash invalid_format, header.x-provider-mid too_long, header.x-provider-portalid invalid_format"
+		want := "AID required, Hash invalid_format, MID too_long, PortalID invalid_format"
 		if strings.Join(got, ", ") != want {
 			l.Errorf("bad values: %v", got)
 		}

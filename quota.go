@@ -43,7 +43,7 @@ var ErrQuotaExceeded = errors.New("cardvault: quota of the account is used up")
 // A QuotaError is returned by a call that would make more of something than a quota of
 // its account allows. It is ErrQuotaExceeded.
 type QuotaError struct {
-	Quota string // api_keys, webhooks or open_sessions
+	Quota string // the field of Quotas: APIKeys, Webhooks or OpenSessions
 	Limit int
 }
 
@@ -62,10 +62,10 @@ type quotaField struct {
 }
 
 var (
-	quotaAPIKeys      = &quotaField{"api_keys", func(q *Quotas) *int { return &q.APIKeys }, 1000, 100_000}
-	quotaWebhooks     = &quotaField{"webhooks", func(q *Quotas) *int { return &q.Webhooks }, 16, MaxWebhooks}
-	quotaOpenSessions = &quotaField{"open_sessions", func(q *Quotas) *int { return &q.OpenSessions }, 100_000, 10_000_000}
-	quotaPaymentData  = &quotaField{"payment_data", func(q *Quotas) *int { return &q.PaymentData }, 10_000, 1_000_000}
+	quotaAPIKeys      = &quotaField{"APIKeys", func(q *Quotas) *int { return &q.APIKeys }, 1000, 100_000}
+	quotaWebhooks     = &quotaField{"Webhooks", func(q *Quotas) *int { return &q.Webhooks }, 16, MaxWebhooks}
+	quotaOpenSessions = &quotaField{"OpenSessions", func(q *Quotas) *int { return &q.OpenSessions }, 100_000, 10_000_000}
+	quotaPaymentData  = &quotaField{"PaymentData", func(q *Quotas) *int { return &q.PaymentData }, 10_000, 1_000_000}
 
 	// allQuotas is in the order in which accounts store theirs: new ones go last.
 	allQuotas = []*quotaField{quotaAPIKeys, quotaWebhooks, quotaOpenSessions, quotaPaymentData}
@@ -79,7 +79,7 @@ func (q *Quotas) withDefaults() error {
 			*n = f.def
 		}
 		if *n < 1 || *n > f.most {
-			return fmt.Errorf("cardvault: Options.Quotas: %s must be between 1 and %d", f.name, f.most)
+			return fmt.Errorf("cardvault: Options.Quotas.%s must be between 1 and %d", f.name, f.most)
 		}
 	}
 	return nil
@@ -103,7 +103,7 @@ func (u *QuotaUpdate) check() error {
 	var errs []error
 	for i, n := range u.fields() {
 		if f := allQuotas[i]; n != nil {
-			errs = append(errs, checkRange(f.name, *n, 0, f.most))
+			errs = append(errs, checkRange("Quotas."+f.name, *n, 0, f.most))
 		}
 	}
 	return errors.Join(errs...)

@@ -41,7 +41,7 @@ func (o *SessionOptions) Check() error {
 	if o == nil {
 		return nil
 	}
-	return errors.Join(append(checkOrigin(o.BusinessKey, o.ImportProvider), checkTTL("expiration_time", o.TokenTTL, MaxTokenTTL))...)
+	return errors.Join(append(checkOrigin(o.BusinessKey, o.ImportProvider), checkTTL("TokenTTL", o.TokenTTL, MaxTokenTTL))...)
 }
 
 // A SessionID is the id of a session, and a credential: whoever has it can use the
@@ -458,7 +458,7 @@ func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, e
 }
 
 // errScheme is returned for a card whose scheme Options.Schemes does not have.
-var errScheme = &FieldError{"account_number", invalid.Enum, "must be of a scheme that is taken"}
+var errScheme = &FieldError{"PAN", invalid.Enum, "must be of a scheme that is taken"}
 
 // tokenize completes a session with a card that was checked: it makes t its token,
 // and stores also with it. The security code is kept for the usual time, or until the

@@ -161,13 +161,13 @@ func (v *Vault) Check(c Card, opts *ImportOptions) (err error) {
 
 func (o *ImportOptions) check() []error {
 	errs := checkOrigin(o.BusinessKey, o.ImportProvider)
-	return append(errs, checkTTL("expiration_time", o.TokenTTL, MaxTokenTTL))
+	return append(errs, checkTTL("TokenTTL", o.TokenTTL, MaxTokenTTL))
 }
 
 // checkOrigin checks business key and provider of a new token.
 func checkOrigin(businessKey, provider string) (errs []error) {
 	if businessKey != "" {
-		if err := checkText("business_key", []byte(businessKey)); err != nil {
+		if err := checkText("BusinessKey", []byte(businessKey)); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -181,10 +181,10 @@ func checkOrigin(businessKey, provider string) (errs []error) {
 	return errs
 }
 
-func checkProvider(slug string) error { return broken("import_provider", rule.Slug(slug)) }
+func checkProvider(slug string) error { return broken("ImportProvider", rule.Slug(slug)) }
 
 func dependsOnBusinessKey() error {
-	return &FieldError{"business_key", invalid.DependsOn, "is required with import_provider"}
+	return &FieldError{"BusinessKey", invalid.DependsOn, "is required with ImportProvider"}
 }
 
 // Import stores a card and returns its token. opts may be nil. The card's
@@ -423,7 +423,7 @@ func (o *Options) lookupBIN(ctx context.Context, p card.PAN) *network.BIN {
 
 	// An answer outside the lists of the vault counts as unknown.
 	bin := *got
-	if checkText("bank_name", []byte(bin.BankName)) != nil {
+	if checkText("BankName", []byte(bin.BankName)) != nil {
 		bin.BankName = ""
 	}
 	switch bin.Type {
@@ -482,10 +482,10 @@ func (o *TokenListOptions) check() error {
 	var errs []error
 	// Classes of none of the schemes would be those of all.
 	if slices.ContainsFunc(o.Scheme, func(s card.Scheme) bool { return s >= schemes }) {
-		errs = append(errs, &FieldError{"query.scheme", invalid.Enum, "must name schemes that exist"})
+		errs = append(errs, &FieldError{"Scheme", invalid.Enum, "must name schemes that exist"})
 	}
 	if slices.ContainsFunc(o.NetworkTokenStatus, func(s network.Status) bool { return s >= networkTokenStatuses }) {
-		errs = append(errs, &FieldError{"query.network_token_status", invalid.Enum, "must name statuses that exist"})
+		errs = append(errs, &FieldError{"NetworkTokenStatus", invalid.Enum, "must name statuses that exist"})
 	}
 	return errors.Join(errs...)
 }
@@ -495,7 +495,7 @@ func (o *TokenListOptions) check() error {
 func (v *Vault) List(ctx context.Context, opts *TokenListOptions) (*Page[*Token], error) {
 	l := listedTokens(v, opts)
 	if l.Keep != nil {
-		l.invalid = errors.Join(l.invalid, &FieldError{"query.fingerprint", invalid.OutOfRange, "must be empty: All selects by it"})
+		l.invalid = errors.Join(l.invalid, &FieldError{"Fingerprint", invalid.OutOfRange, "must be empty: All selects by it"})
 	}
 	return l.page(ctx)
 }
@@ -527,7 +527,7 @@ func listedTokens(v *Vault, opts *TokenListOptions) *listed[*Token] {
 		},
 		Failed: func(err error) error {
 			if errors.Is(err, store.ErrTooMany) {
-				return &FieldError{"query.business_key", invalid.OutOfRange, fmt.Sprintf("must be that of at most %d tokens", store.MaxShared)}
+				return &FieldError{"BusinessKey", invalid.OutOfRange, fmt.Sprintf("must be that of at most %d tokens", store.MaxShared)}
 			}
 			return err
 		},
@@ -559,13 +559,13 @@ type TokenUpdate struct {
 func (u *TokenUpdate) Check() error {
 	var errs []error
 	if *u == (TokenUpdate{}) {
-		errs = append(errs, &FieldError{"body", invalid.EmptyPatch, "must name something to change"})
+		errs = append(errs, &FieldError{"TokenUpdate", invalid.EmptyPatch, "must name something to change"})
 	}
 	if u.CardholderName != nil {
-		errs = append(errs, checkName(*u.CardholderName))
+		errs = append(errs, checkName("CardholderName", *u.CardholderName))
 	}
 	if u.BusinessKey != nil && *u.BusinessKey != "" {
-		errs = append(errs, checkText("business_key", []byte(*u.BusinessKey)))
+		errs = append(errs, checkText("BusinessKey", []byte(*u.BusinessKey)))
 	}
 	if u.ImportProvider != nil && *u.ImportProvider != "" {
 		errs = append(errs, checkProvider(*u.ImportProvider))
@@ -575,7 +575,7 @@ func (u *TokenUpdate) Check() error {
 		errs = append(errs, checkExpiry(*u.Expiry)...)
 	}
 	if u.ExpiresAt != nil && !u.ExpiresAt.IsZero() {
-		errs = append(errs, &FieldError{"expires_at", invalid.Format, "must be null: it can be lifted and not set"})
+		errs = append(errs, &FieldError{"ExpiresAt", invalid.Format, "must be null: it can be lifted and not set"})
 	}
 	return errors.Join(errs...)
 }

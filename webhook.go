@@ -136,23 +136,23 @@ func (v *Vault) CheckWebhook(u WebhookUpdate) (err error) {
 	if u.URL != nil {
 		switch err := v.opts.Webhooks.Check(*u.URL); {
 		case *u.URL == "":
-			errs = append(errs, required("url"))
+			errs = append(errs, required("URL"))
 		case len(*u.URL) > 2048:
-			errs = append(errs, &FieldError{"url", invalid.TooLong, "must have at most 2048 characters"})
+			errs = append(errs, &FieldError{"URL", invalid.TooLong, "must have at most 2048 characters"})
 		case err != nil:
-			errs = append(errs, &FieldError{"url", invalid.Format, err.Error()})
+			errs = append(errs, &FieldError{"URL", invalid.Format, err.Error()})
 		}
 	}
 
 	if u.Description != nil && *u.Description != "" {
-		if err := checkText("description", []byte(*u.Description)); err != nil {
+		if err := checkText("Description", []byte(*u.Description)); err != nil {
 			errs = append(errs, err)
 		}
 	}
 
 	for _, e := range u.Events {
 		if typeNumber(e) == 0 {
-			errs = append(errs, &FieldError{"events", invalid.Enum, "must be types of events"})
+			errs = append(errs, &FieldError{"Events", invalid.Enum, "must be types of events"})
 			break
 		}
 	}

@@ -68,7 +68,7 @@ func (c *call) read(parse func(fields, *query) error) error {
 		return malformedRequest
 	}
 
-	v.merge(parse(f, q))
+	v.merge("", parse(f, q))
 	f.done()
 	q.done()
 	if len(v) > 0 {
@@ -96,6 +96,10 @@ func (c *call) readList(more func(*query)) (*cardvault.ListOptions, error) {
 // logged.
 func answerPage[T any](c *call, p *cardvault.Page[T], err error) error {
 	if p == nil {
+		var v violations
+		if v.merge("query.", err); len(v) > 0 {
+			return unprocessable(v)
+		}
 		return err
 	}
 	c.damaged = err

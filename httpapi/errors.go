@@ -99,7 +99,7 @@ func failed(err error) *failure {
 	}
 
 	var v violations
-	v.merge(err)
+	v.merge("", err)
 	if len(v) > 0 {
 		return unprocessable(v)
 	}
@@ -107,7 +107,7 @@ func failed(err error) *failure {
 	var q *cardvault.QuotaError
 	if errors.As(err, &q) {
 		f := *quotaExceeded
-		f.message = fmt.Sprintf("The account has as many as it may: %s, %d.", q.Quota, q.Limit)
+		f.message = fmt.Sprintf("The account has as many as it may: %s, %d.", fieldNames["Quotas."+q.Quota], q.Limit)
 		return &f
 	}
 

@@ -50,7 +50,7 @@ func obtainPPAN(name string) *endpoint {
 				c.id, _ = f.id("token_id", required)
 
 				for _, e := range cardvault.FieldErrors(cardvault.CheckPPANAccount(&a)) {
-					field := strings.Replace(e.Field, neutralProvider, name, 1)
+					field := strings.Replace(fieldNames[e.Field], neutralProvider, name, 1)
 					f.violations.note(violation{field, e.Code, e.Message})
 				}
 				return nil

@@ -58,11 +58,69 @@ func (v *violations) add(field string, code invalid.Code, limits ...any) {
 	v.note(violation{field, code, fmt.Sprintf(messages[code], limits...)})
 }
 
+// fieldNames has the name over REST of each field that the vault names in errors. Those of
+// lists are parameters: "query." comes before them. The last group is of Go calls alone.
+var fieldNames = map[string]string{
+	"PAN":                "account_number",
+	"Expiry.Month":       "expiry_month",
+	"Expiry.Year":        "expiry_year",
+	"Name":               "cardholder_name",
+	"CardholderName":     "cardholder_name",
+	"SecurityCode":       "security_code",
+	"BusinessKey":        "business_key",
+	"ImportProvider":     "import_provider",
+	"TokenTTL":           "expiration_time",
+	"ExpiresAt":          "expires_at",
+	"TokenUpdate":        "body",
+	"Payload":            "result.enc_payload",
+	"IdempotencyKey":     "header.idempotency-key",
+	"Limit":              "limit",
+	"Page":               "page",
+	"From":               "from",
+	"Scheme":             "scheme",
+	"NetworkTokenStatus": "network_token_status",
+	"Amount":             "amount",
+	"Currency":           "currency_code",
+	"Reference":          "reference",
+	"Merchant":           "merchant_id",
+	"Label":              "label",
+	"Scopes":             "scopes",
+	"TTL":                "expiration_time",
+	"URL":                "url",
+	"Description":        "description",
+	"Events":             "events",
+	"AID":                "header.x-provider-aid",
+	"MID":                "header.x-provider-mid",
+	"PortalID":           "header.x-provider-portalid",
+	"Hash":               "header.x-provider-hash",
+
+	"Quotas.APIKeys":      "api_keys",
+	"Quotas.Webhooks":     "webhooks",
+	"Quotas.OpenSessions": "open_sessions",
+	"Quotas.PaymentData":  "payment_data",
+
+	"Contact":          "contact",
+	"Fingerprint":      "fingerprint",
+	"ProviderAccounts": "provider_accounts",
+	"Notice":           "notice",
+	"ID":               "id",
+	"Token":            "token",
+	"Kind":             "kind",
+	"OccurredAt":       "occurred_at",
+	"By":               "by",
+	"Card":             "card",
+	"Failure":          "failure",
+}
+
 // merge notes the rules that the vault found broken, for fields without a
-// violation of their own.
-func (v *violations) merge(err error) {
+// violation of their own. The names of fields begin with prefix.
+func (v *violations) merge(prefix string, err error) {
 	for _, e := range cardvault.FieldErrors(err) {
-		v.note(violation{e.Field, e.Code, e.Message})
+		message := e.Message
+		if e.Code == invalid.DependsOn {
+			message = strings.ReplaceAll(message, "ImportProvider", fieldNames["ImportProvider"])
+		}
+		v.note(violation{prefix + fieldNames[e.Field], e.Code, message})
 	}
 }
 

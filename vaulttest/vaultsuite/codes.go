@@ -111,9 +111,9 @@ func securityCode(t *testing.T, s store.Store) {
 	hasCode(t, "tried from another account", v, with.ID, "737")
 
 	_, err := v.Import(ctx, coded(4, "12"), nil)
-	refuses(t, "two digits", err, "security_code too_short")
+	refuses(t, "two digits", err, "SecurityCode too_short")
 	_, err = v.Import(ctx, coded(4, "12a"), nil)
-	refuses(t, "a letter", err, "security_code invalid_format")
+	refuses(t, "a letter", err, "SecurityCode invalid_format")
 }
 
 func securityCodeErased(t *testing.T, s store.Store) {
@@ -216,9 +216,9 @@ func refreshCode(t *testing.T, s store.Store) {
 	hasCode(t, "before the session is completed", v, token.ID, "737")
 
 	_, err := v.RefreshSecurityCode(ctx, session, codeOf("99"))
-	refuses(t, "two digits", err, "security_code too_short")
+	refuses(t, "two digits", err, "SecurityCode too_short")
 	_, err = v.RefreshSecurityCode(ctx, session, card.SecurityCode{})
-	refuses(t, "no code", err, "security_code required")
+	refuses(t, "no code", err, "SecurityCode required")
 	_, err = v.Tokenize(ctx, session, testCard(2))
 	fails(t, "tokenizing in it", err, cardvault.ErrSessionKind)
 	_, err = v.In(must(v.CreateAccount(ctx, canary, nil))(t).ID).RefreshSecurityCode(ctx, session, codeOf("999"))

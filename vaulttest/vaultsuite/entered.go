@@ -91,7 +91,7 @@ func entered(t *testing.T, s store.Store) {
 	noError(t, v.RotateKeys(ctx))
 	other := must(v.CreateSession(ctx, nil))(t)
 	_, err = browser.CompleteSession(ctx, other, payload)
-	refuses(t, "a payload of another session", err, "result.enc_payload undecryptable")
+	refuses(t, "a payload of another session", err, "Payload undecryptable")
 	if done := must(browser.CompleteSession(ctx, other, encrypted(t, open, claimsOf(2, "737"))))(t); done.State != cardvault.SessionSucceeded {
 		t.Errorf("under the same key: %+v", done)
 	}

@@ -137,7 +137,7 @@ func tokenEvents(t *testing.T, s store.Store) {
 		eventLine(tokenized, receive.TokenDeleted, receive.ReasonRequested))
 
 	// What fails or changes nothing is no event.
-	refuses(t, "a card that is refused", errorOf(v.Import(ctx, cardOf("4111110000000006"), nil)), "account_number luhn")
+	refuses(t, "a card that is refused", errorOf(v.Import(ctx, cardOf("4111110000000006"), nil)), "PAN luhn")
 	fails(t, "Delete of a deleted token", v.Delete(ctx, tokenized.ID), cardvault.ErrNotFound)
 	idempotent, _ := withKey(ctx, idemKey)
 	once := must(v.Import(idempotent, testCard(4), nil))(t)

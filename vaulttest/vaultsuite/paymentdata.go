@@ -209,9 +209,9 @@ func paymentDataOfAccounts(t *testing.T, s store.Store) {
 	r := examplePayment
 	r.Merchant = must(theirs.PrimaryMerchant(ctx))(t).ID
 	_, err = mine.RequestPaymentData(ctx, token.ID, r)
-	refuses(t, "another account's merchant", err, "merchant_id unknown_merchant")
+	refuses(t, "another account's merchant", err, "Merchant unknown_merchant")
 	_, err = mine.RequestPaymentData(ctx, token.ID, cardvault.PaymentRequest{Amount: -1, Currency: "ABC"})
-	refuses(t, "a request that is wrong", err, "amount out_of_range", "currency_code unknown_currency", "reference empty_string")
+	refuses(t, "a request that is wrong", err, "Amount out_of_range", "Currency unknown_currency", "Reference empty_string")
 	paid(t, mine, token, p)
 	if n.calls() != 1 {
 		t.Errorf("the network was asked %d times, want once", n.calls())
@@ -253,7 +253,7 @@ func paymentDataPages(t *testing.T, s store.Store) {
 	}
 
 	_, err := v.ListPaymentData(ctx, token.ID, &cardvault.ListOptions{Limit: 501, Page: -1})
-	refuses(t, "a page that cannot be", err, "query.limit out_of_range", "query.page out_of_range")
+	refuses(t, "a page that cannot be", err, "Limit out_of_range", "Page out_of_range")
 }
 
 func paymentDataReplay(t *testing.T, s store.Store) {

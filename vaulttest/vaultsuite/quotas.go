@@ -30,28 +30,28 @@ var bounded = []struct {
 	make  func(t testing.TB, v *cardvault.Vault) (undo func() error, err error)
 }{
 	{
-		"api_keys", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{APIKeys: n} },
+		"APIKeys", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{APIKeys: n} },
 		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
 			k, _, err := v.CreateAPIKey(t.Context(), canary, cardvault.AllScopes(), nil)
 			return func() error { return v.DeleteAPIKey(t.Context(), k.ID) }, err
 		},
 	},
 	{
-		"webhooks", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{Webhooks: n} },
+		"Webhooks", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{Webhooks: n} },
 		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
 			w, _, err := v.CreateWebhook(t.Context(), receiver, nil)
 			return func() error { return v.DeleteWebhook(t.Context(), w.ID) }, err
 		},
 	},
 	{
-		"open_sessions", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{OpenSessions: n} },
+		"OpenSessions", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{OpenSessions: n} },
 		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
 			id, err := v.CreateSession(t.Context(), nil)
 			return func() error { return errorOf(v.Tokenize(t.Context(), id, testCard(1))) }, err
 		},
 	},
 	{
-		"open_sessions", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{OpenSessions: n} },
+		"OpenSessions", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{OpenSessions: n} },
 		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
 			token := importCard(t, v, testCard(1), nil)
 			id, err := v.RefreshSession(t.Context(), token.ID)
@@ -122,12 +122,12 @@ func quotas(t *testing.T, s store.Store) {
 	}
 
 	for what, u := range map[string]cardvault.QuotaUpdate{
-		"api_keys":      {APIKeys: new(100_001)},
-		"webhooks":      {Webhooks: new(cardvault.MaxWebhooks + 1)},
-		"open_sessions": {OpenSessions: new(-1)},
-		"payment_data":  {PaymentData: new(1_000_001)},
+		"APIKeys":      {APIKeys: new(100_001)},
+		"Webhooks":     {Webhooks: new(cardvault.MaxWebhooks + 1)},
+		"OpenSessions": {OpenSessions: new(-1)},
+		"PaymentData":  {PaymentData: new(1_000_001)},
 	} {
-		refuses(t, what, errorOf(v.UpdateAccount(ctx, cardvault.AccountUpdate{Quotas: u})), what+" out_of_range")
+		refuses(t, what, errorOf(v.UpdateAccount(ctx, cardvault.AccountUpdate{Quotas: u})), "Quotas."+what+" out_of_range")
 	}
 
 	fails(t, "an account that is none", errorOf(v.In(uuid.New()).UpdateAccount(ctx, cardvault.AccountUpdate{})), cardvault.ErrNotFound)

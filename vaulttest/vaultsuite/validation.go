@@ -27,34 +27,34 @@ var badCards = []struct {
 	spoil func(*cardvault.Card)
 	want  []string // field and code
 }{
-	{"no number", setPAN(""), []string{"account_number required"}},
-	{"letters", setPAN("41111100000000zz"), []string{"account_number invalid_format"}},
-	{"full-width digits", setPAN("４１１１１１"), []string{"account_number invalid_format"}},
-	{"a space", setPAN("4111110000000 05"), []string{"account_number invalid_format"}},
-	{"11 digits", setPAN("41111100000"), []string{"account_number too_short"}},
-	{"20 digits", setPAN("41111100000000000000"), []string{"account_number too_long"}},
-	{"14 digits of VISA", setPAN(cardNumber("4", 14, 0)), []string{"account_number invalid_format"}},
-	{"16 digits of American Express", setPAN(cardNumber("34", 16, 0)), []string{"account_number invalid_format"}},
-	{"wrong last digit", setPAN("4111110000000006"), []string{"account_number luhn"}},
-	{"month 0", setExpiry(0, 2030), []string{"expiry_month out_of_range"}},
-	{"month 13", setExpiry(13, 2030), []string{"expiry_month out_of_range"}},
-	{"year 1999", setExpiry(1, 1999), []string{"expiry_year out_of_range"}},
-	{"year 2100", setExpiry(1, 2100), []string{"expiry_year out_of_range"}},
-	{"no expiry", setExpiry(0, 0), []string{"expiry_month out_of_range", "expiry_year out_of_range"}},
-	{"code of 2", setCode("73"), []string{"security_code too_short"}},
-	{"code of 5", setCode("73737"), []string{"security_code too_long"}},
-	{"code with a letter", setCode("73x"), []string{"security_code invalid_format"}},
-	{"blank name", setName(" \u00a0 "), []string{"cardholder_name blank"}},
-	{"long name", setName(longText(256)), []string{"cardholder_name too_long"}},
-	{"name with a line break", setName(canary + "\n"), []string{"cardholder_name invalid_format"}},
-	{"name that is no UTF-8", setName(canary + "\xff"), []string{"cardholder_name invalid_format"}},
-	{"name with a number", setName(canary + cardNumber(canaryNumber, 16, 1)), []string{"cardholder_name looks_like_pan"}},
+	{"no number", setPAN(""), []string{"PAN required"}},
+	{"letters", setPAN("41111100000000zz"), []string{"PAN invalid_format"}},
+	{"full-width digits", setPAN("４１１１１１"), []string{"PAN invalid_format"}},
+	{"a space", setPAN("4111110000000 05"), []string{"PAN invalid_format"}},
+	{"11 digits", setPAN("41111100000"), []string{"PAN too_short"}},
+	{"20 digits", setPAN("41111100000000000000"), []string{"PAN too_long"}},
+	{"14 digits of VISA", setPAN(cardNumber("4", 14, 0)), []string{"PAN invalid_format"}},
+	{"16 digits of American Express", setPAN(cardNumber("34", 16, 0)), []string{"PAN invalid_format"}},
+	{"wrong last digit", setPAN("4111110000000006"), []string{"PAN luhn"}},
+	{"month 0", setExpiry(0, 2030), []string{"Expiry.Month out_of_range"}},
+	{"month 13", setExpiry(13, 2030), []string{"Expiry.Month out_of_range"}},
+	{"year 1999", setExpiry(1, 1999), []string{"Expiry.Year out_of_range"}},
+	{"year 2100", setExpiry(1, 2100), []string{"Expiry.Year out_of_range"}},
+	{"no expiry", setExpiry(0, 0), []string{"Expiry.Month out_of_range", "Expiry.Year out_of_range"}},
+	{"code of 2", setCode("73"), []string{"SecurityCode too_short"}},
+	{"code of 5", setCode("73737"), []string{"SecurityCode too_long"}},
+	{"code with a letter", setCode("73x"), []string{"SecurityCode invalid_format"}},
+	{"blank name", setName(" \u00a0 "), []string{"Name blank"}},
+	{"long name", setName(longText(256)), []string{"Name too_long"}},
+	{"name with a line break", setName(canary + "\n"), []string{"Name invalid_format"}},
+	{"name that is no UTF-8", setName(canary + "\xff"), []string{"Name invalid_format"}},
+	{"name with a number", setName(canary + cardNumber(canaryNumber, 16, 1)), []string{"Name looks_like_pan"}},
 	{"all", func(c *cardvault.Card) {
 		setPAN("1")(c)
 		setExpiry(99, 9)(c)
 		setCode("1")(c)
 		setName(" ")(c)
-	}, []string{"account_number too_short", "expiry_month out_of_range", "expiry_year out_of_range", "security_code too_short", "cardholder_name blank"}},
+	}, []string{"PAN too_short", "Expiry.Month out_of_range", "Expiry.Year out_of_range", "SecurityCode too_short", "Name blank"}},
 }
 
 func setPAN(s string) func(*cardvault.Card) {
@@ -90,7 +90,7 @@ func badCard(t *testing.T, s store.Store) {
 		c := testCard(1)
 		c.Expiry = card.Expiry{Month: 1, Year: 2001}
 		_, err := v.Tokenize(ctx, session, c)
-		refuses(t, "Tokenize of an expired card", err, "expiry_month card_expired")
+		refuses(t, "Tokenize of an expired card", err, "Expiry.Month card_expired")
 	})
 	if wrote != 0 {
 		t.Errorf("bad cards made the vault write %d times", wrote)
@@ -133,39 +133,39 @@ func badOptions(t *testing.T, s store.Store) {
 
 	wrote := spy.wrote(func() {
 		refusesAll(t, []refusal{
-			{importWith(cardvault.ImportOptions{BusinessKey: longText(256)}), "business_key too_long"},
-			{importWith(cardvault.ImportOptions{BusinessKey: "\t\t"}), "business_key blank"},
-			{importWith(cardvault.ImportOptions{BusinessKey: "  "}), "business_key blank"},
-			{importWith(cardvault.ImportOptions{ImportProvider: "p"}), "business_key depends_on"},
-			{importWith(cardvault.ImportOptions{BusinessKey: canary, ImportProvider: "P"}), "import_provider invalid_format"},
-			{importWith(cardvault.ImportOptions{BusinessKey: canary, ImportProvider: "_p"}), "import_provider invalid_format"},
-			{importWith(cardvault.ImportOptions{BusinessKey: canary, ImportProvider: strings.Repeat("p", 41)}), "import_provider invalid_format"},
-			{spoiled, "account_number required, business_key blank, import_provider invalid_format"},
-			{idempotent(""), "header.idempotency-key invalid_format"},
-			{idempotent(strings.Repeat("k", 256)), "header.idempotency-key invalid_format"},
-			{idempotent("k\n"), "header.idempotency-key invalid_format"},
-			{idempotent("é"), "header.idempotency-key invalid_format"},
+			{importWith(cardvault.ImportOptions{BusinessKey: longText(256)}), "BusinessKey too_long"},
+			{importWith(cardvault.ImportOptions{BusinessKey: "\t\t"}), "BusinessKey blank"},
+			{importWith(cardvault.ImportOptions{BusinessKey: "  "}), "BusinessKey blank"},
+			{importWith(cardvault.ImportOptions{ImportProvider: "p"}), "BusinessKey depends_on"},
+			{importWith(cardvault.ImportOptions{BusinessKey: canary, ImportProvider: "P"}), "ImportProvider invalid_format"},
+			{importWith(cardvault.ImportOptions{BusinessKey: canary, ImportProvider: "_p"}), "ImportProvider invalid_format"},
+			{importWith(cardvault.ImportOptions{BusinessKey: canary, ImportProvider: strings.Repeat("p", 41)}), "ImportProvider invalid_format"},
+			{spoiled, "PAN required, BusinessKey blank, ImportProvider invalid_format"},
+			{idempotent(""), "IdempotencyKey invalid_format"},
+			{idempotent(strings.Repeat("k", 256)), "IdempotencyKey invalid_format"},
+			{idempotent("k\n"), "IdempotencyKey invalid_format"},
+			{idempotent("é"), "IdempotencyKey invalid_format"},
 
-			{update(cardvault.TokenUpdate{}), "body empty_patch"},
-			{update(cardvault.TokenUpdate{CardholderName: &named}), "cardholder_name invalid_format"},
+			{update(cardvault.TokenUpdate{}), "TokenUpdate empty_patch"},
+			{update(cardvault.TokenUpdate{CardholderName: &named}), "CardholderName invalid_format"},
 			{update(cardvault.TokenUpdate{BusinessKey: text(" "), Expiry: &card.Expiry{}}),
-				"business_key blank, expiry_month out_of_range, expiry_year out_of_range"},
-			{update(cardvault.TokenUpdate{ImportProvider: text("-")}), "import_provider invalid_format"},
-			{update(cardvault.TokenUpdate{ImportProvider: text("p")}), "business_key depends_on"},
+				"BusinessKey blank, Expiry.Month out_of_range, Expiry.Year out_of_range"},
+			{update(cardvault.TokenUpdate{ImportProvider: text("-")}), "ImportProvider invalid_format"},
+			{update(cardvault.TokenUpdate{ImportProvider: text("p")}), "BusinessKey depends_on"},
 
-			{session(-1), "expiration_time out_of_range"},
-			{session(time.Second - 1), "expiration_time out_of_range"},
-			{session(cardvault.MaxTokenTTL + 1), "expiration_time out_of_range"},
+			{session(-1), "TokenTTL out_of_range"},
+			{session(time.Second - 1), "TokenTTL out_of_range"},
+			{session(cardvault.MaxTokenTTL + 1), "TokenTTL out_of_range"},
 
-			{apiKey("", scopes, 0), "label empty_string"},
-			{apiKey(longText(256), scopes, 0), "label too_long"},
-			{apiKey(canary, nil, 0), "scopes too_short"},
-			{apiKey(canary, []cardvault.Scope{"tokens:steal"}, 0), "scopes invalid_enum"},
-			{apiKey(canary, scopes, -1), "expiration_time out_of_range"},
-			{apiKey(" ", nil, cardvault.MaxAPIKeyTTL+1), "label blank, scopes too_short, expiration_time out_of_range"},
+			{apiKey("", scopes, 0), "Label empty_string"},
+			{apiKey(longText(256), scopes, 0), "Label too_long"},
+			{apiKey(canary, nil, 0), "Scopes too_short"},
+			{apiKey(canary, []cardvault.Scope{"tokens:steal"}, 0), "Scopes invalid_enum"},
+			{apiKey(canary, scopes, -1), "TTL out_of_range"},
+			{apiKey(" ", nil, cardvault.MaxAPIKeyTTL+1), "Label blank, Scopes too_short, TTL out_of_range"},
 
-			{errorOf(v.CreateAccount(ctx, " ", nil)), "name blank"},
-			{errorOf(v.CreateMerchant(ctx, "")), "name empty_string"},
+			{errorOf(v.CreateAccount(ctx, " ", nil)), "Name blank"},
+			{errorOf(v.CreateMerchant(ctx, "")), "Name empty_string"},
 		})
 		refusesAll(t, badLists(ctx, v))
 	})
@@ -180,18 +180,18 @@ func badLists(ctx context.Context, v *cardvault.Vault) []refusal {
 	list := func(o cardvault.TokenListOptions) error { return errorOf(v.List(ctx, &o)) }
 
 	return []refusal{
-		{list(cardvault.TokenListOptions{Limit: -1}), "query.limit out_of_range"},
-		{list(cardvault.TokenListOptions{Limit: 501}), "query.limit out_of_range"},
-		{list(cardvault.TokenListOptions{Page: -1}), "query.page out_of_range"},
+		{list(cardvault.TokenListOptions{Limit: -1}), "Limit out_of_range"},
+		{list(cardvault.TokenListOptions{Limit: 501}), "Limit out_of_range"},
+		{list(cardvault.TokenListOptions{Page: -1}), "Page out_of_range"},
 		{list(cardvault.TokenListOptions{Limit: 501, Page: -1, From: time.UnixMicro(2), To: time.UnixMicro(1)}),
-			"query.limit out_of_range, query.page out_of_range, query.from invalid_range"},
-		{list(cardvault.TokenListOptions{Scheme: []card.Scheme{99}}), "query.scheme invalid_enum"},
-		{list(cardvault.TokenListOptions{NetworkTokenStatus: []network.Status{99}}), "query.network_token_status invalid_enum"},
-		{errorOf(v.ListMerchants(ctx, &cardvault.ListOptions{Limit: 501})), "query.limit out_of_range"},
-		{errorOf(v.ListAPIKeys(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
-		{errorOf(v.ListAccounts(ctx, &cardvault.ListOptions{Page: -1})), "query.page out_of_range"},
-		{list(cardvault.TokenListOptions{Fingerprint: cardvault.Fingerprint{1}, Limit: -1}), "query.limit out_of_range, query.fingerprint out_of_range"},
-		{errorOf(collect(ctx, v, &cardvault.TokenListOptions{From: time.UnixMicro(2), To: time.UnixMicro(1)})), "query.from invalid_range"},
+			"Limit out_of_range, Page out_of_range, From invalid_range"},
+		{list(cardvault.TokenListOptions{Scheme: []card.Scheme{99}}), "Scheme invalid_enum"},
+		{list(cardvault.TokenListOptions{NetworkTokenStatus: []network.Status{99}}), "NetworkTokenStatus invalid_enum"},
+		{errorOf(v.ListMerchants(ctx, &cardvault.ListOptions{Limit: 501})), "Limit out_of_range"},
+		{errorOf(v.ListAPIKeys(ctx, &cardvault.ListOptions{Page: -1})), "Page out_of_range"},
+		{errorOf(v.ListAccounts(ctx, &cardvault.ListOptions{Page: -1})), "Page out_of_range"},
+		{list(cardvault.TokenListOptions{Fingerprint: cardvault.Fingerprint{1}, Limit: -1}), "Limit out_of_range, Fingerprint out_of_range"},
+		{errorOf(collect(ctx, v, &cardvault.TokenListOptions{From: time.UnixMicro(2), To: time.UnixMicro(1)})), "From invalid_range"},
 	}
 }
 
@@ -224,5 +224,5 @@ func nonLuhn(t *testing.T, s store.Store) {
 	importCard(t, v, c, nil)
 	setPAN("41111100000000")(&c)
 	_, err := v.Import(t.Context(), c, nil)
-	refuses(t, "a length that VISA does not have", err, "account_number invalid_format")
+	refuses(t, "a length that VISA does not have", err, "PAN invalid_format")
 }

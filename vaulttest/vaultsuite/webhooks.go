@@ -193,20 +193,20 @@ func webhookRules(t *testing.T, s store.Store) {
 		return err
 	}
 
-	refuses(t, "no URL", create("", cardvault.WebhookOptions{}), "url required")
-	refuses(t, "a URL that the sender does not take", create("http://receiver.example/", cardvault.WebhookOptions{}), "url invalid_format")
-	refuses(t, "a long URL", create("https://"+longText(2041), cardvault.WebhookOptions{}), "url too_long")
-	refuses(t, "a long description", create(receiver, cardvault.WebhookOptions{Description: longText(256)}), "description too_long")
-	refuses(t, "an unknown event", create(receiver, cardvault.WebhookOptions{Events: []receive.EventType{"token.moved"}}), "events invalid_enum")
-	refuses(t, "the zero event", create(receiver, cardvault.WebhookOptions{Events: []receive.EventType{""}}), "events invalid_enum")
+	refuses(t, "no URL", create("", cardvault.WebhookOptions{}), "URL required")
+	refuses(t, "a URL that the sender does not take", create("http://receiver.example/", cardvault.WebhookOptions{}), "URL invalid_format")
+	refuses(t, "a long URL", create("https://"+longText(2041), cardvault.WebhookOptions{}), "URL too_long")
+	refuses(t, "a long description", create(receiver, cardvault.WebhookOptions{Description: longText(256)}), "Description too_long")
+	refuses(t, "an unknown event", create(receiver, cardvault.WebhookOptions{Events: []receive.EventType{"token.moved"}}), "Events invalid_enum")
+	refuses(t, "the zero event", create(receiver, cardvault.WebhookOptions{Events: []receive.EventType{""}}), "Events invalid_enum")
 	refuses(t, "everything", create("ftp:", cardvault.WebhookOptions{Description: longText(256), Events: []receive.EventType{receive.WebhookTest}}),
-		"url invalid_format", "description too_long", "events invalid_enum")
+		"URL invalid_format", "Description too_long", "Events invalid_enum")
 
 	noError(t, create(receiver, cardvault.WebhookOptions{Description: longText(255)}))
 	w := must(v.ListWebhooks(ctx, nil))(t).Items[0]
 	empty := ""
 	got, err := v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{URL: &empty, Events: []receive.EventType{"x"}})
-	refuses(t, "an update", err, "url required", "events invalid_enum")
+	refuses(t, "an update", err, "URL required", "Events invalid_enum")
 	if got != nil {
 		t.Error("an update that was refused returns a webhook")
 	}

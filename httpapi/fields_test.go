@@ -1,0 +1,102 @@
+package httpapi
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestFieldNames: each field that the vault can name in an error has a name over REST, and
+// the table has no others.
+func TestFieldNames(t *testing.T) {
+	named := map[string]bool{}
+	text := func(e ast.Expr, prefix string) {
+		if lit, ok := e.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+			name, err := strconv.Unquote(lit.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			named[prefix+name] = true
+		}
+	}
+
+	files := parseVault(t)
+	takes := fieldParameters(files)
+	for _, file := range files {
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.CompositeLit:
+				switch typ, ok := n.Type.(*ast.Ident); {
+				case !ok || len(n.Elts) == 0:
+				case typ.Name == "FieldError":
+					text(n.Elts[0], "")
+				case typ.Name == "quotaField":
+					text(n.Elts[0], "Quotas.")
+				}
+			case *ast.CallExpr:
+				if fn, ok := n.Fun.(*ast.Ident); ok && takes[fn.Name] && len(n.Args) > 0 {
+					text(n.Args[0], "")
+				}
+			case *ast.ValueSpec:
+				if len(n.Values) == 1 && strings.HasSuffix(strings.ToLower(n.Names[0].Name), "field") {
+					text(n.Values[0], "")
+				}
+			}
+			return true
+		})
+	}
+
+	for name := range named {
+		if fieldNames[name] == "" && !slices.Contains(unseen, name) {
+			t.Errorf("%s has no name over REST", name)
+		}
+	}
+	for name := range fieldNames {
+		if !named[name] {
+			t.Errorf("the vault names no %s", name)
+		}
+	}
+	if len(named) < 40 {
+		t.Errorf("%d names were found", len(named))
+	}
+}
+
+// unseen are names of values that are checked and never named.
+var unseen = []string{"BankName", "SchemeCode"}
+
+func parseVault(t *testing.T) (files []*ast.File) {
+	paths, err := filepath.Glob("../*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	return files
+}
+
+// fieldParameters returns the functions whose first parameter is the name of a field.
+func fieldParameters(files []*ast.File) map[string]bool {
+	takes := map[string]bool{}
+	for _, file := range files {
+		for _, decl := range file.Decls {
+			fn, ok := decl.(*ast.FuncDecl)
+			if ok && fn.Recv == nil && len(fn.Type.Params.List) > 0 && len(fn.Type.Params.List[0].Names) > 0 && fn.Type.Params.List[0].Names[0].Name == "field" {
+				takes[fn.Name.Name] = true
+			}
+		}
+	}
+	return takes
+}
