@@ -1,0 +1,139 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/receive"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/storetest"
+	"github.com/google/uuid"
+)
+
+// TestBusinessKeyOfASession: the token of a session has its business key and provider, which
+// no store sees, and each of its events names the session, also once the token has changed.
+func TestBusinessKeyOfASession(t *testing.T) {
+	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		l.store.Store = storetest.Canary(t, l.store.Store, []byte("order-7-key"), []byte("a_shop_of_ours"))
+		ids := map[cardvault.SessionOptions]cardvault.SessionID{}
+		for _, o := range []cardvault.SessionOptions{
+			{BusinessKey: "order-7-key", ImportProvider: "a_shop_of_ours"},
+			{BusinessKey: "order-7-key", TokenTTL: time.Hour},
+			{},
+		} {
+			id, err := l.CreateSession(l.Context(), &o)
+			l.must(err)
+			ids[o] = id
+		}
+		l.restart() // it is in the session
+		for o, id := range ids {
+			token, err := l.Tokenize(l.Context(), id, visa)
+			l.must(err)
+			if got := l.get(token.ID); got.BusinessKey != o.BusinessKey || got.ImportProvider != o.ImportProvider || got.ExpiresAt.IsZero() != (o.TokenTTL == 0) {
+				t.Errorf("%+v became %+v", o, got)
+			}
+			patch(l, token.ID, "another") // so that the first event is told of a state that is past
+			l.drain()
+			if heard := about(ear, token.ID); len(heard) != 2 || heard[0].Session.UUID() != id.UUID() || heard[1].Session.UUID() != id.UUID() ||
+				heard[0].Token.BusinessKey != o.BusinessKey || heard[0].Reason != receive.ReasonTokenized {
+				t.Errorf("heard %v", heard)
+			}
+			l.must(l.Vault.Delete(l.Context(), token.ID))
+			l.drain()
+		}
+
+		id := l.imports(visa)
+		l.drain()
+		if heard := about(ear, id); len(heard) != 1 || !heard[0].Session.IsZero() {
+			t.Errorf("an import was heard as %+v", heard)
+		}
+	})
+}
+
+// about returns what was passed of a token.
+func about(ear *listener, token uuid.UUID) []passing {
+	return slices.DeleteFunc(ear.passed(), func(p passing) bool { return p.TokenID != token })
+}
+
+// TestBusinessKeyOfAnIdentified: it is also that of a token whose holder is identified first.
+func TestBusinessKeyOfAnIdentified(t *testing.T) {
+	identifying(t, cardvault.Options{}, func(l *idvLab) {
+		l.idv.says(pendingIDV, nil)
+		id, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{BusinessKey: "order 7"})
+		l.must(err)
+		_, err = l.Tokenize(l.Context(), id, visa)
+		if !errors.Is(err, cardvault.ErrIdentificationPending) {
+			t.Fatal(err)
+		}
+		l.idv.says(passedIDV, nil)
+		time.Sleep(time.Minute)
+		s, err := l.Session(l.Context(), id)
+		l.must(err)
+		if token := l.get(s.TokenID); token.BusinessKey != "order 7" {
+			t.Errorf("got %+v", token)
+		}
+	})
+}
+
+// TestExpiryLifted: a token whose expiry is lifted stays, and gets a network token when it is
+// asked for.
+func TestExpiryLifted(t *testing.T) {
+	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox}, func(l *lab) {
+		token, err := l.Import(l.Context(), visa, &cardvault.ImportOptions{TokenTTL: time.Hour})
+		l.must(err)
+		if l.is(token.ID, notAvailable, "ephemeral_token"); !token.ExpiresAt.Equal(token.CreatedAt.Add(time.Hour)) {
+			t.Errorf("created at %v, expires at %v", token.CreatedAt, token.ExpiresAt)
+		}
+		lifted, err := l.Update(l.Context(), token.ID, cardvault.TokenUpdate{ExpiresAt: new(time.Time)})
+		l.must(err)
+		if !lifted.ExpiresAt.IsZero() || !l.get(token.ID).ExpiresAt.IsZero() {
+			t.Errorf("expires at %v", lifted.ExpiresAt)
+		}
+		l.run(func() { l.pass(48 * time.Hour) })
+		l.is(token.ID, notAvailable, "ephemeral_token")
+		l.must2(l.Provision(l.Context(), token.ID))
+		l.drain()
+		l.is(token.ID, active, "")
+
+		_, err = l.Update(l.Context(), token.ID, cardvault.TokenUpdate{ExpiresAt: new(time.Now())})
+		if got := cardvault.FieldErrors(err); len(got) != 1 || got[0].Field != "expires_at" {
+			t.Errorf("an expiry is set: %v", err)
+		}
+	})
+}
+
+// A tardy store makes no write before a time.
+type tardy struct {
+	store.Store
+	until time.Time
+}
+
+func (s *tardy) Update(ctx context.Context, fn func(store.Tx) error) error {
+	time.Sleep(time.Until(s.until))
+	return s.Store.Update(ctx, fn)
+}
+
+// TestExpiryLiftedTooLate: an update that is written after the token has expired does not
+// bring it back.
+func TestExpiryLiftedTooLate(t *testing.T) {
+	for _, early := range []time.Duration{time.Microsecond, 0} {
+		inLab(t, nil, func(l *lab) {
+			token, err := l.Import(l.Context(), visa, &cardvault.ImportOptions{TokenTTL: time.Hour})
+			l.must(err)
+			l.pass(time.Minute)
+			l.store.Store = &tardy{l.store.Store, token.ExpiresAt.Add(-early)}
+			_, err = l.Update(l.Context(), token.ID, cardvault.TokenUpdate{ExpiresAt: new(time.Time)})
+			if early > 0 && err != nil || early == 0 && !errors.Is(err, cardvault.ErrNotFound) {
+				t.Errorf("lifted %v before it expires: %v", early, err)
+			}
+			l.pass(time.Minute)
+			if _, err = l.Get(l.Context(), token.ID); (err == nil) != (early > 0) {
+				t.Errorf("lifted %v before it expires: %v", early, err)
+			}
+		})
+	}
+}
