@@ -150,7 +150,7 @@ func TestRead(t *testing.T) {
 		"hash":   {`"01"`, `"0102030405"`, `"Hidden!!"`, "1"},
 		"scheme": {`"Hidden"`, `"visa"`, `"unknown"`, `""`, "1"},
 		"month":  {`"4"`, "-4"},
-		"reason": {"[]", "7", `{"source":"Hidden"}`, `{"code":7}`},
+		"reason": {"[]", "7", `{"source":"Hidden"}`, `{"source":"unknown"}`, `{"code":7}`},
 		"empty":  {"[]", `{"page_size":"Hidden"}`},
 		"other":  {`{"id":"Hidden"}`, `"Hidden"`},
 		"page":   {"[]"},

@@ -159,11 +159,13 @@ func lapse(t *testing.T, s store.Store) {
 	noError(t, err)
 	short := []*cardvault.Token{ephemeral(t, v, 2, life), ephemeral(t, v, 3, life)}
 	late := ephemeral(t, v, 4, 1000*time.Second)
+	lifted := importCard(t, v, testCard(5), &cardvault.ImportOptions{TokenTTL: life})
+	lifted = must(v.Update(ctx, lifted.ID, cardvault.TokenUpdate{ExpiresAt: new(time.Time)}))(t)
 	business := canary
 
 	short[1] = must(v.Update(ctx, short[1].ID, cardvault.TokenUpdate{BusinessKey: &business}))(t)
 
-	checkListed(t, v, keep, keyed, short[0], short[1], late)
+	checkListed(t, v, keep, keyed, short[0], short[1], late, lifted)
 	lists(t, v, cardvault.TokenListOptions{BusinessKey: canary}, []*cardvault.Token{keyed, short[1]})
 	if p := must(v.Authenticate(ctx, text.Text()))(t); p.Key.ID != key.ID || !p.Key.ExpiresAt.Equal(p.Key.CreatedAt.Add(life)) {
 		t.Errorf("key %+v", p.Key)
@@ -172,8 +174,8 @@ func lapse(t *testing.T, s store.Store) {
 	passed(t, short[1].ExpiresAt)
 	gone := func(when string) {
 		t.Helper()
-		checkListed(t, v, keep, keyed, late)
-		lists(t, v, cardvault.TokenListOptions{}, []*cardvault.Token{keep, keyed, late})
+		checkListed(t, v, keep, keyed, late, lifted)
+		lists(t, v, cardvault.TokenListOptions{}, []*cardvault.Token{keep, keyed, late, lifted})
 		lists(t, v, cardvault.TokenListOptions{BusinessKey: canary}, []*cardvault.Token{keyed})
 
 		for _, token := range short {

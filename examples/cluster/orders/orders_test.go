@@ -1,0 +1,263 @@
+//go:build unix
+
+package orders
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/realtest"
+	"github.com/cardvault/cardvault/receive"
+	"github.com/cardvault/cardvault/store/pgstore"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+func TestMain(m *testing.M) { os.Exit(postgres.Main(m).Run()) }
+
+var postgres = realtest.SharedPostgreSQL(nil)
+
+// patience is how long something may take that is on its way.
+const patience = 60 * time.Second
+
+var visa = cardvault.Card{PAN: card.NewPAN([]byte("4242424242424242")), Expiry: card.Expiry{Month: 12, Year: 2090}}
+
+// A world is what outlives a process: two databases and a key.
+type world struct {
+	t             *testing.T
+	orders, vault string      // URLs
+	key           string      // path
+	lost          atomic.Bool // the next answer of the sink
+}
+
+func newWorld(t *testing.T) *world {
+	p := postgres.Get(t)
+	n := time.Now().UnixNano()
+	w := &world{t: t, key: filepath.Join(t.TempDir(), "vault.key")}
+	for _, db := range []struct {
+		name string
+		url  *string
+	}{{"orders", &w.orders}, {"vault", &w.vault}} {
+		name := fmt.Sprint(db.name, n)
+		p.SQL(t, "postgres", "CREATE DATABASE "+name)
+		*db.url = p.URL(name)
+	}
+	w.exec(Schema)
+
+	pool := w.pool(w.vault)
+	defer pool.Close()
+	if err := pgstore.Migrate(t.Context(), pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func (w *world) pool(url string) *pgxpool.Pool {
+	w.t.Helper()
+	pool, err := pgxpool.New(w.t.Context(), url)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return pool
+}
+
+func (w *world) exec(sql string) {
+	w.t.Helper()
+	pool := w.pool(w.orders)
+	defer pool.Close()
+	if _, err := pool.Exec(w.t.Context(), sql); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// A forgetful sink takes an event, and loses its answer if the world says so.
+type forgetful struct {
+	*Sink
+	*world
+}
+
+func (f *forgetful) Event(ctx context.Context, e *cardvault.Event) error {
+	if err := f.Sink.Event(ctx, e); err != nil || !f.lost.CompareAndSwap(true, false) {
+		return err
+	}
+	return errors.New("lost")
+}
+
+// process is one life of the shop. It ends without finishing anything.
+func (w *world) process(live func(s *Shop)) {
+	w.t.Helper()
+	ctx := w.t.Context()
+	db, pool := w.pool(w.orders), w.pool(w.vault)
+	defer db.Close()
+	defer pool.Close()
+
+	st, err := pgstore.New(ctx, pool, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer st.Close()
+	keys, err := cardvault.KeyFile(w.key, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	v, err := cardvault.New(ctx, st, keys, &cardvault.Options{Mode: cardvault.Sandbox, Events: &forgetful{&Sink{db}, w}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer v.Close()
+	live(&Shop{db, v})
+}
+
+// must fails the test for an error.
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// told passes events on until an order has its token, and returns that.
+func (w *world) told(s *Shop, order uuid.UUID) (token uuid.UUID) {
+	w.t.Helper()
+	for end := time.Now().Add(patience); token == uuid.Nil; {
+		w.must(s.Vault.Drain(w.t.Context()))
+		var t *uuid.UUID
+		w.must(s.DB.QueryRow(w.t.Context(), `SELECT token FROM orders WHERE id = $1`, order).Scan(&t))
+		if t != nil {
+			token = *t
+		} else if time.Now().After(end) {
+			w.t.Fatal("the order is never told of its token")
+		}
+	}
+	return token
+}
+
+// enter has the card of an order come into the vault, as a program or as a browser does. A
+// browser that has entered the card has done so.
+func enter(ctx context.Context, s *Shop, order uuid.UUID, browser bool) error {
+	if !browser {
+		_, err := s.TakeCard(ctx, order, 0, visa)
+		return err
+	}
+	id, err := s.Session(ctx, order)
+	if err != nil {
+		return err
+	}
+	_, err = s.Vault.Tokenize(ctx, id, visa)
+	return err
+}
+
+// TestCrashes ends the process after each step. Whoever comes next finds or finishes what it
+// has left.
+func TestCrashes(t *testing.T) {
+	w, ctx := newWorld(t), t.Context()
+	for _, browser := range []bool{false, true} {
+		for crash := range 6 {
+			order := uuid.New()
+			var token uuid.UUID
+			steps := []func(s *Shop){
+				func(s *Shop) { w.must(s.Order(ctx, order, 1999)) },
+				func(s *Shop) { w.must(enter(ctx, s, order, browser)) },
+				func(s *Shop) {
+					if !browser { // the answer was lost: the shopper sends the form again
+						w.must(enter(ctx, s, order, browser))
+					}
+				},
+				func(s *Shop) { w.lost.Store(true); token = w.told(s, order) },
+				func(s *Shop) {
+					_, err := s.place(ctx, order)
+					w.must(err)
+				},
+				func(s *Shop) { w.must(s.Recover(ctx)) },
+			}
+			for _, part := range [][]func(*Shop){steps[:crash+1], steps[crash+1:]} {
+				w.process(func(s *Shop) {
+					for _, step := range part {
+						step(s)
+					}
+				})
+			}
+
+			w.process(func(s *Shop) {
+				w.must(s.Vault.Drain(ctx)) // the event that was not taken
+				var kept bool
+				w.must(s.DB.QueryRow(ctx, `SELECT kept FROM orders WHERE id = $1`, order).Scan(&kept))
+				p, err := s.Vault.List(ctx, &cardvault.TokenListOptions{BusinessKey: order.String()})
+				w.must(err)
+				if !kept || p.TotalItems != 1 || p.Items[0].ID != token || !p.Items[0].ExpiresAt.IsZero() || w.told(s, order) != token {
+					t.Errorf("browser %v, crash after step %d: kept %v, the token of the order is %v, the vault has %+v", browser, crash+1, kept, token, p.Items)
+				}
+			})
+		}
+	}
+}
+
+// TestProvisional: of two cards the last counts, the card of an order that is not placed goes
+// with its token, and an order whose card has gone cannot be placed.
+func TestProvisional(t *testing.T) {
+	w, ctx := newWorld(t), t.Context()
+	w.process(func(s *Shop) {
+		order := uuid.New()
+		if err := s.Place(ctx, order); !errors.Is(err, ErrNoCard) {
+			t.Errorf("an order that is not there is placed: %v", err)
+		}
+		w.must(s.Order(ctx, order, 1999))
+		w.must(s.Order(ctx, order, 1999))
+		first, err := s.TakeCard(ctx, order, 0, visa)
+		w.must(err)
+		if again := w.told(s, order); again != first.ID || first.ExpiresAt.Sub(first.CreatedAt) != Provisional {
+			t.Errorf("token %v, want %+v", again, first)
+		}
+		w.must(enter(ctx, s, order, true))
+		w.must(s.Vault.Drain(ctx))
+		last := w.told(s, order)
+		if last == first.ID {
+			t.Error("the first of two cards counts")
+		}
+		w.must((&Sink{s.DB}).Event(ctx, &cardvault.Event{Type: receive.TokenCreated, Sequence: 1, TokenID: first.ID, Token: first}))
+		if w.told(s, order) != last {
+			t.Error("an event that comes again counts")
+		}
+		w.must(s.Vault.Delete(ctx, first.ID))
+		w.must(s.Vault.Drain(ctx))
+		if w.told(s, order) != last {
+			t.Error("the end of another card counts")
+		}
+
+		// What lapses is deleted.
+		_, err = s.place(ctx, order)
+		w.must(err)
+		w.must(s.Vault.Delete(ctx, last))
+		w.must(s.Recover(ctx))
+		if err := s.Place(ctx, order); !errors.Is(err, ErrNoCard) {
+			t.Errorf("an order whose card has gone is placed: %v", err)
+		}
+		w.must(s.Vault.Drain(ctx))
+
+		// The same, if the order is told before it is looked at.
+		w.must(enter(ctx, s, order, true))
+		next := w.told(s, order)
+		_, err = s.place(ctx, order)
+		w.must(err)
+		w.must(s.Vault.Delete(ctx, next))
+		w.must(s.Vault.Drain(ctx))
+		w.must(enter(ctx, s, order, true))
+		final := w.told(s, order)
+		w.must(s.Place(ctx, order))
+		w.must(s.Place(ctx, order))
+
+		w.must(enter(ctx, s, order, true))
+		w.must(s.Vault.Drain(ctx))
+		if w.told(s, order) != final {
+			t.Error("a card that comes after an order is placed counts")
+		}
+	})
+}
