@@ -2,6 +2,7 @@ package cardvault
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -67,7 +68,8 @@ var (
 	// under way. Repeat it in some seconds.
 	ErrTestInProgress = errors.New("cardvault: test of the webhook is under way")
 
-	// ErrNotEnabled is returned by a call for which the vault is not set up.
+	// ErrNotEnabled comes with the error of a call for which the vault is not set up. The
+	// error names the option.
 	ErrNotEnabled = errors.New("cardvault: not enabled")
 
 	// ErrProviderAccount is returned by ObtainPPAN for somebody for whom the account
@@ -212,6 +214,9 @@ func (e *callError) Error() string {
 }
 
 func (e *callError) Unwrap() error { return e.err }
+
+// notEnabled returns ErrNotEnabled with what the vault lacks.
+func notEnabled(lacks string) error { return fmt.Errorf("%w: %s", ErrNotEnabled, lacks) }
 
 // doing lets the error of a call say what the call was doing. Every method of Vault that
 // can fail defers it. Of calls that make others, the outermost counts.

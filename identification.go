@@ -248,7 +248,7 @@ func (v *Vault) askIdentification(ctx context.Context, begun *identification, c 
 	err = v.guard("idv.Provider", func() (err error) {
 		switch {
 		case v.opts.IDV == nil: // there was one when the card was entered
-			err = ErrNotEnabled
+			err = notEnabled("Options.IDV is nil")
 		case begun.reference != "":
 			got, err = v.opts.IDV.LookupIdentification(ctx, &idv.LookupRequest{Reference: begun.reference})
 		default:

@@ -18,6 +18,10 @@ const (
 	MinPassphrase = keyfile.MinPassphrase
 )
 
+// MaxWrapped is how much a [KeyWrapper] must take: 16 KiB. The keys of a vault have 191 bytes
+// at first, and 37 more with each rotation.
+const MaxWrapped = 16 << 10
+
 // A KeyWrapper holds a key-encryption key, such as one in a KMS. It is called
 // when a vault is opened and when keys are rotated, never for a single card.
 type KeyWrapper interface {
@@ -25,12 +29,12 @@ type KeyWrapper interface {
 	// and must be the same whenever the vault is opened.
 	KeyID() string
 
-	// Wrap encrypts plaintext, of at most some kilobytes, bound to aad.
+	// Wrap encrypts plaintext, of up to [MaxWrapped] bytes, bound to aad.
 	Wrap(ctx context.Context, plaintext, aad []byte) ([]byte, error)
 
 	// Unwrap returns what was wrapped, if it was wrapped by this key with the
 	// same aad: else an error that wraps ErrWrongKey. Any other error counts
-	// as passing.
+	// as transient: the call may be repeated.
 	Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error)
 }
 
@@ -49,7 +53,7 @@ func WrappedBy(w KeyWrapper) *Keyring { return &Keyring{wrapper: w} }
 // check returns an error for a Keyring that none of the functions here made.
 func (k *Keyring) check() error {
 	if k == nil || k.wrapper == nil {
-		return errors.New("cardvault: a Keyring is needed: see KeyFile, KeyBytes and WrappedBy")
+		return errors.New("cardvault: a Keyring is needed, of a KeyWrapper that is not nil: see KeyFile, KeyBytes and WrappedBy")
 	}
 	return nil
 }

@@ -445,7 +445,7 @@ func (p *progress) provisioned(a networkAnswer, at time.Time, scale scaling) {
 // declined applies a refusal to provision.
 func (p *progress) declined(a networkAnswer, at time.Time, scale scaling) {
 	e := a.refusal
-	// A refusal that may pass says nothing of whether a network token was made,
+	// A transient refusal says nothing of whether a network token was made,
 	// nor does one of the set-up of a call that was made before.
 	p.unsure = !isFinal(e) && !a.unmade && (p.unsure || e.Source != network.SourceConfiguration)
 
@@ -626,7 +626,7 @@ var retries = []time.Duration{30 * time.Second, 2 * time.Minute, 10 * time.Minut
 // maxRetryAfter bounds how long a network can make the vault wait.
 const maxRetryAfter = 24 * time.Hour
 
-// retry waits after a failure that may pass, or gives up.
+// retry waits after a transient failure, or gives up.
 func (p *progress) retry(after time.Duration, at time.Time, scale scaling) {
 	p.tries++
 	if p.tries <= uint64(len(retries)) {

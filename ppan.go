@@ -36,7 +36,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a ppan.Account) (_
 		return nil, ErrClosed
 	}
 	if !v.PPANEnabled() {
-		return nil, ErrNotEnabled
+		return nil, notEnabled("Options.PPAN is nil")
 	}
 	if err := CheckPPANAccount(&a); err != nil {
 		return nil, err

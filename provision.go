@@ -662,8 +662,11 @@ func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call f
 	if err != nil {
 		return nil, err
 	}
-	if v.opts.powers.Suspender == nil || h.net.id != "" && h.net.network != v.opts.powers.Name {
-		return nil, ErrNotEnabled
+	if v.opts.powers.Suspender == nil {
+		return nil, notEnabled("Options.Network is nil or not a network.Suspender")
+	}
+	if h.net.id != "" && h.net.network != v.opts.powers.Name {
+		return nil, notEnabled("the network token is of another network than Options.Network")
 	}
 	if _, ok := nextStatus(h.token.NetworkTokenStatus, suspended); !ok || h.token.Status == StatusInvalid {
 		return nil, ErrNetworkTokenState

@@ -216,6 +216,9 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	if err == nil {
 		err = keys.check()
 	}
+	if err == nil && s == nil {
+		err = errors.New("cardvault: New needs a store")
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -120,6 +120,8 @@ type WebhookUpdate struct {
 	Disabled    *bool
 }
 
+var errNoSender = notEnabled("Options.Webhooks is nil")
+
 // WebhooksEnabled reports whether the vault has a sender: [Options.Webhooks].
 func (v *Vault) WebhooksEnabled() bool { return v.opts.Webhooks != nil }
 
@@ -129,7 +131,7 @@ func (v *Vault) WebhooksEnabled() bool { return v.opts.Webhooks != nil }
 func (v *Vault) CheckWebhook(u WebhookUpdate) (err error) {
 	defer doing("check webhook", &err)
 	if v.opts.Webhooks == nil {
-		return ErrNotEnabled
+		return errNoSender
 	}
 	var errs []error
 
@@ -166,7 +168,7 @@ func (v *Vault) CheckWebhook(u WebhookUpdate) (err error) {
 func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOptions) (_ *Webhook, _ receive.WebhookSecret, err error) {
 	defer doing("create webhook", &err)
 	if v.opts.Webhooks == nil {
-		return nil, receive.WebhookSecret{}, ErrNotEnabled
+		return nil, receive.WebhookSecret{}, errNoSender
 	}
 	w := &Webhook{URL: url}
 	if opts != nil {
@@ -242,7 +244,7 @@ func listedWebhooks(v *Vault, opts *ListOptions) *listed[*Webhook] {
 func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate) (_ *Webhook, err error) {
 	defer doing("update webhook", &err)
 	if v.opts.Webhooks == nil {
-		return nil, ErrNotEnabled
+		return nil, errNoSender
 	}
 	return v.editWebhook(ctx, opUpdateWebhook, v.rows.Unmask(kindWebhook, id), func(w *Webhook) error {
 		if u.URL != nil && *u.URL != w.URL || u.Disabled != nil && *u.Disabled != w.Disabled {
@@ -348,7 +350,7 @@ type WebhookTest struct {
 func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (_ *WebhookTest, err error) {
 	defer doing("test webhook", &err)
 	if v.opts.Webhooks == nil {
-		return nil, ErrNotEnabled
+		return nil, errNoSender
 	}
 	w, err := v.Webhook(ctx, id)
 	if err != nil {

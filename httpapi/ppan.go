@@ -35,7 +35,7 @@ func obtainPPAN(name string) *endpoint {
 		needsBody: true,
 		enabled: func(v *cardvault.Vault) error {
 			if !v.PPANEnabled() {
-				return integrationDisabled
+				return fmt.Errorf("%w: Options.PPAN of the vault is nil", integrationDisabled)
 			}
 			return nil
 		},

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"fmt"
 	"math"
 	"time"
 
@@ -178,7 +179,7 @@ func readEventTypes(f fields) (types []receive.EventType) {
 
 func webhooksEnabled(v *cardvault.Vault) error {
 	if !v.WebhooksEnabled() {
-		return webhooksDisabled
+		return fmt.Errorf("%w: Options.Webhooks of the vault is nil", webhooksDisabled)
 	}
 	return nil
 }

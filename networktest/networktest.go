@@ -102,6 +102,9 @@ type suite struct {
 }
 
 func newSuite(t testing.TB, h Harness) *suite {
+	if h.Open == nil {
+		t.Fatal("networktest: Harness.Open is missing")
+	}
 	s := &suite{TB: t, Harness: h, network: h.Open(t)}
 	for _, given := range []cardvault.Card{h.Card, h.Refused} {
 		if !given.PAN.IsZero() {

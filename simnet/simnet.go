@@ -188,6 +188,9 @@ func Open(ctx context.Context, dir string, opts *Options) (*Network, error) {
 // Errors: an option that cannot be; store.ErrFormat for a state written by a later
 // version; those of s.
 func New(ctx context.Context, s store.Store, opts *Options) (*Network, error) {
+	if s == nil {
+		return nil, errors.New("simnet: New needs a store")
+	}
 	var o Options
 	if opts != nil {
 		o = *opts

@@ -65,9 +65,9 @@ type Engine struct {
 	wakes  map[store.Kind]chan struct{}
 	leases map[store.Kind]*leases
 
-	opened  time.Time
 	running atomic.Int32 // calls of Run
-	warned  atomic.Bool  // that work waits and nothing runs it
+	drained atomic.Bool  // Drain was called: somebody sees to the work
+	neglect neglect
 
 	done chan struct{} // closed by Stop
 	once sync.Once
@@ -90,7 +90,6 @@ func New(l *ledger.Ledger, log *slog.Logger, sweeps []Sweep, kinds []Kind) *Engi
 		kinds:  map[store.Kind]*Kind{},
 		wakes:  map[store.Kind]chan struct{}{},
 		leases: map[store.Kind]*leases{},
-		opened: time.Now(),
 		done:   make(chan struct{}),
 	}
 
@@ -125,7 +124,7 @@ func (e *Engine) add(t *task) {
 }
 
 // Stop ends Run.
-func (e *Engine) Stop() { e.once.Do(func() { close(e.done) }) }
+func (e *Engine) Stop() { e.once.Do(func() { close(e.done); e.neglect.stop() }) }
 
 // Running reports whether Run works at the moment, so that other work waits for its turn.
 func (e *Engine) Running() bool { return e.running.Load() > 0 }
@@ -144,9 +143,75 @@ func (e *Engine) Due(records ...*store.Record) {
 		if time.Until(r.Due) < Pause {
 			wake(e.wakes[r.Kind])
 		}
-		if !e.Running() && time.Since(e.opened) > time.Minute && !e.warned.Swap(true) {
-			e.log.Warn("background work waits and nobody runs it: call Run or Drain")
+		if !e.Running() && !e.drained.Load() && e.wakes[r.Kind] != nil {
+			e.neglect.watch(min(time.Until(r.Due), 24*time.Hour)+patience, e.warn)
 		}
+	}
+}
+
+// patience is how long work is due before a vault warns that nobody does it.
+const patience = time.Minute
+
+// warn warns, once, if work is due for long and nobody does it: neither this process nor
+// another one on the store.
+func (e *Engine) warn() {
+	if e.Running() || e.drained.Load() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, t := range e.tasks {
+		next, err := e.next(ctx, t.records)
+		if err != nil || next.IsZero() || time.Since(next) < patience {
+			continue
+		}
+		if e.neglect.warned.Swap(true) {
+			return
+		}
+		e.log.Warn("background work is due and nobody does it: call Run, in one process at least, or Drain now and then", "due", next)
+		return
+	}
+}
+
+// A neglect looks after a while whether the earliest work that was stored has been done.
+type neglect struct {
+	warned atomic.Bool
+
+	mu      sync.Mutex
+	timer   *time.Timer // nil: nothing to look at
+	at      time.Time   // when timer fires
+	stopped bool
+}
+
+// watch calls look after some time, unless it is called sooner for other work.
+func (n *neglect) watch(after time.Duration, look func()) {
+	if n.warned.Load() {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	at := time.Now().Add(after)
+	if n.stopped || n.timer != nil && !at.Before(n.at) {
+		return
+	}
+	if n.timer != nil {
+		n.timer.Stop()
+	}
+	n.at, n.timer = at, time.AfterFunc(after, func() {
+		n.mu.Lock()
+		n.timer = nil
+		n.mu.Unlock()
+		look()
+	})
+}
+
+// stop ends what watch has begun.
+func (n *neglect) stop() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.stopped = true
+	if n.timer != nil {
+		n.timer.Stop()
 	}
 }
 
@@ -282,6 +347,7 @@ func (e *Engine) repeat(ctx context.Context, t *task) {
 // Drain does the work that is due and returns. It tries nothing twice that fails. The error
 // is the first one: a damaged record keeps nothing else from being done.
 func (e *Engine) Drain(ctx context.Context) error {
+	e.drained.Store(true)
 	var first error
 	for {
 		worked := false

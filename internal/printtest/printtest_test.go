@@ -36,6 +36,7 @@ import (
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/cardvault/cardvault/invalid"
+	"github.com/cardvault/cardvault/keytest"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/networktest"
 	"github.com/cardvault/cardvault/payone"
@@ -143,6 +144,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[httpapi.Options](),
 		reflect.TypeFor[httpapi.Principal](),
 		reflect.TypeFor[httpapi.RateLimit](),
+		reflect.TypeFor[keytest.Harness](),
 		reflect.TypeFor[networktest.Harness](),
 		reflect.TypeFor[payone.Client](),
 		reflect.TypeFor[payone.HashParameters](),

@@ -418,7 +418,7 @@ var testCards = []struct {
 		{0, 11, "failed: the card is allowed no further tokens"},
 		{0, 12, "failed: declined by the issuer"},
 		{0, 13, "failed; the next provisions works"},
-		{0, 14, "two errors that pass, then active"},
+		{0, 14, "two transient errors, then active"},
 		{0, 15, "errors until retries are used up: failed"},
 		{0, 20, "not available: the merchant is not enrolled"},
 		{0, 21, "not available; the next provisions works"},

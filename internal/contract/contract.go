@@ -1,0 +1,126 @@
+// Package contract runs the rules that an adapter of a vault keeps, and says of each that
+// is broken why a vault depends on it.
+package contract
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Promptness is how soon a call ends after its context, on a busy machine.
+const Promptness = 2 * time.Second
+
+// A Rule is a sentence of a contract and a check that fails where it is broken.
+type Rule[S any] struct {
+	Name, Why string
+	Check     func(t testing.TB, s S)
+}
+
+// Run checks all rules, each on what open returns.
+func Run[S any](t *testing.T, rules []Rule[S], open func(testing.TB) S) {
+	for _, r := range rules {
+		t.Run(r.Name, func(t *testing.T) {
+			t.Cleanup(func() {
+				if t.Failed() {
+					t.Logf("The rule: %s", r.Why)
+				}
+			})
+			r.Check(t, open(t))
+		})
+	}
+}
+
+// Names returns the names of rules.
+func Names[S any](rules []Rule[S]) (names []string) {
+	for _, r := range rules {
+		names = append(names, r.Name)
+	}
+	return names
+}
+
+// Failures checks one rule and returns how it is broken, without failing t.
+func Failures[S any](t testing.TB, rules []Rule[S], name string, open func(testing.TB) S) []string {
+	i := slices.IndexFunc(rules, func(r Rule[S]) bool { return r.Name == name })
+	if i < 0 {
+		t.Fatalf("there is no rule %s", name)
+	}
+	r := &recorder{TB: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		rules[i].Check(r, open(r))
+	}()
+	<-done
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.messages)
+}
+
+// A recorder is a test that may fail without failing the one it is part of.
+type recorder struct {
+	testing.TB
+	mu       sync.Mutex
+	messages []string
+}
+
+func (r *recorder) Helper()                           {}
+func (r *recorder) Log(...any)                        {}
+func (r *recorder) Logf(string, ...any)               {}
+func (r *recorder) Error(args ...any)                 { r.fail(fmt.Sprint(args...)) }
+func (r *recorder) Errorf(format string, args ...any) { r.fail(fmt.Sprintf(format, args...)) }
+
+func (r *recorder) Fatal(args ...any) {
+	r.fail(fmt.Sprint(args...))
+	runtime.Goexit()
+}
+
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.fail(fmt.Sprintf(format, args...))
+	runtime.Goexit()
+}
+
+func (r *recorder) fail(message string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.messages = append(r.messages, message)
+}
+
+// Parallel calls f n times at once and fails t with the first error.
+func Parallel(t testing.TB, n int, f func(i int) error) {
+	t.Helper()
+	errs := make([]error, n)
+	var group sync.WaitGroup
+	for i := range n {
+		group.Go(func() { errs[i] = f(i) })
+	}
+	group.Wait()
+	for i, err := range errs {
+		if err != nil {
+			t.Fatalf("call %d of %d at once: %v", i+1, n, err) // the others most likely failed in the same way
+		}
+	}
+}
+
+// Ended checks that a call with a context that has ended returns soon, with an error that
+// is the context's, or with success if it can do without waiting.
+func Ended(t testing.TB, what string, call func(ctx context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	done := make(chan error, 1)
+	go func() { done <- call(ctx) }()
+	select {
+	case err := <-done:
+		if err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("%s with a context that has ended = %v, want an error that is %v", what, err, context.Canceled)
+		}
+	case <-time.After(Promptness):
+		t.Fatalf("%s with a context that has ended: still waiting after %v", what, Promptness)
+	}
+}

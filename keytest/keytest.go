@@ -1,0 +1,299 @@
+// Package keytest proves that a [cardvault.KeyWrapper] keeps its contract.
+//
+// The author of one writes one test, against a key of a KMS that is for tests:
+//
+//	func TestKey(t *testing.T) {
+//		keytest.Run(t, keytest.Harness{
+//			Open:  func(testing.TB) cardvault.KeyWrapper { return mykms.New(client, "test-key") },
+//			Other: func(testing.TB) cardvault.KeyWrapper { return mykms.New(client, "another-key") },
+//		})
+//	}
+//
+// Each subtest is one rule. When it fails it says the rule and why a vault depends on it.
+package keytest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/contract"
+)
+
+// A Harness says how to test a KeyWrapper. Open is required.
+type Harness struct {
+	// Open returns a wrapper of the key, as a program does after each start. It may skip or
+	// fail the test that it is given, and uses its Cleanup.
+	Open func(t testing.TB) cardvault.KeyWrapper
+
+	// Other returns a wrapper of another key. If nil, that is not tested.
+	Other func(t testing.TB) cardvault.KeyWrapper
+}
+
+// Run checks every rule of the contract.
+func Run(t *testing.T, h Harness) { contract.Run(t, rules, h.suite) }
+
+// A suite is a wrapper under test.
+type suite struct {
+	Harness
+	key cardvault.KeyWrapper
+}
+
+func (h Harness) suite(t testing.TB) *suite {
+	if h.Open == nil {
+		t.Fatal("keytest: Harness.Open is missing")
+	}
+	s := &suite{Harness: h, key: h.Open(t)}
+	if s.key == nil {
+		t.Fatal("keytest: Harness.Open returned nil")
+	}
+	return s
+}
+
+// aad is as long as that of a vault.
+var aad = bytes.Repeat([]byte("keytest "), 12)
+
+var rules = []contract.Rule[*suite]{{
+	Name: "KeyID",
+	Why: `KeyID is 1 to 255 bytes and always the same, also after a restart. It is stored beside the
+wrapped keys: a vault that meets another name does not open.`,
+	Check: keyID,
+}, {
+	Name:  "RoundTrip",
+	Why:   `Unwrap returns what Wrap was given. Without it nothing in the store can be read, by anybody.`,
+	Check: func(t testing.TB, s *suite) { s.roundTrip(t, 256) },
+}, {
+	Name: "Sizes",
+	Why: `Wrap takes up to MaxWrapped bytes. What it is given has 191 bytes at first and grows by 37
+with each rotation, so that a limit of less is met when it is too late. A KMS that encrypts
+little, or RSA, wraps a random key of 32 bytes, under which the wrapper seals the rest.`,
+	Check: func(t testing.TB, s *suite) {
+		for _, size := range []int{1, 191, 4 << 10, 4<<10 + 1, cardvault.MaxWrapped} {
+			s.roundTrip(t, size)
+		}
+	},
+}, {
+	Name: "Restart",
+	Why: `What one wrapper has wrapped another one of the same key unwraps: after a restart there is
+nothing else left of the first.`,
+	Check: restart,
+}, {
+	Name: "AAD",
+	Why: `Unwrap with other associated data is ErrWrongKey. It holds the mode, the account and the term
+of the keys: whoever edits the store must not make a live vault of a sandbox.`,
+	Check: bound,
+}, {
+	Name: "Altered",
+	Why: `Unwrap of anything else than what Wrap returned is ErrWrongKey, and not another key: the vault
+would seal records under it that nobody can read.`,
+	Check: altered,
+}, {
+	Name: "OtherKey",
+	Why: `Unwrap of what another key has wrapped is ErrWrongKey. That tells an operator to look for the
+right key, where any other error lets a program wait and try again.`,
+	Check: otherKey,
+}, {
+	Name: "Sealed",
+	Why: `What Wrap returns does not hold the plaintext, in no form: it is stored where anybody may
+read it. Nor does an error.`,
+	Check: sealed,
+}, {
+	Name: "Memory",
+	Why: `Wrap and Unwrap change and keep none of their arguments, and what they return is the caller's:
+the vault wipes the keys once they are wrapped.`,
+	Check: memory,
+}, {
+	Name: "ContextEnded",
+	Why: `A call whose context has ended returns at once, and its error is the context's, never
+ErrWrongKey: the operator would look for another key.`,
+	Check: contextEnded,
+}, {
+	Name:  "Concurrency",
+	Why:   `All methods may be called concurrently: processes and calls meet a new term at the same time.`,
+	Check: concurrency,
+}}
+
+func keyID(t testing.TB, s *suite) {
+	id := s.key.KeyID()
+	if id == "" || len(id) > 255 {
+		t.Errorf("KeyID has %d bytes, want 1 to 255", len(id))
+	}
+	s.wrap(t, s.key, random(256))
+	if s.key.KeyID() != id || s.Open(t).KeyID() != id {
+		t.Error("KeyID changes")
+	}
+}
+
+// random returns keys to wrap.
+func random(size int) []byte {
+	b := make([]byte, size)
+	rand.Read(b)
+	return b
+}
+
+func (s *suite) wrap(t testing.TB, key cardvault.KeyWrapper, plain []byte) []byte {
+	t.Helper()
+	wrapped, err := key.Wrap(t.Context(), plain, aad)
+	if err != nil {
+		t.Fatalf("Wrap of %d bytes: %v", len(plain), err)
+	}
+	return wrapped
+}
+
+func (s *suite) roundTrip(t testing.TB, size int) {
+	t.Helper()
+	plain := random(size)
+	s.unwraps(t, s.key, s.wrap(t, s.key, plain), plain)
+}
+
+// unwraps checks what Unwrap returns.
+func (s *suite) unwraps(t testing.TB, key cardvault.KeyWrapper, wrapped, want []byte) {
+	t.Helper()
+	got, err := key.Unwrap(t.Context(), wrapped, aad)
+	if err != nil {
+		t.Fatalf("Unwrap of what Wrap returned for %d bytes: %v", len(want), err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Fatalf("Unwrap returns other bytes than Wrap was given: %d, of %d", len(got), len(want))
+	}
+}
+
+func restart(t testing.TB, s *suite) {
+	plain := random(256)
+	wrapped := s.wrap(t, s.key, plain)
+	s.unwraps(t, s.Open(t), wrapped, plain)
+}
+
+// refuses checks that Unwrap is ErrWrongKey.
+func refuses(t testing.TB, key cardvault.KeyWrapper, what string, wrapped, associated []byte) {
+	t.Helper()
+	got, err := key.Unwrap(t.Context(), wrapped, associated)
+	switch {
+	case err == nil:
+		t.Errorf("Unwrap of %s returns %d bytes, want an error that is ErrWrongKey", what, len(got))
+	case !errors.Is(err, cardvault.ErrWrongKey):
+		t.Errorf("Unwrap of %s = %v, want an error that is ErrWrongKey", what, err)
+	}
+}
+
+func bound(t testing.TB, s *suite) {
+	wrapped := s.wrap(t, s.key, random(256))
+	other := slices.Clone(aad)
+	other[len(other)-1] ^= 1
+	for what, associated := range map[string][]byte{
+		"other associated data":   other,
+		"shorter associated data": aad[:len(aad)-1],
+		"no associated data":      nil,
+	} {
+		refuses(t, s.key, "what was wrapped, with "+what, wrapped, associated)
+	}
+}
+
+func altered(t testing.TB, s *suite) {
+	wrapped := s.wrap(t, s.key, random(256))
+	for _, i := range []int{0, len(wrapped) / 2, len(wrapped) - 1} {
+		edited := slices.Clone(wrapped)
+		edited[i] ^= 1
+		refuses(t, s.key, fmt.Sprintf("what was wrapped, with another byte %d", i), edited, aad)
+	}
+	refuses(t, s.key, "what was wrapped, without its end", wrapped[:len(wrapped)-1], aad)
+	refuses(t, s.key, "random bytes", random(len(wrapped)), aad)
+	refuses(t, s.key, "nothing", nil, aad)
+}
+
+func otherKey(t testing.TB, s *suite) {
+	if s.Other == nil {
+		t.Log("not checked: there is no Harness.Other")
+		return
+	}
+	refuses(t, s.key, "what another key has wrapped", s.wrap(t, s.Other(t), random(256)), aad)
+}
+
+func sealed(t testing.TB, s *suite) {
+	plain := random(256)
+	wrapped := s.wrap(t, s.key, plain)
+	if shows(wrapped, plain) {
+		t.Error("what Wrap returns holds the plaintext")
+	}
+	_, err := s.key.Unwrap(t.Context(), wrapped, nil)
+	if err != nil && shows([]byte(err.Error()), plain) {
+		t.Error("the error of Unwrap holds the plaintext")
+	}
+}
+
+// shows reports whether text holds a part of secret, raw or encoded.
+func shows(text, secret []byte) bool {
+	const part = 24
+	for i := 0; i+part <= len(secret); i += 3 {
+		p := secret[i : i+part]
+		for _, form := range []string{string(p), hex.EncodeToString(p), fmt.Sprintf("%X", p), base64.StdEncoding.EncodeToString(p), base64.URLEncoding.EncodeToString(p)} {
+			if bytes.Contains(text, []byte(form)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func memory(t testing.TB, s *suite) {
+	plain, associated := random(256), slices.Clone(aad)
+	before := slices.Clone(plain)
+	wrapped, err := s.key.Wrap(t.Context(), plain, associated)
+	if err != nil {
+		t.Fatalf("Wrap = %v", err)
+	}
+	if !bytes.Equal(plain, before) || !bytes.Equal(associated, aad) {
+		t.Error("Wrap changes its arguments")
+	}
+
+	kept := slices.Clone(wrapped)
+	clear(plain)
+	s.wrap(t, s.key, random(256))
+	if !bytes.Equal(wrapped, kept) {
+		t.Error("what Wrap has returned changes with the next call or with the plaintext")
+	}
+
+	got, err := s.key.Unwrap(t.Context(), wrapped, associated)
+	if err != nil || !bytes.Equal(got, before) {
+		t.Fatalf("Unwrap does not return the plaintext as it was: %v", err)
+	}
+	if !bytes.Equal(wrapped, kept) || !bytes.Equal(associated, aad) {
+		t.Error("Unwrap changes its arguments")
+	}
+	clear(got)
+	s.unwraps(t, s.key, kept, before)
+}
+
+func contextEnded(t testing.TB, s *suite) {
+	wrapped := s.wrap(t, s.key, random(256))
+	contract.Ended(t, "Wrap", func(ctx context.Context) error {
+		_, err := s.key.Wrap(ctx, random(256), aad)
+		return err
+	})
+	contract.Ended(t, "Unwrap", func(ctx context.Context) error {
+		_, err := s.key.Unwrap(ctx, wrapped, aad)
+		return err
+	})
+}
+
+func concurrency(t testing.TB, s *suite) {
+	contract.Parallel(t, 16, func(int) error {
+		plain := random(256)
+		wrapped, err := s.key.Wrap(t.Context(), plain, aad)
+		if err != nil {
+			return err
+		}
+		got, err := s.key.Unwrap(t.Context(), wrapped, aad)
+		if err == nil && !bytes.Equal(got, plain) {
+			err = errors.New("Unwrap returns what another call has wrapped")
+		}
+		return err
+	})
+}

@@ -1,0 +1,240 @@
+package keytest_test
+
+import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/keytest"
+)
+
+// A key is a wrapper that keeps every rule.
+type key struct {
+	id   string
+	aead cipher.AEAD
+}
+
+func newKey(n byte) *key {
+	block, err := aes.NewCipher(slices.Repeat([]byte{n}, 32))
+	if err != nil {
+		panic(err)
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		panic(err)
+	}
+	return &key{fmt.Sprint("key/", n), aead}
+}
+
+func (k *key) KeyID() string { return k.id }
+
+func (k *key) Wrap(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
+	return k.aead.Seal(nil, nil, plaintext, aad), ctx.Err()
+}
+
+func (k *key) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	plain, err := k.aead.Open(nil, nil, wrapped, aad)
+	if err != nil {
+		return nil, fmt.Errorf("%w: it does not open", cardvault.ErrWrongKey)
+	}
+	return plain, nil
+}
+
+// A mutant is a key with a fault. What is nil is the key's own.
+type mutant struct {
+	*key
+	id     func() string
+	wrap   func(ctx context.Context, plaintext, aad []byte) ([]byte, error)
+	unwrap func(ctx context.Context, wrapped, aad []byte) ([]byte, error)
+}
+
+func (m *mutant) KeyID() string {
+	if m.id != nil {
+		return m.id()
+	}
+	return m.key.KeyID()
+}
+
+func (m *mutant) Wrap(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
+	if m.wrap != nil {
+		return m.wrap(ctx, plaintext, aad)
+	}
+	return m.key.Wrap(ctx, plaintext, aad)
+}
+
+func (m *mutant) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
+	if m.unwrap != nil {
+		return m.unwrap(ctx, wrapped, aad)
+	}
+	return m.key.Unwrap(ctx, wrapped, aad)
+}
+
+var errDown = errors.New("mutant: 400 Bad Request")
+
+// faults names for each fault a rule that must find it.
+var faults = []struct {
+	fault, rule string
+	seed        func(m *mutant)
+}{
+	{"there is no id", "KeyID", func(m *mutant) { m.id = func() string { return "" } }},
+	{"the id is long", "KeyID", func(m *mutant) { m.id = func() string { return strings.Repeat("x", 256) } }},
+	{"the id counts", "KeyID", func(m *mutant) {
+		n := 0
+		m.id = func() string { n++; return fmt.Sprint(n) }
+	}},
+	{"it unwraps to something else", "RoundTrip", func(m *mutant) {
+		m.unwrap = func(_ context.Context, wrapped, _ []byte) ([]byte, error) { return wrapped, nil }
+	}},
+	{"it encrypts at most 4096 bytes", "Sizes", func(m *mutant) {
+		m.wrap = func(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
+			if len(plaintext) > 4096 {
+				return nil, errDown
+			}
+			return m.key.Wrap(ctx, plaintext, aad)
+		}
+	}},
+	{"it is RSA", "Sizes", func(m *mutant) {
+		m.wrap = func(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
+			if len(plaintext) > 190 {
+				return nil, errDown
+			}
+			return m.key.Wrap(ctx, plaintext, aad)
+		}
+	}},
+	{"the key is made anew", "Restart", func(m *mutant) {
+		var b [1]byte
+		rand.Read(b[:])
+		m.key = newKey(b[0] | 128)
+		m.unwrap = func(ctx context.Context, wrapped, aad []byte) ([]byte, error) { return m.key.Unwrap(ctx, wrapped, aad) }
+	}},
+	{"aad is left out", "AAD", func(m *mutant) {
+		m.wrap = func(ctx context.Context, plaintext, _ []byte) ([]byte, error) { return m.key.Wrap(ctx, plaintext, nil) }
+		m.unwrap = func(ctx context.Context, wrapped, _ []byte) ([]byte, error) { return m.key.Unwrap(ctx, wrapped, nil) }
+	}},
+	{"other aad is any error", "AAD", func(m *mutant) {
+		m.unwrap = func(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
+			plain, err := m.key.Unwrap(ctx, wrapped, aad)
+			if err != nil {
+				err = errDown
+			}
+			return plain, err
+		}
+	}},
+	{"it is not authenticated", "Altered", func(m *mutant) {
+		m.unwrap = func(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
+			plain, err := m.key.Unwrap(ctx, wrapped, aad)
+			if err != nil {
+				return make([]byte, 256), nil
+			}
+			return plain, nil
+		}
+	}},
+	{"what another key has wrapped is any error", "OtherKey", func(m *mutant) {
+		m.unwrap = func(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
+			plain, err := m.key.Unwrap(ctx, wrapped, aad)
+			if err != nil {
+				err = errDown
+			}
+			return plain, err
+		}
+	}},
+	{"it wraps nothing", "Sealed", func(m *mutant) {
+		m.wrap = func(_ context.Context, plaintext, _ []byte) ([]byte, error) { return slices.Clone(plaintext), nil }
+	}},
+	{"the error shows it", "Sealed", func(m *mutant) {
+		var last []byte
+		m.wrap = func(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
+			last = slices.Clone(plaintext)
+			return m.key.Wrap(ctx, plaintext, aad)
+		}
+		m.unwrap = func(context.Context, []byte, []byte) ([]byte, error) { return nil, fmt.Errorf("%w: %x", errDown, last) }
+	}},
+	{"it wipes its argument", "Memory", func(m *mutant) {
+		m.wrap = func(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
+			defer clear(plaintext)
+			return m.key.Wrap(ctx, plaintext, aad)
+		}
+	}},
+	{"it returns a buffer of its own", "Memory", func(m *mutant) {
+		var buffer []byte
+		m.wrap = func(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
+			wrapped, err := m.key.Wrap(ctx, plaintext, aad)
+			buffer = append(buffer[:0], wrapped...)
+			return buffer, err
+		}
+	}},
+	{"it waits", "ContextEnded", func(m *mutant) {
+		m.unwrap = func(context.Context, []byte, []byte) ([]byte, error) {
+			<-time.After(3 * time.Second)
+			return nil, errDown
+		}
+	}},
+	{"the end of the context is a wrong key", "ContextEnded", func(m *mutant) {
+		m.unwrap = func(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
+			plain, err := m.key.Unwrap(ctx, wrapped, aad)
+			if err != nil {
+				err = cardvault.ErrWrongKey
+			}
+			return plain, err
+		}
+	}},
+	{"calls share their answer", "Concurrency", func(m *mutant) {
+		answers := make(chan []byte, 1)
+		m.wrap = func(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
+			wrapped, err := m.key.Wrap(ctx, plaintext, aad)
+			select {
+			case answers <- wrapped:
+				return wrapped, err
+			case other := <-answers:
+				return other, err
+			}
+		}
+	}},
+}
+
+func harness(edit func(*mutant)) keytest.Harness {
+	return keytest.Harness{
+		Open: func(testing.TB) cardvault.KeyWrapper {
+			m := &mutant{key: newKey(1)}
+			edit(m)
+			return m
+		},
+		Other: func(testing.TB) cardvault.KeyWrapper { return newKey(2) },
+	}
+}
+
+// Every rule must find the fault that is made for it.
+func TestRulesCanFail(t *testing.T) {
+	t.Parallel()
+	unproved := keytest.Names()
+	for _, f := range faults {
+		unproved = slices.DeleteFunc(unproved, func(name string) bool { return name == f.rule })
+		t.Run(f.rule+"/"+f.fault, func(t *testing.T) {
+			t.Parallel()
+			failures := keytest.Failures(t, f.rule, harness(f.seed))
+			if len(failures) == 0 {
+				t.Errorf("%s did not notice that %s", f.rule, f.fault)
+			}
+			for _, failure := range failures[:min(3, len(failures))] {
+				t.Log(failure)
+			}
+		})
+	}
+	if len(unproved) > 0 {
+		t.Errorf("no fault proves that these rules can fail: %v", unproved)
+	}
+}
+
+// A key without fault passes, so it is the fault that is found.
+func TestRulesPassWithoutFault(t *testing.T) { keytest.Run(t, harness(func(*mutant) {})) }

@@ -1,0 +1,114 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+// Work that is due for a minute while nobody does it is a warning, once.
+func TestNeglect(t *testing.T) {
+	for name, test := range map[string]struct {
+		care func(l *lab) // sees to the work
+		want int
+	}{
+		"nobody":             {func(*lab) {}, 1},
+		"Drain":              {func(l *lab) { l.drain() }, 0},
+		"Run":                {func(l *lab) { goRun(l, l.Vault) }, 0},
+		"Run, elsewhere":     {func(l *lab) { goRun(l, l.open()) }, 0},
+		"Run, after a while": {func(l *lab) { time.Sleep(50 * time.Second); goRun(l, l.Vault) }, 0},
+		"closed":             {func(l *lab) { l.must(l.Close()) }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, nil, func(l *lab) {
+				l.imports(visa)
+				test.care(l)
+				for range 5 {
+					time.Sleep(50 * time.Second)
+					if name != "closed" {
+						l.imports(visa)
+					}
+				}
+				synctest.Wait()
+				if got := strings.Count(l.log.text(), "nobody does it"); got != test.want {
+					l.Errorf("%d warnings, want %d: %s", got, test.want, l.log.text())
+				}
+			})
+		})
+	}
+}
+
+// goRun runs a vault until the test ends.
+func goRun(l *lab, v *cardvault.Vault) {
+	ctx, stop := context.WithCancel(l.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		l.must(v.Run(ctx))
+	}()
+	l.Cleanup(func() {
+		stop()
+		<-ended
+	})
+}
+
+// What is missing is an error, not a panic.
+func TestNothingGiven(t *testing.T) {
+	keys := newKey(t)
+	for name, open := range map[string]func() (*cardvault.Vault, error){
+		"no store":   func() (*cardvault.Vault, error) { return cardvault.New(t.Context(), nil, keys, nil) },
+		"no keyring": func() (*cardvault.Vault, error) { return cardvault.New(t.Context(), memstore.New(), nil, nil) },
+		"no wrapper": func() (*cardvault.Vault, error) {
+			return cardvault.New(t.Context(), memstore.New(), cardvault.WrappedBy(nil), nil)
+		},
+		"an empty keyring": func() (*cardvault.Vault, error) {
+			return cardvault.New(t.Context(), memstore.New(), new(cardvault.Keyring), nil)
+		},
+		"no keyring for a folder": func() (*cardvault.Vault, error) { return cardvault.Open(t.Context(), t.TempDir(), nil, nil) },
+	} {
+		if v, err := open(); v != nil || err == nil || !strings.Contains(err.Error(), "need") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+
+	inLab(t, nil, func(l *lab) {
+		if _, err := l.Import(l.Context(), cardvault.Card{}, nil); len(cardvault.FieldErrors(err)) == 0 {
+			l.Errorf("Import of no card = %v", err)
+		}
+		if err := l.Notify(l.Context(), nil); len(cardvault.FieldErrors(err)) == 0 {
+			l.Errorf("Notify of nothing = %v", err)
+		}
+		if _, err := l.Tokenize(l.Context(), cardvault.SessionID{}, cardvault.Card{}); err == nil {
+			l.Error("Tokenize of nothing succeeds")
+		}
+		if _, err := l.RequestPaymentData(l.Context(), uuid.Nil, cardvault.PaymentRequest{}); err == nil {
+			l.Error("RequestPaymentData of nothing succeeds")
+		}
+	})
+}
+
+// ErrNotEnabled names the option that is missing.
+func TestNotEnabled(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		id := l.become(active)
+		_, suspended := l.SuspendNetworkToken(l.Context(), id)
+		_, obtained := l.ObtainPPAN(l.Context(), id, portal())
+		_, updated := l.UpdateWebhook(l.Context(), uuid.New(), cardvault.WebhookUpdate{})
+		for option, err := range map[string]error{
+			"Options.Network":  suspended,
+			"Options.PPAN":     obtained,
+			"Options.Webhooks": updated,
+		} {
+			if !errors.Is(err, cardvault.ErrNotEnabled) || !strings.Contains(err.Error(), option) {
+				l.Errorf("%v, want ErrNotEnabled with %s", err, option)
+			}
+		}
+	})
+}
