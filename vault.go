@@ -225,6 +225,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	if unused := o.powers.Unused; unused != nil {
 		o.Logger.Warn("what the network can do is not used, because its Info does not say so", "interfaces", unused)
 	}
+
 	c := &core{opts: o, log: o.Logger, guesses: guesses{seed: maphash.MakeSeed()}}
 	c.ledger = ledger.New(ledger.Config{
 		Store:     s,

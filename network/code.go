@@ -57,7 +57,7 @@ const (
 // Message returns what the code says to humans, "" for an unknown code.
 func (c Code) Message() string { return codes[c].message }
 
-// Retryable reports whether the cause may pass, so that the same request may succeed later.
+// Retryable reports whether the cause is transient, so that the same request may succeed later.
 func (c Code) Retryable() bool { return codes[c].retryable }
 
 // SourceOf returns the source to which the code of a refusal or of a state belongs, 0 for

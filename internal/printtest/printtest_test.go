@@ -8,6 +8,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/idv"
+	"github.com/cardvault/cardvault/idvtest"
 	"github.com/cardvault/cardvault/internal/adapter"
 	"github.com/cardvault/cardvault/internal/claims"
 	"github.com/cardvault/cardvault/internal/codes"
@@ -42,8 +43,10 @@ import (
 	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/payone/payonetest"
 	"github.com/cardvault/cardvault/ppan"
+	"github.com/cardvault/cardvault/ppantest"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/sinktest"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -144,7 +147,10 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[httpapi.Options](),
 		reflect.TypeFor[httpapi.Principal](),
 		reflect.TypeFor[httpapi.RateLimit](),
+		reflect.TypeFor[idvtest.Harness](),
 		reflect.TypeFor[keytest.Harness](),
+		reflect.TypeFor[ppantest.Harness](),
+		reflect.TypeFor[sinktest.Harness](),
 		reflect.TypeFor[networktest.Harness](),
 		reflect.TypeFor[payone.Client](),
 		reflect.TypeFor[payone.HashParameters](),

@@ -1,0 +1,15 @@
+package sinktest
+
+import (
+	"testing"
+
+	"github.com/cardvault/cardvault/internal/contract"
+)
+
+// Failures checks the rule of a name and returns how it is broken.
+func Failures(t testing.TB, name string, h Harness) []string {
+	return contract.Failures(t, rules, name, h.suite)
+}
+
+// Names returns the names of all rules.
+func Names() []string { return contract.Names(rules) }

@@ -1,0 +1,180 @@
+package sinktest_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/receive"
+	"github.com/cardvault/cardvault/sinktest"
+	"github.com/google/uuid"
+)
+
+// A ledger is what a sink keeps: how often an event has had its effect.
+type ledger struct {
+	mu      sync.Mutex
+	effects map[uuid.UUID]int
+}
+
+func (l *ledger) count(_ context.Context, id uuid.UUID) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.effects[id], nil
+}
+
+func (l *ledger) add(id uuid.UUID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.effects[id]++
+}
+
+// take has the effect of an event, once.
+func (l *ledger) take(ctx context.Context, e *cardvault.Event) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.effects[e.ID] = 1
+	return nil
+}
+
+// A sink is a cardvault.EventSink.
+type sink func(ctx context.Context, e *cardvault.Event) error
+
+func (f sink) Event(ctx context.Context, e *cardvault.Event) error { return f(ctx, e) }
+
+// open makes a sink on a ledger, as a process does when it starts.
+type open func(l *ledger) sink
+
+func right(l *ledger) sink { return l.take }
+
+var errRefused = errors.New("the sink does not want it")
+
+// faults names for each fault a rule that must find it.
+var faults = []struct {
+	fault, rule string
+	open        open
+}{
+	{"deletions have no token", "Takes", func(l *ledger) sink {
+		return func(ctx context.Context, e *cardvault.Event) error {
+			if e.Token == nil {
+				return errRefused
+			}
+			return l.take(ctx, e)
+		}
+	}},
+	{"nothing comes of it", "Takes", func(*ledger) sink {
+		return func(context.Context, *cardvault.Event) error { return nil }
+	}},
+	{"what is unknown is refused", "Unknown", func(l *ledger) sink {
+		return func(ctx context.Context, e *cardvault.Event) error {
+			if !slices.Contains([]receive.EventType{receive.TokenCreated, receive.TokenUpdated, receive.TokenDeleted}, e.Type) {
+				return errRefused
+			}
+			return l.take(ctx, e)
+		}
+	}},
+	{"a repetition is a second one", "Again", func(l *ledger) sink {
+		return func(_ context.Context, e *cardvault.Event) error { l.add(e.ID); return nil }
+	}},
+	{"a repetition is refused", "Again", func(l *ledger) sink {
+		return func(ctx context.Context, e *cardvault.Event) error {
+			if n, _ := l.count(ctx, e.ID); n > 0 {
+				return errRefused
+			}
+			return l.take(ctx, e)
+		}
+	}},
+	{"it looks first and writes then", "AtOnce", func(l *ledger) sink {
+		return func(ctx context.Context, e *cardvault.Event) error {
+			n, err := l.count(ctx, e.ID)
+			<-time.After(10 * time.Millisecond)
+			if n == 0 {
+				l.add(e.ID)
+			}
+			return err
+		}
+	}},
+	{"what it has seen it keeps in memory", "Restart", func(l *ledger) sink {
+		seen := new(sync.Map)
+		return func(_ context.Context, e *cardvault.Event) error {
+			if _, known := seen.LoadOrStore(e.ID, true); !known {
+				l.add(e.ID)
+			}
+			return nil
+		}
+	}},
+	{"older ones are refused", "Late", func(l *ledger) sink {
+		var mu sync.Mutex
+		latest := uint64(0)
+		return func(ctx context.Context, e *cardvault.Event) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if e.Sequence < latest {
+				return errRefused
+			}
+			latest = e.Sequence
+			return l.take(ctx, e)
+		}
+	}},
+	{"it hangs", "ContextEnded", func(l *ledger) sink {
+		return func(ctx context.Context, e *cardvault.Event) error {
+			<-time.After(3 * time.Second)
+			return l.take(ctx, e)
+		}
+	}},
+	{"what was cut off counts as taken", "ContextEnded", func(l *ledger) sink {
+		return func(ctx context.Context, e *cardvault.Event) error {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return l.take(ctx, e)
+		}
+	}},
+	{"one at a time", "Concurrency", func(l *ledger) sink {
+		var busy sync.Mutex
+		return func(ctx context.Context, e *cardvault.Event) error {
+			if !busy.TryLock() {
+				return errRefused
+			}
+			defer busy.Unlock()
+			<-time.After(10 * time.Millisecond)
+			return l.take(ctx, e)
+		}
+	}},
+}
+
+func harness(o open) sinktest.Harness {
+	l := &ledger{effects: map[uuid.UUID]int{}}
+	return sinktest.Harness{Open: func(testing.TB) cardvault.EventSink { return o(l) }, Count: l.count}
+}
+
+// Every rule must find the fault that is made for it.
+func TestRulesCanFail(t *testing.T) {
+	t.Parallel()
+	unproved := sinktest.Names()
+	for _, f := range faults {
+		unproved = slices.DeleteFunc(unproved, func(name string) bool { return name == f.rule })
+		t.Run(f.rule+"/"+f.fault, func(t *testing.T) {
+			t.Parallel()
+			failures := sinktest.Failures(t, f.rule, harness(f.open))
+			if len(failures) == 0 {
+				t.Errorf("%s did not notice that %s", f.rule, f.fault)
+			}
+			for _, failure := range failures[:min(3, len(failures))] {
+				t.Log(failure)
+			}
+		})
+	}
+	if len(unproved) > 0 {
+		t.Errorf("no fault proves that these rules can fail: %v", unproved)
+	}
+}
+
+// A sink without fault passes, so it is the fault that is found.
+func TestRulesPassWithoutFault(t *testing.T) { sinktest.Run(t, harness(right)) }
