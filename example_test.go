@@ -2,6 +2,7 @@ package cardvault_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
@@ -110,8 +111,8 @@ func ExampleVault_CreateSession() {
 	v := inMemory(ctx)
 	defer v.Close()
 
-	// A guest's card, kept for an hour.
-	session, err := v.CreateSession(ctx, &cardvault.SessionOptions{TokenTTL: time.Hour})
+	// The card for an order, kept for an hour.
+	session, err := v.CreateSession(ctx, &cardvault.SessionOptions{BusinessKey: "order 7", TokenTTL: time.Hour})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -124,13 +125,20 @@ func ExampleVault_CreateSession() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(token.ExpiresAt.Sub(token.CreatedAt))
+	fmt.Println(token.BusinessKey, token.ExpiresAt.Sub(token.CreatedAt))
+
+	// The order is placed: the card stays.
+	if token, err = v.Update(ctx, token.ID, cardvault.TokenUpdate{ExpiresAt: new(time.Time)}); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(token.ExpiresAt.IsZero())
 
 	// A session makes one token.
 	_, err = v.Tokenize(ctx, session, given)
 	fmt.Println(err)
 	// Output:
-	// 1h0m0s
+	// order 7 1h0m0s
+	// true
 	// cardvault: tokenize card: session is completed
 }
 
@@ -281,4 +289,23 @@ func ExampleVault_RequestPaymentData() {
 	// Output:
 	// {12 2030} 07
 	// 28
+}
+
+// The JSON of a token is the answer of REST, and reads as the token.
+func ExampleToken_MarshalJSON() {
+	token := &cardvault.Token{MaskedAccountNumber: "424242******4242", Scheme: card.VISA, Expiry: card.Expiry{Month: 12, Year: 2030}}
+	text, err := json.Marshal(token)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	var got cardvault.Token
+	if err := json.Unmarshal(text, &got); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(got.MaskedAccountNumber, got.Scheme, got.Expiry.Year)
+	fmt.Println(json.Unmarshal([]byte(`{"scheme":"Visa"}`), &got))
+	// Output:
+	// 424242******4242 VISA 2030
+	// cardvault: token: scheme is not one of its values
 }

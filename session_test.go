@@ -100,7 +100,7 @@ func TestExpiryLifted(t *testing.T) {
 		l.is(token.ID, active, "")
 
 		_, err = l.Update(l.Context(), token.ID, cardvault.TokenUpdate{ExpiresAt: new(time.Now())})
-		if got := cardvault.FieldErrors(err); len(got) != 1 || got[0].Field != "expires_at" {
+		if got := cardvault.FieldErrors(err); len(got) != 1 || got[0].Field != "ExpiresAt" {
 			t.Errorf("an expiry is set: %v", err)
 		}
 	})

@@ -575,7 +575,7 @@ func (u *TokenUpdate) Check() error {
 		errs = append(errs, checkExpiry(*u.Expiry)...)
 	}
 	if u.ExpiresAt != nil && !u.ExpiresAt.IsZero() {
-		errs = append(errs, &FieldError{"ExpiresAt", invalid.Format, "must be null: it can be lifted and not set"})
+		errs = append(errs, &FieldError{"ExpiresAt", invalid.Format, "must be zero: an expiry can be lifted and not set"})
 	}
 	return errors.Join(errs...)
 }

@@ -288,7 +288,9 @@ func (s *shop) renew(ctx context.Context, o *order) (*answer, error) {
 	var session struct {
 		ID string `json:"session_id"`
 	}
-	if err := s.call(ctx, "POST", "/tokens/session", rand.Text(), struct{}{}, &session); err != nil {
+	// The token has the order as its business key, whatever becomes of this process.
+	err := s.call(ctx, "POST", "/tokens/session", rand.Text(), map[string]string{"business_key": o.id}, &session)
+	if err != nil {
 		return nil, err
 	}
 	// The page gets the id, which entitles to enter one card. The shop keeps it, to
