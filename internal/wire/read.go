@@ -204,22 +204,13 @@ func (m *member) readText(value []byte, to reflect.Value) error {
 			return isNot("a hash")
 		}
 	case enumKind:
-		return readEnum(string(given), to)
+		n := slices.Index(m.values, string(given))
+		if n < 0 || string(given) == "unknown" { // which is the name of numbers that have none
+			return isNot("one of its values")
+		}
+		to.SetUint(uint64(n))
 	}
 	return nil
-}
-
-// readEnum finds the number that has a name. The numbers without one are "unknown".
-func readEnum(given string, to reflect.Value) error {
-	is := to.Addr().Interface().(fmt.Stringer)
-	for n := range uint64(256) {
-		to.SetUint(n)
-		if is.String() == given && given != "unknown" {
-			return nil
-		}
-	}
-	to.SetZero()
-	return isNot("one of its values")
 }
 
 // A quoted text is a JSON string that can be overwritten.

@@ -73,6 +73,7 @@ type member struct {
 	absent string // what is written for zero, "" if that is a value like any
 	idOf   int    // of a nil pointer: the field that holds the id; -1: none
 	words  [2]string
+	values []string // of an enum
 }
 
 var (
@@ -117,6 +118,8 @@ func newMember(t reflect.Type, field int, called, option string) member {
 	switch m.kind {
 	case textKind, nameKind, idKind, timeKind, hashKind, pointerKind:
 		m.absent = "null"
+	case enumKind:
+		m.values = valuesOf(t.Field(field).Type)
 	}
 
 	switch no, yes, words := strings.Cut(option, "|"); {
@@ -138,6 +141,17 @@ func newMember(t reflect.Type, field int, called, option string) member {
 		panic("wire: " + t.String() + " has an unknown option for " + called)
 	}
 	return m
+}
+
+// valuesOf returns the name of each number of an enum.
+func valuesOf(t reflect.Type) []string {
+	all := make([]string, 256)
+	v := reflect.New(t).Elem()
+	for n := range all {
+		v.SetUint(uint64(n))
+		all[n] = v.Interface().(fmt.Stringer).String()
+	}
+	return all
 }
 
 // leftOut is the absent of a member that is left out.
@@ -213,11 +227,11 @@ func (m *member) append(o *Object, v reflect.Value) {
 	case nameKind:
 		o.B = AppendString(o.B, string(hiding.Of(f.Addr().Interface().(*card.Name))))
 	case idKind:
-		o.B = appendID(o.B, *f.Addr().Interface().(*uuid.UUID))
+		o.B = appendID(o.B, uuid.UUID(f.Bytes()))
 	case timeKind:
 		o.B = appendTime(o.B, *f.Addr().Interface().(*time.Time))
 	case enumKind:
-		o.B = AppendString(o.B, f.Addr().Interface().(fmt.Stringer).String())
+		o.B = AppendString(o.B, m.values[f.Uint()])
 	case intKind:
 		o.B = strconv.AppendInt(o.B, f.Int(), 10)
 	case uintKind:
