@@ -97,14 +97,6 @@ type APIKeyOptions struct {
 	NotAfter time.Time
 }
 
-// ErrAPIKeyDepth is returned for an API key that would be below the depth of
-// [MaxAPIKeyDepth].
-var ErrAPIKeyDepth = errors.New("cardvault: creator of the API key is as deep as a key can be")
-
-// ErrInsufficientScope is returned for an API key whose creator lacks a scope
-// that it should have.
-var ErrInsufficientScope = errors.New("cardvault: creator of the API key lacks a scope")
-
 // CheckAPIKey returns a FieldError for each rule that CreateAPIKey would
 // report before it looks at the creator, or nil.
 func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/enum"
 	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/replay"
@@ -40,13 +41,18 @@ const (
 	DeliveryFailed // for good, unless it is redelivered
 )
 
-// String returns the name of the decisions, chapter 13.
-func (s DeliveryStatus) String() string {
-	return [...]string{"unknown", "pending", "delivered", "failed"}[s&3]
-}
+// String returns "pending", "delivered" or "failed".
+func (s DeliveryStatus) String() string { return deliveryStatuses.Of(uint8(s)) }
+
+var deliveryStatuses = enum.Names{DeliveryPending: "pending", DeliveryDelivered: "delivered", DeliveryFailed: "failed"}
 
 // MarshalText returns what String does.
 func (s DeliveryStatus) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (s *DeliveryStatus) UnmarshalText(text []byte) error {
+	return enum.Read(text, s, DeliveryStatus.String)
+}
 
 // ListDeliveries returns one page of the deliveries to a webhook: those under way, and
 // those that ended in the last seven days, except deliveries of which the token was

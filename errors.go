@@ -93,6 +93,17 @@ var (
 	// within Options.PPANTimeout. Whether it got the request is not known.
 	ErrProviderTimeout = errors.New("cardvault: provider did not answer in time")
 
+	// ErrQuotaExceeded comes as a [*QuotaError], which names the quota.
+	ErrQuotaExceeded = errors.New("cardvault: quota of the account is used up")
+
+	// ErrAPIKeyDepth is returned for an API key that would be below the depth of
+	// [MaxAPIKeyDepth].
+	ErrAPIKeyDepth = errors.New("cardvault: creator of the API key is as deep as a key can be")
+
+	// ErrInsufficientScope is returned for an API key whose creator lacks a scope
+	// that it should have.
+	ErrInsufficientScope = errors.New("cardvault: creator of the API key lacks a scope")
+
 	// ErrUnauthenticated is returned by Authenticate for whatever is not a
 	// valid API key: malformed, unknown, revoked or expired.
 	ErrUnauthenticated = errors.New("cardvault: no valid API key")

@@ -12,6 +12,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/adapter"
+	"github.com/cardvault/cardvault/internal/enum"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/store"
@@ -28,6 +29,9 @@ const (
 
 // MarshalText returns what String does.
 func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (m *Mode) UnmarshalText(text []byte) error { return enum.Read(text, m, Mode.String) }
 
 // String returns "live" or "sandbox".
 func (m Mode) String() string {

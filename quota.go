@@ -37,9 +37,6 @@ type QuotaUpdate struct {
 	APIKeys, Webhooks, OpenSessions, PaymentData *int
 }
 
-// ErrQuotaExceeded comes as a [*QuotaError], which names the quota.
-var ErrQuotaExceeded = errors.New("cardvault: quota of the account is used up")
-
 // A QuotaError is returned by a call that would make more of something than a quota of
 // its account allows. It is ErrQuotaExceeded.
 type QuotaError struct {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/enum"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
@@ -256,11 +257,24 @@ const (
 type SessionState uint8
 
 const (
-	SessionOpen        SessionState = iota // waits for a card or code
-	SessionIdentifying                     // has a card, and waits for the identification of its holder
-	SessionSucceeded                       // has done what it is for; final
-	SessionFailed                          // too many cards were refused, or the cardholder was not identified; final
+	SessionOpen        SessionState = iota + 1 // waits for a card or code
+	SessionIdentifying                         // has a card, and waits for the identification of its holder
+	SessionSucceeded                           // has done what it is for; final
+	SessionFailed                              // too many cards were refused, or the cardholder was not identified; final
 )
+
+// String returns "open", "identifying", "succeeded" or "failed".
+func (s SessionState) String() string { return sessionStates.Of(uint8(s)) }
+
+var sessionStates = enum.Names{SessionOpen: "open", SessionIdentifying: "identifying", SessionSucceeded: "succeeded", SessionFailed: "failed"}
+
+// MarshalText returns what String does.
+func (s SessionState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (s *SessionState) UnmarshalText(text []byte) error {
+	return enum.Read(text, s, SessionState.String)
+}
 
 // Session returns a session, by an id that is its credential: a handle on no
 // account, In(uuid.Nil), finds those of all. It can be read until it lapses, also

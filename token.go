@@ -14,6 +14,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/internal/enum"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/iso"
@@ -108,24 +109,34 @@ func (f Fingerprint) String() string { return hex.EncodeToString(f[:]) }
 // MarshalText returns what String does.
 func (f Fingerprint) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, f[:]), nil }
 
+// UnmarshalText reads what MarshalText writes.
+func (f *Fingerprint) UnmarshalText(text []byte) error {
+	var read Fingerprint
+	if n, err := hex.Decode(read[:], text[:min(len(text), 2*len(f))]); err != nil || n != len(f) || len(text) != 2*len(f) {
+		return errors.New("cardvault: text is not a fingerprint")
+	}
+	*f = read
+	return nil
+}
+
 // A Status is the state of a token: chapter 3.1 of the interface document.
 type Status uint8
 
 const (
-	StatusActive  Status = iota
+	StatusActive  Status = iota + 1
 	StatusInvalid        // the scheme invalidated the instrument; final
 )
 
 // String returns the name that the interface document uses.
-func (s Status) String() string {
-	if s == StatusInvalid {
-		return "invalid"
-	}
-	return "active"
-}
+func (s Status) String() string { return statusNames.Of(uint8(s)) }
+
+var statusNames = enum.Names{StatusActive: "active", StatusInvalid: "invalid"}
 
 // MarshalText returns what String does.
 func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (s *Status) UnmarshalText(text []byte) error { return enum.Read(text, s, Status.String) }
 
 // ImportOptions are the optional parts of an Import.
 type ImportOptions struct {
@@ -286,7 +297,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	}
 
 	t.ID = v.rows.Mask(kindToken, row)
-	t.CreatedAt = rowkey.Time(row)
+	t.CreatedAt, t.Status = rowkey.Time(row), StatusActive
 	if ttl > 0 {
 		t.ExpiresAt = t.CreatedAt.Add(ttl)
 	}
@@ -924,7 +935,7 @@ const (
 // fields has what the shown part holds, besides the first and last digits of the number when
 // it is read. Id and time of creation are the row key's.
 func (t *Token) fields(f *tlv.Fields) {
-	tlv.Uint(f, tokenStatus, &t.Status)
+	tlv.UintFrom(f, tokenStatus, &t.Status, StatusActive)
 	f.Time(tokenInvalidatedAt, &t.InvalidatedAt)
 
 	if name := f.Value(tokenName, hiding.Of(t.CardholderName)); f.Reading() {

@@ -1,6 +1,9 @@
 package card
 
-import "github.com/cardvault/cardvault/internal/iin"
+import (
+	"github.com/cardvault/cardvault/internal/enum"
+	"github.com/cardvault/cardvault/internal/iin"
+)
 
 // A Scheme is a card scheme.
 type Scheme uint8
@@ -22,6 +25,9 @@ func (s Scheme) String() string { return iin.Scheme(s).String() }
 
 // MarshalText returns what String does.
 func (s Scheme) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (s *Scheme) UnmarshalText(text []byte) error { return enum.Read(text, s, Scheme.String) }
 
 // ParseScheme returns the scheme of a name that String gives.
 func ParseScheme(name string) (Scheme, bool) {

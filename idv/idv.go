@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/enum"
 )
 
 // A Provider identifies and verifies the cardholder before a card that is entered in a
@@ -101,6 +102,17 @@ const (
 	Failed          // final: there is no token
 )
 
+// String returns "pending", "passed", "not_needed" or "failed".
+func (s State) String() string { return states.Of(uint8(s)) }
+
+var states = enum.Names{Pending: "pending", Passed: "passed", NotNeeded: "not_needed", Failed: "failed"}
+
+// MarshalText returns what String does.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (s *State) UnmarshalText(text []byte) error { return enum.Read(text, s, State.String) }
+
 // Authentication describes a passed identification, for the token that was made
 // after it. It never holds an authentication value.
 type Authentication struct {
@@ -134,3 +146,8 @@ func (i Identification) String() string {
 
 // MarshalText returns what String does.
 func (i Identification) MarshalText() ([]byte, error) { return []byte(i.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (i *Identification) UnmarshalText(text []byte) error {
+	return enum.Read(text, i, Identification.String)
+}

@@ -23,6 +23,7 @@ package network
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/cardvault/cardvault/card"
@@ -218,6 +219,20 @@ const (
 
 // Owners is a set of owners: bit 1<<o for each Owner o.
 type Owners uint8
+
+// Has reports whether an owner is in the set.
+func (o Owners) Has(owner Owner) bool { return o&(1<<owner) != 0 }
+
+// String returns the names of the owners, such as "issuer scheme".
+func (o Owners) String() string {
+	var all []string
+	for owner, name := range []string{OwnerIssuer: "issuer", OwnerScheme: "scheme", OwnerCardholder: "cardholder"} {
+		if o.Has(Owner(owner)) {
+			all = append(all, name)
+		}
+	}
+	return strings.Join(all, " ")
+}
 
 // OwnersOf returns the set of some owners.
 func OwnersOf(owners ...Owner) (all Owners) {

@@ -1,5 +1,7 @@
 package network
 
+import "github.com/cardvault/cardvault/internal/enum"
+
 // A Status is the state of the network token of a token.
 type Status uint8
 
@@ -26,6 +28,9 @@ func (s Status) String() string {
 
 // MarshalText returns what String does.
 func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (s *Status) UnmarshalText(text []byte) error { return enum.Read(text, s, Status.String) }
 
 // ParseStatus returns the status of a name that String gives.
 func ParseStatus(name string) (Status, bool) {
@@ -58,3 +63,6 @@ func (s Source) String() string {
 
 // MarshalText returns what String does.
 func (s Source) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (s *Source) UnmarshalText(text []byte) error { return enum.Read(text, s, Source.String) }

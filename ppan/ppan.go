@@ -11,6 +11,7 @@ import (
 	"context"
 
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/enum"
 	"github.com/cardvault/cardvault/internal/hiding"
 )
 
@@ -136,3 +137,6 @@ func (s Status) String() string {
 
 // MarshalText returns what String does.
 func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (s *Status) UnmarshalText(text []byte) error { return enum.Read(text, s, Status.String) }

@@ -13,6 +13,7 @@ import (
 	"github.com/cardvault/cardvault/internal/claims"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/credential"
+	"github.com/cardvault/cardvault/internal/enum"
 	"github.com/cardvault/cardvault/internal/fault"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/images"
@@ -127,6 +128,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.Refusal](),
 		reflect.TypeFor[cardvault.DisabledReason](),
 		reflect.TypeFor[invalid.Code](),
+		reflect.TypeFor[enum.Names](),
 		reflect.TypeFor[network.Code](),
 		reflect.TypeFor[listing.List[int]](),
 		reflect.TypeFor[card.SecurityCode](),
@@ -382,6 +384,7 @@ var shown = map[string]string{
 	"cardvault.Event.Reason":                        "one of a few words or codes",
 	"cardvault.Refusal":                             "one of a few words or codes",
 	"cardvault.DisabledReason":                      "one of a few words or codes",
+	"internal/enum.Names":                           "one of a few words or codes",
 	"invalid.Code":                                  "one of a few words or codes",
 	"network.Code":                                  "one of a few words or codes",
 	"receive.EventReason":                           "one of a few words or codes",

@@ -94,6 +94,16 @@ func Uint[T ~int | ~int64 | ~uint8 | ~uint16 | ~uint32 | ~uint64](f *Fields, tag
 	}
 }
 
+// UintFrom is Uint of a number that begins with first, which is stored as 0.
+func UintFrom[T ~uint8](f *Fields, tag byte, p *T, first T) {
+	var n T
+	if !f.reading {
+		n = *p - first
+	}
+	Uint(f, tag, &n)
+	*p = n + first
+}
+
 func (f *Fields) uint(value []byte) uint64 {
 	r := Reader{Value: value}
 	n := r.Uint()
