@@ -293,7 +293,7 @@ func ExampleVault_RequestPaymentData() {
 
 // The JSON of a token is the answer of REST, and reads as the token.
 func ExampleToken_MarshalJSON() {
-	token := &cardvault.Token{MaskedAccountNumber: "424242******4242", Scheme: card.VISA, Expiry: card.Expiry{Month: 12, Year: 2030}}
+	token := &cardvault.Token{Status: cardvault.StatusActive, MaskedAccountNumber: "424242******4242", Scheme: card.VISA, Expiry: card.Expiry{Month: 12, Year: 2030}}
 	text, err := json.Marshal(token)
 	if err != nil {
 		log.Fatal(err)
