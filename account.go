@@ -11,6 +11,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/listing"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/invalid"
@@ -41,6 +42,7 @@ type Account struct {
 	// Quotas are those that count: of UpdateAccount, else of Options.Quotas.
 	Quotas Quotas
 
+	Replayed  bool   // CreateAccount has made it before: see the package comment
 	overrides Quotas // 0: as Options.Quotas
 }
 
@@ -65,8 +67,16 @@ func (o *Options) approvals() Approvals {
 	return Approvals{sandbox, sandbox}
 }
 
-// CreateAccount makes an account with a primary merchant. approvals may be nil.
-func (v *Vault) CreateAccount(ctx context.Context, name string, approvals *Approvals) (_ *Account, err error) {
+// AccountOptions are the optional parts of a new account.
+type AccountOptions struct {
+	Approvals      *Approvals // nil: as the mode of the vault has them
+	IdempotencyKey string     // unique within the vault: see the package comment
+}
+
+// CreateAccount makes an account with a primary merchant. opts may be nil.
+//
+// Errors: FieldErrors; ErrIdempotencyKeyReused.
+func (v *Vault) CreateAccount(ctx context.Context, name string, opts *AccountOptions) (_ *Account, err error) {
 	defer doing("create account", &err)
 	if name != "" {
 		if err := checkText("Name", []byte(name)); err != nil {
@@ -74,25 +84,34 @@ func (v *Vault) CreateAccount(ctx context.Context, name string, approvals *Appro
 		}
 	}
 
-	grant := v.opts.approvals()
-	if approvals != nil {
-		grant = *approvals
+	if opts == nil {
+		opts = new(AccountOptions)
 	}
-	a, records, err := v.newAccount(name, grant)
-	if err != nil {
-		return nil, err
+	grant := v.opts.approvals()
+	if opts.Approvals != nil {
+		grant = *opts.Approvals
 	}
 
-	err = v.rows.Write(ctx, opCreateAccount, a.ID, func(tx store.Tx) error {
-		for _, r := range records {
-			tx.Put(r)
+	whole := v.whole()
+	call := replay.Request{Operation: opCreateAccount, Key: opts.IdempotencyKey, Body: func() []byte {
+		return tlv.AppendBool(tlv.AppendBool(tlv.Append(nil, 1, name), 2, grant.Import), 3, grant.NetworkTokens)
+	}}
+	again := replay.Reopen(ctx, whole.rows, kindAccount, whole.openAccount, func(a *Account) { a.Replayed = true })
+	return once(ctx, whole, call, again, func(c *replay.Call) (*Account, error) {
+		a, records, err := v.newAccount(name, grant)
+		if err != nil {
+			return nil, err
 		}
-		return nil
+		if err := c.Seal(records[0].ID[:], uuid.Nil); err != nil {
+			return nil, err
+		}
+		return a, v.rows.Write(ctx, opCreateAccount, a.ID, func(tx store.Tx) error {
+			for _, r := range records {
+				tx.Put(r)
+			}
+			return c.Put(tx)
+		})
 	})
-	if err != nil {
-		return nil, err
-	}
-	return a, nil
 }
 
 // newAccount returns an account and its records: its own and that of its
@@ -239,34 +258,37 @@ func (u *AccountUpdate) check() error {
 // same transaction what change returns, unless that is nil. Every process knows by the new
 // version of the record that it has to read the account again.
 func (v *Vault) changeAccount(ctx context.Context, op ledger.Operation, object uuid.UUID, change func(*Account) (func(store.Tx) error, error)) error {
-	whole := v.whole()
-	_, err := ledger.Retry(ctx, func() (*Account, error) {
-		r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
-		if err != nil {
-			return nil, err
-		}
-		a, err := whole.openAccount(ctx, r)
-		if err != nil {
-			return nil, err
-		}
-		also, err := change(a)
-		if err != nil {
-			return nil, err
-		}
-
-		r.Version++
-		if err := v.rows.SealShown(r, a.encode()); err != nil {
-			return nil, err
-		}
-		return a, v.rows.Write(ctx, op, object, func(tx store.Tx) error {
-			tx.Put(r)
-			if also == nil {
-				return nil
-			}
-			return also(tx)
-		})
-	})
+	_, err := ledger.Retry(ctx, func() (*Account, error) { return nil, tryAccount(ctx, v, op, object, change) })
 	return err
+}
+
+// tryAccount is changeAccount without a second try.
+func tryAccount(ctx context.Context, v *Vault, op ledger.Operation, object uuid.UUID, change func(*Account) (func(store.Tx) error, error)) error {
+	whole := v.whole()
+	r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
+	if err != nil {
+		return err
+	}
+	a, err := whole.openAccount(ctx, r)
+	if err != nil {
+		return err
+	}
+	also, err := change(a)
+	if err != nil {
+		return err
+	}
+
+	r.Version++
+	if err := v.rows.SealShown(r, a.encode()); err != nil {
+		return err
+	}
+	return v.rows.Write(ctx, op, object, func(tx store.Tx) error {
+		tx.Put(r)
+		if also == nil {
+			return nil
+		}
+		return also(tx)
+	})
 }
 
 // A standing holds the fields of an account that calls look at each time.

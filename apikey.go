@@ -15,6 +15,7 @@ import (
 	"github.com/cardvault/cardvault/internal/keytext"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/listing"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -75,6 +76,11 @@ type APIKey struct {
 	// gains nothing by making others.
 	Root uuid.UUID
 
+	// Text authenticates as the key. It is set only by the CreateAPIKey that has made the
+	// key: a replay has none.
+	Text     APIKeyText
+	Replayed bool // CreateAPIKey has made it before, or EnsureAPIKey has found it
+
 	creators []uuid.UUID // row keys of the keys that made it, the root first; authenticated
 	digest   hidden      // SHA-256 of the 43 characters that carry the 256-bit secret
 }
@@ -95,6 +101,8 @@ type APIKeyOptions struct {
 	// NotAfter, if set, is when the key ends at the latest. One that is past makes a
 	// key that authenticates nobody.
 	NotAfter time.Time
+
+	IdempotencyKey string // see the package comment
 }
 
 // CheckAPIKey returns a FieldError for each rule that CreateAPIKey would
@@ -120,6 +128,15 @@ func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 // However it is printed, logged or encoded, nothing of it shows. The zero value is none.
 type APIKeyText struct{ hidden }
 
+// NewAPIKeyText returns an APIKeyText of a copy of text, such as one from a secret
+// manager. Whether it is one is for EnsureAPIKey to say.
+func NewAPIKeyText(text []byte) APIKeyText { return APIKeyText{hiding.New(text)} }
+
+// GenerateAPIKeyText returns a new text for EnsureAPIKey, with 256 random bits.
+func GenerateAPIKeyText(m Mode) APIKeyText {
+	return NewAPIKeyText([]byte(keytext.Generate(m.keyPrefix())))
+}
+
 // Text returns the text itself, which nothing hides from then on.
 func (t APIKeyText) Text() string { return string(hiding.Of(t)) }
 
@@ -128,63 +145,153 @@ func (t APIKeyText) Text() string { return string(hiding.Of(t)) }
 //
 // Errors: FieldErrors; ErrNotFound for a creator that does not exist or was revoked,
 // ErrInsufficientScope for one that lacks a scope, and ErrAPIKeyDepth for one at the end
-// of the longest chain; ErrQuotaExceeded.
-func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, _ APIKeyText, err error) {
+// of the longest chain; ErrQuotaExceeded; ErrIdempotencyKeyReused.
+func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, err error) {
 	defer doing("create API key", &err)
 	if err := CheckAPIKey(label, scopes, opts); err != nil {
-		return nil, APIKeyText{}, err
-	}
-	if err := v.rows.Exists(ctx); err != nil {
-		return nil, APIKeyText{}, err
+		return nil, err
 	}
 
-	row, err := v.rows.NewRow()
+	asked := newAPIKey(label, scopes)
+	if opts == nil {
+		opts = new(APIKeyOptions)
+	}
+	call := replay.Request{Operation: opCreateAPIKey, Key: opts.IdempotencyKey, Body: func() []byte { return asked.canonical(opts) }}
+	again := replay.Reopen(ctx, v.rows, kindAPIKey, apiKeys{v.rows}.living, func(k *APIKey) { k.Replayed = true })
+	return once(ctx, v, call, again, func(c *replay.Call) (*APIKey, error) {
+		k := asked
+		row, err := k.complete(ctx, v, opts)
+		if err != nil {
+			return nil, err
+		}
+		if err := c.Seal(row[:], uuid.Nil); err != nil {
+			return nil, err
+		}
+
+		text, secret := keytext.New(v.opts.Mode.keyPrefix(), k.ID)
+		k.Text = NewAPIKeyText([]byte(text))
+		return &k, k.store(ctx, v, row, keytext.Short(k.ID), secret, c.Put)
+	})
+}
+
+// EnsureAPIKey makes an API key of the account whose text the operator has, as from
+// GenerateAPIKeyText, unless there is one. It returns the key without its text. Of several
+// calls at once, in several processes too, one makes the key. opts may be nil, and can have
+// no IdempotencyKey; label and end of a key that is there stay as they are.
+//
+// A text makes one key for ever: once that is revoked or has expired the error is
+// ErrAPIKeyRevoked. Text of CreateAPIKey is refused, and so is text that evidently lacks 256
+// random bits.
+//
+// Errors: those of CreateAPIKey; ErrAPIKeyRevoked; ErrAPIKeyDiffers.
+func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, err error) {
+	defer doing("ensure API key", &err)
+	if opts == nil {
+		opts = new(APIKeyOptions)
+	}
+	short, secret, err := keytext.ParseGiven(v.opts.Mode.keyPrefix(), text.Text())
 	if err != nil {
-		return nil, APIKeyText{}, err
+		err = &FieldError{"text", "invalid_format", err.Error()}
+	}
+	if err := errors.Join(err, CheckAPIKey(label, scopes, opts), noIdempotencyKey(opts.IdempotencyKey)); err != nil {
+		return nil, err
 	}
 
-	k := &APIKey{ID: v.rows.Mask(kindAPIKey, row), Account: v.rows.ID, CreatedAt: rowkey.Time(row), Label: label}
-	k.Root = k.ID
+	asked := newAPIKey(label, scopes)
+	digest := sha256.Sum256([]byte(secret))
+	given := &store.Record{Kind: kindGivenKey, ID: uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "given_key", digest[:])), Account: v.rows.ID, Version: 1}
+	return ledger.Retry(ctx, func() (*APIKey, error) {
+		is, err := apiKeys{v.rows}.given(ctx, given.ID)
+		switch {
+		case err != nil:
+			return nil, err
+		case is != nil && (!slices.Equal(is.Scopes, asked.Scopes) || apiKeys{v.rows}.maker(is) != opts.Creator):
+			return nil, ErrAPIKeyDiffers
+		case is != nil:
+			return is, nil
+		}
+
+		k := asked
+		row, err := k.complete(ctx, v, opts)
+		if err != nil {
+			return nil, err
+		}
+		if err := v.rows.SealShown(given, row[:]); err != nil {
+			return nil, err
+		}
+		return &k, k.store(ctx, v, row, short, secret, func(tx store.Tx) error {
+			tx.Put(given) // a conflict if another call was faster
+			return nil
+		})
+	})
+}
+
+// newAPIKey returns a key that is not described yet, with its scopes in order.
+func newAPIKey(label string, scopes []Scope) APIKey {
+	k := APIKey{Label: label}
 	for _, s := range allScopes {
 		if slices.Contains(scopes, s) {
 			k.Scopes = append(k.Scopes, s)
 		}
 	}
+	return k
+}
 
-	if opts == nil {
-		opts = new(APIKeyOptions)
+// canonical returns what must be the same for a CreateAPIKey to be a repetition.
+func (k *APIKey) canonical(opts *APIKeyOptions) []byte {
+	b := tlv.Append(nil, 1, k.Label)
+	for _, s := range k.Scopes {
+		b = tlv.Append(b, 2, s)
 	}
+	b = tlv.AppendUint(b, 3, uint64(opts.TTL))
+	b = tlv.Append(b, 4, opts.Creator[:])
+	return tlv.AppendTime(b, 5, opts.NotAfter)
+}
+
+// complete sets what a new key is beyond label and scopes, and returns its row key.
+func (k *APIKey) complete(ctx context.Context, v *Vault, opts *APIKeyOptions) (uuid.UUID, error) {
+	if err := v.rows.Exists(ctx); err != nil {
+		return uuid.Nil, err
+	}
+	row, err := v.rows.NewRow()
+	if err != nil {
+		return uuid.Nil, err
+	}
+
+	k.ID, k.Account, k.CreatedAt = v.rows.Mask(kindAPIKey, row), v.rows.ID, rowkey.Time(row)
+	k.Root = k.ID
 	if opts.TTL > 0 {
 		k.ExpiresAt = k.CreatedAt.Add(opts.TTL.Truncate(time.Microsecond))
 	}
 	k.endBy(opts.NotAfter.UTC().Truncate(time.Microsecond))
 
-	if opts.Creator != uuid.Nil {
-		by, err := apiKeys{v.rows}.creator(ctx, opts.Creator)
-		if err != nil {
-			return nil, APIKeyText{}, err
-		}
-		if err := k.putBelow(by); err != nil {
-			return nil, APIKeyText{}, err
-		}
+	if opts.Creator == uuid.Nil {
+		return row, nil
 	}
+	by, err := apiKeys{v.rows}.creator(ctx, opts.Creator)
+	if err != nil {
+		return uuid.Nil, err
+	}
+	return row, k.putBelow(by)
+}
 
+// store stores a new key under a row key, with the short id and the secret in its text,
+// in one transaction with also.
+func (k *APIKey) store(ctx context.Context, v *Vault, row uuid.UUID, short, secret string, also func(store.Tx) error) error {
 	r := v.rows.NewRecord(kindAPIKey, row)
-	r.Lookup = [][]byte{[]byte(keytext.Short(k.ID))}
+	r.Lookup = [][]byte{[]byte(short)}
 	for _, by := range k.creators {
 		r.Lookup = append(r.Lookup, createdBy(by))
 	}
 	r.Due = k.ExpiresAt
 
-	text, secret := keytext.New(v.opts.keyPrefix(), k.ID)
 	digest := sha256.Sum256([]byte(secret))
 	k.digest = hiding.New(digest[:])
 	if err := v.rows.SealShown(r, k.encode()); err != nil {
-		return nil, APIKeyText{}, err
+		return err
 	}
 
-	// A creator that was revoked meanwhile makes no key.
-	err = v.withinQuota(ctx, opCreateAPIKey, quotaAPIKeys, kindAPIKey, func(room func(store.Tx) error) error {
+	return v.withinQuota(ctx, opCreateAPIKey, quotaAPIKeys, kindAPIKey, func(room func(store.Tx) error) error {
 		return v.rows.Write(ctx, opCreateAPIKey, k.ID, func(tx store.Tx) error {
 			if _, err := (apiKeys{v.rows}).creatorsOf(tx, k); err != nil {
 				return err // revoked meanwhile
@@ -193,13 +300,9 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 				return err
 			}
 			tx.Put(r)
-			return nil
+			return also(tx)
 		})
 	})
-	if err != nil {
-		return nil, APIKeyText{}, err
-	}
-	return k, APIKeyText{hiding.New([]byte(text))}, nil
 }
 
 // endBy makes a key end at a time, unless it ends before. The zero time ends nothing.
@@ -232,16 +335,56 @@ func (s apiKeys) creator(ctx context.Context, id uuid.UUID) (*APIKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	k, err := s.open(ctx, r)
+	k, err := s.living(ctx, r)
 	if err != nil {
-		return nil, err
-	}
-
-	if err := s.checkCreators(ctx, k); err != nil {
 		return nil, err
 	}
 	k.creators = append(k.creators, r.ID)
 	return k, nil
+}
+
+// living opens a key. The error is ErrNotFound if one that made it was revoked or has lapsed.
+func (s apiKeys) living(ctx context.Context, r *store.Record) (*APIKey, error) {
+	k, err := s.open(ctx, r)
+	if err == nil {
+		err = s.checkCreators(ctx, k)
+	}
+	return k, err
+}
+
+// given returns the key that was made with a text whose record has an id, nil if none was.
+func (s apiKeys) given(ctx context.Context, id uuid.UUID) (*APIKey, error) {
+	var r *store.Record
+	err := s.View(ctx, func(tx store.ReadTx) (err error) {
+		r, err = tx.Get(kindGivenKey, id)
+		return err
+	})
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case r.Account != s.ID:
+		return nil, ErrAPIKeyDiffers
+	}
+
+	row, err := s.OpenShown(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	k, err := replay.Reopen(ctx, s.Account, kindAPIKey, s.living, func(k *APIKey) { k.Replayed = true })(row)
+	if errors.Is(err, ErrNotFound) {
+		err = ErrAPIKeyRevoked
+	}
+	return k, err
+}
+
+// maker returns the id of the key that has made k, zero if none has.
+func (s apiKeys) maker(k *APIKey) uuid.UUID {
+	if n := len(k.creators); n > 0 {
+		return s.Mask(kindAPIKey, k.creators[n-1])
+	}
+	return uuid.Nil
 }
 
 // creatorsOf returns the records of all keys that made k, one by the other. The error is
@@ -354,7 +497,7 @@ type Principal struct {
 // The error is ErrUnauthenticated for every text that is no valid key.
 func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err error) {
 	defer doing("authenticate", &err)
-	short, secret, ok := keytext.Parse(v.opts.keyPrefix(), key)
+	short, secret, ok := keytext.Parse(v.opts.Mode.keyPrefix(), key)
 	if !ok {
 		return nil, ErrUnauthenticated
 	}
@@ -491,8 +634,8 @@ func (n *nobody) compare(v *Vault, sum []byte) error {
 }
 
 // keyPrefix begins the texts of API keys: see package keytext.
-func (o *Options) keyPrefix() string {
-	if o.Mode == Sandbox {
+func (m Mode) keyPrefix() string {
+	if m == Sandbox {
 		return "vk_test_"
 	}
 	return "vk_live_"

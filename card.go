@@ -46,7 +46,7 @@ const (
 	schemes = iin.Schemes
 
 	minPAN, maxPAN   = rule.MinPAN, rule.MaxPAN
-	minYear, maxYear = 2000, 2099   // what a migration may bring and a card may carry
+	minYear, maxYear = rule.MinYear, rule.MaxYear
 	maxText          = rule.MaxText // characters of names, references and labels
 )
 

@@ -5,16 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/credential"
 	"github.com/cardvault/cardvault/internal/hiding"
-	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/paymentdata"
+	"github.com/cardvault/cardvault/internal/plausible"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/rule"
@@ -32,6 +31,8 @@ type PaymentRequest struct {
 	Currency  string    // an active code of ISO 4217, such as "EUR"
 	Reference string    // of the caller: 1 to 255 characters
 	Merchant  uuid.UUID // zero: the account's primary merchant
+
+	IdempotencyKey string // see the package comment
 }
 
 const maxAmount = 1<<53 - 1
@@ -78,6 +79,8 @@ type PaymentData struct {
 	// Success is whether there was a cryptogram. It stays true when Encrypted is erased.
 	Success bool      `wire:"success"`
 	TokenID uuid.UUID `wire:"token_id"`
+
+	Replayed bool // RequestPaymentData has asked for it before: see the package comment
 }
 
 // A Failure is a reason why there is no cryptogram.
@@ -117,15 +120,9 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		return nil, err
 	}
 
-	return ledger.Retry(ctx, func() (*PaymentData, error) {
-		once, answer, err := v.once(ctx, opPaymentData, id, r.canonical)
-		switch {
-		case err != nil:
-			return nil, err
-		case answer != nil:
-			return paymentsOf(v.rows).repeated(ctx, answer)
-		}
-
+	again := func(answer []byte) (*PaymentData, error) { return paymentsOf(v.rows).repeated(ctx, answer) }
+	call := replay.Request{Operation: opPaymentData, Object: id, Key: r.IdempotencyKey, Body: r.canonical}
+	return once(ctx, v, call, again, func(c *replay.Call) (*PaymentData, error) {
 		h, err := v.hold(ctx, v.rows.Unmask(kindToken, id))
 		if err != nil {
 			return nil, err
@@ -139,7 +136,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 			return nil, err
 		}
 
-		row := once.Row()
+		row := c.Row()
 		if row == uuid.Nil {
 			if row, err = v.rows.NewRow(); err != nil {
 				return nil, err
@@ -159,12 +156,12 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		secret := m.secret(now())
 		if f := v.forbids(h, a, m, secret); f != nil {
 			p.Failures = []Failure{*f}
-		} else if err = once.Claim(ctx, row); err == nil {
+		} else if err = c.Claim(ctx, row); err == nil {
 			err = v.askCryptogram(ctx, h, p, secret)
 		}
 
 		if err == nil {
-			err = v.storePaymentData(ctx, h.card.ID, row, p, a.quotas.PaymentData, once)
+			err = v.storePaymentData(ctx, h.card.ID, row, p, a.quotas.PaymentData, c)
 		}
 
 		switch {
@@ -174,7 +171,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 			err = fmt.Errorf("%w: %v", ErrUnavailable, err)
 			fallthrough
 		case err != nil:
-			once.Abandon(ctx)
+			c.Abandon(ctx)
 			return nil, err
 		}
 
@@ -277,7 +274,7 @@ func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, s
 		return ctx.Err()
 	}
 	// A number that is the card's must never leave the vault.
-	if err == nil && !(isAnswer(got) && got.TokenID == h.net.id && v.fingerprint(got.Number) != h.token.Fingerprint) {
+	if err == nil && !(plausible.Cryptogram(got) && got.TokenID == h.net.id && v.fingerprint(got.Number) != h.token.Fingerprint) {
 		err = errGarbage
 	}
 
@@ -289,19 +286,6 @@ func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, s
 	p.Success = true
 	p.Encrypted, err = encrypt(got, secret)
 	return err
-}
-
-// isAnswer reports whether c can be an answer.
-func isAnswer(c *network.Cryptogram) bool {
-	if c == nil {
-		return false
-	}
-	number, value := hiding.Of(c.Number), hiding.Of(c.Value)
-	return len(number) >= 13 && len(number) <= maxPAN && iin.Luhn(number) &&
-		len(checkExpiry(c.Expiry)) == 0 &&
-		len(value) >= 1 && len(value) <= credential.MaxCryptogram &&
-		!slices.ContainsFunc(value, func(b byte) bool { return b < ' ' || b > '~' }) &&
-		(c.ECI == "" || len(c.ECI) == 2 && rule.AllDigits([]byte(c.ECI)))
 }
 
 // failure says what an error of the network means for a payment.
@@ -433,7 +417,7 @@ func (s payments) open(ctx context.Context, rec *store.Record) (*PaymentData, er
 
 // storePaymentData writes p, unless the token was deleted meanwhile.
 // If it has as many as most, older ones make room.
-func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *PaymentData, most int, once *replay.Call) error {
+func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *PaymentData, most int, c *replay.Call) error {
 	var until time.Time
 	if v.opts.PaymentDataRetention != NoRetention {
 		until = now().Add(v.opts.PaymentDataRetention)
@@ -443,10 +427,8 @@ func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *P
 	if err != nil {
 		return err
 	}
-	if once != nil {
-		if err := once.Seal(row[:], token); err != nil {
-			return err
-		}
+	if err := c.Seal(row[:], token); err != nil {
+		return err
 	}
 
 	return v.rows.Write(ctx, opPaymentData, p.ID, func(tx store.Tx) error {
@@ -459,25 +441,16 @@ func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *P
 		for _, r := range records {
 			tx.Put(r)
 		}
-		return once.Put(tx)
+		return c.Put(tx)
 	})
 }
 
 // repeated returns the payment data of an idempotent answer.
 func (s payments) repeated(ctx context.Context, answer []byte) (*PaymentData, error) {
-	if len(answer) < len(uuid.UUID{}) {
-		return nil, fmt.Errorf("%w: answer cannot be read", ErrDamaged)
+	p, err := replay.Reopen(ctx, s.Account, kindPaymentData, s.open, func(p *PaymentData) { p.Replayed = true })(answer)
+	if err == nil {
+		p.Encrypted, err = s.JWE(ctx, uuid.UUID(answer[:16]))
 	}
-
-	r, err := s.GetRow(ctx, kindPaymentData, uuid.UUID(answer[:16]))
-	if err != nil {
-		return nil, err
-	}
-	p, err := s.open(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	p.Encrypted, err = s.JWE(ctx, r.ID)
 	return p, err
 }
 

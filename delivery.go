@@ -3,7 +3,6 @@ package cardvault
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"time"
@@ -113,38 +112,33 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 // Redeliver delivers an event once more, under the same id, to every webhook that is
 // enabled and takes events of its type, also if it was delivered before. It does not
 // wait for other events of its token. The ten attempts begin anew; the log goes on
-// counting them.
+// counting them. opts may be nil.
 //
 // Errors: ErrNotFound for an event that the account does not have, that is no longer in
 // the log of a webhook, or of which the token is gone; ErrNoWebhook;
 // ErrIdempotencyKeyReused.
-func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) (err error) {
+func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID, opts *CallOptions) (_ *Outcome, err error) {
 	defer doing("redeliver event", &err)
 	row := v.rows.Unmask(kindEvent, event)
 	if row == uuid.Nil {
-		return ErrNotFound
+		return nil, ErrNotFound
 	}
-	for {
-		once, answer, err := v.once(ctx, opRedeliver, event, func() []byte { return nil })
-		if err != nil || answer != nil {
-			return err
-		}
+	call := replay.Request{Operation: opRedeliver, Object: event, Key: opts.key()}
+	return once(ctx, v, call, replayed, func(c *replay.Call) (*Outcome, error) {
 		p, d, err := v.outbox.Redelivery(ctx, v.rows.ID, row)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if p == nil {
-			return ErrNoWebhook
+			return nil, ErrNoWebhook
 		}
 
-		if once != nil {
-			parent := d.Token
-			if d.Type == outbox.Deleted { // it is gone, and this event is not
-				parent = uuid.Nil
-			}
-			if err := once.Seal(nil, parent); err != nil {
-				return err
-			}
+		parent := d.Token
+		if d.Type == outbox.Deleted { // it is gone, and this event is not
+			parent = uuid.Nil
+		}
+		if err := c.Seal(nil, parent); err != nil {
+			return nil, err
 		}
 
 		err = v.rows.Write(ctx, opRedeliver, event, func(tx store.Tx) error {
@@ -153,14 +147,11 @@ func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID) (err error) {
 					return err
 				}
 			}
-			return cmp.Or(once.Put(tx), p.Put(tx))
+			return cmp.Or(c.Put(tx), p.Put(tx))
 		})
-		if errors.Is(err, replay.ErrRepeated) || errors.Is(err, store.ErrConflict) {
-			continue
-		}
 		if err == nil {
 			p.Written()
 		}
-		return err
-	}
+		return new(Outcome), err
+	})
 }

@@ -180,7 +180,7 @@ var (
 // hook registers a webhook.
 func (l *lab) hook(url string, events ...receive.EventType) *cardvault.Webhook {
 	l.Helper()
-	w, _, err := l.CreateWebhook(l.Context(), url, &cardvault.WebhookOptions{Events: events})
+	w, err := l.CreateWebhook(l.Context(), url, &cardvault.WebhookOptions{Events: events})
 	l.must(err)
 	return w
 }
@@ -392,7 +392,7 @@ func TestDeliveryRetries(t *testing.T) {
 				}
 				post.set(nil)
 				l.pass(2 * time.Hour) // the webhook has asked for a pause
-				l.must(l.Redeliver(l.Context(), d.EventID))
+				l.must2(l.Redeliver(l.Context(), d.EventID, nil))
 				want := *d // but for the schedule, the log tells what was
 				want.Status = underWay
 				if again := *l.deliveries(hook)[0]; again != want {
@@ -732,7 +732,7 @@ func TestManyPoisonedEvents(t *testing.T) {
 func TestEarlierOneBecomesDueMeanwhile(t *testing.T) {
 	for what, meanwhile := range map[string]func(*lab, uuid.UUID){
 		"due":         func(*lab, uuid.UUID) {},
-		"redelivered": func(l *lab, event uuid.UUID) { l.try(l.Redeliver(l.Context(), event)) },
+		"redelivered": func(l *lab, event uuid.UUID) { l.try(errorOf(l.Redeliver(l.Context(), event, nil))) },
 	} {
 		t.Run(what, func(t *testing.T) {
 			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
@@ -785,7 +785,7 @@ func TestSlowReceivers(t *testing.T) {
 			a, err := l.CreateAccount(l.Context(), "", nil)
 			l.must(err)
 			v := l.In(a.ID)
-			_, _, err = v.CreateWebhook(l.Context(), "https://other.example/"+a.ID.String(), nil)
+			_, err = v.CreateWebhook(l.Context(), "https://other.example/"+a.ID.String(), nil)
 			l.must(err)
 			others = append(others, v)
 		}
@@ -858,7 +858,7 @@ func TestManyWebhooksHang(t *testing.T) {
 			a, err := l.CreateAccount(l.Context(), "", nil)
 			l.must(err)
 			v := l.In(a.ID)
-			_, _, err = v.CreateWebhook(l.Context(), fmt.Sprint(url, i), nil)
+			_, err = v.CreateWebhook(l.Context(), fmt.Sprint(url, i), nil)
 			l.must(err)
 			for range cards {
 				_, err := v.Import(l.Context(), visa, nil)
@@ -1562,9 +1562,9 @@ func TestLastEventIsTheLast(t *testing.T) {
 		}
 	}
 	refresh := func(l *lab, by, then *cardvault.Vault, id uuid.UUID) {
-		session, err := by.RefreshSession(l.Context(), id)
+		session, err := by.RefreshSession(l.Context(), id, nil)
 		l.must(err)
-		_, err = then.RefreshSecurityCode(l.Context(), session, card.NewSecurityCode([]byte("123")))
+		_, err = then.RefreshSecurityCode(l.Context(), session.ID, card.NewSecurityCode([]byte("123")))
 		l.must(err)
 	}
 	t.Run("two processes", func(t *testing.T) {
@@ -1597,10 +1597,10 @@ func TestLastEventIsTheLast(t *testing.T) {
 			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 				id := l.imports(visa)
 				l.drain()
-				session, err := l.RefreshSession(l.Context(), id)
+				session, err := l.RefreshSession(l.Context(), id, nil)
 				l.must(err)
 				l.store.Store = lateAfter(l.store.Store, n+1, func() { patch(l, id, "new") })
-				_, err = l.RefreshSecurityCode(l.Context(), session, card.NewSecurityCode([]byte("123")))
+				_, err = l.RefreshSecurityCode(l.Context(), session.ID, card.NewSecurityCode([]byte("123")))
 				l.must(err)
 				l.drain()
 				patch(l, id, "end")
@@ -1656,7 +1656,7 @@ func TestStatesTold(t *testing.T) {
 			t.Helper()
 			for key, event := range events {
 				post.forget()
-				l.must(l.Redeliver(l.Context(), event))
+				l.must2(l.Redeliver(l.Context(), event, nil))
 				l.drain()
 				if got := post.took(url); len(got) != 1 || got[0].Event.Token.BusinessKey != key {
 					t.Errorf("%s %q is told as %v", when, key, got)
@@ -1713,7 +1713,7 @@ func TestStateOfATokenThatChangesUnheard(t *testing.T) {
 			}
 		}
 		post.forget()
-		l.must(l.Redeliver(l.Context(), event))
+		l.must2(l.Redeliver(l.Context(), event, nil))
 		l.drain()
 		if got := post.took(url); len(got) != 1 || got[0].Event.Token.BusinessKey != "a" {
 			t.Errorf("told as %v", got)
@@ -1863,9 +1863,9 @@ func TestRedeliver(t *testing.T) {
 			patch(l, id, "a")
 			l.drain()
 			first := post.took(url)[0].ID
-			l.must(l.Redeliver(l.Context(), first))
+			l.must2(l.Redeliver(l.Context(), first, nil))
 			l.statuses(hook, underWay, delivered)
-			l.must(l.Redeliver(l.Context(), first)) // it is on its way
+			l.must2(l.Redeliver(l.Context(), first, nil)) // it is on its way
 			l.drain()
 			post.has(url, id, createdEvent, patchedEvent, createdEvent)
 			l.statuses(hook, delivered, delivered)
@@ -1877,16 +1877,15 @@ func TestRedeliver(t *testing.T) {
 			l.drain()
 			event := post.took(url)[0].ID
 			for i := range 3 {
-				key := &cardvault.Idempotency{Key: "again"}
-				l.must(l.Redeliver(cardvault.WithIdempotency(l.Context(), key), event))
-				if key.Replayed() != (i > 0) {
-					t.Errorf("call %d: replayed is %t", i, key.Replayed())
+				done, err := l.Redeliver(l.Context(), event, &cardvault.CallOptions{IdempotencyKey: "again"})
+				if l.must(err); done.Replayed != (i > 0) {
+					t.Errorf("call %d: replayed is %t", i, done.Replayed)
 				}
 				l.drain()
 			}
 			post.has(url, id, createdEvent, createdEvent)
 			l.must(l.Vault.Delete(l.Context(), id))
-			err := l.Redeliver(cardvault.WithIdempotencyKey(l.Context(), "again"), event)
+			_, err := l.Redeliver(l.Context(), event, &cardvault.CallOptions{IdempotencyKey: "again"})
 			if !errors.Is(err, cardvault.ErrNotFound) {
 				t.Errorf("Redeliver = %v when the token is gone", err)
 			}
@@ -1900,10 +1899,9 @@ func TestRedeliver(t *testing.T) {
 			l.drain()
 			event := post.took(url)[1].ID
 			for i := range 3 {
-				key := &cardvault.Idempotency{Key: "again"}
-				l.must(l.Redeliver(cardvault.WithIdempotency(l.Context(), key), event))
-				if key.Replayed() != (i > 0) {
-					t.Errorf("call %d: replayed is %t", i, key.Replayed())
+				done, err := l.Redeliver(l.Context(), event, &cardvault.CallOptions{IdempotencyKey: "again"})
+				if l.must(err); done.Replayed != (i > 0) {
+					t.Errorf("call %d: replayed is %t", i, done.Replayed)
 				}
 				l.drain()
 			}
@@ -1913,7 +1911,7 @@ func TestRedeliver(t *testing.T) {
 	t.Run("what is on its way", func(t *testing.T) {
 		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 			post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
-				l.try(l.Redeliver(l.Context(), d.ID))
+				l.try(errorOf(l.Redeliver(l.Context(), d.ID, nil)))
 				return 200, nil
 			})
 			id := l.imports(visa)
@@ -1931,9 +1929,9 @@ func TestRedeliver(t *testing.T) {
 			l.run(func() {
 				l.pass(time.Second)
 				d := l.deliveries(hook)
-				l.must(l.Redeliver(l.Context(), d[1].EventID)) // it waits for the first
+				l.must2(l.Redeliver(l.Context(), d[1].EventID, nil)) // it waits for the first
 				post.set(nil)
-				l.must(l.Redeliver(l.Context(), d[0].EventID))
+				l.must2(l.Redeliver(l.Context(), d[0].EventID, nil))
 				l.pass(100 * time.Millisecond)
 				post.has(url, id, createdEvent, patchedEvent, patchedEvent)
 				l.pass(24 * time.Hour)
@@ -1951,7 +1949,7 @@ func TestRedeliver(t *testing.T) {
 			disabled := true
 			_, err := l.UpdateWebhook(l.Context(), l.hook(off).ID, cardvault.WebhookUpdate{Disabled: &disabled})
 			l.must(err)
-			l.must(l.Redeliver(l.Context(), post.took(url)[0].ID))
+			l.must2(l.Redeliver(l.Context(), post.took(url)[0].ID, nil))
 			l.drain()
 			post.has(url, id, createdEvent, createdEvent)
 			post.has(late, id, createdEvent)
@@ -1968,7 +1966,7 @@ func TestRedeliver(t *testing.T) {
 			event := l.deliveries(hook)[0].EventID
 			l.hook("https://other.example/", receive.TokenDeleted)
 			again := func() error {
-				return l.Redeliver(cardvault.WithIdempotencyKey(l.Context(), "again"), event)
+				return errorOf(l.Redeliver(l.Context(), event, &cardvault.CallOptions{IdempotencyKey: "again"}))
 			}
 			for range 2 {
 				if err := again(); !errors.Is(err, cardvault.ErrNoWebhook) {
@@ -1996,20 +1994,20 @@ func TestRedeliver(t *testing.T) {
 					t.Errorf("Redeliver of %s = %v", what, err)
 				}
 			}
-			gone("an event of another account", l.In(a.ID).Redeliver(l.Context(), event))
-			gone("no event", l.Redeliver(l.Context(), uuid.New()))
-			gone("the zero id", l.Redeliver(l.Context(), uuid.Nil))
-			gone("a token", l.Redeliver(l.Context(), id))
+			gone("an event of another account", errorOf(l.In(a.ID).Redeliver(l.Context(), event, nil)))
+			gone("no event", errorOf(l.Redeliver(l.Context(), uuid.New(), nil)))
+			gone("the zero id", errorOf(l.Redeliver(l.Context(), uuid.Nil, nil)))
+			gone("a token", errorOf(l.Redeliver(l.Context(), id, nil)))
 			l.must(l.Vault.Delete(l.Context(), id))
-			gone("an event of a deleted token", l.Redeliver(l.Context(), event))
+			gone("an event of a deleted token", errorOf(l.Redeliver(l.Context(), event, nil)))
 			l.drain()
 			last := post.took(url)[1].ID
-			l.must(l.Redeliver(l.Context(), last))
+			l.must2(l.Redeliver(l.Context(), last, nil))
 			l.pass(8 * 24 * time.Hour)
 			l.drain() // nobody was there all the time: it is kept until it has arrived
 			l.pass(8 * 24 * time.Hour)
 			l.drain()
-			gone("an event of last week", l.Redeliver(l.Context(), last))
+			gone("an event of last week", errorOf(l.Redeliver(l.Context(), last, nil)))
 			post.has(url, id, createdEvent, deletedEvent, deletedEvent)
 		})
 	})
@@ -2031,7 +2029,7 @@ func TestRegisteredMeanwhile(t *testing.T) {
 			l.must(err)
 		},
 		"token.updated network_token_status_changed": func(l *lab, id uuid.UUID) {
-			_, err := l.Provision(l.Context(), id)
+			_, err := l.Provision(l.Context(), id, nil)
 			l.must(err)
 		},
 		deletedEvent: func(l *lab, id uuid.UUID) { l.must(l.Vault.Delete(l.Context(), id)) },
@@ -2048,12 +2046,13 @@ func TestRegisteredMeanwhile(t *testing.T) {
 					id = dying(l, 5)
 					l.pass(10 * time.Second)
 				}
-				var err error
-				session, err = l.CreateSession(l.Context(), nil)
+				made, err := l.CreateSession(l.Context(), nil)
 				l.must(err)
+				session = made.ID
 				if what != expiredEvent {
-					refresh, err = l.RefreshSession(l.Context(), id)
+					made, err = l.RefreshSession(l.Context(), id, nil)
 					l.must(err)
+					refresh = made.ID
 				}
 				l.net.ineligible = nil
 				once := true
@@ -2089,7 +2088,7 @@ func TestNobodyListens(t *testing.T) {
 		l.hook(url, receive.TokenDeleted)
 		a, err := l.CreateAccount(l.Context(), "", nil)
 		l.must(err)
-		_, _, err = l.In(a.ID).CreateWebhook(l.Context(), "https://other.example/", nil)
+		_, err = l.In(a.ID).CreateWebhook(l.Context(), "https://other.example/", nil)
 		l.must(err)
 		id := l.imports(visa)
 		patch(l, id, "a")
@@ -2273,7 +2272,7 @@ func TestDamagedDeliveriesAreSetAside(t *testing.T) {
 				} else {
 					books.damage(nil)
 				}
-				l.must(l.Redeliver(l.Context(), event))
+				l.must2(l.Redeliver(l.Context(), event, nil))
 				l.drain()
 				told(url, append(test.want, []string{"", "a"}[test.victim])...)
 				for _, d := range l.deliveries(hook) {

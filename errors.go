@@ -104,6 +104,15 @@ var (
 	// that it should have.
 	ErrInsufficientScope = errors.New("cardvault: creator of the API key lacks a scope")
 
+	// ErrAPIKeyRevoked is returned by EnsureAPIKey for the text of a key that was revoked
+	// or has expired. A new key needs another text.
+	ErrAPIKeyRevoked = errors.New("cardvault: API key with this text was revoked or has expired: make another text")
+
+	// ErrAPIKeyDiffers is returned by EnsureAPIKey for the text of a key that has another
+	// account, creator or other scopes. The key stays as it is: revoke it, and make
+	// another text.
+	ErrAPIKeyDiffers = errors.New("cardvault: API key with this text has another account, creator or other scopes")
+
 	// ErrUnauthenticated is returned by Authenticate for whatever is not a
 	// valid API key: malformed, unknown, revoked or expired.
 	ErrUnauthenticated = errors.New("cardvault: no valid API key")

@@ -242,9 +242,9 @@ func TestLapsedWhileOneRegisters(t *testing.T) {
 		theirs := l.In(a.ID)
 		session, err := theirs.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: 2 * time.Minute})
 		l.must(err)
-		_, err = theirs.Tokenize(l.Context(), session, visa)
+		_, err = theirs.Tokenize(l.Context(), session.ID, visa)
 		l.must(err)
-		_, _, err = l.open().In(a.ID).CreateWebhook(l.Context(), "https://theirs.example/", nil)
+		_, err = l.open().In(a.ID).CreateWebhook(l.Context(), "https://theirs.example/", nil)
 		l.must(err)
 		l.pass(5 * time.Minute)
 		s := &cramped{Store: l.store.Store}
@@ -265,7 +265,7 @@ func dying(l *lab, seconds int) uuid.UUID {
 	l.Helper()
 	session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: time.Duration(seconds) * time.Second})
 	l.must(err)
-	token, err := l.Tokenize(l.Context(), session, visa)
+	token, err := l.Tokenize(l.Context(), session.ID, visa)
 	l.must(err)
 	return token.ID
 }

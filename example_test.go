@@ -8,6 +8,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault"
@@ -121,7 +122,7 @@ func ExampleVault_CreateSession() {
 		Expiry:       card.Expiry{Month: 12, Year: 2090},
 		SecurityCode: card.NewSecurityCode([]byte("123")),
 	}
-	token, err := v.Tokenize(ctx, session, given)
+	token, err := v.Tokenize(ctx, session.ID, given)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -134,7 +135,7 @@ func ExampleVault_CreateSession() {
 	fmt.Println(token.ExpiresAt.IsZero())
 
 	// A session makes one token.
-	_, err = v.Tokenize(ctx, session, given)
+	_, err = v.Tokenize(ctx, session.ID, given)
 	fmt.Println(err)
 	// Output:
 	// order 7 1h0m0s
@@ -159,20 +160,21 @@ func ExampleFieldErrors() {
 	// Expiry.Month out_of_range
 }
 
-func ExampleWithIdempotencyKey() {
+// Whoever does not know whether a call took place makes it again.
+func ExampleImportOptions_idempotencyKey() {
 	ctx := context.Background()
 	v := inMemory(ctx)
 	defer v.Close()
 
-	// Whoever does not know whether a call took place makes it again.
 	for range 2 {
-		_, err := v.Import(cardvault.WithIdempotencyKey(ctx, "order 4711"), cardvault.Card{
+		token, err := v.Import(ctx, cardvault.Card{
 			PAN:    card.NewPAN([]byte("4242424242424242")),
 			Expiry: card.Expiry{Month: 12, Year: 2030},
-		}, nil)
+		}, &cardvault.ImportOptions{IdempotencyKey: "order 4711"})
 		if err != nil {
 			log.Fatal(err)
 		}
+		fmt.Println("replayed:", token.Replayed)
 	}
 	page, err := v.List(ctx, nil)
 	if err != nil {
@@ -180,7 +182,61 @@ func ExampleWithIdempotencyKey() {
 	}
 	fmt.Println(page.TotalItems, "token")
 	// Output:
+	// replayed: false
+	// replayed: true
 	// 1 token
+}
+
+// Ten replicas start at once, on one store and with one API key, which is in a secret
+// manager. One of them makes what the shop needs, the others find it.
+func ExampleVault_EnsureAPIKey() {
+	ctx, shared := context.Background(), memstore.New()
+	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+	if err != nil {
+		log.Fatal(err)
+	}
+	text := cardvault.GenerateAPIKeyText(cardvault.Live) // once, by the operator
+
+	start := func() (*cardvault.Vault, error) {
+		v, err := cardvault.New(ctx, shared, keys, &cardvault.Options{Replicas: 10})
+		if err != nil {
+			return nil, err
+		}
+		if _, err := v.EnsureMerchant(ctx, "shop", nil); err != nil {
+			return nil, err
+		}
+		_, err = v.EnsureAPIKey(ctx, text, "shop", []cardvault.Scope{cardvault.ScopeTokensRead}, nil)
+		return v, err
+	}
+
+	var replicas sync.WaitGroup
+	for range 10 {
+		replicas.Go(func() {
+			v, err := start()
+			if err != nil {
+				log.Fatal(err)
+			}
+			v.Close()
+		})
+	}
+	replicas.Wait()
+
+	v, err := start()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer v.Close()
+	merchants, err := v.ListMerchants(ctx, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	made, err := v.ListAPIKeys(ctx, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(merchants.TotalItems, "merchants with the primary one,", made.TotalItems, "API key")
+	// Output:
+	// 2 merchants with the primary one, 1 API key
 }
 
 // simulated returns a vault on a simulated network, and what closes both.
@@ -226,7 +282,7 @@ func ExampleVault_Provision() {
 	}
 	fmt.Println(token.NetworkTokenStatus, token.NetworkTokenStatusReason.Code)
 
-	if _, err = v.Provision(ctx, token.ID); err != nil {
+	if _, err = v.Provision(ctx, token.ID, nil); err != nil {
 		log.Fatal(err)
 	}
 	if err := v.Drain(ctx); err != nil {
@@ -252,7 +308,7 @@ func ExampleVault_RequestPaymentData() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	secret, err := v.RotatePaymentSecret(ctx, merchant.ID, time.Time{}) // for the merchant to keep
+	secret, err := v.RotatePaymentSecret(ctx, merchant.ID, nil) // for the merchant to keep
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -280,7 +336,7 @@ func ExampleVault_RequestPaymentData() {
 	}
 
 	// At the merchant:
-	credential, err := receive.OpenPaymentData(data.Encrypted, secret)
+	credential, err := receive.OpenPaymentData(data.Encrypted, secret.Secret)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -55,7 +55,7 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 	const n = 1100
 	refresh := func(ctx context.Context, v *cardvault.Vault, id uuid.UUID) {
 		for i := range n { // each leaves an answer, which goes with the token
-			if _, err := v.RefreshSession(cardvault.WithIdempotencyKey(ctx, strconv.Itoa(i)), id); err != nil {
+			if _, err := v.RefreshSession(ctx, id, &cardvault.CallOptions{IdempotencyKey: strconv.Itoa(i)}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -65,7 +65,7 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 		v := vaultOn(t, s)
 		token := imported(t, v)
 		refresh(t.Context(), v, token.ID)
-		root, text, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), nil)
+		root, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,7 +73,7 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range n {
-			if _, _, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
+			if _, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -84,7 +84,7 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 		if err := v.Delete(t.Context(), token.ID); err != nil {
 			t.Error(err)
 		}
-		if _, err := v.Authenticate(t.Context(), text.Text()); !errors.Is(err, cardvault.ErrUnauthenticated) {
+		if _, err := v.Authenticate(t.Context(), root.Text.Text()); !errors.Is(err, cardvault.ErrUnauthenticated) {
 			t.Errorf("a key that was revoked: %v", err)
 		}
 		if _, err := v.Get(t.Context(), token.ID); !errors.Is(err, cardvault.ErrNotFound) {
@@ -132,15 +132,16 @@ func TestPaymentDataQuota(t *testing.T) {
 			return till.pay(id)
 		}
 		first := good()
-		ctx := cardvault.WithIdempotencyKey(till.Context(), "failed")
+		under := purchase
+		under.IdempotencyKey = "failed"
 		till.fails(schemeError("declined"))
-		_, err := till.RequestPaymentData(ctx, id, purchase)
+		_, err := till.RequestPaymentData(till.Context(), id, under)
 		till.must(err)
 		second := bad()
 		third, fourth := good(), good()
 		fifth := good()
 		till.lists(id, fifth, fourth, third, second, first)
-		if _, err := till.RequestPaymentData(ctx, id, purchase); !errors.Is(err, cardvault.ErrNotFound) {
+		if _, err := till.RequestPaymentData(till.Context(), id, under); !errors.Is(err, cardvault.ErrNotFound) {
 			t.Errorf("a failure that made room is repeated: %v", err)
 		}
 		sixth := bad()
@@ -203,12 +204,12 @@ func TestFamilyOfTwoJobs(t *testing.T) {
 	if _, err := v.UpdateAccount(t.Context(), cardvault.AccountUpdate{Quotas: cardvault.QuotaUpdate{APIKeys: new(3000)}}); err != nil {
 		t.Fatal(err)
 	}
-	root, _, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), nil)
+	root, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 1800 {
-		if _, _, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
+		if _, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -230,7 +231,7 @@ func TestFamilyWithAStranger(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		ids := []uuid.UUID{dying(l, 60), dying(l, 60), dying(l, 60)}
 		for _, id := range ids {
-			_, err := l.RefreshSession(cardvault.WithIdempotencyKey(l.Context(), "answer"), id)
+			_, err := l.RefreshSession(l.Context(), id, &cardvault.CallOptions{IdempotencyKey: "answer"})
 			l.must(err)
 		}
 		l.must(l.store.Update(l.Context(), func(tx store.Tx) error {

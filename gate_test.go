@@ -95,7 +95,7 @@ func (l *lab) newAccount() *cardvault.Vault {
 func calls(ctx context.Context, v *cardvault.Vault) <-chan error {
 	ended := make(chan error, 1)
 	go func() {
-		_, err := v.CreateMerchant(ctx, "one more")
+		_, err := v.CreateMerchant(ctx, "one more", nil)
 		ended <- err
 	}()
 	synctest.Wait()
@@ -106,7 +106,7 @@ func calls(ctx context.Context, v *cardvault.Vault) <-chan error {
 func (l *lab) flood(v *cardvault.Vault, n int, done func()) {
 	for range n {
 		go func() {
-			if _, err := v.CreateMerchant(l.Context(), "flood"); err == nil { // else the test has ended
+			if _, err := v.CreateMerchant(l.Context(), "flood", nil); err == nil { // else the test has ended
 				done()
 			}
 		}()
@@ -119,7 +119,7 @@ func (l *lab) flood(v *cardvault.Vault, n int, done func()) {
 func TestFloodOfOne(t *testing.T) {
 	inGate(t, func(l *lab, s *stepper) {
 		loud, quiet := l.newAccount(), l.newAccount()
-		key, _, err := loud.CreateAPIKey(l.Context(), "stolen", cardvault.AllScopes(), nil)
+		key, err := loud.CreateAPIKey(l.Context(), "stolen", cardvault.AllScopes(), nil)
 		l.must(err)
 		const most = 3 // two groups are at the store, the next has one of each account
 		s.hold(l)
@@ -149,7 +149,7 @@ func TestFloodOfOne(t *testing.T) {
 func TestFloodOfConsumes(t *testing.T) {
 	inGate(t, func(l *lab, s *stepper) {
 		loud := l.newAccount()
-		key, _, err := loud.CreateAPIKey(l.Context(), "stolen", cardvault.AllScopes(), nil)
+		key, err := loud.CreateAPIKey(l.Context(), "stolen", cardvault.AllScopes(), nil)
 		l.must(err)
 		var cards []uuid.UUID
 		for range 2048 {
@@ -159,7 +159,7 @@ func TestFloodOfConsumes(t *testing.T) {
 		}
 		s.hold(l)
 		for _, id := range cards {
-			go func() { _ = loud.Consume(l.Context(), id) }() // the test ends before
+			go func() { _, _ = loud.Consume(l.Context(), id, nil) }() // the test ends before
 		}
 		synctest.Wait()
 		revoked := make(chan error, 1)

@@ -41,7 +41,7 @@ type guesses struct {
 func (v *Vault) takeNumber(ctx context.Context, p card.PAN, f Fingerprint) error {
 	digits, at := hiding.Of(p), now()
 	shown := shownIIN(digits, v.opts.IINLength)
-	limit := v.opts.numbersADay(len(digits) - shown - 4)
+	limit := tally.NumbersADay(len(digits)-shown-4, !v.opts.AllowNonLuhn, v.opts.Replicas)
 
 	var shape [16 + maxPAN]byte // account, and the digits that show
 	copy(shape[:], v.rows.ID[:])
@@ -62,20 +62,6 @@ func (v *Vault) takeNumber(ctx context.Context, p card.PAN, f Fingerprint) error
 		Limit:               limit,
 	})
 	return ErrTooManyNumbers
-}
-
-// numbersADay returns how many different numbers may be passed in that differ in so many
-// digits alone: of those that there are, so few that guessing takes years or, where there
-// are hardly any, months.
-func (o *Options) numbersADay(unknown int) int {
-	candidates := 1
-	for range unknown {
-		candidates *= 10
-	}
-	if !o.AllowNonLuhn {
-		candidates /= 10
-	}
-	return max(1, max(3, min(100, candidates/1000))/o.Replicas)
 }
 
 // suspect reports a suspicion: of each masked number once a day.

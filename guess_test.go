@@ -96,11 +96,11 @@ func TestNumbersOfADay(t *testing.T) {
 		}
 		letThrough(t, v, cards[:100], nil)
 		for range 7 { // more than a session refuses cards
-			if _, err := v.Tokenize(t.Context(), id, cards[100]); !errors.Is(err, cardvault.ErrTooManyNumbers) {
+			if _, err := v.Tokenize(t.Context(), id.ID, cards[100]); !errors.Is(err, cardvault.ErrTooManyNumbers) {
 				t.Errorf("in a session: %v", err)
 			}
 		}
-		if _, err := v.Tokenize(t.Context(), id, behindMask("0367", 1)[0]); err != nil {
+		if _, err := v.Tokenize(t.Context(), id.ID, behindMask("0367", 1)[0]); err != nil {
 			t.Errorf("another card in the session: %v", err)
 		}
 	})

@@ -585,7 +585,7 @@ func TestFaultsWhilePaying(t *testing.T) {
 				l.is(id, active, "")
 				merchant, err := l.PrimaryMerchant(l.Context())
 				l.must(err)
-				secret, err := l.RotatePaymentSecret(l.Context(), merchant.ID, time.Time{})
+				secret, err := l.RotatePaymentSecret(l.Context(), merchant.ID, nil)
 				l.must(err)
 				pay := func() (*cardvault.PaymentData, time.Duration) {
 					t.Helper()
@@ -619,7 +619,7 @@ func TestFaultsWhilePaying(t *testing.T) {
 				if !good.Success || len(good.Failures) > 0 {
 					t.Fatalf("payment data: %+v", good)
 				}
-				credential, err := receive.OpenPaymentData(good.Encrypted, secret)
+				credential, err := receive.OpenPaymentData(good.Encrypted, secret.Secret)
 				l.must(err)
 				var got []string
 				credential.Number.Expose(func(d []byte) { got = append(got, string(d)) })

@@ -5,10 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
-	"net/url"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/cardvault/cardvault/card"
@@ -19,16 +16,11 @@ import (
 	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
-	"github.com/cardvault/cardvault/internal/rule"
+	"github.com/cardvault/cardvault/internal/plausible"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
-
-// firstAuthentication is before any.
-var firstAuthentication = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
-
-var authenticationMethods = []string{"three_ds", "security_code", "otp", "passkey"}
 
 // An identification is that of a cardholder, as a session has it while it is under
 // way. The card is the sealed secret of the session's record, its security code is
@@ -265,7 +257,7 @@ func (v *Vault) askIdentification(ctx context.Context, begun *identification, c 
 		return err
 	})
 	if err == nil {
-		err = checkIdentification(got, v.opts.Mode, c.PAN)
+		err = plausible.Identification(got, v.opts.Mode == Sandbox, c.PAN)
 	}
 	if err == nil {
 		return got, nil
@@ -274,53 +266,7 @@ func (v *Vault) askIdentification(ctx context.Context, begun *identification, c 
 	if v.identificationTold.Now() { // once a minute
 		secrets := [][]byte{hiding.Of(c.SecurityCode), hiding.Of(c.Name)}
 		_ = claims.EachContact(hiding.Of(c.Contact), func(_ string, m *jsontext.Value) { secrets = append(secrets, bytes.Clone(m.Text)) })
-		v.log.Warn("identification of a cardholder has no answer", "error", leak.Printable(withhold(err, c.PAN, secrets...)))
+		v.log.Warn("identification of a cardholder has no answer", "error", leak.Printable(plausible.Withhold(err, c.PAN, secrets...)))
 	}
 	return nil, err
-}
-
-// checkIdentification returns errGarbage unless the vault can do with an answer what it says.
-func checkIdentification(got *idv.Result, mode Mode, pan card.PAN) error {
-	if got == nil {
-		return errGarbage
-	}
-
-	switch got.State {
-	case idv.Pending:
-		if n := len(got.Reference); n < 1 || n > maxText || leak.Holds(got.Reference, hiding.Of(pan)) ||
-			got.ChallengeURL != "" && (!isChallenge(got.ChallengeURL, mode) || leak.Holds(got.ChallengeURL, hiding.Of(pan))) {
-			return errGarbage
-		}
-	case idv.Passed:
-		a := got.Authentication
-		if a == nil || !slices.Contains(authenticationMethods, a.Method) ||
-			a.At.Before(firstAuthentication) || a.At.After(now().Add(time.Hour)) ||
-			len(a.Status) > 1 || len(a.Status) == 1 && (a.Status[0] < 'A' || a.Status[0] > 'Z') ||
-			a.ECI != "" && (len(a.ECI) != 2 || !rule.AllDigits([]byte(a.ECI))) {
-			return errGarbage
-		}
-
-		if id, err := uuid.Parse(a.DSTransactionID); a.DSTransactionID != "" &&
-			(err != nil || id.String() != a.DSTransactionID || leak.Holds(a.DSTransactionID, hiding.Of(pan))) {
-			return errGarbage
-		}
-	case idv.NotNeeded, idv.Failed:
-	default:
-		return errGarbage
-	}
-	return nil
-}
-
-// isChallenge reports whether a page of this address may be shown to a shopper.
-func isChallenge(text string, mode Mode) bool {
-	if len(text) > 2048 || strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return false
-	}
-	u, err := url.Parse(text)
-	if err != nil || u.Hostname() == "" || u.User != nil {
-		return false
-	}
-	addr, _ := netip.ParseAddr(u.Hostname())
-	return u.Scheme == "https" ||
-		u.Scheme == "http" && mode == Sandbox && (u.Hostname() == "localhost" || addr.IsLoopback())
 }

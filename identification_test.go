@@ -165,9 +165,9 @@ func TestIdentification(t *testing.T) {
 		if token := l.get(l.imports(visa)); token.Identification != idv.None {
 			l.Errorf("imported: %+v", token)
 		}
-		id, err := l.RefreshSession(l.Context(), done.TokenID)
+		refresh, err := l.RefreshSession(l.Context(), done.TokenID, nil)
 		l.must(err)
-		l.completes(id, encrypts(l, l.sees(id), `{"security_code":"999"}`, nil))
+		l.completes(refresh.ID, encrypts(l, l.sees(refresh.ID), `{"security_code":"999"}`, nil))
 		if len(l.idv.asked) != asked {
 			l.Errorf("%d more were identified", len(l.idv.asked)-asked)
 		}
@@ -567,8 +567,8 @@ func TestTokenizeIdentifies(t *testing.T) {
 		tokenize := func() (cardvault.SessionID, *cardvault.Token, error) {
 			id, err := l.CreateSession(l.Context(), nil)
 			l.must(err)
-			token, err := l.Tokenize(l.Context(), id, coded(visa, "737"))
-			return id, token, err
+			token, err := l.Tokenize(l.Context(), id.ID, coded(visa, "737"))
+			return id.ID, token, err
 		}
 		l.idv.says(passedIDV, nil)
 		if _, token, err := tokenize(); err != nil || token.Identification != idv.Checked {

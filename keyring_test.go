@@ -611,14 +611,14 @@ func TestKeyWrapper(t *testing.T) {
 	if kms.wraps != wraps || kms.opens != opens {
 		t.Error("the provider was called for a card")
 	}
-	if err := v.RotateKeys(ctx); err != nil {
+	if _, err := v.RotateKeys(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
 	if kms.wraps != wraps+1 {
 		t.Errorf("%d calls of Wrap for a rotation", kms.wraps-wraps)
 	}
 	kms.down = errors.New("connection refused")
-	if err := v.RotateKeys(ctx); !errors.Is(err, cardvault.ErrUnavailable) || !errors.Is(err, kms.down) {
+	if _, err := v.RotateKeys(ctx, nil); !errors.Is(err, cardvault.ErrUnavailable) || !errors.Is(err, kms.down) {
 		t.Errorf("provider is down: %v", err)
 	}
 	if _, err := v.Import(ctx, given, nil); err != nil {

@@ -192,7 +192,7 @@ func rotated(t *testing.T) (s *memstore.Store, keyrings []*store.Record, kms *fa
 	defer v.Close()
 	for i := range 3 {
 		if i > 0 {
-			if err := v.RotateKeys(t.Context()); err != nil {
+			if _, err := v.RotateKeys(t.Context(), nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -262,7 +262,7 @@ func TestKeyringMutated(t *testing.T) {
 			if _, err := v.Import(ctx, visa, nil); err != nil && !errors.Is(err, cardvault.ErrDamaged) {
 				t.Errorf("seed %d: %simporting: %v", seed, what, err)
 			}
-			if err := v.RotateKeys(ctx); err != nil && !errors.Is(err, cardvault.ErrDamaged) {
+			if _, err := v.RotateKeys(ctx, nil); err != nil && !errors.Is(err, cardvault.ErrDamaged) {
 				t.Errorf("seed %d: %srotating: %v", seed, what, err)
 			}
 		}()
@@ -380,7 +380,7 @@ func TestKeyringRollback(t *testing.T) {
 		if _, err := cardvault.New(t.Context(), s, cardvault.WrappedBy(kms), nil); !errors.Is(err, cardvault.ErrDamaged) {
 			t.Errorf("another vault: %v", err)
 		}
-		if err := v.RotateKeys(t.Context()); err != nil {
+		if _, err := v.RotateKeys(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 		again, err := cardvault.New(t.Context(), s, cardvault.WrappedBy(kms), nil)
@@ -437,7 +437,7 @@ func TestCountLost(t *testing.T) {
 		if _, err := v.Import(t.Context(), visa, nil); !errors.Is(err, cardvault.ErrDamaged) {
 			t.Errorf("importing: %v", err)
 		}
-		if err := v.RotateKeys(t.Context()); err != nil {
+		if _, err := v.RotateKeys(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 		<-time.After(time.Second) // what has failed is not tried again sooner
@@ -563,7 +563,7 @@ func TestKeyringRestless(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	calls := kms.wraps + kms.opens
-	if err := v.RotateKeys(ctx); !errors.Is(err, cardvault.ErrDamaged) {
+	if _, err := v.RotateKeys(ctx, nil); !errors.Is(err, cardvault.ErrDamaged) {
 		t.Errorf("rotating: %v", err)
 	}
 	if calls = kms.wraps + kms.opens - calls; calls > 10 {

@@ -362,11 +362,14 @@ func (l *lab) change(u cardvault.AccountUpdate) {
 	l.must(err)
 }
 
-// must2 is must for a call that also returns a token.
-func (l *lab) must2(_ *cardvault.Token, err error) {
+// must2 is must for a call that also returns a result.
+func (l *lab) must2(_ any, err error) {
 	l.Helper()
 	l.must(err)
 }
+
+// errorOf returns the error of a call that also returns a result.
+func errorOf(_ any, err error) error { return err }
 
 // try is must for what runs in a goroutine of the vault.
 func (l *lab) try(err error) {

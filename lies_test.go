@@ -59,18 +59,19 @@ func inShop(t *testing.T, s store.Store, f func(s *shop)) {
 		s.carol = imports(s.Vault, visa, "carol")
 		s.theirs = imports(s.other, mastercard, "alice")
 		makes := func(v *cardvault.Vault, creator uuid.UUID) *cardvault.APIKey {
-			k, text, err := v.CreateAPIKey(ctx, "a key", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: creator})
+			k, err := v.CreateAPIKey(ctx, "a key", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: creator})
 			s.must(err)
-			s.texts = append(s.texts, text)
+			s.texts = append(s.texts, k.Text)
 			return k
 		}
 		s.root = makes(s.Vault, uuid.Nil)
 		s.child = makes(s.Vault, s.root.ID)
 		s.next = makes(s.Vault, s.root.ID)
 		makes(s.other, uuid.Nil)
-		s.session, err = s.CreateSession(ctx, nil)
+		made, err := s.CreateSession(ctx, nil)
 		s.must(err)
-		_, _, err = s.other.CreateWebhook(ctx, url+"other", nil)
+		s.session = made.ID
+		_, err = s.other.CreateWebhook(ctx, url+"other", nil)
 		s.must(err)
 		imports(s.other, visa, "dave")
 		s.drain()
@@ -103,7 +104,7 @@ func TestReadsOfALiar(t *testing.T) {
 			ctx := s.Context()
 			guest, err := s.CreateSession(ctx, &cardvault.SessionOptions{TokenTTL: time.Second})
 			s.must(err)
-			s.must2(s.Tokenize(ctx, guest, visa))
+			s.must2(s.Tokenize(ctx, guest.ID, visa))
 			s.pass(2 * time.Second)
 			one := func(x any, err error) (string, error) { return fmt.Sprintf("%+v", x), err }
 			name := func(w *cardvault.Webhook, err error) (string, error) {
@@ -269,7 +270,7 @@ func TestWritesOnALiar(t *testing.T) {
 						return s.Notify(ctx, &network.Notice{ID: "1", Token: network.Ref{ID: s.net.keyOf(s, s.theirs)},
 							Kind: network.NoticeSuspended, OccurredAt: time.Now(), By: network.OwnerIssuer})
 					},
-					"CreateMerchant": func() error { _, err := s.CreateMerchant(ctx, "m"); return err },
+					"CreateMerchant": func() error { _, err := s.CreateMerchant(ctx, "m", nil); return err },
 					"DeleteWebhook":  func() error { return s.DeleteWebhook(ctx, s.hook.ID) },
 					"Tokenize":       func() error { _, err := s.Tokenize(ctx, s.session, visa); return err },
 					"Drain":          func() error { return s.Drain(ctx) },
@@ -329,11 +330,11 @@ func TestSweepOfALiar(t *testing.T) {
 			inShop(t, st, func(s *shop) {
 				short, err := s.CreateSession(s.Context(), &cardvault.SessionOptions{TokenTTL: time.Second})
 				s.must(err)
-				guest, err := s.Tokenize(s.Context(), short, visa)
+				guest, err := s.Tokenize(s.Context(), short.ID, visa)
 				s.must(err)
 				long, err := s.CreateSession(s.Context(), &cardvault.SessionOptions{TokenTTL: time.Hour})
 				s.must(err)
-				later, err := s.Tokenize(s.Context(), long, visa)
+				later, err := s.Tokenize(s.Context(), long.ID, visa)
 				s.must(err)
 				s.pass(time.Minute)
 				s.liar.Tell(lie)
@@ -412,7 +413,7 @@ func TestDuePoison(t *testing.T) {
 		for range 20 {
 			id, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: time.Minute})
 			l.must(err)
-			token, err := l.Tokenize(l.Context(), id, visa)
+			token, err := l.Tokenize(l.Context(), id.ID, visa)
 			l.must(err)
 			lapsing = append(lapsing, token.ID)
 		}
@@ -445,7 +446,7 @@ func TestDuePoison(t *testing.T) {
 func TestIdempotencyKeyMadeToLapse(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		repeats := func() (*cardvault.Token, error) {
-			return l.Import(cardvault.WithIdempotencyKey(l.Context(), "order 1"), visa, nil)
+			return l.Import(l.Context(), visa, &cardvault.ImportOptions{IdempotencyKey: "order 1"})
 		}
 		first, err := repeats()
 		l.must(err)

@@ -72,7 +72,7 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 					if test.ttl > 0 {
 						session, sessionErr := l.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: test.ttl})
 						l.must(sessionErr)
-						token, err = l.Tokenize(l.Context(), session, test.card)
+						token, err = l.Tokenize(l.Context(), session.ID, test.card)
 					} else {
 						token, err = l.Import(l.Context(), test.card, nil)
 					}
@@ -194,7 +194,7 @@ func TestProvisionStates(t *testing.T) {
 			inLab(t, nil, func(l *lab) {
 				id := l.become(test.state)
 				before, calls := l.get(id), len(l.net.asked("Provision"))
-				token, err := l.Provision(l.Context(), id)
+				token, err := l.Provision(l.Context(), id, nil)
 				if test.refused {
 					if !errors.Is(err, cardvault.ErrNetworkTokenState) || token != nil {
 						t.Errorf("Provision: %v", err)
@@ -224,9 +224,9 @@ func TestProvisionStates(t *testing.T) {
 		inLab(t, nil, func(l *lab) {
 			session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: time.Minute})
 			l.must(err)
-			token, err := l.Tokenize(l.Context(), session, visa)
+			token, err := l.Tokenize(l.Context(), session.ID, visa)
 			l.must(err)
-			asked, err := l.Provision(l.Context(), token.ID)
+			asked, err := l.Provision(l.Context(), token.ID, nil)
 			if l.must(err); *asked.NetworkTokenStatusReason != *token.NetworkTokenStatusReason {
 				t.Errorf("Provision returns %+v", asked.NetworkTokenStatusReason)
 			}
@@ -238,10 +238,10 @@ func TestProvisionStates(t *testing.T) {
 			id := l.become(active)
 			a, err := l.CreateAccount(l.Context(), "another", nil)
 			l.must(err)
-			_, other := l.In(a.ID).Provision(l.Context(), id)
-			_, unknown := l.Provision(l.Context(), uuid.New())
+			_, other := l.In(a.ID).Provision(l.Context(), id, nil)
+			_, unknown := l.Provision(l.Context(), uuid.New(), nil)
 			l.must(l.Vault.Delete(l.Context(), id))
-			_, gone := l.Provision(l.Context(), id)
+			_, gone := l.Provision(l.Context(), id, nil)
 			for _, err := range []error{other, unknown, gone} {
 				if !errors.Is(err, cardvault.ErrNotFound) {
 					t.Errorf("Provision: %v", err)
@@ -259,7 +259,7 @@ func TestProvisionStillForbidden(t *testing.T) {
 		created := l.is(id, notAvailable, "scheme_not_enabled").NetworkTokenStatusReason.OccurredAt
 		l.pass(time.Hour)
 		l.net.ineligible = func(card.Scheme) error { return configurationError("merchant_not_enrolled") }
-		token, err := l.Provision(l.Context(), id)
+		token, err := l.Provision(l.Context(), id, nil)
 		l.must(err)
 		if r := l.is(id, notAvailable, "merchant_not_enrolled").NetworkTokenStatusReason; r.OccurredAt.Sub(created) != time.Hour ||
 			*token.NetworkTokenStatusReason != *r {
@@ -270,7 +270,7 @@ func TestProvisionStillForbidden(t *testing.T) {
 		l.must(err)
 		l.net.ineligible = nil
 		l.pass(400 * 24 * time.Hour)
-		_, err = l.Provision(l.Context(), id)
+		_, err = l.Provision(l.Context(), id, nil)
 		l.must(err)
 		l.is(id, notAvailable, "card_expired")
 		l.drain()
@@ -698,11 +698,11 @@ func TestAnotherKeyAfterAKnownOutcome(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id := l.become(failed)
 		l.net.script(refuse("Provision", schemeError("card_not_allowed")), nil)
-		l.must2(l.Provision(l.Context(), id))
+		l.must2(l.Provision(l.Context(), id, nil))
 		l.drain()
 		l.is(id, failed, "card_not_allowed")
 		l.net.script(nil, nil)
-		l.must2(l.Provision(l.Context(), id))
+		l.must2(l.Provision(l.Context(), id, nil))
 		l.drain()
 		l.is(id, active, "")
 		keys := map[string]bool{}
@@ -729,7 +729,7 @@ func TestOverloadedAfterAnUnknownOutcome(t *testing.T) {
 			l.net.script(refuse("Provision", answer), nil)
 			l.run(func() { l.pass(5 * time.Minute) })
 			l.net.script(nil, nil)
-			l.must2(l.Provision(l.Context(), id))
+			l.must2(l.Provision(l.Context(), id, nil))
 			l.run(func() { l.pass(time.Hour) })
 			l.is(id, active, "")
 			l.held(1)
@@ -817,7 +817,7 @@ func TestSameKeyAfterAnUnknownOutcome(t *testing.T) {
 		l.run(func() { l.pass(time.Minute) })
 		l.is(id, failed, "scheme_unavailable")
 		l.net.script(nil, nil)
-		_, err := l.Provision(l.Context(), id)
+		_, err := l.Provision(l.Context(), id, nil)
 		l.must(err)
 		l.drain()
 		l.is(id, active, "")

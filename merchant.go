@@ -3,16 +3,18 @@ package cardvault
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/hiding"
+	"github.com/cardvault/cardvault/internal/keytext"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/listing"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/receive"
@@ -31,6 +33,8 @@ type Merchant struct {
 	// Secrets of the merchant, oldest first: at most one that is used now and
 	// one that will be. Their values are shown once, by RotatePaymentSecret.
 	Secrets []PaymentSecret
+
+	Replayed bool // CreateMerchant has made it before, or EnsureMerchant has found it
 }
 
 // A PaymentSecret is a shared secret under which payment data is encrypted.
@@ -38,31 +42,124 @@ type PaymentSecret struct {
 	KeyID      string    // as in the header kid
 	ActivateAt time.Time // used from then on, until the next one is
 
-	value receive.SharedSecret // what the receiver hashes: 43 base64url characters
+	// Secret is the secret itself, only from the RotatePaymentSecret that has made it: a
+	// replay has none.
+	Secret   receive.SharedSecret
+	Replayed bool                 // RotatePaymentSecret has made it before: see the package comment
+	value    receive.SharedSecret // what the receiver hashes: 43 base64url characters
 }
 
-// CreateMerchant makes a merchant of the account.
-func (v *Vault) CreateMerchant(ctx context.Context, name string) (_ *Merchant, err error) {
+// MerchantOptions are the optional parts of a new merchant.
+type MerchantOptions struct {
+	IdempotencyKey string // see the package comment
+}
+
+// CreateMerchant makes a merchant of the account, also if another has the name. opts may
+// be nil.
+//
+// Errors: FieldErrors; ErrIdempotencyKeyReused; ErrNotFound for a handle on an account
+// that does not exist.
+func (v *Vault) CreateMerchant(ctx context.Context, name string, opts *MerchantOptions) (_ *Merchant, err error) {
 	defer doing("create merchant", &err)
 	if err := checkText("Name", []byte(name)); err != nil {
 		return nil, err
 	}
-	if err := v.rows.Exists(ctx); err != nil {
-		return nil, err
+	if opts == nil {
+		opts = new(MerchantOptions)
 	}
-	m := &Merchant{Name: name}
-	r, err := merchants{v.rows}.add(m)
+
+	call := replay.Request{Operation: opCreateMerchant, Key: opts.IdempotencyKey, Body: func() []byte { return []byte(name) }}
+	again := replay.Reopen(ctx, v.rows, kindMerchant, merchants{v.rows}.open, func(m *Merchant) { m.Replayed = true })
+	return once(ctx, v, call, again, func(c *replay.Call) (*Merchant, error) {
+		return merchants{v.rows}.put(ctx, name, c, c.Put)
+	})
+}
+
+// EnsureMerchant returns the oldest merchant of the account with a name, and makes it if
+// there is none. Of several calls at once, in several processes too, one makes it.
+// opts may be nil, and can have no IdempotencyKey.
+//
+// Errors: FieldErrors; ErrDamaged if it cannot be told whether there is one; ErrNotFound
+// for a handle on an account that does not exist.
+func (v *Vault) EnsureMerchant(ctx context.Context, name string, opts *MerchantOptions) (_ *Merchant, err error) {
+	defer doing("ensure merchant", &err)
+	err = checkText("name", []byte(name))
+	if opts != nil {
+		err = errors.Join(err, noIdempotencyKey(opts.IdempotencyKey))
+	}
 	if err != nil {
 		return nil, err
 	}
-	if err := v.rows.Put(ctx, opCreateMerchant, m.ID, r); err != nil {
+
+	s := merchants{v.rows}
+	hash := s.nameHash(name)
+	return ledger.Retry(ctx, func() (*Merchant, error) {
+		m, err := s.hashed(ctx, hash)
+		if m == nil && err == nil { // one that a former version has made has no hash
+			m, err = findMerchant(ctx, v, func(m *Merchant) bool { return m.Name == name })
+		}
+		switch {
+		case err != nil:
+			return nil, err
+		case m != nil:
+			m.Replayed = true
+			return m, nil
+		}
+		return s.put(ctx, name, nil, func(tx store.Tx) error {
+			found, err := tx.Lookup(kindMerchant, hash, 1)
+			if err == nil && len(found) > 0 {
+				err = ledger.ErrAgain // another call was faster
+			}
+			return err
+		})
+	})
+}
+
+// merchants are the merchants of an account.
+type merchants struct{ ledger.Account }
+
+// put stores a new merchant as the result of c, in one transaction with also.
+func (s merchants) put(ctx context.Context, name string, c *replay.Call, also func(store.Tx) error) (*Merchant, error) {
+	if err := s.Exists(ctx); err != nil {
+		return nil, err
+	}
+	m := &Merchant{Name: name}
+	r, err := s.add(m)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Seal(r.ID[:], uuid.Nil); err != nil {
+		return nil, err
+	}
+
+	err = s.Write(ctx, opCreateMerchant, m.ID, func(tx store.Tx) error {
+		tx.Put(r)
+		return also(tx)
+	})
+	if err != nil {
 		return nil, err
 	}
 	return m, nil
 }
 
-// merchants are the merchants of an account.
-type merchants struct{ ledger.Account }
+// hashed returns the oldest merchant whose name has a hash, or nil.
+func (s merchants) hashed(ctx context.Context, hash []byte) (*Merchant, error) {
+	var oldest *store.Record
+	err := s.FindBy(ctx, kindMerchant, hash, 1, func(r *store.Record, readable bool) bool {
+		if readable {
+			oldest = r
+		}
+		return true
+	})
+	if oldest == nil || err != nil {
+		return nil, err
+	}
+	return s.open(ctx, oldest)
+}
+
+func (s merchants) nameHash(name string) []byte {
+	return s.Box.Lookup(s.ID, "merchant", []byte(name))
+}
 
 // add completes a new merchant and returns its record.
 func (s merchants) add(m *Merchant) (*store.Record, error) {
@@ -73,6 +170,7 @@ func (s merchants) add(m *Merchant) (*store.Record, error) {
 	m.ID = s.Mask(kindMerchant, row)
 	m.CreatedAt = rowkey.Time(row)
 	r := s.NewRecord(kindMerchant, row)
+	r.Lookup = [][]byte{s.nameHash(m.Name)}
 	return r, s.SealShown(r, m.encode())
 }
 
@@ -95,9 +193,19 @@ func listedMerchants(v *Vault, opts *ListOptions) *listed[*Merchant] {
 func (v *Vault) PrimaryMerchant(ctx context.Context) (_ *Merchant, err error) {
 	defer doing("get primary merchant", &err)
 	// It is the first, unless the clock stepped back before another was made.
-	var damaged error // of another merchant, unless there is no primary one
+	m, err := findMerchant(ctx, v, func(m *Merchant) bool { return m.Primary })
+	if m == nil && err == nil {
+		err = fmt.Errorf("%w: account without a primary merchant", ErrDamaged)
+	}
+	return m, err
+}
+
+// findMerchant returns the oldest merchant that is the right one, or nil. An error says
+// that a damaged one may be it.
+func findMerchant(ctx context.Context, v *Vault, right func(*Merchant) bool) (*Merchant, error) {
+	var damaged error
 	for m, err := range v.AllMerchants(ctx, &ListOptions{Limit: DefaultLimit, Ascending: true}) {
-		if err == nil && m.Primary {
+		if err == nil && right(m) {
 			return m, nil
 		}
 		damaged = cmp.Or(damaged, err)
@@ -105,56 +213,93 @@ func (v *Vault) PrimaryMerchant(ctx context.Context) (_ *Merchant, err error) {
 	return nil, cmp.Or(damaged, fmt.Errorf("%w: account without a primary merchant", ErrDamaged))
 }
 
-// RotatePaymentSecret makes a new shared secret for a merchant and returns it, which
-// is shown only here. The first one is used at once, a
-// later one from activateAt on: zero means after [SecretOverlap], a time that
-// is past at once. One that waits to be used is replaced. The error is
-// ErrNotFound for a merchant that the account does not have.
-func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, activateAt time.Time) (_ receive.SharedSecret, err error) {
-	defer doing("rotate payment secret", &err)
-	var random [32]byte
-	rand.Read(random[:])
-	text := base64.RawURLEncoding.AppendEncode(nil, random[:])
-	defer clear(text)
-	secret := receive.NewSharedSecret(text)
+// PaymentSecretOptions are the options of RotatePaymentSecret.
+type PaymentSecretOptions struct {
+	// ActivateAt is when the secret begins to be used, unless it is the first of its
+	// merchant: that is used at once. Zero: after [SecretOverlap]. A time that is past: at once.
+	ActivateAt time.Time
 
-	return ledger.Retry(ctx, func() (receive.SharedSecret, error) {
+	IdempotencyKey string // see the package comment
+}
+
+// RotatePaymentSecret makes a new shared secret for a merchant and returns it: its text
+// is shown only here. A secret that waits to be used is replaced. opts may be nil.
+//
+// Errors: ErrNotFound for a merchant that the account does not have;
+// ErrIdempotencyKeyReused.
+func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, opts *PaymentSecretOptions) (_ *PaymentSecret, err error) {
+	defer doing("rotate payment secret", &err)
+	if opts == nil {
+		opts = new(PaymentSecretOptions)
+	}
+	activateAt := opts.ActivateAt.UTC().Truncate(time.Microsecond)
+	call := replay.Request{Operation: opRotateSecret, Object: merchant, Key: opts.IdempotencyKey, Body: func() []byte { return tlv.AppendTime(nil, 1, activateAt) }}
+
+	return once(ctx, v, call, repeatedSecret, func(c *replay.Call) (*PaymentSecret, error) {
 		r, err := v.rows.Get(ctx, kindMerchant, merchant)
 		if err != nil {
-			return receive.SharedSecret{}, err
+			return nil, err
 		}
 		m, err := merchants{v.rows}.open(ctx, r)
 		if err != nil {
-			return receive.SharedSecret{}, err
+			return nil, err
 		}
 
-		// A secret that waits to be used is replaced, and so is all before the used one.
-		at := now()
-		m.Secrets = slices.DeleteFunc(m.Secrets, func(s PaymentSecret) bool { return s.ActivateAt.After(at) })
-		m.Secrets = m.Secrets[max(0, len(m.Secrets)-1):]
-
-		next := PaymentSecret{KeyID: uuid.NewString(), ActivateAt: at, value: secret}
-		switch {
-		case len(m.Secrets) == 0:
-		case activateAt.IsZero():
-			next.ActivateAt = at.Add(SecretOverlap)
-		case activateAt.After(at):
-			next.ActivateAt = activateAt.UTC().Truncate(time.Microsecond)
-		default:
-			m.Secrets = nil // replaced at once
-		}
-
-		m.Secrets = append(m.Secrets, next)
+		next := m.rotate(now(), activateAt)
 		r.Version++
 		if err := v.rows.SealShown(r, m.encode()); err != nil {
-			return receive.SharedSecret{}, err
+			return nil, err
+		}
+		// Without its value: the answer is no second place of a secret.
+		answer := tlv.AppendTime(tlv.Append(nil, merchantSecretID, next.KeyID), merchantSecretAt, next.ActivateAt)
+		if err := c.Seal(answer, uuid.Nil); err != nil {
+			return nil, err
 		}
 
-		if err := v.rows.Put(ctx, opRotateSecret, merchant, r); err != nil {
-			return receive.SharedSecret{}, err
-		}
-		return secret, nil
+		next.Secret = next.value
+		return &next, v.rows.Write(ctx, opRotateSecret, merchant, func(tx store.Tx) error {
+			tx.Put(r)
+			return c.Put(tx)
+		})
 	})
+}
+
+// rotate gives the merchant a new secret and returns that.
+func (m *Merchant) rotate(at, activateAt time.Time) PaymentSecret {
+	text := keytext.Secret("", base64.RawURLEncoding)
+	defer clear(text)
+	next := PaymentSecret{KeyID: uuid.NewString(), ActivateAt: at, value: receive.NewSharedSecret(text)}
+
+	// A secret that waits to be used is replaced, and so is all before the used one.
+	m.Secrets = slices.DeleteFunc(m.Secrets, func(s PaymentSecret) bool { return s.ActivateAt.After(at) })
+	m.Secrets = m.Secrets[max(0, len(m.Secrets)-1):]
+	switch {
+	case len(m.Secrets) == 0:
+	case activateAt.IsZero():
+		next.ActivateAt = at.Add(SecretOverlap)
+	case activateAt.After(at):
+		next.ActivateAt = activateAt
+	default:
+		m.Secrets = nil // replaced at once
+	}
+
+	m.Secrets = append(m.Secrets, next)
+	return next
+}
+
+// repeatedSecret returns the secret of an answer, which does not have its value.
+func repeatedSecret(answer []byte) (*PaymentSecret, error) {
+	s := &PaymentSecret{Replayed: true}
+	r := tlv.Read(answer)
+	for r.Next() {
+		switch r.Tag {
+		case merchantSecretID:
+			s.KeyID = string(r.Value)
+		case merchantSecretAt:
+			s.ActivateAt = r.Time()
+		}
+	}
+	return s, ledger.ReadError(&r)
 }
 
 const (

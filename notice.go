@@ -8,6 +8,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/plausible"
 	"github.com/cardvault/cardvault/internal/spread"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/invalid"
@@ -257,7 +258,7 @@ func checkNotice(n *network.Notice) error {
 	if n.By >= ownerCount {
 		errs = append(errs, &FieldError{"By", invalid.Enum, "must be an owner"})
 	}
-	if n.Card != nil && !isCardState(n.Card) {
+	if n.Card != nil && !plausible.CardState(n.Card) {
 		errs = append(errs, &FieldError{"Card", invalid.Format, "must have four digits and an expiry"})
 	}
 	if n.Kind == network.NoticeRefused && n.Failure == nil {

@@ -93,7 +93,7 @@ func TestNotices(t *testing.T) {
 						t.Errorf("%v: status %v since %v", state, after.Status, after.InvalidatedAt)
 					}
 					if invalid {
-						if _, err := l.Provision(l.Context(), id); !errors.Is(err, cardvault.ErrNetworkTokenState) {
+						if _, err := l.Provision(l.Context(), id, nil); !errors.Is(err, cardvault.ErrNetworkTokenState) {
 							t.Errorf("Provision of an invalid token: %v", err)
 						}
 					}
@@ -177,7 +177,7 @@ func TestOldAnswers(t *testing.T) {
 		l.notify(notice{Kind: network.NoticeRefused, Failure: &network.Error{Source: network.SourceScheme, Code: "declined"}})
 		l.is(id, failed, "declined")
 		l.net.like.StateAt = time.Now().Add(-2 * time.Hour)
-		l.must2(l.Provision(l.Context(), id))
+		l.must2(l.Provision(l.Context(), id, nil))
 		l.drain()
 		l.is(id, active, "")
 	})
@@ -508,7 +508,7 @@ func TestNoticeByIdempotencyKey(t *testing.T) {
 		l.notify(notice{Kind: network.NoticeRefused, Token: ref, Failure: &network.Error{Source: network.SourceScheme, Code: "declined"}})
 		l.is(id, failed, "declined")
 		l.net.script(nil, nil)
-		l.must2(l.Provision(l.Context(), id))
+		l.must2(l.Provision(l.Context(), id, nil))
 		l.drain()
 		l.is(id, active, "")
 		if calls := l.net.asked("Provision"); calls[len(calls)-1].key == ref.IdempotencyKey {
@@ -620,7 +620,7 @@ func TestCardChanges(t *testing.T) {
 		l.notify(notice{Kind: network.NoticeCardReplaced, OccurredAt: at(l, 14)})
 		shows("replaced by what is not told", "0005", visa.Expiry)
 		// While it is active it stays, though the stored number is stale.
-		l.must2(l.Provision(l.Context(), id))
+		l.must2(l.Provision(l.Context(), id, nil))
 		shows("provisioned", "0005", visa.Expiry)
 		if n := len(l.net.asked("Provision")); n != 1 {
 			t.Errorf("%d calls of Provision", n)

@@ -215,7 +215,7 @@ func (v *Vault) pass(ctx context.Context, e *Event) *outbox.Reply {
 
 // disable disables a webhook, unless its URL or state has changed since an attempt.
 func (v *Vault) disable(ctx context.Context, w *Webhook, why string) error {
-	_, err := v.editWebhook(ctx, opUpdateWebhook, w.row, func(is *Webhook) error {
+	_, err := v.editWebhook(ctx, opUpdateWebhook, w.ID, nil, func(is *Webhook) error {
 		if is.Disabled || is.URL != w.URL || !is.since.Equal(w.since) {
 			return errChanged
 		}

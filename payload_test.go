@@ -56,7 +56,7 @@ func (l *lab) session(opts *cardvault.SessionOptions) (cardvault.SessionID, *car
 	l.Helper()
 	id, err := l.CreateSession(l.Context(), opts)
 	l.must(err)
-	return id, l.sees(id)
+	return id.ID, l.sees(id.ID)
 }
 
 func (l *lab) sees(id cardvault.SessionID) *cardvault.Session {
@@ -109,27 +109,27 @@ func TestCompleteSession(t *testing.T) {
 			l.Errorf("completing again: %v", err)
 		}
 
-		refresh, err := l.RefreshSession(l.Context(), done.TokenID)
+		refresh, err := l.RefreshSession(l.Context(), done.TokenID, nil)
 		l.must(err)
-		s = l.sees(refresh)
+		s = l.sees(refresh.ID)
 		if s.State != cardvault.SessionOpen || !s.Refresh || s.MaskedAccountNumber != "424242******4242" || s.Scheme != card.VISA {
 			l.Errorf("an open refresh: %+v", s)
 		}
-		l.must(l.Consume(l.Context(), done.TokenID))
-		if done := l.completes(refresh, encrypts(l, s, `{"security_code":"999","account_number":7}`, nil)); done.State != cardvault.SessionSucceeded || done.TokenID != token.ID {
+		l.must2(l.Consume(l.Context(), done.TokenID, nil))
+		if done := l.completes(refresh.ID, encrypts(l, s, `{"security_code":"999","account_number":7}`, nil)); done.State != cardvault.SessionSucceeded || done.TokenID != token.ID {
 			l.Errorf("refreshed: %+v", done)
 		}
 		l.hasCode(token.ID, true)
-		replayed, err := l.RefreshSession(l.Context(), done.TokenID)
+		replayed, err := l.RefreshSession(l.Context(), done.TokenID, nil)
 		l.must(err)
 		code := encrypts(l, s, `{"security_code":"999"}`, nil)
-		l.completes(replayed, code)
-		replayed, err = l.RefreshSession(l.Context(), done.TokenID)
+		l.completes(replayed.ID, code)
+		replayed, err = l.RefreshSession(l.Context(), done.TokenID, nil)
 		l.must(err)
-		l.refuses("a code of another session", replayed, code, "undecryptable")
+		l.refuses("a code of another session", replayed.ID, code, "undecryptable")
 
 		l.pass(15 * time.Minute)
-		for _, id := range []cardvault.SessionID{id, refresh, cardvault.NewSessionID(uuid.New()), {}} {
+		for _, id := range []cardvault.SessionID{id, refresh.ID, cardvault.NewSessionID(uuid.New()), {}} {
 			if _, err := l.In(uuid.Nil).Session(l.Context(), id); !errors.Is(err, cardvault.ErrNotFound) {
 				l.Errorf("a session that is over: %v", err)
 			}
@@ -348,7 +348,7 @@ func TestOneSessionKey(t *testing.T) {
 			for range 6 {
 				v := l.open()
 				group.Go(func() {
-					s, err := v.Session(l.Context(), id)
+					s, err := v.Session(l.Context(), id.ID)
 					mu.Lock()
 					defer mu.Unlock()
 					if err != nil {
@@ -382,16 +382,16 @@ func TestSessionBinding(t *testing.T) {
 			l.must(err)
 			seen := encrypts(l, s, entered, nil) // on its way
 			if !required {
-				if done := l.completes(theirs, seen); done.State != cardvault.SessionSucceeded {
+				if done := l.completes(theirs.ID, seen); done.State != cardvault.SessionSucceeded {
 					l.Errorf("without a session: %+v", done)
 				}
 				return
 			}
-			l.refuses("one that names no session", theirs, seen, "undecryptable")
+			l.refuses("one that names no session", theirs.ID, seen, "undecryptable")
 			l.refuses("one that names no session", id, seen, "undecryptable")
 			l.refuses("one that names neither session nor key", id, encrypts(l, unnamed(s), entered, nil), "undecryptable")
 			bound := encrypts(l, s, entered, map[jose.HeaderKey]any{"sid": id.UUID().String()})
-			l.refuses("one that names another session", theirs, bound, "undecryptable")
+			l.refuses("one that names another session", theirs.ID, bound, "undecryptable")
 			if done := l.completes(id, bound); done.State != cardvault.SessionSucceeded {
 				l.Errorf("with its session: %+v", done)
 			}
@@ -477,7 +477,7 @@ func TestSessionKeys(t *testing.T) {
 		replica := l.open()
 		id, err := replica.CreateSession(l.Context(), nil)
 		l.must(err)
-		same, err := replica.Session(l.Context(), id)
+		same, err := replica.Session(l.Context(), id.ID)
 		l.must(err)
 		if same.Key.ID != first.Key.ID || string(same.Key.N) != string(first.Key.N) {
 			l.Error("two vaults on one store have two keys")
@@ -505,13 +505,13 @@ func TestSessionKeys(t *testing.T) {
 
 		// A session can be read to its end with any SessionTTL.
 		l.pass(45*time.Minute - 2*time.Second)
-		id, fresh := l.session(nil)
+		last, fresh := l.session(nil)
 		old := encrypts(l, s, entered, nil)
-		l.completes(id, encrypts(l, s, strings.Replace(entered, "737", "7", 1), nil))
+		l.completes(last, encrypts(l, s, strings.Replace(entered, "737", "7", 1), nil))
 		l.pass(2 * time.Second)
-		l.refuses("under a key that is over", id, old, "undecryptable")
+		l.refuses("under a key that is over", last, old, "undecryptable")
 		l.drain()
-		if done := l.completes(id, encrypts(l, fresh, entered, nil)); done.State != cardvault.SessionSucceeded {
+		if done := l.completes(last, encrypts(l, fresh, entered, nil)); done.State != cardvault.SessionSucceeded {
 			l.Errorf("under the key of the day: %+v", done)
 		}
 
@@ -577,14 +577,14 @@ func TestSessionKeyWait(t *testing.T) {
 		l.store.hook(func() error { <-release; return errors.New("disk full") })
 		ended := make(chan error)
 		go func() {
-			_, err := l.Session(l.Context(), id)
+			_, err := l.Session(l.Context(), id.ID)
 			ended <- err
 		}()
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(l.Context(), time.Second)
 		defer cancel()
 		start := time.Now()
-		if _, err := l.Session(ctx, id); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Second {
+		if _, err := l.Session(ctx, id.ID); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Second {
 			l.Errorf("after %v: %v", time.Since(start), err)
 		}
 		close(release)
@@ -592,7 +592,7 @@ func TestSessionKeyWait(t *testing.T) {
 			l.Error("a session is read without a key")
 		}
 		l.store.hook(nil)
-		if s := l.sees(id); s.Key == nil {
+		if s := l.sees(id.ID); s.Key == nil {
 			l.Errorf("afterwards: %+v", s)
 		}
 	})

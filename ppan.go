@@ -1,17 +1,15 @@
 package cardvault
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
-	"unicode/utf8"
 
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/leak"
-	"github.com/cardvault/cardvault/internal/rule"
+	"github.com/cardvault/cardvault/internal/plausible"
 	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -142,7 +140,7 @@ func (v *Vault) askProvider(ctx context.Context, r *ppan.Request) (answer *ppan.
 		return err
 	})
 	if err == nil {
-		err = checkAnswer(answer, r)
+		err = plausible.PPAN(answer, r)
 	}
 	if err == nil {
 		return answer, nil
@@ -152,7 +150,7 @@ func (v *Vault) askProvider(ctx context.Context, r *ppan.Request) (answer *ppan.
 		return nil, ctx.Err() // the caller has left
 	}
 
-	cause := leak.Printable(withhold(err, r.PAN, hiding.Of(r.Account.Hash), hiding.Of(r.SecurityCode)))
+	cause := leak.Printable(plausible.Withhold(err, r.PAN, hiding.Of(r.Account.Hash), hiding.Of(r.SecurityCode)))
 	v.log.Warn("provider of pseudo card numbers gave no answer", "error", cause)
 
 	switch {
@@ -162,46 +160,4 @@ func (v *Vault) askProvider(ctx context.Context, r *ppan.Request) (answer *ppan.
 		return nil, ErrProviderTimeout
 	}
 	return nil, fmt.Errorf("%w: %s", ErrProviderUnavailable, cause)
-}
-
-// checkAnswer returns errGarbage unless p can be the answer to a request: a provider that
-// sends back the card number, the code or the hash does not get it past here.
-func checkAnswer(p *ppan.Answer, r *ppan.Request) error {
-	if p == nil || p.Status < ppan.Valid || p.Status > ppan.Error {
-		return errGarbage
-	}
-
-	pan, hash, code := hiding.Of(r.PAN), hiding.Of(r.Account.Hash), hiding.Of(r.SecurityCode)
-	guessed := len(hash) < 32 // that is no hash, and may be in any text
-	for _, text := range []string{
-		p.TruncatedPAN, p.CardType, p.CardExpiry, p.TravelCard, p.TravelCardProvider, p.TravelCardInvoice,
-		p.ErrorCode, p.ErrorMessage, p.CustomerMessage,
-	} {
-		if utf8.RuneCountInString(text) > maxText || leak.MayHoldPAN(text) || leak.Holds(text, pan) || !guessed && bytes.Contains([]byte(text), hash) {
-			return errGarbage
-		}
-	}
-
-	// Other texts can be the same as a code by chance.
-	if leak.HoldsRun(p.ErrorMessage, code) || leak.HoldsRun(p.CustomerMessage, code) {
-		return errGarbage
-	}
-
-	shown := 0
-	for _, c := range []byte(p.TruncatedPAN) {
-		if c >= '0' && c <= '9' {
-			shown++
-		}
-	}
-	if most := 6 + 4; shown > most && (shown > 8+4 || len(pan) < 16) {
-		return errGarbage // what is hidden could be computed
-	}
-
-	pseudo := hiding.Of(p.PseudoPAN)
-	n := len(pseudo)
-	if !rule.AllDigits(pseudo) || leak.Holds(string(pseudo), pan) ||
-		(n > 0 || p.Status == ppan.Valid) && (n < 16 || n > maxPAN) {
-		return errGarbage
-	}
-	return nil
 }

@@ -77,7 +77,7 @@ func TestPPAN(t *testing.T) {
 			}
 		}
 		l.hasCode(id, true)
-		l.must(l.Consume(l.Context(), id))
+		l.must2(l.Consume(l.Context(), id, nil))
 		_, err := l.ObtainPPAN(l.Context(), id, portal())
 		l.must(err)
 		if strings.Contains(sent, "737 ") {

@@ -12,8 +12,8 @@ import (
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/leak"
+	"github.com/cardvault/cardvault/internal/plausible"
 	"github.com/cardvault/cardvault/internal/replay"
-	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
@@ -24,49 +24,43 @@ import (
 // is not available, and returns the token, which is pending then. The rest is
 // done by [Vault.Run]; see [Options.ProvisionWait]. A network token that is
 // pending or active stays as it is, and so does a token that expires, which gets
-// none. If the configuration still allows none, the reason is renewed.
+// none. If the configuration still allows none, the reason is renewed. opts may be nil.
 //
 // Errors: ErrNetworkTokenState, ErrNotFound, ErrIdempotencyKeyReused.
-func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
+func (v *Vault) Provision(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *Token, err error) {
 	defer doing("provision network token", &err)
-	once, answer, err := v.once(ctx, opProvision, id, func() []byte { return nil })
-	switch {
-	case err != nil:
-		return nil, err
-	case answer != nil:
-		return v.decodeAnswer(answer)
-	}
+	call := replay.Request{Operation: opProvision, Object: id, Key: opts.key()}
+	return once(ctx, v, call, v.decodeAnswer, func(c *replay.Call) (*Token, error) { return provision(ctx, v, id, c) })
+}
 
+func provision(ctx context.Context, v *Vault, id uuid.UUID, c *replay.Call) (*Token, error) {
 	row := v.rows.Unmask(kindToken, id)
 	var freed *store.Record // the release of the network token that it had
 	t, err := v.change(ctx, opProvision, row, func(h *holding) (also func(store.Tx) error, err error) {
 		if freed, err = v.request(ctx, h); err != nil {
 			return nil, err
 		}
-		if once != nil {
-			if err := once.Seal(h.token.encode(bytes.Clone(row[:])), row); err != nil {
+		if c != nil {
+			if err := c.Seal(h.token.encode(bytes.Clone(row[:])), row); err != nil {
 				return nil, err
 			}
 		}
-		if once == nil && freed == nil {
+		if c == nil && freed == nil {
 			return nil, nil
 		}
 		return func(tx store.Tx) error {
 			if freed != nil {
 				tx.Put(freed)
 			}
-			return once.Put(tx)
+			return c.Put(tx)
 		}, nil
 	})
 
 	switch {
-	case errors.Is(err, ErrNetworkTokenState) && once != nil:
-		err = v.storeRefusal(ctx, id, once)
+	case errors.Is(err, ErrNetworkTokenState) && c != nil:
+		err = storeRefusal(ctx, v, id, c)
 	case errors.Is(err, ErrNetworkTokenState):
 		v.rows.Wrote(ctx, opProvision, id, err)
-	}
-	if errors.Is(err, replay.ErrRepeated) {
-		return v.Provision(ctx, id)
 	}
 	if err != nil {
 		return nil, err
@@ -77,16 +71,16 @@ func (v *Vault) Provision(ctx context.Context, id uuid.UUID) (_ *Token, err erro
 
 // storeRefusal stores and returns ErrNetworkTokenState, the one error that a
 // repetition gets again.
-func (v *Vault) storeRefusal(ctx context.Context, id uuid.UUID, once *replay.Call) error {
+func storeRefusal(ctx context.Context, v *Vault, id uuid.UUID, c *replay.Call) error {
 	row := v.rows.Unmask(kindToken, id)
-	if err := once.SealRefusal(row); err != nil {
+	if err := c.SealRefusal(row); err != nil {
 		return err
 	}
 	err := v.rows.Write(ctx, opProvision, id, func(tx store.Tx) error {
 		if _, err := v.rows.Find(tx, kindToken, row); err != nil {
 			return err
 		}
-		return once.Put(tx)
+		return c.Put(tx)
 	})
 	return cmp.Or(err, ErrNetworkTokenState)
 }
@@ -215,31 +209,6 @@ func newReason(source network.Source, code network.Code, schemeCode string, at t
 	return &Reason{Source: source, Code: code, Message: code.Message(), Retryable: code.Retryable(), SchemeCode: schemeCode, OccurredAt: at}
 }
 
-// checkNetworkToken returns errGarbage unless got can be the answer for a card whose last
-// four digits are known.
-func checkNetworkToken(got *network.Token, lastFour string) error {
-	ok := got != nil && len(got.ID) >= 1 && len(got.ID) <= maxText && len(got.Art) <= maxText
-	if ok {
-		switch got.State {
-		case network.Pending, network.Active, network.Inactive, network.Deleted:
-		default:
-			ok = false
-		}
-	}
-	if ok && got.Card != nil {
-		ok = isCardState(got.Card) && (lastFour == "" || got.Card.LastFour == "" || got.Card.LastFour == lastFour)
-	}
-	if !ok {
-		return errGarbage
-	}
-	return nil
-}
-
-func isCardState(c *network.CardState) bool {
-	four := c.LastFour == "" || len(c.LastFour) == 4 && rule.AllDigits([]byte(c.LastFour))
-	return four && (c.Expiry == card.Expiry{} || len(checkExpiry(c.Expiry)) == 0)
-}
-
 // A networkCall is a call to the network about a network token, with its answer.
 type networkCall struct {
 	vault  *Vault
@@ -336,7 +305,7 @@ func (c *networkCall) send(ctx context.Context, merchant uuid.UUID) error {
 		Contact:        contact,
 		Identification: h.token.Identification,
 	})
-	c.answer.receive(got, withhold(failure, pan, hiding.Of(code)))
+	c.answer.receive(got, plausible.Withhold(failure, pan, hiding.Of(code)))
 	return nil
 }
 
@@ -476,7 +445,7 @@ func (v *Vault) callProvision(ctx context.Context, h *holding, r *network.Provis
 		return err
 	})
 	if err == nil {
-		err = checkNetworkToken(got, h.token.LastFour)
+		err = plausible.NetworkToken(got, h.token.LastFour)
 	}
 	if err != nil {
 		return nil, err
@@ -492,7 +461,7 @@ func (v *Vault) callLookup(ctx context.Context, ref network.Ref, lastFour string
 		return err
 	})
 	if err == nil {
-		err = checkNetworkToken(got, lastFour)
+		err = plausible.NetworkToken(got, lastFour)
 	}
 	if err == nil && ref.ID != "" && got.ID != ref.ID {
 		err = errGarbage

@@ -28,7 +28,7 @@ func TestQuotaBounds(t *testing.T) {
 func TestQuotaOfLapsed(t *testing.T) {
 	for what, create := range map[string]func(l *lab) error{
 		"an API key": func(l *lab) error {
-			_, _, err := l.CreateAPIKey(l.Context(), "key", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: time.Minute})
+			_, err := l.CreateAPIKey(l.Context(), "key", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: time.Minute})
 			return err
 		},
 		"a session": func(l *lab) error {

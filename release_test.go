@@ -61,7 +61,7 @@ func TestKilledWhileProvisioning(t *testing.T) {
 						l.run(func() { l.pass(time.Minute) })
 						if then == "is forbidden, asked for again" {
 							l.net.ineligible = nil
-							_, err := l.Provision(l.Context(), id)
+							_, err := l.Provision(l.Context(), id, nil)
 							l.must(err)
 						}
 					}
@@ -478,7 +478,7 @@ func TestNothingIsLeft(t *testing.T) {
 					}
 				case 4:
 					if len(ids) > 0 {
-						_, _ = l.Provision(ctx, ids[r.IntN(len(ids))]) // what comes of it does not matter
+						_, _ = l.Provision(ctx, ids[r.IntN(len(ids))], nil) // what comes of it does not matter
 					}
 				case 5:
 					l.happens(r)

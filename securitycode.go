@@ -48,50 +48,46 @@ func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (_ *Securi
 
 // Consume ends the security code of a token: nobody gets it any more, whatever its cache
 // does, and it is erased there. It is the caller's word that the payment was authorized:
-// nothing else that uses the code consumes it. A token without one stays as it is.
+// nothing else that uses the code consumes it. A token without one stays as it is. opts may
+// be nil.
 //
 // Errors: ErrNotFound; ErrUnavailable if the cache could not be reached, so that the
 // code, which is of no use any more, may still be there; ErrIdempotencyKeyReused;
 // ErrIdempotencyInProgress. Repeated under an idempotency key it does not end the code
 // of a later refresh.
-func (v *Vault) Consume(ctx context.Context, id uuid.UUID) (err error) {
+func (v *Vault) Consume(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *Outcome, err error) {
 	defer doing("consume security code", &err)
-	_, err = ledger.Retry(ctx, func() (*replay.Call, error) {
-		once, answer, err := v.once(ctx, opConsume, id, func() []byte { return nil })
-		if err != nil || answer != nil {
-			return nil, err
-		}
-
-		err = v.consume(ctx, id, once)
+	call := replay.Request{Operation: opConsume, Object: id, Key: opts.key()}
+	return once(ctx, v, call, replayed, func(c *replay.Call) (*Outcome, error) {
+		err := v.consume(ctx, id, c)
 		if errors.Is(err, replay.ErrRepeated) { // not an outcome
 			return nil, err
 		}
 		if err != nil {
-			once.Abandon(ctx)
+			c.Abandon(ctx)
 		}
 		v.rows.Wrote(ctx, opConsume, id, err)
-		return once, err
+		return new(Outcome), err
 	})
-	return err
 }
 
-func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *replay.Call) error {
-	row, last, err := v.endCode(ctx, id, once)
+func (v *Vault) consume(ctx context.Context, id uuid.UUID, c *replay.Call) error {
+	row, last, err := v.endCode(ctx, id, c)
 	if err == nil && last {
 		err = v.codes.Erase(ctx, id)
 	}
-	if err != nil || once == nil {
+	if err != nil || c == nil {
 		return err
 	}
 
-	if err := once.Seal(nil, row); err != nil {
+	if err := c.Seal(nil, row); err != nil {
 		return err
 	}
 	return v.rows.Update(ctx, opConsume, func(tx store.Tx) error {
 		if _, err := v.rows.Find(tx, kindToken, row); err != nil {
 			return err
 		}
-		return once.Put(tx)
+		return c.Put(tx)
 	})
 }
 
@@ -99,7 +95,7 @@ func (v *Vault) consume(ctx context.Context, id uuid.UUID, once *replay.Call) er
 // claim of the call with that: whoever takes over after a crash ends no later code. It
 // returns the row key of the token, and whether there is no later code: only then may
 // what the cache has be erased.
-func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *replay.Call) (row uuid.UUID, last bool, err error) {
+func (v *Vault) endCode(ctx context.Context, id uuid.UUID, c *replay.Call) (row uuid.UUID, last bool, err error) {
 	for {
 		rec, err := v.rows.Get(ctx, kindToken, id)
 		if err != nil {
@@ -110,9 +106,9 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *replay.Call) (r
 			return uuid.Nil, false, err
 		}
 
-		if former := once.Row(); former != uuid.Nil { // it is ended: see replay.Call.Claim
+		if former := c.Row(); former != uuid.Nil { // it is ended: see replay.Call.Claim
 			number := binary.BigEndian.Uint64(former[8:])
-			return rec.ID, t.codes == number, once.Claim(ctx, former)
+			return rec.ID, t.codes == number, c.Claim(ctx, former)
 		}
 
 		t.codes++
@@ -133,8 +129,8 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *replay.Call) (r
 			tx.Put(rec)
 			return nil
 		}
-		if once != nil {
-			err = once.ClaimWith(ctx, opConsume, which, write)
+		if c != nil {
+			err = c.ClaimWith(ctx, opConsume, which, write)
 		} else {
 			err = v.rows.Update(ctx, opConsume, write)
 		}
@@ -148,25 +144,18 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, once *replay.Call) (r
 // RefreshSession returns the id of a new session in which the shopper enters the
 // security code of a token's card anew: see [Vault.RefreshSecurityCode]. Until
 // then the vault keeps the code that it has. The id is a credential like that of
-// CreateSession, and the session ends with the token.
+// CreateSession, and the session ends with the token. opts may be nil.
 //
 // Errors: ErrNotFound, ErrQuotaExceeded, ErrIdempotencyKeyReused.
-func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID) (_ SessionID, err error) {
+func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *CreatedSession, err error) {
 	defer doing("refresh session", &err)
-	return ledger.Retry(ctx, func() (SessionID, error) {
-		once, answer, err := v.once(ctx, opRefreshSession, id, func() []byte { return nil })
-		switch {
-		case err != nil:
-			return SessionID{}, err
-		case answer != nil:
-			return sessionOf(answer)
-		}
-
+	call := replay.Request{Operation: opRefreshSession, Object: id, Key: opts.key()}
+	return once(ctx, v, call, repeatedSession, func(c *replay.Call) (*CreatedSession, error) {
 		rec, err := v.rows.Get(ctx, kindToken, id)
 		if err != nil {
-			return SessionID{}, err
+			return nil, err
 		}
-		return v.newSession(ctx, opRefreshSession, &session{refresh: rec.ID}, once)
+		return v.newSession(ctx, opRefreshSession, &session{refresh: rec.ID}, c)
 	})
 }
 

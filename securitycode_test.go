@@ -49,10 +49,10 @@ func TestSecurityCodeTTL(t *testing.T) {
 			l.pass(time.Microsecond)
 			l.hasCode(id, false)
 
-			session, err := l.RefreshSession(l.Context(), id)
+			session, err := l.RefreshSession(l.Context(), id, nil)
 			l.must(err)
 			l.pass(time.Minute)
-			l.must2(l.RefreshSecurityCode(l.Context(), session, card.NewSecurityCode([]byte("999"))))
+			l.must2(l.RefreshSecurityCode(l.Context(), session.ID, card.NewSecurityCode([]byte("999"))))
 			if d := time.Until(l.hasCode(id, true)); d != want {
 				l.Errorf("after the refresh kept for %v, want %v", d, want)
 			}
@@ -74,10 +74,10 @@ func TestSecurityCodeTTL(t *testing.T) {
 func TestRefreshSessionEnds(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id := l.imports(visa)
-		session, err := l.RefreshSession(l.Context(), id)
+		session, err := l.RefreshSession(l.Context(), id, nil)
 		l.must(err)
 		l.pass(15 * time.Minute)
-		_, err = l.RefreshSecurityCode(l.Context(), session, card.NewSecurityCode([]byte("999")))
+		_, err = l.RefreshSecurityCode(l.Context(), session.ID, card.NewSecurityCode([]byte("999")))
 		if !errors.Is(err, cardvault.ErrNotFound) {
 			l.Errorf("after a quarter of an hour: %v", err)
 		}
@@ -109,7 +109,7 @@ func TestSecurityCodeInProvisioning(t *testing.T) {
 		l.is(late, failed, "declined")
 		l.net.script(nil, nil)
 		l.pass(2 * time.Minute)
-		l.must2(l.Provision(l.Context(), late))
+		l.must2(l.Provision(l.Context(), late, nil))
 		l.drain()
 		if got := l.net.codes[len(l.net.codes)-1]; got != "" {
 			l.Error("a code came after its time")
@@ -125,7 +125,7 @@ func TestConsumedInProvisioning(t *testing.T) {
 		l.net.script(refuse("Provision", schemeError("issuer_unavailable")), nil)
 		id := l.imports(coded(visa, "737"))
 		l.drain()
-		l.must(l.Consume(l.Context(), id))
+		l.must2(l.Consume(l.Context(), id, nil))
 		l.net.script(nil, nil)
 		l.pass(40 * time.Second)
 		l.drain()
@@ -147,7 +147,7 @@ func TestConsumeDies(t *testing.T) {
 	for survived := range 3 { // writes
 		inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Codes: codecache.New(10, nil)}, func(l *lab) {
 			id := l.imports(coded(visa, "111"))
-			ctx := cardvault.WithIdempotencyKey(l.Context(), "order 1")
+			ctx, under := l.Context(), &cardvault.CallOptions{IdempotencyKey: "order 1"}
 			n := 0
 			l.store.hook(func() error {
 				if n++; n > survived {
@@ -155,18 +155,18 @@ func TestConsumeDies(t *testing.T) {
 				}
 				return nil
 			})
-			if err := l.Consume(ctx, id); (err == nil) != (survived == 2) {
+			if _, err := l.Consume(ctx, id, under); (err == nil) != (survived == 2) {
 				l.Errorf("dying after %d writes: %v", survived, err)
 			}
 			l.store.hook(nil)
 			l.hasCode(id, survived == 0)
-			session, err := l.RefreshSession(l.Context(), id)
+			session, err := l.RefreshSession(l.Context(), id, nil)
 			l.must(err)
-			l.must2(l.RefreshSecurityCode(l.Context(), session, card.NewSecurityCode([]byte("222"))))
+			l.must2(l.RefreshSecurityCode(l.Context(), session.ID, card.NewSecurityCode([]byte("222"))))
 			l.pass(2 * time.Minute)
-			l.must(l.Consume(ctx, id))
+			l.must2(l.Consume(ctx, id, under))
 			l.hasCode(id, survived > 0)
-			l.must(l.Consume(ctx, id))
+			l.must2(l.Consume(ctx, id, under))
 		})
 	}
 }
@@ -208,11 +208,11 @@ func TestCallerGone(t *testing.T) {
 	cache := &countedCodes{CodeCache: codecache.New(10, nil), ids: map[uuid.UUID]bool{}}
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Codes: cache}, func(l *lab) {
 		id := l.imports(visa)
-		session, err := l.RefreshSession(l.Context(), id)
+		session, err := l.RefreshSession(l.Context(), id, nil)
 		l.must(err)
 		ctx, leave := context.WithCancel(l.Context())
 		l.store.then = leave
-		l.must2(l.RefreshSecurityCode(ctx, session, card.NewSecurityCode([]byte("999"))))
+		l.must2(l.RefreshSecurityCode(ctx, session.ID, card.NewSecurityCode([]byte("999"))))
 		l.hasCode(id, true)
 
 		ctx, leave = context.WithCancel(l.Context())
@@ -302,16 +302,16 @@ func TestConsumedWhileKept(t *testing.T) {
 	codes := &waitingCodes{CodeCache: codecache.New(10, nil)}
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Codes: codes}, func(l *lab) {
 		id := l.imports(coded(visa, "111"))
-		session, err := l.RefreshSession(l.Context(), id)
+		session, err := l.RefreshSession(l.Context(), id, nil)
 		l.must(err)
 		codes.release = make(chan struct{})
 		refreshed := make(chan error, 1)
 		go func() {
-			_, err := l.RefreshSecurityCode(l.Context(), session, card.NewSecurityCode([]byte("222")))
+			_, err := l.RefreshSecurityCode(l.Context(), session.ID, card.NewSecurityCode([]byte("222")))
 			refreshed <- err
 		}()
 		synctest.Wait()
-		l.must(l.Consume(l.Context(), id))
+		l.must2(l.Consume(l.Context(), id, nil))
 		close(codes.release)
 		l.must(<-refreshed)
 		l.hasCode(id, false)
@@ -350,7 +350,7 @@ func TestHangingCodes(t *testing.T) {
 		}
 		l.hasCode(id, false)
 		start = time.Now()
-		if err := l.Consume(l.Context(), id); !errors.Is(err, cardvault.ErrUnavailable) {
+		if _, err := l.Consume(l.Context(), id, nil); !errors.Is(err, cardvault.ErrUnavailable) {
 			l.Errorf("consuming: %v", err)
 		}
 		if d := time.Since(start); d != time.Second {

@@ -35,6 +35,8 @@ type SessionOptions struct {
 	// nor changes them.
 	BusinessKey    string
 	ImportProvider string
+
+	IdempotencyKey string // see the package comment
 }
 
 // Check returns a FieldError for each rule that CreateSession would report, or nil.
@@ -60,41 +62,38 @@ func (id SessionID) UUID() (u uuid.UUID) {
 	return u
 }
 
-// CreateSession returns the id of a new session, in which one card becomes a
-// token. opts may be nil. The session ends after [Options.SessionTTL].
+// A CreatedSession is the result of CreateSession and RefreshSession.
+type CreatedSession struct {
+	ID       SessionID
+	Replayed bool // the session was made before: see the package comment
+}
+
+// CreateSession makes a session, in which one card becomes a token. opts may be nil. The
+// session ends after [Options.SessionTTL].
 //
 // Errors: FieldErrors; ErrQuotaExceeded; ErrIdempotencyKeyReused; ErrNotFound for a handle
 // on an account that does not exist.
-func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (_ SessionID, err error) {
+func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (_ *CreatedSession, err error) {
 	defer doing("create session", &err)
 	if err := opts.Check(); err != nil {
-		return SessionID{}, err
+		return nil, err
+	}
+	if opts == nil {
+		opts = new(SessionOptions)
 	}
 
-	s := session{}
-	if opts != nil {
-		s.bypass, s.ttl = opts.BypassIdentification, opts.TokenTTL.Truncate(time.Microsecond)
-		s.businessKey, s.provider = opts.BusinessKey, opts.ImportProvider
-	}
-
-	return ledger.Retry(ctx, func() (SessionID, error) {
-		once, answer, err := v.once(ctx, opCreateSession, uuid.Nil, s.encode)
-		switch {
-		case err != nil:
-			return SessionID{}, err
-		case answer != nil:
-			return sessionOf(answer)
-		}
-
+	s := session{bypass: opts.BypassIdentification, ttl: opts.TokenTTL.Truncate(time.Microsecond), businessKey: opts.BusinessKey, provider: opts.ImportProvider}
+	call := replay.Request{Operation: opCreateSession, Key: opts.IdempotencyKey, Body: s.encode}
+	return once(ctx, v, call, repeatedSession, func(c *replay.Call) (*CreatedSession, error) {
 		if err := v.rows.Exists(ctx); err != nil {
-			return SessionID{}, err
+			return nil, err
 		}
-		return v.newSession(ctx, opCreateSession, &s, once)
+		return v.newSession(ctx, opCreateSession, &s, c)
 	})
 }
 
-// newSession stores a session under a new id, and that as the result of once.
-func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session, once *replay.Call) (SessionID, error) {
+// newSession stores a session under a new id, and that as the result of c.
+func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session, c *replay.Call) (*CreatedSession, error) {
 	id := uuid.New() // no row key: a credential has no structure
 	r := &store.Record{
 		Kind:    kindSession,
@@ -104,14 +103,14 @@ func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session,
 		Version: 1,
 	}
 	if err := (&visit{vault: v, session: s}).seal(r); err != nil {
-		return SessionID{}, err
+		return nil, err
 	}
 
 	// The answer under the idempotency key is the credential itself.
-	if once != nil {
-		once.KeepUntil(r.Due) // a credential is not kept longer than it is one
-		if err := once.Seal(id[:], s.refresh); err != nil {
-			return SessionID{}, err
+	if c != nil {
+		c.KeepUntil(r.Due) // a credential is not kept longer than it is one
+		if err := c.Seal(id[:], s.refresh); err != nil {
+			return nil, err
 		}
 	}
 
@@ -127,22 +126,16 @@ func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session,
 				return err
 			}
 			tx.Put(r)
-			return once.Put(tx)
+			return c.Put(tx)
 		})
 	})
-	if err != nil {
-		return SessionID{}, err
-	}
-	return NewSessionID(id), nil
+	return &CreatedSession{ID: NewSessionID(id)}, err
 }
 
-// sessionOf returns the session of an answer that was kept.
-func sessionOf(answer []byte) (SessionID, error) {
-	id, err := uuid.FromBytes(answer[:min(16, len(answer))])
-	if err != nil {
-		return SessionID{}, fmt.Errorf("%w: answer cannot be read", ErrDamaged)
-	}
-	return NewSessionID(id), nil
+// repeatedSession returns the session of an answer that was kept.
+func repeatedSession(answer []byte) (*CreatedSession, error) {
+	id, err := replay.AnsweredID(answer)
+	return &CreatedSession{NewSessionID(id), true}, err
 }
 
 // A visit is a session as it was read.

@@ -17,11 +17,11 @@ import (
 	"github.com/cardvault/cardvault/internal/enum"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/iin"
-	"github.com/cardvault/cardvault/internal/iso"
-	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/outbox"
+	"github.com/cardvault/cardvault/internal/plausible"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -86,6 +86,10 @@ type Token struct {
 	// right from wrong: an event has none, and package httpapi shows it only to keys
 	// with ScopeFingerprintsRead.
 	Fingerprint Fingerprint `wire:"fingerprint"`
+
+	// Replayed is whether Import or Provision was called before under its idempotency key:
+	// the token is as that call returned it then. See the package comment.
+	Replayed bool
 
 	artID       uuid.UUID // of CardArtURL
 	stale       bool      // the scheme has replaced the number that is stored
@@ -157,6 +161,8 @@ type ImportOptions struct {
 	// for nobody who may be guessing: the number is not counted towards
 	// [ErrTooManyNumbers]. Package httpapi never sets it.
 	Bulk bool
+
+	IdempotencyKey string // see the package comment
 }
 
 // Check returns a FieldError for each rule that an Import of these values
@@ -219,7 +225,7 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (_ *Tok
 // importCard is Import of a card that was checked. It returns store.ErrConflict or
 // ledger.ErrAgain if the same call, or a change of webhooks, was faster.
 func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions) (*Token, error) {
-	once, answer, err := v.once(ctx, opImport, uuid.Nil, func() []byte { return opts.canonical(c) })
+	call, answer, err := v.calls.BeginKeyed(ctx, v.rows, replay.Request{Operation: opImport, Key: opts.IdempotencyKey, Body: func() []byte { return opts.canonical(c) }})
 	if answer != nil && err == nil {
 		return v.decodeAnswer(answer) // whoever repeats the request knew the number
 	}
@@ -239,9 +245,9 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions) (*T
 		return nil, err
 	}
 
-	if once != nil {
+	if call != nil {
 		row := records[0].ID
-		if err := once.Seal(t.encode(row[:]), row); err != nil {
+		if err := call.Seal(t.encode(row[:]), row); err != nil {
 			return nil, err
 		}
 	}
@@ -253,7 +259,7 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions) (*T
 		if err := event.Put(tx); err != nil {
 			return err
 		}
-		return once.Put(tx)
+		return call.Put(tx)
 	})
 	if err != nil {
 		return nil, err
@@ -290,7 +296,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 		return nil, nil, err
 	}
 
-	bin := v.opts.lookupBIN(ctx, c.PAN)
+	bin := plausible.BIN(ctx, v.opts.BIN, c.PAN, v.log)
 	row, err := v.rows.NewRow()
 	if err != nil {
 		return nil, nil, err
@@ -355,7 +361,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 // schemeOf returns what the token of a card would have for its scheme.
 func (o *Options) schemeOf(ctx context.Context, p card.PAN) card.Scheme {
 	var t Token
-	t.describe(hiding.Of(p), o.IINLength, o.lookupBIN(ctx, p))
+	t.describe(hiding.Of(p), o.IINLength, plausible.BIN(ctx, o.BIN, p, o.Logger))
 	return t.Scheme
 }
 
@@ -411,54 +417,6 @@ func shownIIN(pan []byte, iinLength int) int {
 func (t *Token) setMasked(m string) {
 	t.MaskedAccountNumber = m
 	t.IIN, t.LastFour = m[:6], m[len(m)-4:]
-}
-
-func (o *Options) lookupBIN(ctx context.Context, p card.PAN) *network.BIN {
-	if o.BIN == nil {
-		return nil
-	}
-
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-
-	prefix := hiding.Of(p)
-	prefix = append([]byte(nil), prefix[:6+2*min(1, len(prefix)/16)]...)
-
-	got, err := o.BIN.LookupBIN(ctx, &network.BINRequest{IIN: prefix})
-	if err != nil || got == nil {
-		if err != nil {
-			o.Logger.WarnContext(ctx, "BIN look-up failed", "error", leak.Printable(err))
-		}
-		return nil
-	}
-
-	// An answer outside the lists of the vault counts as unknown.
-	bin := *got
-	if checkText("BankName", []byte(bin.BankName)) != nil {
-		bin.BankName = ""
-	}
-	switch bin.Type {
-	case "charge":
-		bin.Type = "credit"
-	case "prepaid":
-		bin.Type = "debit"
-	case "credit", "debit", "":
-	default:
-		bin.Type = ""
-	}
-
-	switch bin.Segment {
-	case "business", "consumer", "commercial", "other", "":
-	default:
-		bin.Segment = ""
-	}
-
-	if bin.CountryCode != "" && !iso.Country(bin.CountryCode) {
-		o.Logger.WarnContext(ctx, "BIN look-up gave a country that is not in ISO 3166-1", "iin", string(prefix[:6]))
-		bin.CountryCode = ""
-	}
-
-	return &bin
 }
 
 // Get returns a token. The error is ErrNotFound for an id that the account does
@@ -884,10 +842,16 @@ func (v *Vault) openToken(ctx context.Context, r *store.Record) (*Token, error) 
 // decodeAnswer returns the token of an idempotent answer: its row key and what
 // encode wrote.
 func (v *Vault) decodeAnswer(answer []byte) (*Token, error) {
-	if len(answer) < len(uuid.UUID{}) {
-		return nil, fmt.Errorf("%w: answer cannot be read", ErrDamaged)
+	row, err := replay.AnsweredID(answer)
+	if err != nil {
+		return nil, err
 	}
-	return v.decodeToken(uuid.UUID(answer[:16]), answer[16:])
+	t, err := v.decodeToken(row, answer[len(row):])
+	if err != nil {
+		return nil, err
+	}
+	t.Replayed = true
+	return t, nil
 }
 
 // Tags of a token's shown part. A number is never given a second meaning.

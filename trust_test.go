@@ -158,11 +158,11 @@ func TestSweepTrustsNoIndex(t *testing.T) {
 func TestUnknownKeyOnFullStore(t *testing.T) {
 	l := &liar{Store: memstore.New()}
 	v := vaultOn(t, l)
-	_, key, err := v.CreateAPIKey(t.Context(), "a key", []cardvault.Scope{cardvault.ScopeTokensRead}, nil)
+	key, err := v.CreateAPIKey(t.Context(), "a key", []cardvault.Scope{cardvault.ScopeTokensRead}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	principal, err := v.Authenticate(t.Context(), key.Text())
+	principal, err := v.Authenticate(t.Context(), key.Text.Text())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestUnknownKeyOnFullStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.update = store.ErrFull
-	if _, err := v.Authenticate(t.Context(), key.Text()); !errors.Is(err, cardvault.ErrUnauthenticated) {
+	if _, err := v.Authenticate(t.Context(), key.Text.Text()); !errors.Is(err, cardvault.ErrUnauthenticated) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -211,11 +211,11 @@ func TestUnknownKeyReads(t *testing.T) {
 		if by != nil {
 			opts.Creator = by.ID
 		}
-		k, text, err := v.CreateAPIKey(t.Context(), "a key", cardvault.AllScopes(), opts)
+		k, err := v.CreateAPIKey(t.Context(), "a key", cardvault.AllScopes(), opts)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return k, text.Text()
+		return k, k.Text.Text()
 	}
 	root, text := key(nil)
 	child, below := key(root)
@@ -260,11 +260,11 @@ func TestSessionIDStaysOut(t *testing.T) {
 		t.Fatal("nothing was stored")
 	}
 	for _, id := range ids {
-		if id == session.UUID() {
+		if id == session.ID.UUID() {
 			t.Error("the store has the id of the session as a key")
 		}
 	}
-	if _, err := v.Tokenize(t.Context(), session, visa); err != nil {
+	if _, err := v.Tokenize(t.Context(), session.ID, visa); err != nil {
 		t.Error(err)
 	}
 }

@@ -55,6 +55,35 @@
 // [Options.Events], and erases tokens with an expiration time, sessions, API
 // keys and idempotency keys: these are invisible from the instant they lapse on.
 //
+// # Idempotency
+//
+// Every call that creates or rotates something has an IdempotencyKey among its options: 1
+// to 255 printable ASCII characters that the caller chooses, unique within the account, the
+// method and the object that it concerns. Repeating the call with the same key has the
+// effect and the result of the first call, whatever happened in between, until
+// [Options.IdempotencyTTL] is over. The field Replayed of the result is true then.
+//
+// The record of a key is written in the transaction of the effect. It holds a keyed hash of
+// the request, never the request. Import and Provision return the token as it was, other
+// calls what they have made as it is now. If that is gone the error is [ErrNotFound], and
+// nothing is made anew; so it is for CreateSession and RefreshSession once the session has
+// lapsed, because its id is a credential. API keys, payment secrets and secrets of webhooks are
+// shown once: a repetition has none, and whoever has lost one rotates or revokes it. An
+// error is no result, except ErrNetworkTokenState of Provision.
+//
+// A security code is no part of a request: whether one was right cannot be found out by
+// repeating the call with another. Another request under the key is
+// [ErrIdempotencyKeyReused], and is counted for the [Actor.RootKeyID] of the call, or its
+// [Actor.Name], or for all calls without either. After five of them every call for that root is
+// ErrIdempotencyKeyReused as long as the key is kept, also the right one, so that nothing
+// else of a request can be tried out either. Other roots are not affected.
+//
+// RequestPaymentData waits for the network, Consume for the cache of security codes. A
+// repetition meanwhile is [ErrIdempotencyInProgress], for a minute at most after a crash.
+//
+// Replicas that start together call [Vault.EnsureMerchant] and [Vault.EnsureAPIKey], which
+// need no key and no file.
+//
 // # Errors
 //
 // Bad input is a [*FieldError], or several: see [FieldErrors]. All else is one
@@ -150,6 +179,7 @@ const (
 	kindMistakes                               // how often a root API key was used for other requests under an idempotency key
 	kindSinkQueue  = outbox.KindSinkQueue
 	kindLease      = ledger.KindAccount + iota // that a process does the provisionings of a shard, or waits for one
+	kindGivenKey                               // that an API key was made with a text that was given, also once the key is gone
 )
 
 // names says how errors name records: those of other kinds by the number of the kind. The
@@ -243,7 +273,11 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 			}
 		},
 	})
-	c.calls = replay.New(replay.Config{Keys: kindIdempotency, Answers: kindAnswer, Mistakes: kindMistakes, Keep: o.IdempotencyTTL, Log: o.Logger})
+	c.calls = replay.New(replay.Config{
+		Keys: kindIdempotency, Answers: kindAnswer, Mistakes: kindMistakes, Keep: o.IdempotencyTTL, Log: o.Logger,
+		Check: checkIdempotencyKey, Refused: ErrNetworkTokenState,
+		Root: func(ctx context.Context) uuid.UUID { a, _ := ctx.Value(actorKey{}).(Actor); return a.root() },
+	})
 	c.codes = codes.NewKeeper(codes.Config{Shared: o.Codes, Capacity: o.SecurityCodeCapacity, Ledger: c.ledger, Log: o.Logger})
 	whole := &Vault{core: c, rows: c.ledger.In(uuid.Nil)}
 	if err := c.ledger.Load(ctx, whole.firstRecords); err != nil {
@@ -273,14 +307,20 @@ func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
 // RotateKeys starts a new term: records are sealed under a new master key from
 // now on. What was sealed before is still read, and is sealed anew when it is
 // next written. Other processes on the same store follow when they meet the
-// new term.
+// new term. opts may be nil; an idempotency key is unique within the vault.
 //
-// It also mends a store whose keyring is gone, or was replaced by a former one, while
+// Without one it also mends a store whose keyring is gone, or was replaced by a former one, while
 // the vault is open; and a count of seals that is lost. The error is ErrDamaged, without
 // another call of the key provider, if the store has a later term than the vault knows.
-func (v *Vault) RotateKeys(ctx context.Context) (err error) {
+func (v *Vault) RotateKeys(ctx context.Context, opts *CallOptions) (_ *Outcome, err error) {
 	defer doing("rotate keys", &err)
-	return v.rows.RotateKeys(ctx)
+	call := replay.Request{Operation: ledger.OpRotateKeys, Key: opts.key()}
+	return once(ctx, v.whole(), call, replayed, func(c *replay.Call) (*Outcome, error) {
+		if err := c.Seal(nil, uuid.Nil); err != nil {
+			return nil, err
+		}
+		return new(Outcome), v.rows.RotateKeys(ctx, c.Put)
+	})
 }
 
 // In returns a handle that works on an account. If there is no such account,

@@ -88,8 +88,8 @@ func TestOpen(t *testing.T) {
 	}
 
 	v := open()
-	token, err := v.Import(cardvault.WithIdempotencyKey(ctx, "idempotency-secret"), secretCard(),
-		&cardvault.ImportOptions{BusinessKey: secretKey, ImportProvider: "p"})
+	token, err := v.Import(ctx, secretCard(),
+		&cardvault.ImportOptions{BusinessKey: secretKey, ImportProvider: "p", IdempotencyKey: "idempotency-secret"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,10 +97,10 @@ func TestOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := v.Tokenize(ctx, session, secretCard()); err != nil {
+	if _, err := v.Tokenize(ctx, session.ID, secretCard()); err != nil {
 		t.Fatal(err)
 	}
-	_, key, err := v.CreateAPIKey(ctx, "label-secret", cardvault.AllScopes(), nil)
+	key, err := v.CreateAPIKey(ctx, "label-secret", cardvault.AllScopes(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	payment, err := v.RotatePaymentSecret(ctx, merchant.ID, time.Time{})
+	payment, err := v.RotatePaymentSecret(ctx, merchant.ID, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestOpen(t *testing.T) {
 	}
 
 	v = open()
-	if p, err := v.Authenticate(ctx, key.Text()); err != nil || p.Key.Label != "label-secret" {
+	if p, err := v.Authenticate(ctx, key.Text.Text()); err != nil || p.Key.Label != "label-secret" {
 		t.Errorf("the key after reopening: %v", err)
 	}
 	if p, err := v.List(ctx, nil); err != nil || p.TotalItems != 1 || p.Items[0].LastFour != secretNumber[12:] {
@@ -138,7 +138,7 @@ func TestOpen(t *testing.T) {
 	}
 
 	secrets := []string{
-		secretNumber, secretNumber[:12], secretName, secretKey, key.Text(), key.Text()[17:60], payment.Text(), "idempotency-secret", "label-secret",
+		secretNumber, secretNumber[:12], secretName, secretKey, key.Text.Text(), key.Text.Text()[17:60], payment.Secret.Text(), "idempotency-secret", "label-secret",
 		secretCode, token.Fingerprint.String(),
 	}
 	vaulttest.AssertNoLeak(t, secrets, log.text(), refused, unknown)
@@ -162,7 +162,7 @@ func TestLogHidesSessions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := v.Tokenize(t.Context(), session, secretCard()); err != nil {
+		if _, err := v.Tokenize(t.Context(), session.ID, secretCard()); err != nil {
 			t.Fatal(err)
 		}
 		<-time.After(time.Hour)
@@ -174,7 +174,7 @@ func TestLogHidesSessions(t *testing.T) {
 				t.Errorf("%s is not logged", operation)
 			}
 		}
-		vaulttest.AssertNoLeak(t, []string{session.UUID().String()}, log.text())
+		vaulttest.AssertNoLeak(t, []string{session.ID.UUID().String()}, log.text())
 	})
 }
 

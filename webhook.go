@@ -1,8 +1,8 @@
 package cardvault
 
 import (
+	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -11,10 +11,12 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/hiding"
+	"github.com/cardvault/cardvault/internal/keytext"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/quota"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/invalid"
@@ -45,6 +47,11 @@ type Webhook struct {
 	// due meanwhile fails, and can be redelivered.
 	Disabled       bool           `wire:"status,enabled|disabled"`
 	DisabledReason DisabledReason `wire:"disabled_reason"`
+
+	// Secret is the signing secret, only from the CreateWebhook or RotateWebhookSecret that
+	// has made it: a replay has none.
+	Secret   receive.WebhookSecret
+	Replayed bool // the call was made before: see the package comment
 
 	row     uuid.UUID
 	version uint64          // of its record, when it was read
@@ -109,6 +116,8 @@ type WebhookOptions struct {
 	Events      []receive.EventType // empty: all
 	Description string              // 1 to 255 characters; "": none
 	LegacyHMAC  bool
+
+	IdempotencyKey string // see the package comment
 }
 
 // A WebhookUpdate says what to change of a webhook. What is nil stays.
@@ -164,38 +173,53 @@ func (v *Vault) CheckWebhook(u WebhookUpdate) (err error) {
 // CreateWebhook registers an endpoint and returns it with its signing secret, which is
 // shown only here. It gets the events of what happens from now on. opts may be nil.
 //
-// Errors: FieldErrors; ErrQuotaExceeded; ErrNotEnabled without [Options.Webhooks].
-func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOptions) (_ *Webhook, _ receive.WebhookSecret, err error) {
+// Errors: FieldErrors; ErrQuotaExceeded; ErrIdempotencyKeyReused; ErrNotEnabled without
+// [Options.Webhooks].
+func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOptions) (_ *Webhook, err error) {
 	defer doing("create webhook", &err)
 	if v.opts.Webhooks == nil {
-		return nil, receive.WebhookSecret{}, errNoSender
+		return nil, errNoSender
 	}
-	w := &Webhook{URL: url}
-	if opts != nil {
-		w.Events, w.Description, w.LegacyHMAC = opts.Events, opts.Description, opts.LegacyHMAC
+	if opts == nil {
+		opts = new(WebhookOptions)
 	}
-	if err := v.checkWebhook(w); err != nil {
-		return nil, receive.WebhookSecret{}, err
+	asked := Webhook{URL: url, Events: opts.Events, Description: opts.Description, LegacyHMAC: opts.LegacyHMAC}
+	if err := v.checkWebhook(&asked); err != nil {
+		return nil, err
 	}
+
+	call := replay.Request{Operation: opCreateWebhook, Key: opts.IdempotencyKey, Body: asked.canonical}
+	again := replay.Reopen(ctx, v.rows, kindWebhook, v.listedWebhook, func(w *Webhook) { w.Replayed = true })
+	return once(ctx, v, call, again, func(c *replay.Call) (*Webhook, error) {
+		w := asked
+		return &w, w.store(ctx, v, c)
+	})
+}
+
+// store completes and stores a new webhook, as the result of c.
+func (w *Webhook) store(ctx context.Context, v *Vault, c *replay.Call) error {
 	row, err := v.rows.NewRow()
 	if err != nil {
-		return nil, receive.WebhookSecret{}, err
+		return err
 	}
 	w.row, w.ID, w.CreatedAt = row, v.rows.Mask(kindWebhook, row), rowkey.Time(row)
 	w.since = w.CreatedAt
-	secret := newSigningSecret()
-	w.secrets = []signingSecret{{value: secret}}
+	w.Secret = newSigningSecret()
+	w.secrets = []signingSecret{{value: w.Secret}}
 
 	r := v.rows.NewRecord(kindWebhook, row)
 	if err := v.sealWebhook(r, w); err != nil {
-		return nil, receive.WebhookSecret{}, err
+		return err
 	}
 	q, err := v.outbox.NewQueue(v.rows.ID, row)
 	if err != nil {
-		return nil, receive.WebhookSecret{}, err
+		return err
+	}
+	if err := c.Seal(row[:], uuid.Nil); err != nil {
+		return err
 	}
 
-	err = v.changeAccount(ctx, opCreateWebhook, w.ID, func(a *Account) (func(store.Tx) error, error) {
+	return tryAccount(ctx, v, opCreateWebhook, w.ID, func(a *Account) (func(store.Tx) error, error) {
 		return func(tx store.Tx) error {
 			limit := a.Quotas.Webhooks
 			if err := quota.Room(tx, v.rows.ID, kindWebhook, limit); errors.Is(err, quota.ErrFull) {
@@ -205,13 +229,18 @@ func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOpti
 			}
 			tx.Put(r)
 			tx.Put(q)
-			return nil
+			return c.Put(tx)
 		}, nil
 	})
-	if err != nil {
-		return nil, receive.WebhookSecret{}, err
+}
+
+// canonical returns what must be the same for a CreateWebhook to be a repetition.
+func (w *Webhook) canonical() []byte {
+	b := tlv.Append(tlv.Append(nil, 1, w.URL), 2, w.Description)
+	for _, e := range w.Events {
+		b = tlv.Append(b, 3, string(e))
 	}
-	return w, secret, nil
+	return tlv.AppendBool(b, 4, w.LegacyHMAC)
 }
 
 // Webhook returns a webhook. The error is ErrNotFound for an id that the account does
@@ -246,7 +275,7 @@ func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate
 	if v.opts.Webhooks == nil {
 		return nil, errNoSender
 	}
-	return v.editWebhook(ctx, opUpdateWebhook, v.rows.Unmask(kindWebhook, id), func(w *Webhook) error {
+	return v.editWebhook(ctx, opUpdateWebhook, id, nil, func(w *Webhook) error {
 		if u.URL != nil && *u.URL != w.URL || u.Disabled != nil && *u.Disabled != w.Disabled {
 			w.since = now()
 		}
@@ -304,29 +333,26 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
 	return err
 }
 
-// RotateWebhookSecret makes a new signing secret for a webhook and returns it; it is
-// shown only here. The former one signs beside it for [WebhookSecretOverlap], and so do
+// RotateWebhookSecret makes a new signing secret for a webhook and returns the webhook with
+// it; it is shown only here. opts may be nil. The former one signs beside it for [WebhookSecretOverlap], and so do
 // those before until theirs is over: whichever of them the receiver has, it understands
 // what it gets.
 //
-// Errors: ErrNotFound; ErrTooManySecrets while [receive.MaxSecrets] sign.
-func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID) (_ receive.WebhookSecret, err error) {
+// Errors: ErrNotFound; ErrTooManySecrets while [receive.MaxSecrets] sign;
+// ErrIdempotencyKeyReused.
+func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *Webhook, err error) {
 	defer doing("rotate webhook secret", &err)
-	secret := newSigningSecret()
-	_, err = v.editWebhook(ctx, opRotateWebhook, v.rows.Unmask(kindWebhook, id), func(w *Webhook) error {
+	return v.editWebhook(ctx, opRotateWebhook, id, opts, func(w *Webhook) error {
 		at := now()
 		w.secrets = w.signing(at)
 		if len(w.secrets) >= receive.MaxSecrets {
 			return ErrTooManySecrets
 		}
 		w.secrets[len(w.secrets)-1].until = at.Add(WebhookSecretOverlap)
-		w.secrets = append(w.secrets, signingSecret{value: secret})
+		w.Secret = newSigningSecret()
+		w.secrets = append(w.secrets, signingSecret{value: w.Secret})
 		return nil
 	})
-	if err != nil {
-		return receive.WebhookSecret{}, err
-	}
-	return secret, nil
 }
 
 // signing returns the secrets that sign at a time, oldest first.
@@ -370,9 +396,7 @@ func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (_ *WebhookTest, 
 }
 
 func newSigningSecret() receive.WebhookSecret {
-	var random [32]byte
-	rand.Read(random[:])
-	text := append([]byte("whsec_"), base64.StdEncoding.AppendEncode(nil, random[:])...)
+	text := keytext.Secret("whsec_", base64.StdEncoding)
 	defer clear(text)
 	return receive.NewWebhookSecret(text)
 }
@@ -389,38 +413,43 @@ func (v *Vault) checkWebhook(w *Webhook) error {
 	return v.CheckWebhook(WebhookUpdate{URL: &w.URL, Description: &w.Description, Events: named})
 }
 
-// editWebhook lets fn change a webhook, stores it and returns it.
-func (v *Vault) editWebhook(ctx context.Context, op ledger.Operation, row uuid.UUID, fn func(*Webhook) error) (w *Webhook, err error) {
-	var paused *store.Record // if a pause of it ends
-	err = v.changeAccount(ctx, op, v.rows.Mask(kindWebhook, row), func(*Account) (func(store.Tx) error, error) {
-		paused = nil
-		r, err := v.rows.GetRow(ctx, kindWebhook, row)
-		if err != nil {
-			return nil, err
-		}
-		if w, err = v.openWebhook(ctx, r); err != nil {
-			return nil, err
-		}
-		was := *w
-		if err := fn(w); err != nil {
-			return nil, err
-		}
-
-		wake := func(store.Tx) error { return nil }
-		if !w.Disabled && (was.Disabled || w.URL != was.URL) {
-			if paused, wake, err = v.outbox.EndPause(ctx, row); err != nil {
+// editWebhook lets fn change a webhook, stores it and returns it. opts may be nil.
+func (v *Vault) editWebhook(ctx context.Context, op ledger.Operation, id uuid.UUID, opts *CallOptions, fn func(*Webhook) error) (*Webhook, error) {
+	call := replay.Request{Operation: op, Object: id, Key: opts.key()}
+	again := replay.Reopen(ctx, v.rows, kindWebhook, v.listedWebhook, func(w *Webhook) { w.Replayed = true })
+	return once(ctx, v, call, again, func(c *replay.Call) (w *Webhook, err error) {
+		var paused *store.Record // if a pause of it ends
+		err = tryAccount(ctx, v, op, id, func(*Account) (func(store.Tx) error, error) {
+			r, err := v.rows.Get(ctx, kindWebhook, id)
+			if err != nil {
 				return nil, err
 			}
-		}
+			if w, err = v.openWebhook(ctx, r); err != nil {
+				return nil, err
+			}
+			was := *w
+			if err := fn(w); err != nil {
+				return nil, err
+			}
 
-		r.Version++
-		return func(tx store.Tx) error { tx.Put(r); return wake(tx) }, v.sealWebhook(r, w)
+			wake := func(store.Tx) error { return nil }
+			if !w.Disabled && (was.Disabled || w.URL != was.URL) {
+				if paused, wake, err = v.outbox.EndPause(ctx, r.ID); err != nil {
+					return nil, err
+				}
+			}
+
+			r.Version++
+			if err := c.Seal(r.ID[:], uuid.Nil); err != nil {
+				return nil, err
+			}
+			return func(tx store.Tx) error { tx.Put(r); return cmp.Or(wake(tx), c.Put(tx)) }, v.sealWebhook(r, w)
+		})
+		if err == nil {
+			v.jobs.Due(paused)
+		}
+		return w, err
 	})
-	if err != nil {
-		return nil, err
-	}
-	v.jobs.Due(paused)
-	return w, nil
 }
 
 func (v *Vault) webhookRow(ctx context.Context, row uuid.UUID) (*Webhook, error) {

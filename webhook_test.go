@@ -66,10 +66,10 @@ func TestWebhookSecretHidesItself(t *testing.T) {
 func TestSigningSecrets(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		l.must(l.DeleteWebhook(l.Context(), hook.ID))
-		hook, first, err := l.CreateWebhook(l.Context(), url, nil)
+		hook, err := l.CreateWebhook(l.Context(), url, nil)
 		l.must(err)
-		random, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(signing(first), "whsec_"))
-		if err != nil || len(random) != 32 || !strings.HasPrefix(signing(first), "whsec_") {
+		random, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(signing(hook.Secret), "whsec_"))
+		if err != nil || len(random) != 32 || !strings.HasPrefix(signing(hook.Secret), "whsec_") {
 			t.Errorf("the secret is of %d bytes: %v", len(random), err)
 		}
 		signs := func(want ...receive.WebhookSecret) {
@@ -86,15 +86,15 @@ func TestSigningSecrets(t *testing.T) {
 			}
 		}
 		rotate := func() receive.WebhookSecret {
-			secret, err := l.RotateWebhookSecret(l.Context(), hook.ID)
+			secret, err := l.RotateWebhookSecret(l.Context(), hook.ID, nil)
 			l.must(err)
-			return secret
+			return secret.Secret
 		}
-		signs(first)
+		signs(hook.Secret)
 		second := rotate()
-		signs(first, second)
+		signs(hook.Secret, second)
 		l.pass(23 * time.Hour)
-		signs(first, second)
+		signs(hook.Secret, second)
 		l.pass(time.Hour)
 		signs(second)
 		third := rotate()
@@ -107,13 +107,13 @@ func TestSigningSecrets(t *testing.T) {
 		signs(fourth)
 		l.update(hook, cardvault.WebhookUpdate{Description: new("a")})
 		signs(fourth)
-		secrets := []receive.WebhookSecret{first, second, third, fourth}
+		secrets := []receive.WebhookSecret{hook.Secret, second, third, fourth}
 		for range receive.MaxSecrets - 1 {
 			secrets = append(secrets, rotate())
 			l.pass(time.Hour)
 		}
 		signs(secrets[3:]...)
-		if _, err := l.RotateWebhookSecret(l.Context(), hook.ID); !errors.Is(err, cardvault.ErrTooManySecrets) {
+		if _, err := l.RotateWebhookSecret(l.Context(), hook.ID, nil); !errors.Is(err, cardvault.ErrTooManySecrets) {
 			t.Errorf("a ninth secret that signs: %v", err)
 		}
 		signs(secrets[3:]...)
@@ -149,9 +149,9 @@ func TestSecretRotatedInFlight(t *testing.T) {
 		ids := l.crowd(100, visa)
 		l.run(func() {
 			l.pass(2500 * time.Millisecond)
-			secret, err := l.RotateWebhookSecret(l.Context(), hook.ID)
+			secret, err := l.RotateWebhookSecret(l.Context(), hook.ID, nil)
 			l.must(err)
-			knows = signing(secret) // at once
+			knows = signing(secret.Secret) // at once
 			for _, id := range ids {
 				patch(l, id, "a")
 			}
@@ -296,7 +296,7 @@ func TestWebhookIsGone(t *testing.T) {
 		post.set(nil)
 		first := l.deliveries(hook)[0].EventID
 		l.update(hook, cardvault.WebhookUpdate{Disabled: new(false)})
-		l.must(l.Redeliver(l.Context(), first))
+		l.must2(l.Redeliver(l.Context(), first, nil))
 		l.run(func() { l.pass(time.Hour) })
 		post.has(url, id, createdEvent)
 	})
@@ -433,7 +433,7 @@ func TestUnknownWebhooks(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		a, err := l.CreateAccount(l.Context(), "", nil)
 		l.must(err)
-		theirs, _, err := l.In(a.ID).CreateWebhook(l.Context(), "https://theirs.example/", nil)
+		theirs, err := l.In(a.ID).CreateWebhook(l.Context(), "https://theirs.example/", nil)
 		l.must(err)
 		for _, id := range []uuid.UUID{uuid.New(), uuid.Nil, theirs.ID} {
 			for what, call := range map[string]func() error{
@@ -443,7 +443,7 @@ func TestUnknownWebhooks(t *testing.T) {
 					return err
 				},
 				"DeleteWebhook":       func() error { return l.DeleteWebhook(l.Context(), id) },
-				"RotateWebhookSecret": func() error { _, err := l.RotateWebhookSecret(l.Context(), id); return err },
+				"RotateWebhookSecret": func() error { _, err := l.RotateWebhookSecret(l.Context(), id, nil); return err },
 				"TestWebhook":         func() error { _, err := l.TestWebhook(l.Context(), id); return err },
 				"ListDeliveries":      func() error { _, err := l.ListDeliveries(l.Context(), id, nil); return err },
 			} {
@@ -457,7 +457,7 @@ func TestUnknownWebhooks(t *testing.T) {
 		if w.Disabled || len(post.sent) != 0 {
 			t.Error("a webhook of another account was touched")
 		}
-		if _, _, err := l.In(uuid.New()).CreateWebhook(l.Context(), url, nil); !errors.Is(err, cardvault.ErrNotFound) {
+		if _, err := l.In(uuid.New()).CreateWebhook(l.Context(), url, nil); !errors.Is(err, cardvault.ErrNotFound) {
 			t.Errorf("CreateWebhook for an unknown account = %v", err)
 		}
 	})
@@ -543,7 +543,7 @@ func TestNoSender(t *testing.T) {
 		l.must(err)
 		silent, err := cardvault.New(l.Context(), l.store, keys, &opts)
 		l.must(err)
-		_, _, err = silent.CreateWebhook(l.Context(), url, nil)
+		_, err = silent.CreateWebhook(l.Context(), url, nil)
 		_, err2 := silent.UpdateWebhook(l.Context(), hook.ID, cardvault.WebhookUpdate{Disabled: new(true)})
 		_, err3 := silent.TestWebhook(l.Context(), hook.ID)
 		for _, err := range []error{err, err2, err3} {
@@ -586,7 +586,7 @@ func TestSecretsOfAWebhookAreExchanged(t *testing.T) {
 				books := l.keepBooksWithout(first)
 				hook := l.hook(url)
 				former := l.stored(kindWebhook)[0]
-				_, err := l.RotateWebhookSecret(l.Context(), hook.ID)
+				_, err := l.RotateWebhookSecret(l.Context(), hook.ID, nil)
 				l.must(err)
 				whole := l.stored(kindWebhook)[0]
 				put := func(r store.Record) {
@@ -609,7 +609,7 @@ func TestSecretsOfAWebhookAreExchanged(t *testing.T) {
 				if sent := post.tried(url); len(sent) > 0 {
 					t.Errorf("sent: %v", sent)
 				}
-				if _, err := l.RotateWebhookSecret(l.Context(), hook.ID); !errors.Is(err, cardvault.ErrDamaged) {
+				if _, err := l.RotateWebhookSecret(l.Context(), hook.ID, nil); !errors.Is(err, cardvault.ErrDamaged) {
 					t.Errorf("rotated: %v", err)
 				}
 				put(*whole)

@@ -71,7 +71,7 @@ func TestActivation(t *testing.T) {
 				}
 				session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: 1000 * 1000 * time.Second})
 				l.must(err)
-				ephemeral, err := l.Tokenize(l.Context(), session, visa)
+				ephemeral, err := l.Tokenize(l.Context(), session.ID, visa)
 				l.must(err)
 
 				l.activate(true)
@@ -775,7 +775,7 @@ func TestProvisionWait(t *testing.T) {
 				}, nil)
 				l.run(func() {
 					before := time.Now()
-					token, err := l.Provision(l.Context(), id)
+					token, err := l.Provision(l.Context(), id, nil)
 					l.must(err)
 					if took := time.Since(before); token.NetworkTokenStatus != test.want || took < test.low || took > test.high {
 						t.Errorf("%v after %v", token.NetworkTokenStatus, took)
@@ -794,7 +794,7 @@ func TestProvisionWait(t *testing.T) {
 			id := l.become(failed)
 			l.net.script(refuse("Provision", schemeError("card_not_allowed")), nil)
 			l.run(func() {
-				token, err := l.Provision(l.Context(), id)
+				token, err := l.Provision(l.Context(), id, nil)
 				l.must(err)
 				if token.NetworkTokenStatus != failed || token.NetworkTokenStatusReason.Code != "card_not_allowed" {
 					t.Errorf("%v for %+v", token.NetworkTokenStatus, token.NetworkTokenStatusReason)
@@ -808,7 +808,7 @@ func TestProvisionWait(t *testing.T) {
 			ctx, cancel := context.WithTimeout(l.Context(), time.Second)
 			defer cancel()
 			before := time.Now()
-			token, err := l.Provision(ctx, id)
+			token, err := l.Provision(ctx, id, nil)
 			l.must(err) // it was asked for all the same
 			if token.NetworkTokenStatus != pending || time.Since(before) != time.Second {
 				t.Errorf("%v after %v", token.NetworkTokenStatus, time.Since(before))
@@ -823,7 +823,7 @@ func TestProvisionWait(t *testing.T) {
 				<-time.After(time.Second)
 				l.try(l.Vault.Delete(l.Context(), id))
 			}()
-			if _, err := l.Provision(l.Context(), id); !errors.Is(err, cardvault.ErrNotFound) {
+			if _, err := l.Provision(l.Context(), id, nil); !errors.Is(err, cardvault.ErrNotFound) {
 				t.Errorf("Provision: %v", err)
 			}
 		})
@@ -948,7 +948,7 @@ func TestAnotherNetwork(t *testing.T) {
 		next := &named{name: "next"}
 		l.opts.Network = next
 		l.restart()
-		l.must2(l.Provision(l.Context(), id))
+		l.must2(l.Provision(l.Context(), id, nil))
 		l.run(func() { l.pass(time.Hour) })
 		l.is(id, active, "")
 		l.held(1)

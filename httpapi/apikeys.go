@@ -32,7 +32,7 @@ var createAPIKey = &endpoint{
 			}
 		}
 
-		k, text, err := c.vault.CreateAPIKey(c.ctx, label, scopes, &o)
+		k, err := c.vault.CreateAPIKey(c.ctx, label, scopes, &o)
 		switch {
 		case errors.Is(err, cardvault.ErrNotFound):
 			return unauthorized // its creator was revoked meanwhile, or is no key of the vault
@@ -40,7 +40,7 @@ var createAPIKey = &endpoint{
 			return err
 		}
 
-		c.answer = appendAPIKey(c.answer, k, text.Text())
+		c.answer = appendAPIKey(c.answer, k)
 		return nil
 	},
 }

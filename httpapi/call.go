@@ -7,7 +7,6 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
-	"github.com/cardvault/cardvault/receive"
 	"github.com/google/uuid"
 )
 
@@ -29,6 +28,8 @@ type call struct {
 	id        uuid.UUID   // pathID; zero, which no object has, if that is not a UUID
 	partID    uuid.UUID   // the second id in the path, of what belongs to the first, likewise
 	body      []byte      // raw; empty if there was none
+
+	idempotencyKey string // "" if there was none, or the endpoint honours none
 
 	vault   *cardvault.Vault                 // in the account of the principal
 	origins func(account uuid.UUID) []string // Options.AccountOrigins
@@ -126,19 +127,19 @@ func (c *call) limit(t *cardvault.Token) {
 }
 
 // session answers with the id of a session.
-func (c *call) session(id cardvault.SessionID, err error) error {
+func (c *call) session(s *cardvault.CreatedSession, err error) error {
 	if err != nil {
 		return err
 	}
-	c.answer = appendSessionID(c.answer, id)
+	c.answer = appendSessionID(c.answer, s.ID)
 	return nil
 }
 
 // webhook answers with a webhook, and its secret if there is one to be shown.
-func (c *call) webhook(w *cardvault.Webhook, secret receive.WebhookSecret, err error) error {
+func (c *call) webhook(w *cardvault.Webhook, err error) error {
 	if err != nil {
 		return err
 	}
-	c.answer = appendWebhook(c.answer, w, secret)
+	c.answer = appendWebhook(c.answer, w)
 	return nil
 }

@@ -15,7 +15,7 @@ var requestPaymentData = &endpoint{
 	repeatable: true,
 	needsBody:  true,
 	serve: func(c *call) error {
-		var r cardvault.PaymentRequest
+		r := cardvault.PaymentRequest{IdempotencyKey: c.idempotencyKey}
 		err := c.read(func(f fields, _ *query) error {
 			r.Amount, _ = f.integer("amount", required, 0, maxAmount)
 			if currency, ok := f.text("currency_code", required, 1, math.MaxInt); ok {

@@ -26,7 +26,7 @@ func ExampleNewHandler() {
 		log.Fatal(err)
 	}
 	defer v.Close()
-	_, key, err := v.CreateAPIKey(ctx, "shop", []cardvault.Scope{cardvault.ScopeTokensImport}, nil)
+	key, err := v.CreateAPIKey(ctx, "shop", []cardvault.Scope{cardvault.ScopeTokensImport}, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func ExampleNewHandler() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	r.Header.Set("x-api-key", key.Text())
+	r.Header.Set("x-api-key", key.Text.Text())
 	r.Header.Set("Content-Type", "application/json")
 	w, err := http.DefaultClient.Do(r)
 	if err != nil {

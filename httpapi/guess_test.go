@@ -33,11 +33,11 @@ func newLiveRig(t *testing.T, opts *cardvault.Options) *liveRig {
 		&r.key:     cardvault.AllScopes(),
 		&r.imports: {cardvault.ScopeTokensImport},
 	} {
-		_, text, err := r.vault.CreateAPIKey(t.Context(), "test", scopes, nil)
+		text, err := r.vault.CreateAPIKey(t.Context(), "test", scopes, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		*key = text.Text()
+		*key = text.Text.Text()
 	}
 	return r
 }
@@ -269,11 +269,11 @@ func TestMistakesOfARoot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, text, err := r.vault.CreateAPIKey(t.Context(), "test", []cardvault.Scope{cardvault.ScopeTokensImport}, &cardvault.APIKeyOptions{Creator: p.Key.ID})
+		text, err := r.vault.CreateAPIKey(t.Context(), "test", []cardvault.Scope{cardvault.ScopeTokensImport}, &cardvault.APIKeyOptions{Creator: p.Key.ID})
 		if err != nil {
 			t.Fatal(err)
 		}
-		keys = append(keys, text.Text())
+		keys = append(keys, text.Text.Text())
 	}
 	guesses := behind("400005", "5556", 16, 40)
 	for i := range 5 {
@@ -304,13 +304,13 @@ func TestMistakesOfARoot(t *testing.T) {
 func TestIdempotentSession(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newLiveRig(t, nil)
-		_, other, err := r.vault.CreateAPIKey(t.Context(), "test", []cardvault.Scope{cardvault.ScopeSessionsCreate}, nil)
+		other, err := r.vault.CreateAPIKey(t.Context(), "test", []cardvault.Scope{cardvault.ScopeSessionsCreate}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		token := r.importAs(t, r.key, "4000056655665556").member(t, "id")
 		for path, keys := range map[string][]string{
-			"/tokens/session":                       {r.key, other.Text()},
+			"/tokens/session":                       {r.key, other.Text.Text()},
 			"/tokens/" + token + "/refresh-session": {r.key},
 		} {
 			start := time.Now()

@@ -7,30 +7,36 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/jsontext"
+	"github.com/cardvault/cardvault/internal/replay"
 )
 
 // serveOnce serves a call of a repeatable endpoint: under an idempotency key, if the
-// request has one, it is answered as it was the first time.
-func (c *call) serveOnce() error {
-	key, err := idempotencyKey(c.request.Header)
+// request has one, it is answered as it was the first time. What must be the same in a
+// repetition is the request as it came, and not what the endpoint makes of it.
+func (c *call) serveOnce() (err error) {
+	c.idempotencyKey, err = idempotencyKey(c.request.Header)
 	if err != nil {
 		return err
 	}
-	if key == "" {
+	if c.idempotencyKey == "" {
 		return c.endpoint.serve(c)
 	}
 
 	raw := withoutCode([]byte(c.request.Method+" "+c.pattern+" "+c.pathID+"\n"), c.body)
-	once := &cardvault.Idempotency{Key: key, Request: cardvault.NewIdempotentRequest(raw)}
-	clear(raw)
-	defer once.Request.Wipe()
+	defer clear(raw)
+	border := &replay.Border{Request: func() []byte { return raw }}
 
-	c.ctx = cardvault.WithIdempotency(c.ctx, once)
+	c.ctx = replay.WithBorder(c.ctx, border)
 	err = c.endpoint.serve(c)
-	if once.Replayed() && (err == nil || errors.Is(err, cardvault.ErrNetworkTokenState)) {
+	if border.Replayed && (err == nil || errors.Is(err, cardvault.ErrNetworkTokenState)) {
 		c.header.Set("Idempotency-Replayed", "true")
 	}
 	return err
+}
+
+// options returns those of a call of the vault that has no others.
+func (c *call) options() *cardvault.CallOptions {
+	return &cardvault.CallOptions{IdempotencyKey: c.idempotencyKey}
 }
 
 // withoutCode appends a body as it was received without the value of security_code, which

@@ -96,11 +96,11 @@ func newHandler(t testing.TB, v *cardvault.Vault, opts *httpapi.Options) http.Ha
 // newKey makes an API key of v's account. A ttl of 0 is for ever.
 func (r *rig) newKey(t testing.TB, v *cardvault.Vault, ttl time.Duration, scopes ...cardvault.Scope) (*cardvault.APIKey, string) {
 	t.Helper()
-	k, text, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{TTL: ttl})
+	k, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{TTL: ttl})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return k, text.Text()
+	return k, k.Text.Text()
 }
 
 // A madeKey is an API key with its text.
@@ -112,17 +112,17 @@ type madeKey struct {
 // newKeyBelow makes an API key of v's account that another has made.
 func (r *rig) newKeyBelow(t testing.TB, v *cardvault.Vault, by uuid.UUID, scopes ...cardvault.Scope) madeKey {
 	t.Helper()
-	k, text, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{Creator: by})
+	k, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{Creator: by})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return madeKey{k, text.Text()}
+	return madeKey{k, k.Text.Text()}
 }
 
 // newAccount makes an account and returns the vault in it.
 func (r *rig) newAccount(t testing.TB, approvals *cardvault.Approvals) *cardvault.Vault {
 	t.Helper()
-	a, err := r.vault.CreateAccount(t.Context(), "", approvals)
+	a, err := r.vault.CreateAccount(t.Context(), "", &cardvault.AccountOptions{Approvals: approvals})
 	if err != nil {
 		t.Fatal(err)
 	}

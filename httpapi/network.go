@@ -12,7 +12,7 @@ var provisionToken = &endpoint{
 	scope:      cardvault.ScopeNetworkTokensProvision,
 	repeatable: true,
 	serve: bare(func(c *call) error {
-		return c.token(c.vault.Provision(c.ctx, c.id))
+		return c.token(c.vault.Provision(c.ctx, c.id, c.options()))
 	}),
 }
 

@@ -127,11 +127,11 @@ func primaryMerchant(t testing.TB, v *cardvault.Vault) string {
 // newSecret makes a shared secret of that merchant.
 func newSecret(t testing.TB, v *cardvault.Vault) string {
 	t.Helper()
-	secret, err := v.RotatePaymentSecret(t.Context(), parseUUID(t, primaryMerchant(t, v)), time.Time{})
+	secret, err := v.RotatePaymentSecret(t.Context(), parseUUID(t, primaryMerchant(t, v)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return secret.Text()
+	return secret.Secret.Text()
 }
 
 // activate imports a card and lets the vault provision it.
@@ -243,7 +243,7 @@ func TestPaymentDataMerchant(t *testing.T) {
 	r, _ := newNetworkRig(t, &wrapped{}, nil, nil)
 	id := r.activate(t)
 	primary, foreign := primaryMerchant(t, r.vault), primaryMerchant(t, r.newAccount(t, nil))
-	m, err := r.vault.CreateMerchant(t.Context(), "second")
+	m, err := r.vault.CreateMerchant(t.Context(), "second", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

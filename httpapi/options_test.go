@@ -109,11 +109,11 @@ func TestRateLimitOfChildren(t *testing.T) {
 			keys := []string{r.key}
 			creator := r.principal.ID
 			for i := range 100 {
-				child, text, err := r.vault.CreateAPIKey(t.Context(), "child", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: creator})
+				child, err := r.vault.CreateAPIKey(t.Context(), "child", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: creator})
 				if err != nil {
 					t.Fatal(err)
 				}
-				keys = append(keys, text.Text())
+				keys = append(keys, child.Text.Text())
 				if i == 50 { // the others are its children
 					creator = child.ID
 				}
@@ -146,7 +146,7 @@ func TestRevocationBesideALimit(t *testing.T) {
 	} {
 		inBubble(t, func(t *testing.T) {
 			r := newRig(t, nil, opts)
-			stolen, text, err := r.vault.CreateAPIKey(t.Context(), "stolen", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: r.principal.ID})
+			stolen, err := r.vault.CreateAPIKey(t.Context(), "stolen", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: r.principal.ID})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -154,10 +154,10 @@ func TestRevocationBesideALimit(t *testing.T) {
 				return send(t, r.handler, method, path, "", "X-Api-Key", key).status
 			}
 			for range 10 { // all that there is, also of revocations
-				call(text.Text(), "GET", "/tokens")
-				call(text.Text(), "DELETE", "/api-keys/"+uuid.NewString())
+				call(stolen.Text.Text(), "GET", "/tokens")
+				call(stolen.Text.Text(), "DELETE", "/api-keys/"+uuid.NewString())
 			}
-			if got := call(text.Text(), "DELETE", "/api-keys/"+uuid.NewString()); got != 429 {
+			if got := call(stolen.Text.Text(), "DELETE", "/api-keys/"+uuid.NewString()); got != 429 {
 				t.Errorf("%s: revocations have no limit: %d", what, got)
 			}
 			if got := call(r.key, "GET", "/tokens"); got != 429 {

@@ -61,7 +61,7 @@ func TestSecurityCodeExpiry(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				tok, err := r.vault.Tokenize(t.Context(), session, cardvault.Card{
+				tok, err := r.vault.Tokenize(t.Context(), session.ID, cardvault.Card{
 					PAN: card.NewPAN([]byte(pan)), Expiry: card.Expiry{Month: 4, Year: 2031}, SecurityCode: card.NewSecurityCode([]byte(secretCode)),
 				})
 				if err != nil {

@@ -38,7 +38,7 @@ func (r *rig) newSession(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return "/sessions/" + id.UUID().String()
+	return "/sessions/" + id.ID.UUID().String()
 }
 
 // completion returns the body that completes a session with claims, as a browser
@@ -111,7 +111,7 @@ func TestSessionAccount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := "/sessions/" + session.UUID().String()
+	path := "/sessions/" + session.ID.UUID().String()
 	r.do(t, "POST", path+"/complete-action", completion(t, r.do(t, "GET", path, ""), entered, "")).want(t, 200)
 	p, err := other.List(t.Context(), nil)
 	if total := r.total(t); err != nil || p.TotalItems != 1 || total != 0 {
@@ -331,7 +331,7 @@ func TestAccountOrigins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for path, own := range map[string]string{r.newSession(t): shop, "/sessions/" + id.UUID().String(): second} {
+	for path, own := range map[string]string{r.newSession(t): shop, "/sessions/" + id.ID.UUID().String(): second} {
 		foreign := map[string]string{shop: second, second: shop}[own]
 		open := send(t, r.handler, "GET", path, "")
 		open.want(t, 200) // as the shop's server reads it

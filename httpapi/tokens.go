@@ -14,7 +14,7 @@ var createSession = &endpoint{
 	scope:      cardvault.ScopeSessionsCreate,
 	repeatable: true,
 	serve: func(c *call) error {
-		var o cardvault.SessionOptions
+		o := cardvault.SessionOptions{IdempotencyKey: c.idempotencyKey}
 		err := c.read(func(f fields, _ *query) error {
 			o.BypassIdentification, _ = f.boolean("bypass_identification", optional)
 			o.TokenTTL = readTTL(f, cardvault.MaxTokenTTL)
@@ -41,7 +41,7 @@ var importCard = &endpoint{
 	serve: func(c *call) error {
 		var given cardvault.Card
 		defer func() { given.Wipe() }()
-		var o cardvault.ImportOptions
+		o := cardvault.ImportOptions{IdempotencyKey: c.idempotencyKey}
 
 		err := c.read(func(f fields, _ *query) error {
 			if name, ok := f.text("cardholder_name", optional, 1, math.MaxInt); ok {
@@ -180,7 +180,7 @@ var refreshSession = &endpoint{
 	scope:      cardvault.ScopeSecurityCodeRefresh,
 	repeatable: true,
 	serve: bare(func(c *call) error {
-		return c.session(c.vault.RefreshSession(c.ctx, c.id))
+		return c.session(c.vault.RefreshSession(c.ctx, c.id, c.options()))
 	}),
 }
 
@@ -188,7 +188,8 @@ var consumeToken = &endpoint{
 	scope:      cardvault.ScopeSecurityCodeConsume,
 	repeatable: true,
 	serve: bare(func(c *call) error {
-		return c.vault.Consume(c.ctx, c.id)
+		_, err := c.vault.Consume(c.ctx, c.id, c.options())
+		return err
 	}),
 }
 

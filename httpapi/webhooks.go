@@ -52,8 +52,7 @@ var listWebhooks = &endpoint{
 var getWebhook = &endpoint{
 	scope: cardvault.ScopeWebhooksRead,
 	serve: bare(func(c *call) error {
-		w, err := c.vault.Webhook(c.ctx, c.id)
-		return c.webhook(w, receive.WebhookSecret{}, err)
+		return c.webhook(c.vault.Webhook(c.ctx, c.id))
 	}),
 }
 
@@ -97,8 +96,7 @@ var updateWebhook = &endpoint{
 			return err
 		}
 
-		w, err := c.vault.UpdateWebhook(c.ctx, c.id, u)
-		return c.webhook(w, receive.WebhookSecret{}, err)
+		return c.webhook(c.vault.UpdateWebhook(c.ctx, c.id, u))
 	},
 }
 
@@ -112,14 +110,7 @@ var deleteWebhook = &endpoint{
 var rotateSecret = &endpoint{
 	scope: cardvault.ScopeWebhooksWrite,
 	serve: bare(func(c *call) error {
-		// First what may fail: a secret that nobody was shown would end the one in use,
-		// a day later.
-		w, err := c.vault.Webhook(c.ctx, c.id)
-		if err != nil {
-			return err
-		}
-		secret, err := c.vault.RotateWebhookSecret(c.ctx, c.id)
-		return c.webhook(w, secret, err)
+		return c.webhook(c.vault.RotateWebhookSecret(c.ctx, c.id, nil))
 	}),
 }
 
@@ -154,7 +145,8 @@ var redeliverEvent = &endpoint{
 	scope:      cardvault.ScopeWebhooksWrite,
 	repeatable: true,
 	serve: bare(func(c *call) error {
-		return c.vault.Redeliver(c.ctx, c.id)
+		_, err := c.vault.Redeliver(c.ctx, c.id, c.options())
+		return err
 	}),
 }
 

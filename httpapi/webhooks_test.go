@@ -21,7 +21,7 @@ const hook = `{"url":"https://hook.example/204"}`
 // newWebhook registers a webhook in v's account and returns its id.
 func (r *rig) newWebhook(t testing.TB, v *cardvault.Vault) string {
 	t.Helper()
-	w, _, err := v.CreateWebhook(t.Context(), "https://hook.example/204", nil)
+	w, err := v.CreateWebhook(t.Context(), "https://hook.example/204", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

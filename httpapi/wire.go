@@ -7,14 +7,13 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/cardvault/cardvault/ppan"
-	"github.com/cardvault/cardvault/receive"
 )
 
 // appendAPIKey appends an API key with its text, which is shown once.
-func appendAPIKey(b []byte, k *cardvault.APIKey, text string) []byte {
+func appendAPIKey(b []byte, k *cardvault.APIKey) []byte {
 	o := wire.Object{B: wire.Append(b, k)}
 	o.Reopen()
-	o.Text("key", text)
+	o.Text("key", k.Text.Text())
 	o.Close()
 	return o.B
 }
@@ -33,11 +32,11 @@ func appendViolation(b []byte, v violation) []byte {
 }
 
 // appendWebhook appends a webhook, with its secret if that is to be shown.
-func appendWebhook(b []byte, w *cardvault.Webhook, secret receive.WebhookSecret) []byte {
+func appendWebhook(b []byte, w *cardvault.Webhook) []byte {
 	o := wire.Object{B: wire.Append(b, w)}
-	if !secret.IsZero() {
+	if !w.Secret.IsZero() {
 		o.Reopen()
-		secret.Expose(func(text []byte) { o.Text("signing_secret", string(text)) })
+		w.Secret.Expose(func(text []byte) { o.Text("signing_secret", string(text)) })
 		o.Close()
 	}
 	return o.B

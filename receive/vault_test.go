@@ -62,15 +62,15 @@ func TestVault(t *testing.T) {
 	in := &inbox{}
 	var secrets []receive.WebhookSecret
 	server := httptest.NewUnstartedServer(nil)
-	hook, first, err := v.CreateWebhook(ctx, "http://"+server.Listener.Addr().String(), nil)
+	hook, err := v.CreateWebhook(ctx, "http://"+server.Listener.Addr().String(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	newest, err := v.RotateWebhookSecret(ctx, hook.ID)
+	newest, err := v.RotateWebhookSecret(ctx, hook.ID, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets = append(secrets, newest, first)
+	secrets = append(secrets, newest.Secret, hook.Secret)
 	if server.Config.Handler, err = endpoint.New(in.take, secrets...); err != nil {
 		t.Fatal(err)
 	}
@@ -173,11 +173,11 @@ func opens(t *testing.T, v *cardvault.Vault, token uuid.UUID) {
 
 	var secrets []receive.SharedSecret
 	for range 2 {
-		secret, err := v.RotatePaymentSecret(ctx, m.ID, time.Now())
+		secret, err := v.RotatePaymentSecret(ctx, m.ID, &cardvault.PaymentSecretOptions{ActivateAt: time.Now()})
 		if err != nil {
 			t.Fatal(err)
 		}
-		secrets = append(secrets, secret)
+		secrets = append(secrets, secret.Secret)
 
 		data, err := v.RequestPaymentData(ctx, token, cardvault.PaymentRequest{Amount: 1999, Currency: "EUR", Reference: "order 7"})
 		if err != nil || !data.Success {

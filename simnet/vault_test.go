@@ -113,7 +113,7 @@ func TestVault(t *testing.T) {
 					t.Errorf("card art is %q, then %q", early.CardArtURL, got.CardArtURL)
 				}
 				if c.code == 13 || c.code == 21 {
-					if _, err := v.Provision(ctx, first.ID); err != nil {
+					if _, err := v.Provision(ctx, first.ID, nil); err != nil {
 						t.Fatal(err)
 					}
 					<-time.After(time.Second)

@@ -84,7 +84,7 @@ func newRig(t *testing.T, webhooks bool) *rig {
 	r.vault = vaulttest.NewWith(t, &cardvault.Options{
 		Mode: cardvault.Sandbox, Network: r.network, NetworkTimeout: 3 * time.Second, Events: r, Logger: logger,
 	})
-	_, key, err := r.vault.CreateAPIKey(t.Context(), "shop", cardvault.AllScopes(), nil)
+	key, err := r.vault.CreateAPIKey(t.Context(), "shop", cardvault.AllScopes(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,14 +92,14 @@ func newRig(t *testing.T, webhooks bool) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	payment, err := r.vault.RotatePaymentSecret(t.Context(), merchant.ID, time.Time{})
+	payment, err := r.vault.RotatePaymentSecret(t.Context(), merchant.ID, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if r.api, err = httpapi.NewHandler(r.vault, &httpapi.Options{Logger: logger}); err != nil {
 		t.Fatal(err)
 	}
-	r.shop, err = newShop("http://vault.example", account{APIKey: key.Text(), MerchantID: merchant.ID.String(), PaymentSecret: payment.Text()}, logger)
+	r.shop, err = newShop("http://vault.example", account{APIKey: key.Text.Text(), MerchantID: merchant.ID.String(), PaymentSecret: payment.Secret.Text()}, logger)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -164,7 +164,7 @@ func newHistory(t *testing.T, url string) *history {
 		h.vaults = append(h.vaults, v)
 		h.again = append(h.again, time.Time{})
 	}
-	if _, _, err := h.vaults[0].CreateWebhook(t.Context(), "https://hook.example", nil); err != nil {
+	if _, err := h.vaults[0].CreateWebhook(t.Context(), "https://hook.example", nil); err != nil {
 		t.Fatal(err)
 	}
 	for n, v := range h.vaults {
@@ -232,7 +232,7 @@ func (h *history) writer(t *testing.T, n int, v *cardvault.Vault, name string) {
 		key := fmt.Sprintf("%s/%d", name, i)
 		var id uuid.UUID
 		if h.until(t, n, func(ctx context.Context) error {
-			token, err := v.Import(cardvault.WithIdempotencyKey(ctx, key), given, &cardvault.ImportOptions{BusinessKey: "new"})
+			token, err := v.Import(ctx, given, &cardvault.ImportOptions{BusinessKey: "new", IdempotencyKey: key})
 			if err == nil {
 				id = token.ID
 			}

@@ -441,7 +441,7 @@ func TestWorkIsDoneOnce(t *testing.T) {
 					}
 					session, err := v.CreateSession(t.Context(), &cardvault.SessionOptions{TokenTTL: time.Second})
 					if err == nil {
-						_, err = v.Tokenize(t.Context(), session, given)
+						_, err = v.Tokenize(t.Context(), session.ID, given)
 					}
 					if err != nil {
 						t.Error(err)

@@ -62,7 +62,7 @@ func (b *bench) http(ctx context.Context) error {
 
 // rest serves the vault.
 func (b *bench) rest(ctx context.Context) (*caller, func(), error) {
-	_, key, err := b.vault.CreateAPIKey(ctx, "bench", cardvault.AllScopes(), nil)
+	key, err := b.vault.CreateAPIKey(ctx, "bench", cardvault.AllScopes(), nil)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -73,7 +73,7 @@ func (b *bench) rest(ctx context.Context) (*caller, func(), error) {
 	if _, err := b.vault.UpdateAccount(ctx, cardvault.AccountUpdate{ImportApproved: new(true)}); err != nil {
 		return nil, nil, err
 	}
-	return client(ctx, api, key.Text())
+	return client(ctx, api, key.Text.Text())
 }
 
 // A caller makes the requests that are measured.

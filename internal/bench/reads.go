@@ -251,7 +251,7 @@ func (b *bench) sweep(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if _, err := b.vault.Tokenize(ctx, session, testCard(0)); err != nil {
+			if _, err := b.vault.Tokenize(ctx, session.ID, testCard(0)); err != nil {
 				return err
 			}
 		}

@@ -114,7 +114,7 @@ func (b *bench) importer(ctx context.Context, name string, opts *cardvault.Optio
 	if err != nil {
 		return nil, nil, err
 	}
-	_, key, err := v.CreateAPIKey(ctx, "bench", cardvault.AllScopes(), nil)
+	key, err := v.CreateAPIKey(ctx, "bench", cardvault.AllScopes(), nil)
 	if err == nil {
 		_, err = v.UpdateAccount(ctx, cardvault.AccountUpdate{ImportApproved: new(true), NetworkTokensActive: new(true)})
 	}
@@ -125,7 +125,7 @@ func (b *bench) importer(ctx context.Context, name string, opts *cardvault.Optio
 	if err != nil {
 		return nil, nil, errors.Join(err, v.Close())
 	}
-	c, stop, err := client(ctx, api, key.Text())
+	c, stop, err := client(ctx, api, key.Text.Text())
 	if err != nil {
 		return nil, nil, errors.Join(err, v.Close())
 	}

@@ -32,7 +32,7 @@ func (b *bench) webhooks(ctx context.Context) error {
 		}
 	}))
 	defer receiver.Close()
-	if _, _, err := b.vault.In(heard.ID).CreateWebhook(ctx, receiver.URL, nil); err != nil {
+	if _, err := b.vault.In(heard.ID).CreateWebhook(ctx, receiver.URL, nil); err != nil {
 		return err
 	}
 

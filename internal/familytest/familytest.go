@@ -260,12 +260,12 @@ func (a *stage) clone(f *family, n int) {
 
 func apiKeys(a *stage) *family {
 	scopes := cardvault.AllScopes()
-	root, text, err := a.CreateAPIKey(a.Context(), "root", scopes, nil)
+	root, err := a.CreateAPIKey(a.Context(), "root", scopes, nil)
 	a.must(err)
 	row := a.store.last(kindAPIKey).ID
-	child, below, err := a.CreateAPIKey(a.Context(), "child", scopes, &cardvault.APIKeyOptions{Creator: root.ID})
+	child, err := a.CreateAPIKey(a.Context(), "child", scopes, &cardvault.APIKeyOptions{Creator: root.ID})
 	a.must(err)
-	_, deep, err := a.CreateAPIKey(a.Context(), "grandchild", scopes, &cardvault.APIKeyOptions{Creator: child.ID})
+	deep, err := a.CreateAPIKey(a.Context(), "grandchild", scopes, &cardvault.APIKeyOptions{Creator: child.ID})
 	a.must(err)
 
 	return &family{
@@ -276,7 +276,7 @@ func apiKeys(a *stage) *family {
 			for range 48 {
 				group.Go(func() {
 					for range next {
-						if _, _, err := a.CreateAPIKey(a.Context(), "one more", scopes, &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
+						if _, err := a.CreateAPIKey(a.Context(), "one more", scopes, &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
 							a.Error(err)
 						}
 					}
@@ -291,11 +291,11 @@ func apiKeys(a *stage) *family {
 		end: func() error { return a.DeleteAPIKey(a.Context(), root.ID) },
 		gone: func(when string) {
 			a.Helper()
-			for _, text := range []cardvault.APIKeyText{text, below, deep} {
+			for _, text := range []cardvault.APIKeyText{root.Text, child.Text, deep.Text} {
 				_, err := a.Authenticate(a.Context(), text.Text())
 				a.fails(when+": a key", err, cardvault.ErrUnauthenticated)
 			}
-			_, _, err := a.CreateAPIKey(a.Context(), "more", scopes, &cardvault.APIKeyOptions{Creator: child.ID})
+			_, err := a.CreateAPIKey(a.Context(), "more", scopes, &cardvault.APIKeyOptions{Creator: child.ID})
 			a.fails(when+": a key as creator", err, cardvault.ErrNotFound)
 			a.fails(when+": revoking", a.DeleteAPIKey(a.Context(), root.ID), cardvault.ErrNotFound)
 		},
@@ -310,13 +310,13 @@ var (
 // token returns a token that was imported under an idempotency key, and checks whether it
 // is gone.
 func (a *stage) token() (*cardvault.Token, func(when string)) {
-	ctx := cardvault.WithIdempotencyKey(a.Context(), "import")
-	t, err := a.Import(ctx, visa, nil)
+	ctx, under := a.Context(), &cardvault.ImportOptions{IdempotencyKey: "import"}
+	t, err := a.Import(ctx, visa, under)
 	a.must(err)
 	return t, func(when string) {
 		a.Helper()
 		a.goneToken(when, t)
-		_, err := a.Import(ctx, visa, nil)
+		_, err := a.Import(ctx, visa, under)
 		a.fails(when+": repeated import", err, cardvault.ErrNotFound)
 	}
 }
@@ -333,12 +333,12 @@ func (a *stage) goneToken(when string, t *cardvault.Token) {
 			return err
 		},
 		"Delete":             func() error { return a.Delete(ctx, t.ID) },
-		"Provision":          func() error { _, err := a.Provision(ctx, t.ID); return err },
+		"Provision":          func() error { _, err := a.Provision(ctx, t.ID, nil); return err },
 		"RequestPaymentData": func() error { _, err := a.RequestPaymentData(ctx, t.ID, payment); return err },
 		"ListPaymentData":    func() error { _, err := a.ListPaymentData(ctx, t.ID, nil); return err },
-		"RefreshSession":     func() error { _, err := a.RefreshSession(ctx, t.ID); return err },
+		"RefreshSession":     func() error { _, err := a.RefreshSession(ctx, t.ID, nil); return err },
 		"SecurityCode":       func() error { _, err := a.SecurityCodeStatus(ctx, t.ID); return err },
-		"Consume":            func() error { return a.Consume(ctx, t.ID) },
+		"Consume":            func() error { _, err := a.Consume(ctx, t.ID, nil); return err },
 	} {
 		a.fails(when+": "+what, call(), cardvault.ErrNotFound)
 	}
@@ -357,8 +357,9 @@ func (a *stage) goneToken(when string, t *cardvault.Token) {
 func paymentData(a *stage) *family {
 	t, gone := a.token()
 	row := a.store.last(kindToken).ID
-	ctx := cardvault.WithIdempotencyKey(a.Context(), "payment")
-	_, err := a.RequestPaymentData(ctx, t.ID, payment)
+	ctx, r := a.Context(), payment
+	r.IdempotencyKey = "payment"
+	_, err := a.RequestPaymentData(ctx, t.ID, r)
 	a.must(err)
 
 	return &family{
@@ -367,7 +368,7 @@ func paymentData(a *stage) *family {
 		gone: func(when string) {
 			a.Helper()
 			gone(when)
-			_, err := a.RequestPaymentData(ctx, t.ID, payment)
+			_, err := a.RequestPaymentData(ctx, t.ID, r)
 			a.fails(when+": repeated payment data", err, cardvault.ErrNotFound)
 		},
 	}
@@ -376,8 +377,8 @@ func paymentData(a *stage) *family {
 func answers(a *stage) *family {
 	t, gone := a.token()
 	row := a.store.last(kindToken).ID
-	ctx := cardvault.WithIdempotencyKey(a.Context(), "refresh")
-	session, err := a.RefreshSession(ctx, t.ID)
+	ctx, under := a.Context(), &cardvault.CallOptions{IdempotencyKey: "refresh"}
+	session, err := a.RefreshSession(ctx, t.ID, under)
 	a.must(err)
 
 	return &family{
@@ -386,12 +387,12 @@ func answers(a *stage) *family {
 		gone: func(when string) {
 			a.Helper()
 			gone(when)
-			_, err := a.RefreshSession(ctx, t.ID)
+			_, err := a.RefreshSession(ctx, t.ID, under)
 			a.fails(when+": repeated session", err, cardvault.ErrNotFound)
 
-			_, err = a.Session(a.Context(), session)
+			_, err = a.Session(a.Context(), session.ID)
 			a.fails(when+": session", err, cardvault.ErrNotFound)
-			_, err = a.RefreshSecurityCode(a.Context(), session, card.NewSecurityCode([]byte("123")))
+			_, err = a.RefreshSecurityCode(a.Context(), session.ID, card.NewSecurityCode([]byte("123")))
 			a.fails(when+": security code", err, cardvault.ErrNotFound)
 		},
 	}
@@ -406,7 +407,7 @@ func (nowhere) Send(context.Context, *cardvault.Delivery) (*cardvault.SendResult
 }
 
 func deliveries(a *stage) *family {
-	hook, _, err := a.CreateWebhook(a.Context(), "https://receiver.example", nil)
+	hook, err := a.CreateWebhook(a.Context(), "https://receiver.example", nil)
 	a.must(err)
 	token, _ := a.token()
 	r := a.store.last(kindDelivery)
@@ -424,7 +425,8 @@ func deliveries(a *stage) *family {
 			a.fails(when+": log", err, cardvault.ErrNotFound)
 			_, err = a.Webhook(ctx, hook.ID)
 			a.fails(when+": webhook", err, cardvault.ErrNotFound)
-			a.fails(when+": redelivery", a.Redeliver(ctx, event), cardvault.ErrNotFound)
+			_, err = a.Redeliver(ctx, event, nil)
+			a.fails(when+": redelivery", err, cardvault.ErrNotFound)
 
 			p, err := a.ListWebhooks(ctx, nil)
 			a.must(err)
@@ -441,7 +443,7 @@ func deliveries(a *stage) *family {
 func lapse(a *stage) *family {
 	session, err := a.CreateSession(a.Context(), &cardvault.SessionOptions{TokenTTL: time.Minute})
 	a.must(err)
-	t, err := a.Tokenize(a.Context(), session, visa)
+	t, err := a.Tokenize(a.Context(), session.ID, visa)
 	a.must(err)
 	row := a.store.last(kindToken).ID
 

@@ -276,7 +276,7 @@ func (l *Ledger) initialize(ctx context.Context, first func() (uuid.UUID, []*sto
 		return err
 	}
 	records = append(records, m.record(), countRecord(keys, 2, 1))
-	return l.In(uuid.Nil).Update(ctx, rotateKeys, func(tx store.Tx) error {
+	return l.In(uuid.Nil).Update(ctx, OpRotateKeys, func(tx store.Tx) error {
 		if err := untouched(tx); err != nil {
 			return err
 		}
@@ -303,11 +303,12 @@ func untouched(tx store.ReadTx) error {
 	return store.ErrConflict
 }
 
-// rotateKeys is the operation of writes to the keyring and to counts of seals.
-var rotateKeys = Ends("keys.rotate")
+// OpRotateKeys is the operation of writes to the keyring and to counts of seals.
+var OpRotateKeys = Ends("keys.rotate")
 
-// RotateKeys starts a new term: see cardvault.Vault.RotateKeys.
-func (a Account) RotateKeys(ctx context.Context) error {
+// RotateKeys starts a new term: see cardvault.Vault.RotateKeys. It calls also in its
+// transaction.
+func (a Account) RotateKeys(ctx context.Context, also func(store.Tx) error) error {
 	var last uint32 // generation of the keyring at the last try
 	for same := 0; same < metaTries; {
 		m, err := a.loadMeta(ctx)
@@ -339,10 +340,10 @@ func (a Account) RotateKeys(ctx context.Context) error {
 			return err
 		}
 		rec, count := m.record(), countRecord(next, 0, 1)
-		err = a.Write(ctx, rotateKeys, uuid.Nil, func(tx store.Tx) error {
+		err = a.Write(ctx, OpRotateKeys, uuid.Nil, func(tx store.Tx) error {
 			tx.Put(rec)
 			tx.Put(count)
-			return nil
+			return also(tx)
 		})
 		if errors.Is(err, store.ErrConflict) {
 			continue
@@ -398,7 +399,7 @@ func (l *Ledger) grant() error {
 		}
 
 		if used >= rotateAfter {
-			err := whole.RotateKeys(ctx)
+			err := whole.RotateKeys(ctx, func(store.Tx) error { return nil })
 			if err == nil {
 				continue
 			}
@@ -409,7 +410,7 @@ func (l *Ledger) grant() error {
 		}
 
 		next := countRecord(keys, used+grantBlock, rec.Version+1)
-		err = whole.Update(ctx, rotateKeys, func(tx store.Tx) error {
+		err = whole.Update(ctx, OpRotateKeys, func(tx store.Tx) error {
 			tx.Put(next)
 			return nil
 		})

@@ -92,8 +92,6 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.Fingerprint](),
 		reflect.TypeFor[idv.Request](),
 		reflect.TypeFor[idv.Result](),
-		reflect.TypeFor[cardvault.Idempotency](),
-		reflect.TypeFor[cardvault.IdempotentRequest](),
 		reflect.TypeFor[cardvault.ImportOptions](),
 		reflect.TypeFor[cardvault.Keyring](),
 		reflect.TypeFor[cardvault.ListOptions](),

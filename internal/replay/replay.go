@@ -42,6 +42,11 @@ type Config struct {
 
 	Keep time.Duration // how long a key and its answer are kept
 	Log  *slog.Logger
+
+	// Needed by Once and BeginKeyed alone.
+	Check   func(key string) error              // returns what is wrong with a key
+	Root    func(ctx context.Context) uuid.UUID // returns whose mistakes count together
+	Refused error                               // of a repetition of a call that was refused
 }
 
 // Calls are the repeatable calls of one vault. All methods may be called concurrently.
@@ -57,10 +62,10 @@ func New(c Config) *Calls { return &Calls{config: c} }
 // A Request is a call as its caller names it.
 type Request struct {
 	Operation ledger.Operation
-	Object    uuid.UUID // that the call concerns; the key is unique for both
-	Key       string
+	Object    uuid.UUID     // that the call concerns; the key is unique for both
+	Key       string        // "" for none
 	Body      func() []byte // must be the same in a repetition; it is not kept, and behind a function, which shows nothing
-	Root      uuid.UUID     // whose mistakes count together
+	Root      uuid.UUID     // whose mistakes count together; set by Once and BeginKeyed
 }
 
 // An Answer is the result of an earlier call under the same key.
@@ -204,8 +209,11 @@ func (c *Call) storeClaim(ctx context.Context, op ledger.Operation, until time.T
 func (c *Call) KeepUntil(t time.Time) { c.result.Due = t }
 
 // Seal keeps answer as the result of the call. The answer belongs to the record whose row
-// key is parent, if that is not zero. Seal needs a Call.
+// key is parent, if that is not zero.
 func (c *Call) Seal(answer []byte, parent uuid.UUID) error {
+	if c == nil {
+		return nil
+	}
 	return c.seal(answer, parent, false)
 }
 

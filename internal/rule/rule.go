@@ -16,6 +16,9 @@ import (
 // The lengths of card numbers.
 const MinPAN, MaxPAN = 12, 19
 
+// The years of an expiry: what a migration may bring and a card may carry.
+const MinYear, MaxYear = 2000, 2099
+
 // MaxText bounds names, references and labels, in characters.
 const MaxText = 255
 
@@ -105,6 +108,18 @@ func Slug(slug string) *Broken {
 		if i >= 40 || !alphanumeric && (i == 0 || c != '_' && c != '-') {
 			return &Broken{invalid.Format, "must be 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit"}
 		}
+	}
+	return nil
+}
+
+// Key is the rule of an idempotency key.
+func Key(key string) *Broken {
+	ok := len(key) >= 1 && len(key) <= MaxText
+	for _, c := range []byte(key) {
+		ok = ok && c >= ' ' && c <= '~'
+	}
+	if !ok {
+		return &Broken{invalid.Format, "must be 1 to 255 printable ASCII characters"}
 	}
 	return nil
 }

@@ -214,11 +214,11 @@ func (w *world) addNetwork(t *testing.T) {
 	w.run(t, vaults)
 	w.handlers["network"] = w.serve(t, vaults, httpapi.Options{})
 	v := vaults[0]
-	second, err := v.CreateMerchant(t.Context(), "second")
+	second, err := v.CreateMerchant(t.Context(), "second", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := v.RotatePaymentSecret(t.Context(), primaryMerchant(t, v).ID, time.Time{}); err != nil {
+	if _, err := v.RotatePaymentSecret(t.Context(), primaryMerchant(t, v).ID, nil); err != nil {
 		t.Fatal(err)
 	}
 
@@ -228,7 +228,7 @@ func (w *world) addNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	ephemeral, err := w.vaults[0].Tokenize(t.Context(), session, cardvault.Card{
+	ephemeral, err := w.vaults[0].Tokenize(t.Context(), session.ID, cardvault.Card{
 		PAN: card.NewPAN([]byte(number)), Expiry: card.Expiry{Month: 4, Year: 2031},
 	})
 	if err != nil {
@@ -315,16 +315,16 @@ func (w *world) wait(t *testing.T, d time.Duration) {
 
 func newKey(t *testing.T, v *cardvault.Vault, ttl time.Duration, scopes ...cardvault.Scope) (*cardvault.APIKey, string) {
 	t.Helper()
-	k, text, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{TTL: ttl})
+	k, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{TTL: ttl})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return k, text.Text()
+	return k, k.Text.Text()
 }
 
 func newAccount(t *testing.T, v *cardvault.Vault, approvals *cardvault.Approvals) *cardvault.Vault {
 	t.Helper()
-	a, err := v.CreateAccount(t.Context(), "", approvals)
+	a, err := v.CreateAccount(t.Context(), "", &cardvault.AccountOptions{Approvals: approvals})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func TestErasureBesideALostRow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := v.Tokenize(t.Context(), session, cardvault.Card{
+			if _, err := v.Tokenize(t.Context(), session.ID, cardvault.Card{
 				PAN: card.NewPAN([]byte("4242424242424242")), Expiry: card.Expiry{Month: 12, Year: 2099},
 			}); err != nil {
 				t.Fatal(err)

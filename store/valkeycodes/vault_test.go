@@ -109,7 +109,7 @@ func TestFaults(t *testing.T) {
 						t.Error("a code is available")
 					}
 				}
-				if err := one.Consume(t.Context(), during); !errors.Is(err, cardvault.ErrUnavailable) {
+				if _, err := one.Consume(t.Context(), during, nil); !errors.Is(err, cardvault.ErrUnavailable) {
 					t.Errorf("Consume = %v, want %v", err, cardvault.ErrUnavailable)
 				}
 			}
@@ -133,7 +133,7 @@ func TestFaults(t *testing.T) {
 				}
 			}
 			after := shared()
-			eventually(t, "Consume", func() error { return other.Consume(t.Context(), after) })
+			eventually(t, "Consume", func() error { _, err := other.Consume(t.Context(), after, nil); return err })
 			if available(t, one, after) {
 				t.Error("a code that was consumed in another replica is available")
 			}

@@ -339,11 +339,11 @@ func TestRefresh(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			session, err := r.vault.RefreshSession(t.Context(), token.ID)
+			session, err := r.vault.RefreshSession(t.Context(), token.ID, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := r.open(visit{session: session.UUID().String()})
+			p := r.open(visit{session: session.ID.UUID().String()})
 			if d := p.await("ready"); d.Action != "refresh_security_code" || d.MaskedAccountNumber != c.mask || d.Scheme != c.scheme {
 				t.Errorf("ready: %+v", d)
 			}

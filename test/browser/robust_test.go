@@ -412,12 +412,12 @@ func TestUnknownSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	session, err := r.vault.RefreshSession(t.Context(), token.ID)
+	session, err := r.vault.RefreshSession(t.Context(), token.ID, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.wire.set(only("GET", cut))
-	p := r.open(visit{session: session.UUID().String()})
+	p := r.open(visit{session: session.ID.UUID().String()})
 	p.allow(`network error|Fetch failed`)
 	d := p.wantFailure("network_error", "retry")
 	p.enter()

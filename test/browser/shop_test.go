@@ -101,7 +101,7 @@ func (r *rig) newSession() string {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	return id.UUID().String()
+	return id.ID.UUID().String()
 }
 
 // token returns a token that the browser was told of.

@@ -36,9 +36,9 @@ var accountBehaviours = []behaviour{
 func accountsIn(t *testing.T, s store.Store, mode cardvault.Mode) {
 	v, ctx := vaultOn(t, s, &cardvault.Options{Mode: mode}), t.Context()
 	granted := mode == cardvault.Sandbox
-	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
-	if v.Mode() != mode || !strings.HasPrefix(text.Text(), map[bool]string{true: "vk_test_", false: "vk_live_"}[granted]) {
+	if v.Mode() != mode || !strings.HasPrefix(text.Text.Text(), map[bool]string{true: "vk_test_", false: "vk_live_"}[granted]) {
 		t.Errorf("mode %v, want %v, or a key of the other", v.Mode(), mode)
 	}
 
@@ -48,7 +48,7 @@ func accountsIn(t *testing.T, s store.Store, mode cardvault.Mode) {
 	}
 
 	a := must(v.CreateAccount(ctx, canary+"A", nil))(t)
-	b := must(v.CreateAccount(ctx, "", &cardvault.Approvals{Import: true}))(t)
+	b := must(v.CreateAccount(ctx, "", &cardvault.AccountOptions{Approvals: &cardvault.Approvals{Import: true}}))(t)
 	if a.ID.Version() != 4 || a.ImportApproved != granted || a.NetworkTokensActive != granted || a.Name != canary+"A" {
 		t.Errorf("account: %+v", a)
 	}
@@ -94,10 +94,10 @@ func isolation(t *testing.T, s store.Store) {
 	}
 
 	session := must(a.CreateSession(ctx, nil))(t)
-	key, text, err := a.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	key, err := a.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
-	merchant := must(a.CreateMerchant(ctx, canary))(t)
-	if p := must(b.Authenticate(ctx, text.Text()))(t); p.Account.ID == other.ID || p.Key.Account != p.Account.ID || p.Key.ID != key.ID {
+	merchant := must(a.CreateMerchant(ctx, canary, nil))(t)
+	if p := must(b.Authenticate(ctx, key.Text.Text()))(t); p.Account.ID == other.ID || p.Key.Account != p.Account.ID || p.Key.ID != key.ID {
 		t.Error("a key authenticates for the account of the handle, not for its own")
 	}
 
@@ -108,7 +108,7 @@ func isolation(t *testing.T, s store.Store) {
 	}
 
 	for kind, id := range map[string]uuid.UUID{
-		"token": token.ID, "session": session.UUID(), "key": key.ID, "merchant": merchant.ID,
+		"token": token.ID, "session": session.ID.UUID(), "key": key.ID, "merchant": merchant.ID,
 		"account": must(v.Account(ctx))(t).ID, "none": uuid.New(), "zero": uuid.Nil,
 	} {
 		for name, call := range calls {
@@ -135,9 +135,9 @@ func isolation(t *testing.T, s store.Store) {
 		t.Errorf("%d keys and %d merchants, want those of the account", keys.TotalItems, merchants.TotalItems)
 	}
 
-	must(a.Tokenize(ctx, session, testCard(3)))(t)
+	must(a.Tokenize(ctx, session.ID, testCard(3)))(t)
 
-	noAccount(t, v, token.ID, session)
+	noAccount(t, v, token.ID, session.ID)
 }
 
 // callsByID returns calls that take an id, by name.
@@ -157,11 +157,11 @@ func callsByID(ctx context.Context) map[string]func(v *cardvault.Vault, id uuid.
 		},
 		"DeleteAPIKey": func(v *cardvault.Vault, id uuid.UUID) error { return v.DeleteAPIKey(ctx, id) },
 		"CreateAPIKey": func(v *cardvault.Vault, id uuid.UUID) error {
-			_, _, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: id})
+			_, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: id})
 			return err
 		},
 		"RotatePaymentSecret": func(v *cardvault.Vault, id uuid.UUID) error {
-			_, err := v.RotatePaymentSecret(ctx, id, time.Time{})
+			_, err := v.RotatePaymentSecret(ctx, id, nil)
 			return err
 		},
 		"In": func(v *cardvault.Vault, id uuid.UUID) error {
@@ -186,12 +186,12 @@ func noAccount(t *testing.T, v *cardvault.Vault, token uuid.UUID, session cardva
 			"All":             errorOf(collect(ctx, nobody, nil)),
 			"Account":         errorOf(nobody.Account(ctx)),
 			"UpdateAccount":   errorOf(nobody.UpdateAccount(ctx, cardvault.AccountUpdate{})),
-			"CreateMerchant":  errorOf(nobody.CreateMerchant(ctx, canary)),
+			"CreateMerchant":  errorOf(nobody.CreateMerchant(ctx, canary, nil)),
 			"ListMerchants":   errorOf(nobody.ListMerchants(ctx, nil)),
 			"PrimaryMerchant": errorOf(nobody.PrimaryMerchant(ctx)),
 			"ListAPIKeys":     errorOf(nobody.ListAPIKeys(ctx, nil)),
 			"CreateAPIKey": func() error {
-				_, _, err := nobody.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+				_, err := nobody.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 				return err
 			}(),
 		} {
@@ -203,7 +203,7 @@ func noAccount(t *testing.T, v *cardvault.Vault, token uuid.UUID, session cardva
 func merchantSecrets(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	primary := must(v.PrimaryMerchant(ctx))(t)
-	shop := must(v.CreateMerchant(ctx, canary+"shop"))(t)
+	shop := must(v.CreateMerchant(ctx, canary+"shop", nil))(t)
 	if !primary.Primary || shop.Primary || shop.Name != canary+"shop" || len(shop.Secrets) != 0 || shop.ID.Version() != 4 {
 		t.Errorf("merchants %+v, %+v", primary, shop)
 	}
@@ -219,7 +219,7 @@ func merchantSecrets(t *testing.T, s store.Store) {
 	base64url := regexp.MustCompile(`^[0-9A-Za-z_-]{43}$`)
 	var secrets, ids []string
 	rotate := func(at time.Time) {
-		secret := must(v.RotatePaymentSecret(ctx, shop.ID, at))(t).Text()
+		secret := must(v.RotatePaymentSecret(ctx, shop.ID, &cardvault.PaymentSecretOptions{ActivateAt: at}))(t).Secret.Text()
 		if !base64url.MatchString(secret) || slices.Contains(secrets, secret) {
 			t.Errorf("secret of %d characters is not 43 of base64url, or was given before", len(secret))
 		}
@@ -282,9 +282,9 @@ func checksum(head string) string {
 func apiKeys(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	scopes := []cardvault.Scope{cardvault.ScopeTokensRead, cardvault.ScopeSessionsCreate, cardvault.ScopeTokensRead}
-	key, made, err := v.CreateAPIKey(ctx, canary, scopes, &cardvault.APIKeyOptions{TTL: 1000 * time.Second})
+	key, err := v.CreateAPIKey(ctx, canary, scopes, &cardvault.APIKeyOptions{TTL: 1000 * time.Second})
 	noError(t, err)
-	text := made.Text()
+	text := key.Text.Text()
 	account := must(v.Account(ctx))(t)
 	if key.Label != canary || key.ID.Version() != 4 || key.Account != account.ID || len(key.Scopes) != 2 ||
 		!key.Has(cardvault.ScopeTokensRead) || !key.Has(cardvault.ScopeSessionsCreate) || key.Has(cardvault.ScopeTokensImport) ||
@@ -326,9 +326,9 @@ func apiKeys(t *testing.T, s store.Store) {
 
 func apiKeyTexts(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
-	_, made, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	made, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
-	text := made.Text()
+	text := made.Text.Text()
 	must(v.Authenticate(ctx, text))(t)
 	bad := []string{"", " ", text + " ", " " + text, text + "0", text[1:], strings.ToUpper(text), strings.Repeat("x", 1<<20), text + "\x00"}
 
@@ -373,8 +373,11 @@ func apiKeyCreators(t *testing.T, s store.Store) {
 		if by != nil {
 			opts.Creator = by.ID
 		}
-		key, text, err := v.CreateAPIKey(ctx, canary, scopes, opts)
-		return &made{key, text.Text()}, err
+		key, err := v.CreateAPIKey(ctx, canary, scopes, opts)
+		if err != nil {
+			return nil, err
+		}
+		return &made{key, key.Text.Text()}, nil
 	}
 
 	read, write := cardvault.ScopeTokensRead, cardvault.ScopeAPIKeysWrite
@@ -427,9 +430,9 @@ func chain(t *testing.T, v *cardvault.Vault, spy *watched, n int) (keys []link) 
 		if len(keys) > 0 {
 			opts.Creator = keys[len(keys)-1].ID
 		}
-		key, text, err := v.CreateAPIKey(t.Context(), canary, cardvault.AllScopes(), opts)
+		key, err := v.CreateAPIKey(t.Context(), canary, cardvault.AllScopes(), opts)
 		noError(t, err)
-		keys = append(keys, link{key, text.Text(), spy.last()[0]})
+		keys = append(keys, link{key, key.Text.Text(), spy.last()[0]})
 	}
 	return keys
 }
@@ -440,9 +443,9 @@ func apiKeyChain(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, spy, nil), t.Context()
 	keys := chain(t, v, spy, cardvault.MaxAPIKeyDepth)
 	last := keys[len(keys)-1]
-	_, _, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: last.ID})
+	_, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: last.ID})
 	fails(t, "a key deeper than keys can be", err, cardvault.ErrAPIKeyDepth)
-	_, _, err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: keys[len(keys)-2].ID})
+	_, err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: keys[len(keys)-2].ID})
 	noError(t, err)
 	for i, key := range keys {
 		p := must(v.Authenticate(ctx, key.text))(t)
@@ -462,7 +465,7 @@ func apiKeyChain(t *testing.T, s store.Store) {
 		noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Delete(gone.row.Kind, gone.row.ID); return nil }))
 		for j, key := range keys {
 			_, err := v.Authenticate(ctx, key.text)
-			_, _, made := v.CreateAPIKey(ctx, canary, key.Scopes, &cardvault.APIKeyOptions{Creator: key.ID})
+			_, made := v.CreateAPIKey(ctx, canary, key.Scopes, &cardvault.APIKeyOptions{Creator: key.ID})
 			switch {
 			case j < i:
 				noError(t, err)
@@ -497,9 +500,9 @@ func deleteAPIKeyBy(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, spy, nil), t.Context()
 	keys := chain(t, v, spy, 4)
 	stranger := chain(t, v, spy, 2)
-	sister, sisterText, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: keys[0].ID})
+	sister, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: keys[0].ID})
 	noError(t, err)
-	all := map[string]link{"above": keys[0], "beside": {sister, sisterText.Text(), nil}, "a stranger": stranger[0], "below a stranger": stranger[1]}
+	all := map[string]link{"above": keys[0], "beside": {sister, sister.Text.Text(), nil}, "a stranger": stranger[0], "below a stranger": stranger[1]}
 	for name, key := range all {
 		fails(t, name, v.DeleteAPIKeyBy(ctx, keys[1].ID, key.ID), cardvault.ErrNotFound)
 		must(v.Authenticate(ctx, key.text))(t)
@@ -529,7 +532,7 @@ func deleteAPIKeyBy(t *testing.T, s store.Store) {
 func apiKeyNotAfter(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	soon, late := time.Now().Add(time.Hour).UTC().Truncate(time.Microsecond), time.Now().Add(9*time.Hour).UTC().Truncate(time.Microsecond)
-	creator, _, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{NotAfter: late})
+	creator, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{NotAfter: late})
 	noError(t, err)
 
 	for _, test := range []struct {
@@ -542,16 +545,16 @@ func apiKeyNotAfter(t *testing.T, s store.Store) {
 		{"a creator that ends later", cardvault.APIKeyOptions{NotAfter: soon, Creator: creator.ID}, soon},
 		{"a creator that ends before", cardvault.APIKeyOptions{NotAfter: late.Add(time.Hour), Creator: creator.ID}, late},
 	} {
-		key, _, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &test.opts)
+		key, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &test.opts)
 		noError(t, err)
 		if !key.ExpiresAt.Equal(test.want) {
 			t.Errorf("%s: the key ends at %v, want %v", test.what, key.ExpiresAt, test.want)
 		}
 	}
 
-	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{NotAfter: time.Now().Add(-time.Hour)})
+	text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{NotAfter: time.Now().Add(-time.Hour)})
 	noError(t, err)
-	fails(t, "an end that is past", errorOf(v.Authenticate(ctx, text.Text())), cardvault.ErrUnauthenticated)
+	fails(t, "an end that is past", errorOf(v.Authenticate(ctx, text.Text.Text())), cardvault.ErrUnauthenticated)
 }
 
 // A keeper is a store that keeps a copy of every byte that is put.
@@ -579,19 +582,18 @@ func nothingInClear(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, k, nil), t.Context()
 	c := testCard(1)
 	c.Name, c.SecurityCode = holder(canary), card.NewSecurityCode([]byte("737373"[:4]))
-	ctx, _ = withKey(ctx, idemKey)
-	token := must(v.Import(ctx, c, &cardvault.ImportOptions{BusinessKey: canary + "key"}))(t)
+	token := must(v.Import(ctx, c, &cardvault.ImportOptions{BusinessKey: canary + "key", IdempotencyKey: idemKey}))(t)
 	session := must(v.CreateSession(t.Context(), nil))(t)
-	must(v.Tokenize(t.Context(), session, c))(t)
-	_, made, err := v.CreateAPIKey(t.Context(), canary, cardvault.AllScopes(), nil)
-	noError(t, err)
-
-	text := made.Text()
-	secret := must(v.RotatePaymentSecret(t.Context(), must(v.PrimaryMerchant(t.Context()))(t).ID, time.Time{}))(t).Text()
-	noError(t, v.RotateKeys(t.Context()))
+	must(v.Tokenize(t.Context(), session.ID, c))(t)
+	text := must(v.CreateAPIKey(t.Context(), canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{IdempotencyKey: idemKey}))(t).Text.Text()
+	given := cardvault.GenerateAPIKeyText(v.Mode())
+	must(v.EnsureAPIKey(ctx, given, canary, cardvault.AllScopes(), nil))(t)
+	rotated := must(v.RotatePaymentSecret(t.Context(), must(v.PrimaryMerchant(t.Context()))(t).ID, &cardvault.PaymentSecretOptions{IdempotencyKey: idemKey}))(t)
+	secret := rotated.Secret.Text()
+	noError(t, errorOf(v.RotateKeys(t.Context(), nil)))
 
 	vaulttest.AssertNoLeak(t, []string{
-		cardNumber(canaryNumber, 16, 1), canary, text, text[17:60], secret, idemKey, token.Fingerprint.String(),
+		cardNumber(canaryNumber, 16, 1), canary, text, text[17:60], given.Text(), given.Text()[17:60], secret, idemKey, token.Fingerprint.String(),
 		string(token.ID[:]), string(suiteKey), token.MaskedAccountNumber,
 	}, k.bytes)
 	if !errors.Is(errorOf(v.Get(t.Context(), uuid.New())), cardvault.ErrNotFound) || len(k.bytes) < 1000 {

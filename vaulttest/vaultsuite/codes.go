@@ -82,9 +82,9 @@ func securityCode(t *testing.T, s store.Store) {
 	after := time.Now()
 	without := importCard(t, v, testCard(1), nil)
 	session := must(v.CreateSession(ctx, nil))(t)
-	tokenized := must(v.Tokenize(ctx, session, coded(2, "7373")))(t)
+	tokenized := must(v.Tokenize(ctx, session.ID, coded(2, "7373")))(t)
 	short := must(v.CreateSession(ctx, &cardvault.SessionOptions{TokenTTL: 30 * time.Second}))(t)
-	brief := must(v.Tokenize(ctx, short, coded(3, "999")))(t)
+	brief := must(v.Tokenize(ctx, short.ID, coded(3, "999")))(t)
 
 	hasCode(t, "imported", v, with.ID, "737")
 	hasCode(t, "used before", v, with.ID, "737")
@@ -103,8 +103,8 @@ func securityCode(t *testing.T, s store.Store) {
 	for _, v := range []*cardvault.Vault{v.In(other.ID), v.In(uuid.New())} {
 		_, err := v.SecurityCodeStatus(ctx, with.ID)
 		fails(t, "the status in another account", err, cardvault.ErrNotFound)
-		fails(t, "consuming in another account", v.Consume(ctx, with.ID), cardvault.ErrNotFound)
-		_, err = v.RefreshSession(ctx, with.ID)
+		fails(t, "consuming in another account", errorOf(v.Consume(ctx, with.ID, nil)), cardvault.ErrNotFound)
+		_, err = v.RefreshSession(ctx, with.ID, nil)
 		fails(t, "refreshing in another account", err, cardvault.ErrNotFound)
 	}
 
@@ -121,11 +121,11 @@ func securityCodeErased(t *testing.T, s store.Store) {
 	v, ctx := coding(t, s, cache), t.Context()
 	consumed := must(v.Import(ctx, coded(1, "737"), nil))(t)
 	deleted := must(v.Import(ctx, coded(2, "737"), nil))(t)
-	noError(t, v.Consume(ctx, consumed.ID))
+	noError(t, errorOf(v.Consume(ctx, consumed.ID, nil)))
 	hasCode(t, "consumed", v, consumed.ID, "")
-	noError(t, v.Consume(ctx, consumed.ID))
+	noError(t, errorOf(v.Consume(ctx, consumed.ID, nil)))
 	noError(t, v.Delete(ctx, deleted.ID))
-	fails(t, "consuming what is deleted", v.Consume(ctx, deleted.ID), cardvault.ErrNotFound)
+	fails(t, "consuming what is deleted", errorOf(v.Consume(ctx, deleted.ID, nil)), cardvault.ErrNotFound)
 	if n := cache.left(t); n != 0 {
 		t.Errorf("%d codes are left in the cache", n)
 	}
@@ -157,31 +157,27 @@ func (s *failingStore) Update(ctx context.Context, fn func(store.Tx) error) erro
 
 func securityCodeRepeated(t *testing.T, s store.Store) {
 	v, ctx := coding(t, s, nil), t.Context()
-	imported, _ := withKey(ctx, idemKey)
-	token := must(v.Import(imported, coded(1, "737"), nil))(t)
-	consumed, i := withKey(ctx, idemKey)
-	noError(t, v.Consume(consumed, token.ID))
+	token := must(v.Import(ctx, coded(1, "737"), importUnderKey))(t)
+	must(v.Consume(ctx, token.ID, underKey))(t)
 
-	must(v.Import(imported, coded(1, "737"), nil))(t)
+	must(v.Import(ctx, coded(1, "737"), importUnderKey))(t)
 	hasCode(t, "imported again under the same key", v, token.ID, "")
 
-	refreshed, j := withKey(ctx, idemKey)
-	session := must(v.RefreshSession(refreshed, token.ID))(t)
-	if again := must(v.RefreshSession(refreshed, token.ID))(t); again.UUID() != session.UUID() || !j.Replayed() {
+	session := must(v.RefreshSession(ctx, token.ID, underKey))(t)
+	if again := must(v.RefreshSession(ctx, token.ID, underKey))(t); again.ID.UUID() != session.ID.UUID() || session.Replayed || !again.Replayed {
 		t.Error("a repetition makes another session")
 	}
 
-	must(v.RefreshSecurityCode(ctx, session, codeOf("999")))(t)
-	noError(t, v.Consume(consumed, token.ID))
-	if !i.Replayed() {
+	must(v.RefreshSecurityCode(ctx, session.ID, codeOf("999")))(t)
+	if !must(v.Consume(ctx, token.ID, underKey))(t).Replayed {
 		t.Error("consuming again under the same key is not called a replay")
 	}
 
 	hasCode(t, "consumed again under the same key", v, token.ID, "999")
 
 	noError(t, v.Delete(ctx, token.ID))
-	fails(t, "consuming under the key when the token is gone", v.Consume(consumed, token.ID), cardvault.ErrNotFound)
-	_, err := v.RefreshSession(refreshed, token.ID)
+	fails(t, "consuming under the key when the token is gone", errorOf(v.Consume(ctx, token.ID, underKey)), cardvault.ErrNotFound)
+	_, err := v.RefreshSession(ctx, token.ID, underKey)
 	fails(t, "refreshing under the key when the token is gone", err, cardvault.ErrNotFound)
 
 	// One that is slow does not erase what is entered after another has consumed.
@@ -190,16 +186,15 @@ func securityCodeRepeated(t *testing.T, s store.Store) {
 	token = must(v.Import(ctx, coded(4, "737"), nil))(t)
 	cache.fail(func(context.Context) error {
 		cache.fail(nil)
-		again, _ := withKey(ctx, idemKey)
-		fails(t, "consuming under the same key meanwhile", v.Consume(again, token.ID), cardvault.ErrIdempotencyInProgress)
+		fails(t, "consuming under the same key meanwhile", errorOf(v.Consume(ctx, token.ID, underKey)), cardvault.ErrIdempotencyInProgress)
 		return nil
 	})
 
-	noError(t, v.Consume(consumed, token.ID))
+	must(v.Consume(ctx, token.ID, underKey))(t)
 	hasCode(t, "consumed", v, token.ID, "")
 
 	one, two := must(v.Import(ctx, coded(2, "111"), nil))(t), must(v.Import(ctx, coded(3, "222"), nil))(t)
-	noError(t, v.Consume(consumed, one.ID)) // a key counts for one token
+	must(v.Consume(ctx, one.ID, underKey))(t)
 	hasCode(t, "consumed", v, one.ID, "")
 	hasCode(t, "another token", v, two.ID, "222")
 }
@@ -208,24 +203,24 @@ func refreshCode(t *testing.T, s store.Store) {
 	events, ctx := new(vaulttest.Recorder), t.Context()
 	v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: desk{}, Events: events})
 	token := must(v.Import(ctx, coded(1, "737"), nil))(t)
-	session := must(v.RefreshSession(ctx, token.ID))(t)
-	if session.UUID().Version() != 4 {
+	session := must(v.RefreshSession(ctx, token.ID, nil))(t)
+	if session.ID.UUID().Version() != 4 {
 		t.Error("the session id is no random UUIDv4")
 	}
 
 	hasCode(t, "before the session is completed", v, token.ID, "737")
 
-	_, err := v.RefreshSecurityCode(ctx, session, codeOf("99"))
+	_, err := v.RefreshSecurityCode(ctx, session.ID, codeOf("99"))
 	refuses(t, "two digits", err, "SecurityCode too_short")
-	_, err = v.RefreshSecurityCode(ctx, session, card.SecurityCode{})
+	_, err = v.RefreshSecurityCode(ctx, session.ID, card.SecurityCode{})
 	refuses(t, "no code", err, "SecurityCode required")
-	_, err = v.Tokenize(ctx, session, testCard(2))
+	_, err = v.Tokenize(ctx, session.ID, testCard(2))
 	fails(t, "tokenizing in it", err, cardvault.ErrSessionKind)
-	_, err = v.In(must(v.CreateAccount(ctx, canary, nil))(t).ID).RefreshSecurityCode(ctx, session, codeOf("999"))
+	_, err = v.In(must(v.CreateAccount(ctx, canary, nil))(t).ID).RefreshSecurityCode(ctx, session.ID, codeOf("999"))
 	fails(t, "from another account", err, cardvault.ErrNotFound)
 	hasCode(t, "after what was refused", v, token.ID, "737")
 
-	got := must(v.RefreshSecurityCode(ctx, session, codeOf("999")))(t)
+	got := must(v.RefreshSecurityCode(ctx, session.ID, codeOf("999")))(t)
 	same(t, "refreshed", got, must(v.Get(ctx, token.ID))(t))
 	hasCode(t, "refreshed", v, token.ID, "999")
 	noError(t, v.Drain(ctx))
@@ -234,37 +229,37 @@ func refreshCode(t *testing.T, s store.Store) {
 		t.Errorf("%d events, the last %+v", len(told), last)
 	}
 
-	_, err = v.RefreshSecurityCode(ctx, session, codeOf("111"))
+	_, err = v.RefreshSecurityCode(ctx, session.ID, codeOf("111"))
 	fails(t, "a session that is completed", err, cardvault.ErrSessionCompleted)
-	_, err = v.Tokenize(ctx, session, testCard(2))
+	_, err = v.Tokenize(ctx, session.ID, testCard(2))
 	fails(t, "tokenizing in one that is completed", err, cardvault.ErrSessionCompleted)
 	hasCode(t, "refreshed once", v, token.ID, "999")
 
-	noError(t, v.Consume(ctx, token.ID))
-	again := must(v.RefreshSession(ctx, token.ID))(t)
-	must(v.RefreshSecurityCode(ctx, again, codeOf("111")))(t)
+	noError(t, errorOf(v.Consume(ctx, token.ID, nil)))
+	again := must(v.RefreshSession(ctx, token.ID, nil))(t)
+	must(v.RefreshSecurityCode(ctx, again.ID, codeOf("111")))(t)
 	hasCode(t, "consumed and refreshed", v, token.ID, "111")
 
 	plain := must(v.CreateSession(ctx, nil))(t)
-	_, err = v.RefreshSecurityCode(ctx, plain, codeOf("999"))
+	_, err = v.RefreshSecurityCode(ctx, plain.ID, codeOf("999"))
 	fails(t, "a session that makes a token", err, cardvault.ErrSessionKind)
 	_, err = v.RefreshSecurityCode(ctx, cardvault.NewSessionID(uuid.New()), codeOf("999"))
 	fails(t, "a session that was never made", err, cardvault.ErrNotFound)
 
 	noError(t, v.Delete(ctx, token.ID))
 	token = importCard(t, v, testCard(1), nil)
-	late := must(v.RefreshSession(ctx, token.ID))(t)
-	done := must(v.RefreshSession(ctx, token.ID))(t)
-	must(v.RefreshSecurityCode(ctx, done, codeOf("999")))(t)
+	late := must(v.RefreshSession(ctx, token.ID, nil))(t)
+	done := must(v.RefreshSession(ctx, token.ID, nil))(t)
+	must(v.RefreshSecurityCode(ctx, done.ID, codeOf("999")))(t)
 	noError(t, v.Delete(ctx, token.ID))
-	for _, session := range []cardvault.SessionID{late, done} {
+	for _, session := range []cardvault.SessionID{late.ID, done.ID} {
 		_, err = v.Session(ctx, session)
 		fails(t, "reading a session whose token is gone", err, cardvault.ErrNotFound)
 	}
 
-	_, err = v.RefreshSecurityCode(ctx, late, codeOf("999"))
+	_, err = v.RefreshSecurityCode(ctx, late.ID, codeOf("999"))
 	fails(t, "a session whose token is gone", err, cardvault.ErrNotFound)
-	_, err = v.RefreshSession(ctx, token.ID)
+	_, err = v.RefreshSession(ctx, token.ID, nil)
 	fails(t, "a token that is gone", err, cardvault.ErrNotFound)
 }
 
@@ -273,12 +268,12 @@ func refreshCode(t *testing.T, s store.Store) {
 func refreshRace(t *testing.T, s store.Store) {
 	v, ctx := coding(t, s, nil), t.Context()
 	token := importCard(t, v, testCard(1), nil)
-	session := must(v.RefreshSession(ctx, token.ID))(t)
+	session := must(v.RefreshSession(ctx, token.ID, nil))(t)
 	var won atomic.Pointer[string]
 
 	parallel(t, 32, func(i int) error {
 		digits := string([]byte{'7', byte('0' + i/10), byte('0' + i%10)})
-		_, err := v.RefreshSecurityCode(ctx, session, codeOf(digits))
+		_, err := v.RefreshSecurityCode(ctx, session.ID, codeOf(digits))
 		switch {
 		case err == nil && won.Swap(&digits) != nil:
 			return errors.New("two calls completed one session")
@@ -298,13 +293,13 @@ func refreshRace(t *testing.T, s store.Store) {
 	cache := &cacheSpy{CodeCache: codes.New(100, nil)}
 	v = coding(t, s, cache)
 	token = importCard(t, v, testCard(2), nil)
-	session = must(v.RefreshSession(ctx, token.ID))(t)
+	session = must(v.RefreshSession(ctx, token.ID, nil))(t)
 	cache.fail(func(ctx context.Context) error {
 		cache.fail(nil)
 		return v.Delete(ctx, token.ID)
 	})
 
-	_, err := v.RefreshSecurityCode(ctx, session, codeOf("999"))
+	_, err := v.RefreshSecurityCode(ctx, session.ID, codeOf("999"))
 	fails(t, "refreshing what is deleted meanwhile", err, cardvault.ErrNotFound)
 	if n := cache.left(t); n != 0 || len(cache.ids) != 1 {
 		t.Errorf("%d of %d codes of deleted tokens are left", n, len(cache.ids))
@@ -324,10 +319,10 @@ func sharedCodes(t *testing.T, s store.Store) {
 	hasCode(t, "in a vault with a cache of its own", alone, token.ID, "")
 	hasCode(t, "after that", second, token.ID, "737")
 
-	noError(t, first.RotateKeys(ctx))
-	noError(t, first.Consume(ctx, token.ID))
-	session := must(first.RefreshSession(ctx, token.ID))(t)
-	must(first.RefreshSecurityCode(ctx, session, codeOf("111")))(t)
+	noError(t, errorOf(first.RotateKeys(ctx, nil)))
+	noError(t, errorOf(first.Consume(ctx, token.ID, nil)))
+	session := must(first.RefreshSession(ctx, token.ID, nil))(t)
+	must(first.RefreshSecurityCode(ctx, session.ID, codeOf("111")))(t)
 	hasCode(t, "sealed under a term that this vault has not met", second, token.ID, "111")
 
 	sealed := must(cache.Get(ctx, token.ID))(t)
@@ -349,7 +344,7 @@ func sharedCodes(t *testing.T, s store.Store) {
 	noError(t, cache.Put(ctx, token.ID, nil, time.Minute))
 	hasCode(t, "emptied", first, token.ID, "")
 	noError(t, cache.Put(ctx, token.ID, sealed, time.Minute))
-	noError(t, second.Consume(ctx, token.ID))
+	noError(t, errorOf(second.Consume(ctx, token.ID, nil)))
 	hasCode(t, "consumed in another vault", first, token.ID, "")
 }
 
@@ -372,11 +367,11 @@ func codesGone(t *testing.T, s store.Store) {
 		imported := must(v.Import(ctx, coded(2, "737"), nil))(t)
 		must(v.Get(ctx, imported.ID))(t)
 		hasCode(t, what, v, token.ID, "")
-		fails(t, what+": consuming", v.Consume(ctx, token.ID), cardvault.ErrUnavailable)
-		consumed, _ := withKey(ctx, idemKey+what)
-		fails(t, what+": consuming", v.Consume(consumed, token.ID), cardvault.ErrUnavailable)
-		session := must(v.RefreshSession(ctx, token.ID))(t)
-		_, failed := v.RefreshSecurityCode(ctx, session, codeOf("999"))
+		fails(t, what+": consuming", errorOf(v.Consume(ctx, token.ID, nil)), cardvault.ErrUnavailable)
+		consumed := &cardvault.CallOptions{IdempotencyKey: idemKey + what}
+		fails(t, what+": consuming", errorOf(v.Consume(ctx, token.ID, consumed)), cardvault.ErrUnavailable)
+		session := must(v.RefreshSession(ctx, token.ID, nil))(t)
+		_, failed := v.RefreshSecurityCode(ctx, session.ID, codeOf("999"))
 		fails(t, what+": refreshing", failed, cardvault.ErrUnavailable)
 		noError(t, v.Delete(ctx, imported.ID))
 
@@ -388,32 +383,32 @@ func codesGone(t *testing.T, s store.Store) {
 		}
 
 		// What could not be done under a key can be done under it later.
-		noError(t, v.Consume(consumed, token.ID))
+		must(v.Consume(ctx, token.ID, consumed))(t)
 		hasCode(t, "consumed afterwards", v, token.ID, "")
-		session = must(v.RefreshSession(ctx, token.ID))(t)
-		must(v.RefreshSecurityCode(ctx, session, codeOf("737")))(t)
+		session = must(v.RefreshSession(ctx, token.ID, nil))(t)
+		must(v.RefreshSecurityCode(ctx, session.ID, codeOf("737")))(t)
 	}
 
 	// A new code that is not taken leaves none: the shopper has replaced the old one.
-	session := must(v.RefreshSession(ctx, token.ID))(t)
+	session := must(v.RefreshSession(ctx, token.ID, nil))(t)
 	cache.fail(func(context.Context) error {
 		cache.fail(nil)
 		return errors.New("out of memory")
 	})
 
-	_, err := v.RefreshSecurityCode(ctx, session, codeOf("999"))
+	_, err := v.RefreshSecurityCode(ctx, session.ID, codeOf("999"))
 	fails(t, "refreshing", err, cardvault.ErrUnavailable)
 	hasCode(t, "a new code was not taken", v, token.ID, "")
 
 	// Nor does one of a token that may be gone.
 	token = must(v.Import(ctx, coded(3, "737"), nil))(t)
-	session = must(v.RefreshSession(ctx, token.ID))(t)
+	session = must(v.RefreshSession(ctx, token.ID, nil))(t)
 	cache.fail(func(context.Context) error {
 		cache.fail(nil)
 		return v.Close()
 	})
 
-	_, err = v.RefreshSecurityCode(ctx, session, codeOf("999"))
+	_, err = v.RefreshSecurityCode(ctx, session.ID, codeOf("999"))
 	fails(t, "refreshing in a vault that is closed meanwhile", err, cardvault.ErrClosed)
 	if _, err := cache.CodeCache.Get(ctx, token.ID); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("a code is left: %v", err)
@@ -441,35 +436,34 @@ func stubbornCodes(t *testing.T, s store.Store) {
 
 	token := must(v.Import(ctx, coded(1, "111"), nil))(t)
 	has("imported", token.ID, "111")
-	consumed, _ := withKey(ctx, idemKey)
-	noError(t, v.Consume(consumed, token.ID))
+	must(v.Consume(ctx, token.ID, underKey))(t)
 	has("consumed", token.ID)
 
 	enter := func(digits string) {
 		t.Helper()
-		session := must(replica.RefreshSession(ctx, token.ID))(t)
-		must(replica.RefreshSecurityCode(ctx, session, codeOf(digits)))(t)
+		session := must(replica.RefreshSession(ctx, token.ID, nil))(t)
+		must(replica.RefreshSecurityCode(ctx, session.ID, codeOf(digits)))(t)
 	}
 
 	enter("222")
 	has("refreshed", token.ID, "", "222")
-	noError(t, replica.Consume(consumed, token.ID))
+	must(replica.Consume(ctx, token.ID, underKey))(t)
 	has("refreshed and consumed again under the former key", token.ID, "", "222")
 	must(v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &card.Expiry{Month: 11, Year: 2090}}))(t)
 	has("updated", token.ID, "", "222")
 	enter("333")
 	has("refreshed twice", token.ID, "", "", "333")
-	noError(t, replica.Consume(ctx, token.ID))
+	noError(t, errorOf(replica.Consume(ctx, token.ID, nil)))
 	has("consumed", token.ID)
 
-	noError(t, v.Consume(ctx, token.ID))
+	noError(t, errorOf(v.Consume(ctx, token.ID, nil)))
 	enter("444")
 	has("consumed twice and refreshed", token.ID, "", "", "", "444")
 
 	session := must(v.CreateSession(ctx, nil))(t)
-	token = must(v.Tokenize(ctx, session, coded(2, "555")))(t)
+	token = must(v.Tokenize(ctx, session.ID, coded(2, "555")))(t)
 	has("tokenized", token.ID, "555")
-	noError(t, v.Consume(ctx, token.ID))
+	noError(t, errorOf(v.Consume(ctx, token.ID, nil)))
 	has("tokenized and consumed", token.ID)
 }
 
@@ -516,14 +510,14 @@ func consumedUntold(t *testing.T, s store.Store) {
 	v, ctx := sending(t, s, &mail), t.Context()
 	newHook(t, v, receiver)
 	token := must(v.Import(ctx, coded(1, "737"), nil))(t)
-	noError(t, v.Consume(ctx, token.ID))
+	noError(t, errorOf(v.Consume(ctx, token.ID, nil)))
 	noError(t, v.Drain(ctx))
 	updated := must(v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &card.Expiry{Month: 11, Year: 2090}}))(t)
-	noError(t, v.Consume(ctx, token.ID))
-	noError(t, v.Consume(ctx, token.ID))
+	noError(t, errorOf(v.Consume(ctx, token.ID, nil)))
+	noError(t, errorOf(v.Consume(ctx, token.ID, nil)))
 	last := must(v.Update(ctx, token.ID, cardvault.TokenUpdate{Expiry: &card.Expiry{Month: 10, Year: 2090}}))(t)
 
-	noError(t, v.Consume(ctx, token.ID))
+	noError(t, errorOf(v.Consume(ctx, token.ID, nil)))
 	noError(t, v.Drain(ctx))
 	var got, want []card.Expiry
 	for _, e := range mail.at(receiver) {

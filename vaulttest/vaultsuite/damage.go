@@ -187,28 +187,25 @@ func damaged(t *testing.T, s store.Store) {
 
 	var key [2]cardvault.APIKeyText
 	keyRow, otherKey := pair(func(i int) {
-		var err error
-		_, key[i], err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes()[:1+i], nil)
-		noError(t, err)
+		key[i] = must(v.CreateAPIKey(ctx, canary, cardvault.AllScopes()[:1+i], nil))(t).Text
 	})
 
-	_, made, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes()[:1], &cardvault.APIKeyOptions{Creator: must(v.Authenticate(ctx, key[0].Text()))(t).Key.ID})
+	made, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes()[:1], &cardvault.APIKeyOptions{Creator: must(v.Authenticate(ctx, key[0].Text()))(t).Key.ID})
 	noError(t, err)
-	merchantRow, otherMerchant := pair(func(i int) { must(v.CreateMerchant(ctx, fmt.Sprint(canary, i)))(t) })
+	merchantRow, otherMerchant := pair(func(i int) { must(v.CreateMerchant(ctx, fmt.Sprint(canary, i), nil))(t) })
 	var account [2]*cardvault.Account
 	accountRow, otherAccount := pair(func(i int) {
-		account[i] = must(v.CreateAccount(ctx, canary, &cardvault.Approvals{Import: i > 0}))(t)
+		account[i] = must(v.CreateAccount(ctx, canary, &cardvault.AccountOptions{Approvals: &cardvault.Approvals{Import: i > 0}}))(t)
 	})
 
 	var session [2]func() error
 	sessionRow, otherSession := pair(func(i int) {
 		id := must(v.CreateSession(ctx, &cardvault.SessionOptions{BypassIdentification: i > 0}))(t)
-		session[i] = func() error { return errorOf(v.Tokenize(ctx, id, testCard(1))) }
+		session[i] = func() error { return errorOf(v.Tokenize(ctx, id.ID, testCard(1))) }
 	})
 
 	again := func(i int) error {
-		ctx, _ := withKey(ctx, fmt.Sprint(idemKey, i))
-		return errorOf(v.Import(ctx, testCard(i), nil))
+		return errorOf(v.Import(ctx, testCard(i), &cardvault.ImportOptions{IdempotencyKey: fmt.Sprint(idemKey, i)}))
 	}
 
 	var repeat [2][]*store.Record // key and answer
@@ -223,14 +220,14 @@ func damaged(t *testing.T, s store.Store) {
 		read       func() error
 	}{
 		{"an API key", keyRow, otherKey, func() error { return errorOf(v.Authenticate(ctx, key[0].Text())) }},
-		{"the creator of an API key", keyRow, otherKey, func() error { return errorOf(v.Authenticate(ctx, made.Text())) }},
+		{"the creator of an API key", keyRow, otherKey, func() error { return errorOf(v.Authenticate(ctx, made.Text.Text())) }},
 		{"an API key in a list", keyRow, otherKey, func() error { return errorOf(v.ListAPIKeys(ctx, nil)) }},
 		{"an API key that creates", keyRow, otherKey, func() error {
 			p, err := v.Authenticate(ctx, key[0].Text())
 			if err != nil {
 				return err
 			}
-			_, _, err = v.CreateAPIKey(ctx, canary, p.Key.Scopes, &cardvault.APIKeyOptions{Creator: p.Key.ID})
+			_, err = v.CreateAPIKey(ctx, canary, p.Key.Scopes, &cardvault.APIKeyOptions{Creator: p.Key.ID})
 			return err
 		}},
 		{"a merchant", merchantRow, otherMerchant, func() error { return errorOf(v.ListMerchants(ctx, nil)) }},

@@ -131,9 +131,9 @@ func damagedInLists(t *testing.T, s store.Store) {
 
 	all := append(paymentsListed(t, v, spy), deliveriesListed(t, v, spy),
 		tokens.fill(spy, 0, func(i int) uuid.UUID { return importCard(t, other, testCard(i), nil).ID }),
-		keys.fill(spy, 0, func(int) uuid.UUID { return must2(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t).ID }),
+		keys.fill(spy, 0, func(int) uuid.UUID { return must(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t).ID }),
 		hooks.fill(spy, 1, func(int) uuid.UUID { return newHook(t, other, receiver).ID }),
-		merchants.fill(spy, 0, func(int) uuid.UUID { return must(v.CreateMerchant(ctx, canary))(t).ID }),
+		merchants.fill(spy, 0, func(int) uuid.UUID { return must(v.CreateMerchant(ctx, canary, nil))(t).ID }),
 		accounts.fill(spy, 0, func(int) uuid.UUID { return must(v.CreateAccount(ctx, canary, nil))(t).ID }))
 	for _, l := range all {
 		l.spoil(t, s)

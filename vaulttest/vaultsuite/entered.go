@@ -60,16 +60,16 @@ func entered(t *testing.T, s store.Store) {
 	v, ctx := coding(t, s, nil), t.Context()
 	browser := vaultOn(t, s, nil).In(uuid.Nil) // of another vault on the store
 	id := must(v.CreateSession(ctx, nil))(t)
-	open := must(browser.Session(ctx, id))(t)
+	open := must(browser.Session(ctx, id.ID))(t)
 	for i := range 4 {
-		refused := must(browser.CompleteSession(ctx, id, encrypted(t, open, claimsOf(i, "7"))))(t)
+		refused := must(browser.CompleteSession(ctx, id.ID, encrypted(t, open, claimsOf(i, "7"))))(t)
 		if refused.State != cardvault.SessionOpen || refused.ReasonCode != "invalid_security_code" {
 			t.Errorf("a card that is refused: %+v", refused)
 		}
 	}
 
 	payload := encrypted(t, open, claimsOf(1, "737"))
-	done := must(v.CompleteSession(ctx, id, payload))(t)
+	done := must(v.CompleteSession(ctx, id.ID, payload))(t)
 	if done.State != cardvault.SessionSucceeded {
 		t.Fatalf("completed: %+v", done)
 	}
@@ -80,37 +80,37 @@ func entered(t *testing.T, s store.Store) {
 	}
 
 	hasCode(t, "entered", v, token.ID, "737")
-	if seen := must(browser.Session(ctx, id))(t); *seen != *done {
+	if seen := must(browser.Session(ctx, id.ID))(t); *seen != *done {
 		t.Errorf("afterwards: %+v", seen)
 	}
 
-	_, err := browser.CompleteSession(ctx, id, payload)
+	_, err := browser.CompleteSession(ctx, id.ID, payload)
 	fails(t, "completing again", err, cardvault.ErrSessionCompleted)
 
 	// The payload is of no use elsewhere, also after rotations and in other vaults.
-	noError(t, v.RotateKeys(ctx))
+	noError(t, errorOf(v.RotateKeys(ctx, nil)))
 	other := must(v.CreateSession(ctx, nil))(t)
-	_, err = browser.CompleteSession(ctx, other, payload)
+	_, err = browser.CompleteSession(ctx, other.ID, payload)
 	refuses(t, "a payload of another session", err, "Payload undecryptable")
-	if done := must(browser.CompleteSession(ctx, other, encrypted(t, open, claimsOf(2, "737"))))(t); done.State != cardvault.SessionSucceeded {
+	if done := must(browser.CompleteSession(ctx, other.ID, encrypted(t, open, claimsOf(2, "737"))))(t); done.State != cardvault.SessionSucceeded {
 		t.Errorf("under the same key: %+v", done)
 	}
 
-	renewal := must(v.RefreshSession(ctx, token.ID))(t)
-	open = must(browser.Session(ctx, renewal))(t)
+	renewal := must(v.RefreshSession(ctx, token.ID, nil))(t)
+	open = must(browser.Session(ctx, renewal.ID))(t)
 	if !open.Refresh || open.MaskedAccountNumber != token.MaskedAccountNumber || open.Scheme != token.Scheme {
 		t.Errorf("a session for a code: %+v", open)
 	}
 
-	must(v.CompleteSession(ctx, renewal, encrypted(t, open, `{"security_code":"999"}`)))(t)
+	must(v.CompleteSession(ctx, renewal.ID, encrypted(t, open, `{"security_code":"999"}`)))(t)
 	hasCode(t, "entered anew", v, token.ID, "999")
-	renewal = must(v.RefreshSession(ctx, token.ID))(t)
+	renewal = must(v.RefreshSession(ctx, token.ID, nil))(t)
 	noError(t, v.Delete(ctx, token.ID))
-	_, err = browser.Session(ctx, renewal)
+	_, err = browser.Session(ctx, renewal.ID)
 	fails(t, "a session whose token is gone", err, cardvault.ErrNotFound)
 
 	account := must(v.CreateAccount(ctx, canary, nil))(t)
-	_, err = v.In(account.ID).Session(ctx, other)
+	_, err = v.In(account.ID).Session(ctx, other.ID)
 	fails(t, "a session of another account", err, cardvault.ErrNotFound)
 	if n := everything(t, s, time.Now().Add(48*time.Hour)); n == 0 {
 		t.Error("nothing of the sessions lapses")
@@ -122,7 +122,7 @@ func entered(t *testing.T, s store.Store) {
 func enteredRace(t *testing.T, s store.Store) {
 	v, ctx := coding(t, s, nil), t.Context()
 	id := must(v.CreateSession(ctx, nil))(t)
-	open := must(v.Session(ctx, id))(t)
+	open := must(v.Session(ctx, id.ID))(t)
 	payloads := make([][]byte, 32)
 	for i := range payloads {
 		payloads[i] = encrypted(t, open, claimsOf(i, "737"))
@@ -130,7 +130,7 @@ func enteredRace(t *testing.T, s store.Store) {
 
 	var won atomic.Int32
 	parallel(t, len(payloads), func(i int) error {
-		_, err := v.CompleteSession(ctx, id, payloads[i])
+		_, err := v.CompleteSession(ctx, id.ID, payloads[i])
 		switch {
 		case err == nil:
 			won.Add(1)
@@ -151,7 +151,7 @@ func enteredRace(t *testing.T, s store.Store) {
 
 	var refused, failed atomic.Int32
 	parallel(t, len(payloads), func(i int) error {
-		s, err := v.CompleteSession(ctx, id, payloads[i])
+		s, err := v.CompleteSession(ctx, id.ID, payloads[i])
 		switch {
 		case errors.Is(err, cardvault.ErrSessionCompleted):
 			return nil
@@ -196,14 +196,14 @@ func identified(t *testing.T, s store.Store) {
 		opts := &cardvault.Options{Mode: cardvault.Sandbox, IDV: judge{says}}
 		v, browser := vaultOn(t, s, opts), vaultOn(t, s, opts).In(uuid.Nil)
 		id := must(v.CreateSession(ctx, nil))(t)
-		payload := encrypted(t, must(browser.Session(ctx, id))(t), claimsOf(int(says), "737"))
-		if waiting := must(browser.CompleteSession(ctx, id, payload))(t); waiting.State != cardvault.SessionIdentifying {
+		payload := encrypted(t, must(browser.Session(ctx, id.ID))(t), claimsOf(int(says), "737"))
+		if waiting := must(browser.CompleteSession(ctx, id.ID, payload))(t); waiting.State != cardvault.SessionIdentifying {
 			t.Fatalf("pending: %+v", waiting)
 		}
 
-		noError(t, v.RotateKeys(ctx))
+		noError(t, errorOf(v.RotateKeys(ctx, nil)))
 		before := must(v.List(ctx, nil))(t).TotalItems
-		done := must(v.Session(ctx, id))(t)
+		done := must(v.Session(ctx, id.ID))(t)
 		for n := 0; done.State == cardvault.SessionIdentifying; n++ {
 			if n == 100 {
 				t.Fatal("an identification does not end")
@@ -211,10 +211,10 @@ func identified(t *testing.T, s store.Store) {
 			<-time.After(100 * time.Millisecond) // the provider is asked once a second
 			var all sync.WaitGroup
 			for range 8 {
-				all.Go(func() { _, _ = browser.Session(ctx, id) })
+				all.Go(func() { _, _ = browser.Session(ctx, id.ID) })
 			}
 			all.Wait()
-			done = must(v.Session(ctx, id))(t)
+			done = must(v.Session(ctx, id.ID))(t)
 		}
 
 		made := must(v.List(ctx, nil))(t).TotalItems - before

@@ -128,7 +128,7 @@ func tokenEvents(t *testing.T, s store.Store) {
 		t.Error("an event of another account than the token's")
 	}
 
-	tokenized := must(v.Tokenize(ctx, must(v.CreateSession(ctx, nil))(t), testCard(3)))(t)
+	tokenized := must(v.Tokenize(ctx, must(v.CreateSession(ctx, nil))(t).ID, testCard(3)))(t)
 	noError(t, v.Drain(ctx))
 	noError(t, v.Delete(ctx, tokenized.ID))
 	noError(t, v.Drain(ctx))
@@ -139,10 +139,8 @@ func tokenEvents(t *testing.T, s store.Store) {
 	// What fails or changes nothing is no event.
 	refuses(t, "a card that is refused", errorOf(v.Import(ctx, cardOf("4111110000000006"), nil)), "PAN luhn")
 	fails(t, "Delete of a deleted token", v.Delete(ctx, tokenized.ID), cardvault.ErrNotFound)
-	idempotent, _ := withKey(ctx, idemKey)
-	once := must(v.Import(idempotent, testCard(4), nil))(t)
-	idempotent, _ = withKey(ctx, idemKey)
-	must(v.Import(idempotent, testCard(4), nil))(t)
+	once := must(v.Import(ctx, testCard(4), importUnderKey))(t)
+	must(v.Import(ctx, testCard(4), importUnderKey))(t)
 	noError(t, v.Drain(ctx))
 	noError(t, v.Drain(ctx))
 	checkArrived(t, "a replay", sink.Events()[6:], eventLine(once, receive.TokenCreated, receive.ReasonImported))

@@ -11,14 +11,22 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
 
 var idempotencyBehaviours = []behaviour{
-	{"Replay", replay},
+	{"Replay", replaying},
 	{"ReplayScope", replayScope},
 	{"ReplayRace", replayRace},
+	{"ReplayEvery", replayEvery},
+	{"ReplayOthers", replayOthers},
+	{"ReplayEveryRace", replayEveryRace},
+	{"ReplayUnknown", replayUnknown},
+	{"Bootstrap", bootstrap},
+	{"EnsureMerchant", ensureMerchant},
+	{"EnsureAPIKey", ensureAPIKey},
 	{"Mistakes", mistakes},
 	{"MistakesRace", mistakesRace},
 	{"MistakesStoreFails", mistakesStoreFails},
@@ -26,37 +34,34 @@ var idempotencyBehaviours = []behaviour{
 
 const idemKey = canary + "idempotency"
 
-func withKey(ctx context.Context, key string) (context.Context, *cardvault.Idempotency) {
-	i := &cardvault.Idempotency{Key: key}
-	return cardvault.WithIdempotency(ctx, i), i
-}
+var (
+	underKey       = &cardvault.CallOptions{IdempotencyKey: idemKey}
+	importUnderKey = &cardvault.ImportOptions{IdempotencyKey: idemKey}
+)
 
-func replay(t *testing.T, s store.Store) {
+func replaying(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	v, ctx := vaultOn(t, spy, nil), t.Context()
 	c := testCard(1)
 	c.Name, c.SecurityCode = holder(canary), card.NewSecurityCode([]byte("7373"))
-	opts := &cardvault.ImportOptions{BusinessKey: canary + "key", ImportProvider: "p"}
+	opts := &cardvault.ImportOptions{BusinessKey: canary + "key", ImportProvider: "p", IdempotencyKey: idemKey}
 
-	once, i := withKey(ctx, idemKey)
-	first := must(v.Import(once, c, opts))(t)
-	if i.Replayed() {
+	first := must(v.Import(ctx, c, opts))(t)
+	if first.Replayed {
 		t.Error("the first call is called a replay")
 	}
 
 	wrote := spy.wrote(func() {
-		again, i := withKey(ctx, idemKey)
-		same(t, "replayed", must(v.Import(again, c, opts))(t), first)
-		if !i.Replayed() {
+		again := must(v.Import(ctx, c, opts))(t)
+		if same(t, "replayed", again, first); !again.Replayed {
 			t.Error("the second call is no replay")
 		}
 		// A security code is no part of the request: nobody is to find out which was right.
 		for _, code := range []string{"7374", "737", ""} {
 			other := c
 			setCode(code)(&other)
-			again, i := withKey(ctx, idemKey)
-			same(t, "replayed with code "+code, must(v.Import(again, other, opts))(t), first)
-			if !i.Replayed() {
+			again := must(v.Import(ctx, other, opts))(t)
+			if same(t, "replayed with code "+code, again, first); !again.Replayed {
 				t.Error("a call with another code is no replay")
 			}
 		}
@@ -75,23 +80,18 @@ func replay(t *testing.T, s store.Store) {
 	// The result is that of the first call, whatever has happened to the token.
 	changed := canary + "changed"
 	must(v.Update(ctx, first.ID, cardvault.TokenUpdate{BusinessKey: &changed}))(t)
-	again, _ := withKey(ctx, idemKey)
-	same(t, "replayed after an update", must(v.Import(again, c, opts))(t), first)
+	same(t, "replayed after an update", must(v.Import(ctx, c, opts))(t), first)
 
 	noError(t, v.Delete(ctx, first.ID))
-	again, i = withKey(ctx, idemKey)
-	_, err := v.Import(again, c, opts)
+	_, err := v.Import(ctx, c, opts)
 	fails(t, "replay after the token is deleted", err, cardvault.ErrNotFound)
-	if i.Replayed() {
-		t.Error("what was not replayed is called a replay")
-	}
-
 	checkListed(t, v)
 
 	// Without a key, and under another, the same request is another call.
+	opts.IdempotencyKey = ""
 	importCard(t, v, c, opts)
-	other, _ := withKey(ctx, strings.Repeat("k", 255))
-	must(v.Import(other, c, opts))(t)
+	opts.IdempotencyKey = strings.Repeat("k", 255)
+	must(v.Import(ctx, c, opts))(t)
 	if p := must(v.List(ctx, nil))(t); p.TotalItems != 2 {
 		t.Errorf("%d tokens, want 2", p.TotalItems)
 	}
@@ -114,41 +114,48 @@ func otherRequests(t *testing.T, v *cardvault.Vault, c cardvault.Card, opts *car
 	} {
 		other, o := c, *opts
 		change(&other, &o)
-		again, i := withKey(cardvault.WithActor(ctx, cardvault.Actor{RootKeyID: uuid.New()}), idemKey)
-		_, err := v.Import(again, other, &o)
+		_, err := v.Import(cardvault.WithActor(ctx, cardvault.Actor{RootKeyID: uuid.New()}), other, &o)
 		fails(t, "same key, other "+what, err, cardvault.ErrIdempotencyKeyReused)
-		if i.Replayed() {
-			t.Errorf("same key, other %s: called a replay", what)
-		}
 	}
 }
 
-// requestsByWord: a caller may say what the request is.
+// requestsByWord: httpapi says what the request is.
 func requestsByWord(t *testing.T, v *cardvault.Vault) {
-	ctx := t.Context()
-	asked := &cardvault.Idempotency{Key: canary + "2", Request: cardvault.NewIdempotentRequest([]byte("body"))}
-	one := must(v.Import(cardvault.WithIdempotency(ctx, asked), testCard(3), nil))(t)
-	asked = &cardvault.Idempotency{Key: canary + "2", Request: cardvault.NewIdempotentRequest([]byte("body"))}
-	two := must(v.Import(cardvault.WithIdempotency(ctx, asked), testCard(4), nil))(t)
-	same(t, "same request by the caller's word", two, one)
-	asked = &cardvault.Idempotency{Key: canary + "2", Request: cardvault.NewIdempotentRequest([]byte("Body"))}
-	_, err := v.Import(cardvault.WithIdempotency(ctx, asked), testCard(3), nil)
-	fails(t, "another request by the caller's word", err, cardvault.ErrIdempotencyKeyReused)
+	opts := &cardvault.ImportOptions{IdempotencyKey: canary + "2"}
+	asked := func(body string, n int) (*cardvault.Token, bool, error) {
+		border := &replay.Border{Request: func() []byte { return []byte(body) }}
+		token, err := v.Import(replay.WithBorder(t.Context(), border), testCard(n), opts)
+		return token, border.Replayed, err
+	}
+
+	one, replayed, err := asked("body", 3)
+	if noError(t, err); replayed {
+		t.Error("the first call is called a replay")
+	}
+	two, replayed, err := asked("body", 4)
+	noError(t, err)
+	if same(t, "same request by the caller's word", two, one); !replayed {
+		t.Error("the second call is no replay")
+	}
+	_, replayed, err = asked("Body", 3)
+	if fails(t, "another request by the caller's word", err, cardvault.ErrIdempotencyKeyReused); replayed {
+		t.Error("an error is called a replay")
+	}
 }
 
 func replayScope(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	account := must(v.CreateAccount(ctx, canary, nil))(t)
-	session := func(v *cardvault.Vault, o *cardvault.SessionOptions) (uuid.UUID, error) {
-		ctx, _ := withKey(ctx, idemKey)
-		id, err := v.CreateSession(ctx, o)
-		return id.UUID(), err
+	session := func(v *cardvault.Vault, o cardvault.SessionOptions) (uuid.UUID, error) {
+		o.IdempotencyKey = idemKey
+		s, err := v.CreateSession(ctx, &o)
+		if err != nil {
+			return uuid.Nil, err
+		}
+		return s.ID.UUID(), nil
 	}
 
-	imported := func(v *cardvault.Vault) *cardvault.Token {
-		ctx, _ := withKey(ctx, idemKey)
-		return must(v.Import(ctx, testCard(1), nil))(t)
-	}
+	imported := func(v *cardvault.Vault) *cardvault.Token { return must(v.Import(ctx, testCard(1), importUnderKey))(t) }
 
 	// One key: two operations, two accounts.
 	a, b := imported(v), imported(v.In(account.ID))
@@ -156,36 +163,35 @@ func replayScope(t *testing.T, s store.Store) {
 		t.Error("one account's key replays in another")
 	}
 
-	one := must(session(v, nil))(t)
-	if two := must(session(v, nil))(t); two != one {
+	one := must(session(v, cardvault.SessionOptions{}))(t)
+	if two := must(session(v, cardvault.SessionOptions{}))(t); two != one {
 		t.Error("a repeated CreateSession made another session")
 	}
-	if other := must(session(v.In(account.ID), nil))(t); other == one {
+	if other := must(session(v.In(account.ID), cardvault.SessionOptions{}))(t); other == one {
 		t.Error("one account's key replays in another")
 	}
 
-	_, err := session(v, &cardvault.SessionOptions{BypassIdentification: true})
+	_, err := session(v, cardvault.SessionOptions{BypassIdentification: true})
 	fails(t, "other options", err, cardvault.ErrIdempotencyKeyReused)
-	_, err = session(v, &cardvault.SessionOptions{TokenTTL: time.Second})
+	_, err = session(v, cardvault.SessionOptions{TokenTTL: time.Second})
 	fails(t, "other options", err, cardvault.ErrIdempotencyKeyReused)
 	must(v.Tokenize(ctx, cardvault.NewSessionID(one), testCard(2)))(t)
-	if again := must(session(v, &cardvault.SessionOptions{}))(t); again != one {
+	if again := must(session(v, cardvault.SessionOptions{}))(t); again != one {
 		t.Error("a replay after completion gives another session")
 	}
 }
 
 func replayRace(t *testing.T, s store.Store) {
 	v := vaultOn(t, s, nil)
-	var replays atomic.Int64
+	var repeated atomic.Int64
 	var token atomic.Pointer[cardvault.Token]
 	parallel(t, 50, func(int) error {
-		ctx, i := withKey(t.Context(), idemKey)
-		got, err := v.Import(ctx, testCard(1), nil)
+		got, err := v.Import(t.Context(), testCard(1), importUnderKey)
 		if err != nil {
 			return err
 		}
-		if i.Replayed() {
-			replays.Add(1)
+		if got.Replayed {
+			repeated.Add(1)
 		}
 		if first := token.Load(); first == nil && !token.CompareAndSwap(nil, got) || first != nil && !equal(first, got) {
 			if first = token.Load(); !equal(first, got) {
@@ -195,26 +201,29 @@ func replayRace(t *testing.T, s store.Store) {
 		return nil
 	})
 
-	if replays.Load() != 49 {
-		t.Errorf("%d of 50 calls were replays, want 49", replays.Load())
+	if repeated.Load() != 49 {
+		t.Errorf("%d of 50 calls were replays, want 49", repeated.Load())
 	}
 	checkListed(t, v, token.Load())
 }
 
-// byActor returns a context of a call under a key, on behalf of a root API key.
-func byActor(ctx context.Context, root byte, key string) context.Context {
-	ctx, _ = withKey(cardvault.WithActor(ctx, cardvault.Actor{RootKeyID: uuid.UUID{15: root}}), key)
-	return ctx
+// byActor imports a card under a key, on behalf of a root API key.
+func byActor(ctx context.Context, v *cardvault.Vault, root byte, key string, n int) (*cardvault.Token, error) {
+	return v.Import(onBehalf(ctx, root), testCard(n), &cardvault.ImportOptions{IdempotencyKey: key})
+}
+
+func onBehalf(ctx context.Context, root byte) context.Context {
+	return cardvault.WithActor(ctx, cardvault.Actor{RootKeyID: uuid.UUID{15: root}})
 }
 
 func mistakes(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	v, ctx := vaultOn(t, spy, nil), t.Context()
 	other := must(v.CreateAccount(ctx, canary, nil))(t)
-	first := must(v.Import(byActor(ctx, 1, idemKey), testCard(1), nil))(t)
+	first := must(byActor(ctx, v, 1, idemKey, 1))(t)
 
 	right := func(root byte, key string) error {
-		got, err := v.Import(byActor(ctx, root, key), testCard(1), nil)
+		got, err := byActor(ctx, v, root, key, 1)
 		if err == nil && got.ID != first.ID {
 			t.Error("a repetition gives another token")
 		}
@@ -222,7 +231,7 @@ func mistakes(t *testing.T, s store.Store) {
 	}
 
 	wrong := func(root byte, n int) {
-		_, err := v.Import(byActor(ctx, root, idemKey), testCard(n), nil)
+		_, err := byActor(ctx, v, root, idemKey, n)
 		fails(t, "another request", err, cardvault.ErrIdempotencyKeyReused)
 	}
 
@@ -248,12 +257,12 @@ func mistakes(t *testing.T, s store.Store) {
 	fails(t, "the right request to another vault on the store", right(2, idemKey), cardvault.ErrIdempotencyKeyReused)
 	noError(t, right(1, idemKey))
 	noError(t, right(0, idemKey))
-	must(v.Import(byActor(ctx, 2, idemKey+"2"), testCard(1), nil))(t)
-	must(v.In(other.ID).Import(byActor(ctx, 2, idemKey), testCard(1), nil))(t)
+	must(byActor(ctx, v, 2, idemKey+"2", 1))(t)
+	must(byActor(ctx, v.In(other.ID), 2, idemKey, 1))(t)
 
 	// All operations and objects have keys of their own.
-	must(v.CreateSession(byActor(ctx, 2, idemKey), nil))(t)
-	must(v.Provision(byActor(ctx, 2, idemKey), importCard(t, v, testCard(3), nil).ID))(t)
+	must(v.CreateSession(onBehalf(ctx, 2), &cardvault.SessionOptions{IdempotencyKey: idemKey}))(t)
+	must(v.Provision(onBehalf(ctx, 2), importCard(t, v, testCard(3), nil).ID, underKey))(t)
 
 	// Nor does a token that is gone show what was right.
 	noError(t, v.Delete(ctx, first.ID))
@@ -269,10 +278,10 @@ func mistakesRace(t *testing.T, s store.Store) {
 	var answered, wrong atomic.Int64
 	for k := range keys {
 		key := fmt.Sprint(idemKey, k)
-		first := must(vaults[0].Import(byActor(t.Context(), 1, key), testCard(0), nil))(t)
+		first := must(byActor(t.Context(), vaults[0], 1, key, 0))(t)
 		v := vaults[k%2]
 		parallel(t, others+1, func(n int) error {
-			token, err := v.Import(byActor(t.Context(), 2, key), testCard((n+others/2)%(others+1)), nil)
+			token, err := byActor(t.Context(), v, 2, key, (n+others/2)%(others+1))
 			switch {
 			case err == nil && token.ID == first.ID:
 				answered.Add(1)
@@ -285,7 +294,7 @@ func mistakesRace(t *testing.T, s store.Store) {
 		})
 
 		for _, v := range vaults {
-			_, err := v.Import(byActor(t.Context(), 2, key), testCard(0), nil)
+			_, err := byActor(t.Context(), v, 2, key, 0)
 			fails(t, "the right request after many others", err, cardvault.ErrIdempotencyKeyReused)
 		}
 	}
@@ -299,16 +308,16 @@ func mistakesRace(t *testing.T, s store.Store) {
 func mistakesStoreFails(t *testing.T, s store.Store) {
 	full := &fullStore{Store: s}
 	v := vaultOn(t, full, nil)
-	must(v.Import(byActor(t.Context(), 1, idemKey), testCard(0), nil))(t)
+	must(byActor(t.Context(), v, 1, idemKey, 0))(t)
 	full.full.Store(true)
-	_, err := v.Import(byActor(t.Context(), 2, idemKey), testCard(1), nil)
+	_, err := byActor(t.Context(), v, 2, idemKey, 1)
 	fails(t, "another request", err, cardvault.ErrStorageFull)
 	for n := range 3 {
-		_, err = v.Import(byActor(t.Context(), 2, idemKey), testCard(n), nil)
+		_, err = byActor(t.Context(), v, 2, idemKey, n)
 		fails(t, "a request right or wrong", err, cardvault.ErrStorageFull)
 	}
 	full.full.Store(false)
-	must(v.Import(byActor(t.Context(), 2, idemKey), testCard(0), nil))(t)
+	must(byActor(t.Context(), v, 2, idemKey, 0))(t)
 }
 
 // A fullStore has no room while it is full.

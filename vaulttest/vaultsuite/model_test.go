@@ -169,20 +169,19 @@ func (a *modelAccount) step(t *testing.T, o op) error {
 		return err
 	case "repeat":
 		key := fmt.Sprint("idempotency ", o.object%4, o.number, o.name)
-		i := &cardvault.Idempotency{Key: key}
-		token, err := v.Import(cardvault.WithIdempotency(ctx, i), c, nil)
+		token, err := v.Import(ctx, c, &cardvault.ImportOptions{IdempotencyKey: key})
 		first, repeated := a.repeats[key]
 		switch {
 		case !repeated:
-			if err != nil || i.Replayed() {
-				return fmt.Errorf("replayed %v, error %w", i.Replayed(), err)
+			if err != nil || token.Replayed {
+				return fmt.Errorf("the first call is replayed, or fails: %w", err)
 			}
 			a.repeats[key], err = a.add(token, o, 0)
 			return err
 		case !slices.Contains(a.tokens, first):
 			return unexpected(err, cardvault.ErrNotFound)
-		case err != nil || !i.Replayed() || token.ID != first.id:
-			return fmt.Errorf("replayed %v, error %w", i.Replayed(), err)
+		case err != nil || !token.Replayed || token.ID != first.id:
+			return fmt.Errorf("the second call is not replayed, or fails: %w", err)
 		}
 	case "update":
 		if chosen == nil {
@@ -222,7 +221,7 @@ func (a *modelAccount) step(t *testing.T, o op) error {
 		return err
 	case "session":
 		id, err := v.CreateSession(ctx, &cardvault.SessionOptions{TokenTTL: time.Duration(o.seconds) * time.Second})
-		a.sessions = append(a.sessions, &modelSession{id: id.UUID(), end: time.Now().Add(15 * time.Minute).Truncate(time.Microsecond), seconds: o.seconds})
+		a.sessions = append(a.sessions, &modelSession{id: id.ID.UUID(), end: time.Now().Add(15 * time.Minute).Truncate(time.Microsecond), seconds: o.seconds})
 		return err
 	case "tokenize":
 		if len(a.sessions) == 0 {
@@ -246,7 +245,8 @@ func (a *modelAccount) step(t *testing.T, o op) error {
 	case "drain":
 		return v.Drain(ctx)
 	case "rotate":
-		return v.RotateKeys(ctx)
+		_, err := v.RotateKeys(ctx, nil)
+		return err
 	case "list", "all":
 		return a.lists(t, o)
 	}

@@ -178,12 +178,12 @@ func networkToken(t *testing.T, s store.Store) {
 	checkState(t, v, id, network.Pending, "")
 	drain(t, v)
 	checkState(t, v, id, network.Active, "")
-	must(v.Provision(ctx, id))(t)
+	must(v.Provision(ctx, id, nil))(t)
 	checkState(t, v, id, network.Active, "")
 	noError(t, v.Notify(ctx, suspended(1, time.Now(), n.left()[0])))
 	checkState(t, provisioning(t, s, n), id, network.Inactive, "suspended_by_issuer")
 
-	fails(t, "Provision", errorOf(v.Provision(ctx, id)), cardvault.ErrNetworkTokenState)
+	fails(t, "Provision", errorOf(v.Provision(ctx, id, nil)), cardvault.ErrNetworkTokenState)
 	resumed := suspended(2, time.Now(), n.left()[0])
 	resumed.Kind = network.NoticeResumed
 	noError(t, v.Notify(ctx, resumed))
@@ -353,7 +353,7 @@ func networkTokenRace(t *testing.T, s store.Store) {
 func networkTokenActivation(t *testing.T, s store.Store) {
 	n := &bureau{}
 	v, ctx := provisioning(t, s, n), t.Context()
-	account := must(v.CreateAccount(ctx, canary, &cardvault.Approvals{}))(t)
+	account := must(v.CreateAccount(ctx, canary, &cardvault.AccountOptions{Approvals: &cardvault.Approvals{}}))(t)
 	late := v.In(account.ID)
 	const many = 300
 	tokens := make([]uuid.UUID, many)
@@ -369,7 +369,7 @@ func networkTokenActivation(t *testing.T, s store.Store) {
 		return nil
 	})
 
-	idle := v.In(must(v.CreateAccount(ctx, canary, &cardvault.Approvals{}))(t).ID)
+	idle := v.In(must(v.CreateAccount(ctx, canary, &cardvault.AccountOptions{Approvals: &cardvault.Approvals{}}))(t).ID)
 	other := importCard(t, idle, testCard(1), nil)
 	checkState(t, late, tokens[0], network.NotAvailable, "network_tokens_not_activated")
 	drain(t, v)
@@ -402,7 +402,7 @@ func networkTokenDamaged(t *testing.T, s store.Store) {
 		spoiled := record.Clone()
 		change(spoiled)
 		overwrite(t, s, record, spoiled)
-		fails(t, what+": Provision", errorOf(v.Provision(ctx, id)), cardvault.ErrDamaged)
+		fails(t, what+": Provision", errorOf(v.Provision(ctx, id, nil)), cardvault.ErrDamaged)
 		overwrite(t, s, spoiled, record)
 	}
 

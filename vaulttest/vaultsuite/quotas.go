@@ -32,14 +32,14 @@ var bounded = []struct {
 	{
 		"APIKeys", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{APIKeys: n} },
 		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
-			k, _, err := v.CreateAPIKey(t.Context(), canary, cardvault.AllScopes(), nil)
+			k, err := v.CreateAPIKey(t.Context(), canary, cardvault.AllScopes(), nil)
 			return func() error { return v.DeleteAPIKey(t.Context(), k.ID) }, err
 		},
 	},
 	{
 		"Webhooks", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{Webhooks: n} },
 		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
-			w, _, err := v.CreateWebhook(t.Context(), receiver, nil)
+			w, err := v.CreateWebhook(t.Context(), receiver, nil)
 			return func() error { return v.DeleteWebhook(t.Context(), w.ID) }, err
 		},
 	},
@@ -47,15 +47,15 @@ var bounded = []struct {
 		"OpenSessions", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{OpenSessions: n} },
 		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
 			id, err := v.CreateSession(t.Context(), nil)
-			return func() error { return errorOf(v.Tokenize(t.Context(), id, testCard(1))) }, err
+			return func() error { return errorOf(v.Tokenize(t.Context(), id.ID, testCard(1))) }, err
 		},
 	},
 	{
 		"OpenSessions", func(n *int) cardvault.QuotaUpdate { return cardvault.QuotaUpdate{OpenSessions: n} },
 		func(t testing.TB, v *cardvault.Vault) (func() error, error) {
 			token := importCard(t, v, testCard(1), nil)
-			id, err := v.RefreshSession(t.Context(), token.ID)
-			return func() error { return errorOf(v.RefreshSecurityCode(t.Context(), id, codeOf("999"))) }, err
+			id, err := v.RefreshSession(t.Context(), token.ID, nil)
+			return func() error { return errorOf(v.RefreshSecurityCode(t.Context(), id.ID, codeOf("999"))) }, err
 		},
 	},
 }

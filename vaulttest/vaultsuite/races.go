@@ -8,7 +8,6 @@ import (
 	"reflect"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
@@ -170,13 +169,10 @@ func between(t *testing.T, s store.Store) {
 	named := holder(canary)
 	token := importCard(t, v, testCard(0), nil)
 	merchant := must(v.PrimaryMerchant(ctx))(t)
-	key := must2(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t)
+	key := must(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t)
 	session := must(v.CreateSession(ctx, nil))(t)
 
-	idempotent := func() (*cardvault.Token, error) {
-		ctx, _ := withKey(ctx, idemKey)
-		return v.Import(ctx, testCard(1), nil)
-	}
+	idempotent := func() (*cardvault.Token, error) { return v.Import(ctx, testCard(1), importUnderKey) }
 
 	var first *cardvault.Token
 	m.meddle = func() { first = must(idempotent())(t) }
@@ -201,13 +197,13 @@ func between(t *testing.T, s store.Store) {
 	checkListed(t, v)
 
 	var tokenized *cardvault.Token
-	m.meddle = func() { tokenized = must(v.Tokenize(ctx, session, testCard(2)))(t) }
-	_, err = v.Tokenize(ctx, session, testCard(3))
+	m.meddle = func() { tokenized = must(v.Tokenize(ctx, session.ID, testCard(2)))(t) }
+	_, err = v.Tokenize(ctx, session.ID, testCard(3))
 	fails(t, "Tokenize while another does", err, cardvault.ErrSessionCompleted)
 	checkListed(t, v, tokenized)
 
 	m.meddle = func() { noError(t, v.DeleteAPIKey(ctx, key.ID)) }
-	_, _, err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: key.ID})
+	_, err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: key.ID})
 	fails(t, "CreateAPIKey while the creator is revoked", err, cardvault.ErrNotFound)
 
 	m.meddle = func() { must(v.UpdateAccount(ctx, cardvault.AccountUpdate{NetworkTokensActive: new(false)}))(t) }
@@ -216,14 +212,14 @@ func between(t *testing.T, s store.Store) {
 		t.Errorf("UpdateAccount while another does: %+v, read %+v", a, got)
 	}
 
-	m.meddle = func() { must(v.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))(t) }
-	must(v.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))(t)
+	m.meddle = func() { must(v.RotatePaymentSecret(ctx, merchant.ID, nil))(t) }
+	must(v.RotatePaymentSecret(ctx, merchant.ID, nil))(t)
 	if n := len(must(v.PrimaryMerchant(ctx))(t).Secrets); n != 2 {
 		t.Errorf("RotatePaymentSecret while another does: %d secrets, want 2", n)
 	}
 
-	m.meddle = func() { noError(t, v.RotateKeys(ctx)) }
-	noError(t, v.RotateKeys(ctx))
+	m.meddle = func() { noError(t, errorOf(v.RotateKeys(ctx, nil))) }
+	noError(t, errorOf(v.RotateKeys(ctx, nil)))
 	checkListed(t, vaultOn(t, s, nil), tokenized)
 }
 

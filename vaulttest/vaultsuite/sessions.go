@@ -26,13 +26,13 @@ func sessionUse(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	plain := must(v.CreateSession(ctx, nil))(t)
 	bypass := must(v.CreateSession(ctx, &cardvault.SessionOptions{BypassIdentification: true, TokenTTL: 100 * time.Second}))(t)
-	if plain.UUID().Version() != 4 || bypass.UUID().Version() != 4 || plain.UUID() == bypass.UUID() {
+	if plain.ID.UUID().Version() != 4 || bypass.ID.UUID().Version() != 4 || plain.ID.UUID() == bypass.ID.UUID() {
 		t.Error("session ids are no random UUIDv4")
 	}
 
 	c := testCard(1)
 	c.Name = holder(canary)
-	got := must(v.Tokenize(ctx, plain, c))(t)
+	got := must(v.Tokenize(ctx, plain.ID, c))(t)
 	if got.Identification != idv.None || !got.ExpiresAt.IsZero() || got.NetworkTokenStatusReason.Code != "no_network" {
 		t.Errorf("tokenized: %+v", flat(got))
 	}
@@ -42,7 +42,7 @@ func sessionUse(t *testing.T, s store.Store) {
 		t.Error("an imported and a tokenized number have two fingerprints")
 	}
 
-	short := must(v.Tokenize(ctx, bypass, testCard(2)))(t)
+	short := must(v.Tokenize(ctx, bypass.ID, testCard(2)))(t)
 	if short.Identification != idv.Skipped || !short.ExpiresAt.Equal(short.CreatedAt.Add(100*time.Second)) ||
 		short.NetworkTokenStatusReason.Code != "ephemeral_token" {
 		t.Errorf("tokenized for 100 seconds: %+v", flat(short))
@@ -57,7 +57,7 @@ func sessionUse(t *testing.T, s store.Store) {
 
 	// Completed stays completed, also when the token is gone.
 	noError(t, v.Delete(ctx, got.ID))
-	for _, id := range []cardvault.SessionID{plain, bypass} {
+	for _, id := range []cardvault.SessionID{plain.ID, bypass.ID} {
 		_, err := v.Tokenize(ctx, id, testCard(3))
 		fails(t, "a session that is completed", err, cardvault.ErrSessionCompleted)
 	}
@@ -78,7 +78,7 @@ func sessionRace(t *testing.T, s store.Store) {
 	id := must(v.CreateSession(ctx, nil))(t)
 	var won atomic.Pointer[cardvault.Token]
 	parallel(t, 32, func(i int) error {
-		token, err := v.Tokenize(ctx, id, testCard(i))
+		token, err := v.Tokenize(ctx, id.ID, testCard(i))
 		switch {
 		case err == nil && won.Swap(token) != nil:
 			return errors.New("two calls completed one session")
@@ -103,7 +103,7 @@ func sessionKeyRace(t *testing.T, s store.Store) {
 	id := must(vaults[0].CreateSession(t.Context(), nil))(t)
 	var first atomic.Pointer[string]
 	parallel(t, len(vaults), func(i int) error {
-		session, err := vaults[i].Session(t.Context(), id)
+		session, err := vaults[i].Session(t.Context(), id.ID)
 		if err != nil {
 			return err
 		}
@@ -146,16 +146,16 @@ func everything(t testing.TB, s store.Store, until time.Time) (n int) {
 func ephemeral(t testing.TB, v *cardvault.Vault, n int, ttl time.Duration) *cardvault.Token {
 	t.Helper()
 	id := must(v.CreateSession(t.Context(), &cardvault.SessionOptions{TokenTTL: ttl}))(t)
-	return must(v.Tokenize(t.Context(), id, testCard(n)))(t)
+	return must(v.Tokenize(t.Context(), id.ID, testCard(n)))(t)
 }
 
 func lapse(t *testing.T, s store.Store) {
 	const life = 4 * time.Second // longer than the calls before take on a slow machine
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	keep := importCard(t, v, testCard(0), nil)
-	keyed := importCard(t, v, testCard(1), &cardvault.ImportOptions{BusinessKey: canary})
-	creator := must2(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t)
-	key, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: life, Creator: creator.ID})
+	known := importCard(t, v, testCard(1), &cardvault.ImportOptions{BusinessKey: canary})
+	creator := must(v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil))(t)
+	key, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: life, Creator: creator.ID})
 	noError(t, err)
 	short := []*cardvault.Token{ephemeral(t, v, 2, life), ephemeral(t, v, 3, life)}
 	late := ephemeral(t, v, 4, 1000*time.Second)
@@ -165,18 +165,18 @@ func lapse(t *testing.T, s store.Store) {
 
 	short[1] = must(v.Update(ctx, short[1].ID, cardvault.TokenUpdate{BusinessKey: &business}))(t)
 
-	checkListed(t, v, keep, keyed, short[0], short[1], late, lifted)
-	lists(t, v, cardvault.TokenListOptions{BusinessKey: canary}, []*cardvault.Token{keyed, short[1]})
-	if p := must(v.Authenticate(ctx, text.Text()))(t); p.Key.ID != key.ID || !p.Key.ExpiresAt.Equal(p.Key.CreatedAt.Add(life)) {
+	checkListed(t, v, keep, known, short[0], short[1], late, lifted)
+	lists(t, v, cardvault.TokenListOptions{BusinessKey: canary}, []*cardvault.Token{known, short[1]})
+	if p := must(v.Authenticate(ctx, key.Text.Text()))(t); p.Key.ID != key.ID || !p.Key.ExpiresAt.Equal(p.Key.CreatedAt.Add(life)) {
 		t.Errorf("key %+v", p.Key)
 	}
 
 	passed(t, short[1].ExpiresAt)
 	gone := func(when string) {
 		t.Helper()
-		checkListed(t, v, keep, keyed, late, lifted)
-		lists(t, v, cardvault.TokenListOptions{}, []*cardvault.Token{keep, keyed, late, lifted})
-		lists(t, v, cardvault.TokenListOptions{BusinessKey: canary}, []*cardvault.Token{keyed})
+		checkListed(t, v, keep, known, late, lifted)
+		lists(t, v, cardvault.TokenListOptions{}, []*cardvault.Token{keep, known, late, lifted})
+		lists(t, v, cardvault.TokenListOptions{BusinessKey: canary}, []*cardvault.Token{known})
 
 		for _, token := range short {
 			_, err := v.Get(ctx, token.ID)
@@ -186,10 +186,10 @@ func lapse(t *testing.T, s store.Store) {
 			fails(t, when+": Delete of a lapsed token", v.Delete(ctx, token.ID), cardvault.ErrNotFound)
 		}
 
-		_, err := v.Authenticate(ctx, text.Text())
+		_, err := v.Authenticate(ctx, key.Text.Text())
 		fails(t, when+": lapsed key", err, cardvault.ErrUnauthenticated)
 		fails(t, when+": revoking a lapsed key", v.DeleteAPIKey(ctx, key.ID), cardvault.ErrNotFound)
-		_, _, err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: key.ID})
+		_, err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: key.ID})
 		fails(t, when+": a lapsed key as creator", err, cardvault.ErrNotFound)
 		if p := must(v.ListAPIKeys(ctx, nil))(t); p.TotalItems != 1 || p.Items[0].ID != creator.ID {
 			t.Errorf("%s: %d keys listed, want the creator", when, p.TotalItems)

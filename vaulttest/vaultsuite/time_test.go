@@ -77,7 +77,7 @@ func session(t testing.TB, v *cardvault.Vault, ttl time.Duration) uuid.UUID {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return id.UUID()
+	return id.ID.UUID()
 }
 
 func tokenize(t testing.TB, v *cardvault.Vault, ttl time.Duration) *cardvault.Token {
@@ -125,12 +125,11 @@ func TestIdempotencyTTL(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
 				v := vaulttest.NewWith(t, opts)
 				call := func(number string) (uuid.UUID, bool, error) {
-					i := &cardvault.Idempotency{Key: "k"}
-					token, err := v.Import(cardvault.WithIdempotency(t.Context(), i), testCard(number), nil)
+					token, err := v.Import(t.Context(), testCard(number), &cardvault.ImportOptions{IdempotencyKey: "k"})
 					if err != nil {
 						return uuid.Nil, false, err
 					}
-					return token.ID, i.Replayed(), nil
+					return token.ID, token.Replayed, nil
 				}
 				id, _, err := call(visa)
 				if err != nil {
@@ -242,23 +241,23 @@ func lapseOf(t *testing.T, s store.Store, ttl time.Duration) {
 func TestAPIKeyExpiry(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		v, ctx := vaulttest.New(t), t.Context()
-		creator, text, err := v.CreateAPIKey(ctx, "by", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: time.Second})
+		creator, err := v.CreateAPIKey(ctx, "by", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, child, err := v.CreateAPIKey(ctx, "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: creator.ID})
+		child, err := v.CreateAPIKey(ctx, "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: creator.ID})
 		if err != nil {
 			t.Fatal(err)
 		}
 		until(t, creator.ExpiresAt.Add(-time.Microsecond))
-		for _, text := range []string{text.Text(), child.Text()} {
+		for _, text := range []string{creator.Text.Text(), child.Text.Text()} {
 			if _, err := v.Authenticate(ctx, text); err != nil {
 				t.Errorf("just before the end: %v", err)
 			}
 		}
 		until(t, creator.ExpiresAt)
 		for range 2 {
-			for _, text := range []string{text.Text(), child.Text()} {
+			for _, text := range []string{creator.Text.Text(), child.Text.Text()} {
 				_, err := v.Authenticate(ctx, text)
 				want(t, "at the end", err, cardvault.ErrUnauthenticated)
 			}
@@ -280,7 +279,7 @@ func TestPaymentSecretActivation(t *testing.T) {
 		}
 		var ids []string
 		for i, want := range []struct{ secrets, kept int }{{1, 0}, {2, 0}, {2, 1}} {
-			if _, err := v.RotatePaymentSecret(ctx, m.ID, time.Time{}); err != nil {
+			if _, err := v.RotatePaymentSecret(ctx, m.ID, nil); err != nil {
 				t.Fatal(err)
 			}
 			if m, err = v.PrimaryMerchant(ctx); err != nil {

@@ -40,9 +40,9 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 	token := usable(t, v, 1)
 	newSecret(t, v)
 	session := must(v.CreateSession(ctx, nil))(t)
-	refresh := must(v.RefreshSession(ctx, token.ID))(t)
+	refresh := must(v.RefreshSession(ctx, token.ID, nil))(t)
 	merchant := must(v.PrimaryMerchant(ctx))(t)
-	key, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	key, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
 	named := holder(canary)
 	hook := newHook(t, v, receiver)
@@ -60,7 +60,7 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 			return errorOf(v.Update(ctx, token.ID, cardvault.TokenUpdate{CardholderName: &named}))
 		},
 		"Delete":    func(ctx context.Context, v *cardvault.Vault) error { return v.Delete(ctx, token.ID) },
-		"Provision": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Provision(ctx, token.ID)) },
+		"Provision": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Provision(ctx, token.ID, nil)) },
 		"SuspendNetworkToken": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.SuspendNetworkToken(ctx, token.ID))
 		},
@@ -95,20 +95,22 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		},
 		"CreateSession": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.CreateSession(ctx, nil)) },
 		"Tokenize": func(ctx context.Context, v *cardvault.Vault) error {
-			return errorOf(v.Tokenize(ctx, session, testCard(3)))
+			return errorOf(v.Tokenize(ctx, session.ID, testCard(3)))
 		},
-		"Session":       func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Session(ctx, session)) },
-		"SessionStatus": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.SessionStatus(ctx, session)) },
+		"Session":       func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Session(ctx, session.ID)) },
+		"SessionStatus": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.SessionStatus(ctx, session.ID)) },
 		"CompleteSession": func(ctx context.Context, v *cardvault.Vault) error {
-			return errorOf(v.CompleteSession(ctx, session, []byte("e30.e30.e30.e30.e30")))
+			return errorOf(v.CompleteSession(ctx, session.ID, []byte("e30.e30.e30.e30.e30")))
 		},
 		"SecurityCodeStatus": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.SecurityCodeStatus(ctx, token.ID))
 		},
-		"Consume":        func(ctx context.Context, v *cardvault.Vault) error { return v.Consume(ctx, token.ID) },
-		"RefreshSession": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.RefreshSession(ctx, token.ID)) },
+		"Consume": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Consume(ctx, token.ID, nil)) },
+		"RefreshSession": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.RefreshSession(ctx, token.ID, nil))
+		},
 		"RefreshSecurityCode": func(ctx context.Context, v *cardvault.Vault) error {
-			return errorOf(v.RefreshSecurityCode(ctx, refresh, codeOf("123")))
+			return errorOf(v.RefreshSecurityCode(ctx, refresh.ID, codeOf("123")))
 		},
 		"ObtainPPAN": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.ObtainPPAN(ctx, token.ID, ppanAccount()))
@@ -119,14 +121,16 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"UpdateAccount": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.UpdateAccount(ctx, cardvault.AccountUpdate{Name: new(canary)}))
 		},
-		"CreateMerchant":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.CreateMerchant(ctx, canary)) },
+		"CreateMerchant": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.CreateMerchant(ctx, canary, nil))
+		},
 		"ListMerchants":   func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.ListMerchants(ctx, nil)) },
 		"PrimaryMerchant": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.PrimaryMerchant(ctx)) },
 		"RotatePaymentSecret": func(ctx context.Context, v *cardvault.Vault) error {
-			return errorOf(v.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))
+			return errorOf(v.RotatePaymentSecret(ctx, merchant.ID, nil))
 		},
 		"CreateAPIKey": func(ctx context.Context, v *cardvault.Vault) error {
-			_, _, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+			_, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 			return err
 		},
 		"ListAPIKeys":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.ListAPIKeys(ctx, nil)) },
@@ -134,9 +138,11 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"DeleteAPIKeyBy": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.DeleteAPIKeyBy(ctx, key.ID, key.ID)
 		},
-		"Authenticate": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Authenticate(ctx, text.Text())) },
+		"Authenticate": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.Authenticate(ctx, key.Text.Text()))
+		},
 		"CreateWebhook": func(ctx context.Context, v *cardvault.Vault) error {
-			_, _, err := v.CreateWebhook(ctx, receiver, nil)
+			_, err := v.CreateWebhook(ctx, receiver, nil)
 			return err
 		},
 		"Webhook":      func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Webhook(ctx, hook.ID)) },
@@ -146,7 +152,7 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		},
 		"DeleteWebhook": func(ctx context.Context, v *cardvault.Vault) error { return v.DeleteWebhook(ctx, hook.ID) },
 		"RotateWebhookSecret": func(ctx context.Context, v *cardvault.Vault) error {
-			return errorOf(v.RotateWebhookSecret(ctx, hook.ID))
+			return errorOf(v.RotateWebhookSecret(ctx, hook.ID, nil))
 		},
 		"TestWebhook":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.TestWebhook(ctx, hook.ID)) },
 		"AllAccounts":  func(ctx context.Context, v *cardvault.Vault) error { return errorIn(v.AllAccounts(ctx, nil)) },
@@ -159,8 +165,14 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"ListDeliveries": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.ListDeliveries(ctx, hook.ID, nil))
 		},
-		"Redeliver":  func(ctx context.Context, v *cardvault.Vault) error { return v.Redeliver(ctx, event) },
-		"RotateKeys": func(ctx context.Context, v *cardvault.Vault) error { return v.RotateKeys(ctx) },
+		"EnsureMerchant": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.EnsureMerchant(ctx, canary+"2", nil))
+		},
+		"EnsureAPIKey": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.EnsureAPIKey(ctx, cardvault.GenerateAPIKeyText(v.Mode()), canary, cardvault.AllScopes(), nil))
+		},
+		"Redeliver":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Redeliver(ctx, event, nil)) },
+		"RotateKeys": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.RotateKeys(ctx, nil)) },
 		"Run":        func(ctx context.Context, v *cardvault.Vault) error { return v.Run(ctx) },
 		"Drain":      func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
 	}
@@ -219,8 +231,8 @@ func closed(t *testing.T, s store.Store) {
 
 func cancelled(t *testing.T, s store.Store) {
 	v := paying(t, s, new(till))
-	calls := methods(t, v)
-	before := must(v.List(t.Context(), nil))(t)
+	calls, underKeys := methods(t, v), keyedCalls(t, v)
+	before := must(v.List(t.Context(), &cardvault.TokenListOptions{Ascending: true}))(t)
 	keys := must(v.ListAPIKeys(t.Context(), nil))(t)
 	account := must(v.Account(t.Context()))(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -232,8 +244,10 @@ func cancelled(t *testing.T, s store.Store) {
 			continue
 		}
 		fails(t, name+" with a context that has ended", call(ctx, v), context.Canceled)
-		ctx, _ := withKey(ctx, canary+name)
-		fails(t, name+" with a context that has ended and an idempotency key", call(ctx, v), context.Canceled)
+	}
+	for name, call := range underKeys {
+		_, err := call(ctx, v, canary+name)
+		fails(t, name+" with a context that has ended and an idempotency key", err, context.Canceled)
 	}
 
 	if _, err := cardvault.New(ctx, s, keyring(t, suiteKey), &cardvault.Options{Mode: cardvault.Sandbox}); !errors.Is(err, context.Canceled) {
@@ -249,9 +263,8 @@ func cancelled(t *testing.T, s store.Store) {
 	}
 
 	// What was not done can be done under the same key.
-	done, i := withKey(t.Context(), canary+"Import")
-	must(v.Import(done, testCard(2), nil))(t)
-	if i.Replayed() {
+	done := must(v.Import(t.Context(), testCard(2), &cardvault.ImportOptions{IdempotencyKey: canary + "Import"}))(t)
+	if done.Replayed {
 		t.Error("a call that was not made is replayed")
 	}
 }
@@ -348,10 +361,10 @@ func keyProvider(t *testing.T, s store.Store) {
 	k.key = "a"
 
 	k.err = down
-	fails(t, "rotating", v.RotateKeys(ctx), cardvault.ErrUnavailable)
+	fails(t, "rotating", errorOf(v.RotateKeys(ctx, nil)), cardvault.ErrUnavailable)
 	another := importCard(t, v, testCard(2), nil) // cards do not need the provider
 	k.err = nil
-	noError(t, v.RotateKeys(ctx))
+	noError(t, errorOf(v.RotateKeys(ctx, nil)))
 	checkListed(t, must(open())(t), token, another)
 }
 
@@ -400,33 +413,31 @@ func outlives(t *testing.T, s store.Store, again func() store.Store) {
 	account := must(first.CreateAccount(ctx, canary, nil))(t)
 	kept := []*cardvault.Token{importCard(t, first, testCard(1), nil), ephemeral(t, first, 2, 1000*time.Second)}
 	theirs := importCard(t, first.In(account.ID), testCard(1), nil)
-	idempotent, _ := withKey(ctx, idemKey)
-	kept = append(kept, must(first.Import(idempotent, testCard(3), nil))(t))
+	kept = append(kept, must(first.Import(ctx, testCard(3), importUnderKey))(t))
 	session := must(first.CreateSession(ctx, &cardvault.SessionOptions{BypassIdentification: true}))(t)
-	key, text, err := first.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	key, err := first.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
 
-	merchant := must(first.CreateMerchant(ctx, canary))(t)
-	must(first.RotatePaymentSecret(ctx, merchant.ID, time.Time{}))(t)
+	merchant := must(first.CreateMerchant(ctx, canary, nil))(t)
+	must(first.RotatePaymentSecret(ctx, merchant.ID, nil))(t)
 	merchant = must(first.ListMerchants(ctx, nil))(t).Items[0]
 	noError(t, first.Close())
 
 	v := vaultOn(t, again(), nil)
 	checkListed(t, v, kept...)
 	checkListed(t, v.In(account.ID), theirs)
-	if p := must(v.Authenticate(ctx, text.Text()))(t); p.Key.ID != key.ID {
+	if p := must(v.Authenticate(ctx, key.Text.Text()))(t); p.Key.ID != key.ID {
 		t.Error("the key is another")
 	}
 	if got := must(v.ListMerchants(ctx, nil))(t).Items[0]; got.ID != merchant.ID || got.Secrets[0].KeyID != merchant.Secrets[0].KeyID {
 		t.Error("the merchant is another")
 	}
 
-	idempotent, i := withKey(ctx, idemKey)
-	same(t, "replayed", must(v.Import(idempotent, testCard(3), nil))(t), kept[2])
-	if !i.Replayed() {
+	repeated := must(v.Import(ctx, testCard(3), importUnderKey))(t)
+	if same(t, "replayed", repeated, kept[2]); !repeated.Replayed {
 		t.Error("not called a replay")
 	}
-	if token := must(v.Tokenize(ctx, session, testCard(4)))(t); token.Identification != idv.Skipped {
+	if token := must(v.Tokenize(ctx, session.ID, testCard(4)))(t); token.Identification != idv.Skipped {
 		t.Error("the session has lost its options")
 	}
 
@@ -439,13 +450,12 @@ func rotateKeys(t *testing.T, s store.Store) {
 	ctx := t.Context()
 	v, follower := vaultOn(t, s, nil), vaultOn(t, s, nil)
 	tokens := []*cardvault.Token{importCard(t, v, testCard(0), nil)}
-	_, text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 	noError(t, err)
-	idempotent, _ := withKey(ctx, idemKey)
-	tokens = append(tokens, must(v.Import(idempotent, testCard(1), nil))(t))
+	tokens = append(tokens, must(v.Import(ctx, testCard(1), importUnderKey))(t))
 
 	for i := range 3 {
-		noError(t, []*cardvault.Vault{v, follower}[i%2].RotateKeys(ctx))
+		noError(t, errorOf([]*cardvault.Vault{v, follower}[i%2].RotateKeys(ctx, nil)))
 		tokens = append(tokens, importCard(t, v, testCard(2+2*i), nil))
 		// The other vault meets the new term, or still seals under the former.
 		checkListed(t, follower, tokens...)
@@ -456,10 +466,9 @@ func rotateKeys(t *testing.T, s store.Store) {
 		same(t, "updated under a new term", must(v.Get(ctx, tokens[0].ID))(t), tokens[0])
 	}
 
-	must(v.Authenticate(ctx, text.Text()))(t)
-	idempotent, i := withKey(ctx, idemKey)
-	same(t, "replayed", must(follower.Import(idempotent, testCard(1), nil))(t), tokens[1])
-	if !i.Replayed() {
+	must(v.Authenticate(ctx, text.Text.Text()))(t)
+	repeated := must(follower.Import(ctx, testCard(1), importUnderKey))(t)
+	if same(t, "replayed", repeated, tokens[1]); !repeated.Replayed {
 		t.Error("no replay after rotation")
 	}
 	if again := importCard(t, v, testCard(0), nil); again.Fingerprint != tokens[0].Fingerprint {
@@ -468,6 +477,6 @@ func rotateKeys(t *testing.T, s store.Store) {
 		tokens = append(tokens, again)
 	}
 
-	parallel(t, 4, func(i int) error { return []*cardvault.Vault{v, follower}[i%2].RotateKeys(ctx) })
+	parallel(t, 4, func(i int) error { return errorOf([]*cardvault.Vault{v, follower}[i%2].RotateKeys(ctx, nil)) })
 	checkListed(t, vaultOn(t, s, nil), tokens...)
 }

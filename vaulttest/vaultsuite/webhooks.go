@@ -88,7 +88,7 @@ func sending(t testing.TB, s store.Store, m *mailbox) *cardvault.Vault {
 // newHook registers a webhook.
 func newHook(t testing.TB, v *cardvault.Vault, url string, events ...receive.EventType) *cardvault.Webhook {
 	t.Helper()
-	w, _, err := v.CreateWebhook(t.Context(), url, &cardvault.WebhookOptions{Events: events})
+	w, err := v.CreateWebhook(t.Context(), url, &cardvault.WebhookOptions{Events: events})
 	noError(t, err)
 	return w
 }
@@ -108,9 +108,9 @@ func webhooks(t *testing.T, s store.Store) {
 	v, ctx := sending(t, spy, new(mailbox)), t.Context()
 	all := []receive.EventType{receive.TokenCreated, receive.TokenUpdated, receive.TokenDeleted}
 
-	plain, secret, err := v.CreateWebhook(ctx, receiver, nil)
+	plain, err := v.CreateWebhook(ctx, receiver, nil)
 	noError(t, err)
-	secret.Expose(func(text []byte) {
+	plain.Secret.Expose(func(text []byte) {
 		for _, r := range spy.last() {
 			if bytes.Contains(slices.Concat(r.Shown, r.Secret), text[len("whsec_"):]) {
 				t.Error("a signing secret is stored in clear")
@@ -123,7 +123,7 @@ func webhooks(t *testing.T, s store.Store) {
 		t.Errorf("a new webhook: %+v", plain)
 	}
 
-	full, _, err := v.CreateWebhook(ctx, receiver+"2", &cardvault.WebhookOptions{
+	full, err := v.CreateWebhook(ctx, receiver+"2", &cardvault.WebhookOptions{
 		Events:      []receive.EventType{receive.TokenDeleted, receive.TokenCreated, receive.TokenDeleted},
 		Description: canary + "description", LegacyHMAC: true,
 	})
@@ -146,7 +146,7 @@ func webhooks(t *testing.T, s store.Store) {
 	webhookUpdates(t, v, full.ID)
 
 	sameWebhook(t, "another", must(v.Webhook(ctx, plain.ID))(t), plain)
-	must(v.RotateWebhookSecret(ctx, plain.ID))(t)
+	must(v.RotateWebhookSecret(ctx, plain.ID, nil))(t)
 	sameWebhook(t, "a new secret", must(v.Webhook(ctx, plain.ID))(t), plain)
 
 	noError(t, v.DeleteWebhook(ctx, full.ID))
@@ -189,7 +189,7 @@ func webhookUpdates(t *testing.T, v *cardvault.Vault, id uuid.UUID) {
 func webhookRules(t *testing.T, s store.Store) {
 	v, ctx := sending(t, s, new(mailbox)), t.Context()
 	create := func(url string, o cardvault.WebhookOptions) error {
-		_, _, err := v.CreateWebhook(ctx, url, &o)
+		_, err := v.CreateWebhook(ctx, url, &o)
 		return err
 	}
 
@@ -227,14 +227,14 @@ func webhookRaces(t *testing.T, s store.Store) {
 	}
 
 	var first receive.WebhookSecret
-	m.meddle = func() { first = must(v.RotateWebhookSecret(ctx, w.ID))(t) }
-	second := must(v.RotateWebhookSecret(ctx, w.ID))(t)
+	m.meddle = func() { first = must(v.RotateWebhookSecret(ctx, w.ID, nil))(t).Secret }
+	second := must(v.RotateWebhookSecret(ctx, w.ID, nil))(t)
 	importCard(t, v, testCard(1), nil)
 	noError(t, v.Drain(ctx))
 	var want, got []string
 	keep := func(to *[]string) func([]byte) { return func(b []byte) { *to = append(*to, string(b)) } }
 	first.Expose(keep(&want))
-	second.Expose(keep(&want))
+	second.Secret.Expose(keep(&want))
 	for _, s := range mail.taken[0].Secrets {
 		s.Expose(keep(&got))
 	}
@@ -246,7 +246,7 @@ func webhookRaces(t *testing.T, s store.Store) {
 	m.meddle = func() {
 		must(v.UpdateAccount(ctx, cardvault.AccountUpdate{ImportApproved: new(true), NetworkTokensActive: new(false)}))(t)
 	}
-	must(v.RotateWebhookSecret(ctx, w.ID))(t)
+	must(v.RotateWebhookSecret(ctx, w.ID, nil))(t)
 	if a := must(v.Account(ctx))(t); !a.ImportApproved || a.NetworkTokensActive {
 		t.Errorf("UpdateAccount while a webhook is changed: %+v", a)
 	}
@@ -379,7 +379,7 @@ func deliveriesUnheard(t *testing.T, s store.Store) {
 	stores("an update in a vault that cannot send", 3) // token, delivery, queue
 	rename(t, silent, token, "c")
 	stores("another update", 3) // token, what the first tells, delivery
-	_, _, err := silent.CreateWebhook(ctx, receiver, nil)
+	_, err := silent.CreateWebhook(ctx, receiver, nil)
 	fails(t, "registering where nothing is sent", err, cardvault.ErrNotEnabled)
 	noError(t, silent.Drain(ctx))
 	if len(mail.taken) != 0 {
@@ -618,9 +618,9 @@ func redelivered(t *testing.T, s store.Store) {
 	noError(t, v.Drain(ctx))
 	event := mail.at(receiver)[0].ID
 	late := newHook(t, v, receiver+"late")
-	noError(t, v.Redeliver(ctx, event))
+	noError(t, errorOf(v.Redeliver(ctx, event, nil)))
 
-	noError(t, v.Redeliver(ctx, event))
+	noError(t, errorOf(v.Redeliver(ctx, event, nil)))
 	if d := must(v.ListDeliveries(ctx, w.ID, nil))(t).Items[0]; d.Status != cardvault.DeliveryPending || d.Attempts != 1 {
 		t.Errorf("a delivery that is made anew: %+v", d)
 	}
@@ -637,8 +637,8 @@ func redelivered(t *testing.T, s store.Store) {
 	}
 
 	account := must(v.CreateAccount(ctx, canary, nil))(t)
-	fails(t, "an event of another account", v.In(account.ID).Redeliver(ctx, event), cardvault.ErrNotFound)
-	fails(t, "no event", v.Redeliver(ctx, uuid.New()), cardvault.ErrNotFound)
+	fails(t, "an event of another account", errorOf(v.In(account.ID).Redeliver(ctx, event, nil)), cardvault.ErrNotFound)
+	fails(t, "no event", errorOf(v.Redeliver(ctx, uuid.New(), nil)), cardvault.ErrNotFound)
 	noError(t, v.Delete(ctx, token.ID))
-	fails(t, "an event of a deleted token", v.Redeliver(ctx, event), cardvault.ErrNotFound)
+	fails(t, "an event of a deleted token", errorOf(v.Redeliver(ctx, event, nil)), cardvault.ErrNotFound)
 }

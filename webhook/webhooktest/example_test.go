@@ -28,11 +28,11 @@ func ExampleNewSender() {
 	}
 	defer v.Close()
 
-	_, secret, err := v.CreateWebhook(ctx, "https://shop.example/hook", nil)
+	webhook, err := v.CreateWebhook(ctx, "https://shop.example/hook", nil)
 	if err != nil {
 		log.Fatal(err)
 	}
-	hook.Trust(secret)
+	hook.Trust(webhook.Secret)
 
 	token, err := v.Import(ctx, cardvault.Card{
 		PAN:    card.NewPAN([]byte("4242424242424242")),

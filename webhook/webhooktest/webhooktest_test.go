@@ -67,7 +67,7 @@ func TestBubble(t *testing.T) {
 		r := webhooktest.New()
 		v := vaulttest.NewNetworkWith(t, &cardvault.Options{Webhooks: webhooktest.NewSender(r)}).Vault
 		ctx, stop := context.WithCancel(t.Context())
-		_, trusted, err := v.CreateWebhook(ctx, "https://shop.example/hook", nil)
+		hook, err := v.CreateWebhook(ctx, "https://shop.example/hook", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +88,7 @@ func TestBubble(t *testing.T) {
 			}
 		}
 
-		r.Trust(trusted)
+		r.Trust(hook.Secret)
 		r.Next(webhooktest.Status(http.StatusInternalServerError), webhooktest.Status(http.StatusBadGateway))
 		if err := v.Delete(ctx, token.ID); err != nil {
 			t.Fatal(err)

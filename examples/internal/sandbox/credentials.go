@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/google/uuid"
@@ -105,12 +104,12 @@ func (b *Credentials) has(name string) bool {
 }
 
 func newAccount(ctx context.Context, v *cardvault.Vault, name string, grant cardvault.Approvals) (*Account, error) {
-	a, err := v.CreateAccount(ctx, name, &grant)
+	a, err := v.CreateAccount(ctx, name, &cardvault.AccountOptions{Approvals: &grant})
 	if err != nil {
 		return nil, err
 	}
 	v = v.In(a.ID)
-	_, key, err := v.CreateAPIKey(ctx, "sandbox", cardvault.AllScopes(), nil)
+	key, err := v.CreateAPIKey(ctx, "sandbox", cardvault.AllScopes(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -118,11 +117,11 @@ func newAccount(ctx context.Context, v *cardvault.Vault, name string, grant card
 	if err != nil {
 		return nil, err
 	}
-	secret, err := v.RotatePaymentSecret(ctx, m.ID, time.Time{})
+	secret, err := v.RotatePaymentSecret(ctx, m.ID, nil)
 	if err != nil {
 		return nil, err
 	}
-	return &Account{name, a.ID, key.Text(), m.ID, secret.Text()}, nil
+	return &Account{name, a.ID, key.Text.Text(), m.ID, secret.Secret.Text()}, nil
 }
 
 // Write puts the file in place whole, for its owner alone.
