@@ -210,7 +210,7 @@ func findMerchant(ctx context.Context, v *Vault, right func(*Merchant) bool) (*M
 		}
 		damaged = cmp.Or(damaged, err)
 	}
-	return nil, cmp.Or(damaged, fmt.Errorf("%w: account without a primary merchant", ErrDamaged))
+	return nil, damaged
 }
 
 // PaymentSecretOptions are the options of RotatePaymentSecret.
