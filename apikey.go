@@ -191,7 +191,7 @@ func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string,
 	}
 	short, secret, err := keytext.ParseGiven(v.opts.Mode.keyPrefix(), text.Text())
 	if err != nil {
-		err = &FieldError{"text", invalid.Format, err.Error()}
+		err = &FieldError{"Text", invalid.Format, err.Error()}
 	}
 	if err := errors.Join(err, CheckAPIKey(label, scopes, opts), noIdempotencyKey(opts.IdempotencyKey)); err != nil {
 		return nil, err

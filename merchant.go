@@ -83,7 +83,7 @@ func (v *Vault) CreateMerchant(ctx context.Context, name string, opts *MerchantO
 // for a handle on an account that does not exist.
 func (v *Vault) EnsureMerchant(ctx context.Context, name string, opts *MerchantOptions) (_ *Merchant, err error) {
 	defer doing("ensure merchant", &err)
-	err = checkText("name", []byte(name))
+	err = checkText("Name", []byte(name))
 	if opts != nil {
 		err = errors.Join(err, noIdempotencyKey(opts.IdempotencyKey))
 	}

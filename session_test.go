@@ -25,9 +25,9 @@ func TestBusinessKeyOfASession(t *testing.T) {
 			{BusinessKey: "order-7-key", TokenTTL: time.Hour},
 			{},
 		} {
-			id, err := l.CreateSession(l.Context(), &o)
+			made, err := l.CreateSession(l.Context(), &o)
 			l.must(err)
-			ids[o] = id
+			ids[o] = made.ID
 		}
 		l.restart() // it is in the session
 		for o, id := range ids {
@@ -63,15 +63,15 @@ func about(ear *listener, token uuid.UUID) []passing {
 func TestBusinessKeyOfAnIdentified(t *testing.T) {
 	identifying(t, cardvault.Options{}, func(l *idvLab) {
 		l.idv.says(pendingIDV, nil)
-		id, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{BusinessKey: "order 7"})
+		made, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{BusinessKey: "order 7"})
 		l.must(err)
-		_, err = l.Tokenize(l.Context(), id, visa)
+		_, err = l.Tokenize(l.Context(), made.ID, visa)
 		if !errors.Is(err, cardvault.ErrIdentificationPending) {
 			t.Fatal(err)
 		}
 		l.idv.says(passedIDV, nil)
 		time.Sleep(time.Minute)
-		s, err := l.Session(l.Context(), id)
+		s, err := l.Session(l.Context(), made.ID)
 		l.must(err)
 		if token := l.get(s.TokenID); token.BusinessKey != "order 7" {
 			t.Errorf("got %+v", token)

@@ -147,7 +147,7 @@ func replayEvery(t *testing.T, s store.Store) {
 		}
 
 		_, err := call(ctx, v, "\n")
-		refuses(t, name+" under a key that is none", err, "header.idempotency-key invalid_format")
+		refuses(t, name+" under a key that is none", err, "IdempotencyKey invalid_format")
 	}
 }
 
@@ -353,8 +353,8 @@ func ensureMerchant(t *testing.T, s store.Store) {
 		t.Error("the merchant of another account")
 	}
 
-	refuses(t, "no name", errorOf(v.EnsureMerchant(ctx, "", nil)), "name empty_string")
-	refuses(t, "an idempotency key", errorOf(v.EnsureMerchant(ctx, canary, &cardvault.MerchantOptions{IdempotencyKey: idemKey})), "header.idempotency-key invalid_format")
+	refuses(t, "no name", errorOf(v.EnsureMerchant(ctx, "", nil)), "Name empty_string")
+	refuses(t, "an idempotency key", errorOf(v.EnsureMerchant(ctx, canary, &cardvault.MerchantOptions{IdempotencyKey: idemKey})), "IdempotencyKey invalid_format")
 	fails(t, "no account", errorOf(v.In(uuid.New()).EnsureMerchant(ctx, canary, nil)), cardvault.ErrNotFound)
 }
 
@@ -404,9 +404,9 @@ func ensureAPIKey(t *testing.T, s store.Store) {
 		"a text with another letter":  cardvault.NewAPIKeyText([]byte(text.Text()[:30] + "_" + text.Text()[31:])),
 		"a text with something after": cardvault.NewAPIKeyText([]byte(text.Text() + "\n")),
 	} {
-		refuses(t, what, ensure(v, text, scopes, uuid.Nil), "text invalid_format")
+		refuses(t, what, ensure(v, text, scopes, uuid.Nil), "Text invalid_format")
 	}
 	refuses(t, "all at once", errorOf(v.EnsureAPIKey(ctx, cardvault.APIKeyText{}, "", nil, &cardvault.APIKeyOptions{IdempotencyKey: idemKey})),
-		"text invalid_format", "label empty_string", "scopes too_short", "header.idempotency-key invalid_format")
+		"Text invalid_format", "Label empty_string", "Scopes too_short", "IdempotencyKey invalid_format")
 	fails(t, "no account", ensure(v.In(uuid.New()), cardvault.GenerateAPIKeyText(v.Mode()), scopes, uuid.Nil), cardvault.ErrNotFound)
 }

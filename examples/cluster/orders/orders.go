@@ -88,13 +88,15 @@ func (s *Shop) Order(ctx context.Context, id uuid.UUID, cents int64) error {
 // TakeCard stores the card of an order. Called again with the same card, it returns the same
 // token. Each other card is another attempt.
 func (s *Shop) TakeCard(ctx context.Context, order uuid.UUID, attempt int, c cardvault.Card) (*cardvault.Token, error) {
-	ctx = cardvault.WithIdempotencyKey(ctx, fmt.Sprintf("order:%v:%d", order, attempt))
-	return s.Vault.Import(ctx, c, &cardvault.ImportOptions{BusinessKey: order.String(), ImportProvider: provider, TokenTTL: Provisional})
+	return s.Vault.Import(ctx, c, &cardvault.ImportOptions{
+		BusinessKey: order.String(), ImportProvider: provider, TokenTTL: Provisional,
+		IdempotencyKey: fmt.Sprintf("order:%v:%d", order, attempt),
+	})
 }
 
 // Session makes a session in which a browser enters the card of an order. It needs no
 // idempotency key: a session that nobody uses ends by itself.
-func (s *Shop) Session(ctx context.Context, order uuid.UUID) (cardvault.SessionID, error) {
+func (s *Shop) Session(ctx context.Context, order uuid.UUID) (*cardvault.CreatedSession, error) {
 	return s.Vault.CreateSession(ctx, &cardvault.SessionOptions{BusinessKey: order.String(), ImportProvider: provider, TokenTTL: Provisional})
 }
 

@@ -147,11 +147,11 @@ func enter(ctx context.Context, s *Shop, order uuid.UUID, browser bool) error {
 		_, err := s.TakeCard(ctx, order, 0, visa)
 		return err
 	}
-	id, err := s.Session(ctx, order)
+	session, err := s.Session(ctx, order)
 	if err != nil {
 		return err
 	}
-	_, err = s.Vault.Tokenize(ctx, id, visa)
+	_, err = s.Vault.Tokenize(ctx, session.ID, visa)
 	return err
 }
 
