@@ -95,7 +95,7 @@ func TestExpiryLifted(t *testing.T) {
 		}
 		l.run(func() { l.pass(48 * time.Hour) })
 		l.is(token.ID, notAvailable, "ephemeral_token")
-		l.must2(l.Provision(l.Context(), token.ID))
+		l.must2(l.Provision(l.Context(), token.ID, nil))
 		l.drain()
 		l.is(token.ID, active, "")
 
