@@ -73,6 +73,7 @@ var fieldNames = map[string]string{
 	"ExpiresAt":          "expires_at",
 	"TokenUpdate":        "body",
 	"Payload":            "result.enc_payload",
+	"Text":               "text",
 	"IdempotencyKey":     "header.idempotency-key",
 	"Limit":              "limit",
 	"Page":               "page",
