@@ -178,6 +178,18 @@ func between(t *testing.T, s store.Store) {
 	m.meddle = func() { first = must(idempotent())(t) }
 	same(t, "Import while the same is imported", must(idempotent())(t), first)
 
+	var ensured *cardvault.Merchant
+	m.meddle = func() { ensured = must(v.EnsureMerchant(ctx, canary, nil))(t) }
+	if is := must(v.EnsureMerchant(ctx, canary, nil))(t); is.ID != ensured.ID {
+		t.Error("EnsureMerchant while the same is ensured: there are two")
+	}
+	given, read := cardvault.GenerateAPIKeyText(v.Mode()), []cardvault.Scope{cardvault.ScopeTokensRead}
+	var found *cardvault.APIKey
+	m.meddle = func() { found = must(v.EnsureAPIKey(ctx, given, canary, read, nil))(t) }
+	if is := must(v.EnsureAPIKey(ctx, given, canary, read, nil))(t); is.ID != found.ID {
+		t.Error("EnsureAPIKey while the same is ensured: there are two")
+	}
+
 	m.meddle = func() {
 		must(v.Update(ctx, token.ID, cardvault.TokenUpdate{BusinessKey: text(canary)}))(t)
 	}
