@@ -292,7 +292,7 @@ func concurrency(t testing.TB, s *suite) {
 		}
 		got, err := s.key.Unwrap(t.Context(), wrapped, aad)
 		if err == nil && !bytes.Equal(got, plain) {
-			err = errors.New("Unwrap returns what another call has wrapped")
+			err = errors.New("one call of Unwrap returns what another has wrapped")
 		}
 		return err
 	})

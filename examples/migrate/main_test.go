@@ -1,0 +1,75 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cardvault/cardvault/vaulttest"
+)
+
+// A writer fails in the middle of a line, as a process does that is killed there.
+type writer struct {
+	*os.File
+	left int
+}
+
+func (w *writer) WriteString(s string) (int, error) {
+	if w.left -= len(s); w.left >= 0 {
+		return w.File.WriteString(s)
+	}
+	n, err := w.File.WriteString(s[:len(s)+w.left])
+	return n, errors.Join(errors.New("killed"), err)
+}
+
+// However often it is interrupted, each line of the input has one in the output and each card
+// one token.
+func TestMigrate(t *testing.T) {
+	const cards = 3*batch + 17
+	var in strings.Builder
+	for n := range cards {
+		fmt.Fprintf(&in, "customer-%d,4242424242424242,12,2090,A Customer\n", n)
+	}
+	in.WriteString("bad-number,4242424242424243,12,2090,A Customer\nno fields\n")
+	v, path := vaulttest.New(t), filepath.Join(t.TempDir(), "tokens.csv")
+	migrated := func(left int) error {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		return migrate(t.Context(), v, strings.NewReader(in.String()), &writer{f, left})
+	}
+
+	for _, left := range []int{0, 1, 100, 70_000} {
+		if migrated(left) == nil {
+			t.Fatalf("with room for %d bytes it ends well", left)
+		}
+	}
+	for range 2 { // the second time nothing is left to do
+		if err := migrated(1 << 30); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	out, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bytes.Split(bytes.TrimSpace(out), []byte("\n"))
+	if len(lines) != cards+2 || bytes.Contains(out, []byte("424242424242")) {
+		t.Errorf("%d lines, want %d without card numbers", len(lines), cards+2)
+	}
+	for n, line := range lines[:cards] {
+		if !strings.HasPrefix(string(line), fmt.Sprintf("customer-%d,", n)) || bytes.Contains(line, []byte("refused")) {
+			t.Errorf("line %d is %s", n, line)
+		}
+	}
+	if p, err := v.List(t.Context(), nil); err != nil || p.TotalItems != cards {
+		t.Errorf("%d tokens, %v; want %d", p.TotalItems, err, cards)
+	}
+}
