@@ -30,7 +30,7 @@ const (
 	sendGather = 10 * time.Millisecond  // and for more that is stored at the same time
 
 	hookShifts = 256 // webhooks at a time
-	sinkShifts = 2   // more than the one there is: a shift is renewed while a worker is free
+	sinkShifts = 3   // the one there is, a worker that is free, which a renewal asks for, and one that a claim takes for an instant
 
 	sendRelapse = 5 * time.Second // after a store that has failed
 	sendAnew    = 5 * time.Second // until a shift begins with its first page again
