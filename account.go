@@ -77,7 +77,7 @@ type AccountOptions struct {
 //
 // Errors: FieldErrors; ErrIdempotencyKeyReused.
 func (v *Vault) CreateAccount(ctx context.Context, name string, opts *AccountOptions) (_ *Account, err error) {
-	defer doing("create account", &err)
+	defer v.doing("create account", &err)
 	if name != "" {
 		if err := checkText("Name", []byte(name)); err != nil {
 			return nil, err
@@ -147,7 +147,7 @@ func (v *Vault) newAccount(name string, grant Approvals) (*Account, []*store.Rec
 
 // Account returns the account that this handle works on.
 func (v *Vault) Account(ctx context.Context) (_ *Account, err error) {
-	defer doing("get account", &err)
+	defer v.doing("get account", &err)
 	whole := v.whole()
 	r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
 	if err != nil {
@@ -158,7 +158,8 @@ func (v *Vault) Account(ctx context.Context) (_ *Account, err error) {
 
 // ListAccounts returns one page of all accounts. opts may be nil. If accounts are damaged,
 // the page comes with an error: see [Page].
-func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (*Page[*Account], error) {
+func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (_ *Page[*Account], err error) {
+	defer v.doing("list accounts", &err)
 	return listedAccounts(v, opts).page(ctx)
 }
 
@@ -188,7 +189,7 @@ type AccountUpdate struct {
 //
 // Errors: FieldErrors; ErrNotFound.
 func (v *Vault) UpdateAccount(ctx context.Context, u AccountUpdate) (_ *Account, err error) {
-	defer doing("update account", &err)
+	defer v.doing("update account", &err)
 	if err := u.check(); err != nil {
 		return nil, err
 	}

@@ -147,7 +147,7 @@ func (t APIKeyText) Text() string { return string(hiding.Of(t)) }
 // ErrInsufficientScope for one that lacks a scope, and ErrAPIKeyDepth for one at the end
 // of the longest chain; ErrQuotaExceeded; ErrIdempotencyKeyReused.
 func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, err error) {
-	defer doing("create API key", &err)
+	defer v.doing("create API key", &err)
 	if err := CheckAPIKey(label, scopes, opts); err != nil {
 		return nil, err
 	}
@@ -185,7 +185,7 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 //
 // Errors: those of CreateAPIKey; ErrAPIKeyRevoked; ErrAPIKeyDiffers.
 func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, err error) {
-	defer doing("ensure API key", &err)
+	defer v.doing("ensure API key", &err)
 	if opts == nil {
 		opts = new(APIKeyOptions)
 	}
@@ -445,7 +445,8 @@ func creatorRows(r *store.Record) (rows []uuid.UUID) {
 
 // ListAPIKeys returns one page of the account's API keys. opts may be nil. If keys are
 // damaged, the page comes with an error: see [Page].
-func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (*Page[*APIKey], error) {
+func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (_ *Page[*APIKey], err error) {
+	defer v.doing("list API keys", &err)
 	return listedApiKeys(v, opts).page(ctx)
 }
 
@@ -464,14 +465,14 @@ func listedApiKeys(v *Vault, opts *ListOptions) *listed[*APIKey] {
 // It takes as long whatever is below: the keys of a large family, of more than a thousand,
 // authenticate nobody from then on, but are listed until [Vault.Run] has erased them.
 func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) (err error) {
-	defer doing("delete API key", &err)
+	defer v.doing("delete API key", &err)
 	return v.eraser.Delete(ctx, v.rows, opDeleteAPIKey, kindAPIKey, id, nil)
 }
 
 // DeleteAPIKeyBy is DeleteAPIKey on behalf of the key whose id is by: it revokes by itself
 // and the keys below it. Any other id is ErrNotFound.
 func (v *Vault) DeleteAPIKeyBy(ctx context.Context, by, id uuid.UUID) (err error) {
-	defer doing("delete API key", &err)
+	defer v.doing("delete API key", &err)
 	r, err := v.rows.Get(ctx, kindAPIKey, id)
 	if err != nil {
 		return err
@@ -496,7 +497,7 @@ type Principal struct {
 // Authenticate returns who the text of an API key stands for, in any account.
 // The error is ErrUnauthenticated for every text that is no valid key.
 func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err error) {
-	defer doing("authenticate", &err)
+	defer v.doing("authenticate", &err)
 	short, secret, ok := keytext.Parse(v.opts.Mode.keyPrefix(), key)
 	if !ok {
 		return nil, ErrUnauthenticated

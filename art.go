@@ -17,7 +17,7 @@ import (
 // unguessable, and says nothing of a card. The error is ErrNotFound for an id
 // that no token shows.
 func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (_ *network.Art, err error) {
-	defer doing("get card art", &err)
+	defer v.doing("get card art", &err)
 	if v.ledger.Closed() {
 		return nil, ErrClosed
 	}

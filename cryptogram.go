@@ -115,7 +115,7 @@ func newFailure(code network.Code, schemeCode string) *Failure {
 // account does not have; ErrNotFound; ErrIdempotencyKeyReused;
 // ErrIdempotencyInProgress.
 func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentRequest) (_ *PaymentData, err error) {
-	defer doing("request payment data", &err)
+	defer v.doing("request payment data", &err)
 	if err := v.CheckPayment(ctx, r); err != nil {
 		return nil, err
 	}
@@ -187,7 +187,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 // report before it looks at the token, or nil: those of Check, and that the
 // account has the merchant.
 func (v *Vault) CheckPayment(ctx context.Context, r PaymentRequest) (err error) {
-	defer doing("check payment", &err)
+	defer v.doing("check payment", &err)
 	err = r.Check()
 	if r.Merchant == uuid.Nil {
 		return err
@@ -458,7 +458,7 @@ func (s payments) repeated(ctx context.Context, answer []byte) (*PaymentData, er
 // unless the token has it: the account may not have the token, and the oldest may have been
 // erased by a quota.
 func (v *Vault) PaymentData(ctx context.Context, token, id uuid.UUID) (_ *PaymentData, err error) {
-	defer doing("get payment data", &err)
+	defer v.doing("get payment data", &err)
 	r, err := v.rows.Get(ctx, kindPaymentData, id)
 	if err != nil {
 		return nil, err
@@ -481,7 +481,8 @@ func (v *Vault) PaymentData(ctx context.Context, token, id uuid.UUID) (_ *Paymen
 // ListPaymentData returns one page of the payment data of a token. opts may be nil. The
 // error is ErrNotFound for an id that the account does not have. If payment data is
 // damaged, the page comes with an error: see [Page].
-func (v *Vault) ListPaymentData(ctx context.Context, token uuid.UUID, opts *ListOptions) (*Page[*PaymentData], error) {
+func (v *Vault) ListPaymentData(ctx context.Context, token uuid.UUID, opts *ListOptions) (_ *Page[*PaymentData], err error) {
+	defer v.doing("list payment data", &err)
 	return listedPaymentData(v, token, opts).page(ctx)
 }
 

@@ -59,7 +59,8 @@ func (s *DeliveryStatus) UnmarshalText(text []byte) error {
 // ErrNotFound for a webhook that the account does not have. If deliveries are damaged, the
 // page comes with an error: see [Page]. The text of the error also names their events, which
 // Redeliver makes whole.
-func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (*Page[*DeliveryRecord], error) {
+func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (_ *Page[*DeliveryRecord], err error) {
+	defer v.doing("list deliveries", &err)
 	return listedDeliveries(v, webhook, opts).page(ctx)
 }
 
@@ -118,7 +119,7 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 // the log of a webhook, or of which the token is gone; ErrNoWebhook;
 // ErrIdempotencyKeyReused.
 func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID, opts *CallOptions) (_ *Outcome, err error) {
-	defer doing("redeliver event", &err)
+	defer v.doing("redeliver event", &err)
 	row := v.rows.Unmask(kindEvent, event)
 	if row == uuid.Nil {
 		return nil, ErrNotFound

@@ -235,11 +235,21 @@ func (e *callError) Error() string {
 
 func (e *callError) Unwrap() error { return e.err }
 
+var errNotOpened = errors.New("cardvault: vault was not opened: use Open or New")
+
 // notEnabled returns ErrNotEnabled with what the vault lacks.
 func notEnabled(lacks string) error { return fmt.Errorf("%w: %s", ErrNotEnabled, lacks) }
 
-// doing lets the error of a call say what the call was doing. Every method of Vault that
-// can fail defers it. Of calls that make others, the outermost counts.
+// doing lets the error of a call say what the call was doing. Every method that can fail
+// defers it. A Vault that was not opened fails where it would panic.
+func (v *Vault) doing(verb string, err *error) {
+	if (v == nil || v.core == nil) && recover() != nil {
+		*err = errNotOpened
+	}
+	doing(verb, err)
+}
+
+// doing is that of a Vault which is open. Of calls that make others, the outermost counts.
 func doing(verb string, err *error) {
 	if *err == nil {
 		return

@@ -14,86 +14,12 @@ import (
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/internal/transition"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
-
-// A trigger is what can move a network token to another state.
-type trigger uint8
-
-const (
-	requested    trigger = iota // a caller asks for it, and the configuration allows it
-	issued                      // the network has one that can be used
-	notAvailable                // the network refuses by configuration
-	refused                     // a final refusal, or transient failures used up
-	suspended                   // by one more owner
-	resumed                     // and nobody suspends it any longer
-	deleted                     // by issuer or scheme
-	invalidated                 // the instrument is dead
-	cardChanged                 // renewed or replaced
-	triggers     = 9
-)
-
-// nextStatus returns the state that follows s, and whether the trigger means something
-// in s. If not, s stays: a caller is refused, and news of the network are dropped.
-func nextStatus(s network.Status, t trigger) (next network.Status, ok bool) {
-	const (
-		none     = network.NotAvailable
-		waiting  = network.Pending
-		active   = network.Active
-		inactive = network.Inactive
-		gone     = network.Deleted
-		failed   = network.Failed
-	)
-
-	switch t {
-	case requested:
-		switch s {
-		case none, failed:
-			return waiting, true
-		case waiting, active:
-			return s, true
-		}
-	case issued:
-		switch s {
-		case waiting, failed, active:
-			return active, true
-		}
-	case notAvailable:
-		if s == waiting {
-			return none, true
-		}
-	case refused:
-		if s == waiting {
-			return failed, true
-		}
-	case suspended:
-		switch s {
-		case active, inactive:
-			return inactive, true
-		}
-	case resumed:
-		switch s {
-		case active, inactive:
-			return active, true
-		}
-	case deleted:
-		switch s {
-		case waiting, active, inactive:
-			return gone, true
-		}
-	case invalidated:
-		return gone, s != gone
-	case cardChanged:
-		switch s {
-		case active, inactive:
-			return s, true
-		}
-	}
-	return s, false
-}
 
 // A networkToken is what the vault knows of the network token of a token, and
 // what it is about to do: provision it, poll, reconcile. Its record has the row
@@ -343,7 +269,7 @@ func (p progress) after(a networkAnswer, at time.Time, scale scaling) progress {
 		p.request(a.network)
 	case answerForbidden:
 		p.unsure = p.unsure || a.repeats
-		p.move(notAvailable, a.reason)
+		p.move(transition.NotAvailable, a.reason)
 		p.slot, p.pause = false, pause{kind: pauseEver}
 	case answerElsewhere:
 		p.postpone(a.network, a.repeats)
@@ -367,8 +293,8 @@ func (p progress) after(a networkAnswer, at time.Time, scale scaling) progress {
 
 // move applies a trigger and reports whether it means something in this state.
 // reason is that of the new state, nil for active and pending.
-func (p *progress) move(t trigger, reason *Reason) bool {
-	next, ok := nextStatus(p.status, t)
+func (p *progress) move(t transition.Trigger, reason *Reason) bool {
+	next, ok := transition.Next(p.status, t)
 	if ok {
 		p.status, p.reason = next, reason
 	}
@@ -393,7 +319,7 @@ func (p *progress) request(name string) {
 
 	p.network = name
 	p.tries, p.slot, p.problem = 0, false, Reason{}
-	p.move(requested, nil)
+	p.move(transition.Requested, nil)
 	p.pause = pause{kind: pauseExact}
 }
 
@@ -463,9 +389,9 @@ func (p *progress) declined(a networkAnswer, at time.Time, scale scaling) {
 
 // refusedBy makes a refusal the state.
 func (p *progress) refusedBy(e *network.Error, at time.Time) {
-	source, on := network.SourceScheme, refused
+	source, on := network.SourceScheme, transition.Refused
 	if e.Source == network.SourceConfiguration {
-		source, on = network.SourceConfiguration, notAvailable
+		source, on = network.SourceConfiguration, transition.NotAvailable
 	}
 	code, schemeCode := codeOf(e, source)
 	p.move(on, newReason(source, code, schemeCode, at))
@@ -529,21 +455,21 @@ func (p *progress) adopt(got *network.Token, asked, at time.Time) {
 	case got.Invalidated:
 		p.invalidate(stateAt, got.Reason)
 	case got.State == network.Deleted:
-		p.move(deleted, newReason(network.SourceScheme, network.CodeDeletedByScheme, schemeText(got.Reason), stateAt))
+		p.move(transition.Deleted, newReason(network.SourceScheme, network.CodeDeletedByScheme, schemeText(got.Reason), stateAt))
 	case got.State == network.Inactive:
 		owners := got.SuspendedBy & (1<<ownerCount - 1)
 		if owners == 0 {
 			owners = network.OwnersOf(network.OwnerScheme)
 		}
-		p.move(issued, nil) // it was active before
+		p.move(transition.Issued, nil) // it was active before
 		known := p.suspendedBy == owners && p.status == network.Inactive
-		if !known && p.move(suspended, suspensionReason(owners, got.Reason, stateAt)) {
+		if !known && p.move(transition.Suspended, suspensionReason(owners, got.Reason, stateAt)) {
 			p.suspendedBy = owners
 		}
 	case got.State == network.Active:
 		p.suspendedBy = 0
-		if !p.move(issued, nil) {
-			p.move(resumed, nil)
+		if !p.move(transition.Issued, nil) {
+			p.move(transition.Resumed, nil)
 		}
 	}
 }
@@ -587,7 +513,7 @@ func (p *progress) invalidate(at time.Time, schemeCode string) {
 		return
 	}
 	p.invalidatedAt = at
-	p.move(invalidated, newReason(network.SourceScheme, network.CodeAccountClosed, schemeText(schemeCode), at))
+	p.move(transition.Invalidated, newReason(network.SourceScheme, network.CodeAccountClosed, schemeText(schemeCode), at))
 }
 
 // suspend applies that the network has suspended or resumed a network token on
@@ -595,15 +521,15 @@ func (p *progress) invalidate(at time.Time, schemeCode string) {
 func (p *progress) suspend(suspends bool, at time.Time) {
 	switch by := network.OwnersOf(network.OwnerCardholder); {
 	case suspends:
-		if p.suspendedBy&by == 0 && p.move(suspended, suspensionReason(p.suspendedBy|by, "", at)) {
+		if p.suspendedBy&by == 0 && p.move(transition.Suspended, suspensionReason(p.suspendedBy|by, "", at)) {
 			p.suspendedBy |= by
 		}
 	case p.suspendedBy == by:
 		p.suspendedBy = 0
-		p.move(resumed, nil)
+		p.move(transition.Resumed, nil)
 	case p.suspendedBy&by != 0:
 		p.suspendedBy &^= by
-		p.move(suspended, suspensionReason(p.suspendedBy, "", at))
+		p.move(transition.Suspended, suspensionReason(p.suspendedBy, "", at))
 	}
 	p.pause = pause{kind: pauseExact} // the network knows better, such as who else suspends it
 }
@@ -634,7 +560,7 @@ func (p *progress) retry(after time.Duration, at time.Time, scale scaling) {
 		p.pause = pause{kind: pausePaced, wait: max(retries[p.tries-1], after), least: after}
 		return
 	}
-	p.move(refused, newReason(network.SourceScheme, p.problem.Code, p.problem.SchemeCode, at))
+	p.move(transition.Refused, newReason(network.SourceScheme, p.problem.Code, p.problem.SchemeCode, at))
 	p.tries, p.since = 0, at
 	p.schedule(at, scale)
 }
@@ -651,7 +577,7 @@ func (p *progress) schedule(at time.Time, scale scaling) {
 			return
 		}
 		// A notice may still make it active.
-		p.move(refused, newReason(network.SourceScheme, cmp.Or(p.problem.Code, network.CodeTimeout), p.problem.SchemeCode, at))
+		p.move(transition.Refused, newReason(network.SourceScheme, cmp.Or(p.problem.Code, network.CodeTimeout), p.problem.SchemeCode, at))
 	case network.Active, network.Inactive:
 		p.tries = 0
 		p.pause = pause{kind: pauseMixed, wait: reconcileAfter}

@@ -60,7 +60,7 @@ type MerchantOptions struct {
 // Errors: FieldErrors; ErrIdempotencyKeyReused; ErrNotFound for a handle on an account
 // that does not exist.
 func (v *Vault) CreateMerchant(ctx context.Context, name string, opts *MerchantOptions) (_ *Merchant, err error) {
-	defer doing("create merchant", &err)
+	defer v.doing("create merchant", &err)
 	if err := checkText("Name", []byte(name)); err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func (v *Vault) CreateMerchant(ctx context.Context, name string, opts *MerchantO
 // Errors: FieldErrors; ErrDamaged if it cannot be told whether there is one; ErrNotFound
 // for a handle on an account that does not exist.
 func (v *Vault) EnsureMerchant(ctx context.Context, name string, opts *MerchantOptions) (_ *Merchant, err error) {
-	defer doing("ensure merchant", &err)
+	defer v.doing("ensure merchant", &err)
 	err = checkText("Name", []byte(name))
 	if opts != nil {
 		err = errors.Join(err, noIdempotencyKey(opts.IdempotencyKey))
@@ -176,7 +176,8 @@ func (s merchants) add(m *Merchant) (*store.Record, error) {
 
 // ListMerchants returns one page of the account's merchants. opts may be nil. If merchants
 // are damaged, the page comes with an error: see [Page].
-func (v *Vault) ListMerchants(ctx context.Context, opts *ListOptions) (*Page[*Merchant], error) {
+func (v *Vault) ListMerchants(ctx context.Context, opts *ListOptions) (_ *Page[*Merchant], err error) {
+	defer v.doing("list merchants", &err)
 	return listedMerchants(v, opts).page(ctx)
 }
 
@@ -191,7 +192,7 @@ func listedMerchants(v *Vault, opts *ListOptions) *listed[*Merchant] {
 
 // PrimaryMerchant returns the account's primary merchant.
 func (v *Vault) PrimaryMerchant(ctx context.Context) (_ *Merchant, err error) {
-	defer doing("get primary merchant", &err)
+	defer v.doing("get primary merchant", &err)
 	// It is the first, unless the clock stepped back before another was made.
 	m, err := findMerchant(ctx, v, func(m *Merchant) bool { return m.Primary })
 	if m == nil && err == nil {
@@ -228,7 +229,7 @@ type PaymentSecretOptions struct {
 // Errors: ErrNotFound for a merchant that the account does not have;
 // ErrIdempotencyKeyReused.
 func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, opts *PaymentSecretOptions) (_ *PaymentSecret, err error) {
-	defer doing("rotate payment secret", &err)
+	defer v.doing("rotate payment secret", &err)
 	if opts == nil {
 		opts = new(PaymentSecretOptions)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/cardvault/cardvault/internal/plausible"
 	"github.com/cardvault/cardvault/internal/spread"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/internal/transition"
 	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
@@ -27,7 +28,7 @@ import (
 // also be because the vault has not stored it yet: let the network deliver the
 // notice again later.
 func (v *Vault) Notify(ctx context.Context, n *network.Notice) (err error) {
-	defer doing("apply notice", &err)
+	defer v.doing("apply notice", &err)
 	if err := checkNotice(n); err != nil {
 		return err
 	}
@@ -323,7 +324,7 @@ func (p *progress) activateNoticed(_ *network.Notice, at time.Time) {
 	case at.Before(p.latest()):
 	case p.id == "": // the answer was lost: it is looked up
 		p.pause = pause{kind: pauseExact}
-	case p.move(issued, nil):
+	case p.move(transition.Issued, nil):
 		p.stateAt = at
 	}
 }
@@ -342,8 +343,8 @@ func (p *progress) ownersNoticed(n *network.Notice, at time.Time) {
 	if at.Before(p.stateAt) || at.Before(p.ownerAt[n.By]) {
 		return
 	}
-	if _, ok := nextStatus(p.status, suspended); !ok {
-		if _, ok := nextStatus(p.status, issued); ok { // it has become active meanwhile: its state is looked up
+	if _, ok := transition.Next(p.status, transition.Suspended); !ok {
+		if _, ok := transition.Next(p.status, transition.Issued); ok { // it has become active meanwhile: its state is looked up
 			p.pause = pause{kind: pauseExact}
 		}
 		return
@@ -360,14 +361,14 @@ func (p *progress) ownersNoticed(n *network.Notice, at time.Time) {
 
 	p.suspendedBy = owners
 	if owners == 0 {
-		p.move(resumed, nil)
+		p.move(transition.Resumed, nil)
 		return
 	}
 	reason := suspensionReason(owners, schemeCode, at)
 	if p.reason != nil && p.reason.Code == reason.Code {
 		reason = p.reason // by one more owner
 	}
-	p.move(suspended, reason)
+	p.move(transition.Suspended, reason)
 }
 
 func (p *progress) deleteNoticed(n *network.Notice, at time.Time) {
@@ -375,7 +376,7 @@ func (p *progress) deleteNoticed(n *network.Notice, at time.Time) {
 	if n.By == network.OwnerScheme {
 		code = network.CodeDeletedByScheme
 	}
-	p.move(deleted, newReason(network.SourceScheme, code, schemeText(n.SchemeCode), at))
+	p.move(transition.Deleted, newReason(network.SourceScheme, code, schemeText(n.SchemeCode), at))
 }
 
 func (p *progress) artNoticed(n *network.Notice, at time.Time) {

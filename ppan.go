@@ -29,7 +29,7 @@ import (
 // ErrCardDataStale; ErrProviderUnavailable with the cause in its text;
 // ErrProviderTimeout, also when the deadline of ctx has come first.
 func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a ppan.Account) (_ *ppan.Answer, err error) {
-	defer doing("obtain PPAN", &err)
+	defer v.doing("obtain PPAN", &err)
 	if v.ledger.Closed() {
 		return nil, ErrClosed
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cardvault/cardvault/internal/plausible"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/internal/transition"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -28,7 +29,7 @@ import (
 //
 // Errors: ErrNetworkTokenState, ErrNotFound, ErrIdempotencyKeyReused.
 func (v *Vault) Provision(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *Token, err error) {
-	defer doing("provision network token", &err)
+	defer v.doing("provision network token", &err)
 	call := replay.Request{Operation: opProvision, Object: id, Key: opts.key()}
 	return once(ctx, v, call, v.decodeAnswer, func(c *replay.Call) (*Token, error) { return provision(ctx, v, id, c) })
 }
@@ -120,7 +121,7 @@ func (v *Vault) provisioned(ctx context.Context, t *Token) (*Token, error) {
 func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) {
 	t, n := h.token, h.net
 
-	_, ok := nextStatus(t.NetworkTokenStatus, requested)
+	_, ok := transition.Next(t.NetworkTokenStatus, transition.Requested)
 	if !ok || t.Status == StatusInvalid {
 		return nil, ErrNetworkTokenState
 	}
@@ -579,7 +580,7 @@ func (v *Vault) observe(h *holding, got *network.Token, image *art, asked time.T
 // was replaced is not told: the one that is stored is stale then.
 func (h *holding) renew(c *network.CardState, replaced bool) bool {
 	t, n := h.token, h.net
-	if _, ok := nextStatus(t.NetworkTokenStatus, cardChanged); !ok {
+	if _, ok := transition.Next(t.NetworkTokenStatus, transition.CardChanged); !ok {
 		return false
 	}
 
@@ -615,14 +616,14 @@ func isFinal(e *network.Error) bool {
 // unless the network token is active or inactive; a [*network.Error];
 // ErrUnavailable if the network gave no answer; ErrNotFound.
 func (v *Vault) SuspendNetworkToken(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
-	defer doing("suspend network token", &err)
+	defer v.doing("suspend network token", &err)
 	return v.suspend(ctx, id, true, network.Suspender.Suspend)
 }
 
 // ResumeNetworkToken ends what SuspendNetworkToken began. The network token is
 // active again if nobody else suspends it. Errors are the same.
 func (v *Vault) ResumeNetworkToken(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
-	defer doing("resume network token", &err)
+	defer v.doing("resume network token", &err)
 	return v.suspend(ctx, id, false, network.Suspender.Resume)
 }
 
@@ -637,7 +638,7 @@ func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call f
 	if h.net.id != "" && h.net.network != v.opts.powers.Name {
 		return nil, notEnabled("the network token is of another network than Options.Network")
 	}
-	if _, ok := nextStatus(h.token.NetworkTokenStatus, suspended); !ok || h.token.Status == StatusInvalid {
+	if _, ok := transition.Next(h.token.NetworkTokenStatus, transition.Suspended); !ok || h.token.Status == StatusInvalid {
 		return nil, ErrNetworkTokenState
 	}
 

@@ -74,7 +74,7 @@ type CreatedSession struct {
 // Errors: FieldErrors; ErrQuotaExceeded; ErrIdempotencyKeyReused; ErrNotFound for a handle
 // on an account that does not exist.
 func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (_ *CreatedSession, err error) {
-	defer doing("create session", &err)
+	defer v.doing("create session", &err)
 	if err := opts.Check(); err != nil {
 		return nil, err
 	}
@@ -278,7 +278,7 @@ func (s *SessionState) UnmarshalText(text []byte) error {
 // The error is ErrNotFound for a session that is unknown, over, or of another
 // account, or for the security code of a token that is gone.
 func (v *Vault) Session(ctx context.Context, id SessionID) (_ *Session, err error) {
-	defer doing("get session", &err)
+	defer v.doing("get session", &err)
 	return ledger.Retry(ctx, func() (*Session, error) {
 		s, err := v.readSession(ctx, id)
 		if err == nil {
@@ -302,7 +302,7 @@ type SessionStatus struct {
 // idv.Provider and completes nothing, and costs one read. The error is ErrNotFound for a
 // session that is unknown, over, or of another account.
 func (v *Vault) SessionStatus(ctx context.Context, id SessionID) (_ *SessionStatus, err error) {
-	defer doing("get session status", &err)
+	defer v.doing("get session status", &err)
 	s, err := v.readSession(ctx, id)
 	if err != nil {
 		return nil, err
@@ -356,7 +356,7 @@ func (s *visit) describe(ctx context.Context) (*Session, error) {
 // ErrTooManyNumbers, which leaves the session open and counts as no refused card;
 // for a security code that is entered anew those of RefreshSecurityCode.
 func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byte) (_ *Session, err error) {
-	defer doing("complete session", &err)
+	defer v.doing("complete session", &err)
 	return ledger.Retry(ctx, func() (*Session, error) {
 		s, err := v.readSession(ctx, id)
 		if err != nil {
@@ -442,7 +442,7 @@ func (s *visit) complete(ctx context.Context, claims []byte, used []*store.Recor
 // ErrSessionCompleted; ErrSessionKind; ErrIdentificationPending; ErrTooManyNumbers, which
 // leaves the session open; ErrIdentificationFailed, which ends it.
 func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, err error) {
-	defer doing("tokenize card", &err)
+	defer v.doing("tokenize card", &err)
 	return ledger.Retry(ctx, func() (*Token, error) {
 		s, err := v.openSession(ctx, id)
 		if err != nil {

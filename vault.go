@@ -313,7 +313,7 @@ func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
 // the vault is open; and a count of seals that is lost. The error is ErrDamaged, without
 // another call of the key provider, if the store has a later term than the vault knows.
 func (v *Vault) RotateKeys(ctx context.Context, opts *CallOptions) (_ *Outcome, err error) {
-	defer doing("rotate keys", &err)
+	defer v.doing("rotate keys", &err)
 	call := replay.Request{Operation: ledger.OpRotateKeys, Key: opts.key()}
 	return once(ctx, v.whole(), call, replayed, func(c *replay.Call) (*Outcome, error) {
 		if err := c.Seal(nil, uuid.Nil); err != nil {
@@ -325,7 +325,12 @@ func (v *Vault) RotateKeys(ctx context.Context, opts *CallOptions) (_ *Outcome, 
 
 // In returns a handle that works on an account. If there is no such account,
 // calls return ErrNotFound.
-func (v *Vault) In(account uuid.UUID) *Vault { return &Vault{v.core, v.ledger.In(account)} }
+func (v *Vault) In(account uuid.UUID) *Vault {
+	if v == nil || v.core == nil {
+		return v
+	}
+	return &Vault{v.core, v.ledger.In(account)}
+}
 
 // whole returns a handle on what belongs to no account.
 func (v *Vault) whole() *Vault { return v.In(uuid.Nil) }
@@ -336,7 +341,7 @@ func (v *Vault) Mode() Mode { return v.opts.Mode }
 // Close makes later calls return ErrClosed. It ends Run, and closes what Open
 // opened, which waits for running calls. Closing again returns nil.
 func (v *Vault) Close() (err error) {
-	defer doing("close vault", &err)
+	defer v.doing("close vault", &err)
 	if !v.ledger.Close() {
 		return nil
 	}

@@ -138,7 +138,7 @@ func (v *Vault) WebhooksEnabled() bool { return v.opts.Webhooks != nil }
 // CreateWebhook with the same, would report before they look at what is stored, or
 // nil. The error is ErrNotEnabled without [Options.Webhooks].
 func (v *Vault) CheckWebhook(u WebhookUpdate) (err error) {
-	defer doing("check webhook", &err)
+	defer v.doing("check webhook", &err)
 	if v.opts.Webhooks == nil {
 		return errNoSender
 	}
@@ -176,7 +176,7 @@ func (v *Vault) CheckWebhook(u WebhookUpdate) (err error) {
 // Errors: FieldErrors; ErrQuotaExceeded; ErrIdempotencyKeyReused; ErrNotEnabled without
 // [Options.Webhooks].
 func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOptions) (_ *Webhook, err error) {
-	defer doing("create webhook", &err)
+	defer v.doing("create webhook", &err)
 	if v.opts.Webhooks == nil {
 		return nil, errNoSender
 	}
@@ -246,13 +246,14 @@ func (w *Webhook) canonical() []byte {
 // Webhook returns a webhook. The error is ErrNotFound for an id that the account does
 // not have.
 func (v *Vault) Webhook(ctx context.Context, id uuid.UUID) (_ *Webhook, err error) {
-	defer doing("get webhook", &err)
+	defer v.doing("get webhook", &err)
 	return v.webhookRow(ctx, v.rows.Unmask(kindWebhook, id))
 }
 
 // ListWebhooks returns one page of the webhooks of the account. opts may be nil. If webhooks
 // are damaged, the page comes with an error: see [Page].
-func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (*Page[*Webhook], error) {
+func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (_ *Page[*Webhook], err error) {
+	defer v.doing("list webhooks", &err)
 	return listedWebhooks(v, opts).page(ctx)
 }
 
@@ -271,7 +272,7 @@ func listedWebhooks(v *Vault, opts *ListOptions) *listed[*Webhook] {
 //
 // Errors: FieldErrors; ErrNotFound; ErrNotEnabled.
 func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate) (_ *Webhook, err error) {
-	defer doing("update webhook", &err)
+	defer v.doing("update webhook", &err)
 	if v.opts.Webhooks == nil {
 		return nil, errNoSender
 	}
@@ -306,7 +307,7 @@ func set[T any](to, from *T) {
 // without [Options.Webhooks]. The error is ErrNotFound for an id that the account does
 // not have.
 func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
-	defer doing("delete webhook", &err)
+	defer v.doing("delete webhook", &err)
 	row := v.rows.Unmask(kindWebhook, id)
 	left, err := v.eraser.Remains(v.rows, kindQueue, outbox.Beside(row))
 	if err != nil {
@@ -341,7 +342,7 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
 // Errors: ErrNotFound; ErrTooManySecrets while [receive.MaxSecrets] sign;
 // ErrIdempotencyKeyReused.
 func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *Webhook, err error) {
-	defer doing("rotate webhook secret", &err)
+	defer v.doing("rotate webhook secret", &err)
 	return v.editWebhook(ctx, opRotateWebhook, id, opts, func(w *Webhook) error {
 		at := now()
 		w.secrets = w.signing(at)
@@ -374,7 +375,7 @@ type WebhookTest struct {
 // Errors: ErrNotFound; ErrNotEnabled; ErrTestInProgress while another test of the webhook
 // is under way in this process.
 func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (_ *WebhookTest, err error) {
-	defer doing("test webhook", &err)
+	defer v.doing("test webhook", &err)
 	if v.opts.Webhooks == nil {
 		return nil, errNoSender
 	}

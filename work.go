@@ -77,7 +77,7 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 // first. Failures are logged and tried again. Several processes may run on one
 // store.
 func (v *Vault) Run(ctx context.Context) (err error) {
-	defer doing("run", &err)
+	defer v.doing("run", &err)
 	if v.opts.powers.Feeder != nil {
 		return v.jobs.Run(ctx, v.feed)
 	}
@@ -87,7 +87,7 @@ func (v *Vault) Run(ctx context.Context) (err error) {
 // Drain does the background work that is due and returns. It receives no
 // notices, and tries nothing twice that fails.
 func (v *Vault) Drain(ctx context.Context) (err error) {
-	defer doing("drain", &err)
+	defer v.doing("drain", &err)
 	return v.jobs.Drain(ctx)
 }
 

@@ -281,11 +281,8 @@ func (t *reader) List(q *store.Query) (*store.List, error) {
 	if q.Desc {
 		order = " DESC"
 	}
-	damaged := skip
-	if q.Lookup == nil {
-		damaged = func(r *store.Record) *store.Record {
-			return &store.Record{Kind: q.Kind, ID: r.ID, Account: r.Account, Parent: r.Parent}
-		}
+	damaged := func(r *store.Record) *store.Record {
+		return &store.Record{Kind: q.Kind, ID: r.ID, Account: r.Account, Parent: r.Parent}
 	}
 	var err error
 	list.Records, err = t.records(damaged, "SELECT "+listed+" FROM records WHERE "+where+" ORDER BY id"+order+" LIMIT ? OFFSET ?",

@@ -116,7 +116,10 @@ func (l *List[T]) All(ctx context.Context) iter.Seq2[T, error] {
 			if err != nil && (!yield(none, err) || list == nil || !ledger.RowDamaged(err)) {
 				return
 			}
-			if !l.each(ctx, list.Records, yield) || len(list.Records) < q.Limit {
+			if !l.each(ctx, list.Records, yield) || len(list.Records) == 0 {
+				return
+			}
+			if q.Lookup == nil && len(list.Records) < q.Limit { // by a hash a store may pass over some
 				return
 			}
 

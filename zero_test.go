@@ -1,0 +1,36 @@
+package cardvault_test
+
+import (
+	"context"
+	"reflect"
+	"testing"
+
+	"github.com/cardvault/cardvault"
+)
+
+// A Vault that was not opened returns errors.
+func TestZeroVault(t *testing.T) {
+	background, fails := reflect.ValueOf(context.Background()), reflect.TypeFor[error]()
+	for _, v := range []*cardvault.Vault{nil, {}} {
+		for i := range reflect.TypeOf(v).NumMethod() {
+			name, call := reflect.TypeOf(v).Method(i).Name, reflect.ValueOf(v).Method(i)
+			typ := call.Type()
+			if typ.NumOut() == 0 || typ.Out(typ.NumOut()-1) != fails {
+				continue
+			}
+
+			args := []reflect.Value{}
+			for n := range typ.NumIn() {
+				arg := reflect.Zero(typ.In(n))
+				if typ.In(n) == reflect.TypeFor[context.Context]() {
+					arg = background
+				}
+				args = append(args, arg)
+			}
+			out := call.Call(args)
+			if out[len(out)-1].IsNil() {
+				t.Errorf("%s of a vault that was not opened has no error", name)
+			}
+		}
+	}
+}
