@@ -54,23 +54,12 @@ type ProviderAccount struct {
 	PortalID string
 }
 
-// Approvals are what an operator grants an account. In sandbox mode a new
-// account has all of them unless others are given, in live mode none.
-type Approvals struct {
-	Import        bool
-	NetworkTokens bool
-}
-
-// approvals returns those of a new account.
-func (o *Options) approvals() Approvals {
-	sandbox := o.Mode == Sandbox
-	return Approvals{sandbox, sandbox}
-}
-
 // AccountOptions are the optional parts of a new account.
 type AccountOptions struct {
-	Approvals      *Approvals // nil: as the mode of the vault has them
-	IdempotencyKey string     // unique within the vault: see the package comment
+	IdempotencyKey string // unique within the vault: see the package comment
+
+	// What the operator grants the account. What is nil is granted in a sandbox alone.
+	ImportApproved, NetworkTokensActive *bool
 }
 
 // CreateAccount makes an account with a primary merchant. opts may be nil.
@@ -87,25 +76,25 @@ func (v *Vault) CreateAccount(ctx context.Context, name string, opts *AccountOpt
 	if opts == nil {
 		opts = new(AccountOptions)
 	}
-	grant := v.opts.approvals()
-	if opts.Approvals != nil {
-		grant = *opts.Approvals
-	}
+	sandbox := v.opts.Mode == Sandbox
+	a := Account{Name: name, ImportApproved: sandbox, NetworkTokensActive: sandbox}
+	set(&a.ImportApproved, opts.ImportApproved)
+	set(&a.NetworkTokensActive, opts.NetworkTokensActive)
 
 	whole := v.whole()
 	call := replay.Request{Operation: opCreateAccount, Key: opts.IdempotencyKey, Body: func() []byte {
-		return tlv.AppendBool(tlv.AppendBool(tlv.Append(nil, 1, name), 2, grant.Import), 3, grant.NetworkTokens)
+		return tlv.AppendBool(tlv.AppendBool(tlv.Append(nil, 1, name), 2, a.ImportApproved), 3, a.NetworkTokensActive)
 	}}
 	again := replay.Reopen(ctx, whole.rows, kindAccount, whole.openAccount, func(a *Account) { a.Replayed = true })
 	return once(ctx, whole, call, again, func(c *replay.Call) (*Account, error) {
-		a, records, err := v.newAccount(name, grant)
+		records, err := a.complete(v)
 		if err != nil {
 			return nil, err
 		}
 		if err := c.Seal(records[0].ID[:], uuid.Nil); err != nil {
 			return nil, err
 		}
-		return a, v.rows.Write(ctx, opCreateAccount, a.ID, func(tx store.Tx) error {
+		return &a, v.rows.Write(ctx, opCreateAccount, a.ID, func(tx store.Tx) error {
 			for _, r := range records {
 				tx.Put(r)
 			}
@@ -114,35 +103,27 @@ func (v *Vault) CreateAccount(ctx context.Context, name string, opts *AccountOpt
 	})
 }
 
-// newAccount returns an account and its records: its own and that of its
+// complete gives a new account its id and returns its records: its own and that of its
 // primary merchant.
-func (v *Vault) newAccount(name string, grant Approvals) (*Account, []*store.Record, error) {
+func (a *Account) complete(v *Vault) ([]*store.Record, error) {
 	whole := v.whole()
 	row, err := v.rows.NewRow()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-
-	a := &Account{
-		ID:                  whole.rows.Mask(kindAccount, row),
-		CreatedAt:           rowkey.Time(row),
-		Name:                name,
-		ImportApproved:      grant.Import,
-		NetworkTokensActive: grant.NetworkTokens,
-		Quotas:              v.opts.Quotas,
-	}
+	a.ID, a.CreatedAt, a.Quotas = whole.rows.Mask(kindAccount, row), rowkey.Time(row), v.opts.Quotas
 
 	account := whole.rows.NewRecord(kindAccount, row)
 	m := &Merchant{Name: "primary", Primary: true}
 	merchant, err := merchants{v.ledger.In(a.ID)}.add(m)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 
 	if err := v.rows.SealShown(account, a.encode()); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return a, []*store.Record{account, merchant}, nil
+	return []*store.Record{account, merchant}, nil
 }
 
 // Account returns the account that this handle works on.

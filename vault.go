@@ -297,7 +297,9 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 
 // firstRecords returns the default account of a new vault and its records.
 func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
-	a, records, err := v.newAccount("default", v.opts.approvals())
+	sandbox := v.opts.Mode == Sandbox
+	a := &Account{Name: "default", ImportApproved: sandbox, NetworkTokensActive: sandbox}
+	records, err := a.complete(v)
 	if err != nil {
 		return uuid.Nil, nil, err
 	}

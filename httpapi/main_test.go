@@ -120,9 +120,9 @@ func (r *rig) newKeyBelow(t testing.TB, v *cardvault.Vault, by uuid.UUID, scopes
 }
 
 // newAccount makes an account and returns the vault in it.
-func (r *rig) newAccount(t testing.TB, approvals *cardvault.Approvals) *cardvault.Vault {
+func (r *rig) newAccount(t testing.TB, opts *cardvault.AccountOptions) *cardvault.Vault {
 	t.Helper()
-	a, err := r.vault.CreateAccount(t.Context(), "", &cardvault.AccountOptions{Approvals: approvals})
+	a, err := r.vault.CreateAccount(t.Context(), "", opts)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -66,7 +66,7 @@ func TestOrderOfChecks(t *testing.T) {
 	opts := r.opts
 	opts.PPAN, opts.Webhooks = nil, nil
 	disabled := newHandler(t, openVault(t, r.store, &opts), nil)
-	unapproved := r.newAccount(t, &cardvault.Approvals{})
+	unapproved := r.newAccount(t, &cardvault.AccountOptions{ImportApproved: new(false), NetworkTokensActive: new(false)})
 	limited := newHandler(t, r.vault, &httpapi.Options{RateLimit: httpapi.RateLimit{PerSecond: 1e-6}})
 	keys := map[[2]bool]string{} // by unscoped and unapproved
 	for _, unscoped := range []bool{false, true} {

@@ -71,7 +71,6 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.Outcome](),
 		reflect.TypeFor[cardvault.PaymentSecretOptions](),
 		reflect.TypeFor[cardvault.Actor](),
-		reflect.TypeFor[cardvault.Approvals](),
 		reflect.TypeFor[idv.Authentication](),
 		reflect.TypeFor[idv.Info](),
 		reflect.TypeFor[idv.LookupRequest](),

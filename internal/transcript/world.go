@@ -82,7 +82,7 @@ func newWorld(t *testing.T, s *Setup) *world {
 	}
 
 	principal, key := newKey(t, v, 0, all...)
-	other, unapproved := newAccount(t, v, nil), newAccount(t, v, &cardvault.Approvals{})
+	other, unapproved := newAccount(t, v, nil), newAccount(t, v, &cardvault.AccountOptions{ImportApproved: new(false), NetworkTokensActive: new(false)})
 	text := func(v *cardvault.Vault, ttl time.Duration, scopes ...cardvault.Scope) string {
 		_, text := newKey(t, v, ttl, scopes...)
 		return text
@@ -322,9 +322,9 @@ func newKey(t *testing.T, v *cardvault.Vault, ttl time.Duration, scopes ...cardv
 	return k, k.Text.Text()
 }
 
-func newAccount(t *testing.T, v *cardvault.Vault, approvals *cardvault.Approvals) *cardvault.Vault {
+func newAccount(t *testing.T, v *cardvault.Vault, opts *cardvault.AccountOptions) *cardvault.Vault {
 	t.Helper()
-	a, err := v.CreateAccount(t.Context(), "", &cardvault.AccountOptions{Approvals: approvals})
+	a, err := v.CreateAccount(t.Context(), "", opts)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,7 @@ func accountsIn(t *testing.T, s store.Store, mode cardvault.Mode) {
 	}
 
 	a := must(v.CreateAccount(ctx, canary+"A", nil))(t)
-	b := must(v.CreateAccount(ctx, "", &cardvault.AccountOptions{Approvals: &cardvault.Approvals{Import: true}}))(t)
+	b := must(v.CreateAccount(ctx, "", &cardvault.AccountOptions{ImportApproved: new(true), NetworkTokensActive: new(false)}))(t)
 	if a.ID.Version() != 4 || a.ImportApproved != granted || a.NetworkTokensActive != granted || a.Name != canary+"A" {
 		t.Errorf("account: %+v", a)
 	}

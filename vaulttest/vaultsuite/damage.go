@@ -195,7 +195,7 @@ func damaged(t *testing.T, s store.Store) {
 	merchantRow, otherMerchant := pair(func(i int) { must(v.CreateMerchant(ctx, fmt.Sprint(canary, i), nil))(t) })
 	var account [2]*cardvault.Account
 	accountRow, otherAccount := pair(func(i int) {
-		account[i] = must(v.CreateAccount(ctx, canary, &cardvault.AccountOptions{Approvals: &cardvault.Approvals{Import: i > 0}}))(t)
+		account[i] = must(v.CreateAccount(ctx, canary, &cardvault.AccountOptions{ImportApproved: new(i > 0), NetworkTokensActive: new(false)}))(t)
 	})
 
 	var session [2]func() error

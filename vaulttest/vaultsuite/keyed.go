@@ -174,7 +174,7 @@ func replayOthers(t *testing.T, s store.Store) {
 		return errorOf(v.CreateAccount(ctx, "other", &cardvault.AccountOptions{IdempotencyKey: idemKey}))
 	})
 	reused("approval", func(ctx context.Context) error {
-		return errorOf(v.In(account.ID).CreateAccount(ctx, canary, &cardvault.AccountOptions{IdempotencyKey: idemKey, Approvals: new(cardvault.Approvals)}))
+		return errorOf(v.In(account.ID).CreateAccount(ctx, canary, &cardvault.AccountOptions{IdempotencyKey: idemKey, ImportApproved: new(false), NetworkTokensActive: new(false)}))
 	})
 	reused("name of a merchant", func(ctx context.Context) error {
 		return errorOf(v.CreateMerchant(ctx, "other", &cardvault.MerchantOptions{IdempotencyKey: idemKey}))

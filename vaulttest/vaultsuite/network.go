@@ -353,7 +353,7 @@ func networkTokenRace(t *testing.T, s store.Store) {
 func networkTokenActivation(t *testing.T, s store.Store) {
 	n := &bureau{}
 	v, ctx := provisioning(t, s, n), t.Context()
-	account := must(v.CreateAccount(ctx, canary, &cardvault.AccountOptions{Approvals: &cardvault.Approvals{}}))(t)
+	account := must(v.CreateAccount(ctx, canary, &cardvault.AccountOptions{ImportApproved: new(false), NetworkTokensActive: new(false)}))(t)
 	late := v.In(account.ID)
 	const many = 300
 	tokens := make([]uuid.UUID, many)
@@ -369,7 +369,7 @@ func networkTokenActivation(t *testing.T, s store.Store) {
 		return nil
 	})
 
-	idle := v.In(must(v.CreateAccount(ctx, canary, &cardvault.AccountOptions{Approvals: &cardvault.Approvals{}}))(t).ID)
+	idle := v.In(must(v.CreateAccount(ctx, canary, &cardvault.AccountOptions{ImportApproved: new(false), NetworkTokensActive: new(false)}))(t).ID)
 	other := importCard(t, idle, testCard(1), nil)
 	checkState(t, late, tokens[0], network.NotAvailable, "network_tokens_not_activated")
 	drain(t, v)

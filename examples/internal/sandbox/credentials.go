@@ -76,10 +76,10 @@ func Open(ctx context.Context, v *cardvault.Vault, file string, log *slog.Logger
 
 	for _, want := range []struct {
 		name  string
-		grant cardvault.Approvals
+		grant bool
 	}{
-		{"sandbox", cardvault.Approvals{Import: true, NetworkTokens: true}},
-		{"restricted", cardvault.Approvals{}},
+		{"sandbox", true},
+		{"restricted", false},
 	} {
 		if box.has(want.name) {
 			continue
@@ -103,8 +103,8 @@ func (b *Credentials) has(name string) bool {
 	return false
 }
 
-func newAccount(ctx context.Context, v *cardvault.Vault, name string, grant cardvault.Approvals) (*Account, error) {
-	a, err := v.CreateAccount(ctx, name, &cardvault.AccountOptions{Approvals: &grant})
+func newAccount(ctx context.Context, v *cardvault.Vault, name string, grant bool) (*Account, error) {
+	a, err := v.CreateAccount(ctx, name, &cardvault.AccountOptions{ImportApproved: &grant, NetworkTokensActive: &grant})
 	if err != nil {
 		return nil, err
 	}
