@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -76,6 +77,31 @@ func rekeyed(edit func(r *idv.Request) string) func(*mutant) {
 	}
 }
 
+// atOnce answers without a challenge.
+func atOnce(answer func() *idv.Result) func(*mutant) {
+	return func(m *mutant) {
+		m.identify = func(context.Context, *idv.Request) (*idv.Result, error) { return answer(), nil }
+	}
+}
+
+func proof() *idv.Result {
+	return &idv.Result{State: idv.Passed, Authentication: &idv.Authentication{
+		Method: "three_ds", DSTransactionID: uuid.NewString(), At: time.Now(),
+	}}
+}
+
+// end returns one that fails each second time.
+func end() func() *idv.Result {
+	var calls atomic.Int64
+	at := time.Now()
+	return func() *idv.Result {
+		if calls.Add(1)%2 == 0 {
+			return &idv.Result{State: idv.Failed}
+		}
+		return &idv.Result{State: idv.Passed, Authentication: &idv.Authentication{Method: "otp", At: at}}
+	}
+}
+
 var errDown = errors.New("mutant: no connection")
 
 // faults names for each fault a rule that must find it.
@@ -127,6 +153,10 @@ var faults = []struct {
 			return m.Provider.Identify(ctx, r)
 		}
 	}},
+	{"each call has its own proof", "Again", atOnce(proof)},
+	{"each call has its own proof", "AtOnce", atOnce(proof)},
+	{"each call has its own end", "Again", atOnce(end())},
+	{"each call has its own end", "AtOnce", atOnce(end())},
 	{"keys are ignored, at once", "AtOnce", rekeyed(func(*idv.Request) string { return uuid.NewString() })},
 	{"a card has one identification", "Another", rekeyed(func(r *idv.Request) string { return "one" })},
 	{"it is kept in memory", "Restart", func(m *mutant) {
@@ -167,7 +197,7 @@ var faults = []struct {
 	}},
 	{"it waits", "ContextEnded", func(m *mutant) {
 		m.identify = func(context.Context, *idv.Request) (*idv.Result, error) {
-			<-time.After(3 * time.Second)
+			<-time.After(30 * time.Second)
 			return nil, errDown
 		}
 	}},
@@ -233,3 +263,13 @@ func TestRulesCanFail(t *testing.T) {
 
 // The simulator passes, so it is the fault that is found.
 func TestRulesPassWithoutFault(t *testing.T) { idvtest.Run(t, harness(t, func(*mutant) {})) }
+
+// A time may be in another zone each time, such as one that was read from a database.
+func TestZones(t *testing.T) {
+	var zones atomic.Int64
+	idvtest.Run(t, harness(t, answering(func(r *idv.Result) {
+		if r.Authentication != nil {
+			r.Authentication.At = r.Authentication.At.In(time.FixedZone("", int(zones.Add(1))*60))
+		}
+	})))
+}

@@ -176,7 +176,7 @@ var faults = []struct {
 	}},
 	{"it waits", "ContextEnded", func(m *mutant) {
 		m.unwrap = func(context.Context, []byte, []byte) ([]byte, error) {
-			<-time.After(3 * time.Second)
+			<-time.After(30 * time.Second)
 			return nil, errDown
 		}
 	}},

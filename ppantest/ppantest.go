@@ -27,6 +27,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/contract"
+	"github.com/cardvault/cardvault/internal/plausible"
 	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/vaulttest"
 )
@@ -126,7 +127,12 @@ func (s *suite) sending(c cardvault.Card, a ppan.Account) *sending {
 		out.request.PAN = card.NewPAN(digits)
 		out.secrets = append(out.secrets, string(digits))
 	})
-	c.SecurityCode.Expose(func(digits []byte) { out.request.SecurityCode = card.NewSecurityCode(digits) })
+	c.SecurityCode.Expose(func(digits []byte) {
+		out.request.SecurityCode = card.NewSecurityCode(digits)
+		if len(digits) > 0 {
+			out.secrets = append(out.secrets, string(digits))
+		}
+	})
 	a.Hash.Expose(func(text []byte) {
 		out.request.Account.Hash = ppan.NewHash(text)
 		if len(text) >= 32 {
@@ -145,17 +151,17 @@ func (s *suite) obtain(ctx context.Context, t testing.TB, c cardvault.Card, a pp
 	out.request.SecurityCode.Wipe()
 	vaulttest.AssertNoLeak(t, out.secrets, got, err)
 	if err == nil {
-		err = check(got, out.secrets[0])
+		err = check(got, s.sending(c, a)) // the provider may have altered its own
 	}
 	return got, err
 }
 
-// check returns what is wrong with an answer for a card.
-func check(got *ppan.Answer, pan string) error {
+// check returns what is wrong with the answer to a request.
+func check(got *ppan.Answer, sent *sending) error {
 	if got == nil {
 		return errors.New("ppantest: there is neither an answer nor an error")
 	}
-	pseudo := pseudoOf(got)
+	pseudo, pan := pseudoOf(got), sent.secrets[0]
 
 	shown := 0
 	for _, c := range []byte(got.TruncatedPAN) {
@@ -184,6 +190,8 @@ func check(got *ppan.Answer, pan string) error {
 		what = "a text has more than 255 characters"
 	case shown > 10 && (shown > 12 || len(pan) < 16):
 		what = "TruncatedPAN shows so many digits that the others can be computed"
+	case plausible.PPAN(got, sent.request) != nil:
+		what = "a text, or PseudoPAN, holds what was sent, or as many digits as a card number"
 	}
 	if what != "" {
 		return errors.New("ppantest: answer: " + what)

@@ -93,6 +93,7 @@ var faults = []struct {
 	})},
 	{"a text is long", "Valid", answering(func(a *ppan.Answer, _ *ppan.Request) { a.CardType = strings.Repeat("x", 256) })},
 	{"too many digits are shown", "Valid", answering(func(a *ppan.Answer, _ *ppan.Request) { a.TruncatedPAN = "411111000000X11" })},
+	{"a text has a long number", "Valid", answering(func(a *ppan.Answer, _ *ppan.Request) { a.ErrorMessage = "case 4111 1111 1111 1112" })},
 	{"neither answer nor error", "Valid", func(m *mutant) {
 		m.obtain = func(context.Context, *ppan.Request) (*ppan.Answer, error) { return nil, nil }
 	}},
@@ -111,6 +112,15 @@ var faults = []struct {
 	{"the message quotes the hash", "NoCardData", answering(func(a *ppan.Answer, r *ppan.Request) {
 		r.Account.Hash.Expose(func(text []byte) { a.ErrorMessage = string(text) })
 	})},
+	{"the message quotes the code", "NoCardData", answering(func(a *ppan.Answer, r *ppan.Request) {
+		r.SecurityCode.Expose(func(digits []byte) { a.ErrorMessage = "Code " + string(digits) + " is wrong." })
+	})},
+	{"the error quotes the code", "NoCardData", func(m *mutant) {
+		m.obtain = func(_ context.Context, r *ppan.Request) (_ *ppan.Answer, err error) {
+			r.SecurityCode.Expose(func(digits []byte) { err = fmt.Errorf("mutant: bad code %s", digits) })
+			return nil, err
+		}
+	}},
 	{"answers share their memory", "Memory", func(m *mutant) {
 		var kept ppan.Answer
 		n := 0
@@ -132,7 +142,7 @@ var faults = []struct {
 	}},
 	{"it waits", "ContextEnded", func(m *mutant) {
 		m.obtain = func(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
-			<-time.After(3 * time.Second)
+			<-time.After(30 * time.Second)
 			return nil, ctx.Err()
 		}
 	}},

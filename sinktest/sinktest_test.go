@@ -124,7 +124,7 @@ var faults = []struct {
 	}},
 	{"it hangs", "ContextEnded", func(l *ledger) sink {
 		return func(ctx context.Context, e *cardvault.Event) error {
-			<-time.After(3 * time.Second)
+			<-time.After(30 * time.Second)
 			return l.take(ctx, e)
 		}
 	}},
@@ -178,3 +178,37 @@ func TestRulesCanFail(t *testing.T) {
 
 // A sink without fault passes, so it is the fault that is found.
 func TestRulesPassWithoutFault(t *testing.T) { sinktest.Run(t, harness(right)) }
+
+// Who comes second may fail: the event comes again.
+func TestLoserFails(t *testing.T) {
+	sinktest.Run(t, harness(func(l *ledger) sink {
+		busy := new(sync.Map)
+		return func(ctx context.Context, e *cardvault.Event) error {
+			if _, other := busy.LoadOrStore(e.ID, true); other {
+				return errRefused
+			}
+			defer busy.Delete(e.ID)
+			<-time.After(10 * time.Millisecond)
+			return l.take(ctx, e)
+		}
+	}))
+}
+
+// A sink may ignore events of some types.
+func TestEffects(t *testing.T) {
+	for _, typ := range []receive.EventType{receive.TokenCreated, receive.TokenUpdated, receive.TokenDeleted} {
+		h := harness(func(l *ledger) sink {
+			return func(ctx context.Context, e *cardvault.Event) error {
+				if e.Type != typ {
+					return nil
+				}
+				return l.take(ctx, e)
+			}
+		})
+		if len(sinktest.Failures(t, "Takes", h)) == 0 {
+			t.Errorf("Takes did not notice that only %s has an effect", typ)
+		}
+		h.Effects = []receive.EventType{typ}
+		t.Run(string(typ), func(t *testing.T) { sinktest.Run(t, h) })
+	}
+}

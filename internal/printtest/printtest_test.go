@@ -441,6 +441,7 @@ var shown = map[string]string{
 	"cardvault.WebhookUpdate.Events":                "one of a few words or codes",
 	"httpapi.Options.ProviderName":                  "one of a few words or codes",
 	"networktest.Harness.Currency":                  "one of a few words or codes",
+	"sinktest.Harness.Effects":                      "one of a few words or codes",
 	"simnet.Options.Schemes":                        "one of a few words or codes",
 	"store/storetest.LyingStore.kinds":              "one of a few words or codes",
 

@@ -19,12 +19,14 @@ import (
 //		return mystore.Open(filepath.Join(dir, "vault.db"))
 //	}
 //
-// Nobody may write to the files meanwhile. It does not see whether the names of files are
-// synced. It needs Linux 6.5 or later on amd64 or arm64, and a file system on a disk: it skips
+// Nobody may write to the files meanwhile. A file is made in dir to find out what the system
+// tells, and removed. What the system has written to the disk by itself counts as synced, so
+// that a test that wants a loss tries more than once. It does not see whether the names of
+// files are synced. It needs Linux 6.5 or later on amd64 or arm64, and a file system on a disk: it skips
 // the test elsewhere.
 func AfterPowerCut(t testing.TB, dir string) string {
 	t.Helper()
-	if err := tells(t.TempDir()); err != nil {
+	if err := tells(dir); err != nil {
 		t.Skipf("What is synced cannot be found out here: %v", err)
 	}
 
@@ -57,28 +59,33 @@ func AfterPowerCut(t testing.TB, dir string) string {
 const pageSize = 4096
 
 // tells returns an error unless the system knows that a file in dir is not synced, and when it is.
-func tells(dir string) error {
-	f, err := os.Create(filepath.Join(dir, "unsynced"))
+func tells(dir string) (err error) {
+	f, err := os.CreateTemp(dir, "unsynced")
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	if _, err := f.Write(make([]byte, pageSize)); err != nil {
-		return err
-	}
-	before, err := unsynced(f, 0, pageSize)
-	if err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
 
-	after, err := unsynced(f, 0, pageSize)
-	if err == nil && (!before || after) {
-		err = errors.New("the file system keeps no account of it")
+	// Writeback may come between.
+	before, after := false, false
+	for range 5 {
+		if _, err := f.WriteAt(make([]byte, pageSize), 0); err != nil {
+			return err
+		}
+		if before, err = unsynced(f, 0, pageSize); err != nil {
+			return err
+		}
+		if err := f.Sync(); err != nil {
+			return err
+		}
+		if after, err = unsynced(f, 0, pageSize); err != nil {
+			return err
+		}
+		if before && !after {
+			return nil
+		}
 	}
-	return err
+	return errors.New("the file system keeps no account of it")
 }
 
 // copySynced copies a file without what is not synced.
