@@ -18,6 +18,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault/card"
@@ -66,16 +67,15 @@ func (c *Client) Eligible(r *network.EligibilityRequest) error {
 // Provision implements [network.Provider].
 func (c *Client) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	// Room for all of it: nothing is left behind where append would move it.
-	body := append(make([]byte, 0, 256), `{"number":"`...)
-	defer clear(body[:cap(body)])
-	r.PAN.Expose(func(digits []byte) { body = append(body, digits...) })
-	body = fmt.Appendf(body, `","expiry_month":%d,"expiry_year":%d`, r.Expiry.Month, r.Expiry.Year)
+	text := append(make([]byte, 0, 256), `{"number":"`...)
+	r.PAN.Expose(func(digits []byte) { text = append(text, digits...) })
+	text = fmt.Appendf(text, `","expiry_month":%d,"expiry_year":%d`, r.Expiry.Month, r.Expiry.Year)
 	if !r.SecurityCode.IsZero() {
-		body = append(body, `,"security_code":"`...)
-		r.SecurityCode.Expose(func(digits []byte) { body = append(body, digits...) })
-		body = append(body, '"')
+		text = append(text, `,"security_code":"`...)
+		r.SecurityCode.Expose(func(digits []byte) { text = append(text, digits...) })
+		text = append(text, '"')
 	}
-	return c.token(ctx, http.MethodPost, "/network-tokens", r.IdempotencyKey, append(body, '}'))
+	return c.token(ctx, http.MethodPost, "/network-tokens", r.IdempotencyKey, append(text, '}'))
 }
 
 // Lookup implements [network.Provider].
@@ -94,7 +94,7 @@ func (c *Client) Delete(ctx context.Context, ref network.Ref) error {
 
 // Cryptogram implements [network.Provider].
 func (c *Client) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
-	body, err := json.Marshal(map[string]any{"amount": r.Amount, "currency": r.Currency, "reference": r.Reference})
+	text, err := json.Marshal(map[string]any{"amount": r.Amount, "currency": r.Currency, "reference": r.Reference})
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +107,7 @@ func (c *Client) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (
 		Cryptogram secret `json:"cryptogram"`
 		ECI        string `json:"eci"`
 	}
-	err = c.call(ctx, http.MethodPost, pathOf(r.Token)+"/cryptograms", r.IdempotencyKey, body, &a)
+	err = c.call(ctx, http.MethodPost, pathOf(r.Token)+"/cryptograms", r.IdempotencyKey, text, &a)
 	defer clear(a.Number)
 	defer clear(a.Cryptogram)
 	if err != nil {
@@ -140,14 +140,14 @@ func pathOf(ref network.Ref) string {
 }
 
 // token calls the service for an answer about a network token.
-func (c *Client) token(ctx context.Context, method, path, key string, body []byte) (*network.Token, error) {
+func (c *Client) token(ctx context.Context, method, path, key string, text []byte) (*network.Token, error) {
 	var a struct {
 		ID       string    `json:"id"`
 		State    string    `json:"state"`
 		Since    time.Time `json:"since"`
 		LastFour string    `json:"last_four"`
 	}
-	if err := c.call(ctx, method, path, key, body, &a); err != nil {
+	if err := c.call(ctx, method, path, key, text, &a); err != nil {
 		return nil, err
 	}
 	state, ok := network.ParseStatus(a.State)
@@ -157,12 +157,16 @@ func (c *Client) token(ctx context.Context, method, path, key string, body []byt
 	return &network.Token{ID: a.ID, State: state, StateAt: a.Since, Card: &network.CardState{LastFour: a.LastFour}}, nil
 }
 
-// call makes one request. A refusal of the service is a [network.Error], an unknown network
+// call makes one request, and wipes its text. A refusal of the service is a [network.Error], an unknown network
 // token ErrUnknown, and any other error says that the outcome is unknown.
-func (c *Client) call(ctx context.Context, method, path, key string, body []byte, answer any) error {
-	r, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
+func (c *Client) call(ctx context.Context, method, path, key string, text []byte, result any) error {
+	r, err := http.NewRequestWithContext(ctx, method, c.base+path, nil)
 	if err != nil {
+		clear(text)
 		return err
+	}
+	if len(text) > 0 {
+		r.Body, r.ContentLength = newBody(text), int64(len(text))
 	}
 	r.Header.Set("Authorization", "Bearer "+c.key)
 	r.Header.Set("Idempotency-Key", key)
@@ -171,26 +175,51 @@ func (c *Client) call(ctx context.Context, method, path, key string, body []byte
 		return err
 	}
 	defer w.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(w.Body, maxAnswer+1))
-	defer clear(text)
+	answer, err := io.ReadAll(io.LimitReader(w.Body, maxAnswer+1))
+	defer clear(answer)
 	if err != nil {
 		return err
 	}
 
 	switch {
-	case len(text) > maxAnswer:
+	case len(answer) > maxAnswer:
 		return errors.New("aggregator: answer is too long")
-	case w.StatusCode == http.StatusNoContent && answer == nil:
+	case w.StatusCode == http.StatusNoContent && result == nil:
 		return nil
 	case w.StatusCode == http.StatusNotFound:
 		return network.ErrUnknown
 	case w.StatusCode == http.StatusUnprocessableEntity:
-		return refusal(text, w.Header)
-	case w.StatusCode != http.StatusOK || answer == nil:
+		return refusal(answer, w.Header)
+	case w.StatusCode != http.StatusOK || result == nil:
 		return fmt.Errorf("aggregator: answer with status %d", w.StatusCode)
-	case json.Unmarshal(text, answer) != nil:
+	case json.Unmarshal(answer, result) != nil:
 		return errors.New("aggregator: answer is no JSON as expected")
 	}
+	return nil
+}
+
+// A body is wiped when it is closed: net/http may read it after Do has returned.
+type body struct {
+	mu   sync.Mutex // HTTP/2 may close it during a Read
+	left bytes.Reader
+	text []byte
+}
+
+func newBody(text []byte) *body {
+	return &body{left: *bytes.NewReader(text), text: text}
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.left.Read(p)
+}
+
+func (b *body) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	clear(b.text)
+	b.left.Reset(nil)
 	return nil
 }
 

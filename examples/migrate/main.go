@@ -4,7 +4,11 @@
 //
 // and writes one line for each: its business key and its token, or why there is none. It may
 // be ended at any instant and started again: what is written is done, and what was under way
-// is imported again under the same idempotency keys, which makes no second token.
+// is imported again under the same idempotency keys, which makes no second token. That holds
+// while the vault keeps them: start again within its Options.IdempotencyTTL.
+//
+// A key is 1 to 64 letters, digits, dots, underscores and hyphens with fewer than 12 digits,
+// and belongs to one card. What is no key is refused and not written: it may be a card number.
 //
 //	go run ./examples/migrate -vault DIR cards.csv tokens.csv
 package main
@@ -90,7 +94,7 @@ func migrate(ctx context.Context, v *cardvault.Vault, in io.Reader, out io.ReadW
 			return lines.Err()
 		}
 		skipped := min(max(done-n, 0), len(group))
-		answers, err := importAll(ctx, v, group[skipped:])
+		answers, err := importAll(ctx, v, group[skipped:], n+skipped+1)
 		for _, line := range group {
 			clear(line)
 		}
@@ -119,8 +123,8 @@ func resume(out io.ReadSeeker) (lines int, err error) {
 	}
 }
 
-// importAll returns what to write for some lines.
-func importAll(ctx context.Context, v *cardvault.Vault, lines [][]byte) ([]string, error) {
+// importAll returns what to write for some lines, of which the first has a number.
+func importAll(ctx context.Context, v *cardvault.Vault, lines [][]byte, first int) ([]string, error) {
 	answers := make([]string, len(lines))
 	errs := make([]error, len(lines))
 	free := make(chan struct{}, workers)
@@ -128,7 +132,7 @@ func importAll(ctx context.Context, v *cardvault.Vault, lines [][]byte) ([]strin
 	for i, line := range lines {
 		free <- struct{}{}
 		group.Go(func() {
-			answers[i], errs[i] = importLine(ctx, v, line)
+			answers[i], errs[i] = importLine(ctx, v, line, first+i)
 			<-free
 		})
 	}
@@ -137,10 +141,13 @@ func importAll(ctx context.Context, v *cardvault.Vault, lines [][]byte) ([]strin
 }
 
 // importLine imports the card of a line. A card that is refused is no error.
-func importLine(ctx context.Context, v *cardvault.Vault, line []byte) (string, error) {
+func importLine(ctx context.Context, v *cardvault.Vault, line []byte, number int) (string, error) {
 	fields := bytes.SplitN(line, []byte(","), 5)
 	if len(fields) != 5 {
 		return "refused: no line of five fields\n", nil
+	}
+	if !isKey(fields[0]) {
+		return fmt.Sprintf("refused: line %d begins with no key\n", number), nil
 	}
 	key := string(fields[0])
 	month, _ := strconv.Atoi(string(fields[2])) // 0 is refused
@@ -159,6 +166,8 @@ func importLine(ctx context.Context, v *cardvault.Vault, line []byte) (string, e
 			return fmt.Sprintf("%s,%s\n", key, token.ID), nil
 		case len(cardvault.FieldErrors(err)) > 0:
 			return fmt.Sprintf("%s,refused: %v\n", key, err), nil
+		case errors.Is(err, cardvault.ErrIdempotencyKeyReused):
+			return key + ",refused: the key belongs to another card\n", nil
 		case !errors.Is(err, cardvault.ErrUnavailable) && !errors.Is(err, cardvault.ErrOutcomeUnknown):
 			return "", err
 		}
@@ -168,4 +177,19 @@ func importLine(ctx context.Context, v *cardvault.Vault, line []byte) (string, e
 			return "", ctx.Err()
 		}
 	}
+}
+
+// isKey reports whether text may be written to the output: no card number can be in it.
+func isKey(text []byte) bool {
+	digits := 0
+	for _, b := range text {
+		switch {
+		case '0' <= b && b <= '9':
+			digits++
+		case 'a' <= b && b <= 'z', 'A' <= b && b <= 'Z', b == '.', b == '_', b == '-':
+		default:
+			return false
+		}
+	}
+	return 0 < len(text) && len(text) <= 64 && digits < 12
 }

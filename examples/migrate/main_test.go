@@ -73,3 +73,44 @@ func TestMigrate(t *testing.T) {
 		t.Errorf("%d tokens, %v; want %d", p.TotalItems, err, cards)
 	}
 }
+
+// TestRefused: a line that is refused stops nothing, and no column that may be a card number
+// is written.
+func TestRefused(t *testing.T) {
+	v, path := vaulttest.New(t), filepath.Join(t.TempDir(), "tokens.csv")
+	run := func(lines ...string) string {
+		f, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := migrate(t.Context(), v, strings.NewReader(strings.Join(lines, "\n")), f); err != nil {
+			t.Fatal(err)
+		}
+		out, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+
+	run("twice,4242424242424242,12,2090,A")
+	const visa = ",4242424242424242,12,2090,A"
+	long := strings.Repeat("k", 64)
+	out := run("twice,4111111111111111,12,2090,A", "4242424242424242,twice,12,2090,A", "4242-4242-4242"+visa, "4242 4242"+visa,
+		visa, long+"k"+visa, "a;b"+visa, "A_b.1-2345678901"+visa, long+visa)
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if len(lines) != 9 || lines[0] != "twice,refused: the key belongs to another card" {
+		t.Fatalf("lines are %q", lines)
+	}
+	for i, line := range lines[1:7] {
+		if want := fmt.Sprintf("refused: line %d begins with no key", i+2); line != want {
+			t.Errorf("line is %q, want %q", line, want)
+		}
+	}
+	for i, line := range lines[7:] {
+		if strings.Contains(line, "refused") {
+			t.Errorf("good key %d is refused: %s", i, line)
+		}
+	}
+}

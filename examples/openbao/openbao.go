@@ -9,17 +9,25 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/url"
 	"strings"
+	"sync"
 
 	"github.com/cardvault/cardvault"
 )
 
 const maxAnswer = 1 << 20 // bytes of an answer that are read
 
+// client sends keys and the token to nobody but the Address.
+var client = &http.Client{
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+}
+
 // A Key is a key of the transit engine, of a type with associated data such as aes256-gcm96.
 type Key struct {
-	Address string // such as https://bao.example:8200
+	Address string // such as https://bao.example:8200; http only on a loopback address
 	Token   string // of a policy that may encrypt and decrypt with this key, and nothing else
 	Name    string // of the key; it is stored with what the key has wrapped
 }
@@ -57,24 +65,24 @@ func (k *Key) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
 
 // call makes one request. Its errors hold nothing of it.
 func (k *Key) call(ctx context.Context, operation string, q *message) (*message, error) {
-	body, err := json.Marshal(q)
-	defer clear(body)
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, k.Address+"/v1/transit/"+operation+"/"+k.Name, nil)
+	if err != nil || !safe(r.URL) {
+		return nil, errors.New("openbao: Address must be an https URL")
+	}
+	text, err := json.Marshal(q)
 	if err != nil {
 		return nil, err
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, k.Address+"/v1/transit/"+operation+"/"+k.Name, bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
+	r.Body, r.ContentLength = newBody(text), int64(len(text))
 	r.Header.Set("X-Vault-Token", k.Token)
-	w, err := http.DefaultClient.Do(r)
+	w, err := client.Do(r)
 	if err != nil {
 		return nil, err
 	}
 	defer w.Body.Close()
 
-	text, err := io.ReadAll(io.LimitReader(w.Body, maxAnswer))
-	defer clear(text)
+	answer, err := io.ReadAll(io.LimitReader(w.Body, maxAnswer))
+	defer clear(answer)
 	var a struct {
 		Data   message  `json:"data"`
 		Errors []string `json:"errors"`
@@ -82,7 +90,7 @@ func (k *Key) call(ctx context.Context, operation string, q *message) (*message,
 	switch {
 	case err != nil:
 		return nil, err
-	case json.Unmarshal(text, &a) != nil:
+	case json.Unmarshal(answer, &a) != nil:
 		return nil, fmt.Errorf("openbao: answer with status %d is no JSON", w.StatusCode)
 	case operation == "decrypt" && isWrongKey(a.Errors):
 		return nil, fmt.Errorf("%w: transit key %s", cardvault.ErrWrongKey, k.Name)
@@ -92,6 +100,37 @@ func (k *Key) call(ctx context.Context, operation string, q *message) (*message,
 		return nil, errors.New("openbao: empty answer")
 	}
 	return &a.Data, nil
+}
+
+// A body is wiped when it is closed: net/http may read it after Do has returned.
+type body struct {
+	mu   sync.Mutex // HTTP/2 may close it during a Read
+	left bytes.Reader
+	text []byte
+}
+
+func newBody(text []byte) *body {
+	return &body{left: *bytes.NewReader(text), text: text}
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.left.Read(p)
+}
+
+func (b *body) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	clear(b.text)
+	b.left.Reset(nil)
+	return nil
+}
+
+// safe reports whether nobody on the way reads what is sent to a URL.
+func safe(u *url.URL) bool {
+	host := u.Hostname()
+	return host != "" && (u.Scheme == "https" || u.Scheme == "http" && (host == "localhost" || net.ParseIP(host).IsLoopback()))
 }
 
 // isWrongKey reports whether a ciphertext was refused. The engine says so in words alone,

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cardvault/cardvault"
@@ -25,6 +26,47 @@ func TestKey(t *testing.T) {
 		}
 	}
 	keytest.Run(t, keytest.Harness{Open: open("cardvault"), Other: open("other")})
+}
+
+// TestNobodyElse: neither a redirect nor http over a network gets a key or the token.
+func TestNobodyElse(t *testing.T) {
+	var reached atomic.Bool
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		reached.Store(true)
+		transit(w, r)
+	}))
+	t.Cleanup(elsewhere.Close)
+	for _, status := range []int{http.StatusFound, http.StatusTemporaryRedirect, http.StatusPermanentRedirect} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, elsewhere.URL+r.URL.Path, status)
+		}))
+		t.Cleanup(server.Close)
+		k := &openbao.Key{Address: server.URL, Token: "token", Name: "cardvault"}
+		if _, err := k.Wrap(t.Context(), []byte("key"), nil); err == nil || reached.Load() {
+			t.Errorf("status %d: %v, followed: %v", status, err, reached.Load())
+		}
+	}
+
+	for _, address := range []string{"http://192.0.2.1:8200", "http://localhost.example", "ftp://127.0.0.1", "127.0.0.1:8200", "https:", ""} {
+		k := &openbao.Key{Address: address, Token: "token", Name: "cardvault"}
+		if _, err := k.Wrap(t.Context(), []byte("key"), nil); err == nil || !strings.Contains(err.Error(), "https") {
+			t.Errorf("address %q: %v", address, err)
+		}
+	}
+}
+
+// An answer may come before all of the request is sent. The race detector watches.
+func TestEarlyAnswer(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	t.Cleanup(server.Close)
+	k := &openbao.Key{Address: server.URL, Token: "token", Name: "cardvault"}
+	for range 20 {
+		if _, err := k.Wrap(t.Context(), make([]byte, 1<<20), nil); err == nil {
+			t.Fatal("a refusal is no error")
+		}
+	}
 }
 
 // transit answers as the engine does. Each name has a key.

@@ -18,6 +18,8 @@
 //	during 4       a placed order whose token would expire: [Shop.Recover] goes on
 //
 // What nobody comes back for expires: the token goes, and its event takes it out of the order.
+// A sink gets the events of all accounts, and takes only those of the shop: another account
+// may use the id of an order as a business key.
 package orders
 
 import (
@@ -53,14 +55,20 @@ const Schema = `CREATE TABLE IF NOT EXISTS orders (
 var ErrNoCard = errors.New("orders: order has no card")
 
 // A Sink writes tokens into the rows of their orders. It is made before the vault, as its
-// Options.Events.
-type Sink struct{ DB *pgxpool.Pool }
+// Options.Events, and gets its Account before Vault.Run or Vault.Drain is called.
+type Sink struct {
+	DB      *pgxpool.Pool
+	Account uuid.UUID // of the shop, from Vault.Account: the events of others change nothing
+}
 
 var _ cardvault.EventSink = (*Sink)(nil)
 
 // Event implements [cardvault.EventSink]. It does the same again for an event that comes again.
 // Of several cards for an order the last one counts, until the order is placed.
 func (s *Sink) Event(ctx context.Context, e *cardvault.Event) error {
+	if e.Account != s.Account {
+		return nil
+	}
 	if e.Type == receive.TokenDeleted {
 		_, err := s.DB.Exec(ctx, `UPDATE orders SET token = NULL, placed = placed AND kept WHERE token = $1`, e.TokenID)
 		return err
@@ -68,8 +76,12 @@ func (s *Sink) Event(ctx context.Context, e *cardvault.Event) error {
 	if e.Type != receive.TokenCreated || e.Token.ImportProvider != provider {
 		return nil
 	}
-	_, err := s.DB.Exec(ctx, `UPDATE orders SET token = $1, sequence = $2 WHERE id = $3 AND sequence < $2 AND NOT placed`,
-		e.TokenID, int64(e.Sequence), e.Token.BusinessKey)
+	order, err := uuid.Parse(e.Token.BusinessKey)
+	if err != nil {
+		return nil // it would be no order's if it came again
+	}
+	_, err = s.DB.Exec(ctx, `UPDATE orders SET token = $1, sequence = $2 WHERE id = $3 AND sequence < $2 AND NOT placed`,
+		e.TokenID, int64(e.Sequence), order)
 	return err
 }
 

@@ -108,11 +108,17 @@ func (w *world) process(live func(s *Shop)) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	v, err := cardvault.New(ctx, st, keys, &cardvault.Options{Mode: cardvault.Sandbox, Events: &forgetful{&Sink{db}, w}})
+	sink := &Sink{DB: db}
+	v, err := cardvault.New(ctx, st, keys, &cardvault.Options{Mode: cardvault.Sandbox, Events: &forgetful{sink, w}})
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	defer v.Close()
+	account, err := v.Account(ctx)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	sink.Account = account.ID
 	live(&Shop{db, v})
 }
 
@@ -222,7 +228,7 @@ func TestProvisional(t *testing.T) {
 		if last == first.ID {
 			t.Error("the first of two cards counts")
 		}
-		w.must((&Sink{s.DB}).Event(ctx, &cardvault.Event{Type: receive.TokenCreated, Sequence: 1, TokenID: first.ID, Token: first}))
+		w.must((&Sink{DB: s.DB}).Event(ctx, &cardvault.Event{Type: receive.TokenCreated, Sequence: 1, TokenID: first.ID, Token: first}))
 		if w.told(s, order) != last {
 			t.Error("an event that comes again counts")
 		}
@@ -258,6 +264,32 @@ func TestProvisional(t *testing.T) {
 		w.must(s.Vault.Drain(ctx))
 		if w.told(s, order) != final {
 			t.Error("a card that comes after an order is placed counts")
+		}
+	})
+}
+
+// TestStrangers: neither a card of another account under the id of an order nor one of the
+// shop under another business key gets into an order.
+func TestStrangers(t *testing.T) {
+	w, ctx := newWorld(t), t.Context()
+	w.process(func(s *Shop) {
+		order := uuid.New()
+		w.must(s.Order(ctx, order, 1999))
+		other, err := s.Vault.CreateAccount(ctx, "other", nil)
+		w.must(err)
+		_, err = (&Shop{s.DB, s.Vault.In(other.ID)}).TakeCard(ctx, order, 0, visa)
+		w.must(err)
+		_, err = s.Vault.Import(ctx, visa, &cardvault.ImportOptions{BusinessKey: "no order", ImportProvider: provider})
+		w.must(err)
+		w.must(s.Vault.Drain(ctx))
+
+		if err := s.Place(ctx, order); !errors.Is(err, ErrNoCard) {
+			t.Errorf("the card of a stranger is in the order: %v", err)
+		}
+		own, err := s.TakeCard(ctx, order, 0, visa)
+		w.must(err)
+		if w.told(s, order) != own.ID {
+			t.Error("the order does not have the card of the shop")
 		}
 	})
 }
