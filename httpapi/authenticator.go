@@ -49,8 +49,9 @@ type Principal struct {
 	Name string
 
 	// RateLimit bounds the requests of the principal, in place of Options.KeyRateLimit and
-	// within Options.RateLimit. It counts together with those of the keys of its chain, or
-	// of its name. If PerSecond is 0, it is Options.KeyRateLimit.
+	// within Options.RateLimit. Those of the keys of its chain, or of its name, count as one
+	// if they have the same limit. If PerSecond is 0, it is Options.KeyRateLimit. Who gives
+	// keys of one chain different limits lets it have their sum.
 	RateLimit RateLimit
 }
 

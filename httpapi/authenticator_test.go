@@ -138,7 +138,6 @@ func TestRateLimitOfPrincipal(t *testing.T) {
 		check("a limit that is none", answered("b", 5), 2)
 		own = httpapi.RateLimit{PerSecond: 0.1, Burst: 1}
 		check("a narrow one", answered("c", 5), 1)
-		check("a narrow one, after a wider", answered("b", 5), 0)
 		own = httpapi.RateLimit{PerSecond: 1000, Burst: 1000}
 		check("a wide one", answered("d", 20), 3)
 
@@ -148,6 +147,32 @@ func TestRateLimitOfPrincipal(t *testing.T) {
 			all += answered(strings.Repeat("x", i%60), 1)
 		}
 		check("many names", all, 10)
+	})
+}
+
+// Of one name or key chain, who has a narrow limit takes nothing from who has a wide one.
+func TestRateLimitsOfOneCaller(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, nil, nil)
+		account := r.account(t)
+		root := uuid.New()
+
+		for _, key := range []*cardvault.APIKey{nil, {ID: uuid.New(), Account: account.ID, Root: root}} {
+			h := newHandler(t, r.vault, &httpapi.Options{Authenticator: requester(func(q *http.Request) (*httpapi.Principal, error) {
+				p := &httpapi.Principal{Account: account, Key: key, Name: "shop", RateLimit: httpapi.RateLimit{PerSecond: 1000, Burst: 50}}
+				if q.Header.Get("Narrow") != "" {
+					p.RateLimit = httpapi.RateLimit{PerSecond: 0.1}
+				}
+				return p, nil
+			})})
+			for i := range 50 {
+				send(t, h, "GET", "/tokens", "").want(t, 403)
+				if a, want := send(t, h, "GET", "/tokens", "", "Narrow", "x"), []int{403, 429}[min(i, 1)]; a.status != want {
+					t.Fatalf("request %d of the narrow one is answered %d, want %d", i, a.status, want)
+				}
+			}
+			send(t, h, "GET", "/tokens", "").want(t, 429)
+		}
 	})
 }
 

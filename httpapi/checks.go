@@ -114,7 +114,7 @@ func (h *handler) authenticate(c *call) error {
 	if p.RateLimit.PerSecond > 0 {
 		limit = p.RateLimit
 	}
-	by := caller{accountKey: accountKey{account, p.root()}}
+	by := caller{accountKey: accountKey{account, p.root()}, limit: limit.withBurst()}
 	if p.Key == nil {
 		by.name = p.Name
 	}

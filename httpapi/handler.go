@@ -201,10 +201,12 @@ type handler struct {
 type accountKey struct{ account, key uuid.UUID }
 
 // A caller is whose requests count as those of one principal: the first key of a chain, or
-// a name, in an account.
+// a name, in an account, with one limit. Those of another limit have a bucket of their own,
+// so that a narrow limit takes nothing from a wide one.
 type caller struct {
 	accountKey
-	name string
+	name  string
+	limit RateLimit
 }
 
 // A sessionHash stands for the id of a session, which is a credential.

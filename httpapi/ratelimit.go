@@ -114,7 +114,7 @@ func (l *limiter[K]) bucket(limit RateLimit, key K) *bucket {
 		b.tokens += passed * limit.PerSecond
 		b.at = now
 	}
-	b.tokens = min(b.tokens, burst) // also if the limit was wider before
+	b.tokens = min(b.tokens, burst)
 	return b
 }
 
