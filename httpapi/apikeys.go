@@ -35,7 +35,7 @@ var createAPIKey = &endpoint{
 		k, err := c.vault.CreateAPIKey(c.ctx, label, scopes, &o)
 		switch {
 		case errors.Is(err, cardvault.ErrNotFound):
-			return unauthorized // its creator was revoked meanwhile, or is no key of the vault
+			return c.unauthorized // its creator was revoked meanwhile, or is no key of the vault
 		case err != nil:
 			return err
 		}

@@ -17,6 +17,8 @@ type call struct {
 	requestID string
 	buffers   *buffers // of body and answer
 
+	unauthorized *failure // of the handler
+
 	// What the checks find.
 	client    netip.Addr // zero if it is not known
 	pattern   string     // of the path; "" if no route has it

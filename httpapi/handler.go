@@ -253,7 +253,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 	b := pool.Get().(*buffers)
 	defer b.free()
-	c := call{ctx: ctx, request: r, requestID: requestID, buffers: b, answer: b.answer[:0], contentType: jsonType, header: header}
+	c := call{ctx: ctx, request: r, requestID: requestID, buffers: b, answer: b.answer[:0], contentType: jsonType, header: header, unauthorized: h.unauthorized}
 	err := h.serve(&c)
 	b.drop(r)
 

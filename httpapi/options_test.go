@@ -216,7 +216,7 @@ func TestRateLimitOfManyKeys(t *testing.T) {
 			opts.Authenticator = authenticator(func(_ context.Context, key string) (*httpapi.Principal, error) {
 				var id uuid.UUID
 				copy(id[:], key)
-				return &httpapi.Principal{Key: &cardvault.APIKey{ID: id}, Account: &cardvault.Account{ID: id}}, nil
+				return &httpapi.Principal{Key: &cardvault.APIKey{ID: id, Account: id}, Account: &cardvault.Account{ID: id}}, nil
 			})
 			h := newHandler(t, r.vault, opts)
 			get := func(key string) int { return send(t, h, "GET", "/tokens", "", "X-Api-Key", key).status }
@@ -335,11 +335,14 @@ func TestCreatorOfAPIKey(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			return &httpapi.Principal{Key: &cardvault.APIKey{ID: test.id, Scopes: cardvault.AllScopes()}, Account: account}, nil
-		})})
+			return &httpapi.Principal{Key: &cardvault.APIKey{ID: test.id, Account: account.ID, Scopes: cardvault.AllScopes()}, Account: account}, nil
+		}), Challenge: "Bearer"})
 		a := send(t, h, "POST", "/api-keys", `{"label":"l","scopes":["tokens:read"]}`, "X-Api-Key", "x")
 		if a.status != test.status {
 			t.Errorf("%s: %d %s", test.name, a.status, a.body)
+		}
+		if got := a.header.Get("WWW-Authenticate"); test.status == 401 && got != "Bearer" {
+			t.Errorf("%s: the challenge is %q", test.name, got)
 		}
 	}
 }
