@@ -74,7 +74,7 @@ func TestKeysNeedAKey(t *testing.T) {
 	send(t, h, "GET", "/tokens", "", "X-Api-Key", "x").want(t, 200)
 
 	// One that ends gets keys that end with it.
-	key = &cardvault.APIKey{ID: r.principal.ID, Scopes: cardvault.AllScopes(), ExpiresAt: ends}
+	key = &cardvault.APIKey{ID: r.principal.ID, Account: account.ID, Scopes: cardvault.AllScopes(), ExpiresAt: ends}
 	a := send(t, h, "POST", "/api-keys", body, "X-Api-Key", "x")
 	a.want(t, 200)
 	if got := a.member(t, "expires_at"); !strings.HasPrefix(got, ends.Format("2006-01-02T15:04:05")) {

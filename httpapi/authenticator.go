@@ -35,7 +35,7 @@ type Principal struct {
 	Account *cardvault.Account
 
 	// Key is the API key of the vault by which the principal was authenticated. If nil,
-	// it was by none, and the principal cannot manage API keys.
+	// it was by none, and the principal cannot manage API keys. It must be of Account.
 	Key *cardvault.APIKey
 
 	// Scopes are what a principal without Key may do. One with Key has those of the key.
@@ -66,10 +66,12 @@ func (p *Principal) has(s cardvault.Scope) bool {
 // check returns what is wrong with a principal that an Authenticator gave.
 func (p *Principal) check() error {
 	switch {
-	case p == nil || p.Account == nil:
-		return errors.New("httpapi: the Authenticator returned neither an error nor a Principal with an Account")
+	case p == nil || p.Account == nil || p.Account.ID == uuid.Nil:
+		return errors.New("httpapi: the Authenticator returned neither an error nor a Principal with an Account that has an ID")
 	case p.Key != nil && p.Key.ID == uuid.Nil:
 		return errors.New("httpapi: the Authenticator returned a Principal whose Key has no ID: leave Key nil")
+	case p.Key != nil && p.Key.Account != p.Account.ID:
+		return errors.New("httpapi: the Authenticator returned a Principal whose Key is of another Account")
 	case len(p.Name) > 64 || slices.ContainsFunc([]byte(p.Name), func(c byte) bool { return c < ' ' || c > '~' }):
 		return errors.New("httpapi: the Authenticator returned a Principal whose Name is not at most 64 printable ASCII characters")
 	case !p.RateLimit.valid():

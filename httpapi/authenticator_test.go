@@ -70,7 +70,9 @@ func TestBadPrincipals(t *testing.T) {
 	for name, p := range map[string]*httpapi.Principal{
 		"none":           nil,
 		"no account":     {Scopes: cardvault.AllScopes()},
-		"key without id": {Account: account, Key: &cardvault.APIKey{Scopes: cardvault.AllScopes()}},
+		"zero account":   {Account: &cardvault.Account{}, Scopes: cardvault.AllScopes()},
+		"key of another": {Account: account, Key: &cardvault.APIKey{ID: uuid.New(), Account: uuid.New(), Scopes: cardvault.AllScopes()}},
+		"key without id": {Account: account, Key: &cardvault.APIKey{Account: account.ID, Scopes: cardvault.AllScopes()}},
 		"long name":      {Account: account, Scopes: cardvault.AllScopes(), Name: strings.Repeat("x", 65)},
 		"bad name":       {Account: account, Scopes: cardvault.AllScopes(), Name: "a\nb"},
 		"negative limit": {Account: account, Scopes: cardvault.AllScopes(), RateLimit: httpapi.RateLimit{PerSecond: -1}},
