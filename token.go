@@ -219,13 +219,14 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (_ *Tok
 		return nil, err
 	}
 
-	return ledger.Retry(ctx, func() (*Token, error) { return v.importCard(ctx, c, opts) })
+	r := replay.Request{Operation: opImport, Key: opts.IdempotencyKey, Body: func() []byte { return opts.canonical(c) }}.At(ctx)
+	return ledger.Retry(ctx, func() (*Token, error) { return v.importCard(ctx, c, opts, r) })
 }
 
 // importCard is Import of a card that was checked. It returns store.ErrConflict or
 // ledger.ErrAgain if the same call, or a change of webhooks, was faster.
-func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions) (*Token, error) {
-	call, answer, err := v.calls.BeginKeyed(ctx, v.rows, replay.Request{Operation: opImport, Key: opts.IdempotencyKey, Body: func() []byte { return opts.canonical(c) }})
+func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions, r replay.Request) (*Token, error) {
+	call, answer, err := v.calls.BeginKeyed(ctx, v.rows, r)
 	if answer != nil && err == nil {
 		return v.decodeAnswer(answer) // whoever repeats the request knew the number
 	}

@@ -1,12 +1,18 @@
 package replay
 
-import "context"
+import (
+	"context"
+	"sync/atomic"
+)
 
 // A Border is a call as package httpapi has received it. It is the one thing about a call
-// that comes with its context.
+// that comes with its context, and it is of the first call under a key alone: what that
+// calls has the context too.
 type Border struct {
 	Request  func() []byte // what must be the same in a repetition, in place of the arguments
 	Replayed bool          // set by the call: an answer or refusal that was kept is returned
+
+	taken atomic.Bool
 }
 
 type borderKey struct{}
@@ -16,7 +22,12 @@ func WithBorder(ctx context.Context, b *Border) context.Context {
 	return context.WithValue(ctx, borderKey{}, b)
 }
 
-func borderOf(ctx context.Context) *Border {
+// At returns r with the Border of a context, if that is of no other call. A call takes it
+// once, however often it tries.
+func (r Request) At(ctx context.Context) Request {
 	b, _ := ctx.Value(borderKey{}).(*Border)
-	return b
+	if b != nil && r.Key != "" && b.taken.CompareAndSwap(false, true) {
+		r.border = b
+	}
+	return r
 }

@@ -13,6 +13,7 @@ import (
 // before under its key, Once calls again with the answer that was kept. Without a key first
 // gets a nil Call. A call that was refused is refused as Config.Refused says.
 func Once[T any](ctx context.Context, c *Calls, rows ledger.Account, r Request, again func(answer []byte) (T, error), first func(*Call) (T, error)) (T, error) {
+	r = r.At(ctx)
 	return ledger.Retry(ctx, func() (T, error) {
 		var none T
 		call, answer, err := c.BeginKeyed(ctx, rows, r)
@@ -31,7 +32,7 @@ func Once[T any](ctx context.Context, c *Calls, rows ledger.Account, r Request, 
 	})
 }
 
-// BeginKeyed is Begin for a call that may have no key, and that may come with a Border. It
+// BeginKeyed is Begin for a call that may have no key, and whose Request may have a Border. It
 // returns nil without a key, and the error of a refusal that was kept.
 func (c *Calls) BeginKeyed(ctx context.Context, rows ledger.Account, r Request) (*Call, []byte, error) {
 	if r.Key == "" {
@@ -41,7 +42,7 @@ func (c *Calls) BeginKeyed(ctx context.Context, rows ledger.Account, r Request) 
 		return nil, nil, err
 	}
 
-	border := borderOf(ctx)
+	border := r.border
 	body := []byte(nil)
 	if border == nil && r.Body != nil {
 		body = r.Body()

@@ -66,6 +66,8 @@ type Request struct {
 	Key       string        // "" for none
 	Body      func() []byte // must be the same in a repetition; it is not kept, and behind a function, which shows nothing
 	Root      uuid.UUID     // whose mistakes count together; set by Once and BeginKeyed
+
+	border *Border // nil for none; set by At
 }
 
 // An Answer is the result of an earlier call under the same key.

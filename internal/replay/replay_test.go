@@ -1,6 +1,7 @@
 package replay_test
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"testing"
@@ -33,7 +34,8 @@ type bench struct {
 func inBench(t *testing.T, f func(b *bench)) {
 	bubble.Test(t, func(t *testing.T) {
 		l := ledgertest.New(t, ledger.Families{kindAnswer: {Parent: kindThing}})
-		calls := replay.New(replay.Config{Keys: kindKey, Answers: kindAnswer, Mistakes: kindMistakes, Keep: time.Hour, Log: slog.New(slog.DiscardHandler)})
+		calls := replay.New(replay.Config{Keys: kindKey, Answers: kindAnswer, Mistakes: kindMistakes, Keep: time.Hour, Log: slog.New(slog.DiscardHandler),
+			Check: func(string) error { return nil }, Root: func(context.Context) uuid.UUID { return uuid.Nil }})
 		f(&bench{t, l.In(l.First), calls})
 	})
 }
@@ -100,6 +102,27 @@ func TestAnswer(t *testing.T) {
 		time.Sleep(time.Hour)
 		if err := b.make(b.begun(), b.row()); err != nil {
 			b.Error("once the key has lapsed:", err)
+		}
+	})
+}
+
+// What a call calls with its context is another call, even under the same key.
+func TestBorderIsOfOneCall(t *testing.T) {
+	inBench(t, func(b *bench) {
+		border := &replay.Border{Request: func() []byte { return []byte("request") }}
+		ctx := replay.WithBorder(b.Context(), border)
+		once := func(body string) error {
+			r := replay.Request{Operation: opMake, Key: "key", Body: func() []byte { return []byte(body) }}
+			again := func([]byte) (uuid.UUID, error) { return uuid.Nil, nil }
+			_, err := replay.Once(ctx, b.calls, b.Account, r, again, func(c *replay.Call) (uuid.UUID, error) { row := b.row(); return row, b.make(c, row) })
+			return err
+		}
+
+		if err := once("alice"); err != nil {
+			b.Fatal(err)
+		}
+		if err := once("bob"); !errors.Is(err, replay.ErrReused) || border.Replayed {
+			b.Errorf("another call: %v, replayed %t", err, border.Replayed)
 		}
 	})
 }
