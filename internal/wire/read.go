@@ -1,10 +1,12 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"reflect"
 	"slices"
 	"time"
@@ -16,7 +18,7 @@ import (
 // Limits of what is read.
 const (
 	MaxSize  = 16 << 20 // bytes of an object; those of a page of 500 tokens are under 4 MiB
-	MaxItems = 1000     // of a list
+	MaxItems = 1000     // of a list, and members of an object
 	MaxInt   = 1<<53 - 1
 )
 
@@ -41,11 +43,66 @@ func Read(what string, data []byte, v any) error {
 	return nil
 }
 
-func readStruct(data []byte, to reflect.Value) error {
-	var given map[string]json.RawMessage
-	if err := json.Unmarshal(data, &given); err != nil || given == nil {
-		return errors.New("is not an object")
+var (
+	errMalformed = errors.New("is not what it should be")
+	errTooMany   = fmt.Errorf("has more than %d items", MaxItems)
+)
+
+// partsOf calls each with the values of a list or an object, and with the names of members.
+// It stops after MaxItems, so that no more of a text is kept than that.
+func partsOf(data []byte, opening, closing json.Delim, each func(name string, value json.RawMessage)) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	if t, err := d.Token(); err != nil || t != opening {
+		return errMalformed
 	}
+
+	for n := 0; d.More(); n++ {
+		if n == MaxItems {
+			return errTooMany
+		}
+		name := ""
+		if opening == '{' {
+			t, err := d.Token()
+			if err != nil {
+				return errMalformed
+			}
+			name, _ = t.(string) // the Decoder takes nothing else
+		}
+		var value json.RawMessage
+		if d.Decode(&value) != nil {
+			return errMalformed
+		}
+		each(name, value)
+	}
+
+	if t, err := d.Token(); err != nil || t != closing {
+		return errMalformed
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return errMalformed
+	}
+	return nil
+}
+
+// objectOf returns the members of an object.
+func objectOf(data []byte) (map[string]json.RawMessage, error) {
+	given := map[string]json.RawMessage{}
+	err := partsOf(data, '{', '}', func(name string, value json.RawMessage) { given[name] = value })
+	if err == errMalformed {
+		return nil, isNot("an object")
+	}
+	return given, err
+}
+
+func readStruct(data []byte, to reflect.Value) error {
+	given, err := objectOf(data)
+	if err != nil {
+		return err
+	}
+	return readMembers(given, to)
+}
+
+func readMembers(given map[string]json.RawMessage, to reflect.Value) error {
 	all := membersOf(to.Type())
 	for i := range all {
 		m := &all[i]
@@ -119,16 +176,16 @@ func (m *member) readFlag(value []byte, to reflect.Value) error {
 
 // readPointer leaves a pointer nil where an object stands for that.
 func (m *member) readPointer(value []byte, to, in reflect.Value) error {
-	var given map[string]json.RawMessage
-	if json.Unmarshal(value, &given) != nil || given == nil {
-		return isNot("an object")
+	given, err := objectOf(value)
+	if err != nil {
+		return err
 	}
 	if len(given) == 0 && m.absent == "{}" {
 		return nil
 	}
 
 	p := reflect.New(to.Type().Elem())
-	if err := readStruct(value, p.Elem()); err != nil {
+	if err := readMembers(given, p.Elem()); err != nil {
 		return err
 	}
 	if m.idOf >= 0 {
@@ -143,11 +200,12 @@ func (m *member) readPointer(value []byte, to, in reflect.Value) error {
 
 func readList(value []byte, to reflect.Value) error {
 	var given []json.RawMessage
-	if json.Unmarshal(value, &given) != nil {
+	err := partsOf(value, '[', ']', func(_ string, item json.RawMessage) { given = append(given, item) })
+	switch {
+	case err == errMalformed:
 		return isNot("a list")
-	}
-	if len(given) > MaxItems {
-		return fmt.Errorf("has more than %d items", MaxItems)
+	case err != nil:
+		return err
 	}
 
 	to.Set(reflect.MakeSlice(to.Type(), len(given), len(given)))

@@ -289,7 +289,7 @@ func (m *member) appendFlag(b []byte, is bool) []byte {
 	return AppendString(b, m.words[0])
 }
 
-// appendList appends a list of strings, ids, structs or pointers to structs.
+// appendList appends a list of strings, ids, structs or pointers to structs, null for nil.
 func appendList(b []byte, items reflect.Value) []byte {
 	b = append(b, '[')
 	for i := range items.Len() {
@@ -302,10 +302,15 @@ func appendList(b []byte, items reflect.Value) []byte {
 		case idKind:
 			b = appendID(b, *item.Addr().Interface().(*uuid.UUID))
 		case pointerKind:
+			if item.IsNil() {
+				b = append(b, "null"...)
+				continue
+			}
 			b = appendStruct(b, item.Elem())
 		default:
 			b = appendStruct(b, item)
 		}
 	}
+
 	return append(b, ']')
 }

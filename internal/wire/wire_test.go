@@ -16,6 +16,31 @@ import (
 	"github.com/google/uuid"
 )
 
+// A list or an object with too many parts is refused before all of it is kept.
+func TestReadLong(t *testing.T) {
+	for name, text := range map[string]string{
+		"a list":   `{"texts":[` + strings.Repeat("0,", 1<<20) + `0]}`,
+		"a struct": `{` + strings.Repeat(`"a":0,`, 1<<20) + `"b":0}`,
+		"a member": `{"reason":{` + strings.Repeat(`"a":0,`, 1<<20) + `"b":0}}`,
+	} {
+		allocs := testing.AllocsPerRun(1, func() {
+			if err := wire.Read("shapes", []byte(text), new(shapes)); err == nil {
+				t.Errorf("%s is read", name)
+			}
+		})
+		if allocs > 20*wire.MaxItems {
+			t.Errorf("%s: %.0f allocations", name, allocs)
+		}
+	}
+}
+
+// An item that is not there is null.
+func TestAppendNil(t *testing.T) {
+	if got := string(wire.Append(nil, &wire.Page[*other]{Items: []*other{nil, {}}})); !strings.HasPrefix(got, `{"data":[null,{`) {
+		t.Error(got)
+	}
+}
+
 // A string reads as what it was, but for bytes that are no UTF-8.
 func FuzzAppendString(f *testing.F) {
 	for _, s := range []string{"", "plain", `"\/`, "\x00\x1f\x7f", "Zoë 日本 🙂", "<>&\u2028", "\xff\xc3", "\ufeff"} {
