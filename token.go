@@ -33,7 +33,8 @@ import (
 )
 
 // A Token stands for a stored card: chapter 2.1 of the interface document.
-// Text that is "" and times that are zero are absent.
+// Text that is "" and times that are zero are absent. Its JSON is that of the REST surface and
+// has the cardholder's name and the fingerprint: do not log it.
 type Token struct {
 	ID             uuid.UUID `wire:"id"` // version 4
 	CardholderName card.Name `wire:"cardholder_name"`

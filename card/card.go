@@ -69,7 +69,8 @@ type SecurityCode struct{ hidden }
 func NewSecurityCode(digits []byte) SecurityCode { return SecurityCode{hiding.New(digits)} }
 
 // A Name is the name of a cardholder, in UTF-8. However it is printed, logged
-// or encoded, nothing of it shows. The zero value is no name.
+// or encoded, nothing of it shows, except in the JSON of a cardvault.Token. The zero
+// value is no name.
 type Name struct{ hidden }
 
 // NewName returns a Name of a copy of text, unchecked like those of NewPAN.
