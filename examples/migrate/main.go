@@ -7,8 +7,8 @@
 // is imported again under the same idempotency keys, which makes no second token. That holds
 // while the vault keeps them: start again within its Options.IdempotencyTTL.
 //
-// A key is 1 to 64 letters, digits, dots, underscores and hyphens with fewer than 12 digits,
-// and belongs to one card. What is no key is refused and not written: it may be a card number.
+// A key is 1 to 64 letters, digits, dots, underscores and hyphens, with fewer than 12 digits
+// or a letter among them, and belongs to one card. What is no key is refused and not written: it may be a card number.
 //
 //	go run ./examples/migrate -vault DIR cards.csv tokens.csv
 package main
@@ -181,15 +181,17 @@ func importLine(ctx context.Context, v *cardvault.Vault, line []byte, number int
 
 // isKey reports whether text may be written to the output: no card number can be in it.
 func isKey(text []byte) bool {
-	digits := 0
+	digits, letters := 0, 0
 	for _, b := range text {
 		switch {
 		case '0' <= b && b <= '9':
 			digits++
-		case 'a' <= b && b <= 'z', 'A' <= b && b <= 'Z', b == '.', b == '_', b == '-':
+		case 'a' <= b && b <= 'z', 'A' <= b && b <= 'Z':
+			letters++
+		case b == '.', b == '_', b == '-':
 		default:
 			return false
 		}
 	}
-	return 0 < len(text) && len(text) <= 64 && digits < 12
+	return 0 < len(text) && len(text) <= 64 && (digits < 12 || letters > 0)
 }

@@ -98,9 +98,9 @@ func TestRefused(t *testing.T) {
 	const visa = ",4242424242424242,12,2090,A"
 	long := strings.Repeat("k", 64)
 	out := run("twice,4111111111111111,12,2090,A", "4242424242424242,twice,12,2090,A", "4242-4242-4242"+visa, "4242 4242"+visa,
-		visa, long+"k"+visa, "a;b"+visa, "A_b.1-2345678901"+visa, long+visa)
+		visa, long+"k"+visa, "a;b"+visa, "A_b.1-2345678901"+visa, long+visa, "0b6d6a0e-3a4e-4c0b-8f0e-1d2c3b4a5968"+visa)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	if len(lines) != 9 || lines[0] != "twice,refused: the key belongs to another card" {
+	if len(lines) != 10 || lines[0] != "twice,refused: the key belongs to another card" {
 		t.Fatalf("lines are %q", lines)
 	}
 	for i, line := range lines[1:7] {
