@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -393,10 +394,10 @@ func vaultOn(t testing.TB, s store.Store, opts *cardvault.Options) *cardvault.Va
 // Work that nobody runs is told once.
 func TestWarnsWithoutRun(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		var log strings.Builder
+		var log lines
 		v := vaulttest.NewWith(t, &cardvault.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		tokenize(t, v, 1*time.Second)
-		if log.Len() > 0 {
+		if log.String() != "" {
 			t.Errorf("warned at once: %s", log.String())
 		}
 		until(t, time.Now().Add(time.Hour))
@@ -406,6 +407,24 @@ func TestWarnsWithoutRun(t *testing.T) {
 			t.Errorf("%d warnings, want 1: %s", n, log.String())
 		}
 	})
+}
+
+// lines are what was logged, by any goroutine.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 // A store that fails is asked again until it answers.
