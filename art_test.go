@@ -336,11 +336,11 @@ func TestDamagedCardArt(t *testing.T) {
 			},
 		} {
 			before := l.storedArt(art, part(0), part(1))
-			l.must(l.store.Store.Update(l.Context(), damage))
+			l.must(l.store.on().Update(l.Context(), damage))
 			if got, err := l.CardArt(l.Context(), art); !errors.Is(err, cardvault.ErrDamaged) || got != nil {
 				t.Errorf("%s: %v, %v", what, got, err)
 			}
-			l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) error {
+			l.must(l.store.on().Update(l.Context(), func(tx store.Tx) error {
 				tx.Delete(kindCardArt, art)
 				for i := range 3 {
 					tx.Delete(kindCardArtPart, part(i))

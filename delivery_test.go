@@ -313,8 +313,8 @@ func (tx *ledgerTx) Delete(kind store.Kind, id uuid.UUID) { tx.tx.Delete(kind, i
 
 // keepBooks has l know what is stored from now on.
 func (l *lab) keepBooks() *ledger {
-	books := &ledger{Store: l.store.Store, keys: map[store.Kind]map[uuid.UUID]bool{}}
-	l.store.Store = books
+	books := &ledger{Store: l.store.on(), keys: map[store.Kind]map[uuid.UUID]bool{}}
+	l.store.rests(books)
 	return books
 }
 
@@ -330,7 +330,7 @@ func (l *lab) keepBooksWithout(hook *cardvault.Webhook) *ledger {
 // were begun, by id.
 func (l *lab) stored(kind store.Kind) (all []*store.Record) {
 	l.Helper()
-	s := l.store.Store.(*ledger)
+	s := l.store.on().(*ledger)
 	s.mu.Lock()
 	ids := slices.Collect(maps.Keys(s.keys[kind]))
 	s.mu.Unlock()
@@ -1599,7 +1599,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 				l.drain()
 				session, err := l.RefreshSession(l.Context(), id, nil)
 				l.must(err)
-				l.store.Store = lateAfter(l.store.Store, n+1, func() { patch(l, id, "new") })
+				l.store.rests(lateAfter(l.store.on(), n+1, func() { patch(l, id, "new") }))
 				_, err = l.RefreshSecurityCode(l.Context(), session.ID, card.NewSecurityCode([]byte("123")))
 				l.must(err)
 				l.drain()
@@ -1614,11 +1614,11 @@ func TestLastEventIsTheLast(t *testing.T) {
 			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 				id := l.imports(visa)
 				l.drain()
-				l.store.Store = lateAfter(l.store.Store, n+1, func() {
-					l.store.Store = l.store.Store.(*late).Store
+				l.store.rests(lateAfter(l.store.on(), n+1, func() {
+					l.store.rests(l.store.on().(*late).Store)
 					patch(l, id, "new")
 					l.drain()
-				})
+				}))
 				l.must(l.Vault.Delete(l.Context(), id))
 				l.drain()
 				told(t, post, id, "", "new", "deleted")
@@ -2289,7 +2289,7 @@ func TestDamagedDeliveriesAreSetAside(t *testing.T) {
 func TestQueueIsMissing(t *testing.T) {
 	for what, lose := range map[string]func(l *lab, lost func()){
 		"before":    func(_ *lab, lost func()) { lost() },
-		"meanwhile": func(l *lab, lost func()) { l.store.Store = lateAfter(l.store.Store, 3, lost) },
+		"meanwhile": func(l *lab, lost func()) { l.store.rests(lateAfter(l.store.on(), 3, lost)) },
 	} {
 		t.Run(what, func(t *testing.T) {
 			inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
@@ -2347,7 +2347,7 @@ func TestManyDamagedDeliveries(t *testing.T) {
 		}
 		for from := uuid.Nil; ; {
 			var some []*store.Record
-			l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) (err error) {
+			l.must(l.store.on().Update(l.Context(), func(tx store.Tx) (err error) {
 				some, err = tx.Scan(kindDelivery, from, 100)
 				for _, r := range some {
 					r.Version++
@@ -2362,8 +2362,8 @@ func TestManyDamagedDeliveries(t *testing.T) {
 			from = some[len(some)-1].ID
 		}
 		id := l.imports(visa)
-		s := &reckoner{Store: l.store.Store}
-		l.store.Store = s
+		s := &reckoner{Store: l.store.on()}
+		l.store.rests(s)
 		l.try(l.Drain(l.Context()))
 		if s.most > 1100 {
 			t.Errorf("an Update listed up to %d records", s.most)

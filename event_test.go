@@ -201,8 +201,8 @@ func TestLapsedWhereStorageIsFull(t *testing.T) {
 		id := dying(l, 60)
 		kept := l.imports(visa)
 		l.drain()
-		s := &cramped{Store: l.store.Store, full: true}
-		l.store.Store = s
+		s := &cramped{Store: l.store.on(), full: true}
+		l.store.rests(s)
 		l.run(func() {
 			l.pass(2 * time.Minute)
 			l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
@@ -247,8 +247,8 @@ func TestLapsedWhileOneRegisters(t *testing.T) {
 		_, err = l.open().In(a.ID).CreateWebhook(l.Context(), "https://theirs.example/", nil)
 		l.must(err)
 		l.pass(5 * time.Minute)
-		s := &cramped{Store: l.store.Store}
-		l.store.Store = s
+		s := &cramped{Store: l.store.on()}
+		l.store.rests(s)
 		post.forget()
 		l.drain()
 		if n := s.puts[kindDelivery] - len(post.took(url)) - len(post.took("https://theirs.example/")); n != tokens+1 {
@@ -275,7 +275,7 @@ func TestEventsOfALife(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		l.net.ineligible = nil
 		secrets := []string{secretNumber, secretName, secretCode}
-		l.store.Store = storetest.Canary(t, l.store.Store, []byte(secretNumber), []byte(secretName), []byte(secretCode))
+		l.store.rests(storetest.Canary(t, l.store.on(), []byte(secretNumber), []byte(secretName), []byte(secretCode)))
 		var id uuid.UUID
 		l.run(func() {
 			id = l.imports(secretCard())
@@ -740,8 +740,8 @@ func TestEventsCostLittle(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		l.imports(visa)
 		l.drain()
-		s := &cramped{Store: l.store.Store}
-		l.store.Store = s
+		s := &cramped{Store: l.store.on()}
+		l.store.rests(s)
 		var updates atomic.Int64
 		l.store.hook(func() error { updates.Add(1); return nil })
 		l.crowd(events, visa)

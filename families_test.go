@@ -98,7 +98,7 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 		inLab(t, nil, func(l *lab) {
 			id := dying(l, 60)
 			refresh(l.Context(), l.Vault, id)
-			l.store.Store = &cramped{Store: l.store.Store, full: true}
+			l.store.rests(&cramped{Store: l.store.on(), full: true})
 			l.pass(2 * time.Minute)
 			l.drain()
 			l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {

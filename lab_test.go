@@ -239,12 +239,32 @@ func configurationError(code string) error {
 // A frail is a store whose Updates fail when it is told to: undone, or done all
 // the same.
 type frail struct {
-	store.Store
 	mu   sync.Mutex
+	base store.Store
 	fail func() error // of each Update
 	done bool
 	then func() // after each Update that was done, if set
 }
+
+// on returns the store that s rests on.
+func (s *frail) on() store.Store {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.base
+}
+
+// rests has s rest on another store from now on.
+func (s *frail) rests(on store.Store) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.base = on
+}
+
+func (s *frail) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.on().View(ctx, fn)
+}
+
+func (s *frail) Close() error { return s.on().Close() }
 
 func (s *frail) Update(ctx context.Context, fn func(store.Tx) error) error {
 	s.mu.Lock()
@@ -257,7 +277,7 @@ func (s *frail) Update(ctx context.Context, fn func(store.Tx) error) error {
 	if fail != nil && !done {
 		return fail
 	}
-	if err := s.Store.Update(ctx, fn); err != nil {
+	if err := s.on().Update(ctx, fn); err != nil {
 		return err
 	}
 	if then != nil {
@@ -294,7 +314,7 @@ type lab struct {
 func inLab(t *testing.T, opts *cardvault.Options, f func(l *lab)) {
 	t.Helper()
 	bubble.Test(t, func(t *testing.T) {
-		l := &lab{TB: t, net: new(scripted), store: &frail{Store: memstore.New()}}
+		l := &lab{TB: t, net: new(scripted), store: &frail{base: memstore.New()}}
 		l.opts.Mode = cardvault.Sandbox
 		if opts != nil {
 			l.opts = *opts
@@ -532,7 +552,7 @@ const (
 // spoil damages n records of a kind that are due some time and are chosen.
 func (l *lab) spoil(kind store.Kind, choose func(*store.Record) bool, n int) {
 	l.Helper()
-	l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) error {
+	l.must(l.store.on().Update(l.Context(), func(tx store.Tx) error {
 		due, err := tx.Due(kind, store.AllShards, time.Now().AddDate(10, 0, 0), 10_000)
 		for _, r := range due {
 			if n > 0 && choose(r) {

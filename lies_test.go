@@ -40,7 +40,7 @@ func inShop(t *testing.T, s store.Store, f func(s *shop)) {
 	liar := storetest.Liar(s)
 	outside := bubble.Outside(t, liar)
 	bubble.Test(t, func(t *testing.T) {
-		l := &lab{TB: t, net: &scripted{shared: true}, store: &frail{Store: outside}}
+		l := &lab{TB: t, net: &scripted{shared: true}, store: &frail{base: outside}}
 		l.opts = cardvault.Options{Mode: cardvault.Sandbox, Network: l.net, Webhooks: &post{t: t}}
 		l.Vault = l.open()
 		s := &shop{lab: l, liar: liar}
@@ -383,7 +383,7 @@ func TestRunDoesNotSpin(t *testing.T) {
 	for _, lie := range []storetest.Lie{0, storetest.NextEarlier, storetest.NotDue, storetest.Dressed} {
 		bubble.Test(t, func(t *testing.T) {
 			s := &spinner{Store: storetest.Liar(memstore.New())}
-			l := &lab{TB: t, net: new(scripted), store: &frail{Store: s}}
+			l := &lab{TB: t, net: new(scripted), store: &frail{base: s}}
 			l.opts = cardvault.Options{Mode: cardvault.Sandbox, Network: l.net}
 			l.Vault = l.open()
 			l.imports(visa)

@@ -20,8 +20,8 @@ import (
 // of the one that works costs a write in four seconds.
 func TestSinkProcessDies(t *testing.T) {
 	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
-		puts := &counting{Store: l.store.Store, kind: kindSinkQueue}
-		mortal := &frail{Store: puts}
+		puts := &counting{Store: l.store.on(), kind: kindSinkQueue}
+		mortal := &frail{base: puts}
 		v := l.on(mortal)
 		ctx, stop := context.WithCancel(l.Context())
 		var running sync.WaitGroup
@@ -279,8 +279,8 @@ func (s *misfiled) Update(ctx context.Context, fn func(store.Tx) error) error {
 // are in the log.
 func TestDeliveriesBehindALongLog(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, _ *cardvault.Webhook) {
-		s := &misfiled{Store: l.store.Store}
-		l.store.Store = s
+		s := &misfiled{Store: l.store.on()}
+		l.store.rests(s)
 		for range 1200 {
 			l.imports(visa)
 		}
@@ -338,17 +338,17 @@ func TestRetriesBesideALostDelivery(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, _ *cardvault.Webhook) {
 		const n = 20
 		lost := notYet(l, post, n)[0].ID
-		books := l.store.Store
+		books := l.store.on()
 		s := &losing{Store: books, kind: kindDelivery}
 		s.id.Store(&lost)
-		l.store.Store = s
+		l.store.rests(s)
 		l.run(func() { l.pass(time.Hour) })
 		if got := len(post.took(url)); got != n-1 {
 			t.Errorf("%d deliveries have arrived, want %d", got, n-1)
 		}
 
 		l.run(func() { l.pass(9 * 24 * time.Hour) })
-		l.store.Store = books
+		l.store.rests(books)
 		if left := l.stored(kindDelivery); len(left) != 1 || left[0].ID != lost {
 			t.Errorf("%d deliveries are in the log for more than a week", len(left)-1)
 		}
@@ -372,8 +372,8 @@ func TestRetriesBehindDamagedDeliveries(t *testing.T) {
 				return nil
 			}))
 		}
-		s := &dueCounting{Store: l.store.Store}
-		l.store.Store = s
+		s := &dueCounting{Store: l.store.on()}
+		l.store.rests(s)
 		l.pass(time.Minute)
 		l.run(func() { l.pass(10 * time.Second) })
 		if got := len(post.took(url)); got != n-damaged {
@@ -417,12 +417,12 @@ func TestPastBesideALostOne(t *testing.T) {
 		}
 		l.drain()
 		lost := l.stored(kindPast)[0].ID
-		s := &losing{Store: l.store.Store, kind: kindPast}
+		s := &losing{Store: l.store.on(), kind: kindPast}
 		s.id.Store(&lost)
-		books := l.store.Store
-		l.store.Store = s
+		books := l.store.on()
+		l.store.rests(s)
 		l.run(func() { l.pass(9 * 24 * time.Hour) })
-		l.store.Store = books
+		l.store.rests(books)
 		if left := l.stored(kindPast); len(left) != 1 || left[0].ID != lost {
 			t.Errorf("%d past states are left, want 1", len(left))
 		}

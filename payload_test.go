@@ -550,13 +550,13 @@ func TestBadSessionKeys(t *testing.T) {
 	})
 	state := memstore.New() // of both bubbles
 	inLab(t, nil, func(l *lab) {
-		l.store.Store = state
+		l.store.rests(state)
 		l.Vault = l.open()
 		l.pass(365 * 24 * time.Hour)
 		l.session(nil)
 	})
 	inLab(t, nil, func(l *lab) {
-		l.store.Store = state
+		l.store.rests(state)
 		l.Vault = l.open()
 		id, first := l.session(nil)
 		l.completes(id, encrypts(l, first, entered, nil))

@@ -57,7 +57,7 @@ func TestQuotaOfLapsed(t *testing.T) {
 // no more.
 func TestQuotaOfMany(t *testing.T) {
 	const limit = 9000
-	l := &lab{TB: t, net: new(scripted), store: &frail{Store: memstore.New()}}
+	l := &lab{TB: t, net: new(scripted), store: &frail{base: memstore.New()}}
 	l.opts = cardvault.Options{Mode: cardvault.Sandbox, Quotas: cardvault.Quotas{OpenSessions: limit}}
 	vaults := []*cardvault.Vault{l.open(), l.open()}
 	var made atomic.Int32

@@ -18,7 +18,7 @@ import (
 // no store sees, and each of its events names the session, also once the token has changed.
 func TestBusinessKeyOfASession(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
-		l.store.Store = storetest.Canary(t, l.store.Store, []byte("order-7-key"), []byte("a_shop_of_ours"))
+		l.store.rests(storetest.Canary(t, l.store.on(), []byte("order-7-key"), []byte("a_shop_of_ours")))
 		ids := map[cardvault.SessionOptions]cardvault.SessionID{}
 		for _, o := range []cardvault.SessionOptions{
 			{BusinessKey: "order-7-key", ImportProvider: "a_shop_of_ours"},
@@ -125,7 +125,7 @@ func TestExpiryLiftedTooLate(t *testing.T) {
 			token, err := l.Import(l.Context(), visa, &cardvault.ImportOptions{TokenTTL: time.Hour})
 			l.must(err)
 			l.pass(time.Minute)
-			l.store.Store = &tardy{l.store.Store, token.ExpiresAt.Add(-early)}
+			l.store.rests(&tardy{l.store.on(), token.ExpiresAt.Add(-early)})
 			_, err = l.Update(l.Context(), token.ID, cardvault.TokenUpdate{ExpiresAt: new(time.Time)})
 			if early > 0 && err != nil || early == 0 && !errors.Is(err, cardvault.ErrNotFound) {
 				t.Errorf("lifted %v before it expires: %v", early, err)

@@ -136,7 +136,7 @@ func TestEventsBesideAnEditedQueue(t *testing.T) {
 				l.imports(visa)
 				l.drain()
 				var edited *store.Record
-				l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) error {
+				l.must(l.store.on().Update(l.Context(), func(tx store.Tx) error {
 					r, err := tx.Get(kindSinkQueue, uuid.UUID{15: 2})
 					if err != nil {
 						return err
@@ -147,7 +147,7 @@ func TestEventsBesideAnEditedQueue(t *testing.T) {
 				}))
 				edit(edited)
 				edited.Version = 1
-				l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) error { tx.Put(edited); return nil }))
+				l.must(l.store.on().Update(l.Context(), func(tx store.Tx) error { tx.Put(edited); return nil }))
 
 				other := l.imports(visa)
 				l.run(func() {
@@ -167,8 +167,8 @@ func TestEventsBesideAnEditedQueue(t *testing.T) {
 func TestEventRetriedBesideAnUnreadableQueue(t *testing.T) {
 	ear := &listener{t: t}
 	inPost(t, cardvault.Options{Mode: cardvault.Sandbox, Events: ear}, func(l *lab, post *post, _ *cardvault.Webhook) {
-		s := &blind{Store: l.store.Store, kind: kindQueue}
-		l.store.Store = s
+		s := &blind{Store: l.store.on(), kind: kindQueue}
+		l.store.rests(s)
 		post.says(500)
 		tries := map[uuid.UUID]int{}
 		ear.set(func(_ context.Context, e *cardvault.Event) error {

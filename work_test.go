@@ -134,8 +134,8 @@ func TestActivationWhileImporting(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		l.activate(false)
 		l.pass(time.Hour)
-		w := &watched{Store: l.store.Store}
-		l.store.Store = w
+		w := &watched{Store: l.store.on()}
+		l.store.rests(w)
 		w.then = func() { // the import has looked, and not stored yet
 			w.then = nil
 			l.activate(true)
@@ -194,7 +194,7 @@ func TestActivationOfDamagedTokens(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		l.activate(false)
 		ids := l.crowd(600, visa)
-		l.must(l.store.Store.Update(l.Context(), func(tx store.Tx) error {
+		l.must(l.store.on().Update(l.Context(), func(tx store.Tx) error {
 			a, err := l.Account(l.Context())
 			if err != nil {
 				return err
