@@ -19,9 +19,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// An Account owns tokens, merchants and API keys. Nothing of one account is
-// seen by another. What it may do beyond that is the operator's approval:
-// chapters 5.5 and 5.6 of the interface document.
+// An Account owns tokens, merchants and API keys. No account sees anything of another.
+// Its approvals, ImportApproved and NetworkTokensActive, are the operator's.
 type Account struct {
 	ID        uuid.UUID
 	CreatedAt time.Time

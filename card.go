@@ -50,8 +50,7 @@ const (
 	maxText          = rule.MaxText // characters of names, references and labels
 )
 
-// check returns a FieldError for each rule that c breaks. Rules: decisions
-// on validation, chapter 3.
+// check returns a FieldError for each rule that c breaks.
 func (c *Card) check(allowNonLuhn bool) (errs []error) {
 	if err := checkPAN(hiding.Of(c.PAN), allowNonLuhn); err != nil {
 		errs = append(errs, err)

@@ -24,8 +24,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A PaymentRequest asks for a cryptogram for one payment: chapter 4.6 of the
-// interface document.
+// A PaymentRequest asks for a cryptogram for one payment.
 type PaymentRequest struct {
 	Amount    int64     // in minor units of Currency, 0 to 9007199254740991: 2^53 - 1, the largest integer that JSON carries everywhere
 	Currency  string    // an active code of ISO 4217, such as "EUR"
@@ -56,8 +55,7 @@ func (r *PaymentRequest) canonical() []byte {
 	return tlv.Append(b, 4, r.Merchant[:])
 }
 
-// A PaymentData is the record of a cryptogram that was asked for: chapter 2.3 of
-// the interface document.
+// A PaymentData is the record of a request for a cryptogram, whether or not there is one.
 type PaymentData struct {
 	ID        uuid.UUID `wire:"id"`
 	Amount    int64     `wire:"amount"`

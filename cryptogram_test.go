@@ -358,7 +358,7 @@ func TestPaymentRequestCheck(t *testing.T) {
 	})
 }
 
-// The table of decisions, chapter 8: what is refused without the network.
+// Requests that are refused without asking the network, and the failure of each.
 func TestPaymentRefused(t *testing.T) {
 	const scheme, configuration = network.SourceScheme, network.SourceConfiguration
 	for name, test := range map[string]struct {
@@ -1160,7 +1160,7 @@ func TestProvisionRefusalIsReplayed(t *testing.T) {
 	})
 }
 
-// The vector of decisions, chapter 8.
+// A vector for implementations in other languages, with the key SHA-256("shared-secret").
 const (
 	vectorJWE     = "eyJhbGciOiJBMjU2R0NNS1ciLCJlbmMiOiJBMjU2R0NNIiwiaXYiOiJSY0pDbnl2QjV2c3d1anZrIiwidGFnIjoiczY4Y18yQlJ1R2Nid3hmRHFTU21lZyJ9.VcLwb9ALnoaMhqFK6gYw7xlY6FqdiZhKFaqg5apt3uk.xLUV4q4CWqPGsi4l.VI5pIlCsfZ9WH73K_GGqVPHghmXZgNWovR6wCOgBJ5OL4HRGtgeBm91b-83e4RXmJf74G5rYRBO83jDl8YIISTcqsDFK8VGP7RxyUEAAFs6s6imJjk02gkV0EMmNk43HtYpWqpguSBsrCCvmaQhmLCWiuessGQ.SiDVGLeHQMXr8xusq_SV9A"
 	vectorSecret  = "shared-secret"
@@ -1278,8 +1278,8 @@ func FuzzOpenPaymentData(f *testing.F) {
 	})
 }
 
-// Other implementations open what the vault makes, and its header is what the
-// interface document says.
+// Other implementations open what the vault makes, and its header has
+// alg, enc, iv, tag and the kid of the secret (RFC 7516, RFC 7518 section 4.7).
 func TestPaymentDataElsewhere(t *testing.T) {
 	type sample struct {
 		JWE    string `json:"jwe"`

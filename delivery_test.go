@@ -349,8 +349,8 @@ func (l *lab) stored(kind store.Kind) (all []*store.Record) {
 	return all
 }
 
-// TestDeliveryRetries: the pauses of decisions, chapter 13, then the delivery has
-// failed and can be made anew.
+// TestDeliveryRetries: ten attempts in three days, then the delivery has failed and can be
+// made anew.
 func TestDeliveryRetries(t *testing.T) {
 	h := time.Hour
 	for mode, want := range map[cardvault.Mode][]time.Duration{

@@ -11,9 +11,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// An Event tells what became of a token: the Token Master Notification of
-// chapter 6 of the interface document. It holds no card number, security code
-// or cryptogram.
+// An Event reports a change of a token. It holds no card number, security code or
+// cryptogram.
 type Event struct {
 	ID        uuid.UUID           `wire:"id"` // of the event; the same when it is delivered again
 	CreatedAt time.Time           `wire:"created_at"`

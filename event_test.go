@@ -310,7 +310,7 @@ func TestEventsOfALife(t *testing.T) {
 	})
 }
 
-// TestEventRetries: the pauses of decisions, chapter 13, then the event is dropped.
+// TestEventRetries: ten attempts in three days, then the event is dropped.
 func TestEventRetries(t *testing.T) {
 	h := time.Hour
 	for mode, want := range map[cardvault.Mode][]time.Duration{

@@ -19,8 +19,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A card gets a network token, or the first reason of decisions, chapter 6, why
-// it does not. The network is asked by background work only.
+// A card gets a network token, or the first reason that applies why it does not. The network is asked by background work only.
 func TestNetworkTokenAtCreation(t *testing.T) {
 	expired := visa
 	expired.Expiry = card.Expiry{Month: 1, Year: 1999 + 1} // the bubble begins in January 2000

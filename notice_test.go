@@ -26,7 +26,7 @@ func at(l *lab, minutes int) time.Time {
 	return l.net.asked("Provision")[0].at.Add(time.Duration(minutes) * time.Minute)
 }
 
-// Each kind of notice in each state, to the letter of decisions, chapter 7.
+// Each kind of notice in each state.
 func TestNotices(t *testing.T) {
 	states := []network.Status{pending, active, inactive, deleted}
 	type outcome struct {

@@ -4,7 +4,7 @@ package cardvault
 
 import "time"
 
-// Bounds of security codes: decisions, chapters 3 and 10.
+// Bounds of security codes. American Express prints four digits, every other scheme three.
 const (
 	minSecurityCode, maxSecurityCode = 3, 4 // digits
 	minSecurityCodeTTL               = time.Minute

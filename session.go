@@ -18,8 +18,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// SessionOptions are the optional parts of a token session: chapter 4.1 of the
-// interface document.
+// SessionOptions are the optional parts of a token session.
 type SessionOptions struct {
 	// BypassIdentification skips identification and verification: the token has
 	// IdentificationSkipped then. If it is false, that a cardholder is identified depends on

@@ -32,7 +32,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A Token stands for a stored card: chapter 2.1 of the interface document.
+// A Token stands for a stored card.
 // Text that is "" and times that are zero are absent. Its JSON is that of the REST surface and
 // has the cardholder's name and the fingerprint: do not log it.
 type Token struct {
@@ -124,7 +124,7 @@ func (f *Fingerprint) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// A Status is the state of a token: chapter 3.1 of the interface document.
+// A Status says whether the card of a token is valid.
 type Status uint8
 
 const (
@@ -132,7 +132,7 @@ const (
 	StatusInvalid        // the scheme invalidated the instrument; final
 )
 
-// String returns the name that the interface document uses.
+// String returns the name that the REST API uses.
 func (s Status) String() string { return statusNames.Of(uint8(s)) }
 
 var statusNames = enum.Names{StatusActive: "active", StatusInvalid: "invalid"}

@@ -26,7 +26,7 @@ import (
 )
 
 // A Webhook is an endpoint of an integrator to which the events of an account are
-// delivered: decisions, chapter 13.
+// delivered, as Standard Webhooks 1.0 describes.
 type Webhook struct {
 	ID        uuid.UUID `wire:"id"`
 	CreatedAt time.Time `wire:"created_at"`

@@ -207,7 +207,7 @@ func TestAbortHandler(t *testing.T) {
 	t.Error("no panic")
 }
 
-// Failures of the store are answered by the table of decisions, chapter 2.
+// Failures of the store are answered with 503 if a repetition may succeed, else with 500.
 func TestStoreFailures(t *testing.T) {
 	const (
 		unavailable = `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The service is unavailable."}`

@@ -149,8 +149,7 @@ func (r *rig) activate(t testing.TB) string {
 
 const payment = `{"amount":1099,"currency_code":"EUR","reference":"order-1"}`
 
-// paymentTable is table 2.3 of the interface document, with null and [] where
-// the decisions say so.
+// paymentTable has the members of payment data and the forms of their values.
 var paymentTable = []struct{ name, form string }{
 	{"id", uuidForm},
 	{"amount", `\d+`},

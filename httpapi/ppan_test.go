@@ -109,7 +109,7 @@ func checkBeta(t testing.TB, method string, a *answer) {
 	}
 }
 
-// What is absent is left out: chapter 2.6 of the interface document.
+// What the provider leaves out is left out.
 func TestPPANAnswers(t *testing.T) {
 	for name, test := range map[string]struct {
 		ppan ppan.Answer

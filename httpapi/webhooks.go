@@ -10,8 +10,7 @@ import (
 	"github.com/cardvault/cardvault/receive"
 )
 
-// Where the events of an account are delivered, and what became of that: decisions,
-// chapter 13.
+// The endpoints to which the events of an account are delivered, and their deliveries.
 
 var createWebhook = &endpoint{
 	scope:     cardvault.ScopeWebhooksWrite,

@@ -19,8 +19,7 @@ const (
 	timeForm = `"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"`
 )
 
-// tokenTable is table 2.1 of the interface document, with fingerprint as the
-// decisions add it: each member, the form of its value, and whether it may be
+// tokenTable has each member of a token, the form of its value, and whether it may be
 // null.
 var tokenTable = []struct {
 	name, form string

@@ -2,8 +2,7 @@ package network
 
 import "testing"
 
-// Every code of decisions, chapter 6, has its source and text, and there is no
-// other.
+// Every code has its source and text, and there is no other.
 func TestReasons(t *testing.T) {
 	rows := []struct {
 		source    Source

@@ -57,7 +57,7 @@ every later call returns.`,
 	provisionAfterTimeout,
 }, {
 	"Refused",
-	`A refusal is a *network.Error with a Source and a Code of the decisions, and the same again
+	`A refusal is a *network.Error with a Source and a Code of package network, and the same again
 under the same key. Any other error says that the outcome is unknown, and is repeated for hours.`,
 	refused,
 }, {

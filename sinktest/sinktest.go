@@ -4,8 +4,8 @@
 //
 //	func TestSink(t *testing.T) {
 //		sinktest.Run(t, sinktest.Harness{
-//			Open:  func(testing.TB) cardvault.EventSink { return orders.NewSink(db) },
-//			Count: func(ctx context.Context, id uuid.UUID) (int, error) { return orders.Handled(ctx, db, id) },
+//			Open:  func(testing.TB) cardvault.EventSink { return billing.NewSink(db) },
+//			Count: func(ctx context.Context, id uuid.UUID) (int, error) { return billing.Handled(ctx, db, id) },
 //		})
 //	}
 //

@@ -157,7 +157,7 @@ func (z *zone) resolver() *net.Resolver {
 	}}
 }
 
-// serve answers queries as over TCP: RFC 1035, chapter 4.2.2.
+// serve answers queries as over TCP: RFC 1035, section 4.2.2.
 func (z *zone) serve(conn net.Conn) {
 	defer conn.Close()
 	for {

@@ -209,7 +209,7 @@ func bodyOf(d *cardvault.Delivery) []byte {
 	return wire.Append(nil, e)
 }
 
-// retryAfter reads seconds or a date: RFC 9110, chapter 10.2.3.
+// retryAfter reads seconds or a date: RFC 9110, section 10.2.3.
 func retryAfter(value string) time.Duration {
 	seconds, err := strconv.ParseUint(value, 10, 64)
 	if err == nil || errors.Is(err, strconv.ErrRange) {

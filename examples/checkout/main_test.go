@@ -38,7 +38,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
-	secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw" // decisions, chapter 13
+	secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 	code   = "737"
 )
 

@@ -16,7 +16,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestVectorInNode opens the vector of decisions, chapter 8.
+// TestVectorInNode opens a JWE whose content is known: the vector of cryptogram_test.go.
 func TestVectorInNode(t *testing.T) {
 	const jwe = "eyJhbGciOiJBMjU2R0NNS1ciLCJlbmMiOiJBMjU2R0NNIiwiaXYiOiJSY0pDbnl2QjV2c3d1anZrIiwidGFnIjoiczY4Y18yQlJ1R2Nid3hmRHFTU21lZyJ9" +
 		".VcLwb9ALnoaMhqFK6gYw7xlY6FqdiZhKFaqg5apt3uk.xLUV4q4CWqPGsi4l" +

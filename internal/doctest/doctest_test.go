@@ -52,23 +52,34 @@ func sources(t *testing.T, f func(file string, source *ast.File)) {
 	}
 }
 
+// ruleOf returns the name of the rule of a test kit that a literal of its source is, or "".
+func ruleOf(file string, literal *ast.CompositeLit) string {
+	pkg := path.Base(path.Dir(file))
+	kit := (strings.HasSuffix(pkg, "test") || strings.HasSuffix(pkg, "suite")) && !strings.HasSuffix(file, "_test.go")
+	if !kit || len(literal.Elts) < 2 {
+		return ""
+	}
+	first, ok := literal.Elts[0].(*ast.BasicLit)
+	if !ok || first.Kind != token.STRING {
+		return ""
+	}
+	return strings.Trim(first.Value, `"`)
+}
+
 // TestThreats: each row of the table of SECURITY.md has tests, which are there.
 func TestThreats(t *testing.T) {
 	tests := map[string]bool{}
 	sources(t, func(file string, source *ast.File) {
 		pkg := path.Base(path.Dir(file))
-		kit := (strings.HasSuffix(pkg, "test") || strings.HasSuffix(pkg, "suite")) && !strings.HasSuffix(file, "_test.go")
 		ast.Inspect(source, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.FuncDecl:
 				if strings.HasSuffix(file, "_test.go") && n.Recv == nil && strings.HasPrefix(n.Name.Name, "Test") {
 					tests[n.Name.Name] = true
 				}
-			case *ast.CompositeLit: // a rule of a test kit begins with its name
-				if len(n.Elts) > 1 && kit {
-					if first, ok := n.Elts[0].(*ast.BasicLit); ok && first.Kind == token.STRING {
-						tests[pkg+"."+strings.Trim(first.Value, `"`)] = true
-					}
+			case *ast.CompositeLit:
+				if name := ruleOf(file, n); name != "" {
+					tests[pkg+"."+name] = true
 				}
 			}
 			return true

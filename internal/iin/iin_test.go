@@ -316,7 +316,7 @@ func TestNoDigits(t *testing.T) {
 	}
 }
 
-// The numbers are in stored tokens, the names in the interface document.
+// The numbers are in stored tokens, the names in answers of the REST API.
 func TestScheme(t *testing.T) {
 	for i, want := range []string{
 		"Unknown", "VISA", "Mastercard", "American Express", "Discover", "Diners Club", "JCB", "UnionPay",

@@ -49,10 +49,9 @@ func lookUp(iin uint32) (Scheme, lengths) {
 
 // The tables hold prefixes filled up to eight digits, in order.
 
-// issuers are the ranges of the schemes. Source: this project's validation
-// rules, 2026-11, drawn from braintree/credit-card-type fbd8ed8 (2026-06-30) and
-// copies of Wikipedia's "Payment card number". Left out by those rules: JCB's old
-// 2131 and 1800, and 18 digits of VISA. All of 62 and 81 is UnionPay, also 622126
+// issuers are the ranges of the schemes. Sources, read in
+// 2026-11: braintree/credit-card-type fbd8ed8 (2026-06-30) and Wikipedia's "Payment
+// card number". Left out: JCB's old 2131 and 1800, and 18 digits of VISA. All of 62 and 81 is UnionPay, also 622126
 // to 622925, which Discover's network accepts by alliance.
 var issuers = [...]issuer{
 	{span{2221_0000, 2720_9999}, Mastercard, only16},

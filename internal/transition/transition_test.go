@@ -12,8 +12,8 @@ const (
 	states   = network.Failed + 1
 )
 
-// The rows of decisions, chapter 7, in their order. A pair that no row names
-// means nothing: the state stays.
+// Each row is a state, a trigger and the state after it. A pair without a row changes
+// nothing.
 func TestStateMachine(t *testing.T) {
 	const (
 		none     = network.NotAvailable

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const pan = "4242424242424242"
 
-// form returns a form as the interface document has it.
+// form returns a form as the client of package payone sends it.
 func form(travelCard bool) url.Values {
 	of := payone.HashParameters{AID: "a&b %", MID: "11111", PortalID: "3333333", Sandbox: true, TravelCard: travelCard}
 	f := url.Values{

@@ -36,11 +36,11 @@ const (
 	vault = "Vault" // the type of the root whose methods count
 
 	// A function or variable that names so many kinds of background work lists them. A
-	// function of one chapter names two at most.
+	// function for one part of the domain names two at most.
 	listed = 3
 )
 
-// hubs are the files of the root that name every chapter and are named by each: the vault
+// hubs are the files of the root that name every other and are named by each: the vault
 // itself, its options, and the table of its background work.
 var hubs = map[string]bool{"vault.go": true, "options.go": true, "work.go": true}
 

@@ -1,4 +1,4 @@
-// The calls of a session, from the frame to the vault: decisions, chapter 9.
+// The calls of a session, from the frame to the vault.
 
 import type { Action, Detail, ReasonCode } from "./card-entry.js";
 import { encrypt, type SessionKey } from "./jwe.js";

@@ -1,0 +1,283 @@
+package doctest
+
+import (
+	"go/ast"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// prose are the ends of the names of files that people read.
+var prose = []string{".go", ".md", ".txt", ".sql", ".ts", ".tsx", ".mjs", ".js", ".py", ".html", ".css", ".yaml", ".yml", ".sh", "Makefile"}
+
+// tree returns the files of the repository by their paths, with the text of those that
+// people read. Directories have a slash behind their names.
+func tree(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		name := filepath.ToSlash(strings.TrimPrefix(strings.TrimPrefix(file, root), string(filepath.Separator)))
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == "node_modules" || d.Name() == ".git" || d.Name() == "artifacts"):
+			return fs.SkipDir
+		case d.IsDir():
+			all[name+"/"] = ""
+			return nil
+		case !slices.ContainsFunc(prose, func(end string) bool { return strings.HasSuffix(name, end) }) && !strings.HasPrefix(name, ".ci/"):
+			all[name] = ""
+			return nil
+		}
+
+		text, err := os.ReadFile(file)
+		all[name] = string(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// unwrapped has lines of one paragraph or comment joined, so that a phrase is found
+// wherever it is broken.
+func unwrapped(text string) string {
+	return regexp.MustCompile(`[ \t]*\n[ \t]*(//|#|--|\*)?[ \t]*`).ReplaceAllString(text, " ")
+}
+
+// TestNothingElsewhere: no text cites a document that is not in the repository.
+func TestNothingElsewhere(t *testing.T) {
+	cited := []*regexp.Regexp{
+		regexp.MustCompile(`(?i)\bchapters?\b`), // a standard has sections
+		regexp.MustCompile(`(?i)\binterface (document|specification)\b`),
+		regexp.MustCompile(`(?i)\b(the|of|its|these|those) decisions\b`),
+		regexp.MustCompile(`(?i)\bthe (document|specification|spec|brief) (says|names|has|lists|calls|asks|wants|leaves)\b`),
+		regexp.MustCompile(`§`),
+		regexp.MustCompile(`(?i)\b(issue|finding|ticket|task|milestone)s? (#\d+|no\. \d+|\d+\b)`),
+	}
+	section := regexp.MustCompile(`(?i)\b(sections?|tables?|appendix|clause) \d+(\.\d+)*`)
+	standard := regexp.MustCompile(`\b(RFC \d+|Unicode|ISO(/IEC)? \d+|NIST|SP 800-\w+|FIPS \d+|EMV|PCI|CSS|WCAG|ECMA)`)
+
+	for file, text := range tree(t) {
+		if file == "internal/doctest/references_test.go" {
+			continue
+		}
+		text = unwrapped(text)
+		for _, phrase := range cited {
+			for _, at := range phrase.FindAllStringIndex(text, -1) {
+				t.Errorf("%s cites what is not in the repository: …%s…", file, text[max(0, at[0]-40):min(len(text), at[1]+40)])
+			}
+		}
+		for _, at := range section.FindAllStringIndex(text, -1) {
+			if around := text[max(0, at[0]-80):min(len(text), at[1]+40)]; !standard.MatchString(around) {
+				t.Errorf("%s does not say of what this is a part: …%s…", file, around)
+			}
+		}
+	}
+}
+
+// elsewhere are names of files and directories that are not in the repository.
+var elsewhere = map[string]string{
+	"sandbox.json": "the sandbox makes it",
+	"node_modules": "npm makes it",
+	"Node.js":      "a program",
+}
+
+// identifiers returns what each package of the repository declares, tests included. The
+// rules of a test kit count: each is a literal that begins with its name.
+func identifiers(t *testing.T) map[string]map[string]bool {
+	t.Helper()
+	all := map[string]map[string]bool{}
+	sources(t, func(file string, source *ast.File) {
+		of := all[source.Name.Name]
+		if of == nil {
+			of = map[string]bool{}
+			all[source.Name.Name] = of
+		}
+		ast.Inspect(source, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				of[n.Name.Name] = true
+			case *ast.CompositeLit:
+				if name := ruleOf(file, n); name != "" {
+					of[name] = true
+				}
+			case *ast.TypeSpec:
+				of[n.Name.Name] = true
+			case *ast.ValueSpec:
+				for _, name := range n.Names {
+					of[name.Name] = true
+				}
+			case *ast.Field:
+				for _, name := range n.Names {
+					of[name.Name] = true
+				}
+			}
+			return true
+		})
+	})
+	return all
+}
+
+// A place is what texts of a repository can name.
+type place struct {
+	files    map[string]string
+	names    map[string]bool            // of files, without directories
+	declared map[string]map[string]bool // by package
+	tests    map[string]bool
+	targets  map[string]bool // of make
+}
+
+func survey(t *testing.T) *place {
+	t.Helper()
+	p := &place{files: tree(t), names: map[string]bool{}, declared: identifiers(t), tests: map[string]bool{}, targets: map[string]bool{}}
+
+	for file := range p.files {
+		p.names[path.Base(file)] = true
+	}
+	for _, of := range p.declared {
+		maps.Copy(p.tests, of)
+	}
+	for _, target := range regexp.MustCompile(`(?m)^([a-z]+):`).FindAllStringSubmatch(p.files["Makefile"], -1) {
+		p.targets[target[1]] = true
+	}
+	return p
+}
+
+// has reports whether there is a file or directory that a text of the file from names: below
+// its own directory or one around it, as in a nested module, or anywhere if without a path.
+func (p *place) has(from, name string) bool {
+	name = strings.TrimPrefix(name, "./")
+	if _, made := elsewhere[path.Base(name)]; made || !strings.Contains(name, "/") && p.names[name] {
+		return true
+	}
+
+	for dir := path.Dir(from); ; dir = path.Dir(dir) {
+		whole := path.Join(dir, name)
+		for _, as := range []string{whole, whole + "/", strings.TrimSuffix(whole, ".js") + ".ts"} {
+			if _, ok := p.files[as]; ok {
+				return true
+			}
+		}
+		if dir == "." {
+			return false
+		}
+	}
+}
+
+// declares reports whether a package declares each part of a name such as Options.Mode. It
+// is true of packages of others.
+func (p *place) declares(pkg, name string) bool {
+	of := p.declared[pkg]
+	return of == nil || !slices.ContainsFunc(strings.Split(name, "."), func(part string) bool { return !of[part] })
+}
+
+var (
+	fileName   = regexp.MustCompile(`^[\w.@-]+(/[\w.@-]+)*\.(go|md|sql|ts|tsx|mjs|js|py|css|html|yaml|txt|sh|json)$`)
+	dirName    = regexp.MustCompile(`^(\./)?[a-z.][\w.-]*(/[\w.-]+)+$`)
+	testName   = regexp.MustCompile(`^(Test|Example|Fuzz|Benchmark)[A-Z]\w+$`)
+	identifier = regexp.MustCompile(`^((?:[\w./-]*/)?([a-z]\w*))\.([A-Z]\w*(?:\.[A-Z]\w*)*)$`)
+	targetName = regexp.MustCompile(`^[a-z]+$`)
+)
+
+// TestReferences: files, directories, identifiers, targets of make and tests that texts
+// name are there. The changelog may name identifiers that were there.
+func TestReferences(t *testing.T) {
+	p := survey(t)
+	for from, text := range p.files {
+		before := ""
+		for _, word := range said(from, text) {
+			if name := identifier.FindStringSubmatch(word); name != nil && !fileName.MatchString(word) {
+				if !p.declares(name[2], name[3]) && from != "CHANGELOG.md" {
+					t.Errorf("%s names %s", from, word)
+				}
+				word = name[1]
+			}
+
+			first, _, _ := strings.Cut(strings.TrimPrefix(word, "./"), "/")
+			_, ours := p.files[first+"/"]
+			switch {
+			case fileName.MatchString(word) && !p.has(from, word):
+				t.Errorf("%s names the file %s", from, word)
+			case dirName.MatchString(word) && ours && !p.has(from, word):
+				t.Errorf("%s names the directory %s", from, word)
+			case testName.MatchString(word) && before != "func" && !p.tests[word]:
+				t.Errorf("%s names the test %s", from, word)
+			case before == "make" && strings.HasSuffix(from, ".md") && targetName.MatchString(word) && !p.targets[word]:
+				t.Errorf("%s names the target %s of make", from, word)
+			}
+			before = word
+		}
+	}
+}
+
+// said returns the words that name things: those of comments, and in Markdown of code.
+func said(file, text string) (words []string) {
+	var parts []string
+	switch {
+	case strings.HasSuffix(file, ".go"):
+		parts = regexp.MustCompile(`(?m)(?:^|\s)//[^\n]*`).FindAllString(text, -1)
+	case strings.HasSuffix(file, ".md"):
+		parts = regexp.MustCompile("(?s)```.*?```|`[^`\n]+`").FindAllString(text, -1)
+	case strings.HasSuffix(file, ".sql"):
+		parts = regexp.MustCompile(`--[^\n]*`).FindAllString(text, -1)
+	case strings.HasSuffix(file, ".ts"):
+		parts = regexp.MustCompile(`(?m)(?:^|\s)(//|\*)[^\n]*`).FindAllString(text, -1)
+	case strings.Contains(file, "transcripts/"):
+		parts = regexp.MustCompile(`(?m)^#[^\n]*`).FindAllString(text, -1)
+	}
+	for _, part := range parts {
+		for word := range strings.FieldsFuncSeq(part, func(r rune) bool { return strings.ContainsRune(" \t\n`'\"(),;:[]{}<>=|*#", r) }) {
+			words = append(words, strings.TrimRight(word, "./"))
+		}
+	}
+	return words
+}
+
+// TestLinks: relative links of Markdown lead to files and headings that are there.
+func TestLinks(t *testing.T) {
+	all := tree(t)
+	headings := func(document string) (anchors []string) {
+		for _, h := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(all[document], -1) {
+			plain := regexp.MustCompile(`[^\w\- ]`).ReplaceAllString(strings.ToLower(h[1]), "")
+			anchors = append(anchors, strings.ReplaceAll(plain, " ", "-"))
+		}
+		return anchors
+	}
+
+	links := 0
+	for from, text := range all {
+		if !strings.HasSuffix(from, ".md") {
+			continue
+		}
+		for _, link := range regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllStringSubmatch(text, -1) {
+			target, anchor, _ := strings.Cut(link[1], "#")
+			if strings.Contains(target, ":") {
+				continue
+			}
+			links++
+			whole := path.Join(path.Dir(from), target)
+			if target == "" {
+				whole = from
+			}
+			_, file := all[whole]
+			_, dir := all[whole+"/"]
+			if !file && !dir {
+				t.Errorf("%s links to %s", from, link[1])
+			}
+			if anchor != "" && !slices.Contains(headings(whole), anchor) {
+				t.Errorf("%s links to the heading %s", from, link[1])
+			}
+		}
+	}
+	if links < 20 {
+		t.Errorf("%d links", links)
+	}
+}
