@@ -583,8 +583,11 @@ func (p *progress) schedule(at time.Time, scale scaling) {
 		p.pause = pause{kind: pauseMixed, wait: reconcileAfter}
 	case network.Failed:
 		// What became of a call whose outcome is unknown, or of a provisioning
-		// that was thought to have failed and is going on.
-		if (p.unsure || p.id != "") && at.Sub(p.since) < scale(pollsEnd) {
+		// that was thought to have failed and is going on. A vault that was down
+		// for long has not looked yet.
+		few := uint64(len(polls))
+		if (p.unsure || p.id != "") && (p.tries < few || at.Sub(p.since) < scale(pollsEnd)) {
+			p.tries = min(p.tries+1, few)
 			p.pause = pause{kind: pausePaced, wait: time.Hour}
 		}
 	}

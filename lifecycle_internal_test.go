@@ -36,7 +36,8 @@ var progresses = func() map[string]progress {
 		"deleted":    with(network.Deleted, token),
 		"failed":     with(network.Failed, nil),
 		"lost":       with(network.Failed, func(p *progress) { unsure(p); p.since = at }),
-		"lost long":  with(network.Failed, func(p *progress) { unsure(p); p.since = at.Add(-pollsEnd) }),
+		"lost long":  with(network.Failed, func(p *progress) { unsure(p); p.since, p.tries = at.Add(-pollsEnd), uint64(len(polls)) }),
+		"lost, down": with(network.Failed, func(p *progress) { unsure(p); p.since = at.Add(-pollsEnd) }),
 		"given up":   with(network.Failed, func(p *progress) { token(p); p.since = at }),
 		"none":       with(network.NotAvailable, nil),
 		"none, lost": with(network.NotAvailable, unsure),
@@ -163,7 +164,7 @@ func TestProgress(t *testing.T) {
 		{"fresh", "p much later", []step{unsure, problem("issuer_unavailable"), tries(1), wait(pausePaced, maxRetryAfter, maxRetryAfter)}},
 		{"fresh", "p passing, unmade", []step{another, problem("issuer_unavailable"), tries(1), wait(pausePaced, retries[0])}},
 		{"repeated", "p passing, unmade", []step{another, problem("issuer_unavailable"), tries(1), wait(pausePaced, retries[0])}},
-		{"last try", "p passing", []step{unsure, problem("issuer_unavailable"), tries(0), began, gaveUp("issuer_unavailable"), hourly}},
+		{"last try", "p passing", []step{unsure, problem("issuer_unavailable"), tries(1), began, gaveUp("issuer_unavailable"), hourly}},
 		{"last try", "p passing, unmade", []step{another, problem("issuer_unavailable"), tries(0), began, gaveUp("issuer_unavailable"), never}},
 
 		// Refused by the set-up, which says nothing of a call that was made before.
@@ -177,7 +178,7 @@ func TestProgress(t *testing.T) {
 		{"fresh", "p garbage", []step{unsure, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
 		{"fresh", "p unknown", []step{unsure, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
 		{"repeated", "p timeout", []step{problem("timeout"), tries(1), wait(pausePaced, retries[0])}},
-		{"last try", "p timeout", []step{unsure, problem("timeout"), tries(0), began, gaveUp("timeout"), hourly}},
+		{"last try", "p timeout", []step{unsure, problem("timeout"), tries(1), began, gaveUp("timeout"), hourly}},
 
 		// The process that held the shard may have made the call before.
 		{"fresh", "p active again", []step{attached, active, poll}},
@@ -188,7 +189,7 @@ func TestProgress(t *testing.T) {
 
 		// About to be deleted for another token.
 		{"fresh", "p releasing", []step{another, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
-		{"lost", "l releasing", []step{hourly}},
+		{"lost", "l releasing", []step{tries(1), hourly}},
 
 		// Not asked.
 		{"fresh", "forbidden", []step{known, because(network.NotAvailable, network.SourceConfiguration, "card_expired", ""), never}},
@@ -209,12 +210,13 @@ func TestProgress(t *testing.T) {
 
 		// A look-up under the key of a lost call.
 		{"lost", "l active", []step{attached, active, daily}},
-		{"lost", "l pending", []step{attached, tries(0), hourly}}, // it is going on
+		{"lost", "l pending", []step{attached, tries(1), hourly}}, // it is going on
 		{"lost", "l unknown", []step{known, never}},
 		{"lost", "l final", []step{known, never}},
-		{"lost", "l passing", []step{hourly}},
-		{"lost", "l timeout", []step{hourly}},
+		{"lost", "l passing", []step{tries(1), hourly}},
+		{"lost", "l timeout", []step{tries(1), hourly}},
 		{"lost long", "l timeout", []step{never}},
+		{"lost, down", "l timeout", []step{tries(1), hourly}},
 		{"repeated", "l active", []step{attached, active, daily}},
 		{"repeated", "l unknown", nil}, // requested meanwhile: the next call finds out
 		{"repeated", "l final", nil},
@@ -233,7 +235,7 @@ func TestProgress(t *testing.T) {
 		{"polled", "l passing", []step{problem("issuer_unavailable"), gaveUp("issuer_unavailable"), never}},
 		{"polled", "l active", []step{active, tries(0), daily}},
 		{"given up", "l active", []step{active, daily}},
-		{"given up", "l pending", []step{hourly}},
+		{"given up", "l pending", []step{tries(1), hourly}},
 
 		// Reconciling.
 		{"active", "l active", []step{daily}},

@@ -419,6 +419,11 @@ func TestNothingIsLeft(t *testing.T) {
 	for seed := range uint64(100) {
 		shared := seed%3 == 0
 		inLab(t, &cardvault.Options{Mode: cardvault.Mode(seed % 2), NetworkTimeout: time.Second, NetworkRate: 1e6}, func(l *lab) {
+			defer func() {
+				if l.Failed() {
+					l.Logf("seed %d", seed)
+				}
+			}()
 			r := rand.New(rand.NewPCG(seed, 1))
 			var mu sync.Mutex
 			chance := func(n int) bool {
@@ -515,7 +520,8 @@ func TestNothingIsLeft(t *testing.T) {
 						l.Errorf("%v, and at the network %v", token.NetworkTokenStatus, state)
 					}
 				case failed:
-					if state != notAvailable && state != deleted {
+					// In the sandbox the vault soon stops looking, but not before five times.
+					if state != notAvailable && state != deleted && !l.lookedUp(token, 5) {
 						l.Errorf("failed for %q, and at the network %v", token.NetworkTokenStatusReason.Code, state)
 					}
 				case pending:
@@ -539,10 +545,18 @@ func TestNothingIsLeft(t *testing.T) {
 			}
 			l.held(0)
 		})
-		if t.Failed() {
-			t.Fatalf("seed %d", seed)
+	}
+}
+
+// lookedUp reports whether the sandbox has asked n times what became of a provisioning
+// since it gave it up.
+func (l *lab) lookedUp(token *cardvault.Token, n int) bool {
+	for _, c := range l.net.asked("Lookup") {
+		if strings.HasPrefix(c.key, token.ID.String()) && c.at.After(token.NetworkTokenStatusReason.OccurredAt) {
+			n--
 		}
 	}
+	return n <= 0 && l.opts.Mode == cardvault.Sandbox
 }
 
 // happens lets something happen to a network token, of which the notice may be
