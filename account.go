@@ -1,7 +1,6 @@
 package cardvault
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/store"
@@ -215,17 +215,7 @@ func checkProviderAccounts(allowed []ProviderAccount) error {
 	return nil
 }
 
-func checkHeader(field string, text []byte) error {
-	switch {
-	case len(text) == 0:
-		return required(field)
-	case len(text) > maxText:
-		return &FieldError{field, invalid.TooLong, fmt.Sprintf("must have at most %d characters", maxText)}
-	case bytes.ContainsFunc(text, func(c rune) bool { return c < ' ' || c > '~' }):
-		return &FieldError{field, invalid.Format, "must be printable ASCII characters"}
-	}
-	return nil
-}
+func checkHeader(field string, text []byte) error { return broken(field, rule.Header(text)) }
 
 func (u *AccountUpdate) check() error {
 	errs := []error{checkProviderAccounts(u.ProviderAccounts), u.Quotas.check()}

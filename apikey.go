@@ -105,9 +105,8 @@ type APIKeyOptions struct {
 	IdempotencyKey string // see the package comment
 }
 
-// CheckAPIKey returns a FieldError for each rule that CreateAPIKey would
-// report before it looks at the creator, or nil.
-func CheckAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
+// checkAPIKey returns a FieldError for each value that breaks a rule.
+func checkAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 	var errs []error
 	errs = append(errs, checkText("Label", []byte(label)))
 
@@ -148,7 +147,7 @@ func (t APIKeyText) Text() string { return string(hiding.Of(t)) }
 // of the longest chain; ErrQuotaExceeded; ErrIdempotencyKeyReused.
 func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, err error) {
 	defer v.doing("create API key", &err)
-	if err := CheckAPIKey(label, scopes, opts); err != nil {
+	if err := checkAPIKey(label, scopes, opts); err != nil {
 		return nil, err
 	}
 
@@ -193,7 +192,7 @@ func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string,
 	if err != nil {
 		err = &FieldError{"Text", invalid.Format, err.Error()}
 	}
-	if err := errors.Join(err, CheckAPIKey(label, scopes, opts), noIdempotencyKey(opts.IdempotencyKey)); err != nil {
+	if err := errors.Join(err, checkAPIKey(label, scopes, opts), noIdempotencyKey(opts.IdempotencyKey)); err != nil {
 		return nil, err
 	}
 

@@ -134,7 +134,7 @@ func checkName(field string, n card.Name) error {
 // checkText applies the rules of free text to one that is not absent.
 func checkText(field string, text []byte) error { return broken(field, rule.Text(text)) }
 
-func required(field string) error { return &FieldError{field, invalid.Required, "is required"} }
+func required(field string) error { return broken(field, rule.Required()) }
 
 func checkContact(c card.Contact) error {
 	const field = "Contact"

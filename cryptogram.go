@@ -114,7 +114,7 @@ func newFailure(code network.Code, schemeCode string) *Failure {
 // ErrIdempotencyInProgress.
 func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentRequest) (_ *PaymentData, err error) {
 	defer v.doing("request payment data", &err)
-	if err := v.CheckPayment(ctx, r); err != nil {
+	if err := v.checkPayment(ctx, r); err != nil {
 		return nil, err
 	}
 
@@ -181,12 +181,10 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 	})
 }
 
-// CheckPayment returns a FieldError for each rule that RequestPaymentData would
-// report before it looks at the token, or nil: those of Check, and that the
-// account has the merchant.
-func (v *Vault) CheckPayment(ctx context.Context, r PaymentRequest) (err error) {
-	defer v.doing("check payment", &err)
-	err = r.Check()
+// checkPayment returns a FieldError for each value that breaks a rule, an unknown merchant
+// among them.
+func (v *Vault) checkPayment(ctx context.Context, r PaymentRequest) error {
+	err := r.Check()
 	if r.Merchant == uuid.Nil {
 		return err
 	}

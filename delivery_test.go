@@ -53,8 +53,8 @@ func (s sending) String() string { return fmt.Sprint(s.Event.Type, " ", s.Event.
 // url is where what is sent is taken.
 const url = "https://receiver.example/"
 
-func (p *post) Check(url string) error {
-	if !strings.HasPrefix(url, "https://") {
+func (p *post) Check(t *cardvault.Target) error {
+	if !strings.HasPrefix(t.URL, "https://") {
 		return errors.New("must be a URL of https")
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"github.com/cardvault/cardvault/internal/keyfile"
 )
 
+// Sizes of keys.
 const (
 	// KeySize is the size of a key-encryption key: 32 bytes.
 	KeySize = keyfile.Size
@@ -16,11 +17,11 @@ const (
 	// MinPassphrase is how many characters the passphrase of a new key file has at least: 12.
 	// Argon2id makes each guess cost some milliseconds, which does not save a word.
 	MinPassphrase = keyfile.MinPassphrase
-)
 
-// MaxWrapped is how much a [KeyWrapper] must take: 16 KiB. The keys of a vault have 191 bytes
-// at first, and 37 more with each rotation.
-const MaxWrapped = 16 << 10
+	// MaxWrapped is how much a [KeyWrapper] must take: 16 KiB. The keys of a vault have 191
+	// bytes at first, and 37 more with each rotation.
+	MaxWrapped = 16 << 10
+)
 
 // A KeyWrapper holds a key-encryption key, such as one in a KMS. It is called
 // when a vault is opened and when keys are rotated, never for a single card.

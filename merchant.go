@@ -190,6 +190,17 @@ func listedMerchants(v *Vault, opts *ListOptions) *listed[*Merchant] {
 	return listedBy(opts, "list merchants", listing.List[*Merchant]{Rows: v.rows, Kind: kindMerchant, Open: merchants{v.rows}.open})
 }
 
+// Merchant returns a merchant. The error is ErrNotFound for an id that the account does
+// not have.
+func (v *Vault) Merchant(ctx context.Context, id uuid.UUID) (_ *Merchant, err error) {
+	defer v.doing("get merchant", &err)
+	r, err := v.rows.Get(ctx, kindMerchant, id)
+	if err != nil {
+		return nil, err
+	}
+	return merchants{v.rows}.open(ctx, r)
+}
+
 // PrimaryMerchant returns the account's primary merchant.
 func (v *Vault) PrimaryMerchant(ctx context.Context) (_ *Merchant, err error) {
 	defer v.doing("get primary merchant", &err)

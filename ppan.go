@@ -36,7 +36,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a ppan.Account) (_
 	if !v.PPANEnabled() {
 		return nil, notEnabled("Options.PPAN is nil")
 	}
-	if err := CheckPPANAccount(&a); err != nil {
+	if err := checkPPANAccount(&a); err != nil {
 		return nil, err
 	}
 
@@ -120,8 +120,8 @@ func (v *Vault) sentCard(ctx context.Context, token uuid.UUID, outcome string) {
 // PPANEnabled reports whether the vault has a provider: [Options.PPAN].
 func (v *Vault) PPANEnabled() bool { return v.opts.PPAN != nil }
 
-// CheckPPANAccount returns a FieldError for each value that ObtainPPAN would report, or nil.
-func CheckPPANAccount(a *ppan.Account) error {
+// checkPPANAccount returns a FieldError for each value that breaks a rule.
+func checkPPANAccount(a *ppan.Account) error {
 	return errors.Join(
 		checkHeader("AID", []byte(a.AID)),
 		checkHeader("Hash", hiding.Of(a.Hash)),

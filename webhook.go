@@ -18,6 +18,7 @@ import (
 	"github.com/cardvault/cardvault/internal/quota"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/receive"
@@ -78,15 +79,21 @@ type signingSecret struct {
 // A Sender delivers events to webhooks, one attempt a call. Package webhook is one
 // over HTTP. Its methods are called concurrently.
 type Sender interface {
-	// Check returns nil if deliveries may go to a URL, else why not, as the end of a
-	// sentence that begins with the name of the field, without the URL. It does no
-	// I/O: what a name leads to is looked at by Send.
-	Check(url string) error
+	// Check returns nil if deliveries may go to t, else why not, as the end of a
+	// sentence that begins with the name of the field, without the URL. It is asked when
+	// a webhook gets its URL. It does no I/O: what a name leads to is looked at by Send.
+	Check(t *Target) error
 
 	// Send makes one attempt. It has the deadline of ctx and bounds what it reads.
 	// An error says why there is no answer, or none that can be understood; it never
 	// holds what was answered.
 	Send(ctx context.Context, d *Delivery) (*SendResult, error)
+}
+
+// A Target is where a webhook is to deliver.
+type Target struct {
+	URL     string    // of any text
+	Account uuid.UUID // whose webhook it is
 }
 
 // A Delivery is an event on its way to a webhook.
@@ -131,44 +138,8 @@ type WebhookUpdate struct {
 
 var errNoSender = notEnabled("Options.Webhooks is nil")
 
-// WebhooksEnabled reports whether the vault has a sender: [Options.Webhooks].
-func (v *Vault) WebhooksEnabled() bool { return v.opts.Webhooks != nil }
-
-// CheckWebhook returns a FieldError for each value that UpdateWebhook, and
-// CreateWebhook with the same, would report before they look at what is stored, or
-// nil. The error is ErrNotEnabled without [Options.Webhooks].
-func (v *Vault) CheckWebhook(u WebhookUpdate) (err error) {
-	defer v.doing("check webhook", &err)
-	if v.opts.Webhooks == nil {
-		return errNoSender
-	}
-	var errs []error
-
-	if u.URL != nil {
-		switch err := v.opts.Webhooks.Check(*u.URL); {
-		case *u.URL == "":
-			errs = append(errs, required("URL"))
-		case len(*u.URL) > 2048:
-			errs = append(errs, &FieldError{"URL", invalid.TooLong, "must have at most 2048 characters"})
-		case err != nil:
-			errs = append(errs, &FieldError{"URL", invalid.Format, err.Error()})
-		}
-	}
-
-	if u.Description != nil && *u.Description != "" {
-		if err := checkText("Description", []byte(*u.Description)); err != nil {
-			errs = append(errs, err)
-		}
-	}
-
-	for _, e := range u.Events {
-		if typeNumber(e) == 0 {
-			errs = append(errs, &FieldError{"Events", invalid.Enum, "must be types of events"})
-			break
-		}
-	}
-	return errors.Join(errs...)
-}
+// Sender returns [Options.Webhooks], nil if there is none.
+func (v *Vault) Sender() Sender { return v.opts.Webhooks }
 
 // CreateWebhook registers an endpoint and returns it with its signing secret, which is
 // shown only here. It gets the events of what happens from now on. opts may be nil.
@@ -407,11 +378,20 @@ var allEvents = eventTypes[1:]
 // checkWebhook returns a FieldError for each rule that w breaks, and puts its events
 // in order.
 func (v *Vault) checkWebhook(w *Webhook) error {
+	refused := v.opts.Webhooks.Check(&Target{URL: w.URL, Account: v.rows.ID})
+	errs := []error{broken("URL", rule.URL(w.URL, refused))}
+	if w.Description != "" {
+		errs = append(errs, checkText("Description", []byte(w.Description)))
+	}
+	if slices.ContainsFunc(w.Events, func(e receive.EventType) bool { return typeNumber(e) == 0 }) {
+		errs = append(errs, &FieldError{"Events", invalid.Enum, "must be types of events"})
+	}
+
 	named := w.Events
 	w.Events = slices.DeleteFunc(slices.Clone(allEvents), func(e receive.EventType) bool {
 		return len(named) > 0 && !slices.Contains(named, e)
 	})
-	return v.CheckWebhook(WebhookUpdate{URL: &w.URL, Description: &w.Description, Events: named})
+	return errors.Join(errs...)
 }
 
 // editWebhook lets fn change a webhook, stores it and returns it. opts may be nil.

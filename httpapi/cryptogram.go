@@ -1,10 +1,13 @@
 package httpapi
 
 import (
+	"errors"
 	"math"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
+	"github.com/cardvault/cardvault/invalid"
+	"github.com/google/uuid"
 )
 
 // maxAmount is the largest amount of a payment, as in the vault.
@@ -25,7 +28,7 @@ var requestPaymentData = &endpoint{
 			if reference, ok := f.text("reference", required, 1, math.MaxInt); ok {
 				r.Reference = string(reference)
 			}
-			return c.vault.CheckPayment(c.ctx, r)
+			return errors.Join(r.Check(), c.checkMerchant(r.Merchant))
 		})
 		if err != nil {
 			return err
@@ -38,6 +41,18 @@ var requestPaymentData = &endpoint{
 		c.answer = wire.Append(c.answer, p)
 		return nil
 	},
+}
+
+// checkMerchant returns a FieldError if the account does not have a merchant that is named.
+func (c *call) checkMerchant(id uuid.UUID) error {
+	if id == uuid.Nil {
+		return nil
+	}
+	_, err := c.vault.Merchant(c.ctx, id)
+	if errors.Is(err, cardvault.ErrNotFound) {
+		err = &cardvault.FieldError{Field: "Merchant", Code: invalid.UnknownMerchant, Message: "must be a merchant of the account"}
+	}
+	return err
 }
 
 var getPaymentData = &endpoint{

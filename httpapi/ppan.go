@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/ppan"
 )
@@ -49,10 +49,11 @@ func obtainPPAN(name string) *endpoint {
 				a.PortalID = c.providerHeader(f, name, "portalid")
 				c.id, _ = f.id("token_id", required)
 
-				for _, e := range cardvault.FieldErrors(cardvault.CheckPPANAccount(&a)) {
-					field := strings.Replace(fieldNames[e.Field], neutralProvider, name, 1)
-					f.violations.note(violation{field, e.Code, e.Message})
-				}
+				prefix := "header.x-" + name + "-"
+				f.violations.hold(prefix+"aid", rule.Header([]byte(a.AID)))
+				f.violations.hold(prefix+"hash", rule.Header(hash))
+				f.violations.hold(prefix+"mid", rule.Header([]byte(a.MID)))
+				f.violations.hold(prefix+"portalid", rule.Header([]byte(a.PortalID)))
 				return nil
 			})
 			if err != nil {
@@ -75,7 +76,7 @@ func obtainPPAN(name string) *endpoint {
 	}
 }
 
-// providerHeader reads one of the four headers; the vault checks what it holds.
+// providerHeader reads one of the four headers.
 func (c *call) providerHeader(f fields, provider, name string) string {
 	field := "x-" + provider + "-" + name
 	values := c.request.Header[http.CanonicalHeaderKey(field)]

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/invalid"
 )
 
@@ -56,6 +57,13 @@ func (v *violations) note(x violation) {
 // add notes a violation; limits fill in the text of its code.
 func (v *violations) add(field string, code invalid.Code, limits ...any) {
 	v.note(violation{field, code, fmt.Sprintf(messages[code], limits...)})
+}
+
+// hold notes how the value of a field breaks a rule, unless it keeps it.
+func (v *violations) hold(field string, b *rule.Broken) {
+	if b != nil {
+		v.note(violation{field, b.Code, b.Message})
+	}
 }
 
 // fieldNames has the name over REST of each field that the vault names in errors. Those of

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/receive"
 )
@@ -27,13 +28,25 @@ var createWebhook = &endpoint{
 			text, _ = f.text("description", optional, 1, math.MaxInt)
 			o.Description = string(text)
 			o.LegacyHMAC, _ = f.boolean("legacy_hmac", optional)
-			return c.vault.CheckWebhook(cardvault.WebhookUpdate{URL: &url, Description: &o.Description})
+			c.checkWebhook(f, &url, &o.Description)
+			return nil
 		})
 		if err != nil {
 			return err
 		}
 		return c.webhook(c.vault.CreateWebhook(c.ctx, url, &o))
 	},
+}
+
+// checkWebhook notes what the vault would refuse of a webhook. What is nil is not given.
+func (c *call) checkWebhook(f fields, url, description *string) {
+	if url != nil {
+		refused := c.vault.Sender().Check(&cardvault.Target{URL: *url, Account: c.principal.Account.ID})
+		f.violations.hold("url", rule.URL(*url, refused))
+	}
+	if description != nil && *description != "" {
+		f.violations.hold("description", rule.Text([]byte(*description)))
+	}
 }
 
 var listWebhooks = &endpoint{
@@ -89,7 +102,8 @@ var updateWebhook = &endpoint{
 			if len(f.members) == 0 {
 				f.refuse("body", invalid.EmptyPatch)
 			}
-			return c.vault.CheckWebhook(u)
+			c.checkWebhook(f, u.URL, u.Description)
+			return nil
 		})
 		if err != nil {
 			return err
@@ -169,7 +183,7 @@ func readEventTypes(f fields) (types []receive.EventType) {
 }
 
 func webhooksEnabled(v *cardvault.Vault) error {
-	if !v.WebhooksEnabled() {
+	if v.Sender() == nil {
 		return fmt.Errorf("%w: Options.Webhooks of the vault is nil", webhooksDisabled)
 	}
 	return nil

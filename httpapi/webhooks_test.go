@@ -2,7 +2,9 @@ package httpapi_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +16,7 @@ import (
 	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
 )
 
 const hook = `{"url":"https://hook.example/204"}`
@@ -135,6 +138,42 @@ func TestWebhookLimits(t *testing.T) {
 	create(other, 100, 1).want(t, 200)
 	r.do(t, "DELETE", "/webhooks/"+last.member(t, "id"), "").want(t, 204)
 	create(r.key, 100, 1).want(t, 200)
+}
+
+// A tidy sender takes only URLs that name the account.
+type tidy struct{ sender }
+
+func (*tidy) Check(t *cardvault.Target) error {
+	if !strings.HasSuffix(t.URL, t.Account.String()) {
+		return errors.New("must name the account")
+	}
+	return nil
+}
+
+// One answer names all that is wrong, also what the vault and its sender know.
+func TestViolationsTogether(t *testing.T) {
+	r := newRig(t, &cardvault.Options{Webhooks: new(tidy)}, nil)
+	a := r.do(t, "POST", "/webhooks", `{"url":"https://hook.example/`+r.account(t).ID.String()+`"}`)
+	a.want(t, 200)
+	id, token := a.member(t, "id"), r.importCard(t)
+
+	for _, test := range []struct{ method, path, body, fields string }{
+		{"POST", "/webhooks", `{"url":"http://hook.example/","description":" ","x":1}`, "description url x"},
+		{"POST", "/webhooks", `{"description":"` + strings.Repeat("x", 256) + `","x":1}`, "url description x"},
+		{"PATCH", "/webhooks/" + id, `{"url":"http://hook.example/","x":1}`, "url x"},
+		{"POST", "/api-keys", `{"label":"","scopes":[],"expiration_time":0,"x":1}`, "label expiration_time scopes x"},
+		{"POST", "/tokens/" + token + "/payment-data", `{"merchant_id":"` + uuid.NewString() + `","amount":-1,"x":1}`, "amount currency_code reference merchant_id x"},
+	} {
+		a := r.do(t, test.method, test.path, test.body)
+		a.want(t, 422, "VALIDATION_FAILED")
+		var named []string
+		for _, m := range regexp.MustCompile(`"field":"([^"]+)"`).FindAllStringSubmatch(a.body, -1) {
+			named = append(named, m[1])
+		}
+		if got := strings.Join(named, " "); got != test.fields {
+			t.Errorf("%s %s %s: %s", test.method, test.path, test.body, a.body)
+		}
+	}
 }
 
 // The secret that was shown signs, those before it for a day more, and none stands

@@ -68,7 +68,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/hiding"
+	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/ppan"
 )
 
@@ -169,7 +170,7 @@ func (c *Client) Info() ppan.Info { return ppan.Info{Name: "payone"} }
 // ObtainPPAN implements [ppan.Provider]. Without a deadline of ctx it has
 // ten seconds.
 //
-// Errors: FieldErrors of the account; context.DeadlineExceeded and
+// Errors: one for an account that lacks something; context.DeadlineExceeded and
 // context.Canceled, wrapped; others that say what was being done.
 func (c *Client) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
 	switch {
@@ -180,7 +181,7 @@ func (c *Client) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer,
 	case !r.Sandbox && c.url.Scheme != "https":
 		return nil, errors.New("payone: a live vault needs a provider with https")
 	}
-	if err := cardvault.CheckPPANAccount(&r.Account); err != nil {
+	if err := checkAccount(&r.Account); err != nil {
 		return nil, err
 	}
 
@@ -206,6 +207,25 @@ func (c *Client) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer,
 		return nil, err
 	}
 	return c.decode(answer)
+}
+
+// checkAccount returns an error that names each field that cannot be sent.
+func checkAccount(a *ppan.Account) error {
+	var errs []error
+	for _, f := range []struct {
+		name string
+		text []byte
+	}{
+		{"AID", []byte(a.AID)},
+		{"Hash", hiding.Of(a.Hash)},
+		{"MID", []byte(a.MID)},
+		{"PortalID", []byte(a.PortalID)},
+	} {
+		if b := rule.Header(f.text); b != nil {
+			errs = append(errs, fmt.Errorf("payone: Account.%s %s", f.name, b.Message))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // post sends the form and returns the body of the answer. It goes past http.Client,

@@ -14,7 +14,7 @@ func ExampleNew() {
 	opts := &cardvault.Options{Webhooks: sender} // of cardvault.Open
 
 	for _, url := range []string{"https://shop.example/hook", "http://shop.example/hook", "https://10.0.0.1/hook"} {
-		fmt.Println(opts.Webhooks.Check(url))
+		fmt.Println(opts.Webhooks.Check(&cardvault.Target{URL: url}))
 	}
 	// Output:
 	// <nil>
@@ -26,6 +26,6 @@ func ExampleNew() {
 func ExampleOptions() {
 	sender := webhook.New(&webhook.Options{AllowPrivateTargets: true})
 	defer sender.Close()
-	fmt.Println(sender.Check("http://localhost:8080/hook"))
+	fmt.Println(sender.Check(&cardvault.Target{URL: "http://localhost:8080/hook"}))
 	// Output: <nil>
 }

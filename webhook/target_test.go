@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/cardvault/cardvault/webhook"
 	"github.com/cardvault/cardvault/webhook/webhooktest"
@@ -52,7 +53,7 @@ func TestHostileHosts(t *testing.T) {
 	}
 	for _, host := range hosts {
 		target := "https://" + host + ":" + port + "/"
-		if err := s.Check(target); err == nil || strings.Contains(err.Error(), host) && len(host) > 1 {
+		if err := s.Check(&cardvault.Target{URL: target}); err == nil || strings.Contains(err.Error(), host) && len(host) > 1 {
 			t.Errorf("Check(%q) = %v", target, err)
 		}
 		if got, err := s.Send(t.Context(), delivery(target)); err == nil || !strings.HasPrefix(err.Error(), "webhook: URL must ") {
@@ -114,7 +115,7 @@ func TestHostileNames(t *testing.T) {
 	var passed atomic.Int64
 	webhook.Watch(s, func(string) bool { passed.Add(1); return true })
 	target := "https://hooks.shop.example:" + port + "/hook"
-	if err := s.Check(target); err != nil {
+	if err := s.Check(&cardvault.Target{URL: target}); err != nil {
 		t.Fatal(err)
 	}
 	for _, cidr := range special {
@@ -163,7 +164,7 @@ func TestPublicAddresses(t *testing.T) {
 			t.Errorf("%s: connects to %q", address, to.Load())
 		}
 		literal := strings.TrimSuffix(netip.AddrPortFrom(netip.MustParseAddr(address), 443).String(), ":443")
-		if err := s.Check("https://" + literal + "/"); err != nil {
+		if err := s.Check(&cardvault.Target{URL: "https://" + literal + "/"}); err != nil {
 			t.Errorf("Check of %s: %v", literal, err)
 		}
 	}
@@ -311,7 +312,7 @@ func TestCheck(t *testing.T) {
 		{"https://[fe80::1%25eth0]/", none},
 		{"https://shop.example?" + strings.Repeat("x", 2048-20), none},
 	} {
-		for name, err := range map[string]error{"strict": strict.Check(c.url), "open": open.Check(c.url)} {
+		for name, err := range map[string]error{"strict": strict.Check(&cardvault.Target{URL: c.url}), "open": open.Check(&cardvault.Target{URL: c.url})} {
 			if wanted := c.by == all || c.by == private && name == "open"; (err == nil) != wanted {
 				t.Errorf("%s: Check(%q) = %v", name, c.url, err)
 			}
@@ -333,7 +334,7 @@ func FuzzCheck(f *testing.F) {
 	s := webhook.New(nil)
 	f.Cleanup(s.Close)
 	f.Fuzz(func(t *testing.T, text string) {
-		if s.Check(text) != nil {
+		if s.Check(&cardvault.Target{URL: text}) != nil {
 			return
 		}
 		u, err := url.Parse(text)

@@ -131,8 +131,8 @@ func (s *Sender) Close() {
 // https, and has neither user nor fragment. Its host is a name with a dot, with
 // punycode for other scripts, or a public address written in full; its port is 443
 // or from 1024 on.
-func (s *Sender) Check(url string) error {
-	_, err := s.target(url)
+func (s *Sender) Check(t *cardvault.Target) error {
+	_, err := s.target(t.URL)
 	return err
 }
 

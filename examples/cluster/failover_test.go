@@ -375,7 +375,7 @@ type recorder struct {
 
 const updated = "token.updated patched"
 
-func (r *recorder) Check(string) error { return nil }
+func (r *recorder) Check(*cardvault.Target) error { return nil }
 
 func (r *recorder) Send(_ context.Context, d *cardvault.Delivery) (*cardvault.SendResult, error) {
 	r.mu.Lock()

@@ -401,7 +401,7 @@ func answers(a *stage) *family {
 // nowhere is a cardvault.Sender that delivers nothing.
 type nowhere struct{}
 
-func (nowhere) Check(string) error { return nil }
+func (nowhere) Check(*cardvault.Target) error { return nil }
 func (nowhere) Send(context.Context, *cardvault.Delivery) (*cardvault.SendResult, error) {
 	return nil, errors.New("nobody is there")
 }

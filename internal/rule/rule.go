@@ -101,6 +101,38 @@ func Text(text []byte) *Broken {
 	return nil
 }
 
+// Header is the rule of a text that is sent in a header.
+func Header(text []byte) *Broken {
+	switch {
+	case len(text) == 0:
+		return Required()
+	case len(text) > MaxText:
+		return &Broken{invalid.TooLong, fmt.Sprintf("must have at most %d characters", MaxText)}
+	case bytes.ContainsFunc(text, func(c rune) bool { return c < ' ' || c > '~' }):
+		return &Broken{invalid.Format, "must be printable ASCII characters"}
+	}
+	return nil
+}
+
+// maxURL bounds the URL of a webhook, in bytes.
+const maxURL = 2048
+
+// URL is the rule of the URL of a webhook. refused is why nothing may be sent there, or nil.
+func URL(url string, refused error) *Broken {
+	switch {
+	case url == "":
+		return Required()
+	case len(url) > maxURL:
+		return &Broken{invalid.TooLong, fmt.Sprintf("must have at most %d characters", maxURL)}
+	case refused != nil:
+		return &Broken{invalid.Format, refused.Error()}
+	}
+	return nil
+}
+
+// Required says that a value is missing.
+func Required() *Broken { return &Broken{invalid.Required, "is required"} }
+
 // Slug is the rule of the name of a provider or network.
 func Slug(slug string) *Broken {
 	for i, c := range []byte(slug) {

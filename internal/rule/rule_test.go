@@ -1,6 +1,7 @@
 package rule_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -34,6 +35,14 @@ func TestRules(t *testing.T) {
 		{"slug", rule.Slug("sim-net_1"), ""},
 		{"slug, begins with a hyphen", rule.Slug("-simnet"), "invalid_format"},
 		{"slug, too long", rule.Slug(strings.Repeat("a", 41)), "invalid_format"},
+		{"header", rule.Header([]byte("10001")), ""},
+		{"header, missing", rule.Header(nil), "required"},
+		{"header, a line break", rule.Header([]byte("a\n")), "invalid_format"},
+		{"header, too long", rule.Header(make([]byte, rule.MaxText+1)), "too_long"},
+		{"URL", rule.URL("https://shop.example/", nil), ""},
+		{"URL, missing", rule.URL("", nil), "required"},
+		{"URL, refused", rule.URL("https://shop.example/", errors.New("must be nice")), "invalid_format"},
+		{"URL, too long", rule.URL(strings.Repeat("x", 2049), errors.New("must be nice")), "too_long"},
 		{"currency", rule.Currency("EUR"), ""},
 		{"currency, lower case", rule.Currency("eur"), "invalid_format"},
 		{"currency, unknown", rule.Currency("XXY"), "unknown_currency"},

@@ -407,8 +407,8 @@ func (Provider) ObtainPPAN(_ context.Context, r *ppan.Request) (*ppan.Answer, er
 type Sender struct{}
 
 // Check implements [cardvault.Sender].
-func (Sender) Check(text string) error {
-	u, err := url.Parse(text)
+func (Sender) Check(t *cardvault.Target) error {
+	u, err := url.Parse(t.URL)
 	if err != nil || u.Scheme != "https" || u.Host == "" {
 		return errors.New("must be https")
 	}

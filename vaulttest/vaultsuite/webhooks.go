@@ -38,8 +38,8 @@ type mailbox struct {
 	refused []*cardvault.Delivery
 }
 
-func (*mailbox) Check(url string) error {
-	if !strings.HasPrefix(url, "https://") {
+func (*mailbox) Check(t *cardvault.Target) error {
+	if !strings.HasPrefix(t.URL, "https://") {
 		return errors.New("must be a URL of https")
 	}
 	return nil

@@ -121,7 +121,7 @@ func TestSender(t *testing.T) {
 	r := webhooktest.New(secret)
 	s := webhooktest.NewSender(r)
 	defer s.Close()
-	if s.Check("https://shop.example/hook") != nil || s.Check("http://127.0.0.1/") == nil {
+	if s.Check(&cardvault.Target{URL: "https://shop.example/hook"}) != nil || s.Check(&cardvault.Target{URL: "http://127.0.0.1/"}) == nil {
 		t.Error("URLs are not those of package webhook")
 	}
 
