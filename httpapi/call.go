@@ -17,7 +17,8 @@ type call struct {
 	requestID string
 	buffers   *buffers // of body and answer
 
-	unauthorized *failure // of the handler
+	opts         *Options // of the handler
+	unauthorized *failure // likewise
 
 	// What the checks find.
 	client    netip.Addr // zero if it is not known
@@ -33,8 +34,9 @@ type call struct {
 
 	idempotencyKey string // "" if there was none, or the endpoint honours none
 
-	vault   *cardvault.Vault                 // in the account of the principal
-	origins func(account uuid.UUID) []string // Options.AccountOrigins
+	received []byte // what a repetition under that key must equal, nil without one
+
+	vault *cardvault.Vault // in the account of the principal
 
 	header      http.Header // of the answer
 	contentType []string
@@ -71,12 +73,16 @@ func (c *call) read(parse func(fields, *query) error) error {
 		return malformedRequest
 	}
 
+	f.lenient = c.opts.IgnoreUnknown
 	v.merge("", parse(f, q))
-	f.done()
-	q.done()
+	if !f.lenient {
+		f.done()
+		q.done()
+	}
 	if len(v) > 0 {
 		return unprocessable(v)
 	}
+	c.forget(f)
 	return nil
 }
 

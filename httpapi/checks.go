@@ -195,7 +195,7 @@ func (h *handler) checkBody(c *call) (err error) {
 
 // enter lets a call that passed the checks act in the account of its principal.
 func (h *handler) enter(c *call) {
-	c.vault, c.origins = h.vault.In(uuid.Nil), h.opts.AccountOrigins
+	c.vault = h.vault.In(uuid.Nil)
 	actor := cardvault.Actor{RequestID: c.requestID}
 	if !c.open {
 		c.vault = h.vault.In(c.principal.Account.ID)

@@ -100,6 +100,19 @@ type Options struct {
 	// account has all of AllowedOrigins.
 	AccountOrigins func(account uuid.UUID) []string
 
+	// OmitAbsent leaves members that are null out of every answer, for clients that do not
+	// take null. An item of a list stays. Deliveries to webhooks are the vault's, and keep
+	// null. Defaults to false.
+	OmitAbsent bool
+
+	// IgnoreUnknown drops members of bodies and parameters of queries that an endpoint does
+	// not have, for clients that send more. All else is refused as before: a body that is
+	// too large, too deep or has a member twice, and a known member that is not valid.
+	// The values of dropped members do not count in the comparison under an idempotency key.
+	// A misspelt member is dropped too: an API key without its expiration_time lives for
+	// ever, and a list without its filter is of everything. Defaults to false.
+	IgnoreUnknown bool
+
 	// Logger gets failures of the service and lists with damaged items at error level,
 	// requests answered with 401 or 403 at info level, and all others at debug level. A
 	// line has the pattern of the path without its ids, the id of the request, the address
@@ -253,7 +266,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 	b := pool.Get().(*buffers)
 	defer b.free()
-	c := call{ctx: ctx, request: r, requestID: requestID, buffers: b, answer: b.answer[:0], contentType: jsonType, header: header, unauthorized: h.unauthorized}
+	c := call{ctx: ctx, request: r, requestID: requestID, buffers: b, answer: b.answer[:0], contentType: jsonType, header: header, opts: &h.opts, unauthorized: h.unauthorized}
 	err := h.serve(&c)
 	b.drop(r)
 
@@ -283,6 +296,9 @@ func (c *call) write(w http.ResponseWriter, err error) (status int) {
 		}
 	}
 	c.buffers.answer = c.answer
+	if c.opts.OmitAbsent && err == nil && c.contentType[0] == jsonType[0] {
+		c.answer = omitNull(c.answer)
+	}
 
 	switch {
 	case c.unchanged && len(c.answer) == 0:

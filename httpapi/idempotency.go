@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/cardvault/cardvault"
-	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/cardvault/cardvault/internal/replay"
 )
 
@@ -22,9 +21,10 @@ func (c *call) serveOnce() (err error) {
 		return c.endpoint.serve(c)
 	}
 
-	raw := withoutCode([]byte(c.request.Method+" "+c.pattern+" "+c.pathID+"\n"), c.body)
-	defer clear(raw)
-	border := &replay.Border{Request: func() []byte { return raw }}
+	// A copy, because strings are unescaped in place.
+	c.received = slices.Concat([]byte(c.request.Method+" "+c.pattern+" "+c.pathID+"\n"), c.body)
+	defer clear(c.received)
+	border := &replay.Border{Request: func() []byte { return c.received }}
 
 	c.ctx = replay.WithBorder(c.ctx, border)
 	err = c.endpoint.serve(c)
@@ -39,15 +39,20 @@ func (c *call) options() *cardvault.CallOptions {
 	return &cardvault.CallOptions{IdempotencyKey: c.idempotencyKey}
 }
 
-// withoutCode appends a body as it was received without the value of security_code, which
-// is to leave nothing behind, not even a hash. It is a copy, because strings are unescaped
-// in place. A body that cannot be read is refused before it is compared with another.
-func withoutCode(b, body []byte) []byte {
-	b = slices.Grow(b, len(body))
-	if start, end, ok := jsontext.Member(body, "security_code"); ok {
-		return append(append(b, body[:start]...), body[end:]...)
+// forget removes from what was received the value of security_code, which is to leave
+// nothing behind, not even a hash. So it does with members that were dropped, since any of
+// them may be a code. f is of the body, and everything has been asked of it.
+func (c *call) forget(f fields) {
+	if c.received == nil {
+		return
 	}
-	return append(b, body...)
+	head := len(c.received) - len(c.body)
+	for i := 0; i < len(f.members); i += f.members[i].Size {
+		if m := &f.members[i]; string(m.Name) == "security_code" || m.Mark&asked == 0 {
+			c.received = slices.Delete(c.received, head+m.Start, head+m.End) // clears the rest
+			head -= m.End - m.Start
+		}
+	}
 }
 
 // idempotencyKey returns the key of a request, or "" if it has none.

@@ -26,6 +26,7 @@ type fields struct {
 	members    []jsontext.Value
 	prefix     string // of the names of its members: "result."
 	violations *violations
+	lenient    bool // Options.IgnoreUnknown: members that are not asked for are dropped
 }
 
 // Marks that fields leaves on a value.
@@ -85,6 +86,14 @@ func (f fields) get(name string, need presence, kinds string) []jsontext.Value {
 // has reports whether a member is given, if only as null.
 func (f fields) has(name string) bool {
 	return jsontext.Find(f.members, name) >= 0
+}
+
+// empty reports whether no member is given, or all were dropped. It is asked after all else.
+func (f fields) empty() bool {
+	if !f.lenient {
+		return len(f.members) == 0
+	}
+	return !slices.ContainsFunc(f.members, func(m jsontext.Value) bool { return m.Mark&asked != 0 })
 }
 
 // null reports whether a member is given as null.
@@ -247,7 +256,7 @@ func (f fields) object(name string, need presence) (fields, bool) {
 		return fields{}, false
 	}
 	n[0].Mark |= opened
-	return fields{members: n[1:], prefix: f.prefix + name + ".", violations: f.violations}, true
+	return fields{n[1:], f.prefix + name + ".", f.violations, f.lenient}, true
 }
 
 // done reports every member that was never asked for, in objects that were
@@ -258,7 +267,7 @@ func (f fields) done() {
 		case n.Mark&asked == 0:
 			f.refuse(shown(n.Name), invalid.UnknownField)
 		case n.Mark&opened != 0:
-			fields{f.members[i+1 : i+n.Size], f.prefix + string(n.Name) + ".", f.violations}.done()
+			fields{f.members[i+1 : i+n.Size], f.prefix + string(n.Name) + ".", f.violations, false}.done()
 		}
 	}
 }

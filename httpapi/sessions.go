@@ -204,7 +204,7 @@ func (c *call) failed(err error) bool { return c.refused || err != nil && failed
 // checkPage refuses a call of a session by a page whose origin the account of the session
 // does not name.
 func (c *call) checkPage() error {
-	if c.origins == nil {
+	if c.opts.AccountOrigins == nil {
 		return nil
 	}
 	pages := c.pages()
@@ -215,7 +215,7 @@ func (c *call) checkPage() error {
 	if err != nil {
 		return err
 	}
-	allowed := c.origins(s.Account)
+	allowed := c.opts.AccountOrigins(s.Account)
 	for _, origin := range pages {
 		if !slices.Contains(allowed, origin) {
 			return originNotAllowed

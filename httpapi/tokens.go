@@ -140,7 +140,7 @@ var updateToken = &endpoint{
 				f.refuse(missing, invalid.DependsOn, given)
 			}
 
-			if u == (cardvault.TokenUpdate{}) && len(f.members) > 0 {
+			if u == (cardvault.TokenUpdate{}) && !f.empty() {
 				return nil // what is wrong with them is said
 			}
 			return u.Check()

@@ -25,6 +25,29 @@ func TestTranscripts(t *testing.T) {
 	}
 }
 
+// TestTranscriptsOmitAbsent plays the same with answers that have no null.
+func TestTranscriptsOmitAbsent(t *testing.T) {
+	playAll(t, transcript.Setup{OmitAbsent: true})
+}
+
+// TestTranscriptsIgnoreUnknown plays the same with requests that have unknown members and
+// parameters: the answers are the same.
+func TestTranscriptsIgnoreUnknown(t *testing.T) {
+	playAll(t, transcript.Setup{IgnoreUnknown: true})
+}
+
+// playAll plays all transcripts in memory.
+func playAll(t *testing.T, s transcript.Setup) {
+	for _, file := range transcript.Files(t, "testdata/transcripts") {
+		t.Run(file.Name, func(t *testing.T) {
+			file.Play(t, false, func(*testing.T) *transcript.Setup {
+				s.Stores = []store.Store{memstore.New()}
+				return &s
+			})
+		})
+	}
+}
+
 // TestTranscriptsOnDisk plays the same on bbolt.
 func TestTranscriptsOnDisk(t *testing.T) {
 	for i, file := range transcript.Files(t, "testdata/transcripts") {

@@ -99,7 +99,7 @@ var updateWebhook = &endpoint{
 				}
 			}
 
-			if len(f.members) == 0 {
+			if f.empty() {
 				f.refuse("body", invalid.EmptyPatch)
 			}
 			c.checkWebhook(f, u.URL, u.Description)

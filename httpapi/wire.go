@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"bytes"
 	"encoding/base64"
 	"strconv"
 
@@ -162,6 +163,38 @@ func appendTask(o *wire.Object, s *cardvault.Session) {
 		o.Text("scheme", s.Scheme.String())
 	}
 	o.Close()
+}
+
+// omitNull removes the members that are null from JSON without spaces, in place.
+func omitNull(b []byte) []byte {
+	kept := b[:0]
+	for i := 0; i < len(b); {
+		if b[i] != '"' {
+			if b[i] == '}' {
+				kept = bytes.TrimSuffix(kept, []byte(",")) // of members that are left out
+			}
+			kept = append(kept, b[i])
+			i++
+			continue
+		}
+
+		end := i + 1
+		for b[end] != '"' {
+			if b[end] == '\\' {
+				end++
+			}
+			end++
+		}
+		end++
+
+		if rest, ok := bytes.CutPrefix(b[end:], []byte(":null")); ok {
+			i = len(b) - len(bytes.TrimPrefix(rest, []byte(",")))
+			continue
+		}
+		kept = append(kept, b[i:end]...)
+		i = end
+	}
+	return kept
 }
 
 // appendFailure appends the answer to a call that failed.

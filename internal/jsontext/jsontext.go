@@ -23,11 +23,12 @@ const (
 // inside it. Name and Text point into the text that was parsed, so that
 // clearing it erases the card everywhere.
 type Value struct {
-	Kind byte   // what it begins with: { [ " t f n; the digit 0 for any number
-	Mark byte   // for the caller's use; zero after Parse
-	Size int    // in values, itself included
-	Name []byte // of a member, unescaped
-	Text []byte // of a string, unescaped; of a number, as it is written
+	Kind       byte   // what it begins with: { [ " t f n; the digit 0 for any number
+	Mark       byte   // for the caller's use; zero after Parse
+	Size       int    // in values, itself included
+	Start, End int    // of the value in the text, as it was received
+	Name       []byte // of a member, unescaped
+	Text       []byte // of a string, unescaped; of a number, as it is written
 }
 
 // Parse parses one JSON object as RFC 8259 has it, and stricter: UTF-8 without
@@ -59,32 +60,12 @@ func Find[T ~string | ~[]byte](members []Value, name T) int {
 	return -1
 }
 
-// Member returns where the value of a member of the outer object stands in text as it
-// was received, from the first byte of the value to the one after its last; ok is false if
-// there is no such member or text cannot be parsed. Text stays as it is.
-func Member(text []byte, name string) (start, end int, ok bool) {
-	p := parser{data: bytes.Clone(text), values: make([]Value, 0, 8), wanted: &name}
-	defer clear(p.data)
-	p.space()
-	if p.peek() != '{' || !p.value(nil, 1) {
-		return 0, 0, false
-	}
-	p.space()
-	if p.pos < len(text) || p.end == 0 {
-		return 0, 0, false
-	}
-	return p.start, p.end, true
-}
-
 // The methods of a parser that return a bool report whether they found what
 // they look for; nothing is read after the first that did not.
 type parser struct {
 	data   []byte
 	pos    int
 	values []Value
-
-	wanted     *string // name of the member that Member looks for
-	start, end int     // of its value
 }
 
 // peek returns the next byte. The 0 at the end begins nothing in JSON.
@@ -120,7 +101,7 @@ func (p *parser) value(name []byte, depth int) (ok bool) {
 		return false
 	}
 
-	p.values = append(p.values, Value{Kind: p.peek(), Size: 1, Name: name})
+	p.values = append(p.values, Value{Kind: p.peek(), Size: 1, Start: p.pos, Name: name})
 	switch p.peek() {
 	case '{':
 		ok = p.inside(i, depth, '}')
@@ -139,7 +120,7 @@ func (p *parser) value(name []byte, depth int) (ok bool) {
 		p.values[i].Text, ok = p.number()
 	}
 
-	p.values[i].Size = len(p.values) - i
+	p.values[i].Size, p.values[i].End = len(p.values)-i, p.pos
 	return ok
 }
 
@@ -165,12 +146,8 @@ func (p *parser) inside(i, depth int, end byte) bool {
 			p.space()
 		}
 
-		start := p.pos
 		if !p.value(name, depth+1) {
 			return false
-		}
-		if p.wanted != nil && depth == 1 && end == '}' && string(name) == *p.wanted {
-			p.start, p.end = start, p.pos
 		}
 
 		p.space()

@@ -45,6 +45,15 @@ type Setup struct {
 
 	// ClientAddr is that of the replicas: see [httpapi.Options].
 	ClientAddr func(*http.Request) netip.Addr
+
+	// OmitAbsent is that of the replicas. Answers are expected without members that are
+	// null.
+	OmitAbsent bool
+
+	// IgnoreUnknown is that of the replicas. Every request gets an unknown member, if it has
+	// a body that is an object, and an unknown parameter. Requests that are refused for one
+	// are left out.
+	IgnoreUnknown bool
 }
 
 const number = "4242424242424242"
@@ -179,6 +188,7 @@ func (w *world) open(t *testing.T, stores []store.Store, opts *cardvault.Options
 func (w *world) serve(t *testing.T, vaults []*cardvault.Vault, opts httpapi.Options) http.Handler {
 	t.Helper()
 	opts.Logger, opts.ClientAddr = w.opts.Logger, w.setup.ClientAddr
+	opts.OmitAbsent, opts.IgnoreUnknown = w.setup.OmitAbsent, w.setup.IgnoreUnknown
 	var replicas []http.Handler
 	for _, v := range vaults {
 		h, err := httpapi.NewHandler(v, &opts)
