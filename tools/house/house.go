@@ -29,11 +29,12 @@ type measure struct {
 // A house holds the packages of a repository, in all its modules and without tests, by folder.
 type house map[string]*room
 
-// A room is one package.
+// A room is one package, or prose outside of packages.
 type room struct {
 	dir       string
 	files     []*file
 	functions []function
+	prose     []passage
 
 	// Of the files for this system alone.
 	types *types.Package
@@ -86,6 +87,7 @@ func open(dir string) (house, error) {
 		problems = append(problems, err)
 		h[r.dir] = r
 	}
+	problems = append(problems, h.addProse(dir))
 	return h, errors.Join(problems...)
 }
 
@@ -97,12 +99,17 @@ func modulesOf(dir string) (found []string, err error) {
 			return err
 		case d.Name() == "go.mod":
 			found = append(found, filepath.Dir(path))
-		case path != dir && d.IsDir() && (d.Name() == "testdata" || d.Name() == "node_modules" || strings.HasPrefix(d.Name(), ".")):
+		case path != dir && d.IsDir() && passedOver(d):
 			return fs.SkipDir
 		}
 		return nil
 	})
 	return found, err
+}
+
+// passedOver reports whether a folder is none of the repository's own text.
+func passedOver(d fs.DirEntry) bool {
+	return d.Name() == "testdata" || d.Name() == "node_modules" || strings.HasPrefix(d.Name(), ".")
 }
 
 func newRoom(dir string, p *packages.Package) (*room, error) {
@@ -114,7 +121,7 @@ func newRoom(dir string, p *packages.Package) (*room, error) {
 	// Files for other systems have lengths and paragraphs too.
 	for _, path := range p.IgnoredFiles {
 		if strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
-			syntax, err := parser.ParseFile(p.Fset, path, nil, parser.SkipObjectResolution)
+			syntax, err := parser.ParseFile(p.Fset, path, nil, parser.ParseComments|parser.SkipObjectResolution)
 			if err != nil {
 				return r, err
 			}
@@ -138,10 +145,10 @@ func newRoom(dir string, p *packages.Package) (*room, error) {
 	return r, nil
 }
 
-// at returns one package, or all of them in the order of their folders.
+// at returns one room, or all packages in the order of their folders.
 func (h house) at(where string) (all []*room) {
 	for _, dir := range slices.Sorted(maps.Keys(h)) {
-		if where == everywhere || where == dir {
+		if where == everywhere && len(h[dir].files) > 0 || where == dir {
 			all = append(all, h[dir])
 		}
 	}

@@ -84,6 +84,18 @@ func TestMeasures(t *testing.T) {
 		{circle, root, 0, nil},
 		{circle, "nested", 3, []string{"nested/a.go", "nested/b.go", "nested/c.go"}},
 		{circle, everywhere, 3, []string{"nested/a.go", "nested/b.go", "nested/c.go"}},
+		{calques, "words", 12, []string{
+			"words/words.go:1: what is",
+			"words/words.go:2: tell",
+			"words/words.go:13: nobody",
+			"words/words.go:13: what it",
+			"words/words.go:13: one that",
+			"words/words.go:13: is of no",
+		}},
+		{sentences, "words", 11, []string{"words/words.go:11: 26 words"}},
+		{calques, "README.md", 6, []string{"README.md:1: Of a", "README.md:3: All but", "README.md:9: whoever"}},
+		{calques, "docs", 2, []string{"docs/deep/page.md:1: Somebody"}},
+		{calques, allTests, 0, nil},
 		{listings, root, 2, []string{"work.go:3 names 4", "work.go:9 names 3"}},
 	} {
 		figure, names := test.of.take(h, test.where)

@@ -26,10 +26,11 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	bounds := append(limits, h.proseLimits(behind)...)
 	if !*quiet {
-		h.print(os.Stdout, limits)
+		h.print(os.Stdout, bounds)
 	}
-	holds := h.check(os.Stdout, limits, *verbose)
+	holds := h.check(os.Stdout, bounds, *verbose)
 	if err := h.checkPicture(*dir); err != nil {
 		fmt.Println("FAIL:", err)
 		holds = false
@@ -40,7 +41,7 @@ func main() {
 }
 
 // columns are the figures of each package.
-var columns = []measure{lines, counted, walls, p99, longest, over75, over100, circle, hidden}
+var columns = []measure{lines, counted, walls, p99, longest, over75, over100, circle, hidden, calques, sentences}
 
 // print prints the figures that have limits, and then the figures of each package.
 func (h house) print(out io.Writer, bounds []limit) {
