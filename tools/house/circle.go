@@ -47,7 +47,7 @@ func (r *room) circle() (largest []string) {
 
 type arrow struct{ from, to *file }
 
-// arrows returns the pairs of files of which the first names something of the second.
+// arrows returns the pairs of files where the first names a declaration of the second.
 func (r *room) arrows() map[arrow]bool {
 	files := map[string]*file{}
 	for _, f := range r.files {

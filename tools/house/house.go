@@ -36,7 +36,7 @@ type room struct {
 	functions []function
 	prose     []passage
 
-	// Of the files for this system alone.
+	// These cover only the files for this system.
 	types *types.Package
 	info  *types.Info
 	set   *token.FileSet
@@ -107,7 +107,7 @@ func modulesOf(dir string) (found []string, err error) {
 	return found, err
 }
 
-// passedOver reports whether a folder is none of the repository's own text.
+// passedOver reports whether a folder holds other people's text, or test data.
 func passedOver(d fs.DirEntry) bool {
 	return d.Name() == "testdata" || d.Name() == "node_modules" || strings.HasPrefix(d.Name(), ".")
 }

@@ -21,7 +21,8 @@ const (
 	pictureEnd   = "```\n<!-- end of picture -->\n"
 )
 
-// outside are the folders whose packages are not drawn: nobody who uses the product links them.
+// outside are the folders whose packages are not drawn, because programs that use the
+// product do not link them.
 var outside = []string{"examples", "test", "tools", "internal/bench", "internal/bubble", "internal/doctest", "internal/familytest",
 	"internal/fault", "internal/floorplan", "internal/ledgertest", "internal/printtest", "internal/realtest", "internal/transcript", "store/pgstore/bench"}
 
@@ -29,10 +30,10 @@ func drawn(dir string) bool {
 	return !slices.ContainsFunc(outside, func(folder string) bool { return dir == folder || strings.HasPrefix(dir, folder+"/") })
 }
 
-// picture returns the packages of the product, those that rest on others above them. Beside
-// each stand the packages that it imports, except those that one of them imports too.
+// picture draws the packages of the product, each above the packages it rests on. Beside
+// each stand its imports, except those that another import also imports.
 func (h house) picture() string {
-	below := map[string][]string{} // of each package: what it imports
+	below := map[string][]string{} // imports of each package
 	for _, r := range h.at(everywhere) {
 		if drawn(r.dir) {
 			below[r.dir] = h.importsOf(r)

@@ -18,8 +18,8 @@ import (
 	"strings"
 )
 
-// A passage is prose with its place: a comment, the message of an error, or a document.
-// Its line breaks are those of the file, so that each word has a line.
+// A passage is prose with its place: a comment, an error message or a document. It keeps
+// the line breaks of the file, so that each word has a line.
 type passage struct {
 	file string
 	line int
@@ -54,7 +54,7 @@ var calque, idiom = pattern(
 	`(is|are) (how|by what|after how|for how)`, `(by|at|from|after|with|under|for) (what|whose)`,
 	`of (which|whose|whom|what)`, `after how (long|many)`,
 	`(tells?|told)`, // erzählen
-	`(is|are|was|were|be) (no|none)( longer| more)?`, // kein
+	`(is|are|was|were|be) (no|none)( longer| more)?`,                                                // kein
 	`(all|any|every \w+|none|nothing|anything|everything|no \w+) but`, `but (for|those|that of|of)`, // außer
 	`gets`, `counts? as`, `that it concerns`, // gelten als
 	`(is|are|was|were) to be`,                                     // ist zu
