@@ -88,6 +88,7 @@ func openLog(path string, faults *logFaults) (*logStore, error) {
 		return nil, err
 	}
 	s := &logStore{mutant: mutant{Store: memstore.New()}, path: path, log: log, buffer: bufio.NewWriter(log), faults: faults}
+	var whole int64
 	for in := bufio.NewReader(log); ; {
 		var size int
 		var line string
@@ -101,7 +102,7 @@ func openLog(path string, faults *logFaults) (*logStore, error) {
 		}
 
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return s, nil // what was cut was not acknowledged
+			return s, log.Truncate(whole) // what was cut was not acknowledged
 		}
 		if err == nil {
 			err = gob.NewDecoder(bytes.NewReader(b)).Decode(&writes)
@@ -117,6 +118,7 @@ func openLog(path string, faults *logFaults) (*logStore, error) {
 		if err != nil {
 			return nil, errors.Join(store.ErrDamaged, err, log.Close())
 		}
+		whole += int64(len(line) + size)
 	}
 }
 
