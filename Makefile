@@ -62,8 +62,9 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 		grep -oE '^func Fuzz[A-Za-z0-9_]+' $$f | sed 's/^func //' | while read -r name; do \
 			echo "$$name in $$(dirname $$f)"; GOEXPERIMENT=jsonv2 go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./$$(dirname $$f) || exit 1; done || exit 1; done
 
-bundle: ## httpapi/cardentry/dist, of its sources
+bundle: ## httpapi/cardentry/dist and httpapi/openapi.json, of their sources
 	go run -C test ./bundle
+	go run -C test ./contract
 
 bench: ## ratios against raw bbolt and bare net/http (BENCH="import get …" selects)
 	go run ./internal/bench $(BENCH)

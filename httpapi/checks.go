@@ -68,7 +68,7 @@ func (h *handler) checkPath(c *call) error {
 		switch found.path[0] {
 		case "integrations":
 			c.header["X-Api-Stability"] = beta
-		case "sessions":
+		case "sessions", "openapi.yaml", "openapi.json":
 			h.allowOrigin(c, found)
 		}
 	}

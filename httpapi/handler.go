@@ -296,7 +296,7 @@ func (c *call) write(w http.ResponseWriter, err error) (status int) {
 		}
 	}
 	c.buffers.answer = c.answer
-	if c.opts.OmitAbsent && err == nil && c.contentType[0] == jsonType[0] {
+	if c.opts.OmitAbsent && err == nil && c.header["Etag"] == nil { // a file is as its tag says
 		c.answer = omitNull(c.answer)
 	}
 

@@ -73,6 +73,8 @@ var routes = []route{
 	componentRoute("frame.html"),
 	componentRoute("frame.js"),
 	componentRoute("frame.css"),
+	contractRoute("openapi.yaml", "application/yaml", contractYAML),
+	contractRoute("openapi.json", "application/json", contractJSON),
 }
 
 // route returns the route of a request, if it has one, its endpoint and the ids in

@@ -1,0 +1,45 @@
+package httpapi
+
+import (
+	"bytes"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+)
+
+// The contract is written in YAML, and go run -C test ./contract makes the JSON of it.
+var (
+	//go:embed openapi.yaml
+	contractYAML []byte
+
+	//go:embed openapi.json
+	contractJSON []byte
+)
+
+// OpenAPI returns the contract of the REST surface in OpenAPI 3.1, which the handler serves
+// at /openapi.yaml and /openapi.json: twice the same document. Its addresses are relative to
+// its own, under any prefix. The caller may change what it gets.
+func OpenAPI() (yaml, json []byte) { return bytes.Clone(contractYAML), bytes.Clone(contractJSON) }
+
+// revalidated is the Cache-Control of what is asked for anew every time, so that a client
+// never has the contract of an earlier version.
+var revalidated = []string{"no-cache"}
+
+// contractRoute is the route of the contract in one of its forms.
+func contractRoute(name, mediaType string, text []byte) route {
+	sum := sha256.Sum256(text)
+	tag := `"` + hex.EncodeToString(sum[:16]) + `"`
+	get := &endpoint{public: true, serve: func(c *call) error {
+		c.header["Etag"] = []string{tag}
+		c.header["Cache-Control"] = revalidated
+		c.header["Cross-Origin-Resource-Policy"] = anyOrigin
+		if hasTag(c.request.Header["If-None-Match"], tag) {
+			c.unchanged = true
+			return nil
+		}
+		c.contentType = []string{mediaType}
+		c.answer = append(c.answer, text...)
+		return nil
+	}}
+	return route{[]string{name}, map[string]*endpoint{"GET": get}}
+}
