@@ -45,8 +45,8 @@ func (s DeliveryStatus) String() string { return deliveryStatuses.Of(uint8(s)) }
 
 var deliveryStatuses = enum.Names{DeliveryPending: "pending", DeliveryDelivered: "delivered", DeliveryFailed: "failed"}
 
-// MarshalText returns what String does.
-func (s DeliveryStatus) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+// MarshalText returns the name, nothing for zero, and an error for a number without a name.
+func (s DeliveryStatus) MarshalText() ([]byte, error) { return enum.Text(s, DeliveryStatus.String) }
 
 // UnmarshalText reads what MarshalText writes.
 func (s *DeliveryStatus) UnmarshalText(text []byte) error {

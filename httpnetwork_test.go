@@ -131,8 +131,8 @@ func (a *wireAnswer) token() (*network.Token, error) {
 	if a.Token == nil {
 		return nil, errors.New("service answers without a token")
 	}
-	state, ok := network.ParseStatus(a.Token.State)
-	if !ok {
+	var state network.Status
+	if state.UnmarshalText([]byte(a.Token.State)) != nil {
 		return nil, errors.New("service answers with a state that is unknown")
 	}
 	return &network.Token{

@@ -32,7 +32,7 @@ var (
 	})
 	someFailure = rapid.Custom(func(t *rapid.T) cardvault.Failure {
 		return cardvault.Failure{
-			Source: network.Source(rapid.IntRange(1, 2).Draw(t, "source")), Code: network.Code(someText.Draw(t, "code")), Message: someText.Draw(t, "message"),
+			Source: network.Source(rapid.IntRange(0, 2).Draw(t, "source")), Code: network.Code(someText.Draw(t, "code")), Message: someText.Draw(t, "message"),
 			Retryable: rapid.Bool().Draw(t, "retryable"), SchemeCode: someText.Draw(t, "scheme code"),
 		}
 	})
@@ -43,7 +43,7 @@ var (
 			ExpiresAt: someTime.Draw(t, "expires"), InvalidatedAt: someTime.Draw(t, "invalidated"),
 			IIN: someText.Draw(t, "IIN"), LastFour: someText.Draw(t, "last four"), AccountNumberLength: rapid.IntRange(12, 19).Draw(t, "length"),
 			MaskedAccountNumber: someText.Draw(t, "masked"), BankName: someText.Draw(t, "bank"), Segment: someText.Draw(t, "segment"),
-			Status: cardvault.Status(rapid.IntRange(1, 2).Draw(t, "status")), Type: someText.Draw(t, "type"), CountryCode: someText.Draw(t, "country"),
+			Status: cardvault.Status(rapid.IntRange(0, 2).Draw(t, "status")), Type: someText.Draw(t, "type"), CountryCode: someText.Draw(t, "country"),
 			NetworkTokenStatus: network.Status(rapid.IntRange(0, 5).Draw(t, "network token")), Scheme: card.Scheme(rapid.IntRange(0, 7).Draw(t, "scheme")),
 			Identification: idv.Identification(rapid.IntRange(0, 2).Draw(t, "identification")), SupportsDeviceBinding: rapid.Bool().Draw(t, "binding"),
 			BusinessKey: someText.Draw(t, "key"), ImportProvider: someText.Draw(t, "provider"),

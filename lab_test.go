@@ -483,6 +483,9 @@ func (l *lab) notice(n network.Notice) *network.Notice {
 	if n.Token == (network.Ref{}) {
 		n.Token.ID = "network-token-1"
 	}
+	if n.By == 0 {
+		n.By = network.OwnerIssuer
+	}
 	return &n
 }
 

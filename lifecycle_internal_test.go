@@ -2,6 +2,7 @@ package cardvault
 
 import (
 	"context"
+	"encoding/hex"
 	"reflect"
 	"testing"
 	"time"
@@ -408,5 +409,31 @@ func TestProgressOfNotices(t *testing.T) {
 		if from.id != "" && row.notice.Kind <= network.NoticeResumed && old.status != from.status {
 			t.Errorf("%s after old notice %d: %v", row.from, row.notice.Kind, old.status)
 		}
+	}
+}
+
+// Stored network tokens stay as they are, those of former versions too: owners are numbered
+// from 0 there.
+func TestStoredOwners(t *testing.T) {
+	const stored = "02016e0301740401010a0105150101160102170103"
+	n := &networkToken{network: "n", id: "t", attempt: 1, suspendedBy: network.OwnersOf(network.OwnerIssuer, network.OwnerCardholder)}
+	for i, by := range []network.Owner{network.OwnerIssuer, network.OwnerScheme, network.OwnerCardholder} {
+		n.ownerAt[by-network.OwnerIssuer] = time.UnixMicro(int64(i + 1)).UTC()
+	}
+	if got := hex.EncodeToString(n.encode(nil)); got != stored {
+		t.Errorf("%s, want %s", got, stored)
+	}
+
+	plain, err := hex.DecodeString(stored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := decodeNetworkToken(plain); err != nil || !reflect.DeepEqual(got, n) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	p := progress{status: network.Active, networkToken: *n}
+	p = p.noticed(&network.Notice{Kind: network.NoticeSuspended, By: network.OwnerCardholder}, time.UnixMicro(9).UTC(), time.UnixMicro(9).UTC(), func(d time.Duration) time.Duration { return d })
+	if p.ownerAt != [ownerCount]time.Time{n.ownerAt[0], n.ownerAt[1], time.UnixMicro(9).UTC()} {
+		t.Errorf("news of the cardholder counts as %v", p.ownerAt)
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 // How many owners and states package network has. Their numbers are stored.
 const (
-	ownerCount           = network.OwnerCardholder + 1
+	ownerCount           = network.OwnerCardholder
 	networkTokenStatuses = network.Failed + 1
 )
 

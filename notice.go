@@ -256,7 +256,7 @@ func checkNotice(n *network.Notice) error {
 	if n.OccurredAt.IsZero() || n.OccurredAt.Before(ledger.FirstTime) || n.OccurredAt.After(ledger.LastTime) {
 		errs = append(errs, &FieldError{"OccurredAt", invalid.OutOfRange, "must be a time of this century"})
 	}
-	if n.By >= ownerCount {
+	if n.By > ownerCount || n.By == 0 && n.Kind.HasOwner() {
 		errs = append(errs, &FieldError{"By", invalid.Enum, "must be an owner"})
 	}
 	if n.Card != nil && !plausible.CardState(n.Card) {
@@ -340,7 +340,7 @@ func (p *progress) refuseNoticed(n *network.Notice, at time.Time) {
 // ownersNoticed applies that one owner suspends the network token or no longer
 // does.
 func (p *progress) ownersNoticed(n *network.Notice, at time.Time) {
-	if at.Before(p.stateAt) || at.Before(p.ownerAt[n.By]) {
+	if at.Before(p.stateAt) || at.Before(p.ownerAt[n.By-1]) {
 		return
 	}
 	if _, ok := transition.Next(p.status, transition.Suspended); !ok {
@@ -354,7 +354,7 @@ func (p *progress) ownersNoticed(n *network.Notice, at time.Time) {
 	if n.Kind == network.NoticeSuspended {
 		owners, schemeCode = p.suspendedBy|network.OwnersOf(n.By), n.SchemeCode
 	}
-	p.ownerAt[n.By] = at
+	p.ownerAt[n.By-1] = at
 	if owners == p.suspendedBy {
 		return
 	}

@@ -268,7 +268,7 @@ func TestSuspensionOwners(t *testing.T) {
 	}
 	const suspended, resumed = network.NoticeSuspended, network.NoticeResumed
 	const issuer, scheme, holder = network.OwnerIssuer, network.OwnerScheme, network.OwnerCardholder
-	codes := map[string]string{"suspended_by_issuer": "code 0", "suspended_by_scheme": "code 1", "suspended_by_cardholder": "code 2"}
+	codes := map[string]string{"suspended_by_issuer": "code issuer", "suspended_by_scheme": "code scheme", "suspended_by_cardholder": "code cardholder"}
 	for what, test := range map[string]struct {
 		notices []notice
 		want    string
@@ -716,28 +716,29 @@ func TestInvalidNotices(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id := l.become(active)
 		now := time.Now()
-		good := notice{ID: "n", Kind: network.NoticeSuspended, OccurredAt: now, Token: network.Ref{ID: "network-token-1"}}
+		good := notice{ID: "n", Kind: network.NoticeSuspended, By: network.OwnerIssuer, OccurredAt: now, Token: network.Ref{ID: "network-token-1"}}
 		long := strings.Repeat("x", 256)
 		for what, test := range map[string]struct {
 			spoil func(*notice)
 			want  []string
 		}{
-			"no id":            {func(n *notice) { n.ID = "" }, []string{"ID"}},
-			"a long id":        {func(n *notice) { n.ID = long }, []string{"ID"}},
-			"no token":         {func(n *notice) { n.Token = network.Ref{} }, []string{"Token"}},
-			"a long token":     {func(n *notice) { n.Token.ID = long }, []string{"Token"}},
-			"a long key":       {func(n *notice) { n.Token.IdempotencyKey = long }, []string{"Token"}},
-			"no kind":          {func(n *notice) { n.Kind = 0 }, []string{"Kind"}},
-			"kind 11":          {func(n *notice) { n.Kind = network.NoticeArtChanged + 1 }, []string{"Kind"}},
-			"no time":          {func(n *notice) { n.OccurredAt = time.Time{} }, []string{"OccurredAt"}},
-			"a time of 1999":   {func(n *notice) { n.OccurredAt = time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"OccurredAt"}},
-			"a time of 2101":   {func(n *notice) { n.OccurredAt = time.Date(2101, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"OccurredAt"}},
-			"nobody":           {func(n *notice) { n.By = network.OwnerCardholder + 1 }, []string{"By"}},
-			"three digits":     {func(n *notice) { n.Card = &network.CardState{LastFour: "424"} }, []string{"Card"}},
-			"no digits":        {func(n *notice) { n.Card = &network.CardState{LastFour: "abcd"} }, []string{"Card"}},
-			"a bad expiry":     {func(n *notice) { n.Card = &network.CardState{Expiry: card.Expiry{Month: 13, Year: 2030}} }, []string{"Card"}},
-			"refused for what": {func(n *notice) { n.Kind = network.NoticeRefused }, []string{"Failure"}},
-			"many things":      {func(n *notice) { *n = notice{Card: &network.CardState{LastFour: "4"}} }, []string{"ID", "Token", "Kind", "OccurredAt", "Card"}},
+			"no id":             {func(n *notice) { n.ID = "" }, []string{"ID"}},
+			"a long id":         {func(n *notice) { n.ID = long }, []string{"ID"}},
+			"no token":          {func(n *notice) { n.Token = network.Ref{} }, []string{"Token"}},
+			"a long token":      {func(n *notice) { n.Token.ID = long }, []string{"Token"}},
+			"a long key":        {func(n *notice) { n.Token.IdempotencyKey = long }, []string{"Token"}},
+			"no kind":           {func(n *notice) { n.Kind = 0 }, []string{"Kind"}},
+			"kind 11":           {func(n *notice) { n.Kind = network.NoticeArtChanged + 1 }, []string{"Kind"}},
+			"no time":           {func(n *notice) { n.OccurredAt = time.Time{} }, []string{"OccurredAt"}},
+			"a time of 1999":    {func(n *notice) { n.OccurredAt = time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"OccurredAt"}},
+			"a time of 2101":    {func(n *notice) { n.OccurredAt = time.Date(2101, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"OccurredAt"}},
+			"nobody":            {func(n *notice) { n.By = network.OwnerCardholder + 1 }, []string{"By"}},
+			"suspended by whom": {func(n *notice) { n.By = 0 }, []string{"By"}},
+			"three digits":      {func(n *notice) { n.Card = &network.CardState{LastFour: "424"} }, []string{"Card"}},
+			"no digits":         {func(n *notice) { n.Card = &network.CardState{LastFour: "abcd"} }, []string{"Card"}},
+			"a bad expiry":      {func(n *notice) { n.Card = &network.CardState{Expiry: card.Expiry{Month: 13, Year: 2030}} }, []string{"Card"}},
+			"refused for what":  {func(n *notice) { n.Kind = network.NoticeRefused }, []string{"Failure"}},
+			"many things":       {func(n *notice) { *n = notice{Card: &network.CardState{LastFour: "4"}} }, []string{"ID", "Token", "Kind", "OccurredAt", "Card"}},
 			"what holds a card": {func(n *notice) {
 				n.ID, n.Card = long+"4242424242424242", &network.CardState{LastFour: "4242424242424242"}
 			}, []string{"ID", "Card"}},

@@ -27,19 +27,16 @@ const (
 	Sandbox             // test cards; new accounts have every approval
 )
 
-// MarshalText returns what String does.
-func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+// MarshalText returns the name, or an error for a number without one.
+func (m Mode) MarshalText() ([]byte, error) { return enum.Text(m, Mode.String) }
 
 // UnmarshalText reads what MarshalText writes.
 func (m *Mode) UnmarshalText(text []byte) error { return enum.Read(text, m, Mode.String) }
 
 // String returns "live" or "sandbox".
-func (m Mode) String() string {
-	if m == Sandbox {
-		return "sandbox"
-	}
-	return "live"
-}
+func (m Mode) String() string { return modeNames.Of(uint8(m)) }
+
+var modeNames = enum.Names{Live: "live", Sandbox: "sandbox"}
 
 // Options are the optional parts of a vault. The zero value is a live vault
 // with the defaults below.

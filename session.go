@@ -260,8 +260,8 @@ func (s SessionState) String() string { return sessionStates.Of(uint8(s)) }
 
 var sessionStates = enum.Names{SessionOpen: "open", SessionIdentifying: "identifying", SessionSucceeded: "succeeded", SessionFailed: "failed"}
 
-// MarshalText returns what String does.
-func (s SessionState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+// MarshalText returns the name, nothing for zero, and an error for a number without a name.
+func (s SessionState) MarshalText() ([]byte, error) { return enum.Text(s, SessionState.String) }
 
 // UnmarshalText reads what MarshalText writes.
 func (s *SessionState) UnmarshalText(text []byte) error {

@@ -137,8 +137,8 @@ func (s Status) String() string { return statusNames.Of(uint8(s)) }
 
 var statusNames = enum.Names{StatusActive: "active", StatusInvalid: "invalid"}
 
-// MarshalText returns what String does.
-func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+// MarshalText returns the name, nothing for zero, and an error for a number without a name.
+func (s Status) MarshalText() ([]byte, error) { return enum.Text(s, Status.String) }
 
 // UnmarshalText reads what MarshalText writes.
 func (s *Status) UnmarshalText(text []byte) error { return enum.Read(text, s, Status.String) }

@@ -23,18 +23,8 @@ const (
 // String returns the name that answers use, such as "VISA".
 func (s Scheme) String() string { return iin.Scheme(s).String() }
 
-// MarshalText returns what String does.
-func (s Scheme) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+// MarshalText returns the name, or an error for a number without one.
+func (s Scheme) MarshalText() ([]byte, error) { return enum.Text(s, Scheme.String) }
 
 // UnmarshalText reads what MarshalText writes.
 func (s *Scheme) UnmarshalText(text []byte) error { return enum.Read(text, s, Scheme.String) }
-
-// ParseScheme returns the scheme of a name that String gives.
-func ParseScheme(name string) (Scheme, bool) {
-	for s := range Scheme(iin.Schemes) {
-		if s.String() == name {
-			return s, true
-		}
-	}
-	return 0, false
-}

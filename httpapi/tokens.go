@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault"
@@ -73,12 +74,10 @@ var listTokens = &endpoint{
 		page, err := c.readList(func(q *query) {
 			o.From, o.To = q.span()
 			for _, name := range listOf(q, "network_token_status", statusNames) {
-				s, _ := network.ParseStatus(name)
-				o.NetworkTokenStatus = append(o.NetworkTokenStatus, s)
+				o.NetworkTokenStatus = append(o.NetworkTokenStatus, network.Status(slices.Index(statusNames, name)))
 			}
 			for _, name := range listOf(q, "scheme", schemeNames) {
-				s, _ := card.ParseScheme(name)
-				o.Scheme = append(o.Scheme, s)
+				o.Scheme = append(o.Scheme, card.Scheme(slices.Index(schemeNames, name)))
 			}
 			o.BusinessKey, _ = q.text("business_key", 1, maxText)
 		})
@@ -196,17 +195,20 @@ var consumeToken = &endpoint{
 // maxText is the most characters of a text, as in the vault.
 const maxText = 255
 
-var schemeNames, statusNames = namesOf(card.ParseScheme, card.Scheme.String),
-	namesOf(network.ParseStatus, network.Status.String)
+// Names of enumerations, by their numbers.
+var schemeNames, statusNames = namesOf[card.Scheme](), namesOf[network.Status]()
 
 // namesOf returns the names of all values of an enumeration from 0 on.
-func namesOf[T ~uint8](parse func(string) (T, bool), name func(T) string) (all []string) {
+func namesOf[T interface {
+	~uint8
+	MarshalText() ([]byte, error)
+}]() (all []string) {
 	for v := T(0); ; v++ {
-		n := name(v)
-		if w, ok := parse(n); !ok || w != v {
+		name, err := v.MarshalText()
+		if err != nil {
 			return all
 		}
-		all = append(all, n)
+		all = append(all, string(name))
 	}
 }
 

@@ -107,8 +107,8 @@ func (s State) String() string { return states.Of(uint8(s)) }
 
 var states = enum.Names{Pending: "pending", Passed: "passed", NotNeeded: "not_needed", Failed: "failed"}
 
-// MarshalText returns what String does.
-func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+// MarshalText returns the name, nothing for zero, and an error for a number without a name.
+func (s State) MarshalText() ([]byte, error) { return enum.Text(s, State.String) }
 
 // UnmarshalText reads what MarshalText writes.
 func (s *State) UnmarshalText(text []byte) error { return enum.Read(text, s, State.String) }
@@ -140,12 +140,12 @@ const (
 )
 
 // String returns "none", "checked" or "skipped".
-func (i Identification) String() string {
-	return [...]string{"none", "checked", "skipped"}[i%3]
-}
+func (i Identification) String() string { return identifications.Of(uint8(i)) }
 
-// MarshalText returns what String does.
-func (i Identification) MarshalText() ([]byte, error) { return []byte(i.String()), nil }
+var identifications = enum.Names{None: "none", Checked: "checked", Skipped: "skipped"}
+
+// MarshalText returns the name, or an error for a number without one.
+func (i Identification) MarshalText() ([]byte, error) { return enum.Text(i, Identification.String) }
 
 // UnmarshalText reads what MarshalText writes.
 func (i *Identification) UnmarshalText(text []byte) error {

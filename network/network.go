@@ -23,7 +23,6 @@ package network
 import (
 	"context"
 	"errors"
-	"strings"
 	"time"
 
 	"github.com/cardvault/cardvault/card"
@@ -205,41 +204,6 @@ type Token struct {
 type CardState struct {
 	LastFour string      // digits; "" if they are not known
 	Expiry   card.Expiry // zero if it is not known
-}
-
-// An Owner is somebody who can suspend a network token. It is active again
-// when nobody suspends it.
-type Owner uint8
-
-const (
-	OwnerIssuer Owner = iota
-	OwnerScheme
-	OwnerCardholder // or somebody on behalf of the cardholder
-)
-
-// Owners is a set of owners: bit 1<<o for each Owner o.
-type Owners uint8
-
-// Has reports whether an owner is in the set.
-func (o Owners) Has(owner Owner) bool { return o&(1<<owner) != 0 }
-
-// String returns the names of the owners, such as "issuer scheme".
-func (o Owners) String() string {
-	var all []string
-	for owner, name := range []string{OwnerIssuer: "issuer", OwnerScheme: "scheme", OwnerCardholder: "cardholder"} {
-		if o.Has(Owner(owner)) {
-			all = append(all, name)
-		}
-	}
-	return strings.Join(all, " ")
-}
-
-// OwnersOf returns the set of some owners.
-func OwnersOf(owners ...Owner) (all Owners) {
-	for _, o := range owners {
-		all |= 1 << o
-	}
-	return all
 }
 
 // A CryptogramRequest asks for a cryptogram.

@@ -1,6 +1,10 @@
 package network
 
-import "time"
+import (
+	"time"
+
+	"github.com/cardvault/cardvault/internal/enum"
+)
 
 // A NoticeKind says what a notice is about.
 type NoticeKind uint8
@@ -18,6 +22,26 @@ const (
 	NoticeArtChanged                         // the card has new art: Art
 )
 
+// String returns the name of the constant in lower case, such as "card_replaced".
+func (k NoticeKind) String() string { return kindNames.Of(uint8(k)) }
+
+var kindNames = enum.Names{
+	NoticeActivated: "activated", NoticeRefused: "refused", NoticeSuspended: "suspended", NoticeResumed: "resumed",
+	NoticeDeleted: "deleted", NoticeInvalidated: "invalidated", NoticeCardReplaced: "card_replaced",
+	NoticeCardRenewed: "card_renewed", NoticeTokenRenewed: "token_renewed", NoticeArtChanged: "art_changed",
+}
+
+// MarshalText returns the name, nothing for zero, and an error for a number without a name.
+func (k NoticeKind) MarshalText() ([]byte, error) { return enum.Text(k, NoticeKind.String) }
+
+// UnmarshalText reads what MarshalText writes.
+func (k *NoticeKind) UnmarshalText(text []byte) error { return enum.Read(text, k, NoticeKind.String) }
+
+// HasOwner reports whether By is of a notice of this kind: suspended, resumed or deleted.
+func (k NoticeKind) HasOwner() bool {
+	return k == NoticeSuspended || k == NoticeResumed || k == NoticeDeleted
+}
+
 // A Notice tells of a change at the network.
 type Notice struct {
 	// ID tells notices apart: 1 to 255 bytes. A notice that is delivered again
@@ -30,7 +54,7 @@ type Notice struct {
 	// Token is the network token by its ID, or by IdempotencyKey while the answer
 	// to Provision that tells the ID is lost.
 	Token      Ref
-	By         Owner
+	By         Owner  // of the kinds that have one: see [NoticeKind.HasOwner]
 	SchemeCode string // the network's reason, "" for none
 	Card       *CardState
 	Art        string

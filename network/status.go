@@ -14,33 +14,18 @@ const (
 	Failed                     // provisioning failed
 )
 
-var statusNames = [...]string{
-	"not_available", "pending", "active", "inactive", "deleted", "failed",
-}
-
 // String returns the name that answers use.
-func (s Status) String() string {
-	if int(s) < len(statusNames) {
-		return statusNames[s]
-	}
-	return "unknown"
+func (s Status) String() string { return statusNames.Of(uint8(s)) }
+
+var statusNames = enum.Names{
+	NotAvailable: "not_available", Pending: "pending", Active: "active", Inactive: "inactive", Deleted: "deleted", Failed: "failed",
 }
 
-// MarshalText returns what String does.
-func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+// MarshalText returns the name, or an error for a number without one.
+func (s Status) MarshalText() ([]byte, error) { return enum.Text(s, Status.String) }
 
 // UnmarshalText reads what MarshalText writes.
 func (s *Status) UnmarshalText(text []byte) error { return enum.Read(text, s, Status.String) }
-
-// ParseStatus returns the status of a name that String gives.
-func ParseStatus(name string) (Status, bool) {
-	for s, n := range statusNames {
-		if n == name {
-			return Status(s), true
-		}
-	}
-	return 0, false
-}
 
 // A Source says who caused a failure.
 type Source uint8
@@ -51,18 +36,12 @@ const (
 )
 
 // String returns "scheme" or "configuration".
-func (s Source) String() string {
-	switch s {
-	case SourceScheme:
-		return "scheme"
-	case SourceConfiguration:
-		return "configuration"
-	}
-	return "unknown"
-}
+func (s Source) String() string { return sourceNames.Of(uint8(s)) }
 
-// MarshalText returns what String does.
-func (s Source) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+var sourceNames = enum.Names{SourceScheme: "scheme", SourceConfiguration: "configuration"}
+
+// MarshalText returns the name, nothing for zero, and an error for a number without a name.
+func (s Source) MarshalText() ([]byte, error) { return enum.Text(s, Source.String) }
 
 // UnmarshalText reads what MarshalText writes.
 func (s *Source) UnmarshalText(text []byte) error { return enum.Read(text, s, Source.String) }

@@ -822,7 +822,8 @@ var faults = []struct {
 	{"notices have no kind", "Feeder", telling(func(n *network.Notice) { n.Kind = 0 })},
 	{"notices have no time", "Feeder", telling(func(n *network.Notice) { n.OccurredAt = time.Time{} })},
 	{"notices have no token", "Feeder", telling(func(n *network.Notice) { n.Token = network.Ref{} })},
-	{"notices have a strange owner", "Feeder", telling(func(n *network.Notice) { n.By = 3 })},
+	{"notices have a strange owner", "Feeder", telling(func(n *network.Notice) { n.By = 4 })},
+	{"notices have no owner", "Feeder", telling(func(n *network.Notice) { n.Kind, n.By = network.NoticeSuspended, 0 })},
 	{"notices of a refusal have none", "Feeder", telling(func(n *network.Notice) { n.Kind = network.NoticeRefused })},
 	{"notices hold a card number", "Feeder", telling(func(n *network.Notice) { n.SchemeCode = number })},
 }

@@ -764,7 +764,7 @@ func checkNotice(n *network.Notice) error {
 		return errors.New("networktest: notice: OccurredAt is missing")
 	case n.Token == network.Ref{}:
 		return errors.New("networktest: notice: Token is missing")
-	case n.By > network.OwnerCardholder:
+	case n.By > network.OwnerCardholder, n.By == 0 && n.Kind.HasOwner():
 		return errors.New("networktest: notice: By is not an owner")
 	case n.Kind == network.NoticeRefused:
 		if n.Failure == nil {

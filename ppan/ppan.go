@@ -123,20 +123,12 @@ const (
 )
 
 // String returns the name that answers use.
-func (s Status) String() string {
-	switch s {
-	case Valid:
-		return "VALID"
-	case Invalid:
-		return "INVALID"
-	case Error:
-		return "ERROR"
-	}
-	return "unknown"
-}
+func (s Status) String() string { return statusNames.Of(uint8(s)) }
 
-// MarshalText returns what String does.
-func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+var statusNames = enum.Names{Valid: "VALID", Invalid: "INVALID", Error: "ERROR"}
+
+// MarshalText returns the name, nothing for zero, and an error for a number without a name.
+func (s Status) MarshalText() ([]byte, error) { return enum.Text(s, Status.String) }
 
 // UnmarshalText reads what MarshalText writes.
 func (s *Status) UnmarshalText(text []byte) error { return enum.Read(text, s, Status.String) }

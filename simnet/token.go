@@ -38,10 +38,10 @@ type token struct {
 	Expiry     card.Expiry `json:"expiry"`              // of the network token
 	Generation int         `json:"generation,omitzero"` // of its number
 
-	State       status         `json:"state"`
-	StateAt     int64          `json:"state_at"`
-	SuspendedBy network.Owners `json:"suspended_by,omitzero"`
-	Invalidated bool           `json:"invalidated,omitzero"`
+	State       status `json:"state"`
+	StateAt     int64  `json:"state_at"`
+	SuspendedBy owners `json:"suspended_by,omitzero"`
+	Invalidated bool   `json:"invalidated,omitzero"`
 
 	Refusals int      `json:"refusals,omitzero"` // of cryptograms
 	Changes  int      `json:"changes,omitzero"`  // that were ever made or planned
@@ -54,8 +54,11 @@ type token struct {
 
 // Stored as numbers, not as text.
 type (
-	scheme card.Scheme
-	status network.Status
+	scheme     card.Scheme
+	status     network.Status
+	noticeKind network.NoticeKind
+	owner      uint8 // a network.Owner less one
+	owners     network.Owners
 )
 
 const (
@@ -73,11 +76,13 @@ type numbered struct {
 
 // A change is what happens to a network token, and is told by a notice.
 type change struct {
-	N    int                `json:"n"` // numbers those of a network token
-	Kind network.NoticeKind `json:"kind"`
-	By   network.Owner      `json:"by,omitzero"`
-	At   int64              `json:"at"`
+	N    int        `json:"n"` // numbers those of a network token
+	Kind noticeKind `json:"kind"`
+	By   owner      `json:"by,omitzero"`
+	At   int64      `json:"at"`
 }
+
+func (o owner) owner() network.Owner { return network.OwnerIssuer + network.Owner(o) }
 
 // A notice tells of a change from a time on.
 type notice struct {
@@ -135,9 +140,9 @@ func after(e card.Expiry, years int) card.Expiry {
 
 // next returns a change at a time, or just after the last one: vaults drop what
 // is older than what they know.
-func (t *token) next(kind network.NoticeKind, by network.Owner, at int64) change {
+func (t *token) next(what network.NoticeKind, by network.Owner, at int64) change {
 	t.Changes++
-	return change{t.Changes, kind, by, max(at, t.Last+1)}
+	return change{t.Changes, noticeKind(what), owner(by - network.OwnerIssuer), max(at, t.Last+1)}
 }
 
 // settle makes the changes that are due.
@@ -150,8 +155,8 @@ func (t *token) settle(now int64) {
 }
 
 // happen makes a change now, tells of it, and reports whether it means something.
-func (t *token) happen(kind network.NoticeKind, by network.Owner, now int64) bool {
-	c := t.next(kind, by, now)
+func (t *token) happen(what network.NoticeKind, by network.Owner, now int64) bool {
+	c := t.next(what, by, now)
 	if !t.apply(c) {
 		return false
 	}
@@ -165,50 +170,50 @@ func (t *token) happen(kind network.NoticeKind, by network.Owner, now int64) boo
 
 // apply makes a change and reports whether it means something in this state.
 func (t *token) apply(c change) bool {
-	owner := network.OwnersOf(c.By)
-	current, owners := t.State, t.SuspendedBy
-	switch c.Kind {
+	what, by := network.NoticeKind(c.Kind), owners(network.OwnersOf(c.By.owner()))
+	current, suspended := t.State, t.SuspendedBy
+	switch what {
 	case network.NoticeActivated:
 		if current != pending {
 			return false
 		}
 		current = active
 	case network.NoticeSuspended:
-		if current == pending || current == deleted || owners&owner != 0 {
+		if current == pending || current == deleted || suspended&by != 0 {
 			return false
 		}
-		current, owners = inactive, owners|owner
+		current, suspended = inactive, suspended|by
 	case network.NoticeResumed:
-		if owners&owner == 0 {
+		if suspended&by == 0 {
 			return false
 		}
-		if owners &^= owner; owners == 0 {
+		if suspended &^= by; suspended == 0 {
 			current = active
 		}
 	case network.NoticeDeleted, network.NoticeInvalidated:
 		if current == deleted {
 			return false
 		}
-		current, owners = deleted, 0
-		t.Invalidated = c.Kind == network.NoticeInvalidated
+		current, suspended = deleted, 0
+		t.Invalidated = what == network.NoticeInvalidated
 		t.Outbox = slices.DeleteFunc(t.Outbox, func(o notice) bool { return o.Due > c.At })
 	default:
 		if current == deleted {
 			return false
 		}
-		t.renew(c.Kind)
+		t.renew(what)
 	}
 
-	if current != t.State || owners != t.SuspendedBy {
-		t.State, t.SuspendedBy, t.StateAt = current, owners, c.At
+	if current != t.State || suspended != t.SuspendedBy {
+		t.State, t.SuspendedBy, t.StateAt = current, suspended, c.At
 	}
 	t.Last = c.At
 	return true
 }
 
 // renew changes what there is beside the state.
-func (t *token) renew(kind network.NoticeKind) {
-	switch kind {
+func (t *token) renew(what network.NoticeKind) {
+	switch what {
 	case network.NoticeCardReplaced:
 		four := newLastFours[0]
 		if t.Card.LastFour == four {
@@ -252,7 +257,7 @@ func (t *token) tell(row uuid.UUID, c numbered) *network.Token {
 		ID:                    tokenID(row),
 		State:                 network.Status(t.State),
 		StateAt:               time.UnixMicro(t.StateAt).UTC(),
-		SuspendedBy:           t.SuspendedBy,
+		SuspendedBy:           network.Owners(t.SuspendedBy),
 		Reason:                reason,
 		Invalidated:           t.Invalidated,
 		Card:                  c.state(),
@@ -274,15 +279,16 @@ var schemeCodes = map[network.NoticeKind]string{
 
 // notice returns a notice as the vault gets it.
 func (t *token) notice(row uuid.UUID, o notice) *network.Notice {
+	what := network.NoticeKind(o.Kind)
 	m := &network.Notice{
 		ID:         tokenID(row) + "-" + strconv.Itoa(o.N),
-		Kind:       o.Kind,
+		Kind:       what,
 		OccurredAt: time.UnixMicro(o.At).UTC(),
 		Token:      network.Ref{ID: tokenID(row)},
-		By:         o.By,
-		SchemeCode: schemeCodes[o.Kind],
+		By:         o.By.owner(),
+		SchemeCode: schemeCodes[what],
 	}
-	switch o.Kind {
+	switch what {
 	case network.NoticeCardReplaced, network.NoticeCardRenewed:
 		m.Card = t.Card.state()
 	case network.NoticeArtChanged:

@@ -142,19 +142,15 @@ func pathOf(ref network.Ref) string {
 // token calls the service for an answer about a network token.
 func (c *Client) token(ctx context.Context, method, path, key string, text []byte) (*network.Token, error) {
 	var a struct {
-		ID       string    `json:"id"`
-		State    string    `json:"state"`
-		Since    time.Time `json:"since"`
-		LastFour string    `json:"last_four"`
+		ID       string         `json:"id"`
+		State    network.Status `json:"state"`
+		Since    time.Time      `json:"since"`
+		LastFour string         `json:"last_four"`
 	}
 	if err := c.call(ctx, method, path, key, text, &a); err != nil {
 		return nil, err
 	}
-	state, ok := network.ParseStatus(a.State)
-	if !ok {
-		return nil, errors.New("aggregator: answer with an unknown state")
-	}
-	return &network.Token{ID: a.ID, State: state, StateAt: a.Since, Card: &network.CardState{LastFour: a.LastFour}}, nil
+	return &network.Token{ID: a.ID, State: a.State, StateAt: a.Since, Card: &network.CardState{LastFour: a.LastFour}}, nil
 }
 
 // call makes one request, and wipes its text. A refusal of the service is a [network.Error], an unknown network

@@ -17,9 +17,27 @@ func (all Names) Of(n uint8) string {
 	return unknown
 }
 
-// Read sets the number that text names, by the function that returns the name of a number.
-// Its error does not hold the text.
+// Text returns the name of a number, for Read. It returns no text for a zero without a name,
+// and an error for another number without one.
+func Text[T ~uint8](n T, name func(T) string) ([]byte, error) {
+	text := []byte(name(n))
+	if n == 0 && string(text) == unknown {
+		text = nil
+	}
+	var read T
+	if err := Read(text, &read, name); err != nil || read != n {
+		return nil, errors.New("cardvault: number has no name in the enumeration")
+	}
+	return text, nil
+}
+
+// Read sets the number that text names, by the function that returns the name of a number:
+// zero without text, unless zero has a name. Its error does not hold the text.
 func Read[T ~uint8](text []byte, to *T, name func(T) string) error {
+	if len(text) == 0 && name(0) == unknown {
+		*to = 0
+		return nil
+	}
 	for n := range 256 {
 		if s := name(T(n)); s == string(text) && s != unknown {
 			*to = T(n)

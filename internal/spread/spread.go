@@ -44,7 +44,7 @@ func (s *Spread) fields(f *tlv.Fields) {
 	tlv.Text(f, tagKey, &n.Token.IdempotencyKey)
 	tlv.Uint(f, tagKind, &n.Kind)
 	f.Time(tagAt, &n.OccurredAt)
-	tlv.Uint(f, tagBy, &n.By)
+	tlv.UintFrom(f, tagBy, &n.By, network.OwnerIssuer)
 	tlv.Text(f, tagSchemeCode, &n.SchemeCode)
 	tlv.Text(f, tagArt, &n.Art)
 

@@ -263,7 +263,7 @@ func (m *member) readText(value []byte, to reflect.Value) error {
 		}
 	case enumKind:
 		n := slices.Index(m.values, string(given))
-		if n < 0 || string(given) == "unknown" { // which is the name of numbers that have none
+		if n < 0 || string(given) == unnamed {
 			return isNot("one of its values")
 		}
 		to.SetUint(uint64(n))

@@ -143,6 +143,9 @@ func newMember(t reflect.Type, field int, called, option string) member {
 	return m
 }
 
+// unnamed is the name of numbers that have none: see package enum.
+const unnamed = "unknown"
+
 // valuesOf returns the name of each number of an enum.
 func valuesOf(t reflect.Type) []string {
 	all := make([]string, 256)
@@ -231,6 +234,10 @@ func (m *member) append(o *Object, v reflect.Value) {
 	case timeKind:
 		o.B = appendTime(o.B, *f.Addr().Interface().(*time.Time))
 	case enumKind:
+		if m.values[f.Uint()] == unnamed {
+			o.B = append(o.B, "null"...)
+			return
+		}
 		o.B = AppendString(o.B, m.values[f.Uint()])
 	case intKind:
 		o.B = strconv.AppendInt(o.B, f.Int(), 10)

@@ -165,7 +165,7 @@ func drain(t testing.TB, v *cardvault.Vault) {
 
 func suspended(n int, at time.Time, id string) *network.Notice {
 	return &network.Notice{
-		ID: fmt.Sprint(canary, "notice ", n), Kind: network.NoticeSuspended, OccurredAt: at,
+		ID: fmt.Sprint(canary, "notice ", n), Kind: network.NoticeSuspended, By: network.OwnerIssuer, OccurredAt: at,
 		Token: network.Ref{ID: id}, SchemeCode: canary,
 	}
 }

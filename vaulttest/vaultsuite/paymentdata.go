@@ -374,7 +374,7 @@ func provisionReplay(t *testing.T, s store.Store) {
 	token := usable(t, v, 1)
 	notice := func(kind network.NoticeKind, id string) {
 		noError(t, v.Notify(ctx, &network.Notice{
-			ID: canary + id, Kind: kind, OccurredAt: time.Now(),
+			ID: canary + id, Kind: kind, By: network.OwnerIssuer, OccurredAt: time.Now(),
 			Token: network.Ref{ID: canary + token.ID.String() + ":1"},
 		}))
 	}

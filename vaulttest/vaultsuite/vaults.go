@@ -69,7 +69,7 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		},
 		"Notify": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.Notify(ctx, &network.Notice{
-				ID: canary, Kind: network.NoticeSuspended, OccurredAt: time.Now(),
+				ID: canary, Kind: network.NoticeSuspended, By: network.OwnerIssuer, OccurredAt: time.Now(),
 				Token: network.Ref{ID: canary + token.ID.String() + ":1"},
 			})
 		},
