@@ -92,6 +92,7 @@ func (cl *cluster) open(ctx context.Context) (err error) {
 	cl.around, err = sandbox.New(sandbox.Options{
 		Network:         cl.network,
 		BaseURL:         baseURL,
+		File:            cl.file,
 		Origins:         c.origins,
 		SecurityCodeTTL: c.securityCodeTTL,
 		SessionTTL:      c.sessionTTL,

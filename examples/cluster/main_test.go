@@ -119,8 +119,8 @@ type process struct {
 	log *output
 }
 
-// startProcess starts one with flags, and waits for it to print curl lines if there is
-// somewhere to read its credentials.
+// startProcess starts one with flags, and waits for it to print lines for a shell if there
+// is somewhere to read its credentials.
 func startProcess(t *testing.T, data string, flags ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command(os.Args[0], flags...), log: &output{more: make(chan struct{})}}
@@ -144,13 +144,10 @@ func startProcess(t *testing.T, data string, flags ...string) *process {
 	if data == "" {
 		return p
 	}
-	for lines, curls := bufio.NewScanner(stdout), 0; curls < 3; {
+	for lines := bufio.NewScanner(stdout); !strings.HasSuffix(lines.Text(), sandboxtest.LastLine); {
 		if !lines.Scan() {
 			_ = p.Wait() // what it says counts
 			t.Fatalf("ended before it was ready: %s", p.log)
-		}
-		if strings.HasPrefix(lines.Text(), "curl ") {
-			curls++
 		}
 	}
 	go io.Copy(io.Discard, stdout)

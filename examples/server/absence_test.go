@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cardvault/cardvault/examples/internal/sandboxtest"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/go-jose/go-jose/v4"
 	"github.com/google/uuid"
@@ -164,7 +165,7 @@ func startHunt(t *testing.T) *hunt {
 			cmd.Wait()
 		}
 	})
-	h.stdout.wait(t, "\ncurl ", 1) // it answers
+	h.stdout.wait(t, sandboxtest.LastLine, 1) // it answers
 	data, err := os.ReadFile(filepath.Join(h.dir, "sandbox.json"))
 	if err != nil {
 		t.Fatal(err)

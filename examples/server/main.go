@@ -7,7 +7,7 @@
 //		[-origins http://127.0.0.1:8090,http://localhost:8090]
 //
 // At every start it writes what a client needs to DATA/sandbox.json and prints
-// curl lines that work. GET / is a page on which cards are entered and tokens
+// lines for a shell that end with an open cryptogram. GET / is a page on which cards are entered and tokens
 // tried. POST /simulator/tokens/{id}/{action} does to a stored card what its scheme
 // would. SIGINT and SIGTERM stop it; the second one at once.
 package main
@@ -104,9 +104,11 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, network.Close()) }()
 
+	file := filepath.Join(c.data, "sandbox.json")
 	around, err := sandbox.New(sandbox.Options{
 		Network:         network,
 		BaseURL:         baseURL,
+		File:            file,
 		Origins:         c.origins,
 		SecurityCodeTTL: c.securityCodeTTL,
 		SessionTTL:      c.sessionTTL,
@@ -128,12 +130,10 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, v.Close()) }()
 
-	file := filepath.Join(c.data, "sandbox.json")
 	credentials, err := sandbox.Open(ctx, v, file, log)
 	if err != nil {
 		return err
 	}
-
 	credentials.BaseURL = baseURL
 	handler, err := around.Handler(v, credentials.Accounts, rand.Text())
 	if err != nil {

@@ -1,4 +1,3 @@
-// Package doctest compares what documents say with the code.
 package doctest
 
 import (

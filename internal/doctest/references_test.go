@@ -88,6 +88,7 @@ var elsewhere = map[string]string{
 	"sandbox.json": "the sandbox makes it",
 	"node_modules": "npm makes it",
 	"Node.js":      "a program",
+	"open.py":      "docs/journeys.md has the reader write it",
 }
 
 // identifiers returns what each package of the repository declares, tests included. The

@@ -9,7 +9,10 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"strings"
 
 	"github.com/cardvault/cardvault"
@@ -142,23 +145,78 @@ func (b *Credentials) Write(file string) error {
 	return os.Rename(f.Name(), file)
 }
 
-// Announce prints how to use the sandbox whose credentials are in a file. The lines read
-// the key from there: what is printed is often kept, as the log of a container.
+// Announce prints how to use the sandbox whose credentials are in a file: lines for a shell
+// in another terminal, which end with an open cryptogram. They read keys and secrets from
+// the file: what is printed is often kept, as the log of a container.
 func (b *Credentials) Announce(w io.Writer, file string) {
+	lines := fromFile(file)
+	fmt.Fprintf(w, `Cardvault sandbox on %s
+API keys and secrets are in %s. Paste these lines into another terminal. They import a card, list tokens, request payment data once there is a network token, and decrypt it:
+
+%s
+
+`, b.BaseURL, lines.file, strings.Join(lines.journey(b.BaseURL), "\n"))
+}
+
+// fromFile returns how a shell reads credentials from a file.
+func fromFile(file string) shell {
 	if whole, err := filepath.Abs(file); err == nil {
-		file = whole // the lines are for another terminal
+		file = whole // lines are for another terminal
 	}
-	// The first key in the file is that of the first account.
-	key := `"x-api-key: $(grep -om1 'vk_test_[^"]*' ` + quoted(file) + `)"`
-	fmt.Fprintf(w, `Cardvault sandbox on %[1]s
-API keys and secrets are in %[2]s. Import a card, look at it, and get a payment cryptogram for the latest one:
+	_, err := exec.LookPath("jq")
+	return shell{file, err == nil}
+}
 
-curl -s %[1]s/cde-import -H %[3]s -H 'content-type: application/json' -d '{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}'
-curl -s '%[1]s/tokens?limit=5' -H %[3]s
-curl -s %[1]s/tokens/$(sleep 1; curl -s '%[1]s/tokens?limit=1' -H %[3]s | cut -d'"' -f6)/payment-data -H %[3]s -H 'content-type: application/json' -d '{"amount":1999,"currency_code":"EUR","reference":"order 7"}'
+// A shell is that of POSIX, with or without jq.
+type shell struct {
+	file string // of the credentials
+	jq   bool
+}
 
-`, b.BaseURL, file, key)
+// key returns the line that sets KEY to the API key of the first account.
+func (s shell) key() string { return "KEY=" + s.first("api_key") }
+
+// first returns a member of the first account in the file.
+func (s shell) first(member string) string {
+	if s.jq {
+		return "$(jq -r '.accounts[0]." + member + "' " + quoted(s.file) + ")"
+	}
+	return "$(grep -m1 '\"" + member + "\"' " + quoted(s.file) + " | cut -d'\"' -f4)"
+}
+
+// journey returns lines from an import to a cryptogram. Each answer ends with a newline.
+func (s shell) journey(baseURL string) []string {
+	const auth, body = ` -H "x-api-key: $KEY"`, ` -H 'content-type: application/json' -d `
+	curl, shown, id := "curl -s -w '\\n' ", "", ` | sed -n 's/^{"data":\[{"id":"\([^"]*\).*/\1/p'`
+	if s.jq {
+		curl, shown, id = "curl -s ", " | jq", " | jq -r '.data[0].id // empty'"
+	}
+
+	return []string{
+		s.key(),
+		curl + baseURL + "/cde-import" + auth + body + `'{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}'` + shown,
+		curl + "'" + baseURL + "/tokens?limit=5'" + auth + shown,
+		"for i in $(seq 60); do ID=$(curl -s '" + baseURL + "/tokens?limit=1&network_token_status=active'" + auth + id + `); [ "$ID" ] && break; sleep 1; done`,
+		"DATA=$(curl -s " + baseURL + "/tokens/$ID/payment-data" + auth + body + `'{"amount":1999,"currency_code":"EUR","reference":"order 7"}'); echo "$DATA"` + shown,
+		`echo "$DATA" | PAYMENT_SECRET=` + s.first("payment_secret") + " go run -C " + quoted(checkout()) + " ./examples/open",
+	}
+}
+
+// checkout returns the directory of the source that this was built of, or "." if it is not
+// on this machine.
+func checkout() string {
+	_, file, _, _ := runtime.Caller(0)
+	root := filepath.Join(filepath.Dir(file), "..", "..", "..")
+	if _, err := os.Stat(filepath.Join(root, "examples", "open")); err != nil {
+		return "."
+	}
+	return root
 }
 
 // quoted returns text as one word of a shell.
-func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
+func quoted(text string) string {
+	if regexp.MustCompile(`^[\w./-]+$`).MatchString(text) {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}

@@ -56,9 +56,10 @@ var pageFiles embed.FS
 
 var pageTemplates = template.Must(template.ParseFS(pageFiles, "page/*.html"))
 
-// newPage returns the page of a server at baseURL for the account a, behind cookies that
-// are made under a key.
-func newPage(v *cardvault.Vault, a *Account, baseURL, key string, c *simnet.Control, told *events, log *slog.Logger) (*page, error) {
+// newPage returns the page of a sandbox for the account a, behind cookies that are made
+// under a key.
+func newPage(v *cardvault.Vault, a *Account, o *Options, key string, c *simnet.Control, told *events) (*page, error) {
+	baseURL, log := o.BaseURL, o.Log
 	at, err := url.Parse(baseURL)
 	if err != nil {
 		return nil, err
@@ -84,7 +85,7 @@ func newPage(v *cardvault.Vault, a *Account, baseURL, key string, c *simnet.Cont
 		visits: visits(key),
 	}
 
-	if p.html, err = render(baseURL); err != nil {
+	if p.html, err = render(baseURL, fromFile(o.File).key()); err != nil {
 		return nil, err
 	}
 
@@ -463,11 +464,11 @@ var testCards = []struct {
 }
 
 // render returns the page as it is sent, with nothing of the vault on it.
-func render(baseURL string) ([]byte, error) {
+func render(baseURL, key string) ([]byte, error) {
 	data := struct {
-		BaseURL, PortalKey, Hash string
-		TestCards                any
-	}{BaseURL: baseURL, PortalKey: simnet.PortalKey, TestCards: testCards}
+		BaseURL, Key, PortalKey, Hash string
+		TestCards                     any
+	}{BaseURL: baseURL, Key: key, PortalKey: simnet.PortalKey, TestCards: testCards}
 	hash := payone.Hash(simnet.PortalKey, payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Sandbox: true})
 	hash.Expose(func(text []byte) { data.Hash = string(text) })
 	var html bytes.Buffer

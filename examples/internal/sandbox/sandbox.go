@@ -34,6 +34,7 @@ func Challenges(baseURL string) string { return baseURL + "/simulator/identifica
 type Options struct {
 	Network *simnet.Network // the caller closes it after the sandbox
 	BaseURL string          // where clients reach it
+	File    string          // of the credentials, which the page names
 	Origins string          // whose pages may enter cards, with commas between them
 
 	SecurityCodeTTL time.Duration // of the vault; 0: its default
@@ -101,7 +102,7 @@ func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, key string) (h
 		return nil, err
 	}
 
-	people, err := newPage(v, &accounts[0], s.opts.BaseURL, key, control, s.told, log)
+	people, err := newPage(v, &accounts[0], &s.opts, key, control, s.told)
 	if err != nil {
 		return nil, err
 	}

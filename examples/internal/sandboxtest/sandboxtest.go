@@ -24,6 +24,9 @@ import (
 // A Program uses a sandbox whose credentials it has.
 type Program struct{ sandbox.Credentials }
 
+// LastLine ends the last line that a sandbox prints once it answers.
+const LastLine = " ./examples/open"
+
 // CardJSON is the body of an import.
 const CardJSON = `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}`
 
