@@ -24,7 +24,8 @@ const (
 )
 
 // A KeyWrapper holds a key-encryption key, such as one in a KMS. It is called
-// when a vault is opened and when keys are rotated, never for a single card.
+// when a vault is opened and when keys are rotated, never for a single card. Package
+// envelope makes one of a KMS that encrypts little.
 type KeyWrapper interface {
 	// KeyID names the key. The name is stored with what Wrap returns, in clear,
 	// and must be the same whenever the vault is opened.

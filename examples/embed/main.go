@@ -1,5 +1,5 @@
 // Embed stores a card in a vault inside the program, reads its token, lists
-// and deletes it.
+// and deletes it. First it makes what callers of the vault need.
 package main
 
 import (
@@ -35,6 +35,9 @@ func run(ctx context.Context, dir string) error {
 		return err
 	}
 	defer v.Close()
+	if err := bootstrap(ctx, v); err != nil {
+		return err
+	}
 
 	token, err := v.Import(ctx, cardvault.Card{
 		PAN:    card.NewPAN([]byte("4242424242424242")),
@@ -66,5 +69,25 @@ func run(ctx context.Context, dir string) error {
 		return err
 	}
 	fmt.Println("deleted:", page.TotalItems, "left")
+	return nil
+}
+
+// bootstrap makes a merchant and an API key, unless they are there. A program does so at each
+// start, in any number of replicas at once: the first one makes them, the others find them.
+// The text of the key is from GenerateAPIKeyText, once, and then from a secret manager.
+func bootstrap(ctx context.Context, v *cardvault.Vault) error {
+	text := cardvault.NewAPIKeyText([]byte(os.Getenv("CARDVAULT_API_KEY")))
+	if text.IsZero() {
+		text = cardvault.GenerateAPIKeyText(v.Mode())
+	}
+	key, err := v.EnsureAPIKey(ctx, text, "shop", []cardvault.Scope{cardvault.ScopeTokensImport}, nil)
+	if err != nil {
+		return err
+	}
+	merchant, err := v.EnsureMerchant(ctx, "shop", nil)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready   ", merchant.Name, key.Label)
 	return nil
 }

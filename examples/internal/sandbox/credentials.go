@@ -19,8 +19,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// Credentials are the content of sandbox.json: what a client needs. Keys and
-// secrets cannot be read from the vault, so this file is where they are kept.
+// Credentials are the content of sandbox.json: what a client needs. A person and the
+// printed lines copy keys and secrets from it, and the vault shows them once. A program that
+// has a secret manager needs no such file: see EnsureAPIKey in examples/embed.
 type Credentials struct {
 	BaseURL  string    `json:"base_url"`
 	Accounts []Account `json:"accounts"`
