@@ -33,8 +33,8 @@ type Func func(ctx context.Context, text, aad []byte) ([]byte, error)
 // as for the log of the KMS. What the wrapper returns is bound to aad in any case.
 //
 // decrypt returns what encrypt was given. If the KMS refuses the text, or aad, its error wraps
-// [cardvault.ErrWrongKey]. Any other error counts as transient, such as that of a KMS that is
-// out of reach or denies access.
+// [cardvault.ErrWrongKey]. Any other error is transient, such as when the KMS is out of reach
+// or denies access.
 func New(keyID string, encrypt, decrypt Func) cardvault.KeyWrapper {
 	return &wrapper{keyID, encrypt, decrypt}
 }

@@ -2,9 +2,9 @@
 // reaches, by AWS KMS, and by OpenBao or HashiCorp Vault. Package keytest proves each.
 //
 // Package envelope binds the associated data where a service does not, and bounds each call.
-// What is left is to tell errors apart. ErrWrongKey has the operator look for another key: so
-// only a text that the key refuses is one. Of a service that is out of reach or denies access,
-// the error is any other, and a later call may succeed.
+// The wrappers only map errors. ErrWrongKey sends the operator to look for another key, so it
+// means that the key refuses the text. If a service is out of reach or denies access, the
+// error is any other, and a later call may succeed.
 package keywrappers
 
 import (
@@ -117,7 +117,7 @@ type message struct {
 	Associated []byte `json:"associated_data,omitempty"`
 }
 
-// A redirect gets neither key nor token.
+// direct sends keys and token to no other address than the given one.
 var direct = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 
 // transit makes one request. Its errors hold nothing of it.
