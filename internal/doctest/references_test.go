@@ -211,7 +211,7 @@ func TestReferences(t *testing.T) {
 				t.Errorf("%s names the directory %s", from, word)
 			case testName.MatchString(word) && before != "func" && !p.tests[word]:
 				t.Errorf("%s names the test %s", from, word)
-			case before == "make" && strings.HasSuffix(from, ".md") && targetName.MatchString(word) && !p.targets[word]:
+			case before == "make" && strings.HasSuffix(from, ".md") && strings.Contains(text, "make "+word) && targetName.MatchString(word) && !p.targets[word]:
 				t.Errorf("%s names the target %s of make", from, word)
 			}
 			before = word

@@ -1,0 +1,56 @@
+package doctest
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestErrorsPage: docs/errors.md has every classifier with its status, every code of a
+// violation and of a network token, and every error of the vault.
+func TestErrorsPage(t *testing.T) {
+	page := read(t, "docs/errors.md")
+	listed := 0
+	for _, source := range []struct{ file, pattern, row string }{
+		{"httpapi/errors.go", `status: (\d+), classifier: "(\w+)"`, "| $1 | `$2` |"},
+		{"httpapi/errors.go", `cardvault\.(Err\w+), \w+}`, "`$1`"},
+		{"invalid/invalid.go", ` Code = "(\w+)"`, "`$1`"},
+		{"network/code.go", ` Code = "(\w+)"`, "`$1`"},
+		{"errors.go", `(?m)^\t(Err\w+)\s+= `, "`$1`"},
+		{"receive/receive.go", `(?m)^\t(Err\w+)\s+= `, "`$1`"},
+	} {
+		pattern := regexp.MustCompile(source.pattern)
+		for _, found := range pattern.FindAllString(read(t, source.file), -1) {
+			listed++
+			if row := pattern.ReplaceAllString(found, source.row); !strings.Contains(page, row) {
+				t.Errorf("docs/errors.md lacks %s of %s", row, source.file)
+			}
+		}
+	}
+	if listed < 150 {
+		t.Errorf("%d rows were looked for", listed)
+	}
+}
+
+// TestLogPage: the log lines that docs/operating.md names are in the code.
+func TestLogPage(t *testing.T) {
+	all := tree(t)
+	page := all["docs/operating.md"]
+	_, table, _ := strings.Cut(page, "| Level | Message | Means |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	lines := regexp.MustCompile("(?m)^\\| (?:error|warning|info) \\| `([^`]+)`").FindAllStringSubmatch(table, -1)
+	if len(lines) < 15 {
+		t.Errorf("%d lines of the log", len(lines))
+	}
+
+	for _, line := range lines {
+		message, _, _ := strings.Cut(line[1], " …")
+		found := false
+		for file, text := range all {
+			found = found || strings.HasSuffix(file, ".go") && !strings.HasSuffix(file, "_test.go") && strings.Contains(text, `"`+message)
+		}
+		if !found {
+			t.Errorf("docs/operating.md names the line %q, which nothing logs", message)
+		}
+	}
+}
