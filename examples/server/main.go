@@ -7,9 +7,10 @@
 //		[-origins http://127.0.0.1:8090,http://localhost:8090]
 //
 // At every start it writes what a client needs to DATA/sandbox.json and prints
-// lines for a shell that end with an open cryptogram. GET / is a page on which cards are entered and tokens
-// tried. POST /simulator/tokens/{id}/{action} does to a stored card what its scheme
-// would. SIGINT and SIGTERM stop it; the second one at once.
+// lines for a shell that end with an open cryptogram. GET / is a page on which cards are
+// entered and tokens tried, and GET /reference shows every call and tries it. POST
+// /simulator/tokens/{id}/{action} does to a stored card what its scheme would. SIGINT and
+// SIGTERM stop it; the second one at once.
 package main
 
 import (

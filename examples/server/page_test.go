@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -135,6 +136,15 @@ func TestPage(t *testing.T) {
 		"img-src 'self'; frame-src 'self' "+p.BaseURL+"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"; got != want {
 		t.Errorf("its policy is %q", got)
 	}
+	if status, got, html := v.send(t, v.request(t, "GET", "/reference", "")); status != 200 || !bytes.Contains(html, []byte(`id="operation/listTokens"`)) ||
+		got.Get("Content-Security-Policy") != h.Get("Content-Security-Policy") || len(got["Set-Cookie"]) != 1 {
+		t.Errorf("the reference answers %d %v", status, got)
+	}
+	for _, file := range []string{"page.css", "page.js", "icon.svg", "reference.css", "reference.js"} {
+		if status, got, body := v.send(t, v.request(t, "GET", "/sandbox/"+file, "")); status != 200 || len(body) == 0 {
+			t.Errorf("%s answers %d %v", file, status, got)
+		}
+	}
 	if status, _, body := v.send(t, v.request(t, "HEAD", "/", "")); status != 200 || len(body) > 0 {
 		t.Errorf("HEAD answers %d with %d bytes", status, len(body))
 	}
@@ -259,7 +269,7 @@ func TestPage(t *testing.T) {
 			t.Errorf("the page or what it calls tells a key or secret of the account %s", a.Name)
 		}
 	}
-	if bytes.Contains(v.seen.Bytes(), []byte("vk_test_")) {
+	if regexp.MustCompile(`vk_(test|live)_[0-9a-f]{8}`).Match(v.seen.Bytes()) {
 		t.Error("the page or what it calls tells an API key")
 	}
 

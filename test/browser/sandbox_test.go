@@ -58,6 +58,7 @@ func TestSandbox(t *testing.T) {
 		"other origin": (*sandbox).testOtherOrigin,
 		"secrets":      (*sandbox).testSecrets,
 		"webhooks":     (*sandbox).testWebhooks,
+		"reference":    (*sandbox).testReference,
 		"looks":        (*sandbox).testLooks,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -151,10 +151,10 @@ func (b *Credentials) Write(file string) error {
 // the file: what is printed is often kept, as the log of a container.
 func (b *Credentials) Announce(w io.Writer, file string) {
 	lines := fromFile(file)
-	fmt.Fprintf(w, `Cardvault sandbox on %s
-API keys and secrets are in %s. Paste these lines into another terminal. They import a card, list tokens, request payment data once there is a network token, and decrypt it:
+	fmt.Fprintf(w, `Cardvault sandbox on %[1]s, with its reference on %[1]s/reference
+API keys and secrets are in %[2]s. Paste these lines into another terminal. They import a card, list tokens, request payment data once there is a network token, and decrypt it:
 
-%s
+%[3]s
 
 `, b.BaseURL, lines.file, strings.Join(lines.journey(b.BaseURL), "\n"))
 }

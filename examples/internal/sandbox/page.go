@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/examples/internal/reference"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/receive"
@@ -32,10 +34,11 @@ import (
 	"github.com/google/uuid"
 )
 
-// A page is the sandbox for people: GET / and what that calls below /sandbox/.
+// A page is the sandbox for people: GET /, the reference at GET /reference, and what both
+// call below /sandbox/.
 //
 // Below /sandbox/api/ are the REST surface and the simulator, for one account. The
-// cookie that comes with GET /, another for each visit, stands for an API key there, one
+// cookie that comes with a page, another for each visit, stands for an API key there, one
 // that cannot make others. Keys and secrets stay in this process, but for the signing
 // secret of a webhook, which is shown to who registers it. Who can load the page can use it.
 type page struct {
@@ -44,7 +47,6 @@ type page struct {
 	secret  string // under which its payment data is encrypted
 	told    *events
 	log     *slog.Logger
-	html    []byte
 	policy  string      // Content-Security-Policy
 	cookie  http.Cookie // but for its value
 	visits  visits
@@ -85,7 +87,12 @@ func newPage(v *cardvault.Vault, a *Account, o *Options, key string, c *simnet.C
 		visits: visits(key),
 	}
 
-	if p.html, err = render(baseURL, fromFile(o.File).key()); err != nil {
+	html, err := render(baseURL, fromFile(o.File).key())
+	if err != nil {
+		return nil, err
+	}
+	about, err := renderReference(baseURL, fromFile(o.File).key())
+	if err != nil {
 		return nil, err
 	}
 
@@ -94,9 +101,13 @@ func newPage(v *cardvault.Vault, a *Account, o *Options, key string, c *simnet.C
 		return nil, err
 	}
 
-	p.mux.HandleFunc("GET /{$}", p.index)
-	for _, name := range []string{"page.css", "page.js", "icon.svg"} {
-		p.mux.HandleFunc("GET /sandbox/"+name, pageFile(name))
+	p.mux.HandleFunc("GET /{$}", p.visit(html))
+	p.mux.HandleFunc("GET "+referencePath, p.visit(about))
+	for _, name := range []string{"page/page.css", "page/page.js", "page/icon.svg"} {
+		p.mux.HandleFunc("GET /sandbox/"+path.Base(name), pageFile(pageFiles, name))
+	}
+	for _, name := range []string{"reference.css", "reference.js"} {
+		p.mux.HandleFunc("GET /sandbox/"+name, pageFile(reference.Files, name))
 	}
 
 	p.mux.Handle("/sandbox/api/", http.StripPrefix("/sandbox/api", rest))
@@ -107,8 +118,29 @@ func newPage(v *cardvault.Vault, a *Account, o *Options, key string, c *simnet.C
 	return p, nil
 }
 
-// pageFile returns a handler that answers with a file of the page.
-func pageFile(name string) http.HandlerFunc {
+// referencePath is where the reference is.
+const referencePath = "/reference"
+
+// renderReference returns the reference of the REST surface.
+func renderReference(baseURL, key string) ([]byte, error) {
+	_, contract := httpapi.OpenAPI()
+	o := &reference.Options{
+		Home:    "/",
+		BaseURL: baseURL,
+		Key:     key,
+		Files:   "/sandbox/",
+		Style:   "/sandbox/page.css",
+		Icon:    "/sandbox/icon.svg",
+		API:     "/sandbox/api",
+	}
+	for _, s := range pageScopes {
+		o.Scopes = append(o.Scopes, string(s))
+	}
+	return reference.Page(contract, o)
+}
+
+// pageFile returns a handler that answers with a file of a page.
+func pageFile(files fs.FS, name string) http.HandlerFunc {
 	mediaType := map[string]string{ // that of the system may be another
 		".css": "text/css; charset=utf-8",
 		".js":  "text/javascript; charset=utf-8",
@@ -116,7 +148,7 @@ func pageFile(name string) http.HandlerFunc {
 	}[path.Ext(name)]
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", mediaType)
-		http.ServeFileFS(w, r, pageFiles, "page/"+name)
+		http.ServeFileFS(w, r, files, name)
 	}
 }
 
@@ -155,7 +187,7 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case foreign(r.Host):
 		foreignHost.write(w)
 		return
-	case r.URL.Path == "/":
+	case r.URL.Path == "/", r.URL.Path == referencePath:
 		p.mux.ServeHTTP(w, r)
 		return
 	case !sameOrigin(r):
@@ -225,23 +257,28 @@ func (p *page) Authenticate(r *http.Request) (*httpapi.Principal, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &httpapi.Principal{Account: a, Name: "page", Scopes: []cardvault.Scope{
-		cardvault.ScopeSessionsCreate,
-		cardvault.ScopeTokensRead, cardvault.ScopeTokensDelete,
-		cardvault.ScopeNetworkTokensProvision,
-		cardvault.ScopePaymentDataCreate, cardvault.ScopePaymentDataRead,
-		cardvault.ScopeSecurityCodeRead, cardvault.ScopeSecurityCodeRefresh, cardvault.ScopeSecurityCodeConsume,
-		cardvault.ScopeWebhooksRead, cardvault.ScopeWebhooksWrite,
-	}}, nil
+	return &httpapi.Principal{Account: a, Name: "page", Scopes: pageScopes}, nil
 }
 
-// index answers with the page itself.
-func (p *page) index(w http.ResponseWriter, _ *http.Request) {
-	cookie := p.cookie
-	cookie.Value = p.visits.begin()
-	http.SetCookie(w, &cookie)
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = w.Write(p.html) // the client is gone if this fails
+// pageScopes are what the cookie of a page may do.
+var pageScopes = []cardvault.Scope{
+	cardvault.ScopeSessionsCreate,
+	cardvault.ScopeTokensRead, cardvault.ScopeTokensDelete,
+	cardvault.ScopeNetworkTokensProvision,
+	cardvault.ScopePaymentDataCreate, cardvault.ScopePaymentDataRead,
+	cardvault.ScopeSecurityCodeRead, cardvault.ScopeSecurityCodeRefresh, cardvault.ScopeSecurityCodeConsume,
+	cardvault.ScopeWebhooksRead, cardvault.ScopeWebhooksWrite,
+}
+
+// visit returns a handler that answers with a page, and with the cookie of a new visit.
+func (p *page) visit(html []byte) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		cookie := p.cookie
+		cookie.Value = p.visits.begin()
+		http.SetCookie(w, &cookie)
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		_, _ = w.Write(html) // the client is gone if this fails
+	}
 }
 
 // maxLive bounds how many tokens the page can ask about at a time.

@@ -111,7 +111,7 @@ func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, key string) (h
 	// No ServeMux: it would redirect paths that the REST surface answers.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
-		case r.URL.Path == "/" && (r.Method == http.MethodGet || r.Method == http.MethodHead),
+		case (r.URL.Path == "/" || r.URL.Path == referencePath) && (r.Method == http.MethodGet || r.Method == http.MethodHead),
 			strings.HasPrefix(r.URL.Path, "/sandbox/"):
 			people.ServeHTTP(w, r)
 		case strings.HasPrefix(r.URL.Path, "/simulator/identifications/"):

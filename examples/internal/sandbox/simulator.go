@@ -104,7 +104,7 @@ func newChallenges(n *simnet.Network, log *slog.Logger) *challenges {
 	const at = "/simulator/identifications/"
 	c := &challenges{network: n, log: log}
 	for _, name := range []string{"challenge.css", "icon.svg"} {
-		c.mux.HandleFunc("GET "+at+name, pageFile(name))
+		c.mux.HandleFunc("GET "+at+name, pageFile(pageFiles, "page/"+name))
 	}
 	c.mux.HandleFunc("GET "+at+"{reference}", c.show)
 	c.mux.HandleFunc("POST "+at+"{reference}", c.answer)
