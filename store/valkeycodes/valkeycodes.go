@@ -452,6 +452,7 @@ func (c *Cache) send(ctx context.Context, cmd valkey.Completed, key string, read
 	case a = <-answered:
 	case <-ctx.Done():
 		a.err = ctx.Err()
+		c.eraseLater(key) // from now on it is none here, wherever the command is by now
 	}
 
 	var reply *valkey.ValkeyError
