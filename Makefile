@@ -4,7 +4,7 @@ FUZZTIME ?= 30s
 BENCH    ?=
 FAULTS   ?= 100
 
-.PHONY: help check api house test stress race fuzz bench faults bundle deps
+.PHONY: help check api house test stress race fuzz bench faults bundle deps site
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -61,6 +61,9 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 	@grep -rlE '^func Fuzz' --include='*_test.go' . | while read -r f; do \
 		grep -oE '^func Fuzz[A-Za-z0-9_]+' $$f | sed 's/^func //' | while read -r name; do \
 			echo "$$name in $$(dirname $$f)"; GOEXPERIMENT=jsonv2 go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./$$(dirname $$f) || exit 1; done || exit 1; done
+
+site: ## docs/ as static pages in site/, without a network
+	@go run -C tools ./site -out ../site && echo site/index.html
 
 bundle: ## httpapi/cardentry/dist and httpapi/openapi.json, of their sources
 	go run -C test ./bundle
