@@ -53,8 +53,7 @@ var (
 	// [MaxShared] records share.
 	ErrTooMany = errors.New("store: too many records share a hash")
 
-	// ErrDamaged is returned when stored data cannot be read as what it
-	// should be.
+	// ErrDamaged is returned when stored data cannot be read in its expected form.
 	ErrDamaged = errors.New("store: damaged")
 
 	// ErrLocked is returned when opening a store that another process has open.
@@ -71,12 +70,11 @@ const (
 	MaxLookup  = 64       // bytes a hash
 )
 
-// MaxShared is how many records of a kind may share a hash by which List is asked.
-// Any number may be put, and found by Lookup.
+// MaxShared limits how many records of a kind may share a hash that List is asked for. Any
+// number may be put, and found by Lookup.
 const MaxShared = 10_000
 
-// A Kind tells apart the sorts of records; ids are unique within one.
-// Zero is no kind.
+// A Kind is a sort of record; ids are unique within one. Zero is not a valid kind.
 type Kind uint8
 
 // A Key names a record.
@@ -89,20 +87,19 @@ type Key struct {
 type Record struct {
 	Kind    Kind
 	ID      uuid.UUID // row key, not zero; creation order where the kind orders its keys
-	Account uuid.UUID // whose it is; zero for what belongs to the whole vault
+	Account uuid.UUID // the owner; zero for records of the whole vault
 
 	// Parent, if set, is the id of the record that this one belongs to. A store
 	// finds the children of an id and does no more about it: there need not be a
 	// record with that id, and to delete it leaves them.
 	Parent uuid.UUID
 
-	// Class, if not zero, puts the record in a list: that of its parent if it
-	// has one, else that of its account. Lists filter and count by class.
+	// Class, if not zero, puts the record in a list: the list of its parent if it has one,
+	// else the list of its account. Lists filter and count by class.
 	Class uint8
 
-	// Due is when the record expires or when its work is due. What is finer
-	// than a microsecond is cut off. One before the year -4000 or after 200000
-	// may be ErrInvalid. Zero: never.
+	// Due is when the record expires or its work is due, truncated to microseconds. A time
+	// before the year -4000 or after 200000 may be ErrInvalid. Zero: never.
 	Due time.Time
 
 	// Lookup holds keyed hashes by which the record is found within its kind.
@@ -139,14 +136,14 @@ func (s *Classes) Has(c uint8) bool {
 	return s[c>>6]&(1<<(c&63)) != 0 || *s == Classes{}
 }
 
-// ShardCount is how many shards the records of a kind are in.
+// ShardCount is the number of shards that the records of a kind are divided into.
 const ShardCount = 16
 
 // ShardOf returns the shard of a record: the lowest bits of its id.
 func ShardOf(id uuid.UUID) uint8 { return id[15] % ShardCount }
 
-// Shards is a set of shards. Processes that share a store divide by them what is
-// due. The zero value contains every shard.
+// Shards is a set of shards. Processes that share a store divide due records by shard. The
+// zero value contains every shard.
 type Shards uint16
 
 // AllShards contains every shard.
@@ -180,9 +177,10 @@ type Query struct {
 
 // A List answers a [Query].
 //
-// A record that cannot be read, or says otherwise than the list, does not fail a list that
-// is not by a hash. It has its place there and counts, with Version 0, its key, and the
-// Account and Parent that it names. If these cannot be read, they are those of the query.
+// A damaged record, or one that disagrees with the list, does not fail a list without a
+// hash. It keeps its place there and is counted, with Version 0, its key, and the Account
+// and Parent that it names. If these cannot be read, the Account and Parent of the query
+// stand in.
 type List struct {
 	Records []*Record // without Secret
 	Total   int64     // exact, at the same instant as Records; 0 unless Query.Count
@@ -193,12 +191,12 @@ type List struct {
 // Records that it returns belong to the caller and stay valid. A limit of 0 or
 // less returns none.
 //
-// Indexes only lead to records. Where one names a record that is not there, or
-// that says otherwise, Lookup, Due, Next and Children pass over it, and so does
-// List by a hash: one lost record must not hide the others. Due and Next also pass over
-// a record that cannot be read, and List by a hash may. A store whose indexes can be
-// damaged apart from its records reports what it passed over and mends the index, so
-// that it does not come again. For other lists see [List].
+// Indexes only lead to records. Where an index names a record that is absent or that
+// disagrees with it, Lookup, Due, Next and Children pass over the record. So does List by a
+// hash: one lost record must not hide the others. Due and Next also pass over a record that
+// cannot be read, and List by a hash may. A store whose indexes can be damaged apart from
+// its records reports what it passed over and repairs the index, so that the fault does not
+// recur. For other lists see [List].
 type ReadTx interface {
 	// Get returns the record, or ErrNotFound.
 	Get(kind Kind, id uuid.UUID) (*Record, error)
@@ -215,11 +213,11 @@ type ReadTx interface {
 	// on how many there are beyond limit.
 	Lookup(kind Kind, hash []byte, limit int) ([]*Record, error)
 
-	// Due returns at most limit records of a kind and of some shards with a Due at
-	// or before until, in the order of Due. None is not an error. In an Update a
-	// store that several processes share may leave out those that another Update
-	// is working on. In such a store its cost does not depend on how many records
-	// of other shards are due.
+	// Due returns at most limit records of a kind and of the given shards with a Due at or
+	// before until, in the order of Due. None is not an error. A store that several
+	// processes share may, in an Update, leave out records that another Update is working
+	// on. In such a store the cost does not depend on how many records of other shards are
+	// due.
 	Due(kind Kind, shards Shards, until time.Time, limit int) ([]*Record, error)
 
 	// Next returns the earliest Due of a kind in some shards, or the zero time if
@@ -243,10 +241,9 @@ type ReadTx interface {
 	Empty() (bool, error)
 }
 
-// A Tx reads the state before an Update and collects its writes. Reads do not
-// see the writes of the same function; these are applied together, in their
-// order, when it returns nil. That is why the writes return nothing: what is
-// wrong with them is the error of Update.
+// A Tx reads the state before an Update and collects its writes. Reads do not see the
+// writes of the same function; these are applied together, in their order, when it returns
+// nil. That is why the writes return nothing: Update reports their errors.
 //
 // The caller bounds what one function writes, to hundreds of records rather than
 // thousands: they are one transaction, and others wait for it.
@@ -258,11 +255,11 @@ type Tx interface {
 	// The store keeps no reference to r or its slices after Update returns.
 	Put(r *Record)
 
-	// Delete removes a record and nothing else: those whose Parent is its id stay
-	// as they are, with all by which they are found, until they are deleted
-	// themselves. So what a deletion costs does not depend on what hangs below
-	// it, and a family of any size is erased by [ReadTx.Children], a few at a
-	// time. Deleting an absent record does nothing.
+	// Delete removes one record and nothing else. Records whose Parent is its id stay, and
+	// can still be found by their indexes, until they are deleted themselves. So the cost
+	// of a deletion does not depend on the number of descendants, and a family of any size
+	// is erased through [ReadTx.Children], a few at a time. Deleting an absent record does
+	// nothing.
 	Delete(kind Kind, id uuid.UUID)
 }
 
@@ -272,25 +269,23 @@ type Tx interface {
 // Updates that explains every answer, and an Update that has returned comes
 // before whatever starts afterwards.
 type Store interface {
-	// View calls fn with one consistent state. It returns the error of fn, or
-	// one of the package's errors. fn may run more than once, of which the last
-	// counts. It must not call the store and should be short: no callback, no
-	// network and no waiting inside.
+	// View calls fn with one consistent state. It returns the error of fn, or one of the
+	// package's errors. fn may run more than once; the last run counts. It must not call
+	// the store and should be short: no callback, no network and no waiting inside.
 	View(ctx context.Context, fn func(ReadTx) error) error
 
 	// Update calls fn and applies its writes, all or none. When Update returns
 	// nil they are durable and visible to every later View.
 	//
-	// fn may run more than once and must have no effect but its writes: it does
-	// no I/O, no cryptography and does not call the store. The writes of an fn
-	// that returns an error or panics are dropped; Update returns that error
-	// or panics with that value, and other Updates are not disturbed.
+	// fn may run more than once and must have no effect except its writes: it does no I/O,
+	// no cryptography and does not call the store. The writes of an fn that returns an
+	// error or panics are dropped. Update returns that error or panics with that value, and
+	// other Updates are not disturbed.
 	//
-	// ctx counts while the call waits for its turn. Once fn has started,
-	// Update waits for the outcome whatever becomes of ctx, so an error of ctx
-	// means that nothing was written.
+	// ctx counts while the call waits for its turn. Once fn has started, Update waits for
+	// the outcome even if ctx ends, so an error of ctx means that nothing was written.
 	//
-	// A store bounds what it queues: a caller that finds the queue full waits.
+	// A store bounds its queue: a caller that finds the queue full waits.
 	Update(ctx context.Context, fn func(Tx) error) error
 
 	// Close waits for running calls and frees what the store holds. Later

@@ -6,18 +6,16 @@
 // share one. A commit is two syncs of the file. Lists keep counts beside their
 // entries, so a total or a far page costs what a near page costs.
 //
-// When a commit fails, the file is closed and opened anew before anything else
-// happens, because only a fresh look tells what is in it. A full disk fails
-// writes that need room, mostly before anything that counts is written, and then
-// the file stays open; reads go on, and so do deletions as long as free pages are
-// left in the file.
+// When a commit fails, the file is closed and reopened before anything else happens,
+// because only then is its content known. A full disk fails writes that need room, usually
+// before anything that matters is written, and then the file stays open. Reads continue,
+// and so do deletions as long as the file has free pages.
 //
-// A damaged file is reported with store.ErrDamaged and does not end the process,
-// as far as bbolt lets one see the damage: Open looks at how pages point to each
-// other, Check at everything. Whether a sealed column was altered is for the
-// vault to find. A record that was lost from the file keeps no other from being
-// found: Lookup, Due, Next and Children pass over it, which is logged, and the
-// entries that named it are removed.
+// A damaged file is reported with store.ErrDamaged and does not end the process, as far as
+// bbolt exposes the damage. Open checks how pages point to each other, Check everything.
+// The vault itself notices whether a sealed column was altered. A record that was lost from
+// the file does not keep others from being found: Lookup, Due, Next and Children pass over
+// it. That is logged, and the entries that named the record are removed.
 //
 // The file must be on a local file system. Do not copy it while it is open, and
 // never truncate it.
@@ -39,18 +37,18 @@ import (
 
 // Options are the optional parts of [Open].
 type Options struct {
-	// LockTimeout is how long Open waits while another process has the file
-	// open. Zero: 1 second. Negative: not at all.
+	// LockTimeout limits how long Open waits while another process has the file open. Zero:
+	// 1 second. Negative: not at all.
 	LockTimeout time.Duration
 
-	// Logger is told what an operator should see: unsafe file permissions, indexes
-	// that name lost records, and commits that fail and what becomes of the file. If
-	// nil, nothing is logged.
+	// Logger receives what an operator should see: unsafe file permissions, indexes that
+	// name lost records, failed commits, and whether the file could be reopened after one.
+	// If nil, nothing is logged.
 	Logger *slog.Logger
 }
 
-// Bounds of a transaction. The last call of a group may go beyond them by what its
-// function writes, which its caller bounds.
+// Bounds of a transaction. The last call of a group may exceed them by the writes of its
+// function, which its caller bounds.
 const (
 	groupBytes = 4 << 20 // of rows put
 	groupOps   = 4096    // rows put and deleted
@@ -58,7 +56,7 @@ const (
 
 const reopenPause = time.Second // between attempts to open the file again
 
-// config is what tests change.
+// config holds the values that tests change.
 type config struct {
 	fanout   fanout
 	mmapSize int // first mapping of the file; more is mapped as it grows
@@ -84,7 +82,7 @@ type Store struct {
 
 	reported [256]atomic.Int64 // by kind, when a stray was: nanoseconds since 1970
 	mending  atomic.Bool       // a call that mends strays is under way
-	mendAt   atomic.Int64      // when the next such call may come, after one that failed
+	mendAt   atomic.Int64      // when the next such call may come, after a failed one
 
 	mu     sync.RWMutex // held to read while h is used
 	h      *handle      // nil while the file is not open
@@ -128,7 +126,7 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.queue.Do(ctx, &call{fn: fn})
 }
 
-// Close implements [store.Store]. What waits in the queue gets store.ErrClosed.
+// Close implements [store.Store]. Queued calls return store.ErrClosed.
 func (s *Store) Close() (err error) {
 	s.closed.Do(func() {
 		s.queue.Close()

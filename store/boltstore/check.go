@@ -13,13 +13,13 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// maxFindings bounds what one Check reports.
+// maxFindings bounds the report of one Check.
 const maxFindings = 20
 
-// Check reads the whole file and reports what is wrong with it: in the pages of
-// bbolt, and where an index does not agree with the rows. Its error wraps
-// store.ErrDamaged for each finding, the first 20. What is in a sealed column is
-// not Check's to know. Updates wait until it has returned.
+// Check reads the whole file and reports faults in the pages of bbolt, and indexes that do
+// not agree with the rows. Its error wraps store.ErrDamaged for each of the first 20
+// findings. Check cannot judge the content of a sealed column. Updates wait until it has
+// returned.
 func (s *Store) Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -30,7 +30,7 @@ func (s *Store) Check(ctx context.Context) error {
 		return s.failed
 	}
 
-	// bbolt's own check needs that nobody else writes.
+	// bbolt's own check requires that there are no other writers.
 	tx, err := s.h.begin(true)
 	if err != nil {
 		return err
@@ -61,8 +61,8 @@ type silent struct{}
 func (silent) KeyToString([]byte) string   { return "…" }
 func (silent) ValueToString([]byte) string { return "…" }
 
-// A checker counts what the rows ask of each index and looks for it there. If
-// an index has as much in it and all of that was found, it has nothing else.
+// A checker counts the entries that the rows require of each index, and looks for each. An
+// index with the same number of entries has no others.
 type checker struct {
 	ctx      context.Context
 	tx       *bolt.Tx
@@ -126,7 +126,7 @@ func (c *checker) rows(kind store.Kind, rows *bolt.Bucket) error {
 			if err := c.ctx.Err(); err != nil {
 				return err
 			}
-			lists.begin(c.tx, c.fanout) // forgets what it has read
+			lists.begin(c.tx, c.fanout) // discards what it has cached
 		}
 
 		n++
@@ -211,8 +211,8 @@ type listWalk struct {
 	nodes int
 }
 
-// node checks what is at and below a node, whose entries must be from begin to
-// before end, if end is set, and returns the counts by class.
+// node checks a node and its descendants, whose entries must be from begin to before end,
+// if end is set. It returns the counts by class.
 func (w *listWalk) node(key nodeKey, v []byte, begin, end uuid.UUID) (counts [256]int64) {
 	w.nodes++
 	var stored [256]int64

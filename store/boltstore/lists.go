@@ -18,16 +18,14 @@ import (
 // begins at the id in its key and ends where the next node of its level begins.
 // One node, the root, stands for the whole list; a short list has only that.
 //
-// The last block is open: its entries are not counted anywhere, so what comes
-// at the end of a list, as most records do, changes one node until the block is
-// full.
+// The last block is open: its entries are not counted anywhere. So an entry at the end of a
+// list, where most are added, changes only one node until the block is full.
 //
-// Keys are nodeKey, ordered so that the root is the first key of a list and the
-// open block the last. The value of a block is a summary and the entries, 17
-// bytes each; that of another node is how many nodes are below it, as a uvarint,
-// and a summary. A summary is the number of classes and, for
-// each, the class and, as a uvarint, how many entries have it; that of the open
-// block is empty.
+// Keys are nodeKey, ordered so that the root is the first key of a list and the open block
+// the last. The value of a block is a summary and the entries, 17 bytes each. The value of
+// another node is the number of nodes below it, as a uvarint, and a summary. A summary is
+// the number of classes and, for each, the class and the number of its entries as a
+// uvarint. The open block has an empty summary.
 
 // A nodeKey is listKey, complement of the level, and first id.
 type nodeKey [18 + 1 + 16]byte
@@ -95,10 +93,10 @@ type node struct {
 	owned   bool         // entries are not in the mapped file and may be changed
 	open    bool         // the last block
 	classes []classCount // by class, no count is 0; none of the open block
-	dirty   bool         // differs from what is stored
+	dirty   bool         // differs from its stored form
 }
 
-// size is how many entries or nodes are directly below.
+// size returns the number of entries or nodes directly below.
 func (n *node) size() int {
 	if n.key.level() == 1 {
 		return n.entries.len()
@@ -138,7 +136,7 @@ func (n *node) own(more int) {
 	n.dirty = true
 }
 
-// recount sets classes to those of the entries.
+// recount sets classes from the entries.
 func (n *node) recount() {
 	n.classes = nil
 	if n.open {
@@ -316,9 +314,9 @@ func (l *lister) has(list listKey, id uuid.UUID, class uint8) bool {
 	return found && block.entries.class(i) == class
 }
 
-// find returns the nodes that cover id, from the root to a block, or nil if the
-// list is empty. An id before every node belongs to the first; if one is to be
-// inserted there, the node is made to begin earlier.
+// find returns the nodes that cover id, from the root to a block, or nil if the list is
+// empty. An id before every node belongs to the first. If an entry is to be inserted there,
+// the node is changed to begin earlier.
 func (l *lister) find(list listKey, id uuid.UUID, insert bool) []*node {
 	if insert {
 		l.fill.see(list == l.last)
@@ -436,9 +434,9 @@ func (l *lister) split(path []*node) {
 	}
 }
 
-// shrink removes the block at the end of path, and its parents, if they have
-// become empty, and merges what has become small with a neighbour that has room.
-// The open block stays while there are others.
+// shrink removes the block at the end of path, and its parents, if they have become empty.
+// It merges nodes that have become small with a neighbour that has room. The open block
+// stays while there are others.
 func (l *lister) shrink(path []*node) {
 	for i := len(path) - 1; i > 0 && !path[i].open; i-- {
 		n := path[i]
@@ -453,7 +451,7 @@ func (l *lister) shrink(path []*node) {
 	}
 
 	root := path[0]
-	for root.n == 1 { // it gives way to what is below
+	for root.n == 1 { // its only child takes its place
 		list := root.key.list()
 		l.drop(root)
 		k, v := l.lists.Cursor().Seek(list[:])
@@ -591,7 +589,7 @@ func previous(cur *bolt.Cursor) (k, v []byte) {
 	return k, v
 }
 
-// An item is what is directly below a node, as a query counts it.
+// An item is an entry or node directly below a node, as a query counts it.
 type item struct {
 	id    uuid.UUID // of an entry, or where a node begins
 	value []byte    // of a node
@@ -655,7 +653,7 @@ func (s *scan) item(level uint8, k, v []byte) item {
 	return it
 }
 
-// below returns what is directly below a node of a level.
+// below returns the items directly below a node of a level.
 func (s *scan) below(level uint8, n item) []item {
 	items := s.buf[level-1][:0]
 	count, entries := decodeNode(level, n.value, func(uint8, int64) {})
@@ -692,8 +690,8 @@ func (s *scan) below(level uint8, n item) []item {
 	return items
 }
 
-// wanted reports whether a query for classes selects a class. What has no class
-// is in no list.
+// wanted reports whether a query for classes selects a class. Records without a class are
+// in no list.
 func wanted(classes *store.Classes, class uint8) bool { return class != 0 && classes.Has(class) }
 
 func compareIDs(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) }
@@ -745,7 +743,7 @@ func (s *scan) walk(skip int64, desc bool, f func(id uuid.UUID, class uint8) boo
 	}
 }
 
-// visit walks what is below a node. lapsed is how many lapsed are before its end.
+// visit walks the items below a node. lapsed counts the lapsed entries before its end.
 func (s *scan) visit(level uint8, n item, lapsed int64, skip *int64, desc bool, f func(uuid.UUID, uint8) bool) bool {
 	items := s.below(level, n)
 	for i := range items {

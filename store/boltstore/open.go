@@ -43,12 +43,12 @@ const lockPoll = 20 * time.Millisecond
 // made, with mode 0700, if only that is missing. ctx counts while Open waits
 // for the file's lock. opts may be nil.
 //
-// path may be a symbolic link to a file; a file that is not a regular one is
-// refused. A file that others may read or write is opened, and logged as a
-// warning: what is in it is sealed, and refusing would keep a vault shut.
+// path may be a symbolic link to a file; a file that is not a regular one is refused. A
+// file that others may read or write is opened, and logged as a warning: its content is
+// sealed, and a refusal would keep a vault shut.
 //
-// Errors: store.ErrLocked, store.ErrFormat, store.ErrDamaged, and those of the
-// operating system, wrapped.
+// Errors: store.ErrLocked, store.ErrFormat, store.ErrDamaged, and wrapped errors of the
+// operating system.
 func Open(ctx context.Context, path string, opts *Options) (*Store, error) {
 	return openWith(ctx, path, opts, defaults)
 }
@@ -182,7 +182,7 @@ func openHandle(path string, c config) (*handle, error) {
 	return nil, fmt.Errorf("boltstore: open: %w", err)
 }
 
-// verify tells whether the file is one of ours and all there.
+// verify returns an error unless the file is a complete boltstore.
 func (h *handle) verify() error {
 	tx, err := h.begin(false)
 	if err != nil {
@@ -224,8 +224,8 @@ func (h *handle) verify() error {
 // begin starts a transaction.
 func (h *handle) begin(writable bool) (tx *bolt.Tx, err error) {
 	if !writable {
-		// Whoever starts one while another panics inside bbolt would wait for
-		// a lock that nobody gives back.
+		// A call that begins while another panics inside bbolt would wait for a lock that
+		// is never released.
 		h.beginning.Lock()
 		defer h.beginning.Unlock()
 	}
@@ -255,7 +255,7 @@ func (h *handle) rollback(tx *bolt.Tx) {
 			h.stuck.Store(true)
 		}
 	}()
-	var err error // of a panic, which stuck tells
+	var err error // of a panic, which stuck reports
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guard(&err)
 	_ = tx.Rollback() // fails only if tx has ended
@@ -336,7 +336,7 @@ func create(path string) (err error) {
 	}
 	err = os.Link(temporary, path)
 	if _, e := os.Lstat(path); e == nil {
-		return nil // ours, or that of whoever was faster
+		return nil // made here, or by a faster process
 	}
 
 	return err
@@ -344,12 +344,12 @@ func create(path string) (err error) {
 
 func leftoverPrefix(path string) string { return "." + filepath.Base(path) + ".new-" }
 
-// removeLeftovers removes what a crash in create has left. It is called when
-// path is there, so whoever is in create now needs its file no more.
+// removeLeftovers removes what a crash in create has left. It is called when path exists,
+// so any process still in create no longer needs its file.
 func removeLeftovers(path string) {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {
-		return // leftovers are empty stores and harm nobody
+		return // leftovers are empty stores and do no harm
 	}
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), leftoverPrefix(path)) {

@@ -10,9 +10,9 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// bbolt trusts the pointers in its pages: one that leads back to where it came
-// from sends it round until memory is gone, which no recover can mend. So the
-// tree of pages is looked at before bbolt walks it.
+// bbolt trusts the pointers in its pages: a cycle would send it round until memory is
+// exhausted, and no recover can help then. So the tree of pages is checked before bbolt
+// walks it.
 //
 // A page begins with its number (8 bytes), its type (2), how many elements it
 // has (2) and how many pages more it extends over (4). Each element of a branch
@@ -117,7 +117,7 @@ func (p *pageChecker) check(id uint64, height int) error {
 
 func pageType(page []byte) uint16 { return binary.NativeEndian.Uint16(page[8:]) }
 
-// read returns a branch or leaf with what it extends over. Its elements fit.
+// read returns a branch or leaf with its overflow pages. Its elements fit.
 func (p *pageChecker) read(id uint64) ([]byte, error) {
 	if id < 2 || id >= p.end {
 		return nil, badPage(id)

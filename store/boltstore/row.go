@@ -187,8 +187,8 @@ func (r *row) lapsed(q *store.Query) bool {
 	return !q.Live.IsZero() && r.hasDue && r.due <= q.Live.UnixMicro()
 }
 
-// A listKey names a list: a tag that tells parents from accounts, their id, a
-// kind. It is the prefix of the keys of its nodes.
+// A listKey names a list: a tag that separates parents from accounts, their id, and a kind.
+// It is the prefix of the keys of its nodes.
 type listKey [18]byte
 
 const (

@@ -8,8 +8,8 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// A stray is an entry of an index whose row is not there or says otherwise: what is left
-// of a row that was lost. Reads pass over it, and the writing goroutine mends it.
+// A stray is an index entry whose row is missing or disagrees with it, left behind by a
+// lost row. Reads pass over it, and the writing goroutine mends it.
 type stray interface {
 	of() (kind store.Kind, index string)
 
@@ -90,8 +90,7 @@ type unreadable struct{ kind store.Kind }
 func (s unreadable) of() (store.Kind, string) { return s.kind, "due" }
 func (s unreadable) mend(*writer)             {}
 
-// legible returns a row, or one without raw if there is none, and false if it cannot be
-// read.
+// legible returns a row, or an empty one if it is absent, and false if it cannot be read.
 func (w *writer) legible(kind store.Kind, id uuid.UUID) (row, bool) {
 	raw := w.raw(kind, id)
 	if raw == nil {

@@ -226,7 +226,7 @@ func (r *reader) lapsed(q *store.Query, list listKey) (ids []uuid.UUID) {
 	return ids
 }
 
-// eachDue calls f with what is due at or before until, in order, until it
+// eachDue calls f with the entries that are due at or before until, in order, until it
 // returns false.
 func (r *reader) eachDue(kind store.Kind, until time.Time, f func(k, v []byte) bool) {
 	limit := until.UnixMicro()
@@ -356,8 +356,8 @@ func (r *reader) Due(kind store.Kind, shards store.Shards, until time.Time, limi
 }
 
 // eachDueRow calls f with the rows of some shards that are due at or before until, in
-// order, until it returns false. It passes over what is not there, cannot be read or is
-// not due then. One process has the file, and with it all shards: they need no index.
+// order, until it returns false. It passes over rows that are absent, cannot be read or are
+// not due then. One process has the file, and with it all shards, so they need no index.
 func (r *reader) eachDueRow(kind store.Kind, shards store.Shards, until time.Time, f func(uuid.UUID, *row) bool) {
 	name := rowsBucket(kind)
 	rows := r.tx.Bucket(name[:])
@@ -467,7 +467,7 @@ func (r *reader) Children(parent uuid.UUID, limit int) (keys []store.Key, err er
 				if rows != nil {
 					raw = rows.Get(id[:])
 				}
-				// One that cannot be read is there, and can be deleted.
+				// A row that cannot be read exists, and can be deleted.
 				if found, err := decodeRow(raw); raw == nil || err == nil && found.parent != parent {
 					r.pass(strayEntry{list, id, entries.class(i)})
 					continue
@@ -548,7 +548,7 @@ type writer struct {
 	tails [256]*tail // by kind; kept from one transaction to the next
 }
 
-// An undo puts back what was at a key.
+// An undo restores the previous value of a key.
 type undo struct {
 	kind store.Kind
 	id   uuid.UUID
@@ -616,7 +616,7 @@ func (w *writer) rows(kind store.Kind) *bolt.Bucket {
 	return w.tx.Bucket(name[:])
 }
 
-// get returns a row, or one without raw and with version 0 if there is none.
+// get returns a row; an absent one has no raw and version 0.
 func (w *writer) get(kind store.Kind, id uuid.UUID) row {
 	raw := w.raw(kind, id)
 	if raw == nil {
@@ -627,8 +627,8 @@ func (w *writer) get(kind store.Kind, id uuid.UUID) row {
 	return r
 }
 
-// doomed returns a row that is to be deleted, as get does. One that cannot be read
-// has only raw: what the indexes say of it stays, until it is passed over and mended.
+// doomed returns a row for deletion, as get does. A row that cannot be read has only raw:
+// its index entries stay until they are passed over and mended.
 func (w *writer) doomed(kind store.Kind, id uuid.UUID) row {
 	raw := w.raw(kind, id)
 	r, err := decodeRow(raw)
@@ -742,9 +742,9 @@ func (w *writer) setLookups(kind store.Kind, id uuid.UUID, old, new *row) {
 	})
 }
 
-// A fill watches whether the keys that are put into a bucket follow each other:
-// if most do, its pages are filled, else bbolt leaves each half empty for what
-// will come between. The zero value expects them to.
+// A fill tracks whether the keys that are put into a bucket follow each other. If most do,
+// its pages are filled; otherwise bbolt leaves each half empty for keys in between. The
+// zero value expects them to.
 type fill struct {
 	stray float64 // moving average of the share of keys that do not follow
 }

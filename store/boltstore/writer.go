@@ -34,8 +34,8 @@ type group struct {
 	ops   int
 }
 
-// step runs one call, or commits the group if there is none to add.
-// It returns false when the store is closing and no group is open.
+// step runs one call, or commits the group if the queue is empty. It returns false when the
+// store is closing and no group is open.
 func (s *Store) step() bool {
 	g := &s.group
 	if g.tx != nil && (g.bytes >= groupBytes || g.ops >= groupOps) {
@@ -148,7 +148,7 @@ func (s *Store) drop(culprit *call, err error) {
 	s.again(innocent)
 }
 
-// again has calls of which nothing was written run once more, each in a group of its own.
+// again has calls that wrote nothing run once more, each in a group of its own.
 func (s *Store) again(calls []*call) {
 	for _, c := range calls {
 		c.Alone, c.wrote = true, false
@@ -259,8 +259,8 @@ func (h *handle) settle(sync func(*os.File) error) error {
 	return nil
 }
 
-// reopen closes the file if it is open and opens it again after a failure, which
-// may have been that of a commit. On failure h is nil. It waits for readers.
+// reopen closes the file if it is open and opens it again after a failure, such as a failed
+// commit. On failure h is nil. It waits for readers.
 func (s *Store) reopen() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -273,8 +273,9 @@ func (s *Store) reopen() {
 
 	h, err := openHandle(s.path, s.config)
 	if err == nil {
-		// What bbolt has read may have left the cache before it was settled: it reads
-		// anew. Whoever opens the file in between finds what is on the disk.
+		// Pages that bbolt has read may have left the cache before they were settled: it
+		// reads them again. A process that opens the file in between finds the state on
+		// disk.
 		if err = errors.Join(h.settle(s.config.sync), h.close()); err == nil {
 			h, err = openHandle(s.path, s.config)
 		}

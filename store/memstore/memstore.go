@@ -1,9 +1,9 @@
 // Package memstore keeps the records of a vault in memory, for tests and demos.
 //
-// It follows the contract of package store to the letter except that what is
-// "durable" ends with the process. It starts no goroutine, so it works inside a
-// bubble of testing/synctest. Totals and pages behind a large offset cost a walk over
-// the list, Scan one over all records.
+// It follows the contract of package store to the letter, except that "durable" records end
+// with the process. It starts no goroutine, so it works inside a bubble of
+// testing/synctest. Totals and pages behind a large offset cost a walk over the list; Scan
+// costs a walk over all records.
 package memstore
 
 import (
@@ -98,7 +98,7 @@ type key struct {
 
 func keyOf(r *store.Record) key { return key{r.Kind, r.ID} }
 
-// A write puts a record, or deletes what is at key if there is none.
+// A write puts a record; without a record it deletes the one at key.
 type write struct {
 	key    key
 	record *store.Record
@@ -119,7 +119,7 @@ type index struct {
 	hash  string
 }
 
-// An entry stands for a record in an index, which is of one kind, and sorts by due and id.
+// An entry stands for a record in an index of one kind, and sorts by due and id.
 type entry struct {
 	due int64 // microseconds; 0 in indexes that are not sorted by it
 	key
@@ -188,7 +188,7 @@ func (s *state) apply(writes []write) error {
 	return nil
 }
 
-// check tells whether r may take the place of old, which may be nil.
+// check returns an error unless r may replace old, which may be nil.
 func check(r, old *store.Record) error {
 	size := len(r.Shown) + len(r.Secret)
 	for _, hash := range r.Lookup {
@@ -209,7 +209,7 @@ func check(r, old *store.Record) error {
 	return nil
 }
 
-// set replaces what is at k by r, or removes it if r is nil.
+// set replaces the record at k with r, or removes it if r is nil.
 func (s *state) set(k key, r *store.Record) {
 	if old := s.rows[k]; old != nil {
 		delete(s.rows, k)

@@ -22,8 +22,8 @@ const (
 	arrangeTimeouts = `SELECT pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_config('lock_timeout', '100ms', true)`
 )
 
-// An arranger knows which lists are to be cut into blocks. A goroutine of the Store
-// does it.
+// An arranger knows which lists wait to be cut into blocks. A goroutine of the Store does
+// it.
 type arranger struct {
 	*server
 	locks locker

@@ -13,9 +13,9 @@ import (
 
 // Errors of [New].
 var (
-	// ErrUnsafe is returned for a server that acknowledges what it may forget:
-	// with fsync or full_page_writes off.
-	ErrUnsafe = errors.New("pgstore: the server does not keep what it acknowledges")
+	// ErrUnsafe is returned for a server that may lose acknowledged writes, with fsync or
+	// full_page_writes off.
+	ErrUnsafe = errors.New("pgstore: the server may lose acknowledged writes")
 
 	// ErrClock is returned if the clocks of the server and of this machine differ by
 	// more than a second.
@@ -62,25 +62,26 @@ func plain(err error) error {
 	return fmt.Errorf("pgstore: no answer from PostgreSQL: %w", err)
 }
 
-// A verdict says what an error tells of the transaction that it has ended.
+// A verdict classifies the outcome of a transaction that an error has ended.
 type verdict int
 
 const (
 	done        verdict = iota // committed
 	broken                     // this transaction can never succeed
-	stale                      // not done: what was read has changed, or is being changed
+	stale                      // not done: a row that was read has changed, or is being changed
 	full                       // not done: no room
 	unavailable                // not done: there is no server that takes writes
 	unknown                    // perhaps done
 )
 
-// errStale is returned for what CV001 says of the server.
-var errStale = errors.New("pgstore: what was read has changed")
+// errStale is returned when the server reports CV001.
+var errStale = errors.New("pgstore: a row that was read has changed")
 
-// judge tells what an error means that came in place of the outcome of a transaction. A
-// server says what it did unless it ends the session: a backend that is told to end while
-// it waits for the standby has committed. A pooler, which gives no severity that is not
-// localized, or says so by its code, knows nothing of what it has passed on.
+// judge classifies an error that came in place of the outcome of a transaction. A server
+// reports the outcome unless it ends the session: a backend that is ended while it waits
+// for the standby has committed. A pooler does not know the fate of commands that it has
+// passed on. It is recognized by an error code of its own, or by an error without an
+// unlocalized severity.
 func judge(err error) verdict {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok {
@@ -101,7 +102,7 @@ func judge(err error) verdict {
 		code == "40003": // statement_completion_unknown
 		return unknown
 	case code == "CV001",
-		code == "23505", // unique_violation: somebody was faster
+		code == "23505", // unique_violation: another process was faster
 		code == "40001", // serialization_failure
 		code == "40P01", // deadlock_detected
 		code == "55P03", // lock_not_available: lock_timeout

@@ -23,12 +23,12 @@ type call struct {
 	tx     updater
 }
 
-// A fate is how a run of a call has ended.
+// A fate is the way in which a run of a call has ended.
 type fate int
 
 const (
 	settled fate = iota // with its outcome, if the reads of the group still hold
-	wanting             // for want of something that is to be read first
+	wanting             // for want of a row or answer that must be read first
 	later               // it reads records that the group has written: the next group runs it
 )
 
@@ -57,12 +57,12 @@ const (
 	mostBytes  = 64 << 20
 )
 
-// A group is the calls that share a transaction. They run one after the other, on the
-// rows that the group knows and on the writes of the calls before. A read of an unknown
-// row ends a run. All unknown rows of a round are read together, and these calls run
-// again. So a group costs one round trip for its writes, and one more for each link of
-// the longest chain of reads. A call that is alone reads at once. So does a call that
-// asks for something else on each run, such as one that looks at the clock.
+// A group is the calls that share a transaction. They run one after the other, on the rows
+// that the group knows and on the writes of the calls before. A read of an unknown row ends
+// a run. All unknown rows of a round are read together, and these calls run again. So a
+// group costs one round trip for its writes, and one more for each link of the longest
+// chain of reads. A lone call reads at once. So does a call that asks for something else on
+// each run, such as a call that looks at the clock.
 //
 // The known rows may be of different instants, or remembered from earlier groups. The
 // transaction checks that all of them are current, under locks that last until the
@@ -79,7 +79,7 @@ type group struct {
 	next    []*call // for the next group
 	bytes   int     // of rows to be written
 
-	known   map[key]*row     // as stored; nil: there is none
+	known   map[key]*row     // as stored; nil: absent
 	relied  map[key]struct{} // which of known the settled calls have looked at
 	looked  []key            // which of them the call has that runs
 	answers map[string]*answer
@@ -126,7 +126,7 @@ func (g *group) alone() bool {
 	return slices.ContainsFunc(g.calls, wants) || slices.ContainsFunc(g.pending, wants)
 }
 
-// forget forgets everything but the calls.
+// forget keeps only the calls.
 func (g *group) forget() {
 	g.asked, g.bytes, g.failed, g.ctx = nil, 0, nil, nil
 	g.looked = g.looked[:0]
@@ -158,8 +158,8 @@ func (g *group) again() {
 	g.mode = max(g.mode, modeCareful)
 }
 
-// round runs the pending calls. Those that want something stay pending. A function that
-// calls runtime.Goexit ends the goroutine here; another goes on with the group.
+// round runs the pending calls. A call that needs an unread row stays pending. A function
+// that calls runtime.Goexit ends the goroutine here; another continues with the group.
 func (g *group) round() {
 	calls := len(g.pending)
 	for range calls {
@@ -225,7 +225,7 @@ func (c *call) run(g *group) fate {
 	gone = false
 
 	switch {
-	case c.ended != settled: // the panic was that of unwind, unless the function has made something else of it
+	case c.ended != settled: // unwind panicked, unless the function has replaced its panic
 		return c.ended
 	case !returned || c.Err != nil:
 		return settled

@@ -12,20 +12,20 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// A locker names the advisory locks of a schema: by a hash, so that two things may
-// share one, which costs no more than a wait. Whoever may connect to the database may take
-// any advisory lock, so it hashes the seed of the schema too, which only the role of the
-// vault can read. From one name no other one follows.
+// A locker names the advisory locks of a schema. Names are hashes, so two things may share
+// a lock, which costs no more than a wait. Any role that may connect to the database may
+// take any advisory lock. So the hash includes the seed of the schema, which only the role
+// of the vault can read: one name does not reveal another.
 //
-// All groups of all processes share the lock of all, or one has it to itself and needs
-// no other. A group has to itself the ids of the rows that it changes, the births where
-// it has found nothing, and what it has asked. It shares the ids of the rows that it only
-// reads and of the parents of those that it writes, and the births, lists, hashes and due
-// times that its writes touch: with other writers, that is, but not with those who ask
-// for them. Who asks for children has the id of the parent to itself, who scans a kind all
-// its births, and who asks whether there is anything the lock of all. Who asks for a hash
-// or a list also shares all of the kind, which a large group has to itself in place of
-// each that it touches.
+// All groups of all processes share the lock of all, or one group takes it exclusively and
+// needs no other. A group locks exclusively the ids of the rows that it changes, the births
+// where it has found nothing, and its questions. It shares the ids of the rows that it only
+// reads and of the parents of the rows that it writes. It also shares the births, lists,
+// hashes and due times that its writes touch: with other writers, but not with readers. A
+// question for children takes the id of the parent exclusively. A scan of a kind takes all
+// its births, and the question whether the store is empty takes the lock of all. A question
+// for a hash or a list also shares the lock of the whole kind, which a large group takes
+// exclusively in place of each that it touches.
 type locker uuid.UUID
 
 // A server has room for some ten thousand locks, as it is installed, for all groups

@@ -2,8 +2,8 @@ package pgstore
 
 import "sync"
 
-// A memory holds rows as they were when last read, for the reads of Updates: whether a
-// row is still so is checked with the writes. What it holds is sealed.
+// A memory holds rows as they were when last read, for the reads of Updates. Whether a row
+// is still current is checked with the writes. The rows are sealed.
 type memory struct {
 	lists *arranger // hears which lists are long
 

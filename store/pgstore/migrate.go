@@ -19,9 +19,9 @@ import (
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// Migrations holds one file for each version of the schema, 1.sql and so on: what
-// [Migrate] runs, for those who let another tool do it. They name the schema
-// "cardvault" and do not create it, nor the table of versions, which has to say what was run:
+// Migrations holds one file for each version of the schema, 1.sql and so on. [Migrate] runs
+// them, and so can another tool. They name the schema "cardvault". They do not create it,
+// nor the table of versions, which has to record each file that was run:
 //
 //	SET search_path = pg_catalog, pg_temp;
 //	CREATE SCHEMA "cardvault";
@@ -40,11 +40,11 @@ func sub(f fs.FS, dir string) fs.FS {
 // newest is the version of the schema that this package works with.
 const newest = 2
 
-// Migrate brings the tables in the default schema, or in that of Options.Schema, up to
-// this version. It does nothing if they are, may be called by many processes at once,
-// and changes all or nothing. The role of the pool needs the right to create a schema,
-// or to create in it if it is there; New needs none of these. It returns
-// store.ErrFormat if a newer version was here.
+// Migrate brings the tables in the default schema, or in Options.Schema, up to this
+// version. It does nothing if they are, may be called by many processes at once, and
+// changes all or nothing. The role of the pool needs the right to create a schema, or to
+// create in it if it exists; New needs none of these. It returns store.ErrFormat if a newer
+// version has migrated the schema.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 	if err := opts.check(pool); err != nil {
 		return err
@@ -65,9 +65,9 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 
 const migrateTries = 10
 
-// othersMigrate reports whether a transaction has failed because another one has made
-// the same, for whose end it has waited: there is no lock for this of which anybody
-// could know the name.
+// othersMigrate reports whether a transaction has failed because a concurrent one has made
+// the same objects, after a wait for its end. No lock prevents this, as its name would have
+// to be known beforehand.
 func othersMigrate(err error) bool {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && slices.Contains([]string{
@@ -123,7 +123,7 @@ func execScript(ctx context.Context, tx pgx.Tx, schema, script string) error {
 	return err
 }
 
-// schemaVersion returns the version of the schema, 0 if there is none.
+// schemaVersion returns the version of the schema, 0 if it does not exist.
 func schemaVersion(ctx context.Context, q interface {
 	QueryRow(context.Context, string, ...any) pgx.Row
 }, schema string) (version int, err error) {

@@ -13,17 +13,17 @@ type Options struct {
 	// and no two dollar signs in a row. Empty: "cardvault".
 	Schema string
 
-	// Listen is how to reach the server past any pooler, for LISTEN. A vault then hears
-	// of the work of others at once. If nil it looks for it, twice a minute.
+	// Listen configures a connection to the server past any pooler, for LISTEN. A vault is
+	// then notified of the work of others at once. If nil it polls, twice a minute.
 	Listen *pgx.ConnConfig
 
-	// AllowPlaintext takes a connection without TLS that leaves the host, or one whose
-	// certificate is not verified. Without it only loopback and Unix sockets need none:
+	// AllowPlaintext accepts a connection without TLS that leaves the host, or one with an
+	// unverified certificate. By default only loopback and Unix sockets need no TLS.
 	// Migrate and New return ErrPlaintext if the URL has a host for which sslmode is not
 	// verify-full, or verify-ca with a root certificate of your own.
 	AllowPlaintext bool
 
-	// Logger is told what an operator should see. If nil, nothing is logged.
+	// Logger receives what an operator should see. If nil, nothing is logged.
 	Logger *slog.Logger
 }
 

@@ -59,8 +59,8 @@ func (o *outcomes) settle(turn int64) (committed bool, err error) {
 	return committed, nil
 }
 
-// tidy deletes rows of groups until ctx ends: those of its own whose outcome is known, and
-// now and then those of stores that are gone.
+// tidy deletes rows of groups until ctx ends: its own rows once their outcome is known and,
+// now and then, the rows of stores that are gone.
 func (o *outcomes) tidy(ctx context.Context) {
 	var tidied int64
 	timer := time.NewTimer(0)

@@ -1,5 +1,5 @@
-// Package pgstore keeps the records of a vault in PostgreSQL 13 or later: for whoever
-// has outgrown one machine. Any number of processes may use one database, each with a
+// Package pgstore keeps the records of a vault in PostgreSQL 13 or later, for vaults that
+// have outgrown one machine. Any number of processes may use one database, each with a
 // Store of its own, and lose nothing when a machine dies.
 //
 //	pool, err := pgxpool.New(ctx, "postgres://host1,host2/vault?target_session_attrs=read-write")
@@ -9,89 +9,96 @@
 // # Order
 //
 // Behaviour is strictly serializable, over all processes. One goroutine of a Store makes
-// all its writes, whatever is queued in one transaction. The functions run on rows that
-// were read before, or are remembered; the transaction takes advisory locks for all that
-// they have read and write, checks that it is still so, and writes, in one round trip.
-// The locks last until the commit, so commits have the order of a serial run, and every
-// snapshot is the state after some of them. Groups that do not touch each other commit at
-// the same time. A group that has read what has changed meanwhile runs again; after three
-// attempts it locks out everybody, so that it succeeds. So does an Update of more than
-// four thousand records; one of more than 65,536 writes or 64 MB is store.ErrInvalid.
+// all its writes, with all queued calls in one transaction. The functions run on rows that
+// were read before, or are remembered. The transaction takes advisory locks for everything
+// that they have read and written, checks that it is unchanged, and writes, in one round
+// trip. The locks last until the commit, so commits have the order of a serial run, and
+// every snapshot is the state after some of them.
+//
+// Groups that do not touch each other commit at the same time. A group that has read a row
+// that has changed meanwhile runs again; after three attempts it locks out all other
+// writers, so that it succeeds. So does an Update of more than four thousand records. An
+// Update of more than 65,536 writes or 64 MB is store.ErrInvalid.
 //
 // A View of one read is one statement. One of several reads is a transaction that is
 // repeatable read; see [Store.View] for when its function runs twice.
 //
 // # Tables
 //
-// The schema is in [Migrations]. records holds every kind, by kind and row key; it is
-// also the index of lists, by parent or account. lookups holds the hashes. counts holds
-// how many records of a class are in a stretch of a list, as rows that are only added
-// and now and then summed up, so that nobody waits for a counter; the end of a list is
-// in no stretch, until a goroutine of a Store cuts it, some thousand records at a time. A
-// total, or a page however far down, adds up some hundred rows for each million. groups
-// has a row for each group of writes, by its Store and a number: if the answer to a commit
-// is lost, the Store learns from it what became of the group, or puts a row there so that
-// it never will be committed. So store.ErrOutcomeUnknown is returned only when no server
-// answers for ten seconds. Rows that are not needed go soon, those of a Store that is gone
-// after a day.
+// The schema is in [Migrations]. records holds every kind, by kind and row key; it is also
+// the index of lists, by parent or account. lookups holds the hashes. counts holds the
+// number of records of a class in a stretch of a list. Its rows are only added, and now and
+// then summed up, so that no writer waits for a counter. The end of a list is in no
+// stretch, until a goroutine of a Store cuts it, some thousand records at a time. A total,
+// or a page however far down, adds up some hundred rows for each million.
 //
-// The role of the pool needs USAGE on the schema, SELECT on migrations and seed, and SELECT,
-// INSERT, UPDATE and DELETE on the other tables. Everybody may call the functions, which do
-// what their caller may do. No search path matters, as all SQL names pg_catalog, and no
-// session is told one: the pool may be used for other things, and PgBouncer refuses a
-// search_path at the start of a session.
+// groups has a row for each group of writes, by its Store and a number. If the answer to a
+// commit is lost, the Store reads there whether the group was committed, or adds a row that
+// prevents it for good. So store.ErrOutcomeUnknown is returned only when no server answers
+// for ten seconds. Rows are deleted soon after they are no longer needed, and rows of a
+// Store that is gone after a day.
+//
+// The role of the pool needs USAGE on the schema, SELECT on migrations and seed, and
+// SELECT, INSERT, UPDATE and DELETE on the other tables. Any role may call the functions,
+// which run with the rights of their caller. No search path matters, as all SQL names
+// pg_catalog, and no session sets one. So the pool may be used for other things, and
+// PgBouncer, which refuses a search_path at the start of a session, works.
 //
 // Give a vault a database of its own, to which no other role may connect: New warns if
-// PUBLIC may. Advisory locks need no right but that. Their names follow from the random
-// number in seed, which is for the role of the vault alone; but pg_locks shows everybody
-// the names of those that are in use, and a session that holds one stops writes for as
-// long as it lives. The log then says which.
+// PUBLIC may. Advisory locks need no other right. Their names derive from the random number
+// in seed, which only the role of the vault may read. But pg_locks shows every role the
+// names that are in use, and a session that holds one of them stops writes for as long as
+// it lives. The log then says which session.
 //
 // # TLS
 //
-// A connection that leaves the host has to be TLS with a certificate that is verified:
-// sslmode=verify-full, or verify-ca with a root certificate that signs for nobody else.
-// sslmode=require encrypts for whoever answers, and prefer and allow, which is what pgx
-// does if nothing is set, do without: all of these are refused with ErrPlaintext, by each
-// host that the URL names and again by where each connection has led. Loopback and Unix
+// A connection that leaves the host has to be TLS with a verified certificate:
+// sslmode=verify-full, or verify-ca with a root certificate that signs only for you.
+// sslmode=require encrypts without knowing the server. prefer, the default of pgx, and
+// allow may not encrypt at all. All of these are refused with ErrPlaintext, for each host
+// that the URL names and again for the address of each connection. Loopback and Unix
 // sockets need no TLS. See Options.AllowPlaintext.
 //
 // # What the server has to be
 //
-// A primary, with fsync and full_page_writes on: New checks that, and the Store on each
-// new connection and every five seconds. synchronous_commit may be anything, as
-// each commit waits for the disk, and for the synchronous standby if there is one. With
-// none, what was acknowledged is lost with the machine, and New warns. After a fail-over
-// the promoted server has all that was acknowledged only if it was the synchronous one.
-// The isolation level of sessions is read committed, as installed. The clock may differ
-// by a second. As installed, max_locks_per_transaction has room for five busy Stores.
+// The server has to be a primary, with fsync and full_page_writes on. New checks that, and
+// the Store checks each new connection and again every five seconds. synchronous_commit may
+// be anything, as each commit waits for the disk, and for the synchronous standby if there
+// is one. Without a standby, acknowledged writes are lost with the machine, and New warns.
+// After a fail-over the promoted server has all acknowledged writes only if it was the
+// synchronous standby. The isolation level of sessions is read committed, as installed. The
+// clock may differ by a second. As installed, max_locks_per_transaction has room for five
+// busy Stores.
 //
-// With several hosts in the URL target_session_attrs has to be read-write. A Store that
-// has seen the promoted server does not go back to the old one, nor to a new cluster that
-// was made of a dump: open another Store for that. Nothing else tells it
-// that a server which still answers is the primary no more: an old primary that waits
-// for a standby acknowledges no write, but a Store that reaches it alone reads what
-// was, such as a key that has been revoked. So whoever promotes a server fences the old
-// one first, as Patroni does with a watchdog.
+// With several hosts in the URL target_session_attrs has to be read-write. A Store that has
+// seen the promoted server does not go back to the old one, nor to a new cluster that was
+// made from a dump: open another Store for that.
+//
+// Nothing else reveals that a server which still answers is no longer the primary. An old
+// primary that waits for a standby acknowledges no write, but a Store that reaches only
+// that server reads old data, such as a key that has since been revoked. So fence the old
+// server before you promote another, as Patroni does with a watchdog.
 //
 // # Timeouts
 //
 // A transaction of several statements sets statement_timeout, lock_timeout and
 // idle_in_transaction_session_timeout, so that the locks of a machine that dies are free
-// after three seconds. A statement that is one by itself is cancelled after fifteen, by its
-// Store; for the case that this has died give the role a statement_timeout, of any length.
-// It does not cut short the wait of a commit for the standby. Set tcp_user_timeout on the
-// server to some seconds too, or tcp_keepalives_idle and its like: a session that cannot
-// send its answer is in no statement. Set TCP_USER_TIMEOUT in DialFunc of the pool's
-// ConnConfig, also to some seconds: a connection that falls silent without an end, as when
-// the machine at its other end dies, otherwise holds up the writes of its Store for
-// fifteen seconds, until they are made on another one. If nothing answers at all, they
-// end after half a minute.
+// after three seconds. A statement outside such a transaction is cancelled after fifteen,
+// by its Store. In case the Store has died, give the role a statement_timeout, of any
+// length. It does not cut short the wait of a commit for the standby.
 //
-// Whatever ends the wait for the standby early, be it pg_cancel_backend or a Store after
-// its fifteen seconds, leaves a commit that others see and the standby does not have. The
-// Store does not acknowledge it; the one whose statement pg_cancel_backend ends does, as
-// PostgreSQL tells it of success: so leave those that wait alone.
+// Set tcp_user_timeout on the server to a few seconds too, or tcp_keepalives_idle and its
+// like: no timeout of statements covers a session that cannot send its answer. Set
+// TCP_USER_TIMEOUT in DialFunc of the pool's ConnConfig, also to a few seconds. Otherwise a
+// connection that falls silent, as when the machine at its other end dies, holds up the
+// writes of its Store for fifteen seconds, until they are made on another one. If nothing
+// answers at all, they end after half a minute.
+//
+// The wait for the standby can end early, by pg_cancel_backend or by a Store after its
+// fifteen seconds. The commit is then visible to others, and the standby does not have it.
+// The Store does not acknowledge a commit that it cancels. It does acknowledge one that
+// pg_cancel_backend cancels, because PostgreSQL reports success: do not cancel waiting
+// commits.
 //
 // # PgBouncer
 //
@@ -102,12 +109,12 @@
 //
 // # Beyond one server
 //
-// Nothing in a vault spans two accounts but the keys, so accounts can be divided among
-// several vaults by a hash of their id, each with a schema on a server of its own, and
-// moved by hand: stop the writes of an account, copy its rows of records, those that are
-// children of these, and their lookups; delete them in the old schema; leave counts empty
-// in the new one, where they are made again. Within one server records can be partitioned
-// by hash of (kind, id), and lookups by hash of (kind, hash).
+// Only the keys span accounts, so accounts can be divided among several vaults by a hash of
+// their id, each with a schema on a server of its own. An account is moved by hand. Stop
+// its writes, and copy its rows of records, the rows of their children, and their lookups.
+// Then delete them in the old schema, and leave counts empty in the new one, where they are
+// made again. Within one server records can be partitioned by hash of (kind, id), and
+// lookups by hash of (kind, hash).
 //
 // A distributed database that speaks the protocol of PostgreSQL serves if it has
 // PL/pgSQL, arrays and unnest, read committed with a new snapshot for each statement of a function,
@@ -155,11 +162,11 @@ var (
 	_ store.Waker = (*Store)(nil)
 )
 
-// New returns a store on a database that [Migrate] has prepared, and starts its
-// goroutines, which Close ends. The pool stays the caller's, who closes the store first;
-// it should have at least two connections, and a connect timeout of a second or two. New
-// refuses a server that is a standby, that could lose what it acknowledges or whose clock
-// is not that of this machine.
+// New returns a store on a database that [Migrate] has prepared, and starts its goroutines,
+// which Close ends. The pool stays the caller's, who closes the store first. It should have
+// at least two connections, and a connect timeout of a second or two. New refuses a server
+// that is a standby, that could lose acknowledged writes or whose clock disagrees with this
+// machine's.
 func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error) {
 	if opts == nil {
 		opts = new(Options)
@@ -219,7 +226,7 @@ func (s *server) inspect(ctx context.Context) (locks locker, err error) {
 	defer conn.Release()
 
 	off := time.Duration(math.MaxInt64)
-	for range 3 { // the quickest answer tells the time best
+	for range 3 { // the quickest answer gives the best estimate
 		o, err := s.check(ctx, conn.Conn())
 		switch {
 		case errors.Is(err, ErrUnsafe), errors.Is(err, ErrIsolation), errors.Is(err, ErrPlaintext):
@@ -282,7 +289,7 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.queue.Do(ctx, &call{fn: fn})
 }
 
-// Close implements [store.Store]. What waits in the queue gets store.ErrClosed.
+// Close implements [store.Store]. Queued calls return store.ErrClosed.
 func (s *Store) Close() error {
 	s.once.Do(func() {
 		s.stop()

@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// allPrivate reports whether no connection of these settings can be one that needs TLS
-// and has none: each host counts. It makes no connection.
+// allPrivate reports whether every possible connection of these settings has TLS or needs
+// none: each host counts. It makes no connection.
 func allPrivate(c *pgx.ConnConfig) bool {
 	for _, way := range ways(c) {
 		if !verified(way.TLSConfig) && !local(way) {
@@ -21,8 +21,8 @@ func allPrivate(c *pgx.ConnConfig) bool {
 	return true
 }
 
-// ways returns all ways to connect, of which the first that works is taken: with
-// sslmode=prefer one with TLS and one without.
+// ways returns all ways to connect; the first that works is used. With sslmode=prefer there
+// is one with TLS and one without.
 func ways(c *pgx.ConnConfig) []*pgconn.FallbackConfig {
 	return append([]*pgconn.FallbackConfig{{Host: c.Host, Port: c.Port, TLSConfig: c.TLSConfig}}, c.Fallbacks...)
 }

@@ -29,7 +29,7 @@ type question struct {
 	empty  bool
 	due    store.Kind
 	next   bool // asks for a time only
-	claims bool // locks rows, and leaves out those that others have locked
+	claims bool // locks rows, and skips rows that others have locked
 	desc   bool // the answer is in the reverse of the statement's order
 }
 
@@ -50,7 +50,7 @@ type answer struct {
 	next  pgtype.Timestamptz
 }
 
-// same reports whether two answers are of one state, as far as can be told from them.
+// same reports whether two answers show the same state, as far as they reveal it.
 func (a *answer) same(b *answer) bool {
 	return a.total == b.total && slices.Equal(a.keys, b.keys) && a.next.Valid == b.next.Valid && a.next.Time.Equal(b.next.Time) &&
 		slices.EqualFunc(a.rows, b.rows, func(a, b *row) bool { return a.key == b.key && a.stamp == b.stamp })
@@ -118,7 +118,7 @@ func statementsOf(schema string) *statements {
 		seed: `SELECT (SELECT s.seed FROM "cardvault".seed s WHERE (SELECT pg_catalog.count(*) FROM "cardvault".seed) = 1),
 			pg_catalog.current_setting('synchronous_standby_names'), pg_catalog.has_database_privilege('public', d.oid, 'CONNECT')
 			FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()`,
-		// Of advisory locks, and of the tables those that no writer takes.
+		// Only advisory locks, and locks of tables in modes that no writer takes.
 		holders: `SELECT DISTINCT l.pid, a.usename::text FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
 			WHERE l.granted AND (l.pid IS NULL OR l.pid <> pg_catalog.pg_backend_pid())
 				AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
@@ -262,7 +262,7 @@ func (q *question) read(rows pgx.Rows) (*answer, error) {
 		}
 
 		r, err := s.scan(rows)
-		if err != nil && (r == nil || q.list == nil) { // a list has a place for what cannot be read
+		if err != nil && (r == nil || q.list == nil) { // a list keeps a place for an unreadable row
 			return nil, err
 		}
 		a.rows = append(a.rows, r)

@@ -18,7 +18,7 @@ type key struct {
 	id   uuid.UUID
 }
 
-// A listKey names a list: that of a parent, or of an account.
+// A listKey names the list of a parent or of an account.
 type listKey struct {
 	kind  store.Kind
 	child bool
@@ -32,14 +32,14 @@ func listOf(kind store.Kind, account, parent uuid.UUID) listKey {
 	return listKey{kind, false, account}
 }
 
-// A row is a record as it is stored. Nobody changes it: records that callers get are copies.
+// A row is a record as it is stored. It is immutable: callers receive copies of records.
 type row struct {
 	key
 	account, parent uuid.UUID
 	class           uint8
 	due             pgtype.Timestamptz
 	version         uint64
-	stamp           int64  // tells what is stored here from all else that ever was
+	stamp           int64  // never the same for two stored states
 	lookup          []byte // hashes, each after a byte with its length
 	shown, secret   []byte
 }
@@ -84,7 +84,7 @@ func rowOf(r *store.Record) *row {
 	return w
 }
 
-// timestamp cuts off what is finer than a microsecond.
+// timestamp truncates to microseconds.
 func timestamp(t time.Time) pgtype.Timestamptz {
 	return pgtype.Timestamptz{Time: time.UnixMicro(t.UnixMicro()), Valid: true}
 }
@@ -107,13 +107,13 @@ func (r *row) record(secret bool) *store.Record {
 	return rec
 }
 
-// columns are those of rows, in the order of their targets.
+// columns names the columns of rows, in the order of their targets.
 const columns = `r.kind, r.id, r.account, r.scope, r.child, r.class, r.due, r.version, r.stamp, r.lookup, r.shown, r.secret`
 
 // A scanner reads rows.
 type scanner struct {
 	row
-	uuids   [3]pgtype.UUID // id, account, scope: read faster than those of the row
+	uuids   [3]pgtype.UUID // id, account, scope: read faster than into the row's fields
 	child   bool
 	k, c    int16
 	v       int64

@@ -13,8 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A server is the PostgreSQL of a Store: connections to it, each of which was checked.
-// All goroutines of the Store use it.
+// A server is the PostgreSQL of a Store: connections to it, each of which was checked. All
+// goroutines of the Store use it.
 type server struct {
 	pool     *pgxpool.Pool
 	opts     Options
@@ -67,8 +67,8 @@ func (s *server) check(ctx context.Context, conn *pgx.Conn) (off time.Duration, 
 	return max(0, now.Sub(began.Add(took/2)).Abs()-took/2), s.checkTimeline(ctx, conn)
 }
 
-// checkTimeline refuses a server that was the primary before the one that it has seen
-// last. Those that are only compatible with PostgreSQL may have no timeline.
+// checkTimeline refuses a server that was the primary before the last one it has seen.
+// Servers that are only compatible with PostgreSQL may have no timeline.
 func (s *server) checkTimeline(ctx context.Context, conn *pgx.Conn) error {
 	seen := s.timeline.Load()
 	if seen < 0 {
@@ -121,7 +121,7 @@ func (s *server) watch(ctx context.Context) {
 	}
 }
 
-// look checks a connection that was trusted. If that is to be no more, none is.
+// look checks a trusted connection. If it fails, no connection stays trusted.
 func (s *server) look(ctx context.Context) (off time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answering)
 	defer cancel()
@@ -176,8 +176,8 @@ func (s *server) abandon(conn *pgxpool.Conn, err error) {
 	discard(conn)
 }
 
-// askPool puts a question on any connection, and on another one if that is lost: after
-// the server has gone all of the pool are, and one that takes its place is found soon.
+// askPool puts a question on any connection, and on another one if that is lost. After the
+// server has gone all connections of the pool are lost, and a replacement is found soon.
 func (s *server) askPool(ctx context.Context, q *question) (*answer, error) {
 	return patiently(ctx, func() (*answer, error) { return s.askOnce(ctx, q) })
 }

@@ -17,7 +17,7 @@ type session struct {
 	open bool          // a transaction is, on conn
 }
 
-// connect gets a connection, if there is none.
+// connect opens a connection, unless there is one.
 func (s *session) connect(ctx context.Context) (err error) {
 	if s.conn == nil {
 		s.conn, err = s.acquire(ctx)

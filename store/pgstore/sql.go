@@ -16,9 +16,9 @@ func checkName(schema string) error {
 	return nil
 }
 
-// builtIn returns a statement whose operators are those of pg_catalog. The pool is the
-// caller's, whose sessions may have any search path: a statement names the schema of
-// each function too.
+// builtIn returns a statement whose operators belong to pg_catalog. The sessions of the
+// caller's pool may have any search path, so a statement names the schema of each function
+// too.
 func builtIn(sql string) string { return operators.Replace(sql) }
 
 var operators = func() *strings.Replacer {

@@ -110,7 +110,7 @@ func (n *notifier) pass(payload string, wake func(store.Kind)) {
 	}
 }
 
-// note notes the kinds of which a group has written records that are due.
+// note notes the kinds with due records in the writes of a group.
 func (n *notifier) note(g *group) {
 	now := time.Now()
 	for k, r := range g.overlay {

@@ -33,7 +33,7 @@ type writer struct {
 
 	group  *group // that is being executed
 	spare  *group // that was answered
-	turn   int64  // of the last group that was to be written
+	turn   int64  // of the latest attempt to write a group
 	tidied int64  // the last turn that tidy was given
 	grown  map[listKey]int
 	blamed time.Time // when blame has last looked
@@ -140,8 +140,8 @@ func (w *writer) committed(g *group, err error) {
 	g.answer(nil)
 }
 
-// retry prepares another attempt after a verdict. It reports false if there is none: the
-// calls are answered, or run again in groups of their own.
+// retry prepares another attempt after a verdict. It reports false if no attempt is left:
+// the calls are answered, or run again in groups of their own.
 func (w *writer) retry(g *group, v verdict, err error) bool {
 	calls := len(g.calls) + len(g.pending)
 	switch {

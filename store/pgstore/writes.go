@@ -64,7 +64,7 @@ func (g *group) lockQuestion(locks lockSet, q *question) {
 		locks.add(g.locks.lists(q.list.kind), false)
 	case q.parent != uuid.Nil:
 		locks.add(g.locks.id(q.parent), true)
-	case q.scan != 0: // the rows that it has found are among those that were read
+	case q.scan != 0: // the found rows are among the rows that were read
 		for i := range byte(births) {
 			locks.add(g.locks.birth(key{q.scan, uuid.UUID{15: i}}), true)
 		}
@@ -215,8 +215,8 @@ func (w *writes) judge(err error) verdict {
 	return verdictOfRead(err)
 }
 
-// applyArgs returns the parameters of apply, except for the locks. Each of the rows gets
-// the stamp.
+// applyArgs returns the parameters of apply, except for the locks. Every row receives the
+// stamp.
 func (w *writes) applyArgs(g *group, of uuid.UUID, turn, stamp int64) *applyArgs {
 	a := &applyArgs{changed: int32(w.changed)}
 	if w.any {
@@ -241,7 +241,7 @@ func (a *applyArgs) setRead(g *group) {
 		if r := g.known[k]; r != nil {
 			stamp = pgtype.Int8{Int64: r.stamp, Valid: true}
 		} else if g.overlay[k] != nil {
-			continue // the primary key sees to it that there was none
+			continue // the primary key ensures that it is new
 		}
 		a.readKind, a.readID = append(a.readKind, int16(k.kind)), append(a.readID, pgUUID(k.id))
 		a.readStamp = append(a.readStamp, stamp)
@@ -290,7 +290,7 @@ func (a *applyArgs) setLists(w *writes) {
 	}
 }
 
-// addLocks is how many locks add can take.
+// addLocks bounds the locks that add can take.
 const addLocks = 8
 
 // addArgs returns the parameters of add, or nil for writes that only apply can make. Most

@@ -16,14 +16,12 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// RunCodes checks every rule of the contract of a [store.CodeCache] that shows
-// from outside and for which the harness has what it takes. That a value is
-// overwritten, and never written to a disk, does not show: prove it where you
-// can look inside.
+// RunCodes checks every observable rule of the contract of a [store.CodeCache] for which
+// the harness has the functions. It cannot observe that a value is overwritten, and never
+// written to a disk: prove that where you can look inside.
 //
 // The suite waits on the real clock, for a second in all, and judges a slow cache
-// leniently: it fails one that keeps a value too long or loses it well before
-// its time.
+// leniently: it fails a cache that keeps a value too long or loses it well before its time.
 func RunCodes(t *testing.T, h CodesHarness) {
 	for _, r := range codeRules {
 		t.Run(r.name, func(t *testing.T) {
@@ -128,10 +126,10 @@ func checkNoCode(c store.CodeCache, id uuid.UUID) error {
 	return nil
 }
 
-// over waits until a ttl that began at or before now is over.
+// over waits until a ttl that began at or before now has passed.
 func over(ttl time.Duration) { <-time.After(ttl + grace) }
 
-// filled returns n bytes that tell which value they are of.
+// filled returns n bytes that identify their value.
 func filled(n int, with byte) []byte { return bytes.Repeat([]byte{with}, n) }
 
 func roundTripOfCodes(t testing.TB, c store.CodeCache) {
@@ -228,7 +226,7 @@ func deleteCodes(t testing.TB, c store.CodeCache) {
 	for range 2 {
 		for range 2 {
 			if err := c.Delete(background, idOf(1)); err != nil {
-				t.Errorf("Delete of what is not there: %v", err)
+				t.Errorf("Delete of an absent value: %v", err)
 			}
 		}
 		keep(t, c, idOf(1), []byte("one"), ample)
@@ -289,7 +287,7 @@ func expiry(t testing.TB, c store.CodeCache) {
 	}
 
 	if err := c.Delete(background, idOf(0)); err != nil {
-		t.Errorf("Delete of what has expired: %v", err)
+		t.Errorf("Delete of an expired value: %v", err)
 	}
 	keep(t, c, idOf(1), []byte("999"), ample)
 	holdsCode(t, c, "put after another expired", idOf(1), []byte("999"))
@@ -439,7 +437,7 @@ func sameID(t testing.TB, c store.CodeCache) {
 			return nil
 		}
 		if err == nil && len(got) == 0 {
-			return errors.New("Get returns a value that nobody put")
+			return errors.New("Get returns a value that was never put")
 		}
 		return same(got, err, filled(len(got), byte(len(got))))
 	}

@@ -11,15 +11,15 @@ import (
 )
 
 // A CodesHarness says how to test a cache of security codes. Open is required. A rule whose
-// function is nil is not tested, which the log of its subtest says. The suite closes every
-// cache that it gets.
+// function is nil is not tested, as the log of its subtest says. The suite closes every
+// cache that the functions return.
 type CodesHarness struct {
 	// Open returns a new, empty cache with room for a thousand values. It may skip or fail
 	// the test that it is given, and use its Cleanup.
 	Open func(t testing.TB) store.CodeCache
 
-	// Reopen ends and starts anew what has the values of c in its memory, such as a server,
-	// and returns c or another cache there. No value is to be left.
+	// Reopen ends and restarts the process that holds the values of c in memory, such as a
+	// server, and returns c or another cache there. No value may survive.
 	Reopen func(t testing.TB, c store.CodeCache) (store.CodeCache, error)
 
 	// Second opens the cache that c is, as another process does that shares it.

@@ -9,12 +9,13 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// Deletions proves that what a deletion costs does not depend on what hangs below the
-// record, nor what it costs to erase some of its children on how many there are. measure
-// makes an Update and returns its cost: the rows or pages that it has touched, say.
+// Deletions proves that the cost of a deletion does not depend on the number of
+// descendants, and that the cost of erasing some children does not depend on how many there
+// are. measure makes an Update and returns its cost, such as the rows or pages that it has
+// touched.
 //
-// The largest family has 20,000 children, or as many as the environment variable
-// STORETEST_CHILDREN says.
+// The largest family has 20,000 children, or the number in the environment variable
+// STORETEST_CHILDREN.
 func Deletions(t testing.TB, s store.Store, measure func(fn func(store.Tx) error) int) {
 	const small, some = 200, 100
 	large := 20_000

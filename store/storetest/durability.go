@@ -281,5 +281,5 @@ func (s *stand) killAfter(steps, from int, place string, states map[int]string) 
 	if err := cmd.Wait(); err == nil || !ended {
 		s.Fatalf("the process to be killed has ended by itself (%v): does TestMain call storetest.Child?", err)
 	}
-	return from + childWorkers - from%childWorkers + 8*childWorkers // past what was not acknowledged
+	return from + childWorkers - from%childWorkers + 8*childWorkers // past the records that were not acknowledged
 }

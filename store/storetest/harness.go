@@ -9,10 +9,10 @@ import (
 )
 
 // A Harness says how to test a store. Open is required. A rule whose function is nil is not
-// tested, which the log of its subtest says.
+// tested, as the log of its subtest says.
 //
-// The functions get stores that Open or another of them has returned. The suite closes every
-// store that it gets. They may be called concurrently, for different stores.
+// The functions receive stores that Open or another of them has returned. The suite closes
+// every store that they return. They may be called concurrently, for different stores.
 type Harness struct {
 	// Open returns a new, empty store. It may skip or fail the test that it is given, and
 	// use its Cleanup.
@@ -63,7 +63,8 @@ type Fault struct {
 	Record store.Key // of DamagedRecord
 }
 
-// A harnessRule is a rule that needs more of a harness than Open. S opens what is tested.
+// A harnessRule is a rule that needs more of a harness than Open. S opens the store or
+// cache under test.
 type harnessRule[S any] struct {
 	name  string
 	needs string // a field of the harness
@@ -73,7 +74,7 @@ type harnessRule[S any] struct {
 
 var harnessRules = slices.Concat(durabilityRules, secondRules, faultRules)
 
-// run checks the rule if the harness has what it needs.
+// run checks the rule if the harness has the functions for it.
 func (r *harnessRule[S]) run(t *testing.T, harness any, s S) {
 	if reflect.ValueOf(harness).FieldByName(r.needs).IsNil() {
 		t.Logf("Not proved, because %s is nil: %s", r.needs, r.why)

@@ -213,7 +213,7 @@ func dueOrder(t testing.TB, s store.Store) {
 func dueByShard(t testing.TB, s store.Store) {
 	at := func(n int64) time.Time { return time.UnixMicro(1e15 + n) }
 	var records []*store.Record
-	for n := range 40 { // two records in each of the lower shards, of which 7 has the latest
+	for n := range 40 { // two records in each of the lower shards; the latest is in shard 7
 		shard := uint8(n % 8)
 		records = append(records, sharded(shard, n, due(at(int64(n+100*(n%8/7))))))
 	}

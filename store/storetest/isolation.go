@@ -224,7 +224,7 @@ func compareAndSwap(t testing.TB, s store.Store) {
 				return s.View(background, func(tx store.ReadTx) error {
 					r, err := tx.Get(kindA, idOf(1))
 					if err == nil && number(r) != int64(w) {
-						return errors.New("the winner's record is not what it put")
+						return errors.New("the winner's record differs from the one it put")
 					}
 					return err
 				})

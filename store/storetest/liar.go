@@ -14,8 +14,8 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// A Lie is one way in which a [LyingStore] answers falsely. Where it can, the store
-// answers with a record that is genuine and fits the question in all but this respect.
+// A Lie is one way in which a [LyingStore] answers falsely. Where it can, the store answers
+// with a genuine record that fits the question in every other respect.
 type Lie int
 
 const (
@@ -28,18 +28,18 @@ const (
 	// OtherAccount: Get, List and Lookup return a record of another account.
 	OtherAccount
 
-	// OtherParent: List returns a record of another parent, or of one where the
-	// query has none; Children the key of a record that is no child.
+	// OtherParent: List returns a record of another parent, or a record with a parent where
+	// the query has none. Children returns the key of a record that is not a child.
 	OtherParent
 
-	// OtherClass: List returns a record whose class is not among those of the query.
+	// OtherClass: List returns a record whose class is not in the query.
 	OtherClass
 
 	// OtherHash: Lookup, and List with Query.Lookup, return a record that does not
 	// have the hash.
 	OtherHash
 
-	// OutOfRange: List returns a record outside Min and Max, and Scan one that does
+	// OutOfRange: List returns a record outside Min and Max, and Scan a record that does
 	// not come after the id.
 	OutOfRange
 
@@ -106,17 +106,17 @@ func Liar(s store.Store) *LyingStore {
 	return &LyingStore{Store: s, past: make(map[store.Key][]*store.Record)}
 }
 
-// Tell makes the answers to questions about kinds false from now on, or those about
-// every kind if none is given. Children, which is not asked about a kind, lies whatever
-// the kinds. Where there is nothing to lie with, the answer is true. Zero ends the lies.
+// Tell makes the answers to questions about kinds false from now on, or all answers if
+// kinds is empty. Children is not asked about a kind and lies in either case. An answer
+// that cannot be falsified stays true. Zero ends the lies.
 func (l *LyingStore) Tell(lie Lie, kinds ...store.Kind) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.lie, l.kinds, l.told = lie, kinds, 0
 }
 
-// Told returns how many answers have been false since Tell. A test that expects a lie
-// to be found checks that it was told.
+// Told returns how many answers have been false since Tell. A test that expects a lie to be
+// noticed checks that Told is not zero.
 func (l *LyingStore) Told() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -346,7 +346,7 @@ func (t lyingReads) falsehood(q *question, lie Lie, truth []*store.Record) *stor
 	return best
 }
 
-// answer returns a false answer to q, or truth if there is no lie to tell.
+// answer returns a false answer to q, or truth if it cannot be falsified.
 func (t lyingReads) answer(q *question, truth []*store.Record) []*store.Record {
 	lie := t.l.lieAbout(q.kind)
 	told, ok := disarranged(lie, truth, q.limit)

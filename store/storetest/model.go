@@ -189,7 +189,7 @@ func (w *walk) record(m model) *store.Record {
 func (w *walk) time() time.Time { return time.UnixMicro(w.Int64N(2001) - 1000) }
 func (w *walk) hash() []byte    { return []byte{'h', byte(w.IntN(40))} }
 
-// ask compares answers of the store to those of the model.
+// ask compares answers of the store to the model's.
 func (w *walk) ask(tx store.ReadTx, m model) error {
 	for _, ask := range []func(store.ReadTx, model) error{w.askList, w.askLookup, w.askDue, w.askScan, w.askRecord} {
 		if err := ask(tx, m); err != nil {
@@ -282,7 +282,7 @@ func (w *walk) askDue(tx store.ReadTx, m model) error {
 	if !slices.IsSortedFunc(got, func(a, b *store.Record) int { return a.Due.Compare(b.Due) }) {
 		return errors.New("due: out of order")
 	}
-	slices.SortFunc(got, byDue) // those of one instant may come in any order
+	slices.SortFunc(got, byDue) // records with the same Due may come in any order
 	if err = cmp.Or(err, alike(got, want, false)); err != nil {
 		return fmt.Errorf("due: %w", err)
 	}

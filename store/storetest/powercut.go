@@ -9,21 +9,21 @@ import (
 	"testing"
 )
 
-// AfterPowerCut returns a copy of the files below dir as a disk has them whose computer loses
-// power now. Each page of a file that was written and is not synced holds zeros in the copy,
-// and so may pages beside it: a store that acknowledges before it syncs has lost what it
-// acknowledged. It is for Harness.Crash of a store on files:
+// AfterPowerCut returns a copy of the files below dir as they would be on disk if the
+// computer lost power now. Each page of a file that was written and not synced holds zeros
+// in the copy, and so may neighbouring pages. A store that acknowledges before it syncs has
+// therefore lost acknowledged records. It is for Harness.Crash of a store on files:
 //
 //	func(t testing.TB, s store.Store) (store.Store, error) {
 //		dir := storetest.AfterPowerCut(t, filepath.Dir(s.(*mystore.Store).Path()))
 //		return mystore.Open(filepath.Join(dir, "vault.db"))
 //	}
 //
-// Nobody may write to the files meanwhile. A file is made in dir to find out what the system
-// tells, and removed. What the system has written to the disk by itself counts as synced, so
-// that a test that wants a loss tries more than once. It does not see whether the names of
-// files are synced. It needs Linux 6.5 or later on amd64 or arm64, and a file system on a disk: it skips
-// the test elsewhere.
+// The files must not be written meanwhile. To find out whether the system reports synced
+// pages, a file is made in dir and removed. Pages that the system has written to disk by
+// itself count as synced, so a test that wants a loss tries more than once. Whether the
+// names of files are synced is not seen. AfterPowerCut needs Linux 6.5 or later on amd64 or
+// arm64, and a file system on a disk: it skips the test elsewhere.
 func AfterPowerCut(t testing.TB, dir string) string {
 	t.Helper()
 	if err := tells(dir); err != nil {
@@ -55,10 +55,11 @@ func AfterPowerCut(t testing.TB, dir string) string {
 	return left
 }
 
-// pageSize is that of the smallest pages of the systems that tell what is synced.
+// pageSize is the smallest page size of the systems that report synced pages.
 const pageSize = 4096
 
-// tells returns an error unless the system knows that a file in dir is not synced, and when it is.
+// tells returns an error unless the system reports both that a file in dir is not synced,
+// and that it is.
 func tells(dir string) (err error) {
 	f, err := os.CreateTemp(dir, "unsynced")
 	if err != nil {
@@ -88,7 +89,7 @@ func tells(dir string) (err error) {
 	return errors.New("the file system keeps no account of it")
 }
 
-// copySynced copies a file without what is not synced.
+// copySynced copies only the synced part of a file.
 func copySynced(to, from string) (err error) {
 	in, err := os.Open(from)
 	if err != nil {

@@ -303,7 +303,7 @@ func deletes(t testing.TB, s store.Store) {
 	update(t, s, deleting(doomed)) // again
 	left(doomed)
 
-	put(t, s, doomed) // back, as the parent of what has stayed
+	put(t, s, doomed) // back, as the parent of the records that stayed
 	put(t, s, row(1, hashes("h"), due(at), version(2)))
 	update(t, s, deleting(doomed))
 	left(doomed)

@@ -212,7 +212,7 @@ func children(t testing.TB, s store.Store) {
 	family = slices.Delete(slices.Delete(family, 5, 6), 1, 2)
 	childrenAre(t, s, idOf(1), 9, family...)
 
-	// Children of what is not there.
+	// Children of absent records.
 	strays := []*store.Record{row(20, ofParent(idOf(50))), row(21, ofParent(idOf(50)), ofKind(kindB), class(0))}
 	put(t, s, strays...)
 	holds(t, s, strays...)
@@ -437,7 +437,8 @@ func childOrParent(t testing.TB, s store.Store) {
 	}
 }
 
-// firstOne: of those that find the store empty and put a record, one succeeds.
+// firstOne checks that exactly one Update succeeds of several that find the store empty and
+// put a record.
 func firstOne(t testing.TB, s store.Store) {
 	const rounds, workers = 15, 6
 	for range rounds {

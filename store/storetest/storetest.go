@@ -10,17 +10,17 @@
 //	}
 //
 // A [Harness] with no more than Open proves what a store does while it is open. Its other
-// functions prove that it keeps what it has acknowledged, when it is closed, killed or cut
-// off from power, that several processes can use it, and what it does about faults.
+// functions prove that acknowledged records survive a close, a killed process and a loss of
+// power, that several processes can use the store, and how it handles faults.
 //
-// Each subtest is one rule of the contract. When it fails it tells the rule and
-// why a vault depends on it. Run the suite with -race too: some rules are about
-// memory that two goroutines must not share.
+// Each subtest is one rule of the contract. When it fails it states the rule and why a
+// vault depends on it. Run the suite with -race too: some rules are about memory that two
+// goroutines must not share.
 //
 // [RunCodes] does the same for a cache of security codes, a store.CodeCache. [Deletions]
-// proves of a backend that can measure its work that deletions are cheap.
+// proves that deletions are cheap, for a backend that can measure its work.
 //
-// [Twice], [Canary] and [Liar] wrap a store for the tests of what is built on one.
+// [Twice], [Canary] and [Liar] wrap a store for tests of the code above it.
 package storetest
 
 import (
@@ -38,7 +38,7 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// Run checks every rule of the contract for which the harness has what it takes.
+// Run checks every rule of the contract for which the harness has the functions.
 //
 // The rule Model draws random writes and logs its seed; the environment variable
 // STORETEST_SEED repeats a run.
@@ -90,7 +90,7 @@ var (
 	background = context.Background()
 )
 
-// patience is how long the suite waits before it calls a store stuck.
+// patience limits how long the suite waits before it calls a store stuck.
 const patience = 20 * time.Second
 
 // idOf returns the n-th id; order of n is order of ids.
@@ -140,7 +140,7 @@ func putting(rs ...*store.Record) func(store.Tx) error {
 	}
 }
 
-// deleting returns an fn that deletes what has the kind and id of r.
+// deleting returns an fn that deletes the record with the kind and id of r.
 func deleting(r *store.Record) func(store.Tx) error {
 	return func(tx store.Tx) error {
 		tx.Delete(r.Kind, r.ID)
@@ -175,7 +175,7 @@ func view(t testing.TB, s store.Store, fn func(store.ReadTx) error) {
 	}
 }
 
-// get returns the record with the kind and id of r, or nil if there is none.
+// get returns the record with the kind and id of r, or nil if it is absent.
 func get(t testing.TB, s store.Store, r *store.Record) *store.Record {
 	t.Helper()
 	var got *store.Record
@@ -280,8 +280,8 @@ func numbersOf(records []*store.Record) []int {
 	return numbers
 }
 
-// parallel runs f n times at once and reports what they return. A goroutine
-// may use neither t nor the helpers that do.
+// parallel runs f n times at once and reports its errors. A goroutine may use neither t nor
+// the helpers that do.
 func parallel(t testing.TB, n int, f func(i int) error) {
 	t.Helper()
 	errs := make([]error, n)

@@ -193,7 +193,7 @@ func panicOfFn(t testing.TB, s store.Store) {
 
 func goexitOfFn(t testing.TB, s store.Store) {
 	put(t, s, row(1, hashes("h")))
-	// What the caller sees is up to the backend, so long as it is no success.
+	// The backend decides what the caller sees, as long as it is not success.
 	ends := func(call func() error) {
 		ended := make(chan struct{})
 		go func() {

@@ -15,7 +15,7 @@ import (
 	"github.com/valkey-io/valkey-go"
 )
 
-// unfit says what is wrong with a server that answers.
+// unfit describes why a server that answers cannot be used.
 type unfit string
 
 func (u unfit) Error() string { return string(u) }
@@ -43,8 +43,8 @@ func (c *checker) dial(ctx context.Context, addr string, dialer *net.Dialer, con
 		return nil, err
 	}
 
-	// Whoever closes a connection takes back what has not been sent: a SET would bring
-	// back a code that is erased over the next connection.
+	// Closing a connection discards unsent commands: a SET would bring back a code that is
+	// erased over the next connection.
 	if tcp, ok := inner(conn).(interface{ SetLinger(int) error }); ok {
 		err = tcp.SetLinger(0)
 	}
@@ -86,7 +86,7 @@ func (c *checker) fits(ctx context.Context, conn net.Conn) error {
 	return nil
 }
 
-// private tells whether nobody else can listen.
+// private reports whether no third party can listen.
 func (c *checker) private(conn net.Conn) bool {
 	config := c.client.TLSConfig
 	verified := config == nil || !config.InsecureSkipVerify || config.VerifyConnection != nil || config.VerifyPeerCertificate != nil
@@ -108,8 +108,8 @@ var (
 	slowlog     = []string{"slowlog-log-slower-than", "slowlog-max-len"}
 )
 
-// ask asks the server what it is, how it is set, and for each command that the cache needs,
-// in version 2 of its protocol: in which every connection begins.
+// ask asks the server for its role and settings, and tries each command that the cache
+// needs. It uses version 2 of the protocol, in which every connection begins.
 func (c *checker) ask(conn net.Conn) error {
 	ask, err := c.login(conn)
 	if err != nil {
@@ -160,7 +160,7 @@ func (c *checker) ask(conn net.Conn) error {
 		_, err := readAnswer(r)
 		no, _ := errors.AsType[refusal](err)
 		switch {
-		case no == "OOM": // and keeps what it has
+		case no == "OOM": // and keeps its values
 		case no.lasts():
 			return unfit("the server refuses " + words[0] + ": " + string(no))
 		case err != nil:
@@ -193,7 +193,7 @@ func (c *checker) login(conn net.Conn) ([]byte, error) {
 	return nil, nil
 }
 
-// trial returns the commands that a cache needs, on a key that is no token's.
+// trial returns the commands that a cache needs, on a key that belongs to no token.
 func (c *checker) trial() [][]string {
 	key := c.opts.Prefix + "check"
 	trial := [][]string{
@@ -240,7 +240,7 @@ func (c *checker) remembers(r *bufio.Reader) error {
 	return nil
 }
 
-// configured reads the answer to CONFIG GET of one setting, which the server may not tell.
+// configured reads the answer to CONFIG GET of one setting, which the server may withhold.
 func configured(r *bufio.Reader) (value string, told bool, err error) {
 	words, err := readAnswer(r)
 	if no, _ := errors.AsType[refusal](err); no.lasts() {
@@ -275,8 +275,8 @@ type refusal string
 
 func (r refusal) Error() string { return "the server refuses: " + string(r) }
 
-// lasts tells whether the server will refuse the next time, too. What else there is
-// passes: that it is busy, or loading, or a replica that its name leads to for a while.
+// lasts reports whether the server will refuse the next time, too. Other refusals pass: the
+// server is busy, loading, or a replica that its name leads to for a while.
 func (r refusal) lasts() bool {
 	switch r {
 	case "NOPERM", "ERR", unknown:
@@ -291,7 +291,7 @@ var errProtocol = errors.New("not the answer of a Valkey or Redis server")
 
 const maxElements = 256 // of the answer to HELLO, which lists modules
 
-// readAnswer reads the answer to a command: its strings, also those of arrays within it.
+// readAnswer reads the answer to a command: its strings, including those in nested arrays.
 func readAnswer(r *bufio.Reader) (words []string, err error) {
 	left := 1
 	for n := 0; n < left; n++ {
@@ -357,8 +357,8 @@ func readLine(r *bufio.Reader) (string, error) {
 	return strings.TrimSuffix(string(b), "\r\n"), nil
 }
 
-// word returns what kind of error a server answers with, such as NOPERM. The rest may
-// repeat what was sent.
+// word returns the kind of error that a server answers with, such as NOPERM. The rest may
+// repeat the command.
 func word(reply string) string {
 	kind, _, _ := strings.Cut(strings.TrimPrefix(reply, "-"), " ")
 	if len(kind) > 16 || strings.Trim(kind, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") != "" {

@@ -11,18 +11,17 @@ import (
 	"sync/atomic"
 )
 
-// maxAnswer bounds an answer in bytes, of which each element of an array is worth
-// elementSize.
+// maxAnswer bounds an answer in bytes; each element of an array is charged elementSize.
 const (
 	maxAnswer   = 1 << 20
 	elementSize = 64
 )
 
-// A guarded connection keeps from valkey-go what ends the process there: it panics over an
-// answer to no command and over a length below zero, and makes room for what a length
-// announces. An answer like that ends the connection. Those to no command are what a
-// proxy sends that shuts down. An answer that the server is a replica ends it too: its
-// name may lead to another one by now.
+// A guarded connection keeps answers from valkey-go that would end the process: it panics
+// over an unsolicited answer and over a length below zero, and allocates any announced
+// length. An answer like that ends the connection. Unsolicited answers come from a proxy
+// that shuts down. An answer that the server is a replica ends the connection too: its name
+// may lead to another server by now.
 type guarded struct {
 	net.Conn
 	owed    atomic.Int64 // answers
@@ -71,8 +70,8 @@ func inner(conn net.Conn) net.Conn {
 
 var errDemoted = errors.New("the server has become a replica")
 
-// messages are those of one direction, in version 2 of the protocol: simple strings,
-// errors, integers, strings and arrays.
+// messages parses one direction of a connection, in version 2 of the protocol: simple
+// strings, errors, integers, strings and arrays.
 type messages struct {
 	limit int // of one, in bytes
 
@@ -145,7 +144,7 @@ func (m *messages) element() bool {
 	switch {
 	case err != nil || n < -1 || n > m.room:
 		return false
-	case n < 0: // there is none
+	case n < 0: // a null answer
 	case line[0] == '$':
 		m.body = n + len("\r\n")
 		m.room -= n

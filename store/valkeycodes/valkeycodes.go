@@ -5,22 +5,23 @@
 //	codes, err := valkeycodes.Open(ctx, options, nil)
 //	vault, err := cardvault.New(ctx, store, keys, &cardvault.Options{Codes: codes})
 //
-// The vault seals a code before it gives it away, under a key that ends with the
-// cached value: the server, and whoever listens, sees ids of tokens and how long codes
+// The vault seals a code before it hands it over, under a key that ends with the cached
+// value. The server, and anybody who listens, sees only ids of tokens and how long codes
 // are kept.
 //
 // # The server
 //
 // A code that is written to a disk is stored, which PCI DSS forbids after the
-// authorization. So a server with save points or an append-only file is refused; so is
-// one that does not tell (CONFIG GET needs +config|get), and a login that lacks a command.
-// A replica is as good as down. Each connection is tried, and there is a new one every
-// minute, or when a server becomes a replica. What does not show there is up to whoever runs
-// the server: no swap, no BGSAVE, no dumps of memory, no replicas, which may persist for
-// themselves. A fail-over to a replica may also bring back a code that was
-// erased a moment before; a server that starts again, empty, does not. Any
-// maxmemory-policy is safe: volatile-ttl lets the code with the least time left go,
-// noeviction keeps no new one.
+// authorization. So a server with save points or an append-only file is refused. A server
+// that hides its settings (CONFIG GET needs +config|get), or a login that lacks a command,
+// is refused too. A replica is treated as down.
+//
+// Each connection is checked, and there is a new one every minute, or when a server becomes
+// a replica. The checks cannot see everything, so the operator must ensure: no swap, no
+// BGSAVE, no dumps of memory, and no replicas, which may persist for themselves. A
+// fail-over to a replica may also bring back a code that was erased a moment before; a
+// server that restarts empty does not. Any maxmemory-policy is safe: volatile-ttl evicts
+// the code with the least time left, noeviction keeps no new one.
 //
 // SLOWLOG keeps commands, and so sealed codes, until others come: set
 // slowlog-log-slower-than to -1. A cache that finds it set otherwise logs a warning.
@@ -32,21 +33,23 @@
 //
 // # Failures
 //
-// A server that is killed, flushed or hangs has no codes; nothing else fails. When a call
-// has waited in vain a PING follows, which the server must answer within [Options.Patience]:
-// 50 milliseconds, as long as a vault waits for most. If it does not, calls fail at once until it does. It
-// is asked in the background, every three seconds at least, also if no server was there
-// to begin with, and whenever a connection ends: no call needs to find that out.
+// A server that is killed, flushed or hangs has no codes; nothing else fails. After a call
+// that has waited in vain, the server must answer a PING within [Options.Patience]. The
+// default is 50 milliseconds, as long as a vault waits for most calls. If it does not
+// answer, calls fail at once until it does. It is pinged in the background, at least every
+// three seconds, even if no server was there at the start, and whenever a connection ends.
+// So no call has to discover that itself.
 //
-// What could not be erased or replaced meanwhile the cache erases when the server is
-// back, before it is used, for 15 minutes at most and until the cache is closed. That
-// may be what another vault has put since: a code that is lost can be entered again. Of more
-// than 65,536 values it does not remember which, and erases all with its prefix.
+// The cache remembers values that could not be erased or replaced meanwhile. When the
+// server is back it erases them before it is used, for at most 15 minutes and until the
+// cache is closed. This may erase a value that another vault has put since: a lost code can
+// be entered again. Above 65,536 values it no longer remembers which, and erases everything
+// with its prefix.
 //
-// A connection that is given up is reset, so that a command which has not left this host
-// never does. One that has, and is held up by a proxy until another connection is in
-// use, is still executed: a SET then keeps its code for its time, even if it was erased
-// meanwhile. Nothing should be between vault and server that stores and forwards.
+// An abandoned connection is reset, so that a command which has not left this host never
+// does. A command that has left it, and is held up by a proxy until another connection is
+// in use, is still executed. A SET then keeps its code for its time, even if it was erased
+// meanwhile. Nothing between vault and server should store and forward.
 package valkeycodes
 
 import (
@@ -91,23 +94,23 @@ type Options struct {
 	// Prefix begins each key. Defaults to "cardvault:code:".
 	Prefix string
 
-	// AllowPersistence takes a server that writes to disk, or may.
+	// AllowPersistence accepts a server that writes to disk, or may.
 	AllowPersistence bool
 
-	// AllowUnchecked takes a server that refuses CONFIG GET, as some that are rented
-	// do: look into what they do instead.
+	// AllowUnchecked accepts a server that refuses CONFIG GET, as some hosted ones do:
+	// check how they persist data.
 	AllowUnchecked bool
 
-	// AllowPlaintext takes a connection without TLS that leaves the host. Without it
-	// only loopback and Unix sockets need none.
+	// AllowPlaintext accepts a connection without TLS that leaves the host. By default only
+	// loopback and Unix sockets need no TLS.
 	AllowPlaintext bool
 
-	// Patience is how long a server that is up may take to answer a PING. Defaults to 50
-	// milliseconds, which is as long as a vault waits for a cache in most calls.
+	// Patience limits how long a server that is up may take to answer a PING. Defaults to
+	// 50 milliseconds, which is as long as a vault waits for a cache in most calls.
 	Patience time.Duration
 
-	// Logger is told of a SLOWLOG, and when a server that was lost is back. If nil,
-	// nothing is logged.
+	// Logger receives a warning about an enabled SLOWLOG, and a notice when a lost server
+	// is back. If nil, nothing is logged.
 	Logger *slog.Logger
 }
 
@@ -137,14 +140,13 @@ type Cache struct {
 	work    sync.WaitGroup           // grows unless closed
 }
 
-// Open returns a cache on the server of o, of which it uses InitAddress, TLSConfig,
-// Username, Password, AuthCredentialsFn, ClientName, SelectDB, Dialer and DialCtxFn.
-// The cache must be closed.
+// Open returns a cache on the server of o. It uses InitAddress, TLSConfig, Username,
+// Password, AuthCredentialsFn, ClientName, SelectDB, Dialer and DialCtxFn. The cache must
+// be closed.
 //
-// The error is about options, a server that answers and does not fit, or the end of ctx.
-// A server that does not answer is not an error: a vault starts without it, and uses it
-// from when it does.
-// [Cache.Ping] tells.
+// The error is about options, about a server that answers and does not fit, or about the
+// end of ctx. A server that does not answer is not an error: a vault starts without it, and
+// uses it as soon as it answers. [Cache.Ping] reports whether it does.
 func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, error) {
 	var settings Options
 	if opts != nil {
@@ -191,8 +193,8 @@ func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, er
 		DisableCache:      true, // no code is kept here
 		DisableRetry:      true, // a caller that has 50 milliseconds has no second try
 		ForceSingleClient: true,
-		// One connection keeps the order of commands, and one that always queues them
-		// outlives a call that gives up.
+		// One connection keeps the order of commands. With permanent queueing it outlives a
+		// call that gives up.
 		PipelineMultiplex:   -1,
 		AlwaysPipelining:    true,
 		ConnLifetime:        lifetime,
@@ -294,7 +296,7 @@ func set(m *valkey.ValkeyMessage) ([]byte, error)  { return nil, says(m, "OK") }
 func pong(m *valkey.ValkeyMessage) ([]byte, error) { return nil, says(m, "PONG") }
 
 func says(m *valkey.ValkeyMessage, want string) error {
-	if text, _ := m.ToString(); text != want { // it is "" for what is no string
+	if text, _ := m.ToString(); text != want { // "" if the message is not a string
 		return errProtocol
 	}
 	return nil
@@ -307,8 +309,8 @@ func count(m *valkey.ValkeyMessage) ([]byte, error) {
 	return nil, nil
 }
 
-// do sends a command, unless the server is down. If it changes a key that is named, and
-// does not succeed, that is erased as soon as it can be.
+// do sends a command, unless the server is down. If a command that changes a named key does
+// not succeed, the key is erased as soon as possible.
 func (c *Cache) do(ctx context.Context, cmd valkey.Completed, key string, read reader) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err // and nothing changes
@@ -320,7 +322,7 @@ func (c *Cache) do(ctx context.Context, cmd valkey.Completed, key string, read r
 	return c.send(ctx, cmd, key, read)
 }
 
-// read is do for a value. One that is still to be erased is none.
+// read is do for a value. A value with a pending erasure is treated as absent.
 func (c *Cache) read(ctx context.Context, cmd valkey.Completed, key string) ([]byte, error) {
 	doomed := c.doomed(key)
 	b, err := c.do(ctx, cmd, "", valueIn)
@@ -337,9 +339,9 @@ func (c *Cache) doomed(key string) bool {
 	return doomed || !c.all.IsZero()
 }
 
-// begin waits until a call has a slot, and is the only one that changes a key if it names
-// one: a SET that was given up must not follow the next. It succeeds also while the
-// server is down if anyway is set. What it takes send gives back.
+// begin waits until a call has a slot and, if it names a key, is the only one that changes
+// that key: an abandoned SET must not follow the next one. If anyway is set it succeeds
+// even while the server is down. send releases the slot and the key.
 func (c *Cache) begin(ctx context.Context, key string, anyway bool) error {
 	if err := c.enter(ctx, key, anyway); err != nil {
 		return err
@@ -348,7 +350,7 @@ func (c *Cache) begin(ctx context.Context, key string, anyway bool) error {
 	var err error
 	select {
 	case c.slots <- struct{}{}:
-		// The calls before may have found out meanwhile.
+		// The calls before may have noticed meanwhile.
 		c.mu.Lock()
 		if err = c.refuses(anyway); err == nil {
 			delete(c.erase, key)
@@ -366,7 +368,7 @@ func (c *Cache) begin(ctx context.Context, key string, anyway bool) error {
 	return err
 }
 
-// enter is what of begin does not need a slot.
+// enter is the part of begin that needs no slot.
 func (c *Cache) enter(ctx context.Context, key string, anyway bool) error {
 	for {
 		c.mu.Lock()
@@ -427,8 +429,8 @@ func (c *Cache) send(ctx context.Context, cmd valkey.Completed, key string, read
 	begin := time.Now()
 	answered := make(chan answer)
 
-	// Whoever finds another call connecting waits for that, whatever its own context
-	// says. So it does not wait here.
+	// A call that finds another call connecting waits for that one, whatever its own
+	// context says. So it does not wait here.
 	go func() {
 		defer c.leave(key)
 		defer func() { <-c.slots }()
@@ -469,8 +471,8 @@ func (c *Cache) send(ctx context.Context, cmd valkey.Completed, key string, read
 	waited := time.Since(begin)
 	err := fmt.Errorf("valkeycodes: no answer in %v: %w", waited.Round(time.Millisecond), ctx.Err())
 
-	// A caller who has lost interest says nothing about the server: one who has waited for
-	// half as long as it may take has not.
+	// A caller who gave up early says nothing about the server; a caller who has waited for
+	// half of its patience does.
 	if waited >= c.patience/2 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		c.doubt()
 	}
@@ -550,8 +552,8 @@ func (c *Cache) eraseLater(key string) {
 	c.mend()
 }
 
-// mend starts what ends when the server answers and there is nothing to erase. The caller
-// holds the lock.
+// mend starts the goroutine that ends when the server answers and nothing is left to erase.
+// The caller holds the lock.
 func (c *Cache) mend() {
 	if c.closed || c.mending {
 		return
@@ -569,7 +571,7 @@ func (c *Cache) mend() {
 	})
 }
 
-// mended returns whether the server answers and has erased what it should.
+// mended reports whether the server answers and all pending erasures are done.
 func (c *Cache) mended() bool {
 	c.mu.Lock()
 	maps.DeleteFunc(c.erase, func(_ string, since time.Time) bool { return time.Since(since) > eraseFor })
@@ -610,7 +612,7 @@ func (c *Cache) mended() bool {
 	return mended
 }
 
-// eraseDue erases what nobody else in this process changes at the time.
+// eraseDue erases the pending keys that no other call in this process is changing.
 func (c *Cache) eraseDue() error {
 	if err := c.eraseAll(); err != nil {
 		return err
@@ -625,11 +627,12 @@ func (c *Cache) eraseDue() error {
 	return nil
 }
 
-// eraseAll erases all values of the cache, also those of other vaults, if it is to.
+// eraseAll erases all values of the cache, including those of other vaults, if that is
+// pending.
 func (c *Cache) eraseAll() error {
 	c.mu.Lock()
 	since := c.all
-	c.all = time.Time{} // what is to be erased from now on has a name again
+	c.all = time.Time{} // keys to erase from now on are named again
 	c.mu.Unlock()
 	ids := glob.Replace(c.prefix) + strings.Repeat("?", len(uuid.Nil.String()))
 
@@ -661,8 +664,8 @@ func (c *Cache) del(keys []string) error {
 	return c.within(c.ctx, c.limit, c.client.B().Del().Key(keys...).Build()).Error()
 }
 
-// toErase returns some of the keys to erase, which nobody else in this process changes until
-// erased is called.
+// toErase returns some of the keys to erase. Other calls in this process do not change them
+// until erased is called.
 func (c *Cache) toErase() (due []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

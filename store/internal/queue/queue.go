@@ -175,9 +175,9 @@ func (q *Queue[C]) add(ctx context.Context, each C) error {
 	}
 }
 
-// Offer queues a call of the store itself, whose answer goes to a function that the
-// writing goroutine calls. It reports false if the queue is full. A call that is still
-// queued when the queue is closed gets no answer.
+// Offer queues a call of the store itself, whose answer goes to a function that the writing
+// goroutine calls. It reports false if the queue is full. A call that is still queued when
+// the queue is closed is never answered.
 func (q *Queue[C]) Offer(each C, answered func(err error)) bool {
 	each.call().answered = answered
 	select {
