@@ -32,9 +32,9 @@ import (
 // hidden is embedded under this name, so that other packages cannot name the field.
 type hidden = hiding.Bytes
 
-// A PAN is a card number (primary account number). However it is printed,
-// logged or encoded, only its masked form shows. Two PANs cannot be compared
-// with ==. The zero value is no number.
+// A PAN is a card number (primary account number). However it is printed, logged or
+// encoded, only its masked form shows. Two PANs cannot be compared with ==. The zero value
+// has no digits.
 type PAN struct{ hidden }
 
 // NewPAN returns a PAN of a copy of digits. Whether it can be the number of a
@@ -60,35 +60,32 @@ func (p PAN) LogValue() slog.Value { return slog.StringValue(p.String()) }
 // MarshalText returns what String does.
 func (p PAN) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// A SecurityCode is a card security code. However it is printed, logged or
-// encoded, nothing of it shows. The zero value is no code.
+// A SecurityCode is a card security code. However it is printed, logged or encoded, nothing
+// of it shows. The zero value has no digits.
 type SecurityCode struct{ hidden }
 
-// NewSecurityCode returns a SecurityCode of a copy of digits, unchecked like
-// those of NewPAN.
+// NewSecurityCode returns a SecurityCode with a copy of digits, unchecked as in NewPAN.
 func NewSecurityCode(digits []byte) SecurityCode { return SecurityCode{hiding.New(digits)} }
 
-// A Name is the name of a cardholder, in UTF-8. However it is printed, logged
-// or encoded, nothing of it shows, except in the JSON of a cardvault.Token. The zero
-// value is no name.
+// A Name is the name of a cardholder, in UTF-8. However it is printed, logged or encoded,
+// nothing of it shows, except in the JSON of a cardvault.Token. The zero value is empty.
 type Name struct{ hidden }
 
-// NewName returns a Name of a copy of text, unchecked like those of NewPAN.
+// NewName returns a Name with a copy of text, unchecked as in NewPAN.
 func NewName(text []byte) Name { return Name{hiding.New(text)} }
 
-// Contact is entered by a shopper besides the card, for the network and the
-// provider of identifications: a JSON object whose members are texts, email and
-// billing_address_ with anything behind it. The vault keeps it, sealed, until they have
-// it and no longer. However it is printed, logged or encoded, nothing of it shows.
-// The zero value is none.
+// Contact is entered by a shopper with the card, for the network and the provider of
+// identifications. It is a JSON object whose members are texts: email, and names that begin
+// with billing_address_. The vault keeps it, sealed, only until they have received it.
+// However it is printed, logged or encoded, nothing of it shows. The zero value is empty.
 type Contact struct{ hidden }
 
 // NewContact returns a Contact of a copy of a JSON object, unchecked like the digits
 // of NewPAN.
 func NewContact(object []byte) Contact { return Contact{hiding.New(object)} }
 
-// A CryptogramValue authenticates a payment, as text: base64 or hexadecimal digits.
-// However it is printed, logged or encoded, nothing of it shows. The zero value is none.
+// A CryptogramValue authenticates a payment, as text: base64 or hexadecimal digits. However
+// it is printed, logged or encoded, nothing of it shows. The zero value is empty.
 type CryptogramValue struct{ hidden }
 
 // NewCryptogramValue returns a CryptogramValue of a copy of text.
@@ -107,8 +104,8 @@ type Expiry struct {
 	Year  int // four digits
 }
 
-// Expired reports whether the month is over everywhere on earth: twelve hours
-// after it has ended in UTC.
+// Expired reports whether the month has ended everywhere on earth: twelve hours after its
+// end in UTC.
 func (e Expiry) Expired(at time.Time) bool {
 	return !at.Before(time.Date(e.Year, time.Month(e.Month)+1, 1, 12, 0, 0, 0, time.UTC))
 }

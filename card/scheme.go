@@ -8,7 +8,7 @@ import (
 // A Scheme is a card scheme.
 type Scheme uint8
 
-// The schemes that a vault knows. Their numbers are stored, and are those of internal/iin.
+// The schemes that a vault knows. Their numbers are stored, and agree with internal/iin.
 const (
 	UnknownScheme Scheme = iota // also domestic schemes
 	VISA

@@ -1,5 +1,5 @@
-// Package invalid has the codes that say which rule a value breaks: those of
-// cardvault.FieldError, and of validation_errors over REST.
+// Package invalid has the codes that say which rule a value breaks, in cardvault.FieldError
+// and in validation_errors over REST.
 package invalid
 
 // A Code names a rule.

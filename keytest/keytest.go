@@ -57,7 +57,7 @@ func (h Harness) suite(t testing.TB) *suite {
 	return s
 }
 
-// aad is as long as that of a vault.
+// aad has the length of a vault's.
 var aad = bytes.Repeat([]byte("keytest "), 12)
 
 var rules = []contract.Rule[*suite]{{

@@ -14,7 +14,7 @@ import (
 	"github.com/cardvault/cardvault/internal/erase"
 )
 
-// A connectError says that nothing was sent, and why. None of it is of the request.
+// A connectError reports that nothing was sent, and why. It quotes nothing of the request.
 type connectError struct {
 	step  string
 	cause error
@@ -31,12 +31,11 @@ type forgetful struct {
 
 func forget(c net.Conn) forgetful { return forgetful{c, bufio.NewReader(c)} }
 
-// Write erases what it was given, which is more than [io.Writer] allows. The writer
-// is the bufio.Writer of the transport, which else keeps the last request for as
-// long as the connection is idle. It does not look at bytes again that it has
-// flushed, and after an error it writes nothing any more, so what is left of an
-// incomplete write is erased too. Above TLS this is the plain text, which
-// crypto/tls encrypts in place.
+// Write erases its input, which is more than [io.Writer] allows. The writer is the
+// bufio.Writer of the transport, which would otherwise keep the last request for as long as
+// the connection is idle. It does not look at bytes again that it has flushed, and after an
+// error it writes nothing any more, so the rest of an incomplete write is erased too. Above
+// TLS this is the plain text, which crypto/tls encrypts in place.
 func (c forgetful) Write(p []byte) (int, error) {
 	defer func() {
 		clear(p)
@@ -45,14 +44,14 @@ func (c forgetful) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// Read reads a byte. The transport logs what it has read behind an answer, and
-// that could be the request.
+// Read reads a byte. The transport logs bytes that it has read behind an answer, and these
+// could be the request.
 func (c forgetful) Read(p []byte) (int, error) {
 	return c.in.Read(p[:min(len(p), 1)])
 }
 
-// connect connects to a provider on a loopback host. The transport goes on with
-// that when the call is over, for the next one.
+// connect connects to a provider on a loopback host. After the call, the transport keeps
+// the connection for the next one.
 func (c *Client) connect(ctx context.Context, _, address string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -10,15 +10,15 @@ import (
 	"github.com/cardvault/cardvault/ppan"
 )
 
-// A form is the body of a request. The transport may still read it when the call
-// that sends it is over, in a goroutine of its own.
+// A form is the body of a request. The transport may still read it after the call that
+// sends it has ended, in a goroutine of its own.
 type form struct {
 	mu    sync.Mutex
 	text  []byte
 	wiped bool
 }
 
-var errWiped = errors.New("payone: request is over")
+var errWiped = errors.New("payone: request has ended")
 
 // newForm encodes a request into one buffer: what the hash covers as it was
 // hashed, then the hash and the card.
@@ -92,8 +92,8 @@ type formReader struct {
 	read int
 }
 
-// Read fails only before the end. Having read everything, the transport flushes
-// its buffer, whatever became of the call, and so erases it.
+// Read fails only before the end. Once it has read everything, the transport flushes its
+// buffer, even if the call has failed, and so erases it.
 func (b *formReader) Read(p []byte) (int, error) {
 	f := b.form
 	f.mu.Lock()

@@ -22,9 +22,9 @@ type HashParameters struct {
 	TravelCard bool
 }
 
-// Hash returns the hash of the requests of a merchant: the same for every card, so
-// it is computed once, by whoever has the portal key, which the vault never does.
-// See the package comment for how other programs compute it.
+// Hash returns the hash of the requests of a merchant. It is the same for every card, so it
+// is computed once, by the holder of the portal key, which is never the vault. See the
+// package comment for how other programs compute it.
 func Hash(portalKey string, p HashParameters) ppan.Hash {
 	return ppan.NewHash(digest(portalKey, p.list()))
 }

@@ -1,6 +1,6 @@
-// Package payone gets pseudo card numbers (PPAN) from a payment provider over
-// HTTP. The provider's interface is of the kind "creditcardcheck": a form is
-// posted, and the answer is JSON.
+// Package payone obtains pseudo card numbers (PPAN) from a payment provider over HTTP. The
+// provider's interface is of the kind "creditcardcheck": a form is posted, and the answer
+// is JSON.
 //
 //	provider, err := payone.New("https://provider.example/client-api/", nil)
 //	v, err := cardvault.Open(ctx, "vault", keys, &cardvault.Options{PPAN: provider})
@@ -10,10 +10,10 @@
 //
 // # The hash
 //
-// The provider knows its merchant by a hash that whoever calls the vault computes,
-// once: the vault never has the portal key. It is the HMAC-SHA-384 under the portal
-// key, in lower-case hexadecimal digits, over the values of these parameters one
-// after the other, in the order of their names:
+// The provider recognizes its merchant by a hash that the vault's caller computes, once:
+// the vault never has the portal key. It is the HMAC-SHA-384 under the portal key, in
+// lower-case hexadecimal digits. The message is the values of these parameters one after
+// the other, in the order of their names:
 //
 //	aid            of the merchant
 //	api_version    3.11
@@ -34,7 +34,7 @@
 //
 // With the portal key secretTestKey that is 72a4a5acd535aa5e…1f0999e30d68.
 //
-// # What is sent, and what stays
+// # Requests and stored data
 //
 // Besides what the hash covers and the hash: cardpan, cardexpiredate (YYMM) and, if
 // the vault has the security code, cardcvc2. The answer is a JSON object with the
@@ -44,8 +44,8 @@
 // for UnionPay, O for Maestro) and cardexpiredate; the others with errorcode,
 // errormessage and customermessage. Any other answer is an error.
 //
-// A request is sent once. It is not repeated once a byte of it was written, and no
-// redirect is followed: what came of a request without an answer is not known.
+// A request is sent once. It is not repeated once a byte of it was written, and no redirect
+// is followed: the outcome of a request without an answer is unknown.
 //
 // Card number, security code and hash are in one buffer of this package and in the
 // write buffer of a connection while they are sent, and both are erased. Errors
@@ -82,10 +82,10 @@ type Options struct {
 	// TLS says whom to trust, such as a private CA. If nil, the roots of the system.
 	TLS *tls.Config
 
-	// Proxy returns the http proxy through which to tunnel, or nil for none. It
-	// is called for each connection to an https provider, with the address of the
-	// provider alone. If nil, there is none; http.ProxyFromEnvironment is the one of
-	// the environment.
+	// Proxy returns the http proxy through which to tunnel, or nil for a direct connection.
+	// It is called for each connection to an https provider, only with the provider's
+	// address. If nil, every connection is direct; http.ProxyFromEnvironment uses the proxy
+	// of the environment.
 	Proxy func(*http.Request) (*url.URL, error)
 }
 
@@ -124,7 +124,7 @@ func New(address string, opts *Options) (*Client, error) {
 	u, err := url.Parse(address)
 	switch {
 	case err != nil || u.Hostname() == "":
-		return nil, errors.New("payone: address is no URL of a host")
+		return nil, errors.New("payone: address is not a URL with a host")
 	case u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
 		return nil, errors.New("payone: address must have neither user nor query nor fragment")
 	case u.Scheme != "https" && (u.Scheme != "http" || !loopback(u.Hostname())):
@@ -170,8 +170,8 @@ func (c *Client) Info() ppan.Info { return ppan.Info{Name: "payone"} }
 // ObtainPPAN implements [ppan.Provider]. Without a deadline of ctx it has
 // ten seconds.
 //
-// Errors: one for an account that lacks something; context.DeadlineExceeded and
-// context.Canceled, wrapped; others that say what was being done.
+// Errors: one for an account that lacks a field; context.DeadlineExceeded and
+// context.Canceled, wrapped; others, which name the step that failed.
 func (c *Client) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
 	switch {
 	case c.closed.Load():
@@ -262,8 +262,7 @@ func (c *Client) post(ctx context.Context, f *form) ([]byte, error) {
 	return answer, nil
 }
 
-// failure returns an error without the words of net/http, which quotes answers that
-// are no HTTP.
+// failure returns an error without the words of net/http, which quotes malformed answers.
 func failure(ctx context.Context, err error) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("payone: no answer: %w", err)
@@ -341,7 +340,7 @@ func (c *Client) decode(answer []byte) (*ppan.Answer, error) {
 	return &p, nil
 }
 
-// scalar returns the value of a member, "" for one that is absent or null.
+// scalar returns the value of a member, or "" if it is absent or null.
 func scalar(raw json.RawMessage) (s string, ok bool) {
 	switch {
 	case raw == nil || string(raw) == "null":

@@ -28,9 +28,8 @@ type hidden = hiding.Bytes
 // nothing of the request and of the answer, and no error holds any of it: errors
 // are logged.
 //
-// An answer of the provider, whatever its status, is an [Answer]. An error says that
-// there is none that can be understood: the provider was not reached, or answered
-// something else.
+// An answer of the provider, whatever its status, is an [Answer]. An error means that there
+// is no intelligible answer: the provider was not reached, or answered something else.
 //
 // A decorator embeds the Provider that it wraps, which passes Info on. It may have the
 // method Unwrap() ppan.Provider.
@@ -70,7 +69,7 @@ type Request struct {
 	PAN     card.PAN
 	Expiry  card.Expiry
 
-	// SecurityCode is that of the shopper if the vault still has it.
+	// SecurityCode is the shopper's, if the vault still has it.
 	SecurityCode card.SecurityCode
 }
 
@@ -94,9 +93,9 @@ type Answer struct {
 	CustomerMessage string // for the shopper
 }
 
-// A PseudoPAN is a pseudo card number: 16 to 19 digits if Valid. Whoever has it and
-// an account at the provider can charge the card. However it is printed, logged or
-// encoded, nothing of it shows. The zero value is none.
+// A PseudoPAN is a pseudo card number: 16 to 19 digits if Valid. It is enough to charge the
+// card, together with an account at the provider. However it is printed, logged or encoded,
+// nothing of it shows. The zero value is empty.
 type PseudoPAN struct{ hidden }
 
 // NewPseudoPAN returns a PseudoPAN of a copy of digits.
@@ -105,9 +104,9 @@ func NewPseudoPAN(digits []byte) PseudoPAN { return PseudoPAN{hiding.New(digits)
 // Text returns the number itself, which nothing hides from then on.
 func (p PseudoPAN) Text() string { return string(hiding.Of(p)) }
 
-// A Hash authenticates requests to the provider. It is the same for every card,
-// so whoever has it can use it. However it is printed, logged or encoded, nothing
-// of it shows. The zero value is none.
+// A Hash authenticates requests to the provider. It is the same for every card, so a stolen
+// hash can be used for others. However it is printed, logged or encoded, nothing of it
+// shows. The zero value is empty.
 type Hash struct{ hidden }
 
 // NewHash returns a Hash of a copy of text.

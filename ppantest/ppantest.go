@@ -38,8 +38,8 @@ type Harness struct {
 	// test that it is given, and uses its Cleanup.
 	Open func(t testing.TB) ppan.Provider
 
-	Account ppan.Account   // one that the provider knows, with a hash that is right
-	Card    cardvault.Card // gets a pseudo card number, as often as it is asked for
+	Account ppan.Account   // known to the provider, with the right hash
+	Card    cardvault.Card // receives a pseudo card number on every request
 
 	// Refused is a card that the provider does not take. If it has no number, that is not
 	// tested.
@@ -156,7 +156,7 @@ func (s *suite) obtain(ctx context.Context, t testing.TB, c cardvault.Card, a pp
 	return got, err
 }
 
-// check returns what is wrong with the answer to a request.
+// check returns an error for a wrong answer to a request.
 func check(got *ppan.Answer, sent *sending) error {
 	if got == nil {
 		return errors.New("ppantest: there is neither an answer nor an error")
@@ -301,7 +301,7 @@ func concurrency(t testing.TB, s *suite) {
 	contract.Parallel(t, 16, func(int) error {
 		got, err := s.obtain(t.Context(), t, s.Card, s.Account)
 		if err == nil && got.TruncatedPAN != "" && !strings.HasSuffix(got.TruncatedPAN, four) {
-			err = errors.New("TruncatedPAN is that of another card")
+			err = errors.New("TruncatedPAN belongs to another card")
 		}
 		return err
 	})

@@ -37,8 +37,8 @@ type Harness struct {
 	// event. If nil, only what Event returns is tested.
 	Count func(ctx context.Context, id uuid.UUID) (int, error)
 
-	// Effects are the types of events that have an effect. If there are none, all have.
-	// Those of other types are taken, and not counted.
+	// Effects are the types of events that have an effect. If empty, all have. Events of
+	// other types are accepted, and not counted.
 	Effects []receive.EventType
 }
 

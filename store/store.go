@@ -177,7 +177,7 @@ type Query struct {
 
 // A List answers a [Query].
 //
-// A damaged record, or one that disagrees with the list, does not fail a list without a
+// A damaged record, or a record that disagrees with the list, does not fail a list without a
 // hash. It keeps its place there and is counted, with Version 0, its key, and the Account
 // and Parent that it names. If these cannot be read, the Account and Parent of the query
 // stand in.

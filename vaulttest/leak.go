@@ -26,8 +26,8 @@ const (
 	shortest = 6         // bytes of a needle: a shorter one is found in random data by chance
 )
 
-// AssertNoLeak fails t for every secret that is in a sink. It tells which of
-// them, in what form and where, and does not show the secret.
+// AssertNoLeak fails t for every secret that is in a sink. It reports which secret, in what
+// form and where, and does not show it.
 //
 // A sink is a string, a []byte, an io.Reader, an error, an fs.FS such as
 // os.DirFS(dir), of which every file and its name is read, or any other value,
@@ -57,12 +57,11 @@ func AssertNoLeak(t testing.TB, secrets []string, sinks ...any) {
 	}
 }
 
-// AssertNoCardNumber fails t for every sink that holds what looks like a card
-// number: 12 to 19 digits, together or in the groups that are printed on cards,
-// that pass the Luhn check and have the prefix and a length of a scheme that
-// the vault knows. Those in allow may show. Sinks are those of
-// [AssertNoLeak]; escapes of JSON, Go and URLs are seen through, other
-// encodings are not.
+// AssertNoCardNumber fails t for every sink that seems to hold a card number: 12 to 19
+// digits, together or in the groups that are printed on cards, that pass the Luhn check.
+// They must also have the prefix and a length of a scheme that the vault knows. Numbers in
+// allow may show. Sinks are as in [AssertNoLeak]; escapes of JSON, Go and URLs are decoded,
+// other encodings are not.
 //
 // UUIDs, timestamps, hashes and numbers with a fraction are not taken for card
 // numbers. A test that knows its secrets is better served by AssertNoLeak.
@@ -169,7 +168,7 @@ func printed(v any) []string {
 	return texts
 }
 
-// printedTree returns that of an error and of all that it wraps.
+// printedTree returns the texts of an error and of all errors that it wraps.
 func printedTree(err error) []string {
 	texts := printed(err)
 	if e, ok := err.(interface{ Unwrap() []error }); ok {
@@ -182,7 +181,7 @@ func printedTree(err error) []string {
 	return texts
 }
 
-// A view is a sink as somebody reads it who undoes one kind of escape.
+// A view is a sink after one kind of escape is undone.
 type view struct {
 	name   string
 	text   []byte
@@ -327,7 +326,7 @@ func findSecret(views []view, secret string) (form string, offset int) {
 	return "", 0
 }
 
-// findWord looks for what is too short to be found by chance alone.
+// findWord looks for a secret that is short enough to occur by chance.
 func findWord(views []view, word []byte) (form string, offset int) {
 	for _, v := range views {
 		if !utf8.Valid(v.text) {
@@ -347,8 +346,8 @@ func findWord(views []view, word []byte) (form string, offset int) {
 	return "", 0
 }
 
-// joined reports whether what is at i goes on as the same word, in the direction
-// of step. A dash or dot within one belongs to it, as in a UUID or a fraction.
+// joined reports whether the word at i continues in the direction of step. A dash or dot
+// within a word belongs to it, as in a UUID or a fraction.
 func joined(text []byte, i, step int) bool {
 	word := func(i int) bool { return i >= 0 && i < len(text) && isWord(text[i]) }
 	return word(i) || i >= 0 && i < len(text) && (text[i] == '-' || text[i] == '.') && word(i+step)

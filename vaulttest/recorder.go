@@ -31,8 +31,8 @@ func (r *Recorder) Event(_ context.Context, e *cardvault.Event) error {
 	return nil
 }
 
-// Events returns what has arrived, in that order: an event that arrived twice is
-// there twice. The slice is the caller's.
+// Events returns the received events, in that order: an event that arrived twice is there
+// twice. The slice is the caller's.
 func (r *Recorder) Events() []*cardvault.Event {
 	r.mu.Lock()
 	defer r.mu.Unlock()

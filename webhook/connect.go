@@ -13,14 +13,14 @@ import (
 	"syscall"
 )
 
-// A connectError says why there is no connection, in words of this package: those of
-// net, crypto/tls and crypto/x509 quote addresses, resolvers and certificates.
+// A connectError gives the reason for a missing connection, in words of this package: the
+// errors of net, crypto/tls and crypto/x509 quote addresses, resolvers and certificates.
 type connectError string
 
 func (e connectError) Error() string { return "webhook: " + string(e) }
 
-// connect connects for http. The transport goes on with that when the attempt is
-// over, for the next one.
+// connect connects for http. After the attempt the transport keeps the connection for the
+// next one.
 func (s *Sender) connect(ctx context.Context, network, address string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -95,8 +95,7 @@ func tlsError(err error) error {
 	return connectError("TLS: handshake failed")
 }
 
-// failure returns an error without the words of net/http, which quotes answers that
-// are no HTTP.
+// failure returns an error without the words of net/http, which quotes malformed answers.
 func failure(ctx context.Context, err error) error {
 	cause := ctx.Err()
 	if cause == nil && late(err) {

@@ -13,7 +13,7 @@ import (
 
 const (
 	maxURL  = 2048
-	minPort = 1024 // but for 443: below are services that are not webhooks
+	minPort = 1024 // except 443: below are services other than webhooks
 )
 
 var (
@@ -21,7 +21,7 @@ var (
 	errPort = errors.New("must have port 443 or one from 1024 to 65535")
 )
 
-// target parses a URL to which deliveries may go, as far as it tells by itself.
+// target parses a URL for deliveries, and checks whatever the text alone shows.
 func (s *Sender) target(text string) (*url.URL, error) {
 	if len(text) > maxURL {
 		return nil, errors.New("must have at most 2048 characters")
@@ -76,9 +76,9 @@ func isName(host string) bool {
 	return len(host) > 0
 }
 
-// publicName reports whether a name may be that of a public host. Its last label
-// begins with a letter: else it may be an address in a form that only some resolvers
-// take for one, such as 0x7f.1 or 2130706433.
+// publicName reports whether a name may name a public host. Its last label begins with a
+// letter: otherwise it may be an address in a form that only some resolvers accept, such as
+// 0x7f.1 or 2130706433.
 func publicName(host string) bool {
 	i := strings.LastIndexByte(host, '.')
 	top := strings.ToLower(host[i+1:])

@@ -1,17 +1,18 @@
-// Package webhook delivers events over HTTP: a [Sender] is what [cardvault.Options] asks for.
+// Package webhook delivers events over HTTP: a [Sender] implements the sender of
+// [cardvault.Options].
 //
-// It speaks Standard Webhooks 1.0, as the comment of package receive describes; receivers use
-// that package. Each secret adds a signature, so that one can be replaced without a gap. The
-// token is that of the REST surface, of a deleted one only its id. A test has the event_type
-// webhook.test, the sequence 0, and neither reason nor token.
+// It speaks Standard Webhooks 1.0, as the comment of package receive describes; receivers
+// use that package. Each secret adds a signature, so that one can be replaced without a
+// gap. The token has the members of the REST surface; a deleted token has only its id. A
+// test has the event_type webhook.test, the sequence 0, and neither reason nor token.
 //
-// # Where nothing is sent to
+// # Refused targets
 //
-// Whoever registers a webhook has this machine make requests. So the address is
-// looked at when the connection is made, after the name was resolved: it has to be a
-// public one; a caller's Options.Transport does that itself. Only https on port 443 or from
-// 1024 on is spoken, HTTP/1.1, no redirect is followed, no proxy is used, and of an answer
-// only the status and Retry-After count. Nothing of what was answered gets into an error
+// Registering a webhook makes this machine send requests. So the address is checked when
+// the connection is made, after the name was resolved: it has to be a public one. A
+// caller's Options.Transport has to check that itself. The Sender uses only https on port
+// 443 or from 1024 on, and HTTP/1.1. It follows no redirect, uses no proxy, and reads only
+// the status and Retry-After of an answer. No error or log holds anything of an answer.
 // or a log.
 package webhook
 
@@ -38,13 +39,13 @@ import (
 
 // Options are the optional parts of a sender.
 type Options struct {
-	// Timeout is that of an attempt, from looking up the host to the end of the
-	// answer. Defaults to 15 seconds, which is also the most that a vault gives it.
+	// Timeout limits an attempt, from looking up the host to the end of the answer.
+	// Defaults to 15 seconds, which is also the most that a vault allows.
 	Timeout time.Duration
 
-	// AllowPrivateTargets lifts the rules about hosts, addresses and ports, and
-	// allows http. It is for sandboxes and tests: with it whoever registers a
-	// webhook reaches what this machine reaches.
+	// AllowPrivateTargets lifts the rules about hosts, addresses and ports, and allows
+	// http. It is for sandboxes and tests: any registered webhook then reaches everything
+	// that this machine reaches.
 	AllowPrivateTargets bool
 
 	// TLS says whom to trust, such as a private CA. If nil, the roots of the system.
@@ -63,7 +64,7 @@ type Sender struct {
 	tls       *tls.Config
 	dialer    *net.Dialer
 	own       *http.Transport
-	transport http.RoundTripper // own, or that of the options
+	transport http.RoundTripper // own, or from the options
 	closed    atomic.Bool
 }
 
@@ -120,7 +121,7 @@ func New(opts *Options) *Sender {
 	return s
 }
 
-// Close closes the connections; those of attempts under way end some seconds after
+// Close closes the connections; connections of running attempts end a few seconds after
 // them. Later attempts fail.
 func (s *Sender) Close() {
 	s.closed.Store(true)
@@ -136,14 +137,13 @@ func (s *Sender) Check(t *cardvault.Target) error {
 	return err
 }
 
-// Send implements [cardvault.Sender]. Secrets decode to 24 to 64 bytes. The first is
-// the oldest: it alone makes the x-hmac-signature of Delivery.Legacy, which is the
-// HMAC-SHA-256 of the body under the text of the secret, in hexadecimal digits. That
-// header has room for one signature, and a receiver has until the oldest secret ends
-// to take the next.
+// Send implements [cardvault.Sender]. Secrets decode to 24 to 64 bytes. The first is the
+// oldest: it alone makes the x-hmac-signature of Delivery.Legacy, which is the HMAC-SHA-256
+// of the body under the text of the secret, in hexadecimal digits. That header has room for
+// one signature, and a receiver has until the oldest secret ends to adopt the next.
 //
-// Errors wrap context.DeadlineExceeded and context.Canceled. They hold neither the
-// URL nor what was answered. An answer whose body is late or cut is an answer.
+// Errors wrap context.DeadlineExceeded and context.Canceled. They hold neither the URL nor
+// the answer. An answer whose body is late or cut still counts.
 func (s *Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.SendResult, error) {
 	if s.closed.Load() {
 		return nil, errors.New("webhook: sender is closed")
@@ -189,7 +189,7 @@ func (s *Sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.Se
 		return nil, failure(ctx, err)
 	}
 	defer resp.Body.Close()
-	// Reading to the end frees the connection for the next delivery. That of 101 is
+	// Reading to the end frees the connection for the next delivery. The body of a 101 is
 	// the connection itself, whose reads no deadline ends.
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxAnswer))

@@ -15,9 +15,9 @@ import (
 
 // Powers is what a network can do besides the methods of every [network.Provider].
 type Powers struct {
-	Name string // of the network, "" if there is none
+	Name string // of the network, "" if it is absent
 
-	// nil for what the network cannot do.
+	// nil if the network lacks the power
 	Suspender  network.Suspender
 	Feeder     network.Feeder
 	ArtFetcher network.ArtFetcher

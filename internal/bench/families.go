@@ -15,10 +15,10 @@ import (
 	"github.com/google/uuid"
 )
 
-// families measures how long it takes to revoke an API key and to delete a token with
-// much below it, and how much another account notices until all of it is erased: the 99th
-// percentile of its imports then, against that of its imports alone. The keys are at most as many
-// as an account can have.
+// families measures how long it takes to revoke an API key and to delete a token that has
+// many descendants. It also measures the effect on another account until all of them are
+// erased: the 99th percentile of its imports then, against its imports alone. The keys are
+// at most as many as an account can have.
 func (b *bench) families(ctx context.Context) error {
 	s, err := boltstore.Open(ctx, filepath.Join(b.dir, "families.db"), nil)
 	if err != nil {
@@ -157,8 +157,8 @@ func clones(ctx context.Context, s store.Store, r *store.Record, n int) error {
 	return nil
 }
 
-// A keeper is a store that keeps the record with a parent that was put last, and counts
-// those that were deleted.
+// A keeper is a store that remembers the last record put with a parent, and counts
+// deletions.
 type keeper struct {
 	store.Store
 	record  atomic.Pointer[store.Record]

@@ -32,7 +32,7 @@ func rowBytes(ctx context.Context) (int, error) {
 	return r.size, err
 }
 
-// bulk is for cards that nobody guesses.
+// bulk is for cards that were not guessed.
 var bulk = &cardvault.ImportOptions{Bulk: true}
 
 // imports compares durable imports with raw bbolt writing the same bytes.
@@ -66,8 +66,8 @@ func (b *bench) imports(ctx context.Context) error {
 	return b.importsApart(ctx)
 }
 
-// importsApart compares durable imports of one account with those of many, and with those
-// that do more.
+// importsApart compares durable imports of one account with imports of many accounts, and
+// with imports that do more.
 func (b *bench) importsApart(ctx context.Context) error {
 	accounts := make([]*cardvault.Vault, 1000)
 	for i := range accounts {

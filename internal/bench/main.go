@@ -6,8 +6,8 @@
 //
 //	go run ./internal/bench [-tokens 1000000] [-rounds 3] [-for 2s] [-family 100000] [import get list disk open sweep http network webhooks sinks families cost]
 //
-// What is compared runs in turn, and the medians of the rounds count. Absolute
-// figures depend on the machine; the ratios hardly do.
+// The things compared take turns, and the medians of the rounds count. Absolute figures
+// depend on the machine; the ratios hardly do.
 package main
 
 import (
@@ -235,7 +235,7 @@ func median(values []float64) float64 {
 	return values[len(values)/2]
 }
 
-// A contender is one of what is compared.
+// A contender is one side of a comparison.
 type contender struct {
 	name string
 	run  func(i int) error
@@ -285,7 +285,7 @@ type recorderTx struct {
 }
 
 func (tx *recorderTx) Put(r *store.Record) {
-	// Kind, id, account, class and version besides what is sealed.
+	// Kind, id, account, class and version beside the sealed columns.
 	tx.r.size = max(tx.r.size, 16+16+1+1+8+len(r.Shown)+len(r.Secret))
 	tx.Tx.Put(r)
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// activations is how many imports must have become active.
+// activations is the number of imports that must become active.
 const activations = 10_000
 
-// network compares imports with and without a network, one that answers and one
-// that fails, and tells how fast imports become active while others go on.
+// network compares imports with and without a network, one that answers and one that fails,
+// and reports how fast imports become active while others continue.
 func (b *bench) network(ctx context.Context) error {
 	var vaults []*cardvault.Vault
 	open := func(name string, provider network.Provider) error {

@@ -25,9 +25,9 @@ func (c *counter) Event(context.Context, *cardvault.Event) error {
 	return nil
 }
 
-// sinks compares imports over HTTP into a vault with an EventSink, which takes the events
-// meanwhile, and into one that also provisions network tokens without a bound, with those
-// into a vault that has neither.
+// sinks compares imports over HTTP into three vaults: one with an EventSink that takes the
+// events meanwhile, one that also provisions network tokens without a bound, and one with
+// neither.
 func (b *bench) sinks(ctx context.Context) error {
 	sim, err := simnet.New(ctx, memstore.New(), nil)
 	if err != nil {

@@ -64,7 +64,7 @@ func (b *bench) webhooks(ctx context.Context) error {
 				return err
 			}
 
-			// The deliveries are over once none arrives for a while.
+			// The deliveries have ended once none arrives for a while.
 			for last := int64(-1); last != received.Load(); time.Sleep(100 * time.Millisecond) {
 				last = received.Load()
 			}

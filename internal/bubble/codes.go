@@ -10,7 +10,7 @@ import (
 )
 
 // OutsideCodes is [Outside] for a cache of security codes. The cache has a clock of its
-// own, so what has come to its end by that of the bubble is erased before it is asked for.
+// own, so a value that has expired by the clock of the bubble is erased before it is read.
 // It makes one call at a time.
 func OutsideCodes(t testing.TB, c store.CodeCache) store.CodeCache {
 	o := outsideCodes{c, make(chan func()), make(chan struct{}), map[uuid.UUID]time.Time{}}
@@ -32,7 +32,7 @@ func OutsideCodes(t testing.TB, c store.CodeCache) store.CodeCache {
 type outsideCodes struct {
 	cache store.CodeCache
 	calls chan func()
-	done  chan struct{}           // a call is over
+	done  chan struct{}           // a call has ended
 	until map[uuid.UUID]time.Time // of calls
 }
 
@@ -75,5 +75,5 @@ func (o outsideCodes) Delete(ctx context.Context, id uuid.UUID) error {
 	return o.do(ctx, id, func(ctx context.Context, _ time.Time) error { return o.cache.Delete(ctx, id) })
 }
 
-// Close does nothing: whoever has opened the cache closes it.
+// Close does nothing: the opener of the cache closes it.
 func (o outsideCodes) Close() error { return nil }

@@ -50,7 +50,7 @@ type line struct {
 	done  chan any   // a step was done, or has panicked with this
 }
 
-// An event is that fn is to run, or that the call is over.
+// An event requests a run of fn, or reports the end of the call.
 type event struct {
 	over    bool
 	err     error
@@ -98,8 +98,8 @@ func (l *line) run(tx store.ReadTx) error {
 	return nil
 }
 
-// escaped runs f and returns what it panics with: a store may end a function so that
-// is to run again.
+// escaped runs f and returns what it panics with: a store may end a function this way to
+// run it again.
 func escaped(f func()) (p any) {
 	defer func() { p = recover() }()
 	f()
@@ -138,7 +138,7 @@ func (o outside) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return o.make(ctx, true, func(tx crossing) error { return fn(tx) })
 }
 
-// Close does nothing: whoever has opened the store closes it.
+// Close does nothing: the opener of the store closes it.
 func (o outside) Close() error { return nil }
 
 // A crossing is a transaction that is outside.

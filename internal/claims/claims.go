@@ -21,7 +21,7 @@ type Claims struct {
 	texts       func() *texts // fmt and encoders cannot look into a closure
 }
 
-// texts point into what was read, except for contact.
+// texts point into the text that was read, except for contact.
 type texts struct{ number, securityCode, name, contact []byte }
 
 // Number returns the card number.
@@ -30,15 +30,15 @@ func (c *Claims) Number() []byte { return c.texts().number }
 // SecurityCode returns the security code.
 func (c *Claims) SecurityCode() []byte { return c.texts().securityCode }
 
-// Name returns the name of the cardholder, nil if there is none.
+// Name returns the name of the cardholder, or nil if it is absent.
 func (c *Claims) Name() []byte { return c.texts().name }
 
-// Contact returns a JSON object, nil if there is none.
+// Contact returns a JSON object, or nil if it is absent.
 func (c *Claims) Contact() []byte { return c.texts().contact }
 
 // Read reads the claims of a card, or of a security code alone, and returns false if one is
-// missing or has another type. Other claims are ignored. Of contacts it returns only one that
-// CheckContact accepts.
+// missing or has another type. Other claims are ignored. A contact is returned only if
+// CheckContact accepts it.
 func Read(text []byte, codeOnly bool) (c Claims, ok bool) {
 	t := new(texts)
 	c.texts = func() *texts { return t }
@@ -76,7 +76,7 @@ func Read(text []byte, codeOnly bool) (c Claims, ok bool) {
 	return c, ok && contactOK
 }
 
-// integer reads an integer. One of more than four digits is none of a date.
+// integer reads an integer. No part of a date has more than four digits.
 func integer(text []byte, ok *bool) (n int) {
 	if len(text) == 0 || !rule.AllDigits(text) {
 		*ok = false
@@ -96,7 +96,8 @@ func isContact(name string) bool {
 }
 
 // CheckContact reports whether object is a JSON object of texts that a contact may have. A
-// network or provider gets them, perhaps in a header; none is to be a card number.
+// network or provider receives them, perhaps in a header; they must not contain a card
+// number.
 func CheckContact(object []byte) bool {
 	ok := true
 	err := EachContact(object, func(name string, m *jsontext.Value) {
@@ -116,8 +117,8 @@ func EachContact(object []byte, f func(name string, m *jsontext.Value)) error {
 	return err
 }
 
-// readContact returns the claims of a payload that are no card's. Empty ones are fields of a
-// form that were left out.
+// readContact returns the claims of a payload that do not belong to the card. Empty ones
+// are fields of a form that were left out.
 func readContact(members []jsontext.Value) (object []byte, ok bool) {
 	claims := map[string]string{}
 	for i := 0; i < len(members); i += members[i].Size {

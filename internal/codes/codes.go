@@ -17,8 +17,9 @@ import (
 
 var _ store.CodeCache = (*Cache)(nil)
 
-// A Cache is a [store.CodeCache]. It overwrites a value with zeros at the instant
-// its time is over, and whenever it goes earlier. It has no goroutine of its own; dropped without Close it still erases each value in time.
+// A Cache is a [store.CodeCache]. It overwrites a value with zeros at the instant it
+// expires, and whenever it is dropped earlier. It has no goroutine of its own; dropped
+// without Close it still erases each value in time.
 type Cache struct {
 	capacity int
 	evicted  func(uint64)
@@ -36,9 +37,10 @@ type entry struct {
 	timer *time.Timer
 }
 
-// New returns a cache for capacity values, which must be more than 0. When there
-// is no room the value goes that was put or read longest ago. Each time, evicted is called with the number of
-// such evictions so far, by the goroutine of the Put; nil: nobody is told.
+// New returns a cache for capacity values, which must be more than 0. When there is no
+// room, the value that was put or read longest ago is evicted. On each eviction, the
+// goroutine of the Put calls evicted with the number of evictions so far, unless evicted is
+// nil.
 func New(capacity int, evicted func(n uint64)) *Cache {
 	// The only error is about a capacity that is not more than 0.
 	entries, _ := simplelru.NewLRU[uuid.UUID, *entry](capacity, nil)
@@ -150,8 +152,8 @@ func (c *Cache) erase(id uuid.UUID) {
 	}
 }
 
-// expire erases e, unless it has gone while the timer waited for the lock: its id may
-// be that of another entry by now.
+// expire erases e, unless it was removed while the timer waited for the lock: its id may
+// name another entry by now.
 func (c *Cache) expire(e *entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

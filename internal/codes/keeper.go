@@ -24,7 +24,7 @@ const (
 	Wait  = time.Second           // if it is about the code
 )
 
-// A Code is a security code as it is kept. The zero value is none.
+// A Code is a security code in its stored form. The zero value is empty.
 type Code struct {
 	Number uint64 // of the codes of a token: a later one has a higher number
 	Until  time.Time
@@ -87,7 +87,7 @@ func (k *Keeper) Close() error {
 	return k.cache.Close()
 }
 
-// Tags of what is sealed of a code.
+// Tags of the sealed fields of a code.
 const (
 	codeUntil = iota + 1
 	codeDigits
@@ -184,7 +184,7 @@ func (k *Keeper) Drop(ctx context.Context, id uuid.UUID) {
 	}
 }
 
-// call calls the cache with a deadline, which that of this process does not need.
+// call calls the cache with a deadline, which the cache of this process does not need.
 func (k *Keeper) call(ctx context.Context, wait time.Duration, f func(context.Context) error) error {
 	if k.config.Shared == nil {
 		return f(ctx)

@@ -20,7 +20,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 )
 
-// MaxCryptogram bounds a cryptogram, in characters. Those of the schemes have 28.
+// MaxCryptogram bounds a cryptogram, in characters. The schemes' have 28.
 const MaxCryptogram = 256
 
 // maxSize bounds what Open looks at. Seal makes about 700 bytes.
@@ -109,7 +109,8 @@ func (c *Credential) encode() []byte {
 	return append(b, `"}`...)
 }
 
-// Open returns what was sealed under one of some secrets. The caller wipes it.
+// Open returns the plaintext of a JWE that was sealed under one of the secrets. The caller
+// wipes it.
 func Open(jwe string, secrets ...[]byte) (*Credential, error) {
 	if len(jwe) > maxSize {
 		return nil, ErrOpen

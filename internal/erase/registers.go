@@ -2,8 +2,8 @@ package erase
 
 import "runtime"
 
-// width is that of the vector registers through which memory is copied, together.
-// It is a variable so that the copy is not compiled into something narrower.
+// width is the size in bytes of the vector registers through which memory is copied,
+// together. It is a variable so that the copy is not compiled into something narrower.
 var width = 256
 
 // Registers overwrites the vector registers through which this thread copies

@@ -32,7 +32,7 @@ const (
 	smallKeys = 1600
 )
 
-// mostKeys is how many API keys can be below one, as an account cannot have more.
+// mostKeys bounds the API keys below one key, through the limit of an account.
 const mostKeys = 100_000 - 1
 
 // Kinds of records of a vault, as they are numbered for good.
@@ -48,13 +48,13 @@ const (
 // A family is a record with much below it.
 type family struct {
 	of    store.Key    // the record
-	child store.Kind   // of what is below it
+	child store.Kind   // of the family's children
 	more  func(n int)  // puts so many more below it; nil: they are cloned
 	end   func() error // ends it
 	gone  func(when string)
 }
 
-// An act makes a vault with a family of one, of which more are cloned.
+// An act makes a vault with a family of one child, for the test to clone.
 type act func(a *stage) *family
 
 var acts = []struct {
@@ -146,8 +146,8 @@ func (a *stage) fails(what string, err, want error) {
 	}
 }
 
-// play ends a family of n and returns what that cost. The background erases what is left
-// though a transaction of it fails, and though its process dies.
+// play ends a family of n and returns the cost. The background erases the rest even if a
+// transaction of it fails, and even if its process dies.
 func play(t *testing.T, open func(t testing.TB) store.Store, begin act, n int) (cost Cost) {
 	on(t, open, func(a *stage) {
 		f := begin(a)
@@ -234,8 +234,8 @@ func (a *stage) kinds(kind store.Kind) (n int) {
 	return n
 }
 
-// clone puts n records beside the last one that was put as a child of a family. What is
-// sealed in them cannot be read, which nobody has to do.
+// clone puts n records beside the last child of a family. Their sealed columns cannot be
+// read, which is never needed.
 func (a *stage) clone(f *family, n int) {
 	a.Helper()
 	r := a.store.last(f.child)
@@ -249,7 +249,7 @@ func (a *stage) clone(f *family, n int) {
 			for i := range batch {
 				c := *r
 				c.Version = 1
-				binary.BigEndian.PutUint64(c.ID[8:], uint64(done+i)) // before the one that can be read
+				binary.BigEndian.PutUint64(c.ID[8:], uint64(done+i)) // before the readable one
 				tx.Put(&c)
 			}
 			return nil
@@ -270,7 +270,7 @@ func apiKeys(a *stage) *family {
 
 	return &family{
 		of: store.Key{Kind: kindAPIKey, ID: row}, child: kindAPIKey,
-		more: func(n int) { // only those that can be read are erased
+		more: func(n int) { // only readable ones are erased
 			var group sync.WaitGroup
 			next := make(chan struct{})
 			for range 48 {
@@ -403,7 +403,7 @@ type nowhere struct{}
 
 func (nowhere) Check(*cardvault.Target) error { return nil }
 func (nowhere) Send(context.Context, *cardvault.Delivery) (*cardvault.SendResult, error) {
-	return nil, errors.New("nobody is there")
+	return nil, errors.New("connection refused")
 }
 
 func deliveries(a *stage) *family {
@@ -457,8 +457,8 @@ func lapse(a *stage) *family {
 	}
 }
 
-// restored puts back the row of a token that was deleted: the job does not take from it
-// what it has.
+// restored puts back the row of a deleted token: the job does not take the token's children
+// from it.
 func restored(t *testing.T, open func(t testing.TB) store.Store) {
 	on(t, open, func(a *stage) {
 		f := paymentData(a)
@@ -482,8 +482,8 @@ func restored(t *testing.T, open func(t testing.TB) store.Store) {
 	})
 }
 
-// A Cost is what was touched in Views and Updates: rows that were returned or written, and
-// the bytes of those that were written.
+// A Cost counts the rows that Views and Updates return or write, and the bytes of written
+// rows.
 type Cost struct {
 	Views, Updates int
 	Reads, Writes  int
@@ -494,7 +494,7 @@ func (c Cost) String() string {
 	return fmt.Sprintf("%d views, %d updates, %d rows read, %d written, %d bytes", c.Views, c.Updates, c.Reads, c.Writes, c.Bytes)
 }
 
-// A counter is a store that counts what is touched, and fails when it is told to.
+// A counter is a store that counts costs, and fails on demand.
 type counter struct {
 	store.Store
 

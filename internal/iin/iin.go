@@ -1,6 +1,6 @@
-// Package iin says what the digits of a card number tell: whether they pass the
-// Luhn check, and which scheme issued the range they lie in. Digits are ASCII,
-// in bytes that a caller can wipe; nothing here copies or keeps them.
+// Package iin reads the digits of a card number: whether they pass the Luhn check, and
+// which scheme issued the range they lie in. Digits are ASCII, in bytes that a caller can
+// wipe; nothing here copies or keeps them.
 package iin
 
 // A Scheme is a card scheme. The values are stored with tokens: they never change.
@@ -18,7 +18,7 @@ const (
 	UnionPay
 )
 
-// Schemes is how many of them there are, Unknown included.
+// Schemes is the number of schemes, Unknown included.
 const Schemes = 8
 
 var names = [Schemes]string{
@@ -59,16 +59,16 @@ func first8(digits []byte) (n uint32, ok bool) {
 	return n, true
 }
 
-// Luhn reports whether digits pass the check of ISO/IEC 7812-1, annex B.
-// Anything but digits does not, nor does nothing.
+// Luhn reports whether digits pass the check of ISO/IEC 7812-1, annex B. Empty text and
+// text with other characters do not pass.
 func Luhn(digits []byte) bool {
 	sum, ok := luhnSum(digits, false)
 	return ok && len(digits) > 0 && sum%10 == 0
 }
 
-// CheckDigit returns the digit, in ASCII, with which digits pass the Luhn check
-// when it is appended to them. It returns 0, which is no digit, if digits has
-// anything but digits.
+// CheckDigit returns the digit, in ASCII, with which digits pass the Luhn check when it is
+// appended to them. It returns 0, which is not a digit in ASCII, if digits has other
+// characters.
 func CheckDigit(digits []byte) byte {
 	sum, ok := luhnSum(digits, true)
 	if !ok {

@@ -77,9 +77,8 @@ var issuers = [...]issuer{
 	{span{81_000000, 81_999999}, UnionPay, from16to19},
 }
 
-// domestic are the ranges of domestic schemes inside those of issuers. Mir,
-// Verve, Hipercard and the rest of Elo, Troy and RuPay lie outside of them and
-// need no row.
+// domestic holds the ranges of domestic schemes inside the ranges of issuers. Mir, Verve,
+// Hipercard and the rest of Elo, Troy and RuPay lie outside of them and need no row.
 var domestic = [...][]span{elo, troy, naranja, rupay}
 
 // Elo, Brazil. Source: credit-card-type 10.3.0 of 2026-07-10.

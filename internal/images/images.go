@@ -1,8 +1,8 @@
 // Package images keeps images in sealed parts, each image of an account once.
 //
-// The id of an image is a keyed hash of what it shows: unguessable, and the same for the same
-// image of an account. Its record has the hash of a source, by which it is found before it is
-// fetched again. Parts are its children, and have ids that follow from its own.
+// The id of an image is a keyed hash of its content: unguessable, and the same for the same
+// image of an account. Its record has the hash of a source, which finds the image before it
+// is fetched again. Parts are its children, and their ids follow from its id.
 package images
 
 import (
@@ -40,8 +40,8 @@ const (
 	imageSum  // SHA-256 of the image
 )
 
-// Valid reports whether an image is of one of the two media types that are kept, and begins
-// like one.
+// Valid reports whether an image has one of the two media types that are kept, and the
+// first bytes of that type.
 func Valid(mediaType string, image []byte) bool {
 	switch mediaType {
 	case "image/png":
@@ -52,7 +52,7 @@ func Valid(mediaType string, image []byte) bool {
 	return false
 }
 
-// New returns the id of an image and its records, that of the image first.
+// New returns the id of an image and its records, the image's own first.
 func (s Shelf) New(rows ledger.Account, mediaType string, image, source []byte) (uuid.UUID, []*store.Record, error) {
 	sum := sha256.Sum256(image)
 	id := uuid.UUID(rows.Box.Lookup(rows.ID, "card art content", sum[:])[:16])
@@ -95,8 +95,8 @@ func (s Shelf) Find(ctx context.Context, rows ledger.Account, source []byte) (id
 	return id, err
 }
 
-// Open returns an image. The zero account has those of all. The error is ledger.ErrNotFound
-// for an id that the account does not have.
+// Open returns an image. The zero account sees the images of all accounts. The error is
+// ledger.ErrNotFound for an id that the account does not have.
 func (s Shelf) Open(ctx context.Context, rows ledger.Account, id uuid.UUID) (mediaType string, image []byte, err error) {
 	var head *store.Record
 	var parts []*store.Record
@@ -155,8 +155,8 @@ func (s Shelf) Open(ctx context.Context, rows ledger.Account, id uuid.UUID) (med
 	return mediaType, image, nil
 }
 
-// Delete deletes an image. It deletes no more parts than an image can have, and those of no
-// other: the same image has the same parts.
+// Delete deletes an image. It deletes at most as many parts as an image can have, and no
+// parts of another image: the same image has the same parts.
 func (s Shelf) Delete(tx store.Tx, id uuid.UUID) {
 	tx.Delete(s.Images, id)
 	for i := range maxParts {

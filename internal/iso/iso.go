@@ -32,12 +32,12 @@ func Country(code string) bool {
 	return len(code) == 2 && code[0] <= 'Z' && strings.IndexByte(countries[code[0]], code[1]) >= 0
 }
 
-// currencies is list one of ISO 4217: that of 2024-06-25 (currency-codes 2.2.0)
-// with amendments 176 (XCG for ANG, 2025-03-31), 178 (CUC out, 2025-02), 179
-// (XAD, 2025-05-12) and 180 (BGN out, 2026-01-01). Compared in 2026-11 with two
-// accounts of the list that SIX published on 2026-09-17: one has the same number
-// of codes, and of codes with each number of decimals, the other the same codes
-// and decimals, funds and N.A. left out.
+// currencies is list one of ISO 4217 as of 2024-06-25 (currency-codes 2.2.0) with
+// amendments 176 (XCG for ANG, 2025-03-31), 178 (CUC out, 2025-02), 179 (XAD, 2025-05-12)
+// and 180 (BGN out, 2026-01-01). It was compared in 2026-11 with two accounts of the list
+// that SIX published on 2026-09-17. One has the same number of codes, and of codes with
+// each number of decimals. The other has the same codes and decimals, funds and N.A. left
+// out.
 var currencies = [...]Unit{
 	{"AED", 784, 2}, {"AFN", 971, 2}, {"ALL", 8, 2}, {"AMD", 51, 2}, {"AOA", 973, 2},
 	{"ARS", 32, 2}, {"AUD", 36, 2}, {"AWG", 533, 2}, {"AZN", 944, 2},

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// ErrMalformed is all there is to say about text that cannot be read: what it
-// holds may be a card number.
+// ErrMalformed is the only error for text that cannot be read, and has no details: the text
+// may hold a card number.
 var ErrMalformed = errors.New("jsontext: malformed object")
 
 // Limits of a text.
@@ -23,7 +23,7 @@ const (
 // inside it. Name and Text point into the text that was parsed, so that
 // clearing it erases the card everywhere.
 type Value struct {
-	Kind       byte   // what it begins with: { [ " t f n; the digit 0 for any number
+	Kind       byte   // its first byte: { [ " t f n; the digit 0 for any number
 	Mark       byte   // for the caller's use; zero after Parse
 	Size       int    // in values, itself included
 	Start, End int    // of the value in the text, as it was received
@@ -60,8 +60,8 @@ func Find[T ~string | ~[]byte](members []Value, name T) int {
 	return -1
 }
 
-// The methods of a parser that return a bool report whether they found what
-// they look for; nothing is read after the first that did not.
+// The methods of a parser that return a bool report whether they have found their token;
+// nothing is read after the first failure.
 type parser struct {
 	data   []byte
 	pos    int
@@ -195,8 +195,7 @@ func (p *parser) digits() bool {
 	return p.pos > start
 }
 
-// str reads a string and unescapes it in place: no escape is shorter than what
-// it stands for.
+// str reads a string and unescapes it in place: no escape is shorter than its replacement.
 func (p *parser) str() ([]byte, bool) {
 	if !p.take('"') {
 		return nil, false

@@ -122,7 +122,7 @@ func (k *kdf) valid() bool {
 }
 
 func (k *kdf) key(passphrase []byte) (key []byte) {
-	// Argon2id is no FIPS algorithm. It guards a file; the key in it is random.
+	// Argon2id is not a FIPS algorithm. It guards a file; the key in it is random.
 	fips140.WithoutEnforcement(func() {
 		key = argon2.IDKey(passphrase, k.salt, k.time, k.memory, k.threads, Size)
 	})

@@ -53,7 +53,7 @@ func newAEAD(key []byte) cipher.AEAD {
 	return aead
 }
 
-// keyID names a key by a hash: of 256 random bits it tells nothing.
+// keyID names a key by a hash. It reveals nothing of a key of 256 random bits.
 func keyID(key []byte) string {
 	sum := sha256.Sum256(append([]byte("cardvault key id\x00"), key...))
 	return hex.EncodeToString(sum[:8])

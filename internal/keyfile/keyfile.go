@@ -11,14 +11,14 @@ import (
 	"runtime"
 )
 
-// MinPassphrase is how many characters the passphrase of a new file has at least.
+// MinPassphrase is the least number of characters in the passphrase of a new file.
 const MinPassphrase = 12
 
 // Open returns the key in the file at path, an absolute path. If there is no such file it
 // makes one with a random key, and the last element of its directory too. The file is sealed
 // under passphrase, unless that is empty. made reports whether the file was missing.
 //
-// An error says what is wrong with the file, without its path.
+// An error describes the fault of the file, without its path.
 func Open(path string, passphrase []byte) (key *Key, made bool, err error) {
 	text, err := read(path)
 	if made = errors.Is(err, fs.ErrNotExist); made {
@@ -53,7 +53,7 @@ func read(path string) ([]byte, error) {
 	}
 	defer f.Close()
 
-	// What was opened must be what was looked at.
+	// The file that was opened must be the file that was checked.
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err
@@ -95,7 +95,7 @@ func write(path string, text []byte) ([]byte, error) {
 		return nil, err
 	}
 
-	// A crash leaves this name beside the other, or alone, with a key that nobody uses.
+	// A crash leaves this name beside the other, or alone, with an unused key.
 	f, err := os.CreateTemp(dir, newName+"*")
 	if err != nil {
 		return nil, err

@@ -12,8 +12,8 @@ import (
 	"syscall"
 )
 
-// checkOwners returns an error if an open key file, or the folder that it lies in, is
-// somebody else's, or if it has another name.
+// checkOwners returns an error if an open key file, or the folder that it lies in, has
+// another owner, or if the file has another name.
 func checkOwners(path string, f *os.File) error {
 	if err := checkFolder(filepath.Dir(path)); err != nil {
 		return err
@@ -39,8 +39,7 @@ func checkOwners(path string, f *os.File) error {
 	return nil
 }
 
-// checkFolder returns an error for a folder in which somebody else can put another file
-// in the place of a key file.
+// checkFolder returns an error for a folder in which another user can replace a key file.
 func checkFolder(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -67,8 +66,9 @@ func links(info fs.FileInfo) uint64 {
 	return 0
 }
 
-// dropNewName removes the name under which a key file was written, which a crash has left,
-// or which its writer is about to remove. Nobody else can have made it: the folder is ours.
+// dropNewName removes the temporary name of a key file, which a crash has left, or which
+// its writer is about to remove. Only the vault's user can have made it: the folder is
+// ours.
 func dropNewName(path string, info fs.FileInfo) error {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)

@@ -4,8 +4,8 @@
 //	prefix   short id
 //
 // The secret is 256 random bits in base62. The checksum is the CRC-32 of all before it, so
-// that a mistyped key costs no read. The short id is that of the key, or, in a text that is
-// made before its key, the first hexadecimal digits of the SHA-256 of the secret.
+// that a mistyped key costs no read. The short id belongs to the key or, in a text that is
+// made before its key, is the first hexadecimal digits of the SHA-256 of the secret.
 package keytext
 
 import (
@@ -51,7 +51,7 @@ func newSecret() string {
 	return base62(new(big.Int).SetBytes(random[:]), secretLen)
 }
 
-// Secret returns the text of a secret that is no API key: a prefix and 256 random bits.
+// Secret returns the text of a secret other than an API key: a prefix and 256 random bits.
 func Secret(prefix string, encoding *base64.Encoding) []byte {
 	var random [32]byte
 	rand.Read(random[:])

@@ -1,6 +1,5 @@
 // Package leak finds card numbers in texts that leave the vault, and secrets that a text
-// repeats. It stands at the border to adapters, whose errors and answers may hold what they
-// were sent.
+// repeats. It guards the border to adapters, whose errors and answers may repeat requests.
 package leak
 
 import (
@@ -29,8 +28,8 @@ func Printable(err error) string {
 	return text
 }
 
-// Holds reports whether the digits of text, whatever is between them, hold those of a card
-// number. They do not if there are none.
+// Holds reports whether the digits of text, with anything between them, contain the digits
+// of a card number. It is false if digits is empty.
 func Holds(text string, digits []byte) bool {
 	var found []byte
 	for _, c := range []byte(text) {
@@ -112,9 +111,9 @@ func separates(r rune) bool {
 }
 
 // RequestID reports whether an id of a request is taken over from the caller: 1 to 64
-// characters that need no quotes anywhere, by which no card number or security code can be
-// meant. A UUID is taken over: the digits of one in eighty would pass for a card number, but
-// nobody who writes letters among them means one.
+// characters that need no quotes anywhere, and that cannot stand for a card number or
+// security code. A UUID is taken over: the digits of one in eighty would pass for a card
+// number, but a card number is not written with letters among its digits.
 func RequestID(s string) bool {
 	if len(s) < 1 || len(s) > 64 {
 		return false

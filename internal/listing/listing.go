@@ -41,7 +41,7 @@ func (l *List[T]) query(ctx context.Context) (*store.Query, error) {
 		Limit:   l.Limit,
 	}
 	if !l.From.IsZero() {
-		// Keys hold whole microseconds: the first one that is not before From.
+		// Keys hold whole microseconds: take the first one not before From.
 		q.Min = rowkey.First(l.From.Add(time.Microsecond - 1))
 	}
 	if !l.To.IsZero() {
@@ -99,9 +99,9 @@ func (l *List[T]) Read(ctx context.Context) (items []T, total int64, err error) 
 }
 
 // All iterates over the items from the page on to the end. It holds no transaction while
-// the caller works: an item that is deleted meanwhile may still be seen, one that lapses is
-// not. For a damaged record it yields the error and goes on with the next. It ends after
-// another error.
+// the caller works. An item that is deleted meanwhile may still be seen; a lapsed item is
+// not. For a damaged record it yields the error and continues with the next. It ends after
+// any other error.
 func (l *List[T]) All(ctx context.Context) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T
@@ -134,7 +134,7 @@ func (l *List[T]) All(ctx context.Context) iter.Seq2[T, error] {
 	}
 }
 
-// each yields the items of some records, and reports whether the iteration goes on.
+// each yields the items of some records, and reports whether the iteration continues.
 func (l *List[T]) each(ctx context.Context, records []*store.Record, yield func(T, error) bool) bool {
 	var none T
 	for _, r := range records {

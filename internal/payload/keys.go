@@ -23,9 +23,9 @@ const (
 	clockSkew      = time.Minute    // a key from farther ahead is not given out
 )
 
-// maxTried bounds the keys that are tried on a payload which names none: each costs an
-// RSA decryption. There are the one of the day, for an hour the one before, and perhaps
-// one that cannot be read.
+// maxTried bounds the keys that are tried on a payload that names no key: each costs an RSA
+// decryption. There are today's key, for an hour the one before, and perhaps a key that
+// cannot be read.
 const maxTried = 3
 
 var opMake = ledger.Adds("session_key.create")
@@ -54,7 +54,7 @@ type known struct {
 	byID   map[string]*Key
 }
 
-// get returns a key that was seen, or nil. It forgets those that have lapsed.
+// get returns a cached key, or nil. It drops keys that have lapsed.
 func (s *known) get(id string) *Key {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,8 +92,8 @@ type making struct {
 	spare *rsa.PrivateKey // that could not be stored; belongs to the goroutine whose turn it is
 }
 
-// Current returns the key that is given out now. If there is none, one of several processes
-// makes it.
+// Current returns the key that is given out now. If there is no key, one of several
+// processes makes it.
 func (k *Keys) Current(ctx context.Context) (*Key, error) {
 	if key := k.known.current(); key != nil {
 		return key, nil

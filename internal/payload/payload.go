@@ -1,5 +1,5 @@
-// Package payload opens what browsers have encrypted for sessions, and keeps the keys for
-// that. It knows nothing of what is inside.
+// Package payload opens payloads that browsers have encrypted for sessions, and keeps the
+// keys for that. It does not read their content.
 //
 // A payload is a compact JWE (RFC 7516) with the algorithms RSA-OAEP-256 and A256GCM. Its
 // header has alg and enc, and may name the key, kid, and the session, sid. A payload is good
@@ -40,7 +40,7 @@ var (
 // A Config says what Keys work with. All fields are needed.
 type Config struct {
 	Ledger *ledger.Ledger
-	Jobs   *jobs.Engine // erases what has lapsed
+	Jobs   *jobs.Engine // erases lapsed records
 	Log    *slog.Logger
 
 	Keys store.Kind // of records of the whole vault that hold a key
@@ -73,12 +73,12 @@ type Session struct {
 	MustBind bool      // refuse a payload whose header names no session
 }
 
-// Open decrypts a payload for a session. used is the record that notes its use, to be
-// written with the change that the payload makes: one, or none if the use in this session is
-// noted already.
+// Open decrypts a payload for a session. used is the record that notes its use, for the
+// caller to write with the change that the payload makes. It has one record, or none if the
+// use in this session is noted already.
 //
-// Errors: ErrTooLong, ErrUnbound; ErrUndecryptable also for a payload that was used in
-// another session; those of the ledger.
+// Errors: ErrTooLong, ErrUnbound; ErrUndecryptable, also for a payload that was used in
+// another session; errors of the ledger.
 func (k *Keys) Open(ctx context.Context, s Session, payload []byte) (plain []byte, used []*store.Record, err error) {
 	if len(payload) > MaxSize {
 		return nil, nil, ErrTooLong
@@ -127,8 +127,8 @@ func (k *Keys) Open(ctx context.Context, s Session, payload []byte) (plain []byt
 	return plain, used, nil
 }
 
-// toTry returns the keys to try on a payload: the one that its header names, else those that
-// are honoured, at most maxTried.
+// toTry returns the keys to try on a payload: the key that its header names, else the keys
+// still honoured, at most maxTried.
 func (k *Keys) toTry(ctx context.Context, h header) ([]*Key, error) {
 	if !h.named {
 		return k.honoured(ctx)

@@ -18,8 +18,8 @@ const (
 	failed
 )
 
-// trimmed is how many records make room for one, at most: more than one where the quota was
-// higher.
+// trimmed bounds the records that are erased to make room for one. It is more than one in
+// case the quota was higher before.
 const trimmed = 4
 
 // tagJWE is the tag of the JWE in a record that holds nothing else, so that it can be erased
@@ -52,10 +52,11 @@ func (s Records) Seal(token, row uuid.UUID, plain []byte, jwe string, until time
 	return []*store.Record{data, kept}, s.SealShown(kept, tlv.Pad(tlv.Append(nil, tagJWE, jwe), 64, 0))
 }
 
-// Trim makes room for payment data of a token that has as many as most: the oldest failures
-// are erased, then the oldest whose JWE is not kept any more. Those with a JWE stay, so there
-// may be more than most until it has lapsed: the quota keeps no payment from being made. JWEs
-// lapse in the order in which they were made, so the oldest tell whether any is without.
+// Trim makes room for payment data of a token that has as many as most. It erases the
+// oldest failures first, then the oldest without a stored JWE. Payment data with a JWE
+// stays, so there may be more than most until it has lapsed: the quota never prevents a
+// payment. JWEs lapse in the order in which they were made, so the oldest show whether any
+// is without.
 func (s Records) Trim(tx store.Tx, token uuid.UUID, most int) error {
 	q := &store.Query{Kind: s.Data, Account: s.ID, Parent: token, Count: true}
 	all, err := tx.List(q)

@@ -49,7 +49,7 @@ func NetworkToken(got *network.Token, lastFour string) error {
 	return nil
 }
 
-// CardState reports whether c can be the state of a card. What is empty is not known.
+// CardState reports whether c can be the state of a card. Empty fields are unknown.
 func CardState(c *network.CardState) bool {
 	four := c.LastFour == "" || len(c.LastFour) == 4 && rule.AllDigits([]byte(c.LastFour))
 	return four && (c.Expiry == card.Expiry{} || isExpiry(c.Expiry))
@@ -77,7 +77,7 @@ var firstAuthentication = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 var authenticationMethods = []string{"three_ds", "security_code", "otp", "passkey"}
 
-// Identification returns ErrGarbage unless the vault can do with an answer what it says.
+// Identification returns ErrGarbage unless the vault can act on an answer.
 func Identification(got *idv.Result, sandbox bool, pan card.PAN) error {
 	if got == nil {
 		return ErrGarbage
@@ -131,7 +131,7 @@ func PPAN(p *ppan.Answer, r *ppan.Request) error {
 	}
 
 	pan, hash, code := hiding.Of(r.PAN), hiding.Of(r.Account.Hash), hiding.Of(r.SecurityCode)
-	guessed := len(hash) < 32 // that is no hash, and may be in any text
+	guessed := len(hash) < 32 // too short for a hash, and may be in any text
 	for _, text := range []string{
 		p.TruncatedPAN, p.CardType, p.CardExpiry, p.TravelCard, p.TravelCardProvider, p.TravelCardInvoice,
 		p.ErrorCode, p.ErrorMessage, p.CustomerMessage,
@@ -153,7 +153,7 @@ func PPAN(p *ppan.Answer, r *ppan.Request) error {
 		}
 	}
 	if most := 6 + 4; shown > most && (shown > 8+4 || len(pan) < 16) {
-		return ErrGarbage // what is hidden could be computed
+		return ErrGarbage // the hidden digits could be computed
 	}
 
 	pseudo := hiding.Of(p.PseudoPAN)
@@ -165,7 +165,7 @@ func PPAN(p *ppan.Answer, r *ppan.Request) error {
 	return nil
 }
 
-// BIN returns what a provider tells about a card, nil if that is not known.
+// BIN returns a provider's data about a card, or nil if it is unknown.
 func BIN(ctx context.Context, from network.BINProvider, p card.PAN, log *slog.Logger) *network.BIN {
 	if from == nil {
 		return nil
@@ -185,7 +185,7 @@ func BIN(ctx context.Context, from network.BINProvider, p card.PAN, log *slog.Lo
 		return nil
 	}
 
-	// An answer outside the lists of the vault counts as unknown.
+	// An answer outside the lists of the vault is treated as unknown.
 	bin := *got
 	if rule.Text([]byte(bin.BankName)) != nil {
 		bin.BankName = ""

@@ -11,7 +11,7 @@ import (
 	"github.com/cardvault/cardvault/network"
 )
 
-// A withheld error is one whose text holds what was sent.
+// A withheld error is an error whose text repeats a secret of the request.
 type withheld struct{ cause error }
 
 func (e *withheld) Error() string { return fmt.Sprintf("%T, whose text holds what was sent", e.cause) }

@@ -31,12 +31,12 @@ import (
 const module = "github.com/cardvault/cardvault"
 
 // Run checks that types are all exported types of the packages below dir that hold text or
-// bytes, besides those of commands, other modules, test kits that are internal, and internal packages
-// that the root cannot import. It fills each, also
-// what is not exported, prints it in every way, and finds nothing that it was filled with,
-// except in fields that shown names, as package.Type.Field, with the reason why each may be
-// seen; package.* are all that are not exported. A field that only the JSON of a type may show,
-// without a log of the value itself, is "package.Type in JSON: " and its name.
+// bytes. Commands, other modules, internal test kits, and internal packages that the root
+// cannot import are left out. Run fills each type, unexported fields included, and prints
+// it in every way. No output may contain a filled value, except in fields that shown names,
+// as package.Type.Field, with the reason why each may be seen; package.* names all
+// unexported types. A field that only the JSON of a type may show, without a log of the
+// value itself, is "package.Type in JSON: " and its name.
 func Run(t *testing.T, dir, path string, shown map[string]string, types ...reflect.Type) {
 	t.Helper()
 	listed := map[string]bool{}
@@ -276,7 +276,7 @@ func print(v reflect.Value) map[string]string {
 	for form, x := range forms {
 		try := func(how string, out func() ([]byte, error)) {
 			defer func() {
-				if p := recover(); p != nil { // of a value that nothing but a test makes
+				if p := recover(); p != nil { // from a value that only a test can make
 					outputs[form+", "+how] = fmt.Sprint(p)
 				}
 			}()

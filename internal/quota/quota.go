@@ -42,9 +42,9 @@ type Place struct {
 	taken time.Time // if spare
 }
 
-// Take returns a place for a record of a kind, of which the account has at most limit. The
-// caller leaves it once its transaction has ended. A kind is crowded if many calls make such
-// records at a time, which are then not counted each time: see crowd.
+// Take returns a place for a record of a kind that is limited to limit per account. The
+// caller leaves it once its transaction has ended. A kind is crowded if many calls make
+// such records at a time, which are then not counted each time: see crowd.
 func (c *Counts) Take(ctx context.Context, rows ledger.Account, kind store.Kind, limit int, crowded bool) (*Place, error) {
 	p := &Place{rows: rows, kind: kind, limit: limit, taken: time.Now()}
 	slack := max(limit/8, leastSlack)
@@ -115,7 +115,7 @@ type crowd struct {
 	counted      time.Time  // when that was begun
 }
 
-// enter returns how many records there can be at most, with the one that is made. The caller
+// enter returns the upper bound of the number of records, including the new one. The caller
 // leaves, also after an error.
 func (c *crowd) enter(ctx context.Context, p *Place) (int64, error) {
 	c.mu.Lock()

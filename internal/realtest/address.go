@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// Address returns an address of 127.0.0.1 on which nobody listens until the test does, or
-// a process that it starts. It stays the test's own until its end, also while a server
-// there starts anew.
+// Address returns an address of 127.0.0.1 with no listener until the test, or a process
+// that it starts, listens there. It stays reserved until the test ends, even while a server
+// there restarts.
 func Address(t testing.TB) string {
 	t.Helper()
 	p, err := reserve()
@@ -21,10 +21,10 @@ func Address(t testing.TB) string {
 	return p.addr()
 }
 
-// A place is a port that nobody else takes.
+// A place is a reserved port.
 //
-// A port of the system's choice would do for a moment only: once it is closed it may go
-// to any other socket, also as the near end of a connection.
+// A port of the system's choice is free for a moment only: once it is closed it may be
+// given to any other socket, even as the near end of a connection.
 type place struct {
 	port int
 	mark net.PacketConn

@@ -98,8 +98,8 @@ func (p *Postgres) open(prepare func() error) error {
 	return p.Server.open(prepare)
 }
 
-// SQL runs statements in a database and returns what they give: rows apart by
-// newlines, columns by a bar.
+// SQL runs statements in a database and returns their rows, separated by newlines, with
+// columns separated by a bar.
 func (p *Postgres) SQL(t testing.TB, database, statements string) string {
 	t.Helper()
 	out, err := p.sql(database, statements)
@@ -128,9 +128,9 @@ func (p *Postgres) Standby(t testing.TB) *Postgres {
 	return standby
 }
 
-// Follow makes a standby of a server, at the address that it has had, in place of what
-// it was: such as of the primary that was killed when its standby was promoted. It
-// returns when a commit of the new primary waits for it.
+// Follow replaces a server with a standby of primary at the same address: for example the
+// old primary, which was killed when its standby was promoted. It returns when a commit of
+// the new primary waits for it.
 func (p *Postgres) Follow(t testing.TB, primary *Postgres) {
 	t.Helper()
 	p.Kill()
@@ -194,7 +194,7 @@ func servesPostgres(conn net.Conn) error {
 		return err
 	}
 	if answer[0] != 'R' { // but an error, such as that it is starting up
-		return errors.New("it lets nobody in")
+		return errors.New("it accepts no connections")
 	}
 	return nil
 }
@@ -216,7 +216,7 @@ type Shared struct {
 //	func TestMain(m *testing.M) { goleak.VerifyTestMain(postgres.Main(m)) }
 func SharedPostgreSQL(o *PostgreSQLOptions) *Shared { return &Shared{options: o} }
 
-// Get returns the server, which is for all tests: whoever needs to kill one starts
+// Get returns the server that all tests share: a test that needs to kill one starts
 // another. It may be called concurrently.
 func (s *Shared) Get(t testing.TB) *Postgres {
 	t.Helper()

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// A Proxy passes on TCP connections, and fails when it is told to. Its methods may be
-// called concurrently.
+// A Proxy passes on TCP connections, and fails on demand. Its methods may be called
+// concurrently.
 type Proxy struct {
 	listener net.Listener
 	to       string
@@ -52,8 +52,8 @@ func (p *Proxy) Hang() { p.set(func() { p.hung = true }) }
 // Resume ends Cut, Hang and CutAfter.
 func (p *Proxy) Resume() { p.set(func() { p.cut, p.hung, p.left = false, false, -1 }) }
 
-// CutAfter does what Cut does once the server has answered n further bytes, on all
-// connections together, of which n are passed on. Then it closes the channel.
+// CutAfter does the same as Cut once the server has answered n further bytes, over all
+// connections; these n are passed on. Then it closes the channel.
 func (p *Proxy) CutAfter(n int) <-chan struct{} {
 	reached := make(chan struct{})
 	p.set(func() { p.left, p.reached = n, reached })
@@ -66,7 +66,7 @@ func (p *Proxy) close() {
 	p.waits.Wait()
 }
 
-// set changes the state. A cut resets what is connected.
+// set changes the state. A cut resets the open connections.
 func (p *Proxy) set(change func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,7 +90,7 @@ func (p *Proxy) accept() {
 	}
 }
 
-// serve passes on what comes over a connection until either side ends it.
+// serve passes on the data of a connection until either side ends it.
 func (p *Proxy) serve(client net.Conn) {
 	if !p.admit(client) {
 		return
@@ -168,7 +168,7 @@ func (p *Proxy) pass() bool {
 	return !p.cut
 }
 
-// admit makes a connection one that a cut resets, unless it comes after the cut.
+// admit registers a connection for the next cut, or resets it if the proxy is cut off.
 func (p *Proxy) admit(conn net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

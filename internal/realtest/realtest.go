@@ -3,10 +3,9 @@
 // Package realtest runs real servers for tests: PostgreSQL, Redis and PgBouncer on
 // loopback, with throwaway data, and a proxy that can fail like a network.
 //
-// A server that is not installed skips the test; with CI=true it fails it. A server
-// runs as an unprivileged user even when the test is root, and ends with the test:
-// also with one that is killed, as a guard for each server waits for the end of this
-// process.
+// A server that is not installed skips the test; with CI=true it fails it. A server runs as
+// an unprivileged user even when the test is root. It ends with the test, even if the test
+// is killed: a guard for each server waits for the end of this process.
 package realtest
 
 import (
@@ -82,8 +81,7 @@ func (s *Server) Stop() { s.signal(syscall.SIGSTOP) }
 // Continue ends Stop.
 func (s *Server) Continue() { s.signal(syscall.SIGCONT) }
 
-// Restart starts the server again on what it has on disk. One that runs is killed
-// before.
+// Restart starts the server again with its data on disk. A running server is killed first.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
 	s.Kill()
@@ -121,7 +119,7 @@ func (s *Server) open(prepare func() error) (err error) {
 	return s.start()
 }
 
-// close stops the server, if it runs, and lets the guard remove what is left of it.
+// close stops the server, if it runs, and lets the guard clean up.
 func (s *Server) close() error {
 	if s.proc != nil {
 		family := s.signal(syscall.SIGCONT)
@@ -212,8 +210,7 @@ func (s *Server) probe() error {
 	return nil
 }
 
-// listens tells whether a process listens on a port, and is true on systems that do not
-// have /proc.
+// listens reports whether a process listens on a port; it is true on systems without /proc.
 func listens(pid, port int) bool {
 	table, err := os.ReadFile("/proc/net/tcp")
 	if err != nil {
@@ -257,7 +254,7 @@ func (s *Server) signal(sig syscall.Signal) []int {
 }
 
 // children returns the process ids of the children of a process, and none on systems
-// that do not have /proc: those of PostgreSQL end by themselves without their parent.
+// without /proc. The children of PostgreSQL end by themselves without their parent.
 func children(parent int) (pids []int) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range stats {
@@ -269,7 +266,7 @@ func children(parent int) (pids []int) {
 	return pids
 }
 
-// status returns the state of a process, 0 if there is none, and its parent.
+// status returns the state of a process, 0 if it does not exist, and its parent.
 func status(pid int) (state byte, parent int) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -305,8 +302,8 @@ type guard struct {
 // guardScript reads ids of processes until the end of its input, and kills the group of the
 // last. PostgreSQL leaves shared memory when it is killed, and names it in the seventh line
 // of a file; without ipcrm 56 bytes of it stay. Its children lead groups of their own. They
-// end by themselves, a moment later, but those that hang by Stop are to be found by
-// where they work.
+// end by themselves, a moment later, but children stopped by Stop have to be found by their
+// working directory.
 const guardScript = `
 pid=
 while read -r told; do pid=$told; done
@@ -344,10 +341,10 @@ func (g *guard) watch(pid int) error {
 	return err
 }
 
-// unwatch tells that the process has ended.
+// unwatch notes that the process has ended.
 func (g *guard) unwatch() {
 	if g != nil {
-		_, _ = io.WriteString(g.in, "\n") // a guard that is gone kills nobody
+		_, _ = io.WriteString(g.in, "\n") // a guard that has gone does not kill
 	}
 }
 
@@ -378,8 +375,8 @@ func closes(t testing.TB, shut func() error) {
 	})
 }
 
-// folder returns the first of some folders, and of those of PATH, that has all the
-// programs.
+// folder returns the first folder that has all the programs, among the given folders and
+// PATH.
 func folder(folders []string, programs ...string) (string, error) {
 	for _, dir := range slices.Concat(folders, filepath.SplitList(os.Getenv("PATH"))) {
 		if !slices.ContainsFunc(programs, func(name string) bool {
@@ -402,8 +399,7 @@ func command(ctx context.Context, dir, path string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a command to its end, under a guard that may be nil, and returns what it
-// prints.
+// run runs a command to its end, under a guard that may be nil, and returns its output.
 func run(g *guard, dir, path string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

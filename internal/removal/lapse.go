@@ -13,7 +13,7 @@ import (
 
 const (
 	lapseBatch = 500  // records erased in one transaction
-	lapseRows  = 1000 // rows of endings written with them, besides those of the last one
+	lapseRows  = 1000 // rows of endings written with them, besides those for the last record
 )
 
 var opExpire = ledger.Takes("expire")
@@ -33,7 +33,7 @@ func (e *Eraser) lapse(ctx context.Context) (all int, err error) {
 	for _, l := range e.config.Lapsing {
 		n, err := e.lapseOf(ctx, l)
 		if err != nil {
-			errs = append(errs, err) // what is damaged keeps nothing else from being erased
+			errs = append(errs, err) // a damaged record does not keep others from being erased
 		}
 		all += n
 	}
@@ -49,9 +49,9 @@ func (e *Eraser) Lapse(ctx context.Context, kind store.Kind) (int, error) {
 	return e.lapseOf(ctx, e.config.Lapsing[i])
 }
 
-// lapseOf erases one batch of lapsed records and returns how many. It counts those whose
-// endings have to be made again, so that it is called again. A record that cannot be read
-// stays: its end may be another record's.
+// lapseOf erases one batch of lapsed records and returns their number. It includes records
+// whose endings have to be made again, so that it is called again. A record that cannot be
+// read stays: its end may be another record's.
 func (e *Eraser) lapseOf(ctx context.Context, l Lapsing) (int, error) {
 	b := &batch{Eraser: e, of: l}
 	damaged := e.jobs.ReadDue(ctx, l.Kind, ledger.Now(), lapseBatch, func(r *store.Record) error {
@@ -102,7 +102,7 @@ type batch struct {
 	*Eraser
 	of      Lapsing
 	due     []*store.Record
-	endings Endings       // nil: there are none
+	endings Endings       // nil: absent
 	left    *store.Record // the job that erases their children; nil: they have none
 
 	// What the last transaction has done.

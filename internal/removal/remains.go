@@ -18,7 +18,7 @@ const (
 	batchSpare = 15 * time.Second // of its lease, within which a job begins no batch
 )
 
-// remains are what is left of records of one kind that were deleted.
+// remains lists deleted records of one kind with surviving descendants.
 type remains struct {
 	kind store.Kind
 	of   []uuid.UUID // row keys of those records, at most lapseBatch
@@ -53,21 +53,21 @@ func decodeRemains(plain []byte) (*remains, error) {
 	return m, ledger.ReadError(&r)
 }
 
-// Remains returns the job that erases what is left of records, sealed. It is for
-// ledger.DeleteFamily, which writes it if something is left.
+// Remains returns the sealed job that erases the descendants of deleted records. It is for
+// ledger.DeleteFamily, which writes it if descendants survive.
 func (e *Eraser) Remains(rows ledger.Account, kind store.Kind, of ...uuid.UUID) (*store.Record, error) {
 	r := &store.Record{Kind: e.config.Remains, ID: uuid.New(), Account: rows.ID, Version: 1, Due: ledger.Now()}
 	return r, rows.SealShown(r, (&remains{kind, of}).encode())
 }
 
-// Kind returns the background work that erases what is left of families.
+// Kind returns the background work that erases the remains of families.
 func (e *Eraser) Kind() jobs.Kind {
 	return jobs.Kind{Records: e.config.Remains, Workers: workers, Longest: e.config.Longest, Do: e.erase}
 }
 
-// erase is the job that erases what is left of records that were deleted, in transactions of
-// at most batchRows rows. Whatever ends it, what is erased is erased: it begins again with
-// the records of which something may be left.
+// erase is the job that erases the descendants of deleted records, in transactions of at
+// most batchRows rows. It can be interrupted at any point, and begins again with the
+// records that may still have descendants.
 func (e *Eraser) erase(ctx context.Context, j *jobs.Job) error {
 	m, err := decodeRemains(j.Plain)
 	if err != nil {
@@ -91,8 +91,8 @@ func (e *Eraser) erase(ctx context.Context, j *jobs.Job) error {
 	return e.jobs.Finish(ctx, j.Record)
 }
 
-// rest lets others write for as long as a batch took, unless nothing else is to be done: not
-// in Drain.
+// rest lets others write for as long as a batch took. It returns at once in Drain, where
+// nothing else runs.
 func (e *Eraser) rest(d time.Duration, ending <-chan struct{}) {
 	if d <= 0 || !e.jobs.Running() {
 		return
@@ -112,8 +112,8 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// eraseBatch erases a part of what is left, and returns of how many of the records, from the
-// first on, nothing is left.
+// eraseBatch erases a part of the remains. It returns the number of records, counted from
+// the first, that have none left.
 func (e *Eraser) eraseBatch(ctx context.Context, rows ledger.Account, m *remains) (done int, err error) {
 	of := m.of[:min(len(m.of), batchOf)]
 	read, err := rows.Made(ctx, m.kind, batchRows, of...)

@@ -1,9 +1,9 @@
-// Package removal takes records away in bounded transactions: a record with its family, what
-// is left of a large family, and records that have lapsed.
+// Package removal deletes records in bounded transactions: a record with its family, the
+// remains of a large family, and lapsed records.
 //
-// A record is deleted at once, however many records belong to it, and with it these are dead:
-// see ledger.Family. What is too much for one transaction is left to a job, which is sealed
-// before the record is deleted and written with its deletion.
+// A record is deleted at once, however many records belong to it, and these are dead from
+// then on: see ledger.Family. The part that exceeds one transaction is left to a job, which
+// is sealed before the record is deleted and written with its deletion.
 package removal
 
 import (
@@ -23,7 +23,7 @@ type Config struct {
 	Ledger *ledger.Ledger
 	Log    *slog.Logger
 
-	Remains store.Kind    // of the jobs that erase what is left of families
+	Remains store.Kind    // of the jobs that erase the remains of families
 	Longest time.Duration // how long such a job takes at most
 
 	Lapsing []Lapsing
@@ -32,14 +32,15 @@ type Config struct {
 // Lapsing is a kind whose records are erased when they are due.
 type Lapsing struct {
 	Kind  store.Kind
-	Named bool // the log may name its records: their ids are no credentials
+	Named bool // the log may name its records: their ids are not credentials
 
-	// Endings returns what is written with the end of records. It is for records that have
-	// children. If nil, nothing is written with their end, and none of them has children.
+	// Endings returns the writes that go with the end of records. It is for records that
+	// have children. If nil, nothing is written with their end, and none of them has
+	// children.
 	Endings func(ctx context.Context, due []*store.Record) (Endings, error)
 }
 
-// Endings are what is written with the end of some records, in one transaction.
+// Endings are the writes that go with the end of some records, in one transaction.
 type Endings interface {
 	Begin() // the transaction begins, perhaps again
 
@@ -108,8 +109,8 @@ func (e *Eraser) Delete(ctx context.Context, rows ledger.Account, op ledger.Oper
 			return err
 		}
 
-		// There is no room for the job, but for erasing: the family first, until it is
-		// small.
+		// There is room only for erasing, not for the job: the family is erased first,
+		// until it is small.
 		err = rows.Update(ctx, opErase, func(tx store.Tx) error {
 			_, _, err := e.ledger.DeleteSome(tx, kind, row, ledger.FamilyRows, below)
 			return err

@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// maxMistakes is how many other requests one root may send under a key.
+// maxMistakes limits the other requests that one root may send under a key.
 const maxMistakes = 5
 
 // Tags of a key.
@@ -36,9 +36,9 @@ type firstCall struct {
 	version     uint64
 }
 
-// repeats returns the call that was made under the key, and its result if that is still
-// there; nil if there was none. For another request it returns ErrReused, once that is
-// counted: if it cannot be counted, the caller does not learn it.
+// repeats returns the call that was made under the key, and its result if that still
+// exists, or nil if there was no call. For another request it returns ErrReused once that
+// is counted: if it cannot be counted, the caller does not learn of it.
 func (c *Call) repeats(ctx context.Context) (first *firstCall, result *store.Record, err error) {
 	for {
 		var key, count *store.Record
@@ -94,8 +94,8 @@ func (c *Call) repeats(ctx context.Context) (first *firstCall, result *store.Rec
 	}
 }
 
-// read returns the record of the key, and, if there is one, those of its result and of the
-// mistakes under it, each nil if it is not there.
+// read returns the record of the key and, if it exists, the records of its result and of
+// the mistakes under it. Each is nil if it is absent.
 func (c *Call) read(ctx context.Context) (key, result, count *store.Record, err error) {
 	err = c.rows.View(ctx, func(tx store.ReadTx) (err error) {
 		if key, err = tx.Get(c.key.Kind, c.key.ID); err != nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// Once makes a call with first, until no other call gets in its way. If the call was made
-// before under its key, Once calls again with the answer that was kept. Without a key first
-// gets a nil Call. A call that was refused is refused as Config.Refused says.
+// Once makes a call with first, and repeats it while other calls conflict with it. If the
+// call was made before under its key, Once calls again with the stored answer. Without a
+// key first receives a nil Call. A call that was refused is refused as Config.Refused says.
 func Once[T any](ctx context.Context, c *Calls, rows ledger.Account, r Request, again func(answer []byte) (T, error), first func(*Call) (T, error)) (T, error) {
 	r = r.At(ctx)
 	return ledger.Retry(ctx, func() (T, error) {
@@ -76,8 +76,8 @@ func AnsweredID(answer []byte) (uuid.UUID, error) {
 	return id, nil
 }
 
-// Reopen returns a function that opens the record whose row key is an answer, as it is
-// now, and marks what it holds as replayed.
+// Reopen returns a function that opens the record whose row key is an answer, in its
+// current state, and marks the result as replayed.
 func Reopen[T any](ctx context.Context, rows ledger.Account, kind store.Kind, open func(context.Context, *store.Record) (T, error), mark func(T)) func(answer []byte) (T, error) {
 	return func(answer []byte) (T, error) {
 		var none T

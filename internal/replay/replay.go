@@ -33,7 +33,8 @@ var (
 // since Begin has looked.
 var ErrRepeated = fmt.Errorf("%w: call was repeated", ledger.ErrAgain)
 
-// claimLease is how long a claim keeps others out: longer than a call waits for a network.
+// claimLease limits how long a claim keeps others out: longer than a call waits for a
+// network.
 const claimLease = time.Minute
 
 // A Config says what Calls work with. All fields are needed.
@@ -44,7 +45,7 @@ type Config struct {
 	Log  *slog.Logger
 
 	// Needed by Once and BeginKeyed alone.
-	Check   func(key string) error              // returns what is wrong with a key
+	Check   func(key string) error              // returns the fault of a key
 	Root    func(ctx context.Context) uuid.UUID // returns whose mistakes count together
 	Refused error                               // of a repetition of a call that was refused
 }
@@ -77,17 +78,17 @@ type Answer struct {
 }
 
 // A Call is a call that is being made under a key. It is for one goroutine. A nil Call has
-// no key, and its methods do nothing, except for those that say they need one.
+// no key, and its methods do nothing, except the methods that require one.
 type Call struct {
 	calls *Calls
 	rows  ledger.Account
 
 	key, result store.Record
-	mistakes    uuid.UUID // id of the record that counts those of the root
+	mistakes    uuid.UUID // id of the record that counts the root's mistakes
 	fingerprint []byte
 	at          time.Time
-	lapsed      uint64    // version of a lapsed record under the key, which was opened; 0: there is none
-	held        uint64    // version of the claim that this call has or takes over; 0: there is none
+	lapsed      uint64    // version of a lapsed record under the key, which was opened; 0: absent
+	held        uint64    // version of the claim that this call has or takes over; 0: absent
 	row         uuid.UUID // row key of the record that the call makes, from that claim
 }
 
@@ -142,7 +143,7 @@ func (c *Calls) newCall(rows ledger.Account, r Request) *Call {
 }
 
 // Row returns the row key of the record that a former process has begun to make, and that
-// this call goes on making. It is zero if there is none, and for a nil Call.
+// this call continues to make. It is zero if the record is new, and for a nil Call.
 func (c *Call) Row() uuid.UUID {
 	if c == nil {
 		return uuid.Nil

@@ -10,7 +10,7 @@ import (
 // turns let one call at a time look under a key. The zero value is ready.
 type turns struct {
 	mu    sync.Mutex
-	taken map[uuid.UUID]chan struct{} // closed when the turn is over
+	taken map[uuid.UUID]chan struct{} // closed when the turn ends
 }
 
 // take waits for a turn and returns a function that ends it, nil if ctx ends before.

@@ -1,13 +1,12 @@
-// Package rowkey makes the ids of what is listed in the order of its creation:
-// a row key inside, a UUIDv4 outside.
+// Package rowkey makes ids that list records in the order of their creation: a row key
+// inside, a UUIDv4 outside.
 //
-// A row key is a UUIDv7: 48 bits of milliseconds, 10 bits of microseconds
-// within the millisecond, 2 bits of counter, 62 random bits. Rows are appended
-// in the order of creation, and the time of creation is the key's. The world
-// sees the same 122 bits as a UUIDv4 whose 60 time bits are masked with a
-// pseudorandom function of the record's kind and the 62 random bits, under a
-// key of the account. Nobody without that key can order ids or tell a time, and
-// no index is needed to get back.
+// A row key is a UUIDv7: 48 bits of milliseconds, 10 bits of microseconds within the
+// millisecond, 2 bits of counter, 62 random bits. Rows are appended in the order of
+// creation, and the key holds the time of creation. The world sees the same 122 bits as a
+// UUIDv4 whose 60 time bits are masked with a pseudorandom function of the record's kind
+// and the 62 random bits, under a key of the account. Without that key ids cannot be
+// ordered or dated, and no index is needed to get back.
 package rowkey
 
 import (
@@ -97,8 +96,8 @@ func Sequence(key uuid.UUID) uint64 {
 	return uint64(micros)<<2 | head&3
 }
 
-// After returns key, or if its Sequence is not above that of a former key, the key with
-// the same random bits that comes next after that. The zero key is before all.
+// After returns key or, if its Sequence is not above former's, the next key after former
+// with the same random bits as key. The zero key is before all.
 func After(key, former uuid.UUID) uuid.UUID {
 	sequence := Sequence(former)
 	if former == uuid.Nil || Sequence(key) > sequence {
@@ -128,8 +127,8 @@ func step(key uuid.UUID, add, carried byte) uuid.UUID {
 	return key
 }
 
-// Beside returns the row key of what belongs to two others: it has the time of the
-// first, and random bits that only the two make.
+// Beside returns the row key of a record that belongs to two others. It has the time of the
+// first, and random bits that follow from both.
 func Beside(key, other uuid.UUID) uuid.UUID {
 	for i := 8; i < len(key); i++ {
 		key[i] ^= other[i]

@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// MaxSecrets is how many secrets sign a delivery, at most.
+// MaxSecrets limits the secrets that sign a delivery.
 const MaxSecrets = 8
 
 // MaxList bounds the signatures of a delivery, in bytes of their header.
@@ -57,7 +57,7 @@ func Sign(secret []byte, id, timestamp string, body []byte) (string, error) {
 	return "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil)), nil
 }
 
-// Match reports whether the signature of a delivery is one of those that its header lists,
+// Match reports whether the signature of a delivery is in the list of its header, which is
 // separated by blanks. It takes the same time for any list of a length.
 func Match(list, signature string) bool {
 	if len(list) > MaxList {

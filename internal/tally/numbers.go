@@ -1,8 +1,8 @@
 package tally
 
-// NumbersADay returns how many different numbers may be passed in that differ in so many
-// digits alone: of those that there are, so few that guessing takes years or, where there
-// are hardly any, months. Each replica takes its part.
+// NumbersADay returns how many different numbers a caller may pass in per day that differ
+// only in so many digits. It allows so few of all such numbers that guessing takes years
+// or, where there are hardly any, months. Each replica has its share.
 func NumbersADay(unknown int, luhn bool, replicas int) int {
 	candidates := 1
 	for range unknown {

@@ -2,14 +2,14 @@ package tally
 
 import "sync"
 
-// What is reported of a day: owners who count too much flood no log, and use up no room for
-// the reports of others.
+// Bounds of a day's reports: owners who exceed their count often do not flood a log, and
+// use up no room for the reports of others.
 const (
 	maxReports    = 64      // of an owner
 	maxAllReports = 1 << 14 // of all
 )
 
-// Reports bounds what is reported of a day: each key once. The zero value is ready; it may be
+// Reports bounds the reports of a day: each key once. The zero value is ready; it may be
 // used concurrently.
 type Reports struct {
 	mu   sync.Mutex // guards the following fields

@@ -25,11 +25,11 @@ const MaxLimit = 254
 
 // A Tally counts for many owners. The zero value is ready; it may be used concurrently.
 //
-// All owners share a table. An owner who has added 65,536 values on a day goes on in a
-// table of its own, so that it does harm to nobody else, if four others have none before
-// it; and else, like an owner who comes when 65,536 others are known, in a second shared
-// one. A value is found again by 64 bits of it: of a million, one in 10^12 new values is
-// taken for one of them.
+// All owners share a table. An owner who has added 65,536 values on a day continues in a
+// table of its own, so that it does no harm to others, unless four owners have one already.
+// Then it continues in a second shared table, as does an owner who comes when 65,536 others
+// are known. A value is found again by 64 bits of it: out of a million, one in 10^12 new
+// values is mistaken for one of them.
 type Tally struct {
 	mu     sync.Mutex // guards what follows
 	day    int64
@@ -45,14 +45,13 @@ type owner struct {
 }
 
 // Take counts a value under a key, unless it was counted on that day, and reports whether
-// it may pass. It may not, and is not counted, if limit values were counted under the
-// key: from then on no value of that key passes, also none that was counted. Who has used up
-// the limit would find out else which values others have had. Key and value are keyed
-// hashes, of an owner alone. A value that has the hash of another passes; a key that has
-// counts too many.
+// it may pass. Once limit values were counted under a key, nothing more is counted or
+// passes, not even a counted value. Otherwise an owner at the limit could find out which
+// values others have had. Key and value are keyed hashes, of one owner. A value that has
+// the hash of another passes; a key that has the hash of another counts too many.
 //
-// With another day all is forgotten, except by a clock that has stepped back over
-// midnight: the day that it had reached goes on.
+// Another day clears all counts, except by a clock that has stepped back over midnight: the
+// day that it had reached continues.
 func (t *Tally) Take(day int64, of [16]byte, key uint64, value [16]byte, limit int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -105,8 +104,8 @@ func (t *Tally) Take(day int64, of [16]byte, key uint64, value [16]byte, limit i
 // takes whatever comes then.
 type table struct{ layers []*layer }
 
-// A layer is a set of values, of which one for which there is no room is forgotten, and a
-// count-min sketch of keys.
+// A layer is a set of values and a count-min sketch of keys. The set forgets a value when
+// there is no room for it.
 type layer struct {
 	values []uint64 // 0: none
 	counts []uint8  // in lines
@@ -136,7 +135,7 @@ func (t *table) count(key uint64) (n int) {
 	return n
 }
 
-// top returns the layer that takes what comes.
+// top returns the layer that takes new values.
 func (t *table) top() *layer {
 	n := len(t.layers)
 	switch {
@@ -195,7 +194,7 @@ func (l *layer) count(key uint64) uint8 {
 	return n
 }
 
-// line returns the counters among which those of a key are.
+// line returns the counters that include a key's.
 func (l *layer) line(key uint64) *[line]uint8 {
 	i := int(uint32(key>>32)%uint32(len(l.counts)/line)) * line
 	return (*[line]uint8)(l.counts[i:])

@@ -23,7 +23,7 @@ type Fields struct {
 	err     error
 }
 
-// A span is a part of data. One that ends at 0 is absent: a value follows its tag.
+// A span is a part of data. A span that ends at 0 is absent: a value follows its tag.
 type span struct{ from, to uint32 }
 
 // Bytes returns the fields that were written, appended to what To has set.
@@ -67,7 +67,7 @@ func (f *Fields) Has(tag byte, is bool) bool {
 	return is
 }
 
-// Value writes a value, or returns the one that is read, which points into the data.
+// Value writes a value, or returns the value read, which points into the data.
 func (f *Fields) Value(tag byte, value []byte) []byte {
 	if f.reading {
 		return f.value(tag)
@@ -131,7 +131,7 @@ func (f *Fields) Time(tag byte, p *time.Time) {
 	}
 }
 
-// Array is a field that holds the bytes of an array, also of one that is zero.
+// Array is a field that holds the bytes of an array, even of a zero one.
 func (f *Fields) Array(tag byte, array []byte) {
 	if !f.reading {
 		f.out = Append(f.out, tag, array)

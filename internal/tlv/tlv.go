@@ -1,4 +1,4 @@
-// Package tlv encodes what is sealed: fields as tag, length and value.
+// Package tlv encodes the plaintexts of sealed records: fields as tag, length and value.
 //
 // A field that is absent costs nothing, one with an unknown tag is skipped, and
 // a zero tag ends the data, so that a plaintext can be padded with zeros.

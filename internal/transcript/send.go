@@ -20,7 +20,7 @@ import (
 	"testing"
 )
 
-// An Answer is what came back.
+// An Answer is the response to a request.
 type Answer struct {
 	Status int
 	Header http.Header
@@ -129,7 +129,7 @@ func Encrypt(t testing.TB, session *Answer, claims, sid string) string {
 		b64.EncodeToString(sealed[12:tag]), b64.EncodeToString(sealed[tag:])}, ".")
 }
 
-// What is nowhere in an answer or a log.
+// Secrets that no answer or log may hold.
 const (
 	SecretPAN  = "4000056655665556"
 	SecretCode = "9137"
@@ -138,7 +138,7 @@ const (
 // incidental is what may hold the digits of a code by chance.
 var incidental = regexp.MustCompile(`0x[0-9a-f]+|vk_test_\w+|whsec_[\w+/=]+|[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{64}|"[0-9a-f]{32}"|"[\w-]{342}"|eyJ[\w.-]+|\d{4}-\d\d-\d\dT[0-9:.]+|[0-9.]+[nµm]?s\b`)
 
-// NoEcho checks that neither secret shows in what is answered and logged.
+// NoEcho checks that neither secret shows in answers and logs.
 func NoEcho(t testing.TB, where string, texts ...string) {
 	t.Helper()
 	for _, text := range texts {

@@ -19,11 +19,10 @@
 //	Idempotency-Replayed: true                 headers that not every answer has,
 //	{"session_id":"{id1}"}                     body
 //
-// A body may go on in more lines; a line break and the blanks after it do not
-// count. One that begins with a double quote is a Go string. {name} stands for
-// text: what it matches first, by the kind that its name begins with, is what
-// it is in the rest of the file. See kinds, and newWorld for the ones that are
-// there from the beginning. {spaces 9} is nine spaces.
+// A body may continue in more lines; a line break and the blanks after it do not count. A
+// body that begins with a double quote is a Go string. {name} stands for text: its first
+// match, of the kind that its name begins with, fixes it for the rest of the file. See
+// kinds, and newWorld for the predefined names. {spaces 9} is nine spaces.
 //
 // Every answer is checked for the headers that all have and no others. SecretCode
 // is in none, nor in the log.
@@ -170,7 +169,7 @@ func (p *player) play(t *testing.T, paragraph string) string {
 		want = withoutNull(want)
 	}
 
-	synctest.Wait() // what is due in the background is done
+	synctest.Wait() // due background work is done
 	actual := p.ask(t, h, &r, paragraph)
 	switch {
 	case p.match(t, want, actual):
@@ -384,10 +383,10 @@ func kind(t *testing.T, name string) string {
 	return ""
 }
 
-// record writes placeholders for what they stand for, and wraps long lines.
+// record replaces values with their placeholders, and wraps long lines.
 func (p *player) record(actual string) string {
 	for name, value := range p.world.values {
-		if len(value) >= 27 { // what has a kind
+		if len(value) >= 27 { // a value with a kind
 			actual = strings.ReplaceAll(actual, value, "{"+name+"}")
 		}
 	}
@@ -448,7 +447,7 @@ var common = map[string]string{
 	"X-Request-Id":           `^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`,
 }
 
-// CheckCommon checks the headers that every answer has, and those of a body.
+// CheckCommon checks the headers that every answer has, and the headers of a body.
 func CheckCommon(t testing.TB, method string, a *Answer) {
 	t.Helper()
 	for name, pattern := range common {

@@ -28,30 +28,28 @@ import (
 
 // A Setup is on what a transcript is played.
 type Setup struct {
-	// Stores are those of the replicas: all of the same records, of which there are
-	// none yet.
+	// Stores has one store for each replica. All see the same records, and are empty.
 	Stores []store.Store
 
-	// Codes are those of all replicas. One alone may have nil: its own.
+	// Codes serves all replicas. A lone replica may have nil, for its own.
 	Codes store.CodeCache
 
 	// Front returns what takes requests for replicas of a handler. If nil, there is
 	// one replica.
 	Front func(t testing.TB, replicas []http.Handler) http.Handler
 
-	// Rest, if not 0, is how long background work rests at a time during a wait that is
-	// longer: looking for it all the time takes too long on a real server.
+	// Rest, if not 0, is the pause of background work during a longer wait: constant
+	// polling takes too long on a real server.
 	Rest time.Duration
 
-	// ClientAddr is that of the replicas: see [httpapi.Options].
+	// ClientAddr goes to the replicas: see [httpapi.Options].
 	ClientAddr func(*http.Request) netip.Addr
 
-	// OmitAbsent is that of the replicas. Answers are expected without members that are
-	// null.
+	// OmitAbsent goes to the replicas. Answers are expected without members that are null.
 	OmitAbsent bool
 
-	// IgnoreUnknown is that of the replicas. Every request gets an unknown member, if it has
-	// a body that is an object, and an unknown parameter. Requests that are refused for one
+	// IgnoreUnknown goes to the replicas. Every request receives an unknown parameter and,
+	// if its body is an object, an unknown member. Requests that expect a refusal for one
 	// are left out.
 	IgnoreUnknown bool
 }
@@ -64,7 +62,7 @@ type world struct {
 	log      *log
 	opts     cardvault.Options
 	vaults   []*cardvault.Vault
-	handlers map[string]http.Handler // by what @on names
+	handlers map[string]http.Handler // by the name in @on
 	values   map[string]string       // of placeholders
 	sim      *simnet.Network         // once there is a network
 	running  []*running
@@ -106,7 +104,7 @@ func newWorld(t *testing.T, s *Setup) *world {
 		"key":        key,
 		"keyid":      principal.ID.String(),
 		"other":      text(other, 0, all...),      // a key of another account
-		"unapproved": text(unapproved, 0, all...), // of one that may not import
+		"unapproved": text(unapproved, 0, all...), // an account that may not import
 		"unscoped":   text(v, 0, cardvault.ScopeWebhooksRead),
 		"lister":     text(v, 0, cardvault.ScopeAPIKeysRead),
 		"maker":      text(v, 0, cardvault.ScopeAPIKeysWrite, cardvault.ScopeTokensRead),
@@ -304,7 +302,7 @@ func (w *world) wait(t *testing.T, d time.Duration) {
 		return
 	}
 
-	<-time.After(time.Minute) // what has been asked for is done first
+	<-time.After(time.Minute) // earlier requests are done first
 	for _, r := range w.running {
 		r.rest(t)
 	}
@@ -411,9 +409,8 @@ func (Provider) ObtainPPAN(_ context.Context, r *ppan.Request) (*ppan.Answer, er
 	}, nil
 }
 
-// A Sender is a cardvault.Sender to receivers whose URL says what they do: its path
-// is the status with which they answer, /none is no answer, and ?after=250ms how
-// long that takes.
+// A Sender is a cardvault.Sender to receivers whose URL controls their answer: its path is
+// the status, /none means no answer, and ?after=250ms delays it.
 type Sender struct{}
 
 // Check implements [cardvault.Sender].

@@ -8,11 +8,11 @@ type Trigger uint8
 
 const (
 	Requested    Trigger = iota // a caller asks for it, and the configuration allows it
-	Issued                      // the network has one that can be used
+	Issued                      // the network has a usable token
 	NotAvailable                // the network refuses by configuration
 	Refused                     // a final refusal, or transient failures used up
 	Suspended                   // by one more owner
-	Resumed                     // and nobody suspends it any longer
+	Resumed                     // and no suspension is left
 	Deleted                     // by issuer or scheme
 	Invalidated                 // the instrument is dead
 	CardChanged                 // renewed or replaced

@@ -8,11 +8,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// An Object appends a JSON object to B, for answers that no struct has the members of. Every
-// member is always present: what is absent is null. Names are written as they are.
+// An Object appends a JSON object to B, for answers that have no struct of the same
+// members. Every member is always present: an absent value is null. Names are written as
+// they are.
 type Object struct{ B []byte }
 
-// Open begins the object, or that of a member after Name.
+// Open begins the object, or an object as member after Name.
 func (o *Object) Open() { o.B = append(o.B, '{') }
 
 // Close ends the object that was opened last.

@@ -15,18 +15,18 @@ import (
 	"github.com/google/uuid"
 )
 
-// Limits of what is read.
+// Limits of the input.
 const (
-	MaxSize  = 16 << 20 // bytes of an object; those of a page of 500 tokens are under 4 MiB
+	MaxSize  = 16 << 20 // bytes of an object; a page of 500 tokens has under 4 MiB
 	MaxItems = 1000     // of a list, and members of an object
 	MaxInt   = 1<<53 - 1
 )
 
-// Read reads what Append writes into the struct that v points to. Members that it does not
-// know are ignored. What is missing or null is zero, and so are fields without a tag. null in
+// Read reads output of Append into the struct that v points to. Unknown members are
+// ignored. Missing members and null are zero, and so are fields without a tag. null in
 // place of the object changes nothing.
 //
-// An error names the member, and repeats nothing that was read. The struct is zero then.
+// An error names the member, and repeats nothing of the input. The struct is zero then.
 func Read(what string, data []byte, v any) error {
 	if string(data) == "null" {
 		return nil
@@ -229,7 +229,7 @@ func readList(value []byte, to reflect.Value) error {
 	return nil
 }
 
-// readText reads what is written as a string.
+// readText reads a JSON string.
 func (m *member) readText(value []byte, to reflect.Value) error {
 	var given quoted
 	if json.Unmarshal(value, &given) != nil || len(value) == 0 || value[0] != '"' {

@@ -70,7 +70,7 @@ type member struct {
 	inner int // in the field; -1: the field itself
 	kind  kind
 
-	absent string // what is written for zero, "" if that is a value like any
+	absent string // written for zero; "" writes zero like any value
 	idOf   int    // of a nil pointer: the field that holds the id; -1: none
 	words  [2]string
 	values []string // of an enum

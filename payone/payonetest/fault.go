@@ -125,7 +125,7 @@ func EchoText(status int) Fault {
 // EchoRaw sends the form in place of HTTP.
 func EchoRaw(w http.ResponseWriter, r *http.Request) { Raw(echo(r)+"\r\n\r\n")(w, r) }
 
-// EchoHeader sends the form as a line of the headers that is none.
+// EchoHeader sends the form as a malformed line of the headers.
 func EchoHeader(w http.ResponseWriter, r *http.Request) {
 	Raw("HTTP/1.1 200 OK\r\n"+echo(r)+"\r\n\r\n")(w, r)
 }

@@ -24,10 +24,10 @@ const maxForm = 8 << 10 // bytes
 // portalKey must be simnet.PortalKey, as it checks the hash again. The example of
 // payone.New puts them together.
 //
-// A request that is no form has an HTTP status of its own, and so has one for which
-// p fails, 500. The handler erases what it reads, and makes no string of a card
-// number or a code. What net/http keeps in the buffer of the connection until the
-// next request is the server's to care for.
+// A request without a valid form has an HTTP status of its own, and so has a request for
+// which p fails, 500. The handler erases the request, and makes no string of a card number
+// or a code. The server is responsible for the buffer of the connection, which net/http
+// keeps until the next request.
 func NewHandler(portalKey string, p ppan.Provider) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
@@ -61,7 +61,7 @@ func NewHandler(portalKey string, p ppan.Provider) http.Handler {
 
 		w.Header().Set("Content-Type", "application/json; charset=UTF-8")
 		w.Header().Set("Cache-Control", "no-store")
-		// A client that has gone gets no answer.
+		// A client that has gone receives no answer.
 		_ = json.NewEncoder(w).Encode(wire{
 			Status:             answer.Status.String(),
 			PseudoPAN:          answer.PseudoPAN.Text(),
@@ -102,7 +102,7 @@ func refused(code, message string) *ppan.Answer {
 	}
 }
 
-// check answers a form, of which it keeps nothing.
+// check answers a form, and keeps nothing of it.
 func check(r *http.Request, portalKey string, p ppan.Provider, form []byte) (*ppan.Answer, error) {
 	f, ok := parse(form)
 	if !ok {
@@ -142,7 +142,7 @@ func check(r *http.Request, portalKey string, p ppan.Provider, form []byte) (*pp
 	return p.ObtainPPAN(r.Context(), &request)
 }
 
-// A rule is that of a parameter. must is its value, if there is but one.
+// A rule checks a parameter. must is its value, if only one is allowed.
 type rule struct {
 	name, must string
 	optional   bool

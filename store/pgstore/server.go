@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A server is the PostgreSQL of a Store: connections to it, each of which was checked. All
+// A server is the PostgreSQL of a Store, and holds checked connections to it. All
 // goroutines of the Store use it.
 type server struct {
 	pool     *pgxpool.Pool

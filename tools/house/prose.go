@@ -60,7 +60,7 @@ var calque, idiom = pattern(
 	`(is|are|was|were) to be`,                                     // ist zu
 	`(is|are|was|were) of (a|an|the|this|its|it|one|another|no)`,  // ist von
 	`such (is|are|was|were|has|have|which|of)`, `(a|of|no) such,`, // solche
-	`some (seconds|minutes|hours|days|bytes|records)`, // einige
+	`some (seconds|minutes|hours|days)`, // einige
 	`(goes|go|went) with (it|them)`, `(is|are|was|were) over`,
 ), regexp.MustCompile(`(?i)\bthere\s+\w+\s+no$|\bno\s+(longer|more)$`)
 

@@ -1,5 +1,5 @@
-// Package webhooktest is the integrator's side of package webhook, for tests: a
-// [Receiver] is a webhook that keeps what it gets, and answers as badly as it is told to.
+// Package webhooktest is the integrator's side of package webhook, for tests: a [Receiver]
+// is a webhook that keeps its deliveries, and fails in any way that a test asks for.
 //
 // It is reached over loopback, at the URL of [Receiver.Start], or in memory, by the
 // sender of [NewSender]. In a bubble of testing/synctest only the latter works: a
@@ -33,8 +33,8 @@ type Delivery struct {
 	Err   error
 }
 
-// A Receiver is a webhook, on any path. It answers with status 204, but for what a
-// test asks for. Its methods may be called concurrently.
+// A Receiver is a webhook, on any path. It answers with status 204, unless a test asks
+// otherwise. Its methods may be called concurrently.
 type Receiver struct {
 	plan       *fault.Plan[Answer] // its lock guards the fields below
 	secrets    []receive.WebhookSecret
@@ -42,8 +42,8 @@ type Receiver struct {
 	arrived    chan struct{} // closed and replaced with each delivery
 }
 
-// New returns a receiver with the secrets whose signatures it accepts. [Receiver.Trust] adds
-// those that are known later. Until it has one, Delivery.Err is set.
+// New returns a receiver with the secrets whose signatures it accepts. [Receiver.Trust]
+// adds later secrets. Until it has one, Delivery.Err is set.
 func New(secrets ...receive.WebhookSecret) *Receiver {
 	return &Receiver{secrets: secrets, plan: fault.NewPlan(Status(http.StatusNoContent)), arrived: make(chan struct{})}
 }
