@@ -11,8 +11,8 @@
 //     the session is asked for. The shopper is shown its ChallengeURL meanwhile.
 //  3. Nothing after [Passed], [NotNeeded] or [Failed].
 //
-// Of the package's types, users of a vault meet [Authentication] and [Identification] in
-// its tokens.
+// Users of a vault meet only two of the package's types, in its tokens: [Authentication]
+// and [Identification].
 package idv
 
 import (
@@ -26,10 +26,10 @@ import (
 // A Provider identifies and verifies the cardholder before a card that is entered in a
 // session becomes a token.
 //
-// Methods are called concurrently, with a deadline of cardvault.Options.IDVTimeout, also
-// after the caller of the vault has left. They bound what they read and keep no
-// card data. An error says that the outcome is not known, and the vault calls again. It
-// never holds anything of what was entered: it is logged.
+// Methods are called concurrently, with a deadline of cardvault.Options.IDVTimeout, even
+// after the caller of the vault has left. They bound what they read and keep no card data.
+// An error means that the outcome is unknown, and the vault calls again. It never holds
+// anything that the shopper entered: it is logged.
 //
 // A decorator embeds the Provider that it wraps, which passes Info on. It may have the
 // method Unwrap() idv.Provider.
@@ -59,15 +59,15 @@ type Info struct {
 	SandboxOnly bool
 }
 
-// A Request is a card whose holder is to be identified.
+// A Request is a card whose holder needs to be identified.
 type Request struct {
 	IdempotencyKey string // a UUID
 	Scheme         card.Scheme
 	PAN            card.PAN
 	Expiry         card.Expiry
-	SecurityCode   card.SecurityCode // may be none
-	Name           card.Name         // may be none
-	Contact        card.Contact      // may be none
+	SecurityCode   card.SecurityCode // may be empty
+	Name           card.Name         // may be empty
+	Contact        card.Contact      // may be empty
 }
 
 // A LookupRequest asks how far an identification is.
@@ -117,7 +117,7 @@ func (s *State) UnmarshalText(text []byte) error { return enum.Read(text, s, Sta
 // after it. It never holds an authentication value.
 type Authentication struct {
 	Method          string    `wire:"method"`            // three_ds, security_code, otp or passkey
-	Status          string    `wire:"status"`            // of the transaction in EMV 3-D Secure, such as "Y": one letter; "" if there is none
+	Status          string    `wire:"status"`            // of the transaction in EMV 3-D Secure, such as "Y": one letter, or ""
 	ECI             string    `wire:"eci"`               // two digits, or ""
 	DSTransactionID string    `wire:"ds_transaction_id"` // of the directory server: a UUID, or ""
 	At              time.Time `wire:"authenticated_at"`  // in microseconds
@@ -128,8 +128,8 @@ type Authentication struct {
 type Identification uint8
 
 const (
-	// None: nobody asked to skip it, and none was made. So it is of an
-	// import, and of a session if the vault has no Provider or that found the card
+	// None: there was neither an identification nor a request to skip it. Imports have it.
+	// So do sessions if the vault has no Provider, or if the Provider found that the card
 	// needs none.
 	None Identification = iota
 	// Checked: a Provider has identified the cardholder. Authentication in the token

@@ -38,13 +38,13 @@ type Harness struct {
 	// them has begun. It may skip or fail the test that it is given, and uses its Cleanup.
 	Open func(t testing.TB) idv.Provider
 
-	// Card is one whose holder is identified, as often as it is asked for.
+	// Card can be identified any number of times.
 	Card   cardvault.Card
 	Scheme card.Scheme // of the cards
 
-	// Answer does what the shopper does with a pending identification: passes or fails it.
-	// If nil, those of Card are passed by themselves, within 10 seconds, and failures are
-	// tested with Failing alone.
+	// Answer acts as the shopper on a pending identification: it passes or fails it. If
+	// nil, Card's are passed by themselves, within 10 seconds, and failures are tested only
+	// with Failing.
 	Answer func(ctx context.Context, p idv.Provider, reference string, pass bool) error
 
 	// Failing is a card whose identification fails, without Answer. If it has no number,
@@ -206,7 +206,7 @@ func (s *suite) end(t testing.TB, p idv.Provider, got *idv.Result, pass bool) *i
 	return got
 }
 
-// check returns what is wrong with a result.
+// check returns an error for a wrong result.
 func (s *suite) check(got *idv.Result) error {
 	what := ""
 	switch {

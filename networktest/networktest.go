@@ -1,8 +1,8 @@
 // Package networktest proves that an adapter of a token service keeps the
 // contract of [network.Provider].
 //
-// The author of an adapter writes one test, against the sandbox of the service
-// or against a server of his own that answers as the service does:
+// The author of an adapter writes one test, against the sandbox of the service or against a
+// server that imitates the service:
 //
 //	func TestNetwork(t *testing.T) {
 //		networktest.Run(t, networktest.Harness{
@@ -15,9 +15,9 @@
 //		})
 //	}
 //
-// Each subtest is one rule of the contract. When it fails it tells the rule and
-// why a vault depends on it. Run the suite with -race too. It makes a few
-// hundred calls and leaves network tokens behind.
+// Each subtest is one rule of the contract. When it fails it states the rule and why a
+// vault depends on it. Run the suite with -race too. It makes a few hundred calls and
+// leaves network tokens behind.
 package networktest
 
 import (
@@ -44,25 +44,25 @@ type Harness struct {
 	// fail the test that it is given, and uses its Cleanup.
 	Open func(t testing.TB) network.Provider
 
-	// Card gets a network token that becomes active, as often as it is asked for,
-	// and also after one was deleted.
+	// Card can be provisioned any number of times, also after a deletion, and its network
+	// tokens become active.
 	Card   cardvault.Card
 	Scheme card.Scheme // of the cards
 
-	Merchant uuid.UUID // one that is enrolled; defaults to a random one
+	Merchant uuid.UUID // an enrolled one; defaults to a random one
 	Currency string    // of the payments; defaults to "EUR"
 
-	// Refused is a card that gets none, at once or after a while. If it has no
-	// number, refusals are not tested.
+	// Refused is a card that is refused, at once or after a while. If it has no number,
+	// refusals are not tested.
 	Refused cardvault.Card
 
-	// Activate makes a pending network token active. If nil, those of Card become
-	// active by themselves, within 10 seconds.
+	// Activate makes a pending network token active. If nil, Card's become active by
+	// themselves, within 10 seconds.
 	Activate func(ctx context.Context, n network.Provider, ref network.Ref) error
 }
 
-// Run checks every rule of the contract, and those of the optional interfaces
-// that the network implements.
+// Run checks every rule of the contract, including the optional interfaces that the network
+// implements.
 func Run(t *testing.T, h Harness) {
 	for _, r := range rules {
 		t.Run(r.name, func(t *testing.T) {
@@ -84,11 +84,10 @@ type rule struct {
 }
 
 const (
-	// patience is how long a call may take: the default of
-	// cardvault.Options.NetworkTimeout.
+	// patience limits a call: the default of cardvault.Options.NetworkTimeout.
 	patience = 10 * time.Second
 
-	// promptness is how soon a call ends after its context, on a busy machine.
+	// promptness limits how long a call outlasts its context, on a busy machine.
 	promptness = time.Second
 )
 
@@ -134,8 +133,8 @@ func digits(p card.PAN) (d []byte) {
 	return d
 }
 
-// key returns an idempotency key of a token: as long as they get, and like that
-// of another attempt but for its end.
+// key returns an idempotency key of a token: of the greatest length, and equal to another
+// attempt's except at its end.
 func key(token uuid.UUID, attempt int) string { return fmt.Sprintf("%s:%027d", token, attempt) }
 
 // request returns a request for the n-th network token of a token.
@@ -297,7 +296,7 @@ func (s *suite) await(done <-chan struct{}, what string) {
 // maxText is what a vault keeps of ids and codes, in bytes.
 const maxText = 255
 
-// checkToken returns what is wrong with an answer.
+// checkToken returns an error for a wrong answer.
 func checkToken(got *network.Token) error {
 	const (
 		pending  = network.Pending
@@ -338,7 +337,7 @@ func checkToken(got *network.Token) error {
 	return nil
 }
 
-// checkCryptogram returns what is wrong with an answer.
+// checkCryptogram returns an error for a wrong answer.
 func (s *suite) checkCryptogram(got *network.Cryptogram, ref network.Ref) error {
 	what := ""
 	if got == nil {
@@ -402,7 +401,7 @@ var codes = map[network.Source][]network.Code{
 	},
 }
 
-// checkRefusal returns what is wrong with the refusal of a provisioning.
+// checkRefusal returns an error unless err is a proper refusal of a provisioning.
 func checkRefusal(err error) error {
 	var e *network.Error
 	what := ""

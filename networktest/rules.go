@@ -146,7 +146,7 @@ func info(s *suite) {
 	}
 }
 
-// has reports whether the network, or one that it unwraps to, is a T.
+// has reports whether the network, or a network that it wraps, is a T.
 func has[T any](s *suite) bool {
 	_, ok := network.As[T](s.network)
 	return ok
@@ -220,7 +220,7 @@ func provisionAtOnce(s *suite) {
 	}
 }
 
-// parallel calls f n times at once and reports what it returns.
+// parallel calls f n times at once and reports its errors.
 func (s *suite) parallel(n int, f func(i int) error) {
 	s.Helper()
 	errs := make([]error, n)
@@ -392,7 +392,7 @@ func cryptogramUnknown(s *suite) {
 	s.none("an unknown ID", s.unknown()["ID"])
 }
 
-// none checks that a network token gets no cryptogram.
+// none checks that a network token has no cryptograms.
 func (s *suite) none(what string, ref network.Ref) {
 	s.Helper()
 	_, err := s.cryptogram(s.Context(), ref, key(uuid.New(), 1))
@@ -454,7 +454,7 @@ func deleteAgain(s *suite) {
 	s.gone(ref)
 }
 
-// A call is a method of the network with what is asked for.
+// A call is a method of the network with its request.
 type call struct {
 	method string
 	do     func(ctx context.Context) error
@@ -734,7 +734,7 @@ func feeder(s *suite) {
 	ctx, cancel := context.WithCancel(s.Context())
 	ended := feed(ctx)
 	ref := s.active()
-	if n, ok := network.As[network.Suspender](s.network); ok { // something to tell
+	if n, ok := network.As[network.Suspender](s.network); ok { // a change to report
 		if err := n.Suspend(ctx, ref); err != nil {
 			s.Errorf("Suspend = %v", err)
 		}
@@ -751,7 +751,7 @@ func feeder(s *suite) {
 	s.await(feed(ctx), "Feed, with a context that has ended")
 }
 
-// checkNotice returns what is wrong with a notice.
+// checkNotice returns an error for a wrong notice.
 func checkNotice(n *network.Notice) error {
 	switch {
 	case n == nil:

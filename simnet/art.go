@@ -53,8 +53,8 @@ func (n *Network) CardArt(ctx context.Context, r *network.ArtRequest) (*network.
 
 type rgb [3]float64
 
-// palettes hold the colours of each version: the card's from left to right, and
-// that of the emblem.
+// palettes hold the colours of each version: the card's from left to right, and the
+// emblem's.
 var palettes = [len(issuers)][artVersions][3]rgb{
 	card.VISA:            {{{20, 30, 105}, {32, 78, 184}, {247, 182, 0}}, {{12, 14, 34}, {56, 62, 110}, {220, 226, 240}}},
 	card.Mastercard:      {{{32, 32, 36}, {92, 40, 30}, {247, 158, 27}}, {{150, 24, 20}, {235, 110, 30}, {255, 228, 180}}},
@@ -67,8 +67,8 @@ var palettes = [len(issuers)][artVersions][3]rgb{
 
 const width, height = 480, 302
 
-// A shape tells how much of the pixel at a point it covers, 0 to 1; nothing
-// outside of its bounds.
+// A shape returns the share of the pixel at a point that it covers, 0 to 1; nothing outside
+// of its bounds.
 type shape struct {
 	bounds image.Rectangle
 	cover  func(x, y float64) float64

@@ -13,23 +13,22 @@ import (
 // here, or none that is not deleted.
 var ErrUnknownToken = errors.New("simnet: token has no network token")
 
-// A Control does what issuers and schemes do to the network token of a token, at
-// any time and without being asked. Its methods take the id of the token, as the
-// world knows it. What they do is durable when they return, and is told to the
-// vault by a notice. What means nothing in the present state, such as resuming
-// what is not suspended, does nothing.
+// A Control does what issuers and schemes do to the network token of a token, at any time
+// and unasked. Its methods take the id of the token, as the world knows it. Their effects
+// are durable when they return, and the vault is notified. A change that makes no sense in
+// the present state, such as a resumption without a suspension, does nothing.
 type Control struct{ n *Network }
 
 // Control returns the control surface of the simulator.
 func (n *Network) Control() *Control { return &Control{n} }
 
-// Suspend has the issuer suspend the network token. One that is pending stays so.
+// Suspend has the issuer suspend the network token. A pending one stays pending.
 func (c *Control) Suspend(ctx context.Context, id uuid.UUID) error {
 	return c.happen(ctx, id, network.NoticeSuspended)
 }
 
-// Resume ends what Suspend began. The network token is active again if nobody
-// else suspends it.
+// Resume ends the suspension by Suspend. The network token is active again unless another
+// owner still suspends it.
 func (c *Control) Resume(ctx context.Context, id uuid.UUID) error {
 	return c.happen(ctx, id, network.NoticeResumed)
 }
@@ -44,8 +43,8 @@ func (c *Control) Invalidate(ctx context.Context, id uuid.UUID) error {
 	return c.happen(ctx, id, network.NoticeInvalidated)
 }
 
-// Replace gives the card a new number, of which only the last four digits are
-// told, and an expiry four years later.
+// Replace gives the card a new number and an expiry four years later. The notice has only
+// the last four digits of the number.
 func (c *Control) Replace(ctx context.Context, id uuid.UUID) error {
 	return c.happen(ctx, id, network.NoticeCardReplaced)
 }
@@ -55,8 +54,8 @@ func (c *Control) Renew(ctx context.Context, id uuid.UUID) error {
 	return c.happen(ctx, id, network.NoticeCardRenewed)
 }
 
-// maxAttempts bounds how many provisionings of a token are looked at. Those whose
-// network token is deleted do not count.
+// maxAttempts bounds the provisionings of a token that are examined. Provisionings with a
+// deleted network token do not count.
 const maxAttempts = 100
 
 func (c *Control) happen(ctx context.Context, id uuid.UUID, kind network.NoticeKind) error {

@@ -12,12 +12,12 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// A sink that fails gets the notice again after a pause that doubles.
+// A sink that fails is offered the notice again after a pause that doubles.
 const (
 	firstPause, lastPause = 100 * time.Millisecond, 5 * time.Second
 
-	// unknownFor is how long a notice is offered to a vault that does not know
-	// the network token: it may not have stored it yet.
+	// unknownFor limits how long a notice is offered to a vault that does not know the
+	// network token: it may not have stored it yet.
 	unknownFor = 30 * time.Second
 )
 
@@ -70,8 +70,7 @@ func (n *Network) Feed(ctx context.Context, sink func(context.Context, *network.
 	}
 }
 
-// deliver passes the first notice of a network token to sink, and stores what
-// came of it.
+// deliver passes the first notice of a network token to sink, and stores the outcome.
 func (n *Network) deliver(ctx context.Context, r *store.Record, now int64, sink func(context.Context, *network.Notice) error) error {
 	var a attempt
 	if err := decode(r, &a); err != nil {
@@ -94,7 +93,7 @@ func (n *Network) deliver(ctx context.Context, r *store.Record, now int64, sink 
 	now = n.now()
 	done := err == nil || errors.Is(err, cardvault.ErrNotFound) && now-first.Due >= unknownFor.Microseconds()
 
-	// What was delivered is stored as such even if ctx has ended since.
+	// A delivery is stored even if ctx has ended since.
 	return n.update(context.WithoutCancel(ctx), r.ID, func(t *token) (changed bool, err error) {
 		i := slices.Index(t.Outbox, first)
 		switch {

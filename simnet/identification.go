@@ -16,7 +16,7 @@ import (
 // here.
 var ErrUnknownIdentification = errors.New("simnet: identification is not known")
 
-// An identification is one that is under way, or was. No card is kept with it.
+// An identification is under way or has ended. No card is kept with it.
 type identification struct {
 	Scheme scheme `json:"scheme"`
 	Ends   int64  `json:"ends"`            // 0 until the shopper has answered
@@ -114,8 +114,8 @@ func (c *Control) EndIdentification(ctx context.Context, reference string, passe
 	return err
 }
 
-// identification returns how far an identification is after fn, which is given it or
-// why there is none.
+// identification returns the state of an identification after fn, which receives it or the
+// reason for its absence.
 func (n *Network) identification(ctx context.Context, id uuid.UUID, fn func(store.Tx, *identification, error) error) (*idv.Result, error) {
 	var i identification
 	err := n.store.Update(ctx, func(tx store.Tx) error {
@@ -129,7 +129,7 @@ func (n *Network) identification(ctx context.Context, id uuid.UUID, fn func(stor
 	return n.result(id, &i, err)
 }
 
-// result tells how far an identification is that was read.
+// result returns the state of an identification that was read.
 func (n *Network) result(id uuid.UUID, i *identification, err error) (*idv.Result, error) {
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, ErrUnknownIdentification

@@ -18,9 +18,9 @@ import (
 const PortalKey = "secretTestKey"
 
 // PPAN returns the simulator as a provider of pseudo card numbers, which answers as the
-// test system of a provider would: see the scenarios. The hash may be that of either kind
-// of [payone.HashParameters]; with TravelCard the answer says that it is none. A card
-// always has the same pseudo card number, which begins like no scheme's.
+// test system of a provider would: see the scenarios. It accepts the hashes of both kinds
+// of [payone.HashParameters]; with TravelCard the answer says that the card is not one. A
+// card always has the same pseudo card number, which has the prefix of no scheme.
 func (n *Network) PPAN() ppan.Provider { return provider{n} }
 
 // A provider is a Network as a ppan.Provider.

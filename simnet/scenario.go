@@ -10,8 +10,8 @@ import (
 	"github.com/cardvault/cardvault/network"
 )
 
-// An issuer is how the cards and network tokens of a scheme are numbered: IIN and
-// number of digits. Ranges of network tokens are not those of test cards.
+// An issuer describes the numbers of a scheme's cards and network tokens: IIN and number of
+// digits. Ranges of network tokens differ from the ranges of test cards.
 type issuer struct {
 	slug        string
 	cards       string
@@ -43,7 +43,7 @@ func ScenarioPAN(s card.Scheme, code int) card.PAN {
 	return card.NewPAN(append(digits, iin.CheckDigit(digits)))
 }
 
-// scenarioOf returns the scenario of a card code, 0 for one that is no scenario's.
+// scenarioOf returns the scenario of a card, or 0.
 func scenarioOf(of card.Scheme, digits []byte) (code int) {
 	if !known(of) {
 		return 0
@@ -61,7 +61,7 @@ func scenarioOf(of card.Scheme, digits []byte) (code int) {
 	return code
 }
 
-// A scenario is how a test card behaves. The zero value becomes active at once.
+// A scenario is the behaviour of a test card. The zero value becomes active at once.
 type scenario struct {
 	behaviour
 	identified bool // refused unless the cardholder was identified
@@ -70,13 +70,13 @@ type scenario struct {
 
 	pending  bool
 	steps    []step
-	silent   bool // no notice tells of the steps
+	silent   bool // the steps send no notices
 	reversed bool // notices come twice, in reverse order, with the last step
 
 	cryptogram behaviour
 }
 
-// A behaviour is how a call goes wrong.
+// A behaviour is a way in which a call fails.
 type behaviour struct {
 	refused     int // how many are refused, by reason
 	reason      network.Error

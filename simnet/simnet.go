@@ -1,9 +1,9 @@
 // Package simnet simulates the token services of the card schemes, for tests
 // and sandboxes.
 //
-// A [Network] is a [network.Provider] that a vault cannot tell from a real one:
-// it answers at once or late or never, refuses, sends notices twice, in the wrong
-// order or not at all, and goes on after a restart where it was.
+// A [Network] is a [network.Provider] that looks real to a vault: it answers at once, late
+// or never, refuses, sends notices twice, in the wrong order or not at all, and continues
+// after a restart where it was.
 //
 //	sim, err := simnet.Open(ctx, "simulator", nil)
 //	v, err := cardvault.Open(ctx, "vault", keys, &cardvault.Options{
@@ -63,20 +63,21 @@
 //	081  the provider of pseudo card numbers refuses the card: INVALID
 //	082  it refuses the request: ERROR
 //
-// What a scheme does to a card that is stored already is done by [Control].
+// [Control] changes cards that are stored already, as schemes and issuers do.
 //
-// [Network.PPAN] is a [ppan.Provider]; other cards than those of 081 and
-// 082 are VALID there too. Behind the handler of package payonetest it is one that
-// is reached over HTTP. [Network.IDV] is an [idv.Provider]: only the holders of
-// cards of 070 need to be identified, see [Options].ChallengeURL.
+// [Network.PPAN] is a [ppan.Provider]; all cards except 081 and 082 are VALID there too.
+// Behind the handler of package payonetest it is reached over HTTP. [Network.IDV] is an
+// [idv.Provider]: only the holders of 070 cards need to be identified, see
+// [Options].ChallengeURL.
 //
-// # What is kept
+// # Stored data
 //
-// State is kept in a [store.Store] of the simulator's own, in the clear: of a card
-// the last four digits and the expiry, with [Options].Shared a keyed hash of the
-// number, and no number, security code or name. Numbers of network tokens and cryptograms are not kept either but
-// derived from the seed of the state. What was provisioned is kept for good, also
-// once it is deleted, so that an idempotency key never makes a second token.
+// State is kept in a [store.Store] of the simulator's own, in the clear. A card is kept as
+// the last four digits and the expiry and, with [Options].Shared, a keyed hash of the
+// number; there is no number, security code or name. Numbers of network tokens and
+// cryptograms are derived from the seed of the state, and not kept either. Provisionings
+// are kept for good, even once the network token is deleted, so that an idempotency key
+// never makes a second token.
 package simnet
 
 import (
@@ -122,9 +123,9 @@ type Options struct {
 	ChallengeURL string
 }
 
-// A Network is the simulator. Its methods may be called concurrently. It starts
-// no goroutine. Several processes may use one state if its store allows that; Feed looks
-// for what others have caused whenever something becomes due here, or on [Network.Advance].
+// A Network is the simulator. Its methods may be called concurrently. It starts no
+// goroutine. Several processes may use one state if its store allows that. Feed looks for
+// changes by others whenever something becomes due here, or on [Network.Advance].
 type Network struct {
 	store     store.Store
 	owned     bool // Close closes store
@@ -145,8 +146,8 @@ var (
 	_ network.ArtFetcher = (*Network)(nil)
 )
 
-// Kinds of records. An attempt is what came of one idempotency key, and is found
-// by the id of the token that it was for.
+// Kinds of records. An attempt is the outcome of one idempotency key, and is found by the
+// id of its token.
 const (
 	kindState          store.Kind = iota + 1
 	kindAttempt                   // its id is a keyed hash of the idempotency key
@@ -168,7 +169,7 @@ const format = 1
 // simnet.db, and makes both if they are missing. opts may be nil. Close it after
 // the vault.
 //
-// Errors: those of [boltstore.Open] and [New].
+// Errors: as for [boltstore.Open] and [New].
 func Open(ctx context.Context, dir string, opts *Options) (*Network, error) {
 	s, err := boltstore.Open(ctx, filepath.Join(dir, "simnet.db"), nil)
 	if err != nil {
@@ -185,8 +186,8 @@ func Open(ctx context.Context, dir string, opts *Options) (*Network, error) {
 // New returns a simulator that keeps its state in s, which nothing else uses and
 // which the caller closes after it. opts may be nil.
 //
-// Errors: an option that cannot be; store.ErrFormat for a state written by a later
-// version; those of s.
+// Errors: an impossible option; store.ErrFormat for a state written by a later version;
+// errors of s.
 func New(ctx context.Context, s store.Store, opts *Options) (*Network, error) {
 	if s == nil {
 		return nil, errors.New("simnet: New needs a store")
@@ -252,8 +253,8 @@ func (n *Network) Close() error {
 	return n.store.Close()
 }
 
-// Advance moves the simulator's clock ahead of time.Now by d more, which is not
-// negative, until the process ends. What becomes due by it happens at once. Slow
+// Advance moves the simulator's clock ahead of time.Now by d more, which must not be
+// negative, until the process ends. Events that become due by it happen at once. Slow
 // answers stay as slow as they are.
 func (n *Network) Advance(d time.Duration) {
 	n.ahead.Add(int64(d))
@@ -297,8 +298,8 @@ func (n *Network) Eligible(r *network.EligibilityRequest) error {
 	return nil
 }
 
-// Provision implements [network.Provider]. Repeated under the same key it tells
-// the present state, and the card as it was told first.
+// Provision implements [network.Provider]. Repeated under the same key it reports the
+// present state, and the card as first reported.
 func (n *Network) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 	if err := n.Eligible(&network.EligibilityRequest{Scheme: r.Scheme, Merchant: r.Merchant}); err != nil {
 		return nil, err
@@ -458,7 +459,7 @@ func (n *Network) countRefusal(ctx context.Context, row uuid.UUID, limit int) (c
 	return counted, err
 }
 
-// Delete implements [network.Provider]. Nothing more is told of the network token.
+// Delete implements [network.Provider]. No more notices of the network token follow.
 func (n *Network) Delete(ctx context.Context, ref network.Ref) error {
 	now := n.now()
 	err := n.updateRef(ctx, ref, func(t *token) (changed bool, err error) {
@@ -472,12 +473,12 @@ func (n *Network) Delete(ctx context.Context, ref network.Ref) error {
 	return err
 }
 
-// Suspend implements [network.Suspender]. A notice tells of it too.
+// Suspend implements [network.Suspender]. A notice reports it too.
 func (n *Network) Suspend(ctx context.Context, ref network.Ref) error {
 	return n.byCardholder(ctx, ref, network.NoticeSuspended)
 }
 
-// Resume implements [network.Suspender]. A notice tells of it too.
+// Resume implements [network.Suspender]. A notice reports it too.
 func (n *Network) Resume(ctx context.Context, ref network.Ref) error {
 	return n.byCardholder(ctx, ref, network.NoticeResumed)
 }
@@ -517,8 +518,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// card returns what is kept of the card of r, its scenario, and the id of its
-// number among those that are shared. ok is whether it can be a card.
+// card returns the stored part of the card of r, its scenario, and the id of its number
+// among shared numbers. ok reports whether it can be a card.
 func (n *Network) card(r *network.ProvisionRequest) (c numbered, code int, id uuid.UUID, ok bool) {
 	r.PAN.Expose(func(digits []byte) {
 		if ok = len(digits) >= 12 && len(digits) <= 19 && iin.Luhn(digits); !ok {
@@ -547,8 +548,8 @@ func (n *Network) mac(purpose string, parts ...[]byte) []byte {
 // row is the id of the attempt of an idempotency key.
 func (n *Network) row(key string) uuid.UUID { return uuid.UUID(n.mac("attempt", []byte(key))[:16]) }
 
-// number returns the number of a network token. Its last four digits are never
-// those of the card, whatever becomes of the card.
+// number returns the number of a network token. Its last four digits never equal the
+// card's, even after the card changes.
 func (n *Network) number(row uuid.UUID, t *token) card.PAN {
 	is := issuers[t.Scheme]
 	digits := make([]byte, is.tokenDigits)

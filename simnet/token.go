@@ -17,8 +17,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// An attempt is what came of the provisioning under one idempotency key: a
-// refusal, a network token, or one that another key has made.
+// An attempt is the outcome of the provisioning under one idempotency key: a refusal, a
+// network token, or one that another key has made.
 type attempt struct {
 	Refused bool      `json:"refused,omitzero"`
 	Of      uuid.UUID `json:"of,omitzero"` // the attempt that has made it
@@ -74,9 +74,9 @@ type numbered struct {
 	Expiry   card.Expiry `json:"expiry"`
 }
 
-// A change is what happens to a network token, and is told by a notice.
+// A change happens to a network token, and a notice reports it.
 type change struct {
-	N    int        `json:"n"` // numbers those of a network token
+	N    int        `json:"n"` // numbers the changes of a network token
 	Kind noticeKind `json:"kind"`
 	By   owner      `json:"by,omitzero"`
 	At   int64      `json:"at"`
@@ -84,14 +84,14 @@ type change struct {
 
 func (o owner) owner() network.Owner { return network.OwnerIssuer + network.Owner(o) }
 
-// A notice tells of a change from a time on.
+// A notice reports a change from a time on.
 type notice struct {
 	Due int64 `json:"due"`
 	change
 }
 
-// backlog bounds how many notices of a network token wait. The oldest are lost,
-// and what they tell is found by Lookup.
+// backlog bounds the pending notices of a network token. The oldest are dropped; Lookup
+// shows their changes.
 const backlog = 100
 
 const (
@@ -100,10 +100,10 @@ const (
 	renewYears   = 3
 )
 
-// newLastFours are those that a card which is replaced gets in turn.
+// newLastFours are the last four digits that a replaced card has in turn.
 var newLastFours = [...]string{"4242", "2424"}
 
-// newToken returns what is made of a card.
+// newToken returns the network token for a card.
 func newToken(of card.Scheme, code int, c numbered, now int64) *token {
 	t := &token{
 		Scheme: scheme(of), Scenario: code, Made: now, First: c, Card: c, Art: 1, Expiry: c.Expiry,
@@ -138,8 +138,8 @@ func after(e card.Expiry, years int) card.Expiry {
 	return card.Expiry{Month: e.Month, Year: min(e.Year+years, lastYear)}
 }
 
-// next returns a change at a time, or just after the last one: vaults drop what
-// is older than what they know.
+// next returns a change at a time, or just after the last change: vaults drop notices older
+// than their state.
 func (t *token) next(what network.NoticeKind, by network.Owner, at int64) change {
 	t.Changes++
 	return change{t.Changes, noticeKind(what), owner(by - network.OwnerIssuer), max(at, t.Last+1)}
@@ -154,7 +154,7 @@ func (t *token) settle(now int64) {
 	}
 }
 
-// happen makes a change now, tells of it, and reports whether it means something.
+// happen makes a change now, adds a notice, and reports whether the change makes sense.
 func (t *token) happen(what network.NoticeKind, by network.Owner, now int64) bool {
 	c := t.next(what, by, now)
 	if !t.apply(c) {
@@ -241,7 +241,7 @@ func (t *token) due() time.Time {
 	return time.UnixMicro(t.Outbox[0].Due)
 }
 
-// tell returns what the vault is told of a network token and its card.
+// tell returns a network token and its card as the vault sees them.
 func (t *token) tell(row uuid.UUID, c numbered) *network.Token {
 	reason := ""
 	switch {
@@ -277,7 +277,7 @@ var schemeCodes = map[network.NoticeKind]string{
 	network.NoticeInvalidated: "ACCOUNT_CLOSED",
 }
 
-// notice returns a notice as the vault gets it.
+// notice returns a notice as the vault receives it.
 func (t *token) notice(row uuid.UUID, o notice) *network.Notice {
 	what := network.NoticeKind(o.Kind)
 	m := &network.Notice{
@@ -340,7 +340,7 @@ func (n *Network) find(tx store.ReadTx, row uuid.UUID, now int64) (*held, error)
 	return nil, fmt.Errorf("simnet: %w", store.ErrDamaged)
 }
 
-// share returns the network token that a card number has, or makes it that of row
+// share returns the network token that a card number has, or assigns row's to the number
 // and returns nil.
 func (n *Network) share(tx store.Tx, cardID, row uuid.UUID, now int64) (*held, error) {
 	r, err := tx.Get(kindCard, cardID)

@@ -1,11 +1,11 @@
-// Package aggregator is an adapter to a token service: an example of how one is written and
-// proved. The service speaks JSON over HTTP, takes the number of a card once, and answers
-// with a handle for the network token that it got from the scheme.
+// Package aggregator is an adapter to a token service: an example of how to write and prove
+// one. The service speaks JSON over HTTP, takes the number of a card once, and answers with
+// a handle for the network token that the scheme has issued.
 //
 // Three things take more than translation. A card number is written into the body by hand
-// and wiped, so that no string of it stays behind. An answer that does not come is not a
-// refusal: its error is no [network.Error], and the vault asks again under the same key. And
-// nothing of an answer gets into an error, since it may repeat the request.
+// and wiped, so that no string of it stays behind. A missing answer is not a refusal: its
+// error is not a [network.Error], and the vault asks again under the same key. And no error
+// quotes an answer, since it may repeat the request.
 package aggregator
 
 import (
@@ -44,7 +44,7 @@ func New(base, key string, schemes ...card.Scheme) (*Client, error) {
 		return nil, errors.New("aggregator: base must be an https URL")
 	}
 	c := &Client{base: base, key: key, schemes: map[card.Scheme]bool{}, http: &http.Client{
-		// The card number is in the body, and goes to nobody else.
+		// The body holds the card number, which must reach no other host.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 	for _, s := range schemes {
@@ -219,8 +219,8 @@ func (b *body) Close() error {
 	return nil
 }
 
-// refusal returns what the service has refused and why. The codes are those of the vault; a
-// real service has its own, which are translated here.
+// refusal returns the service's refusal and its reason. Its codes are the vault's; a real
+// service has its own, which are translated here.
 func refusal(text []byte, h http.Header) error {
 	var a struct {
 		Code  network.Code `json:"code"`
@@ -233,6 +233,6 @@ func refusal(text []byte, h http.Header) error {
 	if source == 0 {
 		return errors.New("aggregator: refusal without a known code")
 	}
-	after, _ := strconv.Atoi(h.Get("Retry-After")) // zero if there is none
+	after, _ := strconv.Atoi(h.Get("Retry-After")) // zero if it is absent
 	return &network.Error{Source: source, Code: a.Code, Retryable: a.Retry, RetryAfter: time.Duration(max(after, 0)) * time.Second}
 }

@@ -87,8 +87,9 @@ func run(ctx context.Context, addr, sandboxFile string) error {
 	return s.serve(ctx, listener)
 }
 
-// An account is what the operator of the vault has given to the shop. Key and
-// secret stay on the server: whoever has both can pay with every card in the vault.
+// An account holds the credentials that the operator of the vault has given to the shop.
+// Key and secret stay on the server: together they are enough to pay with every card in the
+// vault.
 type account struct {
 	APIKey        string `json:"api_key"`
 	MerchantID    string `json:"merchant_id"`
@@ -116,11 +117,11 @@ type shop struct {
 // An order is one article for one shopper.
 type order struct {
 	id     string // no secret
-	cookie string // one: whoever has it may pay the order
+	cookie string // entitles its browser to pay the order
 
-	mu      sync.Mutex // held while it is paid or gets another session
+	mu      sync.Mutex // held while the order is paid or receives another session
 	session string
-	token   string // "" until it is known what came of the session
+	token   string // "" until the outcome of the session is known
 	attempt int    // of payments that were refused
 	paid    *answer
 }
@@ -134,9 +135,9 @@ func newShop(vault string, a account, log *slog.Logger) (*shop, error) {
 	return &shop{
 		account: a,
 		vault:   strings.TrimSuffix(vault, "/"),
-		// Whoever gets a script onto this page can put fields of his own in place of
-		// the vault's, so nothing inline and nobody else. Issuers that identify the
-		// cardholder on pages of their own need frame-src https: besides.
+		// A script that is injected into this page could replace the vault's fields with
+		// its own. So nothing inline is allowed, and only the two origins. Issuers that
+		// identify the cardholder on pages of their own need frame-src https: as well.
 		policy: "default-src 'none'; script-src 'self' " + origin + "; frame-src " + origin + "; style-src 'self'; connect-src 'self'; " +
 			"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 		// A redirect would take the API key along, wherever it leads.
@@ -227,7 +228,7 @@ func (s *shop) front(w http.ResponseWriter, r *http.Request) {
 	_ = page.Execute(w, map[string]string{"Vault": s.vault, "Order": o.id, "Session": o.session, "Price": priceTag}) // fails if the shopper is gone
 }
 
-// An answer is what the page is told about an order.
+// An answer reports the state of an order to the page.
 type answer struct {
 	State   string      `json:"state,omitempty"` // paid, declined, or neither yet
 	Message string      `json:"message,omitempty"`
@@ -264,7 +265,7 @@ func (s *shop) forOrder(do func(context.Context, *order) (*answer, error)) http.
 		case err == nil:
 			reply(w, http.StatusOK, a)
 		case errors.As(err, &refused) && refused.status == http.StatusNotFound:
-			// The session or the token is over.
+			// The session or the token has expired.
 			reply(w, http.StatusOK, &answer{State: "declined", Message: "It took too long. Please enter your card again.", Next: "new_session"})
 		default:
 			s.log.Error("an order waits", "order", o.id, "error", err)
@@ -279,8 +280,8 @@ func reply(w http.ResponseWriter, status int, a *answer) {
 	_ = json.NewEncoder(w).Encode(a) // the shopper is gone if this fails
 }
 
-// renew gives an order a session in which a card can be entered. The order goes
-// on: an expired session or a declined card is no reason to begin anew.
+// renew gives an order a session in which a card can be entered. The order continues: an
+// expired session or a declined card is no reason to start over.
 func (s *shop) renew(ctx context.Context, o *order) (*answer, error) {
 	if o.paid != nil {
 		return o.paid, nil
@@ -288,13 +289,13 @@ func (s *shop) renew(ctx context.Context, o *order) (*answer, error) {
 	var session struct {
 		ID string `json:"session_id"`
 	}
-	// The token has the order as its business key, whatever becomes of this process.
+	// The token has the order as its business key, even if this process dies.
 	err := s.call(ctx, "POST", "/tokens/session", rand.Text(), map[string]string{"business_key": o.id}, &session)
 	if err != nil {
 		return nil, err
 	}
-	// The page gets the id, which entitles to enter one card. The shop keeps it, to
-	// ask for itself what came of it.
+	// The page receives the id, which entitles it to enter one card. The shop keeps it, to
+	// ask for the outcome itself.
 	o.session, o.token = session.ID, ""
 	return &answer{Session: o.session}, nil
 }
@@ -327,8 +328,8 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 		Failures  [1]reason `json:"failure_details"`
 	}
 
-	// If the answer gets lost, asking again under the same key gives the same
-	// cryptogram, not a second one. After a refusal it is another attempt.
+	// If the answer is lost, a second call under the same key returns the same cryptogram,
+	// not a new one. After a refusal it is another attempt.
 	err = s.call(ctx, "POST", "/tokens/"+o.token+"/payment-data", fmt.Sprintf("%s-%d", o.id, o.attempt), map[string]any{
 		"amount": price, "currency_code": currency, "merchant_id": s.MerchantID, "reference": o.id,
 	}, &data)
@@ -375,10 +376,10 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 	return o.paid, nil
 }
 
-// findToken finds the token that came of the session of an order. It returns an answer
-// instead if there is none.
+// findToken finds the token that the session of an order has created. Without a token it
+// returns an answer instead.
 func (s *shop) findToken(ctx context.Context, o *order) (*answer, error) {
-	// If the browser named a token, it could name that of somebody else.
+	// A browser could name another shopper's token, so the session names it.
 	var session struct {
 		Status string
 		Data   struct {
@@ -400,11 +401,11 @@ func (s *shop) findToken(ctx context.Context, o *order) (*answer, error) {
 	return nil, nil
 }
 
-// acquire stands for the API of the shop's acquirer, which gets the number and
-// expiry of the network token, the cryptogram and the ECI in place of a card. Only
-// Expose gives these values: nothing that formats or logs a credential has them.
-// The reference is unique for each order: by it a real acquirer charges once, and
-// tells what became of a charge whose answer was lost. An error is a refusal.
+// acquire stands for the API of the shop's acquirer. In place of a card it receives the
+// number and expiry of the network token, the cryptogram and the ECI. Only Expose gives
+// these values: nothing that formats or logs a credential has them. The reference is unique
+// for each order: a real acquirer charges it once, and reports the outcome of a charge
+// whose answer was lost. An error is a refusal.
 func acquire(_ context.Context, _ string, _ int, c *receive.Credential) error {
 	digits := 0
 	c.Number.Expose(func(number []byte) { digits = len(number) })
@@ -478,9 +479,9 @@ func (s *shop) ready(ctx context.Context, id string) (*receive.Token, error) {
 	}
 }
 
-// register has the vault tell the shop what becomes of tokens, and returns the id of
-// the endpoint. This shop does so while it is open; a real one registers once, and
-// keeps the secret beside its API key.
+// register subscribes the shop to token events, and returns the id of the endpoint. This
+// shop subscribes while it is open; a real one registers once, and keeps the secret beside
+// its API key.
 func (s *shop) register(ctx context.Context, address string) (id string) {
 	var hook struct {
 		ID     string
@@ -506,7 +507,7 @@ func (s *shop) webhook(w http.ResponseWriter, r *http.Request) {
 	s.hook.ServeHTTP(w, r)
 }
 
-// hear takes an event, also one that came before: else it comes again.
+// hear accepts an event, even one that came before: otherwise it is sent again.
 func (s *shop) hear(_ context.Context, e *receive.Event) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -514,7 +515,7 @@ func (s *shop) hear(_ context.Context, e *receive.Event) error {
 		keep(s.heard, e.ID, true)
 		select {
 		case s.waiting[e.TokenID.String()] <- struct{}{}:
-		default: // nobody waits, or is told already
+		default: // no request waits, or it is notified already
 		}
 	}
 	return nil
@@ -541,9 +542,9 @@ func (e *refusal) Error() string {
 	return fmt.Sprintf("the vault answers %d %s: %s", e.status, e.Classifier, e.Message)
 }
 
-// call asks the vault. Where something must not happen twice it has an idempotency
-// key: then net/http asks again when a connection is lost, as it does for GET, and a
-// shopper who tries again gets what there is.
+// call sends a request to the vault. Requests that must not happen twice have an
+// idempotency key: then net/http repeats them when a connection is lost, as it does a GET.
+// A shopper who tries again receives the existing result.
 func (s *shop) call(ctx context.Context, method, path, key string, in, out any) error {
 	var body io.Reader = http.NoBody
 	if in != nil {

@@ -15,12 +15,12 @@ import (
 	"github.com/valkey-io/valkey-go"
 )
 
-// simulatorSchema is where the simulator keeps its state, beside that of the vault.
+// simulatorSchema holds the state of the simulator, beside the vault's schema.
 const simulatorSchema = "cardvault_simulator"
 
-// A backend is where replicas keep what they share.
+// A backend holds the shared state of the replicas.
 type backend struct {
-	simulator store.Store // one for all: the scheme is none of the replicas
+	simulator store.Store // shared: the scheme is outside the replicas
 
 	// open opens the store and the cache of security codes of one replica.
 	open  func(context.Context) (*opened, error)
@@ -70,7 +70,7 @@ func openBackend(ctx context.Context, c *config, log *slog.Logger) (*backend, er
 	}, nil
 }
 
-// An opener returns something with what closes it.
+// An opener returns a resource and a function that closes it.
 type opener[T any] = func(context.Context) (T, func() error, error)
 
 // inMemory opens what all replicas share, and which ends with the process.

@@ -27,7 +27,7 @@ import (
 )
 
 // leaving is how long a replica without a proxy of its own takes requests after it has
-// said that it will not, so that proxies hear of it.
+// stopped being ready, so that proxies notice.
 const leaving = time.Second
 
 // A cluster is some replicas in this process, with their proxy unless the one replica
@@ -106,7 +106,7 @@ func (cl *cluster) open(ctx context.Context) (err error) {
 // setUp makes the vault and its accounts, unless they are there, and writes the
 // credentials. A replica of others only looks: they would each make their own.
 func (cl *cluster) setUp(ctx context.Context) (err error) {
-	if cl.config.store == "memory" { // what they were for is gone
+	if cl.config.store == "memory" { // their vault no longer exists
 		if err := os.Remove(cl.file); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -151,7 +151,7 @@ func (cl *cluster) start(ctx context.Context) error {
 		return err
 	}
 	if cl.config.listen != "" {
-		// That of the other replicas: whoever has the API key may have it.
+		// The other replicas have the same: it is for holders of the API key.
 		mac := hmac.New(sha256.New, []byte(cl.credentials.Accounts[0].APIKey))
 		mac.Write([]byte("cookies of the page"))
 		cl.pageKey = hex.EncodeToString(mac.Sum(nil))
@@ -217,7 +217,7 @@ func (cl *cluster) startReplica(ctx context.Context, i int, l net.Listener) erro
 	return nil
 }
 
-// end ends the cluster with what has stopped by itself.
+// end ends the cluster with the error of a part that has stopped by itself.
 func (cl *cluster) end(err error) {
 	if errors.Is(err, http.ErrServerClosed) {
 		return
@@ -271,15 +271,15 @@ func listenAgain(ctx context.Context, addr string) (l net.Listener, err error) {
 	return nil, err
 }
 
-// leave returns when a replica gets no more requests, and those that it has had from
-// the proxy of this process are answered.
+// leave returns when a replica receives no more requests, and its requests from the proxy
+// of this process are answered.
 func (cl *cluster) leave(ctx context.Context, i int) {
 	cl.replicas[i].ready.Store(false)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if cl.proxy != nil {
 		cl.proxy.replicas[i].drain(ctx)
-		// One that was never used is taken for one that is about to be, for five seconds.
+		// For five seconds the server waits for an unused connection.
 		cl.proxy.transport.CloseIdleConnections()
 		return
 	}
@@ -289,7 +289,7 @@ func (cl *cluster) leave(ctx context.Context, i int) {
 	}
 }
 
-// close finishes what is under way and closes what was opened.
+// close finishes running requests and closes all resources.
 func (cl *cluster) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()

@@ -1,19 +1,19 @@
 // Cluster is the sandbox of examples/server on a store that several machines share:
-// replicas of one vault behind a proxy that takes them in turn. It is no way to hold
-// real cards.
+// replicas of one vault behind a proxy that takes them in turn. It is not made to hold real
+// cards.
 //
 //	go run -C examples/cluster . -store postgres://… -codes redis://…
 //		[-replicas 3] [-addr 127.0.0.1:8080] [-data ./cardvault-cluster] [-migrate=false]
 //		[-security-code-ttl 10m] [-session-ttl 15m] [-log-level info]
 //		[-origins http://127.0.0.1:8090,http://localhost:8090]
 //
-// -store memory and -codes memory need no servers and keep nothing. DATA holds the key
-// file that all replicas need, and sandbox.json, which is for their clients. What is
-// printed, and what is served, is as of examples/server. sandbox.json is made anew if its
-// keys are of another store.
+// -store memory and -codes memory need no servers and keep nothing. DATA holds the key file
+// that all replicas need, and sandbox.json, which is for their clients. Output and pages
+// are the same as in examples/server. sandbox.json is replaced if its keys belong to
+// another store.
 //
-// SIGINT and SIGTERM stop it; the second one at once. SIGHUP starts the replicas anew, one
-// after the other, while the others go on.
+// SIGINT and SIGTERM stop it; the second one at once. SIGHUP restarts the replicas, one
+// after the other, while the others continue.
 //
 // # Processes
 //
@@ -25,10 +25,11 @@
 //	cluster -proxy http://10.0.0.1:8081,http://10.0.0.2:8081 -addr :8080
 //
 // Any other proxy will do, if it asks GET /ready of a replica more often than once a
-// second. The answer is 204, or 503 from a second before the replica stops taking
-// requests. A replica takes the last address of X-Forwarded-For for that of the client:
-// a proxy must add what it sees, and nobody else may reach the replicas. The list of
-// events on the page is that of the replica which happens to answer: each has those that
+// second. The answer is 204, or 503 from a second before the replica stops taking requests.
+// A replica takes the last address of X-Forwarded-For for the client's: a proxy must append
+// the address that it sees, and only the proxy may reach the replicas. The list of events
+// on the page comes from the replica which happens to answer: each has only the events that
+// it has passed on.
 // it has passed on.
 package main
 
@@ -94,7 +95,7 @@ func main() {
 	}
 }
 
-// wrong says what is wrong with the flags.
+// wrong returns a complaint about the flags, or "".
 func (c *config) wrong() string {
 	switch {
 	case flag.NArg() > 0:

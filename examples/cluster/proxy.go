@@ -26,17 +26,17 @@ const (
 	probeEvery    = 100 * time.Millisecond
 	probeWithin   = time.Second
 
-	// readyPath is where a replica says whether it takes requests, and a proxy whether it
-	// has one that does. It is none of the API.
+	// readyPath reports whether a replica takes requests, and whether a proxy has a replica
+	// that does. It is not part of the API.
 	readyPath = "/ready"
 )
 
-// A proxy passes requests on to replicas in turn. What was not sent to one goes to the
-// next. What was sent is not sent again, whatever becomes of it, but for what net/http
-// repeats on a connection that it reuses: a GET, or a request without a body under an
-// idempotency key.
+// A proxy passes requests on to replicas in turn. A request that could not be sent to one
+// goes to the next. A request that was sent is not sent again, even if it fails. The
+// exceptions are requests that net/http repeats on a connection that it reuses: a GET, or a
+// request without a body under an idempotency key.
 //
-// It sees cards in the clear: it is no less in scope of PCI DSS than the replicas.
+// It sees cards in the clear: it is in scope of PCI DSS just like the replicas.
 type proxy struct {
 	pass      *httputil.ReverseProxy
 	log       *slog.Logger
@@ -45,8 +45,8 @@ type proxy struct {
 	transport *http.Transport
 }
 
-// newProxy returns a proxy for replicas at some URLs, of which none counts as ready.
-// dial makes its connections; nil: over TCP.
+// newProxy returns a proxy for replicas at some URLs, none of them ready yet. dial makes
+// its connections; nil: over TCP.
 func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string) (net.Conn, error), log *slog.Logger) *proxy {
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
@@ -57,7 +57,7 @@ func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string
 		ResponseHeaderTimeout: answerTimeout,
 		DisableCompression:    true,
 		MaxIdleConnsPerHost:   256,
-		IdleConnTimeout:       30 * time.Second, // shorter than that of the replicas
+		IdleConnTimeout:       30 * time.Second, // shorter than the replicas'
 	}}
 
 	for _, u := range at {
@@ -66,7 +66,7 @@ func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string
 
 	p.pass = &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
-			r.SetXForwarded() // those that a client sends, and Forwarded, are gone by now
+			r.SetXForwarded() // the client's own headers, and Forwarded, were removed before
 			r.Out.Header.Del("X-Real-Ip")
 			r.Out.Host = r.In.Host
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // also what cannot be parsed: the replica says so
@@ -85,7 +85,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !leak.RequestID(r.Header.Get("X-Request-Id")) {
-		r.Header.Set("X-Request-Id", uuid.NewString()) // what a failure tells, the replica logs
+		r.Header.Set("X-Request-Id", uuid.NewString()) // shows in failures and in the replica's log
 	}
 	r.Header.Del("Upgrade") // there is nothing to upgrade to
 	p.pass.ServeHTTP(w, r)
@@ -207,7 +207,7 @@ func closed() chan struct{} {
 	return c
 }
 
-// setReady returns what was before.
+// setReady returns the former value.
 func (u *upstream) setReady(ready bool) (before bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -243,7 +243,7 @@ func (u *upstream) release() {
 	}
 }
 
-// drain gives the replica no more requests, and waits until those that it has are
+// drain sends the replica no more requests, and waits until its running requests are
 // answered or ctx ends.
 func (u *upstream) drain(ctx context.Context) {
 	u.mu.Lock()
@@ -269,7 +269,7 @@ func (b *body) Close() error {
 
 // client returns who has sent a request to the proxy that has passed it on.
 func client(r *http.Request) netip.Addr {
-	// Other proxies than this one may keep what a client says, before what they say.
+	// Other proxies may keep the client's addresses, in front of their own.
 	chain := strings.Join(r.Header.Values("X-Forwarded-For"), ",")
 	a, err := netip.ParseAddr(strings.TrimSpace(chain[strings.LastIndexByte(chain, ',')+1:]))
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/cardvault/cardvault/httpapi"
 )
 
-// shutdownTimeout is how long what is under way may take once a replica stops.
+// shutdownTimeout limits running requests once a replica stops.
 const shutdownTimeout = 10 * time.Second
 
 // A replica is a vault on the shared store, with a server of its own.
@@ -29,14 +29,14 @@ type replica struct {
 	stopWork       context.CancelFunc
 }
 
-// vaultOn returns a vault on what was opened for it.
+// vaultOn returns a vault on the opened stores and caches.
 func vaultOn(ctx context.Context, o *opened, keys *cardvault.Keyring, around *sandbox.Sandbox) (*cardvault.Vault, error) {
 	options := around.Vault()
 	options.Codes = o.codes
 	return cardvault.New(ctx, o.store, keys, options)
 }
 
-// start starts a replica on a listener. Whatever becomes of it, the replica owns both.
+// start starts a replica on a listener. The replica owns both, even if it fails.
 func start(ctx context.Context, l net.Listener, o *opened, keys *cardvault.Keyring, around *sandbox.Sandbox, accounts []sandbox.Account, pageKey string, log *slog.Logger) (*replica, error) {
 	v, err := vaultOn(ctx, o, keys, around)
 	if err != nil {

@@ -1,9 +1,9 @@
-// Package sqlite is a store on SQLite: an example of how a backend is written and proved.
+// Package sqlite is a store on SQLite: an example of how to write and prove a backend.
 //
 // A backend is two things: rows with a few indexes, and transactions that are serializable
 // and durable. SQLite has both, so that this file holds little more than queries. It keeps
-// the whole contract of package store except for one rule on cost: a total counts the rows
-// it tells of. Keep it for vaults of some ten thousand cards.
+// the whole contract of package store except for one rule on cost: a total is counted row
+// by row. Use it for vaults of at most some ten thousand cards.
 package sqlite
 
 import (
@@ -58,8 +58,8 @@ type Store struct {
 	closed bool
 }
 
-// Open opens the store in a file, and makes the file if it is not there. Writes are on disk
-// before they are acknowledged, and what is deleted is overwritten.
+// Open opens the store in a file, and makes the file if it does not exist. Writes are on
+// disk before they are acknowledged, and deleted data is overwritten.
 func Open(ctx context.Context, path string) (*Store, error) {
 	options := url.Values{
 		"_pragma": {"busy_timeout(10000)", "journal_mode(WAL)", "synchronous(FULL)", "secure_delete(ON)"},
@@ -183,8 +183,8 @@ const (
 	listed  = "kind, id, account, parent, class, due, version, hashes, shown, x''"
 )
 
-// records runs a query for records. For one that cannot be read it takes what damaged
-// returns, if that is not nil. Without damaged it returns ErrDamaged.
+// records runs a query for records. In place of a record that cannot be read it takes the
+// result of damaged, if that is not nil. Without damaged it returns ErrDamaged.
 func (t *reader) records(damaged func(*store.Record) *store.Record, query string, args ...any) (found []*store.Record, err error) {
 	rows, err := t.tx.Query(query, args...)
 	if err != nil {

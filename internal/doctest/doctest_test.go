@@ -201,9 +201,9 @@ func TestNumbers(t *testing.T) {
 		{"account.go", "1 to 255 characters", "internal/rule", "MaxText", 255},
 		{"options.go", "MaxAPIKeyDepth = store.MaxLookups    // keys in a chain of which each has made the next: 8", "store", "MaxLookups", 8},
 		{"session.go", "the fifth fails it", "", "maxRefusals", 5},
-		{"store/valkeycodes/valkeycodes.go", "Defaults to 50\n\t// milliseconds", "store/valkeycodes", "patience", 50 * second / 1000},
-		{"store/valkeycodes/valkeycodes.go", "more\n// than 65,536 values", "store/valkeycodes", "maxErase", 65536},
-		{"store/valkeycodes/valkeycodes.go", "for 15 minutes at most", "store/valkeycodes", "eraseFor", 15 * minute},
+		{"store/valkeycodes/valkeycodes.go", "Defaults to\n\t// 50 milliseconds", "store/valkeycodes", "patience", 50 * second / 1000},
+		{"store/valkeycodes/valkeycodes.go", "Above 65,536 values", "store/valkeycodes", "maxErase", 65536},
+		{"store/valkeycodes/valkeycodes.go", "for at most 15 minutes", "store/valkeycodes", "eraseFor", 15 * minute},
 	} {
 		text := read(t, test.document)
 		if !strings.Contains(text, test.phrase) {

@@ -65,7 +65,7 @@ func accountsIn(t *testing.T, s store.Store, mode cardvault.Mode) {
 		t.Errorf("after UpdateAccount: %+v", got)
 	}
 
-	// What is not named stays.
+	// Fields that are not named stay.
 	must(v.In(b.ID).UpdateAccount(ctx, cardvault.AccountUpdate{Name: new(canary + "B"), Quotas: cardvault.QuotaUpdate{Webhooks: new(5)}}))(t)
 	b = must(v.In(b.ID).UpdateAccount(ctx, cardvault.AccountUpdate{NetworkTokensActive: new(true)}))(t)
 	if got := must(v.In(b.ID).Account(ctx))(t); !b.ImportApproved || !b.NetworkTokensActive || b.Name != canary+"B" || b.Quotas.Webhooks != 5 || !reflect.DeepEqual(got, b) {
@@ -248,7 +248,7 @@ func merchantSecrets(t *testing.T, s store.Store) {
 		t.Errorf("a new merchant has %d secrets", n)
 	}
 
-	rotate(time.Now().Add(time.Hour)) // there is none to use until then
+	rotate(time.Now().Add(time.Hour)) // unusable until then
 	state("first rotation", -1)
 	rotate(time.Time{})
 	state("second rotation", -1, cardvault.SecretOverlap)
@@ -415,7 +415,7 @@ func apiKeyCreators(t *testing.T, s store.Store) {
 	fails(t, "a revoked creator", err, cardvault.ErrNotFound)
 }
 
-// A link is a key of a chain of which each made the next.
+// A link is a key of a chain in which each key made the next.
 type link struct {
 	*cardvault.APIKey
 	text string
@@ -478,7 +478,7 @@ func apiKeyChain(t *testing.T, s store.Store) {
 		noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(gone.row); return nil }))
 	}
 
-	// A row that names other creators than the key has is no key.
+	// A row with other creators than its key is not a key.
 	for what, change := range map[string]func(*store.Record){
 		"no creator":           func(r *store.Record) { r.Lookup = r.Lookup[:1] },
 		"one creator less":     func(r *store.Record) { r.Lookup = slices.Delete(r.Lookup, 3, 4) },
@@ -494,7 +494,7 @@ func apiKeyChain(t *testing.T, s store.Store) {
 	must(v.Authenticate(ctx, last.text))(t)
 }
 
-// deleteAPIKeyBy: a key revokes itself and what is below it, and nothing else.
+// deleteAPIKeyBy: a key revokes itself and its descendants, and nothing else.
 func deleteAPIKeyBy(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	v, ctx := vaultOn(t, spy, nil), t.Context()
@@ -514,7 +514,7 @@ func deleteAPIKeyBy(t *testing.T, s store.Store) {
 
 	fails(t, "an id that is none", v.DeleteAPIKeyBy(ctx, keys[1].ID, uuid.New()), cardvault.ErrNotFound)
 
-	noError(t, v.DeleteAPIKeyBy(ctx, keys[1].ID, keys[3].ID)) // what is below what it made
+	noError(t, v.DeleteAPIKeyBy(ctx, keys[1].ID, keys[3].ID)) // descendants of its descendants
 	fails(t, "again", v.DeleteAPIKeyBy(ctx, keys[1].ID, keys[3].ID), cardvault.ErrNotFound)
 	must(v.Authenticate(ctx, keys[2].text))(t)
 	noError(t, v.DeleteAPIKeyBy(ctx, keys[1].ID, keys[1].ID)) // itself
@@ -528,7 +528,7 @@ func deleteAPIKeyBy(t *testing.T, s store.Store) {
 	}
 }
 
-// apiKeyNotAfter: whoever makes a key can bound its life.
+// apiKeyNotAfter: the maker of a key can bound its life.
 func apiKeyNotAfter(t *testing.T, s store.Store) {
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	soon, late := time.Now().Add(time.Hour).UTC().Truncate(time.Microsecond), time.Now().Add(9*time.Hour).UTC().Truncate(time.Microsecond)
@@ -576,7 +576,7 @@ func (k *keeper) Update(ctx context.Context, fn func(store.Tx) error) error {
 	})
 }
 
-// nothingInClear looks for what is secret and only known once it is made.
+// nothingInClear looks for secrets that are only known once they are made.
 func nothingInClear(t *testing.T, s store.Store) {
 	k := &keeper{Store: s}
 	v, ctx := vaultOn(t, k, nil), t.Context()

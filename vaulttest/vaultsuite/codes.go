@@ -41,8 +41,8 @@ func coded(n int, digits string) cardvault.Card {
 	return c
 }
 
-// A desk is a provider of pseudo card numbers. It tells the security code that it
-// was sent as its error code.
+// A desk is a provider of pseudo card numbers. It reports the security code of the request
+// as its error code.
 type desk struct{}
 
 func (desk) Info() ppan.Info { return ppan.Info{Name: "desk"} }
@@ -180,7 +180,7 @@ func securityCodeRepeated(t *testing.T, s store.Store) {
 	_, err := v.RefreshSession(ctx, token.ID, underKey)
 	fails(t, "refreshing under the key when the token is gone", err, cardvault.ErrNotFound)
 
-	// One that is slow does not erase what is entered after another has consumed.
+	// A slow consumer does not erase a code that is entered after another has consumed.
 	cache := &cacheSpy{CodeCache: codes.New(100, nil)}
 	v = coding(t, s, cache)
 	token = must(v.Import(ctx, coded(4, "737"), nil))(t)
@@ -263,8 +263,8 @@ func refreshCode(t *testing.T, s store.Store) {
 	fails(t, "a token that is gone", err, cardvault.ErrNotFound)
 }
 
-// refreshRace: of those that complete a session at a time one does, and its code
-// is what the vault has.
+// refreshRace: if several calls complete a session at a time one succeeds, and the vault
+// has its code.
 func refreshRace(t *testing.T, s store.Store) {
 	v, ctx := coding(t, s, nil), t.Context()
 	token := importCard(t, v, testCard(1), nil)
@@ -306,8 +306,8 @@ func refreshRace(t *testing.T, s store.Store) {
 	}
 }
 
-// sharedCodes: vaults on one store that share a cache know each other's codes,
-// and what is in it can be read by nobody else and under no other token.
+// sharedCodes: vaults on one store that share a cache know each other's codes. The content
+// of the cache is useless to anybody else and under any other token.
 func sharedCodes(t *testing.T, s store.Store) {
 	ctx := t.Context()
 	cache := &cacheSpy{CodeCache: codes.New(100, nil)}
@@ -375,7 +375,7 @@ func codesGone(t *testing.T, s store.Store) {
 		fails(t, what+": refreshing", failed, cardvault.ErrUnavailable)
 		noError(t, v.Delete(ctx, imported.ID))
 
-		// The cache still has the former code, and it is of no use.
+		// The cache still has the former code, to no avail.
 		cache.fail(nil)
 		hasCode(t, what+": afterwards", v, token.ID, "")
 		if err == nil {
@@ -467,8 +467,8 @@ func stubbornCodes(t *testing.T, s store.Store) {
 	has("tokenized and consumed", token.ID)
 }
 
-// A stubborn is a cache that keeps all it was ever given, and gives the one of an id that
-// it is told to.
+// A stubborn is a cache that keeps every value it was ever given, and returns the value of
+// an id that a test chooses.
 type stubborn struct {
 	mu     sync.Mutex
 	values map[uuid.UUID][][]byte
@@ -504,7 +504,7 @@ func (c *stubborn) Get(_ context.Context, id uuid.UUID) ([]byte, error) {
 func (c *stubborn) Delete(context.Context, uuid.UUID) error { return nil }
 func (c *stubborn) Close() error                            { return nil }
 
-// consumedUntold: what becomes of a security code changes nothing of what events tell.
+// consumedUntold: the fate of a security code does not show in events.
 func consumedUntold(t *testing.T, s store.Store) {
 	var mail mailbox
 	v, ctx := sending(t, s, &mail), t.Context()

@@ -20,8 +20,8 @@ var damageBehaviours = []behaviour{
 	{"DamagedElsewhere", damagedElsewhere},
 }
 
-// overwrite puts r in the place of old, as somebody does who can write to the
-// store. Both must be the first version.
+// overwrite puts r in the place of old, as an attacker with write access to the store can.
+// Both must be the first version.
 func overwrite(t testing.TB, s store.Store, old, r *store.Record) {
 	t.Helper()
 	noError(t, s.Update(t.Context(), func(tx store.Tx) error {
@@ -47,7 +47,7 @@ func shownDamage(r, other *store.Record) map[string]func(*store.Record) {
 	return damage
 }
 
-// tokenDamage returns changes to the row of a token, with those of two others.
+// tokenDamage returns changes to the row of a token, made from two other rows.
 func tokenDamage(row, other, foreign *store.Record) map[string]func(*store.Record) {
 	damage := shownDamage(row, other)
 	for what, change := range map[string]func(*store.Record){
@@ -122,7 +122,7 @@ func damagedToken(t *testing.T, s store.Store) {
 		}
 	}
 
-	checkListed(t, v, a, b) // what was put back is whole
+	checkListed(t, v, a, b) // the restored row is whole
 
 	// A row of the past is not the row of today.
 	must(v.Update(ctx, a.ID, cardvault.TokenUpdate{BusinessKey: &key}))(t)
@@ -130,12 +130,12 @@ func damagedToken(t *testing.T, s store.Store) {
 	past.Version = 3
 	noError(t, s.Update(ctx, func(tx store.Tx) error { tx.Put(past); return nil }))
 	fails(t, "a former row with the next version", errorOf(v.Get(ctx, a.ID)), cardvault.ErrDamaged)
-	noError(t, v.Delete(ctx, a.ID)) // what is damaged can be removed
+	noError(t, v.Delete(ctx, a.ID)) // damaged tokens can be removed
 	checkListed(t, v, b)
 }
 
-// notListed checks that a list gives all tokens that it counts except one whose row is
-// damaged. It returns the records that it names instead.
+// notListed checks that a list returns all tokens that it counts, except one with a damaged
+// row. It returns the records that the list names instead.
 func notListed(t *testing.T, what string, v *cardvault.Vault, o *cardvault.TokenListOptions, victim uuid.UUID) []cardvault.DamagedRecord {
 	t.Helper()
 	p, err := v.List(t.Context(), o)
@@ -176,8 +176,8 @@ func damaged(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	v, ctx := vaultOn(t, spy, nil), t.Context()
 
-	// Each makes two objects, and returns the row of the first, that of the
-	// second, and how the first is read.
+	// Each makes two objects, and returns the row of the first, the row of the second, and
+	// a way to read the first.
 	pair := func(create func(i int)) (row, other *store.Record) {
 		create(0)
 		row = spy.last()[0]

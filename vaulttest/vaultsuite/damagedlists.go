@@ -13,10 +13,10 @@ import (
 	"github.com/google/uuid"
 )
 
-// A listing is a list of objects of which some are damaged.
+// A listing is a list of objects, some of them damaged.
 type listing struct {
 	kind string          // as errors call it
-	rows []*store.Record // of the objects, oldest first, except those of before
+	rows []*store.Record // of the objects, oldest first, without earlier ones
 	ids  []uuid.UUID     // of all objects, oldest first
 	list func(*cardvault.ListOptions) (ids []uuid.UUID, total int64, err error)
 }
@@ -58,7 +58,7 @@ func (l *listing) fill(spy *watched, place int, create func(i int) uuid.UUID) *l
 	return l
 }
 
-// objects is how many objects of a listing can be damaged.
+// objects is the number of objects of a listing that can be damaged.
 const objects = 5
 
 // spoil checks the list while the rows of victims are damaged. The list may begin with
@@ -171,7 +171,7 @@ func ofTokens(o *cardvault.ListOptions) *cardvault.TokenListOptions {
 	return &cardvault.TokenListOptions{Limit: o.Limit, Page: o.Page, Ascending: o.Ascending, From: o.From, To: o.To}
 }
 
-// paymentsListed returns the list of payment data, and that of which the JWEs are damaged.
+// paymentsListed returns the list of payment data, and a list with damaged JWEs.
 func paymentsListed(t *testing.T, v *cardvault.Vault, spy *watched) []*listing {
 	token := usable(t, v, 1)
 	newSecret(t, v)

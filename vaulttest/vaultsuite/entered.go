@@ -54,8 +54,8 @@ func claimsOf(n int, code string) string {
 		`"security_code":"` + code + `","cardholder_name":"` + canary + `name"}`
 }
 
-// entered: what a browser enters in a session becomes a token, and what it enters
-// for a token its security code.
+// entered: a card that a browser enters in a session becomes a token, and a code that it
+// enters for a token becomes its security code.
 func entered(t *testing.T, s store.Store) {
 	v, ctx := coding(t, s, nil), t.Context()
 	browser := vaultOn(t, s, nil).In(uuid.Nil) // of another vault on the store
@@ -87,7 +87,7 @@ func entered(t *testing.T, s store.Store) {
 	_, err := browser.CompleteSession(ctx, id.ID, payload)
 	fails(t, "completing again", err, cardvault.ErrSessionCompleted)
 
-	// The payload is of no use elsewhere, also after rotations and in other vaults.
+	// The payload is of no use elsewhere, even after rotations and in other vaults.
 	noError(t, errorOf(v.RotateKeys(ctx, nil)))
 	other := must(v.CreateSession(ctx, nil))(t)
 	_, err = browser.CompleteSession(ctx, other.ID, payload)
@@ -117,8 +117,8 @@ func entered(t *testing.T, s store.Store) {
 	}
 }
 
-// enteredRace: of those that complete a session at a time one does, and of those
-// whose cards are refused all count.
+// enteredRace: if several calls complete a session at a time one succeeds, and each refused
+// card counts.
 func enteredRace(t *testing.T, s store.Store) {
 	v, ctx := coding(t, s, nil), t.Context()
 	id := must(v.CreateSession(ctx, nil))(t)
@@ -170,8 +170,8 @@ func enteredRace(t *testing.T, s store.Store) {
 	}
 }
 
-// A judge is an idv.Provider whose identifications are pending at first, and then
-// what it says.
+// A judge is an idv.Provider whose identifications are pending at first, and then have the
+// state that it says.
 type judge struct{ says idv.State }
 
 func (judge) Info() idv.Info { return idv.Info{Name: "judge"} }

@@ -29,7 +29,7 @@ var eventBehaviours = []behaviour{
 	{"EventsDamaged", eventsDamaged},
 }
 
-// A pickySink records what it takes, and refuses what refuse says.
+// A pickySink records the events that it takes, and rejects events by refuse.
 type pickySink struct {
 	vaulttest.Recorder
 	mu      sync.Mutex
@@ -47,7 +47,7 @@ func (s *pickySink) Event(ctx context.Context, e *cardvault.Event) error {
 	return s.Recorder.Event(ctx, e)
 }
 
-// set changes what is refused and returns what was, until now.
+// set changes which events are refused and returns those refused until now.
 func (s *pickySink) set(refuse func(*cardvault.Event) bool) []*cardvault.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,7 +62,7 @@ func listening(t testing.TB, s store.Store, sink cardvault.EventSink) *cardvault
 	return vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Events: sink})
 }
 
-// eventLine is what an event is checked for: of which token, what and why.
+// eventLine is the checked part of an event: token, type and reason.
 func eventLine(token *cardvault.Token, typ receive.EventType, why receive.EventReason) string {
 	return fmt.Sprint(token.ID, " ", typ, " ", why)
 }
@@ -136,7 +136,7 @@ func tokenEvents(t *testing.T, s store.Store) {
 		eventLine(tokenized, receive.TokenCreated, receive.ReasonTokenized),
 		eventLine(tokenized, receive.TokenDeleted, receive.ReasonRequested))
 
-	// What fails or changes nothing is no event.
+	// A failure, or a call that changes nothing, is not an event.
 	refuses(t, "a card that is refused", errorOf(v.Import(ctx, cardOf("4111110000000006"), nil)), "PAN luhn")
 	fails(t, "Delete of a deleted token", v.Delete(ctx, tokenized.ID), cardvault.ErrNotFound)
 	once := must(v.Import(ctx, testCard(4), importUnderKey))(t)
@@ -149,8 +149,8 @@ func tokenEvents(t *testing.T, s store.Store) {
 	}
 }
 
-// eventsUnheard: nothing is stored while nobody listens, and what was stored
-// before waits for somebody who does.
+// eventsUnheard: nothing is stored without a listener, and events stored before wait for a
+// new one.
 func eventsUnheard(t *testing.T, s store.Store) {
 	spy, ctx := &watched{Store: s}, t.Context()
 	silent := vaultOn(t, spy, nil)
@@ -209,8 +209,8 @@ func eventsOfADeletedToken(t *testing.T, s store.Store) {
 		eventLine(token, receive.TokenDeleted, receive.ReasonRequested))
 }
 
-// eventsRefused: a sink that fails gets the same event again, and the events of
-// a token in their order, while other tokens do not wait.
+// eventsRefused: a sink that fails receives the same event again, and the events of a token
+// in their order, while other tokens do not wait.
 func eventsRefused(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	var sink pickySink
@@ -293,15 +293,15 @@ func eventsRepeated(t *testing.T, s store.Store) {
 	}
 }
 
-// eventsOfTwoVaults: of those that work on one store at the same time, one passes
-// an event, and the order holds.
+// eventsOfTwoVaults: if two vaults work on one store at the same time, one passes an event,
+// and the order holds.
 func eventsOfTwoVaults(t *testing.T, s store.Store) {
 	var sink vaulttest.Recorder
 	inOrder(t, []*cardvault.Vault{listening(t, s, &sink), listening(t, s, &sink)}, sink.Events)
 }
 
 // inOrder works with tokens in two vaults on one store, which run, and checks that each
-// event arrives once, those of a token in their order.
+// event arrives once, and each token's in their order.
 func inOrder(t *testing.T, vaults []*cardvault.Vault, arrived func() []*cardvault.Event) {
 	const tokens, updates = 6, 6
 	ctx, stop := context.WithCancel(t.Context())
@@ -359,7 +359,7 @@ func inOrder(t *testing.T, vaults []*cardvault.Vault, arrived func() []*cardvaul
 	}
 }
 
-// eventOfAnExpiry: of two vaults that sweep one store, one tells of an expiry.
+// eventOfAnExpiry: if two vaults sweep one store, only one reports an expiry.
 func eventOfAnExpiry(t *testing.T, s store.Store) {
 	var sink pickySink
 	sink.set(func(e *cardvault.Event) bool { return e.Type == receive.TokenCreated })
@@ -381,8 +381,8 @@ func eventOfAnExpiry(t *testing.T, s store.Store) {
 	}
 }
 
-// eventsDamaged: an event that somebody has changed does not arrive, and keeps
-// none of another token.
+// eventsDamaged: an event that an attacker has changed does not arrive, and does not delay
+// events of another token.
 func eventsDamaged(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	var sink pickySink
@@ -427,7 +427,7 @@ func eventsDamaged(t *testing.T, s store.Store) {
 		eventLine(token, receive.TokenCreated, receive.ReasonImported),
 		eventLine(token, receive.TokenUpdated, receive.ReasonPatched))
 
-	// One that waits for another does not keep that from being settled.
+	// A waiting event can be settled while it waits.
 	sink.set(func(*cardvault.Event) bool { return true })
 	rename(t, v, token, "c")
 	rename(t, v, token, "d")

@@ -56,7 +56,8 @@ func replaying(t *testing.T, s store.Store) {
 		if same(t, "replayed", again, first); !again.Replayed {
 			t.Error("the second call is no replay")
 		}
-		// A security code is no part of the request: nobody is to find out which was right.
+		// A security code is not part of the request: replays must not reveal which was
+		// right.
 		for _, code := range []string{"7374", "737", ""} {
 			other := c
 			setCode(code)(&other)
@@ -77,7 +78,7 @@ func replaying(t *testing.T, s store.Store) {
 
 	checkListed(t, v, first)
 
-	// The result is that of the first call, whatever has happened to the token.
+	// The first call's result is returned, however the token has changed since.
 	changed := canary + "changed"
 	must(v.Update(ctx, first.ID, cardvault.TokenUpdate{BusinessKey: &changed}))(t)
 	same(t, "replayed after an update", must(v.Import(ctx, c, opts))(t), first)
@@ -235,7 +236,7 @@ func mistakes(t *testing.T, s store.Store) {
 		fails(t, "another request", err, cardvault.ErrIdempotencyKeyReused)
 	}
 
-	// What is right in between costs nothing.
+	// A right request in between costs nothing.
 	for n := range 5 {
 		noError(t, right(2, idemKey))
 		wrong(2, 2+n)
@@ -252,7 +253,7 @@ func mistakes(t *testing.T, s store.Store) {
 		t.Errorf("after five other requests the vault wrote %d times", wrote)
 	}
 
-	// It lasts, and concerns nobody else and no other key.
+	// It lasts, and affects no other caller and no other key.
 	v = vaultOn(t, spy, nil)
 	fails(t, "the right request to another vault on the store", right(2, idemKey), cardvault.ErrIdempotencyKeyReused)
 	noError(t, right(1, idemKey))
@@ -264,7 +265,7 @@ func mistakes(t *testing.T, s store.Store) {
 	must(v.CreateSession(onBehalf(ctx, 2), &cardvault.SessionOptions{IdempotencyKey: idemKey}))(t)
 	must(v.Provision(onBehalf(ctx, 2), importCard(t, v, testCard(3), nil).ID, underKey))(t)
 
-	// Nor does a token that is gone show what was right.
+	// Nor does a deleted token show which request was right.
 	noError(t, v.Delete(ctx, first.ID))
 	fails(t, "the right request for a deleted token", right(2, idemKey), cardvault.ErrIdempotencyKeyReused)
 	fails(t, "the right request for a deleted token", right(1, idemKey), cardvault.ErrNotFound)
@@ -304,7 +305,7 @@ func mistakesRace(t *testing.T, s store.Store) {
 	}
 }
 
-// While mistakes cannot be counted, nobody learns what is one.
+// While mistakes cannot be counted, no caller learns that it made one.
 func mistakesStoreFails(t *testing.T, s store.Store) {
 	full := &fullStore{Store: s}
 	v := vaultOn(t, full, nil)

@@ -16,9 +16,9 @@ import (
 type keyedCall func(ctx context.Context, v *cardvault.Vault, key string) (*keyedResult, error)
 
 type keyedResult struct {
-	made     string // tells what was made; "" if the call does not tell
+	made     string // names the result; "" if the call does not name it
 	replayed bool
-	secret   string // that is shown once; "" if there is none
+	secret   string // that is shown once; "" if the result has none
 }
 
 func keyed[T any](made T, err error, describe func(T) *keyedResult) (*keyedResult, error) {
@@ -151,8 +151,8 @@ func replayEvery(t *testing.T, s store.Store) {
 	}
 }
 
-// replayOthers: another request under a key is refused and makes nothing, and what is gone
-// comes back by no repetition.
+// replayOthers: another request under a key is refused and makes nothing, and a repetition
+// brings back nothing that was deleted.
 func replayOthers(t *testing.T, s store.Store) {
 	v, ctx := paying(t, s, new(till)), t.Context()
 	account := must(v.CreateAccount(ctx, canary, &cardvault.AccountOptions{IdempotencyKey: idemKey}))(t)
@@ -262,7 +262,7 @@ func replayUnknown(t *testing.T, s store.Store) {
 	}
 }
 
-// A deafStore does not hear what becomes of its writes while it is deaf.
+// A deafStore does not learn the outcome of its writes while it is deaf.
 type deafStore struct {
 	store.Store
 	deaf atomic.Bool

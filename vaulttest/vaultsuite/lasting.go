@@ -49,7 +49,7 @@ func (b *lastingBehaviour) run(t *testing.T, h storetest.Harness, wrap func(stor
 	})
 }
 
-// staysDeleted: what was deleted, revoked or sealed under new keys is so for the next vault.
+// staysDeleted: deletions, revocations and new keys hold for the next vault too.
 func staysDeleted(t *testing.T, s store.Store, again func() store.Store) {
 	ctx := t.Context()
 	first := vaultOn(t, s, nil)

@@ -252,8 +252,8 @@ func allTokens(t *testing.T, s store.Store, ascending bool) {
 		t.Errorf("All yields %d tokens from the page 3 of 300 on, want %d", len(late), n-600)
 	}
 
-	// Every tenth token goes: one that was seen, and one that is further ahead
-	// than any read. What is new is seen only where it is ahead.
+	// Every tenth token is deleted: one seen before, and one further ahead than any read. A
+	// new token is seen only if it is ahead.
 	gone := map[uuid.UUID]bool{}
 	var seen []uuid.UUID
 	var added []*cardvault.Token

@@ -264,7 +264,8 @@ func networkTokenShared(t *testing.T, s store.Store) {
 	fails(t, "a notice later", v.Notify(ctx, suspended(2, time.Now(), canary+"token 2")), cardvault.ErrNotFound)
 }
 
-// networkTokenDeletedMeanwhile: what comes for a token that is gone is given back.
+// networkTokenDeletedMeanwhile: a network token that arrives for a deleted token is given
+// back.
 func networkTokenDeletedMeanwhile(t *testing.T, s store.Store) {
 	n := &bureau{}
 	v, ctx := provisioning(t, s, n), t.Context()
@@ -416,7 +417,7 @@ func networkTokenDamaged(t *testing.T, s store.Store) {
 	drain(t, v)
 }
 
-// cardArt is kept once, in parts, until nobody shows it.
+// cardArt is kept once, in parts, until no token shows it.
 func cardArt(t *testing.T, s store.Store) {
 	image := slices.Concat([]byte("\x89PNG\r\n\x1a\n"), bytes.Repeat([]byte(canary), network.MaxCardArt/len(canary)-1))
 	n := &bureau{art: canary, images: map[string][]byte{canary: image}}

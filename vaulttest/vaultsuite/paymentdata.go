@@ -28,8 +28,8 @@ var paymentBehaviours = []behaviour{
 	{"ProvisionReplay", provisionReplay},
 }
 
-// A till is a network on which every card becomes active at once and every
-// examplePayment gets a cryptogram. All that it says is a canary.
+// A till is a network on which every card becomes active at once and every examplePayment
+// receives a cryptogram. Everything it returns is a canary.
 type till struct {
 	mu     sync.Mutex
 	asked  []string // idempotency keys
@@ -109,7 +109,7 @@ func pay(t testing.TB, v *cardvault.Vault, token *cardvault.Token) *cardvault.Pa
 	return must(v.RequestPaymentData(t.Context(), token.ID, examplePayment))(t)
 }
 
-// pays checks that p is a success for whoever has a secret.
+// pays checks that p is a success and opens under a secret.
 func pays(t testing.TB, p *cardvault.PaymentData, secret string) {
 	t.Helper()
 	if !p.Success || len(p.Failures) > 0 {

@@ -23,7 +23,7 @@ func exceeds(t testing.TB, what string, err error, quota string, limit int) {
 	}
 }
 
-// Each of what a quota bounds, and how an account makes one of them.
+// Everything that a quota bounds, with a function that makes one.
 var bounded = []struct {
 	quota string
 	set   func(n *int) cardvault.QuotaUpdate
@@ -133,7 +133,7 @@ func quotas(t *testing.T, s store.Store) {
 	fails(t, "an account that is none", errorOf(v.In(uuid.New()).UpdateAccount(ctx, cardvault.AccountUpdate{})), cardvault.ErrNotFound)
 }
 
-// quotaRace: however many ask at a time, an account gets what it may have and no more.
+// quotaRace: however many calls come at a time, an account gets its quota and no more.
 func quotaRace(t *testing.T, s store.Store) {
 	var mail mailbox
 	const limit = 10

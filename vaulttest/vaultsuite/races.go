@@ -146,8 +146,8 @@ func updateRace(t *testing.T, s store.Store) {
 	checkListed(t, v, token)
 }
 
-// A meddler is a store on which something else happens once, between what the
-// next call reads and what it writes.
+// A meddler is a store on which something else happens once, between the read and the write
+// of the next call.
 type meddler struct {
 	store.Store
 	meddle func()

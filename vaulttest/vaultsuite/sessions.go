@@ -142,7 +142,7 @@ func everything(t testing.TB, s store.Store, until time.Time) (n int) {
 	return n
 }
 
-// ephemeral makes a token that lives for some seconds.
+// ephemeral makes a token that lives for a few seconds.
 func ephemeral(t testing.TB, v *cardvault.Vault, n int, ttl time.Duration) *cardvault.Token {
 	t.Helper()
 	id := must(v.CreateSession(t.Context(), &cardvault.SessionOptions{TokenTTL: ttl}))(t)

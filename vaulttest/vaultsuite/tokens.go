@@ -230,7 +230,7 @@ func deleting(t *testing.T, s store.Store) {
 	}
 }
 
-// A binProvider answers what it is told to and keeps what it is asked.
+// A binProvider returns a given answer and records its requests.
 type binProvider struct {
 	bin   *network.BIN
 	err   error

@@ -258,7 +258,7 @@ func cancelled(t *testing.T, s store.Store) {
 		t.Errorf("account %+v, want %+v", got, account)
 	}
 
-	// What was not done can be done under the same key.
+	// A call that was not made can be made under the same key.
 	done := must(v.Import(t.Context(), testCard(2), &cardvault.ImportOptions{IdempotencyKey: canary + "Import"}))(t)
 	if done.Replayed {
 		t.Error("a call that was not made is replayed")
@@ -305,7 +305,7 @@ func wrongKey(t *testing.T, s store.Store) {
 	checkListed(t, vaultOn(t, spy, nil), token)
 }
 
-// A kms is a key provider that fails when it is told to. It hides nothing.
+// A kms is a key provider that fails on demand. It hides nothing.
 type kms struct {
 	key string
 	err error
@@ -364,7 +364,7 @@ func keyProvider(t *testing.T, s store.Store) {
 	checkListed(t, must(open())(t), token, another)
 }
 
-// openRace: of those that make a vault in one empty store, all get the same.
+// openRace: concurrent calls that make a vault in one empty store all get the same.
 func openRace(t *testing.T, s store.Store) {
 	var mu sync.Mutex
 	accounts := map[uuid.UUID]bool{}

@@ -26,13 +26,13 @@ import (
 	"github.com/google/uuid"
 )
 
-// Run checks that a vault behaves on a store as it is documented to: on a new store, and on
-// one that is opened again, opened twice or has lost power, as far as the harness can do that.
+// Run checks that a vault behaves on a store as it is documented to. The store is new,
+// reopened, opened twice or has lost power, as far as the harness supports that.
 //
-// It runs on the store alone and again on storetest.Twice, and watches that
-// nothing sensitive reaches the store in clear. Its subtests run in parallel;
-// together they make some thousand records, and wait some seconds for tokens to
-// lapse. With -short they run once instead of twice.
+// It runs on the store alone and again on storetest.Twice, and watches that nothing
+// sensitive reaches the store in clear. Its subtests run in parallel; together they make
+// some thousand records, and wait a few seconds for tokens to lapse. With -short they run
+// once instead of twice.
 func Run(t *testing.T, h storetest.Harness) {
 	for _, run := range []struct {
 		name string
@@ -63,8 +63,8 @@ func Run(t *testing.T, h storetest.Harness) {
 	}
 }
 
-// watch returns a store that is wrapped, looks for what no store may see, and is closed with
-// the test.
+// watch returns a wrapped store that looks for values that no store may see, and is closed
+// with the test.
 func watch(t testing.TB, s store.Store, wrap func(store.Store) store.Store) store.Store {
 	t.Helper()
 	t.Cleanup(func() {
@@ -310,7 +310,7 @@ func (s *watched) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return err
 }
 
-// last returns copies of what the last Update put.
+// last returns copies of the records of the last Update.
 func (s *watched) last() []*store.Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()

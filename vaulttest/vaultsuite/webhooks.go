@@ -30,7 +30,7 @@ var webhookBehaviours = []behaviour{
 	{"Redelivered", redelivered},
 }
 
-// A mailbox is a Sender that keeps what it takes, and refuses what refuse says.
+// A mailbox is a Sender that keeps its deliveries, and rejects deliveries by refuse.
 type mailbox struct {
 	mu      sync.Mutex
 	refuse  func(*cardvault.Delivery) bool
@@ -56,7 +56,7 @@ func (m *mailbox) Send(_ context.Context, d *cardvault.Delivery) (*cardvault.Sen
 	return &cardvault.SendResult{StatusCode: 200}, nil
 }
 
-// set changes what is refused and returns what was, until now.
+// set changes which deliveries are refused and returns those refused until now.
 func (m *mailbox) set(refuse func(*cardvault.Delivery) bool) []*cardvault.Delivery {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -93,7 +93,7 @@ func newHook(t testing.TB, v *cardvault.Vault, url string, events ...receive.Eve
 	return w
 }
 
-// sameWebhook checks that two webhooks do not differ in what is shown.
+// sameWebhook checks that two webhooks show the same.
 func sameWebhook(t testing.TB, what string, got, want *cardvault.Webhook) {
 	t.Helper()
 	if got.ID != want.ID || !got.CreatedAt.Equal(want.CreatedAt) || got.URL != want.URL || got.Description != want.Description ||
@@ -239,7 +239,7 @@ func webhookRaces(t *testing.T, s store.Store) {
 		s.Expose(keep(&got))
 	}
 
-	if len(got) != 3 || !slices.Equal(got[1:], want) { // the first is that of the creation
+	if len(got) != 3 || !slices.Equal(got[1:], want) { // the first reports the creation
 		t.Error("RotateWebhookSecret while another does: one of them does not sign")
 	}
 
@@ -349,8 +349,8 @@ func deliveryLog(t *testing.T, v *cardvault.Vault, mail *mailbox, all, some uuid
 	}
 }
 
-// deliveriesUnheard: nothing is stored while nobody listens, and what was stored waits
-// for a vault that can send.
+// deliveriesUnheard: nothing is stored without a receiver, and stored deliveries wait for a
+// vault that can send.
 func deliveriesUnheard(t *testing.T, s store.Store) {
 	spy, ctx := &watched{Store: s}, t.Context()
 	var mail mailbox
@@ -378,7 +378,7 @@ func deliveriesUnheard(t *testing.T, s store.Store) {
 	rename(t, silent, token, "b")
 	stores("an update in a vault that cannot send", 3) // token, delivery, queue
 	rename(t, silent, token, "c")
-	stores("another update", 3) // token, what the first tells, delivery
+	stores("another update", 3) // token, the state of the first delivery, delivery
 	_, err := silent.CreateWebhook(ctx, receiver, nil)
 	fails(t, "registering where nothing is sent", err, cardvault.ErrNotEnabled)
 	noError(t, silent.Drain(ctx))
@@ -394,7 +394,7 @@ func deliveriesUnheard(t *testing.T, s store.Store) {
 	}
 }
 
-// deliveriesRefused: a webhook that fails gets the same event again, and the events of
+// deliveriesRefused: a webhook that fails receives the same event again, and the events of
 // a token in their order, while other tokens do not wait.
 func deliveriesRefused(t *testing.T, s store.Store) {
 	var mail mailbox
@@ -458,7 +458,7 @@ func deliveriesOfADeletedToken(t *testing.T, s store.Store) {
 	mail.set(func(*cardvault.Delivery) bool { return true })
 	token := importCard(t, v, testCard(1), nil)
 	rename(t, v, token, "a")
-	noError(t, v.Drain(ctx)) // one is to be sent again, the other waits for it
+	noError(t, v.Drain(ctx)) // one waits for its next attempt, the other for the first
 	rename(t, v, token, "b")
 	mail.set(nil)
 	noError(t, v.Delete(ctx, token.ID))
@@ -470,8 +470,8 @@ func deliveriesOfADeletedToken(t *testing.T, s store.Store) {
 	}
 }
 
-// deliveriesOfTwoVaults: of those that work on one store at the same time, one sends
-// an event, and the order holds.
+// deliveriesOfTwoVaults: if two vaults work on one store at the same time, one sends an
+// event, and the order holds.
 func deliveriesOfTwoVaults(t *testing.T, s store.Store) {
 	var mail mailbox
 	vaults := []*cardvault.Vault{sending(t, s, &mail), sending(t, s, &mail)}
@@ -485,7 +485,7 @@ func deliveriesOfADeletedWebhook(t *testing.T, s store.Store) {
 	var mail mailbox
 	v, ctx := sending(t, spy, &mail), t.Context()
 	first, second := newHook(t, v, receiver+"1"), newHook(t, v, receiver+"2", receive.TokenCreated)
-	var put []*store.Record // what is stored of events
+	var put []*store.Record // stored records of events
 	for i := range 3 {
 		token := importCard(t, v, testCard(i), nil)
 		put = append(put, spy.last()[1:]...)
@@ -516,7 +516,7 @@ func deliveriesOfADeletedWebhook(t *testing.T, s store.Store) {
 	noError(t, v.DeleteWebhook(ctx, first.ID))
 	noError(t, v.Drain(ctx))
 
-	// What is left are the deliveries of the creations, what they tell, and the queue.
+	// The deliveries of the creations, their token states, and the queue are left.
 	if n := left(); n != 3+3+1 {
 		t.Errorf("%d records are left when one webhook is deleted, want 7: by kind %v", n, kinds)
 	}
@@ -527,14 +527,14 @@ func deliveriesOfADeletedWebhook(t *testing.T, s store.Store) {
 	noError(t, v.DeleteWebhook(ctx, second.ID))
 	noError(t, v.Drain(ctx))
 
-	// What is left are states of tokens that are kept for another week.
+	// Only states of tokens are left, which are kept for another week.
 	if n := left(); n != 3 {
 		t.Errorf("%d records are left when all webhooks are deleted, want 3: by kind %v", n, kinds)
 	}
 }
 
-// deliveriesDamaged: what somebody has changed is not sent, and keeps nothing of
-// another token or webhook.
+// deliveriesDamaged: a delivery that an attacker has changed is not sent, and does not
+// delay those for another token or webhook.
 func deliveriesDamaged(t *testing.T, s store.Store) {
 	spy := &watched{Store: s}
 	var mail mailbox
@@ -542,8 +542,8 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 	newHook(t, v, receiver)
 	importCard(t, v, testCard(0), nil)
 
-	// The queue is due by now: what is put are the token and its delivery, then the token,
-	// what the delivery tells of it, and another.
+	// The queue is due by now. So the records put are the token and its delivery, then the
+	// token, the delivery's token state, and another delivery.
 	changed := func(n int) (delivery, past *store.Record) {
 		token := importCard(t, v, testCard(n), nil)
 		delivery = spy.last()[1]
@@ -559,7 +559,7 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 	noError(t, v.Drain(ctx))
 	taken++
 
-	// put makes a delivery that is to be sent of a given row.
+	// put makes a pending delivery of a given row.
 	put := func(delivery *store.Record) {
 		noError(t, s.Update(ctx, func(tx store.Tx) error {
 			tx.Delete(delivery.Kind, delivery.ID)

@@ -1,4 +1,4 @@
-// Package orders is a shop with a database of its own beside that of a vault. A row of an order
+// Package orders is a shop with a database of its own beside the vault's. A row of an order
 // and a token share no transaction, and need none:
 //
 //  1. The order comes first: [Shop.Order] inserts it.
@@ -17,8 +17,8 @@
 //	at the end of 3  an event that was not taken: it comes again and writes the same
 //	during 4       a placed order whose token would expire: [Shop.Recover] goes on
 //
-// What nobody comes back for expires: the token goes, and its event takes it out of the order.
-// A sink gets the events of all accounts, and takes only those of the shop: another account
+// Unfinished work expires: the token is deleted, and its event takes it out of the order. A
+// sink receives the events of all accounts, and handles only the shop's: another account
 // may use the id of an order as a business key.
 package orders
 
@@ -35,13 +35,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Provisional is how long the card of an order is kept that is not placed.
+// Provisional limits how long the card of an unplaced order is kept.
 const Provisional = time.Hour
 
 // provider marks the tokens whose business keys are ids of orders.
 const provider = "orders"
 
-// Schema makes the table of the orders, if there is none.
+// Schema makes the table of the orders, unless it exists.
 const Schema = `CREATE TABLE IF NOT EXISTS orders (
 	id       uuid PRIMARY KEY,
 	cents    bigint NOT NULL,
@@ -55,7 +55,7 @@ const Schema = `CREATE TABLE IF NOT EXISTS orders (
 var ErrNoCard = errors.New("orders: order has no card")
 
 // A Sink writes tokens into the rows of their orders. It is made before the vault, as its
-// Options.Events, and gets its Account before Vault.Run or Vault.Drain is called.
+// Options.Events, and its Account is set before Vault.Run or Vault.Drain is called.
 type Sink struct {
 	DB      *pgxpool.Pool
 	Account uuid.UUID // of the shop, from Vault.Account: the events of others change nothing
@@ -78,7 +78,7 @@ func (s *Sink) Event(ctx context.Context, e *cardvault.Event) error {
 	}
 	order, err := uuid.Parse(e.Token.BusinessKey)
 	if err != nil {
-		return nil // it would be no order's if it came again
+		return nil // a repetition would find no order either
 	}
 	_, err = s.DB.Exec(ctx, `UPDATE orders SET token = $1, sequence = $2 WHERE id = $3 AND sequence < $2 AND NOT placed`,
 		e.TokenID, int64(e.Sequence), order)
@@ -107,7 +107,7 @@ func (s *Shop) TakeCard(ctx context.Context, order uuid.UUID, attempt int, c car
 }
 
 // Session makes a session in which a browser enters the card of an order. It needs no
-// idempotency key: a session that nobody uses ends by itself.
+// idempotency key: an unused session expires by itself.
 func (s *Shop) Session(ctx context.Context, order uuid.UUID) (*cardvault.CreatedSession, error) {
 	return s.Vault.CreateSession(ctx, &cardvault.SessionOptions{BusinessKey: order.String(), ImportProvider: provider, TokenTTL: Provisional})
 }
@@ -121,7 +121,7 @@ func (s *Shop) Place(ctx context.Context, order uuid.UUID) error {
 	return s.keep(ctx, order, token)
 }
 
-// place writes that an order is placed: what is meant comes before what is done.
+// place records that an order is placed: the intention is stored before the act.
 func (s *Shop) place(ctx context.Context, order uuid.UUID) (token uuid.UUID, err error) {
 	err = s.DB.QueryRow(ctx, `UPDATE orders SET placed = true WHERE id = $1 AND token IS NOT NULL RETURNING token`, order).Scan(&token)
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -148,7 +148,7 @@ func (b *Credentials) Write(file string) error {
 
 // Announce prints how to use the sandbox whose credentials are in a file: lines for a shell
 // in another terminal, which end with an open cryptogram. They read keys and secrets from
-// the file: what is printed is often kept, as the log of a container.
+// the file, because output is often stored, as in the log of a container.
 func (b *Credentials) Announce(w io.Writer, file string) {
 	lines := fromFile(file)
 	fmt.Fprintf(w, `Cardvault sandbox on %[1]s, with its reference on %[1]s/reference

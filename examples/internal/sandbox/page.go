@@ -37,10 +37,10 @@ import (
 // A page is the sandbox for people: GET /, the reference at GET /reference, and what both
 // call below /sandbox/.
 //
-// Below /sandbox/api/ are the REST surface and the simulator, for one account. The
-// cookie that comes with a page, another for each visit, stands for an API key there, one
-// that cannot make others. Keys and secrets stay in this process, but for the signing
-// secret of a webhook, which is shown to who registers it. Who can load the page can use it.
+// Below /sandbox/api/ are the REST surface and the simulator, for one account. The cookie
+// that comes with a page, another for each visit, stands for an API key there that cannot
+// make other keys. Keys and secrets stay in this process, except the signing secret of a
+// webhook, which is shown to its creator. Any browser that can load the page can use it.
 type page struct {
 	vault   *cardvault.Vault // in the account of the page
 	account uuid.UUID
@@ -48,7 +48,7 @@ type page struct {
 	told    *events
 	log     *slog.Logger
 	policy  string      // Content-Security-Policy
-	cookie  http.Cookie // but for its value
+	cookie  http.Cookie // except its value
 	visits  visits
 	mux     http.ServeMux
 }
@@ -152,16 +152,16 @@ func pageFile(files fs.FS, name string) http.HandlerFunc {
 	}
 }
 
-// foreign reports whether a host is a name other than localhost: one that was made
-// to lead here, so that a page of somebody else could read this one.
+// foreign reports whether a host is a name other than localhost: a name that leads here, so
+// that another site's page could read this one.
 func foreign(host string) bool {
 	name := (&url.URL{Host: host}).Hostname()
 	_, err := netip.ParseAddr(name)
 	return err != nil && name != "localhost"
 }
 
-// sameOrigin reports whether a request may come from the page. That the cookie is
-// SameSite is not enough: a shop on another port is of the same site.
+// sameOrigin reports whether a request may come from the page. SameSite on the cookie is
+// not enough: a shop on another port has the same site.
 func sameOrigin(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "", "same-origin", "none":
@@ -208,11 +208,11 @@ func (p *page) knows(r *http.Request) bool {
 	return err == nil && p.visits.know(cookie.Value)
 }
 
-// visits is a key under which the cookies of visits are made. None is kept, so that there
-// may be any number, and replicas that share the key know those of each other.
+// visits is a key under which the cookies of visits are made. No cookie is stored, so there
+// may be any number, and replicas that share the key accept each other's.
 type visits string
 
-// visitTime is how long a visit lasts.
+// visitTime limits a visit.
 const visitTime = 8 * time.Hour
 
 // A cookie is when its visit ends, in seconds of Unix time, random bytes, and a MAC of both.
@@ -229,7 +229,7 @@ func (v visits) begin() string {
 	return base64.RawURLEncoding.EncodeToString(append(b, v.mac(b)...))
 }
 
-// know reports whether a cookie is of a visit that has not ended.
+// know reports whether a cookie belongs to a visit that has not ended.
 func (v visits) know(cookie string) bool {
 	b, err := base64.RawURLEncoding.Strict().DecodeString(cookie)
 	if err != nil || len(b) != visitEnd+visitRandom+sha256.Size {
@@ -286,8 +286,8 @@ const maxLive = 50
 
 var tooManyTokens = &failure{422, "VALIDATION_FAILED", fmt.Sprintf("The query may name %d tokens.", maxLive), "", ""}
 
-// live answers what the page cannot tell from the list of tokens: until when the
-// vault has the security codes of some, and events after one of them.
+// live answers questions that the list of tokens leaves open: until when the vault has the
+// security codes of some, and events after one of them.
 func (p *page) live(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	if len(query["token"]) > maxLive {
@@ -297,7 +297,7 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 
 	codes := map[uuid.UUID]time.Time{}
 	for _, token := range query["token"] {
-		id, _ := parseID(token) // zero, which no token has, if it is none
+		id, _ := parseID(token) // if malformed, zero, which no token has
 		status, err := p.vault.SecurityCodeStatus(r.Context(), id)
 		if err != nil && !errors.Is(err, cardvault.ErrNotFound) {
 			p.log.Error("page", "error", err)
@@ -309,7 +309,7 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 
-	after, _ := strconv.Atoi(query.Get("after")) // all of them, if it is no number
+	after, _ := strconv.Atoi(query.Get("after")) // if malformed, all of them
 	reply(w, struct {
 		Codes  map[uuid.UUID]time.Time `json:"security_codes"`
 		Events []event                 `json:"events"`
@@ -388,7 +388,7 @@ type event struct {
 	Status    string              `json:"network_token_status,omitempty"`
 }
 
-// maxEvents is how many events are kept.
+// maxEvents limits the kept events.
 const maxEvents = 200
 
 // events are the latest of all accounts, in memory. The zero value is ready.
@@ -427,7 +427,7 @@ func (e *events) since(account uuid.UUID, number int) []event {
 	return since
 }
 
-// A testCard is one of the simulator, with what becomes of it.
+// A testCard is one of the simulator, with its outcome.
 type testCard struct {
 	scheme   card.Scheme // VISA if it is zero
 	scenario int

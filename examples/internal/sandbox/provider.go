@@ -49,7 +49,7 @@ func startProvider(network *simnet.Network, log *slog.Logger) (*provider, error)
 	return p, nil
 }
 
-// Close ends what is under way.
+// Close ends running calls.
 func (p *provider) Close() error {
 	p.Client.Close()
 	return p.server.Close()

@@ -1,6 +1,7 @@
-// Package sandbox is what the sandbox programs have in common: a vault's simulated
-// network and payment provider, accounts to try it, and its REST surface with a page
-// for people and with what schemes and shoppers do. It is no way to hold real cards.
+// Package sandbox is the common part of the sandbox programs. It has a vault's simulated
+// network and payment provider, and accounts to try it. Its REST surface comes with a page
+// for people, and with controls for schemes and shoppers. It is not made to hold real
+// cards.
 package sandbox
 
 import (
@@ -19,8 +20,8 @@ import (
 	"github.com/cardvault/cardvault/webhook"
 )
 
-// NetworkTimeout leaves time for the slowest scenario that succeeds, 2 s, and
-// shows soon what becomes of those that do not.
+// NetworkTimeout leaves time for the slowest scenario that succeeds, 2 s, and fails the
+// slower ones soon.
 const NetworkTimeout = 3 * time.Second
 
 // Shops are the origins at which examples/checkout runs.
@@ -47,7 +48,7 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// A Sandbox is what is around a vault. Replicas of the vault share one.
+// A Sandbox surrounds a vault. Replicas of the vault share one.
 type Sandbox struct {
 	opts     Options
 	provider *provider
@@ -64,7 +65,7 @@ func New(o Options) (*Sandbox, error) {
 	return &Sandbox{o, p, webhook.New(&webhook.Options{AllowPrivateTargets: true}), new(events)}, nil
 }
 
-// Close ends what is under way with the payment provider and with webhooks.
+// Close ends running calls to the payment provider and to webhooks.
 func (s *Sandbox) Close() error {
 	s.sender.Close()
 	return s.provider.Close()
@@ -124,8 +125,8 @@ func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, key string) (h
 	}), nil
 }
 
-// Server returns a server with limits for what it receives. Let it serve
-// [httpapi.Erasing] of a listener.
+// Server returns a server with limits for requests. Let it serve [httpapi.Erasing] of a
+// listener.
 func Server(h http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           h,

@@ -67,7 +67,7 @@ func (s *simulator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.write(w)
 }
 
-// act checks a request in the order of the REST surface and does what it asks for.
+// act checks a request in the order of the REST surface and performs it.
 func (s *simulator) act(r *http.Request) error {
 	path, ok := strings.CutPrefix(r.URL.Path, "/simulator/tokens/")
 	token, action, _ := strings.Cut(path, "/")
@@ -84,16 +84,16 @@ func (s *simulator) act(r *http.Request) error {
 		return err
 	}
 
-	id, _ := parseID(token) // zero, which no token has, if it is none
+	id, _ := parseID(token) // if malformed, zero, which no token has
 	if _, err := s.vault.In(p.Account.ID).Get(r.Context(), id); err != nil {
 		return err
 	}
 	return do(r.Context(), id)
 }
 
-// challenges are the pages on which shoppers confirm or refuse an identification:
-// GET and POST /simulator/identifications/{reference}. Any shop may frame them. Whoever
-// has the reference may answer.
+// challenges are the pages on which shoppers confirm or refuse an identification: GET and
+// POST /simulator/identifications/{reference}. Any shop may frame them. The reference is
+// enough to answer.
 type challenges struct {
 	network *simnet.Network
 	log     *slog.Logger
@@ -118,7 +118,7 @@ func (c *challenges) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'self'")
 	h.Set("Cross-Origin-Embedder-Policy", "require-corp") // for pages that demand it
 	h.Set("Cross-Origin-Resource-Policy", "cross-origin")
-	h.Set("Referrer-Policy", "same-origin") // the form tells its origin
+	h.Set("Referrer-Policy", "same-origin") // the form needs its origin
 	h.Set("X-Content-Type-Options", "nosniff")
 	switch {
 	case foreign(r.Host):
@@ -176,7 +176,7 @@ func parseID(s string) (uuid.UUID, bool) {
 	return id, true
 }
 
-// A failure has the form of those of the REST surface.
+// A failure has the form of the REST surface's.
 type failure struct {
 	Status     int    `json:"status,string"`
 	Classifier string `json:"classifier"`

@@ -99,9 +99,8 @@ type Token map[string]any
 // ID returns its id.
 func (k Token) ID() string { return k["id"].(string) }
 
-// State returns what becomes of a token in one line, such as "failed declined":
-// the status of the network token with the code of its reason, and "invalid" of
-// an invalid token.
+// State returns the state of a token in one line, such as "failed declined": the status of
+// the network token with the code of its reason, and "invalid" for an invalid token.
 func (k Token) State() string {
 	s, _ := k["network_token_status"].(string)
 	if reason, ok := k["network_token_status_reason"].(map[string]any); ok {
@@ -126,11 +125,11 @@ func (p *Program) Get(t *testing.T, id string) Token {
 	return p.Want(t, 200, p.Accounts[0].APIKey, "GET", "/tokens/"+id, "")
 }
 
-// Patience is how long a sandbox may take for something that is on its way: as long as
-// the slowest machine needs.
+// Patience limits how long a sandbox may take for pending work: as long as the slowest
+// machine needs.
 const Patience = 5 * time.Minute
 
-// await looks ten times a second until there is what it looks for.
+// await calls look ten times a second until it reports success.
 func await(t *testing.T, what string, look func() bool) {
 	t.Helper()
 	tick := time.NewTicker(100 * time.Millisecond)
@@ -163,7 +162,7 @@ func (p *Program) Follow(t *testing.T, k Token, course ...string) Token {
 	return k
 }
 
-// Until reads a token until a member is no longer what it was.
+// Until reads a token until a member has changed.
 func (p *Program) Until(t *testing.T, k Token, member string) Token {
 	t.Helper()
 	now := k
