@@ -70,9 +70,9 @@ func (c *checkedCall) end(err error) error {
 	return err
 }
 
-// Update waits for a moment after a conflict when there have been many and no write: each
-// is that of somebody who was faster, or of a store that names wrong versions. So nobody
-// spins on that, and whoever tries again does so until ctx has ended.
+// Update waits for a moment after a conflict when there have been many without a write.
+// Each means that another process was faster, or that a store names wrong versions. So no
+// caller spins, and a caller that retries does so until ctx has ended.
 func (s *checkedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 	c := checkedCalls.Get().(*checkedCall)
 	c.tx.s, c.writes = s, fn
@@ -118,9 +118,9 @@ func (tx checkedReadTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error
 	return r, err
 }
 
-// List fails for a page of which anything cannot be right: it is shown as a whole. Only two
-// sorts of records do not, because whoever writes a row can make it one of them: the list
-// comes with ErrDamaged beside it then. A record that names another account or parent is
+// List fails for a page with anything wrong in it, because a page is shown as a whole. Two
+// sorts of records are exceptions, because any writer of a row can produce them. The list
+// then comes with ErrDamaged beside it. A record that names another account or parent is
 // Foreign there, and a record that cannot be read shows nothing.
 func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 	list, err := tx.tx.List(q)
@@ -173,8 +173,8 @@ func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 // known of it except where the list goes on.
 func Foreign(r *store.Record) bool { return r.Kind == 0 }
 
-// Lookup returns the records that have the hash, and ErrDamaged beside them if there
-// were others: what is damaged keeps no other record from being found.
+// Lookup returns the records that have the hash, and ErrDamaged beside them if there were
+// others: a damaged record does not keep others from being found.
 func (tx checkedReadTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
 	found, err := tx.tx.Lookup(kind, hash, limit)
 	return tx.sift(found, err, "records by a hash that they do not have", limit,
@@ -231,8 +231,8 @@ func (tx checkedReadTx) Children(parent uuid.UUID, limit int) ([]store.Key, erro
 
 func (tx checkedReadTx) Empty() (bool, error) { return tx.tx.Empty() }
 
-// sift returns those of an answer that fulfil the question, each once. The error is
-// ErrDamaged if that are not all of them, or if they are too many or out of order.
+// sift returns the records of an answer that match the question, each once. The error is
+// ErrDamaged if some do not, or if they are too many or out of order.
 func (tx checkedReadTx) sift(found []*store.Record, err error, what string, limit int, is func(*store.Record) bool, ordered func(a, b *store.Record) bool) ([]*store.Record, error) {
 	if err != nil && !errors.Is(err, store.ErrDamaged) {
 		return nil, err

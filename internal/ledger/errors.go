@@ -32,8 +32,8 @@ var (
 // error is not an outcome, and neither is store.ErrConflict.
 var ErrAgain = errors.New("cardvault: the store has changed meanwhile")
 
-// translations lists the errors of a store and of package seal with the error that a
-// caller of the vault gets. The first match counts.
+// translations maps the errors of a store and of package seal to the errors that a caller
+// of the vault sees. The first match counts.
 var translations = []struct{ from, to error }{
 	{store.ErrNotFound, ErrNotFound},
 	{store.ErrClosed, ErrClosed},
@@ -70,7 +70,7 @@ func Translate(err error) error {
 	return err
 }
 
-// A Damage names a stored record that is not what was written. It wraps ErrDamaged.
+// A Damage names a stored record that differs from the record written. It wraps ErrDamaged.
 type Damage struct {
 	Kind string    // as Config.Names calls it
 	ID   uuid.UUID // as calls print it; zero if they print none
@@ -95,8 +95,8 @@ type Name struct {
 	Printed store.Kind // under which calls print the ids of these records; 0: they print none
 }
 
-// Named lets ErrDamaged say which record is damaged, unless it already does. Other errors
-// stay as they are. The id is that of the account which the record names.
+// Named adds to ErrDamaged which record is damaged, unless it already names one. Other
+// errors stay as they are. The error has the id of the account that the record names.
 func (l *Ledger) Named(r *store.Record, err error) error {
 	if err == nil || !errors.Is(err, ErrDamaged) || errors.As(err, new(*Damage)) {
 		return err
@@ -108,8 +108,8 @@ func (l *Ledger) Named(r *store.Record, err error) error {
 	return d
 }
 
-// An unnamed error is that of a record which a transaction could not read. Its id is not
-// known there, where nothing is encrypted.
+// An unnamed error reports a record which a transaction could not read. Its id is not known
+// there, where nothing is encrypted.
 type unnamed struct {
 	error
 	of store.Record
@@ -125,8 +125,8 @@ func (a Account) unnamed(kind store.Kind, row uuid.UUID, err error) error {
 	return &unnamed{err, store.Record{Kind: kind, ID: row, Account: a.ID}}
 }
 
-// outcome returns the error of a transaction as one of the vault's. Of a record that could
-// not be read in it the error names kind and id.
+// outcome returns the error of a transaction as one of the vault's. If a record could not
+// be read in it, the error names kind and id.
 func (l *Ledger) outcome(err error) error {
 	err = Translate(err)
 	var u *unnamed
@@ -142,7 +142,7 @@ func (l *Ledger) damage(kind store.Kind, err error) *Damage {
 	return &Damage{Kind: name, ofRow: kind != KindMeta, err: err}
 }
 
-// namedMost is how many records the text of an error names.
+// namedMost bounds the records that the text of an error names.
 const namedMost = 5
 
 // damages are the errors of several records.

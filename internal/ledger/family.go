@@ -78,8 +78,8 @@ func (l *Ledger) Stands(tx store.ReadTx, kind store.Kind, row uuid.UUID) (bool, 
 }
 
 // DeleteFamily deletes a record and those that belong to it. If these are too many for one
-// transaction it writes left, the job that erases the rest, and returns true. Of records
-// that it has made it deletes those that are in made: see Made.
+// transaction it writes left, the job that erases the rest, and returns true. It deletes
+// only those records made by row that are in made: see Made.
 func (l *Ledger) DeleteFamily(tx store.Tx, kind store.Kind, row uuid.UUID, left *store.Record, made map[uuid.UUID]Glimpse) (large bool, err error) {
 	tx.Delete(kind, row)
 	most := FamilyRows
@@ -107,9 +107,9 @@ func (l *Ledger) DeleteSome(tx store.Tx, kind store.Kind, row uuid.UUID, most in
 	return deleted == len(below) && !unread, deleted, nil
 }
 
-// Made reads at most so many of the records that each of some records has made; nothing if
-// their kind makes none. Such a record says itself which one has made it, and that is not
-// believed in a transaction, where nothing is opened.
+// Made reads at most so many of the records that each of the given rows has made; nothing
+// if their kind makes none. Such a record itself names its maker, and a transaction does
+// not trust that, since nothing is opened there.
 func (l *Ledger) Made(ctx context.Context, kind store.Kind, most int, rows ...uuid.UUID) (map[uuid.UUID]Glimpse, error) {
 	hash := l.config.Families[kind].Made
 	if hash == nil {
@@ -126,9 +126,9 @@ func (l *Ledger) Made(ctx context.Context, kind store.Kind, most int, rows ...uu
 	return made, nil
 }
 
-// FamilyOf returns the keys of at most limit records that belong to one, and whether there
-// may be more: those that it has made and that are not in made. It leaves out records that
-// cannot be read, and records of a kind that cannot belong to it.
+// FamilyOf returns the keys of at most limit records that belong to a record, and whether
+// there may be more: records that it has made and that are not in made. It leaves out
+// records that cannot be read, and records of a kind that cannot belong to it.
 func (l *Ledger) FamilyOf(tx store.ReadTx, kind store.Kind, row uuid.UUID, limit int, made map[uuid.UUID]Glimpse) (keys []store.Key, unread bool, err error) {
 	if hash := l.config.Families[kind].Made; hash != nil {
 		found, err := tx.Lookup(kind, hash(row), limit)

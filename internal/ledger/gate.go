@@ -8,14 +8,14 @@ import (
 	"github.com/google/uuid"
 )
 
-// gateWidth is how many Updates of a vault are at its store at a time: two groups of
-// those that commit in groups of 256, so that the next is there when one is done.
+// gateWidth bounds the concurrent Updates of a vault at its store: two groups, for stores
+// that commit in groups of 256, so that the next is ready when one is done.
 const gateWidth = 512
 
-// A lane is where writes wait for their turn: those of an account, apart from those by
-// which it takes something away, and apart from both those that end rights. What erases a
-// card does not stand behind what a stolen key floods the vault with, and what ends that key
-// not behind what it erases. Zero is the account of what belongs to the whole vault.
+// A lane is a queue of writes. An account has one for its ordinary writes, one for its
+// deletions, and one for ending rights. So the erasure of a card does not wait behind a
+// flood from a stolen key, and the revocation of that key does not wait behind erasures.
+// The zero account stands for the records of the whole vault.
 type lane struct {
 	account uuid.UUID
 	urgency urgency
@@ -114,8 +114,8 @@ func (g *gate) remove(q *queueAtGate, place *list.Element) *atGate {
 	return w
 }
 
-// close ends the waiting of all calls with ErrClosed. Jobs that are under way may still
-// store what they came to, if the store is open.
+// close ends all waiting calls with ErrClosed. Running jobs may still store their results,
+// if the store is open.
 func (g *gate) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -19,8 +19,8 @@ type Wrapper interface {
 	Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error)
 }
 
-// metaTries bounds how often the keyring is read or written again because it is not what
-// it was a moment ago. Each try calls the key provider twice at most.
+// metaTries bounds how often the keyring is read or written again because it has changed in
+// between. Each try calls the key provider twice at most.
 const metaTries = 3
 
 // Load reads the keys of the vault, or makes a vault if the store is empty: first returns
@@ -217,11 +217,11 @@ type unwrapping struct {
 	err    error
 }
 
-// unwrapPause is how long no keyring is unwrapped after a failure.
+// unwrapPause is the pause before the next attempt to unwrap a keyring after a failure.
 const unwrapPause = time.Second
 
 // ours returns ErrDamaged if the store does not have the account that was made with the
-// keyring: then the keyring is that of another vault, in the place of its own.
+// keyring: then another vault's keyring has taken its place.
 func (l *Ledger) ours(ctx context.Context) error {
 	_, err := l.In(uuid.Nil).Get(ctx, KindAccount, l.First)
 	if errors.Is(err, ErrNotFound) {
@@ -356,10 +356,10 @@ func (a Account) RotateKeys(ctx context.Context, also func(store.Tx) error) erro
 	return fmt.Errorf("%w: the keyring cannot be replaced: look who writes into the store", ErrDamaged)
 }
 
-// Seals are granted in blocks, so that counting them costs no write each. A
-// crash loses what is left of a block: never too few are counted. The limits
-// are those of NIST SP 800-38D for random nonces, with half of it as reserve.
-// They count all keys derived from a master key together.
+// Seals are granted in blocks, so that counting them costs no write each. A crash loses the
+// rest of a block: never too few are counted. The limits follow NIST SP 800-38D for random
+// nonces, with half of them as reserve. They count all keys derived from a master key
+// together.
 const (
 	grantBlock  = 1 << 16
 	rotateAfter = 1 << 31

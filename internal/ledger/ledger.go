@@ -73,7 +73,7 @@ func New(c Config) *Ledger {
 	}
 }
 
-// Close makes later calls return ErrClosed, and those that wait at the gate. It reports
+// Close makes later calls return ErrClosed, and the calls that wait at the gate. It reports
 // whether this is the first call. The store stays open.
 func (l *Ledger) Close() bool {
 	if l.closed.Swap(true) {
@@ -116,8 +116,8 @@ func (a Account) Mask(kind store.Kind, row uuid.UUID) uuid.UUID {
 	return rowkey.Mask(a.Box.PRF(a.ID), uint8(kind), row)
 }
 
-// Unmask returns the row key of an id, or zero for one that this account
-// almost surely never issued.
+// Unmask returns the row key of an id, or zero for an id that this account almost surely
+// never issued.
 func (a Account) Unmask(kind store.Kind, id uuid.UUID) uuid.UUID {
 	row := rowkey.Unmask(a.Box.PRF(a.ID), uint8(kind), id)
 	if id.Version() != 4 || id.Variant() != uuid.RFC4122 || !rowkey.Plausible(row, FirstTime, LastTime) {

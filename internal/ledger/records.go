@@ -103,8 +103,8 @@ func (a Account) List(ctx context.Context, q *store.Query, also ...func(store.Re
 	return list, nil
 }
 
-// Siblings answers a query for records of one parent, which may be missing: whoever uses
-// one of the records looks at that.
+// Siblings answers a query for records of one parent, which may be missing: users of a
+// record check that.
 func (l *Ledger) Siblings(ctx context.Context, q *store.Query) (list *store.List, err error) {
 	err = l.View(ctx, func(tx store.ReadTx) (err error) {
 		list, err = tx.List(q)

@@ -65,7 +65,7 @@ func (a Account) Put(ctx context.Context, op Operation, object uuid.UUID, r *sto
 	})
 }
 
-// Wrote tells Config.Wrote how a write has ended.
+// Wrote reports the outcome of a write to Config.Wrote.
 func (a Account) Wrote(ctx context.Context, op Operation, object uuid.UUID, err error) {
 	a.config.Wrote(ctx, op, a.ID, object, err)
 }

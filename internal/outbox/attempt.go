@@ -50,9 +50,9 @@ type prospect struct {
 // attempt sends an event and stores the result, unless the delivery has to wait. It returns
 // the deliveries to attempt next.
 //
-// An unordered one is attempted again before a later one of its token, beside its
+// An unordered delivery is attempted again before a later one of its token, outside its
 // schedule: after a webhook was down, events arrive in their order all the same. The sink
-// is promised the pauses, and gets no attempt beside them.
+// is promised the pauses, and has no attempts outside them.
 func (s *shift) attempt(ctx context.Context, of *share, p *pending, failed map[uuid.UUID]bool) ([]*pending, error) {
 	of.slots <- struct{}{}
 	s.slots <- struct{}{}
@@ -159,7 +159,7 @@ func (s *shift) yield(ctx context.Context, p *pending, head *store.Record, to *R
 		return []*pending{p}, nil
 	case err != nil:
 		return nil, err
-	case first.Class == Held: // by one that cannot be read
+	case first.Class == Held: // by an unreadable one
 		ready, err := s.outbox.releaseFirst(ctx, s.rows, s.damaged, s.orderedHash(p))
 		return append(ready, p), err
 	case first.Class == Retried && first.Last.Before(to.Since) && !failed[head.ID]:
@@ -241,8 +241,9 @@ func (s *shift) missed(tx store.ReadTx, p *pending) (*store.Record, error) {
 	return r, nil
 }
 
-// judge notes what a reply says of the whole webhook, and returns why it is to be
-// disabled. One event that fails does not end its patience: tries is how often it has.
+// judge notes the consequences of a reply for the whole webhook, and returns the reason to
+// disable it, if there is one. One failing event does not end its patience: tries counts
+// the event's attempts.
 func (s *shift) judge(to *Receiver, a *Reply, tries uint64) (why string) {
 	at := ledger.Now()
 	s.mu.Lock()
@@ -271,9 +272,9 @@ func (s *shift) judge(to *Receiver, a *Reply, tries uint64) (why string) {
 	return ""
 }
 
-// leaveAlone notes that a version of the webhook wants a pause, for as long as it says or
-// a little longer each time. Several attempts may end so: the longest pause counts, except
-// that of a former version. It is called with s.mu.
+// leaveAlone notes that a version of the webhook wants a pause, for as long as it says or a
+// little longer each time. Several attempts may end so: the longest pause counts, except a
+// pause of a former version. It is called with s.mu.
 func (s *shift) leaveAlone(at time.Time, wants time.Duration, version uint64) {
 	if version > s.pausedBy {
 		s.pause = time.Time{}

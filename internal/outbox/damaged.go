@@ -69,8 +69,8 @@ func (u *unread) add(r *store.Record) {
 	u.versions[r.ID] = r.Version
 }
 
-// count returns how many records are remembered, after it has forgotten those that are to be
-// looked at again.
+// count returns the number of remembered records. After unreadTime it drops them all, for
+// another look.
 func (u *unread) count() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -80,11 +80,11 @@ func (u *unread) count() int {
 	return len(u.versions)
 }
 
-// damagedMost is how many deliveries that cannot be read are looked past in a transaction.
+// damagedMost bounds the unreadable deliveries that a transaction passes over.
 const damagedMost = 1024
 
-// firstWith returns the first delivery with a hash, except one with an id and those that
-// are damaged. It returns nil if there is none.
+// firstWith returns the first delivery with a hash, or nil. It skips the delivery with the
+// id except, and damaged ones.
 func firstWith(tx store.ReadTx, hash []byte, except uuid.UUID, damaged *recordSet) (*store.Record, error) {
 	known := damaged.all()
 	line, err := tx.Lookup(KindDelivery, hash, min(len(known), damagedMost)+2)

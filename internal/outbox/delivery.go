@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// deliveryRetention is how long a delivery that has ended stays in the log, and can be
+// deliveryRetention limits how long an ended delivery stays in the log, where it can be
 // made again.
 const deliveryRetention = 7 * 24 * time.Hour
 
@@ -31,7 +31,7 @@ const (
 	deliveryUnordered
 	deliveryReason
 	deliveryThrottled
-	deliveryAccount // if the record is of the whole vault
+	deliveryAccount // if the record belongs to the whole vault
 	deliveryFormer
 )
 
@@ -86,7 +86,7 @@ func decodeDelivery(plain []byte) (*Delivery, error) {
 	return d, ledger.ReadError(&r)
 }
 
-// A pending delivery is a record of one with what it holds.
+// A pending delivery is its record and the content of that.
 type pending struct {
 	rec *store.Record
 	Delivery
@@ -122,8 +122,8 @@ func (o *Outbox) openDelivery(ctx context.Context, r *store.Record) (*pending, e
 // EventOf returns the row key of the event of a delivery.
 func EventOf(r *store.Record) uuid.UUID { return rowkey.Beside(r.ID, Beside(r.Parent)) }
 
-// sealDelivery sets every column that follows from a delivery. One that is ready at
-// once is not found by its token: those are listed in their order, and most deliveries
+// sealDelivery sets every column that follows from a delivery. A delivery that is ready at
+// once cannot be found by its token: such deliveries are listed in their order, and most
 // cost no entry of a random key.
 func (o *Outbox) sealDelivery(r *store.Record, d *Delivery) error {
 	r.Class, r.Due = d.Class, d.Due
@@ -135,9 +135,9 @@ func (o *Outbox) sealDelivery(r *store.Record, d *Delivery) error {
 	return o.ledger.SealShown(r, d.encode(r.Account))
 }
 
-// tokenHash returns the hash of those deliveries of a token, in the queue with a row key,
-// that have failed or wait for one that has: of those that hold back later ones, or of
-// those that are unordered.
+// tokenHash returns the hash of a token's deliveries, in the queue with a row key, that
+// have failed or wait for a failed one. Ordered deliveries, which hold back later ones, and
+// unordered ones have different hashes.
 func (o *Outbox) tokenHash(account, row, token uuid.UUID, unordered bool) []byte {
 	purpose := "deliveries"
 	if unordered {
@@ -157,7 +157,7 @@ func newDelivery(rows ledger.Account, receiver, event uuid.UUID) *store.Record {
 	return r
 }
 
-// present returns a record, nil if there is none.
+// present returns a record, or nil if it is absent.
 func present(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	r, err := tx.Get(kind, id)
 	if errors.Is(err, store.ErrNotFound) {
@@ -166,7 +166,7 @@ func present(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, err
 	return r, err
 }
 
-// before reports whether the event of a was before that of b.
+// before reports whether a's event came before b's.
 func before(a, b *store.Record) bool { return precedes(a.ID, b.ID) }
 
 // precedes reports whether a row key comes before another.

@@ -8,7 +8,7 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// An erasure is a delivery that has ended and is to be erased. Its fields belong to the
+// An erasure is an ended delivery that waits to be erased. Its fields belong to the
 // goroutine that has a place in shift.erasing.
 type erasure struct {
 	rec    *store.Record
@@ -18,7 +18,7 @@ type erasure struct {
 	err    error
 }
 
-// erase erases a delivery, in one write with those of other tokens that come meanwhile. It
+// erase erases a delivery, in one write with concurrent erasures for other tokens. It
 // returns false if settle has to look closer: another delivery is held back by this one, or
 // this one has changed.
 func (s *shift) erase(ctx context.Context, p *pending) (ok bool, err error) {

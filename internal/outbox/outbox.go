@@ -5,9 +5,9 @@
 //	 ├ Parcel  the records that are written with one event
 //	 └ shift   the time in which this process alone sends the deliveries of one queue
 //
-// A delivery is one event on its way to one receiver. [Delivery] is its state, of which one
-// pure function says what follows what. Each receiver has a queue, a record that is due
-// when there is something to send, and whose children are the deliveries.
+// A delivery is one event on its way to one receiver. [Delivery] is its state, and one pure
+// function decides each next state. Each receiver has a queue, a record that is due when
+// there is something to send, and whose children are the deliveries.
 //
 // The sink is one more receiver. Its queue belongs to the whole vault, and so do the
 // deliveries in it: one shift passes on the events of all accounts. The sink has no log: a
@@ -26,15 +26,15 @@ import (
 	"github.com/google/uuid"
 )
 
-// Kinds of records of which an outbox knows. A number is never given a second meaning.
+// Kinds of records that an outbox uses. A number is never given a second meaning.
 const (
 	KindToken     store.Kind = 5
 	KindEvent     store.Kind = 17 // the id of an event, which has no record
 	KindWebhook   store.Kind = 20
-	KindQueue     store.Kind = 21 // what is to be sent to a webhook; its children are the deliveries
+	KindQueue     store.Kind = 21 // pending events of a webhook; its children are the deliveries
 	KindDelivery  store.Kind = 22 // of an event to a receiver; child of its queue
 	KindPast      store.Kind = 23 // the state of a token at an event that has deliveries, if it has changed since; its child
-	KindSinkQueue store.Kind = 27 // what is to be passed to the sink; its children are deliveries
+	KindSinkQueue store.Kind = 27 // pending events of the sink; its children are deliveries
 )
 
 // Deleted is the type of the event after which there is no token.
@@ -138,7 +138,7 @@ func (o *Outbox) Sweeps() []jobs.Sweep {
 	}
 }
 
-// Kinds returns the background work that is done job by job: sending what is in a queue.
+// Kinds returns the background work that runs job by job: sending from a queue.
 func (o *Outbox) Kinds() []jobs.Kind {
 	const longest = shiftTime + SendTimeout + 15*time.Second
 	sinks, hooks := 0, 0
@@ -160,8 +160,8 @@ var sinkQueue = uuid.UUID{15: 2}
 // sinkRow stands for the sink where webhooks have a row key.
 var sinkRow = Beside(sinkQueue)
 
-// queueKind returns the kind of the record of a queue. That of the sink is claimed by vaults
-// that have one, whether they have a Sender for webhooks or not.
+// queueKind returns the kind of the record of a queue. The sink's queue is claimed by
+// vaults that have a sink, whether they have a Sender for webhooks or not.
 func queueKind(row uuid.UUID) store.Kind {
 	if row == sinkQueue {
 		return KindSinkQueue

@@ -141,7 +141,7 @@ func (p *Parcel) Put(tx store.Tx) error {
 
 	for _, r := range p.records {
 		if r.Kind == KindPast {
-			// Somebody who has put back the token's former record may have left one.
+			// A token whose former record was put back may have left one.
 			switch _, err := tx.Get(KindPast, r.ID); {
 			case err == nil:
 				continue
@@ -154,7 +154,7 @@ func (p *Parcel) Put(tx store.Tx) error {
 	return p.queues.put(tx, p.outbox)
 }
 
-// Written tells Run of an event that was stored.
+// Written notifies Run of a stored event.
 func (p *Parcel) Written() {
 	p.outbox.jobs.Due(p.records...)
 	p.queues.written(p.outbox)
@@ -165,12 +165,12 @@ type Bundle struct {
 	outbox  *Outbox
 	parcels []*Parcel // nil for an event that cannot be reported
 	woken   map[uuid.UUID]bool
-	put     []int // of parcels, those that were put
+	put     []int // indexes of the parcels that were put
 	queues  wakings
 	rows    int // of the parcels that were put
 }
 
-// Bundle returns a bundle of parcels, of which a few may be nil.
+// Bundle returns a bundle of parcels, some of which may be nil.
 func (o *Outbox) Bundle(parcels []*Parcel) *Bundle { return &Bundle{outbox: o, parcels: parcels} }
 
 // Begin forgets the parcels that were put in a transaction that begins again.
@@ -216,7 +216,7 @@ func (b *Bundle) Put(tx store.Tx, i int) (bool, error) {
 // Rows returns how many rows Put has written.
 func (b *Bundle) Rows() int { return b.rows }
 
-// Written tells Run of the events that were stored.
+// Written notifies Run of the stored events.
 func (b *Bundle) Written() {
 	for _, i := range b.put {
 		b.outbox.jobs.Due(b.parcels[i].records...)

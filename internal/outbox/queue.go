@@ -11,8 +11,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// A queue is due when something is to be sent to a webhook, or to the sink. The process
-// that has claimed it sends, alone.
+// A queue is due when an event waits for a webhook, or for the sink. The process that has
+// claimed it sends, alone.
 type queue struct {
 	failing time.Time // of the first failure since the last success; zero: none
 	failed  time.Time // when an attempt last failed
@@ -62,8 +62,8 @@ func (o *Outbox) openQueue(ctx context.Context, r *store.Record) ([]byte, error)
 	return plain, err
 }
 
-// Beside returns the row key of the queue of a webhook, and that of the webhook of a
-// queue. They differ so that deliveries do not go with the webhook, all at once.
+// Beside returns the row key of the queue of a webhook, and the webhook's for a queue. They
+// differ so that deliveries are not deleted with the webhook, all at once.
 func Beside(row uuid.UUID) uuid.UUID {
 	row[15] ^= 1
 	return row

@@ -11,8 +11,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// A page holds deliveries to attempt, in the order of their events. Of a damaged one it may
-// hold the id alone.
+// A page holds deliveries to attempt, in the order of their events. For a damaged one it
+// may hold only the id.
 type page struct {
 	records []*store.Record
 	end     uuid.UUID // row key behind the page
@@ -30,9 +30,9 @@ func (s *shift) page(ctx context.Context, from uuid.UUID) (p *page, err error) {
 	return p, err
 }
 
-// ready returns a page of at most limit deliveries. The list of those that are ready is
-// refused as a whole for one record that has another class than its list. Then s is torn, and
-// those that are ready are looked for among all.
+// ready returns a page of at most limit deliveries. The list of ready deliveries is refused
+// as a whole for one record that has another class than its list. Then s is torn, and ready
+// deliveries are searched for among all.
 func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) (*page, error) {
 	q := &store.Query{Kind: KindDelivery, Account: s.rows.ID, Parent: s.id, Min: from, Limit: limit}
 	q.Classes.Add(Ready)
@@ -57,9 +57,9 @@ func (s *shift) ready(tx store.ReadTx, from uuid.UUID, limit int) (*page, error)
 	return p, nil
 }
 
-// start works on deliveries that are ready, except those of a token that is worked on
-// already: they are late, and so are the later ones of that token. It returns how many
-// tokens it has started, after it has waited for places for all.
+// start works on ready deliveries, and skips tokens with work in progress: their deliveries
+// are late, and so are the later ones of the token. It returns the number of tokens that it
+// has started, after it has waited for places for all.
 func (s *shift) start(ctx context.Context, ready *page) (started int) {
 	chains, err := s.chains(ctx, ready)
 	if err != nil {
@@ -82,8 +82,9 @@ func (s *shift) start(ctx context.Context, ready *page) (started int) {
 	return started
 }
 
-// startCrowded works on those deliveries of the present page for whose account there is a
-// place, and leaves out those of delayed tokens. It returns how many tokens it has started.
+// startCrowded works on the deliveries of the present page whose accounts have a free
+// place, and leaves out delayed tokens. It returns the number of tokens that it has
+// started.
 func (s *shift) startCrowded(ctx context.Context) (started int) {
 	s.crowded = slices.DeleteFunc(s.crowded, func(chain []*pending) bool {
 		if s.delayed(chain) {

@@ -21,8 +21,7 @@ func (o *Outbox) receivers(ctx context.Context, account uuid.UUID) (*Receivers, 
 	return r, nil
 }
 
-// maxKnown bounds the accounts whose receivers are kept. Beyond it those of all are
-// read anew.
+// maxKnown bounds the accounts whose receivers are cached. Beyond it the cache starts over.
 const maxKnown = 4096
 
 // A roll holds the receivers of accounts as they were last read. The zero value is

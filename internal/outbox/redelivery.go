@@ -82,8 +82,8 @@ func (o *Outbox) deliveriesOf(ctx context.Context, rows ledger.Account, event uu
 	return made, err
 }
 
-// anyOf returns a delivery of those of one event, and what they have in common: type,
-// reason and token.
+// anyOf returns one of an event's deliveries, and their common part: type, reason and
+// token.
 func (o *Outbox) anyOf(ctx context.Context, made map[uuid.UUID]*store.Record) (of *store.Record, d *Delivery, err error) {
 	err = ledger.ErrNotFound
 	for _, r := range made {
@@ -100,8 +100,8 @@ func (o *Outbox) anyOf(ctx context.Context, made map[uuid.UUID]*store.Record) (o
 	return nil, nil, err
 }
 
-// anew returns r, a new delivery of an event, as it begins again, or nil if it is to be
-// attempted anyway. was is the present delivery, nil if there is none.
+// anew returns r, a new delivery of an event, in its first state, or nil if an attempt is
+// pending anyway. was is the present delivery, or nil.
 func (o *Outbox) anew(ctx context.Context, r, was *store.Record, of *Delivery) (*store.Record, error) {
 	d := Delivery{Type: of.Type, Reason: of.Reason, Token: of.Token, Former: of.Former, Class: Failed}
 

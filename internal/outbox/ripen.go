@@ -46,8 +46,8 @@ var (
 	errUnread = fmt.Errorf("%w: records that are due cannot be read", ledger.ErrDamaged)
 )
 
-// ripen makes deliveries ready whose pause is over, erases those whose time in the log is
-// over, and returns how many it has changed.
+// ripen makes deliveries ready once their pause has ended, erases those whose time in the
+// log has ended, and returns the number of changes.
 func (o *Outbox) ripen(ctx context.Context) (wrote int, err error) {
 	var ready, over []*store.Record
 	receivers := map[uuid.UUID]bool{} // of ready
@@ -94,9 +94,9 @@ func former(r *store.Record) *store.Record {
 	return &was
 }
 
-// writeRipe stores deliveries that are ready again, wakes their queues, and erases those
-// whose time in the log is over. It returns how many records it wrote, one more try counted as a
-// record, and damaged if the store could not read all of them.
+// writeRipe stores deliveries that are ready again, wakes their queues, and erases
+// deliveries whose time in the log has ended. It returns the number of records it wrote,
+// one more try counted as a record, and damaged if the store could not read all of them.
 func (o *Outbox) writeRipe(ctx context.Context, ready, over []*store.Record) (wrote int, damaged, err error) {
 	receivers := map[uuid.UUID]bool{}
 	for _, r := range ready {
@@ -168,8 +168,8 @@ func (o *Outbox) lose(lost []*store.Record) error {
 	return errUnread
 }
 
-// ripened returns a delivery that is due as it is ready, or nil if its time in the log is
-// over.
+// ripened returns a due delivery in its ready state, or nil if its time in the log has
+// ended.
 func (o *Outbox) ripened(ctx context.Context, r *store.Record) (*store.Record, error) {
 	p, err := o.openDelivery(ctx, r)
 	if errors.Is(err, ledger.ErrDamaged) {

@@ -200,8 +200,8 @@ func (s *shift) reread(ctx context.Context, p *pending) (*pending, error) {
 	return is, nil
 }
 
-// nextHeld returns the delivery that the one with an id holds back, and that as it is
-// when it is ready; nothing if there is none.
+// nextHeld returns the delivery that is held back by the delivery with an id, and its ready
+// state; nothing if there is none.
 func (o *Outbox) nextHeld(ctx context.Context, damaged *recordSet, hash []byte, id uuid.UUID) (held *store.Record, ready []*pending, err error) {
 	for {
 		err = o.ledger.View(ctx, func(tx store.ReadTx) error {

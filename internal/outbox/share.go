@@ -54,7 +54,7 @@ func (s *shift) leaves(of *share) {
 
 // waits waits until there may be a place for deliveries of the present page. Meanwhile it
 // renews the shift, and looks for deliveries of other accounts. It returns false if the
-// shift is over.
+// shift has ended.
 func (s *shift) waits(ctx context.Context) bool {
 	if !s.goesOn() || !s.stays(ctx) {
 		return false
@@ -117,10 +117,10 @@ func (s *shift) lookPast(ctx context.Context) (err error) {
 	return nil
 }
 
-// startPast starts the deliveries of a page behind the present one for whose accounts there
-// is a place, and returns where the next page begins. Once an account has none for one
-// delivery, those behind it are left: the order of a token's deliveries stays. Where a
-// token was busy instead, missed sees to that.
+// startPast starts the deliveries of a page behind the present one whose accounts have a
+// place, and returns where the next page begins. Once an account has no place for one
+// delivery, the account's later deliveries are left: the order of a token's deliveries
+// stays. Where a token was busy instead, missed handles that.
 func (s *shift) startPast(ctx context.Context, from uuid.UUID) (next uuid.UUID, err error) {
 	p, err := s.page(ctx, from)
 	if err != nil {
@@ -160,7 +160,7 @@ func (s *shift) spared() (account, from uuid.UUID) {
 // full reports whether there is no place for any account.
 func (s *shift) full() bool { return len(s.tokens) == cap(s.tokens) }
 
-// forgetShares forgets accounts of which no token is worked on.
+// forgetShares drops accounts without a token at work.
 func (s *shift) forgetShares() {
 	for account, of := range s.shares {
 		if len(of.tokens) == 0 {

@@ -30,17 +30,17 @@ const (
 	sendGather = 10 * time.Millisecond  // and for more that is stored at the same time
 
 	hookShifts = 256 // webhooks at a time
-	sinkShifts = 3   // the one there is, a worker that is free, which a renewal asks for, and one that a claim takes for an instant
+	sinkShifts = 3   // the running one, a free worker that a renewal asks for, and one that a claim takes for an instant
 
 	sendRelapse = 5 * time.Second // after a store that has failed
 	sendAnew    = 5 * time.Second // until a shift begins with its first page again
 
 	maxSendPause = time.Hour // of a whole webhook
-	sendPauses   = 3         // of eventRetries: those of a webhook that does not say for how long
+	sendPauses   = 3         // of eventRetries: for a webhook that names no pause
 
-	// webhookPatience is how long a webhook may be without success before it is disabled.
-	// It begins anew after webhookQuiet without an attempt, which is more than any pause of
-	// eventRetries: when nothing happens nothing fails.
+	// webhookPatience limits how long a webhook may be without success before it is
+	// disabled. It begins anew after webhookQuiet without an attempt, which is more than
+	// any pause of eventRetries: when nothing happens nothing fails.
 	webhookPatience = 5 * 24 * time.Hour
 	webhookQuiet    = 36 * time.Hour
 )
@@ -62,15 +62,15 @@ var (
 	sinkLimits = limits{workers: 64, shares: 2, term: 4 * time.Second, space: 300 * time.Microsecond}
 )
 
-// A shift is the time in which this process alone sends the deliveries of a queue: those
-// to a webhook, or to the sink. Deliveries of different tokens are sent beside each other,
-// those of a token one after the other.
+// A shift is the time in which this process alone sends the deliveries of a queue, to a
+// webhook or to the sink. Deliveries of different tokens are sent in parallel, those of one
+// token in order.
 type shift struct {
 	limits
 	outbox *Outbox
 	rows   ledger.Account // of the queue
 	id     uuid.UUID      // of the queue
-	sink   bool           // it is that of the sink, not of a webhook
+	sink   bool           // for the sink, not for a webhook
 	spare  func() bool    // reports whether a worker for another queue is free
 	ending <-chan struct{}
 	inflow *inflow
@@ -92,7 +92,7 @@ type shift struct {
 	shares  map[uuid.UUID]*share
 	crowded [][]*pending            // deliveries of the present page that wait for a place, by token
 	behind  uuid.UUID               // row key behind the present page
-	beyond  uuid.UUID               // row key from which lookPast goes on; zero: its round is over
+	beyond  uuid.UUID               // row key from which lookPast continues; zero: its round has ended
 	looked  time.Time               // when lookPast was last called
 	passed  map[uuid.UUID]uuid.UUID // by account: row key of the first delivery that had no place
 	group   sync.WaitGroup          // of the goroutines of tokens
@@ -150,8 +150,8 @@ func (o *Outbox) newShift(j *jobs.Job, q *queue) *shift {
 	}
 }
 
-// deliver sends the deliveries of a queue that was claimed, until the shift is over or
-// nothing is left.
+// deliver sends the deliveries of a claimed queue, until the shift has ended or nothing is
+// left.
 func (o *Outbox) deliver(ctx context.Context, j *jobs.Job) error {
 	q, err := decodeQueue(j.Plain)
 	if err != nil {
@@ -220,9 +220,9 @@ func (s *shift) homeless(ctx context.Context) error {
 	})
 }
 
-// run starts the deliveries that are ready, page by page. It begins with the first page
-// again after sendAnew: deliveries that become ready again, and those that were late, do
-// not wait for all that came after them.
+// run starts the ready deliveries, page by page. It begins with the first page again after
+// sendAnew: deliveries that become ready again, and late ones, do not wait for all that
+// came after them.
 func (s *shift) run(ctx context.Context) {
 	began := time.Now()
 	for from, started := uuid.Nil, false; s.goesOn() && s.stays(ctx); {
@@ -269,8 +269,8 @@ func (s *shift) complain() {
 	}
 }
 
-// stays reports whether the shift goes on. When its time is over it is renewed, so that
-// others need not wait for an attempt that is slow, unless a webhook waits for a worker.
+// stays reports whether the shift continues. When its time has passed it is renewed, so
+// that others need not wait for a slow attempt, unless a webhook waits for a worker.
 func (s *shift) stays(ctx context.Context) bool {
 	if time.Since(s.renewed) < s.term {
 		return true

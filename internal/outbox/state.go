@@ -6,12 +6,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// Classes of deliveries in the list of their queue. The zero class is that of a
-// delivery which is to be erased.
+// Classes of deliveries in the list of their queue. The zero class marks a delivery for
+// erasure.
 const (
 	Ready   = iota + 1 // to be attempted
 	Held               // waits for an earlier delivery of the same token
-	Retried            // has failed; due when it is to be ready again
+	Retried            // has failed; due when it becomes ready again
 	Done               // delivered; due when it leaves the log
 	Failed             // failed for good; due likewise
 )
@@ -24,7 +24,7 @@ type Delivery struct {
 	Reason  string    // likewise
 	Account uuid.UUID // of the token
 	Token   uuid.UUID // row key
-	Former  uuid.UUID // row key of the event of the token before this one; zero: there was none, or the token is deleted
+	Former  uuid.UUID // row key of the token's event before this one; zero: none, or the token is deleted
 
 	Class uint8     // of the record
 	Due   time.Time // likewise
@@ -33,7 +33,7 @@ type Delivery struct {
 	Last      time.Time // when the last one began
 	Code      uint64    // its HTTP status; 0: no answer
 	tries     uint64    // attempts of the present schedule: a redelivery begins another
-	throttled uint64    // tries of which the reply asked for a pause
+	throttled uint64    // tries whose reply asked for a pause
 	unordered bool      // has failed too often to hold back later deliveries, or was redelivered
 }
 
@@ -57,9 +57,9 @@ const (
 	tokenGone                   // the token was deleted before the delivery was sent
 	heldBack                    // an earlier delivery of the token has to go first
 	released                    // that one is out of the way
-	ripe                        // the pause after a failure is over
+	ripe                        // the pause after a failure has ended
 	redelivered                 // a caller wants the event to be delivered again
-	outOfLog                    // the time in the log is over
+	outOfLog                    // the time in the log has ended
 	occasions   = 8
 )
 

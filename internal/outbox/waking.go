@@ -20,8 +20,8 @@ type waking struct {
 type wakings []waking
 
 // wakingsOf returns the wakings of the queues of webhooks, or of the sink. It does not read
-// a queue of which a shift of this process is under way: it is due until the shift has
-// ended. A queue that is missing, though its webhook is there, is made anew.
+// a queue that a shift of this process is working on: it is due until the shift has ended.
+// A queue that is missing, though its webhook exists, is made anew.
 func (o *Outbox) wakingsOf(ctx context.Context, webhooks ...uuid.UUID) (wakings, error) {
 	w, resting := make(wakings, len(webhooks)), false
 	for i, row := range webhooks {
@@ -35,7 +35,7 @@ func (o *Outbox) wakingsOf(ctx context.Context, webhooks ...uuid.UUID) (wakings,
 	return w, w.read(ctx, o)
 }
 
-// shiftOf returns the inflow of the shift of a queue that is under way, nil if there is none.
+// shiftOf returns the inflow of the running shift of a queue, or nil.
 func (o *Outbox) shiftOf(row uuid.UUID) *inflow {
 	n, _ := o.shifts.Load(row)
 	is, _ := n.(*inflow)
@@ -132,7 +132,7 @@ func (w wakings) put(tx store.Tx, o *Outbox) error {
 			return err
 		case is == nil || engaged(is): // its shift looks again before it rests
 		case q.by == nil || q.by.Version != is.Version+1:
-			if q.shift != nil { // it is over
+			if q.shift != nil { // it has ended
 				o.shifts.CompareAndDelete(q.queue, q.shift)
 			}
 			return ErrStale
@@ -143,7 +143,7 @@ func (w wakings) put(tx store.Tx, o *Outbox) error {
 	return nil
 }
 
-// written tells Run, and the shifts that are under way, of queues that were given something.
+// written notifies Run, and the running shifts, of queues with new deliveries.
 func (w wakings) written(o *Outbox) {
 	for _, q := range w {
 		o.jobs.Due(q.by)

@@ -40,8 +40,6 @@ var behind = map[string]float64{
 	"idvtest":              6,
 	"internal/bench":       7,
 	"internal/jobs":        20,
-	"internal/ledger":      13,
-	"internal/outbox":      17,
 	"internal/seal":        7,
 	"network":              17,
 	"networktest":          7,
