@@ -168,7 +168,7 @@ func fromFile(file string) shell {
 	return shell{file, err == nil}
 }
 
-// A shell is that of POSIX, with or without jq.
+// A shell is a POSIX shell, with or without jq.
 type shell struct {
 	file string // of the credentials
 	jq   bool

@@ -141,7 +141,7 @@ func renderReference(baseURL, key string) ([]byte, error) {
 
 // pageFile returns a handler that answers with a file of a page.
 func pageFile(files fs.FS, name string) http.HandlerFunc {
-	mediaType := map[string]string{ // that of the system may be another
+	mediaType := map[string]string{ // the system's may be another
 		".css": "text/css; charset=utf-8",
 		".js":  "text/javascript; charset=utf-8",
 		".svg": "image/svg+xml",
