@@ -145,7 +145,7 @@ func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (_ *Page[*A
 
 // AllAccounts iterates over all accounts, as [Vault.All] does over tokens.
 func (v *Vault) AllAccounts(ctx context.Context, opts *ListOptions) iter.Seq2[*Account, error] {
-	return listedAccounts(v, opts).all(ctx)
+	return iterate(ctx, v, func() *listed[*Account] { return listedAccounts(v, opts) })
 }
 
 func listedAccounts(v *Vault, opts *ListOptions) *listed[*Account] {

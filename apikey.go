@@ -451,7 +451,7 @@ func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (_ *Page[*AP
 
 // AllAPIKeys iterates over the account's API keys, as [Vault.All] does over tokens.
 func (v *Vault) AllAPIKeys(ctx context.Context, opts *ListOptions) iter.Seq2[*APIKey, error] {
-	return listedApiKeys(v, opts).all(ctx)
+	return iterate(ctx, v, func() *listed[*APIKey] { return listedApiKeys(v, opts) })
 }
 
 func listedApiKeys(v *Vault, opts *ListOptions) *listed[*APIKey] {

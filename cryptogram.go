@@ -484,9 +484,7 @@ func (v *Vault) ListPaymentData(ctx context.Context, token uuid.UUID, opts *List
 
 // AllPaymentData iterates over the payment data of a token, as [Vault.All] does over tokens.
 func (v *Vault) AllPaymentData(ctx context.Context, token uuid.UUID, opts *ListOptions) iter.Seq2[*PaymentData, error] {
-	return func(yield func(*PaymentData, error) bool) { // each loop has a list of its own
-		listedPaymentData(v, token, opts).all(ctx)(yield)
-	}
+	return iterate(ctx, v, func() *listed[*PaymentData] { return listedPaymentData(v, token, opts) })
 }
 
 func listedPaymentData(v *Vault, token uuid.UUID, opts *ListOptions) *listed[*PaymentData] {

@@ -66,7 +66,7 @@ func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *Lis
 
 // AllDeliveries iterates over the deliveries to a webhook, as [Vault.All] does over tokens.
 func (v *Vault) AllDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) iter.Seq2[*DeliveryRecord, error] {
-	return listedDeliveries(v, webhook, opts).all(ctx)
+	return iterate(ctx, v, func() *listed[*DeliveryRecord] { return listedDeliveries(v, webhook, opts) })
 }
 
 func listedDeliveries(v *Vault, webhook uuid.UUID, opts *ListOptions) *listed[*DeliveryRecord] {

@@ -8,7 +8,8 @@ import (
 
 // The JSON of these types is that of the REST surface, byte for byte, from which UnmarshalJSON
 // restores every field that has a tag. So that of a token has the name of the cardholder and,
-// unlike an event, the fingerprint. json.Marshal also escapes <, > and &; an Encoder with
+// unlike an event, the fingerprint. An object with more than 1,000 members, known or not, or a
+// list with more items is an error. json.Marshal also escapes <, > and &; an Encoder with
 // SetEscapeHTML(false) does not.
 
 func (t Token) MarshalJSON() ([]byte, error)          { return wire.Append(nil, &t), nil }

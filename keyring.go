@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"github.com/cardvault/cardvault/internal/adapter"
 	"github.com/cardvault/cardvault/internal/keyfile"
+	"github.com/cardvault/cardvault/internal/ledger"
 )
 
 // Sizes of keys.
@@ -20,7 +22,7 @@ const (
 
 	// MaxWrapped is how much a [KeyWrapper] must take: 16 KiB. The keys of a vault have 191
 	// bytes at first, and 37 more with each rotation.
-	MaxWrapped = 16 << 10
+	MaxWrapped = ledger.MaxWrapped
 )
 
 // A KeyWrapper holds a key-encryption key, such as one in a KMS. It is called
@@ -54,7 +56,7 @@ func WrappedBy(w KeyWrapper) *Keyring { return &Keyring{wrapper: w} }
 
 // check returns an error for a Keyring that none of the functions here made.
 func (k *Keyring) check() error {
-	if k == nil || k.wrapper == nil {
+	if k == nil || adapter.IsNil(k.wrapper) {
 		return errors.New("cardvault: a Keyring is needed, of a KeyWrapper that is not nil: see KeyFile, KeyBytes and WrappedBy")
 	}
 	return nil

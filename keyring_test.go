@@ -633,6 +633,37 @@ func TestKeyWrapper(t *testing.T) {
 	}
 }
 
+// Keys never grow beyond what a KeyWrapper must take: rotations end before, with room to write
+// a lost keyring anew.
+func TestMostRotations(t *testing.T) {
+	ctx, s, kms := t.Context(), memstore.New(), newFakeKMS(t, "arn:key/1")
+	v, err := cardvault.New(ctx, s, cardvault.WrappedBy(kms), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for ; n < 1000 && err == nil; n++ {
+		_, err = v.RotateKeys(ctx, nil)
+	}
+	if err == nil || n < 400 || len(kms.stored) > cardvault.MaxWrapped {
+		t.Fatalf("%d rotations, %d bytes, %v", n, len(kms.stored), err)
+	}
+
+	again, err := cardvault.New(ctx, s, cardvault.WrappedBy(kms), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Update(ctx, func(tx store.Tx) error {
+		tx.Delete(kindMeta, keyringID)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again.RotateKeys(ctx, nil); err != nil || len(kms.stored) > cardvault.MaxWrapped {
+		t.Errorf("a lost keyring: %d bytes, %v", len(kms.stored), err)
+	}
+}
+
 func TestKeyWrapperErrors(t *testing.T) {
 	down := errors.New("connection refused")
 	canceled, cancel := context.WithCancel(t.Context())

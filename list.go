@@ -98,16 +98,23 @@ func (l *listed[T]) page(ctx context.Context) (_ *Page[T], err error) {
 	return p, err
 }
 
-// all iterates over the items from the page that the options name on.
-func (l *listed[T]) all(ctx context.Context) iter.Seq2[T, error] {
-	l.Limit = cmp.Or(l.Limit, MaxLimit)
+// iterate iterates over the items of a list from the page on that its options name. Each loop
+// has a list of its own.
+func iterate[T any](ctx context.Context, v *Vault, list func() *listed[T]) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
+		var none T
+		if v == nil || v.core == nil {
+			yield(none, errNotOpened)
+			return
+		}
+		l := list()
 		if err := l.invalid; err != nil {
-			var none T
 			doing(l.verb, &err)
 			yield(none, err)
 			return
 		}
+
+		l.Limit = cmp.Or(l.Limit, MaxLimit)
 		for item, err := range l.All(ctx) {
 			doing(l.verb, &err)
 			if !yield(item, err) {

@@ -183,7 +183,7 @@ func (v *Vault) ListMerchants(ctx context.Context, opts *ListOptions) (_ *Page[*
 
 // AllMerchants iterates over the account's merchants, as [Vault.All] does over tokens.
 func (v *Vault) AllMerchants(ctx context.Context, opts *ListOptions) iter.Seq2[*Merchant, error] {
-	return listedMerchants(v, opts).all(ctx)
+	return iterate(ctx, v, func() *listed[*Merchant] { return listedMerchants(v, opts) })
 }
 
 func listedMerchants(v *Vault, opts *ListOptions) *listed[*Merchant] {

@@ -9,11 +9,16 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/idv"
+	"github.com/cardvault/cardvault/payone"
+	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/cardvault/cardvault/webhook"
 	"github.com/google/uuid"
 )
 
-// Work that is due for a minute while nobody does it is a warning, once.
+// Work that is due for a minute while nobody does it is a warning, once an hour.
 func TestNeglect(t *testing.T) {
 	for name, test := range map[string]struct {
 		care func(l *lab) // sees to the work
@@ -45,18 +50,57 @@ func TestNeglect(t *testing.T) {
 	}
 }
 
-// goRun runs a vault until the test ends.
-func goRun(l *lab, v *cardvault.Vault) {
-	ctx, stop := context.WithCancel(l.Context())
+// The warning comes again while the work stays undone, and after a Run that has ended.
+func TestNeglectAgain(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		warned := func(want int, when string) {
+			l.Helper()
+			synctest.Wait()
+			if got := strings.Count(l.log.text(), "nobody does it"); got != want {
+				l.Errorf("%s: %d warnings, want %d", when, got, want)
+			}
+		}
+		l.imports(visa)
+		time.Sleep(2 * time.Minute)
+		warned(1, "at first")
+		time.Sleep(3 * time.Hour)
+		warned(4, "three hours later")
+
+		stop := goRun(l, l.Vault)
+		time.Sleep(10 * time.Minute)
+		warned(4, "with Run")
+		stop()
+		l.imports(visa)
+		time.Sleep(2 * time.Minute)
+		warned(5, "two minutes after Run")
+
+		stop = goRun(l, l.Vault)
+		time.Sleep(2 * time.Hour)
+		stop()
+		time.Sleep(5 * time.Hour)
+		warned(5, "before the network tokens are reconciled")
+		time.Sleep(30 * time.Hour)
+		synctest.Wait()
+		if got := strings.Count(l.log.text(), "nobody does it"); got <= 5 {
+			l.Errorf("%d warnings of work that Run has left", got)
+		}
+	})
+}
+
+// goRun runs a vault until the test ends, or the function that it returns is called.
+func goRun(l *lab, v *cardvault.Vault) (stop func()) {
+	ctx, cancel := context.WithCancel(l.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		l.must(v.Run(ctx))
 	}()
-	l.Cleanup(func() {
-		stop()
+	stop = func() {
+		cancel()
 		<-ended
-	})
+	}
+	l.Cleanup(stop)
+	return stop
 }
 
 // What is missing is an error, not a panic.
@@ -65,6 +109,12 @@ func TestNothingGiven(t *testing.T) {
 	for name, open := range map[string]func() (*cardvault.Vault, error){
 		"no store":   func() (*cardvault.Vault, error) { return cardvault.New(t.Context(), nil, keys, nil) },
 		"no keyring": func() (*cardvault.Vault, error) { return cardvault.New(t.Context(), memstore.New(), nil, nil) },
+		"a nil store": func() (*cardvault.Vault, error) {
+			return cardvault.New(t.Context(), (*memstore.Store)(nil), keys, nil)
+		},
+		"a nil wrapper": func() (*cardvault.Vault, error) {
+			return cardvault.New(t.Context(), memstore.New(), cardvault.WrappedBy((*fakeKMS)(nil)), nil)
+		},
 		"no wrapper": func() (*cardvault.Vault, error) {
 			return cardvault.New(t.Context(), memstore.New(), cardvault.WrappedBy(nil), nil)
 		},
@@ -75,6 +125,19 @@ func TestNothingGiven(t *testing.T) {
 	} {
 		if v, err := open(); v != nil || err == nil || !strings.Contains(err.Error(), "need") {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+
+	for option, opts := range map[string]*cardvault.Options{
+		"Options.BIN":      {BIN: (*noBIN)(nil)},
+		"Options.Network":  {Network: (*simnet.Network)(nil)},
+		"Options.PPAN":     {PPAN: (*payone.Client)(nil)},
+		"Options.Webhooks": {Webhooks: (*webhook.Sender)(nil)},
+		"Options.Events":   {Events: (*vaulttest.Recorder)(nil)},
+		"Options.IDV":      {IDV: struct{ idv.Provider }{}},
+	} {
+		if v, err := cardvault.New(t.Context(), memstore.New(), keys, opts); v != nil || err == nil || !strings.Contains(err.Error(), option) {
+			t.Errorf("%s: %v", option, err)
 		}
 	}
 

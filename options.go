@@ -273,6 +273,9 @@ func (o *Options) completeNetwork() error {
 // checkAdapters refuses adapters that a vault of the mode cannot have, and finds what the
 // network can do.
 func (o *Options) checkAdapters() (err error) {
+	if err := adapter.Set(*o); err != nil {
+		return err
+	}
 	live := o.Mode == Live
 	o.powers, err = adapter.Network(o.Network, live)
 	return errors.Join(err, adapter.PPAN(o.PPAN, live), adapter.IDV(o.IDV, live))

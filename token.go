@@ -478,7 +478,7 @@ func (v *Vault) List(ctx context.Context, opts *TokenListOptions) (_ *Page[*Toke
 // the error, which wraps [ErrDamaged] and names the item, and goes on with the next. It ends
 // after another error.
 func (v *Vault) All(ctx context.Context, opts *TokenListOptions) iter.Seq2[*Token, error] {
-	return listedTokens(v, opts).all(ctx)
+	return iterate(ctx, v, func() *listed[*Token] { return listedTokens(v, opts) })
 }
 
 func listedTokens(v *Vault, opts *TokenListOptions) *listed[*Token] {

@@ -102,6 +102,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/adapter"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -246,7 +247,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	if err == nil {
 		err = keys.check()
 	}
-	if err == nil && s == nil {
+	if err == nil && adapter.IsNil(s) {
 		err = errors.New("cardvault: New needs a store")
 	}
 	if err != nil {
@@ -309,7 +310,8 @@ func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
 // RotateKeys starts a new term: records are sealed under a new master key from
 // now on. What was sealed before is still read, and is sealed anew when it is
 // next written. Other processes on the same store follow when they meet the
-// new term. opts may be nil; an idempotency key is unique within the vault.
+// new term. opts may be nil; an idempotency key is unique within the vault. After 400
+// rotations the keys are nearly as long as [MaxWrapped], and a further one is an error.
 //
 // Without one it also mends a store whose keyring is gone, or was replaced by a former one, while
 // the vault is open; and a count of seals that is lost. The error is ErrDamaged, without

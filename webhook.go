@@ -230,7 +230,7 @@ func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (_ *Page[*W
 
 // AllWebhooks iterates over the webhooks of the account, as [Vault.All] does over tokens.
 func (v *Vault) AllWebhooks(ctx context.Context, opts *ListOptions) iter.Seq2[*Webhook, error] {
-	return listedWebhooks(v, opts).all(ctx)
+	return iterate(ctx, v, func() *listed[*Webhook] { return listedWebhooks(v, opts) })
 }
 
 func listedWebhooks(v *Vault, opts *ListOptions) *listed[*Webhook] {

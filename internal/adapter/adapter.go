@@ -4,6 +4,8 @@ package adapter
 import (
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 
 	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/layers"
@@ -33,8 +35,13 @@ func Network(p network.Provider, live bool) (Powers, error) {
 		return Powers{}, nil
 	}
 
-	info := p.Info()
-	if err := check("Network", info.Name, live, sandboxed(p, func(p network.Provider) bool { return p.Info().SandboxOnly })); err != nil {
+	infos, err := infosOf("Network", p)
+	if err != nil {
+		return Powers{}, err
+	}
+	info := infos[0]
+	sandboxed := slices.ContainsFunc(infos, func(i network.Info) bool { return i.SandboxOnly })
+	if err := check("Network", info.Name, live, sandboxed); err != nil {
 		return Powers{}, err
 	}
 
@@ -67,7 +74,11 @@ func PPAN(p ppan.Provider, live bool) error {
 	if p == nil {
 		return nil
 	}
-	return check("PPAN", p.Info().Name, live, sandboxed(p, func(p ppan.Provider) bool { return p.Info().SandboxOnly }))
+	infos, err := infosOf("PPAN", p)
+	if err != nil {
+		return err
+	}
+	return check("PPAN", infos[0].Name, live, slices.ContainsFunc(infos, func(i ppan.Info) bool { return i.SandboxOnly }))
 }
 
 // IDV checks a provider that identifies cardholders, which may be nil.
@@ -75,15 +86,49 @@ func IDV(p idv.Provider, live bool) error {
 	if p == nil {
 		return nil
 	}
-	return check("IDV", p.Info().Name, live, sandboxed(p, func(p idv.Provider) bool { return p.Info().SandboxOnly }))
+	infos, err := infosOf("IDV", p)
+	if err != nil {
+		return err
+	}
+	return check("IDV", infos[0].Name, live, slices.ContainsFunc(infos, func(i idv.Info) bool { return i.SandboxOnly }))
 }
 
-// sandboxed reports whether any layer of p must not see real cards: none can hide it.
-func sandboxed[P any](p P, says func(P) bool) bool {
-	for layer := range layers.Of(p) {
-		if says(layer) {
-			return true
+// infosOf returns what each layer of an adapter says of itself, so that no layer hides a simulator
+// below it. An adapter with too many layers is refused.
+func infosOf[I any, P interface{ Info() I }](option string, p P) (all []I, err error) {
+	defer func() {
+		if recover() != nil { // the value may hold anything
+			err = fmt.Errorf("cardvault: Info of Options.%s panics: does a decorator wrap nothing?", option)
 		}
+	}()
+	if layers.TooDeep(p) {
+		return nil, fmt.Errorf("cardvault: Options.%s has more than %d layers, or unwraps to itself: a vault cannot see the layers below", option, layers.Deepest)
+	}
+	for layer := range layers.Of(p) {
+		all = append(all, layer.Info())
+	}
+	return all, nil
+}
+
+// Set returns an error for an option that holds a nil pointer, func or the like: its field is
+// not nil, and its methods panic. options is a struct.
+func Set(options any) error {
+	all := reflect.ValueOf(options)
+	for i := range all.NumField() {
+		if f := all.Field(i); f.Kind() == reflect.Interface && !f.IsNil() && isNil(f.Elem()) {
+			return fmt.Errorf("cardvault: Options.%s is a nil %v: set it, or leave it out", all.Type().Field(i).Name, f.Elem().Type())
+		}
+	}
+	return nil
+}
+
+// IsNil reports whether v is nil, or holds a nil pointer, func or the like.
+func IsNil(v any) bool { return v == nil || isNil(reflect.ValueOf(v)) }
+
+func isNil(v reflect.Value) bool {
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Func, reflect.Map, reflect.Chan, reflect.Slice:
+		return v.IsNil()
 	}
 	return false
 }

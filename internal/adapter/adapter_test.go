@@ -75,6 +75,33 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
+// A loop is a network that unwraps to itself.
+type loop struct{ net }
+
+func (l *loop) Unwrap() network.Provider { return l }
+
+// What cannot be seen through is refused, and the error names the option.
+func TestOpaque(t *testing.T) {
+	deep := network.Provider(net{nil, network.Info{Name: "n", SandboxOnly: true}})
+	for range 16 {
+		deep = net{deep, network.Info{Name: "n"}}
+	}
+	for name, p := range map[string]network.Provider{
+		"a ring":    &loop{net{info: network.Info{Name: "n"}}},
+		"17 layers": deep,
+		"nothing":   struct{ network.Provider }{},
+	} {
+		for _, live := range []bool{true, false} {
+			if _, err := adapter.Network(p, live); err == nil || !strings.Contains(err.Error(), "Options.Network") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	if err := adapter.PPAN(struct{ ppan.Provider }{}, true); err == nil || !strings.Contains(err.Error(), "Options.PPAN") {
+		t.Errorf("PPAN: %v", err)
+	}
+}
+
 // No layer hides that one below is for sandboxes.
 func TestSandboxOnly(t *testing.T) {
 	for name, check := range map[string]func(live bool) error{

@@ -144,52 +144,57 @@ func (e *Engine) Due(records ...*store.Record) {
 			wake(e.wakes[r.Kind])
 		}
 		if !e.Running() && !e.drained.Load() && e.wakes[r.Kind] != nil {
-			e.neglect.watch(min(time.Until(r.Due), 24*time.Hour)+patience, e.warn)
+			e.neglect.watch(min(time.Until(r.Due), farthest)+patience, e.look)
 		}
 	}
 }
 
-// patience is how long work is due before a vault warns that nobody does it.
-const patience = time.Minute
+const (
+	patience = time.Minute    // how long work is due before a vault warns that nobody does it
+	quiet    = time.Hour      // how long it does not warn again
+	farthest = 24 * time.Hour // how long it does not look
+)
 
-// warn warns, once, if work is due for long and nobody does it: neither this process nor
-// another one on the store.
-func (e *Engine) warn() {
+// look warns if work is due for long and nobody does it: neither this process nor another one
+// on the store. It looks again while there is work; Run looks again when it ends.
+func (e *Engine) look() {
 	if e.Running() || e.drained.Load() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	var kinds []store.Kind
 	for _, t := range e.tasks {
-		next, err := e.next(ctx, t.records)
-		if err != nil || next.IsZero() || time.Since(next) < patience {
-			continue
-		}
-		if e.neglect.warned.Swap(true) {
-			return
-		}
-		e.log.Warn("background work is due and nobody does it: call Run, in one process at least, or Drain now and then", "due", next)
-		return
+		kinds = append(kinds, t.records...)
 	}
+
+	next, err := e.next(ctx, kinds)
+	wait := patience
+	switch {
+	case errors.Is(err, ledger.ErrClosed) || err == nil && next.IsZero():
+		return
+	case err == nil && time.Since(next) < patience:
+		wait = min(time.Until(next), farthest) + patience
+	case err == nil && e.neglect.warns():
+		e.log.Warn("background work is due and nobody does it: call Run, in one process at least, or Drain now and then", "due", next)
+	}
+	e.neglect.watch(wait, e.look)
 }
 
 // A neglect looks after a while whether the earliest work that was stored has been done.
 type neglect struct {
-	warned atomic.Bool
-
 	mu      sync.Mutex
 	timer   *time.Timer // nil: nothing to look at
 	at      time.Time   // when timer fires
+	quiet   time.Time   // until when it does not warn, or look
 	stopped bool
 }
 
 // watch calls look after some time, unless it is called sooner for other work.
 func (n *neglect) watch(after time.Duration, look func()) {
-	if n.warned.Load() {
-		return
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	after = max(after, time.Until(n.quiet))
 	at := time.Now().Add(after)
 	if n.stopped || n.timer != nil && !at.Before(n.at) {
 		return
@@ -203,6 +208,24 @@ func (n *neglect) watch(after time.Duration, look func()) {
 		n.mu.Unlock()
 		look()
 	})
+}
+
+// warns reports whether it may warn now, and not again for a while.
+func (n *neglect) warns() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if time.Now().Before(n.quiet) {
+		return false
+	}
+	n.quiet = time.Now().Add(quiet)
+	return true
+}
+
+// seen lets it warn again: the work is being done.
+func (n *neglect) seen() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.quiet = time.Time{}
 }
 
 // stop ends what watch has begun.
@@ -237,7 +260,12 @@ func (e *Engine) wakeKind(kind store.Kind) {
 // again. It returns ledger.ErrClosed if the ledger is closed.
 func (e *Engine) Run(ctx context.Context, also ...func(context.Context)) error {
 	e.running.Add(1)
-	defer e.running.Add(-1)
+	e.neglect.seen()
+	defer func() {
+		if e.running.Add(-1) == 0 {
+			e.neglect.watch(patience, e.look)
+		}
+	}()
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 

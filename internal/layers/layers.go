@@ -4,13 +4,26 @@ package layers
 
 import "iter"
 
-// deepest bounds how many layers are looked at, so that a ring of decorators ends.
-const deepest = 16
+// Deepest bounds how many layers are looked at, so that a ring of decorators ends.
+const Deepest = 16
 
-// Of returns v and the values of interface P that it unwraps to, from the outside in.
-func Of[P any](v P) iter.Seq[P] {
+// Of returns v and the values of interface P that it unwraps to, from the outside in: Deepest
+// at most.
+func Of[P any](v P) iter.Seq[P] { return first(v, Deepest) }
+
+// TooDeep reports whether v has layers that Of does not return.
+func TooDeep[P any](v P) bool {
+	n := 0
+	for range first(v, Deepest+1) {
+		n++
+	}
+	return n > Deepest
+}
+
+// first returns the outermost layers of v.
+func first[P any](v P, most int) iter.Seq[P] {
 	return func(yield func(P) bool) {
-		for range deepest {
+		for range most {
 			if any(v) == nil || !yield(v) {
 				return
 			}

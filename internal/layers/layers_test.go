@@ -45,6 +45,20 @@ func TestAs(t *testing.T) {
 	}
 }
 
+// What has a layer that is not looked at is too deep.
+func TestTooDeep(t *testing.T) {
+	var v io.Reader = closer{}
+	for n := 1; n <= layers.Deepest; n++ {
+		if layers.TooDeep(v) {
+			t.Errorf("%d layers are too deep", n)
+		}
+		v = wrapper{v, "one more"}
+	}
+	if !layers.TooDeep(v) || !layers.TooDeep[io.Reader](new(ring)) || layers.TooDeep[io.Reader](nil) {
+		t.Error("depth is not seen")
+	}
+}
+
 // The first layer that can is found, and no more are looked at than are asked for.
 func TestOf(t *testing.T) {
 	var names []string

@@ -109,11 +109,21 @@ func parseMeta(rec *store.Record) (*meta, error) {
 	return m, ReadError(&r)
 }
 
-// wrap sets m.wrapped to keys, wrapped.
-func (l *Ledger) wrap(ctx context.Context, m *meta, keys *seal.Keys) error {
+// MaxWrapped is how much a Wrapper takes: see cardvault.MaxWrapped. Of that mendReserve is for
+// writing a lost keyring anew, which takes a term too.
+const (
+	MaxWrapped  = 16 << 10
+	mendReserve = 1 << 10
+)
+
+// wrap sets m.wrapped to keys, wrapped, unless they are longer than most.
+func (l *Ledger) wrap(ctx context.Context, m *meta, keys *seal.Keys, most int) error {
 	m.vault, m.generation, m.keyID = keys.Vault, keys.Generation, l.config.Wrapper.KeyID()
 	plain := keys.Marshal()
 	defer clear(plain)
+	if len(plain) > most {
+		return fmt.Errorf("cardvault: the keys of the vault have no room for another term: a key provider takes %d bytes", MaxWrapped)
+	}
 
 	w, err := l.config.Wrapper.Wrap(ctx, plain, m.associated())
 	if err != nil {
@@ -272,7 +282,7 @@ func (l *Ledger) initialize(ctx context.Context, first func() (uuid.UUID, []*sto
 	}
 
 	m := &meta{mode: l.config.Mode, account: account, version: 1}
-	if err := l.wrap(ctx, m, keys); err != nil {
+	if err := l.wrap(ctx, m, keys, MaxWrapped); err != nil {
 		return err
 	}
 	records = append(records, m.record(), countRecord(keys, 2, 1))
@@ -334,9 +344,13 @@ func (a Account) RotateKeys(ctx context.Context, also func(store.Tx) error) erro
 			continue
 		}
 
+		most := MaxWrapped
+		if !lost {
+			most -= mendReserve
+		}
 		next := a.Box.Keys().Next()
 		m = &meta{mode: a.config.Mode, account: a.First, version: m.version + 1} // the stored one was not unwrapped
-		if err := a.wrap(ctx, m, next); err != nil {
+		if err := a.wrap(ctx, m, next, most); err != nil {
 			return err
 		}
 		rec, count := m.record(), countRecord(next, 0, 1)

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 
 	"github.com/cardvault/cardvault/internal/erase"
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/google/uuid"
 )
 
@@ -45,7 +46,7 @@ func (b *Box) SealCode(key *CodeKey, account, token uuid.UUID, plain []byte) []b
 	if key == nil {
 		m := &k.Masters[len(k.Masters)-1]
 		binary.BigEndian.PutUint32(sealed[1:], m.Term)
-		key = &CodeKey{newMAC(m.Key[:])}
+		key = &CodeKey{newMAC(hiding.Of(m.Key))}
 	}
 
 	_, _ = rand.Read(sealed[5:codeHeader])
@@ -67,7 +68,7 @@ func (b *Box) OpenCode(key *CodeKey, account, token uuid.UUID, sealed []byte) (p
 		if m == nil {
 			return nil, ErrUnknownTerm
 		}
-		key = &CodeKey{newMAC(m.Key[:])}
+		key = &CodeKey{newMAC(hiding.Of(m.Key))}
 	}
 
 	erase.Do(func() {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/google/uuid"
 )
@@ -82,7 +83,7 @@ func TestCodeFormat(t *testing.T) {
 	}
 
 	info := "cardvault 1 security code\x00" + string(keys.Vault[:]) + string(account[:]) + string(token[:]) + string(sealed[5:37])
-	key, err := hkdf.Expand(sha256.New, m.Key[:], info, 32)
+	key, err := hkdf.Expand(sha256.New, hiding.Of(m.Key), info, 32)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,12 +6,29 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/google/uuid"
 )
 
 // KeySize is the size of every secret key, in bytes.
 const KeySize = 32
+
+// hidden is embedded under this name, so that other packages cannot name the field.
+type hidden = hiding.Bytes
+
+// A Key is a secret key. However it is printed, logged or encoded, nothing of it shows.
+type Key struct{ hidden }
+
+// NewKey returns a Key of a copy of KeySize bytes.
+func NewKey(b []byte) Key { return Key{hiding.New(b)} }
+
+func randomKey() Key {
+	b := make([]byte, KeySize)
+	defer clear(b)
+	rand.Read(b)
+	return NewKey(b)
+}
 
 // Keys are the secret keys of one vault. They are stored wrapped by a
 // key-encryption key and are in clear only in memory.
@@ -24,38 +41,40 @@ type Keys struct {
 	Masters []Master
 
 	// ID masks row keys. It never changes: ids that the world holds depend on it.
-	ID [KeySize]byte
+	ID Key
 
 	// Fingerprint and Lookup key the hashes by which cards and business keys are
 	// found. They do not change with the master key's term.
-	Fingerprint [KeySize]byte
-	Lookup      [KeySize]byte
+	Fingerprint Key
+	Lookup      Key
 
 	// Audit keys the change detection of an audit log.
-	Audit [KeySize]byte
+	Audit Key
 }
 
 // A Master is the master key of one term.
 type Master struct {
 	Term uint32
-	Key  [KeySize]byte
+	Key  Key
 }
 
 // NewKeys makes the keys of a new vault, in their first term.
 func NewKeys() *Keys {
-	k := &Keys{Vault: uuid.New(), Masters: []Master{{Term: 1}}}
-	for _, key := range []*[KeySize]byte{&k.Masters[0].Key, &k.ID, &k.Fingerprint, &k.Lookup, &k.Audit} {
-		rand.Read(key[:])
+	return &Keys{
+		Vault:       uuid.New(),
+		Masters:     []Master{{1, randomKey()}},
+		ID:          randomKey(),
+		Fingerprint: randomKey(),
+		Lookup:      randomKey(),
+		Audit:       randomKey(),
 	}
-	return k
 }
 
 // Next returns a copy of k with a master key for one more term.
 func (k *Keys) Next() *Keys {
 	next := *k
 	next.Generation++
-	m := Master{Term: k.Masters[len(k.Masters)-1].Term + 1}
-	rand.Read(m.Key[:])
+	m := Master{k.Masters[len(k.Masters)-1].Term + 1, randomKey()}
 	next.Masters = append(k.Masters[:len(k.Masters):len(k.Masters)], m)
 	return &next
 }
@@ -78,12 +97,12 @@ func (k *Keys) Marshal() []byte {
 	b = tlv.AppendUint(b, tagGeneration, uint64(k.Generation))
 	for _, m := range k.Masters {
 		b = tlv.AppendUint(b, tagTerm, uint64(m.Term))
-		b = tlv.Append(b, tagMaster, m.Key[:])
+		b = tlv.Append(b, tagMaster, hiding.Of(m.Key))
 	}
-	b = tlv.Append(b, tagID, k.ID[:])
-	b = tlv.Append(b, tagFingerprint, k.Fingerprint[:])
-	b = tlv.Append(b, tagLookup, k.Lookup[:])
-	return tlv.Append(b, tagAudit, k.Audit[:])
+	b = tlv.Append(b, tagID, hiding.Of(k.ID))
+	b = tlv.Append(b, tagFingerprint, hiding.Of(k.Fingerprint))
+	b = tlv.Append(b, tagLookup, hiding.Of(k.Lookup))
+	return tlv.Append(b, tagAudit, hiding.Of(k.Audit))
 }
 
 var errKeys = errors.New("seal: keyring is malformed")
@@ -92,13 +111,7 @@ var errKeys = errors.New("seal: keyring is malformed")
 func ParseKeys(data []byte) (*Keys, error) {
 	k := new(Keys)
 	var generation, term uint64
-	missing := map[byte][]byte{
-		tagVault:       k.Vault[:],
-		tagID:          k.ID[:],
-		tagFingerprint: k.Fingerprint[:],
-		tagLookup:      k.Lookup[:],
-		tagAudit:       k.Audit[:],
-	}
+	missing := map[byte]*Key{tagID: &k.ID, tagFingerprint: &k.Fingerprint, tagLookup: &k.Lookup, tagAudit: &k.Audit}
 
 	r := tlv.Read(data)
 	for r.Next() {
@@ -115,13 +128,18 @@ func ParseKeys(data []byte) (*Keys, error) {
 			if len(r.Value) != KeySize || term <= last || term > math.MaxUint32 {
 				return nil, errKeys
 			}
-			k.Masters = append(k.Masters, Master{uint32(term), [KeySize]byte(r.Value)})
-		case tagVault, tagID, tagFingerprint, tagLookup, tagAudit:
-			dst, ok := missing[r.Tag]
-			if !ok || len(r.Value) != len(dst) {
+			k.Masters = append(k.Masters, Master{uint32(term), NewKey(r.Value)})
+		case tagVault:
+			if len(r.Value) != len(k.Vault) || k.Vault != uuid.Nil {
 				return nil, errKeys
 			}
-			copy(dst, r.Value)
+			copy(k.Vault[:], r.Value)
+		case tagID, tagFingerprint, tagLookup, tagAudit:
+			key, ok := missing[r.Tag]
+			if !ok || len(r.Value) != KeySize {
+				return nil, errKeys
+			}
+			*key = NewKey(r.Value)
 			delete(missing, r.Tag)
 		}
 	}

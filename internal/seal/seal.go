@@ -37,6 +37,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/erase"
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -284,10 +285,10 @@ func (b *Box) account(id uuid.UUID) *accountKeys {
 	k := b.Keys()
 	a = &accountKeys{
 		id:          id,
-		prf:         newAES(derive(k.ID[:], "id", k.Vault, id)),
-		fingerprint: newMAC(derive(k.Fingerprint[:], "fingerprint", k.Vault, id)),
-		lookup:      newMAC(derive(k.Lookup[:], "lookup", k.Vault, id)),
-		idempotency: newMAC(derive(k.Lookup[:], "idempotency", k.Vault, id)),
+		prf:         newAES(derive(hiding.Of(k.ID), "id", k.Vault, id)),
+		fingerprint: newMAC(derive(hiding.Of(k.Fingerprint), "fingerprint", k.Vault, id)),
+		lookup:      newMAC(derive(hiding.Of(k.Lookup), "lookup", k.Vault, id)),
+		idempotency: newMAC(derive(hiding.Of(k.Lookup), "idempotency", k.Vault, id)),
 		aeads:       map[cipherName]cipher.AEAD{},
 	}
 
@@ -316,7 +317,7 @@ func (a *accountKeys) derive(k *Keys, m *Master, p cipherName) cipher.AEAD {
 	if p.part == partSecret {
 		label = "secret"
 	}
-	aead, err := cipher.NewGCMWithRandomNonce(newAES(derive(m.Key[:], label, k.Vault, a.id)))
+	aead, err := cipher.NewGCMWithRandomNonce(newAES(derive(hiding.Of(m.Key), label, k.Vault, a.id)))
 	if err != nil {
 		panic(err) // only for a block that is not AES
 	}
@@ -380,7 +381,7 @@ func (k *Keys) ValidCount(term uint32, count uint64, mac []byte) bool {
 // CountMAC authenticates a count of the seals made under a term that k has.
 func (k *Keys) CountMAC(term uint32, count uint64) []byte {
 	m := k.master(term)
-	mac := hmac.New(sha256.New, derive(m.Key[:], "count", k.Vault, uuid.Nil))
+	mac := hmac.New(sha256.New, derive(hiding.Of(m.Key), "count", k.Vault, uuid.Nil))
 	mac.Write(binary.BigEndian.AppendUint64(nil, count))
 	return mac.Sum(nil)
 }

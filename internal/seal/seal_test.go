@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -346,7 +347,7 @@ func TestTerms(t *testing.T) {
 
 		// Whoever tried the other key on this would open it: it was sealed
 		// under the first master key, with all the marks of the second.
-		key := rawKey(k1.Masters[0].Key[:], part, k1.Vault, r.Account)
+		key := rawKey(hiding.Of(k1.Masters[0].Key), part, k1.Vault, r.Account)
 		forged := rawSeal(key, make([]byte, 12), []byte("forged"), rawAAD(k1.Vault, r, part, 2), 2)
 		if plain, err := open(b2, r, part, forged); !errors.Is(err, seal.ErrIntegrity) {
 			t.Errorf("key of another term: opened %q, %v", plain, err)
@@ -541,7 +542,7 @@ func TestConcurrentUse(t *testing.T) {
 					return
 				}
 
-				sum := rawHMAC(rawKey(keys.Fingerprint[:], "fingerprint", keys.Vault, r.Account), []byte("4242"))
+				sum := rawHMAC(rawKey(hiding.Of(keys.Fingerprint), "fingerprint", keys.Vault, r.Account), []byte("4242"))
 				if n%100 == 0 && !bytes.Equal(box.Fingerprint(r.Account, []byte("4242")), sum) {
 					t.Errorf("account %d: wrong fingerprint", n)
 					return
