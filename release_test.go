@@ -605,17 +605,24 @@ func (n *scripted) forbids(all bool) {
 	}
 }
 
-// stateOf returns the state and the id of the network token that was made last
-// for a token; notAvailable if there is none.
+// stateOf returns the state of the network token that a token was last provisioned with,
+// and its id. What the network gave for an earlier attempt was about to be deleted, or is
+// held by another token of the card.
 func (n *scripted) stateOf(token uuid.UUID) (network.Status, string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for attempt := 100; attempt > 0; attempt-- {
-		if id := n.keys[fmt.Sprint(token, ":", attempt)]; id != "" {
-			return n.tokens[id].State, id
+	last := ""
+	for _, c := range n.asked("Provision") {
+		if strings.HasPrefix(c.key, token.String()) {
+			last = c.key
 		}
 	}
-	return notAvailable, ""
+
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	id := n.keys[last]
+	if id == "" {
+		return notAvailable, ""
+	}
+	return n.tokens[id].State, id
 }
 
 // TestPausedThenDeleted: a process that is slow to call the network loses its shard, and the
