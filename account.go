@@ -38,7 +38,7 @@ type Account struct {
 	// empty list.
 	ProviderAccounts []ProviderAccount
 
-	// Quotas are those that count: of UpdateAccount, else of Options.Quotas.
+	// Quotas are the effective ones: from UpdateAccount, else from Options.Quotas.
 	Quotas Quotas
 
 	Replayed  bool   // CreateAccount has made it before: see the package comment
@@ -57,7 +57,7 @@ type ProviderAccount struct {
 type AccountOptions struct {
 	IdempotencyKey string // unique within the vault: see the package comment
 
-	// What the operator grants the account. What is nil is granted in a sandbox alone.
+	// Grants of the operator to the account. nil means granted only in a sandbox.
 	ImportApproved, NetworkTokensActive *bool
 }
 
@@ -102,8 +102,8 @@ func (v *Vault) CreateAccount(ctx context.Context, name string, opts *AccountOpt
 	})
 }
 
-// complete gives a new account its id and returns its records: its own and that of its
-// primary merchant.
+// complete gives a new account its id and returns its records: its own and its primary
+// merchant's.
 func (a *Account) complete(v *Vault) ([]*store.Record, error) {
 	whole := v.whole()
 	row, err := v.rows.NewRow()
@@ -153,7 +153,7 @@ func listedAccounts(v *Vault, opts *ListOptions) *listed[*Account] {
 	return listedBy(opts, "list accounts", listing.List[*Account]{Rows: whole.rows, Kind: kindAccount, Open: whole.openAccount})
 }
 
-// An AccountUpdate says what to change of an account. What is nil stays.
+// An AccountUpdate holds the changes to an account. A nil field stays as it is.
 type AccountUpdate struct {
 	Name                *string // "": none
 	ImportApproved      *bool

@@ -22,8 +22,8 @@ func (c *core) ask(ctx context.Context, f func(ctx context.Context) error) error
 	return c.guard("network", func() error { return f(ctx) })
 }
 
-// guard calls the network or another adapter. A panic, and a refusal that is nil,
-// are no answer.
+// guard calls the network or another adapter. A panic, or a nil refusal, is treated as a
+// missing answer.
 func (c *core) guard(who string, f func() error) (err error) {
 	defer func() {
 		if recover() != nil { // the value may hold anything

@@ -90,7 +90,7 @@ func (k *APIKey) Has(scope Scope) bool { return slices.Contains(k.Scopes, scope)
 
 // APIKeyOptions are the optional parts of an API key.
 type APIKeyOptions struct {
-	// TTL is how long the key lives, a second to [MaxAPIKeyTTL]. 0: no end.
+	// TTL limits how long the key lives, a second to [MaxAPIKeyTTL]. 0: no end.
 	TTL time.Duration
 
 	// Creator is the id of the key that makes this one, if one does. The new
@@ -98,8 +98,8 @@ type APIKeyOptions struct {
 	// and is revoked with it.
 	Creator uuid.UUID
 
-	// NotAfter, if set, is when the key ends at the latest. One that is past makes a
-	// key that authenticates nobody.
+	// NotAfter, if set, is the latest end of the key. A key with a past end never
+	// authenticates.
 	NotAfter time.Time
 
 	IdempotencyKey string // see the package comment
@@ -123,8 +123,8 @@ func checkAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 	return errors.Join(errs...)
 }
 
-// An APIKeyText is what authenticates as an API key: the value of the header x-api-key.
-// However it is printed, logged or encoded, nothing of it shows. The zero value is none.
+// An APIKeyText authenticates as an API key: it is the value of the header x-api-key.
+// However it is printed, logged or encoded, nothing of it shows. The zero value is empty.
 type APIKeyText struct{ hidden }
 
 // NewAPIKeyText returns an APIKeyText of a copy of text, such as one from a secret
@@ -143,8 +143,8 @@ func (t APIKeyText) Text() string { return string(hiding.Of(t)) }
 // which is shown only here. opts may be nil.
 //
 // Errors: FieldErrors; ErrNotFound for a creator that does not exist or was revoked,
-// ErrInsufficientScope for one that lacks a scope, and ErrAPIKeyDepth for one at the end
-// of the longest chain; ErrQuotaExceeded; ErrIdempotencyKeyReused.
+// ErrInsufficientScope for a creator that lacks a scope, and ErrAPIKeyDepth for a creator
+// at the end of the longest chain; ErrQuotaExceeded; ErrIdempotencyKeyReused.
 func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, err error) {
 	defer v.doing("create API key", &err)
 	if err := checkAPIKey(label, scopes, opts); err != nil {
@@ -173,16 +173,16 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 	})
 }
 
-// EnsureAPIKey makes an API key of the account whose text the operator has, as from
-// GenerateAPIKeyText, unless there is one. It returns the key without its text. Of several
-// calls at once, in several processes too, one makes the key. opts may be nil, and can have
-// no IdempotencyKey; label and end of a key that is there stay as they are.
+// EnsureAPIKey makes an API key of the account from a text that the operator has, such as a
+// text of GenerateAPIKeyText, unless the key exists. It returns the key without its text.
+// If several calls come at once, in several processes too, one makes the key. opts may be
+// nil, and can have no IdempotencyKey; label and end of an existing key stay as they are.
 //
 // A text makes one key for ever: once that is revoked or has expired the error is
 // ErrAPIKeyRevoked. Text of CreateAPIKey is refused, and so is text that evidently lacks 256
 // random bits.
 //
-// Errors: those of CreateAPIKey; ErrAPIKeyRevoked; ErrAPIKeyDiffers.
+// Errors: as for CreateAPIKey; ErrAPIKeyRevoked; ErrAPIKeyDiffers.
 func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, err error) {
 	defer v.doing("ensure API key", &err)
 	if opts == nil {
@@ -327,8 +327,8 @@ func (k *APIKey) putBelow(by *APIKey) error {
 // apiKeys are the API keys of an account.
 type apiKeys struct{ ledger.Account }
 
-// creator returns a key that is to make another. Its creators are those that the other
-// has: itself is the last of them.
+// creator returns a key as the creator of another. Its own id is the last of its creators
+// then, after the stored ones.
 func (s apiKeys) creator(ctx context.Context, id uuid.UUID) (*APIKey, error) {
 	r, err := s.Get(ctx, kindAPIKey, id)
 	if err != nil {
@@ -342,7 +342,8 @@ func (s apiKeys) creator(ctx context.Context, id uuid.UUID) (*APIKey, error) {
 	return k, nil
 }
 
-// living opens a key. The error is ErrNotFound if one that made it was revoked or has lapsed.
+// living opens a key. The error is ErrNotFound if a creator of it was revoked or has
+// lapsed.
 func (s apiKeys) living(ctx context.Context, r *store.Record) (*APIKey, error) {
 	k, err := s.open(ctx, r)
 	if err == nil {
@@ -399,9 +400,9 @@ func (s apiKeys) creatorsOf(tx store.ReadTx, k *APIKey) (chain []*store.Record, 
 	return chain, nil
 }
 
-// checkCreators returns ErrNotFound for a key of whose creators one was revoked or has
-// lapsed. That is what revokes a key together with all that are below it, however many
-// these are.
+// checkCreators returns ErrNotFound for a key if one of its creators was revoked or has
+// lapsed. This check revokes a key together with all its descendants, however many these
+// are.
 func (s apiKeys) checkCreators(ctx context.Context, k *APIKey) error {
 	if len(k.creators) == 0 {
 		return nil
@@ -428,8 +429,8 @@ func (s apiKeys) checkCreators(ctx context.Context, k *APIKey) error {
 	return nil
 }
 
-// createdBy is the hash by which the keys below a key are found: a key has that of each of
-// its creators.
+// createdBy is the hash that finds the keys below a key: a key has the hash of each of its
+// creators.
 func createdBy(row uuid.UUID) []byte { return append([]byte("by"), row[:]...) }
 
 // creatorRows returns the row keys of the creators of the key in a record, oldest first.
@@ -458,11 +459,13 @@ func listedApiKeys(v *Vault, opts *ListOptions) *listed[*APIKey] {
 	return listedBy(opts, "list API keys", listing.List[*APIKey]{Rows: v.rows, Kind: kindAPIKey, Open: apiKeys{v.rows}.open})
 }
 
-// DeleteAPIKey revokes an API key and all that are below it, those that it made and what
-// these made, at once. The error is ErrNotFound for an id that the account does not have.
+// DeleteAPIKey revokes an API key and all its descendants, at once: the keys that it made,
+// and the keys that these made. The error is ErrNotFound for an id that the account does
+// not have.
 //
-// It takes as long whatever is below: the keys of a large family, of more than a thousand,
-// authenticate nobody from then on, but are listed until [Vault.Run] has erased them.
+// Its duration does not depend on the number of descendants: the keys of a large family, of
+// more than a thousand, never authenticate from then on, but are listed until [Vault.Run]
+// has erased them.
 func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) (err error) {
 	defer v.doing("delete API key", &err)
 	return v.eraser.Delete(ctx, v.rows, opDeleteAPIKey, kindAPIKey, id, nil)
@@ -493,8 +496,8 @@ type Principal struct {
 	Account *Account
 }
 
-// Authenticate returns who the text of an API key stands for, in any account.
-// The error is ErrUnauthenticated for every text that is no valid key.
+// Authenticate returns the principal of an API key's text, in any account. The error is
+// ErrUnauthenticated for every text that is not a valid key.
 func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err error) {
 	defer v.doing("authenticate", &err)
 	short, secret, ok := keytext.Parse(v.opts.Mode.keyPrefix(), key)
@@ -534,7 +537,7 @@ func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err
 	return nil, ErrUnauthenticated
 }
 
-// A keySearch is what was found under the short id of an API key.
+// A keySearch is the result of a search for the short id of an API key.
 type keySearch struct {
 	candidates []keyCandidate
 	damaged    error // of another key: it keeps none from being found
@@ -575,9 +578,9 @@ func (s *keySearch) read(ctx context.Context, v *Vault, short string) error {
 	})
 }
 
-// principal returns who a key stands for whose secret was right. Its creators are
-// looked at only now: what a wrong secret takes does not depend on them. They were
-// there before the key was, so if they are now they were when the key was read.
+// principal returns the principal of a key whose secret was right. Its creators are checked
+// only now: the time for a wrong secret does not depend on them. They existed before the
+// key, so if they exist now they did when the key was read.
 func (v *Vault) principal(ctx context.Context, k *APIKey, account *store.Record) (*Principal, error) {
 	err := apiKeys{v.ledger.In(k.Account)}.checkCreators(ctx, k)
 	if errors.Is(err, ErrNotFound) {
@@ -594,9 +597,9 @@ func (v *Vault) principal(ctx context.Context, k *APIKey, account *store.Record)
 	return &Principal{k, a}, nil
 }
 
-// A nobody is the API key that an unknown one is compared with, so that an
-// unknown id costs what a known one does: the account of somebody is read, and a record
-// copied, opened and decoded. It is sealed under keys of its own.
+// A nobody is the API key that an unknown one is compared with, so that an unknown id takes
+// as long as a known one: an account is read, and a record copied, opened and decoded. It
+// is sealed under keys of its own.
 type nobody struct {
 	box     *seal.Box
 	key     store.Record
@@ -613,8 +616,8 @@ func (v *Vault) newNobody() (*nobody, error) {
 	return n, n.box.SealShown(&n.key, k.encode())
 }
 
-// compare does what is done for a key that is known. It opens the record twice: that is
-// about what a store takes to find one.
+// compare takes the same steps as for a known key. It opens the record twice, which takes
+// about as long as a store takes to find one.
 func (n *nobody) compare(v *Vault, sum []byte) error {
 	var k *APIKey
 	var plain []byte

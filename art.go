@@ -80,16 +80,15 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 	return a
 }
 
-// artTimeout is how long a network token that is ready waits for its art. What
-// is missed is fetched when it is next looked up.
+// artTimeout limits how long a ready network token waits for its art. Art that was missed
+// is fetched at the next look-up.
 const artTimeout = 2 * time.Second
 
 // errArtGone is returned in a transaction that finds art gone that was there.
 var errArtGone = errors.New("cardvault: card art has gone meanwhile")
 
-// show makes h show art, which is that of an asset of the network, and returns
-// what is to be stored with it. A nil art leaves what is shown, unless the
-// network has none any more.
+// show makes h show art, which belongs to an asset of the network, and returns the write to
+// store with it. A nil art leaves the shown art, unless the network no longer has any.
 func (v *Vault) show(h *holding, asset string, a *art) func(store.Tx) error {
 	former := h.net.artID
 	switch {
@@ -135,7 +134,7 @@ func (v *Vault) dropArt(row, id uuid.UUID) func(store.Tx) error {
 	return func(tx store.Tx) error {
 		users, err := tx.Lookup(kindNetworkToken, hash, 2)
 		switch {
-		case errors.Is(err, ErrDamaged): // it stays: somebody may show it
+		case errors.Is(err, ErrDamaged): // it stays: a token may show it
 			return nil
 		case err == nil && len(users) == 1 && users[0].ID == row:
 			shelf.Delete(tx, id)

@@ -14,8 +14,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// A backfill goes through the tokens of an account and asks for network tokens
-// for those that can have one.
+// A backfill goes through the tokens of an account and asks for network tokens for those
+// eligible.
 type backfill struct {
 	from  uuid.UUID // row key to go on from
 	began time.Time
@@ -73,7 +73,7 @@ func (v *Vault) newBackfill(ctx context.Context) (*store.Record, error) {
 	return r, v.rows.SealShown(r, b.encode())
 }
 
-// backfillBatch is how many tokens one run of the job takes.
+// backfillBatch limits the tokens of one run of the job.
 const backfillBatch = 256
 
 // backfill does a part of the job and stores how far it has come.
@@ -138,8 +138,8 @@ func (v *Vault) slot(n *networkToken, at time.Time) (wait time.Duration) {
 	return wait
 }
 
-// postpone leaves alone a network token of another network than the one that is
-// configured. One that has not been provisioned yet goes to that.
+// postpone leaves alone a network token of a network other than the configured one. A token
+// that has not been provisioned yet moves to the configured network.
 func (c *networkCall) postpone(ctx context.Context) error {
 	v := c.vault
 	_, err := v.change(ctx, opNetworkToken, c.asked.card.ID, func(h *holding) (func(store.Tx) error, error) {

@@ -23,7 +23,7 @@ type Card struct {
 	PAN    card.PAN
 	Expiry card.Expiry
 
-	// SecurityCode is optional. It is kept in memory for some minutes, see
+	// SecurityCode is optional. It is kept in memory for a few minutes, see
 	// [Options.SecurityCodeTTL], and never stored.
 	SecurityCode card.SecurityCode
 
@@ -131,7 +131,7 @@ func checkName(field string, n card.Name) error {
 	return nil
 }
 
-// checkText applies the rules of free text to one that is not absent.
+// checkText applies the rules of free text to a text that is present.
 func checkText(field string, text []byte) error { return broken(field, rule.Text(text)) }
 
 func required(field string) error { return broken(field, rule.Required()) }

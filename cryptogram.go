@@ -63,12 +63,12 @@ type PaymentData struct {
 	CreatedAt time.Time `wire:"created_at"`
 
 	// Encrypted is a JWE in compact form, which [receive.OpenPaymentData] opens with the
-	// shared secret of the merchant. "" unless Success, and once
-	// [Options.PaymentDataRetention] is over, 24 hours by default: the payment is made by
-	// then, and the record says that it could be.
+	// shared secret of the merchant. It is "" unless Success, and once
+	// [Options.PaymentDataRetention] has passed, 24 hours by default: the payment is made
+	// by then, and the record shows that it could be.
 	Encrypted string `wire:"encrypted_authentication_data"`
 
-	// Failures say why there is none. Empty if Success.
+	// Failures give the reasons for a missing cryptogram. Empty if Success.
 	Failures []Failure `wire:"failure_details"`
 
 	Merchant  uuid.UUID `wire:"merchant_id"`
@@ -101,13 +101,12 @@ func newFailure(code network.Code, schemeCode string) *Failure {
 	return &Failure{source, code, code.Message(), code.Retryable(), schemeCode}
 }
 
-// RequestPaymentData asks the network for a cryptogram and returns its record.
-// Every call asks anew: a cryptogram is for one payment. A call that was
-// processed and came to none is no error: the record says why, is kept and is
-// listed like any other.
+// RequestPaymentData asks the network for a cryptogram and returns its record. Every call
+// asks anew: a cryptogram is for one payment. A refused cryptogram is not an error: check
+// Success. The record gives the reason, and is kept and listed like any other.
 //
-// If ctx ends while the network is asked, nothing is kept. Whether it has made a
-// cryptogram is not known then; under the same idempotency key it makes no second.
+// If ctx ends during the call of the network, nothing is kept. The network may or may not
+// have made a cryptogram then; under the same idempotency key it makes no second.
 //
 // Errors: FieldErrors, with the code unknown_merchant for a merchant that the
 // account does not have; ErrNotFound; ErrIdempotencyKeyReused;
@@ -247,8 +246,8 @@ func (v *Vault) forbids(h *holding, a *standing, m *Merchant, secret *PaymentSec
 	return nil
 }
 
-// askCryptogram asks the network for the cryptogram of p and sets what came of
-// it. An error says that p came to nothing.
+// askCryptogram asks the network for the cryptogram of p and sets the outcome. An error
+// means that p has none.
 func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, secret *PaymentSecret) error {
 	var got *network.Cryptogram
 	err := v.ask(ctx, func(ctx context.Context) (err error) {
@@ -369,7 +368,7 @@ func paymentsOf(rows ledger.Account) payments {
 	return payments{paymentdata.Records{Account: rows, Data: kindPaymentData, JWEs: kindPaymentJWE}}
 }
 
-// open returns the payment data of a record, without what is encrypted for the merchant.
+// open returns the payment data of a record, without the JWE.
 func (s payments) open(ctx context.Context, rec *store.Record) (*PaymentData, error) {
 	p := &PaymentData{
 		ID:        s.Mask(kindPaymentData, rec.ID),

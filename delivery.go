@@ -26,12 +26,12 @@ type DeliveryRecord struct {
 	Status    DeliveryStatus    `wire:"status"`
 	Attempts  int               `wire:"attempts"`
 
-	LastAttemptAt  time.Time `wire:"last_attempt_at"`       // zero if there was none
+	LastAttemptAt  time.Time `wire:"last_attempt_at"`       // zero before the first
 	NextAttemptAt  time.Time `wire:"next_attempt_at"`       // zero unless one is planned
 	LastStatusCode int       `wire:"last_status_code,null"` // of HTTP; 0 if there was no answer
 }
 
-// A DeliveryStatus says what became of a delivery.
+// A DeliveryStatus is the state of a delivery.
 type DeliveryStatus uint8
 
 const (
@@ -53,12 +53,11 @@ func (s *DeliveryStatus) UnmarshalText(text []byte) error {
 	return enum.Read(text, s, DeliveryStatus.String)
 }
 
-// ListDeliveries returns one page of the deliveries to a webhook: those under way, and
-// those that ended in the last seven days, except deliveries of which the token was
-// deleted first. The times of opts are those of the events. opts may be nil. The error is
-// ErrNotFound for a webhook that the account does not have. If deliveries are damaged, the
-// page comes with an error: see [Page]. The text of the error also names their events, which
-// Redeliver makes whole.
+// ListDeliveries returns one page of the deliveries to a webhook: pending ones, and those
+// that ended in the last seven days, unless their token was deleted first. The times of
+// opts are times of events. opts may be nil. The error is ErrNotFound for a webhook that
+// the account does not have. If deliveries are damaged, the page comes with an error: see
+// [Page]. The text of the error also names their events, which Redeliver makes whole.
 func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (_ *Page[*DeliveryRecord], err error) {
 	defer v.doing("list deliveries", &err)
 	return listedDeliveries(v, webhook, opts).page(ctx)
@@ -110,14 +109,13 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 	return e, nil
 }
 
-// Redeliver delivers an event once more, under the same id, to every webhook that is
-// enabled and takes events of its type, also if it was delivered before. It does not
-// wait for other events of its token. The ten attempts begin anew; the log goes on
-// counting them. opts may be nil.
+// Redeliver delivers an event once more, under the same id, to every enabled webhook that
+// subscribes to events of its type, even if it was delivered before. It does not wait for
+// other events of its token. The ten attempts begin anew; the log continues to count them.
+// opts may be nil.
 //
-// Errors: ErrNotFound for an event that the account does not have, that is no longer in
-// the log of a webhook, or of which the token is gone; ErrNoWebhook;
-// ErrIdempotencyKeyReused.
+// Errors: ErrNotFound for an event that the account does not have, that is no longer in the
+// log of a webhook, or whose token was deleted; ErrNoWebhook; ErrIdempotencyKeyReused.
 func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID, opts *CallOptions) (_ *Outcome, err error) {
 	defer v.doing("redeliver event", &err)
 	row := v.rows.Unmask(kindEvent, event)

@@ -13,16 +13,16 @@ import (
 
 // Errors of calls that concern one object.
 var (
-	// ErrNotFound is returned for an id that the account does not have: never
-	// issued, deleted, expired, or of another account. These are not told apart.
+	// ErrNotFound is returned for an id that the account does not have: never issued,
+	// deleted, expired, or of another account. The error is the same for all.
 	ErrNotFound = ledger.ErrNotFound
 
-	// ErrSessionCompleted is returned by Tokenize and RefreshSecurityCode for a
-	// session that has done what it is for.
+	// ErrSessionCompleted is returned by Tokenize and RefreshSecurityCode for a session
+	// that has served its purpose.
 	ErrSessionCompleted = errors.New("cardvault: session is completed")
 
-	// ErrSessionKind is returned by Tokenize for a session in which a security
-	// code is entered anew, and by RefreshSecurityCode for one that makes a token.
+	// ErrSessionKind is returned by Tokenize for a session in which a security code is
+	// entered again, and by RefreshSecurityCode for a session that makes a token.
 	ErrSessionKind = errors.New("cardvault: session is for something else")
 
 	// ErrIdentificationPending is returned by Tokenize while the cardholder is
@@ -42,17 +42,17 @@ var (
 	ErrIdempotencyInProgress = replay.ErrInProgress
 
 	// ErrTooManyNumbers is returned by Import, Tokenize and CompleteSession for a card
-	// number if too many others with the same masked form were passed in since the UTC
-	// day began: somebody may be trying out what the mask hides. The limit is a
-	// thousandth of the numbers that can be behind the mask, at least 3 and at most 100,
-	// divided by [Options.Replicas]. A number that was let through on that day may come
-	// again, until one is refused: from then on, until the day ends, all numbers with the
-	// mask are, or it could be found out which were let through before.
+	// number if too many others with the same masked form were passed in since the UTC day
+	// began: an attacker may be guessing the hidden digits. The limit is a thousandth of
+	// the numbers that can be behind the mask, at least 3 and at most 100, divided by
+	// [Options.Replicas]. A number that was accepted on that day may come again, until one
+	// is refused. From then on, until the day ends, all numbers with the mask are refused.
+	// Otherwise callers could find out which were accepted before.
 	ErrTooManyNumbers = errors.New("cardvault: too many card numbers with the same mask")
 
-	// ErrNetworkTokenState is returned by Provision for a network token that
-	// cannot be provisioned any more, and for a token that gets none: inactive,
-	// deleted, ephemeral, or of an invalidated card.
+	// ErrNetworkTokenState is returned by Provision for a network token that cannot be
+	// provisioned any more, and for a token that cannot have one: inactive, deleted,
+	// ephemeral, or of an invalidated card.
 	ErrNetworkTokenState = errors.New("cardvault: state of the network token does not allow this")
 
 	// ErrNoWebhook is returned by Redeliver for an event that no webhook takes which is
@@ -65,15 +65,15 @@ var (
 	ErrTooManySecrets = errors.New("cardvault: webhook has too many secrets that sign")
 
 	// ErrTestInProgress is returned by TestWebhook while another test of the webhook is
-	// under way. Repeat it in some seconds.
+	// running. Repeat it in a few seconds.
 	ErrTestInProgress = errors.New("cardvault: test of the webhook is under way")
 
 	// ErrNotEnabled comes with the error of a call for which the vault is not set up. The
 	// error names the option.
 	ErrNotEnabled = errors.New("cardvault: not enabled")
 
-	// ErrProviderAccount is returned by ObtainPPAN for somebody for whom the account
-	// sends no cards: see [Account.ProviderAccounts].
+	// ErrProviderAccount is returned by ObtainPPAN for an account at the provider to which
+	// the vault's account sends no cards: see [Account.ProviderAccounts].
 	ErrProviderAccount = errors.New("cardvault: account sends no cards for this account at the provider")
 
 	// ErrTokenInvalidated is returned by ObtainPPAN for a token whose card the
@@ -123,9 +123,9 @@ var (
 	// ErrClosed is returned by every call after Close.
 	ErrClosed = ledger.ErrClosed
 
-	// ErrUnavailable comes with errors of the store or of the key provider that
-	// a later call may not meet. Nothing was changed. Of calls about security codes
-	// it may be their cache: see there what was done.
+	// ErrUnavailable comes with errors of the store or of the key provider that a later
+	// call may not meet. Nothing was changed. Calls that use the security-code cache return
+	// it too; their comments say what was done.
 	ErrUnavailable = ledger.ErrUnavailable
 
 	// ErrOutcomeUnknown comes with the error of a write whose commit failed in
@@ -133,9 +133,9 @@ var (
 	// idempotency key, or look.
 	ErrOutcomeUnknown = ledger.ErrOutcomeUnknown
 
-	// ErrDamaged comes with errors about stored data that is not what was
-	// written: a damaged file, or a row that was changed or moved. [Damaged] returns
-	// the records that such an error names.
+	// ErrDamaged comes with errors about stored data that differs from the data written: a
+	// damaged file, or a row that was changed or moved. [Damaged] returns the records that
+	// such an error names.
 	ErrDamaged = ledger.ErrDamaged
 
 	// ErrStorageFull comes with the error of a write for which no room was
@@ -167,7 +167,7 @@ var (
 // never holds the value.
 type FieldError struct {
 	// Field is the Go name of the field, from the argument on, such as "Expiry.Month" of a
-	// [Card]. An argument that is no struct has the name of its type or field elsewhere,
+	// [Card]. An argument other than a struct has the name of its type or field elsewhere,
 	// such as "Payload".
 	Field string
 	Code  invalid.Code
@@ -184,13 +184,13 @@ func (e *FieldError) Error() string {
 // A call that is given several bad values reports all of them.
 func FieldErrors(err error) []*FieldError { return treeOf[*FieldError](err) }
 
-// A DamagedRecord names a stored record that is not what was written.
+// A DamagedRecord names a stored record that differs from the record written.
 type DamagedRecord struct {
 	Kind string // such as "token" or "API key"
 
-	// ID is the id as calls and answers print it. It is zero for records of which they
-	// print none, and for records in a list that name another account or parent than the
-	// list. These are one DamagedRecord for the whole page.
+	// ID is the id as calls and answers print it. It is zero for records whose id is never
+	// printed, and for records in a list that name another account or parent than the list.
+	// These are one DamagedRecord for the whole page.
 	ID uuid.UUID
 }
 
@@ -237,7 +237,7 @@ func (e *callError) Unwrap() error { return e.err }
 
 var errNotOpened = errors.New("cardvault: vault was not opened: use Open or New")
 
-// notEnabled returns ErrNotEnabled with what the vault lacks.
+// notEnabled returns ErrNotEnabled with the option that the vault lacks.
 func notEnabled(lacks string) error { return fmt.Errorf("%w: %s", ErrNotEnabled, lacks) }
 
 // doing lets the error of a call say what the call was doing. Every method that can fail
@@ -249,7 +249,7 @@ func (v *Vault) doing(verb string, err *error) {
 	doing(verb, err)
 }
 
-// doing is that of a Vault which is open. Of calls that make others, the outermost counts.
+// doing is for calls of an open Vault. If calls make others, the outermost counts.
 func doing(verb string, err *error) {
 	if *err == nil {
 		return

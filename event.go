@@ -58,15 +58,15 @@ type EventSink interface {
 	Event(ctx context.Context, e *Event) error
 }
 
-// eventTypes are the types of events by the numbers under which they are stored. The outbox
-// knows that of a deletion.
+// eventTypes are the types of events by their stored numbers. The outbox knows the number
+// of a deletion.
 var eventTypes = [4]receive.EventType{
 	1:              receive.TokenCreated,
 	2:              receive.TokenUpdated,
 	outbox.Deleted: receive.TokenDeleted,
 }
 
-// eventType returns the type that is stored as a number, "" if there is none.
+// eventType returns the type that is stored as a number, or "".
 func eventType(n uint64) receive.EventType {
 	if n < uint64(len(eventTypes)) {
 		return eventTypes[n]
@@ -77,7 +77,7 @@ func eventType(n uint64) receive.EventType {
 // typeNumber returns the number of a type, 0 if it has none.
 func typeNumber(t receive.EventType) uint8 { return uint8(max(0, slices.Index(eventTypes[:], t))) }
 
-// reasonOf says what has changed of a token.
+// reasonOf returns the reason of the change from was to is.
 func reasonOf(was, is *Token) receive.EventReason {
 	switch {
 	case was.Status != is.Status:

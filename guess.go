@@ -12,8 +12,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// A Suspicion is that somebody is trying out card numbers: more different numbers with
-// the same masked form were passed in than [ErrTooManyNumbers] lets through.
+// A Suspicion reports a possible attempt to guess card numbers: more different numbers with
+// the same masked form were passed in than [ErrTooManyNumbers] allows.
 type Suspicion struct {
 	At      time.Time
 	Account uuid.UUID
@@ -34,10 +34,9 @@ type guesses struct {
 	seed    maphash.Seed // of the hashes of masked numbers, which show nothing secret
 }
 
-// takeNumber counts a card number, which has the fingerprint f, under what its mask shows,
-// before anything that depends on the number is answered or done. A number that was
-// counted on that day passes. It returns ErrTooManyNumbers for one too many, and for all
-// with its mask from then on.
+// takeNumber counts a card number, which has the fingerprint f, under its mask, before any
+// answer or act that depends on the number. A number that was counted on that day passes.
+// It returns ErrTooManyNumbers for one too many, and for all with its mask from then on.
 func (v *Vault) takeNumber(ctx context.Context, p card.PAN, f Fingerprint) error {
 	digits, at := hiding.Of(p), now()
 	shown := shownIIN(digits, v.opts.IINLength)

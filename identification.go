@@ -22,26 +22,25 @@ import (
 	"github.com/google/uuid"
 )
 
-// An identification is that of a cardholder, as a session has it while it is under
-// way. The card is the sealed secret of the session's record, its security code is
-// in the cache under the key.
+// An identification is a session's running identification of a cardholder. The card is the
+// sealed secret of the session's record, its security code is in the cache under the key.
 type identification struct {
 	key       uuid.UUID // under which the provider knows it
 	scheme    card.Scheme
 	since     time.Time
-	next      time.Time // nobody asks the provider before
+	next      time.Time // earliest next call of the provider
 	reference string    // "" until the provider has answered
 	challenge string
 }
 
 const (
-	// identificationPace is how often the provider is asked at most.
+	// identificationPace is the least time between two calls of the provider.
 	identificationPace = time.Second
 
-	// identificationMargin is how much longer than a call of the provider its lease is.
+	// identificationMargin is the time by which the lease outlasts a call of the provider.
 	identificationMargin = 5 * time.Second
 
-	// identificationPatience is how long a provider may leave open whether it has
+	// identificationPatience limits how long a provider may leave open whether it has
 	// begun.
 	identificationPatience = time.Minute
 )
@@ -115,8 +114,7 @@ func (s *visit) enter(ctx context.Context, c Card, also ...*store.Record) (*Toke
 	return s.identify(ctx, c)
 }
 
-// lease makes sure that nobody else asks the provider until it must
-// have answered.
+// lease keeps others from calling the provider until it must have answered.
 func (s *visit) lease(ctx context.Context, also ...*store.Record) error {
 	s.idv.next = now().Add(s.vault.opts.IDVTimeout + identificationMargin)
 	return s.put(ctx, opIdentify, also...)
@@ -140,8 +138,8 @@ func (s *visit) put(ctx context.Context, op ledger.Operation, also ...*store.Rec
 	})
 }
 
-// advance asks the provider how far the identification of a session is, unless
-// somebody has just done so.
+// advance asks the provider for the state of a session's identification, unless another
+// call has just done so.
 func (s *visit) advance(ctx context.Context) error {
 	if s.idv == nil || now().Before(s.idv.next) {
 		return nil
@@ -162,9 +160,9 @@ func (s *visit) advance(ctx context.Context) error {
 	return err
 }
 
-// identify asks the provider about the holder of the card in a session, and stores
-// what follows, whether the caller is still there or not: an identification is not to
-// be begun again and again. Whoever calls it has the lease.
+// identify asks the provider about the holder of the card in a session, and stores the
+// consequences, even if the caller has left: an identification must not begin again and
+// again. Its caller has the lease.
 func (s *visit) identify(ctx context.Context, c Card) (*Token, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.vault.opts.IDVTimeout+identificationMargin)
 	defer cancel()

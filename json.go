@@ -6,9 +6,9 @@ import (
 	"github.com/cardvault/cardvault/internal/wire"
 )
 
-// The JSON of these types is that of the REST surface, byte for byte, from which UnmarshalJSON
-// restores every field that has a tag. So that of a token has the name of the cardholder and,
-// unlike an event, the fingerprint. An object with more than 1,000 members, known or not, or a
+// The JSON of these types equals the REST surface's, byte for byte, and UnmarshalJSON
+// restores every field that has a tag from it. So a token's JSON has the name of the
+// cardholder and, unlike an event, the fingerprint. An object with more than 1,000 members, known or not, or a
 // list with more items is an error. json.Marshal also escapes <, > and &; an Encoder with
 // SetEscapeHTML(false) does not.
 
@@ -52,17 +52,17 @@ func (t Token) LogValue() slog.Value {
 	return slog.GroupValue(slog.String("id", t.ID.String()), slog.String("account_number", t.MaskedAccountNumber))
 }
 
-// LogValue keeps the name of the cardholder out of logs, like that of the token.
+// LogValue keeps the name of the cardholder out of logs, as a token's does.
 func (e Event) LogValue() slog.Value {
 	return slog.GroupValue(slog.String("id", e.ID.String()), slog.String("type", string(e.Type)), slog.String("token", e.TokenID.String()))
 }
 
-// LogValue keeps the name of the cardholder out of logs, like that of the token.
+// LogValue keeps the name of the cardholder out of logs, as a token's does.
 func (d Delivery) LogValue() slog.Value {
 	return slog.GroupValue(slog.String("id", d.ID.String()), slog.String("url", d.URL))
 }
 
-// LogValue keeps the names of cardholders out of logs, like that of the token.
+// LogValue keeps the names of cardholders out of logs, as a token's does.
 func (p Page[T]) LogValue() slog.Value {
 	return slog.GroupValue(slog.Int("page", p.Page), slog.Int("items", len(p.Items)))
 }

@@ -16,11 +16,11 @@ const (
 	// KeySize is the size of a key-encryption key: 32 bytes.
 	KeySize = keyfile.Size
 
-	// MinPassphrase is how many characters the passphrase of a new key file has at least: 12.
-	// Argon2id makes each guess cost some milliseconds, which does not save a word.
+	// MinPassphrase is the least number of characters in the passphrase of a new key file:
+	// 12. Argon2id makes each guess cost a few milliseconds, which does not save a word.
 	MinPassphrase = keyfile.MinPassphrase
 
-	// MaxWrapped is how much a [KeyWrapper] must take: 16 KiB. The keys of a vault have 191
+	// MaxWrapped is the size that a [KeyWrapper] must accept: 16 KiB. The keys of a vault have 191
 	// bytes at first, and 37 more with each rotation.
 	MaxWrapped = ledger.MaxWrapped
 )
@@ -29,16 +29,16 @@ const (
 // when a vault is opened and when keys are rotated, never for a single card. Package
 // envelope makes one of a KMS that encrypts little.
 type KeyWrapper interface {
-	// KeyID names the key. The name is stored with what Wrap returns, in clear,
-	// and must be the same whenever the vault is opened.
+	// KeyID names the key. The name is stored with the output of Wrap, in clear, and must
+	// be the same whenever the vault is opened.
 	KeyID() string
 
 	// Wrap encrypts plaintext, of up to [MaxWrapped] bytes, bound to aad.
 	Wrap(ctx context.Context, plaintext, aad []byte) ([]byte, error)
 
-	// Unwrap returns what was wrapped, if it was wrapped by this key with the
-	// same aad: else an error that wraps ErrWrongKey. Any other error counts
-	// as transient: the call may be repeated.
+	// Unwrap returns the plaintext of wrapped, if it was wrapped by this key with the same
+	// aad: otherwise an error that wraps ErrWrongKey. Any other error is treated as
+	// transient: the call may be repeated.
 	Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error)
 }
 
@@ -88,14 +88,14 @@ func KeyBytes(key []byte) (*Keyring, error) {
 // under a key made from that with Argon2id. A new file takes a passphrase of
 // [MinPassphrase] characters at least.
 //
-// KeyFile refuses a file that others may use, one of somebody else than this user or
-// root, in a folder of somebody else, or one that others may write to; one that has
-// another name besides, a symlink; and a passphrase for a file in clear or none for a
-// sealed one. Owners and names are not looked at on Windows. [Open] refuses a key
-// file that lies in the folder of the vault, where a backup would take both.
+// KeyFile refuses a file that others may use, or that belongs to another user than this one
+// or root. It refuses a folder of another user, and a folder that others may write to. It
+// refuses a file that has a second name, a symlink, a passphrase for a file in clear, and a
+// missing one for a sealed file. Owners and names are not checked on Windows. [Open]
+// refuses a key file that lies in the folder of the vault, where a backup would take both.
 //
-// A path that is mistyped makes a new key too. It opens no vault that exists:
-// [ErrWrongKey] says so then.
+// A mistyped path makes a new key too. That key opens no existing vault: the error is
+// [ErrWrongKey] then.
 func KeyFile(path string, passphrase []byte) (*Keyring, error) {
 	if path == "" {
 		return nil, fmt.Errorf("%w: the path is empty", ErrKeyFile)

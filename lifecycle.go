@@ -21,10 +21,10 @@ import (
 	"github.com/google/uuid"
 )
 
-// A networkToken is what the vault knows of the network token of a token, and
-// what it is about to do: provision it, poll, reconcile. Its record has the row
-// key of the token and is due when there is something to do. The state is the
-// token's; the number of the network token is never kept.
+// A networkToken is the vault's state of the network token of a token, and its pending
+// work: provision it, poll, reconcile. Its record has the row key of the token and is due
+// when there is work. The status is the token's; the number of the network token is never
+// kept.
 type networkToken struct {
 	scheme  card.Scheme
 	network string // Name of the Network
@@ -36,7 +36,7 @@ type networkToken struct {
 	attempt uint64
 	unsure  bool
 
-	tries uint64    // calls made for what is being done now
+	tries uint64    // calls made for the present step
 	since time.Time // when polling began
 	slot  bool      // due when the rate limit allows it
 
@@ -50,8 +50,8 @@ type networkToken struct {
 	problem Reason // last transient failure: Code and SchemeCode
 }
 
-// news is when what is known of a network token came to pass, by the clock of
-// the network. Each owner suspends on its own.
+// news is the time of the latest known change to each part of a network token, by the clock
+// of the network. Each owner suspends on its own.
 type news struct {
 	stateAt, cardAt, artAt time.Time
 	ownerAt                [ownerCount]time.Time
@@ -153,13 +153,13 @@ type answerKind uint8
 const (
 	answerNothing   answerKind = iota // an error, a timeout, a panic or garbage: the outcome is unknown
 	answerToken                       // there is a network token
-	answerRefusal                     // there is none, for now or for good
-	answerUnknown                     // of a look-up: there is none, and never will be under that key
-	answerReleasing                   // there is one that is about to be deleted
+	answerRefusal                     // no network token, for now or for good
+	answerUnknown                     // of a look-up: no network token, and never will be under that key
+	answerReleasing                   // a network token that is about to be deleted
 	answerOutdated                    // of a look-up: a notice that came meanwhile may be newer
 	answerRequested                   // a caller asks for a network token
 	answerForbidden                   // the vault's own configuration allows none
-	answerElsewhere                   // it is of another network than the configured one
+	answerElsewhere                   // it belongs to a network other than the configured one
 	answerSuspended                   // the network has suspended it on behalf of the cardholder
 	answerResumed                     // the network has ended that
 	answerKinds     = 11
@@ -291,8 +291,8 @@ func (p progress) after(a networkAnswer, at time.Time, scale scaling) progress {
 	return p
 }
 
-// move applies a trigger and reports whether it means something in this state.
-// reason is that of the new state, nil for active and pending.
+// move applies a trigger and reports whether it makes sense in this state. reason belongs
+// to the new state, nil for active and pending.
 func (p *progress) move(t transition.Trigger, reason *Reason) bool {
 	next, ok := transition.Next(p.status, t)
 	if ok {
@@ -323,8 +323,8 @@ func (p *progress) request(name string) {
 	p.pause = pause{kind: pauseExact}
 }
 
-// postpone leaves alone a network token of another network than the configured
-// one. One that has not been asked for yet goes to the configured one.
+// postpone leaves alone a network token of a network other than the configured one. A token
+// that was not requested yet moves to the configured one.
 func (p *progress) postpone(name string, repeats bool) {
 	if p.network == name {
 		return // it was requested again meanwhile
@@ -345,7 +345,7 @@ func (p *progress) provisioned(a networkAnswer, at time.Time, scale scaling) {
 	case answerToken:
 		repeated := p.unsure
 		p.attach(a, at, scale)
-		if repeated { // the answer may be that of the first call
+		if repeated { // the answer may repeat the first call's
 			p.pause = pause{kind: pauseExact, wait: polls[0]}
 		}
 	case answerRefusal:
@@ -474,8 +474,8 @@ func (p *progress) adopt(got *network.Token, asked, at time.Time) {
 	}
 }
 
-// networkTime returns a time of the network as it is stored. A time far ahead
-// counts as now: it must not shut out later news.
+// networkTime returns a time of the network in its stored form. A time far ahead is
+// replaced by the present: it must not shut out later news.
 func networkTime(t, at time.Time) time.Time {
 	if t.After(at.Add(time.Hour)) {
 		return at
@@ -582,9 +582,8 @@ func (p *progress) schedule(at time.Time, scale scaling) {
 		p.tries = 0
 		p.pause = pause{kind: pauseMixed, wait: reconcileAfter}
 	case network.Failed:
-		// What became of a call whose outcome is unknown, or of a provisioning
-		// that was thought to have failed and is going on. A vault that was down
-		// for long has not looked yet.
+		// The outcome of a call is unknown, or a provisioning that seemed to have failed
+		// continues. A vault that was down for long has not looked yet.
 		few := uint64(len(polls))
 		if (p.unsure || p.id != "") && (p.tries < few || at.Sub(p.since) < scale(pollsEnd)) {
 			p.tries = min(p.tries+1, few)
@@ -593,7 +592,7 @@ func (p *progress) schedule(at time.Time, scale scaling) {
 	}
 }
 
-// reconcileAfter is how often the vault asks whether it has missed a notice.
+// reconcileAfter is the interval at which the vault checks for missed notices.
 const reconcileAfter = 24 * time.Hour
 
 // reconciles reports whether all that is due is to see that nothing was missed.
@@ -617,13 +616,13 @@ func poll(n uint64, since time.Duration, scale scaling) (next pause, ok bool) {
 	return pause{kind: pausePaced, wait: time.Hour}, since < scale(pollsEnd)
 }
 
-// A holding is a token with its network token, as they were read, and how they
-// are to be stored.
+// A holding is a token with its network token, as they were read and with the changes to
+// store.
 type holding struct {
 	token *Token
 	net   *networkToken
 
-	card, record *store.Record // of token and of net; record is nil if there is none yet
+	card, record *store.Record // of token and of net; record is nil before the first write
 	due          time.Time     // when there is something to do for net; zero: never
 
 	// As they were read.
@@ -686,13 +685,13 @@ func (v *Vault) openNetworkToken(ctx context.Context, r *store.Record) (*network
 	return n, v.rows.Named(r, err)
 }
 
-// change lets fn change a token and its network token and stores both with what
-// fn returns besides. fn may run more than once.
+// change lets fn change a token and its network token, and stores both with the additional
+// writes of fn. fn may run more than once.
 func (v *Vault) change(ctx context.Context, op ledger.Operation, row uuid.UUID, fn func(*holding) (also func(store.Tx) error, err error)) (*Token, error) {
 	return v.changeHeld(ctx, op, row, nil, fn)
 }
 
-// changeHeld is change of what was read, if h is not nil.
+// changeHeld is change for a holding that was read, if h is not nil.
 func (v *Vault) changeHeld(ctx context.Context, op ledger.Operation, row uuid.UUID, h *holding, fn func(*holding) (also func(store.Tx) error, err error)) (*Token, error) {
 	for ; ; h = nil {
 		if h == nil {
@@ -792,9 +791,8 @@ func (v *Vault) sealNetworkToken(h *holding) error {
 	return v.rows.SealShown(r, tlv.Pad(n.encode(nil), 64, 0))
 }
 
-// networkLookups are the hashes by which the network token of a token is found.
-// There are none before the network has answered: importing costs no entry of a
-// random key.
+// networkLookups are the hashes that find the network token of a token. They are empty
+// before the network has answered: importing costs no entry of a random key.
 func (v *Vault) networkLookups(token uuid.UUID, n *networkToken) (hashes [][]byte) {
 	if n.id != "" {
 		hashes = append(hashes, v.networkHash(n.network, n.id))

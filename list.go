@@ -15,7 +15,7 @@ import (
 // ListOptions select and order what a list shows. The zero value selects
 // everything, newest first.
 type ListOptions struct {
-	// Limit is how many items a page has, 1 to [MaxLimit]. 0 means [DefaultLimit]. An
+	// Limit bounds the items of a page, 1 to [MaxLimit]. 0 means [DefaultLimit]. An
 	// iterator reads as many at a time, and for 0 MaxLimit.
 	Limit int
 
@@ -32,8 +32,8 @@ type ListOptions struct {
 //
 // A call that lists returns the page and an error if records on it are damaged. Items are
 // the others then, so that they are fewer than Limit. The error wraps [ErrDamaged], and
-// [Damaged] returns kind and id of each such record. Those that name another account or
-// parent than the list are one of them, without an id. With any other error there is no page.
+// [Damaged] returns kind and id of each such record. Records that name another account or
+// parent than the list are one entry, without an id. With any other error there is no page.
 type Page[T any] struct {
 	Items      []T
 	Page       int   // its number, from 1

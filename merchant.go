@@ -30,8 +30,8 @@ type Merchant struct {
 	Name      string // 1 to 255 characters
 	Primary   bool
 
-	// Secrets of the merchant, oldest first: at most one that is used now and
-	// one that will be. Their values are shown once, by RotatePaymentSecret.
+	// Secrets of the merchant, oldest first: at most the current one and its successor.
+	// Their values are shown once, by RotatePaymentSecret.
 	Secrets []PaymentSecret
 
 	Replayed bool // CreateMerchant has made it before, or EnsureMerchant has found it
@@ -75,11 +75,11 @@ func (v *Vault) CreateMerchant(ctx context.Context, name string, opts *MerchantO
 	})
 }
 
-// EnsureMerchant returns the oldest merchant of the account with a name, and makes it if
-// there is none. Of several calls at once, in several processes too, one makes it.
+// EnsureMerchant returns the oldest merchant of the account with a name, and makes it if it
+// does not exist. If several calls come at once, in several processes too, one makes it.
 // opts may be nil, and can have no IdempotencyKey.
 //
-// Errors: FieldErrors; ErrDamaged if it cannot be told whether there is one; ErrNotFound
+// Errors: FieldErrors; ErrDamaged if damage hides whether the merchant exists; ErrNotFound
 // for a handle on an account that does not exist.
 func (v *Vault) EnsureMerchant(ctx context.Context, name string, opts *MerchantOptions) (_ *Merchant, err error) {
 	defer v.doing("ensure merchant", &err)
@@ -95,7 +95,7 @@ func (v *Vault) EnsureMerchant(ctx context.Context, name string, opts *MerchantO
 	hash := s.nameHash(name)
 	return ledger.Retry(ctx, func() (*Merchant, error) {
 		m, err := s.hashed(ctx, hash)
-		if m == nil && err == nil { // one that a former version has made has no hash
+		if m == nil && err == nil { // a merchant of a former version has no hash
 			m, err = findMerchant(ctx, v, func(m *Merchant) bool { return m.Name == name })
 		}
 		switch {
@@ -262,7 +262,7 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, opt
 		if err := v.rows.SealShown(r, m.encode()); err != nil {
 			return nil, err
 		}
-		// Without its value: the answer is no second place of a secret.
+		// Without its value: the answer must not be a second place of a secret.
 		answer := tlv.AppendTime(tlv.Append(nil, merchantSecretID, next.KeyID), merchantSecretAt, next.ActivateAt)
 		if err := c.Seal(answer, uuid.Nil); err != nil {
 			return nil, err

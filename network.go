@@ -23,8 +23,8 @@ type Reason struct {
 	OccurredAt time.Time      `wire:"occurred_at"`
 }
 
-// codeOf returns the code of a refusal and the network's own. A code that is
-// not one of the source counts as scheme_unavailable or invalid_request.
+// codeOf returns the code of a refusal and the network's own. A code outside those of the
+// source is replaced with scheme_unavailable or invalid_request.
 func codeOf(e *network.Error, source network.Source) (code network.Code, schemeCode string) {
 	code, schemeCode = e.Code, e.SchemeCode
 	if s := network.SourceOf(code); s == 0 || s != source {

@@ -18,11 +18,11 @@ import (
 	"github.com/google/uuid"
 )
 
-// Notify applies a notice of the network to every token that has the network
-// token, in whatever account. Once it has returned nil the effect is durable,
-// and the network can be told so: what is for more than a thousand tokens is stored,
-// and applied by [Vault.Run]. A notice that was applied before, or that is older than
-// what is known, changes nothing and returns nil.
+// Notify applies a notice of the network to every token that has the network token, in any
+// account. Once it has returned nil the effect is durable, and the network may receive its
+// acknowledgement. A notice for more than a thousand tokens is stored, and applied by
+// [Vault.Run]. A notice that was applied before, or that is older than the known state,
+// changes nothing and returns nil.
 //
 // Errors: FieldErrors; ErrNotFound if no token has the network token, which can
 // also be because the vault has not stored it yet: let the network deliver the
@@ -65,12 +65,12 @@ func (v *Vault) Notify(ctx context.Context, n *network.Notice) (err error) {
 // idempotency key while that is not known.
 func handleOf(r network.Ref) string { return cmp.Or(r.ID, r.IdempotencyKey) }
 
-// An arrival is a notice that has come, with the records that it concerns.
+// An arrival is a received notice, with the affected records.
 type arrival struct {
 	vault  *Vault
 	notice *network.Notice
 	hash   []byte        // of its network token
-	seen   *store.Record // that it has come, as it is to be stored
+	seen   *store.Record // of its receipt, for storing
 
 	known   *store.Record   // that it had come before; nil if it had not
 	holders []*store.Record // the network tokens it is about, one more than are notified at once
@@ -155,7 +155,7 @@ func (v *Vault) notifyOne(ctx context.Context, r *store.Record, n *network.Notic
 
 const (
 	noticeTTL     = 30 * 24 * time.Hour // how long a notice is known to be applied
-	noticeHolders = 1000                // tokens of one network token that are told at once; more are told by a job
+	noticeHolders = 1000                // tokens of one network token that are updated at once; more are left to a job
 	noticeBatch   = 256                 // network tokens that the job reads at a time
 )
 
@@ -294,8 +294,8 @@ func (h *holding) cardNoticed(n *network.Notice, at time.Time) {
 	}
 }
 
-// notices is the effect of each kind of notice, by the time at which it occurred.
-// Those of the card are not here: they change the token.
+// notices is the effect of each kind of notice, by the time at which it occurred. Notices
+// about the card are not here: they change the token.
 var notices = map[network.NoticeKind]func(p *progress, n *network.Notice, at time.Time){
 	network.NoticeActivated:    (*progress).activateNoticed,
 	network.NoticeRefused:      (*progress).refuseNoticed,

@@ -43,27 +43,27 @@ var modeNames = enum.Names{Live: "live", Sandbox: "sandbox"}
 type Options struct {
 	Mode Mode // Live unless set
 
-	// BIN tells bank, segment, type and country of a card. If nil, only the
-	// scheme is known.
+	// BIN returns the bank, segment, type and country of a card. If nil, only the scheme is
+	// known.
 	BIN network.BINProvider
 
-	// Network issues network tokens. If nil, they are not available. What it can do
-	// besides is found when the vault is opened: see [network.Info].
+	// Network issues network tokens. If nil, they are not available. Its optional powers
+	// are found when the vault is opened: see [network.Info].
 	Network network.Provider
 
 	// NetworkTimeout bounds each call to the network, 100 milliseconds to 30
 	// seconds. Defaults to 10 seconds.
 	NetworkTimeout time.Duration
 
-	// NetworkRate is how often background work of this process calls the network,
-	// in requests a second for each scheme. Queues are mixed, so that cards of
-	// one issuer that were imported together do not come together. The calls of
-	// RequestPaymentData do not count. Defaults to 100 in live mode and to no bound in sandbox mode.
+	// NetworkRate limits the background calls of this process to the network, in requests a
+	// second for each scheme. Queues are shuffled, so that an imported batch of one issuer
+	// does not arrive as a burst. The calls of RequestPaymentData do not count. Defaults to
+	// 100 in live mode and to no bound in sandbox mode.
 	NetworkRate float64
 
-	// ProvisionWait is how long Provision waits for a state other than pending,
-	// up to 10 seconds. [Vault.Run] must be running. A repetition under an
-	// idempotency key gets the token as it was before the wait. Defaults to not at all.
+	// ProvisionWait limits how long Provision waits for a state other than pending, up to
+	// 10 seconds. [Vault.Run] must be running. A repetition under an idempotency key
+	// returns the token as it was before the wait. Defaults to not at all.
 	ProvisionWait time.Duration
 
 	// PPAN gives pseudo card numbers. If nil, ObtainPPAN returns ErrNotEnabled.
@@ -73,41 +73,42 @@ type Options struct {
 	// to 10 seconds.
 	PPANTimeout time.Duration
 
-	// IDV identifies cardholders in sessions. If nil, nobody does.
+	// IDV identifies cardholders in sessions. If nil, they are not identified.
 	IDV idv.Provider
 
 	// IDVTimeout bounds each call to IDV, 100 milliseconds to 30 seconds. Defaults
 	// to 10 seconds.
 	IDVTimeout time.Duration
 
-	// SecurityCodeTTL is how long a security code is kept, 1 to 15 minutes.
-	// Defaults to 10 minutes.
+	// SecurityCodeTTL limits how long a security code is kept, 1 to 15 minutes. Defaults to
+	// 10 minutes.
 	SecurityCodeTTL time.Duration
 
-	// SecurityCodeCapacity is how many security codes are kept at a time, at most
-	// a hundred million. Beyond it the least recently used goes early, with a warning in the
-	// log. One takes about 500 bytes. Defaults to 65,536. Without effect if Codes is set.
+	// SecurityCodeCapacity limits the security codes that are kept at a time, at most a
+	// hundred million. Beyond it the least recently used is dropped early, with a warning
+	// in the log. One takes about 500 bytes. Defaults to 65,536. Without effect if Codes is
+	// set.
 	SecurityCodeCapacity int
 
 	// Codes keeps security codes. All vaults on one store need the same cache: with
-	// caches apart, one does not have the codes of the other, and does not erase them.
-	// A code that it does not take or give within 50 milliseconds counts as not kept;
-	// calls that erase or refresh one wait for a second, and a deletion goes on
-	// then: what it could not erase goes with its time. The vault does not close it. If nil, they are in the memory of this process, under a key that
-	// ends with it.
+	// separate caches, one vault neither has nor erases the codes of the other. Reads and
+	// writes have 50 milliseconds: a code that takes longer is treated as absent. Calls
+	// that erase or refresh a code wait for a second. A deletion succeeds even then, and a
+	// code that it could not erase expires by itself. The vault does not close the cache.
+	// If nil, codes are in the memory of this process, under a key that ends with it.
 	Codes store.CodeCache
 
-	// Events receives what becomes of tokens. If nil, webhooks alone do.
+	// Events receives the events of tokens. If nil, only webhooks do.
 	Events EventSink
 
-	// Webhooks delivers what becomes of tokens to the webhooks of their accounts:
-	// package webhook has one over HTTP. If nil, what is for them waits for a vault on
-	// the store that has one, and none can be registered.
+	// Webhooks delivers the events of tokens to the webhooks of their accounts: package
+	// webhook has a Sender over HTTP. If nil, webhooks cannot be registered, and pending
+	// deliveries wait for a vault on the store that has one.
 	Webhooks Sender
 
-	// PaymentDataRetention is how long encrypted payment data can be read again,
-	// 1 minute to 30 days. Defaults to 24 hours; with NoRetention it is only in
-	// the answer of RequestPaymentData.
+	// PaymentDataRetention limits how long encrypted payment data can be read again, 1
+	// minute to 30 days. Defaults to 24 hours; with NoRetention it is only in the answer of
+	// RequestPaymentData.
 	PaymentDataRetention time.Duration
 
 	// BaseURL is where the REST surface is reached, such as
@@ -122,12 +123,12 @@ type Options struct {
 	// ranges have them.
 	AllowNonLuhn bool
 
-	// SessionTTL is how long a session lives, 1 minute to 1 hour.
-	// Defaults to 15 minutes.
+	// SessionTTL limits how long a session lives, 1 minute to 1 hour. Defaults to 15
+	// minutes.
 	SessionTTL time.Duration
 
-	// Schemes are those whose cards are taken in sessions; an Import takes any. If
-	// empty, all are.
+	// Schemes are the schemes accepted in sessions; an Import accepts any. If empty, all
+	// are.
 	Schemes []card.Scheme
 
 	// RequireSessionBinding refuses payloads of CompleteSession whose header does not
@@ -137,27 +138,27 @@ type Options struct {
 	// the protocol send none.
 	RequireSessionBinding bool
 
-	// Replicas is how many vaults work on the store, in this process and others, 1 to
-	// 1000. Each counts on its own how many card numbers callers may pass in, see
-	// ErrTooManyNumbers, and takes its part of the limit. Defaults to 1.
+	// Replicas is the number of vaults that work on the store, in this process and others,
+	// 1 to 1000. Each counts separately how many card numbers callers pass in, see
+	// ErrTooManyNumbers, and enforces its share of the limit. Defaults to 1.
 	Replicas int
 
-	// OnSuspicion is told when the limit of ErrTooManyNumbers refuses a card number: once
-	// a day for each account and masked number, for 64 of an account and 16,384 of all at
-	// most. It is called in the call that was refused, concurrently, and should return
-	// soon. If nil, there is only a warning in the log.
+	// OnSuspicion is called when the limit of ErrTooManyNumbers refuses a card number. It
+	// is called once a day for each account and masked number, and for at most 64 of an
+	// account and 16,384 of all. It is called in the call that was refused, concurrently,
+	// and should return soon. If nil, there is only a warning in the log.
 	OnSuspicion func(context.Context, Suspicion)
 
-	// IdempotencyTTL is how long a call can be repeated under its idempotency
-	// key, 1 hour to 7 days. Defaults to 24 hours.
+	// IdempotencyTTL limits how long a call can be repeated under its idempotency key, 1
+	// hour to 7 days. Defaults to 24 hours.
 	IdempotencyTTL time.Duration
 
 	// Quotas bound what one account can have, unless the operator has set others for it:
 	// [Vault.UpdateAccount].
 	Quotas Quotas
 
-	// Logger is told of background failures, and of every write at debug level.
-	// Nothing sensitive is logged. Defaults to none.
+	// Logger receives background failures, and every write at debug level. Nothing
+	// sensitive is logged. Defaults to none.
 	Logger *slog.Logger
 
 	powers adapter.Powers // of Network
@@ -171,7 +172,7 @@ const (
 
 	MaxTokenTTL    = 30 * 24 * time.Hour // of a token that expires
 	MaxAPIKeyTTL   = 90 * 24 * time.Hour // of an API key that expires
-	MaxAPIKeyDepth = store.MaxLookups    // keys in a chain of which each has made the next: 8
+	MaxAPIKeyDepth = store.MaxLookups    // keys in a chain, each made by the one before: 8
 
 	// MaxWebhooks is the largest Quotas.Webhooks: an event is written in one transaction
 	// with its delivery to each.
@@ -179,12 +180,12 @@ const (
 
 	MaxProviderAccounts = 16 // of an account
 
-	// SecretOverlap is how long a rotated payment secret is not used yet, so that
-	// receivers can load it.
+	// SecretOverlap is the time before a rotated payment secret is used, so that receivers
+	// can load it.
 	SecretOverlap = 24 * time.Hour
 
-	// WebhookSecretOverlap is how long a rotated signing secret goes on signing, beside
-	// those that are newer.
+	// WebhookSecretOverlap is how long a rotated signing secret continues to sign, beside
+	// newer ones.
 	WebhookSecretOverlap = 24 * time.Hour
 
 	// NoRetention as Options.PaymentDataRetention keeps no encrypted payment data.

@@ -13,11 +13,11 @@ import (
 	"github.com/google/uuid"
 )
 
-// maxRefusals is how many cards a session refuses before it fails.
+// maxRefusals limits the refused cards of a session: the last one fails it.
 const maxRefusals = 5
 
-// refusePayload returns why nothing comes of a payload, once it is stored that it was
-// used: also one that is of no use is good for one session.
+// refusePayload returns the reason to refuse a payload, once its use is stored: even a
+// useless payload is good for one session.
 func (v *Vault) refusePayload(ctx context.Context, used []*store.Record, why error) error {
 	if len(used) > 0 {
 		if err := v.rows.Write(ctx, opRefuseCard, uuid.Nil, func(tx store.Tx) error { tx.Put(used[0]); return nil }); err != nil {

@@ -15,14 +15,13 @@ import (
 	"github.com/google/uuid"
 )
 
-// ObtainPPAN sends the card of a token to [Options.PPAN] and returns what the
-// provider says, whatever that is. The security code is sent along if the vault
-// has it, and stays. Nothing is stored. An idempotency key does not count: what
-// came of a request without an answer is not known, and repeating it may make a
-// second pseudo card number, which does no harm.
+// ObtainPPAN sends the card of a token to [Options.PPAN] and returns any answer of the
+// provider. The security code is sent along if the vault has it, and stays. Nothing is
+// stored. An idempotency key does not count: the outcome of a request without an answer is
+// unknown, and repeating it may make a second pseudo card number, which does no harm.
 //
-// A card is sent only for those in [Account.ProviderAccounts], and each time that is
-// logged: who asked, for which token, and what came of it.
+// A card is sent only to the accounts in [Account.ProviderAccounts], and each time is
+// logged with its caller, token and outcome.
 //
 // Errors: FieldErrors;
 // ErrNotEnabled without a provider; ErrProviderAccount; ErrNotFound; ErrTokenInvalidated;
@@ -102,7 +101,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a ppan.Account) (_
 	return answer, err
 }
 
-// maySendFor reports whether cards of an account may be sent for somebody.
+// maySendFor reports whether cards of an account may be sent to a provider's account.
 func (o *Options) maySendFor(a *Account, somebody ProviderAccount) bool {
 	return slices.Contains(a.ProviderAccounts, somebody) || o.Mode == Sandbox && len(a.ProviderAccounts) == 0
 }

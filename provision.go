@@ -21,11 +21,11 @@ import (
 	"github.com/google/uuid"
 )
 
-// Provision asks for a network token for a token whose network token failed or
-// is not available, and returns the token, which is pending then. The rest is
-// done by [Vault.Run]; see [Options.ProvisionWait]. A network token that is
-// pending or active stays as it is, and so does a token that expires, which gets
-// none. If the configuration still allows none, the reason is renewed. opts may be nil.
+// Provision asks for a network token for a token whose network token failed or is not
+// available, and returns the token, which is pending then. The rest is done by [Vault.Run];
+// see [Options.ProvisionWait]. A network token that is pending or active stays as it is. So
+// does a token that expires, which cannot have one. If the configuration still allows none,
+// the reason is renewed. opts may be nil.
 //
 // Errors: ErrNetworkTokenState, ErrNotFound, ErrIdempotencyKeyReused.
 func (v *Vault) Provision(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *Token, err error) {
@@ -70,8 +70,8 @@ func provision(ctx context.Context, v *Vault, id uuid.UUID, c *replay.Call) (*To
 	return v.provisioned(ctx, t)
 }
 
-// storeRefusal stores and returns ErrNetworkTokenState, the one error that a
-// repetition gets again.
+// storeRefusal stores and returns ErrNetworkTokenState, the only error that a repetition
+// returns again.
 func storeRefusal(ctx context.Context, v *Vault, id uuid.UUID, c *replay.Call) error {
 	row := v.rows.Unmask(kindToken, id)
 	if err := c.SealRefusal(row); err != nil {
@@ -86,7 +86,7 @@ func storeRefusal(ctx context.Context, v *Vault, id uuid.UUID, c *replay.Call) e
 	return cmp.Or(err, ErrNetworkTokenState)
 }
 
-// provisioned waits for a token that is pending, if it is to be waited for.
+// provisioned waits for a pending token, if ProvisionWait is set.
 func (v *Vault) provisioned(ctx context.Context, t *Token) (*Token, error) {
 	if v.opts.ProvisionWait == 0 || t.NetworkTokenStatus != network.Pending {
 		return t, nil
@@ -100,7 +100,7 @@ func (v *Vault) provisioned(ctx context.Context, t *Token) (*Token, error) {
 	for {
 		select {
 		case <-ctx.Done():
-			return t, nil // what was asked for is done
+			return t, nil // the request is fulfilled
 		case <-until.C:
 			return t, nil
 		case <-look.C:
@@ -125,7 +125,7 @@ func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) 
 	if !ok || t.Status == StatusInvalid {
 		return nil, ErrNetworkTokenState
 	}
-	if !t.ExpiresAt.IsZero() { // it gets none, as its reason says
+	if !t.ExpiresAt.IsZero() { // never provisioned, as its reason says
 		return nil, nil
 	}
 	if t.NetworkTokenStatus == network.Pending || t.NetworkTokenStatus == network.Active {
@@ -247,8 +247,8 @@ func (c *networkCall) provision(ctx context.Context) error {
 		return err
 	}
 
-	// The answer of an overloaded network, or of a gateway in front of it, may leave
-	// the outcome open. A look-up tells whether there is a network token.
+	// The answer of an overloaded network, or of a gateway in front of it, may leave the
+	// outcome open. A look-up shows whether there is a network token.
 	if e := c.answer.refusal; e != nil && !isFinal(e) && (h.net.unsure || c.answer.repeats || e.Source != network.SourceConfiguration) {
 		got, err := v.callLookup(ctx, h.net.ref(h.token.ID), h.token.LastFour)
 		switch {
@@ -350,8 +350,8 @@ func (c *networkCall) conclude(ctx context.Context) error {
 }
 
 // held returns put for a process that still has the lease under which the network was
-// asked. Any other writes nothing: the one that has it asks again, under the same key,
-// unless the token is gone. ErrNotFound tells that.
+// asked. Any other process writes nothing: the new holder asks again, under the same key,
+// unless the token was deleted, which ErrNotFound reports.
 func (c *networkCall) held(put func(store.Tx) error) func(store.Tx) error {
 	return func(tx store.Tx) error {
 		switch holds, err := c.job.Holds(tx); {
@@ -422,7 +422,7 @@ func (c *networkCall) logFailure(h *holding, a networkAnswer) {
 		code, schemeCode := codeOf(e, network.SourceConfiguration)
 		log.Error("network refused by configuration", "scheme", h.token.Scheme, "code", code, "scheme_code", schemeCode)
 	case a.provisions:
-	case a.kind == answerNothing, !h.due.IsZero(): // else it is over
+	case a.kind == answerNothing, !h.due.IsZero(): // otherwise it has ended
 		log.Warn("network token could not be looked up", "token", h.token.ID, "error", leak.Printable(a.err))
 	}
 }
@@ -477,7 +477,7 @@ func (v *Vault) callLookup(ctx context.Context, ref network.Ref, lastFour string
 // it is there until the network has it.
 const jobContact = 1
 
-// openContact returns the contact that is to be passed to the network, or none.
+// openContact returns the contact to pass to the network, if there is one.
 func (v *Vault) openContact(ctx context.Context, r *store.Record) (c card.Contact, err error) {
 	if len(r.Secret) == 0 {
 		return card.Contact{}, nil
@@ -576,8 +576,8 @@ func (v *Vault) observe(h *holding, got *network.Token, image *art, asked time.T
 	return v.show(h, got.Art, image)
 }
 
-// renew applies what the network says of the card. The number of a card that
-// was replaced is not told: the one that is stored is stale then.
+// renew applies the network's state of the card. The notice of a replaced card has no
+// number: the stored one is stale then.
 func (h *holding) renew(c *network.CardState, replaced bool) bool {
 	t, n := h.token, h.net
 	if _, ok := transition.Next(t.NetworkTokenStatus, transition.CardChanged); !ok {
@@ -620,8 +620,8 @@ func (v *Vault) SuspendNetworkToken(ctx context.Context, id uuid.UUID) (_ *Token
 	return v.suspend(ctx, id, true, network.Suspender.Suspend)
 }
 
-// ResumeNetworkToken ends what SuspendNetworkToken began. The network token is
-// active again if nobody else suspends it. Errors are the same.
+// ResumeNetworkToken ends the suspension by SuspendNetworkToken. The network token is
+// active again unless another owner still suspends it. Errors are the same.
 func (v *Vault) ResumeNetworkToken(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
 	defer v.doing("resume network token", &err)
 	return v.suspend(ctx, id, false, network.Suspender.Resume)

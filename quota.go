@@ -11,28 +11,28 @@ import (
 	"github.com/google/uuid"
 )
 
-// Quotas bound what one account can have, so that none can fill the vault of all.
-// There is none for tokens. A field that is 0 stands for its default.
+// Quotas bound the objects of one account, so that none can fill the vault of all. Tokens
+// have no quota. A field that is 0 stands for its default.
 type Quotas struct {
-	// APIKeys is how many API keys the account has, at most 100,000. Those that have
-	// been revoked or have expired count until they are erased, in seconds. Defaults to 1,000.
+	// APIKeys limits the API keys of the account, at most 100,000. Revoked and expired ones
+	// count until they are erased, in seconds. Defaults to 1,000.
 	APIKeys int
 
-	// Webhooks is how many webhooks the account has, at most [MaxWebhooks]. Defaults to 16.
+	// Webhooks limits the webhooks of the account, at most [MaxWebhooks]. Defaults to 16.
 	Webhooks int
 
-	// OpenSessions is how many sessions of the account are neither finished nor over, at
-	// most 10,000,000. Defaults to 100,000.
+	// OpenSessions limits the sessions of the account that are neither finished nor
+	// expired, at most 10,000,000. Defaults to 100,000.
 	OpenSessions int
 
-	// PaymentData is how many records of payment data a token has, at most 1,000,000.
-	// Beyond it the oldest failures are erased, then the oldest whose encrypted data is no
-	// longer kept: a request is never refused for it. Defaults to 10,000.
+	// PaymentData limits the records of payment data of a token, at most 1,000,000. Beyond
+	// it the oldest failures are erased, then the oldest whose encrypted data is no longer
+	// kept: a request is never refused for it. Defaults to 10,000.
 	PaymentData int
 }
 
-// A QuotaUpdate says which quotas of an account to change. What is nil stays; 0 is
-// again what [Options.Quotas] says.
+// A QuotaUpdate holds the changes to an account's quotas. A nil field stays; 0 restores the
+// default of [Options.Quotas].
 type QuotaUpdate struct {
 	APIKeys, Webhooks, OpenSessions, PaymentData *int
 }
@@ -82,7 +82,7 @@ func (q *Quotas) withDefaults() error {
 	return nil
 }
 
-// or sets what is 0 in q as in of.
+// or replaces zeros in q with the values in of.
 func (q *Quotas) or(of *Quotas) {
 	for _, f := range allQuotas {
 		if n := f.of(q); *n == 0 {
@@ -149,7 +149,7 @@ func (v *Vault) withinQuota(ctx context.Context, op ledger.Operation, q *quotaFi
 		switch {
 		case errors.Is(err, errStale):
 		case errors.Is(err, quota.ErrFull):
-			// One batch at a time, each of which leaves less to erase.
+			// One batch at a time, so that each leaves less to erase.
 			if n, err := v.eraser.Lapse(ctx, kind); n == 0 || err != nil {
 				full := &QuotaError{q.name, limit}
 				v.rows.Wrote(ctx, op, uuid.Nil, full)

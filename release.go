@@ -14,11 +14,11 @@ import (
 	"github.com/google/uuid"
 )
 
-// A release is a network token that nobody holds any more and that is to be
-// deleted at the network. Nothing else of the token is left.
+// A release is a network token that no token holds any more and that awaits deletion at the
+// network. Nothing else of the token is left.
 type release struct {
 	network string
-	ref     network.Ref // without ID: what came of the provisioning is not known
+	ref     network.Ref // without ID: the outcome of the provisioning is unknown
 	tries   uint64
 
 	// done is whether it has been deleted. The record stays for a lease: it
@@ -78,9 +78,9 @@ func (v *Vault) newRelease(name string, ref network.Ref, due time.Time) (*store.
 	return r, v.rows.SealShown(r, l.encode())
 }
 
-// holder returns a network token that has a hash, other than that of a row, or nil. The
-// error is ErrDamaged if there is one that cannot be read and none that can: who holds a
-// network token decides whether it is deleted at the network.
+// holder returns a network token that has a hash, other than a row's own, or nil. The error
+// is ErrDamaged if only unreadable ones have the hash: the holder of a network token
+// decides whether it is deleted at the network.
 func (v *Vault) holder(ctx context.Context, hash []byte, except uuid.UUID) (holder *store.Record, err error) {
 	err = v.rows.FindBy(ctx, kindNetworkToken, hash, holdersRead, func(r *store.Record, readable bool) bool {
 		if readable && r.ID != except {
@@ -91,7 +91,7 @@ func (v *Vault) holder(ctx context.Context, hash []byte, except uuid.UUID) (hold
 	return holder, err
 }
 
-// holdersRead bounds how many network tokens are read to find one that can be.
+// holdersRead bounds the network tokens that are read to find a readable one.
 const holdersRead = 16
 
 // heldStill reports whether a holder that was found still holds a network token. It
@@ -117,8 +117,8 @@ func (v *Vault) releaseLater(key, id string) (*store.Record, func(store.Tx) erro
 	return r, func(tx store.Tx) error { tx.Put(r); return nil }, err
 }
 
-// Pauses between the tries of a release go on as those of a provisioning, then
-// daily, for releaseTriesMax tries in all: about a month.
+// Pauses between the tries of a release follow those of a provisioning, then are daily, for
+// releaseTriesMax tries in all: about a month.
 const releaseTriesMax = 35
 
 // releaseNow deletes a network token at the network.

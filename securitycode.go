@@ -26,11 +26,10 @@ type SecurityCodeStatus struct {
 	ExpiresAt time.Time // zero unless it is available
 }
 
-// SecurityCodeStatus reports whether the vault has the security code of a token,
-// and until when. The code goes at that time, when it is consumed, when another
-// takes its place or the token is deleted, and early if there is no room for it
-// or its cache is lost. A cache that does not answer has none. What becomes of the
-// card at its scheme does not matter.
+// SecurityCodeStatus reports whether the vault has the security code of a token, and until
+// when. The code is erased at that time, when it is consumed or replaced, or when the token
+// is deleted. It is lost early if there is no room for it or its cache is lost. A cache
+// that does not answer has no code. Events of the card at its scheme do not matter.
 //
 // The error is ErrNotFound for an id that the account does not have.
 func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (_ *SecurityCodeStatus, err error) {
@@ -46,15 +45,14 @@ func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (_ *Securi
 	return &SecurityCodeStatus{!code.IsZero(), until}, nil
 }
 
-// Consume ends the security code of a token: nobody gets it any more, whatever its cache
-// does, and it is erased there. It is the caller's word that the payment was authorized:
-// nothing else that uses the code consumes it. A token without one stays as it is. opts may
-// be nil.
+// Consume ends the security code of a token: it is never used again, even if its cache
+// fails, and is erased there. With it the caller states that the payment was authorized:
+// nothing else that uses the code consumes it. A token without a code stays as it is. opts
+// may be nil.
 //
-// Errors: ErrNotFound; ErrUnavailable if the cache could not be reached, so that the
-// code, which is of no use any more, may still be there; ErrIdempotencyKeyReused;
-// ErrIdempotencyInProgress. Repeated under an idempotency key it does not end the code
-// of a later refresh.
+// Errors: ErrNotFound; ErrUnavailable if the cache could not be reached, so that the code,
+// now useless, may still be there; ErrIdempotencyKeyReused; ErrIdempotencyInProgress.
+// Repeated under an idempotency key it does not end the code of a later refresh.
 func (v *Vault) Consume(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *Outcome, err error) {
 	defer v.doing("consume security code", &err)
 	call := replay.Request{Operation: opConsume, Object: id, Key: opts.key()}
@@ -91,10 +89,10 @@ func (v *Vault) consume(ctx context.Context, id uuid.UUID, c *replay.Call) error
 	})
 }
 
-// endCode makes the security code that is kept of a token one of the past, and stores the
-// claim of the call with that: whoever takes over after a crash ends no later code. It
-// returns the row key of the token, and whether there is no later code: only then may
-// what the cache has be erased.
+// endCode invalidates the present security code of a token, and stores the claim of the
+// call with that: a call that takes over after a crash ends no later code. It returns the
+// row key of the token, and whether there is no later code: only then may the code in the
+// cache be erased.
 func (v *Vault) endCode(ctx context.Context, id uuid.UUID, c *replay.Call) (row uuid.UUID, last bool, err error) {
 	for {
 		rec, err := v.rows.Get(ctx, kindToken, id)
@@ -113,7 +111,7 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, c *replay.Call) (row 
 
 		t.codes++
 		if t.toldVersion == rec.Version {
-			t.toldVersion++ // nothing has changed that deliveries tell
+			t.toldVersion++ // no field that deliveries show has changed
 		}
 		rec.Version++
 		if err := v.sealToken(rec, t); err != nil {
@@ -135,16 +133,16 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, c *replay.Call) (row 
 			err = v.rows.Update(ctx, opConsume, write)
 		}
 		if errors.Is(err, store.ErrConflict) {
-			continue // somebody else was faster, so there is progress
+			continue // another call was faster, so there is progress
 		}
 		return rec.ID, true, err
 	}
 }
 
-// RefreshSession returns the id of a new session in which the shopper enters the
-// security code of a token's card anew: see [Vault.RefreshSecurityCode]. Until
-// then the vault keeps the code that it has. The id is a credential like that of
-// CreateSession, and the session ends with the token. opts may be nil.
+// RefreshSession returns the id of a new session in which the shopper enters the security
+// code of a token's card again: see [Vault.RefreshSecurityCode]. Until then the vault keeps
+// its present code. The id is a credential as in CreateSession, and the session ends with
+// the token. opts may be nil.
 //
 // Errors: ErrNotFound, ErrQuotaExceeded, ErrIdempotencyKeyReused.
 func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *CreatedSession, err error) {
@@ -232,8 +230,9 @@ func (s *visit) refreshCode(ctx context.Context, code card.SecurityCode, also ..
 
 	event.Written()
 
-	// Only whoever completes the session gets to replace the code. The token may have been
-	// deleted meanwhile, or the code consumed, perhaps before there was this code to erase.
+	// Only the call that completes the session may replace the code. The token may have
+	// been deleted meanwhile, or the code consumed, perhaps before there was this code to
+	// erase.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)
 	defer cancel()
 	if s.vault.codes.Keep(ctx, s.vault.rows, t.ID, codes.NewCode(hiding.Of(code), t.codes, s.vault.opts.codeUntil(t.ExpiresAt)), codes.Wait) != nil {
@@ -268,10 +267,10 @@ func (o *Options) codeUntil(end time.Time) time.Time {
 	return until
 }
 
-// securityCode returns the security code of a token and until when it is kept, none if
-// the cache has none, cannot be reached, or has one that was consumed or replaced. The
-// token is read after the cache: a code that is returned had not been consumed when it was
-// asked for.
+// securityCode returns the security code of a token and the end of its time. It returns
+// none if the cache has none, cannot be reached, or has one that was consumed or replaced.
+// The token is read after the cache: a returned code had not been consumed at the time of
+// the call.
 func (v *Vault) securityCode(ctx context.Context, id uuid.UUID) (card.SecurityCode, time.Time, error) {
 	kept := v.codes.Find(ctx, v.rows, id)
 	defer kept.Wipe()

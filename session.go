@@ -25,13 +25,13 @@ type SessionOptions struct {
 	// [Options.IDV], and the token has IdentificationNone or IdentificationChecked.
 	BypassIdentification bool
 
-	// TokenTTL is after how long the token is deleted by itself, a second to [MaxTokenTTL].
-	// 0: never. A token with it gets no network token.
+	// TokenTTL is the time until the token expires, a second to [MaxTokenTTL]. 0: never. A
+	// token that expires has no network token.
 	TokenTTL time.Duration
 
-	// BusinessKey and ImportProvider become those of the token, under the rules of
-	// [ImportOptions]. They are sealed in the session: whoever enters the card neither sees
-	// nor changes them.
+	// BusinessKey and ImportProvider become the token's, under the rules of
+	// [ImportOptions]. They are sealed in the session: the shopper neither sees nor changes
+	// them.
 	BusinessKey    string
 	ImportProvider string
 
@@ -46,9 +46,9 @@ func (o *SessionOptions) Check() error {
 	return errors.Join(append(checkOrigin(o.BusinessKey, o.ImportProvider), checkTTL("TokenTTL", o.TokenTTL, MaxTokenTTL))...)
 }
 
-// A SessionID is the id of a session, and a credential: whoever has it can use the
-// session until it ends. However it is printed, logged or encoded, nothing of it shows.
-// The zero value is of no session.
+// A SessionID is the id of a session, and a credential: its holder can use the session
+// until it ends. However it is printed, logged or encoded, nothing of it shows. The zero
+// value names no session.
 type SessionID struct{ hidden }
 
 // NewSessionID returns the SessionID of an id that [SessionID.UUID] gave.
@@ -113,7 +113,7 @@ func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session,
 		}
 	}
 
-	// Whoever reads the log must not get to use the session.
+	// Readers of the log must not be able to use the session.
 	err := v.withinQuota(ctx, op, quotaOpenSessions, kindSession, func(room func(store.Tx) error) error {
 		return v.rows.Write(ctx, op, uuid.Nil, func(tx store.Tx) error {
 			if s.refresh != uuid.Nil {
@@ -192,8 +192,8 @@ func (v *Vault) openSession(ctx context.Context, id SessionID) (*visit, error) {
 	return s, err
 }
 
-// sessionRow returns the row key of a session: a keyed hash, so that whoever
-// reads the store does not get to use the session.
+// sessionRow returns the row key of a session: a keyed hash, so that readers of the store
+// cannot use the session.
 func (v *Vault) sessionRow(id uuid.UUID) uuid.UUID {
 	return uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "session", id[:]))
 }
@@ -208,8 +208,8 @@ type Session struct {
 	// Key is what to encrypt under while State is SessionOpen, else nil.
 	Key *SessionKey
 
-	// MaskedAccountNumber and Scheme are those of the card whose code is entered
-	// anew, while State is SessionOpen.
+	// MaskedAccountNumber and Scheme describe the card whose code is entered again, while
+	// State is SessionOpen.
 	MaskedAccountNumber string
 	Scheme              card.Scheme
 
@@ -225,8 +225,8 @@ type Session struct {
 	ChallengeURL string
 }
 
-// A SessionKey is the public key under which a browser encrypts what is entered in
-// a session: RSA of 2048 bits with the exponent 65537, for RSA-OAEP-256.
+// A SessionKey is the public key under which a browser encrypts its input for a session:
+// RSA of 2048 bits with the exponent 65537, for RSA-OAEP-256.
 type SessionKey struct {
 	ID string // of the key, for the header kid
 	N  []byte // modulus, big-endian
@@ -251,7 +251,7 @@ type SessionState uint8
 const (
 	SessionOpen        SessionState = iota + 1 // waits for a card or code
 	SessionIdentifying                         // has a card, and waits for the identification of its holder
-	SessionSucceeded                           // has done what it is for; final
+	SessionSucceeded                           // has served its purpose; final
 	SessionFailed                              // too many cards were refused, or the cardholder was not identified; final
 )
 
@@ -268,14 +268,14 @@ func (s *SessionState) UnmarshalText(text []byte) error {
 	return enum.Read(text, s, SessionState.String)
 }
 
-// Session returns a session, by an id that is its credential: a handle on no
-// account, In(uuid.Nil), finds those of all. It can be read until it lapses, also
-// when it is finished. Reading one in state SessionIdentifying asks the idv.Provider,
-// once a second at most, and completes the session, also after ctx has ended: if
-// nobody reads it, the card goes with it.
+// Session returns a session, by an id that is its credential: a handle on no account,
+// In(uuid.Nil), finds the sessions of all accounts. It can be read until it lapses, even
+// when it is finished. Reading a session in state SessionIdentifying asks the idv.Provider,
+// once a second at most, and completes the session, even after ctx has ended. A session
+// that is never read loses its card when it expires.
 //
-// The error is ErrNotFound for a session that is unknown, over, or of another
-// account, or for the security code of a token that is gone.
+// The error is ErrNotFound for a session that is unknown, expired, or of another account,
+// or for the security code of a token that was deleted.
 func (v *Vault) Session(ctx context.Context, id SessionID) (_ *Session, err error) {
 	defer v.doing("get session", &err)
 	return ledger.Retry(ctx, func() (*Session, error) {
@@ -290,7 +290,7 @@ func (v *Vault) Session(ctx context.Context, id SessionID) (_ *Session, err erro
 	})
 }
 
-// A SessionStatus is what [Vault.SessionStatus] tells of a session.
+// A SessionStatus is the result of [Vault.SessionStatus].
 type SessionStatus struct {
 	Account  uuid.UUID
 	State    SessionState
@@ -343,17 +343,16 @@ func (s *visit) describe(ctx context.Context) (*Session, error) {
 	return d, nil
 }
 
-// CompleteSession takes the payload that a browser has encrypted under the key of
-// an open session, as a compact JWE, and returns the session as it is then. A card
-// that is refused leaves it open, with ReasonCode; the fifth fails it. Nothing of a
-// card that is refused is kept. Of several calls at a time one completes the session.
-// While the holder of a card is identified other payloads are not looked at: the
-// session is returned as it is.
+// CompleteSession takes the payload that a browser has encrypted under the key of an open
+// session, as a compact JWE, and returns the session in its new state. A refused card
+// leaves it open, with ReasonCode; the fifth fails it. Nothing of a refused card is kept.
+// If several calls come at a time, one completes the session. While the holder of a card is
+// identified other payloads are not opened: the session is returned as it is.
 //
-// Errors: a FieldError of result.enc_payload for a payload that cannot be opened,
-// was used in another session, or lacks a claim; ErrNotFound; ErrSessionCompleted;
-// ErrTooManyNumbers, which leaves the session open and counts as no refused card;
-// for a security code that is entered anew those of RefreshSecurityCode.
+// Errors: a FieldError of result.enc_payload for a payload that cannot be opened, was used
+// in another session, or lacks a claim; ErrNotFound; ErrSessionCompleted;
+// ErrTooManyNumbers, which leaves the session open and is not counted as a refused card;
+// for a refreshed security code the errors of RefreshSecurityCode.
 func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byte) (_ *Session, err error) {
 	defer v.doing("complete session", &err)
 	return ledger.Retry(ctx, func() (*Session, error) {
@@ -416,7 +415,7 @@ func (s *visit) complete(ctx context.Context, claims []byte, used []*store.Recor
 		s.failed, reason = RefusedAttempts, RefusedAttempts
 	}
 
-	// Before the card is counted: what is counted is answered.
+	// Before the card is counted: a counted card has an answer.
 	d, err := s.describe(ctx)
 	if err != nil {
 		return nil, err
@@ -538,7 +537,7 @@ func (s *session) state() SessionState {
 
 func (s *session) finished() bool { return s.token != uuid.Nil || s.failed != "" }
 
-// sessionOpen is the class of the sessions that count: those that are not finished.
+// sessionOpen is the class of the sessions that count: the unfinished ones.
 const sessionOpen = 1
 
 // seal sets the columns of r that follow from s.

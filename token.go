@@ -32,15 +32,14 @@ import (
 	"github.com/google/uuid"
 )
 
-// A Token stands for a stored card.
-// Text that is "" and times that are zero are absent. Its JSON is that of the REST surface and
-// has the cardholder's name and the fingerprint: do not log it.
+// A Token stands for a stored card. Empty text and zero times are absent. Its JSON is the
+// REST surface's and has the cardholder's name and the fingerprint: do not log it.
 type Token struct {
 	ID             uuid.UUID `wire:"id"` // version 4
 	CardholderName card.Name `wire:"cardholder_name"`
 
-	// CardArtURL is where an image of the card is, "" if there is none or
-	// Options.BaseURL is not set.
+	// CardArtURL is the URL of an image of the card, "" without one or if Options.BaseURL
+	// is not set.
 	CardArtURL string `wire:"card_art_url"`
 
 	CreatedAt time.Time   `wire:"created_at"` // in UTC and whole microseconds, like all times here
@@ -82,10 +81,9 @@ type Token struct {
 	BusinessKey    string `wire:"business_key"`
 	ImportProvider string `wire:"import_provider"`
 
-	// Fingerprint is the same for two tokens of an account if their cards have
-	// the same number. With the masked number it would tell a guess of the number
-	// right from wrong: an event has none, and package httpapi shows it only to keys
-	// with ScopeFingerprintsRead.
+	// Fingerprint is the same for two tokens of an account if their cards have the same
+	// number. With the masked number it would confirm a guess of the number: events do not
+	// have it, and package httpapi shows it only to keys with ScopeFingerprintsRead.
 	Fingerprint Fingerprint `wire:"fingerprint"`
 
 	// Replayed is whether Import or Provision was called before under its idempotency key:
@@ -97,15 +95,15 @@ type Token struct {
 	lastEvent   uuid.UUID // row key of its last event
 	toldVersion uint64    // version of its record that deliveries of that event contain; 0: none do
 
-	// codes numbers the security codes of the token. It rises when one is consumed or
-	// replaced: a cache that keeps the former one, or brings it back, is of no use.
+	// codes numbers the security codes of the token. It rises when a code is consumed or
+	// replaced: a former code that a cache keeps, or brings back, is of no use.
 	codes uint64
 
 	session SessionID // in which the card was entered; zero of an import
 }
 
-// A Fingerprint is a keyed hash of a card number, under a key of the account. Zero is
-// none.
+// A Fingerprint is a keyed hash of a card number, under a key of the account. Zero means
+// absent.
 type Fingerprint [32]byte
 
 // String returns 64 hexadecimal digits.
@@ -153,13 +151,13 @@ type ImportOptions struct {
 	// beginning with a letter or digit. Needs BusinessKey.
 	ImportProvider string
 
-	// TokenTTL is after how long the token is deleted by itself, a second to [MaxTokenTTL].
-	// 0: never. A token with it gets no network token. An
-	// update can lift it: [TokenUpdate.ExpiresAt].
+	// TokenTTL is the time until the token expires, a second to [MaxTokenTTL]. 0: never. A
+	// token that expires has no network token. An update can lift it:
+	// [TokenUpdate.ExpiresAt].
 	TokenTTL time.Duration
 
-	// Bulk says that the program imports cards of its own accord, as in a migration, and
-	// for nobody who may be guessing: the number is not counted towards
+	// Bulk marks cards that the program imports of its own accord, as in a migration, and
+	// not for a caller who may be guessing: the number is not counted towards
 	// [ErrTooManyNumbers]. Package httpapi never sets it.
 	Bulk bool
 
@@ -229,7 +227,7 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (_ *Tok
 func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions, r replay.Request) (*Token, error) {
 	call, answer, err := v.calls.BeginKeyed(ctx, v.rows, r)
 	if answer != nil && err == nil {
-		return v.decodeAnswer(answer) // whoever repeats the request knew the number
+		return v.decodeAnswer(answer) // the caller of the repetition knew the number
 	}
 
 	// The number counts also if the key was used for another request: else numbers
@@ -290,9 +288,9 @@ func (o *ImportOptions) canonical(c Card) []byte {
 	return tlv.AppendUint(b, 9, uint64(o.TokenTTL))
 }
 
-// newToken completes t, the token of a card that was checked, and returns its
-// record, that of its network token if it is to get one, and its event. A ttl of 0
-// is for ever.
+// newToken completes t, the token of a card that was checked. It returns the token's
+// record, its network token's record if it is eligible, and its event. A ttl of 0 is for
+// ever.
 func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duration, why receive.EventReason) (records []*store.Record, event *outbox.Parcel, err error) {
 	if err := v.rows.Exists(ctx); err != nil {
 		return nil, nil, err
@@ -325,7 +323,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 
 	r := &store.Record{Kind: kindToken, ID: row, Account: v.rows.ID}
 
-	// The length of what is sealed does not tell that of the number.
+	// The length of the sealed text must not reveal the number's.
 	buf := plaintexts.Get().(*[]byte)
 	digits := tlv.Pad(tlv.Append((*buf)[:0], cardNumber, hiding.Of(c.PAN)), 32, 0)
 	err = v.rows.SealSecret(r, digits)
@@ -367,9 +365,9 @@ func (o *Options) schemeOf(ctx context.Context, p card.PAN) card.Scheme {
 	return t.Scheme
 }
 
-// writeToken writes a new token and keeps its security code, for the usual time or
-// until the time given, if that is earlier. The code comes first: whoever sees the
-// token, such as its provisioning, finds the code.
+// writeToken writes a new token and keeps its security code, for the usual time or until
+// the given time, if that is earlier. The code comes first: readers of the token, such as
+// its provisioning, find the code.
 func (v *Vault) writeToken(ctx context.Context, op ledger.Operation, t *Token, code card.SecurityCode, until time.Time, fn func(store.Tx) error) error {
 	if code.IsZero() {
 		return v.rows.Write(ctx, op, t.ID, fn)
@@ -388,7 +386,7 @@ func (v *Vault) writeToken(ctx context.Context, op ledger.Operation, t *Token, c
 // cardNumber is the tag of the number in the secret part of a token.
 const cardNumber = 1
 
-// describe sets what a card number tells about a card.
+// describe sets the fields that follow from a card number.
 func (t *Token) describe(pan []byte, iinLength int, bin *network.BIN) {
 	iinLength = shownIIN(pan, iinLength)
 	scheme, _ := iin.Detect(pan)
@@ -451,7 +449,7 @@ type TokenListOptions struct {
 // check returns a FieldError for each rule of tokens alone that o breaks.
 func (o *TokenListOptions) check() error {
 	var errs []error
-	// Classes of none of the schemes would be those of all.
+	// No classes would select the classes of all schemes.
 	if slices.ContainsFunc(o.Scheme, func(s card.Scheme) bool { return s >= schemes }) {
 		errs = append(errs, &FieldError{"Scheme", invalid.Enum, "must name schemes that exist"})
 	}
@@ -473,10 +471,10 @@ func (v *Vault) List(ctx context.Context, opts *TokenListOptions) (_ *Page[*Toke
 }
 
 // All iterates over the account's tokens that opts select, which may be nil. Like the other
-// iterators of a vault it holds no transaction while the caller works: an item that is
-// deleted meanwhile may still be seen, one that lapses is not. For a damaged item it yields
-// the error, which wraps [ErrDamaged] and names the item, and goes on with the next. It ends
-// after another error.
+// iterators of a vault it holds no transaction while the caller works. An item that is
+// deleted meanwhile may still be seen; a lapsed item is not. For a damaged item it yields
+// the error, which wraps [ErrDamaged] and names the item, and continues with the next. It
+// ends after any other error.
 func (v *Vault) All(ctx context.Context, opts *TokenListOptions) iter.Seq2[*Token, error] {
 	return iterate(ctx, v, func() *listed[*Token] { return listedTokens(v, opts) })
 }
@@ -512,8 +510,8 @@ func listedTokens(v *Vault, opts *TokenListOptions) *listed[*Token] {
 	return l
 }
 
-// A TokenUpdate says what to change. What is nil stays as it is; a pointer to
-// a zero value removes what is there.
+// A TokenUpdate holds the changes to a token. A nil field stays as it is; a pointer to a
+// zero value clears the field.
 type TokenUpdate struct {
 	CardholderName *card.Name
 	BusinessKey    *string
@@ -552,8 +550,8 @@ func (u *TokenUpdate) Check() error {
 	return errors.Join(errs...)
 }
 
-// Update changes what is known about a card, and returns the token. A changed
-// expiry is shown and sent from then on; it starts nothing by itself.
+// Update changes the stored facts about a card, and returns the token. A changed expiry is
+// shown and sent from then on; it starts nothing by itself.
 //
 // Errors: FieldErrors, and ErrNotFound.
 func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (_ *Token, err error) {
@@ -625,12 +623,11 @@ func (u *TokenUpdate) apply(t *Token) error {
 	return nil
 }
 
-// Delete removes a token with all that belongs to it, and has its network token
-// deleted at the network unless another token holds it too. It cannot be undone. It takes
-// as long whatever belongs to the token: what is too much for one transaction is out of
-// reach from then on, and erased by [Vault.Run].
-// The error is ErrNotFound for an id that the account does not have, or has no
-// more.
+// Delete removes a token with all that belongs to it, and has its network token deleted at
+// the network unless another token holds it too. It cannot be undone. Its duration does not
+// depend on the size of the family: whatever exceeds one transaction is out of reach from
+// then on, and erased by [Vault.Run]. The error is ErrNotFound for an id that the account
+// does not have, or no longer has.
 func (v *Vault) Delete(ctx context.Context, id uuid.UUID) (err error) {
 	defer v.doing("delete token", &err)
 	_, err = ledger.Retry(ctx, func() (*deletion, error) {
@@ -648,11 +645,11 @@ type deletion struct {
 	vault   *Vault
 	id, row uuid.UUID
 	card    *store.Record
-	net     *store.Record // of its network token; nil if there is none
+	net     *store.Record // of its network token; nil if absent
 }
 
-// read reads the records of the token. Of a token that is not there the record is
-// empty: nothing is deleted then.
+// read reads the records of the token. If the token is absent its record is empty: nothing
+// is deleted then.
 func (d *deletion) read(ctx context.Context) error {
 	d.card = &store.Record{ID: d.row}
 	return d.vault.rows.View(ctx, func(tx store.ReadTx) (err error) {
@@ -686,7 +683,7 @@ func (d *deletion) run(ctx context.Context) error {
 		switch {
 		case err == nil:
 			freed, drop, err = v.dropNetworkToken(ctx, d.id, d.row, n, d.net.Due)
-		case errors.Is(err, ErrDamaged): // what is damaged can be removed
+		case errors.Is(err, ErrDamaged): // damaged tokens can be removed
 			v.log.Error("network token is left at the network: its record cannot be read", "token", d.id, "error", err)
 			err = nil
 		}
@@ -709,7 +706,7 @@ func (d *deletion) run(ctx context.Context) error {
 		return drop(tx)
 	})
 
-	// Erased also if the outcome is unknown: the code is of no use without its token.
+	// Erased even if the outcome is unknown: the code is of no use without its token.
 	if err == nil || errors.Is(err, ErrOutcomeUnknown) {
 		v.codes.Drop(ctx, d.id)
 	}
@@ -720,8 +717,8 @@ func (d *deletion) run(ctx context.Context) error {
 	return err
 }
 
-// unchanged returns store.ErrConflict unless a record has the version that was
-// read, or there still is none if read is nil.
+// unchanged returns store.ErrConflict unless a record has the version that was read, or is
+// still absent if read is nil.
 func unchanged(tx store.ReadTx, kind store.Kind, row uuid.UUID, read *store.Record) error {
 	switch r, err := tx.Get(kind, row); {
 	case errors.Is(err, store.ErrNotFound) && read == nil:
@@ -736,15 +733,15 @@ func unchanged(tx store.ReadTx, kind store.Kind, row uuid.UUID, read *store.Reco
 	return nil
 }
 
-// dropNetworkToken returns what a deletion does about a network token: its
-// release, unless others hold it, and the end of art that nobody else shows.
+// dropNetworkToken returns the writes of a deletion for its network token: its release,
+// unless others hold it, and the end of art that no other token shows.
 func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *networkToken, due time.Time) (*store.Record, func(store.Tx) error, error) {
 	dropArt := v.dropArt(row, n.artID)
 	if n.id == "" && !n.unsure && due.IsZero() {
 		return nil, dropArt, nil
 	}
 
-	// A call for what is due may be under way: its network token is looked for afterwards.
+	// A call for due work may be running: its network token is looked up afterwards.
 	at := now()
 	if n.id == "" && !due.IsZero() {
 		at = at.Add(v.jobs.Lease(kindNetworkToken))
@@ -754,7 +751,7 @@ func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *netw
 	if n.id != "" {
 		var err error
 		holder, err = v.holder(ctx, v.networkHash(n.network, n.id), row)
-		if err != nil && !errors.Is(err, ErrDamaged) { // what is damaged is for the release to find
+		if err != nil && !errors.Is(err, ErrDamaged) { // the release will find the damage
 			return nil, nil, err
 		}
 	}
@@ -768,19 +765,19 @@ func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *netw
 				return err
 			}
 		}
-		if !held { // whoever has come to hold it since has it withdrawn
+		if !held { // a holder that came since withdraws it
 			tx.Put(rec)
 		}
 		return dropArt(tx)
 	}, err
 }
 
-// class puts a token into a list by what lists filter by. Zero is no class.
+// class puts a token into a list by the fields that lists filter by. Zero is not a class.
 func class(s card.Scheme, n network.Status) uint8 {
 	return 1 + uint8(s)*uint8(networkTokenStatuses) + uint8(n)
 }
 
-// classes returns the classes of some schemes and statuses, all of them if there are none.
+// classes returns the classes of some schemes and statuses, or all if both are empty.
 func classes(of []card.Scheme, in []network.Status) (all store.Classes) {
 	for s := range card.Scheme(schemes) {
 		for n := range networkTokenStatuses {
@@ -949,8 +946,8 @@ func (t *Token) fields(f *tlv.Fields) {
 	f.Time(tokenExpiresAt, &t.ExpiresAt)
 }
 
-// fields has the fields of a reason, which may be nil, and returns the reason that was read.
-// A message that is that of the code is not written.
+// fields has the fields of a reason, which may be nil, and returns the reason that was
+// read. The standard message of a code is not written.
 func (reason *Reason) fields(f *tlv.Fields) *Reason {
 	if !f.Has(tokenReasonCode, reason != nil) {
 		return nil

@@ -11,20 +11,18 @@
 //		Expiry: card.Expiry{Month: 12, Year: 2030},
 //	}, nil)
 //
-// Most programs need [Open], [KeyFile] and the methods of [Vault]. Those that
-// serve the REST surface mount httpapi.NewHandler; tests take the real vault in
-// memory from vaulttest.New; who outgrows one machine calls [New] with another
-// [store.Store].
+// Most programs need [Open], [KeyFile] and the methods of [Vault]. To serve the REST
+// surface, mount httpapi.NewHandler. In tests, take the real vault in memory from
+// vaulttest.New. To run on several machines, call [New] with a shared [store.Store].
 //
-// # What is kept where
+// # Stored data
 //
-// Every record is sealed with AES-256-GCM before it reaches the store. A token
-// has two sealed parts: what a read or a list shows, and the card number. No
-// method returns a card number, and reading and listing never decrypt one. The
-// vault's own keys are stored wrapped by the key-encryption key of a [Keyring],
-// which is never in the store: without it nothing can be read. A security code is
-// kept in memory alone, sealed, for the minutes of [Options.SecurityCodeTTL], and
-// goes with [Vault.Consume].
+// Every record is sealed with AES-256-GCM before it reaches the store. A token has two
+// sealed parts: the data that a read or a list shows, and the card number. No method
+// returns a card number, and reading and listing never decrypt one. The vault's own keys
+// are stored wrapped by the key-encryption key of a [Keyring], which is never in the store:
+// without it nothing can be read. A security code is kept only in memory, sealed, for the
+// minutes of [Options.SecurityCodeTTL], and is erased by [Vault.Consume].
 //
 // # Accounts
 //
@@ -33,20 +31,20 @@
 //
 // # Network tokens
 //
-// With [Options.Network], every card that can have one gets a network token,
-// the substitute number of its scheme. [Token.NetworkTokenStatus] tells how far
-// it is; what it needs is done in the background, and an import never waits for
-// it. [Vault.RequestPaymentData] asks for a cryptogram with which one payment is
-// made, encrypted for the merchant, who opens it with [receive.OpenPaymentData]. Package
-// simnet simulates a network; an adapter of a real one implements [network.Provider].
+// With [Options.Network], every eligible card receives a network token, the substitute
+// number of its scheme. [Token.NetworkTokenStatus] shows its state. The work for it is done
+// in the background, and an import never waits for it. [Vault.RequestPaymentData] asks for
+// a cryptogram for one payment. It is encrypted for the merchant, who opens it with
+// [receive.OpenPaymentData]. Package simnet simulates a network; an adapter of a real one
+// implements [network.Provider].
 //
 // # Sessions and security codes
 //
-// In a session of [Vault.CreateSession] somebody else enters a card: a browser, over
-// httpapi, with a payload that it encrypts for [Vault.CompleteSession], or the program
-// with [Vault.Tokenize]. The security code that comes with a card is used by the
-// network and by the provider of [Vault.ObtainPPAN] while it is there;
-// [Vault.RefreshSession] is for entering it anew.
+// [Vault.CreateSession] starts a session in which a shopper enters a card. A browser sends
+// it over httpapi, in a payload that it encrypts for [Vault.CompleteSession], or the
+// program passes it to [Vault.Tokenize]. While the vault has the security code of a card,
+// the network and the provider of [Vault.ObtainPPAN] use it. [Vault.RefreshSession] starts
+// a session for entering it again.
 //
 // # Background work
 //
@@ -58,25 +56,25 @@
 // # Idempotency
 //
 // Every call that creates or rotates something has an IdempotencyKey among its options: 1
-// to 255 printable ASCII characters that the caller chooses, unique within the account, the
-// method and the object that it concerns. Repeating the call with the same key has the
-// effect and the result of the first call, whatever happened in between, until
-// [Options.IdempotencyTTL] is over. The field Replayed of the result is true then.
+// to 255 printable ASCII characters that the caller chooses. It is unique within the
+// account, the method and the object of the call. Repeating the call with the same key has
+// the effect and the result of the first call, whatever happened in between, until
+// [Options.IdempotencyTTL] has passed. The field Replayed of the result is true then.
 //
 // The record of a key is written in the transaction of the effect. It holds a keyed hash of
 // the request, never the request. Import and Provision return the token as it was, other
-// calls what they have made as it is now. If that is gone the error is [ErrNotFound], and
-// nothing is made anew; so it is for CreateSession and RefreshSession once the session has
-// lapsed, because its id is a credential. API keys, payment secrets and secrets of webhooks are
-// shown once: a repetition has none, and whoever has lost one rotates or revokes it. An
-// error is no result, except ErrNetworkTokenState of Provision.
+// calls return the present state of their object. If the object was deleted the error is
+// [ErrNotFound], and nothing is made anew. The same holds for CreateSession and
+// RefreshSession once the session has lapsed, because its id is a credential. API keys,
+// payment secrets and secrets of webhooks are shown once and not on a repetition: rotate or
+// revoke a lost one. Errors are not stored, except ErrNetworkTokenState of Provision.
 //
-// A security code is no part of a request: whether one was right cannot be found out by
-// repeating the call with another. Another request under the key is
-// [ErrIdempotencyKeyReused], and is counted for the [Actor.RootKeyID] of the call, or its
-// [Actor.Name], or for all calls without either. After five of them every call for that root is
-// ErrIdempotencyKeyReused as long as the key is kept, also the right one, so that nothing
-// else of a request can be tried out either. Other roots are not affected.
+// A security code is not part of a request: repeating the call with another code does not
+// reveal which one was right. Another request under the key is [ErrIdempotencyKeyReused],
+// and is counted for the [Actor.RootKeyID] of the call, or its [Actor.Name], or for all
+// calls without either. After five of them every call for that root is
+// ErrIdempotencyKeyReused as long as the key is kept, even the right one, so that no other
+// part of a request can be tried out either. Other roots are not affected.
 //
 // RequestPaymentData waits for the network, Consume for the cache of security codes. A
 // repetition meanwhile is [ErrIdempotencyInProgress], for a minute at most after a crash.
@@ -160,14 +158,14 @@ const (
 	kindSession = ledger.KindAccount + iota
 	kindIdempotency
 	kindAnswer
-	kindNetworkToken // id and account are those of the token
-	kindRelease      // a network token that is to be deleted at the network
+	kindNetworkToken // id and account are the token's
+	kindRelease      // a network token awaiting deletion at the network
 	kindNotice       // that a notice was applied
-	kindBackfill     // an account whose tokens are to be provisioned
+	kindBackfill     // an account whose tokens await provisioning
 	kindCardArt      // its parts are its children
 	kindCardArtPart
 	kindPaymentData
-	kindPaymentJWE                             // id and parent are those of its payment data
+	kindPaymentJWE                             // id and parent are its payment data's
 	kindEvent      = outbox.KindEvent          // a former version had records of it, which are erased
 	kindSessionKey = ledger.KindAccount + iota // of the whole vault
 	kindPayload                                // that a payload was used in a session
@@ -175,17 +173,16 @@ const (
 	kindQueue      = outbox.KindQueue
 	kindDelivery   = outbox.KindDelivery
 	kindPast       = outbox.KindPast
-	kindRemains    = ledger.KindAccount + iota // records that were deleted, to which others belong that are to be erased
-	kindSpread                                 // a notice that is to be applied to many tokens
+	kindRemains    = ledger.KindAccount + iota // deleted records whose descendants await erasure
+	kindSpread                                 // a notice that applies to many tokens
 	kindMistakes                               // how often a root API key was used for other requests under an idempotency key
 	kindSinkQueue  = outbox.KindSinkQueue
 	kindLease      = ledger.KindAccount + iota // that a process does the provisionings of a shard, or waits for one
 	kindGivenKey                               // that an API key was made with a text that was given, also once the key is gone
 )
 
-// names says how errors name records: those of other kinds by the number of the kind. The
-// id of a session is a credential, and that of card art entitles to see it: no error has
-// them.
+// names says how errors name records; other kinds appear by number. No error has the id of
+// a session, which is a credential, or of card art, which entitles to see it.
 var names = map[store.Kind]ledger.Name{
 	ledger.KindMeta:  {Kind: "keyring"},
 	kindAccount:      {Kind: "account", Printed: kindAccount},
@@ -207,9 +204,9 @@ var names = map[store.Kind]ledger.Name{
 // that a single process uses at a time. The last element of dir is made if it
 // is missing. opts may be nil.
 //
-// Errors: ErrLocked, ErrWrongKey, ErrWrongMode, ErrDamaged, ErrFormat,
-// ErrKeyFile for a key file inside dir, ErrUnavailable for a key provider that
-// does not answer, or one of the file system. What was stored is untouched then.
+// Errors: ErrLocked, ErrWrongKey, ErrWrongMode, ErrDamaged, ErrFormat, ErrKeyFile for a key
+// file inside dir, ErrUnavailable for a key provider that does not answer, or one of the
+// file system. Stored data is untouched then.
 func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault, error) {
 	if _, err := opts.withDefaults(); err != nil {
 		return nil, err
@@ -307,15 +304,16 @@ func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
 	return a.ID, records, nil
 }
 
-// RotateKeys starts a new term: records are sealed under a new master key from
-// now on. What was sealed before is still read, and is sealed anew when it is
-// next written. Other processes on the same store follow when they meet the
-// new term. opts may be nil; an idempotency key is unique within the vault. After 400
-// rotations the keys are nearly as long as [MaxWrapped], and a further one is an error.
+// RotateKeys starts a new term: records are sealed under a new master key from now on.
+// Records sealed before stay readable, and are sealed again when they are next written.
+// Other processes on the same store follow when they meet the new term. opts may be nil; an
+// idempotency key is unique within the vault. After 400 rotations the keys are nearly as
+// long as [MaxWrapped], and a further rotation is an error.
 //
-// Without one it also mends a store whose keyring is gone, or was replaced by a former one, while
-// the vault is open; and a count of seals that is lost. The error is ErrDamaged, without
-// another call of the key provider, if the store has a later term than the vault knows.
+// Without an idempotency key RotateKeys also mends a store whose keyring was lost, or replaced by a
+// former one, while the vault is open; and a lost count of seals. The error is ErrDamaged,
+// without another call of the key provider, if the store has a later term than the vault
+// knows.
 func (v *Vault) RotateKeys(ctx context.Context, opts *CallOptions) (_ *Outcome, err error) {
 	defer v.doing("rotate keys", &err)
 	call := replay.Request{Operation: ledger.OpRotateKeys, Key: opts.key()}

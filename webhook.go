@@ -44,8 +44,8 @@ type Webhook struct {
 	// that signs: a receiver has until that ends to take the next.
 	LegacyHMAC bool `wire:"legacy_hmac"`
 
-	// Disabled is whether nothing is delivered, and DisabledReason why. What becomes
-	// due meanwhile fails, and can be redelivered.
+	// Disabled reports whether deliveries have stopped, and DisabledReason the reason.
+	// Deliveries that become due meanwhile fail, and can be redelivered.
 	Disabled       bool           `wire:"status,enabled|disabled"`
 	DisabledReason DisabledReason `wire:"disabled_reason"`
 
@@ -79,14 +79,13 @@ type signingSecret struct {
 // A Sender delivers events to webhooks, one attempt a call. Package webhook is one
 // over HTTP. Its methods are called concurrently.
 type Sender interface {
-	// Check returns nil if deliveries may go to t, else why not, as the end of a
-	// sentence that begins with the name of the field, without the URL. It is asked when
-	// a webhook gets its URL. It does no I/O: what a name leads to is looked at by Send.
+	// Check returns nil if deliveries may go to t, else the reason, as the end of a sentence
+	// that begins with the name of the field, without the URL. It is called when a webhook
+	// gets its URL. It does no I/O: Send checks where a name leads.
 	Check(t *Target) error
 
-	// Send makes one attempt. It has the deadline of ctx and bounds what it reads.
-	// An error says why there is no answer, or none that can be understood; it never
-	// holds what was answered.
+	// Send makes one attempt. It has the deadline of ctx and bounds what it reads. An error
+	// means that there is no intelligible answer; it never quotes the answer.
 	Send(ctx context.Context, d *Delivery) (*SendResult, error)
 }
 
@@ -98,7 +97,7 @@ type Target struct {
 
 // A Delivery is an event on its way to a webhook.
 type Delivery struct {
-	// Event is what is told; nil for a test, which has only ID and CreatedAt.
+	// Event is the payload; nil for a test, which has only ID and CreatedAt.
 	Event *Event
 
 	ID        uuid.UUID // of the event, the same at every attempt: webhook-id
@@ -112,13 +111,13 @@ type Delivery struct {
 type SendResult struct {
 	StatusCode int // of HTTP; 2xx is success
 
-	// RetryAfter is how long the webhook asks to be left alone, 0 if it does not say.
-	// With 429, 502, 503 and 504 it is left alone all the same: for 5 s, 5 min and then
-	// 30 min each time, until it takes something.
+	// RetryAfter is the pause that the webhook asks for, 0 if it does not. With 429, 502,
+	// 503 and 504 there is a pause all the same: for 5 s, 5 min and then 30 min each time,
+	// until a delivery succeeds.
 	RetryAfter time.Duration
 }
 
-// A WebhookOptions is what is optional of a new webhook.
+// A WebhookOptions holds the optional fields of a new webhook.
 type WebhookOptions struct {
 	Events      []receive.EventType // empty: all
 	Description string              // 1 to 255 characters; "": none
@@ -127,7 +126,7 @@ type WebhookOptions struct {
 	IdempotencyKey string // see the package comment
 }
 
-// A WebhookUpdate says what to change of a webhook. What is nil stays.
+// A WebhookUpdate holds the changes to a webhook. A nil field stays as it is.
 type WebhookUpdate struct {
 	URL         *string
 	Events      []receive.EventType // nil: stays; empty: all
@@ -138,11 +137,11 @@ type WebhookUpdate struct {
 
 var errNoSender = notEnabled("Options.Webhooks is nil")
 
-// Sender returns [Options.Webhooks], nil if there is none.
+// Sender returns [Options.Webhooks], which may be nil.
 func (v *Vault) Sender() Sender { return v.opts.Webhooks }
 
 // CreateWebhook registers an endpoint and returns it with its signing secret, which is
-// shown only here. It gets the events of what happens from now on. opts may be nil.
+// shown only here. It receives the events that happen from now on. opts may be nil.
 //
 // Errors: FieldErrors; ErrQuotaExceeded; ErrIdempotencyKeyReused; ErrNotEnabled without
 // [Options.Webhooks].
@@ -237,9 +236,9 @@ func listedWebhooks(v *Vault, opts *ListOptions) *listed[*Webhook] {
 	return listedBy(opts, "list webhooks", listing.List[*Webhook]{Rows: v.rows, Kind: kindWebhook, Open: v.listedWebhook})
 }
 
-// UpdateWebhook changes a webhook and returns it. One that is enabled again gets the
-// events of what happens from then on, and what was not due while it was disabled. That
-// or a new URL ends the time for which the webhook is left alone.
+// UpdateWebhook changes a webhook and returns it. A webhook that is enabled again receives
+// the events that happen from then on, and deliveries that were not due while it was
+// disabled. Enabling it or a new URL ends a pause of the webhook.
 //
 // Errors: FieldErrors; ErrNotFound; ErrNotEnabled.
 func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate) (_ *Webhook, err error) {
@@ -306,9 +305,9 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
 }
 
 // RotateWebhookSecret makes a new signing secret for a webhook and returns the webhook with
-// it; it is shown only here. opts may be nil. The former one signs beside it for [WebhookSecretOverlap], and so do
-// those before until theirs is over: whichever of them the receiver has, it understands
-// what it gets.
+// it; it is shown only here. opts may be nil. The former secret signs beside it for
+// [WebhookSecretOverlap], and so do earlier ones until their time ends: the receiver can
+// verify each delivery with any of them.
 //
 // Errors: ErrNotFound; ErrTooManySecrets while [receive.MaxSecrets] sign;
 // ErrIdempotencyKeyReused.
@@ -334,14 +333,14 @@ func (w *Webhook) signing(at time.Time) []signingSecret {
 	})
 }
 
-// A WebhookTest is what came of a test event.
+// A WebhookTest is the outcome of a test event.
 type WebhookTest struct {
 	StatusCode int // of HTTP; 0 if there was no answer
 	Duration   time.Duration
 }
 
-// TestWebhook sends an event webhook.test, which has no token, to a webhook, also to
-// one that is disabled. It is sent once and not in the log.
+// TestWebhook sends an event webhook.test, which has no token, to a webhook, even a
+// disabled one. It is sent once and not in the log.
 //
 // Errors: ErrNotFound; ErrNotEnabled; ErrTestInProgress while another test of the webhook
 // is under way in this process.
@@ -449,21 +448,21 @@ const (
 	webhookDisabled
 	webhookReason
 	webhookSince
-	_ // two that were of the secret part
+	_ // formerly of the secret part
 	_
 	webhookSecretSet
 )
 
-// Of the secret part.
+// Tags of the secret part.
 const (
 	webhookSecretUntil = iota + 1
 	webhookSecret      // ends one secret
 	webhookSet
 )
 
-// sealWebhook sets both parts of the record of a webhook: its secrets are in the one that
-// lists do not read. The secret part binds no version, so both tell which set of secrets
-// they are of: a former one cannot be put back.
+// sealWebhook sets both parts of the record of a webhook: its secrets are in the part that
+// lists do not read. The secret part binds no version, so both name their set of secrets: a
+// former one cannot be put back.
 func (v *Vault) sealWebhook(r *store.Record, w *Webhook) error {
 	w.set = uuid.New()
 	if err := v.rows.SealShown(r, w.encode()); err != nil {

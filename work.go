@@ -18,7 +18,7 @@ import (
 )
 
 // lapsing returns the kinds whose records are erased when they are due. Ids of sessions and
-// of what browsers send are credentials.
+// of browsers' payloads are credentials.
 func (v *Vault) lapsing() []removal.Lapsing {
 	return []removal.Lapsing{
 		{Kind: kindToken, Named: true, Endings: v.endingsOf},
@@ -28,7 +28,7 @@ func (v *Vault) lapsing() []removal.Lapsing {
 	}
 }
 
-// workTime is how long a job takes at most that does its work in pieces.
+// workTime limits a job that does its work in pieces.
 const workTime = 45 * time.Second
 
 // sweeps returns the background work that is done in batches.
@@ -69,13 +69,12 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 	}
 }
 
-// Run does the background work of the vault until ctx ends: it provisions
-// network tokens and keeps them up to date, receives the notices of a network
-// that is a [network.Feeder], passes events on, and erases what has lapsed within
-// seconds. It returns nil when ctx has ended and what was under way is over,
-// after [Options.NetworkTimeout] or so; and ErrClosed if the vault is closed
-// first. Failures are logged and tried again. Several processes may run on one
-// store.
+// Run does the background work of the vault until ctx ends: it provisions network tokens
+// and keeps them up to date, receives the notices of a network that is a [network.Feeder],
+// passes events on, and erases lapsed records within seconds. It returns nil when ctx has
+// ended and running work has finished, after [Options.NetworkTimeout] or so; and ErrClosed
+// if the vault is closed first. Failures are logged and tried again. Several processes may
+// run on one store.
 func (v *Vault) Run(ctx context.Context) (err error) {
 	defer v.doing("run", &err)
 	if v.opts.powers.Feeder != nil {
@@ -185,7 +184,7 @@ func (v *Vault) endingsOf(ctx context.Context, due []*store.Record) (removal.End
 	parcels := make([]*outbox.Parcel, len(due))
 	for i, r := range due {
 		p, err := v.In(r.Account).newEvent(ctx, r, nil, receive.TokenDeleted, receive.ReasonExpired)
-		if errors.Is(err, ErrDamaged) || errors.Is(err, ErrNotFound) { // what has lapsed is erased all the same
+		if errors.Is(err, ErrDamaged) || errors.Is(err, ErrNotFound) { // lapsed records are erased all the same
 			v.log.Error("the end of a token cannot be told", "account", r.Account, "error", err)
 			p, err = nil, nil
 		}

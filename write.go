@@ -9,7 +9,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// An Actor says on whose behalf calls are made. What is zero is not known.
+// An Actor says on whose behalf calls are made. A zero field is unknown.
 type Actor struct {
 	KeyID     uuid.UUID // of the API key
 	RootKeyID uuid.UUID // of the first of the chain of keys that made it: [APIKey.Root]
@@ -18,8 +18,8 @@ type Actor struct {
 	RequestID string
 }
 
-// root returns whose mistakes count together: those of the first key of a chain, or of a
-// name.
+// root returns the id under which mistakes count together: of the first key of a chain, or
+// of a name.
 func (a Actor) root() uuid.UUID {
 	if a.RootKeyID != uuid.Nil || a.Name == "" {
 		return a.RootKeyID
