@@ -40,7 +40,7 @@ var createAPIKey = &endpoint{
 		k, err := c.vault.CreateAPIKey(c.ctx, label, scopes, &o)
 		switch {
 		case errors.Is(err, cardvault.ErrNotFound):
-			return c.unauthorized // its creator was revoked meanwhile, or is no key of the vault
+			return c.unauthorized // its creator was revoked meanwhile, or is not a key of the vault
 		case err != nil:
 			return err
 		}

@@ -15,9 +15,9 @@ import (
 // An Authenticator says who makes a request: by a client certificate, a bearer token or
 // anything else that the request carries. [APIKeys] is the default.
 type Authenticator interface {
-	// Authenticate returns the principal of a request, or an error that wraps
-	// cardvault.ErrUnauthenticated if there is none. Other errors are answered as
-	// failures of the service and logged: they must not hold a credential.
+	// Authenticate returns the principal of a request. A request without one is an error
+	// that wraps cardvault.ErrUnauthenticated. Other errors are answered as failures of the
+	// service and logged: they must not hold a credential.
 	//
 	// It is called concurrently, for every request that is not public, also for those
 	// without credentials. No limit has counted the request yet, so it should refuse at
@@ -30,28 +30,29 @@ type Authenticator interface {
 
 // A Principal makes requests, in one account.
 type Principal struct {
-	// Account is that in which the principal acts, as [cardvault.Vault.Account] returns it
-	// now: what it is approved for counts. Required.
+	// Account is the account of the principal, as [cardvault.Vault.Account] returns it now:
+	// its approvals count. Required.
 	Account *cardvault.Account
 
 	// Key is the API key of the vault by which the principal was authenticated. If nil,
 	// it was by none, and the principal cannot manage API keys. It must be of Account.
 	Key *cardvault.APIKey
 
-	// Scopes are what a principal without Key may do. One with Key has those of the key.
+	// Scopes are the scopes of a principal without Key. With Key, the scopes of the key
+	// apply.
 	Scopes []cardvault.Scope
 
-	// Name tells principals without Key apart, in the log and for limits: at most 64
-	// printable ASCII characters, not secret. It must be what the credential proves, such
-	// as the subject of a certificate, and nothing that a client can choose: a client
-	// with many names has many limits. Those of one name in an account count as one, and
-	// so do all without a name.
+	// Name identifies a principal without Key, in the log and for limits: at most 64
+	// printable ASCII characters, not secret. The credential must prove it, as the subject
+	// of a certificate, and a client must not be able to choose it: a client with many
+	// names has many limits. Principals of one name in an account count as one, and so do
+	// all without a name.
 	Name string
 
 	// RateLimit bounds the requests of the principal, in place of Options.KeyRateLimit and
-	// within Options.RateLimit. Those of the keys of its chain, or of its name, count as one
-	// if they have the same limit. If PerSecond is 0, it is Options.KeyRateLimit. Who gives
-	// keys of one chain different limits lets it have their sum.
+	// within Options.RateLimit. Principals with keys of one chain, or with one name, count
+	// as one if they have the same limit. If PerSecond is 0, it is Options.KeyRateLimit.
+	// Keys of one chain with different limits have the sum of these.
 	RateLimit RateLimit
 }
 
@@ -63,7 +64,7 @@ func (p *Principal) has(s cardvault.Scope) bool {
 	return slices.Contains(p.Scopes, s)
 }
 
-// check returns what is wrong with a principal that an Authenticator gave.
+// check returns an error for a malformed principal of an Authenticator.
 func (p *Principal) check() error {
 	switch {
 	case p == nil || p.Account == nil || p.Account.ID == uuid.Nil:
@@ -80,8 +81,8 @@ func (p *Principal) check() error {
 	return nil
 }
 
-// APIKeys returns the Authenticator of a handler that has no other: it takes the header
-// x-api-key with a key of the vault. Others pass on to it what they do not know.
+// APIKeys returns the default Authenticator of a handler: it takes the header x-api-key
+// with a key of the vault. Other Authenticators pass unknown credentials on to it.
 func APIKeys(v *cardvault.Vault) Authenticator { return apiKeys{v} }
 
 type apiKeys struct{ vault *cardvault.Vault }
@@ -112,7 +113,7 @@ func (h *handler) principalOf(c *call) (*Principal, error) {
 		err = p.check()
 	}
 	if err != nil && failed(err).status < http.StatusInternalServerError {
-		// Not the caller's doing: what a call is told of its objects is not meant here.
+		// Not the caller's fault: errors about a call's objects do not apply here.
 		err = fmt.Errorf("%w: %w", internalError, err)
 	}
 	return p, err

@@ -32,7 +32,7 @@ func (b *buffers) free() {
 	pool.Put(b)
 }
 
-// bodyTimeout is how long a client may take to send a body.
+// bodyTimeout limits how long a client may take to send a body.
 const bodyTimeout = 10 * time.Second
 
 // readBody reads the body of a request. Without one it returns no bytes.
@@ -80,8 +80,8 @@ func readBody(r *http.Request, b *buffers) ([]byte, error) {
 // the connection is closed instead.
 const maxDrop = 256 << 10
 
-// drop reads what is left of a body. Otherwise net/http would, into memory that it
-// does not erase.
+// drop reads the rest of a body. Otherwise net/http would, into memory that it does not
+// erase.
 func (b *buffers) drop(r *http.Request) {
 	if r.ProtoMajor != 1 || r.Body == nil || r.Body == http.NoBody || r.ContentLength > maxDrop || r.Header.Get("Expect") != "" {
 		return // HTTP/2 reads no unused body; after an Expect nothing was sent

@@ -29,10 +29,10 @@ type call struct {
 	answered  func(error) // if set, is called with the outcome
 	pathID    string      // the first id in the path, in lower case
 	id        uuid.UUID   // pathID; zero, which no object has, if that is not a UUID
-	partID    uuid.UUID   // the second id in the path, of what belongs to the first, likewise
-	body      []byte      // raw; empty if there was none
+	partID    uuid.UUID   // the second id in the path, of a part of the first, likewise
+	body      []byte      // raw; empty if absent
 
-	idempotencyKey string // "" if there was none, or the endpoint honours none
+	idempotencyKey string // "" if absent, or if the endpoint honours none
 
 	received []byte // what a repetition under that key must equal, nil without one
 
@@ -86,8 +86,8 @@ func (c *call) read(parse func(fields, *query) error) error {
 	return nil
 }
 
-// readList reads which part of a list is wanted, in which order. More parameters than
-// those of every list are read by more, which may be nil.
+// readList reads the wanted part and order of a list. more reads parameters beyond those of
+// every list, and may be nil.
 func (c *call) readList(more func(*query)) (*cardvault.ListOptions, error) {
 	var o cardvault.ListOptions
 	err := c.read(func(_ fields, q *query) error {

@@ -128,8 +128,8 @@ func (h *handler) authenticate(c *call) error {
 	return tooMany(retry)
 }
 
-// tooMany refuses a call that may come again after some seconds. It returns nil if that
-// is at once.
+// tooMany refuses a call that may come again after a number of seconds. It returns nil if
+// that number is 0.
 func tooMany(seconds int) error {
 	if seconds == 0 {
 		return nil

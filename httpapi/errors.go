@@ -123,7 +123,7 @@ func failed(err error) *failure {
 	return internalError
 }
 
-// untilMidnight returns after how many seconds the UTC day has ended.
+// untilMidnight returns the number of seconds until the UTC day has ended.
 func untilMidnight(now time.Time) int {
 	const day = 24 * 60 * 60
 	return day - int(now.Unix()%day)

@@ -12,12 +12,11 @@
 // that sets none, except for ReadHeaderTimeout and MaxHeaderBytes, which only the
 // server can set. It must be reached over TLS: requests carry card numbers.
 //
-// A request is authenticated by the header x-api-key, with a key of the vault
-// unless [Options.Authenticator] says otherwise, and acts in the account of
-// that key. Card art needs no key, see [Options.CardArtRequiresKey], nor do the
-// calls that a browser makes in a session, whose id entitles to them, see
-// [Options.AllowedOrigins]. Answers to errors come from one table and never repeat
-// what was received.
+// A request is authenticated by the header x-api-key, with a key of the vault unless
+// [Options.Authenticator] says otherwise, and acts in the account of that key. Card art
+// needs no key, see [Options.CardArtRequiresKey]. Nor do the calls that a browser makes in
+// a session, whose id entitles to them, see [Options.AllowedOrigins]. Answers to errors
+// come from one table and never repeat the request.
 package httpapi
 
 import (
@@ -58,15 +57,15 @@ type Options struct {
 	// revoked.
 	RateLimit RateLimit
 
-	// KeyRateLimit bounds the requests of each API key within RateLimit, together with
-	// those of all keys below it, and of each other [Principal]. The zero value sets no
-	// limit. Principal.RateLimit goes before it.
+	// KeyRateLimit bounds the requests of each API key within RateLimit, together with the
+	// requests of all its descendants, and of each other [Principal]. The zero value sets
+	// no limit. Principal.RateLimit takes precedence.
 	KeyRateLimit RateLimit
 
-	// ClientAddr returns the address of the client, for the log, and for the limit of
-	// 30 completions of a session that fail a minute. The zero Addr means unknown:
-	// all unknown clients count as one. Defaults to the peer of the connection.
-	// Behind a proxy that is the proxy, so that all clients count as one.
+	// ClientAddr returns the address of the client, for the log, and for the limit of 30
+	// failed completions of a session a minute. The zero Addr means unknown: all unknown
+	// clients share one limit. Defaults to the peer of the connection. Behind a proxy that
+	// is the proxy, so that all clients share one limit.
 	ClientAddr func(*http.Request) netip.Addr
 
 	// Timeout bounds the work on one request, reading and writing included. If
@@ -113,11 +112,11 @@ type Options struct {
 	// ever, and a list without its filter is of everything. Defaults to false.
 	IgnoreUnknown bool
 
-	// Logger gets failures of the service and lists with damaged items at error level,
+	// Logger receives failures of the service and lists with damaged items at error level,
 	// requests answered with 401 or 403 at info level, and all others at debug level. A
 	// line has the pattern of the path without its ids, the id of the request, the address
 	// of the client, and account and key if they are known. An error may name damaged
-	// records by their ids, of a list the first five. Defaults to discarding.
+	// records by their ids, the first five of a list. Defaults to discarding.
 	Logger *slog.Logger
 }
 
@@ -207,15 +206,15 @@ type handler struct {
 	strangers    *limiter[netip.Addr]  // of sessions that never were, by client
 	unauthorized *failure              // with Options.Challenge
 	entry        http.Handler          // the card-entry component
-	endless      sync.Once             // the log was told of a ResponseWriter without deadlines
+	endless      sync.Once             // a ResponseWriter without deadlines was logged
 }
 
 // An accountKey is an API key in an account.
 type accountKey struct{ account, key uuid.UUID }
 
-// A caller is whose requests count as those of one principal: the first key of a chain, or
-// a name, in an account, with one limit. Those of another limit have a bucket of their own,
-// so that a narrow limit takes nothing from a wide one.
+// A caller is the unit of rate limits: the first key of a chain, or a name, in an account,
+// with one limit. Principals of the same chain with another limit have a bucket of their
+// own, so that a narrow limit takes nothing from a wide one.
 type caller struct {
 	accountKey
 	name  string

@@ -34,14 +34,14 @@ func (c *call) serveOnce() (err error) {
 	return err
 }
 
-// options returns those of a call of the vault that has no others.
+// options returns the options of a vault's call without others.
 func (c *call) options() *cardvault.CallOptions {
 	return &cardvault.CallOptions{IdempotencyKey: c.idempotencyKey}
 }
 
-// forget removes from what was received the value of security_code, which is to leave
-// nothing behind, not even a hash. So it does with members that were dropped, since any of
-// them may be a code. f is of the body, and everything has been asked of it.
+// forget removes the value of security_code from the request, which must leave nothing
+// behind, not even a hash. It also removes dropped members, since any of them may be a
+// code. f belongs to the body, and all its members have been read.
 func (c *call) forget(f fields) {
 	if c.received == nil {
 		return

@@ -16,12 +16,12 @@ type presence uint8
 
 const (
 	required presence = iota
-	optional          // null is the same as absent; null tells them apart
+	optional          // null is the same as absent; null separates them
 	nonNull           // may be absent but not null
 )
 
-// fields reads the members of an object by name and notes what is wrong with
-// them. Its methods report whether there is a value to use.
+// fields reads the members of an object by name and notes their faults. Its methods report
+// whether there is a value to use.
 type fields struct {
 	members    []jsontext.Value
 	prefix     string // of the names of its members: "result."
@@ -201,8 +201,8 @@ func parseID[T ~string | ~[]byte](s T) (id uuid.UUID, ok bool) {
 	return id, err == nil
 }
 
-// literals reads a list of strings out of a closed set, each once. What it
-// returns comes from the set.
+// literals reads a list of strings out of a closed set, each once. Its results come from
+// the set.
 func literals[T ~string](f fields, name string, need presence, set []T) ([]T, bool) {
 	n := f.get(name, need, "[")
 	if n == nil {

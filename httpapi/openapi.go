@@ -17,12 +17,12 @@ var (
 )
 
 // OpenAPI returns the contract of the REST surface in OpenAPI 3.1, which the handler serves
-// at /openapi.yaml and /openapi.json: twice the same document. Its addresses are relative to
-// its own, under any prefix. The caller may change what it gets.
+// at /openapi.yaml and /openapi.json: twice the same document. Its addresses are relative
+// to its own, under any prefix. The caller may change the slices.
 func OpenAPI() (yaml, json []byte) { return bytes.Clone(contractYAML), bytes.Clone(contractJSON) }
 
-// revalidated is the Cache-Control of what is asked for anew every time, so that a client
-// never has the contract of an earlier version.
+// revalidated is the Cache-Control of files that are requested anew every time, so that a
+// client never has the contract of an earlier version.
 var revalidated = []string{"no-cache"}
 
 // contractRoute is the route of the contract in one of its forms.

@@ -13,8 +13,8 @@ import (
 	"github.com/cardvault/cardvault/invalid"
 )
 
-// errMalformed is all there is to say about a query that cannot be read: what
-// it holds may be a card number.
+// errMalformed is the only error for a query that cannot be read, and has no details: the
+// query may hold a card number.
 var errMalformed = errors.New("httpapi: malformed query")
 
 const maxParams = 256
@@ -133,8 +133,8 @@ func (q *query) ascending() bool {
 	return false
 }
 
-// span reads from and to: the first and the last instant wanted, in UTC. A zero
-// time is no bound.
+// span reads from and to: the first and the last instant wanted, in UTC. A zero time sets
+// no bound.
 func (q *query) span() (from, to time.Time) {
 	from, _, hasFrom := q.instant("from")
 	to, day, hasTo := q.instant("to")

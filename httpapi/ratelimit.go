@@ -23,7 +23,7 @@ func (l RateLimit) withBurst() RateLimit {
 
 func (l RateLimit) valid() bool { return l.PerSecond >= 0 && l.PerSecond <= 1e9 && l.Burst >= 0 }
 
-// Limits that always apply, beside those of Options.
+// Limits that always apply, in addition to those of Options.
 var (
 	sessionReads      = RateLimit{PerSecond: 1, Burst: 60}   // of a session
 	failedCompletions = RateLimit{PerSecond: 0.5, Burst: 30} // of a client, see limitCompletion
@@ -32,7 +32,7 @@ var (
 
 const (
 	maxLimited = 32 << 10    // keys of a generation of a limiter
-	maxDebt    = time.Minute // longest wait for what always limits, whatever was counted
+	maxDebt    = time.Minute // longest wait for limits that always apply, whatever was counted
 )
 
 // A limiter counts for each key on its own. It knows two generations of keys: when
@@ -53,8 +53,8 @@ func newLimiter[K comparable](l RateLimit) *limiter[K] {
 	return &limiter[K]{limit: l, young: map[K]*bucket{}}
 }
 
-// take counts one of a key. If it is one too many, it is not counted, and take
-// returns after how many seconds the next may come.
+// take counts one of a key. If it is one too many, it is not counted, and take returns the
+// number of seconds until the next may come.
 func (l *limiter[K]) take(key K) (seconds int) { return l.takeWithin(l.limit, key) }
 
 // takeWithin is take with a limit of the key's own.
@@ -118,8 +118,8 @@ func (l *limiter[K]) bucket(limit RateLimit, key K) *bucket {
 	return b
 }
 
-// prefixOf returns what counts as one client: an IPv4 address, or the /64 network
-// of an IPv6 address, which is what a household gets. The zero Addr stays that.
+// prefixOf returns the network that is treated as one client: an IPv4 address, or the /64
+// network of an IPv6 address, as assigned to a household. The zero Addr stays zero.
 func prefixOf(a netip.Addr) netip.Addr {
 	a = a.Unmap()
 	if a.Is6() {

@@ -10,7 +10,7 @@ import (
 // An endpoint is what one method of a path does.
 type endpoint struct {
 	scope cardvault.Scope
-	also  cardvault.Scope // a second one that is needed, if set
+	also  cardvault.Scope // a second required scope, if set
 
 	// public endpoints answer without an API key. Of card art,
 	// Options.CardArtRequiresKey may say otherwise.
@@ -19,8 +19,8 @@ type endpoint struct {
 	// approved, if set, says whether the account may use the endpoint.
 	approved func(*cardvault.Account) error
 
-	// ofKeys is whether the endpoint manages API keys: a principal without Key may not use
-	// it, because what it makes would end with nothing.
+	// ofKeys marks endpoints that manage API keys: a principal without Key may not use
+	// them, because its keys would have no creator to end with.
 	ofKeys bool
 
 	// enabled, if set, says whether the vault is set up for the endpoint.
@@ -29,14 +29,14 @@ type endpoint struct {
 	// repeatable endpoints honour an idempotency key.
 	repeatable bool
 
-	// needsBody is for those that have a required member. Others take no body
-	// as {}, and those with no member take nothing else.
+	// needsBody marks endpoints with a required member. Others treat a missing body as {},
+	// and endpoints without members accept nothing else.
 	needsBody bool
 
 	serve func(*call) error
 }
 
-// A route is a path, split at "/", with what its methods do. "*" stands for an id.
+// A route is a path, split at "/", with its methods. "*" stands for an id.
 type route struct {
 	path    []string
 	methods map[string]*endpoint

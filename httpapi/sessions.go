@@ -134,8 +134,8 @@ var reasons = map[cardvault.Refusal]string{
 	cardvault.RefusedAttempts:       "Too many cards were refused. A new session is needed.",
 }
 
-// limitSession counts a call of a session, or refuses it. answered, if not nil, is to be
-// called with the outcome of the call.
+// limitSession counts a call of a session, or refuses it. The caller calls answered, if it
+// is not nil, with the outcome of the call.
 func (h *handler) limitSession(c *call, client netip.Addr) (answered func(err error), err error) {
 	id := sessionHash(sha256.Sum256(c.id[:]))
 	switch c.endpoint {
@@ -164,8 +164,8 @@ func (h *handler) limitSession(c *call, client netip.Addr) (answered func(err er
 //     one call at a time: other clients cannot shut out the shoppers behind an address.
 //   - Further calls of a session that is known take a place among the failures of the
 //     client, and give it back when they succeed.
-//   - Ids that never were take a place among those of the client, so that whoever makes
-//     them up spends nothing that shoppers need.
+//   - Unknown ids take a place in a limit of their own, so that a client that invents ids
+//     uses up nothing that shoppers need.
 //
 // So of one client, no more bodies are read than these places and sessions allow.
 func (h *handler) limitCompletion(c *call, id sessionHash, client netip.Addr) (answered func(err error), err error) {
@@ -225,8 +225,8 @@ func (c *call) checkPage() error {
 }
 
 // pages returns the origins of the pages that a call comes from, without the vault's own:
-// the one that makes it, and the one that the component's frame says it is in. Pages of
-// other origins cannot set either header.
+// the page that makes it, and the page that the component's frame names. Pages of other
+// origins cannot set either header.
 func (c *call) pages() (origins []string) {
 	h := c.request.Header
 	if h.Get("Sec-Fetch-Site") != "same-origin" {
@@ -239,7 +239,7 @@ func (c *call) pages() (origins []string) {
 	return append(origins, h["X-Page-Origin"]...)
 }
 
-// Values of headers that tell a browser what a page of another origin may do.
+// Values of headers that limit pages of other origins in a browser.
 var (
 	varyOrigin     = []string{"Origin"}
 	exposedHeaders = []string{"X-Request-Id, Retry-After"}

@@ -140,7 +140,7 @@ var updateToken = &endpoint{
 			}
 
 			if u == (cardvault.TokenUpdate{}) && !f.empty() {
-				return nil // what is wrong with them is said
+				return nil // their faults are noted
 			}
 			return u.Check()
 		})

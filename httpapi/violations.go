@@ -20,12 +20,11 @@ type violation struct {
 	Message string
 }
 
-// violations are those of one request: at most one a field, the first.
+// violations are the violations of one request: for each field, the first.
 type violations []violation
 
-// messages has a text for each code that is found here; the vault brings its
-// own with its errors. What is filled in comes from our rules, never from the
-// request.
+// messages has a text for each code that is found here; the vault brings its own with its
+// errors. Placeholders are filled from our rules, never from the request.
 var messages = map[invalid.Code]string{
 	invalid.Required:           "is required",
 	invalid.Null:               "must not be null",
@@ -66,8 +65,8 @@ func (v *violations) hold(field string, b *rule.Broken) {
 	}
 }
 
-// fieldNames has the name over REST of each field that the vault names in errors. Those of
-// lists are parameters: "query." comes before them. The last group is of Go calls alone.
+// fieldNames has the name over REST of each field that the vault names in errors. Fields of
+// lists are parameters: "query." comes before them. The last group occurs only in Go calls.
 var fieldNames = map[string]string{
 	"PAN":                "account_number",
 	"Expiry.Month":       "expiry_month",
@@ -133,7 +132,7 @@ func (v *violations) merge(prefix string, err error) {
 	}
 }
 
-// message tells all violations in one text for humans.
+// message joins all violations in one text for humans.
 func (v violations) message() string {
 	sentences := make([]string, len(v))
 	for i, x := range v {
@@ -168,8 +167,8 @@ func (v *violations) checkText(field string, text []byte, min, max int) bool {
 	return false
 }
 
-// shown is how an answer names what nobody asked for: a name may be a card
-// number put in the wrong place.
+// shown returns the name under which an answer reports an unknown member: a name may be a
+// card number in the wrong place.
 func shown(name []byte) string {
 	n, digits := 0, 0
 	for rest := name; len(rest) > 0; n++ {

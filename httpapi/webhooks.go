@@ -38,7 +38,8 @@ var createWebhook = &endpoint{
 	},
 }
 
-// checkWebhook notes what the vault would refuse of a webhook. What is nil is not given.
+// checkWebhook notes the faults of a webhook that the vault would refuse. A nil field is
+// absent.
 func (c *call) checkWebhook(f fields, url, description *string) {
 	if url != nil {
 		refused := c.vault.Sender().Check(&cardvault.Target{URL: *url, Account: c.principal.Account.ID})

@@ -32,7 +32,7 @@ func appendViolation(b []byte, v violation) []byte {
 	return o.B
 }
 
-// appendWebhook appends a webhook, with its secret if that is to be shown.
+// appendWebhook appends a webhook, with its secret if that may be shown.
 func appendWebhook(b []byte, w *cardvault.Webhook) []byte {
 	o := wire.Object{B: wire.Append(b, w)}
 	if !w.Secret.IsZero() {

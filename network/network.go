@@ -35,12 +35,11 @@ import (
 // implementation adapts one token service, or an aggregator of several. Package
 // networktest has the contract as a test; package simnet is a simulator.
 //
-// Methods are called concurrently, and all except Info and Eligible with a
-// deadline, cardvault.Options.NetworkTimeout. They bound what they read and keep no card
-// data. An answer of the network that is a refusal is returned as a
-// [*Error]. Any other error says that the outcome is unknown: the vault
-// repeats the call under the same idempotency key, and looks the token up. An
-// error never holds card data: it is logged.
+// Methods are called concurrently, and all except Info and Eligible with a deadline,
+// cardvault.Options.NetworkTimeout. They bound what they read and keep no card data. A
+// refusal by the network is returned as an [*Error]. Any other error means that the outcome
+// is unknown: the vault repeats the call under the same idempotency key, and looks the
+// token up. An error never holds card data: it is logged.
 //
 // A Provider may also be a [Suspender], a [Feeder] and an [ArtFetcher], as its [Info] says.
 //
@@ -74,14 +73,13 @@ type Provider interface {
 	// one cryptogram.
 	Cryptogram(ctx context.Context, r *CryptogramRequest) (*Cryptogram, error)
 
-	// Delete deletes a network token for good. One that is deleted or unknown
-	// is not an error.
+	// Delete deletes a network token for good. A deleted or unknown one is not an error.
 	Delete(ctx context.Context, ref Ref) error
 }
 
 // Info describes a [Provider].
 type Info struct {
-	// Name names the network in what is stored: 1 to 40 of a-z, 0-9, "_" and "-",
+	// Name identifies the network in stored records: 1 to 40 of a-z, 0-9, "_" and "-",
 	// beginning with a letter or digit.
 	Name string
 
@@ -89,8 +87,8 @@ type Info struct {
 	// one, and any Provider that unwraps to one.
 	SandboxOnly bool
 
-	// The optional interfaces that the network implements. The vault uses those that
-	// are said here, and no others.
+	// The optional interfaces that the network implements. The vault uses only those that
+	// are set here.
 	Suspender, Feeder, ArtFetcher bool
 }
 
@@ -145,7 +143,7 @@ var ErrUnknown = errors.New("cardvault: network token is unknown to the network"
 type Ref struct {
 	ID string // Token.ID; "" if the answer to Provision was lost
 
-	// IdempotencyKey is that of the ProvisionRequest. Never "".
+	// IdempotencyKey belongs to the ProvisionRequest. Never "".
 	IdempotencyKey string
 }
 
@@ -163,9 +161,9 @@ type ProvisionRequest struct {
 	Scheme         card.Scheme
 	PAN            card.PAN
 	Expiry         card.Expiry
-	Name           card.Name         // may be none
-	SecurityCode   card.SecurityCode // may be none
-	Contact        card.Contact      // may be none
+	Name           card.Name         // may be empty
+	SecurityCode   card.SecurityCode // may be empty
+	Contact        card.Contact      // may be empty
 	Identification idv.Identification
 }
 
@@ -178,11 +176,11 @@ type Token struct {
 	// active and cannot be used yet is pending.
 	State Status
 
-	// StateAt is when it took that state, by the clock of the network. What is
-	// older than what the vault knows is dropped. Zero: as of the answer.
+	// StateAt is the time of that state, by the clock of the network. A state older than
+	// the vault's is dropped. Zero: as of the answer.
 	StateAt time.Time
 
-	// SuspendedBy is why it is inactive. None counts as OwnerScheme.
+	// SuspendedBy names who suspends it. Empty means OwnerScheme.
 	SuspendedBy Owners
 
 	// Reason is the network's own code for the state, "" for none.
@@ -199,8 +197,8 @@ type Token struct {
 	SupportsDeviceBinding bool
 }
 
-// A CardState is what a network tells about a card behind a network token. A
-// network never tells its number.
+// A CardState describes the card behind a network token. A network never reports its
+// number.
 type CardState struct {
 	LastFour string      // digits; "" if they are not known
 	Expiry   card.Expiry // zero if it is not known
@@ -237,8 +235,8 @@ type Error struct {
 	Source Source
 
 	// Code is one of the codes that belong to its source: see [SourceOf]. It decides
-	// whether a provisioning is tried again. An unknown code counts as
-	// scheme_unavailable or, of SourceConfiguration, invalid_request, and is reported as
+	// whether a provisioning is tried again. An unknown code is treated as
+	// scheme_unavailable or, for SourceConfiguration, invalid_request, and is reported as
 	// the scheme code.
 	Code Code
 
@@ -248,8 +246,8 @@ type Error struct {
 	// may succeed later.
 	Retryable bool
 
-	// RetryAfter is how long to wait at least before a provisioning is tried
-	// again, if the network said so.
+	// RetryAfter is the least pause before a provisioning is tried again, if the network
+	// named one.
 	RetryAfter time.Duration
 }
 
@@ -257,7 +255,7 @@ func (e *Error) Error() string {
 	return "cardvault: network refuses: " + string(e.Reason())
 }
 
-// Reason returns Code, or the code that an unknown Code counts as.
+// Reason returns Code, or the replacement of an unknown Code.
 func (e *Error) Reason() Code {
 	switch source := SourceOf(e.Code); {
 	case source != 0 && source == e.Source:

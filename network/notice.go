@@ -16,7 +16,7 @@ const (
 	NoticeResumed                            // By suspends it no longer
 	NoticeDeleted                            // by By, for good
 	NoticeInvalidated                        // the card is dead
-	NoticeCardReplaced                       // the card has a new number: Card; its full number is not told
+	NoticeCardReplaced                       // the card has a new number: Card, without its full number
 	NoticeCardRenewed                        // the card has a new expiry: Card
 	NoticeTokenRenewed                       // the network token has a new number or expiry
 	NoticeArtChanged                         // the card has new art: Art
@@ -37,22 +37,22 @@ func (k NoticeKind) MarshalText() ([]byte, error) { return enum.Text(k, NoticeKi
 // UnmarshalText reads what MarshalText writes.
 func (k *NoticeKind) UnmarshalText(text []byte) error { return enum.Read(text, k, NoticeKind.String) }
 
-// HasOwner reports whether By is of a notice of this kind: suspended, resumed or deleted.
+// HasOwner reports whether notices of this kind have By: suspended, resumed or deleted.
 func (k NoticeKind) HasOwner() bool {
 	return k == NoticeSuspended || k == NoticeResumed || k == NoticeDeleted
 }
 
-// A Notice tells of a change at the network.
+// A Notice reports a change at the network.
 type Notice struct {
-	// ID tells notices apart: 1 to 255 bytes. A notice that is delivered again
-	// has the same ID, and is dropped.
+	// ID identifies the notice: 1 to 255 bytes. A notice that is delivered again has the
+	// same ID, and is dropped.
 	ID string
 
 	Kind       NoticeKind
 	OccurredAt time.Time // by the clock of the network; older ones than the state are dropped
 
-	// Token is the network token by its ID, or by IdempotencyKey while the answer
-	// to Provision that tells the ID is lost.
+	// Token is the network token by its ID, or by IdempotencyKey while the answer to
+	// Provision that has the ID is lost.
 	Token      Ref
 	By         Owner  // of the kinds that have one: see [NoticeKind.HasOwner]
 	SchemeCode string // the network's reason, "" for none

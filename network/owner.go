@@ -7,14 +7,14 @@ import (
 	"github.com/cardvault/cardvault/internal/enum"
 )
 
-// An Owner is somebody who can suspend a network token. It is active again
-// when nobody suspends it.
+// An Owner is a party that can suspend a network token. The network token is active again
+// when no owner suspends it.
 type Owner uint8
 
 const (
 	OwnerIssuer Owner = iota + 1
 	OwnerScheme
-	OwnerCardholder // or somebody on behalf of the cardholder
+	OwnerCardholder // or a party on behalf of the cardholder
 )
 
 // String returns "issuer", "scheme" or "cardholder".

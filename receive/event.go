@@ -17,7 +17,7 @@ type Event struct {
 	ID        uuid.UUID // the same when it is delivered again
 	CreatedAt time.Time
 
-	// Type can be one that this version does not know: ignore those.
+	// Type can be unknown to this version: ignore such events.
 	Type   EventType
 	Reason EventReason // "" of a test
 
@@ -69,7 +69,7 @@ type Token struct {
 	ExpiresAt      time.Time // zero: it does not expire
 	InvalidatedAt  time.Time // zero: the card is valid
 	Expiry         card.Expiry
-	CardholderName card.Name // may be none
+	CardholderName card.Name // may be empty
 
 	IIN                 string // the first six or eight digits
 	LastFour            string
@@ -81,20 +81,20 @@ type Token struct {
 	BankName    string // likewise
 	Segment     string // likewise
 	CountryCode string // likewise
-	CardArtURL  string // "" if there is none
+	CardArtURL  string // may be ""
 
 	Status                   TokenStatus
 	NetworkTokenStatus       NetworkTokenStatus
 	NetworkTokenStatusReason *StatusReason // nil if active or pending
 
 	// Identification is none, checked or skipped: whether the cardholder was identified
-	// when the card was entered. Authentication holds the result, nil if there is none.
+	// when the card was entered. Authentication holds the result, or nil.
 	Identification string
 	Authentication *Authentication
 
 	SupportsDeviceBinding bool
-	BusinessKey           string // "" if there is none
-	ImportProvider        string // "" if there is none
+	BusinessKey           string // may be ""
+	ImportProvider        string // may be ""
 
 	// Fingerprint is the same for two tokens of one card number in an account. Events have
 	// none, and answers only for an API key that may read it.
@@ -134,9 +134,9 @@ type StatusReason struct {
 // An Authentication is the result of the identification of a cardholder.
 type Authentication struct {
 	Method          string    // three_ds, security_code, otp or passkey
-	Status          string    // of the transaction in EMV 3-D Secure: one letter; "" if there is none
+	Status          string    // of the transaction in EMV 3-D Secure: one letter, or ""
 	ECI             string    // two digits, or ""
-	DSTransactionID string    // of the directory server; "" if there is none
+	DSTransactionID string    // of the directory server; may be ""
 	At              time.Time // zero if it is not known
 }
 
@@ -187,7 +187,7 @@ func (e *Event) decode(body []byte) error {
 		return fmt.Errorf("token: %w", err)
 	}
 	e.TokenID = t.ID
-	if e.Type != TokenDeleted { // of which there is only the id
+	if e.Type != TokenDeleted { // which has only the id
 		e.Token = t
 	}
 	return nil

@@ -7,7 +7,7 @@ import (
 )
 
 // A SharedSecret opens payment data: 43 base64url characters. However it is printed, logged
-// or encoded, nothing of it shows. The zero value is none.
+// or encoded, nothing of it shows. The zero value is empty.
 type SharedSecret struct{ hidden }
 
 // NewSharedSecret returns a SharedSecret of a copy of text.
@@ -34,7 +34,7 @@ func (c *Credential) Wipe() {
 var ErrPaymentData = credential.ErrOpen
 
 // OpenPaymentData decrypts payment data with a shared secret of the merchant. During a
-// rotation it is given the old and the new secret, and uses the one that fits.
+// rotation it takes the old and the new secret, and uses the one that fits.
 //
 // The error is ErrPaymentData, whatever the reason, and holds nothing of jwe.
 func OpenPaymentData(jwe string, secrets ...SharedSecret) (*Credential, error) {

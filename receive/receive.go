@@ -19,11 +19,12 @@
 // of 200 to 299 once the event is stored or acted on. After any other answer, or none in 15
 // seconds, the vault delivers the event again: ten times in three days.
 //
-// So an event can arrive more than once, also when nobody has failed, and whoever has seen a
-// delivery can repeat it for [Tolerance]. Keep the ids of events in a unique column, written
-// in the transaction of what an event causes, and answer 204 to an event that is there. Seven
-// days are enough: a vault redelivers nothing older. The events of a token arrive in their
-// order, unless one has failed three times; compare [Event.Sequence] where that matters.
+// So an event can arrive more than once, even when nothing has failed, and a delivery that
+// was intercepted can be repeated for [Tolerance]. Keep the ids of events in a unique
+// column, written in the transaction of an event's effects, and answer 204 to an event that
+// is there. Seven days are enough: a vault redelivers nothing older. The events of a token
+// arrive in their order, unless one has failed three times; compare [Event.Sequence] where
+// that matters.
 //
 // When the secret of a webhook is rotated, its former secrets sign beside the new one for 24
 // hours. A receiver passes each secret that it has.
@@ -57,19 +58,20 @@ import (
 )
 
 const (
-	// MaxBody is the largest body of a delivery, in bytes. Those of a vault have a few
+	// MaxBody is the largest body of a delivery, in bytes. A vault's bodies have a few
 	// thousand.
 	MaxBody = 64 << 10
 
-	// MaxSecrets is how many secrets of a webhook can sign at a time.
+	// MaxSecrets limits the secrets of a webhook that sign at a time.
 	MaxSecrets = signature.MaxSecrets
 
-	// Tolerance is how old a delivery may be, or how far ahead of this machine's clock.
+	// Tolerance limits the age of a delivery, and how far it may be ahead of this machine's
+	// clock.
 	Tolerance = 5 * time.Minute
 )
 
-// Errors of Verify and Parse, for errors.Is. Their texts say what is wrong and hold nothing
-// that was received.
+// Errors of Verify and Parse, for errors.Is. Their texts name the fault and hold nothing of
+// the request.
 var (
 	ErrHeader    = errors.New("receive: headers are not those of a delivery")
 	ErrSignature = errors.New("receive: delivery is not signed with one of the secrets")
@@ -77,8 +79,8 @@ var (
 	ErrTooLarge  = errors.New("receive: body has more than 64 KiB")
 	ErrBody      = errors.New("receive: body is not an event")
 
-	// ErrSecret is about the program itself: it passes no secret, too many, or one that is
-	// not a secret.
+	// ErrSecret reports a fault of the program itself: it passes no secret, too many, or a
+	// malformed secret.
 	ErrSecret = errors.New("receive: secrets must be 1 to 8 texts of whsec_ and the base64 of 24 to 64 bytes")
 )
 
@@ -86,7 +88,7 @@ var (
 type hidden = hiding.Bytes
 
 // A WebhookSecret signs deliveries: "whsec_" and the base64 of 32 random bytes. However it
-// is printed, logged or encoded, nothing of it shows. The zero value is none.
+// is printed, logged or encoded, nothing of it shows. The zero value is empty.
 type WebhookSecret struct{ hidden }
 
 // NewWebhookSecret returns a WebhookSecret of a copy of text. Verify checks it.

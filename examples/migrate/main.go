@@ -2,13 +2,15 @@
 //
 //	customer-17,4242424242424242,12,2030,A Customer
 //
-// and writes one line for each: its business key and its token, or why there is none. It may
-// be ended at any instant and started again: what is written is done, and what was under way
-// is imported again under the same idempotency keys, which makes no second token. That holds
-// while the vault keeps them: start again within its Options.IdempotencyTTL.
+// and writes one line for each: its business key and its token, or the reason for a
+// refusal. It may be ended at any instant and started again: written lines are done, and
+// unfinished ones are imported again under the same idempotency keys, which makes no second
+// token. That holds while the vault keeps the keys: start again within its
+// Options.IdempotencyTTL.
 //
-// A key is 1 to 64 letters, digits, dots, underscores and hyphens, with fewer than 12 digits
-// or a letter among them, and belongs to one card. What is no key is refused and not written: it may be a card number.
+// A key is 1 to 64 letters, digits, dots, underscores and hyphens, with fewer than 12
+// digits or a letter among them, and belongs to one card. Any other text is refused and not
+// written: it may be a card number.
 //
 //	go run ./examples/migrate -vault DIR cards.csv tokens.csv
 package main
@@ -123,7 +125,7 @@ func resume(out io.ReadSeeker) (lines int, err error) {
 	}
 }
 
-// importAll returns what to write for some lines, of which the first has a number.
+// importAll returns the output for some lines; first is the number of the first line.
 func importAll(ctx context.Context, v *cardvault.Vault, lines [][]byte, first int) ([]string, error) {
 	answers := make([]string, len(lines))
 	errs := make([]error, len(lines))
@@ -140,7 +142,7 @@ func importAll(ctx context.Context, v *cardvault.Vault, lines [][]byte, first in
 	return answers, errors.Join(errs...)
 }
 
-// importLine imports the card of a line. A card that is refused is no error.
+// importLine imports the card of a line. A refused card is not an error.
 func importLine(ctx context.Context, v *cardvault.Vault, line []byte, number int) (string, error) {
 	fields := bytes.SplitN(line, []byte(","), 5)
 	if len(fields) != 5 {

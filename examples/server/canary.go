@@ -19,10 +19,10 @@ import (
 	"github.com/cardvault/cardvault/payone"
 )
 
-// instrument makes this the server that a test searches for what it must not
-// keep: its payment provider is that of the test, identifications end as the expiry
-// of the card says, it panics over cards of a range, and it collects its garbage on
-// SIGUSR1, after some work on SIGUSR2.
+// instrument makes this the server that a test searches for values it must not keep. Its
+// payment provider is the test's, identifications end by the expiry of the card, it panics
+// over cards of a range, and it collects its garbage on SIGUSR1, after some work on
+// SIGUSR2.
 func instrument(o *cardvault.Options) error {
 	provider, err := payone.New(os.Getenv("CARDVAULT_CANARY_PROVIDER"), nil)
 	if err != nil {
@@ -33,8 +33,8 @@ func instrument(o *cardvault.Options) error {
 	o.IDV = verifier{}
 	o.BIN = explosive(os.Getenv("CARDVAULT_CANARY_PANIC"))
 
-	// Where only parents may look into a process, gcore may look into this one. It is
-	// an error where everybody may.
+	// Where only parents may look into a process, gcore may look into this one. It is an
+	// error where any process may.
 	const setPtracer, anybody = 0x59616d61, ^uintptr(0)
 	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, setPtracer, anybody, 0)
 	asked := make(chan os.Signal, 1)

@@ -1,6 +1,6 @@
-// Server is a complete sandbox vault on one machine: the REST surface on bbolt
-// with a simulated network and payment provider, and with accounts, keys and
-// secrets to try them. It is no way to hold real cards.
+// Server is a complete sandbox vault on one machine: the REST surface on bbolt with a
+// simulated network and payment provider, and with accounts, keys and secrets to try them.
+// It is not made to hold real cards.
 //
 //	go run ./examples/server [-addr 127.0.0.1:8080] [-data ./cardvault-data]
 //		[-security-code-ttl 10m] [-session-ttl 15m] [-log-level info]
@@ -71,7 +71,7 @@ func main() {
 	}
 }
 
-// shutdownTimeout is how long what is under way may take once the server stops.
+// shutdownTimeout limits running requests once the server stops.
 const shutdownTimeout = 10 * time.Second
 
 func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {

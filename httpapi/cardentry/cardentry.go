@@ -15,41 +15,43 @@
 //	});
 //	button.addEventListener("click", () => card.submit());
 //
-// # What reaches the page, and what does not
+// # Data that reaches the page
 //
-// The element holds one frame, of the origin of the vault. All fields are in it, for one
-// frame is what autofill and the keyboard can walk through. The card is encrypted there,
-// for the key of the session, and sent to the vault alone. The page gets the events
-// ready, change, success, error, challenge and challengeend, whose details are in card-entry.d.ts: the
-// scheme, what is wrong with which field, and in the end the id of a token. Nothing that
-// was typed is among them, nor in a URL, a store of the browser, or its console.
+// The element holds one frame, of the origin of the vault. All fields are in it, because
+// autofill and the keyboard can walk through a single frame. The card is encrypted there,
+// for the key of the session, and sent only to the vault. The page receives the events
+// ready, change, success, error, challenge and challengeend, whose details are in
+// card-entry.d.ts. They hold the scheme, the faults of the fields, and in the end the id of
+// a token. They hold nothing that the shopper typed, and neither does a URL, a store of the
+// browser, or its console.
 //
-// Element and frame talk over the ends of a MessageChannel. The element sends one of
-// them to the exact origin of the vault; the frame takes it from its parent, if that is
-// of the vault's own origin or an allowed one. The frame is asked for with the origin of
-// the page, and names that alone as one that may hold it: whoever looks for allowed
-// origins has to guess them. A session id is a credential: it is in
-// messages and in the calls of the session, never in the URL of the frame.
+// Element and frame talk over the ends of a MessageChannel. The element sends one end to
+// the exact origin of the vault; the frame takes it from its parent, if that has the
+// vault's own origin or an allowed one. The URL of the frame names the origin of the page,
+// and the answer allows only that origin to hold the frame: anybody looking for allowed
+// origins has to guess them. A session id is a credential: it is in messages and in the
+// calls of the session, never in the URL of the frame.
 //
 // The token id of success is what a browser says. A shop's server that needs to be sure
 // of it reads it from GET /sessions/{id}.
 //
 // # Errors
 //
-// Every error says what to do: correct (the fields show what), retry (which is safe: a
-// session makes one token), new_session (what was typed is kept), check_setup (look at
-// the page, if it happens always). The frame shows the message of an error, so that the shop need not.
+// Every error names the next step: correct (the fields show the faults), retry (which is
+// safe: a session makes one token), new_session (the input is kept), check_setup (if it
+// always happens, check the page). The frame shows the message of an error, so that the
+// shop need not.
 //
 // # Content Security Policy
 //
 // A shop's page needs script-src and frame-src for the origin of the vault, and frame-src
 // for the pages of banks, where cardholders are identified and verified; style-src and
-// connect-src need nothing. The frame itself has a policy that lets it load and call
-// nothing but the vault, and be embedded by the allowed origins alone.
+// connect-src need nothing. The frame itself has a policy that lets it load and call only
+// the vault, and be embedded only by the allowed origins.
 //
 // # Styling
 //
-// Custom properties on the element, all of which have defaults for light and dark:
+// Custom properties on the element, each with defaults for light and dark:
 //
 //	card-entry {
 //	  --card-entry-font-family: Georgia, serif;
@@ -58,8 +60,8 @@
 //
 // They are -font-family (of fonts that the shopper has), -font-size, -color, -background,
 // -border-color, -border-radius, -accent-color, -error-color, -label-color,
-// -placeholder-color, -gap and -padding. Lengths are best in px: rem, em and % are those
-// of the frame.
+// -placeholder-color, -gap and -padding. Lengths are best in px: rem, em and % refer to the
+// frame.
 //
 // The sources are in src. Files in dist are made of them by test/bundle, and committed.
 package cardentry
@@ -91,7 +93,7 @@ var types = map[string]string{
 	"frame.css":            "text/css; charset=utf-8",
 }
 
-// A file is what is served under one path.
+// A file is the content of one path.
 type file struct {
 	body   []byte
 	header map[string]string
@@ -99,8 +101,9 @@ type file struct {
 }
 
 // NewHandler returns a handler of the six files of the component, below /sdk/v1/. origins
-// are those whose pages may use it besides the vault's own. They are not checked: each is
-// as browsers send it, such as "https://shop.example", which httpapi sees to.
+// are the origins whose pages may use it, besides the vault's own. They are not checked:
+// each must have the form that browsers send, such as "https://shop.example", which httpapi
+// ensures.
 func NewHandler(origins []string) http.Handler {
 	h := &handler{slices.Clone(origins), make(map[string]*file, len(types))}
 	for name, contentType := range types {
@@ -110,7 +113,7 @@ func NewHandler(origins []string) http.Handler {
 		}
 
 		f := &file{body: body, header: map[string]string{
-			// Asked for anew every time, so that element and frame are of one version.
+			// Requested anew every time, so that element and frame have the same version.
 			"Cache-Control":                "no-cache",
 			"Content-Type":                 contentType,
 			"ETag":                         tag(body),
@@ -141,11 +144,10 @@ const (
 		"frame-ancestors 'self'"
 )
 
-// maxAsked bounds the origins that may be asked for at a time: a page, and those that
-// hold it.
+// maxAsked bounds the origins in one request: a page, and the pages that hold it.
 const maxAsked = 8
 
-// asked returns those of the allowed origins that a query names, in its order.
+// asked returns the allowed origins that a query names, in its order.
 func (h *handler) asked(query url.Values) (origins []string) {
 	for i, origin := range query["origin"] {
 		if i < maxAsked && slices.Contains(h.origins, origin) && !slices.Contains(origins, origin) {

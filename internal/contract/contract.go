@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Promptness is how soon a call ends after its context, on a busy machine.
+// Promptness limits how long a call outlasts its context, on a busy machine.
 const Promptness = 2 * time.Second
 
 // A Rule is a sentence of a contract and a check that fails where it is broken.

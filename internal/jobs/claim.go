@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// Batch is how many records are claimed in one transaction, at most.
+	// Batch bounds the records that are claimed in one transaction.
 	Batch = 128
 
-	lookMost = 1 << 16 // records looked at to find one that can be read
+	lookMost = 1 << 16 // records examined to find a readable one
 
 	shortWait   = 20 * time.Microsecond // for a processor, which a machine at rest may need too
 	longestRest = 10 * time.Millisecond // of a job that gives way
@@ -52,7 +52,7 @@ type Job struct {
 	attempt *attempt
 }
 
-// A Verdict says what becomes of a job that is to be claimed.
+// A Verdict decides about the claim of a job.
 type Verdict uint8
 
 const (
@@ -72,10 +72,10 @@ type pool struct {
 
 func newPool(workers int) *pool { return &pool{busy: make(chan struct{}, workers)} }
 
-// ReadDue has use look at records of a kind that are due, until it has taken most of them.
-// It returns the first error of those that cannot be read. These stay due for ever, so it
-// looks past them, within a bound. Any other error ends it. The index of a store says what
-// is due, so use opens each record.
+// ReadDue has use look at due records of a kind, until it has taken most of them. It
+// returns the first error of unreadable records. These stay due for ever, so it looks past
+// them, within a bound. Any other error ends it. The index of a store decides which records
+// are due, so use opens each record.
 func (e *Engine) ReadDue(ctx context.Context, kind store.Kind, at time.Time, most int, use func(*store.Record) error) (damaged error) {
 	return e.readDue(ctx, kind, store.AllShards, at, most, 0, use)
 }
@@ -83,7 +83,7 @@ func (e *Engine) ReadDue(ctx context.Context, kind store.Kind, at time.Time, mos
 // errPassed is returned by a function that does not use a record which can be read.
 var errPassed = errors.New("jobs: record is passed over")
 
-// readDue is ReadDue for some shards, of which use passes over a number of records.
+// readDue is ReadDue for some shards; passed is the number of records that use passes over.
 func (e *Engine) readDue(ctx context.Context, kind store.Kind, shards store.Shards, at time.Time, most, passed int, use func(*store.Record) error) (damaged error) {
 	if shards == 1<<store.ShardCount-1 {
 		shards = store.AllShards // one walk of a store's index in place of sixteen
@@ -174,7 +174,7 @@ func (e *Engine) serve(ctx context.Context, p *pool, k *Kind, s *leases) (int, e
 
 	resting := s.resting(at)
 	if len(resting) >= leftMost {
-		return 0, nil // until leases of jobs that have failed are over
+		return 0, nil // until leases of failed jobs have ended
 	}
 	var due, waiting []*Job
 	damaged := e.readDue(ctx, k.Records, mine, at, Batch, len(resting), func(r *store.Record) error {
@@ -207,8 +207,8 @@ func (e *Engine) serve(ctx context.Context, p *pool, k *Kind, s *leases) (int, e
 	return began + wrote, damaged
 }
 
-// shared returns the shards whose jobs this process may begin, after it has taken those that
-// it is to have. It returns store.AllShards for none. A vault at rest writes nothing.
+// shared returns the shards whose jobs this process may begin, after it has taken its
+// share. It returns store.AllShards if it has none. A vault at rest writes nothing.
 func (e *Engine) shared(ctx context.Context, p *pool, k *Kind, s *leases, at time.Time) (mine store.Shards, err error) {
 	mine, others := s.usable(at)
 	any, waits := false, false
@@ -269,8 +269,8 @@ func (e *Engine) prepare(ctx context.Context, k *Kind, r *store.Record, at time.
 	return j, e.ledger.SealShown(r, j.Plain)
 }
 
-// write claims jobs, except for those that were changed since they were read. It returns
-// the jobs that are claimed, and how many records it has written.
+// write claims jobs, except jobs that have changed since they were read. It returns the
+// claimed jobs, and the number of records it has written.
 func (e *Engine) write(ctx context.Context, due []*Job) (claimed []*Job, wrote int, err error) {
 	err = e.ledger.In(uuid.Nil).Update(ctx, ledger.Step, func(tx store.Tx) error {
 		claimed, wrote = claimed[:0], 0

@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// together is how many pieces of a job are worked on at a time, so that they share commits.
+// together is the number of pieces of a job that are worked on at a time, so that they
+// share commits.
 const together = 32
 
 // Each calls fn with each of some items, a few at a time, and returns all errors once the

@@ -1,5 +1,5 @@
-// Package jobs does the background work of a vault: what is stored with a time at which it
-// is due. It knows no sort of work by name: a table of kinds says what there is to do.
+// Package jobs does the background work of a vault: records that are stored with a due
+// time. It knows no sort of work by name: a table of kinds lists the work.
 //
 // A job is a record. To claim it, an Engine writes it as due after a lease: other processes
 // leave it alone until then, and when the process dies the job is due again. A job that is
@@ -51,8 +51,8 @@ type Kind struct {
 type Sweep struct {
 	Records []store.Kind
 
-	// Step works on a batch of what is due, and returns how many records it has written.
-	// An error about one record keeps no other from being worked on.
+	// Step works on a batch of due records, and returns the number of records it has
+	// written. An error about one record does not keep others from being worked on.
 	Step func(context.Context) (int, error)
 }
 
@@ -66,7 +66,7 @@ type Engine struct {
 	leases map[store.Kind]*leases
 
 	running atomic.Int32 // calls of Run
-	drained atomic.Bool  // Drain was called: somebody sees to the work
+	drained atomic.Bool  // Drain was called: the work is attended to
 	neglect neglect
 
 	done chan struct{} // closed by Stop
@@ -133,8 +133,8 @@ func (e *Engine) Running() bool { return e.running.Load() > 0 }
 // of that or not at all. When a process dies the job is due again after it.
 func (e *Engine) Lease(kind store.Kind) time.Duration { return e.kinds[kind].Longest * 3 / 2 }
 
-// Due wakes Run for records that were stored, of which some may be nil, if they are due
-// before it would look.
+// Due wakes Run for stored records, some of which may be nil, if they are due before it
+// would look.
 func (e *Engine) Due(records ...*store.Record) {
 	for _, r := range records {
 		if r == nil || r.Due.IsZero() {
@@ -150,12 +150,12 @@ func (e *Engine) Due(records ...*store.Record) {
 }
 
 const (
-	patience = time.Minute    // how long work is due before a vault warns that nobody does it
+	patience = time.Minute    // how long work is overdue before a vault warns that no process does it
 	quiet    = time.Hour      // how long it does not warn again
 	farthest = 24 * time.Hour // how long it does not look
 )
 
-// look warns if work is due for long and nobody does it: neither this process nor another one
+// look warns if work is long overdue and is done neither by this process nor by another one
 // on the store. It looks again while there is work; Run looks again when it ends.
 func (e *Engine) look() {
 	if e.Running() || e.drained.Load() {
@@ -321,7 +321,7 @@ func (e *Engine) repeat(ctx context.Context, t *task) {
 	defer timer.Stop()
 
 	var logged time.Time // when a failure was last logged
-	idle := 0            // how often in a row nothing came of what was due
+	idle := 0            // rounds in a row without progress on due work
 	for pause := time.Duration(0); ctx.Err() == nil; {
 		if pause > 0 { // not for work that is due already: golang.org/issue/78156
 			timer.Reset(pause)
@@ -349,7 +349,7 @@ func (e *Engine) repeat(ctx context.Context, t *task) {
 		case err == nil && !next.IsZero():
 			pause = min(pause, max(0, time.Until(next)))
 			if pause == 0 && n == 0 {
-				// Others are working on it, or the store names as due what is not there.
+				// Others are working on it, or the store reports absent records as due.
 				pause = min(time.Second, time.Millisecond<<idle)
 				idle = min(idle+1, 10)
 			}

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// Missed is how late a job may come to its place under a Rate.
+	// Missed is the tolerated delay of a job against its place under a Rate.
 	Missed = 10 * time.Second
 
 	mixed = 5 * time.Second // how far a place is moved to mix up a queue
@@ -34,10 +34,10 @@ func NewRate(perSecond float64) *Rate {
 	return &Rate{pause: time.Duration(float64(time.Second) / perSecond), next: map[uint8]time.Time{}}
 }
 
-// Take takes a place for a job of some sort, and returns how long the job has to wait for it.
-// Places within some seconds are mixed up: cards that were imported one after the other, and
-// are of one issuer, do not come to the network like that. Farther apart they stay in order,
-// because what is due is indexed by when it is. A job that can wait takes no place in a long
+// Take takes a place for a job of some sort, and returns the time until that place. Places
+// within a few seconds are shuffled, so that cards of one issuer that were imported one
+// after the other do not come to the network like that. Farther apart they stay in order,
+// because due records are indexed by time. A job that can wait takes no place in a long
 // queue: it must not keep others waiting.
 func (r *Rate) Take(sort uint8, at time.Time, canWait bool) (wait time.Duration, taken bool) {
 	if r == nil {

@@ -30,9 +30,9 @@ const (
 // for the time of a lease, and nothing is logged.
 var ErrLeft = errors.New("jobs: the job is left to others")
 
-// Leases are those that this process has on the shards of one kind of work. A process
-// that holds a shard does its jobs without a claim, and writes outcomes alone. The lease
-// ends with its time: what was due before that may have been begun, and is in doubt.
+// Leases are this process's leases on the shards of one kind of work. A process that holds
+// a shard does its jobs without a claim, and writes only outcomes. The lease ends with its
+// time: jobs that were due before that may have been begun, and are in doubt.
 type leases struct {
 	engine  *Engine
 	kind    *Kind
@@ -45,7 +45,7 @@ type leases struct {
 	mu     sync.Mutex // guards what follows
 	users  int        // calls of Run and Drain
 	held   [store.ShardCount]*lease
-	left   map[uuid.UUID]*attempt // by job: those under way and those that have failed
+	left   map[uuid.UUID]*attempt // by job: running and failed ones
 	looked time.Time              // when leases were last read
 	began  time.Time              // when a job was last begun
 	ended  time.Time              // when a job last ended
@@ -75,7 +75,7 @@ func (s *leases) length() time.Duration { return s.engine.Lease(s.kind.Records) 
 
 // A place is the record of a shard as it was read.
 type place struct {
-	record  *store.Record // with the version alone if it cannot be read; nil: there is none
+	record  *store.Record // has only the version if it cannot be read; nil: absent
 	damaged bool          // nothing of the record can be read
 	mine    bool
 	holder  uuid.UUID // zero: the shard was given back
@@ -115,8 +115,8 @@ func (p *place) decode(plain []byte) error {
 // random ids, which are due when they wait no longer.
 func shardRow(shard int) uuid.UUID { return uuid.UUID{15: byte(shard) + 1} }
 
-// is reports whether a record is that of the lease. A version alone could be written by
-// another process too.
+// is reports whether a record is the lease's. A version alone could be written by another
+// process too.
 func (l *lease) is(r *store.Record) bool { return identical(r, l.record) || identical(r, l.next) }
 
 func identical(r, of *store.Record) bool {
@@ -197,7 +197,7 @@ func (s *leases) idles() bool {
 	return has
 }
 
-// doubts reports whether a job may have been begun before, as far as can be told now.
+// doubts reports whether a job may have been begun before, as far as is known now.
 func (s *leases) doubts(r *store.Record) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,7 +220,7 @@ func (s *leases) usable(at time.Time) (mine, others store.Shards) {
 }
 
 // shares reports whether it is time to look at leases: work waits in a shard that this
-// process cannot use, a lease is to be renewed, or others may wait for shards.
+// process cannot use, a lease needs renewal, or others may wait for shards.
 func (s *leases) shares(at time.Time, waits bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -236,9 +236,9 @@ func (s *leases) shares(at time.Time, waits bool) bool {
 	return false
 }
 
-// share takes shards that are free, renews leases, and gives back what others are to have:
-// each process that works or waits gets the same number. renews is whether this process
-// gets on with its jobs.
+// share takes free shards, renews leases, and gives back the shares of others: each process
+// that works or waits has the same number. renews reports whether this process makes
+// progress with its jobs.
 func (s *leases) share(ctx context.Context, at time.Time, renews bool) error {
 	s.sharing.Lock()
 	defer s.sharing.Unlock()
@@ -259,9 +259,10 @@ type waiter struct {
 	end    time.Time
 }
 
-// read returns the leases of all processes, and those that wait. A lease that cannot be
-// read binds no process, and neither does one that is missing. Both may have had a doubt.
-// They are written together, so one alone is missing only if it was lost. A record of a process that waits and cannot be read is passed over.
+// read returns the leases of all processes, and the waiting processes. A missing or
+// unreadable lease binds no process, and may have had a doubt. Leases are written together,
+// so a single missing one was lost. An unreadable record of a waiting process is passed
+// over.
 func (s *leases) read(ctx context.Context, at time.Time) (places [store.ShardCount]*place, waiters map[uuid.UUID]waiter, err error) {
 	var others []*store.Record
 	var damaged error // of others
@@ -280,7 +281,7 @@ func (s *leases) read(ctx context.Context, at time.Time) (places [store.ShardCou
 			}
 		}
 		others, damaged = tx.Due(s.kind.Leases, store.AllShards, at.Add(2*s.length()), waitersMax)
-		if !ledger.Unreadable(damaged) { // else those that can be read are there
+		if !ledger.Unreadable(damaged) { // otherwise the readable ones are there
 			err, damaged = damaged, nil
 		}
 		return err
@@ -345,7 +346,7 @@ func (s *leases) recognize(ctx context.Context, shard int, p *place, at time.Tim
 		err = p.decode(plain)
 	}
 	switch {
-	case err != nil, p.end.After(at.Add(2 * s.length())): // nobody can have written that
+	case err != nil, p.end.After(at.Add(2 * s.length())): // no process can have written that
 		p.holder, p.end, p.doubt = uuid.Nil, time.Time{}, at.Add(s.length())
 	case p.holder != uuid.Nil && (p.holder == s.process || !p.end.After(at)):
 		// It ended without being given back, or this process has lost sight of it.
@@ -353,17 +354,17 @@ func (s *leases) recognize(ctx context.Context, shard int, p *place, at time.Tim
 	}
 }
 
-// A plan is what is to be written about leases.
+// A plan holds the planned writes of leases.
 type plan struct {
 	puts   []*put
 	delete []*store.Record // of waiters that are gone
 	wait   *store.Record   // of this process, which waits
 }
 
-// A put is the record of a shard that is to be written. lease is nil if it is given back.
+// A put is the planned record of a shard. lease is nil if the shard is given back.
 type put struct {
 	shard   int
-	was     *store.Record // as it was read; nil: there is none
+	was     *store.Record // as it was read; nil: absent
 	damaged bool          // it cannot be read
 	record  *store.Record // as it is written
 	place   place
@@ -385,7 +386,7 @@ func (w *put) still(tx store.ReadTx) (bool, error) {
 	return identical(r, w.was), nil
 }
 
-// give gives a shard back. What was begun and has not ended well is in doubt.
+// give gives a shard back. Jobs that were begun and have not succeeded are in doubt.
 func (p *plan) give(s *leases, shard int, l *lease) {
 	doubt := l.doubt
 	for id, a := range s.left {
@@ -405,14 +406,14 @@ func (p *plan) withdraw(s *leases) {
 	}
 }
 
-// plan decides what becomes of the leases.
+// plan decides about the leases.
 func (s *leases) plan(places [store.ShardCount]*place, waiters map[uuid.UUID]waiter, at time.Time, renews bool) *plan {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.looked = at
 	p := new(plan)
 
-	// Whoever holds a shard or waits for one is to have its share.
+	// Each process that holds a shard or waits for one has a share.
 	workers := map[uuid.UUID]bool{s.process: true}
 	for _, l := range places {
 		if !l.mine && l.holder != uuid.Nil {
@@ -503,8 +504,8 @@ func (s *leases) seal(p *plan) error {
 	return s.engine.ledger.SealShown(p.wait, nil)
 }
 
-// write writes leases in one transaction, except those of shards for which another process
-// was faster: they keep no other from being written, and are looked at again.
+// write writes leases in one transaction, except for shards where another process was
+// faster: these do not keep others from being written, and are looked at again.
 func (s *leases) write(ctx context.Context, p *plan) error {
 	if len(p.puts) == 0 && len(p.delete) == 0 && p.wait == nil {
 		return nil
@@ -574,9 +575,9 @@ func (s *leases) write(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// resting returns the jobs that are under way, and those that have failed and are to be left
-// alone. What is listed afterwards may be older than the outcome of one of them. It forgets
-// attempts long past, whose shards are in doubt then.
+// resting returns the running jobs, and the failed jobs to leave alone. A list that was
+// read afterwards may be older than the outcome of one of them. It forgets attempts long
+// past, whose shards are in doubt then.
 func (s *leases) resting(at time.Time) map[uuid.UUID]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -615,8 +616,8 @@ func (s *leases) begin(j *Job) bool {
 	return true
 }
 
-// end notes that a job has ended. One that has failed is left alone for a lease, unless it
-// was put off.
+// end notes that a job has ended. A failed job is left alone for a lease, unless it was put
+// off.
 func (s *leases) end(j *Job, done bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -627,7 +628,7 @@ func (s *leases) end(j *Job, done bool) {
 		delete(s.left, j.Record.ID)
 	}
 	if !slices.ContainsFunc(s.held[:], func(l *lease) bool { return l != nil && l.running > 0 }) {
-		wake(s.engine.wakes[s.kind.Records]) // perhaps the shards are to be given back
+		wake(s.engine.wakes[s.kind.Records]) // the shards may have to be given back
 	}
 }
 
@@ -684,8 +685,8 @@ func (s *leases) busy() bool {
 	return slices.ContainsFunc(s.held[:], func(l *lease) bool { return l != nil && l.running > 0 })
 }
 
-// moves reports whether this process gets on with its jobs: a worker is free, or was within
-// a lease.
+// moves reports whether this process makes progress with its jobs: a worker is free, or was
+// within a lease.
 func (s *leases) moves(p *pool, at time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -80,8 +80,8 @@ type Box struct {
 	accounts  map[uuid.UUID]*accountKeys
 }
 
-// current is what a Box works with. Its keys never change, so that what was
-// granted for some keys cannot be spent on others.
+// current is the working state of a Box. Its keys never change, so that seals granted for
+// some keys cannot be spent on others.
 type current struct {
 	keys    *Keys
 	granted atomic.Int64 // seals that may still be made under the last term
@@ -103,8 +103,8 @@ func NewBox(k *Keys, refill func() error) *Box {
 // Keys returns the keys that b works with. They must not be changed.
 func (b *Box) Keys() *Keys { return b.current.Load().keys }
 
-// SetKeys makes b work with k, if that is a later generation of its keys. What
-// was granted is void then: it was for the former term.
+// SetKeys makes b work with k, if that is a later generation of its keys. Grants of the
+// former term are void then.
 func (b *Box) SetKeys(k *Keys) {
 	b.setting.Lock()
 	defer b.setting.Unlock()
@@ -139,7 +139,7 @@ func (b *Box) grantMore() error {
 	b.refilling.Lock()
 	defer b.refilling.Unlock()
 	if b.failed != nil && time.Since(b.failedAt) < time.Second {
-		return b.failed // those who waited do not try again one by one
+		return b.failed // waiting callers do not try again one by one
 	}
 	if b.current.Load().granted.Load() > 0 {
 		return nil
@@ -355,7 +355,7 @@ func (b *Box) Fingerprint(account uuid.UUID, pan []byte) []byte {
 	return b.account(account).fingerprint.sum(pan)
 }
 
-// LookupSize is the size of what Lookup returns, in bytes.
+// LookupSize is the size of Lookup's result, in bytes.
 const LookupSize = 16
 
 // Lookup returns the keyed hash by which an account finds value.

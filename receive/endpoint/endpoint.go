@@ -18,10 +18,10 @@ import (
 //	500 if take has returned an error: the vault delivers the event again
 //	400, 405 or 413 to a request that is not from the vault; take is not called
 //
-// take is called concurrently, and again with the same Event.ID when an event arrives again.
-// It ignores types that it does not know, and has about 15 seconds: then the vault closes the
-// connection, which ends its context, and delivers the event again. Its errors are written
-// nowhere, so it logs them itself. The answers hold nothing but a status.
+// take is called concurrently, and again with the same Event.ID when an event arrives
+// again. It ignores types that it does not know, and has about 15 seconds: then the vault
+// closes the connection, which ends its context, and delivers the event again. Its errors
+// are not reported anywhere, so it logs them itself. The answers hold nothing but a status.
 //
 // The error is receive.ErrSecret. Serve the handler with http.Server.ReadTimeout, which ends
 // bodies that stall.
