@@ -1,0 +1,57 @@
+package cardvault_test
+
+import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"fmt"
+	"log"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store/memstore"
+)
+
+// A localKey is the skeleton of a KeyWrapper: its key is here, where others call a KMS.
+type localKey struct{ aead cipher.AEAD }
+
+var _ cardvault.KeyWrapper = localKey{}
+
+func (localKey) KeyID() string { return "local/1" }
+
+func (k localKey) Wrap(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
+	return k.aead.Seal(nil, nil, plaintext, aad), ctx.Err()
+}
+
+// Unwrap tells a text that is not this key's from a call that may succeed later.
+func (k localKey) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	plaintext, err := k.aead.Open(nil, nil, wrapped, aad)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", cardvault.ErrWrongKey, err)
+	}
+	return plaintext, nil
+}
+
+// A vault whose keys are wrapped by a key that is held elsewhere. Package keytest tests a
+// KeyWrapper.
+func ExampleKeyWrapper() {
+	block, err := aes.NewCipher(make([]byte, 32)) // use a random key
+	if err != nil {
+		log.Fatal(err)
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	ctx := context.Background()
+	v, err := cardvault.New(ctx, memstore.New(), cardvault.WrappedBy(localKey{aead}), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer v.Close()
+	fmt.Println(v.Mode())
+	// Output: live
+}
