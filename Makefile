@@ -22,7 +22,7 @@ house: ## the shape of the code in figures, beside limits and goals (V=1 names w
 	@go run -C tools ./house $(if $(V),-v) $(if $(PICTURE),-picture)
 
 # What tests need from the system is installed through apt when this is root on
-# Debian, and printed; what they need of npm goes into test/node_modules. NO_INSTALL=1
+# Debian, and printed; what they need of npm goes into test. NO_INSTALL=1
 # forbids both. A test that lacks something is skipped with its reason; with CI=true
 # that is a failure.
 deps:
