@@ -88,8 +88,8 @@ func KeyBytes(key []byte) (*Keyring, error) {
 // under a key made from that with Argon2id. A new file takes a passphrase of
 // [MinPassphrase] characters at least.
 //
-// KeyFile refuses a file that others may use, or that belongs to another user than this one
-// or root. It refuses a folder of another user, and a folder that others may write to. It
+// KeyFile refuses a file that others may use, or that belongs to a user other than this one
+// or root. It refuses a folder that belongs to such a user, or that others may write to. It
 // refuses a file that has a second name, a symlink, a passphrase for a file in clear, and a
 // missing one for a sealed file. Owners and names are not checked on Windows. [Open]
 // refuses a key file that lies in the folder of the vault, where a backup would take both.

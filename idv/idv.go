@@ -27,7 +27,7 @@ import (
 // session becomes a token.
 //
 // Methods are called concurrently, with a deadline of cardvault.Options.IDVTimeout, even
-// after the caller of the vault has left. They bound what they read and keep no card data.
+// after the caller of the vault has left. They bound their reads and keep no card data.
 // An error means that the outcome is unknown, and the vault calls again. It never holds
 // anything that the shopper entered: it is logged.
 //

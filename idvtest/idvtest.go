@@ -290,7 +290,7 @@ func passed(t testing.TB, s *suite) {
 	end := s.passes(t, s.provider, s.begin(t, key))
 	got, err := s.identify(t.Context(), t, s.Card, key)
 	if err != nil || got.State != idv.Passed || !agree(got, end) {
-		t.Errorf("Identify under the key of one that was Passed: %+v, %v, want the same", got, err)
+		t.Errorf("Identify under the key of a passed identification: %+v, %v, want the same", got, err)
 	}
 }
 
@@ -377,7 +377,7 @@ func another(t testing.TB, s *suite) {
 	}
 	s.passes(t, s.provider, first)
 	if got, err := s.lookup(t.Context(), s.provider, second.Reference); err != nil || got.State != idv.Pending {
-		t.Errorf("an identification that nobody has answered: %+v, %v, want Pending", got, err)
+		t.Errorf("an unanswered identification: %+v, %v, want Pending", got, err)
 	}
 }
 

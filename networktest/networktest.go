@@ -167,7 +167,7 @@ func (s *suite) provision(ctx context.Context, r *network.ProvisionRequest) (*ne
 		err = checkToken(got)
 	}
 	if err == nil && got.Card != nil && got.Card.LastFour != "" && got.Card.LastFour != four {
-		err = errors.New("networktest: Provision: Card.LastFour is that of another card")
+		err = errors.New("networktest: Provision: Card.LastFour belongs to another card")
 	}
 	return got, err
 }
@@ -182,7 +182,7 @@ func (s *suite) lookup(ctx context.Context, ref network.Ref) (*network.Token, er
 		err = checkToken(got)
 	}
 	if err == nil && ref.ID != "" && got.ID != ref.ID {
-		err = errors.New("networktest: Lookup: ID is not the one that was asked for")
+		err = errors.New("networktest: Lookup: ID differs from the ID in the request")
 	}
 	return got, err
 }
@@ -409,7 +409,7 @@ func checkRefusal(err error) error {
 	case err == nil:
 		what = "there is no error"
 	case !errors.As(err, &e):
-		return fmt.Errorf("networktest: refusal: the error is no *network.Error: %w", err)
+		return fmt.Errorf("networktest: refusal: the error is not a *network.Error: %w", err)
 	case codes[e.Source] == nil:
 		what = "Source must be SourceScheme or SourceConfiguration"
 	case !slices.Contains(codes[e.Source], e.Code):

@@ -157,7 +157,7 @@ func (s *suite) power(said, found bool, name string) {
 	s.Helper()
 	switch {
 	case said && !found:
-		s.Errorf("Info says that it is a %s, and it is not, nor is one that it unwraps to", name)
+		s.Errorf("Info says that it is a %s, but neither it nor a network that it wraps is one", name)
 	case found && !said:
 		s.Errorf("it is a %s, and Info does not say so: a vault does not use it", name)
 	}

@@ -73,7 +73,7 @@ const (
 // Errors of Verify and Parse, for errors.Is. Their texts name the fault and hold nothing of
 // the request.
 var (
-	ErrHeader    = errors.New("receive: headers are not those of a delivery")
+	ErrHeader    = errors.New("receive: headers do not belong to a delivery")
 	ErrSignature = errors.New("receive: delivery is not signed with one of the secrets")
 	ErrTimestamp = errors.New("receive: delivery was signed more than 5 minutes ago, or ahead")
 	ErrTooLarge  = errors.New("receive: body has more than 64 KiB")

@@ -189,7 +189,7 @@ func (c *Client) call(ctx context.Context, method, path, key string, text []byte
 	case w.StatusCode != http.StatusOK || result == nil:
 		return fmt.Errorf("aggregator: answer with status %d", w.StatusCode)
 	case json.Unmarshal(answer, result) != nil:
-		return errors.New("aggregator: answer is no JSON as expected")
+		return errors.New("aggregator: answer is not the expected JSON")
 	}
 	return nil
 }

@@ -86,9 +86,9 @@ func TestThreats(t *testing.T) {
 	})
 
 	document := read(t, "SECURITY.md")
-	_, table, _ := strings.Cut(document, "| Somebody who |")
+	_, table, _ := strings.Cut(document, "| An attacker who |")
 	table, rest, _ := strings.Cut(table, "\n\n")
-	_, shown, _ := strings.Cut(rest, "What shows it:\n\n")
+	_, shown, _ := strings.Cut(rest, "Tests that show it:\n\n")
 	shown, _, _ = strings.Cut(shown, "\n\n")
 	lists := map[string]string{}
 	for line := range strings.Lines(shown) {
@@ -110,11 +110,11 @@ func TestThreats(t *testing.T) {
 		}
 		names := regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(list, -1)
 		if len(names) == 0 && !strings.HasPrefix(list, "nothing") {
-			t.Errorf("no test shows what is said of somebody who %s", who)
+			t.Errorf("no test shows what is said of an attacker who %s", who)
 		}
 		for _, name := range names {
 			if !tests[name[1]] {
-				t.Errorf("of somebody who %s: there is no test %s", who, name[1])
+				t.Errorf("of an attacker who %s: there is no test %s", who, name[1])
 			}
 		}
 	}
@@ -125,7 +125,7 @@ func TestThreats(t *testing.T) {
 		if said[who] {
 			continue
 		}
-		t.Errorf("tests for somebody who %s, of whom the table says nothing", who)
+		t.Errorf("tests for an attacker who %s, of whom the table says nothing", who)
 	}
 }
 

@@ -1,6 +1,6 @@
 // Bundle makes httpapi/cardentry/dist out of httpapi/cardentry/src: from the root of
-// the repository, go run -C test ./bundle. What it makes is committed, so that
-// nobody who uses the module needs it.
+// the repository, go run -C test ./bundle. The output is committed, so that
+// users of the module do not need it.
 package main
 
 import (

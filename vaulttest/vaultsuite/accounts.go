@@ -132,7 +132,7 @@ func isolation(t *testing.T, s store.Store) {
 
 	lists(t, b, cardvault.TokenListOptions{BusinessKey: canary}, []*cardvault.Token{theirs})
 	if keys, merchants := must(b.ListAPIKeys(ctx, nil))(t), must(b.ListMerchants(ctx, nil))(t); keys.TotalItems != 0 || merchants.TotalItems != 1 {
-		t.Errorf("%d keys and %d merchants, want those of the account", keys.TotalItems, merchants.TotalItems)
+		t.Errorf("%d keys and %d merchants, want only the account's", keys.TotalItems, merchants.TotalItems)
 	}
 
 	must(a.Tokenize(ctx, session.ID, testCard(3)))(t)
@@ -356,7 +356,7 @@ func apiKeyTexts(t *testing.T, s store.Store) {
 		_, err := v.Authenticate(ctx, altered)
 		fails(t, fmt.Sprintf("altered key %d", i), err, cardvault.ErrUnauthenticated)
 		if err != nil && err.Error() != "cardvault: authenticate: no valid API key" {
-			t.Errorf("altered key %d: the error tells why", i)
+			t.Errorf("altered key %d: the error reveals the reason", i)
 		}
 	}
 }

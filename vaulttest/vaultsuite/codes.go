@@ -65,7 +65,7 @@ func hasCode(t testing.TB, what string, v *cardvault.Vault, id uuid.UUID, want s
 		t.Errorf("%s: %+v", what, status)
 	}
 	if got := must(v.ObtainPPAN(t.Context(), id, ppanAccount()))(t).ErrorCode; got != want {
-		t.Errorf("%s: the provider gets another security code", what)
+		t.Errorf("%s: the provider receives another security code", what)
 	}
 }
 

@@ -466,7 +466,7 @@ func deliveriesOfADeletedToken(t *testing.T, s store.Store) {
 	noError(t, v.Drain(ctx))
 	checkArrived(t, "after the deletion", mail.at(receiver), eventLine(token, receive.TokenDeleted, receive.ReasonRequested))
 	if n := must(v.ListDeliveries(ctx, w.ID, nil))(t).TotalItems; n != 1 {
-		t.Errorf("%d entries in the log, want that of the deletion", n)
+		t.Errorf("%d entries in the log, want only the deletion", n)
 	}
 }
 
