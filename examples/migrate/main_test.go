@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/vaulttest"
 )
 
@@ -45,7 +46,7 @@ func TestMigrate(t *testing.T) {
 		return migrate(t.Context(), v, strings.NewReader(in.String()), &writer{f, left})
 	}
 
-	for _, left := range []int{0, 1, 100, 70_000} {
+	for _, left := range []int{0, 1, 100, 20_000} {
 		if migrated(left) == nil {
 			t.Fatalf("with room for %d bytes it ends well", left)
 		}
@@ -54,6 +55,15 @@ func TestMigrate(t *testing.T) {
 		if err := migrated(1 << 30); err != nil {
 			t.Fatal(err)
 		}
+	}
+
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if migrate(t.Context(), v, strings.NewReader("customer-0,4242424242424242,12,2090,A\n"), f) == nil {
+		t.Error("results of more cards than there are make no error")
 	}
 
 	out, err := os.ReadFile(path)
@@ -104,7 +114,7 @@ func TestRefused(t *testing.T) {
 		t.Fatalf("lines are %q", lines)
 	}
 	for i, line := range lines[1:7] {
-		if want := fmt.Sprintf("refused: line %d begins with no key", i+2); line != want {
+		if want := fmt.Sprintf("line %d,refused: it has no key, or not five fields", i+2); line != want {
 			t.Errorf("line is %q, want %q", line, want)
 		}
 	}
@@ -113,4 +123,20 @@ func TestRefused(t *testing.T) {
 			t.Errorf("good key %d is refused: %s", i, line)
 		}
 	}
+}
+
+// TestFailure: an error of the vault ends it, names the line, and shows nothing of a card.
+func TestFailure(t *testing.T) {
+	v := vaulttest.New(t)
+	v.Close()
+	f, err := os.Create(filepath.Join(t.TempDir(), "tokens.csv"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	err = migrate(t.Context(), v, strings.NewReader("\na,4242424242424242,12,2090,A Customer\n"), f)
+	if !errors.Is(err, cardvault.ErrClosed) || !strings.HasPrefix(err.Error(), "line 2: ") {
+		t.Errorf("without a vault: %v", err)
+	}
+	vaulttest.AssertNoLeak(t, []string{"4242424242424242", "A Customer"}, err)
 }
