@@ -74,7 +74,7 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 		a.id, a.records, err = shelf.New(v.rows, got.MediaType, got.Image, source)
 	}
 	if err != nil {
-		v.log.Warn("card art could not be had", "error", leak.Printable(err))
+		v.log.Warn("card art could not be fetched", "error", leak.Printable(err))
 		return nil
 	}
 	return a

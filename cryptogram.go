@@ -287,7 +287,7 @@ func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, s
 func (v *Vault) failure(p *PaymentData, err error) *Failure {
 	var e *network.Error
 	if !errors.As(err, &e) {
-		v.log.Warn("network gave no cryptogram", "payment_data", p.ID, "error", leak.Printable(err))
+		v.log.Warn("network returned no cryptogram", "payment_data", p.ID, "error", leak.Printable(err))
 		if errors.Is(err, context.DeadlineExceeded) {
 			return newFailure(network.CodeTimeout, "")
 		}

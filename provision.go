@@ -200,7 +200,7 @@ func (v *Vault) ineligible(s card.Scheme, merchant uuid.UUID) (code network.Code
 	}
 	var e *network.Error
 	if !errors.As(err, &e) {
-		v.log.Error("network says neither that a scheme is eligible nor why not", "scheme", s, "error", leak.Printable(err))
+		v.log.Error("network did not say whether a scheme is eligible", "scheme", s, "error", leak.Printable(err))
 		e = &network.Error{Source: network.SourceConfiguration, Code: network.CodeInvalidRequest}
 	}
 	return codeOf(e, network.SourceConfiguration)

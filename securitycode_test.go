@@ -272,7 +272,7 @@ func TestSecurityCodeCapacity(t *testing.T) {
 		l.hasCode(first, false)
 		l.hasCode(second, true)
 		l.hasCode(third, true)
-		if n := strings.Count(l.log.text(), "security codes went early"); n != 1 {
+		if n := strings.Count(l.log.text(), "security codes were evicted early"); n != 1 {
 			l.Errorf("the log tells of it %d times", n)
 		}
 	})

@@ -251,7 +251,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		return nil, err
 	}
 	if unused := o.powers.Unused; unused != nil {
-		o.Logger.Warn("what the network can do is not used, because its Info does not say so", "interfaces", unused)
+		o.Logger.Warn("the network has powers that are not used, because its Info does not name them", "interfaces", unused)
 	}
 
 	c := &core{opts: o, log: o.Logger, guesses: guesses{seed: maphash.MakeSeed()}}
@@ -267,7 +267,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		Wrote:     c.wrote,
 		Mistrust: func(answer string) {
 			if c.mistrusted.Now() {
-				c.log.Error("somebody has edited the store, or it is damaged", "answer", answer)
+				c.log.Error("the store was edited, or is damaged", "answer", answer)
 			}
 		},
 	})

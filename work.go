@@ -185,7 +185,7 @@ func (v *Vault) endingsOf(ctx context.Context, due []*store.Record) (removal.End
 	for i, r := range due {
 		p, err := v.In(r.Account).newEvent(ctx, r, nil, receive.TokenDeleted, receive.ReasonExpired)
 		if errors.Is(err, ErrDamaged) || errors.Is(err, ErrNotFound) { // lapsed records are erased all the same
-			v.log.Error("the end of a token cannot be told", "account", r.Account, "error", err)
+			v.log.Error("the expiry of a token has no event", "account", r.Account, "error", err)
 			p, err = nil, nil
 		}
 		if err != nil {

@@ -175,7 +175,7 @@ func (s *shop) serve(ctx context.Context, listener net.Listener) error {
 	err = errors.Join(err, server.Shutdown(closing))
 	if hook != "" {
 		if late := s.call(closing, "DELETE", "/webhooks/"+hook, "", nil, nil); late != nil {
-			s.log.Warn("the vault goes on with its webhooks", "error", late)
+			s.log.Warn("the vault keeps the webhook of the shop", "error", late)
 		}
 	}
 	return err

@@ -141,7 +141,7 @@ func run(ctx context.Context, c config, restart <-chan os.Signal, stdout, stderr
 		case <-restart:
 			log.Info("starting the replicas anew")
 			if err := cl.restart(ctx); err != nil {
-				log.Error("a replica cannot be started: the others go on as they are", "error", err)
+				log.Error("a replica cannot be started: the others continue", "error", err)
 				continue
 			}
 			log.Info("the replicas were started anew")

@@ -83,7 +83,7 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	defer listener.Close()
 
 	if a, ok := listener.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
-		log.Warn("whoever reaches this address can use the page, and what it can do", "addr", a)
+		log.Warn("any client that reaches this address can use the page and its API", "addr", a)
 	}
 	if err := os.MkdirAll(c.data, 0o700); err != nil {
 		return err

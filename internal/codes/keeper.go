@@ -207,6 +207,6 @@ func (k *Keeper) failed(done string, err error) {
 // evicted logs that codes had to go for want of room.
 func (k *Keeper) evicted(all uint64) {
 	if k.told.Now() {
-		k.config.Log.Warn("security codes went early: Options.SecurityCodeCapacity is too small", "evicted", all)
+		k.config.Log.Warn("security codes were evicted early: Options.SecurityCodeCapacity is too small", "evicted", all)
 	}
 }

@@ -176,7 +176,7 @@ func (e *Engine) look() {
 	case err == nil && time.Since(next) < patience:
 		wait = min(time.Until(next), farthest) + patience
 	case err == nil && e.neglect.warns():
-		e.log.Warn("background work is due and nobody does it: call Run, in one process at least, or Drain now and then", "due", next)
+		e.log.Warn("background work is overdue: call Run, in one process at least, or Drain now and then", "due", next)
 	}
 	e.neglect.watch(wait, e.look)
 }
@@ -278,7 +278,7 @@ func (e *Engine) Run(ctx context.Context, also ...func(context.Context)) error {
 	}
 	group.Go(func() {
 		if err := e.ledger.Wakes(running, e.wakeKind); err != nil && running.Err() == nil {
-			e.log.Warn("work of other processes is found by looking for it only", "error", err)
+			e.log.Warn("work of other processes is found only by polling", "error", err)
 		}
 	})
 

@@ -255,7 +255,7 @@ func (s *server) inspect(ctx context.Context) (locks locker, err error) {
 		s.log.Warn("every role may connect to the database, where it sees the names of locks in use and can hold these: revoke CONNECT from PUBLIC")
 	}
 	if strings.TrimSpace(standbys) == "" {
-		s.log.Warn("PostgreSQL has no synchronous standby: what it acknowledges is lost with its disk")
+		s.log.Warn("PostgreSQL has no synchronous standby: acknowledged writes are lost with its disk")
 	}
 	return seed.Bytes, nil
 }

@@ -36,7 +36,7 @@ var behind = map[string]float64{
 	"store/storetest":   4,
 	"CHANGELOG.md":      10,
 	"DESIGN.md":         17,
-	allTests:            22,
+	allTests:            21,
 }
 
 // What the measures count.

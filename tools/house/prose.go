@@ -18,7 +18,7 @@ import (
 	"strings"
 )
 
-// A passage is prose with its place: a comment, an error message or a document. It keeps
+// A passage is prose with its place: a comment, a message or a document. It keeps
 // the line breaks of the file, so that each word has a line.
 type passage struct {
 	file string
@@ -57,12 +57,12 @@ var calque, idiom = pattern(
 	`(is|are|was|were|be) (no|none)( longer| more)?`,                                                // kein
 	`(all|any|every \w+|none|nothing|anything|everything|no \w+) but`, `but (for|those|that of|of)`, // außer
 	`gets`, `counts? as`, `that it concerns`, // gelten als
-	`(is|are|was|were) to be`,                                     // ist zu
-	`(is|are|was|were) of (a|an|the|this|its|it|one|another|no)`,  // ist von
-	`such (is|are|was|were|has|have|which|of)`, `(a|of|no) such,`, // solche
+	`(is|are|was|were) to be`, // ist zu
+	`(is|are|was|were) of (a|an|the|this|its|it|one|another|no( use)?)`, // ist von
+	`such (is|are|was|were|has|have|which|of)`, `(a|of|no) such,`,       // solche
 	`some (seconds|minutes|hours|days)`, // einige
 	`(goes|go|went) with (it|them)`, `(is|are|was|were) over`,
-), regexp.MustCompile(`(?i)\bthere\s+\w+\s+no$|\bno\s+(longer|more)$`)
+), regexp.MustCompile(`(?i)\bthere\s+\w+\s+no$|\bno\s+(longer|more)$|\bof\s+no\s+use$`)
 
 // pattern joins patterns of whole words, whose spaces may be line breaks, and "Of" at the
 // start of a sentence.
@@ -152,7 +152,10 @@ func (h house) write(where string, p ...passage) {
 	h[where].prose = append(h[where].prose, p...)
 }
 
-// proseOf returns the comments of a file, and the messages of its errors.
+// messages are the functions of errors, logs and tests whose first argument is a message.
+var messages = []string{"New", "Errorf", "Debug", "Info", "Warn", "Error", "Fatal", "Fatalf"}
+
+// proseOf returns the comments and messages of a file.
 func proseOf(set *token.FileSet, name string, syntax *ast.File) (all []passage) {
 	for _, group := range syntax.Comments {
 		var text []string
@@ -174,7 +177,7 @@ func proseOf(set *token.FileSet, name string, syntax *ast.File) (all []passage) 
 			return true
 		}
 		f, ok := call.Fun.(*ast.SelectorExpr)
-		if !ok || f.Sel.Name != "New" && f.Sel.Name != "Errorf" {
+		if !ok || !slices.Contains(messages, f.Sel.Name) {
 			return true
 		}
 		if s, ok := call.Args[0].(*ast.BasicLit); ok && s.Kind == token.STRING {

@@ -205,7 +205,7 @@ func refreshCode(t *testing.T, s store.Store) {
 	token := must(v.Import(ctx, coded(1, "737"), nil))(t)
 	session := must(v.RefreshSession(ctx, token.ID, nil))(t)
 	if session.ID.UUID().Version() != 4 {
-		t.Error("the session id is no random UUIDv4")
+		t.Error("the session id is not a random UUIDv4")
 	}
 
 	hasCode(t, "before the session is completed", v, token.ID, "737")
@@ -528,7 +528,7 @@ func consumedUntold(t *testing.T, s store.Store) {
 		want = append(want, t.Expiry)
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("events tell the expiries %v, want %v", got, want)
+		t.Errorf("events have the expiries %v, want %v", got, want)
 	}
 }
 

@@ -229,7 +229,7 @@ func damagedElsewhere(t *testing.T, s store.Store) {
 	overwrite(t, s, tokenRow, moved)
 	for _, d := range notListed(t, "a token that names another account", thief, nil, mine.ID) {
 		if d.ID == mine.ID {
-			t.Error("the id of a token is told to another account")
+			t.Error("the id of a token is shown to another account")
 		}
 	}
 	if d := notListed(t, "a token that names another account", v, nil, mine.ID); len(d) > 0 {

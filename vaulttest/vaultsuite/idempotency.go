@@ -54,7 +54,7 @@ func replaying(t *testing.T, s store.Store) {
 	wrote := spy.wrote(func() {
 		again := must(v.Import(ctx, c, opts))(t)
 		if same(t, "replayed", again, first); !again.Replayed {
-			t.Error("the second call is no replay")
+			t.Error("the second call is not a replay")
 		}
 		// A security code is not part of the request: replays must not reveal which was
 		// right.
@@ -63,7 +63,7 @@ func replaying(t *testing.T, s store.Store) {
 			setCode(code)(&other)
 			again := must(v.Import(ctx, other, opts))(t)
 			if same(t, "replayed with code "+code, again, first); !again.Replayed {
-				t.Error("a call with another code is no replay")
+				t.Error("a call with another code is not a replay")
 			}
 		}
 	})
@@ -136,7 +136,7 @@ func requestsByWord(t *testing.T, v *cardvault.Vault) {
 	two, replayed, err := asked("body", 4)
 	noError(t, err)
 	if same(t, "same request by the caller's word", two, one); !replayed {
-		t.Error("the second call is no replay")
+		t.Error("the second call is not a replay")
 	}
 	_, replayed, err = asked("Body", 3)
 	if fails(t, "another request by the caller's word", err, cardvault.ErrIdempotencyKeyReused); replayed {

@@ -27,7 +27,7 @@ func sessionUse(t *testing.T, s store.Store) {
 	plain := must(v.CreateSession(ctx, nil))(t)
 	bypass := must(v.CreateSession(ctx, &cardvault.SessionOptions{BypassIdentification: true, TokenTTL: 100 * time.Second}))(t)
 	if plain.ID.UUID().Version() != 4 || bypass.ID.UUID().Version() != 4 || plain.ID.UUID() == bypass.ID.UUID() {
-		t.Error("session ids are no random UUIDv4")
+		t.Error("session ids are not random UUIDv4s")
 	}
 
 	c := testCard(1)

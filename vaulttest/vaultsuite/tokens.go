@@ -157,7 +157,7 @@ func identifiers(t *testing.T, s store.Store) {
 	}
 
 	if ascents < 12 || ascents > 51 { // 31.5 on average, deviation 2.3
-		t.Errorf("%d of 63 ids are above the one before: ids tell the order of creation", ascents)
+		t.Errorf("%d of 63 ids are above the one before: ids reveal the order of creation", ascents)
 	}
 
 	checkListed(t, v, tokens...)

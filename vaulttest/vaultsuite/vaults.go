@@ -210,7 +210,7 @@ func closed(t *testing.T, s store.Store) {
 			err := call(ctx, v)
 			fails(t, name+" after Close", err, cardvault.ErrClosed)
 			if !said.MatchString(fmt.Sprint(err)) {
-				t.Errorf("%s after Close: error %q does not say what it was doing", name, err)
+				t.Errorf("%s after Close: error %q does not name the call", name, err)
 			}
 		}
 		fails(t, "Delete of no id after Close", v.Delete(ctx, uuid.Nil), cardvault.ErrClosed)

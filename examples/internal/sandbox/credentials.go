@@ -67,7 +67,7 @@ func Open(ctx context.Context, v *cardvault.Vault, file string, log *slog.Logger
 	box, err := Read(ctx, v, file)
 	switch {
 	case errors.Is(err, cardvault.ErrUnauthenticated):
-		log.Warn("keys and accounts are made anew: the vault does not know those in the file", "old", file+".old")
+		log.Warn("new keys and accounts are made: the vault does not know the ones in the file", "old", file+".old")
 		if err := os.Rename(file, file+".old"); err != nil {
 			return nil, err
 		}
