@@ -42,6 +42,9 @@ type Setup struct {
 	// polling takes too long on a real server.
 	Rest time.Duration
 
+	// Sender delivers to webhooks. If nil, [Sender].
+	Sender cardvault.Sender
+
 	// ClientAddr goes to the replicas: see [httpapi.Options].
 	ClientAddr func(*http.Request) netip.Addr
 
@@ -78,6 +81,9 @@ func newWorld(t *testing.T, s *Setup) *world {
 		Logger:   slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 
+	if s.Sender != nil {
+		w.opts.Webhooks = s.Sender
+	}
 	w.vaults = w.open(t, s.Stores, &w.opts)
 	v := w.vaults[0]
 	all := cardvault.AllScopes()

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// noteAnswer notes what of the contract an answer shows.
+func (c *checker) noteAnswer(o *operation, x *exchange, code string) {
+	c.note("%s answers %s", o.id, code)
+	node := o.object["responses"].(map[string]any)[code]
+	where := nameOf(node, o.id+" "+code)
+	documented := c.resolve(node)
+	headers, _ := documented["headers"].(map[string]any)
+	for name := range headers {
+		if x.answer.Header()[http.CanonicalHeaderKey(name)] != nil {
+			c.note("header %s of %s", name, where)
+		}
+	}
+
+	content, _ := documented["content"].(map[string]any)
+	media, _ := content["application/json"].(map[string]any)
+	var value any
+	if media != nil && !o.lax && json.Unmarshal(x.answer.Body.Bytes(), &value) == nil {
+		c.noteValue(where, media["schema"], value)
+	}
+}
+
+// noteRequest notes what of the contract a request uses that is taken.
+func (c *checker) noteRequest(o *operation, x *exchange) {
+	query := x.request.URL.Query()
+	for _, p := range o.parameters {
+		name := p["name"].(string)
+		if p["in"] == "query" && query.Has(name) || p["in"] == "header" && x.request.Header[http.CanonicalHeaderKey(name)] != nil {
+			c.note("parameter %s of %s", name, o.id)
+		}
+	}
+	var value any
+	if schema := c.requestSchema(o); schema != nil && json.Unmarshal(x.body, &value) == nil {
+		c.noteValue(o.id, schema, value)
+	}
+}
+
+// requestSchema returns the schema of a body, nil if there is none.
+func (c *checker) requestSchema(o *operation) any {
+	body, _ := o.object["requestBody"].(map[string]any)
+	if body == nil {
+		return nil
+	}
+	return body["content"].(map[string]any)["application/json"].(map[string]any)["schema"]
+}
+
+func nameOf(node any, otherwise string) string {
+	if object, ok := node.(map[string]any); ok {
+		if pointer, ok := object["$ref"].(string); ok {
+			return strings.TrimPrefix(pointer, "#/components/")
+		}
+	}
+	return otherwise
+}
+
+// noteValue notes the members and values of enumerations that a value has.
+func (c *checker) noteValue(where string, node, value any) {
+	where = nameOf(node, where)
+	schema := c.resolve(node)
+	for _, word := range words(schema) {
+		if word == value {
+			c.note("value %v of %s", word, where)
+		}
+	}
+
+	for i, branch := range branches(schema) {
+		if schema["oneOf"] == nil || c.fits(branch, value) {
+			c.noteValue(fmt.Sprintf("%s, %d", where, i), branch, value)
+		}
+	}
+	properties, _ := schema["properties"].(map[string]any)
+	if object, ok := value.(map[string]any); ok {
+		for name, v := range object {
+			if properties[name] == nil {
+				continue
+			}
+			if v != nil {
+				c.note("member %s of %s", name, where)
+			}
+			c.noteValue(where+"."+name, properties[name], v)
+		}
+	}
+	if list, ok := value.([]any); ok {
+		for _, v := range list {
+			c.noteValue(where+"[]", schema["items"], v)
+		}
+	}
+}
+
+// fits reports whether a value has the members of a branch, with their constants.
+func (c *checker) fits(branch, value any) bool {
+	schema := c.resolve(branch)
+	if schema["type"] == "null" {
+		return value == nil
+	}
+	object, ok := value.(map[string]any)
+	properties, _ := schema["properties"].(map[string]any)
+	for name, v := range object {
+		p := c.resolve(properties[name])
+		ok = ok && p != nil && (p["const"] == nil || p["const"] == v)
+		if inner, isObject := v.(map[string]any); ok && isObject && p["type"] == "object" {
+			ok = c.fits(p, inner)
+		}
+	}
+	required, _ := schema["required"].([]any)
+	for _, name := range required {
+		ok = ok && object[name.(string)] != nil
+	}
+	return ok
+}
+
+// words returns the values of an enumeration or constant.
+func words(schema map[string]any) []any {
+	if word, ok := schema["const"]; ok {
+		return []any{word}
+	}
+	all, _ := schema["enum"].([]any)
+	return all
+}
+
+func branches(schema map[string]any) []any {
+	if all, ok := schema["oneOf"].([]any); ok {
+		return all
+	}
+	all, _ := schema["allOf"].([]any)
+	return all
+}
+
+// documented returns all that note is to be called with.
+func (c *checker) documented() []string {
+	all := map[string]bool{}
+	add := func(format string, args ...any) { all[fmt.Sprintf(format, args...)] = true }
+	for _, o := range c.operations() {
+		for code, node := range o.object["responses"].(map[string]any) {
+			where := nameOf(node, o.id+" "+code)
+			add("%s answers %s", o.id, code)
+			documented := c.resolve(node)
+			headers, _ := documented["headers"].(map[string]any)
+			for name := range headers {
+				add("header %s of %s", name, where)
+			}
+			content, _ := documented["content"].(map[string]any)
+			if media, _ := content["application/json"].(map[string]any); media != nil && !o.lax {
+				c.inSchema(add, map[string]bool{}, where, media["schema"])
+			}
+		}
+		for _, p := range o.parameters {
+			if p["in"] != "path" && !o.lax {
+				add("parameter %s of %s", p["name"], o.id)
+			}
+		}
+		if schema := c.requestSchema(o); schema != nil {
+			c.inSchema(add, map[string]bool{}, o.id, schema)
+		}
+	}
+
+	for _, item := range c.root["webhooks"].(map[string]any) {
+		o := item.(map[string]any)["post"].(map[string]any)
+		media := o["requestBody"].(map[string]any)["content"].(map[string]any)["application/json"]
+		c.inSchema(add, map[string]bool{}, "", media.(map[string]any)["schema"])
+		for _, p := range o["parameters"].([]any) {
+			add("parameter %s of %s", c.resolve(p)["name"], o["operationId"])
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// inSchema adds the members and values of enumerations of a schema.
+func (c *checker) inSchema(add func(string, ...any), above map[string]bool, where string, node any) {
+	where = nameOf(node, where)
+	schema := c.resolve(node)
+	if schema == nil || above[where] {
+		return
+	}
+	above[where] = true
+	for _, word := range words(schema) {
+		add("value %v of %s", word, where)
+	}
+	for i, branch := range branches(schema) {
+		c.inSchema(add, above, fmt.Sprintf("%s, %d", where, i), branch)
+	}
+	properties, _ := schema["properties"].(map[string]any)
+	for name, p := range properties {
+		if c.resolve(p)["type"] != "null" {
+			add("member %s of %s", name, where)
+		}
+		c.inSchema(add, above, where+"."+name, p)
+	}
+	if items, ok := schema["items"]; ok {
+		c.inSchema(add, above, where+"[]", items)
+	}
+}
+
+// checkCoverage holds what is documented to what was seen.
+func (c *checker) checkCoverage(t *testing.T) {
+	documented := c.documented()
+	for _, what := range documented {
+		reason := ""
+		for pattern, why := range unseen {
+			if strings.Contains(what, pattern) {
+				reason = why
+			}
+		}
+		if !c.seen[what] && reason == "" {
+			t.Errorf("documented, and never seen: %s", what)
+		}
+	}
+	for pattern := range unseen {
+		if !slices.ContainsFunc(documented, func(what string) bool { return strings.Contains(what, pattern) && !c.seen[what] }) {
+			t.Errorf("seen after all, or not documented: %s", pattern)
+		}
+	}
+}
+
+// unseen is what neither transcripts nor random requests show, and why.
+var unseen = map[string]string{}

@@ -1,0 +1,567 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/transcript"
+	"github.com/cardvault/cardvault/network"
+	"github.com/cardvault/cardvault/ppan"
+	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/webhook"
+	"github.com/google/uuid"
+)
+
+const transcripts = "../../httpapi/testdata/transcripts"
+
+// TestExchanges holds the contract and the server to each other: each exchange of the
+// transcripts and 20,000 random ones, each delivery to a webhook, and all that the contract
+// names, which some exchange has to show.
+func TestExchanges(t *testing.T) {
+	_, text := httpapi.OpenAPI()
+	c := newChecker(t, text)
+	t.Run("transcripts", c.testTranscripts)
+	t.Run("failures", c.testFailures)
+
+	n := 20_000
+	if testing.Short() {
+		n = 2_000
+	}
+	const worlds = 4
+	for seed := range uint64(worlds) {
+		t.Run(fmt.Sprintf("random/%d", seed), func(t *testing.T) { c.testRandom(t, seed, n/worlds) })
+	}
+	if !t.Failed() && !testing.Short() {
+		t.Run("coverage", c.checkCoverage)
+	}
+}
+
+func (c *checker) testTranscripts(t *testing.T) {
+	for _, file := range transcript.Files(t, transcripts) {
+		t.Run(file.Name, func(t *testing.T) {
+			file.Play(t, false, func(t *testing.T) *transcript.Setup {
+				return &transcript.Setup{
+					Stores: []store.Store{memstore.New()},
+					Front:  func(t testing.TB, replicas []http.Handler) http.Handler { return c.wrap(t, replicas[0], nil) },
+					Sender: c.sender(t),
+				}
+			})
+		})
+	}
+}
+
+// A sender is that of the transcripts, over HTTP, whose requests the checker sees.
+type sender struct {
+	transcript.Sender
+	over *webhook.Sender
+}
+
+func (c *checker) sender(t testing.TB) sender {
+	return sender{over: webhook.New(&webhook.Options{Transport: receiver{c, t}, AllowPrivateTargets: true})}
+}
+
+func (s sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.SendResult, error) {
+	return s.over.Send(ctx, d)
+}
+
+type receiver struct {
+	c *checker
+	t testing.TB
+}
+
+// RoundTrip answers as [transcript.Sender] says.
+func (r receiver) RoundTrip(request *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(request.Body)
+	if err != nil {
+		return nil, err
+	}
+	r.c.checkDelivery(r.t, request.Header, body)
+	result, err := transcript.Sender{}.Send(request.Context(), &cardvault.Delivery{URL: request.URL.String()})
+	if err != nil {
+		return nil, err
+	}
+	return &http.Response{StatusCode: result.StatusCode, Header: http.Header{}, Body: http.NoBody}, nil
+}
+
+// checkDelivery holds a delivery to what the contract says of its type.
+func (c *checker) checkDelivery(t testing.TB, header http.Header, body []byte) {
+	var event map[string]any
+	if err := json.Unmarshal(body, &event); err != nil {
+		t.Errorf("delivery %s: %v", body, err)
+		return
+	}
+	name, _ := event["event_type"].(string)
+	item, ok := c.root["webhooks"].(map[string]any)[name].(map[string]any)
+	if !ok {
+		t.Errorf("event %s is not documented", name)
+		return
+	}
+
+	operation := item["post"].(map[string]any)
+	media := operation["requestBody"].(map[string]any)["content"].(map[string]any)["application/json"].(map[string]any)
+	value, err := unmarshal(body)
+	if err == nil {
+		err = c.schema(media["schema"].(map[string]any)["$ref"].(string)).Validate(value)
+	}
+	if err != nil {
+		t.Errorf("delivery %s: %v", body, err)
+	}
+	c.noteValue("", media["schema"], value)
+
+	known := map[string]bool{"Content-Type": true, "User-Agent": true}
+	for _, p := range operation["parameters"].([]any) {
+		given := c.resolve(p)
+		name := http.CanonicalHeaderKey(given["name"].(string))
+		known[name] = true
+		values := header[name]
+		if len(values) == 0 && given["required"] != true {
+			continue
+		}
+		if pointer := p.(map[string]any)["$ref"].(string); len(values) != 1 || c.schema(pointer+"/schema").Validate(values[0]) != nil {
+			t.Errorf("delivery has %s %q", name, values)
+		}
+		c.note("parameter %s of %s", given["name"], operation["operationId"])
+	}
+	for name := range header {
+		if !known[name] {
+			t.Errorf("delivery has the header %s, which is not documented", name)
+		}
+	}
+}
+
+// A world is a sandbox vault in which everything is set up, for random requests.
+type world struct {
+	vault   *cardvault.Vault
+	sim     *simnet.Network
+	plain   http.Handler
+	checked http.Handler
+	keys    []string            // of API keys: first one that may do all
+	pools   map[string][]string // of ids, by the first part of their paths
+	known   map[string][]string // values that mean something, by members and parameters
+}
+
+func vaultOn(t testing.TB, s store.Store, o cardvault.Options) *cardvault.Vault {
+	t.Helper()
+	keys, err := cardvault.KeyBytes(bytes.Repeat([]byte{7}, cardvault.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Mode = cardvault.Sandbox
+	v, err := cardvault.New(t.Context(), s, keys, &o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func serve(t testing.TB, v *cardvault.Vault, o *httpapi.Options) http.Handler {
+	t.Helper()
+	h, err := httpapi.NewHandler(v, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func newKey(t testing.TB, v *cardvault.Vault, scopes ...cardvault.Scope) string {
+	t.Helper()
+	k, err := v.CreateAPIKey(t.Context(), "test", scopes, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k.Text.Text()
+}
+
+// newWorld returns a world whose background work is done until the test ends.
+func (c *checker) newWorld(t *testing.T) *world {
+	t.Helper()
+	sim, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{ChallengeURL: "https://issuer.example/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := vaultOn(t, memstore.New(), cardvault.Options{
+		PPAN: transcript.Provider{}, Webhooks: c.sender(t), Network: sim, IDV: sim.IDV(), BIN: bins{}, BaseURL: "https://vault.example",
+	})
+	if _, err := v.UpdateAccount(t.Context(), cardvault.AccountUpdate{ProviderAccounts: []cardvault.ProviderAccount{
+		{AID: transcript.PPANHeaders[1], MID: transcript.PPANHeaders[5], PortalID: transcript.PPANHeaders[7]},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- v.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := errors.Join(<-ended, v.Close(), sim.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+
+	w := &world{vault: v, sim: sim, pools: map[string][]string{}}
+	w.keys = []string{newKey(t, v, cardvault.AllScopes()...), newKey(t, v, cardvault.ScopeTokensRead), newKey(t, v, cardvault.ScopeAPIKeysWrite), "vk_test_no", ""}
+	other, err := v.CreateAccount(t.Context(), "other", &cardvault.AccountOptions{ImportApproved: new(false), NetworkTokensActive: new(false)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.keys = append(w.keys, newKey(t, v.In(other.ID), cardvault.AllScopes()...))
+
+	primary, err := v.PrimaryMerchant(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.RotatePaymentSecret(t.Context(), primary.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	second, err := v.CreateMerchant(t.Context(), "second", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	w.known = map[string][]string{
+		"currency_code":       {"EUR", "USD", "JPY"},
+		"merchant_id":         {primary.ID.String(), second.ID.String()},
+		"business_key":        {"order-1", "order-2", "Größe 3"},
+		"import_provider":     {"old-shop"},
+		"cardholder_name":     {"Ada Lovelace", "Ada 4242 4242 4242 4242"},
+		"url":                 {"https://hook.example/204", "https://hook.example/500", "https://hook.example/410", "https://hook.example/none"},
+		"from":                {"2026-11-20", "2026-11-21T00:00:00Z", "2026-11-21T02:00:00+02:00"},
+		"to":                  {"2026-11-21", "2026-11-22T00:00:00.5Z", "2026-11-19"},
+		"x-provider-aid":      {transcript.PPANHeaders[1]},
+		"x-provider-hash":     {transcript.PPANHeaders[3]},
+		"x-provider-mid":      {transcript.PPANHeaders[5]},
+		"x-provider-portalid": {transcript.PPANHeaders[7]},
+		"Idempotency-Key":     {"1", "2", "3", "4", "5", "6", "7", "8"},
+		"x-idempotency-key":   {"1", "2"},
+		"x-page-origin":       {"https://shop.example"},
+	}
+	for _, scheme := range []card.Scheme{card.VISA, card.VISA, card.VISA, card.Mastercard, card.AmericanExpress, card.Discover, card.DinersClub, card.JCB, card.UnionPay} {
+		for _, code := range []int{0, 1, 2, 10, 11, 12, 13, 14, 15, 20, 21, 30, 31, 32, 33, 34, 35, 36, 37, 40, 41, 42, 43, 44, 45, 50, 51, 60, 61, 70, 71, 80, 81, 82} {
+			simnet.ScenarioPAN(scheme, code).Expose(func(digits []byte) {
+				w.known["account_number"] = append(w.known["account_number"], string(digits))
+			})
+		}
+	}
+
+	w.plain = serve(t, v, &httpapi.Options{AllowedOrigins: []string{"https://shop.example", "https://other.example"}, AccountOrigins: func(uuid.UUID) []string { return []string{"https://shop.example"} }})
+	w.checked = c.wrap(t, w.plain, w.learn)
+	return w
+}
+
+// bins knows banks of VISA cards.
+type bins struct{}
+
+func (bins) LookupBIN(_ context.Context, r *network.BINRequest) (*network.BIN, error) {
+	return &network.BIN{BankName: "Example Bank", Segment: "consumer", Type: "prepaid", CountryCode: "DE"}, nil
+}
+
+// learn keeps the ids that an answer has.
+func (w *world) learn(x *exchange) {
+	var answer struct {
+		ID         string
+		CardArtURL string `json:"card_art_url"`
+		Session    string `json:"session_id"`
+		Data       json.RawMessage
+	}
+	if x.answer.Code != 200 || json.Unmarshal(x.answer.Body.Bytes(), &answer) != nil {
+		return
+	}
+	keep := func(pool, id string) {
+		if id == "" {
+			return
+		}
+		if w.pools[pool] = append(w.pools[pool], id); len(w.pools[pool]) > 30 {
+			w.pools[pool] = w.pools[pool][1:]
+		}
+	}
+
+	parts := strings.Split(x.request.URL.Path, "/")
+	switch {
+	case len(parts) > 3 && parts[3] == "payment-data":
+		keep("payment_data_id", answer.ID)
+	case len(parts) > 3 && parts[3] == "deliveries":
+		var items []struct {
+			EventID string `json:"event_id"`
+		}
+		if json.Unmarshal(answer.Data, &items) == nil {
+			for _, item := range items {
+				keep("events", item.EventID)
+			}
+		}
+	case parts[1] == "cde-import", parts[1] == "tokens" && x.request.Method != "DELETE" && answer.ID != "":
+		keep("tokens", answer.ID)
+		keep("art_id", answer.CardArtURL[strings.LastIndex(answer.CardArtURL, "/")+1:])
+	case x.request.Method == "POST":
+		keep(parts[1], answer.ID)
+	}
+	keep("sessions", answer.Session)
+}
+
+// testRandom sends n random requests.
+func (c *checker) testRandom(t *testing.T, seed uint64, n int) {
+	transcript.InBubble(t, func(t *testing.T) {
+		w := c.newWorld(t)
+		g := &generator{Rand: rand.New(rand.NewPCG(seed, 1)), c: c}
+		all := c.operations()
+		for i := range n {
+			r := w.request(t, g, pick(g, all))
+			a := transcript.Send(t, w.checked, r.method, r.target, r.body, r.headers...)
+			if a.Status >= 500 {
+				t.Errorf("%s %s %v %.300s: %d %s", r.method, r.target, r.headers, r.body, a.Status, a.Body)
+			}
+			if i%20 == 0 {
+				time.Sleep(time.Duration(g.IntN(4000)) * time.Millisecond)
+				w.happen(t, g)
+			}
+		}
+	})
+}
+
+// happen lets a scheme or a cardholder do something.
+func (w *world) happen(t testing.TB, g *generator) {
+	if tokens := w.pools["tokens"]; len(tokens) > 0 && g.oneIn(2) {
+		id, err := uuid.Parse(pick(g, tokens))
+		if err != nil {
+			t.Fatal(err)
+		}
+		control := w.sim.Control()
+		// Most tokens have no network token, or are gone.
+		_ = pick(g, []func(context.Context, uuid.UUID) error{control.Suspend, control.Resume, control.Delete, control.Invalidate, control.Replace, control.Renew})(t.Context(), id)
+	}
+	for _, id := range w.pools["sessions"] {
+		a := transcript.Send(t, w.plain, "GET", "/sessions/"+id, "")
+		var session struct{ Data struct{ URL string } }
+		if json.Unmarshal([]byte(a.Body), &session) == nil && session.Data.URL != "" {
+			_ = w.sim.Control().EndIdentification(t.Context(), session.Data.URL[len("https://issuer.example/"):], g.oneIn(2))
+		}
+	}
+}
+
+type request struct {
+	method, target, body string
+	headers              []string
+}
+
+// request returns a random request of an operation: every second one as the contract has it,
+// the others spoiled.
+func (w *world) request(t testing.TB, g *generator, o *operation) *request {
+	r := &request{method: o.method}
+	var session string
+	g.known = func(name string) (string, bool) {
+		switch name {
+		case "token_id":
+			return w.id(g, "tokens"), true
+		case "enc_payload":
+			return w.payload(t, g, session), session != ""
+		}
+		if values := w.known[name]; len(values) > 0 {
+			return pick(g, values), true
+		}
+		return "", false
+	}
+	spoiled := g.oneIn(2)
+
+	parts := strings.Split(o.path, "/")
+	for i, part := range parts {
+		if strings.HasPrefix(part, "{") {
+			pool := strings.Trim(part, "{}")
+			if pool == "id" {
+				pool = parts[1]
+			}
+			parts[i] = w.id(g, pool)
+			if pool == "sessions" {
+				session = parts[i]
+			}
+		}
+	}
+	r.target = strings.Join(parts, "/")
+
+	query := url.Values{}
+	for _, p := range o.parameters {
+		name, required := p["name"].(string), p["required"] == true
+		if !required && g.oneIn(2) || p["in"] == "path" {
+			continue
+		}
+		value := g.value(t, name, p["schema"])
+		text := fmt.Sprint(value)
+		if list, ok := value.([]any); ok {
+			text = strings.Trim(strings.Join(strings.Fields(strings.ReplaceAll(fmt.Sprintf("%q", list), `" "`, ",")), " "), `[]"`)
+		}
+		if p["in"] == "query" {
+			query.Set(name, text)
+		} else {
+			r.headers = append(r.headers, name, text)
+		}
+	}
+	if spoiled && g.oneIn(4) {
+		query.Add(pick(g, []string{"limit", "page", "sort", "from", "unknown", "4242424242424242", "scheme", "business_key"}),
+			pick(g, []string{"0", "501", "-1", "x", "", " ", "1,", "VISA,,JCB", "created_at", "2023-02-29", "2026-11-21T00:00:60Z", "%00"}))
+	}
+	if len(query) > 0 {
+		r.target += "?" + query.Encode()
+	}
+
+	if schema := g.c.requestSchema(o); schema != nil {
+		body := g.value(t, "", schema).(map[string]any)
+		if spoiled && g.oneIn(2) {
+			r.body = string(g.spoil(body))
+		} else if len(body) > 0 || !g.oneIn(2) {
+			r.body = string(encode(body))
+		}
+	} else if g.oneIn(10) {
+		r.body = pick(g, []string{"{}", `{"a":1}`, "null", " "})
+	}
+	w.finish(g, r, spoiled && g.oneIn(4))
+	return r
+}
+
+// finish adds an API key to a request, and spoils what is around the body.
+func (w *world) finish(g *generator, r *request, spoiled bool) {
+	key := w.keys[0]
+	if g.oneIn(15) {
+		key = pick(g, w.keys)
+	}
+	if key != "" {
+		r.headers = append(r.headers, "X-Api-Key", key)
+	}
+	if g.oneIn(8) {
+		r.headers = append(r.headers, "Origin", pick(g, []string{"https://shop.example", "https://other.example", "https://evil.example", "null"}))
+	}
+	if r.method == "GET" && g.oneIn(10) {
+		r.method = "HEAD"
+	}
+	if !spoiled {
+		return
+	}
+
+	switch g.IntN(7) {
+	case 0:
+		r.headers = append(r.headers, "Content-Type", pick(g, []string{"text/plain", "application/json; charset=latin1", "application/json; charset=utf-8", "application/xml"}))
+	case 1:
+		r.headers = append(r.headers, "X-Api-Version", pick(g, []string{"2.0", "1", "1.0"}))
+	case 2:
+		r.method = pick(g, []string{"PUT", "DELETE", "PATCH", "POST", "GET", "OPTIONS", "HEAD"})
+	case 3:
+		r.target = pick(g, []string{r.target + "/", "/" + r.target, strings.Replace(r.target, "/", "/x", 1), "/", strings.Replace(r.target, "s", "%73", 1)})
+	case 4:
+		r.headers = append(r.headers, "Idempotency-Key", pick(g, []string{"", "é", strings.Repeat("k", 256), "1"}))
+	case 5:
+		r.headers = append(r.headers, "Content-Encoding", "gzip")
+	case 6:
+		separator := "?"
+		if strings.Contains(r.target, "?") {
+			separator = "&"
+		}
+		r.target += separator + pick(g, []string{"a=%zz", "a=1;b=2", "a=%ff", "limit=1&limit=2"})
+	}
+}
+
+// id returns an id of a pool, or one that is nowhere.
+func (w *world) id(g *generator, pool string) string {
+	if ids := w.pools[pool]; len(ids) > 0 && !g.oneIn(10) {
+		id := pick(g, ids)
+		if g.oneIn(10) {
+			return strings.ToUpper(id)
+		}
+		return id
+	}
+	return pick(g, []string{"3d1c4ba9-6f0e-4d0b-8a43-0d2f9ddc2b11", "3d1c4ba96f0e4d0b8a430d2f9ddc2b11", "00000000-0000-0000-0000-000000000000", "x"})
+}
+
+// payload returns what a browser sends in a session, "" if that waits for nothing.
+func (w *world) payload(t testing.TB, g *generator, session string) string {
+	a := transcript.Send(t, w.plain, "GET", "/sessions/"+session, "")
+	if a.Status != 200 || !strings.Contains(a.Body, `"jwk"`) {
+		return ""
+	}
+	claims := map[string]any{"account_number": pick(g, w.known["account_number"]), "expiry_month": 1 + g.IntN(12), "expiry_year": 2025 + g.IntN(9), "security_code": "737"}
+	if g.oneIn(4) {
+		claims["cardholder_name"] = "Ada Lovelace"
+	}
+	switch g.IntN(12) {
+	case 0:
+		delete(claims, "security_code")
+	case 1:
+		claims["account_number"] = "4242424242424241"
+	case 2:
+		claims["expiry_month"] = 13
+	case 3:
+		claims["security_code"] = "x"
+	}
+	return transcript.Encrypt(t, a, string(encode(claims)), strings.ToLower(session))
+}
+
+// A failingStore fails with an error, once it has one.
+type failingStore struct {
+	store.Store
+	err atomic.Pointer[error]
+}
+
+func (s *failingStore) View(ctx context.Context, f func(store.ReadTx) error) error {
+	if err := s.err.Load(); err != nil {
+		return *err
+	}
+	return s.Store.View(ctx, f)
+}
+
+// testFailures sends one request of each operation to vaults that cannot answer it.
+func (c *checker) testFailures(t *testing.T) {
+	transcript.InBubble(t, func(t *testing.T) {
+		g := &generator{Rand: rand.New(rand.NewPCG(1, 1)), c: c}
+		w := c.newWorld(t)
+		for _, err := range []error{store.ErrUnavailable, errors.New("bug")} {
+			s := &failingStore{Store: memstore.New()}
+			v := vaultOn(t, s, cardvault.Options{PPAN: transcript.Provider{}, Webhooks: c.sender(t)})
+			w.keys = []string{newKey(t, v, cardvault.AllScopes()...)}
+			s.err.Store(&err)
+			h := c.wrap(t, serve(t, v, nil), nil)
+			for _, o := range c.operations() {
+				if !o.lax {
+					r := w.request(t, g, o)
+					transcript.Send(t, h, r.method, r.target, r.body, r.headers...)
+				}
+			}
+		}
+		c.testProviders(t)
+	})
+}
+
+// A provider fails.
+type provider struct{ err error }
+
+func (provider) Info() ppan.Info { return ppan.Info{Name: "failing"} }
+
+func (p provider) ObtainPPAN(context.Context, *ppan.Request) (*ppan.Answer, error) { return nil, p.err }
+
+// testProviders asks providers that cannot be reached, or do not answer.
+func (c *checker) testProviders(t *testing.T) {
+	for _, err := range []error{errors.New("away"), context.DeadlineExceeded} {
+		v := vaultOn(t, memstore.New(), cardvault.Options{PPAN: provider{err}})
+		key := newKey(t, v, cardvault.AllScopes()...)
+		h := c.wrap(t, serve(t, v, nil), nil)
+		var token struct{ ID string }
+		a := transcript.Send(t, h, "POST", "/cde-import", `{"account_number":"4242424242424242","expiry_month":4,"expiry_year":2031}`, "X-Api-Key", key)
+		if err := json.Unmarshal([]byte(a.Body), &token); err != nil {
+			t.Fatal(err)
+		}
+		a = transcript.Send(t, h, "POST", "/integrations/provider/obtain-ppan", `{"token_id":"`+token.ID+`"}`, append([]string{"X-Api-Key", key}, transcript.PPANHeaders...)...)
+		if a.Status != 502 && a.Status != 504 {
+			t.Errorf("a provider that fails is answered with %d %s", a.Status, a.Body)
+		}
+	}
+}
