@@ -1,11 +1,8 @@
 package httpapi
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"strings"
-
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/etag"
 )
 
 var provisionToken = &endpoint{
@@ -33,8 +30,7 @@ var getCardArt = &endpoint{
 			return err
 		}
 
-		sum := sha256.Sum256(art.Image)
-		tag := `"` + hex.EncodeToString(sum[:16]) + `"`
+		tag := etag.Of(art.Image)
 		h := c.header
 		h["Etag"] = []string{tag}
 		h["Cross-Origin-Resource-Policy"] = anyOrigin
@@ -44,7 +40,7 @@ var getCardArt = &endpoint{
 			h["Cache-Control"] = forOne
 		}
 
-		if hasTag(c.request.Header["If-None-Match"], tag) {
+		if etag.Match(c.request.Header["If-None-Match"], tag) {
 			c.unchanged = true
 			return nil
 		}
@@ -53,18 +49,4 @@ var getCardArt = &endpoint{
 		c.answer = append(c.answer, art.Image...)
 		return nil
 	}),
-}
-
-// hasTag reports whether If-None-Match names an entity tag. The strength of a
-// tag does not count there.
-func hasTag(values []string, tag string) bool {
-	for _, value := range values {
-		for item := range strings.SplitSeq(value, ",") {
-			item = strings.Trim(item, " \t")
-			if item == "*" || strings.TrimPrefix(item, "W/") == tag {
-				return true
-			}
-		}
-	}
-	return false
 }

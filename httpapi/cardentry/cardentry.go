@@ -68,16 +68,16 @@ package cardentry
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"embed"
-	"encoding/hex"
 	"html"
 	"net/http"
 	"net/url"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
-	"time"
+
+	"github.com/cardvault/cardvault/internal/etag"
 )
 
 //go:embed dist
@@ -116,7 +116,7 @@ func NewHandler(origins []string) http.Handler {
 			// Requested anew every time, so that element and frame have the same version.
 			"Cache-Control":                "no-cache",
 			"Content-Type":                 contentType,
-			"ETag":                         tag(body),
+			"ETag":                         etag.Of(body),
 			"Cross-Origin-Resource-Policy": "cross-origin",
 			"Referrer-Policy":              "no-referrer",
 			"X-Content-Type-Options":       "nosniff",
@@ -162,13 +162,8 @@ func guard(body []byte, header http.Header, origins []string) []byte {
 	header.Set("Content-Security-Policy", strings.Join(append([]string{framePolicy}, origins...), " "))
 	meta := strings.Replace(anyOrigins, `""`, `"`+html.EscapeString(strings.Join(origins, " "))+`"`, 1)
 	body = bytes.Replace(body, []byte(anyOrigins), []byte(meta), 1)
-	header.Set("ETag", tag(body))
+	header.Set("ETag", etag.Of(body))
 	return body
-}
-
-func tag(body []byte) string {
-	sum := sha256.Sum256(body)
-	return `"` + hex.EncodeToString(sum[:16]) + `"`
 }
 
 type handler struct {
@@ -201,5 +196,13 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if origins := r.Header["Origin"]; f.shared && len(origins) == 1 && slices.Contains(h.origins, origins[0]) {
 		header.Set("Access-Control-Allow-Origin", origins[0])
 	}
-	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(body))
+	if etag.Match(r.Header["If-None-Match"], header.Get("ETag")) {
+		header.Del("Content-Type")
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	header.Set("Content-Length", strconv.Itoa(len(body)))
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(body) // the client is gone if this fails
+	}
 }

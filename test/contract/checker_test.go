@@ -250,7 +250,7 @@ func (c *checker) checkNone(x *exchange) []string {
 	if err != nil {
 		return []string{err.Error()}
 	}
-	c.note("classifier %s", value.(map[string]any)["classifier"])
+	c.noteValue("", map[string]any{"$ref": "#/components/schemas/Error"}, value)
 	return nil
 }
 

@@ -12,8 +12,12 @@ import (
 
 // noteAnswer notes what of the contract an answer shows.
 func (c *checker) noteAnswer(o *operation, x *exchange, code string) {
+	node, ok := o.object["responses"].(map[string]any)[code]
+	if !ok {
+		code = code[:1] + "XX"
+		node = o.object["responses"].(map[string]any)[code]
+	}
 	c.note("%s answers %s", o.id, code)
-	node := o.object["responses"].(map[string]any)[code]
 	where := nameOf(node, o.id+" "+code)
 	documented := c.resolve(node)
 	headers, _ := documented["headers"].(map[string]any)
@@ -26,7 +30,7 @@ func (c *checker) noteAnswer(o *operation, x *exchange, code string) {
 	content, _ := documented["content"].(map[string]any)
 	media, _ := content["application/json"].(map[string]any)
 	var value any
-	if media != nil && !o.lax && json.Unmarshal(x.answer.Body.Bytes(), &value) == nil {
+	if media["schema"] != nil && json.Unmarshal(x.answer.Body.Bytes(), &value) == nil {
 		c.noteValue(where, media["schema"], value)
 	}
 }
@@ -115,7 +119,8 @@ func (c *checker) fits(branch, value any) bool {
 	}
 	required, _ := schema["required"].([]any)
 	for _, name := range required {
-		ok = ok && object[name.(string)] != nil
+		_, given := object[name.(string)]
+		ok = ok && given
 	}
 	return ok
 }
@@ -151,7 +156,7 @@ func (c *checker) documented() []string {
 				add("header %s of %s", name, where)
 			}
 			content, _ := documented["content"].(map[string]any)
-			if media, _ := content["application/json"].(map[string]any); media != nil && !o.lax {
+			if media, _ := content["application/json"].(map[string]any); media["schema"] != nil {
 				c.inSchema(add, map[string]bool{}, where, media["schema"])
 			}
 		}
@@ -224,4 +229,12 @@ func (c *checker) checkCoverage(t *testing.T) {
 }
 
 // unseen is what neither transcripts nor random requests show, and why.
-var unseen = map[string]string{}
+var unseen = map[string]string{
+	"of schemas/StatusReason.code":                    "the simulator is no issuer; TestWords compares the codes",
+	"of schemas/FailureDetail.code":                   "likewise",
+	"of schemas/AuthenticationData.method":            "the simulator identifies by 3-D Secure alone",
+	"member damaged of":                               "the transcripts damage a token, and all pages are made alike",
+	"value failing of":                                "after five days without success",
+	"consumeToken answers 409":                        "while a shared cache of codes hangs, which vaultsuite causes",
+	"MALFORMED_REQUEST of responses/PreflightRefused": "a body that breaks off",
+}
