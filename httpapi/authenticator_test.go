@@ -57,6 +57,9 @@ func TestAuthenticatorSeesRequest(t *testing.T) {
 		if got := a.header.Get("WWW-Authenticate"); got != `Bearer realm="vault"` {
 			t.Errorf("the challenge is %q", got)
 		}
+		if strings.Contains(a.body, "x-api-key") {
+			t.Errorf("it asks for a key that nobody takes: %s", a.body)
+		}
 	}
 	if _, err := httpapi.NewHandler(r.vault, &httpapi.Options{Challenge: "a\r\nb: c"}); err == nil {
 		t.Error("a challenge of two lines is taken")

@@ -26,7 +26,7 @@ var (
 	badIdempotencyKey   = &failure{status: 400, classifier: "MALFORMED_REQUEST", message: "The idempotency key must be 1 to 255 printable ASCII characters, given once."}
 	bodyMissing         = &failure{status: 400, classifier: "MALFORMED_REQUEST", message: "The request needs a JSON body."}
 	unsupportedVersion  = &failure{status: 400, classifier: "UNSUPPORTED_VERSION", message: "The version must be 1.0."}
-	unauthorized        = &failure{status: 401, classifier: "UNAUTHORIZED", message: "A valid API key is needed.", header: "WWW-Authenticate", value: `ApiKey realm="cardvault"`}
+	unauthorized        = &failure{status: 401, classifier: "UNAUTHORIZED", message: "The header x-api-key needs a valid API key.", header: "WWW-Authenticate", value: `ApiKey realm="cardvault"`}
 	insufficientScope   = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE", message: "The API key lacks a scope."}
 	notAKey             = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE", message: "API keys are managed with an API key of the vault."}
 	importNotApproved   = &failure{status: 403, classifier: "IMPORT_NOT_APPROVED", message: "The account is not approved for the import of card numbers."}

@@ -159,6 +159,9 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 		o.Authenticator = APIKeys(v)
 	}
 	h.unauthorized = unauthorized.with(cmp.Or(o.Challenge, unauthorized.value))
+	if _, ok := o.Authenticator.(apiKeys); !ok {
+		h.unauthorized.message = "The request needs valid credentials."
+	}
 	if o.ClientAddr == nil {
 		o.ClientAddr = peer
 	}

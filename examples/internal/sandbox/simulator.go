@@ -186,7 +186,7 @@ type failure struct {
 }
 
 var (
-	unauthorized     = &failure{401, "UNAUTHORIZED", "A valid API key is needed.", "WWW-Authenticate", `ApiKey realm="cardvault"`}
+	unauthorized     = &failure{401, "UNAUTHORIZED", "The header x-api-key needs a valid API key.", "WWW-Authenticate", `ApiKey realm="cardvault"`}
 	notFound         = &failure{404, "NOT_FOUND", "There is no such resource.", "", ""}
 	methodNotAllowed = &failure{405, "METHOD_NOT_ALLOWED", "The resource does not have this method.", "Allow", http.MethodPost}
 	noNetworkToken   = &failure{409, "NETWORK_TOKEN_STATE_CONFLICT", "The network has no network token of this card.", "", ""}
