@@ -1,0 +1,160 @@
+package snippets_test
+
+const (
+	memory = `v := vaulttest.New(t); _ = v;`
+	keys   = `keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize)); check(err); _ = keys;`
+	visa   = `c := cardvault.Card{PAN: card.NewPAN([]byte("4242424242424242")), Expiry: card.Expiry{Month: 12, Year: 2030}}; _ = c;`
+)
+
+// mystore is a package that readers write.
+const mystore = `package mystore
+
+import "github.com/cardvault/cardvault/store"
+
+type Store struct{ store.Store }
+
+func (s *Store) Path() string { return "" }
+
+func Open(path string) (*Store, error) { return &Store{}, nil }
+`
+
+// readme has the settings of documents.
+var readme = map[string]setting{
+	"README.md: In a Go program": {
+		after: `if token.MaskedAccountNumber != "424242******4242" { t.Errorf("%v", token) }`,
+	},
+	"README.md: Over HTTP": {
+		before: memory,
+		after: `r := httptest.NewRequest("POST", "/vault/cde-import", strings.NewReader(` + "`" + `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}` + "`" + `))
+			r.Header.Set("X-Api-Key", key.Text.Text())
+			r.Header.Set("Content-Type", "application/json")
+			w := httptest.NewRecorder()
+			http.DefaultServeMux.ServeHTTP(w, r)
+			if w.Code != 200 { t.Errorf("%d %s", w.Code, w.Body) }`,
+	},
+	"README.md: Network tokens and cryptograms": {
+		before: keys + visa,
+		elided: map[int]string{2: `
+			merchant, err := v.PrimaryMerchant(ctx)
+			check(err)
+			token, err := v.Import(ctx, c, nil)
+			for err == nil && token.NetworkTokenStatus != network.Active {
+				time.Sleep(10 * time.Millisecond)
+				token, err = v.Get(ctx, token.ID)
+			}
+			check(err)`},
+		after: `if credential.ECI == "" || credential.Cryptogram.IsZero() { t.Error("no credential") }
+			cancel()
+			check(errors.Join(v.Close(), sim.Close()))`,
+	},
+	"README.md: Webhooks": {
+		before: keys,
+		after:  `if hook.Secret.IsZero() { t.Error("no secret") }; check(v.Close())`,
+	},
+	"README.md: In a shop": {
+		before: `t.Setenv("WEBHOOK_SECRET", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")`,
+		after: `w := httptest.NewRecorder()
+			http.DefaultServeMux.ServeHTTP(w, httptest.NewRequest("POST", "/hook", strings.NewReader("{}")))
+			if w.Code != 400 { t.Errorf("a delivery without a signature: %d", w.Code) }`,
+	},
+	"README.md: Your database and the vault's": {
+		before: memory + visa + `const id = "order-7"; orders := map[string]bool{}
+			insertOrder := func(_ context.Context, id string) { orders[id] = false }
+			placeOrder := func(_ context.Context, id string) { orders[id] = true }`,
+		after: `token, err = v.Get(ctx, token.ID)
+			if err != nil || token.BusinessKey != id || !token.ExpiresAt.IsZero() || !orders[id] { t.Errorf("%v, %v", token, err) }`,
+	},
+	"README.md: When one machine is not enough": {
+		module: "examples/cluster",
+		before: keys + `pool, err := pgxpool.New(ctx, realtest.PostgreSQL(t, nil).URL("postgres")); check(err); t.Cleanup(pool.Close)
+			valkeyOptions, err := valkey.ParseURL(realtest.Redis(t, nil).URL("0")); check(err)
+			text := cardvault.GenerateAPIKeyText(cardvault.Live)
+			scopes := cardvault.AllScopes()`,
+		after: `check(errors.Join(v.Close(), codes.Close(), s.Close()))`,
+	},
+
+	// The reader writes what a kit tests, so these are compiled, and do nothing when run.
+	"CONTRIBUTING.md: Adding a backend": {declarations: `
+		var open func(testing.TB) store.Store
+		var reopen, second, crash func(testing.TB, store.Store) (store.Store, error)
+		var place func(store.Store) string
+		var fault func(testing.TB, store.Store, storetest.Fault) func()
+		var openAt func(string) (store.Store, error)`},
+	"CONTRIBUTING.md: Adding a cache of security codes": {declarations: `
+		var open func(testing.TB) store.CodeCache
+		var restart, second func(testing.TB, store.CodeCache) (store.CodeCache, error)
+		var cutOff func(testing.TB, store.CodeCache) func()`},
+	"CONTRIBUTING.md: Adding a network": {declarations: `
+		var open func(testing.TB) network.Provider
+		var visa cardvault.Card`},
+}
+
+const (
+	vault = `var v *cardvault.Vault; var keys *cardvault.Keyring; var token *cardvault.Token;`
+	test  = `const aid, mid, portal = "", "", ""; var hash ppan.Hash; var expiry card.Expiry;`
+)
+
+// godoc has the settings of comments.
+var godoc = map[string]setting{
+	"card/card.go: 1":                       {first: "var _ interface {\n", last: "} = card.PAN{}"},
+	"httpapi/handler.go: 1":                 {declarations: vault},
+	"idvtest/idvtest.go: 1":                 {declarations: test + `var my3ds struct{ New func(any) idv.Provider }; var testSystem any`},
+	"internal/realtest/postgres.go: 1":      {module: "."},
+	"internal/tlv/fields.go: 1":             {declarations: `type point struct{ x, y uint32 }`},
+	"keytest/keytest.go: 1":                 {declarations: `var mykms struct{ New func(any, string) cardvault.KeyWrapper }; var client any`},
+	"network/network.go: 1":                 {first: "type _ interface {\n", last: "}"},
+	"networktest/networktest.go: 1":         {declarations: `var mynet struct{ New func(any) network.Provider }; var sandbox any`},
+	"payone/payone.go: 1":                   {declarations: vault + test},
+	"ppantest/ppantest.go: 1":               {declarations: test + `var mypsp struct{ New func(any) ppan.Provider }; var testSystem any`},
+	"simnet/simnet.go: 1":                   {declarations: vault},
+	"sinktest/sinktest.go: 1":               {declarations: `var db *sql.DB; var billing struct{ NewSink func(*sql.DB) cardvault.EventSink; Handled func(context.Context, *sql.DB, uuid.UUID) (int, error) }`},
+	"store/pgstore/pgstore.go: 1":           {module: "examples/cluster"},
+	"store/storetest/canary.go: 1":          {declarations: `var pan, code, name []byte`},
+	"store/storetest/durability.go: 1":      {},
+	"store/storetest/powercut.go: 1":        {first: "_ = "},
+	"store/storetest/storetest.go: 1":       {declarations: `var open func(testing.TB, string) store.Store`},
+	"store/valkeycodes/valkeycodes.go: 1":   {module: "examples/cluster", declarations: vault, before: `var store store.Store`},
+	"vault.go: 1":                           {},
+	"vaulttest/network.go: 1":               {before: `var visa cardvault.Card`},
+	"vaulttest/recorder.go: 1":              {},
+	"vaulttest/vaultsuite/vaultsuite.go: 1": {declarations: `var harness storetest.Harness`},
+	"vaulttest/vaulttest.go: 1":             {},
+	"webhook/webhooktest/sender.go: 1":      {},
+}
+
+// otherwise are blocks in comments that are no Go code, and what they are.
+var otherwise = map[string]string{
+	"examples/checkout/main.go: 1":         "usage",
+	"examples/cluster/main.go: 1":          "usage",
+	"examples/cluster/main.go: 2":          "usage",
+	"examples/cluster/orders/orders.go: 1": "a table",
+	"examples/migrate/main.go: 1":          "lines of a file",
+	"examples/migrate/main.go: 2":          "usage",
+	"examples/open/main.go: 1":             "usage",
+	"examples/server/main.go: 1":           "usage",
+	"httpapi/cardentry/cardentry.go: 1":    "HTML: TestSnippets of test/browser",
+	"httpapi/cardentry/cardentry.go: 2":    "JavaScript: TestSnippets of test/browser",
+	"httpapi/cardentry/cardentry.go: 3":    "CSS: TestSnippets of test/browser",
+	"internal/bench/main.go: 1":            "usage",
+	"internal/credential/credential.go: 1": "an answer",
+	"internal/keyfile/format.go: 1":        "a format",
+	"internal/keytext/keytext.go: 1":       "a format",
+	"internal/ledger/ledger.go: 1":         "a picture",
+	"internal/outbox/outbox.go: 1":         "a picture",
+	"internal/seal/code.go: 1":             "a format",
+	"internal/seal/code.go: 2":             "a format",
+	"internal/seal/seal.go: 1":             "a picture",
+	"internal/seal/seal.go: 2":             "a format",
+	"internal/seal/seal.go: 3":             "a format",
+	"internal/transcript/transcript.go: 1": "a format",
+	"internal/wire/wire.go: 1":             "tags of fields",
+	"payone/payone.go: 2":                  "a table",
+	"payone/payone.go: 3":                  "shell: TestHashInShell",
+	"receive/endpoint/endpoint.go: 1":      "a table",
+	"receive/receive.go: 1":                "a request",
+	"receive/receive.go: 2":                "an answer",
+	"simnet/simnet.go: 2":                  "a table",
+	"store/boltstore/row.go: 1":            "a format",
+	"store/pgstore/bench/main.go: 1":       "usage",
+	"store/pgstore/migrate.go: 1":          "SQL: TestMigrationsByHand of store/pgstore",
+}

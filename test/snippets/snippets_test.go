@@ -1,0 +1,369 @@
+// Package snippets_test compiles the Go code of documents and package comments, and runs
+// that of documents.
+//
+// The code is put into packages that exist for the compiler alone. What it leaves out, it
+// gets from [readme]: variables before it, and statements in place of a line with … alone.
+package snippets_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/doc/comment"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cardvault/cardvault/internal/doctest"
+	"github.com/cardvault/cardvault/payone"
+)
+
+const root = "../.."
+
+// A snippet is code in a text.
+type snippet struct {
+	where string // file and heading, or file and number in its comments
+	code  string
+}
+
+// documents returns the Go code of the documents.
+func documents(t *testing.T) (all []snippet) {
+	t.Helper()
+	files, err := filepath.Glob(root + "/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	more, err := filepath.Glob(root + "/docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	for _, file := range append(files, more...) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.TrimPrefix(filepath.ToSlash(file), root+"/")
+		doctest.Snippets(string(text), func(heading, language, code string) {
+			if language == "go" {
+				all = append(all, snippet{name + ": " + heading, code})
+			}
+		})
+	}
+	return all
+}
+
+// comments returns the blocks of code in doc comments, of commands and of packages.
+func comments(t *testing.T) (all []snippet) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == "node_modules" || d.Name() == ".git"):
+			return fs.SkipDir
+		case !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go"):
+			return nil
+		}
+
+		source, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		name, n := strings.TrimPrefix(filepath.ToSlash(file), root+"/"), 0
+		ast.Inspect(source, func(node ast.Node) bool {
+			group, ok := node.(*ast.CommentGroup)
+			if !ok {
+				return true
+			}
+			for _, block := range new(comment.Parser).Parse(group.Text()).Content {
+				if code, ok := block.(*comment.Code); ok {
+					n++
+					all = append(all, snippet{fmt.Sprintf("%s: %d", name, n), code.Text})
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// A setting is what makes a program of a snippet.
+type setting struct {
+	declarations string // of its package
+	before       string // statements
+	first, last  string // what stands around it in its statement
+	elided       map[int]string
+	after        string
+	module       string // where it is compiled, "test" if ""
+}
+
+// imports are those that a snippet can need.
+var imports = map[string]string{
+	"context": "context", "errors": "errors", "sql": "database/sql", "fmt": "fmt", "http": "net/http", "httptest": "net/http/httptest", "os": "os",
+	"filepath": "path/filepath", "strings": "strings", "testing": "testing", "time": "time", "uuid": "github.com/google/uuid",
+	"pgxpool": "github.com/jackc/pgx/v5/pgxpool", "valkey": "github.com/valkey-io/valkey-go", "goleak": "go.uber.org/goleak", "mystore": "github.com/cardvault/cardvault/test/mystore",
+}
+
+func init() {
+	for _, pkg := range []string{
+		"", "card", "httpapi", "idv", "idvtest", "internal/realtest", "internal/tlv", "keytest", "network", "networktest", "payone", "ppan", "ppantest",
+		"receive", "receive/endpoint", "simnet", "sinktest", "store", "store/memstore", "store/pgstore", "store/storetest", "store/valkeycodes",
+		"vaulttest", "vaulttest/vaultsuite", "webhook", "webhook/webhooktest",
+	} {
+		whole := path.Join("github.com/cardvault/cardvault", pkg)
+		imports[path.Base(whole)] = whole
+	}
+}
+
+// declared returns the names that statements declare.
+func declared(code string) (names []string) {
+	file, err := parser.ParseFile(token.NewFileSet(), "", "package p; func _() {\n"+code+"\n}", parser.SkipObjectResolution)
+	if err != nil {
+		return nil // the compiler says so
+	}
+	for _, statement := range file.Decls[0].(*ast.FuncDecl).Body.List {
+		if assign, ok := statement.(*ast.AssignStmt); ok && assign.Tok == token.DEFINE {
+			for _, name := range assign.Lhs {
+				names = append(names, name.(*ast.Ident).Name)
+			}
+		}
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return name == "_" })
+}
+
+// elision is a line that stands for others.
+var elision = regexp.MustCompile(`(?m)^(\t*)…[^\n]*$`)
+
+// program returns the source of a package with a snippet as the body of its test, or
+// with its declarations.
+func (s *setting) program(code string) string {
+	n := -1
+	code = s.first + code + s.last
+	code = elision.ReplaceAllStringFunc(code, func(line string) string {
+		if strings.HasPrefix(line, "\t") {
+			return ""
+		}
+		n++
+		return "check(err);" + s.elided[n]
+	})
+
+	body := ""
+	if _, err := parser.ParseFile(token.NewFileSet(), "", "package p\n"+code, parser.SkipObjectResolution); err == nil {
+		body = regexp.MustCompile(`(?m)^func Test\w+\(`).ReplaceAllString(code, "func _(")
+	} else {
+		use := ""
+		for _, name := range declared(code) {
+			use += "_ = " + name + "; "
+		}
+		body = "func TestSnippet(t *testing.T) {\n" +
+			"t.Chdir(t.TempDir())\nctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)\ndefer cancel()\n" +
+			"var err error\ncheck := func(err error) { t.Helper(); if err != nil { t.Fatal(err) } }\n" +
+			s.before + "\n{\n" + code + "\n" + use + "check(err)\n" + s.after + "\n}\ncheck(err); _ = ctx\n}\n"
+	}
+
+	source := "package snippet\n\nimport (\n"
+	for name, of := range imports {
+		if regexp.MustCompile(`\b` + name + `\.[A-Z]`).MatchString(s.declarations + body) {
+			source += fmt.Sprintf("\t%q\n", of)
+		}
+	}
+	return source + ")\n\n" + s.declarations + "\n\n" + body
+}
+
+// build runs a command of go on a package for each snippet, in the modules that these need.
+func build(t *testing.T, all []snippet, settings map[string]setting, command ...string) {
+	t.Helper()
+	dir := t.TempDir()
+	overlay := map[string]string{}
+	put := func(module, name, source string) (whole string) {
+		whole, err := filepath.Abs(filepath.Join(root, module, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(dir, fmt.Sprint(len(overlay)))
+		overlay[whole] = file
+		if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return whole
+	}
+	put("test", "mystore/mystore.go", mystore)
+
+	packages := map[string][]string{}
+	for i, s := range all {
+		set, known := settings[s.where]
+		if !known {
+			t.Errorf("%s has code that no test knows:\n%s", s.where, s.code)
+			continue
+		}
+		if set.module == "" {
+			set.module = "test"
+		}
+
+		name := fmt.Sprintf("snippet%d", i)
+		put(set.module, name+"/"+map[string]string{"test": "snippet_test.go", "build": "snippet.go"}[command[0]], set.program(s.code))
+		packages[set.module] = append(packages[set.module], "./"+name)
+		t.Logf("%s is %s", s.where, name)
+	}
+
+	text, err := json.Marshal(map[string]any{"Replace": overlay})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for module, names := range packages {
+		cmd := exec.CommandContext(t.Context(), "go", slices.Concat(command, []string{"-overlay", filepath.Join(dir, "overlay.json")}, names)...)
+		cmd.Dir = filepath.Join(root, module)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v in %s: %s", err, module, out)
+		}
+	}
+}
+
+// TestDocuments compiles and runs the Go code of documents.
+func TestDocuments(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	build(t, documents(t), readme, "test", "-c", "-vet=off", "-o", dir+string(filepath.Separator))
+
+	programs, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range programs {
+		t.Run(program.Name(), func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, program.Name()), "-test.v")
+			cmd.Dir = t.TempDir()
+			switch out, err := cmd.CombinedOutput(); {
+			case err != nil:
+				t.Errorf("%v: %s", err, out)
+			case strings.Contains(string(out), "--- SKIP"):
+				t.Skipf("%s", out)
+			}
+		})
+	}
+}
+
+// TestComments compiles the Go code of comments. Examples and the packages' own tests run
+// the same calls, and a kit such as storetest needs what its reader writes.
+func TestComments(t *testing.T) {
+	t.Parallel()
+	var code []snippet
+	found := map[string]bool{}
+	for _, s := range comments(t) {
+		found[s.where] = true
+		if _, other := otherwise[s.where]; !other {
+			code = append(code, s)
+		}
+	}
+	for where := range otherwise {
+		if !found[where] {
+			t.Errorf("%s is no code", where)
+		}
+	}
+	build(t, code, godoc, "build")
+}
+
+// block returns a block of code of a comment.
+func block(t *testing.T, where string) string {
+	t.Helper()
+	for _, s := range comments(t) {
+		if s.where == where {
+			return s.code
+		}
+	}
+	t.Fatalf("there is no code %s", where)
+	return ""
+}
+
+// TestUsage: the programs that usages and documents run are there, and have the flags.
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	run := regexp.MustCompile(`go run(?: -C ([\w./-]+))? (\.[\w./-]*)((?: [^\n` + "`" + `&]*(?:\n\t[^\n]*)*)?)`)
+	flag := regexp.MustCompile(`[ \[]-([a-z-]+)`)
+	commands := 0
+	check := func(where, dir, text string) {
+		for _, m := range run.FindAllStringSubmatch(text, -1) {
+			commands++
+			from := dir
+			if m[1] != "" {
+				from = m[1]
+			}
+			files, err := filepath.Glob(filepath.Join(root, from, m[2], "*.go"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			program := ""
+			for _, file := range files {
+				source, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				program += string(source)
+			}
+			if !strings.Contains(program, "package main\n") {
+				t.Errorf("%s runs %s in %q, which is no program", where, m[2], from)
+			}
+			for _, f := range flag.FindAllStringSubmatch(m[3], -1) {
+				if !strings.Contains(program, `"`+f[1]+`"`) {
+					t.Errorf("%s gives %s the flag -%s", where, m[2], f[1])
+				}
+			}
+		}
+	}
+
+	for _, s := range comments(t) {
+		dir := ""
+		if strings.HasPrefix(s.where, "store/pgstore/bench/") { // a module of its own
+			dir = "store/pgstore"
+		}
+		check(s.where, dir, s.code)
+	}
+	for _, file := range []string{"README.md", "CONTRIBUTING.md", "DESIGN.md", "SECURITY.md", "docs/journeys.md"} {
+		text, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		check(file, "", string(text))
+	}
+	if commands < 12 {
+		t.Errorf("%d commands", commands)
+	}
+}
+
+// TestHashInShell runs the commands of package payone that compute a hash.
+func TestHashInShell(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("openssl"); err != nil {
+		t.Skip("openssl is not installed (Debian: apt-get install openssl)")
+	}
+	const key = "secretTestKey"
+	cmd := exec.Command("sh", "-c", block(t, "payone/payone.go: 3"))
+	cmd.Env = append(os.Environ(), "PORTAL_KEY="+key)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+
+	hash := payone.Hash(key, payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Sandbox: true})
+	hash.Expose(func(want []byte) {
+		if string(out) != string(want)+"\n" {
+			t.Errorf("a shell makes %s, Hash %s", out, want)
+		}
+	})
+}
