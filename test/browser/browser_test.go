@@ -213,6 +213,7 @@ type frameRef struct {
 // site of the vault, in a window of 800 by 900.
 type visit struct {
 	shop       *shop
+	path       string // of a page that is there; if "" one is made
 	session    string // id; made if ""
 	attributes string // of the element, besides session-id and base-url
 	html       string // attributes of <html>; defaults to lang="en"
@@ -263,10 +264,14 @@ func (r *rig) open(v visit) *tab {
 	if v.shop == nil {
 		v.shop = r.other
 	}
-	if v.session == "" {
-		v.session = r.newSession()
+	url := v.shop.origin + v.path
+	if v.path == "" {
+		if v.session == "" {
+			v.session = r.newSession()
+		}
+		url = v.shop.page(v)
 	}
-	if err := chromedp.Do(ctx, chromedp.Navigate(v.shop.page(v))); err != nil {
+	if err := chromedp.Do(ctx, chromedp.Navigate(url)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.check)
