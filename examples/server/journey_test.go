@@ -116,6 +116,40 @@ func TestPrintedLines(t *testing.T) {
 	}
 }
 
+// TestGettingStarted runs the commands of docs/getting-started.md, and waits between them
+// as the page says.
+func TestGettingStarted(t *testing.T) {
+	t.Parallel()
+	path := tools(t, posix...)
+	document, err := os.ReadFile("../../docs/getting-started.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var commands []string
+	doctest.Snippets(string(document), func(_, language, code string) {
+		if language == "sh" {
+			commands = append(commands, code)
+		}
+	})
+	if len(commands) != 3 || commands[0] != "go run ./examples/server\n" {
+		t.Fatalf("commands %q", commands)
+	}
+
+	dir := t.TempDir()
+	p := start(t, filepath.Join(dir, "cardvault-data"))
+	here := strings.NewReplacer("http://127.0.0.1:8080", p.BaseURL)
+	out := shell(t, dir, path, here.Replace(commands[1]))
+	var token sandboxtest.Token
+	if err := json.Unmarshal([]byte(out), &token); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	p.Follow(t, token, "pending", "active")
+	key, _, _ := strings.Cut(commands[1], "\n")
+	if out := shell(t, dir, path, here.Replace(key+"\n"+commands[2])); !strings.Contains(out, `"success":true`) {
+		t.Errorf("payment data: %s", out)
+	}
+}
+
 // nodePackages is where the tests' packages of npm are.
 const nodePackages = "../../test/node_modules"
 

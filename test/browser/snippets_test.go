@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cardvault/cardvault/internal/doctest"
 	"github.com/google/uuid"
@@ -67,35 +68,12 @@ func (r *rig) page(t *testing.T, session, body string) *tab {
 // TestSnippets pays in pages that are made of the code in documents.
 func TestSnippets(t *testing.T) {
 	t.Parallel()
-	t.Run("README.md", func(t *testing.T) {
-		t.Parallel()
-		r := newRig(t, nil)
-		paid := make(chan string, 1)
-		r.other.mux.HandleFunc("POST /pay", func(w http.ResponseWriter, req *http.Request) {
-			w.Header().Set("Content-Type", "text/html; charset=utf-8")
-			_, _ = fmt.Fprint(w, "<!doctype html><html lang=en><title>Paid</title><link rel=icon href=data:,>Paid")
-			paid <- req.FormValue("token")
+	for _, document := range []string{"README.md", "docs/card-entry.md"} {
+		t.Run(document, func(t *testing.T) {
+			t.Parallel()
+			testForm(t, document)
 		})
-		body := ""
-		doctest.Snippets(source(t, "README.md"), func(_, language, code string) {
-			if language == "html" {
-				body += code
-			}
-		})
-
-		// The session is over, so the page asks for another one.
-		body += fmt.Sprintf("%s<script>const newSessionFromYourServer = async () => %q;</script>", listener, r.newSession())
-		p := r.page(t, uuid.NewString(), body)
-		p.allow(`404`)
-		p.wait(`events.some((e) => e.type === "ready")`)
-		p.enter()
-		p.enterCard(visa)
-		p.wait(`events.at(-1).detail.complete`)
-		p.do(`document.querySelector("form button").click()`)
-		if token := r.token(<-paid); token.MaskedAccountNumber != "411111******0005" {
-			t.Errorf("paid with %s", token.MaskedAccountNumber)
-		}
-	})
+	}
 
 	t.Run("cardentry", func(t *testing.T) {
 		t.Parallel()
@@ -120,4 +98,45 @@ func TestSnippets(t *testing.T) {
 		p.wantToken(d, "411111******0005")
 		want(&p.world, d.TokenID, `ordered`)
 	})
+}
+
+// testForm pays with the form of a document.
+func testForm(t *testing.T, document string) {
+	r := newRig(t, nil)
+	paid := make(chan string, 1)
+	r.other.mux.HandleFunc("POST /pay", func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		_, _ = fmt.Fprint(w, "<!doctype html><html lang=en><title>Paid</title><link rel=icon href=data:,>Paid")
+		paid <- req.FormValue("token")
+	})
+	body, style := "", ""
+	doctest.Snippets(source(t, document), func(_, language, code string) {
+		switch language {
+		case "html":
+			body += code
+		case "css":
+			style += code
+		}
+	})
+
+	// The session is over, so the page asks for another one.
+	p := r.page(t, uuid.NewString(), fmt.Sprintf("<style>%s</style>%s%s<script>const newSessionFromYourServer = async () => %q;</script>",
+		style, body, listener, r.newSession()))
+	p.allow(`404`)
+	p.wait(`events.some((e) => e.type === "ready")`)
+	if style != "" {
+		want(&p.world, "8px", `getComputedStyle(card).getPropertyValue("--card-entry-border-radius")`)
+	}
+	p.enter()
+	p.enterCard(visa)
+	p.wait(`events.at(-1).detail.complete`)
+	p.do(`document.querySelector("form button").click()`)
+	select {
+	case id := <-paid:
+		if token := r.token(id); token.MaskedAccountNumber != "411111******0005" {
+			t.Errorf("paid with %s", token.MaskedAccountNumber)
+		}
+	case <-time.After(patience):
+		t.Fatal("nothing is paid")
+	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/cardvault/cardvault/internal/doctest"
 )
 
 const component = "../../httpapi/cardentry"
@@ -57,6 +60,54 @@ func TestTypes(t *testing.T) {
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", project, err, out)
 		}
+	}
+}
+
+// TestReactOfDocs type-checks the component of docs/card-entry.md, with the declaration
+// that the comment of card-entry.d.ts shows.
+func TestReactOfDocs(t *testing.T) {
+	tsc, err := filepath.Abs("../node_modules/.bin/tsc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(tsc); err != nil {
+		t.Skip("TypeScript is not installed (npm ci --prefix test --ignore-scripts)")
+	}
+
+	page, err := os.ReadFile("../../docs/card-entry.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{"card-entry.d.ts": read(t, "card-entry.d.ts")}
+	doctest.Snippets(string(page), func(_, language, code string) {
+		if language == "tsx" {
+			files["pay.tsx"] += code
+		}
+	})
+	_, comment, _ := strings.Cut(files["card-entry.d.ts"], "tell TypeScript of the element:\n *\n")
+	comment, _, _ = strings.Cut(comment, " */")
+	files["element.d.ts"] = strings.ReplaceAll(comment, " *", "") +
+		"declare module 'react' { namespace JSX { interface IntrinsicElements { button: { onClick?: () => void; children?: unknown } } } }"
+	types, err := os.ReadFile("testdata/consumer/react.d.ts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files["react.d.ts"] = string(types)
+	config, err := filepath.Abs("../tsconfig.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files["tsconfig.json"] = fmt.Sprintf(`{"extends": %q, "compilerOptions": {"jsx": "react-jsx",
+		"paths": {"react": ["./react.d.ts"], "react/jsx-runtime": ["./react.d.ts"]}}, "include": ["."]}`, config)
+
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.CommandContext(t.Context(), tsc, "--project", dir).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 

@@ -73,6 +73,16 @@ var readme = map[string]setting{
 		after: `check(errors.Join(v.Close(), codes.Close(), s.Close()))`,
 	},
 
+	"docs/embed.md: Store and read a card":    {output: `424242\*{6}4242\nVISA 2030`},
+	"docs/keys.md: Use a KMS":                 {compiled: "it lacks the client of a KMS"},
+	"docs/middleware.md: Client addresses":    {compiled: "it lacks a vault"},
+	"docs/postgresql.md: Start":               {compiled: "it runs until its end; README.md has the same calls", module: "examples/cluster"},
+	"docs/serve.md: Serve over TLS":           {compiled: "it listens on port 443, under a certificate that it lacks"},
+	"docs/serve.md: Create the first API key": {output: `vk_live_\w+`},
+	"docs/webhooks.md: Go":                    {compiled: "TestReceiversOfDocs of test/webhooks runs it"},
+	"docs/write-a-network.md: Prove it":       {compiled: "simnet runs the same suite"},
+	"docs/write-a-store.md: Prove it":         {compiled: "store/memstore runs the same suites"},
+
 	// The reader writes what a kit tests, so these are compiled, and do nothing when run.
 	"CONTRIBUTING.md: Adding a backend": {declarations: `
 		var open func(testing.TB) store.Store
@@ -156,5 +166,33 @@ var otherwise = map[string]string{
 	"simnet/simnet.go: 2":                  "a table",
 	"store/boltstore/row.go: 1":            "a format",
 	"store/pgstore/bench/main.go: 1":       "usage",
+	"tools/site/main.go: 1":                "usage",
 	"store/pgstore/migrate.go: 1":          "SQL: TestMigrationsByHand of store/pgstore",
+}
+
+// languages are the tests that run code of documents in other languages, and the reasons
+// of that which none runs.
+var languages = map[string]string{
+	"CONTRIBUTING.md: Contributing: sh":              "TestReferences of internal/doctest knows the targets of make",
+	"README.md: Quick start: sh":                     "TestServer of examples/server",
+	"README.md: Card entry in a browser: html":       "TestSnippets of test/browser",
+	"docs/card-entry.md: Plain HTML: html":           "TestSnippets of test/browser",
+	"docs/card-entry.md: React: tsx":                 "TestReactOfDocs of test/bundle",
+	"docs/card-entry.md: React: sh":                  "it fetches from vault.example; package cardentry tests what it would get",
+	"docs/card-entry.md: Vue: vue":                   "its compiler is no dependency of the tests",
+	"docs/card-entry.md: Styling: css":               "TestSnippets of test/browser",
+	"docs/embed.md: Add the module: sh":              "it changes the go.mod of the reader; modules here have the same replacement",
+	"docs/getting-started.md: Start the sandbox: sh": "TestServer of examples/server",
+	"docs/getting-started.md: Store a card: sh":      "TestGettingStarted of examples/server",
+	"docs/getting-started.md: Get a cryptogram: sh":  "TestGettingStarted of examples/server",
+	"docs/journeys.md: Start: sh":                    "TestServer of examples/server",
+	"docs/journeys.md: In a shell: sh":               "TestJourneys of examples/server",
+	"docs/journeys.md: In Node.js: js":               "TestJourneys of examples/server",
+	"docs/journeys.md: In Node.js: sh":               "TestJourneys of examples/server",
+	"docs/journeys.md: In Python: python":            "TestJourneys of examples/server",
+	"docs/journeys.md: In Python: sh":                "TestJourneys of examples/server",
+	"docs/postgresql.md: Start: sh":                  "it changes the go.mod of the reader; modules here have the same replacement",
+	"docs/webhooks.md: Send: sh":                     "it calls vault.example; post_webhooks.txt in httpapi/testdata/transcripts has the call",
+	"docs/webhooks.md: Node.js: js":                  "TestReceiversOfDocs of test/webhooks",
+	"docs/webhooks.md: Python: python":               "TestReceiversOfDocs of test/webhooks",
 }

@@ -1,8 +1,9 @@
 // Package snippets_test compiles the Go code of documents and package comments, and runs
 // that of documents.
 //
-// The code is put into packages that exist for the compiler alone. What it leaves out, it
-// gets from [readme]: variables before it, and statements in place of a line with … alone.
+// The code is put into packages that exist for the compiler alone. A part of a program gets
+// the rest from [readme]: variables before it, and statements in place of a line with …
+// alone. A whole program has to print its comment Output.
 package snippets_test
 
 import (
@@ -13,6 +14,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -34,27 +36,36 @@ type snippet struct {
 	code  string
 }
 
-// documents returns the Go code of the documents.
-func documents(t *testing.T) (all []snippet) {
+// pages returns the names of the documents.
+func pages(t *testing.T) (names []string) {
 	t.Helper()
-	files, err := filepath.Glob(root + "/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	more, err := filepath.Glob(root + "/docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	for _, file := range append(files, more...) {
-		text, err := os.ReadFile(file)
+	for _, pattern := range []string{"*.md", "docs/*.md"} {
+		files, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			t.Fatal(err)
 		}
-		name := strings.TrimPrefix(filepath.ToSlash(file), root+"/")
+		for _, file := range files {
+			names = append(names, strings.TrimPrefix(filepath.ToSlash(file), root+"/"))
+		}
+	}
+	return names
+}
+
+// documents returns the code of the documents: that in Go, or that in other languages, whose
+// places end with the language.
+func documents(t *testing.T, inGo bool) (all []snippet) {
+	t.Helper()
+	for _, name := range pages(t) {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
 		doctest.Snippets(string(text), func(heading, language, code string) {
-			if language == "go" {
+			switch {
+			case inGo && language == "go":
 				all = append(all, snippet{name + ": " + heading, code})
+			case !inGo && language != "go" && language != "text" && language != "json": // those are no code
+				all = append(all, snippet{name + ": " + heading + ": " + language, code})
 			}
 		})
 	}
@@ -108,6 +119,8 @@ type setting struct {
 	elided       map[int]string
 	after        string
 	module       string // where it is compiled, "test" if ""
+	output       string // of a whole program without such a comment
+	compiled     string // why a whole program is only compiled
 }
 
 // imports are those that a snippet can need.
@@ -183,10 +196,17 @@ func (s *setting) program(code string) string {
 	return source + ")\n\n" + s.declarations + "\n\n" + body
 }
 
-// build runs a command of go on a package for each snippet, in the modules that these need.
-func build(t *testing.T, all []snippet, settings map[string]setting, command ...string) {
+// whole reports whether a snippet has a package clause, and whether it is a program.
+func (s *snippet) whole() (whole, program bool) {
+	return strings.HasPrefix(s.code, "package "), strings.HasPrefix(s.code, "package main\n")
+}
+
+// build makes a package of each snippet, in the module that it needs, and compiles it: with
+// a directory to a program in it, or to a test that is one. It returns their names there.
+func build(t *testing.T, all []snippet, settings map[string]setting, to string) (names map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
+	names = map[string]string{}
 	overlay := map[string]string{}
 	put := func(module, name, source string) (whole string) {
 		whole, err := filepath.Abs(filepath.Join(root, module, name))
@@ -202,7 +222,8 @@ func build(t *testing.T, all []snippet, settings map[string]setting, command ...
 	}
 	put("test", "mystore/mystore.go", mystore)
 
-	packages := map[string][]string{}
+	type group struct{ module, command string }
+	packages := map[group][]string{}
 	for i, s := range all {
 		set, known := settings[s.where]
 		if !known {
@@ -213,9 +234,18 @@ func build(t *testing.T, all []snippet, settings map[string]setting, command ...
 			set.module = "test"
 		}
 
-		name := fmt.Sprintf("snippet%d", i)
-		put(set.module, name+"/"+map[string]string{"test": "snippet_test.go", "build": "snippet.go"}[command[0]], set.program(s.code))
-		packages[set.module] = append(packages[set.module], "./"+name)
+		name, file, source, command := fmt.Sprintf("snippet%d", i), "snippet_test.go", s.code, "test"
+		names[s.where] = name + ".test"
+		whole, program := s.whole()
+		if !whole {
+			source = set.program(s.code)
+		}
+		if to == "" || program {
+			names[s.where], file, command = name, "snippet.go", "build"
+		}
+
+		put(set.module, name+"/"+file, source)
+		packages[group{set.module, command}] = append(packages[group{set.module, command}], "./"+name)
 		t.Logf("%s is %s", s.where, name)
 	}
 
@@ -226,36 +256,86 @@ func build(t *testing.T, all []snippet, settings map[string]setting, command ...
 	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for module, names := range packages {
-		cmd := exec.CommandContext(t.Context(), "go", slices.Concat(command, []string{"-overlay", filepath.Join(dir, "overlay.json")}, names)...)
-		cmd.Dir = filepath.Join(root, module)
+	for g, paths := range packages {
+		args := []string{g.command, "-overlay", filepath.Join(dir, "overlay.json")}
+		if to != "" {
+			args = append(args, "-ldflags=-s -w", "-o", to+string(filepath.Separator))
+		}
+		if g.command == "test" {
+			args = append(args, "-c", "-vet=off")
+		}
+		cmd := exec.CommandContext(t.Context(), "go", append(args, paths...)...)
+		cmd.Dir = filepath.Join(root, g.module)
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%v in %s: %s", err, module, out)
+			t.Errorf("%v in %s: %s", err, g.module, out)
 		}
 	}
+	return names
+}
+
+// output is what a program says in its comment that it prints.
+func (s *snippet) output() (text string) {
+	_, comment, _ := strings.Cut(s.code, "// Output:")
+	for line := range strings.Lines(comment) {
+		if line = strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(line), "//")); line == "}" {
+			break
+		}
+		text += line + "\n"
+	}
+	return strings.TrimSpace(text)
 }
 
 // TestDocuments compiles and runs the Go code of documents.
 func TestDocuments(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	build(t, documents(t), readme, "test", "-c", "-vet=off", "-o", dir+string(filepath.Separator))
-
-	programs, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
+	all, dir := documents(t, true), t.TempDir()
+	known := maps.Clone(readme)
+	for _, s := range all {
+		if _, program := s.whole(); program && s.output() != "" {
+			known[s.where] = setting{output: s.output()}
+		}
 	}
-	for _, program := range programs {
-		t.Run(program.Name(), func(t *testing.T) {
-			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, program.Name()), "-test.v")
+	names := build(t, all, known, dir)
+
+	for _, s := range all {
+		set, name := known[s.where], names[s.where]
+		if set.compiled != "" || t.Failed() {
+			continue
+		}
+		t.Run(s.where, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, name))
+			if _, program := s.whole(); !program {
+				cmd.Args = append(cmd.Args, "-test.v")
+			}
 			cmd.Dir = t.TempDir()
-			switch out, err := cmd.CombinedOutput(); {
-			case err != nil:
-				t.Errorf("%v: %s", err, out)
-			case strings.Contains(string(out), "--- SKIP"):
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			if strings.Contains(string(out), "--- SKIP") {
 				t.Skipf("%s", out)
 			}
+			if match, err := regexp.Match("^"+set.output+"\\n$", out); set.output != "" && (err != nil || !match) {
+				t.Errorf("prints %s, %v", out, err)
+			}
 		})
+	}
+}
+
+// TestLanguages: code in documents that is not Go has a test elsewhere, or a reason.
+func TestLanguages(t *testing.T) {
+	t.Parallel()
+	found := map[string]bool{}
+	for _, s := range documents(t, false) {
+		found[s.where] = true
+		if languages[s.where] == "" {
+			t.Errorf("no test runs the code %s:\n%s", s.where, s.code)
+		}
+	}
+	for where := range languages {
+		if !found[where] {
+			t.Errorf("there is no code %s", where)
+		}
 	}
 }
 
@@ -276,7 +356,7 @@ func TestComments(t *testing.T) {
 			t.Errorf("%s is no code", where)
 		}
 	}
-	build(t, code, godoc, "build")
+	build(t, code, godoc, "")
 }
 
 // block returns a block of code of a comment.
@@ -334,7 +414,7 @@ func TestUsage(t *testing.T) {
 		}
 		check(s.where, dir, s.code)
 	}
-	for _, file := range []string{"README.md", "CONTRIBUTING.md", "DESIGN.md", "SECURITY.md", "docs/journeys.md"} {
+	for _, file := range pages(t) {
 		text, err := os.ReadFile(filepath.Join(root, file))
 		if err != nil {
 			t.Fatal(err)
