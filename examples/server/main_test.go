@@ -158,7 +158,7 @@ func TestServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"sandbox", p.BaseURL, `href="/reference"`, "/simulator/tokens/{id}/suspend", "4111110000000302"} {
+	for _, want := range []string{"sandbox", p.BaseURL, `href="/reference"`, "/simulator/tokens/{id}/suspend", "4111110000000302", "KEY=$("} {
 		if !bytes.Contains(page, []byte(want)) {
 			t.Errorf("the page does not have %s", want)
 		}

@@ -1,11 +1,5 @@
 package snippets_test
 
-const (
-	memory = `v := vaulttest.New(t); _ = v;`
-	keys   = `keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize)); check(err); _ = keys;`
-	visa   = `c := cardvault.Card{PAN: card.NewPAN([]byte("4242424242424242")), Expiry: card.Expiry{Month: 12, Year: 2030}}; _ = c;`
-)
-
 // mystore is a package that readers write.
 const mystore = `package mystore
 
@@ -18,65 +12,15 @@ func (s *Store) Path() string { return "" }
 func Open(path string) (*Store, error) { return &Store{}, nil }
 `
 
-// readme has the settings of documents.
-var readme = map[string]setting{
+// inDocuments has the settings of documents.
+var inDocuments = map[string]setting{
 	"README.md: In a Go program": {
 		after: `if token.MaskedAccountNumber != "424242******4242" { t.Errorf("%v", token) }`,
 	},
-	"README.md: Over HTTP": {
-		before: memory,
-		after: `r := httptest.NewRequest("POST", "/vault/cde-import", strings.NewReader(` + "`" + `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}` + "`" + `))
-			r.Header.Set("X-Api-Key", key.Text.Text())
-			r.Header.Set("Content-Type", "application/json")
-			w := httptest.NewRecorder()
-			http.DefaultServeMux.ServeHTTP(w, r)
-			if w.Code != 200 { t.Errorf("%d %s", w.Code, w.Body) }`,
-	},
-	"README.md: Network tokens and cryptograms": {
-		before: keys + visa,
-		elided: map[int]string{2: `
-			merchant, err := v.PrimaryMerchant(ctx)
-			check(err)
-			token, err := v.Import(ctx, c, nil)
-			for err == nil && token.NetworkTokenStatus != network.Active {
-				time.Sleep(10 * time.Millisecond)
-				token, err = v.Get(ctx, token.ID)
-			}
-			check(err)`},
-		after: `if credential.ECI == "" || credential.Cryptogram.IsZero() { t.Error("no credential") }
-			cancel()
-			check(errors.Join(v.Close(), sim.Close()))`,
-	},
-	"README.md: Webhooks": {
-		before: keys,
-		after:  `if hook.Secret.IsZero() { t.Error("no secret") }; check(v.Close())`,
-	},
-	"README.md: In a shop": {
-		before: `t.Setenv("WEBHOOK_SECRET", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")`,
-		after: `w := httptest.NewRecorder()
-			http.DefaultServeMux.ServeHTTP(w, httptest.NewRequest("POST", "/hook", strings.NewReader("{}")))
-			if w.Code != 400 { t.Errorf("a delivery without a signature: %d", w.Code) }`,
-	},
-	"README.md: Your database and the vault's": {
-		before: memory + visa + `const id = "order-7"; orders := map[string]bool{}
-			insertOrder := func(_ context.Context, id string) { orders[id] = false }
-			placeOrder := func(_ context.Context, id string) { orders[id] = true }`,
-		after: `token, err = v.Get(ctx, token.ID)
-			if err != nil || token.BusinessKey != id || !token.ExpiresAt.IsZero() || !orders[id] { t.Errorf("%v, %v", token, err) }`,
-	},
-	"README.md: When one machine is not enough": {
-		module: "examples/cluster",
-		before: keys + `pool, err := pgxpool.New(ctx, realtest.PostgreSQL(t, nil).URL("postgres")); check(err); t.Cleanup(pool.Close)
-			valkeyOptions, err := valkey.ParseURL(realtest.Redis(t, nil).URL("0")); check(err)
-			text := cardvault.GenerateAPIKeyText(cardvault.Live)
-			scopes := cardvault.AllScopes()`,
-		after: `check(errors.Join(v.Close(), codes.Close(), s.Close()))`,
-	},
-
 	"docs/embed.md: Store and read a card":    {output: `424242\*{6}4242\nVISA 2030`},
 	"docs/keys.md: Use a KMS":                 {compiled: "it lacks the client of a KMS"},
 	"docs/middleware.md: Client addresses":    {compiled: "it lacks a vault"},
-	"docs/postgresql.md: Start":               {compiled: "it runs until its end; README.md has the same calls", module: "examples/cluster"},
+	"docs/postgresql.md: Start":               {compiled: "it lacks servers; examples/cluster makes the same calls", module: "examples/cluster"},
 	"docs/serve.md: Serve over TLS":           {compiled: "it listens on port 443, under a certificate that it lacks"},
 	"docs/serve.md: Create the first API key": {output: `vk_live_\w+`},
 	"docs/webhooks.md: Go":                    {compiled: "TestReceiversOfDocs of test/webhooks runs it"},
@@ -104,8 +48,8 @@ const (
 	test  = `const aid, mid, portal = "", "", ""; var hash ppan.Hash; var expiry card.Expiry;`
 )
 
-// godoc has the settings of comments.
-var godoc = map[string]setting{
+// inComments has the settings of comments.
+var inComments = map[string]setting{
 	"card/card.go: 1":                       {first: "var _ interface {\n", last: "} = card.PAN{}"},
 	"httpapi/handler.go: 1":                 {declarations: vault},
 	"idvtest/idvtest.go: 1":                 {declarations: test + `var my3ds struct{ New func(any) idv.Provider }; var testSystem any`},
@@ -174,8 +118,8 @@ var otherwise = map[string]string{
 // of that which none runs.
 var languages = map[string]string{
 	"CONTRIBUTING.md: Contributing: sh":              "TestReferences of internal/doctest knows the targets of make",
-	"README.md: Quick start: sh":                     "TestServer of examples/server",
-	"README.md: Card entry in a browser: html":       "TestSnippets of test/browser",
+	"README.md: Try it: sh":                          "TestServer of examples/server",
+	"README.md: Run the tests: sh":                   "TestReferences of internal/doctest knows the targets of make",
 	"docs/card-entry.md: Plain HTML: html":           "TestSnippets of test/browser",
 	"docs/card-entry.md: React: tsx":                 "TestReactOfDocs of test/bundle",
 	"docs/card-entry.md: React: sh":                  "it fetches from vault.example; package cardentry tests what it would get",

@@ -2,8 +2,8 @@
 // that of documents.
 //
 // The code is put into packages that exist for the compiler alone. A part of a program gets
-// the rest from [readme]: variables before it, and statements in place of a line with …
-// alone. A whole program has to print its comment Output.
+// the rest from [inDocuments]: variables before it, and a check of err in place of a line with
+// … alone. A whole program has to print its comment Output.
 package snippets_test
 
 import (
@@ -116,7 +116,6 @@ type setting struct {
 	declarations string // of its package
 	before       string // statements
 	first, last  string // what stands around it in its statement
-	elided       map[int]string
 	after        string
 	module       string // where it is compiled, "test" if ""
 	output       string // of a whole program without such a comment
@@ -163,14 +162,12 @@ var elision = regexp.MustCompile(`(?m)^(\t*)…[^\n]*$`)
 // program returns the source of a package with a snippet as the body of its test, or
 // with its declarations.
 func (s *setting) program(code string) string {
-	n := -1
 	code = s.first + code + s.last
 	code = elision.ReplaceAllStringFunc(code, func(line string) string {
 		if strings.HasPrefix(line, "\t") {
 			return ""
 		}
-		n++
-		return "check(err);" + s.elided[n]
+		return "check(err)"
 	})
 
 	body := ""
@@ -221,6 +218,11 @@ func build(t *testing.T, all []snippet, settings map[string]setting, to string) 
 		return whole
 	}
 	put("test", "mystore/mystore.go", mystore)
+	for where := range settings {
+		if !slices.ContainsFunc(all, func(s snippet) bool { return s.where == where }) {
+			t.Errorf("there is no code %s", where)
+		}
+	}
 
 	type group struct{ module, command string }
 	packages := map[group][]string{}
@@ -289,7 +291,7 @@ func (s *snippet) output() (text string) {
 func TestDocuments(t *testing.T) {
 	t.Parallel()
 	all, dir := documents(t, true), t.TempDir()
-	known := maps.Clone(readme)
+	known := maps.Clone(inDocuments)
 	for _, s := range all {
 		if _, program := s.whole(); program && s.output() != "" {
 			known[s.where] = setting{output: s.output()}
@@ -356,7 +358,7 @@ func TestComments(t *testing.T) {
 			t.Errorf("%s is no code", where)
 		}
 	}
-	build(t, code, godoc, "")
+	build(t, code, inComments, "")
 }
 
 // block returns a block of code of a comment.
