@@ -78,18 +78,12 @@ var inComments = map[string]setting{
 
 // otherwise are blocks in comments that are no Go code, and what they are.
 var otherwise = map[string]string{
-	"examples/checkout/main.go: 1":         "usage",
-	"examples/cluster/main.go: 1":          "usage",
 	"examples/cluster/main.go: 2":          "usage",
 	"examples/cluster/orders/orders.go: 1": "a table",
 	"examples/migrate/main.go: 1":          "lines of a file",
-	"examples/migrate/main.go: 2":          "usage",
-	"examples/open/main.go: 1":             "usage",
-	"examples/server/main.go: 1":           "usage",
 	"httpapi/cardentry/cardentry.go: 1":    "HTML: TestSnippets of test/browser",
 	"httpapi/cardentry/cardentry.go: 2":    "JavaScript: TestSnippets of test/browser",
 	"httpapi/cardentry/cardentry.go: 3":    "CSS: TestSnippets of test/browser",
-	"internal/bench/main.go: 1":            "usage",
 	"internal/credential/credential.go: 1": "an answer",
 	"internal/keyfile/format.go: 1":        "a format",
 	"internal/keytext/keytext.go: 1":       "a format",
@@ -109,8 +103,6 @@ var otherwise = map[string]string{
 	"receive/receive.go: 2":                "an answer",
 	"simnet/simnet.go: 2":                  "a table",
 	"store/boltstore/row.go: 1":            "a format",
-	"store/pgstore/bench/main.go: 1":       "usage",
-	"tools/site/main.go: 1":                "usage",
 	"store/pgstore/migrate.go: 1":          "SQL: TestMigrationsByHand of store/pgstore",
 }
 
