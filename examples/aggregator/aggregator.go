@@ -17,21 +17,18 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/network"
 )
 
-const maxAnswer = 64 << 10 // bytes of an answer that are read
-
 // A Client is a [network.Provider]. Get one from [New].
 type Client struct {
 	base, key string
-	schemes   map[card.Scheme]bool
-	http      *http.Client
+	schemes   []card.Scheme
 }
 
 var _ network.Provider = (*Client)(nil)
@@ -39,26 +36,21 @@ var _ network.Provider = (*Client)(nil)
 // New returns the adapter for the service at an https URL, which knows the program by a key
 // and has contracts with some schemes.
 func New(base, key string, schemes ...card.Scheme) (*Client, error) {
-	u, err := url.Parse(base)
-	if err != nil || u.Host == "" || u.Scheme != "https" && u.Hostname() != "127.0.0.1" {
+	if u, err := url.Parse(base); err != nil || u.Host == "" || u.Scheme != "https" && u.Hostname() != "127.0.0.1" {
 		return nil, errors.New("aggregator: base must be an https URL")
 	}
-	c := &Client{base: base, key: key, schemes: map[card.Scheme]bool{}, http: &http.Client{
-		// The body holds the card number, which must reach no other host.
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}
-	for _, s := range schemes {
-		c.schemes[s] = true
-	}
-	return c, nil
+	return &Client{base, key, schemes}, nil
 }
+
+// direct follows no redirect: the card number must reach no other host.
+var direct = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 
 // Info implements [network.Provider].
 func (*Client) Info() network.Info { return network.Info{Name: "aggregator"} }
 
 // Eligible implements [network.Provider].
 func (c *Client) Eligible(r *network.EligibilityRequest) error {
-	if !c.schemes[r.Scheme] {
+	if !slices.Contains(c.schemes, r.Scheme) {
 		return &network.Error{Source: network.SourceConfiguration, Code: "scheme_not_enabled"}
 	}
 	return nil
@@ -100,12 +92,12 @@ func (c *Client) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (
 	}
 
 	var a struct {
-		Token      string `json:"token"`
-		Number     secret `json:"number"`
-		Month      int    `json:"expiry_month"`
-		Year       int    `json:"expiry_year"`
-		Cryptogram secret `json:"cryptogram"`
-		ECI        string `json:"eci"`
+		Token      string          `json:"token"`
+		Number     json.RawMessage `json:"number"` // with its quotes, as bytes that can be wiped
+		Month      int             `json:"expiry_month"`
+		Year       int             `json:"expiry_year"`
+		Cryptogram json.RawMessage `json:"cryptogram"`
+		ECI        string          `json:"eci"`
 	}
 	err = c.call(ctx, http.MethodPost, pathOf(r.Token)+"/cryptograms", r.IdempotencyKey, text, &a)
 	defer clear(a.Number)
@@ -115,19 +107,11 @@ func (c *Client) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (
 	}
 	return &network.Cryptogram{
 		TokenID: a.Token,
-		Number:  card.NewPAN(a.Number),
+		Number:  card.NewPAN(bytes.Trim(a.Number, `"`)),
 		Expiry:  card.Expiry{Month: a.Month, Year: a.Year},
-		Value:   card.NewCryptogramValue(a.Cryptogram),
+		Value:   card.NewCryptogramValue(bytes.Trim(a.Cryptogram, `"`)),
 		ECI:     a.ECI,
 	}, nil
-}
-
-// A secret is a JSON string that needs no escaping, as bytes that can be wiped.
-type secret []byte
-
-func (s *secret) UnmarshalJSON(text []byte) error {
-	*s = bytes.Clone(bytes.Trim(text, `"`))
-	return nil
 }
 
 // pathOf returns the path of a network token, by its handle or by the key under which it was
@@ -162,24 +146,21 @@ func (c *Client) call(ctx context.Context, method, path, key string, text []byte
 		return err
 	}
 	if len(text) > 0 {
-		r.Body, r.ContentLength = newBody(text), int64(len(text))
+		r.Body, r.ContentLength = wiped(text), int64(len(text))
 	}
 	r.Header.Set("Authorization", "Bearer "+c.key)
 	r.Header.Set("Idempotency-Key", key)
-	w, err := c.http.Do(r)
+	w, err := direct.Do(r)
 	if err != nil {
 		return err
 	}
 	defer w.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(w.Body, maxAnswer+1))
+	answer, err := io.ReadAll(io.LimitReader(w.Body, 64<<10))
 	defer clear(answer)
-	if err != nil {
-		return err
-	}
 
 	switch {
-	case len(answer) > maxAnswer:
-		return errors.New("aggregator: answer is too long")
+	case err != nil:
+		return err
 	case w.StatusCode == http.StatusNoContent && result == nil:
 		return nil
 	case w.StatusCode == http.StatusNotFound:
@@ -194,29 +175,16 @@ func (c *Client) call(ctx context.Context, method, path, key string, text []byte
 	return nil
 }
 
-// A body is wiped when it is closed: net/http may read it after Do has returned.
-type body struct {
-	mu   sync.Mutex // HTTP/2 may close it during a Read
-	left bytes.Reader
-	text []byte
-}
-
-func newBody(text []byte) *body {
-	return &body{left: *bytes.NewReader(text), text: text}
-}
-
-func (b *body) Read(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.left.Read(p)
-}
-
-func (b *body) Close() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	clear(b.text)
-	b.left.Reset(nil)
-	return nil
+// wiped returns a body of text, and clears the text when net/http has read or closed the
+// body, which may be after Do has returned.
+func wiped(text []byte) io.ReadCloser {
+	r, w := io.Pipe()
+	go func() {
+		_, err := w.Write(text)
+		clear(text)
+		w.CloseWithError(err)
+	}()
+	return r
 }
 
 // refusal returns the service's refusal and its reason. Its codes are the vault's; a real
@@ -226,13 +194,9 @@ func refusal(text []byte, h http.Header) error {
 		Code  network.Code `json:"code"`
 		Retry bool         `json:"retry"`
 	}
-	source := network.Source(0)
-	if json.Unmarshal(text, &a) == nil {
-		source = network.SourceOf(a.Code)
-	}
-	if source == 0 {
+	if json.Unmarshal(text, &a) != nil || network.SourceOf(a.Code) == 0 {
 		return errors.New("aggregator: refusal without a known code")
 	}
 	after, _ := strconv.Atoi(h.Get("Retry-After")) // zero if it is absent
-	return &network.Error{Source: source, Code: a.Code, Retryable: a.Retry, RetryAfter: time.Duration(max(after, 0)) * time.Second}
+	return &network.Error{Source: network.SourceOf(a.Code), Code: a.Code, Retryable: a.Retry, RetryAfter: time.Duration(max(after, 0)) * time.Second}
 }

@@ -7,13 +7,13 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
-	"strings"
 	"sync"
 	"time"
 
@@ -153,9 +153,6 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 func (s *Store) Close() error {
 	s.open.Lock()
 	defer s.open.Unlock()
-	if s.closed {
-		return nil
-	}
 	s.closed = true
 	return errors.Join(s.reads.Close(), s.writes.Close())
 }
@@ -233,7 +230,7 @@ func (t *reader) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	return found[0], nil
 }
 
-func (t *reader) List(q *store.Query) (*store.List, error) {
+func (t *reader) List(q *store.Query) (list *store.List, err error) {
 	where, args := "kind = ? AND class > 0 AND parent IS NULL AND account = ?", []any{q.Kind, q.Account[:]}
 	if q.Parent != uuid.Nil {
 		where, args = "kind = ? AND class > 0 AND parent = ?", []any{q.Kind, q.Parent[:]}
@@ -247,13 +244,13 @@ func (t *reader) List(q *store.Query) (*store.List, error) {
 		and("id <= ?", q.Max[:])
 	}
 	if q.Classes != (store.Classes{}) {
-		var in []any
+		in := ""
 		for class := range 256 {
 			if q.Classes.Has(uint8(class)) {
-				in = append(in, class)
+				in += fmt.Sprint(",", class)
 			}
 		}
-		and("class IN (?"+strings.Repeat(", ?", len(in)-1)+")", in...)
+		and("class IN (" + in[1:] + ")")
 	}
 	if !q.Live.IsZero() {
 		and("(due IS NULL OR due > ?)", q.Live.UnixMicro())
@@ -271,26 +268,19 @@ func (t *reader) List(q *store.Query) (*store.List, error) {
 		and("id IN (SELECT id FROM hashes WHERE kind = ? AND hash = ?)", q.Kind, q.Lookup)
 	}
 
-	list := new(store.List)
+	list = new(store.List)
 	if q.Count {
 		if err := t.tx.QueryRow("SELECT count(*) FROM records WHERE "+where, args...).Scan(&list.Total); err != nil {
 			return nil, failure(err)
 		}
 	}
-	order := ""
-	if q.Desc {
-		order = " DESC"
-	}
+	order := map[bool]string{true: " DESC"}[q.Desc]
 	damaged := func(r *store.Record) *store.Record {
 		return &store.Record{Kind: q.Kind, ID: r.ID, Account: r.Account, Parent: r.Parent}
 	}
-	var err error
 	list.Records, err = t.records(damaged, "SELECT "+listed+" FROM records WHERE "+where+" ORDER BY id"+order+" LIMIT ? OFFSET ?",
 		append(args, max(q.Limit, 0), q.Offset)...)
-	if err != nil {
-		return nil, err
-	}
-	return list, nil
+	return list, err
 }
 
 func (t *reader) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
@@ -300,24 +290,16 @@ func (t *reader) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Recor
 
 func (t *reader) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
 	return t.records(skip, "SELECT "+columns+" FROM records WHERE kind = ? AND due <= ? AND (? >> shard) & 1 ORDER BY due, id LIMIT ?",
-		kind, until.UnixMicro(), mask(shards), max(limit, 0))
+		kind, until.UnixMicro(), cmp.Or(shards, ^store.AllShards), max(limit, 0))
 }
 
 func (t *reader) Next(kind store.Kind, shards store.Shards) (time.Time, error) {
 	var due sql.NullInt64
-	err := t.tx.QueryRow("SELECT min(due) FROM records WHERE kind = ? AND due IS NOT NULL AND (? >> shard) & 1", kind, mask(shards)).Scan(&due)
+	err := t.tx.QueryRow("SELECT min(due) FROM records WHERE kind = ? AND due IS NOT NULL AND (? >> shard) & 1", kind, cmp.Or(shards, ^store.AllShards)).Scan(&due)
 	if err != nil || !due.Valid {
 		return time.Time{}, failure(err)
 	}
 	return time.UnixMicro(due.Int64), nil
-}
-
-// mask returns a set of shards as a number with a bit for each.
-func mask(shards store.Shards) int {
-	if shards == store.AllShards {
-		return 1<<store.ShardCount - 1
-	}
-	return int(shards)
 }
 
 func (t *reader) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
@@ -325,8 +307,7 @@ func (t *reader) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Rec
 }
 
 func (t *reader) Children(parent uuid.UUID, limit int) (keys []store.Key, err error) {
-	same := func(r *store.Record) *store.Record { return r }
-	found, err := t.records(same, "SELECT "+listed+" FROM records WHERE parent = ? ORDER BY kind, id LIMIT ?", parent[:], max(limit, 0))
+	found, err := t.records(func(r *store.Record) *store.Record { return r }, "SELECT "+listed+" FROM records WHERE parent = ? ORDER BY kind, id LIMIT ?", parent[:], max(limit, 0))
 	for _, r := range found {
 		keys = append(keys, store.Key{Kind: r.Kind, ID: r.ID})
 	}
@@ -350,16 +331,12 @@ func (w *writer) Put(r *store.Record) {
 
 func (w *writer) Delete(kind store.Kind, id uuid.UUID) {
 	w.collected = append(w.collected, func() error {
-		if _, err := w.tx.Exec("DELETE FROM records WHERE kind = ? AND id = ?", kind, id[:]); err != nil {
-			return err
-		}
-		return w.unhash(kind, id)
+		return errors.Join(w.remove("records", kind, id), w.remove("hashes", kind, id))
 	})
 }
 
-// unhash removes the hashes of a record from the table that leads to it.
-func (w *writer) unhash(kind store.Kind, id uuid.UUID) error {
-	_, err := w.tx.Exec("DELETE FROM hashes WHERE kind = ? AND id = ?", kind, id[:])
+func (w *writer) remove(table string, kind store.Kind, id uuid.UUID) error {
+	_, err := w.tx.Exec("DELETE FROM "+table+" WHERE kind = ? AND id = ?", kind, id[:])
 	return err
 }
 
@@ -381,13 +358,12 @@ func (w *writer) put(r *store.Record) error {
 	}
 
 	old, err := w.Get(r.Kind, r.ID)
-	switch {
-	case errors.Is(err, store.ErrNotFound):
-		old = &store.Record{Account: r.Account, Parent: r.Parent}
-	case err != nil:
-		return err
+	if errors.Is(err, store.ErrNotFound) {
+		old, err = &store.Record{Account: r.Account, Parent: r.Parent}, nil
 	}
 	switch {
+	case err != nil:
+		return err
 	case r.Version != old.Version+1:
 		return store.ErrConflict
 	case r.Account != old.Account || r.Parent != old.Parent:
@@ -405,7 +381,7 @@ func (w *writer) put(r *store.Record) error {
 		store.ShardOf(r.ID), r.Kind, r.ID[:], r.Account[:], parent, r.Class, due, int64(r.Version), string(hashes), r.Shown, r.Secret); err != nil {
 		return err
 	}
-	if err := w.unhash(r.Kind, r.ID); err != nil {
+	if err := w.remove("hashes", r.Kind, r.ID); err != nil {
 		return err
 	}
 	for _, hash := range r.Lookup {
