@@ -49,18 +49,30 @@ func tree(t *testing.T) map[string]string {
 // unwrapped has lines of one paragraph or comment joined, so that a phrase is found
 // wherever it is broken.
 func unwrapped(text string) string {
-	return regexp.MustCompile(`[ \t]*\n[ \t]*(//|#|--|\*)?[ \t]*`).ReplaceAllString(text, " ")
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		for _, mark := range []string{"//", "#", "--", "*"} {
+			line = strings.TrimPrefix(line, mark)
+		}
+		b.WriteString(strings.TrimSpace(line) + " ")
+	}
+	return b.String()
 }
 
 // TestNothingElsewhere: no text cites a document that is not in the repository.
 func TestNothingElsewhere(t *testing.T) {
-	cited := []*regexp.Regexp{
-		regexp.MustCompile(`(?i)\bchapters?\b`), // a standard has sections
-		regexp.MustCompile(`(?i)\binterface (document|specification)\b`),
-		regexp.MustCompile(`(?i)\b(the|of|its|these|those) decisions\b`),
-		regexp.MustCompile(`(?i)\bthe (document|specification|spec|brief) (says|names|has|lists|calls|asks|wants|leaves)\b`),
-		regexp.MustCompile(`§`),
-		regexp.MustCompile(`(?i)\b(issue|finding|ticket|task|milestone)s? (#\d+|no\. \d+|\d+\b)`),
+	cited := map[string]*regexp.Regexp{ // by a word of each, which is found faster
+		"chapter":   regexp.MustCompile(`\bchapters?\b`), // a standard has sections
+		"interface": regexp.MustCompile(`\binterface (document|specification)\b`),
+		"decisions": regexp.MustCompile(`\b(the|of|its|these|those) decisions\b`),
+		"document":  regexp.MustCompile(`\bthe document (says|names|has|lists|calls|asks|wants|leaves)\b`),
+		"spec":      regexp.MustCompile(`\bthe (specification|spec) (says|names|has|lists|calls|asks|wants|leaves)\b`),
+		"brief":     regexp.MustCompile(`\bthe brief (says|names|has|lists|calls|asks|wants|leaves)\b`),
+		"§":         regexp.MustCompile(`§`),
+	}
+	for _, word := range []string{"issue", "finding", "ticket", "task", "milestone"} {
+		cited[word] = regexp.MustCompile(`\b` + word + `s? (#\d+|no\. \d+|\d+\b)`)
 	}
 	section := regexp.MustCompile(`(?i)\b(sections?|tables?|appendix|clause) \d+(\.\d+)*`)
 	standard := regexp.MustCompile(`\b(RFC \d+|Unicode|ISO(/IEC)? \d+|NIST|SP 800-\w+|FIPS \d+|EMV|PCI|CSS|WCAG|ECMA)`)
@@ -70,10 +82,17 @@ func TestNothingElsewhere(t *testing.T) {
 			continue
 		}
 		text = unwrapped(text)
-		for _, phrase := range cited {
-			for _, at := range phrase.FindAllStringIndex(text, -1) {
-				t.Errorf("%s cites what is not in the repository: …%s…", file, text[max(0, at[0]-40):min(len(text), at[1]+40)])
+		lower := strings.ToLower(text)
+		for word, phrase := range cited {
+			if !strings.Contains(lower, word) {
+				continue
 			}
+			for _, at := range phrase.FindAllStringIndex(lower, -1) {
+				t.Errorf("%s cites what is not in the repository: …%s…", file, lower[max(0, at[0]-40):min(len(lower), at[1]+40)])
+			}
+		}
+		if !slices.ContainsFunc([]string{"section", "table", "appendix", "clause"}, func(word string) bool { return strings.Contains(lower, word) }) {
+			continue
 		}
 		for _, at := range section.FindAllStringIndex(text, -1) {
 			if around := text[max(0, at[0]-80):min(len(text), at[1]+40)]; !standard.MatchString(around) {
