@@ -77,6 +77,11 @@ func TestFiles(t *testing.T) {
 		if r := get(h, "GET", name, "If-None-Match", tag); r.StatusCode != 304 || body(t, r) != "" || r.Header.Get("ETag") != tag {
 			t.Errorf("%s: status %d for what is there already", name, r.StatusCode)
 		}
+		for _, part := range []string{"bytes=0-1", "bytes=9999999-"} {
+			if r := get(h, "GET", name, "Range", part); r.StatusCode != 200 || r.Header.Get("Accept-Ranges") != "" || body(t, r) != text {
+				t.Errorf("%s: status %d for a part", name, r.StatusCode)
+			}
+		}
 		if r := get(h, "GET", name, "If-None-Match", `"x"`); r.StatusCode != 200 {
 			t.Errorf("%s: status %d for another version", name, r.StatusCode)
 		}
