@@ -507,7 +507,7 @@ func (s *shop) webhook(w http.ResponseWriter, r *http.Request) {
 	s.hook.ServeHTTP(w, r)
 }
 
-// hear accepts an event, even one that came before: otherwise it is sent again.
+// hear accepts an event, even a repeated one: otherwise it is sent again.
 func (s *shop) hear(_ context.Context, e *receive.Event) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 // activations is the number of imports that must become active.
 const activations = 10_000
 
-// network compares imports with and without a network, one that answers and one that fails,
-// and reports how fast imports become active while others continue.
+// network compares imports with and without a network, which answers or fails, and reports
+// how fast imports become active while others continue.
 func (b *bench) network(ctx context.Context) error {
 	var vaults []*cardvault.Vault
 	open := func(name string, provider network.Provider) error {

@@ -25,8 +25,8 @@ func (c *counter) Event(context.Context, *cardvault.Event) error {
 	return nil
 }
 
-// sinks compares imports over HTTP into three vaults: one with an EventSink that takes the
-// events meanwhile, one that also provisions network tokens without a bound, and one with
+// sinks compares imports over HTTP into three vaults: with an EventSink that takes the
+// events meanwhile, with unbounded provisioning of network tokens as well, and with
 // neither.
 func (b *bench) sinks(ctx context.Context) error {
 	sim, err := simnet.New(ctx, memstore.New(), nil)

@@ -15,8 +15,8 @@ import (
 )
 
 // Canary returns a store that keeps its records in s and fails t when a forbidden value is
-// in anything that is handed to it: records, queries, hashes and ids, including those of an
-// fn that fails later. It looks for the value as it is, reversed, in hexadecimal and in
+// in anything that is handed to it: records, queries, hashes and ids, even if the fn
+// fails later. It looks for the value as it is, reversed, in hexadecimal and in
 // base64 at any alignment. Digits are also looked for packed two to a byte. The case of
 // ASCII letters does not matter. The message does not show the value.
 //

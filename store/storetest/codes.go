@@ -160,7 +160,7 @@ func tooLong(t testing.TB, c store.CodeCache) {
 			if !errors.Is(err, store.ErrInvalid) {
 				t.Errorf("Put of %d bytes for %v = %v, want ErrInvalid", store.MaxCode+1, ttl, err)
 			} else if strings.Contains(err.Error(), "xxx") {
-				t.Error("the error of Put tells the value")
+				t.Error("the error of Put shows the value")
 			}
 		}
 	}

@@ -100,7 +100,7 @@ type LyingStore struct {
 }
 
 // Liar returns a store that keeps its records in s and answers truly until Tell is
-// called. It finds what it lies with among the first thousand records of a kind, by
+// called. It takes its false answers from the first thousand records of a kind, by
 // s's own Scan. Closing it closes s.
 func Liar(s store.Store) *LyingStore {
 	return &LyingStore{Store: s, past: make(map[store.Key][]*store.Record)}

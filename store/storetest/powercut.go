@@ -21,8 +21,8 @@ import (
 //
 // The files must not be written meanwhile. To find out whether the system reports synced
 // pages, a file is made in dir and removed. Pages that the system has written to disk by
-// itself count as synced, so a test that wants a loss tries more than once. Whether the
-// names of files are synced is not seen. AfterPowerCut needs Linux 6.5 or later on amd64 or
+// itself are taken for synced, so a test that wants a loss tries more than once. Unsynced
+// names of files are not noticed. AfterPowerCut needs Linux 6.5 or later on amd64 or
 // arm64, and a file system on a disk: it skips the test elsewhere.
 func AfterPowerCut(t testing.TB, dir string) string {
 	t.Helper()
