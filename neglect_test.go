@@ -18,7 +18,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Work that is due for a minute while nobody does it is a warning, once an hour.
+// Work that is overdue for a minute is a warning, once an hour.
 func TestNeglect(t *testing.T) {
 	for name, test := range map[string]struct {
 		care func(l *lab) // sees to the work
@@ -42,7 +42,7 @@ func TestNeglect(t *testing.T) {
 					}
 				}
 				synctest.Wait()
-				if got := strings.Count(l.log.text(), "nobody does it"); got != test.want {
+				if got := strings.Count(l.log.text(), "work is overdue"); got != test.want {
 					l.Errorf("%d warnings, want %d: %s", got, test.want, l.log.text())
 				}
 			})
@@ -56,7 +56,7 @@ func TestNeglectAgain(t *testing.T) {
 		warned := func(want int, when string) {
 			l.Helper()
 			synctest.Wait()
-			if got := strings.Count(l.log.text(), "nobody does it"); got != want {
+			if got := strings.Count(l.log.text(), "work is overdue"); got != want {
 				l.Errorf("%s: %d warnings, want %d", when, got, want)
 			}
 		}
@@ -81,7 +81,7 @@ func TestNeglectAgain(t *testing.T) {
 		warned(5, "before the network tokens are reconciled")
 		time.Sleep(30 * time.Hour)
 		synctest.Wait()
-		if got := strings.Count(l.log.text(), "nobody does it"); got <= 5 {
+		if got := strings.Count(l.log.text(), "work is overdue"); got <= 5 {
 			l.Errorf("%d warnings of work that Run has left", got)
 		}
 	})
