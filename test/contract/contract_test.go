@@ -42,6 +42,39 @@ func TestDocument(t *testing.T) {
 	}
 }
 
+// TestRequestsAreClosed: the contract says that the server refuses unknown members. Answers
+// are open, because they may get new ones.
+func TestRequestsAreClosed(t *testing.T) {
+	_, text := httpapi.OpenAPI()
+	c := new(checker)
+	if err := json.Unmarshal(text, &c.root); err != nil {
+		t.Fatal(err)
+	}
+	var inside func(where string, node any)
+	inside = func(where string, node any) {
+		schema := c.resolve(node)
+		if schema["type"] == "object" && schema["additionalProperties"] != false {
+			t.Errorf("%s takes any member", where)
+		}
+		properties, _ := schema["properties"].(map[string]any)
+		for name, p := range properties {
+			inside(where+"."+name, p)
+		}
+	}
+	for _, o := range c.operations() {
+		if schema := c.requestSchema(o); schema != nil {
+			inside(o.id, schema)
+		}
+	}
+
+	for name, schema := range c.root["components"].(map[string]any)["schemas"].(map[string]any) {
+		closed := schema.(map[string]any)["additionalProperties"] == false
+		if asked := strings.HasSuffix(name, "Request") || strings.HasSuffix(name, "Update"); closed != asked {
+			t.Errorf("%s: closed is %v", name, closed)
+		}
+	}
+}
+
 // TestExamples holds the examples of bodies to their schemas.
 func TestExamples(t *testing.T) {
 	_, text := httpapi.OpenAPI()
