@@ -12,7 +12,7 @@ import (
 )
 
 // TestSnippets runs the functions in JavaScript that the introduction shows, on the vectors
-// that it shows.
+// that it shows, and on a key of a session.
 func TestSnippets(t *testing.T) {
 	node, err := exec.LookPath("node")
 	if err != nil {
@@ -23,6 +23,7 @@ func TestSnippets(t *testing.T) {
 	introduction := c.root["info"].(map[string]any)["description"].(string)
 
 	var script strings.Builder
+	script.WriteString(`import { generateKeyPairSync, privateDecrypt } from "node:crypto";` + "\n")
 	for _, m := range regexp.MustCompile("(?s)```js\n(.*?)```").FindAllStringSubmatch(introduction, -1) {
 		script.WriteString(m[1])
 	}
@@ -46,6 +47,13 @@ same("signed", verify(headers, '` + body + `', "` + secret + `"), true);
 same("changed", verify(headers, '` + body + ` ', "` + secret + `"), false);
 Date.now = () => (` + at + ` + 301) * 1000;
 same("late", verify(headers, '` + body + `', "` + secret + `"), false);
+const { publicKey, privateKey } = generateKeyPairSync("rsa", { modulusLength: 2048 });
+const card = await encrypt({ expiry_month: 12 }, { ...publicKey.export({ format: "jwk" }), kid: "k" }, "s");
+const [head, wrapped, iv, data, tag] = card.split(".");
+const key = privateDecrypt({ key: privateKey, oaepHash: "sha256" }, Buffer.from(wrapped, "base64url"));
+const gcm = createDecipheriv("aes-256-gcm", key, Buffer.from(iv, "base64url")).setAAD(Buffer.from(head)).setAuthTag(Buffer.from(tag, "base64url"));
+same("claims", gcm.update(data, "base64url", "utf8") + gcm.final("utf8"), '{"expiry_month":12}');
+same("header", Buffer.from(head, "base64url").toString(), '{"alg":"RSA-OAEP-256","enc":"A256GCM","kid":"k","sid":"s"}');
 `)
 	file := filepath.Join(t.TempDir(), "snippets.mjs")
 	if err := os.WriteFile(file, []byte(script.String()), 0o600); err != nil {
