@@ -1,7 +1,10 @@
 package doctest
 
 import (
+	"io/fs"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -52,5 +55,33 @@ func TestLogPage(t *testing.T) {
 		if !found {
 			t.Errorf("docs/operating.md names the line %q, which nothing logs", message)
 		}
+	}
+}
+
+// TestInstalled: whatever a lock file of npm pins is installed before the tests.
+func TestInstalled(t *testing.T) {
+	loop := regexp.MustCompile(`\nfor dir in (.*); do\n(?:.*\n)*?\t*npm ci --prefix \$dir `).FindStringSubmatch(read(t, ".ci/deps"))
+	if loop == nil {
+		t.Fatal(".ci/deps installs nothing of npm")
+	}
+	installed := strings.Fields(loop[1])
+
+	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == "node_modules" || d.Name() == ".git"):
+			return fs.SkipDir
+		case d.Name() != "package-lock.json":
+			return nil
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(file))
+		if dir = filepath.ToSlash(dir); err == nil && !slices.Contains(installed, dir) {
+			t.Errorf(".ci/deps does not install what %s/package-lock.json pins", dir)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
