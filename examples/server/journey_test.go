@@ -153,6 +153,32 @@ func TestGettingStarted(t *testing.T) {
 	p.Follow(t, token, "active", "inactive suspended_by_issuer")
 }
 
+// TestSessionInPython runs the client of docs/card-entry.md that enters a card in a session.
+func TestSessionInPython(t *testing.T) {
+	t.Parallel()
+	interpreter := python(t)
+	document, err := os.ReadFile("../../docs/card-entry.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var script string
+	doctest.Snippets(string(document), func(_, language, code string) {
+		if language == "python" {
+			script += code
+		}
+	})
+
+	p := start(t, t.TempDir())
+	cmd := exec.CommandContext(t.Context(), interpreter, "-c", strings.ReplaceAll(script, "http://127.0.0.1:8080", p.BaseURL))
+	cmd.Env = append(os.Environ(), "KEY="+p.Accounts[0].APIKey)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	token := p.Get(t, strings.TrimSpace(string(out)))
+	p.Follow(t, token, "pending", "active")
+}
+
 // nodePackages is where the tests' packages of npm are.
 const nodePackages = "../../test/node_modules"
 

@@ -117,6 +117,7 @@ var languages = map[string]string{
 	"docs/card-entry.md: React: sh":                      "it fetches from vault.example; package cardentry tests what it would get",
 	"docs/card-entry.md: Vue: vue":                       "its compiler is no dependency of the tests",
 	"docs/card-entry.md: Styling: css":                   "TestSnippets of test/browser",
+	"docs/card-entry.md: Without the component: python":  "TestSessionInPython of examples/server",
 	"docs/embed.md: Add the module: sh":                  "it changes the go.mod of the reader; modules here have the same replacement",
 	"docs/getting-started.md: Start the sandbox: sh":     "TestServer of examples/server",
 	"docs/getting-started.md: Store a card: sh":          "TestGettingStarted of examples/server",
