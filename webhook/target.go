@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,6 +21,9 @@ var (
 	errHost = errors.New("must have a public host")
 	errPort = errors.New("must have port 443 or one from 1024 to 65535")
 )
+
+// uri is what target leaves to be checked of a URI.
+var uri = regexp.MustCompile(`^https?://[^/?]+([/?]([\w.~!$&'()*+,;=:@/?-]|%[[:xdigit:]]{2})*)?$`)
 
 // target parses a URL for deliveries, and checks whatever the text alone shows.
 func (s *Sender) target(text string) (*url.URL, error) {
