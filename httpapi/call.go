@@ -41,6 +41,7 @@ type call struct {
 	header      http.Header // of the answer
 	contentType []string
 	answer      []byte // appended to by the endpoint; nothing for 204 and 304
+	file        []byte // in place of answer, if not nil; sent as it is, neither changed nor kept
 	unchanged   bool   // 304
 	refused     bool   // a card was, though with 200
 	damaged     error  // of items that the answer leaves out, though with 200

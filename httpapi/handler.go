@@ -298,7 +298,11 @@ func (c *call) write(w http.ResponseWriter, err error) (status int) {
 		}
 	}
 	c.buffers.answer = c.answer
-	if c.opts.OmitAbsent && err == nil && c.header["Etag"] == nil { // a file is as its tag says
+	switch {
+	case err != nil:
+	case c.file != nil:
+		c.answer = c.file
+	case c.opts.OmitAbsent:
 		c.answer = omitNull(c.answer)
 	}
 

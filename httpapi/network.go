@@ -46,7 +46,7 @@ var getCardArt = &endpoint{
 		}
 
 		c.contentType = []string{art.MediaType}
-		c.answer = append(c.answer, art.Image...)
+		c.file = art.Image
 		return nil
 	}),
 }

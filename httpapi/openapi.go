@@ -37,7 +37,7 @@ func contractRoute(name, mediaType string, text []byte) route {
 			return nil
 		}
 		c.contentType = []string{mediaType}
-		c.answer = append(c.answer, text...)
+		c.file = text
 		return nil
 	}}
 	return route{[]string{name}, map[string]*endpoint{"GET": get}}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -33,6 +34,12 @@ func TestOpenAPI(t *testing.T) {
 		}
 
 		older := newHandler(t, r.vault, &httpapi.Options{OmitAbsent: true})
+		first, second := new(firstByte), new(firstByte)
+		older.ServeHTTP(first, httptest.NewRequest("GET", name, nil))
+		older.ServeHTTP(second, httptest.NewRequest("GET", name, nil))
+		if first.at == nil || first.at != second.at {
+			t.Errorf("%s is copied", name)
+		}
 		if a := send(t, older, "GET", name, ""); a.status != 200 || a.body != string(want.text) {
 			t.Errorf("%s without what is null: %d", name, a.status)
 		}
@@ -60,6 +67,30 @@ func TestOpenAPI(t *testing.T) {
 				t.Errorf("%s for %s: %v", name, origin, a.header)
 			}
 		}
+	}
+}
+
+// A firstByte is an http.ResponseWriter that keeps where the answer is.
+type firstByte struct {
+	httptest.ResponseRecorder
+	at *byte
+}
+
+func (w *firstByte) Write(b []byte) (int, error) {
+	w.at = &b[0]
+	return len(b), nil
+}
+
+// TestOmitAbsentBelowMiddleware: an ETag that a middleware has set keeps no null in an answer.
+func TestOmitAbsentBelowMiddleware(t *testing.T) {
+	r := newRig(t, nil, nil)
+	older := newHandler(t, r.vault, &httpapi.Options{OmitAbsent: true})
+	tagged := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Etag", `"x"`)
+		older.ServeHTTP(w, r)
+	})
+	if a := send(t, tagged, "GET", "/api-keys", "", "X-Api-Key", r.key); a.status != 200 || strings.Contains(a.body, "null") {
+		t.Errorf("%d: %s", a.status, a.body)
 	}
 }
 
