@@ -294,6 +294,28 @@ func TestImpatient(t *testing.T) {
 	})
 }
 
+// TestPutAfterGivenUp: a Put that waits for one whose caller gives up is not erased with it.
+func TestPutAfterGivenUp(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		f, c := openForever(t, false)
+		f.hang(true)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		first := make(chan error)
+		go func() { first <- c.Put(ctx, id(1), []byte("old"), time.Hour) }()
+		<-time.After(time.Millisecond)
+		time.AfterFunc(10*time.Millisecond, func() { f.hang(false) })
+		if err := c.Put(t.Context(), id(1), []byte("new"), time.Hour); err != nil {
+			t.Error(err)
+		}
+		if err := <-first; !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Put of a caller who gives up: %v", err)
+		}
+		<-time.After(time.Second)
+		holds(t, c, 1, "new")
+	})
+}
+
 // TestAgeing: what could not be erased is erased when the server is back within 15
 // minutes. After that no code is left to erase: a vault keeps none for longer.
 func TestAgeing(t *testing.T) {

@@ -427,7 +427,7 @@ func (c *Cache) send(ctx context.Context, cmd valkey.Completed, key string, read
 		err   error
 	}
 	begin := time.Now()
-	answered := make(chan answer)
+	answered, marked := make(chan answer), make(chan struct{})
 
 	// A call that finds another call connecting waits for that one, whatever its own
 	// context says. So it does not wait here.
@@ -441,12 +441,10 @@ func (c *Cache) send(ctx context.Context, cmd valkey.Completed, key string, read
 		}
 		select {
 		case answered <- a:
-			if a.err == nil {
-				return
-			}
 		case <-ctx.Done():
+			c.eraseLater(key) // again: eraseAll may have come before the command
 		}
-		c.eraseLater(key)
+		<-marked // a later mark would erase what the next call puts
 	}()
 
 	var a answer
@@ -454,8 +452,11 @@ func (c *Cache) send(ctx context.Context, cmd valkey.Completed, key string, read
 	case a = <-answered:
 	case <-ctx.Done():
 		a.err = ctx.Err()
+	}
+	if a.err != nil {
 		c.eraseLater(key) // from now on it is none here, wherever the command is by now
 	}
+	close(marked)
 
 	var reply *valkey.ValkeyError
 	switch err := a.err; {
