@@ -202,12 +202,16 @@ func (n *neglect) watch(after time.Duration, look func()) {
 	if n.timer != nil {
 		n.timer.Stop()
 	}
-	n.at, n.timer = at, time.AfterFunc(after, func() {
+	var mine *time.Timer
+	mine = time.AfterFunc(after, func() {
 		n.mu.Lock()
-		n.timer = nil
+		if n.timer == mine { // Stop may have come too late
+			n.timer = nil
+		}
 		n.mu.Unlock()
 		look()
 	})
+	n.at, n.timer = at, mine
 }
 
 // warns reports whether it may warn now, and not again for a while.
