@@ -139,7 +139,7 @@ func serve(t *testing.T) shop {
 		if !ok {
 			t.Fatal("the server has ended")
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(5 * time.Minute):
 		t.Fatal("the server does not start")
 	}
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/webhook"
 	"github.com/google/uuid"
@@ -44,7 +45,11 @@ func TestReceiversOfDocs(t *testing.T) {
 				t.Skip(test.program + " is not installed: make deps")
 			}
 
-			dir, port := t.TempDir(), freePort(t)
+			dir := t.TempDir()
+			_, port, err := net.SplitHostPort(realtest.Address(t))
+			if err != nil {
+				t.Fatal(err)
+			}
 			if err := os.Symlink(modules, filepath.Join(dir, "node_modules")); err != nil {
 				t.Fatal(err)
 			}
@@ -91,31 +96,14 @@ func receiverIn(t *testing.T, page, language string) (block string) {
 	return block
 }
 
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return port
-}
-
 // dial waits until a receiver listens, which may have to be compiled first.
 func dial(t *testing.T, port string) {
 	t.Helper()
-	for range 1200 {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		if c, err := net.Dial("tcp", "127.0.0.1:"+port); err == nil {
 			_ = c.Close()
 			return
 		}
-		time.Sleep(100 * time.Millisecond)
 	}
 	t.Fatal("the receiver does not listen")
 }

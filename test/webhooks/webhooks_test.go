@@ -17,6 +17,9 @@ import (
 	"time"
 )
 
+// patience limits a wait for another process, on a machine that does much else.
+const patience = 5 * time.Minute
+
 // A process is one whose standard output is read line by line.
 type process struct {
 	*exec.Cmd
@@ -62,8 +65,8 @@ func (p *process) line(t *testing.T) string {
 	select {
 	case line := <-p.lines:
 		return line
-	case <-time.After(time.Minute):
-		t.Fatal("nothing is said for 30 seconds")
+	case <-time.After(patience):
+		t.Fatalf("nothing is said for %v", patience)
 		return ""
 	}
 }
@@ -191,7 +194,7 @@ func TestLife(t *testing.T) {
 	entries := func() []any { return call("GET", path+"/deliveries?sort=created_at+asc", "")["data"].([]any) }
 	log := entries()
 	pending := func(d any) bool { return d.(map[string]any)["status"] == "pending" }
-	for end := time.Now().Add(time.Minute); slices.ContainsFunc(log, pending) && time.Now().Before(end); log = entries() {
+	for end := time.Now().Add(patience); slices.ContainsFunc(log, pending) && time.Now().Before(end); log = entries() {
 		<-time.After(20 * time.Millisecond) // what was answered is stored a little later
 	}
 	if len(log) != len(told) {
