@@ -21,7 +21,7 @@ import (
 
 type object = map[string]any
 
-// An operation is one of the contract.
+// An operation is one of the contract, with one of the examples of its body.
 type operation struct {
 	id, method, path string
 	parameters       []object
@@ -49,7 +49,8 @@ func (c *contract) follow(node any) object {
 
 func list(v any) []any { l, _ := v.([]any); return l }
 
-// operations returns those of the API: files and preflights look at nothing.
+// operations returns those of the API, once for each example of a body: files and preflights
+// look at nothing.
 func (c *contract) operations() (all []*operation) {
 	for path, item := range c.root["paths"].(object) {
 		for method, n := range item.(object) {
@@ -68,12 +69,12 @@ func (c *contract) operations() (all []*operation) {
 				media := body["content"].(object)["application/json"].(object)
 				o.needsBody, _ = body["required"].(bool)
 				o.body = c.follow(media["schema"])
-				for _, e := range media["examples"].(object) {
-					o.example = e.(object)["value"].(object)
-					if len(o.example) > 0 {
-						break
-					}
+				for name, e := range media["examples"].(object) {
+					given := *o
+					given.id, given.example = o.id+" with "+name, e.(object)["value"].(object)
+					all = append(all, &given)
 				}
+				continue
 			}
 			all = append(all, o)
 		}
@@ -201,7 +202,7 @@ func TestNegative(t *testing.T) {
 	}
 	r.methods(c)
 
-	if len(operations) < 25 || r.sent < 700 {
+	if len(operations) < 30 || r.sent < 1000 {
 		t.Errorf("%d operations, %d requests", len(operations), r.sent)
 	}
 	// Nothing has come of it.
