@@ -320,12 +320,13 @@ func (w *world) learn(x *exchange) {
 	keep("sessions", answer.Session)
 }
 
-// testRandom sends n random requests.
+// testRandom sends n random requests. A seed draws the same again, except where an answer
+// depends on the vault's background work.
 func (c *checker) testRandom(t *testing.T, seed uint64, n int) {
 	transcript.InBubble(t, func(t *testing.T) {
 		w := c.newWorld(t)
 		g := &generator{Rand: rand.New(rand.NewPCG(seed, 1)), c: c}
-		all, taken := c.operations(), 0
+		all, taken, failed := c.operations(), 0, false
 		for i := range n {
 			r := w.request(t, g, pick(g, all), g.oneIn(2))
 			a := r.send(t, w.checked)
@@ -334,6 +335,10 @@ func (c *checker) testRandom(t *testing.T, seed uint64, n int) {
 			}
 			if a.Status >= 500 {
 				t.Errorf("%s %s %v %.300s: %d %s", r.method, r.target, r.headers, r.body, a.Status, a.Body)
+			}
+			if t.Failed() && !failed {
+				failed = true
+				t.Logf("the first complaint is about seed %d, request %d", seed, i)
 			}
 			if i%20 == 0 {
 				time.Sleep(time.Duration(g.IntN(4000)) * time.Millisecond)

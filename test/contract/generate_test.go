@@ -100,8 +100,8 @@ func (g *generator) object(t testing.TB, schema map[string]any) map[string]any {
 	}
 
 	depends, _ := schema["dependentRequired"].(map[string]any)
-	for name, others := range depends {
-		for _, other := range others.([]any) {
+	for _, name := range slices.Sorted(maps.Keys(depends)) {
+		for _, other := range depends[name].([]any) {
 			if _, ok := object[name]; ok && object[other.(string)] == nil {
 				object[other.(string)] = g.value(t, other.(string), properties[other.(string)])
 			}
