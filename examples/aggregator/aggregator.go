@@ -134,6 +134,9 @@ func (c *Client) token(ctx context.Context, method, path, key string, text []byt
 	if err := c.call(ctx, method, path, key, text, &a); err != nil {
 		return nil, err
 	}
+	if a.State == network.NotAvailable { // the zero value: no text of a network token has it
+		return nil, errors.New("aggregator: answer without a state")
+	}
 	return &network.Token{ID: a.ID, State: a.State, StateAt: a.Since, Card: &network.CardState{LastFour: a.LastFour}}, nil
 }
 

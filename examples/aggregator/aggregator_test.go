@@ -51,6 +51,21 @@ func TestNetwork(t *testing.T) {
 	})
 }
 
+// TestNoState: an answer without a state is none, whatever else it has.
+func TestNoState(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, `{"id":"nt-1","last_four":"1111"}`)
+	}))
+	t.Cleanup(server.Close)
+	c, err := aggregator.New(server.URL, "secret", card.VISA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := c.Lookup(t.Context(), network.Ref{ID: "nt-1"}); err == nil {
+		t.Errorf("Lookup = %+v", got)
+	}
+}
+
 func (s *service) provision(w http.ResponseWriter, r *http.Request) {
 	var q struct{ Number string }
 	if json.NewDecoder(r.Body).Decode(&q) != nil {

@@ -57,8 +57,14 @@ func Cloud(name string, key *secrets.Keeper) cardvault.KeyWrapper {
 
 	decrypt := func(ctx context.Context, text, _ []byte) ([]byte, error) {
 		plain, err := key.Decrypt(ctx, text)
-		code := gcerrors.Code(err) // Unknown, of drivers that have no code for a refused text
-		if code == gcerrors.InvalidArgument || code == gcerrors.Unknown && works(ctx) {
+		refused := gcerrors.InvalidArgument
+
+		// Some drivers have no code for a refused text: they refuse it again while the key works.
+		if gcerrors.Code(err) == gcerrors.Unknown && works(ctx) {
+			refused = gcerrors.Unknown
+			plain, err = key.Decrypt(ctx, text)
+		}
+		if gcerrors.Code(err) == refused {
 			return nil, wrongKey(err)
 		}
 		return plain, err

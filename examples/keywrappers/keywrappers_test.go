@@ -171,6 +171,37 @@ func (s *service) Decrypt(ctx context.Context, text []byte) ([]byte, error) {
 func (*service) ErrorAs(error, any) bool            { return false }
 func (*service) ErrorCode(error) gcerrors.ErrorCode { return gcerrors.Unknown }
 
+// TestBlip: a service that is out of reach for one call does not make the key a wrong one.
+func TestBlip(t *testing.T) {
+	key, err := localsecrets.NewRandomKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &blip{service: service{localsecrets.NewKeeper(key), new(atomic.Bool)}}
+	k := keywrappers.Cloud("cards", secrets.NewKeeper(s))
+	wrapped, err := k.Wrap(t.Context(), []byte("keys"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.fails.Store(true)
+	if text, err := k.Unwrap(t.Context(), wrapped, nil); string(text) != "keys" {
+		t.Error(err)
+	}
+}
+
+// A blip is a service whose next call of Decrypt may fail.
+type blip struct {
+	service
+	fails atomic.Bool
+}
+
+func (b *blip) Decrypt(ctx context.Context, text []byte) ([]byte, error) {
+	if b.fails.Swap(false) {
+		return nil, errors.New("connection reset")
+	}
+	return b.service.Decrypt(ctx, text)
+}
+
 // TestEncryptionContext: AWS KMS is told which keys of which vault it encrypts, and refuses
 // others itself.
 func TestEncryptionContext(t *testing.T) {

@@ -24,6 +24,7 @@ const provider = "shop"
 var (
 	errNoCard   = errors.New("shop: order has no card yet")
 	errDeclined = errors.New("shop: payment was declined")
+	errLater    = errors.New("shop: payment may succeed later")
 )
 
 const schema = `
@@ -134,6 +135,8 @@ func (s *shop) answer(w http.ResponseWriter, err error) {
 		status = http.StatusConflict
 	case errors.Is(err, errDeclined):
 		status = http.StatusPaymentRequired
+	case errors.Is(err, errLater):
+		w.Header().Set("Retry-After", "1")
 	default:
 		s.log.Error("request failed", "error", err)
 	}
@@ -152,9 +155,14 @@ func (s *shop) order(ctx context.Context, id string) (*cardvault.CreatedSession,
 	return s.vault.CreateSession(ctx, &cardvault.SessionOptions{BusinessKey: order.String(), ImportProvider: provider})
 }
 
-// Event implements [cardvault.EventSink]: it writes a new token into its order. An event that
-// comes again changes nothing, and neither do events of other accounts.
+// Event implements [cardvault.EventSink]: it writes a new token into its order, and takes a
+// deleted one out. An event that comes again changes nothing, and neither do events of other
+// accounts.
 func (s *shop) Event(ctx context.Context, e *cardvault.Event) error {
+	if e.Account == s.account && e.Type == receive.TokenDeleted {
+		_, err := s.db.ExecContext(ctx, `UPDATE orders SET token = NULL WHERE token = ?`, e.TokenID)
+		return err
+	}
 	if e.Account != s.account || e.Type != receive.TokenCreated || e.Token.ImportProvider != provider {
 		return nil
 	}
@@ -186,11 +194,17 @@ func (s *shop) pay(ctx context.Context, id string) error {
 		IdempotencyKey: fmt.Sprintf("order:%v:%d", order, attempt),
 	})
 	switch {
+	case errors.Is(err, cardvault.ErrNotFound): // deleted, though the event is yet to come
+		return errNoCard
 	case err != nil:
 		return err
 	case !data.Success: // the same key would return the same failure
+		failed := errDeclined
+		if data.Failures[0].Retryable {
+			failed = errLater
+		}
 		_, err := s.db.ExecContext(ctx, `UPDATE orders SET attempt = attempt + 1 WHERE id = ? AND attempt = ?`, order, attempt)
-		return errors.Join(fmt.Errorf("%w: %s", errDeclined, data.Failures[0].Code), err)
+		return errors.Join(fmt.Errorf("%w: %s", failed, data.Failures[0].Code), err)
 	}
 
 	credential, err := receive.OpenPaymentData(data.Encrypted, s.secret)
