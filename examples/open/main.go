@@ -1,7 +1,7 @@
 // Open decrypts payment data as a merchant does. It reads the answer of POST
 // /tokens/{id}/payment-data, or the JWE in it, and prints the network token and cryptogram:
 //
-//	echo "$DATA" | PAYMENT_SECRET=… go run ./examples/open
+//	printf '%s\n' "$DATA" | PAYMENT_SECRET=… go run ./examples/open
 //
 // While a payment secret is rotated, PAYMENT_SECRET holds both with a space between them.
 // A cryptogram pays once: a real merchant sends it to its acquirer, and stores it nowhere.

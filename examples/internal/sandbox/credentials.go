@@ -198,8 +198,8 @@ func (s shell) journey(baseURL string) []string {
 		curl + baseURL + "/cde-import" + auth + body + `'{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}'` + shown,
 		curl + "'" + baseURL + "/tokens?limit=5'" + auth + shown,
 		"for i in $(seq 60); do ID=$(curl -s '" + baseURL + "/tokens?limit=1&network_token_status=active'" + auth + id + `); [ "$ID" ] && break; sleep 1; done`,
-		"DATA=$(curl -s " + baseURL + "/tokens/$ID/payment-data" + auth + body + `'{"amount":1999,"currency_code":"EUR","reference":"order 7"}'); echo "$DATA"` + shown,
-		`echo "$DATA" | PAYMENT_SECRET=` + s.first("payment_secret") + " go run -C " + quoted(checkout()) + " ./examples/open",
+		"DATA=$(curl -s " + baseURL + "/tokens/$ID/payment-data" + auth + body + `'{"amount":1999,"currency_code":"EUR","reference":"order 7"}'); printf '%s\n' "$DATA"` + shown,
+		`printf '%s\n' "$DATA" | PAYMENT_SECRET=` + s.first("payment_secret") + " go run -C " + quoted(checkout()) + " ./examples/open",
 	}
 }
 
