@@ -21,7 +21,7 @@ const (
 	MinPassphrase = keyfile.MinPassphrase
 
 	// MaxWrapped is the size that a [KeyWrapper] must accept: 16 KiB. The keys of a vault have 191
-	// bytes at first, and 37 more with each rotation.
+	// bytes at first, and 37 or 38 more with each rotation.
 	MaxWrapped = ledger.MaxWrapped
 )
 

@@ -32,7 +32,7 @@ type Quotas struct {
 }
 
 // A QuotaUpdate holds the changes to an account's quotas. A nil field stays; 0 restores the
-// default of [Options.Quotas].
+// value of [Options.Quotas].
 type QuotaUpdate struct {
 	APIKeys, Webhooks, OpenSessions, PaymentData *int
 }

@@ -45,8 +45,8 @@ func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (_ *Securi
 	return &SecurityCodeStatus{!code.IsZero(), until}, nil
 }
 
-// Consume ends the security code of a token: it is never used again, even if its cache
-// fails, and is erased there. With it the caller states that the payment was authorized:
+// Consume ends the security code of a token: it is never used again, whatever its cache
+// does, and is erased there. With it the caller states that the payment was authorized:
 // nothing else that uses the code consumes it. A token without a code stays as it is. opts
 // may be nil.
 //

@@ -307,8 +307,9 @@ func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
 // RotateKeys starts a new term: records are sealed under a new master key from now on.
 // Records sealed before stay readable, and are sealed again when they are next written.
 // Other processes on the same store follow when they meet the new term. opts may be nil; an
-// idempotency key is unique within the vault. After 400 rotations the keys are nearly as
-// long as [MaxWrapped], and a further rotation is an error.
+// idempotency key is unique within the vault. 400 rotations are possible, and a few more;
+// then a rotation is an error. The last KiB of [MaxWrapped] is kept for mending a lost
+// keyring.
 //
 // Without an idempotency key RotateKeys also mends a store whose keyring was lost, or replaced by a
 // former one, while the vault is open; and a lost count of seals. The error is ErrDamaged,

@@ -85,7 +85,7 @@ type Sender interface {
 	Check(t *Target) error
 
 	// Send makes one attempt. It has the deadline of ctx and bounds what it reads. An error
-	// means that there is no intelligible answer; it never quotes the answer.
+	// says why there is no intelligible answer; it never quotes the answer.
 	Send(ctx context.Context, d *Delivery) (*SendResult, error)
 }
 

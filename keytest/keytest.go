@@ -72,7 +72,7 @@ wrapped keys: a vault that meets another name does not open.`,
 }, {
 	Name: "Sizes",
 	Why: `Wrap takes up to MaxWrapped bytes. What it is given has 191 bytes at first and grows by 37
-with each rotation, so that a limit of less is met when it is too late. A KMS that encrypts
+or 38 with each rotation, so that a limit of less is met when it is too late. A KMS that encrypts
 little, or RSA, takes package envelope, which has it encrypt 32 bytes.`,
 	Check: func(t testing.TB, s *suite) {
 		for _, size := range []int{1, 191, 4 << 10, 4<<10 + 1, cardvault.MaxWrapped} {

@@ -22,9 +22,9 @@
 // So an event can arrive more than once, even when nothing has failed, and a delivery that
 // was intercepted can be repeated for [Tolerance]. Keep the ids of events in a unique
 // column, written in the transaction of an event's effects, and answer 204 to an event that
-// is there. Seven days are enough: a vault redelivers nothing older. The events of a token
-// arrive in their order, unless one has failed three times; compare [Event.Sequence] where
-// that matters.
+// is there. Keep ids for 14 days, longer if you redeliver an event more than once: a delivery
+// can be redelivered until seven days after it ended. The events of a token arrive in their
+// order, unless one has failed three times; compare [Event.Sequence] where that matters.
 //
 // When the secret of a webhook is rotated, its former secrets sign beside the new one for 24
 // hours. A receiver passes each secret that it has.

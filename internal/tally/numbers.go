@@ -1,6 +1,6 @@
 package tally
 
-// NumbersADay returns how many different numbers a caller may pass in per day that differ
+// NumbersADay returns how many different numbers an account may pass in per day that differ
 // only in so many digits. It allows so few of all such numbers that guessing takes years
 // or, where there are hardly any, months. Each replica has its share.
 func NumbersADay(unknown int, luhn bool, replicas int) int {

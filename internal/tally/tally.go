@@ -45,10 +45,11 @@ type owner struct {
 }
 
 // Take counts a value under a key, unless it was counted on that day, and reports whether
-// it may pass. Once limit values were counted under a key, nothing more is counted or
-// passes, not even a counted value. Otherwise an owner at the limit could find out which
-// values others have had. Key and value are keyed hashes, of one owner. A value that has
-// the hash of another passes; a key that has the hash of another counts too many.
+// it may pass. At the limit a counted value still passes. The first new value is refused,
+// and from then on no value of that key passes, not even a counted one. Otherwise an owner
+// at the limit could find out which values others have had. Key and value are keyed hashes,
+// of one owner. A value that has the hash of another passes; a key that has the hash of
+// another counts too many.
 //
 // Another day clears all counts, except by a clock that has stepped back over midnight: the
 // day that it had reached continues.

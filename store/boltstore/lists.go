@@ -317,7 +317,6 @@ func (l *lister) has(list listKey, id uuid.UUID, class uint8) bool {
 // find returns the nodes that cover id, from the root to a block, or nil if the list is
 // empty. An id before every node belongs to the first. With insert set, that node is
 // changed to begin earlier.
-// the node is changed to begin earlier.
 func (l *lister) find(list listKey, id uuid.UUID, insert bool) []*node {
 	if insert {
 		l.fill.see(list == l.last)
