@@ -130,6 +130,11 @@ func (w unguarded) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
+func (w unguarded) Write(b []byte) (int, error) {
+	w.Header().Del("Content-Security-Policy") // no status was written
+	return w.ResponseWriter.Write(b)
+}
+
 // openRoots gives a page the frame in the component's closed shadow root, as a script
 // can that runs before the component's own.
 const openRoots = `{
