@@ -128,13 +128,18 @@ func (s *Sender) Close() {
 	s.own.CloseIdleConnections()
 }
 
-// Check implements [cardvault.Sender]. A URL is at most 2048 characters of ASCII and
-// https, and has neither user nor fragment. Its host is a name with a dot, with
-// punycode for other scripts, or a public address written in full; its port is 443
-// or from 1024 on.
+// Check implements [cardvault.Sender]. A URL is a URI of RFC 3986 of at most 2048
+// characters, begins with https in lower case, and has neither user nor fragment. Its host
+// is a name with a dot, with punycode for other scripts, or a public address written in
+// full; its port is 443 or from 1024 on.
 func (s *Sender) Check(t *cardvault.Target) error {
-	_, err := s.target(t.URL)
-	return err
+	if _, err := s.target(t.URL); err != nil {
+		return err
+	}
+	if !uri.MatchString(t.URL) {
+		return errors.New("must be a URI: https in lower case, and %XX for characters that a URI cannot hold")
+	}
+	return nil
 }
 
 // Send implements [cardvault.Sender]. Secrets decode to 24 to 64 bytes. The first is the
