@@ -163,8 +163,13 @@ func facts(s *node) (all []string) {
 	between("minLength", "maxLength", " character")
 	between("minItems", "maxItems", " item")
 	between("minProperties", "maxProperties", " member")
-	if low, high := s.get("minimum").text(), s.get("maximum").text(); low+high != "" {
+	switch low, high := s.get("minimum").text(), s.get("maximum").text(); {
+	case low != "" && high != "":
 		all = append(all, "from "+low+" to "+high)
+	case low != "":
+		all = append(all, "at least "+low)
+	case high != "":
+		all = append(all, "at most "+high)
 	}
 	return all
 }
