@@ -70,7 +70,7 @@ bundle: ## httpapi/cardentry/dist and httpapi/openapi.json, of their sources
 	go run -C test ./contract
 
 bench: ## ratios against raw bbolt and bare net/http (BENCH="import get …" selects)
-	go run ./internal/bench $(BENCH)
+	go run -C internal/bench . $(BENCH)
 
 faults: deps ## fail-overs of PostgreSQL under writes, FAULTS (100) times: what is lost, and for how long
 	CI=true FAULTS=$(FAULTS) go test -C examples/cluster -v -count=1 -timeout 60m -run '^TestFailover$$' .

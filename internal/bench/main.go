@@ -4,7 +4,7 @@
 // webhook or a sink against those without, and beside the erasure of a large family. cost prints
 // what calls take of the processor and of the heap instead, to compare two versions.
 //
-//	go run ./internal/bench [-tokens 1000000] [-rounds 3] [-for 2s] [-family 100000] [import get list disk open sweep http network webhooks sinks families cost]
+//	go run -C internal/bench . [-tokens 1000000] [-rounds 3] [-for 2s] [-family 100000] [import get list disk open sweep http network webhooks sinks families cost]
 //
 // The things compared take turns, and the medians of the rounds count. Absolute figures
 // depend on the machine; the ratios hardly do.
