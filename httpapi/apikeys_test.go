@@ -11,8 +11,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// A key that was stolen revokes itself and what was made with it, and no key above or
-// beside it: the answer is that of an id that there is not.
+// A stolen key can revoke itself and its descendants, and no key above or beside it. For
+// such a key the answer is the same as for an unknown id.
 func TestKeyRevokesOnlyBelow(t *testing.T) {
 	r := newRig(t, nil, nil)
 	root := r.newKeyBelow(t, r.vault, uuid.Nil, cardvault.AllScopes()...)
@@ -26,7 +26,7 @@ func TestKeyRevokesOnlyBelow(t *testing.T) {
 		a := send(t, r.handler, "DELETE", "/api-keys/"+key.ID.String(), "", "X-Api-Key", child.text)
 		a.want(t, 404, "NOT_FOUND")
 		if a.body != absent.body {
-			t.Errorf("%s: the answer tells more: %s", name, a.body)
+			t.Errorf("%s: the answer differs from that for an unknown id: %s", name, a.body)
 		}
 		send(t, r.handler, "GET", "/tokens", "", "X-Api-Key", key.text).want(t, 200)
 	}
@@ -36,7 +36,7 @@ func TestKeyRevokesOnlyBelow(t *testing.T) {
 	send(t, r.handler, "GET", "/tokens", "", "X-Api-Key", child.text).want(t, 401)
 }
 
-// A chain of keys ends.
+// The depth of a chain of keys is limited.
 func TestKeyDepth(t *testing.T) {
 	r := newRig(t, nil, nil)
 	text := r.key
@@ -47,11 +47,12 @@ func TestKeyDepth(t *testing.T) {
 	}
 	a := send(t, r.handler, "POST", "/api-keys", `{"label":"l","scopes":["api-keys:write"]}`, "X-Api-Key", text)
 	a.want(t, 409, "QUOTA_EXCEEDED")
-	// A scope that it lacks comes first.
+	// A missing scope is reported first.
 	send(t, r.handler, "POST", "/api-keys", `{"label":"l","scopes":["tokens:read"]}`, "X-Api-Key", text).want(t, 403, "INSUFFICIENT_SCOPE")
 }
 
-// A principal that stands for no key of the vault makes no key: it would outlive it.
+// A principal without a key of the vault cannot make keys, because they would outlive the
+// principal.
 func TestKeysNeedAKey(t *testing.T) {
 	r := newRig(t, nil, nil)
 	account, err := r.vault.Account(t.Context())
@@ -73,22 +74,22 @@ func TestKeysNeedAKey(t *testing.T) {
 	}
 	send(t, h, "GET", "/tokens", "", "X-Api-Key", "x").want(t, 200)
 
-	// One that ends gets keys that end with it.
+	// Keys made by an expiring principal expire with it.
 	key = &cardvault.APIKey{ID: r.principal.ID, Account: account.ID, Scopes: cardvault.AllScopes(), ExpiresAt: ends}
 	a := send(t, h, "POST", "/api-keys", body, "X-Api-Key", "x")
 	a.want(t, 200)
 	if got := a.member(t, "expires_at"); !strings.HasPrefix(got, ends.Format("2006-01-02T15:04:05")) {
-		t.Errorf("the key ends at %s, its principal at %v", got, ends)
+		t.Errorf("the key ends at %s, its creator at %v", got, ends)
 	}
 }
 
-// The log says on whose behalf a key was used, however many it has made.
+// The log names the key that was used and the root of its chain.
 func TestActorHasRoot(t *testing.T) {
 	r := newRig(t, nil, nil)
 	child := r.newKeyBelow(t, r.vault, r.principal.ID, cardvault.AllScopes()...)
 	r.log.take()
 	send(t, r.handler, "POST", "/cde-import", cardBody, "X-Api-Key", child.text).want(t, 200)
 	if log := r.log.take(); !strings.Contains(log, "key_id="+child.ID.String()) || !strings.Contains(log, "root_key_id="+r.principal.ID.String()) {
-		t.Errorf("no key and root in %s", log)
+		t.Errorf("the log lacks the key or its root %s", log)
 	}
 }

@@ -29,7 +29,7 @@ func (r *rig) account(t testing.TB) *cardvault.Account {
 	return a
 }
 
-// An authenticator sees the request and its deadline, and not its body.
+// An authenticator sees the request and its deadline, and cannot read the body.
 func TestAuthenticatorSeesRequest(t *testing.T) {
 	r := newRig(t, nil, nil)
 	account := r.account(t)
@@ -58,15 +58,15 @@ func TestAuthenticatorSeesRequest(t *testing.T) {
 			t.Errorf("the challenge is %q", got)
 		}
 		if strings.Contains(a.body, "x-api-key") {
-			t.Errorf("it asks for a key that nobody takes: %s", a.body)
+			t.Errorf("the answer asks for an API key: %s", a.body)
 		}
 	}
 	if _, err := httpapi.NewHandler(r.vault, &httpapi.Options{Challenge: "a\r\nb: c"}); err == nil {
-		t.Error("a challenge of two lines is taken")
+		t.Error("a challenge of two lines is accepted")
 	}
 }
 
-// What an authenticator may not return is a failure of the service, and opens nothing.
+// An invalid principal is answered with 500 and opens nothing.
 func TestBadPrincipals(t *testing.T) {
 	r := newRig(t, nil, nil)
 	account := r.account(t)
@@ -90,7 +90,8 @@ func TestBadPrincipals(t *testing.T) {
 	}
 }
 
-// An error of an authenticator says nothing of what the caller asks for.
+// An authenticator's error is not taken for an error of the request, and does not leak into
+// the answer.
 func TestAuthenticatorErrors(t *testing.T) {
 	r := newRig(t, nil, nil)
 	for err, want := range map[error]int{
@@ -109,7 +110,8 @@ func TestAuthenticatorErrors(t *testing.T) {
 	}
 }
 
-// A principal has a limit of its own, within that of its account and whatever its name.
+// A principal has a limit of its own, within the limit of its account. Changing its name
+// does not help.
 func TestRateLimitOfPrincipal(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
@@ -155,7 +157,8 @@ func TestRateLimitOfPrincipal(t *testing.T) {
 	})
 }
 
-// Of one name or key chain, who has a narrow limit takes nothing from who has a wide one.
+// Requests with a narrow limit take nothing from requests with a wide one, under the same
+// name or key chain.
 func TestRateLimitsOfOneCaller(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
@@ -181,7 +184,7 @@ func TestRateLimitsOfOneCaller(t *testing.T) {
 	})
 }
 
-// Who guesses at requests under an idempotency key shuts out no other principal.
+// Guesses under an idempotency key lock out the guessing principal only.
 func TestMistakesOfPrincipals(t *testing.T) {
 	r := newRig(t, nil, nil)
 	account := r.account(t)
@@ -199,7 +202,7 @@ func TestMistakesOfPrincipals(t *testing.T) {
 	call("shop", cardBody).want(t, 200)
 }
 
-// The log names who is authenticated by no key.
+// The log names a principal that has no key.
 func TestPrincipalIsLogged(t *testing.T) {
 	r := newRig(t, nil, nil)
 	account := r.account(t)

@@ -14,9 +14,9 @@ import (
 	"github.com/cardvault/cardvault/httpapi"
 )
 
-// BenchmarkHTTP compares reads and imports with what net/http does for the same
-// bytes without a vault, over 64 connections of the loopback. The vault is in
-// memory: what a durable write costs is measured elsewhere.
+// BenchmarkHTTP compares reads and imports with a bare net/http handler that sends the same
+// bytes, over 64 loopback connections. The vault is in memory: durable writes are measured
+// elsewhere.
 func BenchmarkHTTP(b *testing.B) {
 	const connections = 64
 	silent := slog.New(slog.DiscardHandler)
@@ -34,7 +34,7 @@ func BenchmarkHTTP(b *testing.B) {
 			b.Error(err)
 		}
 	})
-	// rate makes n requests and returns how many a second were answered.
+	// rate makes n requests and returns the answers per second.
 	rate := func(b *testing.B, h http.Handler, method, path, body string, n int) float64 {
 		s := newServer(b, h, false)
 		s.Client().Transport.(*http.Transport).MaxIdleConnsPerHost = connections
@@ -77,7 +77,7 @@ func BenchmarkHTTP(b *testing.B) {
 		b.Run(test.name+"-"+strconv.Itoa(connections), func(b *testing.B) {
 			for b.Loop() {
 				const n = 10_000
-				// Halves in turn, so that what slows the machine slows both.
+				// Rounds alternate, so that a slow moment of the machine slows both.
 				var vault, plain float64
 				for range 4 {
 					plain += rate(b, bare, test.method, test.path, test.body, n)

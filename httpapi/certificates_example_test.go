@@ -20,7 +20,7 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// Partners are callers with client certificates, by the common names of these.
+// Partners maps the common names of client certificates to callers.
 type partners struct {
 	vault    *cardvault.Vault
 	accounts map[string]*cardvault.Vault // handles on the accounts of partners
@@ -28,7 +28,7 @@ type partners struct {
 
 // Authenticate implements [httpapi.Authenticator].
 func (p partners) Authenticate(r *http.Request) (*httpapi.Principal, error) {
-	// VerifiedChains, and not PeerCertificates, which may be anybody's.
+	// VerifiedChains, not PeerCertificates: those are not verified.
 	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
 		return httpapi.APIKeys(p.vault).Authenticate(r)
 	}
@@ -50,7 +50,7 @@ func (p partners) Authenticate(r *http.Request) (*httpapi.Principal, error) {
 	}, nil
 }
 
-// Callers are known by client certificates, or else by API keys.
+// Callers authenticate by client certificate or by API key.
 func ExampleAuthenticator() {
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize)) // use a random key
 	if err != nil {
@@ -118,7 +118,8 @@ func (a *authority) issue(name string) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{a.sign(name, key, a.cert).Raw}, PrivateKey: key}
 }
 
-// sign returns a certificate of a name, which is an authority if it has no parent.
+// sign issues a certificate for a name. Without a parent the certificate is self-signed and
+// a CA.
 func (a *authority) sign(name string, key *ecdsa.PrivateKey, parent *x509.Certificate) *x509.Certificate {
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1),

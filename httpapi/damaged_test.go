@@ -12,7 +12,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A listPage is what the answer to a list says of its items.
+// A listPage holds the parts of a list's answer that concern its items.
 type listPage struct {
 	Data       []struct{ ID string }
 	Damaged    []string
@@ -31,8 +31,8 @@ func (r *rig) list(t *testing.T, path string) (p listPage) {
 	return p
 }
 
-// Every list names its damaged items and gives the others. That is a failure in the log,
-// which names them too.
+// Every list returns its readable items and names the damaged ones. The log reports those
+// as a failure and names them too.
 func TestDamagedInLists(t *testing.T) {
 	r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)
 	victim, _ := r.newKey(t, r.vault, 0, cardvault.ScopeTokensRead)
@@ -79,8 +79,8 @@ func TestDamagedInLists(t *testing.T) {
 	}
 }
 
-// However many items of a page are damaged, the log has one short line that names the first
-// of them. The answer names all.
+// The log of a page with any number of damaged items is one short line, which names the
+// first of them. The answer names all.
 func TestManyDamagedInAList(t *testing.T) {
 	r := newRig(t, nil, nil)
 	const n = 50

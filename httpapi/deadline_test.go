@@ -45,8 +45,8 @@ type pipeAddr struct{}
 func (pipeAddr) Network() string { return "pipe" }
 func (pipeAddr) String() string  { return "pipe" }
 
-// serve serves h, without any limit of the server's own, until the test ends.
-// It returns what opens a connection.
+// serve serves h until the test ends, without any timeout of the server's own. It returns a
+// function that opens a connection.
 func serve(t *testing.T, h http.Handler) (dial func() net.Conn) {
 	l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 	s := &http.Server{Handler: h, Protocols: new(http.Protocols)}
@@ -71,16 +71,16 @@ func serve(t *testing.T, h http.Handler) (dial func() net.Conn) {
 	}
 }
 
-// write sends text while the other side may have stopped reading.
+// write sends text in the background, since the other side may have stopped reading.
 func write(t *testing.T, c net.Conn, text string) {
 	go func() {
-		// It fails if the server has closed, which is what some tests are about.
+		// An error is fine: some tests have the server close the connection.
 		_, _ = io.WriteString(c, text)
 	}()
 }
 
-// readAnswer reads an answer and returns its status and whether the server
-// goes on with the connection.
+// readAnswer reads an answer and returns its status and whether the server keeps the
+// connection open.
 func readAnswer(t *testing.T, r *bufio.Reader, method string) (status int, keeps bool) {
 	t.Helper()
 	resp, err := http.ReadResponse(r, &http.Request{Method: method})
@@ -94,8 +94,8 @@ func readAnswer(t *testing.T, r *bufio.Reader, method string) (status int, keeps
 	return resp.StatusCode, !resp.Close
 }
 
-// A client that does not send what it announced is answered in time and loses
-// its connection, on a server that has no timeouts of its own.
+// A client that sends less than it announced is answered in time and loses its connection.
+// The server has no timeouts of its own.
 func TestSlowBody(t *testing.T) {
 	const post = "POST /cde-import HTTP/1.1\r\nHost: x\r\n"
 	for _, test := range []struct {
@@ -137,7 +137,7 @@ func TestSlowBody(t *testing.T) {
 	}
 }
 
-// Bytes that trickle in do not buy time.
+// A trickling body does not extend the deadline.
 func TestTricklingBody(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
@@ -159,7 +159,7 @@ func TestTricklingBody(t *testing.T) {
 	})
 }
 
-// A client that does not read its answer does not hold the server.
+// A client that does not read its answer cannot hold the server.
 func TestSlowReader(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
@@ -176,7 +176,7 @@ func TestSlowReader(t *testing.T) {
 	})
 }
 
-// What follows on a connection is not touched by the deadlines of a request.
+// The deadlines of a request do not affect later requests on the same connection.
 func TestDeadlinesEnd(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
@@ -224,7 +224,7 @@ func TestDeadlinesEnd(t *testing.T) {
 	})
 }
 
-// A stalling store takes its time before each Update.
+// A stalling store waits before each Update.
 type stallingStore struct {
 	store.Store
 	stall time.Duration
@@ -239,7 +239,7 @@ func (s *stallingStore) Update(ctx context.Context, fn func(store.Tx) error) err
 	}
 }
 
-// The time for a body does not count for the work, and the work is bounded too.
+// The time spent reading a body is not taken from the work, which is bounded too.
 func TestTimeout(t *testing.T) {
 	for _, test := range []struct {
 		name                  string
@@ -272,7 +272,7 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// A client that goes away ends the work for it.
+// A client that disconnects cancels its work.
 func TestDisconnect(t *testing.T) {
 	for name, request := range map[string]string{
 		"GET":  "GET /tokens HTTP/1.1\r\nHost: x\r\nX-Api-Key: x\r\n\r\n",
@@ -300,7 +300,7 @@ func TestDisconnect(t *testing.T) {
 	}
 }
 
-// The same holds for HTTP/2, where streams have the deadlines.
+// HTTP/2 streams have the same deadlines.
 func TestSlowBodyHTTP2(t *testing.T) {
 	for _, test := range []struct {
 		name, path string

@@ -28,7 +28,7 @@ const (
 
 func headerText(h http.Header) string { return fmt.Sprint(h) }
 
-// What is received is not repeated, wherever a card number or a code is put.
+// Input is never echoed, wherever a request carries a card number or security code.
 func TestNoEcho(t *testing.T) {
 	r, _ := newNetworkRig(t, &wrapped{art: "png"}, &cardvault.Options{PPAN: &provider{}, Webhooks: &sender{}}, &httpapi.Options{ProviderName: "acme", ClientAddr: clients(), AllowedOrigins: []string{shop}})
 	id := r.activate(t)
@@ -66,7 +66,7 @@ func TestNoEcho(t *testing.T) {
 		{"GET", webhook + "/deliveries", ""},
 		{"POST", "/events/x/redeliver", ""},
 	}
-	// stored are the members that are given back on purpose.
+	// stored matches the members that are returned on purpose.
 	stored := regexp.MustCompile(`"(business_key|import_provider|label|cardholder_name|reference|url|description)":"[^"]*"|"(current_page|amount)":\d+|"[\w-]+(\.[\w-]+){4}"`)
 	member := regexp.MustCompile(`"(\w+)":("[^"]*"|\[[^]]*\]|\w+)`)
 	sent := 0
@@ -105,7 +105,7 @@ func TestNoEcho(t *testing.T) {
 				e.path + "?scheme=" + secret, e.path + "?network_token_status=VISA," + secret, e.path + "?business_key=" + secret, e.path + "?limit=" + secret + "&limit=" + secret,
 			} {
 				if secret == secretCode && strings.Contains(target, "?"+secret) || strings.Contains(target, "&"+secret) {
-					continue // a name of four digits is a name
+					continue // a name of four digits is accepted as a name
 				}
 				try(target, e.method, target, e.body)
 			}
@@ -143,14 +143,14 @@ func TestNoEcho(t *testing.T) {
 	if sent < 1000 {
 		t.Errorf("only %d requests", sent)
 	}
-	// The check itself finds what it looks for.
+	// The check can fail: a business key is returned, and the check sees it.
 	a := try("control", "POST", "/cde-import", `{"account_number":"`+secretPAN+`","expiry_month":4,"expiry_year":2031,"business_key":"`+secretPAN+`"}`)
 	if !strings.Contains(a.body, secretPAN) {
 		t.Errorf("a business key is not given back: %s", a.body)
 	}
 }
 
-// The value of a panic may hold anything: it is neither answered nor logged.
+// The value of a panic may hold card data: it is neither answered nor logged.
 func TestPanics(t *testing.T) {
 	values := map[string]any{
 		"string": "card " + secretPAN + " " + secretCode,
@@ -207,7 +207,7 @@ func TestAbortHandler(t *testing.T) {
 	t.Error("no panic")
 }
 
-// Failures of the store are answered with 503 if a repetition may succeed, else with 500.
+// A failure of the store is answered with 503 if a retry may succeed, else with 500.
 func TestStoreFailures(t *testing.T) {
 	const (
 		unavailable = `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The service is unavailable."}`
@@ -275,7 +275,7 @@ func TestStoreFailures(t *testing.T) {
 				fail.Store(&fault)
 				r.log.take()
 				var headers []string
-				if strings.HasSuffix(e.path, "/consume") { // which writes nothing else
+				if strings.HasSuffix(e.path, "/consume") { // consume writes only its idempotency key
 					headers = []string{"Idempotency-Key", fmt.Sprint(test.err)}
 				}
 				a := r.do(t, e.method, e.path, e.body, headers...)
@@ -297,7 +297,7 @@ func TestStoreFailures(t *testing.T) {
 	}
 }
 
-// What is not known to have failed is repeated under its idempotency key.
+// After an unknown outcome a retry under the same idempotency key is replayed.
 func TestOutcomeUnknown(t *testing.T) {
 	r := newRig(t, nil, nil)
 	r.store.update.Store(pointer(store.ErrOutcomeUnknown))
@@ -314,7 +314,7 @@ func TestOutcomeUnknown(t *testing.T) {
 	}
 }
 
-// A spy is a body that keeps the buffers into which it was read.
+// A spy is a body that keeps the buffers it was read into.
 type spy struct {
 	io.Reader
 	buffers [][]byte
@@ -327,7 +327,7 @@ func (s *spy) Read(p []byte) (int, error) {
 
 func (s *spy) Close() error { return nil }
 
-// No buffer holds a card number once its request is answered.
+// No buffer holds a card number after its request is answered.
 func TestBodyIsErased(t *testing.T) {
 	r := newRig(t, nil, nil)
 	imported := strings.ReplaceAll(cardBody, pan, secretPAN)

@@ -14,7 +14,7 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// The REST surface under a prefix, and one import.
+// The REST API under a prefix, and one import.
 func ExampleNewHandler() {
 	ctx := context.Background()
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize)) // use a random key

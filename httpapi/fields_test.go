@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestFieldNames: each field that the vault can name in an error has a name over REST, and
+// TestFieldNames: every field that the vault can name in an error has a name over REST, and
 // the table has no others.
 func TestFieldNames(t *testing.T) {
 	named := map[string]bool{}
@@ -66,7 +66,7 @@ func TestFieldNames(t *testing.T) {
 	}
 }
 
-// unseen are names of values that are checked and never named.
+// unseen lists the names of values that are checked and never named.
 var unseen = []string{"BankName", "SchemeCode"}
 
 func parseVault(t *testing.T) (files []*ast.File) {

@@ -14,12 +14,13 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// A live vault with all defaults, and what of it somebody has who may only import.
+// A liveRig is a live vault with all defaults, a key with every scope, and a key that may
+// only import.
 type liveRig struct {
 	vault   *cardvault.Vault
 	handler http.Handler
 	key     string // with every scope
-	imports string // a key that may import
+	imports string // may only import
 }
 
 func newLiveRig(t *testing.T, opts *cardvault.Options) *liveRig {
@@ -52,7 +53,7 @@ func (r *liveRig) importBody(t *testing.T, key, body string, headers ...string) 
 	return send(t, r.handler, "POST", "/cde-import", body, append([]string{"X-Api-Key", key}, headers...)...)
 }
 
-// behind returns the first numbers that can be behind a mask.
+// behind returns the first n valid numbers behind a mask.
 func behind(first, last string, length, n int) (numbers []string) {
 	hidden := length - len(first) - len(last)
 	for i := 0; len(numbers) < n && len(strconv.Itoa(i)) <= hidden; i++ {
@@ -64,8 +65,8 @@ func behind(first, last string, length, n int) (numbers []string) {
 	return numbers
 }
 
-// Whoever may import and knows the mask of a card gets nothing to compare guesses with, and
-// few guesses.
+// A key that may only import cannot compare guesses with a known card: it sees no
+// fingerprint, and few guesses behind one mask are let through.
 func TestFingerprintOracle(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newLiveRig(t, nil)
@@ -89,17 +90,18 @@ func TestFingerprintOracle(t *testing.T) {
 				t.Errorf("Retry-After is %q at the beginning of a day", s)
 			}
 		}
-		if let != 99 { // the known one is one, too
+		if let != 99 { // including the known number
 			t.Errorf("%d guesses were let through, want 99", let)
 		}
-		// Whatever the rest of the request is, and whoever sends it.
+		// The limit covers every import, with an idempotency key or under another key.
 		r.importAs(t, r.imports, numbers[200], "Idempotency-Key", "k").want(t, 429, "RATE_LIMITED")
 		r.importAs(t, r.key, numbers[201]).want(t, 429, "RATE_LIMITED")
-		// Also what was let through before: see TestCountedOracle. What has another mask may come.
+		// It covers numbers that were let through before: see TestCountedOracle. Other
+		// masks have limits of their own.
 		r.importAs(t, r.imports, numbers[0]).want(t, 429, "RATE_LIMITED")
 		r.importAs(t, r.imports, behind("411111", "1235", 16, 1)[0]).want(t, 200)
 		r.importAs(t, r.imports, behind("411111", "1234", 19, 1)[0]).want(t, 200)
-		// What is no number is not counted.
+		// An invalid number is not counted.
 		for i := range 110 {
 			number := fmt.Sprintf("411111%06d1236", i)
 			if !iin.Luhn([]byte(number)) {
@@ -120,8 +122,8 @@ func TestFingerprintOracle(t *testing.T) {
 	})
 }
 
-// Whoever uses up the limit of a mask does not find out which numbers others passed in on the
-// day, by which of them are still let through.
+// An attacker who uses up the limit of a mask cannot learn which numbers others imported
+// that day: their numbers are refused like any other.
 func TestCountedOracle(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newLiveRig(t, nil)
@@ -133,13 +135,13 @@ func TestCountedOracle(t *testing.T) {
 		}
 		for i, number := range numbers[100:] {
 			if a := r.importAs(t, r.imports, number); a.status == 200 {
-				t.Errorf("number %d is told from the others; that of the shopper is %d", 100+i, shopper)
+				t.Errorf("number %d is let through; the shopper's is %d", 100+i, shopper)
 			}
 		}
 	})
 }
 
-// The fewer digits a mask hides, the fewer guesses there are.
+// The fewer digits a mask hides, the fewer guesses are let through.
 func TestShortPAN(t *testing.T) {
 	for _, c := range []struct {
 		iinLength, replicas, length, want int
@@ -180,7 +182,7 @@ func TestShortPAN(t *testing.T) {
 	}
 }
 
-// Who sees the fingerprint of a token, whichever call shows it.
+// Only keys with the scope see the fingerprint of a token, whichever call returns it.
 func TestFingerprintScope(t *testing.T) {
 	r := newRig(t, nil, nil)
 	scopes := []cardvault.Scope{
@@ -214,8 +216,8 @@ func TestFingerprintScope(t *testing.T) {
 	}
 }
 
-// A code that was consumed is found neither by repeating the request with others nor by any
-// other way of writing it.
+// A consumed code cannot be guessed: a repeated request with any other code, however
+// written, is a replay.
 func TestSecurityCodeOracle(t *testing.T) {
 	r := newLiveRig(t, nil)
 	body := func(member string) string {
@@ -243,7 +245,7 @@ func TestSecurityCodeOracle(t *testing.T) {
 	a := r.importBody(t, r.imports, body(`"security_code":739`), "Idempotency-Key", "order 1")
 	a.want(t, 422, "VALIDATION_FAILED")
 
-	// The same with the name of the member written otherwise, under a key of its own.
+	// The same with the member's name escaped, under an idempotency key of its own.
 	escaped := func(code string) string { return body(`"\u0073ecurity_cod\u0065" : ` + code) }
 	r.importBody(t, r.key, escaped(`"739"`), "Idempotency-Key", "order 2").want(t, 200)
 	for _, code := range []string{`"739"`, `"111"`, `"\u0031\u0031\u00311"`} {
@@ -252,19 +254,19 @@ func TestSecurityCodeOracle(t *testing.T) {
 			t.Errorf("code %s is answered with %s", code, a.body)
 		}
 	}
-	// All else counts, to the byte.
+	// Any other difference counts, down to the byte.
 	for _, member := range []string{`"\u0073ecurity_code":"739"`, `"security_code" :"739"`} {
 		r.importBody(t, r.imports, body(member), "Idempotency-Key", "order 1").want(t, 422, "IDEMPOTENCY_KEY_REUSED")
 	}
 }
 
-// Nor is anything else of a request found out: five tries for a key and those it has made.
+// Other members cannot be guessed either: a key and its descendants have five tries.
 func TestMistakesOfARoot(t *testing.T) {
 	r := newLiveRig(t, nil)
 	const number = "4000056655665556"
 	r.importAs(t, r.key, number, "Idempotency-Key", "order 1").want(t, 200)
 	keys := []string{r.imports}
-	for range 4 { // keys of keys
+	for range 4 { // keys made by the first
 		p, err := r.vault.Authenticate(t.Context(), keys[0])
 		if err != nil {
 			t.Fatal(err)
@@ -286,21 +288,21 @@ func TestMistakesOfARoot(t *testing.T) {
 	r.importAs(t, r.imports, number, "Idempotency-Key", "order 2").want(t, 200)
 	a := r.importAs(t, r.key, number, "Idempotency-Key", "order 1")
 	if a.want(t, 200); a.header.Get("Idempotency-Replayed") != "true" {
-		t.Error("another root does not get its replay")
+		t.Error("another root is not answered with its replay")
 	}
-	// They are counted like every number that is passed in.
+	// Each try counts towards the limit of its mask, like any import.
 	let := 0
 	for i, number := range behind("400005", "5556", 16, 110) {
 		if r.importAs(t, r.key, number, "Idempotency-Key", fmt.Sprint("other ", i)).status == 200 {
 			let++
 		}
 	}
-	if let != 99 { // the known one is one, too
+	if let != 99 { // including the known number
 		t.Errorf("%d numbers were let through, want 99", let)
 	}
 }
 
-// The id of a session is a credential: nobody gets it once it is none any more.
+// The id of a session is a credential: an expired session is not replayed.
 func TestIdempotentSession(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newLiveRig(t, nil)
@@ -343,8 +345,8 @@ func TestIdempotentSession(t *testing.T) {
 	})
 }
 
-// Sessions are no way around the limit. One that is refused for it stays open and counts no
-// refused card.
+// Sessions do not get around the limit. A session that it refuses stays open, and keeps all
+// its tries.
 func TestNumbersInSessions(t *testing.T) {
 	r := newRig(t, &cardvault.Options{Replicas: 100}, nil) // one number a day
 	complete := func(id, number string) *answer {
@@ -372,7 +374,7 @@ func TestNumbersInSessions(t *testing.T) {
 	}
 }
 
-// However many come at once, not one too many is let through.
+// The limit holds exactly for concurrent imports.
 func TestNumbersRace(t *testing.T) {
 	r := newLiveRig(t, nil)
 	var wg sync.WaitGroup

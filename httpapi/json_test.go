@@ -13,7 +13,7 @@ import (
 
 const importBody = `{"cardholder_name":"A Customer","expiry_month":12,"expiry_year":2030,"account_number":"4242424242424242"}`
 
-// What a value is read with must not copy it either.
+// Parsed values share the memory of the body: clearing the body erases them.
 func TestFieldsKeepNothing(t *testing.T) {
 	body := []byte(importBody)
 	var v violations
@@ -28,11 +28,11 @@ func TestFieldsKeepNothing(t *testing.T) {
 	}
 	clear(body)
 	if len(bytes.Trim(number, "\x00"))+len(bytes.Trim(name, "\x00")) > 0 {
-		t.Error("a value outlives its body")
+		t.Error("a value survives the erasure of its body")
 	}
 }
 
-// One allocation holds the values parsed; none holds a value.
+// Parsing allocates at most once, and copies no value.
 func TestImportAllocations(t *testing.T) {
 	body := []byte(importBody)
 	if n := testing.AllocsPerRun(100, func() { readImport(t, body) }); n > 1 {
@@ -57,7 +57,7 @@ func readImport(tb testing.TB, body []byte) {
 	}
 }
 
-// ask reads every sort of field that the rules know.
+// ask reads one field of every kind that the rules know.
 func ask(f fields) {
 	f.text("text", optional, 2, 5)
 	f.text("set", nonNull, 1, 5)
@@ -244,7 +244,7 @@ func TestFieldsValues(t *testing.T) {
 		t.Errorf("no = %v, %v", no, ok)
 	}
 	if _, ok := f.text("none", optional, 1, 9); ok || !f.null("none") {
-		t.Error("null is not told")
+		t.Error("null is not seen")
 	}
 	if _, ok := f.boolean("absent", optional); ok || f.null("absent") || f.null("text") {
 		t.Error("absent or given reads as null")

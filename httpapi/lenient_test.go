@@ -9,7 +9,7 @@ import (
 	"github.com/cardvault/cardvault/httpapi"
 )
 
-// What is dropped is bounded as ever, and what is known is held to its rules.
+// Unknown members count towards the limits of a body, and known members keep their rules.
 func TestIgnoreUnknownKeepsLimits(t *testing.T) {
 	r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, &httpapi.Options{IgnoreUnknown: true})
 	id := r.importCard(t)
@@ -61,8 +61,8 @@ func TestIgnoreUnknownKeepsLimits(t *testing.T) {
 	}
 }
 
-// Nothing of what is dropped is kept, not even a hash under an idempotency key: a member that
-// is unknown here may be a security code elsewhere.
+// Nothing of an unknown member is kept, not even a hash under an idempotency key: it may be
+// a security code that only another API knows.
 func TestIgnoreUnknownComparesWhatIsKnown(t *testing.T) {
 	r := newRig(t, nil, &httpapi.Options{IgnoreUnknown: true})
 	first := r.do(t, "POST", "/cde-import", strings.Replace(cardBody, "{", `{ "cvc": "737" ,"security_code":"123", `, 1), "Idempotency-Key", "k")
@@ -86,7 +86,7 @@ func TestIgnoreUnknownComparesWhatIsKnown(t *testing.T) {
 	}
 }
 
-// A browser sets no more in a session than before.
+// IgnoreUnknown lets a browser set nothing more in a session.
 func TestIgnoreUnknownInASession(t *testing.T) {
 	r := newRig(t, nil, &httpapi.Options{IgnoreUnknown: true})
 	session := r.newSession(t)

@@ -8,8 +8,8 @@ import (
 	"github.com/cardvault/cardvault/httpapi"
 )
 
-// TestErasing: what a connection reads into is zero where nothing was read, also
-// while it waits.
+// TestErasing: the unread part of a connection's buffer is zero, also while the connection
+// waits.
 func TestErasing(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -32,10 +32,10 @@ func TestErasing(t *testing.T) {
 	p := bytes.Repeat([]byte("4"), 4096)
 	n, err := conn.Read(p)
 	if err != nil || string(p[:n]) != "next" || !bytes.Equal(p[n:], make([]byte, len(p)-n)) {
-		t.Errorf("read %d bytes, %v, and left of the last request: %q", n, err, bytes.Trim(p[n:], "\x00"))
+		t.Errorf("read %d bytes, %v, and the buffer holds of the last request: %q", n, err, bytes.Trim(p[n:], "\x00"))
 	}
 	l.Close()
 	if _, err := httpapi.Erasing(l).Accept(); err == nil {
-		t.Error("a closed listener accepts")
+		t.Error("a closed listener accepts a connection")
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// hostile returns how many requests a hostile client has under way at a time.
+// hostile returns the number of concurrent requests of a hostile client.
 func hostile() int {
 	if testing.Short() {
 		return 1_500
@@ -28,8 +28,7 @@ func hostile() int {
 	return 10_000
 }
 
-// An ambush is a vault on a server, with shoppers and hostile requests that all come from
-// one address.
+// An ambush is a vault on a server. Its shoppers and hostile requests share one address.
 type ambush struct {
 	*rig
 	came, answered atomic.Int64 // requests
@@ -81,7 +80,7 @@ func protocols() *http.Protocols {
 	return p
 }
 
-// await returns when a counter has come to n, which the machine may take its time for.
+// await waits until a counter reaches n. A busy machine may take minutes.
 func await(t *testing.T, counter *atomic.Int64, n int64) {
 	t.Helper()
 	for deadline := time.Now().Add(4 * time.Minute); counter.Load() < n; time.Sleep(10 * time.Millisecond) {
@@ -91,8 +90,8 @@ func await(t *testing.T, counter *atomic.Int64, n int64) {
 	}
 }
 
-// shop completes a session of its own, with refused cards before that, and returns what
-// the last completion was answered. Other connections are not used.
+// shop completes a session of its own after a number of refused cards, and returns the last
+// answer. It opens its own connection.
 func (a *ambush) shop(t *testing.T, when string, refusals int, http2 bool) *answer {
 	t.Helper()
 	transport := &http.Transport{Protocols: new(http.Protocols)}
@@ -138,11 +137,11 @@ func (a *ambush) wantToken(t *testing.T, when string, refusals int, http2 bool) 
 	}
 }
 
-// TestLockout has hostile requests come from the address of honest shoppers, hang, and
-// then fail all at once. Shoppers complete their sessions meanwhile and afterwards.
+// TestLockout has hostile requests come from the address of honest shoppers, hang, and then
+// all fail at once. Shoppers complete their sessions meanwhile and afterwards.
 func TestLockout(t *testing.T) {
 	for name, own := range map[string]bool{
-		"ids that never were": false, // also shoppers go on whose cards were refused
+		"ids that never were": false, // shoppers with refused cards go on too
 		"sessions of its own": true,
 	} {
 		for _, http2 := range []bool{false, true} {
@@ -181,8 +180,8 @@ func TestLockout(t *testing.T) {
 					a.wantToken(t, "when they have failed", 1, http2)
 					return
 				}
-				// Who shares the address of somebody with many sessions may be asked to wait
-				// before a second try, for a minute at a time.
+				// A shopper who shares the address of a client with many sessions may have
+				// to wait before a second try, for a minute at a time.
 				again := a.shop(t, "when they have failed", 1, http2)
 				if seconds, err := strconv.Atoi(again.header.Get("Retry-After")); again.status != 200 && (err != nil || seconds < 1 || seconds > 60) {
 					t.Errorf("a second try is answered %d, Retry-After %d", again.status, seconds)
@@ -192,8 +191,8 @@ func TestLockout(t *testing.T) {
 	}
 }
 
-// overHTTP1 opens connections on which a completion is begun, and returns what goes on
-// with them. A thousand are sockets, the others are in memory.
+// overHTTP1 opens connections that each begin a completion. The returned function finishes
+// them. A thousand are sockets, the others are in memory.
 func (a *ambush) overHTTP1(t *testing.T, path func(i int) string) (fail func()) {
 	conns := make([]net.Conn, hostile())
 	var open sync.WaitGroup
@@ -236,19 +235,19 @@ func (a *ambush) overHTTP1(t *testing.T, path func(i int) string) (fail func()) 
 	})
 	for _, c := range conns {
 		if c != nil {
-			read.Go(func() { _, _ = io.Copy(io.Discard, c) }) // until the server ends it
+			read.Go(func() { _, _ = io.Copy(io.Discard, c) }) // until the server closes it
 		}
 	}
 	return func() {
 		for _, c := range conns {
 			if c != nil {
-				_, _ = io.WriteString(c, "}") // it fails where the server was quicker
+				_, _ = io.WriteString(c, "}") // it fails if the server was quicker
 			}
 		}
 	}
 }
 
-// overHTTP2 does the same with streams, as many a connection as a server lets have.
+// overHTTP2 does the same with streams, as many per connection as a server allows.
 func (a *ambush) overHTTP2(t *testing.T, path func(i int) string) (fail func()) {
 	const streams = 250
 	release := make(chan struct{})
@@ -266,8 +265,8 @@ func (a *ambush) overHTTP2(t *testing.T, path func(i int) string) (fail func()) 
 		transport := transports[len(transports)-1]
 		url := "http://" + a.sockets.Addr().String() + path(i) + "/complete-action"
 		group.Go(func() {
-			// A server ends a connection that has said nothing for two seconds, as it may on a
-			// busy machine: what was on it comes again on another.
+			// A server closes a connection that says nothing for two seconds, which happens
+			// on a busy machine. Its requests are then repeated on another connection.
 			for !hang(ctx, t, transport, url, release) {
 				select {
 				case <-release:
@@ -289,8 +288,8 @@ func (a *ambush) overHTTP2(t *testing.T, path func(i int) string) (fail func()) 
 	return func() { close(release) }
 }
 
-// hang sends a request with half a body, and the other half when it is released. It returns
-// whether that was answered.
+// hang sends a request with half a body, and the other half on release. It returns whether
+// the request was answered.
 func hang(ctx context.Context, t *testing.T, transport *http.Transport, url string, release chan struct{}) bool {
 	req, err := http.NewRequestWithContext(ctx, "POST", url, &hangingBody{release: release})
 	if err != nil {
@@ -303,7 +302,7 @@ func hang(ctx context.Context, t *testing.T, transport *http.Transport, url stri
 	if err != nil {
 		return false
 	}
-	_, _ = io.Copy(io.Discard, resp.Body) // the server may end it
+	_, _ = io.Copy(io.Discard, resp.Body) // the server may close it
 	resp.Body.Close()
 	return true
 }

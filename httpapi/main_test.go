@@ -28,7 +28,7 @@ const (
 	cardBody = `{"account_number":"` + pan + `","expiry_month":4,"expiry_year":2031}`
 )
 
-// A rig is a sandbox vault in memory and the REST surface on it.
+// A rig is a sandbox vault in memory with the REST API on it.
 type rig struct {
 	vault   *cardvault.Vault
 	store   *faultyStore
@@ -65,7 +65,7 @@ func newRig(t testing.TB, opts *cardvault.Options, http *httpapi.Options) *rig {
 	return r
 }
 
-// open opens the rig's store as one more vault.
+// open opens one more vault on the rig's store.
 func (r *rig) open(t testing.TB) *cardvault.Vault {
 	t.Helper()
 	return openVault(t, r.store, &r.opts)
@@ -93,7 +93,7 @@ func newHandler(t testing.TB, v *cardvault.Vault, opts *httpapi.Options) http.Ha
 	return h
 }
 
-// newKey makes an API key of v's account. A ttl of 0 is for ever.
+// newKey makes an API key of v's account. A ttl of 0 means no expiry.
 func (r *rig) newKey(t testing.TB, v *cardvault.Vault, ttl time.Duration, scopes ...cardvault.Scope) (*cardvault.APIKey, string) {
 	t.Helper()
 	k, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{TTL: ttl})
@@ -109,7 +109,7 @@ type madeKey struct {
 	text string
 }
 
-// newKeyBelow makes an API key of v's account that another has made.
+// newKeyBelow makes an API key of v's account with a creator.
 func (r *rig) newKeyBelow(t testing.TB, v *cardvault.Vault, by uuid.UUID, scopes ...cardvault.Scope) madeKey {
 	t.Helper()
 	k, err := v.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{Creator: by})
@@ -144,8 +144,8 @@ func (r *rig) importCard(t testing.TB) string {
 	return a.member(t, "id")
 }
 
-// send lets h answer a request that was read from the wire. A body has a
-// Content-Type unless one is among the headers.
+// send has h answer a request that was parsed from its wire form. A body has a Content-Type
+// unless headers has one.
 func send(t testing.TB, h http.Handler, method, target, body string, headers ...string) *answer {
 	t.Helper()
 	return sendContext(t, t.Context(), h, method, target, body, headers...)
@@ -157,7 +157,7 @@ func sendContext(t testing.TB, ctx context.Context, h http.Handler, method, targ
 	return &answer{a.Status, a.Header, a.Body}
 }
 
-// An answer is what came back.
+// An answer is a response of the handler.
 type answer struct {
 	status int
 	header http.Header
@@ -175,12 +175,12 @@ func (a *answer) want(t testing.TB, status int, classifier ...string) {
 	}
 }
 
-// member returns a member of the body that is a string.
+// member returns a string member of the body.
 func (a *answer) member(t testing.TB, name string) string {
 	t.Helper()
 	s, ok := a.object(t)[name].(string)
 	if !ok {
-		t.Fatalf("%s is no string in %s", name, a.body)
+		t.Fatalf("%s is not a string in %s", name, a.body)
 	}
 	return s
 }
@@ -198,7 +198,7 @@ func (a *answer) object(t testing.TB) map[string]any {
 type faultyStore struct {
 	store.Store
 	view, update atomic.Pointer[error]
-	written      atomic.Bool // an Update that fails has written all the same
+	written      atomic.Bool // a failing Update writes all the same
 }
 
 func (s *faultyStore) View(ctx context.Context, fn func(store.ReadTx) error) error {
@@ -233,7 +233,7 @@ func (l *logBuffer) Write(p []byte) (int, error) {
 	return l.b.Write(p)
 }
 
-// take returns what was logged, and forgets it.
+// take returns the logged text and clears it.
 func (l *logBuffer) take() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -247,20 +247,21 @@ func inBubble(t *testing.T, f func(t *testing.T)) {
 	transcript.InBubble(t, f)
 }
 
-// checkCommon checks the headers that every answer has, and those of a body.
+// checkCommon checks the headers that every answer has, and the headers of its body if it
+// has one.
 func checkCommon(t testing.TB, method string, a *answer) {
 	t.Helper()
 	transcript.CheckCommon(t, method, a.transcript())
 }
 
-// extraHeaders returns the headers that not every answer has so, sorted.
+// extraHeaders returns the headers beyond the common ones, sorted.
 func extraHeaders(a *answer) []string { return transcript.ExtraHeaders(a.transcript()) }
 
 func (a *answer) transcript() *transcript.Answer {
 	return &transcript.Answer{Status: a.status, Header: a.header, Body: a.body}
 }
 
-// An authenticator is an httpapi.Authenticator of the header x-api-key.
+// An authenticator is an httpapi.Authenticator that looks at the header x-api-key.
 type authenticator func(ctx context.Context, key string) (*httpapi.Principal, error)
 
 func (f authenticator) Authenticate(r *http.Request) (*httpapi.Principal, error) {
@@ -289,7 +290,7 @@ func parseUUID(t testing.TB, s string) uuid.UUID {
 	return id
 }
 
-// total returns how many tokens the rig's account has.
+// total returns the number of tokens in the rig's account.
 func (r *rig) total(t testing.TB) int64 {
 	t.Helper()
 	p, err := r.vault.List(t.Context(), nil)

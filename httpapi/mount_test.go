@@ -15,7 +15,7 @@ import (
 	"github.com/cardvault/cardvault/httpapi"
 )
 
-// prefixMux is the simplest mux there is: it cuts a prefix off the path.
+// prefixMux is the simplest possible mux: it cuts a prefix off the path.
 func prefixMux(prefix string, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		path, ok := strings.CutPrefix(r.URL.Path, prefix)
@@ -110,7 +110,7 @@ func TestMount(t *testing.T) {
 	}
 }
 
-// newServer serves a rig on a real socket, without any limit of the server's own.
+// newServer serves a rig on a real socket, without any timeout of the server's own.
 func newServer(t testing.TB, h http.Handler, http2 bool) *httptest.Server {
 	s := httptest.NewUnstartedServer(h)
 	s.EnableHTTP2 = http2
@@ -224,7 +224,7 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// What clients send that are none.
+// Raw bytes that no HTTP client would send.
 func TestRawRequests(t *testing.T) {
 	r := newRig(t, nil, nil)
 	s := newServer(t, r.handler, false)
@@ -236,7 +236,7 @@ func TestRawRequests(t *testing.T) {
 	for _, test := range []struct {
 		name, request string
 		status        int
-		keeps         bool // the connection can be used again
+		keeps         bool // the connection can be reused
 	}{
 		{"two keys", "GET /tokens HTTP/1.1\r\nHost: x\r\n" + key + key + "\r\n", 401, true},
 		{"two keys, cases", "GET /tokens HTTP/1.1\r\nHost: x\r\n" + key + strings.ToLower(key) + "\r\n", 401, true},
@@ -293,7 +293,7 @@ func TestRawRequests(t *testing.T) {
 	}
 }
 
-// A large answer is whole, and its buffer does not disturb the next.
+// A large answer arrives whole, and its buffer does not disturb the next answer.
 func TestLargeAnswers(t *testing.T) {
 	r := newRig(t, nil, &httpapi.Options{})
 	s := newServer(t, r.handler, false)

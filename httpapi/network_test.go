@@ -26,7 +26,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// What a network answers.
+// The answers of a network.
 const (
 	networkPAN = "4895370012003478"
 	cryptogram = "AgAAAAAAAIR8CQrXcIhbQAAAAAA="
@@ -34,15 +34,15 @@ const (
 
 var artImage = append([]byte("\x89PNG\r\n\x1a\n"), bytes.Repeat([]byte("card art "), 8000)...)
 
-// A network is a network.Provider that makes every network token active at
-// once. A test may put something before its answers.
+// A wrapped is a network.Provider that activates every network token at once. A test may
+// run something before its answers.
 type wrapped struct {
 	provision  func(context.Context) error
 	cryptogram func(context.Context) error
-	art        string // "" for none
+	art        string // "" for no art
 	eci        string
 
-	last string // id of the network token that was made last
+	last string // id of the last network token
 }
 
 var (
@@ -101,8 +101,8 @@ func (n *wrapped) CardArt(_ context.Context, r *network.ArtRequest) (*network.Ar
 	return &network.Art{MediaType: "image/png", Image: artImage}, nil
 }
 
-// newNetworkRig returns a rig with a network, and the shared secret of its
-// primary merchant.
+// newNetworkRig returns a rig with a network, and the payment secret of its primary
+// merchant.
 func newNetworkRig(t testing.TB, n *wrapped, opts *cardvault.Options, http *httpapi.Options) (r *rig, secret string) {
 	t.Helper()
 	o := cardvault.Options{}
@@ -124,7 +124,7 @@ func primaryMerchant(t testing.TB, v *cardvault.Vault) string {
 	return m.ID.String()
 }
 
-// newSecret makes a shared secret of that merchant.
+// newSecret makes a payment secret of that merchant.
 func newSecret(t testing.TB, v *cardvault.Vault) string {
 	t.Helper()
 	secret, err := v.RotatePaymentSecret(t.Context(), parseUUID(t, primaryMerchant(t, v)), nil)
@@ -149,7 +149,7 @@ func (r *rig) activate(t testing.TB) string {
 
 const payment = `{"amount":1099,"currency_code":"EUR","reference":"order-1"}`
 
-// paymentTable has the members of payment data and the forms of their values.
+// paymentTable lists the members of payment data and the forms of their values.
 var paymentTable = []struct{ name, form string }{
 	{"id", uuidForm},
 	{"amount", `\d+`},
@@ -163,8 +163,8 @@ var paymentTable = []struct{ name, form string }{
 	{"token_id", uuidForm},
 }
 
-// checkPayment checks a record member by member, and that either the JWE or the
-// details are there.
+// checkPayment checks a record member by member. It must have either the JWE or failure
+// details.
 func checkPayment(t *testing.T, body string, success bool) {
 	t.Helper()
 	var members map[string]json.RawMessage
@@ -228,7 +228,7 @@ func TestPaymentData(t *testing.T) {
 				t.Error(failed.body)
 			}
 
-			// One shape, whoever answers.
+			// All endpoints answer with the same shape.
 			list := r.do(t, "GET", path, "")
 			if want := `{"data":[` + failed.body + `,` + a.body + `],"pagination":{"current_page":1,"page_size":50,"total_items":2,"total_pages":1}}`; list.body != want {
 				t.Errorf("list %s, not %s", list.body, want)
@@ -237,7 +237,7 @@ func TestPaymentData(t *testing.T) {
 	}
 }
 
-// A merchant is one of the account, or there is none: these are not told apart.
+// A foreign merchant is answered like an unknown one.
 func TestPaymentDataMerchant(t *testing.T) {
 	r, _ := newNetworkRig(t, &wrapped{}, nil, nil)
 	id := r.activate(t)
@@ -271,7 +271,7 @@ func TestPaymentDataMerchant(t *testing.T) {
 	}
 }
 
-// A repetition is answered as the first call was, also without its JWE.
+// A replay returns the first answer, without the JWE if that is not kept.
 func TestPaymentDataReplay(t *testing.T) {
 	for name, retention := range map[string]time.Duration{"kept": 0, "not kept": cardvault.NoRetention} {
 		t.Run(name, func(t *testing.T) {
@@ -304,7 +304,7 @@ func TestPaymentDataReplay(t *testing.T) {
 	}
 }
 
-// While a call is being made its repetition is told to come back.
+// During a call a repetition is answered with 409 and Retry-After.
 func TestIdempotencyInProgress(t *testing.T) {
 	asked, answer := make(chan struct{}), make(chan struct{})
 	r, _ := newNetworkRig(t, &wrapped{cryptogram: func(context.Context) error {
@@ -335,7 +335,8 @@ func TestIdempotencyInProgress(t *testing.T) {
 	}
 }
 
-// A network that hangs holds up no answer, and what became of the call is known.
+// A hanging network cannot delay an answer past its timeout, and the outcome of the call is
+// known.
 func TestHangingNetwork(t *testing.T) {
 	for _, test := range []struct {
 		name             string
@@ -371,7 +372,7 @@ func TestHangingNetwork(t *testing.T) {
 				if took > test.after || test.status != 0 && status != test.status || status != 200 && status != 503 {
 					t.Errorf("status %d after %v", status, took)
 				}
-				// The outcome is kept, or the call can be repeated at once.
+				// The outcome is stored, or the call can be repeated at once.
 				n.cryptogram = nil
 				if status, took := post("/tokens/"+id+"/payment-data", payment); status != 200 || took != 0 {
 					t.Errorf("again: status %d after %v", status, took)
@@ -391,7 +392,7 @@ func TestHangingNetwork(t *testing.T) {
 	}
 }
 
-// A network that panics is a failure of the network.
+// A panic of the network is a failure of the network.
 func TestPanickingNetwork(t *testing.T) {
 	n := &wrapped{}
 	r, _ := newNetworkRig(t, n, nil, nil)
@@ -407,7 +408,7 @@ func TestPanickingNetwork(t *testing.T) {
 	transcript.NoEcho(t, "a panic of the network", a.body, r.log.take())
 }
 
-// checkArt checks an answer that is an image, or says that it has not changed.
+// checkArt checks an answer that is an image or a 304.
 func checkArt(t *testing.T, a *answer, visibility string) (tag string) {
 	t.Helper()
 	for name, want := range map[string]string{
@@ -460,7 +461,7 @@ func TestCardArt(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(a.body), a.header)
 	}
 	if sum := sha256.Sum256(artImage); tag != `"`+hex.EncodeToString(sum[:16])+`"` {
-		t.Errorf("ETag %s is not that of the content", tag)
+		t.Errorf("ETag %s does not match the content", tag)
 	}
 	head := get("HEAD")
 	head.want(t, 200)
@@ -491,14 +492,14 @@ func TestCardArt(t *testing.T) {
 	}
 	get("GET", "If-None-Match", `"a"`, "If-None-Match", tag).want(t, 304)
 
-	// An API key changes nothing, whatever it is.
+	// An API key makes no difference, valid or not.
 	for _, key := range []string{r.key, "no", ""} {
 		a := get("GET", "X-Api-Key", key)
 		a.want(t, 200)
 		checkArt(t, a, "public")
 	}
 
-	// The same art is one resource; another type, another.
+	// The same art has one URL; another media type has another.
 	if other := r.artPath(t, r.activate(t)); other != path {
 		t.Errorf("one image at %s and %s", path, other)
 	}
@@ -511,7 +512,7 @@ func TestCardArt(t *testing.T) {
 		t.Errorf("%s has tag %s and %v", jpeg, got, a.header)
 	}
 
-	// Art goes with the last token that shows it.
+	// Art is deleted with the last token that shows it.
 	r.do(t, "DELETE", "/tokens/"+jpegID, "").want(t, 204)
 	for _, path := range []string{jpeg, "/tokens/card-art/" + id, "/tokens/card-art/" + uuid.NewString(), "/tokens/card-art/x", "/tokens/card-art/" + uuid.Nil.String(), strings.ToUpper(path[16:])} {
 		if !strings.HasPrefix(path, "/") {
@@ -526,7 +527,7 @@ func TestCardArt(t *testing.T) {
 	}
 }
 
-// A token shows what the network told of its card.
+// A token shows the network's data on its card.
 func TestNetworkTokenMembers(t *testing.T) {
 	r, _ := newNetworkRig(t, &wrapped{art: "png"}, nil, nil)
 	id := r.importCard(t)
@@ -541,11 +542,11 @@ func TestNetworkTokenMembers(t *testing.T) {
 	want := strings.NewReplacer(`"pending"`, `"active"`, `"supports_device_binding":false`, `"supports_device_binding":true`,
 		`"card_art_url":null`, `"card_art_url":"`+active.member(t, "card_art_url")+`"`).Replace(pending.body)
 	if active.body != want || pending.member(t, "network_token_status") != "pending" {
-		t.Errorf("%s\nafter %s", active.body, pending.body)
+		t.Errorf("got %s\nwas %s", active.body, pending.body)
 	}
 }
 
-// What is wrong with a request for card art is told as everywhere.
+// Requests for card art are checked like all others.
 func TestCardArtChecks(t *testing.T) {
 	r, _ := newNetworkRig(t, &wrapped{art: "png"}, nil, nil)
 	path := r.artPath(t, r.activate(t))
@@ -600,7 +601,7 @@ func TestCardArtRequiresKey(t *testing.T) {
 	checkCommon(t, "GET", a)
 	a = get("X-Api-Key", reader)
 	a.want(t, 200)
-	// A cache must not give it to those who have no key.
+	// A shared cache must not serve art to a client without a key.
 	tag := checkArt(t, a, "private")
 	if a.body != string(artImage) {
 		t.Errorf("%d bytes", len(a.body))
@@ -615,7 +616,7 @@ func TestCardArtRequiresKey(t *testing.T) {
 	get("X-Api-Key", stranger).want(t, 404, "NOT_FOUND")
 }
 
-// Art over a socket: a client that waits for a body of 304 would hang.
+// Over a socket: a client that waits for the body of a 304 would hang.
 func TestCardArtOverSocket(t *testing.T) {
 	for _, major := range []int{1, 2} {
 		t.Run(fmt.Sprint("HTTP ", major), func(t *testing.T) {

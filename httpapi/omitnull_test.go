@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What is left has the same members in the same order, except for those that are null.
+// The result has the same members in the same order, without the null ones.
 func FuzzOmitNull(f *testing.F) {
 	for _, text := range []string{
 		`{}`, `{"a":null}`, `{"a":null,"b":null}`, `{"a":1,"b":null}`, `{"a":null,"b":1}`, `{"a":1,"b":null,"c":2}`,

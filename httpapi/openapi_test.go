@@ -11,7 +11,7 @@ import (
 	"github.com/cardvault/cardvault/httpapi"
 )
 
-// TestOpenAPI reads the contract without a key, under a prefix too, and asks for it again.
+// TestOpenAPI reads the contract without a key, and under a prefix, and revalidates it.
 func TestOpenAPI(t *testing.T) {
 	r := newRig(t, nil, &httpapi.Options{AllowedOrigins: []string{"https://docs.example"}, RateLimit: httpapi.RateLimit{PerSecond: 1e-3}})
 	prefixed := http.StripPrefix("/vault", r.handler)
@@ -41,7 +41,7 @@ func TestOpenAPI(t *testing.T) {
 			t.Errorf("%s is copied", name)
 		}
 		if a := send(t, older, "GET", name, ""); a.status != 200 || a.body != string(want.text) {
-			t.Errorf("%s without what is null: %d", name, a.status)
+			t.Errorf("%s with OmitAbsent: %d", name, a.status)
 		}
 		if a := send(t, prefixed, "GET", "/vault"+name, ""); a.status != 200 || a.body != string(want.text) {
 			t.Errorf("%s under a prefix: %d", name, a.status)
@@ -50,7 +50,7 @@ func TestOpenAPI(t *testing.T) {
 			t.Errorf("HEAD %s: %d, %v", name, h.status, h.header)
 		}
 		if a := send(t, r.handler, "GET", name, "", "If-None-Match", tag); a.status != 304 || a.body != "" || a.header.Get("Etag") != tag {
-			t.Errorf("%s of which the client has this version: %d, %v", name, a.status, a.header)
+			t.Errorf("%s with a current If-None-Match: %d, %v", name, a.status, a.header)
 		}
 		send(t, r.handler, "GET", name, "", "If-None-Match", `"x"`).want(t, 200)
 
@@ -70,7 +70,7 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// A firstByte is an http.ResponseWriter that keeps where the answer is.
+// A firstByte is an http.ResponseWriter that keeps the address of the answer.
 type firstByte struct {
 	httptest.ResponseRecorder
 	at *byte
@@ -81,7 +81,7 @@ func (w *firstByte) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestOmitAbsentBelowMiddleware: an ETag that a middleware has set keeps no null in an answer.
+// TestOmitAbsentBelowMiddleware: nulls are omitted even if a middleware has set an ETag.
 func TestOmitAbsentBelowMiddleware(t *testing.T) {
 	r := newRig(t, nil, nil)
 	older := newHandler(t, r.vault, &httpapi.Options{OmitAbsent: true})
@@ -94,12 +94,12 @@ func TestOmitAbsentBelowMiddleware(t *testing.T) {
 	}
 }
 
-// TestOpenAPIIsACopy changes what a program gets, which changes nothing of what is served.
+// TestOpenAPIIsACopy: a caller cannot change the served contract.
 func TestOpenAPIIsACopy(t *testing.T) {
 	yaml, text := httpapi.OpenAPI()
 	clear(yaml)
 	clear(text)
 	if yaml, text := httpapi.OpenAPI(); !bytes.HasPrefix(yaml, []byte("openapi: 3.1")) || !json.Valid(text) {
-		t.Error("the contract is the caller's to change")
+		t.Error("a caller changed the contract")
 	}
 }

@@ -22,7 +22,7 @@ import (
 func TestNewHandlerErrors(t *testing.T) {
 	r := newRig(t, nil, nil)
 	if _, err := httpapi.NewHandler(nil, nil); err == nil {
-		t.Error("no vault is taken")
+		t.Error("a nil vault is accepted")
 	}
 	for _, o := range []httpapi.Options{
 		{Timeout: -1},
@@ -31,12 +31,12 @@ func TestNewHandlerErrors(t *testing.T) {
 		{KeyRateLimit: httpapi.RateLimit{PerSecond: math.NaN()}},
 	} {
 		if h, err := httpapi.NewHandler(r.vault, &o); err == nil || h != nil {
-			t.Errorf("%+v is taken", o)
+			t.Errorf("%+v is accepted", o)
 		}
 	}
 }
 
-// The handler is that of a vault, whichever account the handle works on.
+// A handler serves all accounts of the vault, whichever account its handle works on.
 func TestHandleDoesNotMatter(t *testing.T) {
 	r := newRig(t, nil, nil)
 	id := r.importCard(t)
@@ -44,7 +44,7 @@ func TestHandleDoesNotMatter(t *testing.T) {
 	send(t, h, "GET", "/tokens/"+id, "", "X-Api-Key", r.key).want(t, 200)
 }
 
-// A limit is of an account, however many keys it has, or of a key.
+// RateLimit limits an account with all its keys; KeyRateLimit limits a key.
 func TestRateLimit(t *testing.T) {
 	for _, test := range []struct {
 		limit httpapi.RateLimit
@@ -79,16 +79,16 @@ func TestRateLimit(t *testing.T) {
 				if got := get(second).status; (got == 429) != (what == "account") {
 					t.Errorf("%s %+v: the other key of the account is answered %d", what, test.limit, got)
 				}
-				// Accounts do not count for each other, and no key does not count.
+				// An account is not limited by another, and an unknown key counts for none.
 				get(foreign).want(t, 200)
 				get("x").want(t, 401)
-				// Being refused costs nothing.
+				// A refused request costs nothing.
 				for range 100 {
 					get(r.key).want(t, 429)
 				}
 				time.Sleep(time.Duration(test.retry) * time.Second)
 				get(r.key).want(t, 200)
-				// After a long time there is a whole burst, and no more.
+				// After a long time the burst is full again, and no larger.
 				time.Sleep(time.Hour)
 				for range test.burst {
 					get(r.key).want(t, 200)
@@ -99,7 +99,7 @@ func TestRateLimit(t *testing.T) {
 	}
 }
 
-// Keys that a key has made get no more than it.
+// A key and its descendants share one limit.
 func TestRateLimitOfChildren(t *testing.T) {
 	limit := httpapi.RateLimit{PerSecond: 1, Burst: 5}
 	for what, opts := range map[string]*httpapi.Options{"account": {RateLimit: limit}, "key": {KeyRateLimit: limit}} {
@@ -114,7 +114,7 @@ func TestRateLimitOfChildren(t *testing.T) {
 					t.Fatal(err)
 				}
 				keys = append(keys, child.Text.Text())
-				if i == 50 { // the others are its children
+				if i == 50 { // the others are made by this one
 					creator = child.ID
 				}
 			}
@@ -128,17 +128,17 @@ func TestRateLimitOfChildren(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 			if answered != 5+9 {
-				t.Errorf("%s: in ten seconds a key and those that it made get %d answers", what, answered)
+				t.Errorf("%s: in ten seconds a key and its descendants had %d answers", what, answered)
 			}
 			_, other := r.newKey(t, r.vault, 0, cardvault.ScopeTokensRead)
 			if got := get(other); what == "key" && got != 200 {
-				t.Errorf("a key that it has not made is answered %d", got)
+				t.Errorf("an unrelated key is answered %d", got)
 			}
 		})
 	}
 }
 
-// A key that uses up the limit of its account cannot be kept from being revoked by that.
+// A key that uses up the limit of its account can still be revoked.
 func TestRevocationBesideALimit(t *testing.T) {
 	for what, opts := range map[string]*httpapi.Options{
 		"account": {RateLimit: httpapi.RateLimit{PerSecond: 1, Burst: 5}},
@@ -153,7 +153,7 @@ func TestRevocationBesideALimit(t *testing.T) {
 			call := func(key, method, path string) int {
 				return send(t, r.handler, method, path, "", "X-Api-Key", key).status
 			}
-			for range 10 { // all that there is, also of revocations
+			for range 10 { // use up the limit, and the limit of revocations
 				call(stolen.Text.Text(), "GET", "/tokens")
 				call(stolen.Text.Text(), "DELETE", "/api-keys/"+uuid.NewString())
 			}
@@ -170,8 +170,8 @@ func TestRevocationBesideALimit(t *testing.T) {
 	}
 }
 
-// The limit of an account holds also for a key that is below its own, and what the
-// account is refused is not counted for the key.
+// The limit of an account also holds for a key that is below its own limit. A request that
+// the account's limit refuses does not count for the key.
 func TestRateLimitOfKeyInAccount(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
@@ -206,13 +206,13 @@ func TestRateLimitOfKeyInAccount(t *testing.T) {
 	})
 }
 
-// The memory for limits is bounded, however many keys and accounts there are.
+// The memory for limits is bounded, for any number of keys and accounts.
 func TestRateLimitOfManyKeys(t *testing.T) {
 	few := httpapi.RateLimit{PerSecond: 0.001}
 	for what, opts := range map[string]*httpapi.Options{"account": {RateLimit: few}, "key": {KeyRateLimit: few}} {
 		inBubble(t, func(t *testing.T) {
 			r := newRig(t, nil, nil)
-			// A key of any text is one of its own, of an account of its own.
+			// Each text is a key of its own, in an account of its own.
 			opts.Authenticator = authenticator(func(_ context.Context, key string) (*httpapi.Principal, error) {
 				var id uuid.UUID
 				copy(id[:], key)
@@ -231,14 +231,14 @@ func TestRateLimitOfManyKeys(t *testing.T) {
 			}
 			last := strconv.Itoa(2*generation - 2)
 			if get("0") != 429 || get(last) != 429 {
-				t.Errorf("%s: they are forgotten while there is room for them", what)
+				t.Errorf("%s: limits are forgotten while there is room", what)
 			}
-			// That was what makes the first generation go, but for what was asked for lately.
+			// Now the first generation is forgotten, except recent keys.
 			if get("first") != 403 {
 				t.Errorf("%s: limits grow without bound", what)
 			}
 			if get("0") != 429 || get(last) != 429 {
-				t.Errorf("%s: forgetting the oldest forgets others", what)
+				t.Errorf("%s: recent limits are forgotten with the oldest", what)
 			}
 		})
 	}
@@ -298,7 +298,7 @@ func TestAuthenticator(t *testing.T) {
 			t.Errorf("asked for %q", asked)
 		}
 	}
-	// Nobody is asked for a key that cannot be one.
+	// A value that cannot be a key is refused without asking the authenticator.
 	asked = "nobody"
 	send(t, h, "GET", "/tokens", "").want(t, 401)
 	send(t, h, "GET", "/tokens", "", "X-Api-Key", "").want(t, 401)
@@ -309,8 +309,8 @@ func TestAuthenticator(t *testing.T) {
 	}
 }
 
-// A key that is revoked while it makes another makes none, and one that another
-// Authenticator knows can make none with scopes that the vault does not know of.
+// A key that is revoked during the call makes no key. A key of another Authenticator cannot
+// pass on scopes that the vault does not know for it.
 func TestCreatorOfAPIKey(t *testing.T) {
 	r := newRig(t, nil, nil)
 	account, err := r.vault.Account(t.Context())
@@ -347,7 +347,7 @@ func TestCreatorOfAPIKey(t *testing.T) {
 	}
 }
 
-// What the log says of who it was.
+// The log names the client's address, key and request.
 func TestClientAddr(t *testing.T) {
 	r := newRig(t, nil, nil)
 	r.log.take()
@@ -378,7 +378,7 @@ func TestClientAddr(t *testing.T) {
 	}
 }
 
-// The log names the path of the endpoint, never the id in it.
+// The log names the endpoint's path, never the id in it.
 func TestLog(t *testing.T) {
 	r := newRig(t, nil, nil)
 	id := r.importCard(t)
@@ -398,7 +398,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// Approval is looked up with each request.
+// Approval is looked up on each request.
 func TestApproval(t *testing.T) {
 	r := newRig(t, nil, nil)
 	for _, approved := range []bool{false, true} {
@@ -437,12 +437,12 @@ func TestClose(t *testing.T) {
 	r.do(t, "GET", "/nothing", "").want(t, 404)
 }
 
-// A request whose client is gone changes nothing and is no failure of ours.
+// A request whose client has gone changes nothing and is not logged as an error.
 func TestCancelled(t *testing.T) {
 	r := newRig(t, nil, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	r.do(t, "GET", "/tokens", "") // the first one is told that its ResponseWriter has no deadlines
+	r.do(t, "GET", "/tokens", "") // the first request logs that its ResponseWriter has no deadlines
 	r.log.take()
 	sendContext(t, ctx, r.handler, "POST", "/cde-import", cardBody, "X-Api-Key", r.key).want(t, 503)
 	if n := r.total(t); n != 0 {
@@ -453,7 +453,7 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// TestNoDeadlines: a ResponseWriter that can have no deadlines is an error in the log, once.
+// TestNoDeadlines: a ResponseWriter without deadlines is logged as an error, once.
 func TestNoDeadlines(t *testing.T) {
 	for name, test := range map[string]struct {
 		wrap func(http.ResponseWriter) http.ResponseWriter
@@ -484,7 +484,7 @@ type unwrapper struct{ http.ResponseWriter }
 
 func (u unwrapper) Unwrap() http.ResponseWriter { return u.ResponseWriter }
 
-// Refusals leave a trail at info level, which says who was refused and never with what.
+// Refusals are logged at info level, with the caller and without the credential or id.
 func TestRefusalsAreLogged(t *testing.T) {
 	log := new(logBuffer)
 	r := newRig(t, nil, &httpapi.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})

@@ -14,22 +14,22 @@ import (
 	"github.com/google/uuid"
 )
 
-// A draft is a request that rules are broken in.
+// A draft is a request that breaks rules.
 type draft struct {
 	method, path, query, body string
 	padding                   int // blanks after the body
 	headers                   []string
 	unscoped, unapproved      bool
 	limited, disabled         bool
-	public                    bool // no key is asked for
+	public                    bool // requires no key
 }
 
-// A rule is one that a request can break, and the answer to that.
+// A rule has a way to break it and the expected answer.
 type rule struct {
 	name       string
 	status     int
 	classifier string
-	violation  string // code, if the classifier does not say it
+	violation  string // code, if the classifier does not determine it
 	breaks     func(*draft)
 }
 
@@ -54,7 +54,7 @@ var syntaxRules = []rule{
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}`)
 
-// The earliest of all rules that a request breaks is what it is told.
+// A request that breaks several rules is answered for the earliest of them.
 func TestOrderOfChecks(t *testing.T) {
 	n := &wrapped{art: "png"}
 	r, _ := newNetworkRig(t, n, &cardvault.Options{PPAN: &provider{}, Webhooks: &sender{}}, &httpapi.Options{ClientAddr: clients()})
@@ -79,7 +79,7 @@ func TestOrderOfChecks(t *testing.T) {
 	}
 	for _, key := range keys {
 		send(t, limited, "GET", "/tokens", "", "X-Api-Key", key)
-		// An idempotency key that another request has used.
+		// An idempotency key that was used for another request.
 		send(t, r.handler, "POST", "/tokens/session", `{"expiration_time":7}`, "X-Api-Key", key, "Idempotency-Key", "used")
 	}
 
@@ -110,7 +110,7 @@ func TestOrderOfChecks(t *testing.T) {
 	missing := rule{"body", 400, "MALFORMED_REQUEST", "", func(d *draft) { d.body = "" }}
 	for _, test := range []struct {
 		draft draft
-		tiers [][]rule // the rules of one tier are not broken together
+		tiers [][]rule // rules of one tier are not broken together
 	}{
 		{
 			draft{method: "POST", path: "/cde-import", body: cardBody},
@@ -285,7 +285,7 @@ func TestOrderOfChecks(t *testing.T) {
 				for _, later := range tiers[i+1:] {
 					for _, second := range later {
 						if second.name == "body" && (first.status == 413 || first.status == 415) {
-							continue // what is not there has neither size nor type
+							continue // a missing body has neither size nor type
 						}
 						check(second.name, &second)
 					}

@@ -32,8 +32,8 @@ const (
 
 var ppanHeaders = transcript.PPANHeaders
 
-// A provider is a transcript.Provider that remembers what it was sent. A test may say
-// what it answers.
+// A provider is a transcript.Provider that records the cards sent to it. A test may set its
+// answer.
 type provider struct {
 	answer func(context.Context) (*ppan.Answer, error)
 
@@ -41,7 +41,7 @@ type provider struct {
 	sent []sentCard
 }
 
-// A sentCard is what a provider was sent, in the clear.
+// A sentCard is a request to the provider, in the clear.
 type sentCard struct {
 	aid, mid, portalID, hash, pan, code string
 	sandbox                             bool
@@ -76,7 +76,7 @@ func validPPAN() *ppan.Answer {
 	}
 }
 
-// take returns what was sent, and forgets it.
+// take returns the recorded cards and clears them.
 func (p *provider) take() []sentCard {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -85,7 +85,7 @@ func (p *provider) take() []sentCard {
 	return sent
 }
 
-// newPPANRig returns a rig whose vault has p.
+// newPPANRig returns a rig whose vault uses p.
 func newPPANRig(t testing.TB, p ppan.Provider, http *httpapi.Options) *rig {
 	t.Helper()
 	return newRig(t, &cardvault.Options{PPAN: p}, http)
@@ -93,14 +93,13 @@ func newPPANRig(t testing.TB, p ppan.Provider, http *httpapi.Options) *rig {
 
 func tokenBody(id string) string { return `{"token_id":"` + id + `"}` }
 
-// obtain asks for the pseudo card number of a token, with the headers of
-// ppanHeaders and more.
+// obtain asks for the pseudo card number of a token, with ppanHeaders and more headers.
 func (r *rig) obtain(t testing.TB, id string, headers ...string) *answer {
 	t.Helper()
 	return r.do(t, "POST", ppanPath, tokenBody(id), slices.Concat(ppanHeaders, headers)...)
 }
 
-// checkBeta checks the headers of an answer of obtain-ppan.
+// checkBeta checks the headers of an obtain-ppan answer.
 func checkBeta(t testing.TB, method string, a *answer) {
 	t.Helper()
 	checkCommon(t, method, a)
@@ -109,7 +108,7 @@ func checkBeta(t testing.TB, method string, a *answer) {
 	}
 }
 
-// What the provider leaves out is left out.
+// Fields that the provider omits are omitted.
 func TestPPANAnswers(t *testing.T) {
 	for name, test := range map[string]struct {
 		ppan ppan.Answer
@@ -139,8 +138,8 @@ func TestPPANAnswers(t *testing.T) {
 	}
 }
 
-// The provider is sent the card, the account and the security code while the
-// vault has it; the code stays.
+// The provider is sent the card, the account and, while the vault has it, the security
+// code. Sending does not consume the code.
 func TestPPANRequest(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p := &provider{}
@@ -171,7 +170,7 @@ func TestPPANRequest(t *testing.T) {
 	})
 }
 
-// All that is wrong is told in one answer, and nothing of it goes to the provider.
+// One answer reports all violations, and the provider is sent nothing.
 func TestPPANHeaders(t *testing.T) {
 	p := &provider{}
 	r := newPPANRig(t, p, nil)
@@ -179,7 +178,7 @@ func TestPPANHeaders(t *testing.T) {
 	names := []string{"aid", "hash", "mid", "portalid"}
 	for name, test := range map[string]struct {
 		values []string
-		code   string // "" if it is right
+		code   string // "" if valid
 	}{
 		"missing":          {nil, "required"},
 		"empty":            {[]string{""}, "empty_string"},
@@ -197,8 +196,8 @@ func TestPPANHeaders(t *testing.T) {
 		"a list in itself": {[]string{"a, b"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// net/http refuses most control characters; not everything that may
-			// be before a handler does.
+			// net/http refuses most control characters. A proxy in front of the handler may
+			// not.
 			do := func(target, body string, bad ...string) *answer {
 				req := httptest.NewRequest("POST", target, strings.NewReader(body))
 				req.Header.Set("X-Api-Key", r.key)
@@ -259,8 +258,8 @@ func TestPPANHeaders(t *testing.T) {
 	}
 }
 
-// A card goes to the account at the provider alone that the operator has named, or that a
-// sandbox has met first.
+// A card is sent only to provider accounts named by the operator, or to the first that a
+// sandbox meets.
 func TestPPANAccount(t *testing.T) {
 	p := &provider{}
 	r := newPPANRig(t, p, &httpapi.Options{ProviderName: "acme"})
@@ -280,7 +279,7 @@ func TestPPANAccount(t *testing.T) {
 		t.Error(got)
 	}
 	if sent := p.take(); len(sent) != 0 {
-		t.Errorf("the provider was sent %d cards", len(sent))
+		t.Errorf("%d cards were sent to the provider", len(sent))
 	}
 	if _, err := r.vault.UpdateAccount(t.Context(), cardvault.AccountUpdate{ProviderAccounts: []cardvault.ProviderAccount{{AID: "OTHER", MID: "2", PortalID: "3"}}}); err != nil {
 		t.Fatal(err)
@@ -289,7 +288,7 @@ func TestPPANAccount(t *testing.T) {
 	ask("OTHER").want(t, 200)
 }
 
-// violations returns the code of each field.
+// violations returns the code of each violated field.
 func violations(t *testing.T, a *answer) map[string]string {
 	t.Helper()
 	codes := map[string]string{}
@@ -299,12 +298,12 @@ func violations(t *testing.T, a *answer) map[string]string {
 		codes[m["field"].(string)] = m["code"].(string)
 	}
 	if len(codes) != len(list) {
-		t.Errorf("a field is told twice: %s", a.body)
+		t.Errorf("a field is reported twice: %s", a.body)
 	}
 	return codes
 }
 
-// Every answer of the path says that it is beta, whatever is wrong.
+// Every answer of the path is marked as beta, errors included.
 func TestPPANIsBeta(t *testing.T) {
 	p := &provider{}
 	r := newPPANRig(t, p, nil)
@@ -319,8 +318,8 @@ func TestPPANIsBeta(t *testing.T) {
 	for _, test := range []struct {
 		status       int
 		classifier   string
-		handler      http.Handler // nil: the rig's
-		method, body string       // "": POST, with the token
+		handler      http.Handler // nil means the rig's
+		method, body string       // "" means POST, with the token
 		headers      []string
 		err          error // of the provider
 	}{
@@ -359,7 +358,7 @@ func TestPPANIsBeta(t *testing.T) {
 			a.want(t, test.status, test.classifier)
 		}
 	}
-	// And no other.
+	// No other path is marked.
 	for _, path := range []string{"/tokens", "/integrations/provider", ppanPath + "/", "/integrations/other/obtain-ppan"} {
 		if a := r.do(t, "POST", path, ""); a.header["X-Api-Stability"] != nil {
 			t.Errorf("%s is beta", path)
@@ -367,8 +366,8 @@ func TestPPANIsBeta(t *testing.T) {
 	}
 }
 
-// Without a provider the integration is not enabled, whatever else is sent: its
-// place in the order of checks is in TestOrderOfChecks.
+// Without a provider every request is answered with INTEGRATION_NOT_ENABLED.
+// TestOrderOfChecks tests its place in the order of checks.
 func TestPPANNotEnabled(t *testing.T) {
 	r := newRig(t, nil, &httpapi.Options{ProviderName: "acme"})
 	id := r.importCard(t)
@@ -381,7 +380,7 @@ func TestPPANNotEnabled(t *testing.T) {
 	}
 }
 
-// What is not there and what is another account's are the same to the byte.
+// A token of another account is answered like an unknown one, byte for byte.
 func TestPPANTenants(t *testing.T) {
 	p := &provider{}
 	r := newPPANRig(t, p, nil)
@@ -439,7 +438,7 @@ func TestPPANOfDeadCards(t *testing.T) {
 
 var renewed = card.Expiry{Month: 9, Year: 2035}
 
-// notify tells the vault of the network token that was made last.
+// notify sends the vault a notice about the last network token.
 func (n *wrapped) notify(t testing.TB, v *cardvault.Vault, kind network.NoticeKind) {
 	t.Helper()
 	notice := &network.Notice{
@@ -456,8 +455,8 @@ func (n *wrapped) notify(t testing.TB, v *cardvault.Vault, kind network.NoticeKi
 	}
 }
 
-// What a provider does wrong is answered in one way, and nothing of it is answered
-// or logged that could be a card number.
+// All faults of a provider have the same answer. Neither the answer nor the log contains
+// anything that could be a card number.
 func TestPPANFailures(t *testing.T) {
 	answers := func(p *ppan.Answer, err error) func(context.Context) (*ppan.Answer, error) {
 		return func(context.Context) (*ppan.Answer, error) { return p, err }
@@ -540,14 +539,14 @@ func TestPPANFailures(t *testing.T) {
 	transcript.NoEcho(t, "success", r.log.take())
 }
 
-// A provider that hangs is given up in time, and told so.
+// A hanging provider is given up in time, with 504.
 func TestPPANTimeout(t *testing.T) {
 	for _, test := range []struct {
 		name           string
 		ppan, timeout  time.Duration
 		after          time.Duration
 		status         int
-		ignoresTheTime bool // for a while
+		ignoresTheTime bool // returns late
 	}{
 		{"defaults", 0, 0, 10 * time.Second, 504, false},
 		{"a quick vault", time.Second, 0, time.Second, 504, false},
@@ -595,7 +594,7 @@ func TestPPANTimeout(t *testing.T) {
 	}
 }
 
-// A client that goes away ends the call, which is no failure of the provider's.
+// A client that disconnects cancels the call, which is not a failure of the provider.
 func TestPPANClientGone(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -615,7 +614,7 @@ func TestPPANClientGone(t *testing.T) {
 	}
 }
 
-// Nothing of an answer is stored: an idempotency key does not count, whatever it is.
+// Answers are not stored: an idempotency key of any form is ignored.
 func TestPPANIsNotRepeatable(t *testing.T) {
 	p := &provider{}
 	r := newPPANRig(t, p, nil)
@@ -635,7 +634,7 @@ func TestPPANIsNotRepeatable(t *testing.T) {
 	}
 }
 
-// The log says who asked for which token, and nothing of the request.
+// The log names the caller and the token, and nothing else of the request.
 func TestPPANLog(t *testing.T) {
 	r := newPPANRig(t, &provider{}, &httpapi.Options{ProviderName: "acme"})
 	id := r.importCard(t)
@@ -669,7 +668,7 @@ func TestProviderName(t *testing.T) {
 		for _, test := range []struct {
 			path    string
 			headers []string
-			prefix  string // of the fields that are refused; "" for none
+			prefix  string // of the refused fields; "" for none
 		}{
 			{path, own, ""},
 			{path, slices.Concat(own, []string{"X-Provider-Aid", "", "X-Provider-Hash", "a", "X-Provider-Hash", "b"}), ""},
@@ -696,7 +695,7 @@ func TestProviderName(t *testing.T) {
 				t.Errorf("%s: %v, %d requests", test.path, got, len(sent))
 			}
 		}
-		// Every violation has the name, also those of the vault.
+		// All violations use the name, including the vault's.
 		bad := append(own[2:], own[0], "é", own[0], "é")
 		bad[1] = strings.Repeat("x", 256)
 		a := r.do(t, "POST", path, tokenBody(id), bad...)
@@ -712,13 +711,13 @@ func TestProviderName(t *testing.T) {
 		r.do(t, "POST", "/integrations/acme/obtain-ppan", "").want(t, 404)
 		r.do(t, "POST", "/integrations//obtain-ppan", "").want(t, 404)
 	}
-	// A handler does not serve the provider of another.
+	// A handler does not serve another provider's name.
 	newPPANRig(t, p, &httpapi.Options{ProviderName: "one"})
 	newPPANRig(t, p, &httpapi.Options{ProviderName: "two"}).do(t, "POST", "/integrations/one/obtain-ppan", "").want(t, 404)
 	v := newRig(t, nil, nil).vault
 	for _, name := range []string{"Acme", "a_b", "a.b", "a/b", "*", " ", "a b", "é", "a\n", strings.Repeat("x", 41)} {
 		if h, err := httpapi.NewHandler(v, &httpapi.Options{ProviderName: name}); err == nil || h != nil {
-			t.Errorf("the name %q is taken", name)
+			t.Errorf("the name %q is accepted", name)
 		}
 	}
 }

@@ -164,7 +164,7 @@ func TestQuerySpan(t *testing.T) {
 		{"from=0000-01-01T00:00:00.0000001Z", "0000-01-01T00:00:00.0000001", ""},
 		{"to=2024-01-01T00:00:00.000000999Z", "", "2024-01-01T00:00:00.000000999"},
 		{"to=0001-01-01T00:00:00Z", "", "0001-01-01T00:00:00.000000001"},
-		// In order, but without a microsecond between them.
+		// In order, without a microsecond between them.
 		{"from=2024-01-01T00:00:00.0000001Z&to=2024-01-01T00:00:00.0000009Z", "2024-01-01T00:00:00.0000001", "2024-01-01T00:00:00.0000009"},
 		{"from=2024-01-01T23:59:59.9999995Z&to=2024-01-01", "2024-01-01T23:59:59.9999995", "2024-01-01T23:59:59.999999999"},
 	}
@@ -232,8 +232,8 @@ func spanCodes(t *testing.T, raw string) string {
 	return codes(v)
 }
 
-// What readQuery accepts url.ParseQuery does too, with the same values, and
-// the other way round within our limits.
+// url.ParseQuery accepts every query that readQuery accepts, with the same values. The
+// converse holds within our limits.
 func FuzzQuery(f *testing.F) {
 	for _, raw := range []string{
 		"", "limit=1&page=2&sort=created_at+asc", "from=2024-02-29&to=2024-02-29T00:00:00.5+02:00", "scheme=VISA,,American%20Express&scheme=",
@@ -268,7 +268,7 @@ func FuzzQuery(f *testing.F) {
 			t.Errorf("%q: %+v", raw, r)
 		}
 		if len(v) == 0 && want.Has("to") && r.to.IsZero() {
-			t.Errorf("%q: a bound reads as none", raw)
+			t.Errorf("%q: a bound is ignored", raw)
 		}
 		for i, x := range v {
 			if messages[x.Code] == "" || strings.Contains(x.Message, "%!") || !strings.HasPrefix(x.Field, "query.") {

@@ -22,8 +22,8 @@ func (r *rig) importWithCode(t testing.TB) string {
 	return a.member(t, "id")
 }
 
-// wantCode checks whether the security code of a token is available: until when,
-// or "".
+// wantCode checks the announced end of a token's security code. "" means that no code is
+// available.
 func (r *rig) wantCode(t testing.TB, id, until string) {
 	t.Helper()
 	want := `{"security_code_available":false,"expires_at":null}`
@@ -37,10 +37,10 @@ func (r *rig) wantCode(t testing.TB, id, until string) {
 	}
 }
 
-// A security code goes at the instant that was told, not before and not after.
+// A security code expires at the announced instant, not before and not after.
 func TestSecurityCodeExpiry(t *testing.T) {
 	for _, test := range []struct {
-		ttl, life time.Duration // of the code and of the token; 0: default, for ever
+		ttl, life time.Duration // of code and token; 0 means the default for the code, no expiry for the token
 		until     string
 		after     time.Duration
 	}{
@@ -140,7 +140,7 @@ func TestRefreshAfterConsume(t *testing.T) {
 	})
 }
 
-// A session that refreshes a code is good for that alone, once, while the token is there.
+// A refresh session works for its refresh only, once, while the token exists.
 func TestRefreshSession(t *testing.T) {
 	r := newRig(t, nil, nil)
 	id := r.importWithCode(t)
@@ -157,7 +157,7 @@ func TestRefreshSession(t *testing.T) {
 	if r.do(t, "POST", "/tokens/"+id+"/refresh-session", "").member(t, "session_id") == first {
 		t.Error("one session for two requests")
 	}
-	// Until it is completed the old code stays.
+	// The old code stays until the session is completed.
 	if a := r.do(t, "GET", "/tokens/"+id+"/security-code", ""); !strings.HasPrefix(a.body, `{"security_code_available":true,`) {
 		t.Error(a.body)
 	}
@@ -168,11 +168,11 @@ func TestRefreshSession(t *testing.T) {
 	if _, err := r.vault.RefreshSecurityCode(t.Context(), cardvault.NewSessionID(parseUUID(t, first)), card.NewSecurityCode([]byte("246"))); err == nil {
 		t.Error("the code of a deleted token is refreshed")
 	}
-	// The repetition is not a way to a session of a token that is gone.
+	// A replay does not return the session of a deleted token.
 	r.do(t, "POST", "/tokens/"+id+"/refresh-session", "", "Idempotency-Key", "k").want(t, 404, "NOT_FOUND")
 }
 
-// What a vault forgets, such as in a restart, is not available.
+// A code that the cache has lost, for example in a restart, is not available.
 func TestSecurityCodeIsLost(t *testing.T) {
 	r := newRig(t, nil, nil)
 	id := r.importWithCode(t)
@@ -181,7 +181,7 @@ func TestSecurityCodeIsLost(t *testing.T) {
 	r.do(t, "POST", "/tokens/"+id+"/consume", "").want(t, 204)
 }
 
-// A brokenCache is a cache of security codes that fails, at once or after a while.
+// A brokenCache is a security-code cache that fails, at once or after a delay.
 type brokenCache struct {
 	store.CodeCache
 	hangs bool
@@ -202,7 +202,7 @@ func (c brokenCache) Put(ctx context.Context, _ uuid.UUID, _ []byte, _ time.Dura
 func (c brokenCache) Get(ctx context.Context, _ uuid.UUID) ([]byte, error) { return nil, c.fail(ctx) }
 func (c brokenCache) Delete(ctx context.Context, _ uuid.UUID) error        { return c.fail(ctx) }
 
-// A cache that fails takes nothing down but what is about the code.
+// A failing cache affects only calls about the code.
 func TestBrokenCodeCache(t *testing.T) {
 	for _, hangs := range []bool{false, true} {
 		inBubble(t, func(t *testing.T) {
@@ -223,7 +223,7 @@ func TestBrokenCodeCache(t *testing.T) {
 			if sent := p.take(); len(sent) != 1 || sent[0].code != "" {
 				t.Errorf("sent %+v", sent)
 			}
-			// Whether the code is still there is not known.
+			// The code may or may not still be there.
 			for range 2 {
 				takes("consume", time.Second, func() {
 					a := r.do(t, "POST", "/tokens/"+id+"/consume", "", "Idempotency-Key", "k")

@@ -41,8 +41,8 @@ func (r *rig) newSession(t testing.TB) string {
 	return "/sessions/" + id.ID.UUID().String()
 }
 
-// completion returns the body that completes a session with claims, as a browser
-// makes it out of what a GET of the session has answered. An sid may be "".
+// completion returns the body with which a browser completes a session, from the answer of
+// its GET. An sid may be "".
 func completion(t testing.TB, session *answer, claims, sid string) string {
 	t.Helper()
 	return fmt.Sprintf(`{"action":%q,"result":{"enc_payload":%q}}`, session.member(t, "next_action"), encrypt(t, session, claims, sid))
@@ -54,7 +54,7 @@ func encrypt(t testing.TB, session *answer, claims, sid string) string {
 	return transcript.Encrypt(t, session.transcript(), claims, sid)
 }
 
-// clients is an Options.ClientAddr that takes each request for one of another client.
+// clients is an Options.ClientAddr that gives each request an address of its own.
 func clients() func(*http.Request) netip.Addr {
 	var n atomic.Uint32
 	return func(*http.Request) netip.Addr {
@@ -63,7 +63,7 @@ func clients() func(*http.Request) netip.Addr {
 	}
 }
 
-// A browser needs no key, whatever is asked for card art.
+// A browser needs no key, even where card art does.
 func TestSession(t *testing.T) {
 	for _, opts := range []*httpapi.Options{nil, {CardArtRequiresKey: true, RateLimit: httpapi.RateLimit{PerSecond: 1e-6}}} {
 		inBubble(t, func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestSession(t *testing.T) {
 	}
 }
 
-// A session makes a token of the account that it is of, whosever key is sent.
+// A session makes a token in its own account, whichever key is sent.
 func TestSessionAccount(t *testing.T) {
 	r := newRig(t, nil, nil)
 	other := r.newAccount(t, nil)
@@ -119,7 +119,7 @@ func TestSessionAccount(t *testing.T) {
 	}
 }
 
-// No log names a session, nor what was entered there.
+// Logs name neither a session nor the data entered there.
 func TestSessionLog(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
@@ -141,13 +141,13 @@ func TestSessionLog(t *testing.T) {
 			}
 		}
 		if strings.Contains(log, id[:8]) || strings.Contains(log, pan) {
-			t.Errorf("the log tells of the session: %s", log)
+			t.Errorf("the log names the session or its card: %s", log)
 		}
 		transcript.NoEcho(t, "log", log)
 	})
 }
 
-// Of many that complete a session one does: there is one token.
+// One of many concurrent completions succeeds, and makes one token.
 func TestCompletionRace(t *testing.T) {
 	r := newRig(t, nil, nil)
 	s := newServer(t, r.handler, false)
@@ -176,7 +176,7 @@ func TestCompletionRace(t *testing.T) {
 		})
 	}
 	group.Wait()
-	// Whoever comes late enough meets the limit of failures.
+	// A late completion may be refused by the limit of failures.
 	if done, late := statuses[200].Load(), statuses[409].Load()+statuses[429].Load(); done != 1 || late != n-1 {
 		t.Errorf("%d completions succeed, %d are late", done, late)
 	}
@@ -220,7 +220,7 @@ func TestSessionInNode(t *testing.T) {
 	})
 }
 
-// Pages of the origins that are allowed may make these calls, and no others.
+// Pages of allowed origins may make these calls; other pages may not.
 func TestCORS(t *testing.T) {
 	r := newRig(t, nil, &httpapi.Options{AllowedOrigins: []string{shop, "http://localhost:8080"}})
 	strict := newHandler(t, r.vault, nil)
@@ -248,7 +248,7 @@ func TestCORS(t *testing.T) {
 		{r.handler, "GET", path, shop + ", " + shop, 200, false},
 		{r.handler, "GET", path, "http://localhost", 200, false},
 		{strict, "GET", path, shop, 200, false},
-		// A page is to learn what is wrong.
+		// A page can read the error.
 		{r.handler, "GET", "/sessions/x", shop, 404, true},
 		{r.handler, "DELETE", path, shop, 405, true},
 		{r.handler, "POST", path + complete, shop, 400, true},
@@ -259,7 +259,7 @@ func TestCORS(t *testing.T) {
 		{r.handler, "OPTIONS", path, "https://evil.example", 204, false},
 		{r.handler, "OPTIONS", path, "", 204, false},
 		{strict, "OPTIONS", path + complete, shop, 204, false},
-		// Elsewhere nothing is allowed to anybody.
+		// All other paths allow no origin.
 		{r.handler, "GET", token, shop, 200, false},
 		{r.handler, "GET", "/tokens", shop, 200, false},
 		{r.handler, "OPTIONS", token, shop, 405, false},
@@ -310,8 +310,8 @@ func TestCORS(t *testing.T) {
 	}
 }
 
-// Sessions of an account are for the pages of its own shop, whether they make the calls
-// themselves or hold the frame that does.
+// An account's sessions are only for the pages of its own shop, whether the page makes the
+// calls itself or embeds the frame.
 func TestAccountOrigins(t *testing.T) {
 	const second = "https://second.example"
 	shops := map[uuid.UUID][]string{}
@@ -334,7 +334,7 @@ func TestAccountOrigins(t *testing.T) {
 	for path, own := range map[string]string{r.newSession(t): shop, "/sessions/" + id.ID.UUID().String(): second} {
 		foreign := map[string]string{shop: second, second: shop}[own]
 		open := send(t, r.handler, "GET", path, "")
-		open.want(t, 200) // as the shop's server reads it
+		open.want(t, 200) // read by the shop's server
 		digits := completion(t, open, refused, "")
 		for _, test := range []struct {
 			what    string
@@ -365,13 +365,13 @@ func TestAccountOrigins(t *testing.T) {
 			}
 		}
 		if a := send(t, r.handler, "GET", path, "", "Origin", foreign); a.header.Get("Access-Control-Allow-Origin") != foreign {
-			t.Error("a page is not told what is wrong")
+			t.Error("a page cannot read the error")
 		}
-		// Without a session there is nothing to say of origins.
+		// An unknown session is answered with 404, whatever the origin.
 		send(t, r.handler, "GET", "/sessions/"+uuid.NewString(), "", "Origin", foreign).want(t, 404)
 	}
 	if total := r.total(t); total != 0 {
-		t.Errorf("%d tokens came of foreign pages", total)
+		t.Errorf("%d tokens were made by foreign pages", total)
 	}
 }
 
@@ -396,16 +396,16 @@ func TestAllowedOrigins(t *testing.T) {
 			t.Errorf("the error repeats %q", origin)
 		}
 	}
-	// What the caller does with its list afterwards changes nothing.
+	// Later changes to the caller's slice have no effect.
 	origins := []string{shop}
 	h := newHandler(t, r.vault, &httpapi.Options{AllowedOrigins: origins})
 	origins[0] = "https://evil.example"
 	if a := send(t, h, "OPTIONS", "/sessions/x", "", "Origin", shop); a.header.Get("Access-Control-Allow-Origin") != shop {
-		t.Error("the list is not the handler's own")
+		t.Error("the handler shares the caller's list")
 	}
 }
 
-// wantLimit checks that an answer is that of a limit, with seconds to wait.
+// wantLimit checks that an answer is RATE_LIMITED, with seconds to wait.
 func wantLimit(t *testing.T, a *answer, seconds int) {
 	t.Helper()
 	a.want(t, 429, "RATE_LIMITED")
@@ -415,7 +415,7 @@ func wantLimit(t *testing.T, a *answer, seconds int) {
 	}
 }
 
-// A session is read 60 times a minute, whether it is there or not.
+// A session can be read 60 times a minute, known or not.
 func TestSessionReads(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, &httpapi.Options{AllowedOrigins: []string{shop}})
@@ -433,32 +433,32 @@ func TestSessionReads(t *testing.T) {
 			a := send(t, r.handler, "GET", test.path, "", "Origin", shop, "X-Api-Version", "2.0")
 			wantLimit(t, a, 1)
 			if a.header.Get("Access-Control-Allow-Origin") != shop {
-				t.Errorf("%s: the page is not told", name)
+				t.Errorf("%s: the page cannot read the answer", name)
 			}
 			send(t, r.handler, "OPTIONS", test.path, "").want(t, 204)
 		}
 		send(t, r.handler, "GET", second, "").want(t, 200)
-		for range 100 { // what is no id is nobody's
+		for range 100 { // a malformed id is not counted
 			send(t, r.handler, "GET", "/sessions/x", "").want(t, 404)
 		}
 		time.Sleep(time.Second)
 		open := send(t, r.handler, "GET", path, "")
 		open.want(t, 200)
 		wantLimit(t, send(t, r.handler, "GET", path, ""), 1)
-		// Completing it is not reading it.
+		// Completing a session is not a read.
 		send(t, r.handler, "POST", path+"/complete-action", completion(t, open, entered, "")).want(t, 200)
 	})
 }
 
-// A client may fail to complete sessions 30 times a minute, and as often make up ids.
-// Neither keeps a session that has not failed from being completed.
+// A client may fail to complete sessions 30 times a minute, and make up as many ids.
+// Neither limit keeps a fresh session from being completed.
 func TestFailedCompletions(t *testing.T) {
 	var client netip.Addr
 	opts := &httpapi.Options{ClientAddr: func(*http.Request) netip.Addr { return client }}
 	addresses := []string{"192.0.2.1", "192.0.2.2", "::ffff:192.0.2.3", "2001:db8::1", "2001:db8:0:1::1", ""}
 	same := map[string]string{"::ffff:192.0.2.3": "192.0.2.3", "2001:db8::1": "2001:db8::ffff:ffff:ffff:ffff", "2001:db8:0:1::1": "2001:db8:0:1:8000::%eth0"}
 	for name, test := range map[string]struct {
-		stranger bool // to the vault is the id
+		stranger bool // the vault does not know the id
 		fail     func(path, payload, bad string) (string, string, int)
 	}{
 		"refused card": {false, func(path, _, bad string) (string, string, int) { return path, bad, 200 }},
@@ -499,7 +499,7 @@ func TestFailedCompletions(t *testing.T) {
 				for _, address := range addresses {
 					client, _ = netip.ParseAddr(address)
 					for i := range 30 {
-						if i%4 == 0 { // a session takes five cards
+						if i%4 == 0 { // a session accepts five cards
 							path = r.newSession(t)
 						}
 						if a, status := fail(); a.status != status {
@@ -520,7 +520,7 @@ func TestFailedCompletions(t *testing.T) {
 						limited()
 					}
 					succeed()
-					// Places of the one sort are none of the other.
+					// The two limits are separate.
 					if other := complete("/sessions/x", good); (other.status == 429) != test.stranger {
 						t.Errorf("%s: an id that never was is answered %d", address, other.status)
 					}
@@ -529,7 +529,7 @@ func TestFailedCompletions(t *testing.T) {
 					}
 					send(t, r.handler, "GET", path, "").want(t, 200)
 				}
-				// Those that succeed cost nothing.
+				// Completions that succeed cost nothing.
 				time.Sleep(2 * time.Second)
 				for range 40 {
 					succeed()
@@ -544,7 +544,7 @@ func TestFailedCompletions(t *testing.T) {
 	}
 }
 
-// Nobody waits for more than a minute, however much has failed.
+// The longest wait is a minute, after any number of failures.
 func TestDebt(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
@@ -562,7 +562,7 @@ func TestDebt(t *testing.T) {
 	})
 }
 
-// What fails for a reason of the vault's own is not held against a client.
+// A failure of the vault itself is not held against the client.
 func TestFailuresOfTheVault(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
@@ -577,8 +577,8 @@ func TestFailuresOfTheVault(t *testing.T) {
 	})
 }
 
-// Of many at a time as many are let in as may fail. The others are refused before their
-// bodies are read.
+// Of concurrent requests only as many are let in as may fail. The others are refused before
+// their bodies are read.
 func TestFailuresAtOnce(t *testing.T) {
 	const n = 40
 	for name, test := range map[string]struct {
@@ -587,7 +587,7 @@ func TestFailuresAtOnce(t *testing.T) {
 		status int
 	}{
 		"ids that never were": {false, 30, 404},
-		"one session":         {true, 31, 422}, // as one that has not failed it is let in beside
+		"one session":         {true, 31, 422}, // one more, as a session without a failure
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -608,7 +608,7 @@ func TestFailuresAtOnce(t *testing.T) {
 							return
 						}
 						req.RemoteAddr, req.ContentLength = "192.0.2.1:1", -1
-						req.ProtoMajor = 2 // which reads nothing that nobody wants
+						req.ProtoMajor = 2 // which does not read an unwanted body
 						req.Header.Set("Content-Type", "application/json")
 						w := &statusWriter{header: http.Header{}}
 						r.handler.ServeHTTP(w, req)
@@ -632,7 +632,7 @@ func TestFailuresAtOnce(t *testing.T) {
 				}
 				again := func() *answer { return send(t, r.handler, "POST", path+"/complete-action", "{}") }
 				if test.known {
-					wantLimit(t, again(), 4) // also for the one that was let in beside
+					wantLimit(t, again(), 4) // for the extra request too
 					time.Sleep(2 * time.Second)
 				}
 				wantLimit(t, again(), 2)
@@ -644,7 +644,7 @@ func TestFailuresAtOnce(t *testing.T) {
 	}
 }
 
-// A gate is a body that is not read before it is released.
+// A gate is a body that blocks its reader until released.
 type gate struct{ arrived, release chan struct{} }
 
 func (g *gate) Read(p []byte) (int, error) {
@@ -666,8 +666,8 @@ func (w *statusWriter) Header() http.Header         { return w.header }
 func (w *statusWriter) WriteHeader(status int)      { w.status = status }
 func (w *statusWriter) Write(p []byte) (int, error) { return len(p), nil }
 
-// TestIdentificationLimits: who has cards identified in vain is limited like who has
-// them refused, and what is sent to a session that has a card counts as a failure.
+// TestIdentificationLimits: failed identifications are limited like refused cards. A
+// request to a session that already has a card is a failure too.
 func TestIdentificationLimits(t *testing.T) {
 	var client netip.Addr
 	for what, state := range map[string]idv.State{"failed": idv.Failed, "pending": idv.Pending} {
@@ -686,7 +686,7 @@ func TestIdentificationLimits(t *testing.T) {
 			v = verifier(state)
 			for _, path := range paths {
 				if state == idv.Failed {
-					for range 3 { // however often it is read
+					for range 3 { // more reads count no more
 						if a := send(t, r.handler, "GET", path, ""); a.member(t, "status") != "failed" {
 							t.Fatal(a.body)
 						}
@@ -706,7 +706,7 @@ func TestIdentificationLimits(t *testing.T) {
 	}
 }
 
-// A verifier is an idv.Provider whose look-ups find a state.
+// A verifier is an idv.Provider whose look-ups return a fixed state.
 type verifier idv.State
 
 func (v *verifier) Info() idv.Info { return idv.Info{Name: "verifier"} }
@@ -719,7 +719,7 @@ func (v *verifier) LookupIdentification(_ context.Context, r *idv.LookupRequest)
 	return &idv.Result{State: idv.State(*v), Reference: r.Reference}, nil
 }
 
-// Each reason is told to people in a sentence.
+// Each reason has a sentence for people.
 func TestReasons(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, &cardvault.Options{Schemes: []card.Scheme{card.VISA}}, nil)

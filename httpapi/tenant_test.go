@@ -14,8 +14,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Racing requests under one idempotency key make one token and are all
-// answered with it.
+// Racing requests under one idempotency key make one token and have the same answer.
 func TestIdempotencyRace(t *testing.T) {
 	r := newRig(t, nil, nil)
 	s := newServer(t, r.handler, false)
@@ -61,11 +60,11 @@ func TestIdempotencyRace(t *testing.T) {
 		}
 	}
 	if total := r.total(t); total != 1 || first != 1 {
-		t.Errorf("%d tokens, %d answers that are no replay", total, first)
+		t.Errorf("%d tokens, %d answers that are not replays", total, first)
 	}
 }
 
-// Who may do what to which id.
+// The status for each combination of endpoint, key and id.
 func TestTenants(t *testing.T) {
 	inBubble(t, testTenants)
 }
@@ -86,9 +85,9 @@ func testTenants(t *testing.T) {
 		return tok.ID.String()
 	}
 	paid := newToken(r.vault)
-	webhooks := map[*cardvault.Vault]string{} // the last one that was made
+	webhooks := map[*cardvault.Vault]string{} // the latest of each account
 	newWebhook := func(v *cardvault.Vault) string {
-		if id, ok := webhooks[v]; ok { // an account can have so many
+		if id, ok := webhooks[v]; ok { // an account may have only a few
 			if err := v.DeleteWebhook(t.Context(), parseUUID(t, id)); err != nil && !errors.Is(err, cardvault.ErrNotFound) {
 				t.Fatal(err)
 			}
@@ -109,7 +108,7 @@ func testTenants(t *testing.T) {
 	otherID, otherKey := newKey(other, 0, all...)
 	writer := r.newKeyBelow(t, r.vault, r.principal.ID, cardvault.ScopeAPIKeysWrite)
 	time.Sleep(2 * time.Second)
-	// A checksum that is wrong, and one that is right on a secret that is not.
+	// A wrong checksum, and an unknown secret with a right checksum.
 	malformed := r.key[:len(r.key)-1] + string('0'+(r.key[len(r.key)-1]-'0'+1)%10)
 	unknown := newRig(t, nil, nil).key
 
@@ -120,7 +119,7 @@ func testTenants(t *testing.T) {
 	for _, e := range []struct {
 		name, method, path, body string
 		scope                    cardvault.Scope
-		object                   func(v *cardvault.Vault) string // makes what {id} names
+		object                   func(v *cardvault.Vault) string // makes the object of {id}
 		status                   int
 	}{
 		{"session", "POST", "/tokens/session", "{}", cardvault.ScopeSessionsCreate, nil, 200},
@@ -151,7 +150,7 @@ func testTenants(t *testing.T) {
 		{"create key", "POST", "/api-keys", `{"label":"l","scopes":["api-keys:write"]}`, cardvault.ScopeAPIKeysWrite, nil, 200},
 		{"list keys", "GET", "/api-keys", "", cardvault.ScopeAPIKeysRead, nil, 200},
 		{"delete key", "DELETE", "/api-keys/{id}", "", cardvault.ScopeAPIKeysWrite, func(v *cardvault.Vault) string {
-			by := writer.ID // is below the key that has every scope
+			by := writer.ID // the key with every scope made it
 			if v == other {
 				by = parseUUID(t, otherID)
 			}
@@ -176,7 +175,7 @@ func testTenants(t *testing.T) {
 		}
 		_, wrongScope := newKey(r.vault, 0, lacking...)
 		enough := []cardvault.Scope{e.scope}
-		if e.name == "create webhook" || e.name == "update webhook" { // which has tokens sent
+		if e.name == "create webhook" || e.name == "update webhook" { // tokens will be sent to it
 			enough = append(enough, cardvault.ScopeTokensRead)
 		}
 		_, oneScope := newKey(r.vault, 0, enough...)
@@ -197,19 +196,19 @@ func testTenants(t *testing.T) {
 		var absent *answer
 		for _, key := range []struct {
 			name, text string
-			status     int // 0: by the id
+			status     int // 0: depends on the id
 		}{
 			{"none", "", 401}, {"malformed", malformed, 401}, {"unknown", unknown, 401}, {"revoked", revoked, 401}, {"expired", expired, 401},
 			{"lower case", strings.ToLower(r.key), 401}, {"cut", r.key[:len(r.key)-1], 401}, {"of the live mode", strings.Replace(r.key, "test", "live", 1), 401},
 			{"wrong scope", wrongScope, 403}, {"right", r.key, 0}, {"right and nothing else", oneScope, 0},
-			// The last: what it may do shows that nobody else did it.
+			// Last: that its calls succeed shows that no other key made them.
 			{"other", otherKey, 0},
 		} {
 			for kind, id := range ids {
 				where := fmt.Sprintf("%s with key %s and id %s", e.name, key.name, kind)
 				mine := kind == "own" || kind == "upper case"
 				if mine && e.object != nil {
-					id = e.object(r.vault) // a fresh one, as it may be deleted
+					id = e.object(r.vault) // a fresh one, since it may be deleted
 				}
 				if kind == "upper case" {
 					id = strings.ToUpper(id)
@@ -233,13 +232,13 @@ func testTenants(t *testing.T) {
 				if a.status != 404 {
 					continue
 				}
-				// Not there and not yours are the same to the byte.
+				// Missing and foreign objects have the same answer, byte for byte.
 				a.header.Del("X-Request-Id")
 				if absent == nil {
 					absent = a
 				}
 				if a.body != absent.body || headerText(a.header) != headerText(absent.header) {
-					t.Errorf("%s tells more than %+v: %+v", where, absent, a)
+					t.Errorf("%s: a 404 differs from the others: %+v and %+v", where, absent, a)
 				}
 			}
 		}

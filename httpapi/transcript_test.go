@@ -13,8 +13,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the answers in testdata/transcripts")
 
-// TestTranscripts plays the documented behaviour, which package transcript explains.
-// With -update the answers are written as they are: read them.
+// TestTranscripts plays the documented behaviour, which package transcript explains. With
+// -update it rewrites the expected answers: review them.
 func TestTranscripts(t *testing.T) {
 	for _, file := range transcript.Files(t, "testdata/transcripts") {
 		t.Run(file.Name, func(t *testing.T) {
@@ -25,13 +25,13 @@ func TestTranscripts(t *testing.T) {
 	}
 }
 
-// TestTranscriptsOmitAbsent plays the same with answers that have no null.
+// TestTranscriptsOmitAbsent plays the same without nulls in answers.
 func TestTranscriptsOmitAbsent(t *testing.T) {
 	playAll(t, transcript.Setup{OmitAbsent: true})
 }
 
-// TestTranscriptsIgnoreUnknown plays the same with requests that have unknown members and
-// parameters: the answers are the same.
+// TestTranscriptsIgnoreUnknown plays the same with unknown members and parameters in
+// requests: the answers stay the same.
 func TestTranscriptsIgnoreUnknown(t *testing.T) {
 	playAll(t, transcript.Setup{IgnoreUnknown: true})
 }

@@ -31,7 +31,7 @@ func (r *rig) newWebhook(t testing.TB, v *cardvault.Vault) string {
 	return w.ID.String()
 }
 
-// lastEvent returns the id of the last event of v's account, when it is delivered.
+// lastEvent returns the id of the last event of v's account, once it is delivered.
 func (r *rig) lastEvent(t testing.TB, v *cardvault.Vault) string {
 	t.Helper()
 	if err := r.vault.Drain(t.Context()); err != nil {
@@ -48,7 +48,7 @@ func (r *rig) lastEvent(t testing.TB, v *cardvault.Vault) string {
 	return sent.Items[0].EventID.String()
 }
 
-// A sender is a transcript.Sender that remembers what it has sent.
+// A sender is a transcript.Sender that records its deliveries.
 type sender struct {
 	transcript.Sender
 
@@ -63,7 +63,7 @@ func (s *sender) Send(ctx context.Context, d *cardvault.Delivery) (*cardvault.Se
 	return s.Sender.Send(ctx, d)
 }
 
-// take returns what was sent, and forgets it.
+// take returns the recorded deliveries and clears them.
 func (s *sender) take() []*cardvault.Delivery {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,8 +71,8 @@ func (s *sender) take() []*cardvault.Delivery {
 	return s.sent
 }
 
-// Where events go decides who reads tokens. What else there is to webhooks does not: a
-// secret, a test and the log hold none, and a redelivery goes where events went before.
+// Setting a URL needs the scope to read tokens, since events carry them. Secrets, tests and
+// the log carry no token, and a redelivery goes to known URLs.
 func TestWebhookScopes(t *testing.T) {
 	r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)
 	path := "/webhooks/" + r.newWebhook(t, r.vault)
@@ -140,7 +140,7 @@ func TestWebhookLimits(t *testing.T) {
 	create(r.key, 100, 1).want(t, 200)
 }
 
-// A tidy sender takes only URLs that name the account.
+// A tidy sender accepts only URLs that contain the account's id.
 type tidy struct{ sender }
 
 func (*tidy) Check(t *cardvault.Target) error {
@@ -150,7 +150,7 @@ func (*tidy) Check(t *cardvault.Target) error {
 	return nil
 }
 
-// One answer names all that is wrong, also what the vault and its sender know.
+// One answer names all violations, including the vault's and the sender's.
 func TestViolationsTogether(t *testing.T) {
 	r := newRig(t, &cardvault.Options{Webhooks: new(tidy)}, nil)
 	a := r.do(t, "POST", "/webhooks", `{"url":"https://hook.example/`+r.account(t).ID.String()+`"}`)
@@ -176,8 +176,8 @@ func TestViolationsTogether(t *testing.T) {
 	}
 }
 
-// The secret that was shown signs, those before it for a day more, and none stands
-// anywhere else.
+// The latest secret signs, earlier ones for one more day, and secrets are shown nowhere
+// else.
 func TestSigningSecret(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := &sender{}
@@ -233,14 +233,14 @@ func TestSigningSecret(t *testing.T) {
 		others += r.log.take()
 		for _, secret := range shown {
 			if strings.Contains(others, secret) {
-				t.Error("a secret is shown once more")
+				t.Error("a secret is shown again")
 			}
 		}
 	})
 }
 
-// A secret that is made is shown: one that nobody knows would end the one in use. So
-// nothing is read after it.
+// A rotated secret must be shown: an unknown new secret would replace the one in use. So
+// nothing is read after it is made.
 func TestRotationIsLast(t *testing.T) {
 	r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)
 	path := "/webhooks/" + r.newWebhook(t, r.vault) + "/rotate-secret"
@@ -257,7 +257,7 @@ func (s mute) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.faultyStore.Update(ctx, fn)
 }
 
-// A webhook is tested once at a time.
+// A webhook can be tested by one request at a time.
 func TestWebhookTestsAtATime(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)
@@ -276,15 +276,15 @@ func TestWebhookTestsAtATime(t *testing.T) {
 	})
 }
 
-// An event that nobody takes is not delivered again, also not under a key that is used
-// once more when somebody does.
+// An event without an enabled webhook is not delivered again. The same idempotency key
+// works later, once there is one.
 func TestRedeliverToNobody(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := &sender{}
 		r := newRig(t, &cardvault.Options{Webhooks: s}, nil)
 		hook := "/webhooks/" + r.newWebhook(t, r.vault)
 		r.importCard(t)
-		time.Sleep(time.Second) // what was imported within a microsecond is due a little later
+		time.Sleep(time.Second) // events of the same microsecond are due a little later
 		path := "/events/" + r.lastEvent(t, r.vault) + "/redeliver"
 		r.do(t, "PATCH", hook, `{"status":"disabled"}`).want(t, 200)
 		s.take()
@@ -299,7 +299,7 @@ func TestRedeliverToNobody(t *testing.T) {
 	})
 }
 
-// A test ends with the request.
+// A test of a webhook ends with its request.
 func TestWebhookTestThatIsLate(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, &httpapi.Options{Timeout: 5 * time.Second})

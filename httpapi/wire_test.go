@@ -19,7 +19,7 @@ const (
 	timeForm = `"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"`
 )
 
-// tokenTable has each member of a token, the form of its value, and whether it may be
+// tokenTable lists each member of a token, the form of its value, and whether it may be
 // null.
 var tokenTable = []struct {
 	name, form string
@@ -53,8 +53,8 @@ var tokenTable = []struct {
 	{"fingerprint", `"[0-9a-f]{64}"`, true},
 }
 
-// checkToken checks a token member by member. The names in null are those
-// whose value must be null; all others must have one.
+// checkToken checks a token member by member. The members in null must be null; all others
+// must have a value.
 func checkToken(t *testing.T, body string, null ...string) {
 	t.Helper()
 	var members map[string]json.RawMessage
@@ -104,7 +104,7 @@ func TestTokenMembers(t *testing.T) {
 	bare.want(t, 200)
 	checkToken(t, bare.body, strings.Fields(never+" cardholder_name bank_name segment type country_code business_key import_provider")...)
 
-	// One shape, whoever answers.
+	// All endpoints answer with the same shape.
 	for _, a := range []*answer{full, bare} {
 		got := r.do(t, "GET", "/tokens/"+a.member(t, "id"), "")
 		if got.body != a.body {
@@ -121,7 +121,7 @@ func TestTokenMembers(t *testing.T) {
 	}
 }
 
-// A token that lapses has expires_at, and is gone at that instant.
+// A token with a lifetime has expires_at, and expires at that instant.
 func TestEphemeralToken(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
@@ -177,7 +177,7 @@ func TestFilterNames(t *testing.T) {
 	}
 }
 
-// An inbound request id is taken over if it needs no quotes and holds no card number.
+// An inbound request id is adopted if it needs no quotes and holds no card number.
 func TestRequestID(t *testing.T) {
 	r := newRig(t, nil, nil)
 	seen := map[string]bool{}
@@ -212,13 +212,13 @@ func TestRequestID(t *testing.T) {
 			}
 			seen[got[0]] = true
 			if !test.same && !regexp.MustCompile(`^`+uuidForm+`$`).MatchString(`"`+got[0]+`"`) {
-				t.Errorf("%q is no UUIDv4", got)
+				t.Errorf("%q is not a UUIDv4", got)
 			}
 		}
 	}
 }
 
-// Totals and pages fit each other on every page.
+// Totals match the pages.
 func TestPagination(t *testing.T) {
 	r := newRig(t, nil, nil)
 	const n = 7
@@ -246,7 +246,7 @@ func TestPagination(t *testing.T) {
 				t.Errorf("pagination %s, not %s", body.Pagination, want)
 			}
 			if body.Data == nil {
-				t.Errorf("data is no list: %s", a.body)
+				t.Errorf("data is not a list: %s", a.body)
 			}
 		}
 		if strings.Join(got, " ") != strings.Join(ids, " ") {
@@ -255,7 +255,7 @@ func TestPagination(t *testing.T) {
 	}
 }
 
-// A body that says it is encoded is not read as if it were not.
+// An encoded body is not read as plain.
 func TestContentEncoding(t *testing.T) {
 	r := newRig(t, nil, nil)
 	const body = `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}`
@@ -265,7 +265,7 @@ func TestContentEncoding(t *testing.T) {
 	}
 }
 
-// The JSON of values is the answer of REST, byte for byte, and reads as the same value.
+// A value's JSON equals the REST answer, byte for byte, and decodes to the same value.
 func TestJSON(t *testing.T) {
 	r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)
 	id := r.importCard(t)

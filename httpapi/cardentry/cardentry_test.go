@@ -15,7 +15,8 @@ import (
 
 var shops = []string{"https://shop.example", "http://localhost:8090"}
 
-// shared are the files that pages of other origins read, own those of the frame.
+// shared lists the files that pages of other origins read. own lists the files of the
+// frame.
 var (
 	shared = []string{"card-entry.js", "card-entry.d.ts", "custom-elements.json"}
 	own    = []string{"frame.html", "frame.js", "frame.css"}
@@ -75,11 +76,11 @@ func TestFiles(t *testing.T) {
 			t.Errorf("%s: HEAD answers %d, %d bytes, %v", name, r.StatusCode, r.ContentLength, r.Header)
 		}
 		if r := get(h, "GET", name, "If-None-Match", tag); r.StatusCode != 304 || body(t, r) != "" || r.Header.Get("ETag") != tag {
-			t.Errorf("%s: status %d for what is there already", name, r.StatusCode)
+			t.Errorf("%s: status %d for the version that the client has", name, r.StatusCode)
 		}
 		for _, part := range []string{"bytes=0-1", "bytes=9999999-"} {
 			if r := get(h, "GET", name, "Range", part); r.StatusCode != 200 || r.Header.Get("Accept-Ranges") != "" || body(t, r) != text {
-				t.Errorf("%s: status %d for a part", name, r.StatusCode)
+				t.Errorf("%s: status %d for a range", name, r.StatusCode)
 			}
 		}
 		if r := get(h, "GET", name, "If-None-Match", `"x"`); r.StatusCode != 200 {
@@ -102,8 +103,8 @@ func TestMethodsAndPaths(t *testing.T) {
 	}
 }
 
-// TestOtherOrigins reads files from pages of other origins: those that are allowed get
-// the script and what describes it, and nobody anything else.
+// TestOtherOrigins reads files from pages of other origins. Allowed origins can read the
+// script and its descriptions; all other reads are refused.
 func TestOtherOrigins(t *testing.T) {
 	h := cardentry.NewHandler(shops)
 	for _, name := range slices.Concat(shared, own) {
@@ -127,7 +128,7 @@ func TestOtherOrigins(t *testing.T) {
 			}
 		}
 		if r := get(h, "GET", name, "Origin", shops[0], "Origin", shops[1]); r.Header.Get("Access-Control-Allow-Origin") != "" {
-			t.Errorf("%s is read from two origins at a time", name)
+			t.Errorf("%s is allowed for two origins at once", name)
 		}
 	}
 	for _, name := range shared {
@@ -140,7 +141,7 @@ func TestOtherOrigins(t *testing.T) {
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'; frame-ancestors 'self'"
 
-// TestFrame: the frame names the pages that ask for it, if they may hold it, and no others.
+// TestFrame: the frame lists the requesting pages that may embed it, and no others.
 func TestFrame(t *testing.T) {
 	h := cardentry.NewHandler(shops)
 	many := strings.Repeat("&origin=https://evil.example", 7)
@@ -175,7 +176,7 @@ func TestFrame(t *testing.T) {
 		page := body(t, r)
 		in := regexp.MustCompile(`<meta name="cardvault-origins" content="([^"]*)">`).FindStringSubmatch(page)
 		if in == nil || in[1] != named {
-			t.Errorf("%s: the frame speaks with %q", query, in)
+			t.Errorf("%s: the frame lists the origins %q", query, in)
 		}
 		for _, shop := range shops {
 			if !strings.Contains(named, shop) && strings.Contains(page, shop) {
@@ -183,19 +184,19 @@ func TestFrame(t *testing.T) {
 			}
 		}
 	}
-	// The page differs, so its tag does.
+	// A different page has a different tag.
 	if tag := get(h, "GET", "frame.html").Header.Get("ETag"); tag == get(h, "GET", "frame.html?origin=https://shop.example").Header.Get("ETag") {
-		t.Error("two pages have one tag")
+		t.Error("two pages have the same tag")
 	}
-	// What is in it is text, whatever it is.
+	// An origin is written as text, even if it looks like markup.
 	r := get(cardentry.NewHandler([]string{`"><script>`}), "GET", `frame.html?origin=%22%3E%3Cscript%3E`)
 	if text := body(t, r); !strings.Contains(text, html.EscapeString(`"><script>`)) || strings.Contains(text, `"><script>`) {
-		t.Error("an origin is markup")
+		t.Error("an origin is written as markup")
 	}
 }
 
-// TestFrameHoldsToItsPolicy looks for what the policy of the frame would refuse: inline
-// scripts and styles, and anything of another origin.
+// TestFrameHoldsToItsPolicy searches the frame for anything that its policy would refuse:
+// inline scripts and styles, and anything from another origin.
 func TestFrameHoldsToItsPolicy(t *testing.T) {
 	h := cardentry.NewHandler(nil)
 	page := body(t, get(h, "GET", "frame.html"))

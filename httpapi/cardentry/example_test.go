@@ -8,8 +8,8 @@ import (
 	"github.com/cardvault/cardvault/httpapi/cardentry"
 )
 
-// The component on a server of its own, in front of the vault. Package httpapi serves it by
-// itself.
+// The component is served by a server of its own, in front of the vault. Package httpapi
+// can serve it too.
 func ExampleNewHandler() {
 	mux := http.NewServeMux()
 	mux.Handle("/vault/", http.StripPrefix("/vault", cardentry.NewHandler([]string{"https://shop.example"})))
