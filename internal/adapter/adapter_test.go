@@ -12,7 +12,7 @@ import (
 	"github.com/cardvault/cardvault/ppan"
 )
 
-// A net is a network that says what it is told to. It has no methods besides Info.
+// A net is a network whose Info is given. It has no other methods.
 type net struct {
 	network.Provider
 	info network.Info
@@ -53,21 +53,21 @@ func TestNetwork(t *testing.T) {
 		p    network.Provider
 		want string // in the error, "" for none
 	}{
-		"none":                     {nil, ""},
-		"without powers":           {net{info: network.Info{Name: "n"}}, ""},
-		"with a power":             {suspender{net: net{info: can}}, ""},
-		"with a power below":       {net{net{suspender{net: net{info: can}}, can}, can}, ""},
-		"a power that is not said": {suspender{net: net{info: network.Info{Name: "n"}}}, ""},
-		"a power that is not":      {net{info: can}, "network.Suspender"},
-		"without a name":           {net{}, "Info.Name of Options.Network"},
-		"with another name":        {net{info: network.Info{Name: "my network"}}, "Info.Name of Options.Network"},
+		"none":                             {nil, ""},
+		"without powers":                   {net{info: network.Info{Name: "n"}}, ""},
+		"with a power":                     {suspender{net: net{info: can}}, ""},
+		"with a power below":               {net{net{suspender{net: net{info: can}}, can}, can}, ""},
+		"an undeclared power":              {suspender{net: net{info: network.Info{Name: "n"}}}, ""},
+		"a declared power that is missing": {net{info: can}, "network.Suspender"},
+		"without a name":                   {net{}, "Info.Name of Options.Network"},
+		"with another name":                {net{info: network.Info{Name: "my network"}}, "Info.Name of Options.Network"},
 	} {
 		got, err := adapter.Network(test.p, true)
 		if (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want %q", name, err, test.want)
 		}
-		if unused := name == "a power that is not said"; (len(got.Unused) == 1) != unused {
-			t.Errorf("%s: not used are %q", name, got.Unused)
+		if unused := name == "an undeclared power"; (len(got.Unused) == 1) != unused {
+			t.Errorf("%s: unused: %q", name, got.Unused)
 		}
 		if said := test.p != nil && test.p.Info().Suspender; err == nil && (got.Suspender != nil) != said {
 			t.Errorf("%s: found a Suspender: %v", name, got.Suspender != nil)
@@ -80,7 +80,8 @@ type loop struct{ net }
 
 func (l *loop) Unwrap() network.Provider { return l }
 
-// What cannot be seen through is refused, and the error names the option.
+// TestOpaque: adapters whose layers cannot be unwrapped to the end are refused. The error
+// names the option.
 func TestOpaque(t *testing.T) {
 	deep := network.Provider(net{nil, network.Info{Name: "n", SandboxOnly: true}})
 	for range 16 {
@@ -102,7 +103,7 @@ func TestOpaque(t *testing.T) {
 	}
 }
 
-// No layer hides that one below is for sandboxes.
+// TestSandboxOnly: an outer layer does not hide that an inner one is for sandboxes only.
 func TestSandboxOnly(t *testing.T) {
 	for name, check := range map[string]func(live bool) error{
 		"network": func(live bool) error {
@@ -128,6 +129,6 @@ func TestSandboxOnly(t *testing.T) {
 		t.Error(err)
 	}
 	if adapter.PPAN(payer{}, false) == nil || adapter.IDV(verifier{}, false) == nil {
-		t.Error("a provider without a name is taken")
+		t.Error("a provider without a name is accepted")
 	}
 }

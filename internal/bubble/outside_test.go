@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// An elsewhere waits in real time for a goroutine of its own, as one for a server does.
+// An elsewhere waits in real time for its own goroutine, as a client waits for a server.
 type elsewhere struct {
 	store.Store
 	asked, answered chan struct{}
@@ -25,7 +25,7 @@ func (s elsewhere) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.Store.Update(ctx, fn)
 }
 
-// An impatient store ends a function at its first read, and runs it again.
+// An impatient store aborts a function at its first read, and runs it again.
 type impatient struct{ store.Store }
 
 type unread struct {
@@ -37,7 +37,7 @@ func (unread) Get(store.Kind, uuid.UUID) (*store.Record, error) { panic("not yet
 func (s impatient) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.Store.Update(ctx, func(tx store.Tx) error {
 		func() {
-			defer func() { _ = recover() }() // as it should
+			defer func() { _ = recover() }() // the function panics, as it should
 			_ = fn(unread{tx})
 		}()
 		return fn(tx)
@@ -58,10 +58,10 @@ func TestOutside(t *testing.T) {
 		ctx, begin, id := t.Context(), time.Now(), uuid.New()
 		put := func(tx store.Tx) error {
 			if !time.Now().Equal(begin) {
-				t.Error("the function runs outside")
+				t.Error("the function runs outside the bubble")
 			}
 			if _, err := tx.Get(1, id); !errors.Is(err, store.ErrNotFound) {
-				t.Errorf("a record that nobody has made: %v", err)
+				t.Errorf("a record that was never stored: %v", err)
 			}
 			tx.Put(&store.Record{Kind: 1, ID: id, Version: 1, Due: begin.Add(time.Hour)})
 			return nil
@@ -92,17 +92,17 @@ func TestOutside(t *testing.T) {
 			_, err := tx.Get(1, id)
 			return err
 		}); err != nil || runs != 2 {
-			t.Errorf("a function that the store ends to run it again ran %d times: %v", runs, err)
+			t.Errorf("a function that the store aborts and runs again ran %d times: %v", runs, err)
 		}
 		time.Sleep(time.Hour)
 		err := s.View(ctx, func(tx store.ReadTx) error {
 			due, err := tx.Due(1, store.AllShards, time.Now(), 2)
 			if err != nil || len(due) != 1 || due[0].ID != id {
-				t.Errorf("due are %v, %v", due, err)
+				t.Errorf("due records: %v, %v", due, err)
 			}
 			next, err := tx.Next(1, store.AllShards)
 			if err != nil || !next.Equal(begin.Add(time.Hour)) {
-				t.Errorf("next is %v, %v", next, err)
+				t.Errorf("next due time: %v, %v", next, err)
 			}
 			return nil
 		})
@@ -112,7 +112,7 @@ func TestOutside(t *testing.T) {
 	})
 }
 
-// A remote cache waits in real time, as one on a server does.
+// A remote cache waits in real time, as a client waits for a server.
 type remote struct{ store.CodeCache }
 
 func (c remote) Get(ctx context.Context, id uuid.UUID) ([]byte, error) {
@@ -142,12 +142,12 @@ func TestOutsideCodes(t *testing.T) {
 		put("a")
 		holds("put", "a")
 		if !time.Now().Equal(begin) {
-			t.Error("time passes during calls")
+			t.Error("the bubble's clock advances during calls")
 		}
 		time.Sleep(time.Hour - 1)
-		holds("before its time is over", "a")
+		holds("just before it expires", "a")
 		time.Sleep(time.Nanosecond)
-		holds("when its time is over", "")
+		holds("when it expires", "")
 		put("b")
 		holds("put again", "b")
 		if err := c.Delete(ctx, id); err != nil {

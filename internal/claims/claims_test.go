@@ -10,7 +10,7 @@ func TestRead(t *testing.T) {
 	const card = `"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030,"security_code":"737"`
 	for _, test := range []struct {
 		text string
-		code bool // alone
+		code bool // the security code alone
 		ok   bool
 	}{
 		{`{` + card + `}`, false, true},
@@ -32,6 +32,6 @@ func TestRead(t *testing.T) {
 
 	c, _ := claims.Read([]byte(`{`+card+`,"cardholder_name":"Erika","email":"a&b@c.example"}`), false)
 	if string(c.Number()) != "4242424242424242" || c.Month != 12 || c.Year != 2030 || string(c.SecurityCode()) != "737" || string(c.Name()) != "Erika" || string(c.Contact()) != `{"email":"a&b@c.example"}` {
-		t.Error("the claims are others")
+		t.Error("other claims were read")
 	}
 }

@@ -39,7 +39,7 @@ func put(t testing.TB, c *codes.Cache, n uint64, ttl time.Duration) {
 	}
 }
 
-// has checks which of the values that put has put are there.
+// has checks whether the value that put stored for n is there.
 func has(t testing.TB, c *codes.Cache, n uint64, want bool) {
 	t.Helper()
 	got, err := c.Get(t.Context(), id(n))
@@ -102,7 +102,7 @@ func TestEvictions(t *testing.T) {
 		put(t, c, n, time.Hour)
 	}
 	has(t, c, 0, true)        // as new
-	put(t, c, 1, time.Hour)   // likewise
+	put(t, c, 1, time.Hour)   // as new as 0
 	put(t, c, 3, time.Minute) // evicts 2
 	for n, want := range []bool{true, true, false, true} {
 		has(t, c, uint64(n), want)
@@ -116,13 +116,13 @@ func TestEvictions(t *testing.T) {
 	if err := c.Delete(t.Context(), id(1)); err != nil {
 		t.Error(err)
 	}
-	put(t, c, 5, time.Hour) // in the room of 1
-	put(t, c, 6, 0)         // needs none
+	put(t, c, 5, time.Hour) // takes the place of 1
+	put(t, c, 6, 0)         // needs no place
 	for n, want := range []bool{false, false, false, true, true, true, false} {
 		has(t, c, uint64(n), want)
 	}
 	if want := []uint64{1, 2}; !slices.Equal(told, want) || c.Evicted() != 2 {
-		t.Errorf("told of evictions %v, Evicted = %d, want %v", told, c.Evicted(), want)
+		t.Errorf("evictions reported: %v, Evicted = %d, want %v", told, c.Evicted(), want)
 	}
 }
 
@@ -130,7 +130,7 @@ func TestEvictedMayCall(t *testing.T) {
 	var c *codes.Cache
 	c = codes.New(1, func(n uint64) {
 		if got := c.Evicted(); got != n {
-			t.Errorf("Evicted = %d while told of %d", got, n)
+			t.Errorf("Evicted = %d while %d is reported", got, n)
 		}
 	})
 	put(t, c, 1, time.Hour)
@@ -156,7 +156,7 @@ func TestEvictionsAtOnce(t *testing.T) {
 	group.Wait()
 	const want = workers*each - room
 	if c.Evicted() != want || calls.Load() != want || sum.Load() != want*(want+1)/2 {
-		t.Errorf("%d evictions, told of %d that sum up to %d, want each of %d once", c.Evicted(), calls.Load(), sum.Load(), want)
+		t.Errorf("%d evictions, %d reported that sum up to %d, want each of %d once", c.Evicted(), calls.Load(), sum.Load(), want)
 	}
 }
 

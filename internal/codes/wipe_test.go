@@ -21,8 +21,8 @@ func held(t *testing.T, c *Cache, id uuid.UUID) []byte {
 	return e.value
 }
 
-// After each way in which a value goes its memory holds zeros, and its timer is
-// stopped: a timer that is not would keep the entry until its time is over.
+// TestWiped: however a value leaves the cache, its memory is zeroed and its timer stopped. A
+// running timer would keep the entry until it expires.
 func TestWiped(t *testing.T) {
 	const ttl = time.Hour
 	one, two := uuid.UUID{1}, uuid.UUID{2}
@@ -34,7 +34,7 @@ func TestWiped(t *testing.T) {
 		{"nothing", "secret", func(t *testing.T, c *Cache) error { <-time.After(ttl - 1); synctest.Wait(); return nil }},
 		{"expired", "", func(t *testing.T, c *Cache) error { <-time.After(ttl); synctest.Wait(); return nil }},
 		{"overwritten", "", func(t *testing.T, c *Cache) error { return c.Put(t.Context(), one, []byte("secret"), 2*ttl) }},
-		{"overwritten for no time", "", func(t *testing.T, c *Cache) error { return c.Put(t.Context(), one, []byte("secret"), 0) }},
+		{"overwritten without a lifetime", "", func(t *testing.T, c *Cache) error { return c.Put(t.Context(), one, []byte("secret"), 0) }},
 		{"evicted", "", func(t *testing.T, c *Cache) error { return c.Put(t.Context(), two, nil, ttl) }},
 		{"deleted", "", func(t *testing.T, c *Cache) error { return c.Delete(t.Context(), one) }},
 		{"closed", "", func(t *testing.T, c *Cache) error { return c.Close() }},
@@ -60,7 +60,7 @@ func TestWiped(t *testing.T) {
 					}
 					<-time.After(3 * ttl)
 					if !bytes.Equal(value, want) {
-						t.Error("the memory of the value changes later")
+						t.Error("the memory of the value changes afterwards")
 					}
 				}
 				if err := c.Close(); err != nil || c.entries.Len() != 0 {
@@ -71,8 +71,8 @@ func TestWiped(t *testing.T) {
 	}
 }
 
-// A timer that fires while its entry goes finds the lock taken, and afterwards
-// another entry under the id, or none.
+// TestLateTimer: a timer that fires while its entry is being removed waits for the lock. Then it
+// finds another entry under the id, or no entry.
 func TestLateTimer(t *testing.T) {
 	id := uuid.UUID{1}
 	c := New(1, nil)
@@ -102,7 +102,7 @@ func TestLateTimer(t *testing.T) {
 	c.expire(gone)
 }
 
-// A timer may also be late for its own entry: the clock decides.
+// TestTimerThatNeverFires: a timer may also be late for its own entry. The clock decides.
 func TestTimerThatNeverFires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(2, nil)
@@ -115,7 +115,7 @@ func TestTimerThatNeverFires(t *testing.T) {
 		<-time.After(time.Hour)
 		value := held(t, c, uuid.UUID{1})
 		if _, err := c.Get(t.Context(), uuid.UUID{1}); err == nil {
-			t.Error("Get returns a value whose time is over")
+			t.Error("Get returns an expired value")
 		}
 		if err := c.Close(); err != nil {
 			t.Error(err)

@@ -65,7 +65,7 @@ func ruleOf(file string, literal *ast.CompositeLit) string {
 	return strings.Trim(first.Value, `"`)
 }
 
-// TestThreats: each row of the table of SECURITY.md has tests, which are there.
+// TestThreats: each row of the table in SECURITY.md names tests that exist.
 func TestThreats(t *testing.T) {
 	tests := map[string]bool{}
 	sources(t, func(file string, source *ast.File) {
@@ -110,11 +110,11 @@ func TestThreats(t *testing.T) {
 		}
 		names := regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(list, -1)
 		if len(names) == 0 && !strings.HasPrefix(list, "nothing") {
-			t.Errorf("no test shows what is said of an attacker who %s", who)
+			t.Errorf("no test backs the row on an attacker who %s", who)
 		}
 		for _, name := range names {
 			if !tests[name[1]] {
-				t.Errorf("of an attacker who %s: there is no test %s", who, name[1])
+				t.Errorf("the row on an attacker who %s names the test %s, which does not exist", who, name[1])
 			}
 		}
 	}
@@ -125,7 +125,7 @@ func TestThreats(t *testing.T) {
 		if said[who] {
 			continue
 		}
-		t.Errorf("tests for an attacker who %s, of whom the table says nothing", who)
+		t.Errorf("tests are listed for an attacker who %s, but the table has no such row", who)
 	}
 }
 
@@ -175,19 +175,19 @@ func value(t *testing.T, dir, name string) string {
 	}
 
 	if found == "" {
-		t.Fatalf("there is no constant %s in %q", name, dir)
+		t.Fatalf("constant %s not found in %q", name, dir)
 	}
 	return found
 }
 
-// TestNumbers: numbers in documents are those of the code.
+// TestNumbers: numbers in documents match the constants in the code.
 func TestNumbers(t *testing.T) {
 	const second = 1_000_000_000
 	const minute, hour = 60 * second, 3600 * second
 	for _, test := range []struct {
-		document, phrase string // which is there
-		dir, name        string // of the constant
-		want             int64  // its value, as the phrase has it
+		document, phrase string // a phrase of the document
+		dir, name        string // the constant
+		want             int64  // its value according to the phrase
 	}{
 		{"SECURITY.md", "signatures with a time, by up to eight secrets", "internal/signature", "MaxSecrets", 8},
 		{"SECURITY.md", "15 seconds and 64 KiB for an answer", "webhook", "timeout", 15 * second},

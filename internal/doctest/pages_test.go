@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestErrorsPage: docs/errors.md has every classifier with its status, every code of a
-// violation and of a network token, and every error of the vault.
+// TestErrorsPage: docs/errors.md lists every classifier with its status, every code of a
+// violation or a network token, and every error of the vault.
 func TestErrorsPage(t *testing.T) {
 	page := read(t, "docs/errors.md")
 	listed := 0
@@ -31,7 +31,7 @@ func TestErrorsPage(t *testing.T) {
 		}
 	}
 	if listed < 150 {
-		t.Errorf("%d rows were looked for", listed)
+		t.Errorf("only %d rows were looked for", listed)
 	}
 }
 
@@ -43,7 +43,7 @@ func TestLogPage(t *testing.T) {
 	table, _, _ = strings.Cut(table, "\n\n")
 	lines := regexp.MustCompile("(?m)^\\| (?:error|warning|info) \\| `([^`]+)`").FindAllStringSubmatch(table, -1)
 	if len(lines) < 15 {
-		t.Errorf("%d lines of the log", len(lines))
+		t.Errorf("only %d log lines in the table", len(lines))
 	}
 
 	for _, line := range lines {
@@ -58,11 +58,11 @@ func TestLogPage(t *testing.T) {
 	}
 }
 
-// TestInstalled: whatever a lock file of npm pins is installed before the tests.
+// TestInstalled: every npm lock file has its packages installed before the tests.
 func TestInstalled(t *testing.T) {
 	loop := regexp.MustCompile(`\nfor dir in (.*); do\n(?:.*\n)*?\t*npm ci --prefix \$dir `).FindStringSubmatch(read(t, ".ci/deps"))
 	if loop == nil {
-		t.Fatal(".ci/deps installs nothing of npm")
+		t.Fatal(".ci/deps installs no npm packages")
 	}
 	installed := strings.Fields(loop[1])
 

@@ -13,11 +13,11 @@ import (
 	"testing"
 )
 
-// prose are the ends of the names of files that people read.
+// prose lists the suffixes of files that people read.
 var prose = []string{".go", ".md", ".txt", ".sql", ".ts", ".tsx", ".mjs", ".js", ".py", ".html", ".css", ".yaml", ".yml", ".sh", "Makefile"}
 
-// tree returns the files of the repository by their paths, with the text of those that
-// people read. Directories have a slash behind their names.
+// tree returns the files of the repository by path, with the text of prose files.
+// Directories end in a slash.
 func tree(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -46,8 +46,8 @@ func tree(t *testing.T) map[string]string {
 	return all
 }
 
-// unwrapped has lines of one paragraph or comment joined, so that a phrase is found
-// wherever it is broken.
+// unwrapped joins the lines of each paragraph or comment, so that a phrase is found even if
+// a line break splits it.
 func unwrapped(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -62,7 +62,7 @@ func unwrapped(text string) string {
 
 // TestNothingElsewhere: no text cites a document that is not in the repository.
 func TestNothingElsewhere(t *testing.T) {
-	cited := map[string]*regexp.Regexp{ // by a word of each, which is found faster
+	cited := map[string]*regexp.Regexp{ // by a keyword of each, which is faster to search for
 		"chapter":   regexp.MustCompile(`\bchapters?\b`), // a standard has sections
 		"interface": regexp.MustCompile(`\binterface (document|specification)\b`),
 		"decisions": regexp.MustCompile(`\b(the|of|its|these|those) decisions\b`),
@@ -88,7 +88,7 @@ func TestNothingElsewhere(t *testing.T) {
 				continue
 			}
 			for _, at := range phrase.FindAllStringIndex(lower, -1) {
-				t.Errorf("%s cites what is not in the repository: …%s…", file, lower[max(0, at[0]-40):min(len(lower), at[1]+40)])
+				t.Errorf("%s cites a document outside the repository: …%s…", file, lower[max(0, at[0]-40):min(len(lower), at[1]+40)])
 			}
 		}
 		if !slices.ContainsFunc([]string{"section", "table", "appendix", "clause"}, func(word string) bool { return strings.Contains(lower, word) }) {
@@ -96,13 +96,13 @@ func TestNothingElsewhere(t *testing.T) {
 		}
 		for _, at := range section.FindAllStringIndex(text, -1) {
 			if around := text[max(0, at[0]-80):min(len(text), at[1]+40)]; !standard.MatchString(around) {
-				t.Errorf("%s does not say of what this is a part: …%s…", file, around)
+				t.Errorf("%s does not name the document of this section: …%s…", file, around)
 			}
 		}
 	}
 }
 
-// elsewhere are names of files and directories that are not in the repository.
+// elsewhere lists files and directories outside the repository that texts may name.
 var elsewhere = map[string]string{
 	"sandbox.json": "the sandbox makes it",
 	"node_modules": "npm makes it",
@@ -110,8 +110,8 @@ var elsewhere = map[string]string{
 	"open.py":      "docs/journeys.md has the reader write it",
 }
 
-// identifiers returns what each package of the repository declares, tests included. The
-// rules of a test kit count: each is a literal that begins with its name.
+// identifiers returns the names that each package of the repository declares, tests
+// included. The rules of a test kit count: each is a literal that begins with its name.
 func identifiers(t *testing.T) map[string]map[string]bool {
 	t.Helper()
 	all := map[string]map[string]bool{}
@@ -146,13 +146,13 @@ func identifiers(t *testing.T) map[string]map[string]bool {
 	return all
 }
 
-// A place is what texts of a repository can name.
+// A place holds everything that texts in the repository can refer to.
 type place struct {
 	files    map[string]string
-	names    map[string]bool            // of files, without directories
+	names    map[string]bool            // file names without directories
 	declared map[string]map[string]bool // by package
 	tests    map[string]bool
-	targets  map[string]bool // of make
+	targets  map[string]bool // of the Makefile
 }
 
 func survey(t *testing.T) *place {
@@ -171,8 +171,9 @@ func survey(t *testing.T) *place {
 	return p
 }
 
-// has reports whether there is a file or directory that a text of the file from names: below
-// its own directory or one around it, as in a nested module, or anywhere if without a path.
+// has reports whether the repository has a file or directory that the file from names. A
+// path may start at the directory of that file or at any directory above it, as in a nested
+// module. A name without a path matches anywhere.
 func (p *place) has(from, name string) bool {
 	name = strings.TrimPrefix(name, "./")
 	if _, made := elsewhere[path.Base(name)]; made || !strings.Contains(name, "/") && p.names[name] {
@@ -193,7 +194,7 @@ func (p *place) has(from, name string) bool {
 }
 
 // declares reports whether a package declares each part of a name such as Options.Mode. It
-// is true of packages of others.
+// is true for packages outside the repository.
 func (p *place) declares(pkg, name string) bool {
 	of := p.declared[pkg]
 	return of == nil || !slices.ContainsFunc(strings.Split(name, "."), func(part string) bool { return !of[part] })
@@ -207,8 +208,8 @@ var (
 	targetName = regexp.MustCompile(`^[a-z]+$`)
 )
 
-// TestReferences: files, directories, identifiers, targets of make and tests that texts
-// name are there. The changelog may name identifiers that were there.
+// TestReferences: files, directories, identifiers, make targets and tests that texts name
+// exist. The changelog may name former identifiers.
 func TestReferences(t *testing.T) {
 	p := survey(t)
 	for from, text := range p.files {
@@ -231,14 +232,14 @@ func TestReferences(t *testing.T) {
 			case testName.MatchString(word) && before != "func" && !p.tests[word]:
 				t.Errorf("%s names the test %s", from, word)
 			case before == "make" && strings.HasSuffix(from, ".md") && strings.Contains(text, "make "+word) && targetName.MatchString(word) && !p.targets[word]:
-				t.Errorf("%s names the target %s of make", from, word)
+				t.Errorf("%s names the make target %s", from, word)
 			}
 			before = word
 		}
 	}
 }
 
-// said returns the words that name things: those of comments, and in Markdown of code.
+// said returns the words that can name things: in comments, and in the code of Markdown.
 func said(file, text string) (words []string) {
 	var parts []string
 	switch {
@@ -261,7 +262,7 @@ func said(file, text string) (words []string) {
 	return words
 }
 
-// TestLinks: relative links of Markdown lead to files and headings that are there.
+// TestLinks: relative links in Markdown lead to files and headings that exist.
 func TestLinks(t *testing.T) {
 	all := tree(t)
 	headings := func(document string) (anchors []string) {
@@ -298,6 +299,6 @@ func TestLinks(t *testing.T) {
 		}
 	}
 	if links < 20 {
-		t.Errorf("%d links", links)
+		t.Errorf("only %d links", links)
 	}
 }

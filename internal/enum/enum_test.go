@@ -19,8 +19,8 @@ type enumeration interface {
 	String() string
 }
 
-// names checks that each number from first to last has a name, by which it is read again,
-// and that the next has none.
+// names checks that each number from first to last has a name that is read back as that
+// number, and that the next number has no name.
 func names[T ~uint8, P interface {
 	*T
 	encoding.TextUnmarshaler
@@ -68,7 +68,7 @@ func TestNames(t *testing.T) {
 	names(t, ppan.Valid, ppan.Error, func(s ppan.Status) enumeration { return s })
 }
 
-// TestZero: a zero says nothing where nothing is meant, and JSON brings it back.
+// TestZero: a zero is printed as unknown, and JSON preserves it.
 func TestZero(t *testing.T) {
 	type all struct {
 		Status   cardvault.Status
@@ -95,7 +95,7 @@ func TestZero(t *testing.T) {
 
 	for _, named := range []encoding.TextUnmarshaler{new(cardvault.Mode), new(card.Scheme), new(idv.Identification), new(network.Status)} {
 		if named.UnmarshalText(nil) == nil {
-			t.Errorf("no text is read as %v", named)
+			t.Errorf("empty text is read as %v", named)
 		}
 	}
 }
@@ -113,6 +113,6 @@ func TestOwners(t *testing.T) {
 
 	read := network.Owners(1)
 	if _, err := network.Owners(8).MarshalText(); err == nil || read.UnmarshalText([]byte("issuer nobody")) == nil || read != 1 {
-		t.Errorf("an owner that does not exist is taken: %v", read)
+		t.Errorf("an unknown owner is accepted: %v", read)
 	}
 }

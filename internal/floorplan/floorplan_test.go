@@ -8,8 +8,8 @@ import (
 
 const module = "github.com/cardvault/cardvault"
 
-// deps returns what each package of the module imports by itself, tests not
-// counted, and what it depends on.
+// deps returns the direct imports of each package of the module, and all its dependencies.
+// Tests are not counted.
 func deps(t *testing.T) (direct, all map[string][]string) {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-f", "{{.ImportPath}}|{{join .Imports \" \"}}|{{join .Deps \" \"}}", module+"/...").Output()
@@ -30,14 +30,14 @@ func deps(t *testing.T) (direct, all map[string][]string) {
 	return direct, all
 }
 
-// Libraries that only the named packages of the module import.
+// owners maps a library to the only packages of the module that may import it.
 var owners = map[string][]string{
 	"code.dny.dev/ssrf":                {"/webhook"},
 	"go.etcd.io/bbolt":                 {"/store/boltstore"},
 	"golang.org/x/crypto/":             {"/internal/keyfile"},
 	"github.com/go-jose/":              {"/internal/credential", "/internal/payload"},
 	"github.com/hashicorp/golang-lru/": {"/internal/codes"},
-	"github.com/standard-webhooks/":    {}, // of tests
+	"github.com/standard-webhooks/":    {}, // only tests import it
 }
 
 func TestOwners(t *testing.T) {
@@ -53,7 +53,7 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-// Packages of the module that import only the named others of it.
+// neighbours maps a package to the only other packages of the module that it may import.
 var neighbours = map[string][]string{
 	"/card":                 {"/internal/enum", "/internal/hiding", "/internal/iin", "/internal/rule"},
 	"/idv":                  {"/card", "/internal/enum"},
@@ -98,7 +98,7 @@ func TestNeighbours(t *testing.T) {
 	direct, _ := deps(t)
 	for pkg, only := range neighbours {
 		if direct[pkg] == nil {
-			t.Errorf("there is no %s", module+pkg)
+			t.Errorf("%s does not exist", module+pkg)
 		}
 		for _, path := range direct[pkg] {
 			if name, own := strings.CutPrefix(path, module); own && !contains(only, name) {
@@ -108,7 +108,7 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
-// TestReceive: a program that receives from a vault links none, nor the root net/http.
+// TestReceive: a program that receives from a vault does not link the vault.
 func TestReceive(t *testing.T) {
 	may := []string{"/card", "/internal/enum", "/internal/credential", "/internal/hiding", "/internal/iin", "/internal/iso", "/internal/rule", "/invalid",
 		"/internal/signature", "/receive", "/receive/endpoint"}

@@ -15,8 +15,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestOutboxAsksForNoCard: the code that talks to receivers gets no card from the vault. No
-// result of a Source, and none of a function in one, holds bytes, text or an interface.
+// TestOutboxAsksForNoCard: the code that talks to receivers never receives a card from the
+// vault. No result of a Source, or of a function in one, holds bytes, text or an interface.
 func TestOutboxAsksForNoCard(t *testing.T) {
 	plain := []reflect.Type{reflect.TypeFor[error](), reflect.TypeFor[time.Time](), reflect.TypeFor[uuid.UUID]()}
 	looked := map[reflect.Type]bool{}
@@ -53,7 +53,7 @@ func TestOutboxAsksForNoCard(t *testing.T) {
 		look(method.Name, method.Type)
 	}
 	if !looked[reflect.TypeFor[outbox.Receiver]()] || !looked[reflect.TypeFor[outbox.Reply]()] {
-		t.Error("not all was looked at")
+		t.Error("some types were not looked at")
 	}
 }
 

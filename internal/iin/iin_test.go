@@ -10,8 +10,8 @@ import (
 	"github.com/cardvault/cardvault/internal/iin"
 )
 
-// The rules as they are written down, domestic ranges also where they lie in
-// no other scheme's.
+// rules are the prefix rules as published, including domestic ranges that lie in no other
+// scheme's range.
 var rules = []struct {
 	scheme   iin.Scheme
 	lengths  string
@@ -70,7 +70,7 @@ type outcome struct {
 	lengths [20]bool
 }
 
-// naive finds the longest prefix by trying each.
+// naive finds the longest matching prefix by trying each length.
 type naive map[string]outcome
 
 func newNaive(t *testing.T) naive {
@@ -105,8 +105,8 @@ func (n naive) detect(digits []byte) outcome {
 	}
 }
 
-// check compares all numbers of 16 digits that begin with prefix, go on with
-// any further digits, as many as asked, and end in digits of one kind.
+// check compares all 16-digit numbers that start with prefix, continue with any combination
+// of further digits, and repeat the digit last to the end.
 func (n naive) check(t *testing.T, prefix string, further int, last string) {
 	d := []byte(prefix + strings.Repeat("0", further))
 	d = append(d, strings.Repeat(last, 16-len(d))...)
@@ -131,7 +131,7 @@ func TestEveryPrefix(t *testing.T) {
 	n := newNaive(t)
 	n.check(t, "", 6, "0")
 	n.check(t, "", 6, "9")
-	n.check(t, "65", 6, "0") // the only ones that eight digits decide
+	n.check(t, "65", 6, "0") // the only prefixes that eight digits decide
 }
 
 func TestEveryLength(t *testing.T) {
@@ -191,7 +191,7 @@ func TestBoundaries(t *testing.T) {
 	}
 }
 
-// Numbers that schemes and processors publish for tests.
+// Test numbers that schemes and processors publish.
 func TestPublicNumbers(t *testing.T) {
 	for scheme, list := range map[iin.Scheme]string{
 		iin.VISA: "4242424242424242 4111111111111111 4000056655665556 4111141011111111116",
@@ -216,7 +216,7 @@ func TestPublicNumbers(t *testing.T) {
 	}
 }
 
-// Numbers of the simulator: prefix, zeros, three digits of scenario, check digit.
+// Numbers of the simulator: prefix, zeros, three digits for the scenario, check digit.
 func TestScenarioNumbers(t *testing.T) {
 	for scenario, want := range map[string]string{
 		"000": "4111110000000005", "001": "4111110000000013", "002": "4111110000000021",
@@ -270,7 +270,8 @@ func TestLuhn(t *testing.T) {
 	}
 }
 
-// The check catches every wrong digit and every swap of neighbours but 09 and 90.
+// TestLuhnCatches: the check digit catches every wrong digit, and every swap of neighbouring
+// digits except 09 and 90.
 func TestLuhnCatches(t *testing.T) {
 	for _, number := range []string{"4242424242424242", "378282246310005", "6205500000000000004", "4111110000000906"} {
 		d := []byte(number)
@@ -316,7 +317,7 @@ func TestNoDigits(t *testing.T) {
 	}
 }
 
-// The numbers are in stored tokens, the names in answers of the REST API.
+// Stored tokens contain the numbers, and answers of the REST API contain the names.
 func TestScheme(t *testing.T) {
 	for i, want := range []string{
 		"Unknown", "VISA", "Mastercard", "American Express", "Discover", "Diners Club", "JCB", "UnionPay",

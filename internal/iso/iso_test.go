@@ -22,7 +22,7 @@ func letters(n int, f func(string)) {
 	walk("")
 }
 
-// The counts are those of the list published on 2026-09-17.
+// The counts match the list published on 2026-09-17.
 func TestCurrencies(t *testing.T) {
 	byMinor := map[int8]int{}
 	byNumber := map[uint16]string{}
@@ -59,15 +59,15 @@ func TestCurrencies(t *testing.T) {
 func TestCurrency(t *testing.T) {
 	for _, want := range []iso.Unit{
 		{"AED", 784, 2}, {"ALL", 8, 2}, {"EUR", 978, 2}, {"USD", 840, 2}, {"GBP", 826, 2}, {"CHF", 756, 2},
-		{"ZWG", 924, 2}, // the last
+		{"ZWG", 924, 2}, // the newest
 
-		// Easily taken for one of two decimals, or with two for one without.
+		// Currencies whose number of decimals is easily mistaken.
 		{"JPY", 392, 0}, {"KRW", 410, 0}, {"ISK", 352, 0}, {"CLP", 152, 0}, {"UGX", 800, 0}, {"XOF", 952, 0},
 		{"HUF", 348, 2}, {"IDR", 360, 2}, {"COP", 170, 2}, {"IRR", 364, 2}, {"MGA", 969, 2}, {"RSD", 941, 2},
 		{"BHD", 48, 3}, {"IQD", 368, 3}, {"JOD", 400, 3}, {"KWD", 414, 3}, {"LYD", 434, 3}, {"OMR", 512, 3},
 		{"TND", 788, 3}, {"CLF", 990, 4}, {"UYW", 927, 4},
 
-		// New in recent years.
+		// Added in recent years.
 		{"MRU", 929, 2}, {"SLE", 925, 2}, {"STN", 930, 2}, {"VED", 926, 2}, {"VES", 928, 2}, {"XAD", 396, 2},
 		{"XCG", 532, 2},
 

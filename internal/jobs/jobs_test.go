@@ -21,7 +21,7 @@ import (
 
 const kindWork store.Kind = 10
 
-// A wrapper keeps the keys as they are.
+// A wrapper does not encrypt the keys.
 type wrapper struct{}
 
 func (wrapper) KeyID() string { return "test" }
@@ -41,15 +41,15 @@ type bench struct {
 	store  *counted
 
 	mu   sync.Mutex
-	done []string // what the jobs held that were done; written with mu
+	done []string // the texts of the jobs that were done; guarded by mu for writing
 }
 
-// A counted store counts the Updates, and cannot read one of its records.
+// A counted store counts calls of Update, and cannot read the record damaged.
 type counted struct {
 	store.Store
 	updates atomic.Int64
 	begin   func()    // called before each Update, if set
-	damaged uuid.UUID // of the record
+	damaged uuid.UUID // id of the unreadable record
 }
 
 func (s *counted) Update(ctx context.Context, fn func(store.Tx) error) error {
@@ -64,7 +64,7 @@ func (s *counted) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(damagedTx{tx, s.damaged}) })
 }
 
-// A damagedTx cannot read one record.
+// A damagedTx cannot read the record id.
 type damagedTx struct {
 	store.ReadTx
 	id uuid.UUID
@@ -84,7 +84,8 @@ func (tx damagedTx) Due(kind store.Kind, shards store.Shards, until time.Time, l
 	return due[:min(len(due), limit)], err
 }
 
-// inBench runs f in a bubble. Do of k notes the job, and then does what k says.
+// inBench runs f in a bubble with jobs of kind k. Its Do records each job, and then calls
+// the Do of k.
 func inBench(t *testing.T, k jobs.Kind, f func(b *bench)) {
 	bubble.Test(t, func(t *testing.T) {
 		s := &counted{Store: memstore.New()}
@@ -121,18 +122,18 @@ func inBench(t *testing.T, k jobs.Kind, f func(b *bench)) {
 	})
 }
 
-// another returns the engine of another process, which does the same work.
+// another returns the engine of another process that does the same work.
 func (b *bench) another() *jobs.Engine {
 	return jobs.New(b.Ledger, slog.New(slog.DiscardHandler), nil, []jobs.Kind{b.kind})
 }
 
-// add stores a job that holds a text and is due now, and returns its id.
+// add stores a job with a text that is due now, and returns its id.
 func (b *bench) add(text string) uuid.UUID {
 	b.Helper()
 	return b.addAs(uuid.New(), text)
 }
 
-// addAs is add with an id.
+// addAs is like add, with a given id.
 func (b *bench) addAs(id uuid.UUID, text string) uuid.UUID {
 	b.Helper()
 	r := &store.Record{Kind: kindWork, ID: id, Version: 1, Due: ledger.Now()}
@@ -142,7 +143,7 @@ func (b *bench) addAs(id uuid.UUID, text string) uuid.UUID {
 	return r.ID
 }
 
-// record returns the record of a job, nil if there is none.
+// record returns the record of a job, or nil if it does not exist.
 func (b *bench) record(id uuid.UUID) (r *store.Record) {
 	b.Helper()
 	err := b.View(b.Context(), func(tx store.ReadTx) (err error) {
@@ -155,19 +156,19 @@ func (b *bench) record(id uuid.UUID) (r *store.Record) {
 	return r
 }
 
-// drain does the work that is due, and expects that so many jobs were done in all.
+// drain does the due work, and expects that done jobs have been done in total.
 func (b *bench) drain(done int) {
 	b.Helper()
 	if err := b.engine.Drain(b.Context()); err != nil {
 		b.Error(err)
 	}
 	if len(b.done) != done {
-		b.Errorf("done were %q, not %d jobs", b.done, done)
+		b.Errorf("the jobs done are %q, want %d of them", b.done, done)
 	}
 }
 
-// TestLease: a job that fails, or whose process dies, is left alone for its lease and
-// then done again.
+// TestLease: a job that fails, or whose process dies, is left alone until its lease ends and
+// is then done again.
 func TestLease(t *testing.T) {
 	k := jobs.Kind{Workers: 1, Longest: 10 * time.Second, Do: func(context.Context, *jobs.Job) error { return errors.New("failed") }}
 	inBench(t, k, func(b *bench) {
@@ -183,7 +184,8 @@ func TestLease(t *testing.T) {
 	})
 }
 
-// TestFinish: a job that is done is gone, and one that goes on is due when it says.
+// TestFinish: a finished job is deleted, and a continued job is due again at the time it
+// sets.
 func TestFinish(t *testing.T) {
 	var b *bench
 	k := jobs.Kind{Workers: 2, Longest: time.Second, Do: func(ctx context.Context, j *jobs.Job) error {
@@ -200,12 +202,13 @@ func TestFinish(t *testing.T) {
 		time.Sleep(time.Hour)
 		b.drain(2)
 		if b.record(id) != nil || b.done[1] != "end" {
-			b.Errorf("done were %q, and the job is there", b.done)
+			b.Errorf("the jobs done are %q, and the record remains", b.done)
 		}
 	})
 }
 
-// TestTakenOver: what a job writes after another process has taken it over is not stored.
+// TestTakenOver: after another process has taken a job over, writes of the first process are
+// not stored.
 func TestTakenOver(t *testing.T) {
 	var b *bench
 	k := jobs.Kind{Workers: 1, Longest: time.Second, Do: func(ctx context.Context, j *jobs.Job) error {
@@ -226,7 +229,7 @@ func TestTakenOver(t *testing.T) {
 	})
 }
 
-// TestClaim: Claim puts a job off, and Confirm decides in the transaction.
+// TestClaim: Claim can postpone a job, and Confirm decides inside the transaction.
 func TestClaim(t *testing.T) {
 	k := jobs.Kind{
 		Workers: 1,
@@ -248,21 +251,21 @@ func TestClaim(t *testing.T) {
 		wait, drop, leave, take := b.add("wait"), b.add("drop"), b.add("leave"), b.add("take")
 		b.drain(1)
 		if b.done[0] != "take" || b.record(take).Version != 2 {
-			b.Errorf("done was %q", b.done)
+			b.Errorf("the jobs done are %q", b.done)
 		}
 		if r := b.record(wait); r.Version != 2 || time.Until(r.Due) != time.Hour {
 			b.Errorf("the job that waits is due in %v", time.Until(r.Due))
 		}
 		if b.record(drop) != nil {
-			b.Error("the job that is dropped is there")
+			b.Error("the dropped job still exists")
 		}
 		if b.record(leave).Version != 1 {
-			b.Error("the job that is left was written")
+			b.Error("the job to be left alone was written")
 		}
 	})
 }
 
-// TestNoWorkers: a vault leaves work alone that it is not set up to do, but knows its lease.
+// TestNoWorkers: a vault leaves alone work that it has no workers for, but knows its lease.
 func TestNoWorkers(t *testing.T) {
 	k := jobs.Kind{Longest: 10 * time.Second, Do: func(context.Context, *jobs.Job) error { return nil }}
 	inBench(t, k, func(b *bench) {
@@ -274,8 +277,8 @@ func TestNoWorkers(t *testing.T) {
 	})
 }
 
-// TestDamaged: a record that cannot be read keeps no other from being done, and is
-// reported.
+// TestDamaged: an unreadable record is reported, and does not keep other jobs from being
+// done.
 func TestDamaged(t *testing.T) {
 	k := jobs.Kind{Workers: 1, Longest: time.Second, Do: func(context.Context, *jobs.Job) error { return nil }}
 	inBench(t, k, func(b *bench) {
@@ -287,13 +290,13 @@ func TestDamaged(t *testing.T) {
 		}
 		b.add("b")
 		if err := b.engine.Drain(b.Context()); !errors.Is(err, ledger.ErrDamaged) || len(b.done) != 1 {
-			b.Errorf("%v; done were %q", err, b.done)
+			b.Errorf("%v; the jobs done are %q", err, b.done)
 		}
 	})
 }
 
-// TestRun: Run does what is due when it is due, hears of what is stored meanwhile, and ends
-// with its context.
+// TestRun: Run does jobs when they are due, notices jobs stored meanwhile, and returns when
+// its context ends.
 func TestRun(t *testing.T) {
 	var b *bench
 	k := jobs.Kind{Workers: 1, Longest: time.Second, Do: func(ctx context.Context, j *jobs.Job) error {
@@ -312,7 +315,7 @@ func TestRun(t *testing.T) {
 		b.engine.Due(nil, b.record(id))
 		synctest.Wait()
 		if len(b.done) != 1 || !b.engine.Running() {
-			b.Errorf("done were %q", b.done)
+			b.Errorf("the jobs done are %q", b.done)
 		}
 		cancel()
 		if err := <-ended; err != nil || b.engine.Running() {

@@ -18,8 +18,8 @@ import (
 
 const kindLease store.Kind = 11
 
-// outcome writes what came of a job: it is due in an hour, and holds a text. It writes
-// nothing if the lease is lost.
+// outcome writes the outcome of a job: a text, and due again in an hour. If the lease is
+// lost, it writes nothing.
 func (b *bench) outcome(ctx context.Context, j *jobs.Job, text string) error {
 	next := *j.Record
 	next.Version++
@@ -37,7 +37,7 @@ func (b *bench) outcome(ctx context.Context, j *jobs.Job, text string) error {
 	})
 }
 
-// text returns what a job holds.
+// text returns the text of a job.
 func (b *bench) text(id uuid.UUID) string {
 	b.Helper()
 	plain, err := b.OpenShown(b.Context(), b.record(id))
@@ -47,14 +47,14 @@ func (b *bench) text(id uuid.UUID) string {
 	return string(plain)
 }
 
-// drainOf does what is due in another process.
+// drainOf does the due work in another process.
 func (b *bench) drainOf(e *jobs.Engine, done int) {
 	b.Helper()
 	if err := e.Drain(b.Context()); err != nil {
 		b.Error(err)
 	}
 	if b.begun() != done {
-		b.Errorf("done were %q, not %d jobs", b.done, done)
+		b.Errorf("the jobs done are %q, want %d of them", b.done, done)
 	}
 }
 
@@ -65,7 +65,7 @@ func (b *bench) begun() int {
 	return len(b.done)
 }
 
-// inShards is inBench for jobs that are divided by shards. Do of k gets the bench too.
+// inShards is like inBench, for jobs divided into shards. It passes the bench to do.
 func inShards(t *testing.T, workers int, do func(*bench, context.Context, *jobs.Job) error, f func(*bench)) {
 	var b *bench
 	k := jobs.Kind{Workers: workers, Longest: 10 * time.Second, Leases: kindLease, Do: func(ctx context.Context, j *jobs.Job) error { return do(b, ctx, j) }}
@@ -75,12 +75,12 @@ func inShards(t *testing.T, workers int, do func(*bench, context.Context, *jobs.
 	})
 }
 
-// TestOneWrite: a job costs the write of its outcome, and all jobs together one write that
-// takes the shards and one that gives them back. A vault at rest writes nothing.
+// TestOneWrite: each job costs one write, of its outcome. All jobs together cost two more,
+// to take the shards and to give them back. An idle vault writes nothing.
 func TestOneWrite(t *testing.T) {
 	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
 		if j.Doubtful {
-			b.Error("a job that no process has begun is in doubt")
+			b.Error("a job that no process has begun is doubtful")
 		}
 		return b.outcome(ctx, j, "done")
 	}
@@ -96,13 +96,13 @@ func TestOneWrite(t *testing.T) {
 		before = b.store.updates.Load()
 		b.drain(300)
 		if n := b.store.updates.Load() - before; n > 0 {
-			b.Errorf("%d writes of a vault at rest", n)
+			b.Errorf("%d writes by an idle vault", n)
 		}
 	})
 }
 
-// TestLostLease: a process that does not end keeps its shards for a lease. Then another one
-// does the jobs, which are in doubt, and what the first one writes is not stored.
+// TestLostLease: a process that hangs keeps its shards for one lease. Then another process
+// does the jobs, which are doubtful, and later writes of the first process are not stored.
 func TestLostLease(t *testing.T) {
 	var first *jobs.Job
 	texts := map[uuid.UUID]bool{}
@@ -112,7 +112,7 @@ func TestLostLease(t *testing.T) {
 			time.Sleep(time.Minute)
 			err := b.outcome(ctx, j, "mine")
 			if !errors.Is(err, jobs.ErrLeft) {
-				b.Errorf("the outcome of a lease that is lost: %v", err)
+				b.Errorf("the outcome under a lost lease: %v", err)
 			}
 			return err
 		}
@@ -134,14 +134,14 @@ func TestLostLease(t *testing.T) {
 		}
 		for _, id := range ids {
 			if b.text(id) != "theirs" || !texts[id] {
-				b.Errorf("%q is stored, in doubt %v", b.text(id), texts[id])
+				b.Errorf("%q is stored, doubtful: %v", b.text(id), texts[id])
 			}
 		}
 	})
 }
 
-// TestGivenBack: a process that ends gives its shards back, and another one goes on at once.
-// Only the job that had failed is in doubt.
+// TestGivenBack: a process that ends gives its shards back, and another one takes over at
+// once. Only the failed job is doubtful.
 func TestGivenBack(t *testing.T) {
 	var doubtful []string
 	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
@@ -156,19 +156,19 @@ func TestGivenBack(t *testing.T) {
 	inShards(t, 1, do, func(b *bench) {
 		b.add("a")
 		b.drain(1)
-		b.drain(1) // it is left alone for a lease
+		b.drain(1) // the failed job is left alone until its lease ends
 		b.drainOf(b.another(), 2)
 		time.Sleep(time.Second)
 		b.add("b")
 		b.drainOf(b.another(), 3)
 		if !slices.Equal(doubtful, []string{"a"}) {
-			b.Errorf("%q are in doubt", doubtful)
+			b.Errorf("the doubtful jobs are %q", doubtful)
 		}
 	})
 }
 
-// TestFailedInShard: a job that fails is left alone for a lease and is in doubt then, and
-// keeps no other from being done.
+// TestFailedInShard: a failed job is left alone until its lease ends and is then doubtful.
+// It does not keep other jobs from being done.
 func TestFailedInShard(t *testing.T) {
 	fails, doubtful := true, 0
 	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
@@ -192,12 +192,13 @@ func TestFailedInShard(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		b.drain(3)
 		if doubtful != 1 {
-			b.Errorf("%d jobs are in doubt", doubtful)
+			b.Errorf("%d jobs are doubtful", doubtful)
 		}
 	})
 }
 
-// TestShares: processes that run share the shards within seconds, and do each job once.
+// TestShares: running processes divide the shards among them within seconds, and do each job
+// once.
 func TestShares(t *testing.T) {
 	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
 		time.Sleep(time.Second)
@@ -212,14 +213,14 @@ func TestShares(t *testing.T) {
 		for _, e := range []*jobs.Engine{b.engine, b.another(), b.another()} {
 			go func() { ended <- e.Run(ctx) }()
 		}
-		time.Sleep(20 * time.Second) // one alone takes 30, three that share at once 10
+		time.Sleep(20 * time.Second) // one process alone takes 30 seconds, three that share at once take 10
 		synctest.Wait()
 		if b.begun() != 120 {
-			b.Errorf("%d jobs are done", b.begun())
+			b.Errorf("%d jobs were done", b.begun())
 		}
 		slices.Sort(b.done)
 		if n := len(slices.Compact(b.done)); n != 120 {
-			b.Errorf("%d different jobs are done", n)
+			b.Errorf("%d different jobs were done", n)
 		}
 		cancel()
 		for range 3 {
@@ -230,8 +231,8 @@ func TestShares(t *testing.T) {
 	})
 }
 
-// TestSlowJobKeepsItsShard: the lease of a job that takes long is renewed as long as its
-// process gets on with others.
+// TestSlowJobKeepsItsShard: the lease of a slow job is renewed as long as its process makes
+// progress with other jobs.
 func TestSlowJobKeepsItsShard(t *testing.T) {
 	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
 		if string(j.Plain) == "slow" && !j.Doubtful {
@@ -252,20 +253,20 @@ func TestSlowJobKeepsItsShard(t *testing.T) {
 				b.Error(err)
 			}
 		}
-		if b.begun() != 2 || b.text(id) != "done" { // once more by the same process, after a lease
-			b.Errorf("done were %q", b.done)
+		if b.begun() != 2 || b.text(id) != "done" { // the same process does it once more, after a lease
+			b.Errorf("the jobs done are %q", b.done)
 		}
 		cancel()
 		<-ended
 	})
 }
 
-// TestEditedLeases: leases that cannot be read bind no process, whatever else they say.
+// TestEditedLeases: unreadable leases bind no process, whatever they contain.
 func TestEditedLeases(t *testing.T) {
 	do := func(b *bench, ctx context.Context, j *jobs.Job) error { return b.outcome(ctx, j, "done") }
 	inShards(t, 1, do, func(b *bench) {
 		err := b.store.Update(b.Context(), func(tx store.Tx) error {
-			for n := range byte(20) { // some are no shard's
+			for n := range byte(20) { // some ids belong to no shard
 				tx.Put(&store.Record{Kind: kindLease, ID: uuid.UUID{15: n + 1}, Version: 1, Shown: []byte("edited")})
 			}
 			return nil
@@ -280,8 +281,8 @@ func TestEditedLeases(t *testing.T) {
 	})
 }
 
-// TestManyFail: jobs that fail come after what has waited longer, however many they are and
-// however long they take, and are in doubt whichever process does them again.
+// TestManyFail: failed jobs wait behind jobs that have waited longer, however many they are
+// and however long they take. They are doubtful, whichever process does them again.
 func TestManyFail(t *testing.T) {
 	for _, test := range []struct {
 		bad, workers int
@@ -315,7 +316,7 @@ func TestManyFail(t *testing.T) {
 				go func() { ended <- b.engine.Run(ctx) }()
 				time.Sleep(test.turn)
 				if b.text(good) != "done" {
-					t.Error("the job that can be done has not had its turn")
+					t.Error("the good job has not had its turn")
 				}
 				cancel()
 				<-ended
@@ -331,7 +332,7 @@ func TestManyFail(t *testing.T) {
 				}
 				for _, id := range bad {
 					if b.text(id) != "done" || sure[id] {
-						t.Fatalf("a job that had failed is %q, in no doubt: %v", b.text(id), sure[id])
+						t.Fatalf("a failed job has the text %q, certain: %v", b.text(id), sure[id])
 					}
 				}
 			})
@@ -353,8 +354,8 @@ func (b *bench) waiters() (n int) {
 	return n
 }
 
-// TestWaiterLeaves: a process that waits for shards does not count any longer when it has
-// ended, or has found that there is no work left.
+// TestWaiterLeaves: a process is no longer stored as waiting once it has ended, or has found
+// no work left.
 func TestWaiterLeaves(t *testing.T) {
 	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
 		time.Sleep(5 * time.Second)
@@ -369,7 +370,7 @@ func TestWaiterLeaves(t *testing.T) {
 		synctest.Wait()
 		b.drainOf(b.another(), store.ShardCount)
 		if n := b.waiters(); n != 0 {
-			b.Errorf("%d processes that have ended are waiting", n)
+			b.Errorf("%d ended processes are stored as waiting", n)
 		}
 
 		ctx, cancel := context.WithCancel(b.Context())
@@ -377,12 +378,12 @@ func TestWaiterLeaves(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if n := b.waiters(); n != 1 {
-			b.Errorf("%d processes are waiting, want that which runs", n)
+			b.Errorf("%d processes are waiting, want only the running one", n)
 		}
 		time.Sleep(8 * time.Second)
 		synctest.Wait()
 		if n := b.waiters(); n != 0 {
-			b.Errorf("%d processes are waiting for no work", n)
+			b.Errorf("%d processes are waiting without work", n)
 		}
 		cancel()
 		if err := errors.Join(<-ended, <-ended); err != nil {
@@ -391,8 +392,8 @@ func TestWaiterLeaves(t *testing.T) {
 	})
 }
 
-// TestWaiterDamaged: a record that the store cannot read keeps no process from its share,
-// and neither does one that was edited, which is deleted.
+// TestWaiterDamaged: a record that the store cannot read keeps no process from its share.
+// Neither does an edited record, which is deleted.
 func TestWaiterDamaged(t *testing.T) {
 	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
 		time.Sleep(time.Second)
@@ -417,10 +418,10 @@ func TestWaiterDamaged(t *testing.T) {
 		go func() { ended <- b.engine.Run(ctx) }()
 		time.Sleep(time.Millisecond)
 		go func() { ended <- b.another().Run(ctx) }()
-		time.Sleep(45 * time.Second) // one alone takes 60, two that share at once 30
+		time.Sleep(45 * time.Second) // one process alone takes 60 seconds, two that share at once take 30
 		synctest.Wait()
 		if b.begun() != 120 {
-			b.Errorf("%d jobs are done", b.begun())
+			b.Errorf("%d jobs were done", b.begun())
 		}
 		cancel()
 		if err := errors.Join(<-ended, <-ended); err != nil {
@@ -428,12 +429,12 @@ func TestWaiterDamaged(t *testing.T) {
 		}
 		b.store.damaged = uuid.Nil
 		if n := b.waiters(); n != 1 {
-			b.Errorf("%d records are left, want the one that the store could not read", n)
+			b.Errorf("%d records are left, want only the unreadable one", n)
 		}
 	})
 }
 
-// TestGivenBackBesideLost: a shard that was lost keeps no other from being given back.
+// TestGivenBackBesideLost: a process that lost one shard still gives back its others.
 func TestGivenBackBesideLost(t *testing.T) {
 	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
 		if b.begun() > 1 {
@@ -459,7 +460,7 @@ func TestGivenBackBesideLost(t *testing.T) {
 	})
 }
 
-// TestDoubtBesideRenewal: the doubt of a job that fails while its lease is renewed stays.
+// TestDoubtBesideRenewal: a job that fails during a renewal of its lease stays doubtful.
 func TestDoubtBesideRenewal(t *testing.T) {
 	var mu sync.Mutex
 	fails, doubtful := true, false // guarded by mu
@@ -479,12 +480,12 @@ func TestDoubtBesideRenewal(t *testing.T) {
 	}
 	inShards(t, 2, do, func(b *bench) {
 		for n := range byte(64) {
-			b.addAs(uuid.UUID{0: n, 15: 5}, "bad") // in a shard of their own, which is in doubt
+			b.addAs(uuid.UUID{0: n, 15: 5}, "bad") // in a shard of their own, which is doubtful
 		}
 		late := b.addAs(uuid.UUID{0: 1, 15: 7}, "late")
 		began := time.Now()
 		b.store.begin = func() {
-			if d := time.Since(began); d > 2*time.Second && d < 4*time.Second { // of the renewal
+			if d := time.Since(began); d > 2*time.Second && d < 4*time.Second { // during the renewal
 				time.Sleep(3 * time.Second)
 			}
 		}
@@ -508,12 +509,12 @@ func TestDoubtBesideRenewal(t *testing.T) {
 			b.Error(err)
 		}
 		if b.text(late) != "late done" || !doubtful {
-			b.Errorf("the job is %q, in doubt %v", b.text(late), doubtful)
+			b.Errorf("the job has the text %q, doubtful: %v", b.text(late), doubtful)
 		}
 	})
 }
 
-// unlease deletes the lease of some shards, as an edit of the store does.
+// unlease deletes the leases of the first shards, as an edit of the store would.
 func (b *bench) unlease(shards int) {
 	b.Helper()
 	err := b.store.Update(b.Context(), func(tx store.Tx) error {
@@ -527,11 +528,11 @@ func (b *bench) unlease(shards int) {
 	}
 }
 
-// TestLeaseGone: a shard whose lease was deleted is in doubt for every process that finds
+// TestLeaseGone: a shard whose lease was deleted is doubtful for every process that finds
 // leases of others.
 func TestLeaseGone(t *testing.T) {
 	var mu sync.Mutex
-	calls, sure := 0, 0 // of the job that hangs; guarded by mu
+	calls, sure := 0, 0 // calls for the job that hangs; guarded by mu
 	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
 		if string(j.Plain) != "hangs" {
 			time.Sleep(20 * time.Second)
@@ -553,7 +554,7 @@ func TestLeaseGone(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if calls != 2 || sure != 0 {
-			b.Errorf("%d calls, %d of them without a doubt", calls, sure)
+			b.Errorf("%d calls, %d of them without doubt", calls, sure)
 		}
 	}
 
@@ -570,7 +571,7 @@ func TestLeaseGone(t *testing.T) {
 		}
 	})
 
-	// This process takes its shards again, and leaves half of them to another one.
+	// This process takes its shards again, and leaves half of them to another process.
 	calls, sure = 0, 0
 	inShards(t, 32, do, func(b *bench) {
 		b.addAs(uuid.UUID{0: 1}, "hangs")
@@ -595,8 +596,9 @@ func TestLeaseGone(t *testing.T) {
 	})
 }
 
-// TestGivenBackAtRest: a process that runs gives its shards back when it has no work and not
-// before. Another one does at once what it stores then, and neither writes any more.
+// TestGivenBackAtRest: a running process gives its shards back when it has no work, and not
+// before. Another process does the jobs stored then at once. Neither process writes
+// afterwards.
 func TestGivenBackAtRest(t *testing.T) {
 	do := func(b *bench, ctx context.Context, j *jobs.Job) error {
 		if string(j.Plain) == "long" {
@@ -612,12 +614,12 @@ func TestGivenBackAtRest(t *testing.T) {
 		other := b.another()
 		time.Sleep(time.Second)
 		b.add("a")
-		b.drainOf(other, 1) // the shards have an owner that works
+		b.drainOf(other, 1) // the owner of the shards is still working
 
 		time.Sleep(4*time.Second + 500*time.Millisecond)
 		synctest.Wait()
 		if n := b.begun(); n != 2 {
-			b.Errorf("%d jobs are done by the process that has the shards", n)
+			b.Errorf("%d jobs were done by the owner of the shards", n)
 		}
 		for shard := range byte(store.ShardCount) {
 			b.addAs(uuid.UUID{0: 1, 15: shard}, "b")
@@ -628,7 +630,7 @@ func TestGivenBackAtRest(t *testing.T) {
 		time.Sleep(30 * time.Minute)
 		synctest.Wait()
 		if n := b.store.updates.Load() - before; n != 0 {
-			b.Errorf("%d writes of a process at rest", n)
+			b.Errorf("%d writes by an idle process", n)
 		}
 		cancel()
 		if err := <-ended; err != nil {

@@ -31,7 +31,7 @@ func manyMembers(n int) string {
 	return b.String()
 }
 
-// within holds what every JSON parser that follows RFC 8259 and I-JSON accepts.
+// within holds JSON that every parser following RFC 8259 and I-JSON accepts.
 var within = []string{
 	`{}`,
 	" \t\r\n{ \t\r\n} \t\r\n",
@@ -48,7 +48,7 @@ var within = []string{
 	manyMembers(256),
 }
 
-// outside holds what every such parser refuses.
+// outside holds texts that every such parser refuses.
 var outside = []string{
 	"", " ", "null", "true", "1", `"a"`, "[]", "[{}]",
 	`{`, `}`, `{"a"`, `{"a":`, `{"a":1`, `{"a":1,`, `{"a":1,}`, `{,}`, `{"a"}`, `{"a",1}`, `{a:1}`, `{'a':1}`, `{1:1}`,
@@ -97,8 +97,8 @@ func TestParseUnescapes(t *testing.T) {
 	}
 }
 
-// A card number must be gone once the caller has cleared the body, however it
-// was spelt and wherever it stood.
+// TestParseKeepsNothing: a card number must be gone once the caller has cleared the body,
+// whatever its spelling and position.
 func TestParseKeepsNothing(t *testing.T) {
 	for _, body := range append([]string{
 		`{"account_number":"\u0034242424242424242","4242424242424242":4242424242424242,"list":["4242424242424242",{"x":"\u00e9"}]}`,
@@ -111,7 +111,7 @@ func TestParseKeepsNothing(t *testing.T) {
 		clear(b)
 		for _, n := range values {
 			for _, left := range [][]byte{n.Name, n.Text} {
-				// Append must not write into what comes next in the body.
+				// Append must not write into the part of the body that follows.
 				if len(bytes.Trim(left, "\x00")) > 0 || cap(left) > len(left) {
 					t.Errorf("%q leaves %q, cap %d", body, left, cap(left))
 				}
@@ -129,7 +129,7 @@ func FuzzParse(f *testing.F) {
 		values, err := jsontext.Parse(b)
 		if err != nil {
 			if err != jsontext.ErrMalformed || values != nil {
-				t.Fatal("an error that is not ErrMalformed, or a tree beside it")
+				t.Fatal("an error other than ErrMalformed, or an error with a tree")
 			}
 			return
 		}
@@ -153,7 +153,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// same compares a value with what encoding/json made of it.
+// same compares a value with the result of encoding/json.
 func same(t *testing.T, n []jsontext.Value, want any) {
 	var got any
 	switch n[0].Kind {
@@ -165,14 +165,14 @@ func same(t *testing.T, n []jsontext.Value, want any) {
 			count++
 		}
 		if !ok || count != len(members) {
-			t.Errorf("an object of %d for %v", count, want)
+			t.Errorf("an object with %d members for %v", count, want)
 		}
 		return
 	case '[':
 		items, _ := want.([]any)
 		for i := 1; i < len(n); i += n[i].Size {
 			if len(items) == 0 {
-				t.Errorf("items to spare for %v", want)
+				t.Errorf("too many items for %v", want)
 				return
 			}
 			same(t, n[i:i+n[i].Size], items[0])

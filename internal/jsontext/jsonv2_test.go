@@ -12,9 +12,9 @@ import (
 	"github.com/cardvault/cardvault/internal/jsontext"
 )
 
-// FuzzParseAgainstV2 holds the parser against encoding/json/v2, whose defaults
-// are as strict: what one accepts the other does, with the same values, but
-// for an outer value that is no object and for our limits of depth and number.
+// FuzzParseAgainstV2 compares the parser with encoding/json/v2, whose defaults are as
+// strict. Both accept the same bodies and read the same values. The exceptions are an outer
+// value other than an object, and our limits of depth and number.
 func FuzzParseAgainstV2(f *testing.F) {
 	for _, body := range slices.Concat(within, outside, beyond) {
 		f.Add([]byte(body))
@@ -41,7 +41,7 @@ func FuzzParseAgainstV2(f *testing.F) {
 	})
 }
 
-// readV2 makes values of exactly one value, and says how deep they are nested.
+// readV2 reads exactly one value, and returns how deep it is nested.
 func readV2(body []byte) (values []jsontext.Value, depth int, err error) {
 	d := v2.NewDecoder(bytes.NewReader(body))
 	var open []int

@@ -10,7 +10,7 @@ import (
 	"github.com/cardvault/cardvault/keytest"
 )
 
-// TestContract: a key keeps the contract of a wrapper, in memory and in a file.
+// TestContract: a key satisfies the contract of a wrapper, in memory and in a file.
 func TestContract(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "keys", "vault.key")
 	other := func(testing.TB) cardvault.KeyWrapper { return keyfile.NewKey(bytes.Repeat([]byte{2}, keyfile.Size)) }

@@ -22,23 +22,23 @@ func TestParse(t *testing.T) {
 	}
 	for name, bad := range map[string]string{
 		"empty":             "",
-		"of another prefix": "vk_live_" + strings.TrimPrefix(text, prefix),
+		"another prefix":    "vk_live_" + strings.TrimPrefix(text, prefix),
 		"too short":         text[:len(text)-1],
 		"too long":          text + "0",
 		"another checksum":  text[:len(text)-1] + string(last),
 		"another separator": strings.Replace(text, "_"+secret, "-"+secret, 1),
 	} {
 		if _, _, ok := keytext.Parse(prefix, bad); ok {
-			t.Errorf("%s: %q is taken", name, bad)
+			t.Errorf("%s: %q is accepted", name, bad)
 		}
 	}
 }
 
-// The form is the world's: keys that were made stay valid.
+// TestForm: the format must not change, since issued keys stay valid.
 func TestForm(t *testing.T) {
 	const text = "vk_test_0123abcd_0000000000000000000000000000000000000000000"
 	if _, _, ok := keytext.Parse("vk_test_", text+"CHECKS"); ok {
-		t.Error("taken with any checksum")
+		t.Error("accepted with a wrong checksum")
 	}
 	short, secret, ok := keytext.Parse("vk_test_", text+"0WTl4x")
 	if !ok || short != "0123abcd" || secret != strings.Repeat("0", 43) {

@@ -35,7 +35,7 @@ func TestAs(t *testing.T) {
 		"nil":                 {nil, false},
 		"itself":              {c, true},
 		"below two":           {wrapper{wrapper{c, "b"}, "a"}, true},
-		"below one that ends": {bare{c}, false},
+		"below an opaque one": {bare{c}, false},
 		"nothing below":       {wrapper{nil, "a"}, false},
 		"a ring":              {new(ring), false},
 	} {
@@ -45,7 +45,7 @@ func TestAs(t *testing.T) {
 	}
 }
 
-// What has a layer that is not looked at is too deep.
+// TestTooDeep: a value with more layers than As looks at is too deep.
 func TestTooDeep(t *testing.T) {
 	var v io.Reader = closer{}
 	for n := 1; n <= layers.Deepest; n++ {
@@ -55,11 +55,12 @@ func TestTooDeep(t *testing.T) {
 		v = wrapper{v, "one more"}
 	}
 	if !layers.TooDeep(v) || !layers.TooDeep[io.Reader](new(ring)) || layers.TooDeep[io.Reader](nil) {
-		t.Error("depth is not seen")
+		t.Error("a value that is too deep is not noticed")
 	}
 }
 
-// The first layer that can is found, and no more are looked at than are asked for.
+// TestOf: Of yields the layers from the outside in, and unwraps no further than the caller
+// asks.
 func TestOf(t *testing.T) {
 	var names []string
 	for layer := range layers.Of[io.Reader](wrapper{wrapper{wrapper{nil, "c"}, "b"}, "a"}) {

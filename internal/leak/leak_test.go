@@ -12,7 +12,7 @@ func TestTexts(t *testing.T) {
 	const number = "4242424242424242"
 	for _, test := range []struct {
 		text                    string
-		may, looks, holds, runs bool // the last for 737
+		may, looks, holds, runs bool // runs: the result for 737
 	}{
 		{"", false, false, false, false},
 		{"card 4242 4242 4242 4242 refused", true, true, true, false},

@@ -23,7 +23,7 @@ const (
 
 var opSet = ledger.Adds("test.set")
 
-// A wrapper keeps the keys as they are.
+// A wrapper does not encrypt the keys.
 type wrapper struct{}
 
 func (wrapper) KeyID() string { return "test" }
@@ -34,7 +34,8 @@ func (wrapper) Unwrap(_ context.Context, b, _ []byte) ([]byte, error) {
 	return append([]byte{}, b...), nil
 }
 
-// open returns the ledger of an account on a new store, and the errors that Wrote heard.
+// open returns the ledger of an account on a new store, and the errors that Wrote was called
+// with.
 func open(t *testing.T) (ledger.Account, *[]error) {
 	t.Helper()
 	return openOn(t, memstore.New())
@@ -73,7 +74,7 @@ func openOn(t *testing.T, s store.Store) (ledger.Account, *[]error) {
 	return l.In(l.First), &heard
 }
 
-// add stores a record with what it shows, and returns its row key.
+// add stores a record after change has edited it, and returns its row key.
 func add(t *testing.T, a ledger.Account, kind store.Kind, change func(*store.Record)) uuid.UUID {
 	t.Helper()
 	row, err := a.NewRow()
@@ -90,7 +91,7 @@ func add(t *testing.T, a ledger.Account, kind store.Kind, change func(*store.Rec
 	return row
 }
 
-// set writes a record that shows a text, in place of the version that it reads.
+// set reads a record, calls between, and writes the next version with a text.
 func set(ctx context.Context, a ledger.Account, row uuid.UUID, text string, between func()) error {
 	r, err := a.GetRow(ctx, kindParent, row)
 	if err != nil {
@@ -104,7 +105,7 @@ func set(ctx context.Context, a ledger.Account, row uuid.UUID, text string, betw
 	return a.Put(ctx, opSet, uuid.Nil, r)
 }
 
-// TestRetry: a call that was slower reads and writes again, and only its last write is an
+// TestRetry: a slower call reads and writes again, and only its last write is reported as an
 // outcome.
 func TestRetry(t *testing.T) {
 	a, heard := open(t)
@@ -133,8 +134,8 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestRetryEnds: a store that names conflicts for ever does not keep a call whose context
-// has ended, and any other error ends it at once.
+// TestRetryEnds: endless conflicts do not keep a call going after its context has ended. Any
+// other error ends the call at once.
 func TestRetryEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	tries := 0
@@ -143,7 +144,7 @@ func TestRetryEnds(t *testing.T) {
 		case tries == 3:
 			cancel()
 		case tries > 3:
-			t.Fatal("it goes on after its context has ended")
+			t.Fatal("Retry goes on after its context has ended")
 		}
 		return 0, fmt.Errorf("%w: again", ledger.ErrAgain)
 	})
@@ -155,7 +156,8 @@ func TestRetryEnds(t *testing.T) {
 	}
 }
 
-// TestFamily: a record is not found without its parent, and a family is deleted with it.
+// TestFamily: a record is not found without its parent, and a family is deleted with its
+// parent.
 func TestFamily(t *testing.T) {
 	a, _ := open(t)
 	parent := add(t, a, kindParent, nil)
@@ -182,7 +184,7 @@ func TestFamily(t *testing.T) {
 		err = a.Update(t.Context(), opSet, func(tx store.Tx) error {
 			large, err := a.DeleteFamily(tx, kind, row, nil, glimpses)
 			if large {
-				t.Errorf("kind %d: a family of two is too large", kind)
+				t.Errorf("kind %d: a family of two is called large", kind)
 			}
 			return err
 		})
@@ -198,7 +200,7 @@ func TestFamily(t *testing.T) {
 	}
 }
 
-// TestOtherAccount: an account finds none of the records of another one.
+// TestOtherAccount: an account finds none of another account's records.
 func TestOtherAccount(t *testing.T) {
 	a, _ := open(t)
 	row := add(t, a, kindParent, nil)
@@ -237,8 +239,8 @@ func TestTranslate(t *testing.T) {
 	}
 }
 
-// TestDamageIsNamed: an error says which record is damaged, by its kind and the id that its
-// account prints. A keyring that is gone is not the damage of the record that needs it.
+// TestDamageIsNamed: the error for a damaged record contains the record's kind and the id
+// that its account sees. A missing keyring does not make the records that need it damaged.
 func TestDamageIsNamed(t *testing.T) {
 	a, _ := open(t)
 	opened := func(kind store.Kind, at int) (uuid.UUID, error) {
@@ -253,7 +255,7 @@ func TestDamageIsNamed(t *testing.T) {
 		return a.Mask(kind, row), err
 	}
 
-	const last, term = 20, 5 // bytes of what is sealed
+	const last, term = 20, 5 // indexes into the sealed bytes
 	id, err := opened(kindParent, last)
 	var d *ledger.Damage
 	if !errors.As(err, &d) || d.Kind != "parent" || d.ID != id || !errors.Is(err, ledger.ErrDamaged) || !ledger.RowDamaged(err) ||
@@ -261,7 +263,7 @@ func TestDamageIsNamed(t *testing.T) {
 		t.Errorf("a record: %v, want parent %v", err, id)
 	}
 	if _, err = opened(kindChild, last); !errors.As(err, &d) || d.Kind != fmt.Sprint("record of kind ", kindChild) || d.ID != uuid.Nil {
-		t.Errorf("a record without a name: %v", err)
+		t.Errorf("a record of a kind without a name: %v", err)
 	}
 
 	if _, err = opened(kindParent, term); !ledger.RowDamaged(err) {
@@ -275,7 +277,7 @@ func TestDamageIsNamed(t *testing.T) {
 	}
 }
 
-// A torn store cannot read one row, once it knows which.
+// A torn store cannot read the row, once that is set.
 type torn struct {
 	store.Store
 	row uuid.UUID
@@ -314,8 +316,8 @@ func (s *torn) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(tornTx{tx, s}) })
 }
 
-// TestDamageInATransaction: the error of a record that a transaction cannot read names it, also
-// if it is the parent of the record that was asked for.
+// TestDamageInATransaction: when a transaction cannot read a record, the error names that
+// record. This holds too if it is the parent of the record asked for.
 func TestDamageInATransaction(t *testing.T) {
 	s := &torn{Store: memstore.New()}
 	a, _ := openOn(t, s)

@@ -6,8 +6,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestRoll: the receivers of a bounded number of accounts are kept, and read anew beyond
-// that.
+// TestRoll: the receivers of a limited number of accounts are kept in memory, and those
+// beyond are read again.
 func TestRoll(t *testing.T) {
 	var all roll
 	last := uuid.Nil
@@ -19,10 +19,10 @@ func TestRoll(t *testing.T) {
 		}
 	}
 	if all.of(last) == nil || all.of(uuid.New()) != nil {
-		t.Error("the receivers are not those of the account")
+		t.Error("the receivers belong to another account")
 	}
 	all.forget(last)
 	if all.of(last) != nil {
-		t.Error("receivers are known that were forgotten")
+		t.Error("forgotten receivers are still known")
 	}
 }

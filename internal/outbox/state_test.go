@@ -19,7 +19,7 @@ func stateSchedule(retention time.Duration) schedule {
 	return schedule{stateAt, func(d time.Duration) time.Duration { return d }, retention}
 }
 
-// deliveryStates are deliveries in each class.
+// deliveryStates holds deliveries in each class.
 func deliveryStates() map[string]Delivery {
 	of := func(class uint8, attempts, tries uint64, unordered bool) Delivery {
 		d := Delivery{Type: 2, Reason: "patched", Token: uuid.UUID{1}, Class: class, Attempts: attempts, tries: tries, unordered: unordered}
@@ -46,11 +46,11 @@ func deliveryStates() map[string]Delivery {
 	}
 }
 
-// TestDeliveryStates: each row is a state, an occasion and what changes. A pair without a
-// row means nothing: the delivery stays as it is.
+// TestDeliveryStates: each row is a state, an occasion and the resulting change. Where a
+// pair has no row, the delivery stays as it is.
 func TestDeliveryStates(t *testing.T) {
 	const week = 7 * 24 * time.Hour
-	// What an answer changes in each case.
+	// The changes that an answer makes in each case.
 	sent := func(d *Delivery, code uint64) {
 		d.Attempts++
 		d.Last, d.Code = stateAt.Add(-time.Second), code
@@ -87,7 +87,7 @@ func TestDeliveryStates(t *testing.T) {
 		d.Class, d.Due, d.tries, d.throttled = Ready, time.Time{}, 0, 0
 	}
 
-	// frees: a later delivery of the token no longer waits.
+	// frees: a later delivery for the token no longer waits.
 	type row struct {
 		change func(*Delivery)
 		frees  bool
@@ -113,8 +113,7 @@ func TestDeliveryStates(t *testing.T) {
 			"400, after a minute":  {also(tried(Retried, 400, time.Minute), throttled), false},
 			"400, after 2 seconds": {also(tried(Retried, 400, 5*time.Second), throttled), false},
 		},
-		// The third failure frees the later deliveries, except one of a receiver that
-		// wants a pause.
+		// The third failure frees the later deliveries, unless the receiver asks for a pause.
 		"ready again": {
 			"200":                  {ended(Done, 200), true},
 			"500":                  {also(tried(Retried, 500, 30*time.Minute), unordered), true},
@@ -146,7 +145,7 @@ func TestDeliveryStates(t *testing.T) {
 			"400, after a minute":  {tried(Failed, 400, week), false},
 			"400, after 2 seconds": {tried(Failed, 400, week), false},
 		},
-		// An attempt beside the schedule changes nothing of that, unless it succeeds.
+		// An attempt outside the schedule changes none of that, unless it succeeds.
 		"retried": {
 			"200":                  {ended(Done, 200), true},
 			"500":                  {beside(500), false},

@@ -15,8 +15,8 @@ func (resting) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	return &store.Record{Kind: kind, ID: id, Version: 3}, nil
 }
 
-// TestWakingOfAFormerShift: a change that was prepared while a shift was under way, and comes
-// when it is over, is prepared again. It forgets that shift, and no later one.
+// TestWakingOfAFormerShift: a change prepared during a shift is prepared again if it arrives
+// after that shift has ended. It forgets that shift, and no later one.
 func TestWakingOfAFormerShift(t *testing.T) {
 	o := New(Config{})
 	queue := uuid.UUID{1}

@@ -40,7 +40,7 @@ func encrypted(t *testing.T, k *payload.Key, session uuid.UUID, named bool) []by
 		t.Fatal(err)
 	}
 	var sealed *jose.JSONWebEncryption
-	fips140.WithoutEnforcement(func() { // of which a browser knows nothing
+	fips140.WithoutEnforcement(func() { // browsers do not enforce FIPS mode
 		sealed, err = e.Encrypt([]byte(rand.Text()))
 	})
 	if err != nil {
@@ -65,7 +65,7 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if k, err := others.Current(t.Context()); err != nil || k.ID != key.ID {
-		t.Fatalf("another process gives out %v, %v", k, err)
+		t.Fatalf("another process hands out key %v, %v", k, err)
 	}
 
 	one, other := payload.Session{ID: uuid.New(), Row: uuid.New()}, payload.Session{ID: uuid.New(), Row: uuid.New()}
@@ -78,11 +78,11 @@ func TestOpen(t *testing.T) {
 		err     error
 	}{
 		{"under a named key", encrypted(t, key, uuid.Nil, true), one, nil},
-		{"under a key that is not named", encrypted(t, key, uuid.Nil, false), one, nil},
+		{"under an unnamed key", encrypted(t, key, uuid.Nil, false), one, nil},
 		{"bound", encrypted(t, key, one.ID, true), bound, nil},
 		{"bound to another session", encrypted(t, key, one.ID, true), other, payload.ErrUndecryptable},
 		{"not bound", encrypted(t, key, uuid.Nil, true), bound, payload.ErrUnbound},
-		{"of another form", []byte("a.b.c.d.e"), one, payload.ErrUndecryptable},
+		{"in another form", []byte("a.b.c.d.e"), one, payload.ErrUndecryptable},
 		{"too long", make([]byte, payload.MaxSize+1), one, payload.ErrTooLong},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// A payload is good for one session, once its use is stored.
+// TestUsed: once its use is stored, a payload is valid in one session only.
 func TestUsed(t *testing.T) {
 	l := ledgertest.New(t, nil)
 	log := slog.New(slog.DiscardHandler)

@@ -15,7 +15,7 @@ import (
 
 const kindThing store.Kind = 10
 
-// add makes one thing more, of which there may be limit, and returns ErrFull if there are.
+// add stores one more thing, and returns ErrFull if there are limit things already.
 func add(t *testing.T, counts *quota.Counts, rows ledger.Account, limit int, crowded bool) error {
 	row, err := rows.NewRow()
 	if err != nil {
@@ -79,10 +79,10 @@ func TestPlaces(t *testing.T) {
 					t.Errorf("made %d, the quota is %d", made, test.limit)
 				}
 
-				// A count is good for a second.
+				// A count is reused for a second.
 				time.Sleep(time.Minute)
 				if err := add(t, counts, rows, test.limit+1, test.crowded); err != nil {
-					t.Errorf("one more, of a higher quota: %v", err)
+					t.Errorf("one more, under a higher quota: %v", err)
 				}
 			})
 		})

@@ -34,13 +34,13 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// TestFailOver: what was committed is there after the primary was killed.
+// TestFailOver: committed rows survive a kill of the primary.
 func TestFailOver(t *testing.T) {
 	primary := realtest.PostgreSQL(t, nil)
 	standby := primary.Standby(t)
 	primary.SQL(t, "postgres", "CREATE TABLE t AS SELECT 1 AS n")
 	if got := standby.SQL(t, "postgres", "SELECT pg_is_in_recovery()"); got != "t" {
-		t.Errorf("the standby is in recovery: %s", got)
+		t.Errorf("pg_is_in_recovery of the standby = %s", got)
 	}
 	start := time.Now()
 	primary.Kill()
@@ -51,12 +51,12 @@ func TestFailOver(t *testing.T) {
 		t.Errorf("the standby has %q", got)
 	}
 	if conn, err := net.Dial("tcp", primary.Addr()); err == nil {
-		t.Error("the killed primary listens", conn.Close())
+		t.Error("the killed primary still listens", conn.Close())
 	}
 }
 
-// TestAddress: an address is nobody else's until the end of the test, whether somebody
-// listens there or not.
+// TestAddress: an address is reserved until the end of the test, even while no server
+// listens there.
 func TestAddress(t *testing.T) {
 	taken := map[string]bool{}
 	for range 300 {
@@ -87,8 +87,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestPgBouncer tells the modes apart by what they are known for: a session that inherits
-// the settings of another, and no transactions of several statements.
+// TestPgBouncer distinguishes the modes by their known effects. A session inherits settings
+// of another one, and statement mode refuses transactions of several statements.
 func TestPgBouncer(t *testing.T) {
 	p := postgres.Get(t)
 	for mode, want := range map[string][2]string{"session": {"4MB", "1"}, "transaction": {"77kB", "1"}, "statement": {"77kB", ""}} {
@@ -164,7 +164,7 @@ func TestMissing(t *testing.T) {
 			t.Setenv("PATH", t.TempDir())
 			tb := &fakeTB{TB: t}
 			func() {
-				defer func() { _ = recover() }() // where a test would end
+				defer func() { _ = recover() }() // where a real test would stop
 				realtest.Redis(tb, nil)
 			}()
 			if tb.ended != want || tb.why != "redis-server is not installed" {
@@ -174,7 +174,7 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// fakeTB is a test that notes how it ends.
+// A fakeTB is a test that records how it ends.
 type fakeTB struct {
 	testing.TB
 	ended, why string
@@ -188,7 +188,7 @@ func (f *fakeTB) end(how string, args []any) {
 func (f *fakeTB) Skip(args ...any)  { f.end("skip", args) }
 func (f *fakeTB) Fatal(args ...any) { f.end("fatal", args) }
 
-// TestForeign: a server whose port another process has is none.
+// TestForeign: Restart fails if another process holds the port of the server.
 func TestForeign(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	s.Kill()
@@ -214,15 +214,15 @@ func TestForeign(t *testing.T) {
 		s.Restart(tb)
 	}()
 	if tb.ended != "fatal" {
-		t.Error("Restart succeeds on a port that another process has")
+		t.Error("Restart succeeds on a port that another process holds")
 	}
 }
 
-// guardEnv makes the test binary start a server and wait to be killed.
+// guardEnv makes the test binary start a server and wait until it is killed.
 const guardEnv = "REALTEST_TEST_GUARD"
 
-// TestGuard: a server and its folder end with a test that is killed, whatever it does at
-// the time.
+// TestGuard: when a test is killed, its server stops and its folder is removed, whatever the
+// test was doing.
 func TestGuard(t *testing.T) {
 	mode := os.Getenv(guardEnv)
 	switch mode {
@@ -272,7 +272,7 @@ func testGuard(t *testing.T, mode string) {
 	} else if _, err := fmt.Fscanln(out, new(string)); err != nil {
 		t.Fatal(err)
 	}
-	var memory string // of System V, as PostgreSQL notes it: key and id
+	var memory string // System V shared memory, as PostgreSQL notes it: key and id
 	if mode == "postgres" || mode == "stopped" {
 		lock, err := os.ReadFile(glob(t, dir, "*", "data", "postmaster.pid")[0])
 		if err != nil {
@@ -290,7 +290,7 @@ func testGuard(t *testing.T, mode string) {
 	await(t, "the server stays", func() bool {
 		for _, path := range glob(t, "/proc", "[0-9]*") {
 			line, _ := os.ReadFile(filepath.Join(path, "cmdline"))
-			at, _ := os.Readlink(filepath.Join(path, "cwd")) // also of children, which change their command line
+			at, _ := os.Readlink(filepath.Join(path, "cwd")) // finds children too, which change their command line
 			if bytes.Contains(line, []byte(dir)) || strings.HasPrefix(at, dir) {
 				return false
 			}
@@ -301,7 +301,7 @@ func testGuard(t *testing.T, mode string) {
 		return
 	}
 	await(t, "shared memory stays", func() bool {
-		table, _ := os.ReadFile("/proc/sysvipc/shm") // which not every system has
+		table, _ := os.ReadFile("/proc/sysvipc/shm") // missing on some systems
 		for line := range strings.Lines(string(table)) {
 			if strings.HasPrefix(strings.Join(strings.Fields(line), " "), memory+" ") {
 				return false
@@ -320,7 +320,7 @@ func glob(t *testing.T, path ...string) []string {
 	return found
 }
 
-// await waits until something holds.
+// await waits until a condition holds.
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)

@@ -19,7 +19,7 @@ import (
 const (
 	kindParent store.Kind = iota + 10
 	kindChild
-	kindLetter // written with the end of a parent
+	kindLetter // written when a parent ends
 	kindRemains
 )
 
@@ -32,7 +32,8 @@ type bench struct {
 	ends   letters
 }
 
-// letters writes a record for each parent that ends, and takes those that are busy again.
+// letters writes a record for each parent that ends. A parent listed as busy is refused
+// once.
 type letters struct {
 	due     []*store.Record
 	busy    map[uuid.UUID]bool
@@ -70,7 +71,8 @@ func inBench(t *testing.T, f func(b *bench)) {
 	})
 }
 
-// parent stores a parent that lapses at due, with so many children, and returns its id.
+// parent stores a parent that lapses at due and has the given number of children. It returns
+// its id.
 func (b *bench) parent(due time.Time, children int) uuid.UUID {
 	b.Helper()
 	row, err := b.NewRow()
@@ -101,8 +103,8 @@ func (b *bench) parent(due time.Time, children int) uuid.UUID {
 	return b.Mask(kindParent, row)
 }
 
-// counts returns how many records are left: whether the parent is there, its children up to
-// 2,000, and whether its letter is.
+// counts returns whether the parent exists, how many of its children are left (counting up
+// to 2,000), and whether its letter exists.
 func (b *bench) counts(parent uuid.UUID) (is bool, children int, letter bool) {
 	b.Helper()
 	row := b.Unmask(kindParent, parent)
@@ -190,7 +192,7 @@ func TestLapse(t *testing.T) {
 	})
 }
 
-// A record whose ending has to be made again is looked at again at once.
+// TestLapseAgain: a record whose ending could not be written is processed again at once.
 func TestLapseAgain(t *testing.T) {
 	inBench(t, func(b *bench) {
 		id := b.parent(time.Now().Add(time.Minute), 0)

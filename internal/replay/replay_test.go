@@ -46,7 +46,7 @@ func (b *bench) begin(body string, root byte) (*replay.Call, *replay.Answer, err
 	return b.calls.Begin(b.Context(), b.Account, r)
 }
 
-// make ends a call: it writes a thing and the answer of the call.
+// make completes a call: it writes a thing and the answer of the call.
 func (b *bench) make(c *replay.Call, row uuid.UUID) error {
 	thing := b.NewRecord(kindThing, row)
 	if err := errors.Join(b.SealShown(thing, nil), c.Seal([]byte("made"), row)); err != nil {
@@ -61,7 +61,7 @@ func (b *bench) make(c *replay.Call, row uuid.UUID) error {
 	})
 }
 
-// begun begins a call that has to be made.
+// begun begins a call that has no answer yet.
 func (b *bench) begun() *replay.Call {
 	b.Helper()
 	c, answer, err := b.begin("request", 1)
@@ -106,7 +106,8 @@ func TestAnswer(t *testing.T) {
 	})
 }
 
-// What a call calls with its context is another call, even under the same key.
+// TestBorderIsOfOneCall: another call made with the context of a call is a call of its own,
+// even under the same key.
 func TestBorderIsOfOneCall(t *testing.T) {
 	inBench(t, func(b *bench) {
 		border := &replay.Border{Request: func() []byte { return []byte("request") }}
@@ -127,7 +128,7 @@ func TestBorderIsOfOneCall(t *testing.T) {
 	})
 }
 
-// Of two calls side by side one is made.
+// TestRace: when two equal calls run at the same time, only one succeeds.
 func TestRace(t *testing.T) {
 	inBench(t, func(b *bench) {
 		one, other := b.begun(), b.begun()
@@ -166,7 +167,7 @@ func TestMistakes(t *testing.T) {
 	})
 }
 
-// A claim keeps other calls out until its lease ends. Then one of them goes on.
+// TestClaim: a claim keeps other calls out until its lease ends. Then one of them continues.
 func TestClaim(t *testing.T) {
 	inBench(t, func(b *bench) {
 		row, first := b.row(), b.begun()
@@ -196,7 +197,7 @@ func TestClaim(t *testing.T) {
 	})
 }
 
-// Without a key nothing is claimed, written or kept.
+// TestNoKey: without a key, no call is claimed, written or kept.
 func TestNoKey(t *testing.T) {
 	var c *replay.Call
 	c.Abandon(t.Context())

@@ -68,7 +68,8 @@ func TestMaskIsABijection(t *testing.T) {
 	})
 }
 
-// The ids of consecutive keys tell neither their order nor their time.
+// TestMaskHidesTheTime: the ids of consecutive keys reveal neither their order nor their
+// time.
 func TestMaskHidesTheTime(t *testing.T) {
 	const n = 10_000
 	block := randomPRF(t)
@@ -152,14 +153,14 @@ func TestPlausible(t *testing.T) {
 	}
 }
 
-// made returns n keys, and checks what holds for every key.
+// made returns n keys, and checks the properties of every key.
 func made(t *testing.T, g *rowkey.Generator, n int) []uuid.UUID {
 	t.Helper()
 	keys := make([]uuid.UUID, n)
 	for i := range keys {
 		keys[i] = g.New()
 		if keys[i].Version() != 7 || keys[i].Variant() != uuid.RFC4122 {
-			t.Fatalf("%v is no UUIDv7", keys[i])
+			t.Fatalf("%v is not a UUIDv7", keys[i])
 		}
 		if sub := binary.BigEndian.Uint16(keys[i][6:]) >> 2 & 0x3ff; sub > 999 {
 			t.Fatalf("%v has %d microseconds in a millisecond", keys[i], sub)
@@ -171,13 +172,14 @@ func made(t *testing.T, g *rowkey.Generator, n int) []uuid.UUID {
 func rising(keys []uuid.UUID) bool {
 	return slices.IsSortedFunc(keys, func(a, b uuid.UUID) int {
 		if a == b {
-			return 1 // the same is not sorted either
+			return 1 // equal keys are not sorted either
 		}
 		return bytes.Compare(a[:], b[:])
 	})
 }
 
-// The clock of a bubble stands still, so all keys are of one microsecond.
+// TestKeysRiseWhileTheClockStands: the clock of a bubble stands still, so all keys are made
+// in the same microsecond.
 func TestKeysRiseWhileTheClockStands(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var g rowkey.Generator
@@ -186,7 +188,7 @@ func TestKeysRiseWhileTheClockStands(t *testing.T) {
 		if !rising(keys) {
 			t.Fatal("keys do not rise")
 		}
-		// Four share a microsecond, then the next is used up in advance.
+		// Four keys share a microsecond, then the next microsecond is used in advance.
 		for i, key := range keys {
 			if got, want := rowkey.Time(key), start.Add(time.Duration(i/4)*time.Microsecond); !got.Equal(want) {
 				t.Fatalf("key %d is of %v, want %v", i, got, want)
@@ -226,8 +228,8 @@ func TestKeysRiseAcrossMilliseconds(t *testing.T) {
 	})
 }
 
-// A bubble begins in the year 2000: for a Generator that was used outside, the
-// clock steps back by decades.
+// TestClockThatStepsBackIsFollowed: a bubble begins in the year 2000. For a Generator that
+// was used outside it, the clock steps back by decades.
 func TestClockThatStepsBackIsFollowed(t *testing.T) {
 	var g rowkey.Generator
 	made(t, &g, 100)
@@ -250,7 +252,8 @@ func TestClockThatStepsBackIsFollowed(t *testing.T) {
 	}
 }
 
-// A step by less than the keys are ahead of the clock is a step all the same.
+// TestSmallStepBack: even a step smaller than the lead of the keys over the clock is
+// noticed.
 func TestSmallStepBack(t *testing.T) {
 	var g rowkey.Generator
 	run := func(after time.Duration, n int) (first time.Time) {
@@ -290,11 +293,12 @@ func TestConcurrentKeysDiffer(t *testing.T) {
 		}
 	}
 	if len(seen) != 40_000 || len(times) != 40_000 {
-		t.Errorf("%d keys and %d times among 40,000", len(seen), len(times))
+		t.Errorf("%d different keys and %d different times among 40,000", len(seen), len(times))
 	}
 }
 
-// Two generators share no state: their keys differ by 62 random bits.
+// TestGeneratorsApart: two generators share no state, and their keys differ in 62 random
+// bits.
 func TestGeneratorsApart(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		seen := map[uuid.UUID]bool{}
@@ -303,7 +307,7 @@ func TestGeneratorsApart(t *testing.T) {
 			seen[g.New()] = true
 		}
 		if len(seen) != 10_000 {
-			t.Errorf("%d keys among 10,000", len(seen))
+			t.Errorf("%d different keys among 10,000", len(seen))
 		}
 	})
 }
@@ -361,8 +365,8 @@ func TestTimeIsUTC(t *testing.T) {
 	}
 }
 
-// The vectors can be run by other implementations. Here the mask is computed
-// once more from the package comment.
+// TestVectors: other implementations can run the vectors. Here the mask is computed a second
+// time, from the package comment.
 func TestVectors(t *testing.T) {
 	data, err := os.ReadFile("testdata/vectors.json")
 	if err != nil {
@@ -423,7 +427,7 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// A sequence orders keys as their times do, and fits into a number of JSON.
+// TestSequence: a sequence orders keys by their times, and fits into a JSON number.
 func TestSequence(t *testing.T) {
 	epoch := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 	if n := rowkey.Sequence(rowkey.First(epoch)); n != 0 {
@@ -446,7 +450,8 @@ func TestSequence(t *testing.T) {
 	}
 }
 
-// What is beside a key has its time, is another for every other key, and leads back.
+// TestBeside: the key beside another has the same time, differs for every other key, and
+// leads back.
 func TestBeside(t *testing.T) {
 	var g rowkey.Generator
 	rapid.Check(t, func(t *rapid.T) {
@@ -467,7 +472,7 @@ func TestBeside(t *testing.T) {
 	})
 }
 
-// Above and below are neighbours in the order of bytes, over every carry.
+// TestNeighbours: Above and Below return the neighbours in byte order, across every carry.
 func TestNeighbours(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var key uuid.UUID

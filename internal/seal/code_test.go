@@ -27,7 +27,7 @@ func TestCode(t *testing.T) {
 		try := func(secret *seal.CodeKey, account, token uuid.UUID, sealed []byte) error {
 			got, err := b.OpenCode(secret, account, token, slices.Clone(sealed))
 			if err == nil && !bytes.Equal(got, plain) {
-				t.Errorf("%s: opens to something else", name)
+				t.Errorf("%s: opens to another text", name)
 			}
 			return err
 		}
@@ -35,7 +35,7 @@ func TestCode(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if bytes.Contains(sealed, plain) || bytes.Equal(sealed, b.SealCode(secret, account, token, plain)) {
-			t.Errorf("%s: not sealed, or twice the same", name)
+			t.Errorf("%s: not sealed, or sealed twice to the same bytes", name)
 		}
 		for what, err := range map[string]error{
 			"another token":   try(secret, account, uuid.New(), sealed),
@@ -58,7 +58,7 @@ func TestCode(t *testing.T) {
 		}
 	}
 
-	// Another vault does not open it, this one does under a later term.
+	// Another vault does not open the code. This vault does, under a later term.
 	sealed := b.SealCode(nil, account, token, plain)
 	if _, err := boxOf(seal.NewKeys()).OpenCode(nil, account, token, slices.Clone(sealed)); !errors.Is(err, seal.ErrIntegrity) {
 		t.Errorf("another vault: %v, want ErrIntegrity", err)
@@ -72,7 +72,7 @@ func TestCode(t *testing.T) {
 	}
 }
 
-// TestCodeFormat opens one by the comment on the format, with crypto/hkdf.
+// TestCodeFormat opens a code with crypto/hkdf, following the comment on the format.
 func TestCodeFormat(t *testing.T) {
 	keys := seal.NewKeys()
 	account, token := uuid.New(), uuid.New()
@@ -102,7 +102,7 @@ func TestCodeFormat(t *testing.T) {
 	}
 }
 
-// BenchmarkCode is what a security code costs an import besides the cache.
+// BenchmarkCode measures the cost of a security code in an import, without the cache.
 func BenchmarkCode(b *testing.B) {
 	box := boxOf(seal.NewKeys())
 	key, account, token, plain := seal.NewCodeKey(), uuid.New(), uuid.New(), make([]byte, 32)

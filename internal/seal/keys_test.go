@@ -57,13 +57,13 @@ func TestNext(t *testing.T) {
 		rest := *next
 		rest.Generation, rest.Masters = one.Generation, next.Masters[:len(one.Masters)]
 		if !bytes.Equal(rest.Marshal(), one.Marshal()) {
-			t.Fatal("a former master key changed, or something else")
+			t.Fatal("a former master key or another field changed")
 		}
 		one = next
 	}
 }
 
-// However keys are printed, nothing of them shows.
+// TestKeysHide: no way of printing keys shows any part of them.
 func TestKeysHide(t *testing.T) {
 	k := &seal.Keys{
 		Vault: uuid.Max, Masters: []seal.Master{{Term: 1, Key: seal.NewKey(bytes.Repeat([]byte("M"), seal.KeySize))}},
@@ -90,15 +90,16 @@ func TestKeysRoundTrip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		clear(data) // must not matter: nothing refers to it
+		clear(data) // the result must not refer to it
 		if !bytes.Equal(parsed.Marshal(), k.Marshal()) {
-			t.Fatalf("%d masters do not come back", len(k.Masters))
+			t.Fatalf("%d masters do not survive a round trip", len(k.Masters))
 		}
 		k = parsed.Next()
 	}
 }
 
-// A tag of a later version is skipped, so that an older one can read on.
+// TestParseKeysSkipsUnknownTags: a tag of a later version is skipped, so that an older
+// version can still read the keys.
 func TestParseKeysSkipsUnknownTags(t *testing.T) {
 	k := seal.NewKeys()
 	parsed, err := seal.ParseKeys(tlv.Append(k.Marshal(), 200, "later"))
@@ -188,13 +189,13 @@ func FuzzParseKeys(f *testing.F) {
 
 		for i, m := range k.Masters {
 			if m.Term == 0 || i > 0 && m.Term <= k.Masters[i-1].Term {
-				t.Fatalf("terms do not rise: %d", m.Term)
+				t.Fatalf("terms do not increase: %d", m.Term)
 			}
 		}
 
 		again, err := seal.ParseKeys(k.Marshal())
 		if err != nil || !bytes.Equal(again.Marshal(), k.Marshal()) {
-			t.Fatalf("what was read does not come back: %v", err)
+			t.Fatalf("the parsed keys do not survive a round trip: %v", err)
 		}
 		if next := k.Next(); len(next.Masters) != len(k.Masters)+1 {
 			t.Fatal("no next term")

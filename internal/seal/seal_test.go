@@ -18,12 +18,12 @@ import (
 	"pgregory.net/rapid"
 )
 
-// overhead is what sealing adds to a plaintext: header, nonce and tag.
+// overhead is the number of bytes that sealing adds to a plaintext: header, nonce and tag.
 const overhead = 6 + 12 + 16
 
 var errNoMore = errors.New("no more")
 
-// boxOf returns a Box that may seal without end.
+// boxOf returns a Box without a limit on seals.
 func boxOf(k *seal.Keys) *seal.Box {
 	var b *seal.Box
 	b = seal.NewBox(k, func() error { b.Grant(b.Keys(), 1<<20); return nil })
@@ -127,11 +127,11 @@ func TestNoSealIsLikeAnother(t *testing.T) {
 	}
 }
 
-// A part opens in its own place and in no other. The ids of accounts, records
-// and parents are the same two, so that one field could pass for another.
+// TestTransplant: a part opens only in its own place. The ids of accounts, records and
+// parents are the same two, so that one field could be mistaken for another.
 func TestTransplant(t *testing.T) {
 	first := seal.NewKeys()
-	other := *first // differs in nothing but the vault
+	other := *first // differs only in the vault
 	other.Vault = uuid.New()
 	var vaults [2]struct{ byTerm [2]*seal.Box }
 	for i, k := range []*seal.Keys{first, &other} {
@@ -189,12 +189,12 @@ func TestTransplant(t *testing.T) {
 		}
 	}
 	if n := len(places) * (len(places) - 1); moves != n || n < 1000 {
-		t.Errorf("%d moves refused of %d", moves, n)
+		t.Errorf("%d of %d moves refused", moves, n)
 	}
 }
 
-// The shown part notices each change of a column, the secret part opens after
-// those that a record goes through.
+// TestMutableColumns: the shown part detects a change of any column. The secret part still
+// opens after changes that are normal in the life of a record.
 func TestMutableColumns(t *testing.T) {
 	box := boxOf(seal.NewKeys())
 	for name, change := range map[string]func(r *store.Record){
@@ -237,7 +237,7 @@ func TestMutableColumns(t *testing.T) {
 	}
 }
 
-// moveByte splits the bytes of both hashes anew, n of them in the first.
+// moveByte splits the bytes of both hashes again, with n of them in the first.
 func moveByte(r *store.Record, n int) {
 	all := slices.Concat(r.Lookup...)
 	r.Lookup = [][]byte{all[:n], all[n:]}
@@ -336,7 +336,7 @@ func TestTerms(t *testing.T) {
 			t.Errorf("former term: %q, %v", plain, err)
 		}
 		if _, err := open(b1, r, part, young); !errors.Is(err, seal.ErrUnknownTerm) {
-			t.Errorf("term that the keys do not have: %v", err)
+			t.Errorf("term that the keys lack: %v", err)
 		}
 
 		b := boxOf(k1)
@@ -345,8 +345,8 @@ func TestTerms(t *testing.T) {
 			t.Errorf("after SetKeys: %q, %v", plain, err)
 		}
 
-		// Whoever tried the other key on this would open it: it was sealed
-		// under the first master key, with all the marks of the second.
+		// An implementation that tried the other key would open this. It is sealed under the
+		// first master key, but marked throughout as under the second.
 		key := rawKey(hiding.Of(k1.Masters[0].Key), part, k1.Vault, r.Account)
 		forged := rawSeal(key, make([]byte, 12), []byte("forged"), rawAAD(k1.Vault, r, part, 2), 2)
 		if plain, err := open(b2, r, part, forged); !errors.Is(err, seal.ErrIntegrity) {
@@ -445,7 +445,7 @@ func TestSetKeys(t *testing.T) {
 	k2 := k1.Next()
 	box := seal.NewBox(k1, func() error { return errNoMore })
 	box.Grant(box.Keys(), 10)
-	box.SetKeys(k1) // no later generation: nothing changes
+	box.SetKeys(k1) // not a later generation: changes nothing
 	if err := box.SealShown(sample(), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -455,7 +455,7 @@ func TestSetKeys(t *testing.T) {
 		t.Error("the later generation was not taken")
 	}
 	if err := box.SealShown(sample(), nil); !errors.Is(err, errNoMore) {
-		t.Errorf("what was granted for the former term counts for the next: %v", err)
+		t.Errorf("a grant for the former term is used for the next: %v", err)
 	}
 
 	box.Grant(box.Keys(), 1)
@@ -473,7 +473,7 @@ func TestSetKeys(t *testing.T) {
 	}
 }
 
-// Nothing is granted for the second term, so no seal may bear it, whenever the
+// TestSetKeysAmongSeals: the second term has no grant, so no seal may use it, whenever the
 // keys change.
 func TestSetKeysAmongSeals(t *testing.T) {
 	keys := seal.NewKeys()
@@ -511,7 +511,7 @@ func TestSetKeysAmongSeals(t *testing.T) {
 	}
 }
 
-// More accounts than a Box keeps keys of.
+// TestConcurrentUse has more accounts than a Box keeps keys for.
 func TestConcurrentUse(t *testing.T) {
 	const accounts, workers = 5000, 4
 	keys := seal.NewKeys()
@@ -593,8 +593,8 @@ func TestHashesAreApart(t *testing.T) {
 	}
 }
 
-// All sequences of up to three parts of up to two bytes, some of which look like
-// lengths: without framing most of them would share a hash.
+// TestIdempotencyFraming tries all sequences of up to three parts of up to two bytes,
+// including parts that look like lengths. Without framing, most of them would share a hash.
 func TestIdempotencyFraming(t *testing.T) {
 	box, account := boxOf(seal.NewKeys()), uuid.New()
 	var parts [][]byte
@@ -631,7 +631,7 @@ func TestCountMAC(t *testing.T) {
 	}
 	if k.ValidCount(1, 1000, mac) || k.ValidCount(2, 1001, mac) || k.ValidCount(2, 1000, nil) ||
 		k.ValidCount(2, 1000, mac[:31]) || seal.NewKeys().Next().ValidCount(2, 1000, mac) {
-		t.Error("another count, term or vault is accepted")
+		t.Error("a changed count, term or vault is accepted")
 	}
 
 	for bit := range len(mac) * 8 {

@@ -20,9 +20,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// This file holds a second implementation of the format, written from the
-// package comment on the primitives alone. Neither may change without the other
-// and without the vectors.
+// This file holds a second implementation of the format, on primitives alone, written from
+// the package comment. Neither implementation may change without the other and the vectors.
 
 type raw []byte
 
@@ -133,7 +132,7 @@ func rawHMAC(key, data []byte) []byte {
 	return h.Sum(nil)
 }
 
-// rawKey is HKDF-SHA-256 of RFC 5869 with the zero salt and one block of output.
+// rawKey computes HKDF-SHA-256 of RFC 5869 with the zero salt and one block of output.
 func rawKey(secret []byte, purpose string, vault, account uuid.UUID) []byte {
 	prk := rawHMAC(make([]byte, 32), secret)
 	info := append([]byte("cardvault 1 "+purpose+"\x00"), vault[:]...)
@@ -176,8 +175,8 @@ func rawAAD(vault uuid.UUID, r *store.Record, part string, term uint32) []byte {
 	return b.Bytes()
 }
 
-// rawGCM calls f with AES-256-GCM under key. It takes the nonce from its
-// caller, which FIPS mode allows nobody.
+// rawGCM calls f with AES-256-GCM under key. The caller chooses the nonce, which FIPS mode
+// forbids.
 func rawGCM(key []byte, f func(cipher.AEAD)) {
 	fips140.WithoutEnforcement(func() {
 		block, err := aes.NewCipher(key)
@@ -234,7 +233,7 @@ func TestRecordVectors(t *testing.T) {
 			}
 			same(t, "plaintext of the vector", plain, v.Plaintext)
 
-			// The package seals under its last term only.
+			// The package seals only under its last term.
 			now := *k
 			now.Masters = k.Masters[:v.Term]
 			sealed := sealPart(t, boxOf(&now), r, v.Part, v.Plaintext)
@@ -271,7 +270,7 @@ func TestHashVectors(t *testing.T) {
 	var parts [][]byte
 	for _, p := range v.Idempotency.Parts {
 		if len(p) > 127 {
-			t.Fatal("a length of one byte is all that this test knows")
+			t.Fatal("this test only supports lengths of one byte")
 		}
 		framed = append(append(framed, byte(len(p))), p...)
 		parts = append(parts, []byte(p))

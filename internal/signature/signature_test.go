@@ -14,7 +14,7 @@ import (
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 )
 
-// The vector of Standard Webhooks.
+// A test vector of Standard Webhooks.
 const (
 	secret    = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 	id        = "msg_p5jXN8AQM9LWM0D4loKWxJek"
@@ -30,7 +30,7 @@ func TestVector(t *testing.T) {
 	}
 }
 
-// The public library takes these signatures, and makes the same.
+// The public library accepts these signatures, and makes the same ones.
 func TestLibrary(t *testing.T) {
 	for _, size := range []int{24, 32, 63, 64} {
 		key := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{byte(size)}, size))

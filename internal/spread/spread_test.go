@@ -11,7 +11,7 @@ import (
 	"github.com/cardvault/cardvault/network"
 )
 
-// Stored spreads stay as they are: owners are numbered from 0 there.
+// TestGolden: stored spreads stay readable. They number owners from 0.
 func TestGolden(t *testing.T) {
 	for by, golden := range map[network.Owner]string{
 		network.OwnerIssuer:     "01016e021000000000000000000000000000000000030174050103060101",
@@ -35,6 +35,6 @@ func TestGolden(t *testing.T) {
 
 	s := &spread.Spread{Notice: network.Notice{Kind: network.NoticeActivated}}
 	if got, err := spread.Decode(s.Encode()); err != nil || got.Notice.By != 0 {
-		t.Errorf("a notice of no owner: %+v, %v", got, err)
+		t.Errorf("a notice without an owner: %+v, %v", got, err)
 	}
 }

@@ -18,7 +18,7 @@ func TestReports(t *testing.T) {
 		}
 	}
 	if ok, _ := r.Take(1, one, 64); ok {
-		t.Error("one too many of an owner")
+		t.Error("one report too many for an owner")
 	}
 	if ok, _ := r.Take(1, other, 64); !ok {
 		t.Error("another owner is not reported")

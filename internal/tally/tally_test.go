@@ -19,20 +19,20 @@ func hash(parts ...any) [16]byte {
 	return [16]byte(sum[:])
 }
 
-// key is hash for a key.
+// key returns the first half of a hash, as a key.
 func key(parts ...any) uint64 { return first(hash(parts...)) }
 
 func first(h [16]byte) uint64 { return binary.BigEndian.Uint64(h[:]) }
 
-// alike returns hashes of which many are the same where a small table looks.
+// alike returns hashes that often collide in a small table.
 func alike(n int) (h [16]byte) {
 	binary.BigEndian.PutUint64(h[:], uint64(n)<<13)
 	binary.BigEndian.PutUint64(h[8:], uint64(n)<<13)
 	return h
 }
 
-// Never more than the limit, whatever collides and whatever is forgotten: a value that is
-// new may pass only if fewer were let through under its key on that day.
+// TestNeverTooFew: the limit is never exceeded, whatever collides or is forgotten. A new
+// value passes only if fewer values passed under its key on that day.
 func TestNeverTooFew(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var counted tally.Tally
@@ -65,7 +65,7 @@ func TestNeverTooFew(t *testing.T) {
 				t.Fatalf("%d values pass under a limit of %d", len(before)+1, limit)
 			}
 			if may && closed[at] {
-				t.Fatal("a value passes after one was too many")
+				t.Fatal("a value passes after one was refused")
 			}
 
 			closed[at] = closed[at] || !may
@@ -74,10 +74,10 @@ func TestNeverTooFew(t *testing.T) {
 	})
 }
 
-// At its highest limit, with a table in use by many, too.
+// TestLimits: this holds at the highest limit too, and with a table that many owners use.
 func TestLimits(t *testing.T) {
 	var counted tally.Tally
-	for n := range 200_000 { // several layers, and tables of its own
+	for n := range 200_000 { // fills several layers and dedicated tables
 		counted.Take(1, hash(n%2), key("key", n%5000), hash(n), 100)
 	}
 
@@ -94,8 +94,9 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// A value that was counted passes until one too many comes: then all are refused, or it could
-// be found out which were counted. An owner's do not count for others.
+// TestTake: a counted value passes until one value exceeds the limit. Then all are refused,
+// since otherwise a caller could find out which values were counted. Owners are counted
+// separately.
 func TestTake(t *testing.T) {
 	var counted tally.Tally
 	take := func(day int64, owner, of, value int) bool {
@@ -136,7 +137,8 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// The memory is that of the bounds, however much is counted for however many.
+// TestMemory: memory use stays within the bounds, however many values and owners are
+// counted.
 func TestMemory(t *testing.T) {
 	values := 5_000_000
 	if testing.Short() {
@@ -172,20 +174,20 @@ func TestMemory(t *testing.T) {
 	for n := range values {
 		switch n % 3 {
 		case 0:
-			take(n % 10) // heavy ones
+			take(n % 10) // heavy users
 		default:
 			take(n % 200_000)
 		}
 	}
 	if used := heap() - before; used > 106<<10 {
-		t.Errorf("it takes %d KiB", used)
+		t.Errorf("the tally takes %d KiB", used)
 	}
 
 	runtime.KeepAlive(&counted)
 }
 
-// A million different cards of an honest shop: none is refused but for how many its own
-// cards with one mask are.
+// TestHonestShop: of a million different cards of an honest shop, none is refused because of
+// cards with other masks.
 func TestHonestShop(t *testing.T) {
 	cards := 1_000_000
 	if testing.Short() {
@@ -196,7 +198,7 @@ func TestHonestShop(t *testing.T) {
 		name  string
 		iins  int
 		limit int
-		most  float64 // share that may be refused because others collide
+		most  float64 // share of cards that collisions may cause to be refused
 	}{
 		{"all over the world", 100_000, 100, 0},
 		{"one country", 300, 100, 0},
@@ -228,7 +230,7 @@ func TestHonestShop(t *testing.T) {
 			}
 
 			if share := float64(wrongly) / float64(cards); share > c.most {
-				t.Errorf("%d of %d cards are refused for others with other masks", wrongly, cards)
+				t.Errorf("%d of %d cards are refused because of cards with other masks", wrongly, cards)
 			}
 		})
 	}
@@ -247,8 +249,8 @@ func BenchmarkTake(b *testing.B) {
 	})
 }
 
-// What an owner has counted stays counted when it goes on in a table of its own, or in the
-// second one that is shared.
+// TestTablesOfTheirOwn: the count of an owner is kept when it moves to a dedicated table, or
+// to the second shared table.
 func TestTablesOfTheirOwn(t *testing.T) {
 	var counted tally.Tally
 	for owner := range 6 {

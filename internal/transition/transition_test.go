@@ -12,8 +12,8 @@ const (
 	states   = network.Failed + 1
 )
 
-// Each row is a state, a trigger and the state after it. A pair without a row changes
-// nothing.
+// TestStateMachine: each row is a state, a trigger and the resulting state. A pair without a
+// row changes nothing.
 func TestStateMachine(t *testing.T) {
 	const (
 		none     = network.NotAvailable
@@ -44,15 +44,15 @@ func TestStateMachine(t *testing.T) {
 
 		{active, transition.Suspended}:   inactive, // suspend and resume notice
 		{inactive, transition.Resumed}:   active,
-		{inactive, transition.Suspended}: inactive, // by one more owner
+		{inactive, transition.Suspended}: inactive, // by a further owner
 		{active, transition.Resumed}:     active,   // by the last of several notices
-		{active, transition.Issued}:      active,   // told again
+		{active, transition.Issued}:      active,   // issued again
 
 		{active, transition.Deleted}:   gone, // by issuer or scheme, final
 		{inactive, transition.Deleted}: gone,
 		{pending, transition.Deleted}:  gone,
 
-		{none, transition.Invalidated}:     gone, // any but deleted
+		{none, transition.Invalidated}:     gone, // from any state except deleted
 		{pending, transition.Invalidated}:  gone,
 		{active, transition.Invalidated}:   gone,
 		{inactive, transition.Invalidated}: gone,
@@ -76,7 +76,7 @@ func TestStateMachine(t *testing.T) {
 	}
 }
 
-// The table is complete: no state and no trigger is left out of its bounds.
+// TestStateMachineIsComplete: the table covers every state and every trigger.
 func TestStateMachineIsComplete(t *testing.T) {
 	names := map[string]bool{}
 	for s := range network.Status(255) {
@@ -94,12 +94,12 @@ func TestStateMachineIsComplete(t *testing.T) {
 	}
 	for t2 := transition.Trigger(triggers); t2 != 0; t2++ {
 		if got, ok := transition.Next(network.Active, t2); ok || got != network.Active {
-			t.Errorf("trigger %d, which there is not, means something", t2)
+			t.Errorf("trigger %d, which does not exist, changes the state", t2)
 		}
 	}
 	for on := range transition.Trigger(triggers) {
 		if got, ok := transition.Next(states, on); ok && on != transition.Invalidated {
-			t.Errorf("state %d, which there is not, moves to %v on trigger %d", states, got, on)
+			t.Errorf("state %d, which does not exist, moves to %v on trigger %d", states, got, on)
 		}
 	}
 }

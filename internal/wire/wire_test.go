@@ -16,7 +16,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// A list or an object with too many parts is refused before all of it is kept.
+// TestReadLong: a list or an object with too many parts is refused before all of it is held
+// in memory.
 func TestReadLong(t *testing.T) {
 	for name, text := range map[string]string{
 		"a list":   `{"texts":[` + strings.Repeat("0,", 1<<20) + `0]}`,
@@ -34,14 +35,15 @@ func TestReadLong(t *testing.T) {
 	}
 }
 
-// An item that is not there is null.
+// TestAppendNil: a missing item is written as null.
 func TestAppendNil(t *testing.T) {
 	if got := string(wire.Append(nil, &wire.Page[*other]{Items: []*other{nil, {}}})); !strings.HasPrefix(got, `{"data":[null,{`) {
 		t.Error(got)
 	}
 }
 
-// A string reads as what it was, but for bytes that are no UTF-8.
+// FuzzAppendString: a string is read back unchanged, except for bytes that are not valid
+// UTF-8.
 func FuzzAppendString(f *testing.F) {
 	for _, s := range []string{"", "plain", `"\/`, "\x00\x1f\x7f", "Zoë 日本 🙂", "<>&\u2028", "\xff\xc3", "\ufeff"} {
 		f.Add(s)
@@ -57,7 +59,7 @@ func FuzzAppendString(f *testing.F) {
 	})
 }
 
-// Every member that can be absent is null when it is.
+// TestObject: every member that can be absent is then null.
 func TestObject(t *testing.T) {
 	id := uuid.MustParse("7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11")
 	at := time.Date(2026, 1, 2, 4, 4, 5, 6999, time.FixedZone("", 3600))
@@ -122,7 +124,8 @@ type other struct {
 
 var one, two = uuid.MustParse("7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"), uuid.MustParse("7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b12")
 
-// TestAppend: absent and present, each member is written as its tag has it, and read again.
+// TestAppend: members are written as their tags say, and read back, whether absent or
+// present.
 func TestAppend(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
 	for _, test := range []struct {
@@ -143,7 +146,7 @@ func TestAppend(t *testing.T) {
 			`"empty":{"current_page":7,"page_size":0,"total_items":0,"total_pages":0},"other":{"id":"` + two.String() + `","text":"x"},` +
 			`"page":{"current_page":0,"page_size":0,"total_items":0,"total_pages":0},"texts":["a","b"],"ids":["` + one.String() + `"],` +
 			`"others":[{"id":"` + one.String() + `","text":null}],"places":[{"id":"` + two.String() + `","text":"y"}]}`},
-		{shapes{OtherID: two}, ""}, // {"id":…} stands for what has no more
+		{shapes{OtherID: two}, ""}, // {"id":…} stands for an object without further members
 	} {
 		text := wire.Append([]byte("x"), &test.value)
 		if test.want != "" && string(text) != "x"+test.want {
@@ -159,7 +162,7 @@ func TestAppend(t *testing.T) {
 	}
 }
 
-// TestRead: what cannot be read is an error that names the member and shows nothing of it.
+// TestRead: the error for unreadable text names the member and shows none of its content.
 func TestRead(t *testing.T) {
 	const secret = "4242 Hidden"
 	for member, values := range map[string][]string{
@@ -191,7 +194,7 @@ func TestRead(t *testing.T) {
 				t.Errorf("%s of %.40s: %v", member, value, err)
 			}
 			if got.Text != "" {
-				t.Errorf("%s of %.40s leaves something", member, value)
+				t.Errorf("%s of %.40s leaves a partial result", member, value)
 			}
 		}
 	}
