@@ -686,7 +686,7 @@ func TestIdentificationLimits(t *testing.T) {
 			v = verifier(state)
 			for _, path := range paths {
 				if state == idv.Failed {
-					for range 3 { // more reads count no more
+					for range 3 { // repeated reads are not counted
 						if a := send(t, r.handler, "GET", path, ""); a.member(t, "status") != "failed" {
 							t.Fatal(a.body)
 						}

@@ -12,8 +12,8 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// A change of a record: whoever has read it first loses against whoever has written it, and
-// reads again.
+// A change of a record: of two writers that read it, the second to write fails and reads
+// again.
 func ExampleStore() {
 	ctx := context.Background()
 	s := memstore.New()

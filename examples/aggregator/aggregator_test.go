@@ -16,7 +16,7 @@ import (
 	"github.com/cardvault/cardvault/networktest"
 )
 
-// A service answers as the token service does. It refuses the card that ends in 0002.
+// A service answers like the token service. It refuses the card that ends in 0002.
 type service struct {
 	mu      sync.Mutex
 	tokens  map[string]string // states, by id
@@ -51,7 +51,7 @@ func TestNetwork(t *testing.T) {
 	})
 }
 
-// TestNoState: an answer without a state is none, whatever else it has.
+// TestNoState: an answer without a state is refused, whatever else it contains.
 func TestNoState(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, `{"id":"nt-1","last_four":"1111"}`)
@@ -88,7 +88,7 @@ func (s *service) provision(w http.ResponseWriter, r *http.Request) {
 	s.tell(w, s.keys[key])
 }
 
-// find returns the id of the network token that a path names.
+// find returns the id of the network token in a path.
 func (s *service) find(r *http.Request) string {
 	return cmp.Or(r.PathValue("id"), s.keys[r.PathValue("key")])
 }

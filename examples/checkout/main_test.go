@@ -42,7 +42,7 @@ const (
 	code   = "737"
 )
 
-// A rig is the shop beside a vault in memory with a simulated network, in a bubble.
+// A rig is the shop, and a vault in memory with a simulated network, in a bubble.
 type rig struct {
 	*shop
 	vault   *cardvault.Vault
@@ -53,11 +53,11 @@ type rig struct {
 	stop    func() error // the shop
 	log     logBuffer
 
-	webhooks bool // the vault has some
+	webhooks bool // the vault has webhooks
 	down     atomic.Bool
 	calls    calls
 	charged  []string // network tokens
-	decline  error    // what the acquirer says
+	decline  error    // the acquirer's answer
 
 	seen bytes.Buffer // by the browser
 }
@@ -106,7 +106,7 @@ func newRig(t *testing.T, webhooks bool) *rig {
 	r.client.Transport = r.web
 	r.acquire = func(ctx context.Context, reference string, cents int, c *receive.Credential) error {
 		if err := acquire(ctx, reference, cents, c); err != nil {
-			t.Errorf("the acquirer gets an %v credential", err)
+			t.Errorf("the acquirer was sent an %v credential", err)
 		}
 		c.Number.Expose(func(number []byte) { r.charged = append(r.charged, string(number)) })
 		c.Cryptogram.Expose(func(value []byte) {
@@ -150,7 +150,7 @@ func newRig(t *testing.T, webhooks bool) *rig {
 	return r
 }
 
-// serveVault is the REST surface, with the registration of webhooks.
+// serveVault serves the REST API, with registration of webhooks.
 func (r *rig) serveVault(w http.ResponseWriter, req *http.Request) {
 	r.calls.add(req)
 	switch {
@@ -165,7 +165,7 @@ func (r *rig) serveVault(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// Event delivers an event of the vault to the shop.
+// Event delivers an event from the vault to the shop.
 func (r *rig) Event(ctx context.Context, e *cardvault.Event) error {
 	if !r.webhooks {
 		return nil
@@ -180,7 +180,7 @@ func (r *rig) Event(ctx context.Context, e *cardvault.Event) error {
 	return nil
 }
 
-// eventBody is an event with an id, a type and the id of a token.
+// eventBody returns an event with an id and a type, about a token.
 const eventBody = `{"id":%q,"created_at":"2026-01-02T03:04:05Z","event_type":%q,"token":{"id":%q}}`
 
 func (r *rig) deliver(ctx context.Context, id, body string) (*http.Response, error) {
@@ -214,7 +214,7 @@ func sign(r *http.Request, id string, at time.Time, body string, secrets ...stri
 	r.Header.Set("webhook-signature", strings.Join(signatures, " "))
 }
 
-// A browser shows a page of the shop, with an order.
+// A browser shows a page of the shop, for one order.
 type browser struct {
 	*rig
 	http           http.Client
@@ -255,13 +255,13 @@ func (r *rig) read(t *testing.T, w *http.Response) string {
 	return string(data)
 }
 
-// enter enters a card as the component does, in the session of the page.
+// enter enters a card in the page's session, as the component does.
 func (b *browser) enter(t *testing.T, scenario int) {
 	t.Helper()
 	if got := b.complete(t, simnet.ScenarioPAN(card.VISA, scenario)); !strings.Contains(got, `"status":"success"`) {
 		t.Fatalf("entering a card: %s", got)
 	}
-	synctest.Wait() // its network token is asked for
+	synctest.Wait() // its network token is being requested
 }
 
 func (b *browser) complete(t *testing.T, pan card.PAN) string {
@@ -286,7 +286,7 @@ func (b *browser) complete(t *testing.T, pan card.PAN) string {
 		b.calls.secret(string(digits))
 	})
 	var payload string
-	fips140.WithoutEnforcement(func() { // of which a browser knows nothing
+	fips140.WithoutEnforcement(func() { // a browser is not bound by FIPS mode
 		e, err := jose.NewEncrypter(jose.A256GCM, jose.Recipient{Algorithm: jose.RSA_OAEP_256, Key: open.Data.JWK}, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -307,7 +307,7 @@ func (b *browser) complete(t *testing.T, pan card.PAN) string {
 	return b.read(t, w)
 }
 
-// ask posts to the order of the page, as /shop.js does.
+// ask posts to the page's order, as /shop.js does.
 func (b *browser) ask(t *testing.T, what string) (int, *answer) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), "POST", "http://shop.example/orders/"+b.order+"/"+what, nil)
@@ -344,7 +344,7 @@ func (b *browser) want(t *testing.T, what, state, next, fact string) {
 	}
 }
 
-// token returns the one token of the vault.
+// token returns the vault's only token.
 func (r *rig) token(t *testing.T) *cardvault.Token {
 	t.Helper()
 	p, err := r.vault.List(t.Context(), nil)
@@ -363,7 +363,7 @@ func (r *rig) hasCode(t *testing.T, id uuid.UUID) bool {
 	return status.Available
 }
 
-// What becomes of cards, in the order in which the shopper is told.
+// The answers to the shopper, in order, for cards with different fates.
 func TestPay(t *testing.T) {
 	const second = time.Second
 	paid := [3]string{"paid", "", "07"}
@@ -416,11 +416,11 @@ func TestPay(t *testing.T) {
 	}
 }
 
-// A payment that waits too long can be made again, until it is known how it ends.
+// A payment that waits too long can be tried again until its outcome is known.
 func TestLate(t *testing.T) {
 	inBubble(t, false, func(t *testing.T, r *rig) {
 		b := r.browse(t)
-		b.enter(t, 51) // refused after six attempts of three seconds, and pauses
+		b.enter(t, 51) // refused after six attempts of three seconds each, and pauses
 		b.want(t, "pay", "", "retry", "")
 		b.want(t, "pay", "", "retry", "")
 		time.Sleep(15 * time.Second)
@@ -428,8 +428,8 @@ func TestLate(t *testing.T) {
 	})
 }
 
-// A webhook wakes a payment: it is made when the network token is there, and not
-// when the shop looks again by itself.
+// A webhook wakes a waiting payment: it continues as soon as the network token exists,
+// before the shop looks again by itself.
 func TestWoken(t *testing.T) {
 	for _, webhooks := range []bool{true, false} {
 		inBubble(t, webhooks, func(t *testing.T, r *rig) {
@@ -441,7 +441,7 @@ func TestWoken(t *testing.T) {
 				b.want(t, "pay", "paid", "", "07")
 				done <- time.Since(begin)
 			}()
-			time.Sleep(1800 * time.Millisecond) // between looks after 1.75 and 3.75 seconds
+			time.Sleep(1800 * time.Millisecond) // between looks at 1.75 and 3.75 seconds
 			r.network.Advance(2 * time.Second)
 			if took := <-done; took < 2*time.Second != webhooks {
 				t.Errorf("webhooks %v: it took %v", webhooks, took)
@@ -450,8 +450,8 @@ func TestWoken(t *testing.T) {
 	}
 }
 
-// Whatever a browser says, an order is paid with what came of its own session, by
-// the shopper whose it is.
+// An order is paid with the card of its own session, and only by its own shopper, whatever
+// a browser sends.
 func TestForged(t *testing.T) {
 	inBubble(t, false, func(t *testing.T, r *rig) {
 		victim, thief := r.browse(t), r.browse(t)
@@ -475,16 +475,16 @@ func TestForged(t *testing.T) {
 		}
 		status, a := post(thief, thief.order, `{"token_id":"`+stolen+`"}`, nil)
 		if status != http.StatusOK || a.State != "" || !strings.Contains(a.Message, "enter your card") {
-			t.Errorf("with the token of somebody else: %d %+v", status, a)
+			t.Errorf("with a stolen token: %d %+v", status, a)
 		}
 		for name, cookie := range map[string]*http.Cookie{
-			"":      nil, // that of the thief is for another path
+			"":      nil, // the thief's cookie is for another path
 			"wrong": {Name: "order", Value: "wrong"},
 			"empty": {Name: "order"},
 			"thief": {Name: "order", Value: r.orders[thief.order].cookie},
 		} {
 			if status, a := post(thief, victim.order, "", cookie); status != http.StatusNotFound || a.State != "" {
-				t.Errorf("the order of somebody else with cookie %q: %d %+v", name, status, a)
+				t.Errorf("another shopper's order with cookie %q: %d %+v", name, status, a)
 			}
 		}
 		if status, _ := post(thief, "unknown", "", nil); status != http.StatusNotFound {
@@ -501,27 +501,27 @@ func TestForged(t *testing.T) {
 				t.Fatal(err)
 			}
 			if w.Body.Close(); w.StatusCode != http.StatusForbidden {
-				t.Errorf("a page of somebody else, %s: %d", header, w.StatusCode)
+				t.Errorf("a foreign page, %s: %d", header, w.StatusCode)
 			}
 		}
 		if n := r.calls.count("POST /tokens/" + stolen + "/payment-data"); n != 0 || len(r.charged) != 0 {
 			t.Errorf("%d requests for payment data", n)
 		}
 		victim.want(t, "pay", "paid", "", "0005")
-		// Its own token comes of its own session.
+		// The token must come from its own session.
 		thief.enter(t, 45)
 		thief.want(t, "pay", "paid", "", "0450")
 	})
 }
 
-// An order goes on in another session: after the first is over, or its card declined.
+// An order continues in a new session when the first has expired or its card is declined.
 func TestRenew(t *testing.T) {
 	inBubble(t, false, func(t *testing.T, r *rig) {
 		b := r.browse(t)
 		first := b.session
 		time.Sleep(15 * time.Minute)
 		if got := b.complete(t, simnet.ScenarioPAN(card.VISA, 0)); !strings.Contains(got, "NOT_FOUND") {
-			t.Errorf("a session that is over: %s", got)
+			t.Errorf("an expired session: %s", got)
 		}
 		b.want(t, "pay", "declined", "new_session", "")
 		b.want(t, "session", "", "", "")
@@ -538,7 +538,7 @@ func TestRenew(t *testing.T) {
 		b.want(t, "session", "", "", "")
 		b.enter(t, 0)
 		b.want(t, "pay", "paid", "", b.order)
-		b.want(t, "session", "paid", "", b.order) // and no session
+		b.want(t, "session", "paid", "", b.order) // and no new session
 		if len(r.charged) != 2 {
 			t.Errorf("charged %d times", len(r.charged))
 		}
@@ -558,7 +558,7 @@ func TestRenew(t *testing.T) {
 	})
 }
 
-// An order is paid once, also if its shopper asks twice or goes away.
+// An order is paid once, even if its shopper asks twice or goes away.
 func TestOnce(t *testing.T) {
 	inBubble(t, false, func(t *testing.T, r *rig) {
 		b := r.browse(t)
@@ -579,7 +579,7 @@ func TestOnce(t *testing.T) {
 		time.Sleep(time.Second)
 		for _, what := range []string{"pay", "session"} {
 			if status, a := b.ask(t, what); status != http.StatusConflict || a.Next != "retry" {
-				t.Errorf("%s while it is being paid: %d %+v", what, status, a)
+				t.Errorf("%s during the payment: %d %+v", what, status, a)
 			}
 		}
 		leave()
@@ -598,7 +598,7 @@ func TestOnce(t *testing.T) {
 	})
 }
 
-// A shop that stops finishes its payments.
+// A stopping shop finishes its payments.
 func TestStop(t *testing.T) {
 	inBubble(t, true, func(t *testing.T, r *rig) {
 		b := r.browse(t)
@@ -619,7 +619,7 @@ func TestStop(t *testing.T) {
 	})
 }
 
-// While the vault does not answer the shop says so in words, and can try again.
+// While the vault is down the shop says so in words, and the shopper can try again.
 func TestUnanswered(t *testing.T) {
 	inBubble(t, false, func(t *testing.T, r *rig) {
 		b := r.browse(t)
@@ -643,7 +643,7 @@ func TestUnanswered(t *testing.T) {
 		}
 		vaulttest.AssertNoLeak(t, []string{b.session}, r.log.String())
 
-		// A consumption that fails is no reason not to be paid.
+		// A failed consume does not stop a payment.
 		b = r.browse(t)
 		b.enter(t, 0)
 		charge := r.acquire
@@ -659,7 +659,7 @@ func TestUnanswered(t *testing.T) {
 	})
 }
 
-// An answer about payment data that gets lost makes no second cryptogram.
+// A lost answer about payment data does not lead to a second cryptogram.
 func TestLost(t *testing.T) {
 	inBubble(t, false, func(t *testing.T, r *rig) {
 		api, lost := r.api, false
@@ -746,7 +746,7 @@ func TestWebhook(t *testing.T) {
 			{"after what was refused", 5, 204, true, func(r *http.Request) { sign(r, "5", now, of(5), secret) }},
 		} {
 			if status := post(of(c.event), c.change); status != c.status || told() != c.told {
-				t.Errorf("%s: %d, want %d and told %v", c.name, status, c.status, c.told)
+				t.Errorf("%s: %d, want %d and woken %v", c.name, status, c.status, c.told)
 			}
 		}
 		for body, want := range map[string]int{
@@ -761,12 +761,12 @@ func TestWebhook(t *testing.T) {
 		}
 		r.hook = nil
 		if status := post(of(7), func(r *http.Request) { sign(r, "8", now, of(7), secret) }); status != 404 {
-			t.Errorf("to a shop that is not registered: %d", status)
+			t.Errorf("to an unregistered shop: %d", status)
 		}
 	})
 }
 
-// The page runs no script but the shop's and the vault's, and tells no secret.
+// The page runs only scripts of the shop and the vault, and contains no secret.
 func TestPage(t *testing.T) {
 	inBubble(t, false, func(t *testing.T, r *rig) {
 		b := r.browse(t)
@@ -788,7 +788,7 @@ func TestPage(t *testing.T) {
 				}
 			}
 			if strings.Contains(body, r.APIKey) || strings.Contains(body, r.PaymentSecret) {
-				t.Errorf("%s tells a secret", path)
+				t.Errorf("%s contains a secret", path)
 			}
 		}
 		for _, inline := range []string{"<style", " style=", "<script>", " onclick="} {
@@ -808,12 +808,12 @@ func TestPage(t *testing.T) {
 			keep(r.heard, uuid.UUID{byte(i), byte(i >> 8)}, true)
 		}
 		if len(r.heard) != kept {
-			t.Errorf("%d webhooks are kept", len(r.heard))
+			t.Errorf("%d webhooks are left", len(r.heard))
 		}
 	})
 }
 
-// calls are the requests that the vault gets, and the secrets of a test.
+// A calls counts requests to the vault and collects the secrets of a test.
 type calls struct {
 	mu      sync.Mutex
 	made    map[string]int
@@ -859,8 +859,7 @@ func (b *logBuffer) String() string {
 	return b.text.String()
 }
 
-// A pipe is a listener whose connections are in memory, so that a bubble knows
-// when they wait.
+// A pipe is a listener whose connections are in memory, so that a bubble sees them wait.
 type pipe struct {
 	conns  chan net.Conn
 	closed chan struct{}

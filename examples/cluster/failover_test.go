@@ -22,10 +22,10 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestFailover kills the primary under writes, with its synchronous standby promoted
-// and a new one made of it, again and again: FAULTS times, 5 by default. Nothing that
-// was acknowledged is lost, nothing that was deleted comes back, nothing is done
-// twice. It prints how long vaults did not write: make faults.
+// TestFailover kills the primary under writes, promotes its synchronous standby and makes a
+// new standby of it, again and again: FAULTS times, 5 by default. Nothing acknowledged is
+// lost, nothing deleted returns, nothing is done twice. It prints how long vaults could not
+// write: make faults.
 func TestFailover(t *testing.T) {
 	t.Parallel()
 	rounds := 5
@@ -37,7 +37,7 @@ func TestFailover(t *testing.T) {
 	}
 	primary := realtest.PostgreSQL(t, &realtest.PostgreSQLOptions{Settings: map[string]string{
 		// By default a standby that has just lost its primary may sleep for five seconds
-		// before it hears that it is promoted.
+		// before it notices its promotion.
 		"wal_retrieve_retry_interval": "100ms",
 	}})
 	primary.SQL(t, "postgres", "CREATE DATABASE vault")
@@ -48,8 +48,8 @@ func TestFailover(t *testing.T) {
 	var recoveries []time.Duration
 	for range rounds {
 		h.await(t, 200)
-		// The standby gets nothing from now on, so nothing more may be acknowledged. Without
-		// this one that is not synchronous would do, as here it is never behind.
+		// The standby receives nothing from now on, so nothing more may be acknowledged.
+		// Otherwise an asynchronous standby would pass too, since it is never behind here.
 		standby.Link.Hang()
 		<-time.After(100 * time.Millisecond)
 		killed := time.Now()
@@ -73,13 +73,13 @@ func TestFailover(t *testing.T) {
 	if lost+resurrected+doubled > 0 {
 		t.Error("writes were lost or done twice")
 	}
-	if os.Getenv("FAULTS") != "" && p99 > 3*time.Second { // beside other tests a machine may be slow
+	if os.Getenv("FAULTS") != "" && p99 > 3*time.Second { // other tests may slow the machine down
 		t.Errorf("recovery took %v", p99)
 	}
 }
 
-// A history is what vaults have acknowledged to writers that go on until its end.
-// Whatever fails they try again, imports under the same idempotency key.
+// A history records the acknowledgements of writers that run until its end. They retry
+// every failure, imports under the same idempotency key.
 type history struct {
 	vaults  []*cardvault.Vault
 	sent    *recorder
@@ -90,10 +90,10 @@ type history struct {
 	mu        sync.Mutex
 	writes    int                  // acknowledged
 	died      time.Time            // when the last primary was gone
-	again     []time.Time          // by vault: when the first one that began later was acknowledged
-	names     map[uuid.UUID]string // business keys of tokens that there are
+	again     []time.Time          // by vault: the first acknowledgement of a write begun later
+	names     map[uuid.UUID]string // business keys of existing tokens
 	gone      map[uuid.UUID]bool
-	retried   map[uuid.UUID]bool // tokens whose update was tried more than once
+	retried   map[uuid.UUID]bool // tokens whose update was retried
 	imports   int
 	updates   int
 	deletions int
@@ -185,8 +185,8 @@ func (h *history) end() {
 	h.writers.Wait()
 }
 
-// until repeats a call until it is acknowledged, as a careful caller does, and returns
-// how often it was made, 0 if it has failed for good.
+// until repeats a call until it is acknowledged, as a careful caller does. It returns the
+// number of attempts, or 0 after a permanent failure.
 func (h *history) until(t *testing.T, n int, call func(context.Context) error) int {
 	pause := time.NewTicker(50 * time.Millisecond)
 	defer pause.Stop()
@@ -202,14 +202,14 @@ func (h *history) until(t *testing.T, n int, call func(context.Context) error) i
 		}
 		if !errors.Is(err, cardvault.ErrUnavailable) && !errors.Is(err, cardvault.ErrOutcomeUnknown) &&
 			!errors.Is(err, cardvault.ErrIdempotencyInProgress) && !errors.Is(err, context.DeadlineExceeded) || time.Now().After(end) {
-			t.Errorf("a write fails for good: %v", err)
+			t.Errorf("a write failed permanently: %v", err)
 			return 0
 		}
 		<-pause.C
 	}
 }
 
-// acknowledged takes note of a write of a vault.
+// acknowledged records the acknowledgement of a write by a vault.
 func (h *history) acknowledged(n int, began time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -254,7 +254,7 @@ func (h *history) writer(t *testing.T, n int, v *cardvault.Vault, name string) {
 		if i%3 == 0 {
 			if h.until(t, n, func(ctx context.Context) error {
 				err := v.Delete(ctx, id)
-				if errors.Is(err, cardvault.ErrNotFound) { // an attempt that was not answered
+				if errors.Is(err, cardvault.ErrNotFound) { // an unanswered attempt
 					return nil
 				}
 				return err
@@ -285,7 +285,7 @@ func (h *history) wait(t *testing.T, what string, holds func() bool) {
 		select {
 		case <-more:
 		case <-end:
-			t.Fatalf("waits in vain for %s", what)
+			t.Fatalf("gave up waiting for %s", what)
 		}
 	}
 }
@@ -299,7 +299,7 @@ func (h *history) await(t *testing.T, n int) {
 	h.wait(t, "writes", func() bool { return h.writes >= from+n })
 }
 
-// dead takes note that the primary is gone: what begins now is answered by another.
+// dead records the end of the primary: another answers the writes begun from now on.
 func (h *history) dead() {
 	h.note(func() {
 		h.died = time.Now()
@@ -318,7 +318,7 @@ func (h *history) recovered(t *testing.T) time.Time {
 	return slices.MaxFunc(h.again, time.Time.Compare)
 }
 
-// check compares what there is, and was told, with what was acknowledged.
+// check compares the tokens and their deliveries with the acknowledged writes.
 func (h *history) check(t *testing.T) (lost, resurrected, doubled int) {
 	t.Helper()
 	v := h.vaults[0]
@@ -333,7 +333,7 @@ func (h *history) check(t *testing.T) (lost, resurrected, doubled int) {
 		case h.gone[token.ID]:
 			resurrected++
 		case !ok:
-			doubled++ // the token of an idempotency key that has another
+			doubled++ // the idempotency key has another token
 		case token.BusinessKey != name:
 			lost++ // an update
 		}
@@ -351,8 +351,7 @@ func (h *history) check(t *testing.T) (lost, resurrected, doubled int) {
 	return lost, resurrected, doubled
 }
 
-// told returns what the webhook is to be told of each token. What there was to tell of one
-// goes with it.
+// told returns the deliveries expected for each token. A deleted token's are dropped.
 func (h *history) told() map[uuid.UUID][]string {
 	told := map[uuid.UUID][]string{}
 	for id, name := range h.names {
@@ -367,7 +366,7 @@ func (h *history) told() map[uuid.UUID][]string {
 	return told
 }
 
-// A recorder is a webhook that knows which events it has had.
+// A recorder is a webhook that records the events it receives.
 type recorder struct {
 	mu     sync.Mutex
 	events map[uuid.UUID]map[string]map[uuid.UUID]bool // their ids, by token and by type with reason
@@ -394,8 +393,8 @@ func (r *recorder) Send(_ context.Context, d *cardvault.Delivery) (*cardvault.Se
 	return &cardvault.SendResult{StatusCode: 204}, nil
 }
 
-// wait waits until it has been told all of these, as long as there is progress. A turn
-// that a fail-over has cut off is begun anew after its lease.
+// wait waits for all of these events, as long as there is progress. A turn cut off by a
+// fail-over starts again after its lease.
 func (r *recorder) wait(t *testing.T, tokens map[uuid.UUID][]string) {
 	t.Helper()
 	look := time.NewTicker(50 * time.Millisecond)
@@ -419,11 +418,11 @@ func (r *recorder) wait(t *testing.T, tokens map[uuid.UUID][]string) {
 			least, progress = missing, time.Now()
 		}
 	}
-	t.Errorf("the webhook was not told of %d events", least)
+	t.Errorf("the webhook did not receive %d events", least)
 }
 
-// doubled returns how many events have told of the same: two ids, not two deliveries.
-// An update that was tried more than once may have been made more than once.
+// doubled returns the number of changes reported twice: by two event ids, not in two
+// deliveries. A retried update may really have been made twice.
 func (r *recorder) doubled(retried map[uuid.UUID]bool) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -437,8 +436,8 @@ func (r *recorder) doubled(retried map[uuid.UUID]bool) (n int) {
 	return n
 }
 
-// A schemeLog is a network that remembers under which idempotency keys it was asked
-// for the network token of each token.
+// A schemeLog is a network that records the idempotency keys of each token's requests for a
+// network token.
 type schemeLog struct {
 	*simnet.Network
 	mu   sync.Mutex
@@ -455,7 +454,7 @@ func (s *schemeLog) Provision(ctx context.Context, r *network.ProvisionRequest) 
 	return s.Network.Provision(ctx, r)
 }
 
-// doubled returns how many network tokens were asked for beside the first.
+// doubled returns the number of surplus requests for network tokens.
 func (s *schemeLog) doubled() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/cardvault/cardvault/examples/internal/sandbox"
 )
 
-// front serves replicas, each on its own, behind a proxy.
+// front serves replicas behind a proxy.
 func front(t testing.TB, replicas []http.Handler) http.Handler {
 	var urls []*url.URL
 	servers := map[string]*pipeListener{}
@@ -44,7 +44,7 @@ func front(t testing.TB, replicas []http.Handler) http.Handler {
 	return p
 }
 
-// A pipeListener is reached without a network, so that a bubble can wait for it.
+// A pipeListener accepts connections in memory, so that a bubble can wait for it.
 type pipeListener struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -59,7 +59,7 @@ func (l *pipeListener) dial(ctx context.Context) (net.Conn, error) {
 	case <-l.closed:
 	case <-ctx.Done():
 	}
-	return nil, &net.OpError{Op: "dial", Err: errors.New("nobody listens")}
+	return nil, &net.OpError{Op: "dial", Err: errors.New("no listener")}
 }
 
 func (l *pipeListener) Accept() (net.Conn, error) {

@@ -25,13 +25,13 @@ import (
 	"github.com/cardvault/cardvault/internal/realtest"
 )
 
-// TestMain runs a cluster itself where a test started this binary as one.
+// TestMain runs a cluster if a test started this binary as one.
 func TestMain(m *testing.M) {
 	if os.Getenv("CARDVAULT_TEST_CLUSTER") != "" {
 		main()
 		return
 	}
-	// Tests wait for clusters more than they compute.
+	// These tests mostly wait, rather than compute.
 	flag.Parse()
 	if err := flag.Set("test.parallel", "64"); err != nil {
 		panic(err)
@@ -41,17 +41,17 @@ func TestMain(m *testing.M) {
 
 var (
 	postgres = realtest.SharedPostgreSQL(&realtest.PostgreSQLOptions{Settings: map[string]string{
-		"max_connections": "500", // tests run beside each other
+		"max_connections": "500", // tests run in parallel
 	}})
 	databases atomic.Int32
 )
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// patience is how long something may take that is on its way.
+// patience limits the wait for anything in progress.
 const patience = 60 * time.Second
 
-// backends are on what tests run.
+// backends lists the combinations that tests run on.
 var backends = []struct {
 	name string
 	make func(t *testing.T) (store, codes string) // flags
@@ -66,7 +66,7 @@ func servers(t *testing.T) (store, codes string) {
 	return database(t, "template1"), realtest.Redis(t, nil).URL("0")
 }
 
-// database returns the URL of a new copy of a database.
+// database returns the URL of a fresh copy of a database.
 func database(t *testing.T, of string) (url string) {
 	t.Helper()
 	p, name := postgres.Get(t), fmt.Sprint("test", databases.Add(1))
@@ -88,8 +88,8 @@ func onBackends(t *testing.T, test func(t *testing.T, c config)) {
 	}
 }
 
-// launch starts a cluster in this process, and returns it with programs that use its
-// replicas without the proxy.
+// launch starts a cluster in this process. It returns the cluster, and programs that use
+// its replicas without the proxy.
 func launch(t *testing.T, c config) (cl *cluster, replicas []*sandboxtest.Program) {
 	t.Helper()
 	cl, err := open(t.Context(), &c, quiet)
@@ -112,15 +112,15 @@ func launch(t *testing.T, c config) (cl *cluster, replicas []*sandboxtest.Progra
 	return cl, replicas
 }
 
-// A process is a cluster, a replica or a proxy that runs by itself.
+// A process is a cluster, a replica or a proxy in a process of its own.
 type process struct {
 	*exec.Cmd
 	sandboxtest.Program
 	log *output
 }
 
-// startProcess starts one with flags, and waits for it to print lines for a shell if there
-// is somewhere to read its credentials.
+// startProcess starts one with flags. If data is not empty, it waits until the process is
+// ready and reads the credentials in that directory.
 func startProcess(t *testing.T, data string, flags ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command(os.Args[0], flags...), log: &output{more: make(chan struct{})}}
@@ -146,7 +146,7 @@ func startProcess(t *testing.T, data string, flags ...string) *process {
 	}
 	for lines := bufio.NewScanner(stdout); !strings.HasSuffix(lines.Text(), sandboxtest.LastLine); {
 		if !lines.Scan() {
-			_ = p.Wait() // what it says counts
+			_ = p.Wait() // its output counts
 			t.Fatalf("ended before it was ready: %s", p.log)
 		}
 	}
@@ -167,7 +167,7 @@ func (p *process) read(t *testing.T, data string) {
 	}
 }
 
-// kill ends the process as a crash would.
+// kill ends the process like a crash.
 func (p *process) kill(t *testing.T) {
 	t.Helper()
 	if err := p.Process.Kill(); err != nil {
@@ -184,7 +184,7 @@ func (p *process) signal(t *testing.T, sig syscall.Signal) {
 	}
 }
 
-// stop ends the process as an operator does.
+// stop ends the process like an operator.
 func (p *process) stop(t *testing.T) {
 	t.Helper()
 	p.signal(t, syscall.SIGTERM)
@@ -193,18 +193,18 @@ func (p *process) stop(t *testing.T) {
 	}
 }
 
-// wait waits until the process has ended, and kills one that does not.
+// wait waits for the process to end, and kills it if it does not.
 func (p *process) wait() error {
 	defer time.AfterFunc(patience, func() { _ = p.Process.Kill() }).Stop()
 	return p.Wait()
 }
 
-// flags are those of a process with a config.
+// flags returns the flags of a process with a config.
 func (c *config) flags(more ...string) []string {
 	return slices.Concat([]string{"-store", c.store, "-codes", c.codes, "-data", c.data}, more)
 }
 
-// An output is what a process says, as it comes.
+// An output collects what a process prints.
 type output struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -225,7 +225,7 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-// wait waits until a text was said n times.
+// wait waits until a text was printed n times.
 func (o *output) wait(t *testing.T, text string, n int) {
 	t.Helper()
 	end := time.After(patience)
@@ -239,7 +239,7 @@ func (o *output) wait(t *testing.T, text string, n int) {
 		select {
 		case <-more:
 		case <-end:
-			t.Fatalf("%q is not said: %s", text, o)
+			t.Fatalf("%q is not printed: %s", text, o)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/cardvault/cardvault/internal/realtest"
 )
 
-// A fleet is three replicas and their proxy, all processes of their own.
+// A fleet is three replicas and their proxy, each in a process of its own.
 type fleet struct {
 	config   config
 	proxy    *process
@@ -24,7 +24,7 @@ type fleet struct {
 	base     string
 }
 
-// startFleet starts one on servers of its own, and waits until it takes requests.
+// startFleet starts a fleet on servers of its own, and waits until it accepts requests.
 func startFleet(t *testing.T) *fleet {
 	t.Helper()
 	f := &fleet{base: "http://" + realtest.Address(t)}
@@ -73,8 +73,9 @@ func (f *fleet) direct(i int) *sandboxtest.Program {
 	return p
 }
 
-// leaves stops a replica, and checks that it says so while it still takes requests: for
-// long enough that a proxy which asks less often than ours hears of it.
+// leaves stops a replica, and checks that the replica first reports itself as leaving while
+// it still accepts requests. That takes long enough for a proxy that asks less often than
+// ours.
 func (f *fleet) leaves(t *testing.T, i int) {
 	t.Helper()
 	f.replicas[i].signal(t, syscall.SIGTERM)
@@ -95,22 +96,22 @@ func (f *fleet) leaves(t *testing.T, i int) {
 		<-look.C
 	}
 	if said < enough {
-		t.Errorf("a replica that stops has said so %d times, want %d", said, enough)
+		t.Errorf("a stopping replica has reported it %d times, want %d", said, enough)
 	}
 	if err := f.replicas[i].wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
 }
 
-// TestFleet stops replicas in processes of their own with SIGTERM, one after the other,
-// and starts them again. No request fails.
+// TestFleet stops and restarts replicas one after the other, in processes of their own,
+// with SIGTERM. No request fails.
 func TestFleet(t *testing.T) {
 	t.Parallel()
 	f := startFleet(t)
 	pageOf(t, f.direct(0), f.direct(1), f.direct(2))
 	for _, p := range []*sandboxtest.Program{f.direct(0), &f.proxy.Program} {
 		p.Want(t, 204, "", "GET", readyPath, "")
-		p.Want(t, 404, "", "POST", readyPath, "") // it is none of the API
+		p.Want(t, 404, "", "POST", readyPath, "") // it is not part of the API
 	}
 	l := startLoad(&f.proxy.Program, 8)
 	for i := range f.replicas {
@@ -131,21 +132,21 @@ func TestFleet(t *testing.T) {
 	f.proxy.stop(t)
 }
 
-// TestKilled kills a replica while it asks for network tokens. Others do that when its
-// lease is over, and the network has one for each card.
+// TestKilled kills a replica while it requests network tokens. Others take over when its
+// lease expires, and the network makes one for each card.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	f := startFleet(t)
 	victim, other := f.direct(0), f.direct(1)
-	// asks has the victim ask for network tokens, stops it, and returns whether it still
-	// asks for all: a busy machine may be too slow.
+	// asks has the victim request network tokens and pauses it. It returns whether all
+	// requests are still in progress: a busy machine may be too slow.
 	var tokens []sandboxtest.Token
 	asks := func() bool {
 		tokens = nil
 		for range 5 {
 			tokens = append(tokens, victim.Import(t, "4111110000000500")) // takes two seconds
 		}
-		// What it has claimed first is under way when what came later is over.
+		// The first claims are still in progress when the work of a later import is done.
 		victim.Follow(t, victim.Import(t, "4242424242424242"), "pending", "active")
 		f.replicas[0].signal(t, syscall.SIGSTOP)
 		return !slices.ContainsFunc(tokens, func(k sandboxtest.Token) bool {
@@ -154,7 +155,7 @@ func TestKilled(t *testing.T) {
 	}
 	for tries := 1; !asks(); tries++ {
 		if tries == 10 {
-			t.Fatal("nothing is under way when the replica is to be killed")
+			t.Fatal("no request is in progress when the replica should be killed")
 		}
 		f.replicas[0].signal(t, syscall.SIGCONT)
 	}
@@ -166,17 +167,17 @@ func TestKilled(t *testing.T) {
 	for _, k := range tokens {
 		simulated := "/simulator/tokens/" + k.ID() + "/delete"
 		other.Want(t, 202, key, "POST", simulated, "")
-		// The vault that asks again also looks whether the network has changed its mind.
-		// If that finds it deleted before the notice has come, nobody says by whom.
+		// The vault that repeats the request also looks up the network token. If it finds
+		// the deletion before the notice has arrived, the owner of the deletion is unknown.
 		if now := other.Until(t, k, "network_token_status"); now["network_token_status"] != "deleted" {
 			t.Errorf("it is %q after it was deleted", now.State())
 		}
-		other.Want(t, 409, key, "POST", simulated, "") // there was one
+		other.Want(t, 409, key, "POST", simulated, "") // the network token existed
 	}
-	f.await(t) // without the one that is gone
+	f.await(t) // without the killed replica
 }
 
-// A cluster that cannot be started says why, and ends.
+// A cluster that cannot start prints the reason, and ends.
 func TestCannotStart(t *testing.T) {
 	store, codes := servers(t)
 	persists := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"appendonly": "yes"}}).URL("0")

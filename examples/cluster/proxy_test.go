@@ -43,8 +43,8 @@ func post(p *proxy, body string) *httptest.ResponseRecorder {
 	return w
 }
 
-// What could not be sent goes to the next replica, with its body. What was sent goes to
-// no other, whatever became of it.
+// A request that could not be sent goes to the next replica, with its body. A request that
+// was sent goes to no other replica, whatever its outcome.
 func TestProxy(t *testing.T) {
 	const body = `{"account_number":"4242424242424242"}`
 	var served, lost atomic.Int32
@@ -66,7 +66,7 @@ func TestProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { dying.Close() })
-	go func() { // a replica that is killed when it has a request
+	go func() { // a replica that is killed after it has read a request
 		for {
 			c, err := dying.Accept()
 			if err != nil {
@@ -115,8 +115,8 @@ func TestProxy(t *testing.T) {
 	}
 }
 
-// A request has an id wherever it comes to, the one that the client has given if a replica
-// takes that over, and a failure of the proxy tells it.
+// A request has the same id at the replica, at the client and in the proxy's failures. It
+// is the client's own id if replicas accept that.
 func TestRequestID(t *testing.T) {
 	ids := make(chan string, 1)
 	replica := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -136,13 +136,12 @@ func TestRequestID(t *testing.T) {
 		wantFailure(t, w, "OUTCOME_UNKNOWN")
 		got := <-ids
 		if told := w.Header().Get("X-Request-Id"); told != got || (told == given) != strings.EqualFold(given, id) {
-			t.Errorf("given %q, the replica has %q, the client is told %q", given, got, told)
+			t.Errorf("given %q, the replica has %q, the client is sent %q", given, got, told)
 		}
 	}
 }
 
-// The proxy takes requests as long as a replica does. What is no GET is a request like
-// any other.
+// The proxy is ready as long as a replica is. Methods other than GET are ordinary requests.
 func TestReady(t *testing.T) {
 	replica := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(replica.Close)
@@ -163,7 +162,7 @@ func TestReady(t *testing.T) {
 	want("none ready", "GET", 503)
 }
 
-// A client cannot say who it is, nor what it has asked for: the proxy does.
+// A client cannot forge its address, host or protocol: the proxy sets them.
 func TestForwarded(t *testing.T) {
 	var got http.Header
 	var from netip.Addr
@@ -194,7 +193,7 @@ func TestForwarded(t *testing.T) {
 	}
 }
 
-// Of what proxies say of clients, the last proxy is to be believed.
+// If several proxies name a client, the last proxy is believed.
 func TestClient(t *testing.T) {
 	for _, test := range []struct {
 		lines []string

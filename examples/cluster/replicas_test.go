@@ -28,8 +28,8 @@ import (
 	"github.com/cardvault/cardvault/webhook/webhooktest"
 )
 
-// A session that one replica makes is read at the next and completed at a third. All
-// have the security code until one is told to forget it.
+// A session made by one replica can be read at the next and completed at a third. All have
+// the security code until one consumes it.
 func TestSessions(t *testing.T) {
 	onBackends(t, func(t *testing.T, c config) {
 		_, replicas := launch(t, c)
@@ -58,7 +58,7 @@ func TestSessions(t *testing.T) {
 				if time.Now().After(end) {
 					t.Fatal("a replica does not have the security code")
 				}
-				session, payload, token = enter() // a cache that takes its time has none: the card is stored all the same
+				session, payload, token = enter() // a slow cache misses the code, and the card is stored all the same
 			}
 
 			for _, p := range replicas {
@@ -76,7 +76,7 @@ func TestSessions(t *testing.T) {
 	})
 }
 
-// An API key that one replica has revoked is refused by all from then on.
+// An API key revoked at one replica is refused by all from then on.
 func TestRevocation(t *testing.T) {
 	onBackends(t, func(t *testing.T, c config) {
 		_, replicas := launch(t, c)
@@ -94,7 +94,7 @@ func TestRevocation(t *testing.T) {
 	})
 }
 
-// One idempotency key makes one token, at however many replicas it is used at once.
+// One idempotency key makes one token, even when used at several replicas at once.
 func TestIdempotency(t *testing.T) {
 	onBackends(t, func(t *testing.T, c config) {
 		_, replicas := launch(t, c)
@@ -133,7 +133,7 @@ func TestIdempotency(t *testing.T) {
 				}
 			}
 			if again, err := replicas[i%3].ImportOnce(account, key); err != nil || first != "" && again != first {
-				t.Errorf("repeated, an import has made another token: %v", err)
+				t.Errorf("a repeated import has made another token: %v", err)
 			}
 		}
 		if n := total(); n != rounds {
@@ -145,7 +145,7 @@ func TestIdempotency(t *testing.T) {
 	})
 }
 
-// Of each event there is one delivery while all replicas run, in the order of its token.
+// While all replicas run each event is delivered once, in the order of its token.
 func TestDeliveries(t *testing.T) {
 	onBackends(t, func(t *testing.T, c config) {
 		_, replicas := launch(t, c)
@@ -175,7 +175,7 @@ func TestDeliveries(t *testing.T) {
 		if _, err := hook.Wait(ctx, want); err != nil {
 			t.Fatalf("%d deliveries of %d: %v", len(hook.Deliveries()), want, err)
 		}
-		// Whatever is delivered twice comes before the last one of another token is there.
+		// A second delivery of any event would come before the last event of another token.
 		replicas[2].Follow(t, replicas[2].Import(t, "4242424242424242"), "pending", "active")
 		if _, err := hook.Wait(ctx, want+2); err != nil {
 			t.Fatal(err)
@@ -209,8 +209,8 @@ func TestDeliveries(t *testing.T) {
 	})
 }
 
-// On another database the credentials of the one before are of no use: they are made anew.
-// A replica of others leaves that to -setup.
+// After a change of the database its old credentials are useless: new ones are made. A
+// replica of an existing cluster leaves that to -setup.
 func TestAnotherDatabase(t *testing.T) {
 	onBackends(t, func(t *testing.T, c config) {
 		old := startProcess(t, c.data, c.flags("-addr", "127.0.0.1:0")...)
@@ -225,7 +225,7 @@ func TestAnotherDatabase(t *testing.T) {
 		p := startProcess(t, c.data, c.flags("-addr", "127.0.0.1:0")...)
 		for i, a := range p.Accounts {
 			if a == old.Accounts[i] {
-				t.Error("an account of the database before")
+				t.Error("an account of the old database")
 			}
 			p.Want(t, 200, a.APIKey, "GET", "/tokens?limit=1", "")
 		}
@@ -233,7 +233,7 @@ func TestAnotherDatabase(t *testing.T) {
 	})
 }
 
-// What one replica writes another does at once, without looking for it.
+// Other replicas act on a change at once, without polling.
 func TestWake(t *testing.T) {
 	stores, cache := openStores(t, "memory")
 	sim, err := simnet.New(t.Context(), memstore.New(), nil)
@@ -275,7 +275,7 @@ func TestWake(t *testing.T) {
 	given := cardvault.Card{PAN: simnet.ScenarioPAN(card.VISA, 0), Expiry: card.Expiry{Month: 12, Year: 2030}}
 	look := time.NewTicker(10 * time.Millisecond)
 	defer look.Stop()
-	late := time.After(20 * time.Second) // Run looks by itself every 30
+	late := time.After(20 * time.Second) // Run polls every 30
 	for n := range 5 {
 		token, err := writes.Import(t.Context(), given, nil)
 		for err == nil && token.NetworkTokenStatus != network.Active {
@@ -283,7 +283,7 @@ func TestWake(t *testing.T) {
 			case <-look.C:
 				token, err = writes.Get(t.Context(), token.ID)
 			case <-late:
-				t.Fatalf("card %d waits until it is looked for", n+1)
+				t.Fatalf("card %d waits for the next poll", n+1)
 			}
 		}
 		if err != nil {
@@ -292,7 +292,7 @@ func TestWake(t *testing.T) {
 	}
 }
 
-// Whoever has loaded the page from one replica goes on with it at the others.
+// A page loaded from one replica works at the others.
 func TestPage(t *testing.T) {
 	onBackends(t, func(t *testing.T, c config) {
 		_, replicas := launch(t, c)
@@ -327,7 +327,7 @@ func pageOf(t *testing.T, replicas ...*sandboxtest.Program) {
 	}
 }
 
-// A counter counts what is asked of a network and what is told of tokens.
+// A counter counts requests to a network and events of tokens.
 type counter struct {
 	*simnet.Network
 
@@ -375,7 +375,7 @@ func (c *counter) wait(t *testing.T, kind string, n int) {
 	}
 }
 
-// Provisioning and expiry are done once, whichever replica does them.
+// Provisioning and expiry happen once, at any of the replicas.
 func TestWorkIsDoneOnce(t *testing.T) {
 	t.Parallel()
 	onBackends(t, func(t *testing.T, c config) {
@@ -453,7 +453,7 @@ func TestWorkIsDoneOnce(t *testing.T) {
 		const changed, expired = "token.updated network_token_status_changed", "token.deleted expired"
 		count.wait(t, changed, 3*each)
 		count.wait(t, expired, 3*each)
-		// What were done twice would be told before this.
+		// A second execution would be reported before this event.
 		if _, err := vaults[0].Import(t.Context(), given, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -462,22 +462,22 @@ func TestWorkIsDoneOnce(t *testing.T) {
 		defer count.mu.Unlock()
 		for what, n := range count.told {
 			if n != 1 {
-				t.Errorf("%s is told %d times", what, n)
+				t.Errorf("%s is reported %d times", what, n)
 			}
 		}
 		for _, n := range count.asked {
 			if n != 1 {
-				t.Errorf("a network token is asked for %d times", n)
+				t.Errorf("a network token is requested %d times", n)
 			}
 		}
 		if len(count.asked) != 3*each+1 || count.kinds[expired] != 3*each || count.kinds[changed] != 3*each+1 {
-			t.Errorf("%d network tokens asked for, events %v", len(count.asked), count.kinds)
+			t.Errorf("%d network tokens requested, events %v", len(count.asked), count.kinds)
 		}
 	})
 }
 
-// A load is requests of many clients at once until it is ended. It counts what is not
-// answered as it should be.
+// A load sends requests of many concurrent clients until it ends. It counts the wrong
+// answers.
 type load struct {
 	end    chan struct{}
 	group  sync.WaitGroup
@@ -524,14 +524,14 @@ func startLoad(p *sandboxtest.Program, clients int) *load {
 	return l
 }
 
-// stop ends the load and returns how many requests were served, and which failed.
+// stop ends the load and returns the number of served requests, and the failed ones.
 func (l *load) stop() (served int, failed []string) {
 	close(l.end)
 	l.group.Wait()
 	return l.served, l.failed
 }
 
-// answered returns how many requests were answered so far.
+// answered returns the number of requests answered so far.
 func (l *load) answered() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -554,13 +554,13 @@ func request(transport *http.Transport, key, method, url, body string) (int, map
 	}
 	defer w.Body.Close()
 	var answer map[string]any
-	if err := json.NewDecoder(w.Body).Decode(&answer); err != nil && err != io.EOF { // there may be no body
+	if err := json.NewDecoder(w.Body).Decode(&answer); err != nil && err != io.EOF { // the body may be empty
 		return 0, nil, err
 	}
 	return w.StatusCode, answer, nil
 }
 
-// While the replicas are started anew, one after the other, no request fails.
+// While the replicas restart one after the other, no request fails.
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
 	onBackends(t, func(t *testing.T, c config) {
@@ -575,12 +575,12 @@ func TestRollingRestart(t *testing.T) {
 		if len(failed) > 0 {
 			t.Errorf("of %d requests %d failed, such as %s", served, len(failed), failed[0])
 		}
-		t.Logf("%d requests while replicas were started anew %d times, %d failed", served, 3*rounds, len(failed))
+		t.Logf("%d requests while replicas restarted %d times, %d failed", served, 3*rounds, len(failed))
 		p.stop(t)
 	})
 }
 
-// The sandbox does what examples/server does.
+// The sandbox works as in examples/server.
 func TestScenarios(t *testing.T) {
 	t.Parallel()
 	onBackends(t, func(t *testing.T, c config) {
@@ -590,7 +590,7 @@ func TestScenarios(t *testing.T) {
 	})
 }
 
-// A second signal does not wait for what is under way.
+// A second signal stops at once, without waiting for requests.
 func TestStoppedTwice(t *testing.T) {
 	t.Parallel()
 	c := config{store: "memory", codes: "memory", data: t.TempDir()}
@@ -622,11 +622,11 @@ func TestStoppedTwice(t *testing.T) {
 		}
 	}
 	if s, ok := p.ProcessState.Sys().(syscall.WaitStatus); !ok || s.Signal() != syscall.SIGTERM {
-		t.Errorf("it does not end by the signal: %v", err)
+		t.Errorf("the signal does not end it: %v", err)
 	}
 }
 
-// What is under way when the cluster is stopped comes to its end.
+// A stopping cluster finishes the work in progress.
 func TestStopped(t *testing.T) {
 	t.Parallel()
 	onBackends(t, func(t *testing.T, c config) {
@@ -661,7 +661,7 @@ func TestStopped(t *testing.T) {
 		select {
 		case <-received:
 		case err := <-answered:
-			t.Fatalf("the request is over: %v", err)
+			t.Fatalf("the request ended early: %v", err)
 		}
 		p.stop(t)
 		if err := <-answered; err != nil {

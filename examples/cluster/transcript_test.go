@@ -50,7 +50,7 @@ func TestTranscriptsOnServers(t *testing.T) {
 	}
 }
 
-// tables makes a database with tables, of which others are copies.
+// tables makes a database with tables, as a template for copies.
 var tables sync.Once
 
 // openStores opens the stores of three replicas on a database of the test's own, and

@@ -91,10 +91,10 @@ func awsClient(url string) *kms.Client {
 	})
 }
 
-// TestNotWrong: a service that denies access, is overloaded or is not there says nothing of
-// the key. A vault may try again, and nobody looks for another key.
+// TestNotWrong: denied access, overload or an unreachable service does not mean that the
+// key is wrong. The vault may try again, and does not look for another key.
 func TestNotWrong(t *testing.T) {
-	var mode atomic.Int32 // the status of answers, if not zero
+	var mode atomic.Int32 // status of all answers, unless zero
 	aws, bao := http.HandlerFunc(awsKMS), http.HandlerFunc(openBao)
 	serve := func(h http.Handler) *httptest.Server {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -148,7 +148,7 @@ func TestNotWrong(t *testing.T) {
 	fails("not there")
 }
 
-// A service behind gocloud.dev has no codes of errors, and can be out of reach.
+// A service behind gocloud.dev has no error codes, and may be unreachable.
 type service struct {
 	*secrets.Keeper
 	down *atomic.Bool
@@ -171,7 +171,7 @@ func (s *service) Decrypt(ctx context.Context, text []byte) ([]byte, error) {
 func (*service) ErrorAs(error, any) bool            { return false }
 func (*service) ErrorCode(error) gcerrors.ErrorCode { return gcerrors.Unknown }
 
-// TestBlip: a service that is out of reach for one call does not make the key a wrong one.
+// TestBlip: one failed call does not make the key a wrong one.
 func TestBlip(t *testing.T) {
 	key, err := localsecrets.NewRandomKey()
 	if err != nil {
@@ -189,7 +189,7 @@ func TestBlip(t *testing.T) {
 	}
 }
 
-// A blip is a service whose next call of Decrypt may fail.
+// A blip is a service whose next Decrypt may fail.
 type blip struct {
 	service
 	fails atomic.Bool
@@ -202,8 +202,8 @@ func (b *blip) Decrypt(ctx context.Context, text []byte) ([]byte, error) {
 	return b.service.Decrypt(ctx, text)
 }
 
-// TestEncryptionContext: AWS KMS is told which keys of which vault it encrypts, and refuses
-// others itself.
+// TestEncryptionContext: AWS KMS receives the name of the vault's keys as encryption
+// context, and refuses any other itself.
 func TestEncryptionContext(t *testing.T) {
 	var asked []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -227,7 +227,8 @@ func TestEncryptionContext(t *testing.T) {
 	}
 }
 
-// TestNobodyElse: neither a redirect nor http over a network gets a key or the token.
+// TestNobodyElse: keys and the token follow no redirect, and are not sent over http to
+// another machine.
 func TestNobodyElse(t *testing.T) {
 	var reached atomic.Bool
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -254,7 +255,7 @@ func TestNobodyElse(t *testing.T) {
 	}
 }
 
-// seal and unseal are of a service: each name has a key.
+// seal and unseal encrypt for the services below: each name has a key.
 func seal(name string, text, aad []byte) []byte { return gcm(name).Seal(nil, nil, text, aad) }
 
 func unseal(name string, sealed, aad []byte) ([]byte, error) {
@@ -268,7 +269,7 @@ func gcm(name string) cipher.AEAD {
 	return aead
 }
 
-// awsKMS answers as AWS KMS does. What it encrypts begins with the name of the key.
+// awsKMS answers like AWS KMS. Its ciphertexts begin with the name of the key.
 func awsKMS(w http.ResponseWriter, r *http.Request) {
 	var q struct {
 		KeyId                     string
@@ -304,7 +305,7 @@ func awsKMS(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// openBao answers as the transit engine does.
+// openBao answers like the transit engine.
 func openBao(w http.ResponseWriter, r *http.Request) {
 	operation, name, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v1/transit/"), "/")
 	var q struct {

@@ -13,7 +13,7 @@ import (
 	"github.com/cardvault/cardvault/vaulttest"
 )
 
-// A writer fails in the middle of a line, as a process does that is killed there.
+// A writer fails in the middle of a line, like the output of a killed process.
 type writer struct {
 	*os.File
 	left int
@@ -27,8 +27,8 @@ func (w *writer) WriteString(s string) (int, error) {
 	return n, errors.Join(errors.New("killed"), err)
 }
 
-// However often it is interrupted, each line of the input has one in the output and each card
-// one token.
+// After any number of interruptions each line of the input has one in the output, and each
+// card has one token.
 func TestMigrate(t *testing.T) {
 	const cards = 3*batch + 17
 	var in strings.Builder
@@ -48,7 +48,7 @@ func TestMigrate(t *testing.T) {
 
 	for _, left := range []int{0, 1, 100, 20_000} {
 		if migrated(left) == nil {
-			t.Fatalf("with room for %d bytes it ends well", left)
+			t.Fatalf("with room for %d bytes it succeeds", left)
 		}
 	}
 	for range 2 { // the second time nothing is left to do
@@ -63,7 +63,7 @@ func TestMigrate(t *testing.T) {
 	}
 	defer f.Close()
 	if migrate(t.Context(), v, strings.NewReader("customer-0,4242424242424242,12,2090,A\n"), f) == nil {
-		t.Error("results of more cards than there are make no error")
+		t.Error("surplus results are not an error")
 	}
 
 	out, err := os.ReadFile(path)
@@ -84,8 +84,8 @@ func TestMigrate(t *testing.T) {
 	}
 }
 
-// TestRefused: a line that is refused stops nothing, and no column that may be a card number
-// is written.
+// TestRefused: a refused line does not stop the others, and a column that may be a card
+// number is not written.
 func TestRefused(t *testing.T) {
 	v, path := vaulttest.New(t), filepath.Join(t.TempDir(), "tokens.csv")
 	run := func(lines ...string) string {
@@ -125,7 +125,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestFailure: an error of the vault ends it, names the line, and shows nothing of a card.
+// TestFailure: an error of the vault ends the run, names the line, and shows nothing of a
+// card.
 func TestFailure(t *testing.T) {
 	v := vaulttest.New(t)
 	v.Close()

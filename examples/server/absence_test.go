@@ -29,9 +29,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestAbsence sends security codes through every path of a server and then
-// searches what the server has left: its memory, a dump of it, its output and its
-// files. The codes have 24 digits, as three occur everywhere by chance.
+// TestAbsence sends security codes through every path of a server and then searches its
+// traces: its memory, a dump of it, its output and its files. The codes have 24 digits,
+// since three occur everywhere by chance.
 func TestAbsence(t *testing.T) {
 	t.Parallel()
 	h := startHunt(t)
@@ -51,12 +51,12 @@ func TestAbsence(t *testing.T) {
 		h.expectInProcess(strayCodes, strayCards, "core dump", s.inCore(t, h.Process.Pid))
 	})
 	if answer := h.send(200, h.request("GET", last+"/security-code", "")); answer["security_code_available"] != false {
-		t.Errorf("the security code of a token when its time is over: %v", answer)
+		t.Errorf("the expired security code of a token: %v", answer)
 	}
 	h.client.CloseIdleConnections()
 	h.provider.CloseClientConnections()
-	// What is kept is there every time. A register that was saved in the wrong moment
-	// is not, once the server has worked: one run in some finds one the first time.
+	// A code that is really kept is found every time. A register saved at the wrong moment
+	// is not, once the server has worked: one run in a few finds one the first time.
 	var left *remains
 	for round, collect := range []os.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGUSR2} {
 		if err := h.Process.Signal(collect); err != nil {
@@ -94,8 +94,8 @@ func TestAbsence(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.expect(0, 0, "files", files)
-	// All codes begin alike, and so do all cards: this is to look for any of them
-	// in every form that somebody might write.
+	// All codes share a prefix, and so do all cards. This looks for the prefixes in every
+	// form that anyone might write.
 	vaulttest.AssertNoLeak(t, []string{h.code, h.card, h.bomb, h.lostCode, h.lostCard}, h.stdout.content(), h.stderr.content(), data)
 	t.Logf("%d security codes with cards by %d paths; found of them, whole or in part:\n%-49s %5s %5s %5s %8s%s",
 		h.pairs, len(h.paths), "", "codes", "cards", "lost", "KiB", &h.report)
@@ -104,29 +104,30 @@ func TestAbsence(t *testing.T) {
 const (
 	codeTTL = 5 * time.Second
 
-	// How many may be in the vector registers of a thread that has copied nothing
-	// since, or where a signal has saved them; of cards also where a hash has left
-	// them on a stack. About one run in twenty finds a code, one in ten a card.
+	// The numbers of codes and cards that may be in the vector registers of a thread that
+	// has copied nothing since, or where a signal has saved them. A card may also be where
+	// a hash has left it on a stack. About one run in twenty finds a code, one in ten a
+	// card.
 	strayCodes, strayCards = 1, 2
 )
 
-// A hunt is a server with the canaries that it was sent.
+// A hunt is a server, and the canaries sent to it.
 type hunt struct {
 	*process
 	t              *testing.T
 	dir            string
 	stdout, stderr *output
 	provider       *httptest.Server
-	client         *http.Client // of one connection
+	client         *http.Client // with one connection
 
 	brood
 	mark   canary // is in the environment of the server, so in its memory
 	report strings.Builder
 
-	jwk      jose.JSONWebKey // under which cards are entered
-	hanging  chan struct{}   // a request that the provider does not answer
+	jwk      jose.JSONWebKey // the key that encrypts cards
+	hanging  chan struct{}   // requests that the provider leaves unanswered
 	mu       sync.Mutex
-	received map[string]bool // security codes, by the provider
+	received map[string]bool // security codes that the provider received
 }
 
 func startHunt(t *testing.T) *hunt {
@@ -188,7 +189,7 @@ func (h *hunt) request(method, path, body string) *http.Request {
 	return r
 }
 
-// send makes a request and returns the answer, if it is an object.
+// send makes a request and returns its answer, if that is an object.
 func (h *hunt) send(status int, r *http.Request) map[string]any {
 	h.t.Helper()
 	w, err := h.client.Do(r)
@@ -218,7 +219,7 @@ const (
 	cardLost     = withoutCode + `,"security_code":"LOST"}`
 )
 
-// imports are requests that hold a security code and what they are answered.
+// imports lists requests with a security code and their statuses.
 var imports = []struct {
 	path   string
 	status int
@@ -265,7 +266,7 @@ func chunked(_ *hunt, r *http.Request) {
 	r.ContentLength, r.Body = -1, io.NopCloser(io.MultiReader(r.Body))
 }
 
-// round takes a security code along every path.
+// round sends a security code along every path.
 func (h *hunt) round() {
 	for _, x := range imports {
 		r := h.request("POST", "/cde-import", h.fill(x.body, x.path))
@@ -282,7 +283,7 @@ func (h *hunt) round() {
 	}
 	h.cut("body that is cut off", "Content-Length: 1000\r\n\r\n"+cardWithCode)
 	h.cut("chunk that is cut off", "Transfer-Encoding: chunked\r\n\r\n3e8\r\n"+cardWithCode)
-	// With these net/http gives up the connection and what it holds.
+	// After these, net/http drops the connection with its buffers.
 	h.cut("chunk without its end", "Transfer-Encoding: chunked\r\n\r\n40\r\n"+cardLost) // 64 bytes are fewer
 	h.cut("body that is no chunk", "Transfer-Encoding: chunked\r\n\r\n"+cardLost)
 
@@ -312,13 +313,13 @@ func (h *hunt) round() {
 	}
 }
 
-// obtain has the provider behave in a way and expects what obtain-ppan answers to
-// it. With a status of 0 the client gives up when the request is with the provider.
+// obtain sets the provider's behaviour and expects the status of obtain-ppan. With a status
+// of 0 the client gives up while the provider has the request.
 func (h *hunt) obtain(behaviour string, status int) {
 	h.t.Helper()
 	body := cardWithCode
 	if strings.HasPrefix(behaviour, "echoes") {
-		body = cardLost // net/http and encoding/json have the answer too
+		body = cardLost // net/http and encoding/json hold the answer too
 	}
 	id := strings.TrimPrefix(h.tokenOf(body, "obtain-ppan, "+behaviour), "/tokens/")
 	code := h.all[len(h.all)-1].digits
@@ -337,18 +338,18 @@ func (h *hunt) obtain(behaviour string, status int) {
 		}()
 		if w, err := h.client.Do(r); err == nil {
 			w.Body.Close()
-			h.t.Error("a request that was given up is answered")
+			h.t.Error("an abandoned request is answered")
 		}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.received[code] {
-		h.t.Errorf("%s: the code has not come to the provider", behaviour)
+		h.t.Errorf("%s: the code has not reached the provider", behaviour)
 	}
 }
 
-// misplace sends codes where nobody takes them for one, so that they are in memory
-// which nobody erases. They must not come into a log or file all the same.
+// misplace sends codes in places where the server cannot recognize them, so they stay in
+// memory. Even so, they must not reach a log or file.
 func (h *hunt) misplace() {
 	h.send(422, h.request("GET", h.fill("/tokens?security_code=LOST", "query"), ""))
 	h.send(404, h.request("GET", h.fill("/tokens/LOST", "id"), ""))
@@ -417,7 +418,7 @@ func (h *hunt) tokenOf(body, path string) string {
 	return "/tokens/" + h.send(200, h.request("POST", "/cde-import", h.fill(body, path)))["id"].(string)
 }
 
-// cut sends a request that does not end well, on a connection of its own.
+// cut sends an unfinished request on a connection of its own.
 func (h *hunt) cut(path, rest string) {
 	h.t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(h.BaseURL, "http://"))
@@ -438,7 +439,7 @@ func (h *hunt) cut(path, rest string) {
 	}
 }
 
-// behaviours are those of the provider, with what obtain-ppan answers to them.
+// behaviours lists how the provider may behave, with the answers of obtain-ppan.
 var behaviours = []struct {
 	name   string
 	status int
@@ -455,7 +456,7 @@ var behaviours = []struct {
 	{"echoes the form for 10 MB", 502},
 }
 
-// answer is the payment provider.
+// answer is the handler of the payment provider.
 func (h *hunt) answer(w http.ResponseWriter, r *http.Request) {
 	form, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -463,7 +464,7 @@ func (h *hunt) answer(w http.ResponseWriter, r *http.Request) {
 	}
 	values, err := url.ParseQuery(string(form))
 	if err != nil || r.URL.Path != "/"+h.mark.digits {
-		h.t.Errorf("the provider is sent what is no form to %s", r.URL.Path)
+		h.t.Errorf("the provider is sent an invalid form at %s", r.URL.Path)
 	}
 	h.mu.Lock()
 	h.received[values.Get("cardcvc2")] = true
@@ -496,8 +497,8 @@ func (h *hunt) answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// expect fails the test if more codes or cards than allowed were found in a place,
-// whole or in part. It notes what was found.
+// expect fails the test if a place holds more codes or cards than allowed, whole or in
+// part. It reports the findings.
 func (h *hunt) expect(mostCodes, mostCards int, place string, r *remains) {
 	h.t.Helper()
 	codes, cards := r.found(h.code), append(r.found(h.card), r.found(h.bomb)...)
@@ -510,20 +511,20 @@ func (h *hunt) expect(mostCodes, mostCards int, place string, r *remains) {
 		h.t.Errorf("%s: %d cards, of %s", place, len(cards), strings.Join(cards, ", "))
 	}
 	if lost > 0 && mostCards == 0 {
-		h.t.Errorf("%s: %d of those that nobody takes for codes", place, lost)
+		h.t.Errorf("%s: %d misplaced codes", place, lost)
 	}
 }
 
-// expectInProcess does the same for what a process holds.
+// expectInProcess does the same for the memory of a process.
 func (h *hunt) expectInProcess(mostCodes, mostCards int, place string, r *remains) {
 	h.t.Helper()
 	if len(r.found(h.mark.digits)) == 0 {
-		h.t.Errorf("%s: the search does not find what is there", place)
+		h.t.Errorf("%s: the search does not find the mark", place)
 	}
 	h.expect(mostCodes, mostCards, place, r)
 }
 
-// An output is what a process prints.
+// An output collects what a process prints.
 type output struct {
 	mu   sync.Mutex
 	text []byte
@@ -547,7 +548,7 @@ func (o *output) content() []byte {
 	return bytes.Clone(o.text)
 }
 
-// wait returns when the process has printed a text some times.
+// wait returns when the process has printed a text a number of times.
 func (o *output) wait(t *testing.T, text string, times int) {
 	t.Helper()
 	late := time.After(time.Minute)
@@ -561,7 +562,7 @@ func (o *output) wait(t *testing.T, text string, times int) {
 		select {
 		case <-more:
 		case <-late:
-			t.Fatalf("the server does not say %q", text)
+			t.Fatalf("the server does not print %q", text)
 		}
 	}
 }

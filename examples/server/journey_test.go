@@ -16,7 +16,7 @@ import (
 	"github.com/cardvault/cardvault/receive"
 )
 
-// tools returns a directory with the named programs and nothing else: the PATH of a machine.
+// tools returns a directory with only the named programs, to be the PATH of a machine.
 func tools(t *testing.T, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,16 +32,17 @@ func tools(t *testing.T, names ...string) string {
 	return dir
 }
 
-// What the lines of a shell call, besides jq. Go builds with a C compiler if there is one.
+// The programs that the shell lines call, besides jq. Go builds with a C compiler if there
+// is one.
 var posix = []string{"sh", "cat", "curl", "cut", "grep", "sed", "seq", "sleep", "go", "gcc", "as", "ld"}
 
-// printed returns the lines for a shell that a server prints.
+// printed returns the shell lines that a server prints.
 func (p *process) printed() string {
 	_, lines, _ := strings.Cut(strings.Join(p.output, "\n"), ":\n\n")
 	return lines + "\n"
 }
 
-// shell runs lines in a directory, as if they were pasted, and returns what they print.
+// shell runs lines in a directory, as if they were pasted, and returns their output.
 func shell(t *testing.T, dir, path, lines string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), sandboxtest.Patience)
@@ -58,8 +59,8 @@ func shell(t *testing.T, dir, path, lines string) string {
 	return string(out)
 }
 
-// wantOpen checks that what was printed ends with so many lines, each of which is what the
-// payment data before them holds.
+// wantOpen checks that the output ends with so many lines, each of them the credential in
+// the payment data before them.
 func (p *process) wantOpen(t *testing.T, out string, times int) {
 	t.Helper()
 	jwe := regexp.MustCompile(`"encrypted_authentication_data": ?"([\w.-]+)"`).FindStringSubmatch(out)
@@ -89,13 +90,13 @@ func (p *process) wantOpen(t *testing.T, out string, times int) {
 	}
 }
 
-// TestPrintedLines: the lines that the server prints do what it says, wherever they are
-// pasted, with jq and without.
+// TestPrintedLines: the printed lines work as promised, wherever they are pasted, with and
+// without jq.
 func TestPrintedLines(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		programs []string
-		lines    int // of the answers
+		lines    int // number of lines in the answers
 	}{
 		"with jq":    {append([]string{"jq"}, posix...), 50},
 		"without jq": {posix, 4},
@@ -110,13 +111,13 @@ func TestPrintedLines(t *testing.T) {
 				t.Errorf("%d lines, want %d: %s", n, test.lines, out)
 			}
 			if again := shell(t, t.TempDir(), path, p.printed()); !strings.Contains(again, "424242******4242") {
-				t.Errorf("the second time they print %s", again)
+				t.Errorf("the second time the lines print %s", again)
 			}
 		})
 	}
 }
 
-// TestGettingStarted runs the commands of docs/getting-started.md from the second on: the
+// TestGettingStarted runs the commands of docs/getting-started.md from the second on. The
 // first starts a server, as this test does.
 func TestGettingStarted(t *testing.T) {
 	t.Parallel()
@@ -153,7 +154,8 @@ func TestGettingStarted(t *testing.T) {
 	p.Follow(t, token, "active", "inactive suspended_by_issuer")
 }
 
-// TestSessionInPython runs the client of docs/card-entry.md that enters a card in a session.
+// TestSessionInPython runs the client of docs/card-entry.md that enters a card in a
+// session.
 func TestSessionInPython(t *testing.T) {
 	t.Parallel()
 	interpreter := python(t)
@@ -179,10 +181,10 @@ func TestSessionInPython(t *testing.T) {
 	p.Follow(t, token, "pending", "active")
 }
 
-// nodePackages is where the tests' packages of npm are.
+// nodePackages holds the npm packages of the tests.
 const nodePackages = "../../test/node_modules"
 
-// python returns a Python that has jwcrypto: Debian installs it for its own.
+// python returns a Python that has jwcrypto: Debian installs it for its own Python.
 func python(t *testing.T) string {
 	t.Helper()
 	for _, name := range []string{"/usr/bin/python3", "python3"} {
@@ -194,7 +196,7 @@ func python(t *testing.T) string {
 	return ""
 }
 
-// TestJourneys runs docs/journeys.md from its second command on: the first starts a server,
+// TestJourneys runs docs/journeys.md from its second command on. The first starts a server,
 // as this test does.
 func TestJourneys(t *testing.T) {
 	t.Parallel()
@@ -236,7 +238,7 @@ func TestJourneys(t *testing.T) {
 		case language == "sh":
 			commands = append(commands, code)
 		case language != "json": // an answer
-			t.Errorf("no way is known to run the snippet in %q below %q", language, heading)
+			t.Errorf("the test cannot run the snippet in %q below %q", language, heading)
 		}
 	})
 	if len(commands) != 4 || commands[0] != "go run ./examples/server\n" {

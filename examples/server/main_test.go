@@ -23,7 +23,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestMain runs a server itself where a test started this binary as one.
+// TestMain runs a server if a test started this binary as one.
 func TestMain(m *testing.M) {
 	switch os.Getenv("CARDVAULT_TEST_SERVER") {
 	case "":
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	// Tests wait for the server more than they compute.
+	// These tests mostly wait, rather than compute.
 	flag.Parse()
 	if err := flag.Set("test.parallel", "64"); err != nil {
 		panic(err)
@@ -49,7 +49,7 @@ type process struct {
 	output []string // lines on standard output
 }
 
-// start runs a server on a directory, with more in its environment, and waits until it
+// start runs a server on a directory, with more environment variables, and waits until it
 // answers.
 func start(t *testing.T, dir string, env ...string) *process {
 	t.Helper()
@@ -93,7 +93,7 @@ func start(t *testing.T, dir string, env ...string) *process {
 	return p
 }
 
-// kill ends the server as a crash would.
+// kill ends the server like a crash.
 func (p *process) kill(t *testing.T) {
 	t.Helper()
 	if err := p.Process.Kill(); err != nil {
@@ -102,7 +102,7 @@ func (p *process) kill(t *testing.T) {
 	p.Wait()
 }
 
-// stop ends the server as an operator does.
+// stop ends the server like an operator.
 func (p *process) stop(t *testing.T) {
 	t.Helper()
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
@@ -145,7 +145,7 @@ func TestServer(t *testing.T) {
 	}
 	refused := p.Want(t, 403, p.Accounts[1].APIKey, "POST", "/cde-import", sandboxtest.CardJSON)
 	if refused["classifier"] != "IMPORT_NOT_APPROVED" {
-		t.Errorf("the restricted account gets %v", refused)
+		t.Errorf("the restricted account is answered %v", refused)
 	}
 	p.Want(t, 404, p.Accounts[1].APIKey, "GET", "/tokens/"+token["id"].(string), "")
 
@@ -195,7 +195,7 @@ func TestServer(t *testing.T) {
 		}
 	}
 	if !strings.Contains(said, filepath.Join(dir, "sandbox.json")) {
-		t.Error("it does not say where the keys are")
+		t.Error("the output does not name the file of the keys")
 	}
 
 	p.stop(t)
@@ -208,8 +208,8 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// TestStopped stops the server while a request takes its time, and then while a
-// provisioning does: both come to their end.
+// TestStopped stops the server during a request, and then during a provisioning: both are
+// completed.
 func TestStopped(t *testing.T) {
 	dir := t.TempDir()
 	p := start(t, dir)
@@ -242,7 +242,7 @@ func TestStopped(t *testing.T) {
 	select {
 	case <-served:
 	case err := <-answered:
-		t.Fatalf("the request is over: %v", err)
+		t.Fatalf("the request ended early: %v", err)
 	}
 	p.stop(t)
 	if err := <-answered; err != nil {
@@ -251,7 +251,7 @@ func TestStopped(t *testing.T) {
 
 	p = start(t, dir)
 	slow := p.Import(t, "4111110000000500")
-	// What was imported first is under way when what came later is over.
+	// The first import's provisioning is still in progress when a later one is done.
 	p.Follow(t, p.Import(t, "4111110000000005"), "pending", "active")
 	begin := time.Now()
 	p.stop(t)
@@ -264,15 +264,14 @@ func TestStopped(t *testing.T) {
 	}
 }
 
-// TestKilled kills the server in the middle of imports and deletions: every
-// acknowledged one holds.
+// TestKilled kills the server amid imports and deletions: every acknowledged one holds.
 func TestKilled(t *testing.T) {
 	dir := t.TempDir()
 	var (
 		mu      sync.Mutex
 		kept    []string
 		deleted []string
-		unsure  = map[string]bool{} // deletions that were not answered
+		unsure  = map[string]bool{} // unanswered deletions
 		repeats = map[string]string{}
 	)
 	for round := range 5 {
@@ -315,7 +314,7 @@ func TestKilled(t *testing.T) {
 				}
 			})
 		}
-		// Killed at a different point of the traffic each time.
+		// Each kill is at a different point of the traffic.
 		enough := time.NewTicker(5 * time.Millisecond)
 		for range enough.C {
 			mu.Lock()
@@ -338,13 +337,13 @@ func TestKilled(t *testing.T) {
 		p.Want(t, 404, key, "GET", "/tokens/"+id, "")
 	}
 	for idempotency, id := range repeats {
-		// An error is that of a token deleted since.
+		// An error means that the token was deleted since.
 		if again, err := p.ImportOnce(key, idempotency); err == nil && again != id {
 			t.Error("repeating an import made another token")
 		}
 	}
 	total := p.Want(t, 200, key, "GET", "/tokens?limit=1", "")["pagination"].(map[string]any)["total_items"].(float64)
-	// Imports that were cut off may have been stored.
+	// Imports without an answer may have been stored.
 	if int(total) < len(kept) || int(total) > len(kept)+len(unsure)+5*8 {
 		t.Errorf("%v tokens, want about %d", total, len(kept))
 	}

@@ -17,11 +17,11 @@ import (
 	"github.com/google/uuid"
 )
 
-// A visitor is somebody who has loaded the page.
+// A visitor has loaded the page.
 type visitor struct {
 	*process
 	cookie *http.Cookie
-	seen   bytes.Buffer // every byte that was answered
+	seen   bytes.Buffer // every byte of the answers
 }
 
 func visit(t *testing.T, p *process) *visitor {
@@ -61,7 +61,7 @@ func (v *visitor) send(t *testing.T, r *http.Request) (int, http.Header, []byte)
 	return status, h, body
 }
 
-// want makes a call of the page. What is refused is refused in words.
+// want makes a call of the page. Refusals contain a sentence.
 func (v *visitor) want(t *testing.T, status int, r *http.Request) (answer map[string]any) {
 	t.Helper()
 	got, h, body := v.send(t, r)
@@ -88,7 +88,7 @@ func (v *visitor) call(t *testing.T, status int, method, path, body string) map[
 	return v.want(t, status, v.request(t, method, path, body))
 }
 
-// live asks for news until they are there.
+// live asks for news until the expected events arrive.
 func (v *visitor) live(t *testing.T, query string, there func(codes map[string]any, events []any) bool) {
 	t.Helper()
 	look := time.NewTicker(50 * time.Millisecond)
@@ -107,7 +107,7 @@ func (v *visitor) live(t *testing.T, query string, there func(codes map[string]a
 	}
 }
 
-// told reports whether events have one of a type about a token.
+// told reports whether events contain one of a type about a token.
 func told(events []any, id, kind string) bool {
 	for _, x := range events {
 		if e := x.(map[string]any); e["token_id"] == id && e["event_type"] == kind {
@@ -117,7 +117,7 @@ func told(events []any, id, kind string) bool {
 	return false
 }
 
-// TestPage does by the page what can be done by it.
+// TestPage does everything that the page can do.
 func TestPage(t *testing.T) {
 	dir := t.TempDir()
 	p := start(t, dir)
@@ -126,7 +126,7 @@ func TestPage(t *testing.T) {
 		t.Errorf("the cookie is %v", c)
 	}
 	if other := visit(t, p); other.cookie.Value == v.cookie.Value {
-		t.Error("two visits have one cookie")
+		t.Error("two visits have the same cookie")
 	}
 	status, h, html := v.send(t, v.request(t, "GET", "/", ""))
 	if status != 200 || h.Get("Content-Type") != "text/html; charset=utf-8" || !bytes.Contains(html, []byte("This is a sandbox")) {
@@ -187,7 +187,7 @@ func TestPage(t *testing.T) {
 	})
 	v.live(t, fmt.Sprintf("after=%v", latest), func(_ map[string]any, events []any) bool {
 		if len(events) > 0 {
-			t.Errorf("events are told again: %v", events)
+			t.Errorf("events are repeated: %v", events)
 		}
 		return true
 	})
@@ -245,7 +245,7 @@ func TestPage(t *testing.T) {
 		return true
 	})
 
-	// The cookie is worth less than an API key.
+	// The cookie allows less than an API key.
 	v.call(t, 403, "GET", "/sandbox/api/api-keys", "")
 	v.call(t, 403, "POST", "/sandbox/api/api-keys", `{"label":"mine","scopes":["tokens:read"]}`)
 	v.call(t, 403, "POST", "/sandbox/api/cde-import", sandboxtest.CardJSON)
@@ -266,11 +266,11 @@ func TestPage(t *testing.T) {
 
 	for _, a := range p.Accounts {
 		if bytes.Contains(v.seen.Bytes(), []byte(a.APIKey)) || bytes.Contains(v.seen.Bytes(), []byte(a.PaymentSecret)) {
-			t.Errorf("the page or what it calls tells a key or secret of the account %s", a.Name)
+			t.Errorf("the page or an answer to it contains a key or secret of the account %s", a.Name)
 		}
 	}
 	if regexp.MustCompile(`vk_(test|live)_[0-9a-f]{8}`).Match(v.seen.Bytes()) {
-		t.Error("the page or what it calls tells an API key")
+		t.Error("the page or an answer to it contains an API key")
 	}
 
 	p.stop(t)
@@ -279,7 +279,7 @@ func TestPage(t *testing.T) {
 	again.call(t, 401, "GET", "/sandbox/live", "")
 }
 
-// TestPageWebhooks does with webhooks what can be done by the page.
+// TestPageWebhooks does everything with webhooks that the page can do.
 func TestPageWebhooks(t *testing.T) {
 	p := start(t, t.TempDir())
 	v := visit(t, p)
@@ -289,7 +289,7 @@ func TestPageWebhooks(t *testing.T) {
 		t.Helper()
 		at := v.seen.Len()
 		w = v.call(t, 200, "POST", "/sandbox/api/webhooks"+path, body)
-		v.seen.Truncate(at) // this answer alone has the secret
+		v.seen.Truncate(at) // only this answer has the secret
 		secret, _ = w["signing_secret"].(string)
 		if !strings.HasPrefix(secret, "whsec_") {
 			t.Errorf("POST /webhooks%s answers without a secret", path)
@@ -305,7 +305,7 @@ func TestPageWebhooks(t *testing.T) {
 		t.Fatalf("the page lists %v, registered %v", list, registered)
 	}
 
-	// arrived returns the last of n deliveries, which secrets have signed.
+	// arrived returns the last of n deliveries, which must be signed with secrets.
 	arrived := func(n int, secrets ...string) webhooktest.Delivery {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -349,7 +349,7 @@ func TestPageWebhooks(t *testing.T) {
 	arrived(1, secret)
 	k := p.Import(t, "4242424242424242")
 	if d := arrived(2, secret); !bytes.Contains(d.Body, []byte(`"event_type":"token.created"`)) || !bytes.Contains(d.Body, []byte(k.ID())) {
-		t.Errorf("of the import is told %s", d.Body)
+		t.Errorf("the delivery of the import is %s", d.Body)
 	}
 	created := deliveries(1, "delivered", 204.0)
 	if created["token_id"] != k.ID() || created["event_type"] != "token.created" || created["attempts"] != 1.0 {
@@ -367,7 +367,7 @@ func TestPageWebhooks(t *testing.T) {
 	hook.Always(webhooktest.Status(500))
 	v.call(t, 204, "DELETE", "/sandbox/api/tokens/"+k.ID(), "")
 	failed := deliveries(2, "pending", 500.0)
-	for end := time.Now().Add(time.Minute); failed["next_attempt_at"] == nil && time.Now().Before(end); { // the next one is under way
+	for end := time.Now().Add(time.Minute); failed["next_attempt_at"] == nil && time.Now().Before(end); { // the next attempt is under way
 		failed = deliveries(2, "pending", 500.0)
 	}
 	if failed["event_type"] != "token.deleted" || failed["next_attempt_at"] == nil {
@@ -398,12 +398,12 @@ func TestPageWebhooks(t *testing.T) {
 	}
 	for _, s := range told {
 		if bytes.Contains(v.seen.Bytes(), []byte(s)) {
-			t.Errorf("answers or deliveries tell a key or secret that begins with %.6s", s)
+			t.Errorf("answers or deliveries contain a key or secret that begins with %.6s", s)
 		}
 	}
 }
 
-// TestPageAlone calls what the page calls without being it.
+// TestPageAlone makes the page's calls from outside the page.
 func TestPageAlone(t *testing.T) {
 	p := start(t, t.TempDir())
 	v := visit(t, p)
@@ -439,7 +439,7 @@ func TestPageAlone(t *testing.T) {
 			t.Run(name, func(t *testing.T) { v.want(t, c.status, r) })
 		}
 	}
-	// From the page itself all of that works.
+	// From the page itself all of them work.
 	for _, r := range []*http.Request{
 		v.request(t, "GET", "/sandbox/live", ""),
 		v.request(t, "POST", "/sandbox/api/tokens/session", ""),

@@ -13,11 +13,11 @@ import (
 	"github.com/hashicorp/golang-lru/v2/expirable"
 )
 
-// plainTTL is how long the plain server keeps a security code.
+// plainTTL limits the time that the plain server keeps a security code.
 const plainTTL = 2 * time.Second
 
-// plain is a server that keeps security codes the way one would at first. It is
-// what the search of TestAbsence is tried on.
+// plain is a server with a naive store of security codes. The search of TestAbsence is
+// tested on it.
 func plain() {
 	codes := expirable.NewLRU[string, string](1000, nil, plainTTL)
 	http.HandleFunc("POST /import", func(w http.ResponseWriter, r *http.Request) {

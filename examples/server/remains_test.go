@@ -22,18 +22,18 @@ import (
 	"github.com/cardvault/cardvault/internal/iin"
 )
 
-// A canary is a number that occurs nowhere but where its path has left it.
+// A canary is a number that occurs only where its path has left it.
 type canary struct{ digits, path string }
 
-// A brood is a set of canaries. Of each kind all begin alike, so that any of them
-// can be looked for.
+// A brood is a set of canaries. All canaries of a kind share a prefix, to search for any of
+// them.
 type brood struct {
 	all   []canary
-	pairs int             // of a card and a security code
-	paths map[string]bool // by which they went
+	pairs int             // number of pairs of a card and a security code
+	paths map[string]bool // the paths that were used
 
-	// What they begin with. Those that are lost go where nobody takes them for what
-	// they are, or can erase them. Over bombs the server panics.
+	// The prefixes. Lost canaries go where the server cannot recognize or erase them. Bombs
+	// make the server panic.
 	code, card, bomb   string
 	lostCode, lostCard string
 }
@@ -56,8 +56,8 @@ func digits(n int) string {
 	return fmt.Sprintf("%0*d", n, x)
 }
 
-// fill puts a new card and a new security code, which go by a path, where text says
-// PAN or BOMB, and CODE, ESCAPED or LOST.
+// fill puts a new card and a new security code into text, in place of PAN or BOMB, and of
+// CODE, ESCAPED or LOST. It notes their path.
 func (b *brood) fill(text, path string) string {
 	b.paths[path] = true
 	pan, code := b.card, b.code
@@ -67,7 +67,7 @@ func (b *brood) fill(text, path string) string {
 	case strings.Contains(text, "LOST"):
 		pan, code = b.lostCard, b.lostCode
 	}
-	// The number tells them apart in every part of them.
+	// The pair's number occurs in every part, so that no two canaries share one.
 	pan = fmt.Sprintf("%s%03d%s", pan, b.pairs, digits(3))
 	pan += string(iin.CheckDigit([]byte(pan)))
 	code = fmt.Sprintf("%s%03d%s", code, b.pairs, digits(12))
@@ -80,12 +80,11 @@ func (b *brood) fill(text, path string) string {
 	return strings.NewReplacer("PAN", pan, "BOMB", pan, "CODE", code, "ESCAPED", escaped.String(), "LOST", code).Replace(text)
 }
 
-// part is how many digits in a row are taken for what is left of a canary. No two
-// canaries share as many.
+// part is the length in digits of a remnant of a canary. No two canaries share one.
 const part = 12
 
-// A search looks for canaries, whole and in part. They are found as digits, and
-// as digits that are escaped as in JSON.
+// A search looks for canaries, whole and in part, as digits and as digits escaped like in
+// JSON.
 type search struct {
 	canaries []canary
 	parts    map[string]int // to the index of the canary
@@ -101,7 +100,7 @@ func newSearch(canaries []canary) *search {
 	return s
 }
 
-// Remains are what a search has found in one place.
+// Remains are the findings of a search in one place.
 type remains struct {
 	search   *search
 	of       map[int]bool // by index of the canary
@@ -114,9 +113,9 @@ func (s *search) begin() *remains {
 
 const escape = len(`\u0030`)
 
-// see looks through bytes.
+// see searches bytes.
 func (r *remains) see(b []byte) {
-	for i := part - 1; i < len(b); i += part { // every run of so many digits has one there
+	for i := part - 1; i < len(b); i += part { // every run of part digits covers one of these positions
 		if !isDigit(b[i]) {
 			continue
 		}
@@ -143,7 +142,7 @@ func (r *remains) see(b []byte) {
 	}
 }
 
-// run looks through digits.
+// run searches digits.
 func (r *remains) run(digits []byte) {
 	for i := range len(digits) - part + 1 {
 		if c, ok := r.search.parts[string(digits[i:i+part])]; ok {
@@ -154,15 +153,15 @@ func (r *remains) run(digits []byte) {
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-// read looks through what a reader has, in pieces that overlap by more than a
-// canary is long.
+// read searches all data of a reader, in pieces that overlap by more than a canary's
+// length.
 func (r *remains) read(from io.Reader) error {
 	const overlap = 64 * escape
 	buf, nothing := make([]byte, 64<<10), make([]byte, 64<<10)
 	for kept := 0; ; {
 		n, err := io.ReadFull(from, buf[kept:])
 		r.searched += int64(n)
-		if n += kept; !bytes.Equal(buf[:n], nothing[:n]) { // as most of a dump is
+		if n += kept; !bytes.Equal(buf[:n], nothing[:n]) { // like most of a dump
 			r.see(buf[:n])
 		}
 		switch {
@@ -175,7 +174,7 @@ func (r *remains) read(from io.Reader) error {
 	}
 }
 
-// found returns the paths of the canaries with a prefix that were found.
+// found returns the paths of the found canaries with a prefix.
 func (r *remains) found(prefix string) (paths []string) {
 	for i := range r.of {
 		if c := r.search.canaries[i]; strings.HasPrefix(c.digits, prefix) {
@@ -216,8 +215,8 @@ func (s *search) inMemory(t *testing.T, pid int) *remains {
 	return r
 }
 
-// Pages read a range of memory. Those that are not there are left out, such as
-// the ones of a mapped file beyond its end.
+// Pages read a range of memory. Absent pages are left out, for example pages of a mapped
+// file beyond its end.
 type pages struct {
 	memory   io.ReaderAt
 	from, to int64
@@ -239,7 +238,7 @@ func (p *pages) Read(b []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// inCore searches a dump of a process, which goes on.
+// inCore searches a dump of a running process.
 func (s *search) inCore(t *testing.T, pid int) *remains {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "core")
@@ -261,8 +260,8 @@ func (s *search) inCore(t *testing.T, pid int) *remains {
 	return r
 }
 
-// TestSearch shows that the search of TestAbsence finds what a server leaves that
-// keeps codes the plain way.
+// TestSearch shows that the search of TestAbsence finds the remains of a server that keeps
+// codes naively.
 func TestSearch(t *testing.T) {
 	t.Parallel()
 	cmd := exec.Command(os.Args[0])
@@ -310,7 +309,7 @@ func TestSearch(t *testing.T) {
 	if codes < 150 {
 		t.Error("the search finds too few codes")
 	}
-	// How many stay in freed memory is up to the runtime.
+	// The runtime decides how many stay in freed memory.
 	codes = len(collected.found(b.code))
 	t.Logf("memory, connections closed and garbage collected: %d of 200 codes, %d cards", codes, len(collected.found(b.card)))
 	if codes == 0 {

@@ -16,7 +16,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestVectorInNode opens a JWE whose content is known: the vector of cryptogram_test.go.
+// TestVectorInNode opens a JWE with a known content: the vector of cryptogram_test.go.
 func TestVectorInNode(t *testing.T) {
 	const jwe = "eyJhbGciOiJBMjU2R0NNS1ciLCJlbmMiOiJBMjU2R0NNIiwiaXYiOiJSY0pDbnl2QjV2c3d1anZrIiwidGFnIjoiczY4Y18yQlJ1R2Nid3hmRHFTU21lZyJ9" +
 		".VcLwb9ALnoaMhqFK6gYw7xlY6FqdiZhKFaqg5apt3uk.xLUV4q4CWqPGsi4l" +
@@ -33,10 +33,10 @@ func TestScenarios(t *testing.T) {
 	sandboxtest.Scenarios(t, &start(t, t.TempDir()).Program)
 }
 
-// TestMidTimeline kills the server while network tokens are under way. All of
-// them arrive where they would have, and there is one for each card.
+// TestMidTimeline kills the server while network tokens are being provisioned. All of them
+// reach their final state all the same, and there is one for each card.
 func TestMidTimeline(t *testing.T) {
-	// Where a card of each number arrives, with its last four digits then.
+	// The final states by card number, with the last four digits then.
 	courses := map[string]string{
 		"4111110000000005": "active 0005",
 		"4111110000000013": "active 0013",
@@ -52,7 +52,7 @@ func TestMidTimeline(t *testing.T) {
 	}
 	arrived := func(k sandboxtest.Token) string {
 		state := k.State() + " " + k["account_number_last_four"].(string)
-		// By whom it was deleted nobody says to a vault that missed the notice.
+		// A vault that missed the notice does not know the owner of the deletion.
 		return strings.NewReplacer(" deleted_by_issuer", "", " deleted_by_scheme", "").Replace(state)
 	}
 	const each = 6
@@ -63,7 +63,7 @@ func TestMidTimeline(t *testing.T) {
 	}
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
-	// Killed before the vault has any answer, and when it has some.
+	// Killed before the vault has any answer, and when it has a few.
 	for _, answers := range []int{0, each} {
 		p := start(t, dir)
 		for range each {
@@ -83,7 +83,7 @@ func TestMidTimeline(t *testing.T) {
 	t.Parallel() // from here on it waits
 	states := map[string]string{}
 	look.Reset(200 * time.Millisecond)
-	// What the killed server had claimed is free again after some time.
+	// Work that the killed server had claimed is free again after a while.
 	for end := time.Now().Add(sandboxtest.Patience); !reflect.DeepEqual(states, want); <-look.C {
 		clear(states)
 		for _, k := range list(p, "") {
@@ -121,7 +121,7 @@ func TestMidTimeline(t *testing.T) {
 	}
 }
 
-// TestRestricted looks at a token of the account that nothing is activated for.
+// TestRestricted looks at a token of the account without activations.
 func TestRestricted(t *testing.T) {
 	dir := t.TempDir()
 	p := start(t, dir)
@@ -142,7 +142,7 @@ func TestRestricted(t *testing.T) {
 	}
 }
 
-// importInto imports a card without the REST surface, which refuses to.
+// importInto imports a card without the REST API, which refuses it.
 func importInto(t *testing.T, dir string, account uuid.UUID) uuid.UUID {
 	t.Helper()
 	keys, err := cardvault.KeyFile(filepath.Join(dir, "keys", "vault.key"), nil)

@@ -10,7 +10,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestControl does to stored cards what their scheme would.
+// TestControl changes stored cards as their scheme would.
 func TestControl(t *testing.T) {
 	p := start(t, t.TempDir())
 	do := func(id, action string) {
@@ -73,7 +73,7 @@ func TestControl(t *testing.T) {
 		requestID := uuid.NewString()
 		r.Header.Set("X-Request-Id", requestID)
 		status, header, body := send(t, r)
-		// The REST surface refuses in the same form.
+		// The REST API refuses in the same form.
 		r.URL.Path = "/nothing"
 		_, model, modelBody := send(t, r)
 		var got, form map[string]any

@@ -26,9 +26,9 @@ type process struct {
 	t       *testing.T
 	http    http.Handler
 	log     *bytes.Buffer
-	charged []string           // cryptograms by which the acquirer has charged
-	orders  map[uuid.UUID]bool // that are charged: another time changes nothing
-	lost    error              // what the acquirer answers
+	charged []string           // cryptograms that the acquirer has charged
+	orders  map[uuid.UUID]bool // charged orders: charging again changes nothing
+	lost    error              // the acquirer's answer
 }
 
 func live(t *testing.T, dir string, do func(p *process)) {
@@ -71,8 +71,8 @@ func (p *process) want(status int, method, path string, header ...string) string
 	return w.Body.String()
 }
 
-// enter takes an order whose card comes in its session, as from a browser, and does the work
-// in the background.
+// enter takes an order whose card is entered in its session, as from a browser, and does
+// the background work.
 func (p *process) enter(order, number string) {
 	p.t.Helper()
 	text := strings.TrimSuffix(strings.TrimPrefix(p.want(http.StatusOK, "POST", "/orders/"+order), `{"session":"`), `"}`)
@@ -107,8 +107,8 @@ func cardOf(number string) cardvault.Card {
 	return cardvault.Card{PAN: card.NewPAN([]byte(number)), Expiry: card.Expiry{Month: 12, Year: 2090}}
 }
 
-// TestCrash: a process ends after each step, and whoever comes next pays with the one
-// cryptogram. Nothing of the card is in the database of the shop or in a log.
+// TestCrash: a process ends after each step, and the next one pays with the same
+// cryptogram. Nothing of the card is in the shop's database or in a log.
 func TestCrash(t *testing.T) {
 	dir, order := filepath.Join(t.TempDir(), "data of mine?"), uuid.NewString()
 	key := cardvault.GenerateAPIKeyText(cardvault.Sandbox).Text()
@@ -121,7 +121,7 @@ func TestCrash(t *testing.T) {
 		p.want(http.StatusConflict, "POST", "/orders/"+order+"/pay")
 	})
 	live(t, dir, func(p *process) {
-		if _, err := p.db.Exec(`DELETE FROM secrets`); err != nil { // as if it had ended before that was stored
+		if _, err := p.db.Exec(`DELETE FROM secrets`); err != nil { // as if it had ended before storing that
 			t.Fatal(err)
 		}
 	})
@@ -151,8 +151,8 @@ func TestCrash(t *testing.T) {
 	vaulttest.AssertNoLeak(t, append(charged, visa), orders)
 }
 
-// TestDeclined: another card pays an order whose first card is declined, and so does the same
-// card later if its scheme was out of reach.
+// TestDeclined: an order whose first card is declined can be paid with another card, or
+// later with the same card if its scheme was unreachable.
 func TestDeclined(t *testing.T) {
 	live(t, t.TempDir(), func(p *process) {
 		order := uuid.NewString()
@@ -169,7 +169,7 @@ func TestDeclined(t *testing.T) {
 			p.want(status, "POST", "/orders/"+order+"/pay")
 		}
 		if strings.Contains(p.log.String(), "request failed") {
-			t.Error("a scheme out of reach is an error of the shop")
+			t.Error("an unreachable scheme is an error of the shop")
 		}
 
 		order, p.lost = uuid.NewString(), errors.New("answer was lost")
@@ -184,7 +184,8 @@ func TestDeclined(t *testing.T) {
 	})
 }
 
-// TestDeleted: an order whose card is deleted has none, before the event too, and takes another.
+// TestDeleted: an order whose card is deleted has none, even before the event arrives, and
+// accepts another.
 func TestDeleted(t *testing.T) {
 	live(t, t.TempDir(), func(p *process) {
 		order := uuid.NewString()
@@ -208,7 +209,7 @@ func TestDeleted(t *testing.T) {
 	})
 }
 
-// TestStrangers: the card of another account is in no order, whatever its business key.
+// TestStrangers: a card of another account is in no order, whatever its business key.
 func TestStrangers(t *testing.T) {
 	live(t, t.TempDir(), func(p *process) {
 		order := uuid.NewString()
@@ -226,11 +227,11 @@ func TestStrangers(t *testing.T) {
 	})
 }
 
-// TestServe: a shop starts, answers, and ends with its context; without TLS it is for this
-// machine alone.
+// TestServe: a shop starts, answers, and ends with its context. Without TLS it listens on
+// this machine only.
 func TestServe(t *testing.T) {
 	if _, err := listen(config{addr: ":0"}); err == nil {
-		t.Error("it listens to a network without TLS")
+		t.Error("it listens on a network without TLS")
 	}
 	live(t, t.TempDir(), func(p *process) {
 		l, err := listen(config{addr: "127.0.0.1:0"})

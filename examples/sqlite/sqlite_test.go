@@ -21,8 +21,8 @@ func TestStore(t *testing.T) { storetest.Run(t, harness) }
 
 func TestVault(t *testing.T) { vaultsuite.Run(t, harness) }
 
-// harness lets the suites open a file again, from a second process, and as a loss of power
-// leaves it, and bring faults upon it.
+// harness opens and reopens a file for the suites, also from a second process and as a
+// power loss leaves it, and makes it fail.
 var harness = storetest.Harness{
 	Open: func(t testing.TB) store.Store {
 		s, err := Open(t.Context(), filepath.Join(t.TempDir(), "vault.db"))
@@ -53,7 +53,7 @@ func fault(t testing.TB, s store.Store, f storetest.Fault) (mend func()) {
 	}
 	switch f.Kind {
 	case storetest.NoRoom:
-		exec("PRAGMA max_page_count = 1") // no less than there are
+		exec("PRAGMA max_page_count = 1") // SQLite never goes below the present number
 		return func() { exec(fmt.Sprint("PRAGMA max_page_count = ", 1<<30)) }
 	case storetest.DamagedRecord:
 		exec("UPDATE records SET hashes = '[' WHERE kind = ? AND id = ?", f.Record.Kind, f.Record.ID[:])

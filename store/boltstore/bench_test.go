@@ -22,7 +22,7 @@ import (
 
 const benchKind store.Kind = 1
 
-// keys makes row keys as a vault does: 60 bits of time, then random bits.
+// keys makes row keys like those in a vault: 60 bits of time, then random bits.
 type keys struct{ last atomic.Int64 }
 
 func (k *keys) next() (id uuid.UUID) {
@@ -61,7 +61,7 @@ func openBench(b testing.TB) *boltstore.Store {
 	return s
 }
 
-// fillStore puts n records into s, account by account in turn.
+// fillStore puts n records into s, alternating between accounts.
 func fillStore(b testing.TB, s store.Store, ids *keys, n, accounts int) {
 	const batch = 2000
 	for done := 0; done < n; done += batch {
@@ -77,8 +77,8 @@ func fillStore(b testing.TB, s store.Store, ids *keys, n, accounts int) {
 	}
 }
 
-// A rawLoop appends rows to a bare bbolt bucket with the same group commit and
-// nothing else: what the disk and bbolt leave to win.
+// A rawLoop appends rows to a bare bbolt bucket with the same group commit and nothing
+// else: the best that disk and bbolt can do.
 type rawLoop struct {
 	db    *bolt.DB
 	queue chan rawCall
@@ -148,7 +148,8 @@ func (r *rawLoop) put(key, value []byte) error {
 	return <-c.done
 }
 
-// spread runs n calls of f on as many goroutines and returns the calls a second.
+// spread runs n calls of f, each in a goroutine of its own, and returns the calls per
+// second.
 func spread(b testing.TB, goroutines, n int, f func() error) float64 {
 	var left atomic.Int64
 	left.Store(int64(n))
@@ -168,8 +169,8 @@ func spread(b testing.TB, goroutines, n int, f func() error) float64 {
 	return float64(n) / time.Since(begin).Seconds()
 }
 
-// BenchmarkUpdate reports durable imports a second, and the ratio to a raw
-// bbolt loop with rows of the same size in the same run.
+// BenchmarkUpdate reports durable imports per second, and the ratio to a raw bbolt loop
+// with rows of the same size in the same run.
 func BenchmarkUpdate(b *testing.B) {
 	for _, accounts := range []int{1, 1000} {
 		b.Run(fmt.Sprintf("accounts=%d", accounts), func(b *testing.B) { benchUpdate(b, accounts) })
@@ -180,14 +181,14 @@ func benchUpdate(b *testing.B, accounts int) {
 	s, raw, ids := openBench(b), openRaw(b), new(keys)
 	fillStore(b, s, ids, 100_000, accounts)
 	value := make([]byte, 328)
-	for range 100_000 / 256 { // the same size of file
+	for range 100_000 / 256 { // the same file size
 		spread(b, 256, 256, func() error { id := ids.next(); return raw.put(id[:], value) })
 	}
 	var turn atomic.Int64
 	for _, goroutines := range []int{1, 16, 64, 256} {
 		b.Run(fmt.Sprintf("goroutines=%d", goroutines), func(b *testing.B) {
 			var ours, bare float64
-			const rounds = 4 // in turn, so that both meet the same disk
+			const rounds = 4 // alternate, so that both meet the same disk
 			for range rounds {
 				n := max(1, b.N/rounds)
 				ours += spread(b, goroutines, n, func() error {
@@ -264,8 +265,8 @@ func BenchmarkGet(b *testing.B) {
 	})
 }
 
-// BenchmarkOpen reports how long a store of a million records takes to open,
-// and what each costs on the disk and on the heap.
+// BenchmarkOpen reports the time to open a store of a million records, and the cost of a
+// record on disk and on the heap.
 func BenchmarkOpen(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "vault.db")
 	s, err := boltstore.Open(b.Context(), path, nil)

@@ -19,7 +19,7 @@ func TestCreate(t *testing.T) {
 	path := filepath.Join(dir, "vault.db")
 	leftover := filepath.Join(dir, ".vault.db.new-1")
 
-	// Several at once make one file between them.
+	// Concurrent calls of Open make one file.
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {

@@ -13,7 +13,7 @@ import (
 	"github.com/cardvault/cardvault/store/boltstore"
 )
 
-// A vault on a file of a name of its own. [cardvault.Open] opens the file, too.
+// A vault on a file with a name of its own. [cardvault.Open] would also open the file.
 func ExampleOpen() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "")
@@ -48,7 +48,7 @@ func ExampleOpen() {
 		}
 		fmt.Println(page.TotalItems)
 
-		// The vault first: its store is the caller's.
+		// Close the vault first: its store belongs to the caller.
 		if err := errors.Join(v.Close(), s.Close()); err != nil {
 			log.Fatal(err)
 		}
@@ -58,7 +58,7 @@ func ExampleOpen() {
 	// 2
 }
 
-// Looking at all of a file, such as one that was restored from a backup.
+// Checking a whole file, for example one restored from a backup.
 func ExampleStore_Check() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "")

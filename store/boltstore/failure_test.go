@@ -71,8 +71,8 @@ func together(t testing.TB, s *Store, fns ...func(store.Tx) error) []error {
 	return errs
 }
 
-// TestGroup proves that a function sees what earlier ones of its group have
-// written, in rows and in lists, and that one that is refused leaves nothing.
+// TestGroup proves that a function sees the writes of earlier functions of its group, in
+// rows and in lists. A refused function leaves no trace.
 func TestGroup(t *testing.T) {
 	s := openSmall(t, small)
 	count := func(want int64) func(store.Tx) error {
@@ -105,10 +105,9 @@ func TestGroup(t *testing.T) {
 	}
 }
 
-// TestFull fills a file up to its bound: the write that finds no room is
-// refused and known not to be written, others of its group are not disturbed,
-// reads and deletions go on. The records are smaller than a page: a larger one needs a run
-// of pages, and bbolt chooses at random where it takes those.
+// TestFull fills a file up to its bound. A write without room is refused and is known not
+// to be written. Others in its group are not disturbed, and reads and deletions continue.
+// The records are smaller than a page, since bbolt places runs of pages at random.
 func TestFull(t *testing.T) {
 	c := small
 	c.maxSize = 1 << 20
@@ -149,13 +148,13 @@ func TestFull(t *testing.T) {
 		t.Errorf("after deletions: %v", err)
 	}
 	if s.h != open {
-		t.Error("the file was closed for want of room")
+		t.Error("the file was closed for lack of room")
 	}
 }
 
-// TestCommitFails takes the file from under bbolt: the callers of the group
-// learn that the outcome is not known, the store opens the file again, and says
-// so while it cannot.
+// TestCommitFails takes the file from under bbolt. The callers of the group get
+// ErrOutcomeUnknown. The store opens the file again, and returns ErrUnavailable while it
+// cannot.
 func TestCommitFails(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := openSmall(t, small)
@@ -191,7 +190,7 @@ func TestCommitFails(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := s.Update(t.Context(), putOne(numbered(5))); !errors.Is(err, store.ErrUnavailable) {
-			t.Errorf("Update before it is time to look again: %v", err)
+			t.Errorf("Update before the next attempt to open the file: %v", err)
 		}
 		time.Sleep(reopenPause)
 		if err := s.Update(t.Context(), putOne(numbered(5))); err != nil {
@@ -203,11 +202,11 @@ func TestCommitFails(t *testing.T) {
 	})
 }
 
-// TestSettle proves that after a failed commit nothing is served before the meta
-// pages are written and synced again, and that they stay what they were.
+// TestSettle proves that after a failed commit nothing is served until the meta pages are
+// written and synced again, unchanged.
 func TestSettle(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		var syncs []time.Time // when the file was last written to, as each sync found it
+		var syncs []time.Time // the time of the last write, at each sync
 		var failure error
 		c := small
 		c.sync = func(f *os.File) error {
@@ -264,9 +263,8 @@ func TestSettle(t *testing.T) {
 	})
 }
 
-// TestDamage opens and uses a file after every kind of damage. Nothing may
-// panic, hang or end the process, and what is reported must be one of the
-// errors of package store.
+// TestDamage opens and uses a file after every kind of damage. Nothing may panic, hang or
+// end the process, and each error must be one of package store.
 func TestDamage(t *testing.T) {
 	s := openSmall(t, small)
 	if err := s.Update(t.Context(), func(tx store.Tx) error {
@@ -315,8 +313,8 @@ func TestDamage(t *testing.T) {
 		})
 		try(fmt.Sprintf("cut at page %d", i), true, func(b []byte) []byte { return b[:at] })
 		try(fmt.Sprintf("cut in page %d", i), true, func(b []byte) []byte { return b[:at+random.IntN(page)] })
-		// Headers and elements are where a flip leads bbolt astray. It believes the
-		// sizes in a leaf that it rewrites and would ask for gigabytes: no writes.
+		// A flipped bit in a header or element misleads bbolt. It believes the sizes in a
+		// leaf that it rewrites and would allocate gigabytes: no writes here.
 		for range 40 {
 			bit := at*8 + random.IntN(8*256)
 			try(fmt.Sprintf("bit %d", bit), false, func(b []byte) []byte { b[bit/8] ^= 1 << (bit % 8); return b })
@@ -337,7 +335,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// use does a little of everything and returns what went wrong.
+// use does a little of everything and returns the errors.
 func use(path string, writes bool) (errs []error) {
 	ctx := context.Background()
 	note := func(err error) {
@@ -380,7 +378,8 @@ func use(path string, writes bool) (errs []error) {
 	return errs
 }
 
-// TestTruncated cuts the file while it is open: reads report it and the process lives.
+// TestTruncated cuts the file while it is open: reads report damage and the process
+// survives.
 func TestTruncated(t *testing.T) {
 	for _, keep := range []int64{0, 4096, 2 * 4096} {
 		s, err := openWith(t.Context(), filepath.Join(t.TempDir(), "vault.db"), nil, small)
@@ -410,7 +409,7 @@ func TestTruncated(t *testing.T) {
 
 var update = flag.Bool("update", false, "write the golden file of the present format")
 
-// TestFormat reads a file that the first version of this format has written.
+// TestFormat reads a file written by the first version of this format.
 func TestFormat(t *testing.T) {
 	golden := filepath.Join("testdata", "format1.db")
 	records := []*store.Record{
@@ -487,7 +486,7 @@ func TestFormat(t *testing.T) {
 	// A newer format is refused, and the file is left as it is.
 	newer := bytes.ReplaceAll(b, []byte("format\x01"), []byte("format\x02"))
 	if bytes.Equal(newer, b) {
-		t.Fatal("the format version is not where it was")
+		t.Fatal("the format version is not at its place")
 	}
 	if err := os.WriteFile(path, newer, 0o600); err != nil {
 		t.Fatal(err)

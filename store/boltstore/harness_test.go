@@ -31,7 +31,7 @@ var harness = storetest.Harness{
 	Fault: func(t testing.TB, s store.Store, f storetest.Fault) (mend func()) { return fault(t, s.(*Store), f) },
 }
 
-// whole opens a file, and looks at all of it.
+// whole opens a file, and checks all of it.
 func whole(t testing.TB, path string) (store.Store, error) {
 	s, err := Open(t.Context(), path, &Options{LockTimeout: -1})
 	if err != nil {
@@ -45,7 +45,7 @@ func whole(t testing.TB, path string) (store.Store, error) {
 
 func fault(t testing.TB, s *Store, f storetest.Fault) (mend func()) {
 	room := func(size int) {
-		// The writing goroutine alone looks at it.
+		// Only the writing goroutine looks at it.
 		if err := s.Update(t.Context(), func(store.Tx) error { s.h.db.MaxSize = size; return nil }); err != nil {
 			t.Fatal(err)
 		}
@@ -78,10 +78,11 @@ func TestPowerCutTells(t *testing.T) {
 			return
 		}
 	}
-	t.Error("what was not synced has outlived each loss of power")
+	t.Error("an unsynced record has survived each power loss")
 }
 
-// losesUnsynced reports whether a loss of power takes a record of a store that does not sync.
+// losesUnsynced reports whether a power loss takes a record from a store that does not
+// sync.
 func losesUnsynced(t *testing.T) bool {
 	t.Helper()
 	c := defaults

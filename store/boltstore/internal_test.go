@@ -73,9 +73,9 @@ func (m model) list(q *store.Query) (ids []uuid.UUID, total int64) {
 	return ids[:min(q.Limit, len(ids))], total
 }
 
-// TestModel compares a store of tiny nodes with a plain map under random
-// writes: in and out of order, changes of class, lapses, deletions of parents and of
-// whole ranges, several writes in one transaction and refused transactions.
+// TestModel compares a store of tiny nodes with a plain map under random writes. It writes
+// in and out of order, changes classes, lets records lapse, and deletes parents and whole
+// ranges. Transactions have several writes, and a few are refused.
 func TestModel(t *testing.T) {
 	outer := t
 	rapid.Check(t, func(t *rapid.T) {
@@ -218,7 +218,7 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// The cost is in pages that a transaction changes, also those that it empties, and writes.
+// The cost is the number of pages that a transaction changes or empties, and of its writes.
 func TestDeletions(t *testing.T) {
 	c := defaults
 	c.noSync = true

@@ -13,8 +13,8 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// TestForeignRow changes rows in the file and leaves the indexes as they are: of a row
-// that says otherwise a list gives its key and where it says that it belongs.
+// TestForeignRow changes rows in the file and leaves the indexes unchanged. A list returns
+// the key of such a row, and its account and parent as the row has them.
 func TestForeignRow(t *testing.T) {
 	s := openSmall(t, small)
 	good := numbered(2)
@@ -80,7 +80,7 @@ func TestForeignRow(t *testing.T) {
 		if err := list(); err != nil || got.Total != 1 || !reflect.DeepEqual(got.Records, []*store.Record{bare}) {
 			t.Errorf("list of %s: %+v, %v", what, got, err)
 		}
-		if row != nil { // a hash without a row is mended
+		if row != nil { // a hash without a row is repaired
 			if err := shared(); err != nil || got.Total != 1 || !reflect.DeepEqual(got.Records, []*store.Record{bare}) {
 				t.Errorf("list by a hash of %s: %+v, %v", what, got, err)
 			}
@@ -89,9 +89,8 @@ func TestForeignRow(t *testing.T) {
 	}
 }
 
-// Where the first blocks below a node were removed, the node begins before the
-// first block that it has. What is put in between belongs to that block, also
-// when the block before it was used last.
+// After its first blocks are removed, a node begins before the first block that is left.
+// New rows in the gap belong to that block, even if the previous block was used last.
 func TestGapBetweenNodes(t *testing.T) {
 	for first := 2; first <= 28; first++ {
 		for width := 1; width <= 4; width++ {
@@ -126,7 +125,7 @@ func TestGapBetweenNodes(t *testing.T) {
 	}
 }
 
-// The walks of a View that may be long end with its ctx.
+// Long walks of a View end with its ctx.
 func TestWalkEnds(t *testing.T) {
 	s := openSmall(t, small)
 	lapsed := time.UnixMicro(1).UTC()
@@ -149,7 +148,7 @@ func TestWalkEnds(t *testing.T) {
 			t.Errorf("list %s: %v", name, err)
 		}
 		if err := s.View(ctx, func(tx store.ReadTx) error { cancel(); return read(tx) }); !errors.Is(err, context.Canceled) {
-			t.Errorf("list %s, when nobody waits for it: %v", name, err)
+			t.Errorf("list %s with a cancelled context: %v", name, err)
 		}
 	}
 }

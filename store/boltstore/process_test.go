@@ -19,7 +19,7 @@ import (
 	"github.com/cardvault/cardvault/store/storetest"
 )
 
-// childEnv makes the test binary hold the file that it names open, as another process.
+// childEnv names a file. The test binary then holds that file open, as another process.
 const childEnv = "BOLTSTORE_TEST_CHILD"
 
 func TestMain(m *testing.M) {

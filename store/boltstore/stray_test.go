@@ -19,7 +19,7 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// openLogged opens a store that logs to the builder, which may be read after an Update.
+// openLogged opens a store that logs to the builder. Read the builder only after an Update.
 func openLogged(t *testing.T) (*Store, *strings.Builder) {
 	t.Helper()
 	var log strings.Builder
@@ -36,7 +36,7 @@ func openLogged(t *testing.T) (*Store, *strings.Builder) {
 	return s, &log
 }
 
-// inFile changes the rows of kind 1 behind the back of the store.
+// inFile changes rows of kind 1 behind the store's back.
 func inFile(t *testing.T, s *Store, change func(rows *bolt.Bucket) error) {
 	t.Helper()
 	name := rowsBucket(1)
@@ -45,10 +45,10 @@ func inFile(t *testing.T, s *Store, change func(rows *bolt.Bucket) error) {
 	}
 }
 
-// settled waits until the calls in the queue have been made.
+// settled waits until the queued calls have run.
 func settled(t *testing.T, s *Store) {
 	t.Helper()
-	for range 2 { // the second is in a group after that of what came before the first
+	for range 2 { // the second joins a group after all earlier calls
 		if err := s.Update(t.Context(), func(store.Tx) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
@@ -63,14 +63,14 @@ func numbersOf[T any](of []T, id func(T) uuid.UUID) (numbers []int) {
 	return numbers
 }
 
-// Rows that were lost, here from the middle and from the end of what is due, keep no
-// other from being found, neither in a View nor in an Update. What named them is reported
-// and goes, so that the file is in order again.
+// Lost rows, here from the middle and the end of the due records, do not hide other rows,
+// neither in a View nor in an Update. References to lost rows are reported and removed,
+// which repairs the file.
 func TestLostRows(t *testing.T) {
 	const n = 50
 	at := func(n int) time.Time { return time.UnixMicro(1e15 + int64(n)).UTC() }
 	lost := []int{1, 2, 20, 21, 22, 50}
-	var left, listed []int // listed: those with a class
+	var left, listed []int // listed: the records with a class
 	for i := 1; i <= n; i++ {
 		if !slices.Contains(lost, i) {
 			left = append(left, i)
@@ -155,20 +155,20 @@ func TestLostRows(t *testing.T) {
 			}
 			if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "kind=1") ||
 				strings.Contains(text, number(1).String()) || strings.Contains(text, "hash") {
-				t.Errorf("logged %q, want one line that names the kind and no more", text)
+				t.Errorf("logged %q, want one line with the kind and nothing else", text)
 			}
 		})
 	}
 }
 
-// A row that says otherwise than an index counts, not the index.
+// If a row contradicts an index, the row counts.
 func TestStrayEntries(t *testing.T) {
 	s, _ := openLogged(t)
 	at := func(n int64) time.Time { return time.UnixMicro(n).UTC() }
 	good := &store.Record{Kind: 1, ID: number(2), Account: uuid.UUID{7}, Parent: number(1), Class: 1, Version: 1, Due: at(5), Lookup: [][]byte{{8}}}
 	for name, c := range map[string]struct {
 		change func(r *store.Record)
-		due    []int64 // at 5, then afterwards
+		due    []int64 // at 5, and afterwards
 		next   time.Time
 		found  int
 		child  int
@@ -215,7 +215,7 @@ func TestStrayEntries(t *testing.T) {
 			settled(t, s)
 		}
 		inFile(t, s, func(rows *bolt.Bucket) error { return rows.Delete(r.ID[:]) })
-		for range 4 { // what is left of the row goes too
+		for range 4 { // the other references to the row are removed too
 			if err := s.View(t.Context(), func(tx store.ReadTx) error {
 				for _, hash := range []byte{8, 9} {
 					if _, err := tx.Lookup(1, []byte{hash}, 9); err != nil {
@@ -240,7 +240,7 @@ func TestStrayEntries(t *testing.T) {
 	}
 }
 
-// A row that cannot be read keeps no other from being due, and can be deleted.
+// An unreadable row does not keep others from being due, and can be deleted.
 func TestUnreadableRow(t *testing.T) {
 	s, log := openLogged(t)
 	at := time.UnixMicro(5).UTC()
@@ -288,7 +288,7 @@ func TestUnreadableRow(t *testing.T) {
 		tx.Put(&store.Record{Kind: 1, ID: number(2), Version: 7})
 		return nil
 	}); !errors.Is(err, store.ErrConflict) {
-		t.Errorf("a deletion that is refused with its Update = %v", err)
+		t.Errorf("a deletion in a refused Update = %v", err)
 	}
 	look(1, 2, 3)
 	if err := s.Update(t.Context(), func(tx store.Tx) error { tx.Delete(1, id); return nil }); err != nil {
@@ -302,7 +302,7 @@ func TestUnreadableRow(t *testing.T) {
 	}
 }
 
-// An index that cannot be mended disturbs no call, and is not tried again at once.
+// An index that cannot be repaired disturbs no call. The repair is not retried at once.
 func TestMendingFails(t *testing.T) {
 	s, log := openLogged(t)
 	at := time.UnixMicro(5).UTC()

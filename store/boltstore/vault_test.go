@@ -17,7 +17,7 @@ import (
 	"github.com/cardvault/cardvault/store/boltstore"
 )
 
-// A row that is lost from the file keeps no lapsed card from being erased, and leaves the
+// A row lost from the file does not prevent the erasure of expired cards, and leaves the
 // list of its account in order.
 func TestErasureBesideALostRow(t *testing.T) {
 	const tokens = 50
@@ -58,7 +58,7 @@ func TestErasureBesideALostRow(t *testing.T) {
 		}
 		close(v)
 
-		var kind store.Kind // tokens are the first of which there are so many
+		var kind store.Kind // tokens are the first kind with that many records
 		db, err := bolt.Open(path, 0o600, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -87,7 +87,7 @@ func TestErasureBesideALostRow(t *testing.T) {
 		if err := s.View(t.Context(), func(tx store.ReadTx) error {
 			left, err := tx.Scan(kind, uuid.Nil, tokens)
 			if len(left) > 0 {
-				t.Errorf("%d records of kind %d are still there", len(left), kind)
+				t.Errorf("%d records of kind %d are left", len(left), kind)
 			}
 			return err
 		}); err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// Two records that are written together, or not at all. A vault does this with sealed ones.
+// Two records that are written together or not at all. A vault writes sealed records this
+// way.
 func ExampleNew() {
 	ctx := context.Background()
 	s := memstore.New()

@@ -26,8 +26,8 @@ func put(n byte) func(store.Tx) error {
 	}
 }
 
-// A call that waits for its turn is durably blocked, so that a bubble's clock
-// moves on and a deadline ends the wait.
+// A call waiting for its turn is durably blocked, so that a bubble's clock advances and a
+// deadline ends the wait.
 func TestWaitInBubble(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := memstore.New()

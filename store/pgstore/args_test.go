@@ -10,7 +10,7 @@ import (
 	"unicode"
 )
 
-// signature returns the names of the parameters that a function of the migrations takes.
+// signature returns the names of the parameters of a function in the migrations.
 func signature(t *testing.T, function string) (names []string) {
 	t.Helper()
 	script, err := fs.ReadFile(Migrations, "1.sql")
@@ -30,7 +30,7 @@ func signature(t *testing.T, function string) (names []string) {
 	return names
 }
 
-// inSQL returns the name that a field has in SQL: read_id of readID.
+// inSQL returns the SQL name of a field: read_id for readID.
 func inSQL(field string) string {
 	var name strings.Builder
 	for i, c := range field {
@@ -42,8 +42,8 @@ func inSQL(field string) string {
 	return name.String()
 }
 
-// distinct sets each field to a value that no other field has, and returns these values
-// by their names in SQL, with the names in order.
+// distinct sets each field to a value of its own. It returns the values by SQL name, and
+// the names in order.
 func distinct(t *testing.T, args any) (names []string, values map[string]any) {
 	t.Helper()
 	values = map[string]any{}
@@ -78,13 +78,13 @@ func distinct(t *testing.T, args any) (names []string, values map[string]any) {
 	return names, values
 }
 
-// The parameters have the names and the order of the functions that they are for.
+// The parameters have the names and the order of their functions.
 func TestArgs(t *testing.T) {
 	for _, test := range []struct {
 		function  string
 		statement string
 		args      interface{ args() []any }
-		without   string // a field that is for another function
+		without   string // a field for another function
 	}{
 		{function: "apply", statement: statementsOf("x").apply, args: new(applyArgs)},
 		{function: "add", statement: statementsOf("x").add, args: new(addArgs)},

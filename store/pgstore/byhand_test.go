@@ -14,7 +14,7 @@ import (
 	"github.com/cardvault/cardvault/store/pgstore"
 )
 
-// TestMigrationsByHand runs the statements of the comment of Migrations, and the files.
+// TestMigrationsByHand runs the statements in the comment of Migrations, and the files.
 func TestMigrationsByHand(t *testing.T) {
 	source, err := os.ReadFile("migrate.go")
 	if err != nil {
@@ -58,6 +58,6 @@ func TestMigrationsByHand(t *testing.T) {
 		t.Error(err)
 	}
 	if !has(t, s, 1) {
-		t.Error("a record that was put is not there")
+		t.Error("a stored record is missing")
 	}
 }

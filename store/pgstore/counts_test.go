@@ -18,8 +18,8 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// Totals and pages by the blocks are those of a scan, after thousands of insertions at
-// the end and in the middle of a list, changes of class and deletions, by two stores.
+// Totals and pages from blocks equal the results of a scan. Before that two stores insert
+// thousands of records at the end and in the middle of a list, change classes and delete.
 func TestCounts(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
@@ -30,7 +30,7 @@ func TestCounts(t *testing.T) {
 	stored := map[int]*store.Record{}
 	var numbers []int
 	last := 1 << 20
-	for range 18 { // so that blocks fill some of level 2
+	for range 18 { // so that blocks fill part of level 2
 		var rs []*store.Record
 		for range 2000 {
 			last++
@@ -94,7 +94,7 @@ func TestCounts(t *testing.T) {
 			return
 		}
 	}
-	hot := 1<<20 + 1 // in a closed block, if it is there at all
+	hot := 1<<20 + 1 // in a closed block, if it exists
 	if stored[hot] == nil {
 		stored[hot] = record(hot)
 		stored[hot].Version = 0
@@ -118,14 +118,14 @@ func TestCounts(t *testing.T) {
 	}
 	t.Logf("%d records in %d blocks and %d of level 2, at most %d rows for one", len(stored), blocks, runs, most)
 	if blocks < 100 || runs < 2 {
-		t.Error("too few blocks: nothing is proved")
+		t.Error("too few blocks: the test proves nothing")
 	}
 	if most > 500 {
-		t.Errorf("%d rows for a block: nobody folds them", most)
+		t.Errorf("%d rows for a block: no store folds them", most)
 	}
 }
 
-// compare asks some questions whose answers a scan gives too.
+// compare asks random questions and compares the answers with a scan.
 func compare(t *testing.T, s store.Store, stored map[int]*store.Record, random *rand.Rand, last int) {
 	t.Helper()
 	for range 6 {
@@ -159,7 +159,7 @@ func compare(t *testing.T, s store.Store, stored map[int]*store.Record, random *
 			t.Errorf("Total = %d, want %d", l.Total, want)
 			return
 		}
-		before := int64(0) // how many come before the first of the page
+		before := int64(0) // number of records before the page
 		for n, r := range stored {
 			if n < low || n > high || !classes[r.Class] || len(l.Records) == 0 {
 				continue
@@ -176,7 +176,8 @@ func compare(t *testing.T, s store.Store, stored map[int]*store.Record, random *
 
 func numberOf(u uuid.UUID) int { return int(binary.BigEndian.Uint64(u[:])) }
 
-// fill puts records with the numbers from 1 on past the store, of class 1 but for some.
+// fill puts records with numbers from 1 on past the store, of class 1 except those in
+// classes.
 func fill(t testing.TB, p *pgxpool.Pool, schema string, n int, classes map[int]uint8) {
 	t.Helper()
 	table := pgx.Identifier{schema, "records"}.Sanitize()
@@ -193,8 +194,8 @@ func fill(t testing.TB, p *pgxpool.Pool, schema string, n int, classes map[int]u
 	}
 }
 
-// arranged returns when a list that was read is in blocks, and how many transactions
-// that took.
+// arranged waits until a list that was read is in blocks, and returns the number of
+// transactions that this took.
 func arranged(t testing.TB, p *pgxpool.Pool, schema string, blocks int) (transactions int) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); <-time.After(10 * time.Millisecond) {
@@ -212,8 +213,8 @@ func arranged(t testing.TB, p *pgxpool.Pool, schema string, blocks int) (transac
 	return 0
 }
 
-// A list that was never cut into blocks is cut in pieces, and its writers wait for none
-// of it when it cannot be.
+// A list without blocks is divided in pieces. While that is impossible, writers do not wait
+// for it.
 func TestArrange(t *testing.T) {
 	const n = 40_000
 	p := pool(t, postgres.Get(t).URL("postgres"))
@@ -248,7 +249,7 @@ func TestArrange(t *testing.T) {
 	}
 }
 
-// A page of a rare class does not cost a scan of the list.
+// Reading a page of a rare class does not scan the list.
 func TestRareClass(t *testing.T) {
 	const n = 100_000
 	p := pool(t, postgres.Get(t).URL("postgres"))
@@ -297,7 +298,7 @@ func TestRareClass(t *testing.T) {
 	}
 }
 
-// Records that come one by one into the middle of a list in blocks are counted.
+// Records inserted one by one into the middle of a list in blocks are counted.
 func TestCountsOneByOne(t *testing.T) {
 	const n = 2000
 	p := pool(t, postgres.Get(t).URL("postgres"))
@@ -309,7 +310,7 @@ func TestCountsOneByOne(t *testing.T) {
 	arranged(t, p, name, n/128-1)
 	for i := range 40 {
 		r := record(1 + 37*i)
-		r.ID[15] = 2 // after the one with the number
+		r.ID[15] = 2 // after the record with that number
 		r.Class = uint8(1 + i%2)
 		if err := put(s, r); err != nil {
 			t.Fatal(err)

@@ -15,13 +15,14 @@ import (
 	"github.com/cardvault/cardvault/store/storetest"
 )
 
-// A deletion touches as many rows and index entries whatever belongs to the record, and
-// other Updates go on beside it.
+// A deletion touches the same number of rows and index entries, however many records belong
+// to the deleted one. Other Updates continue meanwhile.
 func TestDeletions(t *testing.T) {
 	server := postgres.Get(t)
 	direct := pool(t, server.URL("postgres"))
 	name := schema(t, direct)
-	// Counts right before the commit of each group of writes what the session has touched.
+	// Right before the commit of each group of writes, this counts the rows that the
+	// session has touched.
 	if _, err := direct.Exec(t.Context(), strings.ReplaceAll(`CREATE TABLE "s".cost (who text, n bigint);
 		CREATE FUNCTION "s".count_cost() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			INSERT INTO "s".cost SELECT current_setting('application_name'),
@@ -72,8 +73,8 @@ func TestDeletions(t *testing.T) {
 	})
 	close(stop)
 	beside.Wait()
-	t.Logf("%d Updates beside it, of which the slowest took %v", n, slowest)
+	t.Logf("%d Updates beside it, the slowest took %v", n, slowest)
 	if n == 0 {
-		t.Error("nothing was done beside it, so nothing is proved")
+		t.Error("no Update ran beside it: the test proves nothing")
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/cardvault/cardvault/store/pgstore"
 )
 
-// A replica of a vault on PostgreSQL. All replicas run this.
+// A replica of a vault on PostgreSQL. All replicas run this code.
 func ExampleNew() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -41,7 +41,7 @@ func ExampleNew() {
 	}
 }
 
-// On deployment, a role that may create tables brings the schema up to date.
+// During deployment, a role that may create tables brings the schema up to date.
 func ExampleMigrate() {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_OWNER_URL"))

@@ -11,7 +11,8 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// What ends a family takes as long whatever hangs below: CARDVAULT_FAMILY records.
+// The end of a family takes the same time, however many records are below: CARDVAULT_FAMILY
+// records.
 func TestFamilies(t *testing.T) {
 	n := 4000
 	if testing.Short() {

@@ -76,7 +76,7 @@ func list(t testing.TB, s store.Store, q *store.Query) (l *store.List) {
 	return l
 }
 
-// through returns the URL of a server as it is reached at another address.
+// through returns a server's URL with another address.
 func through(t testing.TB, server, address string) string {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -86,8 +86,8 @@ func through(t testing.TB, server, address string) string {
 	return u.String()
 }
 
-// The connection is cut while groups commit, after any number of bytes of the answers:
-// what an Update reports is what happened.
+// The connection is cut after any number of bytes of answers, while groups commit. Every
+// Update still reports the true outcome.
 func TestCutInCommit(t *testing.T) {
 	server := postgres.Get(t)
 	proxy := realtest.NewProxy(t, server.Addr())
@@ -103,7 +103,7 @@ func TestCutInCommit(t *testing.T) {
 		}
 		select {
 		case <-cut:
-		case <-time.After(50 * time.Millisecond): // there was not so much to answer
+		case <-time.After(50 * time.Millisecond): // there was less to answer
 		}
 		proxy.Resume()
 		group.Wait()
@@ -117,11 +117,11 @@ func TestCutInCommit(t *testing.T) {
 		n += len(errs)
 	}
 	if unknown > 0 {
-		t.Errorf("%d outcomes of %d were not found out", unknown, n)
+		t.Errorf("%d outcomes of %d remained unknown", unknown, n)
 	}
 }
 
-// A server that is started again is found again, and what it acknowledged is there.
+// After a restart the server is found again, and acknowledged records are there.
 func TestServerKilled(t *testing.T) {
 	t.Parallel()
 	server := realtest.PostgreSQL(t, nil)
@@ -174,7 +174,7 @@ func TestDown(t *testing.T) {
 	p := pool(t, server.URL("postgres"))
 	s := open(t, p, schema(t, p))
 	server.Kill()
-	p.Reset() // what a connection of before was told may have been done
+	p.Reset() // a statement on an old connection might have been executed
 	if err := put(s, record(1)); !errors.Is(err, store.ErrUnavailable) {
 		t.Errorf("Update = %v, want ErrUnavailable", err)
 	}
@@ -190,7 +190,8 @@ func TestDown(t *testing.T) {
 	}
 }
 
-// Several stores add to the same rows, and to what they find by a hash and in a list.
+// Several stores add to the same rows, and to the results of a look-up by hash and of a
+// list.
 func TestHammer(t *testing.T) {
 	const stores, workers, each, rows = 3, 6, 25, 2
 	p := pool(t, postgres.Get(t).URL("postgres"))
@@ -220,7 +221,7 @@ func TestHammer(t *testing.T) {
 					}
 					r.Version++
 					tx.Put(r)
-					child := record(int(l.Total)) // free only if nobody else has added one
+					child := record(int(l.Total)) // free unless another store has added one
 					child.Kind = kind + 1
 					tx.Put(child)
 					return nil
@@ -238,14 +239,14 @@ func TestHammer(t *testing.T) {
 		sum += r.Version - 1
 	}
 	if sum != workers*each {
-		t.Errorf("%d additions kept of %d", sum, workers*each)
+		t.Errorf("%d additions of %d are left", sum, workers*each)
 	}
 	if total := list(t, all[1], &store.Query{Kind: kind + 1, Account: account, Count: true}).Total; total != workers*each {
 		t.Errorf("%d records with numbers of their own, want %d", total, workers*each)
 	}
 }
 
-// Claims of several stores do not meet, and none is left over.
+// No two stores claim the same job, and no job is left over.
 func TestClaims(t *testing.T) {
 	const stores, jobs = 4, 400
 	p := pool(t, postgres.Get(t).URL("postgres"))
@@ -318,7 +319,7 @@ func TestMigrateAtOnce(t *testing.T) {
 		t.Error(err)
 	}
 	if !has(t, s, 1) {
-		t.Error("a record that was put is not there")
+		t.Error("a stored record is missing")
 	}
 	if _, err := p.Exec(t.Context(), `INSERT INTO `+pgx.Identifier{opts.Schema}.Sanitize()+`.migrations (version) VALUES (1000)`); err != nil {
 		t.Fatal(err)
@@ -355,7 +356,7 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// skewed asks another clock.
+// A skewed is a connection on which New reads a skewed clock.
 type skewed struct{ net.Conn }
 
 func (s skewed) Write(b []byte) (int, error) {
@@ -408,7 +409,7 @@ func TestWarnsWithoutStandby(t *testing.T) {
 	}
 }
 
-// A full disk fails what needs room, and deletions go on.
+// On a full disk, writes that need room fail, and deletions continue.
 func TestDiskFull(t *testing.T) {
 	server := realtest.PostgreSQL(t, nil)
 	p := pool(t, server.URL("postgres"))
@@ -436,7 +437,7 @@ func TestDiskFull(t *testing.T) {
 	})
 	group.Wait()
 	if has(t, s, 0) {
-		t.Error("what was deleted is there")
+		t.Error("a deleted record is there")
 	}
 }
 
@@ -485,14 +486,14 @@ func TestWakes(t *testing.T) {
 		t.Errorf("Wakes = %v", err)
 	}
 	if len(heard) > 0 {
-		t.Errorf("woken for kind %d, which nobody else has written", <-heard)
+		t.Errorf("woken for kind %d, which only this store has written", <-heard)
 	}
-	if err := writes.Wakes(t.Context(), nil); err != nil { // has nothing to listen to
+	if err := writes.Wakes(t.Context(), nil); err != nil { // has no connection for LISTEN
 		t.Errorf("Wakes = %v", err)
 	}
 }
 
-// What the package says works with PgBouncer does.
+// The package's promises about PgBouncer hold.
 func TestPgBouncer(t *testing.T) {
 	server := postgres.Get(t)
 	tests := []struct {

@@ -18,7 +18,7 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// locked keeps others from writing to a table until release is called.
+// locked keeps other sessions from writing to a table until release is called.
 func locked(t testing.TB, p *pgxpool.Pool, schema, table string) (release func()) {
 	t.Helper()
 	tx, err := p.Begin(t.Context())
@@ -36,7 +36,7 @@ func locked(t testing.TB, p *pgxpool.Pool, schema, table string) (release func()
 	}
 }
 
-// waits returns when a session waits for a lock of a sort.
+// waits returns when a session waits for a lock of a type.
 func waits(t testing.TB, p *pgxpool.Pool, sort string) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); <-time.After(time.Millisecond) {
@@ -48,10 +48,10 @@ func waits(t testing.TB, p *pgxpool.Pool, sort string) {
 			return
 		}
 	}
-	t.Fatal("nobody waits")
+	t.Fatal("no session waits")
 }
 
-// What takes many locks does not hold up what has nothing to do with it.
+// An Update with many locks does not block unrelated Updates.
 func TestManyLocks(t *testing.T) {
 	family := []*store.Record{record(0)}
 	for n := range 2000 {
@@ -113,8 +113,9 @@ func TestManyLocks(t *testing.T) {
 	}
 }
 
-// Who puts a child of what it has read, while that is being deleted, waits and then runs
-// again; who has not read it does not wait for the deletion of any number of children.
+// An Update that reads a record and puts a child below it waits while the record is being
+// deleted, and then runs again. An Update that has not read the record waits for no
+// deletion, however many children it has.
 func TestChildOfTheDeleted(t *testing.T) {
 	for _, reads := range []bool{true, false} {
 		p := pool(t, postgres.Get(t).URL("postgres"))
@@ -132,7 +133,7 @@ func TestChildOfTheDeleted(t *testing.T) {
 					r = record(0)
 				}
 				tx.Delete(r.Kind, r.ID)
-				last := record(-1) // waits once there is no more to delete
+				last := record(-1) // waits after the last deletion
 				last.Lookup = [][]byte{[]byte("hash")}
 				tx.Put(last)
 				return nil
@@ -161,13 +162,13 @@ func TestChildOfTheDeleted(t *testing.T) {
 		}
 		if reads {
 			if err := <-added; !errors.Is(err, store.ErrNotFound) {
-				t.Errorf("Update of a child of what was deleted = %v, want ErrNotFound", err)
+				t.Errorf("Update with a child of a deleted record = %v, want ErrNotFound", err)
 			}
 		}
 	}
 }
 
-// What Due has returned in an Update nobody else changes before its writes are made.
+// Records returned by Due in an Update are not changed by others before its writes.
 func TestDueHolds(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
@@ -204,8 +205,8 @@ func TestDueHolds(t *testing.T) {
 	}
 }
 
-// Of two stores that add to a list if it is empty one does, also if they have just looked
-// in vain for what is due.
+// Of two stores that add to an empty list only one does, even if both have just found
+// nothing due.
 func TestNothingDue(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
@@ -240,7 +241,7 @@ func TestNothingDue(t *testing.T) {
 		close(start)
 		group.Wait()
 		if total := list(t, stores[0], &store.Query{Kind: kind, Account: owner, Count: true}).Total; total != 1 {
-			t.Fatalf("%d records, want that of one store", total)
+			t.Fatalf("%d records, want one, from one store", total)
 		}
 	}
 	before := p.Stat().NewConnsCount()
@@ -253,12 +254,12 @@ func TestNothingDue(t *testing.T) {
 		}
 	}
 	if made := p.Stat().NewConnsCount() - before; made > 0 {
-		t.Errorf("%d connections are made anew", made)
+		t.Errorf("%d new connections", made)
 	}
 }
 
-// A group that locks out everybody does so too after it has lost its connection and could
-// not make another one at first.
+// A group that locks out all others still does so after it has lost its connection and at
+// first failed to get another.
 func TestLocksOutAfterLoss(t *testing.T) {
 	server := postgres.Get(t)
 	direct := pool(t, server.URL("postgres"))
@@ -315,6 +316,6 @@ func TestLocksOutAfterLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !lost || refuse.Load() || held != 1 {
-		t.Errorf("the group has %d locks on all; connection lost: %t", held, lost)
+		t.Errorf("the group has %d exclusive locks; connection lost: %t", held, lost)
 	}
 }

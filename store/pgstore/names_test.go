@@ -18,7 +18,7 @@ import (
 	"github.com/cardvault/cardvault/store/pgstore"
 )
 
-// as returns the URL of a server for another role, which it makes.
+// as makes a role and returns the server's URL for it.
 func as(t testing.TB, role string) string {
 	t.Helper()
 	server := postgres.Get(t)
@@ -36,7 +36,8 @@ func connect(t testing.TB, url string) *pgx.Conn {
 	return conn
 }
 
-// Whoever may only connect cannot find the name of a lock from that of the schema.
+// A role that may only connect cannot derive the name of a lock from the name of the
+// schema.
 func TestNamesOfLocks(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
@@ -79,7 +80,7 @@ func TestNamesOfLocks(t *testing.T) {
 		}
 	}
 	if a == b {
-		t.Error("two schemas have one seed")
+		t.Error("two schemas have the same seed")
 	}
 	if _, err := p.Exec(t.Context(), "DELETE FROM "+pgx.Identifier{other, "seed"}.Sanitize()); err != nil {
 		t.Fatal(err)
@@ -107,7 +108,8 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// Who holds what writes wait for in vain is in the log, be it an advisory lock or a table.
+// If writes wait too long for a lock, the log names its holder, for an advisory lock as for
+// a table.
 func TestBlame(t *testing.T) {
 	for what, hold := range map[string]func(t *testing.T, holder *pgx.Conn, name string, names []int64){
 		"advisory": func(t *testing.T, holder *pgx.Conn, _ string, names []int64) {
@@ -153,7 +155,7 @@ func TestBlame(t *testing.T) {
 				t.Fatalf("Update = %v, with the locks %x", err, names)
 			}
 
-			role := "holder_" + what // tests that run beside each other must not both make one
+			role := "holder_" + what // parallel tests must not make the same role
 			as(t, role)
 			postgres.Get(t).SQL(t, "postgres", "GRANT USAGE ON SCHEMA "+pgx.Identifier{name}.Sanitize()+" TO "+role+"; GRANT UPDATE ON "+
 				pgx.Identifier{name, "records"}.Sanitize()+" TO "+role)
@@ -163,7 +165,7 @@ func TestBlame(t *testing.T) {
 			want := fmt.Sprintf("pid=%d role=%s", holder.PgConn().PID(), role)
 			for deadline := time.Now().Add(time.Minute); !strings.Contains(log.String(), want); <-time.After(10 * time.Millisecond) {
 				if time.Now().After(deadline) {
-					t.Errorf("the log does not say %s:\n%s", want, log)
+					t.Errorf("the log lacks %s:\n%s", want, log)
 					break
 				}
 			}

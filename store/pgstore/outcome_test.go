@@ -23,15 +23,15 @@ import (
 	"github.com/cardvault/cardvault/store/pgstore"
 )
 
-// A deed is what a tap does with a request other than to pass it on.
+// A deed is a tap's response to a request, instead of passing it on.
 type deed struct {
-	drop    bool            // does not pass it on, and closes the connection
-	freeze  <-chan struct{} // until this is closed: as if the machine had died
+	drop    bool            // closes the connection instead
+	freeze  <-chan struct{} // blocks until this is closed, as if the machine had died
 	instead string
 }
 
-// tap passes on connections to a server, and does with each request what on says: with
-// the answers too if that is none of the first two. It returns its address.
+// tap passes on connections to a server, and asks on about each request. A deed with
+// instead also replaces the answers. It returns its address.
 func tap(t testing.TB, server string, on func(request []byte) *deed) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -101,7 +101,7 @@ func tap(t testing.TB, server string, on func(request []byte) *deed) string {
 	return l.Addr().String()
 }
 
-// A trigger does something with the next call of a function, once it is armed.
+// Once armed, a trigger acts on the next call of a function.
 type trigger struct {
 	calls  *regexp.Regexp
 	does   *deed
@@ -124,8 +124,8 @@ func (g *trigger) on(request []byte) *deed {
 	return nil
 }
 
-// tapped returns connections to a server on which triggers act, to which statements go
-// as they are written.
+// tapped returns connections to a server on which triggers act. Statements are sent without
+// preparation.
 func tapped(t testing.TB, server *realtest.Postgres, triggers ...*trigger) *pgxpool.Pool {
 	t.Helper()
 	address := tap(t, server.Addr(), func(request []byte) *deed {
@@ -139,7 +139,7 @@ func tapped(t testing.TB, server *realtest.Postgres, triggers ...*trigger) *pgxp
 	return pool(t, through(t, server.URL("postgres"), address)+"&default_query_exec_mode=exec")
 }
 
-// check puts records with the numbers from n on, and looks whether they are there.
+// check puts records with the numbers from n on, and checks that they are there.
 func check(t testing.TB, s store.Store, n, records int) {
 	t.Helper()
 	var rs []*store.Record
@@ -150,12 +150,12 @@ func check(t testing.TB, s store.Store, n, records int) {
 		t.Errorf("Update = %v", err)
 	}
 	if !has(t, s, n+records-1) {
-		t.Error("what was acknowledged is not there")
+		t.Error("an acknowledged record is missing")
 	}
 }
 
-// A connection that falls silent fails nothing: the server answers on another one. Nor
-// does what others do meanwhile.
+// A silent connection fails no Update: the outcome is found on another connection. A change
+// by another store meanwhile does not fail it either.
 func TestSilentConnection(t *testing.T) {
 	t.Parallel()
 	for what, when := range map[string]*regexp.Regexp{"read": reads, "commit": commits} {
@@ -191,13 +191,13 @@ func TestSilentConnection(t *testing.T) {
 				t.Errorf("Update = %v after %d runs", err, runs)
 			}
 			if dies.armed.Load() || runs < 2 && what == "commit" {
-				t.Errorf("nothing fell silent in %d runs, so nothing is proved", runs)
+				t.Errorf("no connection fell silent in %d runs: the test proves nothing", runs)
 			}
 		})
 	}
 }
 
-// Commits that never arrive are not tried for ever.
+// Commits that never arrive are not retried for ever.
 func TestEachCommitLost(t *testing.T) {
 	lost := &trigger{calls: commits, does: &deed{drop: true}, always: true}
 	p := tapped(t, postgres.Get(t), lost)
@@ -213,7 +213,7 @@ func TestEachCommitLost(t *testing.T) {
 	check(t, s, 10, 1)
 }
 
-// A function that leaves its goroutine has its outcome only if it was told what it has read.
+// If a function leaves its goroutine, that is its outcome only if its reads were answered.
 func TestExitAfterUnwind(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
@@ -221,7 +221,7 @@ func TestExitAfterUnwind(t *testing.T) {
 	check(t, other, 0, 1)
 	runs, told := 0, false
 	done := make(chan bool)
-	go func() { // as it will end
+	go func() { // the function may end its goroutine
 		defer close(done)
 		_ = together(s, func(tx store.Tx) error {
 			runs++
@@ -239,13 +239,13 @@ func TestExitAfterUnwind(t *testing.T) {
 	}()
 	<-done
 	if runs < 2 || !told {
-		t.Errorf("%d runs, the last one was told: %t", runs, told)
+		t.Errorf("%d runs, the last one had an answer: %t", runs, told)
 	}
 	check(t, s, 100, 1)
 }
 
-// A group that has not come to the server is not taken for done when the answer to what
-// has become of it is lost too.
+// A group that never reached the server is not considered committed, even if the answer
+// about its outcome is lost too.
 func TestSettleLost(t *testing.T) {
 	lost, asked := &trigger{calls: commits, does: &deed{drop: true}}, &trigger{calls: settles, does: &deed{}}
 	p := tapped(t, postgres.Get(t), lost, asked)
@@ -255,12 +255,12 @@ func TestSettleLost(t *testing.T) {
 		asked.armed.Store(true)
 		check(t, s, 10*records, records)
 		if lost.armed.Load() || asked.armed.Load() {
-			t.Error("nothing was lost, so nothing is proved")
+			t.Error("no answer was lost: the test proves nothing")
 		}
 	}
 }
 
-// Whoever has lost the server after it has committed is not believed that it did not.
+// An error about a lost server after the commit does not mean that the commit failed.
 func TestServerLostAfterCommit(t *testing.T) {
 	for name, text := range map[string]string{
 		"PgBouncer":  "SFATAL\x00C08P01\x00Mserver conn crashed?\x00\x00",
@@ -278,15 +278,15 @@ func TestServerLostAfterCommit(t *testing.T) {
 				loses.armed.Store(true)
 				check(t, s, 10*records, records)
 				if loses.armed.Load() {
-					t.Error("nothing was lost, so nothing is proved")
+					t.Error("no answer was lost: the test proves nothing")
 				}
 			}
 		})
 	}
 }
 
-// A store writes on after a group with locked rows was rolled back, and when what it
-// keeps of its groups is gone.
+// A store goes on writing after the rollback of a group with locked rows, and after its
+// rows of groups were deleted.
 func TestGroupsGone(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
@@ -322,8 +322,8 @@ func TestGroupsGone(t *testing.T) {
 	check(t, s, 2, 1)
 }
 
-// A record that another call of the group has found is not written over by one that
-// takes it for new.
+// A call that puts a record as new does not overwrite it after another call of the group
+// has found it.
 func TestPutOfFound(t *testing.T) {
 	for how, find := range map[string]func(store.Tx) error{
 		"Get":    func(tx store.Tx) error { _, err := tx.Get(kind, id(1)); return err },
@@ -346,9 +346,9 @@ func TestPutOfFound(t *testing.T) {
 					func(tx store.Tx) error { tx.Put(second); return nil },
 					func(tx store.Tx) error { tx.Put(record(2)); return find(tx) }, putFirst)
 				switch {
-				case how == "Delete" && !putFirst && err == nil: // there is none any more
+				case how == "Delete" && !putFirst && err == nil: // the record is deleted by now
 				case !errors.Is(err, store.ErrConflict):
-					t.Errorf("Put of a record that is there = %v, want ErrConflict", err)
+					t.Errorf("Put of an existing record = %v, want ErrConflict", err)
 				}
 			})
 		}
@@ -386,14 +386,15 @@ func together(s store.Store, a, b func(store.Tx) error, order bool) error {
 	return errs[0]
 }
 
-// What a store remembers of a row that another has changed is not what it writes by.
+// A store does not write by a row that it remembers, if another store has changed the row
+// since.
 func TestRemembered(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
 	other, s := open(t, p, name), open(t, p, name)
 	check(t, other, 0, 1)
 	for n := range 3 {
-		for m := range 1 + n { // one or several rows at once
+		for m := range 1 + n { // one or more rows at once
 			var seen uint64
 			err := s.Update(t.Context(), func(tx store.Tx) error {
 				r, err := tx.Get(kind, id(0))
@@ -418,7 +419,7 @@ func TestRemembered(t *testing.T) {
 	}
 }
 
-// The locks of a machine that dies amid a transaction are free within seconds.
+// When a machine dies in the middle of a transaction, its locks are free within seconds.
 func TestMachineDies(t *testing.T) {
 	t.Parallel()
 	end := make(chan struct{})
@@ -433,7 +434,7 @@ func TestMachineDies(t *testing.T) {
 	defer group.Wait()
 	defer close(end)
 	group.Go(func() {
-		_ = dead.Update(context.Background(), func(tx store.Tx) error { // it asks for what is locked first
+		_ = dead.Update(context.Background(), func(tx store.Tx) error { // it asks for the locked rows first
 			_, err := tx.List(&store.Query{Kind: kind, Account: account, Limit: 1})
 			tx.Put(record(1))
 			return err
@@ -449,7 +450,8 @@ func TestMachineDies(t *testing.T) {
 	}
 }
 
-// Whatever the session says, a commit waits for the disk and for the standby's.
+// A commit waits for the disks of the primary and the standby, whatever the session's
+// setting.
 func TestSynchronousCommit(t *testing.T) {
 	server := postgres.Get(t)
 	for setting, want := range map[string]string{"off": "on", "local": "on", "remote_write": "on", "on": "on", "remote_apply": "remote_apply"} {
@@ -488,8 +490,8 @@ func TestSynchronousCommit(t *testing.T) {
 	}
 }
 
-// What a server that was lost has committed and its standby does not have is not
-// acknowledged until it has. No timeout of the session cuts the wait short.
+// A commit without its copy on the standby is not acknowledged, even if its server is lost,
+// until the standby has it. No timeout of the session cuts the wait short.
 func TestWaitsForStandby(t *testing.T) {
 	t.Parallel()
 	primary := realtest.PostgreSQL(t, nil)
@@ -499,7 +501,7 @@ func TestWaitsForStandby(t *testing.T) {
 	check(t, s, 0, 1)
 	for n, update := range []func(n int) error{
 		func(n int) error { return put(s, record(n)) },
-		func(n int) error { // with a transaction that is open before
+		func(n int) error { // with a transaction that was opened before
 			return s.Update(context.Background(), func(tx store.Tx) error {
 				_, err := tx.List(&store.Query{Kind: kind, Account: account, Limit: 1})
 				tx.Put(record(n))
@@ -530,13 +532,13 @@ func TestWaitsForStandby(t *testing.T) {
 				t.Errorf("Update = %v", err)
 			}
 			if !has(t, s, n) {
-				t.Error("what was acknowledged is not there")
+				t.Error("an acknowledged record is missing")
 			}
 		}
 	}
 }
 
-// Rows of groups are few, however many there were.
+// Rows of groups are few, after any number of groups.
 func TestTidy(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
@@ -556,7 +558,7 @@ func TestTidy(t *testing.T) {
 		FROM `+groups).Scan(&own, &others); err != nil {
 		t.Fatal(err)
 	}
-	if own == 0 || own > 2*256 { // the last may be on their way out
+	if own == 0 || own > 2*256 { // the last ones may be about to be deleted
 		t.Errorf("%d rows of 600 groups", own)
 	}
 	if others != 3 {
@@ -564,7 +566,8 @@ func TestTidy(t *testing.T) {
 	}
 }
 
-// A timeout of a statement fails nothing that can be done soon after, and no connection.
+// After a statement timeout, neither the Update nor its connection fails if the statement
+// can soon be executed.
 func TestStatementTimeout(t *testing.T) {
 	url := postgres.Get(t).URL("postgres")
 	others := pool(t, url)
@@ -584,7 +587,7 @@ func TestStatementTimeout(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- put(s, record(1)) }()
 
-	// The second statement that waits comes after the timeout of the first.
+	// The second waiting statement comes after the timeout of the first.
 	waiting := func() (since time.Time) {
 		err := others.QueryRow(t.Context(), `SELECT coalesce(max(query_start), 'epoch') FROM pg_stat_activity
 			WHERE application_name = 'impatient' AND wait_event_type = 'Lock'`).Scan(&since)
@@ -619,7 +622,7 @@ func TestStatementTimeout(t *testing.T) {
 	}
 }
 
-// A role needs no more rights than the package says.
+// A role needs only the rights that the package lists.
 func TestRights(t *testing.T) {
 	server := postgres.Get(t)
 	p := pool(t, server.URL("postgres"))
@@ -634,7 +637,7 @@ func TestRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	for n := range 600 { // so that a list is cut into blocks
+	for n := range 600 { // so that a list is divided into blocks
 		if err := put(s, record(n)); err != nil {
 			t.Fatal(err)
 		}
@@ -648,7 +651,7 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// An Update of more writes than one transaction shall have is refused whole.
+// An Update with too many writes for one transaction is refused as a whole.
 func TestTooMuch(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	s := open(t, p, schema(t, p))

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 		}
 		return pgstore.New(context.Background(), p, &pgstore.Options{Schema: schema})
 	})
-	// Tests that are parallel wait for servers more than they compute.
+	// Parallel tests mostly wait for servers, rather than compute.
 	flag.Parse()
 	if err := flag.Set("test.parallel", "4"); err != nil {
 		panic(err)
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(postgres.Main(m))
 }
 
-// pool returns connections to a database, which are closed with the test.
+// pool returns connections to a database that are closed at the end of the test.
 func pool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(url)
@@ -82,14 +82,14 @@ func open(t testing.TB, p *pgxpool.Pool, schema string) *pgstore.Store {
 	return s
 }
 
-// A placed store knows where it is.
+// A placed store knows its database and schema.
 type placed struct {
 	store.Store
 	pool   *pgxpool.Pool
 	schema string
 }
 
-// harness is that of stores which open opens in a schema.
+// harness is for stores that open opens in a schema.
 func harness(url string, open func(t testing.TB, p *pgxpool.Pool, schema string) store.Store) storetest.Harness {
 	again := func(t testing.TB, s store.Store) (store.Store, error) {
 		p, name := pool(t, url), s.(placed).schema
@@ -124,7 +124,7 @@ func fault(t testing.TB, s placed, f storetest.Fault) (mend func()) {
 		return func() { in(`DROP FUNCTION "s".no_room() CASCADE`) }
 	case storetest.LostAnswer:
 		if testing.Short() {
-			return nil // it takes ten seconds until a store gives up
+			return nil // a store takes ten seconds to give up
 		}
 		in(`CREATE FUNCTION "s".die() RETURNS trigger LANGUAGE plpgsql AS $$
 				BEGIN PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid()); RETURN NULL; END $$;
@@ -139,15 +139,15 @@ func fault(t testing.TB, s placed, f storetest.Fault) (mend func()) {
 	return nil
 }
 
-// noRoom has a schema find none. Only a trigger tells want of room apart from want of room
-// for the log, which ends the server.
+// noRoom makes a schema report a full disk. Only a trigger can: a disk that is really full
+// may have no room for the log either, which stops the server.
 const noRoom = `CREATE FUNCTION "s".no_room() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN RAISE EXCEPTION USING ERRCODE = 'disk_full', MESSAGE = 'canary'; END $$;
 	CREATE TRIGGER no_room BEFORE INSERT ON "s".records FOR EACH ROW EXECUTE FUNCTION "s".no_room()`
 
 func openOne(t testing.TB, p *pgxpool.Pool, schema string) store.Store { return open(t, p, schema) }
 
-// With -short, TestReplicas and TestVaultReplicas do it.
+// With -short, TestReplicas and TestVaultReplicas cover this.
 func TestStore(t *testing.T) {
 	if testing.Short() {
 		return
@@ -155,7 +155,7 @@ func TestStore(t *testing.T) {
 	server := realtest.PostgreSQL(t, nil)
 	h := harness(server.URL("postgres"), openOne)
 	h.Crash = func(t testing.TB, s store.Store) (store.Store, error) {
-		server.Kill() // takes what it has not written to its log
+		server.Kill() // takes all data that is not in its log
 		server.Restart(t)
 		return h.Reopen(t, s)
 	}

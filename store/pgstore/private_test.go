@@ -25,7 +25,7 @@ import (
 	"github.com/cardvault/cardvault/store/pgstore"
 )
 
-// certificate returns one for 127.0.0.1, and a file with it.
+// certificate returns a certificate for 127.0.0.1, and a file that contains it.
 func certificate(t *testing.T) (tls.Certificate, string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -45,8 +45,8 @@ func certificate(t *testing.T) (tls.Certificate, string) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, file
 }
 
-// A connection that would leave the host without verified TLS is refused before any is
-// made, for each host and each way that the URL has.
+// A connection that would leave the host without verified TLS is refused before it is made,
+// for each host and each way to write it in the URL.
 func TestPlaintext(t *testing.T) {
 	_, root := certificate(t)
 	for url, refused := range map[string]bool{
@@ -111,7 +111,8 @@ type far struct{ net.Conn }
 
 func (far) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 5432} }
 
-// serveTLS passes on connections that begin with TLS, as PostgreSQL has it, to a server.
+// serveTLS accepts connections that begin with TLS, in PostgreSQL's way, and passes them on
+// to a server.
 func serveTLS(t *testing.T, server string, certificate tls.Certificate) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -150,7 +151,7 @@ func serveTLS(t *testing.T, server string, certificate tls.Certificate) (addr st
 	return l.Addr().String()
 }
 
-// Where a connection has led counts, not what the settings say of it.
+// The check looks at the address that a connection has reached, not at the settings.
 func TestPlaintextMade(t *testing.T) {
 	server := postgres.Get(t)
 	direct := pool(t, server.URL("postgres"))

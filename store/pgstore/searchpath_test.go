@@ -28,7 +28,7 @@ import (
 	"github.com/cardvault/cardvault/store/pgstore"
 )
 
-// sqlOf returns all SQL that the package sends, and more: every string of its sources.
+// sqlOf returns every string in the package's sources, and so all SQL that it sends.
 func sqlOf(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
@@ -77,9 +77,9 @@ func found(pattern, in string) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// traps returns statements that make, in the schema public, a function for each that
-// some SQL may call and an operator for each that it may use, for all types that can
-// meet there. Each warns that it was called.
+// traps returns statements that create traps in the schema public: a function for each
+// function that some SQL may call, and an operator for each that it may use, for all types
+// that can occur there. Each trap warns when it is called.
 func traps(t *testing.T, admin *pgxpool.Pool, sql string) (statements []string) {
 	t.Helper()
 	scalars := []string{"smallint", "integer", "bigint", "uuid", "bytea", "boolean", "text", "timestamptz", "numeric", "name", "oid"}
@@ -175,14 +175,14 @@ func traps(t *testing.T, admin *pgxpool.Pool, sql string) (statements []string) 
 	}
 	t.Logf("%d traps for %d functions and %d operators", len(statements), functions, operators)
 	if functions < 20 || operators < 6 {
-		t.Error("too few: nothing is proved")
+		t.Error("too few traps: the test proves nothing")
 	}
 	return statements
 }
 
-// What another role makes takes the place of nothing that the package uses: neither in
-// public, nor in the schema named like the role of the vault, nor in one of the search
-// path before pg_catalog, nor as a temporary table or type.
+// Nothing that another role creates can replace an object that the package uses. It may be
+// in public, in the schema named after the vault's role, in a schema of the search path
+// before pg_catalog, or a temporary table or type.
 func TestSearchPath(t *testing.T) {
 	server := postgres.Get(t)
 	server.SQL(t, "postgres", "CREATE DATABASE trapped")
@@ -303,7 +303,7 @@ func TestSearchPath(t *testing.T) {
 	}
 }
 
-// exercise does everything that a Store can do.
+// exercise calls everything that a Store can do.
 func exercise(t *testing.T, admin, p *pgxpool.Pool, name string) {
 	t.Helper()
 	s, err := pgstore.New(t.Context(), p, &pgstore.Options{Schema: name})
@@ -394,8 +394,8 @@ func exercise(t *testing.T, admin, p *pgxpool.Pool, name string) {
 		}
 	}
 	view()
-	// What a Store does only when an answer is lost or somebody else has the lock, and what
-	// is inlined.
+	// Functions that a Store calls only when an answer is lost or another session has the
+	// lock, and functions that are inlined.
 	schema := pgx.Identifier{name}.Sanitize()
 	for _, sql := range []string{
 		`SELECT ` + schema + `.settle($1, 1)`,

@@ -20,7 +20,7 @@ import (
 	"github.com/cardvault/cardvault/store/pgstore"
 )
 
-// A server that is not the primary, or not any more, is neither read nor written.
+// A server that is not the primary, or no longer, is neither read nor written.
 func TestOldPrimary(t *testing.T) {
 	t.Parallel()
 	primary := realtest.PostgreSQL(t, nil)
@@ -81,7 +81,7 @@ func TestOldPrimary(t *testing.T) {
 	}
 }
 
-// A server whose settings become unsafe is used no more.
+// A server is no longer used once its settings become unsafe.
 func TestBecomesUnsafe(t *testing.T) {
 	t.Parallel()
 	server := realtest.PostgreSQL(t, nil)

@@ -17,8 +17,8 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// TestShardIndex: a schema of version 1 is refused, and migrated with its rows. Due and
-// Next of some shards then walk the index of the shards.
+// TestShardIndex: a schema of version 1 is refused, and is migrated with its rows. Then Due
+// and Next of a few shards use the index of the shards.
 func TestShardIndex(t *testing.T) {
 	p, err := pgxpool.New(t.Context(), realtest.PostgreSQL(t, nil).URL("postgres"))
 	if err != nil {
@@ -76,7 +76,7 @@ func TestShardIndex(t *testing.T) {
 	}
 }
 
-// explain returns the plan of a question.
+// explain returns the plan of a query.
 func explain(t *testing.T, p *pgxpool.Pool, q *question) string {
 	t.Helper()
 	rows, err := p.Query(t.Context(), "EXPLAIN "+q.sql, q.args...)

@@ -15,7 +15,7 @@ import (
 	"github.com/cardvault/cardvault/vaulttest/vaultsuite"
 )
 
-// replicas are several stores on one schema, which take calls in turn.
+// A replicas is several stores on one schema, which take calls in turn.
 type replicas struct {
 	stores []store.Store
 	turn   atomic.Uint64
@@ -47,7 +47,7 @@ func openReplicas(t testing.TB, p *pgxpool.Pool, schema string) store.Store {
 	return r
 }
 
-// What one store keeps, several on one database keep.
+// Several stores on one database keep all promises of a single store.
 func TestReplicas(t *testing.T) {
 	storetest.Run(t, harness(postgres.Get(t).URL("postgres"), openReplicas))
 }

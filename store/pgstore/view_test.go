@@ -17,7 +17,7 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// A function that recovers from the panic which ends its run has no other outcome.
+// A function that recovers from the panic that ends its run does not change its outcome.
 func TestFunctionRecovers(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
@@ -49,7 +49,7 @@ func TestFunctionRecovers(t *testing.T) {
 		t.Errorf("View = %v; read %v and %v, which never were together", err, a, b)
 	}
 	err = s.Update(t.Context(), func(tx store.Tx) error {
-		r := get(tx, 0) // another process has written it: it is to be read
+		r := get(tx, 0) // it must be read: another process has written it
 		if r == nil {
 			tx.Put(record(2))
 			panic("not found")
@@ -59,11 +59,11 @@ func TestFunctionRecovers(t *testing.T) {
 		return nil
 	})
 	if err != nil || has(t, s, 2) {
-		t.Errorf("Update = %v; went by a read without an answer: %v", err, has(t, s, 2))
+		t.Errorf("Update = %v; used a read without an answer: %v", err, has(t, s, 2))
 	}
 }
 
-// A row that cannot be read is damage, and not worth another attempt or connection.
+// An unreadable row is damage, and costs no second attempt or connection.
 func TestDamaged(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
@@ -108,7 +108,7 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// A row that cannot be read keeps nothing from being due but itself.
+// An unreadable row keeps no other row from being due.
 func TestDamagedDue(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
@@ -145,7 +145,7 @@ func TestDamagedDue(t *testing.T) {
 	}
 }
 
-// What a row of lookups says of a record counts only if the record says so too.
+// A row of lookups counts only if its record confirms it.
 func TestStrayLookups(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
@@ -163,7 +163,7 @@ func TestStrayLookups(t *testing.T) {
 	if _, err := p.Exec(t.Context(), "UPDATE "+lookups+" SET id = CASE id WHEN $1 THEN $2 WHEN $2 THEN $1 ELSE id END WHERE hash <> 'other'", id(0).String(), id(1).String()); err != nil {
 		t.Fatal(err)
 	}
-	for n := range 20 { // before those that are right, of records that are there and not
+	for n := range 20 { // wrong rows before the right ones, for existing and missing records
 		if _, err := p.Exec(t.Context(), "INSERT INTO "+lookups+" (kind, hash, id) VALUES ($1, 'carol', $2), ($1, 'other', $2) ON CONFLICT DO NOTHING",
 			int16(kind), uuid.UUID{14: byte(n)}.String()); err != nil {
 			t.Fatal(err)
@@ -193,7 +193,7 @@ func TestStrayLookups(t *testing.T) {
 	}
 }
 
-// A set of classes that no record of a list has is not that of all.
+// A set of classes without any record in a list does not match all classes.
 func TestNoClass(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	s := open(t, p, schema(t, p))
@@ -207,7 +207,7 @@ func TestNoClass(t *testing.T) {
 			if l, err := tx.List(q); err != nil {
 				return err
 			} else if l.Total != want || len(l.Records) != int(want) {
-				t.Errorf("of classes %v: %d in total, %d listed, want %d", q.Classes, l.Total, len(l.Records), want)
+				t.Errorf("classes %v: %d in total, %d listed, want %d", q.Classes, l.Total, len(l.Records), want)
 			}
 		}
 		return nil
@@ -217,7 +217,7 @@ func TestNoClass(t *testing.T) {
 	}
 }
 
-// A View on a server that hangs ends, although its caller has no deadline.
+// A View on a hanging server ends, even if its caller has no deadline.
 func TestViewHangs(t *testing.T) {
 	t.Parallel()
 	for reads := range 3 {
@@ -248,7 +248,7 @@ func TestViewHangs(t *testing.T) {
 	}
 }
 
-// No hash is the empty one.
+// No hash is not the same as an empty hash.
 func TestEmptyHash(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	s := open(t, p, schema(t, p))
@@ -269,7 +269,7 @@ func TestEmptyHash(t *testing.T) {
 	}
 }
 
-// A time that PostgreSQL does not know is refused.
+// A time that PostgreSQL cannot represent is refused.
 func TestFarDue(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	s := open(t, p, schema(t, p))

@@ -24,8 +24,8 @@ func remove(s store.Store, r *store.Record) error {
 	return s.Update(context.Background(), func(tx store.Tx) error { tx.Delete(r.Kind, r.ID); return nil })
 }
 
-// An Update that has read children, a kind or that a store is empty runs again when
-// another Store changes that before its commit, and not when it changes anything else.
+// An Update that has read children, a kind, or that a store is empty runs again if another
+// Store changes that before its commit. It does not run again for any other change.
 func TestWalksAreChecked(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	children := func(tx store.ReadTx) (string, error) {
@@ -109,8 +109,8 @@ func TestWalksAreChecked(t *testing.T) {
 	}
 }
 
-// Of several Stores that add a record if they find none by Children, Scan or Empty one
-// does, and none goes by a record that another one has removed.
+// Several Stores add a record unless Children, Scan or Empty finds one: exactly one adds
+// its record. None relies on a record that another has removed.
 func TestWalksHold(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	name := schema(t, p)
@@ -152,7 +152,7 @@ func TestWalksHold(t *testing.T) {
 			})
 		})
 		if n := total(id(-1)); n != 1 {
-			t.Fatalf("%d records were the first one", n)
+			t.Fatalf("%d stores added the first record", n)
 		}
 		for i := range stores {
 			if err := remove(stores[0], child(i, -1)); err != nil {
@@ -171,7 +171,7 @@ func TestWalksHold(t *testing.T) {
 			})
 		})
 		if got := total(id(n)); got != 1 {
-			t.Fatalf("%d children, want that of one store", got)
+			t.Fatalf("%d children, want one, from one store", got)
 		}
 		of := 100_000 + n
 		at(func(s store.Store, i int) error {
@@ -184,7 +184,7 @@ func TestWalksHold(t *testing.T) {
 			})
 		})
 		if got := total(id(of)); got != 1 {
-			t.Fatalf("%d records after an id, want that of one store", got)
+			t.Fatalf("%d records after an id, want one, from one store", got)
 		}
 
 		hash := fmt.Append(nil, n)
@@ -201,11 +201,11 @@ func TestWalksHold(t *testing.T) {
 			})
 		})
 		if got := list(t, stores[1], byHash).Total; got != 1 {
-			t.Fatalf("%d records with a hash, want that of one store", got)
+			t.Fatalf("%d records with a hash, want one, from one store", got)
 		}
 
-		// One store takes the child away unless there is a mark, the others set the
-		// mark if there is a child.
+		// One store removes the child unless there is a mark. The others set the mark if
+		// there is a child.
 		mark := record(n)
 		at(func(s store.Store, i int) error {
 			return s.Update(context.Background(), func(tx store.Tx) error {
@@ -229,7 +229,7 @@ func TestWalksHold(t *testing.T) {
 		if marked := has(t, stores[1], n); marked != (total(id(n)) == 1) {
 			t.Fatalf("marked: %t, with %d children", marked, total(id(n)))
 		}
-		for i := range stores { // nothing after the next id
+		for i := range stores { // remove all records after the next id
 			if err := remove(stores[0], child(20_000+10*n+1+i, of)); err != nil {
 				t.Fatal(err)
 			}

@@ -20,8 +20,8 @@ import (
 	"github.com/cardvault/cardvault/store/storetest"
 )
 
-// A codeMutant is a cache with a fault in one of its methods. Those that are nil
-// are the cache's own.
+// A codeMutant is a cache with a fault in one of its methods. A nil method is the cache's
+// own.
 type codeMutant struct {
 	store.CodeCache
 	put    func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error
@@ -67,14 +67,14 @@ func (m *codeMutant) taken(ctx context.Context, id uuid.UUID) ([]byte, error) {
 	return value, m.CodeCache.Delete(ctx, id)
 }
 
-// valued returns a put of other values.
+// valued returns a put that changes the values.
 func (m *codeMutant) valued(edit func(value []byte) []byte) {
 	m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 		return m.CodeCache.Put(ctx, id, edit(value), ttl)
 	}
 }
 
-// timed returns a put for other times.
+// timed returns a put that changes the times.
 func (m *codeMutant) timed(edit func(ttl time.Duration) time.Duration) {
 	m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 		return m.CodeCache.Put(ctx, id, value, edit(ttl))
@@ -90,7 +90,7 @@ func (m *codeMutant) under(edit func(id uuid.UUID) uuid.UUID) {
 	m.delete = func(ctx context.Context, id uuid.UUID) error { return m.CodeCache.Delete(ctx, edit(id)) }
 }
 
-// deafTo makes the calls that it is told with a context that never ends.
+// deafTo makes the chosen calls ignore their context's end.
 func (m *codeMutant) deafTo(put, get, delete bool) {
 	if put {
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
@@ -109,7 +109,7 @@ func (m *codeMutant) deafTo(put, get, delete bool) {
 	}
 }
 
-// codeMutants names for each fault a rule that must find it.
+// codeMutants lists faults, each with a rule that must detect it.
 var codeMutants = []struct {
 	fault string
 	rule  string
@@ -479,7 +479,7 @@ var codeMutants = []struct {
 	}},
 }
 
-// sharedBuffer lets each Get return what the last one among them has read.
+// sharedBuffer makes each Get return the value read last by any of them.
 func sharedBuffer(m *codeMutant) {
 	var buffer atomic.Pointer[[]byte]
 	m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
@@ -493,14 +493,14 @@ func sharedBuffer(m *codeMutant) {
 	}
 }
 
-// Every rule must find the fault that is made for it.
+// Every rule must detect its faults.
 func TestCodeRulesCanFail(t *testing.T) {
 	unproved := storetest.CodeNames()
 	for _, c := range codeMutants {
 		unproved = slices.DeleteFunc(unproved, func(name string) bool { return name == c.rule })
 		t.Run(c.rule+"/"+c.fault, func(t *testing.T) {
-			// A fault that needs two calls at a time waits between its steps, which in a
-			// bubble lets all others in.
+			// A fault in concurrent calls waits between its steps. In a bubble that lets
+			// all others in.
 			bubble.Test(t, func(t *testing.T) {
 				m := &codeMutant{CodeCache: codes.New(1000, nil)}
 				c.seed(m)
@@ -523,15 +523,15 @@ func TestCodeRulesCanFail(t *testing.T) {
 	}
 }
 
-// A mutant without a fault passes, so it is the fault that is found.
+// A mutant without a fault passes, so that a failure is due to the fault.
 func TestCodeRulesPassWithoutFault(t *testing.T) {
 	storetest.RunCodes(t, sharedCodes())
 }
 
-// A sharedCache is one of several that share their values, which a server may have.
+// A sharedCache shares its values with others, as caches on one server do.
 type sharedCache struct {
 	codeMutant
-	down *atomic.Bool // of the server
+	down *atomic.Bool // true while the server is down
 }
 
 // shares returns a cache that shares values with others.
@@ -587,9 +587,9 @@ func sharedCodes() storetest.CodesHarness {
 	}
 }
 
-// Every rule that needs more than Open must find the fault that is made for it.
+// Every rule that needs more than Open must detect its faults.
 func TestCodesHarnessRulesCanFail(t *testing.T) {
-	// faulty changes the cache that is opened, and has Second open another as it should.
+	// faulty seeds a fault into the first cache, and lets Second open a faultless one.
 	faulty := func(seed func(c *sharedCache)) func(h *storetest.CodesHarness) {
 		return func(h *storetest.CodesHarness) {
 			open := h.Open

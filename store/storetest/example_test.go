@@ -11,7 +11,7 @@ import (
 	"github.com/cardvault/cardvault/store/storetest"
 )
 
-// A located store is one of yours, here that of package boltstore, and where it is.
+// A located store is your store, here from package boltstore, with its path.
 type located struct {
 	store.Store
 	path string
@@ -25,8 +25,8 @@ func openAt(path string) (store.Store, error) {
 	return located{s, path}, nil
 }
 
-// The whole test of a store on a file that one process opens at a time. A store for several
-// processes returns another one from Second.
+// The whole test of a store on a file that only one process can open at a time. If several
+// processes can share your store, return another one from Second.
 func ExampleRun() {
 	_ = func(m *testing.M) { // TestMain
 		storetest.Child(openAt)
@@ -51,7 +51,7 @@ func ExampleRun() {
 			},
 			Place: func(s store.Store) string { return s.(located).path },
 			Fault: func(testing.TB, store.Store, storetest.Fault) (mend func()) {
-				return nil // until it can fill the file, lose an answer, damage a record
+				return nil // until it can fill the file, lose an answer and damage a record
 			},
 		})
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// Check checks the rule of a name.
+// Check runs the named rule.
 func Check(t testing.TB, name string, s store.Store) {
 	for _, r := range rules {
 		if r.name == name {
@@ -26,7 +26,7 @@ func Names() []string {
 	return names
 }
 
-// CheckCodes checks the rule of a name on a cache of security codes.
+// CheckCodes runs the named rule on a cache of security codes.
 func CheckCodes(t testing.TB, name string, c store.CodeCache) {
 	for _, r := range codeRules {
 		if r.name == name {
@@ -46,7 +46,7 @@ func CodeNames() []string {
 	return names
 }
 
-// CheckHarness checks the rule of a name that needs more of a harness than Open.
+// CheckHarness runs the named rule, which needs more of a harness than Open.
 func CheckHarness(t testing.TB, name string, h Harness) {
 	for _, r := range harnessRules {
 		if r.name == name {

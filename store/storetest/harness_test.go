@@ -32,7 +32,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A logStore writes each Update to the end of a file, syncs it, and keeps all in memory.
+// A logStore appends each Update to a file, syncs the file, and keeps all records in
+// memory.
 type logStore struct {
 	mutant
 	path   string
@@ -44,7 +45,7 @@ type logStore struct {
 	full, lost bool
 }
 
-// logFaults say what is wrong with a logStore, and how it fails.
+// logFaults seeds faults into a logStore, and sets how it fails.
 type logFaults struct {
 	noSync, buffered, closeDeletes, forgetsDeletions bool
 
@@ -102,7 +103,7 @@ func openLog(path string, faults *logFaults) (*logStore, error) {
 		}
 
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return s, log.Truncate(whole) // what was cut was not acknowledged
+			return s, log.Truncate(whole) // the cut write was not acknowledged
 		}
 		if err == nil {
 			err = gob.NewDecoder(bytes.NewReader(b)).Decode(&writes)
@@ -163,7 +164,7 @@ func (s *logStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return err
 }
 
-// append writes to the log.
+// append appends writes to the log.
 func (s *logStore) append(writes []logWrite) error {
 	var b bytes.Buffer
 	if err := gob.NewEncoder(&b).Encode(writes); err != nil {
@@ -193,7 +194,7 @@ func (s *logStore) Close() error {
 	return err
 }
 
-// set brings a fault upon the store, or ends it.
+// set makes the store fail, or ends the fault.
 func (s *logStore) set(kind storetest.FaultKind, is bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -205,7 +206,7 @@ func (s *logStore) set(kind storetest.FaultKind, is bool) {
 	}
 }
 
-// damage has the store read a record as one that is damaged.
+// damage makes the store read a record as damaged.
 func (s *logStore) damage(key store.Key) {
 	mine := func(r *store.Record) bool { return r.Kind == key.Kind && r.ID == key.ID }
 	s.get = func(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
@@ -236,7 +237,7 @@ func (s *logStore) damage(key store.Key) {
 	}
 }
 
-// logHarness is that of logStores with faults.
+// logHarness is the harness of logStores with faults.
 func logHarness(faults *logFaults) storetest.Harness {
 	if faults.full == nil {
 		faults.full = store.ErrFull
@@ -275,7 +276,7 @@ func logHarness(faults *logFaults) storetest.Harness {
 	}
 }
 
-// harnessMutants names for each fault a rule that must find it.
+// harnessMutants lists faults, each with a rule that must detect it.
 var harnessMutants = []struct {
 	fault string
 	rule  string
@@ -362,7 +363,7 @@ var harnessMutants = []struct {
 	}},
 }
 
-// Every rule must find the fault that is made for it.
+// Every rule must detect its faults.
 func TestHarnessRulesCanFail(t *testing.T) {
 	unproved := storetest.HarnessNames()
 	for _, c := range harnessMutants {
@@ -370,7 +371,7 @@ func TestHarnessRulesCanFail(t *testing.T) {
 		t.Run(c.rule+"/"+c.fault, func(t *testing.T) {
 			tries := 1
 			if c.rule == "PowerCut" || c.rule == "Killed" {
-				tries = 5 // the system may write to the disk by itself, and a process be killed before it deletes
+				tries = 5 // the system may write to the disk by itself, and a process may be killed before it deletes
 			}
 			var failures []string
 			for ; tries > 0 && len(failures) == 0 && !t.Skipped(); tries-- {
@@ -399,7 +400,7 @@ func TestHarnessRulesPassWithoutFault(t *testing.T) {
 	}
 }
 
-// What a harness has not is not tested.
+// Parts that the harness lacks are not tested.
 func TestHarnessWithoutMore(t *testing.T) {
 	h := logHarness(new(logFaults))
 	h.Fault = func(testing.TB, store.Store, storetest.Fault) func() { return nil }

@@ -14,7 +14,7 @@ import (
 	"github.com/cardvault/cardvault/store/storetest"
 )
 
-// Every lie is told in the answers that it can be told in, and no other answer is false.
+// A lie changes exactly the answers that it applies to.
 func TestLiar(t *testing.T) {
 	now := time.UnixMicro(1e15).UTC()
 	alice, bob := uuid.UUID{0xa1}, uuid.UUID{0xb0}
@@ -137,18 +137,18 @@ func TestLiar(t *testing.T) {
 			s.Tell(lie)
 			inView, inUpdate := asked(read.ask)
 			if inView != inUpdate {
-				t.Errorf("%s, lie %d: a View is told %s, an Update %s", read.name, lie, inView, inUpdate)
+				t.Errorf("%s, lie %d: a View reads %s, an Update %s", read.name, lie, inView, inUpdate)
 			}
 			want := 0
 			if slices.Contains(read.lies, lie) {
 				want = 2
 			}
 			if s.Told() != want || (inView != truth) != (want > 0) {
-				t.Errorf("%s, lie %d: told %d times, want %d: %s instead of %s", read.name, lie, s.Told(), want, inView, truth)
+				t.Errorf("%s, lie %d: applied %d times, want %d: %s instead of %s", read.name, lie, s.Told(), want, inView, truth)
 			}
 			s.Tell(lie, 7)
 			if inView, _ := asked(read.ask); read.name != "Children" && (s.Told() != 0 || inView != truth) {
-				t.Errorf("%s, lie %d: told about another kind", read.name, lie)
+				t.Errorf("%s, lie %d: applied to another kind", read.name, lie)
 			}
 		}
 	}
@@ -165,7 +165,7 @@ func classes(of ...uint8) (s store.Classes) {
 	return s
 }
 
-// A liar that tells no lie is a store like any other.
+// Without a lie, a liar behaves like any other store.
 func TestHonestLiar(t *testing.T) {
 	storetest.Run(t, storetest.Harness{Open: func(testing.TB) store.Store { return storetest.Liar(memstore.New()) }})
 }

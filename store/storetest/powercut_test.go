@@ -9,7 +9,7 @@ import (
 	"github.com/cardvault/cardvault/store/storetest"
 )
 
-// What is synced is in the copy, and nothing else.
+// The copy contains the synced data and nothing else.
 func TestAfterPowerCut(t *testing.T) {
 	content := bytes.Repeat([]byte("content "), 4000)
 	for range 5 { // the system may write to the disk by itself
@@ -32,7 +32,7 @@ func TestAfterPowerCut(t *testing.T) {
 			return
 		}
 	}
-	t.Error("what was not synced has outlived each loss of power")
+	t.Error("an unsynced file has survived each power loss")
 }
 
 // afterPowerCut writes content to files, syncs all except "unsynced", and cuts the power.

@@ -25,7 +25,7 @@ import (
 
 var background = context.Background()
 
-// A recorder is a test that may fail without failing the one it is part of.
+// A recorder is a test that may fail without failing its parent.
 type recorder struct {
 	testing.TB
 	mu       sync.Mutex
@@ -60,7 +60,7 @@ func (r *recorder) failures() []string {
 	return slices.Clone(r.messages)
 }
 
-// record runs a check and returns how it failed.
+// record runs a check and returns its failures.
 func record(t testing.TB, check func(t testing.TB)) []string {
 	r := &recorder{TB: t}
 	done := make(chan struct{})
@@ -77,8 +77,7 @@ func record(t testing.TB, check func(t testing.TB)) []string {
 	return r.failures()
 }
 
-// A mutant is a store with a fault in one of its methods. Those that are nil
-// are the store's own.
+// A mutant is a store with a fault in one of its methods. A nil method is the store's own.
 type mutant struct {
 	store.Store
 	view   func(ctx context.Context, fn func(store.ReadTx) error) error
@@ -207,7 +206,7 @@ func (t mutantTx) Delete(kind store.Kind, id uuid.UUID) {
 	t.tx.Delete(kind, id)
 }
 
-// altered returns a put of records that edit has changed.
+// altered returns a put of records changed by edit.
 func altered(edit func(tx store.Tx, r *store.Record)) func(store.Tx, *store.Record) {
 	return func(tx store.Tx, r *store.Record) {
 		c := *r
@@ -216,7 +215,7 @@ func altered(edit func(tx store.Tx, r *store.Record)) func(store.Tx, *store.Reco
 	}
 }
 
-// asking returns a list that answers another query than it was asked.
+// asking returns a list that answers a changed query.
 func asking(edit func(q *store.Query)) func(store.ReadTx, *store.Query) (*store.List, error) {
 	return func(tx store.ReadTx, q *store.Query) (*store.List, error) {
 		c := *q
@@ -225,7 +224,7 @@ func asking(edit func(q *store.Query)) func(store.ReadTx, *store.Query) (*store.
 	}
 }
 
-// collector keeps the writes of an fn that reads elsewhere.
+// collector collects the writes of an fn that reads from another transaction.
 type collector struct {
 	store.ReadTx
 	writes []func(store.Tx)
@@ -258,7 +257,7 @@ func replay(writes ...func(store.Tx)) func(store.Tx) error {
 	}
 }
 
-// mutants names for each fault a rule that must find it.
+// mutants lists faults, each with a rule that must detect it.
 var mutants = []struct {
 	fault string
 	rule  string
@@ -805,7 +804,7 @@ var mutants = []struct {
 	}},
 }
 
-// cascading makes deletions take what is some generations below.
+// cascading makes a deletion also delete a number of generations below the record.
 func cascading(generations int) func(m *mutant) {
 	return func(m *mutant) {
 		m.delete = func(tx store.Tx, kind store.Kind, id uuid.UUID) {
@@ -829,7 +828,7 @@ func cascading(generations int) func(m *mutant) {
 	}
 }
 
-// scanning makes scans without some of the records.
+// scanning makes scans omit a few records.
 func scanning(keep func(*store.Record) bool) func(m *mutant) {
 	return func(m *mutant) {
 		m.scan = func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
@@ -839,7 +838,7 @@ func scanning(keep func(*store.Record) bool) func(m *mutant) {
 	}
 }
 
-// family makes Children forget some of them.
+// family makes Children omit a few children.
 func family(keep func(store.Key, *store.Record) bool) func(m *mutant) {
 	return func(m *mutant) {
 		m.children = func(tx store.ReadTx, parent uuid.UUID, limit int) ([]store.Key, error) {
@@ -852,7 +851,7 @@ func family(keep func(store.Key, *store.Record) bool) func(m *mutant) {
 	}
 }
 
-// oneByOne makes every write in an Update of its own.
+// oneByOne runs every write in an Update of its own.
 func oneByOne(m *mutant) {
 	m.update = func(ctx context.Context, fn func(store.Tx) error) error {
 		writes, err := collect(m.Store, ctx, fn)
@@ -868,7 +867,7 @@ func oneByOne(m *mutant) {
 	}
 }
 
-// snapshots runs fn on a snapshot and checks nothing but versions when it writes.
+// snapshots runs fn on a snapshot, and checks only versions when it writes.
 func snapshots(m *mutant) {
 	m.update = func(ctx context.Context, fn func(store.Tx) error) error {
 		writes, err := collect(m.Store, ctx, fn)
@@ -888,7 +887,7 @@ func (d *deletionsLast) Delete(kind store.Kind, id uuid.UUID) {
 	d.deletions = append(d.deletions, func(tx store.Tx) { tx.Delete(kind, id) })
 }
 
-// cascadingPuts deletes with a record what was put below it in the same Update.
+// cascadingPuts makes a deletion also drop the children put in the same Update.
 type cascadingPuts struct {
 	store.Tx
 	puts []*store.Record
@@ -908,7 +907,7 @@ func (c *cascadingPuts) Delete(kind store.Kind, id uuid.UUID) {
 	}
 }
 
-// ownWrites shows to Get and Scan what was put.
+// ownWrites shows an Update's puts to its Get and Scan.
 type ownWrites struct {
 	store.Tx
 	puts []*store.Record
@@ -933,7 +932,7 @@ func (o *ownWrites) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	return o.Tx.Get(kind, id)
 }
 
-// sorting returns a list that keeps another order within its pages.
+// sorting returns a list that reorders its pages.
 func sorting(compare func(a, b *store.Record) int) func(store.ReadTx, *store.Query) (*store.List, error) {
 	return func(tx store.ReadTx, q *store.Query) (*store.List, error) {
 		l, err := tx.List(q)
@@ -942,7 +941,7 @@ func sorting(compare func(a, b *store.Record) int) func(store.ReadTx, *store.Que
 	}
 }
 
-// Every rule must find the fault that is made for it.
+// Every rule must detect its faults.
 func TestRulesCanFail(t *testing.T) {
 	unproved := storetest.Names()
 	for _, c := range mutants {
@@ -974,7 +973,7 @@ func TestRulesCanFail(t *testing.T) {
 	}
 }
 
-// A mutant without a fault passes, so it is the fault that is found.
+// A mutant without a fault passes, so that a failure is due to the fault.
 func TestRulesPassWithoutFault(t *testing.T) {
 	storetest.Run(t, storetest.Harness{Open: func(testing.TB) store.Store { return &mutant{Store: memstore.New()} }})
 }
@@ -1090,7 +1089,7 @@ func TestCanary(t *testing.T) {
 				_ = s.Update(background, c.fn)
 			})
 			if len(failures) != c.want {
-				t.Errorf("%d finds, want %d: %v", len(failures), c.want, failures)
+				t.Errorf("%d findings, want %d: %v", len(failures), c.want, failures)
 			}
 			for _, failure := range failures {
 				if strings.Contains(failure, pan) || strings.Contains(failure, name) {
@@ -1122,7 +1121,7 @@ func TestCanaryNeedsSomethingToSee(t *testing.T) {
 	}
 }
 
-// A cleaner hands out what Cleanup would run.
+// A cleaner collects the functions passed to Cleanup.
 type cleaner struct {
 	testing.TB
 	f *func()

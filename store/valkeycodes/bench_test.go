@@ -18,10 +18,9 @@ import (
 	"github.com/cardvault/cardvault/store/boltstore"
 )
 
-// BenchmarkImport imports cards with a security code, durably and 16 at a time: without
-// a shared cache, with one, and with one that hangs from the beginning of the
-// measurement. It reports the median and the 99th percentile, and how many imports
-// waited for a server that did not answer.
+// BenchmarkImport imports cards with a security code, durably and 16 at a time: without a
+// shared cache, with a working one, and with a hanging one. It reports the median, the 99th
+// percentile, and the number of imports that waited for a silent server.
 func BenchmarkImport(b *testing.B) {
 	for _, hangs := range []string{"memory", "shared", "hung"} {
 		b.Run(hangs, func(b *testing.B) {
@@ -101,7 +100,7 @@ func durable(b *testing.B, codes store.CodeCache) *cardvault.Vault {
 	return v
 }
 
-// BenchmarkCalls are a Put, a Get and a Delete, one caller or 64 at a time.
+// BenchmarkCalls measures a Put, a Get and a Delete, with one caller or 64.
 func BenchmarkCalls(b *testing.B) {
 	c := open(b, realtest.Redis(b, nil).Addr(), nil)
 	value := make([]byte, 128)

@@ -21,20 +21,20 @@ import (
 	"github.com/cardvault/cardvault/store/valkeycodes"
 )
 
-// A forever is a server in a bubble which keeps what it is given until it is told to
-// erase it, whatever its time.
+// A forever is a server in a bubble that ignores the values' times: it keeps each value
+// until a DEL.
 type forever struct {
 	mu     sync.Mutex
 	dead   bool
 	dialed int           // connections so far
-	slow   time.Duration // until it answers GET
-	busy   int           // this many times it refuses SCAN
+	slow   time.Duration // delay of GET
+	busy   int           // number of SCANs to refuse
 	hung   bool          // answers nothing
 	conns  []net.Conn
 	values map[string]string
 }
 
-// openForever opens a cache on one that may be dead.
+// openForever opens a cache on a forever, which may be dead.
 func openForever(t *testing.T, dead bool) (*forever, *valkeycodes.Cache) {
 	t.Helper()
 	f := &forever{dead: dead, values: map[string]string{}}
@@ -57,7 +57,7 @@ func (f *forever) dial(context.Context, string, *net.Dialer, *tls.Config) (net.C
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.dead {
-		return nil, errors.New("nobody listens")
+		return nil, errors.New("no listener")
 	}
 	here, there := net.Pipe()
 	f.dialed++
@@ -66,7 +66,7 @@ func (f *forever) dial(context.Context, string, *net.Dialer, *tls.Config) (net.C
 	return here, nil
 }
 
-// die ends its connections, and is undone by false.
+// die closes its connections; die(false) ends that.
 func (f *forever) die(dead bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -171,7 +171,7 @@ func (f *forever) answer(words []string) string {
 		return "$-1\r\n"
 	case "SCAN":
 		prefix, found := strings.CutSuffix(words[3], strings.Repeat("?", 36))
-		if !found { // when a connection is tried
+		if !found { // the check of a new connection
 			return "*2\r\n" + text("0") + "*0\r\n"
 		}
 		if f.busy--; f.busy >= 0 {
@@ -196,8 +196,8 @@ func (f *forever) answer(words []string) string {
 
 func text(s string) string { return "$" + strconv.Itoa(len(s)) + "\r\n" + s + "\r\n" }
 
-// TestConnects: a cache connects in the background when its server is there again, whether
-// or not a call has failed. So the first call after that needs no longer than any.
+// TestConnects: a cache reconnects in the background when its server returns, even if no
+// call has failed. So the first call afterwards takes no longer than usual.
 func TestConnects(t *testing.T) {
 	for _, test := range []struct {
 		what  string
@@ -235,7 +235,7 @@ func TestConnects(t *testing.T) {
 	}
 }
 
-// TestNobodyWaits: no caller waits for a server that hangs once a PING was in vain.
+// TestNobodyWaits: once a PING has failed, no caller waits for a hanging server.
 func TestNobodyWaits(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f, c := openForever(t, false)
@@ -260,8 +260,8 @@ func TestNobodyWaits(t *testing.T) {
 			})
 		}
 		group.Wait()
-		// Of each caller one waits until the PING is sent, one for as long, and one may begin
-		// just before it was in vain.
+		// Each caller may wait three times: until the PING is sent, until it fails, and in
+		// a call begun just before that.
 		if n := waited.Load(); n < callers || n > 3*callers {
 			t.Errorf("%d calls of %d waited, want one to three for each of %d callers", n, callers*calls, callers)
 		}
@@ -270,7 +270,7 @@ func TestNobodyWaits(t *testing.T) {
 	})
 }
 
-// TestImpatient: a caller who gives up does not make others think that the server is down.
+// TestImpatient: a caller that gives up does not make the server look dead to others.
 func TestImpatient(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f, c := openForever(t, false)
@@ -294,7 +294,8 @@ func TestImpatient(t *testing.T) {
 	})
 }
 
-// TestPutAfterGivenUp: a Put that waits for one whose caller gives up is not erased with it.
+// TestPutAfterGivenUp: when a caller gives up its Put, a later Put of the same value is not
+// erased with it.
 func TestPutAfterGivenUp(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f, c := openForever(t, false)
@@ -316,8 +317,8 @@ func TestPutAfterGivenUp(t *testing.T) {
 	})
 }
 
-// TestAgeing: what could not be erased is erased when the server is back within 15
-// minutes. After that no code is left to erase: a vault keeps none for longer.
+// TestAgeing: a value that could not be erased is erased if the server returns within 15
+// minutes. After that there is nothing to erase, since a vault keeps no code for longer.
 func TestAgeing(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f, c := openForever(t, false)
@@ -336,16 +337,16 @@ func TestAgeing(t *testing.T) {
 		f.die(false)
 		<-time.After(5 * time.Second)
 		if f.has("cardvault:code:" + id(recent).String()) {
-			t.Error("what was to be erased 15 minutes ago, less five seconds, is still there")
+			t.Error("a value from just under 15 minutes ago is not erased")
 		}
 		if !f.has("cardvault:code:" + id(old).String()) {
-			t.Error("what was to be erased 16 minutes ago is still remembered")
+			t.Error("a deletion from 16 minutes ago is still pending")
 		}
 	})
 }
 
-// TestEraseAllFails: what is to be erased, too much to remember which, is erased at the next
-// try if the first is in vain, and not used before.
+// TestEraseAllFails: after too many failed deletions all values must be erased. If the
+// first attempt at that fails, the next one does it, and no value is used before.
 func TestEraseAllFails(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f, c := openForever(t, false)
@@ -364,15 +365,14 @@ func TestEraseAllFails(t *testing.T) {
 		for range 100 {
 			<-time.After(100 * time.Millisecond)
 			if got, err := c.Get(t.Context(), id(1)); err == nil {
-				t.Fatalf("what was to be erased is %q", got)
+				t.Fatalf("a deleted value is %q", got)
 			}
 		}
 		lacks(t, "after ten seconds", c, 1)
 	})
 }
 
-// TestKeptTooLong: a code is not available when its time is over, though the server
-// keeps it.
+// TestKeptTooLong: an expired code is not available, even if the server still has it.
 func TestKeptTooLong(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		f, c := openForever(t, false)
@@ -400,7 +400,7 @@ func TestKeptTooLong(t *testing.T) {
 			}
 		}
 		if !f.has("cardvault:code:" + token.String()) {
-			t.Error("the server does not keep what it was given")
+			t.Error("the server has not kept the value")
 		}
 	})
 }

@@ -27,7 +27,7 @@ import (
 	"github.com/cardvault/cardvault/store/valkeycodes"
 )
 
-// opens checks that Open succeeds, or fails for a reason.
+// opens checks that Open succeeds, or fails with want in its error.
 func opens(t *testing.T, what string, client valkey.ClientOption, o *valkeycodes.Options, want string) {
 	t.Helper()
 	c, err := valkeycodes.Open(t.Context(), client, patient(o))
@@ -45,8 +45,8 @@ func opens(t *testing.T, what string, client valkey.ClientOption, o *valkeycodes
 	}
 }
 
-// TestPersistence: a server that writes to disk, or does not tell, is refused unless
-// it is allowed.
+// TestPersistence: a server that persists, or hides whether it does, is refused unless the
+// options allow it.
 func TestPersistence(t *testing.T) {
 	persistence, unchecked := &valkeycodes.Options{AllowPersistence: true}, &valkeycodes.Options{AllowUnchecked: true}
 	for _, test := range []struct {
@@ -66,7 +66,7 @@ func TestPersistence(t *testing.T) {
 	}
 }
 
-// TestPersistsLater: each connection is to a server that does not persist.
+// TestPersistsLater: every new connection checks that the server does not persist.
 func TestPersistsLater(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	p := realtest.NewProxy(t, s.Addr())
@@ -89,8 +89,8 @@ func TestPersistsLater(t *testing.T) {
 	recovers(t, c)
 }
 
-// TestLogins: the commands that the package names are all that it needs, and a user who lacks
-// one is refused.
+// TestLogins: the commands listed by the package suffice, and a user that lacks one of them
+// is refused.
 func TestLogins(t *testing.T) {
 	commands := []string{"get", "set", "del", "scan", "ping", "config|get"}
 	const keys = " on >secret ~cardvault:code:* +auth +"
@@ -138,7 +138,7 @@ func TestTooOld(t *testing.T) {
 	opens(t, "no HELLO", at(s.Addr()), nil, "refuses HELLO: unknown command")
 }
 
-// TestProtected: a server that lets in nobody from outside is refused.
+// TestProtected: a server in protected mode is refused.
 func TestProtected(t *testing.T) {
 	addr := serve(t, nil, func(conn net.Conn) {
 		if _, err := conn.Read(make([]byte, 4<<10)); err == nil {
@@ -148,7 +148,7 @@ func TestProtected(t *testing.T) {
 	opens(t, "protected mode", at(addr), nil, "DENIED")
 }
 
-// TestSelect: another database than the first is taken if it is there.
+// TestSelect: a database other than the first is used if it exists.
 func TestSelect(t *testing.T) {
 	o := at(realtest.Redis(t, nil).Addr())
 	o.SelectDB = 1
@@ -178,7 +178,7 @@ func TestUnchecked(t *testing.T) {
 	}
 }
 
-// TestSlowlog: a server that keeps slow commands is taken, with one warning.
+// TestSlowlog: a server with a slow log is accepted, with one warning.
 func TestSlowlog(t *testing.T) {
 	for _, test := range []struct {
 		slower, length string
@@ -197,7 +197,7 @@ func TestSlowlog(t *testing.T) {
 	}
 }
 
-// logged is what a cache has logged.
+// A logged collects the log of a cache.
 type logged struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -209,7 +209,7 @@ func (l *logged) Write(b []byte) (int, error) {
 	return l.text.Write(b)
 }
 
-// count returns how many lines have all words.
+// count returns the number of lines that contain all words.
 func (l *logged) count(words ...string) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -221,8 +221,8 @@ func (l *logged) count(words ...string) (n int) {
 	return n
 }
 
-// TestReplica: a server that takes no writes is refused, and given up when it becomes one:
-// its name may lead to another by then.
+// TestReplica: a read-only server is refused. A server that becomes read-only is given up,
+// since its name may lead to another by then.
 func TestReplica(t *testing.T) {
 	old, next := realtest.Redis(t, nil), realtest.Redis(t, nil)
 	var name atomic.Value
@@ -245,7 +245,7 @@ func TestReplica(t *testing.T) {
 	administer(t, old).run("REPLICAOF", "127.0.0.1", "1")
 	early, err := valkeycodes.Open(t.Context(), at(old.Addr()), patient(nil))
 	if err != nil {
-		t.Fatal(err) // whose name may lead to another one soon
+		t.Fatal(err) // not refused by Open: the name may lead to another server soon
 	}
 	if err := errors.Join(early.Ping(t.Context()), early.Close()); err == nil || !strings.Contains(err.Error(), "READONLY") {
 		t.Errorf("Ping of a replica = %v", err)
@@ -263,7 +263,7 @@ func TestReplica(t *testing.T) {
 	eventually(t, "Put at the next server", func() error { return c.Put(t.Context(), id(1), []byte("1"), time.Hour) })
 	holds(t, c, 1, "1")
 	if took := time.Since(begin); took > 30*time.Second {
-		t.Errorf("the next server is found after %v, want it before the connection ends anyway", took)
+		t.Errorf("the next server is found after %v, no sooner than the connection ends anyway", took)
 	}
 }
 
@@ -277,13 +277,13 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestCluster: one server of a cluster has only some of the keys.
+// TestCluster: a server of a cluster has only part of the keys, and is refused.
 func TestCluster(t *testing.T) {
 	s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"cluster-enabled": "yes"}})
 	opens(t, "a cluster", at(s.Addr()), nil, "cluster")
 }
 
-// TestCrowded: a server that is full is one that does not answer for now.
+// TestCrowded: a server without a free connection is unavailable for now.
 func TestCrowded(t *testing.T) {
 	s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"maxclients": "1"}})
 	other, err := net.Dial("tcp", s.Addr())
@@ -305,8 +305,7 @@ func TestCrowded(t *testing.T) {
 	recovers(t, c)
 }
 
-// TestBusy: a server that is busy does not refuse to tell whether it persists, and is asked
-// again.
+// TestBusy: a busy server's error is not a refusal of CONFIG GET: the check is repeated.
 func TestBusy(t *testing.T) {
 	s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"lua-time-limit": "1", "save": "3600 1"}})
 	a := administer(t, s)
@@ -343,7 +342,7 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// TestOpenEnds with its context, also when a server hangs.
+// TestOpenEnds: Open ends with its context, even if the server hangs.
 func TestOpenEnds(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	s.Stop()
@@ -354,7 +353,7 @@ func TestOpenEnds(t *testing.T) {
 	}
 }
 
-// TestNotARedis: what answers something else is not taken, and not waited for.
+// TestNotARedis: a server with other answers is refused, without waiting.
 func TestNotARedis(t *testing.T) {
 	for _, answer := range []string{"HTTP/1.1 400 Bad Request\r\n\r\n", "*2\r\n$4\r\nsave\r\n$9\r\nno\r\n", "*-1\r\n", strings.Repeat("x", 1<<20)} {
 		addr := serve(t, nil, func(conn net.Conn) { _, _ = io.WriteString(conn, answer) })
@@ -370,7 +369,7 @@ type away struct{ net.Conn }
 
 func (away) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 6379} }
 
-// dialAway is a DialCtxFn.
+// dialAway is a DialCtxFn that connects to another host.
 func dialAway(ctx context.Context, addr string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
 	conn, err := dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -410,8 +409,8 @@ func TestTLS(t *testing.T) {
 	opens(t, "TLS that is verified by a function", o, nil, "")
 }
 
-// relay starts a server that passes everything on to another one, and lets answer
-// write what that answers.
+// relay starts a server that passes everything on to another server. Its answers go through
+// answer.
 func relay(t *testing.T, config *tls.Config, to string, answer func(client net.Conn, b []byte)) (addr string) {
 	t.Helper()
 	return serve(t, config, func(client net.Conn) {
@@ -435,11 +434,11 @@ func relay(t *testing.T, config *tls.Config, to string, answer func(client net.C
 	})
 }
 
-// write is an answer.
+// write passes an answer on.
 func write(client net.Conn, b []byte) { _, _ = client.Write(b) }
 
-// serve starts a server that calls handle for each connection, and ends them with the
-// test.
+// serve starts a server that calls handle for each connection. The test's end closes all of
+// them.
 func serve(t *testing.T, config *tls.Config, handle func(net.Conn)) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -470,7 +469,7 @@ func serve(t *testing.T, config *tls.Config, handle func(net.Conn)) (addr string
 	return addr
 }
 
-// certificate returns a server's configuration for 127.0.0.1, and who trusts it.
+// certificate returns a server's configuration for 127.0.0.1, and the pool that trusts it.
 func certificate(t *testing.T) (*tls.Config, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -17,8 +17,8 @@ import (
 	"github.com/cardvault/cardvault/store/valkeycodes"
 )
 
-// TestAnswers: whatever a server answers, the process lives, the call fails, and the next
-// connection is as good as any.
+// TestAnswers: after any answer the process lives, the call fails, and the next connection
+// works.
 func TestAnswers(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	const get, set = "$3\r\nabc\r\n", "+OK\r\n"
@@ -63,8 +63,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestUnasked: an answer to no command, which a proxy sends that shuts down, ends the
-// connection and not the process.
+// TestUnasked: an unsolicited answer, as from a proxy that shuts down, ends the connection
+// and not the process.
 func TestUnasked(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	var left atomic.Int32
@@ -83,8 +83,7 @@ func TestUnasked(t *testing.T) {
 	holds(t, c, 1, "1")
 }
 
-// TestReset: a connection that is given up is reset, so that what was not sent over it is
-// not sent later.
+// TestReset: an abandoned connection is reset, so that its unsent data is never sent.
 func TestReset(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	config, roots := certificate(t)

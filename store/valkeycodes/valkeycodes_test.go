@@ -30,8 +30,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func at(addr string) valkey.ClientOption { return valkey.ClientOption{InitAddress: []string{addr}} }
 
-// open opens a cache that takes a server for dead only if it ends its connections, and not
-// because the machine is busy, unless o says how patient it is.
+// open opens a cache. Unless o has a Patience, a server looks dead only when it closes its
+// connections, not when the machine is busy.
 func open(t testing.TB, addr string, o *valkeycodes.Options) *valkeycodes.Cache {
 	t.Helper()
 	c, err := valkeycodes.Open(t.Context(), at(addr), patient(o))
@@ -46,7 +46,7 @@ func open(t testing.TB, addr string, o *valkeycodes.Options) *valkeycodes.Cache 
 	return c
 }
 
-// hasty is a cache that gives up a server which hangs.
+// hasty is for a cache that gives up a hanging server.
 var hasty = &valkeycodes.Options{Patience: 50 * time.Millisecond}
 
 func patient(o *valkeycodes.Options) *valkeycodes.Options {
@@ -68,7 +68,7 @@ func put(t testing.TB, c *valkeycodes.Cache, n int) {
 	eventually(t, "Put", func() error { return c.Put(t.Context(), id(n), fmt.Append(nil, n), time.Hour) })
 }
 
-// holds waits until the cache answers, which must be with a value.
+// holds waits until the cache returns a value, which must be the expected one.
 func holds(t testing.TB, c *valkeycodes.Cache, n int, want string) {
 	t.Helper()
 	eventually(t, "Get", func() error {
@@ -169,8 +169,8 @@ func TestContract(t *testing.T) {
 	})
 }
 
-// TestKeys: keys begin with the prefix, and each ends a millisecond before its time:
-// the server counts one that has begun.
+// TestKeys: keys begin with the prefix, and each expires a millisecond early, because the
+// server rounds up.
 func TestKeys(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	a := administer(t, s)
@@ -198,7 +198,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// TestKilled: a server that dies has no values, fails calls, and starts again empty.
+// TestKilled: a killed server loses its values, fails calls, and starts again empty.
 func TestKilled(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	c := open(t, s.Addr(), nil)
@@ -230,7 +230,7 @@ func TestFlushed(t *testing.T) {
 	put(t, c, 1)
 }
 
-// TestHung: what could not be put at a server that hangs is not there when it goes on.
+// TestHung: values whose Put failed on a hanging server are not there when it continues.
 func TestHung(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	c := open(t, s.Addr(), hasty)
@@ -254,14 +254,14 @@ func TestHung(t *testing.T) {
 	recovers(t, c)
 	a := administer(t, s)
 	eventually(t, "values that could not be put", func() error {
-		if keys := a.keys(); len(keys) != 1 { // that of recovers: the first was to be replaced
+		if keys := a.keys(); len(keys) != 1 { // the key of recovers: the first value was being replaced
 			return fmt.Errorf("%d keys are left", len(keys))
 		}
 		return nil
 	})
 }
 
-// TestLostAnswer: what was put or deleted without an answer is not there afterwards.
+// TestLostAnswer: a value is gone after a Put or Delete without an answer.
 func TestLostAnswer(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	p := realtest.NewProxy(t, s.Addr())
@@ -290,8 +290,9 @@ func TestLostAnswer(t *testing.T) {
 	}
 }
 
-// TestReplaced: what could not be replaced or erased goes, also if another replica has put it
-// since. Which is older only the server's clock could tell, and that may have stood still.
+// TestReplaced: a value that could not be replaced or erased is erased later, even if
+// another replica has put it since. Only the server's clock knows the order, and it may
+// have stood still.
 func TestReplaced(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	p := realtest.NewProxy(t, s.Addr())
@@ -314,7 +315,8 @@ func TestReplaced(t *testing.T) {
 	lacks(t, "a value that was replaced", other, replaced)
 }
 
-// TestCrowdedOut: what is to be erased is, however much there is, and nothing of others.
+// TestCrowdedOut: after any number of failed calls the deleted values are erased, and no
+// other keys.
 func TestCrowdedOut(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	p := realtest.NewProxy(t, s.Addr())
@@ -341,18 +343,19 @@ func TestCrowdedOut(t *testing.T) {
 	p.Resume()
 	recovers(t, c)
 	lacks(t, "what was deleted after 65,536 others", c, 1)
-	keys := slices.DeleteFunc(a.keys(), func(key string) bool { return key == prefix+uuid.Max.String() }) // that of recovers
+	keys := slices.DeleteFunc(a.keys(), func(key string) bool { return key == prefix+uuid.Max.String() }) // the key of recovers
 	slices.Sort(keys)
 	slices.Sort(others)
 	if !slices.Equal(keys, others) {
 		t.Errorf("%d keys are left, want %q", len(keys), others)
 	}
 	put(t, c, 1)
-	<-time.After(2500 * time.Millisecond) // in which it would be done again
+	<-time.After(2500 * time.Millisecond) // a second erasure would have happened by now
 	holds(t, c, 1, "1")
 }
 
-// TestRefusedErase: what a server does not erase is not read, and erased when it can be.
+// TestRefusedErase: a value that the server refuses to erase is not read, and is erased as
+// soon as possible.
 func TestRefusedErase(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	c := open(t, s.Addr(), nil)
@@ -381,7 +384,7 @@ func TestRefusedErase(t *testing.T) {
 	})
 }
 
-// TestRepeatedPut: a Put that was given up does not cost the value of the next.
+// TestRepeatedPut: an abandoned Put does not erase the value of the next Put.
 func TestRepeatedPut(t *testing.T) {
 	c := open(t, realtest.Redis(t, nil).Addr(), nil)
 	const values = 500
@@ -396,7 +399,7 @@ func TestRepeatedPut(t *testing.T) {
 	}
 }
 
-// TestQueued: also what was given up while it waited for other calls is erased.
+// TestQueued: a Delete abandoned while queued still erases its value.
 func TestQueued(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	c := open(t, s.Addr(), nil)
@@ -407,7 +410,7 @@ func TestQueued(t *testing.T) {
 	s.Stop()
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
-	for range 300 { // more than go at a time
+	for range 300 { // more than run at a time
 		group.Go(func() { _, _ = c.Get(ctx, id(0)) })
 	}
 	gaveUp := 0
@@ -415,7 +418,7 @@ func TestQueued(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
 		err := c.Delete(ctx, id(gaveUp))
-		if err == context.DeadlineExceeded { // and no word of an answer
+		if err == context.DeadlineExceeded { // and not for lack of an answer
 			return nil
 		}
 		gaveUp = (gaveUp + 1) % values
@@ -432,7 +435,7 @@ func TestQueued(t *testing.T) {
 	})
 }
 
-// TestEnded: a call whose context has ended changes nothing later either.
+// TestEnded: a call with an ended context changes nothing, now or later.
 func TestEnded(t *testing.T) {
 	c := open(t, realtest.Redis(t, nil).Addr(), nil)
 	put(t, c, 1)
@@ -446,8 +449,7 @@ func TestEnded(t *testing.T) {
 	}
 }
 
-// TestGivenUp: a call returns when its context ends, though another one is still
-// connecting.
+// TestGivenUp: a call returns when its context ends, even while another call is connecting.
 func TestGivenUp(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	o := at(s.Addr())
@@ -489,7 +491,7 @@ func TestGivenUp(t *testing.T) {
 	}
 }
 
-// TestLateStart: a cache is there before its server.
+// TestLateStart: a cache may be opened before its server runs.
 func TestLateStart(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	s.Kill()
@@ -504,7 +506,7 @@ func TestLateStart(t *testing.T) {
 	}
 }
 
-// TestFull: without room old values go, or new ones are not taken, as the server is set.
+// TestFull: a full server evicts old values or refuses new ones, by its policy.
 func TestFull(t *testing.T) {
 	for policy, evicts := range map[string]bool{"volatile-ttl": true, "allkeys-lru": true, "noeviction": false} {
 		s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"maxmemory": "2mb", "maxmemory-policy": policy}})
@@ -512,7 +514,7 @@ func TestFull(t *testing.T) {
 		const values = 3_000
 		failed := 0
 		for n := range values {
-			eventually(t, policy, func() error { // a busy machine may be too slow for once
+			eventually(t, policy, func() error { // a busy machine may be too slow once
 				err := c.Put(t.Context(), id(n), make([]byte, store.MaxCode), time.Hour+time.Duration(n)*time.Second)
 				if err != nil && strings.Contains(err.Error(), "OOM") {
 					failed++
@@ -536,12 +538,12 @@ func TestFull(t *testing.T) {
 			})
 		}
 		if evicts != (failed == 0) || there == 0 || there+failed > values || !evicts && there+failed != values {
-			t.Errorf("%s: of %d values %d were not taken and %d are there", policy, values, failed, there)
+			t.Errorf("%s: of %d values %d were refused and %d are there", policy, values, failed, there)
 		}
 	}
 }
 
-// TestErrors tell nothing of what was sent, which a server may repeat.
+// TestErrors: an error contains nothing of the request, which a server may echo.
 func TestErrors(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	c := open(t, relay(t, nil, s.Addr(), func(client net.Conn, b []byte) {
@@ -559,7 +561,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestBack: that a server is back is logged once.
+// TestBack: the return of a server is logged once.
 func TestBack(t *testing.T) {
 	s := realtest.Redis(t, nil)
 	var log logged

@@ -17,8 +17,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// replica returns a vault on a store that others share. It has a cache of its own on
-// the server of the security codes.
+// replica returns a vault on a shared store, with a cache of its own on the server of the
+// security codes.
 func replica(t testing.TB, s store.Store, addr string, o *valkeycodes.Options) (*cardvault.Vault, *valkeycodes.Cache) {
 	t.Helper()
 	keys, err := cardvault.KeyBytes(bytes.Repeat([]byte{7}, cardvault.KeySize))
@@ -68,8 +68,8 @@ func available(t testing.TB, v *cardvault.Vault, id uuid.UUID) bool {
 	return got.Available
 }
 
-// TestFaults: whatever becomes of the server, tokens can be imported and read, and
-// a code is available or not, in all replicas alike.
+// TestFaults: whatever happens to the server, tokens can be imported and read, and all
+// replicas agree whether a code is available.
 func TestFaults(t *testing.T) {
 	for _, fault := range []struct {
 		what      string
@@ -89,8 +89,8 @@ func TestFaults(t *testing.T) {
 			rows := memstore.New()
 			one, codes := replica(t, rows, server.Addr(), hasty)
 			other, otherCodes := replica(t, rows, server.Addr(), hasty)
-			// A busy machine may take a server for dead. A code that was not kept in time is
-			// erased, though another replica may have seen it.
+			// On a busy machine a server may look dead. A code that was kept too late is
+			// erased, even if another replica has seen it.
 			shared := func() (id uuid.UUID) {
 				eventually(t, "both replicas do not have the code", func() error {
 					if id = imports(t, one); !available(t, one, id) || !available(t, other, id) {
@@ -130,7 +130,7 @@ func TestFaults(t *testing.T) {
 					t.Errorf("in the %s replica the code from before is available", what)
 				}
 				if !fault.answers && available(t, v, during) {
-					t.Errorf("in the %s replica a code is available that was not kept", what)
+					t.Errorf("in the %s replica an unkept code is available", what)
 				}
 			}
 			after := shared()
@@ -142,13 +142,13 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestSealed: what the server has tells no code, and ends by itself.
+// TestSealed: the server's data reveals no code, and expires by itself.
 func TestSealed(t *testing.T) {
 	server := realtest.Redis(t, nil)
 	v, _ := replica(t, memstore.New(), server.Addr(), nil)
 	a := administer(t, server)
 	var keys []string
-	eventually(t, "a code is kept", func() error { // unless the machine is slow for once
+	eventually(t, "a code is kept", func() error { // unless the machine is slow once
 		imports(t, v)
 		if keys = a.keys(); len(keys) != 1 {
 			a.run("FLUSHALL")

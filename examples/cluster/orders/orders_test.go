@@ -25,12 +25,12 @@ func TestMain(m *testing.M) { os.Exit(postgres.Main(m).Run()) }
 
 var postgres = realtest.SharedPostgreSQL(nil)
 
-// patience is how long something may take that is on its way.
+// patience limits the wait for anything in progress.
 const patience = 60 * time.Second
 
 var visa = cardvault.Card{PAN: card.NewPAN([]byte("4242424242424242")), Expiry: card.Expiry{Month: 12, Year: 2090}}
 
-// A world is what outlives a process: two databases and a key.
+// A world holds the state that outlives a process: two databases and a key.
 type world struct {
 	t             *testing.T
 	orders, vault string      // URLs
@@ -78,7 +78,7 @@ func (w *world) exec(sql string) {
 	}
 }
 
-// A forgetful sink takes an event, and loses its answer if the world says so.
+// A forgetful sink takes an event, and loses its own answer if the world says so.
 type forgetful struct {
 	*Sink
 	*world
@@ -91,7 +91,7 @@ func (f *forgetful) Event(ctx context.Context, e *cardvault.Event) error {
 	return errors.New("lost")
 }
 
-// process is one life of the shop. It ends without finishing anything.
+// process is one life of the shop. Its end finishes nothing.
 func (w *world) process(live func(s *Shop)) {
 	w.t.Helper()
 	ctx := w.t.Context()
@@ -130,7 +130,7 @@ func (w *world) must(err error) {
 	}
 }
 
-// told passes events on until an order has its token, and returns that.
+// told passes events on until an order has its token, and returns the token.
 func (w *world) told(s *Shop, order uuid.UUID) (token uuid.UUID) {
 	w.t.Helper()
 	for end := time.Now().Add(patience); token == uuid.Nil; {
@@ -140,14 +140,14 @@ func (w *world) told(s *Shop, order uuid.UUID) (token uuid.UUID) {
 		if t != nil {
 			token = *t
 		} else if time.Now().After(end) {
-			w.t.Fatal("the order is never told of its token")
+			w.t.Fatal("the order never has its token")
 		}
 	}
 	return token
 }
 
-// enter has the card of an order come into the vault, as a program or as a browser does. A
-// browser that has entered the card has done so.
+// enter brings the card of an order into the vault, as a program or as a browser. A browser
+// does nothing after that.
 func enter(ctx context.Context, s *Shop, order uuid.UUID, browser bool) error {
 	if !browser {
 		_, err := s.TakeCard(ctx, order, 0, visa)
@@ -161,8 +161,8 @@ func enter(ctx context.Context, s *Shop, order uuid.UUID, browser bool) error {
 	return err
 }
 
-// TestCrashes ends the process after each step. Whoever comes next finds or finishes what it
-// has left.
+// TestCrashes ends the process after each step. The next process finds or finishes the
+// work.
 func TestCrashes(t *testing.T) {
 	w, ctx := newWorld(t), t.Context()
 	for _, browser := range []bool{false, true} {
@@ -193,7 +193,7 @@ func TestCrashes(t *testing.T) {
 			}
 
 			w.process(func(s *Shop) {
-				w.must(s.Vault.Drain(ctx)) // the event that was not taken
+				w.must(s.Vault.Drain(ctx)) // the refused event
 				var kept bool
 				w.must(s.DB.QueryRow(ctx, `SELECT kept FROM orders WHERE id = $1`, order).Scan(&kept))
 				p, err := s.Vault.List(ctx, &cardvault.TokenListOptions{BusinessKey: order.String()})
@@ -206,14 +206,14 @@ func TestCrashes(t *testing.T) {
 	}
 }
 
-// TestProvisional: of two cards the last counts, the card of an order that is not placed goes
-// with its token, and an order whose card has gone cannot be placed.
+// TestProvisional: the last of two cards counts. The card of an abandoned order is deleted
+// with its token. An order whose card is deleted cannot be placed.
 func TestProvisional(t *testing.T) {
 	w, ctx := newWorld(t), t.Context()
 	w.process(func(s *Shop) {
 		order := uuid.New()
 		if err := s.Place(ctx, order); !errors.Is(err, ErrNoCard) {
-			t.Errorf("an order that is not there is placed: %v", err)
+			t.Errorf("an unknown order is placed: %v", err)
 		}
 		w.must(s.Order(ctx, order, 1999))
 		w.must(s.Order(ctx, order, 1999))
@@ -230,25 +230,25 @@ func TestProvisional(t *testing.T) {
 		}
 		w.must((&Sink{DB: s.DB}).Event(ctx, &cardvault.Event{Type: receive.TokenCreated, Sequence: 1, TokenID: first.ID, Token: first}))
 		if w.told(s, order) != last {
-			t.Error("an event that comes again counts")
+			t.Error("a repeated event counts")
 		}
 		w.must(s.Vault.Delete(ctx, first.ID))
 		w.must(s.Vault.Drain(ctx))
 		if w.told(s, order) != last {
-			t.Error("the end of another card counts")
+			t.Error("the deletion of another card counts")
 		}
 
-		// What lapses is deleted.
+		// Expired cards are deleted.
 		_, err = s.place(ctx, order)
 		w.must(err)
 		w.must(s.Vault.Delete(ctx, last))
 		w.must(s.Recover(ctx))
 		if err := s.Place(ctx, order); !errors.Is(err, ErrNoCard) {
-			t.Errorf("an order whose card has gone is placed: %v", err)
+			t.Errorf("an order with a deleted card is placed: %v", err)
 		}
 		w.must(s.Vault.Drain(ctx))
 
-		// The same, if the order is told before it is looked at.
+		// The same, with the event before the look-up.
 		w.must(enter(ctx, s, order, true))
 		next := w.told(s, order)
 		_, err = s.place(ctx, order)
@@ -263,13 +263,13 @@ func TestProvisional(t *testing.T) {
 		w.must(enter(ctx, s, order, true))
 		w.must(s.Vault.Drain(ctx))
 		if w.told(s, order) != final {
-			t.Error("a card that comes after an order is placed counts")
+			t.Error("a card counts although the order was placed before")
 		}
 	})
 }
 
-// TestStrangers: neither a card of another account under the id of an order nor one of the
-// shop under another business key gets into an order.
+// TestStrangers: two cards cannot get into an order: one of another account with the
+// order's id, and one of the shop with another business key.
 func TestStrangers(t *testing.T) {
 	w, ctx := newWorld(t), t.Context()
 	w.process(func(s *Shop) {
@@ -290,7 +290,7 @@ func TestStrangers(t *testing.T) {
 		var none bool
 		w.must(s.DB.QueryRow(ctx, `SELECT token IS NULL FROM orders WHERE id = $1`, order).Scan(&none))
 		if !none {
-			t.Error("the card of a stranger is in the order")
+			t.Error("a stranger's card is in the order")
 		}
 		right, err := s.TakeCard(ctx, order, 0, visa)
 		w.must(err)

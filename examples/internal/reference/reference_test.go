@@ -31,8 +31,8 @@ var (
 	named = regexp.MustCompile(` aria-labelledby="([^"]*)"`)
 )
 
-// TestContract shows the contract of the REST surface: every operation, member, status and
-// event, and no link that leads nowhere.
+// TestContract shows the whole contract of the REST API: every operation, member, status
+// and event. No link is dead.
 func TestContract(t *testing.T) {
 	_, contract := httpapi.OpenAPI()
 	page := render(t, string(contract))
@@ -67,7 +67,7 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// namesOf returns what a page shows of a part of a document, which is the value of a member.
+// namesOf returns the names shown for a part of a document.
 func namesOf(part any, of string) (names []string) {
 	switch part := part.(type) {
 	case map[string]any:
@@ -92,7 +92,7 @@ func namesOf(part any, of string) (names []string) {
 	return names
 }
 
-// TestNothingInline: a strict Content-Security-Policy leaves the page as it is.
+// TestNothingInline: the page works under a strict Content-Security-Policy.
 func TestNothingInline(t *testing.T) {
 	_, contract := httpapi.OpenAPI()
 	page := render(t, string(contract))
@@ -106,7 +106,7 @@ func TestNothingInline(t *testing.T) {
 	}
 }
 
-// TestTry offers to try what the cookie of the page may do, and nothing else.
+// TestTry offers to try exactly the operations that the page's cookie allows.
 func TestTry(t *testing.T) {
 	_, contract := httpapi.OpenAPI()
 	page := render(t, string(contract))
@@ -124,7 +124,7 @@ func document(description string) string {
 	return `{"openapi":"3.1.1","info":{"title":"T","version":"1","description":` + description + `},"tags":[{"name":"A"}],"paths":{"/a":{"get":{"operationId":"a","tags":["A"],"responses":{}}}}}`
 }
 
-// TestMarkdown turns Markdown into HTML, and nothing else into markup.
+// TestMarkdown turns Markdown into HTML, and lets no other markup through.
 func TestMarkdown(t *testing.T) {
 	for markdown, want := range map[string]string{
 		`"a\nb\n\nc"`:                         "<p>a b</p>\n<p>c</p>\n",
@@ -146,7 +146,7 @@ func TestMarkdown(t *testing.T) {
 	}
 }
 
-// TestNoDocument refuses what is none, and ends with references that go round.
+// TestNoDocument refuses text that is not a document, and ends on circular references.
 func TestNoDocument(t *testing.T) {
 	for _, text := range []string{"", "{}", "[]", "x", `{"openapi":"3.1.1"}`, document(`""`) + "x", document(`""`)[1:]} {
 		if _, err := reference.Page([]byte(text), &reference.Options{}); err == nil {
@@ -156,6 +156,6 @@ func TestNoDocument(t *testing.T) {
 	round := strings.Replace(document(`""`), `"responses":{}`, `"responses":{"200":{"$ref":"#/components/responses/R"},"201":{"$ref":"#/nothing"}},"requestBody":{"content":{"application/json":{"schema":{"$ref":"#/components/schemas/S"}}}}`, 1)
 	round = strings.TrimSuffix(round, "}") + `,"components":{"responses":{"R":{"$ref":"#/components/responses/R"}},"schemas":{"S":{"type":"object","properties":{"s":{"$ref":"#/components/schemas/S"}}}}}}`
 	if page := render(t, round); !strings.Contains(page, `id="operation/a"`) {
-		t.Error("a document that goes round is not shown")
+		t.Error("a circular document is not shown")
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// Credentials are kept as long as the vault knows them, and made anew for another vault.
+// Credentials are kept as long as they work in the vault, and made anew for another vault.
 func TestCredentials(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "sandbox.json")
 	var log bytes.Buffer
@@ -42,7 +42,7 @@ func TestCredentials(t *testing.T) {
 		if err := c.Write(file); err != nil {
 			t.Fatal(err)
 		}
-		read, err := sandbox.Read(t.Context(), v, file) // which tries the keys
+		read, err := sandbox.Read(t.Context(), v, file) // it tries the keys
 		if err != nil || !reflect.DeepEqual(read, c) || len(c.Accounts) != 2 || c.Accounts[0].Name != "sandbox" {
 			t.Fatalf("the file holds %d accounts of %d: %v", len(read.Accounts), len(c.Accounts), err)
 		}
@@ -62,10 +62,10 @@ func TestCredentials(t *testing.T) {
 	}
 	open(second)
 	if said := log.String(); strings.Count(said, "\n") != 1 || !strings.Contains(said, file) {
-		t.Errorf("of what was made anew it says %q", said)
+		t.Errorf("the log of the new credentials is %q", said)
 	}
 	if old, err := sandbox.Read(t.Context(), first, file+".old"); err != nil || !reflect.DeepEqual(old, made) {
-		t.Errorf("what was there before is gone: %v", err)
+		t.Errorf("the old credentials are lost: %v", err)
 	}
 
 	for _, text := range []string{"", "{}", `{"accounts":[]}`} {

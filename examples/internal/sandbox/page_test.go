@@ -46,7 +46,8 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestVisits: a cookie is of one visit, for its time, under the key that it was made with.
+// TestVisits: a cookie is valid for one visit, for a limited time, under the key that made
+// it.
 func TestVisits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := visits("a key that nobody guesses")
@@ -60,7 +61,7 @@ func TestVisits(t *testing.T) {
 		}
 		cookie := v.begin()
 		if !v.know(cookie) || !replica.know(cookie) || visits("another").know(cookie) {
-			t.Error("a cookie is known to those that have its key, and to them alone")
+			t.Error("a cookie is not known under its key, or is known under another")
 		}
 		raw, err := base64.RawURLEncoding.DecodeString(cookie)
 		if err != nil {
@@ -70,21 +71,21 @@ func TestVisits(t *testing.T) {
 			forged := bytes.Clone(raw)
 			forged[i] ^= 1
 			if v.know(base64.RawURLEncoding.EncodeToString(forged)) {
-				t.Errorf("with another byte %d it is known", i)
+				t.Errorf("a cookie with another byte %d is accepted", i)
 			}
 		}
 		for _, other := range []string{"", "x", cookie[1:], cookie + "A", cookie + "="} {
 			if v.know(other) {
-				t.Errorf("%q is known", other)
+				t.Errorf("%q is accepted", other)
 			}
 		}
 		time.Sleep(visitTime - time.Second)
 		if !v.know(cookie) {
-			t.Error("a visit is over early")
+			t.Error("a visit ended early")
 		}
 		time.Sleep(2 * time.Second)
 		if v.know(cookie) {
-			t.Error("a visit is not over")
+			t.Error("a visit did not end")
 		}
 	})
 }
@@ -149,7 +150,7 @@ func TestChallenge(t *testing.T) {
 			}
 		}
 		if state, err := network.Control().Identification(t.Context(), begun.Reference); err != nil || state.ChallengeURL == "" {
-			t.Fatalf("what was refused has ended the challenge: %+v, %v", state, err)
+			t.Fatalf("a refused answer has ended the challenge: %+v, %v", state, err)
 		}
 		status, _, html = send(t, request("POST", url, "answer="+answer))
 		if status != 200 || !bytes.Contains(html, []byte(`id="answered"`)) || bytes.Contains(html, []byte("<button")) {

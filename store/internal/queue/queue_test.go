@@ -20,12 +20,12 @@ type call struct {
 	fn func() error
 }
 
-// A backend answers each group once no call is ready. It keeps the size of each.
+// A backend answers a group once no more calls are ready. It records the groups' sizes.
 type backend struct {
 	*queue.Queue[*call]
 	group  []*call
 	groups []int
-	hold   chan struct{} // if not nil, a group is answered when it is closed
+	hold   chan struct{} // if not nil, groups are answered when it is closed
 	wake   chan time.Time
 	wakes  int
 }
@@ -66,7 +66,7 @@ func (b *backend) step() bool {
 	return true
 }
 
-// answer has all calls of a group run once more, each alone, if one of several fails.
+// answer runs all calls of a group again, each alone, if one of several fails.
 func (b *backend) answer() {
 	fails := func(c *call) bool { return errors.Is(c.Err, errDisk) }
 	group := b.group
@@ -93,8 +93,7 @@ func (b *backend) do(ctx context.Context, fn func() error) error { return b.Do(c
 
 func succeed() error { return nil }
 
-// While a group is being answered, the calls that come share the next one: up to
-// GroupCalls of them, in their order.
+// Calls that arrive during a group share the next one, in order, up to GroupCalls of them.
 func TestGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t)
@@ -120,7 +119,7 @@ func TestGroups(t *testing.T) {
 	})
 }
 
-// Calls that are put back run before others, those that want to be alone in groups of
+// Calls that are put back run before others. Calls that must be alone run in groups of
 // their own.
 func TestAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -151,13 +150,13 @@ func TestAgain(t *testing.T) {
 	})
 }
 
-// A queued call that is alone lets others join the group that goes before it.
+// A queued call that must be alone lets others join the group before it.
 func TestAloneWaits(t *testing.T) {
 	q := queue.New[*call]()
 	first, alone, later := &call{}, &call{}, &call{}
 	alone.Alone = true
 	q.Again(alone)
-	q.Again(first) // before the other
+	q.Again(first) // before the other one
 	if !q.Offer(later, func(error) {}) {
 		t.Fatal("the queue is full")
 	}
@@ -173,12 +172,12 @@ func TestAloneWaits(t *testing.T) {
 	}
 	q.Again(later)
 	if c, ok := q.Next([]*call{alone}, nil); ok {
-		t.Errorf("%v joins a call that is alone", c)
+		t.Errorf("%v joins a call that must be alone", c)
 	}
 }
 
-// An error, a panic and a runtime.Goexit of a function are those of its caller, and
-// do not disturb the others of its group.
+// An error, a panic or a runtime.Goexit of a function concerns its own caller only, not the
+// other calls of its group.
 func TestOutcomes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t)
@@ -218,11 +217,11 @@ func TestOutcomes(t *testing.T) {
 	})
 }
 
-// Fail takes the place of a panic, and a run that of the one before.
+// Fail replaces a panic, and a second run replaces the outcome of the first.
 func TestOutcomeReplaced(t *testing.T) {
 	var c call
 	if c.Run(func() error { panic("first") }) || c.Returned() {
-		t.Error("a panic counts as a return")
+		t.Error("a panic is recorded as a return")
 	}
 	if !c.Run(succeed) || !c.Returned() || c.Err != nil {
 		t.Errorf("the second run has returned: %t, with %v", c.Returned(), c.Err)
@@ -244,8 +243,8 @@ func TestOutcomeReplaced(t *testing.T) {
 	})
 }
 
-// A context ends the wait for room and the wait for a turn, and then the function is
-// not called. It does not end the wait for the outcome.
+// Before its turn, a call ends with its context, and its function is not called. Once it
+// has started, it waits for the outcome.
 func TestContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t)
@@ -281,7 +280,7 @@ func TestContext(t *testing.T) {
 	})
 }
 
-// Close lets the open group end. What is queued, and what comes later, is refused.
+// Close lets the open group end. Queued and later calls are refused.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t)
@@ -311,7 +310,8 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// A call of the store itself is answered to its function, and refused if there is no room.
+// A call of the store itself is answered through its function, and is refused if there is
+// no room.
 func TestOffer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t)
@@ -328,7 +328,7 @@ func TestOffer(t *testing.T) {
 			offer()
 		}
 		if offer() {
-			t.Error("a full queue takes a call")
+			t.Error("a full queue accepts a call")
 		}
 		close(b.hold)
 		synctest.Wait()
@@ -338,7 +338,7 @@ func TestOffer(t *testing.T) {
 	})
 }
 
-// The goroutine that waits for a call can be woken for something else.
+// A waiting goroutine may be woken for something else.
 func TestWake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t)
