@@ -15,7 +15,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// png returns n bytes that begin like an image, each n with others.
+// png returns n bytes that begin like an image, with other content for each n.
 func png(n int) []byte {
 	image := append([]byte("\x89PNG\r\n\x1a\n"), bytes.Repeat([]byte{byte(n), byte(n >> 8), byte(n >> 16)}, n/3+1)...)
 	return image[:n]
@@ -25,7 +25,7 @@ const baseURL = "https://vault.example"
 
 var withArt = &cardvault.Options{Mode: cardvault.Sandbox, BaseURL: baseURL + "/"}
 
-// art returns the id of the art that a token shows.
+// art returns the id of the card art in a token's URL.
 func (l *lab) art(id uuid.UUID) uuid.UUID {
 	l.Helper()
 	url := l.get(id).CardArtURL
@@ -37,7 +37,8 @@ func (l *lab) art(id uuid.UUID) uuid.UUID {
 	return parsed
 }
 
-// shows checks what an art id stands for, in all accounts; nil if nothing.
+// shows checks the image that an art id names, across all accounts. With a nil
+// want it expects no image.
 func (l *lab) shows(what string, art uuid.UUID, want []byte) {
 	l.Helper()
 	got, err := l.In(uuid.Nil).CardArt(l.Context(), art)
@@ -53,8 +54,8 @@ func (l *lab) shows(what string, art uuid.UUID, want []byte) {
 	}
 }
 
-// Art is stored once for all the tokens of an account that show it, and goes with
-// the last of them.
+// TestCardArt: art is stored once for all tokens of an account that show it, and deleted
+// with the last of them.
 func TestCardArt(t *testing.T) {
 	for _, size := range []int{8, 1000, 60 << 10, 60<<10 + 1, 200_000, network.MaxCardArt} {
 		inLab(t, withArt, func(l *lab) {
@@ -73,7 +74,7 @@ func TestCardArt(t *testing.T) {
 			}
 			l.shows("shown", art, image)
 
-			// To another account it is another, and seen without one.
+			// Another account has its own id for the same image.
 			a, err := l.CreateAccount(l.Context(), "another", nil)
 			l.must(err)
 			home := l.Vault
@@ -83,10 +84,10 @@ func TestCardArt(t *testing.T) {
 			if other == art {
 				t.Error("two accounts share an id")
 			}
-			l.shows("of the other account", other, image)
-			l.shows("of this one", art, image)
+			l.shows("in the other account", other, image)
+			l.shows("in this account", art, image)
 			if _, err := l.CardArt(l.Context(), art); !errors.Is(err, cardvault.ErrNotFound) {
-				t.Errorf("the other account sees it: %v", err)
+				t.Errorf("the other account finds it: %v", err)
 			}
 			l.Vault = home
 
@@ -94,10 +95,10 @@ func TestCardArt(t *testing.T) {
 				l.shows(fmt.Sprint("after deletion ", i), art, image)
 				l.must(l.Vault.Delete(l.Context(), id))
 			}
-			l.shows("after the last", art, nil)
-			l.shows("that of the other account", other, image)
+			l.shows("after the last deletion", art, nil)
+			l.shows("the other account's art", other, image)
 			l.must(l.In(a.ID).Delete(l.Context(), far))
-			l.shows("that of the other account after its last", other, nil)
+			l.shows("the other account's art after its last deletion", other, nil)
 			l.drain()
 			l.rows(kindCardArt, art, 0)
 			for i := range 9 {
@@ -115,7 +116,7 @@ func TestCardArt(t *testing.T) {
 			t.Errorf("of a closed vault: %v", err)
 		}
 	})
-	// Without an address there is none.
+	// Without a base URL, a token shows no art.
 	inLab(t, nil, func(l *lab) {
 		l.net.images = map[string][]byte{"gold": png(100)}
 		l.net.like.Art = "gold"
@@ -142,7 +143,8 @@ func (l *lab) rows(kind store.Kind, id uuid.UUID, want int) {
 	}))
 }
 
-// Changed art is another id, and the old one is gone unless others show it.
+// TestCardArtChanges: changed art has another id. The old art is deleted unless other tokens
+// show it.
 func TestCardArtChanges(t *testing.T) {
 	inLab(t, withArt, func(l *lab) {
 		gold, black := png(1000), png(100_000)
@@ -157,20 +159,20 @@ func TestCardArtChanges(t *testing.T) {
 			l.drain()
 		}
 		change("network-token-1", "black")
-		l.shows("the new one", l.art(first), black)
+		l.shows("the new art", l.art(first), black)
 		if l.art(second) != old || l.art(first) == old {
 			t.Errorf("art %v and %v, was %v", l.art(first), l.art(second), old)
 		}
-		l.shows("the old one", old, gold)
+		l.shows("the old art", old, gold)
 		change("network-token-2", "black")
-		l.shows("the old one, which nobody shows", old, nil)
-		l.shows("the new one", l.art(second), black)
+		l.shows("the old art, which no token shows", old, nil)
+		l.shows("the new art", l.art(second), black)
 		change("network-token-2", "gold")
 		if l.art(second) != old {
-			t.Error("the art of before has another id")
+			t.Error("the former art has another id")
 		}
 
-		// A notice that tells nothing new, or is old, starts nothing.
+		// A notice without news, or an old one, starts nothing.
 		calls := len(l.net.asked("Lookup"))
 		l.notify(notice{Kind: network.NoticeArtChanged, Art: "gold", Token: network.Ref{ID: "network-token-2"}})
 		l.notify(notice{Kind: network.NoticeArtChanged, Art: "black", OccurredAt: time.Now().Add(-time.Hour), Token: network.Ref{ID: "network-token-2"}})
@@ -178,22 +180,22 @@ func TestCardArtChanges(t *testing.T) {
 		if n := len(l.net.asked("Lookup")); n != calls {
 			t.Errorf("%d look-ups", n-calls)
 		}
-		// Another notice in between does not put it off.
+		// Another notice in between does not delay the fetch.
 		l.net.set("network-token-2", func(t *network.Token) {
 			t.Art, t.State, t.SuspendedBy = "black", inactive, network.OwnersOf(network.OwnerIssuer)
 		})
 		l.notify(notice{Kind: network.NoticeArtChanged, Art: "black", Token: network.Ref{ID: "network-token-2"}})
 		l.notify(notice{Kind: network.NoticeSuspended, Token: network.Ref{ID: "network-token-2"}})
 		l.drain()
-		l.shows("the new one", l.art(second), black)
+		l.shows("the new art", l.art(second), black)
 
-		// The network has none any more.
+		// The network no longer has art.
 		change("network-token-1", "")
 		if url := l.get(first).CardArtURL; url != "" {
 			t.Errorf("card art at %q", url)
 		}
 	})
-	// The notice comes while the network is asked.
+	// The notice arrives during a look-up.
 	inLab(t, withArt, func(l *lab) {
 		l.net.images = map[string][]byte{"gold": png(100), "black": png(200)}
 		l.net.like.Art = "gold"
@@ -206,11 +208,12 @@ func TestCardArtChanges(t *testing.T) {
 			return nil
 		})
 		l.run(func() { l.pass(29 * time.Hour) })
-		l.shows("the new one", l.art(id), png(200))
+		l.shows("the new art", l.art(id), png(200))
 	})
 }
 
-// A card does without art that cannot be had, and gets it the next day.
+// TestCardArtThatCannotBeHad: a card is usable without art that cannot be fetched. The art
+// is fetched on the next day.
 func TestCardArtThatCannotBeHad(t *testing.T) {
 	for what, spoil := range map[string]func(n *artist){
 		"too large":    func(n *artist) { n.image = png(network.MaxCardArt + 1) },
@@ -256,7 +259,7 @@ func TestCardArtThatCannotBeHad(t *testing.T) {
 	})
 }
 
-// An artist is a network with one image.
+// An artist is a network with a single image.
 type artist struct {
 	*scripted
 	mediaType string
@@ -275,8 +278,8 @@ func (n *artist) CardArt(ctx context.Context, _ *network.ArtRequest) (*network.A
 	return &network.Art{MediaType: n.mediaType, Image: n.image}, n.err
 }
 
-// Art that was stored when it was looked up, and is gone when it is to be shown,
-// is fetched again.
+// TestCardArtGoneMeanwhile: art is fetched again if it was deleted between the look-up and
+// the write.
 func TestCardArtGoneMeanwhile(t *testing.T) {
 	inLab(t, withArt, func(l *lab) {
 		l.net.images = map[string][]byte{"gold": png(1000)}
@@ -285,7 +288,7 @@ func TestCardArtGoneMeanwhile(t *testing.T) {
 		art := l.art(old)
 		l.net.script(nil, func(_ context.Context, c call) error {
 			if c.method == "Provision" {
-				// Between what is read next and what is written.
+				// Runs between the next read and the write.
 				l.store.hook(func() error {
 					l.store.hook(nil)
 					return l.Vault.Delete(l.Context(), old)
@@ -351,7 +354,7 @@ func TestDamagedCardArt(t *testing.T) {
 				return nil
 			}))
 		}
-		l.shows("what was put back", art, png(100_000))
+		l.shows("the restored parts", art, png(100_000))
 	})
 }
 
@@ -369,7 +372,7 @@ func (l *lab) flip(kind store.Kind, id uuid.UUID) func(store.Tx) error {
 	}
 }
 
-// storedArt returns the first versions of an art and of its parts.
+// storedArt returns the records of an art and its parts.
 func (l *lab) storedArt(art uuid.UUID, parts ...uuid.UUID) (all []*store.Record) {
 	l.Helper()
 	l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
@@ -384,7 +387,8 @@ func (l *lab) storedArt(art uuid.UUID, parts ...uuid.UUID) (all []*store.Record)
 	return all
 }
 
-// A network token does not wait long for its art, and gets it later.
+// TestSlowCardArt: a network token becomes active without its art if that is slow, and shows
+// the art later.
 func TestSlowCardArt(t *testing.T) {
 	inLab(t, withArt, func(l *lab) {
 		l.net.like.Art = "slow"

@@ -29,8 +29,8 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// A shyCard is what must not be printed. There are two, because a printed
-// address or time may hold a few digits of one by chance, not of both.
+// A shyCard holds the values that must not be printed. There are two of them: a printed
+// address or time may contain a few digits of one by chance, but not of both.
 type shyCard struct{ pan, masked, code, name string }
 
 var shyCards = [2]shyCard{
@@ -48,8 +48,7 @@ func (s *shyCard) card() cardvault.Card {
 	}
 }
 
-// Containers of a value. Fields of the unexported kind are the ones for which
-// fmt does not call methods.
+// These types contain a value. For unexported fields, fmt does not call methods.
 type (
 	exported[T any]      struct{ V T }
 	unexported[T any]    struct{ v T }
@@ -75,7 +74,7 @@ type held[T any] struct{ V T }
 
 func (h held[T]) Error() string { return fmt.Sprint("held: ", h.V) }
 
-// containers returns v in everything that it is likely to be printed in.
+// containers returns v inside everything that is likely to be printed.
 func containers[T any](v T) map[string]any {
 	p := &v
 	return map[string]any{
@@ -96,8 +95,8 @@ var verbs = []string{
 	"%40v", "%-40v|", "%.9s", "%.99v", "%[1]v %[1]d", "%!", "plain",
 }
 
-// prints writes v in every way that a program prints a value. What cannot be
-// encoded gives its error instead.
+// prints returns v printed in every way that a program may print it. For a value that cannot
+// be encoded, it returns the error.
 func prints(v any) map[string]string {
 	out := map[string]string{
 		"Sprint":   fmt.Sprint(v),
@@ -169,8 +168,8 @@ func recovered(v any) (said string) {
 // A detector finds parts of secrets in texts, in clear and encoded.
 type detector struct{ plain, encoded []string }
 
-// parts returns what no text may show: any seven digits in a row of the number,
-// any five that its masked form hides, the code, any five letters of the name.
+// parts returns the parts that no text may contain: seven consecutive digits of the number,
+// five that its masked form hides, the code, and five letters of the name.
 func (s *shyCard) parts() (parts []string) {
 	windows := func(s string, n int) {
 		for i := range len(s) - n + 1 {
@@ -198,7 +197,7 @@ func (s *shyCard) detector() *detector {
 				}
 			}
 		}
-		// In base64 a text looks in one of three ways, but for its ends.
+		// In base64 a text has one of three forms, apart from its ends.
 		for offset := range 3 {
 			s := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("\x00", offset) + part + "\x00\x00\x00"))
 			first, last := (offset*8+5)/6, (offset+len(part))*8/6
@@ -218,7 +217,7 @@ func (d *detector) finds(text string) (part string, found bool) {
 			return part, true
 		}
 	}
-	// An address may hold any few digits.
+	// An address may contain any few digits.
 	text = address.ReplaceAllString(text, "")
 	for _, part := range d.plain {
 		if strings.Contains(text, part) {
@@ -261,8 +260,7 @@ func TestNothingPrints(t *testing.T) {
 	t.Logf("%d ways", ways)
 }
 
-// A guardedString has all methods by which a type can hide itself, and is a
-// string all the same.
+// A guardedString has every method by which a type can hide itself, and yet it is a string.
 type guardedString string
 
 func (guardedString) String() string               { return "***" }
@@ -273,7 +271,8 @@ func (guardedString) MarshalText() ([]byte, error) { return []byte("***"), nil }
 
 var _ encoding.TextMarshaler = guardedString("")
 
-// The test above is worth something if it finds what other types show.
+// TestDetectorFindsLeaks: the detector finds secrets in other types. Otherwise the test
+// above would prove nothing.
 func TestDetectorFindsLeaks(t *testing.T) {
 	shy := shyCards[0]
 	d := shy.detector()
@@ -308,7 +307,8 @@ func TestDetectorFindsLeaks(t *testing.T) {
 	}
 }
 
-// What the runtime prints of a panic that nobody recovers.
+// TestPanicPrintsNothing: the runtime prints nothing secret of a panic that is not
+// recovered.
 func TestPanicPrintsNothing(t *testing.T) {
 	shy := shyCards[0]
 	c := shy.card()
@@ -367,7 +367,8 @@ func TestMaskedForm(t *testing.T) {
 	}
 }
 
-// A struct that is not comparable is one for which == does not compile.
+// TestNoComparison: values cannot be compared with ==, since their structs are not
+// comparable.
 func TestNoComparison(t *testing.T) {
 	for _, typ := range []reflect.Type{
 		reflect.TypeFor[card.PAN](), reflect.TypeFor[card.SecurityCode](), reflect.TypeFor[card.Name](), reflect.TypeFor[cardvault.Card](),
@@ -385,18 +386,18 @@ func TestExpose(t *testing.T) {
 	clear(digits) // it was copied
 	p.Expose(func(d []byte) {
 		if string(d) != shy.pan {
-			t.Errorf("exposes %d other bytes", len(d))
+			t.Errorf("exposes %d bytes other than the digits", len(d))
 		}
 	})
 	for _, p := range []card.PAN{{}, card.NewPAN(nil), card.NewPAN([]byte{})} {
 		called := false
 		p.Expose(func(d []byte) { called = d == nil })
 		if !called || !p.IsZero() {
-			t.Error("no number exposes something")
+			t.Error("the zero number exposes something")
 		}
 	}
 	if p.IsZero() {
-		t.Error("a number is none")
+		t.Error("a number is reported as the zero number")
 	}
 }
 
@@ -423,7 +424,7 @@ func TestWipe(t *testing.T) {
 	if said := c.PAN.String(); said != "***" {
 		t.Errorf("a wiped number is %q", said)
 	}
-	cardvault.Card{}.Wipe() // nothing to do
+	cardvault.Card{}.Wipe() // does nothing
 }
 
 func TestExpired(t *testing.T) {
@@ -431,7 +432,7 @@ func TestExpired(t *testing.T) {
 	earliest := time.FixedZone("the first", 14*3600)
 	for _, e := range []struct {
 		expiry  card.Expiry
-		lastDay time.Time // of the month, at its very end
+		lastDay time.Time // the very end of the month
 	}{
 		{card.Expiry{Month: 12, Year: 2030}, time.Date(2030, 12, 31, 23, 59, 59, 999_999_999, latest)},
 		{card.Expiry{Month: 1, Year: 2030}, time.Date(2030, 1, 31, 23, 59, 59, 999_999_999, latest)},
@@ -487,7 +488,7 @@ func checker(t *testing.T, opts *cardvault.Options) func(cardvault.Card) error {
 	return func(c cardvault.Card) error { return v.Check(c, nil) }
 }
 
-// codes returns "field code" of each FieldError.
+// codes returns "field code" for each FieldError.
 func codes(err error) string {
 	var s []string
 	for _, e := range cardvault.FieldErrors(err) {
@@ -513,16 +514,16 @@ func TestCheckPAN(t *testing.T) {
 		{"424242424242424\xff", "invalid_format", "invalid_format"},
 		{"4242424242424242", "", ""},
 		{"4242424242424241", "luhn", ""},
-		{"4222222222222", "", ""}, // VISA of 13
+		{"4222222222222", "", ""}, // VISA, 13 digits
 		{"4000000000000000006", "", ""},
-		{"42424242424242", "invalid_format", "invalid_format"}, // VISA of 14
+		{"42424242424242", "invalid_format", "invalid_format"}, // VISA, 14 digits
 		{"5555555555554444", "", ""},
-		{"555555555555557", "invalid_format", "invalid_format"}, // Mastercard of 15
+		{"555555555555557", "invalid_format", "invalid_format"}, // Mastercard, 15 digits
 		{"2223003122003222", "", ""},
 		{"6759649826438453", "", ""}, // Maestro
-		{"676770000000", "luhn", ""}, // Maestro of 12
+		{"676770000000", "luhn", ""}, // Maestro, 12 digits
 		{"378282246310005", "", ""},
-		{"3782822463100050", "invalid_format", "invalid_format"}, // American Express of 16
+		{"3782822463100050", "invalid_format", "invalid_format"}, // American Express, 16 digits
 		{"6011111111111117", "", ""},
 		{"30569309025904", "", ""},
 		{"3530111333300000", "", ""},
@@ -549,7 +550,7 @@ func TestCheckPAN(t *testing.T) {
 func TestCheckExpiry(t *testing.T) {
 	check := checker(t, nil)
 	for expiry, want := range map[card.Expiry]string{
-		{Month: 1, Year: 2000}:     "", // long over: a migration may bring it
+		{Month: 1, Year: 2000}:     "", // expired long ago, as in a migration
 		{Month: 12, Year: 2099}:    "",
 		{Month: 0, Year: 2030}:     "Expiry.Month out_of_range",
 		{Month: 13, Year: 2030}:    "Expiry.Month out_of_range",
@@ -603,7 +604,7 @@ func TestCheckSecurityCodeAndName(t *testing.T) {
 		"李4222222222222李":               "looks_like_pan",
 		"1 4242424242424242":            "looks_like_pan",
 		"1111111111111111":              "", // fails Luhn
-		"00000000000":                   "", // shorter
+		"00000000000":                   "", // too short for a card number
 		"000000000000":                  "looks_like_pan",
 		strings.Repeat("1 ", 127) + "1": "",
 	} {
@@ -618,7 +619,8 @@ func TestCheckSecurityCodeAndName(t *testing.T) {
 	}
 }
 
-// names are cases of what in a name is taken for a card number, for the component too.
+// names holds cases that decide whether text in a name looks like a card number. The
+// component shares them.
 func names(t testing.TB) (cases struct{ Refused, Taken []string }) {
 	t.Helper()
 	text, err := os.ReadFile("testdata/names.json")
@@ -631,7 +633,7 @@ func names(t testing.TB) (cases struct{ Refused, Taken []string }) {
 	return cases
 }
 
-// A card number in place of a name is refused, however it is written.
+// TestNumberInName: a card number in place of a name is refused, however it is written.
 func TestNumberInName(t *testing.T) {
 	check := checker(t, nil)
 	named := func(name string) string {
@@ -651,7 +653,7 @@ func TestNumberInName(t *testing.T) {
 		}
 	}
 
-	// Any number, in digits of any script, with any separators, amid other text.
+	// Any number is refused, in digits of any script, with any separators, amid other text.
 	scripts := []rune{'0', '\u0660', '\u06f0', '\u0966', '\uff10', 0x1d7ce, 0x1d7d8}
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -673,7 +675,8 @@ func TestNumberInName(t *testing.T) {
 	}
 }
 
-// All that is wrong is told at once, and none of it repeated.
+// TestCheckTellsAllAndNoValue: all violations are reported at once, without repeating a
+// value.
 func TestCheckTellsAllAndNoValue(t *testing.T) {
 	check, shy := checker(t, nil), shyCards[0]
 	err := check(cardvault.Card{

@@ -37,8 +37,8 @@ const (
 	cryptogram    = "AgAAAAAAAIR8CQrXcIhbQAAAAAA="
 )
 
-// A till is a lab whose network answers with cryptograms, for a merchant that
-// has a shared secret.
+// A till is a lab whose network answers with cryptograms, for a merchant that has a shared
+// secret.
 type till struct {
 	*lab
 	merchant uuid.UUID
@@ -46,7 +46,7 @@ type till struct {
 
 	mu     sync.Mutex
 	asked  []network.CryptogramRequest
-	answer func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) // nil: what it is given
+	answer func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) // nil returns its argument
 }
 
 // tillNetwork is the scripted network with the cryptograms of a till.
@@ -88,7 +88,7 @@ func (t *till) fails(err error) {
 	t.answers(func(context.Context, *network.Cryptogram) (*network.Cryptogram, error) { return nil, err })
 }
 
-// requests returns what the network was asked since the last call.
+// requests returns the requests to the network since the last call.
 func (t *till) requests() []network.CryptogramRequest {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -145,7 +145,7 @@ func (t *till) lists(id uuid.UUID, want ...*cardvault.PaymentData) {
 	}
 }
 
-// opens checks that p is for the merchant who has a secret.
+// opens checks that the secret of a merchant opens p.
 func opens(t testing.TB, p *cardvault.PaymentData, secret receive.SharedSecret) {
 	t.Helper()
 	if !p.Success || p.Encrypted == "" || len(p.Failures) != 0 {
@@ -210,7 +210,7 @@ func TestRequestPaymentData(t *testing.T) {
 		}
 		l.lists(id, p)
 
-		// Each call asks anew, here for a merchant of its own.
+		// Each call asks the network again, here for a separate merchant.
 		shop, err := l.CreateMerchant(l.Context(), "shop", nil)
 		l.must(err)
 		secret, err := l.RotatePaymentSecret(l.Context(), shop.ID, nil)
@@ -229,15 +229,15 @@ func TestRequestPaymentData(t *testing.T) {
 		}
 		l.lists(id, second, p)
 
-		// What concerns nobody is said before it is asked for.
+		// Errors that do not depend on the network are reported without asking it.
 		request.Merchant = uuid.New()
 		if _, err := l.RequestPaymentData(l.Context(), id, request); !hasViolations(err, "Merchant unknown_merchant") {
-			l.Errorf("another's merchant: %v", err)
+			l.Errorf("an unknown merchant: %v", err)
 		}
 		other, err := l.CreateAccount(l.Context(), "other", nil)
 		l.must(err)
 		if other.ID == account.ID {
-			l.Fatal("one account")
+			l.Fatal("both accounts are the same")
 		}
 		for name, f := range map[string]func() error{
 			"an unknown token": func() error {
@@ -269,7 +269,7 @@ func TestRequestPaymentData(t *testing.T) {
 	})
 }
 
-// Kinds of records, as they are stored.
+// These are kinds of stored records.
 const (
 	kindToken       store.Kind = 5
 	kindIdempotency store.Kind = 7
@@ -304,7 +304,8 @@ func (t *till) stored(kind store.Kind) (found []*store.Record) {
 	return found
 }
 
-// hasViolations reports whether err reports just these, each as field and code.
+// hasViolations reports whether err contains exactly these violations, each written as field
+// and code.
 func hasViolations(err error, want ...string) bool {
 	var got []string
 	for _, e := range cardvault.FieldErrors(err) {
@@ -339,7 +340,7 @@ func TestPaymentRequestCheck(t *testing.T) {
 			if err := r.Check(); !hasViolations(err, want...) {
 				l.Errorf("%+v: Check = %v, want %s", r, err, test.want)
 			}
-			// Before the token is looked at.
+			// This is checked before the token is looked up.
 			if _, err := l.RequestPaymentData(l.Context(), uuid.New(), r); !hasViolations(err, want...) {
 				l.Errorf("%+v: %v, want %s", r, err, test.want)
 			}
@@ -358,7 +359,8 @@ func TestPaymentRequestCheck(t *testing.T) {
 	})
 }
 
-// Requests that are refused without asking the network, and the failure of each.
+// TestPaymentRefused: requests that are refused without asking the network, and their
+// failures.
 func TestPaymentRefused(t *testing.T) {
 	const scheme, configuration = network.SourceScheme, network.SourceConfiguration
 	for name, test := range map[string]struct {
@@ -422,7 +424,7 @@ func TestPaymentRefused(t *testing.T) {
 	}
 	t.Run("reason", func(t *testing.T) {
 		atTill(t, nil, func(l *till) {
-			// The reason of a token that never had one is told whole.
+			// A token that never had a network token gives its reason in full.
 			session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: time.Minute})
 			l.must(err)
 			token, err := l.Tokenize(l.Context(), session.ID, visa)
@@ -435,7 +437,7 @@ func TestPaymentRefused(t *testing.T) {
 			l.lists(token.ID, p)
 			l.pass(time.Minute)
 			if _, err := l.RequestPaymentData(l.Context(), token.ID, purchase); !errors.Is(err, cardvault.ErrNotFound) {
-				l.Errorf("of an expired token: %v", err)
+				l.Errorf("for an expired token: %v", err)
 			}
 		})
 	})
@@ -445,7 +447,7 @@ type renamed struct{ network.Provider }
 
 func (renamed) Info() network.Info { return network.Info{Name: "another"} }
 
-// What the network answers, and what of it is told.
+// TestPaymentFailures: answers of the network, and the failures reported to the caller.
 func TestPaymentFailures(t *testing.T) {
 	const scheme, configuration = network.SourceScheme, network.SourceConfiguration
 	refusal := func(source network.Source, code, schemeCode string, retryable bool) error {
@@ -482,7 +484,7 @@ func TestPaymentFailures(t *testing.T) {
 		"declined, unknown code":       {none(refusal(scheme, "strange", "", false)), scheme, "cryptogram_declined", "strange", false, 0},
 		"declined, no source":          {none(refusal(0, "strange", "", false)), scheme, "cryptogram_declined", "strange", false, 0},
 		"declined, code is a number":   {none(refusal(scheme, networkNumber, "", false)), scheme, "cryptogram_declined", "", false, 0},
-		"declined, code is no text":    {none(refusal(scheme, "x", "\x00", false)), scheme, "cryptogram_declined", "", false, 0},
+		"declined, code is not text":   {none(refusal(scheme, "x", "\x00", false)), scheme, "cryptogram_declined", "", false, 0},
 		"retryable":                    {none(refusal(scheme, "issuer_unavailable", "91", true)), scheme, "scheme_unavailable", "91", true, 0},
 		"configuration":                {none(refusal(configuration, "merchant_not_enrolled", "", false)), configuration, "merchant_not_enrolled", "", false, 0},
 		"configuration, retryable":     {none(refusal(configuration, "scheme_not_enabled", "3", true)), configuration, "scheme_not_enabled", "3", false, 0},
@@ -547,7 +549,7 @@ func TestPaymentFailures(t *testing.T) {
 	}
 }
 
-// Answers at the edge of what is taken.
+// TestCryptograms: answers at the limits of acceptance.
 func TestCryptograms(t *testing.T) {
 	atTill(t, nil, func(l *till) {
 		id := l.become(active)
@@ -575,7 +577,8 @@ func TestCryptograms(t *testing.T) {
 	})
 }
 
-// A network token that was declined is looked up soon, and only then.
+// TestDeclinedIsLookedUp: a declined network token is looked up soon. After other failures
+// it is not.
 func TestDeclinedIsLookedUp(t *testing.T) {
 	atTill(t, nil, func(l *till) {
 		id := l.become(active)
@@ -615,7 +618,7 @@ func TestPaymentCallerGone(t *testing.T) {
 				},
 				func(ctx context.Context, c *network.Cryptogram) (*network.Cryptogram, error) {
 					<-ctx.Done()
-					return c, nil // too late
+					return c, nil // answers too late
 				},
 			} {
 				l.answers(answer)
@@ -649,8 +652,9 @@ func TestPaymentCallerGone(t *testing.T) {
 	})
 }
 
-// TestPaymentConflict: if the record of a cryptogram meets a conflict, the call fails as
-// unavailable and asks the network for no second one. Its key is free again.
+// TestPaymentConflict: if storing a cryptogram meets a conflict, the call fails as
+// unavailable. It does not ask the network for a second cryptogram, and its key is free
+// again.
 func TestPaymentConflict(t *testing.T) {
 	atTill(t, nil, func(l *till) {
 		for _, key := range []string{"", "k"} {
@@ -698,7 +702,7 @@ func TestPaymentOfATokenDeletedMeanwhile(t *testing.T) {
 				l.Errorf("again: %v", err)
 			}
 			if n := len(l.stored(kindPaymentJWE)); n != 0 {
-				l.Errorf("%d records of a deleted token", n)
+				l.Errorf("%d records of a deleted token are left", n)
 			}
 		}
 		if n := len(l.requests()); n != 2 {
@@ -707,7 +711,8 @@ func TestPaymentOfATokenDeletedMeanwhile(t *testing.T) {
 	})
 }
 
-// While a secret is rotated the receiver has two, and kid says which is used.
+// TestPaymentSecretRotation: during a rotation the receiver has two secrets, and kid names
+// the one in use.
 func TestPaymentSecretRotation(t *testing.T) {
 	atTill(t, nil, func(l *till) {
 		id, ctx := l.become(active), l.Context()
@@ -809,8 +814,8 @@ func TestPaymentDataRetention(t *testing.T) {
 	}
 }
 
-// Nothing that can be used for a payment is in the store in clear, or in a log
-// or an error.
+// TestPaymentDataLeaks: the store holds nothing usable for a payment in clear text, nor does
+// a log or an error.
 func TestPaymentDataLeaks(t *testing.T) {
 	atTill(t, nil, func(l *till) {
 		id := l.become(active)
@@ -832,14 +837,14 @@ func TestPaymentDataLeaks(t *testing.T) {
 	})
 }
 
-// repeats reports whether p is want, replayed.
+// repeats reports whether p is a replay of want.
 func repeats(p, want *cardvault.PaymentData) bool {
 	is, was := *p, *want
 	is.Replayed, was.Replayed = false, false
 	return p.Replayed && reflect.DeepEqual(is, was)
 }
 
-// The idempotency of a call that waits for the network.
+// TestPaymentIdempotency covers the idempotency of a call that waits for the network.
 func TestPaymentIdempotency(t *testing.T) {
 	call := func(l *till, id uuid.UUID, r cardvault.PaymentRequest) (*cardvault.PaymentData, error) {
 		r.IdempotencyKey = "k"
@@ -877,11 +882,11 @@ func TestPaymentIdempotency(t *testing.T) {
 			if n := len(l.requests()); n != 1 {
 				l.Errorf("the network was asked %d times", n)
 			}
-			// The key is that of the token.
+			// The same key may be used for another token.
 			if q, err := call(l, second, other); err != nil || q.ID == p.ID {
 				l.Errorf("another token: %v", err)
 			}
-			// A failure is a result too.
+			// A failure is stored as a result too.
 			l.fails(errors.New("no route to host"))
 			refused := purchase
 			refused.IdempotencyKey = "2"
@@ -895,7 +900,7 @@ func TestPaymentIdempotency(t *testing.T) {
 			}
 			l.pass(23 * time.Hour)
 			replayed(l, id, p)
-			// It goes with the token.
+			// The result is deleted with the token.
 			l.must(l.Delete(l.Context(), id))
 			if _, err := call(l, id, purchase); !errors.Is(err, cardvault.ErrNotFound) {
 				l.Errorf("after the token: %v", err)
@@ -920,7 +925,7 @@ func TestPaymentIdempotency(t *testing.T) {
 		})
 	})
 
-	// What is no result is not kept.
+	// Errors are not stored as results.
 	t.Run("no result", func(t *testing.T) {
 		atTill(t, nil, func(l *till) {
 			id := l.become(active)
@@ -928,14 +933,14 @@ func TestPaymentIdempotency(t *testing.T) {
 			bad.Merchant = uuid.New()
 			for range 2 {
 				if _, err := call(l, id, bad); !hasViolations(err, "Merchant unknown_merchant") {
-					l.Errorf("unknown merchant: %v", err)
+					l.Errorf("an unknown merchant: %v", err)
 				}
 				if _, err := call(l, uuid.New(), purchase); !errors.Is(err, cardvault.ErrNotFound) {
 					l.Errorf("unknown token: %v", err)
 				}
 			}
 			if n := len(l.stored(kindIdempotency)); n != 0 {
-				l.Errorf("%d keys are kept", n)
+				l.Errorf("%d keys are stored", n)
 			}
 			if p, err := call(l, id, purchase); err != nil || p.Replayed {
 				l.Errorf("then: %v", err)
@@ -1014,8 +1019,8 @@ func TestPaymentIdempotency(t *testing.T) {
 		}
 	})
 
-	// A process dies after the network was asked: the key is free after a minute,
-	// for one of those that wait, and what it asks is the same.
+	// A process dies after asking the network. The key is free after a minute, for one of the
+	// waiting calls, which sends the network the same request.
 	t.Run("killed", func(t *testing.T) {
 		atTill(t, nil, func(l *till) {
 			id := l.become(active)
@@ -1024,7 +1029,7 @@ func TestPaymentIdempotency(t *testing.T) {
 				return c, nil
 			})
 			if _, err := call(l, id, purchase); err == nil {
-				l.Fatal("it is not dead")
+				l.Fatal("the call succeeds")
 			}
 			l.restart()
 			l.lists(id)
@@ -1063,7 +1068,7 @@ func TestPaymentIdempotency(t *testing.T) {
 		})
 	})
 
-	// A commit that fails but took place.
+	// A commit fails, but its writes were stored.
 	t.Run("unknown outcome", func(t *testing.T) {
 		atTill(t, nil, func(l *till) {
 			id := l.become(active)
@@ -1079,7 +1084,7 @@ func TestPaymentIdempotency(t *testing.T) {
 		})
 	})
 
-	// A call that takes longer than its lease finds another in its place.
+	// A call that takes longer than its lease is overtaken by another one.
 	t.Run("overtaken", func(t *testing.T) {
 		for _, wait := range []bool{false, true} {
 			atTill(t, nil, func(l *till) {
@@ -1088,7 +1093,7 @@ func TestPaymentIdempotency(t *testing.T) {
 				n := 0
 				l.answers(func(_ context.Context, c *network.Cryptogram) (*network.Cryptogram, error) {
 					if n++; n == 1 {
-						<-slow // as an adapter that keeps no deadline
+						<-slow // like an adapter that ignores its deadline
 					} else {
 						<-second
 					}
@@ -1108,7 +1113,7 @@ func TestPaymentIdempotency(t *testing.T) {
 					other <- err
 				}()
 				synctest.Wait()
-				if wait { // for the end of the first one
+				if wait { // until the first call ends
 					close(slow)
 					if err := <-first; !errors.Is(err, cardvault.ErrIdempotencyInProgress) {
 						l.Errorf("overtaken: %v", err)
@@ -1134,7 +1139,8 @@ func TestPaymentIdempotency(t *testing.T) {
 	})
 }
 
-// The one error that is a result: that of Provision.
+// TestProvisionRefusalIsReplayed: the only error stored as a result is this one of
+// Provision.
 func TestProvisionRefusalIsReplayed(t *testing.T) {
 	atTill(t, nil, func(l *till) {
 		id := l.become(inactive)
@@ -1151,16 +1157,17 @@ func TestProvisionRefusalIsReplayed(t *testing.T) {
 			l.Errorf("again: %v, replayed %t", err, replayed)
 		}
 		if _, err := l.Provision(l.Context(), id, nil); err != nil {
-			l.Errorf("under no key: %v", err)
+			l.Errorf("without a key: %v", err)
 		}
 		l.must(l.Delete(l.Context(), id))
 		if err, replayed := try(); !errors.Is(err, cardvault.ErrNotFound) || replayed {
-			l.Errorf("of a deleted token: %v, replayed %t", err, replayed)
+			l.Errorf("for a deleted token: %v, replayed %t", err, replayed)
 		}
 	})
 }
 
-// A vector for implementations in other languages, with the key SHA-256("shared-secret").
+// shared is a test vector for implementations in other languages, with the key
+// SHA-256("shared-secret").
 const (
 	vectorJWE     = "eyJhbGciOiJBMjU2R0NNS1ciLCJlbmMiOiJBMjU2R0NNIiwiaXYiOiJSY0pDbnl2QjV2c3d1anZrIiwidGFnIjoiczY4Y18yQlJ1R2Nid3hmRHFTU21lZyJ9.VcLwb9ALnoaMhqFK6gYw7xlY6FqdiZhKFaqg5apt3uk.xLUV4q4CWqPGsi4l.VI5pIlCsfZ9WH73K_GGqVPHghmXZgNWovR6wCOgBJ5OL4HRGtgeBm91b-83e4RXmJf74G5rYRBO83jDl8YIISTcqsDFK8VGP7RxyUEAAFs6s6imJjk02gkV0EMmNk43HtYpWqpguSBsrCCvmaQhmLCWiuessGQ.SiDVGLeHQMXr8xusq_SV9A"
 	vectorSecret  = "shared-secret"
@@ -1254,7 +1261,7 @@ func TestOpenPaymentData(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, c, err)
 		}
 	}
-	// The length is that of the text.
+	// The length limit applies to the whole text.
 	long := sealByHand(t, with("kid", strings.Repeat("k", 5800)), vectorPayload, vectorSecret)
 	if len(long) > 8192 || len(long) < 8000 {
 		t.Fatalf("%d bytes", len(long))
@@ -1278,8 +1285,8 @@ func FuzzOpenPaymentData(f *testing.F) {
 	})
 }
 
-// Other implementations open what the vault makes, and its header has
-// alg, enc, iv, tag and the kid of the secret (RFC 7516, RFC 7518 section 4.7).
+// TestPaymentDataElsewhere: other implementations open the vault's payment data. Its header
+// has alg, enc, iv, tag and the kid of the secret (RFC 7516, RFC 7518 section 4.7).
 func TestPaymentDataElsewhere(t *testing.T) {
 	type sample struct {
 		JWE    string `json:"jwe"`
@@ -1294,7 +1301,7 @@ func TestPaymentDataElsewhere(t *testing.T) {
 		delete(header, "iv")
 		delete(header, "tag")
 		if want := map[string]any{"alg": "A256GCMKW", "enc": "A256GCM", "kid": m.Secrets[0].KeyID}; !maps.Equal(header, want) {
-			l.Errorf("header with iv and tag beside %v, want %v", header, want)
+			l.Errorf("header %v besides iv and tag, want %v", header, want)
 		}
 	})
 	want := []string{
@@ -1350,8 +1357,8 @@ async function open({ jwe, secret }) {
 Promise.all(JSON.parse(require("fs").readFileSync(0)).map(open)).then((plain) => console.log(JSON.stringify(plain)));
 `
 
-// openByHand opens a JWE by RFC 7516 and 7518 with nothing but the standard
-// library, and returns its header too.
+// openByHand opens a JWE as in RFC 7516 and 7518, using only the standard library. It also
+// returns the header.
 func openByHand(t testing.TB, jwe, secret string) (header map[string]any, payload string) {
 	t.Helper()
 	var parts [5][]byte
@@ -1388,8 +1395,7 @@ func openByHand(t testing.TB, jwe, secret string) (header map[string]any, payloa
 	return header, payload
 }
 
-// sealByHand is the reverse: it makes a JWE with a header, to which it adds iv
-// and tag.
+// sealByHand is the reverse of openByHand. It adds iv and tag to the given header.
 func sealByHand(t testing.TB, header map[string]any, payload, secret string) string {
 	t.Helper()
 	text := base64.RawURLEncoding.EncodeToString

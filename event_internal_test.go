@@ -11,13 +11,12 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// deaf is a sink that takes everything.
+// A deaf sink accepts every event.
 type deaf struct{}
 
 func (deaf) Event(context.Context, *Event) error { return nil }
 
-// TestFormerEvents: a record of an event that is due, as a former version wrote it, is
-// erased.
+// TestFormerEvents: a due event record written by a former version is erased.
 func TestFormerEvents(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		keys, err := KeyBytes(make([]byte, KeySize))
@@ -48,7 +47,7 @@ func TestFormerEvents(t *testing.T) {
 		}
 		err = s.View(t.Context(), func(tx store.ReadTx) error {
 			if _, err := tx.Get(kindEvent, row); !errors.Is(err, store.ErrNotFound) {
-				t.Error("the record is still there", err)
+				t.Error("the record still exists", err)
 			}
 			return nil
 		})

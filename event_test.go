@@ -23,18 +23,17 @@ import (
 	"github.com/google/uuid"
 )
 
-// What becomes of events on any store is tested by vaultsuite.Run. Here is what
-// takes time, and what goes wrong in between.
+// vaultsuite.Run tests events on any store. The tests here take time, or let something fail
+// in between.
 
-// A listener is a sink that remembers what it was passed and when, and answers
-// what it is told to. It fails the test if it is passed two events of a token at
-// a time.
+// A listener is a sink that records its calls and their times, and answers as the test says.
+// It fails the test if it is called for two events of a token at the same time.
 type listener struct {
 	t      testing.TB
 	mu     sync.Mutex
 	heard  []passing
 	busy   map[uuid.UUID]bool
-	answer func(context.Context, *cardvault.Event) error // nil: takes all
+	answer func(context.Context, *cardvault.Event) error // nil accepts all events
 }
 
 // A passing is one call of a sink.
@@ -56,7 +55,7 @@ func (l *listener) Event(ctx context.Context, e *cardvault.Event) (err error) {
 		l.busy = map[uuid.UUID]bool{}
 	}
 	if l.busy[e.TokenID] {
-		l.t.Errorf("%v of a token is passed while another of its events is", p)
+		l.t.Errorf("%v is passed while another event of its token is still being passed", p)
 	}
 	l.busy[e.TokenID] = true
 	l.mu.Unlock()
@@ -68,12 +67,12 @@ func (l *listener) Event(ctx context.Context, e *cardvault.Event) (err error) {
 		l.heard = append(l.heard, p)
 	}()
 	if d, ok := ctx.Deadline(); !ok || time.Until(d) != 15*time.Second {
-		l.t.Errorf("the deadline of %v is in %v", p, time.Until(d))
+		l.t.Errorf("%v has a deadline in %v", p, time.Until(d))
 	}
 	if answer == nil {
 		return nil
 	}
-	err = errDeaf // if it panics
+	err = errDeaf // in case of a panic
 	return answer(ctx, e)
 }
 
@@ -83,14 +82,14 @@ func (l *listener) set(answer func(context.Context, *cardvault.Event) error) {
 	l.answer = answer
 }
 
-// passed returns the calls that are over, in the order of their ends.
+// passed returns the finished calls, in the order in which they ended.
 func (l *listener) passed() []passing {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.heard)
 }
 
-// took checks which events of a token were taken, in their order.
+// took checks which events of a token were accepted, and their order.
 func (l *listener) took(token uuid.UUID, want ...string) {
 	l.t.Helper()
 	var got []string
@@ -100,7 +99,7 @@ func (l *listener) took(token uuid.UUID, want ...string) {
 		}
 	}
 	if !slices.Equal(got, want) {
-		l.t.Errorf("taken\n got %q\nwant %q", got, want)
+		l.t.Errorf("accepted\n got %q\nwant %q", got, want)
 	}
 }
 
@@ -111,8 +110,8 @@ const (
 	expiredEvent = "token.deleted expired"
 )
 
-// inEar runs f in a lab with a listener. Cards get no network token unless
-// l.net.ineligible is set to nil.
+// inEar runs f in a lab with a listener. Cards get no network token unless l.net.ineligible
+// is set to nil.
 func inEar(t *testing.T, mode cardvault.Mode, f func(l *lab, ear *listener)) {
 	t.Helper()
 	ear := &listener{t: t}
@@ -122,15 +121,15 @@ func inEar(t *testing.T, mode cardvault.Mode, f func(l *lab, ear *listener)) {
 	})
 }
 
-// patch makes an event.
+// patch causes an update event.
 func patch(l *lab, id uuid.UUID, key string) {
 	l.Helper()
 	_, err := l.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: &key})
 	l.must(err)
 }
 
-// TestSinkNeverEnds: a sink that does not end with its deadline holds back the events of
-// one token, and no other for long.
+// TestSinkNeverEnds: a sink that ignores its deadline holds back the events of one token. It
+// does not delay other tokens for long.
 func TestSinkNeverEnds(t *testing.T) {
 	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
 		hangs := l.imports(visa)
@@ -155,8 +154,8 @@ func TestSinkNeverEnds(t *testing.T) {
 	})
 }
 
-// A cramped store has room for nothing: it can only delete. It knows how many records of
-// each kind it was to put, also in vain.
+// A cramped store is out of space while full is set: it can only delete. It counts the
+// records of each kind that it was asked to put, even if it refused.
 type cramped struct {
 	store.Store
 	mu   sync.Mutex
@@ -194,8 +193,8 @@ func (tx *crampedTx) Put(r *store.Record) {
 	tx.Tx.Put(r)
 }
 
-// TestLapsedWhereStorageIsFull: a card that has lapsed is erased, though its end cannot be
-// told.
+// TestLapsedWhereStorageIsFull: a lapsed card is erased, even though its deletion event
+// cannot be stored.
 func TestLapsedWhereStorageIsFull(t *testing.T) {
 	inPost(t, sandboxPost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		id := dying(l, 60)
@@ -208,13 +207,13 @@ func TestLapsedWhereStorageIsFull(t *testing.T) {
 			l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
 				due, err := tx.Due(kindToken, store.AllShards, time.Now(), 10)
 				if len(due) > 0 {
-					t.Error("a card that has lapsed is still there")
+					t.Error("a lapsed card still exists")
 				}
 				return err
 			}))
 			l.get(kept)
 			if log := l.log.text(); !strings.Contains(log, "erased without their events") {
-				t.Errorf("not a word of it is in the log:\n%s", log)
+				t.Errorf("the log does not mention it:\n%s", log)
 			}
 			s.mu.Lock()
 			s.full = false
@@ -228,8 +227,8 @@ func TestLapsedWhereStorageIsFull(t *testing.T) {
 	})
 }
 
-// TestLapsedWhileOneRegisters: what another account does costs the work of its own tokens
-// only.
+// TestLapsedWhileOneRegisters: a webhook of another account costs deliveries only for that
+// account's tokens.
 func TestLapsedWhileOneRegisters(t *testing.T) {
 	const tokens = 100
 	inPost(t, sandboxPost, func(l *lab, post *post, hook *cardvault.Webhook) {
@@ -255,12 +254,12 @@ func TestLapsedWhileOneRegisters(t *testing.T) {
 			t.Errorf("%d deliveries were made, want %d", n, tokens+1)
 		}
 		if n, m := len(post.took(url)), len(post.took("https://theirs.example/")); n != tokens || m != 1 {
-			t.Errorf("%d and %d ends were told, want %d and 1", n, m, tokens)
+			t.Errorf("%d and %d deletions were delivered, want %d and 1", n, m, tokens)
 		}
 	})
 }
 
-// dying returns an ephemeral token.
+// dying returns a token that expires after the given number of seconds.
 func dying(l *lab, seconds int) uuid.UUID {
 	l.Helper()
 	session, err := l.CreateSession(l.Context(), &cardvault.SessionOptions{TokenTTL: time.Duration(seconds) * time.Second})
@@ -270,7 +269,7 @@ func dying(l *lab, seconds int) uuid.UUID {
 	return token.ID
 }
 
-// TestEventsOfALife lets everything happen to a token that there is an event of.
+// TestEventsOfALife: a token goes through every change that has an event.
 func TestEventsOfALife(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		l.net.ineligible = nil
@@ -321,7 +320,7 @@ func TestEventRetries(t *testing.T) {
 		t.Run(mode.String(), func(t *testing.T) {
 			inEar(t, mode, func(l *lab, ear *listener) {
 				ear.set(func(context.Context, *cardvault.Event) error {
-					return errors.New("4242424242424242 is what I was to take")
+					return errors.New("4242424242424242 was passed to me")
 				})
 				id := l.imports(visa)
 				l.run(func() { l.pass(200 * h) })
@@ -329,10 +328,10 @@ func TestEventRetries(t *testing.T) {
 				for _, p := range ear.passed() {
 					calls = append(calls, call{at: p.at})
 					if p.ID != ear.passed()[0].ID {
-						t.Error("the event has another id when it is passed again")
+						t.Error("the id of the event changes when it is passed again")
 					}
 				}
-				// A shift that is under way looks for more every ten milliseconds.
+				// A running shift looks for more events every ten milliseconds.
 				if pause := calls[1].at.Sub(calls[0].at); pause < want[0]*4/5 || pause > want[0]*6/5+15*time.Millisecond {
 					t.Errorf("the first pause is %v, want %v", pause, want[0])
 				}
@@ -350,8 +349,8 @@ func TestEventRetries(t *testing.T) {
 	}
 }
 
-// TestEventsHeldBack: the events of a token wait for one that fails, until it has
-// failed three times. Those of other tokens do not, and waiting costs nothing.
+// TestEventsHeldBack: the events of a token wait behind a failing one until it has failed
+// three times. Events of other tokens do not wait, and waiting costs no writes.
 func TestEventsHeldBack(t *testing.T) {
 	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
 		var writes atomic.Int64
@@ -377,13 +376,13 @@ func TestEventsHeldBack(t *testing.T) {
 				t.Errorf("%d writes while nothing is due", n)
 			}
 			patch(l, held, "c")
-			l.pass(5 * time.Minute) // the third
+			l.pass(5 * time.Minute) // the third failure
 			ear.took(held, patchedEvent, patchedEvent, patchedEvent)
 			calls := ear.passed()
 			last := calls[len(calls)-1]
 			for i, p := range calls[len(calls)-3:] {
 				if p.Token.BusinessKey != string("abc"[i]) {
-					t.Errorf("event %d is that of %q", i, p.Token.BusinessKey)
+					t.Errorf("event %d has business key %q", i, p.Token.BusinessKey)
 				}
 			}
 			if failure := calls[len(calls)-4]; failure.err == nil || last.at.Sub(failure.at) > time.Second {
@@ -396,15 +395,15 @@ func TestEventsHeldBack(t *testing.T) {
 			l.pass(40 * time.Minute)
 			ear.took(held, patchedEvent, patchedEvent, patchedEvent, patchedEvent, createdEvent)
 		})
-		// Each failure, delivery and wait is a write or two.
+		// Each failure, delivery and wait costs a write or two.
 		if n := writes.Load(); n > 40 {
 			t.Errorf("%d writes", n)
 		}
 	})
 }
 
-// TestEventSinkHangs: a call that takes too long has failed; other tokens do not
-// wait for it.
+// TestEventSinkHangs: a call that takes too long has failed. Other tokens do not wait for
+// it.
 func TestEventSinkHangs(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		hung := l.imports(visa)
@@ -448,8 +447,8 @@ func TestEventSinkPanics(t *testing.T) {
 	})
 }
 
-// TestKilledWhilePassingEvents: an event whose removal is not known to be stored
-// comes again with the same id, once the lease is over, and those after it wait.
+// TestKilledWhilePassingEvents: an event comes again with the same id, once the lease has
+// ended, if its removal may not have been stored. Later events wait for it.
 func TestKilledWhilePassingEvents(t *testing.T) {
 	for _, test := range []struct {
 		what  string
@@ -478,7 +477,7 @@ func TestKilledWhilePassingEvents(t *testing.T) {
 				<-ended
 				l.restart()
 				l.run(func() {
-					l.pass(20 * time.Second) // the killed process might live
+					l.pass(20 * time.Second) // the killed process might still be alive
 					if n := len(ear.passed()); test.times == 2 && n != 1 {
 						t.Errorf("%d events were passed within the lease", n)
 					}
@@ -487,15 +486,15 @@ func TestKilledWhilePassingEvents(t *testing.T) {
 				want := append(slices.Repeat([]string{createdEvent}, test.times), patchedEvent)
 				ear.took(id, want...)
 				if calls := ear.passed(); calls[0].ID != calls[len(want)-2].ID {
-					t.Error("the event has another id when it is passed again")
+					t.Error("the id of the event changes when it is passed again")
 				}
 			})
 		})
 	}
 }
 
-// TestEventsOfSeveralProcesses: of those that work on one store, one passes an
-// event, however long the sink takes, and in their order.
+// TestEventsOfSeveralProcesses: of several processes on one store, only one passes each
+// event, however long the sink takes. The order is kept.
 func TestEventsOfSeveralProcesses(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		ear.set(func(context.Context, *cardvault.Event) error {
@@ -527,8 +526,7 @@ func TestEventsOfSeveralProcesses(t *testing.T) {
 	})
 }
 
-// TestRunEndsWhilePassingEvents: Run waits for what is under way, and begins
-// nothing more.
+// TestRunEndsWhilePassingEvents: Run waits for running calls, and starts no new ones.
 func TestRunEndsWhilePassingEvents(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		ear.set(func(context.Context, *cardvault.Event) error {
@@ -548,8 +546,8 @@ func TestRunEndsWhilePassingEvents(t *testing.T) {
 	})
 }
 
-// TestEventsOfADeletion: the event of a deletion comes last, and what has not
-// been passed by then is not passed any more.
+// TestEventsOfADeletion: the event of a deletion comes last. Events that were not passed
+// before it are dropped.
 func TestEventsOfADeletion(t *testing.T) {
 	for what, delete := range map[string]func(*lab, uuid.UUID){
 		deletedEvent: func(l *lab, id uuid.UUID) { l.must(l.Vault.Delete(l.Context(), id)) },
@@ -564,7 +562,7 @@ func TestEventsOfADeletion(t *testing.T) {
 				l.run(func() {
 					id := dying(l, 5)
 					patch(l, id, "a")
-					l.pass(2 * time.Second) // the event of the creation is under way
+					l.pass(2 * time.Second) // the creation event is being passed
 					delete(l, id)
 					l.pass(time.Minute)
 					ear.took(id, "token.created tokenized", what)
@@ -577,8 +575,8 @@ func TestEventsOfADeletion(t *testing.T) {
 	}
 }
 
-// TestEventsOfADeletedTokenInAQueue: an event that was claimed and waits for its
-// turn is not passed after the deletion of its token.
+// TestEventsOfADeletedTokenInAQueue: a claimed event that waits for its turn is not passed
+// after the deletion of its token.
 func TestEventsOfADeletedTokenInAQueue(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		const workers = 64
@@ -609,12 +607,12 @@ func TestEventsOfADeletedTokenInAQueue(t *testing.T) {
 	})
 }
 
-// TestEventThatHasWaitedTooLong: one that could not be passed before its lease is
-// over is left to whoever comes then.
+// TestEventThatHasWaitedTooLong: an event that could not be passed before its lease ended is
+// left to the next process.
 func TestEventThatHasWaitedTooLong(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		ear.set(func(_ context.Context, e *cardvault.Event) error {
-			pause := 30 * time.Second // it does not heed its deadline
+			pause := 30 * time.Second // ignores the deadline
 			if e.Type == receive.TokenDeleted {
 				pause = 14 * time.Second
 			}
@@ -638,8 +636,8 @@ func TestEventThatHasWaitedTooLong(t *testing.T) {
 	})
 }
 
-// TestEventsOfASweep: a sweep tells once of every token, whatever comes between
-// what it reads and what it writes.
+// TestEventsOfASweep: a sweep reports each token exactly once, whatever happens between its
+// reads and its writes.
 func TestEventsOfASweep(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		ids := map[uuid.UUID]bool{}
@@ -673,7 +671,7 @@ func TestEventsOfASweep(t *testing.T) {
 	})
 }
 
-// TestEventsWithoutNetwork: they do not need one.
+// TestEventsWithoutNetwork: events do not need a network.
 func TestEventsWithoutNetwork(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		ear := &listener{t: t}
@@ -694,10 +692,10 @@ func TestEventsWithoutNetwork(t *testing.T) {
 	})
 }
 
-// TestEventStoredMeanwhile: an event that is stored in the very moment in which its queue
-// comes to rest, or an earlier one is done with, does not wait for ever.
+// TestEventStoredMeanwhile: an event does not wait forever if it is stored just as its queue
+// comes to rest, or as an earlier event is completed.
 func TestEventStoredMeanwhile(t *testing.T) {
-	// once has f run before the n-th Update from now on.
+	// once makes f run before the n-th Update from now on.
 	once := func(l *lab, n int64, f func()) {
 		var updates atomic.Int64
 		l.store.hook(func() error {
@@ -722,7 +720,7 @@ func TestEventStoredMeanwhile(t *testing.T) {
 		inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 			other, id := l.open(), l.imports(visa)
 			l.run(func() {
-				l.pass(50 * time.Millisecond) // the shift lingers
+				l.pass(50 * time.Millisecond) // the shift is still waiting for more
 				once(l, 1, func() { <-time.After(time.Second) })
 				_, err := other.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: new("a")})
 				l.must(err)
@@ -733,8 +731,8 @@ func TestEventStoredMeanwhile(t *testing.T) {
 	})
 }
 
-// TestEventsCostLittle: an event is one row beside its token, which is erased together with
-// others.
+// TestEventsCostLittle: an event costs one row besides its token. Its row is erased together
+// with others.
 func TestEventsCostLittle(t *testing.T) {
 	const events = 64
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
@@ -750,7 +748,7 @@ func TestEventsCostLittle(t *testing.T) {
 			t.Errorf("%d updates for %d imports put %v", stored, events, s.puts)
 		}
 		updates.Store(0)
-		l.store.hook(func() error { // others come meanwhile
+		l.store.hook(func() error { // other events are stored meanwhile
 			updates.Add(1)
 			<-time.After(time.Millisecond)
 			return nil
@@ -769,8 +767,9 @@ func TestEventsCostLittle(t *testing.T) {
 	})
 }
 
-// TestEventOfATokenThatChangesUnheard: an event that waits tells the token as it was, though
-// a process without a sink has changed that. When it has arrived, no former state is kept.
+// TestEventOfATokenThatChangesUnheard: a waiting event shows the token as it was, even after
+// a process without a sink has changed the token. Once the event has arrived, no former
+// state is kept.
 func TestEventOfATokenThatChangesUnheard(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		l.keepBooks()
@@ -789,14 +788,14 @@ func TestEventOfATokenThatChangesUnheard(t *testing.T) {
 		id := l.imports(visa)
 		change(id, "a")
 		change(id, "b")
-		l.must(other.Drain(l.Context())) // it leaves events to those that have a sink
+		l.must(other.Drain(l.Context())) // leaves events to processes with a sink
 		if n := len(l.stored(kindPast)); n != 1 {
 			t.Errorf("%d states are kept, want 1", n)
 		}
 		l.drain()
 		ear.took(id, createdEvent)
 		if got := ear.passed()[0].Token.BusinessKey; got != "" {
-			t.Errorf("the event tells of %q", got)
+			t.Errorf("the event has business key %q", got)
 		}
 		if n := len(l.stored(kindDelivery)); n != 0 {
 			t.Errorf("%d deliveries are left", n)
@@ -808,7 +807,7 @@ func TestEventOfATokenThatChangesUnheard(t *testing.T) {
 		l.drain()
 		ear.took(id, createdEvent, patchedEvent, patchedEvent)
 		if n := len(l.stored(kindPast)); n != 1 {
-			t.Errorf("%d states are kept, want none of events that have arrived", n-1)
+			t.Errorf("%d states are kept, want none for events that have arrived", n-1)
 		}
 		l.run(func() { l.pass(9 * 24 * time.Hour) })
 		if n := len(l.stored(kindPast)); n != 0 {

@@ -11,7 +11,8 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// A localKey is the skeleton of a KeyWrapper: its key is here, where others call a KMS.
+// A localKey is the skeleton of a KeyWrapper. It holds its key itself, where a real one
+// calls a KMS.
 type localKey struct{ aead cipher.AEAD }
 
 var _ cardvault.KeyWrapper = localKey{}
@@ -22,7 +23,8 @@ func (k localKey) Wrap(ctx context.Context, plaintext, aad []byte) ([]byte, erro
 	return k.aead.Seal(nil, nil, plaintext, aad), ctx.Err()
 }
 
-// Unwrap tells a text that is not this key's from a call that may succeed later.
+// Unwrap distinguishes a text that is not wrapped by this key from a call that may succeed
+// later.
 func (k localKey) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
@@ -34,8 +36,7 @@ func (k localKey) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, erro
 	return plaintext, nil
 }
 
-// A vault whose keys are wrapped by a key that is held elsewhere. Package keytest tests a
-// KeyWrapper.
+// This vault's keys are wrapped by a key held elsewhere. Package keytest tests a KeyWrapper.
 func ExampleKeyWrapper() {
 	block, err := aes.NewCipher(make([]byte, 32)) // use a random key
 	if err != nil {

@@ -12,8 +12,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// A notebook is the skeleton of an EventSink. It handles an event once, whatever comes again:
-// a program keeps the ids in its database, with the effect in one transaction.
+// A notebook is the skeleton of an EventSink. It handles each event once, even if an event
+// is passed again. A real program stores the ids in its database, in one transaction with
+// the effect.
 type notebook struct {
 	mu   sync.Mutex
 	seen map[uuid.UUID]bool
@@ -29,7 +30,7 @@ func (n *notebook) Event(_ context.Context, e *cardvault.Event) error {
 	return nil
 }
 
-// A program learns what becomes of its tokens. Package sinktest tests an EventSink.
+// The program is notified of changes to its tokens. Package sinktest tests an EventSink.
 func ExampleEventSink() {
 	ctx := context.Background()
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize)) // use a random key

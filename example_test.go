@@ -18,8 +18,8 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// inMemory returns a vault that is gone with the program. Tests take theirs
-// from package vaulttest.
+// inMemory returns a vault that ends with the program. Tests get theirs from package
+// vaulttest.
 func inMemory(ctx context.Context) *cardvault.Vault {
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
 	if err != nil {
@@ -40,7 +40,7 @@ func Example() {
 	}
 	defer os.RemoveAll(dir)
 
-	// The key is kept apart from the vault, so that no backup takes both.
+	// The key is stored apart from the vault, so that no backup contains both.
 	keys, err := cardvault.KeyFile(filepath.Join(dir, "keys", "vault.key"), nil)
 	if err != nil {
 		log.Fatal(err)
@@ -112,7 +112,7 @@ func ExampleVault_CreateSession() {
 	v := inMemory(ctx)
 	defer v.Close()
 
-	// The card for an order, kept for an hour.
+	// A session for the card of an order. The card is kept for an hour.
 	session, err := v.CreateSession(ctx, &cardvault.SessionOptions{BusinessKey: "order 7", TokenTTL: time.Hour})
 	if err != nil {
 		log.Fatal(err)
@@ -128,13 +128,13 @@ func ExampleVault_CreateSession() {
 	}
 	fmt.Println(token.BusinessKey, token.ExpiresAt.Sub(token.CreatedAt))
 
-	// The order is placed: the card stays.
+	// The order is placed, so the card is kept.
 	if token, err = v.Update(ctx, token.ID, cardvault.TokenUpdate{ExpiresAt: new(time.Time)}); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(token.ExpiresAt.IsZero())
 
-	// A session makes one token.
+	// A session makes only one token.
 	_, err = v.Tokenize(ctx, session.ID, given)
 	fmt.Println(err)
 	// Output:
@@ -160,7 +160,7 @@ func ExampleFieldErrors() {
 	// Expiry.Month out_of_range
 }
 
-// Whoever does not know whether a call took place makes it again.
+// If the outcome of a call is unknown, repeat the call with the same key.
 func ExampleImportOptions_idempotencyKey() {
 	ctx := context.Background()
 	v := inMemory(ctx)
@@ -187,8 +187,8 @@ func ExampleImportOptions_idempotencyKey() {
 	// 1 token
 }
 
-// Ten replicas start at once, on one store and with one API key, which is in a secret
-// manager. One of them makes what the shop needs, the others find it.
+// Ten replicas start at once on one store, with one API key from a secret manager. One of
+// them creates the merchant and the key, and the others find them.
 func ExampleVault_EnsureAPIKey() {
 	ctx, shared := context.Background(), memstore.New()
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
@@ -239,7 +239,7 @@ func ExampleVault_EnsureAPIKey() {
 	// 2 merchants with the primary one, 1 API key
 }
 
-// simulated returns a vault on a simulated network, and what closes both.
+// simulated returns a vault on a simulated network, and a function that closes both.
 func simulated(ctx context.Context) (*cardvault.Vault, func()) {
 	sim, err := simnet.New(ctx, memstore.New(), nil)
 	if err != nil {
@@ -256,13 +256,13 @@ func simulated(ctx context.Context) (*cardvault.Vault, func()) {
 	return v, func() { v.Close(); sim.Close() }
 }
 
-// A network token that was refused is asked for again.
+// A refused network token is requested again.
 func ExampleVault_Provision() {
 	ctx := context.Background()
 	v, closeAll := simulated(ctx)
 	defer closeAll()
 
-	// The simulator declines this card once.
+	// The simulator declines this card the first time.
 	token, err := v.Import(ctx, cardvault.Card{
 		PAN:    simnet.ScenarioPAN(card.VISA, 13),
 		Expiry: card.Expiry{Month: 12, Year: 2030},
@@ -272,7 +272,7 @@ func ExampleVault_Provision() {
 	}
 	fmt.Println(token.NetworkTokenStatus)
 
-	// A server has Run beside it instead.
+	// A server calls Run in the background instead.
 	if err := v.Drain(ctx); err != nil {
 		log.Fatal(err)
 	}
@@ -299,7 +299,7 @@ func ExampleVault_Provision() {
 	// active
 }
 
-// A payment cryptogram is asked for, and opened by the merchant.
+// The program requests a payment cryptogram, and the merchant opens it.
 func ExampleVault_RequestPaymentData() {
 	ctx := context.Background()
 	v, closeAll := simulated(ctx)
@@ -308,7 +308,7 @@ func ExampleVault_RequestPaymentData() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	secret, err := v.RotatePaymentSecret(ctx, merchant.ID, nil) // for the merchant to keep
+	secret, err := v.RotatePaymentSecret(ctx, merchant.ID, nil) // given to the merchant
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -347,7 +347,7 @@ func ExampleVault_RequestPaymentData() {
 	// 28
 }
 
-// The JSON of a token is the answer of REST, and reads as the token.
+// The JSON of a token is the same as in the REST API, and can be read back.
 func ExampleToken_MarshalJSON() {
 	token := &cardvault.Token{Status: cardvault.StatusActive, MaskedAccountNumber: "424242******4242", Scheme: card.VISA, Expiry: card.Expiry{Month: 12, Year: 2030}}
 	text, err := json.Marshal(token)

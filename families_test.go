@@ -19,8 +19,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// familySize is how many records families have in tests: CARDVAULT_FAMILY, by default a
-// number that takes seconds.
+// familySize returns the size of families in tests. It is CARDVAULT_FAMILY, or a default
+// that takes a few seconds.
 func familySize(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("CARDVAULT_FAMILY")
@@ -34,7 +34,7 @@ func familySize(t *testing.T) int {
 	return n
 }
 
-// What ends a family takes as long whatever hangs below.
+// TestFamilies: ending a family takes the same time, however many records are below it.
 func TestFamilies(t *testing.T) {
 	t.Run("Mem", func(t *testing.T) {
 		familytest.Run(t, func(testing.TB) store.Store { return memstore.New() }, 4000)
@@ -50,11 +50,12 @@ func TestFamilies(t *testing.T) {
 	})
 }
 
-// What erases has room where there is none to note what is left of a large family.
+// TestFamiliesWhereStorageIsFull: a large family can be erased even without room to note the
+// part that is left.
 func TestFamiliesWhereStorageIsFull(t *testing.T) {
 	const n = 1100
 	refresh := func(ctx context.Context, v *cardvault.Vault, id uuid.UUID) {
-		for i := range n { // each leaves an answer, which goes with the token
+		for i := range n { // each leaves an answer, which is deleted with the token
 			if _, err := v.RefreshSession(ctx, id, &cardvault.CallOptions{IdempotencyKey: strconv.Itoa(i)}); err != nil {
 				t.Fatal(err)
 			}
@@ -85,10 +86,10 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 			t.Error(err)
 		}
 		if _, err := v.Authenticate(t.Context(), root.Text.Text()); !errors.Is(err, cardvault.ErrUnauthenticated) {
-			t.Errorf("a key that was revoked: %v", err)
+			t.Errorf("a revoked key: %v", err)
 		}
 		if _, err := v.Get(t.Context(), token.ID); !errors.Is(err, cardvault.ErrNotFound) {
-			t.Errorf("a token that was deleted: %v", err)
+			t.Errorf("a deleted token: %v", err)
 		}
 		if keys, err := v.ListAPIKeys(t.Context(), nil); err != nil || keys.TotalItems != 0 {
 			t.Errorf("%d keys are left, %v", keys.TotalItems, err)
@@ -113,8 +114,9 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 	})
 }
 
-// A token has so many records of payment data: failures make room for more, then those
-// whose JWE is not kept any more. No payment is refused for it.
+// TestPaymentDataQuota: the number of payment data records of a token is limited. Failures
+// are dropped first, then records whose JWE has expired. No payment is refused because of
+// the limit.
 func TestPaymentDataQuota(t *testing.T) {
 	opts := &cardvault.Options{Mode: cardvault.Sandbox, PaymentDataRetention: time.Hour, Quotas: cardvault.Quotas{PaymentData: 5}}
 	atTill(t, opts, func(till *till) {
@@ -142,13 +144,13 @@ func TestPaymentDataQuota(t *testing.T) {
 		fifth := good()
 		till.lists(id, fifth, fourth, third, second, first)
 		if _, err := till.RequestPaymentData(till.Context(), id, under); !errors.Is(err, cardvault.ErrNotFound) {
-			t.Errorf("a failure that made room is repeated: %v", err)
+			t.Errorf("a dropped failure is replayed: %v", err)
 		}
 		sixth := bad()
 		till.lists(id, sixth, fifth, fourth, third, first)
 		seventh := good()
 		till.lists(id, seventh, fifth, fourth, third, first)
-		eighth := good() // all have a JWE
+		eighth := good() // all records have a JWE
 		till.lists(id, eighth, seventh, fifth, fourth, third, first)
 		till.pass(2 * time.Hour)
 		ninth := good()
@@ -162,8 +164,8 @@ func TestPaymentDataQuota(t *testing.T) {
 	})
 }
 
-// A beaten store erases, once, the API keys that a job has found before it comes to them,
-// as the job of a key above or below may.
+// A beaten store erases API keys once, between the moment a job finds them and the moment it
+// erases them. The job of a key above or below may do the same.
 type beaten struct {
 	store.Store
 	armed atomic.Bool
@@ -197,7 +199,8 @@ func (s *beaten) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	}))
 }
 
-// What two jobs have to erase is erased, whoever comes first.
+// TestFamilyOfTwoJobs: records that two jobs have to erase are erased, whichever job comes
+// first.
 func TestFamilyOfTwoJobs(t *testing.T) {
 	s := &beaten{Store: memstore.New()}
 	v := vaultOn(t, s)
@@ -225,8 +228,8 @@ func TestFamilyOfTwoJobs(t *testing.T) {
 	}
 }
 
-// A record of somebody else's making that says it belongs to a token keeps neither that
-// nor what others have left from being erased.
+// TestFamilyWithAStranger: a foreign record that claims a token as its parent blocks neither
+// the deletion of that token nor other deletions.
 func TestFamilyWithAStranger(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		ids := []uuid.UUID{dying(l, 60), dying(l, 60), dying(l, 60)}

@@ -93,7 +93,7 @@ func TestOpenRefuses(t *testing.T) {
 				t.Fatalf("got %v, want %v", err, test.want)
 			}
 			if v != nil {
-				t.Error("there is a vault beside the error")
+				t.Error("a vault is returned together with the error")
 			}
 			after := contents(t, dir)
 			if len(after) != len(before) {
@@ -116,7 +116,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// downKMS has a key's id and is out of reach.
+// A downKMS has the id of a key, and cannot be reached.
 type downKMS struct{ id string }
 
 func (k downKMS) KeyID() string { return k.id }
@@ -127,7 +127,7 @@ func (k downKMS) Unwrap(context.Context, []byte, []byte) ([]byte, error) {
 	return nil, errors.New("connection refused")
 }
 
-// keyID finds the id of the key of a vault in the error that names it.
+// keyID extracts the id of a vault's key from the error that names it.
 func keyID(t *testing.T, dir string) string {
 	t.Helper()
 	_, err := cardvault.Open(t.Context(), dir, newKey(t), nil)
@@ -146,7 +146,7 @@ func TestOpenWhereNothingCanBe(t *testing.T) {
 	for _, dir := range []string{
 		file,                                     // not a folder
 		filepath.Join(file, "vault"),             // below a file
-		filepath.Join(t.TempDir(), "no", "such"), // only the last element is made
+		filepath.Join(t.TempDir(), "no", "such"), // Open makes only the last element
 	} {
 		v, err := cardvault.Open(t.Context(), dir, newKey(t), nil)
 		var pathErr *fs.PathError
@@ -155,7 +155,7 @@ func TestOpenWhereNothingCanBe(t *testing.T) {
 		}
 	}
 	if os.Getuid() == 0 {
-		return // root may write everywhere
+		return // root can write everywhere
 	}
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o500); err != nil {
@@ -166,9 +166,9 @@ func TestOpenWhereNothingCanBe(t *testing.T) {
 	}
 }
 
-// TestDamagedFile flips bits and cuts pieces of the file of a vault. Whatever
-// is damaged, a call gives the right answer or an error: never a panic, and
-// never another token's data.
+// TestDamagedFile flips bits and cuts pieces of the file of a vault. Whatever is damaged, a
+// call gives the right answer or an error. It never panics, and never returns another
+// token's data.
 func TestDamagedFile(t *testing.T) {
 	dir, keys, ids := filled(t, 200)
 	good, err := os.ReadFile(filepath.Join(dir, "cardvault.db"))
@@ -235,6 +235,6 @@ func TestDamagedFile(t *testing.T) {
 	}
 	t.Logf("150 damaged files: %d not opened, %d gave errors, %d unaffected", refused, failed, unaffected)
 	if refused == 0 || failed == 0 {
-		t.Error("the damage was not enough to show anything")
+		t.Error("there was too little damage to prove anything")
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/cardvault/cardvault"
 )
 
-// TestFullDisk limits the size of files in a process of its own.
+// TestFullDisk limits the size of files in a separate process.
 func TestFullDisk(t *testing.T) {
 	if os.Getenv("CARDVAULT_TEST_FULL_DISK") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestFullDisk$", "-test.v")
@@ -43,7 +43,7 @@ func TestFullDisk(t *testing.T) {
 		}
 		ids = append(ids, token.ID)
 		if len(ids) > 20000 {
-			t.Fatal("the disk does not get full")
+			t.Fatal("the disk does not fill up")
 		}
 	}
 	for _, id := range ids {
@@ -62,8 +62,8 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// limitFileSize makes writes beyond a size fail in this process, and returns
-// how to change the limit.
+// limitFileSize makes writes beyond a size fail in this process. It returns a function that
+// changes the limit.
 func limitFileSize(t *testing.T, size uint64) func(uint64) {
 	signal.Ignore(syscall.SIGXFSZ)
 	set := func(size uint64) {

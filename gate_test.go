@@ -14,14 +14,14 @@ import (
 	"github.com/google/uuid"
 )
 
-// A stepper is a store that commits a group of Updates, in the order in which they
-// came, when it is told to.
+// A stepper is a store that commits Updates only when the test says so, in groups and in
+// their order of arrival.
 type stepper struct {
 	store.Store
 	mu      sync.Mutex
 	holding bool
-	queue   []chan struct{} // closed when the Update may go on
-	longest int             // that queue was
+	queue   []chan struct{} // closed when the Update may continue
+	longest int             // longest queue so far
 }
 
 func (s *stepper) Update(ctx context.Context, fn func(store.Tx) error) error {
@@ -50,7 +50,7 @@ func (s *stepper) step() {
 	synctest.Wait()
 }
 
-// steps commits groups until a call has ended, and returns how many.
+// steps commits groups until a call has ended, and returns their number.
 func (s *stepper) steps(ended <-chan error) (n int, err error) {
 	for ; n < 1000; n++ {
 		select {
@@ -63,7 +63,7 @@ func (s *stepper) steps(ended <-chan error) (n int, err error) {
 	return n, errors.New("the call has not ended")
 }
 
-// hold begins to hold back Updates, until the test ends.
+// hold makes the store hold back Updates until the test ends.
 func (s *stepper) hold(l *lab) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,7 +75,7 @@ func (s *stepper) hold(l *lab) {
 	})
 }
 
-// inGate runs f in a bubble on a vault on a stepper.
+// inGate runs f in a bubble on a vault whose store is a stepper.
 func inGate(t *testing.T, f func(l *lab, s *stepper)) {
 	inLab(t, nil, func(l *lab) {
 		s := &stepper{Store: memstore.New()}
@@ -91,7 +91,7 @@ func (l *lab) newAccount() *cardvault.Vault {
 	return l.In(a.ID)
 }
 
-// calls makes a call that writes once and returns how it ends.
+// calls makes a call that writes once, and returns its result when it ends.
 func calls(ctx context.Context, v *cardvault.Vault) <-chan error {
 	ended := make(chan error, 1)
 	go func() {
@@ -102,11 +102,11 @@ func calls(ctx context.Context, v *cardvault.Vault) <-chan error {
 	return ended
 }
 
-// flood makes n calls of an account at a time.
+// flood makes n calls of an account at the same time.
 func (l *lab) flood(v *cardvault.Vault, n int, done func()) {
 	for range n {
 		go func() {
-			if _, err := v.CreateMerchant(l.Context(), "flood", nil); err == nil { // else the test has ended
+			if _, err := v.CreateMerchant(l.Context(), "flood", nil); err == nil { // fails when the test has ended
 				done()
 			}
 		}()
@@ -114,8 +114,8 @@ func (l *lab) flood(v *cardvault.Vault, n int, done func()) {
 	synctest.Wait()
 }
 
-// TestFloodOfOne: however many calls of one account wait, those of another are served
-// within a few groups, and so is what ends a right of the account itself.
+// TestFloodOfOne: however many calls of one account wait, calls of another account are
+// served within a few groups. So is the revocation of the account's own key.
 func TestFloodOfOne(t *testing.T) {
 	inGate(t, func(l *lab, s *stepper) {
 		loud, quiet := l.newAccount(), l.newAccount()
@@ -136,7 +136,7 @@ func TestFloodOfOne(t *testing.T) {
 			l.Errorf("revoking a key of the account took %d groups, %v", n, err)
 		}
 		if s.longest > 512 {
-			l.Errorf("%d Updates were at the store at a time", s.longest)
+			l.Errorf("%d Updates were at the store at the same time", s.longest)
 		}
 		if n, err := s.steps(calls(l.Context(), loud)); n < 2 || n > 4096/256+1 || err != nil {
 			l.Errorf("the last call of the account took %d more groups, %v", n, err)
@@ -144,8 +144,8 @@ func TestFloodOfOne(t *testing.T) {
 	})
 }
 
-// TestFloodOfConsumes: a key that floods the vault with what takes something away is revoked
-// within a few groups, too.
+// TestFloodOfConsumes: a key that floods the vault with consumptions is revoked within a few
+// groups too.
 func TestFloodOfConsumes(t *testing.T) {
 	inGate(t, func(l *lab, s *stepper) {
 		loud := l.newAccount()
@@ -159,7 +159,7 @@ func TestFloodOfConsumes(t *testing.T) {
 		}
 		s.hold(l)
 		for _, id := range cards {
-			go func() { _, _ = loud.Consume(l.Context(), id, nil) }() // the test ends before
+			go func() { _, _ = loud.Consume(l.Context(), id, nil) }() // the test ends first
 		}
 		synctest.Wait()
 		revoked := make(chan error, 1)
@@ -182,13 +182,13 @@ func TestFloodOfMany(t *testing.T) {
 		quiet := l.newAccount()
 		s.hold(l)
 		var done [accounts]atomic.Int32
-		for i, v := range vaults { // one after the other, each with all it has
+		for i, v := range vaults { // one after the other, each with all its calls
 			l.flood(v, each, func() { done[i].Add(1) })
 		}
 		late := calls(l.Context(), quiet)
 
 		const round = accounts/256 + 1 // groups
-		for range 2 {                  // of what was at the store before anybody waited
+		for range 2 {                  // commits the Updates already at the store
 			s.step()
 		}
 		for n := range int32(each - 1) {
@@ -205,15 +205,15 @@ func TestFloodOfMany(t *testing.T) {
 				case err := <-late:
 					l.must(err)
 				default:
-					l.Fatal("the account that came last has had no turn in the first round")
+					l.Fatal("the last account has had no turn in the first round")
 				}
 			}
 		}
 	})
 }
 
-// TestWaitingEnds: a call that waits for its turn ends with its context and with the
-// vault, and leaves its turn to others.
+// TestWaitingEnds: a call that waits for its turn ends with its context or with the vault,
+// and passes its turn on.
 func TestWaitingEnds(t *testing.T) {
 	inGate(t, func(l *lab, s *stepper) {
 		loud, quiet := l.newAccount(), l.newAccount()
@@ -245,10 +245,10 @@ func TestWaitingEnds(t *testing.T) {
 		select {
 		case err := <-waits:
 			if !errors.Is(err, cardvault.ErrClosed) {
-				l.Errorf("a call that waits when the vault is closed: %v", err)
+				l.Errorf("a waiting call after the vault was closed: %v", err)
 			}
 		default:
-			l.Error("a call still waits when the vault is closed")
+			l.Error("a call still waits after the vault was closed")
 		}
 	})
 }

@@ -42,7 +42,7 @@ func memVault(t testing.TB, opts *cardvault.Options) *cardvault.Vault {
 	return v
 }
 
-// letThrough returns how many of cards are imported; the others are ErrTooManyNumbers.
+// letThrough returns the number of cards imported. The others fail with ErrTooManyNumbers.
 func letThrough(t testing.TB, v *cardvault.Vault, cards []cardvault.Card, opts *cardvault.ImportOptions) (n int) {
 	t.Helper()
 	for _, c := range cards {
@@ -66,7 +66,7 @@ func TestNumbersOfADay(t *testing.T) {
 		cards := behindMask("0366", 1000)
 		for day := range 3 {
 			today := cards[200*day : 200*(day+1)]
-			for range 3 { // an honest shop's
+			for range 3 { // as in an honest shop
 				if n := letThrough(t, v, today[:100], nil); n != 100 {
 					t.Errorf("day %d, as many as the limit: %d", day, n)
 				}
@@ -77,10 +77,10 @@ func TestNumbersOfADay(t *testing.T) {
 			if n := letThrough(t, v.In(other.ID), today[:10], nil); n != 10 {
 				t.Errorf("day %d, another account: %d", day, n)
 			}
-			if n := letThrough(t, v, today, nil); n != 0 { // or it could be found out which were let through
+			if n := letThrough(t, v, today, nil); n != 0 { // otherwise a caller could find out which were let through
 				t.Errorf("day %d, the same once more: %d", day, n)
 			}
-			// Imports of the program's own neither count nor are refused.
+			// Bulk imports of the program itself are neither counted nor refused.
 			if n := letThrough(t, v, cards, &cardvault.ImportOptions{Bulk: true}); n != 1000 {
 				t.Errorf("day %d, in bulk: %d", day, n)
 			}
@@ -95,7 +95,7 @@ func TestNumbersOfADay(t *testing.T) {
 			t.Fatal(err)
 		}
 		letThrough(t, v, cards[:100], nil)
-		for range 7 { // more than a session refuses cards
+		for range 7 { // five bad cards would end the session
 			if _, err := v.Tokenize(t.Context(), id.ID, cards[100]); !errors.Is(err, cardvault.ErrTooManyNumbers) {
 				t.Errorf("in a session: %v", err)
 			}
@@ -106,7 +106,7 @@ func TestNumbersOfADay(t *testing.T) {
 	})
 }
 
-// The operator is told once a day of each mask, and never of a number.
+// TestSuspicion: the operator is notified once a day for each mask, and never sees a number.
 func TestSuspicion(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -133,14 +133,14 @@ func TestSuspicion(t *testing.T) {
 		a, b := behindMask("0366", 20), behindMask("0367", 20)
 		guess(a[:1])
 		if len(told) != 0 {
-			t.Errorf("told %v", told)
+			t.Errorf("reported %v", told)
 		}
 		guess(a)
 		guess(b)
 		guess(a)
 		s := cardvault.Suspicion{At: time.Now().UTC().Truncate(time.Microsecond), Account: told[0].Account, Actor: actor, IIN: "453201", LastFour: "0366", AccountNumberLength: 16, Limit: 1}
 		if len(told) != 2 || told[0] != s || told[1].LastFour != "0367" {
-			t.Errorf("told %+v, want %+v", told, s)
+			t.Errorf("reported %+v, want %+v", told, s)
 		}
 		text := log.text()
 		if n := strings.Count(text, "level=WARN"); n != 2 || !strings.Contains(text, actor.KeyID.String()) ||
@@ -151,14 +151,14 @@ func TestSuspicion(t *testing.T) {
 			t.Errorf("the panic is not in the log: %s", text)
 		}
 
-		// Those who guess do not flood whoever is told.
+		// Guessing does not flood the operator.
 		for i := range 3000 {
 			guess(behindMask(fmt.Sprintf("%04d", i), 2))
 		}
 		if len(told) != 64 || strings.Count(log.text(), "last_of_day=true") != 1 {
-			t.Errorf("told %d times", len(told))
+			t.Errorf("reported %d times", len(told))
 		}
-		// Nor do they keep it from being told of others.
+		// Nor does it suppress reports about other accounts.
 		other, err := v.CreateAccount(t.Context(), "other", nil)
 		if err != nil {
 			t.Fatal(err)
@@ -167,12 +167,12 @@ func TestSuspicion(t *testing.T) {
 			_, _ = v.In(other.ID).Import(ctx, c, nil)
 		}
 		if len(told) != 65 || told[64].Account != other.ID {
-			t.Errorf("told %d times, of another account: %+v", len(told), told[len(told)-1])
+			t.Errorf("reported %d times, for another account: %+v", len(told), told[len(told)-1])
 		}
 		time.Sleep(24 * time.Hour)
 		guess(a)
 		if len(told) != 66 {
-			t.Errorf("told %d times on the next day", len(told)-65)
+			t.Errorf("reported %d times on the next day", len(told)-65)
 		}
 	})
 }
@@ -190,14 +190,15 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// A request that fails for another reason has told something, too.
+// TestNumbersOfFailingCalls: a request that fails for another reason counts too, since it
+// has also revealed something.
 func TestNumbersOfFailingCalls(t *testing.T) {
-	v := memVault(t, &cardvault.Options{Replicas: 20}) // five a day
+	v := memVault(t, &cardvault.Options{Replicas: 20}) // the limit is five a day
 	cards := behindMask("0366", 10)
 	nobody := v.In(uuid.New())
 	for _, c := range cards[:5] {
 		if _, err := nobody.Import(t.Context(), c, nil); !errors.Is(err, cardvault.ErrNotFound) {
-			t.Errorf("import into no account: %v", err)
+			t.Errorf("import into an unknown account: %v", err)
 		}
 	}
 	if _, err := nobody.Import(t.Context(), cards[5], nil); !errors.Is(err, cardvault.ErrTooManyNumbers) {

@@ -28,8 +28,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// Faults between a vault and a token service: an adapter as those of real services
-// are, and a service that goes wrong in all ways that a server can.
+// This file tests faults between a vault and a token service. The adapter is like a real
+// one, and the service fails in every way in which a server can.
 
 // An httpNetwork is a Network over JSON and HTTP.
 type httpNetwork struct {
@@ -40,7 +40,7 @@ type httpNetwork struct {
 func newHTTPNetwork(base string, transport *http.Transport) *httpNetwork {
 	return &httpNetwork{base: base, client: &http.Client{
 		Transport: transport,
-		// The card number is in the body, and goes to nobody else.
+		// The card number is in the body, and must go to no other server.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 }
@@ -84,10 +84,10 @@ type (
 	}
 )
 
-// maxAnswer is how much of an answer is read, in bytes.
+// maxAnswer limits how much of an answer is read, in bytes.
 const maxAnswer = 64 << 10
 
-// ask posts q. Its errors hold nothing of the answer, which may repeat the request.
+// ask posts q. Its errors contain nothing of the answer, which may repeat the request.
 func (n *httpNetwork) ask(ctx context.Context, path string, q wireRequest) (*wireAnswer, error) {
 	q.RequestID = uuid.NewString()
 	body, err := json.Marshal(q)
@@ -112,7 +112,7 @@ func (n *httpNetwork) ask(ctx context.Context, path string, q wireRequest) (*wir
 	}
 	var a wireAnswer
 	if len(text) > maxAnswer || json.Unmarshal(text, &a) != nil || a.RequestID != q.RequestID {
-		return nil, errors.New("service gives an answer that is none to the request")
+		return nil, errors.New("service gives an answer to another request")
 	}
 	if r := a.Refused; r != nil {
 		source := network.SourceScheme
@@ -133,7 +133,7 @@ func (a *wireAnswer) token() (*network.Token, error) {
 	}
 	var state network.Status
 	if state.UnmarshalText([]byte(a.Token.State)) != nil {
-		return nil, errors.New("service answers with a state that is unknown")
+		return nil, errors.New("service answers with an unknown state")
 	}
 	return &network.Token{
 		ID: a.Token.ID, State: state, Card: &network.CardState{LastFour: a.Token.LastFour},
@@ -192,8 +192,8 @@ func (n *httpNetwork) Delete(ctx context.Context, ref network.Ref) error {
 	return err
 }
 
-// A service is a token service. It makes one network token for each idempotency
-// key, of VISA cards but those whose number ends in 0002.
+// A service is a token service. It makes one network token per idempotency key, for VISA
+// cards whose number does not end in 0002.
 type service struct {
 	mu      sync.Mutex
 	state   string           // of new network tokens
@@ -201,21 +201,21 @@ type service struct {
 	asked   []wireAsked
 	tokens  map[string]*wireToken // by id
 	keys    map[string]string     // ids by idempotency key
-	numbers []string              // of network tokens, and cryptograms, that it has given out
+	numbers []string              // issued network token numbers and cryptograms
 }
 
-// A wireAsked is a request that came.
+// A wireAsked is a request received.
 type wireAsked struct{ path, key string }
 
-// A fault is how a request goes wrong. answer does what is asked for and returns
-// what would be answered.
+// A fault serves a request in a faulty way. answer does the request, and returns the correct
+// answer.
 type fault func(w http.ResponseWriter, r *http.Request, answer func() *wireAnswer)
 
 func newService() *service {
 	return &service{state: "active", faults: map[string]fault{}, tokens: map[string]*wireToken{}, keys: map[string]string{}}
 }
 
-// goes sets how requests for a path go wrong from now on, nil for well.
+// goes sets the fault for later requests to a path; nil ends it.
 func (s *service) goes(path string, f fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,7 +228,7 @@ func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusBadRequest)
 		return
 	}
-	if _, err := io.Copy(io.Discard, r.Body); err != nil { // else r.Context does not end with the connection
+	if _, err := io.Copy(io.Discard, r.Body); err != nil { // otherwise r.Context does not end with the connection
 		return
 	}
 	s.mu.Lock()
@@ -248,7 +248,7 @@ func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f(w, r, answer)
 }
 
-// do does what is asked for; s is locked.
+// do does the request q; s is locked.
 func (s *service) do(path string, q *wireRequest) *wireAnswer {
 	t := s.tokens[q.ID]
 	if q.ID == "" {
@@ -284,7 +284,7 @@ func (s *service) do(path string, q *wireRequest) *wireAnswer {
 	return &wireAnswer{Token: &told}
 }
 
-// requests returns those for a path.
+// requests returns the requests for a path.
 func (s *service) requests(path string) (all []wireAsked) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -306,18 +306,18 @@ func (s *service) only(t testing.TB, n int, state string) {
 		states[t.State]++
 	}
 	if len(s.tokens) != n || states[state] != n {
-		t.Errorf("network tokens by state: %v, want %d that are %s", states, n, state)
+		t.Errorf("network tokens by state: %v, want %d in state %s", states, n, state)
 	}
 }
 
-// issued returns the network token numbers and cryptograms that were given out.
+// issued returns the network token numbers and cryptograms issued so far.
 func (s *service) issued() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.numbers)
 }
 
-// sendWire ignores errors: the client may have gone.
+// sendWire ignores errors, since the client may be gone.
 func sendWire(w http.ResponseWriter, b []byte) { _, _ = w.Write(b) }
 
 func wireText(a *wireAnswer) []byte {
@@ -328,14 +328,14 @@ func wireText(a *wireAnswer) []byte {
 	return b
 }
 
-// answering answers with a text in place of what is right.
+// answering edits the text of the correct answer.
 func answering(edit func(right []byte) []byte) fault {
 	return func(w http.ResponseWriter, _ *http.Request, answer func() *wireAnswer) {
 		sendWire(w, edit(wireText(answer())))
 	}
 }
 
-// altered answers for something else.
+// altered edits the correct answer.
 func altered(edit func(*wireAnswer)) fault {
 	return func(w http.ResponseWriter, _ *http.Request, answer func() *wireAnswer) {
 		a := answer()
@@ -344,7 +344,7 @@ func altered(edit func(*wireAnswer)) fault {
 	}
 }
 
-// answersStatus answers what is right, under a status that says that it is not.
+// answersStatus gives the correct answer under an error status.
 func answersStatus(code int) fault {
 	return func(w http.ResponseWriter, _ *http.Request, answer func() *wireAnswer) {
 		a := answer()
@@ -355,11 +355,11 @@ func answersStatus(code int) fault {
 
 var wireFaults = map[string]fault{
 	"hangs": func(_ http.ResponseWriter, r *http.Request, _ func() *wireAnswer) { <-r.Context().Done() },
-	"hangs when it has done it": func(_ http.ResponseWriter, r *http.Request, answer func() *wireAnswer) {
+	"hangs after doing it": func(_ http.ResponseWriter, r *http.Request, answer func() *wireAnswer) {
 		answer()
 		<-r.Context().Done()
 	},
-	"hangs amid its answer": func(w http.ResponseWriter, r *http.Request, answer func() *wireAnswer) {
+	"hangs within its answer": func(w http.ResponseWriter, r *http.Request, answer func() *wireAnswer) {
 		b := wireText(answer())
 		sendWire(w, b[:len(b)/2])
 		_ = http.NewResponseController(w).Flush()
@@ -388,20 +388,20 @@ var wireFaults = map[string]fault{
 			}
 		}
 	},
-	"answers garbage":      answering(func([]byte) []byte { return []byte("\x00<html>4242424242424242") }),
-	"answers half":         answering(func(b []byte) []byte { return b[:len(b)/2] }),
-	"answers nothing":      answering(func([]byte) []byte { return nil }),
-	"answers null":         answering(func([]byte) []byte { return []byte("null") }),
-	"answers wrong types":  answering(func(b []byte) []byte { return bytes.ReplaceAll(b, []byte(`":"`), []byte(`":7,"x":"`)) }),
-	"answers an empty one": altered(func(a *wireAnswer) { *a = wireAnswer{} }),
-	"fails":                answersStatus(http.StatusInternalServerError),
-	"is unavailable":       answersStatus(http.StatusServiceUnavailable),
-	"forbids":              answersStatus(http.StatusForbidden),
+	"answers garbage":         answering(func([]byte) []byte { return []byte("\x00<html>4242424242424242") }),
+	"answers half":            answering(func(b []byte) []byte { return b[:len(b)/2] }),
+	"answers nothing":         answering(func([]byte) []byte { return nil }),
+	"answers null":            answering(func([]byte) []byte { return []byte("null") }),
+	"answers wrong types":     answering(func(b []byte) []byte { return bytes.ReplaceAll(b, []byte(`":"`), []byte(`":7,"x":"`)) }),
+	"answers an empty object": altered(func(a *wireAnswer) { *a = wireAnswer{} }),
+	"fails":                   answersStatus(http.StatusInternalServerError),
+	"is unavailable":          answersStatus(http.StatusServiceUnavailable),
+	"forbids":                 answersStatus(http.StatusForbidden),
 	"redirects": func(w http.ResponseWriter, r *http.Request, _ func() *wireAnswer) {
 		http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect)
 	},
 	"closes the connection": func(http.ResponseWriter, *http.Request, func() *wireAnswer) { panic(http.ErrAbortHandler) },
-	"closes the connection when it has done it": func(_ http.ResponseWriter, _ *http.Request, answer func() *wireAnswer) {
+	"closes the connection after doing it": func(_ http.ResponseWriter, _ *http.Request, answer func() *wireAnswer) {
 		answer()
 		panic(http.ErrAbortHandler)
 	},
@@ -442,7 +442,7 @@ func (l *pipeListener) dial(ctx context.Context, _, _ string) (net.Conn, error) 
 	}
 }
 
-// onService runs f on a vault, in a bubble, whose network is a service.
+// onService runs f in a bubble, on a vault whose network is a service.
 func onService(t *testing.T, opts *cardvault.Options, f func(l *lab, s *service)) {
 	inLab(t, opts, func(l *lab) {
 		s := newService()
@@ -455,7 +455,7 @@ func onService(t *testing.T, opts *cardvault.Options, f func(l *lab, s *service)
 		l.restart()
 		f(l, s)
 		transport.CloseIdleConnections()
-		l.must(server.Shutdown(l.Context())) // also waits for what is late
+		l.must(server.Shutdown(l.Context())) // also waits for late answers
 		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
 			t.Error(err)
 		}
@@ -468,7 +468,7 @@ func onService(t *testing.T, opts *cardvault.Options, f func(l *lab, s *service)
 
 const visaNumber = "4242424242424242"
 
-// The adapter itself keeps the contract: what goes wrong below is the service.
+// TestHTTPNetwork: the adapter itself satisfies the contract. Only the service fails below.
 func TestHTTPNetwork(t *testing.T) {
 	server := httptest.NewServer(newService())
 	defer server.Close()
@@ -483,8 +483,8 @@ func TestHTTPNetwork(t *testing.T) {
 	})
 }
 
-// However a service goes wrong, a network token is pending until the same request
-// has been answered, and there is one.
+// TestFaultsWhileProvisioning: however a service fails, a network token stays pending until
+// the same request has been answered. Only one network token is made.
 func TestFaultsWhileProvisioning(t *testing.T) {
 	for name, fault := range wireFaults {
 		t.Run(name, func(t *testing.T) {
@@ -492,7 +492,7 @@ func TestFaultsWhileProvisioning(t *testing.T) {
 				s.goes("/provision", fault)
 				id := l.imports(visa)
 				l.run(func() {
-					l.pass(12 * time.Second) // one deadline, and not yet all tries
+					l.pass(12 * time.Second) // one deadline passes, with tries left
 					l.is(id, pending, "")
 					s.goes("/provision", nil)
 					l.pass(time.Minute)
@@ -511,8 +511,8 @@ func TestFaultsWhileProvisioning(t *testing.T) {
 	}
 }
 
-// A network token that a service has accepted stays pending while nobody tells
-// what became of it.
+// TestFaultsWhilePolling: an accepted network token stays pending until the service reports
+// its state.
 func TestFaultsWhilePolling(t *testing.T) {
 	for name, fault := range wireFaults {
 		t.Run(name, func(t *testing.T) {
@@ -541,7 +541,8 @@ func TestFaultsWhilePolling(t *testing.T) {
 	}
 }
 
-// A token is deleted at once, and its network token as soon as the service does it.
+// TestFaultsWhileDeleting: a token is deleted at once, and its network token as soon as the
+// service does it.
 func TestFaultsWhileDeleting(t *testing.T) {
 	for name, fault := range wireFaults {
 		t.Run(name, func(t *testing.T) {
@@ -554,7 +555,7 @@ func TestFaultsWhileDeleting(t *testing.T) {
 					start := time.Now()
 					l.must(l.Vault.Delete(l.Context(), id))
 					if d := time.Since(start); d != 0 {
-						t.Errorf("the deletion took %v: it waits for the network", d)
+						t.Errorf("the deletion took %v, as if it waited for the network", d)
 					}
 					l.pass(15 * time.Second)
 					s.goes("/delete", nil)
@@ -562,20 +563,20 @@ func TestFaultsWhileDeleting(t *testing.T) {
 				})
 				s.only(t, 1, "deleted")
 				asked := len(s.requests("/delete"))
-				if name != "answers for another token" && asked < 2 { // there is none in that answer
+				if name != "answers for another token" && asked < 2 { // the answer to a deletion names no token
 					t.Errorf("%d requests, want a repetition", asked)
 				}
 				l.run(func() { l.pass(24 * time.Hour) })
 				if n := len(s.requests("/delete")); n != asked {
-					t.Error("what is deleted is deleted again")
+					t.Error("a deleted network token is deleted again")
 				}
 			})
 		})
 	}
 }
 
-// A payment gets no cryptogram from a service that goes wrong, and the next one
-// its own.
+// TestFaultsWhilePaying: a payment during a fault has no cryptogram, and the next payment
+// has its own.
 func TestFaultsWhilePaying(t *testing.T) {
 	for name, fault := range wireFaults {
 		t.Run(name, func(t *testing.T) {
@@ -625,7 +626,7 @@ func TestFaultsWhilePaying(t *testing.T) {
 				credential.Number.Expose(func(d []byte) { got = append(got, string(d)) })
 				credential.Cryptogram.Expose(func(v []byte) { got = append(got, string(v)) })
 				if issued := s.issued(); !slices.Equal(got, issued[len(issued)-2:]) {
-					t.Error("the cryptogram is not the one that was answered last")
+					t.Error("the cryptogram is not the last one issued")
 				}
 				asked := s.requests("/cryptogram")
 				if len(asked) != 2 || asked[0].key == asked[1].key {
@@ -641,7 +642,8 @@ func TestFaultsWhilePaying(t *testing.T) {
 	}
 }
 
-// A service that is down for ten minutes delays network tokens, and nothing else.
+// TestServiceDownForTenMinutes: a service that is down for ten minutes delays network
+// tokens, and nothing else.
 func TestServiceDownForTenMinutes(t *testing.T) {
 	onService(t, live, func(l *lab, s *service) {
 		s.goes("/provision", answersStatus(http.StatusServiceUnavailable))
@@ -651,7 +653,7 @@ func TestServiceDownForTenMinutes(t *testing.T) {
 				start := time.Now()
 				ids = append(ids, l.imports(visa))
 				if d := time.Since(start); d != 0 {
-					t.Errorf("in minute %d an import took %v: it waits for the network", minute, d)
+					t.Errorf("in minute %d an import took %v, as if it waited for the network", minute, d)
 				}
 				l.pass(time.Minute)
 			}
@@ -659,7 +661,7 @@ func TestServiceDownForTenMinutes(t *testing.T) {
 				l.is(id, pending, "")
 			}
 			s.goes("/provision", nil)
-			l.pass(13 * time.Minute) // the longest pause of those so far, and a fifth
+			l.pass(13 * time.Minute) // the longest pause so far, plus a fifth
 			for _, id := range ids {
 				l.is(id, active, "")
 			}
@@ -668,8 +670,8 @@ func TestServiceDownForTenMinutes(t *testing.T) {
 	})
 }
 
-// While a service hangs on every call, what does not need it goes on. Imports
-// leave the network to Run, so that there is no call without it.
+// TestServiceHangs: while a service hangs on every call, calls that do not need it succeed.
+// Imports leave the network to Run, so that nothing is called without it.
 func TestServiceHangs(t *testing.T) {
 	onService(t, nil, func(l *lab, s *service) {
 		hang := wireFaults["hangs"]
@@ -682,7 +684,7 @@ func TestServiceHangs(t *testing.T) {
 		}
 		l.pass(time.Minute)
 		if n := len(s.requests("/provision")); n != 0 {
-			t.Errorf("%d calls of the network by imports", n)
+			t.Errorf("imports called the network %d times", n)
 		}
 		l.run(func() {
 			l.pass(time.Second)
